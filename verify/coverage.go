@@ -2,7 +2,6 @@ package verify
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -16,10 +15,9 @@ import (
 // notLookedAt is the reason why stages behind the first failing one are not checked.
 const notLookedAt = "not looked at: the run stopped at the first failing stage"
 
-// coverage counts what the checks cover.
-func (t outcome) coverage(checks []report.Check) report.Coverage {
-	c := report.Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []report.LayerExperts{},
-		VocabSize: t.m.Config.VocabSize}
+// coverage counts what the places do not.
+func (t outcome) coverage() report.Coverage {
+	c := report.Coverage{VocabSize: t.m.Config.VocabSize, Beside: weights.Beside(t.m.Config, t.set.All())}
 	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
 		ids := []int{}
 		for i, id := range t.in.InputIDs {
@@ -36,109 +34,108 @@ func (t outcome) coverage(checks []report.Check) report.Coverage {
 			c.GoldenTensors++
 		}
 	}
-	for _, check := range checks {
-		if !t.pack.Has(check.Tensor) {
-			continue
-		}
-		if check.Verdict == report.Skipped {
-			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
-		} else {
-			c.GoldenChecked++
-		}
-	}
-	c.Beside = weights.Beside(t.m.Config, t.set.All())
-	unreached, experts := map[int][]int{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
 	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		if s.Layer >= t.layers() {
 			c.OutsideForward++
-			continue
-		}
-		if !t.scope.runs(s) {
-			continue
-		}
-		c.Weights++
-		if s.Row.LookedUp() && s.Row.Copied() {
-			c.EmbeddingCopies++
-		}
-		_, used := t.exercised[s.Name]
-		if _, aside := t.aside[s.Name]; aside && !used {
-			continue
-		}
-		if s.Expert >= 0 {
-			if experts[s.Layer] == nil {
-				experts[s.Layer] = map[int]bool{}
-			}
-			experts[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
-		}
-		if used {
-			c.WeightsChecked++
-		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped {
-			c.WeightsUnchecked = append(c.WeightsUnchecked, s.Name)
-		} else if n := len(unreached[s.Layer]); n == 0 || unreached[s.Layer][n-1] != s.Expert {
-			unreached[s.Layer] = append(unreached[s.Layer], s.Expert)
-		}
-	}
-	for _, l := range slices.Sorted(maps.Keys(unreached)) {
-		c.Unreached = append(c.Unreached, report.LayerExperts{Layer: "model.layers." + strconv.Itoa(l),
-			Experts: unreached[l]})
-	}
-	for _, l := range t.ran() {
-		reached, probed := 0, 0
-		for e, shows := range experts[l] {
-			if shows {
-				reached++
-			} else if t.probed[l][e] {
-				probed++
-			}
-		}
-		if reached+probed > 0 || len(experts[l]) == t.m.Config.NRoutedExperts {
-			c.Experts += t.m.Config.NRoutedExperts
-			c.ExpertsReached += reached
-			c.ExpertsProbed += probed
 		}
 	}
 	return c
 }
 
-// describeScope lists the parts that the verdict covers: parts with a weight that took part in a checked
-// stage.
-func (t outcome) describeScope(checks []report.Check) report.Scope {
-	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(),
-		Stages: append([]string{}, t.o.Stages...),
-		Layers: []int{}, Inputs: t.inputs(), Unread: []int{}}
-	for slot := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
-		w, layer := t.set.Find(slot.Name), slot.Layer
-		_, used := t.exercised[slot.Name]
-		_, aside := t.aside[slot.Name]
-		switch {
-		case !t.scope.runs(slot) && layer >= t.layers(): // Coverage.OutsideForward
-		case !t.scope.runs(slot):
-			s.Weights++
-			if w.Unread() {
-				s.ByName++
-			}
-			if layer >= 0 && !slices.Contains(s.Unread, layer) {
-				s.Unread = append(s.Unread, layer)
-			}
-		case used && layer >= 0 && !slices.Contains(s.Layers, layer):
-			s.Layers = append(s.Layers, layer)
-		case used && layer < 0 && slot.Row.LookedUp() && t.scope.course.Embedding:
-			s.Embedding = true
-		case used && layer < 0: // the head's may be the embedding's
-			s.Head = true
-		case aside && !used:
-			s.Aside++
+// places returns what was done with each part of the model, but prediction layers outside the forward pass.
+func (t outcome) places() []report.Place {
+	all, shown := []report.Place{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
+	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+		if s.Layer >= t.layers() {
+			continue
 		}
-		if t.scope.runs(slot) {
-			s.Bytes += w.Bytes()
+		name := placeOf(s)
+		if n := len(all); n == 0 || all[n-1].Name != name {
+			all = append(all, report.Place{Name: name, Needed: t.scope.needsPlace(s), Selected: t.scope.selectsPlace(s),
+				Ran: t.scope.runs(s), Unchecked: []string{}, Unreached: []int{}})
+		}
+		t.count(&all[len(all)-1], s, shown)
+	}
+	for i := range all {
+		t.countExperts(&all[i], shown[all[i].Layer()])
+	}
+	return all
+}
+
+// placeOf names the place of a weight.
+func placeOf(s table.Slot) string {
+	switch {
+	case s.Layer >= 0:
+		return strconv.Itoa(s.Layer)
+	case s.Row.LookedUp():
+		return report.EmbeddingPlace
+	}
+	return report.HeadPlace
+}
+
+// count counts a weight in its place, and notes an expert that may show.
+func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool) {
+	w := t.set.Find(s.Name)
+	_, used := t.exercised[s.Name]
+	_, aside := t.aside[s.Name]
+	if p.Weights++; !p.Ran {
+		if w.Unread() {
+			p.ByName++
+		}
+		return
+	}
+	p.Bytes += w.Bytes()
+	if s.Row.LookedUp() && s.Row.Copied() {
+		p.Copies++
+	}
+	if s.Expert >= 0 && (used || !aside) {
+		if shown[s.Layer] == nil {
+			shown[s.Layer] = map[int]bool{}
+		}
+		shown[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
+	}
+	switch n := len(p.Unreached); {
+	case used:
+		p.Checked++
+	case aside:
+		p.Aside++
+	case s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped:
+		p.Unchecked = append(p.Unchecked, s.Name)
+	case n == 0 || p.Unreached[n-1] != s.Expert:
+		p.Unreached = append(p.Unreached, s.Expert)
+	}
+}
+
+// countExperts counts the routed experts of a place that ran, of which some may show in what is checked.
+func (t outcome) countExperts(p *report.Place, shown map[int]bool) {
+	l := p.Layer()
+	p.Keys = t.keys[l]
+	for e, reached := range shown {
+		if reached {
+			p.Reached++
+		} else if t.probed[l][e] {
+			p.Probed++
 		}
 	}
-	slices.Sort(s.Layers)
-	s.NotLooked = t.countUnlooked(checks)
-	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
-	s.UnreadParts = t.unreadParts(s.Unread)
-	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && len(s.Inputs) == 0 && !s.Selected && !t.stopped
-	s.Text = s.Describe()
+	if n := t.m.Config.NRoutedExperts; p.Ran && l >= 0 && (p.Reached+p.Probed > 0 || len(shown) == n) {
+		p.Experts = n
+	}
+}
+
+// describeScope describes the parts that the verdict covers, as far as the places do not: parts with a weight that
+// took part in a checked stage.
+func (t outcome) describeScope(checks []report.Check) report.Scope {
+	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Part: t.o.Part,
+		Stages: append([]string{}, t.o.Stages...), Inputs: t.inputs(), NotLooked: t.countUnlooked(checks)}
+	for name := range t.exercised {
+		switch w := t.set.Find(name); {
+		case w == nil || w.Layer >= 0:
+		case w.Row.LookedUp() && t.scope.course.Embedding:
+			s.Embedding = true
+		default: // the head's may be the embedding's
+			s.Head = true
+		}
+	}
 	return s
 }
 
@@ -157,19 +154,8 @@ func (t outcome) countUnlooked(checks []report.Check) (n int) {
 	return n
 }
 
-// unreadParts names the parts whose weights were not read.
-func (t *run) unreadParts(layers []int) []string {
-	parts, ends := []string{}, map[bool]string{true: "the embedding", false: "the head"}
-	if len(layers) > 0 {
-		parts = append(parts, report.LayersText(layers))
-	}
-	for slot := range table.FamilyOf(t.m.Config).Slots(t.m.Config) {
-		if part := ends[slot.Row.LookedUp()]; slot.Layer < 0 && !t.scope.runs(slot) && !slices.Contains(parts, part) {
-			parts = append(parts, part)
-		}
-	}
-	return parts
-}
+// asThePack describes a golden tensor that a layer began with.
+func asThePack(name string) string { return name + " as the pack has it" }
 
 // inputs lists what layers began with where that was not the output of the part before.
 func (t outcome) inputs() []report.ScopeInput {
@@ -178,7 +164,7 @@ func (t outcome) inputs() []report.ScopeInput {
 		if slices.ContainsFunc(list, func(in report.ScopeInput) bool { return in.Layer == s.layer }) {
 			continue // a training pack is run twice
 		}
-		in := report.ScopeInput{Layer: s.layer, Kind: pack.Recorded, Text: s.name + " as the pack has it"}
+		in := report.ScopeInput{Layer: s.layer, Kind: pack.Recorded, Text: asThePack(s.name)}
 		if told := t.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == pack.OwnInput(s.layer) {
 			in.Kind = told.Kind
 			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, told.Is)

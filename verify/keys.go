@@ -117,10 +117,8 @@ func of(idx []int, row, k int) []int {
 
 // compareKeys counts the golden's keys that are not ours by what excuses them. Padding does not count.
 func (t *tracer) compareKeys(c *report.Check, rows *keyRows, want []int, padded pack.Padding) {
-	if t.routing.Keys == nil {
-		t.routing.Keys = &report.KeyChoices{}
-	}
-	count, wrong := t.routing.Keys, 0
+	count, wrong := &report.KeyChoices{}, 0
+	t.keys[c.Layer()] = count
 	for row := range rows.Scores.Rows() {
 		if padded.Has(row) {
 			continue

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -32,10 +33,14 @@ type Options struct {
 	// what stands behind "model.layers.N.". Empty ones select all. Of the layers, and of the
 	// embedding and the head, only those with something selected are run; other stages of
 	// these are taken from the pack and not compared. RoPE's tables always are.
-	Layers      text.Spans
-	Stages      []string // globs of stages, with Layers
-	FailFast    bool     // the run ends with the first stage that fails
-	Undiagnosed bool     // the cause of a failure is not looked for
+	Layers text.Spans
+	Stages []string // globs of stages, with Layers
+	// Part selects the layers that are part Index of Of, balanced by the bytes of their weights; nil selects all.
+	// The embedding, the head and prediction layers go together, and so do layers with a layer whose input the
+	// pack lacks and that gives it. Parts need local mode, and a pack that is not one of training.
+	Part        *report.Part
+	FailFast    bool // the run ends with the first stage that fails
+	Undiagnosed bool // the cause of a failure is not looked for
 	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.
@@ -61,6 +66,16 @@ type Decoded interface {
 func (o *Options) check() error {
 	if o.Mode != report.Local && o.Mode != report.Chained {
 		return fmt.Errorf("mode %q: not local or chained", o.Mode)
+	}
+	switch p := o.Part; {
+	case p == nil:
+	case p.Index < 1 || p.Index > p.Of:
+		return fmt.Errorf("part %d/%d: not one of 1 to %d", p.Index, p.Of, p.Of)
+	case o.Mode != report.Local:
+		return errors.New("chained mode has no parts: each layer begins with what the layers before it gave; " +
+			"use local mode, or leave out --part")
+	case len(o.Layers)+len(o.Stages) > 0:
+		return errors.New("a part is a selection by itself: leave out --part, or layers and stages")
 	}
 	for _, stage := range slices.Sorted(maps.Keys(o.Limits)) {
 		if l := o.Limits[stage]; !(l > 0) || math.IsInf(l, 0) {

@@ -12,14 +12,12 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
-// report turns what was traced into the verdict: fail if a check failed, pass if
-// nothing was left unchecked, inconclusive otherwise.
+// report turns what was traced into a report with its verdict: see conclude.
 func (t outcome) report() *report.Report {
 	r := &report.Report{
 		Mode:       t.o.Mode,
@@ -31,6 +29,7 @@ func (t outcome) report() *report.Report {
 		Config:     t.settings,
 		Free:       slices.Sorted(maps.Keys(t.free)),
 		UserLimits: len(t.o.Limits) > 0,
+		Options:    report.Options{Limits: t.o.Limits, RotaryDType: cmp.Or(t.options().RotaryDType, t.pack.DType).String()},
 		Checks:     t.inOrder(),
 		Causes:     []report.Cause{},
 		Hints:      []report.Cause{},
@@ -47,20 +46,9 @@ func (t outcome) report() *report.Report {
 	if t.o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"
 	}
-	r.Limits = report.LimitsOf(r.Checks)
-	r.Coverage = t.coverage(r.Checks)
-	r.Scope = t.describeScope(r.Checks)
-	r.Reasons = append(t.reasons(r), t.notFinite...)
-	r.Verdict = report.Pass
-	if len(r.Reasons) > 0 {
-		r.Verdict = report.Inconclusive
-	}
-	for _, c := range r.Checks {
-		if c.Verdict == report.Fail {
-			r.Verdict, r.FirstDivergence = report.Fail, &c.Tensor
-			break
-		}
-	}
+	r.Coverage, r.Scope, r.Places = t.coverage(), t.describeScope(r.Checks), t.places()
+	r.Doubts = t.doubts(r)
+	conclude(r)
 	return r
 }
 
@@ -154,63 +142,44 @@ const noToken = "the model gives this expert no token"
 // predictionLayer is the reason why stages of a multi-token prediction layer are not checked.
 const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
-// reasons lists why the run is no pass although no check failed.
-func (t outcome) reasons(r *report.Report) []string {
-	if t.stopped {
-		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at",
-			report.CountWere(r.Scope.NotLooked, "golden tensor"))}
-	}
-	var reasons []string
-	c := &r.Coverage
-	add := func(holds bool, format string, args ...any) {
-		if holds {
-			reasons = append(reasons, fmt.Sprintf(format, args...))
+// doubts lists why the run may be no pass although no check failed, beside what follows from the rest of the report.
+func (t outcome) doubts(r *report.Report) []report.Doubt {
+	doubts := []report.Doubt{}
+	add := func(holds bool, kind string, of ...string) {
+		switch n := len(doubts); {
+		case !holds || len(of) == 0:
+		case n > 0 && doubts[n-1].Kind == kind:
+			doubts[n-1].Of = append(doubts[n-1].Of, of...)
+		default:
+			doubts = append(doubts, report.Doubt{Kind: kind, Of: of})
 		}
 	}
-	measured := t.o.Mode == report.Chained && t.pack.DType != tensor.F32 // but not judged
-	add(c.Padding == len(t.in.InputIDs), "all tokens are padding: no row of a stage was compared")
 	attention := t.pack.Manifest.Reference.Attention
-	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention),
-		"the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or "+
-			"sdpa", text.Quote(attention))
-	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict",
-		t.pack.DType)
-	skipped := slices.DeleteFunc(t.inOrder(), func(c report.Check) bool { return c.Reason != predictionLayer })
-	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or "+
-		"one before", len(skipped))
-	if n := len(c.WeightsUnchecked); n > 0 && !measured {
-		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
+	add(r.Coverage.Padding == len(t.in.InputIDs), ofPack, "all tokens are padding: no row of a stage was compared")
+	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention), ofPack, fmt.Sprintf("the reference ran with "+
+		"attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa",
+		text.Quote(attention)))
+	for _, l := range t.scope.absent {
+		add(true, unnamedLayer, strconv.Itoa(l))
 	}
-	reasons = append(reasons, t.unnamedLayers()...)
-	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the "+
-		"checkpoint")
-	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.choiceMatters(),
+	hasExperts := func(p report.Place) bool { return p.Experts > 0 }
+	add(slices.ContainsFunc(r.Places, hasExperts) && !t.kinds[pack.TopKIdx] && t.choiceMatters(), ofChoice,
 		"the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
-	add(t.routing.Keys != nil && t.routing.Keys.Queries == 0,
-		"no query sees more than index_topk keys: the choice of keys was not exercised; record the pack with more tokens, "+
-			"or with a smaller index_topk")
-	add(t.scope.course.Embedding && !attends(t.in),
+	add(t.scope.course.Embedding && !attends(t.in), ofInput,
 		"no token attends to a different one: attention and RoPE were not exercised")
 	for _, s := range t.begun {
-		add(s.uniform, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
+		add(s.uniform, ofInput, s.name+" is the same for all tokens: attention and RoPE were not exercised")
 	}
-	add(len(t.zeros) > 0, "%s", countWithFirst("golden tensors are all zero and prove nothing", t.zeros))
-	reasons = append(reasons, configReasons(&t.settings)...)
-	reasons = append(reasons, t.untrained()...)
-	reasons = append(reasons, t.undecided(r.Checks)...)
-	if t.o.Mode == report.Local {
-		reasons = append(reasons, t.weakEvidence()...)
+	add(true, allZero, t.zeros...)
+	add(true, ofConfig, configReasons(&t.settings)...)
+	add(true, ofConfig, t.untrained()...)
+	add(true, ofConfig, t.undecided(r.Checks)...)
+	for _, c := range r.Checks {
+		add(c.Blind && c.Verdict == report.Pass && t.o.Mode == report.Local, blind, c.Tensor)
 	}
-	return append(reasons, t.seldomReached()...)
-}
-
-// unnamedLayers reports layers that have no stage in the pack and that its manifest does not name as absent.
-func (t outcome) unnamedLayers() []string {
-	if len(t.scope.absent) == 0 {
-		return nil
-	}
-	return []string{"the pack has no stage of layers " + text.Ranges(t.scope.absent) +
-		", and its manifest does not name them as absent"}
+	add(true, seldomReached, t.seldomReached()...)
+	add(true, notFinite, t.notFinite...)
+	return doubts
 }
 
 // choiceMatters reports whether a checked stage depends on the choice of experts, as probes do not, or the
@@ -223,60 +192,6 @@ func (t outcome) choiceMatters() bool {
 		}
 	}
 	return !slices.Contains(t.pack.Manifest.Absent.Stages, pack.TopKIdx)
-}
-
-// countWithFirst counts a list, and names its first element.
-func countWithFirst(what string, list []string) string {
-	if len(list) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d %s, the first is %s", len(list), what, list[0])
-}
-
-// scoresRemedy is what to do if stages of sdpa attention are among those that prove nothing.
-func (t outcome) scoresRemedy(blind []string) string {
-	if t.pack.Manifest.Reference.Attention != pack.Sdpa || !strings.Contains(strings.Join(blind, " "), ".self_attn.") {
-		return ""
-	}
-	return "; sdpa may round the scores of attention or not: record the pack with eager attention (--attn eager)"
-}
-
-// leastPinned is the share of the choices of experts that rounding must not be able to change.
-const leastPinned = 0.9
-
-// weakEvidence lists where the pack proves little about what was computed.
-func (t outcome) weakEvidence() (reasons []string) {
-	if r := &t.routing; float64(r.Pinned) < leastPinned*float64(r.Choices) {
-		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was "+
-			"not checked", r.Choices-r.Pinned, r.Choices))
-	}
-	var blind []string
-	for _, c := range t.checks {
-		if c.Blind && c.Verdict == report.Pass {
-			blind = append(blind, c.Tensor)
-		}
-	}
-	if blind != nil {
-		reasons = append(reasons, countWithFirst("stages may be off by so much for rounding alone that they prove nothing",
-			blind)+t.scoresRemedy(blind))
-	}
-	if absent := t.absent(); absent != nil {
-		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+
-			""+strings.Join(absent, ", "))
-	}
-	return reasons
-}
-
-// absent lists the kinds of stages that the pack has in no layer without saying so.
-func (t outcome) absent() (kinds []string) {
-	for _, kind := range slices.Sorted(maps.Keys(t.free)) {
-		inTraining := kind == pack.ExpertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
-		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) &&
-			!slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
-			kinds = append(kinds, kind)
-		}
-	}
-	return kinds
 }
 
 // seldomReached lists the layers of which tokens and probes reached fewer than half of the routed

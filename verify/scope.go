@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"path"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
@@ -30,7 +33,12 @@ type scope struct {
 	present map[int]bool           // layers that the pack has stages of
 	course  model.Course[struct{}] // what is run; without Start
 	absent  []int                  // layers without a stage that the manifest does not name as absent
+	part    map[int]bool           // layers that are the user's part, ends among them; nil if no part is selected
+	whole   *scope                 // of a run of everything; nil if this is it
 }
+
+// ends stands for the embedding, the head and prediction layers in a part.
+const ends = -1
 
 // newScope settles what is run. The error says what of the selection the pack has not, or
 // what the pack lacks to begin a layer with.
@@ -46,10 +54,136 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
 		return nil, err
 	}
+	if o.Part != nil || s.picks() {
+		s.whole = &scope{pack: golden, config: c, present: s.present}
+		err := s.whole.settle()
+		if err == nil && o.Part != nil {
+			err = s.takePart(*o.Part)
+		}
+		if err != nil && o.Part != nil {
+			return nil, err
+		} else if err != nil { // no run of everything is possible, nor a merge that covers it
+			s.whole.course = model.Course[struct{}]{Embedding: true, Head: true, Layers: slices.Sorted(maps.Keys(s.present))}
+		}
+	}
 	if err := s.settle(); err != nil {
 		return nil, err
 	}
 	return s, s.checkChain(o.Mode)
+}
+
+// takePart makes the scope a part of the whole.
+func (s *scope) takePart(p report.Part) error {
+	if s.pack.Manifest.Mode == "train" {
+		return s.pack.Fault("a pack of training has no parts: losses and gradients go through all layers; leave out --part")
+	}
+	units, bytes := s.whole.units(), s.whole.bytesOf()
+	size := make([]int64, len(units))
+	for i, unit := range units {
+		for _, l := range unit {
+			size[i] += bytes[l]
+		}
+	}
+	s.part = map[int]bool{}
+	for i, part := range weights.Share(size, p.Of) {
+		for _, l := range units[i] {
+			if part == p.Index-1 {
+				s.part[l] = true
+			}
+		}
+	}
+	return nil
+}
+
+// units returns the layers of the decoder, and the ends first, together with those that they begin with the output
+// of since the pack does not hold it.
+func (s *scope) units() [][]int {
+	units, last := [][]int{{ends}}, s.config.NumHiddenLayers
+	for l := range last {
+		if s.beginsInside(l) {
+			units[len(units)-1] = append(units[len(units)-1], l)
+		} else {
+			units = append(units, []int{l})
+		}
+	}
+	if n := len(units) - 1; s.course.Head && !s.pack.Has(pack.InputStage(last)) && n > 0 {
+		units[0], units = append(units[0], units[n]...), units[:n]
+	}
+	return units
+}
+
+// beginsInside reports whether layer l begins with what the part before it computes, for want of a golden tensor, or
+// that is compared with the layer's own input.
+func (s *scope) beginsInside(l int) bool {
+	_, own := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
+	return slices.Contains(s.course.Layers, l) && s.followsPart(l) && (own || !s.pack.Has(pack.InputStage(l)))
+}
+
+// bytesOf returns the bytes of the weights that run, by layer, as the config implies them: a file may not be there.
+func (s *scope) bytesOf() map[int]int64 {
+	bytes, family := map[int]int64{}, table.FamilyOf(s.config)
+	for _, slots := range []iter.Seq[table.Slot]{family.Slots(s.config), family.MTPSlots(s.config)} {
+		for slot := range slots {
+			l := slot.Layer
+			if l >= s.config.NumHiddenLayers {
+				l = ends
+			}
+			for _, x := range slot.Tensors(s.config, tensor.BF16) {
+				if s.runs(slot) {
+					bytes[l] += x.Bytes()
+				}
+			}
+		}
+	}
+	return bytes
+}
+
+// needsPlace reports whether a run of everything compares stages of the part of the model that a weight is in.
+func (s *scope) needsPlace(slot table.Slot) bool {
+	if s.whole != nil {
+		return s.whole.needsPlace(slot)
+	}
+	c := &s.course
+	switch {
+	case slot.Layer >= s.config.NumHiddenLayers:
+		return slot.Layer < s.config.NumHiddenLayers+c.Predictions
+	case slot.Layer >= 0:
+		return slices.Contains(c.Layers, slot.Layer)
+	case slot.Row.LookedUp():
+		return c.Embedding
+	}
+	return c.Head
+}
+
+// selectsPlace reports whether this run compares stages of the part of the model that a weight is in.
+func (s *scope) selectsPlace(slot table.Slot) bool {
+	switch {
+	case !s.picks():
+		return s.needsPlace(slot) && s.inPart(slot.Layer)
+	case slot.Layer >= 0:
+		return s.wants(slot.Layer)
+	case slot.Row.LookedUp():
+		return s.wantsEnd(pack.Embedded)
+	}
+	return s.wantsEnd(pack.LastNorm, pack.Logits)
+}
+
+// inPart reports whether a layer, or with ends or -1 what is outside the decoder's layers, is of the user's part.
+func (s *scope) inPart(layer int) bool {
+	if layer >= s.config.NumHiddenLayers {
+		layer = ends
+	}
+	return s.part == nil || s.part[layer]
+}
+
+// picks reports whether the user selects layers or stages.
+func (s *scope) picks() bool { return len(s.layers)+len(s.stages) > 0 }
+
+// isEmpty reports whether the user's part has neither a layer that runs nor a stage to compare.
+func (s *scope) isEmpty() bool {
+	c := &s.course
+	return s.part != nil && len(c.Layers)+c.Predictions == 0 && !c.Embedding && !c.Head &&
+		!slices.ContainsFunc(slices.Collect(maps.Keys(s.pack.Manifest.Tensors)), s.selectsStage)
 }
 
 // checkChain refuses to call it a chain if the user selects nothing but the head, which then
@@ -65,7 +199,7 @@ func (s *scope) checkChain(mode report.Mode) error {
 }
 
 // restricted reports whether the user selected a part of the pack.
-func (s *scope) restricted() bool { return len(s.layers)+len(s.stages) > 0 }
+func (s *scope) restricted() bool { return s.picks() || s.part != nil }
 
 // selects reports whether a stage is compared, if the pack has it. RoPE's tables, which all
 // layers share, always are.
@@ -74,6 +208,8 @@ func (s *scope) selects(name string) bool {
 	switch {
 	case pack.IsTable(kind):
 		return true
+	case !s.inPart(layer):
+		return false
 	case len(s.layers) > 0 && len(s.stages) == 0 && layer < 0, len(s.layers) > 0 && layer >= 0 && !s.layers.Has(layer):
 		return false
 	}
@@ -107,7 +243,7 @@ func (s *scope) checkSelection() error {
 			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
 		}
 	}
-	if errs == nil && s.restricted() && !slices.ContainsFunc(names,
+	if errs == nil && s.picks() && !slices.ContainsFunc(names,
 		func(name string) bool { return s.selectsStage(name) }) {
 		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
 	}
@@ -189,7 +325,7 @@ func (s *scope) checkHeadInput() error {
 func (s *scope) provideInput(l int, wanted map[int]bool) error {
 	in, told := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
 	switch {
-	case told && (in.Kind == pack.Seeded || s.restricted()):
+	case told && (in.Kind == pack.Seeded || s.picks()):
 		s.course.Given = append(s.course.Given, l)
 	case s.restricted() && s.pack.Has(pack.InputStage(l)):
 	case l == 0:
@@ -209,8 +345,8 @@ func (s *scope) wants(l int) bool {
 	switch {
 	case s.pack.Manifest.Mode == "train":
 		return true // for the loss, and gradients
-	case !s.restricted():
-		return !slices.Contains(s.pack.Manifest.Absent.Layers, l)
+	case !s.picks():
+		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l)
 	}
 	for name := range s.pack.Manifest.Tensors {
 		if layer, kind := pack.CutLayer(name); layer == l && kind != pack.OwnInputKind && s.selectsStage(name) {
@@ -224,7 +360,10 @@ func (s *scope) wants(l int) bool {
 // something to be compared.
 func (s *scope) wantedPredictions() int {
 	n := pack.Predictions(s.config, s.pack)
-	for n > 0 && s.restricted() && !s.wants(s.config.NumHiddenLayers+n-1) {
+	if !s.inPart(ends) {
+		return 0
+	}
+	for n > 0 && s.picks() && !s.wants(s.config.NumHiddenLayers+n-1) {
 		n--
 	}
 	return n
@@ -236,7 +375,9 @@ func (s *scope) wantsEnd(names ...string) bool {
 		switch {
 		case s.pack.Manifest.Mode == "train":
 			return true
-		case s.pack.Has(name) || s.restricted():
+		case !s.inPart(ends):
+			return false
+		case s.pack.Has(name) || s.picks():
 			return s.pack.Has(name) && s.selectsStage(name)
 		}
 		return !slices.Contains(s.pack.Manifest.Absent.Stages, name)
@@ -260,7 +401,8 @@ func (s *scope) runs(slot table.Slot) bool {
 // reads reports whether a weight is read, if only to look for a NaN: weights of the parts that are run, and of
 // prediction layers unless a part is selected or they are absent on purpose.
 func (s *scope) reads(slot table.Slot) bool {
-	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.namesAbsent(slot.Layer)
+	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.picks() && s.inPart(ends) &&
+		!s.namesAbsent(slot.Layer)
 }
 
 // needs reports whether a weight is read, or has to be compared with one that is read: a head and the

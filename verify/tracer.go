@@ -45,9 +45,10 @@ type result struct {
 	stepsErr  error            // why half steps of a weight could not be read
 	stopped   bool             // at the first failing stage, because the user asked for that
 	routing   report.Routing
-	begun     []start              // tensors that parts of the model began with
-	reached   map[int]map[int]bool // layer -> experts whose output shows for some token
-	probed    map[int]map[int]bool // layer -> experts that a probe reached
+	keys      map[int]*report.KeyChoices // of indexers, by layer
+	begun     []start                    // tensors that parts of the model began with
+	reached   map[int]map[int]bool       // layer -> experts whose output shows for some token
+	probed    map[int]map[int]bool       // layer -> experts that a probe reached
 }
 
 // tracer compares the stages of one pass with the pack, and appends to the result.
@@ -94,7 +95,7 @@ func newTracer(r *run) *tracer {
 	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
 		free:      map[string]bool{},
 		exercised: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{},
-		probed: map[int]map[int]bool{}}}
+		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}}}
 }
 
 // leaveOut records the stages and weights that the scope excludes.
@@ -146,7 +147,7 @@ func (t *tracer) golden(name string) (bool, error) {
 			of = "expert"
 		}
 		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail,
-			Reason: fmt.Sprintf("the pack has no such tensor for this %s, though it has for others", of)})
+			Reason: fmt.Sprintf(report.NotInPack+"%s, though it has for others", of)})
 	default:
 		t.free[kind] = true
 	}

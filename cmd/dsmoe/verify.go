@@ -37,12 +37,13 @@ func newVerify() *cobra.Command {
 Python computed, and names the first stage that differs, with the known mistakes that
 explain it. --junit and --html also write the report to files: a test case for each
 golden tensor, and one page with drawings that needs no network. An existing file is
-replaced.
+replaced. --part I/N verifies a share of the layers, --merge joins the JSON reports.
 
 dsmoe help verdicts  what PASS covers, how limits are derived, parts and gradients
 dsmoe help packs     what a golden pack is, and which settings it records`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32`,
+  dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --part 2/8 --json fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args: expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed",
 			"fail: the first stage that differs is named"),
@@ -64,38 +65,58 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
-	files := reportFiles{}
+	share := addPart(cmd, "one of N parts of the layers")
+	merge, files := addMerge(cmd, "junit", "html"), reportFiles{}
 	cmd.Flags().StringVar(&files.junit, "junit", "", "also write the report to `FILE` as JUnit XML")
 	cmd.Flags().StringVar(&files.html, "html", "", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *merge {
+			return finishVerify(cmd, args, &files, *asJSON, func() (*verified, error) { return mergeVerified(args) })
+		}
 		if cmd.Flags().Changed("stages") && len(o.stages) == 0 {
 			return misuse(cmd, "--stages: no stage is named")
 		}
-		if err := files.create(inputsOf(cmd, args)); err != nil {
-			return err
-		}
-		defer files.discard()
-		start := time.Now()
-		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
-		r.Version, r.Duration = version(), time.Since(start).Seconds()
+		p, err := share.read(cmd)
 		if err != nil {
-			if r.Report = report.Unfinished(err); errors.Is(err, context.Canceled) {
-				r.Report = report.Unfinished(errInterrupted)
-			}
-			if lost := files.write(r); lost != nil {
-				err = errors.Join(err, lost)
-			}
 			return err
 		}
-		if err := printReport(cmd, r, *asJSON); err != nil {
-			return err
+		if o.part = p; p.of > 0 && (len(o.layers)+len(o.stages) > 0 || o.hash) {
+			return misuse(cmd, "--part selects layers by itself, and reads no files whole: not with --layers, --stages or --hash")
 		}
-		if err := files.write(r); err != nil {
-			return &unwritten{err}
-		}
-		return r.err()
+		return finishVerify(cmd, args, &files, *asJSON, func() (*verified, error) {
+			start := time.Now()
+			r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
+			r.Version, r.Duration = version(), time.Since(start).Seconds()
+			return r, err
+		})
 	}
 	return cmd
+}
+
+// finishVerify writes the report of work, on which the arguments are, in all the forms that are asked for.
+func finishVerify(cmd *cobra.Command, args []string, files *reportFiles, asJSON bool,
+	work func() (*verified, error)) error {
+	if err := files.create(inputsOf(cmd, args)); err != nil {
+		return err
+	}
+	defer files.discard()
+	r, err := work()
+	if err != nil {
+		if r.Report = report.Unfinished(err); errors.Is(err, context.Canceled) {
+			r.Report = report.Unfinished(errInterrupted)
+		}
+		if lost := files.write(r); lost != nil {
+			err = errors.Join(err, lost)
+		}
+		return err
+	}
+	if err := printReport(cmd, r, asJSON); err != nil {
+		return err
+	}
+	if err := files.write(r); err != nil {
+		return &unwritten{err}
+	}
+	return r.err()
 }
 
 // errInconclusive ends a verification that found no difference but did not check
@@ -109,12 +130,16 @@ type verifyOptions struct {
 	layers                              text.Spans
 	stages                              []string
 	failFast, hash                      bool
+	part                                part
 }
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
 	options := verify.Options{Mode: report.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages,
 		FailFast: o.failFast, Progress: progress}
+	if o.part.of > 0 {
+		options.Part = &report.Part{Index: o.part.index, Of: o.part.of}
+	}
 	if o.accumulate.value == "f32" {
 		options.Accumulate = model.Float32
 	}
@@ -167,6 +192,9 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if err != nil {
 		return r, err
 	}
+	if err := r.Checkpoint.identify(c); err != nil {
+		return r, err
+	}
 	if c.HasViews() {
 		r.Checkpoint.Mapped = r.Report.Scope.Bytes
 	}
@@ -206,6 +234,7 @@ type verified struct {
 	Checkpoint checkpointFiles `json:"checkpoint"` // that the report is about
 	Version    string          `json:"version"`    // of dsmoe
 	Duration   float64         `json:"duration_s"` // that the verification took, in seconds
+	merging
 }
 
 // checkpointFiles says which checkpoint was verified, and whether its files are the
@@ -216,6 +245,10 @@ type checkpointFiles struct {
 	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
 	Hashes map[string]string `json:"hashes"`       // "sha256:…" of those files that were hashed
 	Mapped int64             `json:"mapped_bytes"` // of the weights that were read
+	// Identity has the hash of the header, and the size, of each weight file that was opened, and Samples a hash of
+	// 16 KiB of it if it is on the disk: reports of one checkpoint have the same
+	Identity map[string]string `json:"identity"`
+	Samples  map[string]string `json:"samples"` // see Identity
 }
 
 // compare hashes config.json, and the weights if asked to, for every file that the
@@ -305,6 +338,10 @@ func (r *verified) WriteText(w io.Writer) error {
 	if err := r.Report.WriteText(w); err != nil {
 		return err
 	}
+	if r.Merged != nil {
+		_, err := fmt.Fprintf(w, "%-11s%.2f s in all; %s\n", "merged", r.Duration, &r.merging)
+		return err
+	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	_, err := fmt.Fprintf(w, "%-11s%.2f s, %d MiB of memory at most, beside %d MiB of mapped weights\n", "took",
@@ -315,7 +352,7 @@ func (r *verified) WriteText(w io.Writer) error {
 // err is the verdict as the command's outcome.
 func (r *verified) err() error {
 	switch r.Verdict {
-	case report.Pass:
+	case report.Pass, report.Skipped:
 		return nil
 	case report.Fail:
 		return errNo

@@ -81,8 +81,14 @@ func (r *verified) about() report.About {
 			{Name: "pack", Value: text.Quote(c.Golden)},
 			{Name: "took", Value: fmt.Sprintf("%.2f s", r.Duration)},
 		}}
+	if c.Path == "" {
+		about.Name = "dsmoe verify --merge"
+	}
 	if r.Mode != "" {
 		about.Name += ", " + string(r.Mode)
+	}
+	if r.Merged != nil {
+		about.Facts = append(about.Facts, page.Fact{Name: "merged", Value: r.merging.String()})
 	}
 	if files := c.String(); files != "" {
 		about.Facts[1].Value += ": " + files

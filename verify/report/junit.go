@@ -72,7 +72,7 @@ type (
 // WriteJUnit writes the report as a JUnit document: a test case per golden tensor, and one
 // for the verdict. A check that failed is a failure with its measures; one that was not
 // judged is skipped. The verdict's case is a failure if a check failed, with the cause, and
-// an error if the run is inconclusive, with the reasons: only a pass is green.
+// an error if the run is inconclusive, with the reasons, skipped if a part has nothing to verify: only a pass is green.
 //
 // A case has no time of its own, since stages are not timed.
 func (r *Report) WriteJUnit(w io.Writer, about About) error {
@@ -143,6 +143,8 @@ func (r *Report) junit(suite string) junitCase {
 		j.Failure = &junitResult{"fail", r.summary(), block(b.String()) + reasons}
 	case Inconclusive:
 		j.Error = &junitResult{"inconclusive", r.summary(), reasons}
+	case Skipped:
+		j.Skipped = &junitResult{Type: "skipped", Message: r.summary()}
 	}
 	return j
 }
@@ -160,6 +162,8 @@ func (r *Report) summary() string {
 		return text.Line(origin + *r.FirstDivergence + ": " + r.Checks[i].failureText() + "; " + r.cause())
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
+	case Skipped:
+		return fmt.Sprintf("part %d of %d has no layer to verify", r.Scope.Part.Index, r.Scope.Part.Of)
 	}
 	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part",
 		c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)

@@ -3,6 +3,9 @@
 package report
 
 import (
+	"strconv"
+	"strings"
+
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
@@ -13,7 +16,8 @@ import (
 // Verdict of a check or of the whole run.
 type Verdict string
 
-// The verdicts. Inconclusive is never a pass: something was not checked.
+// The verdicts. Inconclusive is never a pass: something was not checked. Skipped is one of checks, and of a run of
+// a part of the model that has nothing to verify.
 const (
 	Pass         Verdict = "pass"
 	Fail         Verdict = "fail"
@@ -39,6 +43,7 @@ type Report struct {
 	// at the first failing stage, as the user wants: what follows was not looked at
 	Stopped    bool     `json:"stopped"`
 	UserLimits bool     `json:"user_limits"`       // some limits are the user's: a pass is one by these
+	Options    Options  `json:"options"`           // what else the user chose
 	Reasons    []string `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
 	Coverage   Coverage `json:"coverage"`          // what was checked
 	Routing    Routing  `json:"routing"`           // how experts were chosen
@@ -50,6 +55,10 @@ type Report struct {
 	Limits     []string `json:"limits"`     // what the checks are held to, in words; each has its own in numbers
 	Accumulate string   `json:"accumulate"` // our dot products: "float64" or "float32"
 	Checks     []Check  `json:"checks"`     // in model order
+	// what the run did with each part of the model that it knows, in model order: a merge of reports needs it
+	Places []Place `json:"places"`
+	// what Reasons are made of, beside what the members above say: a merge joins them
+	Doubts []Doubt `json:"doubts"`
 
 	unfinished bool // there is nothing but the verdict and its reason
 }
@@ -61,6 +70,7 @@ type Scope struct {
 	// leaves out on purpose keeps a weight from being checked.
 	Whole    bool     `json:"whole"`
 	Selected bool     `json:"selected"` // the user selects a part of the pack
+	Part     *Part    `json:"part"`     // that the user selects; null without one
 	Stages   []string `json:"stages"`   // globs of stages that the user selects; empty if all are
 	// with a weight that took part in a checked stage, prediction layers among them
 	Layers    []int `json:"layers"`
@@ -87,6 +97,60 @@ type ScopeInput struct {
 	Layer int    `json:"layer"` // number; that of the decoder's layers stands for the head
 	Kind  string `json:"kind"`  // Recorded or Seeded
 	Text  string `json:"text"`  // in words
+}
+
+// Options are choices of the user that change what checks are held to.
+type Options struct {
+	Limits      map[string]float64 `json:"limits"`       // factors of stages
+	RotaryDType string             `json:"rotary_dtype"` // of the reference's angles
+}
+
+// Place is a part of the model: the embedding, a layer, or the head.
+type Place struct {
+	Name     string `json:"place"`    // Embedding, Head, or a layer's number
+	Needed   bool   `json:"needed"`   // a run of everything compares stages of it
+	Selected bool   `json:"selected"` // this run compares stages of it
+	Ran      bool   `json:"ran"`      // this run computed it, if only for a stage elsewhere
+	// Weights of it that the checkpoint must hold
+	Weights   int      `json:"weights"`
+	ByName    int      `json:"by_name"`   // of these, known by name only: the header of their file was not read
+	Checked   int      `json:"checked"`   // of Weights, as those below: took part in a checked stage
+	Unchecked []string `json:"unchecked"` // ran in no checked stage, beside those of experts not reached
+	Aside     int      `json:"aside"`     // ran in stages that are absent on purpose, or not selected
+	Copies    int      `json:"copies"`    // copies of the embedding
+	Experts   int      `json:"experts"`   // routed
+	Reached   int      `json:"reached"`   // of these, by a token
+	Probed    int      `json:"probed"`    // of the others, by a probe
+	Unreached []int    `json:"unreached"` // by neither
+	Bytes     int64    `json:"bytes"`     // of the weights that ran
+	// Keys counts the choices of keys by its indexer; absent if none was compared
+	Keys *KeyChoices `json:"keys,omitempty"`
+}
+
+// The places outside the layers.
+const (
+	EmbeddingPlace = "embedding"
+	HeadPlace      = "head"
+)
+
+// Layer returns the number of a place's layer, -1 outside the layers.
+func (p *Place) Layer() int {
+	if layer, err := strconv.Atoi(p.Name); err == nil {
+		return layer
+	}
+	return -1
+}
+
+// Doubt is a kind of reason why a verdict is no pass, and what is so.
+type Doubt struct {
+	Kind string   `json:"kind"` // such as "zeros"
+	Of   []string `json:"of"`   // stages, layers, or whole reasons
+}
+
+// Part is the share of the model that a run verifies: part Index of a number of parts, from 1 on.
+type Part struct {
+	Index int `json:"index"` // from 1 on
+	Of    int `json:"of"`    // number of parts
 }
 
 // Cause names a mistake under which the first divergence goes away.
@@ -164,6 +228,12 @@ type Check struct {
 	// Blind: the bounds are too wide to say anything.
 	Blind bool `json:"-"`
 }
+
+// NotInPack begins the reason of a failed check of a stage that the pack lacks.
+const NotInPack = "the pack has no such tensor for this "
+
+// Lacking reports whether the pack lacks the tensor of the check.
+func (c *Check) Lacking() bool { return strings.HasPrefix(c.Reason, NotInPack) }
 
 // Layer is the number of the stage's layer, -1 outside the layers.
 func (c *Check) Layer() int {
@@ -279,7 +349,7 @@ type Rules struct {
 	TopKScale     float64          `json:"topk_scale"`     // and multiplied by this
 	MoELayerFreq  int              `json:"moe_layer_freq"` // 1 if ignored
 	// IgnoresMoELayerFreq: every layer from first_k_dense_replace on has experts.
-	IgnoresMoELayerFreq bool `json:"-"`
+	IgnoresMoELayerFreq bool `json:"ignores_moe_layer_freq"`
 }
 
 // Settings are the keys of config.json that the verdict does not speak of.

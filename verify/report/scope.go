@@ -32,7 +32,10 @@ func (s *Scope) Describe() string {
 	if len(s.Stages) > 0 {
 		what += ", stages " + strings.Join(s.Stages, ", ")
 	}
-	if s.Selected {
+	switch {
+	case s.Part != nil:
+		return fmt.Sprintf("%s, as part %d of %d", what, s.Part.Index, s.Part.Of)
+	case s.Selected:
 		return what + ", as selected"
 	}
 	if s.Aside > 0 {

@@ -39,7 +39,11 @@ func (r *Report) verdict() string {
 	if r.UserLimits {
 		verdict += " with limits of the user's"
 	}
-	if r.Verdict != Pass {
+	switch r.Verdict {
+	case Pass:
+	case Skipped:
+		return verdict + ": " + r.summary()
+	default:
 		return verdict
 	}
 	if r.Rounding != nil {

@@ -1,0 +1,231 @@
+package verify
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/model/table"
+	"dsmoe/text"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// The kinds of doubts, see report.Doubt. Those that are not counted in one sentence are sentences themselves.
+const (
+	ofPack        = "pack"        // of the pack as a whole
+	unnamedLayer  = "layers"      // numbers of layers that the pack has no stage of, and does not name as absent
+	ofChoice      = "choice"      // of the choice of experts
+	ofInput       = "input"       // what the input does not exercise
+	allZero       = "zeros"       // stages whose golden tensor is all zero
+	ofConfig      = "config"      // what config.json, or training, leaves open
+	blind         = "blind"       // stages whose bounds are too wide to say anything
+	seldomReached = "unreached"   // layers too few experts of which were reached
+	notFinite     = "not-finite"  // weights that hold a NaN or an infinity
+	uncovered     = "not-covered" // places of the model that no report of a merge covers
+)
+
+// conclude works out what follows from the checks, the places, the doubts and the choices of experts of a report: the
+// counts, the reasons and the verdict, which is fail if a check failed, pass if nothing is open, else inconclusive. A
+// part of the model in which there is nothing to verify is skipped.
+func conclude(r *report.Report) {
+	r.Limits = report.LimitsOf(r.Checks)
+	countChecks(r)
+	countPlaces(r)
+	r.Scope.Text = r.Scope.Describe()
+	empty := isEmptyPart(r)
+	if r.Verdict, r.FirstDivergence, r.Reasons = report.Pass, nil, nil; empty {
+		r.Verdict = report.Skipped
+	} else if r.Reasons = reasons(r); len(r.Reasons) > 0 {
+		r.Verdict = report.Inconclusive
+	}
+	for _, c := range r.Checks {
+		if c.Verdict == report.Fail {
+			r.Verdict, r.FirstDivergence = report.Fail, &c.Tensor
+			break
+		}
+	}
+}
+
+// isEmptyPart reports whether the user's part has nothing to verify.
+func isEmptyPart(r *report.Report) bool {
+	selected := func(p report.Place) bool { return p.Selected }
+	ofPart := func(c report.Check) bool { return !pack.IsTable(c.Tensor) }
+	return r.Scope.Part != nil && !slices.ContainsFunc(r.Places, selected) && !slices.ContainsFunc(r.Checks, ofPart)
+}
+
+// countChecks counts the golden tensors that were checked.
+func countChecks(r *report.Report) {
+	c, judged := &r.Coverage, map[string]bool{}
+	c.GoldenUnchecked = []string{}
+	for _, check := range r.Checks {
+		if check.Verdict != report.Skipped && !check.Lacking() {
+			judged[check.Tensor] = true
+		}
+	}
+	for _, check := range r.Checks {
+		if !judged[check.Tensor] && !check.Lacking() {
+			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
+		}
+	}
+	c.GoldenChecked = len(judged)
+}
+
+// countPlaces adds up what was done with the places.
+func countPlaces(r *report.Report) {
+	c, s := &r.Coverage, &r.Scope
+	c.Weights, c.WeightsChecked, c.WeightsUnchecked, c.EmbeddingCopies = 0, 0, []string{}, 0
+	c.Experts, c.ExpertsReached, c.ExpertsProbed, c.Unreached = 0, 0, 0, []report.LayerExperts{}
+	s.Weights, s.ByName, s.Aside, s.Bytes, s.Layers, s.Unread = 0, 0, 0, 0, []int{}, []int{}
+	s.UnreadParts, r.Routing.Keys = []string{}, nil
+	for _, p := range r.Places {
+		if !p.Ran {
+			s.Weights, s.ByName = s.Weights+p.Weights, s.ByName+p.ByName
+			if l := p.Layer(); l >= 0 {
+				s.Unread = append(s.Unread, l)
+			} else {
+				s.UnreadParts = append(s.UnreadParts, "the "+p.Name)
+			}
+			continue
+		}
+		addKeys(&r.Routing, p.Keys)
+		if p.Layer() >= 0 && p.Checked > 0 {
+			s.Layers = append(s.Layers, p.Layer())
+		}
+		s.Aside, s.Bytes = s.Aside+p.Aside, s.Bytes+p.Bytes
+		c.Weights, c.WeightsChecked = c.Weights+p.Weights, c.WeightsChecked+p.Checked
+		c.EmbeddingCopies += p.Copies
+		c.WeightsUnchecked = append(c.WeightsUnchecked, p.Unchecked...)
+		if p.Experts > 0 {
+			c.Experts += p.Experts
+			c.ExpertsReached, c.ExpertsProbed = c.ExpertsReached+p.Reached, c.ExpertsProbed+p.Probed
+		}
+		if len(p.Unreached) > 0 {
+			c.Unreached = append(c.Unreached, report.LayerExperts{Layer: "model.layers." + p.Name, Experts: p.Unreached})
+		}
+	}
+	if len(s.Unread) > 0 {
+		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Unread))
+	}
+	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
+	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && len(s.Inputs) == 0 && !s.Selected && !r.Stopped
+}
+
+// addKeys adds the choices of keys of a layer, if there are any.
+func addKeys(r *report.Routing, k *report.KeyChoices) {
+	if k == nil {
+		return
+	}
+	if r.Keys == nil {
+		r.Keys = &report.KeyChoices{}
+	}
+	all := r.Keys
+	all.Queries, all.TiedCuts, all.ZeroCuts = all.Queries+k.Queries, all.TiedCuts+k.TiedCuts, all.ZeroCuts+k.ZeroCuts
+	all.ExactTies, all.NearTies = all.ExactTies+k.ExactTies, all.NearTies+k.NearTies
+	all.Mismatches += k.Mismatches
+}
+
+// reasons lists why the run is no pass although no check failed.
+func reasons(r *report.Report) (list []string) {
+	if r.Stopped {
+		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at",
+			report.CountWere(r.Scope.NotLooked, "golden tensor"))}
+	}
+	c, of := &r.Coverage, map[string][]string{}
+	for _, d := range r.Doubts {
+		of[d.Kind] = append(of[d.Kind], d.Of...)
+	}
+	add := func(holds bool, format string, args ...any) {
+		if holds {
+			list = append(list, fmt.Sprintf(format, args...))
+		}
+	}
+	add(len(of[uncovered]) > 0, "no report covers %s: verify that too, and merge again", strings.Join(of[uncovered], ", "))
+	measured := r.Mode == report.Chained && r.Golden.ComputeDType != "float32" // but not judged
+	list = append(list, of[ofPack]...)
+	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict",
+		table.ParseTorch(r.Golden.ComputeDType))
+	skipped := 0
+	for _, check := range r.Checks {
+		if check.Reason == predictionLayer {
+			skipped++
+		}
+	}
+	add(skipped > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or "+
+		"one before", skipped)
+	if n := len(c.WeightsUnchecked); n > 0 && !measured {
+		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
+	}
+	add(len(of[unnamedLayer]) > 0, "the pack has no stage of layers %s, and its manifest does not name them as absent",
+		text.Ranges(numbers(of[unnamedLayer])))
+	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the "+
+		"checkpoint")
+	list = append(list, of[ofChoice]...)
+	add(r.Routing.Keys != nil && r.Routing.Keys.Queries == 0, "no query sees more than index_topk keys: the choice of "+
+		"keys was not exercised; record the pack with more tokens, or with a smaller index_topk")
+	list = append(list, of[ofInput]...)
+	add(len(of[allZero]) > 0, "%s", countWithFirst("golden tensors are all zero and prove nothing", of[allZero]))
+	list = append(list, of[ofConfig]...)
+	if r.Mode == report.Local {
+		list = append(list, weakEvidence(r, of[blind])...)
+	}
+	return slices.Concat(list, of[seldomReached], of[notFinite])
+}
+
+// numbers reads numbers.
+func numbers(words []string) (list []int) {
+	for _, w := range words {
+		n, _ := strconv.Atoi(w)
+		list = append(list, n)
+	}
+	return list
+}
+
+// countWithFirst counts a list, and names its first element.
+func countWithFirst(what string, list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d %s, the first is %s", len(list), what, list[0])
+}
+
+// leastPinned is the share of the choices of experts that rounding must not be able to change.
+const leastPinned = 0.9
+
+// weakEvidence lists where the pack proves little about what was computed; the bounds of some stages are blind.
+func weakEvidence(r *report.Report, blind []string) (reasons []string) {
+	if x := &r.Routing; float64(x.Pinned) < leastPinned*float64(x.Choices) {
+		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was "+
+			"not checked", x.Choices-x.Pinned, x.Choices))
+	}
+	if blind != nil {
+		reasons = append(reasons, countWithFirst("stages may be off by so much for rounding alone that they prove nothing",
+			blind)+scoresRemedy(r, blind))
+	}
+	if absent := absentKinds(r); absent != nil {
+		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+
+			strings.Join(absent, ", "))
+	}
+	return reasons
+}
+
+// scoresRemedy is what to do if stages of sdpa attention are among those that prove nothing.
+func scoresRemedy(r *report.Report, blind []string) string {
+	if r.Golden.Reference.Attention != pack.Sdpa || !strings.Contains(strings.Join(blind, " "), ".self_attn.") {
+		return ""
+	}
+	return "; sdpa may round the scores of attention or not: record the pack with eager attention (--attn eager)"
+}
+
+// absentKinds lists the kinds of stages that the pack has in no layer without saying so.
+func absentKinds(r *report.Report) (kinds []string) {
+	for _, kind := range r.Free {
+		inTraining := kind == pack.ExpertsOutput && r.Golden.Mode == "train" // it is no module's output there
+		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) &&
+			!slices.Contains(r.Golden.Absent.Stages, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
