@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/engine"
@@ -58,7 +59,7 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 }
 
 // Run converts src into dst: the path of one file if it ends as o.Into says, and else a directory,
-// which must not exist or be empty. It assembles the
+// which must not exist or be empty; or s3://BUCKET/PREFIX, below which no object may exist. It assembles the
 // output in a hidden directory, beside dst or, if dst exists, inside it. The output appears
 // in dst when it is complete and, unless Unverified is set, proven against the source. With
 // Overwrite, dst may also hold a finished output and nothing else, which is replaced if it is as
@@ -140,13 +141,16 @@ func Synthesise(ctx context.Context, dst string, p *plan.Plan, s Settings) (*Rep
 	return newReport(dst, p, done), nil
 }
 
-// targetOf returns the absolute path of dst, which must be said.
+// targetOf returns the absolute path of dst, which must be said, or its URL.
 func targetOf(dst string) (string, error) {
 	switch {
 	case dst == "":
 		return "", errors.New("DST is empty: say where to write, or . for this directory")
+	case strings.HasPrefix(dst, "s3://"):
+		return strings.TrimRight(dst, "/"), nil
 	case checkpoint.IsRemote(dst):
-		return "", fmt.Errorf("%s: nothing is written to a server: DST is a path on the disk", text.Quote(dst))
+		return "", fmt.Errorf("%s: nothing is written to such a server: DST is a path on the disk, or s3://BUCKET/PREFIX",
+			text.Quote(dst))
 	}
 	return filepath.Abs(dst)
 }
@@ -188,6 +192,9 @@ func (nothing) Key() (string, error) { return "", nil }
 // directory, an index or a hub's cache. A target beside a single weight file is allowed.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 	if !src.Source.OnDisk() {
+		return checkPrefixes(strings.TrimRight(src.Path, "/")+"/", dst+"/", src.Alone)
+	}
+	if checkpoint.IsRemote(dst) {
 		return nil
 	}
 	if holds(src, dst) {
@@ -209,6 +216,19 @@ func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// checkPrefixes is checkOverlap for the URLs of the source and the target, with a slash at their ends.
+func checkPrefixes(source, target string, alone bool) error {
+	switch {
+	case source == target:
+		return errors.New("is the source itself")
+	case strings.HasPrefix(target, source) && !alone:
+		return errors.New("is inside the source")
+	case strings.HasPrefix(source, target):
+		return errors.New("holds the source")
 	}
 	return nil
 }
@@ -238,7 +258,7 @@ func checkOutside(source os.FileInfo, dst string) error {
 // source links to.
 func checkSpared(src *checkpoint.Checkpoint, dst string) error {
 	target, err := os.Stat(dst)
-	if err != nil || !src.Source.OnDisk() {
+	if err != nil || !src.Source.OnDisk() || checkpoint.IsRemote(dst) {
 		return nil // nothing to overwrite
 	}
 	files, err := os.ReadDir(src.Dir)

@@ -249,9 +249,6 @@ type CheckReport struct {
 // compares it with its manifest. The report names whatever changed; an error means that the
 // comparison was not possible.
 func Check(ctx context.Context, path string, s Settings) (*CheckReport, error) {
-	if checkpoint.IsRemote(path) {
-		return nil, fmt.Errorf("%s: lies on a server: only an output on the disk can be checked", text.Quote(path))
-	}
 	c, err := engine.Check(ctx, path, s)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares what dsmoe reads of an object store, versitygw on a temporary directory, with what it reads of the
-# disk, with 30 % of the requests failing or breaking off. Needs Go and the module proxy.
+# Compares what dsmoe reads of an object store, versitygw on a temporary directory, and writes to it, with what it
+# does on the disk, with 30 % of the requests failing or breaking off, and kills. Needs Go and the module proxy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

@@ -17,6 +17,7 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/convert/remote"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -271,8 +272,12 @@ func interruption(args []string, err error) error {
 	if !errors.As(err, &left) {
 		return errInterrupted
 	}
-	cause := fmt.Errorf("%w: the unfinished output is in %s, %s on disk", errInterrupted, text.Quote(left.Dir),
-		text.Bytes(left.Bytes))
+	where := "on disk"
+	if remote.Is(left.Dir) {
+		where = "so far"
+	}
+	cause := fmt.Errorf("%w: the unfinished output is in %s, %s %s", errInterrupted, text.Quote(left.Dir),
+		text.Bytes(left.Bytes), where)
 	how := " continues it"
 	if left.Restart {
 		how = " starts over"

@@ -27,8 +27,8 @@ func TestLayers(t *testing.T) {
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
 
 		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
-		"convert/internal/engine":   {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
-		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/internal/digest", "model/tensor"},
+		"convert/internal/engine":   {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
+		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/digest", "model/tensor"},
 		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
 		"convert/operation":         {"model/tensor"},
 		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "convert/internal/digest", "model/weights", "config", "model/tensor"},
@@ -76,7 +76,7 @@ func TestLayers(t *testing.T) {
 		"scripts/ggufblocks":  {"model/tensor"},
 		"scripts/hub":         {"convert/remote/remotetest"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/report", "verify/verifytest", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"scripts/s3":          {"convert/remote"},
+		"scripts/s3":          {},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {},

@@ -69,6 +69,7 @@ func scriptCommands(c *schemaChecker) map[string]func(ts *testscript.TestScript,
 		"poke":     pokeCommand,
 		"imatrix":  imatrixCommand,
 		"hub":      hubCommand,
+		"store":    storeCommand,
 	}
 }
 
@@ -159,18 +160,43 @@ func hubCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: hub FAULTS NAME=DIR…")
 	}
 	root := ts.MkAbs(".hub")
-	ts.Check(os.MkdirAll(filepath.Join(root, "org"), 0o777))
-	for _, arg := range args[1:] {
-		name, dir, _ := strings.Cut(arg, "=")
-		ts.Check(os.Symlink(ts.MkAbs(dir), filepath.Join(root, "org", name)))
-	}
+	linkAll(ts, args[1:], filepath.Join(root, "org"))
 	h := remotetest.NewHub(root)
-	ts.Defer(h.Close)
-	faults, err := strconv.Atoi(args[0])
-	ts.Check(err)
-	h.Fail(faults)
+	failing(ts, h, args[0])
 	ts.Setenv("HF_ENDPOINT", h.API.URL)
 	ts.Setenv("XDG_CACHE_HOME", ts.MkAbs(".cache"))
+}
+
+// store FAULTS NAME=DIR… starts an object store with the directories as buckets, of whose requests a share of
+// FAULTS percent fails, until the script ends.
+func storeCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: store FAULTS NAME=DIR…")
+	}
+	root := ts.MkAbs(".store")
+	linkAll(ts, args[1:], root)
+	h, settings := remotetest.NewStore(root)
+	failing(ts, h, args[0])
+	for name, value := range settings {
+		ts.Setenv(name, value)
+	}
+}
+
+// linkAll makes links in dir of arguments NAME=DIR.
+func linkAll(ts *testscript.TestScript, args []string, dir string) {
+	ts.Check(os.MkdirAll(dir, 0o777))
+	for _, arg := range args {
+		name, target, _ := strings.Cut(arg, "=")
+		ts.Check(os.Symlink(ts.MkAbs(target), filepath.Join(dir, name)))
+	}
+}
+
+// failing has a share of a server's requests fail, and closes it when the script ends.
+func failing(ts *testscript.TestScript, h *remotetest.Hub, percent string) {
+	ts.Defer(h.Close)
+	faults, err := strconv.Atoi(percent)
+	ts.Check(err)
+	h.Fail(faults)
 }
 
 // imatrix FILE NAME=N… writes an importance matrix as llama.cpp did before GGUF: of each tensor N values,

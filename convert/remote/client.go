@@ -31,6 +31,7 @@ type Client struct {
 	Context context.Context // ends all requests
 	Cache   string          // directory that keeps weights that were read; "" keeps none
 	Headers string          // directory that keeps listings, configs and headers of the hub; "" keeps none
+	Part    int64           // bytes of the smallest part of an upload that stores take, but for the last one
 
 	bytes, requests atomic.Int64
 	answered        atomic.Bool // a server answered, if only that it is busy
@@ -66,7 +67,7 @@ const connections = 24
 func NewClient() *Client {
 	var p http.Protocols
 	p.SetHTTP1(true) // of HTTP/2 Go opens one connection per server: its window limits all streams together
-	return &Client{Context: context.Background(), http: http.Client{CheckRedirect: checkRedirect,
+	return &Client{Context: context.Background(), Part: 5 << 20, http: http.Client{CheckRedirect: checkRedirect,
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, Protocols: &p, DisableCompression: true,
 			DialContext:         (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
 			TLSHandshakeTimeout: 30 * time.Second, ResponseHeaderTimeout: stall,

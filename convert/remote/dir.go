@@ -47,13 +47,18 @@ func newDir(c *Client, o origin, below string) (*dir, error) {
 		return nil, about(o.path(""), err)
 	}
 	d.all = all
+	d.take(listed)
+	return d, nil
+}
+
+// take adds the files of a listing that lie below.
+func (d *dir) take(listed []entry) {
 	for _, e := range listed {
 		if name, ok := strings.CutPrefix(e.Name, d.below); ok && filepath.IsLocal(filepath.FromSlash(name)) {
 			d.listed = append(d.listed, entry{name, e.Size, e.Identity})
 		}
 	}
 	slices.SortFunc(d.listed, func(a, b entry) int { return strings.Compare(a.Name, b.Name) })
-	return d, nil
 }
 
 // Path is the URL of the file.

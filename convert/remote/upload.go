@@ -1,6 +1,6 @@
 package remote
 
-// Writing to object stores: what an output needs of s3://BUCKET/PREFIX.
+// Writing to object stores: requests that an output in s3://BUCKET/PREFIX needs.
 
 import (
 	"bytes"
@@ -17,36 +17,95 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/aws/smithy-go/encoding/httpbinding"
+	"golang.org/x/sync/errgroup"
 
+	"dsmoe/convert/source"
 	"dsmoe/text"
 )
 
 // Store is a prefix of a bucket that objects are written below. Names are relative to it. Every request can be
 // repeated: a try whose answer was lost does no harm.
 type Store struct {
-	c      *Client
+	c      *Client // waits long for an answer: the store may have to move gigabytes before it
+	reader *Client // of what was written: without a cache
 	o      *bucket
 	prefix string // "", or ends in "/"
+	parts  parts
 }
 
-// OpenStore finds the store of s3://BUCKET/PREFIX with the Default client. It makes no request.
+// OpenStore finds the store of s3://BUCKET/PREFIX, with the context of the Default client. It makes no request.
 func OpenStore(path string) (*Store, error) {
 	o, prefix, err := openBucket(Default, path)
+	if prefix = strings.Trim(prefix, "/"); err == nil && prefix != "" && !fs.ValidPath(prefix) {
+		err = final("is not s3://BUCKET/PREFIX") // the listing leaves such names out
+	}
 	if err != nil {
 		return nil, about(Name(path), err)
 	}
-	if prefix = strings.Trim(prefix, "/"); prefix != "" {
+	if prefix != "" {
 		prefix += "/"
 	}
-	return &Store{Default, o, prefix}, nil
+	s := &Store{c: NewClient(), reader: NewClient(), o: o, prefix: prefix}
+	s.c.Context, s.reader.Context = Default.Context, Default.Context
+	s.c.http.Transport.(*http.Transport).ResponseHeaderTimeout = maxDocument
+	return s, nil
+}
+
+// Path is the URL of an object; "" is the store's own.
+func (s *Store) Path(name string) string { return s.o.path(s.prefix + name) }
+
+// Object is an object of a store.
+type Object struct {
+	Name string
+	Size int64
+	ETag string
+}
+
+// List lists the objects whose names begin with prefix.
+func (s *Store) List(prefix string) (objects []Object, err error) {
+	d, err := s.dir(prefix)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range d.listed {
+		objects = append(objects, Object{e.Name, e.Size, e.Identity})
+	}
+	return objects, nil
+}
+
+// Dir is the directory of those objects, as they are now, that keep chooses and whose names begin with prefix.
+func (s *Store) Dir(prefix string, keep func(name string) bool) (source.Dir, error) {
+	d, err := s.dir(prefix)
+	if err != nil {
+		return nil, err
+	}
+	d.listed = slices.DeleteFunc(d.listed, func(e entry) bool { return !keep(e.Name) })
+	return d, nil
+}
+
+func (s *Store) dir(prefix string) (*dir, error) {
+	o := *s.o
+	o.etags = map[string]string{} // of this listing
+	d := &dir{c: s.reader, o: &o, below: s.prefix, all: true, files: map[string]*file{}}
+	listed, _, err := o.list(s.c, s.prefix+prefix)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no object is a directory without files
+		return nil, about(s.Path(prefix), err)
+	}
+	d.take(listed)
+	return d, nil
 }
 
 // call makes a request with a body until it is answered, and returns the answer. header may be nil.
 func (s *Store) call(method, name string, query url.Values, header http.Header,
 	body []byte) ([]byte, http.Header, error) {
-	sum := sha256.Sum256(body)
+	sum, err := base64.StdEncoding.DecodeString(header.Get("X-Amz-Checksum-Sha256"))
+	if err != nil || len(sum) == 0 {
+		hash := sha256.Sum256(body)
+		sum = hash[:]
+	}
 	data, answer, err := s.c.document(func(ctx context.Context) (*http.Request, error) {
 		r, err := http.NewRequestWithContext(ctx, method, s.o.url(s.prefix+name, query), bytes.NewReader(body))
 		if err != nil {
@@ -55,9 +114,9 @@ func (s *Store) call(method, name string, query url.Values, header http.Header,
 		for k, v := range header {
 			r.Header[k] = v
 		}
-		return r, s.o.sign(r, hex.EncodeToString(sum[:])) // the store compares the body with the signed hash
+		return r, s.o.sign(r, hex.EncodeToString(sum)) // the store compares the body with the signed hash
 	}, s.o.explain)
-	return data, answer, about(s.o.path(s.prefix+name), err)
+	return data, answer, about(s.Path(name), err)
 }
 
 // errExists is the error of PutNew for an object that exists.
@@ -76,13 +135,20 @@ func (s *Store) PutNew(name string, data []byte) error {
 	header.Set("If-None-Match", "*")
 	_, _, err := s.call(http.MethodPut, name, nil, header, data)
 	var f *failure
-	if !errors.As(err, &f) || f.code != http.StatusPreconditionFailed {
+	if !errors.As(err, &f) || f.code != http.StatusPreconditionFailed && f.code != http.StatusConflict {
 		return err
 	}
-	if have, _, err := s.call(http.MethodGet, name, nil, nil, nil); err != nil || bytes.Equal(have, data) {
-		return err
+	have, getErr := s.Get(name)
+	if getErr != nil && !errors.Is(getErr, fs.ErrNotExist) || getErr == nil && bytes.Equal(have, data) {
+		return getErr
 	}
-	return about(s.o.path(s.prefix+name), &failure{cause: errExists.Error(), is: fs.ErrExist, final: true})
+	return about(s.Path(name), &failure{cause: errExists.Error(), is: fs.ErrExist, final: true})
+}
+
+// Get reads a small object.
+func (s *Store) Get(name string) ([]byte, error) {
+	data, _, err := s.call(http.MethodGet, name, nil, nil, nil)
+	return data, err
 }
 
 // checksum has the store keep and compare the hash of an object or a part.
@@ -100,9 +166,14 @@ func (s *Store) Delete(name string) error {
 // Upload is an object on its way: parts of one size, the last one may be smaller.
 type Upload struct {
 	s          *Store
-	name, id   string
+	name       string
 	size, part int64
-	parts      []uploaded
+
+	header    http.Header
+	beginning sync.Mutex
+	id        string // "" until the first part is sent
+	sent      sync.Mutex
+	parts     []uploaded
 }
 
 // uploaded is a part that the store has; without an ETag it has none.
@@ -112,47 +183,79 @@ type uploaded struct {
 	ChecksumSHA256 string `xml:",omitempty"`
 }
 
-// Upload takes up the unfinished upload of an object of size bytes, or begins one. The store keeps the hashes of
-// its parts.
-func (s *Store) Upload(name string, size, part int64) (*Upload, error) {
-	return s.upload(name, size, part,
-		http.Header{"X-Amz-Checksum-Algorithm": {"SHA256"}, "X-Amz-Checksum-Type": {"COMPOSITE"}})
+// maxParts is the most parts of an object.
+const maxParts = 10_000
+
+// Upload is the upload of an object of size bytes. It goes on with the unfinished one of this id, of Uploads; with
+// "" it begins anew. The store keeps the hashes of its parts.
+func (s *Store) Upload(name string, size, part int64, id string) (*Upload, error) {
+	u := &Upload{s: s, name: name, size: size, part: part, id: id, parts: make([]uploaded, max((size+part-1)/part, 1)),
+		header: http.Header{"X-Amz-Checksum-Algorithm": {"SHA256"}, "X-Amz-Checksum-Type": {"COMPOSITE"}}}
+	if len(u.parts) > maxParts {
+		return nil, about(s.Path(name), final(fmt.Sprintf("would have more than %d parts of %s", maxParts, text.Bytes(part))))
+	}
+	if id == "" {
+		return u, nil
+	}
+	return u, u.list()
 }
 
-func (s *Store) upload(name string, size, part int64, header http.Header) (*Upload, error) {
-	u := &Upload{s: s, name: name, size: size, part: part, parts: make([]uploaded, max((size+part-1)/part, 1))}
-	if len(u.parts) > 10_000 {
-		return nil, about(s.o.path(s.prefix+name),
-			final(fmt.Sprintf("would have more than 10,000 parts of %s", text.Bytes(part))))
-	}
-	var pending struct {
-		Upload []struct{ Key, UploadId string }
-	}
-	query := url.Values{"uploads": {""}, "prefix": {s.prefix + name}}
-	if err := s.ask(http.MethodGet, "", query, nil, nil, &pending); err != nil {
-		return nil, err
-	}
-	for _, p := range pending.Upload {
-		if p.Key == s.prefix+name {
-			u.id = p.UploadId
-			return u, u.list()
+// Uploads returns the ids of unfinished uploads whose names begin with prefix. An object may have several.
+func (s *Store) Uploads(prefix string) (ids map[string][]string, err error) {
+	ids = map[string][]string{}
+	query := url.Values{"uploads": {""}, "prefix": {s.prefix + prefix}}
+	for more := true; more; {
+		var page struct {
+			Upload                            []struct{ Key, UploadId string }
+			IsTruncated                       bool
+			NextKeyMarker, NextUploadIdMarker string
 		}
+		if err := s.ask(http.MethodGet, "", query, nil, nil, &page); err != nil {
+			return nil, err
+		}
+		for _, u := range page.Upload {
+			if name, ok := strings.CutPrefix(u.Key, s.prefix); ok {
+				ids[name] = append(ids[name], u.UploadId)
+			}
+		}
+		more = page.IsTruncated && len(page.Upload) > 0
+		query.Set("key-marker", page.NextKeyMarker)
+		query.Set("upload-id-marker", page.NextUploadIdMarker)
+	}
+	return ids, nil
+}
+
+// Abort ends an unfinished upload and removes its parts.
+func (s *Store) Abort(name, id string) error {
+	_, _, err := s.call(http.MethodDelete, name, url.Values{"uploadId": {id}}, nil, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// begin makes the store expect parts.
+func (u *Upload) begin() error {
+	u.beginning.Lock()
+	defer u.beginning.Unlock()
+	if u.id != "" {
+		return nil
 	}
 	var begun struct{ UploadId string }
-	err := s.ask(http.MethodPost, name, url.Values{"uploads": {""}}, header, nil, &begun)
+	err := u.s.ask(http.MethodPost, u.name, url.Values{"uploads": {""}}, u.header, nil, &begun)
 	u.id = begun.UploadId
-	return u, err
+	return err
 }
 
 // ask is call for an answer of XML. The bucket itself has the name "".
 func (s *Store) ask(method, name string, query url.Values, header http.Header, body []byte, answer any) error {
 	if name == "" {
-		s = &Store{s.c, s.o, ""}
+		s = &Store{c: s.c, o: s.o}
 	}
 	data, _, err := s.call(method, name, query, header, body)
 	if err == nil {
 		if xml.Unmarshal(data, answer) != nil {
-			err = about(s.o.path(s.prefix+name), final("what answers does not speak S3"))
+			err = about(s.Path(name), final("what answers does not speak S3"))
 		}
 	}
 	return err
@@ -188,14 +291,25 @@ func (u *Upload) list() error {
 func (u *Upload) partSize(i int) int64 { return min(u.part, u.size-int64(i)*u.part) }
 
 // Has reports whether a part is there.
-func (u *Upload) Has(i int) bool { return u.parts[i].ETag != "" }
+func (u *Upload) Has(i int) bool {
+	u.sent.Lock()
+	defer u.sent.Unlock()
+	return u.parts[i].ETag != ""
+}
 
 // Send sends a part. Parts are safe to send at once, each once.
 func (u *Upload) Send(i int, data []byte) error {
+	if err := u.begin(); err != nil {
+		return err
+	}
 	query := url.Values{"uploadId": {u.id}, "partNumber": {strconv.Itoa(i + 1)}}
 	sum := checksum(data)
 	_, header, err := u.s.call(http.MethodPut, u.name, query, sum, data)
-	u.parts[i] = uploaded{i + 1, header.Get("ETag"), sum.Get("X-Amz-Checksum-Sha256")}
+	if err == nil {
+		u.sent.Lock()
+		defer u.sent.Unlock()
+		u.parts[i] = uploaded{i + 1, header.Get("ETag"), sum.Get("X-Amz-Checksum-Sha256")}
+	}
 	return err
 }
 
@@ -206,7 +320,7 @@ func (u *Upload) Finish() error {
 		Part    []uploaded
 	}{Part: u.parts}
 	if i := slices.IndexFunc(u.parts, func(p uploaded) bool { return p.ETag == "" }); i >= 0 {
-		return about(u.s.o.path(u.s.prefix+u.name), final(fmt.Sprintf("part %d is missing", i+1)))
+		return about(u.s.Path(u.name), final(fmt.Sprintf("part %d is missing", i+1)))
 	}
 	body, err := xml.Marshal(list)
 	if err != nil {
@@ -214,7 +328,7 @@ func (u *Upload) Finish() error {
 	}
 	answer, _, err := u.s.call(http.MethodPost, u.name, url.Values{"uploadId": {u.id}}, nil, body)
 	if err == nil && bytes.Contains(answer, []byte("<Error")) { // a store answers 200 before it knows
-		err = about(u.s.o.path(u.s.prefix+u.name), final("the store could not join the parts"))
+		err = about(u.s.Path(u.name), final("the store could not join the parts"))
 	}
 	var f *failure
 	if errors.As(err, &f) && f.is != nil { // an earlier try, whose answer was lost, finished it
@@ -226,32 +340,49 @@ func (u *Upload) Finish() error {
 	return err
 }
 
-// copyPart is the most bytes that are copied by one request.
-const copyPart = 1 << 30
+// Copies by the store.
+const (
+	partsPerCopy = 50 // that one request copies
+	copies       = 8  // requests at once
+)
 
-// Copy gives the bytes of an object of size bytes another name too, without moving them.
-func (s *Store) Copy(from, to string, size int64) error {
-	source := http.Header{"X-Amz-Copy-Source": {httpbinding.EscapePath("/"+s.o.name+"/"+s.prefix+from, false)}}
-	u, err := s.upload(to, size, copyPart, nil)
-	for i := range u.parts {
-		if err != nil {
-			return err
-		}
-		if u.Has(i) {
-			continue
-		}
-		begin := int64(i) * copyPart
-		source.Set("X-Amz-Copy-Source-Range", fmt.Sprintf("bytes=%d-%d", begin, begin+u.partSize(i)-1))
-		query := url.Values{"uploadId": {u.id}, "partNumber": {strconv.Itoa(i + 1)}}
-		var copied struct{ ETag string }
-		err = s.ask(http.MethodPut, to, query, source, nil, &copied)
-		u.parts[i] = uploaded{i + 1, copied.ETag, ""}
-		if err == nil && copied.ETag == "" {
-			err = about(s.o.path(s.prefix+to), final("the store could not copy a part")) // it answers 200 before it knows
-		}
+// Copy gives the bytes of an object another name too, without moving them. An object that was replaced since it was
+// listed is an error.
+func (s *Store) Copy(from Object, to string) error {
+	source := func() http.Header {
+		return http.Header{"X-Amz-Copy-Source": {httpbinding.EscapePath("/"+s.o.name+"/"+s.prefix+from.Name, false)},
+			"X-Amz-Copy-Source-If-Match": {`"` + from.ETag + `"`}}
 	}
-	if err != nil {
+	copyPart := max(partsPerCopy*Default.Part, PartSize(from.Size))
+	if from.Size <= copyPart {
+		return s.copied(to, nil, source(), &uploaded{})
+	}
+	u := &Upload{s: s, name: to, size: from.Size, part: copyPart, parts: make([]uploaded, (from.Size+copyPart-1)/copyPart)}
+	if err := u.begin(); err != nil {
 		return err
 	}
+	var g errgroup.Group
+	g.SetLimit(copies)
+	for i := range u.parts {
+		g.Go(func() error {
+			begin, part := int64(i)*copyPart, source()
+			part.Set("X-Amz-Copy-Source-Range", fmt.Sprintf("bytes=%d-%d", begin, begin+u.partSize(i)-1))
+			u.parts[i].PartNumber = i + 1
+			return s.copied(to, url.Values{"uploadId": {u.id}, "partNumber": {strconv.Itoa(i + 1)}}, part, &u.parts[i])
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return errors.Join(err, s.Abort(to, u.id))
+	}
 	return u.Finish()
+}
+
+// copied has the store copy an object or a part. It answers 200 before it knows whether it can.
+func (s *Store) copied(to string, query url.Values, source http.Header, part *uploaded) error {
+	var answer struct{ ETag string }
+	err := s.ask(http.MethodPut, to, query, source, nil, &answer)
+	if part.ETag = answer.ETag; err == nil && answer.ETag == "" {
+		err = about(s.Path(to), final("the store could not copy it"))
+	}
+	return err
 }

@@ -1,6 +1,6 @@
-// S3 compares what dsmoe reads of an object store with what it reads of the disk. It starts the S3 server
-// versitygw, puts fixtures into a bucket, and runs dsmoe behind a proxy that breaks 30 % of the requests:
-// every output must have the same bytes, and none the secret key.
+// S3 compares what dsmoe reads of an object store and writes to one with what it does on the disk. It starts the S3
+// server versitygw, puts fixtures into a bucket, and runs dsmoe behind a proxy that breaks 30 % of the requests, and
+// kills conversions: every output must have the same bytes, and none the secret key.
 //
 //	go run ./scripts/s3 VERSITYGW DSMOE
 package main
@@ -55,15 +55,14 @@ func check(work, gateway, dsmoe string) error {
 	if err != nil {
 		return err
 	}
-	proxy, broken := breaking(server)
+	proxy, requests, broken := breaking(server)
 	defer proxy.Close()
 	c := comparison{dsmoe: dsmoe, work: work, environment: append(os.Environ(), "AWS_ENDPOINT_URL="+proxy.URL,
 		"AWS_ACCESS_KEY_ID="+key, "AWS_SECRET_ACCESS_KEY="+secret, "AWS_REGION=us-east-1",
 		"AWS_SESSION_TOKEN=", "AWS_PROFILE=",
 		"AWS_CONFIG_FILE="+filepath.Join(work, "none"), "AWS_SHARED_CREDENTIALS_FILE="+filepath.Join(work, "none"))}
-	if err := uploads(c.environment); err != nil {
-		return err
-	}
+	c.writes("convert fixtures/v3-fp8/checkpoint DST --type f32 --max-shard-size none", "out", requests)
+	c.writes("convert fixtures/v1-base/checkpoint DST --type q8_0 --name x", "x.gguf", requests)
 	for _, name := range []string{"v1-base", "v3-fp8"} {
 		if err := upload(server, "fixtures/"+name+"/checkpoint", "/models/a dir/"+name); err != nil {
 			return err
@@ -73,7 +72,7 @@ func check(work, gateway, dsmoe string) error {
 	if c.err == nil && broken.Load() < 20 {
 		return fmt.Errorf("only %d requests were broken", broken.Load())
 	}
-	fmt.Printf("%d outputs are the same from S3 as from the disk; %d requests were broken\n", c.compared, broken.Load())
+	fmt.Printf("%d outputs are the same with S3 as on the disk; %d requests were broken\n", c.compared, broken.Load())
 	return c.err
 }
 
@@ -104,8 +103,8 @@ func serve(ctx context.Context, work, gateway string) (*url.URL, error) {
 }
 
 // breaking is a proxy that answers 15 % of the requests with 503, and breaks off 15 %.
-func breaking(server *url.URL) (*httptest.Server, *atomic.Int64) {
-	var requests, broken atomic.Int64
+func breaking(server *url.URL) (s *httptest.Server, requests, broken *atomic.Int64) {
+	requests, broken = new(atomic.Int64), new(atomic.Int64)
 	proxy := httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(server)
 		r.Out.Host = r.In.Host // which the signature covers
@@ -123,7 +122,7 @@ func breaking(server *url.URL) (*httptest.Server, *atomic.Int64) {
 			return
 		}
 		proxy.ServeHTTP(&cut{w, 700}, r)
-	})), &broken
+	})), requests, broken
 }
 
 // cut is a response that breaks off after left bytes.

@@ -9,7 +9,9 @@ import (
 	"context"
 	"errors"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 )
 
 // Run writes the plan's output to the directory dst, an absolute path. A dst that does not
@@ -31,14 +33,27 @@ import (
 // of it at the same time, and leaves a journal. With Finish it publishes the output that all parts have written.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
+	if remote.Is(dst) {
+		if s.Part.N > 0 || s.Finish {
+			return nil, checkpoint.Refusal(dst, "an object store takes an output of one run only",
+				"write parts to a file system that all of them share")
+		}
+		store, err := openStore(dst, p)
+		if err != nil {
+			return nil, err
+		}
+		s.store = store
+	}
 	switch {
 	case s.Part.N > 0:
 		return runPart(ctx, dst, p, src, s)
 	case s.Finish:
 		return finishParts(ctx, dst, p, src, s)
 	}
-	if err := refuseParts(dst, p, s); err != nil {
-		return nil, err
+	if s.store == nil {
+		if err := refuseParts(dst, p, s); err != nil {
+			return nil, err
+		}
 	}
 	if s.Update {
 		return updateFinished(ctx, dst, p, src, s)
@@ -48,7 +63,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 
 // run makes the whole output, continues it, or looks at one that is finished.
 func run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
-	t := diskTarget(dst, p)
+	t := targetOf(dst, p, s)
 	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(&t, p)
 	var intact map[string]string
 	if !s.StartOver {

@@ -23,6 +23,8 @@ type execution struct {
 	compute  *semaphore.Weighted // held by a goroutine while it computes
 	queue    *queue              // the spans left to write and prove
 	flushing sync.Mutex          // held during flush
+	// writesOnly is set while tensors are written that can be proven when all of them are.
+	writesOnly bool
 	*ledger
 	carried map[string]string // hashes of the files copied from the source, by name
 	intact  map[string]string // states of the target's files when they were hashed and found unchanged
@@ -33,7 +35,7 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	if err != nil {
 		return nil, err
 	}
-	e := &execution{Settings: s, plan: p, source: src, key: key, out: newDiskOutput(dst, p, key, s), shape: newShape(p, s),
+	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
 		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p.Share(s.Part), s.Progress),
 		carried: map[string]string{}}
 	bytes := e.bytes()
@@ -43,6 +45,13 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 		e.startPhase("writing and verifying", 2*bytes)
 	}
 	return e, nil
+}
+
+func newOutput(dst string, p *plan.Plan, key string, s Settings) output {
+	if s.store != nil {
+		return newStoreOutput(dst, p, key, s)
+	}
+	return newDiskOutput(dst, p, key, s)
 }
 
 // begin opens the output and takes over the progress of an earlier run.
@@ -92,7 +101,7 @@ func (e *execution) checkSource() error {
 func (e *execution) flush() error {
 	e.flushing.Lock()
 	defer e.flushing.Unlock()
-	n := e.take(e.Unverified)
+	n := e.take(e.Unverified || e.writesOnly)
 	if n.lines == nil {
 		return nil
 	}

@@ -11,11 +11,13 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -68,11 +70,11 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	return r, err
 }
 
-// updates reports whether the output with the manifest m has the plan's weights, in files of
+// updates reports whether the output with the manifest m, on the disk, has the plan's weights, in files of
 // the same names.
 func (e *execution) updates(m *manifest.Manifest) bool {
 	same := func(a, b plan.File) bool { return a.Name == b.Name }
-	return m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
+	return e.store == nil && m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
 }
 
 // another is the error for a finished output of another plan.
@@ -176,8 +178,11 @@ func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*R
 		return nil, err
 	}
 	if different := otherDifferences(others); len(different) > 0 {
-		return nil, e.stale("files that went along changed in the source since",
-			"--update replaces them, and keeps the weights", different...)
+		hint := "--update replaces them, and keeps the weights"
+		if e.store != nil {
+			hint = "--overwrite makes it anew"
+		}
+		return nil, e.stale("files that went along changed in the source since", hint, different...)
 	}
 	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {
@@ -310,4 +315,105 @@ func (e *execution) proveAgain(ctx context.Context) error {
 		return nil // the comparison holds without the manifest; the next run repeats it
 	}
 	return err
+}
+
+// Checked is the result of Check.
+type Checked struct {
+	Plan     string               // hash of the output's plan
+	Verified bool                 // the output was compared with its source
+	Tensors  int                  // tensors in the manifest
+	Bytes    int64                // bytes of their data
+	Problems []checkpoint.Problem // differences from the manifest
+}
+
+// Check hashes every byte of the output at path and compares it with its manifest, which it
+// reads one tensor at a time. An error means that the comparison was not possible.
+func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
+	t, err := outputAt(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := t.readManifest(nil)
+	if err != nil {
+		return nil, err
+	}
+	r := &Checked{Plan: m.Plan, Verified: m.Verified}
+	r.Problems, err = checkManifest(ctx, &t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+		r.Tensors++
+		r.Bytes += t.Info().Bytes()
+	})
+	return r, err
+}
+
+// checkManifest compares the output at a target with its manifest, as manifest.Output.Compare does.
+func checkManifest(ctx context.Context, out *target, m *manifest.Manifest, p *plan.Plan, s Settings,
+	each func(*manifest.Tensor)) ([]checkpoint.Problem, error) {
+	dir, err := out.files()
+	if err != nil {
+		return nil, err
+	}
+	o := manifest.Output{Dir: dir, Name: out.manifestName(), Alone: out.isFile(), Compute: s.Compute, Progress: s.Progress}
+	return o.Compare(ctx, m, p, each)
+}
+
+// problemsByFile keeps the first problem of the tensors of each file, which counts the others.
+func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) {
+	count := map[string]int{}
+	for _, p := range problems {
+		if p.Tensor != "" {
+			count[p.File]++
+		}
+		if p.Tensor == "" || count[p.File] == 1 {
+			files = append(files, p)
+		}
+	}
+	for i := range files {
+		if more := count[files[i].File] - 1; files[i].Tensor != "" && more > 0 {
+			files[i].Cause += fmt.Sprintf(", and of %s in the file", text.Plural(more, "more tensor"))
+		}
+	}
+	return files
+}
+
+// holdsAny reports whether the target holds a file that has a problem: of a missing file nothing can be lost.
+func (t *target) holdsAny(problems []checkpoint.Problem) bool {
+	dir, err := t.files()
+	if err != nil {
+		return false
+	}
+	names, _ := dir.List("")
+	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return slices.Contains(names, p.File) })
+}
+
+// Rounded returns the tensors of the output at path that were rounded to their dtype, and how,
+// by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
+func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Rounding, error) {
+	out, err := outputAt(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := out.readManifest(nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if edited := m.Edited(); edited != "" {
+		return nil, fmt.Errorf("%s: %s", text.Quote(out.manifest), edited)
+	}
+	rounded := map[string]tensor.Rounding{}
+	problems, err := checkManifest(ctx, &out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+		if r := t.Rounds(); r.By != "" {
+			rounded[t.Name] = r
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range problems {
+		_, part := tensor.PartOf(tensor.Info{Name: p.Tensor}) // scales change their weight
+		delete(rounded, strings.TrimSuffix(p.Tensor, part))
+	}
+	return rounded, nil
 }

@@ -59,6 +59,11 @@ type record struct {
 	Begun *proof `json:"begun,omitempty"`  // of the bytes written of another, if they were hashed
 
 	Published []string `json:"published,omitempty"` // the output is complete; these files are being moved into the target
+
+	// Of an output in an object store.
+	Run   string   `json:"run,omitempty"`   // names the run that writes the next lines
+	ETags []string `json:"etags,omitempty"` // of the complete weight files, as plan.Files
+	Older []string `json:"older,omitempty"` // files of the output that Published replaces
 }
 
 var errBusy = errors.New("another run is writing it")
@@ -192,6 +197,24 @@ func (j *journal) append(lines ...any) error {
 func seal(b, payload []byte) []byte {
 	b = fmt.Appendf(b, "%08x ", crc32.ChecksumIEEE(payload))
 	return append(append(b, payload...), '\n')
+}
+
+// sealLines returns lines with their checksums.
+func sealLines(lines ...any) (b []byte, err error) {
+	for _, line := range lines {
+		payload, err := json.Marshal(line)
+		if err != nil {
+			return nil, err
+		}
+		b = seal(b, payload)
+	}
+	return b, nil
+}
+
+// unsealInto decodes a line, and reports whether it is whole.
+func unsealInto(line []byte, value any) bool {
+	payload, ok := unseal(line)
+	return ok && json.Unmarshal(payload, value) == nil
 }
 
 func unseal(line []byte) (payload []byte, ok bool) {

@@ -8,6 +8,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 	"dsmoe/text"
 )
 
@@ -21,6 +22,11 @@ const (
 	perState = 172
 	// perSegment is the memory of a segment's hash and losses, unless the segment is a plain copy.
 	perSegment = 96 + 64
+	// perPart is the memory of a part of an upload: its number and hashes.
+	perPart = 200
+	// partsOfWorker is the number of parts that a worker keeps from being sent at most: those that its tensor begins
+	// and ends in, with other tensors, and the one that it writes.
+	partsOfWorker = 3
 )
 
 // HeapLimit returns the limit of Go's heap, for debug.SetMemoryLimit, with which the program
@@ -39,7 +45,11 @@ func (s Settings) CheckPlanning(path string, planning int64) error {
 
 // CheckPlan refuses a plan, to be written to path, that Memory does not allow.
 func (s Settings) CheckPlan(path string, p *plan.Plan) error {
-	return s.withDefaults().check(path, fixed(p)+leastBuffers)
+	need := fixed(p) + leastBuffers
+	if remote.Is(path) {
+		need += uploads(p) + partsOfWorker*largestPart(p)
+	}
+	return s.withDefaults().check(path, need)
 }
 
 // check compares the needed bytes with Memory.
@@ -60,6 +70,14 @@ func fixed(p *plan.Plan) int64 {
 		if t := &p.Tensors[i]; !t.Copies() {
 			n += int64(len(t.Segments)) * perSegment
 		}
+	}
+	return n
+}
+
+// uploads is the memory, in bytes, of the lists of parts of a plan's files.
+func uploads(p *plan.Plan) (n int64) {
+	for _, f := range p.Files {
+		n += (f.Size/remote.PartSize(f.Size) + 1) * perPart
 	}
 	return n
 }
@@ -87,6 +105,10 @@ func newShape(p *plan.Plan, s Settings) (h shape) {
 	buffers := 3 * maxPiece
 	if s.Origin != "" {
 		buffers += readAhead
+	}
+	if s.store != nil {
+		buffers += partsOfWorker * int(largestPart(p))
+		room -= int(uploads(p))
 	}
 	h.workers = max(min(s.IO, room/(minTile+buffers)), 1)
 	h.limit = max(min(room/h.workers-buffers, maxTile)&^(disk.Block-1), disk.Block)

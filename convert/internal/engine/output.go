@@ -38,6 +38,10 @@ type output interface {
 	record(n unrecorded) error
 	// begins says that weight files are about to be read and written.
 	begins()
+	// readable reports whether tensors can be read before all are written. Otherwise finish, after all of them were
+	// written and recorded, has readTile read them.
+	readable() bool
+	finish() error
 	// path names a weight file while it is assembled.
 	path(file int) string
 	// commit writes the other files and publishes the output. content returns the function that writes a named
@@ -187,6 +191,10 @@ func (o *diskOutput) begins() {
 	}
 }
 
+func (o *diskOutput) readable() bool { return true }
+
+func (o *diskOutput) finish() error { return nil }
+
 func (o *diskOutput) replaceManifest(write func(io.Writer) error) error {
 	return o.disk.ReplaceFile(o.manifest, write)
 }
@@ -231,7 +239,7 @@ func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 	}
 	if old != nil && !o.startOver {
 		if old.Plan != head.Plan || old.Key != head.Key {
-			return false, o.mismatch(old)
+			return false, old.mismatch(head, o.dst, o.dir)
 		}
 		if ready && (o.published != nil || o.reopen()) {
 			return true, nil
@@ -240,13 +248,13 @@ func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 	return false, o.create(head, old != nil)
 }
 
-// mismatch is the error for the unfinished output of another plan or another source.
-func (o *diskOutput) mismatch(old *journalHead) error {
+// mismatch is the error for an unfinished output in dir that is of another plan or another source than now.
+func (old *journalHead) mismatch(now journalHead, dst, dir string) error {
 	change := "with other options, or of another source"
-	if old.Plan == o.plan.Hash {
+	if old.Plan == now.Plan {
 		change = "of these files, which were changed since"
 	}
-	return checkpoint.Refusal(o.dst, "an unfinished conversion "+change+" is in "+text.Quote(o.dir),
+	return checkpoint.Refusal(dst, "an unfinished conversion "+change+" is in "+text.Quote(dir),
 		"--no-resume starts over")
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 	"dsmoe/text"
 )
@@ -40,7 +42,14 @@ func onDisk(home string) func() (source.Dir, error) {
 	return func() (source.Dir, error) { return source.Disk(home), nil }
 }
 
-// diskTarget is the target of a plan on the disk.
+// targetOf is the target of a plan.
+func targetOf(dst string, p *plan.Plan, s Settings) target {
+	if s.store != nil {
+		return storeTarget(dst, p, s.store)
+	}
+	return diskTarget(dst, p)
+}
+
 func diskTarget(dst string, p *plan.Plan) target {
 	if p.File != "" {
 		return fileAt(dst)
@@ -49,11 +58,29 @@ func diskTarget(dst string, p *plan.Plan) target {
 }
 
 // outputAt is the target that a finished output at dst had.
-func outputAt(dst string) target {
-	if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && (plan.Options{}).Into(dst).File != "" {
-		return fileAt(dst)
+func outputAt(dst string) (target, error) {
+	if remote.Is(dst) {
+		return remoteOutputAt(dst)
 	}
-	return directoryAt(dst)
+	if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && (plan.Options{}).Into(dst).File != "" {
+		return fileAt(dst), nil
+	}
+	return directoryAt(dst), nil
+}
+
+// remoteOutputAt is outputAt for a URL.
+func remoteOutputAt(dst string) (target, error) {
+	dst = strings.TrimRight(dst, "/")
+	isFile := func(name string) bool { return (plan.Options{}).Into(name).File != "" }
+	dir, file, err := remote.Open(dst, isFile, []string{plan.ManifestName, path.Base(dst) + plan.FileManifest})
+	if err != nil {
+		return target{}, err
+	}
+	t := target{dst, dst, dir.Path(plan.ManifestName), func() (source.Dir, error) { return dir, nil }}
+	if file != "" {
+		t.home, t.manifest = dir.Path(""), dir.Path(file+plan.FileManifest)
+	}
+	return t, nil
 }
 
 // at returns the target itself, of whatever output it is a part.

@@ -31,7 +31,10 @@ func updateFinished(ctx context.Context, dst string, p *plan.Plan, src Source, s
 	if err != nil {
 		return nil, err
 	}
-	out := e.out.(*diskOutput)
+	out, onDisk := e.out.(*diskOutput)
+	if !onDisk {
+		return nil, checkpoint.Refusal(dst, "an output in an object store cannot be updated", "--overwrite makes it anew")
+	}
 	m, err := out.readManifest(nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot be updated, as it is not a finished output: %w", err)

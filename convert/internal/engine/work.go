@@ -63,8 +63,32 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 
 // work writes and proves all unfinished spans.
 func (e *execution) work(ctx context.Context) error {
-	e.queue = e.newQueue()
 	e.out.begins()
+	writing, proving := e.openSpans()
+	if e.out.readable() {
+		return e.run(ctx, newQueue(largeFirst(writing, e.shape.workers, e.spanBytes), proving), false)
+	}
+	err := e.run(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
+	if err == nil {
+		err = e.flush()
+	}
+	if err == nil {
+		err = e.out.finish()
+	}
+	if err != nil {
+		return err
+	}
+	_, proving = e.openSpans()
+	return e.run(ctx, newQueue(nil, proving), false)
+}
+
+func (e *execution) spanBytes(i int) int64 { return e.spans[i].Size() }
+
+// run does the work of a queue; writesOnly says that what it writes is proven later.
+func (e *execution) run(ctx context.Context, q *queue, writesOnly bool) error {
+	e.flushing.Lock()
+	e.queue, e.writesOnly = q, writesOnly
+	e.flushing.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
 	for range min(e.shape.workers, e.queue.open) {
 		g.Go(func() error {
@@ -78,10 +102,9 @@ func (e *execution) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// newQueue lists the unfinished spans: those that are not complete and, with verification,
-// those that were not compared with the source.
-func (e *execution) newQueue() *queue {
-	var writing, proving []int
+// openSpans lists the spans that are not complete and, with verification, those that were not compared with
+// the source.
+func (e *execution) openSpans() (writing, proving []int) {
 	for i := range e.states {
 		s := &e.states[i]
 		switch {
@@ -91,8 +114,7 @@ func (e *execution) newQueue() *queue {
 			proving = append(proving, i)
 		}
 	}
-	writing = largeFirst(writing, e.shape.workers, func(i int) int64 { return e.spans[i].Size() })
-	return newQueue(writing, proving)
+	return writing, proving
 }
 
 // work does jobs until the queue is empty.
@@ -123,7 +145,7 @@ func (w *worker) span(ctx context.Context, do job, i int) (err error) {
 		err = w.proveSpan(ctx, i)
 		w.queue.proved()
 	} else if err = w.writeSpan(ctx, i); err == nil {
-		w.queue.wrote(!w.Unverified)
+		w.queue.wrote(!w.Unverified && !w.writesOnly)
 	}
 	return err
 }

@@ -28,12 +28,15 @@ const Token = "hf_secretsecret"
 // Hub is a hub that serves the directories below Root as repositories ORG/NAME, and redirects files to Storage.
 type Hub struct {
 	Root    string
-	API     *httptest.Server // the hub
+	API     *httptest.Server // the hub; nil of a store
 	Storage *httptest.Server // where files lie, at another port
 
 	mu       sync.Mutex
 	faults   int // in percent: see Fail
 	requests int
+	last     int // the last request to a store that is answered; 0 answers all
+	uploads  map[string]*upload
+	Spoil    string            // what the names of objects begin with whose last byte an upload spoils; "" spoils none
 	Log      []string          // requests: method, path, range
 	Tokens   []string          // Authorization of requests to Storage
 	Replaced map[string]string // ETags of files that were replaced, by path
@@ -70,7 +73,9 @@ func Start(t *testing.T, dirs map[string]string) *Hub {
 
 // Close ends the hub.
 func (h *Hub) Close() {
-	h.API.Close()
+	if h.API != nil {
+		h.API.Close()
+	}
 	h.Storage.Close()
 }
 

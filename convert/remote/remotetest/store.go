@@ -24,28 +24,39 @@ const (
 )
 
 // StartStore starts a store that speaks S3 with the directories as buckets, and makes it and its key those of
-// the settings of AWS until the test ends. It checks no signature: versitygw does, in scripts/s3.sh.
+// the settings of AWS until the test ends. Uploads have small parts.
 func StartStore(t *testing.T, dirs map[string]string) *Hub {
 	t.Helper()
-	h := &Hub{Root: t.TempDir(), Replaced: map[string]string{}}
+	root := t.TempDir()
 	for name, dir := range dirs {
-		require.NoError(t, os.Symlink(dir, filepath.Join(h.Root, name)))
+		require.NoError(t, os.Symlink(dir, filepath.Join(root, name)))
 	}
-	s := httptest.NewServer(http.HandlerFunc(h.store))
+	h, settings := NewStore(root)
 	old := remote.Default
 	remote.Default = remote.NewClient()
-	t.Cleanup(func() { remote.Default = old; s.Close() })
-	for name, value := range map[string]string{"AWS_ENDPOINT_URL": s.URL, "AWS_ENDPOINT_URL_S3": "", "AWS_PROFILE": "",
-		"AWS_ACCESS_KEY_ID": StoreKey, "AWS_SECRET_ACCESS_KEY": StoreSecret, "AWS_SESSION_TOKEN": "", "AWS_CA_BUNDLE": "",
-		"AWS_REGION": "eu-test-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "",
-		"AWS_CONFIG_FILE": filepath.Join(h.Root, "none"), "AWS_SHARED_CREDENTIALS_FILE": filepath.Join(h.Root, "none")} {
+	remote.Default.Part = smallestPart
+	t.Cleanup(func() { remote.Default = old; h.Close() })
+	for name, value := range settings {
 		t.Setenv(name, value)
 	}
 	return h
 }
 
+// NewStore starts a store that speaks S3 with the directories below root as buckets, and returns the settings of AWS
+// with which it is found. It checks no signature: versitygw does, in scripts/s3.sh. Close ends it.
+func NewStore(root string) (h *Hub, settings map[string]string) {
+	h = &Hub{Root: root, Replaced: map[string]string{}, uploads: map[string]*upload{}}
+	h.Storage = httptest.NewServer(http.HandlerFunc(h.store))
+	none := filepath.Join(root, "none")
+	return h, map[string]string{"AWS_ENDPOINT_URL": h.Storage.URL, "AWS_ENDPOINT_URL_S3": "", "AWS_PROFILE": "",
+		"AWS_ACCESS_KEY_ID": StoreKey, "AWS_SECRET_ACCESS_KEY": StoreSecret, "AWS_SESSION_TOKEN": "", "AWS_CA_BUNDLE": "",
+		"AWS_REGION": "eu-test-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "",
+		"AWS_CONFIG_FILE": none, "AWS_SHARED_CREDENTIALS_FILE": none}
+}
+
 var signature = regexp.MustCompile(`^AWS4-HMAC-SHA256 Credential=` + StoreKey + `/\d{8}/eu-test-1/s3/aws4_request, ` +
-	`SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=[0-9a-f]{64}$`)
+	`SignedHeaders=(content-length;)?host;(if-none-match;)?[a-z0-9;-]*x-amz-content-sha256;[a-z0-9;-]*x-amz-date, ` +
+	`Signature=[0-9a-f]{64}$`)
 
 // store answers requests to the store. Bucket public needs no key.
 func (h *Hub) store(w http.ResponseWriter, r *http.Request) {
@@ -53,6 +64,8 @@ func (h *Hub) store(w http.ResponseWriter, r *http.Request) {
 	name, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	dir := filepath.Join(h.Root, name)
 	switch {
+	case h.stopped():
+		refuseXML(w, http.StatusForbidden, "Stopped")
 	case fault == unavailable:
 		unavailableNow(w)
 	case name == "elsewhere":
@@ -62,6 +75,9 @@ func (h *Hub) store(w http.ResponseWriter, r *http.Request) {
 		refuseXML(w, http.StatusForbidden, "AccessDenied")
 	case !isDir(dir):
 		refuseXML(w, http.StatusNotFound, "NoSuchBucket")
+	case r.Method != http.MethodGet && r.Method != http.MethodHead || r.URL.Query().Has("uploads") ||
+		r.URL.Query().Has("uploadId"):
+		h.change(w, r, name, key, fault)
 	case key == "":
 		h.objects(w, r, dir)
 	default:

@@ -1,6 +1,6 @@
-package engine
+package manifest
 
-// Checking: every byte of an output against its manifest.
+// Every byte of an output against its manifest.
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -18,52 +17,31 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
-	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
-// Checked is the result of Check.
-type Checked struct {
-	Plan     string               // hash of the output's plan
-	Verified bool                 // the output was compared with its source
-	Tensors  int                  // tensors in the manifest
-	Bytes    int64                // bytes of their data
-	Problems []checkpoint.Problem // differences from the manifest
+// Output is where a finished output and its manifest lie, and how they are compared.
+type Output struct {
+	Dir      source.Dir
+	Name     string // of the manifest
+	Alone    bool   // the output is one file: others in the directory are not its own
+	Compute  int    // goroutines that hash at once
+	Progress func(phase string, n, of int64)
 }
 
-// Check hashes every byte of the output at path and compares it with its manifest, which it
-// reads one tensor at a time. An error means that the comparison was not possible.
-func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
-	t := outputAt(path)
-	m, err := t.readManifest(nil)
-	if err != nil {
-		return nil, err
-	}
-	r := &Checked{Plan: m.Plan, Verified: m.Verified}
-	r.Problems, err = checkManifest(ctx, &t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
-		r.Tensors++
-		r.Bytes += t.Info().Bytes()
-	})
-	return r, err
-}
-
-// checkManifest compares the files of out with its manifest, whose head is m, and the manifest
-// with its own hash and the headers of the files. It hands each tensor of the manifest to each.
-// p is the plan of the output, or nil; with it no header is read into memory.
-func checkManifest(ctx context.Context, out *target, m *manifest.Manifest, p *plan.Plan, s Settings,
-	each func(*manifest.Tensor)) ([]checkpoint.Problem, error) {
-	dir, err := out.files()
-	if err != nil {
-		return nil, err
-	}
-	c := checker{Settings: s, out: out, dir: dir, plan: p, files: map[string]format.Data{}, unlisted: map[string]int{},
+// Compare compares the files with the manifest, whose head is m, and the manifest with its own hash and the headers of
+// the files. It hands each tensor of the manifest to each. p is the plan of the output, or nil; with it no header is
+// read into memory.
+func (o Output) Compare(ctx context.Context, m *Manifest, p *plan.Plan,
+	each func(*Tensor)) ([]checkpoint.Problem, error) {
+	c := checker{Output: o, plan: p, files: map[string]format.Data{}, unlisted: map[string]int{},
 		begun: map[string]bool{}, problems: []checkpoint.Problem{}}
 	defer c.close()
 	if edited := m.Edited(); edited != "" {
-		c.problem(out.manifestName(), "", "%s", edited)
+		c.problem(c.Name, "", "%s", edited)
 	}
 	files := m.Files
 	if p != nil {
@@ -97,9 +75,7 @@ func checkManifest(ctx context.Context, out *target, m *manifest.Manifest, p *pl
 
 // checker collects the differences from a manifest.
 type checker struct {
-	Settings
-	out         *target
-	dir         source.Dir
+	Output
 	plan        *plan.Plan             // nil if unknown
 	files       map[string]format.Data // weight files in the manifest; nil if the header cannot be read
 	unlisted    map[string]int         // tensors in the headers of files, less those of the manifest; unused with a plan
@@ -131,7 +107,7 @@ func (c *checker) problem(file, name, cause string, args ...any) {
 
 // open opens a file; nil after it recorded that it cannot be opened.
 func (c *checker) open(name string) (format.Data, error) {
-	f, err := c.dir.Data(name)
+	f, err := c.Dir.Data(name)
 	if err != nil {
 		return nil, c.recordProblems(name, err)
 	}
@@ -200,7 +176,7 @@ func (c *checker) readHeader(name string) (err error) {
 		c.weights.Close()
 	}
 	c.weightsName = name
-	data, err := c.dir.Data(name)
+	data, err := c.Dir.Data(name)
 	if err == nil {
 		c.weights, err = checkpoint.FormatOf(name).Open(data)
 	}
@@ -208,12 +184,12 @@ func (c *checker) readHeader(name string) (err error) {
 }
 
 // tensors hashes the data of all tensors of the manifest.
-func (c *checker) tensors(ctx context.Context, each func(*manifest.Tensor)) error {
+func (c *checker) tensors(ctx context.Context, each func(*Tensor)) error {
 	changed := map[int]checkpoint.Problem{} // by position in the manifest
 	n := 0
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.Compute)
-	_, err := c.out.readManifest(func(t *manifest.Tensor) error {
+	_, err := Read(c.Dir, c.Name, func(t *Tensor) error {
 		i := n
 		n++
 		each(t)
@@ -243,14 +219,14 @@ func (c *checker) tensors(ctx context.Context, each func(*manifest.Tensor)) erro
 		c.problems = append(c.problems, changed[i])
 	}
 	if n == 0 {
-		c.problem(c.out.manifestName(), "", "lists no tensor")
+		c.problem(c.Name, "", "lists no tensor")
 	}
 	return err
 }
 
 // tensor finds the data of the i-th tensor of the manifest. It returns no file for a tensor
 // with a problem.
-func (c *checker) tensor(i int, want *manifest.Tensor) (f format.Data, offset int64, err error) {
+func (c *checker) tensor(i int, want *Tensor) (f format.Data, offset int64, err error) {
 	f, listed := c.files[want.File]
 	if !listed {
 		c.problem(want.File, want.Name, "the manifest lists the tensor, but not the file")
@@ -267,7 +243,7 @@ func (c *checker) tensor(i int, want *manifest.Tensor) (f format.Data, offset in
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
 		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
 	case want.IsCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
-		c.problem(c.out.manifestName(), want.Name, "the manifest gives another hash to its source, which it copies")
+		c.problem(c.Name, want.Name, "the manifest gives another hash to its source, which it copies")
 	default:
 		return f, offset, nil
 	}
@@ -275,7 +251,7 @@ func (c *checker) tensor(i int, want *manifest.Tensor) (f format.Data, offset in
 }
 
 // lookup returns the header entry and the offset of the i-th tensor of the manifest.
-func (c *checker) lookup(i int, want *manifest.Tensor) (info tensor.Info, offset int64, ok bool, err error) {
+func (c *checker) lookup(i int, want *Tensor) (info tensor.Info, offset int64, ok bool, err error) {
 	if c.plan != nil {
 		if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
 			info, offset = c.plan.Tensors[i].Info(), c.plan.Tensors[i].Offset
@@ -293,16 +269,16 @@ func (c *checker) lookup(i int, want *manifest.Tensor) (info tensor.Info, offset
 
 // list counts a tensor of the manifest that is in its file. The tensors of a file are listed one
 // after the other.
-func (c *checker) list(t *manifest.Tensor) {
+func (c *checker) list(t *Tensor) {
 	if c.listedOf != t.File {
 		c.listedOf, c.listed = t.File, map[string]bool{}
 		if c.begun[t.File] {
-			c.problem(c.out.manifestName(), t.Name, "is listed apart from other tensors of its file")
+			c.problem(c.Name, t.Name, "is listed apart from other tensors of its file")
 		}
 		c.begun[t.File] = true
 	}
 	if c.listed[t.Name] {
-		c.problem(c.out.manifestName(), t.Name, "is listed twice")
+		c.problem(c.Name, t.Name, "is listed twice")
 		return
 	}
 	c.listed[t.Name] = true
@@ -354,41 +330,12 @@ func (c *checker) other(ctx context.Context, want plan.Other) error {
 	return err
 }
 
-// problemsByFile keeps the first problem of the tensors of each file, which counts the others.
-func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) {
-	count := map[string]int{}
-	for _, p := range problems {
-		if p.Tensor != "" {
-			count[p.File]++
-		}
-		if p.Tensor == "" || count[p.File] == 1 {
-			files = append(files, p)
-		}
-	}
-	for i := range files {
-		if more := count[files[i].File] - 1; files[i].Tensor != "" && more > 0 {
-			files[i].Cause += fmt.Sprintf(", and of %s in the file", text.Plural(more, "more tensor"))
-		}
-	}
-	return files
-}
-
-// holdsAny reports whether the target holds a file that has a problem: of a missing file nothing can be lost.
-func (t *target) holdsAny(problems []checkpoint.Problem) bool {
-	dir, err := t.files()
-	if err != nil {
-		return false
-	}
-	names, _ := dir.List("")
-	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return slices.Contains(names, p.File) })
-}
-
 // strays records weight files in the directory that the manifest does not list.
-func (c *checker) strays(m *manifest.Manifest) error {
-	if c.out.isFile() {
+func (c *checker) strays(m *Manifest) error {
+	if c.Alone {
 		return nil
 	}
-	names, err := c.dir.List("")
+	names, err := c.Dir.List("")
 	if err != nil {
 		return err
 	}
@@ -399,34 +346,4 @@ func (c *checker) strays(m *manifest.Manifest) error {
 		}
 	}
 	return nil
-}
-
-// Rounded returns the tensors of the output at path that were rounded to their dtype, and how,
-// by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
-func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Rounding, error) {
-	out := outputAt(path)
-	m, err := out.readManifest(nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if edited := m.Edited(); edited != "" {
-		return nil, fmt.Errorf("%s: %s", text.Quote(out.manifest), edited)
-	}
-	rounded := map[string]tensor.Rounding{}
-	problems, err := checkManifest(ctx, &out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
-		if r := t.Rounds(); r.By != "" {
-			rounded[t.Name] = r
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range problems {
-		_, part := tensor.PartOf(tensor.Info{Name: p.Tensor}) // scales change their weight
-		delete(rounded, strings.TrimSuffix(p.Tensor, part))
-	}
-	return rounded, nil
 }

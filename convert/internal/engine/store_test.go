@@ -1,0 +1,292 @@
+package engine
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/plan"
+	"dsmoe/convert/remote/remotetest"
+	"dsmoe/model/tensor"
+)
+
+// startStore starts a store with one empty bucket, models, whose objects lie in the directory that it returns.
+func startStore(t *testing.T) (*remotetest.Hub, string) {
+	t.Helper()
+	dir := t.TempDir()
+	return remotetest.StartStore(t, map[string]string{"models": dir}), dir
+}
+
+// contents returns the files below a directory by their names.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		rel, _ := filepath.Rel(dir, path)
+		files[rel] = string(data)
+		return err
+	}))
+	return files
+}
+
+// requireContents demands that two outputs have the same files.
+func requireContents(t *testing.T, want, got map[string]string) {
+	t.Helper()
+	require.Equal(t, slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got)))
+	for name := range want {
+		require.Equal(t, want[name] == got[name], true, name)
+	}
+}
+
+// TestStoreSameBytes: an output in a store has the bytes of one on the disk, with 30 % of the requests failing.
+func TestStoreSameBytes(t *testing.T) {
+	o := plan.Options{DType: tensor.BF16, MaxShardBytes: 1_500_000}
+	src := fixture.Path(t, "v3-fp8/checkpoint")
+	for _, unverified := range []bool{false, true} {
+		s := inMemory()
+		s.Unverified = unverified
+		want := contents(t, converted(t, src, o, s))
+		hub, bucket := startStore(t)
+		if !unverified {
+			hub.Fail(30)
+		}
+		r, err := convert(t.Context(), t, "s3://models/a dir/out", open(t, src), o, s)
+		require.NoError(t, err)
+		require.Equal(t, !unverified, r.Verified)
+		requireContents(t, want, contents(t, filepath.Join(bucket, "a dir/out")))
+		require.Zero(t, hub.Uploads())
+		r, err = convert(t.Context(), t, "s3://models/a dir/out", open(t, src), o, s)
+		require.NoError(t, err)
+		require.True(t, r.Already)
+		requireChecked(t, "s3://models/a dir/out")
+	}
+}
+
+// TestStoreFile: one GGUF file in a store, beside other objects.
+func TestStoreFile(t *testing.T) {
+	src := fixture.Path(t, "v1-base/checkpoint")
+	into := func(dst string) plan.Options { return plan.Options{DType: tensor.F32}.Into(dst) }
+	dir := t.TempDir()
+	_, err := convert(t.Context(), t, filepath.Join(dir, "x.gguf"), open(t, src), into("x.gguf"), inMemory())
+	require.NoError(t, err)
+	hub, bucket := startStore(t)
+	fixture.Write(t, bucket, "x.gguf.other", "1")
+	_, err = convert(t.Context(), t, "s3://models/x.gguf", open(t, src), into("x.gguf"), inMemory())
+	require.NoError(t, err)
+	want := contents(t, dir)
+	want["x.gguf.other"] = "1"
+	requireContents(t, want, contents(t, bucket))
+	require.Zero(t, hub.Uploads())
+	requireChecked(t, "s3://models/x.gguf")
+}
+
+// TestStoreCrash: a run that dies at any request leaves nothing that looks complete, and the next one goes on to the
+// same bytes.
+func TestStoreCrash(t *testing.T) {
+	o := plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000}
+	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	s := inMemory()
+	s.IO = 2
+	want := contents(t, converted(t, c.Path, o, s))
+	hub, bucket := startStore(t)
+	dst := filepath.Join(bucket, "out")
+	for n := 1; ; n++ {
+		require.NoError(t, os.RemoveAll(dst))
+		hub.StopAfter(n)
+		_, err := convert(t.Context(), t, "s3://models/out", c, o, s)
+		hub.StopAfter(0)
+		if err == nil {
+			require.Greater(t, n, 50)
+			break
+		}
+		if _, err := os.Stat(filepath.Join(dst, "model.safetensors.index.json")); err == nil {
+			for name := range want {
+				require.FileExists(t, filepath.Join(dst, name))
+			}
+		}
+		_, err = convert(t.Context(), t, "s3://models/out", c, o, s)
+		require.NoError(t, err, n)
+		requireContents(t, want, contents(t, dst))
+		require.Zero(t, hub.Uploads(), n)
+		hub.Forget()
+	}
+}
+
+// dense is a small conversion to s3://models/out, with one worker.
+func dense(t *testing.T) (run func(s Settings) (*Result, error), hub *remotetest.Hub, dst string,
+	want map[string]string) {
+	o := plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000}
+	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	want = contents(t, converted(t, c.Path, o, inMemory()))
+	hub, bucket := startStore(t)
+	return func(s Settings) (*Result, error) {
+		s.IO = 1
+		return convert(t.Context(), t, "s3://models/out", c, o, s)
+	}, hub, filepath.Join(bucket, "out"), want
+}
+
+// TestStoreResume: parts that an interrupted run sent are not sent again, unless the store removed them.
+func TestStoreResume(t *testing.T) {
+	run, hub, dst, want := dense(t)
+	sent := func() (n int) {
+		for _, r := range hub.Requests() {
+			if strings.HasPrefix(r, "PUT /models/out/.dsmoe.partial/model") {
+				n++
+			}
+		}
+		hub.Forget()
+		return n
+	}
+	_, err := run(Settings{})
+	require.NoError(t, err)
+	all := sent()
+	for _, expired := range []bool{false, true} {
+		require.NoError(t, os.RemoveAll(dst))
+		hub.StopAfter(10)
+		_, err = run(Settings{})
+		require.ErrorContains(t, err, "s3://models/out/.dsmoe.")
+		before := sent()
+		require.Greater(t, before, 2)
+		hub.StopAfter(0)
+		if expired {
+			hub.Expire()
+		}
+		_, err = run(Settings{})
+		require.NoError(t, err)
+		if expired {
+			require.Equal(t, all, sent())
+		} else {
+			require.LessOrEqual(t, sent()+before, all+1) // one request was refused
+		}
+		requireContents(t, want, contents(t, dst))
+	}
+}
+
+// TestStoreProof: what was stored is read again. A file with other bytes than were sent is made anew.
+func TestStoreProof(t *testing.T) {
+	run, hub, dst, want := dense(t)
+	hub.Spoil = "out/.dsmoe.partial/model-00002"
+	for range 2 {
+		_, err := run(Settings{})
+		require.ErrorContains(t, err, "s3://models/out/.dsmoe.partial/model-00002-of-")
+		require.NoFileExists(t, filepath.Join(dst, checkpoint.ConfigName))
+	}
+	hub.Spoil = ""
+	hub.Forget()
+	_, err := run(Settings{})
+	require.NoError(t, err)
+	requireContents(t, want, contents(t, dst))
+	require.NotContains(t, strings.Join(hub.Requests(), "\n"), "PUT /models/out/.dsmoe.partial/model-00001")
+}
+
+// TestStoreTwoRuns: of two runs at once the one that began last finishes, and the other one stops.
+func TestStoreTwoRuns(t *testing.T) {
+	_, hub, dst, want := dense(t)
+	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	p, err := plan.Conversion(c, plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000})
+	require.NoError(t, err)
+	begun := func() *execution {
+		s := Settings{}.withDefaults()
+		s.store, err = openStore("s3://models/out", p)
+		require.NoError(t, err)
+		e, err := newExecution("s3://models/out", p, c, s)
+		require.NoError(t, err)
+		require.NoError(t, e.begin(t.Context()))
+		return e
+	}
+	first, second := begun(), begun()
+	require.ErrorIs(t, first.writeAndProve(t.Context()), errBusy)
+	require.NoError(t, second.writeAndProve(t.Context()))
+	require.NoError(t, second.commit(t.Context()))
+	requireContents(t, want, contents(t, dst))
+	require.Zero(t, hub.Uploads())
+
+	fixture.Write(t, dst, ".dsmoe.journal/000077", "of a run that slept meanwhile")
+	r, err := Run(t.Context(), "s3://models/out", p, c, Settings{})
+	require.NoError(t, err)
+	require.True(t, r.Already)
+	requireContents(t, want, contents(t, dst))
+}
+
+// TestStoreOverwrite: objects in the way are refused. A finished output is replaced if that is asked for, and it is as
+// it was written.
+func TestStoreOverwrite(t *testing.T) {
+	run, hub, dst, want := dense(t)
+	require.NoError(t, os.Mkdir(dst, 0o755))
+	fixture.Write(t, dst, "mine", "1")
+	_, err := run(Settings{})
+	require.ErrorContains(t, err, "the place is not empty: it holds mine")
+	_, err = run(Settings{Overwrite: true})
+	require.ErrorContains(t, err, "cannot be overwritten, as it is not a finished output")
+	require.Equal(t, map[string]string{"mine": "1"}, contents(t, dst))
+	require.NoError(t, os.Remove(filepath.Join(dst, "mine")))
+
+	base := open(t, fixture.Path(t, "v1-base/checkpoint"))
+	older := func() {
+		_, err := convert(t.Context(), t, "s3://models/out", base, plan.Options{}, inMemory())
+		require.NoError(t, err)
+	}
+	older()
+	_, err = run(Settings{})
+	require.ErrorContains(t, err, "it holds the finished output of another conversion")
+	fixture.Write(t, dst, "mine", "1")
+	_, err = run(Settings{Overwrite: true})
+	require.ErrorContains(t, err, "it holds mine, which its manifest does not list")
+	require.NoError(t, os.Remove(filepath.Join(dst, "mine")))
+	fixture.Write(t, dst, checkpoint.ConfigName, "{}")
+	_, err = run(Settings{Overwrite: true})
+	require.ErrorContains(t, err, "its files changed since they were written")
+	r, err := run(Settings{Overwrite: true, OverwriteChanged: true})
+	require.NoError(t, err)
+	require.True(t, r.Replaced)
+	requireContents(t, want, contents(t, dst))
+
+	_, err = run(Settings{Update: true})
+	require.ErrorContains(t, err, "an output in an object store cannot be updated")
+	fixture.Flip(t, filepath.Join(dst, "model-00001-of-00003.safetensors"), 50_000)
+	_, err = run(Settings{})
+	require.ErrorContains(t, err, "was changed since")
+	for n := 1; ; n += 5 { // a run that replaces an output dies anywhere
+		require.NoError(t, os.RemoveAll(dst))
+		older()
+		hub.StopAfter(n)
+		_, err = run(Settings{Overwrite: true})
+		hub.StopAfter(0)
+		if err == nil {
+			break
+		}
+		_, err = run(Settings{Overwrite: true})
+		require.NoError(t, err, n)
+		requireContents(t, want, contents(t, dst))
+		require.Zero(t, hub.Uploads())
+	}
+}
+
+// TestStoreOtherPlan: the unfinished output of another conversion is refused, and removed with StartOver.
+func TestStoreOtherPlan(t *testing.T) {
+	run, hub, dst, want := dense(t)
+	base := open(t, fixture.Path(t, "v1-base/checkpoint"))
+	hub.StopAfter(15)
+	_, err := convert(t.Context(), t, "s3://models/out", base, plan.Options{}, inMemory())
+	require.Error(t, err)
+	hub.StopAfter(0)
+	_, err = run(Settings{})
+	require.ErrorContains(t, err,
+		"an unfinished conversion with other options, or of another source is in s3://models/out/.dsmoe.partial")
+	_, err = run(Settings{StartOver: true})
+	require.NoError(t, err)
+	requireContents(t, want, contents(t, dst))
+	require.Zero(t, hub.Uploads())
+}

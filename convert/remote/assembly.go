@@ -1,0 +1,187 @@
+package remote
+
+// Objects whose bytes are written in any order, or without knowing how many there will be.
+
+import (
+	"io"
+	"iter"
+	"sync"
+)
+
+// PartSize returns the size of the parts of an object of size bytes: the smallest, unless they would be too many.
+func PartSize(size int64) int64 {
+	const unit = 1 << 20
+	if size <= Default.Part*maxParts {
+		return Default.Part
+	}
+	return (size/maxParts + unit) &^ (unit - 1)
+}
+
+// parts is the memory of parts: those that were sent serve the next ones.
+type parts struct {
+	mu   sync.Mutex
+	free [][]byte
+}
+
+// take returns n bytes of zeros.
+func (p *parts) take(n int64) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := len(p.free) - 1
+	if last < 0 || int64(cap(p.free[last])) < n {
+		return make([]byte, n, max(n, Default.Part))
+	}
+	b := p.free[last][:n]
+	p.free = p.free[:last]
+	clear(b)
+	return b
+}
+
+func (p *parts) give(b []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = append(p.free, b)
+}
+
+// Assembly is an upload whose bytes are written in any order, each once. A part stays in memory from its first
+// byte to its last.
+type Assembly struct {
+	*Upload
+	mu      sync.Mutex
+	missing []int64 // bytes of each part that are not written yet
+	begun   map[int][]byte
+}
+
+// Assemble has an upload be written in these spans, from begin to end; the bytes between them are zeros.
+func Assemble(u *Upload, spans iter.Seq2[int64, int64]) *Assembly {
+	a := &Assembly{Upload: u, missing: make([]int64, len(u.parts)), begun: map[int][]byte{}}
+	for begin, end := range spans {
+		for i := begin / u.part; begin < end; i++ {
+			next := min(end, (i+1)*u.part)
+			a.missing[i] += next - begin
+			begin = next
+		}
+	}
+	return a
+}
+
+// WriteAt writes bytes of one span, and sends the parts that they complete. Bytes of parts that the store has
+// already are ignored. It is safe for concurrent use.
+func (a *Assembly) WriteAt(b []byte, at int64) error {
+	for len(b) > 0 {
+		i := int(at / a.part)
+		begin := at - int64(i)*a.part
+		n := min(int64(len(b)), a.part-begin)
+		if err := a.write(i, b[:n], begin); err != nil {
+			return err
+		}
+		b, at = b[n:], at+n
+	}
+	return nil
+}
+
+func (a *Assembly) write(i int, b []byte, at int64) error {
+	a.mu.Lock()
+	if a.Has(i) {
+		a.mu.Unlock()
+		return nil
+	}
+	part := a.begun[i]
+	if part == nil {
+		part = a.s.parts.take(a.partSize(i))
+		a.begun[i] = part
+	}
+	a.mu.Unlock()
+	copy(part[at:], b)
+	a.mu.Lock()
+	a.missing[i] -= int64(len(b))
+	whole := a.missing[i] == 0
+	if whole {
+		delete(a.begun, i)
+	}
+	a.mu.Unlock()
+	if !whole {
+		return nil
+	}
+	defer a.s.parts.give(part)
+	return a.Send(i, part)
+}
+
+// HasBytes reports whether the store has the bytes from begin to end.
+func (a *Assembly) HasBytes(begin, end int64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := begin / a.part; i*a.part < end; i++ {
+		if !a.Has(int(i)) {
+			return false
+		}
+	}
+	return true
+}
+
+// Sent returns the bytes that the store has.
+func (a *Assembly) Sent() (n int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.parts {
+		if a.Has(i) {
+			n += a.partSize(i)
+		}
+	}
+	return n
+}
+
+// Finish sends the parts of zeros alone, and makes the object of all parts.
+func (a *Assembly) Finish() error {
+	for i := range a.parts {
+		if !a.Has(i) && a.missing[i] == 0 {
+			if err := a.Send(i, make([]byte, a.partSize(i))); err != nil {
+				return err
+			}
+		}
+	}
+	return a.Upload.Finish()
+}
+
+// Write writes an object of the bytes that fill writes. It appears when it is complete.
+func (s *Store) Write(name string, fill func(io.Writer) error) error {
+	w := &writer{Upload: Upload{s: s, name: name, part: Default.Part}}
+	if err := fill(w); err != nil {
+		return err
+	}
+	if w.id == "" {
+		return s.Put(name, w.data)
+	}
+	if err := w.send(); err != nil {
+		return err
+	}
+	return w.Finish()
+}
+
+// writer is an upload of bytes in their order.
+type writer struct {
+	Upload
+	data []byte // of the next part
+}
+
+// Write sends whole parts when more bytes follow.
+func (w *writer) Write(b []byte) (int, error) {
+	for left := b; ; {
+		n := min(len(left), int(w.part)-len(w.data))
+		w.data, left = append(w.data, left[:n]...), left[n:]
+		if len(left) == 0 {
+			return len(b), nil
+		}
+		if err := w.send(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (w *writer) send() error {
+	w.size += int64(len(w.data))
+	w.parts = append(w.parts, uploaded{})
+	err := w.Send(len(w.parts)-1, w.data)
+	w.data = w.data[:0]
+	return err
+}
