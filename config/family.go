@@ -31,6 +31,7 @@ var families = []family{
 	{defaults: kimiK2Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
 	{defaults: glm4MoELiteDefaults, fields: glm4MoELiteFields, rules: v3Rules, rope: yarnForm,
 		references: glm4MoELiteReferences},
+	{defaults: axk1Defaults, fields: axk1Fields, rules: axk1Rules, rope: yarnForm, references: axk1References},
 	{defaults: vl2Defaults, fields: vl2Fields, rules: vl2Rules, rope: yarnForm, references: vl2References,
 		within: true},
 	{defaults: v32Defaults, fields: v32Fields, rules: v32Rules, rope: yarnForm, references: v32References},

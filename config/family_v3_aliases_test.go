@@ -89,12 +89,36 @@ func TestKimiK25(t *testing.T) {
 	assert.Contains(t, string(changed.JSON()), `"hidden_size": 7`)
 	for text, want := range map[string]string{
 		`null`:                                 "text_config: is not an object with the language model's configuration",
-		`{}`:                                   "text_config.model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, deepseek_v32, glm_moe_dsa, kimi_k25, deepseek_vl_v2",
-		`{"model_type":"kimi_k25"}`:            `text_config.model_type: "kimi_k25"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, deepseek_v32, glm_moe_dsa, kimi_k25, deepseek_vl_v2`,
+		`{}`:                                   "text_config.model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, kimi_k25, deepseek_vl_v2",
+		`{"model_type":"kimi_k25"}`:            `text_config.model_type: "kimi_k25"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, kimi_k25, deepseek_vl_v2`,
 		`{"model_type":"kimi_k2","a":1,"a":2}`: `key "a" appears twice at byte`,
 	} {
 		got := problems(t, outer+text+"}")
 		require.NotEmpty(t, got, text)
 		assert.Contains(t, got[0].String(), want)
+	}
+}
+
+// TestAXK1: without mlp_layer_types first_k_dense_replace says which layers are dense; experts are chosen by the scores.
+func TestAXK1(t *testing.T) {
+	const axk1 = `{"model_type":"axk1","num_hidden_layers":3`
+	c, v3 := parse(t, axk1+`,"first_k_dense_replace":2}`), parse(t, `{"model_type":"deepseek_v3"}`)
+	assert.Equal(t, []int{2}, c.MoELayers())
+	c = parse(t, axk1+`,"mlp_layer_types":["dense","sparse","sparse"],"auto_map":{}}`)
+	assert.Equal(t, []int{1, 2}, c.MoELayers())
+	assert.Equal(t, Native, c.Reference)
+	assert.False(t, c.ChoosesByBias())
+	assert.True(t, v3.ChoosesByBias())
+	for _, d := range Differences(&c, &v3) {
+		if d.Key == "model_type" {
+			assert.True(t, d.Meaning, "another network")
+		}
+	}
+	for keys, want := range map[string]string{
+		`,"q_lora_rank":null`: "q_lora_rank: ",
+		`,"first_k_dense_replace":2,"mlp_layer_types":["dense","sparse","sparse"]`: "first_k_dense_replace: 2; mlp_layer_types",
+		`,"num_nextn_predict_layers":1`:                                            "num_nextn_predict_layers: 1 is not in 0..0",
+	} {
+		assert.Contains(t, problems(t, axk1+keys+"}")[0].String(), want)
 	}
 }

@@ -45,6 +45,15 @@ type Rules struct {
 	// IndexerInterleaves: RoPE rotates pairs (2i, 2i+1) of the indexer's channels, not halves.
 	// GLM-5's does, DeepSeek-V3.2's does not; attention's own pairs are interleaved in both.
 	IndexerInterleaves bool
+	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
+	NormsExperts bool
+	// UnbiasedChoice: noaux_tc chooses by the scores alone, for the files have no e_score_correction_bias.
+	UnbiasedChoice bool
+}
+
+// ChoosesByBias reports whether experts are chosen by scores to which e_score_correction_bias is added.
+func (c *Config) ChoosesByBias() bool {
+	return c.TopKMethod == "noaux_tc" && !c.Rules().UnbiasedChoice
 }
 
 // NormTopK is the condition under which norm_topk_prob has an effect.

@@ -137,6 +137,8 @@ func (x *DeepseekDecoderLayer) norm(r table.Role) *DeepseekRMSNorm {
 		return &x.InputLayernorm
 	case table.PostAttentionLayernorm:
 		return &x.PostAttentionLayernorm
+	case table.PostMLPLayernorm:
+		return x.MoE.PostMLPLayernorm
 	case table.QALayernorm:
 		return &x.MLA.QALayernorm
 	case table.KVALayernorm:

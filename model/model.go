@@ -138,6 +138,8 @@ type DeepseekMoE struct {
 	Gate          MoEGate       // the router
 	Experts       []DeepseekMLP // n_routed_experts, of width moe_intermediate_size
 	SharedExperts *DeepseekMLP  // for every token
+	// PostMLPLayernorm is behind the sum of both; nil but in A.X-K1.
+	PostMLPLayernorm *DeepseekRMSNorm
 }
 
 // MoEGate is the router: one row per routed expert. From DeepSeek-V3 on, a bias
@@ -193,6 +195,9 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	layer.MoE = &DeepseekMoE{Experts: make([]DeepseekMLP, c.NRoutedExperts)}
 	if c.NSharedExperts > 0 {
 		layer.MoE.SharedExperts = &DeepseekMLP{}
+	}
+	if c.Rules().NormsExperts {
+		layer.MoE.PostMLPLayernorm = &DeepseekRMSNorm{}
 	}
 	return layer
 }

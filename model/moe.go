@@ -12,7 +12,7 @@ import (
 //	topk_idx, topk_weight = gate(x)
 //	y = moe_infer(x, topk_idx, topk_weight) + shared_experts(x)
 //
-// With the residual connection of the decoder layer around it, this is the paper's
+// AXK1MoE has a norm of y. With the residual connection of the decoder layer around it, this is the paper's
 // equation (9), u being a token's input to the block and h its output:
 //
 //	h = Σ_{i ≤ Ks} FFN_i(u) + Σ_{Ks < i ≤ mN} g_i · FFN_i(u) + u
@@ -30,6 +30,9 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
 		y = p.Add(y, p.stage(name+".shared_experts.output", p.mlp(name+".shared_experts", m.SharedExperts, x)))
+	}
+	if m.PostMLPLayernorm != nil {
+		y = p.normed(m.PostMLPLayernorm, y)
 	}
 	return p.stage(name+".output", y)
 }
@@ -154,7 +157,10 @@ func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 	case "group_limited_greedy":
 		return p.limited(scores, 1, 0)
 	case "noaux_tc":
-		return p.limited(p.AddBias(scores, &g.EScoreCorrectionBias), 2, float32(math.Inf(-1)))
+		if p.config.ChoosesByBias() {
+			scores = p.AddBias(scores, &g.EScoreCorrectionBias)
+		}
+		return p.limited(scores, 2, float32(math.Inf(-1)))
 	}
 	return &Choice[V]{Scores: scores}
 }

@@ -267,11 +267,16 @@ func (p *pass[V]) stage(name string, x V) V {
 
 // norm mirrors DeepseekRMSNorm.forward as a stage.
 func (p *pass[V]) norm(name string, n *DeepseekRMSNorm, x V) V {
+	return p.stage(name+".output", p.normed(n, x))
+}
+
+// normed is a norm that is no stage of its own.
+func (p *pass[V]) normed(n *DeepseekRMSNorm, x V) V {
 	eps := n.VarianceEpsilon
 	if eps == 0 {
 		eps = p.config.RMSNormEps
 	}
-	return p.stage(name+".output", p.RMSNorm(x, &n.Weight, float64(float32(eps))))
+	return p.RMSNorm(x, &n.Weight, float64(float32(eps)))
 }
 
 // linear is a projection as a stage.

@@ -9,7 +9,7 @@ turn, so that never more than one decoder layer is in memory, and of a mixture o
 expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
-for transformers' classes (V2, V3, V3.2, GLM-4.7-Flash, GLM-5; Python 3.10 or later):
+for transformers' classes (V2, V3, V3.2, GLM-4.7-Flash, GLM-5, A.X-K1; Python 3.10 or later):
   pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
 for the published code of the first DeepSeekMoE and of DeepSeek-VL2 (Python 3.8 to 3.12; VL2's needs einops, too):
   pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
@@ -66,7 +66,7 @@ TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
 # Classes whose modules have the names below.
 KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
-    "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekV32ForCausalLM",
+    "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "AXK1ForCausalLM", "DeepseekV32ForCausalLM",
                "GlmMoeDsaForCausalLM"],
 }
 INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"]  # of these, classes with an indexer
@@ -1083,7 +1083,8 @@ class Unit:
         """What the checkpoint lacks of this unit."""
         c = self.run.checkpoint
         for module, attribute, name in self.parts():
-            yield c.problem(name, list(getattr(module, attribute).shape))
+            if not self.zero(name):
+                yield c.problem(name, list(getattr(module, attribute).shape))
         if self.stacked:
             stacks = {part: list(getattr(self.experts, part).shape) for part in ("gate_up_proj", "down_proj")}
             for part, (count, rows, cols) in stacks.items():
@@ -1104,13 +1105,19 @@ class Unit:
             if name in self.run.tied:
                 module._parameters[attribute] = self.run.tied[name]
                 continue
-            t = self.weight(name, self.run.reference.dtype_of(name))
+            dtype = self.run.reference.dtype_of(name)
+            t = torch.zeros(getattr(module, attribute).shape, dtype=dtype) if self.zero(name) else self.weight(name, dtype)
             if attribute in module._buffers:
                 module._buffers[attribute] = t
             else:
                 module._parameters[attribute] = torch.nn.Parameter(t, requires_grad=self.run.training)
                 if self.run.training and self is self.run.embedding:
                     self.run.tied[name] = module._parameters[attribute]
+
+    def zero(self, name):
+        """Whether the reference takes a weight that the checkpoint lacks to be 0, as transformers does."""
+        c, optional = self.run.checkpoint, getattr(self.run.model, "_keys_to_ignore_on_load_missing", None) or []
+        return c.resolve(name) not in c.where and any(re.search(pattern, name) for pattern in optional if pattern.startswith("e_score"))
 
     def weight(self, name, dtype, part=None):
         """A weight as the reference has it, where it runs."""
@@ -1210,7 +1217,8 @@ class Run:
         self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
         self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if (self.last or 0 in self.chosen) and self.ties() else "lm_head.",
                          "head")
-        self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}") for n in self.chosen}
+        stored = lambda path: path.replace("mlp.post_mlp_layernorm", "post_mlp_layernorm")  # A.X-K1's name in files
+        self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}", stored) for n in self.chosen}
         self.check()
 
     def ties(self):

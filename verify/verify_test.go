@@ -35,6 +35,7 @@ var packs = []string{
 	"v1-massive/golden-f32", "v1-massive/golden-bf16", "v1-f16/golden-f16", "v3-f16/golden-f16",
 	"v1-trained/golden-f32", "v3-trained/golden-f32", "v3-trained/golden-bf16",
 	"glm4-moe-lite/golden-f32", "kimi-k2/golden-f32", "vl2/golden-f32", "ocr/golden-f32",
+	"axk1/golden-f32",
 	"v32/golden-f32", "v32/golden-bf16", "v32-yarn/golden-f32", "v32-fp8/golden-f32", "glm5/golden-f32", "glm5/golden-bf16",
 }
 

@@ -245,7 +245,7 @@ func (o *routingFlags) recorded(g *routing.Golden, pack *pack.Pack) (*checkpoint
 	if err != nil {
 		return nil, err
 	}
-	if g.Config, err = pack.Config(stored, ""); err != nil || g.Config.TopKMethod != "noaux_tc" ||
+	if g.Config, err = pack.Config(stored, ""); err != nil || !g.Config.ChoosesByBias() ||
 		configPath(o.config) == o.config {
 		return nil, err
 	}

@@ -123,6 +123,7 @@ func unsayable(c *config.Config) (reasons []string) {
 			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
 		}
 	}
+	refuse(c.Rules().NormsExperts, "model_type is %s: llama.cpp has no norm behind the experts", c.ModelType)
 	refuse(c.ModelType == "deepseek_vl_v2", "model_type is deepseek_vl_v2: llama.cpp's converter has no DeepSeek-VL2, and "+
 		"deepseek2-ocr, its name for DeepSeek-OCR's language model, is not written")
 	refuse(c.HasIndexer(), "model_type %s has indexers, which this writes no keys for", c.ModelType)

@@ -134,7 +134,7 @@ func (p *goldenPack) isMoE(l int) error {
 
 // choosesByBias reports whether selection scores depend on e_score_correction_bias.
 func (p *goldenPack) choosesByBias() bool {
-	return p.Config != nil && p.Config.TopKMethod == "noaux_tc"
+	return p.Config != nil && p.Config.ChoosesByBias()
 }
 
 // shapes compares the shapes of a layer's stages.

@@ -98,6 +98,12 @@ func TestPublishedModels(t *testing.T) {
 	}
 }
 
+// TestAXK1: AXK1Config's defaults are the published sizes, of 519 billion parameters, 33 of them activated.
+func TestAXK1(t *testing.T) {
+	sum := Modules(configtest.Parse(t, `{"model_type":"axk1"}`)).Sum()
+	assert.Equal(t, []int64{35_415, 518_983_052_288, 32_779_332_608}, []int64{sum.Tensors, sum.Parameters, sum.Activated})
+}
+
 // TestCountsAreSumsOfSlots adds up what the table expands to, weight by weight.
 func TestCountsAreSumsOfSlots(t *testing.T) {
 	configs, err := filepath.Glob(filepath.Join("..", "..", "fixtures", "*", "checkpoint", "config.json"))

@@ -14,6 +14,7 @@ const (
 
 	InputLayernorm         Role = "input_layernorm"
 	PostAttentionLayernorm Role = "post_attention_layernorm"
+	PostMLPLayernorm       Role = "post_mlp_layernorm"
 
 	QProj     Role = "q_proj"
 	QProjBias Role = "q_proj.bias"

@@ -17,7 +17,7 @@ import (
 
 // classes are the references' classes, each with a model_type that it runs. Other classes are not known.
 var classes = map[string]string{"DeepseekForCausalLM": "deepseek", "DeepseekV2ForCausalLM": "deepseek_v2",
-	"DeepseekV3ForCausalLM": "deepseek_v3", "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+	"DeepseekV3ForCausalLM": "deepseek_v3", "Glm4MoeLiteForCausalLM": "glm4_moe_lite", "AXK1ForCausalLM": "axk1",
 	"DeepseekV32ForCausalLM": "deepseek_v32", "GlmMoeDsaForCausalLM": "glm_moe_dsa"}
 
 // namesakes are model_types that run a class of another one's name: DeepSeek-VL2's code has a DeepseekV2ForCausalLM

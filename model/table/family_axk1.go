@@ -1,0 +1,14 @@
+package table
+
+import "slices"
+
+// familyAXK1 is the table of A.X-K1: DeepSeek-V3's without a router bias, and with a norm behind the experts. The
+// files hold the norm of dense layers too, which the reference does not read.
+var familyAXK1 = Family{
+	ModelTypes: []string{"axk1"},
+	Rows: append(latentRows(),
+		Row{postMLPNorm, Norms, PostMLPLayernorm, moe, []Dim{hidden}, GGUF{}}),
+	Ignored: append(slices.Clip(familyV1.Ignored), Row{Name: postMLPNorm, When: dense}),
+}
+
+const postMLPNorm = "model.layers.{l}.post_mlp_layernorm.weight"
