@@ -19,12 +19,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
-	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 )
 
@@ -36,18 +34,7 @@ func inMemory() Settings { return Settings{Disk: &disk.Disk{NoSync: true}} }
 // whole, in BF16.
 func manyTiles(t testing.TB) string {
 	document := strings.Replace(fixture.Read(t, fixture.Path(t, "v1-dense/checkpoint"), checkpoint.ConfigName), `"vocab_size": 256`, `"vocab_size": 10007`, 1)
-	c, err := config.Parse(strings.NewReader(document))
-	require.NoError(t, err)
-	source := synth.New(c, 1)
-	dst := filepath.Join(t.TempDir(), "tiles", "checkpoint")
-	require.NoError(t, os.Mkdir(filepath.Dir(dst), 0o755))
-	p, err := plan.Synthesis(plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: []byte(document), Rule: "seed 1", Fill: source.Fill}, 0)
-	require.NoError(t, err)
-	s := inMemory()
-	s.Unverified = true
-	_, err = Run(t.Context(), dst, p, open(t, fixture.Path(t, "v1-dense/checkpoint")), s)
-	require.NoError(t, err)
-	return dst
+	return synthesised(t, document).Path
 }
 
 func open(t testing.TB, path string) *checkpoint.Checkpoint {

@@ -110,7 +110,7 @@ func (j *journal) read(apply func(record)) (head *journalHead, err error) {
 	return head, err
 }
 
-// readJournal is read; end is the offset behind the last whole line.
+// readJournal is read; end is the offset behind the last whole line. Without apply it reads the head alone.
 func readJournal(f io.ReaderAt, apply func(record)) (head *journalHead, end int64, err error) {
 	r := bufio.NewReader(io.NewSectionReader(f, 0, 1<<62))
 	for {
@@ -130,7 +130,9 @@ func readJournal(f io.ReaderAt, apply func(record)) (head *journalHead, end int6
 			if json.Unmarshal(payload, h) != nil || h.Format != journalFormat {
 				return nil, 0, nil
 			}
-			head = h
+			if head = h; apply == nil {
+				return head, 0, nil
+			}
 		} else {
 			var rec record
 			if json.Unmarshal(payload, &rec) != nil {

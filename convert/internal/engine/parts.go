@@ -151,7 +151,7 @@ func (o *partOutput) checkParts() error {
 		}
 	}
 	for _, j := range parts {
-		if head, err := o.readJournalOf(j, func(record) {}); err != nil || head != nil {
+		if head, err := o.readJournalOf(j, nil); err != nil || head != nil {
 			return cmp.Or(err, o.samePart(j.Part, head))
 		}
 	}
@@ -200,7 +200,7 @@ func (o *diskOutput) journals() (list []partJournal, err error) {
 	return list, err
 }
 
-// readJournalOf hands the records of a run to apply and returns the head of its journal, nil without a whole head.
+// readJournalOf is readJournal: it hands the records of a run to apply and returns the head of its journal, nil without a whole head.
 func (o *diskOutput) readJournalOf(j partJournal, apply func(record)) (*journalHead, error) {
 	f, _, err := format.OpenRegular(filepath.Join(o.partsDir(), j.name()))
 	if err != nil {

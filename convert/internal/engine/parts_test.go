@@ -5,16 +5,21 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 )
 
@@ -300,4 +305,60 @@ func TestPartsDirectory(t *testing.T) {
 	s.Part = plan.Part{I: 1, N: 2}
 	_, err := Run(t.Context(), filepath.Join(t.TempDir(), "none", "out"), planned(t, src, crashOptions), src, s)
 	require.ErrorContains(t, err, "the directory to write it in does not exist")
+}
+
+// TestManyParts: parts of a model with DeepSeek-V3's tensors, all but its widths, run in random order, some
+// killed at random calls, and give the bytes of one run. The long gate has all layers and 1,000 parts.
+func TestManyParts(t *testing.T) {
+	t.Parallel()
+	layers, n := "6", 60
+	if *everyCrash {
+		layers, n = "61", 1000
+	}
+	document := fixture.Read(t, fixture.Path(t, "configs"), "deepseek-v3.json")
+	for field, value := range map[string]string{"hidden_size": "32", "intermediate_size": "32", "moe_intermediate_size": "16",
+		"num_attention_heads": "2", "num_key_value_heads": "2", "kv_lora_rank": "16", "q_lora_rank": "16", "qk_nope_head_dim": "8",
+		"qk_rope_head_dim": "8", "v_head_dim": "8", "vocab_size": "99", "num_hidden_layers": layers} {
+		document = regexp.MustCompile(`"`+field+`": \d+`).ReplaceAllString(document, `"`+field+`": `+value)
+	}
+	src := synthesised(t, document)
+	p := planned(t, src, plan.Options{MaxShardBytes: 3_000_000})
+	if *everyCrash {
+		require.Greater(t, len(p.Tensors), 90_000)
+	}
+	once, dst := filepath.Join(t.TempDir(), "out"), filepath.Join(t.TempDir(), "out")
+	_, err := Run(t.Context(), once, p, src, inMemory())
+	require.NoError(t, err)
+	r, boom, killed := rand.New(rand.NewPCG(3, 4)), errors.New("boom"), 0
+	for _, i := range r.Perm(n) {
+		s := Settings{Part: plan.Part{I: i + 1, N: n}}
+		for err := boom; err != nil; {
+			if s.Disk, _ = crash(1+r.Int64N(60), boom); r.IntN(2) == 0 {
+				s.Disk = inMemory().Disk
+			}
+			if _, err = Run(t.Context(), dst, p, src, s); err != nil {
+				require.ErrorIs(t, err, boom)
+				killed++
+			}
+		}
+	}
+	require.Greater(t, killed, n/10)
+	_, err = Run(t.Context(), dst, p, src, Settings{Finish: true, Disk: inMemory().Disk})
+	require.NoError(t, err)
+	require.Equal(t, fixture.Sums(t, once), fixture.Sums(t, dst))
+}
+
+// synthesised writes and opens a checkpoint with the weights that a config asks for.
+func synthesised(t testing.TB, document string) *checkpoint.Checkpoint {
+	c, err := config.Parse(strings.NewReader(document))
+	require.NoError(t, err)
+	source := synth.New(c, 1)
+	dst := filepath.Join(t.TempDir(), "checkpoint")
+	p, err := plan.Synthesis(plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: []byte(document), Rule: "seed 1", Fill: source.Fill}, 0)
+	require.NoError(t, err)
+	s := inMemory()
+	s.Unverified = true
+	_, err = Run(t.Context(), dst, p, open(t, fixture.Path(t, "v1-dense/checkpoint")), s)
+	require.NoError(t, err)
+	return open(t, dst)
 }
