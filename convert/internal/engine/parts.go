@@ -336,6 +336,9 @@ func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Se
 		return nil, err
 	}
 	if !begun(o.journalPath) && !isOutputOf(o.at(), p) { // else they were joined already
+		if err := o.check(nil); err != nil {
+			return nil, err
+		}
 		if len(parts) == 0 {
 			return nil, checkpoint.Refusal(dst, "there are no parts that --finish could join", "--part I/N writes them")
 		}
@@ -353,9 +356,6 @@ func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Se
 
 // joinParts writes the journal of a run that did what all parts did.
 func (o *diskOutput) joinParts(parts []partJournal, unverified bool) error {
-	if err := o.check(nil); err != nil {
-		return err
-	}
 	states, err := o.join(parts, unverified)
 	if err != nil {
 		return err
