@@ -56,7 +56,8 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 		return nil, err
 	}
 	f.Rerun = again.run
-	if _, err = f.Rerun(ctx, f.NewTrial(), nil); err != nil || f.Got == nil || f.Kind == pack.TopKIdx {
+	if _, err = f.Rerun(ctx, f.NewTrial(), nil); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
+		f.Kind == pack.IndexerTopK {
 		if f.Got == nil {
 			f = nil
 		}
@@ -208,6 +209,7 @@ func (w *witness) keep(x *bounds.Value) {
 	f.Rows, f.RowWeights, f.Want = rows.Compared, rows.Weights, slices.Clone(rows.Gather(want, width))
 	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)),
 		DType: x.DType}
+	f.Unrounded = slices.Clone(rows.Gather(x.Values, width))
 }
 
 // TopK implements model.Trace.

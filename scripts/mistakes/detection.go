@@ -93,6 +93,7 @@ func (t *study) tryAll(fixtures string, j int) error {
 		return err
 	}
 	for i, m := range t.mistakes {
+		p.Replaced = nil
 		s := newSubject(c, p)
 		if !s.make(m) {
 			if s.err != nil {
@@ -215,6 +216,9 @@ func (t *study) byMistake(from, to int) string {
 		var n tally
 		for j, a := range t.attempts[i] {
 			n.add(a, t.attempts[0][j].seen())
+		}
+		if n.made == 0 {
+			continue // no pack here is of a model that could have it
 		}
 		fmt.Fprintf(&b, "| %s | %d", t.mistakes[i].name, n.made)
 		for _, n := range n.counts {

@@ -19,21 +19,13 @@ type mistake struct {
 	make  func(s *subject) bool
 }
 
-// editing makes a mistake in one weight, scaling in some of its elements, setting in the config.
+// editing makes a mistake in one weight, scaling in some of its elements.
 func editing(name string, change func(t *tensor.Tensor) bool) func(*subject) bool {
 	return func(s *subject) bool { return s.edit(name, change) }
 }
 
 func scaling(name string, by float32, of func(t *tensor.Tensor) []int) func(*subject) bool {
 	return editing(name, func(t *tensor.Tensor) bool { return scale(t, by, of(t)) })
-}
-
-func setting(keysAndValues ...string) func(*subject) bool {
-	fields := map[string]string{}
-	for i := 0; i < len(keysAndValues); i += 2 {
-		fields[keysAndValues[i]] = keysAndValues[i+1]
-	}
-	return func(s *subject) bool { return s.set(fields) }
 }
 
 func rowOf(r int) func(*tensor.Tensor) []int {
@@ -46,7 +38,7 @@ func element(i int) func(*tensor.Tensor) []int {
 
 // mistakes are those of the gate, the experts, attention, norms and the rest.
 func mistakes() []mistake {
-	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofNumbers())
+	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofNumbers())
 }
 
 const (
@@ -55,6 +47,7 @@ const (
 	topKWeight = "{moe}gate.topk_weight"
 	experts    = "{moe}experts.output"
 	attended   = "model.layers.0.self_attn.o_proj.input"
+	rotated    = "{rotated}"
 )
 
 func ofGate() []mistake {
@@ -287,26 +280,28 @@ func transposeScales(t *tensor.Tensor) bool {
 
 func ofRotary() []mistake {
 	return []mistake{
-		{"rope_theta 1 % off", "rope-theta", attended, "", func(s *subject) bool {
+		{"rope_theta 1 % off", "rope-theta", rotated, "", func(s *subject) bool {
 			if s.config.RopeScaling != nil {
 				return false
 			}
-			return s.set(map[string]string{"rope_theta": "10100.0"}) ||
-				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10100.0}`})
+			theta := strconv.FormatFloat(1.01*s.config.RopeTheta, 'f', -1, 64)
+			return s.set(map[string]string{"rope_theta": theta}) ||
+				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":` + theta + `}`})
 		}},
 		{"rope_interleave the other way", "rope-layout", attended, "", func(s *subject) bool {
 			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RopeInterleave)}) &&
 				s.config.LatentAttention() && s.config.ModelType == "deepseek_v3"
 		}},
-		{"RoPE scaled where the reference does not", "rope-scaling", attended, "", func(s *subject) bool {
+		{"RoPE scaled where the reference does not", "rope-scaling", rotated, "", func(s *subject) bool {
 			if s.config.RopeScaling != nil {
 				return false
 			}
 			return s.set(map[string]string{"rope_scaling": `{"type":"linear","factor":2.0}`}) && s.config.RopeScaling != nil ||
-				s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":10000.0,"factor":4.0,` +
-					`"original_max_position_embeddings":32}`})
+				s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":` +
+					strconv.FormatFloat(s.config.RopeTheta, 'f', -1, 64) +
+					`,"factor":4.0,"original_max_position_embeddings":32}`})
 		}},
-		{"RoPE not scaled where the reference does", "rope-scaling", attended, "", func(s *subject) bool {
+		{"RoPE not scaled where the reference does", "rope-scaling", rotated, "", func(s *subject) bool {
 			return s.config.RopeScaling != nil &&
 				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10000.0}`})
 		}},
@@ -329,7 +324,9 @@ func ofRotary() []mistake {
 func ofNorms() []mistake {
 	const input = "model.layers.1.input_layernorm"
 	return []mistake{
-		{"rms_norm_eps 1e-5", "norm-eps", "model.layers.0.input_layernorm.output", "", setting("rms_norm_eps", "1e-5")},
+		{"rms_norm_eps 1e-5", "norm-eps", "model.layers.0.input_layernorm.output", "", func(s *subject) bool {
+			return s.config.RMSNormEps != 1e-5 && s.set(map[string]string{"rms_norm_eps": "1e-5"})
+		}},
 		{"a norm's weight less 1", "norm-off-by-one", input + ".output", "",
 			editing(input+".weight", func(t *tensor.Tensor) bool {
 				return apply(t, every(t), func(v float32) float32 { return v - 1 })

@@ -54,12 +54,25 @@ func newSubject(c *checkpoint.Checkpoint, p *pack.Pack) *subject {
 func (s *subject) make(m mistake) bool { return s.err == nil && m.make(s) && s.err == nil }
 
 // expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
-// none, {attn} by an attention, {last} by the number of the last layer but one, and {e} by the number of an expert that
+// none, {attn} by an attention, {index} by the first indexer, {rotated} by the first stage
+// behind RoPE, {last} by the number of the last layer but one, and {e} by the number of an expert that
 // is reached.
 func (s *subject) expand(name string) string {
 	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
-		"{attn}", "model.layers.1.self_attn.", "{e}", strconv.Itoa(s.expert), "{last}",
+		"{attn}", "model.layers.1.self_attn.",
+		"{rotated}", s.rotated(), "{index}", "model.layers.0.self_attn.indexer.", "{e}", strconv.Itoa(s.expert), "{last}",
 		strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
+}
+
+// rotated returns the first stage that RoPE's tables show in.
+func (s *subject) rotated() string {
+	switch {
+	case s.golden.Has(pack.RotaryCos):
+		return pack.RotaryCos
+	case s.config.HasIndexer():
+		return "model.layers.0." + pack.IndexerQueries
+	}
+	return "model.layers.0." + pack.Attended
 }
 
 // unchosen returns the prefix of the first expert that no token chose; that of no expert if there

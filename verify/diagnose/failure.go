@@ -31,6 +31,7 @@ type Failure struct {
 	Name       string            // of the golden tensor
 	Kind       string            // of the stage
 	Got        *model.Activation // compared rows of the stage [compared, width], with its DType
+	Unrounded  []float32         // got before its last rounding
 	Rows       []int             // number in the stage of each row of got
 	RowWeights []float64         // of each row of got: 1 / the number of rows alike
 	Shape      []int             // of the stage
@@ -183,6 +184,7 @@ func (f *Failure) NewTrial() *Trial {
 func ownLayer(d *model.DeepseekDecoderLayer) model.DeepseekDecoderLayer {
 	c := *d
 	c.MLP, c.MoE, c.SelfAttn, c.MLA = clone(d.MLP), clone(d.MoE), clone(d.SelfAttn), clone(d.MLA)
+	c.Indexer = clone(d.Indexer)
 	if c.MoE != nil {
 		c.MoE.Experts, c.MoE.SharedExperts = slices.Clone(c.MoE.Experts), clone(c.MoE.SharedExperts)
 	}

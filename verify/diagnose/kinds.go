@@ -24,7 +24,7 @@ var (
 		"self_attn.kv_a_layernorm.output", pack.LastNorm}
 
 	// Where a pack has them, of RoPE and of what else decides who attends to whom.
-	ropeStages   = []string{pack.RotaryCos, pack.AttnWeights, pack.Attended}
+	ropeStages   = []string{pack.RotaryCos, pack.IndexerQueries, pack.AttnWeights, pack.Attended}
 	attendStages = []string{pack.AttnWeights, pack.Attended}
 	// Where a pack has them, of MLPs.
 	gateStages = pack.InMLPs(table.GateProj)

@@ -16,7 +16,7 @@ import (
 // mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
-	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), weightMistakes(f))
+	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), weightMistakes(f), indexerMistakes(f))
 }
 
 func configMistakes(f *Failure) []mistake {
@@ -42,7 +42,7 @@ func configMistakes(f *Failure) []mistake {
 	for n := range c.NRoutedExperts {
 		list = append(list, mistake{id: "group-count", kinds: []string{pack.TopKIdx}, undo: undoNGroup(n + 1)})
 	}
-	for n := 2; n <= 16; n *= 2 {
+	for n := 2; n <= 16; n++ {
 		for chosen := range n - 1 {
 			list = append(list, mistake{id: "group-mask", kinds: []string{pack.TopKIdx}, undo: undoNoGroups(n, chosen+1)})
 		}
@@ -50,7 +50,7 @@ func configMistakes(f *Failure) []mistake {
 	for _, mscale := range []float64{1, 0.707, 0} {
 		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, undo: undoMScale(mscale)})
 	}
-	for _, eps := range []float64{1e-6, 1e-5, 1e-8, 1e-12} {
+	for _, eps := range []float64{1e-6, 1e-5, 1e-8, 1e-12, 1e-4} {
 		list = append(list, mistake{id: "norm-eps", kinds: normStages, undo: undoEps(eps)})
 	}
 	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {

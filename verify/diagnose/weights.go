@@ -50,8 +50,9 @@ func undoLayer(other int) func(x *Trial) string {
 		if !slices.Contains(f.Layers, other) {
 			return "" // its weights were not read
 		}
-		if x.layer == nil || other == f.Layer || f.Model.Config.IsMoE(other) != f.Model.Config.IsMoE(f.Layer) {
-			return ""
+		if x.layer == nil || other == f.Layer || f.Model.Config.IsMoE(other) != f.Model.Config.IsMoE(f.Layer) ||
+			(f.Model.Layer(other).Indexer == nil) != (x.layer.Indexer == nil) {
+			return "" // they have other weights
 		}
 		*x.layer = ownLayer(&f.Model.Model.Layers[other])
 		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right",
@@ -111,6 +112,9 @@ func rotations(experts int) (by []int) {
 		if 2*n != experts {
 			by = append(by, experts-n)
 		}
+	}
+	if half := experts / 2; experts%2 == 0 && !slices.Contains(by, half) {
+		by = append(by, half)
 	}
 	return by
 }

@@ -28,12 +28,16 @@ import (
 	"dsmoe/text"
 )
 
-// Pack is a golden pack: one that Open has opened, or one in memory, whose tensors Keep added.
+// Pack is a golden pack that Open has opened.
 type Pack struct {
 	Dir      string       // as OpenPack was given it
 	Manifest Manifest     // what manifest.json says
 	Hash     string       // of manifest.json: "sha256:…"
 	DType    tensor.DType // the reference's compute dtype
+
+	// Replaced are tensors in the place of those of the files, with these names: what a reference with a
+	// mistake would have recorded.
+	Replaced map[string]tensor.Tensor
 
 	mu     sync.Mutex
 	file   string // whose tensors are held
@@ -186,6 +190,9 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	e, ok := p.Manifest.Tensors[name]
 	if !ok {
 		return tensor.Tensor{}, p.Fault("there is no tensor " + text.Quote(name))
+	}
+	if t, ok := p.Replaced[name]; ok {
+		return t, nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,0 +1,165 @@
+package diagnose
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+)
+
+// Mistakes of indexers, and of the norm that their queries come from.
+
+// indexerMistakes are first seen in stages of an indexer.
+func indexerMistakes(f *Failure) []mistake {
+	scores, first := []string{pack.IndexerScores}, []string{pack.InIndexer(table.WQB)}
+	rest := []string{pack.InIndexer(table.WK), pack.InIndexer(table.KNorm), pack.InIndexer(table.WeightsProj)}
+	list := []mistake{
+		{id: "latent-eps", kinds: []string{pack.InAttention(table.QALayernorm), pack.InAttention(table.KVALayernorm)},
+			undo: undoLatentEps},
+		{id: "indexer-norm-bias", kinds: []string{pack.InIndexer(table.KNorm)}, undo: undoNormBias},
+		{id: "indexer-rope-layout", kinds: []string{pack.IndexerQueries}, also: []string{pack.IndexerKeys},
+			undo: undoIndexerLayout},
+		{id: "indexer-relu", kinds: scores, undo: undoReLU},
+		{id: "indexer-head-scale", kinds: scores, undo: undoHeadScale},
+		{id: "index-topk", kinds: []string{pack.IndexerTopK}, undo: undoIndexTopK},
+	}
+	for l := range f.Model.Model.Layers {
+		list = append(list, mistake{id: "indexer-layer", kinds: first, also: rest, unless: "layers-exchanged",
+			undo: undoIndexer(l)})
+	}
+	return list
+}
+
+// undoLatentEps gives the norms inside latent attention eps of the config.
+func undoLatentEps(x *Trial) string {
+	if x.layer == nil || x.layer.MLA == nil {
+		return ""
+	}
+	a := x.layer.MLA
+	was, is := a.QALayernorm.VarianceEpsilon, x.Config.RMSNormEps
+	a.QALayernorm.VarianceEpsilon, a.KVALayernorm.VarianceEpsilon = 0, 0
+	if was == is {
+		return ""
+	}
+	return fmt.Sprintf("the reference computed the norms inside latent attention with rms_norm_eps %g; here they have %g, "+
+		"whatever config.json says, as in transformers' class", is, was)
+}
+
+// undoNormBias takes the bias of the indexer's norm from the golden, of which each column is off by one number.
+func undoNormBias(x *Trial) string {
+	f := x.failed
+	bias := &x.layer.Indexer.KNorm.Bias
+	values, err := bias.Float32s(nil)
+	if err != nil || len(values) != f.Got.Width() {
+		return ""
+	}
+	zero := !slices.ContainsFunc(values, func(v float32) bool { return v != 0 })
+	var data []byte
+	for c, v := range values {
+		moved := tensor.Rounded(float32(float64(v)+f.columnOffset(c)), bias.DType)
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(moved))
+	}
+	bias.Tensor = tensor.Tensor{DType: tensor.F32, Shape: bias.Shape, Data: data}
+	if zero {
+		return bias.Name + " is zero, and the reference's is not"
+	}
+	return bias.Name + " is not the reference's: each channel is off by one number"
+}
+
+// columnOffset returns the number by which a column of the golden exceeds the stage's: in the mean or, where the
+// golden was rounded, one that all rows leave.
+func (f *Failure) columnOffset(c int) float64 {
+	p, width := bounds.PrecisionOf(f.Got.DType), f.Got.Width()
+	sum, least, most := 0.0, math.Inf(-1), math.Inf(1)
+	for r := range f.Got.Rows() {
+		want := float64(f.Want[r*width+c])
+		by, half := want-float64(f.Unrounded[r*width+c]), p.Ulp(want)/2
+		sum, least, most = sum+by, max(least, by-half), min(most, by+half)
+	}
+	if f.Got.DType == tensor.F32 || least > most {
+		return sum / float64(f.Got.Rows())
+	}
+	return (least + most) / 2
+}
+
+// undoIndexerLayout gives the indexer the other layout of RoPE: those of the two families differ in nothing else.
+func undoIndexerLayout(x *Trial) string {
+	layouts := map[bool]string{true: "interleaved pairs, as GLM-5 does", false: "halves, as DeepSeek-V3.2 does"}
+	x.Config.ModelType = map[string]string{"deepseek_v32": "glm_moe_dsa",
+		"glm_moe_dsa": "deepseek_v32"}[x.Config.ModelType]
+	if x.Config.ModelType == "" {
+		return ""
+	}
+	pairs := x.Config.Rules().IndexerInterleaves
+	return fmt.Sprintf("the reference's indexer rotates %s, here %s", layouts[pairs], layouts[!pairs])
+}
+
+// undoReLU leaves ReLU out.
+func undoReLU(x *Trial) string {
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		return &otherIndexer{Arithmetic: a, scale: 1, signed: true}
+	}
+	return "the reference added the heads' scores without ReLU"
+}
+
+// undoHeadScale leaves the scale of the heads' weights out.
+func undoHeadScale(x *Trial) string {
+	heads := math.Sqrt(float64(x.Config.IndexNHeads))
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		return &otherIndexer{Arithmetic: a, scale: float32(heads)}
+	}
+	return "the reference left the factor 1/√index_n_heads of the heads' weights out"
+}
+
+// otherIndexer is an arithmetic with a mistake in the indexer.
+type otherIndexer struct {
+	bounds.Arithmetic
+	scale  float32 // of the heads' weights
+	signed bool    // without ReLU
+}
+
+// ReLU implements model.Arithmetic.
+func (o *otherIndexer) ReLU(x *bounds.Value) *bounds.Value {
+	if o.signed {
+		return x
+	}
+	return o.Arithmetic.ReLU(x)
+}
+
+// IndexScores implements model.Arithmetic.
+func (o *otherIndexer) IndexScores(weights, s *bounds.Value, first int, mask *model.Mask) *bounds.Value {
+	if o.scale != 1 {
+		weights = o.Scale(weights, o.scale)
+	}
+	return o.Arithmetic.IndexScores(weights, s, first, mask)
+}
+
+// undoIndexTopK takes index_topk from the golden's choices.
+func undoIndexTopK(x *Trial) string {
+	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.IndexTopK
+	if len(shape) == 0 || shape[len(shape)-1] == was {
+		return ""
+	}
+	x.Config.IndexTopK = shape[len(shape)-1]
+	return fmt.Sprintf("the reference ran with index_topk %d, here it is %d", x.Config.IndexTopK, was)
+}
+
+// undoIndexer puts another layer's indexer in the place of the layer's.
+func undoIndexer(other int) func(x *Trial) string {
+	return func(x *Trial) string {
+		f := x.failed
+		if x.layer == nil || x.layer.Indexer == nil || other == f.Layer || !slices.Contains(f.Layers, other) ||
+			f.Model.Model.Layers[other].Indexer == nil {
+			return ""
+		}
+		x.layer.Indexer = f.Model.Model.Layers[other].Indexer
+		return fmt.Sprintf("the indexer of model.layers.%d is not its own: with that of model.layers.%d it is right", f.Layer,
+			other)
+	}
+}
