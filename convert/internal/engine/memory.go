@@ -37,29 +37,32 @@ func HeapLimit(memory int64) int64 { return usable(memory) - program }
 // objects, and briefly its own limit.
 func usable(memory int64) int64 { return memory - memory/8 }
 
+const listOfTensors = "its list of tensors"
+
 // CheckPlanning refuses a conversion whose planning takes more bytes than Memory allows.
 // Memory for planning is enough for the conversion.
 func (s Settings) CheckPlanning(path string, planning int64) error {
-	return s.withDefaults().check(path, program+planning+leastBuffers)
+	return s.withDefaults().check(path, listOfTensors, program+planning+leastBuffers)
 }
 
 // CheckPlan refuses a plan, to be written to path, that Memory does not allow.
 func (s Settings) CheckPlan(path string, p *plan.Plan) error {
-	need := fixed(p) + leastBuffers
-	if remote.Is(path) {
-		need += uploads(p) + partsOfWorker*largestPart(p)
+	need, s := fixed(p)+leastBuffers, s.withDefaults()
+	err := s.check(path, listOfTensors, need)
+	if err == nil && remote.Is(path) {
+		err = s.check(path, "an upload in parts", need+uploads(p)+partsOfWorker*largestPart(p))
 	}
-	return s.withDefaults().check(path, need)
+	return err
 }
 
-// check compares the needed bytes with Memory.
-func (s Settings) check(path string, need int64) error {
+// check compares the bytes that something needs with Memory.
+func (s Settings) check(path, what string, need int64) error {
 	if need <= usable(s.Memory) {
 		return nil
 	}
 	const unit = 1 << 20
 	need = need * 8 / 7
-	return checkpoint.Refusal(path, fmt.Sprintf("its list of tensors does not fit in %s of memory", text.Bytes(s.Memory)),
+	return checkpoint.Refusal(path, fmt.Sprintf("%s does not fit in %s of memory", what, text.Bytes(s.Memory)),
 		fmt.Sprintf("--max-memory %dMiB is enough", need/unit+1))
 }
 

@@ -111,9 +111,9 @@ func TestStoreCrash(t *testing.T) {
 			require.Greater(t, n, 50)
 			break
 		}
-		if _, err := os.Stat(filepath.Join(dst, "model.safetensors.index.json")); err == nil {
+		if _, err := os.Stat(filepath.Join(dst, checkpoint.ConfigName)); err == nil {
 			for name := range want {
-				require.FileExists(t, filepath.Join(dst, name))
+				require.True(t, name == "model.safetensors.index.json" || want[name] == fixture.Read(t, dst, name), name)
 			}
 		}
 		_, err = convert(t.Context(), t, "s3://models/out", c, o, s)
@@ -233,9 +233,9 @@ func TestStoreOverwrite(t *testing.T) {
 	require.Equal(t, map[string]string{"mine": "1"}, contents(t, dst))
 	require.NoError(t, os.Remove(filepath.Join(dst, "mine")))
 
-	base := open(t, fixture.Path(t, "v1-base/checkpoint"))
+	other := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	older := func() {
-		_, err := convert(t.Context(), t, "s3://models/out", base, plan.Options{}, inMemory())
+		_, err := convert(t.Context(), t, "s3://models/out", other, plan.Options{DType: tensor.F16}, Settings{Unverified: true})
 		require.NoError(t, err)
 	}
 	older()
@@ -258,7 +258,7 @@ func TestStoreOverwrite(t *testing.T) {
 	fixture.Flip(t, filepath.Join(dst, "model-00001-of-00003.safetensors"), 50_000)
 	_, err = run(Settings{})
 	require.ErrorContains(t, err, "was changed since")
-	for n := 1; ; n += 5 { // a run that replaces an output dies anywhere
+	for n := 1; ; n += 7 { // a run that replaces an output dies anywhere
 		require.NoError(t, os.RemoveAll(dst))
 		older()
 		hub.StopAfter(n)
@@ -289,4 +289,14 @@ func TestStoreOtherPlan(t *testing.T) {
 	require.NoError(t, err)
 	requireContents(t, want, contents(t, dst))
 	require.Zero(t, hub.Uploads())
+}
+
+// TestStoreMemory: parts of the uploads of large files do not fit in little memory.
+func TestStoreMemory(t *testing.T) {
+	p := &plan.Plan{Files: []plan.File{{Name: "x.gguf", Size: 400 << 30}}}
+	s := Settings{Memory: 128 << 20}
+	require.NoError(t, s.CheckPlan("x.gguf", p))
+	require.ErrorContains(t, s.CheckPlan("s3://models/x.gguf", p), "an upload in parts does not fit in 128.00 MiB of memory")
+	s.Memory = 512 << 20
+	require.NoError(t, s.CheckPlan("s3://models/x.gguf", p))
 }
