@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -190,7 +191,11 @@ func (c *Config) MarshalJSON() ([]byte, error) { return c.JSON(), nil }
 
 // Quantization is quantization_config: how the matrices of a checkpoint are stored.
 type Quantization struct {
-	Method string   // quant_method; "" without quantization_config
-	Block  [2]int   // weight_block_size: rows and columns that share a scale
-	Except []string // modules_to_not_convert: see StaysUnquantised
+	Method string   // quant_method; of compressed-tensors its format, of ModelOpt "nvfp4"; "" without quantization_config
+	Block  [2]int   // rows and columns that share a scale; 0 columns: a whole row
+	Except []string // modules_to_not_convert or ignore: see StaysUnquantised
+
+	patterns []*regexp.Regexp // of Except's entries that are patterns
+	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.
+	Unclear bool
 }

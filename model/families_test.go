@@ -122,7 +122,7 @@ func TestScalesAreChecked(t *testing.T) {
 		"dtype F8_E4M3, but its scales have shape [1 2]: blocks of [128 128] give [2 1]": func(m memory) {
 			m[name+"_scale_inv"] = tensor.Tensor{DType: tensor.F32, Shape: []int{1, 2}}
 		},
-		"dtype F8_E4M3, but its scales have dtype I32: F32, F16 or BF16 is expected": func(m memory) {
+		"dtype F8_E4M3, but its scales have dtype I32: F32, F16, BF16 or F8_E8M0 is expected": func(m memory) {
 			m[name+"_scale_inv"] = tensor.Tensor{DType: tensor.I32, Shape: []int{2, 1}}
 		},
 	} {

@@ -70,11 +70,14 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 		return bound, err
 	}
 	bound.Block = w.Block
-	scales, err := w.Scales.View(src)
-	if err != nil {
-		return bound, err
-	}
-	bound.Scales, err = scales.Float32s(nil)
+	rows, _ := w.Blocks().Grid()
+	bound.Grid, err = w.Grid(0, rows-1, func(side *weights.Weight, begin, end int64) ([]byte, error) {
+		t, err := side.View(src)
+		if err != nil {
+			return nil, err
+		}
+		return t.Data[begin:end], nil
+	})
 	return bound, err
 }
 

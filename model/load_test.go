@@ -70,7 +70,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 		experts + "3.up_proj.weight: missing, shape [4 8] is expected",
 		"model.norm.weight: missing, shape [8] is expected",
 		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
-		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF",
+		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16, F8_E4M3, INT4, F4 and the blocks of GGUF",
 		experts + "5.up_proj.weight: unexpected, shape [4 8]",
 		"model.layers.2.input_layernorm.weight: unexpected, shape [8]",
 	}, mismatch.Findings())

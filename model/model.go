@@ -19,10 +19,10 @@ import (
 //
 // Weights of a stored form with scales have a scale per block: see tensor.Form and kernel.Matrix.
 type Weight struct {
-	Name          string    // name in the table; "" for the zero Weight
-	tensor.Tensor           // as stored
-	Scales        []float32 // scale of each block, row by row; nil in forms without scales
-	Block         [2]int    // rows and columns that share a scale
+	Name          string // name in the table; "" for the zero Weight
+	tensor.Tensor        // as stored
+	tensor.Grid          // scale and zero of each block, row by row; nil in forms without scales
+	Block         [2]int // rows and columns that share a scale
 
 	unread *unread // source of Data while a layer runs; nil if Data is always in memory
 }

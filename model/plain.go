@@ -139,7 +139,7 @@ func (w *Weight) matrix() kernel.Matrix {
 	}
 	return kernel.Matrix{
 		Format: format, Rows: rows, Cols: cols, Data: w.Data,
-		Scales: w.Scales, BlockRows: w.Block[0], BlockCols: w.Block[1],
+		Scales: w.Scales, Zeros: w.Zeros, BlockRows: w.Block[0], BlockCols: w.Block[1],
 	}
 }
 

@@ -29,7 +29,7 @@ func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 	}
 	rounded = bounds.Roundings{}
 	for _, w := range t.set.All() {
-		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16 || w.DType.Scaled()
+		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16 || w.Scaled()
 		switch from := t.decodedFrom(w); {
 		case from != "":
 			rounded[w.Name] = bounds.AllRounded("quantise " + from)

@@ -8,22 +8,21 @@ import (
 )
 
 // Dequantise multiplies codes by the scale of their block and rounds to F32, F16 or BF16. The
-// tensor beside the source holds the scales, a row for each row of blocks.
+// tensors beside the source are the sides of its tensor.Scaling.
 type Dequantise struct {
-	To     tensor.DType  `json:"to"`     // dtype of the output
-	Scales tensor.DType  `json:"scales"` // dtype of the scales
-	Blocks tensor.Blocks `json:"blocks"` // the shape of the matrix and of its blocks
+	To tensor.DType `json:"to"` // dtype of the output
+	tensor.Scaling
 
 	codec *tensor.Dequantiser
 }
 
 // NewDequantise prepares the operation for codes of dtype from; it refuses other dtypes.
-func NewDequantise(from, to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error) {
+func NewDequantise(from, to tensor.DType, s tensor.Scaling) (*Dequantise, error) {
 	codec, err := from.Form().Dequantiser(to)
 	if err != nil {
 		return nil, err
 	}
-	return &Dequantise{to, scales, b, codec}, nil
+	return &Dequantise{to, s, codec}, nil
 }
 
 // Name returns "fp8-dequantise" and the dtype of the output, FP8 being the codes' stored form.
@@ -37,33 +36,28 @@ func (d *Dequantise) Unit() Unit {
 	return Unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
 }
 
-// Sides returns the rows of the scales that the elements need.
-func (d *Dequantise) Sides(at, n int64) []Span {
-	row := d.scaleRow()
-	return []Span{{int64(d.Blocks.GridRow(at)) * row, int64(d.Blocks.GridRow(at+n-1)+1) * row}}
+// Sides returns the rows of the sides that the elements need.
+func (d *Dequantise) Sides(at, n int64) (spans []Span) {
+	d.Spans(d.Blocks.GridRow(at), d.Blocks.GridRow(at+n-1), func(begin, end int64) {
+		spans = append(spans, Span{begin, end})
+	})
+	return spans
 }
 
-// scaleRow returns the bytes of a row of the scales.
-func (d *Dequantise) scaleRow() int64 {
+// grid decodes the rows of the sides that came with the input.
+func (d *Dequantise) grid(in Input) (tensor.Grid, error) {
+	return d.Grid(in.Sides, d.Blocks.GridRow(in.At))
+}
+
+// rowsFrom returns the input's grid from the row of the element at index at on.
+func (d *Dequantise) rowsFrom(grid tensor.Grid, in Input, at int64) tensor.Grid {
 	_, width := d.Blocks.Grid()
-	return d.Scales.Bytes(int64(width))
-}
-
-// scales decodes the rows of the scales that came with the input.
-func (d *Dequantise) scales(in Input) ([]float32, error) {
-	data := in.Sides[0]
-	return tensor.Tensor{DType: d.Scales, Shape: []int{int(d.Scales.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
-}
-
-// rowsFrom returns the input's scales from the row of the element at index at on.
-func (d *Dequantise) rowsFrom(scales []float32, in Input, at int64) []float32 {
-	_, width := d.Blocks.Grid()
-	return scales[(d.Blocks.GridRow(at)-d.Blocks.GridRow(in.At))*width:]
+	return grid.From((d.Blocks.GridRow(at) - d.Blocks.GridRow(in.At)) * width)
 }
 
 // Apply multiplies and rounds every element.
 func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
-	scales, err := d.scales(in)
+	grid, err := d.grid(in)
 	if err != nil {
 		return err
 	}
@@ -71,7 +65,7 @@ func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	return in.each(int(codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
 		data := in.Data[codes.Bytes(int64(from)):codes.Bytes(int64(to))]
 		out := dst[d.To.Bytes(int64(from)):d.To.Bytes(int64(to))]
-		lost.Add(d.codec.Convert(out, data, int(at), d.Blocks, d.rowsFrom(scales, in, at)))
+		lost.Add(d.codec.Convert(out, data, int(at), d.Blocks, d.rowsFrom(grid, in, at)))
 		return nil
 	})
 }
@@ -83,13 +77,13 @@ const productSlack = 0x1p-23
 // Prove decodes the written numbers and checks that the exact products could have been
 // rounded to them.
 func (d *Dequantise) Prove(out []byte, in Input) error {
-	scales, err := d.scales(in)
+	grid, err := d.grid(in)
 	if err != nil {
 		return err
 	}
 	form := d.codec.From
 	return in.each(int(form.Codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
-		p := products{d.Blocks, d.rowsFrom(scales, in, at), d.Blocks.GridRow(at), at, form, in.Data, from}
+		p := products{d.Blocks, d.rowsFrom(grid, in, at), d.Blocks.GridRow(at), at, form, in.Data, from}
 		err := boundsOf(d.To).checkAll(out[d.To.Bytes(int64(from)):], to-from, productSlack, p.exact, p.rounded)
 		var m *Mismatch
 		if errors.As(err, &m) {
@@ -102,41 +96,41 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 // products are the exact products of a piece of codes and their scales.
 type products struct {
 	blocks tensor.Blocks
-	scales []float32
-	first  int   // row of the grid that scales begin with
+	grid   tensor.Grid
+	first  int   // row of the matrix's grid that grid begins with
 	at     int64 // first element of the piece in the matrix
 	form   *tensor.Form
 	codes  []byte
 	begin  int // the first of them
 }
 
-// run returns the scale of element i of the piece, and how many elements from it on
+// run returns which block of the grid element i of the piece lies in, and how many elements from it on
 // share that.
-func (p *products) run(i int) (scale float64, n int) {
+func (p *products) run(i int) (at, n int) {
 	row, col := (int(p.at)+i)/p.blocks.Cols, (int(p.at)+i)%p.blocks.Cols
 	block := col / p.blocks.BlockCols
 	end := min((block+1)*p.blocks.BlockCols, p.blocks.Cols)
 	_, width := p.blocks.Grid()
-	return float64(p.scales[(row/p.blocks.BlockRows-p.first)*width+block]), end - col
+	return (row/p.blocks.BlockRows-p.first)*width + block, end - col
 }
 
 // exact returns the product of element i.
 func (p *products) exact(i int) float64 {
 	var value [1]float64
 	p.form.Values(value[:], p.codes, p.begin+i)
-	scale, _ := p.run(i)
-	return value[0] * scale
+	block, _ := p.run(i)
+	return p.grid.Value(block, value[0])
 }
 
 // rounded sets v to the products from element i on, rounded to F32.
 func (p *products) rounded(v []float32, i int) {
 	var values [256]float64
 	for len(v) > 0 {
-		scale, n := p.run(i)
+		block, n := p.run(i)
 		n = min(n, len(v), len(values))
 		p.form.Values(values[:n], p.codes, p.begin+i)
 		for k, value := range values[:n] {
-			v[k] = float32(value * scale)
+			v[k] = float32(p.grid.Value(block, value))
 		}
 		v, i = v[n:], i+n
 	}

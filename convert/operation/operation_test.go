@@ -35,7 +35,7 @@ func operations(t *testing.T) map[string]struct {
 		return c
 	}
 	dequantise := func(to, scales tensor.DType) Operation {
-		d, err := NewDequantise(tensor.F8E4M3, to, scales, tensor.Blocks{Rows: 12, Cols: 20, BlockRows: 5, BlockCols: 8})
+		d, err := NewDequantise(tensor.F8E4M3, to, tensor.Scaling{Scales: scales, Blocks: tensor.Blocks{Rows: 12, Cols: 20, BlockRows: 5, BlockCols: 8}})
 		require.NoError(t, err)
 		return d
 	}
@@ -141,7 +141,7 @@ func TestUnits(t *testing.T) {
 
 // TestDequantiseSides: the rows of scales that a run of elements needs, and no more.
 func TestDequantiseSides(t *testing.T) {
-	d, err := NewDequantise(tensor.F8E4M3, tensor.BF16, tensor.F16, tensor.Blocks{Rows: 10, Cols: 6, BlockRows: 4, BlockCols: 4})
+	d, err := NewDequantise(tensor.F8E4M3, tensor.BF16, tensor.Scaling{Scales: tensor.F16, Blocks: tensor.Blocks{Rows: 10, Cols: 6, BlockRows: 4, BlockCols: 4}})
 	require.NoError(t, err)
 	const row = 2 * 2 // two blocks of F16
 	for _, c := range []struct{ at, n, first, last int64 }{
@@ -158,9 +158,9 @@ func TestNoSuchOperation(t *testing.T) {
 	require.ErrorContains(t, err, "dtype I32 cannot be cast")
 	_, err = NewCast(tensor.F32, tensor.F8E4M3)
 	require.ErrorContains(t, err, "nothing can be cast to dtype F8_E4M3")
-	_, err = NewDequantise(tensor.F8E4M3, tensor.F64, tensor.F32, tensor.Blocks{})
+	_, err = NewDequantise(tensor.F8E4M3, tensor.F64, tensor.Scaling{Scales: tensor.F32, Blocks: tensor.Blocks{}})
 	require.ErrorContains(t, err, "FP8 cannot be dequantised to F64")
-	d, err := NewDequantise(tensor.F8E4M3, tensor.F32, tensor.I32, tensor.Blocks{Rows: 1, Cols: 1, BlockRows: 1, BlockCols: 1})
+	d, err := NewDequantise(tensor.F8E4M3, tensor.F32, tensor.Scaling{Scales: tensor.I32, Blocks: tensor.Blocks{Rows: 1, Cols: 1, BlockRows: 1, BlockCols: 1}})
 	require.NoError(t, err)
 	in := Input{Data: []byte{0x38}, Sides: [][]byte{{1, 0, 0, 0}}}
 	require.ErrorContains(t, d.Apply(make([]byte, 4), in, &tensor.Loss{}), "dtype I32 does not decode")

@@ -34,9 +34,9 @@ type Importance struct {
 	Read func(dst []float32, first int) error `json:"-"`
 }
 
-// NewQuantise prepares the operation; it refuses other dtypes. scales and b describe the
-// scales of a source of codes.
-func NewQuantise(from, to, scales tensor.DType, b tensor.Blocks) (*Quantise, error) {
+// NewQuantise prepares the operation; it refuses other dtypes. s describes the scales of a source
+// of codes.
+func NewQuantise(from, to tensor.DType, s tensor.Scaling) (*Quantise, error) {
 	codec, err := tensor.NewQuantiser(to)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func NewQuantise(from, to, scales tensor.DType, b tensor.Blocks) (*Quantise, err
 	q := &Quantise{From: from, To: to, codec: codec}
 	switch {
 	case from.Scaled():
-		q.Scaled, err = NewDequantise(from, tensor.F32, scales, b)
+		q.Scaled, err = NewDequantise(from, tensor.F32, s)
 	case !from.Casts():
 		err = fmt.Errorf("dtype %s cannot be quantised", from)
 	}
@@ -194,10 +194,10 @@ func (q *Quantise) widen(in Input) (widening, error) {
 			tensor.Tensor{DType: q.From, Shape: []int{len(dst)}, Data: data}.Float32s(dst[:0])
 		}, nil
 	}
-	scales, err := q.Scaled.scales(in)
+	grid, err := q.Scaled.grid(in)
 	return func(dst []float32, at int64, from int) {
 		q.From.Form().Widen(dst, in.Data[q.From.Bytes(int64(from)):], int(at), q.Scaled.Blocks,
-			q.Scaled.rowsFrom(scales, in, at))
+			q.Scaled.rowsFrom(grid, in, at))
 	}, err
 }
 

@@ -67,7 +67,7 @@ func TestBlocksAreGGML(t *testing.T) {
 	b := blocks(t)
 	rows := data(t, b, "rows")
 	for _, d := range quantised {
-		q, err := NewQuantise(tensor.F32, d, tensor.Invalid, tensor.Blocks{})
+		q, err := NewQuantise(tensor.F32, d, tensor.Scaling{})
 		require.NoError(t, err)
 		want := data(t, b, d.String())
 		require.NoError(t, q.Prove(want, Input{Data: rows}), d)
@@ -92,7 +92,7 @@ func TestBlocksAreGGML(t *testing.T) {
 func TestQuantiseProvesEveryByte(t *testing.T) {
 	for _, d := range quantised {
 		for _, from := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
-			q, err := NewQuantise(from, d, tensor.Invalid, tensor.Blocks{})
+			q, err := NewQuantise(from, d, tensor.Scaling{})
 			require.NoError(t, err)
 			in := Input{Data: encoded(t, normal(512, 0.02), from)}
 			out, _ := apply(t, q, in)
@@ -135,9 +135,9 @@ func TestQuantiseFP8(t *testing.T) {
 	const rows, cols = 64, 256
 	b, codes, scales, values := fp8Matrix(t, rows, cols)
 	for _, d := range quantised {
-		q, err := NewQuantise(tensor.F8E4M3, d, tensor.F32, b)
+		q, err := NewQuantise(tensor.F8E4M3, d, tensor.Scaling{Scales: tensor.F32, Blocks: b})
 		require.NoError(t, err)
-		plain, err := NewQuantise(tensor.F32, d, tensor.Invalid, tensor.Blocks{})
+		plain, err := NewQuantise(tensor.F32, d, tensor.Scaling{})
 		require.NoError(t, err)
 		want, lost := apply(t, plain, Input{Data: encoded(t, values, tensor.F32)})
 		u := q.Unit()
@@ -172,14 +172,14 @@ func TestQuantiseRefuses(t *testing.T) {
 	x := normal(4096, 1)
 	x[17], x[18], x[4000] = float32(math.NaN()), float32(math.Inf(-1)), float32(math.Inf(1))
 	for _, d := range quantised {
-		q, err := NewQuantise(tensor.BF16, d, tensor.Invalid, tensor.Blocks{})
+		q, err := NewQuantise(tensor.BF16, d, tensor.Scaling{})
 		require.NoError(t, err)
 		err = q.Apply(make([]byte, d.Bytes(4096)), Input{Data: encoded(t, x, tensor.BF16)}, &tensor.Loss{})
 		require.EqualError(t, err, "at least 2 elements of the source: infinite or NaN, which "+d.String()+" cannot hold")
 	}
 	b, codes, scales, _ := fp8Matrix(t, 1, 256)
 	codes[7] = 0x7f
-	q, err := NewQuantise(tensor.F8E4M3, tensor.Q4_K, tensor.F32, b)
+	q, err := NewQuantise(tensor.F8E4M3, tensor.Q4_K, tensor.Scaling{Scales: tensor.F32, Blocks: b})
 	require.NoError(t, err)
 	require.ErrorContains(t, q.Apply(make([]byte, 144), piece(q, codes, scales, 0, 256), &tensor.Loss{}), "at least 1 element of the source")
 	for _, c := range []struct {
@@ -191,7 +191,7 @@ func TestQuantiseRefuses(t *testing.T) {
 		{tensor.Q8_0, tensor.Q4_0, "dtype Q8_0 cannot be quantised"},
 		{tensor.I32, tensor.Q4_0, "dtype I32 cannot be quantised"},
 	} {
-		_, err := NewQuantise(c.from, c.to, tensor.Invalid, tensor.Blocks{})
+		_, err := NewQuantise(c.from, c.to, tensor.Scaling{})
 		require.EqualError(t, err, c.cause)
 	}
 }
@@ -252,7 +252,7 @@ func FuzzProof(f *testing.F) {
 			}
 		}
 		d := quantised[int(which)%len(quantised)]
-		q, err := NewQuantise(tensor.F32, d, tensor.Invalid, tensor.Blocks{})
+		q, err := NewQuantise(tensor.F32, d, tensor.Scaling{})
 		require.NoError(t, err)
 		out := make([]byte, d.Bytes(256))
 		if err := q.Apply(out, Input{Data: src}, &tensor.Loss{}); err != nil {
@@ -282,7 +282,7 @@ func BenchmarkQuantise(b *testing.B) {
 		binary.LittleEndian.PutUint16(x[2*i:], uint16(math.Float32bits(v)>>16))
 	}
 	for _, d := range quantised {
-		q, _ := NewQuantise(tensor.BF16, d, tensor.Invalid, tensor.Blocks{})
+		q, _ := NewQuantise(tensor.BF16, d, tensor.Scaling{})
 		out, lost := make([]byte, d.Bytes(1<<14)), tensor.Loss{}
 		b.Run(d.String(), func(b *testing.B) {
 			b.SetBytes(int64(len(x)))
@@ -339,7 +339,7 @@ func TestQ8HalfWay(t *testing.T) {
 		x[0], x[1] = 127, c.v // the scale is 1
 		referenceBlock(block, x, tensor.Q8_0)
 		require.Equal(t, c.code, int8(block[3]), "%v", c.v)
-		q, err := NewQuantise(tensor.F32, tensor.Q8_0, tensor.Invalid, tensor.Blocks{})
+		q, err := NewQuantise(tensor.F32, tensor.Q8_0, tensor.Scaling{})
 		require.NoError(t, err)
 		out, _ := apply(t, q, Input{Data: encoded(t, x, tensor.F32)})
 		require.Equal(t, block, out)

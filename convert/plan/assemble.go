@@ -34,11 +34,11 @@ type assembler struct {
 
 // elementwise is all that an operation depends on.
 type elementwise struct {
-	from, to, scales tensor.DType
-	blocks           tensor.Blocks
-	exactly          bool // nothing may be lost
-	ofScales         bool // it makes the scales of what becomes to
-	importance       *operation.Importance
+	from, to   tensor.DType
+	scaling    tensor.Scaling // of codes, or of what becomes codes: its blocks alone
+	exactly    bool           // nothing may be lost
+	ofScales   bool           // it makes the scales of what becomes to
+	importance *operation.Importance
 }
 
 // assemble fills in a tensor's segments and operations.
@@ -92,14 +92,14 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	}
 	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to,
 		importance: out.importance}, []Side(nil)
-	if w.DType.Scaled() && to != w.DType {
-		key.scales, key.blocks = w.Scales.DType, w.Blocks()
-		if sides, err = a.scales(w.Scales); err != nil {
+	if w.Scaled() && to != w.DType {
+		key.scaling = w.Scaling()
+		if sides, err = a.scales(w.Sides()); err != nil {
 			return err
 		}
 	}
 	if to.Scaled() && to != w.DType {
-		key.blocks = fp8Blocks(w)
+		key.scaling.Blocks = fp8Blocks(w)
 	}
 	for _, part := range parts {
 		if err := a.part(part, key, first, sides); err != nil {
@@ -148,7 +148,7 @@ func (a *assembler) scalesSegment(w *weights.Weight, to tensor.DType) error {
 	if err != nil {
 		return err
 	}
-	key := elementwise{from: w.DType, to: tensor.FP8.Codes, blocks: fp8Blocks(w), ofScales: true}
+	key := elementwise{from: w.DType, to: tensor.FP8.Codes, scaling: tensor.Scaling{Blocks: fp8Blocks(w)}, ofScales: true}
 	s := Segment{DType: w.DType}
 	if s.Operation, err = a.operation(key); err != nil {
 		return err
@@ -162,7 +162,7 @@ func (a *assembler) scalesSegment(w *weights.Weight, to tensor.DType) error {
 			s.Sides = append(s.Sides, side)
 		}
 	}
-	rows, cols := key.blocks.Grid()
+	rows, cols := key.scaling.Blocks.Grid()
 	s.Bytes = to.Bytes(int64(rows * cols))
 	a.segments = append(a.segments, s)
 	return nil
@@ -183,9 +183,9 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
 	case key.ofScales:
-		op, err = operation.NewScales(key.from, key.to, key.blocks, a.powersOfTwo)
+		op, err = operation.NewScales(key.from, key.to, key.scaling.Blocks, a.powersOfTwo)
 	case key.to.Scaled():
-		op, err = operation.NewEncode(key.from, key.to, key.blocks, a.powersOfTwo)
+		op, err = operation.NewEncode(key.from, key.to, key.scaling.Blocks, a.powersOfTwo)
 	case key.exactly:
 		op, err = operation.NewNarrow(key.to)
 	case key.to.Blocked():
@@ -193,7 +193,7 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	case key.from.Blocked():
 		op, err = operation.NewDequantiseBlocks(key.from, key.to)
 	case key.from.Scaled():
-		op, err = operation.NewDequantise(key.from, key.to, key.scales, key.blocks)
+		op, err = operation.NewDequantise(key.from, key.to, key.scaling)
 	default:
 		op, err = operation.NewCast(key.from, key.to)
 	}
@@ -203,7 +203,7 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 
 // quantise returns the operation that encodes blocks.
 func quantise(key elementwise) (operation.Operation, error) {
-	q, err := operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
+	q, err := operation.NewQuantise(key.from, key.to, key.scaling)
 	if err != nil {
 		return nil, err
 	}
@@ -211,19 +211,21 @@ func quantise(key elementwise) (operation.Operation, error) {
 	return q, nil
 }
 
-// scales finds where the scales of a weight are.
-func (a *assembler) scales(w *weights.Weight) ([]Side, error) {
-	file, start, err := a.src.Place(w.Stored)
-	if err != nil {
-		return nil, err
-	}
+// scales finds where the tensors beside a weight are.
+func (a *assembler) scales(sides []*weights.Weight) ([]Side, error) {
 	const room = 1024
-	if len(a.sides) == cap(a.sides) {
+	if cap(a.sides)-len(a.sides) < len(sides) {
 		a.sides = make([]Side, 0, room)
 	}
 	n := len(a.sides)
-	a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
-	return a.sides[n : n+1 : n+1], nil
+	for _, w := range sides {
+		file, start, err := a.src.Place(w.Stored)
+		if err != nil {
+			return nil, err
+		}
+		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
+	}
+	return a.sides[n:len(a.sides):len(a.sides)], nil
 }
 
 // shared returns names, or the same that another tensor has.

@@ -13,6 +13,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -86,10 +87,14 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 	return others, left, nil
 }
 
-// isReplaced reports whether a file is read and the output has its own.
+// modelOptConfig says once more what quantization_config says, for a quantised output alone.
+const modelOptConfig = "hf_quant_config.json"
+
+// isReplaced reports whether a file is read and the output has its own, or none.
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
 	return name == checkpoint.ConfigName || isManifest(name) ||
+		name == modelOptConfig && c.o.DType != tensor.Invalid && !c.o.encodes() ||
 		index != nil && (name == index.File || slices.Contains(index.Shards, name)) ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }

@@ -186,7 +186,7 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 	if c.src.Alone {
 		d.Open, d.List = nil, nil
 	}
-	scaled := slices.IndexFunc(chosen.kept, func(w *weights.Weight) bool { return w.DType.Scaled() })
+	scaled := slices.IndexFunc(chosen.kept, func(w *weights.Weight) bool { return w.Scaled() })
 	if scaled >= 0 && c.o.kind() == keepTypes {
 		c.note("%s has no %s: it becomes BF16, rounded", c.format.Name, chosen.kept[scaled].DType.Form().Name)
 	}

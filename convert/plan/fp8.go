@@ -92,7 +92,9 @@ func (e *encoder) encoded(parts []*weights.Weight) []output {
 		e.refuse(w, fmt.Sprintf("quantization_config has blocks of %d × %d, but FP8 is written in blocks of %d × %d; "+
 			"convert with --type bf16 first", block[0], block[1], fp8Block, fp8Block))
 	}
-	if w.DType.Scaled() {
+	if w.Scaled() && w.DType != tensor.FP8.Codes {
+		e.refuse(w, "is quantised already ("+w.Form().Name+"); --type bf16 decodes it")
+	} else if w.Scaled() {
 		e.keep(w)
 		return []output{{Info: w.Info, parts: parts}}
 	}
@@ -148,6 +150,8 @@ func (c *conversion) checkEncoded() {
 	if have := c.src.Config; c.o.encodes() && !have.HasReference(config.Native) {
 		c.problem("", "nothing can read FP8 of model_type %s: no transformers with FP8 runs its published code "+
 			"or has a class for it", have.ModelType)
+	} else if f := tensor.FormOf(have.Quantization.Method); c.o.encodes() && f != tensor.Plain && f != tensor.FP8 {
+		c.problem("", "its weights are quantised already (%s); --type bf16 decodes them", f.Name)
 	}
 }
 

@@ -46,12 +46,20 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 			a.outputs = append(a.outputs, e.encoded(chosen.kept[i:i+1:i+1])...)
 			continue
 		}
+		parts := chosen.kept[i : i+1 : i+1]
+		if w.Header != nil && (c.o.cast() == tensor.Invalid || !w.Scaled()) {
+			w = w.AsStored()
+			parts = []*weights.Weight{w}
+		}
 		to := c.target(w)
 		f, _ := w.Fused()
 		if f == nil || c.o.Experts == PerExpert || c.o.encodes() || c.o.Experts != FusedExperts && !shared[w.FusedName()] {
-			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape},
-				parts: chosen.kept[i : i+1 : i+1]})
+			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, parts: parts})
 			continue
+		}
+		if c.o.cast() == tensor.Invalid && w.Part == "" && parts[0] != chosen.kept[i] {
+			c.problem(w.Name, "packed codes are not fused: --type bf16 decodes them")
+			return nil, 0
 		}
 		a.collect(to, w)
 	}

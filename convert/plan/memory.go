@@ -11,6 +11,7 @@ import (
 	"dsmoe/convert/operation"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // perWeight is the most memory, in bytes, that planning takes for a weight beside the source's
@@ -30,8 +31,7 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 		if !strings.HasPrefix(info.Name, "model.") { // probably a decoder's alone: its full name is a new string
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
-		_, part := tensor.PartOf(info)
-		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, part)); f != nil {
+		if f, _ := table.FusedAt(weights.OwnerOf(info.Name)); f != nil {
 			experts := src.Config.NRoutedExperts
 			if len(info.Shape) > 0 {
 				experts = min(experts, info.Shape[0])

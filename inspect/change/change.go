@@ -225,7 +225,7 @@ func stepOf(w *weights.Weight) step {
 	case tensor.F16:
 		return step{known: true, unit: 0x1p-10}
 	}
-	return step{known: w.DType.Scaled(), unit: 0x1p-3, sure: true} // E4M3
+	return step{known: w.Scaled(), unit: 0x1p-3, sure: true} // E4M3
 }
 
 // variance returns that of the error of a number that was rounded: a twelfth of the square of its step.

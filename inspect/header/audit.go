@@ -105,14 +105,14 @@ func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
 // missing ones.
 func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 	w, s := e.Weight, e.Weight.Scales
-	form := w.DType.Form().Name
+	form := w.Form().Name
 	f := inspect.Finding{Hint: fmt.Sprintf("without its scales nobody knows the numbers of an %s weight", form)}
 	switch {
 	case !e.Missing() && e.Misshapen():
 		f.Kind, f.Cause = inspect.Shape, fmt.Sprintf("%v, but one scale per block of %v of the %s weight is %v", s.Shape,
 			w.Block, form, e.Want)
 	case !e.Missing():
-		f.Kind, f.Cause = inspect.DType, fmt.Sprintf("dtype %s: scales are F32, F16 or BF16", s.DType)
+		f.Kind, f.Cause = inspect.DType, fmt.Sprintf("dtype %s: scales are F32, F16, BF16 or F8_E8M0", s.DType)
 	case x.Complete():
 		f.Kind, f.Tensor = inspect.Missing, e.Name()
 		f.Cause = fmt.Sprintf("the %s weight needs these scales, shape %v", form, e.Want)
@@ -126,7 +126,7 @@ func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 
 // unquantised finds the weights that are plain though quantization_config says otherwise.
 func (x *auditor) unquantised() (found []inspect.Finding) {
-	if x.Config.Quantization.Method == "" {
+	if q := x.Config.Quantization; q.Method == "" || q.Unclear {
 		return nil
 	}
 	for s := range table.FamilyOf(x.Config).Required(x.Config, x.weights.Has) {
@@ -134,7 +134,8 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 		if w := x.weights.Find(s.Name); w != nil && w.DType.Casts() && form != tensor.Plain {
 			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files[w.Name], Tensor: w.Name,
 				Cause: fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
-				Hint:  "take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
+				Hint: "take quantization_config out of config.json, or list the module in its " +
+					x.Config.Quantization.ExceptKey()})
 		}
 	}
 	return found

@@ -87,7 +87,7 @@ func TestAuditFindings(t *testing.T) {
 		},
 		"dtype that the model does not compute with": {
 			func(t *testing.T, c *inspect.Checkpoint) { c.Files[0].Tensors[0].DType = tensor.I8 },
-			[]string{"dtype: model.embed_tokens.weight: dtype I8, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF"}, "missing",
+			[]string{"dtype: model.embed_tokens.weight: dtype I8, the model computes with F32, F16, BF16, F8_E4M3, INT4, F4 and the blocks of GGUF"}, "missing",
 		},
 		"foreign name": {
 			func(t *testing.T, c *inspect.Checkpoint) {
@@ -233,7 +233,7 @@ func TestAuditOfFP8(t *testing.T) {
 				Cause: "[1 2], but one scale per block of [128 128] of the FP8 weight is [2 1]"}},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}},
 			inspect.Finding{Kind: inspect.DType, File: "b.safetensors", Tensor: name + "_scale_inv",
-				Cause: "dtype I32: scales are F32, F16 or BF16"}},
+				Cause: "dtype I32: scales are F32, F16, BF16 or F8_E8M0"}},
 		{fp8, name, tensor.BF16, nil, inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
 			Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
 		{excepting, name, tensor.BF16, nil, inspect.Finding{}},

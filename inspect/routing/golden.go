@@ -285,7 +285,7 @@ func (p *goldenPack) bias(l int, bias *model.Weight) error {
 	if w == nil {
 		return fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
 	}
-	if _, ok := w.DType.Format(); !ok || w.DType.Scaled() || !slices.Equal(w.Shape, []int{p.Experts}) {
+	if _, ok := w.DType.Format(); !ok || w.Scaled() || !slices.Equal(w.Shape, []int{p.Experts}) {
 		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected",
 			text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
 	}

@@ -250,7 +250,7 @@ const beyondF16 = 65520
 // multiplyAll counts the numbers of weights with scales that are infinite, or beyond F16, once they are multiplied.
 func (x *valueAudit) multiplyAll(again *weights.Reading) {
 	for _, w := range x.weights {
-		if w.DType.Scaled() && w.err == nil && x.hasNumbers(w) {
+		if w.Scaled() && w.err == nil && x.hasNumbers(w) {
 			again.Go(func() error { w.err = x.multiply(again, w); return nil })
 		}
 	}
@@ -268,7 +268,7 @@ func (x *valueAudit) hasNumbers(w *audited) bool {
 // multiply counts the products in F32 of a weight and its scales. It reads the weight only if some product may be
 // beyond F16.
 func (x *valueAudit) multiply(again *weights.Reading, w *audited) error {
-	large, most := false, w.DType.Form().Largest
+	large, most := w.Form().Second != "", w.Form().Largest
 	for scales, err := range again.Numbers(x.Reader, w.Scales, 0, int64(w.Scales.Len())) {
 		if err != nil {
 			return err

@@ -61,7 +61,7 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 		add(inspect.Value, "", "%d of %d values are NaN", w.NaN, n)
 	}
 	switch {
-	case w.Infinite > 0 && w.DType.Scaled():
+	case w.Infinite > 0 && w.Scaled():
 		add(inspect.Value, "a float32 cannot hold the product of code and scale",
 			"%d of %d values are infinite with their scales", w.Infinite, n)
 	case w.Infinite > 0:
@@ -90,8 +90,8 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 // scaledForm returns the name of the stored form of the weights that have scales; "" if none has.
 func (x *valueAudit) scaledForm() string {
 	for _, w := range x.weights {
-		if w.DType.Scaled() {
-			return w.DType.Form().Name
+		if w.Scaled() {
+			return w.Form().Name
 		}
 	}
 	return ""
@@ -157,7 +157,7 @@ func (x *valueAudit) tally() (t tally) {
 		if w.IsScales() {
 			t.scales++
 		}
-		if w.DType.Scaled() && !x.hasNumbers(w) {
+		if w.Scaled() && !x.hasNumbers(w) {
 			t.withoutScales++
 		}
 	}

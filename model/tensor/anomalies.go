@@ -27,11 +27,11 @@ var (
 // scanned is how many bytes are searched before what was found in them is counted.
 const scanned = 4096
 
-// Add counts the elements of data, whole ones of F32, F16, BF16 or F8_E4M3, or what whole
+// Add counts the elements of data, whole ones of F32, F16, BF16, F8 or codes of four bits, or what whole
 // blocks of a block type stand for. The order in which the parts of a tensor are added does
 // not matter.
 func (a *Anomalies) Add(data []byte, d DType) {
-	if d.Blocked() {
+	if d.Blocked() || d == F8E8M0 || d == INT4 || d == F4 {
 		var wide [4 * piece]byte
 		d.eachDecoded(data, func(x []float32) {
 			kernel.Narrow(wide[:4*len(x)], x, kernel.F32)

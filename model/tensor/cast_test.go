@@ -205,7 +205,7 @@ func requireDequantised(t testing.TB, b Blocks, scales []float32, src []byte, at
 		q, err := FP8.Dequantiser(to)
 		require.NoError(t, err)
 		dst := make([]byte, to.Bytes(int64(n)))
-		lost := q.Convert(dst, src[at:at+n], at, b, scales[at/b.Cols/b.BlockRows*width:])
+		lost := q.Convert(dst, src[at:at+n], at, b, Grid{Scales: scales[at/b.Cols/b.BlockRows*width:]})
 		var total Loss
 		for i, got := range elements(to, dst) {
 			row, col := (at+i)/b.Cols, (at+i)%b.Cols
@@ -313,7 +313,7 @@ func TestDequantiseCountsLosses(t *testing.T) {
 	} {
 		q, err := FP8.Dequantiser(c.to)
 		require.NoError(t, err)
-		lost := q.Convert(make([]byte, c.to.Bytes(4)), src, 0, b, []float32{c.scale, c.scale, c.scale, c.scale})
+		lost := q.Convert(make([]byte, c.to.Bytes(4)), src, 0, b, Grid{Scales: []float32{c.scale, c.scale, c.scale, c.scale}})
 		require.Equal(t, c.want, lost, "%s × %g", c.to, c.scale)
 	}
 }
@@ -392,7 +392,7 @@ func BenchmarkDequantise(b *testing.B) {
 				q, err := FP8.Dequantiser(to)
 				require.NoError(b, err)
 				dst := make([]byte, to.Bytes(int64(len(src))))
-				against(b, dst, func() { q.Convert(dst, src, 0, blocks, scales) })
+				against(b, dst, func() { q.Convert(dst, src, 0, blocks, Grid{Scales: scales}) })
 			})
 		}
 	}

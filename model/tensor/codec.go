@@ -25,12 +25,18 @@ func (d DType) Format() (kernel.Format, bool) {
 		return kernel.BF16, true
 	case F8E4M3:
 		return kernel.F8E4M3, true
+	case F8E8M0:
+		return kernel.F8E8M0, true
+	case INT4:
+		return kernel.INT4, true
+	case F4:
+		return kernel.F4, true
 	}
 	return 0, false
 }
 
-// Float32s appends the elements of t to dst as float32 and returns it. F32, F16, BF16
-// and F8_E4M3 (without any scale) are exact, block types what ggml's dequantize_row
+// Float32s appends the elements of t to dst as float32 and returns it. F32, F16, BF16,
+// F8_E8M0 and codes (without any scale) are exact, block types what ggml's dequantize_row
 // functions give; other dtypes are an error.
 func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 	f, ok := t.DType.Format()

@@ -43,15 +43,15 @@ func (f *Form) Dequantiser(to DType) (*Dequantiser, error) {
 }
 
 // Widen decodes len(dst) elements of a matrix from element at on, whose codes src begins with,
-// into dst: products, rounded to F32. scales are the rows of the grid from that of element at on.
-func (f *Form) Widen(dst []float32, src []byte, at int, b Blocks, scales []float32) {
+// into dst: products, rounded to F32. grid is the rows of the grid from that of element at on.
+func (f *Form) Widen(dst []float32, src []byte, at int, b Blocks, grid Grid) {
 	_, width := b.Grid()
 	first := b.GridRow(int64(at))
 	codes, _ := f.Codes.Format()
 	for len(dst) > 0 {
 		row, col, n := b.run(at, len(dst))
-		s := scales[(row/b.BlockRows-first)*width:][:width]
-		kernel.WidenBlocks(dst[:n], src, codes, s[col/b.BlockCols:], b.BlockCols)
+		g := grid.From((row/b.BlockRows-first)*width + col/b.BlockCols)
+		kernel.WidenBlocks(dst[:n], src, codes, g.Scales, g.Zeros, b.BlockCols)
 		dst, src, at = dst[n:], src[f.Codes.Bytes(int64(n)):], at+n
 	}
 }
@@ -68,9 +68,9 @@ func (b *Blocks) run(at, n int) (row, col, length int) {
 }
 
 // Convert decodes the elements of src, which are those of a matrix from element at
-// on, into dst, and counts what is lost. scales are the rows of the grid from that
+// on, into dst, and counts what is lost. grid is the rows of the grid from that
 // of element at on.
-func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float32) (lost Loss) {
+func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (lost Loss) {
 	_, width := b.Grid()
 	first := b.GridRow(int64(at))
 	codes, _ := q.From.Codes.Format()
@@ -80,12 +80,13 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float3
 	wide, back := make([]float32, n), make([]float32, n)
 	for len(dst) > 0 {
 		row, col, n := b.run(at, min(len(wide), len(dst)/size))
-		s := scales[(row/b.BlockRows-first)*width:][:width]
-		kernel.WidenBlocks(wide[:n], src, codes, s[col/b.BlockCols:], b.BlockCols)
+		s := grid.From((row/b.BlockRows - first) * width)
+		g := s.From(col / b.BlockCols)
+		kernel.WidenBlocks(wide[:n], src, codes, g.Scales, g.Zeros, b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		kernel.Widen(back[:n], dst, to)
-		if b.tiny(s, col, n) || lost.cast(back[:n], wide[:n], to) {
-			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s[block]) })
+		if b.tiny(s.Scales, col, n) || lost.cast(back[:n], wide[:n], to) {
+			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s.From(block)) })
 		}
 		src, dst, at = src[q.From.Codes.Bytes(int64(n)):], dst[n*size:], at+n
 	}
@@ -108,15 +109,16 @@ func (b *Blocks) runs(col, n int, f func(i, j, block int)) {
 	}
 }
 
-// scaled counts what codes of src, from the first on, lost when they were multiplied by scale and
-// became dst. All is done again
+// scaled counts what codes of src, from the first on, lost when they were multiplied by the first scale
+// of the grid and became dst. All is done again
 // by the definition: the kernels change NaNs. What a scale that is infinite or NaN makes infinite
 // or NaN was so in the source.
-func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, first int, scale float32) {
+func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, first int, grid Grid) {
+	scale := grid.Scales[0]
 	for i := range len(dst) / to.Size() {
 		var value [1]float64
 		from.Values(value[:], src, first+i)
-		v := float32(value[0])
+		v := float32(value[0]) - grid.zero(0)
 		product := v
 		if v == v {
 			product = v * scale

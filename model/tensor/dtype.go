@@ -3,7 +3,8 @@ package tensor
 import "fmt"
 
 // DType is the type of a tensor's elements. The names are those of the safetensors
-// format, and ggml's for the types that Blocked tells of, which only GGUF holds.
+// format, and ggml's for the types that Blocked tells of, which only GGUF holds. INT4 is two codes to a
+// byte, the lower half first; files hold it in integers: see Form.
 type DType uint8
 
 // The element types that a checkpoint can hold, those without a fraction last. Format
@@ -22,6 +23,7 @@ const (
 	F6E2M3
 	F6E3M2
 	F4
+	INT4
 	Q4_0
 	Q5_0
 	Q5_1
@@ -63,6 +65,7 @@ var dtypes = [...]struct {
 	F6E2M3:     {"F6_E2M3", 4, 3},
 	F6E3M2:     {"F6_E3M2", 4, 3},
 	F4:         {"F4", 2, 1},
+	INT4:       {"INT4", 2, 1},
 	Q4_0:       {"Q4_0", 32, 18},
 	Q5_0:       {"Q5_0", 32, 22},
 	Q5_1:       {"Q5_1", 32, 24},

@@ -48,7 +48,7 @@ func (e *Encoder) Convert(dst []byte, x []float32, largest float32, lost *Loss) 
 	defer measures.Put(m)
 	codes, _ := e.Form.Codes.Format()
 	y := m.decoded[:len(x)]
-	kernel.WidenBlocks(y, dst, codes, []float32{scale}, len(y))
+	kernel.WidenBlocks(y, dst, codes, []float32{scale}, nil, len(y))
 	lost.Rounded += changed(y, x)
 	whole := len(x) &^ 7 // what the kernel of measure takes
 	lost.measure(y[:whole], x[:whole], &m.sums)

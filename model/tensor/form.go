@@ -1,7 +1,9 @@
 package tensor
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -11,18 +13,23 @@ import (
 // reads, and how the kernels decode its codes.
 type Form struct {
 	Name    string // in messages
-	Method  string // quant_method of the quantization_config that announces it; "" if none does
+	Method  string // config.Quantization's Method that announces it; "" if none does
 	Numbers DType  // what its elements are decoded to; Invalid: they are numbers already
 
 	// Parts are what the names of the tensors beside the weight's own have behind the weight's
 	// name, that of its scales first. The elements of the weight are codes, and each block of the
-	// matrix has a scale that its codes are multiplied by: see Blocks. nil for forms without
+	// matrix has a scale that its codes are multiplied by: see Scaling. nil for forms without
 	// scales, which have none of what follows.
 	Parts   []string
 	Codes   DType              // the dtype of the codes
-	Largest float32            // the largest code
-	Nearest func(float32) byte // the code nearest to a number, ties to even; beyond Largest, that of Largest
-	values  *[256]float64      // of all codes, by the definition of their dtype
+	Own     string             // what the tensor of the codes is called in place of "weight"; "" for the same
+	In      []DType            // dtypes that files hold several codes in; nil: they have that of the codes
+	Block   [2]int             // rows and columns that share a scale; zero: the config says it
+	Scales  DType              // the dtype of scales that are made
+	Second  SecondScale        // what the scales are put through
+	Largest float32            // the largest magnitude of a code
+	Nearest func(float32) byte // the code nearest to a number, ties to even; beyond Largest, that of Largest; may be nil
+	values  []float64          // of all codes, by the definition of their dtype
 
 	encode func(dst []byte, x []float32, factor float32) // sets dst to Nearest of x·factor, rounded to F32
 
@@ -33,12 +40,58 @@ type Form struct {
 var (
 	Plain      = &Form{Name: "plain", half: halfUnits}
 	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32, half: blockSteps}
-	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F8E4M3,
+	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F8E4M3, Scales: F32,
 		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3(), encode: encodeE4M3, half: halfUnits}
 )
 
-// scaled lists the forms with scales.
-var scaled = []*Form{FP8}
+// Forms of codes of four bits.
+var (
+	// PackedINT4 is pack-quantized of compressed-tensors: integers from -8 on, stored with 8 added.
+	PackedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart, ZerosPart},
+		Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 15, values: valuesINT4[:]}
+	// FP4 is E2M1 with a power of two for 32 numbers, as experts of DeepSeek-V4 have it beside FP8.
+	FP4 = &Form{Name: "FP4", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F4, Scales: F8E8M0,
+		In: []DType{I8, U8}, Block: [2]int{1, 32}, Largest: 6, values: valuesE2M1[:]}
+	// PackedMXFP4 is FP4 as compressed-tensors writes it.
+	PackedMXFP4 = &Form{Name: "MXFP4", Method: "mxfp4-pack-quantized", Numbers: F32, Parts: []string{scalePart}, Codes: F4,
+		Scales: F8E8M0, Own: "weight_packed", In: []DType{U8}, Block: [2]int{1, 32}, Largest: 6, values: valuesE2M1[:]}
+	// PackedNVFP4 and NVFP4 are E2M1 with an E4M3 scale for 16 numbers and one of the tensor, which
+	// compressed-tensors divides by and ModelOpt multiplies with.
+	PackedNVFP4 = &Form{Name: "NVFP4", Method: "nvfp4-pack-quantized", Numbers: F32,
+		Parts: []string{scalePart, "_global_scale"}, Codes: F4, Scales: F8E4M3, Own: "weight_packed", In: []DType{U8}, Block: [2]int{1, 16},
+		Second: Divided, Largest: 6, values: valuesE2M1[:]}
+	NVFP4 = &Form{Name: "NVFP4", Method: "nvfp4", Numbers: F32, Parts: []string{scalePart, "_scale_2"}, Codes: F4, Scales: F8E4M3,
+		In: []DType{U8}, Block: [2]int{1, 16}, Second: Multiplied, Largest: 6, values: valuesE2M1[:]}
+)
+
+const scalePart = "_scale"
+
+// ZerosPart is what the zeros of a weight have behind its name.
+const ZerosPart = "_zero_point"
+
+// The values of the codes of four bits.
+var (
+	valuesINT4 = [16]float64{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}
+	valuesE2M1 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
+)
+
+// scaled lists the forms with scales. The first of a dtype of codes stands for all of it.
+var scaled = []*Form{FP8, PackedINT4, FP4, PackedMXFP4, PackedNVFP4, NVFP4}
+
+// beside lists how files name tensors beside a weight, by the end of their names, and what of the form
+// that is, behind the weight's name. method is the only one that has it; "" for all.
+var beside = []struct{ stored, part, method string }{
+	{"_scale_inv", "_scale_inv", ""},
+	{".weight_scale", scalePart, ""},
+	{".weight_scale_2", "_scale_2", ""},
+	{".weight_global_scale", "_global_scale", ""},
+	{".weight_zero_point", ZerosPart, ""},
+	{".weight_g_idx", "_g_idx", ""},
+	{".weight_shape", "_shape", ""},
+	{".scale", "_scale_inv", "fp8"},
+	{".input_scale", "_input_scale", "nvfp4"},
+	{".input_global_scale", "_input_global_scale", "nvfp4-pack-quantized"},
+}
 
 // Form returns the stored form of weights whose elements are of dtype d.
 func (d DType) Form() *Form {
@@ -66,17 +119,58 @@ func FormOf(method string) *Form {
 	return Plain
 }
 
-// PartOf tells what a stored tensor is: part is "" for a weight, or what the name of a tensor
-// beside it has behind the weight's name. info is its header entry as the weight's form has it.
-func PartOf(stored Info) (info Info, part string) {
-	for _, f := range scaled {
-		for _, part := range f.Parts {
-			if strings.HasSuffix(stored.Name, part) {
-				return stored, part
+// PartOf tells what a stored tensor is in a checkpoint whose config announces method: part is "" for
+// a weight, or what the name of a tensor beside it has behind the weight's name. info is its header
+// entry as form has it, which the tensor is the codes of; nil for tensors that have their own dtype.
+func PartOf(stored Info, method string) (info Info, part string, form *Form) {
+	for _, b := range beside {
+		if owner, ok := strings.CutSuffix(stored.Name, b.stored); ok && (b.method == "" || b.method == method) {
+			if b.stored != b.part {
+				stored.Name = owner + ".weight" + b.part
 			}
+			if stored.DType == U8 && b.part == scalePart { // as compressed-tensors stores them
+				stored.DType = F8E8M0
+			}
+			return stored, b.part, nil
 		}
 	}
-	return stored, ""
+	for _, f := range scaled {
+		if info, ok := f.codes(stored); ok && f.Method == method {
+			return info, "", f
+		}
+	}
+	return stored, "", nil
+}
+
+// OwnerOf returns the name of the weight that a tensor belongs to: its own, or that of the weight that it
+// lies beside.
+func OwnerOf(name string) string {
+	info, part, _ := PartOf(Info{Name: name}, "")
+	return strings.TrimSuffix(info.Name, part)
+}
+
+// codes returns the header entry of the codes that a stored tensor holds in f, if it is of the form.
+func (f *Form) codes(stored Info) (info Info, ok bool) {
+	owner, ok := strings.CutSuffix(stored.Name, "."+cmp.Or(f.Own, "weight"))
+	if ok && f.Own != "" && stored.DType == Invalid { // its header was not read
+		return Info{Name: owner + ".weight"}, true
+	}
+	if !ok || !slices.Contains(f.In, stored.DType) || len(stored.Shape) != 2 {
+		return info, false
+	}
+	shape := slices.Clone(stored.Shape)
+	shape[1] = int(f.Codes.Elements(stored.DType.Bytes(int64(shape[1]))))
+	return Info{owner + ".weight", f.Codes, shape}, true
+}
+
+// Parts returns what the names of tensors beside weights have behind the weight's name, scales first.
+func Parts() (all []string) {
+	for _, b := range beside {
+		if !slices.Contains(all, b.part) {
+			all = append(all, b.part)
+		}
+	}
+	return all
 }
 
 // Forms returns the forms with scales. The slice is shared: do not change it.
@@ -88,16 +182,38 @@ func (f *Form) Tensors(name string, shape []int, d DType, block [2]int) []Info {
 	if f.Parts == nil {
 		return []Info{{name, d, shape}}
 	}
-	rows, cols := Blocks{shape[0], shape[1], block[0], block[1]}.Grid()
-	return []Info{{name, f.Codes, shape}, {name + f.Parts[0], F32, []int{rows, cols}}}
+	rows, cols := f.Blocks(shape, block).Grid()
+	all := []Info{{name, f.Codes, shape}, {name + f.Parts[0], f.Scales, []int{rows, cols}}}
+	if f.In != nil {
+		codes, _ := f.Codes.Block()
+		each, bytes := f.In[0].Block()
+		all[0] = Info{strings.TrimSuffix(name, "weight") + cmp.Or(f.Own, "weight"), f.In[0],
+			[]int{shape[0], shape[1] / codes * each / bytes}}
+	}
+	if f.Second != "" {
+		all = append(all, Info{name + f.Parts[1], F32, []int{1}})
+	}
+	return all
+}
+
+// Blocks returns how a matrix of the form is divided, if the config has this block for forms without one
+// of their own. A config without columns has one block a row.
+func (f *Form) Blocks(shape []int, block [2]int) Blocks {
+	if f.Block != [2]int{} {
+		block = f.Block
+	}
+	return Blocks{shape[0], shape[1], block[0], cmp.Or(block[1], shape[1])}
 }
 
 // Values sets dst to what codes stand for without their scales, from element first of data on, by
 // the definition of their dtype.
 func (f *Form) Values(dst []float64, data []byte, first int) {
-	values := f.values
-	for i, code := range data[first:][:len(dst)] {
-		dst[i] = values[code]
+	for i := range dst {
+		if len(f.values) == 16 {
+			dst[i] = f.values[data[(first+i)/2]>>((first+i)%2*4)&15]
+		} else {
+			dst[i] = f.values[data[first+i]]
+		}
 	}
 }
 
@@ -118,12 +234,12 @@ func E4M3(b byte) float32 {
 	return float32(v)
 }
 
-func valuesE4M3() *[256]float64 {
-	var values [256]float64
+func valuesE4M3() []float64 {
+	values := make([]float64, 256)
 	for i := range values {
 		values[i] = float64(E4M3(byte(i)))
 	}
-	return &values
+	return values
 }
 
 // nearestE4M3 rounds v to E4M3. From 2^-6 on a code is the upper bits of an F32 with another bias of

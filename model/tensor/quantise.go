@@ -171,10 +171,11 @@ func nonzero(x []float32) (n int64) {
 // eachDecoded calls f for parts of what the blocks of data stand for.
 func (d DType) eachDecoded(data []byte, f func(x []float32)) {
 	var room [piece]float32
+	format, _ := d.Format()
 	for len(data) > 0 {
 		n := min(piece, d.Elements(int64(len(data))))
 		part := data[:d.Bytes(n)]
-		kernel.Widen(room[:n], part, blockFormats[d])
+		kernel.Widen(room[:n], part, format)
 		f(room[:n])
 		data = data[len(part):]
 	}

@@ -118,7 +118,7 @@ func TestFloat32s(t *testing.T) {
 	got, err := Tensor{DType: BF16, Shape: []int{2}, Data: []byte{0x80, 0x3f, 0x00, 0xc0}}.Float32s([]float32{7})
 	require.NoError(t, err)
 	require.Equal(t, []float32{7, 1, -2}, got)
-	for _, d := range []DType{F64, I32, Bool, F8E5M2, F4, C64} {
+	for _, d := range []DType{F64, I32, Bool, F8E5M2, F6E2M3, C64} {
 		got, err := Tensor{DType: d, Shape: []int{1}, Data: make([]byte, 8)}.Float32s([]float32{7})
 		require.ErrorContains(t, err, "dtype "+d.String()+" does not decode to float32")
 		require.Equal(t, []float32{7}, got)

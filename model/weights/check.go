@@ -107,14 +107,12 @@ func (k *checker) check(s table.Slot) {
 	case w == nil:
 		k.found.Missing = append(k.found.Missing, s)
 	case w.Unread(): // it may have any form
-		for _, f := range tensor.Forms() {
-			for _, part := range f.Parts {
-				k.known[s.Name+part] = true
-			}
+		for _, part := range tensor.Parts() {
+			k.known[s.Name+part] = true
 		}
 	case !slices.Equal(w.Shape, s.Shape):
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
-	case w.DType.Scaled():
+	case w.Scaled():
 		k.checkScaled(s, w)
 	default:
 		if _, ok := w.DType.Format(); !ok {
@@ -131,7 +129,7 @@ func computed() string {
 	for _, f := range tensor.Forms() {
 		list = append(list, f.Codes.String())
 	}
-	return strings.Join(list, ", ")
+	return strings.Join(slices.Compact(list), ", ")
 }
 
 func (k *checker) wrong(s table.Slot, w *Weight, cause string) {
@@ -140,15 +138,15 @@ func (k *checker) wrong(s table.Slot, w *Weight, cause string) {
 
 // checkScaled looks for the scales of a weight, wherever they are.
 func (k *checker) checkScaled(s table.Slot, w *Weight) {
-	for _, part := range w.DType.Form().Parts {
-		k.known[s.Name+part] = true
+	for _, part := range k.set.partsOf(w) {
+		k.known[part] = true
 	}
 	if k.c.Quantization.Method == "" {
 		k.wrong(s, w, fmt.Sprintf("dtype %s, but config.json has no quantization_config", w.DType))
 	} else if s.Row.LookedUp() {
 		k.wrong(s, w, fmt.Sprintf("dtype %s, which only matrix products take", w.DType))
 	} else if s.Excepted(k.c) {
-		k.wrong(s, w, fmt.Sprintf("dtype %s, but modules_to_not_convert of quantization_config lists it", w.DType))
+		k.wrong(s, w, fmt.Sprintf("dtype %s, but %s of quantization_config lists it", w.DType, k.c.Quantization.ExceptKey()))
 	} else if w.Scales != nil && w.Scales.Unread() {
 		return
 	} else if err := w.CheckScales(); err != nil {

@@ -19,7 +19,7 @@ func TestExpertNames(t *testing.T) {
 		"model.layers.3.mlp.shared_experts.gate_proj.weight":       "",
 		"model.layers.3.mlp.experts.01.up_proj.weight":             "",
 		"model.layers.3.mlp.experts.1.up_proj.bias":                "",
-		"model.layers.3.mlp.experts.1.up_proj.weight_scale":        "",
+		"model.layers.3.mlp.experts.1.up_proj.weight_scales":       "",
 		"model.layers.3.mlp.experts.-1.up_proj.weight":             "",
 		"model.layers.3.mlp.experts.gate_up_proj":                  "",
 		"model.layers.3.mlp.shared_experts.1.gate_proj.weight_inv": "",

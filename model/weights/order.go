@@ -16,10 +16,7 @@ import (
 func (s *Set) Ordered(c *config.Config) []*Weight {
 	list := make([]*Weight, 0, len(s.All()))
 	placed := make(map[*Weight]bool, len(s.All()))
-	parts := []string{""}
-	for _, f := range tensor.Forms() {
-		parts = append(parts, f.Parts...)
-	}
+	parts := append([]string{""}, tensor.Parts()...)
 	for slot := range table.FamilyOf(c).Slots(c) {
 		for _, part := range parts {
 			if w := s.Find(slot.Name + part); w != nil {

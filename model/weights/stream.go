@@ -18,10 +18,9 @@ type Stream struct {
 	src    ReaderAt
 	w      *Weight
 	at     int64
-	lead   int // numbers of Raw before those that were asked for: of a block that begins before them
-	n      int // that were asked for
-	grid   []byte
-	scales []float32
+	lead   int                // numbers of Raw before those that were asked for: of a block that begins before them
+	n      int                // that were asked for
+	sides  map[*Weight][]byte // buffers
 	values []float32
 }
 
@@ -39,7 +38,7 @@ func (w *Weight) Failed(err error) error {
 // NumberType is the dtype of the weight's numbers: its own, or what its stored form decodes
 // them to. Codes without their scales count as numbers.
 func (w *Weight) NumberType() tensor.DType {
-	if to := w.DType.Form().Numbers; to != tensor.Invalid && (w.Scales != nil || !w.DType.Scaled()) {
+	if to := w.Form().Numbers; to != tensor.Invalid && w.Part == "" && (w.Scales != nil || !w.Scaled()) {
 		return to
 	}
 	return w.DType
@@ -84,22 +83,21 @@ func (s *Stream) dequantise() error {
 	if err := s.w.CheckScales(); err != nil || len(s.values) == 0 {
 		return err
 	}
-	b, scales := s.w.Blocks(), s.w.Scales
-	_, width := b.Grid()
-	first, last := b.GridRow(s.at), b.GridRow(s.at+int64(len(s.values))-1)
-	row := int(scales.DType.Bytes(int64(width)))
-	s.grid = sized(s.grid, (last-first+1)*row)
-	if err := scales.ReadAt(s.src, s.grid, int64(first*row)); err != nil {
-		return fmt.Errorf("%s: %w", text.Quote(scales.Name), err)
+	b := s.w.Blocks()
+	grid, err := s.w.Grid(b.GridRow(s.at), b.GridRow(s.at+int64(len(s.values))-1), s.side)
+	if err == nil {
+		s.w.Form().Widen(s.values, s.Raw, int(s.at), b, grid)
 	}
-	var err error
-	rows := tensor.Tensor{DType: scales.DType, Shape: []int{last - first + 1, width}, Data: s.grid}
-	s.scales, err = rows.Float32s(s.scales[:0])
-	if err != nil {
-		return err
+	return err
+}
+
+// side reads the bytes begin … end of a side into its buffer.
+func (s *Stream) side(side *Weight, begin, end int64) ([]byte, error) {
+	if s.sides == nil {
+		s.sides = map[*Weight][]byte{}
 	}
-	s.w.DType.Form().Widen(s.values, s.Raw, int(s.at), b, s.scales)
-	return nil
+	s.sides[side] = sized(s.sides[side], int(end-begin))
+	return s.sides[side], side.ReadAt(s.src, s.sides[side], begin)
 }
 
 // sized returns n bytes, whatever they are, in b's memory if that is enough.

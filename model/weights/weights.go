@@ -67,8 +67,14 @@ type Weight struct {
 	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
 	Block  [2]int  // rows and columns of such a weight that share a scale
 
-	scales bool       // it is a part of another weight
-	row    *table.Row // of the weight it belongs to
+	// Header is the stored tensor's header entry under the table's name, if that is not the weight's: it has
+	// several codes in an element, or its format calls it otherwise. nil for other weights.
+	Header *tensor.Info
+
+	form   *tensor.Form       // of codes in elements of another dtype; nil: the dtype's
+	parts  map[string]*Weight // the weights of its form's Parts but the first
+	scales bool               // it is a part of another weight
+	row    *table.Row         // of the weight it belongs to
 }
 
 // Owner returns the name of the weight that it belongs to: of scales, of what they scale.
@@ -76,10 +82,7 @@ func (w *Weight) Owner() string { return strings.TrimSuffix(w.Name, w.Part) }
 
 // OwnerOf returns the name of the weight that a stored tensor belongs to: its own, or of
 // scales that of what they scale.
-func OwnerOf(name string) string {
-	_, part := tensor.PartOf(tensor.Info{Name: name})
-	return strings.TrimSuffix(name, part)
-}
+func OwnerOf(name string) string { return tensor.OwnerOf(name) }
 
 // Fused returns the fused tensor that holds the weight, or its scales, where experts are not
 // apart, and the index of its matrix there; nil for other weights.
@@ -99,6 +102,25 @@ func (w *Weight) FusedName() string {
 // IsScales reports whether the weight is the Scales of another, or another part of its stored form.
 func (w *Weight) IsScales() bool { return w.scales }
 
+// Form returns the stored form.
+func (w *Weight) Form() *tensor.Form {
+	if w.form != nil {
+		return w.form
+	}
+	return w.DType.Form()
+}
+
+// Scaled reports whether the weight is codes with scales beside them. Scales have none of their own.
+func (w *Weight) Scaled() bool { return w.Part == "" && w.DType.Scaled() }
+
+// AsStored returns the weight as the file has it: a tensor whose elements may hold several codes.
+func (w *Weight) AsStored() *Weight {
+	if w.Header == nil {
+		return w
+	}
+	return &Weight{Info: *w.Header, Place: w.Place, Part: w.Part, Stored: w.Stored, row: w.row, scales: w.scales}
+}
+
 // Unread reports whether nothing but the weight's name is known: the header of its file was not
 // read.
 func (w *Weight) Unread() bool { return w.DType == tensor.Invalid }
@@ -112,17 +134,17 @@ func (w *Weight) Blocks() tensor.Blocks {
 // matrix, or its scales are missing or are not one float per block, which is a *ScalesError.
 // Other weights have no scales to check.
 func (w *Weight) CheckScales() error {
-	if !w.DType.Scaled() {
+	if !w.Scaled() {
 		return nil
 	}
 	if len(w.Shape) != 2 {
 		return fmt.Errorf("dtype %s, shape %v: only a matrix can have a scale per block", w.DType, w.Shape)
 	}
 	rows, cols := w.Blocks().Grid()
-	if e := (&ScalesError{Weight: w, Want: []int{rows, cols}}); e.Missing() || e.Misshapen() || !w.Scales.DType.Casts() {
+	if e := (&ScalesError{Weight: w, Want: []int{rows, cols}}); e.Missing() || e.Misshapen() || !e.readable() {
 		return e
 	}
-	return nil
+	return w.checkParts()
 }
 
 // ScalesError says why the scales of a weight cannot be used: they are missing, have
@@ -133,7 +155,13 @@ type ScalesError struct {
 }
 
 // Name returns the name of the scales, whether or not they are missing.
-func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.DType.Form().Parts[0] }
+func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.Form().Parts[0] }
+
+// readable reports whether the scales have a dtype that scales have.
+func (e *ScalesError) readable() bool {
+	d := e.Weight.Scales.DType
+	return d.Casts() || d == tensor.F8E8M0 || d == tensor.F8E4M3 && e.Weight.Form().Second != ""
+}
 
 // Missing reports whether there are no scales.
 func (e *ScalesError) Missing() bool { return e.Weight.Scales == nil }
@@ -152,7 +180,7 @@ func (e *ScalesError) Error() string {
 	case e.Misshapen():
 		return fmt.Sprintf("%s have shape %v: blocks of %v give %v", what, e.Weight.Scales.Shape, e.Weight.Block, e.Want)
 	}
-	return fmt.Sprintf("%s have dtype %s: F32, F16 or BF16 is expected", what, e.Weight.Scales.DType)
+	return fmt.Sprintf("%s have dtype %s: F32, F16, BF16 or F8_E8M0 is expected", what, e.Weight.Scales.DType)
 }
 
 // Implied reports whether c implies the stored tensor of that name: it is a weight of the model, a part of
@@ -213,6 +241,7 @@ type Set struct {
 
 	family  *table.Family
 	experts int    // of a layer
+	method  string // of the config's quantization
 	block   [2]int // rows and columns that share a scale
 }
 
@@ -236,7 +265,8 @@ var defaultBlock = [2]int{128, 128}
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
 	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{},
-		family: table.FamilyOf(c), experts: c.NRoutedExperts, block: c.Quantization.Block}
+		family: table.FamilyOf(c), experts: c.NRoutedExperts, method: c.Quantization.Method,
+		block: c.Quantization.Block}
 	if s.block == [2]int{} {
 		s.block = defaultBlock
 	}
@@ -263,9 +293,17 @@ func Unprefixed(c *config.Config, stored string) string {
 
 // take adds the weights of a stored tensor, which info names as the table does.
 func (s *Set) take(info tensor.Info, stored string) {
-	info, part := tensor.PartOf(info)
+	named := info
+	info, part, form := tensor.PartOf(info, s.method)
 	owner := strings.TrimSuffix(info.Name, part)
-	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block}
+	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, form: form}
+	if info.Name != named.Name || info.DType != named.DType {
+		w.Header = &named
+	}
+	if part == "" && len(info.Shape) == 2 && w.Scaled() {
+		b := w.Form().Blocks(info.Shape, s.block)
+		w.Block = [2]int{b.BlockRows, b.BlockCols}
+	}
 	if w.Row == nil && w.Expert < 0 {
 		if f, _ := table.FusedAt(owner); f != nil {
 			w.Shared = true
@@ -340,17 +378,31 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 	}
 }
 
+// partsOf returns the names of all tensors beside a weight.
+func (s *Set) partsOf(w *Weight) (names []string) {
+	if w.Scales != nil {
+		names = append(names, w.Scales.Name)
+	}
+	for _, part := range w.parts {
+		names = append(names, part.Name)
+	}
+	return names
+}
+
 func (s *Set) linkScales() {
-	for _, w := range s.list {
-		for i, name := range w.DType.Form().Parts {
-			part := s.byName[w.Name+name]
-			if part == nil {
-				continue
-			}
-			if part.scales = true; i == 0 {
-				w.Scales = part
-			}
+	for _, part := range s.list {
+		w := s.byName[part.Owner()]
+		if part.Part == "" || w == nil || !w.Scaled() {
+			continue
 		}
+		if part.scales = true; part.Part == w.Form().Parts[0] {
+			w.Scales = part
+			continue
+		}
+		if w.parts == nil {
+			w.parts = map[string]*Weight{}
+		}
+		w.parts[part.Part] = part
 	}
 }
 

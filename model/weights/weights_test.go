@@ -199,10 +199,10 @@ func TestStream(t *testing.T) {
 // TestCheckScales: what keeps FP8 from being read as numbers.
 func TestCheckScales(t *testing.T) {
 	for want, change := range map[string]func(m memory){
-		"its scales, w_scale_inv, are missing":                func(m memory) { delete(m, "w_scale_inv") },
-		"shape [9]: only a matrix can have a scale":           func(m memory) { m["w"] = counting(tensor.F8E4M3, 9) },
-		"scales have shape [1 4]: blocks of [2 2] give [2 2]": func(m memory) { m["w_scale_inv"] = counting(tensor.F32, 1, 4) },
-		"scales have dtype U8: F32, F16 or BF16 is expected":  func(m memory) { m["w_scale_inv"] = counting(tensor.U8, 2, 2) },
+		"its scales, w_scale_inv, are missing":                        func(m memory) { delete(m, "w_scale_inv") },
+		"shape [9]: only a matrix can have a scale":                   func(m memory) { m["w"] = counting(tensor.F8E4M3, 9) },
+		"scales have shape [1 4]: blocks of [2 2] give [2 2]":         func(m memory) { m["w_scale_inv"] = counting(tensor.F32, 1, 4) },
+		"scales have dtype U8: F32, F16, BF16 or F8_E8M0 is expected": func(m memory) { m["w_scale_inv"] = counting(tensor.U8, 2, 2) },
 	} {
 		src := fp8(t, tensor.F32)
 		change(src)

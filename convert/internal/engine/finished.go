@@ -11,7 +11,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
@@ -412,8 +411,7 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 		return nil, err
 	}
 	for _, p := range problems {
-		_, part := tensor.PartOf(tensor.Info{Name: p.Tensor}) // scales change their weight
-		delete(rounded, strings.TrimSuffix(p.Tensor, part))
+		delete(rounded, tensor.OwnerOf(p.Tensor)) // scales change their weight
 	}
 	return rounded, nil
 }

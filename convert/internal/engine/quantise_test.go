@@ -36,9 +36,9 @@ func quantisedPlan(t *testing.T) (*plan.Plan, bytesSource, *operation.Quantise) 
 	for range gridRows * gridCols {
 		src = append(src, byte(r.Uint32()), 0x3c) // BF16
 	}
-	plain, err := operation.NewQuantise(tensor.BF16, tensor.Q8_0, tensor.Invalid, tensor.Blocks{})
+	plain, err := operation.NewQuantise(tensor.BF16, tensor.Q8_0, tensor.Scaling{})
 	require.NoError(t, err)
-	scaled, err := operation.NewQuantise(tensor.F8E4M3, tensor.Q4_K, tensor.BF16, blocks)
+	scaled, err := operation.NewQuantise(tensor.F8E4M3, tensor.Q4_K, tensor.Scaling{Scales: tensor.BF16, Blocks: blocks})
 	require.NoError(t, err)
 	view := &tensor.View{Shape: []int64{cols, rows}, Stride: []int64{1, cols}}
 	tensorOf := func(name string, d tensor.DType, n int64, s plan.Segment) plan.Tensor {

@@ -88,7 +88,7 @@ func TestViewsAreWritten(t *testing.T) {
 
 	cast, err := operation.NewCast(tensor.BF16, tensor.F32)
 	require.NoError(t, err)
-	dequantise, err := operation.NewDequantise(tensor.F8E4M3, tensor.F32, tensor.F16, blocks)
+	dequantise, err := operation.NewDequantise(tensor.F8E4M3, tensor.F32, tensor.Scaling{Scales: tensor.F16, Blocks: blocks})
 	require.NoError(t, err)
 	tensorOf := func(name string, d tensor.DType, v *tensor.View, s plan.Segment) plan.Tensor {
 		s.View, s.Bytes = v, d.Bytes(v.Len())

@@ -28,11 +28,15 @@ func Widen(dst []float32, src []byte, f Format) {
 		return
 	}
 	if f == F8E4M3 {
-		WidenBlocks(dst, src, f, unscaled, max(1, len(dst)))
+		WidenBlocks(dst, src, f, unscaled, nil, max(1, len(dst)))
 		return
 	}
 	size := f.Size()
 	src = src[:len(dst)*size]
+	if f == F8E8M0 {
+		widenPortable(dst, src, f)
+		return
+	}
 	im := current()
 	widen, head := im.element.widen[f], 0
 	if stream := im.stream.widen[f]; stream != nil && 4*len(dst) >= streamFrom {
@@ -48,9 +52,13 @@ func Widen(dst []float32, src []byte, f Format) {
 }
 
 // WidenBlocks is Widen with number i multiplied by scales[i/block], the product rounded
-// once to float32.
-func WidenBlocks(dst []float32, src []byte, f Format, scales []float32, block int) {
-	src = src[:len(dst)*f.Size()]
+// once to float32. If f is INT4, zeros[i/block] is subtracted before; zeros may be nil.
+func WidenBlocks(dst []float32, src []byte, f Format, scales, zeros []float32, block int) {
+	src = src[:f.Bytes(len(dst))]
+	if f == INT4 || f == F4 {
+		widenNibbles(dst, src, nibbleValues[f], scales, zeros, block)
+		return
+	}
 	if f == F8E4M3 {
 		widenE4M3Blocks(dst, src, scales, block)
 		return

@@ -37,7 +37,7 @@ func TestWidenBlocksIsTheProduct(t *testing.T) {
 	each(t, func(t *testing.T) {
 		for _, scale := range scales {
 			got, want := make([]float32, 256), make([]float32, 256)
-			WidenBlocks(got, patterns, F8E4M3, []float32{scale}, len(got))
+			WidenBlocks(got, patterns, F8E4M3, []float32{scale}, nil, len(got))
 			for i := range want {
 				want[i] = float32(float64(float32FromE4M3(byte(i))) * float64(scale))
 			}
@@ -67,7 +67,7 @@ func TestWidenBlocksTakesTheScaleOfTheBlock(t *testing.T) {
 					for i := range want {
 						want[i] *= scales[i/block]
 					}
-					WidenBlocks(got, data[:n*f.Size()], f, scales, block)
+					WidenBlocks(got, data[:n*f.Size()], f, scales, nil, block)
 					requireSame(t, want, got)
 				}
 			}

@@ -27,6 +27,14 @@ const (
 	// S.1111.111 alone, the largest number 448. It is read only.
 	F8E4M3
 
+	// F8E8M0 is 2^(b-127), of 8 bits, as scales are; 255 is NaN. It is read only.
+	F8E8M0
+
+	// INT4 and F4 have two codes to a byte, the lower half first, times a scale: see nibbles.go.
+	// They are read only, by whole bytes.
+	INT4
+	F4
+
 	// The block formats of ggml: see blocks.go. They are read only, by whole blocks.
 	Q4_0
 	Q5_0
@@ -40,16 +48,17 @@ const (
 	MXFP4
 )
 
-// Blocked reports whether f is a block format: only its whole blocks have a size.
-func (f Format) Blocked() bool { return f > F8E4M3 }
+// Blocked reports whether f is a block format: only its whole blocks have a size. A block of INT4 and
+// F4 is a byte.
+func (f Format) Blocked() bool { return f > F8E8M0 }
 
 // Size returns the size of one number in bytes; f is not a block format.
-func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1}[f] }
+func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1, F8E8M0: 1}[f] }
 
 // String returns the name that safetensors or ggml uses; F8_E4M3 loses its underscore.
 func (f Format) String() string {
 	return [...]string{
-		"F32", "F16", "BF16", "F8E4M3", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
+		"F32", "F16", "BF16", "F8E4M3", "F8E8M0", "INT4", "F4", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
 		"Q5_K", "Q6_K", "MXFP4",
 	}[f]
 }

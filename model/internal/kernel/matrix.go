@@ -7,17 +7,18 @@ import "unsafe"
 //
 // The number at (r, c) is the stored one, decoded; times a scale, if there are Scales:
 //
-//	float32(stored * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
+//	float32((stored - zero) * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
 //
-// the product rounded once; and then rounded to Via, if Round is set.
+// with the zero of the same block, if there are Zeros; the product rounded once; and then rounded to Via, if Round is set.
 type Matrix struct {
 	Rows int // r < Rows; the output features of weights
 	Cols int // c < Cols; the input features of weights
 
-	Format Format // format of Data; rows of a block format are whole blocks, without Scales
+	Format Format // format of Data; rows of a block format are whole blocks, without Scales but for INT4 and F4
 	Data   []byte // at least Rows × Cols numbers of Format, at any alignment
 
 	Scales    []float32 // [⌈Rows/BlockRows⌉, ⌈Cols/BlockCols⌉], one factor per block; may be nil
+	Zeros     []float32 // of INT4, like Scales: what is subtracted from the codes of a block; may be nil
 	BlockRows int       // rows of a block, fewer at the lower edge
 	BlockCols int       // columns of a block, fewer at the right edge
 
@@ -84,8 +85,12 @@ func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
 	if m.Scales == nil {
 		Widen(dst, src, m.Format)
 	} else {
-		blocks := ceilDiv(m.Cols, m.BlockCols)
-		WidenBlocks(dst, src, m.Format, m.Scales[r/m.BlockRows*blocks+from/m.BlockCols:], m.BlockCols)
+		block := r/m.BlockRows*ceilDiv(m.Cols, m.BlockCols) + from/m.BlockCols
+		zeros := m.Zeros
+		if zeros != nil {
+			zeros = zeros[block:]
+		}
+		WidenBlocks(dst, src, m.Format, m.Scales[block:], zeros, m.BlockCols)
 	}
 	if m.Round {
 		RoundTo(dst, m.Via)

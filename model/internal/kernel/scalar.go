@@ -19,6 +19,8 @@ func Decode(p uint32, f Format) uint32 {
 		return p << 16
 	case F8E4M3:
 		return decodeE4M3(byte(p))
+	case F8E8M0:
+		return decodeE8M0(byte(p))
 	}
 	return p
 }
@@ -154,6 +156,10 @@ func widenPortable(dst []float32, src []byte, f Format) {
 	case F8E4M3:
 		for i := range dst {
 			dst[i] = float32FromE4M3(src[i])
+		}
+	case F8E8M0:
+		for i := range dst {
+			dst[i] = math.Float32frombits(decodeE8M0(src[i]))
 		}
 	}
 }

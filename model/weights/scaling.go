@@ -1,0 +1,87 @@
+package weights
+
+import (
+	"fmt"
+	"slices"
+
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Sides returns the tensors that turn the codes of a weight into numbers, in the order of
+// tensor.Scaling: its scales first. nil for other weights.
+func (w *Weight) Sides() (sides []*Weight) {
+	if w.Scales == nil {
+		return nil
+	}
+	sides = append(sides, w.Scales)
+	for _, name := range w.Form().Parts[1:] {
+		if part := w.parts[name]; part != nil {
+			sides = append(sides, part)
+		}
+	}
+	return sides
+}
+
+// Scaling returns how the sides turn its codes into numbers; CheckScales found no fault.
+func (w *Weight) Scaling() tensor.Scaling {
+	return tensor.Scaling{Scales: w.Scales.DType, Second: w.Form().Second, Zeros: w.parts[tensor.ZerosPart] != nil,
+		Blocks: w.Blocks()}
+}
+
+// checkParts checks the sides behind the scales, and that no block begins within a byte.
+func (w *Weight) checkParts() error {
+	f, b := w.Form(), w.Blocks()
+	if codes, _ := f.Codes.Block(); b.Cols%codes != 0 || b.BlockCols%codes != 0 {
+		return fmt.Errorf("dtype %s, shape %v in blocks of %v: a row or a block does not end with a byte", w.DType, w.Shape,
+			w.Block)
+	}
+	if w.parts["_g_idx"] != nil {
+		return fmt.Errorf("%s: columns in an order of their own (activation order) are not read; "+
+			"dequantise it with compressed-tensors", text.Quote(w.Name+"_g_idx"))
+	}
+	if f.Second != "" {
+		return w.checkPart(f.Parts[1], tensor.F32, nil, []int{1})
+	}
+	if w.parts[tensor.ZerosPart] != nil {
+		rows, cols := b.Grid()
+		if b.BlockRows != 1 {
+			return fmt.Errorf("%s: rows that share a zero are not read", text.Quote(w.Name+tensor.ZerosPart))
+		}
+		return w.checkPart(tensor.ZerosPart, tensor.I32, []int{(rows + 7) / 8, cols})
+	}
+	return nil
+}
+
+// checkPart checks that a side exists, with this dtype and one of these shapes.
+func (w *Weight) checkPart(name string, d tensor.DType, shapes ...[]int) error {
+	part := w.parts[name]
+	switch {
+	case part == nil:
+		return fmt.Errorf("dtype %s, but %s is missing", w.DType, text.Quote(w.Name+name))
+	case part.Unread():
+		return nil
+	case part.DType != d || !slices.ContainsFunc(shapes, func(s []int) bool { return slices.Equal(s, part.Shape) }):
+		return fmt.Errorf("%s has dtype %s and shape %v: %s %v is expected", text.Quote(part.Name), part.DType, part.Shape,
+			d, shapes[len(shapes)-1])
+	}
+	return nil
+}
+
+// Grid reads rows first … last of the grid. read returns the bytes begin … end of a side.
+func (w *Weight) Grid(first, last int, read func(side *Weight, begin, end int64) ([]byte, error)) (g tensor.Grid,
+	err error) {
+	scaling, sides := w.Scaling(), w.Sides()
+	var data [][]byte
+	scaling.Spans(first, last, func(begin, end int64) {
+		side := sides[len(data)]
+		part, failed := read(side, begin, end)
+		if data = append(data, part); failed != nil && err == nil {
+			err = fmt.Errorf("%s: %w", text.Quote(side.Name), failed)
+		}
+	})
+	if err != nil {
+		return g, err
+	}
+	return scaling.Grid(data, first)
+}
