@@ -186,7 +186,7 @@ def write(path, config, shards):
         save_file(s, f"{path}/{file}", {"format": "pt"})
         index.update({name: file for name in s})
     with open(path + "/model.safetensors.index.json", "w") as f:
-        json.dump({"metadata": {}, "weight_map": index}, f, indent=1)
+        json.dump({"metadata": {"total_size": sum(t.nbytes for s in shards for t in s.values())}, "weight_map": index}, f, indent=1)
 
 
 def checkpoints():

@@ -1,0 +1,103 @@
+package convert
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/operation"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+)
+
+// hostileConfigs are the quantization_config of fixtures/forms/scales-*.safetensors.
+var hostileConfigs = map[string]string{
+	"fp8":                  `{"quant_method": "fp8", "weight_block_size": [8, 16]}`,
+	"nvfp4":                `{"quant_method": "modelopt", "quant_algo": "NVFP4"}`,
+	"pack-quantized":       compressed("pack-quantized", "int", "group", 32),
+	"nvfp4-pack-quantized": compressed("nvfp4-pack-quantized", "float", "tensor_group", 16),
+	"mxfp4-pack-quantized": compressed("mxfp4-pack-quantized", "float", "group", 32),
+}
+
+// compressed returns a quantization_config of compressed-tensors.
+func compressed(format, kind, strategy string, group int) string {
+	return fmt.Sprintf(`{"quant_method": "compressed-tensors", "format": %q, "config_groups": {"group_0": {"weights":
+		{"num_bits": 4, "type": %q, "strategy": %q, "group_size": %d}}}}`, format, kind, strategy, group)
+}
+
+// TestNumbersAreTheLibraries: matrices with scales that no model should have stand for the numbers that the
+// libraries make of them, bit for bit but for the bits of NaN and, where ModelOpt has no -0, the sign of 0; and Prove takes them, but no others.
+func TestNumbersAreTheLibraries(t *testing.T) {
+	for method, config := range hostileConfigs {
+		dir := t.TempDir()
+		at := fixture.Path(t, "forms/bf16")
+		text, err := os.ReadFile(filepath.Join(at, checkpoint.ConfigName))
+		require.NoError(t, err)
+		text = append([]byte(`{"quantization_config": `+config+","), text[1:]...)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, checkpoint.ConfigName), text, 0o666))
+		data, err := os.ReadFile(filepath.Join(at, "..", "scales-"+method+".safetensors"))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "model.safetensors"), data, 0o666))
+		c := open(t, dir)
+		set, found := weights.New(c.Config, c), 0
+		for _, w := range set.All() {
+			if w.Scaled() {
+				found++
+				requireNumbers(t, c, w, set.Find(w.Name[:len(w.Name)-len(".weight")]+".numbers"))
+			}
+		}
+		require.Positive(t, found, method)
+	}
+}
+
+// requireNumbers compares the numbers of a weight with those of a library.
+func requireNumbers(t *testing.T, c *checkpoint.Checkpoint, w, numbers *weights.Weight) {
+	require.NoError(t, w.CheckScales(), w.Name)
+	view, err := numbers.View(c)
+	require.NoError(t, err)
+	want, err := view.Float32s(nil)
+	require.NoError(t, err)
+	codes, err := w.View(c)
+	require.NoError(t, err)
+	d, err := operation.NewDequantise(w.DType, numbers.DType, w.Scaling())
+	require.NoError(t, err)
+	in := operation.Input{Data: codes.Data}
+	for i, span := range d.Sides(0, int64(w.Len())) {
+		side, err := w.Sides()[i].View(c)
+		require.NoError(t, err)
+		in.Sides = append(in.Sides, side.Data[span.Begin:span.End])
+	}
+	var lost tensor.Loss
+	out := make([]byte, len(view.Data))
+	require.NoError(t, d.Apply(out, in, &lost), w.Name)
+	require.NoError(t, d.Prove(out, in), w.Name)
+	got, err := tensor.Tensor{DType: numbers.DType, Shape: w.Shape, Data: out}.Float32s(nil)
+	require.NoError(t, err)
+	for i := range want {
+		same := math.Float32bits(got[i]) == math.Float32bits(want[i]) || got[i] != got[i] && want[i] != want[i] ||
+			got[i] == 0 && want[i] == 0 && w.Form() == tensor.NVFP4
+		if !same {
+			t.Fatalf("%s: element %d is %v, the library has %v", w.Name, i, got[i], want[i])
+		}
+	}
+	stream, err := weights.NewStream(c, w).Part(0, w.Len())
+	require.NoError(t, err)
+	for i, v := range stream {
+		if v == v && numbers.DType == tensor.F32 {
+			require.Equal(t, math.Float32bits(want[i]), math.Float32bits(v), "%s: element %d", w.Name, i)
+		}
+	}
+	for i := range want {
+		if size := int(numbers.DType.Bytes(1)); want[i] != 0 && want[i]-want[i] == 0 {
+			out[i*size+size-1] ^= 0x80 // the sign
+			require.Error(t, d.Prove(out, in), w.Name)
+			return
+		}
+	}
+}
