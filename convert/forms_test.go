@@ -22,6 +22,7 @@ var hostileConfigs = map[string]string{
 	"nvfp4":                `{"quant_method": "modelopt", "quant_algo": "NVFP4"}`,
 	"pack-quantized":       compressed("pack-quantized", "int", "group", 32),
 	"nvfp4-pack-quantized": compressed("nvfp4-pack-quantized", "float", "tensor_group", 16),
+	"channel":              compressed("pack-quantized", "int", "channel", 0),
 	"mxfp4-pack-quantized": compressed("mxfp4-pack-quantized", "float", "group", 32),
 }
 

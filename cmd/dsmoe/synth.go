@@ -80,6 +80,10 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	if err != nil {
 		return nil, err
 	}
+	if f := tensor.FormOf(c.Quantization.Method); f.Parts != nil && f.Nearest == nil {
+		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s; leave quantization_config out",
+			text.Quote(configFile), f.Name)
+	}
 	source := o.source(c)
 	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: document, Rule: o.rule()}
 	for i := range s.Tensors {

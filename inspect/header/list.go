@@ -19,13 +19,18 @@ type Listing struct {
 	Broken  []inspect.Finding `json:"broken"`  // files that are not in the list, or not as the index has them
 
 	unread []inspect.Tensor // in files of the index that were not read
+	method string           // of the config's quantization
 }
 
 // List lists the tensors of c.
 func List(c *inspect.Checkpoint) *Listing {
 	all := c.List()
 	slices.SortStableFunc(all, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) })
-	return &Listing{c.Path, all, bytesOf(all), brokenFiles(c), c.ListUnread()}
+	l := &Listing{c.Path, all, bytesOf(all), brokenFiles(c), c.ListUnread(), ""}
+	if c.Config != nil {
+		l.method = c.Config.Quantization.Method
+	}
+	return l
 }
 
 // Select returns the listing of the selected tensors. Selected layers, experts or globs that neither the tensors
@@ -37,7 +42,7 @@ func (l *Listing) Select(s inspect.Selection) (*Listing, error) {
 		return nil, err
 	}
 	picked = slices.DeleteFunc(picked, func(t inspect.Tensor) bool { return t.DType == tensor.Invalid })
-	return &Listing{l.Path, picked, bytesOf(picked), l.Broken, nil}, nil
+	return &Listing{l.Path, picked, bytesOf(picked), l.Broken, nil, l.method}, nil
 }
 
 // brokenFiles returns the findings that are about weight files and the index.

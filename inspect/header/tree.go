@@ -10,7 +10,6 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -47,7 +46,7 @@ func (l *Listing) Tree(depth int) *TreeReport {
 		all = append(all, branch{l.Tensors[i].Name, &l.Tensors[i]})
 	}
 	root := moduleNode("", all)
-	root.total(1)
+	root.total(1, l.method)
 	return &TreeReport{l.Path, root, l.Broken, depth}
 }
 
@@ -125,20 +124,20 @@ func foldNodes(nodes []*TreeNode) []*TreeNode {
 	return kept
 }
 
-// total adds up the tensors in so many of the node.
-func (n *TreeNode) total(times int) {
+// total adds up the tensors in so many of the node. method is the config's: codes count one by one.
+func (n *TreeNode) total(times int, method string) {
 	times *= n.Count
 	if t := n.tensor; t != nil {
 		n.Tensors, n.Bytes = times, int64(times)*t.Bytes
-		if weights.OwnerOf(t.Name) == t.Name {
-			n.Parameters = int64(times) * int64(tensor.Info{Shape: t.Shape}.Len())
+		if info, part, _ := tensor.PartOf(tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, method); part == "" {
+			n.Parameters = int64(times) * int64(info.Len())
 		}
 		n.DTypes = []DTypeSum{{t.DType, n.Tensors, n.Bytes}}
 		return
 	}
 	n.DTypes = []DTypeSum{}
 	for _, c := range n.Children {
-		c.total(times)
+		c.total(times, method)
 		n.Tensors += c.Tensors
 		n.Parameters += c.Parameters
 		n.Bytes += c.Bytes

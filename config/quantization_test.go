@@ -1,0 +1,58 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestQuantization: the methods that are read, what they except, and why others are refused.
+func TestQuantization(t *testing.T) {
+	group := func(bits, kind, strategy, size string) string {
+		return `{"targets":["Linear"],"weights":{"num_bits":` + bits + `,"type":"` + kind + `","strategy":"` + strategy +
+			`","group_size":` + size + `,"symmetric":true,"observer":"minmax"}}`
+	}
+	packed := func(format string, groups ...string) string {
+		for i, g := range groups {
+			groups[i] = `"group_` + string(rune('0'+i)) + `":` + g
+		}
+		return `{"quant_method":"compressed-tensors","format":"` + format + `","config_groups":{` + strings.Join(groups, ",") +
+			`},"ignore":["lm_head","re:.*self_attn.*","re:^(?!x).*"]}`
+	}
+	int4 := group("4", "int", "group", "32")
+	for _, c := range []struct{ config, method, problem string }{
+		{packed("pack-quantized", int4), "pack-quantized [1 32]", ""},
+		{packed("pack-quantized", int4, int4), "pack-quantized [1 32]", ""},
+		{packed("pack-quantized", group("4", "int", "channel", "null")), "pack-quantized [1 0]", ""},
+		{packed("nvfp4-pack-quantized", group("4", "float", "tensor_group", "16")), "nvfp4-pack-quantized [1 16]", ""},
+		{packed("mxfp4-pack-quantized", group("4", "float", "group", "32")), "mxfp4-pack-quantized [1 32]", ""},
+		{`{"quant_method":"modelopt","quant_algo":"NVFP4","exclude_modules":["lm_head","*self_attn*"]}`, "nvfp4 [1 16]", ""},
+		{packed("pack-quantized", int4, group("8", "int", "group", "32")), "", "config_groups: groups of weights that are quantised in several ways are not read"},
+		{packed("pack-quantized", group("8", "int", "group", "32")), "", `config_groups: weights of 8 bits, type "int", strategy "group" and group_size 32 are not read as pack-quantized: dequantise them with compressed-tensors`},
+		{packed("pack-quantized", group("4", "int", "group", "0")), "", `group_size 0 are not read`},
+		{packed("nvfp4-pack-quantized", group("4", "float", "tensor_group", "32")), "", `group_size 32 are not read as nvfp4-pack-quantized`},
+		{packed("int-quantized", int4), "", `format: "int-quantized" is not one of pack-quantized, nvfp4-pack-quantized, mxfp4-pack-quantized`},
+		{packed("pack-quantized", `{"weights":null}`), "", "config_groups: groups of weights"},
+		{packed("pack-quantized"), "", "config_groups: not an object of groups with weights"},
+		{`{"quant_method":"modelopt","quant_algo":"W4A8_AWQ"}`, "", `quant_algo: "W4A8_AWQ" is not one of NVFP4`},
+		{`{"quant_method":"bitsandbytes"}`, "", `quant_method: "bitsandbytes" is not read, but fp8, compressed-tensors and modelopt are; load it with transformers, call dequantize(), and save it`},
+		{`{"quant_method":"w4afp8"}`, "", `; convert the FP8 checkpoint that it was made from`},
+		{`{"quant_method":"hqq"}`, "", `; convert the checkpoint that it was made from`},
+	} {
+		got, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":` + c.config + `}`))
+		if c.problem != "" {
+			require.ErrorContains(t, err, c.problem, c.config)
+			continue
+		}
+		require.NoError(t, err, c.config)
+		q := got.Quantization
+		require.Equal(t, c.method, fmt.Sprint(q.Method, " ", q.Block))
+		require.Equal(t, q.Method != "nvfp4", q.Unclear)
+		for module, stays := range map[string]bool{"lm_head": true, "model.layers.3.self_attn.o_proj": true,
+			"model.layers.3.mlp.experts.1.up_proj": false} {
+			require.Equal(t, stays, got.StaysUnquantised(module), module)
+		}
+	}
+}
