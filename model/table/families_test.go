@@ -101,3 +101,17 @@ func TestTorchDType(t *testing.T) {
 		require.Equal(t, want, table.TorchDType(configtest.Parse(t, `{"model_type":"deepseek"`+field+`}`)), field)
 	}
 }
+
+// TestLayersFollowEachOther: the weights of a layer stand together.
+func TestLayersFollowEachOther(t *testing.T) {
+	for _, modelType := range []string{"deepseek", "deepseek_v3", "axk1", "deepseek_v32"} {
+		var layers []int
+		c := configtest.Parse(t, `{"model_type":"`+modelType+`","num_hidden_layers":3}`)
+		for s := range table.FamilyOf(c).Slots(c) {
+			if n := len(layers); n == 0 || layers[n-1] != s.Layer {
+				layers = append(layers, s.Layer)
+			}
+		}
+		require.Equal(t, []int{-1, 0, 1, 2, -1}, layers, modelType)
+	}
+}
