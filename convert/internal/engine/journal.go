@@ -58,6 +58,8 @@ type record struct {
 	Proof *proof `json:"proof,omitempty"`  // of a finished tensor
 	Begun *proof `json:"begun,omitempty"`  // of the bytes written of another, if they were hashed
 
+	Edges []edge `json:"edges,omitempty"` // of a part that is done
+
 	Published []string `json:"published,omitempty"` // the output is complete; these files are being moved into the target
 
 	// Of an output in an object store.

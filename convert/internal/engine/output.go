@@ -358,20 +358,21 @@ func (o *diskOutput) layOut() error {
 
 // layOutFile gives an open weight file its size and its header.
 func (o *diskOutput) layOutFile(i int) error {
-	f, size := o.weights[i], o.plan.Files[i].Size
-	if stat, err := f.Stat(); err != nil || stat.Size() != size {
-		if err := f.Reserve(size); err != nil {
-			return err
-		}
+	if err := o.weights[i].Reserve(o.plan.Files[i].Size); err != nil {
+		return err
 	}
+	if err := o.writeHeader(i); err != nil {
+		return err
+	}
+	return o.weights[i].Sync()
+}
+
+func (o *diskOutput) writeHeader(i int) error {
 	header, err := o.plan.Header(i)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = o.weights[i].WriteAt(header, 0)
 	}
-	if _, err := f.WriteAt(header, 0); err != nil {
-		return err
-	}
-	return f.Sync()
+	return err
 }
 
 // record makes the data of these files durable, then appends the lines about them to the

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -30,12 +31,13 @@ type partOutput struct {
 	part  plan.Part
 	spans []plan.Span
 	head  journalHead // of this run's journal
+	edges bool        // recorded by an earlier run
 }
 
 func newPartOutput(o *diskOutput, part plan.Part, spans []plan.Span) *partOutput {
 	p := o.plan
-	return &partOutput{o, part, spans,
-		journalHead{Format: journalFormat, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources}}
+	head := journalHead{Format: journalFormat, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources}
+	return &partOutput{diskOutput: o, part: part, spans: spans, head: head}
 }
 
 // partsDir is the directory with the journals of the parts, beside the directory that the output is assembled in.
@@ -63,11 +65,12 @@ func (o *partOutput) begin(apply func(record), _ func() error) (resumed bool, er
 	if err != nil {
 		return false, err
 	}
-	states, resumed := o.merge(runs, o.spans)
+	states, ends := o.merge(runs, o.spans)
 	for i := range states {
 		apply(states[i].record(o.spans[i].Index))
 	}
-	return resumed, nil
+	o.edges = ends != nil
+	return true, nil
 }
 
 // open makes the directories, if no other part has, and opens the weight files that the part has spans in.
@@ -81,7 +84,7 @@ func (o *partOutput) open() error {
 	o.head.Files = map[string]string{}
 	for i := range o.spans {
 		if at := o.spans[i].File; o.weights[at] == nil {
-			if err := o.openFile(at); err != nil {
+			if err := o.openFile(at, &o.spans[i]); err != nil {
 				return err
 			}
 		}
@@ -89,16 +92,90 @@ func (o *partOutput) open() error {
 	return errors.Join(o.disk.SyncDir(o.dir), o.disk.SyncDir(filepath.Dir(o.dir)))
 }
 
-// openFile opens a weight file, gives it what another run may have begun to, and its identity to the head.
-func (o *partOutput) openFile(i int) (err error) {
-	if o.weights[i], err = o.disk.OpenSharedTiles(o.path(i)); err != nil {
+// openFile opens a weight file and gives it its size, unless another part has, and its identity to the head. The
+// part with the first byte of the first tensor writes the header.
+func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
+	f, err := o.disk.OpenSharedTiles(o.path(i))
+	if err != nil {
 		return err
 	}
-	if err := o.layOutFile(i); err != nil {
-		return err
+	o.weights[i] = f
+	size := o.plan.Files[i].Size
+	if stat, err := f.Stat(); err != nil || stat.Size() != size {
+		if err := f.Reserve(size); err != nil {
+			return err
+		}
+	}
+	if first.From == 0 && (first.Index == 0 || o.plan.Tensors[first.Index-1].File != i) {
+		if err := o.writeHeader(i); err != nil {
+			return err
+		}
 	}
 	o.head.Files[o.plan.Files[i].Name], err = disk.Inode(o.path(i))
-	return err
+	return errors.Join(err, f.Sync())
+}
+
+// edge is a run of bytes at an end of a part, in a page that it shares with other parts.
+type edge struct {
+	File   int    `json:"file"` // index in plan.Files
+	Offset int64  `json:"offset"`
+	Bytes  int64  `json:"bytes"`
+	Hash   string `json:"hash"`
+}
+
+// edges returns the ends of a part, without hashes: up to the first multiple of disk.Block, and from the last one on.
+func edges(spans []plan.Span) []edge {
+	first, last := &spans[0], &spans[len(spans)-1]
+	begin, end := first.Offset+first.From, last.Offset+last.To
+	return []edge{
+		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1), first.Size())},
+		{File: last.File, Offset: max(end&^(disk.Block-1), end-last.Size()), Bytes: min(end&(disk.Block-1), last.Size())},
+	}
+}
+
+// hashed returns the edge with the hash of the bytes that f has there.
+func (g edge) hashed(f io.ReaderAt) (edge, error) {
+	data := make([]byte, g.Bytes)
+	_, err := f.ReadAt(data, g.Offset)
+	g.Hash = digest.Of(data)
+	return g, err
+}
+
+// recordEdges hashes the ends of the part, which is proven, and records that.
+func (o *partOutput) recordEdges() error {
+	if len(o.spans) == 0 {
+		return nil
+	}
+	r := record{Tensor: -1}
+	for _, g := range edges(o.spans) {
+		g, err := g.hashed(o.weights[g.File])
+		if err != nil {
+			return err
+		}
+		r.Edges = append(r.Edges, g)
+	}
+	return o.record(unrecorded{lines: []any{r}})
+}
+
+// checkEdges compares the ends of a part with what it recorded: a network file system may lose what is written to one
+// page by two machines.
+func (o *diskOutput) checkEdges(part plan.Part, recorded []edge) error {
+	for _, want := range recorded {
+		f, err := os.Open(o.path(want.File))
+		if err != nil {
+			return err
+		}
+		got, err := want.hashed(f)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		if got != want {
+			return o.otherParts(fmt.Sprintf("part %d of %d has written %s that are others now, at %d of %s: "+
+				"the file system does not keep what several machines write into one page", part.I, part.N,
+				text.ExactBytes(want.Bytes), want.Offset, text.Quote(o.path(want.File))))
+		}
+	}
+	return nil
 }
 
 // record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
@@ -215,6 +292,7 @@ func (o *diskOutput) readJournalOf(j partJournal, apply func(record)) (*journalH
 type partRun struct {
 	files    map[string]string // identities of the weight files
 	states   []spanState
+	edges    []edge
 	rejected map[int]bool // spans whose bytes were found to be others than the source gives
 }
 
@@ -224,10 +302,14 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 		if j.Part != p {
 			continue
 		}
-		l, rejected := newLedger(spans, nil), map[int]bool{}
+		l, run := newLedger(spans, nil), partRun{rejected: map[int]bool{}}
 		head, err := o.readJournalOf(j, func(r record) {
-			if l.apply(r); r.Done == 0 && r.Proof == nil {
-				rejected[r.Tensor] = true
+			l.apply(r)
+			if r.Edges != nil {
+				run.edges = r.Edges
+			}
+			if r.Done == 0 && r.Proof == nil {
+				run.rejected[r.Tensor] = true
 			}
 		})
 		if err == nil && head != nil {
@@ -237,26 +319,32 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 			return nil, err
 		}
 		if head != nil {
-			runs = append(runs, partRun{head.Files, l.states, rejected})
+			run.files, run.states = head.Files, l.states
+			runs = append(runs, run)
 		}
 	}
 	return runs, nil
 }
 
-// merge returns what is known to be done of each span. Runs that wrote into other files than are there count for
+// merge returns what is known to be done of each span, and the ends that were recorded last. Runs that wrote into other files than are there count for
 // nothing, and bytes that a run rejected only if another has proven them since.
-func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []spanState, any bool) {
+func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []spanState, ends []edge) {
 	states = make([]spanState, len(spans))
 	runs = slices.DeleteFunc(runs, func(r partRun) bool { return !o.haveFiles(r.files) })
 	for i := range spans {
 		rejected := slices.ContainsFunc(runs, func(r partRun) bool { return r.rejected[spans[i].Index] })
 		for _, r := range runs {
 			if s := r.states[i]; s.proven() || !rejected && !states[i].proven() && s.done >= states[i].done {
-				states[i], any = s, true
+				states[i] = s
 			}
 		}
 	}
-	return states, any
+	for _, r := range runs {
+		if r.edges != nil {
+			ends = r.edges
+		}
+	}
+	return states, ends
 }
 
 // haveFiles reports whether the files that are assembled have these identities.
@@ -284,14 +372,10 @@ func runPart(ctx context.Context, dst string, p *plan.Plan, src Source, s Settin
 	if err := e.begin(ctx); err != nil {
 		return nil, err
 	}
-	already := e.allDone()
-	if !already {
-		err = o.open()
-		if err == nil {
-			err = e.writeAndProve(ctx)
-		}
-		if err == nil {
-			err = e.checkSource()
+	already := e.allDone() && (o.edges || len(e.spans) == 0)
+	for _, step := range []func() error{o.open, func() error { return e.writeAndProve(ctx) }, e.checkSource, o.recordEdges} {
+		if err == nil && !already {
+			err = step()
 		}
 	}
 	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.resumed, Lost: e.lost()}, e.interrupted(err)
@@ -388,8 +472,11 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]spanState, er
 		if err != nil {
 			return nil, err
 		}
+		done, err := o.joinPart(part, runs, spans, tensors, unverified)
 		switch {
-		case len(spans) == 0 || o.joinPart(runs, spans, tensors, unverified):
+		case err != nil:
+			return nil, err
+		case done:
 		case runs == nil:
 			missing = append(missing, part.I)
 		default:
@@ -410,15 +497,17 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]spanState, er
 }
 
 // joinPart adds the spans of a part to their tensors, and reports whether all are done.
-func (o *diskOutput) joinPart(runs []partRun, spans []plan.Span, tensors []joint, unverified bool) bool {
+func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span, tensors []joint,
+	unverified bool) (done bool, err error) {
 	e := &execution{Settings: Settings{Unverified: unverified}, ledger: newLedger(spans, nil)}
-	if e.states, _ = o.merge(runs, spans); !e.allDone() {
-		return false
+	var ends []edge
+	if e.states, ends = o.merge(runs, spans); !e.allDone() || ends == nil && len(spans) > 0 {
+		return false, nil
 	}
 	for i := range spans {
 		tensors[spans[i].Index].add(&spans[i], e.states[i])
 	}
-	return true
+	return true, o.checkEdges(part, ends)
 }
 
 // incomplete is the error for parts that are missing, or not done.

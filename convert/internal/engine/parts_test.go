@@ -256,6 +256,10 @@ func TestPartsRefused(t *testing.T) {
 			_, err := Run(t.Context(), dst, p, src, s)
 			require.NoError(t, err)
 		}, p, Settings{Finish: true}, []string{"parts that are not done: 2-4 (no run ended"}},
+		"bytes of a page lost": {4, func(t *testing.T, dst string) {
+			at := p.Share(plan.Part{I: 3, N: 4})[0]
+			fixture.Flip(t, filepath.Join(hidden(dst, "partial"), p.Files[0].Name), at.Offset+at.From+1)
+		}, p, Settings{Finish: true}, []string{"part 3 of 4 has written", "the file system does not keep what several machines write"}},
 		"not a journal": {1, func(t *testing.T, dst string) { fixture.Write(t, hidden(dst, "parts"), "notes", "") }, p,
 			Settings{Part: plan.Part{I: 2, N: 4}}, []string{"notes is not the journal of a part: remove it"}},
 		"unfinished run": {0, func(t *testing.T, dst string) {
