@@ -16,20 +16,21 @@ import (
 
 // Arch is what a config implies, exactly and with no weight at hand.
 type Arch struct {
-	Path      string          `json:"path"`              // of the config, as the user gave it
-	ModelType string          `json:"model_type"`        // the family
-	Layers    *Layers         `json:"layers"`            // the decoder's
-	Modules   []ModuleCount   `json:"modules"`           // in the order of the table of weights
-	Total     ModuleCount     `json:"total"`             // of Modules; its Module is "total"
-	Activated ActivatedCounts `json:"activated"`         // of all modules
-	Weights   WeightBytes     `json:"weights"`           // of all modules but MTP
-	Forward   ForwardFLOPs    `json:"flops_per_token"`   // compute of one token
-	Training  TrainingFLOPs   `json:"training_flops"`    // compute of one sequence
-	KVCache   KVCache         `json:"kv_cache"`          // memory of one sequence
-	Experts   *Experts        `json:"experts,omitempty"` // absent if the model is dense
-	Choice    *Choice         `json:"choice,omitempty"`  // absent if the model is dense
-	MTP       *ModuleCount    `json:"mtp,omitempty"`     // prediction layers, not part of the forward pass nor of Total
-	Assumed   bool            `json:"dtype_assumed"`     // the config has no torch_dtype, so that it is taken for BF16
+	Path      string          `json:"path"`               // of the config, as the user gave it
+	ModelType string          `json:"model_type"`         // the family
+	Layers    *Layers         `json:"layers"`             // the decoder's
+	Modules   []ModuleCount   `json:"modules"`            // in the order of the table of weights
+	Total     ModuleCount     `json:"total"`              // of Modules; its Module is "total"
+	Activated ActivatedCounts `json:"activated"`          // of all modules
+	Weights   WeightBytes     `json:"weights"`            // of all modules but MTP
+	Forward   ForwardFLOPs    `json:"flops_per_token"`    // compute of one token
+	Training  TrainingFLOPs   `json:"training_flops"`     // compute of one sequence
+	KVCache   KVCache         `json:"kv_cache"`           // memory of one sequence
+	Indexers  *Indexers       `json:"indexers,omitempty"` // absent if each token attends to all before it
+	Experts   *Experts        `json:"experts,omitempty"`  // absent if the model is dense
+	Choice    *Choice         `json:"choice,omitempty"`   // absent if the model is dense
+	MTP       *ModuleCount    `json:"mtp,omitempty"`      // prediction layers, not part of the forward pass nor of Total
+	Assumed   bool            `json:"dtype_assumed"`      // the config has no torch_dtype, so that it is taken for BF16
 }
 
 // ModuleCount is one module over all layers.
@@ -79,6 +80,17 @@ type KVCache struct {
 	Bytes         int64        `json:"bytes"`           // BytesPerToken · Positions
 }
 
+// Indexers are what chooses the keys that each token attends to.
+type Indexers struct {
+	Keys   int   `json:"keys"`   // index_topk: keys of a token, in each layer
+	Layers int64 `json:"layers"` // layers with an indexer of their own; the others share the choice of one before
+}
+
+// String returns "61, each token attends to the 2,048 keys that one chooses".
+func (x *Indexers) String() string {
+	return fmt.Sprintf("%d, each token attends to the %s keys that one chooses", x.Layers, text.Grouped(x.Keys))
+}
+
 // Choice is how many ways a gate has to route a token.
 type Choice struct {
 	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: may exceed 64 bits
@@ -103,6 +115,9 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	d := table.TorchDType(c)
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
+	if c.HasIndexer() {
+		a.Indexers = &Indexers{c.IndexTopK, count.Indexers(c)}
+	}
 	for _, x := range counts {
 		a.Modules = append(a.Modules, moduleCount(x))
 	}
@@ -193,6 +208,9 @@ func (a *Arch) factTable() *text.Table {
 	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper),
 		a.Training.idealised()))
 	t.Add("KV cache", a.KVCache.String()+assumed(a.Assumed))
+	if a.Indexers != nil {
+		t.Add("indexers", a.Indexers.String())
+	}
 	t.Add("experts", a.Experts.String())
 	if a.Choice != nil {
 		a.addChoice(t)

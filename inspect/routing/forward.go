@@ -143,7 +143,7 @@ type pieceTrace struct {
 // TopK implements model.Trace.
 func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) error {
 	tally := t.run.tally(layerOf(name))
-	if tally == nil {
+	if tally == nil || !strings.HasSuffix(name, gateIDs) { // an indexer's choice is of keys
 		return nil
 	}
 	if t.run.options.Blocks && tally.blocks == nil {

@@ -132,11 +132,11 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 	}
 	attention := int64(c.NumHiddenLayers) * int64(keys) * int64(c.NumAttentionHeads)
 	return attention*int64(c.QKHeadDim()+c.ValueHeadDim()) +
-		indexers(c)*int64(seq)*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
+		Indexers(c)*int64(seq)*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
 }
 
-// indexers returns how many layers have an indexer of their own.
-func indexers(c *config.Config) (n int64) {
+// Indexers returns how many layers have an indexer of their own.
+func Indexers(c *config.Config) (n int64) {
 	for l := range c.NumHiddenLayers {
 		if c.HasIndexer() && c.IndexerOf(l) == l {
 			n++
@@ -159,7 +159,7 @@ func KVBytes(c *config.Config) int64 {
 	if c.LatentAttention() {
 		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
 	}
-	return table.TorchDType(c).Bytes(int64(c.NumHiddenLayers)*values + indexers(c)*int64(c.IndexHeadDim))
+	return table.TorchDType(c).Bytes(int64(c.NumHiddenLayers)*values + Indexers(c)*int64(c.IndexHeadDim))
 }
 
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets
