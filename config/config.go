@@ -176,7 +176,13 @@ func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 		return nil, &Error{Problems: problems}
 	}
 	if c.wrapper != nil {
+		values := doc.values()
 		doc = slices.Clone(c.doc).with(member{key: c.wrapper.key, value: doc.JSON()})
+		for i, m := range doc {
+			if _, changed := fields[m.key]; changed && c.wrapper.says(m.key) {
+				doc[i].value = values[m.key]
+			}
+		}
 	}
 	return Parse(bytes.NewReader(doc.JSON()))
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -45,5 +46,16 @@ func TestVL2(t *testing.T) {
 		require.NotEmpty(t, got, language)
 		assert.Contains(t, got[0].String(), want)
 	}
+	const twice = `{"model_type":"deepseek_vl_v2","architectures":["DeepseekOCRForCausalLM"],"hidden_size":64,"other":1,` +
+		`"language_config":{"use_mla":false,"hidden_size":64}}`
+	c, err := Parse(strings.NewReader(twice))
+	require.NoError(t, err)
+	c, err = c.Override(map[string]jsontext.Value{"hidden_size": jsontext.Value("128")})
+	require.NoError(t, err, "both are changed")
+	assert.Equal(t, 128, c.HiddenSize)
+	assert.Equal(t, "language_config.hidden_size: 64; config.json itself says 63",
+		problems(t, strings.Replace(twice, "64", "63", 1))[0].String())
+	assert.Equal(t, "language_config.vocab_size: missing; config.json itself says 5",
+		problems(t, strings.Replace(twice, `"other":1`, `"vocab_size":5`, 1))[0].String())
 	assert.Contains(t, problems(t, `{"model_type":"deepseek_vl_v2"}`)[0].String(), "language_config: is not an object")
 }

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"slices"
 	"strings"
@@ -62,7 +64,32 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 		return nil, err
 	}
 	c.doc, c.wrapper = doc, w
+	if problems := w.contradictions(doc, values); problems != nil {
+		return nil, &Error{Problems: problems}
+	}
 	return c, nil
+}
+
+// contradictions compares the keys of the language model that stand around its configuration once more with those
+// in it. DeepSeek-OCR's files say all twice: the published code goes by the one, others by the other.
+func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []Problem) {
+	if w.prefix != "" {
+		return nil
+	}
+	for _, m := range doc {
+		if w.says(m.key) && !bytes.Equal(m.value, inner[m.key]) {
+			problems = append(problems, Problem{w.key + "." + m.key,
+				cmp.Or(show(inner[m.key]), "missing") + "; config.json itself says " + show(m.value)})
+		}
+	}
+	return problems
+}
+
+// says reports whether a key around the language model's configuration is one of it.
+func (w *wrapper) says(key string) bool {
+	f, err := familyIn(w, nil)
+	return err == nil && w.prefix == "" && key != "model_type" &&
+		slices.ContainsFunc(f.fields, func(row field) bool { return row.key == key })
 }
 
 // inner reads the object with the language model's configuration.

@@ -54,6 +54,7 @@ func Published(t testing.TB, name string, edit func(keys map[string]any)) string
 	delete(keys, "quantization_config")
 	if edit != nil {
 		edit(keys)
+		edit(document) // DeepSeek-OCR's says all twice
 	}
 	out, err := json.MarshalIndent(document, "", "  ")
 	require.NoError(t, err)

@@ -50,7 +50,8 @@ func (c *conversion) edited(raw []byte, chosen selection) ([]byte, error) {
 		return nil, err
 	}
 	around := valuesOf(raw, members)
-	edits := slices.DeleteFunc(c.dtypeEdits(around), func(e edit) bool { return around[e.key] == "" })
+	edits := slices.DeleteFunc(append(c.dtypeEdits(around), c.layerEdits(around, chosen)...),
+		func(e edit) bool { return around[e.key] == "" })
 	return editDocument(raw, append(edits, edit{members[at].key, inner}))
 }
 
