@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
@@ -17,6 +18,7 @@ type Weights struct {
 	Reader   weights.ReaderAt        // of the stored tensors
 	Threads  int                     // workers that read at once; 0 is one per processor
 	Progress func(done, total int64) // called, one call at a time, with bytes read and bytes expected; may be nil
+	Part     *Part                   // of List that is looked at; nil is all
 }
 
 // Reading returns a reading of the weights, which reports its progress.
@@ -24,9 +26,13 @@ func (w *Weights) Reading(ctx context.Context) *weights.Reading {
 	return weights.NewReading(ctx, w.Threads, w.Progress)
 }
 
-// Pick returns the selected weights.
+// Pick returns the selected weights, of the part if there is one.
 func (w *Weights) Pick(s Selection) ([]*weights.Weight, error) {
-	return Pick(s, w.List, func(x *weights.Weight) string { return x.Name })
+	list, err := Pick(s, w.List, func(x *weights.Weight) string { return x.Name })
+	if w.Part != nil {
+		list = slices.DeleteFunc(list, func(x *weights.Weight) bool { return !w.Part.names[x.Name] })
+	}
+	return list, err
 }
 
 // Grouping names what a row of a report stands for.

@@ -35,16 +35,32 @@ dsmoe help findings  the kinds of findings`,
 	similarities := cmd.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")
 	against := cmd.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
 	out.plot = addPlot(cmd, "likeness to the nearest by layer and expert; --against: relative errors")
+	share := addShares(cmd, selection, "by", "fail-on", plotFlag)
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
+		judge := func(r *experts.Report) error {
+			err := out.judge(cmd, r, r.Findings)
+			if form := out.chosen(cmd); r.NotCompared != "" && form != jsonForm && form != text.AsTable {
+				fmt.Fprintln(cmd.ErrOrStderr(), "note: not compared:", r.NotCompared)
+			}
+			return err
+		}
+		if *share.merge {
+			parts, err := mergeParts(args, partOfExperts, func(*experts.Report) string { return "" })
+			if err != nil {
+				return err
+			}
+			return judge(experts.Merge(parts, inspect.Grouping(by.value)))
+		}
+		if share.given() && (*against != "" || *similarities) {
+			return misuse(cmd, "--part does not go with --against and --similarities; select --layers")
+		}
 		if *against != "" && *similarities {
 			return misuse(cmd, "--against does not go with --similarities")
 		}
-		need := needOf(*selection, func(c *config.Config, w *weights.Weight) bool {
-			return experts.Reads(*selection, c.IsMoE, w)
-		})
-		return readWeights(cmd, args[0], need, func(w inspect.Weights) error {
+		reads := func(c *config.Config, w *weights.Weight) bool { return experts.Reads(*selection, c.IsMoE, w) }
+		return share.inspect(cmd, args[0], reads, func(w inspect.Weights) error {
 			if *against != "" {
-				original, c, err := openWeights(*against, need)
+				original, c, err := openWeights(*against, needOf(*selection, reads))
 				if err != nil {
 					return err
 				}
@@ -56,10 +72,18 @@ dsmoe help findings  the kinds of findings`,
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}
-			return out.judge(cmd, r, r.Findings)
+			return judge(r)
 		})
 	})
 	return cmd
+}
+
+// partOfExperts returns the part that a report is about.
+func partOfExperts(r *experts.Report) *inspect.Part {
+	if r.Part == nil {
+		return nil
+	}
+	return &r.Part.Part
 }
 
 // expertsAgainst compares experts with their originals.

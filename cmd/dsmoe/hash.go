@@ -28,11 +28,20 @@ dsmoe help hashes  what is hashed, byte by byte`,
 	by := choice{value: string(stats.HashTensors),
 		words: []string{string(stats.HashTensors), string(stats.HashModules), string(stats.HashModel)}}
 	cmd.Flags().Var(&by, "by", "a row for each tensor or module, or for the model alone")
+	share := addShares(cmd, selection, "by")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if by.value == string(stats.HashModel) && !selection.All() {
-			return misuse(cmd, "--by model is about all tensors: not with --layers, --experts or --match")
+		if *share.merge {
+			parts, err := mergeParts(args, func(r *stats.HashReport) *inspect.Part { return r.Part },
+				func(*stats.HashReport) string { return "" })
+			if err != nil {
+				return err
+			}
+			return out.print(cmd, stats.MergeHashes(parts, stats.HashLevel(by.value)))
 		}
-		return readWeights(cmd, args[0], needOf(*selection, hasWeight(selection)), func(w inspect.Weights) error {
+		if by.value == string(stats.HashModel) && (!selection.All() || share.given()) {
+			return misuse(cmd, "--by model is about all tensors: not with --layers, --experts, --match or --part")
+		}
+		return share.inspect(cmd, args[0], hasWeight(selection), func(w inspect.Weights) error {
 			r, err := stats.Hash(cmd.Context(), w, *selection, stats.HashLevel(by.value))
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)

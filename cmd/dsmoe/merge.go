@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -19,7 +20,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/report"
@@ -47,6 +51,36 @@ func addMerge(cmd *cobra.Command, printing ...string) *bool {
 	}
 	return merge
 }
+
+// shares are the flags of an inspection that works in parts: --part, --parts and --merge.
+type shares struct {
+	*partFlags
+	selection *inspect.Selection
+	merge     *bool
+}
+
+// addShares adds the flags to a command with a selection. --merge goes with the flags that say how to print.
+func addShares(cmd *cobra.Command, selection *inspect.Selection, printing ...string) *shares {
+	return &shares{addPart(cmd, "one of N parts of the weights"), selection, addMerge(cmd, printing...)}
+}
+
+// inspect calls f with the weights of the checkpoint at path that the flags leave of those that are read.
+func (s *shares) inspect(cmd *cobra.Command, path string, reads func(*config.Config, *weights.Weight) bool,
+	f func(w inspect.Weights) error) error {
+	p, err := s.read(cmd)
+	if err == nil && p.of > 0 && !s.selection.All() {
+		err = misuse(cmd, "--part selects weights by itself: not with --layers, --experts or --match")
+	}
+	if err != nil {
+		return err
+	}
+	return readPart(cmd, path, needOf(*s.selection, reads), p, func(w inspect.Weights, x *weights.Weight) bool {
+		return reads(w.Config, x)
+	}, f)
+}
+
+// given reports whether --part is given.
+func (p *partFlags) given() bool { return p.part.of != 0 }
 
 // readReports reads JSON documents of the type T, as this dsmoe writes them. The error names all files that are none,
 // and what check, if not nil, says of one.
@@ -169,17 +203,21 @@ func mergeVerified(paths []string) (*verified, error) {
 
 // join adds what g knows of the same checkpoint's files, and returns how it differs.
 func (f *checkpointFiles) join(g *checkpointFiles) (different []string) {
+	if a, b := slices.Sorted(maps.Keys(f.Identity)), slices.Sorted(maps.Keys(g.Identity)); !slices.Equal(a, b) {
+		different = append(different, fmt.Sprintf("the checkpoint has the files %s, not %s", text.Some(b, 3, ", "),
+			text.Some(a, 3, ", ")))
+	}
 	for _, known := range []struct {
 		what      string
 		ours, its map[string]string
-	}{{"hash", f.Hashes, g.Hashes}, {"header", f.Identity, g.Identity}, {"samples", f.Samples, g.Samples}} {
+	}{{"hash", f.Hashes, g.Hashes}, {"identity", f.Identity, g.Identity}, {"samples", f.Samples, g.Samples}} {
 		for _, name := range slices.Sorted(maps.Keys(known.its)) {
-			was, both := known.ours[name]
-			if both && was != known.its[name] {
+			was, is := known.ours[name], known.its[name]
+			if was != "" && is != "" && was != is {
 				different = append(different, fmt.Sprintf("the checkpoint's %s has the %s %s, not %s", text.Quote(name),
-					known.what, known.its[name], was))
+					known.what, is, was))
 			}
-			known.ours[name] = known.its[name]
+			known.ours[name] = cmp.Or(is, was)
 		}
 	}
 	for name, state := range g.Files {
@@ -195,6 +233,9 @@ func (f *checkpointFiles) join(g *checkpointFiles) (different []string) {
 // their bytes, 4 KiB at each quarter, so that a fine-tuned checkpoint is not taken for its base.
 func (f *checkpointFiles) identify(c *checkpoint.Checkpoint) error {
 	f.Identity, f.Samples = map[string]string{}, map[string]string{}
+	for _, file := range c.Inventory.Unread {
+		f.Identity[file.Name] = ""
+	}
 	for i, file := range c.Inventory.Files {
 		header, err := c.Identity(i)
 		if err != nil {
@@ -211,6 +252,55 @@ func (f *checkpointFiles) identify(c *checkpoint.Checkpoint) error {
 		}
 	}
 	return nil
+}
+
+// mergeParts reads the reports of all parts of a checkpoint, and returns them in the order of the parts. by is what
+// their rows are, the same in all. The error names the parts that are missing or there twice, and reports of others.
+func mergeParts[T any](paths []string, partOf func(*T) *inspect.Part, by func(*T) string) ([]*T, error) {
+	all, err := readReports(paths, func(r *T) error {
+		switch p := partOf(r); {
+		case p == nil:
+			return errors.New("not of a part: --part was not given")
+		case p.Index < 1 || p.Index > p.Of || p.Identity == nil || p.Samples == nil:
+			return errors.New("its part is no part: it was changed")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	first, parts, missing := partOf(all[0]), map[int]*T{}, []int{}
+	files := checkpointFiles{Identity: first.Identity, Samples: first.Samples}
+	for i, r := range all {
+		p := partOf(r)
+		different := files.join(&checkpointFiles{Identity: p.Identity, Samples: p.Samples})
+		if p.Of != first.Of {
+			different = append(different, fmt.Sprintf("it is one of %d parts, not of %d", p.Of, first.Of))
+		} else if parts[p.Index] != nil {
+			different = append(different, fmt.Sprintf("part %d is there twice", p.Index))
+		}
+		if a, b := by(all[0]), by(r); a != b {
+			different = append(different, fmt.Sprintf("its rows are by %s, not by %s", b, a))
+		}
+		for _, d := range different {
+			errs = append(errs, fmt.Errorf("%s: does not go with %s: %s", text.Quote(paths[i]), text.Quote(paths[0]), d))
+		}
+		parts[p.Index] = r
+	}
+	var inOrder []*T
+	const named = 1000 // missing parts
+	for i := 1; i <= first.Of && len(missing) < named; i++ {
+		if parts[i] == nil {
+			missing = append(missing, i)
+		}
+		inOrder = append(inOrder, parts[i])
+	}
+	if n := first.Of - len(parts); n > 0 {
+		errs = append(errs, fmt.Errorf("%s of %d missing: run %s too", text.Plural(n, "part"), first.Of,
+			text.Ranges(missing)))
+	}
+	return inOrder, errors.Join(errs...)
 }
 
 // String says which reports were joined, and which stages they disagree about.

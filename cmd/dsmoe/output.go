@@ -3,6 +3,7 @@ package main
 // How the inspections print what they have found out: -o, and what they share beside it.
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -161,15 +162,36 @@ func openWeights(path string, need checkpoint.Need) (w inspect.Weights, c *check
 	return inspect.Weights{Path: c.Path, Config: c.Config, List: list, Reader: c}, c, nil
 }
 
-// readWeights calls f with the weights of the checkpoint at path, and shows its progress.
-func readWeights(cmd *cobra.Command, path string, need checkpoint.Need, f func(w inspect.Weights) error) error {
+// readPart is readWeights of a part, unless that is all: counts tells the weights that are to be shared out.
+func readPart(cmd *cobra.Command, path string, need checkpoint.Need, p part,
+	counts func(inspect.Weights, *weights.Weight) bool, f func(w inspect.Weights) error) error {
 	w, c, err := openWeights(path, need)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	if p.of > 0 {
+		files := checkpointFiles{}
+		if err := files.identify(c); err != nil {
+			return err
+		}
+		if !c.ConfigInside() {
+			if files.Identity[checkpoint.ConfigName], err = hashFile(c, checkpoint.ConfigName); err != nil {
+				return err
+			}
+		}
+		mine := &inspect.Part{Index: p.index, Of: p.of, Identity: files.Identity, Samples: files.Samples}
+		if !w.TakePart(mine, func(x *weights.Weight) bool { return counts(w, x) }) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "note: part %d of %d has nothing to read\n", p.index, p.of)
+		}
+	}
 	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	w.Progress = func(done, total int64) { b.set("reading", done, total) }
 	return f(w)
+}
+
+// readWeights calls f with the weights of the checkpoint at path, and shows its progress.
+func readWeights(cmd *cobra.Command, path string, need checkpoint.Need, f func(w inspect.Weights) error) error {
+	return readPart(cmd, path, need, part{}, nil, f)
 }

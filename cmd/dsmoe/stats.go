@@ -34,8 +34,20 @@ dsmoe help statistics  the columns`,
 		"`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
 	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest "+
 		"magnitudes by layer and kind")
+	share := addShares(cmd, selection, plotFlag)
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
-		return readWeights(cmd, args[0], needOf(*selection, hasWeight(selection)), func(w inspect.Weights) error {
+		if *share.merge {
+			parts, err := mergeParts(args, func(r *stats.Report) *inspect.Part { return r.Part },
+				func(r *stats.Report) string { return string(r.By) })
+			if err != nil {
+				return err
+			}
+			return out.print(cmd, stats.Merge(parts))
+		}
+		if share.given() && by.value == string(inspect.ByModule) {
+			return misuse(cmd, "--by module is over all layers: not with --part")
+		}
+		return share.inspect(cmd, args[0], hasWeight(selection), func(w inspect.Weights) error {
 			r, err := stats.Compute(cmd.Context(), w,
 				stats.Options{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
 			if err != nil {

@@ -245,8 +245,8 @@ type checkpointFiles struct {
 	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
 	Hashes map[string]string `json:"hashes"`       // "sha256:…" of those files that were hashed
 	Mapped int64             `json:"mapped_bytes"` // of the weights that were read
-	// Identity has the hash of the header, and the size, of each weight file that was opened, and Samples a hash of
-	// 16 KiB of it if it is on the disk: reports of one checkpoint have the same
+	// Identity has the hash of the header, and the size, of each weight file, "" if it was not opened, and Samples a
+	// hash of 16 KiB of it if it is on the disk: reports of one checkpoint have the same
 	Identity map[string]string `json:"identity"`
 	Samples  map[string]string `json:"samples"` // see Identity
 }

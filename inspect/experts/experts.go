@@ -32,9 +32,19 @@ type Report struct {
 	Layers     []Layer               `json:"layers"`      // layers with a selected expert, in their order
 	Findings   []inspect.Observation `json:"findings"`    // Observed, by causes: see inspect.Cluster
 	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
+	// NotCompared says what was not compared since it is in different parts; absent if everything was.
+	NotCompared string        `json:"not_compared,omitempty"`
+	Part        *PartFindings `json:"part,omitempty"` // of the checkpoint; absent if it is all
 
 	Observed []inspect.Observation `json:"-"` // one by one
 	by       inspect.Grouping
+}
+
+// PartFindings is a part of a checkpoint, and the findings in it that a merge needs, one by one.
+type PartFindings struct {
+	inspect.Part
+	Single []inspect.Observation `json:"single"` // within a layer
+	Twins  []inspect.Observation `json:"twins"`  // equal experts and matrices of any layers
 }
 
 // Matrices has one of something for each matrix of an expert.
@@ -247,7 +257,7 @@ func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not
 		}
 		*m.weights.Of(at.Role()) = x
 	}
-	if len(layers)+len(not) == 0 {
+	if len(layers)+len(not) == 0 && w.Part == nil {
 		return nil, nil, errors.New("no expert is selected, or there is none")
 	}
 	for _, x := range w.List {

@@ -86,6 +86,9 @@ func (r *Report) WriteText(w io.Writer) error {
 				text.Plural(n, "routed expert")))
 		}
 	}
+	if r.NotCompared != "" {
+		lines = append(lines, "not compared: "+r.NotCompared)
+	}
 	return inspect.WriteExamination(w, r.Sheet(), lines, r.NotCounted, r.Findings)
 }
 

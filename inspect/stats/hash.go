@@ -39,6 +39,8 @@ type HashReport struct {
 	Model   *string      `json:"model"`   // of all tensors; null if not all are selected
 	Modules []ModuleHash `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
 	Tensors []TensorHash `json:"tensors"` // the selected ones, in the order of the model
+	// Part of the checkpoint; absent if it is all
+	Part *inspect.Part `json:"part,omitempty"`
 
 	by HashLevel
 }
@@ -77,16 +79,35 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by HashLe
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, (*weights.Weight).IsScales)
-	if len(list) == 0 {
+	if len(list) == 0 && w.Part == nil {
 		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
 	}
 	sums, err := hashAll(&w, w.Reading(ctx), list)
 	if err != nil {
 		return nil, err
 	}
-	r := &HashReport{Path: w.Path, Tensors: sums, by: by}
-	r.Modules, r.Model = modulesOf(w.List, sums)
+	r := &HashReport{Path: w.Path, Tensors: sums, Part: w.Part, by: by}
+	var names []string
+	for _, x := range w.List {
+		if !x.IsScales() {
+			names = append(names, x.Name)
+		}
+	}
+	r.Modules, r.Model = modulesOf(names, sums)
 	return r, nil
+}
+
+// MergeHashes joins the reports of all parts of a checkpoint, in their order, into the report of all its weights.
+func MergeHashes(parts []*HashReport, by HashLevel) *HashReport {
+	r := &HashReport{Path: parts[0].Path, Tensors: []TensorHash{}, by: by}
+	var names []string
+	for _, p := range parts {
+		for _, t := range p.Tensors {
+			r.Tensors, names = append(r.Tensors, t), append(names, t.Name)
+		}
+	}
+	r.Modules, r.Model = modulesOf(names, r.Tensors)
+	return r
 }
 
 // hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.
@@ -163,14 +184,12 @@ func canonical(buffer []byte, values []float32) []byte {
 // nameOf writes a hash.
 func nameOf(sum []byte) string { return "blake3:" + hex.EncodeToString(sum) }
 
-// modulesOf names the modules all of whose tensors have a hash, and the model if all have.
-func modulesOf(all []*weights.Weight, hashed []TensorHash) (modules []ModuleHash, model *string) {
+// modulesOf names the modules all of whose tensors, of these names, have a hash, and the model if all have.
+func modulesOf(all []string, hashed []TensorHash) (modules []ModuleHash, model *string) {
 	size := map[string]int{} // of modules, in tensors
-	for _, w := range all {
-		for m := range enclosing(w.Name) {
-			if !w.IsScales() {
-				size[m]++
-			}
+	for _, name := range all {
+		for m := range enclosing(name) {
+			size[m]++
 		}
 	}
 	inside := map[string][]TensorHash{}
