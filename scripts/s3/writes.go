@@ -17,7 +17,7 @@ import (
 // writes compares a conversion into the bucket, which is killed several times and continued, with one to the disk.
 // command names the target DST; name is the name of a directory or of a GGUF file.
 func (c *comparison) writes(command, name string, requests *atomic.Int64) {
-	disk, killed, prefix := filepath.Join(c.work, "disk"), 0, "new "+name
+	disk, killed, prefix := filepath.Join(c.work, "disk"), 0, "new +é%41 "+name
 	c.fail(os.MkdirAll(disk, 0o755))
 	c.convert(command, filepath.Join(disk, name), nil)
 	for _, n := range []int64{6, 20, 35, 50, 65} {

@@ -64,7 +64,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 // run makes the whole output, continues it, or looks at one that is finished.
 func run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	t := targetOf(dst, p, s)
-	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(&t, p)
+	remade := s.StartOver && isOutputOf(&t, p)
+	s.Overwrite = s.Overwrite || remade
 	var intact map[string]string
 	if !s.StartOver {
 		r, states, err := finished(ctx, dst, p, src, s)
@@ -77,7 +78,7 @@ func run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	if err != nil {
 		return nil, err
 	}
-	e.intact = intact
+	e.intact, e.remade = intact, remade
 	if err := e.begin(ctx); err != nil {
 		return nil, e.interrupted(err)
 	}
@@ -105,5 +106,5 @@ func (e *execution) interrupted(err error) error {
 	if dir == "" {
 		return err
 	}
-	return &Interrupted{err, dir, bytes, e.StartOver && isOutputOf(e.out.at(), e.plan)}
+	return &Interrupted{err, dir, bytes, e.remade}
 }

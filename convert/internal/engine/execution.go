@@ -27,6 +27,7 @@ type execution struct {
 	writesOnly bool
 	*ledger
 	carried map[string]string // hashes of the files copied from the source, by name
+	remade  bool              // the target is a finished output of the plan, which StartOver makes anew
 	intact  map[string]string // states of the target's files when they were hashed and found unchanged
 }
 

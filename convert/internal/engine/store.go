@@ -46,6 +46,7 @@ type storeOutput struct {
 	pending   map[int]record // progress of tensors whose bytes are not all sent
 	uploads   []*weightFile  // as plan.Files; nil for files that are complete
 	data      []format.Data  // of complete files
+	etags     []string       // of complete files, since they were completed; nil before
 	published []string       // files on their way to the target; nil before publishing starts
 	older     []string       // files of the older output that is replaced
 	replaces  bool           // the target holds an older output, to be replaced
@@ -136,7 +137,7 @@ func (o *storeOutput) list() error {
 
 // readJournal hands the records of the journal to apply and returns its head, nil if no journal is in force.
 func (o *storeOutput) readJournal(apply func(record)) (head *journalHead, ready bool, err error) {
-	o.number, o.published, o.older = 1, nil, nil
+	o.number, o.published, o.older, o.etags = 1, nil, nil, nil
 	for _, x := range o.lines {
 		if _, err := fmt.Sscanf(x.Name, o.journal+"%d", &o.number); err != nil {
 			return nil, false, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it",
@@ -150,7 +151,7 @@ func (o *storeOutput) readJournal(apply func(record)) (head *journalHead, ready 
 		for line := range bytes.Lines(data) {
 			var first journalHead
 			if unsealInto(line, &first) && first.Format == journalFormat {
-				head, ready = &first, false
+				head, ready, o.etags = &first, false, nil
 				continue
 			}
 			var r record
@@ -161,6 +162,9 @@ func (o *storeOutput) readJournal(apply func(record)) (head *journalHead, ready 
 				head, o.published = nil, nil
 			}
 			ready = ready || r.Ready
+			if r.ETags != nil {
+				o.etags = r.ETags
+			}
 			if r.Published != nil {
 				o.published, o.older = r.Published, r.Older
 			}
@@ -200,12 +204,8 @@ func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed
 		return false, err
 	}
 	sent := make([]bool, len(o.plan.Tensors))
-	var etags []string
 	old, ready, err := o.readJournal(func(r record) {
 		apply(r)
-		if r.ETags != nil {
-			etags = r.ETags
-		}
 		if r.Tensor >= 0 && r.Tensor < len(sent) {
 			sent[r.Tensor] = r.Done == o.plan.Tensors[r.Tensor].Bytes()
 		}
@@ -224,6 +224,10 @@ func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed
 	if old != nil && !o.startOver && (old.Plan != o.head.Plan || old.Key != o.head.Key) {
 		return false, old.mismatch(o.head, o.dst, o.store.Path(o.partial))
 	}
+	if len(o.lines) == 0 && len(o.partials) > 0 {
+		return false, fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
+			text.Quote(o.store.Path(o.partial)))
+	}
 	claim := record{Tensor: -1, Run: rand.Text()}
 	if old == nil || o.startOver || !ready {
 		return false, o.create(claim)
@@ -234,7 +238,7 @@ func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed
 	if err := o.list(); err != nil || o.published != nil {
 		return true, err
 	}
-	return true, o.takeUp(sent, etags, apply)
+	return true, o.takeUp(sent, apply)
 }
 
 // create removes what an earlier run left, and begins.
@@ -243,7 +247,7 @@ func (o *storeOutput) create(claim record) error {
 	if err := o.append(o.head, claim); err != nil {
 		return err
 	}
-	for _, name := range o.published { // of a run that is to be started over
+	for _, name := range append(o.published, o.older...) { // of a run that is to be started over
 		if err := o.store.Delete(name); err != nil {
 			return err
 		}
@@ -336,11 +340,11 @@ func (o *storeOutput) spans(file int, header int64) iter.Seq2[int64, int64] {
 
 // takeUp goes on with the files that the journal's run left. Tensors that were sent count only while the store has
 // their bytes: it may have removed an unfinished upload. A complete file without a tensor that was sent is made anew.
-func (o *storeOutput) takeUp(sent []bool, etags []string, apply func(record)) error {
+func (o *storeOutput) takeUp(sent []bool, apply func(record)) error {
 	whole := make([]bool, len(o.plan.Files))
 	for i, f := range o.plan.Files {
 		x, ok := o.partials[f.Name]
-		whole[i] = ok && x.Size == f.Size && (etags == nil || x.ETag == etags[i])
+		whole[i] = ok && x.Size == f.Size && (o.etags == nil || x.ETag == o.etags[i])
 	}
 	for i := range sent {
 		t := &o.plan.Tensors[i]
@@ -424,9 +428,9 @@ func (o *storeOutput) writeTile(file int, tile []byte, at int64) error {
 }
 
 func (o *storeOutput) readTile(file int, tile []byte, at int64) error {
-	_, err := o.data[file].ReadAt(tile, at)
-	if err == io.EOF {
-		err = nil // the file's last byte
+	n, err := o.data[file].ReadAt(tile, at)
+	if n == len(tile) {
+		return nil
 	}
 	return err
 }
@@ -456,11 +460,15 @@ func (o *storeOutput) finish() error {
 	if err := o.list(); err != nil {
 		return err
 	}
-	etags := make([]string, len(o.plan.Files))
+	o.etags = make([]string, len(o.plan.Files))
 	for i, f := range o.plan.Files {
-		etags[i] = o.partials[f.Name].ETag
+		x := o.partials[f.Name]
+		if o.etags[i] = x.ETag; x.Size != f.Size {
+			return fmt.Errorf("%s: has %s, not %s: the store did not keep what was sent", text.Quote(o.path(i)),
+				text.ExactBytes(x.Size), text.ExactBytes(f.Size))
+		}
 	}
-	if err := o.append(record{Tensor: -1, ETags: etags}); err != nil {
+	if err := o.append(record{Tensor: -1, ETags: o.etags}); err != nil {
 		return err
 	}
 	dir, err := o.store.Dir(o.partial, func(string) bool { return true })
@@ -562,6 +570,11 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) er
 			return err
 		}
 	}
+	for i, f := range o.plan.Files {
+		if o.partials[f.Name].ETag != o.etags[i] {
+			return fmt.Errorf("%s: was replaced since it was completed", text.Quote(o.path(i)))
+		}
+	}
 	o.published = o.plan.FinishOrder()
 	if o.replaces {
 		o.older = slices.Sorted(maps.Keys(o.objects))
@@ -641,7 +654,7 @@ func (o *storeOutput) replaceManifest(write func(io.Writer) error) error {
 
 // removeOrphan removes what a run left that died after the output got its name.
 func (o *storeOutput) removeOrphan() error {
-	if err := o.list(); err != nil || len(o.lines) == 0 && len(o.partials) == 0 {
+	if err := o.list(); err != nil || len(o.lines) == 0 {
 		return err
 	}
 	head, _, err := o.readJournal(func(record) {})

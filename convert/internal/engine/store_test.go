@@ -193,20 +193,8 @@ func TestStoreProof(t *testing.T) {
 
 // TestStoreTwoRuns: of two runs at once the one that began last finishes, and the other one stops.
 func TestStoreTwoRuns(t *testing.T) {
-	_, hub, dst, want := dense(t)
-	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
-	p, err := plan.Conversion(c, plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000})
-	require.NoError(t, err)
-	begun := func() *execution {
-		s := Settings{}.withDefaults()
-		s.store, err = openStore("s3://models/out", p)
-		require.NoError(t, err)
-		e, err := newExecution("s3://models/out", p, c, s)
-		require.NoError(t, err)
-		require.NoError(t, e.begin(t.Context()))
-		return e
-	}
-	first, second := begun(), begun()
+	run, hub, dst, want := dense(t)
+	first, second := begunDense(t), begunDense(t)
 	require.ErrorIs(t, first.writeAndProve(t.Context()), errBusy)
 	require.NoError(t, second.writeAndProve(t.Context()))
 	require.NoError(t, second.commit(t.Context()))
@@ -214,10 +202,44 @@ func TestStoreTwoRuns(t *testing.T) {
 	require.Zero(t, hub.Uploads())
 
 	fixture.Write(t, dst, ".dsmoe.journal/000077", "of a run that slept meanwhile")
-	r, err := Run(t.Context(), "s3://models/out", p, c, Settings{})
+	r, err := run(Settings{})
 	require.NoError(t, err)
 	require.True(t, r.Already)
 	requireContents(t, want, contents(t, dst))
+}
+
+// begunDense is a run of the conversion dense that has begun.
+func begunDense(t *testing.T) *execution {
+	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	p, err := plan.Conversion(c, plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000})
+	require.NoError(t, err)
+	s := Settings{}.withDefaults()
+	s.store, err = openStore("s3://models/out", p)
+	require.NoError(t, err)
+	e, err := newExecution("s3://models/out", p, c, s)
+	require.NoError(t, err)
+	require.NoError(t, e.begin(t.Context()))
+	return e
+}
+
+// TestStoreReplacedPartial: an unfinished file that was replaced after its proof is made anew, and one that no
+// conversion left stays.
+func TestStoreReplacedPartial(t *testing.T) {
+	run, _, dst, want := dense(t)
+	e := begunDense(t)
+	require.NoError(t, e.writeAndProve(t.Context()))
+	partial := ".dsmoe.partial/" + e.plan.Files[0].Name
+	require.NoError(t, e.store.Put(partial, make([]byte, e.plan.Files[0].Size)))
+	require.ErrorContains(t, e.commit(t.Context()), "replaced")
+	_, err := run(Settings{})
+	require.NoError(t, err)
+	requireContents(t, want, contents(t, dst))
+
+	require.NoError(t, os.RemoveAll(dst))
+	require.NoError(t, e.store.Put(partial, []byte("mine")))
+	_, err = run(Settings{})
+	require.ErrorContains(t, err, "s3://models/out/.dsmoe.partial exists, and no journal says that a conversion left it")
+	require.Equal(t, map[string]string{partial: "mine"}, contents(t, dst))
 }
 
 // TestStoreOverwrite: objects in the way are refused. A finished output is replaced if that is asked for, and it is as
