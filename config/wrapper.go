@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"slices"
 	"strings"
@@ -77,10 +76,14 @@ func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) 
 		return nil
 	}
 	for _, m := range doc {
-		if w.says(m.key) && !bytes.Equal(m.value, inner[m.key]) {
-			problems = append(problems, Problem{w.key + "." + m.key,
-				cmp.Or(show(inner[m.key]), "missing") + "; config.json itself says " + show(m.value)})
+		if !w.says(m.key) || bytes.Equal(m.value, inner[m.key]) {
+			continue
 		}
+		told := "missing"
+		if v, ok := inner[m.key]; ok {
+			told = show(v)
+		}
+		problems = append(problems, Problem{w.key + "." + m.key, told + "; config.json itself says " + show(m.value)})
 	}
 	return problems
 }
