@@ -198,14 +198,19 @@ const quantisationVersion = uint32(2)
 
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
 var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12,
-	"q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "BF16": 32}
+	"q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "BF16": 32,
+	"mxfp4": 38}
 
 // fileType returns general.file_type: the type asked for, or the dtype of most elements.
 func fileType(d format.Description) uint32 {
 	if n, known := fileTypes[d.Type]; known {
 		return n
 	}
-	return fileTypes[most(d.Tensors).String()] // keep: F32, F16 or BF16
+	kept := most(d.Tensors).String() // F32, F16 or BF16, or blocks that hold the source's codes
+	if n, known := fileTypes[kept]; known {
+		return n
+	}
+	return fileTypes[strings.ToLower(kept)]
 }
 
 // most returns the dtype of most elements.

@@ -188,6 +188,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 		op, err = operation.NewEncode(key.from, key.to, key.scaling.Blocks, a.powersOfTwo)
 	case key.exactly:
 		op, err = operation.NewNarrow(key.to)
+	case key.to.Blocked() && operation.RepackTo(key.from, key.scaling) == key.to:
+		op = &operation.Repack{From: key.from, To: key.to, Scaling: key.scaling}
 	case key.to.Blocked():
 		op, err = quantise(key)
 	case key.from.Blocked():

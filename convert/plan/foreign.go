@@ -14,6 +14,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/convert/operation"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -126,8 +127,11 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 			d = x.DType
 		case c.o.DType != tensor.Invalid:
 			d = c.o.DType
-		case d.Scaled(): // which the format does not have
+		case d.Scaled(): // which the format does not have, but perhaps blocks of the same numbers
 			d = tensor.BF16
+			if w.Scales != nil && x.View == nil {
+				d = cmp.Or(operation.RepackTo(w.DType, w.Scaling()), d)
+			}
 		}
 		if i > 0 && d != to {
 			c.problem(w.Name, "would be %s, but others of %s %s: ask for one dtype", d, text.Quote(x.Name), to)
@@ -186,9 +190,8 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 	if c.src.Alone {
 		d.Open, d.List = nil, nil
 	}
-	scaled := slices.IndexFunc(chosen.kept, func(w *weights.Weight) bool { return w.Scaled() })
-	if scaled >= 0 && c.o.kind() == keepTypes {
-		c.note("%s has no %s: it becomes BF16, rounded", c.format.Name, chosen.kept[scaled].DType.Form().Name)
+	if c.o.kind() == keepTypes {
+		c.noteForms(outputs)
 	}
 	described, err := f.Describe(d)
 	c.notes = append(c.notes, described.Notes...)
@@ -197,6 +200,21 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 		c.problems = append(c.problems, checkpoint.ProblemsOf(filepath.Base(bad.File), err)...)
 	}
 	return described, err
+}
+
+// noteForms says what becomes of the stored forms with scales, which the format does not have.
+func (c *conversion) noteForms(outputs []output) {
+	said := map[string]bool{}
+	for i := range outputs {
+		w, to := outputs[i].parts[0], outputs[i].DType
+		if key := w.Form().Name + to.String(); !w.Scaled() || said[key] {
+			continue
+		} else if said[key] = true; to.Blocked() {
+			c.note("%s with its scales becomes blocks of %s, of the same numbers", w.Form().Name, to)
+		} else {
+			c.note("%s has no %s: it becomes %s, rounded", c.format.Name, w.Form().Name, to)
+		}
+	}
 }
 
 // listBeside lists a directory in the source's, which may be missing.

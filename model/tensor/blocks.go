@@ -21,8 +21,8 @@ var encoders = [...]func(dst []byte, x []float32){
 	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K, Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
 }
 
-// putF16 rounds v to F16 and stores it.
-func putF16(dst []byte, v float32) {
+// PutF16 rounds v to F16 and stores it.
+func PutF16(dst []byte, v float32) {
 	binary.LittleEndian.PutUint16(dst, uint16(kernel.Encode(math.Float32bits(v), kernel.F16)))
 }
 
@@ -62,7 +62,7 @@ func truncated(v float32) int8 {
 // q = min(15, trunc(x·(1/d) + 8.5)).
 func encodeQ4_0(dst []byte, x []float32) {
 	d := extreme(x) / -8
-	putF16(dst, d)
+	PutF16(dst, d)
 	id := inverse(d)
 	for j, q := 0, dst[2:18]; j < 16; j++ {
 		q[j] = upTo(15, float32(x[j]*id)+8.5) | upTo(15, float32(x[j+16]*id)+8.5)<<4
@@ -76,7 +76,7 @@ func upTo(most int8, v float32) byte { return byte(min(most, truncated(v))) }
 // codes are a uint32.
 func encodeQ5_0(dst []byte, x []float32) {
 	d := extreme(x) / -16
-	putF16(dst, d)
+	PutF16(dst, d)
 	id, high := inverse(d), uint32(0)
 	for j, q := 0, dst[6:22]; j < 16; j++ {
 		a, b := upTo(31, float32(x[j]*id)+16.5), upTo(31, float32(x[j+16]*id)+16.5)
@@ -98,8 +98,8 @@ func encodeQ5_1(dst []byte, x []float32) {
 		}
 	}
 	d := (high - low) / 31
-	putF16(dst, d)
-	putF16(dst[2:], low)
+	PutF16(dst, d)
+	PutF16(dst[2:], low)
 	id, fifth := inverse(d), uint32(0)
 	for j, q := 0, dst[8:24]; j < 16; j++ {
 		a, b := byte(truncated(float32((x[j]-low)*id)+0.5)), byte(truncated(float32((x[j+16]-low)*id)+0.5))

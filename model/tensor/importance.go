@@ -93,8 +93,8 @@ func encodeWeightedQ2_K(dst []byte, x []float32, weights *[256]float32) {
 		mins[p] = -mins[p]
 	}
 	var ls, lm [16]byte
-	putF16(dst[80:], positiveScale(ls[:], all.scale[:], sums, 15))
-	putF16(dst[82:], positiveScale(lm[:], mins[:], sums, 15))
+	PutF16(dst[80:], positiveScale(ls[:], all.scale[:], sums, 15))
+	PutF16(dst[82:], positiveScale(lm[:], mins[:], sums, 15))
 	for p := range ls {
 		dst[p] = ls[p] | lm[p]<<4
 	}
@@ -205,8 +205,8 @@ func encodeWeightedMinimums(dst []byte, x []float32, weights *[256]float32, d DT
 		mins[p] = -mins[p]
 	}
 	var ls, lm [8]byte
-	putF16(dst, positiveScale(ls[:], fit.Scale[:], sums, 63))
-	putF16(dst[2:], positiveScale(lm[:], mins[:], sums, 63))
+	PutF16(dst, positiveScale(ls[:], fit.Scale[:], sums, 63))
+	PutF16(dst[2:], positiveScale(lm[:], mins[:], sums, 63))
 	clear(dst[4:16])
 	for j := range ls {
 		putScaleMin((*[12]byte)(dst[4:]), j, ls[j], lm[j])
@@ -238,7 +238,7 @@ func encodeWeightedQ3_K(dst []byte, x []float32, weights *[256]float32) {
 		fit.X[p][0], fit.W[p][0] = scale, sums[p]
 	}
 	fit.Symmetric(16, 32, triesQ6_K)
-	putF16(dst[108:], fit.Scale[0])
+	PutF16(dst[108:], fit.Scale[0])
 	for p, scale := range scales {
 		putScaleQ3(dst[96:108], p, symmetricCode(fit.Per[0], scale, 32))
 	}
@@ -293,10 +293,10 @@ func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
 // packSmallBlock sets a block of Q4_0, Q5_0 or Q5_1 to the fit of a group.
 func packSmallBlock(dst []byte, x []float32, fit *kernel.Fit, g int, d DType) {
 	var l [32]byte
-	putF16(dst, fit.Scale[g])
+	PutF16(dst, fit.Scale[g])
 	switch most := int32(8); d {
 	case Q5_1:
-		putF16(dst[2:], fit.Low[g])
+		PutF16(dst[2:], fit.Low[g])
 		for j, v := range x {
 			l[j] = byte(kernel.Clamp(kernel.Nearest(fit.Per[g]*(v-fit.From[g])), 0, 31))
 		}

@@ -32,8 +32,8 @@ func encodeQ2_K(dst []byte, x []float32) {
 	for p := range 16 {
 		maxScale, maxMin = max(maxScale, all.scale[p]), max(maxMin, -all.low[p])
 	}
-	putF16(dst[80:], maxScale/15)
-	putF16(dst[82:], maxMin/15)
+	PutF16(dst[80:], maxScale/15)
+	PutF16(dst[82:], maxMin/15)
 	perScale, perMin := ratio(15, maxScale), ratio(15, maxMin)
 	for p := range 16 {
 		dst[p] = byte(kernel.Nearest(perScale*all.scale[p])) | byte(kernel.Nearest(perMin*-all.low[p]))<<4
@@ -89,7 +89,7 @@ func encodeQ3_K(dst []byte, x []float32) {
 	clear(dst[96:110])
 	if top := largestScale(&scales); top != 0 {
 		per := -32 / top
-		putF16(dst[108:], 1/per)
+		PutF16(dst[108:], 1/per)
 		for p, scale := range scales {
 			putScaleQ3(dst[96:108], p, byte(max(-32, min(31, int8(kernel.Nearest(per*scale))))+32))
 		}
@@ -255,8 +255,8 @@ func encodeMinimums(dst []byte, x []float32, codes *[256]byte, s *search) {
 			maxMin = -fit.Low[p]
 		}
 	}
-	putF16(dst, maxScale/63)
-	putF16(dst[2:], maxMin/63)
+	PutF16(dst, maxScale/63)
+	PutF16(dst[2:], maxMin/63)
 	packScales((*[12]byte)(dst[4:]), &fit.Scale, &fit.Low, ratio(63, maxScale), ratio(63, maxMin))
 	s.partCodes(dst, x, codes, fit)
 }
@@ -341,7 +341,7 @@ func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
 		return
 	}
 	per := -128 / maxScale
-	putF16(dst[208:], 1/per)
+	PutF16(dst[208:], 1/per)
 	d := getF16(dst[208:])
 	for g, scale := range scales {
 		packed := int8(min(127, kernel.Nearest(per*scale)))
