@@ -26,12 +26,26 @@ func Unmergeable(r *report.Report) error {
 	case r.Golden.Mode == "train":
 		return errors.New("made with a pack of training, whose losses and gradients go through all layers; one run " +
 			"verifies it")
+	case !isKnown(r):
+		return errors.New("a verdict, or a kind of doubt, is unknown: it was changed, or made by another dsmoe")
 	default:
 		if conclude(&again); !reflect.DeepEqual(&again, r) {
 			return errors.New("its verdict and counts do not follow from its checks: it was changed, or made by another dsmoe")
 		}
 	}
 	return nil
+}
+
+// doubtKinds are all kinds of doubts of a run, in the order of reasons.
+func doubtKinds() []string {
+	return []string{ofPack, unnamedLayer, ofChoice, ofInput, allZero, ofConfig, blind, seldomReached, notFinite}
+}
+
+// isKnown reports whether all verdicts and kinds of doubts are those that a run gives.
+func isKnown(r *report.Report) bool {
+	verdicts := []report.Verdict{report.Pass, report.Fail, report.Skipped}
+	return !slices.ContainsFunc(r.Checks, func(c report.Check) bool { return !slices.Contains(verdicts, c.Verdict) }) &&
+		!slices.ContainsFunc(r.Doubts, func(d report.Doubt) bool { return !slices.Contains(doubtKinds(), d.Kind) })
 }
 
 // Differences returns how the checkpoint, pack or options of b differ from those of a, in words; none if the two can be
@@ -211,7 +225,7 @@ func joinDoubts(reports []*report.Report) []report.Doubt {
 	if len(missing) > 0 {
 		doubts = append(doubts, report.Doubt{Kind: uncovered, Of: missing})
 	}
-	for _, kind := range []string{ofPack, unnamedLayer, ofChoice, ofInput, allZero, ofConfig, blind, seldomReached, notFinite} {
+	for _, kind := range doubtKinds() {
 		var of []string
 		for _, r := range reports {
 			for _, d := range r.Doubts {

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"reflect"
@@ -136,10 +137,27 @@ func readReport(path string, r any) error {
 	if err := errors.Join(a.Canonicalize(), b.Canonicalize()); err != nil {
 		return err
 	}
+	if !isPrintable(a) {
+		return errors.New("a string has a control character, which no report prints")
+	}
 	if !bytes.Equal(a, b) {
 		return errors.New("members are missing or unknown: it was changed, or made by another dsmoe")
 	}
 	return nil
+}
+
+// isPrintable reports whether no string of a JSON document has a control character, such as one that begins a line.
+func isPrintable(document []byte) bool {
+	d := jsontext.NewDecoder(bytes.NewReader(document))
+	for {
+		token, err := d.ReadToken()
+		if err != nil {
+			return err == io.EOF
+		}
+		if token.Kind() == '"' && !text.Printable(token.String()) {
+			return false
+		}
+	}
 }
 
 // mergedReport is a report that was joined.
@@ -194,11 +212,22 @@ func mergeVerified(paths []string) (*verified, error) {
 	if errs != nil {
 		return &m, errors.Join(errs...)
 	}
-	m.Report, m.Disputed, err = verify.Merge(reports)
-	if m.Checkpoint.Mapped > 0 {
+	if m.Report, m.Disputed, err = verify.Merge(reports); m.Checkpoint.Mapped > 0 {
 		m.Checkpoint.Mapped = m.Scope.Bytes
 	}
-	return &m, err
+	return &m, errors.Join(err, m.showable())
+}
+
+// showable returns an error if the report cannot be written in a form: a report that was changed may have shapes and
+// indices that do not fit each other.
+func (r *verified) showable() (err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("shapes and indices in these reports do not fit each other: one was changed")
+		}
+	}()
+	return errors.Join(r.Report.WriteText(io.Discard), r.WriteJUnit(io.Discard, r.about()),
+		r.WriteHTML(io.Discard, r.about()))
 }
 
 // join adds what g knows of the same checkpoint's files, and returns how it differs.
