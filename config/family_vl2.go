@@ -112,6 +112,9 @@ func methodOfVL2(c *Config) error {
 	switch {
 	case c.NRoutedExperts == 0:
 		return nil
+	case c.TopKMethod == "noaux_tc" && c.TopKGroup < c.NGroup:
+		return fmt.Errorf("noaux_tc with topk_group %d of n_group %d: the published code gives the experts of other groups "+
+			"the score 0, which a chosen one may be below; no published model has it", c.TopKGroup, c.NGroup)
 	case c.TopKMethod == "noaux_tc":
 		return methodOfV3(c)
 	}

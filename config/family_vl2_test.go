@@ -36,7 +36,8 @@ func TestVL2(t *testing.T) {
 	for language, want := range map[string]string{
 		`"model_type":"llama"`:                         `language_config.model_type: "llama" is not one of deepseek_v2`,
 		`"n_routed_experts":8,"num_experts_per_tok":2`: `language_config.topk_method: "gready" is not greedy or group_limited_greedy, DeepSeek-V2's`,
-		`"scoring_func":"tanh","topk_method":"greedy","n_routed_experts":8,"num_experts_per_tok":2`: `language_config.scoring_func: "tanh" is not "softmax"`,
+		`"scoring_func":"tanh","topk_method":"greedy","n_routed_experts":8,"num_experts_per_tok":2`:        `language_config.scoring_func: "tanh" is not "softmax"`,
+		`"topk_method":"noaux_tc","n_routed_experts":8,"num_experts_per_tok":2,"n_group":4,"topk_group":2`: "language_config.topk_method: noaux_tc with topk_group 2 of n_group 4",
 		`"v_head_dim":0`:                    "language_config.kv_lora_rank: 512, qk_nope_head_dim 128, qk_rope_head_dim 64, v_head_dim 0: without use_mla false all of them are 1 or more",
 		`"use_mla":"no"`:                    `language_config.use_mla: "no" is not true or false`,
 		plain + `,"num_attention_heads":31`: "language_config.kv_lora_rank: 4096 is not divisible by num_attention_heads 31",
