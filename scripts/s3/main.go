@@ -201,7 +201,8 @@ func (c *comparison) fixture(name string) {
 
 // volatile are what a document says of the run and not of the checkpoint: its path, its time, its memory, and samples
 // of weights, which are taken of files on the disk alone.
-var volatile = regexp.MustCompile(`(?m)^ *"samples": \{[^}]*\}\n|^.*"(path|checkpoint|duration_s|peak_[a-z_]+|mapped_[a-z_]+)":.*\n`)
+var volatile = regexp.MustCompile(`(?m)^ *"samples": \{[^}]*\}\n|` +
+	`^.*"(path|checkpoint|duration_s|peak_[a-z_]+|mapped_[a-z_]+)":.*\n`)
 
 // run runs a command, and returns what it prints and the hashes of what it writes at dst, which is removed.
 func (c *comparison) run(command, src, dst string) []byte {

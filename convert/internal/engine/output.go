@@ -38,10 +38,10 @@ type output interface {
 	record(n unrecorded) error
 	// begins says that weight files are about to be read and written.
 	begins()
-	// readable reports whether tensors can be read before all are written. Otherwise finish, after all of them were
+	// readable reports whether tensors can be read before all are written. Otherwise completeFiles, after all of them were
 	// written and recorded, has readTile read them.
 	readable() bool
-	finish() error
+	completeFiles() error
 	// path names a weight file while it is assembled.
 	path(file int) string
 	// commit writes the other files and publishes the output. content returns the function that writes a named
@@ -193,7 +193,7 @@ func (o *diskOutput) begins() {
 
 func (o *diskOutput) readable() bool { return true }
 
-func (o *diskOutput) finish() error { return nil }
+func (o *diskOutput) completeFiles() error { return nil }
 
 func (o *diskOutput) replaceManifest(write func(io.Writer) error) error {
 	return o.disk.ReplaceFile(o.manifest, write)

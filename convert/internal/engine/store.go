@@ -94,7 +94,8 @@ const hiddenPrefix = ".dsmoe."
 
 func newStoreOutput(dst string, p *plan.Plan, key string, s Settings) *storeOutput {
 	o := &storeOutput{target: storeTarget(dst, p, s.store), store: s.store, plan: p,
-		head: journalHead{Format: journalFormat, Plan: p.Hash, Key: key}, startOver: s.StartOver, overwrite: s.Overwrite, pending: map[int]record{}}
+		head:      journalHead{Format: journalFormat, Plan: p.Hash, Key: key},
+		startOver: s.StartOver, overwrite: s.Overwrite, pending: map[int]record{}}
 	o.partial, o.journal = hiddenPrefix+"partial/", hiddenPrefix+"journal/"
 	if o.isFile() {
 		o.partial, o.journal = hidden(p.File, "partial")+"/", hidden(p.File, "journal")+"/"
@@ -110,8 +111,8 @@ func largestPart(p *plan.Plan) (n int64) {
 	return n
 }
 
-// list lists the objects.
-func (o *storeOutput) list() error {
+// refresh lists the objects.
+func (o *storeOutput) refresh() error {
 	o.listing = listing{objects: map[string]remote.Object{}, partials: map[string]remote.Object{}}
 	prefixes := []string{""}
 	if o.isFile() {
@@ -135,8 +136,8 @@ func (o *storeOutput) list() error {
 	return nil
 }
 
-// readJournal hands the records of the journal to apply and returns its head, nil if no journal is in force.
-func (o *storeOutput) readJournal(apply func(record)) (head *journalHead, ready bool, err error) {
+// readLines hands the records of the journal to apply and returns its head, nil if no journal is in force.
+func (o *storeOutput) readLines(apply func(record)) (head *journalHead, ready bool, err error) {
 	o.number, o.published, o.older, o.etags = 1, nil, nil, nil
 	for _, x := range o.lines {
 		if _, err := fmt.Sscanf(x.Name, o.journal+"%d", &o.number); err != nil {
@@ -174,8 +175,8 @@ func (o *storeOutput) readJournal(apply func(record)) (head *journalHead, ready 
 	return head, ready, nil
 }
 
-// append writes the journal's next object.
-func (o *storeOutput) append(lines ...any) error {
+// appendLines writes the journal's next object.
+func (o *storeOutput) appendLines(lines ...any) error {
 	data, err := sealLines(lines...)
 	if err != nil {
 		return err
@@ -190,61 +191,66 @@ func (o *storeOutput) append(lines ...any) error {
 
 // unfinished reports whether a journal is in force, and whether it is of a complete output.
 func (o *storeOutput) unfinished() (begun, filling bool) {
-	if o.list() != nil {
+	if o.refresh() != nil {
 		return false, false
 	}
-	head, _, err := o.readJournal(func(record) {})
+	head, _, err := o.readLines(func(record) {})
 	return err == nil && head != nil, err == nil && o.published != nil
 }
 
 // begin claims the next number of the journal.
 func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed bool, err error) {
 	o.unchanged = unchanged
-	if err := o.list(); err != nil {
+	if err := o.refresh(); err != nil {
 		return false, err
 	}
 	sent := make([]bool, len(o.plan.Tensors))
-	old, ready, err := o.readJournal(func(r record) {
+	old, ready, err := o.readLines(func(r record) {
 		apply(r)
 		if r.Tensor >= 0 && r.Tensor < len(sent) {
 			sent[r.Tensor] = r.Done == o.plan.Tensors[r.Tensor].Bytes()
 		}
 	})
+	if err == nil {
+		err = o.refuse(old)
+	}
 	if err != nil {
 		return false, err
 	}
-	if err := o.check(append(slices.Clone(o.published), o.older...)); err != nil {
-		return false, err
-	}
-	if o.replaces {
-		if err := unchanged(); err != nil {
-			return false, err
-		}
-	}
-	if old != nil && !o.startOver && (old.Plan != o.head.Plan || old.Key != o.head.Key) {
-		return false, old.mismatch(o.head, o.dst, o.store.Path(o.partial))
-	}
-	if len(o.lines) == 0 && len(o.partials) > 0 {
-		return false, fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
-			text.Quote(o.store.Path(o.partial)))
-	}
 	claim := record{Tensor: -1, Run: rand.Text()}
 	if old == nil || o.startOver || !ready {
-		return false, o.create(claim)
+		return false, o.beginAnew(claim)
 	}
-	if err := o.append(claim); err != nil {
+	if err := o.appendLines(claim); err != nil {
 		return false, err
 	}
-	if err := o.list(); err != nil || o.published != nil {
+	if err := o.refresh(); err != nil || o.published != nil {
 		return true, err
 	}
 	return true, o.takeUp(sent, apply)
 }
 
-// create removes what an earlier run left, and begins.
-func (o *storeOutput) create(claim record) error {
+// refuse refuses a target that must not be written to; old is the head of the journal in force, nil without one.
+func (o *storeOutput) refuse(old *journalHead) error {
+	if err := o.checkInTheWay(append(slices.Clone(o.published), o.older...)); err != nil {
+		return err
+	}
+	switch {
+	case len(o.lines) == 0 && len(o.partials) > 0:
+		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
+			text.Quote(o.store.Path(o.partial)))
+	case old != nil && !o.startOver && (old.Plan != o.head.Plan || old.Key != o.head.Key):
+		return old.mismatch(o.head, o.dst, o.store.Path(o.partial))
+	case o.replaces:
+		return o.unchanged()
+	}
+	return nil
+}
+
+// beginAnew removes what an earlier run left, and begins.
+func (o *storeOutput) beginAnew(claim record) error {
 	mine := o.number
-	if err := o.append(o.head, claim); err != nil {
+	if err := o.appendLines(o.head, claim); err != nil {
 		return err
 	}
 	for _, name := range append(o.published, o.older...) { // of a run that is to be started over
@@ -253,22 +259,22 @@ func (o *storeOutput) create(claim record) error {
 		}
 	}
 	o.published, o.older = nil, nil
-	if err := o.discard(); err != nil {
+	if err := o.removeUnfinished(); err != nil {
 		return err
 	}
 	if err := o.removeLines(func(n int) bool { return n < mine }); err != nil {
 		return err
 	}
 	for i := range o.plan.Files {
-		if err := o.open(i, ""); err != nil {
+		if err := o.assembleFile(i, ""); err != nil {
 			return err
 		}
 	}
-	return o.append(record{Tensor: -1, Ready: true})
+	return o.appendLines(record{Tensor: -1, Ready: true})
 }
 
-// discard removes unfinished files.
-func (o *storeOutput) discard() error {
+// removeUnfinished removes unfinished files.
+func (o *storeOutput) removeUnfinished() error {
 	ids, err := o.store.Uploads(o.partial)
 	if err != nil {
 		return err
@@ -299,8 +305,8 @@ func (o *storeOutput) removeLines(which func(number int) bool) error {
 	return g.Wait()
 }
 
-// open has a file be written by the unfinished upload of this id, or by a new one.
-func (o *storeOutput) open(file int, id string) error {
+// assembleFile has a file be written by the unfinished upload of this id, or by a new one.
+func (o *storeOutput) assembleFile(file int, id string) error {
 	if o.uploads == nil {
 		o.uploads = make([]*weightFile, len(o.plan.Files))
 	}
@@ -313,7 +319,7 @@ func (o *storeOutput) open(file int, id string) error {
 	if err != nil {
 		return err
 	}
-	a := remote.Assemble(u, o.spans(file, int64(len(header))))
+	a := remote.Assemble(u, o.writtenSpans(file, int64(len(header))))
 	o.uploads[file] = &weightFile{a, sync.OnceValue(func() error {
 		header, err := o.plan.Header(file)
 		if err != nil {
@@ -324,8 +330,8 @@ func (o *storeOutput) open(file int, id string) error {
 	return nil
 }
 
-// spans yields the bytes of a file that are written, from begin to end.
-func (o *storeOutput) spans(file int, header int64) iter.Seq2[int64, int64] {
+// writtenSpans yields the bytes of a file that are written, from begin to end.
+func (o *storeOutput) writtenSpans(file int, header int64) iter.Seq2[int64, int64] {
 	return func(yield func(begin, end int64) bool) {
 		if !yield(0, header) {
 			return
@@ -364,7 +370,7 @@ func (o *storeOutput) takeUp(sent []bool, apply func(record)) error {
 				return err
 			}
 		}
-		if err := o.open(i, cmp.Or(ids[o.partial+f.Name]...)); err != nil {
+		if err := o.assembleFile(i, cmp.Or(ids[o.partial+f.Name]...)); err != nil {
 			return err
 		}
 	}
@@ -383,8 +389,9 @@ func (o *storeOutput) hasTensor(i int) bool {
 	return u == nil || u.HasBytes(t.Offset, t.Offset+t.Bytes())
 }
 
-// check refuses a target that holds other files than those named own, unless it is an older output to be replaced.
-func (o *storeOutput) check(own []string) error {
+// checkInTheWay refuses a target that holds other files than those named own, unless it is an older output to be
+// replaced.
+func (o *storeOutput) checkInTheWay(own []string) error {
 	_, finished := o.objects[o.manifestName()]
 	if o.replaces = o.overwrite && len(own) == 0 && finished; o.replaces {
 		return o.checkReplaceable()
@@ -440,8 +447,8 @@ func (o *storeOutput) begins() {}
 // readable reports false: nobody can read the parts of an unfinished upload.
 func (o *storeOutput) readable() bool { return false }
 
-// finish completes all files, after all tensors were written and recorded, and opens them to be read.
-func (o *storeOutput) finish() error {
+// completeFiles completes all files, after all tensors were written and recorded, and opens them to be read.
+func (o *storeOutput) completeFiles() error {
 	if o.data != nil {
 		return nil
 	}
@@ -457,7 +464,7 @@ func (o *storeOutput) finish() error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := o.list(); err != nil {
+	if err := o.refresh(); err != nil {
 		return err
 	}
 	o.etags = make([]string, len(o.plan.Files))
@@ -468,7 +475,7 @@ func (o *storeOutput) finish() error {
 				text.ExactBytes(x.Size), text.ExactBytes(f.Size))
 		}
 	}
-	if err := o.append(record{Tensor: -1, ETags: o.etags}); err != nil {
+	if err := o.appendLines(record{Tensor: -1, ETags: o.etags}); err != nil {
 		return err
 	}
 	dir, err := o.store.Dir(o.partial, func(string) bool { return true })
@@ -512,7 +519,8 @@ func (o *storeOutput) close() {
 func (o *storeOutput) record(n unrecorded) error {
 	for _, line := range n.lines {
 		r := line.(record)
-		if r.Done == o.plan.Tensors[r.Tensor].Bytes() || o.uploads == nil || o.uploads[o.plan.Tensors[r.Tensor].File] == nil {
+		t := &o.plan.Tensors[r.Tensor]
+		if r.Done == t.Bytes() || o.uploads == nil || o.uploads[t.File] == nil {
 			o.pending[r.Tensor] = r
 		}
 	}
@@ -526,7 +534,7 @@ func (o *storeOutput) record(n unrecorded) error {
 	if lines == nil {
 		return nil
 	}
-	return o.append(lines...)
+	return o.appendLines(lines...)
 }
 
 func (o *storeOutput) path(file int) string { return o.store.Path(o.partial + o.plan.Files[file].Name) }
@@ -559,10 +567,10 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) er
 			}
 		}
 	}
-	if err := o.list(); err != nil {
+	if err := o.refresh(); err != nil {
 		return err
 	}
-	if err := o.check(nil); err != nil {
+	if err := o.checkInTheWay(nil); err != nil {
 		return err
 	}
 	if o.replaces {
@@ -579,7 +587,7 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) er
 	if o.replaces {
 		o.older = slices.Sorted(maps.Keys(o.objects))
 	}
-	if err := o.append(record{Tensor: -1, Published: o.published, Older: o.older}); err != nil {
+	if err := o.appendLines(record{Tensor: -1, Published: o.published, Older: o.older}); err != nil {
 		return err
 	}
 	return o.publish()
@@ -603,7 +611,7 @@ func (o *storeOutput) publish() error {
 			return err
 		}
 	}
-	return o.clean()
+	return o.removeTraces()
 }
 
 // movable reports whether all files are still where they were assembled.
@@ -630,16 +638,16 @@ func (o *storeOutput) removeOlder() error {
 	return nil
 }
 
-// clean removes unfinished files and the journal, whose last object voids the others meanwhile.
-func (o *storeOutput) clean() error {
-	if err := o.discard(); err != nil {
+// removeTraces removes unfinished files and the journal, whose last object voids the others meanwhile.
+func (o *storeOutput) removeTraces() error {
+	if err := o.removeUnfinished(); err != nil {
 		return err
 	}
 	last := o.number
-	if err := o.append(record{Tensor: -1, Void: true}); err != nil {
+	if err := o.appendLines(record{Tensor: -1, Void: true}); err != nil {
 		return err
 	}
-	if err := o.list(); err != nil {
+	if err := o.refresh(); err != nil {
 		return err
 	}
 	if err := o.removeLines(func(n int) bool { return n != last }); err != nil {
@@ -654,12 +662,12 @@ func (o *storeOutput) replaceManifest(write func(io.Writer) error) error {
 
 // removeOrphan removes what a run left that died after the output got its name.
 func (o *storeOutput) removeOrphan() error {
-	if err := o.list(); err != nil || len(o.lines) == 0 {
+	if err := o.refresh(); err != nil || len(o.lines) == 0 {
 		return err
 	}
-	head, _, err := o.readJournal(func(record) {})
+	head, _, err := o.readLines(func(record) {})
 	if err != nil || head != nil {
 		return err // of another run, which may be at work
 	}
-	return o.clean()
+	return o.removeTraces()
 }

@@ -257,7 +257,8 @@ func TestStoreOverwrite(t *testing.T) {
 
 	other := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	older := func() {
-		_, err := convert(t.Context(), t, "s3://models/out", other, plan.Options{DType: tensor.F16}, Settings{Unverified: true})
+		o, s := plan.Options{DType: tensor.F16}, Settings{Unverified: true}
+		_, err := convert(t.Context(), t, "s3://models/out", other, o, s)
 		require.NoError(t, err)
 	}
 	older()
@@ -318,7 +319,8 @@ func TestStoreMemory(t *testing.T) {
 	p := &plan.Plan{Files: []plan.File{{Name: "x.gguf", Size: 400 << 30}}}
 	s := Settings{Memory: 128 << 20}
 	require.NoError(t, s.CheckPlan("x.gguf", p))
-	require.ErrorContains(t, s.CheckPlan("s3://models/x.gguf", p), "an upload in parts does not fit in 128.00 MiB of memory")
+	err := s.CheckPlan("s3://models/x.gguf", p)
+	require.ErrorContains(t, err, "an upload in parts does not fit in 128.00 MiB of memory")
 	s.Memory = 512 << 20
 	require.NoError(t, s.CheckPlan("s3://models/x.gguf", p))
 }

@@ -66,26 +66,26 @@ func (e *execution) work(ctx context.Context) error {
 	e.out.begins()
 	writing, proving := e.openSpans()
 	if e.out.readable() {
-		return e.run(ctx, newQueue(largeFirst(writing, e.shape.workers, e.spanBytes), proving), false)
+		return e.workThrough(ctx, newQueue(largeFirst(writing, e.shape.workers, e.spanBytes), proving), false)
 	}
-	err := e.run(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
+	err := e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
 	if err == nil {
 		err = e.flush()
 	}
 	if err == nil {
-		err = e.out.finish()
+		err = e.out.completeFiles()
 	}
 	if err != nil {
 		return err
 	}
 	_, proving = e.openSpans()
-	return e.run(ctx, newQueue(nil, proving), false)
+	return e.workThrough(ctx, newQueue(nil, proving), false)
 }
 
 func (e *execution) spanBytes(i int) int64 { return e.spans[i].Size() }
 
-// run does the work of a queue; writesOnly says that what it writes is proven later.
-func (e *execution) run(ctx context.Context, q *queue, writesOnly bool) error {
+// workThrough does the work of a queue; writesOnly says that what it writes is proven later.
+func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) error {
 	e.flushing.Lock()
 	e.queue, e.writesOnly = q, writesOnly
 	e.flushing.Unlock()
