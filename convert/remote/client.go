@@ -1,7 +1,7 @@
 // Package remote reads checkpoints where they lie: a model of the Hugging Face hub, hf://ORG/NAME, objects of a
 // store, s3://BUCKET/PREFIX, or the directory of a web server, https://HOST/DIR/. Open returns a source.Dir.
 // Bytes are read by ranges, as they are needed; a request that fails or breaks off is repeated from the byte
-// where it broke.
+// where it broke. A Store writes objects.
 package remote
 
 import (
