@@ -179,13 +179,6 @@ func (s *scope) inPart(layer int) bool {
 // picks reports whether the user selects layers or stages.
 func (s *scope) picks() bool { return len(s.layers)+len(s.stages) > 0 }
 
-// isEmpty reports whether the user's part has neither a layer that runs nor a stage to compare.
-func (s *scope) isEmpty() bool {
-	c := &s.course
-	return s.part != nil && len(c.Layers)+c.Predictions == 0 && !c.Embedding && !c.Head &&
-		!slices.ContainsFunc(slices.Collect(maps.Keys(s.pack.Manifest.Tensors)), s.selectsStage)
-}
-
 // checkChain refuses to call it a chain if the user selects nothing but the head, which then
 // begins with the pack's tensor: that is a local check.
 func (s *scope) checkChain(mode report.Mode) error {

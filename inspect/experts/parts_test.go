@@ -15,7 +15,8 @@ func inParts(t *testing.T, s *inspecttest.Stored, parts int) *Report {
 	var all []*Report
 	for i := range parts {
 		w := s.Weights()
-		w.TakePart(&inspect.Part{Index: i + 1, Of: parts}, func(x *weights.Weight) bool { return IsMatrix(x.Place) })
+		w.TakePart(&inspect.Part{Index: i + 1, Of: parts},
+			func(x *weights.Weight) bool { return IsMatrix(x.Place) })
 		r, err := Examine(t.Context(), w, Options{})
 		require.NoError(t, err)
 		all = append(all, r)
@@ -41,7 +42,8 @@ func TestExpertsInParts(t *testing.T) {
 		got := inParts(t, s, parts)
 		require.Equal(t, parts > 1, got.NotCompared != "")
 		require.Equal(t, want.Findings, got.Findings)
-		require.Equal(t, inspecttest.Printed(t, &Report{Layers: want.Layers}), inspecttest.Printed(t, &Report{Layers: got.Layers}))
+		require.Equal(t, inspecttest.Printed(t, &Report{Layers: want.Layers}),
+			inspecttest.Printed(t, &Report{Layers: got.Layers}))
 	}
 
 	s = inspecttest.Filled(t, "v1-base")
