@@ -70,6 +70,7 @@ var v1Fields = []field{
 	{"torch_dtype", reader{read: readTorchDType}},
 	{"dtype", reader{read: readTorchDType}},
 	{"quantization_config", reader{read: readQuantization}},
+	{"quantization", reader{read: refuseMLX}},
 }
 
 // v1Rules are checked between fields that are each in order.

@@ -121,6 +121,9 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 	q := &d.config.Quantization
 	d.part(key, "format", o, func(v jsontext.Value) (err error) {
 		q.Method, err = parseOneOf(v, "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+		if err != nil {
+			err = fmt.Errorf("%w; dequantise the weights with compressed-tensors", err)
+		}
 		return err
 	})
 	q.readExcept(d, key, o, "ignore")
@@ -134,6 +137,9 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 		var first *weightScheme
 		for _, name := range slices.Sorted(maps.Keys(groups)) {
 			scheme := groups[name].Weights
+			if scheme != nil && scheme.Symmetric == nil {
+				scheme.Symmetric = true
+			}
 			if first == nil {
 				first = scheme
 			}
@@ -141,7 +147,9 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 				return errors.New("groups of weights that are quantised in several ways are not read")
 			}
 		}
-		q.Block, err = first.block(q.Method)
+		if q.Block, err = first.block(q.Method); first.Symmetric == false && err == nil {
+			q.Method += asymmetric
+		}
 		return err
 	})
 }
@@ -152,14 +160,20 @@ type weightScheme struct {
 	Type     string `json:"type"`
 	Strategy string `json:"strategy"`
 	Group    int    `json:"group_size"`
+
+	Symmetric any `json:"symmetric"` // false if there are zeros; true by default
 }
+
+// asymmetric is what Method has behind a format of weights with zeros.
+const asymmetric = ", asymmetric"
 
 // block returns the rows and columns that share a scale, 0 columns for a whole row, if method has weights
 // of the scheme.
 func (s weightScheme) block(method string) ([2]int, error) {
-	want := map[string]weightScheme{"pack-quantized": {4, "int", "group", s.Group},
-		"nvfp4-pack-quantized": {4, "float", "tensor_group", 16}, "mxfp4-pack-quantized": {4, "float", "group", 32}}[method]
-	channel := s == weightScheme{4, "int", "channel", s.Group} && method == "pack-quantized"
+	want := map[string]weightScheme{"pack-quantized": {4, "int", "group", s.Group, s.Symmetric},
+		"nvfp4-pack-quantized": {4, "float", "tensor_group", 16, true},
+		"mxfp4-pack-quantized": {4, "float", "group", 32, true}}[method]
+	channel := s == weightScheme{4, "int", "channel", s.Group, s.Symmetric} && method == "pack-quantized"
 	switch {
 	case channel:
 		return [2]int{1, 0}, nil
@@ -175,12 +189,21 @@ func readModelOpt(d *decoding, key string, o map[string]jsontext.Value) {
 	q := &d.config.Quantization
 	d.part(key, "quant_algo", o, func(v jsontext.Value) error {
 		_, err := parseOneOf(v, "NVFP4")
-		q.Method = "nvfp4"
+		if q.Method = "nvfp4"; err != nil {
+			err = fmt.Errorf("%w; convert the checkpoint that it was made from", err)
+		}
 		return err
 	})
 	q.Block = [2]int{1, 16}
 	q.readExcept(d, key, o, "ignore")
 	q.readExcept(d, key, o, "exclude_modules")
+}
+
+// refuseMLX refuses what MLX writes beside quantization_config: codes with scales and biases.
+func refuseMLX(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() != 'n' {
+		d.fail(key, errors.New("weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize"))
+	}
 }
 
 // StaysUnquantised reports whether quantization_config excepts the module: an entry is the module's name,

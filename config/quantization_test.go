@@ -26,6 +26,8 @@ func TestQuantization(t *testing.T) {
 		{packed("pack-quantized", int4), "pack-quantized [1 32]", ""},
 		{packed("pack-quantized", int4, int4), "pack-quantized [1 32]", ""},
 		{packed("pack-quantized", group("4", "int", "channel", "null")), "pack-quantized [1 0]", ""},
+		{strings.Replace(packed("pack-quantized", int4), `"symmetric":true`, `"symmetric":false`, 1), "pack-quantized, asymmetric [1 32]", ""},
+		{packed("pack-quantized", int4, strings.Replace(int4, `"symmetric":true`, `"symmetric":false`, 1)), "", "quantised in several ways"},
 		{packed("nvfp4-pack-quantized", group("4", "float", "tensor_group", "16")), "nvfp4-pack-quantized [1 16]", ""},
 		{packed("mxfp4-pack-quantized", group("4", "float", "group", "32")), "mxfp4-pack-quantized [1 32]", ""},
 		{`{"quant_method":"modelopt","quant_algo":"NVFP4","exclude_modules":["lm_head","*self_attn*"]}`, "nvfp4 [1 16]", ""},
@@ -40,6 +42,8 @@ func TestQuantization(t *testing.T) {
 		{`{"quant_method":"bitsandbytes"}`, "", `quant_method: "bitsandbytes" is not read, but fp8, compressed-tensors and modelopt are; load it with transformers, call dequantize(), and save it`},
 		{`{"quant_method":"w4afp8"}`, "", `; convert the FP8 checkpoint that it was made from`},
 		{`{"quant_method":"hqq"}`, "", `; convert the checkpoint that it was made from`},
+		{`null,"quantization":{"group_size":64,"bits":4}`, "", "quantization: weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize"},
+		{`{"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{}}`, "", "; dequantise the weights with compressed-tensors"},
 	} {
 		got, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":` + c.config + `}`))
 		if c.problem != "" {

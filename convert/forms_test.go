@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,6 +22,8 @@ var hostileConfigs = map[string]string{
 	"fp8":                  `{"quant_method": "fp8", "weight_block_size": [8, 16]}`,
 	"nvfp4":                `{"quant_method": "modelopt", "quant_algo": "NVFP4"}`,
 	"pack-quantized":       compressed("pack-quantized", "int", "group", 32),
+	"zeros": strings.Replace(compressed("pack-quantized", "int", "group", 32), `"num_bits"`,
+		`"symmetric": false, "num_bits"`, 1),
 	"nvfp4-pack-quantized": compressed("nvfp4-pack-quantized", "float", "tensor_group", 16),
 	"channel":              compressed("pack-quantized", "int", "channel", 0),
 	"mxfp4-pack-quantized": compressed("mxfp4-pack-quantized", "float", "group", 32),

@@ -232,7 +232,7 @@ def scales(r, kind, rows, width):
 
 def hostile():
     r = torch.Generator().manual_seed(7)
-    files = {m: {} for m in ("fp8", "pack-quantized", "nvfp4-pack-quantized", "nvfp4", "mxfp4-pack-quantized", "channel")}
+    files = {m: {} for m in ("fp8", "pack-quantized", "nvfp4-pack-quantized", "nvfp4", "mxfp4-pack-quantized", "channel", "zeros")}
 
     def add(method, name, tensors, numbers):
         for end, t in tensors.items():
@@ -250,7 +250,7 @@ def hostile():
         t = {"weight_packed": words, "weight_scale": scales(r, kind, 20, 4), "weight_shape": torch.tensor([20, 128])}
         add("pack-quantized", "int4-" + kind, t, unpack("int4", t))
         t = dict(t, weight_zero_point=noise(3, 16).view(torch.int32))
-        add("pack-quantized", "zeros-" + kind, t, unpack("int4-zeros", t))
+        add("zeros", "zeros-" + kind, t, unpack("int4-zeros", t))
     t = {"weight_packed": noise(20, 64).view(torch.int32), "weight_scale": scales(r, "bf16", 20, 1),
          "weight_shape": torch.tensor([20, 128])}
     add("channel", "channel", t, unpack("int4-channel", t))

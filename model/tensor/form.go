@@ -47,8 +47,12 @@ var (
 // Forms of codes of four bits.
 var (
 	// PackedINT4 is pack-quantized of compressed-tensors: integers from -8 on, stored with 8 added.
-	PackedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart, ZerosPart},
-		Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 15, values: valuesINT4[:]}
+	PackedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart},
+		Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 8, values: valuesINT4[:]}
+	// PackedZeros is PackedINT4 with a zero beside each scale.
+	PackedZeros = &Form{Name: "INT4 with zeros", Method: "pack-quantized, asymmetric", Numbers: F32,
+		Parts: []string{scalePart, ZerosPart}, Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 15,
+		values: valuesINT4[:]}
 	// FP4 is E2M1 with a power of two for 32 numbers, as experts of DeepSeek-V4 have it beside FP8.
 	FP4 = &Form{Name: "FP4", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F4, Scales: F8E8M0,
 		In: []DType{I8, U8}, Block: [2]int{1, 32}, Largest: 6, values: valuesE2M1[:]}
@@ -76,7 +80,7 @@ var (
 )
 
 // scaled lists the forms with scales. The first of a dtype of codes stands for all of it.
-var scaled = []*Form{FP8, PackedINT4, FP4, PackedMXFP4, PackedNVFP4, NVFP4}
+var scaled = []*Form{FP8, PackedINT4, PackedZeros, FP4, PackedMXFP4, PackedNVFP4, NVFP4}
 
 // beside lists how files name tensors beside a weight, by the end of their names, and what of the form
 // that is, behind the weight's name. method is the only one that has it; "" for all.

@@ -25,7 +25,7 @@ func (w *Weight) Sides() (sides []*Weight) {
 
 // Scaling returns how the sides turn its codes into numbers; CheckScales found no fault.
 func (w *Weight) Scaling() tensor.Scaling {
-	return tensor.Scaling{Scales: w.Scales.DType, Second: w.Form().Second, Zeros: w.parts[tensor.ZerosPart] != nil,
+	return tensor.Scaling{Scales: w.Scales.DType, Second: w.Form().Second, Zeros: w.Form() == tensor.PackedZeros,
 		Blocks: w.Blocks()}
 }
 
@@ -43,12 +43,12 @@ func (w *Weight) checkParts() error {
 	if f.Second != "" {
 		return w.checkPart(f.Parts[1], tensor.F32, nil, []int{1})
 	}
-	if w.parts[tensor.ZerosPart] != nil {
+	if f == tensor.PackedZeros {
 		rows, cols := b.Grid()
-		if b.BlockRows != 1 {
-			return fmt.Errorf("%s: rows that share a zero are not read", text.Quote(w.Name+tensor.ZerosPart))
-		}
 		return w.checkPart(tensor.ZerosPart, tensor.I32, []int{(rows + 7) / 8, cols})
+	}
+	if w.parts[tensor.ZerosPart] != nil {
+		return fmt.Errorf("%s is there, but quantization_config says symmetric", text.Quote(w.Name+tensor.ZerosPart))
 	}
 	return nil
 }
