@@ -19,9 +19,9 @@ import (
 
 // hostileConfigs are the quantization_config of fixtures/forms/scales-*.safetensors.
 var hostileConfigs = map[string]string{
-	"fp8":                  `{"quant_method": "fp8", "weight_block_size": [8, 16]}`,
-	"nvfp4":                `{"quant_method": "modelopt", "quant_algo": "NVFP4"}`,
-	"pack-quantized":       compressed("pack-quantized", "int", "group", 32),
+	"fp8":            `{"quant_method": "fp8", "weight_block_size": [8, 16]}`,
+	"nvfp4":          `{"quant_method": "modelopt", "quant_algo": "NVFP4"}`,
+	"pack-quantized": compressed("pack-quantized", "int", "group", 32),
 	"zeros": strings.Replace(compressed("pack-quantized", "int", "group", 32), `"num_bits"`,
 		`"symmetric": false, "num_bits"`, 1),
 	"nvfp4-pack-quantized": compressed("nvfp4-pack-quantized", "float", "tensor_group", 16),
