@@ -97,7 +97,8 @@ def permute(x, heads):
 def expected(tensors, config):
     """The tensors of a file, by gguf-py's names."""
     v1 = config["model_type"] == "deepseek"
-    arch = gguf.MODEL_ARCH.DEEPSEEK if v1 else gguf.MODEL_ARCH.DEEPSEEK2
+    arch = {"deepseek": "DEEPSEEK", "deepseek_v32": "DEEPSEEK32", "glm_moe_dsa": "GLM_DSA"}.get(config["model_type"], "DEEPSEEK2")
+    arch = getattr(gguf.MODEL_ARCH, arch)  # the last two are in llama.cpp's own gguf-py
     layers = config["num_hidden_layers"]
     names = gguf.get_tensor_name_map(arch, layers)
     heads = config["num_attention_heads"]

@@ -83,6 +83,8 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 		"every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
 	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob",
 		"one expert per token is not normalised")
+	add(c.HasIndexer() && in.Seq <= c.IndexTopK, "index_topk",
+		"the pack has %d positions: every query attends to all keys that it sees", in.Seq)
 	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
 	n := pack.Predictions(c, golden)
 	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n,

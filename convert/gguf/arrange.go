@@ -55,7 +55,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 	for i := range a.made {
 		x := &a.made[i]
 		switch {
-		case alwaysF32(x.Name, len(x.Shape)):
+		case alwaysF32(x.Name, len(x.Shape)), mix == nil && a.places[i].Is(table.Indexer, table.WeightsProj):
 			x.DType = tensor.F32
 		case mix != nil:
 			x.DType = mix.dtype(a.places[i], x.Shape[len(x.Shape)-1])
@@ -126,7 +126,6 @@ func unsayable(c *config.Config) (reasons []string) {
 	refuse(c.Rules().NormsExperts, "model_type is %s: llama.cpp has no norm behind the experts", c.ModelType)
 	refuse(c.ModelType == "deepseek_vl_v2", "model_type is deepseek_vl_v2: llama.cpp's converter has no DeepSeek-VL2, and "+
 		"deepseek2-ocr, its name for DeepSeek-OCR's language model, is not written")
-	refuse(c.HasIndexer(), "model_type %s has indexers, which this writes no keys for", c.ModelType)
 	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
 	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
 		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
@@ -150,7 +149,7 @@ func unsayable(c *config.Config) (reasons []string) {
 		return reasons
 	}
 	refuse(!c.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
-	refuse(c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
+	refuse(arch == deepseek2 && c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
 		"%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none",
 		c.NumHiddenLayers)
 	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts,
@@ -164,7 +163,7 @@ func unsayable(c *config.Config) (reasons []string) {
 }
 
 // predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
-func predicts(c *config.Config) bool { return c.ModelType == "glm4_moe_lite" }
+func predicts(c *config.Config) bool { return c.ModelType == "glm4_moe_lite" || c.HasIndexer() }
 
 // limited reports whether groups restrict the choice of experts: there are several, and not
 // all of them are chosen from.
@@ -174,7 +173,12 @@ func limited(c *config.Config) bool {
 
 // architectureOf returns a model's general.architecture.
 func architectureOf(c *config.Config) string {
-	if c.LatentAttention() {
+	switch {
+	case c.ModelType == "deepseek_v32":
+		return deepseek32
+	case c.ModelType == "glm_moe_dsa":
+		return glmDSA
+	case c.LatentAttention():
 		return deepseek2
 	}
 	return deepseek

@@ -59,8 +59,8 @@ func (a *assembler) architecture() (arch string, ok bool) {
 	switch {
 	case !present:
 		a.fail(0, "", "key %s is missing, or no string", architectureKey)
-	case arch != deepseek && arch != deepseek2:
-		a.fail(0, "", "%s is %s: this program reads %s and %s", architectureKey, text.Quote(arch), deepseek, deepseek2)
+	case !slices.Contains(architectures, arch):
+		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(architectures, ", "))
 	default:
 		return arch, true
 	}

@@ -233,7 +233,7 @@ func TestWrongFiles(t *testing.T) {
 	w.put(architectureKey, "llama")
 	f.keys = w.b
 	_, wrong := f.assembled(t)
-	require.ErrorContains(t, wrong[0], "general.architecture is llama: this program reads deepseek and deepseek2")
+	require.ErrorContains(t, wrong[0], "general.architecture is llama: this program reads deepseek, deepseek2, deepseek32, glm-dsa")
 }
 
 // TestStrangers: a tensor that the table does not know is not left out, so that whoever

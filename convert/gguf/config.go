@@ -125,6 +125,9 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 		r.latentAttention()
 		r.routing()
 	}
+	if r.arch == deepseek32 || r.arch == glmDSA {
+		r.indexer()
+	}
 	r.scaling()
 	r.put("tie_word_embeddings", strconv.FormatBool(!has("output.weight")))
 	if r.absent != nil {
@@ -179,6 +182,10 @@ func (r *keyReader) family(has func(name string) bool) {
 		present && gating != gatingSoftmax && gating != gatingSigmoid:
 		r.fail(r.arch+"."+gatingFunc, "%d is a gating function that this architecture does not have", gating)
 	case r.arch == deepseek:
+	case r.arch == deepseek32:
+		class, name = "DeepseekV32ForCausalLM", "deepseek_v32"
+	case r.arch == glmDSA:
+		class, name = "GlmMoeDsaForCausalLM", "glm_moe_dsa"
 	case gating == gatingSigmoid || !present && r.hasRoutingBias(has):
 		class, name = "DeepseekV3ForCausalLM", "deepseek_v3"
 	default:
@@ -186,7 +193,12 @@ func (r *keyReader) family(has func(name string) bool) {
 	}
 	r.put("architectures", `["`+class+`"]`)
 	r.put("model_type", strconv.Quote(name))
-	r.put("scoring_func", map[bool]string{false: `"softmax"`, true: `"sigmoid"`}[name == "deepseek_v3"])
+	r.put("scoring_func", map[bool]string{false: `"softmax"`, true: `"sigmoid"`}[r.corrected()])
+}
+
+// corrected reports whether the model's gates are DeepSeek-V3's.
+func (r *keyReader) corrected() bool {
+	return r.arch == deepseek32 || r.arch == glmDSA || slices.Contains(r.doc, `"model_type": "deepseek_v3"`)
 }
 
 func (r *keyReader) hasRoutingBias(has func(name string) bool) bool {
@@ -218,14 +230,14 @@ func (r *keyReader) vocabulary() {
 // layers takes the numbers of layers.
 func (r *keyReader) layers() {
 	blocks, predicting := r.need(blockCount), 0
-	if n, ok := r.natural(nextnLayers); ok && r.arch == deepseek2 {
+	if n, ok := r.natural(nextnLayers); ok && r.arch != deepseek {
 		predicting = n
 		if n > blocks {
 			r.fail(r.arch+"."+nextnLayers, "%d of %d blocks", n, blocks)
 		}
 	}
 	r.putInt("num_hidden_layers", blocks-predicting)
-	if r.arch == deepseek2 {
+	if r.arch != deepseek {
 		r.putInt("num_nextn_predict_layers", predicting)
 	}
 	dense, _ := r.natural(denseCount)
@@ -277,6 +289,23 @@ func (r *keyReader) latentAttention() {
 	}
 }
 
+// indexer takes the sizes of the indexers, and which layers share one.
+func (r *keyReader) indexer() {
+	r.putInt("index_n_heads", r.need(indexerHeads))
+	r.putInt("index_head_dim", r.need(indexerWidth))
+	r.putInt("index_topk", r.need(indexerTopK))
+	v, ok := r.values[r.arch+"."+indexerTypes]
+	if !ok {
+		return
+	}
+	var types []string
+	for _, full := range v.many {
+		is, _ := full.(bool)
+		types = append(types, map[bool]string{false: `"shared"`, true: `"full"`}[is])
+	}
+	r.put("indexer_types", "["+strings.Join(types, ",")+"]")
+}
+
 // routing takes what V2 and V3 do with the gate's scores.
 func (r *keyReader) routing() {
 	norm, _, present := r.find(weightsNorm)
@@ -296,7 +325,7 @@ func (r *keyReader) routing() {
 	}
 	method := "greedy"
 	switch {
-	case slices.Contains(r.doc, `"model_type": "deepseek_v3"`):
+	case r.corrected():
 		method = "noaux_tc"
 	case groups > 1:
 		method = "group_limited_greedy"
@@ -315,7 +344,7 @@ func (r *keyReader) scaling() {
 		r.put("rope_scaling", "null")
 	case kind == "linear" && r.arch == deepseek:
 		r.put("rope_scaling", fmt.Sprintf(`{"type": "linear", "factor": %s}`, shortest(factor)))
-	case kind == "yarn" && r.arch == deepseek2:
+	case kind == "yarn" && r.arch != deepseek:
 		r.put("rope_scaling", r.yarn(factor))
 	default:
 		r.fail(full, "%s cannot be read with architecture %s", text.Quote(fmt.Sprint(kind)), r.arch)

@@ -110,6 +110,24 @@ func (w *keyWriter) model(c *config.Config) {
 	if c.NumNextNPredictLayers > 0 {
 		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
 	}
+	if c.HasIndexer() {
+		w.indexer(c)
+	}
+}
+
+// indexer writes the sizes of the indexers. Without types all layers have one.
+func (w *keyWriter) indexer(c *config.Config) {
+	w.of(indexerHeads, uint32(c.IndexNHeads))
+	w.of(indexerWidth, uint32(c.IndexHeadDim))
+	w.of(indexerTopK, uint32(c.IndexTopK))
+	if c.IndexerTypes == nil {
+		return
+	}
+	var full []bool
+	for l := range c.NumHiddenLayers {
+		full = append(full, c.IndexerOf(l) == l)
+	}
+	w.of(indexerTypes, full)
 }
 
 // groups writes the groups of experts: 1 if experts are chosen from all groups.
@@ -185,6 +203,10 @@ func warnings(c *config.Config) (notes []string) {
 	if c.LatentAttention() && c.RMSNormEps != config.LatentEps {
 		notes = append(notes, fmt.Sprintf("llama.cpp takes rms_norm_eps %g in q_a_layernorm and kv_a_layernorm too, "+
 			"where the reference has %g: its logits are slightly different ones", c.RMSNormEps, config.LatentEps))
+	}
+	if c.ModelType == "glm_moe_dsa" {
+		notes = append(notes, fmt.Sprintf("llama.cpp computes the indexers' LayerNorm with eps 0, where the reference has %g",
+			config.LatentEps))
 	}
 	if c.NumNextNPredictLayers > 0 && !predicts(c) {
 		notes = append(notes, "the prediction layers are named as llama.cpp loads them; "+

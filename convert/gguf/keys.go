@@ -14,7 +14,13 @@ import (
 const (
 	deepseek  = "deepseek"  // the first DeepSeekMoE
 	deepseek2 = "deepseek2" // DeepSeek-V2, V3 and R1
+
+	deepseek32 = "deepseek32" // DeepSeek-V3.2
+	glmDSA     = "glm-dsa"    // GLM-5
 )
+
+// architectures are the values that this program reads.
+var architectures = []string{deepseek, deepseek2, deepseek32, glmDSA}
 
 // The values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX and _SIGMOID.
 const (
@@ -53,6 +59,11 @@ const (
 	denseCount   = "leading_dense_block_count"
 	vocabSize    = "vocab_size"
 	queryRank    = "attention.q_lora_rank"
+
+	indexerHeads = "attention.indexer.head_count"
+	indexerWidth = "attention.indexer.key_length"
+	indexerTopK  = "attention.indexer.top_k"
+	indexerTypes = "attention.indexer.types" // which layers have an indexer of their own
 
 	scalingType    = "rope.scaling.type"
 	scalingFactor  = "rope.scaling.factor"

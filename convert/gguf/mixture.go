@@ -81,7 +81,7 @@ func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 	case role == table.VProj:
 		d = m.valueType()
 		m.value++
-	case role == table.KProj && m.eight:
+	case (role == table.KProj || role == table.WK) && m.eight:
 		d = tensor.Q8_0
 	case role == table.OProj:
 		d = m.outputType()
