@@ -163,7 +163,7 @@ func (o *storeOutput) readLines(apply func(record)) (head *journalHead, ready bo
 				head, o.published = nil, nil
 			}
 			ready = ready || r.Ready
-			if r.ETags != nil {
+			if len(r.ETags) == len(o.plan.Files) {
 				o.etags = r.ETags
 			}
 			if r.Published != nil {

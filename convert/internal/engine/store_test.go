@@ -281,7 +281,16 @@ func TestStoreOverwrite(t *testing.T) {
 	fixture.Flip(t, filepath.Join(dst, "model-00001-of-00003.safetensors"), 50_000)
 	_, err = run(Settings{})
 	require.ErrorContains(t, err, "was changed since")
-	for n := 1; ; n += 7 { // a run that replaces an output dies anywhere
+	require.NoError(t, os.RemoveAll(dst))
+	older()
+	hub.Forget()
+	_, err = run(Settings{Overwrite: true})
+	require.NoError(t, err)
+	last := len(hub.Requests()) - 20
+	for n := 1; ; n++ { // a run that replaces an output dies anywhere, above all at its end
+		if n%9 > 0 && n < last {
+			continue
+		}
 		require.NoError(t, os.RemoveAll(dst))
 		older()
 		hub.StopAfter(n)
@@ -312,6 +321,36 @@ func TestStoreOtherPlan(t *testing.T) {
 	require.NoError(t, err)
 	requireContents(t, want, contents(t, dst))
 	require.Zero(t, hub.Uploads())
+}
+
+// TestStoreStartOver: a run that dies while it removes what another conversion left, with files of the same sizes,
+// leaves nothing that the next one takes for its own.
+func TestStoreStartOver(t *testing.T) {
+	run, hub, dst, want := dense(t)
+	delete(want, plan.ManifestName)
+	other := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	resumed := 0
+	for n := 5; n < 18; n++ {
+		require.NoError(t, os.RemoveAll(dst))
+		hub.Expire()
+		hub.StopAfter(25)
+		o := plan.Options{DType: tensor.F16, MaxShardBytes: 100_000}
+		_, err := convert(t.Context(), t, "s3://models/out", other, o, Settings{Unverified: true, IO: 1})
+		require.Error(t, err)
+		hub.StopAfter(n)
+		_, err = run(Settings{Unverified: true, StartOver: true})
+		require.Error(t, err)
+		hub.StopAfter(0)
+		if _, err = run(Settings{Unverified: true}); err != nil {
+			require.ErrorContains(t, err, "an unfinished conversion with other options")
+			continue
+		}
+		resumed++
+		got := contents(t, dst)
+		delete(got, plan.ManifestName)
+		requireContents(t, want, got)
+	}
+	require.Greater(t, resumed, 5)
 }
 
 // TestStoreMemory: parts of the uploads of large files do not fit in little memory.
