@@ -185,7 +185,7 @@ func TestReadmeBegins(t *testing.T) {
 	for _, line := range first {
 		assert.Contains(t, string(ci), "\n"+line+"\n")
 	}
-	rows := regexp.MustCompile(`MISTAKES.md: \*([^*]+)\*`).
+	rows := regexp.MustCompile(`\. \*([^*]+)\*\.`).
 		FindAllStringSubmatch(strings.ReplaceAll(readme.prose, "\n  ", " "), -1)
 	assert.Len(t, rows, 4)
 	for _, row := range rows {
