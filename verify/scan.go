@@ -49,10 +49,7 @@ func (t outcome) unread() (all []*weights.Weight) {
 		if _, used := t.exercised[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Row.LookedUp() {
 			continue
 		}
-		all = append(all, w)
-		if w.Scales != nil {
-			all = append(all, w.Scales)
-		}
+		all = append(append(all, w), w.Sides()...)
 	}
 	return all
 }

@@ -116,8 +116,8 @@ func (f *Failure) findWeights(cause func(name string, w tensor.Tensor) *report.C
 	found := []report.Cause{}
 	for _, name := range f.Weights {
 		stored := f.Set.Find(name)
-		for _, w := range []*weights.Weight{stored, stored.Scales} {
-			if w == nil {
+		for _, w := range append([]*weights.Weight{stored}, stored.Sides()...) {
+			if w.DType.Integer() { // zeros
 				continue
 			}
 			x, err := w.View(f.Source)

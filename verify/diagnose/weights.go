@@ -208,7 +208,7 @@ func undoKVB(apart bool) func(x *Trial) string {
 
 // transposeScales reads w's scales column by column. It reports whether there are several.
 func transposeScales(w *model.Weight) bool {
-	if w.Scales == nil {
+	if w.Scales == nil || w.Zeros != nil {
 		return false
 	}
 	rows, cols := (w.Shape[0]+w.Block[0]-1)/w.Block[0], (w.Shape[1]+w.Block[1]-1)/w.Block[1]
