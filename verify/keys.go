@@ -199,7 +199,7 @@ func (t *tracer) keyErrors(scores *model.Activation) *bounds.Value {
 		if bounds.Hidden(scores.Values[i]) {
 			return 0
 		}
-		noise := 0x1p-22 * math.Abs(float64(scores.Values[i]))
+		noise := float64(0x1p-22 * math.Abs(float64(scores.Values[i])))
 		if row := i / scores.Width(); row < len(t.keysErr) {
 			noise += t.keysErr[row]
 		}

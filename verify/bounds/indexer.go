@@ -23,9 +23,9 @@ func (a *Analysis) LayerNorm(x *Value, norm *model.LayerNorm, eps float64) *Valu
 		mean, r := model.Moments(x.Row(t), eps)
 		vMean, common := a.momentErrors(x, t, mean)
 		for i, xi := range x.Row(t) {
-			n := (float64(xi) - mean) * r
+			n := float64((float64(xi) - mean) * r)
 			v := float64(Sq(r)*(x.Variance(from+i)+vMean+(Sq(float64(xi))+Sq(mean))/3)) + float64(Sq(n)*common)
-			scaled := n * float64(w[i])
+			scaled := float64(n * float64(w[i]))
 			v = float64(v*Sq(float64(w[i]))) + Sq(scaled)/3 + float64(Sq(n)*delta(deltaW, i)) + delta(deltaB, i)
 			out := scaled + float64(b[i])
 			y.Set(from+i, out, roughly(out, v))
@@ -86,7 +86,7 @@ func (a *Analysis) IndexScores(weights, s *Value, first int, mask *model.Mask) *
 			var sum, v, partial, squares float64
 			for h := range heads {
 				w, score := weights.element((b*rows+first+i)*heads+h), s.element(((b*heads+h)*n+i)*seq+u)
-				term := w.y * score.y
+				term := float64(w.y * score.y)
 				sum += term
 				partial += Sq(sum)
 				squares += Sq(term)
