@@ -104,6 +104,17 @@ func TestAXK1(t *testing.T) {
 	assert.Equal(t, []int64{35_415, 518_983_052_288, 32_779_332_608}, []int64{sum.Tensors, sum.Parameters, sum.Activated})
 }
 
+// TestCountsOfIndexedModels: DeepSeek-V3.2 is published as a model of 685 billion parameters, its prediction layer
+// included; GLM-5 of 744 billion. A token attends to index_topk positions, an indexer has scores of all.
+func TestCountsOfIndexedModels(t *testing.T) {
+	c := configtest.Fixture(t, "states/deepseek-v32")
+	assert.Equal(t, int64(671_877_944_064+13_477_385_728), Modules(c).Sum().Parameters+MTP(c).Parameters)
+	assert.EqualValues(t, 61*(128*320*1000+64*129*1000), AttentionMACs(c, 1000))
+	assert.EqualValues(t, 61*(128*320*2048+64*129*4096), AttentionMACs(c, 4096))
+	assert.EqualValues(t, 61*2*(512+64+128), KVBytes(c))
+	assert.EqualValues(t, 78, Indexers(configtest.Fixture(t, "states/glm-5")))
+}
+
 // TestCountsAreSumsOfSlots adds up what the table expands to, weight by weight.
 func TestCountsAreSumsOfSlots(t *testing.T) {
 	configs, err := filepath.Glob(filepath.Join("..", "..", "fixtures", "*", "checkpoint", "config.json"))
