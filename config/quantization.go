@@ -210,9 +210,10 @@ func refuseMLX(d *decoding, key string, value jsontext.Value) {
 // its beginning or end ("model.layers.3", "lm_head"), or a pattern, of the stored name too.
 func (c *Config) StaysUnquantised(module string) bool {
 	match := func(p *regexp.Regexp) bool { return p.MatchString(module) || p.MatchString(c.Prefix()+module) }
-	return slices.ContainsFunc(c.Quantization.patterns, match) || slices.ContainsFunc(c.Quantization.Except, func(entry string) bool {
+	names := func(entry string) bool {
 		return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)
-	})
+	}
+	return slices.ContainsFunc(c.Quantization.patterns, match) || slices.ContainsFunc(c.Quantization.Except, names)
 }
 
 // parseNames reads null or a list of strings.

@@ -62,10 +62,10 @@ var (
 	// PackedNVFP4 and NVFP4 are E2M1 with an E4M3 scale for 16 numbers and one of the tensor, which
 	// compressed-tensors divides by and ModelOpt multiplies with.
 	PackedNVFP4 = &Form{Name: "NVFP4", Method: "nvfp4-pack-quantized", Numbers: F32,
-		Parts: []string{scalePart, "_global_scale"}, Codes: F4, Scales: F8E4M3, Own: "weight_packed", In: []DType{U8}, Block: [2]int{1, 16},
-		Second: Divided, Largest: 6, values: valuesE2M1[:]}
-	NVFP4 = &Form{Name: "NVFP4", Method: "nvfp4", Numbers: F32, Parts: []string{scalePart, "_scale_2"}, Codes: F4, Scales: F8E4M3,
-		In: []DType{U8}, Block: [2]int{1, 16}, Second: Multiplied, Largest: 6, values: valuesE2M1[:]}
+		Parts: []string{scalePart, "_global_scale"}, Codes: F4, Scales: F8E4M3, Own: "weight_packed",
+		In: []DType{U8}, Block: [2]int{1, 16}, Second: Divided, Largest: 6, values: valuesE2M1[:]}
+	NVFP4 = &Form{Name: "NVFP4", Method: "nvfp4", Numbers: F32, Parts: []string{scalePart, "_scale_2"}, Codes: F4,
+		Scales: F8E4M3, In: []DType{U8}, Block: [2]int{1, 16}, Second: Multiplied, Largest: 6, values: valuesE2M1[:]}
 )
 
 const scalePart = "_scale"

@@ -9,7 +9,8 @@ import "unsafe"
 //
 //	float32((stored - zero) * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
 //
-// with the zero of the same block, if there are Zeros; the product rounded once; and then rounded to Via, if Round is set.
+// with the zero of the same block, if there are Zeros; the product rounded once; and then rounded to Via,
+// if Round is set.
 type Matrix struct {
 	Rows int // r < Rows; the output features of weights
 	Cols int // c < Cols; the input features of weights
