@@ -188,6 +188,9 @@ func (nothing) OpenOther(string) (fs.File, error) {
 // Key returns "": the plan names the rule.
 func (nothing) Key() (string, error) { return "", nil }
 
+// States returns none.
+func (nothing) States() (map[string]string, error) { return nil, nil }
+
 // checkOverlap refuses a target that is the source, or inside it: the source's path may be a
 // directory, an index or a hub's cache. A target beside a single weight file is allowed.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {

@@ -181,15 +181,28 @@ func (c *Checkpoint) Identity(file int) (string, error) {
 // Key names the state that the weight files are in, as cheaply as it can be told: see
 // source.Dir. Another key may mean other weights.
 func (c *Checkpoint) Key() (string, error) {
+	states, err := c.States()
+	if err != nil {
+		return "", err
+	}
 	h := digest.New()
+	for _, f := range c.Inventory.Files {
+		fmt.Fprintf(h, "%q %s\n", f.Name, states[f.Name])
+	}
+	return h.Name(), nil
+}
+
+// States returns the state of each weight file, by its name.
+func (c *Checkpoint) States() (map[string]string, error) {
+	states := map[string]string{}
 	for _, f := range c.Inventory.Files {
 		state, err := c.Source.State(f.Name)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		fmt.Fprintf(h, "%q %s\n", f.Name, state)
+		states[f.Name] = state
 	}
-	return h.Name(), nil
+	return states, nil
 }
 
 // OpenOther opens a file of the checkpoint's directory that holds no weights.

@@ -32,6 +32,7 @@ type journalHead struct {
 	// In the journal of a part:
 	Options any               `json:"options,omitempty"` // of the plan
 	Sources []plan.Source     `json:"sources,omitempty"` // of the plan
+	States  map[string]string `json:"states,omitempty"`  // of the source: Source.States
 	Files   map[string]string `json:"files,omitempty"`   // identities of the weight files that it writes to, by name
 }
 

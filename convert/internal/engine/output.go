@@ -69,10 +69,11 @@ type diskOutput struct {
 	place
 	disk      *disk.Disk
 	plan      *plan.Plan
-	key       string // state of the source: Source.Key
-	startOver bool   // Settings.StartOver
-	overwrite bool   // Settings.Overwrite
-	replaces  bool   // the target holds an older output, to be replaced
+	key       string            // state of the source: Source.Key
+	states    map[string]string // of an output in parts: Source.States
+	startOver bool              // Settings.StartOver
+	overwrite bool              // Settings.Overwrite
+	replaces  bool              // the target holds an older output, to be replaced
 	journal   *journal
 	weights   []*disk.TileFile // open weight files, as plan.Files
 	published []string         // files on their way from dir to dst; nil before publishing starts

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,7 +37,7 @@ type partOutput struct {
 
 func newPartOutput(o *diskOutput, part plan.Part, spans []plan.Span) *partOutput {
 	p := o.plan
-	head := journalHead{Format: journalFormat, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources}
+	head := journalHead{Format: journalFormat, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources, States: o.states}
 	return &partOutput{diskOutput: o, part: part, spans: spans, head: head}
 }
 
@@ -242,17 +243,23 @@ func (o *diskOutput) otherParts(cause string) error {
 
 // samePart refuses a part of another plan, or of a source in another state, and says what differs.
 func (o *diskOutput) samePart(p plan.Part, head *journalHead) error {
+	const most = 20
 	name := fmt.Sprintf("part %d of %d", p.I, p.N)
 	switch {
 	case head.Plan != o.plan.Hash:
 		list := append(manifest.OptionDifferences(head.Options, o.plan.Options),
 			manifest.SourceDifferences(head.Sources, o.plan.Sources)...)
-		const most = 20
 		return o.otherParts(name + " is of another conversion: " +
 			cmp.Or(text.Some(list, most, "; "), "files without weights would be others"))
 	case head.Key != o.key:
-		return o.otherParts(name + " was written when the source's weight files were in another state: they changed, " +
-			"or are copies on another file system")
+		changed := []string{}
+		for _, file := range slices.Sorted(maps.Keys(head.States)) {
+			if o.states[file] != head.States[file] {
+				changed = append(changed, text.Quote(file))
+			}
+		}
+		return o.otherParts(name + " was written when these files of the source were others, or before they changed: " +
+			text.Some(changed, most, ", "))
 	}
 	return nil
 }
@@ -366,7 +373,11 @@ func runPart(ctx context.Context, dst string, p *plan.Plan, src Source, s Settin
 	if err != nil {
 		return nil, err
 	}
-	o := newPartOutput(newDiskOutput(dst, p, e.key, s), s.Part, e.spans)
+	all := newDiskOutput(dst, p, e.key, s)
+	if all.states, err = src.States(); err != nil {
+		return nil, err
+	}
+	o := newPartOutput(all, s.Part, e.spans)
 	e.out = o
 	defer o.close()
 	if err := e.begin(ctx); err != nil {
@@ -415,6 +426,9 @@ func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Se
 		return nil, err
 	}
 	o := newDiskOutput(dst, p, key, s)
+	if o.states, err = src.States(); err != nil {
+		return nil, err
+	}
 	parts, err := o.journals()
 	if err != nil {
 		return nil, err

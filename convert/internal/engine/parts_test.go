@@ -238,7 +238,7 @@ func TestPartsRefused(t *testing.T) {
 		"another plan":   {1, nil, planned(t, src, other), Settings{Part: plan.Part{I: 2, N: 4}}, []string{"part 1 of 4 is of another conversion: option dtype: F16, not BF16"}},
 		"its own plan":   {1, nil, planned(t, src, other), Settings{Part: plan.Part{I: 1, N: 4}}, []string{"part 1 of 4 is of another conversion"}},
 		"another finish": {4, nil, planned(t, src, other), Settings{Finish: true}, []string{"part 1 of 4 is of another conversion"}},
-		"source changed": {4, touched, p, Settings{Finish: true}, []string{"part 1 of 4 was written when the source's weight files were in another state"}},
+		"source changed": {4, touched, p, Settings{Finish: true}, []string{"part 1 of 4 was written when these files of the source were others, or before they changed: model-00001-of-000003.safetensors"}},
 		"damaged journal": {4, func(t *testing.T, dst string) {
 			name := filepath.Join(hidden(dst, "parts"), "2-of-4.1.journal")
 			stat, err := os.Stat(name)

@@ -22,6 +22,8 @@ type Source interface {
 	OpenOther(name string) (fs.File, error)
 	// Key names the source's state. One output must not mix two states.
 	Key() (string, error)
+	// States names the state of each weight file, by the file's name.
+	States() (map[string]string, error)
 }
 
 // Settings are how a plan is carried out. They decide no byte of the output's weights.

@@ -37,6 +37,8 @@ func (bytesSource) OpenOther(string) (fs.File, error) { return nil, errors.New("
 // Key is constant.
 func (bytesSource) Key() (string, error) { return "memory", nil }
 
+func (bytesSource) States() (map[string]string, error) { return nil, nil }
+
 // planOf plans tensors whose segments are given.
 func planOf(t *testing.T, tensors ...plan.Tensor) *plan.Plan {
 	p := &plan.Plan{Hash: "test", Options: "test", Format: safetensors.Format()}
