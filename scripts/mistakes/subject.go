@@ -158,9 +158,13 @@ func (s *subject) swapMLPs(a, b string) bool {
 
 // swapProjections exchanges two linear modules, with their scales.
 func (s *subject) swapProjections(a, b string) bool {
+	swapped := map[string]bool{}
 	for _, form := range tensor.Forms() {
 		for _, part := range form.Parts {
-			s.swap(a+".weight"+part, b+".weight"+part)
+			if !swapped[part] { // two forms may have a part of one name
+				s.swap(a+".weight"+part, b+".weight"+part)
+			}
+			swapped[part] = true
 		}
 	}
 	return s.swap(a+".weight", b+".weight")
