@@ -49,7 +49,7 @@ var Default = NewClient()
 const (
 	maxHeaders   = 256 << 10        // bytes of a response's headers
 	maxRedirects = 10               // of one request
-	maxTries     = 8                // failures in a row without a byte
+	maxTries     = 12               // failures in a row without a byte: where 30 % fail, these are 1 in 2 million
 	firstTries   = 5                // the same before any server answered: a wrong address is told soon
 	maxWait      = time.Minute      // between two tries
 	stall        = time.Minute      // without a byte, after which a response counts as broken

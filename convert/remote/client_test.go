@@ -14,7 +14,7 @@ func TestFirstTries(t *testing.T) {
 	require.ErrorContains(t, c.pause(broken, firstTries), "cannot be reached, after 5 tries")
 	c.answered.Store(true)
 	require.NoError(t, c.pause(broken, firstTries))
-	require.ErrorContains(t, c.pause(broken, maxTries), "after 8 tries")
+	require.ErrorContains(t, c.pause(broken, maxTries), "after 12 tries")
 }
 
 // TestWithoutSecrets: messages of others name URLs without users and queries.

@@ -195,7 +195,7 @@ func TestHostileServers(t *testing.T) {
 		"does not say how long":        func(w http.ResponseWriter, r *http.Request) { w.(http.Flusher).Flush(); fmt.Fprint(w, "x") },
 		"no such file":                 http.NotFound,
 		"403 Forbidden":                func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) },
-		"503 Service Unavailable\", after 8 tries": func(w http.ResponseWriter, r *http.Request) {
+		"503 Service Unavailable\", after 12 tries": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", "0")
 			w.WriteHeader(http.StatusServiceUnavailable)
 		},
