@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -112,15 +113,16 @@ func (h *Hub) Fail(percent int) *Hub {
 
 // record notes a request and chooses its fault: of 100 requests so many fail, in an order that is the same in
 // every run.
-func (h *Hub) record(r *http.Request) fault {
+func (h *Hub) record(request *http.Request) fault {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests++
-	h.Log = append(h.Log, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
-	if h.requests*37%100 >= h.faults {
+	h.Log = append(h.Log, strings.TrimSpace(request.Method+" "+request.URL.Path+" "+request.Header.Get("Range")))
+	r := rand.New(rand.NewPCG(uint64(h.requests), 1))
+	if r.IntN(100) >= h.faults {
 		return noFault
 	}
-	return fault(1 + h.requests%2)
+	return fault(1 + r.IntN(2))
 }
 
 // api answers requests to the hub.
