@@ -166,7 +166,7 @@ func Opener[F File](read func(d Data) (F, error)) func(d Data) (File, error) {
 	}
 }
 
-// opened reads d, and tells it when the header was read.
+// opened reads d, and tells it when the header was read, and where tensors end.
 func opened[F File](d Data, read func(d Data) (F, error)) (F, error) {
 	f, err := read(d)
 	if d, ok := d.(interface{ Rest() }); ok {
@@ -174,6 +174,14 @@ func opened[F File](d Data, read func(d Data) (F, error)) (F, error) {
 	}
 	if err != nil {
 		d.Close()
+	} else if d, ok := d.(interface{ TensorsEnd(at []int64) }); ok {
+		var ends []int64
+		for info := range f.Tensors() {
+			if _, offset, ok := f.Lookup(info.Name); ok {
+				ends = append(ends, offset+info.Bytes())
+			}
+		}
+		d.TensorsEnd(ends)
 	}
 	return f, err
 }

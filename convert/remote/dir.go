@@ -237,6 +237,8 @@ type file struct {
 	reading sync.Mutex // held while head grows
 	head    []byte
 	whole   bool // head is not extended any more: it has the header
+
+	ends []int64 // where tensors end, ascending
 }
 
 func (f *file) path() string { return f.dir.o.path(f.name) }
@@ -257,6 +259,9 @@ func (f *file) Rest() {
 	defer f.reading.Unlock()
 	f.whole = true
 }
+
+// TensorsEnd says where the file's tensors end. It is called before weights are read.
+func (f *file) TensorsEnd(at []int64) { f.ends = slices.Sorted(slices.Values(at)) }
 
 // Close ends the responses that are not read to their ends. The file remains usable.
 func (f *file) Close() error {

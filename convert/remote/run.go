@@ -10,7 +10,9 @@ import (
 )
 
 const (
+	leastRun = 1 << 20         // of a response for several reads
 	runBytes = 64 << 20        // of the range that such reads ask for
+	runReads = 2 << 20         // of reads that are requested one by one: large, and perhaps of several readers in turn
 	maxRuns  = connections / 2 // responses that wait to be read on: the other connections remain free
 )
 
@@ -29,7 +31,7 @@ type place struct {
 }
 
 // takeRun returns the response whose next byte is at offset or, if an earlier read ended there, a new one;
-// nil if neither is so, and for n bytes that several connections read faster.
+// nil if neither is so, and for many bytes.
 func (c *Client) takeRun(f *file, offset, n int64) (s *stream) {
 	r := &c.runs
 	r.mu.Lock()
@@ -38,15 +40,25 @@ func (c *Client) takeRun(f *file, offset, n int64) (s *stream) {
 	r.ends[r.last], r.last = place{f, offset + n}, (r.last+1)%len(r.ends)
 	i := slices.IndexFunc(r.open, func(s *stream) bool { return s.f == f && s.at == offset })
 	switch {
-	case n > largeRead:
+	case n >= runReads:
 		return nil
 	case i >= 0:
 		s = r.open[i]
 		r.open = slices.Delete(r.open, i, i+1)
 	case follows:
-		s = &stream{f: f, at: offset, end: min(offset+runBytes, f.Size())}
+		s = f.run(offset)
 	}
 	return s
+}
+
+// run is a response that begins at offset. It ends with a tensor, since what a server sends beyond what is read
+// is lost.
+func (f *file) run(offset int64) *stream {
+	end := min(offset+runBytes, f.Size())
+	if i, _ := slices.BinarySearch(f.ends, offset+leastRun); i < len(f.ends) {
+		end = min(end, f.ends[i])
+	}
+	return &stream{f: f, at: offset, end: end}
 }
 
 // readRun fills dst from s, and keeps the rest of the response for the next read.
@@ -59,7 +71,7 @@ func (c *Client) readRun(s *stream, dst []byte) error {
 		if dst = dst[n:]; len(dst) == 0 {
 			break
 		}
-		s = &stream{f: s.f, at: s.at, end: min(s.at+runBytes, s.f.Size())}
+		s = s.f.run(s.at)
 	}
 	r := &c.runs
 	r.mu.Lock()
