@@ -35,7 +35,7 @@ type run struct {
 }
 
 // From returns the hash of no bytes of a message, of those from offset on. Offset is a multiple of Chunk. The
-// message has bytes outside of the run: the name of a run is no name of a message.
+// message also has bytes outside of the run: a run's name is not a message's.
 func From(offset int64) Hash {
 	first := uint64(offset / Chunk)
 	return &run{first: first, next: first, rest: make([]byte, 0, guts.MaxSIMD*Chunk)}
@@ -110,7 +110,7 @@ func (r *run) Name() string {
 	return string(b)
 }
 
-// errJoin says that names are not those of the runs of a message.
+// errJoin says that the names do not belong to neighbouring runs of one message.
 var errJoin = errors.New("the hashes of a tensor's runs do not join")
 
 // Join names the message whose runs, in order, have these names. One name alone is the message's.

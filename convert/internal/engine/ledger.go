@@ -27,18 +27,18 @@ func (s *spanState) record(tensor int) record {
 	return record{Tensor: tensor, Done: s.done, Lost: s.lost, Proof: s.proof, Begun: s.begun}
 }
 
-// losses are those of a span, segment by segment: sums of floating point depend on how they are grouped, and an
-// output can be cut between segments. Those of segments that lost nothing are left out, but for the last.
+// losses is what a span lost, with an entry per segment: sums of floating point depend on how they are grouped, and
+// an output can be cut between segments. A segment that lost nothing has no entry, unless it is the last.
 type losses []tensor.Loss
 
-// next begins those of the next segment.
+// next begins the entry of the next segment.
 func (l *losses) next() {
 	if n := len(*l); n > 0 && (*l)[n-1].Any() {
 		*l = append(*l, tensor.Loss{})
 	}
 }
 
-// current returns those of the segment in work.
+// current returns the entry of the segment in work.
 func (l losses) current() (lost tensor.Loss) {
 	if len(l) > 0 {
 		lost = l[len(l)-1]
@@ -46,7 +46,7 @@ func (l losses) current() (lost tensor.Loss) {
 	return lost
 }
 
-// set replaces those of the segment in work.
+// set replaces the entry of the segment in work.
 func (l *losses) set(lost tensor.Loss) {
 	switch n := len(*l); {
 	case n > 0:

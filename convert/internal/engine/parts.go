@@ -419,7 +419,7 @@ func refuseParts(dst string, p *plan.Plan, s Settings) error {
 }
 
 // finishParts publishes the output that all parts have written: it makes the journal of a run that wrote and
-// proved everything of what the parts recorded, and continues that run.
+// proved everything from the parts' journals, and continues that run.
 func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	key, err := src.Key()
 	if err != nil {
@@ -564,7 +564,7 @@ func (j *joint) add(t *plan.Span, s spanState) {
 	}
 }
 
-// join joins the hashes of the spans, and those of the segments if the source was hashed.
+// join joins the hashes of the spans and, if the source was hashed, the hashes of the segments.
 func (j *joint) join(t *plan.Tensor) (err error) {
 	if j.hashes == nil {
 		return nil

@@ -91,7 +91,7 @@ func (s Settings) Check() error {
 // Result is what Run did.
 type Result struct {
 	Already  bool         // the target was already the finished output of this plan, or the part done
-	Finished bool         // of a part: the target is the finished output of this plan, and was not looked at
+	Finished bool         // of a part: the target is the finished output of this plan; its bytes were not read
 	Verified bool         // this run or the one that wrote the output compared it with the source
 	Resumed  int64        // bytes that an interrupted run had written
 	Parts    int          // that were joined
