@@ -83,8 +83,8 @@ func (s *shares) inspect(cmd *cobra.Command, path string, reads func(*config.Con
 // given reports whether --part is given.
 func (p *partFlags) given() bool { return p.part.of != 0 }
 
-// readReports reads JSON documents of the type T, as this dsmoe writes them. The error names all files that are none,
-// and what check, if not nil, says of one.
+// readReports reads JSON documents of the type T, as this dsmoe writes them. The error names every file that is
+// not such a document, or that check refuses.
 func readReports[T any](paths []string, check func(*T) error) ([]*T, error) {
 	var all []*T
 	var errs []error
@@ -284,14 +284,15 @@ func (f *checkpointFiles) identify(c *checkpoint.Checkpoint) error {
 }
 
 // mergeParts reads the reports of all parts of a checkpoint, and returns them in the order of the parts. by is what
-// their rows are, the same in all. The error names the parts that are missing or there twice, and reports of others.
+// their rows are, the same in all. The error names parts that are missing or given twice, and reports of other
+// checkpoints.
 func mergeParts[T any](paths []string, partOf func(*T) *inspect.Part, by func(*T) string) ([]*T, error) {
 	all, err := readReports(paths, func(r *T) error {
 		switch p := partOf(r); {
 		case p == nil:
 			return errors.New("not of a part: --part was not given")
 		case p.Index < 1 || p.Index > p.Of || p.Identity == nil || p.Samples == nil:
-			return errors.New("its part is no part: it was changed")
+			return errors.New("its part is incomplete or impossible: the report was changed")
 		}
 		return nil
 	})

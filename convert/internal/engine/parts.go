@@ -116,7 +116,7 @@ func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
 	return errors.Join(err, f.Sync())
 }
 
-// edge is a run of bytes at an end of a part, in a page that it shares with other parts.
+// edge is a run of bytes at an end of a part: those in a page that it shares with other parts, and some more.
 type edge struct {
 	File   int    `json:"file"` // index in plan.Files
 	Offset int64  `json:"offset"`
@@ -124,21 +124,25 @@ type edge struct {
 	Hash   string `json:"hash"`
 }
 
-// edges returns the ends of a part, without hashes: up to the first multiple of disk.Block, and from the last one on.
+// edges returns the ends of a part, without hashes: a block more than to the first multiple of disk.Block, and than
+// from the last one on. A part of a file that was removed, and made again, differs in them.
 func edges(spans []plan.Span) []edge {
 	first, last := &spans[0], &spans[len(spans)-1]
 	begin, end := first.Offset+first.From, last.Offset+last.To
+	tail := min(end&(disk.Block-1)+disk.Block, last.Size())
 	return []edge{
-		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1), first.Size())},
-		{File: last.File, Offset: max(end&^(disk.Block-1), end-last.Size()), Bytes: min(end&(disk.Block-1), last.Size())},
+		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1)+disk.Block, first.Size())},
+		{File: last.File, Offset: end - tail, Bytes: tail},
 	}
 }
 
-// hashed returns the edge with the hash of the bytes that f has there.
+// hashed returns the edge with the hash of the bytes that f has there; a file that is cut short has fewer.
 func (g edge) hashed(f io.ReaderAt) (edge, error) {
 	data := make([]byte, g.Bytes)
-	_, err := f.ReadAt(data, g.Offset)
-	g.Hash = digest.Of(data)
+	n, err := f.ReadAt(data, g.Offset)
+	if g.Hash = digest.Of(data[:n]); err == io.EOF {
+		err = nil
+	}
 	return g, err
 }
 
@@ -172,7 +176,7 @@ func (o *diskOutput) checkEdges(part plan.Part, recorded []edge) error {
 		}
 		if got != want {
 			return o.otherParts(fmt.Sprintf("part %d of %d has written %s that are others now, at %d of %s: "+
-				"the file system does not keep what several machines write into one page", part.I, part.N,
+				"the file was changed, or the file system does not keep what several machines write into one page", part.I, part.N,
 				text.ExactBytes(want.Bytes), want.Offset, text.Quote(o.path(want.File))))
 		}
 	}
@@ -433,7 +437,11 @@ func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Se
 	if err != nil {
 		return nil, err
 	}
-	if !begun(o.journalPath) && !isOutputOf(o.at(), p) { // else they were joined already
+	if begun(o.journalPath) || isOutputOf(o.at(), p) { // they were joined already
+		if parts, err = o.ours(parts); err != nil {
+			return nil, err
+		}
+	} else {
 		if err := o.check(nil); err != nil {
 			return nil, err
 		}
@@ -450,6 +458,16 @@ func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Se
 		err = errors.Join(o.disk.RemoveAll(o.partsDir()), o.disk.SyncDir(filepath.Dir(o.partsDir())))
 	}
 	return r, err
+}
+
+// ours returns the parts if they are of this plan: those of another are not to be removed.
+func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
+	for _, j := range parts {
+		if head, err := o.readJournalOf(j, nil); err != nil || head != nil && head.Plan != o.plan.Hash {
+			return nil, err
+		}
+	}
+	return parts, nil
 }
 
 // joinParts writes the journal of a run that did what all parts did.

@@ -206,6 +206,47 @@ func TestPartsSay(t *testing.T) {
 	require.True(t, r.Already)
 }
 
+// TestFinishedAgain: a finish that died before it removed the journals of its parts removes them when it is called
+// again, and never those of another output.
+func TestFinishedAgain(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	o := crashOptions
+	o.DType = tensor.F16
+	p, other := planned(t, src, crashOptions), planned(t, src, o)
+	for _, place := range []string{"beside", "inside"} {
+		dst, boom := targetPath(t, place), errors.New("boom")
+		s := inMemory()
+		s.Part = plan.Part{I: 1, N: 1}
+		_, err := Run(t.Context(), dst, p, src, s)
+		require.NoError(t, err)
+		s.Part, s.Finish = plan.Part{}, true
+		s.Disk = &disk.Disk{NoSync: true, Fail: func(call, path string) error {
+			if call == "remove" && strings.HasSuffix(path, ".parts") {
+				return boom
+			}
+			return nil
+		}}
+		_, err = Run(t.Context(), dst, p, src, s)
+		require.ErrorIs(t, err, boom)
+		s.Disk = inMemory().Disk
+		r, err := Run(t.Context(), dst, p, src, s)
+		require.NoError(t, err)
+		require.True(t, r.Already)
+		fixture.RequireEntries(t, filepath.Dir(dst), "out")
+		require.NoDirExists(t, filepath.Join(dst, ".dsmoe.parts"))
+
+		s.Part, s.Finish, s.Overwrite = plan.Part{I: 1, N: 2}, false, true
+		_, err = Run(t.Context(), dst, other, src, s)
+		require.NoError(t, err)
+		s.Part, s.Finish = plan.Part{}, true
+		r, err = Run(t.Context(), dst, p, src, s)
+		require.NoError(t, err)
+		require.Zero(t, r.Parts)
+		fixture.RequireEntries(t, filepath.Dir(dst), ".out.partial", ".out.parts", "out")
+	}
+}
+
 // TestPartsRefused: what is no part of this output, and an output that lacks parts, is refused by name, and
 // nothing is published.
 func TestPartsRefused(t *testing.T) {
@@ -256,10 +297,20 @@ func TestPartsRefused(t *testing.T) {
 			_, err := Run(t.Context(), dst, p, src, s)
 			require.NoError(t, err)
 		}, p, Settings{Finish: true}, []string{"parts that are not done: 2-4 (no run ended"}},
+		"file made again": {4, func(t *testing.T, dst string) {
+			require.NoError(t, os.Remove(filepath.Join(hidden(dst, "partial"), p.Files[0].Name))) // the new one may have its inode
+			s := inMemory()
+			s.Part = plan.Part{I: 1, N: 4}
+			_, err := Run(t.Context(), dst, p, src, s)
+			require.NoError(t, err)
+		}, p, Settings{Finish: true}, []string{"part"}}, // not done, or others at their ends
+		"file cut": {4, func(t *testing.T, dst string) {
+			require.NoError(t, os.Truncate(filepath.Join(hidden(dst, "partial"), p.Files[0].Name), p.Files[0].Size/2))
+		}, p, Settings{Finish: true}, []string{"has written", "the file was changed, or the file system"}},
 		"bytes of a page lost": {4, func(t *testing.T, dst string) {
 			at := p.Share(plan.Part{I: 3, N: 4})[0]
 			fixture.Flip(t, filepath.Join(hidden(dst, "partial"), p.Files[0].Name), at.Offset+at.From+1)
-		}, p, Settings{Finish: true}, []string{"part 3 of 4 has written", "the file system does not keep what several machines write"}},
+		}, p, Settings{Finish: true}, []string{"part 3 of 4 has written", "the file system does not keep what several machines write into one page"}},
 		"not a journal": {1, func(t *testing.T, dst string) { fixture.Write(t, hidden(dst, "parts"), "notes", "") }, p,
 			Settings{Part: plan.Part{I: 2, N: 4}}, []string{"notes is not the journal of a part: remove it"}},
 		"unfinished run": {0, func(t *testing.T, dst string) {

@@ -118,7 +118,7 @@ type place struct {
 func placeOf(t target) place {
 	beside := besideOf(t)
 	stat, err := os.Stat(t.dst)
-	if err != nil || !stat.IsDir() || t.isFile() || exists(beside.journalPath) {
+	if err != nil || !stat.IsDir() || t.isFile() || exists(beside.journalPath) || exists(beside.partsDir()) {
 		return beside
 	}
 	return place{t, filepath.Join(t.dst, ".dsmoe.partial"), filepath.Join(t.dst, ".dsmoe.journal"), true}
