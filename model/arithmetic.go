@@ -1,6 +1,9 @@
 package model
 
-import "dsmoe/config"
+import (
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+)
 
 // Arithmetic carries out the operations of the network on values of its own type V. The
 // network is written once, over these operations. Plain computes them in float32; Tape
@@ -39,6 +42,13 @@ type Arithmetic[V any] interface {
 	Softmax(x V) V
 	// Float32 is x in dtype F32, mirroring x.type(torch.float32). Exact.
 	Float32(x V) V
+	// Cast is x in dtype d, mirroring x.to(d): a rounding point.
+	Cast(x V, d tensor.DType) V
+	// Clamp is min(max(x, low), high), exact, with limits in x's dtype.
+	Clamp(x V, low, high float32) V
+	// UnitNorm normalises each row without a weight: y = x · f, exact, with
+	// f = 1 / sqrt(mean(x²) + eps) a rounding point, in float32 before it is cast.
+	UnitNorm(x V, eps float64) V
 
 	// Reshape is x in another shape with the same number of elements. Data movement.
 	Reshape(x V, shape ...int) V
@@ -49,6 +59,7 @@ type Arithmetic[V any] interface {
 	AttentionArithmetic[V] // operations of attention
 	IndexerArithmetic[V]   // operations of an indexer
 	RoutingArithmetic[V]   // operations of a mixture of experts
+	StreamArithmetic[V]    // operations of hyper-connections
 }
 
 // AttentionArithmetic is the part of Arithmetic that only attention uses. Heads have an
@@ -67,6 +78,47 @@ type AttentionArithmetic[V any] interface {
 	// Context is probs·v of each head, [batch, heads, n, v_head_dim]. vT is v transposed,
 	// [batch, groups, v_head_dim, seq].
 	Context(probs, vT V) V
+	// SinkSoftmax is Softmax in float32 of each row of scores [batch, heads, n, keys] with one more
+	// score behind it, sinks[head], whose probability is left out: the others are rounded to the
+	// dtype of scores.
+	SinkSoftmax(scores V, sinks *Weight) V
+	// Pool makes an entry of each window of tokens: see Pooling. kv and gate are [batch, seq, width]
+	// with the columns of all series; ape [rate, width] is added to gate in float32, not cast before.
+	//
+	//	y[n, c] = Σ_slots p·kv,  p = softmax over the slots of gate + ape, in float32
+	//
+	// p, each product and the sum are rounding points. The result is [batch, entries, g.Width].
+	Pool(kv, gate V, ape *Weight, g *Pooling) V
+}
+
+// StreamArithmetic is the part of Arithmetic that only hyper-connections use: the residual
+// is not one row per token, but hc streams, x [batch, seq, hc, hidden_size]. What weighs
+// streams is float32.
+type StreamArithmetic[V any] interface {
+	// StreamGate is times · sigmoid(a(z)) + plus, in float32.
+	StreamGate(z V, a *Affine, times, plus float32) V
+	// Sinkhorn makes of the rows of z [batch, seq, hc·hc] matrices that are nearly doubly
+	// stochastic, C [batch, seq, hc, hc], in float32 or better:
+	//
+	//	C = softmax of each row of a(z) + eps;  C /= sums of its columns + eps
+	//	iters-1 times:  C /= sums of its rows + eps;  C /= sums of its columns + eps
+	Sinkhorn(z V, a *Affine, iters int, eps float32) V
+	// Collapse is y[t] = Σ_j pre[t, j]·x[t, j], [batch, seq, hidden_size]: products and the sum
+	// in float32, then a rounding point.
+	Collapse(pre, x V) V
+	// Expand carries streams past a module whose output is y [batch, seq, hidden_size]:
+	//
+	//	z[t, k] = post[t, k]·y[t] + Σ_j comb[t, j, k]·x[t, j]
+	//
+	// post and comb are cast to x's dtype first; the product and the sum over j are rounding
+	// points, and the sum of both is exact.
+	Expand(x, y, post, comb V) V
+}
+
+// Affine is the function z·Scale[Part] + Base[From:] of rows of z, product and sum in float32.
+type Affine struct {
+	Scale, Base *Weight
+	Part, From  int // the element of Scale; the first element of Base
 }
 
 // IndexerArithmetic is the part of Arithmetic that only an indexer uses. No gradient passes it: the
@@ -79,8 +131,11 @@ type IndexerArithmetic[V any] interface {
 	ReLU(x V) V
 	// IndexScores is the sum of the heads' scores s [batch, heads, n, seq], in float32, each times the
 	// weight of its head, for the queries first … first+n-1: y[b, i, u] = Σ_h weights[b, first+i, h]
-	// · s[b, h, i, u], a product of heads terms, plus the mask, exact. It is [batch, 1, n, seq].
+	// · s[b, h, i, u], a product of heads terms, plus the mask, exact. It is [batch, 1, n, seq]. The
+	// mask may be nil.
 	IndexScores(weights, s V, first int, mask *Mask) V
+	// MaskKeys sets the scores [batch, seq, keys] of the keys that the mask hides to -inf.
+	MaskKeys(scores V, mask *Mask) V
 }
 
 // Scoring holds the scale and the mask of the scores of attention.
@@ -94,6 +149,11 @@ type Scoring struct {
 type RoutingArithmetic[V any] interface {
 	// Sigmoid is 1 / (1 + e^-x).
 	Sigmoid(x V) V
+	// SqrtSoftplus is sqrt(s), exact, with s = log(1 + e^x) a rounding point.
+	SqrtSoftplus(x V) V
+	// TableExperts returns the experts that table [vocab, k] lists for each token id, [tokens, k]:
+	// scores [tokens, n_routed_experts] do not choose them, but weigh them.
+	TableExperts(scores V, table *Weight, ids []int) []int
 	// AddBias adds a bias per column in float32, exact. The bias is not cast to the
 	// compute dtype. The result serves only the choice of experts.
 	AddBias(scores V, bias *Weight) V

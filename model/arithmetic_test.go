@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/count"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 )
 
 // tinyLatentConfig is a DeepSeek-V3 with everything that it has: low-rank queries, groups,
@@ -61,6 +63,9 @@ func (a *shapes) Add(x, _ shape) shape                              { return x }
 func (a *shapes) SwiGLU(gate, _ shape) shape                        { return gate }
 func (a *shapes) Softmax(x shape) shape                             { return x }
 func (a *shapes) Float32(x shape) shape                             { return x }
+func (a *shapes) Cast(x shape, _ tensor.DType) shape                { return x }
+func (a *shapes) Clamp(x shape, _, _ float32) shape                 { return x }
+func (a *shapes) UnitNorm(x shape, _ float64) shape                 { return x }
 func (a *shapes) Reshape(_ shape, dims ...int) shape                { return dims }
 func (a *shapes) Move(m *model.Move, _ ...shape) shape              { return m.Shape }
 func (a *shapes) RoPE(x, _, _ shape, _ *model.Rotary) shape         { return x }
@@ -74,6 +79,29 @@ func (a *shapes) Scores(q, k shape, _, n int, _ *model.Scoring) shape {
 	return shape{q[0], q[1], n, k[2]}
 }
 func (a *shapes) Context(probs, vT shape) shape { return probs.sized(vT[2]) }
+
+func (a *shapes) SinkSoftmax(scores shape, _ *model.Weight) shape { return scores }
+
+func (a *shapes) Pool(kv, _ shape, _ *model.Weight, g *model.Pooling) shape {
+	return shape{kv[0], g.Entries(kv[1]), g.Width}
+}
+
+func (a *shapes) StreamGate(z shape, _ *model.Affine, _, _ float32) shape { return z }
+
+func (a *shapes) Sinkhorn(z shape, g *model.Affine, _ int, _ float32) shape {
+	hc := int(math.Sqrt(float64(z[2])))
+	return shape{z[0], z[1], hc, hc}
+}
+
+func (a *shapes) Collapse(_, x shape) shape     { return shape{x[0], x[1], x[3]} }
+func (a *shapes) Expand(x, _, _, _ shape) shape { return x }
+
+func (a *shapes) MaskKeys(scores shape, _ *model.Mask) shape { return scores }
+func (a *shapes) SqrtSoftplus(x shape) shape                 { return x }
+
+func (a *shapes) TableExperts(_ shape, table *model.Weight, ids []int) []int {
+	return make([]int, len(ids)*table.Shape[1])
+}
 
 func (a *shapes) LayerNorm(x shape, _ *model.LayerNorm, _ float64) shape { return x }
 func (a *shapes) ReLU(x shape) shape                                     { return x }

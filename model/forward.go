@@ -161,10 +161,17 @@ func (in *Input) from(first int) *Input {
 // Mask is the causal mask with padding, mirroring _prepare_4d_causal_attention_mask:
 // 0 where a query may look, Lowest elsewhere. A score plus Lowest is Lowest, whatever the
 // score, so that a query with all its keys masked attends to all keys alike, later ones too.
+//
+// With a rate the keys are tokens, then entries of a compressor, each of which stands for rate tokens:
+// a query sees an entry after the last of them. Padding hides no entry.
 type Mask struct {
 	Lowest float32 // the lowest finite value of the compute dtype
 	In     *Input  // the tokens and their padding
-	chosen []bool  // keys that an indexer chose for each query, [batch, seq, seq]; nil is all
+	Window int     // tokens that a query sees, itself the last of them; 0 is all before it
+	chosen []bool  // keys, or entries, that an indexer chose for each query, [batch, seq, keys]; nil is all
+
+	rate          int // tokens of an entry; 0: all keys are tokens
+	first, tokens int // with a rate: the position of the first key; the number of keys before the entries
 }
 
 // lowest holds the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
@@ -174,11 +181,33 @@ var lowest = map[tensor.DType]float32{
 	tensor.BF16: -0x1.fep127,
 }
 
-// Masked reports whether the query at a position of a sequence may not look at a key.
+// Masked reports whether the query at a position of a sequence may not look at a key. A nil mask hides none.
 func (m *Mask) Masked(batch, query, key int) bool {
-	return key > query || m.In.AttentionMask != nil && m.In.AttentionMask[batch*m.In.Seq+key] == 0 ||
-		m.chosen != nil && !m.chosen[(batch*m.In.Seq+query)*m.In.Seq+key]
+	switch {
+	case m == nil:
+		return false
+	case m.rate == 0:
+		return m.hidesToken(batch, query, key) || m.leftOut(batch, query, key)
+	case key < m.tokens:
+		return m.hidesToken(batch, query, m.first+key)
+	}
+	entry := key - m.tokens
+	return (entry+1)*m.rate > query+1 || m.leftOut(batch, query, entry)
 }
+
+// hidesToken reports whether a token is later than the query, or before its window, or padding.
+func (m *Mask) hidesToken(batch, query, key int) bool {
+	return key > query || m.Window > 0 && query-key >= m.Window ||
+		m.In.AttentionMask != nil && m.In.AttentionMask[batch*m.In.Seq+key] == 0
+}
+
+// leftOut reports whether an indexer did not choose a key, or an entry.
+func (m *Mask) leftOut(batch, query, key int) bool {
+	return m.chosen != nil && !m.chosen[(batch*m.In.Seq+query)*m.choices()+key]
+}
+
+// choices returns the number of keys, or entries, that an indexer chooses from.
+func (m *Mask) choices() int { return m.In.Seq / max(m.rate, 1) }
 
 // add adds the mask to the scores of a query, one score per key position.
 func (m *Mask) add(scores []float32, batch, query int) {

@@ -145,13 +145,15 @@ func joinRotated(in *Input, heads, width, rotated int) *Move {
 
 // of returns the mask that shows each query, of the keys that m shows, the k of idx [batch, seq, k].
 func (m *Mask) of(idx []int, k int) *Mask {
-	chosen := make([]bool, m.In.Batch*m.In.Seq*m.In.Seq)
+	chosen := make([]bool, m.In.Batch*m.In.Seq*m.choices())
 	for i, key := range idx {
 		if key >= 0 {
-			chosen[i/k*m.In.Seq+key] = true
+			chosen[i/k*m.choices()+key] = true
 		}
 	}
-	return &Mask{Lowest: m.Lowest, In: m.In, chosen: chosen}
+	masked := *m
+	masked.chosen = chosen
+	return &masked
 }
 
 // hide sets the keys of idx [batch, seq, k] that the mask hides to -1. The others of a query ascend,

@@ -23,6 +23,8 @@ type Weight struct {
 	tensor.Tensor        // as stored
 	tensor.Grid          // scale and zero of each block, row by row; nil in forms without scales
 	Block         [2]int // rows and columns that share a scale
+	// InFloat32: the reference keeps the weight in float32, whatever the compute dtype.
+	InFloat32 bool
 
 	unread *unread // source of Data while a layer runs; nil if Data is always in memory
 }

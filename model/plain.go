@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"dsmoe/model/internal/arena"
 	"dsmoe/model/internal/kernel"
 	"dsmoe/model/tensor"
 )
@@ -47,14 +48,14 @@ type Plain struct {
 	o       Options
 	weights kernel.Format // format to which the reference cast its weights
 	compute tensor.DType
-	arena   *arena
+	arena   *arena.Arena
 }
 
 // NewPlain returns an arithmetic for one pass.
 func NewPlain(o Options) *Plain {
 	compute, _ := o.dtypes()
 	format, _ := compute.Format()
-	return &Plain{o: o, compute: compute, weights: format, arena: arenas.Get().(*arena)}
+	return &Plain{o: o, compute: compute, weights: format, arena: arena.New()}
 }
 
 // Close takes back all memory except the memory of result, which may be nil. Call it once and
@@ -64,17 +65,15 @@ func (p *Plain) Close(result *Activation) {
 	if result != nil {
 		keep = result.Values
 	}
-	p.arena.release(0, nil, keep)
-	p.arena.used = nil
-	arenas.Put(p.arena)
+	p.arena.Close(keep)
 	p.arena = nil
 }
 
 // Scope implements Arithmetic.
 func (p *Plain) Scope(x *Activation, f func(x *Activation) *Activation) *Activation {
-	mark := p.arena.mark()
+	mark := p.arena.Mark()
 	y := f(x)
-	p.arena.release(mark, x.Values, y.Values)
+	p.arena.Release(mark, x.Values, y.Values)
 	return y
 }
 
@@ -84,7 +83,7 @@ func (p *Plain) Make(d tensor.DType, shape ...int) *Activation {
 	for _, dim := range shape {
 		n *= dim
 	}
-	return &Activation{Shape: shape, Values: p.arena.get(n), DType: d}
+	return &Activation{Shape: shape, Values: p.arena.Get(n), DType: d}
 }
 
 // Each calls f(0) … f(n-1), in parallel if the work is worth waking other goroutines. work
@@ -123,10 +122,11 @@ func (p *Plain) Linear(x *Activation, l *Linear) *Activation {
 
 // matrix returns w for the kernels: as stored, cast to the compute dtype on the way if that
 // dtype holds fewer values. Decoded blocks are not cast: the reference has no such numbers,
-// and a cast would add another rounding error.
+// and a cast would add another rounding error. Nor are weights that the reference keeps in float32.
 func (p *Plain) matrix(w *Weight) kernel.Matrix {
 	m := w.matrix()
-	m.Round, m.Via = p.weights != kernel.F32 && m.Format != p.weights && !m.Format.Blocked(), p.weights
+	m.Round = p.weights != kernel.F32 && m.Format != p.weights && !m.Format.Blocked() && !w.InFloat32
+	m.Via = p.weights
 	return m
 }
 

@@ -128,7 +128,9 @@ func (p *Plain) IndexScores(weights, s *Activation, first int, mask *Mask) *Acti
 		for u, sum := range sums {
 			y.Row(t)[u] = float32(sum)
 		}
-		mask.add(y.Row(t), b, first+i)
+		if mask != nil {
+			mask.add(y.Row(t), b, first+i)
+		}
 	})
 	return y
 }

@@ -1,6 +1,8 @@
 package model
 
 import (
+	"encoding/binary"
+	"math"
 	"slices"
 
 	"dsmoe/config"
@@ -15,6 +17,27 @@ func (p *Plain) Sigmoid(x *Activation) *Activation {
 	}
 	kernel.RoundTo(y.Values, y.format())
 	return y
+}
+
+// SqrtSoftplus implements Arithmetic. Exponential and logarithm are computed in float64.
+func (p *Plain) SqrtSoftplus(x *Activation) *Activation {
+	y := p.Make(x.DType, x.Shape...)
+	for i, v := range x.Values {
+		soft := kernel.Rounded(float32(kernel.Softplus(float64(v))), y.format())
+		y.Values[i] = float32(math.Sqrt(float64(soft)))
+	}
+	kernel.RoundTo(y.Values, y.format())
+	return y
+}
+
+// TableExperts implements Arithmetic.
+func (p *Plain) TableExperts(_ *Activation, table *Weight, ids []int) (idx []int) {
+	for _, id := range ids {
+		for row := table.Row(id).Data; len(row) > 0; row = row[8:] {
+			idx = append(idx, int(int64(binary.LittleEndian.Uint64(row))))
+		}
+	}
+	return idx
 }
 
 // AddBias implements Arithmetic.
@@ -141,21 +164,26 @@ func (p *Plain) sumByExpert(y, weight *Activation, parts []Part[*Activation]) {
 	clear(y.Values)
 	k, format := weight.Width(), y.format()
 	for _, part := range parts {
-		mark := p.arena.mark()
+		mark := p.arena.Mark()
 		weighted := p.Make(y.DType, part.Out.Shape...)
-		p.Each(len(part.Slots), 2*len(part.Out.Values), func(i int) {
-			slot, product := part.Slots[i], weighted.Row(i)
-			for c, v := range part.Out.Row(i) {
-				product[c] = v * weight.Values[slot]
+		p.Each(len(part.Slots), 2*len(part.Out.Values), func(first int) {
+			if first > 0 && part.Slots[first-1]/k == part.Slots[first]/k {
+				return // the token's first slot of this expert adds all of them
 			}
-			kernel.RoundTo(product, format)
-			sum := y.Row(slot / k)
-			for c, v := range product {
-				sum[c] += v
+			for i := first; i < len(part.Slots) && part.Slots[i]/k == part.Slots[first]/k; i++ {
+				slot, product := part.Slots[i], weighted.Row(i)
+				for c, v := range part.Out.Row(i) {
+					product[c] = v * weight.Values[slot]
+				}
+				kernel.RoundTo(product, format)
+				sum := y.Row(slot / k)
+				for c, v := range product {
+					sum[c] += v
+				}
+				kernel.RoundTo(sum, format)
 			}
-			kernel.RoundTo(sum, format)
 		})
-		p.arena.release(mark, nil, nil)
+		p.arena.Release(mark, nil, nil)
 	}
 }
 

@@ -63,7 +63,7 @@ func TestLayers(t *testing.T) {
 		"inspect/report":      {"inspect", "inspect/tensors", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
 		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/table", "model/tensor"}, // for tests
 
-		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel"},
+		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel", "model/internal/arena"},
 		"model/count":             {"model/table", "config", "model/tensor"},
 		"model/synth":             {"model/weights", "model/table", "config", "model/tensor"},
 		"model/weights":           {"model/table", "config", "model/tensor"},
@@ -71,6 +71,7 @@ func TestLayers(t *testing.T) {
 		"model/tensor":            {"model/internal/kernel"},
 		"model/tensor/tensortest": {"model/tensor"}, // for tests
 		"model/internal/kernel":   {},
+		"model/internal/arena":    {},
 
 		"scripts":             {},
 		"scripts/ggufblocks":  {"model/tensor"},

@@ -90,3 +90,30 @@ func SiLU(dst, src []float32) {
 		dst[i] = float32(float64(v) / (1 + s.exps[i]))
 	}
 }
+
+// Softplus is log(1 + e^x), and x where x > 20, as torch.nn.functional.softplus has it; within a few units
+// of float64.
+func Softplus(x float64) float64 {
+	if x > 20 {
+		return x
+	}
+	t, shift := Exp(x), 0.0
+	if t > 0.5 { // 1 + t = 2^e · (1 + t) with a smaller t
+		fraction, e := math.Frexp(1 + t)
+		if fraction < math.Sqrt2/2 {
+			fraction, e = 2*fraction, e-1
+		}
+		t, shift = fraction-1, float64(float64(e)*math.Ln2)
+	}
+	return shift + logOnePlus(t)
+}
+
+// logOnePlus is log(1 + t) = 2·artanh(t/(2+t)) for t in [√½ - 1, 0.5].
+func logOnePlus(t float64) float64 {
+	s := t / (2 + t)
+	square, sum := float64(s*s), 0.0
+	for k := 23; k > 0; k -= 2 {
+		sum = float64(sum*square) + 1/float64(k)
+	}
+	return float64(2 * s * sum)
+}

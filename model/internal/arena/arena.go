@@ -1,22 +1,33 @@
-package model
+// Package arena hands out the buffers of activations, so that a layer reuses the buffers of the
+// layer before.
+package arena
 
 import (
 	"math/bits"
 	"sync"
 )
 
-// arena hands out the buffers of activations, so that a layer reuses the buffers of the layer
-// before. It belongs to one pass and one goroutine at a time.
-type arena struct {
+// Arena is the buffers of one pass. It serves one goroutine at a time.
+type Arena struct {
 	free [64][][]float32 // by the logarithm of their capacity
 	used [][]float32
 }
 
 // arenas keeps the memory of passes for the next ones.
-var arenas = sync.Pool{New: func() any { return new(arena) }}
+var arenas = sync.Pool{New: func() any { return new(Arena) }}
 
-// get returns n numbers with undefined values.
-func (a *arena) get(n int) []float32 {
+// New returns an arena with the memory of passes that ended.
+func New() *Arena { return arenas.Get().(*Arena) }
+
+// Close takes back all buffers except the one of keep, for later arenas.
+func (a *Arena) Close(keep []float32) {
+	a.Release(0, nil, keep)
+	a.used = nil
+	arenas.Put(a)
+}
+
+// Get returns n numbers with undefined values.
+func (a *Arena) Get(n int) []float32 {
 	class := bits.Len(uint(max(n, 1) - 1))
 	if last := len(a.free[class]) - 1; last >= 0 {
 		buf := a.free[class][last][:n]
@@ -29,12 +40,12 @@ func (a *arena) get(n int) []float32 {
 	return buf
 }
 
-// mark returns the number of buffers handed out so far.
-func (a *arena) mark() int { return len(a.used) }
+// Mark returns the number of buffers handed out so far.
+func (a *Arena) Mark() int { return len(a.used) }
 
-// release takes back the buffers handed out since mark and the buffer of dropped, however old,
+// Release takes back the buffers handed out since mark and the buffer of dropped, however old,
 // but not the buffer of keep.
-func (a *arena) release(mark int, dropped, keep []float32) {
+func (a *Arena) Release(mark int, dropped, keep []float32) {
 	if i := a.find(mark, dropped); i >= 0 && !sameBuffer(dropped, keep) {
 		mark--
 		a.used[i], a.used[mark] = a.used[mark], a.used[i]
@@ -52,7 +63,7 @@ func (a *arena) release(mark int, dropped, keep []float32) {
 }
 
 // find returns the index of values among the first n buffers in use, or -1.
-func (a *arena) find(n int, values []float32) int {
+func (a *Arena) find(n int, values []float32) int {
 	for i := n - 1; i >= 0; i-- {
 		if sameBuffer(a.used[i], values) {
 			return i
