@@ -29,7 +29,7 @@ func Differences(a, b *Config) []Difference {
 			if !seen[row.key] && !bytes.Equal(x, y) {
 				differences = append(differences, Difference{row.key, x, y, decides(row.key, a, b)})
 			}
-			seen[row.key] = true
+			seen[row.key] = seen[row.key] || x != nil
 		}
 	}
 	return differences

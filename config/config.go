@@ -69,6 +69,24 @@ type Config struct {
 	IndexNHeads  int      // index_n_heads: heads of the indexer's queries; its key has one
 	IndexerTypes []string // indexer_types: "full" or "shared" for each layer, see IndexerOf; nil is full
 
+	// Windowed attention with compressed entries, DeepSeek-V4: one head of keys, which are the values too.
+	SlidingWindow   int      // sliding_window: latest tokens that a query attends to, its own included; 0 is other attention
+	LayerTypes      []string // layer_types, or compress_ratios: see CompressRate
+	CompressRateCSA int      // compress_rates: tokens of an entry in layers of compressed sparse attention
+	CompressRateHCA int      // compress_rates: tokens of an entry in layers of heavily compressed attention
+	MLPLayerTypes   []string // mlp_layer_types, or num_hash_layers: see Hashes
+	OGroups         int      // o_groups: groups of heads with an o_a_proj of their own
+	OLoraRank       int      // o_lora_rank: width of o_a_proj's output for a group
+	SwiGLULimit     float64  // swiglu_limit: gates are at most this, ups between its negative and this; 0 is no limit
+
+	CompressRopeTheta   float64      // compress_rope_theta: RopeTheta of layers with entries
+	CompressRopeScaling *RopeScaling // RopeScaling of layers with entries; cosines and sines are not scaled
+
+	// Hyper-connections, DeepSeek-V4: a residual stream becomes several.
+	HCMult          int     // hc_mult: streams; 0 is one, added to without weights
+	HCSinkhornIters int     // hc_sinkhorn_iters: normalisations of the mixing matrix's columns
+	HCEps           float64 // hc_eps: what sums of the mixing matrix are increased by
+
 	TopKMethod            string  // topk_method: greedy, group_limited_greedy or noaux_tc
 	NGroup                int     // n_group: groups of experts; 0 is null
 	TopKGroup             int     // topk_group: groups that a token may choose from; 0 is null
@@ -128,16 +146,16 @@ const LatentEps = 1e-6
 func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }
 
 // LimitsGroups reports whether a token may choose only from topk_group of the n_group groups of
-// experts. With topk_method greedy or null, n_group and topk_group have no effect.
+// experts. With topk_method greedy or null, and in DeepSeek-V4, n_group and topk_group have no effect.
 func (c *Config) LimitsGroups() bool {
-	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc"
+	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc" && !c.Windowed()
 }
 
 // HeadDim is the width that RoPE rotates in one attention head, the reference's
-// head_dim: qk_rope_head_dim with latent attention, else hidden_size /
+// head_dim: qk_rope_head_dim with latent or windowed attention, else hidden_size /
 // num_attention_heads. It is even.
 func (c *Config) HeadDim() int {
-	if c.LatentAttention() {
+	if c.LatentAttention() || c.Windowed() {
 		return c.QKRopeHeadDim
 	}
 	return c.HiddenSize / c.NumAttentionHeads
@@ -148,7 +166,7 @@ func (c *Config) QKHeadDim() int { return c.QKNopeHeadDim + c.HeadDim() }
 
 // ValueHeadDim is the width of one value head.
 func (c *Config) ValueHeadDim() int {
-	if c.LatentAttention() {
+	if c.LatentAttention() || c.Windowed() {
 		return c.VHeadDim
 	}
 	return c.HeadDim()
@@ -200,6 +218,9 @@ type Quantization struct {
 	Method string   // quant_method; of compressed-tensors its format, of ModelOpt "nvfp4"; "" without quantization_config
 	Block  [2]int   // rows and columns that share a scale; 0 columns: a whole row
 	Except []string // modules_to_not_convert or ignore: see StaysUnquantised
+
+	Experts    string // expert_dtype: of routed experts beside FP8, "fp4" or "fp8"; "" is as all matrices
+	PowerOfTwo bool   // scale_fmt is ue8m0: scales are powers of two
 
 	patterns []*regexp.Regexp // of Except's entries that are patterns
 	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.

@@ -37,6 +37,7 @@ var families = []family{
 	{defaults: v32Defaults, fields: v32Fields, rules: v32Rules, rope: yarnForm, references: v32References},
 	{defaults: glmMoEDsaDefaults, fields: glmMoEDsaFields, rules: glmMoEDsaRules, rope: yarnForm,
 		references: glmMoEDsaReferences},
+	{defaults: v4Defaults, fields: v4Fields, rules: v4Rules, rope: yarnForm, references: v4References},
 }
 
 // decode reads a document, of a language model or of a model around one.

@@ -87,8 +87,12 @@ func replaced(fields []field, by map[string]reader) []field {
 func (c *Config) HasIndexer() bool { return c.IndexTopK > 0 }
 
 // IndexerOf returns the layer whose indexer chooses for layer l: l itself, or the nearest before it
-// with an indexer of its own. Prediction layers have their own.
+// with an indexer of its own. Prediction layers have their own. With windowed attention it is -1 for
+// layers whose entries nothing chooses.
 func (c *Config) IndexerOf(l int) int {
+	if c.Windowed() && !c.Overlaps(l) {
+		return -1
+	}
 	for l > 0 && l < c.NumHiddenLayers && l < len(c.IndexerTypes) && c.IndexerTypes[l] == sharedIndexer {
 		l--
 	}
@@ -98,6 +102,9 @@ func (c *Config) IndexerOf(l int) int {
 // indexers returns for each layer of the decoder the layer whose indexer chooses for it.
 func (c *Config) indexers() (layers []int) {
 	for l := range c.NumHiddenLayers {
+		if c.Windowed() {
+			break // layer_types says it
+		}
 		layers = append(layers, c.IndexerOf(l))
 	}
 	return layers

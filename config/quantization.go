@@ -75,6 +75,10 @@ func readFP8(d *decoding, key string, o map[string]jsontext.Value) {
 			return err
 		})
 	}
+	if v, ok := o["expert_dtype"]; ok {
+		readExpertDType(d, key+".expert_dtype", v)
+	}
+	q.PowerOfTwo = show(o["scale_fmt"]) == `"ue8m0"`
 	q.readExcept(d, key, o, "modules_to_not_convert")
 	d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
 		q.Block, err = parseBlock(v)

@@ -47,6 +47,8 @@ type Rules struct {
 	IndexerInterleaves bool
 	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
 	NormsExperts bool
+	// NormsOnce: RMSNorm multiplies with its weight in float32 and rounds once; otherwise it rounds before that, too.
+	NormsOnce bool
 	// UnbiasedChoice: noaux_tc chooses by the scores alone, for the files have no e_score_correction_bias.
 	UnbiasedChoice bool
 }
@@ -91,6 +93,10 @@ var (
 		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
 		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true,
 			AnglesInFloat32: true},
+	}
+	v4References = map[Reference]Rules{
+		Native: {IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true, AnglesInFloat32: true,
+			RotatesInFloat32: true, NormsOnce: true},
 	}
 )
 

@@ -74,7 +74,11 @@ const maxTensors = 1 << 19
 // sizeIsSane bounds an upper estimate of the number of tensors and, in float64, one
 // of their parameters.
 func sizeIsSane(c *Config) error {
-	if n := c.NumHiddenLayers * (3*c.NRoutedExperts + 20); n > maxTensors {
+	rows := 20
+	if c.Windowed() {
+		rows = 40
+	}
+	if n := c.NumHiddenLayers * (3*c.NRoutedExperts + rows); n > maxTensors {
 		return fmt.Errorf("%d layers with %d routed experts have about %d tensors, more than %d",
 			c.NumHiddenLayers, c.NRoutedExperts, n, maxTensors)
 	}
@@ -82,8 +86,12 @@ func sizeIsSane(c *Config) error {
 	width := max(float64(c.IntermediateSize), float64(c.MoEIntermediateSize)*experts)
 	heads := float64(c.NumAttentionHeads) * float64(c.QKNopeHeadDim+c.QKRopeHeadDim+c.VHeadDim)
 	latent := float64(max(c.HiddenSize, c.QLoraRank, c.KVLoraRank))
+	streams := float64(c.HCMult)
 	layer := 4*hidden*hidden + 4*(heads+float64(c.QLoraRank+c.KVLoraRank))*latent + 3*hidden*width + hidden*experts +
-		float64(c.IndexNHeads)*(float64(c.IndexHeadDim)*float64(c.QLoraRank)+hidden) + float64(c.IndexHeadDim)*hidden
+		float64(c.IndexNHeads)*(float64(c.IndexHeadDim)*float64(c.QLoraRank)+hidden) + float64(c.IndexHeadDim)*hidden +
+		float64(c.OLoraRank)*(heads+float64(c.OGroups)*hidden) + 2*streams*(2+streams)*streams*hidden +
+		float64(c.CompressRateCSA+c.CompressRateHCA)*2*(float64(c.VHeadDim)+float64(c.IndexHeadDim)) +
+		8*hidden*(float64(c.IndexHeadDim)+float64(c.VHeadDim)) + float64(c.VocabSize)*float64(c.NumExpertsPerTok)
 	total := 2*float64(c.VocabSize)*hidden + float64(c.NumHiddenLayers)*layer
 	if total > maxParameters {
 		return fmt.Errorf("%d layers of these widths have about %.1e parameters, more than %.1e",

@@ -17,7 +17,7 @@ import (
 type Total struct {
 	Module     table.Module // empty for the sum of several
 	Tensors    int64        // number of weights
-	Parameters int64        // elements of the tensors
+	Parameters int64        // elements of the tensors but for tables of integers
 	// Activated counts the parameters that one token uses: all of a module, and
 	// num_experts_per_tok / n_routed_experts of the routed experts.
 	Activated int64
@@ -36,8 +36,8 @@ func Modules(c *config.Config) Totals {
 	var totals Totals
 	rows := table.FamilyOf(c).Rows
 	for i := range rows {
-		if n := repeats(c, &rows[i]); n > 0 {
-			totals.of(rows[i].Module).addRow(c, &rows[i], n)
+		if layers := layersOf(c, &rows[i]); layers != nil {
+			totals.of(rows[i].Module).addRow(c, &rows[i], layers)
 		}
 	}
 	return totals
@@ -77,14 +77,21 @@ func (ts *Totals) of(m table.Module) *Total {
 	return &(*ts)[i]
 }
 
-// addRow adds a row that stands for n weights.
-func (t *Total) addRow(c *config.Config, p *table.Row, n int64) {
-	used := n
+// addRow adds the weights that layers have of a row.
+func (t *Total) addRow(c *config.Config, p *table.Row, layers []int) {
+	n, used := int64(1), int64(1)
 	if p.PerExpert() {
-		used = n / int64(c.NRoutedExperts) * int64(c.NumExpertsPerTok)
+		n, used = int64(c.NRoutedExperts), int64(c.NumExpertsPerTok)
 	}
-	multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings)
-	t.add(p.Sizes(c), n, used, multiplies)
+	multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings) &&
+		p.Role != table.PositionBias
+	for _, l := range layers {
+		if shape := p.Sizes(c, l); p.Integer() {
+			t.Tensors++
+		} else {
+			t.add(shape, n, used, multiplies)
+		}
+	}
 }
 
 // add counts n tensors of the given shape, of which a token uses used; multiply reports whether
@@ -99,21 +106,17 @@ func (t *Total) add(shape []int, n, used int64, multiply bool) {
 	}
 }
 
-// repeats returns how many weights the row stands for, over all layers and experts.
-func repeats(c *config.Config, p *table.Row) (n int64) {
-	first, end := 0, c.NumHiddenLayers
-	if !p.PerLayer() {
-		first, end = -1, 0
+// layersOf lists the layers with a weight of the row; -1 for a row that is not per layer.
+func layersOf(c *config.Config, p *table.Row) (layers []int) {
+	if !p.PerLayer() && p.Holds(c, -1) {
+		return []int{-1}
 	}
-	for l := first; l < end; l++ {
-		if p.Holds(c, l) {
-			n++
+	for l := range c.NumHiddenLayers {
+		if p.PerLayer() && p.Holds(c, l) {
+			layers = append(layers, l)
 		}
 	}
-	if p.PerExpert() {
-		n *= int64(c.NRoutedExperts)
-	}
-	return n
+	return layers
 }
 
 // AttentionMACs returns the multiplications of one token's attention scores and of

@@ -131,7 +131,13 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 					used = 0 // any num_experts_per_tok of them: the first
 				}
 				x.Module = s.Row.Module
-				x.add(s.Shape, 1, used, len(s.Shape) == 2 && (x.Module != table.Embedding || c.TieWordEmbeddings))
+				multiplies := len(s.Shape) == 2 && (x.Module != table.Embedding || c.TieWordEmbeddings)
+				switch s.Row.Role {
+				case table.TID2EID:
+					x.Tensors++
+				default:
+					x.add(s.Shape, 1, used, multiplies && s.Row.Role != table.PositionBias)
+				}
 				want[x.Module] = x
 			}
 			got := Modules(c)

@@ -41,8 +41,8 @@ var indexes = &When{[]string{"indexer_types"},
 
 // Dimensions of the indexer.
 var (
-	indexWidth   = Dim{[]string{"index_head_dim"}, func(c *config.Config) int { return c.IndexHeadDim }}
-	indexHeads   = Dim{[]string{"index_n_heads"}, func(c *config.Config) int { return c.IndexNHeads }}
+	indexWidth   = Dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return c.IndexHeadDim }}
+	indexHeads   = Dim{[]string{"index_n_heads"}, func(c *config.Config, _ int) int { return c.IndexNHeads }}
 	indexQueries = Dim{[]string{"index_n_heads", "index_head_dim"},
-		func(c *config.Config) int { return c.IndexNHeads * c.IndexHeadDim }}
+		func(c *config.Config, _ int) int { return c.IndexNHeads * c.IndexHeadDim }}
 )

@@ -65,7 +65,7 @@ var (
 		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.TopKMethod == "noaux_tc" }}
 
 	headWidths  = []string{"hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "use_mla"}
-	headQueries = Dim{headWidths, func(c *config.Config) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+	headQueries = Dim{headWidths, func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
 	headContext = Dim{[]string{"hidden_size", "num_attention_heads", "use_mla", "v_head_dim"},
-		func(c *config.Config) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
+		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
 )

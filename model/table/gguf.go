@@ -56,7 +56,7 @@ func split(name string, pieces ...GGUFPiece) GGUF { return GGUF{name, pieces} }
 // conversion/deepseek.py.
 func rotated(name string, heads Dim) GGUF {
 	return GGUF{Pieces: []GGUFPiece{{name, func(c *config.Config, shape []int) Order {
-		n, width := int64(heads.Size(c)), int64(1)
+		n, width := int64(heads.Size(c, -1)), int64(1)
 		if len(shape) > 1 {
 			width = int64(shape[1])
 		}
@@ -95,6 +95,6 @@ func latentValues(name string) GGUFPiece {
 
 // Dimensions of the column.
 var (
-	queryHeads = Dim{[]string{"num_attention_heads"}, func(c *config.Config) int { return c.NumAttentionHeads }}
-	keyHeads   = Dim{[]string{"num_key_value_heads"}, func(c *config.Config) int { return c.NumKeyValueHeads }}
+	queryHeads = Dim{[]string{"num_attention_heads"}, func(c *config.Config, _ int) int { return c.NumAttentionHeads }}
+	keyHeads   = Dim{[]string{"num_key_value_heads"}, func(c *config.Config, _ int) int { return c.NumKeyValueHeads }}
 )

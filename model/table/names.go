@@ -154,8 +154,8 @@ func (r *room) cut(name string) (pattern []byte, p Place) {
 
 // expertAt returns where in a name the number of a routed expert is, and that; -1 without one.
 func expertAt(name string) (begin, end, expert int) {
-	const experts = ".mlp.experts."
-	begin = strings.LastIndex(name, experts) + len(experts)
+	const experts, published = ".mlp.experts.", ".ffn.experts." // of the same length
+	begin = max(strings.LastIndex(name, experts), strings.LastIndex(name, published)) + len(experts)
 	if begin < len(experts) {
 		return 0, 0, -1
 	}

@@ -10,17 +10,29 @@ import (
 
 // Form returns the stored form in which a checkpoint of c's quantization_config holds the
 // weight. It covers the matrices of attention, MLPs and experts, those of prediction layers too,
-// as DeepSeek-V3 is published, and of indexers but for weights_proj. Embedding, head, gates, norms, biases and what a prediction layer
-// has of its own are plain, and so are the modules that modules_to_not_convert lists.
+// as DeepSeek-V3 is published, of indexers wq_b and wk, and DeepSeek-V4's e_proj and h_proj. Embedding, head, gates,
+// norms, biases, compressors and what else a prediction layer has of its own are plain, and so are the modules that
+// modules_to_not_convert lists.
 func (s Slot) Form(c *config.Config) *tensor.Form {
-	if len(s.Shape) == 2 && !s.Excepted(c) {
-		switch s.Module() {
-		case Attention, DenseMLP, RoutedExperts, SharedExperts:
-			return tensor.FormOf(c.Quantization.Method)
-		case Indexer:
-			if s.Role() != WeightsProj {
-				return tensor.FormOf(c.Quantization.Method)
-			}
+	form := tensor.FormOf(c.Quantization.Method)
+	if len(s.Shape) != 2 || s.Excepted(c) {
+		return tensor.Plain
+	}
+	switch s.Module() {
+	case RoutedExperts:
+		if form == tensor.FP8 && c.Windowed() && c.Quantization.Experts != "fp8" {
+			return tensor.FP4
+		}
+		return form
+	case Attention, DenseMLP, SharedExperts:
+		return form
+	case Indexer:
+		if s.Role() == WQB || s.Role() == WK || s.Role() == QBProj {
+			return form
+		}
+	case MTP:
+		if s.Role() == EProj || s.Role() == HProj {
+			return form
 		}
 	}
 	return tensor.Plain
@@ -29,7 +41,18 @@ func (s Slot) Form(c *config.Config) *tensor.Form {
 // Tensors returns the header entries of the tensors that a checkpoint of c holds the weight in, if
 // plain ones have dtype d: the weight's own first.
 func (s Slot) Tensors(c *config.Config, d tensor.DType) []tensor.Info {
-	return s.Form(c).Tensors(s.Name, s.Shape, d, c.Quantization.Block)
+	switch {
+	case s.Row.Integer():
+		d = tensor.I64
+	case s.Row.Parameter() && c.Windowed():
+		d = tensor.F32
+	}
+	form := s.Form(c)
+	all := form.Tensors(s.Name, s.Shape, d, c.Quantization.Block)
+	if form == tensor.FP8 && c.Windowed() && c.Quantization.PowerOfTwo && c.Quantization.Experts != "fp8" {
+		all[1].DType = tensor.F8E8M0
+	}
+	return all
 }
 
 // Implied yields every tensor that a checkpoint of c holds, and the module of its weight: plain

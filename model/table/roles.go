@@ -40,16 +40,31 @@ const (
 	KNormBias   Role = "k_norm.bias"
 	WeightsProj Role = "weights_proj"
 
+	QANorm       Role = "q_a_norm"
+	KVProj       Role = "kv_proj"
+	KVNorm       Role = "kv_norm"
+	OAProj       Role = "o_a_proj"
+	OBProj       Role = "o_b_proj"
+	Sinks        Role = "sinks"
+	PositionBias Role = "position_bias"
+
+	HCFn    Role = "fn"
+	HCBase  Role = "base"
+	HCScale Role = "scale"
+
 	GateProj Role = "gate_proj"
 	UpProj   Role = "up_proj"
 	DownProj Role = "down_proj"
 
 	Gate                 Role = "gate"
 	EScoreCorrectionBias Role = "e_score_correction_bias"
+	TID2EID              Role = "tid2eid" // experts by token id, integers
 
 	ENorm          Role = "enorm"
 	HNorm          Role = "hnorm"
 	EHProj         Role = "eh_proj"
+	EProj          Role = "e_proj"
+	HProj          Role = "h_proj"
 	SharedHeadNorm Role = "shared_head.norm"
 	SharedHeadHead Role = "shared_head.head"
 )

@@ -21,6 +21,10 @@ type Family struct {
 	// Ignored are tensors of any shape that a checkpoint may hold beyond the table:
 	// values that the reference derives anew.
 	Ignored []Row
+	// Namings are the ways in which files name the weights; nil: as the table does. The first is the one that
+	// checkpoints are published with.
+	Namings []Naming
+	spelled map[string]spelling // by the patterns of Namings
 	// MTP are the rows of a multi-token prediction layer beside those of a decoder
 	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or
 	// leave them out.
@@ -45,8 +49,8 @@ type When struct {
 
 // Dim is a dimension of a weight.
 type Dim struct {
-	Keys []string                   // of config.json: all that Size depends on
-	Size func(c *config.Config) int // number of elements
+	Keys []string                              // of config.json: all that Size depends on
+	Size func(c *config.Config, layer int) int // number of elements; layer is -1 for rows without "{l}"
 }
 
 // Module is the part of the model that a weight belongs to; parameter counts add
@@ -58,6 +62,10 @@ const (
 	Embedding     Module = "embed_tokens"
 	Attention     Module = "self_attn"
 	Indexer       Module = "self_attn.indexer"
+	Compressor    Module = "self_attn.compressor"
+	AttnHC        Module = "attn_hc"
+	FFNHC         Module = "ffn_hc"
+	HCHead        Module = "hc_head"
 	Norms         Module = "norms"
 	DenseMLP      Module = "mlp (dense)"
 	Router        Module = "mlp.gate"
@@ -160,11 +168,11 @@ func (r *Row) stage() string {
 // output of its module, or the gate's logits. "" for a bias.
 func (p Place) Stage() string { return fillHoles(p.Row.stage(), p.Layer, p.Expert) }
 
-// Sizes returns the shape of one weight.
-func (r *Row) Sizes(c *config.Config) []int {
+// Sizes returns the shape of a layer's weight.
+func (r *Row) Sizes(c *config.Config, layer int) []int {
 	shape := make([]int, len(r.Shape))
 	for i, d := range r.Shape {
-		shape[i] = d.Size(c)
+		shape[i] = d.Size(c, layer)
 	}
 	return shape
 }
@@ -175,6 +183,19 @@ func (r *Row) InLayer() string { return strings.TrimPrefix(r.Name, layerPrefix) 
 // LookedUp reports whether the weight is an embedding: only the rows of the input's tokens
 // are read.
 func (r *Row) LookedUp() bool { return r.Role == EmbedTokens }
+
+// Integer reports whether the weight is integers, which nothing casts.
+func (r *Row) Integer() bool { return r.Role == TID2EID }
+
+// Parameter reports whether the weight stays in F32 whatever dtype the model has, as transformers keeps it: what
+// hyper-connections, sinks and biases are made of.
+func (r *Row) Parameter() bool {
+	switch r.Role {
+	case HCFn, HCBase, HCScale, Sinks, PositionBias, EScoreCorrectionBias:
+		return true
+	}
+	return false
+}
 
 // PerLayer reports whether the row stands for a weight of each decoder layer.
 func (r *Row) PerLayer() bool { return strings.Contains(r.Name, layerHole) }

@@ -77,7 +77,8 @@ func variants(c *config.Config, rows []*table.Row) iter.Seq2[string, *config.Con
 					continue
 				}
 				key := keyOf(c, &changed, rows)
-				if string(changed.Value(key)) == "0" || (changed.KVLoraRank > 0) != (c.KVLoraRank > 0) {
+				if string(changed.Value(key)) == "0" || (changed.KVLoraRank > 0) != (c.KVLoraRank > 0) ||
+					changed.Windowed() != c.Windowed() {
 					continue
 				}
 				if !yield(key, &changed) {
@@ -147,7 +148,7 @@ func expansion(p *table.Row, c *config.Config) (n []int) {
 		}
 	}
 	for _, d := range p.Shape {
-		n = append(n, -d.Size(c))
+		n = append(n, -d.Size(c, -1))
 	}
 	return n
 }

@@ -54,7 +54,7 @@ func pointers(rows []Row) []*Row {
 // slots yields the weights of rows, those of the layers first … end-1.
 func slots(rows []*Row, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
-		each := func(p Place) bool { return yield(Slot{p.Row.NameIn(p.Layer, p.Expert), p.Row.Sizes(c), p}) }
+		each := func(p Place) bool { return yield(Slot{p.Row.NameIn(p.Layer, p.Expert), p.Row.Sizes(c, p.Layer), p}) }
 		for rest := rows; len(rest) > 0; {
 			n := leading(rest, (*Row).PerLayer)
 			if !expandLayers(rest[:n], c, first, end, each) {

@@ -114,6 +114,10 @@ func (k *checker) check(s table.Slot) {
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
 	case w.Scaled():
 		k.checkScaled(s, w)
+	case s.Row.Integer():
+		if w.DType != tensor.I64 {
+			k.wrong(s, w, fmt.Sprintf("dtype %s, I64 is expected", w.DType))
+		}
 	default:
 		if _, ok := w.DType.Format(); !ok {
 			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s and the blocks of GGUF", w.DType, computed()))

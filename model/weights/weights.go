@@ -186,7 +186,9 @@ func (e *ScalesError) Error() string {
 // Implied reports whether c implies the stored tensor of that name: it is a weight of the model, a part of
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
-	f, name := table.FamilyOf(c), OwnerOf(Unprefixed(c, stored))
+	f := table.FamilyOf(c)
+	info, part, _ := tensor.PartOf(tensor.Info{Name: Unprefixed(c, stored)}, c.Quantization.Method)
+	name := strings.TrimSuffix(info.Name, part)
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
 		p = table.Place{Row: f.Row(table.RoutedExperts, fused.Roles[0]), Layer: layer}
@@ -240,6 +242,7 @@ type Set struct {
 	misfit map[string]bool // the names of Misfits
 
 	family  *table.Family
+	namings uint   // a bit for each of the family's that has all names
 	experts int    // of a layer
 	method  string // of the config's quantization
 	block   [2]int // rows and columns that share a scale
@@ -261,6 +264,7 @@ var defaultBlock = [2]int{128, 128}
 //	layers.0.…                              the decoder saved without its head: "model." is put before
 //	….mlp.experts.gate_up_proj [E, 2I, H]   all experts in one: taken apart
 //	….weight_scale_inv                      of an FP8 weight: its Scales; see tensor.Form
+//	layers.0.attn.wq_a.weight               names of other files: see table.Naming
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
@@ -271,6 +275,11 @@ func New(c *config.Config, h Headers) *Set {
 		s.block = defaultBlock
 	}
 	prefix := missingPrefix(h)
+	if s.family.Namings != nil {
+		s.spell(c, h)
+		s.linkScales()
+		return s
+	}
 	for stored := range h.Tensors() {
 		info := stored
 		if info.Name = Unprefixed(c, info.Name); !strings.HasPrefix(info.Name, "lm_head.") {
@@ -282,9 +291,68 @@ func New(c *config.Config, h Headers) *Set {
 	return s
 }
 
-// Unprefixed returns the name of a stored tensor without the prefix that c gives the language
-// model's. Other names stay.
+// spell takes the tensors of h, whose names are those of one of the family's namings. Names that only other namings
+// than the first ones' have are misfits.
+func (s *Set) spell(c *config.Config, h Headers) {
+	s.namings = 1<<len(s.family.Namings) - 1
+	first := map[uint]string{} // a tensor with names of these namings
+	for stored := range h.Tensors() {
+		info := stored
+		name, namings := s.family.Spell(c, stored.Name)
+		info.Name = name
+		if namings != 0 && s.namings&namings == 0 {
+			s.refuse(stored, s.otherNaming(namings, first))
+			continue
+		}
+		if namings != 0 {
+			s.namings &= namings
+			if _, known := first[namings]; !known {
+				first[namings] = stored.Name
+			}
+		}
+		s.take(info, stored.Name)
+	}
+}
+
+// otherNaming says which tensor has a name of another naming; first has one for each set of namings so far.
+func (s *Set) otherNaming(namings uint, first map[uint]string) string {
+	for _, others := range slices.Sorted(maps.Keys(first)) {
+		if others&namings == 0 {
+			return fmt.Sprintf("the name is %s, but that of %s is %s", s.namesOf(namings), text.Quote(first[others]),
+				s.namesOf(others))
+		}
+	}
+	return fmt.Sprintf("the name is %s, but the other tensors' names are %s", s.namesOf(namings), s.namesOf(s.namings))
+}
+
+// namesOf lists namings: "published or save_pretrained's".
+func (s *Set) namesOf(namings uint) string {
+	var names []string
+	for i, n := range s.family.Namings {
+		if namings&(1<<i) != 0 {
+			names = append(names, n.Name)
+		}
+	}
+	return strings.Join(names, " or ")
+}
+
+// Naming returns how the checkpoint names its weights; nil if the family has no namings.
+func (s *Set) Naming() *table.Naming {
+	for i := range s.family.Namings {
+		if s.namings&(1<<i) != 0 {
+			return &s.family.Namings[i]
+		}
+	}
+	return nil
+}
+
+// Unprefixed returns the table's name of a stored tensor: without the prefix that c gives the language
+// model's, and of the family's own where files call it otherwise. Other names stay.
 func Unprefixed(c *config.Config, stored string) string {
+	if f := table.FamilyOf(c); f.Namings != nil {
+		name, _ := f.Spell(c, stored)
+		return name
+	}
 	if name, cut := strings.CutPrefix(stored, c.Prefix()); cut && table.InModel(name) {
 		return name
 	}
@@ -295,6 +363,9 @@ func Unprefixed(c *config.Config, stored string) string {
 func (s *Set) take(info tensor.Info, stored string) {
 	named := info
 	info, part, form := tensor.PartOf(info, s.method)
+	if part != "" && s.family.Namings != nil && s.family.Place(named.Name).Row != nil { // attn_hc.scale is a weight
+		info, part = named, ""
+	}
 	owner := strings.TrimSuffix(info.Name, part)
 	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, form: form}
 	if info.Name != named.Name || info.DType != named.DType {

@@ -1,0 +1,186 @@
+package table
+
+import "dsmoe/config"
+
+// familyV4 is the table of DeepSeek-V4. Its names are transformers'; published files have others, see Naming.
+var familyV4 = Family{
+	ModelTypes: []string{"deepseek_v4"},
+	Rows:       rowsOf(v4Rows),
+	MTP:        rowsOf(v4MTP),
+	Namings:    v4Namings(),
+	spelled:    spellings(v4Namings()),
+}
+
+// published is a row and the name that published files have for its weight.
+type published struct {
+	Row
+	as string
+}
+
+func rowsOf(list []published) (rows []Row) {
+	for _, p := range list {
+		rows = append(rows, p.Row)
+	}
+	return rows
+}
+
+const v4Layer, v4Attn = "model.layers.{l}.", "model.layers.{l}.self_attn."
+
+// v4Rows are DeepseekV4ForCausalLM.
+var v4Rows = []published{
+	{Row{"model.embed_tokens.weight", Embedding, EmbedTokens, nil, []Dim{vocab, hidden}, GGUF{}}, "embed.weight"},
+
+	{Row{v4Attn + "q_a_proj.weight", Attention, QAProj, nil, []Dim{qRank, hidden}, GGUF{}}, "attn.wq_a.weight"},
+	{Row{v4Attn + "q_a_norm.weight", Norms, QANorm, nil, []Dim{qRank}, GGUF{}}, "attn.q_norm.weight"},
+	{Row{v4Attn + "q_b_proj.weight", Attention, QBProj, nil, []Dim{sharedQueries, qRank}, GGUF{}}, "attn.wq_b.weight"},
+	{Row{v4Attn + "kv_proj.weight", Attention, KVProj, nil, []Dim{headWidth, hidden}, GGUF{}}, "attn.wkv.weight"},
+	{Row{v4Attn + "kv_norm.weight", Norms, KVNorm, nil, []Dim{headWidth}, GGUF{}}, "attn.kv_norm.weight"},
+	{Row{v4Attn + "o_a_proj.weight", Attention, OAProj, nil, []Dim{groupedRanks, groupQueries}, GGUF{}},
+		"attn.wo_a.weight"},
+	{Row{v4Attn + "o_b_proj.weight", Attention, OBProj, nil, []Dim{hidden, groupedRanks}, GGUF{}}, "attn.wo_b.weight"},
+	{Row{v4Attn + "sinks", Attention, Sinks, nil, []Dim{queryHeads}, GGUF{}}, "attn.attn_sink"},
+
+	{Row{v4Attn + "compressor.kv_proj.weight", Compressor, KVProj, entries, []Dim{entryWidths, hidden}, GGUF{}},
+		"attn.compressor.wkv.weight"},
+	{Row{v4Attn + "compressor.gate_proj.weight", Compressor, GateProj, entries, []Dim{entryWidths, hidden}, GGUF{}},
+		"attn.compressor.wgate.weight"},
+	{Row{v4Attn + "compressor.position_bias", Compressor, PositionBias, entries, []Dim{rate, entryWidths}, GGUF{}},
+		"attn.compressor.ape"},
+	{Row{v4Attn + "compressor.kv_norm.weight", Compressor, KVNorm, entries, []Dim{headWidth}, GGUF{}},
+		"attn.compressor.norm.weight"},
+
+	{Row{v4Attn + "compressor.indexer.q_b_proj.weight", Indexer, QBProj, sparse, []Dim{indexQueries, qRank}, GGUF{}},
+		"attn.indexer.wq_b.weight"},
+	{Row{v4Attn + "compressor.indexer.scorer.weights_proj.weight", Indexer, WeightsProj, sparse, []Dim{indexHeads, hidden},
+		GGUF{}}, "attn.indexer.weights_proj.weight"},
+	{Row{v4Attn + "compressor.indexer.kv_proj.weight", Indexer, KVProj, sparse, []Dim{twoIndexWidths, hidden}, GGUF{}},
+		"attn.indexer.compressor.wkv.weight"},
+	{Row{v4Attn + "compressor.indexer.gate_proj.weight", Indexer, GateProj, sparse, []Dim{twoIndexWidths, hidden}, GGUF{}},
+		"attn.indexer.compressor.wgate.weight"},
+	{Row{v4Attn + "compressor.indexer.position_bias", Indexer, PositionBias, sparse, []Dim{sparseRate, twoIndexWidths},
+		GGUF{}}, "attn.indexer.compressor.ape"},
+	{Row{v4Attn + "compressor.indexer.kv_norm.weight", Indexer, KVNorm, sparse, []Dim{indexWidth}, GGUF{}},
+		"attn.indexer.compressor.norm.weight"},
+
+	{Row{v4Layer + "mlp.experts.{e}.gate_proj.weight", RoutedExperts, GateProj, nil, []Dim{expertFF, hidden}, GGUF{}},
+		"ffn.experts.{e}.w1.weight"},
+	{Row{v4Layer + "mlp.experts.{e}.up_proj.weight", RoutedExperts, UpProj, nil, []Dim{expertFF, hidden}, GGUF{}},
+		"ffn.experts.{e}.w3.weight"},
+	{Row{v4Layer + "mlp.experts.{e}.down_proj.weight", RoutedExperts, DownProj, nil, []Dim{hidden, expertFF}, GGUF{}},
+		"ffn.experts.{e}.w2.weight"},
+
+	{Row{v4Layer + "mlp.gate.weight", Router, Gate, nil, []Dim{routed, hidden}, GGUF{}}, "ffn.gate.weight"},
+	{Row{v4Layer + "mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias, scored, []Dim{routed}, GGUF{}},
+		"ffn.gate.bias"},
+	{Row{v4Layer + "mlp.gate.tid2eid", Router, TID2EID, hashed, []Dim{vocab, chosenExperts}, GGUF{}},
+		"ffn.gate.tid2eid"},
+
+	{Row{v4Layer + "mlp.shared_experts.gate_proj.weight", SharedExperts, GateProj, nil, []Dim{sharedFF, hidden}, GGUF{}},
+		"ffn.shared_experts.w1.weight"},
+	{Row{v4Layer + "mlp.shared_experts.up_proj.weight", SharedExperts, UpProj, nil, []Dim{sharedFF, hidden}, GGUF{}},
+		"ffn.shared_experts.w3.weight"},
+	{Row{v4Layer + "mlp.shared_experts.down_proj.weight", SharedExperts, DownProj, nil, []Dim{hidden, sharedFF}, GGUF{}},
+		"ffn.shared_experts.w2.weight"},
+
+	{Row{v4Layer + "input_layernorm.weight", Norms, InputLayernorm, nil, []Dim{hidden}, GGUF{}}, "attn_norm.weight"},
+	{Row{v4Layer + "post_attention_layernorm.weight", Norms, PostAttentionLayernorm, nil, []Dim{hidden}, GGUF{}},
+		"ffn_norm.weight"},
+
+	{Row{v4Layer + "attn_hc.fn", AttnHC, HCFn, nil, []Dim{mixings, allStreams}, GGUF{}}, "hc_attn_fn"},
+	{Row{v4Layer + "attn_hc.base", AttnHC, HCBase, nil, []Dim{mixings}, GGUF{}}, "hc_attn_base"},
+	{Row{v4Layer + "attn_hc.scale", AttnHC, HCScale, nil, []Dim{three}, GGUF{}}, "hc_attn_scale"},
+	{Row{v4Layer + "ffn_hc.fn", FFNHC, HCFn, nil, []Dim{mixings, allStreams}, GGUF{}}, "hc_ffn_fn"},
+	{Row{v4Layer + "ffn_hc.base", FFNHC, HCBase, nil, []Dim{mixings}, GGUF{}}, "hc_ffn_base"},
+	{Row{v4Layer + "ffn_hc.scale", FFNHC, HCScale, nil, []Dim{three}, GGUF{}}, "hc_ffn_scale"},
+
+	{Row{"model.norm.weight", Norms, Norm, nil, []Dim{hidden}, GGUF{}}, "norm.weight"},
+	{Row{"model.hc_head.hc_fn", HCHead, HCFn, nil, []Dim{streams, allStreams}, GGUF{}}, "hc_head_fn"},
+	{Row{"model.hc_head.hc_base", HCHead, HCBase, nil, []Dim{streams}, GGUF{}}, "hc_head_base"},
+	{Row{"model.hc_head.hc_scale", HCHead, HCScale, nil, []Dim{one}, GGUF{}}, "hc_head_scale"},
+	{Row{"lm_head.weight", Head, LMHead, untied, []Dim{vocab, hidden}, GGUF{}}, "head.weight"},
+}
+
+// v4MTP are a prediction layer's beside those of a decoder layer without entries and tid2eid. Its embedding and head
+// are the model's. The reference leaves it out.
+var v4MTP = []published{
+	{Row{v4Layer + "e_proj.weight", MTP, EProj, nil, []Dim{hidden, hidden}, GGUF{}}, "e_proj.weight"},
+	{Row{v4Layer + "h_proj.weight", MTP, HProj, nil, []Dim{hidden, hidden}, GGUF{}}, "h_proj.weight"},
+	{Row{v4Layer + "enorm.weight", MTP, ENorm, nil, []Dim{hidden}, GGUF{}}, "enorm.weight"},
+	{Row{v4Layer + "hnorm.weight", MTP, HNorm, nil, []Dim{hidden}, GGUF{}}, "hnorm.weight"},
+	{Row{v4Layer + "norm.weight", MTP, Norm, nil, []Dim{hidden}, GGUF{}}, "norm.weight"},
+	{Row{v4Layer + "hc_head.hc_fn", MTP, HCFn, nil, []Dim{streams, allStreams}, GGUF{}}, "hc_head_fn"},
+	{Row{v4Layer + "hc_head.hc_base", MTP, HCBase, nil, []Dim{streams}, GGUF{}}, "hc_head_base"},
+	{Row{v4Layer + "hc_head.hc_scale", MTP, HCScale, nil, []Dim{one}, GGUF{}}, "hc_head_scale"},
+}
+
+// v4Namings are the names of published files, transformers' own, and the mixture that save_pretrained writes: those of
+// published files behind "model.", with some of transformers'. Other tools write the published ones behind "model.".
+// Prediction layers, which transformers does not have, keep their published names.
+func v4Namings() []Naming {
+	plain, own, saved, prefixed := map[string]string{}, map[string]string{}, map[string]string{}, map[string]string{}
+	for _, p := range v4Rows {
+		name, of := p.Name, p.as
+		if p.PerLayer() {
+			of = "layers.{l}." + of
+		}
+		plain[name], own[name], saved[name], prefixed[name] = of, name, "model."+of, "model."+of
+		switch {
+		case p.Module == Embedding || p.Module == HCHead:
+			saved[name] = name
+		case p.Module == Head:
+			saved[name] = of
+		case p.Module == Norms && p.Role == KVNorm:
+			saved[name] = "model.layers.{l}.attn.norm.weight"
+		}
+	}
+	predicted := map[string]string{}
+	for _, p := range append(append([]published{}, v4Rows...), v4MTP...) {
+		if p.PerLayer() {
+			predicted[p.Name] = "mtp.{l}." + p.as
+		}
+	}
+	behind := map[string]string{}
+	for name, of := range predicted {
+		behind[name] = "model." + of
+	}
+	return []Naming{
+		{Name: "published", names: plain, predicted: predicted, published: true},
+		{Name: "transformers", names: own, predicted: predicted, Fuses: true},
+		{Name: "save_pretrained's", names: saved, predicted: predicted, published: true},
+		{Name: "published behind model.", names: prefixed, predicted: behind, published: true},
+	}
+}
+
+// Conditions of the table: what entries a layer has.
+var (
+	attentionTypes = []string{"layer_types"}
+
+	entries = &When{attentionTypes, func(c *config.Config, l int) bool { return c.CompressRate(l) > 0 }}
+	sparse  = &When{attentionTypes, (*config.Config).Overlaps}
+)
+
+// Dimensions of windowed attention and of hyper-connections.
+var (
+	headWidth   = Dim{[]string{"head_dim"}, func(c *config.Config, _ int) int { return c.VHeadDim }}
+	entryWidths = Dim{[]string{"layer_types", "head_dim"}, func(c *config.Config, l int) int {
+		if c.Overlaps(l) {
+			return 2 * c.VHeadDim
+		}
+		return c.VHeadDim
+	}}
+	sharedQueries = Dim{[]string{"num_attention_heads", "head_dim"},
+		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim }}
+	groupedRanks = Dim{[]string{"o_groups", "o_lora_rank"}, func(c *config.Config, _ int) int { return c.OGroups * c.OLoraRank }}
+	groupQueries = Dim{[]string{"num_attention_heads", "head_dim", "o_groups"},
+		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim / c.OGroups }}
+	rate           = Dim{[]string{"layer_types", "compress_rates"}, (*config.Config).CompressRate}
+	sparseRate     = Dim{[]string{"compress_rates"}, func(c *config.Config, _ int) int { return c.CompressRateCSA }}
+	twoIndexWidths = Dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return 2 * c.IndexHeadDim }}
+	chosenExperts  = Dim{[]string{"num_experts_per_tok"}, func(c *config.Config, _ int) int { return c.NumExpertsPerTok }}
+
+	streams    = Dim{[]string{"hc_mult"}, func(c *config.Config, _ int) int { return c.HCMult }}
+	mixings    = Dim{[]string{"hc_mult"}, func(c *config.Config, _ int) int { return (2 + c.HCMult) * c.HCMult }}
+	allStreams = Dim{[]string{"hc_mult", "hidden_size"}, func(c *config.Config, _ int) int { return c.HCMult * c.HiddenSize }}
+	one        = Dim{nil, func(*config.Config, int) int { return 1 }}
+	three      = Dim{nil, func(*config.Config, int) int { return 3 }}
+)
