@@ -9,7 +9,7 @@ turn, so that never more than one decoder layer is in memory, and of a mixture o
 expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
-for transformers' classes (V2, V3, V3.2, GLM-4.7-Flash, GLM-5, A.X-K1; Python 3.10 or later):
+for transformers' classes (V2, V3, V3.2, V4, GLM-4.7-Flash, GLM-5, A.X-K1; Python 3.10 or later):
   pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
 for the published code of the first DeepSeekMoE and of DeepSeek-VL2 (Python 3.8 to 3.12; VL2's needs einops, too):
   pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
@@ -67,9 +67,9 @@ TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
 KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
     "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "AXK1ForCausalLM", "DeepseekV32ForCausalLM",
-               "GlmMoeDsaForCausalLM"],
+               "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"],
 }
-INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"]  # of these, classes with an indexer
+INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"]  # of these, classes with an indexer
 
 # Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
 # reference that it has.
@@ -80,21 +80,30 @@ WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 FP8 = torch.float8_e4m3fn
+FP4 = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6])  # E2M1, two to a byte of I8
+FP4_GROUP = 32  # elements of a row that share a scale
 
 # Kinds of stages: names without "model.layers.N.", the number of an expert being *.
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
-               "kv_a_layernorm", "kv_b_proj", "o_proj"]
+               "kv_a_layernorm", "kv_b_proj", "o_proj", "q_a_norm", "kv_proj", "kv_norm", "o_a_proj"]
 INDEXER = ["wq_b", "wk", "k_norm", "weights_proj"]
+COMPRESSOR = ["kv_proj", "gate_proj", "kv_norm"]
 HEAD = ["model.norm.output", "lm_head.output"]
+STREAMS = ["model.hc_head.pre", "model.hc_head.output"]  # before HEAD, where the residual is several streams
 STANDARD = [
-    "model.embed_tokens.output", *HEAD, "loss",
-    "input_layernorm.output", *(f"self_attn.{p}.output" for p in PROJECTIONS), "self_attn.o_proj.input",
+    "model.embed_tokens.output", *STREAMS, *HEAD, "loss",
+    *(f"{hc}.{s}" for hc in ("attn_hc", "ffn_hc") for s in ("pre", "post", "comb", "collapsed")), "ffn_hc.input",
+    "input_layernorm.output", *(f"self_attn.{p}.output" for p in PROJECTIONS), "self_attn.o_proj.input", "self_attn.o_a_proj.input",
     *(f"self_attn.indexer.{m}.output" for m in INDEXER), *(f"self_attn.indexer.{s}" for s in ("q", "k", "scores", "topk_idx")),
-    "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
+    *(f"self_attn.compressor.{m}.output" for m in COMPRESSOR), "self_attn.compressor.entries",
+    *(f"self_attn.compressor.indexer.{m}.output" for m in ("q_b_proj", *COMPRESSOR, "scorer.weights_proj")),
+    *(f"self_attn.compressor.indexer.{s}" for s in ("q", "entries", "scores", "topk_idx")),
+    *(f"self_attn.{s}" for s in ("query", "kv", "context")), "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
 ]
-ROTARY = ["model.rotary_emb.cos", "model.rotary_emb.sin"]  # in BF16 and F16 recorded with the standard stages
+# In BF16 and F16 recorded with the standard stages; V4 has a table for sliding windows and one for compressed keys.
+ROTARY = [f"model.rotary_emb.{kind}{t}" for kind in ("", "main.", "compress.") for t in ("cos", "sin")]
 INNER = [
     *(f"mlp.{m}{s}" for m in ("", "shared_experts.", "experts.*.")
       for s in ("gate_proj.output", "up_proj.output", "down_proj.input")),
@@ -226,6 +235,23 @@ class Checkpoint:
         if not self.where:
             raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
+        self.native = self.native_names() if self.config.get("model_type") == "deepseek_v4" else {}
+
+    def native_names(self):
+        """Stored names by those of transformers' modules, which has renamings for published and for saved names."""
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, apply_renamings
+        renamings = [r for r in get_checkpoint_conversion_mapping("deepseek_v4") if isinstance(r, WeightRenaming)]
+        native, problems = {}, []
+        for stored in self.where:
+            name = apply_renamings(stored.removeprefix("model."), renamings)
+            for short, part in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+                name = name.replace(f".{short}.", f".{part}.")
+            first = native.setdefault(name if name.startswith("lm_head.") else "model." + name, stored)
+            if first != stored:
+                problems.append(f"{self.path}: {first} and {stored} are the same weight")
+        together(problems)
+        return native
 
     def at(self, file):
         return os.path.join(self.path, file)
@@ -282,7 +308,8 @@ class Checkpoint:
 
     def resolve(self, name):
         """The stored name of a tensor: a base model's names lack "model.", others have a prefix."""
-        return next((n for n in (name, self.prefix + name, name.removeprefix("model.")) if n in self.where), name)
+        names = (name, self.prefix + name, name.removeprefix("model."), self.native.get(name))
+        return next((n for n in names if n in self.where), name)
 
     def layers(self):
         """The numbers of the layers that it holds weights of."""
@@ -305,16 +332,24 @@ class Checkpoint:
         if name not in header:
             return f"{self.at(file)}: there is no tensor {name}, though {self.index} says so"
         shape, dtype = header[name]
+        if dtype == "I8":
+            shape = [*shape[:-1], 2 * shape[-1]]
         if shape != want:
             return f"{self.at(file)}: {name}: shape {shape}, the reference has {want}"
-        if dtype == "F8_E4M3":
-            scales = name + "_scale_inv"
-            if self.block is None or self.resolve(scales) not in self.where:
-                return f"{self.at(file)}: {name}: FP8 without {scales}, or without quantization_config in config.json"
-            return self.problem(scales, [math.ceil(n / b) for n, b in zip(shape, self.block)])
-        if dtype not in ("F32", "BF16", "F16"):
-            return f"{self.at(file)}: {name}: dtype {dtype}: this reads F32, BF16, F16 and F8_E4M3 with scales"
+        if dtype in ("F8_E4M3", "I8"):
+            scales = self.scales(name)
+            if self.block is None or scales not in self.where:
+                return f"{self.at(file)}: {name}: {dtype} without {scales}, or without quantization_config in config.json"
+            return self.problem(scales, [math.ceil(n / b) for n, b in zip(shape, self.block if dtype != "I8" else [1, FP4_GROUP])])
+        wanted = ["I64"] if name.endswith(".tid2eid") else ["F32", "BF16", "F16"] + ["F8_E8M0"] * name.endswith("scale")
+        if dtype not in wanted:
+            return f"{self.at(file)}: {name}: dtype {dtype}: this reads {', '.join(wanted)}, and F8_E4M3 and FP4 in I8 with scales"
         return None
+
+    def scales(self, name):
+        """The stored name of the scales of a quantised tensor: V4's, or what all others have."""
+        v4 = name.removesuffix("weight") + "scale"
+        return v4 if v4 in self.where else self.resolve(name + "_scale_inv")
 
     def read(self, name, part=None):
         """A tensor as it is stored, or one expert's part of it."""
@@ -336,7 +371,9 @@ class Checkpoint:
         """A weight as the reference has it: dequantised in float32, then cast."""
         t = self.read(name, part)
         thing = f"{self.at(self.where[self.resolve(name)])}: {name}"
-        if t.dtype == FP8:
+        if t.dtype == torch.int64:
+            return t
+        if t.dtype in (FP8, torch.int8):
             t = self.dequantise(t, name, part)
         cast = t.to(dtype)
         if not torch.isfinite(cast).all():
@@ -346,9 +383,13 @@ class Checkpoint:
         return cast
 
     def dequantise(self, q, name, part):
-        """float(q) * weight_scale_inv, one scale for each block."""
-        s = self.read(name + "_scale_inv", part).float()
-        s = s.repeat_interleave(self.block[0], 0)[: q.shape[0]].repeat_interleave(self.block[1], 1)[:, : q.shape[1]]
+        """float(q) * its scale: one for each block of FP8, for each group of FP4."""
+        block = self.block
+        if q.dtype == torch.int8:
+            block, low = [1, FP4_GROUP], q.view(torch.uint8).long()
+            q = FP4[torch.stack((low & 15, low >> 4), -1).flatten(-2)]
+        s = self.read(self.scales(self.resolve(name)), part).float()
+        s = s.repeat_interleave(block[0], 0)[: q.shape[0]].repeat_interleave(block[1], 1)[:, : q.shape[1]]
         return q.float() * s
 
     def hashes(self, progress):
@@ -477,6 +518,7 @@ class Reference:
     def check(self, a, checkpoint):
         problems, versions = [], tuple(m.__version__.split("+")[0] for m in (torch, transformers))
         name = self.architecture(checkpoint)
+        v4 = name == "DeepseekV4ForCausalLM"
         if name not in KNOWN["remote"] + KNOWN["native"]:
             raise Trouble(f"{checkpoint.at('config.json')}: architectures {name}: this records "
                           f"{', '.join(sorted(set(KNOWN['remote'] + KNOWN['native'])))}")
@@ -501,7 +543,11 @@ class Reference:
         if name in INDEXED and a.dtype == "float16":
             problems.append(f"--dtype float16: {name} keeps weights_proj in float32 then: dsmoe verifies float32 and bfloat16")
         if name in INDEXED and a.attn != "eager":
-            problems.append(f"--attn {a.attn}: the scores of {name}'s indexer are infinite then: dsmoe verifies eager attention")
+            why = "transformers has no other attention for it than eager" if v4 else "the scores of its indexer are infinite then"
+            problems.append(f"--attn {a.attn}: {name}: {why}: dsmoe verifies eager attention")
+        if v4 and a.cast:
+            problems.append(f"--cast: {name}: transformers keeps norms, sinks and hyper-connections in float32: dsmoe verifies what "
+                            "from_pretrained(dtype) makes")
         if a.mtp and (self.kind, name) != ("native", "DeepseekV3ForCausalLM"):
             problems.append("--mtp: with transformers' DeepseekV3ForCausalLM only")
         together(problems)
@@ -567,6 +613,9 @@ class Reference:
         """Makes the layer's own rotary tables, where a reference has one in each layer."""
         if not self.one_rotary:
             layer.self_attn.rotary_emb = self.real(lambda: layer.self_attn._init_rope() or layer.self_attn.rotary_emb)
+        for module in list(layer.modules()) if self.one_rotary else []:
+            if hasattr(module, "rotary_emb"):  # a compressor's or its indexer's
+                module.rotary_emb = self.real(lambda: type(module.rotary_emb)(self.config))
 
     def dtype_of(self, name):
         """The dtype that the reference keeps a weight in."""
@@ -587,6 +636,9 @@ class Reference:
             told["experts_implementation"] = "eager"
         if checkpoint.block:
             told["weights"] = "dequantised to f32 as float(q) * weight_scale_inv per {}x{} block".format(*checkpoint.block)
+            if checkpoint.native:
+                told["weights"] = ("dequantised to f32 as float(q) * scale per {}x{} block in FP8, per {} of a row in FP4"
+                                   .format(*checkpoint.block, FP4_GROUP))
             if self.dtype != torch.float32:
                 told["weights"] += f", then cast to {a.dtype}"
         if a.mtp:
@@ -740,6 +792,8 @@ class Recorder:
 
     def keep(self, name, tensor):
         kind = kind_of(name)
+        if tensor.numel() == 0:  # a compressor's that sees less than one window
+            return
         self.seen[kind] = None
         if not self.wanted(kind):
             return
@@ -802,6 +856,8 @@ class Watch(TorchFunctionMode):
         self.expert = None  # number, part and weight of the stacked expert in use
         self.rows = None  # order of the expert's rows that makes its tokens ascend
         self.indexer, self.index_scores = "", None  # "model.layers.3.self_attn.indexer" while it runs; what it chooses by
+        self.attention, self.products = "", 0  # "model.layers.3.self_attn" while V4's multiplies; its products so far
+        self.mixing = ""  # "model.layers.3.attn_hc" while it runs
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -809,7 +865,23 @@ class Watch(TorchFunctionMode):
             self.call(func, getattr(func, "__name__", ""), args, out)
         elif self.indexer:
             self.index(getattr(func, "__name__", ""), args)
+        elif self.attention and getattr(func, "__name__", "") == "matmul":
+            self.attend(*args, out)
+        elif self.mixing and getattr(func, "__name__", "") == "unsqueeze":
+            self.recorder.take(self.mixing + ".pre", args[0])
         return out
+
+    def begin_attention(self, name):
+        self.attention, self.products = name, 0
+
+    def attend(self, a, b, out):
+        """Takes the operands of the first product [batch, heads, seq, head_dim], of keys the tokens' own, and what the second gives."""
+        if self.products == 0:
+            self.recorder.take(self.attention + ".query", a, lambda t: t.transpose(1, 2))
+            self.recorder.take(self.attention + ".kv", b, lambda t: t[:, 0, :, :a.shape[2]].transpose(1, 2))
+        else:
+            self.recorder.take(self.attention + ".context", out, lambda t: t.transpose(1, 2))
+        self.products += 1
 
     def index(self, name, args):
         """Takes what an indexer multiplies, and what it chooses by."""
@@ -859,11 +931,11 @@ class Watch(TorchFunctionMode):
 
     def begin_expert(self, number, x):
         """Finds which token each row of the expert's input is."""
-        tokens = (self.choice == number).any(-1).nonzero().flatten()
+        tokens, rows = (self.choice == number).any(-1).nonzero().flatten(), int((self.choice == number).sum())
         want = self.hidden[tokens]
-        if len(tokens) != len(x):
-            raise Trouble(f"{self.base}experts.{number}: the reference gives it {len(x)} tokens, topk_idx {len(tokens)}")
-        self.rows = torch.arange(len(x), device=x.device)
+        if rows != len(x):  # of a hash table a token may have an expert twice
+            raise Trouble(f"{self.base}experts.{number}: the reference gives it {len(x)} rows, topk_idx {rows}")
+        self.rows = torch.arange(len(tokens), device=x.device)
         if torch.equal(want, x):
             return
         free = list(range(len(x)))
@@ -879,7 +951,7 @@ class Watch(TorchFunctionMode):
         if len(rows):
             self.recorder.take(f"{self.base}experts.{number}.{what}", t, lambda t: t[rows])
 
-    def gate(self, output):
+    def gate(self, output, biased):
         """Takes what a gate gave: the choice, its weights, the logits, the auxiliary loss."""
         self.gating = False
         parts = [t for t in output if isinstance(t, torch.Tensor)]
@@ -893,17 +965,19 @@ class Watch(TorchFunctionMode):
         for t in parts:
             if t.numel() == 1 and t is not weight and t.is_floating_point() and t.dim() == 0:
                 self.recorder.take(name + ".aux_loss", t, lambda t: t.reshape(1))
-        self.smallest_gaps(name)
+        self.smallest_gaps(name, biased)
         self.logits, self.scores = None, []
 
-    def smallest_gaps(self, name):
+    def smallest_gaps(self, name, biased):
         """Notes the smallest distance over the tokens between the last choice that was taken and the
         first that was not: of logits, of the scores that were compared, of groups' worths."""
         flat = [(s, k) for s, k in self.scores if s.dim() == 2]
+        if not flat:  # the token alone decides
+            return
         self.gap("router_score_gap_min", name, *flat[-1])
         if len(flat) > 1:
             self.gap("router_group_gap_min", name, *flat[0])
-        if len(self.scores) == 1:  # the scores have the order of the logits
+        if len(self.scores) == 1 and not biased:  # the scores have the order of the logits
             self.gap("router_gap_min", name, self.logits, flat[-1][1])
 
     def gap(self, field, name, scores, k):
@@ -940,6 +1014,8 @@ class Hooks:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             self.output(getattr(layer, norm), f"{name}.{norm}.output")
         self.attention(layer.self_attn, name + ".self_attn")
+        for hc in ("attn_hc", "ffn_hc") if hasattr(layer, "attn_hc") else ():
+            self.mixes(getattr(layer, hc), f"{name}.{hc}")
         mlp = layer.mlp
         if hasattr(mlp, "experts"):
             self.mixture(mlp, name + ".mlp.")
@@ -964,12 +1040,63 @@ class Hooks:
         for p in PROJECTIONS:
             if getattr(attn, p, None) is not None:
                 self.output(getattr(attn, p), f"{name}.{p}.output")
+        if hasattr(attn, "sinks"):
+            return self.shared_keys(attn, name)
         if getattr(attn, "indexer", None) is not None:
             self.indexes(attn.indexer, name + ".indexer")
         self.before(attn.o_proj, lambda x: self.recorder.take(name + ".o_proj.input", x))
         self.after(attn, lambda out: self.attended(name, out))
         if self.rotary:
             self.after(attn.rotary_emb, self.rotary)
+
+    def shared_keys(self, attn, name):
+        """V4's attention, whose queries, keys and context no module gives, and its compressor."""
+        w = self.watch
+        self.before(attn, lambda x: w.begin_attention(name))
+        self.before(attn.o_a_proj, lambda x: self.recorder.take(name + ".o_a_proj.input", x))
+        self.output(attn, name + ".output")
+        self.after(attn, lambda out: w.begin_attention(""))
+        c = attn.compressor
+        if c is None:
+            return
+        self.before(c, lambda x: w.begin_attention(""))
+        self.after(c, lambda out: w.begin_attention(name))
+        self.compresses(c, name + ".compressor")
+        self.after(c, lambda out: self.recorder.take(name + ".compressor.entries", out[0], lambda t: t.squeeze(1)))
+        if hasattr(c, "indexer"):
+            self.compresses(c.indexer, name + ".compressor.indexer")
+            self.chooses(c.indexer, name + ".compressor.indexer")
+
+    def compresses(self, module, name):
+        for m in COMPRESSOR:
+            self.output(getattr(module, m), f"{name}.{m}.output")
+
+    def chooses(self, indexer, name):
+        """Takes the scores of all entries, those to come too, and the choice ascending; -1, last, stands for less to choose from."""
+        self.output(indexer.q_b_proj, name + ".q_b_proj.output")
+        self.output(indexer.scorer.weights_proj, name + ".scorer.weights_proj.output")
+
+        def scored(module, args, out):
+            for stage, t in zip(("q", "entries", "scores"), (*args[:2], out)):
+                self.recorder.take(f"{name}.{stage}", t)
+
+        self.handles.append(indexer.scorer.register_forward_hook(scored))
+        last = torch.iinfo(torch.int64).max
+        ascending = lambda t: t.masked_fill(t < 0, last).sort(-1).values
+        self.after(indexer, lambda out: self.recorder.take(name + ".topk_idx", ascending(out), lambda t: t.masked_fill(t == last, -1)))
+
+    def mixes(self, hc, name):
+        """A hyper-connection: what it mixes the streams with, and the one that they become."""
+        if name.endswith("ffn_hc"):
+            self.before(hc, lambda x: self.recorder.take(name + ".input", x))
+        self.before(hc, lambda x: setattr(self.watch, "mixing", name))
+
+        def mixed(out):
+            self.watch.mixing = ""
+            for stage, t in zip(("post", "comb", "collapsed"), out):
+                self.recorder.take(f"{name}.{stage}", t)
+
+        self.after(hc, mixed)
 
     def indexes(self, indexer, name):
         for m in INDEXER:
@@ -1005,7 +1132,7 @@ class Hooks:
 
         self.before(moe, begin)
         self.before(moe.gate, lambda x: setattr(w, "gating", True))
-        self.after(moe.gate, w.gate)
+        self.after(moe.gate, lambda out: w.gate(out, hasattr(moe.gate, "e_score_correction_bias")))
         if getattr(moe, "shared_experts", None) is not None:
             self.mlp(moe.shared_experts, base + "shared_experts.")
             self.after(moe.shared_experts, shared)
@@ -1176,6 +1303,17 @@ class Skipped(torch.nn.Module):
         return (hidden_states,) if self.tuple_like else hidden_states
 
 
+class Blank(torch.nn.Module):
+    """Stands for an embedding that no recorded layer sees."""
+
+    def __init__(self, reference):
+        super().__init__()
+        self.size, self.dtype = reference.config.hidden_size, reference.dtype
+
+    def forward(self, ids):
+        return torch.zeros(*ids.shape, self.size, dtype=self.dtype, device=ids.device)
+
+
 class Replay(torch.autograd.Function):
     """A layer in training: forward without a graph, backward by running it again with one, so
     that one layer's weights are in memory at a time."""
@@ -1206,15 +1344,17 @@ class Run:
         self.model, self.base = reference.model, reference.model.model
         self.count = reference.config.num_hidden_layers
         self.chosen = layer_list(a.layers, self.count)
-        self.tables, self.unwritten, self.embedded, self.normed = None, {}, None, None
+        self.tables, self.unwritten, self.embedded, self.normed = {}, {}, None, None
         self.probes = {}  # of layers: rows and experts of probes
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
         self.tied = {}  # in training the embedding's weight, which a tied head shares
-        ends = self.training or a.mtp or any(map(self.recorder.wanted, HEAD))
+        self.ends = (STREAMS if hasattr(self.base, "hc_head") else []) + HEAD  # stages behind the last layer
+        ends = self.training or a.mtp or any(map(self.recorder.wanted, self.ends))
         self.head_name, self.last = "lm_head.output", ends and self.count - 1 in self.chosen
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
         self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
+        self.streams = Unit(self, self.base.hc_head, "model.hc_head.", "head", ends_file=False) if len(self.ends) > len(HEAD) else None
         self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if (self.last or 0 in self.chosen) and self.ties() else "lm_head.",
                          "head")
         stored = lambda path: path.replace("mlp.post_mlp_layernorm", "post_mlp_layernorm")  # A.X-K1's name in files
@@ -1271,7 +1411,7 @@ class Run:
         if 0 in self.layers or self.mtp:
             units.append(self.embedding)
         if self.last:
-            units += [self.norm, self.head]
+            units += [u for u in (self.streams, self.norm, self.head) if u]
         together([p for u in units for p in u.problems() if p])
 
     def prediction(self, k):
@@ -1313,19 +1453,29 @@ class Run:
         if 0 in self.layers:
             self.run_as_one(self.embedding, lambda out: self.embed(out))
         else:
-            self.base.embed_tokens = torch.nn.Embedding(1, self.reference.config.hidden_size, device="meta")
+            self.base.embed_tokens = Blank(self.reference)
+        if self.last and self.streams:
+            self.base.hc_head.register_forward_pre_hook(lambda m, x: setattr(self.watch, "mixing", "model.hc_head"))
+            self.run_as_one(self.streams, self.collapsed)
+        elif self.streams:
+            self.base.hc_head = torch.nn.Identity()
         if self.last:
             self.run_as_one(self.norm, self.normalised)
             self.run_as_one(self.head, lambda out: self.recorder.take(self.head_name, out))
         else:
             self.base.norm = torch.nn.Identity()
         if self.reference.one_rotary:
-            self.base.rotary_emb.register_forward_hook(lambda m, x, out: self.rotary(out))
+            self.base.rotary_emb.register_forward_hook(
+                lambda m, x, options, out: self.rotary(out, options.get("layer_type")), with_kwargs=True)
 
     def embed(self, out):
         if not self.recorder.again:
             self.embedded = out.detach()
         self.recorder.take("model.embed_tokens.output", out)
+
+    def collapsed(self, out):
+        self.watch.mixing = ""
+        self.recorder.take("model.hc_head.output", out)
 
     def normalised(self, out):
         if not self.recorder.again:
@@ -1420,15 +1570,15 @@ class Run:
     def hooks(self, layer, name):
         return Hooks(layer, name, self.recorder, self.watch, None if self.reference.one_rotary else self.rotary)
 
-    def rotary(self, out):
-        """Takes the rotary tables, which must be the same in all layers."""
+    def rotary(self, out, kind=None):
+        """Takes the rotary tables of a kind, which must be the same in all layers."""
         if self.head_name != "lm_head.output":
             return  # prediction layers have positions of their own
         cos, sin = (out.real, out.imag) if isinstance(out, torch.Tensor) else out
         tables = [(t[0] if t.dim() == 3 else t).detach().clone() for t in (cos, sin)]
-        if self.tables is None:
-            self.tables = tables
-        elif not all(map(torch.equal, self.tables, tables)):
+        kind = f"model.rotary_emb.{kind}." if kind else "model.rotary_emb."
+        first = self.tables.setdefault(kind, tables)
+        if not all(map(torch.equal, first, tables)):
             raise Trouble("rotary_emb: a later layer has other tables than the first")
 
     def seeded(self, unit, args, kwargs):
@@ -1454,11 +1604,7 @@ class Run:
     def forward(self):
         device = self.reference.device
         ids, mask = self.ids.to(device), None if self.mask is None else self.mask.to(device)
-        options = {"attention_mask": mask, "use_cache": False}
-        if 0 in self.layers:
-            options["input_ids"] = ids
-        else:
-            options["inputs_embeds"] = torch.zeros(*ids.shape, self.reference.config.hidden_size, dtype=self.reference.dtype, device=device)
+        options = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
         if self.reference.kind == "remote" and not self.training:
             options["output_attentions"] = self.a.attn == "eager" and self.recorder.wanted("self_attn.attn_weights")
         if self.training:
@@ -1540,8 +1686,9 @@ class Run:
         if loss is not None:
             self.recorder.take("loss", loss.detach().reshape(1))
         self.pack.write("inputs", inputs | self.recorder.taken())
-        for name, t in zip(("cos", "sin"), self.tables or []):
-            self.recorder.take("model.rotary_emb." + name, t)
+        for kind, tables in self.tables.items():
+            for name, t in zip(("cos", "sin"), tables):
+                self.recorder.take(kind + name, t)
         self.pack.write("rotary", self.recorder.taken())
 
     def manifest(self, origin):
@@ -1558,7 +1705,7 @@ class Run:
         if self.mtp:
             m["mtp"] = {"layers": [self.count + k for k in range(len(self.mtp.layers))],
                         "tokens": "depth k: previous hidden state of position t, embedding of token t+1+k, rope position t+1+k, t = 0..seq-2-k"}
-        ends = ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else HEAD)
+        ends = ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else self.ends)
         absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent() + r.absorbed())) if v}
         if absent:
             m["absent"] = absent

@@ -5,10 +5,11 @@
 
 GOLDENS holds a directory per checkpoint, NAME/checkpoint and NAME/golden-*, as fixtures/ does. Every
 pack that was made with this environment's torch and transformers is recorded again from its own tokens,
-in the dtype, mode and number of threads that its manifest says, and once more with another number of
-threads. Printed are the tensors that are equal to the bit and, for the worst of the others, the
-difference relative to the tensor's RMS, beside that between the numbers of threads; and whether the
-whole model, loaded by from_pretrained, gives the same logits to the bit on this machine.
+in the dtype, mode and number of threads that its manifest says, once more with another number of
+threads, and from each NAME/checkpoint-*, which holds the same weights in another form. Printed are the
+tensors that are equal to the bit and, for the worst of the others, the difference relative to the
+tensor's RMS, beside that between the numbers of threads; and whether the whole model, loaded by
+from_pretrained, gives the same logits to the bit on this machine.
 
 --code DIR    holds the published modeling_deepseek.py and configuration_deepseek.py
 --dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
@@ -99,12 +100,13 @@ def check(a, golden, work):
     if checkpoint is None:
         return None, "only config.json is there: --dsmoe makes the weights"
     threads, packs = manifest["reference"].get("threads", 1), []
-    for n in (threads, 1 if threads > 1 else 2):
-        packs.append(os.path.join(work, f"threads-{n}"))
-        run = subprocess.run([sys.executable, GOLDEN, checkpoint, packs[-1], "--tokens", os.path.join(golden, "inputs.safetensors"), "--threads",
+    forms = [] if manifest["mode"] == "train" else sorted(glob.glob(os.path.join(os.path.dirname(golden), "checkpoint-*")))
+    for n, form in [(threads, checkpoint), (1 if threads > 1 else 2, checkpoint), *((threads, f) for f in forms)]:
+        packs.append(os.path.join(work, f"pack-{len(packs)}"))
+        run = subprocess.run([sys.executable, GOLDEN, form, packs[-1], "--tokens", os.path.join(golden, "inputs.safetensors"), "--threads",
                               str(n), "--stages", a.stages, *options(manifest, a.code)], capture_output=True, text=True)
         if run.returncode:
-            return False, run.stderr.strip().splitlines()[-1]
+            return False, f"{form}: {run.stderr.strip().splitlines()[-1]}"
     made, got = tensors(packs[0])
     equal, (worst, name), wrong = differences(want, got)
     threads_equal, (noise, _), _ = differences({k: got[k] for k in want if k in got}, tensors(packs[1])[1])
@@ -115,6 +117,10 @@ def check(a, golden, work):
     if made.get("probes") != manifest.get("probes"):
         wrong.append(f"probes {made.get('probes')}, {manifest.get('probes')} expected")
     text = f"{equal} of {len(want)} tensors equal; worst {worst:.2g} {name}; between threads {threads_equal} equal, worst {noise:.2g}"
+    for form, pack in zip(forms, packs[2:]):
+        equal = differences(got, tensors(pack)[1])[0] == len(got)
+        text += f"; {os.path.basename(form)}: {'equal' if equal else 'NOT EQUAL'}"
+        wrong += [] if equal else [f"{form}: another pack"]
     same = whole(a, checkpoint, manifest, got, work)
     if same is not None:
         text += "; the whole model at once: " + ("equal" if same else "NOT EQUAL")
@@ -150,13 +156,14 @@ def whole(a, checkpoint, manifest, got, work):
         cls = getattr(transformers, r["model"])
         options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
     dtype = getattr(torch, manifest["compute_dtype"])
-    if manifest.get("made_by", "").startswith("from_pretrained"):
+    loaded = manifest.get("made_by", "").startswith("from_pretrained")
+    if loaded:
         options["dtype" if "dtype" in options else "torch_dtype"] = dtype
     torch.set_num_threads(r.get("threads", 1))
     model, info = cls.from_pretrained(checkpoint, output_loading_info=True, **options)
     if info["missing_keys"]:
         return None  # such as the experts of a model_type that transformers has no names for
-    model = model.to(dtype).eval()
+    model = model.eval() if loaded else model.to(dtype).eval()
     with torch.no_grad():
         out = model(input_ids=got["input_ids"], attention_mask=got.get("attention_mask"), use_cache=False).logits
     return torch.equal(out.to(got["lm_head.output"].dtype), got["lm_head.output"])
