@@ -6,6 +6,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
@@ -92,6 +93,19 @@ func (a *attribution[V]) Softmax(x V) V { return a.inherit(a.Arithmetic.Softmax(
 // Float32 gives its result the weights of x.
 func (a *attribution[V]) Float32(x V) V { return a.inherit(a.Arithmetic.Float32(x), x) }
 
+// Cast gives its result the weights of x.
+func (a *attribution[V]) Cast(x V, d tensor.DType) V { return a.inherit(a.Arithmetic.Cast(x, d), x) }
+
+// Clamp gives its result the weights of x.
+func (a *attribution[V]) Clamp(x V, low, high float32) V {
+	return a.inherit(a.Arithmetic.Clamp(x, low, high), x)
+}
+
+// UnitNorm gives its result the weights of x.
+func (a *attribution[V]) UnitNorm(x V, eps float64) V {
+	return a.inherit(a.Arithmetic.UnitNorm(x, eps), x)
+}
+
 // Reshape gives its result the weights of x.
 func (a *attribution[V]) Reshape(x V, shape ...int) V {
 	return a.inherit(a.Arithmetic.Reshape(x, shape...), x)
@@ -117,6 +131,16 @@ func (a *attribution[V]) Context(probs, vT V) V {
 	return a.union(a.Arithmetic.Context(probs, vT), probs, vT)
 }
 
+// SinkSoftmax gives its result the weights of the scores, and the sinks.
+func (a *attribution[V]) SinkSoftmax(scores V, sinks *model.Weight) V {
+	return a.adding(a.inherit(a.Arithmetic.SinkSoftmax(scores, sinks), scores), sinks)
+}
+
+// Pool gives its result the weights of kv and gate, and the position bias.
+func (a *attribution[V]) Pool(kv, gate V, ape *model.Weight, g *model.Pooling) V {
+	return a.adding(a.union(a.Arithmetic.Pool(kv, gate, ape, g), kv, gate), ape)
+}
+
 // LayerNorm gives its result the weights of x, and the norm's.
 func (a *attribution[V]) LayerNorm(x V, n *model.LayerNorm, eps float64) V {
 	return a.adding(a.inherit(a.Arithmetic.LayerNorm(x, n, eps), x), &n.Weight, &n.Bias)
@@ -128,6 +152,20 @@ func (a *attribution[V]) ReLU(x V) V { return a.inherit(a.Arithmetic.ReLU(x), x)
 // IndexScores gives its result the weights of the heads' weights and scores.
 func (a *attribution[V]) IndexScores(weights, s V, first int, mask *model.Mask) V {
 	return a.union(a.Arithmetic.IndexScores(weights, s, first, mask), weights, s)
+}
+
+// MaskKeys gives its result the weights of the scores.
+func (a *attribution[V]) MaskKeys(scores V, mask *model.Mask) V {
+	return a.inherit(a.Arithmetic.MaskKeys(scores, mask), scores)
+}
+
+// SqrtSoftplus gives its result the weights of x.
+func (a *attribution[V]) SqrtSoftplus(x V) V { return a.inherit(a.Arithmetic.SqrtSoftplus(x), x) }
+
+// TableExperts gives the table to the scores: it decides which of them become the top-k weights.
+func (a *attribution[V]) TableExperts(scores V, table *model.Weight, ids []int) []int {
+	a.adding(scores, table)
+	return a.Arithmetic.TableExperts(scores, table, ids)
 }
 
 // Sigmoid gives its result the weights of x.
@@ -168,6 +206,24 @@ func (a *attribution[V]) Combine(weight V, parts []model.Part[V], order config.R
 func contributes(weights *model.Activation, padded pack.Padding, slot int) bool {
 	token := slot / weights.Width()
 	return !padded.Has(token) && weights.Values[slot] > slices.Max(weights.Row(token))/1000
+}
+
+// StreamGate gives its result the weights of z, and the function's.
+func (a *attribution[V]) StreamGate(z V, f *model.Affine, times, plus float32) V {
+	return a.adding(a.inherit(a.Arithmetic.StreamGate(z, f, times, plus), z), f.Scale, f.Base)
+}
+
+// Sinkhorn gives its result the weights of z, and the function's.
+func (a *attribution[V]) Sinkhorn(z V, f *model.Affine, iters int, eps float32) V {
+	return a.adding(a.inherit(a.Arithmetic.Sinkhorn(z, f, iters, eps), z), f.Scale, f.Base)
+}
+
+// Collapse gives its result the weights of pre and of the streams.
+func (a *attribution[V]) Collapse(pre, x V) V { return a.union(a.Arithmetic.Collapse(pre, x), pre, x) }
+
+// Expand gives its result the weights of the streams, of the module's output and of their mixing.
+func (a *attribution[V]) Expand(x, y, post, comb V) V {
+	return a.union(a.Arithmetic.Expand(x, y, post, comb), x, y, post, comb)
 }
 
 // AuxLoss gives its result the weights of the scores.

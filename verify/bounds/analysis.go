@@ -77,23 +77,53 @@ func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 	y := a.result(x.DType, x.Shape...)
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
-		sum, moved := 0.0, 0.0
-		for i, v := range row {
-			square := Sq(float64(v))
-			sum += square
-			moved += float64(square * x.Variance(from+i))
-		}
-		r2 := 1 / (sum/float64(len(row)) + eps)
-		r, common := math.Sqrt(r2), 2.25
-		if sum > 0 {
-			common += moved / Sq(sum)
-		}
+		r2, common := x.inverseRMS(t, eps)
+		r := math.Sqrt(r2)
 		for i, xi := range row {
 			n := float64(float32(float64(xi) * r))
 			n, v := point(x.DType, n, roughly(n, float64(r2*x.Variance(from+i))+float64(Sq(n)*common)))
 			wi := float64(w[i])
 			out := float64(float32(n * wi))
 			y.Set(from+i, out, exactly(out, float64(v*Sq(wi))+float64(Sq(n)*delta(deltas, i))))
+		}
+	})
+	return y.inherit(x)
+}
+
+// inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of row t, and its relative variance.
+func (x *Value) inverseRMS(t int, eps float64) (r2, relative float64) {
+	row, from := x.Row(t), t*x.Width()
+	sum, moved := 0.0, 0.0
+	for i, v := range row {
+		square := Sq(float64(v))
+		sum += square
+		moved += float64(square * x.Variance(from+i))
+	}
+	r2, relative = 1/(sum/float64(len(row))+eps), 2.25
+	if sum > 0 {
+		relative += moved / Sq(sum)
+	}
+	return r2, relative
+}
+
+// UnitNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
+//
+//	r:    v = r²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point
+//	x·r:  v = r²·v_x + x²·v_r, exact
+//
+// The elements of a row share r's error. A product with the row has, of rounding its own sum, κ·y² and more, which
+// covers that error, too: κ(K) is at least 2.25 for 14 terms or more.
+func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
+	x = a.settle(x)
+	y := a.result(x.DType, x.Shape...)
+	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
+		r2, common := x.inverseRMS(t, eps)
+		r := float64(float32(math.Sqrt(r2)))
+		r, vr := point(x.DType, r, roughly(r, float64(r2*common)))
+		for i, xi := range x.Row(t) {
+			i += t * x.Width()
+			n, v := times(float64(xi), x.Variance(i), r, vr)
+			y.Set(i, n, v)
 		}
 	})
 	return y.inherit(x)
@@ -145,30 +175,80 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 //	v = p²·(a + c)
 func (a *Analysis) Softmax(x *Value) *Value {
 	x = a.settle(x)
-	y := a.computed(a.plain.Softmax(x.wide()), x.DType)
+	y := a.softmax(x, a.plain.Softmax(x.wide()), nil)
+	if x.Float32Scores != nil {
+		y.Float32Scores = a.Softmax(x.Float32Scores)
+	}
+	return y
+}
+
+// SinkSoftmax implements model.Arithmetic: a Softmax in which each row has one more element, its head's sink.
+func (a *Analysis) SinkSoftmax(scores *Value, sinks *model.Weight) *Value {
+	scores = a.settle(scores)
+	values, deltas := a.plain.Values(sinks), a.deltas(sinks)
+	return a.softmax(scores, a.plain.SinkSoftmax(scores.wide(), sinks), func(t int) uncertain {
+		head := t / scores.Shape[2] % scores.Shape[1]
+		return uncertain{float64(values[head]), delta(deltas, head)}
+	})
+}
+
+// softmax gives the probabilities p of x their variances; sink, which may be nil, returns one more element of a row.
+func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncertain) *Value {
+	y := a.computed(p, x.DType)
 	y.shared = make([]float64, y.Rows())
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
-		top := math.Inf(-1)
+		top, none := math.Inf(-1), uncertain{math.Inf(-1), 0}
+		if sink != nil {
+			none = sink(t)
+			top = none.y
+		}
 		for _, v := range row {
 			top = max(top, float64(v))
 		}
-		c := 1.0
-		for i, xi := range row {
+		c, total := 1.0, 0.0
+		own := func(p float64, x uncertain) float64 { return float64(Sq(p) * (x.v + 1 + Sq(x.y-top)/3)) }
+		for i := range row {
 			p := float64(y.Values[from+i])
 			if p == 0 { // z² may be infinite
 				y.Set(from+i, 0, denormal)
 				continue
 			}
-			own := float64(Sq(p) * (x.Variance(from+i) + 1 + Sq(float64(xi)-top)/3))
-			c += own
-			y.Set(from+i, p, roughly(p, own))
+			v := own(p, x.element(from+i))
+			c += v
+			total += p
+			y.Set(from+i, p, roughly(p, v))
+		}
+		if rest := 1 - total; sink != nil && rest > 0 {
+			c += own(rest, none)
 		}
 		y.shared[t] = c
 	})
-	if x.Float32Scores != nil {
-		y.Float32Scores = a.Softmax(x.Float32Scores)
+	return y.inherit(x)
+}
+
+// Clamp implements model.Arithmetic. What Lambda standard deviations leave beyond a limit is exactly the limit.
+func (a *Analysis) Clamp(x *Value, low, high float32) *Value {
+	x = a.settle(x)
+	y := &Value{Activation: a.plain.Clamp(x.Activation, low, high)}
+	if x.sigma == nil {
+		return y.inherit(x)
 	}
+	y.sigma = a.errors.Make(tensor.F32, x.Shape...)
+	for i, c := range y.Values {
+		if off := math.Abs(float64(x.Values[i]) - float64(c)); off <= Lambda*Unit*math.Sqrt(x.Variance(i)) {
+			y.sigma.Values[i] = x.sigma.Values[i]
+		}
+	}
+	return y.inherit(x)
+}
+
+// Cast implements model.Arithmetic.
+func (a *Analysis) Cast(x *Value, d tensor.DType) *Value {
+	x = a.settle(x)
+	y := a.result(d, x.Shape...)
+	copy(y.Values, x.Values)
+	copy(y.sigma.Values, x.deviations())
 	return y.inherit(x)
 }
 

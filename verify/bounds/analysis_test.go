@@ -102,7 +102,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 	const spread = 1e-4 // relative, of each element
 	r := rand.New(rand.NewPCG(5, 6))
 	linear := &model.Linear{Weight: weight(r, 24, 32)}
-	scale, bias := weight(r, 32), weight(r, 32)
+	scale, bias, ape := weight(r, 32), weight(r, 32), weight(r, 13, 16)
 	norm := &model.LayerNorm{Weight: scale, Bias: bias}
 	mask := &model.Mask{In: &model.Input{}}
 	part := func(e int, x *Value, slots ...int) model.Part[*Value] {
@@ -132,6 +132,35 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 		"ReLU":      {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.ReLU(x[0]) }, 0.9, 1.1},
 		"IndexScores": {[][]int{{1, 16, 3}, {1, 3, 4, 13}}, func(a *Analysis, x []*Value) *Value {
 			return a.IndexScores(x[0], x[1], 12, mask)
+		}, 0.9, 1.1},
+		"UnitNorm":     {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.UnitNorm(x[0], 1e-20) }, 0.9, 1.2},
+		"Clamp":        {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Clamp(x[0], -0.7, 0.4) }, 0.9, 1.1},
+		"Cast":         {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Cast(x[0], tensor.F32) }, 0.9, 1.1},
+		"SqrtSoftplus": {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.SqrtSoftplus(x[0]) }, 0.9, 1.1},
+		"SqrtSoftplus of small": {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value {
+			return a.SqrtSoftplus(a.Scale(x[0], 40))
+		}, 0.9, 1.1},
+		"MaskKeys": {[][]int{{1, 8, 8}}, func(a *Analysis, x []*Value) *Value {
+			return a.Clamp(a.MaskKeys(x[0], &model.Mask{In: &model.Input{}}), -1e9, 1e9)
+		}, 0.9, 1.1},
+		"SinkSoftmax": {[][]int{{1, 2, 4, 32}}, func(a *Analysis, x []*Value) *Value {
+			return a.settle(a.SinkSoftmax(x[0], &bias))
+		}, 0.9, 1.6},
+		"Context with sinks": {[][]int{{1, 4, 8, 8}, {1, 2, 16, 8}}, func(a *Analysis, x []*Value) *Value {
+			return a.Context(a.SinkSoftmax(x[0], &bias), x[1])
+		}, 0.8, 2},
+		"Pool of a window": {[][]int{{1, 27, 16}, {1, 27, 16}}, func(a *Analysis, x []*Value) *Value {
+			return a.Pool(x[0], x[1], &ape, &model.Pooling{Rate: 13, Width: 16})
+		}, 0.9, 2.5},
+		"Pool of two windows": {[][]int{{2, 15, 16}, {2, 15, 16}}, func(a *Analysis, x []*Value) *Value {
+			return a.Pool(x[0], x[1], &ape, &model.Pooling{Rate: 4, Width: 8, Overlap: true})
+		}, 0.9, 2},
+		"StreamGate": {[][]int{{1, 8, 4}}, func(a *Analysis, x []*Value) *Value {
+			return a.StreamGate(x[0], &model.Affine{Scale: &scale, Base: &bias, Part: 2, From: 4}, 2, 1e-6)
+		}, 0.9, 1.1},
+		"Collapse": {[][]int{{1, 8, 4}, {1, 8, 4, 16}}, func(a *Analysis, x []*Value) *Value { return a.Collapse(x[0], x[1]) }, 0.9, 1.1},
+		"Expand": {[][]int{{1, 8, 3, 16}, {1, 8, 16}, {1, 8, 3}, {1, 8, 3, 3}}, func(a *Analysis, x []*Value) *Value {
+			return a.Expand(x[0], x[1], x[2], x[3])
 		}, 0.9, 1.1},
 		"Combine by expert": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(a *Analysis, x []*Value) *Value {
 			return a.Combine(x[0], []model.Part[*Value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByExpert)

@@ -95,6 +95,22 @@ func (s sums) variance(y, partial, squares float64) float64 {
 	return random + float64(ordersDiffer*max(0, ordered-random))
 }
 
+// addition is a sum whose terms are added in their natural order.
+type addition struct{ y, v, partial, squares float64 }
+
+// add adds a term y of variance v.
+func (s *addition) add(y, v float64) {
+	s.y += y
+	s.v += v
+	s.partial += Sq(s.y)
+	s.squares += Sq(y)
+}
+
+// variance is the variance of the sum, that of its terms included.
+func (s *addition) variance(of sums) float64 {
+	return s.v + of.variance(s.y, s.partial+Sq(s.y), s.squares)
+}
+
 // ordersDiffer is the factor by which a reference's own sums may exceed v_E. v_E is no upper estimate,
 // but the variance of chains of just 512 terms whose partial sums are spread over a binade: where
 // these lie near its lower end each is rounded by up to u²/3 of its square, and chains of other

@@ -2,6 +2,7 @@ package bounds
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -83,20 +84,100 @@ func (a *Analysis) IndexScores(weights, s *Value, first int, mask *model.Mask) *
 				y.Set(t*seq+u, float64(mask.Lowest), 0)
 				continue
 			}
-			var sum, v, partial, squares float64
+			var sum addition
 			for h := range heads {
 				w, score := weights.element((b*rows+first+i)*heads+h), s.element(((b*heads+h)*n+i)*seq+u)
-				term := float64(w.y * score.y)
-				sum += term
-				partial += Sq(sum)
-				squares += Sq(term)
-				v += float64(w.v*Sq(score.y)) + float64(score.v*Sq(w.y)) + float64(w.v*score.v*(Unit*Unit))
+				sum.add(float64(w.y*score.y), float64(w.v*Sq(score.y))+float64(score.v*Sq(w.y))+float64(w.v*score.v*(Unit*Unit)))
 			}
-			if v += sums.variance(sum, partial+Sq(sum), squares); v > 0 {
-				v = roughly(sum, v)
+			v := sum.variance(sums)
+			if v > 0 {
+				v = roughly(sum.y, v)
 			}
-			y.Set(t*seq+u, sum, v)
+			y.Set(t*seq+u, sum.y, v)
 		}
 	})
 	return y.inherit(weights, s)
+}
+
+// MaskKeys implements model.Arithmetic. What is hidden is exact.
+func (a *Analysis) MaskKeys(scores *Value, mask *model.Mask) *Value {
+	scores = a.settle(scores)
+	y := &Value{Activation: a.plain.MaskKeys(scores.Activation, mask)}
+	if scores.sigma != nil {
+		y.sigma = a.errors.Make(tensor.F32, scores.Shape...)
+		for i, v := range y.Values {
+			if !Hidden(v) {
+				y.sigma.Values[i] = scores.sigma.Values[i]
+			}
+		}
+	}
+	return y.inherit(scores)
+}
+
+// Pool implements model.Arithmetic:
+//
+//	gate + ape, exact;  p as Softmax has it, whose denominator is added up slot by slot;  a rounding point
+//	p·kv, exact, a rounding point;  y = Σ p·kv:  v = Σ (v_p·kv² + p²·v_kv) + y²·c + that of a sum
+func (a *Analysis) Pool(kv, gate *Value, ape *model.Weight, g *model.Pooling) *Value {
+	kv, gate = a.settle(kv), a.settle(gate)
+	seq := kv.Shape[1]
+	y := a.result(kv.DType, kv.Shape[0], g.Entries(seq), g.Width)
+	probs := a.slotProbabilities(gate, ape, g, kv.DType)
+	n := probs.Width()
+	a.plain.Each(y.Rows(), 16*len(probs.Values), func(row int) {
+		products := &Value{Activation: &model.Activation{Values: make([]float32, n)},
+			sigma: &model.Activation{Values: make([]float32, n)}}
+		for c := range g.Width {
+			r := row*g.Width + c
+			for i, s := range g.Slots(row % y.Shape[1]) {
+				p, x := probs.element(r*n+i), kv.element((row/y.Shape[1]*seq+s.Token)*kv.Width()+s.Column+c)
+				product, v := times(p.y, p.v, x.y, x.v)
+				product, v = point(kv.DType, product, v)
+				products.Set(i, product, v)
+			}
+			sum, v := a.total(products.Values, products.deviations())
+			if probs.shared != nil {
+				v += float64(Sq(sum) * probs.shared[r])
+			}
+			y.Set(r, sum, v)
+		}
+	})
+	return y.inherit(kv, gate)
+}
+
+// slotProbabilities returns the probabilities of the slots of each element of the entries, [batch, entries, width,
+// slots], in dtype d. Entries with fewer slots end with zeros.
+func (a *Analysis) slotProbabilities(gate *Value, ape *model.Weight, g *model.Pooling, d tensor.DType) *Value {
+	seq, columns := gate.Shape[1], gate.Width()
+	entries, n := g.Entries(seq), len(g.Slots(1))
+	bias, deltas := a.plain.Values(ape), a.deltas(ape)
+	logits := a.result(tensor.F32, gate.Shape[0], entries, g.Width, n)
+	a.plain.Each(gate.Shape[0]*entries, 4*len(logits.Values), func(row int) {
+		for i := range logits.Values[row*g.Width*n : (row+1)*g.Width*n] {
+			logits.Set(row*g.Width*n+i, math.Inf(-1), 0)
+		}
+		for i, s := range g.Slots(row % entries) {
+			for c := range g.Width {
+				x, b := gate.element((row/entries*seq+s.Token)*columns+s.Column+c), s.Row*columns+s.Column+c
+				sum := float64(float32(x.y + float64(bias[b])))
+				logits.Set((row*g.Width+c)*n+i, sum, exactly(sum, x.v+delta(deltas, b)))
+			}
+		}
+	})
+	probs := a.Softmax(logits)
+	a.plain.Each(probs.Rows(), 8*len(probs.Values), func(r int) {
+		_, v := a.total(probs.Row(r), nil)
+		probs.shared[r] += v
+	})
+	if probs.DType = d; d != tensor.F32 {
+		a.settle(probs)
+	}
+	return probs
+}
+
+// total is the sum of numbers with these deviations, added up one by one.
+func (a *Analysis) total(numbers, deviations []float32) (y, v float64) {
+	n := len(numbers)
+	ones := slices.Repeat([]float32{1}, n)
+	return sumOf(matrix{1, n, numbers, deviations}, matrix{1, n, ones, nil}, a.sums(n))
 }

@@ -1,7 +1,11 @@
 package bounds
 
 import (
+	"math"
 	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
 )
 
 // Neurons returns the largest z of a neuron, and the neuron on which most of a token's residual
@@ -49,4 +53,145 @@ func (f *filter) sorted() []suspect {
 	all := slices.Concat(f.suspects...)
 	slices.SortFunc(all, suspect.compare)
 	return all
+}
+
+// noise is what a right token's residual consists of.
+type noise struct {
+	least   float64   // smallest variance s² of an output
+	inverse []float32 // w = least/s² of each output
+	scaled  []float32 // (g - y)·√least/s²
+	// rest is the variance of each output that is not its neurons' own, in units of least:
+	// that of down_proj's sum, of its weights' rounding, and of the golden's.
+	rest []float64
+}
+
+// noises returns the noise of tokens:
+//
+//	q_o = s_o² - Σ_k D_ok²·v_hk,  and at least the variance of the golden's rounding
+//
+// where k runs over the neurons of all MLPs that the token is a sum of.
+func (f *filter) noises(tokens []int) []noise {
+	width := f.x.Width()
+	all := make([]noise, len(tokens))
+	for i, t := range tokens {
+		n := noise{inverse: make([]float32, width), scaled: make([]float32, width), rest: make([]float64, width)}
+		n.least, _ = f.residual(n.scaled, n.inverse, t)
+		for c := range n.rest {
+			n.rest[c] = float64(f.x.Variance(t*width+c)*(Unit*Unit)) / n.least
+		}
+		all[i] = n
+	}
+	f.each(tokens, func(p *product, rows []position) {
+		terms := f.errors.Make(tensor.F32, len(rows), p.down.Weight.Shape[1])
+		for i, r := range rows {
+			r.variances(terms.Row(i), all[r.at].least)
+		}
+		for i, own := range f.rows(f.errors.Squares(terms, &p.down.Weight)) {
+			for c, v := range own {
+				all[rows[i].at].rest[c] -= float64(v)
+			}
+		}
+	})
+	for i, t := range tokens {
+		for c, s2 := range f.variances(t) {
+			golden := s2 - float64(f.x.Variance(t*width+c)*(Unit*Unit))
+			all[i].rest[c] = max(0, all[i].rest[c]) + golden/all[i].least
+		}
+	}
+	return all
+}
+
+// position is a product's row with the number of its token in a list.
+type position struct {
+	term
+	at int
+}
+
+// variances sets dst to the variances of the row's neurons times their squared weight, in
+// units of least.
+func (t term) variances(dst []float32, least float64) {
+	scale := Sq(Unit*t.weight()) / least
+	for k, s := range t.deviations() {
+		dst[k] = float32(scale * Sq(float64(s)))
+	}
+}
+
+// each calls visit for each product that some of the tokens are a sum of, with its rows. Memory
+// of the arithmetic of errors is taken back after visit.
+func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
+	for i := range f.x.Products {
+		p, rows := &f.x.Products[i], []position(nil)
+		for at, t := range tokens {
+			for _, term := range f.terms[t] {
+				if term.product == p {
+					rows = append(rows, position{term, at})
+				}
+			}
+		}
+		if rows != nil {
+			f.inScope(func() { visit(p, rows) })
+		}
+	}
+}
+
+// examineExactly computes the exact z of suspects. With M = Dᵀ·diag(w)·D, of which it computes the
+// suspects' rows, and k over the neurons of all MLPs that the token is a sum of, each of their
+// columns of D times its expert's weight:
+//
+//	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o
+func (f *filter) examineExactly(suspects []suspect) {
+	n := len(suspects)
+	tokens := make([]int, n)
+	for i, s := range suspects {
+		tokens[i] = s.Token
+	}
+	distinct := slices.Compact(slices.Sorted(slices.Values(tokens)))
+	noises := f.noises(distinct)
+	columns := f.errors.Make(tensor.F32, n, f.x.Width()) // D_oi·w_o
+	sums, variances, least := make([]float64, n), make([]float64, n), make([]float64, n)
+	for i, s := range suspects {
+		at, _ := slices.BinarySearch(distinct, s.Token)
+		least[i] = noises[at].least
+		sums[i], variances[i] = noises[at].project(columns.Row(i), f.errors.Column(&s.down.Weight, s.Index), s.weight())
+	}
+	f.each(tokens, func(p *product, rows []position) {
+		some := f.errors.Make(tensor.F32, len(rows), f.x.Width())
+		own := f.errors.Make(tensor.F32, len(rows), p.down.Weight.Shape[1])
+		for i, r := range rows {
+			copy(some.Row(i), columns.Row(r.at))
+			r.variances(own.Row(i), least[r.at])
+		}
+		f.errors.EachColumns(some, &p.down.Weight, func(from int, m *model.Activation) {
+			for i, r := range rows {
+				for k, mik := range m.Row(i) {
+					variances[r.at] += float64(Sq(float64(mik)) * float64(own.Row(i)[from+k]))
+				}
+			}
+		})
+	})
+	for i, s := range suspects {
+		s.Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
+		f.consider(s.Neuron)
+	}
+}
+
+// project sets dst to D_oi·w_o of a column of D, and returns the projection of the residual on
+// it, with the variance that is not the neurons' own.
+func (n *noise) project(dst, column []float32, weight float64) (sum, variance float64) {
+	for o, d := range column {
+		d := weight * float64(d)
+		sum += float64(d * float64(n.scaled[o]))
+		a := d * float64(n.inverse[o])
+		dst[o] = float32(a)
+		variance += float64(Sq(a) * n.rest[o])
+	}
+	return sum, variance
+}
+
+// rows are the rows of x.
+func (f *filter) rows(x *model.Activation) (rows [][]float32) {
+	for i := range x.Rows() {
+		rows = append(rows, x.Row(i))
+	}
+	return rows
 }

@@ -1,6 +1,7 @@
 package bounds
 
 import (
+	"math"
 	"slices"
 
 	"dsmoe/config"
@@ -17,6 +18,32 @@ func (a *Analysis) Sigmoid(x *Value) *Value {
 		y.Set(i, p, roughly(p, float64(Sq(p*(1-p))*x.Variance(i))+float64(2.25*Sq(p))))
 	}
 	return y.inherit(x)
+}
+
+// SqrtSoftplus implements model.Arithmetic, with s = log(1 + e^x), whose derivative is 1 - e^-s:
+//
+//	s:   v = (1-e^-s)²·(v_x + 1) + (1.5s)², a rounding point
+//	√s:  σ = the larger of |√(s ± λσ_s) - √s|/λ, exact: near 0 the root is no line
+func (a *Analysis) SqrtSoftplus(x *Value) *Value {
+	x = a.settle(x)
+	y := a.computed(a.plain.SqrtSoftplus(x.wide()), x.DType)
+	for i, root := range y.Values {
+		s := Sq(float64(root)) // off by 4/3 of its square for the rounding of root
+		v := float64(Sq(math.Expm1(-s))*(x.Variance(i)+1)) + float64((2.25+4.0/3)*Sq(s)) + denormal
+		if x.DType != tensor.F32 {
+			s, v = point(x.DType, s, v)
+			root = float32(math.Sqrt(s))
+		}
+		off := Lambda * Unit * math.Sqrt(v)
+		spread := max(float64(root)-math.Sqrt(max(0, s-off)), math.Sqrt(s+off)-float64(root)) / (Lambda * Unit)
+		y.Set(i, float64(root), roughly(float64(root), Sq(spread)))
+	}
+	return y.inherit(x)
+}
+
+// TableExperts implements model.Arithmetic.
+func (a *Analysis) TableExperts(scores *Value, table *model.Weight, ids []int) []int {
+	return a.plain.TableExperts(a.settle(scores).Activation, table, ids)
 }
 
 // AddBias implements model.Arithmetic.
@@ -165,16 +192,12 @@ func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Par
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
 	sums := a.sums(len(terms))
 	for c := range y.Width() {
-		sum, v, partial, squares := 0.0, 0.0, 0.0, 0.0
+		var sum addition
 		for _, w := range terms {
-			p, vp := share(weight.DType, weight, parts, w, c)
-			sum += p
-			v += vp
-			partial += Sq(sum)
-			squares += Sq(p)
+			sum.add(share(weight.DType, weight, parts, w, c))
 		}
-		sum = float64(float32(sum))
-		y.Set(t*y.Width()+c, sum, roughly(sum, v+sums.variance(sum, partial+Sq(sum), squares)))
+		sum.y = float64(float32(sum.y))
+		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))
 	}
 }
 
