@@ -63,7 +63,7 @@ func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) (q, lo
 }
 
 // rotated rotates heads by their positions.
-func (p *pass[V]) rotated(heads V) V { return p.RoPE(heads, p.cos, p.sin, p.rotary) }
+func (p *pass[V]) rotated(heads V) V { return p.RoPE(heads, p.main.cos, p.main.sin, p.main.Rotary) }
 
 // queryBlock is the number of queries whose scores are in memory at a time: memory grows with
 // the length of a sequence, not with its square, unless Options.AttnWeights is set.
@@ -81,15 +81,14 @@ func (p *pass[V]) attend(name string, q, k, vT V, s *Scoring) V {
 	for first := 0; first < p.in.Seq; first += n {
 		scores := p.Scores(q, k, first, min(n, p.in.Seq-first), s)
 		blocks = append(blocks, p.Scope(scores, func(scores V) V {
-			return p.Context(p.attnWeights(name, scores), vT)
+			return p.Context(p.shownWeights(name, p.Softmax(scores)), vT)
 		}))
 	}
 	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, p.config.ValueHeadDim(), n), blocks...)
 }
 
-// attnWeights returns the probabilities of scores [batch, heads, queries, seq].
-func (p *pass[V]) attnWeights(name string, scores V) V {
-	probs := p.Softmax(scores)
+// shownWeights shows the probabilities of attention [batch, heads, queries, keys] to the trace, if Options want it.
+func (p *pass[V]) shownWeights(name string, probs V) V {
 	if p.o.AttnWeights {
 		return p.stage(name+".attn_weights", probs)
 	}
@@ -98,18 +97,28 @@ func (p *pass[V]) attnWeights(name string, scores V) V {
 
 // tables makes RoPE's tables, as stages.
 func (p *pass[V]) tables() {
-	cos, sin := p.Tables(p.rotary)
-	p.cos, p.sin = p.table("cos", cos), p.table("sin", sin)
+	if p.config.Windowed() {
+		p.makeTables(&p.main, "main.")
+		p.makeTables(&p.coarse, "compress.")
+	} else {
+		p.makeTables(&p.main, "")
+	}
+}
+
+// makeTables makes the tables of r.
+func (p *pass[V]) makeTables(r *rope[V], name string) {
+	name = "model.rotary_emb." + name
+	cos, sin := p.Tables(r.Rotary)
+	r.cos, r.sin = p.table(name+"cos", r.Rotary, cos), p.table(name+"sin", r.Rotary, sin)
 }
 
 // table shows one of RoPE's tables [seq, half] as the reference's module returns it: twice, side
-// by side, or once where the reference rotates complex numbers.
-func (p *pass[V]) table(name string, table V) V {
-	name = "model.rotary_emb." + name
-	if p.rotary.Whole {
+// by side, or once where the reference rotates in float32.
+func (p *pass[V]) table(name string, r *Rotary, table V) V {
+	if r.Whole {
 		return p.stage(name, table)
 	}
-	once, half := &Input{Batch: 1, Seq: p.in.Seq}, p.rotary.Half
+	once, half := &Input{Batch: 1, Seq: p.in.Seq}, r.Half
 	twice := p.stage(name, p.Move(joinColumns(once, half, half), table, table))
 	return p.Move(TakeColumns(once, 2*half, 0, half), twice)
 }

@@ -171,7 +171,7 @@ type Mask struct {
 	chosen []bool  // keys, or entries, that an indexer chose for each query, [batch, seq, keys]; nil is all
 
 	rate          int // tokens of an entry; 0: all keys are tokens
-	first, tokens int // with a rate: the position of the first key; the number of keys before the entries
+	first, tokens int // the position of the first key; with a rate, the number of keys before the entries
 }
 
 // lowest holds the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
@@ -187,7 +187,7 @@ func (m *Mask) Masked(batch, query, key int) bool {
 	case m == nil:
 		return false
 	case m.rate == 0:
-		return m.hidesToken(batch, query, key) || m.leftOut(batch, query, key)
+		return m.hidesToken(batch, query, m.first+key) || m.leftOut(batch, query, key)
 	case key < m.tokens:
 		return m.hidesToken(batch, query, m.first+key)
 	}

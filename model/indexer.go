@@ -81,6 +81,15 @@ func (p *pass[V]) chooseKeys(name string, ix *Indexer, x, low V) []int {
 	weights := p.linear(name+".weights_proj", &ix.WeightsProj, x)
 	q = p.rotatedFirst(name+".q", q, c.IndexNHeads, []int{p.in.Batch, seq, c.IndexNHeads, c.IndexHeadDim})
 	k = p.rotatedFirst(name+".k", k, 1, []int{p.in.Batch, seq, c.IndexHeadDim})
+	scores := p.stage(name+".scores", p.indexScores(q, k, weights, seq, p.mask))
+	choice := &Choice[V]{Scores: p.Reshape(scores, p.in.Batch*seq, seq)}
+	return p.chosenKeys(name, choice, p.topKeys(), p.mask)
+}
+
+// indexScores returns the scores of an indexer, [batch, seq, keys], plus the mask, of its queries [batch, heads,
+// seq, index_head_dim] and keys, of which each query has as many.
+func (p *pass[V]) indexScores(q, k, weights V, keys int, mask *Mask) V {
+	c, seq := p.config, p.in.Seq
 	weights = p.Scale(p.Float32(weights), float32(1/math.Sqrt(float64(c.IndexNHeads))))
 	scoring := &Scoring{By: float32(1 / math.Sqrt(float64(c.IndexHeadDim)))}
 	q, k = p.Float32(q), p.Float32(k)
@@ -88,13 +97,16 @@ func (p *pass[V]) chooseKeys(name string, ix *Indexer, x, low V) []int {
 	for first := 0; first < seq; first += queryBlock {
 		n := min(queryBlock, seq-first)
 		blocks = append(blocks, p.Scope(p.Scores(q, k, first, n, scoring), func(s V) V {
-			return p.IndexScores(weights, p.ReLU(s), first, p.mask)
+			return p.IndexScores(weights, p.ReLU(s), first, mask)
 		}))
 	}
-	scores := p.Move(mergeHeads(p.in, 1, seq, queryBlock), blocks...)
-	choice := &Choice[V]{Scores: p.Reshape(p.stage(name+".scores", scores), p.in.Batch*seq, seq)}
-	choice.Idx = p.TopK(choice.Scores, p.topKeys())
-	p.mask.hide(choice.Idx, p.topKeys())
+	return p.Move(mergeHeads(p.in, 1, keys, queryBlock), blocks...)
+}
+
+// chosenKeys completes the choice of an indexer, k keys for each query, and shows it to the trace.
+func (p *pass[V]) chosenKeys(name string, choice *Choice[V], k int, mask *Mask) []int {
+	choice.Idx = p.TopK(choice.Scores, k)
+	mask.hide(choice.Idx, k)
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}
@@ -106,10 +118,10 @@ func (p *pass[V]) chooseKeys(name string, ix *Indexer, x, low V) []int {
 // index_head_dim]. Where the reference rotates interleaved pairs it moves them to halves.
 func (p *pass[V]) rotatedFirst(name string, x V, heads int, shape []int) V {
 	width, rotated := p.config.IndexHeadDim, p.config.QKRopeHeadDim
-	halves := *p.rotary
+	halves := *p.main.Rotary
 	halves.Interleave = false
 	last := p.Move(splitRotated(p.in, heads, width, rotated, p.rules.IndexerInterleaves), x)
-	last = p.RoPE(last, p.cos, p.sin, &halves)
+	last = p.RoPE(last, p.main.cos, p.main.sin, &halves)
 	x = p.stage(name, p.Reshape(p.Move(joinRotated(p.in, heads, width, rotated), last), shape...))
 	return p.Move(splitHeads(p.in, heads, width, 0, width), x)
 }

@@ -33,33 +33,41 @@ func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
 	})
 }
 
-// embed looks the input ids up in embed_tokens: [batch, seq, hidden_size].
+// embed looks the input ids up in embed_tokens, and returns the input of the first layer.
 func (p *pass[V]) embed() V {
 	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
-	return p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
+	return p.streams(p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize)))
 }
 
 // layer mirrors DeepseekDecoderLayer.forward.
 func (p *pass[V]) layer(l int, x V) V {
 	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
 	x = p.stage(name+".input", x)
-	residual := x
-	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
-	if d.MLA != nil {
-		x = p.latentAttention(l, name+".self_attn", d.MLA, x)
-	} else {
-		x = p.attention(name+".self_attn", d.SelfAttn, x)
+	x = p.connected(name+".attn_hc", d.AttnHC, x, func(x V) V {
+		return p.selfAttention(l, name+".self_attn", d, p.norm(name+".input_layernorm", &d.InputLayernorm, x))
+	})
+	if d.FFNHC != nil {
+		x = p.stage(name+".ffn_hc.input", x)
 	}
-	x = p.Add(residual, x)
+	x = p.connected(name+".ffn_hc", d.FFNHC, x, func(x V) V {
+		x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
+		if d.MoE != nil {
+			return p.moe(l, name+".mlp", d.MoE, x)
+		}
+		return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+	})
+	return p.stage(name+".output", x)
+}
 
-	residual = x
-	x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
-	if d.MoE != nil {
-		x = p.moe(l, name+".mlp", d.MoE, x)
-	} else {
-		x = p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+// selfAttention is the attention of layer l, on its normed input.
+func (p *pass[V]) selfAttention(l int, name string, d *DeepseekDecoderLayer, x V) V {
+	switch {
+	case d.Windowed != nil:
+		return p.windowedAttention(l, name, d.Windowed, x)
+	case d.MLA != nil:
+		return p.latentAttention(l, name, d.MLA, x)
 	}
-	return p.stage(name+".output", p.Add(residual, x))
+	return p.attention(name, d.SelfAttn, x)
 }
 
 // predict runs prediction layer k on h [batch, seq-k, hidden_size], the output of the final norm or
@@ -95,14 +103,19 @@ func (p *pass[V]) from(first int) *pass[V] {
 	for i := range rows {
 		rows[i] = first + i
 	}
-	move := takeRows(rows, p.rotary.Half)
-	later.cos, later.sin = p.Move(move, p.cos), p.Move(move, p.sin)
+	later.main = p.at(p.main, rows)
 	later.mask = &Mask{Lowest: p.mask.Lowest, In: later.in}
 	return &later
 }
 
+// at returns the tables of some positions.
+func (p *pass[V]) at(r rope[V], positions []int) rope[V] {
+	move := takeRows(positions, r.Half)
+	return rope[V]{r.Rotary, p.Move(move, r.cos), p.Move(move, r.sin)}
+}
+
 // head returns the logits, and the output of the final norm.
 func (p *pass[V]) head(x V) (logits, normed V) {
-	normed = p.norm("model.norm", &p.m.Model.Norm, x)
+	normed = p.norm("model.norm", &p.m.Model.Norm, p.collapsed(x))
 	return p.linear("lm_head", &p.m.LMHead, normed), normed
 }

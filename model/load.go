@@ -28,13 +28,14 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 	}
 	m := newModel(c)
 	for s := range table.FamilyOf(c).Required(c, set.Has) {
-		if !wanted(s) {
+		if !wanted(s) || s.Layer >= len(m.Model.Layers)+len(m.Model.MTP) {
 			continue
 		}
 		w, err := bind(src, set.Find(s.Name), s.Row.PerLayer())
 		if err != nil {
 			return nil, err
 		}
+		w.InFloat32 = inFloat32(c, s.Place)
 		*m.at(s.Place) = w
 	}
 	if c.TieWordEmbeddings && !table.UsesStoredHead(c, set.Has) {
@@ -42,6 +43,11 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 	}
 	m.shareCopies()
 	return m, nil
+}
+
+// inFloat32 reports whether the reference keeps a weight in float32, whatever the compute dtype.
+func inFloat32(c *config.Config, p table.Place) bool {
+	return p.Row.Parameter() || c.Rules().NormsOnce && (p.Module() == table.Norms || p.Role() == table.KVNorm)
 }
 
 // shareCopies lets prediction layers without embedding or head use the model's.
@@ -88,6 +94,8 @@ func (m *DeepseekForCausalLM) at(p table.Place) *Weight {
 		return &m.Model.EmbedTokens
 	case table.Head:
 		return &m.LMHead.Weight
+	case table.HCHead:
+		return m.Model.HCHead.at(p.Role())
 	case table.MTP:
 		return m.Model.MTP[p.Layer-len(m.Model.Layers)].at(p.Role())
 	}
@@ -117,20 +125,35 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 	case table.SharedExperts:
 		return &x.MoE.SharedExperts.Linear(role).Weight
 	case table.Attention:
+		if role == table.Sinks {
+			return &x.Windowed.Sinks
+		}
 		projection, bias := role.Projection()
 		if bias {
 			return &x.Projection(projection).Bias
 		}
 		return &x.Projection(projection).Weight
+	case table.AttnHC:
+		return x.AttnHC.at(role)
+	case table.FFNHC:
+		return x.FFNHC.at(role)
+	case table.Compressor:
+		return x.Windowed.Compressor.at(role)
 	case table.Indexer:
+		if x.Windowed != nil {
+			return x.Windowed.Indexer.at(role)
+		}
 		return x.Indexer.at(role)
 	case table.Router:
-		if role == table.EScoreCorrectionBias {
-			return &x.MoE.Gate.EScoreCorrectionBias
-		}
-		return &x.MoE.Gate.Weight
+		return x.MoE.Gate.at(role)
 	}
 	return nil
+}
+
+// at returns the weight with a role.
+func (g *MoEGate) at(r table.Role) *Weight {
+	return map[table.Role]*Weight{table.Gate: &g.Weight, table.EScoreCorrectionBias: &g.EScoreCorrectionBias,
+		table.TID2EID: g.TID2EID}[r]
 }
 
 // norm returns the layer's norm of a role; nil for other roles.
@@ -146,6 +169,10 @@ func (x *DeepseekDecoderLayer) norm(r table.Role) *DeepseekRMSNorm {
 		return &x.MLA.QALayernorm
 	case table.KVALayernorm:
 		return &x.MLA.KVALayernorm
+	case table.QANorm:
+		return &x.Windowed.QANorm
+	case table.KVNorm:
+		return &x.Windowed.KVNorm
 	}
 	return nil
 }
@@ -155,6 +182,10 @@ func (x *DeepseekDecoderLayer) Projection(r table.Role) *Linear {
 	if a := x.MLA; a != nil {
 		return map[table.Role]*Linear{table.QProj: &a.QProj, table.QAProj: &a.QAProj, table.QBProj: &a.QBProj,
 			table.KVAProjWithMQA: &a.KVAProjWithMQA, table.KVBProj: &a.KVBProj, table.OProj: &a.OProj}[r]
+	}
+	if a := x.Windowed; a != nil {
+		return map[table.Role]*Linear{table.QAProj: &a.QAProj, table.QBProj: &a.QBProj, table.KVProj: &a.KVProj,
+			table.OAProj: &a.OAProj, table.OBProj: &a.OBProj}[r]
 	}
 	a := x.SelfAttn
 	return map[table.Role]*Linear{

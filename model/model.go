@@ -26,6 +26,9 @@ type Weight struct {
 	// InFloat32: the reference keeps the weight in float32, whatever the compute dtype.
 	InFloat32 bool
 
+	// FirstRow is the first of the whole weight's rows that Rows took.
+	FirstRow int
+
 	unread *unread // source of Data while a layer runs; nil if Data is always in memory
 }
 
@@ -33,6 +36,25 @@ type Weight struct {
 type unread struct {
 	w   *weights.Weight
 	src weights.Unviewed
+}
+
+// Rows returns rows from … to-1 of a matrix, under the name of the whole. Each has scales of its own.
+func (w *Weight) Rows(from, to int) Weight {
+	rows, bytes := *w, len(w.Data)/w.Shape[0]
+	rows.Shape, rows.FirstRow, rows.Data = []int{to - from, w.Shape[1]}, from, w.Data[from*bytes:to*bytes]
+	if w.Scales == nil {
+		return rows
+	}
+	blocks := (w.Shape[1] + w.Block[1] - 1) / w.Block[1]
+	rows.Block[0], rows.Grid = 1, tensor.Grid{}
+	for row := from; row < to; row++ {
+		first := row / w.Block[0] * blocks
+		rows.Scales = append(rows.Scales, w.Scales[first:first+blocks]...)
+		if w.Zeros != nil {
+			rows.Zeros = append(rows.Zeros, w.Zeros[first:first+blocks]...)
+		}
+	}
+	return rows
 }
 
 // DeepseekForCausalLM is the decoder with its language-model head.
@@ -46,6 +68,7 @@ type DeepseekForCausalLM struct {
 type DeepseekModel struct {
 	EmbedTokens Weight                 // [vocab_size, hidden_size]
 	Layers      []DeepseekDecoderLayer // num_hidden_layers
+	HCHead      *HyperConnection       // hc_head, before Norm; nil without hyper-connections
 	Norm        DeepseekRMSNorm        // before the head
 	// MTP holds the num_nextn_predict_layers multi-token prediction layers, whose numbers follow
 	// those of Layers. Layers that the checkpoint lacks have no weights.
@@ -91,11 +114,13 @@ func (m *DeepseekForCausalLM) PredictionLayers() int {
 
 // DeepseekDecoderLayer is x + self_attn(input_layernorm(x)), then the same with the
 // MLP: a mixture of experts in the layers of config.IsMoE, else a dense MLP. One of MLP and
-// MoE is nil, and one of SelfAttn and MLA: latent attention came with DeepSeek-V2.
+// MoE is nil, and two of SelfAttn, MLA and Windowed. With hyper-connections x is not a row per token, but several.
 type DeepseekDecoderLayer struct {
+	AttnHC, FFNHC          *HyperConnection     // attn_hc and ffn_hc, around attention and MLP; nil without
 	InputLayernorm         DeepseekRMSNorm      // before attention
 	SelfAttn               *DeepseekAttention   // self_attn of the first DeepSeekMoE
-	MLA                    *DeepseekV2Attention // self_attn of later models
+	MLA                    *DeepseekV2Attention // self_attn from DeepSeek-V2 on
+	Windowed               *DeepseekV4Attention // self_attn of DeepSeek-V4
 	Indexer                *Indexer             // self_attn.indexer; nil in a layer without one of its own
 	PostAttentionLayernorm DeepseekRMSNorm      // before the MLP
 	MLP                    *DeepseekMLP         // mlp of a dense layer
@@ -145,10 +170,12 @@ type DeepseekMoE struct {
 }
 
 // MoEGate is the router: one row per routed expert. From DeepSeek-V3 on, a bias
-// moves the choice of experts but not their weights.
+// moves the choice of experts but not their weights. In the first layers of DeepSeek-V4 a table
+// chooses the experts of each token id.
 type MoEGate struct {
-	Weight               Weight // [n_routed_experts, hidden_size]
-	EScoreCorrectionBias Weight // [n_routed_experts]
+	Weight               Weight  // [n_routed_experts, hidden_size]
+	EScoreCorrectionBias Weight  // [n_routed_experts]
+	TID2EID              *Weight // [vocab_size, num_experts_per_tok], experts of each token id; nil without
 }
 
 // DeepseekRMSNorm is weight · x / sqrt(mean(x²) + eps).
@@ -168,25 +195,38 @@ type Linear struct {
 // newModel returns the modules that c implies, with no weights bound yet.
 func newModel(c *config.Config) *DeepseekForCausalLM {
 	m := &DeepseekForCausalLM{Config: c}
+	m.Model.HCHead = hyperOf(c)
 	m.Model.Layers = make([]DeepseekDecoderLayer, c.NumHiddenLayers)
 	for l := range m.Model.Layers {
 		m.Model.Layers[l] = newLayer(c, l)
 	}
-	m.Model.MTP = make([]MtpLayer, table.FamilyOf(c).PredictionLayers(c))
+	m.Model.MTP = make([]MtpLayer, predictionLayers(c))
 	for k := range m.Model.MTP {
 		m.Model.MTP[k].DeepseekDecoderLayer = newLayer(c, c.NumHiddenLayers+k)
 	}
 	return m
 }
 
+// predictionLayers returns the number of prediction layers that c implies; 0 where the reference leaves them out.
+func predictionLayers(c *config.Config) int {
+	if c.HCMult > 0 {
+		return 0
+	}
+	return table.FamilyOf(c).PredictionLayers(c)
+}
+
 // newLayer returns the modules of decoder layer l.
 func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
-	if c.LatentAttention() {
+	layer.AttnHC, layer.FFNHC = hyperOf(c), hyperOf(c)
+	switch {
+	case c.Windowed():
+		layer.Windowed = windowedOf(c, l)
+	case c.LatentAttention():
 		layer.MLA = &DeepseekV2Attention{
 			QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: config.LatentEps},
 			KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: config.LatentEps},
 		}
-	} else {
+	default:
 		layer.SelfAttn = &DeepseekAttention{}
 	}
 	layer.Indexer = indexerOf(c, l)
@@ -197,6 +237,9 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	layer.MoE = &DeepseekMoE{Experts: make([]DeepseekMLP, c.NRoutedExperts)}
 	if c.NSharedExperts > 0 {
 		layer.MoE.SharedExperts = &DeepseekMLP{}
+	}
+	if c.Hashes(l) {
+		layer.MoE.Gate.TID2EID = &Weight{}
 	}
 	if c.Rules().NormsExperts {
 		layer.MoE.PostMLPLayernorm = &DeepseekRMSNorm{}

@@ -98,8 +98,8 @@ func tokensOf(slots []int, k int) []int {
 // gate routes each row of x, mirroring MoEGate.forward and DeepseekV3TopkRouter:
 //
 //	logits      = x·weightᵀ                             [tokens, n_routed_experts]
-//	scores      = softmax(logits), or sigmoid(logits)
-//	topk_idx    = the num_experts_per_tok largest of choice(scores)
+//	scores      = softmax(logits), sigmoid(logits) or sqrt(softplus(logits))
+//	topk_idx    = the num_experts_per_tok largest of choice(scores), or tid2eid[token id]
 //	topk_weight = scores[topk_idx], normalised and scaled: config.TopKWeights
 //	aux_loss    in training with aux_loss_alpha > 0: see AuxLoss
 //
@@ -113,8 +113,7 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	}
 	logits := p.stage(name+".logits", p.Linear(x, &Linear{Weight: g.Weight}))
 	scores := p.gateScores(logits)
-	choice := p.choice(g, scores)
-	choice.Idx = p.TopK(choice.Scores, k)
+	choice := p.choose(g, scores)
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}
@@ -137,10 +136,30 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	return choice.Idx, weight
 }
 
+// choose returns a gate's choice of experts.
+func (p *pass[V]) choose(g *MoEGate, scores V) *Choice[V] {
+	if g.TID2EID == nil {
+		choice := p.choice(g, scores)
+		choice.Idx = p.TopK(choice.Scores, p.config.NumExpertsPerTok)
+		return choice
+	}
+	idx := p.TableExperts(scores, g.TID2EID, p.in.InputIDs)
+	for i, e := range idx {
+		if n := p.config.NRoutedExperts; e < 0 || e >= n {
+			token := p.in.InputIDs[i/p.config.NumExpertsPerTok]
+			p.stopIf(fmt.Errorf("%s: token %d: expert %d is not one of %d", g.TID2EID.Name, token, e, n))
+		}
+	}
+	return &Choice[V]{Scores: scores, Idx: idx, Table: g.TID2EID}
+}
+
 // gateScores returns the scores of a gate's logits.
 func (p *pass[V]) gateScores(logits V) V {
-	if p.config.ScoringFunc == "sigmoid" {
+	switch p.config.ScoringFunc {
+	case "sigmoid":
 		return p.Sigmoid(logits)
+	case "sqrtsoftplus":
+		return p.SqrtSoftplus(logits)
 	}
 	return p.Softmax(logits)
 }
@@ -160,7 +179,9 @@ func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 		if p.config.ChoosesByBias() {
 			scores = p.AddBias(scores, &g.EScoreCorrectionBias)
 		}
-		return p.limited(scores, 2, float32(math.Inf(-1)))
+		if p.config.LimitsGroups() {
+			return p.limited(scores, 2, float32(math.Inf(-1)))
+		}
 	}
 	return &Choice[V]{Scores: scores}
 }
@@ -181,9 +202,7 @@ func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
 // the logits' dtype. Of g it uses only the bias, and only with noaux_tc.
 func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activation] {
 	p := &pass[*Activation]{Arithmetic: NewPlain(Options{DType: logits.DType, Parallelism: 1}), config: c}
-	choice := p.choice(g, p.gateScores(logits))
-	choice.Idx = p.TopK(choice.Scores, c.NumExpertsPerTok)
-	return choice
+	return p.choose(&MoEGate{EScoreCorrectionBias: g.EScoreCorrectionBias}, p.gateScores(logits))
 }
 
 // probe runs the experts of layer l that Options.Probes lists on rows of x [tokens,

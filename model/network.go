@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 
 	"dsmoe/config"
@@ -116,6 +117,7 @@ type Trace[V any] interface {
 type Choice[V any] struct {
 	Scores V          // [tokens, n_routed_experts], with bias and group mask; the largest are chosen
 	Idx    []int      // [tokens, k], the experts chosen; a Trace may set others. Of an indexer keys: see chooseKeys
+	Table  *Weight    // the table that gave the experts, whatever the scores: see TableExperts; nil without one
 	Groups *Groups[V] // the groups of a group-limited method; nil for other methods
 }
 
@@ -135,8 +137,8 @@ type Course[V any] struct {
 	Layers      []int // layers of the decoder, ascending
 	Head        bool  // the final norm and lm_head
 	Predictions int   // number of prediction layers behind the head
-	// Start returns the input of layer l, [batch, seq, hidden_size]; num_hidden_layers stands
-	// for the head. It is called where the part before is not run, and for the layers of
+	// Start returns the input of layer l, [batch, seq, hidden_size], or with hyper-connections its
+	// streams, [batch, seq, hc_mult, hidden_size]; num_hidden_layers stands for the head. It is called where the part before is not run, and for the layers of
 	// Given; it may be nil if no part needs it.
 	Start func(l int) (V, error)
 	// Given lists layers that begin with Start's result although the part before is run.
@@ -196,9 +198,8 @@ type pass[V any] struct {
 	in     *Input
 	o      *Options
 	trace  Trace[V]
-	rotary *Rotary
-	cos    V // tables of rotary
-	sin    V
+	main   rope[V] // of layers without entries
+	coarse rope[V] // of layers with entries, and of entries
 	mask   *Mask
 	keys   *keyChoice // of the last indexer that ran
 	keysOf func(layer int) ([]int, error)
@@ -220,15 +221,22 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 		return nil, err
 	}
 	c := n.Model.Config
+	if n.Options.Training && c.HCMult > 0 {
+		return nil, fmt.Errorf("model_type %s: hyper-connections have no gradients here, and no reference has confirmed any", c.ModelType)
+	}
 	if err := n.Input.Check(c.VocabSize); err != nil {
 		return nil, err
 	}
 	compute, angles := n.Options.dtypes()
-	return &pass[V]{
+	p := &pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
-		o: &n.Options, trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles),
-		mask: &Mask{Lowest: lowest[compute], In: n.Input}, keysOf: n.Keys,
-	}, nil
+		o: &n.Options, trace: n.Trace, main: rope[V]{Rotary: newRotary(c, mainRope(c), n.Input.Seq, compute, angles)},
+		mask: &Mask{Lowest: lowest[compute], In: n.Input, Window: c.SlidingWindow}, keysOf: n.Keys,
+	}
+	if c.Windowed() {
+		p.coarse.Rotary = newRotary(c, compressRope(c), n.Input.Seq, compute, angles)
+	}
+	return p, nil
 }
 
 // ended runs f, and returns the error that stopped a pass in f.
@@ -276,6 +284,10 @@ func (p *pass[V]) normed(n *DeepseekRMSNorm, x V) V {
 	if eps == 0 {
 		eps = p.config.RMSNormEps
 	}
+	if p.rules.NormsOnce {
+		compute, _ := p.o.dtypes()
+		return p.Cast(p.RMSNorm(p.Float32(x), &n.Weight, float64(float32(eps))), compute)
+	}
 	return p.RMSNorm(x, &n.Weight, float64(float32(eps)))
 }
 
@@ -284,9 +296,13 @@ func (p *pass[V]) linear(name string, l *Linear, x V) V {
 	return p.stage(name+".output", p.Linear(x, l))
 }
 
-// mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)).
+// mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)). swiglu_limit clamps the gate
+// from above, and up from both sides.
 func (p *pass[V]) mlp(name string, m *DeepseekMLP, x V) V {
 	gate := p.linear(name+".gate_proj", &m.GateProj, x)
 	up := p.linear(name+".up_proj", &m.UpProj, x)
+	if limit := float32(p.config.SwiGLULimit); limit > 0 {
+		gate, up = p.Clamp(gate, float32(math.Inf(-1)), limit), p.Clamp(up, -limit, limit)
+	}
 	return p.Linear(p.stage(name+".down_proj.input", p.SwiGLU(gate, up)), &m.DownProj)
 }

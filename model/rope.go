@@ -31,6 +31,32 @@ type Rotary struct {
 	Whole      bool         // config.Rules.RotatesInFloat32
 }
 
+// rope is how the heads of some layers are rotated, and the values of its tables.
+type rope[V any] struct {
+	*Rotary
+	cos, sin V
+}
+
+// ropeParameters are what rotates the heads of some layers.
+type ropeParameters struct {
+	theta   float64
+	scaling *config.RopeScaling
+	factor  float64 // of cosines and sines
+}
+
+// mainRope returns the parameters of RoPE, but for layers with entries.
+func mainRope(c *config.Config) ropeParameters {
+	if s := c.RopeScaling; s != nil && s.Type == "yarn" {
+		return ropeParameters{c.RopeTheta, s, yarnAttentionFactor(s)}
+	}
+	return ropeParameters{c.RopeTheta, c.RopeScaling, 1}
+}
+
+// compressRope returns the parameters of RoPE in layers with entries.
+func compressRope(c *config.Config) ropeParameters {
+	return ropeParameters{c.CompressRopeTheta, c.CompressRopeScaling, 1}
+}
+
 // newRotary returns the table for positions 0 … seq-1, computed in the reference's float32
 // steps. compute is the reference's compute dtype, buffer the dtype of inv_freq: F32, BF16
 // or F16.
@@ -43,37 +69,33 @@ type Rotary struct {
 //
 // inv_freq is rounded to buffer. Positions and angles are rounded to buffer and cos and sin to
 // compute, except where config.Rules keeps float32.
-func newRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary {
+func newRotary(c *config.Config, by ropeParameters, seq int, compute, buffer tensor.DType) *Rotary {
 	rules, n := c.Rules(), seq*c.HeadDim()/2
 	r := &Rotary{
 		Angles: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
-		Factor: 1, DType: compute, Buffer: buffer,
+		Factor: float32(by.factor), DType: compute, Buffer: buffer,
 		Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
 	}
-	if r.Whole {
+	if r.Whole && !rules.CastsRotation {
 		r.DType = tensor.F32
-	}
-	if s := c.RopeScaling; s != nil && s.Type == "yarn" {
-		r.Factor = float32(yarnAttentionFactor(s))
 	}
 	frequencies, _ := buffer.Format()
 	angles := frequencies
 	if rules.AnglesInFloat32 {
 		angles = kernel.F32
 	}
-	r.fill(c, seq, frequencies, angles)
+	r.fill(by.scaling, by.inverseFrequencies(c, seq), seq, frequencies, angles)
 	return r
 }
 
 // fill computes the rows, rounding inv_freq and the angles.
-func (r *Rotary) fill(c *config.Config, seq int, frequencies, angles kernel.Format) {
+func (r *Rotary) fill(scaling *config.RopeScaling, freq []float32, seq int, frequencies, angles kernel.Format) {
 	table, _ := r.DType.Format()
-	freq := inverseFrequencies(c, seq)
 	kernel.RoundTo(freq, frequencies)
 	for pos := range seq {
 		position := kernel.Rounded(float32(pos), angles)
-		if c.RopeScaling != nil && c.RopeScaling.Type == "linear" {
-			position = kernel.Rounded(position/float32(c.RopeScaling.Factor), angles)
+		if scaling != nil && scaling.Type == "linear" {
+			position = kernel.Rounded(position/float32(scaling.Factor), angles)
 		}
 		for _, f := range freq {
 			angle := kernel.Rounded(position*f, angles)
@@ -86,10 +108,10 @@ func (r *Rotary) fill(c *config.Config, seq int, frequencies, angles kernel.Form
 }
 
 // inverseFrequencies returns inv_freq.
-func inverseFrequencies(c *config.Config, seq int) []float32 {
+func (by ropeParameters) inverseFrequencies(c *config.Config, seq int) []float32 {
 	dim := c.HeadDim()
-	theta := c.RopeTheta
-	if s := c.RopeScaling; s != nil && s.Type == "dynamic" && seq > c.MaxPositionEmbeddings {
+	theta := by.theta
+	if s := by.scaling; s != nil && s.Type == "dynamic" && seq > c.MaxPositionEmbeddings {
 		stretch := s.Factor*float64(seq)/float64(c.MaxPositionEmbeddings) - (s.Factor - 1)
 		theta *= math.Pow(stretch, float64(dim)/float64(dim-2))
 	}
@@ -98,7 +120,7 @@ func inverseFrequencies(c *config.Config, seq int) []float32 {
 		exponent := float32(2*i) / float32(dim)
 		freq[i] = float32(math.Pow(float64(float32(theta)), float64(exponent)))
 	}
-	if s := c.RopeScaling; s != nil && s.Type == "yarn" {
+	if s := by.scaling; s != nil && s.Type == "yarn" {
 		yarn(freq, s, theta)
 		return freq
 	}

@@ -134,7 +134,7 @@ func TestRotaryTable(t *testing.T) {
 	c := &config.Config{ModelType: "deepseek_v2", HiddenSize: 4, NumAttentionHeads: 2, RopeTheta: 10000, RopeInterleave: true}
 	for ref, dtype := range map[config.Reference]tensor.DType{config.Remote: tensor.BF16, config.Native: tensor.F32} {
 		c.Reference = ref
-		r := newRotary(c, 5, tensor.BF16, tensor.F32)
+		r := newRotary(c, mainRope(c), 5, tensor.BF16, tensor.F32)
 		require.Equal(t, dtype, r.DType)
 		format, _ := dtype.Format()
 		for pos := range 5 {

@@ -1,0 +1,96 @@
+package model
+
+import (
+	"dsmoe/config"
+	"dsmoe/model/table"
+)
+
+// HyperConnection weighs the streams of the residual around a module, mirroring
+// DeepseekV4HyperConnection, or before the head, mirroring DeepseekV4HyperHead.
+type HyperConnection struct {
+	Fn    Linear // [(2+hc)·hc, hc·hidden_size]; before the head [hc, hc·hidden_size]
+	Base  Weight // [(2+hc)·hc], or [hc]
+	Scale Weight // [3], or [1]
+}
+
+// hyperOf returns the hyper-connection of a model with streams; nil for other models.
+func hyperOf(c *config.Config) *HyperConnection {
+	if c.HCMult == 0 {
+		return nil
+	}
+	return &HyperConnection{}
+}
+
+// at returns the weight with a role.
+func (h *HyperConnection) at(r table.Role) *Weight {
+	return map[table.Role]*Weight{table.HCFn: &h.Fn.Weight, table.HCBase: &h.Base, table.HCScale: &h.Scale}[r]
+}
+
+// streams returns the residual's streams, [batch, seq, hc, hidden_size], of an embedding: each is
+// the embedding. Without hyper-connections it returns the embedding.
+func (p *pass[V]) streams(x V) V {
+	if p.config.HCMult == 0 {
+		return x
+	}
+	return p.Move(repeatRows(p.in, p.config.HCMult, p.config.HiddenSize), x)
+}
+
+// connected carries the residual x past a module f: x + f(x). With a hyper-connection, mirroring
+// DeepseekV4DecoderLayer.forward, it is
+//
+//	post · f(Σ_j pre[j]·x[j]) + combᵀ·x
+func (p *pass[V]) connected(name string, h *HyperConnection, x V, f func(V) V) V {
+	if h == nil {
+		return p.Add(x, f(x))
+	}
+	c, hc := p.config, p.config.HCMult
+	z, width, eps := p.mixes(h, x), (2+hc)*hc, float32(c.HCEps)
+	gate := func(part int, times, plus float32) V {
+		affine := &Affine{&h.Scale, &h.Base, part, part * hc}
+		return p.StreamGate(p.Move(TakeColumns(p.in, width, part*hc, (part+1)*hc), z), affine, times, plus)
+	}
+	pre := p.stage(name+".pre", gate(0, 1, eps))
+	post := p.stage(name+".post", gate(1, 2, 0))
+	comb := p.Move(TakeColumns(p.in, width, 2*hc, width), z)
+	comb = p.stage(name+".comb", p.Sinkhorn(comb, &Affine{&h.Scale, &h.Base, 2, 2 * hc}, c.HCSinkhornIters, eps))
+	y := f(p.stage(name+".collapsed", p.Collapse(pre, x)))
+	return p.Expand(x, y, post, comb)
+}
+
+// collapsed returns the one row of each token that the head takes of streams, as a stage; of a
+// model without streams it returns x.
+func (p *pass[V]) collapsed(x V) V {
+	h := p.m.Model.HCHead
+	if h == nil {
+		return x
+	}
+	pre := p.StreamGate(p.mixes(h, x), &Affine{Scale: &h.Scale, Base: &h.Base}, 1, float32(p.config.HCEps))
+	return p.stage("model.hc_head.output", p.Collapse(p.stage("model.hc_head.pre", pre), x))
+}
+
+// mixes returns what the weights of streams are made of, in float32: fn·x̂ of all streams of a token
+// side by side, normed as one row.
+func (p *pass[V]) mixes(h *HyperConnection, x V) V {
+	c := p.config
+	flat := p.Reshape(p.Float32(x), p.in.Batch, p.in.Seq, c.HCMult*c.HiddenSize)
+	return p.Scope(p.UnitNorm(flat, float64(float32(c.RMSNormEps))), func(x V) V { return p.Linear(x, &h.Fn) })
+}
+
+// repeatRows repeats each row of [batch, seq, width]: [batch, seq, times, width].
+func repeatRows(in *Input, times, width int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, times, width}, in.Batch * in.Seq, func(t int, f func(Run)) {
+		for i := range times {
+			f(Run{To: (t*times + i) * width, From: t * width, Step: 1, N: width})
+		}
+	}}
+}
+
+// joinGroups puts the rows of several operands [batch, seq, width] side by side, as groups:
+// [batch, seq, groups, width].
+func joinGroups(in *Input, groups, width int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, groups, width}, in.Batch * in.Seq, func(t int, f func(Run)) {
+		for g := range groups {
+			f(Run{Operand: g, To: (t*groups + g) * width, From: t * width, Step: 1, N: width})
+		}
+	}}
+}
