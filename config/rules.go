@@ -42,6 +42,8 @@ type Rules struct {
 	// and rounded once; otherwise cos, sin and each product are rounded to the compute
 	// dtype.
 	RotatesInFloat32 bool
+	// CastsRotation: where RotatesInFloat32, cos and sin are cast to the compute dtype first.
+	CastsRotation bool
 	// IndexerInterleaves: RoPE rotates pairs (2i, 2i+1) of the indexer's channels, not halves.
 	// GLM-5's does, DeepSeek-V3.2's does not; attention's own pairs are interleaved in both.
 	IndexerInterleaves bool
@@ -96,7 +98,7 @@ var (
 	}
 	v4References = map[Reference]Rules{
 		Native: {IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true, AnglesInFloat32: true,
-			RotatesInFloat32: true, NormsOnce: true},
+			RotatesInFloat32: true, CastsRotation: true, NormsOnce: true},
 	}
 )
 
