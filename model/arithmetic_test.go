@@ -193,13 +193,13 @@ func tracePlain(m *model.DeepseekForCausalLM, in *model.Input, o model.Options, 
 func TestNetworkOverShapes(t *testing.T) {
 	const tokens = 70 // more than a block of queries
 	in := &model.Input{Batch: 2, Seq: tokens, InputIDs: make([]int, 2*tokens)}
-	for name, text := range map[string]string{"plain attention": tinyConfig, "latent attention": tinyLatentConfig,
-		"indexers": tinyIndexedConfig} {
+	for name, m := range map[string]*model.DeepseekForCausalLM{"plain attention": loaded(t, tinyConfig),
+		"latent attention": loaded(t, tinyLatentConfig), "indexers": loaded(t, tinyIndexedConfig),
+		"streams, entries": fixture(t, "v4/checkpoint")} {
 		t.Run(name, func(t *testing.T) {
-			m := loaded(t, text)
 			counted := &shapes{}
 			seen := &stages[shape]{of: func(s shape) []int { return s }}
-			o := model.Options{Training: true, AttnWeights: true}
+			o := model.Options{Training: m.Config.HCMult == 0, AttnWeights: true}
 			net := &model.Network[shape]{Model: m, Input: in, Options: o, Arithmetic: counted, Trace: seen}
 			logits, err := net.Forward(context.Background())
 			require.NoError(t, err)

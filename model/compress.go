@@ -80,47 +80,47 @@ func (p *pass[V]) windowedAttention(l int, name string, a *DeepseekV4Attention, 
 	}
 	heads, width := c.NumAttentionHeads, c.VHeadDim
 	low := p.norm(name+".q_a_norm", &a.QANorm, p.linear(name+".q_a_proj", &a.QAProj, x))
-	q := p.linear(name+".q_b_proj", &a.QBProj, low)
-	q = p.UnitNorm(p.Reshape(q, in.Batch, in.Seq, heads, width), float64(float32(c.RMSNormEps)))
-	q = p.turned(name+".query", q, r, heads, in.Batch, in.Seq, heads, width)
+	q := p.Scope(p.linear(name+".q_b_proj", &a.QBProj, low), func(q V) V {
+		return p.UnitNorm(p.Reshape(q, in.Batch, in.Seq, heads, width), float64(float32(c.RMSNormEps)))
+	})
+	q = p.stage(name+".query", p.Reshape(p.turned(q, r, heads, width), in.Batch, in.Seq, heads, width))
 	kv := p.norm(name+".kv_norm", &a.KVNorm, p.linear(name+".kv_proj", &a.KVProj, x))
-	kv = p.turned(name+".kv", kv, r, 1, in.Batch, in.Seq, width)
+	kv = p.stage(name+".kv", p.turned(kv, r, 1, width))
 	entries, mask := p.entries(l, name+".compressor", a, x, low)
-	context := p.Scope(q, func(q V) V { return p.attendWindow(name, q, append([]V{kv}, entries...), &a.Sinks, mask) })
+	keys := append([]V{kv}, entries...)
+	context := p.Scope(q, func(q V) V { return p.attendWindow(name, p.heads(q, heads, width), keys, &a.Sinks, mask) })
 	context = p.stage(name+".context", p.Reshape(context, in.Batch, in.Seq, heads, width))
 	r.sin = p.Scale(r.sin, -1)
-	groups := []int{in.Batch, in.Seq, c.OGroups, heads * width / c.OGroups}
-	context = p.turned(name+".o_a_proj.input", context, r, heads, groups...)
-	return p.stage(name+".output", p.groupedOutput(name, a, context))
+	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, c.OGroups, heads*width/c.OGroups)
+	return p.stage(name+".output", p.groupedOutput(name, a, p.stage(name+".o_a_proj.input", context)))
 }
 
-// turned rotates the heads of rows [batch, seq, heads·width] by their positions, and shows them to the
-// trace, side by side again, in shape. It returns [batch, heads, seq, width].
-func (p *pass[V]) turned(name string, x V, r rope[V], heads int, shape ...int) V {
-	width := 1
-	for _, n := range shape[2:] {
-		width *= n
-	}
-	width /= heads
-	split := splitHeads(p.in, heads, width, 0, width)
-	x = p.RoPE(p.Move(split, x), r.cos, r.sin, r.Rotary)
-	x = p.stage(name, p.Reshape(p.Move(mergeHeads(p.in, heads, width, p.in.Seq), x), shape...))
-	return p.Move(split, x)
+// heads cuts rows [batch, seq, heads·width], of any shape, into heads: [batch, heads, seq, width].
+func (p *pass[V]) heads(x V, heads, width int) V {
+	return p.Move(splitHeads(p.in, heads, width, 0, width), x)
 }
 
-// groupedOutput projects each group of heads [batch, heads, seq, width] by its rows of o_a_proj, mirroring
+// turned rotates the heads of x [batch, seq, heads·width], of any shape, by their positions: [batch, seq,
+// heads·width]. x is not used afterwards.
+func (p *pass[V]) turned(x V, r rope[V], heads, width int) V {
+	x = p.Scope(x, func(x V) V { return p.heads(x, heads, width) })
+	x = p.Scope(x, func(x V) V { return p.RoPE(x, r.cos, r.sin, r.Rotary) })
+	return p.Scope(x, func(x V) V { return p.Move(mergeHeads(p.in, heads, width, p.in.Seq), x) })
+}
+
+// groupedOutput projects each group of heads [batch, seq, groups, width] by its rows of o_a_proj, mirroring
 // DeepseekV4GroupedLinear, and all results by o_b_proj.
-func (p *pass[V]) groupedOutput(name string, a *DeepseekV4Attention, heads V) V {
-	c, in := p.config, p.in
-	groups, width := c.OGroups, c.NumAttentionHeads*c.VHeadDim/c.OGroups
+func (p *pass[V]) groupedOutput(name string, a *DeepseekV4Attention, x V) V {
+	groups, rank, in := p.config.OGroups, p.config.OLoraRank, p.in
+	width := p.config.NumAttentionHeads * p.config.VHeadDim / groups
 	var outs []V
 	for g := range groups {
-		x := p.Move(takeHeads(in, c.NumAttentionHeads, g*c.NumAttentionHeads/groups, width/c.VHeadDim, c.VHeadDim), heads)
-		rows := a.OAProj.Weight.Rows(g*c.OLoraRank, (g+1)*c.OLoraRank)
-		outs = append(outs, p.Linear(x, &Linear{Weight: rows}))
+		group := p.Move(TakeColumns(in, groups*width, g*width, (g+1)*width), x)
+		rows := &Linear{Weight: a.OAProj.Weight.Rows(g*rank, (g+1)*rank)}
+		outs = append(outs, p.Scope(group, func(x V) V { return p.Linear(x, rows) }))
 	}
-	y := p.stage(name+".o_a_proj.output", p.Move(joinGroups(in, groups, c.OLoraRank), outs...))
-	return p.linear(name+".o_b_proj", &a.OBProj, p.Reshape(y, in.Batch, in.Seq, groups*c.OLoraRank))
+	y := p.stage(name+".o_a_proj.output", p.Move(joinGroups(in, groups, rank), outs...))
+	return p.linear(name+".o_b_proj", &a.OBProj, p.Reshape(y, in.Batch, in.Seq, groups*rank))
 }
 
 // attendWindow returns SinkSoftmax(scores)·values, [batch, seq, heads·width], of queries [batch, heads, seq, width].
@@ -194,13 +194,14 @@ func (p *pass[V]) chooseEntries(name string, ix *EntryIndexer, mask *Mask, x, lo
 	c, in := p.config, p.in
 	entries := p.compress(name, &ix.Compressor, &Pooling{mask.rate, c.IndexHeadDim, true}, x)
 	q := p.linear(name+".q_b_proj", &ix.QBProj, low)
-	q = p.turned(name+".q", q, p.coarse, c.IndexNHeads, in.Batch, in.Seq, c.IndexNHeads, c.IndexHeadDim)
+	q = p.turned(q, p.coarse, c.IndexNHeads, c.IndexHeadDim)
+	q = p.stage(name+".q", p.Reshape(q, in.Batch, in.Seq, c.IndexNHeads, c.IndexHeadDim))
 	weights := p.linear(name+".scorer.weights_proj", &ix.WeightsProj, x)
 	if entries == nil {
 		return mask
 	}
 	n := mask.choices()
-	scores := p.stage(name+".scores", p.indexScores(q, entries[0], weights, n, nil))
+	scores := p.stage(name+".scores", p.indexScores(p.heads(q, c.IndexNHeads, c.IndexHeadDim), entries[0], weights, n, nil))
 	choice := &Choice[V]{Scores: p.Reshape(p.MaskKeys(scores, mask), in.Batch*in.Seq, n)}
 	k := min(c.IndexTopK, n)
 	return mask.of(p.chosenKeys(name, choice, k, mask), k)
@@ -250,16 +251,6 @@ func joinKeys(in *Input, from, to, entries, width int) *Move {
 		f(Run{To: b * n * width, From: (b*in.Seq + from) * width, Step: 1, N: (to - from) * width})
 		if entries > 0 {
 			f(Run{Operand: 1, To: (b*n + to - from) * width, From: b * entries * width, Step: 1, N: entries * width})
-		}
-	}}
-}
-
-// takeHeads puts n of the heads [batch, heads, seq, width], from one on, side by side: [batch, seq, n·width].
-func takeHeads(in *Input, heads, from, n, width int) *Move {
-	return &Move{[]int{in.Batch, in.Seq, n * width}, in.Batch * n, func(i int, f func(Run)) {
-		b, head := i/n, i%n
-		for t := range in.Seq {
-			f(Run{To: ((b*in.Seq+t)*n + head) * width, From: ((b*heads+from+head)*in.Seq + t) * width, Step: 1, N: width})
 		}
 	}}
 }

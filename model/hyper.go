@@ -53,7 +53,7 @@ func (p *pass[V]) connected(name string, h *HyperConnection, x V, f func(V) V) V
 	post := p.stage(name+".post", gate(1, 2, 0))
 	comb := p.Move(TakeColumns(p.in, width, 2*hc, width), z)
 	comb = p.stage(name+".comb", p.Sinkhorn(comb, &Affine{&h.Scale, &h.Base, 2, 2 * hc}, c.HCSinkhornIters, eps))
-	y := f(p.stage(name+".collapsed", p.Collapse(pre, x)))
+	y := p.Scope(p.stage(name+".collapsed", p.Collapse(pre, x)), f)
 	return p.Expand(x, y, post, comb)
 }
 

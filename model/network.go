@@ -222,7 +222,7 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	}
 	c := n.Model.Config
 	if n.Options.Training && c.HCMult > 0 {
-		return nil, fmt.Errorf("model_type %s: hyper-connections have no gradients here, and no reference has confirmed any", c.ModelType)
+		return nil, untrained(c)
 	}
 	if err := n.Input.Check(c.VocabSize); err != nil {
 		return nil, err

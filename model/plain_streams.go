@@ -125,17 +125,23 @@ func (p *Plain) Collapse(pre, x *Activation) *Activation {
 	hc, width := pre.Width(), x.Width()
 	y := p.Make(x.DType, slices.Concat(x.Shape[:len(x.Shape)-2], []int{width})...)
 	p.Each(y.Rows(), len(x.Values), func(t int) {
-		out := y.Row(t)
-		for i := range out {
-			sum := 0.0
-			for j, w := range pre.Row(t) {
-				sum += float64(w * x.Row(t*hc + j)[i])
+		sums := make([]float64, width)
+		for j, w := range pre.Row(t) {
+			for i, v := range x.Row(t*hc + j) {
+				sums[i] += float64(float32(w * v))
 			}
-			out[i] = float32(sum)
 		}
-		kernel.RoundTo(out, y.format())
+		rounded(y.Row(t), sums)
+		kernel.RoundTo(y.Row(t), y.format())
 	})
 	return y
+}
+
+// rounded sets dst to sums, rounded to float32.
+func rounded(dst []float32, sums []float64) {
+	for i, sum := range sums {
+		dst[i] = float32(sum)
+	}
 }
 
 // Expand implements Arithmetic. The sum over streams is taken in float64.
@@ -143,14 +149,18 @@ func (p *Plain) Expand(x, y, post, comb *Activation) *Activation {
 	hc, z := post.Width(), p.Make(x.DType, x.Shape...)
 	post, comb = p.Cast(post, x.DType), p.Cast(comb, x.DType)
 	p.Each(z.Rows(), hc*len(x.Values), func(row int) {
-		t, k, out := row/hc, row%hc, z.Row(row)
-		for i, v := range y.Row(t) {
-			sum := 0.0
-			for j := range hc {
-				sum += float64(float64(comb.Row(t*hc + j)[k]) * float64(x.Row(t*hc + j)[i]))
+		t, k, out, sums := row/hc, row%hc, z.Row(row), make([]float64, z.Width())
+		for j := range hc {
+			w := float64(comb.Row(t*hc + j)[k])
+			for i, v := range x.Row(t*hc + j) {
+				sums[i] += float64(w * float64(v))
 			}
-			product, mixed := float32(post.Row(t)[k]*v), kernel.Rounded(float32(sum), z.format())
-			out[i] = kernel.Rounded(product, z.format()) + mixed
+		}
+		rounded(out, sums)
+		kernel.RoundTo(out, z.format())
+		w := post.Row(t)[k]
+		for i, v := range y.Row(t) {
+			out[i] += kernel.Rounded(float32(w*v), z.format())
 		}
 		kernel.RoundTo(out, z.format())
 	})

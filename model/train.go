@@ -45,11 +45,19 @@ func Learns(c *config.Config, in *Input) error {
 	if in.Seq < 2 {
 		return fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
+	if c.HCMult > 0 {
+		return untrained(c)
+	}
 	if c.LatentAttention() {
 		const why = "the gradients of latent attention are not confirmed by a reference"
 		return fmt.Errorf("model_type %s: %s", c.ModelType, why)
 	}
 	return nil
+}
+
+// untrained is the error of training with hyper-connections.
+func untrained(c *config.Config) error {
+	return fmt.Errorf("model_type %s: hyper-connections have no gradients here", c.ModelType)
 }
 
 // show shows the loss and the gradients to the trace of n.

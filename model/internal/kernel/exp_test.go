@@ -129,3 +129,17 @@ func TestSiLU(t *testing.T) {
 		}
 	})
 }
+
+// TestSoftplus compares with the library's logarithm and exponential.
+func TestSoftplus(t *testing.T) {
+	for x := -60.0; x < 25; x += 0.0137 {
+		want := math.Log1p(math.Exp(x))
+		if x > 20 {
+			want = x
+		}
+		require.InEpsilon(t, want, Softplus(x), 1e-15, "%g", x)
+	}
+	require.Zero(t, Softplus(math.Inf(-1)))
+	require.True(t, math.IsNaN(Softplus(math.NaN())))
+	require.Equal(t, math.Inf(1), Softplus(math.Inf(1)))
+}
