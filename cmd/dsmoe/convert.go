@@ -23,6 +23,7 @@ type convertFlags struct {
 	scales        choice
 	imatrix       string
 	experts       choice
+	names         choice
 	shard         int64
 	layers        plan.Layers
 	include       []string
@@ -47,14 +48,13 @@ type convertFlags struct {
 
 func newConvert() *cobra.Command {
 	f := convertFlags{memory: convert.DefaultMemory, scales: choice{"f32", []string{"f32", "ue8m0"}},
-		to: choice{words: checkpoint.WrittenNames()}, experts: choice{string(plan.KeepExperts),
+		to: choice{words: checkpoint.WrittenNames()}, names: choice{words: []string{"published", "transformers"}}, experts: choice{string(plan.KeepExperts),
 			[]string{string(plan.FusedExperts), string(plan.PerExpert), string(plan.KeepExperts)}}}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
 DST is complete and compared with SRC, or absent; the same command continues a run.
-
 dsmoe help conversions: guarantees, types, GGUF, parts; dsmoe help checkpoints: SRC`,
 		Example: `  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
   dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
@@ -76,6 +76,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.scales, "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
+	flags.Var(&f.names, "names", "whose `names` tensors of DeepSeek-V4 get: published or transformers (default SRC's)")
 	flags.Var(shardFlag(&f.shard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(spansFlag(&f.layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
@@ -172,7 +173,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // options turns the flags into those of the library, without the importance matrix.
 func (f *convertFlags) options(args []string, s convert.Settings) convert.Options {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
-		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), AllowFP8Fused: f.allowFP8Fused,
+		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), Names: f.names.value, AllowFP8Fused: f.allowFP8Fused,
 		MaxShardBytes: f.shard,
 		Layers:        f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.value}}

@@ -21,6 +21,7 @@ type filter struct {
 	decoder          int // limit of kept layers: the layers from here on predict further tokens
 	include, exclude []string
 	matched          map[string]match
+	config           *config.Config
 }
 
 // match is the effect of a glob so far; a higher value has more effect.
@@ -33,7 +34,7 @@ const (
 )
 
 func newFilter(c *config.Config, o Options) *filter {
-	f := &filter{layers: o.Layers, decoder: 1 << 30, include: o.Include, exclude: o.Exclude, matched: map[string]match{}}
+	f := &filter{layers: o.Layers, decoder: 1 << 30, include: o.Include, exclude: o.Exclude, matched: map[string]match{}, config: c}
 	if o.NoMTP {
 		f.decoder = c.NumHiddenLayers
 	}
@@ -68,12 +69,22 @@ func (f *filter) match(globs []string, name string, open bool) (matched bool) {
 		did = decided
 	}
 	for _, glob := range globs {
-		if ok, _ := path.Match(glob, name); ok {
+		if f.matches(glob, name) {
 			f.matched[glob] = max(f.matched[glob], did)
 			matched = true
 		}
 	}
 	return matched
+}
+
+// matches reports whether a glob matches the table's name of a tensor, or one that files give it.
+func (f *filter) matches(glob, name string) bool {
+	ok, _ := path.Match(glob, name)
+	for _, n := range table.FamilyOf(f.config).Namings {
+		also, _ := path.Match(glob, n.Of(f.config, name))
+		ok = ok || also
+	}
+	return ok
 }
 
 // choose applies the filter and compares the kept weights with the table.
@@ -83,7 +94,7 @@ func (c *conversion) choose() selection {
 			c.note("%s", n)
 		}
 	}
-	if slices.ContainsFunc(c.set.All(), func(w *weights.Weight) bool { return w.Name == "model."+w.Stored }) {
+	if c.set.Naming() == nil && slices.ContainsFunc(c.set.All(), func(w *weights.Weight) bool { return w.Name == "model."+w.Stored }) {
 		c.note("the source's names lack \"model.\": it is put before them")
 	}
 	for _, m := range c.set.Misfits {

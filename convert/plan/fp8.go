@@ -47,7 +47,11 @@ func (c *conversion) fp8Edits(values map[string]string) []edit {
 		return nil
 	}
 	c.powersOfTwo = c.o.PowersOfTwo
-	return []edit{{"quantization_config", quantizationConfig(c.powersOfTwo)}}
+	edits := []edit{{"quantization_config", quantizationConfig(c.powersOfTwo)}}
+	if c.src.Config.Windowed() { // experts are FP4 without it
+		edits = append(edits, edit{"expert_dtype", []byte(`"fp8"`)})
+	}
+	return edits
 }
 
 // encoder decides which weights become codes.
@@ -82,7 +86,8 @@ func (e *encoder) covers(w *weights.Weight) bool {
 	if w.Row == nil || w.IsScales() || !e.o.encodes() {
 		return false
 	}
-	return (table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}).Form(e.written) == tensor.FP8
+	form := (table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}).Form(e.written)
+	return form == tensor.FP8 || form == tensor.FP4
 }
 
 // encoded returns the outputs of a weight: its codes, and its scales.
@@ -94,6 +99,7 @@ func (e *encoder) encoded(parts []*weights.Weight) []output {
 	}
 	if w.Scaled() && w.DType != tensor.FP8.Codes {
 		e.refuse(w, "is quantised already ("+w.Form().Name+"); --type bf16 decodes it")
+		return nil
 	} else if w.Scaled() {
 		e.keep(w)
 		return []output{{Info: w.Info, parts: parts}}

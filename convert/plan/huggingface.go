@@ -36,6 +36,10 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 	if c.checkEncoded(); c.refusesBlocks(chosen) {
 		return nil, 0
 	}
+	naming := c.naming()
+	if len(c.problems) > 0 {
+		return nil, 0
+	}
 	e := encoder{conversion: c, written: written}
 	a := arrangement{conversion: c, groups: map[string]fusedGroup{}}
 	for i, w := range chosen.kept {
@@ -53,7 +57,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 		}
 		to := c.target(w)
 		f, _ := w.Fused()
-		if f == nil || c.o.Experts == PerExpert || c.o.encodes() || c.o.Experts != FusedExperts && !shared[w.FusedName()] {
+		if f == nil || !c.fuses(naming, w, shared[w.FusedName()]) {
 			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, parts: parts})
 			continue
 		}
@@ -69,11 +73,57 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 		c.note("%s are converted too", beside)
 	}
 	for i := range a.outputs {
-		if out := &a.outputs[i]; table.InModel(out.Name) {
+		out := &a.outputs[i]
+		if naming != nil {
+			out.Name = naming.Of(c.src.Config, out.Name)
+		} else if table.InModel(out.Name) {
 			out.Name = written.Prefix() + out.Name
 		}
 	}
 	return a.outputs, 0
+}
+
+// naming returns how the output names its tensors: as the options say, else as the source does, and if its format has
+// names of its own, as published files. It is nil for a family whose files have the table's names.
+func (c *conversion) naming() *table.Naming {
+	f := table.FamilyOf(c.src.Config)
+	switch {
+	case f.Namings == nil && c.o.Names != "":
+		c.problem("", "names %s: files of model_type %s name their tensors in one way", c.o.Names, c.src.Config.ModelType)
+		return nil
+	case f.Namings == nil:
+		return nil
+	}
+	n := c.set.Naming()
+	if c.o.Names != "" {
+		n = f.NamingOf(c.o.Names)
+	} else if c.src.ConfigInside() {
+		n = &f.Namings[0]
+	}
+	if c.o.Experts == FusedExperts && !n.Fuses {
+		c.problems = append(c.problems, checkpoint.Problem{Cause: "files with these names hold each expert apart",
+			Hint: "--names transformers writes fused experts"})
+	}
+	if c.o.Experts == PerExpert && n.Fuses {
+		c.problems = append(c.problems, checkpoint.Problem{
+			Cause: "transformers 5.23 does not find experts that are apart under its own names, and makes up random ones",
+			Hint:  "--names published writes each expert apart"})
+	}
+	if n.Fuses && c.o.cast() == tensor.Invalid && (c.o.encodes() || slices.ContainsFunc(c.set.All(), (*weights.Weight).Scaled)) {
+		c.problems = append(c.problems, checkpoint.Problem{
+			Cause: "transformers 5.23 takes attn_hc.scale for scales of quantised weights where names are its own",
+			Hint:  "--type bf16 writes weights that load right, --names published keeps quantised ones"})
+	}
+	return n
+}
+
+// fuses reports whether a routed expert is written into a fused tensor. shared: the source has it in one. What
+// transformers reads under its own names is fused; prediction layers have none of these.
+func (c *conversion) fuses(n *table.Naming, w *weights.Weight, shared bool) bool {
+	if n != nil {
+		return n.Fuses && w.Layer < c.src.Config.NumHiddenLayers && (shared || c.o.Names != "" || c.o.Experts == FusedExperts)
+	}
+	return c.o.Experts != PerExpert && !c.o.encodes() && (c.o.Experts == FusedExperts || shared)
 }
 
 // refusesBlocks makes quantised weights that would keep their dtype one problem.
@@ -113,7 +163,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 			return from
 		}
 		return to
-	case w.Role() == table.EScoreCorrectionBias: // it decides the choice of experts; as in transformers
+	case w.Row != nil && w.Row.Parameter(): // as in transformers
 		return from
 	case from.Casts(), from.Blocked():
 		return to

@@ -25,6 +25,7 @@ type Options struct {
 	PowersOfTwo   bool         // scales of F8_E4M3 are powers of two
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
+	Names         string       // of tensors, in a family whose files name them in several ways: see table.Naming
 	AllowFP8Fused bool         // write fused experts in FP8, though transformers may misread them
 	MaxShardBytes int64        // tensor bytes of one file; 0 is the format's default, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
@@ -116,6 +117,7 @@ type recordedOptions struct {
 	Format        string   `json:"format,omitempty"`        // empty for safetensors
 	DType         string   `json:"dtype"`                   // "keep", or a dtype
 	Experts       string   `json:"experts"`                 // "keep", or a layout
+	Names         string   `json:"names,omitempty"`         // "published" or "transformers"; empty for the source's
 	MaxShardBytes int64    `json:"max_shard_bytes"`         // as it is used, neither 0 nor negative
 	Layers        string   `json:"layers,omitempty"`        // as ParseLayers reads them; empty for all
 	Include       []string `json:"include,omitempty"`       // globs
@@ -129,7 +131,7 @@ type recordedOptions struct {
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
-	r := recordedOptions{o.Format, o.kind(), string(cmp.Or(o.Experts, KeepExperts)), shardBytes(o.MaxShardBytes, f),
+	r := recordedOptions{o.Format, o.kind(), string(cmp.Or(o.Experts, KeepExperts)), o.Names, shardBytes(o.MaxShardBytes, f),
 		o.Layers.String(),
 		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo, ""}
 	if o.Imatrix != nil {

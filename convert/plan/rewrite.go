@@ -84,8 +84,10 @@ func (c *conversion) dtypeEdits(values map[string]string) (edits []edit) {
 	}
 	set("torch_dtype", name)
 	set("dtype", name)
-	if _, ok := values["quantization_config"]; ok {
-		edits = append(edits, edit{"quantization_config", nil})
+	for _, key := range []string{"quantization_config", "expert_dtype"} {
+		if _, ok := values[key]; ok {
+			edits = append(edits, edit{key, nil})
+		}
 	}
 	return edits
 }

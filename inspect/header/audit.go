@@ -34,7 +34,8 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 	a := &AuditReport{Path: c.Path, Findings: []inspect.Finding{}}
 	a.Add(c.Findings...)
 	if c.Config != nil {
-		x := &auditor{c, weights.New(c.Config, c), c.Holders(), newHints(c.Config)}
+		set := weights.New(c.Config, c)
+		x := &auditor{c, set, c.Holders(), newHints(c.Config, set)}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.torchDType()...)
@@ -114,13 +115,13 @@ func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 	case !e.Missing():
 		f.Kind, f.Cause = inspect.DType, fmt.Sprintf("dtype %s: scales are F32, F16, BF16 or F8_E8M0", s.DType)
 	case x.Complete():
-		f.Kind, f.Tensor = inspect.Missing, e.Name()
+		f.Kind, f.Tensor = inspect.Missing, x.weights.StoredName(x.Config, e.Name())
 		f.Cause = fmt.Sprintf("the %s weight needs these scales, shape %v", form, e.Want)
 		return []inspect.Finding{f}
 	default:
 		return nil
 	}
-	f.File, f.Tensor = x.files[s.Stored], s.Name
+	f.File, f.Tensor = x.files[s.Stored], x.weights.StoredName(x.Config, s.Name)
 	return []inspect.Finding{f}
 }
 
@@ -132,8 +133,9 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 	for s := range table.FamilyOf(x.Config).Required(x.Config, x.weights.Has) {
 		form := s.Form(x.Config)
 		if w := x.weights.Find(s.Name); w != nil && w.DType.Casts() && form != tensor.Plain {
-			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files[w.Name], Tensor: w.Name,
-				Cause: fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
+			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files[w.Name],
+				Tensor: x.weights.StoredName(x.Config, w.Name),
+				Cause:  fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
 				Hint: "take quantization_config out of config.json, or list the module in its " +
 					x.Config.Quantization.ExceptKey()})
 		}
@@ -194,10 +196,31 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 			not = append(not, "names and shapes of "+beside)
 		}
 	}
+	if left := leftOut(c); left != "" {
+		not = append(not, left)
+	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
 		not = append(not, "which weights are missing: not every file can be used")
 	}
 	return checked, append(not, ValuesNotChecked)
+}
+
+// leftOut says that the model leaves prediction layers out which the checkpoint has; "" otherwise.
+func leftOut(c *inspect.Checkpoint) string {
+	if c.Config == nil || !table.FamilyOf(c.Config).CarriesMTP {
+		return ""
+	}
+	n := 0
+	for _, w := range weights.New(c.Config, c).All() {
+		if w.Layer >= c.Config.NumHiddenLayers {
+			n++
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("what the %s of prediction layers compute: the reference leaves them out of the model",
+		text.Plural(n, "tensor"))
 }
 
 // required counts the weights that the checkpoint must hold: those of the decoder, and of the prediction layers

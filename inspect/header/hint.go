@@ -6,6 +6,8 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/table"
+	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // hints explains findings about tensors by the table of weights: which keys of config.json decide whether
@@ -13,17 +15,23 @@ import (
 type hints struct {
 	config *config.Config
 	family *table.Family
+	set    *weights.Set
 	rows   map[*table.Row]string // "see hidden_size 64, moe_intermediate_size 24"
 }
 
-func newHints(c *config.Config) *hints {
-	return &hints{c, table.FamilyOf(c), map[*table.Row]string{}}
+func newHints(c *config.Config, set *weights.Set) *hints {
+	return &hints{c, table.FamilyOf(c), set, map[*table.Row]string{}}
 }
 
 // hint returns the hint for a tensor that is missing, not expected or of another shape.
 func (h *hints) hint(name string) string {
-	at := h.family.Place(name)
+	known, _ := h.family.Spell(h.config, name)
+	at := h.family.Place(known)
+	near := h.set.Nearest(name)
 	switch {
+	case at.Row == nil && near != "":
+		return fmt.Sprintf("no weight of model_type %s has this name; the nearest is %s", h.config.ModelType,
+			text.Quote(near))
 	case at.Row == nil:
 		return fmt.Sprintf("no weight of model_type %s has this name", h.config.ModelType)
 	case at.Layer >= 0 && !h.hasLayer(at):

@@ -13,6 +13,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/config/configtest"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 )
 
 func TestCountsOf16B(t *testing.T) {
@@ -47,6 +48,9 @@ func TestCountsOfLatentModels(t *testing.T) {
 		"deepseek-v3":      {45_395, 671_026_419_200, 37_552_297_472},
 		"deepseek-v32":     {45_700, 671_877_944_064, 38_403_822_336},
 		"glm-5":            {59_079, 743_911_218_432, 41_784_728_832},
+
+		"deepseek-v4-flash": {34_223, 284_332_240_471, 13_799_632_471},
+		"deepseek-v4-pro":   {71_983, 1_572_997_201_763, 49_779_081_059},
 	} {
 		sum := Modules(configtest.Fixture(t, "states/"+name)).Sum()
 		assert.Equal(t, want.tensors, sum.Tensors, name)
@@ -95,6 +99,27 @@ func TestPublishedModels(t *testing.T) {
 		assert.Equal(t, want.parameters, sum.Parameters, name)
 		digits, _, _ := strings.Cut(strings.ReplaceAll(want.billions, ".", ""), "e")
 		assert.Equal(t, want.billions, strconv.FormatFloat(float64(sum.Parameters)/1e9, 'g', len(digits), 64), name)
+	}
+}
+
+// TestBytesOfV4: the config of DeepSeek-V4-Pro counts to the tensors and bytes that its index states, 2,343 of them of
+// the prediction layer. Flash's are of the same table.
+func TestBytesOfV4(t *testing.T) {
+	for name, want := range map[string][3]int64{
+		"deepseek-v4-pro":   {145_116, 864_704_792_696, 2_343},
+		"deepseek-v4-flash": {69_187, 159_609_485_896, 1_575},
+	} {
+		c := configtest.Fixture(t, "states/"+name)
+		var got [3]int64
+		for module, info := range table.FamilyOf(c).Implied(c) {
+			n, err := tensor.Size(info.DType, info.Shape)
+			require.NoError(t, err)
+			got[0], got[1] = got[0]+1, got[1]+n
+			if module == table.MTP {
+				got[2]++
+			}
+		}
+		assert.Equal(t, want, got, name)
 	}
 }
 

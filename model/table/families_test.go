@@ -20,7 +20,8 @@ import (
 // reference holds experts apart, its order.
 func TestTablesAreTheRealModels(t *testing.T) {
 	for name, ordered := range map[string]bool{"deepseek-moe-16b": true, "deepseek-v2-lite": false, "deepseek-v3": false,
-		"deepseek-v32": false, "glm-5": false} {
+		"deepseek-v32": false, "glm-5": false, "deepseek-v4-flash": false,
+		"deepseek-v4-pro": false} {
 		t.Run(name, func(t *testing.T) {
 			c := configtest.Fixture(t, "states/"+name)
 			var got []named
@@ -104,7 +105,7 @@ func TestTorchDType(t *testing.T) {
 
 // TestLayersFollowEachOther: the weights of a layer stand together.
 func TestLayersFollowEachOther(t *testing.T) {
-	for _, modelType := range []string{"deepseek", "deepseek_v3", "axk1", "deepseek_v32"} {
+	for _, modelType := range []string{"deepseek", "deepseek_v3", "axk1", "deepseek_v32", "deepseek_v4"} {
 		var layers []int
 		c := configtest.Parse(t, `{"model_type":"`+modelType+`","num_hidden_layers":3}`)
 		for s := range table.FamilyOf(c).Slots(c) {

@@ -7,6 +7,7 @@ var familyV4 = Family{
 	ModelTypes: []string{"deepseek_v4"},
 	Rows:       rowsOf(v4Rows),
 	MTP:        rowsOf(v4MTP),
+	CarriesMTP: true,
 	Namings:    v4Namings(),
 	spelled:    spellings(v4Namings()),
 }
@@ -144,10 +145,10 @@ func v4Namings() []Naming {
 		behind[name] = "model." + of
 	}
 	return []Naming{
-		{Name: "published", names: plain, predicted: predicted, published: true},
-		{Name: "transformers", names: own, predicted: predicted, Fuses: true},
-		{Name: "save_pretrained's", names: saved, predicted: predicted, published: true},
-		{Name: "published behind model.", names: prefixed, predicted: behind, published: true},
+		{Name: "published", Whose: "a published name", names: plain, predicted: predicted, published: true},
+		{Name: "transformers", Whose: "a name of transformers' modules", names: own, predicted: predicted, Fuses: true},
+		{Whose: "a name of save_pretrained", names: saved, predicted: predicted, published: true},
+		{Whose: "a published name behind model.", names: prefixed, predicted: behind, published: true},
 	}
 }
 

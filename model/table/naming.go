@@ -1,6 +1,8 @@
 package table
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"dsmoe/config"
@@ -9,8 +11,9 @@ import (
 
 // Naming is a way in which files name the weights of a family.
 type Naming struct {
-	Name  string // "published", "transformers", or for people
+	Name  string // "published" or "transformers"; "" for those that nothing is written with
 	Fuses bool   // routed experts may be fused
+	Whose string // "a published name"
 
 	names     map[string]string // what stands for a row's name: "layers.{l}.attn.wq_a.weight"
 	predicted map[string]string // the same in a prediction layer: "mtp.{l}.attn.wq_a.weight", counted from 0
@@ -119,6 +122,44 @@ func (n *Naming) Of(c *config.Config, name string) string {
 		rest = ".weight_scale_inv"
 	}
 	return fillHoles(strings.TrimSuffix(of, ".weight")+rest, layer, p.Expert)
+}
+
+// Nearest returns the name of one of the namings, given as bits, that is most like stored, which is none of their names;
+// "" without namings.
+func (f *Family) Nearest(stored string, namings uint) (nearest string) {
+	pattern, layer, expert := new(room).cutStored(stored)
+	least := len(pattern)
+	for _, known := range slices.Sorted(maps.Keys(f.spelled)) {
+		if f.spelled[known].namings&namings == 0 || (strings.Contains(known, layerHole)) != (layer >= 0) ||
+			strings.Contains(known, expertHole) != (expert >= 0) {
+			continue
+		}
+		if n := edits(string(pattern), known); n < least {
+			least, nearest = n, fillHoles(known, layer, expert)
+		}
+	}
+	return nearest
+}
+
+// edits returns how many bytes are to be put in, taken out or replaced to make b of a.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range a {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range b {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 // NamingOf returns the naming of that name; nil if the family has none.

@@ -29,6 +29,8 @@ type Family struct {
 	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or
 	// leave them out.
 	MTP []Row
+	// CarriesMTP says that prediction layers are no part of the model: the reference leaves them out.
+	CarriesMTP bool
 }
 
 // Row is a row of the table. It holds for every layer and expert for which When is true.

@@ -20,12 +20,14 @@ type MismatchError struct {
 	Missing    []table.Slot  // weights that no tensor holds
 	Wrong      []Wrong       // tensors that cannot be used as the weight they are named after
 	Unexpected []tensor.Info // tensors that the table does not know
+
+	nearest map[string]string // known names like those of Unexpected
 }
 
 // Wrong is a tensor that has the right name but not the right shape, or a dtype
 // that the model does not compute with.
 type Wrong struct {
-	Got   tensor.Info // the tensor, by the name that the table has for it
+	Got   tensor.Info // the tensor, by the name that the table has for it, or the family's naming
 	Want  []int       // the shape that the config implies; nil if Cause is about the shape
 	Cause string      // what is wrong beside the shape; empty if it is the shape alone
 
@@ -52,6 +54,9 @@ func (e *MismatchError) Findings() []string {
 	}
 	for _, i := range e.Unexpected {
 		line := fmt.Sprintf("%s: unexpected, shape %v", text.Quote(i.Name), i.Shape)
+		if near := e.nearest[i.Name]; near != "" {
+			line += "; the nearest known name is " + text.Quote(near)
+		}
 		if i.DType == tensor.Invalid {
 			line = text.Quote(i.Name) + ": unexpected, in a file that was not read"
 		}
@@ -72,6 +77,7 @@ func (w Wrong) String() string {
 // *MismatchError. It reads no data. Of a tensor that was not read it checks the name.
 func (set *Set) Check(c *config.Config) error {
 	k := &checker{c: c, set: set, known: map[string]bool{}}
+	k.found.nearest = map[string]string{}
 	f := table.FamilyOf(c)
 	for s := range f.Required(c, set.Has) {
 		k.check(s)
@@ -81,7 +87,8 @@ func (set *Set) Check(c *config.Config) error {
 	}
 	for _, w := range set.All() {
 		if !k.known[w.Name] && !f.Ignores(c, w.Name) {
-			k.found.Unexpected = append(k.found.Unexpected, w.Info)
+			k.found.Unexpected = append(k.found.Unexpected, k.named(w))
+			k.found.nearest[w.Name] = k.set.Nearest(w.Name)
 		}
 	}
 	if e := &k.found; len(e.Missing)+len(e.Wrong)+len(e.Unexpected) > 0 {
@@ -105,13 +112,14 @@ func (k *checker) check(s table.Slot) {
 	switch {
 	case w == nil && k.set.InMisfit(s.Name): // said of the misfit
 	case w == nil:
+		s.Name = k.set.StoredName(k.c, s.Name)
 		k.found.Missing = append(k.found.Missing, s)
 	case w.Unread(): // it may have any form
 		for _, part := range tensor.Parts() {
 			k.known[s.Name+part] = true
 		}
 	case !slices.Equal(w.Shape, s.Shape):
-		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
+		k.found.Wrong = append(k.found.Wrong, Wrong{Got: k.named(w), Want: s.Shape})
 	case w.Scaled():
 		k.checkScaled(s, w)
 	case s.Row.Integer():
@@ -137,7 +145,14 @@ func computed() string {
 }
 
 func (k *checker) wrong(s table.Slot, w *Weight, cause string) {
-	k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape, Cause: cause})
+	k.found.Wrong = append(k.found.Wrong, Wrong{Got: k.named(w), Want: s.Shape, Cause: cause})
+}
+
+// named is the weight's header entry under the checkpoint's name for it.
+func (k *checker) named(w *Weight) tensor.Info {
+	info := w.Info
+	info.Name = k.set.StoredName(k.c, info.Name)
+	return info
 }
 
 // checkScaled looks for the scales of a weight, wherever they are.

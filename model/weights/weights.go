@@ -187,7 +187,7 @@ func (e *ScalesError) Error() string {
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
 	f := table.FamilyOf(c)
-	info, part, _ := tensor.PartOf(tensor.Info{Name: Unprefixed(c, stored)}, c.Quantization.Method)
+	info, part, _ := partOf(f, tensor.Info{Name: Unprefixed(c, stored)}, c.Quantization.Method)
 	name := strings.TrimSuffix(info.Name, part)
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
@@ -302,9 +302,7 @@ func (s *Set) spell(c *config.Config, h Headers) {
 		info.Name = name
 		if namings != 0 && s.namings&namings == 0 {
 			s.refuse(stored, s.otherNaming(namings, first))
-			continue
-		}
-		if namings != 0 {
+		} else if namings != 0 {
 			s.namings &= namings
 			if _, known := first[namings]; !known {
 				first[namings] = stored.Name
@@ -318,19 +316,18 @@ func (s *Set) spell(c *config.Config, h Headers) {
 func (s *Set) otherNaming(namings uint, first map[uint]string) string {
 	for _, others := range slices.Sorted(maps.Keys(first)) {
 		if others&namings == 0 {
-			return fmt.Sprintf("the name is %s, but that of %s is %s", s.namesOf(namings), text.Quote(first[others]),
-				s.namesOf(others))
+			return fmt.Sprintf("is %s, but %s is %s", s.whose(namings), text.Quote(first[others]), s.whose(others))
 		}
 	}
-	return fmt.Sprintf("the name is %s, but the other tensors' names are %s", s.namesOf(namings), s.namesOf(s.namings))
+	return fmt.Sprintf("is %s, but the other tensors have %s", s.whose(namings), s.whose(s.namings))
 }
 
-// namesOf lists namings: "published or save_pretrained's".
-func (s *Set) namesOf(namings uint) string {
+// whose describes namings: "a published name or a name of save_pretrained".
+func (s *Set) whose(namings uint) string {
 	var names []string
 	for i, n := range s.family.Namings {
 		if namings&(1<<i) != 0 {
-			names = append(names, n.Name)
+			names = append(names, n.Whose)
 		}
 	}
 	return strings.Join(names, " or ")
@@ -345,6 +342,18 @@ func (s *Set) Naming() *table.Naming {
 	}
 	return nil
 }
+
+// StoredName returns what the checkpoint calls, or would call, the tensor of the table's name.
+func (s *Set) StoredName(c *config.Config, name string) string {
+	if n := s.Naming(); n != nil {
+		return n.Of(c, name)
+	}
+	return name
+}
+
+// Nearest returns a name of the checkpoint's naming that is most like stored, which the table does not know; "" if the
+// family has no namings.
+func (s *Set) Nearest(stored string) string { return s.family.Nearest(stored, s.namings) }
 
 // Unprefixed returns the table's name of a stored tensor: without the prefix that c gives the language
 // model's, and of the family's own where files call it otherwise. Other names stay.
@@ -362,10 +371,7 @@ func Unprefixed(c *config.Config, stored string) string {
 // take adds the weights of a stored tensor, which info names as the table does.
 func (s *Set) take(info tensor.Info, stored string) {
 	named := info
-	info, part, form := tensor.PartOf(info, s.method)
-	if part != "" && s.family.Namings != nil && s.family.Place(named.Name).Row != nil { // attn_hc.scale is a weight
-		info, part = named, ""
-	}
+	info, part, form := partOf(s.family, info, s.method)
 	owner := strings.TrimSuffix(info.Name, part)
 	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, form: form}
 	if info.Name != named.Name || info.DType != named.DType {
@@ -383,6 +389,14 @@ func (s *Set) take(info tensor.Info, stored string) {
 		}
 	}
 	s.add(s.place(w))
+}
+
+// partOf is tensor.PartOf for tensors of a family, which may have a weight that is called as scales are.
+func partOf(f *table.Family, info tensor.Info, method string) (tensor.Info, string, *tensor.Form) {
+	if f.Namings != nil && strings.HasSuffix(info.Name, ".scale") && f.Place(info.Name).Row != nil {
+		return info, "", nil
+	}
+	return tensor.PartOf(info, method)
 }
 
 // place finishes a weight whose Place is that of its owner.
