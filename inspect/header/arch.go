@@ -26,6 +26,7 @@ type Arch struct {
 	Forward   ForwardFLOPs    `json:"flops_per_token"`    // compute of one token
 	Training  TrainingFLOPs   `json:"training_flops"`     // compute of one sequence
 	KVCache   KVCache         `json:"kv_cache"`           // memory of one sequence
+	Windowed  *Windowed       `json:"windowed,omitempty"` // absent without a window of attention
 	Indexers  *Indexers       `json:"indexers,omitempty"` // absent if each token attends to all before it
 	Experts   *Experts        `json:"experts,omitempty"`  // absent if the model is dense
 	Choice    *Choice         `json:"choice,omitempty"`   // absent if the model is dense
@@ -77,18 +78,62 @@ type KVCache struct {
 	DType         tensor.DType `json:"dtype"`           // torch_dtype
 	BytesPerToken int64        `json:"bytes_per_token"` // count.KVBytes
 	Positions     int          `json:"positions"`       // tokens of the sequence
-	Bytes         int64        `json:"bytes"`           // BytesPerToken · Positions
+	Bytes         int64        `json:"bytes"`           // count.CacheOf Positions
+
+	Parts *count.Cache `json:"parts,omitempty"` // of Bytes; absent without a window of attention
+}
+
+// Windowed is what layers attend to beside a window of the latest tokens, and what else DeepSeek-V4 has.
+type Windowed struct {
+	Window     int `json:"window"`      // sliding_window, in tokens
+	Sliding    int `json:"sliding"`     // layers that attend to the window alone
+	Sparse     int `json:"sparse"`      // layers with entries of which an indexer chooses
+	SparseRate int `json:"sparse_rate"` // tokens that an entry of these stands for
+	Heavy      int `json:"heavy"`       // layers that attend to all entries
+	HeavyRate  int `json:"heavy_rate"`  // tokens that an entry of these stands for
+	Hashes     int `json:"hashes"`      // layers that choose experts by the token
+	Streams    int `json:"streams"`     // hc_mult: residual streams
+}
+
+func windowedOf(c *config.Config) *Windowed {
+	if !c.Windowed() {
+		return nil
+	}
+	w := &Windowed{Window: c.SlidingWindow, SparseRate: c.CompressRateCSA, HeavyRate: c.CompressRateHCA, Streams: c.HCMult}
+	for l := range c.NumHiddenLayers {
+		switch {
+		case c.Overlaps(l):
+			w.Sparse++
+		case c.CompressRate(l) > 0:
+			w.Heavy++
+		default:
+			w.Sliding++
+		}
+		if c.Hashes(l) {
+			w.Hashes++
+		}
+	}
+	return w
+}
+
+// String returns "the last 128 tokens; in 21 layers entries of 4 tokens too, in 20 of 128; 2 have neither".
+func (w *Windowed) String() string {
+	return fmt.Sprintf("the last %s; entries of %s in %s, of %s in %d; %d without entries",
+		text.Plural(w.Window, "token"), text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"),
+		text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
 }
 
 // Indexers are what chooses the keys that each token attends to.
 type Indexers struct {
-	Keys   int   `json:"keys"`   // index_topk: keys of a token, in each layer
+	Keys   int   `json:"keys"`   // index_topk: keys, or entries, of a token, in each layer
 	Layers int64 `json:"layers"` // layers with an indexer of their own; the others share the choice of one before
+
+	of string // what is chosen
 }
 
 // String returns "61, each token attends to the 2,048 keys that one chooses".
 func (x *Indexers) String() string {
-	return fmt.Sprintf("%d, each token attends to the %s keys that one chooses", x.Layers, text.Grouped(x.Keys))
+	return fmt.Sprintf("%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.of)
 }
 
 // Choice is how many ways a gate has to route a token.
@@ -116,7 +161,7 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	if c.HasIndexer() {
-		a.Indexers = &Indexers{c.IndexTopK, count.Indexers(c)}
+		a.Indexers = &Indexers{c.IndexTopK, count.Indexers(c), map[bool]string{false: "keys", true: "entries"}[c.Windowed()]}
 	}
 	for _, x := range counts {
 		a.Modules = append(a.Modules, moduleCount(x))
@@ -130,7 +175,11 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
 	a.Training = trainingOf(c, a.Forward)
-	a.KVCache = KVCache{d, count.KVBytes(c), seq, count.KVBytes(c) * int64(seq)}
+	cache := count.CacheOf(c, int64(seq))
+	a.KVCache = KVCache{DType: d, BytesPerToken: count.KVBytes(c), Positions: seq, Bytes: cache.Sum()}
+	if a.Windowed = windowedOf(c); a.Windowed != nil {
+		a.KVCache.Parts = &cache
+	}
 	return a
 }
 
@@ -208,10 +257,19 @@ func (a *Arch) factTable() *text.Table {
 	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper),
 		a.Training.idealised()))
 	t.Add("KV cache", a.KVCache.String()+assumed(a.Assumed))
+	if x := a.KVCache.Parts; x != nil {
+		t.Add("", fmt.Sprintf("%s of windows, %s of entries, %s of indexers' keys", text.Bytes(x.Window), text.Bytes(x.Entries),
+			text.Bytes(x.Indexer)))
+		t.Add("attention", a.Windowed.String())
+		t.Add("streams", fmt.Sprintf("%d residual streams, mixed before and after attention and experts", a.Windowed.Streams))
+	}
 	if a.Indexers != nil {
 		t.Add("indexers", a.Indexers.String())
 	}
 	t.Add("experts", a.Experts.String())
+	if a.Windowed != nil && a.Windowed.Hashes > 0 {
+		t.Add("", text.Plural(a.Windowed.Hashes, "layer")+" of them chosen by a table of tokens")
+	}
 	if a.Choice != nil {
 		a.addChoice(t)
 	}

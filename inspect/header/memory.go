@@ -36,10 +36,12 @@ type Memory struct {
 	Context int   `json:"context"`  // tokens of a sequence
 	Batch   int   `json:"batch"`    // sequences at once
 	Weights int64 `json:"weights"`  // MemoryReport.Weights.Bytes
-	KVCache int64 `json:"kv_cache"` // count.KVBytes · Context · Batch
+	KVCache int64 `json:"kv_cache"` // count.CacheOf Context tokens · Batch
 	Prefill int64 `json:"prefill"`  // activations of all tokens at once, or the logits of the last of each sequence
 	Decode  int64 `json:"decode"`   // activations of one token of each sequence, or its logits
 	Total   int64 `json:"total"`    // Weights + KVCache + Prefill
+
+	Cache *count.Cache `json:"kv_cache_parts,omitempty"` // of KVCache; absent where it is all tokens'
 }
 
 // MaxTokens is the largest Context · Batch.
@@ -71,13 +73,18 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 	}
 	tokens := context * batch
 	token, logits := activations(c)
-	for _, n := range []int64{count.KVBytes(c), token, logits} {
+	most := 2*count.CacheOf(c, 1).Sum() + 4*count.Indexers(c)*int64(c.IndexHeadDim) // windows and entries, 4 bytes a value
+	for _, n := range []int64{most, token, logits} {
 		if n > math.MaxInt64/4/tokens {
 			return Memory{}, errors.New("more bytes than 64 bits can count")
 		}
 	}
-	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: count.KVBytes(c) * tokens,
+	cache := count.CacheOf(c, context)
+	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: cache.Sum() * batch,
 		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
+	if c.Windowed() {
+		m.Cache = &count.Cache{Window: cache.Window * batch, Entries: cache.Entries * batch, Indexer: cache.Indexer * batch}
+	}
 	m.Total = m.Weights + m.KVCache + m.Prefill
 	return m, nil
 }
@@ -87,13 +94,15 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 //
 //	token     = (2·hidden_size + max(attention, indexer, dense, routed, shared)) · bytes of torch_dtype
 //	attention = num_attention_heads · 2·(qk_head_dim + v_head_dim)
+//	            windowed: 2·num_attention_heads·head_dim + head_dim + o_groups·o_lora_rank
 //	indexer   = 2·index_n_heads·index_head_dim
 //	dense     = 3·intermediate_size
 //	routed    = num_experts_per_tok · (2·hidden_size + 3·moe_intermediate_size)
 //	shared    = n_shared_experts · 3·moe_intermediate_size + hidden_size
 //	logits    = hidden_size · bytes of torch_dtype + 4·vocab_size
 //
-// 2·hidden_size is the residual stream and its norm. Attention holds queries, keys, values
+// 2·hidden_size is the residual stream and its norm; with hyper-connections it is
+// (hc_mult + 1)·hidden_size. Attention holds queries, keys, values
 // and what comes of them; an MLP gate, up and their product; routed experts also what goes
 // into them and what comes out; shared ones the routed sum. Scores are not stored, as in
 // FlashAttention: the reference's eager attention takes 4 · batch · num_attention_heads ·
@@ -101,6 +110,9 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 func activations(c *config.Config) (token, logits int64) {
 	hidden, expert := int64(c.HiddenSize), int64(c.MoEIntermediateSize)
 	widest := 2 * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	if c.Windowed() { // one head of keys, which are the values
+		widest = int64(2*c.NumAttentionHeads+1)*int64(c.ValueHeadDim()) + int64(c.OGroups)*int64(c.OLoraRank)
+	}
 	widest = max(widest, 2*int64(c.IndexNHeads)*int64(c.IndexHeadDim))
 	layers := layersOf(c)
 	if layers.Dense > 0 {
@@ -110,16 +122,22 @@ func activations(c *config.Config) (token, logits int64) {
 		widest = max(widest, int64(c.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.NSharedExperts)*expert+hidden)
 	}
 	size := table.TorchDType(c).Bytes(1)
-	return (2*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
+	return (int64(max(c.HCMult, 1)+1)*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
 }
 
 // Sheet is a row per context and batch.
 func (r *MemoryReport) Sheet() *text.Sheet {
-	s := text.NewSheet(">context", ">batch", ">weights", ">kv_cache", ">prefill", ">decode", ">total", "weights_dtypes",
-		"compute_dtype")
+	columns := []string{">context", ">batch", ">weights", ">kv_cache"}
+	if len(r.Rows) > 0 && r.Rows[0].Cache != nil {
+		columns = append(columns, ">kv_window", ">kv_entries", ">kv_indexer")
+	}
+	s := text.NewSheet(append(columns, ">prefill", ">decode", ">total", "weights_dtypes", "compute_dtype")...)
 	for _, m := range r.Rows {
-		s.Row(m.Context, m.Batch, text.Size(m.Weights), text.Size(m.KVCache), text.Size(m.Prefill), text.Size(m.Decode),
-			text.Size(m.Total), r.Weights.names(","), r.DType)
+		row := []any{m.Context, m.Batch, text.Size(m.Weights), text.Size(m.KVCache)}
+		if x := m.Cache; x != nil {
+			row = append(row, text.Size(x.Window), text.Size(x.Entries), text.Size(x.Indexer))
+		}
+		s.Row(append(row, text.Size(m.Prefill), text.Size(m.Decode), text.Size(m.Total), r.Weights.names(","), r.DType)...)
 	}
 	return s
 }

@@ -27,10 +27,10 @@ func TestMemoryOf16B(t *testing.T) {
 	const token = (2*2048 + widest) * 2
 	const logits = 2048*2 + 4*102400
 	assert.Equal(t, Memory{4096, 1, 32_751_456_256, kv * 4096, token * 4096, logits,
-		32_751_456_256 + kv*4096 + token*4096}, r.Rows[0])
+		32_751_456_256 + kv*4096 + token*4096, nil}, r.Rows[0])
 	assert.Equal(t, Memory{4096, 8, 32_751_456_256, kv * 4096 * 8, token * 4096 * 8, 8 * logits,
-		32_751_456_256 + 8*(kv+token)*4096}, r.Rows[1])
-	assert.Equal(t, Memory{1, 1, 32_751_456_256, kv, logits, logits, 32_751_456_256 + kv + logits}, r.Rows[2])
+		32_751_456_256 + 8*(kv+token)*4096, nil}, r.Rows[1])
+	assert.Equal(t, Memory{1, 1, 32_751_456_256, kv, logits, logits, 32_751_456_256 + kv + logits, nil}, r.Rows[2])
 	assert.Len(t, r.Rows, 4)
 }
 

@@ -128,41 +128,98 @@ func layersOf(c *config.Config, p *table.Row) (layers []int) {
 // indexer a token attends to min(seq, index_topk) positions, and each indexer has scores of all:
 //
 //	indexers · seq · index_n_heads · (index_head_dim + 1)
+//
+// With windowed attention a token attends to min(seq, sliding_window) positions and to the entries of the layer,
+// seq / rate, of which an indexer scores all and chooses index_topk.
 func AttentionMACs(c *config.Config, seq int) int64 {
-	keys := seq
-	if c.HasIndexer() {
-		keys = min(seq, c.IndexTopK)
+	keys, scored := int64(0), int64(0)
+	for l := range c.NumHiddenLayers {
+		all := seq
+		if rate := c.CompressRate(l); rate > 0 {
+			all = seq / rate
+		} else if c.Windowed() {
+			all = 0
+		}
+		if hasIndexer(c, l) {
+			scored += int64(all)
+		}
+		if c.HasIndexer() && (!c.Windowed() || c.Overlaps(l)) {
+			all = min(all, c.IndexTopK)
+		}
+		keys += int64(all + min(seq, c.SlidingWindow))
 	}
-	attention := int64(c.NumHiddenLayers) * int64(keys) * int64(c.NumAttentionHeads)
-	return attention*int64(c.QKHeadDim()+c.ValueHeadDim()) +
-		Indexers(c)*int64(seq)*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
+	return keys*int64(c.NumAttentionHeads)*int64(c.QKHeadDim()+c.ValueHeadDim()) +
+		scored*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
 }
+
+func hasIndexer(c *config.Config, l int) bool { return c.HasIndexer() && c.IndexerOf(l) == l }
 
 // Indexers returns how many layers have an indexer of their own.
 func Indexers(c *config.Config) (n int64) {
 	for l := range c.NumHiddenLayers {
-		if c.HasIndexer() && c.IndexerOf(l) == l {
+		if hasIndexer(c, l) {
 			n++
 		}
 	}
 	return n
 }
 
-// KVBytes returns the key-value cache of one token in bytes, in torch_dtype:
+// Cache is the key-value cache of a sequence, in bytes of torch_dtype.
+type Cache struct {
+	Window  int64 `json:"window"`  // of the latest tokens, with windowed attention
+	Entries int64 `json:"entries"` // of all tokens, or of the entries that stand for them
+	Indexer int64 `json:"indexer"` // keys of indexers
+}
+
+// Sum returns the bytes of all parts.
+func (x Cache) Sum() int64 { return x.Window + x.Entries + x.Indexer }
+
+// CacheOf returns the key-value cache of a sequence. Attention caches for each token and layer
 //
-//	2 · num_hidden_layers · num_key_value_heads · head_dim · bytes of table.TorchDType
+//	2 · num_key_value_heads · head_dim values,
+//	kv_lora_rank + qk_rope_head_dim with latent attention, from which all heads' keys and values are computed
 //
-// Latent attention caches the row from which all heads' keys and values are computed:
-//
-//	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of table.TorchDType
-//
-// An indexer caches a key of index_head_dim beside it.
-func KVBytes(c *config.Config) int64 {
+// and an indexer a key of index_head_dim. With windowed attention a layer caches head_dim values for each of the last
+// sliding_window tokens and for each entry, and an indexer a key for each entry.
+func CacheOf(c *config.Config, tokens int64) (x Cache) {
 	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
 	if c.LatentAttention() {
 		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
 	}
-	return table.TorchDType(c).Bytes(int64(c.NumHiddenLayers)*values + Indexers(c)*int64(c.IndexHeadDim))
+	for l := range c.NumHiddenLayers {
+		n := tokens
+		if c.Windowed() {
+			x.Window += min(tokens, int64(c.SlidingWindow)) * int64(c.ValueHeadDim())
+			n, values = 0, int64(c.ValueHeadDim())
+		}
+		if rate := c.CompressRate(l); rate > 0 {
+			n = tokens / int64(rate)
+		}
+		x.Entries += n * values
+		if hasIndexer(c, l) {
+			x.Indexer += n * int64(c.IndexHeadDim)
+		}
+	}
+	size := table.TorchDType(c).Bytes
+	return Cache{size(x.Window), size(x.Entries), size(x.Indexer)}
+}
+
+// KVBytes returns what one token adds to the key-value cache, in bytes; with windowed attention, once the window is full,
+// its share of an entry of each layer, rounded up to whole values.
+func KVBytes(c *config.Config) (n int64) {
+	if !c.Windowed() {
+		return CacheOf(c, 1).Sum()
+	}
+	for l := range c.NumHiddenLayers {
+		if rate := c.CompressRate(l); rate > 0 {
+			values := c.ValueHeadDim()
+			if hasIndexer(c, l) {
+				values += c.IndexHeadDim
+			}
+			n += int64((values + rate - 1) / rate)
+		}
+	}
+	return table.TorchDType(c).Bytes(n)
 }
 
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets

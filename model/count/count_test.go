@@ -123,6 +123,18 @@ func TestBytesOfV4(t *testing.T) {
 	}
 }
 
+// TestCacheOfV4: Flash has 43 windows of 128 tokens, 21 layers with an entry for 4 tokens and an indexer, 20 with one for
+// 128; heads of 512, indexers' keys of 128. A token attends to the window, to 512 entries that an indexer chose among
+// all, and to all entries of 128 tokens.
+func TestCacheOfV4(t *testing.T) {
+	c := configtest.Fixture(t, "states/deepseek-v4-flash")
+	assert.Equal(t, Cache{43 * 128 * 512 * 2, (21*1024 + 20*32) * 512 * 2, 21 * 1024 * 128 * 2}, CacheOf(c, 4096))
+	assert.Equal(t, Cache{43 * 100 * 512 * 2, 21 * 25 * 512 * 2, 21 * 25 * 128 * 2}, CacheOf(c, 100))
+	assert.EqualValues(t, 2*(21*(512+128)/4+20*512/128), KVBytes(c))
+	assert.EqualValues(t, (43*128+21*512+20*32)*64*1024+21*1024*64*129, AttentionMACs(c, 4096))
+	assert.EqualValues(t, (43*100+21*25)*64*1024+21*25*64*129, AttentionMACs(c, 100))
+}
+
 // TestAXK1: AXK1Config's defaults are the published sizes, of 519 billion parameters, 33 of them activated.
 func TestAXK1(t *testing.T) {
 	sum := Modules(configtest.Parse(t, `{"model_type":"axk1"}`)).Sum()
