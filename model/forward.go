@@ -3,9 +3,6 @@ package model
 import (
 	"context"
 	"fmt"
-	"math"
-
-	"dsmoe/model/tensor"
 )
 
 // Forward runs the decoder on in, in evaluation mode unless o says otherwise, and
@@ -123,97 +120,117 @@ func (p *pass[V]) holding(l int, f func()) {
 	p.drop(l)
 }
 
-// Input is a batch of token sequences.
-type Input struct {
-	Batch         int   // sequences
-	Seq           int   // tokens per sequence
-	InputIDs      []int // [batch, seq]
-	AttentionMask []int // [batch, seq], 0 for padding; nil without padding
+// Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
+func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(l))
+		p.tables()
+		return p.layer(l, x)
+	})
 }
 
-// Check returns an error if the input does not fit a model whose vocabulary has vocab tokens.
-func (in *Input) Check(vocab int) error {
-	n := in.Batch * in.Seq
-	if in.Batch < 1 || in.Seq < 1 || len(in.InputIDs) != n || in.AttentionMask != nil && len(in.AttentionMask) != n {
-		return fmt.Errorf("input: %d ids and %d mask values for a batch of %d × %d",
-			len(in.InputIDs), len(in.AttentionMask), in.Batch, in.Seq)
+// PredictionLayer runs prediction layer k alone on h [batch, seq-k, hidden_size], as
+// ForwardMTP would, and returns [batch, seq-1-k, hidden_size].
+func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(len(p.m.Model.Layers) + k))
+		p.tables()
+		return p.predict(k, h)
+	})
+}
+
+// Head runs the final norm and the head on x [batch, seq, hidden_size], the last
+// layer's output, as Forward would.
+func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		logits, _ := p.head(x)
+		return logits
+	})
+}
+
+// embed looks the input ids up in embed_tokens, and returns the input of the first layer.
+func (p *pass[V]) embed() V {
+	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
+	return p.streams(p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize)))
+}
+
+// layer mirrors DeepseekDecoderLayer.forward.
+func (p *pass[V]) layer(l int, x V) V {
+	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
+	x = p.stage(name+".input", x)
+	x = p.connected(name+".attn_hc", d.AttnHC, x, func(x V) V {
+		return p.selfAttention(l, name+".self_attn", d, p.norm(name+".input_layernorm", &d.InputLayernorm, x))
+	})
+	if d.FFNHC != nil {
+		x = p.stage(name+".ffn_hc.input", x)
 	}
-	for i, id := range in.InputIDs {
-		if id < 0 || id >= vocab {
-			return fmt.Errorf("input_ids[%d, %d]: %d is not in the vocabulary of %d", i/in.Seq, i%in.Seq, id, vocab)
+	x = p.connected(name+".ffn_hc", d.FFNHC, x, func(x V) V {
+		x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
+		if d.MoE != nil {
+			return p.moe(l, name+".mlp", d.MoE, x)
 		}
-	}
-	return nil
+		return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+	})
+	return p.stage(name+".output", x)
 }
 
-// IsPadding reports whether token i of the batch is padding.
-func (in *Input) IsPadding(i int) bool { return in.AttentionMask != nil && in.AttentionMask[i] == 0 }
-
-// from returns the tokens of each sequence from position first on, without a padding mask.
-func (in *Input) from(first int) *Input {
-	later := &Input{Batch: in.Batch, Seq: in.Seq - first}
-	for b := range in.Batch {
-		later.InputIDs = append(later.InputIDs, in.InputIDs[b*in.Seq+first:(b+1)*in.Seq]...)
-	}
-	return later
-}
-
-// Mask is the causal mask with padding, mirroring _prepare_4d_causal_attention_mask:
-// 0 where a query may look, Lowest elsewhere. A score plus Lowest is Lowest, whatever the
-// score, so that a query with all its keys masked attends to all keys alike, later ones too.
-//
-// With a rate the keys are tokens, then entries of a compressor, each of which stands for rate tokens:
-// a query sees an entry after the last of them. Padding hides no entry.
-type Mask struct {
-	Lowest float32 // the lowest finite value of the compute dtype
-	In     *Input  // the tokens and their padding
-	Window int     // tokens that a query sees, itself the last of them; 0 is all before it
-	chosen []bool  // keys, or entries, that an indexer chose for each query, [batch, seq, keys]; nil is all
-
-	rate          int // tokens of an entry; 0: all keys are tokens
-	first, tokens int // the position of the first key; with a rate, the number of keys before the entries
-}
-
-// lowest holds the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
-var lowest = map[tensor.DType]float32{
-	tensor.F32:  -math.MaxFloat32,
-	tensor.F16:  -65504,
-	tensor.BF16: -0x1.fep127,
-}
-
-// Masked reports whether the query at a position of a sequence may not look at a key. A nil mask hides none.
-func (m *Mask) Masked(batch, query, key int) bool {
+// selfAttention is the attention of layer l, on its normed input.
+func (p *pass[V]) selfAttention(l int, name string, d *DeepseekDecoderLayer, x V) V {
 	switch {
-	case m == nil:
-		return false
-	case m.rate == 0:
-		return m.hidesToken(batch, query, m.first+key) || m.leftOut(batch, query, key)
-	case key < m.tokens:
-		return m.hidesToken(batch, query, m.first+key)
+	case d.Windowed != nil:
+		return p.windowedAttention(l, name, d.Windowed, x)
+	case d.MLA != nil:
+		return p.latentAttention(l, name, d.MLA, x)
 	}
-	entry := key - m.tokens
-	return (entry+1)*m.rate > query+1 || m.leftOut(batch, query, entry)
+	return p.attention(name, d.SelfAttn, x)
 }
 
-// hidesToken reports whether a token is later than the query, or before its window, or padding.
-func (m *Mask) hidesToken(batch, query, key int) bool {
-	return key > query || m.Window > 0 && query-key >= m.Window ||
-		m.In.AttentionMask != nil && m.In.AttentionMask[batch*m.In.Seq+key] == 0
+// predict runs prediction layer k on h [batch, seq-k, hidden_size], the output of the final norm or
+// of the prediction layer before. It returns shared_head.norm's output, [batch, seq-1-k,
+// hidden_size], mirroring MtpModel.forward_layer without a cache, on the tokens of the input:
+//
+//	for t in 0 … seq-2-k, at position t+1+k:
+//		e = enorm(embed_tokens[input_ids[t+1+k]])
+//		h = layer(eh_proj([e, hnorm(h[t])]))
+//		h = shared_head.norm(h)
+//		logits = h·shared_head.headᵀ
+//
+// As in the reference, prediction layers have no padding mask.
+func (p *pass[V]) predict(k int, h V) V {
+	l, width := len(p.m.Model.Layers)+k, p.config.HiddenSize
+	d, name := &p.m.Model.MTP[k], fmt.Sprintf("model.layers.%d", l)
+	later := p.from(1 + k)
+	in := later.in
+	e := p.Reshape(p.Embed(&d.EmbedTokens, in.InputIDs), in.Batch, in.Seq, width)
+	e = p.norm(name+".enorm", &d.ENorm, e)
+	h = p.norm(name+".hnorm", &d.HNorm, p.Move(takeFirst(in, in.Seq+1, width), h))
+	h = p.linear(name+".eh_proj", &d.EHProj, p.Move(joinColumns(in, width, width), e, h))
+	h = p.norm(name+".shared_head.norm", &d.SharedHead.Norm, later.layer(l, h))
+	p.linear(name+".shared_head.head", &d.SharedHead.Head, h)
+	return h
 }
 
-// leftOut reports whether an indexer did not choose a key, or an entry.
-func (m *Mask) leftOut(batch, query, key int) bool {
-	return m.chosen != nil && !m.chosen[(batch*m.In.Seq+query)*m.choices()+key]
-}
-
-// choices returns the number of keys, or entries, that an indexer chooses from.
-func (m *Mask) choices() int { return m.In.Seq / max(m.rate, 1) }
-
-// add adds the mask to the scores of a query, one score per key position.
-func (m *Mask) add(scores []float32, batch, query int) {
-	for key := range scores {
-		if m.Masked(batch, query, key) {
-			scores[key] += m.Lowest
-		}
+// from returns the pass for the tokens from position first on.
+func (p *pass[V]) from(first int) *pass[V] {
+	later := *p
+	later.in = p.in.from(first)
+	rows := make([]int, later.in.Seq)
+	for i := range rows {
+		rows[i] = first + i
 	}
+	later.main = p.at(p.main, rows)
+	later.mask = &Mask{Lowest: p.mask.Lowest, In: later.in}
+	return &later
+}
+
+// at returns the tables of some positions.
+func (p *pass[V]) at(r rope[V], positions []int) rope[V] {
+	move := takeRows(positions, r.Half)
+	return rope[V]{r.Rotary, p.Move(move, r.cos), p.Move(move, r.sin)}
+}
+
+// head returns the logits, and the output of the final norm.
+func (p *pass[V]) head(x V) (logits, normed V) {
+	normed = p.norm("model.norm", &p.m.Model.Norm, p.collapsed(x))
+	return p.linear("lm_head", &p.m.LMHead, normed), normed
 }

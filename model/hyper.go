@@ -1,31 +1,5 @@
 package model
 
-import (
-	"dsmoe/config"
-	"dsmoe/model/table"
-)
-
-// HyperConnection weighs the streams of the residual around a module, mirroring
-// DeepseekV4HyperConnection, or before the head, mirroring DeepseekV4HyperHead.
-type HyperConnection struct {
-	Fn    Linear // [(2+hc)·hc, hc·hidden_size]; before the head [hc, hc·hidden_size]
-	Base  Weight // [(2+hc)·hc], or [hc]
-	Scale Weight // [3], or [1]
-}
-
-// hyperOf returns the hyper-connection of a model with streams; nil for other models.
-func hyperOf(c *config.Config) *HyperConnection {
-	if c.HCMult == 0 {
-		return nil
-	}
-	return &HyperConnection{}
-}
-
-// at returns the weight with a role.
-func (h *HyperConnection) at(r table.Role) *Weight {
-	return map[table.Role]*Weight{table.HCFn: &h.Fn.Weight, table.HCBase: &h.Base, table.HCScale: &h.Scale}[r]
-}
-
 // streams returns the residual's streams, [batch, seq, hc, hidden_size], of an embedding: each is
 // the embedding. Without hyper-connections it returns the embedding.
 func (p *pass[V]) streams(x V) V {
@@ -74,23 +48,4 @@ func (p *pass[V]) mixes(h *HyperConnection, x V) V {
 	c := p.config
 	flat := p.Reshape(p.Float32(x), p.in.Batch, p.in.Seq, c.HCMult*c.HiddenSize)
 	return p.Scope(p.UnitNorm(flat, float64(float32(c.RMSNormEps))), func(x V) V { return p.Linear(x, &h.Fn) })
-}
-
-// repeatRows repeats each row of [batch, seq, width]: [batch, seq, times, width].
-func repeatRows(in *Input, times, width int) *Move {
-	return &Move{[]int{in.Batch, in.Seq, times, width}, in.Batch * in.Seq, func(t int, f func(Run)) {
-		for i := range times {
-			f(Run{To: (t*times + i) * width, From: t * width, Step: 1, N: width})
-		}
-	}}
-}
-
-// joinGroups puts the rows of several operands [batch, seq, width] side by side, as groups:
-// [batch, seq, groups, width].
-func joinGroups(in *Input, groups, width int) *Move {
-	return &Move{[]int{in.Batch, in.Seq, groups, width}, in.Batch * in.Seq, func(t int, f func(Run)) {
-		for g := range groups {
-			f(Run{Operand: g, To: (t*groups + g) * width, From: t * width, Step: 1, N: width})
-		}
-	}}
 }

@@ -2,37 +2,9 @@ package model
 
 import (
 	"math"
-	"slices"
 
 	"dsmoe/config"
-	"dsmoe/model/table"
 )
-
-// Indexer chooses the keys that each query attends to, mirroring DeepseekV32Indexer: its queries
-// have index_n_heads heads, its keys one.
-type Indexer struct {
-	WQB         Linear    // [index_n_heads·index_head_dim, q_lora_rank]
-	WK          Linear    // [index_head_dim, hidden_size]
-	KNorm       LayerNorm // [index_head_dim]
-	WeightsProj Linear    // [index_n_heads, hidden_size], the weights of the heads
-}
-
-// LayerNorm is weight · (x - mean(x)) / sqrt(var(x) + 1e-6) + bias.
-type LayerNorm struct{ Weight, Bias Weight } // [width] each
-
-// at returns the weight with a role.
-func (x *Indexer) at(r table.Role) *Weight {
-	return map[table.Role]*Weight{table.WQB: &x.WQB.Weight, table.WK: &x.WK.Weight, table.KNorm: &x.KNorm.Weight,
-		table.KNormBias: &x.KNorm.Bias, table.WeightsProj: &x.WeightsProj.Weight}[r]
-}
-
-// indexerOf returns the indexer that a layer has; nil if it has none of its own.
-func indexerOf(c *config.Config, l int) *Indexer {
-	if !c.HasIndexer() || c.IndexerOf(l) != l {
-		return nil
-	}
-	return &Indexer{}
-}
 
 // indexed returns the mask of layer l's attention: of the keys that the causal mask shows, each query sees
 // those that the indexer chose. low is what q_a_layernorm gives, x the layer's normed input. A
@@ -50,12 +22,6 @@ func (p *pass[V]) indexed(l int, name string, x, low V) *Mask {
 		p.keys = &keyChoice{of, idx}
 	}
 	return p.mask.of(p.keys.idx, p.topKeys())
-}
-
-// keyChoice is the choice of the indexer of a layer, [batch, seq, topKeys].
-type keyChoice struct {
-	layer int
-	idx   []int
 }
 
 // topKeys is how many keys an indexer chooses for each query: index_topk, or all.
@@ -124,61 +90,4 @@ func (p *pass[V]) rotatedFirst(name string, x V, heads int, shape []int) V {
 	last = p.RoPE(last, p.main.cos, p.main.sin, &halves)
 	x = p.stage(name, p.Reshape(p.Move(joinRotated(p.in, heads, width, rotated), last), shape...))
 	return p.Move(splitHeads(p.in, heads, width, 0, width), x)
-}
-
-// splitRotated cuts rows [batch, seq, heads·width] into heads, [batch, heads, seq, width], with the first
-// rotated columns of each head last: the even ones before the odd ones if they are pairs.
-func splitRotated(in *Input, heads, width, rotated int, pairs bool) *Move {
-	return &Move{[]int{in.Batch, heads, in.Seq, width}, in.Batch * heads, func(i int, f func(Run)) {
-		for t := range in.Seq {
-			to, from := (i*in.Seq+t)*width, ((i/heads*in.Seq+t)*heads+i%heads)*width
-			f(Run{To: to, From: from + rotated, Step: 1, N: width - rotated})
-			step, n := 1, rotated
-			if pairs {
-				step, n = 2, rotated/2
-				f(Run{To: to + width - n, From: from + 1, Step: step, N: n})
-			}
-			f(Run{To: to + width - rotated, From: from, Step: step, N: n})
-		}
-	}}
-}
-
-// joinRotated puts heads [batch, heads, seq, width] side by side, [batch, seq, heads·width], with the
-// last rotated columns of each head first.
-func joinRotated(in *Input, heads, width, rotated int) *Move {
-	return &Move{[]int{in.Batch, in.Seq, heads * width}, in.Batch * heads, func(i int, f func(Run)) {
-		for t := range in.Seq {
-			to, from := ((i/heads*in.Seq+t)*heads+i%heads)*width, (i*in.Seq+t)*width
-			f(Run{To: to, From: from + width - rotated, Step: 1, N: rotated})
-			f(Run{To: to + rotated, From: from, Step: 1, N: width - rotated})
-		}
-	}}
-}
-
-// of returns the mask that shows each query, of the keys that m shows, the k of idx [batch, seq, k].
-func (m *Mask) of(idx []int, k int) *Mask {
-	chosen := make([]bool, m.In.Batch*m.In.Seq*m.choices())
-	for i, key := range idx {
-		if key >= 0 {
-			chosen[i/k*m.choices()+key] = true
-		}
-	}
-	masked := *m
-	masked.chosen = chosen
-	return &masked
-}
-
-// hide sets the keys of idx [batch, seq, k] that the mask hides to -1. The others of a query ascend,
-// and stand before them.
-func (m *Mask) hide(idx []int, k int) {
-	for row := range len(idx) / k {
-		keys := idx[row*k : (row+1)*k]
-		slices.Sort(keys)
-		seen := slices.DeleteFunc(slices.Clone(keys), func(key int) bool {
-			return m.Masked(row/m.In.Seq, row%m.In.Seq, key)
-		})
-		for i := copy(keys, seen); i < k; i++ {
-			keys[i] = -1
-		}
-	}
 }

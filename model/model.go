@@ -151,6 +151,113 @@ type DeepseekV2Attention struct {
 	OProj          Linear          // [hidden_size, heads·v_head_dim]
 }
 
+// Indexer chooses the keys that each query attends to, mirroring DeepseekV32Indexer: its queries
+// have index_n_heads heads, its keys one.
+type Indexer struct {
+	WQB         Linear    // [index_n_heads·index_head_dim, q_lora_rank]
+	WK          Linear    // [index_head_dim, hidden_size]
+	KNorm       LayerNorm // [index_head_dim]
+	WeightsProj Linear    // [index_n_heads, hidden_size], the weights of the heads
+}
+
+// LayerNorm is weight · (x - mean(x)) / sqrt(var(x) + 1e-6) + bias.
+type LayerNorm struct{ Weight, Bias Weight } // [width] each
+
+// at returns the weight with a role.
+func (x *Indexer) at(r table.Role) *Weight {
+	return map[table.Role]*Weight{table.WQB: &x.WQB.Weight, table.WK: &x.WK.Weight, table.KNorm: &x.KNorm.Weight,
+		table.KNormBias: &x.KNorm.Bias, table.WeightsProj: &x.WeightsProj.Weight}[r]
+}
+
+// indexerOf returns the indexer that a layer has; nil if it has none of its own.
+func indexerOf(c *config.Config, l int) *Indexer {
+	if !c.HasIndexer() || c.IndexerOf(l) != l {
+		return nil
+	}
+	return &Indexer{}
+}
+
+// DeepseekV4Attention is attention to a window of the latest tokens and, in layers with a compressor, to entries
+// that stand for several tokens each. All heads share one head of keys, which are the values too.
+type DeepseekV4Attention struct {
+	QAProj     Linear          // [q_lora_rank, hidden_size]
+	QANorm     DeepseekRMSNorm // [q_lora_rank]
+	QBProj     Linear          // [heads·head_dim, q_lora_rank]
+	KVProj     Linear          // [head_dim, hidden_size]
+	KVNorm     DeepseekRMSNorm // [head_dim]
+	OAProj     Linear          // [o_groups·o_lora_rank, heads·head_dim/o_groups]
+	OBProj     Linear          // [hidden_size, o_groups·o_lora_rank]
+	Sinks      Weight          // [heads], a score that takes probability from the keys
+	Compressor *Compressor     // nil in layers without entries
+	Indexer    *EntryIndexer   // compressor.indexer, which chooses entries; nil: each query attends to all
+}
+
+// Compressor makes entries of tokens, mirroring DeepseekV4HCACompressor and DeepseekV4CSACompressor; c is the
+// number of series of a token.
+type Compressor struct {
+	KVProj, GateProj Linear          // [c·width, hidden_size]
+	PositionBias     Weight          // [rate, c·width], added to the gate
+	KVNorm           DeepseekRMSNorm // [width]
+}
+
+// EntryIndexer chooses the entries that each query attends to, mirroring DeepseekV4Indexer. It scores
+// entries of its own, with a width of index_head_dim.
+type EntryIndexer struct {
+	Compressor
+	QBProj      Linear // [index_n_heads·index_head_dim, q_lora_rank]
+	WeightsProj Linear // scorer.weights_proj [index_n_heads, hidden_size], the weights of the heads
+}
+
+// windowedOf returns the attention of a layer.
+func windowedOf(c *config.Config, l int) *DeepseekV4Attention {
+	a := &DeepseekV4Attention{}
+	if c.CompressRate(l) > 0 {
+		a.Compressor = &Compressor{}
+	}
+	if c.Overlaps(l) {
+		a.Indexer = &EntryIndexer{}
+	}
+	return a
+}
+
+// at returns the weight with a role.
+func (m *Compressor) at(r table.Role) *Weight {
+	return map[table.Role]*Weight{table.KVProj: &m.KVProj.Weight, table.GateProj: &m.GateProj.Weight,
+		table.PositionBias: &m.PositionBias, table.KVNorm: &m.KVNorm.Weight}[r]
+}
+
+// at returns the weight with a role.
+func (x *EntryIndexer) at(r table.Role) *Weight {
+	switch r {
+	case table.QBProj:
+		return &x.QBProj.Weight
+	case table.WeightsProj:
+		return &x.WeightsProj.Weight
+	}
+	return x.Compressor.at(r)
+}
+
+// HyperConnection weighs the streams of the residual around a module, mirroring
+// DeepseekV4HyperConnection, or before the head, mirroring DeepseekV4HyperHead.
+type HyperConnection struct {
+	Fn    Linear // [(2+hc)·hc, hc·hidden_size]; before the head [hc, hc·hidden_size]
+	Base  Weight // [(2+hc)·hc], or [hc]
+	Scale Weight // [3], or [1]
+}
+
+// hyperOf returns the hyper-connection of a model with streams; nil for other models.
+func hyperOf(c *config.Config) *HyperConnection {
+	if c.HCMult == 0 {
+		return nil
+	}
+	return &HyperConnection{}
+}
+
+// at returns the weight with a role.
+func (h *HyperConnection) at(r table.Role) *Weight {
+	return map[table.Role]*Weight{table.HCFn: &h.Fn.Weight, table.HCBase: &h.Base, table.HCScale: &h.Scale}[r]
+}
+
 // DeepseekMLP is down_proj(silu(gate_proj(x)) · up_proj(x)).
 type DeepseekMLP struct {
 	GateProj Linear // [width, hidden_size]

@@ -50,7 +50,7 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 	}
 	k := p.config.NumExpertsPerTok
 	byExpert := slotsByExpert(idx, len(m.Experts))
-	p.fetchExperts(l, chosen(byExpert))
+	p.fetchExperts(l, usedExperts(byExpert))
 	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
@@ -67,8 +67,8 @@ func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
 	return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
 }
 
-// chosen returns the experts that at least one slot chose.
-func chosen(byExpert [][]int) (experts []int) {
+// usedExperts returns the experts that at least one slot chose.
+func usedExperts(byExpert [][]int) (experts []int) {
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
 			experts = append(experts, e)

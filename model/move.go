@@ -125,3 +125,63 @@ func gather(idx []int, k, width int) *Move {
 		}
 	}}
 }
+
+// splitRotated cuts rows [batch, seq, heads·width] into heads, [batch, heads, seq, width], with the first
+// rotated columns of each head last: the even ones before the odd ones if they are pairs.
+func splitRotated(in *Input, heads, width, rotated int, pairs bool) *Move {
+	return &Move{[]int{in.Batch, heads, in.Seq, width}, in.Batch * heads, func(i int, f func(Run)) {
+		for t := range in.Seq {
+			to, from := (i*in.Seq+t)*width, ((i/heads*in.Seq+t)*heads+i%heads)*width
+			f(Run{To: to, From: from + rotated, Step: 1, N: width - rotated})
+			step, n := 1, rotated
+			if pairs {
+				step, n = 2, rotated/2
+				f(Run{To: to + width - n, From: from + 1, Step: step, N: n})
+			}
+			f(Run{To: to + width - rotated, From: from, Step: step, N: n})
+		}
+	}}
+}
+
+// joinRotated puts heads [batch, heads, seq, width] side by side, [batch, seq, heads·width], with the
+// last rotated columns of each head first.
+func joinRotated(in *Input, heads, width, rotated int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, heads * width}, in.Batch * heads, func(i int, f func(Run)) {
+		for t := range in.Seq {
+			to, from := ((i/heads*in.Seq+t)*heads+i%heads)*width, (i*in.Seq+t)*width
+			f(Run{To: to, From: from + width - rotated, Step: 1, N: rotated})
+			f(Run{To: to + rotated, From: from, Step: 1, N: width - rotated})
+		}
+	}}
+}
+
+// repeatRows repeats each row of [batch, seq, width]: [batch, seq, times, width].
+func repeatRows(in *Input, times, width int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, times, width}, in.Batch * in.Seq, func(t int, f func(Run)) {
+		for i := range times {
+			f(Run{To: (t*times + i) * width, From: t * width, Step: 1, N: width})
+		}
+	}}
+}
+
+// joinGroups puts the rows of several operands [batch, seq, width] side by side, as groups:
+// [batch, seq, groups, width].
+func joinGroups(in *Input, groups, width int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, groups, width}, in.Batch * in.Seq, func(t int, f func(Run)) {
+		for g := range groups {
+			f(Run{Operand: g, To: (t*groups + g) * width, From: t * width, Step: 1, N: width})
+		}
+	}}
+}
+
+// joinKeys puts the tokens from … to-1 of keys [batch, 1, seq, width] before entries [batch, 1, entries, width]:
+// [batch, 1, to-from+entries, width].
+func joinKeys(in *Input, from, to, entries, width int) *Move {
+	n := to - from + entries
+	return &Move{[]int{in.Batch, 1, n, width}, in.Batch, func(b int, f func(Run)) {
+		f(Run{To: b * n * width, From: (b*in.Seq + from) * width, Step: 1, N: (to - from) * width})
+		if entries > 0 {
+			f(Run{Operand: 1, To: (b*n + to - from) * width, From: b * entries * width, Step: 1, N: entries * width})
+		}
+	}}
+}

@@ -205,6 +205,12 @@ type pass[V any] struct {
 	keysOf func(layer int) ([]int, error)
 }
 
+// keyChoice is the choice of the indexer of a layer, [batch, seq, topKeys].
+type keyChoice struct {
+	layer int
+	idx   []int
+}
+
 // run checks the network, and calls f with a pass. An error of the Trace, or of ctx, ends f.
 func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err error) {
 	p, err := n.begin(ctx)
@@ -237,6 +243,11 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 		p.coarse.Rotary = newRotary(c, compressRope(c), n.Input.Seq, compute, angles)
 	}
 	return p, nil
+}
+
+// untrained is the error of training with hyper-connections.
+func untrained(c *config.Config) error {
+	return fmt.Errorf("model_type %s: hyper-connections have no gradients here", c.ModelType)
 }
 
 // ended runs f, and returns the error that stopped a pass in f.

@@ -131,14 +131,14 @@ func (p *Plain) Collapse(pre, x *Activation) *Activation {
 				sums[i] += float64(float32(w * v))
 			}
 		}
-		rounded(y.Row(t), sums)
+		narrow(y.Row(t), sums)
 		kernel.RoundTo(y.Row(t), y.format())
 	})
 	return y
 }
 
-// rounded sets dst to sums, rounded to float32.
-func rounded(dst []float32, sums []float64) {
+// narrow sets dst to sums, rounded to float32.
+func narrow(dst []float32, sums []float64) {
 	for i, sum := range sums {
 		dst[i] = float32(sum)
 	}
@@ -156,7 +156,7 @@ func (p *Plain) Expand(x, y, post, comb *Activation) *Activation {
 				sums[i] += float64(w * float64(v))
 			}
 		}
-		rounded(out, sums)
+		narrow(out, sums)
 		kernel.RoundTo(out, z.format())
 		w := post.Row(t)[k]
 		for i, v := range y.Row(t) {

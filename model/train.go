@@ -55,11 +55,6 @@ func Learns(c *config.Config, in *Input) error {
 	return nil
 }
 
-// untrained is the error of training with hyper-connections.
-func untrained(c *config.Config) error {
-	return fmt.Errorf("model_type %s: hyper-connections have no gradients here", c.ModelType)
-}
-
 // show shows the loss and the gradients to the trace of n.
 func (t *Tape) show(n *Network[*Activation], loss float64) error {
 	if n.Trace == nil {
