@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -19,16 +20,9 @@ const notLookedAt = "not looked at: the run stopped at the first failing stage"
 func (t outcome) coverage() report.Coverage {
 	c := report.Coverage{VocabSize: t.m.Config.VocabSize, Beside: weights.Beside(t.m.Config, t.set.All())}
 	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
-		ids := []int{}
-		for i, id := range t.in.InputIDs {
-			if !t.in.IsPadding(i) {
-				ids = append(ids, id)
-			}
-		}
-		slices.Sort(ids)
-		c.EmbeddingRows = len(slices.Compact(ids))
+		c.EmbeddingRows = distinctTokens(t.rows)
 	}
-	c.Padding = pack.PaddedTokens(t.in, len(t.in.InputIDs)).Count()
+	c.Padding = pack.PaddedTokens(t.rows, len(t.in.InputIDs)).Count()
 	for name := range t.pack.Manifest.Tensors {
 		if pack.IsStage(name) || !pack.IsInput(name) && t.scope.compares(name) {
 			c.GoldenTensors++
@@ -40,6 +34,17 @@ func (t outcome) coverage() report.Coverage {
 		}
 	}
 	return c
+}
+
+// distinctTokens counts the token ids of an input, without padding.
+func distinctTokens(in *model.Input) int {
+	ids := map[int]bool{}
+	for i, id := range in.InputIDs {
+		if !in.IsPadding(i) {
+			ids[id] = true
+		}
+	}
+	return len(ids)
 }
 
 // places returns what was done with each part of the model, but prediction layers outside the forward pass.

@@ -57,7 +57,7 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 	}
 	f.Rerun = again.run
 	if _, err = f.Rerun(ctx, f.NewTrial(), nil); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
-		f.Kind == pack.IndexerTopK {
+		pack.CutIndexer(f.Kind) == pack.IndexerTopK {
 		if f.Got == nil {
 			f = nil
 		}
@@ -77,7 +77,7 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 type rerun struct {
 	outcome
 	failure *diagnose.Failure
-	hidden  []float32 // golden input of the layer, or of the head; empty for RoPE's tables
+	hidden  *model.Activation // golden input of the layer, or of the head; empty for RoPE's tables
 }
 
 // choices are the golden's choices of experts of the compared rows.
@@ -93,7 +93,7 @@ func (t *rerun) choices(routing string) (idx []int, err error) {
 }
 
 // input returns the golden input of the layer or head; nil if the pack lacks it.
-func (t *rerun) input() ([]float32, error) {
+func (t *rerun) input() (*model.Activation, error) {
 	f, m, golden := t.failure, t.m, t.pack
 	before, kind := f.Layer-1, pack.LayerOutput
 	if f.Layer < 0 {
@@ -112,16 +112,18 @@ func (t *rerun) input() ([]float32, error) {
 		name = pack.LastNorm
 	}
 	if pack.IsTable(f.Name) {
-		return []float32{}, nil // of no layer
+		return &model.Activation{}, nil // of no layer
 	}
 	if f.Name == pack.Embedded || !golden.Has(name) {
 		return nil, nil
 	}
+	shape := t.scope.inputShape(name, f.In.Batch, f.Seq())
 	values, err := golden.Float32s(name)
-	if len(values) != f.In.Batch*f.Seq()*m.Config.HiddenSize {
+	if !slices.Equal(golden.Manifest.Tensors[name].Shape, shape) {
 		return nil, err
 	}
-	return pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedTokens(f.In, f.In.Batch*f.Seq())), err
+	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedTokens(t.rows, f.In.Batch*f.Seq()))
+	return t.scope.asInput(shape, values), err
 }
 
 // errKnown ends the run of a trial: nothing more has to be seen.
@@ -140,8 +142,8 @@ func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (pa
 	net := again.local(&x.In, x.Options, analysis, analysis)
 	w := &witness{net.Trace.(*localTrace), f, needed, x.Proves}
 	net.Arithmetic, net.Trace = x.Around(net.Arithmetic), w
-	hidden := bounds.Exact(&model.Activation{Shape: []int{f.In.Batch, f.Seq(), x.Config.HiddenSize},
-		Values: slices.Clone(t.hidden), DType: again.pack.DType})
+	hidden := bounds.Exact(&model.Activation{Shape: t.hidden.Shape, Values: slices.Clone(t.hidden.Values),
+		DType: again.pack.DType})
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, hidden)
@@ -219,7 +221,7 @@ func (w *witness) TopK(name string, ours *choice) error {
 		if ours.Groups != nil {
 			f.Scores = ours.Groups.Scores.Values
 		}
-		compared := bounds.SelectRows(f.Scores, ours.Scores.Width(), pack.PaddedTokens(w.in, ours.Scores.Rows()))
+		compared := bounds.SelectRows(f.Scores, ours.Scores.Width(), pack.PaddedTokens(w.rows, ours.Scores.Rows()))
 		f.Scores = slices.Clone(compared.Gather(f.Scores, ours.Scores.Width()))
 		f.Got = &model.Activation{}
 	}

@@ -18,12 +18,11 @@ func (t *tracer) topKeys(name string, ours *choice) error {
 	if has, err := t.golden(name); err != nil || !has {
 		return err
 	}
-	layer, _ := pack.CutLayer(name)
 	c := report.Check{Tensor: name, Verdict: report.Fail, DType: t.pack.Manifest.Tensors[name].DType.String(),
 		Shape: t.pack.Manifest.Tensors[name].Shape}
 	rows := &keyRows{ours, len(ours.Idx) / ours.Scores.Rows()}
-	padded := pack.PaddedTokens(t.in, ours.Scores.Rows())
-	want, reason, err := t.goldenKeys(layer, rows.k, ours.Scores.Rows())
+	padded := pack.PaddedTokens(t.rows, ours.Scores.Rows())
+	want, reason, err := t.goldenKeys(name, rows.k, ours.Scores.Rows(), ours.Scores.Width())
 	if err != nil {
 		return err
 	}
@@ -43,9 +42,8 @@ func (t *tracer) topKeys(name string, ours *choice) error {
 	return t.add(c)
 }
 
-// goldenKeys returns the golden choice of a layer's indexer, k keys for each query, or why it is none.
-func (t *tracer) goldenKeys(layer, k, queries int) (keys []int, reason string, err error) {
-	name := pack.StageOf(layer, pack.IndexerTopK)
+// goldenKeys returns the golden choice of an indexer, k of so many keys for each query, or why it is none.
+func (t *tracer) goldenKeys(name string, k, queries, all int) (keys []int, reason string, err error) {
 	if reason = pack.Misfit(t.pack.Manifest.Tensors[name], []int{t.in.Batch, queries / t.in.Batch, k},
 		tensor.I64); reason != "" {
 		return nil, reason, nil
@@ -53,11 +51,10 @@ func (t *tracer) goldenKeys(layer, k, queries int) (keys []int, reason string, e
 	if keys, err = t.pack.Ints(name); err != nil {
 		return nil, "", err
 	}
-	seq := queries / t.in.Batch
-	last := make([]int, seq) // 1 + the last query that chose a key
+	last := make([]int, all) // 1 + the last query that chose a key
 	for i, key := range keys {
-		if key < -1 || key >= seq || key >= 0 && last[key] == i/k+1 {
-			return nil, fmt.Sprintf("golden key %d of query %d is not one of %d, or appears twice", key, i/k, seq), nil
+		if key < -1 || key >= all || key >= 0 && last[key] == i/k+1 {
+			return nil, fmt.Sprintf("golden key %d of query %d is not one of %d, or appears twice", key, i/k, all), nil
 		}
 		if key >= 0 {
 			last[key] = i/k + 1
@@ -68,9 +65,10 @@ func (t *tracer) goldenKeys(layer, k, queries int) (keys []int, reason string, e
 
 // sharedKeys returns the golden choice of a layer's indexer that is not run.
 func (t *tracer) sharedKeys(layer int) ([]int, error) {
-	keys, reason, err := t.goldenKeys(layer, min(t.m.Config.IndexTopK, t.in.Seq), len(t.in.InputIDs))
+	name, seq := pack.StageOf(layer, pack.IndexerTopK), t.in.Seq
+	keys, reason, err := t.goldenKeys(name, min(t.m.Config.IndexTopK, seq), len(t.in.InputIDs), seq)
 	if err == nil && reason != "" {
-		err = t.pack.Fault(fmt.Sprintf("%s, which later layers share: %s", pack.StageOf(layer, pack.IndexerTopK), reason))
+		err = t.pack.Fault(fmt.Sprintf("%s, which later layers share: %s", name, reason))
 	}
 	return keys, err
 }

@@ -67,7 +67,7 @@ func (t *tracer) metricLimits(name string) report.Limits {
 	}
 	layer, kind := pack.CutLayer(name)
 	l := chainedLimits(t.depth(layer))
-	if kind == pack.IndexerScores { // the few scores of an early query may all be small differences
+	if pack.CutIndexer(kind) == pack.IndexerScores { // the few scores of an early query may all be small differences
 		l.RowRMS = 0
 		l.From = "float32 pack, end to end, scores of indexers: rel RMS ≤ 4e-6·√layers, at most 2e-5; max/RMS ≤ 10 times that"
 	}
@@ -193,10 +193,10 @@ func (t *run) unjudged(name string) string {
 	_, kind := pack.CutLayer(name)
 	switch kind {
 	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits,
-		pack.IndexerScores:
+		pack.CollapsedHead:
 		return ""
 	}
-	if pack.IsLossOrGradient(name) {
+	if pack.IsLossOrGradient(name) || pack.CutIndexer(kind) == pack.IndexerScores {
 		return ""
 	}
 	return "chained mode checks the layers' outputs"

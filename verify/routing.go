@@ -17,7 +17,8 @@ import (
 // the golden's in their place, so that a difference is found once and the weights
 // pair up by expert.
 func (t *tracer) topK(name string, ours *choice) error {
-	if _, kind := pack.CutLayer(name); kind == pack.IndexerTopK {
+	layer, kind := pack.CutLayer(name)
+	if pack.CutIndexer(kind) == pack.IndexerTopK {
 		return t.topKeys(name, ours)
 	}
 	t.chosen = ours.Idx // what the pass goes on with
@@ -25,10 +26,9 @@ func (t *tracer) topK(name string, ours *choice) error {
 		return err
 	}
 	if !t.scope.compares(name) {
-		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
+		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
 	}
-	layer, _ := pack.CutLayer(name)
-	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.in, ours.Scores.Rows())
+	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.rows, ours.Scores.Rows())
 	e := t.pack.Manifest.Tensors[name]
 	c := report.Check{Tensor: name, Verdict: report.Fail, DType: e.DType.String(), Shape: e.Shape}
 	if c.Reason = pack.Misfit(e, []int{ours.Scores.Rows(), k}, tensor.I64); c.Reason == "" {
@@ -41,7 +41,8 @@ func (t *tracer) topK(name string, ours *choice) error {
 			before := t.routing
 			t.compareTopK(&c, ours, want, k, padded)
 			addLayer(&t.routing, before, report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
-				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded)})
+				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded),
+				TableRows: t.tableRows(ours)})
 			copy(ours.Idx, want)
 		}
 	}
@@ -49,16 +50,24 @@ func (t *tracer) topK(name string, ours *choice) error {
 }
 
 // choose puts the golden's choice of experts in idx, if it is one.
-func (t *tracer) choose(name string, idx []int, tokens, experts int) error {
+func (t *tracer) choose(name string, idx []int, tokens, experts int, repeats bool) error {
 	k := len(idx) / tokens
 	if pack.Misfit(t.pack.Manifest.Tensors[name], []int{tokens, k}, tensor.I64) != "" {
 		return nil
 	}
 	want, err := t.pack.Ints(name)
-	if err == nil && notExperts(want, k, experts) == "" {
+	if err == nil && notExperts(want, k, experts, repeats) == "" {
 		copy(idx, want)
 	}
 	return err
+}
+
+// tableRows counts the rows of a table of experts that the tokens read.
+func (t *tracer) tableRows(ours *choice) int {
+	if ours.Table == nil {
+		return 0
+	}
+	return distinctTokens(t.rows)
 }
 
 // addLayer adds a layer with the counts since before.
@@ -93,7 +102,7 @@ func loads(chosen []int, k, experts int, padded pack.Padding) []int {
 // markReached records the experts whose output shows for some token other than padding, given the
 // weights of those last chosen.
 func (t *tracer) markReached(layer int, weights *model.Activation) {
-	padded := pack.PaddedTokens(t.in, weights.Rows())
+	padded := pack.PaddedTokens(t.rows, weights.Rows())
 	for slot, e := range t.chosen {
 		if contributes(weights, padded, slot) {
 			addExpert(t.reached, layer, e)
@@ -101,8 +110,8 @@ func (t *tracer) markReached(layer int, weights *model.Activation) {
 	}
 }
 
-// notRouting returns why ids are no choice of k different experts per token, or why there
-// is nothing to compare them by. Scores of padding do not count.
+// notRouting returns why ids are no choice of k experts per token, different ones unless a table lists them, or why
+// there is nothing to compare them by. Scores of padding do not count.
 func notRouting(ids []int, k int, ours *choice, padded pack.Padding) string {
 	experts := ours.Scores.Width()
 	for i, score := range ours.Scores.Values {
@@ -110,16 +119,16 @@ func notRouting(ids []int, k int, ours *choice, padded pack.Padding) string {
 			return fmt.Sprintf("the score of expert %d for token %d is not a number", i%experts, i/experts)
 		}
 	}
-	return notExperts(ids, k, experts)
+	return notExperts(ids, k, experts, ours.Table != nil)
 }
 
-// notExperts returns why ids are no choice of k different experts per token.
-func notExperts(ids []int, k, experts int) string {
+// notExperts returns why ids are no choice of k experts per token, which may repeat one or not.
+func notExperts(ids []int, k, experts int, repeats bool) string {
 	for i, e := range ids {
 		if e < 0 || e >= experts {
 			return fmt.Sprintf("golden expert %d of token %d is not one of %d", e, i/k, experts)
 		}
-		if slices.Contains(ids[i/k*k:i], e) {
+		if !repeats && slices.Contains(ids[i/k*k:i], e) {
 			return fmt.Sprintf("golden expert %d of token %d appears twice", e, i/k)
 		}
 	}
@@ -162,6 +171,9 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 		c.Verdict, c.Reason = report.Skipped, skip
 	case wrong > 0:
 		c.Reason = fmt.Sprintf("%d choices of another expert, where rounding does not explain it", wrong)
+		if ours.Table != nil {
+			c.Reason = fmt.Sprintf("%d choices of another expert than %s lists for the token", wrong, ours.Table.Name)
+		}
 		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
 	default:
 		c.Verdict = report.Pass
@@ -172,6 +184,9 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 // score from that of the worst which only we chose or, if its group was not chosen, the
 // group's worth from that of the worst which was.
 func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
+	if ours.Table != nil {
+		return nil
+	}
 	k := len(theirs)
 	scores, of, instead := ours.Scores, "expert", only(ours.Idx[row*k:(row+1)*k], theirs, ours.Scores.Row(row))
 	if g := ours.Groups; g != nil {
@@ -195,8 +210,11 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 
 // pinned counts the choices of a row that no rounding could change: whose score exceeds
 // that of every expert not chosen, and whose group's worth that of every group not chosen,
-// by more than Lambda.
+// by more than Lambda. What a table lists is.
 func pinned(ours *choice, row, k int) (n int) {
+	if ours.Table != nil {
+		return k
+	}
 	chosen, g := ours.Idx[row*k:(row+1)*k], ours.Groups
 	firm := func(x *bounds.Value, i int, chosen []int) bool {
 		first := row * x.Width()
@@ -241,10 +259,18 @@ func (r *rowChoice) count(kind bounds.TieKind, expert int) {
 }
 
 // compareRow compares one token's experts. Those that only we chose and those that only
-// the golden chose are paired by score, best with best: every pair has to tie.
+// the golden chose are paired by score, best with best: every pair has to tie. Those of a table have to be equal.
 func compareRow(ours *choice, theirs []int, row int) rowChoice {
 	k := len(theirs)
 	r := rowChoice{ours: ours.Idx[row*k : (row+1)*k]}
+	for i, e := range theirs {
+		if ours.Table != nil && e != r.ours[i] {
+			r.wrong = append(r.wrong, e)
+		}
+	}
+	if ours.Table != nil {
+		return r
+	}
 	scores := ours.Scores
 	if groups, kind := otherGroups(ours, theirs, row); kind != bounds.NoTie {
 		g := ours.Groups

@@ -428,7 +428,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	if l < s.config.NumHiddenLayers && s.pack.Has(pack.OwnInput(l)) {
 		name = pack.OwnInput(l)
 	}
-	e, shape := s.pack.Manifest.Tensors[name], []int{in.Batch, in.Seq, s.config.HiddenSize}
+	e, shape := s.pack.Manifest.Tensors[name], s.inputShape(name, in.Batch, in.Seq)
 	if problem := pack.Misfit(e, shape, s.pack.DType); problem != "" {
 		return nil, name, s.pack.Fault(text.Quote(name) + ": " + problem)
 	}
@@ -437,21 +437,45 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	if err == nil && !bounds.AllFinite(values) {
 		err = s.pack.Fault(text.Quote(name) + ": not finite, and a layer begins with it")
 	}
-	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, err
+	return s.asInput(shape, values), name, err
+}
+
+// inputShape is the shape of a stage that a layer begins with: in a model with streams, all stages but the embedding
+// have hc_mult rows for each token.
+func (s *scope) inputShape(name string, batch, seq int) []int {
+	if hc := s.config.HCMult; hc > 0 && name != pack.Embedded {
+		return []int{batch, seq, hc, s.config.HiddenSize}
+	}
+	return []int{batch, seq, s.config.HiddenSize}
+}
+
+// asInput returns values of inputShape as a layer takes them: each stream begins as the embedding.
+func (s *scope) asInput(shape []int, values []float32) *model.Activation {
+	if hc := s.config.HCMult; hc > 0 && len(shape) == 3 {
+		shape = slices.Insert(slices.Clone(shape), 2, hc)
+		rows := slices.Chunk(values, s.config.HiddenSize)
+		values = nil
+		for row := range rows {
+			values = append(values, slices.Repeat(row, hc)...)
+		}
+	}
+	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}
 }
 
 // sameRows reports whether all tokens of a sequence, except padding, have the same numbers.
 func sameRows(x *model.Activation, in *model.Input) bool {
 	var first []float32
-	for t := range x.Rows() {
+	width := len(x.Values) / len(in.InputIDs)
+	for t := range in.InputIDs {
+		row := x.Values[t*width : (t+1)*width]
 		if t%in.Seq == 0 {
 			first = nil
 		}
 		switch {
 		case in.IsPadding(t):
 		case first == nil:
-			first = x.Row(t)
-		case !slices.Equal(first, x.Row(t)):
+			first = row
+		case !slices.Equal(first, row):
 			return false
 		}
 	}

@@ -32,7 +32,7 @@ func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activatio
 	if o.Training {
 		computes = tape
 	}
-	watched := newAttribution(computes, t.in, func(x *model.Activation) *model.Activation { return x })
+	watched := newAttribution(computes, t.rows, func(x *model.Activation) *model.Activation { return x })
 	if c, ok := trace.(*chainedTrace); ok {
 		c.attribution = watched
 	}
@@ -65,10 +65,10 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 		}
 		if c.Verdict == "" {
 			a := a
-			switch kind {
-			case pack.GateLogits:
+			switch {
+			case kind == pack.GateLogits:
 				t.logitsErr = rowErrors(a, want)
-			case pack.IndexerScores:
+			case pack.CutIndexer(kind) == pack.IndexerScores:
 				visible := &model.Activation{Shape: a.Shape, DType: a.DType}
 				visible.Values, want = visibleScores(a.Values, want)
 				a, t.keysErr = visible, rowErrors(visible, want)
@@ -103,10 +103,10 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 // TopK implements model.Trace. Scores vary by as much as the logits were off, and their
 // rounding; exactly as much that two that are equal may differ by twice that.
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
-	if _, kind := pack.CutLayer(name); kind == pack.IndexerTopK {
+	if _, kind := pack.CutLayer(name); pack.CutIndexer(kind) == pack.IndexerTopK {
 		return t.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx})
 	}
-	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx}
+	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx, Table: ours.Table}
 	if g := ours.Groups; g != nil {
 		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth),
 			Chosen: g.Chosen, Masked: g.Masked}
@@ -148,7 +148,7 @@ type replay struct{ *tracer }
 // Stage implements model.Trace.
 func (t *replay) Stage(name string, a *model.Activation) error {
 	if pack.IsLoss(name) {
-		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.in, nil)}).Stage(name,
+		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.rows, nil)}).Stage(name,
 			a)
 	}
 	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
@@ -166,5 +166,5 @@ func (t *replay) TopK(name string, ours *model.Choice[*model.Activation]) error 
 	if !t.pack.Has(name) {
 		return nil
 	}
-	return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
+	return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
 }

@@ -44,7 +44,7 @@ func (t *tracer) learn(ctx context.Context) error {
 	a := t.analysis(o, t.rounded)
 	defer a.Close()
 	g := bounds.NewGradients(a, t.m)
-	watched := newAttribution[*bounds.Value](nil, t.in, nil)
+	watched := newAttribution[*bounds.Value](nil, t.rows, nil)
 	l := &learning{tracer: t, g: g, attribution: watched, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
 	g.Wanted = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
 	g.OnWeight = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
@@ -167,7 +167,7 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 func (l *learning) head(x *bounds.Value) error {
 	sum, dx := l.g.CrossEntropy(x, l.tracer.in)
 	if l.pack.Has(pack.Loss) && l.scope.compares(pack.Loss) {
-		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.in, nil)}
+		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.rows, nil)}
 		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)},
 			DType: tensor.F32}); err != nil {
 			return err

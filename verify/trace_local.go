@@ -24,7 +24,7 @@ type localTrace struct {
 // local is the model over what computes, an analysis or one with a mistake around it,
 // watched by t.
 func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, computes bounds.Arithmetic) *network {
-	watched := newAttribution(computes, t.in, func(x *bounds.Value) *model.Activation { return x.Activation })
+	watched := newAttribution(computes, t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys,
 		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }
@@ -97,7 +97,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 // shown returns what is measured of a stage: of an indexer's scores those that the mask does not hide.
 func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *bounds.Rows) (*bounds.Value,
 	[]float32, *bounds.Rows) {
-	if _, kind := pack.CutLayer(name); kind != pack.IndexerScores {
+	if _, kind := pack.CutLayer(name); pack.CutIndexer(kind) != pack.IndexerScores {
 		return x, want, rows
 	}
 	values, golden := visibleScores(x.Values, want)

@@ -20,6 +20,7 @@ import (
 type run struct {
 	pack     *pack.Pack
 	in       *model.Input // of the pack
+	rows     *model.Input // in, without its mask if rows of padding are compared, too
 	m        *model.DeepseekForCausalLM
 	src      weights.Source // of m's weights
 	set      *weights.Set   // the same under the names of the table
@@ -69,7 +70,7 @@ type outcome struct {
 // newRun returns a run that compares all stages of the pack that the scope selects.
 func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
 	o *Options) *run {
-	r := &run{pack: s.pack, in: in, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
+	r := &run{pack: s.pack, in: in, rows: comparedRows(m.Config, in), m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
 		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	for name, e := range s.pack.Manifest.Tensors {
 		_, kind := pack.CutLayer(name)
@@ -81,6 +82,17 @@ func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 		r.attnWeights = r.attnWeights || kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
 	}
 	return r
+}
+
+// comparedRows returns the input whose padding is not compared. Entries of windowed attention are made of padding,
+// too, and all later tokens see them: what follows depends on it.
+func comparedRows(c *config.Config, in *model.Input) *model.Input {
+	if !c.Windowed() {
+		return in
+	}
+	rows := *in
+	rows.AttentionMask = nil
+	return &rows
 }
 
 // with returns the run with other options and other rounded weights.
@@ -195,13 +207,13 @@ type start struct {
 func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[V] {
 	c := &t.scope.course
 	begin := func(l int) (v V, err error) {
-		x, name, err := t.scope.starts(l, t.in)
+		x, name, err := t.scope.starts(l, t.rows)
 		if err != nil {
 			return v, err
 		}
 		t.seen[name] = true
-		t.begun = append(t.begun, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.in)})
-		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).Gather(x.Values,
+		t.begun = append(t.begun, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.rows)})
+		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.rows, x.Rows())).Gather(x.Values,
 			x.Width()))
 		return value(x), nil
 	}
@@ -288,31 +300,31 @@ func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
 	_, kind := pack.CutLayer(name)
 	kind, expert := pack.CutExpert(kind)
 	switch {
-	case t.in.AttentionMask == nil || pack.IsLossOrGradient(name) || pack.IsTable(name) || pack.IsProbe(name):
+	case t.rows.AttentionMask == nil || pack.IsLossOrGradient(name) || pack.IsTable(name) || pack.IsProbe(name):
 		return nil
 	case expert >= 0:
 		return t.paddedOfExpert(expert)
 	case kind == pack.IndexerQueries: // [batch, seq, heads, width]
-		tokens, rows := pack.PaddedTokens(t.in, a.Rows()/a.Shape[2]), make(pack.Padding, a.Rows())
+		tokens, rows := pack.PaddedTokens(t.rows, a.Rows()/a.Shape[2]), make(pack.Padding, a.Rows())
 		for i := range rows {
 			rows[i] = tokens[i/a.Shape[2]]
 		}
 		return rows
 	case kind == pack.AttnWeights: // [batch, heads, queries, keys]
 		heads, queries := a.Shape[1], a.Shape[2]
-		tokens, rows := pack.PaddedTokens(t.in, a.Shape[0]*queries), make(pack.Padding, a.Rows())
+		tokens, rows := pack.PaddedTokens(t.rows, a.Shape[0]*queries), make(pack.Padding, a.Rows())
 		for i := range rows {
 			rows[i] = tokens[i/(heads*queries)*queries+i%queries]
 		}
 		return rows
 	}
-	return pack.PaddedTokens(t.in, a.Rows())
+	return pack.PaddedTokens(t.rows, a.Rows())
 }
 
 // paddedOfExpert marks padding among the tokens that chose an expert of the last gate.
 func (t *tracer) paddedOfExpert(expert int) (rows pack.Padding) {
 	k := t.m.Config.NumExpertsPerTok
-	tokens := pack.PaddedTokens(t.in, len(t.chosen)/k)
+	tokens := pack.PaddedTokens(t.rows, len(t.chosen)/k)
 	for slot, e := range t.chosen {
 		if e == expert {
 			rows = append(rows, tokens.Has(slot/k))

@@ -32,10 +32,11 @@ const (
 	IndexerScores  = "self_attn.indexer.scores"
 	IndexerTopK    = "self_attn.indexer.topk_idx"
 
+	CollapsedHead = "model.hc_head.output" // of DeepSeek-V4's streams, before LastNorm
+
 	OwnInputKind = "input" // where the pack has no stage that is it
 	AttnWeights  = "self_attn.attn_weights"
-	RotaryCos    = "model.rotary_emb.cos"
-	rotarySin    = "model.rotary_emb.sin"
+	RotaryCos    = "model.rotary_emb.cos" // and others: see IsTable
 	ExpertOutput = "mlp.experts.*.output" // of one, before its weight
 
 	AttentionNorm = "post_attention_layernorm.output"
@@ -72,7 +73,10 @@ func CutLayer(name string) (layer int, kind string) {
 var Inner = inner()
 
 func inner() map[string]bool {
-	kinds := map[string]bool{OwnInputKind: true, AttnWeights: true, RotaryCos: true, rotarySin: true, ExpertOutput: true}
+	kinds := map[string]bool{OwnInputKind: true, AttnWeights: true, ExpertOutput: true}
+	for _, table := range tables {
+		kinds[table] = true
+	}
 	for _, mlp := range append(slices.Clip(mlps), "mlp.experts.*.probe") {
 		for _, stage := range []string{InMLP(mlp, table.GateProj), InMLP(mlp, table.UpProj), mlp + ".down_proj.input"} {
 			kinds[stage] = true
@@ -111,8 +115,25 @@ func CutExpert(kind string) (kinds string, expert int) {
 	return strings.Replace(kinds, "{e}", "*", 1), expert
 }
 
+// tables are RoPE's: of all layers or, in DeepSeek-V4, of layers without and with entries.
+var tables = []string{RotaryCos, "model.rotary_emb.sin", "model.rotary_emb.main.cos", "model.rotary_emb.main.sin",
+	"model.rotary_emb.compress.cos", "model.rotary_emb.compress.sin"}
+
 // IsTable reports whether a stage is a table of RoPE.
-func IsTable(name string) bool { return name == RotaryCos || name == rotarySin }
+func IsTable(name string) bool { return slices.Contains(tables, name) }
+
+// CutIndexer returns the stage of an indexer that a kind of stage is: IndexerScores or another one, as DeepSeek-V3.2
+// names it, for DeepSeek-V4's indexer of entries, too. Other kinds are "".
+func CutIndexer(kind string) string {
+	kind = strings.Replace(kind, "self_attn.compressor.indexer.", indexer, 1)
+	if !strings.HasPrefix(kind, indexer) {
+		return ""
+	}
+	return kind
+}
+
+// indexer begins the kinds of stages of an indexer.
+const indexer = "self_attn.indexer."
 
 // OwnInput is the stage that layer l begins with, where a pack has it apart.
 func OwnInput(l int) string { return StageOf(l, OwnInputKind) }

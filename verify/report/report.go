@@ -330,6 +330,8 @@ type LayerRouting struct {
 	NearTies   int    `json:"near_ties"`  // of Routing
 	Mismatches int    `json:"mismatches"` // of Routing
 	Load       []int  `json:"load"`       // how often the golden chose each routed expert, without padding
+	// TableRows counts the rows of tid2eid that the tokens read, where it lists the experts of each token id.
+	TableRows int `json:"table_rows,omitempty"`
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much
