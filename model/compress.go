@@ -55,7 +55,7 @@ func (p *pass[V]) groupedOutput(name string, a *DeepseekV4Attention, x V) V {
 		outs = append(outs, p.Scope(group, func(x V) V { return p.Linear(x, rows) }))
 	}
 	y := p.stage(name+".o_a_proj.output", p.Move(joinGroups(in, groups, rank), outs...))
-	return p.linear(name+".o_b_proj", &a.OBProj, p.Reshape(y, in.Batch, in.Seq, groups*rank))
+	return p.Linear(p.Reshape(y, in.Batch, in.Seq, groups*rank), &a.OBProj)
 }
 
 // attendWindow returns SinkSoftmax(scores)·values, [batch, seq, heads·width], of queries [batch, heads, seq, width].

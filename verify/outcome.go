@@ -67,8 +67,16 @@ func rulesOf(c *config.Config) report.Rules {
 	if r.IgnoresMoELayerFreq {
 		r.MoELayerFreq = 1
 	}
+	if c.Windowed() {
+		r.Official = windowedOfficial
+	}
 	return r
 }
+
+// windowedOfficial describes DeepSeek-V4's official inference code, and what else its packs' rules are.
+const windowedOfficial = "these are transformers' rules: the official inference code computes router, compressors, " +
+	"streams and experts in float32, rounds keys, indexers and inputs of products to FP8 or FP4, and weighs experts " +
+	"before w2; rows of padding are compared, since compressors read them"
 
 // inOrder returns the checks in model order, with a failed one for every golden
 // tensor that the model has no stage for: ahead of its layer's, for the rest of

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -71,10 +72,7 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 			list = append(list, report.Unexercised{Key: key, Why: fmt.Sprintf(format, args...)})
 		}
 	}
-	s := c.RopeScaling
-	if s == nil {
-		s = &config.RopeScaling{}
-	}
+	s := cmp.Or(c.RopeScaling, c.CompressRopeScaling, &config.RopeScaling{})
 	add(s.Type == "dynamic" && in.Seq <= c.MaxPositionEmbeddings, "rope_scaling",
 		"dynamic scaling begins beyond %d positions, the pack has %d", c.MaxPositionEmbeddings, in.Seq)
 	add(s.Type == "yarn" && in.Seq <= s.OriginalMaxPositionEmbeddings, "max_position_embeddings",
@@ -83,13 +81,28 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 		"every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
 	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob",
 		"one expert per token is not normalised")
-	add(c.HasIndexer() && in.Seq <= c.IndexTopK, "index_topk",
+	add(c.HasIndexer() && !c.Windowed() && in.Seq <= c.IndexTopK, "index_topk",
 		"the pack has %d positions: every query attends to all keys that it sees", in.Seq)
+	addWindowed(c, in.Seq, add)
 	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
 	n := pack.Predictions(c, golden)
 	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n,
 		c.NumNextNPredictLayers)
 	return list
+}
+
+// addWindowed adds the keys of windowed attention that change nothing on sequences of so many tokens.
+func addWindowed(c *config.Config, seq int, add func(holds bool, key, format string, args ...any)) {
+	add(c.Windowed() && seq <= c.SlidingWindow, "sliding_window",
+		"the pack has %d positions: every query's window holds all tokens before it", seq)
+	chooses := false
+	for l := range c.NumHiddenLayers {
+		rate := c.CompressRate(l)
+		add(seq < rate, "layer_types", "layer %d makes an entry of %d tokens, the pack has %d", l, rate, seq)
+		chooses = chooses || c.Overlaps(l) && seq >= rate
+	}
+	add(chooses && seq/c.CompressRateCSA <= c.IndexTopK, "index_topk",
+		"the pack has %d entries: every query attends to all that it sees", seq/max(1, c.CompressRateCSA))
 }
 
 // configReasons lists why there can be no verdict about the checkpoint: keys with which the reference ran

@@ -59,7 +59,7 @@ func (t *tracer) learn(ctx context.Context) error {
 func (l *learning) TopK(name string, ours *choice) error {
 	var err error
 	if l.pack.Has(name) {
-		err = l.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
+		err = l.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), false)
 	}
 	l.chosen = slices.Clone(ours.Idx) // experts' rows are of these tokens
 	return err

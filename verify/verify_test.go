@@ -37,6 +37,7 @@ var packs = []string{
 	"glm4-moe-lite/golden-f32", "kimi-k2/golden-f32", "vl2/golden-f32", "ocr/golden-f32",
 	"axk1/golden-f32",
 	"v32/golden-f32", "v32/golden-bf16", "v32-yarn/golden-f32", "v32-fp8/golden-f32", "glm5/golden-f32", "glm5/golden-bf16",
+	"v4/golden-f32", "v4/golden-bf16", "v4-128/golden-f32", "v4-fp4/golden-f32",
 }
 
 // trained are float32 packs of models that were trained.
@@ -84,7 +85,7 @@ func TestPacksPassStageByStage(t *testing.T) {
 				t.Parallel()
 				c, p := open(t, golden)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
-				require.Equal(t, report.Pass, r.Verdict, "%v", r.FirstDivergence)
+				require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 				require.Nil(t, r.FirstDivergence)
 				require.Nil(t, r.Cause)
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
@@ -112,7 +113,8 @@ func inputs(p *pack.Pack) int {
 func requireExactSums(t *testing.T, r *report.Report) {
 	t.Helper()
 	for _, c := range r.Checks {
-		if c.Tensor == "model.embed_tokens.output" || strings.HasPrefix(c.Tensor, "model.layers.") && strings.Count(c.Tensor, ".") == 3 {
+		sum := strings.HasPrefix(c.Tensor, "model.layers.") && strings.Count(c.Tensor, ".") == 3 && len(c.Shape) == 3
+		if c.Tensor == "model.embed_tokens.output" || sum { // sums of streams are more than one operation
 			require.Equal(t, []float64{0, 0, 1}, []float64{*c.Z, *c.Sees, *c.BitEqual}, c.Tensor)
 		}
 	}
@@ -122,7 +124,7 @@ func requireModelOrder(t *testing.T, r *report.Report) {
 	t.Helper()
 	require.Equal(t, "model.embed_tokens.output", r.Checks[0].Tensor)
 	layers := slices.DeleteFunc(slices.Clone(r.Checks[1:]), func(c report.Check) bool { return pack.IsTable(c.Tensor) })
-	require.Equal(t, "model.layers.0.input_layernorm.output", layers[0].Tensor)
+	require.Contains(t, []string{"model.layers.0.input_layernorm.output", "model.layers.0.attn_hc.pre"}, layers[0].Tensor)
 	forward := slices.DeleteFunc(slices.Clone(r.Checks), func(c report.Check) bool {
 		return strings.HasSuffix(c.Tensor, ".grad") || c.Tensor == "loss"
 	})

@@ -53,101 +53,114 @@ func (a *Analysis) Sinkhorn(z *Value, g *model.Affine, iters int, eps float32) *
 		s.mix(iters, float64(eps))
 		for i := range s.c {
 			c := float64(y.Values[t*n*n+i])
-			y.Set(t*n*n+i, c, roughly(c, max(0, s.cov[i*n*n+i])))
+			y.Set(t*n*n+i, c, roughly(c, max(0, s.cov[i*s.all+i])))
 		}
 	})
 	return y.inherit(z)
 }
 
 // sinkhorn is a matrix c [n, n] on its way through Sinkhorn's iterations, with the covariance of its errors, in units
-// of u². Each step is carried out on both, to first order: what rows and columns take away again is no error.
+// of u². Each step is carried out on both, to first order: what rows and columns take away again is no error. The
+// iterations end where nothing changes any more, and each of them is rounded as the last one: the errors of divisions
+// are the same in all of them, and add up.
 type sinkhorn struct {
 	n   int
 	c   []float64 // row by row
-	cov []float64 // [n·n, n·n]
+	all int       // 3·n·n: errors of c's numbers, and relative errors of dividing each in its row and its column
+	cov []float64 // [all, all]
 }
 
 // newSinkhorn begins with e = e^(x - max) of each row of logits x with variances v and, together, the
 // deviations shared:
 //
 //	v_e = e²·(v + 1 + (x - max)²/3)
+//
+// The quotient c/S, S being the sum of n numbers and eps, has a relative error of variance 1/3, and one of n/3 that
+// all quotients with this S share.
 func newSinkhorn(n int, x, v, shared []float64) *sinkhorn {
-	s := &sinkhorn{n, make([]float64, n*n), make([]float64, n*n*n*n)}
+	size := n * n
+	s := &sinkhorn{n, make([]float64, size), 3 * size, make([]float64, 9*size*size)}
 	for i := range x {
 		z := 0.0
 		for _, other := range x[i/n*n : i/n*n+n] {
 			z = min(z, x[i]-other)
 		}
 		s.c[i] = math.Exp(z)
-		s.round(i, v[i]+1+Sq(z)/3)
+		s.add(i, i, float64(Sq(s.c[i])*(v[i]+1+Sq(z)/3)))
 	}
-	for i := range x {
-		for j := range x {
-			s.cov[i*n*n+j] += float64(float64(s.c[i]*shared[i]) * float64(s.c[j]*shared[j]))
+	for i := range size {
+		for j := range size {
+			s.add(i, j, float64(float64(s.c[i]*shared[i])*float64(s.c[j]*shared[j])))
+		}
+		s.add(size+i, size+i, 1.0/3)
+		s.add(2*size+i, 2*size+i, 1.0/3)
+		for k := range n {
+			s.add(size+i, size+i/n*n+k, float64(n)/3)
+			s.add(2*size+i, 2*size+k*n+i%n, float64(n)/3)
 		}
 	}
 	return s
 }
 
-// round adds an error of number i alone, of relative variance v.
-func (s *sinkhorn) round(i int, v float64) { s.cov[i*len(s.c)+i] += float64(Sq(s.c[i]) * v) }
+// add adds to a covariance.
+func (s *sinkhorn) add(i, j int, v float64) { s.cov[i*s.all+j] += v }
 
 // mix carries out the iterations, from the softmax of rows on.
 func (s *sinkhorn) mix(iters int, eps float64) {
-	const rows, columns = true, false
-	s.divide(rows, 0)
+	s.divideRows(0)
 	for i := range s.c {
 		s.c[i] += eps
-		s.round(i, 1.0/3)
+		s.add(i, i, Sq(s.c[i])/3)
 	}
-	s.divide(columns, eps)
+	s.divideColumns(eps)
 	for range iters - 1 {
-		s.divide(rows, eps)
-		s.divide(columns, eps)
+		s.divideRows(eps)
+		s.divideColumns(eps)
 	}
 }
 
-// divide divides each number of a row, or a column, by S, the sum of its n numbers + eps:
+// divideRows divides each number by the sum of its row.
+func (s *sinkhorn) divideRows(eps float64) {
+	for r := range s.n {
+		s.divide(r*s.n, 1, s.n*s.n, eps)
+	}
+}
+
+// divideColumns divides each number by the sum of its column.
+func (s *sinkhorn) divideColumns(eps float64) {
+	for c := range s.n {
+		s.divide(c, s.n, 2*s.n*s.n, eps)
+	}
+}
+
+// divide divides the n numbers from first on, which are apart by step, by S, their sum + eps; their divisions' errors
+// stand at rounding:
 //
-//	d(c/S) = (dc - c/S·Σ dc)/S;  n/3 of relative variance that the n numbers share, for S, and 1/3 of each
-func (s *sinkhorn) divide(rows bool, eps float64) {
-	next, step, all := 1, s.n, len(s.c)
-	if rows {
-		next, step = s.n, 1
+//	d(c/S) = (dc - c/S·Σ dc)/S + c/S·ε
+func (s *sinkhorn) divide(first, step, rounding int, eps float64) {
+	sum, end := eps, first+s.n*step
+	for i := first; i < end; i += step {
+		sum += s.c[i]
 	}
-	for first := 0; first < s.n*next; first += next {
-		end := first + s.n*step
-		sum := eps
-		for i := first; i < end; i += step {
-			sum += s.c[i]
-		}
-		for i := first; i < end; i += step {
-			s.c[i] /= sum
-		}
-		for i := range all {
-			s.project(s.cov[i:], all, first, step, sum)
-		}
-		for i := range all {
-			s.project(s.cov[i*all:], 1, first, step, sum)
-		}
-		for i := first; i < end; i += step {
-			for j := first; j < end; j += step {
-				s.cov[i*all+j] += float64(s.c[i] * s.c[j] * float64(s.n) / 3)
-			}
-			s.round(i, 1.0/3)
-		}
+	for i := first; i < end; i += step {
+		s.c[i] /= sum
+	}
+	for other := range s.all {
+		s.project(s.cov[other:], s.all, first, step, rounding, sum)
+	}
+	for other := range s.all {
+		s.project(s.cov[other*s.all:], 1, first, step, rounding, sum)
 	}
 }
 
-// project carries out a division on the covariances of the numbers with one number: cov has those apart by stride.
-func (s *sinkhorn) project(cov []float64, stride, first, step int, sum float64) {
-	total := 0.0
-	for k := range s.n {
-		total += cov[(first+k*step)*stride]
+// project carries out a division on the covariances of all errors with one, which are apart by stride.
+func (s *sinkhorn) project(cov []float64, stride, first, step, rounding int, sum float64) {
+	total, end := 0.0, first+s.n*step
+	for i := first; i < end; i += step {
+		total += cov[i*stride]
 	}
-	for k := range s.n {
-		i := first + k*step
-		cov[i*stride] = (cov[i*stride] - float64(s.c[i]*total)) / sum
+	for i := first; i < end; i += step {
+		cov[i*stride] = (cov[i*stride]-float64(s.c[i]*total))/sum + float64(s.c[i]*cov[(rounding+i)*stride])
 	}
 }
 

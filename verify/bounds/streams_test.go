@@ -65,7 +65,8 @@ func TestSinkhornCarriesErrorsOn(t *testing.T) {
 	})
 }
 
-// TestSinkhornsOwnErrors: float32 iterations are off by about as much as is predicted of exact logits.
+// TestSinkhornsOwnErrors: float32 iterations are off by about as much as is predicted of exact logits, and by less if
+// they end soon: divisions by sums of 1 are exact.
 func TestSinkhornsOwnErrors(t *testing.T) {
 	mixes(t, func(t *testing.T, z *model.Activation, g *model.Affine, iters int) {
 		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
@@ -83,8 +84,8 @@ func TestSinkhornsOwnErrors(t *testing.T) {
 		}
 		ratio := math.Sqrt(predicted / observed)
 		t.Logf("predicted %.2f of what was observed, z %.2f", ratio, largest)
-		require.True(t, ratio > 1 && ratio < 3.5, "predicted %g of what was observed", ratio)
-		require.Less(t, largest, 5.0)
+		require.True(t, ratio > 1 && ratio < 8, "predicted %g of what was observed", ratio)
+		require.Less(t, largest, 3.0)
 	})
 }
 

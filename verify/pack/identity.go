@@ -18,7 +18,8 @@ import (
 // classes are the references' classes, each with a model_type that it runs. Other classes are not known.
 var classes = map[string]string{"DeepseekForCausalLM": "deepseek", "DeepseekV2ForCausalLM": "deepseek_v2",
 	"DeepseekV3ForCausalLM": "deepseek_v3", "Glm4MoeLiteForCausalLM": "glm4_moe_lite", "AXK1ForCausalLM": "axk1",
-	"DeepseekV32ForCausalLM": "deepseek_v32", "GlmMoeDsaForCausalLM": "glm_moe_dsa"}
+	"DeepseekV32ForCausalLM": "deepseek_v32", "GlmMoeDsaForCausalLM": "glm_moe_dsa",
+	"DeepseekV4ForCausalLM": "deepseek_v4"}
 
 // namesakes are model_types that run a class of another one's name: DeepSeek-VL2's code has a DeepseekV2ForCausalLM
 // of its own.
@@ -128,7 +129,7 @@ func (p *Pack) checkWidths(c *config.Config) error {
 	}
 	kinds := map[string]*kindWidths{}
 	for s := range table.FamilyOf(c).Slots(c) {
-		name, width := moduleStage(s)
+		name, width := moduleStage(c, s)
 		e, ok := p.Manifest.Tensors[name]
 		if !ok || width == 0 {
 			continue
@@ -156,12 +157,14 @@ func (p *Pack) checkWidths(c *config.Config) error {
 
 // moduleStage returns the stage that a module with this weight gives by itself, and its width; 0 if
 // there is none.
-func moduleStage(s table.Slot) (stage string, width int) {
+func moduleStage(c *config.Config, s table.Slot) (stage string, width int) {
 	switch stage = s.Stage(); {
 	case stage == "" || s.Expert >= 0:
 		return "", 0
 	case s.Row.LookedUp():
 		return stage, s.Shape[1]
+	case s.Is(table.Attention, table.OAProj): // a row for each group of heads
+		return stage, s.Shape[0] / c.OGroups
 	}
 	return stage, s.Shape[0]
 }

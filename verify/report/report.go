@@ -352,6 +352,8 @@ type Rules struct {
 	MoELayerFreq  int              `json:"moe_layer_freq"` // 1 if ignored
 	// IgnoresMoELayerFreq: every layer from first_k_dense_replace on has experts.
 	IgnoresMoELayerFreq bool `json:"ignores_moe_layer_freq"`
+	// Official says what the official inference code does otherwise, where that is known.
+	Official string `json:"official,omitempty"`
 }
 
 // Settings are the keys of config.json that the verdict does not speak of.

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -109,6 +110,9 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	r.Config.write(b)
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
 		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
+	}
+	if r.Rules.Official != "" {
+		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules.Official)
 	}
 	for _, from := range r.Limits {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
@@ -455,6 +459,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		}
 		fmt.Fprintln(b)
 	}
+	r.writeTables(b)
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not "+
 			"verified\n", "", c.OutsideForward)
@@ -491,6 +496,21 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
 		}
 		fmt.Fprintf(b, "; %d choices fall among equal scores, %d of them among zeros\n", x.TiedCuts, x.ZeroCuts)
+	}
+}
+
+// writeTables writes how many rows of the tables that list each token's experts were compared.
+func (r *Report) writeTables(b *bytes.Buffer) {
+	var layers []int
+	rows := 0
+	for _, l := range r.Routing.Layers {
+		if l.TableRows > 0 {
+			n, _ := strconv.Atoi(strings.TrimPrefix(l.Layer, "model.layers."))
+			layers, rows = append(layers, n), l.TableRows
+		}
+	}
+	if layers != nil {
+		fmt.Fprintf(b, "%-11s%d of %d rows of tid2eid in %s\n", "", rows, r.Coverage.VocabSize, LayersText(layers))
 	}
 }
 
