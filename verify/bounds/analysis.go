@@ -236,8 +236,9 @@ func (a *Analysis) Clamp(x *Value, low, high float32) *Value {
 	}
 	y.sigma = a.errors.Make(tensor.F32, x.Shape...)
 	for i, c := range y.Values {
-		if off := math.Abs(float64(x.Values[i]) - float64(c)); off <= Lambda*Unit*math.Sqrt(x.Variance(i)) {
-			y.sigma.Values[i] = x.sigma.Values[i]
+		y.sigma.Values[i] = x.sigma.Values[i]
+		if off := math.Abs(float64(x.Values[i]) - float64(c)); off > Lambda*Unit*math.Sqrt(x.Variance(i)) {
+			y.sigma.Values[i] = 0
 		}
 	}
 	return y.inherit(x)
@@ -247,8 +248,9 @@ func (a *Analysis) Clamp(x *Value, low, high float32) *Value {
 func (a *Analysis) Cast(x *Value, d tensor.DType) *Value {
 	x = a.settle(x)
 	y := a.result(d, x.Shape...)
-	copy(y.Values, x.Values)
-	copy(y.sigma.Values, x.deviations())
+	for i, v := range x.Values {
+		y.Set(i, float64(v), x.Variance(i))
+	}
 	return y.inherit(x)
 }
 

@@ -106,8 +106,9 @@ func (a *Analysis) MaskKeys(scores *Value, mask *model.Mask) *Value {
 	if scores.sigma != nil {
 		y.sigma = a.errors.Make(tensor.F32, scores.Shape...)
 		for i, v := range y.Values {
-			if !Hidden(v) {
-				y.sigma.Values[i] = scores.sigma.Values[i]
+			y.sigma.Values[i] = scores.sigma.Values[i]
+			if Hidden(v) {
+				y.sigma.Values[i] = 0
 			}
 		}
 	}
