@@ -4,13 +4,16 @@
     git clone https://github.com/ggml-org/llama.cpp /tmp/llama.cpp
     /tmp/gguf/bin/pip install torch transformers sentencepiece
     /tmp/gguf/bin/python scripts/gguf_converter.py /tmp/llama.cpp /tmp/dsmoe fixtures/kimi-k2/checkpoint …
+    /tmp/gguf/bin/python scripts/gguf_converter.py --hashes convert/gguf/testdata/deepseek4.txt …
 
-Both convert each CHECKPOINT to F32 and BF16, without a vocabulary: the converter knows tokenizers by what they make
+Both convert each CHECKPOINT to F32 and BF16, DeepSeek-V4, for which the converter has one type, to that, without a vocabulary: the converter knows tokenizers by what they make
 of a text, and those of the fixtures make something else. Tensors must have the same names, types, shapes and bytes,
 and the keys but those of a vocabulary the same values. OURS and THEIRS list the keys that only one of the two
-writes, with the reason. The exit status is 1 if anything else differs.
+writes, with the reason. --hashes writes the converter's tensors: name, type, shape and sha256. The exit status is 1 if
+anything else differs.
 """
 import contextlib
+import hashlib
 import io
 import json
 import logging
@@ -23,10 +26,12 @@ OURS = {
     "general.quantization_version": "llama.cpp's quantiser wants it",
     "dsmoe.widened.BF16": "which tensors are F32 in GGUF only",
     "deepseek2.expert_gating_func": "GLM-4.7-Flash and V2-Lite do not say it, and llama.cpp guesses it by layers and vocabulary",
+    "deepseek4.vocab_size": "a file without a vocabulary has no other place for it",
     "deepseek2.attention.q_lora_rank": "0: llama.cpp takes no model but those of V2-Lite's sizes without the key",
 }
 THEIRS = {
     "tokenizer.ggml.model": "none: no vocabulary",
+    "tokenizer.chat_template": "of llama.cpp's own for DeepSeek-V4, whose checkpoints have none",
     "GGUF.version": "of the header", "GGUF.tensor_count": "of the header", "GGUF.kv_count": "of the header",
 }
 
@@ -69,16 +74,23 @@ def differences(ours, theirs):
 
 
 def main():
-    source, dsmoe, *checkpoints = sys.argv[1:]
+    arguments = sys.argv[1:]
+    hashes = arguments[1] if arguments[0] == "--hashes" else None
+    source, dsmoe, *checkpoints = arguments[2:] if hashes else arguments
     sys.path[:0] = [source, source + "/gguf-py"]
     failed = compared = 0
     for checkpoint in map(pathlib.Path, checkpoints):
-        for kind in ("f32", "bf16"):
+        v4 = json.loads((checkpoint / "config.json").read_text())["model_type"] == "deepseek_v4"
+        for kind in ("q8_0",) if v4 else ("f32", "bf16"):
             with tempfile.TemporaryDirectory() as tmp:
                 ours, model = pathlib.Path(tmp) / "ours.gguf", pathlib.Path(tmp) / "model"
                 model.symlink_to(checkpoint.absolute())  # the converter takes keys from the directory's name
                 subprocess.run([dsmoe, "convert", checkpoint, ours, "--type", kind, "--name", "model"], check=True, stdout=subprocess.DEVNULL)
-                found = list(differences(ours, theirs(model, pathlib.Path(tmp) / "theirs.gguf", kind)))
+                made = theirs(model, pathlib.Path(tmp) / "theirs.gguf", kind)
+                found = list(differences(ours, made))
+                if hashes:
+                    lines = [f"{n} {t} {s} {hashlib.sha256(b).hexdigest()}\n" for n, (t, s, b) in sorted(contents(made)[1].items())]
+                    pathlib.Path(hashes).write_text("".join(lines))
                 compared += len(contents(ours)[1])
                 failed += len(found)
                 print(f"{checkpoint} {kind}: {len(found)} differences", *found, sep="\n  ")

@@ -138,7 +138,7 @@ type Part struct {
 	N      int64        // number of elements used from First on
 	View   *tensor.View // in which order; nil for that in which they lie
 	// Decode is the dtype that the elements are stored in, if they are decoded to F32, the
-	// dtype of the tensor, because it is of several, or its blocks are cut apart; else Invalid.
+	// dtype of the tensor, because it is of several, or its blocks are cut apart, or I32 of an I64 tensor; else Invalid.
 	Decode tensor.DType
 }
 

@@ -32,8 +32,12 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 	for _, reason := range unsayable(c) {
 		a.fail("", "%s", reason)
 	}
+	arch, mix, dtypes := architectureOf(c), newMixer(kind, c), map[string]tensor.DType{}
+	if arch == deepseek4 && mix != nil && mix.most != tensor.Q8_0 {
+		a.fail("", "--type %s: this writes DeepSeek-V4 as llama.cpp's converter does, q8_0, or in bf16, f16 or f32", kind)
+	}
 	for _, w := range weights {
-		a.unwritten[w.Name] = true
+		a.unwritten[w.Name], dtypes[w.Name] = true, w.DType
 	}
 	f := table.FamilyOf(c)
 	all := maps.Clone(a.unwritten)
@@ -51,12 +55,16 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 			a.fail(w.Name, "is not in the table of %s: no tensor of a GGUF file holds it", c.ModelType)
 		}
 	}
-	mix := newMixer(kind, c)
 	for i := range a.made {
 		x := &a.made[i]
 		switch {
-		case alwaysF32(x.Name, len(x.Shape)), mix == nil && a.places[i].Is(table.Indexer, table.WeightsProj):
+		case a.places[i].Row.Integer():
+			x.DType = tensor.I32
+		case alwaysF32(arch, x.Name, len(x.Shape)),
+			mix == nil && arch != deepseek4 && a.places[i].Is(table.Indexer, table.WeightsProj):
 			x.DType = tensor.F32
+		case arch == deepseek4:
+			x.DType = asPublished(a.places[i], dtypes[x.Weights[0]], x.Shape[len(x.Shape)-1], mix)
 		case mix != nil:
 			x.DType = mix.dtype(a.places[i], x.Shape[len(x.Shape)-1])
 		}
@@ -102,10 +110,17 @@ func (a *arranger) add(s table.Slot, x format.Arranged) {
 }
 
 // alwaysF32 reports whether llama.cpp stores a tensor in F32 in files of every type: vectors,
-// norms, the gate, and tensors that are not weights. ModelBase.prepare_tensors of conversion/base.py.
-func alwaysF32(name string, rank int) bool {
-	return rank <= 1 || strings.HasSuffix(name, "_norm.weight") || strings.HasSuffix(name, ".ffn_gate_inp.weight") ||
-		!strings.HasSuffix(name, ".weight")
+// norms, the gate, and tensors that are not weights. ModelBase.prepare_tensors of conversion/base.py. DeepSeek-V4's
+// gate stays as it is stored; its matrices that are published in F32 stay that.
+func alwaysF32(arch, name string, rank int) bool {
+	ends := func(suffix string) bool { return strings.HasSuffix(name, suffix) }
+	switch {
+	case rank <= 1, !ends(".weight"):
+		return true
+	case arch == deepseek4:
+		return ends("_fn.weight") || ends("_ape.weight")
+	}
+	return ends("_norm.weight") || ends(".ffn_gate_inp.weight")
 }
 
 // The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.
@@ -140,6 +155,9 @@ func unsayable(c *config.Config) (reasons []string) {
 		}
 	}
 	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
+	if arch == deepseek4 {
+		return append(reasons, unsayableWindowed(c)...)
+	}
 	if arch == deepseek {
 		normalise, _ := c.TopKWeights()
 		refuse(mixed && normalise,
@@ -163,7 +181,9 @@ func unsayable(c *config.Config) (reasons []string) {
 }
 
 // predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
-func predicts(c *config.Config) bool { return c.ModelType == "glm4_moe_lite" || c.HasIndexer() }
+func predicts(c *config.Config) bool {
+	return c.ModelType == "glm4_moe_lite" || c.HasIndexer() && !c.Windowed()
+}
 
 // limited reports whether groups restrict the choice of experts: there are several, and not
 // all of them are chosen from.
@@ -178,6 +198,8 @@ func architectureOf(c *config.Config) string {
 		return deepseek32
 	case c.ModelType == "glm_moe_dsa":
 		return glmDSA
+	case c.Windowed():
+		return deepseek4
 	case c.LatentAttention():
 		return deepseek2
 	}

@@ -192,11 +192,15 @@ func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
 		part.First = int64(s.Expert) * part.N
 		want = append([]int{a.config.NRoutedExperts}, want...)
 	}
+	dtype := info.DType
+	if s.Row.Integer() && dtype == tensor.I32 {
+		dtype, part.Decode = tensor.I64, dtype
+	}
 	if s.Expert > 0 && !slices.Equal(info.Shape, want) {
 		return // reported for the first
 	}
 	if a.fits(info, file, want) {
-		a.found = append(a.found, format.Assembled{Info: s.Info(info.DType), Parts: []format.Part{part}})
+		a.found = append(a.found, format.Assembled{Info: s.Info(dtype), Parts: []format.Part{part}})
 	}
 }
 
@@ -267,7 +271,7 @@ func (a *assembler) widened() {
 func (a *assembler) notes() (notes []string) {
 	decoded := 0
 	for i := range a.found {
-		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode != tensor.Invalid }) {
+		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode.Blocked() || p.Decode.Casts() }) {
 			decoded++
 		}
 	}

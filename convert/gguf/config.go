@@ -118,10 +118,16 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 		r.row(row)
 	}
 	r.vocabulary()
-	r.layers()
-	if r.arch == deepseek {
-		r.plainAttention(has)
+	if r.arch == deepseek4 {
+		r.windowed()
 	} else {
+		r.layers()
+	}
+	switch r.arch {
+	case deepseek4:
+	case deepseek:
+		r.plainAttention(has)
+	default:
 		r.latentAttention()
 		r.routing()
 	}
@@ -178,14 +184,16 @@ func (r *keyReader) family(has func(name string) bool) {
 	class, name := "DeepseekForCausalLM", "deepseek"
 	gating, present := r.natural(gatingFunc)
 	switch {
-	case r.arch == deepseek && present && gating != gatingSoftmax,
-		present && gating != gatingSoftmax && gating != gatingSigmoid:
+	case r.arch == deepseek4 && gating != gatingSqrtSoftplus, r.arch == deepseek && present && gating != gatingSoftmax,
+		r.arch != deepseek4 && present && gating != gatingSoftmax && gating != gatingSigmoid:
 		r.fail(r.arch+"."+gatingFunc, "%d is a gating function that this architecture does not have", gating)
 	case r.arch == deepseek:
 	case r.arch == deepseek32:
 		class, name = "DeepseekV32ForCausalLM", "deepseek_v32"
 	case r.arch == glmDSA:
 		class, name = "GlmMoeDsaForCausalLM", "glm_moe_dsa"
+	case r.arch == deepseek4:
+		class, name = "DeepseekV4ForCausalLM", "deepseek_v4"
 	case gating == gatingSigmoid || !present && r.hasRoutingBias(has):
 		class, name = "DeepseekV3ForCausalLM", "deepseek_v3"
 	default:
@@ -193,7 +201,11 @@ func (r *keyReader) family(has func(name string) bool) {
 	}
 	r.put("architectures", `["`+class+`"]`)
 	r.put("model_type", strconv.Quote(name))
-	r.put("scoring_func", map[bool]string{false: `"softmax"`, true: `"sigmoid"`}[r.corrected()])
+	scoring := map[bool]string{false: `"softmax"`, true: `"sigmoid"`}[r.corrected()]
+	if r.arch == deepseek4 {
+		scoring = `"sqrtsoftplus"`
+	}
+	r.put("scoring_func", scoring)
 }
 
 // corrected reports whether the model's gates are DeepSeek-V3's.
@@ -360,6 +372,9 @@ func (r *keyReader) yarn(factor float64) string {
 		if v, ok := r.real(x.key); ok {
 			s += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))
 		}
+	}
+	if r.arch == deepseek4 {
+		return s + "}"
 	}
 	if log, ok := r.real(yarnLog); ok && log != 0 {
 		tenth, _ := strconv.ParseFloat(shortest(log), 64) // the decimal that was rounded to float32

@@ -78,6 +78,10 @@ func fileTypeName(number uint32, tensors []tensor.Info) string {
 
 // model writes the keys that come from config.json.
 func (w *keyWriter) model(c *config.Config) {
+	if w.arch == deepseek4 {
+		w.windowed(c)
+		return
+	}
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
 	for _, row := range rowsOf(w.arch) {
 		if v := row.value(c); v != nil {
@@ -175,6 +179,9 @@ func (w *keyWriter) yarn(s *config.RopeScaling) {
 	w.of(scalingContext, uint32(s.OriginalMaxPositionEmbeddings))
 	w.of(yarnFast, float32(s.BetaFast))
 	w.of(yarnSlow, float32(s.BetaSlow))
+	if w.arch == deepseek4 {
+		return
+	}
 	w.of(yarnLog, float32(0.1*s.MScaleAllDim))
 }
 
@@ -183,7 +190,7 @@ func (w *keyWriter) widened(d format.Description) {
 	for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
 		var names []string
 		for i, info := range d.Tensors {
-			if d.Was[i] == was && info.DType == tensor.F32 && alwaysF32(info.Name, len(info.Shape)) {
+			if d.Was[i] == was && info.DType == tensor.F32 && alwaysF32(w.arch, info.Name, len(info.Shape)) {
 				names = append(names, info.Name)
 			}
 		}
@@ -223,8 +230,13 @@ var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q2_
 	"q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "BF16": 32,
 	"mxfp4": 38}
 
-// fileType returns general.file_type: the type asked for, or the dtype of most elements.
+// fileType returns general.file_type: the type asked for, or the dtype of most elements. llama.cpp's converter has one
+// type for DeepSeek-V4 as it is published.
 func fileType(d format.Description) uint32 {
+	is := func(info tensor.Info) bool { return info.DType == tensor.MXFP4 }
+	if architectureOf(d.Config) == deepseek4 && slices.ContainsFunc(d.Tensors, is) {
+		return fileTypes["mxfp4"]
+	}
 	if n, known := fileTypes[d.Type]; known {
 		return n
 	}

@@ -17,15 +17,17 @@ const (
 
 	deepseek32 = "deepseek32" // DeepSeek-V3.2
 	glmDSA     = "glm-dsa"    // GLM-5
+	deepseek4  = "deepseek4"  // DeepSeek-V4
 )
 
 // architectures are the values that this program reads.
-var architectures = []string{deepseek, deepseek2, deepseek32, glmDSA}
+var architectures = []string{deepseek, deepseek2, deepseek32, glmDSA, deepseek4}
 
-// The values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX and _SIGMOID.
+// The values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX, _SIGMOID and _SQRT_SOFTPLUS.
 const (
-	gatingSoftmax = 1
-	gatingSigmoid = 2
+	gatingSoftmax      = 1
+	gatingSigmoid      = 2
+	gatingSqrtSoftplus = 4
 )
 
 // Keys that are no field of config.json, or more than one.
@@ -122,8 +124,11 @@ func isLite(layers, vocab int) bool {
 
 // rowsOf are the rows of an architecture.
 func rowsOf(arch string) []row {
-	if arch == deepseek {
+	switch arch {
+	case deepseek:
 		return rows
+	case deepseek4:
+		return windowedRows
 	}
 	return slices.Concat(rows, latentRows)
 }

@@ -26,7 +26,7 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
-// put writes a pair: a uint32, int32, float32, bool, string, []string, []int32 or []bool.
+// put writes a pair: a uint32, int32, float32, bool, string, []string, []int32, []float32 or []bool.
 func (w *keyWriter) put(key string, v any) {
 	switch v := v.(type) {
 	case uint32:
@@ -56,6 +56,11 @@ func (w *keyWriter) put(key string, v any) {
 		w.list(key, i32, len(v))
 		for _, n := range v {
 			w.b = binary.LittleEndian.AppendUint32(w.b, uint32(n))
+		}
+	case []float32:
+		w.list(key, f32, len(v))
+		for _, x := range v {
+			w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(x))
 		}
 	case []bool:
 		w.list(key, boolean, len(v))

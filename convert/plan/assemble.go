@@ -182,6 +182,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	switch {
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
+	case key.from == tensor.I64 && key.to == tensor.I32:
+		op = operation.Shorten{}
 	case key.ofScales:
 		op, err = operation.NewScales(key.from, key.to, key.scaling.Blocks, a.powersOfTwo)
 	case key.to.Scaled():

@@ -119,7 +119,7 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 		d := w.DType
 		if err := w.CheckScales(); err != nil {
 			c.problem(w.Name, "%v", err)
-		} else if !d.Casts() && !d.Blocked() && !d.Scaled() {
+		} else if !d.Casts() && !d.Blocked() && !d.Scaled() && !(d == tensor.I64 && x.DType == tensor.I32) {
 			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.format.Name)
 		}
 		switch {
@@ -145,7 +145,7 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 func (c *conversion) retyped(x *format.Arranged, stored *tensor.Info) tensor.DType {
 	d := stored.DType
 	switch {
-	case c.o.kind() == keepTypes:
+	case c.o.kind() == keepTypes, d == x.DType:
 		return d
 	case !d.Casts() && !d.Blocked():
 		c.problem(stored.Name, "dtype %s cannot be changed", d)
@@ -211,6 +211,8 @@ func (c *conversion) noteForms(outputs []output) {
 			continue
 		} else if said[key] = true; to.Blocked() {
 			c.note("%s with its scales becomes blocks of %s, of the same numbers", w.Form().Name, to)
+		} else if w.Scales != nil && w.Scaling().Scales == tensor.F8E8M0 {
+			c.note("%s has no %s: it becomes %s", c.format.Name, w.Form().Name, to) // a power of two rounds nothing
 		} else {
 			c.note("%s has no %s: it becomes %s, rounded", c.format.Name, w.Form().Name, to)
 		}

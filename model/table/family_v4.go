@@ -12,14 +12,19 @@ var familyV4 = Family{
 	spelled:    spellings(v4Namings()),
 }
 
-// published is a row and the name that published files have for its weight.
+// published is a row, the name that published files have for its weight, and that of llama.cpp's in its layer, if any.
 type published struct {
 	Row
-	as string
+	as   string
+	gguf string
 }
 
 func rowsOf(list []published) (rows []Row) {
 	for _, p := range list {
+		if p.PerLayer() && p.gguf != "" {
+			p.gguf = "blk." + layerHole + "." + p.gguf
+		}
+		p.GGUF = stored(p.gguf)
 		rows = append(rows, p.Row)
 	}
 	return rows
@@ -29,89 +34,105 @@ const v4Layer, v4Attn = "model.layers.{l}.", "model.layers.{l}.self_attn."
 
 // v4Rows are DeepseekV4ForCausalLM.
 var v4Rows = []published{
-	{Row{"model.embed_tokens.weight", Embedding, EmbedTokens, nil, []Dim{vocab, hidden}, GGUF{}}, "embed.weight"},
+	{Row{"model.embed_tokens.weight", Embedding, EmbedTokens, nil, []Dim{vocab, hidden}, GGUF{}},
+		"embed.weight", "token_embd.weight"},
 
-	{Row{v4Attn + "q_a_proj.weight", Attention, QAProj, nil, []Dim{qRank, hidden}, GGUF{}}, "attn.wq_a.weight"},
-	{Row{v4Attn + "q_a_norm.weight", Norms, QANorm, nil, []Dim{qRank}, GGUF{}}, "attn.q_norm.weight"},
-	{Row{v4Attn + "q_b_proj.weight", Attention, QBProj, nil, []Dim{sharedQueries, qRank}, GGUF{}}, "attn.wq_b.weight"},
-	{Row{v4Attn + "kv_proj.weight", Attention, KVProj, nil, []Dim{headWidth, hidden}, GGUF{}}, "attn.wkv.weight"},
-	{Row{v4Attn + "kv_norm.weight", Norms, KVNorm, nil, []Dim{headWidth}, GGUF{}}, "attn.kv_norm.weight"},
+	{Row{v4Attn + "q_a_proj.weight", Attention, QAProj, nil, []Dim{qRank, hidden}, GGUF{}},
+		"attn.wq_a.weight", "attn_q_a.weight"},
+	{Row{v4Attn + "q_a_norm.weight", Norms, QANorm, nil, []Dim{qRank}, GGUF{}},
+		"attn.q_norm.weight", "attn_q_a_norm.weight"},
+	{Row{v4Attn + "q_b_proj.weight", Attention, QBProj, nil, []Dim{sharedQueries, qRank}, GGUF{}},
+		"attn.wq_b.weight", "attn_q_b.weight"},
+	{Row{v4Attn + "kv_proj.weight", Attention, KVProj, nil, []Dim{headWidth, hidden}, GGUF{}},
+		"attn.wkv.weight", "attn_kv.weight"},
+	{Row{v4Attn + "kv_norm.weight", Norms, KVNorm, nil, []Dim{headWidth}, GGUF{}},
+		"attn.kv_norm.weight", "attn_kv_a_norm.weight"},
 	{Row{v4Attn + "o_a_proj.weight", Attention, OAProj, nil, []Dim{groupedRanks, groupQueries}, GGUF{}},
-		"attn.wo_a.weight"},
-	{Row{v4Attn + "o_b_proj.weight", Attention, OBProj, nil, []Dim{hidden, groupedRanks}, GGUF{}}, "attn.wo_b.weight"},
-	{Row{v4Attn + "sinks", Attention, Sinks, nil, []Dim{queryHeads}, GGUF{}}, "attn.attn_sink"},
+		"attn.wo_a.weight", "attn_output_a.weight"},
+	{Row{v4Attn + "o_b_proj.weight", Attention, OBProj, nil, []Dim{hidden, groupedRanks}, GGUF{}},
+		"attn.wo_b.weight", "attn_output_b.weight"},
+	{Row{v4Attn + "sinks", Attention, Sinks, nil, []Dim{queryHeads}, GGUF{}}, "attn.attn_sink", "attn_sinks.weight"},
 
 	{Row{v4Attn + "compressor.kv_proj.weight", Compressor, KVProj, entries, []Dim{entryWidths, hidden}, GGUF{}},
-		"attn.compressor.wkv.weight"},
+		"attn.compressor.wkv.weight", "attn_compressor_kv.weight"},
 	{Row{v4Attn + "compressor.gate_proj.weight", Compressor, GateProj, entries, []Dim{entryWidths, hidden}, GGUF{}},
-		"attn.compressor.wgate.weight"},
+		"attn.compressor.wgate.weight", "attn_compressor_gate.weight"},
 	{Row{v4Attn + "compressor.position_bias", Compressor, PositionBias, entries, []Dim{rate, entryWidths}, GGUF{}},
-		"attn.compressor.ape"},
+		"attn.compressor.ape", "attn_compressor_ape.weight"},
 	{Row{v4Attn + "compressor.kv_norm.weight", Compressor, KVNorm, entries, []Dim{headWidth}, GGUF{}},
-		"attn.compressor.norm.weight"},
+		"attn.compressor.norm.weight", "attn_compressor_norm.weight"},
 
 	{Row{v4Attn + "compressor.indexer.q_b_proj.weight", Indexer, QBProj, sparse, []Dim{indexQueries, qRank}, GGUF{}},
-		"attn.indexer.wq_b.weight"},
+		"attn.indexer.wq_b.weight", "indexer.attn_q_b.weight"},
 	{Row{v4Attn + "compressor.indexer.scorer.weights_proj.weight", Indexer, WeightsProj, sparse, []Dim{indexHeads, hidden},
-		GGUF{}}, "attn.indexer.weights_proj.weight"},
-	{Row{v4Attn + "compressor.indexer.kv_proj.weight", Indexer, KVProj, sparse, []Dim{twoIndexWidths, hidden}, GGUF{}},
-		"attn.indexer.compressor.wkv.weight"},
-	{Row{v4Attn + "compressor.indexer.gate_proj.weight", Indexer, GateProj, sparse, []Dim{twoIndexWidths, hidden}, GGUF{}},
-		"attn.indexer.compressor.wgate.weight"},
+		GGUF{}}, "attn.indexer.weights_proj.weight", "indexer.proj.weight"},
+	{Row{v4Attn + "compressor.indexer.kv_proj.weight", Indexer, KVProj, sparse, []Dim{twoIndexWidths, hidden},
+		GGUF{}}, "attn.indexer.compressor.wkv.weight", "indexer_compressor_kv.weight"},
+	{Row{v4Attn + "compressor.indexer.gate_proj.weight", Indexer, GateProj, sparse, []Dim{twoIndexWidths, hidden},
+		GGUF{}}, "attn.indexer.compressor.wgate.weight", "indexer_compressor_gate.weight"},
 	{Row{v4Attn + "compressor.indexer.position_bias", Indexer, PositionBias, sparse, []Dim{sparseRate, twoIndexWidths},
-		GGUF{}}, "attn.indexer.compressor.ape"},
+		GGUF{}}, "attn.indexer.compressor.ape", "indexer_compressor_ape.weight"},
 	{Row{v4Attn + "compressor.indexer.kv_norm.weight", Indexer, KVNorm, sparse, []Dim{indexWidth}, GGUF{}},
-		"attn.indexer.compressor.norm.weight"},
+		"attn.indexer.compressor.norm.weight", "indexer_compressor_norm.weight"},
 
 	{Row{v4Layer + "mlp.experts.{e}.gate_proj.weight", RoutedExperts, GateProj, nil, []Dim{expertFF, hidden}, GGUF{}},
-		"ffn.experts.{e}.w1.weight"},
+		"ffn.experts.{e}.w1.weight", "ffn_gate_exps.weight"},
 	{Row{v4Layer + "mlp.experts.{e}.up_proj.weight", RoutedExperts, UpProj, nil, []Dim{expertFF, hidden}, GGUF{}},
-		"ffn.experts.{e}.w3.weight"},
+		"ffn.experts.{e}.w3.weight", "ffn_up_exps.weight"},
 	{Row{v4Layer + "mlp.experts.{e}.down_proj.weight", RoutedExperts, DownProj, nil, []Dim{hidden, expertFF}, GGUF{}},
-		"ffn.experts.{e}.w2.weight"},
+		"ffn.experts.{e}.w2.weight", "ffn_down_exps.weight"},
 
-	{Row{v4Layer + "mlp.gate.weight", Router, Gate, nil, []Dim{routed, hidden}, GGUF{}}, "ffn.gate.weight"},
+	{Row{v4Layer + "mlp.gate.weight", Router, Gate, nil, []Dim{routed, hidden}, GGUF{}},
+		"ffn.gate.weight", "ffn_gate_inp.weight"},
 	{Row{v4Layer + "mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias, scored, []Dim{routed}, GGUF{}},
-		"ffn.gate.bias"},
+		"ffn.gate.bias", "exp_probs_b.bias"},
 	{Row{v4Layer + "mlp.gate.tid2eid", Router, TID2EID, hashed, []Dim{vocab, chosenExperts}, GGUF{}},
-		"ffn.gate.tid2eid"},
+		"ffn.gate.tid2eid", "ffn_gate_tid2eid.weight"},
 
-	{Row{v4Layer + "mlp.shared_experts.gate_proj.weight", SharedExperts, GateProj, nil, []Dim{sharedFF, hidden}, GGUF{}},
-		"ffn.shared_experts.w1.weight"},
+	{Row{v4Layer + "mlp.shared_experts.gate_proj.weight", SharedExperts, GateProj, nil, []Dim{sharedFF, hidden},
+		GGUF{}}, "ffn.shared_experts.w1.weight", "ffn_gate_shexp.weight"},
 	{Row{v4Layer + "mlp.shared_experts.up_proj.weight", SharedExperts, UpProj, nil, []Dim{sharedFF, hidden}, GGUF{}},
-		"ffn.shared_experts.w3.weight"},
-	{Row{v4Layer + "mlp.shared_experts.down_proj.weight", SharedExperts, DownProj, nil, []Dim{hidden, sharedFF}, GGUF{}},
-		"ffn.shared_experts.w2.weight"},
+		"ffn.shared_experts.w3.weight", "ffn_up_shexp.weight"},
+	{Row{v4Layer + "mlp.shared_experts.down_proj.weight", SharedExperts, DownProj, nil, []Dim{hidden, sharedFF},
+		GGUF{}}, "ffn.shared_experts.w2.weight", "ffn_down_shexp.weight"},
 
-	{Row{v4Layer + "input_layernorm.weight", Norms, InputLayernorm, nil, []Dim{hidden}, GGUF{}}, "attn_norm.weight"},
+	{Row{v4Layer + "input_layernorm.weight", Norms, InputLayernorm, nil, []Dim{hidden}, GGUF{}},
+		"attn_norm.weight", "attn_norm.weight"},
 	{Row{v4Layer + "post_attention_layernorm.weight", Norms, PostAttentionLayernorm, nil, []Dim{hidden}, GGUF{}},
-		"ffn_norm.weight"},
+		"ffn_norm.weight", "ffn_norm.weight"},
 
-	{Row{v4Layer + "attn_hc.fn", AttnHC, HCFn, nil, []Dim{mixings, allStreams}, GGUF{}}, "hc_attn_fn"},
-	{Row{v4Layer + "attn_hc.base", AttnHC, HCBase, nil, []Dim{mixings}, GGUF{}}, "hc_attn_base"},
-	{Row{v4Layer + "attn_hc.scale", AttnHC, HCScale, nil, []Dim{three}, GGUF{}}, "hc_attn_scale"},
-	{Row{v4Layer + "ffn_hc.fn", FFNHC, HCFn, nil, []Dim{mixings, allStreams}, GGUF{}}, "hc_ffn_fn"},
-	{Row{v4Layer + "ffn_hc.base", FFNHC, HCBase, nil, []Dim{mixings}, GGUF{}}, "hc_ffn_base"},
-	{Row{v4Layer + "ffn_hc.scale", FFNHC, HCScale, nil, []Dim{three}, GGUF{}}, "hc_ffn_scale"},
+	{Row{v4Layer + "attn_hc.fn", AttnHC, HCFn, nil, []Dim{mixings, allStreams}, GGUF{}},
+		"hc_attn_fn", "hc_attn_fn.weight"},
+	{Row{v4Layer + "attn_hc.base", AttnHC, HCBase, nil, []Dim{mixings}, GGUF{}},
+		"hc_attn_base", "hc_attn_base.weight"},
+	{Row{v4Layer + "attn_hc.scale", AttnHC, HCScale, nil, []Dim{three}, GGUF{}},
+		"hc_attn_scale", "hc_attn_scale.weight"},
+	{Row{v4Layer + "ffn_hc.fn", FFNHC, HCFn, nil, []Dim{mixings, allStreams}, GGUF{}},
+		"hc_ffn_fn", "hc_ffn_fn.weight"},
+	{Row{v4Layer + "ffn_hc.base", FFNHC, HCBase, nil, []Dim{mixings}, GGUF{}}, "hc_ffn_base", "hc_ffn_base.weight"},
+	{Row{v4Layer + "ffn_hc.scale", FFNHC, HCScale, nil, []Dim{three}, GGUF{}}, "hc_ffn_scale", "hc_ffn_scale.weight"},
 
-	{Row{"model.norm.weight", Norms, Norm, nil, []Dim{hidden}, GGUF{}}, "norm.weight"},
-	{Row{"model.hc_head.hc_fn", HCHead, HCFn, nil, []Dim{streams, allStreams}, GGUF{}}, "hc_head_fn"},
-	{Row{"model.hc_head.hc_base", HCHead, HCBase, nil, []Dim{streams}, GGUF{}}, "hc_head_base"},
-	{Row{"model.hc_head.hc_scale", HCHead, HCScale, nil, []Dim{one}, GGUF{}}, "hc_head_scale"},
-	{Row{"lm_head.weight", Head, LMHead, untied, []Dim{vocab, hidden}, GGUF{}}, "head.weight"},
+	{Row{"model.norm.weight", Norms, Norm, nil, []Dim{hidden}, GGUF{}}, "norm.weight", "output_norm.weight"},
+	{Row{"model.hc_head.hc_fn", HCHead, HCFn, nil, []Dim{streams, allStreams}, GGUF{}},
+		"hc_head_fn", "output_hc_fn.weight"},
+	{Row{"model.hc_head.hc_base", HCHead, HCBase, nil, []Dim{streams}, GGUF{}},
+		"hc_head_base", "output_hc_base.weight"},
+	{Row{"model.hc_head.hc_scale", HCHead, HCScale, nil, []Dim{one}, GGUF{}},
+		"hc_head_scale", "output_hc_scale.weight"},
+	{Row{"lm_head.weight", Head, LMHead, untied, []Dim{vocab, hidden}, GGUF{}}, "head.weight", "output.weight"},
 }
 
 // v4MTP are a prediction layer's beside those of a decoder layer without entries and tid2eid. Its embedding and head
 // are the model's. The reference leaves it out.
 var v4MTP = []published{
-	{Row{v4Layer + "e_proj.weight", MTP, EProj, nil, []Dim{hidden, hidden}, GGUF{}}, "e_proj.weight"},
-	{Row{v4Layer + "h_proj.weight", MTP, HProj, nil, []Dim{hidden, hidden}, GGUF{}}, "h_proj.weight"},
-	{Row{v4Layer + "enorm.weight", MTP, ENorm, nil, []Dim{hidden}, GGUF{}}, "enorm.weight"},
-	{Row{v4Layer + "hnorm.weight", MTP, HNorm, nil, []Dim{hidden}, GGUF{}}, "hnorm.weight"},
-	{Row{v4Layer + "norm.weight", MTP, Norm, nil, []Dim{hidden}, GGUF{}}, "norm.weight"},
-	{Row{v4Layer + "hc_head.hc_fn", MTP, HCFn, nil, []Dim{streams, allStreams}, GGUF{}}, "hc_head_fn"},
-	{Row{v4Layer + "hc_head.hc_base", MTP, HCBase, nil, []Dim{streams}, GGUF{}}, "hc_head_base"},
-	{Row{v4Layer + "hc_head.hc_scale", MTP, HCScale, nil, []Dim{one}, GGUF{}}, "hc_head_scale"},
+	{Row{v4Layer + "e_proj.weight", MTP, EProj, nil, []Dim{hidden, hidden}, GGUF{}}, "e_proj.weight", ""},
+	{Row{v4Layer + "h_proj.weight", MTP, HProj, nil, []Dim{hidden, hidden}, GGUF{}}, "h_proj.weight", ""},
+	{Row{v4Layer + "enorm.weight", MTP, ENorm, nil, []Dim{hidden}, GGUF{}}, "enorm.weight", ""},
+	{Row{v4Layer + "hnorm.weight", MTP, HNorm, nil, []Dim{hidden}, GGUF{}}, "hnorm.weight", ""},
+	{Row{v4Layer + "norm.weight", MTP, Norm, nil, []Dim{hidden}, GGUF{}}, "norm.weight", ""},
+	{Row{v4Layer + "hc_head.hc_fn", MTP, HCFn, nil, []Dim{streams, allStreams}, GGUF{}}, "hc_head_fn", ""},
+	{Row{v4Layer + "hc_head.hc_base", MTP, HCBase, nil, []Dim{streams}, GGUF{}}, "hc_head_base", ""},
+	{Row{v4Layer + "hc_head.hc_scale", MTP, HCScale, nil, []Dim{one}, GGUF{}}, "hc_head_scale", ""},
 }
 
 // v4Namings are the names of published files, transformers' own, and the mixture that save_pretrained writes: those of

@@ -1,0 +1,43 @@
+package convert
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/gguf"
+	"dsmoe/convert/plan"
+)
+
+// TestDeepSeekV4IsLlamaCpps: --type q8_0 of DeepSeek-V4 has the tensors of llama.cpp's converter, byte for byte.
+// The list is its own: scripts/gguf_converter.py --hashes.
+func TestDeepSeekV4IsLlamaCpps(t *testing.T) {
+	t.Parallel()
+	want, err := os.ReadFile("gguf/testdata/deepseek4.txt")
+	require.NoError(t, err)
+	dst := filepath.Join(t.TempDir(), "v4.gguf")
+	r, err := Run(t.Context(), dst, open(t, "../fixtures/v4-gguf/checkpoint"),
+		Options{plan.Options{Mixture: "q8_0"}, inMemory()})
+	require.NoError(t, err)
+	require.True(t, r.Verified)
+	f, err := gguf.Open(dst)
+	require.NoError(t, err)
+	defer f.Close()
+	var lines []string
+	for info := range f.Tensors() {
+		x, err := f.Tensor(info.Name)
+		require.NoError(t, err)
+		shape := slices.Clone(info.Shape)
+		slices.Reverse(shape)
+		sizes := strings.ReplaceAll(fmt.Sprint(shape), " ", ", ")
+		lines = append(lines, fmt.Sprintf("%s %s %s %x\n", info.Name, info.DType, sizes, sha256.Sum256(x.Data)))
+	}
+	slices.Sort(lines)
+	require.Equal(t, string(want), strings.Join(lines, ""))
+}
