@@ -94,7 +94,7 @@ func run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return nil, e.interrupted(err)
 	}
 	err = e.interrupted(e.commit(ctx))
-	return &Result{Verified: !s.Unverified, Replaced: e.out.replaced(), Resumed: e.resumed, Lost: e.lost()}, err
+	return &Result{Verified: !s.Unverified, Replaced: e.out.replaced(), Resumed: e.Resumed, Lost: e.lost()}, err
 }
 
 // interrupted adds to the error of a cancelled run what it leaves.

@@ -22,6 +22,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 )
@@ -599,7 +600,7 @@ func TestSecondRunIsRefused(t *testing.T) {
 		}
 	}})
 	require.NoError(t, err)
-	require.ErrorIs(t, second, errBusy)
+	require.ErrorIs(t, second, progress.ErrBusy)
 	fixture.RequireSameTensors(t, src, open(t, dst))
 }
 
@@ -929,19 +930,19 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 		x := &p.Tensors[i]
 		path, middle := filepath.Join(e.out.(*diskOutput).dir, p.Files[x.File].Name), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
-		state := e.state(i)
+		state := e.State(i)
 		err := e.newWorker().proveSpan(t.Context(), i)
 		element := x.DType.Elements(middle)
 		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
 		require.ErrorContains(t, err, ", but the source gives ")
 		require.ErrorContains(t, err, path)
-		require.Zero(t, e.states[i].done)
+		require.Zero(t, e.States[i].Done)
 		fixture.Flip(t, path, x.Offset+middle)
-		e.mark(i, state)
+		e.Mark(i, state)
 	}
 	require.NoError(t, e.writeAndProve(t.Context()))
 	for i := range p.Tensors {
-		require.True(t, e.states[i].proof.Compared)
+		require.True(t, e.States[i].Proof.Compared)
 	}
 }
 
@@ -961,7 +962,7 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	e.source = unreadable{c}
 	for i := range p.Tensors {
 		require.ErrorContains(t, e.newWorker().proveSpan(t.Context(), i), "is away")
-		require.Equal(t, p.Tensors[i].Bytes(), e.states[i].done)
+		require.Equal(t, p.Tensors[i].Bytes(), e.States[i].Done)
 	}
 }
 

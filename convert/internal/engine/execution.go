@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 )
 
@@ -25,7 +26,7 @@ type execution struct {
 	flushing sync.Mutex          // held during flush
 	// writesOnly is set while tensors are written that can be proven when all of them are.
 	writesOnly bool
-	*ledger
+	*progress.Ledger
 	carried map[string]string // hashes of the files copied from the source, by name
 	remade  bool              // the target is a finished output of the plan, which StartOver makes anew
 	intact  map[string]string // states of the target's files when they were hashed and found unchanged
@@ -37,13 +38,13 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 		return nil, err
 	}
 	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
-		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p.Share(s.Part), s.Progress),
+		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(p.Share(s.Part), s.Progress),
 		carried: map[string]string{}}
-	bytes := e.bytes()
+	bytes := e.Bytes()
 	if s.Unverified {
-		e.startPhase("writing", bytes)
+		e.StartPhase("writing", bytes)
 	} else {
-		e.startPhase("writing and verifying", 2*bytes)
+		e.StartPhase("writing and verifying", 2*bytes)
 	}
 	return e, nil
 }
@@ -57,14 +58,14 @@ func newOutput(dst string, p *plan.Plan, key string, s Settings) output {
 
 // begin opens the output and takes over the progress of an earlier run.
 func (e *execution) begin(ctx context.Context) error {
-	resumed, err := e.out.begin(e.apply, func() error { return e.checkUnchanged(ctx) })
+	resumed, err := e.out.begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
 	switch {
 	case err != nil:
 		return err
 	case resumed:
-		e.resume(e.hashesWriting)
+		e.Resume(e.hashesWriting)
 	default:
-		e.reset()
+		e.Reset()
 	}
 	return nil
 }
@@ -102,13 +103,23 @@ func (e *execution) checkSource() error {
 func (e *execution) flush() error {
 	e.flushing.Lock()
 	defer e.flushing.Unlock()
-	n := e.take(e.Unverified || e.writesOnly)
-	if n.lines == nil {
+	n := e.Take(e.Unverified || e.writesOnly)
+	if n.Lines == nil {
 		return nil
 	}
 	if err := e.out.record(n); err != nil {
 		return err
 	}
-	e.queue.durable(n.written)
+	e.queue.durable(n.Written)
 	return nil
+}
+
+// lost lists the tensors with elements that changed or are not finite.
+func (e *execution) lost() (lost []LostTensor) {
+	for i := range e.States {
+		if total := e.States[i].Lost.Total(); total.Any() {
+			lost = append(lost, LostTensor{e.Spans[i].Name, total})
+		}
+	}
+	return lost
 }

@@ -15,6 +15,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -214,17 +215,17 @@ func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (
 	}
 	n := 0
 	problems, err := checkManifest(ctx, e.out.at(), m, e.plan, e.Settings, func(t *manifest.Tensor) {
-		if n < len(e.states) && t.Lost != nil {
-			e.states[n].lost = losses{*t.Lost}
+		if n < len(e.States) && t.Lost != nil {
+			e.States[n].Lost = progress.Losses{*t.Lost}
 		}
 		n++
 	})
 	if err != nil {
 		return false, err
 	}
-	if n != len(e.states) {
+	if n != len(e.States) {
 		problems = append(problems, checkpoint.Problem{File: e.out.at().manifestName(),
-			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
+			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.States))})
 	}
 	if len(problems) == 0 {
 		e.intact = states
@@ -295,9 +296,9 @@ func (t *target) fileStates() (map[string]string, error) {
 func (e *execution) proveAgain(ctx context.Context) error {
 	e.Unverified = false
 	_, total := e.plan.Bytes()
-	e.startPhase("verifying", total)
-	for i := range e.states {
-		e.states[i].done = e.plan.Tensors[i].Bytes()
+	e.StartPhase("verifying", total)
+	for i := range e.States {
+		e.States[i].Done = e.plan.Tensors[i].Bytes()
 	}
 	if err := e.out.openFinished(); err != nil {
 		return err

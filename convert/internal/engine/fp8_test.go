@@ -132,15 +132,15 @@ func TestFP8IsProven(t *testing.T) {
 	w := e.newWorker()
 	for i := range p.Tensors {
 		require.NoError(t, w.writeSpan(t.Context(), i))
-		written := e.state(i)
+		written := e.State(i)
 		path, at := filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "but the source gives")
-		require.Zero(t, e.state(i).done)
+		require.Zero(t, e.State(i).Done)
 		fixture.Flip(t, path, at)
-		e.mark(i, written)
+		e.Mark(i, written)
 		require.NoError(t, w.proveSpan(t.Context(), i))
-		require.Equal(t, written.done, e.state(i).done)
+		require.Equal(t, written.Done, e.State(i).Done)
 		other := bytesSource(append([]byte(nil), src...))
 		other[len(other)/64|1] = 0x7e // far larger than all others: its block's scale
 		e.source = other

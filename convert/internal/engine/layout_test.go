@@ -92,7 +92,7 @@ func TestSegmentsWithoutElements(t *testing.T) {
 		for _, s := range x.Segments {
 			hashes = append(hashes, digest.Of(src[s.Begin:s.End]))
 		}
-		require.Equal(t, hashes, e.states[i].proof.Segments, x.Name)
+		require.Equal(t, hashes, e.States[i].Proof.Segments, x.Name)
 	}
 }
 

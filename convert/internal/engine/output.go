@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -30,12 +31,12 @@ type output interface {
 	// begin locks the output and opens its files. It hands the records of an earlier run's journal to apply; they
 	// hold if begin reports that it resumed that run. unchanged refuses to replace files of an older output that
 	// changed since they were written.
-	begin(apply func(record), unchanged func() error) (resumed bool, err error)
+	begin(apply func(progress.Record), unchanged func() error) (resumed bool, err error)
 	// writeTile and readTile write and read a run of bytes of a weight file, an index in plan.Files.
 	writeTile(file int, tile []byte, at int64) error
 	readTile(file int, tile []byte, at int64) error
 	// record makes the bytes of progress durable, and then the progress itself.
-	record(n unrecorded) error
+	record(n progress.Unrecorded) error
 	// begins says that weight files are about to be read and written.
 	begins()
 	// readable reports whether tensors can be read before all are written. Otherwise completeFiles, after all of them were
@@ -74,7 +75,7 @@ type diskOutput struct {
 	startOver bool              // Settings.StartOver
 	overwrite bool              // Settings.Overwrite
 	replaces  bool              // the target holds an older output, to be replaced
-	journal   *journal
+	journal   *progress.Journal
 	weights   []*disk.TileFile // open weight files, as plan.Files
 	published []string         // files on their way from dir to dst; nil before publishing starts
 
@@ -92,21 +93,21 @@ func newDiskOutput(dst string, p *plan.Plan, key string, s Settings) *diskOutput
 
 // unfinished reports whether a journal is there, and whether the files move into the target one by one.
 func (o *diskOutput) unfinished() (begins, filling bool) {
-	begins = begun(o.journalPath)
+	begins = progress.Begun(o.journalPath)
 	return begins, begins && o.fills
 }
 
 // begin locks the journal and opens the files.
-func (o *diskOutput) begin(apply func(record), unchanged func() error) (resumed bool, err error) {
+func (o *diskOutput) begin(apply func(progress.Record), unchanged func() error) (resumed bool, err error) {
 	o.unchanged = unchanged
 	var own []string
-	if begun(o.journalPath) {
+	if progress.Begun(o.journalPath) {
 		own = o.plan.FinishOrder()
 	}
 	if err := o.check(own); err != nil {
 		return false, err
 	}
-	if o.journal, err = lockJournal(o.disk, o.journalPath); err != nil {
+	if o.journal, err = progress.LockJournal(o.disk, o.journalPath); err != nil {
 		return false, err
 	}
 	resumed, err = o.open(apply)
@@ -157,7 +158,7 @@ func (o *diskOutput) replacing(own []string) bool {
 func (o *diskOutput) close() {
 	o.closeFiles()
 	if o.journal != nil {
-		o.journal.f.Close()
+		o.journal.Close()
 	}
 }
 
@@ -209,10 +210,10 @@ func (o *diskOutput) closeFiles() {
 }
 
 // open reads the journal, then opens the files of the run that wrote it, or makes new ones.
-func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
-	head := journalHead{Format: journalFormat, Plan: o.plan.Hash, Key: o.key}
+func (o *diskOutput) open(apply func(progress.Record)) (resumed bool, err error) {
+	head := progress.Head{Format: progress.Format, Plan: o.plan.Hash, Key: o.key}
 	ready := false
-	old, err := o.journal.read(func(r record) {
+	old, err := o.journal.Read(func(r progress.Record) {
 		ready = (ready || r.Ready) && !r.Void
 		if r.Published != nil {
 			o.published = r.Published
@@ -222,7 +223,7 @@ func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if old == nil && !o.journal.isOurs() {
+	if old == nil && !o.journal.IsOurs() {
 		return false, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it", text.Quote(o.journalPath))
 	}
 	if old != nil && !o.fills {
@@ -233,14 +234,14 @@ func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 	if o.replacing(o.published) || o.startOver && o.replacing(nil) {
 		if err := o.unchanged(); err != nil {
 			if old == nil {
-				err = errors.Join(err, o.disk.Remove(o.journal.f.Name()))
+				err = errors.Join(err, o.disk.Remove(o.journalPath))
 			}
 			return false, err
 		}
 	}
 	if old != nil && !o.startOver {
 		if old.Plan != head.Plan || old.Key != head.Key {
-			return false, old.mismatch(head, o.dst, o.dir)
+			return false, refuseUnfinished(old, &head, o.dst, o.dir)
 		}
 		if ready && (o.published != nil || o.reopen()) {
 			return true, nil
@@ -249,8 +250,8 @@ func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 	return false, o.create(head, old != nil)
 }
 
-// mismatch is the error for an unfinished output in dir that is of another plan or another source than now.
-func (old *journalHead) mismatch(now journalHead, dst, dir string) error {
+// refuseUnfinished is the error for an unfinished output in dir that is of another plan or another source than now.
+func refuseUnfinished(old, now *progress.Head, dst, dir string) error {
 	change := "with other options, or of another source"
 	if old.Plan == now.Plan {
 		change = "of these files, which were changed since"
@@ -291,7 +292,7 @@ func (o *diskOutput) openFiles(open func(path string) (*disk.TileFile, error)) e
 
 // create makes new files. It removes existing files only if ours is true: the journal
 // proves that a run left them.
-func (o *diskOutput) create(head journalHead, ours bool) error {
+func (o *diskOutput) create(head progress.Head, ours bool) error {
 	if ours {
 		if err := o.discard(); err != nil {
 			return err
@@ -300,10 +301,10 @@ func (o *diskOutput) create(head journalHead, ours bool) error {
 	o.published = nil
 	parent := filepath.Dir(o.dir)
 	if err := checkFree(parent, o.plan.Size()); err != nil {
-		o.disk.Remove(o.journal.f.Name())
+		o.disk.Remove(o.journalPath)
 		return err
 	}
-	if err := o.journal.begin(head); err != nil {
+	if err := o.journal.Begin(head); err != nil {
 		return err
 	}
 	if err := o.disk.SyncDir(parent); err != nil {
@@ -311,7 +312,7 @@ func (o *diskOutput) create(head journalHead, ours bool) error {
 	}
 	if err := o.disk.Mkdir(o.dir); err != nil {
 		if errors.Is(err, fs.ErrExist) {
-			o.disk.Remove(o.journal.f.Name())
+			o.disk.Remove(o.journalPath)
 			err = fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
 		}
 		return err
@@ -354,7 +355,7 @@ func (o *diskOutput) layOut() error {
 	if err := o.disk.SyncDir(o.dir); err != nil {
 		return err
 	}
-	return o.journal.append(record{Ready: true, Tensor: -1})
+	return o.journal.Append(progress.Record{Ready: true, Tensor: -1})
 }
 
 // layOutFile gives an open weight file its size and its header.
@@ -378,12 +379,12 @@ func (o *diskOutput) writeHeader(i int) error {
 
 // record makes the data of these files durable, then appends the lines about them to the
 // journal. Later reads come from the disk.
-func (o *diskOutput) record(n unrecorded) error {
-	for _, i := range n.files {
+func (o *diskOutput) record(n progress.Unrecorded) error {
+	for _, i := range n.Files {
 		if err := o.weights[i].Sync(); err != nil {
 			return err
 		}
 		o.weights[i].DropCache()
 	}
-	return o.journal.append(n.lines...)
+	return o.journal.Append(n.Lines...)
 }

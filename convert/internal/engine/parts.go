@@ -22,6 +22,7 @@ import (
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/manifest"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -31,13 +32,13 @@ type partOutput struct {
 	*diskOutput
 	part  plan.Part
 	spans []plan.Span
-	head  journalHead // of this run's journal
-	edges bool        // recorded by an earlier run
+	head  progress.Head // of this run's journal
+	edges bool          // recorded by an earlier run
 }
 
 func newPartOutput(o *diskOutput, part plan.Part, spans []plan.Span) *partOutput {
 	p := o.plan
-	head := journalHead{Format: journalFormat, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources, States: o.states}
+	head := progress.Head{Format: progress.Format, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources, States: o.states}
 	return &partOutput{diskOutput: o, part: part, spans: spans, head: head}
 }
 
@@ -54,7 +55,7 @@ type partJournal struct {
 func (j partJournal) name() string { return fmt.Sprintf("%d-of-%d.%d.journal", j.I, j.N, j.run) }
 
 // begin takes over what earlier runs of the part did.
-func (o *partOutput) begin(apply func(record), _ func() error) (resumed bool, err error) {
+func (o *partOutput) begin(apply func(progress.Record), _ func() error) (resumed bool, err error) {
 	if err := o.checkParts(); err != nil {
 		return false, err
 	}
@@ -68,7 +69,7 @@ func (o *partOutput) begin(apply func(record), _ func() error) (resumed bool, er
 	}
 	states, ends := o.merge(runs, o.spans)
 	for i := range states {
-		apply(states[i].record(o.spans[i].Index))
+		apply(states[i].Record(o.spans[i].Index))
 	}
 	o.edges = ends != nil
 	return true, nil
@@ -116,28 +117,20 @@ func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
 	return errors.Join(err, f.Sync())
 }
 
-// edge is a run of bytes at an end of a part: those in a page that it shares with other parts, and some more.
-type edge struct {
-	File   int    `json:"file"` // index in plan.Files
-	Offset int64  `json:"offset"`
-	Bytes  int64  `json:"bytes"`
-	Hash   string `json:"hash"`
-}
-
 // edges returns the ends of a part, without hashes: a block more than to the first multiple of disk.Block, and than
 // from the last one on. A part of a file that was removed, and made again, differs in them.
-func edges(spans []plan.Span) []edge {
+func edges(spans []plan.Span) []progress.Edge {
 	first, last := &spans[0], &spans[len(spans)-1]
 	begin, end := first.Offset+first.From, last.Offset+last.To
 	tail := min(end&(disk.Block-1)+disk.Block, last.Size())
-	return []edge{
+	return []progress.Edge{
 		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1)+disk.Block, first.Size())},
 		{File: last.File, Offset: end - tail, Bytes: tail},
 	}
 }
 
-// hashed returns the edge with the hash of the bytes that f has there; a file that is cut short has fewer.
-func (g edge) hashed(f io.ReaderAt) (edge, error) {
+// hashed returns an edge with the hash of the bytes that f has there; a file that is cut short has fewer.
+func hashed(g progress.Edge, f io.ReaderAt) (progress.Edge, error) {
 	data := make([]byte, g.Bytes)
 	n, err := f.ReadAt(data, g.Offset)
 	if g.Hash = digest.Of(data[:n]); err == io.EOF {
@@ -151,26 +144,26 @@ func (o *partOutput) recordEdges() error {
 	if len(o.spans) == 0 {
 		return nil
 	}
-	r := record{Tensor: -1}
+	r := progress.Record{Tensor: -1}
 	for _, g := range edges(o.spans) {
-		g, err := g.hashed(o.weights[g.File])
+		g, err := hashed(g, o.weights[g.File])
 		if err != nil {
 			return err
 		}
 		r.Edges = append(r.Edges, g)
 	}
-	return o.record(unrecorded{lines: []any{r}})
+	return o.record(progress.Unrecorded{Lines: []progress.Record{r}})
 }
 
 // checkEdges compares the ends of a part with what it recorded: a network file system may lose what is written to one
 // page by two machines.
-func (o *diskOutput) checkEdges(part plan.Part, recorded []edge) error {
+func (o *diskOutput) checkEdges(part plan.Part, recorded []progress.Edge) error {
 	for _, want := range recorded {
 		f, err := os.Open(o.path(want.File))
 		if err != nil {
 			return err
 		}
-		got, err := want.hashed(f)
+		got, err := hashed(want, f)
 		if err = errors.Join(err, f.Close()); err != nil {
 			return err
 		}
@@ -184,7 +177,7 @@ func (o *diskOutput) checkEdges(part plan.Part, recorded []edge) error {
 }
 
 // record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
-func (o *partOutput) record(n unrecorded) error {
+func (o *partOutput) record(n progress.Unrecorded) error {
 	if o.journal == nil {
 		if err := o.newJournal(); err != nil {
 			return err
@@ -196,15 +189,15 @@ func (o *partOutput) record(n unrecorded) error {
 // newJournal makes a journal for this run.
 func (o *partOutput) newJournal() error {
 	for run := 1; ; run++ {
-		f, err := o.disk.Create(filepath.Join(o.partsDir(), partJournal{o.part, run}.name()))
+		j, err := progress.CreateJournal(o.disk, filepath.Join(o.partsDir(), partJournal{o.part, run}.name()))
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		o.journal = &journal{f: f}
-		return errors.Join(o.journal.begin(o.head), o.disk.SyncDir(o.partsDir()))
+		o.journal = j
+		return errors.Join(o.journal.Begin(o.head), o.disk.SyncDir(o.partsDir()))
 	}
 }
 
@@ -213,7 +206,7 @@ func (o *partOutput) checkParts() error {
 	if err := o.check(nil); err != nil {
 		return err
 	}
-	if begun(o.journalPath) {
+	if progress.Begun(o.journalPath) {
 		return checkpoint.Refusal(o.dst, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
 			"the same command without --part finishes it")
 	}
@@ -246,7 +239,7 @@ func (o *diskOutput) otherParts(cause string) error {
 }
 
 // samePart refuses a part of another plan, or of a source in another state, and says what differs.
-func (o *diskOutput) samePart(p plan.Part, head *journalHead) error {
+func (o *diskOutput) samePart(p plan.Part, head *progress.Head) error {
 	const most = 20
 	name := fmt.Sprintf("part %d of %d", p.I, p.N)
 	switch {
@@ -289,21 +282,21 @@ func (o *diskOutput) journals() (list []partJournal, err error) {
 }
 
 // readJournalOf is readJournal: it hands the records of a run to apply and returns the head of its journal, nil without a whole head.
-func (o *diskOutput) readJournalOf(j partJournal, apply func(record)) (*journalHead, error) {
+func (o *diskOutput) readJournalOf(j partJournal, apply func(progress.Record)) (*progress.Head, error) {
 	f, _, err := format.OpenRegular(filepath.Join(o.partsDir(), j.name()))
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	head, _, err := readJournal(f, apply)
+	head, _, err := progress.ReadJournal(f, apply)
 	return head, err
 }
 
 // partRun is what a run of a part recorded.
 type partRun struct {
 	files    map[string]string // identities of the weight files
-	states   []spanState
-	edges    []edge
+	states   []progress.State
+	edges    []progress.Edge
 	rejected map[int]bool // spans whose bytes were found to be others than the source gives
 }
 
@@ -313,9 +306,9 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 		if j.Part != p {
 			continue
 		}
-		l, run := newLedger(spans, nil), partRun{rejected: map[int]bool{}}
-		head, err := o.readJournalOf(j, func(r record) {
-			l.apply(r)
+		l, run := progress.NewLedger(spans, nil), partRun{rejected: map[int]bool{}}
+		head, err := o.readJournalOf(j, func(r progress.Record) {
+			l.Apply(r)
 			if r.Edges != nil {
 				run.edges = r.Edges
 			}
@@ -330,7 +323,7 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 			return nil, err
 		}
 		if head != nil {
-			run.files, run.states = head.Files, l.states
+			run.files, run.states = head.Files, l.States
 			runs = append(runs, run)
 		}
 	}
@@ -339,13 +332,13 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 
 // merge returns what is known to be done of each span, and the ends that were recorded last. Runs that wrote into other files than are there count for
 // nothing, and bytes that a run rejected only if another has proven them since.
-func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []spanState, ends []edge) {
-	states = make([]spanState, len(spans))
+func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []progress.State, ends []progress.Edge) {
+	states = make([]progress.State, len(spans))
 	runs = slices.DeleteFunc(runs, func(r partRun) bool { return !o.haveFiles(r.files) })
 	for i := range spans {
 		rejected := slices.ContainsFunc(runs, func(r partRun) bool { return r.rejected[spans[i].Index] })
 		for _, r := range runs {
-			if s := r.states[i]; s.proven() || !rejected && !states[i].proven() && s.done >= states[i].done {
+			if s := r.states[i]; s.Proven() || !rejected && !states[i].Proven() && s.Done >= states[i].Done {
 				states[i] = s
 			}
 		}
@@ -381,35 +374,19 @@ func runPart(ctx context.Context, dst string, p *plan.Plan, src Source, s Settin
 	if all.states, err = src.States(); err != nil {
 		return nil, err
 	}
-	o := newPartOutput(all, s.Part, e.spans)
+	o := newPartOutput(all, s.Part, e.Spans)
 	e.out = o
 	defer o.close()
 	if err := e.begin(ctx); err != nil {
 		return nil, err
 	}
-	already := e.allDone() && (o.edges || len(e.spans) == 0)
+	already := e.Complete(e.Unverified) && (o.edges || len(e.Spans) == 0)
 	for _, step := range []func() error{o.open, func() error { return e.writeAndProve(ctx) }, e.checkSource, o.recordEdges} {
 		if err == nil && !already {
 			err = step()
 		}
 	}
-	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.resumed, Lost: e.lost()}, e.interrupted(err)
-}
-
-// allDone reports whether nothing is left to do.
-func (e *execution) allDone() bool {
-	for i := range e.spans {
-		if e.unfinished(i) {
-			return false
-		}
-	}
-	return true
-}
-
-// unfinished reports whether a span has to be written or proven.
-func (e *execution) unfinished(i int) bool {
-	s := &e.states[i]
-	return s.done < e.spans[i].Size() || s.proof == nil || !e.Unverified && !s.proof.Compared
+	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
 }
 
 // refuseParts refuses to make the output in one run while parts of one are unfinished.
@@ -437,7 +414,7 @@ func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Se
 	if err != nil {
 		return nil, err
 	}
-	if begun(o.journalPath) || isOutputOf(o.at(), p) { // they were joined already
+	if progress.Begun(o.journalPath) || isOutputOf(o.at(), p) { // they were joined already
 		if parts, err = o.ours(parts); err != nil {
 			return nil, err
 		}
@@ -476,22 +453,22 @@ func (o *diskOutput) joinParts(parts []partJournal, unverified bool) error {
 	if err != nil {
 		return err
 	}
-	if o.journal, err = lockJournal(o.disk, o.journalPath); err != nil {
+	if o.journal, err = progress.LockJournal(o.disk, o.journalPath); err != nil {
 		return err
 	}
 	defer o.close()
-	lines := []any{record{Ready: true, Tensor: -1}}
+	lines := []progress.Record{{Ready: true, Tensor: -1}}
 	for i := range states {
-		lines = append(lines, states[i].record(i))
+		lines = append(lines, states[i].Record(i))
 	}
-	if err := o.journal.begin(journalHead{Format: journalFormat, Plan: o.plan.Hash, Key: o.key}); err != nil {
+	if err := o.journal.Begin(progress.Head{Format: progress.Format, Plan: o.plan.Hash, Key: o.key}); err != nil {
 		return err
 	}
-	return errors.Join(o.journal.append(lines...), o.disk.SyncDir(filepath.Dir(o.dir)))
+	return errors.Join(o.journal.Append(lines...), o.disk.SyncDir(filepath.Dir(o.dir)))
 }
 
 // join reads all parts and returns the states of the tensors. Parts that are missing or not done are one error.
-func (o *diskOutput) join(parts []partJournal, unverified bool) ([]spanState, error) {
+func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.State, error) {
 	n := parts[0].N
 	if last := parts[len(parts)-1].N; last != n {
 		return nil, o.otherParts(fmt.Sprintf("holds parts of %d and parts of %d", n, last))
@@ -518,12 +495,12 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]spanState, er
 	if missing != nil || undone != nil {
 		return nil, o.incomplete(n, missing, undone)
 	}
-	states := make([]spanState, len(tensors))
+	states := make([]progress.State, len(tensors))
 	for i := range tensors {
 		if err := tensors[i].join(&o.plan.Tensors[i]); err != nil {
 			return nil, fmt.Errorf("tensor %s: %w", text.Quote(o.plan.Tensors[i].Name), err)
 		}
-		states[i] = tensors[i].spanState
+		states[i] = tensors[i].State
 	}
 	return states, nil
 }
@@ -531,13 +508,13 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]spanState, er
 // joinPart adds the spans of a part to their tensors, and reports whether all are done.
 func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span, tensors []joint,
 	unverified bool) (done bool, err error) {
-	e := &execution{Settings: Settings{Unverified: unverified}, ledger: newLedger(spans, nil)}
-	var ends []edge
-	if e.states, ends = o.merge(runs, spans); !e.allDone() || ends == nil && len(spans) > 0 {
+	l := progress.NewLedger(spans, nil)
+	var ends []progress.Edge
+	if l.States, ends = o.merge(runs, spans); !l.Complete(unverified) || ends == nil && len(spans) > 0 {
 		return false, nil
 	}
 	for i := range spans {
-		tensors[spans[i].Index].add(&spans[i], e.states[i])
+		tensors[spans[i].Index].add(&spans[i], l.States[i])
 	}
 	return true, o.checkEdges(part, ends)
 }
@@ -557,27 +534,27 @@ func (o *diskOutput) incomplete(n int, missing, undone []int) error {
 
 // joint is a tensor of which parts have written spans.
 type joint struct {
-	spanState
+	progress.State
 	hashes   []string   // of the spans; nil if one is the whole tensor
 	segments [][]string // hashes of the spans' runs of each segment
 }
 
 // add adds the next span.
-func (j *joint) add(t *plan.Span, s spanState) {
+func (j *joint) add(t *plan.Span, s progress.State) {
 	if t.Whole() {
-		j.spanState = s
+		j.State = s
 		return
 	}
 	if j.hashes == nil {
 		j.segments = make([][]string, len(t.Segments))
-		j.proof = &proof{Compared: true}
+		j.Proof = &progress.Proof{Compared: true}
 	}
-	j.done += s.done
-	j.lost = append(j.lost, s.lost...)
-	j.proof.Compared = j.proof.Compared && s.proof.Compared
-	j.hashes = append(j.hashes, s.proof.Hash)
-	first, _ := firstSegment(t)
-	for i, name := range s.proof.Segments[:min(len(s.proof.Segments), len(j.segments)-first)] {
+	j.Done += s.Done
+	j.Lost = append(j.Lost, s.Lost...)
+	j.Proof.Compared = j.Proof.Compared && s.Proof.Compared
+	j.hashes = append(j.hashes, s.Proof.Hash)
+	first, _ := t.FirstSegment()
+	for i, name := range s.Proof.Segments[:min(len(s.Proof.Segments), len(j.segments)-first)] {
 		j.segments[first+i] = append(j.segments[first+i], name)
 	}
 }
@@ -587,16 +564,16 @@ func (j *joint) join(t *plan.Tensor) (err error) {
 	if j.hashes == nil {
 		return nil
 	}
-	if j.proof.Hash, err = digest.Join(j.hashes...); err != nil {
+	if j.Proof.Hash, err = digest.Join(j.hashes...); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(j.segments, func(names []string) bool { return len(names) == 0 }) {
 		return nil
 	}
-	j.proof.Segments = make([]string, len(t.Segments))
+	j.Proof.Segments = make([]string, len(t.Segments))
 	for i, names := range j.segments {
 		if t.Segments[i].Operation.Unit().In > 0 { // else nothing was read
-			if j.proof.Segments[i], err = digest.Join(names...); err != nil {
+			if j.Proof.Segments[i], err = digest.Join(names...); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"dsmoe/convert/internal/progress"
 )
 
 // commit closes the weight files, writes the others and publishes the output. content
@@ -76,7 +78,7 @@ func (o *diskOutput) rename() error {
 func (o *diskOutput) fill() error {
 	if o.published == nil {
 		o.published = o.plan.FinishOrder()
-		if err := o.journal.append(record{Published: o.published, Tensor: -1}); err != nil {
+		if err := o.journal.Append(progress.Record{Published: o.published, Tensor: -1}); err != nil {
 			return err
 		}
 	}
@@ -104,7 +106,7 @@ func (o *diskOutput) fill() error {
 // removes that. The journal's records are voided first: their bytes are about to be in the
 // directory with the final name, and the hidden directory will hold others.
 func (o *diskOutput) replace() error {
-	if err := o.journal.append(record{Void: true, Tensor: -1}); err != nil {
+	if err := o.journal.Append(progress.Record{Void: true, Tensor: -1}); err != nil {
 		return err
 	}
 	stat, err := os.Stat(o.dst)
@@ -145,14 +147,14 @@ func (o *diskOutput) removeOrphan() error {
 	if !exists(o.journalPath) {
 		return nil
 	}
-	j, err := lockJournal(o.disk, o.journalPath)
+	j, err := progress.LockJournal(o.disk, o.journalPath)
 	if err != nil {
 		return nil
 	}
-	defer j.f.Close()
-	old, err := j.read(func(record) {})
+	defer j.Close()
+	old, err := j.Read(func(progress.Record) {})
 	ours := old != nil && old.Plan == o.plan.Hash
-	if err != nil || !ours && (old != nil || !j.isOurs()) {
+	if err != nil || !ours && (old != nil || !j.IsOurs()) {
 		return err
 	}
 	if ours && !o.fills {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
@@ -94,27 +95,27 @@ func TestBlocksAreReadAgain(t *testing.T) {
 		e.source = src
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		e.source = bytesSource(nil)
-		written := e.state(i)
-		require.False(t, written.proof.Compared)
+		written := e.State(i)
+		require.False(t, written.Proof.Compared)
 		fixture.Flip(t, path, at)
 		err := w.proveSpan(t.Context(), i)
 		require.ErrorIs(t, err, errReadBack)
 		require.ErrorContains(t, err, path)
-		require.Zero(t, e.state(i).done)
+		require.Zero(t, e.State(i).Done)
 		fixture.Flip(t, path, at)
-		e.mark(i, written)
+		e.Mark(i, written)
 		require.NoError(t, w.proveSpan(t.Context(), i))
-		proven := e.state(i).proof
-		require.Equal(t, &proof{written.proof.Hash, written.proof.Segments, true}, proven)
+		proven := e.State(i).Proof
+		require.Equal(t, &progress.Proof{Hash: written.Proof.Hash, Segments: written.Proof.Segments, Compared: true}, proven)
 
 		e.source = src
-		e.mark(i, spanState{done: written.done, proof: &proof{Hash: written.proof.Hash}}) // of a run without verification
+		e.Mark(i, progress.State{Done: written.Done, Proof: &progress.Proof{Hash: written.Proof.Hash}}) // of a run without verification
 		require.NoError(t, w.proveSpan(t.Context(), i))
-		require.Equal(t, proven, e.state(i).proof)
-		e.mark(i, spanState{done: written.done})
+		require.Equal(t, proven, e.State(i).Proof)
+		e.Mark(i, progress.State{Done: written.Done})
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "block, but the source gives ")
-		require.Zero(t, e.state(i).done)
+		require.Zero(t, e.State(i).Done)
 	}
 }
 

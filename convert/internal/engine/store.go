@@ -24,6 +24,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
@@ -35,22 +36,22 @@ type storeOutput struct {
 	target
 	store     *remote.Store
 	plan      *plan.Plan
-	head      journalHead
+	head      progress.Head
 	startOver bool   // Settings.StartOver
 	overwrite bool   // Settings.Overwrite
 	partial   string // what the names of unfinished files begin with
 	journal   string // what the names of the journal's objects begin with
 
 	listing
-	number    int            // of the journal's next object
-	pending   map[int]record // progress of tensors whose bytes are not all sent
-	uploads   []*weightFile  // as plan.Files; nil for files that are complete
-	data      []format.Data  // of complete files
-	etags     []string       // of complete files, since they were completed; nil before
-	published []string       // files on their way to the target; nil before publishing starts
-	older     []string       // files of the older output that is replaced
-	replaces  bool           // the target holds an older output, to be replaced
-	unchanged func() error   // refuses to replace files that changed since they were written
+	number    int                     // of the journal's next object
+	pending   map[int]progress.Record // progress of tensors whose bytes are not all sent
+	uploads   []*weightFile           // as plan.Files; nil for files that are complete
+	data      []format.Data           // of complete files
+	etags     []string                // of complete files, since they were completed; nil before
+	published []string                // files on their way to the target; nil before publishing starts
+	older     []string                // files of the older output that is replaced
+	replaces  bool                    // the target holds an older output, to be replaced
+	unchanged func() error            // refuses to replace files that changed since they were written
 }
 
 // weightFile is a weight file on its way.
@@ -94,8 +95,8 @@ const hiddenPrefix = ".dsmoe."
 
 func newStoreOutput(dst string, p *plan.Plan, key string, s Settings) *storeOutput {
 	o := &storeOutput{target: storeTarget(dst, p, s.store), store: s.store, plan: p,
-		head:      journalHead{Format: journalFormat, Plan: p.Hash, Key: key},
-		startOver: s.StartOver, overwrite: s.Overwrite, pending: map[int]record{}}
+		head:      progress.Head{Format: progress.Format, Plan: p.Hash, Key: key},
+		startOver: s.StartOver, overwrite: s.Overwrite, pending: map[int]progress.Record{}}
 	o.partial, o.journal = hiddenPrefix+"partial/", hiddenPrefix+"journal/"
 	if o.isFile() {
 		o.partial, o.journal = hidden(p.File, "partial")+"/", hidden(p.File, "journal")+"/"
@@ -137,7 +138,7 @@ func (o *storeOutput) refresh() error {
 }
 
 // readLines hands the records of the journal to apply and returns its head, nil if no journal is in force.
-func (o *storeOutput) readLines(apply func(record)) (head *journalHead, ready bool, err error) {
+func (o *storeOutput) readLines(apply func(progress.Record)) (head *progress.Head, ready bool, err error) {
 	o.number, o.published, o.older, o.etags = 1, nil, nil, nil
 	for _, x := range o.lines {
 		if _, err := fmt.Sscanf(x.Name, o.journal+"%d", &o.number); err != nil {
@@ -150,13 +151,13 @@ func (o *storeOutput) readLines(apply func(record)) (head *journalHead, ready bo
 			return nil, false, err
 		}
 		for line := range bytes.Lines(data) {
-			var first journalHead
-			if unsealInto(line, &first) && first.Format == journalFormat {
+			var first progress.Head
+			if progress.Unseal(line, &first) && first.Format == progress.Format {
 				head, ready, o.etags = &first, false, nil
 				continue
 			}
-			var r record
-			if !unsealInto(line, &r) || head == nil {
+			var r progress.Record
+			if !progress.Unseal(line, &r) || head == nil {
 				continue
 			}
 			if r.Void {
@@ -177,13 +178,13 @@ func (o *storeOutput) readLines(apply func(record)) (head *journalHead, ready bo
 
 // appendLines writes the journal's next object.
 func (o *storeOutput) appendLines(lines ...any) error {
-	data, err := sealLines(lines...)
+	data, err := progress.Seal(lines...)
 	if err != nil {
 		return err
 	}
 	err = o.store.PutNew(fmt.Sprintf("%s%06d", o.journal, o.number), data)
 	if errors.Is(err, fs.ErrExist) {
-		return errBusy
+		return progress.ErrBusy
 	}
 	o.number++
 	return err
@@ -194,18 +195,18 @@ func (o *storeOutput) unfinished() (begun, filling bool) {
 	if o.refresh() != nil {
 		return false, false
 	}
-	head, _, err := o.readLines(func(record) {})
+	head, _, err := o.readLines(func(progress.Record) {})
 	return err == nil && head != nil, err == nil && o.published != nil
 }
 
 // begin claims the next number of the journal.
-func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed bool, err error) {
+func (o *storeOutput) begin(apply func(progress.Record), unchanged func() error) (resumed bool, err error) {
 	o.unchanged = unchanged
 	if err := o.refresh(); err != nil {
 		return false, err
 	}
 	sent := make([]bool, len(o.plan.Tensors))
-	old, ready, err := o.readLines(func(r record) {
+	old, ready, err := o.readLines(func(r progress.Record) {
 		apply(r)
 		if r.Tensor >= 0 && r.Tensor < len(sent) {
 			sent[r.Tensor] = r.Done == o.plan.Tensors[r.Tensor].Bytes()
@@ -217,7 +218,7 @@ func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed
 	if err != nil {
 		return false, err
 	}
-	claim := record{Tensor: -1, Run: rand.Text()}
+	claim := progress.Record{Tensor: -1, Run: rand.Text()}
 	if old == nil || o.startOver || !ready {
 		return false, o.beginAnew(claim)
 	}
@@ -231,7 +232,7 @@ func (o *storeOutput) begin(apply func(record), unchanged func() error) (resumed
 }
 
 // refuse refuses a target that must not be written to; old is the head of the journal in force, nil without one.
-func (o *storeOutput) refuse(old *journalHead) error {
+func (o *storeOutput) refuse(old *progress.Head) error {
 	if err := o.checkInTheWay(append(slices.Clone(o.published), o.older...)); err != nil {
 		return err
 	}
@@ -240,7 +241,7 @@ func (o *storeOutput) refuse(old *journalHead) error {
 		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
 			text.Quote(o.store.Path(o.partial)))
 	case old != nil && !o.startOver && (old.Plan != o.head.Plan || old.Key != o.head.Key):
-		return old.mismatch(o.head, o.dst, o.store.Path(o.partial))
+		return refuseUnfinished(old, &o.head, o.dst, o.store.Path(o.partial))
 	case o.replaces:
 		return o.unchanged()
 	}
@@ -248,7 +249,7 @@ func (o *storeOutput) refuse(old *journalHead) error {
 }
 
 // beginAnew removes what an earlier run left, and begins.
-func (o *storeOutput) beginAnew(claim record) error {
+func (o *storeOutput) beginAnew(claim progress.Record) error {
 	mine := o.number
 	if err := o.appendLines(o.head, claim); err != nil {
 		return err
@@ -270,7 +271,7 @@ func (o *storeOutput) beginAnew(claim record) error {
 			return err
 		}
 	}
-	return o.appendLines(record{Tensor: -1, Ready: true})
+	return o.appendLines(progress.Record{Tensor: -1, Ready: true})
 }
 
 // removeUnfinished removes unfinished files.
@@ -346,7 +347,7 @@ func (o *storeOutput) writtenSpans(file int, header int64) iter.Seq2[int64, int6
 
 // takeUp goes on with the files that the journal's run left. Tensors that were sent count only while the store has
 // their bytes: it may have removed an unfinished upload. A complete file without a tensor that was sent is made anew.
-func (o *storeOutput) takeUp(sent []bool, apply func(record)) error {
+func (o *storeOutput) takeUp(sent []bool, apply func(progress.Record)) error {
 	whole := make([]bool, len(o.plan.Files))
 	for i, f := range o.plan.Files {
 		x, ok := o.partials[f.Name]
@@ -376,7 +377,7 @@ func (o *storeOutput) takeUp(sent []bool, apply func(record)) error {
 	}
 	for i := range sent {
 		if !o.hasTensor(i) {
-			apply(record{Tensor: i})
+			apply(progress.Record{Tensor: i})
 		}
 	}
 	return nil
@@ -475,7 +476,7 @@ func (o *storeOutput) completeFiles() error {
 				text.ExactBytes(x.Size), text.ExactBytes(f.Size))
 		}
 	}
-	if err := o.appendLines(record{Tensor: -1, ETags: o.etags}); err != nil {
+	if err := o.appendLines(progress.Record{Tensor: -1, ETags: o.etags}); err != nil {
 		return err
 	}
 	dir, err := o.store.Dir(o.partial, func(string) bool { return true })
@@ -516,9 +517,8 @@ func (o *storeOutput) close() {
 }
 
 // record writes the progress of tensors whose parts are all sent into the journal. What is known of the others waits.
-func (o *storeOutput) record(n unrecorded) error {
-	for _, line := range n.lines {
-		r := line.(record)
+func (o *storeOutput) record(n progress.Unrecorded) error {
+	for _, r := range n.Lines {
 		t := &o.plan.Tensors[r.Tensor]
 		if r.Done == t.Bytes() || o.uploads == nil || o.uploads[t.File] == nil {
 			o.pending[r.Tensor] = r
@@ -587,7 +587,7 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) er
 	if o.replaces {
 		o.older = slices.Sorted(maps.Keys(o.objects))
 	}
-	if err := o.appendLines(record{Tensor: -1, Published: o.published, Older: o.older}); err != nil {
+	if err := o.appendLines(progress.Record{Tensor: -1, Published: o.published, Older: o.older}); err != nil {
 		return err
 	}
 	return o.publish()
@@ -644,7 +644,7 @@ func (o *storeOutput) removeTraces() error {
 		return err
 	}
 	last := o.number
-	if err := o.appendLines(record{Tensor: -1, Void: true}); err != nil {
+	if err := o.appendLines(progress.Record{Tensor: -1, Void: true}); err != nil {
 		return err
 	}
 	if err := o.refresh(); err != nil {
@@ -665,7 +665,7 @@ func (o *storeOutput) removeOrphan() error {
 	if err := o.refresh(); err != nil || len(o.lines) == 0 {
 		return err
 	}
-	head, _, err := o.readLines(func(record) {})
+	head, _, err := o.readLines(func(progress.Record) {})
 	if err != nil || head != nil {
 		return err // of another run, which may be at work
 	}

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote/remotetest"
 	"dsmoe/model/tensor"
@@ -195,7 +196,7 @@ func TestStoreProof(t *testing.T) {
 func TestStoreTwoRuns(t *testing.T) {
 	run, hub, dst, want := dense(t)
 	first, second := begunDense(t), begunDense(t)
-	require.ErrorIs(t, first.writeAndProve(t.Context()), errBusy)
+	require.ErrorIs(t, first.writeAndProve(t.Context()), progress.ErrBusy)
 	require.NoError(t, second.writeAndProve(t.Context()))
 	require.NoError(t, second.commit(t.Context()))
 	requireContents(t, want, contents(t, dst))

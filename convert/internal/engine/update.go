@@ -20,6 +20,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/manifest"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -59,7 +60,7 @@ func updateFinished(ctx context.Context, dst string, p *plan.Plan, src Source, s
 	}
 	defer out.close()
 	if now, err := out.readManifest(nil); err != nil || now.Hash != m.Hash {
-		return nil, errors.Join(errBusy, err)
+		return nil, errors.Join(progress.ErrBusy, err)
 	}
 	u := &updating{execution: e, out: out, old: m}
 	if err = errors.Join(u.run(ctx, others), e.Disk.Remove(out.journalPath)); err != nil {
@@ -70,10 +71,10 @@ func updateFinished(ctx context.Context, dst string, p *plan.Plan, src Source, s
 
 // lockFinished locks a finished output. Its journal stays empty: it is of no unfinished output.
 func (o *diskOutput) lockFinished() (err error) {
-	if o.journal, err = lockJournal(o.disk, o.journalPath); err != nil {
+	if o.journal, err = progress.LockJournal(o.disk, o.journalPath); err != nil {
 		return err
 	}
-	if begun(o.journalPath) {
+	if progress.Begun(o.journalPath) {
 		o.close()
 		return checkpoint.Refusal(o.dst, "an unfinished conversion is in "+text.Quote(o.dir),
 			"the command that began it continues it")
@@ -222,26 +223,26 @@ func hashOf(ctx context.Context, path string, n int64) (hash string, size int64,
 func (u *updating) adopt() error {
 	n, other := 0, errors.New(u.out.manifestName()+" lists other tensors")
 	_, err := u.out.readManifest(func(t *manifest.Tensor) error {
-		if n == len(u.states) || u.plan.Tensors[n].Name != t.Name || len(u.plan.Tensors[n].Segments) != len(t.Sources) {
+		if n == len(u.States) || u.plan.Tensors[n].Name != t.Name || len(u.plan.Tensors[n].Segments) != len(t.Sources) {
 			return other
 		}
-		s := spanState{proof: &proof{Hash: t.Hash}}
+		s := progress.State{Proof: &progress.Proof{Hash: t.Hash}}
 		if t.Lost != nil {
-			s.lost = losses{*t.Lost}
+			s.Lost = progress.Losses{*t.Lost}
 		}
 		for _, source := range t.Sources {
 			if source.Hash != "" { // of all of them or none
-				s.proof.Segments = append(s.proof.Segments, source.Hash)
+				s.Proof.Segments = append(s.Proof.Segments, source.Hash)
 			}
 		}
-		if len(s.proof.Segments) != len(t.Sources) {
-			s.proof.Segments = nil
+		if len(s.Proof.Segments) != len(t.Sources) {
+			s.Proof.Segments = nil
 		}
-		u.states[n] = s
+		u.States[n] = s
 		n++
 		return nil
 	})
-	if err == nil && n != len(u.states) {
+	if err == nil && n != len(u.States) {
 		err = other
 	}
 	// The weights stay, and so does what is known of them.
@@ -276,7 +277,7 @@ func (u *updating) replaceHead(ctx context.Context, i int) error {
 	if f.Size == u.old.Files[i].Size {
 		return u.overwriteHead(u.finalPath(f.Name), header)
 	}
-	u.startPhase("moving weights", f.Size-u.plan.DataStart(f.Name))
+	u.StartPhase("moving weights", f.Size-u.plan.DataStart(f.Name))
 	return u.moveWeights(ctx, i, header)
 }
 
@@ -322,7 +323,7 @@ func (u *updating) moveWeights(ctx context.Context, i int, header []byte) error 
 	defer old.Close()
 	shift := f.Size - u.old.Files[i].Size
 	return u.Disk.ReplaceFile(u.finalPath(f.Name), func(w io.Writer) error {
-		b := bufio.NewWriterSize(w, writeSize)
+		b := bufio.NewWriterSize(w, 1<<20)
 		b.Write(header)
 		at := int64(len(header))
 		for j := range u.plan.Tensors {
@@ -331,11 +332,11 @@ func (u *updating) moveWeights(ctx context.Context, i int, header []byte) error 
 				continue
 			}
 			b.Write(make([]byte, t.Offset-at)) // padding
-			hash, n, err := digest.Copy(ctx, b, io.NewSectionReader(old, t.Offset-shift, t.Bytes()), u.advance)
+			hash, n, err := digest.Copy(ctx, b, io.NewSectionReader(old, t.Offset-shift, t.Bytes()), u.Advance)
 			if err != nil {
 				return err
 			}
-			if hash != u.states[j].proof.Hash {
+			if hash != u.States[j].Proof.Hash {
 				return fmt.Errorf("%s: tensor %s changed since it was written", text.Quote(f.Name), text.Quote(t.Name))
 			}
 			at = t.Offset + n
