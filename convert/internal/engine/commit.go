@@ -15,15 +15,20 @@ import (
 )
 
 // commit adds the files without weights and the manifest, and publishes the output.
-func (e *execution) commit(ctx context.Context) error {
+func (e *execution) commit(ctx context.Context) (replaced bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return false, err
 	}
 	if err := e.checkSource(); err != nil {
-		return err
+		return false, err
 	}
 	e.startCarried("copying other files")
-	return e.out.commit(func(name string) func(io.Writer) error {
+	return e.out.commit(e.content(ctx))
+}
+
+// content returns the function that writes a named file, nil for a weight file.
+func (e *execution) content(ctx context.Context) func(name string) func(io.Writer) error {
+	return func(name string) func(io.Writer) error {
 		if name == e.plan.Manifest() {
 			return e.writeManifest
 		}
@@ -33,7 +38,7 @@ func (e *execution) commit(ctx context.Context) error {
 			}
 		}
 		return nil
-	})
+	}
 }
 
 // startCarried starts the phase that reads the files copied from the source.

@@ -54,6 +54,29 @@ func convert(ctx context.Context, t testing.TB, dst string, src *checkpoint.Chec
 	return Run(ctx, dst, p, src, s)
 }
 
+// begun is a run that has begun to write a plan's output to dst, and is closed with the test.
+func begun(t testing.TB, dst string, p *plan.Plan, src Source, s Settings) *execution {
+	t.Helper()
+	to, err := targetOf(dst, p)
+	require.NoError(t, err)
+	e, err := newExecution(to, p, src, s.withDefaults())
+	require.NoError(t, err)
+	_, err = e.begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(e.out.close)
+	return e
+}
+
+// beside is the hidden name beside a target that an unfinished or a replaced output has.
+func beside(dst, kind string) string {
+	return filepath.Join(filepath.Dir(dst), "."+filepath.Base(dst)+"."+kind)
+}
+
+func present(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // converted converts the checkpoint at src into a new directory.
 func converted(t testing.TB, src string, o plan.Options, s Settings) string {
 	t.Helper()
@@ -669,7 +692,7 @@ func TestInterruptedNamesWhatItLeaves(t *testing.T) {
 		var left *Interrupted
 		require.ErrorAs(t, err, &left)
 		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, hidden(dst, "partial"), left.Dir)
+		require.Equal(t, beside(dst, "partial"), left.Dir)
 		require.Greater(t, left.Bytes, int64(100_000))
 		require.Equal(t, startOver, left.Restart)
 		r, err := convert(t.Context(), t, dst, open(t, fixture.Path(t, "v1-dense/checkpoint")), plan.Options{}, inMemory())
@@ -918,17 +941,14 @@ func TestProofFindsEveryChange(t *testing.T) {
 }
 
 func requireProof(t *testing.T, p *plan.Plan, src Source) {
-	s := inMemory().withDefaults()
+	s := inMemory()
 	s.Unverified = true
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, s)
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, s)
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.Unverified = false
 	for i := range p.Tensors {
 		x := &p.Tensors[i]
-		path, middle := filepath.Join(e.out.(*diskOutput).dir, p.Files[x.File].Name), x.Bytes()/2
+		path, middle := e.out.path(x.File), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.State(i)
 		err := e.newWorker().proveSpan(t.Context(), i)
@@ -952,12 +972,9 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	c := open(t, fixture.Path(t, "v3/checkpoint"))
 	p, err := plan.Conversion(c, plan.Options{})
 	require.NoError(t, err)
-	s := inMemory().withDefaults()
+	s := inMemory()
 	s.Unverified = true
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, c, s)
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, c, s)
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.source = unreadable{c}
 	for i := range p.Tensors {
@@ -1123,7 +1140,7 @@ func TestSettings(t *testing.T) {
 	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
 	for _, memory := range []int64{MinMemory, DefaultMemory} {
 		for _, goroutines := range []int{1, 8, 1000} {
-			h := newShape(p, Settings{Memory: memory, IO: goroutines})
+			h := newShape(p, Settings{Memory: memory, IO: goroutines}, false)
 			require.Positive(t, h.workers)
 			require.LessOrEqual(t, int64(h.workers*(h.largest+3*maxPiece)), memory/2)
 		}

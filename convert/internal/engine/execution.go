@@ -18,7 +18,9 @@ type execution struct {
 	Settings
 	plan     *plan.Plan
 	source   Source
-	key      string              // state of the source: Source.Key
+	key      string // state of the source: Source.Key
+	target   *target
+	options  options             // of the output
 	out      output              // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
@@ -32,13 +34,15 @@ type execution struct {
 	intact  map[string]string // states of the target's files when they were hashed and found unchanged
 }
 
-func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
-	key, err := src.Key()
+func newExecution(t *target, p *plan.Plan, src Source, s Settings) (*execution, error) {
+	options, err := outputOptions(src, s)
 	if err != nil {
 		return nil, err
 	}
-	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
-		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(p.Share(s.Part), s.Progress),
+	options.spans = p.Share(s.Part)
+	e := &execution{Settings: s, plan: p, source: src, key: options.key, target: t, options: options,
+		out: newOutput(t, p, options), shape: newShape(p, s, t.inStore()),
+		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(options.spans, s.Progress),
 		carried: map[string]string{}}
 	bytes := e.Bytes()
 	if s.Unverified {
@@ -49,25 +53,26 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	return e, nil
 }
 
-func newOutput(dst string, p *plan.Plan, key string, s Settings) output {
-	if s.store != nil {
-		return newStoreOutput(dst, p, key, s)
+// outputOptions are what an output asks for of the settings and the source.
+func outputOptions(src Source, s Settings) (o options, err error) {
+	o = options{part: s.Part, startOver: s.StartOver, overwrite: s.Overwrite, disk: s.Disk}
+	if o.key, err = src.Key(); err == nil && (s.Part.N > 0 || s.Finish) {
+		o.states, err = src.States()
 	}
-	return newDiskOutput(dst, p, key, s)
+	return o, err
 }
 
 // begin opens the output and takes over the progress of an earlier run.
-func (e *execution) begin(ctx context.Context) error {
-	resumed, err := e.out.begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
+func (e *execution) begin(ctx context.Context) (stage, error) {
+	reached, err := e.out.begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
 	switch {
 	case err != nil:
-		return err
-	case resumed:
-		e.Resume(e.hashesWriting)
-	default:
+	case reached == fresh:
 		e.Reset()
+	default:
+		e.Resume(e.hashesWriting)
 	}
-	return nil
+	return reached, err
 }
 
 // hashesWriting reports whether the hash of t is computed while t is written: always without

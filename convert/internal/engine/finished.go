@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"syscall"
 
@@ -21,18 +20,12 @@ import (
 	"dsmoe/text"
 )
 
-// isOutputOf reports whether the target is, or was, the finished output of the plan.
-func isOutputOf(t *target, p *plan.Plan) bool {
-	m, err := t.readManifest(nil)
-	return err == nil && m.Plan == p.Hash
-}
-
 // finished describes a target that is the finished output of the plan; otherwise its Result is
 // nil. An output that was changed, or that the source no longer gives, is an error unless
 // it is to be overwritten. intact are the states of its files if they were found unchanged.
-func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (r *Result,
+func finished(ctx context.Context, t *target, p *plan.Plan, src Source, s Settings) (r *Result,
 	intact map[string]string, err error) {
-	e, err := newExecution(dst, p, src, s)
+	e, err := newExecution(t, p, src, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -45,7 +38,7 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	if filling { // a run was interrupted while it filled dst
 		return nil, nil
 	}
-	m, err := e.out.at().readManifest(nil)
+	m, err := e.target.readManifest(nil)
 	switch {
 	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || begun):
 		return nil, nil
@@ -74,7 +67,7 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 // the same names.
 func (e *execution) updates(m *manifest.Manifest) bool {
 	same := func(a, b plan.File) bool { return a.Name == b.Name }
-	return e.store == nil && m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
+	return !e.target.inStore() && m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
 }
 
 // another is the error for a finished output of another plan.
@@ -91,7 +84,7 @@ func (e *execution) another(m *manifest.Manifest, different []checkpoint.Problem
 	if different == nil {
 		why = "written by " + text.Quote(m.Tool) + ", which planned it otherwise"
 	}
-	err := e.out.at().isAnother(hint)
+	err := e.target.isAnother(hint)
 	err.Problems[0].Cause += ": " + why
 	return err
 }
@@ -110,28 +103,6 @@ func (e *execution) differences(m *manifest.Manifest, others []otherFile) []chec
 		}
 	}
 	return list
-}
-
-// otherFile is a file without weights of the old or the new output.
-type otherFile struct {
-	name     string
-	old, now string // hashes; empty for a file that the output lacks
-	carried  bool
-}
-
-// difference says how the file differs between the outputs; empty if it does not.
-func (o *otherFile) difference() string {
-	switch {
-	case o.old == o.now:
-		return ""
-	case !o.carried:
-		return "would have other content"
-	case o.old == "":
-		return "is new in the source"
-	case o.now == "":
-		return "is no longer in the source"
-	}
-	return "is " + o.now + " now, not " + o.old
 }
 
 // otherDifferences lists the files without weights that differ.
@@ -179,7 +150,7 @@ func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*R
 	}
 	if different := otherDifferences(others); len(different) > 0 {
 		hint := "--update replaces them, and keeps the weights"
-		if e.store != nil {
+		if e.target.inStore() {
 			hint = "--overwrite makes it anew"
 		}
 		return nil, e.stale("files that went along changed in the source since", hint, different...)
@@ -201,7 +172,7 @@ func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*R
 
 // stale is the error for a finished output of this plan that is to be made anew, as hint says.
 func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) error {
-	err := checkpoint.Refusal(e.out.at().dst, "is the output of this very conversion, but "+cause, hint)
+	err := checkpoint.Refusal(e.target.dst, "is the output of this very conversion, but "+cause, hint)
 	err.Problems = append(err.Problems, problems...)
 	return err
 }
@@ -209,12 +180,12 @@ func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) er
 // compareManifest compares the target with its manifest and takes over the losses. It reports
 // a target that changed if that may be overwritten; otherwise the change is an error.
 func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (changed bool, err error) {
-	states, err := e.out.at().fileStates()
+	states, err := e.target.fileStates()
 	if err != nil {
 		return false, err
 	}
 	n := 0
-	problems, err := checkManifest(ctx, e.out.at(), m, e.plan, e.Settings, func(t *manifest.Tensor) {
+	problems, err := checkManifest(ctx, e.target, m, e.plan, e.Settings, func(t *manifest.Tensor) {
 		if n < len(e.States) && t.Lost != nil {
 			e.States[n].Lost = progress.Losses{*t.Lost}
 		}
@@ -224,7 +195,7 @@ func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (
 		return false, err
 	}
 	if n != len(e.States) {
-		problems = append(problems, checkpoint.Problem{File: e.out.at().manifestName(),
+		problems = append(problems, checkpoint.Problem{File: e.target.manifestName(),
 			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.States))})
 	}
 	if len(problems) == 0 {
@@ -232,7 +203,7 @@ func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (
 		return false, nil
 	}
 	files, hint := problemsByFile(problems), "--overwrite makes it anew"
-	lossy := e.out.at().holdsAny(files)
+	lossy := e.target.holdsAny(files)
 	if lossy {
 		hint = "--overwrite=changed makes it anew"
 	}
@@ -248,47 +219,26 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 	if e.OverwriteChanged {
 		return nil
 	}
-	states, err := e.out.at().fileStates()
+	states, err := e.target.fileStates()
 	if err != nil || maps.Equal(states, e.intact) {
 		return err
 	}
-	m, err := e.out.at().readManifest(nil)
+	m, err := e.target.readManifest(nil)
 	if err != nil {
 		return err
 	}
-	problems, err := checkManifest(ctx, e.out.at(), m, nil, e.Settings, func(*manifest.Tensor) {})
+	problems, err := checkManifest(ctx, e.target, m, nil, e.Settings, func(*manifest.Tensor) {})
 	if err != nil {
 		return err
 	}
-	if files := problemsByFile(problems); e.out.at().holdsAny(files) {
-		err := checkpoint.Refusal(e.out.at().dst, "cannot be overwritten: its files changed since they were written",
+	if files := problemsByFile(problems); e.target.holdsAny(files) {
+		err := checkpoint.Refusal(e.target.dst, "cannot be overwritten: its files changed since they were written",
 			"--overwrite=changed replaces them, too")
 		err.Problems = append(err.Problems, files...)
 		return err
 	}
 	e.intact = states
 	return nil
-}
-
-// fileStates returns the states of the target's files.
-func (t *target) fileStates() (map[string]string, error) {
-	dir, err := t.files()
-	if err != nil {
-		return nil, err
-	}
-	names := []string{filepath.Base(t.dst), t.manifestName()}
-	if !t.isFile() {
-		if names, err = dir.List(""); err != nil {
-			return nil, err
-		}
-	}
-	states := map[string]string{}
-	for _, name := range names {
-		if states[name], err = dir.State(name); err != nil {
-			return nil, err
-		}
-	}
-	return states, nil
 }
 
 // proveAgain compares the target's weights with the source in its present state, and
@@ -338,7 +288,7 @@ func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
 		return nil, err
 	}
 	r := &Checked{Plan: m.Plan, Verified: m.Verified}
-	r.Problems, err = checkManifest(ctx, &t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+	r.Problems, err = checkManifest(ctx, t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
 	})
@@ -375,16 +325,6 @@ func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) 
 	return files
 }
 
-// holdsAny reports whether the target holds a file that has a problem: of a missing file nothing can be lost.
-func (t *target) holdsAny(problems []checkpoint.Problem) bool {
-	dir, err := t.files()
-	if err != nil {
-		return false
-	}
-	names, _ := dir.List("")
-	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return slices.Contains(names, p.File) })
-}
-
 // Rounded returns the tensors of the output at path that were rounded to their dtype, and how,
 // by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
 func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Rounding, error) {
@@ -403,7 +343,7 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 		return nil, fmt.Errorf("%s: %s", text.Quote(out.manifest), edited)
 	}
 	rounded := map[string]tensor.Rounding{}
-	problems, err := checkManifest(ctx, &out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+	problems, err := checkManifest(ctx, out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
 		if r := t.Rounds(); r.By != "" {
 			rounded[t.Name] = r
 		}

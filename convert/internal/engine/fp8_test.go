@@ -125,15 +125,12 @@ func wholeFP8(t *testing.T, x *plan.Tensor, src []byte) []byte {
 func TestFP8IsProven(t *testing.T) {
 	t.Parallel()
 	p, src := fp8Plan(t)
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
 	w := e.newWorker()
 	for i := range p.Tensors {
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		written := e.State(i)
-		path, at := filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
+		path, at := e.out.path(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "but the source gives")
 		require.Zero(t, e.State(i).Done)
@@ -163,7 +160,7 @@ func TestFP8AfterCrash(t *testing.T) {
 	require.NoError(t, err)
 	for n := int64(0); n < calls; n += crashStep(calls, 4) {
 		dst := targetPath(t, "beside")
-		if _, err := run(dst, n); err == nil || exists(dst) { // finished
+		if _, err := run(dst, n); err == nil || present(dst) { // finished
 			break
 		}
 		_, err := run(dst, 1<<60)

@@ -17,32 +17,32 @@ import (
 
 // commit closes the weight files, writes the others and publishes the output. content
 // returns the function that writes a named file, nil for a weight file.
-func (o *diskOutput) commit(content func(name string) func(io.Writer) error) error {
+func (o *diskOutput) commit(content func(name string) func(io.Writer) error) (replaced bool, err error) {
 	for i, f := range o.weights {
 		o.weights[i] = nil
 		if err := f.Finish(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	for _, name := range o.plan.FinishOrder() {
 		if write := content(name); write != nil {
 			if err := o.disk.WriteFile(filepath.Join(o.dir, name), write); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
 	if err := o.disk.SyncDir(o.dir); err != nil {
-		return err
+		return false, err
 	}
 	if err := o.check(nil); err != nil {
-		return err
+		return false, err
 	}
 	if o.replaces {
 		if err := o.unchanged(); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return o.publish()
+	return o.replaces, o.publish()
 }
 
 // publish moves the finished output to the target and removes the journal.

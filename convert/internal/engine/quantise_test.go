@@ -86,12 +86,9 @@ func TestQuantisedTensors(t *testing.T) {
 func TestBlocksAreReadAgain(t *testing.T) {
 	t.Parallel()
 	p, src, _ := quantisedPlan(t)
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
 	for i := range p.Tensors {
-		w, path, at := e.newWorker(), filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
+		w, path, at := e.newWorker(), e.out.path(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
 		e.source = src
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		e.source = bytesSource(nil)
@@ -134,7 +131,7 @@ func TestBlocksAfterCrash(t *testing.T) {
 	require.NoError(t, err)
 	for n := int64(0); n < calls; n += crashStep(calls, 4) {
 		dst := targetPath(t, "beside")
-		if _, err := run(dst, n); err == nil || exists(dst) { // finished
+		if _, err := run(dst, n); err == nil || present(dst) { // finished
 			break
 		}
 		_, err := run(dst, 1<<60)

@@ -6,23 +6,18 @@ package engine
 // of that name: of two runs, one fails to write the next number.
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"iter"
 	"maps"
-	"path"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
@@ -33,161 +28,25 @@ import (
 
 // storeOutput is an output in an object store.
 type storeOutput struct {
-	target
-	store     *remote.Store
-	plan      *plan.Plan
+	*storeObjects
+	options
 	head      progress.Head
-	startOver bool   // Settings.StartOver
-	overwrite bool   // Settings.Overwrite
-	partial   string // what the names of unfinished files begin with
-	journal   string // what the names of the journal's objects begin with
-
-	listing
-	number    int                     // of the journal's next object
 	pending   map[int]progress.Record // progress of tensors whose bytes are not all sent
 	uploads   []*weightFile           // as plan.Files; nil for files that are complete
 	data      []format.Data           // of complete files
-	etags     []string                // of complete files, since they were completed; nil before
-	published []string                // files on their way to the target; nil before publishing starts
-	older     []string                // files of the older output that is replaced
 	replaces  bool                    // the target holds an older output, to be replaced
 	unchanged func() error            // refuses to replace files that changed since they were written
+}
+
+func newStoreOutput(t *target, p *plan.Plan, o options) *storeOutput {
+	return &storeOutput{storeObjects: newStoreObjects(t, p), options: o, pending: map[int]progress.Record{},
+		head: progress.Head{Format: progress.Format, Plan: p.Hash, Key: o.key}}
 }
 
 // weightFile is a weight file on its way.
 type weightFile struct {
 	*remote.Assembly
 	header func() error // writes the bytes before the tensors, once
-}
-
-// listing is the objects of a target.
-type listing struct {
-	objects  map[string]remote.Object // in the target
-	partials map[string]remote.Object // unfinished files, by the names that they will have
-	lines    []remote.Object          // the journal, in its order
-}
-
-// openStore opens the store that the output of a plan at a URL appears in.
-func openStore(dst string, p *plan.Plan) (*remote.Store, error) {
-	if p.File != "" {
-		dst = strings.TrimSuffix(dst, "/"+path.Base(dst))
-	}
-	return remote.OpenStore(dst)
-}
-
-// storeTarget is the target of a plan in a store.
-func storeTarget(dst string, p *plan.Plan, store *remote.Store) target {
-	t := target{dst: dst, home: dst, manifest: store.Path(plan.ManifestName)}
-	t.files = func() (source.Dir, error) {
-		return store.Dir("", func(name string) bool { return !strings.HasPrefix(name, hiddenPrefix) })
-	}
-	if p.File != "" {
-		t.home, t.manifest = store.Path(""), dst+plan.FileManifest
-		t.files = func() (source.Dir, error) {
-			return store.Dir(p.File, func(name string) bool { return name == p.File || name == p.Manifest() })
-		}
-	}
-	return t
-}
-
-// hiddenPrefix begins the names of a directory's unfinished files and its journal.
-const hiddenPrefix = ".dsmoe."
-
-func newStoreOutput(dst string, p *plan.Plan, key string, s Settings) *storeOutput {
-	o := &storeOutput{target: storeTarget(dst, p, s.store), store: s.store, plan: p,
-		head:      progress.Head{Format: progress.Format, Plan: p.Hash, Key: key},
-		startOver: s.StartOver, overwrite: s.Overwrite, pending: map[int]progress.Record{}}
-	o.partial, o.journal = hiddenPrefix+"partial/", hiddenPrefix+"journal/"
-	if o.isFile() {
-		o.partial, o.journal = hidden(p.File, "partial")+"/", hidden(p.File, "journal")+"/"
-	}
-	return o
-}
-
-// largestPart is the size in bytes of the largest part of an upload of the plan's files.
-func largestPart(p *plan.Plan) (n int64) {
-	for _, f := range p.Files {
-		n = max(n, remote.PartSize(f.Size))
-	}
-	return n
-}
-
-// refresh lists the objects.
-func (o *storeOutput) refresh() error {
-	o.listing = listing{objects: map[string]remote.Object{}, partials: map[string]remote.Object{}}
-	prefixes := []string{""}
-	if o.isFile() {
-		prefixes = []string{o.plan.File, hidden(o.plan.File, "")}
-	}
-	for _, prefix := range prefixes {
-		objects, err := o.store.List(prefix)
-		if err != nil {
-			return err
-		}
-		for _, x := range objects {
-			if name, ok := strings.CutPrefix(x.Name, o.partial); ok {
-				o.partials[name] = x
-			} else if strings.HasPrefix(x.Name, o.journal) {
-				o.lines = append(o.lines, x)
-			} else if !o.isFile() || x.Name == o.plan.File || x.Name == o.manifestName() {
-				o.objects[x.Name] = x
-			}
-		}
-	}
-	return nil
-}
-
-// readLines hands the records of the journal to apply and returns its head, nil if no journal is in force.
-func (o *storeOutput) readLines(apply func(progress.Record)) (head *progress.Head, ready bool, err error) {
-	o.number, o.published, o.older, o.etags = 1, nil, nil, nil
-	for _, x := range o.lines {
-		if _, err := fmt.Sscanf(x.Name, o.journal+"%d", &o.number); err != nil {
-			return nil, false, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it",
-				text.Quote(o.store.Path(x.Name)))
-		}
-		o.number++
-		data, err := o.store.Get(x.Name)
-		if err != nil {
-			return nil, false, err
-		}
-		for line := range bytes.Lines(data) {
-			var first progress.Head
-			if progress.Unseal(line, &first) && first.Format == progress.Format {
-				head, ready, o.etags = &first, false, nil
-				continue
-			}
-			var r progress.Record
-			if !progress.Unseal(line, &r) || head == nil {
-				continue
-			}
-			if r.Void {
-				head, o.published = nil, nil
-			}
-			ready = ready || r.Ready
-			if len(r.ETags) == len(o.plan.Files) {
-				o.etags = r.ETags
-			}
-			if r.Published != nil {
-				o.published, o.older = r.Published, r.Older
-			}
-			apply(r)
-		}
-	}
-	return head, ready, nil
-}
-
-// appendLines writes the journal's next object.
-func (o *storeOutput) appendLines(lines ...any) error {
-	data, err := progress.Seal(lines...)
-	if err != nil {
-		return err
-	}
-	err = o.store.PutNew(fmt.Sprintf("%s%06d", o.journal, o.number), data)
-	if errors.Is(err, fs.ErrExist) {
-		return progress.ErrBusy
-	}
-	o.number++
-	return err
 }
 
 // unfinished reports whether a journal is in force, and whether it is of a complete output.
@@ -200,10 +59,10 @@ func (o *storeOutput) unfinished() (begun, filling bool) {
 }
 
 // begin claims the next number of the journal.
-func (o *storeOutput) begin(apply func(progress.Record), unchanged func() error) (resumed bool, err error) {
+func (o *storeOutput) begin(apply func(progress.Record), unchanged func() error) (stage, error) {
 	o.unchanged = unchanged
 	if err := o.refresh(); err != nil {
-		return false, err
+		return fresh, err
 	}
 	sent := make([]bool, len(o.plan.Tensors))
 	old, ready, err := o.readLines(func(r progress.Record) {
@@ -216,19 +75,22 @@ func (o *storeOutput) begin(apply func(progress.Record), unchanged func() error)
 		err = o.refuse(old)
 	}
 	if err != nil {
-		return false, err
+		return fresh, err
 	}
 	claim := progress.Record{Tensor: -1, Run: rand.Text()}
 	if old == nil || o.startOver || !ready {
-		return false, o.beginAnew(claim)
+		return fresh, o.beginAnew(claim)
 	}
 	if err := o.appendLines(claim); err != nil {
-		return false, err
+		return fresh, err
 	}
-	if err := o.refresh(); err != nil || o.published != nil {
-		return true, err
+	if err := o.refresh(); err != nil {
+		return fresh, err
 	}
-	return true, o.takeUp(sent, apply)
+	if o.published != nil {
+		return ended, o.publish()
+	}
+	return resumed, o.takeUp(sent, apply)
 }
 
 // refuse refuses a target that must not be written to; old is the head of the journal in force, nil without one.
@@ -272,38 +134,6 @@ func (o *storeOutput) beginAnew(claim progress.Record) error {
 		}
 	}
 	return o.appendLines(progress.Record{Tensor: -1, Ready: true})
-}
-
-// removeUnfinished removes unfinished files.
-func (o *storeOutput) removeUnfinished() error {
-	ids, err := o.store.Uploads(o.partial)
-	if err != nil {
-		return err
-	}
-	var g errgroup.Group
-	g.SetLimit(DefaultIO)
-	for name, list := range ids {
-		for _, id := range list {
-			g.Go(func() error { return o.store.Abort(name, id) })
-		}
-	}
-	for _, x := range o.partials {
-		g.Go(func() error { return o.store.Delete(x.Name) })
-	}
-	return g.Wait()
-}
-
-// removeLines removes objects of the journal.
-func (o *storeOutput) removeLines(which func(number int) bool) error {
-	var g errgroup.Group
-	g.SetLimit(DefaultIO)
-	for _, x := range o.lines {
-		n := 0
-		if fmt.Sscanf(x.Name, o.journal+"%d", &n); which(n) {
-			g.Go(func() error { return o.store.Delete(x.Name) })
-		}
-	}
-	return g.Wait()
 }
 
 // assembleFile has a file be written by the unfinished upload of this id, or by a new one.
@@ -443,10 +273,8 @@ func (o *storeOutput) readTile(file int, tile []byte, at int64) error {
 	return err
 }
 
-func (o *storeOutput) begins() {}
-
-// readable reports false: nobody can read the parts of an unfinished upload.
-func (o *storeOutput) readable() bool { return false }
+// start reports that nothing is readable yet: nobody can read the parts of an unfinished upload.
+func (o *storeOutput) start() (readable bool, err error) { return false, nil }
 
 // completeFiles completes all files, after all tensors were written and recorded, and opens them to be read.
 func (o *storeOutput) completeFiles() error {
@@ -454,7 +282,7 @@ func (o *storeOutput) completeFiles() error {
 		return nil
 	}
 	var g errgroup.Group
-	g.SetLimit(DefaultIO)
+	g.SetLimit(requests)
 	for i, u := range o.uploads {
 		if u == nil {
 			continue
@@ -537,12 +365,6 @@ func (o *storeOutput) record(n progress.Unrecorded) error {
 	return o.appendLines(lines...)
 }
 
-func (o *storeOutput) path(file int) string { return o.store.Path(o.partial + o.plan.Files[file].Name) }
-
-func (o *storeOutput) complete() bool { return o.published != nil }
-
-func (o *storeOutput) replaced() bool { return o.replaces }
-
 // leftovers returns the place of unfinished files.
 func (o *storeOutput) leftovers() (dir string, bytes int64) {
 	for i, f := range o.plan.Files {
@@ -559,28 +381,28 @@ func (o *storeOutput) leftovers() (dir string, bytes int64) {
 }
 
 // commit writes the files without weights beside the others.
-func (o *storeOutput) commit(content func(name string) func(io.Writer) error) error {
+func (o *storeOutput) commit(content func(name string) func(io.Writer) error) (replaced bool, err error) {
 	for _, name := range o.plan.FinishOrder() {
 		if write := content(name); write != nil {
 			if err := o.store.Write(o.partial+name, write); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
 	if err := o.refresh(); err != nil {
-		return err
+		return false, err
 	}
 	if err := o.checkInTheWay(nil); err != nil {
-		return err
+		return false, err
 	}
 	if o.replaces {
 		if err := o.unchanged(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	for i, f := range o.plan.Files {
 		if o.partials[f.Name].ETag != o.etags[i] {
-			return fmt.Errorf("%s: was replaced since it was completed", text.Quote(o.path(i)))
+			return false, fmt.Errorf("%s: was replaced since it was completed", text.Quote(o.path(i)))
 		}
 	}
 	o.published = o.plan.FinishOrder()
@@ -588,72 +410,9 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) er
 		o.older = slices.Sorted(maps.Keys(o.objects))
 	}
 	if err := o.appendLines(progress.Record{Tensor: -1, Published: o.published, Older: o.older}); err != nil {
-		return err
+		return false, err
 	}
-	return o.publish()
-}
-
-// publish copies the files to their names, and removes what is not needed any more. A reader of an older output that
-// is replaced finds it without its last files, and then the new one without them.
-func (o *storeOutput) publish() error {
-	if o.movable() {
-		if err := o.removeOlder(); err != nil {
-			return err
-		}
-	}
-	for _, name := range o.published {
-		x, ok := o.partials[name]
-		if _, moved := o.objects[name]; !ok && moved {
-			continue // by an earlier run, which removed it here
-		}
-		x.Name = o.partial + name
-		if err := o.store.Copy(x, name); err != nil {
-			return err
-		}
-	}
-	return o.removeTraces()
-}
-
-// movable reports whether all files are still where they were assembled.
-func (o *storeOutput) movable() bool {
-	for _, name := range o.published {
-		if _, ok := o.partials[name]; !ok {
-			return false
-		}
-	}
-	return true
-}
-
-// removeOlder removes the files of the replaced output, those that a reader starts from first.
-func (o *storeOutput) removeOlder() error {
-	first := []string{o.plan.Index, checkpoint.ConfigName, o.manifestName(), o.plan.File}
-	for _, name := range append(first, o.older...) {
-		if !slices.Contains(o.older, name) {
-			continue
-		}
-		if err := o.store.Delete(name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// removeTraces removes unfinished files and the journal, whose last object voids the others meanwhile.
-func (o *storeOutput) removeTraces() error {
-	if err := o.removeUnfinished(); err != nil {
-		return err
-	}
-	last := o.number
-	if err := o.appendLines(progress.Record{Tensor: -1, Void: true}); err != nil {
-		return err
-	}
-	if err := o.refresh(); err != nil {
-		return err
-	}
-	if err := o.removeLines(func(n int) bool { return n != last }); err != nil {
-		return err
-	}
-	return o.removeLines(func(n int) bool { return n == last })
+	return o.replaces, o.publish()
 }
 
 func (o *storeOutput) replaceManifest(write func(io.Writer) error) error {

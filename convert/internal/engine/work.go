@@ -63,12 +63,15 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 
 // work writes and proves all unfinished spans.
 func (e *execution) work(ctx context.Context) error {
-	e.out.begins()
+	readable, err := e.out.start()
+	if err != nil {
+		return err
+	}
 	writing, proving := e.openSpans()
-	if e.out.readable() {
+	if readable {
 		return e.workThrough(ctx, newQueue(largeFirst(writing, e.shape.workers, e.spanBytes), proving), false)
 	}
-	err := e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
+	err = e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
 	if err == nil {
 		err = e.flush()
 	}

@@ -1,0 +1,61 @@
+package engine
+
+// Outputs in parts: a run of one part, and the run that publishes all of them.
+
+import (
+	"context"
+
+	"dsmoe/convert/plan"
+)
+
+// runPart writes and proves a part of the output, and leaves its journal.
+func runPart(ctx context.Context, t *target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	if t.isOutputOf(p) {
+		return &Result{Finished: true}, nil
+	}
+	e, err := newExecution(t, p, src, s)
+	if err != nil {
+		return nil, err
+	}
+	defer e.out.close()
+	reached, err := e.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	already := reached == ended && e.Complete(e.Unverified)
+	if !already {
+		err = e.makePart(ctx)
+	}
+	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
+}
+
+// makePart writes and proves what is left of a part, and records that it is done.
+func (e *execution) makePart(ctx context.Context) error {
+	if err := e.writeAndProve(ctx); err != nil {
+		return err
+	}
+	if err := e.checkSource(); err != nil {
+		return err
+	}
+	_, err := e.out.commit(e.content(ctx))
+	return err
+}
+
+// finishParts publishes the output that all parts have written: it makes the journal of a run that wrote and
+// proved everything from the parts' journals, and continues that run.
+func finishParts(ctx context.Context, t *target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	o, err := outputOptions(src, s)
+	if err != nil {
+		return nil, err
+	}
+	parts, remove, err := joinParts(t, p, o, s.Unverified)
+	if err != nil {
+		return nil, err
+	}
+	r, err := run(ctx, t, p, src, s)
+	if err == nil && parts > 0 {
+		r.Parts, r.Resumed = parts, 0
+		err = remove()
+	}
+	return r, err
+}
