@@ -23,7 +23,7 @@ func (e *execution) commit(ctx context.Context) (replaced bool, err error) {
 		return false, err
 	}
 	e.startCarried("copying other files")
-	return e.out.commit(e.content(ctx))
+	return e.out.Commit(e.content(ctx))
 }
 
 // content returns the function that writes a named file, nil for a weight file.

@@ -10,6 +10,7 @@ import (
 	"errors"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 )
@@ -37,7 +38,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return nil, checkpoint.Refusal(dst, "an object store takes an output of one run only",
 			"write parts to a file system that all of them share")
 	}
-	t, err := targetOf(dst, p)
+	t, err := output.TargetOf(dst, p)
 	if err != nil {
 		return nil, err
 	}
@@ -47,8 +48,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	case s.Finish:
 		return finishParts(ctx, t, p, src, s)
 	}
-	if !t.inStore() {
-		if err := refuseParts(t, p, options{overwrite: s.Overwrite}); err != nil {
+	if !t.InStore() {
+		if err := output.RefuseParts(t, p, output.Options{Overwrite: s.Overwrite}); err != nil {
 			return nil, err
 		}
 	}
@@ -59,8 +60,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 }
 
 // run makes the whole output, continues it, or looks at one that is finished.
-func run(ctx context.Context, t *target, p *plan.Plan, src Source, s Settings) (*Result, error) {
-	remade := s.StartOver && t.isOutputOf(p)
+func run(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	remade := s.StartOver && t.IsOutputOf(p)
 	s.Overwrite = s.Overwrite || remade
 	var intact map[string]string
 	if !s.StartOver {
@@ -79,8 +80,8 @@ func run(ctx context.Context, t *target, p *plan.Plan, src Source, s Settings) (
 	if err != nil {
 		return nil, e.interrupted(err)
 	}
-	defer e.out.close()
-	if reached == ended {
+	defer e.out.Close()
+	if reached == output.Ended {
 		r, _, err := finished(ctx, t, p, src, s)
 		return r, err
 	}
@@ -96,7 +97,7 @@ func (e *execution) interrupted(err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err
 	}
-	dir, bytes := e.out.leftovers()
+	dir, bytes := e.out.Leftovers()
 	if dir == "" {
 		return err
 	}

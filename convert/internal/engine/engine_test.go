@@ -22,6 +22,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/output"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -57,13 +58,13 @@ func convert(ctx context.Context, t testing.TB, dst string, src *checkpoint.Chec
 // begun is a run that has begun to write a plan's output to dst, and is closed with the test.
 func begun(t testing.TB, dst string, p *plan.Plan, src Source, s Settings) *execution {
 	t.Helper()
-	to, err := targetOf(dst, p)
+	to, err := output.TargetOf(dst, p)
 	require.NoError(t, err)
 	e, err := newExecution(to, p, src, s.withDefaults())
 	require.NoError(t, err)
 	_, err = e.begin(t.Context())
 	require.NoError(t, err)
-	t.Cleanup(e.out.close)
+	t.Cleanup(e.out.Close)
 	return e
 }
 
@@ -948,7 +949,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 	e.Unverified = false
 	for i := range p.Tensors {
 		x := &p.Tensors[i]
-		path, middle := e.out.path(x.File), x.Bytes()/2
+		path, middle := e.out.PathOf(x.File), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.State(i)
 		err := e.newWorker().proveSpan(t.Context(), i)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"dsmoe/convert/internal/output"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 )
@@ -18,10 +19,10 @@ type execution struct {
 	Settings
 	plan     *plan.Plan
 	source   Source
-	key      string // state of the source: Source.Key
-	target   *target
-	options  options             // of the output
-	out      output              // the files
+	key      string              // state of the source: Source.Key
+	target   *output.Target      // where the output appears
+	options  output.Options      // of the output
+	out      output.Output       // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
 	queue    *queue              // the spans left to write and prove
@@ -34,15 +35,15 @@ type execution struct {
 	intact  map[string]string // states of the target's files when they were hashed and found unchanged
 }
 
-func newExecution(t *target, p *plan.Plan, src Source, s Settings) (*execution, error) {
+func newExecution(t *output.Target, p *plan.Plan, src Source, s Settings) (*execution, error) {
 	options, err := outputOptions(src, s)
 	if err != nil {
 		return nil, err
 	}
-	options.spans = p.Share(s.Part)
-	e := &execution{Settings: s, plan: p, source: src, key: options.key, target: t, options: options,
-		out: newOutput(t, p, options), shape: newShape(p, s, t.inStore()),
-		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(options.spans, s.Progress),
+	options.Spans = p.Share(s.Part)
+	e := &execution{Settings: s, plan: p, source: src, key: options.Key, target: t, options: options,
+		out: output.New(t, p, options), shape: newShape(p, s, t.InStore()),
+		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(options.Spans, s.Progress),
 		carried: map[string]string{}}
 	bytes := e.Bytes()
 	if s.Unverified {
@@ -54,20 +55,20 @@ func newExecution(t *target, p *plan.Plan, src Source, s Settings) (*execution, 
 }
 
 // outputOptions are what an output asks for of the settings and the source.
-func outputOptions(src Source, s Settings) (o options, err error) {
-	o = options{part: s.Part, startOver: s.StartOver, overwrite: s.Overwrite, disk: s.Disk}
-	if o.key, err = src.Key(); err == nil && (s.Part.N > 0 || s.Finish) {
-		o.states, err = src.States()
+func outputOptions(src Source, s Settings) (o output.Options, err error) {
+	o = output.Options{Part: s.Part, StartOver: s.StartOver, Overwrite: s.Overwrite, Disk: s.Disk}
+	if o.Key, err = src.Key(); err == nil && (s.Part.N > 0 || s.Finish) {
+		o.States, err = src.States()
 	}
 	return o, err
 }
 
 // begin opens the output and takes over the progress of an earlier run.
-func (e *execution) begin(ctx context.Context) (stage, error) {
-	reached, err := e.out.begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
+func (e *execution) begin(ctx context.Context) (output.Stage, error) {
+	reached, err := e.out.Begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
 	switch {
 	case err != nil:
-	case reached == fresh:
+	case reached == output.Fresh:
 		e.Reset()
 	default:
 		e.Resume(e.hashesWriting)
@@ -112,7 +113,7 @@ func (e *execution) flush() error {
 	if n.Lines == nil {
 		return nil
 	}
-	if err := e.out.record(n); err != nil {
+	if err := e.out.Record(n); err != nil {
 		return err
 	}
 	e.queue.durable(n.Written)

@@ -130,7 +130,7 @@ func TestFP8IsProven(t *testing.T) {
 	for i := range p.Tensors {
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		written := e.State(i)
-		path, at := e.out.path(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
+		path, at := e.out.PathOf(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "but the source gives")
 		require.Zero(t, e.State(i).Done)

@@ -1,188 +1,63 @@
 package engine
 
-// Outputs in parts: runs that share a file system, on any machines, write and prove an output together,
-// each its share of it, and one more joins what they recorded. No lock keeps two runs of a part apart: both write the
-// same bytes, each with a journal of its own.
+// Outputs in parts: a run of one part, and the run that publishes all of them.
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"path/filepath"
+	"context"
 
-	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/internal/disk"
-	"dsmoe/convert/internal/progress"
+	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
-	"dsmoe/text"
 )
 
-// partOutput is an output on the disk that a run writes a part of.
-type partOutput struct {
-	*diskOutput
-	head progress.Head // of this run's journal
-}
-
-func newPartOutput(t *target, p *plan.Plan, o options) *partOutput {
-	return &partOutput{diskOutput: newDiskOutput(t, p, o), head: progress.Head{
-		Format: progress.Format, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources, States: o.states}}
-}
-
-// begin takes over what earlier runs of the part did.
-func (o *partOutput) begin(apply func(progress.Record), _ func() error) (stage, error) {
-	if err := o.checkParts(); err != nil {
-		return fresh, err
+// runPart writes and proves a part of the output, and leaves its journal.
+func runPart(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	if t.IsOutputOf(p) {
+		return &Result{Finished: true}, nil
 	}
-	all, err := o.journals()
+	e, err := newExecution(t, p, src, s)
 	if err != nil {
-		return fresh, err
+		return nil, err
 	}
-	runs, err := o.runsOf(o.part, all, o.spans)
+	defer e.out.Close()
+	reached, err := e.begin(ctx)
 	if err != nil {
-		return fresh, err
+		return nil, err
 	}
-	states, ends := o.merge(runs, o.spans)
-	for i := range states {
-		apply(states[i].Record(o.spans[i].Index))
+	already := reached == output.Ended && e.Complete(e.Unverified)
+	if !already {
+		err = e.makePart(ctx)
 	}
-	if ends != nil || len(o.spans) == 0 {
-		return ended, nil
-	}
-	return resumed, nil
+	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
 }
 
-// start makes the directories, if no other part has, and opens the weight files that the part has spans in.
-func (o *partOutput) start() (readable bool, err error) {
-	if err := o.open(); err != nil {
-		return false, err
-	}
-	return o.diskOutput.start()
-}
-
-func (o *partOutput) open() error {
-	for _, dir := range []string{o.partsDir(), o.dir} {
-		if err := o.disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	o.weights = make([]*disk.TileFile, len(o.plan.Files))
-	o.head.Files = map[string]string{}
-	for i := range o.spans {
-		if at := o.spans[i].File; o.weights[at] == nil {
-			if err := o.openFile(at, &o.spans[i]); err != nil {
-				return err
-			}
-		}
-	}
-	return errors.Join(o.disk.SyncDir(o.dir), o.disk.SyncDir(filepath.Dir(o.dir)))
-}
-
-// openFile opens a weight file and gives it its size, unless another part has, and its identity to the head. The
-// part with the first byte of the first tensor writes the header.
-func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
-	f, err := o.disk.OpenSharedTiles(o.path(i))
-	if err != nil {
+// makePart writes and proves what is left of a part, and records that it is done.
+func (e *execution) makePart(ctx context.Context) error {
+	if err := e.writeAndProve(ctx); err != nil {
 		return err
 	}
-	o.weights[i] = f
-	size := o.plan.Files[i].Size
-	if stat, err := f.Stat(); err != nil || stat.Size() != size {
-		if err := f.Reserve(size); err != nil {
-			return err
-		}
-	}
-	if first.From == 0 && (first.Index == 0 || o.plan.Tensors[first.Index-1].File != i) {
-		if err := o.writeHeader(i); err != nil {
-			return err
-		}
-	}
-	o.head.Files[o.plan.Files[i].Name], err = disk.Inode(o.path(i))
-	return errors.Join(err, f.Sync())
-}
-
-// edges returns the ends of a part, without hashes: a block more than to the first multiple of disk.Block, and than
-// from the last one on. A part of a file that was removed, and made again, differs in them.
-func edges(spans []plan.Span) []progress.Edge {
-	first, last := &spans[0], &spans[len(spans)-1]
-	begin, end := first.Offset+first.From, last.Offset+last.To
-	tail := min(end&(disk.Block-1)+disk.Block, last.Size())
-	return []progress.Edge{
-		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1)+disk.Block, first.Size())},
-		{File: last.File, Offset: end - tail, Bytes: tail},
-	}
-}
-
-// commit hashes the ends of the part, which is proven, and records that.
-func (o *partOutput) commit(func(name string) func(io.Writer) error) (replaced bool, err error) {
-	if len(o.spans) == 0 {
-		return false, nil
-	}
-	r := progress.Record{Tensor: -1}
-	for _, g := range edges(o.spans) {
-		g, err := hashed(g, o.weights[g.File])
-		if err != nil {
-			return false, err
-		}
-		r.Edges = append(r.Edges, g)
-	}
-	return false, o.record(progress.Unrecorded{Lines: []progress.Record{r}})
-}
-
-// record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
-func (o *partOutput) record(n progress.Unrecorded) error {
-	if o.journal == nil {
-		if err := o.newJournal(); err != nil {
-			return err
-		}
-	}
-	return o.diskOutput.record(n)
-}
-
-// newJournal makes a journal for this run.
-func (o *partOutput) newJournal() error {
-	for run := 1; ; run++ {
-		j, err := progress.CreateJournal(o.disk, filepath.Join(o.partsDir(), partJournal{o.part, run}.name()))
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		o.journal = j
-		return errors.Join(o.journal.Begin(o.head), o.disk.SyncDir(o.partsDir()))
-	}
-}
-
-// checkParts refuses to write a part where an output without parts, or with other parts, is unfinished.
-func (o *partOutput) checkParts() error {
-	if err := o.check(nil); err != nil {
+	if err := e.checkSource(); err != nil {
 		return err
 	}
-	if progress.Begun(o.journalPath) {
-		return checkpoint.Refusal(o.dst, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
-			"the same command without --part finishes it")
+	_, err := e.out.Commit(e.content(ctx))
+	return err
+}
+
+// finishParts publishes the output that all parts have written: it makes the journal of a run that wrote and
+// proved everything from the parts' journals, and continues that run.
+func finishParts(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	o, err := outputOptions(src, s)
+	if err != nil {
+		return nil, err
 	}
-	assembled := exists(o.dir) // before the parts are looked at: another run may begin meanwhile
-	parts, err := o.journals()
-	switch {
-	case err != nil:
-		return err
-	case len(parts) == 0 && assembled && !exists(o.partsDir()):
-		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
-	case len(parts) == 0 && !assembled:
-		return checkFree(filepath.Dir(o.dir), o.plan.Size())
+	parts, remove, err := output.JoinParts(t, p, o, s.Unverified)
+	if err != nil {
+		return nil, err
 	}
-	for _, p := range parts {
-		if p.N != o.part.N {
-			return o.otherParts(fmt.Sprintf("holds part %d of %d; this is part %d of %d", p.I, p.N, o.part.I, o.part.N))
-		}
+	s.Finish = false
+	r, err := run(ctx, t, p, src, s)
+	if err == nil && parts > 0 {
+		r.Parts, r.Resumed = parts, 0
+		err = remove()
 	}
-	for _, j := range parts {
-		if head, err := o.readJournalOf(j, nil); err != nil || head != nil {
-			return cmp.Or(err, o.samePart(j.Part, head))
-		}
-	}
-	return nil
+	return r, err
 }

@@ -36,7 +36,7 @@ func (w *worker) proveSpan(ctx context.Context, i int) error {
 		}
 		end = w.shape.tileEnd(t, from)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
-		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
+		if err := w.out.ReadTile(t.File, tile, t.Offset+from); err != nil {
 			return err
 		}
 		if err := compare(ctx, t.Tensor, tile, from, h); err != nil {
@@ -66,7 +66,7 @@ func (w *worker) reject(i int, err error) error {
 	if errors.As(err, &differs) || err == errReadBack {
 		w.Mark(i, progress.State{})
 	}
-	return fmt.Errorf("%s: %w", text.Quote(w.out.path(w.Spans[i].File)), err)
+	return fmt.Errorf("%s: %w", text.Quote(w.out.PathOf(w.Spans[i].File)), err)
 }
 
 // hashTile hashes a tile that was read again.

@@ -9,26 +9,27 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
+	"dsmoe/convert/internal/output"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 )
 
 // updateFinished makes the target, the finished output of a plan of the same weights, that of p. Files that are
 // neither as the manifest records them nor as p has them stay, and are an error.
-func updateFinished(ctx context.Context, t *target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+func updateFinished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	e, err := newExecution(t, p, src, s)
 	if err != nil {
 		return nil, err
 	}
-	if t.inStore() {
-		return nil, checkpoint.Refusal(t.dst, "an output in an object store cannot be updated", "--overwrite makes it anew")
+	if t.InStore() {
+		return nil, checkpoint.Refusal(t.Path, "an output in an object store cannot be updated", "--overwrite makes it anew")
 	}
-	m, err := t.readManifest(nil)
+	m, err := t.ReadManifest(nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot be updated, as it is not a finished output: %w", err)
 	}
 	if edited := m.Edited(); edited != "" {
-		return nil, fmt.Errorf("cannot be updated: %s %s", t.manifestName(), edited)
+		return nil, fmt.Errorf("cannot be updated: %s %s", t.ManifestName(), edited)
 	}
 	others, err := e.otherFiles(ctx, m)
 	if err != nil {
@@ -42,27 +43,27 @@ func updateFinished(ctx context.Context, t *target, p *plan.Plan, src Source, s 
 		r, _, err := finished(ctx, t, p, src, s)
 		return r, err
 	}
-	u, err := lockFinished(t, p, e.options, m)
+	u, err := output.LockFinished(t, p, e.options, m)
 	if err != nil {
 		return nil, err
 	}
 	current := e.key
-	if err = u.examine(ctx, others); err == nil {
+	if err = u.Examine(ctx, others); err == nil {
 		err = e.adopt(m)
 	}
 	if err == nil {
-		err = u.replace(ctx, e.content(ctx), e.Ledger)
+		err = u.Replace(ctx, e.content(ctx), e.Ledger)
 	}
-	if err = errors.Join(err, u.unlock()); err != nil {
+	if err = errors.Join(err, u.Unlock()); err != nil {
 		return nil, err
 	}
-	return &Result{Verified: m.Verified, Updated: u.replaced, Outdated: m.State != current, Lost: e.lost()}, nil
+	return &Result{Verified: m.Verified, Updated: u.Replaced, Outdated: m.State != current, Lost: e.lost()}, nil
 }
 
 // adopt takes over what the manifest of the target, whose head is old, records of the weights.
 func (e *execution) adopt(old *manifest.Manifest) error {
-	n, other := 0, errors.New(e.target.manifestName()+" lists other tensors")
-	_, err := e.target.readManifest(func(t *manifest.Tensor) error {
+	n, other := 0, errors.New(e.target.ManifestName()+" lists other tensors")
+	_, err := e.target.ReadManifest(func(t *manifest.Tensor) error {
 		if n == len(e.States) || e.plan.Tensors[n].Name != t.Name || len(e.plan.Tensors[n].Segments) != len(t.Sources) {
 			return other
 		}

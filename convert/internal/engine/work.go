@@ -63,7 +63,7 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 
 // work writes and proves all unfinished spans.
 func (e *execution) work(ctx context.Context) error {
-	readable, err := e.out.start()
+	readable, err := e.out.Start()
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (e *execution) work(ctx context.Context) error {
 		err = e.flush()
 	}
 	if err == nil {
-		err = e.out.completeFiles()
+		err = e.out.CompleteFiles()
 	}
 	if err != nil {
 		return err

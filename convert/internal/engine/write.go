@@ -66,7 +66,7 @@ func (w *worker) hashBegun(ctx context.Context, t *plan.Span, s *progress.State)
 	for from, end := t.From, int64(0); from < t.From+s.Done; from = end {
 		end = min(w.shape.tileEnd(t, from), t.From+s.Done)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
-		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
+		if err := w.out.ReadTile(t.File, tile, t.Offset+from); err != nil {
 			return nil, err
 		}
 		h.output.Write(tile)
@@ -105,10 +105,10 @@ func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *progress.
 // writeTile writes a tile and hashes it meanwhile; hash may be nil.
 func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, offset int64, hash *hasher) error {
 	if hash == nil {
-		return w.out.writeTile(t.File, tile, t.Offset+offset)
+		return w.out.WriteTile(t.File, tile, t.Offset+offset)
 	}
 	written := make(chan error, 1)
-	go func() { written <- w.out.writeTile(t.File, tile, t.Offset+offset) }()
+	go func() { written <- w.out.WriteTile(t.File, tile, t.Offset+offset) }()
 	err := w.computing(ctx, func() error { hash.output.Write(tile); return nil })
 	if writeErr := <-written; writeErr != nil {
 		return writeErr

@@ -39,6 +39,9 @@ type Head struct {
 // Format is the format of journals.
 const Format = "dsmoe.journal/3"
 
+// HeadOf returns the head of the journal of a plan's output, from a source in the state key.
+func HeadOf(p *plan.Plan, key string) Head { return Head{Format: Format, Plan: p.Hash, Key: key} }
+
 // start begins the first line, behind its checksum.
 const start = `{"format":"` + Format
 
@@ -99,7 +102,8 @@ func (j *Journal) Read(apply func(Record)) (head *Head, err error) {
 	return head, err
 }
 
-// ReadJournal is Read of a journal that is not locked; end is the offset behind the last whole line. Without apply it reads the head alone.
+// ReadJournal is Read of a journal that is not locked; end is the offset behind the last whole line. Without apply it
+// reads the head alone.
 func ReadJournal(f io.ReaderAt, apply func(Record)) (head *Head, end int64, err error) {
 	r := bufio.NewReader(io.NewSectionReader(f, 0, 1<<62))
 	for {

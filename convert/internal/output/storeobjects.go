@@ -1,4 +1,4 @@
-package engine
+package output
 
 // The objects of an output in a store: its files, unfinished ones under hidden names, and its journal.
 
@@ -24,7 +24,7 @@ const requests = 16
 
 // storeObjects is the objects of an output as they were listed, and what its journal records of them.
 type storeObjects struct {
-	target
+	Target
 	plan    *plan.Plan
 	partial string // what the names of unfinished files begin with
 	journal string // what the names of the journal's objects begin with
@@ -39,9 +39,9 @@ type storeObjects struct {
 	older     []string // files of the older output that is replaced
 }
 
-func newStoreObjects(t *target, p *plan.Plan) *storeObjects {
-	o := &storeObjects{target: *t, plan: p, partial: hiddenPrefix + "partial/", journal: hiddenPrefix + "journal/"}
-	if o.isFile() {
+func newStoreObjects(t *Target, p *plan.Plan) *storeObjects {
+	o := &storeObjects{Target: *t, plan: p, partial: hiddenPrefix + "partial/", journal: hiddenPrefix + "journal/"}
+	if o.IsFile() {
 		o.partial, o.journal = hidden(p.File, "partial")+"/", hidden(p.File, "journal")+"/"
 	}
 	return o
@@ -51,7 +51,7 @@ func newStoreObjects(t *target, p *plan.Plan) *storeObjects {
 func (o *storeObjects) refresh() error {
 	o.objects, o.partials, o.lines = map[string]remote.Object{}, map[string]remote.Object{}, nil
 	prefixes := []string{""}
-	if o.isFile() {
+	if o.IsFile() {
 		prefixes = []string{o.plan.File, hidden(o.plan.File, "")}
 	}
 	for _, prefix := range prefixes {
@@ -64,7 +64,7 @@ func (o *storeObjects) refresh() error {
 				o.partials[name] = x
 			} else if strings.HasPrefix(x.Name, o.journal) {
 				o.lines = append(o.lines, x)
-			} else if !o.isFile() || x.Name == o.plan.File || x.Name == o.manifestName() {
+			} else if !o.IsFile() || x.Name == o.plan.File || x.Name == o.ManifestName() {
 				o.objects[x.Name] = x
 			}
 		}
@@ -190,7 +190,7 @@ func (o *storeObjects) movable() bool {
 
 // removeOlder removes the files of the replaced output, those that a reader starts from first.
 func (o *storeObjects) removeOlder() error {
-	first := []string{o.plan.Index, checkpoint.ConfigName, o.manifestName(), o.plan.File}
+	first := []string{o.plan.Index, checkpoint.ConfigName, o.ManifestName(), o.plan.File}
 	for _, name := range append(first, o.older...) {
 		if !slices.Contains(o.older, name) {
 			continue
@@ -220,6 +220,7 @@ func (o *storeObjects) removeTraces() error {
 	return o.removeLines(func(n int) bool { return n == last })
 }
 
-func (o *storeObjects) path(file int) string {
+// PathOf names a weight file by its hidden name.
+func (o *storeObjects) PathOf(file int) string {
 	return o.store.Path(o.partial + o.plan.Files[file].Name)
 }

@@ -1,4 +1,4 @@
-package engine
+package output
 
 // What the runs of parts recorded in their journals, and whether it holds.
 
@@ -47,10 +47,10 @@ func (o *diskOutput) samePart(p plan.Part, head *progress.Head) error {
 			manifest.SourceDifferences(head.Sources, o.plan.Sources)...)
 		return o.otherParts(name + " is of another conversion: " +
 			cmp.Or(text.Some(list, most, "; "), "files without weights would be others"))
-	case head.Key != o.key:
+	case head.Key != o.Key:
 		changed := []string{}
 		for _, file := range slices.Sorted(maps.Keys(head.States)) {
-			if o.states[file] != head.States[file] {
+			if o.States[file] != head.States[file] {
 				changed = append(changed, text.Quote(file))
 			}
 		}
@@ -80,7 +80,7 @@ func (o *diskOutput) journals() (list []partJournal, err error) {
 	return list, err
 }
 
-// readJournalOf is readJournal: it hands the records of a run to apply and returns the head of its journal, nil without a whole head.
+// readJournalOf hands the records of a run to apply and returns the head of its journal, nil without a whole head.
 func (o *diskOutput) readJournalOf(j partJournal, apply func(progress.Record)) (*progress.Head, error) {
 	f, _, err := format.OpenRegular(filepath.Join(o.partsDir(), j.name()))
 	if err != nil {
@@ -129,8 +129,8 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 	return runs, nil
 }
 
-// merge returns what is known to be done of each span, and the ends that were recorded last. Runs that wrote into other files than are there count for
-// nothing, and bytes that a run rejected only if another has proven them since.
+// merge returns what is known to be done of each span, and the ends that were recorded last. Runs that wrote into
+// other files than are there count for nothing, and bytes that a run rejected only if another has proven them since.
 func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []progress.State, ends []progress.Edge) {
 	states = make([]progress.State, len(spans))
 	runs = slices.DeleteFunc(runs, func(r partRun) bool { return !o.haveFiles(r.files) })
@@ -174,7 +174,7 @@ func hashed(g progress.Edge, f io.ReaderAt) (progress.Edge, error) {
 // page by two machines.
 func (o *diskOutput) checkEdges(part plan.Part, recorded []progress.Edge) error {
 	for _, want := range recorded {
-		f, err := os.Open(o.path(want.File))
+		f, err := os.Open(o.PathOf(want.File))
 		if err != nil {
 			return err
 		}
@@ -185,7 +185,7 @@ func (o *diskOutput) checkEdges(part plan.Part, recorded []progress.Edge) error 
 		if got != want {
 			return o.otherParts(fmt.Sprintf("part %d of %d has written %s that are others now, at %d of %s: "+
 				"the file was changed, or the file system does not keep what several machines write into one page", part.I, part.N,
-				text.ExactBytes(want.Bytes), want.Offset, text.Quote(o.path(want.File))))
+				text.ExactBytes(want.Bytes), want.Offset, text.Quote(o.PathOf(want.File))))
 		}
 	}
 	return nil

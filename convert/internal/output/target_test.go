@@ -1,4 +1,4 @@
-package engine
+package output
 
 import (
 	"path/filepath"
@@ -19,5 +19,5 @@ func TestLinkIsNotReplaced(t *testing.T) {
 
 // replaceable is checkReplaceable for a directory.
 func replaceable(dst string) error {
-	return directoryAt(dst).checkReplaceable()
+	return directoryAt(dst).CheckReplaceable()
 }

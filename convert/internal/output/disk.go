@@ -1,4 +1,4 @@
-package engine
+package output
 
 // An output on the disk: its lock and journal, its weight files, and how a run takes up the unfinished output of an
 // earlier one.
@@ -22,7 +22,7 @@ import (
 // diskOutput is an output on the disk.
 type diskOutput struct {
 	place
-	options
+	Options
 	plan      *plan.Plan
 	replaces  bool // the target holds an older output, to be replaced
 	journal   *progress.Journal
@@ -32,43 +32,43 @@ type diskOutput struct {
 	unchanged func() error // refuses to replace files that changed since they were written
 }
 
-func newDiskOutput(t *target, p *plan.Plan, s options) *diskOutput {
-	o := &diskOutput{place: placeOf(t), options: s, plan: p}
-	if s.overwrite && t.checkReplaceable() == nil {
+func newDiskOutput(t *Target, p *plan.Plan, s Options) *diskOutput {
+	o := &diskOutput{place: placeOf(t), Options: s, plan: p}
+	if s.Overwrite && t.CheckReplaceable() == nil {
 		o.place = besideOf(t)
 	}
 	return o
 }
 
-// unfinished reports whether a journal is there, and whether the files move into the target one by one.
-func (o *diskOutput) unfinished() (begins, filling bool) {
+// Unfinished reports whether a journal is there, and whether the files move into the target one by one.
+func (o *diskOutput) Unfinished() (begins, filling bool) {
 	begins = progress.Begun(o.journalPath)
 	return begins, begins && o.fills
 }
 
-// begin locks the journal and opens the files.
-func (o *diskOutput) begin(apply func(progress.Record), unchanged func() error) (stage, error) {
+// Begin locks the journal and opens the files, or moves those of a complete output into the target.
+func (o *diskOutput) Begin(apply func(progress.Record), unchanged func() error) (Stage, error) {
 	o.unchanged = unchanged
 	var own []string
 	if progress.Begun(o.journalPath) {
 		own = o.plan.FinishOrder()
 	}
 	if err := o.check(own); err != nil {
-		return fresh, err
+		return Fresh, err
 	}
 	var err error
-	if o.journal, err = progress.LockJournal(o.disk, o.journalPath); err != nil {
-		return fresh, err
+	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
+		return Fresh, err
 	}
 	reached, err := o.open(apply)
 	if err == nil {
 		err = o.check(o.published) // another run may have finished meanwhile
 	}
-	if err == nil && reached == ended {
+	if err == nil && reached == Ended {
 		err = o.publish()
 	}
 	if err != nil {
-		o.close()
+		o.Close()
 	}
 	return reached, err
 }
@@ -77,18 +77,18 @@ func (o *diskOutput) begin(apply func(progress.Record), unchanged func() error) 
 // output to be replaced.
 func (o *diskOutput) check(own []string) error {
 	if o.replaces = o.replacing(own); o.replaces {
-		return o.checkReplaceable()
+		return o.CheckReplaceable()
 	}
 	err := o.place.check(own)
 	if err == nil {
 		return nil
 	}
-	irreplaceable := o.checkReplaceable()
+	irreplaceable := o.CheckReplaceable()
 	switch {
-	case o.overwrite:
+	case o.Overwrite:
 		return cmp.Or(irreplaceable, err)
 	case irreplaceable == nil && own == nil:
-		return o.isAnother("--overwrite replaces it")
+		return o.AnotherOutput("--overwrite replaces it")
 	}
 	return err
 }
@@ -96,37 +96,40 @@ func (o *diskOutput) check(own []string) error {
 // replacing reports whether the target holds an older output that is to be replaced; own are the
 // files that may be of an unfinished run.
 func (o *diskOutput) replacing(own []string) bool {
-	return o.overwrite && exists(o.manifest) && (!o.fills || o.isFile() && own == nil)
+	return o.Overwrite && exists(o.Manifest) && (!o.fills || o.IsFile() && own == nil)
 }
 
-// close closes the files and releases the lock.
-func (o *diskOutput) close() {
+// Close closes the files and releases the lock.
+func (o *diskOutput) Close() {
 	o.closeFiles()
 	if o.journal != nil {
 		o.journal.Close()
 	}
 }
 
-// leftovers returns the hidden directory.
-func (o *diskOutput) leftovers() (dir string, bytes int64) {
+// Leftovers returns the hidden directory.
+func (o *diskOutput) Leftovers() (dir string, bytes int64) {
 	if !exists(o.dir) {
 		return "", 0
 	}
 	return o.dir, disk.Used(o.dir)
 }
 
-func (o *diskOutput) path(file int) string { return filepath.Join(o.dir, o.plan.Files[file].Name) }
+// PathOf names a weight file in the hidden directory.
+func (o *diskOutput) PathOf(file int) string { return filepath.Join(o.dir, o.plan.Files[file].Name) }
 
-func (o *diskOutput) writeTile(file int, tile []byte, at int64) error {
+// WriteTile writes a run of bytes of a weight file.
+func (o *diskOutput) WriteTile(file int, tile []byte, at int64) error {
 	return o.weights[file].WriteTile(tile, at)
 }
 
-func (o *diskOutput) readTile(file int, tile []byte, at int64) error {
+// ReadTile reads a run of bytes of a weight file.
+func (o *diskOutput) ReadTile(file int, tile []byte, at int64) error {
 	return o.weights[file].ReadTile(tile, at)
 }
 
-// start has reads come from the disk.
-func (o *diskOutput) start() (readable bool, err error) {
+// Start has reads come from the disk.
+func (o *diskOutput) Start() (readable bool, err error) {
 	for _, f := range o.weights {
 		if f != nil { // a part has not all
 			f.DropCache()
@@ -135,10 +138,12 @@ func (o *diskOutput) start() (readable bool, err error) {
 	return true, nil
 }
 
-func (o *diskOutput) completeFiles() error { return nil }
+// CompleteFiles does nothing: files can be read while they are written.
+func (o *diskOutput) CompleteFiles() error { return nil }
 
-func (o *diskOutput) replaceManifest(write func(io.Writer) error) error {
-	return o.disk.ReplaceFile(o.manifest, write)
+// ReplaceManifest replaces the manifest: after a crash it is the old or the new one.
+func (o *diskOutput) ReplaceManifest(write func(io.Writer) error) error {
+	return o.Disk.ReplaceFile(o.Manifest, write)
 }
 
 func (o *diskOutput) closeFiles() {
@@ -150,8 +155,8 @@ func (o *diskOutput) closeFiles() {
 }
 
 // open reads the journal, then opens the files of the run that wrote it, or makes new ones.
-func (o *diskOutput) open(apply func(progress.Record)) (stage, error) {
-	head := progress.Head{Format: progress.Format, Plan: o.plan.Hash, Key: o.key}
+func (o *diskOutput) open(apply func(progress.Record)) (Stage, error) {
+	head := progress.HeadOf(o.plan, o.Key)
 	ready := false
 	old, err := o.journal.Read(func(r progress.Record) {
 		ready = (ready || r.Ready) && !r.Void
@@ -161,36 +166,36 @@ func (o *diskOutput) open(apply func(progress.Record)) (stage, error) {
 		apply(r)
 	})
 	if err != nil {
-		return fresh, err
+		return Fresh, err
 	}
 	if old == nil && !o.journal.IsOurs() {
-		return fresh, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it", text.Quote(o.journalPath))
+		return Fresh, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it", text.Quote(o.journalPath))
 	}
 	if old != nil && !o.fills {
-		if err := takeBack(o.disk, o.dst); err != nil {
-			return fresh, err
+		if err := takeBack(o.Disk, o.Path); err != nil {
+			return Fresh, err
 		}
 	}
-	if o.replacing(o.published) || o.startOver && o.replacing(nil) {
+	if o.replacing(o.published) || o.StartOver && o.replacing(nil) {
 		if err := o.unchanged(); err != nil {
 			if old == nil {
-				err = errors.Join(err, o.disk.Remove(o.journalPath))
+				err = errors.Join(err, o.Disk.Remove(o.journalPath))
 			}
-			return fresh, err
+			return Fresh, err
 		}
 	}
-	if old != nil && !o.startOver {
+	if old != nil && !o.StartOver {
 		if old.Plan != head.Plan || old.Key != head.Key {
-			return fresh, refuseUnfinished(old, &head, o.dst, o.dir)
+			return Fresh, refuseUnfinished(old, &head, o.Path, o.dir)
 		}
 		switch {
 		case ready && o.published != nil:
-			return ended, nil
+			return Ended, nil
 		case ready && o.reopen():
-			return resumed, nil
+			return Resumed, nil
 		}
 	}
-	return fresh, o.create(head, old != nil)
+	return Fresh, o.create(head, old != nil)
 }
 
 // refuseUnfinished is the error for an unfinished output in dir that is of another plan or another source than now.
@@ -211,13 +216,13 @@ func (o *diskOutput) reopen() bool {
 			return false
 		}
 	}
-	return o.openFiles(o.disk.OpenTiles) == nil
+	return o.openFiles(o.Disk.OpenTiles) == nil
 }
 
-// openFinished opens the weight files of a finished output to read them.
-func (o *diskOutput) openFinished() error {
+// OpenFinished opens the weight files of a finished output to read them.
+func (o *diskOutput) OpenFinished() error {
 	o.dir = o.home
-	return o.openFiles(o.disk.OpenTilesToRead)
+	return o.openFiles(o.Disk.OpenTilesToRead)
 }
 
 func (o *diskOutput) openFiles(open func(path string) (*disk.TileFile, error)) error {
@@ -244,18 +249,18 @@ func (o *diskOutput) create(head progress.Head, ours bool) error {
 	o.published = nil
 	parent := filepath.Dir(o.dir)
 	if err := checkFree(parent, o.plan.Size()); err != nil {
-		o.disk.Remove(o.journalPath)
+		o.Disk.Remove(o.journalPath)
 		return err
 	}
 	if err := o.journal.Begin(head); err != nil {
 		return err
 	}
-	if err := o.disk.SyncDir(parent); err != nil {
+	if err := o.Disk.SyncDir(parent); err != nil {
 		return err
 	}
-	if err := o.disk.Mkdir(o.dir); err != nil {
+	if err := o.Disk.Mkdir(o.dir); err != nil {
 		if errors.Is(err, fs.ErrExist) {
-			o.disk.Remove(o.journalPath)
+			o.Disk.Remove(o.journalPath)
 			err = fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
 		}
 		return err
@@ -267,19 +272,19 @@ func (o *diskOutput) create(head progress.Head, ours bool) error {
 // replaces it, and so does its manifest.
 func (o *diskOutput) discard() error {
 	for _, name := range o.published {
-		if o.isFile() && exists(o.dst) {
+		if o.IsFile() && exists(o.Path) {
 			break
 		}
-		if err := o.disk.Remove(filepath.Join(o.home, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := o.Disk.Remove(filepath.Join(o.home, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return o.disk.RemoveAll(o.dir)
+	return o.Disk.RemoveAll(o.dir)
 }
 
 // layOut gives every file its size and its header, then records that in the journal.
 func (o *diskOutput) layOut() error {
-	if err := o.openFiles(o.disk.OpenTiles); err != nil {
+	if err := o.openFiles(o.Disk.OpenTiles); err != nil {
 		return err
 	}
 	for i := range o.weights {
@@ -287,7 +292,7 @@ func (o *diskOutput) layOut() error {
 			return err
 		}
 	}
-	if err := o.disk.SyncDir(o.dir); err != nil {
+	if err := o.Disk.SyncDir(o.dir); err != nil {
 		return err
 	}
 	return o.journal.Append(progress.Record{Ready: true, Tensor: -1})
@@ -312,9 +317,9 @@ func (o *diskOutput) writeHeader(i int) error {
 	return err
 }
 
-// record makes the data of these files durable, then appends the lines about them to the
+// Record makes the data of these files durable, then appends the lines about them to the
 // journal. Later reads come from the disk.
-func (o *diskOutput) record(n progress.Unrecorded) error {
+func (o *diskOutput) Record(n progress.Unrecorded) error {
 	for _, i := range n.Files {
 		if err := o.weights[i].Sync(); err != nil {
 			return err

@@ -1,4 +1,4 @@
-package engine
+package output
 
 // Where an output is assembled on the disk, and which targets may be filled.
 
@@ -20,23 +20,23 @@ import (
 // file system, a working directory or a link, and has an owner and a mode. A file moves into its
 // directory as files move into an existing target.
 type place struct {
-	target
+	Target
 	dir         string // hidden directory in which the output is assembled
 	journalPath string
 	fills       bool // the files move one by one from dir to home
 }
 
-func placeOf(t *target) place {
+func placeOf(t *Target) place {
 	beside := besideOf(t)
-	stat, err := os.Stat(t.dst)
-	if err != nil || !stat.IsDir() || t.isFile() || exists(beside.journalPath) || exists(beside.partsDir()) {
+	stat, err := os.Stat(t.Path)
+	if err != nil || !stat.IsDir() || t.IsFile() || exists(beside.journalPath) || exists(beside.partsDir()) {
 		return beside
 	}
-	return place{*t, filepath.Join(t.dst, ".dsmoe.partial"), filepath.Join(t.dst, ".dsmoe.journal"), true}
+	return place{*t, filepath.Join(t.Path, ".dsmoe.partial"), filepath.Join(t.Path, ".dsmoe.journal"), true}
 }
 
-func besideOf(t *target) place {
-	return place{*t, hidden(t.dst, "partial"), hidden(t.dst, "journal"), t.isFile()}
+func besideOf(t *Target) place {
+	return place{*t, hidden(t.Path, "partial"), hidden(t.Path, "journal"), t.IsFile()}
 }
 
 // partsDir is the directory with the journals of the parts, beside the directory that the output is assembled in.
@@ -57,20 +57,20 @@ func exists(path string) bool {
 
 // check refuses a target that holds other files than those named own and a run's leftovers.
 func (p *place) check(own []string) error {
-	if p.isFile() {
-		for _, path := range []string{p.dst, p.manifest} {
+	if p.IsFile() {
+		for _, path := range []string{p.Path, p.Manifest} {
 			if exists(path) && !slices.Contains(own, filepath.Base(path)) {
 				return fmt.Errorf("%s exists already", text.Quote(filepath.Base(path)))
 			}
 		}
 	}
-	if p.isFile() || !exists(p.dst) {
-		if _, err := os.Stat(filepath.Dir(p.dst)); errors.Is(err, fs.ErrNotExist) {
+	if p.IsFile() || !exists(p.Path) {
+		if _, err := os.Stat(filepath.Dir(p.Path)); errors.Is(err, fs.ErrNotExist) {
 			return errors.New("the directory to write it in does not exist")
 		}
 		return nil
 	}
-	stat, err := os.Stat(p.dst)
+	stat, err := os.Stat(p.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return errors.New("is a link to a place that does not exist")
@@ -79,7 +79,7 @@ func (p *place) check(own []string) error {
 	case !stat.IsDir():
 		return errors.New("exists and is not an empty directory")
 	}
-	entries, err := os.ReadDir(p.dst)
+	entries, err := os.ReadDir(p.Path)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (p *place) check(own []string) error {
 
 // isLeftover reports whether a run or a new file system leaves such an entry in the target.
 func (p *place) isLeftover(e fs.DirEntry) bool {
-	path := filepath.Join(p.dst, e.Name())
+	path := filepath.Join(p.Path, e.Name())
 	return slices.Contains([]string{p.dir, p.journalPath, p.partsDir()}, path) || e.Name() == "lost+found" && e.IsDir()
 }
 
@@ -112,7 +112,7 @@ func takeBack(d *disk.Disk, dst string) error {
 	if _, err := os.Lstat(dst); errors.Is(err, fs.ErrNotExist) {
 		return d.Rename(aside, dst)
 	}
-	if err := directoryAt(dst).checkReplaceable(); err != nil {
+	if err := directoryAt(dst).CheckReplaceable(); err != nil {
 		return fmt.Errorf("an older output is in %s, and %w", text.Quote(aside), err)
 	}
 	return d.RemoveAll(aside)

@@ -1,4 +1,4 @@
-package engine
+package output
 
 // Parts become one output: the hashes of what they wrote are joined, and their journals.
 
@@ -16,34 +16,35 @@ import (
 	"dsmoe/text"
 )
 
-// refuseParts refuses to make the output in one run while parts of one are unfinished.
-func refuseParts(t *target, p *plan.Plan, s options) error {
+// RefuseParts refuses to make the output in one run while parts of one are unfinished.
+func RefuseParts(t *Target, p *plan.Plan, s Options) error {
 	o := newDiskOutput(t, p, s)
-	if parts, err := o.journals(); err != nil || len(parts) == 0 || t.isOutputOf(p) {
+	if parts, err := o.journals(); err != nil || len(parts) == 0 || t.IsOutputOf(p) {
 		return err
 	}
-	return checkpoint.Refusal(o.dst, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
+	return checkpoint.Refusal(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
 		"--part and --finish complete it; to start over, remove that directory and "+text.Quote(o.dir))
 }
 
-// joinParts makes the journal of a run that wrote and proved everything from the journals of all n parts. n is 0 if
-// they were joined before and are gone. remove removes what the parts recorded, after that run is published.
-func joinParts(t *target, p *plan.Plan, s options, unverified bool) (n int, remove func() error, err error) {
+// JoinParts makes the journal of a run that wrote and proved everything from the journals of all n parts. n is 0 if
+// they were joined before, and are gone or are parts of another plan. remove removes their journals: call it when
+// that run has published the output.
+func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remove func() error, err error) {
 	o := newDiskOutput(t, p, s)
 	parts, err := o.journals()
 	if err != nil {
 		return 0, nil, err
 	}
-	if progress.Begun(o.journalPath) || t.isOutputOf(p) { // they were joined already
+	if progress.Begun(o.journalPath) || t.IsOutputOf(p) { // they were joined already
 		parts, err = o.ours(parts)
 	} else if err = o.check(nil); err == nil {
-		err = o.joinParts(parts, unverified)
+		err = o.joinJournals(parts, unverified)
 	}
 	if err != nil || len(parts) == 0 {
 		return 0, nil, err
 	}
 	return parts[0].N, func() error {
-		return errors.Join(o.disk.RemoveAll(o.partsDir()), o.disk.SyncDir(filepath.Dir(o.partsDir())))
+		return errors.Join(o.Disk.RemoveAll(o.partsDir()), o.Disk.SyncDir(filepath.Dir(o.partsDir())))
 	}, nil
 }
 
@@ -57,27 +58,27 @@ func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
 	return parts, nil
 }
 
-// joinParts writes the journal of a run that did what all parts did.
-func (o *diskOutput) joinParts(parts []partJournal, unverified bool) error {
+// joinJournals writes the journal of a run that did what all parts did.
+func (o *diskOutput) joinJournals(parts []partJournal, unverified bool) error {
 	if len(parts) == 0 {
-		return checkpoint.Refusal(o.dst, "there are no parts that --finish could join", "--part I/N writes them")
+		return checkpoint.Refusal(o.Path, "there are no parts that --finish could join", "--part I/N writes them")
 	}
 	states, err := o.join(parts, unverified)
 	if err != nil {
 		return err
 	}
-	if o.journal, err = progress.LockJournal(o.disk, o.journalPath); err != nil {
+	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
 		return err
 	}
-	defer o.close()
+	defer o.Close()
 	lines := []progress.Record{{Ready: true, Tensor: -1}}
 	for i := range states {
 		lines = append(lines, states[i].Record(i))
 	}
-	if err := o.journal.Begin(progress.Head{Format: progress.Format, Plan: o.plan.Hash, Key: o.key}); err != nil {
+	if err := o.journal.Begin(progress.HeadOf(o.plan, o.Key)); err != nil {
 		return err
 	}
-	return errors.Join(o.journal.Append(lines...), o.disk.SyncDir(filepath.Dir(o.dir)))
+	return errors.Join(o.journal.Append(lines...), o.Disk.SyncDir(filepath.Dir(o.dir)))
 }
 
 // join reads all parts and returns the states of the tensors. Parts that are missing or not done are one error.
@@ -141,7 +142,7 @@ func (o *diskOutput) incomplete(n int, missing, undone []int) error {
 	if undone != nil {
 		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
 	}
-	return checkpoint.Refusal(o.dst, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
+	return checkpoint.Refusal(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
 		strings.Join(which, ", "), n), "run these parts, then --finish")
 }
 

@@ -1,4 +1,4 @@
-package engine
+package output
 
 // An output in an object store. Weight files are assembled by multipart uploads below a hidden prefix, completed when
 // all tensors are written, read again there for the proof, and copied by the store to their names: the manifest,
@@ -29,7 +29,7 @@ import (
 // storeOutput is an output in an object store.
 type storeOutput struct {
 	*storeObjects
-	options
+	Options
 	head      progress.Head
 	pending   map[int]progress.Record // progress of tensors whose bytes are not all sent
 	uploads   []*weightFile           // as plan.Files; nil for files that are complete
@@ -38,9 +38,9 @@ type storeOutput struct {
 	unchanged func() error            // refuses to replace files that changed since they were written
 }
 
-func newStoreOutput(t *target, p *plan.Plan, o options) *storeOutput {
-	return &storeOutput{storeObjects: newStoreObjects(t, p), options: o, pending: map[int]progress.Record{},
-		head: progress.Head{Format: progress.Format, Plan: p.Hash, Key: o.key}}
+func newStoreOutput(t *Target, p *plan.Plan, o Options) *storeOutput {
+	return &storeOutput{storeObjects: newStoreObjects(t, p), Options: o, pending: map[int]progress.Record{},
+		head: progress.HeadOf(p, o.Key)}
 }
 
 // weightFile is a weight file on its way.
@@ -49,8 +49,8 @@ type weightFile struct {
 	header func() error // writes the bytes before the tensors, once
 }
 
-// unfinished reports whether a journal is in force, and whether it is of a complete output.
-func (o *storeOutput) unfinished() (begun, filling bool) {
+// Unfinished reports whether a journal is in force, and whether it is of a complete output.
+func (o *storeOutput) Unfinished() (begun, filling bool) {
 	if o.refresh() != nil {
 		return false, false
 	}
@@ -58,11 +58,11 @@ func (o *storeOutput) unfinished() (begun, filling bool) {
 	return err == nil && head != nil, err == nil && o.published != nil
 }
 
-// begin claims the next number of the journal.
-func (o *storeOutput) begin(apply func(progress.Record), unchanged func() error) (stage, error) {
+// Begin claims the next number of the journal.
+func (o *storeOutput) Begin(apply func(progress.Record), unchanged func() error) (Stage, error) {
 	o.unchanged = unchanged
 	if err := o.refresh(); err != nil {
-		return fresh, err
+		return Fresh, err
 	}
 	sent := make([]bool, len(o.plan.Tensors))
 	old, ready, err := o.readLines(func(r progress.Record) {
@@ -75,22 +75,22 @@ func (o *storeOutput) begin(apply func(progress.Record), unchanged func() error)
 		err = o.refuse(old)
 	}
 	if err != nil {
-		return fresh, err
+		return Fresh, err
 	}
 	claim := progress.Record{Tensor: -1, Run: rand.Text()}
-	if old == nil || o.startOver || !ready {
-		return fresh, o.beginAnew(claim)
+	if old == nil || o.StartOver || !ready {
+		return Fresh, o.beginAnew(claim)
 	}
 	if err := o.appendLines(claim); err != nil {
-		return fresh, err
+		return Fresh, err
 	}
 	if err := o.refresh(); err != nil {
-		return fresh, err
+		return Fresh, err
 	}
 	if o.published != nil {
-		return ended, o.publish()
+		return Ended, o.publish()
 	}
-	return resumed, o.takeUp(sent, apply)
+	return Resumed, o.takeUp(sent, apply)
 }
 
 // refuse refuses a target that must not be written to; old is the head of the journal in force, nil without one.
@@ -102,8 +102,8 @@ func (o *storeOutput) refuse(old *progress.Head) error {
 	case len(o.lines) == 0 && len(o.partials) > 0:
 		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
 			text.Quote(o.store.Path(o.partial)))
-	case old != nil && !o.startOver && (old.Plan != o.head.Plan || old.Key != o.head.Key):
-		return refuseUnfinished(old, &o.head, o.dst, o.store.Path(o.partial))
+	case old != nil && !o.StartOver && (old.Plan != o.head.Plan || old.Key != o.head.Key):
+		return refuseUnfinished(old, &o.head, o.Path, o.store.Path(o.partial))
 	case o.replaces:
 		return o.unchanged()
 	}
@@ -223,32 +223,32 @@ func (o *storeOutput) hasTensor(i int) bool {
 // checkInTheWay refuses a target that holds other files than those named own, unless it is an older output to be
 // replaced.
 func (o *storeOutput) checkInTheWay(own []string) error {
-	_, finished := o.objects[o.manifestName()]
-	if o.replaces = o.overwrite && len(own) == 0 && finished; o.replaces {
-		return o.checkReplaceable()
+	_, finished := o.objects[o.ManifestName()]
+	if o.replaces = o.Overwrite && len(own) == 0 && finished; o.replaces {
+		return o.CheckReplaceable()
 	}
 	names := slices.Sorted(maps.Keys(o.objects))
 	i := slices.IndexFunc(names, func(name string) bool { return !slices.Contains(own, name) })
 	switch {
 	case i < 0:
 		return nil
-	case !o.overwrite && len(own) == 0 && o.checkReplaceable() == nil:
-		return o.isAnother("--overwrite replaces it")
-	case o.overwrite:
-		return o.checkReplaceable()
-	case o.isFile():
+	case !o.Overwrite && len(own) == 0 && o.CheckReplaceable() == nil:
+		return o.AnotherOutput("--overwrite replaces it")
+	case o.Overwrite:
+		return o.CheckReplaceable()
+	case o.IsFile():
 		return fmt.Errorf("%s exists already", text.Quote(names[i]))
 	}
 	return fmt.Errorf("the place is not empty: it holds %s", text.Quote(names[i]))
 }
 
-// checkReplaceable demands a readable manifest that lists all objects.
-func (o *storeOutput) checkReplaceable() error {
-	m, err := o.readManifest(nil)
+// CheckReplaceable demands a readable manifest that lists all objects.
+func (o *storeOutput) CheckReplaceable() error {
+	m, err := o.ReadManifest(nil)
 	if err != nil {
 		return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
 	}
-	listed := append(m.FileNames(), o.manifestName())
+	listed := append(m.FileNames(), o.ManifestName())
 	for _, name := range slices.Sorted(maps.Keys(o.objects)) {
 		if !slices.Contains(listed, name) {
 			return fmt.Errorf("cannot be overwritten: it holds %s, which its manifest does not list", text.Quote(name))
@@ -257,15 +257,16 @@ func (o *storeOutput) checkReplaceable() error {
 	return nil
 }
 
-// writeTile writes bytes of a tensor, after the header of its file.
-func (o *storeOutput) writeTile(file int, tile []byte, at int64) error {
+// WriteTile writes bytes of a tensor, after the header of its file.
+func (o *storeOutput) WriteTile(file int, tile []byte, at int64) error {
 	if err := o.uploads[file].header(); err != nil {
 		return err
 	}
 	return o.uploads[file].WriteAt(tile, at)
 }
 
-func (o *storeOutput) readTile(file int, tile []byte, at int64) error {
+// ReadTile reads a run of bytes of a complete file.
+func (o *storeOutput) ReadTile(file int, tile []byte, at int64) error {
 	n, err := o.data[file].ReadAt(tile, at)
 	if n == len(tile) {
 		return nil
@@ -273,11 +274,11 @@ func (o *storeOutput) readTile(file int, tile []byte, at int64) error {
 	return err
 }
 
-// start reports that nothing is readable yet: nobody can read the parts of an unfinished upload.
-func (o *storeOutput) start() (readable bool, err error) { return false, nil }
+// Start reports that nothing is readable yet: nobody can read the parts of an unfinished upload.
+func (o *storeOutput) Start() (readable bool, err error) { return false, nil }
 
-// completeFiles completes all files, after all tensors were written and recorded, and opens them to be read.
-func (o *storeOutput) completeFiles() error {
+// CompleteFiles completes all files, after all tensors were written and recorded, and opens them to be read.
+func (o *storeOutput) CompleteFiles() error {
 	if o.data != nil {
 		return nil
 	}
@@ -300,7 +301,7 @@ func (o *storeOutput) completeFiles() error {
 	for i, f := range o.plan.Files {
 		x := o.partials[f.Name]
 		if o.etags[i] = x.ETag; x.Size != f.Size {
-			return fmt.Errorf("%s: has %s, not %s: the store did not keep what was sent", text.Quote(o.path(i)),
+			return fmt.Errorf("%s: has %s, not %s: the store did not keep what was sent", text.Quote(o.PathOf(i)),
 				text.ExactBytes(x.Size), text.ExactBytes(f.Size))
 		}
 	}
@@ -329,23 +330,25 @@ func (o *storeOutput) openData(dir source.Dir, prefix string) error {
 	return nil
 }
 
-func (o *storeOutput) openFinished() error {
-	dir, err := o.files()
+// OpenFinished opens the weight files in the target.
+func (o *storeOutput) OpenFinished() error {
+	dir, err := o.Files()
 	if err != nil {
 		return err
 	}
 	return o.openData(dir, "")
 }
 
-func (o *storeOutput) close() {
+// Close closes the files that are read.
+func (o *storeOutput) Close() {
 	for _, d := range o.data {
 		d.Close()
 	}
 	o.data = nil
 }
 
-// record writes the progress of tensors whose parts are all sent into the journal. What is known of the others waits.
-func (o *storeOutput) record(n progress.Unrecorded) error {
+// Record writes the progress of tensors whose parts are all sent into the journal. What is known of the others waits.
+func (o *storeOutput) Record(n progress.Unrecorded) error {
 	for _, r := range n.Lines {
 		t := &o.plan.Tensors[r.Tensor]
 		if r.Done == t.Bytes() || o.uploads == nil || o.uploads[t.File] == nil {
@@ -365,8 +368,8 @@ func (o *storeOutput) record(n progress.Unrecorded) error {
 	return o.appendLines(lines...)
 }
 
-// leftovers returns the place of unfinished files.
-func (o *storeOutput) leftovers() (dir string, bytes int64) {
+// Leftovers returns the place of unfinished files.
+func (o *storeOutput) Leftovers() (dir string, bytes int64) {
 	for i, f := range o.plan.Files {
 		if o.uploads == nil || o.uploads[i] == nil {
 			bytes += f.Size
@@ -380,8 +383,8 @@ func (o *storeOutput) leftovers() (dir string, bytes int64) {
 	return o.store.Path(o.partial), bytes
 }
 
-// commit writes the files without weights beside the others.
-func (o *storeOutput) commit(content func(name string) func(io.Writer) error) (replaced bool, err error) {
+// Commit writes the files without weights beside the others.
+func (o *storeOutput) Commit(content func(name string) func(io.Writer) error) (replaced bool, err error) {
 	for _, name := range o.plan.FinishOrder() {
 		if write := content(name); write != nil {
 			if err := o.store.Write(o.partial+name, write); err != nil {
@@ -402,7 +405,7 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) (r
 	}
 	for i, f := range o.plan.Files {
 		if o.partials[f.Name].ETag != o.etags[i] {
-			return false, fmt.Errorf("%s: was replaced since it was completed", text.Quote(o.path(i)))
+			return false, fmt.Errorf("%s: was replaced since it was completed", text.Quote(o.PathOf(i)))
 		}
 	}
 	o.published = o.plan.FinishOrder()
@@ -415,12 +418,13 @@ func (o *storeOutput) commit(content func(name string) func(io.Writer) error) (r
 	return o.replaces, o.publish()
 }
 
-func (o *storeOutput) replaceManifest(write func(io.Writer) error) error {
-	return o.store.Write(o.manifestName(), write)
+// ReplaceManifest writes the manifest object anew.
+func (o *storeOutput) ReplaceManifest(write func(io.Writer) error) error {
+	return o.store.Write(o.ManifestName(), write)
 }
 
-// removeOrphan removes what a run left that died after the output got its name.
-func (o *storeOutput) removeOrphan() error {
+// RemoveOrphan removes what a run left that died after the output got its name.
+func (o *storeOutput) RemoveOrphan() error {
 	if err := o.refresh(); err != nil || len(o.lines) == 0 {
 		return err
 	}
