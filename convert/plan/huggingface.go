@@ -69,7 +69,8 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 		c.note("%s are converted too", beside)
 	}
 	for i := range a.outputs {
-		if out := &a.outputs[i]; table.InModel(out.Name) {
+		out := &a.outputs[i]
+		if out.renamed(c.kept); table.InModel(out.Name) {
 			out.Name = written.Prefix() + out.Name
 		}
 	}
@@ -132,7 +133,7 @@ type fusedGroup struct {
 // part.
 func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 	f, index := w.Fused()
-	name, experts := w.FusedName(), a.src.Config.NRoutedExperts
+	name, experts := w.FusedName(), a.experts(w.Layer)
 	g, seen := a.groups[name]
 	if !seen {
 		g = fusedGroup{len(a.outputs), w}
@@ -140,7 +141,8 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 		a.outputs = append(a.outputs, output{Info: tensor.Info{Name: name},
 			parts: make([]*weights.Weight, experts*len(f.Roles))})
 	}
-	if w.Expert >= experts {
+	expert, _ := a.kept.Renumber(w.Layer, w.Expert)
+	if expert >= experts {
 		a.problem(w.Name, "cannot be fused: config says %d experts", experts)
 		return
 	}
@@ -149,7 +151,15 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 		a.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, text.Quote(name), out.DType)
 	}
 	out.DType = to
-	out.parts[w.Expert*len(f.Roles)+index] = w
+	out.parts[expert*len(f.Roles)+index] = w
+}
+
+// experts returns the number of routed experts that a layer of the output has.
+func (c *conversion) experts(layer int) int {
+	if kept, pruned := c.kept[layer]; pruned {
+		return len(kept)
+	}
+	return c.src.Config.NRoutedExperts
 }
 
 // fuseGroups completes the fused tensors.
@@ -166,7 +176,7 @@ func (a *arrangement) fuseGroups() {
 			a.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(a.partName(g.first, absent)))
 			continue
 		}
-		shape, err := fusedShape(out.parts, a.src.Config.NRoutedExperts)
+		shape, err := fusedShape(out.parts, a.experts(g.first.Layer))
 		if err != nil {
 			a.problem(out.Name, "%v", err)
 			continue
@@ -189,7 +199,7 @@ func (a *arrangement) fuseGroups() {
 func (c *conversion) partName(w *weights.Weight, i int) string {
 	f, _ := w.Fused()
 	n := len(f.Roles)
-	return table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part
+	return c.kept.Larger(table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part)
 }
 
 // checkReaders warns of readers that cannot read fused tensors such as first: only
