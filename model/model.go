@@ -147,6 +147,8 @@ type DeepseekMoE struct {
 type MoEGate struct {
 	Weight               Weight // [n_routed_experts, hidden_size]
 	EScoreCorrectionBias Weight // [n_routed_experts]
+	// Mask is added to the logits, and to the scores that experts are chosen by [n_routed_experts]; see Keep.
+	Mask Weight
 }
 
 // DeepseekRMSNorm is weight · x / sqrt(mean(x²) + eps).

@@ -55,10 +55,8 @@ func newConvert() *cobra.Command {
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
 DST is complete and compared with SRC, or absent; the same command continues a run.
-
 dsmoe help conversions: guarantees, types, GGUF, parts; dsmoe help checkpoints: SRC`,
-		Example: `  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
-  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
+		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}
@@ -145,7 +143,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}
-	o, err := f.options(args, settings)
+	o, err := f.options(cmd, args, settings)
 	if err != nil {
 		return err
 	}
@@ -175,8 +173,8 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 }
 
 // options turns the flags into those of the library, without the importance matrix.
-func (f *convertFlags) options(args []string, s convert.Settings) (convert.Options, error) {
-	prune, err := f.prune.read()
+func (f *convertFlags) options(cmd *cobra.Command, args []string, s convert.Settings) (convert.Options, error) {
+	prune, err := f.prune.read(cmd)
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
 		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), AllowFP8Fused: f.allowFP8Fused,
 		MaxShardBytes: f.shard,

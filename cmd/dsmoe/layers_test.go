@@ -51,7 +51,7 @@ func TestLayers(t *testing.T) {
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/verifytest": {}, // for tests and scripts
-		"verify/diff":       {"model/weights", "model/table", "config", "model/tensor"},
+		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor"},

@@ -55,9 +55,9 @@ func (p Prune) Kept(c *config.Config) table.Kept {
 		if !c.IsMoE(l) {
 			continue
 		}
-		kept[l] = slices.Compact(slices.Sorted(slices.Values(p.Layers[l])))
+		kept[l] = []int{}
 		for e := range c.NRoutedExperts {
-			if p.Layers == nil && p.All.Has(e) {
+			if p.Layers == nil && p.All.Has(e) || slices.Contains(p.Layers[l], e) {
 				kept[l] = append(kept[l], e)
 			}
 		}
@@ -79,14 +79,14 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 	}
 	kept := p.Kept(c)
 	for _, l := range slices.Sorted(maps.Keys(p.Layers)) {
-		if kept[l] == nil {
+		if _, has := kept[l]; !has {
 			problems = append(problems, fmt.Sprintf("layer %d: has no routed experts", l))
 		}
 	}
 	faults, counts := map[string][]int{}, map[string][]int{}
 	for _, l := range layers {
 		if _, listed := p.Layers[l]; p.Layers != nil && !listed {
-			faults["its experts are not listed, and every layer with routed experts keeps as many"] = []int{l}
+			faults[notListed] = append(faults[notListed], l)
 			continue
 		}
 		groups, causes := groupsKept(c, kept[l])
@@ -103,6 +103,9 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 	}
 	return problems
 }
+
+// notListed is what is wrong with a layer without a list.
+const notListed = "no list of experts; each layer with routed experts has one, of the same length"
 
 // ofLayers returns what is said of layers, in the order of the first layers.
 func ofLayers(said map[string][]int, between string) (lines []string) {
@@ -147,10 +150,14 @@ func groupsKept(c *config.Config, experts []int) (groups string, causes []string
 		least = max(2, least)
 	}
 	each := slices.Sorted(maps.Values(counts))
-	if each[0] != each[n-1] || each[0] < least {
-		causes = append(causes, fmt.Sprintf("keeps %s experts of groups %s, but n_group has groups of equal size, here of "+
-			"at least %d: keep as many of each of these groups, a multiple of %d from %d to %d in all, or of fewer groups",
-			ranged(each), text.Ranges(slices.Sorted(maps.Keys(counts))), least, n, n*least, n*size))
+	switch {
+	case least > size:
+		causes = append(causes, fmt.Sprintf("%s of n_group %d hold too few experts for num_experts_per_tok %d: keep some of "+
+			"more groups", text.Plural(n, "group"), c.NGroup, c.NumExpertsPerTok))
+	case each[0] != each[n-1] || each[0] < least:
+		causes = append(causes, fmt.Sprintf("keeps %s experts per group, of %s: groups are of one size, here %d to %d; keep "+
+			"a multiple of %d from %d to %d, as many of each group, or drop whole groups", ranged(each),
+			text.Plural(n, "group"), least, size, n, n*least, n*size))
 	}
 	return " of " + text.Plural(n, "group"), causes
 }
@@ -185,16 +192,18 @@ func (c *conversion) checkPrune(s selection) {
 	}
 	unknown := map[int]bool{}
 	for _, w := range s.kept {
-		switch p := w.OwnerPlace(); {
-		case p.Expert < 0 && p.Module() != table.Router:
-		case c.kept[p.Layer] == nil:
+		p := w.OwnerPlace()
+		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
+		switch _, listed := c.kept[p.Layer]; {
+		case p.Expert < 0 && !router:
+		case !listed:
 			unknown[p.Layer] = true
-		case p.Expert < 0 && (!p.Role().CountsExperts() || w.IsScales() || w.Scaled()):
+		case router && (!p.Role().CountsExperts() || w.Part != "" || w.Scaled()):
 			c.problem(w.Name, "cannot be divided among the experts")
 		}
 	}
 	if len(unknown) > 0 {
-		c.problem("", "config.json does not imply the routed experts of layers %s: leave these out with --layers",
+		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",
 			text.Ranges(slices.Sorted(maps.Keys(unknown))))
 	}
 }

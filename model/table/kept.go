@@ -20,30 +20,31 @@ func (k Kept) Renumber(layer, expert int) (number int, kept bool) {
 
 // Smaller returns the smaller model's name of a weight or a stage of the larger model that is kept.
 func (k Kept) Smaller(name string) string {
-	return renamed(name, func(layer, expert int) int {
-		number, _ := k.Renumber(layer, expert)
-		return number
-	})
+	return k.renamed(name, func(experts []int, expert int) int { return slices.Index(experts, expert) })
 }
 
 // Larger returns the larger model's name of a weight or a stage of the smaller model.
 func (k Kept) Larger(name string) string {
-	return renamed(name, func(layer, expert int) int {
-		if experts := k[layer]; expert < len(experts) {
+	return k.renamed(name, func(experts []int, expert int) int {
+		if expert < len(experts) {
 			return experts[expert]
 		}
 		return expert
 	})
 }
 
-// renamed gives the routed expert in a name the number that f returns.
-func renamed(name string, f func(layer, expert int) int) string {
+// renamed gives the routed expert in a name the number that f returns, in a layer that is listed.
+func (k Kept) renamed(name string, f func(experts []int, expert int) int) string {
+	if len(k) == 0 {
+		return name
+	}
 	p := PlaceOf(nil, name)
-	if p.Expert < 0 {
+	experts, listed := k[p.Layer]
+	if !listed || p.Expert < 0 {
 		return name
 	}
 	begin, end, _ := expertAt(name)
-	return name[:begin] + strconv.Itoa(f(p.Layer, p.Expert)) + name[end:]
+	return name[:begin] + strconv.Itoa(f(experts, p.Expert)) + name[end:]
 }
 
 // Shape returns the smaller model's shape of a weight at a place of the larger model.
