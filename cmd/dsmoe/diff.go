@@ -38,9 +38,9 @@ a layer count as one module; --json lists every tensor. If the experts of a laye
 rows of its router, or gate_proj and up_proj only changed places, a line says so. With
 --exact, close tensors and other dtypes are differences too.
 
-With --keep-experts or --prune, as convert made B of A, both run on the same tokens, A with
-the logits and scores of all other experts at -inf, and every stage must be equal bit for
-bit. Experts that no token chose are named. A B with rounded weights is refused.`,
+With --keep-experts or --prune, as convert made B of A, both run on the same tokens, A
+with the logits and scores of all other experts at -inf. Every stage must be equal bit
+for bit. Experts that no token chose are named; a B with rounded weights is refused.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
   dsmoe diff --exact fixtures/v3/checkpoint fused`,
 		Args:        expect("A", "B"),

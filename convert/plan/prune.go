@@ -90,7 +90,7 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 			continue
 		}
 		groups, causes := groupsKept(c, kept[l])
-		for _, cause := range append(p.checkLayer(c, l), causes...) {
+		for _, cause := range append(p.checkLayer(c, l, len(kept[l])), causes...) {
 			faults[cause] = append(faults[cause], l)
 		}
 		count := text.Plural(len(kept[l]), "expert") + groups
@@ -119,8 +119,8 @@ func ofLayers(said map[string][]int, between string) (lines []string) {
 	return lines
 }
 
-// checkLayer returns what is wrong with the list of a layer.
-func (p Prune) checkLayer(c *config.Config, layer int) (causes []string) {
+// checkLayer returns what is wrong with the list of a layer, which keeps n experts.
+func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
 	list := slices.Sorted(slices.Values(p.Layers[layer]))
 	unique := slices.Compact(slices.Clone(list))
 	absent := slices.DeleteFunc(slices.Clone(unique), func(e int) bool { return e >= 0 && e < c.NRoutedExperts })
@@ -130,7 +130,7 @@ func (p Prune) checkLayer(c *config.Config, layer int) (causes []string) {
 	if len(unique) < len(list) {
 		causes = append(causes, "lists an expert twice")
 	}
-	if n := len(p.Kept(c)[layer]); n < c.NumExpertsPerTok {
+	if n < c.NumExpertsPerTok {
 		causes = append(causes, fmt.Sprintf("%s, but a token chooses num_experts_per_tok %d", text.Plural(n, "expert"),
 			c.NumExpertsPerTok))
 	}
