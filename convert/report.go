@@ -35,6 +35,7 @@ type Report struct {
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
 	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation
+	Exact      int                 `json:"exact"`            // tensors whose elements were all found to be finite and the source's values
 	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that changed or are not finite
 	Notes      []string            `json:"notes"`            // for the user
 }
@@ -46,6 +47,7 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
+	r.Exact = countExact(p, done.Lost)
 	for _, f := range p.Files {
 		r.Files = append(r.Files, f.Name)
 	}
@@ -60,6 +62,20 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		r.Lost = []engine.LostTensor{}
 	}
 	return r
+}
+
+// countExact counts the tensors of which every element was counted, and is finite and the source's value.
+func countExact(p *plan.Plan, lost []engine.LostTensor) (n int) {
+	lossy := map[string]bool{}
+	for i := range lost {
+		lossy[lost[i].Name] = !lost[i].Exact()
+	}
+	for i := range p.Tensors {
+		if t := &p.Tensors[i]; t.Counted() && !lossy[t.Name] {
+			n++
+		}
+	}
+	return n
 }
 
 // WriteText writes the report, one finding per line.
@@ -94,6 +110,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "dropped: %s\n", text.Plural(r.Dropped, "tensor"))
 	}
 	plan.WriteMissing(&b, r.Missing)
+	if r.Exact+len(r.Lost) > 0 { // not of synth
+		fmt.Fprintf(&b, "exact: %d of %s\n", r.Exact, text.Plural(r.Tensors, "tensor"))
+	}
 	r.writeLost(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)

@@ -280,9 +280,11 @@ type DeepseekMoE struct {
 // moves the choice of experts but not their weights. In the first layers of DeepSeek-V4 a table
 // chooses the experts of each token id.
 type MoEGate struct {
-	Weight               Weight  // [n_routed_experts, hidden_size]
-	EScoreCorrectionBias Weight  // [n_routed_experts]
-	TID2EID              *Weight // [vocab_size, num_experts_per_tok], experts of each token id; nil without
+	Weight               Weight // [n_routed_experts, hidden_size]
+	EScoreCorrectionBias Weight // [n_routed_experts]
+	// Mask is added to the logits, and to the scores that experts are chosen by [n_routed_experts]; see Keep.
+	Mask    Weight
+	TID2EID *Weight // [vocab_size, num_experts_per_tok], experts of each token id; nil without
 }
 
 // DeepseekRMSNorm is weight · x / sqrt(mean(x²) + eps).

@@ -1,10 +1,13 @@
 package model
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/config"
+	"dsmoe/model/tensor"
 )
 
 // moe is the mixture of experts of layer l, mirroring DeepseekMoE.forward:
@@ -112,8 +115,7 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 		x = p.Float32(x)
 	}
 	logits := p.stage(name+".logits", p.Linear(x, &Linear{Weight: g.Weight}))
-	scores := p.gateScores(logits)
-	choice := p.choose(g, scores)
+	scores, choice := p.choose(g, logits)
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}
@@ -136,21 +138,49 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	return choice.Idx, weight
 }
 
-// choose returns a gate's choice of experts.
-func (p *pass[V]) choose(g *MoEGate, scores V) *Choice[V] {
-	if g.TID2EID == nil {
-		choice := p.choice(g, scores)
-		choice.Idx = p.TopK(choice.Scores, p.config.NumExpertsPerTok)
-		return choice
+// Keep has the gate choose as if it had the rows of these experts, of n, alone: the logits and the scores of the others
+// are -inf.
+func (g *MoEGate) Keep(experts []int, n int) {
+	g.Mask = Weight{Name: "mask", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{n}}}
+	for e := range n {
+		bits := uint32(0)
+		if !slices.Contains(experts, e) {
+			bits = math.Float32bits(float32(math.Inf(-1)))
+		}
+		g.Mask.Data = binary.LittleEndian.AppendUint32(g.Mask.Data, bits)
 	}
-	idx := p.TableExperts(scores, g.TID2EID, p.in.InputIDs)
+}
+
+// masked adds the gate's mask.
+func (p *pass[V]) masked(g *MoEGate, scores V) V {
+	if g.Mask.Name == "" {
+		return scores
+	}
+	return p.AddBias(scores, &g.Mask)
+}
+
+// choose returns the scores of a gate's logits, and its choice.
+func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
+	scores = p.gateScores(p.masked(g, logits))
+	if g.TID2EID != nil {
+		return scores, p.fromTable(g.TID2EID, scores)
+	}
+	choice = p.choice(g, p.masked(g, scores))
+	choice.Scores = p.masked(g, choice.Scores) // scores of groups that are not chosen may have become 0
+	choice.Idx = p.TopK(choice.Scores, p.config.NumExpertsPerTok)
+	return scores, choice
+}
+
+// fromTable returns the experts that a table has for the token ids.
+func (p *pass[V]) fromTable(table *Weight, scores V) *Choice[V] {
+	idx := p.TableExperts(scores, table, p.in.InputIDs)
 	for i, e := range idx {
 		if n := p.config.NRoutedExperts; e < 0 || e >= n {
 			token := p.in.InputIDs[i/p.config.NumExpertsPerTok]
-			p.stopIf(fmt.Errorf("%s: token %d: expert %d is not one of %d", g.TID2EID.Name, token, e, n))
+			p.stopIf(fmt.Errorf("%s: token %d: expert %d is not one of %d", table.Name, token, e, n))
 		}
 	}
-	return &Choice[V]{Scores: scores, Idx: idx, Table: g.TID2EID}
+	return &Choice[V]{Scores: scores, Idx: idx, Table: table}
 }
 
 // gateScores returns the scores of a gate's logits.
@@ -199,10 +229,13 @@ func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
 }
 
 // Choose returns the choice of a gate with these logits [tokens, n_routed_experts] under c, in
-// the logits' dtype. Of g it uses only the bias, and only with noaux_tc.
+// the logits' dtype. Of g it uses only the mask and, with noaux_tc, the bias.
 func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activation] {
 	p := &pass[*Activation]{Arithmetic: NewPlain(Options{DType: logits.DType, Parallelism: 1}), config: c}
-	return p.choose(&MoEGate{EScoreCorrectionBias: g.EScoreCorrectionBias}, p.gateScores(logits))
+	scored := *g
+	scored.TID2EID = nil
+	_, choice := p.choose(&scored, logits)
+	return choice
 }
 
 // probe runs the experts of layer l that Options.Probes lists on rows of x [tokens,

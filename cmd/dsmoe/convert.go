@@ -26,6 +26,7 @@ type convertFlags struct {
 	names         choice
 	shard         int64
 	layers        plan.Layers
+	prune         pruneFlags
 	include       []string
 	exclude       []string
 	noMTP         bool
@@ -56,8 +57,7 @@ func newConvert() *cobra.Command {
 		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
 DST is complete and compared with SRC, or absent; the same command continues a run.
 dsmoe help conversions: guarantees, types, GGUF, parts; dsmoe help checkpoints: SRC`,
-		Example: `  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
-  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
+		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}
@@ -80,6 +80,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(shardFlag(&f.shard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(spansFlag(&f.layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
+	f.prune.add(cmd)
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
@@ -144,7 +145,10 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}
-	o := f.options(args, settings)
+	o, err := f.options(cmd, args, settings)
+	if err != nil {
+		return err
+	}
 	src, err := checkpoint.OpenPart(args[0], o.Needed)
 	if err != nil {
 		return err
@@ -171,16 +175,17 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 }
 
 // options turns the flags into those of the library, without the importance matrix.
-func (f *convertFlags) options(args []string, s convert.Settings) convert.Options {
+func (f *convertFlags) options(cmd *cobra.Command, args []string, s convert.Settings) (convert.Options, error) {
+	prune, err := f.prune.read(cmd)
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
 		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), Names: f.names.value, AllowFP8Fused: f.allowFP8Fused,
 		MaxShardBytes: f.shard,
-		Layers:        f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
+		Layers:        f.layers, Prune: prune, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.value}}
 	if len(args) > 1 {
 		o.Options = o.Into(args[1])
 	}
-	return o
+	return o, err
 }
 
 // convert plans or converts.

@@ -2,12 +2,19 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/plan"
+	"dsmoe/model"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 	"dsmoe/verify/diff"
 )
 
@@ -29,7 +36,11 @@ difference and its place, the largest number of steps between two values of the 
 Weights that were only cast share a line for each pair of dtypes, in which the experts of
 a layer count as one module; --json lists every tensor. If the experts of a layer, the
 rows of its router, or gate_proj and up_proj only changed places, a line says so. With
---exact, close tensors and other dtypes are differences too.`,
+--exact, close tensors and other dtypes are differences too.
+
+With --keep-experts or --prune, as convert made B of A, both run on the same tokens, A
+with the logits and scores of all other experts at -inf. Every stage must be equal bit
+for bit. Experts that no token chose are named; a B with rounded weights is refused.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
   dsmoe diff --exact fixtures/v3/checkpoint fused`,
 		Args:        expect("A", "B"),
@@ -38,7 +49,32 @@ rows of its router, or gate_proj and up_proj only changed places, a line says so
 	asJSON := jsonFlag(cmd)
 	var o diff.Options
 	cmd.Flags().BoolVar(&o.Exact, "exact", false, "take another dtype, and values that are only close, for a difference")
+	var prune pruneFlags
+	prune.add(cmd)
+	in := routingFlags{random: tokenBatch{4, 32}}
+	flags := cmd.Flags()
+	flags.StringVar(&in.tokens, "tokens", "", "`file` of token ids to run on")
+	flags.Var(batchFlag(&in.random), "random", "random tokens to run on: `BxT`, such as 2x17")
+	numberFlag(flags, &in.seed, "seed", "", "seed of --random")
+	cmd.MarkFlagsMutuallyExclusive("tokens", "random")
+	cmd.MarkFlagsMutuallyExclusive("tokens", "seed")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch pruned := prune.given(cmd); {
+		case pruned && flags.Changed("exact"):
+			return misuse(cmd, "--exact compares weights: not with --keep-experts or --prune")
+		case pruned:
+			kept, err := prune.read(cmd)
+			if err != nil {
+				return err
+			}
+			r, err := comparePruned(cmd.Context(), args[0], args[1], kept, &in, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return answer(printReport(cmd, r, *asJSON), r.Same())
+		case flags.Changed("tokens") || flags.Changed("random") || flags.Changed("seed"):
+			return misuse(cmd, "--tokens, --random and --seed are for --keep-experts or --prune")
+		}
 		r, err := compareWeights(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
 			return err
@@ -81,6 +117,64 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	}
 	r.A, r.B = left.Path, right.Path
 	return r, nil
+}
+
+// comparePruned runs the larger model at path a and the smaller at path b.
+func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *routingFlags,
+	stderr io.Writer) (*diff.PrunedReport, error) {
+	large, err := checkpoint.Open(a)
+	if err != nil {
+		return nil, err
+	}
+	defer large.Close()
+	small, err := checkpoint.Open(b)
+	if err != nil {
+		return nil, err
+	}
+	defer small.Close()
+	x, err := runnable(large, large.Config.Reference)
+	if err != nil {
+		return nil, err
+	}
+	y, err := runnable(small, large.Config.Reference)
+	if err != nil {
+		return nil, err
+	}
+	kept := prune.Kept(large.Config)
+	maps.DeleteFunc(kept, func(l int, _ []int) bool { return l >= len(y.Model.Model.Layers)+y.Model.PredictionLayers() })
+	var problems []checkpoint.Problem
+	for _, cause := range prune.Check(large.Config, slices.Sorted(maps.Keys(kept))) {
+		problems = append(problems, checkpoint.Problem{Cause: cause})
+	}
+	if problems != nil {
+		return nil, &checkpoint.Error{Path: large.Path, Problems: problems}
+	}
+	in, err := tokens.input(min(large.Config.VocabSize, small.Config.VocabSize))
+	if err != nil {
+		return nil, err
+	}
+	progress := bar{w: stderr, things: true}
+	defer progress.remove()
+	r, err := diff.Pruned(ctx, x, y, kept, in, func(done, total int) { progress.set("running", int64(done), int64(total)) })
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(b), err)
+	}
+	r.A, r.B = large.Path, small.Path
+	return r, nil
+}
+
+// runnable loads a model that follows the rules of a reference.
+func runnable(c *checkpoint.Checkpoint, reference config.Reference) (r diff.Runnable, err error) {
+	r.Pages = c
+	rules, err := c.Config.As(reference)
+	if err == nil {
+		r.Model, err = model.Load(rules, c)
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", text.Quote(c.Path), err)
+	}
+	r.Weights, err = orderedWeights(c)
+	return r, err
 }
 
 // sideOf is a checkpoint seen per expert, in the order of the model.

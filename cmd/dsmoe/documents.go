@@ -34,6 +34,7 @@ func documentKinds() []documentKind {
 		{"dsmoe.convert.plan/1", reflect.TypeFor[*plan.Plan]()},
 		{"dsmoe.convert.check/1", reflect.TypeFor[*convert.CheckReport]()},
 		{"dsmoe.diff/1", reflect.TypeFor[*diff.Report]()},
+		{"dsmoe.diff.pruned/1", reflect.TypeFor[*diff.PrunedReport]()},
 		{"dsmoe.synth/1", reflect.TypeFor[*synthesised]()},
 		{"dsmoe.demo/1", reflect.TypeFor[*demo]()},
 		{"dsmoe.version/1", reflect.TypeFor[*build]()},

@@ -27,7 +27,9 @@ func TestLayers(t *testing.T) {
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
 
 		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
-		"convert/internal/engine":   {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
+		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
+		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest"},
+		"convert/internal/progress": {"convert/plan", "convert/internal/disk", "model/tensor"},
 		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/digest", "model/tensor"},
 		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
 		"convert/operation":         {"model/tensor"},
@@ -49,7 +51,7 @@ func TestLayers(t *testing.T) {
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/verifytest": {}, // for tests and scripts
-		"verify/diff":       {"model/weights", "model/table", "config", "model/tensor"},
+		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor"},

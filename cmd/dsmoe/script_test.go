@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,6 +68,7 @@ func scriptCommands(c *schemaChecker) map[string]func(ts *testscript.TestScript,
 		"cut":      cutCommand,
 		"swap":     swapCommand,
 		"poke":     pokeCommand,
+		"rotate":   rotateCommand,
 		"imatrix":  imatrixCommand,
 		"hub":      hubCommand,
 		"store":    storeCommand,
@@ -254,6 +256,19 @@ func swapCommand(ts *testscript.TestScript, neg bool, args []string) {
 	held := bytes.Clone(a)
 	copy(a, b)
 	copy(b, held)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), data, 0o666))
+}
+
+// rotate FILE TENSOR BYTES moves the first bytes of a tensor's data, such as a row, behind the last.
+func rotateCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: rotate FILE TENSOR BYTES")
+	}
+	data := []byte(ts.ReadFile(args[0]))
+	n, err := strconv.Atoi(args[2])
+	ts.Check(err)
+	rows := tensorData(ts, args[0], data, args[1])
+	copy(rows, slices.Concat(rows[n:], rows[:n]))
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), data, 0o666))
 }
 

@@ -14,29 +14,21 @@ import (
 
 // consumes is Dialect.Consumes.
 func consumes(file string) bool {
-	return slices.Contains([]string{tokenizerName, settingsName, templateName, templateJSON, templatesDir,
+	return slices.Contains([]string{tokenizerName, tiktokenName, settingsName, templateName, templateJSON, templatesDir,
 		samplingName}, file)
 }
 
 // putTokenizer writes the tokenizer. Without one, the model takes numbers of tokens.
 func (w *keyWriter) putTokenizer(d format.Description) (notes []string, err error) {
-	var t tokenizer
-	found, err := false, error(nil)
-	if !d.NoVocab {
-		found, err = readJSON(d, tokenizerName, &t)
-	}
+	t, settings, err := readTokenizer(d)
 	if err != nil {
 		return nil, err
 	}
-	if !found {
+	if t == nil {
 		w.put("tokenizer.ggml.model", "none")
 		return w.unnamed(d)
 	}
-	settings := map[string]json.RawMessage{}
-	if _, err := readJSON(d, settingsName, &settings); err != nil {
-		return nil, err
-	}
-	pre, notes, err := t.pre(d.Pre)
+	pre, notes, err := t.pre(d.Pre, d.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -53,9 +45,28 @@ func (w *keyWriter) putTokenizer(d format.Description) (notes []string, err erro
 		merges[i] = string(m)
 	}
 	w.put("tokenizer.ggml.merges", merges)
-	notes = slices.Concat([]string{"the vocabulary comes from tokenizer.json"}, notes, w.meanings(d, &t, settings, tokens))
+	notes = slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens))
 	templateNotes, err := w.templates(d, settings)
 	return append(notes, templateNotes...), err
+}
+
+// readTokenizer reads the vocabulary and tokenizer_config.json; nil if there is none, or none is to be written.
+func readTokenizer(d format.Description) (t *tokenizer, settings map[string]json.RawMessage, err error) {
+	if d.NoVocab {
+		return nil, nil, nil
+	}
+	t, settings = &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
+	found, err := readJSON(d, tokenizerName, t)
+	if err == nil {
+		_, err = readJSON(d, settingsName, &settings)
+	}
+	if err == nil && !found {
+		found, err = t.readTiktoken(d, settings)
+	}
+	if err != nil || !found {
+		return nil, nil, err
+	}
+	return t, settings, nil
 }
 
 // unnamed explains why a file has no vocabulary.
@@ -121,6 +132,17 @@ func (t *tokenizer) meaningsOf(settings map[string]json.RawMessage) *meanings {
 		m.configure(name, settings["add_"+name+"_token"], bytes && name != "sep")
 	}
 	return m
+}
+
+// ofGLM gives the names without a token, in config.json too, those of _set_vocab_glm of llama.cpp's converter.
+func (m *meanings) ofGLM(t *tokenizer, ids map[string]json.RawMessage) {
+	for name, content := range map[string]string{"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>",
+		"eom": "<|observation|>"} {
+		var id int
+		if json.Unmarshal(ids[name+"_token_id"], &id) != nil && t.addedNumber(content) >= 0 {
+			m.replace(name, token{content: content})
+		}
+	}
 }
 
 // addable are the tokens that llama.cpp can add to texts.
@@ -226,6 +248,9 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 	tokens []string) (notes []string) {
 	m, ids := t.meaningsOf(settings), map[string]json.RawMessage{}
 	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
+	if isGLM(d.Config) {
+		m.ofGLM(t, ids)
+	}
 	for _, s := range specials {
 		named, known := m.tokens[s.name]
 		if !known {
@@ -254,8 +279,11 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 	return notes
 }
 
-// addedNumber returns the number of an added token; -1 if there is no such token.
+// addedNumber returns the number of an added token of tokenizer.json; -1 if there is no such token.
 func (t *tokenizer) addedNumber(content string) int {
+	if t.file == tiktokenName {
+		return -1
+	}
 	i := slices.IndexFunc(t.AddedTokens, func(a addedToken) bool { return a.Content == content })
 	if i < 0 || content == "" {
 		return -1

@@ -1,11 +1,12 @@
 package gguf
 
-// The vocabulary of a file to be written: tokenizer.json and tokenizer_config.json, as
-// _set_vocab_gpt2 of conversion/base.py and SpecialVocab of gguf-py read them.
+// The vocabulary of a file to be written: tokenizer.json or Kimi's tiktoken.model, and tokenizer_config.json, as
+// _set_vocab_gpt2 of conversion/base.py, DeepseekV2Model.set_vocab and SpecialVocab of gguf-py read them.
 
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/text"
 )
@@ -23,6 +25,7 @@ import (
 // The files of a tokenizer.
 const (
 	tokenizerName = "tokenizer.json"
+	tiktokenName  = "tiktoken.model" // of Kimi
 	settingsName  = "tokenizer_config.json"
 	templateName  = "chat_template.jinja"
 	templateJSON  = "chat_template.json"
@@ -47,6 +50,9 @@ var splits = map[string]string{
 	"3e41884740914736a01647a8d1d6426e0e5aed47b7fdb19dfb81d31e3653a502": "deepseek-v3",    // V3, R1
 }
 
+// glmSplit is the hash of the pattern of GLM's Split, which other models have under other names.
+const glmSplit = "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f"
+
 // tokenizer holds the parts of tokenizer.json that go into a file.
 type tokenizer struct {
 	AddedTokens  []addedToken `json:"added_tokens"`
@@ -65,6 +71,9 @@ type tokenizer struct {
 		Vocab  map[string]int `json:"vocab"`
 		Merges []merge        `json:"merges"`
 	} `json:"model"`
+
+	file string // it was read from
+	kimi bool   // it is Kimi's tiktoken.model
 }
 
 // addedToken is a token that tokenizers split off before the model sees a text.
@@ -121,27 +130,47 @@ func (m *merge) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// pre names the pre-tokenizer, as tokenizer.json has it, or as asked for if its patterns are
-// unknown.
-func (t *tokenizer) pre(asked string) (name string, notes []string, err error) {
-	if t.Model.Type != "BPE" {
-		return "", nil, &format.Error{File: tokenizerName,
-			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)), Hint: noVocabHint}
+// known returns llama.cpp's name of the pre-tokenizer, "" if its patterns are unknown, and whether it reads bytes.
+func (t *tokenizer) known(c *config.Config) (name string, bytes bool) {
+	if t.file == tiktokenName {
+		return map[bool]string{true: "kimi-k2"}[t.kimi], true
 	}
-	h, bytes := sha256.New(), t.PreTokenizer.Type == byteLevel
+	h := sha256.New()
+	bytes = t.PreTokenizer.Type == byteLevel
 	for _, p := range t.PreTokenizer.PreTokenizers {
 		if p.Type == "Split" {
 			io.WriteString(h, p.Pattern.Regex)
 		}
 		bytes = bytes || p.Type == byteLevel
 	}
-	name, known := splits[hex.EncodeToString(h.Sum(nil))]
+	hash := hex.EncodeToString(h.Sum(nil))
+	if hash == glmSplit && isGLM(c) {
+		return "glm4", bytes
+	}
+	return splits[hash], bytes
+}
+
+// isGLM reports whether the model is one whose tokenizer _set_vocab_glm of llama.cpp's converter reads.
+func isGLM(c *config.Config) bool {
+	return c.ModelType == "glm4_moe_lite" || c.ModelType == "glm_moe_dsa"
+}
+
+// pre names the pre-tokenizer, as the file has it, or as asked for if its patterns are unknown.
+func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []string, err error) {
+	if t.Model.Type != "BPE" {
+		return "", nil, &format.Error{File: tokenizerName,
+			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)), Hint: noVocabHint}
+	}
+	name, bytes := t.known(c)
 	cause, hint := "", ""
 	switch {
-	case known && (asked == "" || asked == name):
+	case name != "" && (asked == "" || asked == name):
 		return name, nil, nil
-	case known:
+	case name != "":
 		cause, hint = "its pre_tokenizer is "+name+", and not "+text.Quote(asked), "leave out --pre"
+	case asked == "" && t.file == tiktokenName:
+		cause = "auto_map of tokenizer_config.json does not name tokenization_kimi: which pre-tokenizer it has is unknown"
+		hint = "--pre NAME names it as llama.cpp does; " + noVocabHint
 	case asked == "":
 		cause = "its pre_tokenizer is not deepseek-llm, deepseek-coder or deepseek-v3: llama.cpp would split texts otherwise"
 		hint = "--pre NAME names it as llama.cpp does; " + noVocabHint
@@ -149,15 +178,112 @@ func (t *tokenizer) pre(asked string) (name string, notes []string, err error) {
 		cause, hint = "its pre_tokenizer has no ByteLevel: llama.cpp's BPE reads texts as bytes", noVocabHint
 	default:
 		return asked, []string{"the pre-tokenizer's name " + text.Quote(asked) +
-			" is the user's: llama.cpp splits texts by it, and not by tokenizer.json"}, nil
+			" is the user's: llama.cpp splits texts by it, and not by " + t.file}, nil
 	}
-	return "", nil, &format.Error{File: tokenizerName, Cause: cause, Hint: hint}
+	return "", nil, &format.Error{File: t.file, Cause: cause, Hint: hint}
 }
 
 const (
 	byteLevel   = "ByteLevel"
 	noVocabHint = "--no-vocab writes the file without a vocabulary"
 )
+
+// reservedTokens is how many numbers behind those of tiktoken.model tokenization_kimi.py has special tokens for.
+const reservedTokens = 256
+
+// readTiktoken reads tiktoken.model: a line has base64 of a token's bytes and its number, which is its rank among
+// merges. The numbers behind are the special tokens of added_tokens_decoder, and reserved ones. It takes
+// added_tokens_decoder out of settings: whatever that says, all of them are special.
+func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.RawMessage) (found bool, err error) {
+	data, err := slurp(d, tiktokenName)
+	if data == nil || err != nil {
+		return false, err
+	}
+	t.file, t.kimi = tiktokenName, strings.Contains(string(settings["auto_map"]), "tokenization_kimi.")
+	t.Model.Type, t.Model.Vocab = "BPE", map[string]int{}
+	ranks := map[string]int{}
+	for line := range strings.Lines(string(data)) {
+		coded, rank, _ := strings.Cut(strings.TrimSpace(line), " ")
+		token, err := base64.StdEncoding.DecodeString(coded)
+		if line == "\n" {
+			continue
+		}
+		_, twice := ranks[string(token)]
+		if number, bad := strconv.Atoi(rank); twice || err != nil || bad != nil || len(token) == 0 || number != len(ranks) {
+			return false, &format.Error{File: tiktokenName, Cause: fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1)}
+		}
+		ranks[string(token)] = len(ranks)
+		t.Model.Vocab[spelled(string(token))] = len(ranks) - 1
+		if pair := parts(ranks, string(token)); len(pair) == 2 {
+			t.Model.Merges = append(t.Model.Merges, merge(spelled(pair[0])+" "+spelled(pair[1])))
+		}
+	}
+	return true, t.reserve(len(ranks), d.Config.VocabSize, settings)
+}
+
+// parts joins the bytes of a token of tiktoken.model, by rank, as far as tokens of a lower rank go: two parts are the
+// merge that makes the token.
+func parts(ranks map[string]int, token string) []string {
+	var all []string
+	for i := range len(token) {
+		all = append(all, token[i:i+1])
+	}
+	for {
+		first, least := -1, ranks[token]
+		for i := range len(all) - 1 {
+			if rank, known := ranks[all[i]+all[i+1]]; known && rank < least {
+				first, least = i, rank
+			}
+		}
+		if first < 0 {
+			return all
+		}
+		all = slices.Replace(all, first, first+2, all[first]+all[first+1])
+	}
+}
+
+// reserve adds the special tokens from number base on.
+func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage) error {
+	decoder, err := t.decoder(settings["added_tokens_decoder"])
+	delete(settings, "added_tokens_decoder")
+	if size > base+reservedTokens && err == nil {
+		err = &format.Error{File: tiktokenName, Cause: fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones",
+			base, size, reservedTokens), Hint: noVocabHint}
+	}
+	names := map[int]string{}
+	for _, a := range decoder {
+		names[a.ID] = a.Content
+	}
+	for id := base; id < size; id++ {
+		t.AddedTokens = append(t.AddedTokens, addedToken{id, cmp.Or(names[id], fmt.Sprintf("<|reserved_token_%d|>", id)), true})
+	}
+	return err
+}
+
+// byteLetters are the letters that vocabularies have for bytes: printable ones stand for themselves, others are
+// numbered from U+0100 on.
+var byteLetters = func() (letters [256]rune) {
+	next := rune(0x100)
+	for i := range rune(256) {
+		switch {
+		case '!' <= i && i <= '~', '¡' <= i && i <= '¬', '®' <= i:
+			letters[i] = i
+		default:
+			letters[i] = next
+			next++
+		}
+	}
+	return letters
+}()
+
+// spelled returns bytes as vocabularies have them.
+func spelled(bytes string) string {
+	var b strings.Builder
+	for i := range len(bytes) {
+		b.WriteRune(byteLetters[bytes[i]])
+	}
+	return b.String()
+}
 
 // numbering is tokens by number, with their types: 0 for a number without a token.
 type numbering struct {
@@ -196,12 +322,12 @@ func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (token
 	for _, token := range slices.SortedFunc(maps.Keys(t.Model.Vocab), func(a, b string) int {
 		return cmp.Or(t.Model.Vocab[a]-t.Model.Vocab[b], cmp.Compare(a, b))
 	}) {
-		if err := n.place(tokenizerName, t.Model.Vocab[token], token, normalToken); err != nil {
+		if err := n.place(t.file, t.Model.Vocab[token], token, normalToken); err != nil {
 			return nil, nil, err
 		}
 	}
 	for _, a := range t.AddedTokens {
-		if err := n.add(tokenizerName, a); err != nil {
+		if err := n.add(t.file, a); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -214,7 +340,7 @@ func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (token
 			n.tokens[id], n.types[id] = fmt.Sprintf("[PAD%d]", id), unusedToken
 		}
 		if first, twice := seen[n.tokens[id]]; twice {
-			return nil, nil, &format.Error{File: tokenizerName,
+			return nil, nil, &format.Error{File: t.file,
 				Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(n.tokens[id]), first,
 					id)}
 		}

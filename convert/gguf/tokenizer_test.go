@@ -1,8 +1,13 @@
 package gguf
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io/fs"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -142,5 +147,62 @@ func TestTokenizersThatAreRefused(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		var bad *format.Error
 		require.ErrorAs(t, err, &bad)
+	}
+}
+
+// TestTiktoken: Kimi's vocabulary and merges are those of tiktoken.model; the numbers behind are control tokens, whatever
+// added_tokens_decoder says, and config.json's number of a token comes first.
+func TestTiktoken(t *testing.T) {
+	of := func(lines, settings string) (map[string]value, []string, error) {
+		d := description(t, fstest.MapFS{tiktokenName: {Data: []byte(lines)}, settingsName: {Data: []byte(settings)}})
+		return describedAs(t, d)
+	}
+	const kimi = `"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null]}`
+	line := func(token string, number int) string {
+		return fmt.Sprintf("%s %d\n", base64.StdEncoding.EncodeToString([]byte(token)), number)
+	}
+	lines := line("a", 0) + line(" ", 1) + line("\xe4", 2) + line("\x00", 3) + line("aa", 4) + line(" aa", 5) + "\n" + line("aaaa", 6) + line("\xe4\x01", 7)
+	values, notes, err := of(lines, `{`+kimi+`, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "<p>",
+		"added_tokens_decoder": {"8": {"content": "<p>"}, "10": {"content": "[BOS]", "special": true}}}`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"the vocabulary comes from tiktoken.model"}, notes)
+	require.Equal(t, "kimi-k2", values["tokenizer.ggml.pre"].one)
+	require.Equal(t, []any{"a", "Ġ", "ä", "Ā", "aa", "Ġaa", "aaaa", "äā", "<p>", "<|reserved_token_9|>", "[BOS]", "<|reserved_token_11|>"}, values[tokensKey].many)
+	require.Equal(t, []any{"a a", "Ġ aa", "aa aa", "ä ā"}, values["tokenizer.ggml.merges"].many)
+	require.Equal(t, slices.Concat(slices.Repeat([]any{int64(1)}, 8), slices.Repeat([]any{int64(3)}, 4)), values["tokenizer.ggml.token_type"].many)
+	require.Equal(t, uint64(9), values["tokenizer.ggml.bos_token_id"].one, "config.json says so")
+	require.Equal(t, uint64(8), values["tokenizer.ggml.padding_token_id"].one)
+	for want, c := range map[string][2]string{
+		"auto_map of tokenizer_config.json does not name tokenization_kimi": {lines, `{}`},
+		"tiktoken.model: line 1 is not a new token and its number":          {"a", `{` + kimi + `}`},
+		"tiktoken.model: line 2 is not a new token and its number":          {line("a", 0) + line("a", 1), `{}`},
+		"tiktoken.model: line 3 is not a new token and its number":          {line("a", 0) + line("b", 1) + line("c", 3), `{}`},
+		"tiktoken.model: token ĀĀ has number 12, but vocab_size is 12":      {lines + line("b", 8) + line("c", 9) + line("d", 10) + line("e", 11) + line("\x00\x00", 12), `{` + kimi + `}`},
+		"added_tokens_decoder cannot be read":                               {lines, `{` + kimi + `, "added_tokens_decoder": 1}`},
+	} {
+		_, _, err := of(c[0], c[1])
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// TestGLM: GLM's pre-tokenizer has its name in its models alone, and its tokens the meanings that llama.cpp's converter gives them.
+func TestGLM(t *testing.T) {
+	added := []map[string]any{}
+	for i, content := range []string{"<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>"} {
+		added = append(added, map[string]any{"id": 1 + i, "content": content, "special": true})
+	}
+	pattern := `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	d := description(t, fstest.MapFS{tokenizerName: {Data: []byte(tokenizerJSON(t, []string{pattern}, map[string]int{"a": 0}, nil, added...))},
+		settingsName: {Data: []byte(`{"eos_token": "<|endoftext|>"}`)}})
+	_, _, err := describedAs(t, d)
+	require.ErrorContains(t, err, "its pre_tokenizer is not deepseek-llm")
+	published, err := os.ReadFile("../../fixtures/glm4-moe-lite/checkpoint/config.json")
+	require.NoError(t, err)
+	d.Config = configtest.Parse(t, strings.Replace(string(published), `"eos_token_id": 1`, `"unk_token_id": 7`, 1))
+	values, _, err := describedAs(t, d)
+	require.NoError(t, err)
+	require.Equal(t, "glm4", values["tokenizer.ggml.pre"].one)
+	for key, want := range map[string]any{"bos": uint64(0), "eos": uint64(1), "unknown": uint64(7), "eot": uint64(3), "eom": uint64(4)} {
+		require.Equal(t, want, values["tokenizer.ggml."+key+"_token_id"].one, key)
 	}
 }

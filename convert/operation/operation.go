@@ -34,6 +34,19 @@ type Operation interface {
 	Prove(out []byte, in Input) error
 }
 
+// Counts reports whether the losses that o counts are of every element that is not the source's value. They are not
+// where elements are made, and where products of codes and scales are quantised, in which products that F32
+// rounds do not show.
+func Counts(o Operation) bool {
+	switch o := o.(type) {
+	case Make, *Scales, *Encode:
+		return false
+	case *Quantise:
+		return o.Scaled == nil
+	}
+	return true
+}
+
 // Unit is the least number of elements that an operation works on.
 type Unit struct {
 	Elements int // of the source and of the output alike

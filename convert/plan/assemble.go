@@ -10,8 +10,10 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // The operations that arrange weights and their elements, as a plan names them.
@@ -24,7 +26,8 @@ const (
 // assembler fills in the segments of a conversion's tensors.
 type assembler struct {
 	src      *checkpoint.Checkpoint
-	segments []Segment // segments of all tensors, in order
+	kept     table.Kept // the conversion's
+	segments []Segment  // segments of all tensors, in order
 	// powersOfTwo is the conversion's.
 	powersOfTwo bool
 	sides       []Side // room for the sides of further segments
@@ -77,6 +80,11 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	}
 	if len(parts) == 1 {
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
+	}
+	if experts, pruned := a.kept[w.Layer]; pruned && w.Role().CountsExperts() {
+		if parts, err = rows(parts, experts, int64(w.Len()/w.Shape[0])); err != nil {
+			return err
+		}
 	}
 	first, from := int64(0), w.DType
 	if order != nil {
@@ -172,6 +180,18 @@ func (a *assembler) scalesSegment(w *weights.Weight, to tensor.DType) error {
 func run(part format.Part, first, n int64) format.Part {
 	part.First, part.N = part.First+first, n
 	return part
+}
+
+// rows returns the given rows, of width elements each, of a weight's one part.
+func rows(parts []format.Part, numbers []int, width int64) (runs []format.Part, err error) {
+	if len(parts) != 1 || parts[0].View != nil {
+		return nil, errors.New("is stored in an order of its own, and its rows cannot be taken apart: " +
+			"convert to safetensors first")
+	}
+	for first, last := range text.Runs(numbers) {
+		runs = append(runs, run(parts[0], int64(first)*width, int64(last-first+1)*width))
+	}
+	return runs, nil
 }
 
 // operation returns the one operation of its kind.

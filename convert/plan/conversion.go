@@ -35,7 +35,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := c.refused(err); err != nil {
 		return nil, err
 	}
-	p := &Plan{Format: c.format, Options: c.o.recorded(c.format), Missing: doc.missing, File: o.File,
+	p := &Plan{Format: c.format, Options: c.o.recorded(c.format, c.kept), Missing: doc.missing, File: o.File,
 		described: described, source: src.Memory()}
 	if p.Sources, err = c.sources(); err != nil {
 		return nil, err
@@ -47,6 +47,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := c.refused(err); err != nil {
 		return nil, err
 	}
+	c.noteKept()
 	p.Dropped, p.Notes = chosen.dropped+derived, c.notes
 	p.seal()
 	return p, nil
@@ -96,7 +97,7 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
-	a := assembler{src: c.src, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n),
+	a := assembler{src: c.src, kept: c.kept, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n),
 		operations: map[elementwise]operation.Operation{}}
 	for i := range p.Tensors {
 		if err := a.assemble(&p.Tensors[i], &outputs[sources[i]]); err != nil {

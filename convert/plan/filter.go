@@ -18,7 +18,8 @@ import (
 // filter decides which tensors are kept, and remembers what each glob did.
 type filter struct {
 	layers           Layers
-	decoder          int // limit of kept layers: the layers from here on predict further tokens
+	decoder          int        // limit of kept layers: the layers from here on predict further tokens
+	kept             table.Kept // routed experts; nil keeps all
 	include, exclude []string
 	matched          map[string]match
 	config           *config.Config
@@ -34,7 +35,8 @@ const (
 )
 
 func newFilter(c *config.Config, o Options) *filter {
-	f := &filter{layers: o.Layers, decoder: 1 << 30, include: o.Include, exclude: o.Exclude, matched: map[string]match{}, config: c}
+	f := &filter{layers: o.Layers, decoder: 1 << 30, kept: o.Prune.Kept(c), include: o.Include, exclude: o.Exclude,
+		matched: map[string]match{}, config: c}
 	if o.NoMTP {
 		f.decoder = c.NumHiddenLayers
 	}
@@ -44,19 +46,25 @@ func newFilter(c *config.Config, o Options) *filter {
 // Needed returns the stored tensors that a conversion with these options reads, of those in all: see
 // checkpoint.Need. It is nil unless the options select layers or tensors.
 func (o Options) Needed(c *config.Config, all weights.Headers) (map[string]bool, error) {
-	if c == nil || len(o.Layers)+len(o.Include)+len(o.Exclude) == 0 && !o.NoMTP {
+	if c == nil || len(o.Layers)+len(o.Include)+len(o.Exclude) == 0 && !o.NoMTP && !o.Prune.some() {
 		return nil, nil
 	}
 	if f, err := checkpoint.Written(o.Format); err == nil && f.Dialect != nil {
 		o.NoMTP = !o.MTP && (o.NoMTP || !f.Dialect.Predicts(c))
 	}
 	f := newFilter(c, o)
-	return weights.Holders(c, all, func(w *weights.Weight) bool { return f.keeps(w.Owner(), w.Layer) }), nil
+	return weights.Holders(c, all, func(w *weights.Weight) bool { return f.keeps(w.Owner(), w.Place) }), nil
 }
 
-// keeps decides about a weight of a layer, -1 outside the layers, by its per-expert name.
-func (f *filter) keeps(name string, layer int) bool {
-	in := layer < 0 || f.layers.Has(layer) && layer < f.decoder
+// hasLayer reports whether a layer is kept.
+func (f *filter) hasLayer(l int) bool { return f.layers.Has(l) && l < f.decoder }
+
+// keeps decides about a weight at a place by its per-expert name.
+func (f *filter) keeps(name string, p table.Place) bool {
+	in := p.Layer < 0 || f.hasLayer(p.Layer)
+	if _, kept := f.kept.Renumber(p.Layer, p.Expert); in && p.Expert >= 0 {
+		in = kept
+	}
 	included := f.match(f.include, name, in) || len(f.include) == 0
 	excluded := f.match(f.exclude, name, in && included)
 	return in && included && !excluded
@@ -102,7 +110,7 @@ func (c *conversion) choose() selection {
 	}
 	s := selection{filter: newFilter(c.src.Config, c.o), set: c.set}
 	for _, w := range c.set.Ordered(c.src.Config) {
-		if s.filter.keeps(w.Owner(), w.Layer) {
+		if s.filter.keeps(w.Owner(), w.Place) {
 			s.kept = append(s.kept, w)
 		} else {
 			s.dropped++
@@ -110,6 +118,7 @@ func (c *conversion) choose() selection {
 	}
 	c.checkLayers()
 	c.checkGlobs(s.filter)
+	c.checkPrune(s)
 	beyond := c.checkSlots(s)
 	if len(s.kept) == 0 && len(c.problems) == 0 {
 		c.problem("", "the filters leave no tensor")
@@ -158,7 +167,7 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 		}
 	}
 	for slot := range table.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
-		if !s.filter.keeps(slot.Name, slot.Layer) {
+		if !s.filter.keeps(slot.Name, slot.Place) {
 			continue
 		}
 		switch w := c.set.Find(slot.Name); {
@@ -178,8 +187,9 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 func (c *conversion) missing(written *config.Config, s selection) []Missing {
 	f := table.FamilyOf(written)
 	counts := map[table.Module]int{}
-	for slot := range f.Required(written, s.has) {
-		if !s.has(slot.Name) {
+	has := func(name string) bool { return s.has(c.kept.Larger(name)) }
+	for slot := range f.Required(written, has) {
+		if !has(slot.Name) {
 			module := slot.Module()
 			if slot.Layer >= written.NumHiddenLayers {
 				module = table.MTP
@@ -191,7 +201,7 @@ func (c *conversion) missing(written *config.Config, s selection) []Missing {
 	for _, module := range slices.Sorted(maps.Keys(counts)) {
 		all = append(all, Missing{string(module), counts[module]})
 	}
-	for _, n := range f.Notes(written, s.has) {
+	for _, n := range f.Notes(written, has) {
 		c.note("%s", n)
 	}
 	return all

@@ -45,7 +45,9 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 		if stored := f.stored(w.Stored, w.Shape); stored != nil {
 			others = append(others, output{Info: *stored, stored: stored, parts: chosen.kept[i : i+1]})
 		} else if !w.IsScales() {
-			infos = append(infos, w.Info)
+			out := output{Info: w.Info, parts: chosen.kept[i : i+1]}
+			out.renamed(c.kept)
+			infos = append(infos, out.Info)
 		}
 	}
 	arranged, wrong := f.Arrange(written, infos, c.o.kind())
@@ -62,7 +64,7 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 		x := &arranged[i]
 		out := output{parts: make([]*weights.Weight, len(x.Weights))}
 		for k, name := range x.Weights {
-			out.parts[k] = c.set.Find(name)
+			out.parts[k] = c.set.Find(c.kept.Larger(name))
 		}
 		dtype := tensor.Invalid
 		if out.stored = f.stored(x.Name, x.Shape); out.stored != nil {

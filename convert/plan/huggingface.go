@@ -74,6 +74,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 	}
 	for i := range a.outputs {
 		out := &a.outputs[i]
+		out.renamed(c.kept)
 		if naming != nil {
 			out.Name = naming.Of(c.src.Config, out.Name)
 		} else if table.InModel(out.Name) {
@@ -182,7 +183,7 @@ type fusedGroup struct {
 // part.
 func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 	f, index := w.Fused()
-	name, experts := w.FusedName(), a.src.Config.NRoutedExperts
+	name, experts := w.FusedName(), a.experts(w.Layer)
 	g, seen := a.groups[name]
 	if !seen {
 		g = fusedGroup{len(a.outputs), w}
@@ -190,7 +191,8 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 		a.outputs = append(a.outputs, output{Info: tensor.Info{Name: name},
 			parts: make([]*weights.Weight, experts*len(f.Roles))})
 	}
-	if w.Expert >= experts {
+	expert, _ := a.kept.Renumber(w.Layer, w.Expert)
+	if expert >= experts {
 		a.problem(w.Name, "cannot be fused: config says %d experts", experts)
 		return
 	}
@@ -199,7 +201,15 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 		a.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, text.Quote(name), out.DType)
 	}
 	out.DType = to
-	out.parts[w.Expert*len(f.Roles)+index] = w
+	out.parts[expert*len(f.Roles)+index] = w
+}
+
+// experts returns the number of routed experts that a layer of the output has.
+func (c *conversion) experts(layer int) int {
+	if kept, pruned := c.kept[layer]; pruned {
+		return len(kept)
+	}
+	return c.src.Config.NRoutedExperts
 }
 
 // fuseGroups completes the fused tensors.
@@ -216,7 +226,7 @@ func (a *arrangement) fuseGroups() {
 			a.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(a.partName(g.first, absent)))
 			continue
 		}
-		shape, err := fusedShape(out.parts, a.src.Config.NRoutedExperts)
+		shape, err := fusedShape(out.parts, a.experts(g.first.Layer))
 		if err != nil {
 			a.problem(out.Name, "%v", err)
 			continue
@@ -239,7 +249,7 @@ func (a *arrangement) fuseGroups() {
 func (c *conversion) partName(w *weights.Weight, i int) string {
 	f, _ := w.Fused()
 	n := len(f.Roles)
-	return table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part
+	return c.kept.Larger(table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part)
 }
 
 // checkReaders warns of readers that cannot read fused tensors such as first: only

@@ -28,7 +28,8 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 		if o.encodes() { // it may get scales
 			n, names = n+1, names+checkpoint.NameMemory(info.Name+tensor.FP8.Parts[0])
 		}
-		if !strings.HasPrefix(info.Name, "model.") { // probably a decoder's alone: its full name is a new string
+		// a decoder's alone, probably, or of an expert with another number: its name is a new string
+		if !strings.HasPrefix(info.Name, "model.") || o.Prune.some() {
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
 		if f, _ := table.FusedAt(weights.OwnerOf(info.Name)); f != nil {

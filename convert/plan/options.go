@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -29,6 +30,7 @@ type Options struct {
 	AllowFP8Fused bool         // write fused experts in FP8, though transformers may misread them
 	MaxShardBytes int64        // tensor bytes of one file; 0 is the format's default, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
+	Prune         Prune        // keep only these routed experts
 	Include       []string     // keep only tensors with a per-expert name that one of these globs matches
 	Exclude       []string     // drop tensors with a per-expert name that one of these globs matches
 	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
@@ -128,14 +130,23 @@ type recordedOptions struct {
 	NoVocab       bool     `json:"no_vocab,omitempty"`      // without a vocabulary
 	PowersOfTwo   bool     `json:"powers_of_two,omitempty"` // scales of F8_E4M3 are powers of two
 	Imatrix       string   `json:"imatrix,omitempty"`       // hash of the importance matrix
+
+	// KeptExperts is the source's numbers of the routed experts that each layer keeps; nil for all
+	KeptExperts map[int]string `json:"kept_experts,omitempty"`
 }
 
-func (o Options) recorded(f *format.Format) recordedOptions {
+func (o Options) recorded(f *format.Format, kept table.Kept) recordedOptions {
 	r := recordedOptions{o.Format, o.kind(), string(cmp.Or(o.Experts, KeepExperts)), o.Names, shardBytes(o.MaxShardBytes, f),
 		o.Layers.String(),
-		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo, ""}
+		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo, "", nil}
 	if o.Imatrix != nil {
 		r.Imatrix = o.Imatrix.Hash
+	}
+	if kept != nil {
+		r.KeptExperts = map[int]string{}
+	}
+	for l, experts := range kept {
+		r.KeptExperts[l] = text.Ranges(experts)
 	}
 	return r
 }

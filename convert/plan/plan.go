@@ -162,6 +162,11 @@ func (s *Segment) Copies() bool {
 	return is
 }
 
+// Counted reports whether every element that is not the source's value is counted as lost.
+func (t *Tensor) Counted() bool {
+	return !slices.ContainsFunc(t.Segments, func(s Segment) bool { return !operation.Counts(s.Operation) })
+}
+
 // Side is a stored tensor beside the elements, such as scales.
 type Side struct {
 	Tensor string `json:"tensor"` // as it is stored

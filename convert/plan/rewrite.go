@@ -30,6 +30,7 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 		return d, fmt.Errorf("%s as it would be written: %w", checkpoint.ConfigName, err)
 	}
 	d.missing = c.missing(d.config, chosen)
+	c.checkExceptions(d.config, chosen)
 	return d, nil
 }
 
@@ -40,19 +41,24 @@ func (c *conversion) edited(raw []byte, chosen selection) ([]byte, error) {
 	at := slices.IndexFunc(members, func(m documentMember) bool { return m.key == c.src.Config.Within() })
 	if at < 0 {
 		values := valuesOf(raw, members)
-		return editDocument(raw, append(c.dtypeEdits(values), c.layerEdits(values, chosen)...))
+		return editDocument(raw, c.edits(values, chosen))
 	}
 	inner := raw[members[at].value:members[at].end]
 	within, _ := documentMembers(inner)
 	values := valuesOf(inner, within)
-	inner, err := editDocument(inner, append(c.dtypeEdits(values), c.layerEdits(values, chosen)...))
+	inner, err := editDocument(inner, c.edits(values, chosen))
 	if err != nil {
 		return nil, err
 	}
 	around := valuesOf(raw, members)
-	edits := slices.DeleteFunc(append(c.dtypeEdits(around), c.layerEdits(around, chosen)...),
+	edits := slices.DeleteFunc(c.edits(around, chosen),
 		func(e edit) bool { return around[e.key] == "" })
 	return editDocument(raw, append(edits, edit{members[at].key, inner}))
+}
+
+// edits are the changes to a document with these values.
+func (c *conversion) edits(values map[string]string, chosen selection) []edit {
+	return slices.Concat(c.dtypeEdits(values), c.layerEdits(values, chosen), c.expertEdits(values))
 }
 
 // valuesOf returns the values of a document's members by key.

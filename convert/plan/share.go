@@ -26,6 +26,15 @@ func (s *Span) Size() int64 { return s.To - s.From }
 // Whole reports whether the span is all of its tensor.
 func (s *Span) Whole() bool { return s.From == 0 && s.To == s.Bytes() }
 
+// FirstSegment returns the first segment with bytes of the span, and where it begins in the tensor.
+func (s *Span) FirstSegment() (index int, begin int64) {
+	for s.From > 0 && begin+s.Segments[index].Bytes <= s.From {
+		begin += s.Segments[index].Bytes
+		index++
+	}
+	return index, begin
+}
+
 // Shares divides the output into n shares of about the same number of bytes, one behind the other: a share ends
 // where n equal shares would, rounded down to where the output can be cut. Shares of more parts than places to cut
 // are empty.

@@ -9,6 +9,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
@@ -20,6 +21,9 @@ type conversion struct {
 	format  *format.Format // of the output
 	dialect dialect
 	set     *weights.Set // all of src's
+	// kept is set by choose: the routed experts of the layers that are converted; nil keeps all under their
+	// numbers. Weights, outputs and findings have the source's numbers until an output gets its name.
+	kept table.Kept
 	// powersOfTwo is set by rewrite: scales that are written are powers of two.
 	powersOfTwo bool
 	*findings
@@ -70,7 +74,15 @@ type selection struct {
 // has reports whether a weight of the source is kept.
 func (s selection) has(name string) bool {
 	w := s.set.Find(name)
-	return w != nil && s.filter.keeps(w.Owner(), w.Layer)
+	return w != nil && s.filter.keeps(w.Owner(), w.Place)
+}
+
+// renamed gives the output its name, and the shape of the rows that are kept.
+func (o *output) renamed(kept table.Kept) {
+	if len(o.parts) == 1 {
+		o.Shape = kept.Shape(o.parts[0].Place, o.Shape)
+	}
+	o.Name = kept.Smaller(o.Name)
 }
 
 // document is the written config.json, as text and parsed.

@@ -75,3 +75,7 @@ func (r Role) Projection() (projection Role, bias bool) {
 	name, bias := strings.CutSuffix(string(r), ".bias")
 	return Role(name), bias
 }
+
+// CountsExperts reports whether row e of the weight belongs to routed expert e of its layer: where the expert is
+// dropped, so is the row.
+func (r Role) CountsExperts() bool { return r == Gate || r == EScoreCorrectionBias }

@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -446,4 +447,50 @@ func TestFinite(t *testing.T) {
 		}
 	}
 	require.True(t, Tensor{DType: I64, Shape: []int{1}, Data: make([]byte, 8)}.Finite())
+}
+
+// TestExact: products that F32 rounds are lost even where the output has the rounded one; of second scales, too.
+func TestExact(t *testing.T) {
+	of := func(f *Form, to DType, codes []byte, g Grid) Loss {
+		q, err := f.Dequantiser(to)
+		require.NoError(t, err)
+		n := int(f.Codes.Elements(int64(len(codes))))
+		return q.Convert(make([]byte, to.Bytes(int64(n))), codes, 0, Blocks{1, n, 1, n}, g)
+	}
+	const nearly = float32(1) / 448 // 448 times it is 1 in F32, and not exactly 1
+	for _, c := range []struct {
+		f     *Form
+		to    DType
+		codes []byte
+		grid  Grid
+		want  Loss
+	}{
+		{FP8, BF16, []byte{0x7e, 0xfe, 0}, Grid{Scales: []float32{nearly}}, Loss{Rounded: 2}},
+		{FP8, F32, []byte{0x7e, 0xfe, 0, 8}, Grid{Scales: []float32{nearly}}, Loss{Rounded: 2}}, // 8 is a power of two
+		{FP8, F32, []byte{0x7e, 0x7d, 0, 8}, Grid{Scales: []float32{0x1.00001p-9}}, Loss{}},     // 21 bits, codes of 3
+		{FP8, F32, []byte{0x7e, 0x01}, Grid{Scales: []float32{0x1p-142}}, Loss{Flushed: 1}},     // times 2^-9
+		{FP4, BF16, []byte{0x21, 0xf7}, Grid{Scales: []float32{0x1p-127}}, Loss{}},
+		{FP4, F16, []byte{0x21, 0xf7}, Grid{Scales: []float32{0x1p-25}}, Loss{Flushed: 2}}, // 2^-26, 2^-25
+		{FP4, BF16, []byte{0x21, 0xf7}, Grid{Scales: []float32{0x1p126}}, Loss{Overflow: 2}},
+		{PackedINT4, BF16, []byte{0x7f}, Grid{Scales: []float32{0x1.02p-3}}, Loss{Rounded: 1}}, // 7 times 8 bits, -1
+		{NVFP4, F32, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{true}}, Loss{Rounded: 3}},
+		{NVFP4, BF16, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{true}}, Loss{Rounded: 3}},
+		{NVFP4, F32, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{false}}, Loss{}},
+	} {
+		require.Equal(t, c.want, of(c.f, c.to, c.codes, c.grid), "%s %s %v", c.f.Name, c.to, c.grid)
+	}
+	side := func(v float32) []byte { return binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)) }
+	for _, c := range []struct {
+		second SecondScale
+		by     float32
+		want   []bool
+	}{
+		{Multiplied, 0x1p-9, []bool{false, false}}, {Multiplied, nearly, []bool{false, true}}, {Multiplied, 0x1p-149, []bool{true, true}},
+		{Divided, 448, []bool{true, true}}, {Divided, 0.25, []bool{false, false}}, {Divided, 0, []bool{true, true}},
+	} {
+		s := Scaling{Scales: F8E4M3, Second: c.second, Blocks: Blocks{1, 32, 1, 16}}
+		g, err := s.Grid([][]byte{{0x30, 0x3f}, side(c.by)}, 0) // 0.5, 1.875
+		require.NoError(t, err)
+		require.Equal(t, c.want, g.Rounded, "%s %v", c.second, c.by)
+	}
 }

@@ -54,6 +54,10 @@ func definedProduct(code byte, scale float32, to DType) (uint32, Loss) {
 	switch {
 	case product == 0 && v != 0 && scale != 0:
 		lost.Flushed++ // before the cast
+	case lost == Loss{} && product != 0 && float64(v)*float64(scale) != float64(product): // the same
+		if lost.Rounded++; magnitude(math.Float32bits(product)) < math.Float32bits(smallest[to]) {
+			lost = Loss{Denormal: 1}
+		}
 	case math.IsInf(float64(product), 0) && !math.IsInf(float64(scale), 0):
 		lost = Loss{Overflow: 1}
 	}

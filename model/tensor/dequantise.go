@@ -3,7 +3,7 @@ package tensor
 import (
 	"fmt"
 	"math"
-	"slices"
+	"math/bits"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -32,6 +32,10 @@ func (b Blocks) GridRow(element int64) int { return int(element / int64(b.Cols) 
 type Dequantiser struct {
 	From *Form // the form of the codes
 	To   DType // dtype of the products: F32, F16 or BF16
+
+	fractions [256]uint8 // of the codes: see rounded
+	all       uint8      // of them
+	kept      uint32     // bits of an F32 number, but for its exponent, that are zero where the dtype has it
 }
 
 // Dequantiser prepares the conversion of the form, which has scales, to F32, F16 or BF16.
@@ -39,7 +43,12 @@ func (f *Form) Dequantiser(to DType) (*Dequantiser, error) {
 	if !to.Casts() {
 		return nil, fmt.Errorf("%s cannot be dequantised to %s", f.Name, to)
 	}
-	return &Dequantiser{From: f, To: to}, nil
+	q := &Dequantiser{From: f, To: to, kept: map[DType]uint32{F16: 1<<13 - 1, BF16: 1<<16 - 1}[to]}
+	for i, v := range f.values {
+		q.fractions[i] = fraction(v)
+		q.all |= q.fractions[i]
+	}
+	return q, nil
 }
 
 // Widen decodes len(dst) elements of a matrix from element at on, whose codes src begins with,
@@ -85,19 +94,68 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (los
 		kernel.WidenBlocks(wide[:n], src, codes, g.Scales, g.Zeros, b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		kernel.Widen(back[:n], dst, to)
-		if b.tiny(s.Scales, col, n) || lost.cast(back[:n], wide[:n], to) {
+		switch {
+		case q.byElement(&b, s, col, n) || lost.cast(back[:n], wide[:n], to):
 			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s.From(block)) })
+		case q.To == F32:
+			b.runs(col, n, func(i, j, block int) { lost.Rounded += q.products(src, i, j, s.From(block)) })
 		}
 		src, dst, at = src[q.From.Codes.Bytes(int64(n)):], dst[n*size:], at+n
 	}
 	return lost
 }
 
-// tiny says whether n elements from column col on have a scale, of the row's, so small that a product
-// may be zero though neither factor is.
-func (b *Blocks) tiny(scales []float32, col, n int) bool {
-	return slices.ContainsFunc(scales[col/b.BlockCols:(col+n-1)/b.BlockCols+1],
-		func(s float32) bool { return abs32(s) < 0x1p-126 })
+// byElement reports whether what n elements from column col on lost is counted one by one: where a product may
+// be zero though neither factor is, and where the dtype has the number that F32 rounds one to. g is the row of
+// the grid.
+func (q *Dequantiser) byElement(b *Blocks, g Grid, col, n int) bool {
+	for i := col / b.BlockCols; i <= (col+n-1)/b.BlockCols; i++ {
+		if abs32(g.Scales[i]) < 0x1p-117 || (q.To != F32 || g.Zeros != nil) && q.rounded(g.From(i)) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// rounded returns the codes of the grid's first block whose product F32 rounds to a number that the dtype
+// has: bit f stands for ±(1 + f/8)·2ⁿ.
+func (q *Dequantiser) rounded(g Grid) (set uint8) {
+	if math.Float32bits(g.Scales[0])&15 == 0 && !g.rounded(0) { // 20 bits times 4
+		return 0
+	}
+	scale := math.Float32frombits(math.Float32bits(g.Scales[0])&(1<<23-1) | 127<<23) // of 1 … 2
+	codes := q.all
+	if g.Zeros != nil {
+		codes = 1<<8 - 1
+	}
+	for ; codes != 0; codes &= codes - 1 {
+		f := bits.TrailingZeros8(codes)
+		exact := (1 + float64(f)/8) * float64(scale)
+		p := float32(exact)
+		if math.Float32bits(p)&q.kept == 0 && (g.rounded(0) || float64(p) != exact) {
+			set |= 1 << f
+		}
+	}
+	return set
+}
+
+// fraction returns bit f of a number ±(1 + f/8)·2ⁿ; 0 for 0.
+func fraction(v float64) uint8 {
+	if v == 0 {
+		return 0
+	}
+	return 1 << (math.Float64bits(v) >> 49 & 7)
+}
+
+// products counts the codes of src from … to whose product with the scale of the grid's first block F32 rounds.
+func (q *Dequantiser) products(src []byte, from, to int, g Grid) (n int64) {
+	set := q.rounded(g)
+	for i := from; set != 0 && i < to; i++ {
+		if q.fractions[q.From.code(src, i)]&set != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // runs calls f for the parts i … j of n elements from column col on that lie in one block.
@@ -130,8 +188,10 @@ func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, firs
 			l.NotFinite++
 		case product-product != 0:
 			l.Overflow++
-		case product == 0 && v != 0 && scale != 0:
+		case product == 0 && v != 0 && (scale != 0 || grid.rounded(0)):
 			l.Flushed++
+		case y == product && v != 0 && (grid.rounded(0) || float64(v)*float64(scale) != float64(product)):
+			l.rounded(product, to)
 		default:
 			l.element(y, product, to)
 		}

@@ -213,12 +213,16 @@ func (f *Form) Blocks(shape []int, block [2]int) Blocks {
 // the definition of their dtype.
 func (f *Form) Values(dst []float64, data []byte, first int) {
 	for i := range dst {
-		if len(f.values) == 16 {
-			dst[i] = f.values[data[(first+i)/2]>>((first+i)%2*4)&15]
-		} else {
-			dst[i] = f.values[data[first+i]]
-		}
+		dst[i] = f.values[f.code(data, first+i)]
 	}
+}
+
+// code returns code i of data.
+func (f *Form) code(data []byte, i int) byte {
+	if len(f.values) == 16 {
+		return data[i/2] >> (i % 2 * 4) & 15
+	}
+	return data[i]
 }
 
 // E4M3 decodes the bits s eeee mmm: the value is (-1)^s · 2^(e-7) · 1.m, or

@@ -11,9 +11,9 @@ import (
 )
 
 // Loss is what a conversion did to elements: how many are not the source's value, each counted
-// once, and the error of those that it quantised. The source's value is a float32: of FP8 the
-// product with its scale rounded to F32, as the reference has it, of a block type what the
-// block stands for.
+// once, and the error of those that it quantised. The source's value is the exact product of a code and
+// its scale, which the reference rounds to F32 first; of a block type it is the float32 that ggml makes of
+// the block.
 type Loss struct {
 	Rounded  int64 `json:"rounded"`  // another number in the output, of none of the kinds below
 	Denormal int64 `json:"denormal"` // the same, of a source below the least normal number of the target dtype
@@ -52,6 +52,9 @@ func (l Loss) RelRMS() float64 {
 // Any says whether anything was lost.
 func (l Loss) Any() bool { return l != Loss{} }
 
+// Exact reports whether every element is finite and the source's value.
+func (l Loss) Exact() bool { return l.Rounded+l.Denormal+l.Flushed+l.Overflow+l.NotFinite == 0 }
+
 // leastNormal holds the least normal number of each dtype.
 var leastNormal = [...]float32{kernel.F32: 0x1p-126, kernel.F16: 0x1p-14, kernel.BF16: 0x1p-126}
 
@@ -87,7 +90,6 @@ func (l *Loss) narrowed(y []float32, dst []byte, x []float32, to kernel.Format) 
 
 // element counts what x lost when it became an element of format to, which stands for y.
 func (l *Loss) element(y, x float32, to kernel.Format) {
-	least := math.Float32bits(leastNormal[to])
 	switch a, b := math.Float32bits(x)&magnitudeBits, math.Float32bits(y)&magnitudeBits; {
 	case a >= infinityBits:
 		l.NotFinite++
@@ -96,9 +98,16 @@ func (l *Loss) element(y, x float32, to kernel.Format) {
 	case a == b:
 	case b == 0:
 		l.Flushed++
-	case a < least:
-		l.Denormal++
 	default:
-		l.Rounded++
+		l.rounded(x, to)
 	}
+}
+
+// rounded counts a number x that is rounded to another one of format to, which is not zero.
+func (l *Loss) rounded(x float32, to kernel.Format) {
+	if abs32(x) < leastNormal[to] {
+		l.Denormal++
+		return
+	}
+	l.Rounded++
 }

@@ -12,6 +12,16 @@ const (
 	Divided    SecondScale = "divided"
 )
 
+// apply puts a scale through the second one, and reports whether the result is rounded.
+func (s SecondScale) apply(scale, second float32) (result float32, rounded bool) {
+	if s == Divided {
+		result = scale / second
+		return result, float64(result)*float64(second) != float64(scale)
+	}
+	result = scale * second
+	return result, float64(scale)*float64(second) != float64(result)
+}
+
 // Scaling says which tensors beside the codes of a matrix turn them into numbers,
 //
 //	number = (code - zero)·scale,    scale = stored scale [·, /] second scale
@@ -29,6 +39,8 @@ type Scaling struct {
 type Grid struct {
 	Scales []float32
 	Zeros  []float32 // nil for none
+	// Rounded says which scales are not exactly what the stored ones and the second give; nil: all are.
+	Rounded []bool
 }
 
 // From returns the grid from block i on.
@@ -36,8 +48,14 @@ func (g Grid) From(i int) Grid {
 	if g.Zeros != nil {
 		g.Zeros = g.Zeros[i:]
 	}
-	return Grid{g.Scales[i:], g.Zeros}
+	if g.Rounded != nil {
+		g.Rounded = g.Rounded[i:]
+	}
+	return Grid{g.Scales[i:], g.Zeros, g.Rounded}
 }
+
+// rounded reports whether the scale of block i is rounded.
+func (g Grid) rounded(i int) bool { return g.Rounded != nil && g.Rounded[i] }
 
 // zero returns the zero of block i.
 func (g Grid) zero(i int) float32 {
@@ -78,11 +96,9 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 	}
 	if s.Second != "" {
 		second, _ := Tensor{DType: F32, Shape: []int{1}, Data: sides[1]}.Float32s(nil)
+		g.Rounded = make([]bool, len(g.Scales))
 		for i, scale := range g.Scales {
-			g.Scales[i] = scale * second[0]
-			if s.Second == Divided {
-				g.Scales[i] = scale / second[0]
-			}
+			g.Scales[i], g.Rounded[i] = s.Second.apply(scale, second[0])
 		}
 	}
 	if s.Zeros {

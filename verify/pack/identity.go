@@ -54,8 +54,12 @@ func (p *Pack) CheckShape(c *config.Config) error {
 		return p.Fault(fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is "+
 			"%s", recorded.ModelType, c.ModelType))
 	case recorded != nil && !sameShape(c, recorded):
+		remedy := ""
+		if c.NRoutedExperts < recorded.NRoutedExperts {
+			remedy = "; dsmoe diff --keep-experts compares a pruned model with the whole one"
+		}
 		return p.Fault("the pack is not of this model: it was recorded from weights of other shapes: " +
-			InWords(Differences(c, recorded)))
+			InWords(Differences(c, recorded)) + remedy)
 	}
 	return p.checkWidths(c)
 }

@@ -15,15 +15,20 @@ import (
 )
 
 // commit adds the files without weights and the manifest, and publishes the output.
-func (e *execution) commit(ctx context.Context) error {
+func (e *execution) commit(ctx context.Context) (replaced bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return false, err
 	}
 	if err := e.checkSource(); err != nil {
-		return err
+		return false, err
 	}
 	e.startCarried("copying other files")
-	return e.out.commit(func(name string) func(io.Writer) error {
+	return e.out.Commit(e.content(ctx))
+}
+
+// content returns the function that writes a named file, nil for a weight file.
+func (e *execution) content(ctx context.Context) func(name string) func(io.Writer) error {
+	return func(name string) func(io.Writer) error {
 		if name == e.plan.Manifest() {
 			return e.writeManifest
 		}
@@ -33,7 +38,7 @@ func (e *execution) commit(ctx context.Context) error {
 			}
 		}
 		return nil
-	})
+	}
 }
 
 // startCarried starts the phase that reads the files copied from the source.
@@ -44,7 +49,7 @@ func (e *execution) startCarried(phase string) {
 			total += f.Size
 		}
 	}
-	e.startPhase(phase, total)
+	e.StartPhase(phase, total)
 }
 
 // writeOther writes a file without weights.
@@ -64,7 +69,7 @@ func (e *execution) copyCarried(ctx context.Context, w io.Writer, f plan.Other) 
 		return "", err
 	}
 	defer src.Close()
-	hash, n, err := digest.Copy(ctx, w, src, e.advance)
+	hash, n, err := digest.Copy(ctx, w, src, e.Advance)
 	if err != nil {
 		return "", err
 	}
@@ -90,16 +95,16 @@ func (e *execution) writeManifest(w io.Writer) error {
 }
 
 func (e *execution) manifestTensor(i int) manifest.Tensor {
-	t, s := &e.plan.Tensors[i], &e.states[i]
+	t, s := &e.plan.Tensors[i], &e.States[i]
 	m := manifest.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
-		Hash: s.proof.Hash, Operations: t.Operations, Sources: make([]manifest.Source, len(t.Segments))}
-	if lost := s.lost.total(); lost.Any() {
+		Hash: s.Proof.Hash, Operations: t.Operations, Sources: make([]manifest.Source, len(t.Segments))}
+	if lost := s.Lost.Total(); lost.Any() {
 		m.Lost = &lost
 	}
 	for j, g := range t.Segments {
 		m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
-		if s.proof.Segments != nil && g.Tensor != "" {
-			m.Sources[j].Hash = s.proof.Segments[j]
+		if s.Proof.Segments != nil && g.Tensor != "" {
+			m.Sources[j].Hash = s.Proof.Segments[j]
 		}
 		for _, side := range g.Sides {
 			m.Sources[j].Beside = append(m.Sources[j].Beside, side.Tensor)

@@ -10,6 +10,7 @@ import (
 	"errors"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 )
@@ -33,68 +34,62 @@ import (
 // of it at the same time, and leaves a journal. With Finish it publishes the output that all parts have written.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
-	if remote.Is(dst) {
-		if s.Part.N > 0 || s.Finish {
-			return nil, checkpoint.Refusal(dst, "an object store takes an output of one run only",
-				"write parts to a file system that all of them share")
-		}
-		store, err := openStore(dst, p)
-		if err != nil {
-			return nil, err
-		}
-		s.store = store
+	if remote.Is(dst) && (s.Part.N > 0 || s.Finish) {
+		return nil, checkpoint.Refusal(dst, "an object store takes an output of one run only",
+			"write parts to a file system that all of them share")
+	}
+	t, err := output.TargetOf(dst, p)
+	if err != nil {
+		return nil, err
 	}
 	switch {
 	case s.Part.N > 0:
-		return runPart(ctx, dst, p, src, s)
+		return runPart(ctx, t, p, src, s)
 	case s.Finish:
-		return finishParts(ctx, dst, p, src, s)
+		return finishParts(ctx, t, p, src, s)
 	}
-	if s.store == nil {
-		if err := refuseParts(dst, p, s); err != nil {
+	if !t.InStore() {
+		if err := output.RefuseParts(t, p, output.Options{Overwrite: s.Overwrite}); err != nil {
 			return nil, err
 		}
 	}
 	if s.Update {
-		return updateFinished(ctx, dst, p, src, s)
+		return updateFinished(ctx, t, p, src, s)
 	}
-	return run(ctx, dst, p, src, s)
+	return run(ctx, t, p, src, s)
 }
 
 // run makes the whole output, continues it, or looks at one that is finished.
-func run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
-	t := targetOf(dst, p, s)
-	remade := s.StartOver && isOutputOf(&t, p)
+func run(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	remade := s.StartOver && t.IsOutputOf(p)
 	s.Overwrite = s.Overwrite || remade
 	var intact map[string]string
 	if !s.StartOver {
-		r, states, err := finished(ctx, dst, p, src, s)
+		r, states, err := finished(ctx, t, p, src, s)
 		if r != nil || err != nil {
 			return r, err
 		}
 		intact = states
 	}
-	e, err := newExecution(dst, p, src, s)
+	e, err := newExecution(t, p, src, s)
 	if err != nil {
 		return nil, err
 	}
 	e.intact, e.remade = intact, remade
-	if err := e.begin(ctx); err != nil {
+	reached, err := e.begin(ctx)
+	if err != nil {
 		return nil, e.interrupted(err)
 	}
-	defer e.out.close()
-	if e.out.complete() {
-		if err := e.out.publish(); err != nil {
-			return nil, err
-		}
-		r, _, err := finished(ctx, dst, p, src, s)
+	defer e.out.Close()
+	if reached == output.Ended {
+		r, _, err := finished(ctx, t, p, src, s)
 		return r, err
 	}
 	if err := e.writeAndProve(ctx); err != nil {
 		return nil, e.interrupted(err)
 	}
-	err = e.interrupted(e.commit(ctx))
-	return &Result{Verified: !s.Unverified, Replaced: e.out.replaced(), Resumed: e.resumed, Lost: e.lost()}, err
+	replaced, err := e.commit(ctx)
+	return &Result{Verified: !s.Unverified, Replaced: replaced, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
 }
 
 // interrupted adds to the error of a cancelled run what it leaves.
@@ -102,7 +97,7 @@ func (e *execution) interrupted(err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err
 	}
-	dir, bytes := e.out.leftovers()
+	dir, bytes := e.out.Leftovers()
 	if dir == "" {
 		return err
 	}

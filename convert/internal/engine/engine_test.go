@@ -22,6 +22,8 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/output"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 )
@@ -51,6 +53,29 @@ func convert(ctx context.Context, t testing.TB, dst string, src *checkpoint.Chec
 	p, err := plan.Conversion(src, o)
 	require.NoError(t, err)
 	return Run(ctx, dst, p, src, s)
+}
+
+// begun is a run that has begun to write a plan's output to dst, and is closed with the test.
+func begun(t testing.TB, dst string, p *plan.Plan, src Source, s Settings) *execution {
+	t.Helper()
+	to, err := output.TargetOf(dst, p)
+	require.NoError(t, err)
+	e, err := newExecution(to, p, src, s.withDefaults())
+	require.NoError(t, err)
+	_, err = e.begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(e.out.Close)
+	return e
+}
+
+// beside is the hidden name beside a target that an unfinished or a replaced output has.
+func beside(dst, kind string) string {
+	return filepath.Join(filepath.Dir(dst), "."+filepath.Base(dst)+"."+kind)
+}
+
+func present(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // converted converts the checkpoint at src into a new directory.
@@ -599,7 +624,7 @@ func TestSecondRunIsRefused(t *testing.T) {
 		}
 	}})
 	require.NoError(t, err)
-	require.ErrorIs(t, second, errBusy)
+	require.ErrorIs(t, second, progress.ErrBusy)
 	fixture.RequireSameTensors(t, src, open(t, dst))
 }
 
@@ -668,7 +693,7 @@ func TestInterruptedNamesWhatItLeaves(t *testing.T) {
 		var left *Interrupted
 		require.ErrorAs(t, err, &left)
 		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, hidden(dst, "partial"), left.Dir)
+		require.Equal(t, beside(dst, "partial"), left.Dir)
 		require.Greater(t, left.Bytes, int64(100_000))
 		require.Equal(t, startOver, left.Restart)
 		r, err := convert(t.Context(), t, dst, open(t, fixture.Path(t, "v1-dense/checkpoint")), plan.Options{}, inMemory())
@@ -917,31 +942,28 @@ func TestProofFindsEveryChange(t *testing.T) {
 }
 
 func requireProof(t *testing.T, p *plan.Plan, src Source) {
-	s := inMemory().withDefaults()
+	s := inMemory()
 	s.Unverified = true
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, s)
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, s)
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.Unverified = false
 	for i := range p.Tensors {
 		x := &p.Tensors[i]
-		path, middle := filepath.Join(e.out.(*diskOutput).dir, p.Files[x.File].Name), x.Bytes()/2
+		path, middle := e.out.PathOf(x.File), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
-		state := e.state(i)
+		state := e.State(i)
 		err := e.newWorker().proveSpan(t.Context(), i)
 		element := x.DType.Elements(middle)
 		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
 		require.ErrorContains(t, err, ", but the source gives ")
 		require.ErrorContains(t, err, path)
-		require.Zero(t, e.states[i].done)
+		require.Zero(t, e.States[i].Done)
 		fixture.Flip(t, path, x.Offset+middle)
-		e.mark(i, state)
+		e.Mark(i, state)
 	}
 	require.NoError(t, e.writeAndProve(t.Context()))
 	for i := range p.Tensors {
-		require.True(t, e.states[i].proof.Compared)
+		require.True(t, e.States[i].Proof.Compared)
 	}
 }
 
@@ -951,17 +973,14 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	c := open(t, fixture.Path(t, "v3/checkpoint"))
 	p, err := plan.Conversion(c, plan.Options{})
 	require.NoError(t, err)
-	s := inMemory().withDefaults()
+	s := inMemory()
 	s.Unverified = true
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, c, s)
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, c, s)
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.source = unreadable{c}
 	for i := range p.Tensors {
 		require.ErrorContains(t, e.newWorker().proveSpan(t.Context(), i), "is away")
-		require.Equal(t, p.Tensors[i].Bytes(), e.states[i].done)
+		require.Equal(t, p.Tensors[i].Bytes(), e.States[i].Done)
 	}
 }
 
@@ -1122,7 +1141,7 @@ func TestSettings(t *testing.T) {
 	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
 	for _, memory := range []int64{MinMemory, DefaultMemory} {
 		for _, goroutines := range []int{1, 8, 1000} {
-			h := newShape(p, Settings{Memory: memory, IO: goroutines})
+			h := newShape(p, Settings{Memory: memory, IO: goroutines}, false)
 			require.Positive(t, h.workers)
 			require.LessOrEqual(t, int64(h.workers*(h.largest+3*maxPiece)), memory/2)
 		}

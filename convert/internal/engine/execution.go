@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"dsmoe/convert/internal/output"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 )
 
@@ -18,55 +20,60 @@ type execution struct {
 	plan     *plan.Plan
 	source   Source
 	key      string              // state of the source: Source.Key
-	out      output              // the files
+	target   *output.Target      // where the output appears
+	options  output.Options      // of the output
+	out      output.Output       // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
 	queue    *queue              // the spans left to write and prove
 	flushing sync.Mutex          // held during flush
 	// writesOnly is set while tensors are written that can be proven when all of them are.
 	writesOnly bool
-	*ledger
+	*progress.Ledger
 	carried map[string]string // hashes of the files copied from the source, by name
 	remade  bool              // the target is a finished output of the plan, which StartOver makes anew
 	intact  map[string]string // states of the target's files when they were hashed and found unchanged
 }
 
-func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
-	key, err := src.Key()
+func newExecution(t *output.Target, p *plan.Plan, src Source, s Settings) (*execution, error) {
+	options, err := outputOptions(src, s)
 	if err != nil {
 		return nil, err
 	}
-	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
-		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p.Share(s.Part), s.Progress),
+	options.Spans = p.Share(s.Part)
+	e := &execution{Settings: s, plan: p, source: src, key: options.Key, target: t, options: options,
+		out: output.New(t, p, options), shape: newShape(p, s, t.InStore()),
+		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(options.Spans, s.Progress),
 		carried: map[string]string{}}
-	bytes := e.bytes()
+	bytes := e.Bytes()
 	if s.Unverified {
-		e.startPhase("writing", bytes)
+		e.StartPhase("writing", bytes)
 	} else {
-		e.startPhase("writing and verifying", 2*bytes)
+		e.StartPhase("writing and verifying", 2*bytes)
 	}
 	return e, nil
 }
 
-func newOutput(dst string, p *plan.Plan, key string, s Settings) output {
-	if s.store != nil {
-		return newStoreOutput(dst, p, key, s)
+// outputOptions are what an output asks for of the settings and the source.
+func outputOptions(src Source, s Settings) (o output.Options, err error) {
+	o = output.Options{Part: s.Part, StartOver: s.StartOver, Overwrite: s.Overwrite, Disk: s.Disk}
+	if o.Key, err = src.Key(); err == nil && (s.Part.N > 0 || s.Finish) {
+		o.States, err = src.States()
 	}
-	return newDiskOutput(dst, p, key, s)
+	return o, err
 }
 
 // begin opens the output and takes over the progress of an earlier run.
-func (e *execution) begin(ctx context.Context) error {
-	resumed, err := e.out.begin(e.apply, func() error { return e.checkUnchanged(ctx) })
+func (e *execution) begin(ctx context.Context) (output.Stage, error) {
+	reached, err := e.out.Begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
 	switch {
 	case err != nil:
-		return err
-	case resumed:
-		e.resume(e.hashesWriting)
+	case reached == output.Fresh:
+		e.Reset()
 	default:
-		e.reset()
+		e.Resume(e.hashesWriting)
 	}
-	return nil
+	return reached, err
 }
 
 // hashesWriting reports whether the hash of t is computed while t is written: always without
@@ -102,13 +109,23 @@ func (e *execution) checkSource() error {
 func (e *execution) flush() error {
 	e.flushing.Lock()
 	defer e.flushing.Unlock()
-	n := e.take(e.Unverified || e.writesOnly)
-	if n.lines == nil {
+	n := e.Take(e.Unverified || e.writesOnly)
+	if n.Lines == nil {
 		return nil
 	}
-	if err := e.out.record(n); err != nil {
+	if err := e.out.Record(n); err != nil {
 		return err
 	}
-	e.queue.durable(n.written)
+	e.queue.durable(n.Written)
 	return nil
+}
+
+// lost lists the tensors with elements that changed or are not finite.
+func (e *execution) lost() (lost []LostTensor) {
+	for i := range e.States {
+		if total := e.States[i].Lost.Total(); total.Any() {
+			lost = append(lost, LostTensor{e.Spans[i].Name, total})
+		}
+	}
+	return lost
 }

@@ -9,29 +9,23 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
+	"dsmoe/convert/internal/output"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
-
-// isOutputOf reports whether the target is, or was, the finished output of the plan.
-func isOutputOf(t *target, p *plan.Plan) bool {
-	m, err := t.readManifest(nil)
-	return err == nil && m.Plan == p.Hash
-}
 
 // finished describes a target that is the finished output of the plan; otherwise its Result is
 // nil. An output that was changed, or that the source no longer gives, is an error unless
 // it is to be overwritten. intact are the states of its files if they were found unchanged.
-func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (r *Result,
+func finished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (r *Result,
 	intact map[string]string, err error) {
-	e, err := newExecution(dst, p, src, s)
+	e, err := newExecution(t, p, src, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -40,15 +34,15 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 }
 
 func (e *execution) finished(ctx context.Context) (*Result, error) {
-	begun, filling := e.out.unfinished()
+	begun, filling := e.out.Unfinished()
 	if filling { // a run was interrupted while it filled dst
 		return nil, nil
 	}
-	m, err := e.out.at().readManifest(nil)
+	m, err := e.target.ReadManifest(nil)
 	switch {
 	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || begun):
 		return nil, nil
-	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.checkReplaceable() != nil:
+	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.CheckReplaceable() != nil:
 		return nil, nil
 	case m.Plan != e.plan.Hash:
 		others, err := e.otherFiles(ctx, m)
@@ -73,7 +67,7 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 // the same names.
 func (e *execution) updates(m *manifest.Manifest) bool {
 	same := func(a, b plan.File) bool { return a.Name == b.Name }
-	return e.store == nil && m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
+	return !e.target.InStore() && m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
 }
 
 // another is the error for a finished output of another plan.
@@ -82,7 +76,7 @@ func (e *execution) another(m *manifest.Manifest, different []checkpoint.Problem
 	switch {
 	case e.updates(m):
 		hint = "--update replaces the files that differ, and keeps the weights"
-	case e.out.checkReplaceable() != nil:
+	case e.out.CheckReplaceable() != nil:
 		hint = ""
 	}
 	const most = 20
@@ -90,13 +84,13 @@ func (e *execution) another(m *manifest.Manifest, different []checkpoint.Problem
 	if different == nil {
 		why = "written by " + text.Quote(m.Tool) + ", which planned it otherwise"
 	}
-	err := e.out.at().isAnother(hint)
+	err := e.target.AnotherOutput(hint)
 	err.Problems[0].Cause += ": " + why
 	return err
 }
 
 // differences names what distinguishes the plan from that of the output with the manifest m.
-func (e *execution) differences(m *manifest.Manifest, others []otherFile) []checkpoint.Problem {
+func (e *execution) differences(m *manifest.Manifest, others []output.OtherFile) []checkpoint.Problem {
 	list := append(manifest.OptionDifferences(m.Options, e.plan.Options),
 		manifest.SourceDifferences(m.Sources, e.plan.Sources)...)
 	if len(list) == 0 && m.Weights != e.plan.Weights {
@@ -111,33 +105,11 @@ func (e *execution) differences(m *manifest.Manifest, others []otherFile) []chec
 	return list
 }
 
-// otherFile is a file without weights of the old or the new output.
-type otherFile struct {
-	name     string
-	old, now string // hashes; empty for a file that the output lacks
-	carried  bool
-}
-
-// difference says how the file differs between the outputs; empty if it does not.
-func (o *otherFile) difference() string {
-	switch {
-	case o.old == o.now:
-		return ""
-	case !o.carried:
-		return "would have other content"
-	case o.old == "":
-		return "is new in the source"
-	case o.now == "":
-		return "is no longer in the source"
-	}
-	return "is " + o.now + " now, not " + o.old
-}
-
 // otherDifferences lists the files without weights that differ.
-func otherDifferences(others []otherFile) (list []checkpoint.Problem) {
+func otherDifferences(others []output.OtherFile) (list []checkpoint.Problem) {
 	for _, o := range others {
-		if cause := o.difference(); cause != "" {
-			list = append(list, checkpoint.Problem{File: o.name, Cause: cause})
+		if cause := o.Difference(); cause != "" {
+			list = append(list, checkpoint.Problem{File: o.Name, Cause: cause})
 		}
 	}
 	return list
@@ -145,10 +117,10 @@ func otherDifferences(others []otherFile) (list []checkpoint.Problem) {
 
 // otherFiles lists the files without weights of the output with the manifest m and of the plan. It
 // hashes the source's, for the manifest too.
-func (e *execution) otherFiles(ctx context.Context, m *manifest.Manifest) ([]otherFile, error) {
-	files := map[string]otherFile{}
+func (e *execution) otherFiles(ctx context.Context, m *manifest.Manifest) ([]output.OtherFile, error) {
+	files := map[string]output.OtherFile{}
 	for _, f := range m.Others {
-		files[f.Name] = otherFile{name: f.Name, old: f.Hash, carried: f.Carried}
+		files[f.Name] = output.OtherFile{Name: f.Name, Old: f.Hash, Carried: f.Carried}
 	}
 	e.startCarried("comparing other files")
 	for _, f := range e.plan.Others {
@@ -160,9 +132,9 @@ func (e *execution) otherFiles(ctx context.Context, m *manifest.Manifest) ([]oth
 			}
 			e.carried[f.Name] = hash
 		}
-		files[f.Name] = otherFile{f.Name, files[f.Name].old, hash, f.Carried}
+		files[f.Name] = output.OtherFile{Name: f.Name, Old: files[f.Name].Old, Now: hash, Carried: f.Carried}
 	}
-	var list []otherFile
+	var list []output.OtherFile
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		list = append(list, files[name])
 	}
@@ -178,7 +150,7 @@ func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*R
 	}
 	if different := otherDifferences(others); len(different) > 0 {
 		hint := "--update replaces them, and keeps the weights"
-		if e.store != nil {
+		if e.target.InStore() {
 			hint = "--overwrite makes it anew"
 		}
 		return nil, e.stale("files that went along changed in the source since", hint, different...)
@@ -195,12 +167,12 @@ func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*R
 		r.Verified = true
 	}
 	r.Lost = e.lost()
-	return r, e.out.removeOrphan()
+	return r, e.out.RemoveOrphan()
 }
 
 // stale is the error for a finished output of this plan that is to be made anew, as hint says.
 func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) error {
-	err := checkpoint.Refusal(e.out.at().dst, "is the output of this very conversion, but "+cause, hint)
+	err := checkpoint.Refusal(e.target.Path, "is the output of this very conversion, but "+cause, hint)
 	err.Problems = append(err.Problems, problems...)
 	return err
 }
@@ -208,30 +180,30 @@ func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) er
 // compareManifest compares the target with its manifest and takes over the losses. It reports
 // a target that changed if that may be overwritten; otherwise the change is an error.
 func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (changed bool, err error) {
-	states, err := e.out.at().fileStates()
+	states, err := e.target.FileStates()
 	if err != nil {
 		return false, err
 	}
 	n := 0
-	problems, err := checkManifest(ctx, e.out.at(), m, e.plan, e.Settings, func(t *manifest.Tensor) {
-		if n < len(e.states) && t.Lost != nil {
-			e.states[n].lost = losses{*t.Lost}
+	problems, err := checkManifest(ctx, e.target, m, e.plan, e.Settings, func(t *manifest.Tensor) {
+		if n < len(e.States) && t.Lost != nil {
+			e.States[n].Lost = progress.Losses{*t.Lost}
 		}
 		n++
 	})
 	if err != nil {
 		return false, err
 	}
-	if n != len(e.states) {
-		problems = append(problems, checkpoint.Problem{File: e.out.at().manifestName(),
-			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
+	if n != len(e.States) {
+		problems = append(problems, checkpoint.Problem{File: e.target.ManifestName(),
+			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.States))})
 	}
 	if len(problems) == 0 {
 		e.intact = states
 		return false, nil
 	}
 	files, hint := problemsByFile(problems), "--overwrite makes it anew"
-	lossy := e.out.at().holdsAny(files)
+	lossy := e.target.HoldsAny(files)
 	if lossy {
 		hint = "--overwrite=changed makes it anew"
 	}
@@ -247,20 +219,20 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 	if e.OverwriteChanged {
 		return nil
 	}
-	states, err := e.out.at().fileStates()
+	states, err := e.target.FileStates()
 	if err != nil || maps.Equal(states, e.intact) {
 		return err
 	}
-	m, err := e.out.at().readManifest(nil)
+	m, err := e.target.ReadManifest(nil)
 	if err != nil {
 		return err
 	}
-	problems, err := checkManifest(ctx, e.out.at(), m, nil, e.Settings, func(*manifest.Tensor) {})
+	problems, err := checkManifest(ctx, e.target, m, nil, e.Settings, func(*manifest.Tensor) {})
 	if err != nil {
 		return err
 	}
-	if files := problemsByFile(problems); e.out.at().holdsAny(files) {
-		err := checkpoint.Refusal(e.out.at().dst, "cannot be overwritten: its files changed since they were written",
+	if files := problemsByFile(problems); e.target.HoldsAny(files) {
+		err := checkpoint.Refusal(e.target.Path, "cannot be overwritten: its files changed since they were written",
 			"--overwrite=changed replaces them, too")
 		err.Problems = append(err.Problems, files...)
 		return err
@@ -269,149 +241,28 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 	return nil
 }
 
-// fileStates returns the states of the target's files.
-func (t *target) fileStates() (map[string]string, error) {
-	dir, err := t.files()
-	if err != nil {
-		return nil, err
-	}
-	names := []string{filepath.Base(t.dst), t.manifestName()}
-	if !t.isFile() {
-		if names, err = dir.List(""); err != nil {
-			return nil, err
-		}
-	}
-	states := map[string]string{}
-	for _, name := range names {
-		if states[name], err = dir.State(name); err != nil {
-			return nil, err
-		}
-	}
-	return states, nil
-}
-
 // proveAgain compares the target's weights with the source in its present state, and
 // records the proof in the manifest.
 func (e *execution) proveAgain(ctx context.Context) error {
 	e.Unverified = false
 	_, total := e.plan.Bytes()
-	e.startPhase("verifying", total)
-	for i := range e.states {
-		e.states[i].done = e.plan.Tensors[i].Bytes()
+	e.StartPhase("verifying", total)
+	for i := range e.States {
+		e.States[i].Done = e.plan.Tensors[i].Bytes()
 	}
-	if err := e.out.openFinished(); err != nil {
+	if err := e.out.OpenFinished(); err != nil {
 		return err
 	}
-	defer e.out.close()
+	defer e.out.Close()
 	switch err := e.work(ctx); {
 	case errors.Is(err, context.Canceled):
 		return err
 	case err != nil:
 		return e.stale("of other weights: "+err.Error(), "--overwrite makes it anew")
 	}
-	err := e.out.replaceManifest(e.writeManifest)
+	err := e.out.ReplaceManifest(e.writeManifest)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return nil // the comparison holds without the manifest; the next run repeats it
 	}
 	return err
-}
-
-// Checked is the result of Check.
-type Checked struct {
-	Plan     string               // hash of the output's plan
-	Verified bool                 // the output was compared with its source
-	Tensors  int                  // tensors in the manifest
-	Bytes    int64                // bytes of their data
-	Problems []checkpoint.Problem // differences from the manifest
-}
-
-// Check hashes every byte of the output at path and compares it with its manifest, which it
-// reads one tensor at a time. An error means that the comparison was not possible.
-func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
-	t, err := outputAt(path)
-	if err != nil {
-		return nil, err
-	}
-	m, err := t.readManifest(nil)
-	if err != nil {
-		return nil, err
-	}
-	r := &Checked{Plan: m.Plan, Verified: m.Verified}
-	r.Problems, err = checkManifest(ctx, &t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
-		r.Tensors++
-		r.Bytes += t.Info().Bytes()
-	})
-	return r, err
-}
-
-// checkManifest compares the output at a target with its manifest, as manifest.Output.Compare does.
-func checkManifest(ctx context.Context, out *target, m *manifest.Manifest, p *plan.Plan, s Settings,
-	each func(*manifest.Tensor)) ([]checkpoint.Problem, error) {
-	dir, err := out.files()
-	if err != nil {
-		return nil, err
-	}
-	o := manifest.Output{Dir: dir, Name: out.manifestName(), Alone: out.isFile(), Compute: s.Compute, Progress: s.Progress}
-	return o.Compare(ctx, m, p, each)
-}
-
-// problemsByFile keeps the first problem of the tensors of each file, which counts the others.
-func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) {
-	count := map[string]int{}
-	for _, p := range problems {
-		if p.Tensor != "" {
-			count[p.File]++
-		}
-		if p.Tensor == "" || count[p.File] == 1 {
-			files = append(files, p)
-		}
-	}
-	for i := range files {
-		if more := count[files[i].File] - 1; files[i].Tensor != "" && more > 0 {
-			files[i].Cause += fmt.Sprintf(", and of %s in the file", text.Plural(more, "more tensor"))
-		}
-	}
-	return files
-}
-
-// holdsAny reports whether the target holds a file that has a problem: of a missing file nothing can be lost.
-func (t *target) holdsAny(problems []checkpoint.Problem) bool {
-	dir, err := t.files()
-	if err != nil {
-		return false
-	}
-	names, _ := dir.List("")
-	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return slices.Contains(names, p.File) })
-}
-
-// Rounded returns the tensors of the output at path that were rounded to their dtype, and how,
-// by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
-func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Rounding, error) {
-	out, err := outputAt(path)
-	if err != nil {
-		return nil, err
-	}
-	m, err := out.readManifest(nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if edited := m.Edited(); edited != "" {
-		return nil, fmt.Errorf("%s: %s", text.Quote(out.manifest), edited)
-	}
-	rounded := map[string]tensor.Rounding{}
-	problems, err := checkManifest(ctx, &out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
-		if r := t.Rounds(); r.By != "" {
-			rounded[t.Name] = r
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range problems {
-		delete(rounded, tensor.OwnerOf(p.Tensor)) // scales change their weight
-	}
-	return rounded, nil
 }

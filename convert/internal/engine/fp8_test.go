@@ -125,22 +125,19 @@ func wholeFP8(t *testing.T, x *plan.Tensor, src []byte) []byte {
 func TestFP8IsProven(t *testing.T) {
 	t.Parallel()
 	p, src := fp8Plan(t)
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
 	w := e.newWorker()
 	for i := range p.Tensors {
 		require.NoError(t, w.writeSpan(t.Context(), i))
-		written := e.state(i)
-		path, at := filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
+		written := e.State(i)
+		path, at := e.out.PathOf(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "but the source gives")
-		require.Zero(t, e.state(i).done)
+		require.Zero(t, e.State(i).Done)
 		fixture.Flip(t, path, at)
-		e.mark(i, written)
+		e.Mark(i, written)
 		require.NoError(t, w.proveSpan(t.Context(), i))
-		require.Equal(t, written.done, e.state(i).done)
+		require.Equal(t, written.Done, e.State(i).Done)
 		other := bytesSource(append([]byte(nil), src...))
 		other[len(other)/64|1] = 0x7e // far larger than all others: its block's scale
 		e.source = other
@@ -163,7 +160,7 @@ func TestFP8AfterCrash(t *testing.T) {
 	require.NoError(t, err)
 	for n := int64(0); n < calls; n += crashStep(calls, 4) {
 		dst := targetPath(t, "beside")
-		if _, err := run(dst, n); err == nil || exists(dst) { // finished
+		if _, err := run(dst, n); err == nil || present(dst) { // finished
 			break
 		}
 		_, err := run(dst, 1<<60)

@@ -82,17 +82,14 @@ func TestSegmentsWithoutElements(t *testing.T) {
 	p := planOf(t, copied("x", tensor.BF16, operation.Span{}, operation.Span{Begin: 10, End: 110}, operation.Span{Begin: 7, End: 7},
 		operation.Span{Begin: 500, End: 502}, operation.Span{Begin: 900, End: 900}), copied("empty", tensor.F32, operation.Span{}, operation.Span{}))
 	requireWritten(t, p, src, map[string][]byte{"x": slices.Concat(src[10:110], src[500:502]), "empty": {}})
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
 	require.NoError(t, e.writeAndProve(t.Context()))
 	for i, x := range p.Tensors {
 		var hashes []string
 		for _, s := range x.Segments {
 			hashes = append(hashes, digest.Of(src[s.Begin:s.End]))
 		}
-		require.Equal(t, hashes, e.states[i].proof.Segments, x.Name)
+		require.Equal(t, hashes, e.States[i].Proof.Segments, x.Name)
 	}
 }
 

@@ -85,6 +85,14 @@ func uploads(p *plan.Plan) (n int64) {
 	return n
 }
 
+// largestPart is the size in bytes of the largest part of an upload of the plan's files.
+func largestPart(p *plan.Plan) (n int64) {
+	for _, f := range p.Files {
+		n = max(n, remote.PartSize(f.Size))
+	}
+	return n
+}
+
 // shape is how the work is cut into workers and tiles.
 type shape struct {
 	workers int // tensors in work at once
@@ -103,13 +111,13 @@ const (
 
 // newShape divides half the memory, or the memory that the plan leaves if that is less,
 // among workers. Each has a tile, a piece of source and room to gather one.
-func newShape(p *plan.Plan, s Settings) (h shape) {
+func newShape(p *plan.Plan, s Settings, inStore bool) (h shape) {
 	room := int(min(s.Memory/2, usable(s.Memory)-fixed(p)))
 	buffers := 3 * maxPiece
 	if s.Origin != "" {
 		buffers += readAhead
 	}
-	if s.store != nil {
+	if inStore {
 		buffers += partsOfWorker * int(largestPart(p))
 		room -= int(uploads(p))
 	}

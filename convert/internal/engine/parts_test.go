@@ -264,7 +264,6 @@ func TestPartsRefused(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, os.Chtimes(name, stat.ModTime(), stat.ModTime().Add(1)))
 	}
-	hidden := func(dst, kind string) string { return filepath.Join(filepath.Dir(dst), ".out."+kind) }
 	for name, c := range map[string]struct {
 		parts  int // written of 4
 		change func(t *testing.T, dst string)
@@ -281,16 +280,16 @@ func TestPartsRefused(t *testing.T) {
 		"another finish": {4, nil, planned(t, src, other), Settings{Finish: true}, []string{"part 1 of 4 is of another conversion"}},
 		"source changed": {4, touched, p, Settings{Finish: true}, []string{"part 1 of 4 was written when these files of the source were others, or before they changed: model-00001-of-000003.safetensors"}},
 		"damaged journal": {4, func(t *testing.T, dst string) {
-			name := filepath.Join(hidden(dst, "parts"), "2-of-4.1.journal")
+			name := filepath.Join(beside(dst, "parts"), "2-of-4.1.journal")
 			stat, err := os.Stat(name)
 			require.NoError(t, err)
 			require.NoError(t, os.Truncate(name, stat.Size()-10))
 		}, p, Settings{Finish: true}, []string{"parts that are not done: 2 (no run ended"}},
 		"file lost": {4, func(t *testing.T, dst string) {
-			require.NoError(t, os.Remove(filepath.Join(hidden(dst, "partial"), p.Files[0].Name)))
+			require.NoError(t, os.Remove(filepath.Join(beside(dst, "partial"), p.Files[0].Name)))
 		}, p, Settings{Finish: true}, []string{"parts that are not done: 1-4 (no run ended"}},
 		"file lost, part again": {4, func(t *testing.T, dst string) {
-			name := filepath.Join(hidden(dst, "partial"), p.Files[0].Name)
+			name := filepath.Join(beside(dst, "partial"), p.Files[0].Name)
 			require.NoError(t, os.Rename(name, name+".old")) // so that the new one has another inode
 			s := inMemory()
 			s.Part = plan.Part{I: 1, N: 4}
@@ -298,31 +297,31 @@ func TestPartsRefused(t *testing.T) {
 			require.NoError(t, err)
 		}, p, Settings{Finish: true}, []string{"parts that are not done: 2-4 (no run ended"}},
 		"file made again": {4, func(t *testing.T, dst string) {
-			require.NoError(t, os.Remove(filepath.Join(hidden(dst, "partial"), p.Files[0].Name))) // the new one may have its inode
+			require.NoError(t, os.Remove(filepath.Join(beside(dst, "partial"), p.Files[0].Name))) // the new one may have its inode
 			s := inMemory()
 			s.Part = plan.Part{I: 1, N: 4}
 			_, err := Run(t.Context(), dst, p, src, s)
 			require.NoError(t, err)
 		}, p, Settings{Finish: true}, []string{"part"}}, // not done, or others at their ends
 		"file cut": {4, func(t *testing.T, dst string) {
-			require.NoError(t, os.Truncate(filepath.Join(hidden(dst, "partial"), p.Files[0].Name), p.Files[0].Size/2))
+			require.NoError(t, os.Truncate(filepath.Join(beside(dst, "partial"), p.Files[0].Name), p.Files[0].Size/2))
 		}, p, Settings{Finish: true}, []string{"has written", "the file was changed, or the file system"}},
 		"bytes of a page lost": {4, func(t *testing.T, dst string) {
 			at := p.Share(plan.Part{I: 3, N: 4})[0]
-			fixture.Flip(t, filepath.Join(hidden(dst, "partial"), p.Files[0].Name), at.Offset+at.From+1)
+			fixture.Flip(t, filepath.Join(beside(dst, "partial"), p.Files[0].Name), at.Offset+at.From+1)
 		}, p, Settings{Finish: true}, []string{"part 3 of 4 has written", "the file system does not keep what several machines write into one page"}},
-		"not a journal": {1, func(t *testing.T, dst string) { fixture.Write(t, hidden(dst, "parts"), "notes", "") }, p,
+		"not a journal": {1, func(t *testing.T, dst string) { fixture.Write(t, beside(dst, "parts"), "notes", "") }, p,
 			Settings{Part: plan.Part{I: 2, N: 4}}, []string{"notes is not the journal of a part: remove it"}},
 		"unfinished run": {0, func(t *testing.T, dst string) {
 			d, _ := crash(30, errors.New("boom"))
 			_, err := Run(t.Context(), dst, p, src, Settings{Disk: d})
 			require.ErrorContains(t, err, "boom")
 		}, p, Settings{Part: plan.Part{I: 1, N: 4}}, []string{"an unfinished conversion that is not in parts is in"}},
-		"unknown directory": {0, func(t *testing.T, dst string) { require.NoError(t, os.Mkdir(hidden(dst, "partial"), 0o755)) }, p,
+		"unknown directory": {0, func(t *testing.T, dst string) { require.NoError(t, os.Mkdir(beside(dst, "partial"), 0o755)) }, p,
 			Settings{Part: plan.Part{I: 1, N: 4}}, []string{"no journal says that a conversion left it: remove it"}},
 		"not verified": {4, func(t *testing.T, dst string) {
-			require.NoError(t, os.RemoveAll(hidden(dst, "parts")))
-			require.NoError(t, os.RemoveAll(hidden(dst, "partial")))
+			require.NoError(t, os.RemoveAll(beside(dst, "parts")))
+			require.NoError(t, os.RemoveAll(beside(dst, "partial")))
 			for i := range 4 {
 				s := inMemory()
 				s.Part, s.Unverified = plan.Part{I: i + 1, N: 4}, i == 2

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -22,10 +23,10 @@ import (
 // proveSpan reads a span again and compares it with the source or, if it was compared
 // while it was encoded, with its hash. A span that differs is written again by the next run.
 func (w *worker) proveSpan(ctx context.Context, i int) error {
-	t, s := &w.spans[i], w.state(i)
+	t, s := &w.Spans[i], w.State(i)
 	h, compare := w.newHasher(t), w.compareSource
 	w.forgetRows()
-	encoded := s.proof != nil && s.proof.Segments != nil && w.comparedWriting(t.Tensor)
+	encoded := s.Proof != nil && s.Proof.Segments != nil && w.comparedWriting(t.Tensor)
 	if encoded {
 		compare = w.hashTile
 	}
@@ -35,24 +36,24 @@ func (w *worker) proveSpan(ctx context.Context, i int) error {
 		}
 		end = w.shape.tileEnd(t, from)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
-		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
+		if err := w.out.ReadTile(t.File, tile, t.Offset+from); err != nil {
 			return err
 		}
 		if err := compare(ctx, t.Tensor, tile, from, h); err != nil {
 			return w.reject(i, err)
 		}
-		w.advance(int64(len(tile)))
+		w.Advance(int64(len(tile)))
 	}
-	if encoded && h.output.Name() != s.proof.Hash {
+	if encoded && h.output.Name() != s.Proof.Hash {
 		return w.reject(i, errReadBack)
 	}
 	if encoded {
-		s.proof = &proof{s.proof.Hash, s.proof.Segments, true}
+		s.Proof = &progress.Proof{Hash: s.Proof.Hash, Segments: s.Proof.Segments, Compared: true}
 	} else {
-		s.proof = h.finish(true)
-		s.proof.Compared = true
+		s.Proof = h.finish(true)
+		s.Proof.Compared = true
 	}
-	w.mark(i, s)
+	w.Mark(i, s)
 	return nil
 }
 
@@ -63,9 +64,9 @@ var errReadBack = errors.New("what was read back is not what was written")
 func (w *worker) reject(i int, err error) error {
 	var differs *mismatch
 	if errors.As(err, &differs) || err == errReadBack {
-		w.mark(i, spanState{})
+		w.Mark(i, progress.State{})
 	}
-	return fmt.Errorf("%s: %w", text.Quote(w.out.path(w.spans[i].File)), err)
+	return fmt.Errorf("%s: %w", text.Quote(w.out.PathOf(w.Spans[i].File)), err)
 }
 
 // hashTile hashes a tile that was read again.

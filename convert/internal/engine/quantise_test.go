@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
@@ -85,36 +86,33 @@ func TestQuantisedTensors(t *testing.T) {
 func TestBlocksAreReadAgain(t *testing.T) {
 	t.Parallel()
 	p, src, _ := quantisedPlan(t)
-	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	defer e.out.close()
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
 	for i := range p.Tensors {
-		w, path, at := e.newWorker(), filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
+		w, path, at := e.newWorker(), e.out.PathOf(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
 		e.source = src
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		e.source = bytesSource(nil)
-		written := e.state(i)
-		require.False(t, written.proof.Compared)
+		written := e.State(i)
+		require.False(t, written.Proof.Compared)
 		fixture.Flip(t, path, at)
 		err := w.proveSpan(t.Context(), i)
 		require.ErrorIs(t, err, errReadBack)
 		require.ErrorContains(t, err, path)
-		require.Zero(t, e.state(i).done)
+		require.Zero(t, e.State(i).Done)
 		fixture.Flip(t, path, at)
-		e.mark(i, written)
+		e.Mark(i, written)
 		require.NoError(t, w.proveSpan(t.Context(), i))
-		proven := e.state(i).proof
-		require.Equal(t, &proof{written.proof.Hash, written.proof.Segments, true}, proven)
+		proven := e.State(i).Proof
+		require.Equal(t, &progress.Proof{Hash: written.Proof.Hash, Segments: written.Proof.Segments, Compared: true}, proven)
 
 		e.source = src
-		e.mark(i, spanState{done: written.done, proof: &proof{Hash: written.proof.Hash}}) // of a run without verification
+		e.Mark(i, progress.State{Done: written.Done, Proof: &progress.Proof{Hash: written.Proof.Hash}}) // of a run without verification
 		require.NoError(t, w.proveSpan(t.Context(), i))
-		require.Equal(t, proven, e.state(i).proof)
-		e.mark(i, spanState{done: written.done})
+		require.Equal(t, proven, e.State(i).Proof)
+		e.Mark(i, progress.State{Done: written.Done})
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "block, but the source gives ")
-		require.Zero(t, e.state(i).done)
+		require.Zero(t, e.State(i).Done)
 	}
 }
 
@@ -133,7 +131,7 @@ func TestBlocksAfterCrash(t *testing.T) {
 	require.NoError(t, err)
 	for n := int64(0); n < calls; n += crashStep(calls, 4) {
 		dst := targetPath(t, "beside")
-		if _, err := run(dst, n); err == nil || exists(dst) { // finished
+		if _, err := run(dst, n); err == nil || present(dst) { // finished
 			break
 		}
 		_, err := run(dst, 1<<60)

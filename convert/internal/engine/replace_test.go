@@ -172,20 +172,6 @@ func TestOverwriteSpares(t *testing.T) {
 	}
 }
 
-// TestLinkIsNotReplaced: a directory is not replaced by way of a link to it.
-func TestLinkIsNotReplaced(t *testing.T) {
-	t.Parallel()
-	link := filepath.Join(t.TempDir(), "link")
-	fixture.Link(t, t.TempDir(), link)
-	require.ErrorContains(t, replaceable(link), "as it is a link")
-}
-
-// replaceable is checkReplaceable for a directory.
-func replaceable(dst string) error {
-	d := directoryAt(dst)
-	return d.checkReplaceable()
-}
-
 // relink puts a link in the place of a file.
 func relink(t *testing.T, dst string) {
 	path := filepath.Join(dst, checkpoint.ConfigName)
@@ -261,11 +247,11 @@ func requireOverwriteSurvives(t *testing.T, src *checkpoint.Checkpoint, made str
 // requireWhole demands that the old or the new output is there, and says which.
 func requireWhole(t *testing.T, dst string, old, want map[string][32]byte) string {
 	if _, err := os.Stat(dst); errors.Is(err, fs.ErrNotExist) {
-		require.Equal(t, old, fixture.Sums(t, replacedName(dst)))
+		require.Equal(t, old, fixture.Sums(t, beside(dst, "replaced")))
 		return "old, beside"
 	}
 	sums := fixture.Sums(t, dst)
-	if _, err := os.Stat(replacedName(dst)); err != nil && len(sums) == len(old) && sums[plan.ManifestName] == old[plan.ManifestName] && sums[checkpoint.ConfigName] == old[checkpoint.ConfigName] {
+	if _, err := os.Stat(beside(dst, "replaced")); err != nil && len(sums) == len(old) && sums[plan.ManifestName] == old[plan.ManifestName] && sums[checkpoint.ConfigName] == old[checkpoint.ConfigName] {
 		require.Equal(t, old, sums)
 		return "old"
 	}

@@ -9,7 +9,6 @@ import (
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
-	"dsmoe/convert/remote"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -48,8 +47,6 @@ type Settings struct {
 	Tool     string                          // name and version of the program, for the manifest
 	Progress func(phase string, n, of int64) // called, one call at a time, with the bytes done; may be nil
 	Disk     *disk.Disk                      // makes the system calls; nil is the real disk
-
-	store *remote.Store // that the output is written to; nil is the disk
 }
 
 // The limits of Settings.Memory.

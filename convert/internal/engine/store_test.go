@@ -13,7 +13,9 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 	"dsmoe/model/tensor"
 )
@@ -195,9 +197,10 @@ func TestStoreProof(t *testing.T) {
 func TestStoreTwoRuns(t *testing.T) {
 	run, hub, dst, want := dense(t)
 	first, second := begunDense(t), begunDense(t)
-	require.ErrorIs(t, first.writeAndProve(t.Context()), errBusy)
+	require.ErrorIs(t, first.writeAndProve(t.Context()), progress.ErrBusy)
 	require.NoError(t, second.writeAndProve(t.Context()))
-	require.NoError(t, second.commit(t.Context()))
+	_, err := second.commit(t.Context())
+	require.NoError(t, err)
 	requireContents(t, want, contents(t, dst))
 	require.Zero(t, hub.Uploads())
 
@@ -213,13 +216,7 @@ func begunDense(t *testing.T) *execution {
 	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	p, err := plan.Conversion(c, plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000})
 	require.NoError(t, err)
-	s := Settings{}.withDefaults()
-	s.store, err = openStore("s3://models/out", p)
-	require.NoError(t, err)
-	e, err := newExecution("s3://models/out", p, c, s)
-	require.NoError(t, err)
-	require.NoError(t, e.begin(t.Context()))
-	return e
+	return begun(t, "s3://models/out", p, c, Settings{})
 }
 
 // TestStoreReplacedPartial: an unfinished file that was replaced after its proof is made anew, and one that no
@@ -228,15 +225,18 @@ func TestStoreReplacedPartial(t *testing.T) {
 	run, _, dst, want := dense(t)
 	e := begunDense(t)
 	require.NoError(t, e.writeAndProve(t.Context()))
+	store, err := remote.OpenStore("s3://models/out")
+	require.NoError(t, err)
 	partial := ".dsmoe.partial/" + e.plan.Files[0].Name
-	require.NoError(t, e.store.Put(partial, make([]byte, e.plan.Files[0].Size)))
-	require.ErrorContains(t, e.commit(t.Context()), "replaced")
-	_, err := run(Settings{})
+	require.NoError(t, store.Put(partial, make([]byte, e.plan.Files[0].Size)))
+	_, err = e.commit(t.Context())
+	require.ErrorContains(t, err, "replaced")
+	_, err = run(Settings{})
 	require.NoError(t, err)
 	requireContents(t, want, contents(t, dst))
 
 	require.NoError(t, os.RemoveAll(dst))
-	require.NoError(t, e.store.Put(partial, []byte("mine")))
+	require.NoError(t, store.Put(partial, []byte("mine")))
 	_, err = run(Settings{})
 	require.ErrorContains(t, err, "s3://models/out/.dsmoe.partial exists, and no journal says that a conversion left it")
 	require.Equal(t, map[string]string{partial: "mine"}, contents(t, dst))

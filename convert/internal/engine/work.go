@@ -51,7 +51,7 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 			return nil
 		case <-tick.C:
 		}
-		if ahead := e.unflushed(); ahead == 0 || ahead < flushBytes && time.Since(last) <= flushTime {
+		if ahead := e.Unflushed(); ahead == 0 || ahead < flushBytes && time.Since(last) <= flushTime {
 			continue
 		}
 		if err := e.flush(); err != nil {
@@ -63,17 +63,20 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 
 // work writes and proves all unfinished spans.
 func (e *execution) work(ctx context.Context) error {
-	e.out.begins()
+	readable, err := e.out.Start()
+	if err != nil {
+		return err
+	}
 	writing, proving := e.openSpans()
-	if e.out.readable() {
+	if readable {
 		return e.workThrough(ctx, newQueue(largeFirst(writing, e.shape.workers, e.spanBytes), proving), false)
 	}
-	err := e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
+	err = e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
 	if err == nil {
 		err = e.flush()
 	}
 	if err == nil {
-		err = e.out.completeFiles()
+		err = e.out.CompleteFiles()
 	}
 	if err != nil {
 		return err
@@ -82,7 +85,7 @@ func (e *execution) work(ctx context.Context) error {
 	return e.workThrough(ctx, newQueue(nil, proving), false)
 }
 
-func (e *execution) spanBytes(i int) int64 { return e.spans[i].Size() }
+func (e *execution) spanBytes(i int) int64 { return e.Spans[i].Size() }
 
 // workThrough does the work of a queue; writesOnly says that what it writes is proven later.
 func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) error {
@@ -105,12 +108,12 @@ func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) 
 // openSpans lists the spans that are not complete and, with verification, those that were not compared with
 // the source.
 func (e *execution) openSpans() (writing, proving []int) {
-	for i := range e.states {
-		s := &e.states[i]
+	for i := range e.States {
+		s := &e.States[i]
 		switch {
-		case s.done < e.spans[i].Size() || e.Unverified && s.proof == nil:
+		case s.Done < e.Spans[i].Size() || e.Unverified && s.Proof == nil:
 			writing = append(writing, i)
-		case !e.Unverified && !s.proven():
+		case !e.Unverified && !s.Proven():
 			proving = append(proving, i)
 		}
 	}
@@ -134,7 +137,7 @@ func (w *worker) work(ctx context.Context) error {
 			continue
 		}
 		if err := w.span(ctx, do, i); err != nil {
-			return fmt.Errorf("tensor %s: %w", text.Quote(w.spans[i].Name), err)
+			return fmt.Errorf("tensor %s: %w", text.Quote(w.Spans[i].Name), err)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -252,18 +253,9 @@ func (w *worker) newHasher(t *plan.Span) *hasher {
 	if !t.Whole() {
 		h.output = digest.From(t.From)
 	}
-	h.index, h.begin = firstSegment(t)
+	h.index, h.begin = t.FirstSegment()
 	h.enter()
 	return h
-}
-
-// firstSegment returns the first segment with bytes of the span, and where it begins in the tensor.
-func firstSegment(t *plan.Span) (index int, begin int64) {
-	for t.From > 0 && begin+t.Segments[index].Bytes <= t.From {
-		begin += t.Segments[index].Bytes
-		index++
-	}
-	return index, begin
 }
 
 // enter begins to hash the current segment, or the run of it that is in the span.
@@ -302,14 +294,14 @@ func (h *hasher) next() {
 
 // begun returns the hashes of the bytes so far and of the segments that are finished; compared says whether
 // these were compared with the source.
-func (h *hasher) begun(compared bool) *proof {
-	return &proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
+func (h *hasher) begun(compared bool) *progress.Proof {
+	return &progress.Proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
 }
 
 // finish returns the hash of the span, and the hashes of its segments if the source was
 // hashed or is a plain copy.
-func (h *hasher) finish(source bool) *proof {
-	p := &proof{Hash: h.output.Name()}
+func (h *hasher) finish(source bool) *progress.Proof {
+	p := &progress.Proof{Hash: h.output.Name()}
 	switch {
 	case h.span.Copies():
 		p.Segments = []string{p.Hash}

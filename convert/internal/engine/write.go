@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 
+	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -13,7 +14,7 @@ import (
 
 // writeSpan writes the unwritten bytes of a span, tile by tile.
 func (w *worker) writeSpan(ctx context.Context, i int) error {
-	t, s := &w.spans[i], w.state(i)
+	t, s := &w.Spans[i], w.State(i)
 	w.forgetRows()
 	var hash *hasher
 	if w.hashesWriting(t.Tensor) {
@@ -22,14 +23,14 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 			return err
 		}
 	}
-	for at := t.From + s.done; at < t.To; {
+	for at := t.From + s.Done; at < t.To; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		end := w.shape.tileEnd(t, at)
 		tile := w.memory.Tile(t.Offset+at, t.Offset+end)
-		err := w.fill(ctx, t.Tensor, tile, at, &s.lost, hash)
-		if n := s.lost.total().Overflow; err == nil && n > 0 && !w.AllowOverflow {
+		err := w.fill(ctx, t.Tensor, tile, at, &s.Lost, hash)
+		if n := s.Lost.Total().Overflow; err == nil && n > 0 && !w.AllowOverflow {
 			err = &OverflowError{n, t.DType}
 		}
 		if err != nil {
@@ -38,60 +39,60 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 		if err := w.writeTile(ctx, t.Tensor, tile, at, hash); err != nil {
 			return err
 		}
-		w.advance(end - at)
-		at, s.done = end, end-t.From
+		w.Advance(end - at)
+		at, s.Done = end, end-t.From
 		if at < t.To {
 			if hash != nil {
-				s.begun = hash.begun(!w.Unverified)
+				s.Begun = hash.begun(!w.Unverified)
 			}
-			w.mark(i, s)
+			w.Mark(i, s)
 		}
 	}
 	if hash != nil {
-		s.proof, s.begun = hash.finish(!w.Unverified), nil
+		s.Proof, s.Begun = hash.finish(!w.Unverified), nil
 	}
-	w.mark(i, s)
+	w.Mark(i, s)
 	return nil
 }
 
 // hashBegun returns a hasher of what an earlier run wrote of a span, which it reads again; of the source it
 // reads the segment that was not finished. Bytes that are not those that were written start over, as do those
 // that were not compared with the source if they are to be.
-func (w *worker) hashBegun(ctx context.Context, t *plan.Span, s *spanState) (*hasher, error) {
+func (w *worker) hashBegun(ctx context.Context, t *plan.Span, s *progress.State) (*hasher, error) {
 	h := w.newHasher(t)
-	if s.done == 0 {
+	if s.Done == 0 {
 		return h, nil
 	}
-	for from, end := t.From, int64(0); from < t.From+s.done; from = end {
-		end = min(w.shape.tileEnd(t, from), t.From+s.done)
+	for from, end := t.From, int64(0); from < t.From+s.Done; from = end {
+		end = min(w.shape.tileEnd(t, from), t.From+s.Done)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
-		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
+		if err := w.out.ReadTile(t.File, tile, t.Offset+from); err != nil {
 			return nil, err
 		}
 		h.output.Write(tile)
 	}
-	if h.output.Name() != s.begun.Hash || !w.Unverified && !s.begun.Compared {
-		*s = spanState{}
+	if h.output.Name() != s.Begun.Hash || !w.Unverified && !s.Begun.Compared {
+		*s = progress.State{}
 		return w.newHasher(t), nil
 	}
 	return h, w.hashBegunSource(ctx, t, s, h)
 }
 
 // hashBegunSource has h go on with the segments of the source where an earlier run stopped.
-func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *spanState, h *hasher) error {
+func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *progress.State, h *hasher) error {
 	if w.Unverified || t.Copies() {
 		return nil // the source is not hashed
 	}
-	for range s.begun.Segments {
+	for range s.Begun.Segments {
 		h.next()
 	}
-	h.hashes = slices.Clone(s.begun.Segments)
+	h.hashes = slices.Clone(s.Begun.Segments)
 	begin := int64(0)
 	for i := range h.index {
 		begin += t.Segments[i].Bytes
 	}
 	begin = max(begin, t.From)
-	return pieces(t.Tensor, begin, t.From+s.done-begin, buffered, func(p piece) error {
+	return pieces(t.Tensor, begin, t.From+s.Done-begin, buffered, func(p piece) error {
 		src := w.room(p)
 		if err := w.gather(p, src, p.byRuns); err != nil {
 			return err
@@ -104,10 +105,10 @@ func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *spanState
 // writeTile writes a tile and hashes it meanwhile; hash may be nil.
 func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, offset int64, hash *hasher) error {
 	if hash == nil {
-		return w.out.writeTile(t.File, tile, t.Offset+offset)
+		return w.out.WriteTile(t.File, tile, t.Offset+offset)
 	}
 	written := make(chan error, 1)
-	go func() { written <- w.out.writeTile(t.File, tile, t.Offset+offset) }()
+	go func() { written <- w.out.WriteTile(t.File, tile, t.Offset+offset) }()
 	err := w.computing(ctx, func() error { hash.output.Write(tile); return nil })
 	if writeErr := <-written; writeErr != nil {
 		return writeErr
@@ -118,15 +119,15 @@ func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, off
 // fill computes the bytes of t from offset on into dst and adds their losses to all. With
 // verification it hashes the source's bytes; hash may be nil.
 func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64,
-	all *losses, hash *hasher) error {
+	all *progress.Losses, hash *hasher) error {
 	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		if err := w.measure(ctx, t, p, false); err != nil {
 			return err
 		}
 		if p.from == 0 {
-			all.next()
+			all.Next()
 		}
-		lost := all.current()
+		lost := all.Current()
 		out := dst[p.offset-offset:][:p.size]
 		src := out
 		if !p.segment.Copies() {
@@ -143,7 +144,7 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 				return p.located(p.segment.Operation.Apply(out, in, &lost))
 			})
 		})
-		all.set(lost)
+		all.Set(lost)
 		if err != nil || !w.comparesPiece(t, p) || lost.Overflow > 0 && !w.AllowOverflow {
 			return err
 		}

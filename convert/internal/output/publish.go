@@ -1,4 +1,4 @@
-package engine
+package output
 
 // How a finished output gets its final name. A replaced output and its replacement are
 // never both incomplete: where the system can exchange two names at once, one of them is the
@@ -11,36 +11,38 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"dsmoe/convert/internal/progress"
 )
 
-// commit closes the weight files, writes the others and publishes the output. content
+// Commit closes the weight files, writes the others and publishes the output. content
 // returns the function that writes a named file, nil for a weight file.
-func (o *diskOutput) commit(content func(name string) func(io.Writer) error) error {
+func (o *diskOutput) Commit(content func(name string) func(io.Writer) error) (replaced bool, err error) {
 	for i, f := range o.weights {
 		o.weights[i] = nil
 		if err := f.Finish(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	for _, name := range o.plan.FinishOrder() {
 		if write := content(name); write != nil {
-			if err := o.disk.WriteFile(filepath.Join(o.dir, name), write); err != nil {
-				return err
+			if err := o.Disk.WriteFile(filepath.Join(o.dir, name), write); err != nil {
+				return false, err
 			}
 		}
 	}
-	if err := o.disk.SyncDir(o.dir); err != nil {
-		return err
+	if err := o.Disk.SyncDir(o.dir); err != nil {
+		return false, err
 	}
 	if err := o.check(nil); err != nil {
-		return err
+		return false, err
 	}
 	if o.replaces {
 		if err := o.unchanged(); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return o.publish()
+	return o.replaces, o.publish()
 }
 
 // publish moves the finished output to the target and removes the journal.
@@ -55,20 +57,20 @@ func (o *diskOutput) publish() error {
 	if err := appear(); err != nil {
 		return err
 	}
-	return o.disk.Remove(o.journalPath)
+	return o.Disk.Remove(o.journalPath)
 }
 
 // rename gives the hidden directory the target's name. An empty target is replaced.
 func (o *diskOutput) rename() error {
-	if exists(o.dst) {
-		if err := o.disk.Remove(o.dst); err != nil {
+	if exists(o.Path) {
+		if err := o.Disk.Remove(o.Path); err != nil {
 			return err
 		}
 	}
-	if err := o.disk.Rename(o.dir, o.dst); err != nil {
+	if err := o.Disk.Rename(o.dir, o.Path); err != nil {
 		return err
 	}
-	return o.disk.SyncDir(filepath.Dir(o.dst))
+	return o.Disk.SyncDir(filepath.Dir(o.Path))
 }
 
 // fill moves the files from the hidden directory into the target around it, or beside it. The
@@ -76,89 +78,89 @@ func (o *diskOutput) rename() error {
 func (o *diskOutput) fill() error {
 	if o.published == nil {
 		o.published = o.plan.FinishOrder()
-		if err := o.journal.append(record{Published: o.published, Tensor: -1}); err != nil {
+		if err := o.journal.Append(progress.Record{Published: o.published, Tensor: -1}); err != nil {
 			return err
 		}
 	}
 	for i, name := range o.published {
 		if i == len(o.published)-1 {
-			if err := o.disk.SyncDir(o.home); err != nil {
+			if err := o.Disk.SyncDir(o.home); err != nil {
 				return err
 			}
 		}
-		err := o.disk.Rename(filepath.Join(o.dir, name), filepath.Join(o.home, name))
+		err := o.Disk.Rename(filepath.Join(o.dir, name), filepath.Join(o.home, name))
 		if err != nil && !(errors.Is(err, fs.ErrNotExist) && exists(filepath.Join(o.home, name))) {
 			return err
 		}
 	}
-	if err := o.disk.SyncDir(o.home); err != nil {
+	if err := o.Disk.SyncDir(o.home); err != nil {
 		return err
 	}
-	if err := o.disk.Remove(o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := o.Disk.Remove(o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return o.disk.SyncDir(o.home)
+	return o.Disk.SyncDir(o.home)
 }
 
 // replace exchanges the finished directory, given the old mode, with an older output, and
 // removes that. The journal's records are voided first: their bytes are about to be in the
 // directory with the final name, and the hidden directory will hold others.
 func (o *diskOutput) replace() error {
-	if err := o.journal.append(record{Void: true, Tensor: -1}); err != nil {
+	if err := o.journal.Append(progress.Record{Void: true, Tensor: -1}); err != nil {
 		return err
 	}
-	stat, err := os.Stat(o.dst)
+	stat, err := os.Stat(o.Path)
 	if err != nil {
 		return err
 	}
-	if err := o.disk.Chmod(o.dir, stat.Mode().Perm()); err != nil {
+	if err := o.Disk.Chmod(o.dir, stat.Mode().Perm()); err != nil {
 		return err
 	}
-	err = o.disk.Exchange(o.dir, o.dst)
+	err = o.Disk.Exchange(o.dir, o.Path)
 	if errors.Is(err, errors.ErrUnsupported) {
 		err = o.renameAside()
 	}
 	if err != nil {
 		return err
 	}
-	if err := o.disk.SyncDir(filepath.Dir(o.dst)); err != nil {
+	if err := o.Disk.SyncDir(filepath.Dir(o.Path)); err != nil {
 		return err
 	}
-	return removeReplaced(o.disk, o.dst)
+	return removeReplaced(o.Disk, o.Path)
 }
 
 // renameAside replaces the target by two renames; if the second fails, the first is undone.
 func (o *diskOutput) renameAside() error {
-	aside := replacedName(o.dst)
-	if err := o.disk.Rename(o.dst, aside); err != nil {
+	aside := replacedName(o.Path)
+	if err := o.Disk.Rename(o.Path, aside); err != nil {
 		return err
 	}
-	if err := o.disk.Rename(o.dir, o.dst); err != nil {
-		return errors.Join(err, o.disk.Rename(aside, o.dst))
+	if err := o.Disk.Rename(o.dir, o.Path); err != nil {
+		return errors.Join(err, o.Disk.Rename(aside, o.Path))
 	}
 	return nil
 }
 
-// removeOrphan removes the journal of a run that died after the output got its name. It
+// RemoveOrphan removes the journal of a run that died after the output got its name. It
 // keeps other files and journals of other conversions.
-func (o *diskOutput) removeOrphan() error {
+func (o *diskOutput) RemoveOrphan() error {
 	if !exists(o.journalPath) {
 		return nil
 	}
-	j, err := lockJournal(o.disk, o.journalPath)
+	j, err := progress.LockJournal(o.Disk, o.journalPath)
 	if err != nil {
 		return nil
 	}
-	defer j.f.Close()
-	old, err := j.read(func(record) {})
+	defer j.Close()
+	old, err := j.Read(func(progress.Record) {})
 	ours := old != nil && old.Plan == o.plan.Hash
-	if err != nil || !ours && (old != nil || !j.isOurs()) {
+	if err != nil || !ours && (old != nil || !j.IsOurs()) {
 		return err
 	}
 	if ours && !o.fills {
-		if err := removeReplaced(o.disk, o.dst); err != nil { // the run died while it removed the replaced output
+		if err := removeReplaced(o.Disk, o.Path); err != nil { // the run died while it removed the replaced output
 			return err
 		}
 	}
-	return o.disk.Remove(o.journalPath)
+	return o.Disk.Remove(o.journalPath)
 }

@@ -1,0 +1,196 @@
+package output
+
+// Parts become one output: the hashes of what they wrote are joined, and their journals.
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/progress"
+	"dsmoe/convert/plan"
+	"dsmoe/text"
+)
+
+// RefuseParts refuses to make the output in one run while parts of one are unfinished.
+func RefuseParts(t *Target, p *plan.Plan, s Options) error {
+	o := newDiskOutput(t, p, s)
+	if parts, err := o.journals(); err != nil || len(parts) == 0 || t.IsOutputOf(p) {
+		return err
+	}
+	return checkpoint.Refusal(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
+		"--part and --finish complete it; to start over, remove that directory and "+text.Quote(o.dir))
+}
+
+// JoinParts makes the journal of a run that wrote and proved everything from the journals of all n parts. n is 0 if
+// they were joined before, and are gone or are parts of another plan. remove removes their journals: call it when
+// that run has published the output.
+func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remove func() error, err error) {
+	o := newDiskOutput(t, p, s)
+	parts, err := o.journals()
+	if err != nil {
+		return 0, nil, err
+	}
+	if progress.Begun(o.journalPath) || t.IsOutputOf(p) { // they were joined already
+		parts, err = o.ours(parts)
+	} else if err = o.check(nil); err == nil {
+		err = o.joinJournals(parts, unverified)
+	}
+	if err != nil || len(parts) == 0 {
+		return 0, nil, err
+	}
+	return parts[0].N, func() error {
+		return errors.Join(o.Disk.RemoveAll(o.partsDir()), o.Disk.SyncDir(filepath.Dir(o.partsDir())))
+	}, nil
+}
+
+// ours returns the parts if they are of this plan: those of another are not to be removed.
+func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
+	for _, j := range parts {
+		if head, err := o.readJournalOf(j, nil); err != nil || head != nil && head.Plan != o.plan.Hash {
+			return nil, err
+		}
+	}
+	return parts, nil
+}
+
+// joinJournals writes the journal of a run that did what all parts did.
+func (o *diskOutput) joinJournals(parts []partJournal, unverified bool) error {
+	if len(parts) == 0 {
+		return checkpoint.Refusal(o.Path, "there are no parts that --finish could join", "--part I/N writes them")
+	}
+	states, err := o.join(parts, unverified)
+	if err != nil {
+		return err
+	}
+	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
+		return err
+	}
+	defer o.Close()
+	lines := []progress.Record{{Ready: true, Tensor: -1}}
+	for i := range states {
+		lines = append(lines, states[i].Record(i))
+	}
+	if err := o.journal.Begin(progress.HeadOf(o.plan, o.Key)); err != nil {
+		return err
+	}
+	return errors.Join(o.journal.Append(lines...), o.Disk.SyncDir(filepath.Dir(o.dir)))
+}
+
+// join reads all parts and returns the states of the tensors. Parts that are missing or not done are one error.
+func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.State, error) {
+	n := parts[0].N
+	if last := parts[len(parts)-1].N; last != n {
+		return nil, o.otherParts(fmt.Sprintf("holds parts of %d and parts of %d", n, last))
+	}
+	var missing, undone []int
+	tensors := make([]joint, len(o.plan.Tensors))
+	for i, spans := range o.plan.Shares(n) {
+		part := plan.Part{I: i + 1, N: n}
+		runs, err := o.runsOf(part, parts, spans)
+		if err != nil {
+			return nil, err
+		}
+		done, err := o.joinPart(part, runs, spans, tensors, unverified)
+		switch {
+		case err != nil:
+			return nil, err
+		case done:
+		case runs == nil:
+			missing = append(missing, part.I)
+		default:
+			undone = append(undone, part.I)
+		}
+	}
+	if missing != nil || undone != nil {
+		return nil, o.incomplete(n, missing, undone)
+	}
+	states := make([]progress.State, len(tensors))
+	for i := range tensors {
+		if err := tensors[i].join(&o.plan.Tensors[i]); err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", text.Quote(o.plan.Tensors[i].Name), err)
+		}
+		states[i] = tensors[i].State
+	}
+	return states, nil
+}
+
+// joinPart adds the spans of a part to their tensors, and reports whether all are done.
+func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span, tensors []joint,
+	unverified bool) (done bool, err error) {
+	l := progress.NewLedger(spans, nil)
+	var ends []progress.Edge
+	if l.States, ends = o.merge(runs, spans); !l.Complete(unverified) || ends == nil && len(spans) > 0 {
+		return false, nil
+	}
+	for i := range spans {
+		tensors[spans[i].Index].add(&spans[i], l.States[i])
+	}
+	return true, o.checkEdges(part, ends)
+}
+
+// incomplete is the error for parts that are missing, or not done.
+func (o *diskOutput) incomplete(n int, missing, undone []int) error {
+	var which []string
+	if missing != nil {
+		which = append(which, text.Ranges(missing)+" (no run recorded anything)")
+	}
+	if undone != nil {
+		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
+	}
+	return checkpoint.Refusal(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
+		strings.Join(which, ", "), n), "run these parts, then --finish")
+}
+
+// joint is a tensor of which parts have written spans.
+type joint struct {
+	progress.State
+	hashes   []string   // of the spans; nil if one is the whole tensor
+	segments [][]string // hashes of the spans' runs of each segment
+}
+
+// add adds the next span.
+func (j *joint) add(t *plan.Span, s progress.State) {
+	if t.Whole() {
+		j.State = s
+		return
+	}
+	if j.hashes == nil {
+		j.segments = make([][]string, len(t.Segments))
+		j.Proof = &progress.Proof{Compared: true}
+	}
+	j.Done += s.Done
+	j.Lost = append(j.Lost, s.Lost...)
+	j.Proof.Compared = j.Proof.Compared && s.Proof.Compared
+	j.hashes = append(j.hashes, s.Proof.Hash)
+	first, _ := t.FirstSegment()
+	for i, name := range s.Proof.Segments[:min(len(s.Proof.Segments), len(j.segments)-first)] {
+		j.segments[first+i] = append(j.segments[first+i], name)
+	}
+}
+
+// join joins the hashes of the spans and, if the source was hashed, the hashes of the segments.
+func (j *joint) join(t *plan.Tensor) (err error) {
+	if j.hashes == nil {
+		return nil
+	}
+	if j.Proof.Hash, err = digest.Join(j.hashes...); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(j.segments, func(names []string) bool { return len(names) == 0 }) {
+		return nil
+	}
+	j.Proof.Segments = make([]string, len(t.Segments))
+	for i, names := range j.segments {
+		if t.Segments[i].Operation.Unit().In > 0 { // else nothing was read
+			if j.Proof.Segments[i], err = digest.Join(names...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

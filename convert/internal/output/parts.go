@@ -1,0 +1,189 @@
+package output
+
+// Outputs in parts: runs that share a file system, on any machines, write and prove an output together,
+// each its share of it, and one more joins what they recorded. No lock keeps two runs of a part apart: both write the
+// same bytes, each with a journal of its own.
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/progress"
+	"dsmoe/convert/plan"
+	"dsmoe/text"
+)
+
+// partOutput is an output on the disk that a run writes a part of.
+type partOutput struct {
+	*diskOutput
+	head progress.Head // of this run's journal
+}
+
+func newPartOutput(t *Target, p *plan.Plan, o Options) *partOutput {
+	head := progress.HeadOf(p, o.Key)
+	head.Options, head.Sources, head.States = p.Options, p.Sources, o.States
+	return &partOutput{newDiskOutput(t, p, o), head}
+}
+
+// Begin takes over what earlier runs of the part did.
+func (o *partOutput) Begin(apply func(progress.Record), _ func() error) (Stage, error) {
+	if err := o.checkParts(); err != nil {
+		return Fresh, err
+	}
+	all, err := o.journals()
+	if err != nil {
+		return Fresh, err
+	}
+	runs, err := o.runsOf(o.Part, all, o.Spans)
+	if err != nil {
+		return Fresh, err
+	}
+	states, ends := o.merge(runs, o.Spans)
+	for i := range states {
+		apply(states[i].Record(o.Spans[i].Index))
+	}
+	if ends != nil || len(o.Spans) == 0 {
+		return Ended, nil
+	}
+	return Resumed, nil
+}
+
+// Start makes the directories, if no other part has, and opens the weight files that the part has spans in.
+func (o *partOutput) Start() (readable bool, err error) {
+	if err := o.open(); err != nil {
+		return false, err
+	}
+	return o.diskOutput.Start()
+}
+
+func (o *partOutput) open() error {
+	for _, dir := range []string{o.partsDir(), o.dir} {
+		if err := o.Disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	o.weights = make([]*disk.TileFile, len(o.plan.Files))
+	o.head.Files = map[string]string{}
+	for i := range o.Spans {
+		if at := o.Spans[i].File; o.weights[at] == nil {
+			if err := o.openFile(at, &o.Spans[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.Join(o.Disk.SyncDir(o.dir), o.Disk.SyncDir(filepath.Dir(o.dir)))
+}
+
+// openFile opens a weight file and gives it its size, unless another part has, and its identity to the head. The
+// part with the first byte of the first tensor writes the header.
+func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
+	f, err := o.Disk.OpenSharedTiles(o.PathOf(i))
+	if err != nil {
+		return err
+	}
+	o.weights[i] = f
+	size := o.plan.Files[i].Size
+	if stat, err := f.Stat(); err != nil || stat.Size() != size {
+		if err := f.Reserve(size); err != nil {
+			return err
+		}
+	}
+	if first.From == 0 && (first.Index == 0 || o.plan.Tensors[first.Index-1].File != i) {
+		if err := o.writeHeader(i); err != nil {
+			return err
+		}
+	}
+	o.head.Files[o.plan.Files[i].Name], err = disk.Inode(o.PathOf(i))
+	return errors.Join(err, f.Sync())
+}
+
+// edges returns the ends of a part, without hashes: a block more than to the first multiple of disk.Block, and than
+// from the last one on. A part of a file that was removed, and made again, differs in them.
+func edges(spans []plan.Span) []progress.Edge {
+	first, last := &spans[0], &spans[len(spans)-1]
+	begin, end := first.Offset+first.From, last.Offset+last.To
+	tail := min(end&(disk.Block-1)+disk.Block, last.Size())
+	return []progress.Edge{
+		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1)+disk.Block, first.Size())},
+		{File: last.File, Offset: end - tail, Bytes: tail},
+	}
+}
+
+// Commit hashes the ends of the part, which is proven, and records that.
+func (o *partOutput) Commit(func(name string) func(io.Writer) error) (replaced bool, err error) {
+	if len(o.Spans) == 0 {
+		return false, nil
+	}
+	r := progress.Record{Tensor: -1}
+	for _, g := range edges(o.Spans) {
+		g, err := hashed(g, o.weights[g.File])
+		if err != nil {
+			return false, err
+		}
+		r.Edges = append(r.Edges, g)
+	}
+	return false, o.Record(progress.Unrecorded{Lines: []progress.Record{r}})
+}
+
+// Record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
+func (o *partOutput) Record(n progress.Unrecorded) error {
+	if o.journal == nil {
+		if err := o.newJournal(); err != nil {
+			return err
+		}
+	}
+	return o.diskOutput.Record(n)
+}
+
+// newJournal makes a journal for this run.
+func (o *partOutput) newJournal() error {
+	for run := 1; ; run++ {
+		j, err := progress.CreateJournal(o.Disk, filepath.Join(o.partsDir(), partJournal{o.Part, run}.name()))
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		o.journal = j
+		return errors.Join(o.journal.Begin(o.head), o.Disk.SyncDir(o.partsDir()))
+	}
+}
+
+// checkParts refuses to write a part where an output without parts, or with other parts, is unfinished.
+func (o *partOutput) checkParts() error {
+	if err := o.check(nil); err != nil {
+		return err
+	}
+	if progress.Begun(o.journalPath) {
+		return checkpoint.Refusal(o.Path, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
+			"the same command without --part finishes it")
+	}
+	assembled := exists(o.dir) // before the parts are looked at: another run may begin meanwhile
+	parts, err := o.journals()
+	switch {
+	case err != nil:
+		return err
+	case len(parts) == 0 && assembled && !exists(o.partsDir()):
+		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
+	case len(parts) == 0 && !assembled:
+		return checkFree(filepath.Dir(o.dir), o.plan.Size())
+	}
+	for _, p := range parts {
+		if p.N != o.Part.N {
+			return o.otherParts(fmt.Sprintf("holds part %d of %d; this is part %d of %d", p.I, p.N, o.Part.I, o.Part.N))
+		}
+	}
+	for _, j := range parts {
+		if head, err := o.readJournalOf(j, nil); err != nil || head != nil {
+			return cmp.Or(err, o.samePart(j.Part, head))
+		}
+	}
+	return nil
+}

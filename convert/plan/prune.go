@@ -1,0 +1,258 @@
+package plan
+
+// Which routed experts the output keeps: rows of routers, numbers of experts and config.json follow.
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+
+	"dsmoe/config"
+	"dsmoe/model/table"
+	"dsmoe/text"
+)
+
+// Prune is the routed experts to keep; the zero value keeps all. Kept experts are renumbered from 0, ascending.
+type Prune struct {
+	All    text.Spans    // numbers of the experts that every layer keeps; empty if Layers is used
+	Layers map[int][]int // numbers of the experts that each layer with experts keeps; nil if All is used
+}
+
+// ReadPrune reads an object with a list of experts for each layer: {"1": [0, 3], "2": [1, 2]}.
+func ReadPrune(r io.Reader) (layers map[int][]int, err error) {
+	var byName map[string][]int
+	if err := json.UnmarshalRead(r, &byName); err != nil {
+		return nil, fmt.Errorf("not an object with a list of experts for each layer, such as "+
+			`{"1": [0, 3], "2": [1, 2]}: %s`, text.Quote(err.Error()))
+	}
+	layers = map[int][]int{}
+	for name, experts := range byName {
+		l, err := strconv.Atoi(name)
+		if err != nil || strconv.Itoa(l) != name {
+			return nil, fmt.Errorf("key %s: not the number of a layer", text.Quote(name))
+		}
+		layers[l] = experts
+	}
+	return layers, nil
+}
+
+// some reports whether some experts may be dropped.
+func (p Prune) some() bool { return len(p.All) > 0 || p.Layers != nil }
+
+// Kept returns the experts that the layers of c, prediction layers too, keep; nil if all experts are kept.
+func (p Prune) Kept(c *config.Config) table.Kept {
+	if !p.some() {
+		return nil
+	}
+	kept := table.Kept{}
+	for l := range c.NumHiddenLayers + table.FamilyOf(c).PredictionLayers(c) {
+		if !c.IsMoE(l) {
+			continue
+		}
+		kept[l] = []int{}
+		for e := range c.NRoutedExperts {
+			if p.Layers == nil && p.All.Has(e) || slices.Contains(p.Layers[l], e) {
+				kept[l] = append(kept[l], e)
+			}
+		}
+	}
+	return kept
+}
+
+// Check returns what is wrong with keeping only these experts in the given layers of a model of c.
+func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
+	if len(layers) == 0 {
+		return []string{"there is no layer with routed experts to keep some of"}
+	}
+	present := map[int]bool{}
+	for e := range c.NRoutedExperts {
+		present[e] = true
+	}
+	if err := p.All.Check("a layer", "experts", present); err != nil {
+		problems = append(problems, err.Error())
+	}
+	kept := p.Kept(c)
+	for _, l := range slices.Sorted(maps.Keys(p.Layers)) {
+		if _, has := kept[l]; !has {
+			problems = append(problems, fmt.Sprintf("layer %d: has no routed experts", l))
+		}
+	}
+	faults, counts := map[string][]int{}, map[string][]int{}
+	for _, l := range layers {
+		if _, listed := p.Layers[l]; p.Layers != nil && !listed {
+			faults[notListed] = append(faults[notListed], l)
+			continue
+		}
+		groups, causes := groupsKept(c, kept[l])
+		for _, cause := range append(p.checkLayer(c, l, len(kept[l])), causes...) {
+			faults[cause] = append(faults[cause], l)
+		}
+		count := text.Plural(len(kept[l]), "expert") + groups
+		counts[count] = append(counts[count], l)
+	}
+	problems = append(problems, ofLayers(faults, ": ")...)
+	if len(counts) > 1 {
+		problems = append(problems, "config.json has one number of experts, and of groups, for all layers: "+
+			strings.Join(ofLayers(counts, " would keep "), ", "))
+	}
+	return problems
+}
+
+// notListed is what is wrong with a layer without a list.
+const notListed = "no list of experts; each layer with routed experts has one, of the same length"
+
+// ofLayers returns what is said of layers, in the order of the first layers.
+func ofLayers(said map[string][]int, between string) (lines []string) {
+	order := slices.SortedFunc(maps.Keys(said), func(a, b string) int {
+		return cmp.Or(cmp.Compare(said[a][0], said[b][0]), cmp.Compare(a, b))
+	})
+	for _, what := range order {
+		noun := map[bool]string{true: "layer ", false: "layers "}[len(said[what]) == 1]
+		lines = append(lines, noun+text.Ranges(said[what])+between+what)
+	}
+	return lines
+}
+
+// checkLayer returns what is wrong with the list of a layer, which keeps n experts.
+func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
+	list := slices.Sorted(slices.Values(p.Layers[layer]))
+	unique := slices.Compact(slices.Clone(list))
+	absent := slices.DeleteFunc(slices.Clone(unique), func(e int) bool { return e >= 0 && e < c.NRoutedExperts })
+	if len(absent) > 0 {
+		causes = append(causes, fmt.Sprintf("experts %s not there: a layer has 0-%d", text.Ranges(absent), c.NRoutedExperts-1))
+	}
+	if len(unique) < len(list) {
+		causes = append(causes, "lists an expert twice")
+	}
+	if n < c.NumExpertsPerTok {
+		causes = append(causes, fmt.Sprintf("%s, but a token chooses num_experts_per_tok %d", text.Plural(n, "expert"),
+			c.NumExpertsPerTok))
+	}
+	return causes
+}
+
+// groupsKept returns " of 2 groups" for experts of two groups if tokens choose by groups, and why the experts make no
+// groups of one size.
+func groupsKept(c *config.Config, experts []int) (groups string, causes []string) {
+	if !limitsGroups(c) || len(experts) == 0 {
+		return "", nil
+	}
+	counts := groupSizes(c, experts)
+	n, size := len(counts), c.NRoutedExperts/c.NGroup
+	least := max(1, ceil(c.NumExpertsPerTok, min(c.TopKGroup, n)))
+	if c.TopKMethod == "noaux_tc" { // a group is worth its two best
+		least = max(2, least)
+	}
+	each := slices.Sorted(maps.Values(counts))
+	switch {
+	case least > size:
+		causes = append(causes, fmt.Sprintf("%s of n_group %d hold too few experts for num_experts_per_tok %d: keep some of "+
+			"more groups", text.Plural(n, "group"), c.NGroup, c.NumExpertsPerTok))
+	case each[0] != each[n-1] || each[0] < least:
+		causes = append(causes, fmt.Sprintf("keeps %s experts per group, of %s: groups are of one size, here %d to %d; keep "+
+			"a multiple of %d from %d to %d, as many of each group, or drop whole groups", ranged(each),
+			text.Plural(n, "group"), least, size, n, n*least, n*size))
+	}
+	return " of " + text.Plural(n, "group"), causes
+}
+
+// groupSizes counts the experts of each group that has some.
+func groupSizes(c *config.Config, experts []int) map[int]int {
+	sizes := map[int]int{}
+	for _, e := range experts {
+		sizes[e/(c.NRoutedExperts/c.NGroup)]++
+	}
+	return sizes
+}
+
+// limitsGroups reports whether n_group has an effect.
+func limitsGroups(c *config.Config) bool { return c.LimitsGroups() && c.NGroup > 1 }
+
+// ceil returns a / b, rounded up.
+func ceil(a, b int) int { return (a + b - 1) / b }
+
+// ranged returns the least and the most of ascending numbers: "3-4".
+func ranged(n []int) string { return (text.Spans{{n[0], n[len(n)-1]}}).String() }
+
+// checkPrune reduces the kept experts to the layers that are converted, and checks them.
+func (c *conversion) checkPrune(s selection) {
+	if c.kept = s.filter.kept; c.kept == nil {
+		return
+	}
+	absent := table.FamilyOf(c.src.Config).AbsentMTP(c.src.Config, c.set.Has)
+	maps.DeleteFunc(c.kept, func(l int, _ []int) bool { return !s.filter.hasLayer(l) || slices.Contains(absent, l) })
+	for _, problem := range c.o.Prune.Check(c.src.Config, slices.Sorted(maps.Keys(c.kept))) {
+		c.problem("", "%s", problem)
+	}
+	unknown := map[int]bool{}
+	for _, w := range s.kept {
+		p := w.OwnerPlace()
+		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
+		switch _, listed := c.kept[p.Layer]; {
+		case p.Expert < 0 && !router:
+		case !listed:
+			unknown[p.Layer] = true
+		case router && (!p.Role().CountsExperts() || w.Part != "" || w.Scaled()):
+			c.problem(w.Name, "cannot be divided among the experts")
+		}
+	}
+	if len(unknown) > 0 {
+		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",
+			text.Ranges(slices.Sorted(maps.Keys(unknown))))
+	}
+}
+
+// expertEdits are the changes to the numbers of experts and of groups, of which values are the document's.
+func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
+	for _, experts := range c.kept {
+		n := strconv.Itoa(len(experts))
+		for _, key := range []string{"n_routed_experts", "num_experts", "num_local_experts"} {
+			if values[key] != "" {
+				edits = append(edits, edit{key, []byte(n)})
+			}
+		}
+		if edits == nil { // the default is another
+			edits = []edit{{"n_routed_experts", []byte(n)}}
+		}
+		if have := c.src.Config; limitsGroups(have) {
+			groups := len(groupSizes(have, experts))
+			edits = append(edits, edit{"n_group", []byte(strconv.Itoa(groups))},
+				edit{"topk_group", []byte(strconv.Itoa(min(have.TopKGroup, groups)))})
+		}
+		return edits // all layers are alike
+	}
+	return nil
+}
+
+// checkExceptions refuses a quantization_config that excepts experts by numbers that change.
+func (c *conversion) checkExceptions(written *config.Config, chosen selection) {
+	from := c.src.Config
+	if c.kept == nil || len(from.Quantization.Except) == 0 || written.Quantization.Method == "" {
+		return
+	}
+	for _, w := range chosen.kept {
+		slot := table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}
+		if excepted := slot.Excepted(from); w.Expert >= 0 && w.Part == "" {
+			if slot.Name = c.kept.Smaller(w.Name); slot.Excepted(written) != excepted {
+				c.problem(w.Name, "quantization_config excepts some experts by their numbers, which change: "+
+					"--type bf16 decodes the weights")
+				return
+			}
+		}
+	}
+}
+
+// noteKept says which experts are kept.
+func (c *conversion) noteKept() {
+	for _, experts := range c.kept {
+		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"), c.src.Config.NRoutedExperts,
+			text.Plural(len(c.kept), "layer"))
+		return
+	}
+}
