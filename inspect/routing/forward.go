@@ -149,6 +149,8 @@ func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) 
 	if t.run.options.Blocks && tally.blocks == nil {
 		tally.blocks = newBlocks(t.run.batch, t.in.Seq, tally.experts)
 	}
+	tally.byTable = choice.Table != nil
+	tally.scored = !tally.byTable
 	t.ids = slices.Clone(choice.Idx)
 	return t.rows(tally, name, func(row int, ids []int) error {
 		if err := tally.choose(ids); err != nil {
@@ -156,6 +158,9 @@ func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) 
 		}
 		if tally.blocks != nil {
 			tally.blocks.add(t.at+row, ids)
+		}
+		if tally.byTable {
+			return nil
 		}
 		return tally.score(ids, choice.Scores.Row(row))
 	})

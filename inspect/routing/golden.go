@@ -137,6 +137,9 @@ func (p *goldenPack) choosesByBias() bool {
 	return p.Config != nil && p.Config.ChoosesByBias()
 }
 
+// byTable reports whether a table gives each token its experts in a layer.
+func (p *goldenPack) byTable(l int) bool { return p.Config != nil && p.Config.Hashes(l) }
+
 // shapes compares the shapes of a layer's stages.
 func (p *goldenPack) shapes(l int) error {
 	ids := p.stages[l][gateIDs]
@@ -173,7 +176,7 @@ func (p *goldenPack) shapes(l int) error {
 
 // sayMissing notes the numbers that the pack and the model do not give.
 func (p *goldenPack) sayMissing(o Options) {
-	var silent, unweighted, unscored []int
+	var silent, unweighted, unscored, tables []int
 	layers := slices.Collect(maps.Keys(p.stages))
 	if p.Config != nil {
 		layers = append(layers, p.Config.MoELayers()...)
@@ -188,7 +191,10 @@ func (p *goldenPack) sayMissing(o Options) {
 			if !p.has(l, gateWeights) {
 				unweighted = append(unweighted, l)
 			}
-			if !p.has(l, gateLogits) {
+			switch {
+			case p.byTable(l):
+				tables = append(tables, l)
+			case !p.has(l, gateLogits):
 				unscored = append(unscored, l)
 			}
 		}
@@ -196,6 +202,7 @@ func (p *goldenPack) sayMissing(o Options) {
 	p.lack(silent, "the pack has no %s: nothing is known of them", gateIDs)
 	p.lack(unweighted, "the pack has no %s: no gate weights", gateWeights)
 	p.lack(unscored, "the pack has no %s: no margins", gateLogits)
+	p.lack(tables, "%s gives each token its experts: no margins", gateStage+"tid2eid")
 	if reason := p.unscored(); reason != "" {
 		p.Missing = append(p.Missing, "margins: "+reason)
 	}
@@ -230,6 +237,7 @@ func (p *goldenPack) layer(l int) (*layerTally, error) {
 		}
 	}
 	t := newTally(l, p.Experts, p.PerToken, weights != nil, scores != nil)
+	t.byTable = p.byTable(l)
 	for row := range len(ids) / p.PerToken {
 		if p.padding(row, len(ids)/p.PerToken) {
 			continue
@@ -261,7 +269,7 @@ func countRow(t *layerTally, row int, ids []int, weights []float32, scores *mode
 // scores returns a layer's selection scores; nil if they are not known.
 func (p *goldenPack) scores(l int) (*model.Activation, error) {
 	info, ok := p.stages[l][gateLogits]
-	if !ok || p.unscored() != "" {
+	if !ok || p.unscored() != "" || p.byTable(l) {
 		return nil, nil
 	}
 	values, err := p.Recording.Float32s(info.Name)

@@ -341,6 +341,16 @@ func TestRouteESFT(t *testing.T) {
 	}
 }
 
+// TestTableRepeatsAnExpert: of a table's choice, an expert that comes twice counts twice, and is no pair.
+func TestTableRepeatsAnExpert(t *testing.T) {
+	tally := newTally(0, 4, 3, false, false)
+	tally.byTable = true
+	require.NoError(t, tally.choose([]int{2, 1, 2}))
+	require.Equal(t, []int{0, 1, 2, 0}, tally.counts)
+	require.EqualValues(t, 2, tally.pairs[tally.pair(1, 2)])
+	require.EqualError(t, tally.choose([]int{2, 1, 4}), "expert 4 is not one of 4")
+}
+
 // TestESFTLogIsWrong: each fault is named with its file and line.
 func TestESFTLogIsWrong(t *testing.T) {
 	c := small(t)

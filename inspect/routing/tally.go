@@ -17,6 +17,7 @@ type layerTally struct {
 	pairs             []uint32  // n_ij at pair(i, j)
 	scored            bool      // selection scores are known
 	margins           []float64
+	byTable           bool    // a table gives each token its experts: there are no margins, and an expert may come twice
 	below             int     // tokens without a margin, whose chosen experts the scores exclude
 	lastToken         []int   // by expert: the last token that chose it, from 1
 	blocks            *blocks // nil unless they are counted
@@ -36,14 +37,14 @@ func newTally(layer, experts, k int, weighed, scored bool) *layerTally {
 // pair is the place of experts i < j among all pairs, row after row.
 func (t *layerTally) pair(i, j int) int { return i*(2*t.experts-i-1)/2 + j - i - 1 }
 
-// choose counts the experts of the next token. They must be k different ones.
+// choose counts the experts of the next token. They must be k different ones unless a table gives them.
 func (t *layerTally) choose(ids []int) error {
 	t.tokens++
 	for _, e := range ids {
 		if e < 0 || e >= t.experts {
 			return fmt.Errorf("expert %d is not one of %d", e, t.experts)
 		}
-		if t.lastToken[e] == t.tokens {
+		if t.lastToken[e] == t.tokens && !t.byTable {
 			return fmt.Errorf("expert %d appears twice", e)
 		}
 		t.lastToken[e] = t.tokens
@@ -51,7 +52,9 @@ func (t *layerTally) choose(ids []int) error {
 	}
 	for a, i := range ids {
 		for _, j := range ids[a+1:] {
-			t.pairs[t.pair(min(i, j), max(i, j))]++
+			if i != j {
+				t.pairs[t.pair(min(i, j), max(i, j))]++
+			}
 		}
 	}
 	return nil
