@@ -25,6 +25,8 @@ func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options)
 //		x = x + mlp(post_attention_layernorm(x))
 //	logits = norm(x)·lm_headᵀ
 //
+// With hyper-connections x is hc_mult streams, and both sums are as connected says.
+//
 // It fails on ids outside the vocabulary, when the Trace does, and when ctx is done.
 func (n *Network[V]) Forward(ctx context.Context) (V, error) { return n.ForwardMTP(ctx, 0) }
 
@@ -35,7 +37,7 @@ func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err 
 }
 
 // Run runs the parts of the model that c lists, as Forward would. It returns the model's logits
-// [batch, seq, vocab_size] if c runs the head, else the output [batch, seq, hidden_size] of
+// [batch, seq, vocab_size] if c runs the head, else the output of
 // the last decoder layer.
 func (n *Network[V]) Run(ctx context.Context, c *Course[V]) (y V, err error) {
 	if err := c.check(n.Model, n.Input); err != nil {
@@ -120,7 +122,7 @@ func (p *pass[V]) holding(l int, f func()) {
 	p.drop(l)
 }
 
-// Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
+// Layer runs decoder layer l alone on x, [batch, seq, hidden_size] or its streams, as Forward would.
 func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
 	return n.run(ctx, func(p *pass[V]) V {
 		p.stopIf(p.m.Hold(l))
@@ -139,7 +141,7 @@ func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error)
 	})
 }
 
-// Head runs the final norm and the head on x [batch, seq, hidden_size], the last
+// Head runs the final norm and the head on x, [batch, seq, hidden_size] or its streams, the last
 // layer's output, as Forward would.
 func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
 	return n.run(ctx, func(p *pass[V]) V {
