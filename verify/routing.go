@@ -146,7 +146,11 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 		theirs := want[row*k : (row+1)*k]
 		found := compareRow(ours, theirs, row)
 		if len(found.wrong) > 0 && wrong == 0 {
-			c.Index = []int{row, slices.Index(theirs, found.wrong[0])}
+			place := slices.Index(theirs, found.wrong[0])
+			for ours.Table != nil && theirs[place] == found.ours[place] { // the table lists it, too, elsewhere
+				place++
+			}
+			c.Index = []int{row, place}
 			c.Gap = gapOf(ours, theirs, row, found.wrong[0])
 			c.Want, c.Got = fmt.Sprintf("expert %d", found.wrong[0]), fmt.Sprintf("experts %v", found.ours)
 		}

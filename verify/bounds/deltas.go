@@ -79,6 +79,7 @@ func (a *Analysis) linearDeltas(sums []float32, x *Value, l *model.Linear) (unit
 	errorsOf, factor := func(w *model.Weight, first, n int) model.Weight { return halfUnitRows(w, first, n, how) }, 1.0/3
 	if steps := a.stepsOf(w); steps != nil {
 		errorsOf = func(w *model.Weight, first, n int) model.Weight {
+			first += w.FirstRow
 			return float32Rows(w, n, steps[first*w.Shape[1]:(first+n)*w.Shape[1]])
 		}
 	} else if !w.DType.Blocked() && !w.DType.Scaled() && !how.Denormals {

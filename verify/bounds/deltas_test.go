@@ -127,3 +127,35 @@ func TestLimitsDoNotGrowWithSize(t *testing.T) {
 		require.Equal(t, 1, d.Beyond)
 	}
 }
+
+// TestRowsOfARoundedWeight have the variances that they have in the whole weight: decoded ones by its half steps, FP8
+// by its blocks' scales.
+func TestRowsOfARoundedWeight(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const rows, width, from, to = 6, 8, 2, 5
+	decoded := weight(r, rows, width)
+	codes := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{rows, width}}, Block: [2]int{4, 4}}
+	for i := range rows * width {
+		codes.Data = append(codes.Data, byte(0x30+i%8))
+	}
+	codes.Scales = []float32{1, 2, 4, 8}
+	steps := make([]float32, rows*width)
+	for i := range steps {
+		steps[i] = float32(i+1) * 1e-4
+	}
+	for name, w := range map[string]model.Weight{"decoded": decoded, "FP8": codes} {
+		a := NewAnalysis(model.Options{DType: tensor.F32}, Roundings{"w": AllRounded("quantise")})
+		defer a.Close()
+		if name == "decoded" {
+			a.Decoded = func(string) []float32 { return steps }
+		}
+		x := Exact(&model.Activation{DType: tensor.F32, Shape: []int{4, width}, Values: numbers(r, 4*width)})
+		whole := a.Linear(x, &model.Linear{Weight: w})
+		part := a.Linear(x, &model.Linear{Weight: w.Rows(from, to)})
+		for i := range part.Values {
+			at := i/(to-from)*rows + from + i%(to-from)
+			require.Equal(t, whole.Values[at], part.Values[i], name)
+			require.InEpsilon(t, whole.Variance(at), part.Variance(i), 1e-6, name)
+		}
+	}
+}

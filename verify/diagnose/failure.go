@@ -184,7 +184,10 @@ func (f *Failure) NewTrial() *Trial {
 func ownLayer(d *model.DeepseekDecoderLayer) model.DeepseekDecoderLayer {
 	c := *d
 	c.MLP, c.MoE, c.SelfAttn, c.MLA = clone(d.MLP), clone(d.MoE), clone(d.SelfAttn), clone(d.MLA)
-	c.Indexer = clone(d.Indexer)
+	c.Indexer, c.Windowed, c.AttnHC, c.FFNHC = clone(d.Indexer), clone(d.Windowed), clone(d.AttnHC), clone(d.FFNHC)
+	if w := c.Windowed; w != nil {
+		w.Compressor, w.Indexer = clone(w.Compressor), clone(w.Indexer)
+	}
 	if c.MoE != nil {
 		c.MoE.Experts, c.MoE.SharedExperts = slices.Clone(c.MoE.Experts), clone(c.MoE.SharedExperts)
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -50,7 +51,7 @@ func undoLayer(other int) func(x *Trial) string {
 		if !slices.Contains(f.Layers, other) {
 			return "" // its weights were not read
 		}
-		if x.layer == nil || other == f.Layer || f.Model.Config.IsMoE(other) != f.Model.Config.IsMoE(f.Layer) ||
+		if x.layer == nil || other == f.Layer || !sameModules(f.Model.Config, other, f.Layer) ||
 			(f.Model.Layer(other).Indexer == nil) != (x.layer.Indexer == nil) {
 			return "" // they have other weights
 		}
@@ -58,6 +59,12 @@ func undoLayer(other int) func(x *Trial) string {
 		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right",
 			f.Layer, other)
 	}
+}
+
+// sameModules reports whether two layers have the same modules, but for an indexer.
+func sameModules(c *config.Config, a, b int) bool {
+	return c.IsMoE(a) == c.IsMoE(b) && c.Hashes(a) == c.Hashes(b) && c.CompressRate(a) == c.CompressRate(b) &&
+		c.Overlaps(a) == c.Overlaps(b)
 }
 
 // undoNormOffset adds an offset to the weight of the norm.
