@@ -930,12 +930,12 @@ class Watch(TorchFunctionMode):
             self.take_expert(number, "output", out)
 
     def begin_expert(self, number, x):
-        """Finds which token each row of the expert's input is."""
-        tokens, rows = (self.choice == number).any(-1).nonzero().flatten(), int((self.choice == number).sum())
+        """Finds which token each row of the expert's input is. Of a hash table a token may have an expert twice."""
+        tokens = (self.choice == number).nonzero()[:, 0]
         want = self.hidden[tokens]
-        if rows != len(x):  # of a hash table a token may have an expert twice
-            raise Trouble(f"{self.base}experts.{number}: the reference gives it {len(x)} rows, topk_idx {rows}")
-        self.rows = torch.arange(len(tokens), device=x.device)
+        if len(tokens) != len(x):
+            raise Trouble(f"{self.base}experts.{number}: the reference gives it {len(x)} tokens, topk_idx {len(tokens)}")
+        self.rows = torch.arange(len(x), device=x.device)
         if torch.equal(want, x):
             return
         free = list(range(len(x)))
