@@ -126,7 +126,7 @@ const (
 func levelOf(id string) Level {
 	switch id {
 	case "nan", "infinite", "not-finite", "zeroed", "dead-row", "duplicate", "duplicate-matrix", "duplicate-row",
-		"duplicate-layer", "head-is-embedding":
+		"duplicate-layer", "head-is-embedding", "not-an-expert":
 		return Error
 	}
 	return Notice

@@ -84,13 +84,25 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s; leave quantization_config out",
 			text.Quote(configFile), f.Name)
 	}
+	if c.Windowed() && o.gates.value == torchGates {
+		return nil, fmt.Errorf("--init torch: the gates of model_type %s are not drawn so", c.ModelType)
+	}
 	source := o.source(c)
-	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: document, Rule: o.rule()}
+	made := slices.Collect(source.Tensors())
+	s := plan.Synthetic{Tensors: slices.Clone(made), Config: document, Rule: o.rule()}
+	own := map[string]string{} // the source's names
 	for i := range s.Tensors {
-		s.Tensors[i].Name = c.Prefix() + s.Tensors[i].Name
+		if s.Tensors[i].Name = c.Prefix() + made[i].Name; table.FamilyOf(c).Namings != nil {
+			s.Tensors[i].Name = table.FamilyOf(c).Namings[0].Of(c, made[i].Name)
+		}
+		own[s.Tensors[i].Name] = made[i].Name
+	}
+	if i := slices.IndexFunc(made, notSynthetic); i >= 0 {
+		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s as %s; leave quantization_config out",
+			text.Quote(configFile), text.Quote(s.Tensors[i].Name), made[i].DType)
 	}
 	s.Fill = func(t tensor.Info, dst []byte, offset int64) error {
-		t.Name = weights.Unprefixed(c, t.Name)
+		t.Name = own[t.Name]
 		return source.Fill(t, dst, offset)
 	}
 	p, err := plan.Synthesis(s, o.maxShard)
@@ -105,9 +117,14 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	if err != nil {
 		return nil, err
 	}
-	r := describeSynthetic(dst, o, c, s.Tensors)
+	r := describeSynthetic(dst, o, c, made)
 	r.Already = done.Already
 	return r, nil
+}
+
+// notSynthetic reports whether synth has no rule for tensors of the dtype.
+func notSynthetic(t tensor.Info) bool {
+	return !slices.Contains([]tensor.DType{tensor.BF16, tensor.F32, tensor.FP8.Codes, tensor.I64}, t.DType)
 }
 
 // synthesised says what was written.
@@ -134,7 +151,7 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 	for _, t := range tensors {
 		bytes[t.DType] += t.Bytes()
 		r.Bytes += t.Bytes()
-		if weights.OwnerOf(t.Name) == t.Name {
+		if weights.OwnerOf(t.Name) == t.Name && !t.DType.Integer() {
 			r.Parameters += int64(t.Len())
 		}
 	}

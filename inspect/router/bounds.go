@@ -13,7 +13,8 @@ package router
 //
 //	[σ(-L_e) + b_e, σ(L_e) + b_e],   b = e_score_correction_bias;
 //
-// with softmax scores in [b_e, 1 + b_e].
+// with √softplus, √ln(1 + e^x), in the place of σ where the scores are that: roundingShare is taken twice for logits and
+// once for scores, which the reference rounds to BF16, too. With softmax scores it is [b_e, 1 + b_e].
 //
 // Without a bias nothing follows from these bounds: if n may occur, so may -n, which turns all
 // logits round. What follows from rows that depend on each other, such as one between two others
@@ -57,6 +58,10 @@ type gatePlan struct {
 
 // prove fills in which experts are never chosen, or always.
 func (r *router) prove(c *config.Config) {
+	if r.Table != nil {
+		r.Table.prove(r.Rows)
+		return
+	}
 	p := r.plan(c)
 	if p == nil {
 		return
@@ -87,9 +92,16 @@ func (r *router) plan(c *config.Config) *gatePlan {
 			return nil
 		}
 		l := limits{0, 1}
-		if c.ScoringFunc == "sigmoid" && row.MaxLogit != nil {
+		switch {
+		case c.ScoringFunc == "sigmoid" && row.MaxLogit != nil:
 			l.low = 1 / (1 + math.Exp(roundingShare**row.MaxLogit))
 			l.high = 1 - l.low
+		case c.ScoringFunc == "sqrtsoftplus" && row.MaxLogit != nil:
+			most := roundingShare * roundingShare * *row.MaxLogit
+			l.low = math.Sqrt(math.Log1p(math.Exp(-most))) / roundingShare
+			l.high = math.Sqrt(most+math.Log1p(math.Exp(-most))) * roundingShare
+		case c.ScoringFunc == "sqrtsoftplus":
+			l.high = math.Inf(1)
 		}
 		p.experts = append(p.experts, limits{l.low + *row.Bias, l.high + *row.Bias})
 	}

@@ -14,6 +14,7 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -50,6 +51,7 @@ type Layer struct {
 	NullCondition *float64        `json:"null_condition"`
 	Bias          *inspect.Spread `json:"bias"`     // of Row.Bias; null if the router has no bias
 	Coupling      *Coupling       `json:"coupling"` // null unless Options asks for it
+	Table         *Table          `json:"table"`    // null unless experts are chosen by it, and not by the rows
 }
 
 // Row is the row of one expert, its centroid.
@@ -60,6 +62,7 @@ type Row struct {
 	MaxLogit *float64          `json:"max_logit"` // √hidden·‖r∘w‖: no token's logit is larger, of either sign
 	Bias     *float64          `json:"bias"`      // e_score_correction_bias; null if the router has none
 	Nearest  *matrix.Neighbour `json:"nearest"`   // the row with the cosine of the largest magnitude
+	Tokens   *int64            `json:"tokens"`    // that Table gives the expert; null without a table
 	Proven   string            `json:"proven"`    // "never" or "always" chosen, whatever the token; "" if unproven
 }
 
@@ -76,6 +79,7 @@ type router struct {
 	cosines    matrix.Cosines
 
 	gate, biasWeight, normWeight *weights.Weight   // the last two are nil if the layer has none
+	tableWeight                  *weights.Weight   // tid2eid; nil if the layer has none
 	experts, ups                 []*weights.Weight // gate_proj and up_proj of the routed experts, by their numbers
 }
 
@@ -111,7 +115,10 @@ func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []ins
 		return nil, nil, errors.New("no router is selected, or there is none")
 	}
 	for _, x := range w.List {
-		if r := byLayer[x.Layer]; r != nil && inspect.Countable(x) == nil {
+		r := byLayer[x.Layer]
+		if r != nil && x.Is(table.Router, table.TID2EID) && x.DType == tensor.I64 && len(x.Shape) == 2 {
+			r.tableWeight = x
+		} else if r != nil && inspect.Countable(x) == nil {
 			r.take(x)
 		}
 	}
@@ -173,7 +180,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 
 // bytes is the size of what Examine reads of a layer.
 func (r *router) bytes(coupling bool) (n int64) {
-	all := []*weights.Weight{r.gate, r.biasWeight, r.normWeight}
+	all := []*weights.Weight{r.gate, r.biasWeight, r.normWeight, r.tableWeight}
 	if coupling {
 		all = append(all, r.experts...)
 	}
@@ -202,7 +209,7 @@ func (r *router) read(x *matrix.Reader) (err error) {
 		}
 	}
 	r.measure()
-	return nil
+	return r.readTable(x)
 }
 
 // measure fills in what the rows are by themselves and beside each other.
@@ -285,6 +292,11 @@ func (r *router) observe() (found []inspect.Observation) {
 	for e := range r.Rows {
 		found = append(found, r.observeRow(e)...)
 	}
+	if t := r.Table; t != nil && t.Outside > 0 {
+		outside := float64(t.Outside)
+		found = append(found, inspect.Observation{ID: "not-an-expert", Layer: r.Layer.Layer, Experts: []int{},
+			Tensor: t.Tensor, Value: &outside, Text: fmt.Sprintf("%d numbers are not experts: 0 to %d", t.Outside, len(r.Rows)-1)})
+	}
 	for _, group := range r.equalRows() {
 		found = append(found, r.about("duplicate-row", group, inspect.Finite(1), inspect.Finite(0),
 			"rows %s are equal", text.Ranges(group)))
@@ -323,7 +335,11 @@ func (r *router) observeRow(e int) (found []inspect.Observation) {
 	if r.bias != nil && row.Bias == nil {
 		found = append(found, r.about("not-finite", rows, nil, nil, "e_score_correction_bias of expert %d is not finite", e))
 	}
-	if row.Proven != "" {
+	if row.Proven != "" && r.Table != nil {
+		tokens := float64(*row.Tokens)
+		found = append(found, r.about(row.Proven+"-chosen", rows, &tokens, nil,
+			"expert %d is %s chosen: tid2eid gives it %d of %d tokens", e, row.Proven, *row.Tokens, r.Table.Tokens))
+	} else if row.Proven != "" {
 		found = append(found, r.about(row.Proven+"-chosen", rows, row.Bias, &r.Bias.Median,
 			"expert %d is %s chosen, whatever the token: its e_score_correction_bias is %.4g, the layer's median %.4g",
 			e, row.Proven, *row.Bias, r.Bias.Median))

@@ -3,6 +3,7 @@ package router
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"dsmoe/inspect"
 	"dsmoe/text"
@@ -13,11 +14,20 @@ func (r *Report) Sheet() *text.Sheet {
 	if r.by == inspect.ByLayer {
 		return r.LayerSheet()
 	}
-	s := text.NewSheet("layer", "expert", ">norm", ">z", ">max_logit", ">cosine", ">nearest", ">bias", "proven")
+	columns := []string{"layer", "expert", ">norm", ">z", ">max_logit", ">cosine", ">nearest", ">bias"}
+	hashes := slices.ContainsFunc(r.Layers, func(l Layer) bool { return l.Table != nil })
+	if hashes {
+		columns = append(columns, ">tokens")
+	}
+	s := text.NewSheet(append(columns, "proven")...)
 	for _, l := range r.Layers {
 		for _, row := range l.Rows {
-			s.Row(l.Layer, row.Expert, row.Norm, row.NormZ, row.MaxLogit, row.Nearest.Value(), row.Nearest.Name(), row.Bias,
-				row.Proven)
+			cells := []any{l.Layer, row.Expert, row.Norm, row.NormZ, row.MaxLogit, row.Nearest.Value(), row.Nearest.Name(),
+				row.Bias}
+			if hashes {
+				cells = append(cells, row.tokens())
+			}
+			s.Row(append(cells, row.Proven)...)
 		}
 	}
 	return s
@@ -52,6 +62,9 @@ func (l *Layer) line() string {
 		text.Real(l.NullCondition).Shown)
 	if l.Pairs != nil {
 		line += fmt.Sprintf("; cosines of random rows 0 ± %.2g", l.Pairs.NullStd)
+	}
+	if l.Table != nil {
+		line += "; " + l.Table.String()
 	}
 	if l.Coupling != nil {
 		line += fmt.Sprintf("; coupling to gate_proj: %s", l.Coupling)

@@ -5,6 +5,7 @@ package stats
 
 import (
 	"context"
+	"encoding/binary"
 	"hash/crc32"
 	"slices"
 	"sync"
@@ -79,6 +80,7 @@ type audited struct {
 	*weights.Weight
 	tensor.Anomalies
 	notPositive int64 // scales that are 0 or below
+	outside     int64 // numbers of a table that are no expert's
 	err         error // of reading it
 }
 
@@ -132,7 +134,8 @@ func (x *valueAudit) take(w *weights.Weight) {
 		x.unselected++
 		return
 	}
-	if _, ok := w.DType.Format(); !ok {
+	isTable := w.Row != nil && w.Row.Integer() && w.DType == tensor.I64 && x.Config != nil
+	if _, ok := w.DType.Format(); !ok && !isTable {
 		x.skipped++
 		return
 	}
@@ -177,11 +180,15 @@ func (x *valueAudit) readAll() {
 // count counts what is odd in n elements of a weight from at on.
 func (x *valueAudit) count(w *audited, at, n int64) {
 	var found tensor.Anomalies
-	var notPositive int64
+	var notPositive, outside int64
 	var failed error
 	for tile, err := range x.Bytes(x.Reader, w.Weight, at, n) {
 		if failed = err; err != nil {
 			break
+		}
+		if w.DType.Integer() {
+			outside += countOutside(tile, uint64(x.Config.NRoutedExperts))
+			continue
 		}
 		found.Add(tile, w.DType)
 		if w.IsScales() {
@@ -192,9 +199,20 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 	defer x.mu.Unlock()
 	w.Merge(found)
 	w.notPositive += notPositive
+	w.outside += outside
 	if w.err == nil {
 		w.err = failed
 	}
+}
+
+// countOutside counts the 64-bit integers that are not in 0 … n-1.
+func countOutside(data []byte, n uint64) (outside int64) {
+	for ; len(data) >= 8; data = data[8:] {
+		if binary.LittleEndian.Uint64(data) >= n {
+			outside++
+		}
+	}
+	return outside
 }
 
 // countNotPositive counts the numbers that are 0 or below. d has a format.

@@ -57,6 +57,13 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 	if w.err != nil {
 		add(inspect.Broken, "what was read of the tensor is counted all the same", "cannot be read: %v", w.err)
 	}
+	if w.DType.Integer() {
+		if w.outside > 0 {
+			add(inspect.Value, "the reference fails at such a token, or takes another expert",
+				"%d of %d numbers are not experts: 0 to %d", w.outside, n, x.Config.NRoutedExperts-1)
+		}
+		return found
+	}
 	if w.NaN > 0 {
 		add(inspect.Value, "", "%d of %d values are NaN", w.NaN, n)
 	}
@@ -141,7 +148,7 @@ func (x *valueAudit) deadExperts() map[[2]int]bool {
 
 // tally is how many weights, scales and checksums were checked, or not.
 type tally struct {
-	weights, scales, sums         int
+	weights, scales, sums, tables int
 	unread, withoutScales, broken int
 	bytes                         int64 // of the weights
 }
@@ -150,6 +157,10 @@ func (x *valueAudit) tally() (t tally) {
 	for _, w := range x.weights {
 		if w.err != nil {
 			t.unread++
+			continue
+		}
+		if w.DType.Integer() {
+			t.tables++
 			continue
 		}
 		t.weights++
@@ -184,6 +195,7 @@ func (x *valueAudit) scope() (checked, not []string) {
 		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
 	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForm(),
 		text.Plural(t.scales, "tensor"))
+	say(&checked, t.tables > 0, "every number of %s of experts: that an expert has it", text.Plural(t.tables, "table"))
 	say(&checked, compared, "%s against %s, which it is tied to", head, embedding)
 	say(&checked, t.sums > 0, "%s of archive entries", text.Plural(t.sums, "CRC-32 checksum"))
 

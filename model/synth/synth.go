@@ -39,6 +39,11 @@ import (
 //	w_i = code, rounded to nearest, ties to even, of M·u, M the form's largest: 448 of FP8
 //	s_j = float32(sqrt(3/d)/M) · (1 + 0.1·u_j), d the last dimension of the matrix
 //
+// Weights that the reference keeps in F32 whatever the model's dtype (table.Row.Parameter), where they are published so,
+// are w_i as F32. Row t of a table of experts holds num_experts_per_tok different ones of n:
+//
+//	e_j = (a + j·b) mod n, a = x_t mod n, b = 1 + (x_t >> 32) mod (n - 1), or 1 if that repeats an expert
+//
 // Source from Torch has another rule for the gates.
 type Source struct {
 	config *config.Config
@@ -126,6 +131,11 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 		g.fillScales(dst, offset)
 	case info.DType.Scaled():
 		g.fillCodes(dst, form, uint64(offset))
+	case own.slot.Row.Integer():
+		g.fillTable(dst, uint64(offset), uint64(info.Shape[1]), uint64(s.config.NRoutedExperts))
+	case info.DType == tensor.F32:
+		g.base, g.scale = affine(own.slot.Role(), info.Shape)
+		elements(dst, uint64(offset), 4, func(i uint64) uint64 { return uint64(g.at(i)) << 16 })
 	default:
 		g.base, g.scale = affine(own.slot.Role(), info.Shape)
 		g.fill(dst, uint64(offset))
@@ -164,6 +174,32 @@ func (g generator) fill(dst []byte, offset uint64) {
 	g.values(dst[:2*n], i)
 	if len(dst)%2 == 1 {
 		dst[2*n] = byte(g.at(i + uint64(n)))
+	}
+}
+
+// fillTable writes bytes of a table with rows of k experts of n.
+func (g generator) fillTable(dst []byte, offset, k, n uint64) {
+	elements(dst, offset, 8, func(i uint64) uint64 {
+		x, step := mix(g.key+(i/k+1)*0x9E3779B97F4A7C15), uint64(1)
+		if n > 1 {
+			step += (x >> 32) % (n - 1)
+		}
+		for j := range k {
+			if j > 0 && j*step%n == 0 {
+				step = 1
+			}
+		}
+		return (x%n + i%k*step) % n
+	})
+}
+
+// elements writes the bytes from offset on of elements of size bytes; it may begin and end inside one.
+func elements(dst []byte, offset, size uint64, at func(i uint64) uint64) {
+	var element [8]byte
+	for len(dst) > 0 {
+		binary.LittleEndian.PutUint64(element[:], at(offset/size))
+		n := copy(dst, element[offset%size:size])
+		dst, offset = dst[n:], offset+uint64(n)
 	}
 }
 
