@@ -84,14 +84,22 @@ func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
 	}
 }
 
-// Holders maps each tensor, by its own name and by the table's, to the file that holds it.
-func (c *Checkpoint) Holders() map[string]string {
+// Weights are the tensors under the names of the table; nil without a config.
+func (c *Checkpoint) Weights() *weights.Set {
+	if c.Config == nil {
+		return nil
+	}
+	return weights.New(c.Config, c)
+}
+
+// Holders maps each tensor, by its own name and by the table's, to the file that holds it. set is Weights.
+func (c *Checkpoint) Holders(set *weights.Set) map[string]string {
 	files := map[string]string{}
 	for _, t := range c.List() {
 		files[t.Name] = t.File
 	}
-	if c.Config != nil {
-		for _, w := range weights.New(c.Config, c).All() {
+	if set != nil {
+		for _, w := range set.All() {
 			files[w.Name] = files[w.Stored]
 		}
 	}

@@ -33,15 +33,15 @@ const ValuesNotChecked = "the values of the weights"
 func Audit(c *inspect.Checkpoint) *AuditReport {
 	a := &AuditReport{Path: c.Path, Findings: []inspect.Finding{}}
 	a.Add(c.Findings...)
-	if c.Config != nil {
-		set := weights.New(c.Config, c)
-		x := &auditor{c, set, c.Holders(), newHints(c.Config, set)}
+	set := c.Weights()
+	if set != nil {
+		x := &auditor{c, set, c.Holders(set), newHints(c.Config, set)}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.torchDType()...)
 		a.Add(x.absent()...)
 	}
-	a.Checked, a.NotChecked = scope(c)
+	a.Checked, a.NotChecked = scope(c, set)
 	return a
 }
 
@@ -171,8 +171,8 @@ func (x *auditor) absent() (found []inspect.Finding) {
 	return found
 }
 
-// scope returns what Audit could check of c, and what it could not.
-func scope(c *inspect.Checkpoint) (checked, not []string) {
+// scope returns what Audit could check of c, whose weights are set, and what it could not.
+func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	checked, not = []string{}, []string{}
 	tensors := c.List()
 	if x := c.Index; x != nil {
@@ -191,12 +191,12 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 		not = append(not, "the tensors against the config: there are none")
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
-			text.Plural(required(c), "weight")))
-		if beside := weights.Beside(c.Config, weights.New(c.Config, c).All()); beside != "" {
+			text.Plural(required(c, set), "weight")))
+		if beside := weights.Beside(c.Config, set.All()); beside != "" {
 			not = append(not, "names and shapes of "+beside)
 		}
 	}
-	if left := leftOut(c); left != "" {
+	if left := leftOut(c, set); left != "" {
 		not = append(not, left)
 	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
@@ -206,12 +206,12 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 }
 
 // leftOut says that the model leaves prediction layers out which the checkpoint has; "" otherwise.
-func leftOut(c *inspect.Checkpoint) string {
+func leftOut(c *inspect.Checkpoint, set *weights.Set) string {
 	if c.Config == nil || !table.FamilyOf(c.Config).CarriesMTP {
 		return ""
 	}
 	n := 0
-	for _, w := range weights.New(c.Config, c).All() {
+	for _, w := range set.All() {
 		if w.Layer >= c.Config.NumHiddenLayers {
 			n++
 		}
@@ -225,8 +225,8 @@ func leftOut(c *inspect.Checkpoint) string {
 
 // required counts the weights that the checkpoint must hold: those of the decoder, and of the prediction layers
 // that it has.
-func required(c *inspect.Checkpoint) (n int) {
-	for range table.FamilyOf(c.Config).Required(c.Config, weights.New(c.Config, c).Has) {
+func required(c *inspect.Checkpoint, set *weights.Set) (n int) {
+	for range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		n++
 	}
 	return n

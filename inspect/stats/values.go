@@ -100,10 +100,10 @@ type comparison struct {
 
 func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueAudit {
 	x := &valueAudit{Reading: weights.NewReading(ctx, v.Threads, v.Progress), Checkpoint: c, Values: v,
-		holders: c.Holders(), byName: map[string]*audited{}}
-	covered := map[string]bool{}
-	if c.Config != nil {
-		for _, w := range weights.New(c.Config, c).All() {
+		byName: map[string]*audited{}}
+	set, covered := c.Weights(), map[string]bool{}
+	if x.holders = c.Holders(set); set != nil {
+		for _, w := range set.All() {
 			x.take(w)
 			covered[w.Stored] = true
 		}
