@@ -135,8 +135,17 @@ func (y yielding) Stage(name string, x *model.Activation) error {
 	return y.hand(stage{name: name, x: x})
 }
 
-// TopK implements model.Trace.
+// TopK implements model.Trace. The scores that a gate chooses by are a stage too, before the groups are masked.
 func (y yielding) TopK(name string, choice *model.Choice[*model.Activation]) error {
+	gate, of := strings.CutSuffix(name, gateChoice)
+	if scores := choice.Scores; of {
+		if choice.Groups != nil {
+			scores = choice.Groups.Scores
+		}
+		if err := y.hand(stage{name: gate + gateScores, x: scores}); err != nil {
+			return err
+		}
+	}
 	return y.hand(stage{name: name, choice: choice.Idx})
 }
 
@@ -192,13 +201,14 @@ func difference[T any](a, b []T, same func(x, y T) bool) string {
 // The ends of the names of gates' stages.
 const (
 	gateLogits = ".mlp.gate.logits"
+	gateScores = ".mlp.gate.choice_scores"
 	gateChoice = ".mlp.gate.topk_idx"
 )
 
-// numbers returns the values of A's stage that B has: of a gate's logits those of its experts.
+// numbers returns the values of A's stage that B has: of a gate's logits and scores those of its experts.
 func (r *PrunedReport) numbers(a stage) (values []float32) {
 	experts, listed := r.Kept[table.PlaceOf(nil, a.name).Layer]
-	if !listed || !strings.HasSuffix(a.name, gateLogits) {
+	if !listed || !strings.HasSuffix(a.name, gateLogits) && !strings.HasSuffix(a.name, gateScores) {
 		return a.x.Values
 	}
 	for t := range a.x.Rows() {
