@@ -35,7 +35,8 @@ const (
 )
 
 func newFilter(c *config.Config, o Options) *filter {
-	f := &filter{layers: o.Layers, decoder: 1 << 30, kept: o.Prune.Kept(c), include: o.Include, exclude: o.Exclude, matched: map[string]match{}}
+	f := &filter{layers: o.Layers, decoder: 1 << 30, kept: o.Prune.Kept(c),
+		include: o.Include, exclude: o.Exclude, matched: map[string]match{}}
 	if o.NoMTP {
 		f.decoder = c.NumHiddenLayers
 	}
@@ -203,8 +204,8 @@ func (c *conversion) checkPrune(s selection) {
 // noteKept says which experts are kept.
 func (c *conversion) noteKept() {
 	for _, experts := range c.kept {
-		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"), c.src.Config.NRoutedExperts,
-			text.Plural(len(c.kept), "layer"))
+		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"),
+			c.src.Config.NRoutedExperts, text.Plural(len(c.kept), "layer"))
 		return
 	}
 }

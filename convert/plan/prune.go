@@ -125,7 +125,8 @@ func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
 	unique := slices.Compact(slices.Clone(list))
 	absent := slices.DeleteFunc(slices.Clone(unique), func(e int) bool { return e >= 0 && e < c.NRoutedExperts })
 	if len(absent) > 0 {
-		causes = append(causes, fmt.Sprintf("experts %s not there: a layer has 0-%d", text.Ranges(absent), c.NRoutedExperts-1))
+		causes = append(causes, fmt.Sprintf("experts %s not there: a layer has 0-%d", text.Ranges(absent),
+			c.NRoutedExperts-1))
 	}
 	if len(unique) < len(list) {
 		causes = append(causes, "lists an expert twice")

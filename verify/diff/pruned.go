@@ -37,10 +37,11 @@ type PrunedReport struct {
 	Tokens  int        `json:"tokens"`  // that both computed, padding included
 	Layers  int        `json:"layers"`  // of the decoder that were run, in A without those behind
 	// Predictions is the number of multi-token prediction layers that were run
-	Predictions int   `json:"prediction_layers"`
-	Left        int   `json:"prediction_layers_left"` // B's others, which were not compared
-	Stages      int   `json:"stages"`                 // outputs of modules, and choices of experts, that are equal bit for bit
-	Values      int64 `json:"values"`                 // of these stages
+	Predictions int `json:"prediction_layers"`
+	Left        int `json:"prediction_layers_left"` // B's others, which were not compared
+	// Stages counts the outputs of modules, scores and choices of experts that are equal bit for bit
+	Stages int   `json:"stages"`
+	Values int64 `json:"values"` // of these stages
 	// First is the first stage that differs, in the order of computation, and the difference; nil if none does. Nothing
 	// behind it was compared
 	First *Divergence `json:"first_difference"`
@@ -54,9 +55,9 @@ type Divergence struct {
 	Cause string `json:"cause"` // what differs in it
 }
 
-// Pruned runs A and B on the same tokens, in float32, and compares all stages bit for bit up to the first difference. In A
-// the experts that are not kept are never chosen, and only as many layers are run as B has. progress is called with the
-// layers that were run.
+// Pruned runs A and B on the same tokens, in float32, and compares all stages bit for bit up to the first difference.
+// In A the experts that are not kept are never chosen, and only as many layers are run as B has. progress is called
+// with the layers that were run.
 func Pruned(ctx context.Context, a, b Runnable, kept table.Kept, in *model.Input,
 	progress func(done, total int)) (*PrunedReport, error) {
 	if err := checkExact(a, b, kept); err != nil {
@@ -279,8 +280,8 @@ func (r *PrunedReport) WriteText(w io.Writer) error {
 		ran += " and " + text.Plural(r.Predictions, "prediction layer")
 	}
 	equal := fmt.Sprintf("%s (%s) equal bit for bit", text.Plural(r.Stages, "stage"), text.Plural(r.Values, "number"))
-	lines := []string{fmt.Sprintf("A computed with the logits and scores of all experts but those of B at -inf; both on %s: %s",
-		text.Plural(r.Tokens, "token"), ran)}
+	lines := []string{fmt.Sprintf("A computed with the logits and scores of all experts but those of B at -inf; "+
+		"both on %s: %s", text.Plural(r.Tokens, "token"), ran)}
 	if r.First != nil {
 		lines = append(lines, fmt.Sprintf("first difference: %s: %s; nothing behind it was compared", r.First.Stage,
 			r.First.Cause), "differs: "+equal+" before it")
