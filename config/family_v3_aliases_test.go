@@ -99,6 +99,27 @@ func TestKimiK25(t *testing.T) {
 	}
 }
 
+// TestQuantizationBeside: quantization_config may stand around the language model's configuration, with its names or
+// with the checkpoint's, or say the same in both places.
+func TestQuantizationBeside(t *testing.T) {
+	const fp8 = `"quantization_config":{"quant_method":"fp8","weight_block_size":[64,32],"modules_to_not_convert":["language_model.lm_head","model.layers.0"]}`
+	of := func(inner, outer string) string {
+		return `{"model_type":"kimi_k25","text_config":{"model_type":"kimi_k2"` + inner + `}` + outer + `}`
+	}
+	for _, text := range []string{of("", ","+fp8), of(","+fp8, ""), of(","+fp8, ", "+strings.ReplaceAll(fp8, ",", " ,\n")), of(","+fp8, `,"quantization_config":null`)} {
+		c, err := Parse(strings.NewReader(text))
+		require.NoError(t, err, text)
+		assert.Equal(t, [2]int{64, 32}, c.Quantization.Block)
+		assert.True(t, c.StaysUnquantised("lm_head"))
+		assert.True(t, c.StaysUnquantised("model.layers.0.mlp.gate_proj"))
+		assert.False(t, c.StaysUnquantised("model.layers.1.mlp.gate_proj"))
+	}
+	assert.Equal(t, "text_config.quantization_config: is not what config.json itself has there",
+		problems(t, of(","+fp8, ","+strings.Replace(fp8, "64", "128", 1)))[0].String())
+	assert.Contains(t, problems(t, of("", `,"quantization_config":{"quant_method":"x"}`))[0].String(), "quantization_config.quant_method")
+	assert.NotContains(t, problems(t, of("", `,"quantization_config":{"quant_method":"x"}`))[0].String(), "text_config")
+}
+
 // TestAXK1: without mlp_layer_types first_k_dense_replace says which layers are dense; experts are chosen by the scores.
 func TestAXK1(t *testing.T) {
 	const axk1 = `{"model_type":"axk1","num_hidden_layers":3`

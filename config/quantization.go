@@ -215,6 +215,7 @@ func refuseMLX(d *decoding, key string, value jsontext.Value) {
 func (c *Config) StaysUnquantised(module string) bool {
 	match := func(p *regexp.Regexp) bool { return p.MatchString(module) || p.MatchString(c.Prefix()+module) }
 	names := func(entry string) bool {
+		entry = strings.TrimPrefix(entry, c.Prefix())
 		return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)
 	}
 	return slices.ContainsFunc(c.Quantization.patterns, match) || slices.ContainsFunc(c.Quantization.Except, names)

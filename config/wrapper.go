@@ -39,7 +39,12 @@ func wrapperOf(values map[string]jsontext.Value) *wrapper {
 	return nil
 }
 
-// decode reads the language model's configuration. The dtype may stand beside it.
+// beside are keys that may stand beside the language model's configuration in place of in it.
+var beside = []string{"torch_dtype", "dtype", quantization}
+
+const quantization = "quantization_config"
+
+// decode reads the language model's configuration.
 func (w *wrapper) decode(doc document) (*Config, error) {
 	inner, err := w.inner(doc)
 	if err != nil {
@@ -47,7 +52,7 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 	}
 	values := inner.values()
 	for _, m := range doc {
-		if _, said := values[m.key]; !said && (m.key == "torch_dtype" || m.key == "dtype") {
+		if _, said := values[m.key]; !said && slices.Contains(beside, m.key) {
 			inner = append(inner, m)
 		}
 	}
@@ -55,7 +60,10 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 	var wrong *Error
 	if errors.As(err, &wrong) {
 		for i := range wrong.Problems {
-			wrong.Problems[i].Field = strings.TrimSuffix(w.key+"."+wrong.Problems[i].Field, ".")
+			field := &wrong.Problems[i].Field
+			if key, _, _ := strings.Cut(*field, "."); values[key] != nil || !slices.Contains(beside, key) {
+				*field = strings.TrimSuffix(w.key+"."+*field, ".")
+			}
 		}
 		return nil, wrong
 	}
@@ -70,13 +78,14 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 }
 
 // contradictions compares the keys of the language model that stand around its configuration once more with those
-// in it. DeepSeek-OCR's files say all twice: the published code goes by the one, others by the other.
+// in it. DeepSeek-OCR's files say all twice: the published code goes by the one, others by the other. How weights are
+// stored no two places may say differently.
 func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []Problem) {
-	if w.prefix != "" {
-		return nil
-	}
 	for _, m := range doc {
-		if !w.says(m.key) || bytes.Equal(m.value, inner[m.key]) {
+		if m.key == quantization && inner[m.key] != nil && m.value.Kind() != 'n' && !equalJSON(m.value, inner[m.key]) {
+			problems = append(problems, Problem{w.key + "." + m.key, "is not what config.json itself has there"})
+		}
+		if !w.says(m.key) || m.key == quantization || bytes.Equal(m.value, inner[m.key]) {
 			continue
 		}
 		told := "missing"
@@ -86,6 +95,12 @@ func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) 
 		problems = append(problems, Problem{w.key + "." + m.key, told + "; config.json itself says " + show(m.value)})
 	}
 	return problems
+}
+
+// equalJSON reports whether values are the same, however they are spelled.
+func equalJSON(a, b jsontext.Value) bool {
+	a, b = a.Clone(), b.Clone()
+	return a.Canonicalize() == nil && b.Canonicalize() == nil && bytes.Equal(a, b)
 }
 
 // says reports whether a key around the language model's configuration is one of it.

@@ -54,9 +54,8 @@ func newConvert() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
-		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
-DST is complete and compared with SRC, or absent; the same command continues a run.
-dsmoe help conversions: guarantees, types, GGUF, parts; dsmoe help checkpoints: SRC`,
+		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with SRC, or
+absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
 		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),

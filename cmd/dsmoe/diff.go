@@ -155,7 +155,9 @@ func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *r
 	}
 	progress := bar{w: stderr, things: true}
 	defer progress.remove()
-	r, err := diff.Pruned(ctx, x, y, kept, in, func(done, total int) { progress.set("running", int64(done), int64(total)) })
+	r, err := diff.Pruned(ctx, x, y, kept, in, func(done, total int) {
+		progress.set("running", int64(done), int64(total))
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(b), err)
 	}

@@ -210,7 +210,8 @@ func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.
 		}
 		_, twice := ranks[string(token)]
 		if number, bad := strconv.Atoi(rank); twice || err != nil || bad != nil || len(token) == 0 || number != len(ranks) {
-			return false, &format.Error{File: tiktokenName, Cause: fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1)}
+			return false, &format.Error{File: tiktokenName,
+				Cause: fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1)}
 		}
 		ranks[string(token)] = len(ranks)
 		t.Model.Vocab[spelled(string(token))] = len(ranks) - 1
@@ -247,15 +248,16 @@ func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage)
 	decoder, err := t.decoder(settings["added_tokens_decoder"])
 	delete(settings, "added_tokens_decoder")
 	if size > base+reservedTokens && err == nil {
-		err = &format.Error{File: tiktokenName, Cause: fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones",
-			base, size, reservedTokens), Hint: noVocabHint}
+		err = &format.Error{File: tiktokenName, Hint: noVocabHint,
+			Cause: fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones", base, size, reservedTokens)}
 	}
 	names := map[int]string{}
 	for _, a := range decoder {
 		names[a.ID] = a.Content
 	}
 	for id := base; id < size; id++ {
-		t.AddedTokens = append(t.AddedTokens, addedToken{id, cmp.Or(names[id], fmt.Sprintf("<|reserved_token_%d|>", id)), true})
+		t.AddedTokens = append(t.AddedTokens,
+			addedToken{id, cmp.Or(names[id], fmt.Sprintf("<|reserved_token_%d|>", id)), true})
 	}
 	return err
 }

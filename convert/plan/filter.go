@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
@@ -181,6 +182,43 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 		}
 	}
 	return beyond
+}
+
+// checkPrune reduces the kept experts to the layers that are converted, and checks them.
+func (c *conversion) checkPrune(s selection) {
+	if c.kept = s.filter.kept; c.kept == nil {
+		return
+	}
+	absent := table.FamilyOf(c.src.Config).AbsentMTP(c.src.Config, c.set.Has)
+	maps.DeleteFunc(c.kept, func(l int, _ []int) bool { return !s.filter.hasLayer(l) || slices.Contains(absent, l) })
+	for _, problem := range c.o.Prune.Check(c.src.Config, slices.Sorted(maps.Keys(c.kept))) {
+		c.problem("", "%s", problem)
+	}
+	unknown := map[int]bool{}
+	for _, w := range s.kept {
+		p := w.OwnerPlace()
+		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
+		switch _, listed := c.kept[p.Layer]; {
+		case p.Expert < 0 && !router:
+		case !listed:
+			unknown[p.Layer] = true
+		case router && (!p.Role().CountsExperts() || w.Part != "" || w.Scaled()):
+			c.problem(w.Name, "cannot be divided among the experts")
+		}
+	}
+	if len(unknown) > 0 {
+		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",
+			text.Ranges(slices.Sorted(maps.Keys(unknown))))
+	}
+}
+
+// noteKept says which experts are kept.
+func (c *conversion) noteKept() {
+	for _, experts := range c.kept {
+		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"),
+			c.src.Config.NRoutedExperts, text.Plural(len(c.kept), "layer"))
+		return
+	}
 }
 
 // missing counts the weights that the output's config implies and the output does not have.

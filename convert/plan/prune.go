@@ -1,6 +1,6 @@
 package plan
 
-// Which routed experts the output keeps: rows of routers, numbers of experts and config.json follow.
+// Which routed experts are kept.
 
 import (
 	"cmp"
@@ -125,7 +125,8 @@ func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
 	unique := slices.Compact(slices.Clone(list))
 	absent := slices.DeleteFunc(slices.Clone(unique), func(e int) bool { return e >= 0 && e < c.NRoutedExperts })
 	if len(absent) > 0 {
-		causes = append(causes, fmt.Sprintf("experts %s not there: a layer has 0-%d", text.Ranges(absent), c.NRoutedExperts-1))
+		causes = append(causes, fmt.Sprintf("experts %s not there: a layer has 0-%d", text.Ranges(absent),
+			c.NRoutedExperts-1))
 	}
 	if len(unique) < len(list) {
 		causes = append(causes, "lists an expert twice")
@@ -179,80 +180,3 @@ func ceil(a, b int) int { return (a + b - 1) / b }
 
 // ranged returns the least and the most of ascending numbers: "3-4".
 func ranged(n []int) string { return (text.Spans{{n[0], n[len(n)-1]}}).String() }
-
-// checkPrune reduces the kept experts to the layers that are converted, and checks them.
-func (c *conversion) checkPrune(s selection) {
-	if c.kept = s.filter.kept; c.kept == nil {
-		return
-	}
-	absent := table.FamilyOf(c.src.Config).AbsentMTP(c.src.Config, c.set.Has)
-	maps.DeleteFunc(c.kept, func(l int, _ []int) bool { return !s.filter.hasLayer(l) || slices.Contains(absent, l) })
-	for _, problem := range c.o.Prune.Check(c.src.Config, slices.Sorted(maps.Keys(c.kept))) {
-		c.problem("", "%s", problem)
-	}
-	unknown := map[int]bool{}
-	for _, w := range s.kept {
-		p := w.OwnerPlace()
-		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
-		switch _, listed := c.kept[p.Layer]; {
-		case p.Expert < 0 && !router:
-		case !listed:
-			unknown[p.Layer] = true
-		case router && (!p.Role().CountsExperts() || w.Part != "" || w.Scaled()):
-			c.problem(w.Name, "cannot be divided among the experts")
-		}
-	}
-	if len(unknown) > 0 {
-		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",
-			text.Ranges(slices.Sorted(maps.Keys(unknown))))
-	}
-}
-
-// expertEdits are the changes to the numbers of experts and of groups, of which values are the document's.
-func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
-	for _, experts := range c.kept {
-		n := strconv.Itoa(len(experts))
-		for _, key := range []string{"n_routed_experts", "num_experts", "num_local_experts"} {
-			if values[key] != "" {
-				edits = append(edits, edit{key, []byte(n)})
-			}
-		}
-		if edits == nil { // the default is another
-			edits = []edit{{"n_routed_experts", []byte(n)}}
-		}
-		if have := c.src.Config; limitsGroups(have) {
-			groups := len(groupSizes(have, experts))
-			edits = append(edits, edit{"n_group", []byte(strconv.Itoa(groups))},
-				edit{"topk_group", []byte(strconv.Itoa(min(have.TopKGroup, groups)))})
-		}
-		return edits // all layers are alike
-	}
-	return nil
-}
-
-// checkExceptions refuses a quantization_config that excepts experts by numbers that change.
-func (c *conversion) checkExceptions(written *config.Config, chosen selection) {
-	from := c.src.Config
-	if c.kept == nil || len(from.Quantization.Except) == 0 || written.Quantization.Method == "" {
-		return
-	}
-	for _, w := range chosen.kept {
-		slot := table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}
-		if excepted := slot.Excepted(from); w.Expert >= 0 && w.Part == "" {
-			if slot.Name = c.kept.Smaller(w.Name); slot.Excepted(written) != excepted {
-				c.problem(w.Name, "quantization_config excepts some experts by their numbers, which change: "+
-					"--type bf16 decodes the weights")
-				return
-			}
-		}
-	}
-}
-
-// noteKept says which experts are kept.
-func (c *conversion) noteKept() {
-	for _, experts := range c.kept {
-		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"), c.src.Config.NRoutedExperts,
-			text.Plural(len(c.kept), "layer"))
-		return
-	}
-}

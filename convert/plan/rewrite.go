@@ -124,3 +124,43 @@ func (c *conversion) layerEdits(values map[string]string, chosen selection) (edi
 	}
 	return edits
 }
+
+// expertEdits are the changes to the numbers of experts and of groups, of which values are the document's.
+func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
+	for _, experts := range c.kept {
+		n := strconv.Itoa(len(experts))
+		for _, key := range []string{"n_routed_experts", "num_experts", "num_local_experts"} {
+			if values[key] != "" {
+				edits = append(edits, edit{key, []byte(n)})
+			}
+		}
+		if edits == nil { // the default is another
+			edits = []edit{{"n_routed_experts", []byte(n)}}
+		}
+		if have := c.src.Config; limitsGroups(have) {
+			groups := len(groupSizes(have, experts))
+			edits = append(edits, edit{"n_group", []byte(strconv.Itoa(groups))},
+				edit{"topk_group", []byte(strconv.Itoa(min(have.TopKGroup, groups)))})
+		}
+		return edits // all layers are alike
+	}
+	return nil
+}
+
+// checkExceptions refuses a quantization_config that excepts experts by numbers that change.
+func (c *conversion) checkExceptions(written *config.Config, chosen selection) {
+	from := c.src.Config
+	if c.kept == nil || len(from.Quantization.Except) == 0 || written.Quantization.Method == "" {
+		return
+	}
+	for _, w := range chosen.kept {
+		slot := table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}
+		if excepted := slot.Excepted(from); w.Expert >= 0 && w.Part == "" {
+			if slot.Name = c.kept.Smaller(w.Name); slot.Excepted(written) != excepted {
+				c.problem(w.Name, "quantization_config excepts some experts by their numbers, which change: "+
+					"--type bf16 decodes the weights")
+				return
+			}
+		}
+	}
+}

@@ -136,6 +136,9 @@ func (f *Failure) findWeights(cause func(name string, w tensor.Tensor) *report.C
 // there is none, decoding a row at a time.
 func FirstNotFinite(w tensor.Tensor) (int, float32) {
 	var row []float32
+	if len(w.Shape) == 0 { // a second scale
+		w.Shape = []int{1}
+	}
 	for r := range w.Shape[0] {
 		row, _ = w.Row(r).Float32s(row[:0]) // Load has checked the dtype
 		if i := slices.IndexFunc(row, func(v float32) bool { return !bounds.Finite(v) }); i >= 0 {

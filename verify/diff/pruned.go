@@ -37,10 +37,11 @@ type PrunedReport struct {
 	Tokens  int        `json:"tokens"`  // that both computed, padding included
 	Layers  int        `json:"layers"`  // of the decoder that were run, in A without those behind
 	// Predictions is the number of multi-token prediction layers that were run
-	Predictions int   `json:"prediction_layers"`
-	Left        int   `json:"prediction_layers_left"` // B's others, which were not compared
-	Stages      int   `json:"stages"`                 // outputs of modules, and choices of experts, that are equal bit for bit
-	Values      int64 `json:"values"`                 // of these stages
+	Predictions int `json:"prediction_layers"`
+	Left        int `json:"prediction_layers_left"` // B's others, which were not compared
+	// Stages counts the outputs of modules, scores and choices of experts that are equal bit for bit
+	Stages int   `json:"stages"`
+	Values int64 `json:"values"` // of these stages
 	// First is the first stage that differs, in the order of computation, and the difference; nil if none does. Nothing
 	// behind it was compared
 	First *Divergence `json:"first_difference"`
@@ -54,9 +55,9 @@ type Divergence struct {
 	Cause string `json:"cause"` // what differs in it
 }
 
-// Pruned runs A and B on the same tokens, in float32, and compares all stages bit for bit up to the first difference. In A
-// the experts that are not kept are never chosen, and only as many layers are run as B has. progress is called with the
-// layers that were run.
+// Pruned runs A and B on the same tokens, in float32, and compares all stages bit for bit up to the first difference.
+// In A the experts that are not kept are never chosen, and only as many layers are run as B has. progress is called
+// with the layers that were run.
 func Pruned(ctx context.Context, a, b Runnable, kept table.Kept, in *model.Input,
 	progress func(done, total int)) (*PrunedReport, error) {
 	if err := checkExact(a, b, kept); err != nil {
@@ -135,8 +136,17 @@ func (y yielding) Stage(name string, x *model.Activation) error {
 	return y.hand(stage{name: name, x: x})
 }
 
-// TopK implements model.Trace.
+// TopK implements model.Trace. The scores that a gate chooses by are a stage too, before the groups are masked.
 func (y yielding) TopK(name string, choice *model.Choice[*model.Activation]) error {
+	gate, of := strings.CutSuffix(name, gateChoice)
+	if scores := choice.Scores; of {
+		if choice.Groups != nil {
+			scores = choice.Groups.Scores
+		}
+		if err := y.hand(stage{name: gate + gateScores, x: scores}); err != nil {
+			return err
+		}
+	}
 	return y.hand(stage{name: name, choice: choice.Idx})
 }
 
@@ -192,13 +202,14 @@ func difference[T any](a, b []T, same func(x, y T) bool) string {
 // The ends of the names of gates' stages.
 const (
 	gateLogits = ".mlp.gate.logits"
+	gateScores = ".mlp.gate.choice_scores"
 	gateChoice = ".mlp.gate.topk_idx"
 )
 
-// numbers returns the values of A's stage that B has: of a gate's logits those of its experts.
+// numbers returns the values of A's stage that B has: of a gate's logits and scores those of its experts.
 func (r *PrunedReport) numbers(a stage) (values []float32) {
 	experts, listed := r.Kept[table.PlaceOf(nil, a.name).Layer]
-	if !listed || !strings.HasSuffix(a.name, gateLogits) {
+	if !listed || !strings.HasSuffix(a.name, gateLogits) && !strings.HasSuffix(a.name, gateScores) {
 		return a.x.Values
 	}
 	for t := range a.x.Rows() {
@@ -269,8 +280,8 @@ func (r *PrunedReport) WriteText(w io.Writer) error {
 		ran += " and " + text.Plural(r.Predictions, "prediction layer")
 	}
 	equal := fmt.Sprintf("%s (%s) equal bit for bit", text.Plural(r.Stages, "stage"), text.Plural(r.Values, "number"))
-	lines := []string{fmt.Sprintf("A computed with the logits and scores of all experts but those of B at -inf; both on %s: %s",
-		text.Plural(r.Tokens, "token"), ran)}
+	lines := []string{fmt.Sprintf("A computed with the logits and scores of all experts but those of B at -inf; "+
+		"both on %s: %s", text.Plural(r.Tokens, "token"), ran)}
 	if r.First != nil {
 		lines = append(lines, fmt.Sprintf("first difference: %s: %s; nothing behind it was compared", r.First.Stage,
 			r.First.Cause), "differs: "+equal+" before it")
