@@ -16,10 +16,10 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
+	"dsmoe/model/count"
 	"dsmoe/model/synth"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -143,7 +143,7 @@ type synthesised struct {
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
 	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors),
-		TorchDType: table.TorchDType(c), Notes: []string{}}
+		Parameters: count.Modules(c).Sum().Parameters, TorchDType: table.TorchDType(c), Notes: []string{}}
 	if n := c.NumNextNPredictLayers; n > 0 && len(table.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))
 	}
@@ -151,9 +151,6 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 	for _, t := range tensors {
 		bytes[t.DType] += t.Bytes()
 		r.Bytes += t.Bytes()
-		if weights.OwnerOf(t.Name) == t.Name && !t.DType.Integer() {
-			r.Parameters += int64(t.Len())
-		}
 	}
 	r.DTypes = slices.SortedFunc(maps.Keys(bytes), func(a, b tensor.DType) int {
 		return cmp.Or(cmp.Compare(bytes[b], bytes[a]), cmp.Compare(a, b))

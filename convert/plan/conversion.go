@@ -105,7 +105,7 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 		}
 	}
 	if c.o.encodes() {
-		p.linkScales(func(i int) bool { return outputs[sources[i]].scales })
+		p.linkScales(outputs, sources)
 	}
 	return nil
 }

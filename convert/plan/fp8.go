@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -161,15 +160,16 @@ func (c *conversion) checkEncoded() {
 	}
 }
 
-// linkScales tells each tensor of scales whose they are.
-func (p *Plan) linkScales(isScales func(i int) bool) {
-	byName := map[string]*Tensor{}
+// linkScales tells each tensor of scales whose they are. outputs has scales behind their codes, and from the output of
+// each of the plan's tensors.
+func (p *Plan) linkScales(outputs []output, from []int32) {
+	tensors := make([]*Tensor, len(outputs))
 	for i := range p.Tensors {
-		byName[p.Tensors[i].Name] = &p.Tensors[i]
+		tensors[from[i]] = &p.Tensors[i]
 	}
-	for i := range p.Tensors {
-		if t := &p.Tensors[i]; isScales(i) {
-			t.Codes = byName[strings.TrimSuffix(t.Name, tensor.FP8.Parts[0])]
+	for i, t := range tensors {
+		if outputs[i].scales {
+			t.Codes = tensors[i-1]
 		}
 	}
 }

@@ -147,10 +147,17 @@ func PartOf(stored Info, method string) (info Info, part string, form *Form) {
 }
 
 // OwnerOf returns the name of the weight that a tensor belongs to: its own, or that of the weight that it
-// lies beside.
+// lies beside, whatever the config announces.
 func OwnerOf(name string) string {
-	info, part, _ := PartOf(Info{Name: name}, "")
-	return strings.TrimSuffix(info.Name, part)
+	for _, b := range beside {
+		if owner, ok := strings.CutSuffix(name, b.stored); ok {
+			if b.stored != b.part {
+				owner += ".weight"
+			}
+			return owner
+		}
+	}
+	return name
 }
 
 // codes returns the header entry of the codes that a stored tensor holds in f, if it is of the form.
