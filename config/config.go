@@ -201,7 +201,8 @@ type Quantization struct {
 	Block  [2]int   // rows and columns that share a scale; 0 columns: a whole row
 	Except []string // modules_to_not_convert or ignore: see StaysUnquantised
 
-	patterns []*regexp.Regexp // of Except's entries that are patterns
+	patterns  []*regexp.Regexp // of Except's entries that are patterns
+	exceptKey string           // the key of AWQ, GPTQ and AutoRound that Except was read from
 	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.
 	Unclear bool
 }

@@ -11,8 +11,8 @@ import (
 
 // Load binds every weight of the decoder that c implies, and of the prediction layers that src
 // has, to src's tensors, in any stored form that weights.New knows. Weights are bound as views:
-// Load reads only scales. If src has no views (weights.Unviewed), a layer's weights are read when
-// the layer runs. If a weight is missing, has another shape or an unsupported dtype, or if src
+// Load reads only scales. If src has no views (weights.Unviewed), or a weight lies in another order, a
+// layer's weights are read when the layer runs. If a weight is missing, has another shape or an unsupported dtype, or if src
 // holds tensors that the table does not know, the error is a *weights.MismatchError that lists
 // all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
@@ -69,16 +69,25 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 	if err != nil || w.Scales == nil {
 		return bound, err
 	}
-	bound.Block = w.Block
-	rows, _ := w.Blocks().Grid()
-	bound.Grid, err = w.Grid(0, rows-1, func(side *weights.Weight, begin, end int64) ([]byte, error) {
+	b := w.Scaling().Blocks
+	bound.Block = [2]int{b.BlockRows, b.BlockCols}
+	if bound.unread == nil || w.Places == nil {
+		bound.Grid, err = gridOf(src, w)
+	}
+	return bound, err
+}
+
+// gridOf reads the scales and zeros of a weight.
+func gridOf(src weights.Source, w *weights.Weight) (tensor.Grid, error) {
+	rows, _ := w.Scaling().Blocks.Grid()
+	g, err := w.Grid(0, rows-1, func(side *weights.Weight, begin, end int64) ([]byte, error) {
 		t, err := side.View(src)
 		if err != nil {
 			return nil, err
 		}
 		return t.Data[begin:end], nil
 	})
-	return bound, err
+	return g, w.Failed(err)
 }
 
 // at returns the weight at a place of the table.

@@ -3,6 +3,8 @@ package model
 import (
 	"fmt"
 	"runtime"
+
+	"dsmoe/model/tensor"
 )
 
 // willNeed fetches ahead the weights that layer l reads whatever its gate decides, except an
@@ -60,7 +62,13 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 		if err != nil {
 			return err
 		}
-		w.Data, need = t.Data, need-w.unread.w.Bytes()
+		need -= w.unread.bytes()
+		if w.unread.w.Places != nil && w.unread.w.Scales != nil {
+			if w.Grid, err = gridOf(w.unread.src, w.unread.w); err != nil {
+				return err
+			}
+		}
+		w.Data = t.Data
 	}
 	return nil
 }
@@ -69,8 +77,18 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 func (m *DeepseekForCausalLM) unreadBytes(l int) (n int64) {
 	for _, w := range m.layerWeights(l) {
 		if w.unread != nil && w.Data == nil {
-			n += w.unread.w.Bytes()
+			n += w.unread.bytes()
 		}
+	}
+	return n
+}
+
+// bytes returns the size in bytes of the weight in memory, with the scales and zeros that are read with it.
+func (u *unread) bytes() int64 {
+	n := u.w.Bytes()
+	if u.w.Places != nil && u.w.Scales != nil {
+		rows, cols := u.w.Scaling().Blocks.Grid()
+		n += 2 * tensor.F32.Bytes(int64(rows)*int64(cols))
 	}
 	return n
 }
@@ -83,6 +101,9 @@ func (p *pass[V]) drop(l int) {
 		p.dontNeed(w)
 		if w.unread != nil && !p.o.Training {
 			w.Data, dropped = nil, true
+			if w.unread.w.Places != nil {
+				w.Grid = tensor.Grid{}
+			}
 		}
 	}
 	if dropped {

@@ -196,7 +196,7 @@ func (q *Quantise) widen(in Input) (widening, error) {
 	}
 	grid, err := q.Scaled.grid(in)
 	return func(dst []float32, at int64, from int) {
-		q.From.Form().Widen(dst, in.Data[q.From.Bytes(int64(from)):], int(at), q.Scaled.Blocks,
+		q.From.Form().Widen(dst, codesAt(q.From, in.Data, from), int(at), q.Scaled.Blocks,
 			q.Scaled.rowsFrom(grid, in, at))
 	}, err
 }

@@ -78,6 +78,9 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	if err != nil {
 		return err
 	}
+	if w.Places != nil && (len(parts) != 1 || parts[0].View != nil) {
+		return errors.New("its codes are stored in two orders: convert the files to safetensors first")
+	}
 	if len(parts) == 1 {
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
@@ -109,12 +112,27 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	if to.Scaled() && to != w.DType {
 		key.scaling.Blocks = fp8Blocks(w)
 	}
+	begin := len(a.segments)
 	for _, part := range parts {
 		if err := a.part(part, key, first, sides); err != nil {
 			return err
 		}
 	}
+	for i := range a.segments[begin:] {
+		a.segments[begin+i].Places = placesOf(w, parts[i].View)
+	}
 	return nil
+}
+
+// placesOf returns where the elements of a weight lie, if they do not lie in order, or a view takes codes out of bytes.
+func placesOf(w *weights.Weight, view *tensor.View) *tensor.Places {
+	per, _ := w.DType.Block()
+	if w.Places == nil && view != nil && w.Scaled() && per > 1 &&
+		view.Stride[len(view.Stride)-1] != 1 {
+		all := int64(w.Len())
+		return &tensor.Places{Elements: w.DType, View: tensor.View{Shape: []int64{all}, Stride: []int64{1}}}
+	}
+	return w.Places
 }
 
 // part adds the segment of a part, put through an operation.
@@ -166,7 +184,7 @@ func (a *assembler) scalesSegment(w *weights.Weight, to tensor.DType) error {
 		if err != nil {
 			return err
 		}
-		if side := (Side{part.Tensor, file, start}); !slices.Contains(s.Sides, side) {
+		if side := (Side{Tensor: part.Tensor, File: file, Offset: start}); !slices.Contains(s.Sides, side) {
 			s.Sides = append(s.Sides, side)
 		}
 	}
@@ -245,7 +263,7 @@ func (a *assembler) scales(sides []*weights.Weight) ([]Side, error) {
 		if err != nil {
 			return nil, err
 		}
-		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
+		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset(), w.Places})
 	}
 	return a.sides[n:len(a.sides):len(a.sides)], nil
 }

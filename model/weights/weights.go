@@ -67,6 +67,9 @@ type Weight struct {
 	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
 	Block  [2]int  // rows and columns of such a weight that share a scale
 
+	// Places is where its elements lie in Stored, which holds nothing else, if not in order; else nil.
+	Places *tensor.Places
+
 	// Header is the stored tensor's header entry under the table's name, if that is not the weight's: it has
 	// several codes in an element, or its format calls it otherwise. nil for other weights.
 	Header *tensor.Info
@@ -155,7 +158,10 @@ type ScalesError struct {
 }
 
 // Name returns the name of the scales, whether or not they are missing.
-func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.Form().Parts[0] }
+func (e *ScalesError) Name() string {
+	f := e.Weight.Form()
+	return f.PartName(e.Weight.Name, f.Parts[0])
+}
 
 // readable reports whether the scales have a dtype that scales have.
 func (e *ScalesError) readable() bool {
@@ -195,10 +201,10 @@ func Implied(c *config.Config, stored string) bool {
 		(p.Row.Holds(c, p.Layer) || p.Is(table.Head, table.LMHead)) // a tied head may be stored
 }
 
-// AsUnviewed returns src, which has the weight, if that has to be read.
+// AsUnviewed returns src, which has the weight, if that has to be read: into memory, or into another order.
 func (w *Weight) AsUnviewed(src Source) (u Unviewed, ok bool) {
 	u, ok = src.(Unviewed)
-	return u, ok && !u.HasView(w.Stored)
+	return u, ok && (w.Places != nil || !u.HasView(w.Stored))
 }
 
 // View returns the weight's elements as src holds them, without copying any unless it has to
@@ -217,11 +223,20 @@ func (w *Weight) View(src Source) (tensor.Tensor, error) {
 	}
 	begin := w.Offset()
 	end := begin + w.Bytes()
+	if w.Places != nil {
+		t.Data = w.Places.Part(nil, t.Data, 0, end, w.Places.Pick)
+	}
 	return tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: t.Data[begin:end:end]}, nil
 }
 
-// ReadAt fills dst with the weight's bytes from offset on.
+// ReadAt fills dst with the weight's bytes from offset on. Of a weight with Places it reads all.
 func (w *Weight) ReadAt(src ReaderAt, dst []byte, offset int64) error {
+	if w.Places != nil {
+		stored := make([]byte, w.Places.Bytes())
+		err := src.ReadAt(w.Stored, stored, 0)
+		w.Places.Part(dst, stored, offset, offset+int64(len(dst)), w.Places.Pick)
+		return err
+	}
 	return src.ReadAt(w.Stored, dst, w.Offset()+offset)
 }
 
@@ -294,9 +309,10 @@ func Unprefixed(c *config.Config, stored string) string {
 // take adds the weights of a stored tensor, which info names as the table does.
 func (s *Set) take(info tensor.Info, stored string) {
 	named := info
-	info, part, form := tensor.PartOf(info, s.method)
+	info, part, form, places := tensor.PartOf(info, s.method)
 	owner := strings.TrimSuffix(info.Name, part)
-	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, form: form}
+	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block,
+		Places: places, form: form}
 	if info.Name != named.Name || info.DType != named.DType {
 		w.Header = &named
 	}

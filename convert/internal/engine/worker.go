@@ -23,6 +23,7 @@ type worker struct {
 	piece      []byte      // source bytes of a piece
 	window     []byte      // source bytes around a view's elements
 	sides      [][]byte    // bytes of a piece's sides
+	matrices   []matrix    // stored tensors with places: of the segment and of each side
 	written    gridRow     // the last row of blocks that was read to write it
 	proven     gridRow     // the same for the proof
 	ahead      ahead       // bytes of the source that were read already
@@ -139,12 +140,17 @@ func (w *worker) readSource(s *plan.Segment, dst []byte, offset int64) error {
 	return nil
 }
 
-// gather fills dst with the source of a piece in the segment's order. For a view, pick gets
-// a function that appends n elements from index at on to dst.
-func (w *worker) gather(p piece, dst []byte, pick func(v *tensor.View, take func(at, n int64) error) error) error {
-	s := p.segment
+// gather fills dst with the source of a piece in the segment's order; proof has it pick elements by definition.
+func (w *worker) gather(p piece, dst []byte, proof bool) error {
+	s, pick := p.segment, p.byRuns
+	if proof {
+		pick = p.byDefinition
+	}
 	if len(dst) == 0 {
 		return nil
+	}
+	if s.Places != nil {
+		return w.gatherMatrix(p, dst, pick, proof)
 	}
 	if s.View == nil {
 		return w.read(s, dst, p.from, p.to-p.from)
@@ -180,9 +186,74 @@ func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 	return begin, window, w.read(s, window, first, last-first)
 }
 
+// matrix is a whole stored tensor whose elements lie in another order.
+type matrix struct {
+	file   int
+	offset int64
+	stored []byte // empty: not read
+}
+
+// matrix returns the stored tensor with places at an offset of a source file. i numbers the matrices of a segment.
+func (w *worker) matrix(i, file int, offset int64, places *tensor.Places) ([]byte, error) {
+	for len(w.matrices) <= i {
+		w.matrices = append(w.matrices, matrix{})
+	}
+	m := &w.matrices[i]
+	if len(m.stored) > 0 && m.file == file && m.offset == offset {
+		return m.stored, nil
+	}
+	*m = matrix{file, offset, slices.Grow(m.stored[:0], int(places.Bytes()))[:places.Bytes()]}
+	err := w.source.ReadFile(file, m.stored, offset)
+	if err != nil {
+		m.stored = m.stored[:0]
+	}
+	return m.stored, err
+}
+
+// picker returns Pick, or PickByDefinition for a proof.
+func picker(p *tensor.Places, proof bool) func(dst []byte, at int64, stored []byte, first, n int64) {
+	if proof {
+		return p.PickByDefinition
+	}
+	return p.Pick
+}
+
+// gatherMatrix is gather for a segment with places.
+func (w *worker) gatherMatrix(p piece, dst []byte, pick func(v *tensor.View, take func(at, n int64) error) error,
+	proof bool) error {
+	s := p.segment
+	stored, err := w.matrix(0, s.File, s.Matrix(), s.Places)
+	if err != nil {
+		return err
+	}
+	begin, done := s.DType.Elements(s.Begin), int64(0)
+	take := func(at, n int64) error {
+		picker(s.Places, proof)(dst, done, stored, begin+at, n)
+		done += n
+		return nil
+	}
+	if s.View == nil {
+		return take(p.from, p.to-p.from)
+	}
+	return pick(s.View, take)
+}
+
+// readSide reads the bytes that an operation needs of side i into the worker's memory.
+func (w *worker) readSide(i int, side plan.Side, span operation.Span, proof bool) error {
+	if side.Places == nil {
+		w.sides[i] = slices.Grow(w.sides[i][:0], int(span.End-span.Begin))[:span.End-span.Begin]
+		return w.source.ReadFile(side.File, w.sides[i], side.Offset+span.Begin)
+	}
+	stored, err := w.matrix(1+i, side.File, side.Offset, side.Places)
+	if err == nil {
+		w.sides[i] = side.Places.Part(w.sides[i], stored, span.Begin, span.End, picker(side.Places, proof))
+	}
+	return err
+}
+
 // withSides reads the sides that the operation needs for a piece and calls do. The positions
 // of a view's elements in the matrix matter only to an operation with sides.
-func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) error) error {
+func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation.Input) error) error {
 	s := p.segment
 	if _, is := s.Operation.(operation.Blockwise); is {
 		return do(operation.Input{Data: src, At: p.at(), Largest: w.magnitudes})
@@ -205,11 +276,7 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 		w.sides = append(w.sides, nil)
 	}
 	for i, span := range spans {
-		if need := int(span.End - span.Begin); cap(w.sides[i]) < need {
-			w.sides[i] = make([]byte, need)
-		}
-		w.sides[i] = w.sides[i][:span.End-span.Begin]
-		if err := w.source.ReadFile(s.Sides[i].File, w.sides[i], s.Sides[i].Offset+span.Begin); err != nil {
+		if err := w.readSide(i, s.Sides[i], span, proof); err != nil {
 			return err
 		}
 	}
