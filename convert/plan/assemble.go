@@ -5,6 +5,7 @@ package plan
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 
 	"dsmoe/convert/checkpoint"
@@ -32,7 +33,8 @@ type assembler struct {
 	powersOfTwo bool
 	sides       []Side // room for the sides of further segments
 	operations  map[elementwise]operation.Operation
-	names       [][]string // the different Operations of tensors
+	names       [][]string          // the different Operations of tensors
+	placements  []*tensor.Placement // the different ones of weights
 }
 
 // elementwise is all that an operation depends on.
@@ -105,6 +107,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 		importance: out.importance}, []Side(nil)
 	if w.Scaled() && to != w.DType {
 		key.scaling = w.Scaling()
+		key.scaling.Placement = a.placement(w, parts[0].View)
 		if sides, err = a.scales(w.Sides()); err != nil {
 			return err
 		}
@@ -112,27 +115,34 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	if to.Scaled() && to != w.DType {
 		key.scaling.Blocks = fp8Blocks(w)
 	}
-	begin := len(a.segments)
 	for _, part := range parts {
 		if err := a.part(part, key, first, sides); err != nil {
 			return err
 		}
 	}
-	for i := range a.segments[begin:] {
-		a.segments[begin+i].Places = placesOf(w, parts[i].View)
-	}
 	return nil
 }
 
-// placesOf returns where the elements of a weight lie, if they do not lie in order, or a view takes codes out of bytes.
-func placesOf(w *weights.Weight, view *tensor.View) *tensor.Places {
+// placement returns where the elements of a weight and its sides lie, the same for weights that are alike; nil if
+// they lie in order. Codes that a view takes out of bytes are picked one by one.
+func (a *assembler) placement(w *weights.Weight, view *tensor.View) *tensor.Placement {
+	p := tensor.Placement{Codes: w.Places}
 	per, _ := w.DType.Block()
-	if w.Places == nil && view != nil && w.Scaled() && per > 1 &&
-		view.Stride[len(view.Stride)-1] != 1 {
-		all := int64(w.Len())
-		return &tensor.Places{Elements: w.DType, View: tensor.View{Shape: []int64{all}, Stride: []int64{1}}}
+	if w.Places == nil && per > 1 && view != nil && view.Stride[len(view.Stride)-1] != 1 {
+		p.Codes = &tensor.Places{Elements: w.DType, View: tensor.View{Shape: []int64{int64(w.Len())}, Stride: []int64{1}}}
 	}
-	return w.Places
+	if p.Codes == nil {
+		return nil
+	}
+	for i, side := range w.Sides() {
+		p.Sides[i] = side.Places
+	}
+	i := slices.IndexFunc(a.placements, func(known *tensor.Placement) bool { return reflect.DeepEqual(known, &p) })
+	if i < 0 {
+		i = len(a.placements)
+		a.placements = append(a.placements, &p)
+	}
+	return a.placements[i]
 }
 
 // part adds the segment of a part, put through an operation.
@@ -184,7 +194,7 @@ func (a *assembler) scalesSegment(w *weights.Weight, to tensor.DType) error {
 		if err != nil {
 			return err
 		}
-		if side := (Side{Tensor: part.Tensor, File: file, Offset: start}); !slices.Contains(s.Sides, side) {
+		if side := (Side{part.Tensor, file, start}); !slices.Contains(s.Sides, side) {
 			s.Sides = append(s.Sides, side)
 		}
 	}
@@ -263,7 +273,7 @@ func (a *assembler) scales(sides []*weights.Weight) ([]Side, error) {
 		if err != nil {
 			return nil, err
 		}
-		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset(), w.Places})
+		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
 	}
 	return a.sides[n:len(a.sides):len(a.sides)], nil
 }

@@ -149,7 +149,6 @@ type Segment struct {
 	Begin     int64               `json:"begin"`            // that byte in the stored tensor
 	End       int64               `json:"end"`              // the byte behind the last
 	First     int64               `json:"first"`            // index of the first element in the operation's matrix
-	Places    *tensor.Places      `json:"places,omitempty"` // of the whole tensor's elements, which Begin, End and First count in order; nil: in order
 	View      *tensor.View        `json:"view,omitempty"`   // selection of these elements; nil for all in stored order
 	Decode    tensor.DType        `json:"decode,omitempty"` // stored dtype of elements decoded to DType; else Invalid
 	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
@@ -173,12 +172,16 @@ type Side struct {
 	Tensor string `json:"tensor"` // as it is stored
 	File   int    `json:"file"`   // index in Sources
 	Offset int64  `json:"offset"` // of its first byte in the file
-
-	Places *tensor.Places `json:"places,omitempty"` // where its elements lie; nil for in order
 }
 
-// Matrix returns where the whole stored tensor of a segment with Places begins in its file.
-func (s *Segment) Matrix() int64 { return s.Offset - s.Begin }
+// Places returns where the elements of the whole stored tensors lie: of the segment's, which Begin, End and
+// First count in order, and of each side.
+func (s *Segment) Places() *tensor.Placement {
+	if op, is := s.Operation.(interface{ Places() *tensor.Placement }); is {
+		return op.Places()
+	}
+	return &tensor.Placement{}
+}
 
 // InOrder yields the tensors in the order of the model.
 func (p *Plan) InOrder() iter.Seq[*Tensor] {

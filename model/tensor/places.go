@@ -15,6 +15,9 @@ type Places struct {
 // Bytes returns the size of the stored tensor, and of the matrix.
 func (p *Places) Bytes() int64 { return p.Elements.Bytes(p.Len()) }
 
+// Picker sets elements of dst, from element at on, to the n elements of a matrix from element first on.
+type Picker func(dst []byte, at int64, stored []byte, first, n int64)
+
 // Pick sets elements of dst, from element at on, to the n elements of the matrix from element first on. stored
 // is the whole stored tensor.
 func (p *Places) Pick(dst []byte, at int64, stored []byte, first, n int64) {
@@ -50,7 +53,7 @@ func (p *Places) put(dst []byte, i int64, stored []byte, place int64) {
 
 // Part returns the bytes begin … end of the matrix, in the memory of buffer if that is enough. pick is Pick or
 // PickByDefinition.
-func (p *Places) Part(buffer, stored []byte, begin, end int64, pick func([]byte, int64, []byte, int64, int64)) []byte {
+func (p *Places) Part(buffer, stored []byte, begin, end int64, pick Picker) []byte {
 	buffer = slices.Grow(buffer[:0], int(end-begin))[:end-begin]
 	pick(buffer, 0, stored, p.Elements.Elements(begin), p.Elements.Elements(end-begin))
 	return buffer

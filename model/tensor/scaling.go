@@ -41,6 +41,22 @@ type Scaling struct {
 	// the scales and zeros has. Columns that are not in the order of their groups are blocks of one column.
 	Groups int    `json:"groups,omitempty"`
 	Blocks Blocks `json:"blocks"` // the shape of the matrix and of its blocks
+
+	Placement *Placement `json:"placement,omitempty"` // of the stored tensors; nil: in order
+}
+
+// Placement says where the elements of a matrix of codes and of its sides are in the stored tensors; nil: in order.
+type Placement struct {
+	Codes *Places    `json:"codes"`
+	Sides [3]*Places `json:"sides"`
+}
+
+// Places returns Placement; its parts are nil where the stored tensors are in order.
+func (s *Scaling) Places() *Placement {
+	if s.Placement == nil {
+		return &Placement{}
+	}
+	return s.Placement
 }
 
 // Grid is what the blocks of some rows of blocks have, row by row.

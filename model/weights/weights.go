@@ -64,6 +64,7 @@ type Weight struct {
 	Stored string  // name of the tensor that holds it, as it is in the file
 	First  int64   // its first element there
 	Shared bool    // Stored holds other weights too: experts that are fused
+	scales bool    // it is a part of another weight
 	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
 	Block  [2]int  // rows and columns of such a weight that share a scale
 
@@ -74,10 +75,9 @@ type Weight struct {
 	// several codes in an element, or its format calls it otherwise. nil for other weights.
 	Header *tensor.Info
 
-	form   *tensor.Form       // of codes in elements of another dtype; nil: the dtype's
-	parts  map[string]*Weight // the weights of its form's Parts but the first
-	scales bool               // it is a part of another weight
-	row    *table.Row         // of the weight it belongs to
+	form  *tensor.Form       // of codes in elements of another dtype; nil: the dtype's
+	parts map[string]*Weight // the weights of its form's Parts but the first
+	row   *table.Row         // of the weight it belongs to
 }
 
 // Owner returns the name of the weight that it belongs to: of scales, of what they scale.
@@ -254,6 +254,8 @@ type Set struct {
 	byName map[string]*Weight
 	misfit map[string]bool // the names of Misfits
 
+	places map[placesKey]*tensor.Places // of the weights
+
 	family  *table.Family
 	experts int    // of a layer
 	method  string // of the config's quantization
@@ -279,7 +281,7 @@ var defaultBlock = [2]int{128, 128}
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
-	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{},
+	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{}, places: map[placesKey]*tensor.Places{},
 		family: table.FamilyOf(c), experts: c.NRoutedExperts, method: c.Quantization.Method,
 		block: c.Quantization.Block}
 	if s.block == [2]int{} {
@@ -312,7 +314,7 @@ func (s *Set) take(info tensor.Info, stored string) {
 	info, part, form, places := tensor.PartOf(info, s.method)
 	owner := strings.TrimSuffix(info.Name, part)
 	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block,
-		Places: places, form: form}
+		Places: s.shared(places, part, info), form: form}
 	if info.Name != named.Name || info.DType != named.DType {
 		w.Header = &named
 	}
@@ -328,6 +330,25 @@ func (s *Set) take(info tensor.Info, stored string) {
 		}
 	}
 	s.add(s.place(w))
+}
+
+// placesKey is what Places depend on in a checkpoint.
+type placesKey struct {
+	part  string
+	dtype tensor.DType
+	shape [2]int
+}
+
+// shared returns the Places of a tensor, the same as those of a tensor that is like it.
+func (s *Set) shared(p *tensor.Places, part string, info tensor.Info) *tensor.Places {
+	if p == nil {
+		return nil
+	}
+	key := placesKey{part, info.DType, [2]int(info.Shape)}
+	if s.places[key] == nil {
+		s.places[key] = p
+	}
+	return s.places[key]
 }
 
 // place finishes a weight whose Place is that of its owner.

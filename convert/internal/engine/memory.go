@@ -84,13 +84,10 @@ func fixed(p *plan.Plan) int64 {
 func largestMatrix(p *plan.Plan) (most int64) {
 	for i := range p.Tensors {
 		for _, s := range p.Tensors[i].Segments {
-			n := int64(0)
-			if s.Places != nil {
-				n = s.Places.Bytes()
-			}
-			for _, side := range s.Sides {
-				if side.Places != nil {
-					n += side.Places.Bytes()
+			n, places := int64(0), s.Places()
+			for _, p := range append(places.Sides[:], places.Codes) {
+				if p != nil {
+					n += p.Bytes()
 				}
 			}
 			most = max(most, n)

@@ -140,17 +140,22 @@ func (w *worker) readSource(s *plan.Segment, dst []byte, offset int64) error {
 	return nil
 }
 
+// picked returns what picks the elements of a view.
+func (p *piece) picked(proof bool) func(v *tensor.View, take func(at, n int64) error) error {
+	if proof {
+		return p.byDefinition
+	}
+	return p.byRuns
+}
+
 // gather fills dst with the source of a piece in the segment's order; proof has it pick elements by definition.
 func (w *worker) gather(p piece, dst []byte, proof bool) error {
-	s, pick := p.segment, p.byRuns
-	if proof {
-		pick = p.byDefinition
-	}
+	s := p.segment
 	if len(dst) == 0 {
 		return nil
 	}
-	if s.Places != nil {
-		return w.gatherMatrix(p, dst, pick, proof)
+	if places := s.Places().Codes; places != nil {
+		return w.gatherMatrix(p, dst, places, proof)
 	}
 	if s.View == nil {
 		return w.read(s, dst, p.from, p.to-p.from)
@@ -159,7 +164,7 @@ func (w *worker) gather(p piece, dst []byte, proof bool) error {
 	if err != nil {
 		return err
 	}
-	return pick(s.View, func(at, n int64) error {
+	return p.picked(proof)(s.View, func(at, n int64) error {
 		part := dst[:elementBytes(s, n)]
 		dst = dst[len(part):]
 		if window == nil {
@@ -193,62 +198,57 @@ type matrix struct {
 	stored []byte // empty: not read
 }
 
-// matrix returns the stored tensor with places at an offset of a source file. i numbers the matrices of a segment.
-func (w *worker) matrix(i, file int, offset int64, places *tensor.Places) ([]byte, error) {
+// matrix returns a stored tensor with places, at an offset of a source file, and what picks its elements: as the
+// places define them for a proof. i numbers the matrices of a segment.
+func (w *worker) matrix(i, file int, offset int64, p *tensor.Places, proof bool) (stored []byte, pick tensor.Picker,
+	err error) {
 	for len(w.matrices) <= i {
 		w.matrices = append(w.matrices, matrix{})
 	}
 	m := &w.matrices[i]
-	if len(m.stored) > 0 && m.file == file && m.offset == offset {
-		return m.stored, nil
+	if len(m.stored) == 0 || m.file != file || m.offset != offset {
+		*m = matrix{file, offset, slices.Grow(m.stored[:0], int(p.Bytes()))[:p.Bytes()]}
+		if err = w.source.ReadFile(file, m.stored, offset); err != nil {
+			m.stored = m.stored[:0]
+		}
 	}
-	*m = matrix{file, offset, slices.Grow(m.stored[:0], int(places.Bytes()))[:places.Bytes()]}
-	err := w.source.ReadFile(file, m.stored, offset)
-	if err != nil {
-		m.stored = m.stored[:0]
-	}
-	return m.stored, err
-}
-
-// picker returns Pick, or PickByDefinition for a proof.
-func picker(p *tensor.Places, proof bool) func(dst []byte, at int64, stored []byte, first, n int64) {
 	if proof {
-		return p.PickByDefinition
+		return m.stored, p.PickByDefinition, err
 	}
-	return p.Pick
+	return m.stored, p.Pick, err
 }
 
 // gatherMatrix is gather for a segment with places.
-func (w *worker) gatherMatrix(p piece, dst []byte, pick func(v *tensor.View, take func(at, n int64) error) error,
-	proof bool) error {
+func (w *worker) gatherMatrix(p piece, dst []byte, places *tensor.Places, proof bool) error {
 	s := p.segment
-	stored, err := w.matrix(0, s.File, s.Matrix(), s.Places)
+	stored, pick, err := w.matrix(0, s.File, s.Offset-s.Begin, places, proof)
 	if err != nil {
 		return err
 	}
 	begin, done := s.DType.Elements(s.Begin), int64(0)
 	take := func(at, n int64) error {
-		picker(s.Places, proof)(dst, done, stored, begin+at, n)
+		pick(dst, done, stored, begin+at, n)
 		done += n
 		return nil
 	}
 	if s.View == nil {
 		return take(p.from, p.to-p.from)
 	}
-	return pick(s.View, take)
+	return p.picked(proof)(s.View, take)
 }
 
-// readSide reads the bytes that an operation needs of side i into the worker's memory.
-func (w *worker) readSide(i int, side plan.Side, span operation.Span, proof bool) error {
-	if side.Places == nil {
-		w.sides[i] = slices.Grow(w.sides[i][:0], int(span.End-span.Begin))[:span.End-span.Begin]
-		return w.source.ReadFile(side.File, w.sides[i], side.Offset+span.Begin)
+// readSide reads the bytes that an operation needs of a side into the memory of buffer.
+func (w *worker) readSide(s *plan.Segment, i int, span operation.Span, buffer []byte, proof bool) ([]byte, error) {
+	side := s.Sides[i]
+	if p := s.Places().Sides[i]; p != nil {
+		stored, pick, err := w.matrix(1+i, side.File, side.Offset, p, proof)
+		if err != nil {
+			return buffer, err
+		}
+		return p.Part(buffer, stored, span.Begin, span.End, pick), nil
 	}
-	stored, err := w.matrix(1+i, side.File, side.Offset, side.Places)
-	if err == nil {
-		w.sides[i] = side.Places.Part(w.sides[i], stored, span.Begin, span.End, picker(side.Places, proof))
-	}
-	return err
+	buffer = slices.Grow(buffer[:0], int(span.End-span.Begin))[:span.End-span.Begin]
+	return buffer, w.source.ReadFile(side.File, buffer, side.Offset+span.Begin)
 }
 
 // withSides reads the sides that the operation needs for a piece and calls do. The positions
@@ -276,7 +276,8 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 		w.sides = append(w.sides, nil)
 	}
 	for i, span := range spans {
-		if err := w.readSide(i, s.Sides[i], span, proof); err != nil {
+		var err error
+		if w.sides[i], err = w.readSide(s, i, span, w.sides[i], proof); err != nil {
 			return err
 		}
 	}
