@@ -222,7 +222,8 @@ type Quantization struct {
 	Experts    string // expert_dtype: of routed experts beside FP8, "fp4" or "fp8"; "" is as all matrices
 	PowerOfTwo bool   // scale_fmt is ue8m0: scales are powers of two
 
-	patterns []*regexp.Regexp // of Except's entries that are patterns
+	patterns  []*regexp.Regexp // of Except's entries that are patterns
+	exceptKey string           // the key of AWQ, GPTQ and AutoRound that Except was read from
 	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.
 	Unclear bool
 }

@@ -114,7 +114,7 @@ func TestQuantizationBeside(t *testing.T) {
 		assert.True(t, c.StaysUnquantised("model.layers.0.mlp.gate_proj"))
 		assert.False(t, c.StaysUnquantised("model.layers.1.mlp.gate_proj"))
 	}
-	assert.Equal(t, "text_config.quantization_config: is not what config.json itself has there",
+	assert.Equal(t, "text_config.quantization_config: is not what config.json itself has there; leave out the wrong one",
 		problems(t, of(","+fp8, ","+strings.Replace(fp8, "64", "128", 1)))[0].String())
 	assert.Contains(t, problems(t, of("", `,"quantization_config":{"quant_method":"x"}`))[0].String(), "quantization_config.quant_method")
 	assert.NotContains(t, problems(t, of("", `,"quantization_config":{"quant_method":"x"}`))[0].String(), "text_config")

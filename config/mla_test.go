@@ -102,7 +102,7 @@ func TestMLAProblems(t *testing.T) {
 		"V3 without k":          {v3 + `"num_experts_per_tok":null`, `num_experts_per_tok: null, but n_routed_experts is 256`},
 		"linear":                {v3 + `"rope_scaling":{"type":"linear","factor":2.0}`, `rope_scaling.type: "linear" is not one of yarn`},
 		"yarn without length":   {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":0}`, `rope_scaling.original_max_position_embeddings: 0 is not in 1..16777216`},
-		"another quantization":  {v3 + `"quantization_config":{"quant_method":"gptq","weight_block_size":[128,128]}`, `quantization_config.quant_method: "gptq" is not read, but fp8, compressed-tensors and modelopt are; dequantise it with GPTQModel`},
+		"another quantization":  {v3 + `"quantization_config":{"quant_method":"mxfp4","weight_block_size":[128,128]}`, `quantization_config.quant_method: "mxfp4" is not read, but fp8, compressed-tensors, modelopt, awq, gptq and auto-round are; load it with transformers and dequantize=True in Mxfp4Config, and save it`},
 		"another fp8":           {v3 + `"quantization_config":{"quant_method":"fp8","fmt":"e5m2","weight_block_size":[128,128]}`, `quantization_config.fmt: "e5m2" is not one of e4m3`},
 		"no block":              {v3 + `"quantization_config":{"quant_method":"fp8"}`, `quantization_config.weight_block_size: missing`},
 		"block of one":          {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},

@@ -42,26 +42,24 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 
 // quantMethods lists what reads the quantization_config of each quant_method.
 var quantMethods = map[string]func(d *decoding, key string, o map[string]jsontext.Value){
-	"fp8": readFP8, "compressed-tensors": readCompressed, "modelopt": readModelOpt,
+	"fp8": readFP8, "compressed-tensors": readCompressed, "modelopt": readModelOpt, "awq": readAWQ, "gptq": readGPTQ,
+	"auto-round": readAutoRound, "intel/auto-round": readAutoRound,
 }
 
 // remedies says what to do with the weights of methods that are not read.
 var remedies = map[string]string{
-	"bitsandbytes":     "load it with transformers, call dequantize(), and save it",
-	"gptq":             "dequantise it with GPTQModel",
-	"awq":              "dequantise it with AutoAWQ",
-	"auto-round":       "dequantise it with AutoRound",
-	"intel/auto-round": "dequantise it with AutoRound",
-	"blockwise_int8":   "multiply its INT8 codes with their scales in Python",
-	"w8a8_int8":        "multiply its INT8 codes with their scales in Python",
-	"w4afp8":           "convert the FP8 checkpoint that it was made from",
-	"mxfp4":            "load it with transformers and dequantize=True in Mxfp4Config, and save it",
+	"bitsandbytes":   "load it with transformers, call dequantize(), and save it",
+	"blockwise_int8": "multiply its INT8 codes with their scales in Python",
+	"w8a8_int8":      "multiply its INT8 codes with their scales in Python",
+	"w4afp8":         "convert the FP8 checkpoint that it was made from",
+	"mxfp4":          "load it with transformers and dequantize=True in Mxfp4Config, and save it",
 }
 
 // refusedMethod says that a quant_method is not read, and what to do.
 func refusedMethod(method string) error {
 	remedy := cmp.Or(remedies[method], "convert the checkpoint that it was made from")
-	return fmt.Errorf("%q is not read, but %s; %s", method, "fp8, compressed-tensors and modelopt are", remedy)
+	return fmt.Errorf("%q is not read, but %s; %s", method, "fp8, compressed-tensors, modelopt, awq, gptq and auto-round are",
+		remedy)
 }
 
 // readFP8 reads FP8 E4M3 weights in blocks, as in the published DeepSeek-V3. It ignores the fields about
@@ -91,7 +89,7 @@ func (q *Quantization) ExceptKey() string {
 	if q.Method == "fp8" {
 		return "modules_to_not_convert"
 	}
-	return "ignore"
+	return cmp.Or(q.exceptKey, "ignore")
 }
 
 // readExcept reads the list of modules that are not quantised, if there is one.
@@ -103,6 +101,11 @@ func (q *Quantization) readExcept(d *decoding, key string, o map[string]jsontext
 		q.Except, err = parseNames(v)
 		return err
 	})
+	q.compile()
+}
+
+// compile finds the patterns among Except.
+func (q *Quantization) compile() {
 	for _, entry := range q.Except {
 		pattern, is := strings.CutPrefix(entry, "re:") // of Python, found at the beginning of a name
 		if !is && strings.Contains(entry, "*") {       // of ModelOpt: a whole name, * stands for anything
@@ -201,6 +204,120 @@ func readModelOpt(d *decoding, key string, o map[string]jsontext.Value) {
 	q.Block = [2]int{1, 16}
 	q.readExcept(d, key, o, "ignore")
 	q.readExcept(d, key, o, "exclude_modules")
+}
+
+// readGrouped reads what AWQ, GPTQ and AutoRound share: weights of four bits in groups of a row.
+func (q *Quantization) readGrouped(d *decoding, key string, o map[string]jsontext.Value, remedy string) {
+	q.Block = [2]int{1, 0}
+	d.part(key, "bits", o, func(v jsontext.Value) error {
+		if bits, err := parseInteger(v, 1, 32); err != nil || bits != 4 {
+			return cmp.Or(err, fmt.Errorf("weights of %d bits are not read: dequantise them with %s", bits, remedy))
+		}
+		return nil
+	})
+	d.part(key, "group_size", o, func(v jsontext.Value) (err error) {
+		if string(v) != "-1" {
+			q.Block[1], err = parseInteger(v, 1, maxDim)
+		}
+		return err
+	})
+	readOneOf(d, key, o, "pack_dtype", "int32", "torch.int32")
+	readOneOf(d, key, o, "data_type", "int")
+}
+
+// readOneOf returns the value of a string that must be one of names, in lower case, if it is there.
+func readOneOf(d *decoding, key string, o map[string]jsontext.Value, name string, names ...string) (value string) {
+	if v, ok := o[name]; ok && v.Kind() != 'n' {
+		d.part(key, name, o, func(v jsontext.Value) (err error) {
+			value, err = parseOneOf(jsontext.Value(strings.ToLower(string(v))), names...)
+			return err
+		})
+	}
+	return value
+}
+
+// readAWQ reads what AutoAWQ writes as its version gemm.
+func readAWQ(d *decoding, key string, o map[string]jsontext.Value) {
+	q := &d.config.Quantization
+	q.Method, q.exceptKey = "awq", "modules_to_not_convert"
+	q.readGrouped(d, key, o, "AutoAWQ")
+	q.readExcept(d, key, o, q.exceptKey)
+	for _, entry := range q.Except { // which may be any words of a name: "self_attn", "model.layers.0."
+		q.patterns = append(q.patterns, regexp.MustCompile(`^(.*\.)?`+regexp.QuoteMeta(strings.Trim(entry, "."))+`(\.|$)`))
+	}
+	for _, name := range []string{"version", "format", "checkpoint_format"} {
+		readOneOf(d, key, o, name, "gemm")
+	}
+}
+
+// readGPTQ reads what GPTQModel and AutoGPTQ write.
+func readGPTQ(d *decoding, key string, o map[string]jsontext.Value) {
+	q := &d.config.Quantization
+	q.Method, q.exceptKey = "gptq", "dynamic"
+	q.readGrouped(d, key, o, "GPTQModel")
+	for _, name := range []string{"format", "checkpoint_format"} {
+		q.Method = cmp.Or(readOneOf(d, key, o, name, "gptq", "gptq_v2"), q.Method)
+	}
+	if v, ok := o["desc_act"]; ok && v.Kind() == 't' && q.Block[1] > 0 {
+		q.Method += ", desc_act"
+	}
+	if v, ok := o["is_marlin_format"]; ok && v.Kind() == 't' {
+		d.fail(key+".is_marlin_format", errors.New("weights of Marlin are not read: dequantise them with AutoGPTQ"))
+	}
+	q.readDifferent(d, key, o, "GPTQModel")
+	if v, ok := o["modules_in_block_to_quantize"]; ok && v.Kind() != 'n' {
+		q.Unclear = true // it lists the others
+	}
+}
+
+// readAutoRound reads what AutoRound writes in the packings of AWQ and GPTQ.
+func readAutoRound(d *decoding, key string, o map[string]jsontext.Value) {
+	q := &d.config.Quantization
+	q.Method, q.exceptKey, q.Unclear = "gptq", "extra_config", true // block_name_to_quantize lists the others
+	q.readGrouped(d, key, o, "AutoRound")
+	q.readDifferent(d, key, o, "AutoRound")
+	if v, ok := o["act_bits"]; ok && v.Kind() != 'n' {
+		d.part(key, "act_bits", o, func(v jsontext.Value) error {
+			_, err := parseInteger(v, 16, 32)
+			return err
+		})
+	}
+	packing := string(cmp.Or(string(o["packing_format"]), string(o["backend"])))
+	switch {
+	case strings.Contains(packing, "awq"):
+		q.Method = "awq"
+	case strings.Contains(packing, "gptqmodel"), packing != "" && !strings.Contains(packing, "gptq"):
+		q.Method = "gptq_v2" // zeros as they are
+	}
+}
+
+// readDifferent reads the modules, by names or patterns, that a table of the config quantises otherwise, or not
+// at all: GPTQModel begins their patterns with "-:", AutoRound gives them 16 bits.
+func (q *Quantization) readDifferent(d *decoding, key string, o map[string]jsontext.Value, remedy string) {
+	if v, ok := o[q.exceptKey]; !ok || v.Kind() == 'n' || v.Kind() == 'f' {
+		return
+	}
+	d.part(key, q.exceptKey, o, func(v jsontext.Value) error {
+		var modules map[string]map[string]jsontext.Value
+		if json.Unmarshal(v, &modules) != nil {
+			return errors.New("not an object of modules")
+		}
+		for _, name := range slices.Sorted(maps.Keys(modules)) {
+			pattern, left := strings.CutPrefix(name, "-:")
+			if left || string(modules[name]["bits"]) == "16" {
+				if left || strings.ContainsAny(name, `*^$\(`) {
+					name = "re:" + pattern
+				}
+				q.Except = append(q.Except, name)
+			} else if slices.ContainsFunc([]string{"bits", "group_size", "desc_act", "sym", "pack_dtype", "data_type"},
+				func(k string) bool { return modules[name][k] != nil && string(modules[name][k]) != string(o[k]) }) {
+				return fmt.Errorf("%s is quantised in another way than the rest: dequantise the weights with %s", quote(name),
+					remedy)
+			}
+		}
+		q.compile()
+		return nil
+	})
 }
 
 // refuseMLX refuses what MLX writes beside quantization_config: codes with scales and biases.

@@ -83,7 +83,7 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []Problem) {
 	for _, m := range doc {
 		if m.key == quantization && inner[m.key] != nil && m.value.Kind() != 'n' && !equalJSON(m.value, inner[m.key]) {
-			problems = append(problems, Problem{w.key + "." + m.key, "is not what config.json itself has there"})
+			problems = append(problems, Problem{w.key + "." + m.key, "is not what config.json itself has there; leave out the wrong one"})
 		}
 		if !w.says(m.key) || m.key == quantization || bytes.Equal(m.value, inner[m.key]) {
 			continue

@@ -27,6 +27,11 @@ var hostileConfigs = map[string]string{
 	"nvfp4-pack-quantized": compressed("nvfp4-pack-quantized", "float", "tensor_group", 16),
 	"channel":              compressed("pack-quantized", "int", "channel", 0),
 	"mxfp4-pack-quantized": compressed("mxfp4-pack-quantized", "float", "group", 32),
+	"awq":                  `{"quant_method": "awq", "bits": 4, "group_size": 16}`,
+	"gptq":                 `{"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": false}`,
+	"gptq-v2":              `{"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"}`,
+	"gptq-row":             `{"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": true}`,
+	"gptq-desc-act":        `{"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": true}`,
 }
 
 // compressed returns a quantization_config of compressed-tensors.

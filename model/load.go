@@ -13,8 +13,8 @@ import (
 
 // Load binds every weight of the decoder that c implies, and of the prediction layers that src
 // has, to src's tensors, in any stored form that weights.New knows. Weights are bound as views:
-// Load reads only scales. If src has no views (weights.Unviewed), a layer's weights are read when
-// the layer runs. If a weight is missing, has another shape or an unsupported dtype, or if src
+// Load reads only scales. If src has no views (weights.Unviewed), or a weight lies in another order, a
+// layer's weights are read when the layer runs. If a weight is missing, has another shape or an unsupported dtype, or if src
 // holds tensors that the table does not know, the error is a *weights.MismatchError that lists
 // all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
@@ -77,16 +77,25 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 	if err != nil || w.Scales == nil {
 		return bound, err
 	}
-	bound.Block = w.Block
-	rows, _ := w.Blocks().Grid()
-	bound.Grid, err = w.Grid(0, rows-1, func(side *weights.Weight, begin, end int64) ([]byte, error) {
+	b := w.Scaling().Blocks
+	bound.Block = [2]int{b.BlockRows, b.BlockCols}
+	if bound.unread == nil || w.Places == nil {
+		bound.Grid, err = gridOf(src, w)
+	}
+	return bound, err
+}
+
+// gridOf reads the scales and zeros of a weight.
+func gridOf(src weights.Source, w *weights.Weight) (tensor.Grid, error) {
+	rows, _ := w.Scaling().Blocks.Grid()
+	g, err := w.Grid(0, rows-1, func(side *weights.Weight, begin, end int64) ([]byte, error) {
 		t, err := side.View(src)
 		if err != nil {
 			return nil, err
 		}
 		return t.Data[begin:end], nil
 	})
-	return bound, err
+	return g, w.Failed(err)
 }
 
 // at returns the weight at a place of the table.
@@ -279,7 +288,13 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 		if err != nil {
 			return err
 		}
-		w.Data, need = t.Data, need-w.unread.w.Bytes()
+		need -= w.unread.bytes()
+		if w.unread.w.Places != nil && w.unread.w.Scales != nil {
+			if w.Grid, err = gridOf(w.unread.src, w.unread.w); err != nil {
+				return err
+			}
+		}
+		w.Data = t.Data
 	}
 	return nil
 }
@@ -288,8 +303,18 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 func (m *DeepseekForCausalLM) unreadBytes(l int) (n int64) {
 	for _, w := range m.layerWeights(l) {
 		if w.unread != nil && w.Data == nil {
-			n += w.unread.w.Bytes()
+			n += w.unread.bytes()
 		}
+	}
+	return n
+}
+
+// bytes returns the size in bytes of the weight in memory, with the scales and zeros that are read with it.
+func (u *unread) bytes() int64 {
+	n := u.w.Bytes()
+	if u.w.Places != nil && u.w.Scales != nil {
+		rows, cols := u.w.Scaling().Blocks.Grid()
+		n += 2 * tensor.F32.Bytes(int64(rows)*int64(cols))
 	}
 	return n
 }
@@ -302,6 +327,9 @@ func (p *pass[V]) drop(l int) {
 		p.dontNeed(w)
 		if w.unread != nil && !p.o.Training {
 			w.Data, dropped = nil, true
+			if w.unread.w.Places != nil {
+				w.Grid = tensor.Grid{}
+			}
 		}
 	}
 	if dropped {

@@ -12,14 +12,19 @@ negative, NaN) and, as NAME.numbers, what the library makes of them in BF16 (F32
   int4, int4-zeros, int4-channel, nvfp4, mxfp4    compressed-tensors packs and unpacks
   nvfp4-modelopt                                  ModelOpt's NVFP4QTensor
   fp8-e8m0, fp4                                   transformers' Fp8Dequantize unpacks; packed here
+  awq                                             AutoRound's WQLinear_GEMM, which is AutoAWQ's, packs and unpacks
+  gptq, gptq-v2                                   AutoRound's QuantLinear, with zeros less 1 and as they are
+  gptq-desc-act                                   that unpacks; packed here as in AutoGPTQ 0.7.1, qlinear_cuda.py
 
 The versions are those of scripts/requirements-forms.txt.
 """
 import json
 import os
+import re
 import shutil
 import sys
 from types import SimpleNamespace as Namespace
+from unittest.mock import MagicMock, patch
 
 import torch
 from safetensors.torch import save_file
@@ -28,6 +33,10 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+sys.modules["datasets"] = MagicMock()  # of AutoRound, for calibration
+from auto_round.export.export_to_awq.utils import WQLinear_GEMM, dequantize_gemm
+from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
 
 ROOT = "fixtures/forms"
 CODES = torch.tensor([0, 1, 2, 3, 4, 6, -1, -2, -3, -4, -6], dtype=torch.float32)
@@ -131,8 +140,58 @@ def fine_grained(codes, scale):
     return Fp8Dequantize(None)._dequantize_one(codes, scale, torch.bfloat16)
 
 
+GPTQ = {"gptq": (qlinear_torch_zp, 32), "gptq-v2": (qlinear_torch, 32), "gptq-desc-act": (qlinear_torch_zp, 16)}
+
+
+def gptq(form, rows, cols, group, t):
+    """What AutoRound makes of the tensors t of a matrix; it cannot have more rows than columns."""
+    if rows > cols:
+        parts = [gptq(form, min(cols, rows - at), cols, group, {
+            k: v if k == "g_idx" else v[:, at // 8:(at + cols) // 8] if k == "qzeros" else v[:, at:at + cols]
+            for k, v in t.items()}) for at in range(0, rows, cols)]
+        return torch.cat(parts)
+    layer = GPTQ[form][0].QuantLinear(4, group, cols, rows, False)
+    for name, value in t.items():
+        layer.register_buffer(name, value)
+    with patch("torch.matmul", lambda _, weights: weights):
+        return layer(torch.zeros(cols, cols, dtype=t["scales"].dtype)).t()
+
+
+def nibbles(codes):
+    """Codes packed in words of I32 along the last dimension, the first in the lowest bits."""
+    return (codes.long().view(*codes.shape[:-1], -1, 8) << torch.arange(0, 32, 4)).sum(-1).to(torch.int32)
+
+
+def transposed(form, q, s):
+    """stored for AWQ and GPTQ."""
+    (rows, cols), group = q.shape, GPTQ.get(form, (None, 32))[1]
+    weight = (q.view(rows, -1, 32) * s[..., None]).view(q.shape)
+    s = s.repeat_interleave(32 // group, 1).t().half()  # [groups, rows]
+    zeros = torch.arange(s.numel()).view(s.shape) % 4 + 6
+    linear = Namespace(weight=weight, bias=None, in_features=cols, out_features=rows)
+    linear.weight.data = weight
+    if form == "awq":
+        x = WQLinear_GEMM.from_linear(linear, 4, 32, scales=s, zeros=zeros, device="cpu")
+        t = {"qweight": x.qweight, "qzeros": x.qzeros, "scales": x.scales}
+        return t, dequantize_gemm(x.qweight, x.qzeros, x.scales, 4, 32).t()
+    if form == "gptq-desc-act":  # columns of one scale, in two groups at random
+        order = torch.randperm(32, generator=torch.Generator().manual_seed(rows + cols)).repeat(cols // 32) % 2
+        order = order + torch.arange(cols) // 32 * 2
+        codes = (q + zeros[order].t()).to(torch.int32)
+        t = {"qweight": nibbles(codes).t().contiguous(), "qzeros": nibbles(zeros - 1), "scales": s,
+             "g_idx": order.to(torch.int32)}
+        return t, gptq(form, rows, cols, group, t)
+    x = GPTQ[form][0].QuantLinear(4, 32, cols, rows, False, g_idx=True)
+    x.device = "cpu"
+    x.pack(linear, s.t(), zeros.t(), device="cpu")
+    t = {"qweight": x.qweight, "qzeros": x.qzeros, "scales": x.scales, "g_idx": x.g_idx}
+    return t, gptq(form, rows, cols, group, t)
+
+
 def stored(form, q, s):
     """The tensors of a matrix of codes q and scales s, by the end of their names, and their numbers."""
+    if form == "awq" or form in GPTQ:
+        return transposed(form, q, s)
     w = (q.view(len(q), -1, 32) * s[..., None]).view(q.shape)
     if form == "fp8-e8m0":
         scale = e8m0(torch.full((1, 1), 2.0**-6))
@@ -164,11 +223,22 @@ def quantization(form, ignore):
                 "weight_block_size": [128, 128]}
     if form == "nvfp4-modelopt":
         return {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}, "ignore": ignore}
+    if form == "awq":
+        return {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm",
+                "modules_to_not_convert": [m.split(".")[-1] for m in PLAIN] + ["lm_head"]}
+    if form in GPTQ:
+        return {"quant_method": "gptq", "bits": 4, "group_size": GPTQ[form][1], "desc_act": form == "gptq-desc-act",
+                "sym": False, "lm_head": False, "checkpoint_format": "gptq_v2" if form == "gptq-v2" else "gptq",
+                "pack_dtype": "int32", "dynamic": {"-:" + m: {} for m in PLAIN}}
     name, s = SCHEMES[form]
     weights = json.loads(s.weights.model_dump_json())
     return {"quant_method": "compressed-tensors", "format": name, "quantization_status": "compressed",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
             "ignore": ignore}
+
+
+# modules whose rows AWQ and GPTQ do not pack
+PLAIN = [r".*self_attn.q_b_proj", r".*self_attn.kv_a_proj_with_mqa"]
 
 
 def write(path, config, shards):
@@ -193,11 +263,14 @@ def checkpoints():
     plain, codes = model(torch.Generator().manual_seed(31))
     write(ROOT + "/bf16", CONFIG, [plain])
     ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
-    for form in ("fp8-e8m0", "fp4", "int4", "int4-zeros", "nvfp4", "mxfp4", "nvfp4-modelopt"):
+    for form in ("fp8-e8m0", "fp4", "int4", "int4-zeros", "nvfp4", "mxfp4", "nvfp4-modelopt", "awq", *GPTQ):
         first, scales = dict(plain), {}
         for name, (q, s) in codes.items():
             kind = form
-            if ".experts." not in name:
+            if form == "awq" or form in GPTQ:
+                if any(re.match(m, name) for m in PLAIN):
+                    continue
+            elif ".experts." not in name:
                 if form == "fp4":
                     kind = "fp8-e8m0"
                 elif form != "fp8-e8m0":
@@ -208,7 +281,7 @@ def checkpoints():
             for end, t in tensors.items():
                 if form == "fp4" and end == "weight_scale_inv":
                     end = "scale"
-                (first if "packed" in end or end == "weight" else scales)[f"{name}.{end}"] = t
+                (first if "packed" in end or end in ("weight", "qweight") else scales)[f"{name}.{end}"] = t
         q = quantization(form, ["lm_head", "model.layers.*.self_attn*", "*shared_experts*", "model.layers.0.mlp*"]
                          if form == "nvfp4-modelopt" else ignore)
         config = dict(CONFIG, quantization_config=q)
@@ -232,7 +305,8 @@ def scales(r, kind, rows, width):
 
 def hostile():
     r = torch.Generator().manual_seed(7)
-    files = {m: {} for m in ("fp8", "pack-quantized", "nvfp4-pack-quantized", "nvfp4", "mxfp4-pack-quantized", "channel", "zeros")}
+    files = {m: {} for m in ("fp8", "pack-quantized", "nvfp4-pack-quantized", "nvfp4", "mxfp4-pack-quantized", "channel", "zeros",
+                             "awq", "gptq", "gptq-v2", "gptq-row", "gptq-desc-act")}
 
     def add(method, name, tensors, numbers):
         for end, t in tensors.items():
@@ -266,6 +340,23 @@ def hostile():
     q, s = noise(20, 64), noise(20, 4).clamp(max=254)  # of 255 compressed-tensors makes infinity, OCP NaN
     t = {"weight_packed": q, "weight_scale": s}
     add("mxfp4-pack-quantized", "mxfp4", t, unpack("mxfp4", t))
+    for kind in ("bf16", "f16", "f32"):
+        for method in ("awq", "gptq", "gptq-v2", "gptq-row", "gptq-desc-act"):
+            form, group = method.replace("-row", ""), 96 if method == "gptq-row" else 16
+            s = scales(r, kind, 96 // group, 40)
+            if kind == "f16":
+                s = torch.randint(-2**15, 2**15, s.shape, generator=r).to(torch.int16).view(torch.float16)
+            zeros = torch.randint(16 if form in ("awq", "gptq-v2") else 15, s.shape, generator=r)
+            t = {"qweight": noise(12, 160).view(torch.int32), "qzeros": nibbles(zeros), "scales": s}
+            if form == "awq":
+                t["qweight"] = noise(96, 20).view(torch.int32)
+                numbers = dequantize_gemm(t["qweight"], t["qzeros"], s, 4, group).t()
+            else:
+                t["g_idx"] = (torch.arange(96) // group).to(torch.int32)
+                if method == "gptq-desc-act":
+                    t["g_idx"] = t["g_idx"][torch.randperm(96, generator=r)]
+                numbers = gptq(form, 40, 96, group, t)
+            add(method, f"{method}-{kind}", t, numbers)
     for method, tensors in files.items():
         save_file(tensors, f"{ROOT}/scales-{method}.safetensors")
 

@@ -86,7 +86,11 @@ func (t *run) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 			}
 			return
 		}
-		buffer := make([]byte, min(w.Bytes(), w.DType.Bytes(w.DType.Elements(pieceSize))))
+		size := w.DType.Bytes(w.DType.Elements(pieceSize))
+		if w.Places != nil { // which each reading reads whole
+			size = w.Bytes()
+		}
+		buffer := make([]byte, min(w.Bytes(), size))
 		for at := int64(0); at < w.Bytes(); at += int64(len(buffer)) {
 			part := buffer[:min(int64(len(buffer)), w.Bytes()-at)]
 			if err := w.ReadAt(u, part, at); !yield(part, err) {

@@ -3,11 +3,15 @@ package checkpoint
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"runtime"
 	"slices"
 
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/config"
@@ -148,7 +152,42 @@ func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {
 	if err != nil && !errors.As(err, &fields) {
 		err = format.SystemError(dir.Path(name), "", err)
 	}
+	if err == nil && name == ConfigName && c.Quantization.Method == "" {
+		c, err = modelOpt(dir, c)
+	}
 	return c, document.Bytes(), err
+}
+
+// ModelOptName is the file that ModelOpt's older checkpoints have in place of quantization_config.
+const ModelOptName = "hf_quant_config.json"
+
+// modelOpt returns c with the quantization that ModelOptName in dir announces, if there is such a file.
+func modelOpt(dir source.Dir, c *config.Config) (*config.Config, error) {
+	f, err := dir.Open(ModelOptName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var document struct {
+		Quantization map[string]jsontext.Value `json:"quantization"`
+	}
+	if err := json.UnmarshalRead(io.LimitReader(f, config.MaxSize), &document); err != nil {
+		return nil, &format.Error{File: dir.Path(ConfigName), Cause: fmt.Sprintf("%s beside it: %v", ModelOptName, err)}
+	}
+	q := document.Quantization
+	if len(q["quant_algo"]) == 0 || q["quant_algo"].Kind() == 'n' { // of keys and values alone
+		return c, nil
+	}
+	q["quant_method"] = jsontext.Value(`"modelopt"`)
+	text, _ := json.Marshal(q, json.Deterministic(true)) // it was read
+	quantised, err := c.Override(map[string]jsontext.Value{"quantization_config": text})
+	if err != nil {
+		return nil, &format.Error{File: dir.Path(ConfigName),
+			Cause: fmt.Sprintf("with the quantization of %s: %v", ModelOptName, err)}
+	}
+	return quantised, nil
 }
 
 // readIndex reads the index, if present, and takes the list of files from it. Without a

@@ -15,7 +15,7 @@ import (
 )
 
 // companions are files that stand beside weights. Of a server that lists no directory they are asked for.
-var companions = []string{ConfigName, "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
+var companions = []string{ConfigName, ModelOptName, "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
 	"tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
 	"chat_template.jinja", "configuration_deepseek.py", "modeling_deepseek.py"}
 

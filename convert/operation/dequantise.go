@@ -63,11 +63,25 @@ func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	}
 	codes := d.codec.From.Codes
 	return in.each(int(codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
-		data := in.Data[codes.Bytes(int64(from)):codes.Bytes(int64(to))]
-		out := dst[d.To.Bytes(int64(from)):d.To.Bytes(int64(to))]
-		lost.Add(d.codec.Convert(out, data, int(at), d.Blocks, d.rowsFrom(grid, in, at)))
+		n := 1
+		if per, _ := codes.Block(); from%per == 0 && to%per == 0 && at%int64(per) == 0 {
+			n = to - from
+		}
+		for ; from < to; at, from = at+int64(n), from+n {
+			out := dst[d.To.Bytes(int64(from)):d.To.Bytes(int64(from+n))]
+			lost.Add(d.codec.Convert(out, codesAt(codes, in.Data, from), int(at), d.Blocks,
+				d.rowsFrom(grid, in, at)))
+		}
 		return nil
 	})
+}
+
+// codesAt returns the codes from the one with that index on. Of one within a byte it returns that code alone.
+func codesAt(codes tensor.DType, data []byte, index int) []byte {
+	if per, _ := codes.Block(); index%per > 0 {
+		return []byte{data[index/2] >> 4}
+	}
+	return data[codes.Bytes(int64(index)):]
 }
 
 // productSlack is the share by which a product that is rounded to F32 before it is

@@ -72,6 +72,14 @@ func (q *Quantise) Sides(at, n int64) []Span {
 	return q.Scaled.Sides(at, n)
 }
 
+// Places returns where the elements of the source and its sides lie.
+func (q *Quantise) Places() *tensor.Placement {
+	if q.Scaled == nil {
+		return &tensor.Placement{}
+	}
+	return q.Scaled.Places()
+}
+
 // NotFiniteError refuses to quantise numbers that are infinite or NaN.
 type NotFiniteError struct {
 	Count int64        // elements, of the first part of a tensor that has any
@@ -196,7 +204,7 @@ func (q *Quantise) widen(in Input) (widening, error) {
 	}
 	grid, err := q.Scaled.grid(in)
 	return func(dst []float32, at int64, from int) {
-		q.From.Form().Widen(dst, in.Data[q.From.Bytes(int64(from)):], int(at), q.Scaled.Blocks,
+		q.From.Form().Widen(dst, codesAt(q.From, in.Data, from), int(at), q.Scaled.Blocks,
 			q.Scaled.rowsFrom(grid, in, at))
 	}, err
 }

@@ -5,6 +5,7 @@ package plan
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 
 	"dsmoe/convert/checkpoint"
@@ -32,7 +33,8 @@ type assembler struct {
 	powersOfTwo bool
 	sides       []Side // room for the sides of further segments
 	operations  map[elementwise]operation.Operation
-	names       [][]string // the different Operations of tensors
+	names       [][]string          // the different Operations of tensors
+	placements  []*tensor.Placement // the different ones of weights
 }
 
 // elementwise is all that an operation depends on.
@@ -78,6 +80,9 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	if err != nil {
 		return err
 	}
+	if w.Places != nil && (len(parts) != 1 || parts[0].View != nil) {
+		return errors.New("its codes are stored in two orders: convert the files to safetensors first")
+	}
 	if len(parts) == 1 {
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
@@ -102,6 +107,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 		importance: out.importance}, []Side(nil)
 	if w.Scaled() && to != w.DType {
 		key.scaling = w.Scaling()
+		key.scaling.Placement = a.placement(w, parts[0].View)
 		if sides, err = a.scales(w.Sides()); err != nil {
 			return err
 		}
@@ -115,6 +121,28 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 		}
 	}
 	return nil
+}
+
+// placement returns where the elements of a weight and its sides lie, the same for weights that are alike; nil if
+// they lie in order. Codes that a view takes out of bytes are picked one by one.
+func (a *assembler) placement(w *weights.Weight, view *tensor.View) *tensor.Placement {
+	p := tensor.Placement{Codes: w.Places}
+	per, _ := w.DType.Block()
+	if w.Places == nil && per > 1 && view != nil && view.Stride[len(view.Stride)-1] != 1 {
+		p.Codes = &tensor.Places{Elements: w.DType, View: tensor.View{Shape: []int64{int64(w.Len())}, Stride: []int64{1}}}
+	}
+	if p.Codes == nil {
+		return nil
+	}
+	for i, side := range w.Sides() {
+		p.Sides[i] = side.Places
+	}
+	i := slices.IndexFunc(a.placements, func(known *tensor.Placement) bool { return reflect.DeepEqual(known, &p) })
+	if i < 0 {
+		i = len(a.placements)
+		a.placements = append(a.placements, &p)
+	}
+	return a.placements[i]
 }
 
 // part adds the segment of a part, put through an operation.

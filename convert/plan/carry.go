@@ -87,14 +87,11 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 	return others, left, nil
 }
 
-// modelOptConfig says once more what quantization_config says, for a quantised output alone.
-const modelOptConfig = "hf_quant_config.json"
-
 // isReplaced reports whether a file is read and the output has its own, or none.
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
 	return name == checkpoint.ConfigName || isManifest(name) ||
-		name == modelOptConfig && c.o.DType != tensor.Invalid && !c.o.encodes() ||
+		name == checkpoint.ModelOptName && c.o.DType != tensor.Invalid && !c.o.encodes() ||
 		index != nil && (name == index.File || slices.Contains(index.Shards, name)) ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }

@@ -174,6 +174,15 @@ type Side struct {
 	Offset int64  `json:"offset"` // of its first byte in the file
 }
 
+// Places returns where the elements of the whole stored tensors lie: of the segment's, which Begin, End and
+// First count in order, and of each side.
+func (s *Segment) Places() *tensor.Placement {
+	if op, is := s.Operation.(interface{ Places() *tensor.Placement }); is {
+		return op.Places()
+	}
+	return &tensor.Placement{}
+}
+
 // InOrder yields the tensors in the order of the model.
 func (p *Plan) InOrder() iter.Seq[*Tensor] {
 	return func(yield func(*Tensor) bool) {

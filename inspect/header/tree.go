@@ -129,7 +129,7 @@ func (n *TreeNode) total(times int, method string) {
 	times *= n.Count
 	if t := n.tensor; t != nil {
 		n.Tensors, n.Bytes = times, int64(times)*t.Bytes
-		if info, part, _ := tensor.PartOf(tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, method); part == "" {
+		if info, part, _, _ := tensor.PartOf(tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, method); part == "" {
 			n.Parameters = int64(times) * int64(info.Len())
 		}
 		n.DTypes = []DTypeSum{{t.DType, n.Tensors, n.Bytes}}

@@ -34,6 +34,8 @@ type Form struct {
 	encode func(dst []byte, x []float32, factor float32) // sets dst to Nearest of x·factor, rounded to F32
 
 	half func(dst []float32, t Tensor) // sets dst to HalfSteps; nil: no rounding is known
+
+	layout *layout // of forms whose tensors lie transposed; nil for others
 }
 
 // The forms without scales, and FP8 as DeepSeek-V3 is published.
@@ -66,12 +68,23 @@ var (
 		In: []DType{U8}, Block: [2]int{1, 16}, Second: Divided, Largest: 6, values: valuesE2M1[:]}
 	NVFP4 = &Form{Name: "NVFP4", Method: "nvfp4", Numbers: F32, Parts: []string{scalePart, "_scale_2"}, Codes: F4,
 		Scales: F8E4M3, In: []DType{U8}, Block: [2]int{1, 16}, Second: Multiplied, Largest: 6, values: valuesE2M1[:]}
+
+	// AWQ and GPTQ are integers with a zero beside each scale, which lie transposed. GPTQ's first version stores
+	// zeros less 1. Under desc_act each column names its group.
+	AWQ           = transposed("AWQ", "awq", layout{interleaved: true})
+	GPTQ          = transposed("GPTQ", "gptq", layout{above: 1})
+	GPTQv2        = transposed("GPTQ v2", "gptq_v2", layout{})
+	GPTQDescAct   = transposed("GPTQ", "gptq, desc_act", layout{above: 1, ordered: true})
+	GPTQv2DescAct = transposed("GPTQ v2", "gptq_v2, desc_act", layout{ordered: true})
 )
 
 const scalePart = "_scale"
 
 // ZerosPart is what the zeros of a weight have behind its name.
 const ZerosPart = "_zero_point"
+
+// OrderPart is what the groups of a weight's columns have behind its name.
+const OrderPart = "_g_idx"
 
 // The values of the codes of four bits.
 var (
@@ -80,7 +93,8 @@ var (
 )
 
 // scaled lists the forms with scales. The first of a dtype of codes stands for all of it.
-var scaled = []*Form{FP8, PackedINT4, PackedZeros, FP4, PackedMXFP4, PackedNVFP4, NVFP4}
+var scaled = []*Form{FP8, PackedINT4, PackedZeros, AWQ, GPTQ, GPTQv2, GPTQDescAct, GPTQv2DescAct, FP4, PackedMXFP4,
+	PackedNVFP4, NVFP4}
 
 // beside lists how files name tensors beside a weight, by the end of their names, and what of the form
 // that is, behind the weight's name. method is the only one that has it; "" for all.
@@ -90,7 +104,7 @@ var beside = []struct{ stored, part, method string }{
 	{".weight_scale_2", "_scale_2", ""},
 	{".weight_global_scale", "_global_scale", ""},
 	{".weight_zero_point", ZerosPart, ""},
-	{".weight_g_idx", "_g_idx", ""},
+	{".weight_g_idx", OrderPart, ""},
 	{".weight_shape", "_shape", ""},
 	{".scale", "_scale_inv", "fp8"},
 	{".input_scale", "_input_scale", "nvfp4"},
@@ -125,8 +139,16 @@ func FormOf(method string) *Form {
 
 // PartOf tells what a stored tensor is in a checkpoint whose config announces method: part is "" for
 // a weight, or what the name of a tensor beside it has behind the weight's name. info is its header
-// entry as form has it, which the tensor is the codes of; nil for tensors that have their own dtype.
-func PartOf(stored Info, method string) (info Info, part string, form *Form) {
+// entry as form has it, which the tensor is the codes of; nil for tensors that have their own dtype. places
+// is where its elements lie, if the form has them transposed.
+func PartOf(stored Info, method string) (info Info, part string, form *Form, places *Places) {
+	if f := FormOf(method); f.layout != nil {
+		if info, part, places, ok := f.layout.partOf(stored); ok && part == "" {
+			return info, part, f, places
+		} else if ok {
+			return info, part, nil, places
+		}
+	}
 	for _, b := range beside {
 		if owner, ok := strings.CutSuffix(stored.Name, b.stored); ok && (b.method == "" || b.method == method) {
 			if b.stored != b.part {
@@ -135,15 +157,15 @@ func PartOf(stored Info, method string) (info Info, part string, form *Form) {
 			if stored.DType == U8 && b.part == scalePart { // as compressed-tensors stores them
 				stored.DType = F8E8M0
 			}
-			return stored, b.part, nil
+			return stored, b.part, nil, nil
 		}
 	}
 	for _, f := range scaled {
 		if info, ok := f.codes(stored); ok && f.Method == method {
-			return info, "", f
+			return info, "", f, nil
 		}
 	}
-	return stored, "", nil
+	return stored, "", nil, nil
 }
 
 // OwnerOf returns the name of the weight that a tensor belongs to: its own, or that of the weight that it
@@ -163,6 +185,7 @@ func OwnerOf(name string) string {
 // codes returns the header entry of the codes that a stored tensor holds in f, if it is of the form.
 func (f *Form) codes(stored Info) (info Info, ok bool) {
 	owner, ok := strings.CutSuffix(stored.Name, "."+cmp.Or(f.Own, "weight"))
+	ok = ok && f.layout == nil
 	if ok && f.Own != "" && stored.DType == Invalid { // its header was not read
 		return Info{Name: owner + ".weight"}, true
 	}
@@ -194,6 +217,9 @@ func (f *Form) Tensors(name string, shape []int, d DType, block [2]int) []Info {
 		return []Info{{name, d, shape}}
 	}
 	rows, cols := f.Blocks(shape, block).Grid()
+	if f.layout != nil {
+		return f.layout.tensors(name, shape, cols)
+	}
 	all := []Info{{name, f.Codes, shape}, {name + f.Parts[0], f.Scales, []int{rows, cols}}}
 	if f.In != nil {
 		codes, _ := f.Codes.Block()
@@ -206,6 +232,40 @@ func (f *Form) Tensors(name string, shape []int, d DType, block [2]int) []Info {
 	}
 	return all
 }
+
+// PartName returns what files call a part of the weight of that name.
+func (f *Form) PartName(name, part string) string {
+	for end, of := range ends {
+		if f.layout != nil && of == part {
+			return strings.TrimSuffix(name, "weight") + end
+		}
+	}
+	return name + part
+}
+
+// Scaling returns how the parts of a matrix in blocks turn its codes into numbers. ordered says that it has the
+// part OrderPart.
+func (f *Form) Scaling(scales DType, b Blocks, ordered bool) Scaling {
+	s := Scaling{Scales: scales, Second: f.Second, Zeros: f.HasZeros(), Blocks: b}
+	if f.layout != nil {
+		s.Above = f.layout.above
+		if _, s.Groups = b.Grid(); !ordered {
+			s.Groups = 0
+		} else if f.layout.ordered {
+			s.Blocks.BlockCols = 1
+		}
+	}
+	return s
+}
+
+// HasZeros reports whether each block has a zero.
+func (f *Form) HasZeros() bool { return slices.Contains(f.Parts, ZerosPart) }
+
+// NeedsOrder reports whether the part OrderPart may not be missing, and TakesOrder whether it may be there.
+func (f *Form) NeedsOrder() bool { return f.layout != nil && f.layout.ordered }
+
+// TakesOrder reports whether the form knows the part OrderPart.
+func (f *Form) TakesOrder() bool { return slices.Contains(f.Parts, OrderPart) }
 
 // Blocks returns how a matrix of the form is divided, if the config has this block for forms without one
 // of their own. A config without columns has one block a row.

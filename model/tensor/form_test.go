@@ -19,7 +19,7 @@ func TestForms(t *testing.T) {
 	all := FP8.Tensors("x.weight", []int{300, 130}, BF16, [2]int{128, 64})
 	require.Equal(t, []Info{{"x.weight", F8E4M3, []int{300, 130}}, {"x.weight_scale_inv", F32, []int{3, 3}}}, all)
 	for i, info := range all {
-		_, part, _ := PartOf(info, "")
+		_, part, _, _ := PartOf(info, "")
 		require.Equal(t, info.Name, "x.weight"+part)
 		require.Equal(t, i == 0, part == "")
 	}

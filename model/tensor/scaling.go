@@ -1,6 +1,10 @@
 package tensor
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
 
 // SecondScale is what scales are put through before they are used: a number of the whole tensor that
 // they are multiplied with or divided by, in F32.
@@ -30,9 +34,29 @@ func (s SecondScale) apply(scale, second float32) (result float32, rounded bool)
 type Scaling struct {
 	Scales DType       `json:"scales"`                 // dtype of the scales, a row for each row of blocks
 	Second SecondScale `json:"second_scale,omitempty"` // of an F32; the second side
-	// Zeros says that the last side has zeros, INT4 in I32 along the rows of the grid.
-	Zeros  bool   `json:"zeros,omitempty"`
+	// Zeros says that the next side has zeros, INT4 in I32 along the rows of the grid.
+	Zeros bool `json:"zeros,omitempty"`
+	Above int  `json:"above,omitempty"` // what is added to a stored zero
+	// Groups, if not 0, says that the last side has the group of each column, an I32, and how many groups a row of
+	// the scales and zeros has. Columns that are not in the order of their groups are blocks of one column.
+	Groups int    `json:"groups,omitempty"`
 	Blocks Blocks `json:"blocks"` // the shape of the matrix and of its blocks
+
+	Placement *Placement `json:"placement,omitempty"` // of the stored tensors; nil: in order
+}
+
+// Placement says where the elements of a matrix of codes and of its sides are in the stored tensors; nil: in order.
+type Placement struct {
+	Codes *Places    `json:"codes"`
+	Sides [3]*Places `json:"sides"`
+}
+
+// Places returns Placement; its parts are nil where the stored tensors are in order.
+func (s *Scaling) Places() *Placement {
+	if s.Placement == nil {
+		return &Placement{}
+	}
+	return s.Placement
 }
 
 // Grid is what the blocks of some rows of blocks have, row by row.
@@ -76,7 +100,7 @@ const zeroRows = 8
 
 // Spans calls do for each side with the bytes begin … end that rows first … last of the grid need.
 func (s *Scaling) Spans(first, last int, do func(begin, end int64)) {
-	_, width := s.Blocks.Grid()
+	width := s.width()
 	row := s.Scales.Bytes(int64(width))
 	do(int64(first)*row, int64(last+1)*row)
 	if s.Second != "" {
@@ -86,6 +110,18 @@ func (s *Scaling) Spans(first, last int, do func(begin, end int64)) {
 		row := I32.Bytes(int64(width))
 		do(int64(first/zeroRows)*row, int64(last/zeroRows+1)*row)
 	}
+	if s.Groups > 0 {
+		do(0, I32.Bytes(int64(s.Blocks.Cols)))
+	}
+}
+
+// width returns the stored scales of a row of the grid.
+func (s *Scaling) width() int {
+	if s.Groups > 0 {
+		return s.Groups
+	}
+	_, width := s.Blocks.Grid()
+	return width
 }
 
 // Grid decodes the sides that Spans asked for, of rows of the grid from first on.
@@ -102,8 +138,59 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 		}
 	}
 	if s.Zeros {
-		_, width := s.Blocks.Grid()
-		g.Zeros = zeros(sides[len(sides)-1], first, len(g.Scales)/width, width)
+		width := s.width()
+		g.Zeros = zeros(s.zerosIn(sides), first, len(g.Scales)/width, width)
+		if err := s.raise(g.Zeros); err != nil {
+			return g, err
+		}
+	}
+	if s.Groups > 0 {
+		return s.ordered(g, sides[len(sides)-1])
+	}
+	return g, nil
+}
+
+// zerosIn returns the side that has the zeros.
+func (s *Scaling) zerosIn(sides [][]byte) []byte {
+	if s.Groups > 0 {
+		return sides[len(sides)-2]
+	}
+	return sides[len(sides)-1]
+}
+
+// raise adds Above to zeros.
+func (s *Scaling) raise(zeros []float32) error {
+	for i, zero := range zeros {
+		if s.Above > 0 && zero == float32(valuesINT4[15]) {
+			return errors.New("a zero is stored as 15, less 1, which libraries read as 0 and as 16: " +
+				"dequantise it with the library that wrote it")
+		}
+		zeros[i] = zero + float32(s.Above)
+	}
+	return nil
+}
+
+// ordered returns the grid of the columns, whose groups index has. Blocks of several columns are in order.
+func (s *Scaling) ordered(stored Grid, index []byte) (g Grid, err error) {
+	b, groups := s.Blocks, make([]int, s.Blocks.Cols)
+	for c := range groups {
+		groups[c] = int(int32(binary.LittleEndian.Uint32(index[4*c:])))
+		if groups[c] < 0 || groups[c] >= s.Groups {
+			return g, fmt.Errorf("g_idx: column %d is of group %d: there are %d", c, groups[c], s.Groups)
+		}
+		if b.BlockCols > 1 && groups[c] != c/b.BlockCols {
+			return g, fmt.Errorf("g_idx: column %d is of group %d, but without desc_act in quantization_config it is of %d",
+				c, groups[c], c/b.BlockCols)
+		}
+	}
+	if b.BlockCols > 1 {
+		return stored, nil
+	}
+	for row := 0; row < len(stored.Scales); row += s.Groups {
+		for _, group := range groups {
+			g.Scales = append(g.Scales, stored.Scales[row+group])
+			g.Zeros = append(g.Zeros, stored.Zeros[row+group])
+		}
 	}
 	return g, nil
 }

@@ -20,7 +20,7 @@ const (
 )
 
 // Reading reads weights with several workers, counts the bytes and stops when its context ends. Its memory
-// is a tile for each worker.
+// is a tile for each worker, and a matrix that lies in another order whole.
 type Reading struct {
 	ctx      context.Context
 	workers  errgroup.Group
@@ -173,7 +173,7 @@ func (r *Reading) All(src ReaderAt, w *Weight, dst []float32) ([]float32, error)
 // Stream returns a stream of w in the memory of one that was released.
 func (r *Reading) Stream(src ReaderAt, w *Weight) *Stream {
 	s := r.streams.Get().(*Stream)
-	s.src, s.w = src, w
+	s.src, s.w, s.stored = src, w, nil
 	return s
 }
 

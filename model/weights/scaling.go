@@ -25,8 +25,7 @@ func (w *Weight) Sides() (sides []*Weight) {
 
 // Scaling returns how the sides turn its codes into numbers; CheckScales found no fault.
 func (w *Weight) Scaling() tensor.Scaling {
-	return tensor.Scaling{Scales: w.Scales.DType, Second: w.Form().Second, Zeros: w.Form() == tensor.PackedZeros,
-		Blocks: w.Blocks()}
+	return w.Form().Scaling(w.Scales.DType, w.Blocks(), w.parts[tensor.OrderPart] != nil)
 }
 
 // checkParts checks the sides behind the scales, and that no block begins within a byte.
@@ -36,14 +35,19 @@ func (w *Weight) checkParts() error {
 		return fmt.Errorf("dtype %s, shape %v in blocks of %v: a row or a block does not end with a byte", w.DType, w.Shape,
 			w.Block)
 	}
-	if w.parts["_g_idx"] != nil {
+	if w.parts[tensor.OrderPart] != nil && !f.TakesOrder() {
 		return fmt.Errorf("%s: columns in an order of their own (activation order) are not read; "+
-			"dequantise it with compressed-tensors", text.Quote(w.Name+"_g_idx"))
+			"dequantise it with compressed-tensors", text.Quote(f.PartName(w.Name, tensor.OrderPart)))
+	}
+	if f.NeedsOrder() || w.parts[tensor.OrderPart] != nil {
+		if err := w.checkPart(tensor.OrderPart, tensor.I32, []int{b.Cols}); err != nil {
+			return err
+		}
 	}
 	if f.Second != "" {
 		return w.checkPart(f.Parts[1], tensor.F32, nil, []int{1})
 	}
-	if f == tensor.PackedZeros {
+	if f.HasZeros() {
 		rows, cols := b.Grid()
 		return w.checkPart(tensor.ZerosPart, tensor.I32, []int{(rows + 7) / 8, cols})
 	}
@@ -58,12 +62,12 @@ func (w *Weight) checkPart(name string, d tensor.DType, shapes ...[]int) error {
 	part := w.parts[name]
 	switch {
 	case part == nil:
-		return fmt.Errorf("dtype %s, but %s is missing", w.DType, text.Quote(w.Name+name))
+		return fmt.Errorf("dtype %s, but %s is missing", w.DType, text.Quote(w.Form().PartName(w.Name, name)))
 	case part.Unread():
 		return nil
 	case part.DType != d || !slices.ContainsFunc(shapes, func(s []int) bool { return slices.Equal(s, part.Shape) }):
-		return fmt.Errorf("%s has dtype %s and shape %v: %s %v is expected", text.Quote(part.Name), part.DType, part.Shape,
-			d, shapes[len(shapes)-1])
+		return fmt.Errorf("%s has dtype %s and shape %v: %s %v is expected",
+			text.Quote(w.Form().PartName(w.Name, name)), part.DType, part.Shape, d, shapes[len(shapes)-1])
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ type Stream struct {
 	lead   int                // numbers of Raw before those that were asked for: of a block that begins before them
 	n      int                // that were asked for
 	sides  map[*Weight][]byte // buffers
+	stored map[*Weight][]byte // the stored tensors of w and its sides with Places
 	values []float32
 }
 
@@ -51,7 +52,27 @@ func (s *Stream) Load(at int64, n int) error {
 	s.at = at - int64(s.lead)
 	whole := (s.lead + n + block - 1) / block * block
 	s.Raw = sized(s.Raw, int(s.w.DType.Bytes(int64(whole))))
-	return s.w.ReadAt(s.src, s.Raw, s.w.DType.Bytes(s.at))
+	return s.readAt(s.w, s.Raw, s.w.DType.Bytes(s.at))
+}
+
+// readAt fills dst with the bytes of w or a side from offset on. It keeps what lies in another order.
+func (s *Stream) readAt(w *Weight, dst []byte, offset int64) error {
+	if w.Places == nil {
+		return w.ReadAt(s.src, dst, offset)
+	}
+	stored := s.stored[w]
+	if stored == nil {
+		stored = make([]byte, w.Places.Bytes())
+		if err := s.src.ReadAt(w.Stored, stored, 0); err != nil {
+			return err
+		}
+		if s.stored == nil {
+			s.stored = map[*Weight][]byte{}
+		}
+		s.stored[w] = stored
+	}
+	w.Places.Part(dst, stored, offset, offset+int64(len(dst)), w.Places.Pick)
+	return nil
 }
 
 // Values decodes what was loaded last. The slice is valid until the next call.
@@ -83,7 +104,7 @@ func (s *Stream) dequantise() error {
 	if err := s.w.CheckScales(); err != nil || len(s.values) == 0 {
 		return err
 	}
-	b := s.w.Blocks()
+	b := s.w.Scaling().Blocks
 	grid, err := s.w.Grid(b.GridRow(s.at), b.GridRow(s.at+int64(len(s.values))-1), s.side)
 	if err == nil {
 		s.w.Form().Widen(s.values, s.Raw, int(s.at), b, grid)
@@ -97,7 +118,7 @@ func (s *Stream) side(side *Weight, begin, end int64) ([]byte, error) {
 		s.sides = map[*Weight][]byte{}
 	}
 	s.sides[side] = sized(s.sides[side], int(end-begin))
-	return s.sides[side], side.ReadAt(s.src, s.sides[side], begin)
+	return s.sides[side], s.readAt(side, s.sides[side], begin)
 }
 
 // sized returns n bytes, whatever they are, in b's memory if that is enough.

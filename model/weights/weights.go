@@ -64,17 +64,20 @@ type Weight struct {
 	Stored string  // name of the tensor that holds it, as it is in the file
 	First  int64   // its first element there
 	Shared bool    // Stored holds other weights too: experts that are fused
+	scales bool    // it is a part of another weight
 	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
 	Block  [2]int  // rows and columns of such a weight that share a scale
+
+	// Places is where its elements lie in Stored, which holds nothing else, if not in order; else nil.
+	Places *tensor.Places
 
 	// Header is the stored tensor's header entry under the table's name, if that is not the weight's: it has
 	// several codes in an element, or its format calls it otherwise. nil for other weights.
 	Header *tensor.Info
 
-	form   *tensor.Form       // of codes in elements of another dtype; nil: the dtype's
-	parts  map[string]*Weight // the weights of its form's Parts but the first
-	scales bool               // it is a part of another weight
-	row    *table.Row         // of the weight it belongs to
+	form  *tensor.Form       // of codes in elements of another dtype; nil: the dtype's
+	parts map[string]*Weight // the weights of its form's Parts but the first
+	row   *table.Row         // of the weight it belongs to
 }
 
 // Owner returns the name of the weight that it belongs to: of scales, of what they scale.
@@ -155,7 +158,10 @@ type ScalesError struct {
 }
 
 // Name returns the name of the scales, whether or not they are missing.
-func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.Form().Parts[0] }
+func (e *ScalesError) Name() string {
+	f := e.Weight.Form()
+	return f.PartName(e.Weight.Name, f.Parts[0])
+}
 
 // readable reports whether the scales have a dtype that scales have.
 func (e *ScalesError) readable() bool {
@@ -187,7 +193,7 @@ func (e *ScalesError) Error() string {
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
 	f := table.FamilyOf(c)
-	info, part, _ := partOf(f, tensor.Info{Name: Unprefixed(c, stored)}, c.Quantization.Method)
+	info, part, _, _ := partOf(f, tensor.Info{Name: Unprefixed(c, stored)}, c.Quantization.Method)
 	name := strings.TrimSuffix(info.Name, part)
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
@@ -197,10 +203,10 @@ func Implied(c *config.Config, stored string) bool {
 		(p.Row.Holds(c, p.Layer) || p.Is(table.Head, table.LMHead)) // a tied head may be stored
 }
 
-// AsUnviewed returns src, which has the weight, if that has to be read.
+// AsUnviewed returns src, which has the weight, if that has to be read: into memory, or into another order.
 func (w *Weight) AsUnviewed(src Source) (u Unviewed, ok bool) {
 	u, ok = src.(Unviewed)
-	return u, ok && !u.HasView(w.Stored)
+	return u, ok && (w.Places != nil || !u.HasView(w.Stored))
 }
 
 // View returns the weight's elements as src holds them, without copying any unless it has to
@@ -219,11 +225,20 @@ func (w *Weight) View(src Source) (tensor.Tensor, error) {
 	}
 	begin := w.Offset()
 	end := begin + w.Bytes()
+	if w.Places != nil {
+		t.Data = w.Places.Part(nil, t.Data, 0, end, w.Places.Pick)
+	}
 	return tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: t.Data[begin:end:end]}, nil
 }
 
-// ReadAt fills dst with the weight's bytes from offset on.
+// ReadAt fills dst with the weight's bytes from offset on. Of a weight with Places it reads all.
 func (w *Weight) ReadAt(src ReaderAt, dst []byte, offset int64) error {
+	if w.Places != nil {
+		stored := make([]byte, w.Places.Bytes())
+		err := src.ReadAt(w.Stored, stored, 0)
+		w.Places.Part(dst, stored, offset, offset+int64(len(dst)), w.Places.Pick)
+		return err
+	}
 	return src.ReadAt(w.Stored, dst, w.Offset()+offset)
 }
 
@@ -240,6 +255,8 @@ type Set struct {
 	list   []*Weight
 	byName map[string]*Weight
 	misfit map[string]bool // the names of Misfits
+
+	places map[placesKey]*tensor.Places // of the weights
 
 	family  *table.Family
 	namings uint   // a bit for each of the family's that has all names
@@ -268,7 +285,7 @@ var defaultBlock = [2]int{128, 128}
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
-	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{},
+	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{}, places: map[placesKey]*tensor.Places{},
 		family: table.FamilyOf(c), experts: c.NRoutedExperts, method: c.Quantization.Method,
 		block: c.Quantization.Block}
 	if s.block == [2]int{} {
@@ -371,9 +388,10 @@ func Unprefixed(c *config.Config, stored string) string {
 // take adds the weights of a stored tensor, which info names as the table does.
 func (s *Set) take(info tensor.Info, stored string) {
 	named := info
-	info, part, form := partOf(s.family, info, s.method)
+	info, part, form, places := partOf(s.family, info, s.method)
 	owner := strings.TrimSuffix(info.Name, part)
-	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, form: form}
+	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block,
+		Places: s.shared(places, part, info), form: form}
 	if info.Name != named.Name || info.DType != named.DType {
 		w.Header = &named
 	}
@@ -392,11 +410,32 @@ func (s *Set) take(info tensor.Info, stored string) {
 }
 
 // partOf is tensor.PartOf for tensors of a family, which may have a weight that is called as scales are.
-func partOf(f *table.Family, info tensor.Info, method string) (tensor.Info, string, *tensor.Form) {
+func partOf(f *table.Family, info tensor.Info, method string) (
+	tensor.Info, string, *tensor.Form, *tensor.Places,
+) {
 	if f.Namings != nil && strings.HasSuffix(info.Name, ".scale") && f.Place(info.Name).Row != nil {
-		return info, "", nil
+		return info, "", nil, nil
 	}
 	return tensor.PartOf(info, method)
+}
+
+// placesKey is what Places depend on in a checkpoint.
+type placesKey struct {
+	part  string
+	dtype tensor.DType
+	shape [2]int
+}
+
+// shared returns the Places of a tensor, the same as those of a tensor that is like it.
+func (s *Set) shared(p *tensor.Places, part string, info tensor.Info) *tensor.Places {
+	if p == nil {
+		return nil
+	}
+	key := placesKey{part, info.DType, [2]int(info.Shape)}
+	if s.places[key] == nil {
+		s.places[key] = p
+	}
+	return s.places[key]
 }
 
 // place finishes a weight whose Place is that of its owner.

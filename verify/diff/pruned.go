@@ -177,6 +177,9 @@ func (r *PrunedReport) compare(b stage, next func() (stage, error, bool)) error 
 			return math.Float32bits(x) == math.Float32bits(y)
 		})
 	}
+	if b.x != nil && slices.ContainsFunc(b.x.Values, func(v float32) bool { return v != v }) && cause == "" {
+		return fmt.Errorf("%s: both compute NaN, which hides what differs behind it", b.name)
+	}
 	if cause == "" {
 		r.Stages++
 		r.Values += int64(b.len())

@@ -102,7 +102,8 @@ func (e *execution) manifestTensor(i int) manifest.Tensor {
 		m.Lost = &lost
 	}
 	for j, g := range t.Segments {
-		m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
+		m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End,
+			Places: g.Places().Codes, View: g.View}
 		if s.Proof.Segments != nil && g.Tensor != "" {
 			m.Sources[j].Hash = s.Proof.Segments[j]
 		}

@@ -48,8 +48,13 @@ func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof boo
 	return nil
 }
 
-// forgetRows makes measure read the source for the next tensor.
-func (w *worker) forgetRows() { w.written.codes, w.proven.codes = nil, nil }
+// forgetRows makes measure and matrix read the source for the next tensor.
+func (w *worker) forgetRows() {
+	w.written.codes, w.proven.codes = nil, nil
+	for i := range w.matrices {
+		w.matrices[i].stored = w.matrices[i].stored[:0]
+	}
+}
 
 // measureRow has r be a row of blocks of t; it reads their source.
 func (w *worker) measureRow(ctx context.Context, t *plan.Tensor, op operation.Blockwise, r *gridRow, row int) error {
@@ -66,11 +71,8 @@ func (w *worker) measureRow(ctx context.Context, t *plan.Tensor, op operation.Bl
 	}
 	begin, end := int64(row*b.BlockRows)*int64(b.Cols), int64(min((row+1)*b.BlockRows, b.Rows))*int64(b.Cols)
 	err := pieces(t, begin, end-begin, buffered, func(p piece) error {
-		src, pick := w.room(p), p.byRuns
-		if proof {
-			pick = p.byDefinition
-		}
-		if err := w.gather(p, src, pick); err != nil {
+		src := w.room(p)
+		if err := w.gather(p, src, proof); err != nil {
 			return err
 		}
 		return w.computing(ctx, func() error { compare(r.largest, src, p.at()); return nil })

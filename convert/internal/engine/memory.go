@@ -49,6 +49,9 @@ func (s Settings) CheckPlanning(path string, planning int64) error {
 func (s Settings) CheckPlan(path string, p *plan.Plan) error {
 	need, s := fixed(p)+leastBuffers, s.withDefaults()
 	err := s.check(path, listOfTensors, need)
+	if n := largestMatrix(p); err == nil && n > 0 { // half the memory is for buffers: see newShape
+		err = s.check(path, "a matrix that is stored transposed", max(need+n, 2*usable(leastBuffers+n)))
+	}
 	if err == nil && remote.Is(path) {
 		err = s.check(path, "an upload in parts", need+uploads(p)+partsOfWorker*largestPart(p))
 	}
@@ -75,6 +78,22 @@ func fixed(p *plan.Plan) int64 {
 		}
 	}
 	return n
+}
+
+// largestMatrix returns the bytes that a worker holds at most of a segment whose tensors lie in another order.
+func largestMatrix(p *plan.Plan) (most int64) {
+	for i := range p.Tensors {
+		for _, s := range p.Tensors[i].Segments {
+			n, places := int64(0), s.Places()
+			for _, p := range append(places.Sides[:], places.Codes) {
+				if p != nil {
+					n += p.Bytes()
+				}
+			}
+			most = max(most, n)
+		}
+	}
+	return most
 }
 
 // uploads is the memory, in bytes, of the lists of parts of a plan's files.
@@ -117,6 +136,7 @@ func newShape(p *plan.Plan, s Settings, inStore bool) (h shape) {
 	if s.Origin != "" {
 		buffers += readAhead
 	}
+	buffers += int(largestMatrix(p))
 	if inStore {
 		buffers += partsOfWorker * int(largestPart(p))
 		room -= int(uploads(p))

@@ -3,8 +3,8 @@ package engine
 // The proof: the output is read again and hashed, and each operation checks that the source
 // gives the same elements. Blocks were compared with the source when they were encoded; only
 // their hash is compared. So is all of a source that is read once: its tiles go through the same
-// comparison before they are written. The proof picks a view's elements by the view's definition, not by
-// the runs that writing copies. Writing and proving share how a tensor is split into pieces,
+// comparison before they are written. The proof picks the elements of views and places by the view's definition,
+// not by the runs that writing copies. Writing and proving share how a tensor is split into pieces,
 // which sides (such as scales) go with a piece, and how elements are decoded before they are
 // put in another order (Segment.Decode).
 
@@ -90,10 +90,10 @@ func (w *worker) comparePiece(ctx context.Context, t *plan.Tensor, p piece, out 
 		return err
 	}
 	src := w.room(p)
-	if err := w.gather(p, src, p.byDefinition); err != nil {
+	if err := w.gather(p, src, true); err != nil {
 		return err
 	}
-	return w.withSides(p, src, func(in operation.Input) error {
+	return w.withSides(p, src, true, func(in operation.Input) error {
 		return w.computing(ctx, func() error {
 			if h != nil {
 				h.source(p, src)

@@ -23,6 +23,7 @@ type worker struct {
 	piece      []byte      // source bytes of a piece
 	window     []byte      // source bytes around a view's elements
 	sides      [][]byte    // bytes of a piece's sides
+	matrices   []matrix    // stored tensors with places: of the segment and of each side
 	written    gridRow     // the last row of blocks that was read to write it
 	proven     gridRow     // the same for the proof
 	ahead      ahead       // bytes of the source that were read already
@@ -139,12 +140,22 @@ func (w *worker) readSource(s *plan.Segment, dst []byte, offset int64) error {
 	return nil
 }
 
-// gather fills dst with the source of a piece in the segment's order. For a view, pick gets
-// a function that appends n elements from index at on to dst.
-func (w *worker) gather(p piece, dst []byte, pick func(v *tensor.View, take func(at, n int64) error) error) error {
+// picked returns what picks the elements of a view.
+func (p *piece) picked(proof bool) func(v *tensor.View, take func(at, n int64) error) error {
+	if proof {
+		return p.byDefinition
+	}
+	return p.byRuns
+}
+
+// gather fills dst with the source of a piece in the segment's order; proof has it pick elements by definition.
+func (w *worker) gather(p piece, dst []byte, proof bool) error {
 	s := p.segment
 	if len(dst) == 0 {
 		return nil
+	}
+	if places := s.Places().Codes; places != nil {
+		return w.gatherMatrix(p, dst, places, proof)
 	}
 	if s.View == nil {
 		return w.read(s, dst, p.from, p.to-p.from)
@@ -153,7 +164,7 @@ func (w *worker) gather(p piece, dst []byte, pick func(v *tensor.View, take func
 	if err != nil {
 		return err
 	}
-	return pick(s.View, func(at, n int64) error {
+	return p.picked(proof)(s.View, func(at, n int64) error {
 		part := dst[:elementBytes(s, n)]
 		dst = dst[len(part):]
 		if window == nil {
@@ -180,9 +191,69 @@ func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 	return begin, window, w.read(s, window, first, last-first)
 }
 
+// matrix is a whole stored tensor whose elements lie in another order.
+type matrix struct {
+	file   int
+	offset int64
+	stored []byte // empty: not read
+}
+
+// matrix returns a stored tensor with places, at an offset of a source file, and what picks its elements: as the
+// places define them for a proof. i numbers the matrices of a segment.
+func (w *worker) matrix(i, file int, offset int64, p *tensor.Places, proof bool) (stored []byte, pick tensor.Picker,
+	err error) {
+	for len(w.matrices) <= i {
+		w.matrices = append(w.matrices, matrix{})
+	}
+	m := &w.matrices[i]
+	if len(m.stored) == 0 || m.file != file || m.offset != offset {
+		*m = matrix{file, offset, slices.Grow(m.stored[:0], int(p.Bytes()))[:p.Bytes()]}
+		if err = w.source.ReadFile(file, m.stored, offset); err != nil {
+			m.stored = m.stored[:0]
+		}
+	}
+	if proof {
+		return m.stored, p.PickByDefinition, err
+	}
+	return m.stored, p.Pick, err
+}
+
+// gatherMatrix is gather for a segment with places.
+func (w *worker) gatherMatrix(p piece, dst []byte, places *tensor.Places, proof bool) error {
+	s := p.segment
+	stored, pick, err := w.matrix(0, s.File, s.Offset-s.Begin, places, proof)
+	if err != nil {
+		return err
+	}
+	begin, done := s.DType.Elements(s.Begin), int64(0)
+	take := func(at, n int64) error {
+		pick(dst, done, stored, begin+at, n)
+		done += n
+		return nil
+	}
+	if s.View == nil {
+		return take(p.from, p.to-p.from)
+	}
+	return p.picked(proof)(s.View, take)
+}
+
+// readSide reads the bytes that an operation needs of a side into the memory of buffer.
+func (w *worker) readSide(s *plan.Segment, i int, span operation.Span, buffer []byte, proof bool) ([]byte, error) {
+	side := s.Sides[i]
+	if p := s.Places().Sides[i]; p != nil {
+		stored, pick, err := w.matrix(1+i, side.File, side.Offset, p, proof)
+		if err != nil {
+			return buffer, err
+		}
+		return p.Part(buffer, stored, span.Begin, span.End, pick), nil
+	}
+	buffer = slices.Grow(buffer[:0], int(span.End-span.Begin))[:span.End-span.Begin]
+	return buffer, w.source.ReadFile(side.File, buffer, side.Offset+span.Begin)
+}
+
 // withSides reads the sides that the operation needs for a piece and calls do. The positions
 // of a view's elements in the matrix matter only to an operation with sides.
-func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) error) error {
+func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation.Input) error) error {
 	s := p.segment
 	if _, is := s.Operation.(operation.Blockwise); is {
 		return do(operation.Input{Data: src, At: p.at(), Largest: w.magnitudes})
@@ -205,11 +276,8 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 		w.sides = append(w.sides, nil)
 	}
 	for i, span := range spans {
-		if need := int(span.End - span.Begin); cap(w.sides[i]) < need {
-			w.sides[i] = make([]byte, need)
-		}
-		w.sides[i] = w.sides[i][:span.End-span.Begin]
-		if err := w.source.ReadFile(s.Sides[i].File, w.sides[i], s.Sides[i].Offset+span.Begin); err != nil {
+		var err error
+		if w.sides[i], err = w.readSide(s, i, span, w.sides[i], proof); err != nil {
 			return err
 		}
 	}

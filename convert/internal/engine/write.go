@@ -94,7 +94,7 @@ func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *progress.
 	begin = max(begin, t.From)
 	return pieces(t.Tensor, begin, t.From+s.Done-begin, buffered, func(p piece) error {
 		src := w.room(p)
-		if err := w.gather(p, src, p.byRuns); err != nil {
+		if err := w.gather(p, src, false); err != nil {
 			return err
 		}
 		h.source(p, src)
@@ -133,10 +133,10 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 		if !p.segment.Copies() {
 			src = w.room(p)
 		}
-		if err := w.gather(p, src, p.byRuns); err != nil {
+		if err := w.gather(p, src, false); err != nil {
 			return err
 		}
-		err := w.withSides(p, src, func(in operation.Input) error {
+		err := w.withSides(p, src, false, func(in operation.Input) error {
 			return w.computing(ctx, func() error {
 				if hash != nil && !w.Unverified {
 					hash.source(p, src)

@@ -67,13 +67,14 @@ type Tensor struct {
 // Source is a run of bytes of a stored tensor. Without verification only plain
 // copies have a source hash: verification alone reads sources for their own sake.
 type Source struct {
-	Tensor string       `json:"tensor,omitempty"` // stored name; empty for synthetic elements
-	DType  tensor.DType `json:"dtype"`            // stored dtype
-	Begin  int64        `json:"begin"`            // first byte in the stored tensor
-	End    int64        `json:"end"`              // the byte behind the last
-	View   *tensor.View `json:"view,omitempty"`   // which of these elements, in which order; nil for all in stored order
-	Hash   string       `json:"hash,omitempty"`   // hash of the elements in the order of use
-	Beside []string     `json:"beside,omitempty"` // sides, such as scales
+	Tensor string         `json:"tensor,omitempty"` // stored name; empty for synthetic elements
+	DType  tensor.DType   `json:"dtype"`            // stored dtype
+	Begin  int64          `json:"begin"`            // first byte in the stored tensor
+	End    int64          `json:"end"`              // the byte behind the last
+	Places *tensor.Places `json:"places,omitempty"` // where the matrix's elements lie; nil for row by row
+	View   *tensor.View   `json:"view,omitempty"`   // which of these elements, in which order; nil for all in stored order
+	Hash   string         `json:"hash,omitempty"`   // hash of the elements in the order of use
+	Beside []string       `json:"beside,omitempty"` // sides, such as scales
 }
 
 // IsCopy reports whether the tensor is one run of the source's bytes.

@@ -54,11 +54,11 @@ func Widen(dst []float32, src []byte, f Format) {
 // WidenBlocks is Widen with number i multiplied by scales[i/block], the product rounded
 // once to float32. If f is INT4, zeros[i/block] is subtracted before; zeros may be nil.
 func WidenBlocks(dst []float32, src []byte, f Format, scales, zeros []float32, block int) {
-	src = src[:f.Bytes(len(dst))]
-	if f == INT4 || f == F4 {
+	if f == INT4 || f == F4 { // the last code may be half a byte
 		widenNibbles(dst, src, nibbleValues[f], scales, zeros, block)
 		return
 	}
+	src = src[:f.Bytes(len(dst))]
 	if f == F8E4M3 {
 		widenE4M3Blocks(dst, src, scales, block)
 		return
