@@ -151,3 +151,30 @@ func TestWindowedKeysThatAreNotExercised(t *testing.T) {
 	require.Contains(t, text, "index_topk: the pack has 5 entries: every query attends to all that it sees")
 	require.Empty(t, run(t, c.Config, c, p, verify.Options{}).Config.Unexercised)
 }
+
+// TestStreamsWithoutTheirWeights: where a pack lacks the weights of streams, all elements of a row share their errors.
+// The stages behind them pass nevertheless, far from the limit of a row, and say something.
+func TestStreamsWithoutTheirWeights(t *testing.T) {
+	t.Parallel()
+	for _, golden := range []string{"v4/golden-f32", "v4/golden-bf16", "v4-128/golden-f32", "v4-fp4/golden-f32"} {
+		c, _ := open(t, golden)
+		p := must(pack.Open(rewritten(t, golden, func(dir string, m map[string]any) {
+			absent := []string{}
+			for name := range m["tensors"].(map[string]any) {
+				if _, kind := pack.CutLayer(name); strings.Contains(kind, "hc") && !strings.HasSuffix(kind, "put") {
+					delete(m["tensors"].(map[string]any), name)
+					absent = append(absent, kind)
+				}
+			}
+			m["partial"], m["absent"] = "weights of streams left out", map[string]any{"stages": absent}
+			prune(t, dir, m)
+		})))
+		r := run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v %v", golden, r.FirstDivergence, r.Reasons)
+		for _, c := range r.Checks {
+			if c.RowZ != nil {
+				require.Less(t, *c.RowZ, 2.0, "%s %s", golden, c.Tensor)
+			}
+		}
+	}
+}
