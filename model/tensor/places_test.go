@@ -91,6 +91,6 @@ func TestOrderedColumns(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 			continue
 		}
-		require.Equal(t, c.want, fmt.Sprint(g))
+		require.Equal(t, c.want, fmt.Sprint(struct{ scales, zeros []float32 }{g.Scales, g.Zeros}))
 	}
 }
