@@ -264,12 +264,10 @@ func readTypes(d *decoding, key string, value jsontext.Value, dst *[]string, kno
 
 // readHashLayers reads the number of first layers that choose experts by the token.
 func readHashLayers(d *decoding, key string, value jsontext.Value) {
-	n, err := parseOptional(value, maxLayers)
-	if show(value) == "0" {
-		n, err = 0, nil
-	} else if value.Kind() == 'n' {
+	if value.Kind() == 'n' {
 		return
 	}
+	n, err := parseInteger(value, 0, maxLayers)
 	types := slices.Repeat([]string{hashMoE}, min(n, d.config.NumHiddenLayers))
 	for len(types) < d.config.NumHiddenLayers {
 		types = append(types, "moe")

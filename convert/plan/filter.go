@@ -107,7 +107,7 @@ func (c *conversion) choose() selection {
 		c.note("the source's names lack \"model.\": it is put before them")
 	}
 	for _, m := range c.set.Misfits {
-		c.problem(m.Name, "%s", m.Cause)
+		c.findings.problem(m.Name, "%s", m.Cause)
 	}
 	s := selection{filter: newFilter(c.src.Config, c.o), set: c.set}
 	for _, w := range c.set.Ordered(c.src.Config) {

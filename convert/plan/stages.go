@@ -39,6 +39,11 @@ func (f *findings) problem(name, cause string, args ...any) {
 	f.problems = append(f.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
+// problem names the tensor as the source does.
+func (c *conversion) problem(name, cause string, args ...any) {
+	c.findings.problem(c.set.StoredName(c.src.Config, name), cause, args...)
+}
+
 func (f *findings) note(what string, args ...any) {
 	f.notes = append(f.notes, fmt.Sprintf(what, args...))
 }

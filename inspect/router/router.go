@@ -14,7 +14,6 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -116,7 +115,8 @@ func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []ins
 	}
 	for _, x := range w.List {
 		r := byLayer[x.Layer]
-		if r != nil && x.Is(table.Router, table.TID2EID) && x.DType == tensor.I64 && len(x.Shape) == 2 {
+		if r != nil && x.Is(table.Router, table.TID2EID) && x.DType.Integer() && x.DType.Bytes(1) == 8 &&
+			len(x.Shape) == 2 {
 			r.tableWeight = x
 		} else if r != nil && inspect.Countable(x) == nil {
 			r.take(x)
