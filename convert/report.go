@@ -194,6 +194,7 @@ func (r *Report) writeLost(w io.Writer) {
 		{"elements that became infinite", func(t *engine.LostTensor) int64 { return t.Overflow }},
 		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed - flushedBlocks(t) }},
 		{"elements that became zero with their whole block", flushedBlocks},
+		{"entries of dropped experts that others stand in for", func(t *engine.LostTensor) int64 { return t.Replaced }},
 		{"elements that are infinite or NaN in the source", func(t *engine.LostTensor) int64 { return t.NotFinite }},
 	} {
 		total, having := int64(0), []*engine.LostTensor{}

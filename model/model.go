@@ -284,6 +284,7 @@ type MoEGate struct {
 	EScoreCorrectionBias Weight // [n_routed_experts]
 	// Mask is added to the logits, and to the scores that experts are chosen by [n_routed_experts]; see Keep.
 	Mask    Weight
+	kept    []int   // the experts that Keep lists; nil for all
 	TID2EID *Weight // [vocab_size, num_experts_per_tok], experts of each token id; nil without
 }
 

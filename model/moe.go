@@ -139,8 +139,9 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 }
 
 // Keep has the gate choose as if it had the rows of these experts, of n, alone: the logits and the scores of the others
-// are -inf.
+// are -inf, and others stand in for them in its table: see StandIns. experts are ascending.
 func (g *MoEGate) Keep(experts []int, n int) {
+	g.kept = experts
 	g.Mask = Weight{Name: "mask", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{n}}}
 	for e := range n {
 		bits := uint32(0)
@@ -163,7 +164,7 @@ func (p *pass[V]) masked(g *MoEGate, scores V) V {
 func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
 	scores = p.gateScores(p.masked(g, logits))
 	if g.TID2EID != nil {
-		return scores, p.fromTable(g.TID2EID, scores)
+		return scores, p.fromTable(g, scores)
 	}
 	choice = p.choice(g, p.masked(g, scores))
 	choice.Scores = p.masked(g, choice.Scores) // scores of groups that are not chosen may have become 0
@@ -172,7 +173,8 @@ func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
 }
 
 // fromTable returns the experts that a table has for the token ids.
-func (p *pass[V]) fromTable(table *Weight, scores V) *Choice[V] {
+func (p *pass[V]) fromTable(g *MoEGate, scores V) *Choice[V] {
+	table := g.TID2EID
 	idx := p.TableExperts(scores, table, p.in.InputIDs)
 	for i, e := range idx {
 		if n := p.config.NRoutedExperts; e < 0 || e >= n {
@@ -180,7 +182,31 @@ func (p *pass[V]) fromTable(table *Weight, scores V) *Choice[V] {
 			p.stopIf(fmt.Errorf("%s: token %d: expert %d is not one of %d", table.Name, token, e, n))
 		}
 	}
+	for row := range slices.Chunk(idx, p.config.NumExpertsPerTok) {
+		g.StandIns(row)
+	}
 	return &Choice[V]{Scores: scores, Idx: idx, Table: table}
+}
+
+// StandIns replaces the experts of a table's row that Keep does not list, from the first on: each by the next that Keep
+// lists, cyclically, and the row does not have. It does nothing without Keep.
+func (g *MoEGate) StandIns(row []int) {
+	if g.kept == nil {
+		return
+	}
+	entries := slices.Clone(row)
+	for i, e := range row {
+		if slices.Contains(g.kept, e) {
+			continue
+		}
+		above, _ := slices.BinarySearch(g.kept, e)
+		for _, other := range slices.Concat(g.kept[above:], g.kept[:above]) {
+			if !slices.Contains(entries, other) {
+				row[i], entries = other, append(entries, other)
+				break
+			}
+		}
+	}
 }
 
 // gateScores returns the scores of a gate's logits.

@@ -58,7 +58,7 @@ func TestLayers(t *testing.T) {
 		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/matrix":      {"inspect", "model", "model/weights"},
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
-		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config"},
+		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
 		"inspect/tensors":     {"inspect", "inspect/matrix", "model/weights", "model/table"},

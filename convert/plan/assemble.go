@@ -44,6 +44,7 @@ type elementwise struct {
 	exactly    bool           // nothing may be lost
 	ofScales   bool           // it makes the scales of what becomes to
 	importance *operation.Importance
+	renumber   *operation.Renumber
 }
 
 // assemble fills in a tensor's segments and operations.
@@ -114,6 +115,9 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	}
 	if to.Scaled() && to != w.DType {
 		key.scaling.Blocks = fp8Blocks(w)
+	}
+	if kept, pruned := a.kept[w.Layer]; pruned && w.Is(table.Router, table.TID2EID) {
+		key.renumber = &operation.Renumber{Experts: a.src.Config.NRoutedExperts, Kept: kept, Row: w.Shape[1], To: to}
 	}
 	for _, part := range parts {
 		if err := a.part(part, key, first, sides); err != nil {
@@ -228,6 +232,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 		return known, nil
 	}
 	switch {
+	case key.renumber != nil:
+		op = key.renumber
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
 	case key.from == tensor.I64 && key.to == tensor.I32:

@@ -47,7 +47,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := c.refused(err); err != nil {
 		return nil, err
 	}
-	c.noteKept()
+	c.noteKept(chosen)
 	p.Dropped, p.Notes = chosen.dropped+derived, c.notes
 	p.seal()
 	return p, nil

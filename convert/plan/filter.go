@@ -12,6 +12,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -202,7 +203,7 @@ func (c *conversion) checkPrune(s selection) {
 		case p.Expert < 0 && !router:
 		case !listed:
 			unknown[p.Layer] = true
-		case router && (!p.Role().CountsExperts() || w.Part != "" || w.Scaled()):
+		case router && !c.divides(w):
 			c.problem(w.Name, "cannot be divided among the experts")
 		}
 	}
@@ -212,8 +213,32 @@ func (c *conversion) checkPrune(s selection) {
 	}
 }
 
+// divides reports whether a router's weight has a row for each expert, or is a table of experts to be renumbered.
+func (c *conversion) divides(w *weights.Weight) bool {
+	if w.Is(table.Router, table.TID2EID) {
+		return w.DType == tensor.I64 && len(w.Shape) == 2 && w.Shape[1] <= c.src.Config.NumExpertsPerTok
+	}
+	return w.Role().CountsExperts() && w.Part == "" && !w.Scaled()
+}
+
+// renumbers reports whether a weight is a table of experts that get other numbers.
+func (c *conversion) renumbers(w *weights.Weight) bool {
+	_, pruned := c.kept[w.Layer]
+	return pruned && w.Is(table.Router, table.TID2EID)
+}
+
 // noteKept says which experts are kept.
-func (c *conversion) noteKept() {
+func (c *conversion) noteKept(s selection) {
+	tables := 0
+	for _, w := range s.kept {
+		if c.renumbers(w) {
+			tables++
+		}
+	}
+	if tables > 0 {
+		c.note("tid2eid of %s: an entry of a dropped expert becomes the next kept expert, cyclically, that its row lacks",
+			text.Plural(tables, "layer"))
+	}
 	for _, experts := range c.kept {
 		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"),
 			c.src.Config.NRoutedExperts, text.Plural(len(c.kept), "layer"))

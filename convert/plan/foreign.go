@@ -67,7 +67,10 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 			out.parts[k] = c.set.Find(c.kept.Larger(name))
 		}
 		dtype := tensor.Invalid
-		if out.stored = f.stored(x.Name, x.Shape); out.stored != nil {
+		if !c.renumbers(out.parts[0]) {
+			out.stored = f.stored(x.Name, x.Shape)
+		}
+		if out.stored != nil {
 			dtype = c.retyped(x, out.stored)
 		} else {
 			dtype = c.targetIn(x, out.parts)

@@ -21,6 +21,8 @@ type Loss struct {
 	Flushed   int64 `json:"flushed"`
 	Overflow  int64 `json:"overflow"`   // finite in the source, but infinite or NaN in the target dtype
 	NotFinite int64 `json:"not_finite"` // infinite or NaN in the source, and so in the output
+	// entries of a table of experts whose expert is dropped: another stands in
+	Replaced int64 `json:"replaced,omitempty"`
 
 	// Of elements that became blocks, but for blocks with one that became infinite or NaN:
 	Squares float64 `json:"squares,omitempty"` // Σ x², x the element in the source
@@ -35,6 +37,7 @@ func (l *Loss) Add(o Loss) {
 	l.Flushed += o.Flushed
 	l.Overflow += o.Overflow
 	l.NotFinite += o.NotFinite
+	l.Replaced += o.Replaced
 	l.Squares += o.Squares
 	l.Errors += o.Errors
 	l.Largest = max(l.Largest, o.Largest)
@@ -52,8 +55,10 @@ func (l Loss) RelRMS() float64 {
 // Any says whether anything was lost.
 func (l Loss) Any() bool { return l != Loss{} }
 
-// Exact reports whether every element is finite and the source's value.
-func (l Loss) Exact() bool { return l.Rounded+l.Denormal+l.Flushed+l.Overflow+l.NotFinite == 0 }
+// Exact reports whether every element is finite and the source's value, or the kept expert that it names.
+func (l Loss) Exact() bool {
+	return l.Rounded+l.Denormal+l.Flushed+l.Overflow+l.NotFinite+l.Replaced == 0
+}
 
 // leastNormal holds the least normal number of each dtype.
 var leastNormal = [...]float32{kernel.F32: 0x1p-126, kernel.F16: 0x1p-14, kernel.BF16: 0x1p-126}

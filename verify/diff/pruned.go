@@ -38,7 +38,10 @@ type PrunedReport struct {
 	Layers  int        `json:"layers"`  // of the decoder that were run, in A without those behind
 	// Predictions is the number of multi-token prediction layers that were run
 	Predictions int `json:"prediction_layers"`
-	Left        int `json:"prediction_layers_left"` // B's others, which were not compared
+	// Tables counts the layers whose table of experts names only Kept in A, others standing in for the rest: see
+	// model.MoEGate.StandIns
+	Tables int `json:"tables_with_stand_ins,omitempty"`
+	Left   int `json:"prediction_layers_left"` // B's others, which were not compared
 	// Stages counts the outputs of modules, scores and choices of experts that are equal bit for bit
 	Stages int   `json:"stages"`
 	Values int64 `json:"values"` // of these stages
@@ -72,7 +75,10 @@ func Pruned(ctx context.Context, a, b Runnable, kept table.Kept, in *model.Input
 	large.Model.Layers = large.Model.Layers[:min(layers, len(large.Model.Layers))]
 	maps.DeleteFunc(kept, func(l int, _ []int) bool { return l >= len(large.Model.Layers)+r.Predictions })
 	for l, experts := range kept {
-		large.Layer(l).MoE.Gate.Keep(experts, large.Config.NRoutedExperts)
+		gate := &large.Layer(l).MoE.Gate
+		if gate.Keep(experts, large.Config.NRoutedExperts); gate.TID2EID != nil {
+			r.Tables++
+		}
 		for e := range experts {
 			r.Unchosen[l] = append(r.Unchosen[l], e)
 		}
@@ -118,7 +124,7 @@ func stages(ctx context.Context, m *model.DeepseekForCausalLM, pages model.Pages
 		plain := model.NewPlain(o)
 		defer plain.Close(nil)
 		net := model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: plain,
-			Trace: yielding(func(s stage) bool { return yield(s, nil) })}
+			Trace: yielding{m, func(s stage) bool { return yield(s, nil) }}}
 		if _, err := net.ForwardMTP(ctx, predictions); err != nil && !errors.Is(err, errEnough) {
 			yield(stage{}, err)
 		}
@@ -129,14 +135,18 @@ func stages(ctx context.Context, m *model.DeepseekForCausalLM, pages model.Pages
 var errEnough = errors.New("enough")
 
 // yielding is a trace that hands each stage on; false ends the pass.
-type yielding func(stage) bool
+type yielding struct {
+	model *model.DeepseekForCausalLM
+	yield func(stage) bool
+}
 
 // Stage implements model.Trace.
 func (y yielding) Stage(name string, x *model.Activation) error {
 	return y.hand(stage{name: name, x: x})
 }
 
-// TopK implements model.Trace. The scores that a gate chooses by are a stage too, before the groups are masked.
+// TopK implements model.Trace. The scores that a gate chooses by are a stage too, before the groups are masked, and so
+// is all of a table of experts.
 func (y yielding) TopK(name string, choice *model.Choice[*model.Activation]) error {
 	gate, of := strings.CutSuffix(name, gateChoice)
 	if scores := choice.Scores; of {
@@ -147,11 +157,31 @@ func (y yielding) TopK(name string, choice *model.Choice[*model.Activation]) err
 			return err
 		}
 	}
+	if choice.Table != nil {
+		entries := y.tableOf(table.PlaceOf(nil, name).Layer)
+		if err := y.hand(stage{name: gate + gateTable, choice: entries}); err != nil {
+			return err
+		}
+	}
 	return y.hand(stage{name: name, choice: choice.Idx})
 }
 
+// tableOf returns the entries of a layer's table of experts as its gate reads them, row by row.
+func (y yielding) tableOf(layer int) []int {
+	gate := &y.model.Layer(layer).MoE.Gate
+	tokens := make([]int, gate.TID2EID.Shape[0])
+	for id := range tokens {
+		tokens[id] = id
+	}
+	entries := (*model.Plain)(nil).TableExperts(nil, gate.TID2EID, tokens)
+	for row := range slices.Chunk(entries, gate.TID2EID.Shape[1]) {
+		gate.StandIns(row)
+	}
+	return entries
+}
+
 func (y yielding) hand(s stage) error {
-	if !y(s) {
+	if !y.yield(s) {
 		return errEnough
 	}
 	return nil
@@ -207,6 +237,7 @@ const (
 	gateLogits = ".mlp.gate.logits"
 	gateScores = ".mlp.gate.choice_scores"
 	gateChoice = ".mlp.gate.topk_idx"
+	gateTable  = ".mlp.gate.tid2eid"
 )
 
 // numbers returns the values of A's stage that B has: of a gate's logits and scores those of its experts.
@@ -225,7 +256,7 @@ func (r *PrunedReport) numbers(a stage) (values []float32) {
 
 // choice returns a choice of A in B's numbers, with -1 for an expert that B does not have.
 func (r *PrunedReport) choice(a stage) (experts []int) {
-	if !strings.HasSuffix(a.name, gateChoice) {
+	if !strings.HasSuffix(a.name, gateChoice) && !strings.HasSuffix(a.name, gateTable) {
 		return a.choice
 	}
 	for _, e := range a.choice {
@@ -285,6 +316,10 @@ func (r *PrunedReport) WriteText(w io.Writer) error {
 	equal := fmt.Sprintf("%s (%s) equal bit for bit", text.Plural(r.Stages, "stage"), text.Plural(r.Values, "number"))
 	lines := []string{fmt.Sprintf("A computed with the logits and scores of all experts but those of B at -inf; "+
 		"both on %s: %s", text.Plural(r.Tokens, "token"), ran)}
+	if r.Tables > 0 {
+		lines = append(lines, "tid2eid of "+text.Plural(r.Tables, "layer")+" of A: an entry of another expert is the next expert "+
+			"of B, cyclically, that its row lacks; all rows compared")
+	}
 	if r.First != nil {
 		lines = append(lines, fmt.Sprintf("first difference: %s: %s; nothing behind it was compared", r.First.Stage,
 			r.First.Cause), "differs: "+equal+" before it")
