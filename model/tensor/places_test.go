@@ -11,7 +11,7 @@ import (
 // TestPlaces: the codes, scales and zeros of AWQ and GPTQ are where the libraries put them, one by one, whichever
 // run of them is picked, by runs and by definition.
 func TestPlaces(t *testing.T) {
-	const rows, cols, groups = 16, 24, 3
+	const rows, cols, groups = 16, 136, 3
 	inWord := []int{0, 4, 1, 5, 2, 6, 3, 7} // of AWQ
 	data := make([]byte, 4*rows*cols)
 	for i := range data {
@@ -77,11 +77,11 @@ func TestOrderedColumns(t *testing.T) {
 		order []byte
 		want  string
 	}{
-		{GPTQv2, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "{[1 2] [0 7]}"},
-		{GPTQ, []byte{8, 0, 0, 0, 14, 0, 0, 0}, index(0, 0, 1, 1), "{[1 2] [1 7]}"},
+		{GPTQv2, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "[1 2] [0 7]"},
+		{GPTQ, []byte{8, 0, 0, 0, 14, 0, 0, 0}, index(0, 0, 1, 1), "[1 2] [1 7]"},
 		{GPTQ, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "a zero is stored as 15, less 1"},
 		{GPTQv2, make([]byte, 8), index(0, 1, 1, 0), "g_idx: column 1 is of group 1, but without desc_act"},
-		{GPTQv2DescAct, make([]byte, 8), index(0, 1, 1, 0), "{[1 2 2 1] [-8 -8 -8 -8]}"},
+		{GPTQv2DescAct, make([]byte, 8), index(0, 1, 1, 0), "[1 2 2 1] [-8 -8 -8 -8]"},
 		{GPTQv2DescAct, make([]byte, 8), index(0, 1, 2, 0), "g_idx: column 2 is of group 2: there are 2"},
 		{GPTQv2DescAct, make([]byte, 8), index(0, -1, 1, 0), "g_idx: column 1 is of group -1: there are 2"},
 	} {
@@ -91,6 +91,6 @@ func TestOrderedColumns(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 			continue
 		}
-		require.Equal(t, c.want, fmt.Sprint(struct{ scales, zeros []float32 }{g.Scales, g.Zeros}))
+		require.Equal(t, c.want, fmt.Sprint(g.Scales, g.Zeros))
 	}
 }
