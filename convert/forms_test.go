@@ -8,11 +8,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/operation"
+	"dsmoe/convert/plan"
+	"dsmoe/convert/safetensors"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
@@ -109,4 +113,37 @@ func requireNumbers(t *testing.T, c *checkpoint.Checkpoint, w, numbers *weights.
 			return
 		}
 	}
+}
+
+// TestTransposedMatrixFitsMemory: a matrix that a worker has to hold whole, and does not fit in the memory, is
+// refused with the size that is enough.
+func TestTransposedMatrixFitsMemory(t *testing.T) {
+	dir := t.TempDir()
+	c, _, err := checkpoint.ReadConfig(filepath.Join(fixture.Path(t, "forms/awq"), checkpoint.ConfigName))
+	require.NoError(t, err)
+	c, err = c.Override(map[string]jsontext.Value{"intermediate_size": jsontext.Value("2097152")})
+	require.NoError(t, err)
+	var infos []tensor.Info
+	for _, info := range table.FamilyOf(c).Implied(c) {
+		infos = append(infos, info)
+	}
+	fixture.Sparse(t, dir, safetensors.Format(), infos, 1<<40)
+	fixture.Write(t, dir, checkpoint.ConfigName, string(c.JSON()))
+	src := open(t, dir)
+	for _, o := range []plan.Options{{DType: tensor.BF16}, {Format: "gguf", NoVocab: true}} {
+		p, err := Plan(src, Options{o, Settings{}})
+		require.NoError(t, err)
+		err = Settings{Memory: 64 << 20}.CheckPlan("out", p)
+		require.ErrorContains(t, err, "a matrix that is stored transposed does not fit in 64.00 MiB of memory")
+		var e *checkpoint.Error
+		require.ErrorAs(t, err, &e)
+		var enough int64
+		_, err = fmt.Sscanf(e.Problems[0].Hint, "--max-memory %dMiB is enough", &enough)
+		require.NoError(t, err)
+		require.NoError(t, Settings{Memory: enough << 20}.CheckPlan("out", p))
+		require.Error(t, Settings{Memory: (enough - 2) << 20}.CheckPlan("out", p))
+	}
+	p, err := Plan(src, Options{})
+	require.NoError(t, err)
+	require.NoError(t, Settings{Memory: 64 << 20}.CheckPlan("out", p))
 }

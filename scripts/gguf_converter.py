@@ -46,9 +46,10 @@ KNOWN = {
         lambda config, ours, theirs: "first_k_dense_replace" not in config and theirs == 0
         and ours == (config.get("mlp_layer_types") or []).count("dense") > 0,
         "the converter does not read mlp_layer_types, and writes 0 without first_k_dense_replace"),
-    "tokenizer.ggml.padding_token_id": (
-        lambda config, ours, theirs: "pad_token_id" not in config and theirs is None,
-        "the converter finds no number of a token that neither tokenizer.json nor config.json has"),
+    **{f"tokenizer.ggml.{key}_token_id": (
+        lambda config, ours, theirs, name=name: f"{name}_token_id" not in config and theirs is None,
+        "the converter finds no number of a token that neither tokenizer.json nor config.json has")
+       for key, name in {"padding": "pad", "unknown": "unk"}.items()},
 }
 
 GLM = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -76,7 +77,7 @@ def small_vocabulary(model):
         words, first = BYTES + MERGED, len(BYTES + MERGED)
         (model / "tiktoken.model").write_text("".join(f"{base64.b64encode(w).decode()} {i}\n" for i, w in enumerate(words)))
         named = {0: "[BOS]", 1: "[EOS]", 3: "<|im_end|>", 8: "<think>", 9: "[PAD]"}
-        settings = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]",
+        settings = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "<|im_end|>",
                     "added_tokens_decoder": {str(first + i): {"content": c, "special": c != "<think>"} for i, c in named.items()}, "chat_template": "{{ messages }}"}
         (model / "tokenizer_config.json").write_text(json.dumps(settings))
         return "kimi-k2"

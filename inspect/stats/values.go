@@ -284,9 +284,9 @@ func (x *valueAudit) hasNumbers(w *audited) bool {
 }
 
 // multiply counts the products in F32 of a weight and its scales. It reads the weight only if some product may be
-// beyond F16.
+// beyond F16, or if its zeros or the order of its columns may be wrong.
 func (x *valueAudit) multiply(again *weights.Reading, w *audited) error {
-	large, most := w.Form().Second != "", w.Form().Largest
+	large, most := w.Form().Second != "" || w.Places != nil, w.Form().Largest
 	for scales, err := range again.Numbers(x.Reader, w.Scales, 0, int64(w.Scales.Len())) {
 		if err != nil {
 			return err

@@ -494,3 +494,51 @@ func TestExact(t *testing.T) {
 		require.Equal(t, c.want, g.Rounded, "%s %v", c.second, c.by)
 	}
 }
+
+// TestExactOfForms: what is counted of the codes of every form, with scales of few bits and of many, is what the
+// exact products lose.
+func TestExactOfForms(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 8))
+	for range 400 {
+		f := scaled[r.IntN(len(scaled))]
+		b := Blocks{1, 64, 1, []int{2, 16, 64}[r.IntN(3)]}
+		g := Grid{}
+		for range 64 / b.BlockCols {
+			bits := r.Uint32()>>r.IntN(24)<<r.IntN(24)&(1<<23-1) | uint32(20+r.IntN(200))<<23
+			g.Scales, g.Rounded = append(g.Scales, math.Float32frombits(bits)), append(g.Rounded, r.IntN(4) == 0)
+			g.Zeros = append(g.Zeros, float32(r.IntN(16)-8))
+		}
+		if f.Codes != INT4 || r.IntN(2) == 0 {
+			g.Zeros = nil
+		}
+		codes := make([]byte, f.Codes.Bytes(64))
+		for i := range codes {
+			codes[i] = byte(r.Uint32()) & 0xee // no NaN of E4M3
+		}
+		var values [64]float64
+		f.Values(values[:], codes, 0)
+		for _, to := range floats {
+			q, err := f.Dequantiser(to)
+			require.NoError(t, err)
+			out := make([]byte, to.Bytes(64))
+			lost, want := q.Convert(out, codes, 0, b, g), Loss{}
+			for i, y := range elements(to, out) {
+				block := i / b.BlockCols
+				exact := (values[i] - float64(g.zero(block))) * float64(g.Scales[block])
+				got := float64(math.Float32frombits(widen(y, to)))
+				switch {
+				case math.IsInf(got, 0):
+					want.Overflow++
+				case exact == got && (exact == 0 || !g.rounded(block)):
+				case got == 0:
+					want.Flushed++
+				case math.Abs(exact) < float64(smallest[to]) && math.Abs(float64(float32(exact))) < float64(smallest[to]):
+					want.Denormal++
+				default:
+					want.Rounded++
+				}
+			}
+			require.Equal(t, want, lost, "%s to %s: %v", f.Name, to, g)
+		}
+	}
+}

@@ -273,7 +273,7 @@ func (f *Form) Blocks(shape []int, block [2]int) Blocks {
 	if f.Block != [2]int{} {
 		block = f.Block
 	}
-	return Blocks{shape[0], shape[1], block[0], cmp.Or(block[1], shape[1])}
+	return Blocks{shape[0], shape[1], block[0], max(cmp.Or(block[1], shape[1]), 1)}
 }
 
 // Values sets dst to what codes stand for without their scales, from element first of data on, by

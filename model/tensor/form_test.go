@@ -23,6 +23,18 @@ func TestForms(t *testing.T) {
 		require.Equal(t, info.Name, "x.weight"+part)
 		require.Equal(t, i == 0, part == "")
 	}
+	for _, f := range []*Form{AWQ, GPTQ} {
+		for i, info := range f.Tensors("x.weight", []int{64, 128}, BF16, [2]int{1, 32}) {
+			got, part, form, places := PartOf(info, f.Method)
+			require.Equal(t, info.Name, f.PartName("x.weight", part))
+			require.Equal(t, "x.weight"+part, got.Name)
+			require.Equal(t, part != OrderPart, places != nil && places.Bytes() == info.Bytes())
+			if i == 0 {
+				require.Equal(t, f, form)
+				require.Equal(t, Info{"x.weight", INT4, []int{64, 128}}, got)
+			}
+		}
+	}
 	require.Equal(t, []Info{{"x.weight", BF16, []int{3}}}, Plain.Tensors("x.weight", []int{3}, BF16, [2]int{}))
 }
 
