@@ -101,6 +101,19 @@ func joinColumns(in *Input, width, other int) *Move {
 	return m
 }
 
+// TransposeLast exchanges the last two axes of a shape, which are of one size.
+func TransposeLast(shape []int) *Move {
+	n, matrices := shape[len(shape)-1], 1
+	for _, size := range shape[:len(shape)-2] {
+		matrices *= size
+	}
+	return &Move{shape, matrices, func(i int, f func(Run)) {
+		for r := range n {
+			f(Run{To: (i*n + r) * n, From: i*n*n + r, Step: n, N: n})
+		}
+	}}
+}
+
 // takeFirst takes the first in.Seq rows of each sequence [batch, seq, width].
 func takeFirst(in *Input, seq, width int) *Move {
 	return &Move{[]int{in.Batch, in.Seq, width}, in.Batch, func(i int, f func(Run)) {

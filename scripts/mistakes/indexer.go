@@ -16,7 +16,7 @@ func ofIndexer() []mistake {
 	const normed = "model.layers.0.self_attn.q_a_layernorm.output"
 	return []mistake{
 		{"a pack whose q_a_layernorm has rms_norm_eps", "latent-eps", normed, "", func(s *subject) bool {
-			return s.config.HasIndexer() && s.config.RMSNormEps != config.LatentEps && s.normedBy(s.config.RMSNormEps)
+			return s.indexes() && s.config.RMSNormEps != config.LatentEps && s.normedBy(s.config.RMSNormEps)
 		}},
 		{"the indexer's LayerNorm bias zero", "indexer-norm-bias", "{index}k_norm.output", "",
 			editing("{index}k_norm.bias", func(t *tensor.Tensor) bool {
@@ -25,21 +25,21 @@ func ofIndexer() []mistake {
 			})},
 		{"a pack whose indexer rotates the other pairs", "indexer-rope-layout", "{index}q", "",
 			func(s *subject) bool {
-				return s.config.HasIndexer() && s.rotateOtherwise("q", "wq_b") && s.rotateOtherwise("k", "k_norm")
+				return s.indexes() && s.rotateOtherwise("q", "wq_b") && s.rotateOtherwise("k", "k_norm")
 			}},
 		{"a pack whose indexer lacks ReLU", "indexer-relu", "{index}scores", "",
 			func(s *subject) bool { return s.scoreOtherwise(1, false) }},
 		{"a pack without 1/√index_n_heads", "indexer-head-scale", "{index}scores", "",
 			func(s *subject) bool { return s.scoreOtherwise(math.Sqrt(float64(s.config.IndexNHeads)), true) }},
 		{"index_topk less 1", "index-topk", "{index}topk_idx", "", func(s *subject) bool {
-			return s.config.HasIndexer() && s.set(map[string]string{"index_topk": strconv.Itoa(s.config.IndexTopK - 1)})
+			return s.indexes() && s.set(map[string]string{"index_topk": strconv.Itoa(s.config.IndexTopK - 1)})
 		}},
 		{"the next layer's indexer", "indexer-layer", "{index}wq_b.output", "", func(s *subject) bool {
 			next := 1
 			for next < s.config.NumHiddenLayers && s.config.IndexerOf(next) != next {
 				next++
 			}
-			swapped := s.config.HasIndexer()
+			swapped := s.indexes()
 			for _, name := range []string{"wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight"} {
 				swapped = swapped && s.swap("{index}"+name, "model.layers."+strconv.Itoa(next)+".self_attn.indexer."+name)
 			}
@@ -47,6 +47,9 @@ func ofIndexer() []mistake {
 		}},
 	}
 }
+
+// indexes reports whether the model has indexers of DeepSeek-V3.2's form.
+func (s *subject) indexes() bool { return s.config.HasIndexer() && s.config.LatentAttention() }
 
 // numbers returns a golden tensor.
 func (s *subject) numbers(name string) []float32 {
@@ -147,7 +150,7 @@ func (s *subject) rotateOtherwise(stage, from string) bool {
 
 // scoreOtherwise records the first indexer's scores with other weights of the heads, or without ReLU.
 func (s *subject) scoreOtherwise(scale float64, relu bool) bool {
-	if !s.config.HasIndexer() {
+	if !s.indexes() {
 		return false
 	}
 	q, k, w := s.numbers("{index}q"), s.numbers("{index}k"), s.numbers("{index}weights_proj.output")

@@ -51,6 +51,17 @@ func TestTableOfMistakes(t *testing.T) {
 	}
 }
 
+// TestStreamsAreNamed: mistakes of DeepSeek-V4 have their stage and their name, in weights as they are published and,
+// in both modes, in all forms of reports.
+func TestStreamsAreNamed(t *testing.T) {
+	t.Parallel()
+	for _, m := range ofStreams() {
+		grade, said, err := try(m, filepath.Join("..", "..", "fixtures"), "v4-fp4/golden-f32", true)
+		require.NoError(t, err, m.name)
+		require.Equal(t, "named", grade, said)
+	}
+}
+
 // TestDocumentsAgree: all forms of reports of failures of V3's routing, in both modes. All other
 // mistakes are made by scripts/check.sh.
 func TestDocumentsAgree(t *testing.T) {

@@ -38,7 +38,7 @@ func element(i int) func(*tensor.Tensor) []int {
 
 // mistakes are those of the gate, the experts, attention, norms and the rest.
 func mistakes() []mistake {
-	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofNumbers())
+	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofStreams(), ofNumbers())
 }
 
 const (
@@ -82,7 +82,8 @@ func ofGate() []mistake {
 			return s.config.TopKGroup < s.config.NGroup && s.set(map[string]string{"n_group": strconv.Itoa(2 * s.config.NGroup)})
 		}},
 		{"num_experts_per_tok less 1", "experts-per-token", topKIdx, "", func(s *subject) bool {
-			return s.set(map[string]string{"num_experts_per_tok": strconv.Itoa(s.config.NumExpertsPerTok - 1)})
+			return !s.config.Hashes(0) && // tables have as many columns
+				s.set(map[string]string{"num_experts_per_tok": strconv.Itoa(s.config.NumExpertsPerTok - 1)})
 		}},
 		{"e_score_correction_bias zero", "", topKIdx, "in whose place it is",
 			editing("{moe}gate.e_score_correction_bias", func(t *tensor.Tensor) bool {
@@ -281,7 +282,7 @@ func transposeScales(t *tensor.Tensor) bool {
 func ofRotary() []mistake {
 	return []mistake{
 		{"rope_theta 1 % off", "rope-theta", rotated, "", func(s *subject) bool {
-			if s.config.RopeScaling != nil {
+			if s.config.RopeScaling != nil || s.config.CompressRate(0) > 0 { // whose table has another theta
 				return false
 			}
 			theta := strconv.FormatFloat(1.01*s.config.RopeTheta, 'f', -1, 64)
@@ -354,7 +355,7 @@ func exchangeLayers(s *subject) bool {
 			return false
 		}
 	}
-	return true
+	return len(s.changed) > 0
 }
 
 func ofNumbers() []mistake {
@@ -364,10 +365,13 @@ func ofNumbers() []mistake {
 				return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
 			})},
 		{"the embedding for the head", "", "lm_head.output", "", func(s *subject) bool {
+			if !s.has("lm_head.weight") {
+				return false
+			}
 			w, err := s.Tensor("model.embed_tokens.weight")
 			s.err = err
 			s.changed["lm_head.weight"] = w
-			return s.has("lm_head.weight")
+			return true
 		}},
 		{"a row of lm_head × 1.03", "", "lm_head.output", "row 3 of lm_head.weight",
 			scaling("lm_head.weight", 1.03, rowOf(3))},

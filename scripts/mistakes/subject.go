@@ -55,11 +55,11 @@ func (s *subject) make(m mistake) bool { return s.err == nil && m.make(s) && s.e
 
 // expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
 // none, {attn} by an attention, {index} by the first indexer, {rotated} by the first stage
-// behind RoPE, {last} by the number of the last layer but one, and {e} by the number of an expert that
+// behind RoPE, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but one, and {e} by the number of an expert that
 // is reached.
 func (s *subject) expand(name string) string {
 	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
-		"{attn}", "model.layers.1.self_attn.",
+		"{attn}", "model.layers.1.self_attn.", "{entries}", s.entries(),
 		"{rotated}", s.rotated(), "{index}", "model.layers.0.self_attn.indexer.", "{e}", strconv.Itoa(s.expert), "{last}",
 		strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
 }
@@ -69,10 +69,21 @@ func (s *subject) rotated() string {
 	switch {
 	case s.golden.Has(pack.RotaryCos):
 		return pack.RotaryCos
+	case s.config.Windowed():
+		return "model.layers.0.self_attn.query"
 	case s.config.HasIndexer():
 		return "model.layers.0." + pack.IndexerQueries
 	}
 	return "model.layers.0." + pack.Attended
+}
+
+// entries returns the module of the first compressor whose windows overlap.
+func (s *subject) entries() string {
+	l := 0
+	for l < s.config.NumHiddenLayers && !s.config.Overlaps(l) {
+		l++
+	}
+	return fmt.Sprintf("model.layers.%d.self_attn.compressor.", l)
 }
 
 // unchosen returns the prefix of the first expert that no token chose; that of no expert if there
@@ -176,6 +187,9 @@ func (s *subject) permute(order func(e int) int) bool {
 	for _, w := range weights.New(s.config, s).All() {
 		if w.Layer == s.moe && w.Expert >= 0 {
 			from := table.PlaceOf(s.config, w.Owner()).Row.NameIn(s.moe, order(w.Expert)) + w.Part
+			if !s.has(from) {
+				return false // V4's files have other names
+			}
 			moved[w.Name], s.err = s.Tensor(from)
 		}
 	}
