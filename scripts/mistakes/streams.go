@@ -113,7 +113,8 @@ func (s *subject) recordBy(around func(*model.Plain) model.Arithmetic[*model.Act
 	}
 	s.golden.Replaced = map[string]tensor.Tensor{}
 	plain := model.NewPlain(o)
-	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain), Trace: &rerecorder{s}}
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain),
+		Trace: &rerecorder{s}}
 	if _, s.err = net.Forward(context.Background()); s.err != nil {
 		return false
 	}

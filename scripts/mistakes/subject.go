@@ -55,8 +55,8 @@ func (s *subject) make(m mistake) bool { return s.err == nil && m.make(s) && s.e
 
 // expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
 // none, {attn} by an attention, {index} by the first indexer, {rotated} by the first stage
-// behind RoPE, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but one, and {e} by the number of an expert that
-// is reached.
+// behind RoPE, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but
+// one, and {e} by the number of an expert that is reached.
 func (s *subject) expand(name string) string {
 	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
 		"{attn}", "model.layers.1.self_attn.", "{entries}", s.entries(),

@@ -41,7 +41,8 @@ func windowedMistakes(f *Failure) []mistake {
 	}
 	list = append(list, mistake{id: "rope-theta", kinds: query, unless: "rope-tables", undo: undoTheta(1e4)})
 	for group := 1; group < f.Model.Config.OGroups; group++ {
-		list = append(list, mistake{id: "output-groups", kinds: []string{"self_attn.o_a_proj.output"}, undo: undoGroupsOf(group)})
+		list = append(list, mistake{id: "output-groups", kinds: []string{"self_attn.o_a_proj.output"},
+			undo: undoGroupsOf(group)})
 	}
 	for _, above := range []bool{false, true} {
 		list = append(list, mistake{id: "swiglu-clamp", kinds: slices.Concat(pack.MLPOutputs, clampedStages),
@@ -225,7 +226,7 @@ func lastColumns(w *model.Weight, width int) *model.Weight {
 
 // undoSink leaves the sink out.
 func undoSink(x *Trial) string {
-	x.with(otherStreams{softmax: func(a bounds.Arithmetic, scores *bounds.Value) *bounds.Value { return a.Softmax(scores) }})
+	x.with(otherStreams{softmax: bounds.Arithmetic.Softmax})
 	return "the reference's attention lacked the sink, which takes a share of the probabilities"
 }
 
