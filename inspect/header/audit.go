@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 
 	"dsmoe/inspect"
 	"dsmoe/model/table"
@@ -35,7 +36,7 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 	a.Add(c.Findings...)
 	set := c.Weights()
 	if set != nil {
-		x := &auditor{c, set, c.Holders(set), newHints(c.Config, set)}
+		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }), newHints(c.Config, set)}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.torchDType()...)
@@ -56,7 +57,7 @@ func (a *AuditReport) Add(found ...inspect.Finding) {
 type auditor struct {
 	*inspect.Checkpoint
 	weights *weights.Set
-	files   map[string]string // see Checkpoint.Holders
+	files   func() map[string]string // Checkpoint.Holders, once there is a finding
 	hints   *hints
 }
 
@@ -82,7 +83,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 		}
 	}
 	for _, u := range e.Unexpected {
-		found = append(found, inspect.Finding{Kind: inspect.Unexpected, File: x.files[u.Name], Tensor: u.Name,
+		found = append(found, inspect.Finding{Kind: inspect.Unexpected, File: x.files()[u.Name], Tensor: u.Name,
 			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.hint(u.Name)})
 	}
 	return found
@@ -91,7 +92,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 // wrong returns the finding about a tensor of the table that has another shape, or with which the model cannot
 // compute, and about a tensor that cannot be a weight.
 func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
-	f := inspect.Finding{Kind: inspect.DType, File: x.files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}
+	f := inspect.Finding{Kind: inspect.DType, File: x.files()[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}
 	switch {
 	case w.Cause == "":
 		f.Kind, f.Hint = inspect.Shape, x.hints.hint(w.Got.Name)
@@ -121,7 +122,7 @@ func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 	default:
 		return nil
 	}
-	f.File, f.Tensor = x.files[s.Stored], x.weights.StoredName(x.Config, s.Name)
+	f.File, f.Tensor = x.files()[s.Stored], x.weights.StoredName(x.Config, s.Name)
 	return []inspect.Finding{f}
 }
 
@@ -133,7 +134,7 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 	for s := range table.FamilyOf(x.Config).Required(x.Config, x.weights.Has) {
 		form := s.Form(x.Config)
 		if w := x.weights.Find(s.Name); w != nil && w.DType.Casts() && form != tensor.Plain {
-			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files[w.Name],
+			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files()[w.Name],
 				Tensor: x.weights.StoredName(x.Config, w.Name),
 				Cause:  fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
 				Hint: "take quantization_config out of config.json, or list the module in its " +

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model/weights"
@@ -116,6 +117,29 @@ func TestProvenChoices(t *testing.T) {
 	}
 	require.Greater(t, proven["never"], 100)
 	require.Greater(t, proven["always"], 100)
+}
+
+// TestLimitsOfRootsOfSoftplus: DeepSeek-V4's scores lie within their limits, logits and scores rounded to BF16 too, and
+// the limits are no wider than that.
+func TestLimitsOfRootsOfSoftplus(t *testing.T) {
+	c := configtest.Fixture(t, "v4/checkpoint")
+	for _, most := range []float64{0.1, 1, 8.7, 30, 200} {
+		r := router{bias: make([]float32, c.NRoutedExperts)}
+		zero := 0.0
+		for e := range c.NRoutedExperts {
+			r.Rows = append(r.Rows, Row{Expert: e, Norm: &most, MaxLogit: &most, Bias: &zero})
+		}
+		l := r.plan(c).experts[0]
+		score := func(x float64) float64 { return math.Sqrt(math.Max(x, 0) + math.Log1p(math.Exp(-math.Abs(x)))) }
+		for step := -100.0; step <= 100; step++ {
+			for _, s := range []float64{score(step / 100 * most * 257 / 256), score(step / 100 * most * 255 / 256)} {
+				require.LessOrEqual(t, l.low, s*255/256)
+				require.GreaterOrEqual(t, l.high, s*257/256)
+			}
+		}
+		require.Less(t, l.high, 1.02*score(most))
+		require.Greater(t, l.low, 0.97*score(-1.016*most))
+	}
 }
 
 // chosenBy is noaux_tc: the k best of the best groups, by the sums of their two best.

@@ -285,7 +285,11 @@ var defaultBlock = [2]int{128, 128}
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
-	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{}, places: map[placesKey]*tensor.Places{},
+	n := 0
+	for range h.Tensors() {
+		n++
+	}
+	s := &Set{list: make([]*Weight, 0, n), byName: make(map[string]*Weight, n), misfit: map[string]bool{}, places: map[placesKey]*tensor.Places{},
 		family: table.FamilyOf(c), experts: c.NRoutedExperts, method: c.Quantization.Method,
 		block: c.Quantization.Block}
 	if s.block == [2]int{} {
