@@ -158,7 +158,7 @@ func v4Namings() []Naming {
 	predicted := map[string]string{}
 	for _, p := range append(append([]published{}, v4Rows...), v4MTP...) {
 		if p.PerLayer() {
-			predicted[p.Name] = "mtp.{l}." + p.as
+			predicted[p.Name] = predictions + "{l}." + p.as
 		}
 	}
 	behind := map[string]string{}

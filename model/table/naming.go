@@ -20,6 +20,9 @@ type Naming struct {
 	published bool              // scales are called "scale"
 }
 
+// predictions stands before the number of a prediction layer, from 0, in the names of files.
+const predictions = "mtp."
+
 // spelling is what a pattern of a stored name stands for.
 type spelling struct {
 	row      string // the name of a row
@@ -34,7 +37,7 @@ func spellings(namings []Naming) map[string]spelling {
 		for _, of := range [...]map[string]string{n.names, n.predicted} {
 			for row, pattern := range of {
 				s := all[pattern]
-				all[pattern] = spelling{row, strings.Contains(pattern, "mtp."), s.namings | 1<<i}
+				all[pattern] = spelling{row, strings.Contains(pattern, predictions), s.namings | 1<<i}
 			}
 		}
 	}
@@ -80,7 +83,7 @@ func (f *Family) Spell(c *config.Config, stored string) (name string, namings ui
 // its expert; they are -1 without one.
 func (r *room) cutStored(name string) (pattern []byte, layer, expert int) {
 	pattern, layer = r[:0], -1
-	for _, before := range [...]string{"layers.", "model.layers.", "mtp.", "model.mtp."} {
+	for _, before := range [...]string{"layers.", "model.layers.", predictions, "model." + predictions} {
 		if !strings.HasPrefix(name, before) {
 			continue
 		}

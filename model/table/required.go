@@ -81,7 +81,14 @@ func (f *Family) Notes(c *config.Config, has func(name string) bool) []string {
 	}
 	which := ""
 	if len(absent) < n {
-		which = " " + text.Ranges(absent)
+		prefix, first := "", 0
+		if f.CarriesMTP { // files count them from 0
+			prefix, first = predictions, c.NumHiddenLayers
+		}
+		for i := range absent {
+			absent[i] -= first
+		}
+		which = " " + prefix + text.Ranges(absent)
 	}
 	return []string{fmt.Sprintf("num_nextn_predict_layers is %d, "+
 		"but there are no tensors of multi-token prediction layers%s", n, which)}

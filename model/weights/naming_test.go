@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -97,4 +98,8 @@ func TestNamingsDoNotMix(t *testing.T) {
 	none := slices.DeleteFunc(slices.Clone(whole), func(i tensor.Info) bool { return strings.HasPrefix(i.Name, "mtp.") })
 	require.NoError(t, New(c, none).Check(c))
 	assert.Len(t, table.FamilyOf(c).Notes(c, New(c, none).Has), 1)
+	two, err := c.Override(map[string]jsontext.Value{"num_nextn_predict_layers": jsontext.Value("2")})
+	require.NoError(t, err)
+	require.NoError(t, New(two, whole).Check(two))
+	assert.Contains(t, table.FamilyOf(two).Notes(two, New(two, whole).Has)[0], "prediction layers mtp.1")
 }
