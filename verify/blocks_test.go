@@ -2,6 +2,7 @@ package verify_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,38 @@ func TestRankedErrors(t *testing.T) {
 	require.NoError(t, r.WriteText(&out))
 	require.Contains(t, out.String(), "\n           experts by error: layer 2 mlp.experts.10.")
 	require.Contains(t, out.String(), ", 8 more below\n")
+}
+
+// coarse says that one weight is decoded from Q8_0, with wide steps.
+type coarse string
+
+func (c coarse) DecodedFrom(name string) string { return stepless(c).DecodedFrom(name) }
+
+func (coarse) HalfSteps(string) ([]float32, error) { return slices.Repeat([]float32{0.1}, 64*64), nil }
+
+// TestRepackedBlocks: a weight whose blocks hold the reference's own numbers, as those that FP4 was repacked to, has no
+// error, though other weights have: its stage is held as tightly as without blocks.
+func TestRepackedBlocks(t *testing.T) {
+	const name, stage = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.output"
+	c, p := open(t, "v1-base/golden-f32")
+	src := quantised(t, altered{Source: c}, tensor.Q8_0)
+	delete(src.tensors, name) // as it was
+	for _, fast := range []bool{false, true} {
+		r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true, FailFast: fast, Decoded: coarse(name)})
+		require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+		require.Equal(t, len(src.tensors), r.Rounding.Weights)
+		require.Less(t, *checkOf(r, stage).Sees, 1e-5)
+	}
+	for other := range src.tensors { // nothing was rounded, and a norm is wrong
+		delete(src.tensors, other)
+	}
+	const norm = "model.layers.1.input_layernorm.weight"
+	w, err := c.Tensor(norm)
+	require.NoError(t, err)
+	src.tensors[norm] = tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: make([]byte, len(w.Data))}
+	r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true, Decoded: coarse(name)})
+	require.Equal(t, report.Fail, r.Verdict)
+	require.Nil(t, r.Rounding)
 }
 
 // stepless decodes one weight, of which it cannot say how.

@@ -42,6 +42,15 @@ func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 	return rounded, err
 }
 
+// repacked reports whether the blocks of a weight hold the reference's own numbers, as those that FP4 was repacked to:
+// every stage behind it passed without an error of the weight.
+func (t outcome) repacked(name string) bool {
+	w := t.set.Find(name)
+	_, exercised := t.exercised[name]
+	_, failed := t.failed[name]
+	return exercised && !failed && (w.DType.Blocked() || t.decodedFrom(w) != "")
+}
+
 // explain compares the report with the one in which weights are taken as they are.
 func explain(r *report.Report, rounded bounds.Roundings, plain *report.Report) {
 	x := &report.Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{},

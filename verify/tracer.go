@@ -42,6 +42,7 @@ type result struct {
 	zeros     []string         // golden tensors that are all zero
 	notFinite []string         // where weights that took part in no checked stage hold a NaN or an infinity
 	exercised bounds.WeightSet // weights behind a checked stage
+	failed    bounds.WeightSet // of these, behind one that failed
 	aside     bounds.WeightSet // weights behind a stage that is absent on purpose, or not selected
 	stepsErr  error            // why half steps of a weight could not be read
 	stopped   bool             // at the first failing stage, because the user asked for that
@@ -106,7 +107,7 @@ func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 func newTracer(r *run) *tracer {
 	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
 		free:      map[string]bool{},
-		exercised: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{},
+		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{},
 		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}}}
 }
 
@@ -278,6 +279,9 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 	}
 	for _, w := range by.weights(x) {
 		t.exercised[w] = struct{}{}
+		if c.Verdict == report.Fail {
+			t.failed[w] = struct{}{}
+		}
 	}
 	by.checked(x)
 	if _, kind := pack.CutLayer(c.Tensor); c.Layer() >= 0 {

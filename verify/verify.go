@@ -149,23 +149,25 @@ func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outco
 	if len(rounded) == 0 {
 		return t, plain, ctx.Err()
 	}
-	o := *t.o
+	o, all, whole := *t.o, t, plain
 	o.Progress = nil
 	if t.stopped { // all stages that fail are counted
-		whole := o
-		whole.FailFast = false
-		all, err := t.with(&whole, nil).verify(ctx)
-		if err != nil {
+		every := o
+		every.FailFast = false
+		if all, err = t.with(&every, nil).verify(ctx); err != nil {
 			return t, nil, err
 		}
-		plain = all.report()
+		whole = all.report()
+	}
+	if maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool { return all.repacked(name) }); len(rounded) == 0 {
+		return t, plain, ctx.Err()
 	}
 	again, err := t.with(&o, rounded).verify(ctx)
 	if err != nil {
 		return t, nil, err
 	}
 	r := again.report()
-	explain(r, rounded, plain)
+	explain(r, rounded, whole)
 	return again, r, nil
 }
 
