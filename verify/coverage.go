@@ -115,6 +115,9 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 func (t outcome) countExperts(p *report.Place, shown map[int]bool) {
 	l := p.Layer()
 	p.Keys = t.keys[l]
+	if clamped := t.clamped[l]; p.Ran && l >= 0 && t.m.Config.SwiGLULimit > 0 {
+		p.Clamped = &clamped
+	}
 	for e, reached := range shown {
 		if reached {
 			p.Reached++

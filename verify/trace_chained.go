@@ -50,6 +50,7 @@ func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activatio
 // Stage implements model.Trace.
 func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 	layer, kind := pack.CutLayer(name)
+	t.noteClamped(name, a.Values)
 	has, err := t.golden(name)
 	switch {
 	case err != nil:

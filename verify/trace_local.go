@@ -31,6 +31,7 @@ func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, com
 
 // Stage implements model.Trace.
 func (t *localTrace) Stage(name string, x *bounds.Value) error {
+	t.noteClamped(name, x.Values)
 	has, err := t.golden(name)
 	switch {
 	case err != nil:

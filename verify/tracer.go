@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
@@ -48,6 +49,7 @@ type result struct {
 	stopped   bool             // at the first failing stage, because the user asked for that
 	routing   report.Routing
 	keys      map[int]*report.KeyChoices // of indexers, by layer
+	clamped   map[int]bool               // layers with a neuron beyond swiglu_limit
 	begun     []start                    // tensors that parts of the model began with
 	reached   map[int]map[int]bool       // layer -> experts whose output shows for some token
 	probed    map[int]map[int]bool       // layer -> experts that a probe reached
@@ -71,7 +73,8 @@ type outcome struct {
 // newRun returns a run that compares all stages of the pack that the scope selects.
 func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
 	o *Options) *run {
-	r := &run{pack: s.pack, in: in, rows: comparedRows(m.Config, in), m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
+	r := &run{pack: s.pack, in: in, rows: comparedRows(m.Config, in), m: m, src: src, set: weights.New(m.Config, src),
+		scope: s, o: o,
 		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	for name, e := range s.pack.Manifest.Tensors {
 		_, kind := pack.CutLayer(name)
@@ -108,7 +111,7 @@ func newTracer(r *run) *tracer {
 	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
 		free:      map[string]bool{},
 		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{},
-		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}}}
+		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}, clamped: map[int]bool{}}}
 }
 
 // leaveOut records the stages and weights that the scope excludes.
@@ -229,6 +232,18 @@ func (t *tracer) noteZeros(name string, want []float32) {
 	if _, expert := pack.CutExpert(kind); expert < 0 && !pack.IsLoss(name) &&
 		!slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
 		t.zeros = append(t.zeros, name)
+	}
+}
+
+// noteClamped notes a layer with a neuron beyond swiglu_limit: above it, or of up_proj below its negative, too.
+func (t *tracer) noteClamped(name string, values []float32) {
+	layer, kind := pack.CutLayer(name)
+	kind, _ = pack.CutExpert(kind)
+	up := slices.Contains(pack.InMLPs(table.UpProj), kind)
+	limit := float32(t.m.Config.SwiGLULimit)
+	if beyond := func(v float32) bool { return v > limit || up && v < -limit }; limit > 0 && !t.clamped[layer] &&
+		(up || slices.Contains(pack.InMLPs(table.GateProj), kind)) {
+		t.clamped[layer] = slices.ContainsFunc(values, beyond)
 	}
 }
 

@@ -159,7 +159,8 @@ func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outco
 		}
 		whole = all.report()
 	}
-	if maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool { return all.repacked(name) }); len(rounded) == 0 {
+	maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool { return all.repacked(name) })
+	if len(rounded) == 0 {
 		return t, plain, ctx.Err()
 	}
 	again, err := t.with(&o, rounded).verify(ctx)

@@ -57,6 +57,7 @@ func TestEntriesAreCounted(t *testing.T) {
 	c, p := open(t, "v4/golden-f32")
 	text := printed(t, run(t, c.Config, c, p, verify.Options{}))
 	require.Contains(t, text, "34 of 90 rows of tid2eid in layers 0, 1\n")
+	require.NotContains(t, text, "swiglu_limit")
 	require.Contains(t, text, "rules      these are transformers' rules: the official inference code computes router, ")
 }
 
@@ -150,6 +151,18 @@ func TestWindowedKeysThatAreNotExercised(t *testing.T) {
 	require.Contains(t, text, "sliding_window: the pack has 23 positions: every query's window holds all tokens before it")
 	require.Contains(t, text, "index_topk: the pack has 5 entries: every query attends to all that it sees")
 	require.Empty(t, run(t, c.Config, c, p, verify.Options{}).Config.Unexercised)
+}
+
+// TestLimitsOfNeuronsThatAreNotExercised: all neurons of one layer stay below the limit; in either mode the report
+// names the layer.
+func TestLimitsOfNeuronsThatAreNotExercised(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v4-128/golden-f32")
+	for _, mode := range []report.Mode{report.Local, report.Chained} {
+		r := run(t, c.Config, c, p, verify.Options{Mode: mode})
+		require.Equal(t, report.Pass, r.Verdict)
+		require.Contains(t, printed(t, r), "no neuron of layers 0, 1 is beyond swiglu_limit: it was not exercised there\n")
+	}
 }
 
 // TestStreamsWithoutTheirWeights: where a pack lacks the weights of streams, all elements of a row share their errors.

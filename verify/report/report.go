@@ -125,6 +125,8 @@ type Place struct {
 	Bytes     int64    `json:"bytes"`     // of the weights that ran
 	// Keys counts the choices of keys by its indexer; absent if none was compared
 	Keys *KeyChoices `json:"keys,omitempty"`
+	// Clamped reports whether a neuron went beyond swiglu_limit; absent without such a limit
+	Clamped *bool `json:"clamped,omitempty"`
 }
 
 // The places outside the layers.

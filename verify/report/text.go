@@ -460,6 +460,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintln(b)
 	}
 	r.writeTables(b)
+	r.writeUnclamped(b)
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not "+
 			"verified\n", "", c.OutsideForward)
@@ -496,6 +497,19 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
 		}
 		fmt.Fprintf(b, "; %d choices fall among equal scores, %d of them among zeros\n", x.TiedCuts, x.ZeroCuts)
+	}
+}
+
+// writeUnclamped writes the layers that ran without a neuron beyond swiglu_limit.
+func (r *Report) writeUnclamped(b *bytes.Buffer) {
+	var layers []int
+	for _, p := range r.Places {
+		if p.Clamped != nil && !*p.Clamped {
+			layers = append(layers, p.Layer())
+		}
+	}
+	if layers != nil {
+		fmt.Fprintf(b, "%-11sno neuron of %s is beyond swiglu_limit: it was not exercised there\n", "", LayersText(layers))
 	}
 }
 
