@@ -109,6 +109,9 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 func checkIndexed(c *config.Config, golden *pack.Pack) error {
 	switch attention := golden.Manifest.Reference.Attention; {
 	case !c.HasIndexer():
+	case c.HCMult > mostStreams:
+		return golden.Fault(fmt.Sprintf("hc_mult %d: the covariance of the weights of more than %d streams is not computed",
+			c.HCMult, mostStreams))
 	case golden.Manifest.Mode == "train":
 		return golden.Fault("model_type " + c.ModelType + ": packs of training are not supported: no gradient passes an indexer")
 	case golden.DType == tensor.F16:
@@ -120,6 +123,9 @@ func checkIndexed(c *config.Config, golden *pack.Pack) error {
 	}
 	return nil
 }
+
+// mostStreams is how many streams a model may have: the memory for each token grows with the fourth power, to 300 KB.
+const mostStreams = 8
 
 // verify runs the model once.
 func (r *run) verify(ctx context.Context) (found outcome, err error) {

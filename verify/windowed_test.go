@@ -153,6 +153,14 @@ func TestWindowedKeysThatAreNotExercised(t *testing.T) {
 	require.Empty(t, run(t, c.Config, c, p, verify.Options{}).Config.Unexercised)
 }
 
+// TestTooManyStreams are refused before anything is computed.
+func TestTooManyStreams(t *testing.T) {
+	c, p := open(t, "v4/golden-f32")
+	many := must(c.Config.Override(map[string]jsontext.Value{"hc_mult": jsontext.Value("9")}))
+	_, err := verify.Run(t.Context(), many, c, p, verify.Options{})
+	require.ErrorContains(t, err, "hc_mult 9: the covariance of the weights of more than 8 streams is not computed")
+}
+
 // TestLimitsOfNeuronsThatAreNotExercised: all neurons of one layer stay below the limit; in either mode the report
 // names the layer.
 func TestLimitsOfNeuronsThatAreNotExercised(t *testing.T) {
