@@ -153,6 +153,19 @@ func TestWindowedKeysThatAreNotExercised(t *testing.T) {
 	require.Empty(t, run(t, c.Config, c, p, verify.Options{}).Config.Unexercised)
 }
 
+// TestAnotherNumberOfEntries is found at the choice, and named: scores that a mask hides are no overflow.
+func TestAnotherNumberOfEntries(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v4/golden-f32")
+	for _, n := range []string{"2", "4"} {
+		wrong := must(c.Config.Override(map[string]jsontext.Value{"index_topk": jsontext.Value(n)}))
+		r := run(t, wrong, c, p, verify.Options{})
+		require.Equal(t, "model.layers.1.self_attn.compressor.indexer.topk_idx", *r.FirstDivergence)
+		require.Len(t, r.Causes, 1)
+		require.Equal(t, "the reference ran with index_topk 3, here it is "+n, r.Cause.Text)
+	}
+}
+
 // TestTooManyStreams are refused before anything is computed.
 func TestTooManyStreams(t *testing.T) {
 	c, p := open(t, "v4/golden-f32")

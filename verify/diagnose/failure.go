@@ -89,10 +89,12 @@ func (f *Failure) overflows() (causes []report.Cause) {
 			Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType,
 				report.Number(f.Got.Values[i]), f.place(i))})
 	}
-	if i := find(f.Scores); i >= 0 {
+	masked := func(v float32) bool { return pack.CutIndexer(f.Kind) != "" && bounds.Hidden(v) }
+	scores := slices.DeleteFunc(slices.Clone(f.Scores), masked)
+	if i := find(scores); i >= 0 {
 		causes = append(causes, report.Cause{ID: "overflow",
 			Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared",
-				report.Number(f.Scores[i]))})
+				report.Number(scores[i]))})
 	}
 	if i := find(f.Want); i >= 0 {
 		causes = append(causes, report.Cause{ID: "reference-overflow",

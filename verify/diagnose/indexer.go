@@ -27,7 +27,7 @@ func indexerMistakes(f *Failure) []mistake {
 			undo: undoIndexerLayout},
 		{id: "indexer-relu", kinds: scores, undo: undoReLU},
 		{id: "indexer-head-scale", kinds: scores, undo: undoHeadScale},
-		{id: "index-topk", kinds: []string{pack.IndexerTopK}, undo: undoIndexTopK},
+		{id: "index-topk", kinds: []string{pack.IndexerTopK, pack.EntriesTopK}, undo: undoIndexTopK},
 	}
 	for l := range f.Model.Model.Layers {
 		list = append(list, mistake{id: "indexer-layer", kinds: first, also: rest, unless: "layers-exchanged",
