@@ -38,6 +38,7 @@ var families = []family{
 	{defaults: glmMoEDsaDefaults, fields: glmMoEDsaFields, rules: glmMoEDsaRules, rope: yarnForm,
 		references: glmMoEDsaReferences},
 	{defaults: v4Defaults, fields: v4Fields, rules: v4Rules, rope: yarnForm, references: v4References},
+	{defaults: v41Defaults, fields: v41Fields, rules: v41Rules, within: true},
 }
 
 // decode reads a document, of a language model or of a model around one.

@@ -107,12 +107,12 @@ func TestRules(t *testing.T) {
 
 func TestModelType(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"missing":  {`{"hidden_size":0}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2`},
-		"null":     {`{"model_type":null}`, `model_type: null is not a string; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2`},
-		"other":    {`{"model_type":"deepseek_v9"}`, `model_type: "deepseek_v9"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2`},
-		"case":     {`{"model_type":"DeepSeek"}`, `model_type: "DeepSeek"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2`},
-		"hostile":  {`{"model_type":"\u001b[31m\n` + strings.Repeat("x", 99) + `"}`, `model_type: "\x1b[31m\n` + strings.Repeat("x", 34) + `"…; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2`},
-		"no field": {`{}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2`},
+		"missing":  {`{"hidden_size":0}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2, deepseek_v41`},
+		"null":     {`{"model_type":null}`, `model_type: null is not a string; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2, deepseek_v41`},
+		"other":    {`{"model_type":"deepseek_v9"}`, `model_type: "deepseek_v9"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2, deepseek_v41`},
+		"case":     {`{"model_type":"DeepSeek"}`, `model_type: "DeepSeek"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2, deepseek_v41`},
+		"hostile":  {`{"model_type":"\u001b[31m\n` + strings.Repeat("x", 99) + `"}`, `model_type: "\x1b[31m\n` + strings.Repeat("x", 34) + `"…; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2, deepseek_v41`},
+		"no field": {`{}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, kimi_k25, deepseek_vl_v2, deepseek_v41`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := problems(t, test.text)

@@ -25,6 +25,7 @@ var wrappers = []wrapper{
 	{vl2, "DeepseekOCRForCausalLM", "language_config", "", vl2},  // DeepSeek-OCR
 	{vl2, "DeepseekOCR2ForCausalLM", "language_config", "", vl2}, // DeepSeek-OCR-2
 	{vl2, "", "language_config", "language.", vl2},               // DeepSeek-VL2
+	{"deepseek_v41", "", "text_config", "", "deepseek_v41"},      // DeepSeek-V4.1
 }
 
 // wrapperOf returns the wrapper that model_type and architectures name; nil if there is none.

@@ -24,6 +24,9 @@ func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 // LoadPart is Load for the wanted weights. The headers of the others are compared with the
 // config, but the weights stay unbound: no module that needs them can be run.
 func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool) (*DeepseekForCausalLM, error) {
+	if err := c.Computable(); err != nil {
+		return nil, err
+	}
 	set := weights.New(c, src)
 	if err := set.Check(c); err != nil {
 		return nil, err

@@ -140,6 +140,9 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 	if in.Checkpoint, in.Values, err = valuesOf(src); err != nil {
 		return nil, err
 	}
+	if c := in.Checkpoint.Config; c != nil && c.Computable() != nil {
+		return nil, checkpoint.Refusal(src.Path, c.Computable().Error(), "")
+	}
 	if in.Weights, err = usableWeights(src); err != nil {
 		in.Unusable = err
 	} else if in.Stored, err = storedWeights(src); err != nil {

@@ -56,7 +56,15 @@ var (
 // It returns all problems of all files in one *Error: a bad config, index or header, a
 // missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
 // index. Open does not compare tensors and shapes with the config; model.Load does.
-func Open(path string) (*Checkpoint, error) { return OpenPart(path, nil) }
+// A model that nothing is computed with is refused: see config.Config.Computable.
+func Open(path string) (*Checkpoint, error) {
+	c, err := OpenPart(path, nil)
+	if err == nil && c.Config.Computable() != nil {
+		c.Close()
+		return nil, Refusal(c.Path, c.Config.Computable().Error(), "")
+	}
+	return c, err
+}
 
 // Tensors yields the tensors of one file after the other, each in file order, and then those of
 // files that were not read, without dtype and shape: see OpenPart.

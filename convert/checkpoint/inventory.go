@@ -137,7 +137,15 @@ func (s *scanner) readConfig() {
 // *format.Error if the file cannot be read, and the *config.Error about its fields if it
 // can, which does not name the file.
 func ReadConfig(path string) (*config.Config, []byte, error) {
-	return readConfig(source.Disk(filepath.Dir(path)), filepath.Base(path))
+	return computable(readConfig(source.Disk(filepath.Dir(path)), filepath.Base(path)))
+}
+
+// computable refuses the config of a model that nothing is computed with.
+func computable(c *config.Config, document []byte, err error) (*config.Config, []byte, error) {
+	if err == nil {
+		err = c.Computable()
+	}
+	return c, document, err
 }
 
 func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {

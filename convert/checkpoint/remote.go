@@ -98,7 +98,7 @@ func RemoteConfig(path string) (*config.Config, []byte, error) {
 	case errors.As(err, &e):
 		return nil, nil, err
 	case l.format.Dialect == nil:
-		return readConfig(l.dir, ConfigName)
+		return computable(readConfig(l.dir, ConfigName))
 	}
 	c, err := Open(path)
 	if err != nil {

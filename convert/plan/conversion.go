@@ -19,6 +19,9 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.changes() && src.Config.Computable() != nil {
+		return nil, checkpoint.Refusal(src.Path, src.Config.Computable().Error(), "")
+	}
 	chosen := c.choose()
 	if err := c.refused(nil); err != nil {
 		return nil, err
@@ -51,6 +54,12 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	p.Dropped, p.Notes = chosen.dropped+derived, c.notes
 	p.seal()
 	return p, nil
+}
+
+// changes reports whether the options ask for more than files of other sizes and fewer tensors.
+func (c *conversion) changes() bool {
+	return c.format.Dialect != nil || c.o.DType != tensor.Invalid || c.o.Mixture != "" || c.o.Names != "" ||
+		c.o.Experts == FusedExperts || c.o.Experts == PerExpert || len(c.o.Layers) > 0 || c.o.MTP || c.o.NoMTP || c.o.Prune.some()
 }
 
 func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {

@@ -175,8 +175,8 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 		switch w := c.set.Find(slot.Name); {
 		case w == nil && c.set.InMisfit(slot.Name): // reported already
 		case w == nil:
-			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
-		case !slices.Equal(w.Shape, slot.Shape):
+			c.problem(slot.Name, "missing%s", slot.Expected())
+		case slot.Row.Shape != nil && !slices.Equal(w.Shape, slot.Shape):
 			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
 		default:
 			beyond--

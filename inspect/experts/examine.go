@@ -10,6 +10,9 @@ import (
 
 // Examine looks at the selected experts. What cannot be read is an error that names all of it.
 func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
+	if err := w.Config.Computable(); err != nil {
+		return nil, err
+	}
 	layers, not, err := selected(&w, o.Selection)
 	if err != nil {
 		return nil, err

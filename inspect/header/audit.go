@@ -72,8 +72,11 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 		e.Missing = nil
 	}
 	for _, m := range e.Missing {
-		found = append(found, inspect.Finding{Kind: inspect.Missing, Tensor: m.Name,
-			Cause: fmt.Sprintf("the config asks for it, shape %v", m.Shape), Hint: x.hints.hint(m.Name)})
+		cause := "the config asks for it"
+		if m.Row.Shape != nil {
+			cause += fmt.Sprintf(", shape %v", m.Shape)
+		}
+		found = append(found, inspect.Finding{Kind: inspect.Missing, Tensor: m.Name, Cause: cause, Hint: x.hints.hint(m.Name)})
 	}
 	for _, w := range e.Wrong {
 		if w.Scales != nil {
@@ -132,6 +135,9 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 		return nil
 	}
 	for s := range table.FamilyOf(x.Config).Required(x.Config, x.weights.Has) {
+		if s.Row.Shape == nil {
+			return nil
+		}
 		form := s.Form(x.Config)
 		if w := x.weights.Find(s.Name); w != nil && w.DType.Casts() && form != tensor.Plain {
 			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files()[w.Name],
@@ -190,6 +196,10 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 		not = append(not, "the tensors against the config: config.json cannot be used")
 	case len(tensors) == 0:
 		not = append(not, "the tensors against the config: there are none")
+	case c.Config.Computable() != nil:
+		checked = append(checked, fmt.Sprintf("names against the %s of config.json", text.Plural(required(c, set), "weight")))
+		not = append(not, fmt.Sprintf("shapes and dtypes, and %s whose names are not known to be right (%s)",
+			text.Plural(unknown(c, set), "tensor"), strings.Join(table.FamilyOf(c.Config).Unknown, ", ")))
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
 			text.Plural(required(c, set), "weight")))
@@ -229,6 +239,16 @@ func leftOut(c *inspect.Checkpoint, set *weights.Set) string {
 func required(c *inspect.Checkpoint, set *weights.Set) (n int) {
 	for range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		n++
+	}
+	return n
+}
+
+// unknown counts the tensors of which it is not known whether the model has them.
+func unknown(c *inspect.Checkpoint, set *weights.Set) (n int) {
+	for _, w := range set.All() {
+		if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
+			n++
+		}
 	}
 	return n
 }

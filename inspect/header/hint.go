@@ -37,9 +37,9 @@ func (h *hints) hint(name string) string {
 	case at.Layer >= 0 && !h.hasLayer(at):
 		return h.layers()
 	}
-	if h.rows[at.Row] == "" {
+	if keys := at.Row.Keys(); h.rows[at.Row] == "" && keys != nil {
 		var settings []string
-		for _, key := range at.Row.Keys() {
+		for _, key := range keys {
 			settings = append(settings, fmt.Sprintf("%s %s", key, h.config.Value(key)))
 		}
 		h.rows[at.Row] = "see " + strings.Join(settings, ", ")

@@ -72,10 +72,12 @@ func Summarize(c *inspect.Checkpoint) *Summary {
 		s.Files = append(s.Files, FileSum{f.Name, len(f.Tensors), f.Size})
 	}
 	if c.Config != nil {
-		sum := count.Modules(c.Config).Sum()
 		s.ModelType = c.Config.ModelType
 		s.Layers, s.Experts = layersOf(c.Config), expertsOf(c.Config)
-		s.Parameters = &Parameters{sum.Parameters, sum.Activated}
+		if c.Config.Computable() == nil {
+			sum := count.Modules(c.Config).Sum()
+			s.Parameters = &Parameters{sum.Parameters, sum.Activated}
+		}
 	}
 	s.Findings = Audit(c).Findings
 	s.Problems = inspect.Problems(s.Findings)
@@ -138,7 +140,9 @@ func (s *Summary) WriteText(w io.Writer) error {
 	if s.ModelType != "" {
 		t.Add("layers", s.Layers.String())
 		t.Add("experts", s.Experts.String())
-		t.Add("parameters", s.Parameters.String())
+		if s.Parameters != nil {
+			t.Add("parameters", s.Parameters.String())
+		}
 	}
 	t.Add("weights", fmt.Sprintf("%s in %s, %s", text.Plural(s.Tensors, "tensor"), text.Plural(len(s.Files), "file"),
 		text.Bytes(s.Bytes)))

@@ -144,6 +144,9 @@ func (r *router) take(w *weights.Weight) {
 
 // Examine looks at the selected routers. What cannot be read is an error that names all of it.
 func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
+	if err := w.Config.Computable(); err != nil {
+		return nil, err
+	}
 	if len(o.Selection.Experts) > 0 {
 		return nil, errors.New("--experts cannot be combined with router: a router's rows are compared with each other")
 	}

@@ -106,7 +106,7 @@ func InModel(name string) bool {
 // vision tower.
 func Outside(c *config.Config, name string) bool {
 	switch {
-	case c.Within() == "":
+	case c.Within() == "" || FamilyOf(c).Unknown != nil:
 		return false
 	case c.Prefix() == "": // towers beside the decoder's layers
 		return !slices.ContainsFunc([]string{"model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."},

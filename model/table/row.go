@@ -6,6 +6,7 @@
 package table
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -29,6 +30,9 @@ type Family struct {
 	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or
 	// leave them out.
 	MTP []Row
+	// Unknown are beginnings of stored names, and parts of them that begin with a dot, that the family has without it
+	// being known which: a checkpoint may hold such tensors.
+	Unknown []string
 	// CarriesMTP says that prediction layers are no part of the model: the reference leaves them out.
 	CarriesMTP bool
 }
@@ -39,7 +43,7 @@ type Row struct {
 	Module Module // that the weight belongs to
 	Role   Role   // of the weight in its module
 	When   *When  // nil: every layer has the weight
-	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]
+	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]; nil if it is not known
 	GGUF   GGUF   // its tensors in llama.cpp's files
 }
 
@@ -123,6 +127,14 @@ type Slot struct {
 // Info returns the slot as a header entry of dtype d.
 func (s Slot) Info(d tensor.DType) tensor.Info {
 	return tensor.Info{Name: s.Name, DType: d, Shape: s.Shape}
+}
+
+// Expected returns ", shape [2 3] is expected"; "" if the shape is not known.
+func (s Slot) Expected() string {
+	if s.Row.Shape == nil {
+		return ""
+	}
+	return fmt.Sprintf(", shape %v is expected", s.Shape)
 }
 
 // Row returns the row of the role in the module; nil if the family has none.

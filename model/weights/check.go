@@ -47,7 +47,7 @@ func (e *MismatchError) Error() string {
 func (e *MismatchError) Findings() []string {
 	var lines []string
 	for _, s := range e.Missing {
-		lines = append(lines, fmt.Sprintf("%s: missing, shape %v is expected", text.Quote(s.Name), s.Shape))
+		lines = append(lines, text.Quote(s.Name)+": missing"+s.Expected())
 	}
 	for _, w := range e.Wrong {
 		lines = append(lines, w.String())
@@ -86,7 +86,7 @@ func (set *Set) Check(c *config.Config) error {
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: x.Info, Cause: x.Cause})
 	}
 	for _, w := range set.All() {
-		if !k.known[w.Name] && !f.Ignores(c, w.Name) {
+		if !k.known[w.Name] && !f.Ignores(c, w.Name) && !f.HasUnknown(w.Stored) {
 			k.found.Unexpected = append(k.found.Unexpected, k.named(w))
 			k.found.nearest[w.Name] = k.set.Nearest(w.Name)
 		}
@@ -117,6 +117,10 @@ func (k *checker) check(s table.Slot) {
 	case w.Unread(): // it may have any form
 		for _, part := range tensor.Parts() {
 			k.known[s.Name+part] = true
+		}
+	case s.Row.Shape == nil:
+		for _, part := range k.set.partsOf(w) {
+			k.known[part] = true
 		}
 	case !slices.Equal(w.Shape, s.Shape):
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: k.named(w), Want: s.Shape})

@@ -524,7 +524,9 @@ func (s *Set) linkScales() {
 			continue
 		}
 		if part.scales = true; part.Part == w.Form().Parts[0] {
-			w.Scales = part
+			if w.Scales = part; s.family.Unknown != nil && len(part.Shape) == 2 && part.Shape[0] == w.Shape[0] {
+				w.Block[0] = 1 // a table: its rows have scales of their own
+			}
 			continue
 		}
 		if w.parts == nil {
