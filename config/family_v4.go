@@ -450,5 +450,12 @@ func readExpertDType(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
 	}
-	store(d, key, &d.config.Quantization.Experts, func() (string, error) { return parseOneOf(value, "fp4", "fp8") })
+	known := d.config.Quantization.Experts // of quantization_config, where transformers looks first
+	store(d, key, &d.config.Quantization.Experts, func() (string, error) {
+		name, err := parseOneOf(value, "fp4", "fp8")
+		if err == nil && known != "" && name != known {
+			err = fmt.Errorf("%q disagrees with quantization_config.expert_dtype %q", name, known)
+		}
+		return name, err
+	})
 }

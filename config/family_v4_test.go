@@ -98,6 +98,10 @@ func TestV4Refused(t *testing.T) {
 		"expert_dtype: \"int8\" is not one of fp4, fp8": {
 			`"head_dim": 16`,
 			`"head_dim": 16, "expert_dtype": "int8"`},
+		"expert_dtype: \"fp8\" disagrees with quantization_config.expert_dtype \"fp4\"": {
+			`"head_dim": 16`,
+			`"head_dim": 16, "expert_dtype": "fp8", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128],
+				"expert_dtype": "fp4"}`},
 		"index_head_dim: 12 is less than qk_rope_head_dim 16": {
 			`"qk_rope_head_dim": 8`,
 			`"qk_rope_head_dim": 16`},

@@ -1,6 +1,7 @@
 package header
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -39,6 +40,7 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }), newHints(c.Config, set)}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
+		a.Add(x.otherExperts()...)
 		a.Add(x.torchDType()...)
 		a.Add(x.absent()...)
 	}
@@ -146,6 +148,28 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 				Hint: "take quantization_config out of config.json, or list the module in its " +
 					x.Config.Quantization.ExceptKey()})
 		}
+	}
+	return found
+}
+
+// otherExperts finds the experts of DeepSeek-V4 that are stored otherwise than expert_dtype says: which codes one-byte
+// tensors hold, readers know from there. Without it transformers takes them for fp8.
+func (x *auditor) otherExperts() (found []inspect.Finding) {
+	q := x.Config.Quantization
+	if !x.Config.Windowed() || q.Method != "fp8" {
+		return nil
+	}
+	for _, w := range x.weights.All() {
+		is := map[*tensor.Form]string{tensor.FP4: "fp4", tensor.FP8: "fp8"}[w.Form()]
+		if w.Module() != table.RoutedExperts || w.Part != "" || is == "" || is == cmp.Or(q.Experts, "fp8") {
+			continue
+		}
+		cause := fmt.Sprintf("is %s, but expert_dtype is %q", strings.ToUpper(is), q.Experts)
+		if q.Experts == "" {
+			cause = fmt.Sprintf("is %s, but without expert_dtype transformers takes experts for fp8", strings.ToUpper(is))
+		}
+		found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files()[w.Name],
+			Tensor: x.weights.StoredName(x.Config, w.Name), Cause: cause, Hint: fmt.Sprintf("set expert_dtype to %q", is)})
 	}
 	return found
 }
