@@ -164,7 +164,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 			return from
 		}
 		return to
-	case w.Row != nil && w.Row.Parameter(): // as in transformers
+	case w.Row != nil && (w.Row.Parameter() || w.Row.Integer()): // as in transformers
 		return from
 	case from.Casts(), from.Blocked():
 		return to

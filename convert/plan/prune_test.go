@@ -74,3 +74,27 @@ func TestPrunedNeeds(t *testing.T) {
 	_, err = planOf(t, dir, Options{Prune: Prune{All: text.Spans{{0, 7}}}, Layers: Layers{{0, 1}}})
 	require.NoError(t, err)
 }
+
+// TestTablesOfExperts: numbers of experts are cast to nothing, whatever dtype they have, and only I64 is renumbered.
+func TestTablesOfExperts(t *testing.T) {
+	const tables = "layers.0.ffn.gate.tid2eid"
+	src := open(t, fixture.Path(t, "v4/checkpoint"))
+	for _, d := range []tensor.DType{tensor.I64, tensor.I32, tensor.F32} {
+		infos := slices.Collect(src.Tensors())
+		i := slices.IndexFunc(infos, func(x tensor.Info) bool { return x.Name == tables })
+		infos[i].DType = d
+		dir := t.TempDir()
+		fixture.Sparse(t, dir, safetensors.Format(), infos, 1<<30)
+		fixture.Write(t, dir, checkpoint.ConfigName, fixture.Read(t, fixture.Path(t, "v4/checkpoint"), checkpoint.ConfigName))
+		p, err := planOf(t, dir, Options{DType: tensor.BF16})
+		require.NoError(t, err)
+		i = slices.IndexFunc(p.Tensors, func(x Tensor) bool { return x.Name == tables })
+		require.Equal(t, d, p.Tensors[i].DType)
+		_, err = planOf(t, dir, Options{Prune: Prune{All: text.Spans{{0, 3}}}})
+		if d == tensor.I64 {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, "tensor "+tables+": cannot be divided among the experts")
+		}
+	}
+}
