@@ -12,8 +12,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/gguf"
+	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
 )
+
+// TestTablesOfExpertsInGGUF: a number that I32 does not have, or a dtype that is not I64, is refused.
+func TestTablesOfExpertsInGGUF(t *testing.T) {
+	t.Parallel()
+	const name, of = "layers.0.ffn.gate.tid2eid", `"dtype":"I64"`
+	write := func(dir string) error {
+		_, err := Run(t.Context(), filepath.Join(t.TempDir(), "v4.gguf"), open(t, dir), Options{plan.Options{}, inMemory()})
+		return err
+	}
+	c := open(t, "../fixtures/v4-gguf/checkpoint")
+	at, err := c.Tensor(name)
+	require.NoError(t, err)
+	dir := fixture.Clone(t, "../fixtures/v4-gguf/checkpoint")
+	data := fixture.Read(t, dir, "model.safetensors")
+	fixture.Poke(t, filepath.Join(dir, "model.safetensors"), int64(strings.Index(data, string(at.Data)))+4, "\x01")
+	require.ErrorContains(t, write(dir), "tensor blk.0.ffn_gate_tid2eid.weight: element 0 is ")
+	require.Equal(t, 1, strings.Count(data, of))
+	fixture.Write(t, dir, "model.safetensors", strings.Replace(data, of, `"dtype":"F64"`, 1))
+	require.ErrorContains(t, write(dir), name+": dtype F64, I64 is expected")
+}
 
 // TestDeepSeekV4IsLlamaCpps: --type q8_0 of DeepSeek-V4 has the tensors of llama.cpp's converter, byte for byte.
 // The list is its own: scripts/gguf_converter.py --hashes.

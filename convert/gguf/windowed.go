@@ -157,7 +157,7 @@ func asPublished(p table.Place, stored tensor.DType, row int, mix *mixer) tensor
 	switch {
 	case mix == nil:
 		return tensor.Invalid
-	case stored == tensor.F4:
+	case stored == tensor.F4, stored == tensor.MXFP4:
 		return tensor.MXFP4
 	case published || stored == tensor.F8E4M3:
 		return fitting(tensor.Q8_0, row)

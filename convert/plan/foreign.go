@@ -124,7 +124,9 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 		d := w.DType
 		if err := w.CheckScales(); err != nil {
 			c.problem(w.Name, "%v", err)
-		} else if !d.Casts() && !d.Blocked() && !d.Scaled() && !(d == tensor.I64 && x.DType == tensor.I32) {
+		} else if x.DType.Integer() && d != tensor.I64 {
+			c.problem(w.Name, "dtype %s, I64 is expected", d)
+		} else if !d.Casts() && !d.Blocked() && !d.Scaled() && !x.DType.Integer() {
 			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.format.Name)
 		}
 		switch {
