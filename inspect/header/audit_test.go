@@ -13,6 +13,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -304,4 +305,26 @@ func TestLongNamesAreCut(t *testing.T) {
 	assert.Contains(t, got, "xxx… (1048576 bytes): the config has no use for it")
 	assert.Contains(t, got, "model.layers.1.mlp.experts.{100,102,104,106,108,110,112,…,698}.up_proj.weight (300 tensors): ")
 	assert.Contains(t, got, "yyy… (1048582 bytes): is there twice: in model.yyy")
+}
+
+// TestAuditByNames: of DeepSeek-V4.1 names are audited, and that FP8 weights have scales; shapes are not.
+func TestAuditByNames(t *testing.T) {
+	c := configtest.Parse(t, `{"model_type": "deepseek_v41", "text_config": {"num_hidden_layers": 1, "n_routed_experts": 2,
+		"num_experts_per_tok": 1}, "quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}`)
+	infos := []tensor.Info{{Name: "layers.0.engram.wkv.weight", DType: tensor.BF16, Shape: []int{1}}}
+	for s := range table.FamilyOf(c).Slots(c) {
+		infos = append(infos, tensor.Info{Name: table.FamilyOf(c).Namings[0].Of(c, s.Name), DType: tensor.BF16, Shape: []int{3}})
+	}
+	i := slices.IndexFunc(infos, func(x tensor.Info) bool { return x.Name == "layers.0.attn.wq_a.weight" })
+	infos[i].DType, infos[i].Shape = tensor.F8E4M3, []int{33, 64}
+	audit := func(infos []tensor.Info) []inspect.Finding {
+		return Audit(&inspect.Checkpoint{Config: c, Files: []inspect.File{{Name: "a.safetensors", Tensors: infos}}}).Findings
+	}
+	found := audit(infos)
+	require.Len(t, found, 1)
+	require.Equal(t, "layers.0.attn.wq_a.scale", found[0].Tensor)
+	infos = append(infos, tensor.Info{Name: "layers.0.attn.wq_a.scale", DType: tensor.F8E8M0, Shape: []int{2, 2}})
+	require.Empty(t, audit(infos))
+	require.Equal(t, inspect.Missing, audit(infos[:len(infos)-2])[0].Kind)
+	require.Equal(t, inspect.Unexpected, audit(append(infos, tensor.Info{Name: "hc_head_fn", DType: tensor.F32}))[0].Kind)
 }

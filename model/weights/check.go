@@ -118,6 +118,8 @@ func (k *checker) check(s table.Slot) {
 		for _, part := range tensor.Parts() {
 			k.known[s.Name+part] = true
 		}
+	case s.Row.Shape == nil && w.Scaled() && w.Scales == nil:
+		k.checkScaled(s, w)
 	case s.Row.Shape == nil:
 		for _, part := range k.set.partsOf(w) {
 			k.known[part] = true
