@@ -195,8 +195,8 @@ var (
 	groupedRanks = Dim{[]string{"o_groups", "o_lora_rank"}, func(c *config.Config, _ int) int { return c.OGroups * c.OLoraRank }}
 	groupQueries = Dim{[]string{"num_attention_heads", "head_dim", "o_groups"},
 		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim / c.OGroups }}
-	rate           = Dim{[]string{"layer_types", "compress_rates"}, (*config.Config).CompressRate}
-	sparseRate     = Dim{[]string{"compress_rates"}, func(c *config.Config, _ int) int { return c.CompressRateCSA }}
+	rate           = Dim{[]string{"layer_types", "compress_rate_csa", "compress_rate_hca"}, (*config.Config).CompressRate}
+	sparseRate     = Dim{[]string{"compress_rate_csa"}, func(c *config.Config, _ int) int { return c.CompressRateCSA }}
 	twoIndexWidths = Dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return 2 * c.IndexHeadDim }}
 	chosenExperts  = Dim{[]string{"num_experts_per_tok"}, func(c *config.Config, _ int) int { return c.NumExpertsPerTok }}
 
