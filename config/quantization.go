@@ -58,8 +58,8 @@ var remedies = map[string]string{
 // refusedMethod says that a quant_method is not read, and what to do.
 func refusedMethod(method string) error {
 	remedy := cmp.Or(remedies[method], "convert the checkpoint that it was made from")
-	return fmt.Errorf("%q is not read, but %s; %s", method, "fp8, compressed-tensors, modelopt, awq, gptq and auto-round are",
-		remedy)
+	const read = "fp8, compressed-tensors, modelopt, awq, gptq and auto-round are"
+	return fmt.Errorf("%q is not read, but %s; %s", method, read, remedy)
 }
 
 // readFP8 reads FP8 E4M3 weights in blocks, as in the published DeepSeek-V3. It ignores the fields about

@@ -12,7 +12,7 @@ import (
 )
 
 // TestColumns: products with columns of a weight, single columns, and products with squares equal
-// the results with its decoded numbers, for plain dtypes, blocks, and FP8 with scales.
+// the results with its decoded numbers, for plain dtypes, blocks, FP8 with scales, and INT4 with a scale for each column.
 func TestColumns(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	draw := func(n int) []float32 {
@@ -24,12 +24,17 @@ func TestColumns(t *testing.T) {
 	}
 	const out, in, rows = 37, 3 * 256, 5
 	p := model.NewPlain(model.Options{Accumulate: model.Float32})
-	for _, d := range []tensor.DType{tensor.F32, tensor.BF16, tensor.Q8_0, tensor.Q4_K, tensor.F8E4M3} {
+	for _, d := range []tensor.DType{tensor.F32, tensor.BF16, tensor.Q8_0, tensor.Q4_K, tensor.F8E4M3, tensor.INT4} {
 		w := &model.Weight{Tensor: tensor.Tensor{DType: d, Shape: []int{out, in}, Data: make([]byte, d.Bytes(out*in))}}
 		if d == tensor.F8E4M3 {
 			w.Block, w.Scales = [2]int{16, 128}, draw(3*6)
 			for i := range w.Data {
 				w.Data[i] = byte(r.UintN(0x7f))
+			}
+		} else if d == tensor.INT4 { // each column is of a group of its own
+			w.Block, w.Scales, w.Zeros = [2]int{1, 1}, draw(out*in), draw(out*in)
+			for i := range w.Data {
+				w.Data[i] = byte(r.UintN(256))
 			}
 		} else if q, err := tensor.NewQuantiser(d); err == nil {
 			q.Convert(w.Data, draw(out*in), &tensor.Loss{})

@@ -78,13 +78,15 @@ var (
 	GPTQv2DescAct = transposed("GPTQ v2", "gptq_v2, desc_act", layout{ordered: true})
 )
 
-const scalePart = "_scale"
-
-// ZerosPart is what the zeros of a weight have behind its name.
-const ZerosPart = "_zero_point"
-
-// OrderPart is what the groups of a weight's columns have behind its name.
-const OrderPart = "_g_idx"
+// transposed returns a form of codes of four bits whose tensors lie transposed.
+func transposed(name, method string, l layout) *Form {
+	f := &Form{Name: name, Method: method, Numbers: F32, Parts: []string{scalePart, ZerosPart}, Codes: INT4, Scales: F16,
+		Own: "qweight", In: []DType{I32}, Largest: 15, values: valuesINT4[:], layout: &l}
+	if !l.interleaved {
+		f.Parts = append(f.Parts, OrderPart)
+	}
+	return f
+}
 
 // The values of the codes of four bits.
 var (

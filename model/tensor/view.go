@@ -109,3 +109,112 @@ func (v *View) Inverse() *View {
 func (v *View) Inner() (inner *View, places int64) {
 	return &View{Shape: v.Shape[1:], Stride: v.Stride[1:]}, v.Shape[0]
 }
+
+// Places says where in a stored tensor the elements of a matrix lie that is stored in another order: the
+// view has the matrix's elements row by row.
+type Places struct {
+	Elements DType `json:"of"` // dtype of what is put into order: of codes, or of scales
+	View
+}
+
+// Bytes returns the size of the stored tensor, and of the matrix.
+func (p *Places) Bytes() int64 { return p.Elements.Bytes(p.Len()) }
+
+// Picker sets elements of dst, from element at on, to the n elements of a matrix from element first on.
+type Picker func(dst []byte, at int64, stored []byte, first, n int64)
+
+// Pick sets elements of dst, from element at on, to the n elements of the matrix from element first on. stored
+// is the whole stored tensor.
+func (p *Places) Pick(dst []byte, at int64, stored []byte, first, n int64) {
+	p.inBlocks(first, n, func(first, i, n int64) {
+		last := len(p.Shape) - 1
+		for index := p.index(first); n > 0; index[last] = 0 {
+			run, place, step := min(p.Shape[last]-index[last], n), p.at(index), p.Stride[last]
+			for end := i + run; i < end; i++ {
+				p.put(dst, at+i, stored, place)
+				place += step
+			}
+			p.next(index[:last])
+			n -= run
+		}
+	})
+}
+
+// PickByDefinition is Pick with the definition of each element's place, which a proof compares Pick with.
+func (p *Places) PickByDefinition(dst []byte, at int64, stored []byte, first, n int64) {
+	p.inBlocks(first, n, func(first, i, n int64) {
+		index := p.index(first)
+		for end := i + n; i < end; i++ {
+			p.put(dst, at+i, stored, p.at(index))
+			p.next(index)
+		}
+	})
+}
+
+// placesBlock is how many elements along the last axis are picked of all rows before the next: their lines of
+// the stored tensor, of which the next rows need the same, stay in the processor's cache.
+const placesBlock = 64
+
+// inBlocks calls do for parts of n elements from first on that make up all of them: each with its first element,
+// which it is of the n, and its length.
+func (p *Places) inBlocks(first, n int64, do func(first, i, n int64)) {
+	row := p.Shape[len(p.Shape)-1]
+	if row <= placesBlock || n <= row {
+		do(first, 0, n)
+		return
+	}
+	for begin := int64(0); begin < row; begin += placesBlock {
+		for at := first - first%row; at < first+n; at += row {
+			from, to := max(at+begin, first), min(at+begin+placesBlock, at+row, first+n)
+			if from < to {
+				do(from, from-first, to-from)
+			}
+		}
+	}
+}
+
+// index returns where an element of the matrix is along each axis of the view.
+func (p *Places) index(element int64) []int64 {
+	index := make([]int64, len(p.Shape))
+	for axis := len(index) - 1; axis >= 0; axis-- {
+		index[axis], element = element%p.Shape[axis], element/p.Shape[axis]
+	}
+	return index
+}
+
+// next goes to the next element along the leading axes that index has.
+func (p *Places) next(index []int64) {
+	for axis := len(index) - 1; axis >= 0; axis-- {
+		if index[axis]++; index[axis] < p.Shape[axis] {
+			return
+		}
+		index[axis] = 0
+	}
+}
+
+// at returns the place of an element: the sum of its index times Stride along each axis.
+func (p *Places) at(index []int64) (place int64) {
+	for axis, i := range index {
+		place += i * p.Stride[axis]
+	}
+	return place
+}
+
+// put sets element i of dst to the stored element at place.
+func (p *Places) put(dst []byte, i int64, stored []byte, place int64) {
+	if p.Elements == INT4 || p.Elements == F4 {
+		code, shift := stored[place/2]>>(place%2*4)&15, i%2*4
+		dst[i/2] = dst[i/2]&(0xf0>>shift) | code<<shift
+		return
+	}
+	size := p.Elements.Bytes(1)
+	copy(dst[i*size:(i+1)*size], stored[place*size:])
+}
+
+// Part returns the bytes begin … end of the matrix, in the memory of buffer if that is enough. pick is Pick or
+// PickByDefinition.
+func (p *Places) Part(buffer, stored []byte, begin, end int64, pick Picker) []byte {
+	buffer = slices.Grow(buffer[:0], int(end-begin))[:end-begin]
+	pick(buffer, 0, stored, p.Elements.Elements(begin), p.Elements.Elements(end-begin))
+	return buffer
+}

@@ -88,10 +88,13 @@ func (r *Reading) Wait() error {
 }
 
 // Jobs yields the parts of w that a worker takes on at a time, each by its first element and its length. An
-// empty weight is one part.
+// empty weight is one part, and so is one that lies in another order: each part would read it whole.
 func (w *Weight) Jobs() iter.Seq2[int64, int64] {
 	return func(yield func(int64, int64) bool) {
 		n, most := int64(w.Len()), max(w.DType.Elements(jobBytes), 1)
+		if w.Places != nil {
+			most = max(n, 1)
+		}
 		for at := int64(0); at == 0 || at < n; at += most {
 			if !yield(at, min(most, n-at)) {
 				return

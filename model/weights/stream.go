@@ -62,8 +62,8 @@ func (s *Stream) readAt(w *Weight, dst []byte, offset int64) error {
 	}
 	stored := s.stored[w]
 	if stored == nil {
-		stored = make([]byte, w.Places.Bytes())
-		if err := s.src.ReadAt(w.Stored, stored, 0); err != nil {
+		var err error
+		if stored, err = w.whole(s.src); err != nil {
 			return err
 		}
 		if s.stored == nil {
@@ -73,6 +73,16 @@ func (s *Stream) readAt(w *Weight, dst []byte, offset int64) error {
 	}
 	w.Places.Part(dst, stored, offset, offset+int64(len(dst)), w.Places.Pick)
 	return nil
+}
+
+// whole returns the stored tensor of a weight with Places: a view, or where there is none in memory.
+func (w *Weight) whole(src ReaderAt) ([]byte, error) {
+	if u, ok := src.(Unviewed); ok && u.HasView(w.Stored) {
+		t, err := u.Tensor(w.Stored)
+		return t.Data, err
+	}
+	stored := make([]byte, w.Places.Bytes())
+	return stored, src.ReadAt(w.Stored, stored, 0)
 }
 
 // Values decodes what was loaded last. The slice is valid until the next call.

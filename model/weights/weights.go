@@ -231,12 +231,13 @@ func (w *Weight) View(src Source) (tensor.Tensor, error) {
 	return tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: t.Data[begin:end:end]}, nil
 }
 
-// ReadAt fills dst with the weight's bytes from offset on. Of a weight with Places it reads all.
+// ReadAt fills dst with the weight's bytes from offset on. Of a weight with Places it reads, or views, all.
 func (w *Weight) ReadAt(src ReaderAt, dst []byte, offset int64) error {
 	if w.Places != nil {
-		stored := make([]byte, w.Places.Bytes())
-		err := src.ReadAt(w.Stored, stored, 0)
-		w.Places.Part(dst, stored, offset, offset+int64(len(dst)), w.Places.Pick)
+		stored, err := w.whole(src)
+		if err == nil {
+			w.Places.Part(dst, stored, offset, offset+int64(len(dst)), w.Places.Pick)
+		}
 		return err
 	}
 	return src.ReadAt(w.Stored, dst, w.Offset()+offset)
