@@ -131,7 +131,7 @@ func (s Slot) Info(d tensor.DType) tensor.Info {
 
 // Expected returns ", shape [2 3] is expected"; "" if the shape is not known.
 func (s Slot) Expected() string {
-	if s.Row.Shape == nil {
+	if s.Shape == nil {
 		return ""
 	}
 	return fmt.Sprintf(", shape %v is expected", s.Shape)
