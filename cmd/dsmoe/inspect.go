@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -34,6 +35,7 @@ dsmoe help findings     what the commands below call a finding`,
 	}
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		debug.SetGCPercent(400) // a list of tensors is all that is kept
 		c, err := scan(args[0])
 		if err != nil {
 			return err
