@@ -4,20 +4,7 @@
 // a golden pack carries. The package opens no file and has no list of weights.
 package config
 
-import (
-	"bytes"
-	"io"
-	"maps"
-	"regexp"
-	"slices"
-
-	"github.com/go-json-experiment/json/jsontext"
-
-	"dsmoe/text"
-)
-
-// MaxSize is the largest config.json that Parse reads, in bytes.
-const MaxSize = 16 << 20
+import "regexp"
 
 // Config is a checkpoint's configuration as the reference's DeepseekConfig
 // (configuration_deepseek.py) holds it. Each field spells its JSON key; its
@@ -117,26 +104,6 @@ type RopeScaling struct {
 	MScale, MScaleAllDim          float64 // yarn: mscale, mscale_all_dim; 0 is absent
 }
 
-// Parse reads a config.json of at most MaxSize bytes. The JSON is strict: exact
-// keys, no key twice in any object, at most 65536 keys in one, at most 64 levels,
-// valid UTF-8, nothing after the object. Keys that the family does not have are kept for JSON and ignored.
-// What is wrong with the document or its fields is returned as one *Error; an
-// error of r is returned as it is.
-func Parse(r io.Reader) (*Config, error) {
-	data, err := io.ReadAll(io.LimitReader(r, MaxSize+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > MaxSize {
-		return nil, documentError("larger than %s", text.Bytes(MaxSize))
-	}
-	doc, err := readDocument(data)
-	if err != nil {
-		return nil, err
-	}
-	return decode(doc)
-}
-
 // LatentEps is eps of the norms inside latent attention, whatever RMSNormEps is: the class default of
 // DeepseekV2RMSNorm.
 const LatentEps = 1e-6
@@ -170,39 +137,6 @@ func (c *Config) ValueHeadDim() int {
 		return c.VHeadDim
 	}
 	return c.HeadDim()
-}
-
-// Override returns a copy in which the given config.json keys have the given JSON
-// values, parsed and validated anew. The keys are the language model's: see Within. A key that the
-// document has keeps its place; others are added at the end, sorted. Golden packs name such keys
-// in config_overrides. Problems are returned as one *Error.
-func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
-	doc := slices.Clone(c.doc)
-	if c.wrapper != nil {
-		doc, _ = c.wrapper.inner(doc) // it was read before
-	}
-	var problems []Problem
-	for _, key := range slices.Sorted(maps.Keys(fields)) {
-		m, err := newMember(key, fields[key])
-		if err != nil {
-			problems = append(problems, Problem{Field: quote(key), Cause: err.Error()})
-			continue
-		}
-		doc = doc.with(m)
-	}
-	if problems != nil {
-		return nil, &Error{Problems: problems}
-	}
-	if c.wrapper != nil {
-		values := doc.values()
-		doc = slices.Clone(c.doc).with(member{key: c.wrapper.key, value: doc.JSON()})
-		for i, m := range doc {
-			if _, changed := fields[m.key]; changed && c.wrapper.says(m.key) {
-				doc[i].value = values[m.key]
-			}
-		}
-	}
-	return Parse(bytes.NewReader(doc.JSON()))
 }
 
 // JSON returns the configuration as a config.json: the keys of the document that
