@@ -357,15 +357,11 @@ func (d *decoding) unscaled(key string) {
 // readTwoRopes reads rope_parameters: an object for layers without entries, "main", and one for those with,
 // "compress"; or the latter's scaling alone.
 func readTwoRopes(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() != '{' {
-		if value.Kind() != 'n' {
-			d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
-		}
+	if value.Kind() == 'n' {
 		return
 	}
-	doc, err := readDocument(value)
-	if err != nil {
-		d.fail(key, err)
+	doc, ok := d.document(key, value)
+	if !ok {
 		return
 	}
 	o := doc.values()

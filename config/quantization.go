@@ -19,13 +19,8 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
 	}
-	if value.Kind() != '{' {
-		d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
-		return
-	}
-	doc, err := readDocument(value)
-	if err != nil {
-		d.fail(key, err)
+	doc, ok := d.document(key, value)
+	if !ok {
 		return
 	}
 	o := doc.values()

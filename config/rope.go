@@ -144,13 +144,8 @@ func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *R
 
 // object returns the members of an object that may have only the known keys.
 func (d *decoding) object(key string, value jsontext.Value, known ...string) (map[string]jsontext.Value, bool) {
-	if value.Kind() != '{' {
-		d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
-		return nil, false
-	}
-	doc, err := readDocument(value)
-	if err != nil {
-		d.fail(key, err)
+	doc, ok := d.document(key, value)
+	if !ok {
 		return nil, false
 	}
 	for _, m := range doc {
@@ -159,6 +154,19 @@ func (d *decoding) object(key string, value jsontext.Value, known ...string) (ma
 		}
 	}
 	return doc.values(), true
+}
+
+// document reads an object, and refuses any other value.
+func (d *decoding) document(key string, value jsontext.Value) (document, bool) {
+	if value.Kind() != '{' {
+		d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
+		return nil, false
+	}
+	doc, err := readDocument(value)
+	if err != nil {
+		d.fail(key, err)
+	}
+	return doc, err == nil
 }
 
 // part reads one required key of an object.
