@@ -57,14 +57,14 @@ type Config struct {
 	IndexerTypes []string // indexer_types: "full" or "shared" for each layer, see IndexerOf; nil is full
 
 	// Windowed attention with compressed entries, DeepSeek-V4: one head of keys, which are the values too.
-	SlidingWindow   int      // sliding_window: latest tokens that a query attends to, its own included; 0 is other attention
+	SlidingWindow   int      // sliding_window: latest tokens that a query sees, its own included; 0 is other attention
 	LayerTypes      []string // layer_types, or compress_ratios: see CompressRate
 	CompressRateCSA int      // compress_rates: tokens of an entry in layers of compressed sparse attention
 	CompressRateHCA int      // compress_rates: tokens of an entry in layers of heavily compressed attention
 	MLPLayerTypes   []string // mlp_layer_types, or num_hash_layers: see Hashes
 	OGroups         int      // o_groups: groups of heads with an o_a_proj of their own
 	OLoraRank       int      // o_lora_rank: width of o_a_proj's output for a group
-	SwiGLULimit     float64  // swiglu_limit: gates are at most this, ups between its negative and this; 0 is no limit
+	SwiGLULimit     float64  // swiglu_limit L of an MLP: gate ≤ L, -L ≤ up ≤ L; 0 sets no limit
 
 	CompressRopeTheta   float64      // compress_rope_theta: RopeTheta of layers with entries
 	CompressRopeScaling *RopeScaling // RopeScaling of layers with entries; cosines and sines are not scaled

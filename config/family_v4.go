@@ -378,7 +378,7 @@ func readTwoRopes(d *decoding, key string, value jsontext.Value) {
 		&d.config.CompressRopeTheta), &d.config.CompressRopeScaling)
 }
 
-// withoutKeys returns the members but for these keys.
+// withoutKeys returns the members whose keys are not listed.
 func withoutKeys(doc document, keys ...string) document {
 	return slices.DeleteFunc(slices.Clone(doc), func(m member) bool { return slices.Contains(keys, m.key) })
 }
@@ -386,9 +386,8 @@ func withoutKeys(doc document, keys ...string) document {
 // takeTheta reads what one of the two objects has beside its scaling, and returns the rest. The config's own key may
 // say theta again.
 func (d *decoding) takeTheta(key, again string, value jsontext.Value, theta *float64) document {
-	doc, err := readDocument(value)
-	if err != nil {
-		d.fail(key, err)
+	doc, ok := d.document(key, value)
+	if !ok {
 		return nil
 	}
 	o := doc.values()

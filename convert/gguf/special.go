@@ -134,7 +134,8 @@ func (t *tokenizer) meaningsOf(settings map[string]json.RawMessage) *meanings {
 	return m
 }
 
-// ofGLM gives the names without a token, in config.json too, those of _set_vocab_glm of llama.cpp's converter.
+// ofGLM gives each name that has no token, in config.json either, the token that _set_vocab_glm of llama.cpp's
+// converter gives it.
 func (m *meanings) ofGLM(t *tokenizer, ids map[string]json.RawMessage) {
 	for name, content := range map[string]string{"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>",
 		"eom": "<|observation|>"} {

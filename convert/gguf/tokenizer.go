@@ -188,7 +188,7 @@ const (
 	noVocabHint = "--no-vocab writes the file without a vocabulary"
 )
 
-// reservedTokens is how many numbers behind those of tiktoken.model tokenization_kimi.py has special tokens for.
+// reservedTokens is the number of special tokens that tokenization_kimi.py adds behind the tokens of tiktoken.model.
 const reservedTokens = 256
 
 // readTiktoken reads tiktoken.model: a line has base64 of a token's bytes and its number, which is its rank among

@@ -107,7 +107,8 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 // notListed is what is wrong with a layer without a list.
 const notListed = "no list of experts; each layer with routed experts has one, of the same length"
 
-// ofLayers returns what is said of layers, in the order of the first layers.
+// ofLayers returns a line for each text of said: its layers, between, and the text. Texts come in the order of their
+// first layers.
 func ofLayers(said map[string][]int, between string) (lines []string) {
 	order := slices.SortedFunc(maps.Keys(said), func(a, b string) int {
 		return cmp.Or(cmp.Compare(said[a][0], said[b][0]), cmp.Compare(a, b))

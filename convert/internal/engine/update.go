@@ -14,8 +14,8 @@ import (
 	"dsmoe/convert/plan"
 )
 
-// updateFinished makes the target, the finished output of a plan of the same weights, that of p. Files that are
-// neither as the manifest records them nor as p has them stay, and are an error.
+// updateFinished turns the target, a finished output of another plan with the same weights, into the output of p. A
+// file that is neither as the manifest records it nor as p writes it is not replaced, and is an error.
 func updateFinished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	e, err := newExecution(t, p, src, s)
 	if err != nil {
