@@ -84,8 +84,12 @@ func decides(key string, a, b *Config) bool {
 		return a.LimitsGroups() || b.LimitsGroups()
 	case "norm_topk_prob", "routed_scaling_factor":
 		return !sameTopKWeights(a, b)
-	case "moe_layer_freq":
+	case "moe_layer_freq", "first_k_dense_replace":
 		return !sameLayers(a, b)
+	case "intermediate_size":
+		return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
+	case "moe_intermediate_size", "n_shared_experts":
+		return len(a.MoELayers())+len(b.MoELayers()) > 0
 	case "auto_map":
 		return !sameTopKWeights(a, b) || !sameLayers(a, b)
 	}

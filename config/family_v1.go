@@ -71,6 +71,8 @@ var v1Fields = []field{
 	{"dtype", reader{read: readTorchDType}},
 	{"quantization_config", reader{read: readQuantization}},
 	{"quantization", reader{read: refuseMLX}},
+	{"rotation_config", reader{read: refuseRotation}},
+	{"spinquant_config", reader{read: refuseRotation}},
 }
 
 // v1Rules are checked between fields that are each in order.

@@ -92,7 +92,7 @@ var v4Fields = slices.Concat([]field{
 	{"rope_scaling", reader{read: readCompressedScaling}},
 	{"rope_parameters", reader{read: readTwoRopes, value: func(c *Config) any { return jsontext.Value(c.CompressRopeScaling.String()) }}},
 }, only(mlaFields, "routed_scaling_factor", "num_nextn_predict_layers", "mlp_bias", "torch_dtype", "dtype",
-	"quantization_config", "quantization"), []field{
+	"quantization_config", "quantization", "rotation_config", "spinquant_config"), []field{
 	{"expert_dtype", reader{read: readExpertDType}},
 })
 
@@ -143,6 +143,15 @@ func (c *Config) CompressRate(l int) int {
 // Overlaps reports whether layer l has compressed sparse attention: an entry is made of the tokens of the one before,
 // too, and an indexer chooses the entries of each query.
 func (c *Config) Overlaps(l int) bool { return c.layerType(l) == compressedSparse }
+
+// EntryTokens returns how many tokens of a sequence exercise all weights of layer l's compressor: those of its first
+// entry, or of two entries where they overlap. 0 if it has none.
+func (c *Config) EntryTokens(l int) int {
+	if c.Overlaps(l) {
+		return 2 * c.CompressRate(l)
+	}
+	return c.CompressRate(l)
+}
 
 // layerType is sliding_attention for prediction layers.
 func (c *Config) layerType(l int) string {
@@ -342,7 +351,7 @@ func scoringIsSqrtSoftplus(c *Config) error {
 
 // readCompressedScaling reads rope_scaling, which layers with entries have.
 func readCompressedScaling(d *decoding, key string, value jsontext.Value) {
-	readRopeScaling(d, key, value)
+	d.readScaling(key, value)
 	d.config.CompressRopeScaling, d.config.RopeScaling = d.config.RopeScaling, nil
 	d.unscaled(key)
 }

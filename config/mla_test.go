@@ -98,22 +98,27 @@ func TestMLAProblems(t *testing.T) {
 			"rope_parameters":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096,"mscale":1}`,
 			`rope_parameters: {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 0} ` +
 				`disagrees with rope_scaling {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 0, "mscale_all_dim": 0}`},
-		"bias a number":         {v2 + `"mlp_bias":1`, `mlp_bias: 1 is not true or false`},
-		"V3 without k":          {v3 + `"num_experts_per_tok":null`, `num_experts_per_tok: null, but n_routed_experts is 256`},
-		"linear":                {v3 + `"rope_scaling":{"type":"linear","factor":2.0}`, `rope_scaling.type: "linear" is not one of yarn`},
-		"yarn without length":   {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":0}`, `rope_scaling.original_max_position_embeddings: 0 is not in 1..16777216`},
-		"another quantization":  {v3 + `"quantization_config":{"quant_method":"mxfp4","weight_block_size":[128,128]}`, `quantization_config.quant_method: "mxfp4" is not read, but fp8, compressed-tensors, modelopt, awq, gptq and auto-round are; load it with transformers and dequantize=True in Mxfp4Config, and save it`},
-		"another fp8":           {v3 + `"quantization_config":{"quant_method":"fp8","fmt":"e5m2","weight_block_size":[128,128]}`, `quantization_config.fmt: "e5m2" is not one of e4m3`},
-		"no block":              {v3 + `"quantization_config":{"quant_method":"fp8"}`, `quantization_config.weight_block_size: missing`},
-		"block of one":          {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
-		"block of zero":         {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}`, `quantization_config.weight_block_size: 0 is not in 1..16777216`},
-		"block of three":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128,1]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
-		"block a number":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":128}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
-		"block of fractions":    {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,1.5]}`, `quantization_config.weight_block_size: 1.5 is a float, not an integer`},
-		"exceptions a name":     {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":"lm_head"}`, `quantization_config.modules_to_not_convert: not a list of names, nor null`},
-		"method missing":        {v3 + `"quantization_config":{"weight_block_size":[128,128]}`, `quantization_config.quant_method: missing`},
-		"quantization a string": {v3 + `"quantization_config":"fp8"`, `quantization_config: "fp8" is not null or an object`},
-		"too many MTP layers":   {v3 + `"num_nextn_predict_layers":65`, `num_nextn_predict_layers: 65 is not in 0..64`},
+		"theta disagrees": {v3 + `"rope_theta":10000,"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,"rope_theta":5e4}`,
+			`rope_scaling.rope_theta: 50000 disagrees with rope_theta 10000`},
+		"theta of objects disagrees": {v3 + `"rope_scaling":{"rope_type":"default","rope_theta":5e4},"rope_parameters":{"rope_type":"default","rope_theta":1e4}`,
+			`rope_parameters.rope_theta: 10000 disagrees with rope_scaling.rope_theta 50000`},
+		"theta of a scaling, zero": {v3 + `"rope_scaling":{"rope_type":"default","rope_theta":0}`, `rope_scaling.rope_theta: 0 is not above 0`},
+		"bias a number":            {v2 + `"mlp_bias":1`, `mlp_bias: 1 is not true or false`},
+		"V3 without k":             {v3 + `"num_experts_per_tok":null`, `num_experts_per_tok: null, but n_routed_experts is 256`},
+		"linear":                   {v3 + `"rope_scaling":{"type":"linear","factor":2.0}`, `rope_scaling.type: "linear" is not one of yarn`},
+		"yarn without length":      {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":0}`, `rope_scaling.original_max_position_embeddings: 0 is not in 1..16777216`},
+		"another quantization":     {v3 + `"quantization_config":{"quant_method":"mxfp4","weight_block_size":[128,128]}`, `quantization_config.quant_method: "mxfp4" is not read, but fp8, compressed-tensors, modelopt, awq, gptq and auto-round are; load it with transformers and dequantize=True in Mxfp4Config, and save it`},
+		"another fp8":              {v3 + `"quantization_config":{"quant_method":"fp8","fmt":"e5m2","weight_block_size":[128,128]}`, `quantization_config.fmt: "e5m2" is not one of e4m3`},
+		"no block":                 {v3 + `"quantization_config":{"quant_method":"fp8"}`, `quantization_config.weight_block_size: missing`},
+		"block of one":             {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
+		"block of zero":            {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}`, `quantization_config.weight_block_size: 0 is not in 1..16777216`},
+		"block of three":           {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128,1]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
+		"block a number":           {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":128}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
+		"block of fractions":       {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,1.5]}`, `quantization_config.weight_block_size: 1.5 is a float, not an integer`},
+		"exceptions a name":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":"lm_head"}`, `quantization_config.modules_to_not_convert: not a list of names, nor null`},
+		"method missing":           {v3 + `"quantization_config":{"weight_block_size":[128,128]}`, `quantization_config.quant_method: missing`},
+		"quantization a string":    {v3 + `"quantization_config":"fp8"`, `quantization_config: "fp8" is not null or an object`},
+		"too many MTP layers":      {v3 + `"num_nextn_predict_layers":65`, `num_nextn_predict_layers: 65 is not in 0..64`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := problems(t, test.text+"}")
@@ -134,7 +139,16 @@ func TestMLASpellings(t *testing.T) {
 	c = parse(t, `{"model_type":"deepseek_v2","n_routed_experts":null,"topk_method":"group_limited_greedy"}`)
 	assert.False(t, c.IsMoE(0), "a dense model has no groups to fit")
 	c = parse(t, v3+`,"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096}}`)
-	assert.Equal(t, &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1}, c.RopeScaling)
+	yarn := &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1}
+	assert.Equal(t, yarn, c.RopeScaling)
+	for _, again := range []string{``, `,"rope_theta":50000`, `,"rope_parameters":{"rope_theta":5e4,"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096}`} {
+		c = parse(t, v3+`,"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096,"rope_theta":5e4}`+again+`}`)
+		assert.Equal(t, yarn, c.RopeScaling)
+		assert.Equal(t, 5e4, c.RopeTheta)
+	}
+	c = parse(t, v3+`,"rope_scaling":{"rope_type":"default","rope_theta":5e4}}`)
+	assert.Nil(t, c.RopeScaling)
+	assert.Equal(t, 5e4, c.RopeTheta)
 }
 
 // TestWidths of heads, and which rules make them.

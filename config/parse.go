@@ -34,15 +34,21 @@ func Parse(r io.Reader) (*Config, error) {
 	return decode(doc)
 }
 
+// language returns a copy of the language model's document: c's own, or the wrapper's object of it.
+func (c *Config) language() document {
+	if c.wrapper == nil {
+		return slices.Clone(c.doc)
+	}
+	doc, _ := c.wrapper.inner(c.doc) // it was read before
+	return doc
+}
+
 // Override returns a copy in which the given config.json keys have the given JSON
 // values, parsed and validated anew. The keys are the language model's: see Within. A key that the
 // document has keeps its place; others are added at the end, sorted. Golden packs name such keys
 // in config_overrides. Problems are returned as one *Error.
 func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
-	doc := slices.Clone(c.doc)
-	if c.wrapper != nil {
-		doc, _ = c.wrapper.inner(doc) // it was read before
-	}
+	doc := c.language()
 	var problems []Problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		m, err := newMember(key, fields[key])

@@ -28,6 +28,7 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 		method, err := parseString(v)
 		if read := quantMethods[method]; err == nil && read != nil {
 			read(d, key, o)
+			refuseUnknown(d, key, o, "quant_method "+denied(o)+knownKeys[strings.TrimPrefix(method, "intel/")])
 		} else if err == nil {
 			err = refusedMethod(method)
 		}
@@ -73,6 +74,7 @@ func readFP8(d *decoding, key string, o map[string]jsontext.Value) {
 	}
 	q.PowerOfTwo = show(o["scale_fmt"]) == `"ue8m0"`
 	q.readExcept(d, key, o, "modules_to_not_convert")
+	q.readExcept(d, key, o, "ignored_layers") // as vLLM and AutoFP8 call it
 	d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
 		q.Block, err = parseBlock(v)
 		return err
@@ -87,13 +89,14 @@ func (q *Quantization) ExceptKey() string {
 	return cmp.Or(q.exceptKey, "ignore")
 }
 
-// readExcept reads the list of modules that are not quantised, if there is one.
+// readExcept reads a list of modules that are not quantised, if there is one, after those that were read before.
 func (q *Quantization) readExcept(d *decoding, key string, o map[string]jsontext.Value, name string) {
 	if _, ok := o[name]; !ok {
 		return
 	}
-	d.part(key, name, o, func(v jsontext.Value) (err error) {
-		q.Except, err = parseNames(v)
+	d.part(key, name, o, func(v jsontext.Value) error {
+		names, err := parseNames(v)
+		q.Except = append(q.Except, names...)
 		return err
 	})
 	q.compile()
@@ -101,6 +104,7 @@ func (q *Quantization) readExcept(d *decoding, key string, o map[string]jsontext
 
 // compile finds the patterns among Except.
 func (q *Quantization) compile() {
+	q.patterns = nil
 	for _, entry := range q.Except {
 		pattern, is := strings.CutPrefix(entry, "re:") // of Python, found at the beginning of a name
 		if !is && strings.Contains(entry, "*") {       // of ModelOpt: a whole name, * stands for anything
@@ -129,6 +133,13 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 		return err
 	})
 	q.readExcept(d, key, o, "ignore")
+	if _, ok := o["sparsity_config"]; ok {
+		d.part(key, "sparsity_config", o, refuseSparsity)
+	}
+	if _, ok := o["transform_config"]; ok {
+		d.part(key, "transform_config", o, refuseOnline)
+	}
+	refuseSchemes(d, key, o, unquote(o["format"]))
 	d.part(key, "config_groups", o, func(v jsontext.Value) (err error) {
 		var groups map[string]struct {
 			Weights *weightScheme `json:"weights"`
@@ -197,8 +208,22 @@ func readModelOpt(d *decoding, key string, o map[string]jsontext.Value) {
 		return err
 	})
 	q.Block = [2]int{1, 16}
+	requireNVFP4(d, key, o)
+	groups := refuseSchemes(d, key, o, "")
+	for _, place := range slices.Sorted(maps.Keys(groups)) {
+		requireNVFP4(d, place+".weights", groups[place])
+	}
 	q.readExcept(d, key, o, "ignore")
 	q.readExcept(d, key, o, "exclude_modules")
+}
+
+// requireNVFP4 refuses other weights than NVFP4, in what says something of them.
+func requireNVFP4(d *decoding, place string, o map[string]jsontext.Value) {
+	for _, x := range [][2]string{{"num_bits", "4"}, {"type", `"float"`}, {"group_size", "16"}, {"strategy", `"tensor_group"`}} {
+		if v, ok := o[x[0]]; ok && v.Kind() != 'n' && string(v) != x[1] {
+			d.fail(place+"."+x[0], fmt.Errorf("%s is not that of NVFP4, %s", show(v), x[1]))
+		}
+	}
 }
 
 // readGrouped reads what AWQ, GPTQ and AutoRound share: weights of four bits in groups of a row.
@@ -218,6 +243,12 @@ func (q *Quantization) readGrouped(d *decoding, key string, o map[string]jsontex
 	})
 	readOneOf(d, key, o, "pack_dtype", "int32", "torch.int32")
 	readOneOf(d, key, o, "data_type", "int")
+	if v, ok := o["act_bits"]; ok && v.Kind() != 'n' {
+		d.part(key, "act_bits", o, func(v jsontext.Value) error {
+			_, err := parseInteger(v, 16, 32)
+			return err
+		})
+	}
 }
 
 // readOneOf returns the value of a string that must be one of names, in lower case, if it is there.
@@ -242,6 +273,9 @@ func readAWQ(d *decoding, key string, o map[string]jsontext.Value) {
 	}
 	for _, name := range []string{"version", "format", "checkpoint_format"} {
 		readOneOf(d, key, o, name, "gemm")
+	}
+	if show(o["backend"]) == `"llm-awq"` {
+		d.fail(key+".backend", errors.New("weights of llm-awq are not read: dequantise them with it"))
 	}
 }
 
@@ -271,12 +305,6 @@ func readAutoRound(d *decoding, key string, o map[string]jsontext.Value) {
 	q.Method, q.exceptKey, q.Unclear = "gptq", "extra_config", true // block_name_to_quantize lists the others
 	q.readGrouped(d, key, o, "AutoRound")
 	q.readDifferent(d, key, o, "AutoRound")
-	if v, ok := o["act_bits"]; ok && v.Kind() != 'n' {
-		d.part(key, "act_bits", o, func(v jsontext.Value) error {
-			_, err := parseInteger(v, 16, 32)
-			return err
-		})
-	}
 	packing := string(cmp.Or(string(o["packing_format"]), string(o["backend"])))
 	switch {
 	case strings.Contains(packing, "awq"):
@@ -299,15 +327,16 @@ func (q *Quantization) readDifferent(d *decoding, key string, o map[string]jsont
 		}
 		for _, name := range slices.Sorted(maps.Keys(modules)) {
 			pattern, left := strings.CutPrefix(name, "-:")
-			if left || string(modules[name]["bits"]) == "16" {
+			unquantised := left || string(modules[name]["bits"]) == "16"
+			if k, ok := differs(modules[name], o, unquantised); ok {
+				return fmt.Errorf("%s is quantised in another way than the rest: dequantise the weights with %s (%s)",
+					quote(name), remedy, k)
+			}
+			if unquantised {
 				if left || strings.ContainsAny(name, `*^$\(`) {
 					name = "re:" + pattern
 				}
 				q.Except = append(q.Except, name)
-			} else if slices.ContainsFunc([]string{"bits", "group_size", "desc_act", "sym", "pack_dtype", "data_type"},
-				func(k string) bool { return modules[name][k] != nil && string(modules[name][k]) != string(o[k]) }) {
-				return fmt.Errorf("%s is quantised in another way than the rest: dequantise the weights with %s", quote(name),
-					remedy)
 			}
 		}
 		q.compile()
@@ -315,10 +344,30 @@ func (q *Quantization) readDifferent(d *decoding, key string, o map[string]jsont
 	})
 }
 
+// differs returns the first key by which a module is quantised otherwise than the rest, or that is not known.
+func differs(module, rest map[string]jsontext.Value, unquantised bool) (key string, found bool) {
+	for _, k := range slices.Sorted(maps.Keys(module)) {
+		switch v := module[k]; {
+		case v.Kind() == 'n' || has(differentKeys, k), k == "act_bits" && (string(v) == "16" || string(v) == "32"):
+		case has("bits group_size desc_act sym pack_dtype data_type", k) && (unquantised || string(v) == string(rest[k])):
+		default:
+			return quote(k), true
+		}
+	}
+	return "", false
+}
+
 // refuseMLX refuses what MLX writes beside quantization_config: codes with scales and biases.
 func refuseMLX(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() != 'n' {
 		d.fail(key, errors.New("weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize"))
+	}
+}
+
+// refuseRotation refuses what AutoRound writes where there is no quantization_config.
+func refuseRotation(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() != 'n' {
+		d.fail(key, errors.New("rotates while the model runs, which its weights do not hold; save the model without it"))
 	}
 }
 

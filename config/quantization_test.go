@@ -8,6 +8,88 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// TestQuantizationKeys: keys that change no weight are known, and any other key is refused by name, wherever it stands.
+func TestQuantizationKeys(t *testing.T) {
+	const (
+		rounding = `"sym":true,"iters":1000,"lr":0.001,"minmax_lr":0.001,"nsamples":512,"seqlen":512,"amp":true,` +
+			`"enable_quanted_input":true,"low_gpu_mem_usage":true,"gradient_accumulate_steps":4,"autoround_version":"0.4.5",` +
+			`"scale_dtype":"torch.float16","act_bits":16,"dataset":"NeelNanda/pile-10k","rotation_config":null`
+		fp8 = `"quant_method":"fp8","weight_block_size":[128,128],"activation_scheme":"dynamic","fmt":"e4m3","scale_fmt":"ue8m0"`
+		awq = `"quant_method":"awq","bits":4,"group_size":128,"zero_point":true,"version":"GEMM","do_fuse":false,"modules_to_fuse":null,` + rounding
+		gpt = `"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"lm_head":false,"true_sequential":true,` +
+			`"damp_percent":0.01,"static_groups":false,"model_name_or_path":null,"use_exllama":true,"meta":{"quantizer":["gptqmodel:5.6.12"],"mse":0},` +
+			`"pack_impl":"cpu",` + rounding
+		round = `"quant_method":"auto-round","bits":4,"group_size":128,"packing_format":"auto_round:auto_gptq","block_name_to_quantize":"model.layers",` + rounding
+		opt   = `"quant_method":"modelopt","quant_algo":"NVFP4","group_size":16,"kv_cache_quant_algo":"FP8","producer":{"name":"modelopt"},` +
+			`"config_groups":{"group_0":{"input_activations":{"dynamic":false,"num_bits":4},"weights":{"dynamic":false,"num_bits":4,"type":"float","group_size":16}%s,"targets":["Linear"]}}`
+		packed = `"quant_method":"compressed-tensors","format":"pack-quantized","ignore":[],"kv_cache_scheme":null,"version":"0.15.1",` +
+			`"quantization_status":"compressed","global_compression_ratio":1.4,"sparsity_config":{},"transform_config":{},"config_groups":{"group_0":` +
+			`{"targets":["Linear"],"format":"pack-quantized","input_activations":null,"output_activations":null,"weights":{"num_bits":4,"type":"int",` +
+			`"strategy":"group","group_size":32,"symmetric":true,"actorder":"static","block_structure":null,"dynamic":false,"observer":"mse",` +
+			`"observer_kwargs":{},"scale_dtype":null,"zp_dtype":null%s}}}`
+		online = `"transform_config":{"config_groups":{"R4":{"type":"hadamard","apply":[{"targets":["re:.*down_proj$"],"location":"weight_input"},` +
+			`{"targets":["re:.*down_proj$"],"location":"%s","inverse":true}],"randomize":false,"head_dim":null}}}`
+	)
+	plain, opened := fmt.Sprintf(packed, ""), fmt.Sprintf(opt, "")
+	offline := fmt.Sprintf(online, "weight_output")
+	for _, c := range []struct{ config, problem string }{
+		{fp8, ""}, {awq, ""}, {gpt, ""}, {round, ""}, {opened, ""}, {plain, ""},
+		{strings.Replace(plain, `"sparsity_config":{}`, `"sparsity_config":{"format":"dense","global_sparsity":0.1}`, 1), ""},
+		{strings.Replace(plain, `"transform_config":{}`, offline, 1), ""},
+		{strings.Replace(plain, `"transform_config":{}`, `"transform_config":null`, 1), ""},
+		{strings.Replace(plain, `"sparsity_config":{}`, `"sparsity_config":{"format":"sparse-24-bitmask"}`, 1),
+			`quantization_config.sparsity_config: sparse weights (format "sparse-24-bitmask") are not read`},
+		{strings.Replace(plain, `"transform_config":{}`, `"transform_config":{"config_groups":{"R1":{"apply":[]}},"more":1}`, 1),
+			"quantization_config.transform_config: not transforms as compressed-tensors writes them"},
+		{strings.Replace(plain, `"format":"pack-quantized","input`, `"format":"nvfp4-pack-quantized","input`, 1), "config_groups.group_0.format: unknown key"},
+		{strings.Replace(plain, `"dynamic":false`, `"dynamic":true`, 1), "config_groups.group_0.weights.dynamic: unknown key"},
+		{fmt.Sprintf(packed, `,"rotate":true`), "quantization_config.config_groups.group_0.weights.rotate: unknown key"},
+		{fmt.Sprintf(opt, `,"pre_quant_scale":false,"has_zero_point":false`), ""},
+		{fmt.Sprintf(opt, `,"pre_quant_scale":true`), "quantization_config.config_groups.group_0.pre_quant_scale: unknown key"},
+		{fmt.Sprintf(opt, `,"lora_rank":32`), "quantization_config.config_groups.group_0.lora_rank: unknown key"},
+		{strings.Replace(opened, `"group_size":16,"kv`, `"group_size":32,"kv`, 1), "quantization_config.group_size: 32 is not that of NVFP4, 16"},
+		{strings.Replace(opened, `"type":"float","group_size":16`, `"type":"float","group_size":32`, 1), "config_groups.group_0.weights.group_size: 32 is not that of NVFP4, 16"},
+		{strings.Replace(opened, `"num_bits":4,"type":"float"`, `"num_bits":8,"type":"float"`, 1), "config_groups.group_0.weights.num_bits: 8 is not that of NVFP4, 4"},
+		{opened + `,"pre_quant_scale":false,"has_zero_point":false`, ""},
+		{opened + `,"pre_quant_scale":true`, "quantization_config.pre_quant_scale: unknown key"},
+		{strings.Replace(awq, `"act_bits":16`, `"act_bits":8`, 1), "quantization_config.act_bits: 8 is not in 16..32"},
+		{strings.Replace(gpt, `"act_bits":16`, `"act_bits":8`, 1), "quantization_config.act_bits: 8 is not in 16..32"},
+		{awq + `,"backend":"llm-awq"`, "quantization_config.backend: weights of llm-awq are not read"},
+		{awq + `,"backend":"autoawq"`, ""},
+		{gpt + `,"dynamic":{"-:lm_head":{"damp_percent":0.1},"+:x":{"bits":4,"mse":2.4}}`, ""},
+		{gpt + `,"dynamic":{"+:x":{"bits":4,"rotation":"hadamard"}}`, `dynamic: "+:x" is quantised in another way than the rest: dequantise the weights with GPTQModel ("rotation")`},
+		{round + `,"extra_config":{"lm_head":{"bits":16,"data_type":"float","act_data_type":"float"}}`, ""},
+		{round + `,"extra_config":{"x":{"bits":16,"rotation_config":{}}}`, `extra_config: "x" is quantised in another way than the rest: dequantise the weights with AutoRound ("rotation_config")`},
+		{round + `,"extra_config":{"x":{"act_bits":8}}`, `("act_bits")`},
+	} {
+		_, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":{` + c.config + `}}`))
+		if c.problem == "" {
+			require.NoError(t, err, c.config)
+			continue
+		}
+		require.ErrorContains(t, err, c.problem, c.config)
+	}
+	for _, location := range []string{"input", "output", "k_cache", "q_attn", "weight", ""} {
+		config := strings.Replace(plain, `"transform_config":{}`, fmt.Sprintf(online, location), 1)
+		_, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":{` + config + `}}`))
+		require.ErrorContains(t, err, `quantization_config.transform_config: "R4" rotates at "`+location+`" while the model runs, `+
+			`which its weights do not hold; save the model without that transform`)
+	}
+	for _, method := range []string{fp8, awq, gpt, round, opened, plain} {
+		for _, key := range []string{"rotation_config", "spinquant_config", "rotation", "moe_sparsity_config", "adapter", "anything"} {
+			method := strings.Replace(method, `,"rotation_config":null`, "", 1)
+			config := func(value string) string {
+				return `{"model_type":"deepseek_v3","quantization_config":{` + method + `,"` + key + `":` + value + `}}`
+			}
+			_, err := Parse(strings.NewReader(config("{}")))
+			require.ErrorContains(t, err, "quantization_config."+key+": unknown key, which may change what the model computes; "+
+				"dequantise the weights with the library that wrote them", method)
+			_, err = Parse(strings.NewReader(config("null")))
+			require.NoError(t, err, method)
+		}
+	}
+}
+
 // TestQuantization: the methods that are read, what they except, and why others are refused.
 func TestQuantization(t *testing.T) {
 	group := func(bits, kind, strategy, size string) string {
@@ -64,6 +146,9 @@ func TestQuantization(t *testing.T) {
 		{`{"quant_method":"w4afp8"}`, "", `; convert the FP8 checkpoint that it was made from`},
 		{`{"quant_method":"hqq"}`, "", `; convert the checkpoint that it was made from`},
 		{`null,"quantization":{"group_size":64,"bits":4}`, "", "quantization: weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize"},
+		{`null,"rotation_config":{"algorithm":"hadamard"}`, "", "rotation_config: rotates while the model runs, which its weights do not hold"},
+		{`null,"spinquant_config":{"r4":true}`, "", "spinquant_config: rotates while the model runs"},
+		{`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["lm_head"],"ignored_layers":["re:.*self_attn.*"],"dequantize":false}`, "fp8 [128 128]", ""},
 		{`{"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{}}`, "", "; dequantise the weights with compressed-tensors"},
 	} {
 		got, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":` + c.config + `}`))

@@ -13,23 +13,42 @@ import (
 )
 
 // readRopeScaling reads null or an object. For the first DeepSeekMoE that has exactly
-// type and factor: the rule of DeepseekConfig._rope_scaling_validation.
+// type and factor: the rule of DeepseekConfig._rope_scaling_validation. transformers 5 makes rope_parameters of it, and
+// so it may have theta in other families, and "default" as its type then.
 func readRopeScaling(d *decoding, key string, value jsontext.Value) {
+	if d.rope.keys == nil {
+		d.readScaling(key, value)
+		return
+	}
+	o := d.readScaling(key, value, "rope_theta")
+	if theta, ok := o["rope_theta"]; ok {
+		d.adoptRopeTheta(key, theta)
+	}
+}
+
+// readScaling reads null or an object that may have other keys, too, and returns its members. A scaling "default" is
+// none if there are such keys.
+func (d *decoding) readScaling(key string, value jsontext.Value, others ...string) map[string]jsontext.Value {
 	d.config.RopeScaling = nil
 	if value.Kind() == 'n' {
-		return
+		return nil
 	}
 	typeKeys := []string{"type"}
 	if d.rope.keys != nil {
 		typeKeys = append(typeKeys, "rope_type")
 	}
-	if o, ok := d.object(key, value, slices.Concat(typeKeys, []string{"factor"}, d.rope.keys)...); ok {
-		typeKey := "type"
-		if _, ok := o[typeKey]; !ok && len(typeKeys) > 1 {
-			typeKey = "rope_type"
-		}
+	o, ok := d.object(key, value, slices.Concat(typeKeys, []string{"factor"}, d.rope.keys, others)...)
+	if !ok {
+		return nil
+	}
+	typeKey := "type"
+	if _, ok := o[typeKey]; !ok && len(typeKeys) > 1 {
+		typeKey = "rope_type"
+	}
+	if others == nil || show(o[typeKey]) != `"default"` {
 		d.config.RopeScaling = d.ropeScaling(key, typeKey, o)
 	}
+	return o
 }
 
 // ropeScaling reads the type, under the name typeKey, and the factor of o. The
@@ -105,13 +124,18 @@ func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 	}
 }
 
-// adoptRopeTheta takes rope_parameters.rope_theta unless rope_theta differs.
+// adoptRopeTheta takes the rope_theta of an object unless a key before it says another one.
 func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
 	theta, err := parseNumber(raw, positive)
-	if old := d.config.RopeTheta; err == nil && d.hasValid("rope_theta") && theta != old {
-		err = fmt.Errorf("%v disagrees with rope_theta %v", theta, old)
+	if d.thetaKey == "" && d.hasValid("rope_theta") {
+		d.thetaKey = "rope_theta"
 	}
-	store(d, key+".rope_theta", &d.config.RopeTheta, func() (float64, error) { return theta, err })
+	if old := d.config.RopeTheta; err == nil && d.thetaKey != "" && theta != old {
+		err = fmt.Errorf("%v disagrees with %s %v", theta, d.thetaKey, old)
+	}
+	key += ".rope_theta"
+	store(d, key, &d.config.RopeTheta, func() (float64, error) { return theta, err })
+	d.thetaKey = key
 }
 
 // adoptRopeScaling takes the scaling of rope_parameters unless rope_scaling differs.

@@ -16,6 +16,7 @@ type decoding struct {
 	config   Config
 	rope     ropeForm
 	values   map[string]jsontext.Value
+	thetaKey string // the key that RopeTheta is from, once an object was asked for it
 	problems []Problem
 }
 

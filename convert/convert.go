@@ -17,6 +17,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/engine"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 	"dsmoe/text"
 )
 
@@ -84,6 +85,10 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if o.Origin != "" && r.Verified && !r.Already {
 		r.Notes = append(slices.Clone(r.Notes), "SRC is "+o.Origin+": the output was compared with its bytes when it was "+
 			"written, and with the hashes of that when it was read again")
+	}
+	if key, err := src.Key(); err == nil && strings.HasPrefix(key, source.Unknown) {
+		r.Notes = append(slices.Clone(r.Notes), "SRC's server sends neither ETag nor Last-Modified: files that change while "+
+			"they are read are not noticed")
 	}
 	return r, nil
 }
@@ -155,8 +160,24 @@ func targetOf(dst string) (string, error) {
 	return filepath.Abs(dst)
 }
 
+// checkName refuses a dst with the name of a file where a directory would be written. A directory that exists, or a
+// slash behind the name, says that a directory is meant.
+func checkName(dst string, p *plan.Plan) error {
+	if p.File != "" || !checkpoint.NamesFile(filepath.Base(dst)) || strings.HasSuffix(dst, "/") {
+		return nil
+	}
+	if stat, err := os.Stat(dst); err == nil && stat.IsDir() {
+		return nil
+	}
+	return checkpoint.Refusal(dst, "is the name of a file, and the output is a directory",
+		"give DST another name; NAME.gguf is one file, in GGUF")
+}
+
 // execute has a plan carried out.
 func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.Source, s Settings) (*engine.Result, error) {
+	if err := checkName(dst, p); err != nil {
+		return nil, err
+	}
 	if err := s.CheckPlan(dst, p); err != nil {
 		return nil, err
 	}

@@ -1,15 +1,23 @@
 package convert
 
 import (
+	"bytes"
+	"context"
 	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 	"dsmoe/model/tensor"
 )
@@ -46,4 +54,86 @@ func requireSameOutput(t *testing.T, want, got string) {
 	delete(a, plan.ManifestName)
 	delete(b, plan.ManifestName)
 	require.Equal(t, a, b)
+}
+
+// nameless serves a directory without ETags and without Last-Modified.
+func nameless(t *testing.T, dir string) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(r.URL.Path)))
+		if err != nil {
+			http.NotFound(w, r)
+			return
+		}
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+	}))
+	t.Cleanup(s.Close)
+	old := remote.Default
+	remote.Default = remote.NewClient()
+	t.Cleanup(func() { remote.Default = old })
+	return s.URL + "/model"
+}
+
+// TestSourceWithoutIdentity: nothing that an earlier run read of a server without ETag and Last-Modified counts for the
+// files that it has now: there are no parts, an interrupted run starts over, and a finished output is compared whole.
+func TestSourceWithoutIdentity(t *testing.T) {
+	model := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	url := nameless(t, model)
+	for _, s := range []Settings{{Part: plan.Part{I: 1, N: 2}}, {Finish: true}} {
+		s.Disk = inMemory().Disk
+		dst := filepath.Join(t.TempDir(), "out")
+		_, err := RunPart(t.Context(), dst, open(t, url), Options{plan.Options{}, s})
+		require.ErrorContains(t, err, "sends neither ETag nor Last-Modified: whether two parts read the same bytes is not known")
+	}
+
+	remotetest.StartStore(t, map[string]string{"models": t.TempDir()})
+	remote.Default = remote.NewClient()
+	for _, dst := range []string{filepath.Join(t.TempDir(), "out"), "s3://models/out"} {
+		testSourceWithoutIdentity(t, model, url, dst)
+	}
+}
+
+func testSourceWithoutIdentity(t *testing.T, model, url, dst string) {
+	o := Options{plan.Options{DType: tensor.F32}, inMemory()}
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		o.Progress = func(_ string, n, of int64) {
+			if n > of/2 {
+				cancel()
+			}
+		}
+		_, err := Run(ctx, dst, open(t, url), o)
+		var left *Interrupted
+		require.ErrorAs(t, err, &left)
+		require.True(t, left.Restart)
+	}
+	o.Progress = nil
+	change := func(shard string) {
+		data := []byte(fixture.Read(t, model, shard))
+		data[len(data)-100] ^= 1
+		require.NoError(t, os.WriteFile(filepath.Join(model, shard), data, 0o600))
+	}
+	change("model-00001-of-00007.safetensors")
+	change("model-00007-of-00007.safetensors")
+	r, err := Run(t.Context(), dst, open(t, url), o)
+	require.NoError(t, err)
+	require.Zero(t, r.Resumed)
+	require.Contains(t, strings.Join(r.Notes, "\n"), "files that change while they are read are not noticed")
+	if !remote.Is(dst) {
+		requireSameOutput(t, converted(t, model, o.Options), dst)
+	}
+
+	read, _ := remote.Default.Traffic()
+	r, err = Run(t.Context(), dst, open(t, url), o)
+	require.NoError(t, err)
+	require.True(t, r.Already)
+	now, _ := remote.Default.Traffic()
+	require.Greater(t, now-read, r.Bytes/2)
+
+	change("model-00001-of-00007.safetensors")
+	_, err = Run(t.Context(), dst, open(t, url), o)
+	require.ErrorContains(t, err, "is the output of this very conversion, but of other weights")
+	o.Overwrite = true
+	r, err = Run(t.Context(), dst, open(t, url), o)
+	require.NoError(t, err)
+	require.True(t, r.Replaced)
 }

@@ -26,7 +26,7 @@ type Report struct {
 	Updated    []string            `json:"updated"`          // files that an update removed, or replaced but for weights
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Parts      int                 `json:"parts,omitempty"`  // that were joined
-	Verified   bool                `json:"verified"`         // read again and compared with the source
+	Verified   bool                `json:"verified"`         // read again and compared with the source; of joined parts when each was written
 	Tensors    int                 `json:"tensors"`          // that were written
 	Bytes      int64               `json:"bytes"`            // of their data
 	Files      []string            `json:"files"`            // that hold them
@@ -84,6 +84,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Verified {
 		state = "verified"
 	}
+	if r.Verified && r.Parts > 0 && !r.Already {
+		state = "verified part by part"
+	}
 	if len(r.Updated) > 0 {
 		state = "updated, weights not checked"
 	}
@@ -100,8 +103,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Resumed > 0 {
 		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}
-	if r.Parts > 0 {
-		fmt.Fprintf(&b, "joined: %s\n", text.Plural(r.Parts, "part"))
+	if r.Parts > 0 && !r.Already {
+		fmt.Fprintf(&b, "joined: %s; of each the ends were read again, and convert --check reads everything\n",
+			text.Plural(r.Parts, "part"))
 	}
 	plan.WriteOperations(&b, r.Operations)
 	plan.WriteNames(&b, "carried along", r.Carried)

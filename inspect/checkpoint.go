@@ -92,6 +92,23 @@ func (c *Checkpoint) Weights() *weights.Set {
 	return weights.New(c.Config, c)
 }
 
+// WrongShapes finds the weights whose weight_shape is not the shape of their codes; see weights.Set.WrongShapes.
+func (c *Checkpoint) WrongShapes(read func(shape *weights.Weight) ([]byte, error)) (found []Finding) {
+	set := c.Weights()
+	if set == nil {
+		return nil
+	}
+	wrong := set.WrongShapes(read)
+	if wrong == nil {
+		return nil
+	}
+	files := c.Holders(set)
+	for _, w := range wrong {
+		found = append(found, Finding{Kind: Shape, File: files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause})
+	}
+	return found
+}
+
 // Holders maps each tensor, by its own name and by the table's, to the file that holds it. set is Weights.
 func (c *Checkpoint) Holders(set *weights.Set) map[string]string {
 	files := map[string]string{}

@@ -7,7 +7,19 @@ import "math"
 //	q, k, v = q_proj(x), k_proj(x), v_proj(x); q and k rotated by their position
 //	context = softmax(q·kᵀ / sqrt(head_dim) + mask)·v
 //	y       = o_proj(context)
-func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
+func (p *pass[V]) attention(l int, name string, a *DeepseekAttention, x V) V {
+	context := p.section(p.attended(l, name), func() V { return p.context(name, a, x) })
+	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
+}
+
+// attended is the part of attention before o_proj.
+func (p *pass[V]) attended(l int, name string) Section {
+	return Section{l, name + ".o_proj.input", []int{p.in.Batch, p.in.Seq, p.config.NumAttentionHeads * p.config.ValueHeadDim()},
+		name + ".", []string{"o_proj.weight", "o_proj.bias", "o_proj.output", "output"}}
+}
+
+// context is what attention gives before o_proj.
+func (p *pass[V]) context(name string, a *DeepseekAttention, x V) V {
 	q := p.linear(name+".q_proj", &a.QProj, x)
 	k := p.linear(name+".k_proj", &a.KProj, x)
 	v := p.linear(name+".v_proj", &a.VProj, x)
@@ -18,8 +30,7 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 		vT := p.Move(splitHeadsT(p.in, groups, dim, 0, dim), v)
 		return p.attend(name, q, k, vT, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
 	})
-	context = p.stage(name+".o_proj.input", context)
-	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
+	return p.stage(name+".o_proj.input", context)
 }
 
 // latentAttention is causal latent attention, mirroring DeepseekV2Attention.forward and
@@ -32,6 +43,12 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 //	context          = softmax(q·kᵀ · softmaxScale + mask)·v    mask: see indexed
 //	y                = o_proj(context)
 func (p *pass[V]) latentAttention(l int, name string, a *DeepseekV2Attention, x V) V {
+	context := p.section(p.attended(l, name), func() V { return p.latentContext(l, name, a, x) })
+	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
+}
+
+// latentContext is what latent attention gives before o_proj.
+func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V) V {
 	c := p.config
 	q, low := p.latentQueries(name, a, x)
 	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
@@ -48,8 +65,7 @@ func (p *pass[V]) latentAttention(l int, name string, a *DeepseekV2Attention, x 
 		vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
 		return p.attend(name, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
 	})
-	context = p.stage(name+".o_proj.input", context)
-	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
+	return p.stage(name+".o_proj.input", context)
 }
 
 // latentQueries returns the queries of latent attention, and what they are made of: a low rank, if the

@@ -14,6 +14,18 @@ func (p *pass[V]) windowedAttention(l int, name string, a *DeepseekV4Attention, 
 		r = p.coarse
 	}
 	heads, width := c.NumAttentionHeads, c.VHeadDim
+	shape := []int{in.Batch, in.Seq, heads, width}
+	context := p.section(Section{l, name + ".context", shape, name + ".", []string{"o_a_proj.", "o_b_proj.", "output"}},
+		func() V { return p.windowedContext(l, name, a, r, x) })
+	r.sin = p.Scale(r.sin, -1)
+	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, c.OGroups, heads*width/c.OGroups)
+	return p.stage(name+".output", p.groupedOutput(name, a, p.stage(name+".o_a_proj.input", context)))
+}
+
+// windowedContext is what attention gives before its results are rotated back.
+func (p *pass[V]) windowedContext(l int, name string, a *DeepseekV4Attention, r rope[V], x V) V {
+	c, in := p.config, p.in
+	heads, width := c.NumAttentionHeads, c.VHeadDim
 	low := p.norm(name+".q_a_norm", &a.QANorm, p.linear(name+".q_a_proj", &a.QAProj, x))
 	q := p.Scope(p.linear(name+".q_b_proj", &a.QBProj, low), func(q V) V {
 		return p.UnitNorm(p.Reshape(q, in.Batch, in.Seq, heads, width), float64(float32(c.RMSNormEps)))
@@ -24,10 +36,7 @@ func (p *pass[V]) windowedAttention(l int, name string, a *DeepseekV4Attention, 
 	entries, mask := p.entries(l, name+".compressor", a, x, low)
 	keys := append([]V{kv}, entries...)
 	context := p.Scope(q, func(q V) V { return p.attendWindow(name, p.heads(q, heads, width), keys, &a.Sinks, mask) })
-	context = p.stage(name+".context", p.Reshape(context, in.Batch, in.Seq, heads, width))
-	r.sin = p.Scale(r.sin, -1)
-	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, c.OGroups, heads*width/c.OGroups)
-	return p.stage(name+".output", p.groupedOutput(name, a, p.stage(name+".o_a_proj.input", context)))
+	return p.stage(name+".context", p.Reshape(context, in.Batch, in.Seq, heads, width))
 }
 
 // heads cuts rows [batch, seq, heads·width], of any shape, into heads: [batch, heads, seq, width].
@@ -137,7 +146,6 @@ func (p *pass[V]) chooseEntries(name string, ix *EntryIndexer, mask *Mask, x, lo
 	}
 	n := mask.choices()
 	scores := p.stage(name+".scores", p.indexScores(p.heads(q, c.IndexNHeads, c.IndexHeadDim), entries[0], weights, n, nil))
-	choice := &Choice[V]{Scores: p.Reshape(p.MaskKeys(scores, mask), in.Batch*in.Seq, n)}
 	k := min(c.IndexTopK, n)
-	return mask.of(p.chosenKeys(name, choice, k, mask), k)
+	return mask.of(p.chosenKeys(name, scores, n, k, mask), k)
 }

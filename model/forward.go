@@ -68,11 +68,11 @@ func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
 			p.tables()
 		}
 		for _, l := range course.Layers {
-			passes[0].holding(l, func() {
-				for i, p := range passes {
-					x[i] = p.Scope(x[i], func(x V) V { return p.layer(l, x) })
-				}
-			})
+			passes[0].hold(l)
+			for i, p := range passes {
+				x[i] = p.Scope(x[i], func(x V) V { return p.layer(l, x) })
+			}
+			passes[0].drop(l)
 		}
 	})
 }
@@ -110,16 +110,16 @@ func (p *pass[V]) start(l int, x V) V {
 // within runs f, which reads the weights of layer l, while these weights are in memory; the
 // weights of the next layer are fetched meanwhile.
 func (p *pass[V]) within(l int, x V, f func(x V) V) V {
-	p.holding(l, func() { x = p.Scope(x, f) })
+	p.hold(l)
+	x = p.Scope(x, f)
+	p.drop(l)
 	return x
 }
 
-// holding is within for a function of several activations.
-func (p *pass[V]) holding(l int, f func()) {
+// hold is how within begins; drop ends it.
+func (p *pass[V]) hold(l int) {
 	p.stopIf(p.m.Hold(l))
 	p.willNeed(p.course.next(l, len(p.m.Model.Layers)))
-	f()
-	p.drop(l)
 }
 
 // Layer runs decoder layer l alone on x, [batch, seq, hidden_size] or its streams, as Forward would.
@@ -161,19 +161,27 @@ func (p *pass[V]) layer(l int, x V) V {
 	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
 	x = p.stage(name+".input", x)
 	x = p.connected(name+".attn_hc", d.AttnHC, x, func(x V) V {
-		return p.selfAttention(l, name+".self_attn", d, p.norm(name+".input_layernorm", &d.InputLayernorm, x))
+		x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
+		return p.whole(l, name+".self_attn", func() V { return p.selfAttention(l, name+".self_attn", d, x) })
 	})
 	if d.FFNHC != nil {
 		x = p.stage(name+".ffn_hc.input", x)
 	}
 	x = p.connected(name+".ffn_hc", d.FFNHC, x, func(x V) V {
 		x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
-		if d.MoE != nil {
-			return p.moe(l, name+".mlp", d.MoE, x)
-		}
-		return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+		return p.whole(l, name+".mlp", func() V {
+			if d.MoE != nil {
+				return p.moe(l, name+".mlp", d.MoE, x)
+			}
+			return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+		})
 	})
 	return p.stage(name+".output", x)
+}
+
+// whole is the part of a layer that is the module name.
+func (p *pass[V]) whole(l int, name string, f func() V) V {
+	return p.section(Section{l, name + ".output", []int{p.in.Batch, p.in.Seq, p.config.HiddenSize}, name + ".", nil}, f)
 }
 
 // selfAttention is the attention of layer l, on its normed input.
@@ -184,7 +192,7 @@ func (p *pass[V]) selfAttention(l int, name string, d *DeepseekDecoderLayer, x V
 	case d.MLA != nil:
 		return p.latentAttention(l, name, d.MLA, x)
 	}
-	return p.attention(name, d.SelfAttn, x)
+	return p.attention(l, name, d.SelfAttn, x)
 }
 
 // predict runs prediction layer k on h [batch, seq-k, hidden_size], the output of the final norm or

@@ -48,8 +48,7 @@ func (p *pass[V]) chooseKeys(name string, ix *Indexer, x, low V) []int {
 	q = p.rotatedFirst(name+".q", q, c.IndexNHeads, []int{p.in.Batch, seq, c.IndexNHeads, c.IndexHeadDim})
 	k = p.rotatedFirst(name+".k", k, 1, []int{p.in.Batch, seq, c.IndexHeadDim})
 	scores := p.stage(name+".scores", p.indexScores(q, k, weights, seq, p.mask))
-	choice := &Choice[V]{Scores: p.Reshape(scores, p.in.Batch*seq, seq)}
-	return p.chosenKeys(name, choice, p.topKeys(), p.mask)
+	return p.chosenKeys(name, scores, seq, p.topKeys(), p.mask)
 }
 
 // indexScores returns the scores of an indexer, [batch, seq, keys], plus the mask, of its queries [batch, heads,
@@ -69,8 +68,10 @@ func (p *pass[V]) indexScores(q, k, weights V, keys int, mask *Mask) V {
 	return p.Move(mergeHeads(p.in, 1, keys, queryBlock), blocks...)
 }
 
-// chosenKeys completes the choice of an indexer, k keys for each query, and shows it to the trace.
-func (p *pass[V]) chosenKeys(name string, choice *Choice[V], k int, mask *Mask) []int {
+// chosenKeys returns the choice of an indexer, of the keys that the mask shows the k with the largest scores
+// [batch, seq, keys] for each query, and shows it to the trace. A Trace may have set scores that lack the mask.
+func (p *pass[V]) chosenKeys(name string, scores V, keys, k int, mask *Mask) []int {
+	choice := &Choice[V]{Scores: p.Reshape(p.MaskKeys(scores, mask), p.in.Batch*p.in.Seq, keys), Mask: mask}
 	choice.Idx = p.TopK(choice.Scores, k)
 	mask.hide(choice.Idx, k)
 	if p.trace != nil {

@@ -13,7 +13,7 @@ import (
 
 // Load binds every weight of the decoder that c implies, and of the prediction layers that src
 // has, to src's tensors, in any stored form that weights.New knows. Weights are bound as views:
-// Load reads only scales. If src has no views (weights.Unviewed), or a weight lies in another order, a
+// Load reads only scales and their like. If src has no views (weights.Unviewed), or a weight lies in another order, a
 // layer's weights are read when the layer runs. If a weight is missing, has another shape or an unsupported dtype, or if src
 // holds tensors that the table does not know, the error is a *weights.MismatchError that lists
 // all of them.
@@ -30,6 +30,9 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 	set := weights.New(c, src)
 	if err := set.Check(c); err != nil {
 		return nil, err
+	}
+	if wrong := set.WrongShapes(weights.Mapped(src)); wrong != nil {
+		return nil, &weights.MismatchError{Wrong: wrong}
 	}
 	m := newModel(c)
 	for s := range table.FamilyOf(c).Required(c, set.Has) {
@@ -224,9 +227,9 @@ func (m *DeepseekMLP) weights() [3]*Weight {
 	return [3]*Weight{&m.GateProj.Weight, &m.UpProj.Weight, &m.DownProj.Weight}
 }
 
-// layerWeights yields the weights of decoder or prediction layer l with their places, in the
+// LayerWeights yields the weights of decoder or prediction layer l with their places, in the
 // order of the table.
-func (m *DeepseekForCausalLM) layerWeights(l int) iter.Seq2[table.Place, *Weight] {
+func (m *DeepseekForCausalLM) LayerWeights(l int) iter.Seq2[table.Place, *Weight] {
 	return func(yield func(table.Place, *Weight) bool) {
 		for p := range table.FamilyOf(m.Config).LayerPlaces(m.Config, l) {
 			if !yield(p, m.at(p)) {
@@ -243,7 +246,7 @@ func (p *pass[V]) willNeed(l int) {
 	if p.o.Pages == nil || l < 0 {
 		return
 	}
-	for place, w := range p.m.layerWeights(l) {
+	for place, w := range p.m.LayerWeights(l) {
 		if place.Expert < 0 && !place.Row.LookedUp() {
 			fetch(p.o.Pages, w)
 		}
@@ -280,7 +283,7 @@ func (p *pass[V]) dontNeed(w *Weight) {
 // weight that does not fit into memory or cannot be read.
 func (m *DeepseekForCausalLM) Hold(l int) error {
 	need := m.unreadBytes(l)
-	for _, w := range m.layerWeights(l) {
+	for _, w := range m.LayerWeights(l) {
 		if w.unread == nil || w.Data != nil {
 			continue
 		}
@@ -304,7 +307,7 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 
 // unreadBytes returns the size in bytes of the weights of layer l that are not in memory.
 func (m *DeepseekForCausalLM) unreadBytes(l int) (n int64) {
-	for _, w := range m.layerWeights(l) {
+	for _, w := range m.LayerWeights(l) {
 		if w.unread != nil && w.Data == nil {
 			n += w.unread.bytes()
 		}
@@ -326,7 +329,7 @@ func (u *unread) bytes() int64 {
 // them again.
 func (p *pass[V]) drop(l int) {
 	dropped := false
-	for _, w := range p.m.layerWeights(l) {
+	for _, w := range p.m.LayerWeights(l) {
 		p.dontNeed(w)
 		if w.unread != nil && !p.o.Training {
 			w.Data, dropped = nil, true

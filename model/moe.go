@@ -28,11 +28,16 @@ import (
 func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
 	idx, weight := p.gate(name+".gate", &m.Gate, flat)
-	y := p.stage(name+".experts.output", p.moeInfer(l, name+".experts", m, flat, idx, weight))
+	routed := Section{l, name + ".experts.output", []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}, name + ".experts.", nil}
+	y := p.section(routed, func() V {
+		return p.stage(name+".experts.output", p.moeInfer(l, name+".experts", m, flat, idx, weight))
+	})
 	p.probe(l, name+".experts", m, flat)
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
-		y = p.Add(y, p.stage(name+".shared_experts.output", p.mlp(name+".shared_experts", m.SharedExperts, x)))
+		y = p.Add(y, p.whole(l, name+".shared_experts", func() V {
+			return p.stage(name+".shared_experts.output", p.mlp(name+".shared_experts", m.SharedExperts, x))
+		}))
 	}
 	if m.PostMLPLayernorm != nil {
 		y = p.normed(m.PostMLPLayernorm, y)
@@ -257,7 +262,12 @@ func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
 // Choose returns the choice of a gate with these logits [tokens, n_routed_experts] under c, in
 // the logits' dtype. Of g it uses only the mask and, with noaux_tc, the bias.
 func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activation] {
-	p := &pass[*Activation]{Arithmetic: NewPlain(Options{DType: logits.DType, Parallelism: 1}), config: c}
+	return ChooseBy[*Activation](NewPlain(Options{DType: logits.DType, Parallelism: 1}), c, g, logits)
+}
+
+// ChooseBy is Choose with the operations of an arithmetic.
+func ChooseBy[V any](a Arithmetic[V], c *config.Config, g *MoEGate, logits V) *Choice[V] {
+	p := &pass[V]{Arithmetic: a, config: c}
 	scored := *g
 	scored.TID2EID = nil
 	_, choice := p.choose(&scored, logits)

@@ -139,6 +139,19 @@ func gather(idx []int, k, width int) *Move {
 	}}
 }
 
+// OrderColumns gives column i of rows of a shape the values of column order[i].
+func OrderColumns(shape, order []int) *Move {
+	rows := 1
+	for _, n := range shape[:len(shape)-1] {
+		rows *= n
+	}
+	return &Move{shape, rows, func(row int, f func(Run)) {
+		for i, from := range order {
+			f(Run{To: row*len(order) + i, From: row*len(order) + from, Step: 1, N: 1})
+		}
+	}}
+}
+
 // splitRotated cuts rows [batch, seq, heads·width] into heads, [batch, heads, seq, width], with the first
 // rotated columns of each head last: the even ones before the odd ones if they are pairs.
 func splitRotated(in *Input, heads, width, rotated int, pairs bool) *Move {

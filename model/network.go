@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
@@ -100,6 +101,24 @@ type Network[V any] struct {
 	// Keys returns the choice of a layer's indexer, as Choice.Idx, for a layer that shares it where
 	// the indexer is not run. It may be nil if no such layer is run.
 	Keys func(layer int) ([]int, error)
+	// Given returns the output of a part of a layer that need not run, since nobody looks at what it computes. It
+	// reports false if the part has to run. It may be nil: then all parts run.
+	Given func(part *Section) (V, bool, error)
+}
+
+// Section is a part of a layer whose result is a stage.
+type Section struct {
+	Layer  int
+	Output string   // the name of the stage
+	Shape  []int    // its shape
+	prefix string   // begins the names of the part's modules
+	behind []string // what follows prefix in names of modules behind the output
+}
+
+// Has reports whether a weight, or a stage, of this name is of the part.
+func (p *Section) Has(name string) bool {
+	rest, ok := strings.CutPrefix(name, p.prefix)
+	return ok && !slices.ContainsFunc(p.behind, func(behind string) bool { return strings.HasPrefix(rest, behind) })
 }
 
 // Trace sees the stages of a pass, in the reference's order, under the name of the
@@ -119,6 +138,7 @@ type Choice[V any] struct {
 	Idx    []int      // [tokens, k], the experts chosen; a Trace may set others. Of an indexer keys: see chooseKeys
 	Table  *Weight    // the table that gave the experts, whatever the scores: see TableExperts; nil without one
 	Groups *Groups[V] // the groups of a group-limited method; nil for other methods
+	Mask   *Mask      // of an indexer: hides keys from queries, which it does not choose; nil for a gate
 }
 
 // Groups holds the groups of experts from which each token may choose.
@@ -203,6 +223,7 @@ type pass[V any] struct {
 	mask   *Mask
 	keys   *keyChoice // of the last indexer that ran
 	keysOf func(layer int) ([]int, error)
+	given  func(part *Section) (V, bool, error)
 }
 
 // keyChoice is the choice of the indexer of a layer, [batch, seq, topKeys].
@@ -237,10 +258,11 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	p := &pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
 		o: &n.Options, trace: n.Trace, main: rope[V]{Rotary: newRotary(c, mainRope(c), n.Input.Seq, compute, angles)},
-		mask: &Mask{Lowest: lowest[compute], In: n.Input, Window: c.SlidingWindow}, keysOf: n.Keys,
+		mask: &Mask{Lowest: lowest[compute], In: n.Input, Window: c.SlidingWindow}, keysOf: n.Keys, given: n.Given,
 	}
 	if c.Windowed() {
 		p.coarse.Rotary = newRotary(c, compressRope(c), n.Input.Seq, compute, angles)
+		p.coarse.Rotary.Compressed = true
 	}
 	return p, nil
 }
@@ -282,6 +304,17 @@ func (p *pass[V]) stage(name string, x V) V {
 		p.stopIf(p.trace.Stage(name, x))
 	}
 	return x
+}
+
+// section returns what f, a section of a layer, gives, unless f need not run.
+func (p *pass[V]) section(part Section, f func() V) V {
+	if p.given != nil {
+		x, ok, err := p.given(&part)
+		if p.stopIf(err); ok {
+			return x
+		}
+	}
+	return f()
 }
 
 // norm mirrors DeepseekRMSNorm.forward as a stage.

@@ -71,10 +71,35 @@ func (p *Plain) Close(result *Activation) {
 
 // Scope implements Arithmetic.
 func (p *Plain) Scope(x *Activation, f func(x *Activation) *Activation) *Activation {
-	mark := p.arena.Mark()
+	s := p.Enter(x)
 	y := f(x)
-	p.arena.Release(mark, x.Values, y.Values)
+	s.Leave(y)
 	return y
+}
+
+// Entered is a Scope that has begun.
+type Entered struct {
+	arena   *arena.Arena
+	mark    int
+	dropped []float32
+}
+
+// Enter begins a Scope of x, which may be nil.
+func (p *Plain) Enter(x *Activation) Entered {
+	s := Entered{arena: p.arena, mark: p.arena.Mark()}
+	if x != nil {
+		s.dropped = p.arena.Own(x.Values)
+	}
+	return s
+}
+
+// Leave ends a Scope whose result is y, which may be nil.
+func (s Entered) Leave(y *Activation) {
+	var kept []float32
+	if y != nil {
+		kept = y.Values
+	}
+	s.arena.Release(s.mark, s.dropped, kept)
 }
 
 // Make returns an activation with undefined values.

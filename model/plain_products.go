@@ -20,6 +20,9 @@ func (p *Plain) SiLU(x *Activation) *Activation {
 // Partial requests the squares of the partial sums of products, and sums of squares.
 type Partial = kernel.Partial
 
+// MostPlans is the largest number of plans of a Partial.
+const MostPlans = kernel.MostPlans
+
 // LinearPartial sets y to Linear of x in float32, and computes the sums that q requests with the
 // weight, cast to the compute dtype. y holds the elements of a row when q.Each receives the sums
 // of that row.
@@ -40,30 +43,48 @@ func (p *Plain) WeightPartial(w *Weight, q *Partial) {
 // result from at on.
 type eachPartial = func(at int, partial, squares []float32)
 
-// ScoresPartial calls each with the sums of q·k, for the elements of Scores.
-func (p *Plain) ScoresPartial(q, k *Activation, first, n int, oneChain bool, each eachPartial) {
+// ScoresPartial calls each with the sums of q·k, for the elements of Scores. It may leave out those of later keys, which
+// mask hides from all n queries.
+func (p *Plain) ScoresPartial(q, k *Activation, first, n int, mask *Mask, plans []int, each eachPartial) {
 	heads, seq, dim := q.Shape[1], k.Shape[2], q.Width()
-	p.Each(q.Shape[0]*heads, q.Shape[0]*heads*n*seq*dim, func(i int) {
+	keys := mask.reach(first+n-1, seq)
+	p.Each(q.Shape[0]*heads, q.Shape[0]*heads*n*keys*dim, func(i int) {
 		rows := q.Matrix(i)[first*dim : (first+n)*dim]
-		w := kernel.Matrix{Rows: seq, Cols: dim, Values: k.Matrix(headOf(i, q, k))}
-		p.partial(rows, w, oneChain, i*n*seq, each)
+		w := kernel.Matrix{Rows: keys, Cols: dim, Values: k.Matrix(headOf(i, q, k))[:keys*dim]}
+		p.partial(rows, w, plans, i*n*seq, seq, each)
+	})
+}
+
+// ScoresSquares sets y to x·kᵀ, in float32, of the rows x [batch, heads, n, width] of n queries from first on. It may leave
+// out later keys, as ScoresPartial does.
+func (p *Plain) ScoresSquares(y, x, k *Activation, first int, mask *Mask) {
+	n, seq, dim := x.Shape[2], k.Shape[2], x.Width()
+	keys := mask.reach(first+n-1, seq)
+	p.Each(x.Shape[0]*x.Shape[1], len(x.Values)*keys, func(i int) {
+		w := kernel.Matrix{Rows: keys, Cols: dim, Values: k.Matrix(headOf(i, x, k))[:keys*dim]}
+		all := y.Matrix(i)
+		kernel.MatMul(all[:n*keys], x.Matrix(i), w, nil, kernel.Float32, 1)
+		for t := n - 1; t > 0; t-- {
+			copy(all[t*seq:t*seq+keys], all[t*keys:])
+		}
 	})
 }
 
 // ContextPartial calls each with the sums of probs·v, for the elements of Context. The terms are
 // in the order of the keys.
-func (p *Plain) ContextPartial(probs, vT *Activation, oneChain bool, each eachPartial) {
+func (p *Plain) ContextPartial(probs, vT *Activation, plans []int, each eachPartial) {
 	n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
 	p.Each(probs.Shape[0]*probs.Shape[1], len(probs.Values)*width, func(i int) {
 		w := kernel.Matrix{Rows: width, Cols: seq, Values: vT.Matrix(headOf(i, probs, vT))}
-		p.partial(probs.Matrix(i), w, oneChain, i*n*width, each)
+		p.partial(probs.Matrix(i), w, plans, i*n*width, width, each)
 	})
 }
 
-// partial calls each with the sums of rows x with w, whose results begin at element from.
-func (p *Plain) partial(x []float32, w kernel.Matrix, oneChain bool, from int, each eachPartial) {
-	kernel.MatPartial(w, &Partial{X: x, OneChain: oneChain, Each: func(t, r int, partial, squares, _ []float32) {
-		each(from+t*w.Rows+r, partial, squares)
+// partial calls each with the sums of rows x with w. The results of a row begin at element from, those of the next at from +
+// stride.
+func (p *Plain) partial(x []float32, w kernel.Matrix, plans []int, from, stride int, each eachPartial) {
+	kernel.MatPartial(w, &Partial{X: x, Plans: plans, Each: func(t, r int, partial, squares, _ []float32) {
+		each(from+t*stride+r, partial, squares)
 	}}, 1)
 }
 

@@ -2,6 +2,7 @@ package model
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
@@ -20,13 +21,16 @@ import (
 // query and key is the same.
 type Rotary struct {
 	Angles []float32 // [positions, Half], in float32 or the dtype of inv_freq
+	// Others [positions, Half] are the angles with the other inv_freq that the reference may have:
+	// see torchPower. Most are Angles.
+	Others []float32
 	// Cos and Sin [positions, Half] are cosine and sine of the angles, times Factor, each
 	// rounded to float32 and then to DType.
 	Cos, Sin   []float32
 	Factor     float32      // YaRN's attention factor; else 1
 	DType      tensor.DType // dtype to which the reference casts Cos and Sin
-	Buffer     tensor.DType // dtype of inv_freq
 	Half       int          // pairs of a head
+	Compressed bool         // of layers with entries, and of entries
 	Interleave bool         // a pair is (2i, 2i+1), not (i, i+Half)
 	Whole      bool         // config.Rules.RotatesInFloat32
 }
@@ -72,8 +76,8 @@ func compressRope(c *config.Config) ropeParameters {
 func newRotary(c *config.Config, by ropeParameters, seq int, compute, buffer tensor.DType) *Rotary {
 	rules, n := c.Rules(), seq*c.HeadDim()/2
 	r := &Rotary{
-		Angles: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
-		Factor: float32(by.factor), DType: compute, Buffer: buffer,
+		Angles: make([]float32, 0, n), Others: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
+		Factor: float32(by.factor), DType: compute,
 		Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
 	}
 	if r.Whole && !rules.CastsRotation {
@@ -84,50 +88,94 @@ func newRotary(c *config.Config, by ropeParameters, seq int, compute, buffer ten
 	if rules.AnglesInFloat32 {
 		angles = kernel.F32
 	}
-	r.fill(by.scaling, by.inverseFrequencies(c, seq), seq, frequencies, angles)
+	freq, other := by.inverseFrequencies(c, seq)
+	kernel.RoundTo(freq, frequencies)
+	kernel.RoundTo(other, frequencies)
+	r.fill(by.scaling, freq, other, seq, angles)
 	return r
 }
 
-// fill computes the rows, rounding inv_freq and the angles.
-func (r *Rotary) fill(scaling *config.RopeScaling, freq []float32, seq int, frequencies, angles kernel.Format) {
+// fill computes the rows from inv_freq, rounding the angles.
+func (r *Rotary) fill(scaling *config.RopeScaling, freq, other []float32, seq int, angles kernel.Format) {
 	table, _ := r.DType.Format()
-	kernel.RoundTo(freq, frequencies)
 	for pos := range seq {
 		position := kernel.Rounded(float32(pos), angles)
 		if scaling != nil && scaling.Type == "linear" {
 			position = kernel.Rounded(position/float32(scaling.Factor), angles)
 		}
-		for _, f := range freq {
+		for i, f := range freq {
 			angle := kernel.Rounded(position*f, angles)
 			sin, cos := math.Sincos(float64(angle))
 			r.Angles = append(r.Angles, angle)
+			r.Others = append(r.Others, kernel.Rounded(position*other[i], angles))
 			r.Cos = append(r.Cos, kernel.Rounded(float32(cos)*r.Factor, table))
 			r.Sin = append(r.Sin, kernel.Rounded(float32(sin)*r.Factor, table))
 		}
 	}
 }
 
-// inverseFrequencies returns inv_freq.
-func (by ropeParameters) inverseFrequencies(c *config.Config, seq int) []float32 {
+// inverseFrequencies returns inv_freq, and the other one that the reference may have.
+func (by ropeParameters) inverseFrequencies(c *config.Config, seq int) (freq, other []float32) {
 	dim := c.HeadDim()
 	theta := by.theta
 	if s := by.scaling; s != nil && s.Type == "dynamic" && seq > c.MaxPositionEmbeddings {
 		stretch := s.Factor*float64(seq)/float64(c.MaxPositionEmbeddings) - (s.Factor - 1)
 		theta *= math.Pow(stretch, float64(dim)/float64(dim-2))
 	}
-	freq := make([]float32, dim/2)
+	freq, other = make([]float32, dim/2), make([]float32, dim/2)
 	for i := range freq {
-		exponent := float32(2*i) / float32(dim)
-		freq[i] = float32(math.Pow(float64(float32(theta)), float64(exponent)))
+		freq[i], other[i] = torchPower(float32(theta), float32(2*i)/float32(dim))
 	}
+	by.invert(freq, theta)
+	by.invert(other, theta)
+	return freq, other
+}
+
+// invert turns theta^(2i/dim) into inv_freq.
+func (by ropeParameters) invert(freq []float32, theta float64) {
 	if s := by.scaling; s != nil && s.Type == "yarn" {
 		yarn(freq, s, theta)
-		return freq
+		return
 	}
 	for i, f := range freq {
 		freq[i] = 1 / f
 	}
-	return freq
+}
+
+// torchPower returns base^x, correctly rounded, and the neighbour that torch.pow may give in its place on a CPU;
+// mostly both are the same. torch computes whole vectors by Sleef, the rest of a tensor by the C library. All
+// later steps of inv_freq are single operations, correctly rounded everywhere.
+//
+// Of 5.6 million powers (torch 2.3.1 and 2.8.0, 612 bases from 3 to 1e9, 131 dimensions), 1.6 % are not the
+// correctly rounded ones. Each power is within 0.5016 units of the exact one, as the C library's are (glibc,
+// with 0.0016), or within 0.50003 units of sleefPower. 1/256 of a unit leaves room beyond that, and makes 2.6 % of
+// the powers uncertain.
+func torchPower(base, x float32) (nearest, other float32) {
+	exact := math.Pow(float64(base), float64(x))
+	nearest = float32(exact)
+	other = nearest
+	reach := float64(math.Nextafter32(nearest, math.MaxFloat32)-nearest) / 256
+	for _, p := range []float64{exact - reach, exact + reach, sleefPower(base, x) - reach, sleefPower(base, x) + reach} {
+		if rounded := float32(p); rounded != nearest {
+			other = rounded
+		}
+	}
+	return nearest, other
+}
+
+// sleefPower returns base^x before its last rounding, as Sleef_powf_u10 computes it. The logarithm and the sums have
+// twice float32's precision there; what errs is a polynomial in float32, by up to 0.09 units of the power:
+//
+//	base^x = 2^q · (1 + s + s²·polynomial(s)),  |s| ≤ ln(2)/2
+func sleefPower(base, x float32) float64 {
+	exponent := float64(x) * math.Log(float64(base))
+	q := math.RoundToEven(exponent / math.Ln2)
+	s := exponent - float64(q*math.Ln2)
+	polynomial := float32(0.0013632465)
+	for _, c := range []float32{0.008365969, 0.041671082, 0.16666552, 0.49999985} {
+		polynomial = float32(float64(polynomial)*float64(float32(s)) + float64(c))
+	}
+	return math.Ldexp(1+s+float64(s*s*float64(polynomial)), int(q))
 }
 
 // yarn turns theta^(2i/dim) into YaRN's inv_freq, mirroring _compute_yarn_parameters: fast pairs
@@ -179,6 +227,20 @@ func softmaxScale(c *config.Config) float32 {
 		scale *= m * m
 	}
 	return float32(scale)
+}
+
+// RotatesAlike reports whether two configs give the same cosines and sines for seq tokens, in layers with entries if
+// compressed is set, else in the others, and whether both scale scores alike, to the bit.
+func RotatesAlike(a, b *config.Config, compressed bool, seq int, o *Options) bool {
+	compute, angles := o.dtypes()
+	of := func(c *config.Config) *Rotary {
+		if compressed {
+			return newRotary(c, compressRope(c), seq, compute, angles)
+		}
+		return newRotary(c, mainRope(c), seq, compute, angles)
+	}
+	x, y := of(a), of(b)
+	return slices.Equal(x.Cos, y.Cos) && slices.Equal(x.Sin, y.Sin) && softmaxScale(a) == softmaxScale(b)
 }
 
 // Pair returns the positions of the i-th rotated pair of a head.

@@ -174,9 +174,12 @@ def transposed(form, q, s):
         x = WQLinear_GEMM.from_linear(linear, 4, 32, scales=s, zeros=zeros, device="cpu")
         t = {"qweight": x.qweight, "qzeros": x.qzeros, "scales": x.scales}
         return t, dequantize_gemm(x.qweight, x.qzeros, x.scales, 4, 32).t()
-    if form == "gptq-desc-act":  # columns of one scale, in two groups at random
+    if form == "gptq-desc-act":  # columns of one scale, in two groups at random; groups in an order of their own, with other zeros
         order = torch.randperm(32, generator=torch.Generator().manual_seed(rows + cols)).repeat(cols // 32) % 2
         order = order + torch.arange(cols) // 32 * 2
+        place = torch.arange(len(s)).view(-1, 2).t().flip(0).flatten()  # of 4 groups: 1, 3, 0, 2
+        zeros = (torch.arange(len(s))[:, None] + torch.arange(rows)) % 4 + 6
+        s, order = s[place], place.argsort()[order]
         codes = (q + zeros[order].t()).to(torch.int32)
         t = {"qweight": nibbles(codes).t().contiguous(), "qzeros": nibbles(zeros - 1), "scales": s,
              "g_idx": order.to(torch.int32)}

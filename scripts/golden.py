@@ -102,7 +102,8 @@ STANDARD = [
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
 ]
-# In BF16 and F16 recorded with the standard stages; V4 has a table for sliding windows and one for compressed keys.
+# RoPE's tables, recorded with the standard stages: a number near a tie may round either way in them, and all scores
+# with it. V4 has a table for sliding windows and one for compressed keys.
 ROTARY = [f"model.rotary_emb.{kind}{t}" for kind in ("", "main.", "compress.") for t in ("cos", "sin")]
 INNER = [
     *(f"mlp.{m}{s}" for m in ("", "shared_experts.", "experts.*.")
@@ -154,7 +155,7 @@ def arguments(argv):
                    "are rounded too. Without it, as from_pretrained(dtype) makes it")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
                    "input is random, and part of the pack; files that hold nothing of them need not be there")
-    p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard (in BF16 and F16 RoPE's tables, too), inner, grad, all, or "
+    p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard, inner, grad, all, or "
                    "patterns of stages such as 'self_attn.*,output' (default standard,grad)")
     p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
                    f"up to {PROBE_ROWS} rows of post_attention_layernorm.output, so that verify can hold its weights, too")
@@ -618,13 +619,13 @@ class Reference:
                 module.rotary_emb = self.real(lambda: type(module.rotary_emb)(self.config))
 
     def dtype_of(self, name):
-        """The dtype that the reference keeps a weight in."""
+        """The dtype that the reference keeps a weight in: transformers looks for patterns such as "gate.weight" in names."""
         if self.cast or self.dtype == torch.float32:
             return self.dtype
-        keep = set(getattr(self.model, "_keep_in_fp32_modules_strict", None) or [])
+        keep = [*(getattr(self.model, "_keep_in_fp32_modules_strict", None) or [])]
         if self.dtype == torch.float16:
-            keep |= set(getattr(self.model, "_keep_in_fp32_modules", None) or [])
-        return torch.float32 if keep & set(name.split(".")) else self.dtype
+            keep += getattr(self.model, "_keep_in_fp32_modules", None) or []
+        return torch.float32 if any(re.search(k.replace("*", ".*"), name) for k in keep) else self.dtype
 
     def describe(self, a, checkpoint):
         source = inspect.getsourcefile(self.cls)
@@ -694,12 +695,18 @@ class Pack:
         path = os.path.join(self.work, file)
         try:
             save_file(tensors, path)
+            self.readable(path)
             self.sync(path)
             self.files[file] = "sha256:" + sha256(path)
         except Exception as e:
             raise Trouble(f"{os.path.join(self.path, file)}: not written: {reason(e)}") from None
         for key in sorted(tensors):
             self.tensors[key] = {"file": file, "dtype": NAMES[tensors[key].dtype], "shape": list(tensors[key].shape)}
+
+    @staticmethod
+    def readable(path, mode=0o666):
+        """Gives a file the permissions that the umask leaves to a new one: safetensors and mkdtemp give their owner alone any."""
+        os.chmod(path, mode & ~umask())
 
     @staticmethod
     def sync(path):
@@ -716,7 +723,7 @@ class Pack:
             with open(path, "w", encoding="utf-8") as f:
                 f.write(rendered(manifest | {"files": self.files, "tensors": self.tensors}))
             self.sync(path)
-            os.chmod(self.work, 0o777 & ~umask())
+            self.readable(self.work, 0o777)
             self.sync(self.work)
             os.rename(self.work, self.path)
             self.sync(os.path.dirname(self.path) or ".")
@@ -760,7 +767,6 @@ class Recorder:
 
     def __init__(self, stages, dtype, seq, attn):
         self.stages = stages
-        self.rounds = dtype != torch.float32
         self.probabilities = attn == "eager" and dtype != torch.float32 and seq <= LONGEST_PROBABILITIES
         self.seen, self.kept = {}, set()  # kinds: an ordered set, a set
         self.now = {}  # of the module that runs
@@ -777,7 +783,7 @@ class Recorder:
         if kind == "self_attn.attn_weights" and stages in ("all", "inner"):
             return self.probabilities
         if kind in ROTARY and stages == "standard":
-            return self.rounds  # a number of a table near a tie may round either way, and all scores with it
+            return True
         if gradient and stages == "grad" and stage in [*STANDARD, *INNER]:
             return self.wanted(stage)
         return {"all": True, "grad": gradient, "inner": inner, "standard": not gradient and not inner}.get(
@@ -1424,6 +1430,15 @@ class Run:
         present = set(self.chosen) | ({self.count + k for k in range(len(self.mtp.layers))} if self.mtp else set())
         return sorted((self.checkpoint.layers() | set(range(self.count))) - present)
 
+    def few_tokens(self):
+        """Says where sequences are too short for V4's compressors: an entry is made of a window of tokens, or of two that overlap."""
+        rates, types, seq = getattr(self.reference.config, "compress_rates", {}), getattr(self.reference.config, "layer_types", None), self.ids.shape[1]
+        needs = {n: (2 if types[n] == "compressed_sparse_attention" else 1) * rates[types[n]] for n in self.chosen if rates and types[n] in rates}
+        for need in sorted({need for need in needs.values() if need > seq}):
+            layers = ", ".join(str(n) for n in needs if needs[n] == need)
+            print(f"golden.py: sequences of {seq} token{'s' * (seq != 1)}: the compressors of layers {layers} need at least {need} to exercise all "
+                  "their weights: dsmoe verify will find the pack inconclusive", file=sys.stderr)
+
     def go(self, pack):
         self.pack = pack
         torch.set_num_threads(self.a.threads)
@@ -1816,6 +1831,7 @@ def record(a):
     ids, mask, origin = tokens_of(a, checkpoint, reference.config.vocab_size)
     progress = Progress()
     run = Run(a, checkpoint, reference, ids, mask, progress)
+    run.few_tokens()
     pack = Pack(a.pack)
     try:
         run.go(pack)

@@ -28,8 +28,8 @@ build() { # FLAG…
 checkout "$work/a"
 checkout "$work/elsewhere/b"
 goreleaser=$(command -v goreleaser || true)
-if [ -z "$goreleaser" ] && GOBIN=$work go install github.com/goreleaser/goreleaser/v2@v2.15.0; then
-  goreleaser=$work/goreleaser
+if [ -z "$goreleaser" ]; then
+  goreleaser=$(scripts/tool.sh github.com/goreleaser/goreleaser/v2@v2.15.0 || true)
 fi
 cd "$work/a"
 machine=$(go env GOHOSTOS)_$(go env GOHOSTARCH)

@@ -5,6 +5,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-GOBIN=$work go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+gateway=$(scripts/tool.sh github.com/versity/versitygw/cmd/versitygw@v1.8.0)
 go build -o "$work/dsmoe" ./cmd/dsmoe
-go run ./scripts/s3 "$work/versitygw" "$work/dsmoe"
+go run ./scripts/s3 "$gateway" "$work/dsmoe"

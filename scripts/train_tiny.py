@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Trains a tiny mixture of experts on the Go files of this repository, for fixtures/v1-trained and v3-trained.
+"""Trains a tiny mixture of experts on the Go files of this repository, for fixtures/v1-trained, v3-trained and
+glm4-moe-lite-trained.
 
 Random weights are no test of limits: trained ones have decaying singular values, channels that stand out, experts that
-are rarely chosen, and numbers near zero. The reference's own class is trained on bytes, 700 steps of AdamW with
+are rarely chosen, and numbers near zero. The reference's own class is trained on bytes, some hundred steps of AdamW with
 weight decay, and its weights are written in BF16 (router biases in float32) as a checkpoint of one safetensors file, with a tokenizer whose tokens are the bytes, so that golden.py --text works.
 
   v1    the published modeling_deepseek.py in float32, with its auxiliary loss (requirements-v1.txt, --code DIR)
   v3    transformers' DeepseekV3ForCausalLM in bfloat16 (requirements-native.txt); e_score_correction_bias is moved after
         each step towards the experts that got fewer tokens than the mean, as the paper does
+  glm   transformers' Glm4MoeLiteForCausalLM, as v3: o_proj sums 200 terms, in float32 two chains of 100 in torch
 
   python scripts/train_tiny.py v1 fixtures/v1-trained/checkpoint --code DIR
   python scripts/train_tiny.py v3 fixtures/v3-trained/checkpoint
+  python scripts/train_tiny.py glm fixtures/glm4-moe-lite-trained/checkpoint
 
 The same versions on the same kind of processor give the same bytes. It takes some minutes on one core and prints the
 loss as it goes and, at the end, the loss of text that it was not trained on, and what the weights look like.
@@ -30,7 +33,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMIT = "aecf0abd9a21"  # the Go files are those of this commit
 HELD_OUT = "verify/inspect/"  # files under it are not trained on
-SEED, STEPS, BATCH, SEQ = 23, 700, 4, 160
+SEED, BATCH, SEQ = 23, 4, 160
+STEPS = {"v1": 700, "v3": 700, "glm": 300}
 RATE, WARM_UP, DECAY = 3e-3, 30, 0.1  # AdamW's
 BIAS_STEP = 1e-3  # of e_score_correction_bias
 
@@ -54,6 +58,14 @@ CONFIGS = {
         "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 32, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
         "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
         "rope_interleave": True, "rope_theta": 10000.0, "dtype": "bfloat16", "transformers_version": "5.23.0",
+    },
+    "glm": {k: v for k, v in COMMON.items() if k != "first_k_dense_replace"} | {
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "num_hidden_layers": 3, "hidden_size": 96,
+        "intermediate_size": 224, "moe_intermediate_size": 24, "mlp_layer_types": ["dense", "sparse", "sparse"], "num_attention_heads": 5,
+        "num_key_value_heads": 5, "q_lora_rank": 48, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
+        "v_head_dim": 40, "n_routed_experts": 16, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "rope_interleave": True,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "dtype": "bfloat16", "transformers_version": "5.23.0",
     },
 }
 
@@ -80,10 +92,10 @@ def crops(data, count, generator):
 
 def build(kind, code):
     """The reference's model with its own initial weights."""
-    if kind == "v3":
-        config = transformers.DeepseekV3Config.from_dict(CONFIGS[kind])
-        return transformers.DeepseekV3ForCausalLM._from_config(config, dtype=torch.bfloat16, attn_implementation="eager",
-                                                               experts_implementation="eager")
+    if kind != "v1":
+        cls = getattr(transformers, CONFIGS[kind]["architectures"][0])
+        return cls._from_config(cls.config_class.from_dict(CONFIGS[kind]), dtype=torch.bfloat16, attn_implementation="eager",
+                                experts_implementation="eager")
     from transformers import dynamic_module_utils as dynamic
     imports = dynamic.get_imports  # 4.39 demands flash_attn of code that imports it only where it is installed
     dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
@@ -123,11 +135,11 @@ def optimiser(model):
                              betas=(0.9, 0.95))
 
 
-def rate(step):
+def rate(step, steps):
     """The learning rate: a linear warm-up, then a cosine down to a tenth."""
     if step < WARM_UP:
         return RATE * (step + 1) / WARM_UP
-    return RATE * (0.55 + 0.45 * math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP)))
+    return RATE * (0.55 + 0.45 * math.cos(math.pi * (step - WARM_UP) / (steps - WARM_UP)))
 
 
 def train(model, loads, steps):
@@ -135,7 +147,7 @@ def train(model, loads, steps):
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+            group["lr"] = rate(step, steps)
         batch = crops(data, BATCH, generator)
         loss = model(input_ids=batch, labels=batch, use_cache=False).loss
         optimizer.zero_grad()
@@ -216,12 +228,12 @@ def main():
     p.add_argument("checkpoint", help="directory to write; it must not exist")
     p.add_argument("--code", help="v1: where modeling_deepseek.py and configuration_deepseek.py are")
     p.add_argument("--master", metavar="DIR", help="v1: also write the float32 weights, unrounded, to this directory")
-    p.add_argument("--steps", type=int, default=STEPS, help=f"fewer, to try this out (default {STEPS})")
+    p.add_argument("--steps", type=int, help="fewer, to try this out (default " + ", ".join(f"{n} of {k}" for k, n in STEPS.items()) + ")")
     a = p.parse_args()
     if a.kind == "v1" and not a.code:
         p.error("v1: give --code")
-    if a.kind == "v3" and a.master:
-        p.error("--master: v3 is trained in bfloat16")
+    if a.kind != "v1" and a.master:
+        p.error(f"--master: {a.kind} is trained in bfloat16")
     for path in filter(None, (a.checkpoint, a.master)):
         if os.path.exists(path):
             p.error(f"{path}: exists already")
@@ -230,7 +242,7 @@ def main():
     torch.manual_seed(SEED)
     model = build(a.kind, a.code)
     loads = watch_loads(model)
-    train(model, loads, a.steps)
+    train(model, loads, a.steps or STEPS[a.kind])
     describe(model, loads)
     save(model, a.kind, a.checkpoint, torch.bfloat16)
     if a.master:

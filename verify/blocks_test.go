@@ -2,6 +2,7 @@ package verify_test
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -149,5 +150,43 @@ func TestUnreadHalfSteps(t *testing.T) {
 	for _, fast := range []bool{false, true} {
 		_, err := verify.Run(t.Context(), c.Config, src, p, verify.Options{Undiagnosed: true, FailFast: fast, Decoded: stepless(name)})
 		require.ErrorContains(t, err, "cannot be read")
+	}
+}
+
+// coarser returns a Q8_0 weight whose scales are so many times what its numbers need, each of them rounded to the nearest code.
+func coarser(t *testing.T, w tensor.Tensor, times float32) tensor.Tensor {
+	values, err := w.Float32s(nil)
+	require.NoError(t, err)
+	out := tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: slices.Clone(w.Data)}
+	for block := out.Data; len(block) > 0; block, values = block[34:], values[32:] {
+		scale, err := tensor.Tensor{DType: tensor.F16, Shape: []int{1}, Data: block[:2]}.Float32s(nil)
+		require.NoError(t, err)
+		tensor.PutF16(block, times*scale[0])
+		for i, v := range values[:32] {
+			block[2+i] = byte(int8(math.Round(float64(v / (times * scale[0])))))
+		}
+	}
+	return out
+}
+
+// TestWastedRangeIsNoExcuse: a Q8_0 weight with scales 43 or 8 times too large, whose codes are at most 3 or 16 of 127, is
+// not within the rounding of Q8_0, though every number is the nearest one.
+func TestWastedRangeIsNoExcuse(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		golden, weight string
+		times          float32
+	}{
+		{"v1-base/golden-f32", "model.layers.0.self_attn.o_proj.weight", 8},
+		{"v1-base/golden-f32", "model.layers.1.mlp.experts.1.gate_proj.weight", 43},
+		{"v1-massive/golden-bf16", "model.layers.0.self_attn.o_proj.weight", 43},
+		{"v3/golden-f32", "model.layers.0.mlp.up_proj.weight", 43},
+	} {
+		checkpoint, p := open(t, c.golden)
+		src := quantised(t, altered{Source: checkpoint}, tensor.Q8_0)
+		src.tensors[c.weight] = coarser(t, src.tensors[c.weight], c.times)
+		r := run(t, checkpoint.Config, src, p, verify.Options{Undiagnosed: true})
+		require.Equal(t, report.Fail, r.Verdict, c)
+		require.Contains(t, *r.FirstDivergence, c.weight[:len("model.layers.0.")], c)
 	}
 }

@@ -211,9 +211,9 @@ func TestPacksThatProveLittle(t *testing.T) {
 			"the pack has none of these stages, and its manifest does not name them as absent: mlp.gate.logits", []string{"mlp.gate.logits"}},
 		"a golden of zeros": {"v1-base/golden-f32", func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, norm, make([]float32, 34*64))
-		}, "1 golden tensors are all zero and prove nothing, the first is " + norm, []string{}},
+		}, "1 golden tensor is all zero and proves nothing: " + norm, []string{}},
 		"a gradient is missing": {"v1-base/golden-train-batch", without("experts.3.up_proj.weight.grad"),
-			"1 weights have no gradient in the pack, though others of their module have, the first is model.layers.3.mlp.experts.3.up_proj.weight", []string{"mlp.experts.output"}},
+			"1 weight has no gradient in the pack, though others of its module have: model.layers.3.mlp.experts.3.up_proj.weight", []string{"mlp.experts.output"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -33,6 +33,7 @@ func conclude(r *report.Report) {
 	r.Limits = report.LimitsOf(r.Checks)
 	countChecks(r)
 	countPlaces(r)
+	r.Coverage.Untold = untold(r)
 	r.Scope.Text = r.Scope.Describe()
 	empty := isEmptyPart(r)
 	if r.Verdict, r.FirstDivergence, r.Reasons = report.Pass, nil, nil; empty {
@@ -76,6 +77,7 @@ func countChecks(r *report.Report) {
 func countPlaces(r *report.Report) {
 	c, s := &r.Coverage, &r.Scope
 	c.Weights, c.WeightsChecked, c.WeightsUnchecked, c.EmbeddingCopies = 0, 0, []string{}, 0
+	c.WeightsUnpinned = []string{}
 	c.Experts, c.ExpertsReached, c.ExpertsProbed, c.Unreached = 0, 0, 0, []report.LayerExperts{}
 	s.Weights, s.ByName, s.Aside, s.Bytes, s.Layers, s.Unread = 0, 0, 0, 0, []int{}, []int{}
 	s.UnreadParts, r.Routing.Keys = []string{}, nil
@@ -97,6 +99,7 @@ func countPlaces(r *report.Report) {
 		c.Weights, c.WeightsChecked = c.Weights+p.Weights, c.WeightsChecked+p.Checked
 		c.EmbeddingCopies += p.Copies
 		c.WeightsUnchecked = append(c.WeightsUnchecked, p.Unchecked...)
+		c.WeightsUnpinned = append(c.WeightsUnpinned, p.Unpinned...)
 		if p.Experts > 0 {
 			c.Experts += p.Experts
 			c.ExpertsReached, c.ExpertsProbed = c.ExpertsReached+p.Reached, c.ExpertsProbed+p.Probed
@@ -152,18 +155,18 @@ func reasons(r *report.Report) (list []string) {
 			skipped++
 		}
 	}
-	add(skipped > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or "+
-		"one before", skipped)
-	if n := len(c.WeightsUnchecked); n > 0 && !measured {
-		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
-	}
+	add(skipped > 0, "%s of prediction layers cannot be compared: the checkpoint lacks these layers, or one before",
+		text.Plural(skipped, "golden tensor"))
+	const unchecked = "took part in no checked stage"
+	add(len(c.WeightsUnchecked) > 0 && !measured, "%s", countWithFirst("weight", unchecked, unchecked, c.WeightsUnchecked))
 	add(len(of[unnamedLayer]) > 0, "the pack has no stage of layers %s, and its manifest does not name them as absent",
 		text.Ranges(numbers(of[unnamedLayer])))
 	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the "+
 		"checkpoint")
 	list = append(list, of[ofChoice]...)
 	list = append(list, of[ofInput]...)
-	add(len(of[allZero]) > 0, "%s", countWithFirst("golden tensors are all zero and prove nothing", of[allZero]))
+	add(len(of[allZero]) > 0, "%s", countWithFirst("golden tensor", "is all zero and proves nothing",
+		"are all zero and prove nothing", of[allZero]))
 	list = append(list, of[ofConfig]...)
 	if r.Mode == report.Local {
 		list = append(list, weakEvidence(r, of[blind])...)
@@ -180,12 +183,17 @@ func numbers(words []string) (list []int) {
 	return list
 }
 
-// countWithFirst counts a list, and names its first element.
-func countWithFirst(what string, list []string) string {
-	if len(list) == 0 {
+// countWithFirst counts a list of things of which one or more do something, and names the first: "1 weight has no
+// gradient: NAME", "2 weights have no gradient, the first is NAME".
+func countWithFirst(noun, one, more string, list []string) string {
+	switch n := len(list); n {
+	case 0:
 		return ""
+	case 1:
+		return fmt.Sprintf("1 %s %s: %s", noun, one, list[0])
+	default:
+		return fmt.Sprintf("%s %s, the first is %s", text.Plural(n, noun), more, list[0])
 	}
-	return fmt.Sprintf("%d %s, the first is %s", len(list), what, list[0])
 }
 
 // leastPinned is the share of the choices of experts that rounding must not be able to change.
@@ -198,8 +206,8 @@ func weakEvidence(r *report.Report, blind []string) (reasons []string) {
 			"not checked", x.Choices-x.Pinned, x.Choices))
 	}
 	if blind != nil {
-		reasons = append(reasons, countWithFirst("stages may be off by so much for rounding alone that they prove nothing",
-			blind)+scoresRemedy(r, blind))
+		reasons = append(reasons, countWithFirst("stage", "may be off by so much for rounding alone that it proves nothing",
+			"may be off by so much for rounding alone that they prove nothing", blind)+scoresRemedy(r, blind))
 	}
 	if absent := absentKinds(r); absent != nil {
 		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+

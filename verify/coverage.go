@@ -57,11 +57,13 @@ func (t outcome) places() []report.Place {
 		name := placeOf(s)
 		if n := len(all); n == 0 || all[n-1].Name != name {
 			all = append(all, report.Place{Name: name, Needed: t.scope.needsPlace(s), Selected: t.scope.selectsPlace(s),
-				Ran: t.scope.runs(s), Unchecked: []string{}, Unreached: []int{}})
+				Ran: t.scope.runs(s), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
+				TellsHalf: []string{}, TellsTwice: []string{}})
 		}
 		t.count(&all[len(all)-1], s, shown)
 	}
 	for i := range all {
+		t.countTold(&all[i])
 		t.countExperts(&all[i], shown[all[i].Layer()])
 	}
 	return all
@@ -83,6 +85,7 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 	w := t.set.Find(s.Name)
 	_, used := t.exercised[s.Name]
 	_, aside := t.aside[s.Name]
+	_, unpinned := t.unpinned[s.Name]
 	if p.Weights++; !p.Ran {
 		if w.Unread() {
 			p.ByName++
@@ -100,7 +103,9 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 		shown[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
 	}
 	switch n := len(p.Unreached); {
-	case used:
+	case unpinned && !aside:
+		p.Unpinned = append(p.Unpinned, s.Name)
+	case used && !unpinned:
 		p.Checked++
 	case aside:
 		p.Aside++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"dsmoe/model"
@@ -56,7 +57,12 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 		return nil, err
 	}
 	f.Rerun = again.run
-	if _, err = f.Rerun(ctx, f.NewTrial(), nil); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
+	first := f.NewTrial()
+	first.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		again.products = &products{Arithmetic: a}
+		return again.products
+	}
+	if _, err = f.Rerun(ctx, first, nil, false); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
 		pack.CutIndexer(f.Kind) == pack.IndexerTopK {
 		if f.Got == nil {
 			f = nil
@@ -78,6 +84,25 @@ type rerun struct {
 	outcome
 	failure *diagnose.Failure
 	hidden  *model.Activation // golden input of the layer, or of the head; empty for RoPE's tables
+
+	products *products // of the first run
+}
+
+// products is an arithmetic that keeps what the last product multiplied.
+type products struct {
+	bounds.Arithmetic
+	input *model.Activation
+	y     *bounds.Value // the product
+}
+
+// Linear implements model.Arithmetic.
+func (p *products) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	p.input = &model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: x.DType}
+	for i := range x.Values {
+		p.input.Values[i] = x.Rounded(i)
+	}
+	p.y = p.Arithmetic.Linear(x, l)
+	return p.y
 }
 
 // choices are the golden's choices of experts of the compared rows.
@@ -119,28 +144,30 @@ func (t *rerun) input() (*model.Activation, error) {
 	}
 	shape := t.scope.inputShape(name, f.In.Batch, f.Seq())
 	values, err := golden.Float32s(name)
-	if !slices.Equal(golden.Manifest.Tensors[name].Shape, shape) {
+	if err != nil || !slices.Equal(golden.Manifest.Tensors[name].Shape, shape) {
 		return nil, err
 	}
-	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedTokens(t.rows, f.In.Batch*f.Seq()))
-	return t.scope.asInput(shape, values), err
+	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(t.rows, name, shape))
+	return t.scope.asInput(shape, values), nil
 }
 
 // errKnown ends the run of a trial: nothing more has to be seen.
 var errKnown = errors.New("known")
 
-// run runs the trial's layer or head and reports whether all stages that are needed pass.
-func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (passes bool, err error) {
+// run runs the trial's layer or head, and returns of the watched stages that it shows whether they pass. It ends
+// when all of them are known, or at the first of them that fails if firstOnly.
+func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string, firstOnly bool) (passes map[string]bool,
+	err error) {
 	f, o := t.failure, *t.o
 	o.Progress, o.FailFast = nil, false
 	r := t.with(&o, x.Rounded)
-	r.m = &x.Model
+	r.m, r.trial = &x.Model, true
 	again := newTracer(r)
-	x.Options.Probes = t.scope.probes(func(name string) bool { return name == f.Name || slices.Contains(needed, name) })
+	x.Options.Probes = t.scope.probes(func(name string) bool { return name == f.Name || slices.Contains(watched, name) })
 	analysis := again.analysis(x.Options, again.rounded)
 	defer analysis.Close()
 	net := again.local(&x.In, x.Options, analysis, analysis)
-	w := &witness{net.Trace.(*localTrace), f, needed, x.Proves}
+	w := &witness{net.Trace.(*localTrace), t, watched, firstOnly, map[string]bool{}, x.Proves}
 	net.Arithmetic, net.Trace = x.Around(net.Arithmetic), w
 	hidden := bounds.Exact(&model.Activation{Shape: t.hidden.Shape, Values: slices.Clone(t.hidden.Values),
 		DType: again.pack.DType})
@@ -157,22 +184,24 @@ func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (pa
 	if errors.Is(err, errKnown) {
 		err = nil
 	}
-	return err == nil && len(w.needed) == 0, err
+	return w.passes, err
 }
 
-// witness hands all stages on to a trace until those needed are known, and keeps what the
+// witness hands all stages on to a trace until those watched are known, and keeps what the
 // failed one gave at first.
 type witness struct {
 	*localTrace
-	failure *diagnose.Failure
-	needed  []string                   // stages that have yet to pass
-	proves  func(x *bounds.Value) bool // of the trial
+	rerun     *rerun
+	watched   []string
+	firstOnly bool                       // the first of these that fails ends the run
+	passes    map[string]bool            // verdict on each watched stage that was shown
+	proves    func(x *bounds.Value) bool // of the trial
 }
 
 // Stage implements model.Trace.
 func (w *witness) Stage(name string, x *bounds.Value) error {
-	f := w.failure
-	if name != f.Name && !slices.Contains(w.needed, name) {
+	f := w.rerun.failure
+	if name != f.Name && !slices.Contains(w.watched, name) {
 		return w.substitute(name, x)
 	}
 	if f.Got != nil {
@@ -198,7 +227,7 @@ func (w *witness) Stage(name string, x *bounds.Value) error {
 
 // keep keeps what the failed stage gave, and the golden if it can be compared with that.
 func (w *witness) keep(x *bounds.Value) {
-	f, t := w.failure, w.localTrace
+	f, t, products := w.rerun.failure, w.localTrace, w.rerun.products
 	f.Weights, f.Shape, f.Got = t.attribution.weights(x), x.Shape, &model.Activation{}
 	if e := t.pack.Manifest.Tensors[f.Name]; e.DType == tensor.I64 || e.Elements() != len(x.Values) {
 		return
@@ -209,14 +238,25 @@ func (w *witness) keep(x *bounds.Value) {
 	}
 	width := x.Width()
 	f.Rows, f.RowWeights, f.Want = rows.Compared, rows.Weights, slices.Clone(rows.Gather(want, width))
-	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)),
-		DType: x.DType}
 	f.Unrounded = slices.Clone(rows.Gather(x.Values, width))
+	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(f.Unrounded), DType: x.DType}
+	for i, v := range f.Got.Values {
+		f.Got.Values[i] = tensor.Rounded(v, x.DType)
+	}
+	if products.y == x {
+		in := products.input
+		f.Input = &model.Activation{Shape: []int{len(f.Rows), in.Width()}, Values: rows.Gather(in.Values, in.Width())}
+	}
+	for _, row := range f.Rows {
+		for i := row * width; i < (row+1)*width; i++ {
+			f.Deviations = append(f.Deviations, bounds.Unit*math.Sqrt(x.Variance(i)))
+		}
+	}
 }
 
 // TopK implements model.Trace.
 func (w *witness) TopK(name string, ours *choice) error {
-	if f := w.failure; name == f.Name && f.Scores == nil {
+	if f := w.rerun.failure; name == f.Name && f.Scores == nil {
 		f.Scores = ours.Scores.Values
 		if ours.Groups != nil {
 			f.Scores = ours.Groups.Scores.Values
@@ -231,17 +271,16 @@ func (w *witness) TopK(name string, ours *choice) error {
 	return w.judged(name)
 }
 
-// judged ends the run if the stage, the last that was seen, is the last of those needed, or
-// failed though it is needed.
+// judged keeps the verdict on a watched stage, the last that was seen, and ends the run if nothing more is to be
+// known.
 func (w *witness) judged(name string) error {
-	i := slices.Index(w.needed, name)
-	if i < 0 {
+	if !slices.Contains(w.watched, name) {
 		return nil
 	}
-	if n := len(w.checks); n == 0 || w.checks[n-1].Tensor != name || w.checks[n-1].Verdict != report.Pass {
-		return errKnown
-	}
-	if w.needed = slices.Delete(slices.Clone(w.needed), i, i+1); len(w.needed) == 0 {
+	n := len(w.checks)
+	passes := n > 0 && w.checks[n-1].Tensor == name && w.checks[n-1].Verdict == report.Pass
+	w.passes[name] = passes
+	if len(w.passes) == len(w.watched) || w.firstOnly && !passes {
 		return errKnown
 	}
 	return nil

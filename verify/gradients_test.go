@@ -127,7 +127,7 @@ func TestGradientsNeedThoseOfAllLayers(t *testing.T) {
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, report.Inconclusive, r.Verdict)
-	require.Contains(t, r.Reasons[0], "gradients of stages were not compared")
+	require.Contains(t, r.Reasons[0], "stage gradients were not compared")
 }
 
 // TestEightDeviationsOfAGradient: just below, and just above.
@@ -175,7 +175,7 @@ func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, report.Inconclusive, r.Verdict)
-	require.Contains(t, r.Reasons[0], "prove nothing")
+	require.Contains(t, r.Reasons[0], "1 gradient proves nothing")
 }
 
 // TestGradientsOfUnmeasuredNoise beyond their fixed limit are not called wrong, up to 100 times it, and

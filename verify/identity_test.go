@@ -73,7 +73,7 @@ func TestPackOfAnotherConfig(t *testing.T) {
 	const origin = `the pack was recorded from another checkpoint or config: rms_norm_eps differs (pack 0.000001, here 0.00001), rope_scaling differs (pack {"type": "linear", "factor": 2.5}, here null)`
 	require.Equal(t, origin, r.Config.Origin)
 	has(t, printed(t, r), "\n\npack       "+origin+"\nDIVERGES ")
-	has(t, printed(t, r), "\nconfig     rms_norm_eps 0.00001, the pack was recorded with 0.000001\n")
+	has(t, printed(t, r), "\nconfig     rms_norm_eps 0.00001 as computed here, the pack's config has 0.000001\n")
 	has(t, html(t, r), "<strong>FAIL</strong> the pack was recorded from another checkpoint or config: rms_norm_eps differs")
 	has(t, junit(t, r), `<failure type="fail" message="the pack was recorded from another checkpoint or config: rms_norm_eps differs (pack 0.000001, here 0.00001), rope_scaling`)
 
@@ -81,7 +81,7 @@ func TestPackOfAnotherConfig(t *testing.T) {
 	require.Equal(t, report.Pass, r.Verdict)
 	require.Empty(t, r.Config.Origin)
 	require.Equal(t, []pack.Difference{{Key: "torch_dtype", Checkpoint: `"bfloat16"`, Pack: `"float16"`}}, r.Config.Differ)
-	has(t, printed(t, r), `config     torch_dtype "bfloat16", the pack was recorded with "float16"`)
+	has(t, printed(t, r), `config     torch_dtype "bfloat16", the pack's config has "float16"`)
 
 	r = run(t, c.Config, c, recorded("torch_dtype", "bfloat16"), verify.Options{ConfigHash: "sha256:of another"})
 	require.Empty(t, r.Config.Differ)
@@ -100,6 +100,55 @@ func TestPackWithoutItsConfig(t *testing.T) {
 		if unknown {
 			has(t, printed(t, r), "\nconfig     config.json is not the one that the pack was recorded from; which keys differ is not known")
 			has(t, printed(t, r), "\npack       the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is not known\nDIVERGES ")
+		}
+	}
+}
+
+// TestPackWhoseConfigIsNotItsReferences: the goldens are those of the checkpoint's config.json, and the pack's config
+// says otherwise. With the hash of that config.json, or with the shape of a choice, the pack contradicts itself;
+// without them there is no verdict.
+func TestPackWhoseConfigIsNotItsReferences(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-f32")
+	for key, test := range map[string]struct {
+		value  any
+		words  string
+		alone  string // the error without the hash; "" is an inconclusive run
+		passes bool   // it changes nothing that a verdict is about
+	}{
+		"rms_norm_eps":        {1e-5, "rms_norm_eps differs (pack 0.00001, here 0.000001)", "", false},
+		"rope_theta":          {5e4, "rope_theta differs (pack 50000, here 10000)", "", false},
+		"norm_topk_prob":      {true, "norm_topk_prob differs (pack true, here false)", "", false},
+		"num_experts_per_tok": {3, "", "manifest.json contradicts itself: config has num_experts_per_tok 3, model.layers.1.mlp.gate.topk_idx has the shape [34 4]", false},
+		"aux_loss_alpha":      {0.5, "aux_loss_alpha differs (pack 0.5, here 0.001)", "", true},
+		"torch_dtype":         {"float16", "", "", true},
+	} {
+		other := must(pack.Open(rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
+			config := configOf(t, "v1-base")
+			config[key] = test.value
+			m["config"] = config
+		})))
+		_, err := verify.Run(context.Background(), c.Config, c, other, verify.Options{ConfigHash: p.Manifest.Checkpoint["config.json"]})
+		switch {
+		case test.alone != "":
+			require.ErrorContains(t, err, test.alone, key)
+		case test.words != "":
+			require.ErrorContains(t, err, "manifest.json contradicts itself: config is not the config.json that checkpoint has the hash of: "+test.words, key)
+		default:
+			require.NoError(t, err, key)
+		}
+		r, err := verify.Run(context.Background(), c.Config, c, other, verify.Options{ConfigHash: "sha256:of another"})
+		switch {
+		case test.alone != "":
+			require.ErrorContains(t, err, test.alone, key)
+		case test.passes:
+			require.NoError(t, err, key)
+			require.Equal(t, report.Pass, r.Verdict, key)
+		default:
+			require.NoError(t, err, key)
+			require.Equal(t, report.Inconclusive, r.Verdict, key)
+			require.Len(t, r.Reasons, 1)
+			require.Regexp(t, "^config.json has "+key+" .*, the pack's config has .*: correct config.json, or record the pack from this checkpoint$", r.Reasons[0])
 		}
 	}
 }

@@ -31,6 +31,10 @@ func TestPaddedRows(t *testing.T) {
 		"model.layers.0.mlp.experts.0.down_proj.input":       {[]int{4, 8}, nil},
 		"model.layers.0.self_attn.attn_weights":              {[]int{2, 2, 3, 3}, []int{6, 9}},
 		"model.layers.0.self_attn.indexer.q":                 {[]int{2, 3, 2, 4}, []int{6, 7}},
+		"model.layers.0.self_attn.q_norm.output":             {[]int{2, 3, 4, 5}, []int{12, 13, 14, 15}},
+		"model.layers.1.self_attn.k_norm.output":             {[]int{2, 2, 3, 5}, []int{6, 7, 8}},
+		"model.layers.0.ffn_hc.input":                        {[]int{2, 3, 2, 2, 5}, []int{12, 13, 14, 15}},
+		"model.layers.0.mlp.experts.3.probe.output":          {[]int{2, 5}, nil},
 		"model.layers.0.self_attn.indexer.k":                 {[]int{2, 3, 4}, []int{3}},
 		"model.layers.1.eh_proj.output":                      {[]int{2, 2, 4}, []int{2}},
 		"model.layers.2.shared_head.norm.output":             {[]int{2, 1, 4}, []int{1}},
@@ -60,7 +64,7 @@ func TestLinesOnBothSides(t *testing.T) {
 		width, distinct int
 		rounded         bool
 	}{
-		"tensor":                         {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1, 64, 8, false},
+		"tensor":                         {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1 + 4/math.Sqrt(512), 64, 8, false},
 		"tensor of rounded weights":      {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Sqrt(3) + 0.5, 64, 8, true},
 		"row":                            {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, false},
 		"row of rounded weights":         {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, true},

@@ -1,12 +1,14 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -20,7 +22,7 @@ func (t *tracer) topKeys(name string, ours *choice) error {
 	}
 	c := report.Check{Tensor: name, Verdict: report.Fail, DType: t.pack.Manifest.Tensors[name].DType.String(),
 		Shape: t.pack.Manifest.Tensors[name].Shape}
-	rows := &keyRows{ours, len(ours.Idx) / ours.Scores.Rows()}
+	rows := &keyRows{ours, len(ours.Idx) / ours.Scores.Rows(), t.in.Seq}
 	padded := pack.PaddedTokens(t.rows, ours.Scores.Rows())
 	want, reason, err := t.goldenKeys(name, rows.k, ours.Scores.Rows(), ours.Scores.Width())
 	if err != nil {
@@ -76,13 +78,17 @@ func (t *tracer) sharedKeys(layer int) ([]int, error) {
 // keyRows are the choices of an indexer, of k keys for each query.
 type keyRows struct {
 	*choice
-	k int
+	k   int
+	seq int // queries of a sequence
 }
+
+// hidden reports whether the mask hides a key from a query, whatever its score.
+func (r *keyRows) hidden(row, key int) bool { return r.Mask.Masked(row/r.seq, row%r.seq, key) }
 
 // visible returns the keys of a query that the mask does not hide.
 func (r *keyRows) visible(row int) (keys []int) {
-	for key, score := range r.Scores.Row(row) {
-		if !bounds.Hidden(score) {
+	for key := range r.Scores.Width() {
+		if !r.hidden(row, key) {
 			keys = append(keys, key)
 		}
 	}
@@ -100,8 +106,13 @@ func (r *keyRows) notVisible(want []int, padded pack.Padding) string {
 			return fmt.Sprintf("the golden has %d keys of query %d, which sees %d: not %d", len(chosen), row, len(visible), n)
 		}
 		for _, key := range chosen {
-			if score := r.Scores.Row(row)[key]; score != score || bounds.Hidden(score) {
-				return fmt.Sprintf("golden key %d of query %d is hidden by the mask, or its score is not a number", key, row)
+			if r.hidden(row, key) {
+				return fmt.Sprintf("golden key %d of query %d is hidden by the mask", key, row)
+			}
+		}
+		for _, key := range visible {
+			if !bounds.Finite(r.Scores.Row(row)[key]) {
+				return fmt.Sprintf("the score of key %d for query %d is not finite", key, row)
 			}
 		}
 	}
@@ -143,7 +154,7 @@ func (t *tracer) compareKeys(c *report.Check, rows *keyRows, want []int, padded 
 	case skip != "":
 		c.Verdict, c.Reason = report.Skipped, skip
 	case wrong > 0:
-		c.Reason = fmt.Sprintf("%d choices of another key, where rounding does not explain it", wrong)
+		c.Reason = text.Plural(wrong, "choice") + " of another key, where rounding does not explain it"
 		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
 	default:
 		c.Verdict = report.Pass
@@ -171,9 +182,7 @@ func (r *keyRows) countCut(count *report.KeyChoices, row int) {
 		return
 	}
 	count.Queries++
-	slices.SortFunc(visible, func(a, b int) int {
-		return map[bool]int{true: -1, false: 1}[scores[a] > scores[b]]
-	})
+	slices.SortFunc(visible, func(a, b int) int { return cmp.Compare(scores[b], scores[a]) })
 	if last := scores[visible[r.k-1]]; last == scores[visible[r.k]] {
 		count.TiedCuts++
 		if last == 0 {
@@ -183,7 +192,7 @@ func (r *keyRows) countCut(count *report.KeyChoices, row int) {
 }
 
 // compareRow compares one query's keys. Those that only we chose and those that only the golden chose
-// are paired by score, best with best: every pair has to tie.
+// are paired by score, best with best: every pair has to tie. A query sees as many keys in both.
 func (r *keyRows) compareRow(theirs []int, row int) rowChoice {
 	found := rowChoice{ours: of(r.Idx, row, r.k)}
 	first := row * r.Scores.Width()

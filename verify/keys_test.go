@@ -52,7 +52,7 @@ func TestKeysThatAreNotTheGoldens(t *testing.T) {
 		reason            string // of the failed check; "" if it passes
 	}{
 		"equal score":    {tied, place, twin, ""},
-		"less score":     {late, 0, worse, "1 choices of another key, where rounding does not explain it"},
+		"less score":     {late, 0, worse, "1 choice of another key, where rounding does not explain it"},
 		"twice":          {late, 1, row(late)[0], "golden key"},
 		"none":           {late, k - 1, -1, "the golden has 7 keys of query 40, which sees 41: not 8"},
 		"one too many":   {early, early + 1, 20, "the golden has 7 keys of query 5, which sees 6: not 6"},
@@ -81,6 +81,44 @@ func TestKeysThatAreNotTheGoldens(t *testing.T) {
 				require.Contains(t, check.Reason, test.reason)
 			}
 		})
+	}
+}
+
+// TestScoresWithoutTheMask: the reference scored, and chose, keys that the mask hides from one query, the first
+// or a later one; or the pack's choice is one that the mask allows.
+func TestScoresWithoutTheMask(t *testing.T) {
+	t.Parallel()
+	for golden, layer := range map[string]string{"v32-yarn/golden-f32": "model.layers.1.", "v32/golden-bf16": "model.layers.1.",
+		"glm5/golden-f32": "model.layers.0."} {
+		c, right := open(t, golden)
+		stage, chosen := layer+"self_attn.indexer.scores", layer+"self_attn.indexer.topk_idx"
+		scores, keys := must(right.Float32s(stage)), must(right.Ints(chosen))
+		seq := right.Manifest.Tensors[stage].Shape[2]
+		k := right.Manifest.Tensors[chosen].Shape[2]
+		for _, query := range []int{0, k + 1} {
+			for i := range seq { // better than all keys that the query sees
+				if at := query*seq + i; scores[at] < -1e38 {
+					scores[at] = float32(100 + i)
+				}
+			}
+			chosenFreely := slices.Clone(keys)
+			for i := range k {
+				chosenFreely[query*k+i] = seq - k + i
+			}
+			for _, wanted := range [][]int{keys, chosenFreely} {
+				p, err := pack.Open(rewritten(t, golden, func(dir string, m map[string]any) {
+					rewrite(t, dir, m, stage, scores)
+					rewrite(t, dir, m, chosen, wanted)
+				}))
+				require.NoError(t, err)
+				for _, mode := range []report.Mode{report.Local, report.Chained} {
+					r := run(t, c.Config, c, p, verify.Options{Mode: mode})
+					if mode == report.Local || p.Manifest.ComputeDType == "float32" {
+						require.Equal(t, stage, *r.FirstDivergence, "%s %s", golden, mode)
+					}
+				}
+			}
+		}
 	}
 }
 

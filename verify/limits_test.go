@@ -77,6 +77,29 @@ func TestMargin(t *testing.T) {
 	}
 }
 
+// TestTenTimesTheLimitOfChainedModeIsUndecided: from there on a stage fails; a loss, and a stage beyond a limit of
+// the user's, fail at once.
+func TestTenTimesTheLimitOfChainedModeIsUndecided(t *testing.T) {
+	for name, test := range map[string]struct {
+		stage  string
+		relRMS float64
+		limits map[string]float64
+		want   report.Verdict
+	}{
+		"within":        {"model.layers.0.output", 3.99e-6, nil, report.Pass},
+		"beyond":        {"model.layers.0.output", 4.01e-6, nil, report.Skipped},
+		"nearly ten":    {"model.layers.0.output", 3.99e-5, nil, report.Skipped},
+		"more than ten": {"model.layers.0.output", 4.01e-5, nil, report.Fail},
+		"user's limit":  {"model.layers.0.output", 4.01e-6, map[string]float64{"output": 1}, report.Fail},
+		"loss":          {"loss", 1.01e-5, nil, report.Fail},
+	} {
+		c := &report.Check{Tensor: test.stage}
+		tr := tracerOf(tensor.F32, Options{Mode: report.Chained, Limits: test.limits})
+		tr.judgeEndToEnd(c, bounds.Metrics{RelRMS: test.relRMS, Finite: true})
+		require.Equal(t, test.want, c.Verdict, name)
+	}
+}
+
 // TestWhatChainedModeJudges: the layers' outputs and what comes after them, losses and
 // gradients; nothing in a pack of few bits.
 func TestWhatChainedModeJudges(t *testing.T) {

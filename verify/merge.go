@@ -86,13 +86,16 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 	r.Checks, disputed = joinChecks(reports)
 	r.Places, r.Doubts = joinPlaces(reports), joinDoubts(reports)
 	r.Routing, r.Rounding = joinRouting(reports), joinRounding(reports, r.Checks)
-	r.Free = []string{}
+	r.Free, r.Beside = []string{}, []string{}
 	for _, one := range reports {
+		r.Beside = append(r.Beside, one.Beside...)
 		r.Free = append(r.Free, one.Free...)
 		r.Stopped = r.Stopped || one.Stopped
 		r.Coverage.OutsideForward = min(r.Coverage.OutsideForward, one.Coverage.OutsideForward)
 		r.Coverage.EmbeddingRows = max(r.Coverage.EmbeddingRows, one.Coverage.EmbeddingRows)
 	}
+	slices.Sort(r.Beside)
+	r.Beside = slices.Compact(r.Beside)
 	slices.Sort(r.Free)
 	r.Free = slices.Compact(r.Free)
 	joinScope(&r, reports)

@@ -27,6 +27,7 @@ func (t outcome) report() *report.Report {
 		Stopped:    t.stopped,
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
+		Beside:     t.contradictions,
 		Free:       slices.Sorted(maps.Keys(t.free)),
 		UserLimits: len(t.o.Limits) > 0,
 		Options:    report.Options{Limits: t.o.Limits, RotaryDType: cmp.Or(t.options().RotaryDType, t.pack.DType).String()},
@@ -178,6 +179,7 @@ func (t outcome) doubts(r *report.Report) []report.Doubt {
 	for _, s := range t.begun {
 		add(s.uniform, ofInput, s.name+" is the same for all tokens: attention and RoPE were not exercised")
 	}
+	add(true, ofInput, t.fewTokens(r.Places)...)
 	add(true, allZero, t.zeros...)
 	add(true, ofConfig, configReasons(&t.settings)...)
 	add(true, ofConfig, t.untrained()...)
@@ -188,6 +190,23 @@ func (t outcome) doubts(r *report.Report) []report.Doubt {
 	add(true, seldomReached, t.seldomReached()...)
 	add(true, notFinite, t.notFinite...)
 	return doubts
+}
+
+// fewTokens lists the layers whose compressors the pack's sequences are too short for: see config.Config.EntryTokens.
+func (t outcome) fewTokens(places []report.Place) (reasons []string) {
+	layers := map[int][]int{} // by the number of tokens that they need
+	for _, p := range places {
+		l := p.Layer()
+		need, bias := t.m.Config.EntryTokens(l), pack.StageOf(l, "self_attn.compressor.position_bias")
+		if _, used := t.exercised[bias]; t.in.Seq < need && (used || slices.Contains(p.Unchecked, bias)) {
+			layers[need] = append(layers[need], l)
+		}
+	}
+	for _, need := range slices.Sorted(maps.Keys(layers)) {
+		reasons = append(reasons, fmt.Sprintf("sequences of %s: the compressors of layers %s need at least %d to exercise "+
+			"all their weights", text.Plural(t.in.Seq, "token"), text.Ranges(layers[need]), need))
+	}
+	return reasons
 }
 
 // choiceMatters reports whether a checked stage depends on the choice of experts, as probes do not, or the
@@ -269,10 +288,11 @@ func (t outcome) untrained() []string {
 	if names == nil {
 		return nil
 	}
-	return []string{countWithFirst("weights have no gradient in the pack, though others of their module have", names)}
+	return []string{countWithFirst("weight", "has no gradient in the pack, though others of its module have",
+		"have no gradient in the pack, though others of their module have", names)}
 }
 
-// undecided lists gradients that could not be judged, and what would decide them.
+// undecided lists gradients and stages that could not be judged, and what would decide them.
 func (t outcome) undecided(checks []report.Check) (reasons []string) {
 	of := map[string][]string{}
 	for _, c := range checks {
@@ -285,15 +305,19 @@ func (t outcome) undecided(checks []report.Check) (reasons []string) {
 		remedy = ": local mode decides, by the gradients of stages"
 	}
 	if names := of[undecided]; names != nil {
-		reasons = append(reasons, countWithFirst("gradients are "+undecided, names)+remedy)
+		reasons = append(reasons, countWithFirst("gradient", "is "+undecided, "are "+undecided, names)+remedy)
+	}
+	if names := of[undecidedStage]; names != nil {
+		reasons = append(reasons, fmt.Sprintf("%s, the first is %s: local mode decides",
+			text.Plural(len(names), "stage")+" "+undecidedStage, names[0]))
 	}
 	if names := of[noisy]; names != nil {
-		reasons = append(reasons, countWithFirst("gradients prove nothing: another order of sums changes them too much in "+
-			"the reference", names)+remedy)
+		reasons = append(reasons, countWithFirst("gradient", "proves nothing: another order of sums changes it too much in "+
+			"the reference", "prove nothing: another order of sums changes them too much in the reference", names)+remedy)
 	}
 	if names := of[localOnly]; names != nil && t.o.Mode == report.Local {
-		reasons = append(reasons, countWithFirst("gradients of stages were not compared, since the pack has not those of "+
-			"all layers' outputs", names))
+		const why = " not compared, since the pack has not those of all layers' outputs"
+		reasons = append(reasons, countWithFirst("stage gradient", "was"+why, "were"+why, names))
 	}
 	return reasons
 }

@@ -133,7 +133,11 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 				panic(err)
 			}
 		}, "head.safetensors: missing"},
-		"no reference":   {func(_ string, m map[string]any) { delete(m, "reference") }, "manifest.json: no reference"},
+		"no reference": {func(_ string, m map[string]any) { delete(m, "reference") }, `manifest.json: reference: kind "", not "remote code" or "transformers native": whose rules the pack follows is not known`},
+		"an engine": {func(_ string, m map[string]any) { m["reference"].(map[string]any)["kind"] = "vllm 0.11" },
+			`reference: kind "vllm 0.11", not "remote code" or "transformers native"`},
+		"nearly a kind": {func(_ string, m map[string]any) { m["reference"].(map[string]any)["kind"] = "transformers" },
+			`reference: kind "transformers", not`},
 		"another format": {func(_ string, m map[string]any) { m["format"] = "golden/9" }, `format "golden/9"`},
 		"another mode":   {func(_ string, m map[string]any) { m["mode"] = "predict" }, `mode "predict"`},
 		"training in bfloat16": {func(_ string, m map[string]any) {
@@ -222,7 +226,7 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 		"another name": {func(t *testing.T, dir string, m map[string]any) {
 			tensors := m["tensors"].(map[string]any)
 			tensors["model.layers.0.output"].(map[string]any)["file"] = file
-		}, "layer-000.safetensors: tensor \"model.layers.0.output\" is not in manifest.json"},
+		}, `layer-000.safetensors: tensor "model.layers.0.output": manifest.json says that it is in embed.safetensors`},
 		"another shape": {func(t *testing.T, dir string, m map[string]any) {
 			refile(t, dir, m, file, func(tensors map[string]view) {
 				x := tensors[embedding]
@@ -244,7 +248,7 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 			rewrite(t, dir, m, "input_ids", []int{}, 2, 0)
 			delete(m["tensors"].(map[string]any), "attention_mask")
 			prune(t, dir, m)
-		}, "input: 0 ids and 0 mask values for a batch of 2 × 0"},
+		}, "golden: input_ids: no token"},
 		"an id outside the vocabulary": {func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, "input_ids", append(make([]int, 33), 256))
 		}, "input_ids[1, 16]: 256 is not in the vocabulary of 256"},
@@ -254,6 +258,9 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 		"a mask of another shape": {func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, "attention_mask", make([]int, 34), 17, 2)
 		}, "attention_mask: shape [17 2], input_ids has [2 17]"},
+		"an override of no key": {func(_ *testing.T, _ string, m map[string]any) {
+			m["config_overrides"] = map[string]any{"rope_tehta": 5e4, "seq_aux": true}
+		}, `manifest.json: config_overrides: "rope_tehta" is not a key of model_type deepseek, nor of config.json`},
 		"a config that cannot be": {func(_ *testing.T, _ string, m map[string]any) {
 			m["config_overrides"] = map[string]any{"hidden_size": 63}
 		}, "config_overrides: hidden_size: 63 is not divisible by num_attention_heads 4"},

@@ -182,7 +182,7 @@ func TestHolesOfPartialPacks(t *testing.T) {
 		}), report.Inconclusive, "no weight took part in a checked stage: this proves nothing of the checkpoint", ""},
 		"an input of zeros": {layersF32, func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, "model.layers.2.input", make([]float32, 9*64))
-		}, report.Fail, "1 golden tensors are all zero and prove nothing, the first is model.layers.2.input", ""},
+		}, report.Fail, "1 golden tensor is all zero and proves nothing: model.layers.2.input", ""},
 		"an input that is the same for all tokens": {layersF32, func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, "model.layers.2.input", slices.Repeat(slices.Repeat([]float32{1, -1}, 32), 9))
 		}, report.Fail, "model.layers.2.input is the same for all tokens: attention and RoPE were not exercised", ""},
@@ -380,7 +380,7 @@ func TestReadsIsWhatRunReads(t *testing.T) {
 		c, p := open(t, x.golden)
 		var src weights.Source = c
 		if c.Config.TieWordEmbeddings {
-			src = withHead{c, get(t, c, "model.embed_tokens.weight")} // which the published code compares
+			src = withHead(c, get(t, c, "model.embed_tokens.weight")) // which the published code compares
 		}
 		want := run(t, c.Config, src, p, x.o)
 		n := needed{holders: weights.Holders(c.Config, src, must(verify.Reads(c.Config, p, x.o)))}
@@ -465,7 +465,7 @@ func TestSelectionHidesNothing(t *testing.T) {
 	require.Contains(t, printed(t, r), " weights were run, but not checked: stages are not selected, or absent on purpose\n")
 	require.NotContains(t, printed(t, r), "213 of 213 weights")
 	r = run(t, c.Config, wrong, p, verify.Options{Layers: must(text.ParseSpans("2", "layers"))})
-	requireFails(t, r, "model.layers.2.self_attn.o_proj.output", "")
+	requireFails(t, r, "model.layers.2.self_attn.o_proj.output", "weight-scaled")
 
 	c, p = open(t, innerBF16)
 	r = run(t, override(t, c.Config, "rope_theta", "10100.0"), c, p, verify.Options{Stages: []string{"self_attn.o_proj.*"}})
@@ -524,7 +524,7 @@ func TestInnerStagesAreUsed(t *testing.T) {
 	for proj, stage := range map[string]string{"gate_proj": "gate_proj.output", "up_proj": "up_proj.output", "down_proj": "output"} {
 		w := get(t, c, expert+proj+".weight")
 		r := run(t, c.Config, replace(c, expert+proj+".weight", scaled(t, w, 2, row(w, 5)...)), p, verify.Options{})
-		requireFails(t, r, expert+stage, "")
+		requireFails(t, r, expert+stage, "weight-scaled")
 		failing := 0
 		for _, check := range r.Checks {
 			if check.Verdict == report.Fail {

@@ -194,7 +194,7 @@ func TestPredictionLayersWithoutCopies(t *testing.T) {
 	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, 145-2, r.Coverage.Weights)
 	r = run(t, c.Config, replace(src, "lm_head.weight", rotateRows(get(t, c, "lm_head.weight"))), p, verify.Options{})
-	requireFails(t, r, "lm_head.output", "")
+	requireFails(t, r, "lm_head.output", "rows-permuted")
 	last := r.Checks[len(r.Checks)-1]
 	require.Equal(t, mtp2+"shared_head.head.output", last.Tensor)
 	require.Equal(t, report.Fail, last.Verdict)
@@ -211,7 +211,7 @@ func TestPredictionLayersThatAreNotThere(t *testing.T) {
 		for _, mode := range []report.Mode{report.Local, report.Chained} {
 			r := run(t, cfg, src, p, verify.Options{Mode: mode})
 			require.Equal(t, report.Inconclusive, r.Verdict)
-			require.Equal(t, []string{"23 golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before"}, r.Reasons)
+			require.Equal(t, []string{"23 golden tensors of prediction layers cannot be compared: the checkpoint lacks these layers, or one before"}, r.Reasons)
 			require.Subset(t, r.Coverage.GoldenUnchecked, []string{mtp2 + "eh_proj.output"})
 			require.Zero(t, r.Coverage.OutsideForward)
 		}
@@ -254,7 +254,7 @@ func TestSecondPredictionLayerAlone(t *testing.T) {
 	r := run(t, c.Config, lacking{c, func(name string) bool { return strings.HasPrefix(name, mtp2) }}, p, verify.Options{})
 	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Equal(t, 68, r.Coverage.OutsideForward)
-	require.Contains(t, r.Reasons, "46 golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before")
+	require.Contains(t, r.Reasons, "46 golden tensors of prediction layers cannot be compared: the checkpoint lacks these layers, or one before")
 
 	dir := rewritten(t, "v3-mtp-two/golden-bf16", func(dir string, m map[string]any) {
 		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return strings.HasPrefix(name, "model.layers.3.") })

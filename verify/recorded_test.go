@@ -23,6 +23,9 @@ import (
 	"dsmoe/verify/report"
 )
 
+// kinds are those of packs' references.
+var kinds = map[config.Reference]string{config.Remote: "remote code", config.Native: "transformers native"}
+
 // TestOwnForwardIsWithinTheBounds: what Plain computes with float32 sums is a right reference,
 // in every dtype, of models with and without latent attention, groups and biases.
 func TestOwnForwardIsWithinTheBounds(t *testing.T) {
@@ -69,16 +72,16 @@ func TestExpertsMustBeReached(t *testing.T) {
 }
 
 // recorded is a pack of what Plain computes with float32 sums.
-func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *pack.Pack {
+func recorded(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *pack.Pack {
 	return recordedBy(t, c, src, in, d, func(p *model.Plain) model.Arithmetic[*model.Activation] { return p })
 }
 
 // recordedBy is recorded of an arithmetic around Plain.
-func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
+func recordedBy(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
 	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
-	p := &pack.Pack{Dir: t.TempDir(), DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: string(c.Reference)},
+	p := &pack.Pack{Dir: t.TempDir(), DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: kinds[c.Reference]},
 		Tensors: map[string]pack.Entry{}}}
 	if c.Reference == config.Native {
 		p.Manifest.Reference.Kind = "transformers native"

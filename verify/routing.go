@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -26,6 +27,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 		return err
 	}
 	if !t.scope.compares(name) {
+		t.leaveUndecided(&t.m.Layer(layer).MoE.Gate)
 		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
 	}
 	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.rows, ours.Scores.Rows())
@@ -160,7 +162,14 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 		t.routing.Pinned += pinned(ours, row, k)
 	}
 	if layer := t.m.Layer(c.Layer()); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
-		t.routing.Biases = append(t.routing.Biases, biasPins(c.Layer(), ours, want, k, padded))
+		pins := biasPins(c.Layer(), ours, want, k, padded)
+		if wrong == 0 {
+			t.pinBias(&pins, &layer.MoE.Gate, want, k, padded)
+		}
+		t.routing.Biases = append(t.routing.Biases, pins)
+	}
+	if ours.Groups != nil {
+		t.tellGroups(c.Layer(), wrong, want, k, padded)
 	}
 	t.routing.Choices += tokens * k
 	t.routing.Mismatches += wrong
@@ -174,9 +183,9 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 	case skip != "":
 		c.Verdict, c.Reason = report.Skipped, skip
 	case wrong > 0:
-		c.Reason = fmt.Sprintf("%d choices of another expert, where rounding does not explain it", wrong)
+		c.Reason = text.Plural(wrong, "choice") + " of another expert, where rounding does not explain it"
 		if ours.Table != nil {
-			c.Reason = fmt.Sprintf("%d choices of another expert than %s lists for the token", wrong, ours.Table.Name)
+			c.Reason = fmt.Sprintf("%s of another expert than %s lists for the token", text.Plural(wrong, "choice"), ours.Table.Name)
 		}
 		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
 	default:
@@ -348,7 +357,7 @@ func biasPins(layer int, ours *choice, want []int, k int, padded pack.Padding) r
 			pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
 		}
 	}
-	p := report.BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}}
+	p := report.BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}, Same: []string{}}
 	var known []float64
 	for e, slack := range pins {
 		if math.IsInf(slack, 1) {

@@ -433,11 +433,14 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 		return nil, name, s.pack.Fault(text.Quote(name) + ": " + problem)
 	}
 	values, err := s.pack.Float32s(name)
-	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedTokens(in, in.Batch*in.Seq))
-	if err == nil && !bounds.AllFinite(values) {
-		err = s.pack.Fault(text.Quote(name) + ": not finite, and a layer begins with it")
+	if err != nil {
+		return nil, name, err
 	}
-	return s.asInput(shape, values), name, err
+	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedRows(in, name, shape))
+	if !bounds.AllFinite(values) {
+		return nil, name, s.pack.Fault(text.Quote(name) + ": not finite, and a layer begins with it")
+	}
+	return s.asInput(shape, values), name, nil
 }
 
 // inputShape is the shape of a stage that a layer begins with: in a model with streams, all stages but the embedding

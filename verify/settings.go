@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/text"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -20,10 +21,13 @@ import (
 // be made with others than a checkpoint's.
 var training = []string{"aux_loss_alpha", "seq_aux"}
 
+// untied is the key that tells a head stored apart from one that is the embedding: the numbers of either are checked.
+const untied = "tie_word_embeddings"
+
 // settingsOf compares a checkpoint's config with the config c that the reference ran with, and with the config
 // that the pack was recorded from.
 func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) report.Settings {
-	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in),
+	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Tried: tried(c, o.Mode),
 		Differ: []pack.Difference{}}
 	if recorded, err := golden.RecordedConfig(c.Reference); err == nil &&
 		recorded != nil { // checkShape has seen the error
@@ -105,8 +109,26 @@ func addWindowed(c *config.Config, seq int, add func(holds bool, key, format str
 		"the pack has %d entries: every query attends to all that it sees", seq/max(1, c.CompressRateCSA))
 }
 
+// checkRecorded refuses a pack whose manifest has the hash of the checkpoint's config.json, and holds another config.
+func checkRecorded(c *config.Config, golden *pack.Pack, o *Options) error {
+	recorded, err := golden.RecordedConfig(c.Reference)
+	if err != nil || recorded == nil || o.ConfigHash == "" || golden.Manifest.Checkpoint["config.json"] != o.ConfigHash {
+		return err
+	}
+	if differ := meaningful(pack.Differences(c, recorded)); len(differ) > 0 {
+		return golden.Fault("manifest.json contradicts itself: config is not the config.json that checkpoint has the hash of: " +
+			pack.InWords(differ))
+	}
+	return nil
+}
+
+// meaningful returns the differences that change what the model computes, or its loss.
+func meaningful(differ []pack.Difference) []pack.Difference {
+	return slices.DeleteFunc(slices.Clone(differ), func(d pack.Difference) bool { return !d.Meaning })
+}
+
 // configReasons lists why there can be no verdict about the checkpoint: keys with which the reference ran
-// otherwise.
+// otherwise, or by the pack's config did.
 func configReasons(s *report.Settings) (reasons []string) {
 	for _, o := range s.Overridden {
 		if !o.Training {
@@ -114,12 +136,18 @@ func configReasons(s *report.Settings) (reasons []string) {
 				"that config", o.Key, o.Checkpoint, o.Reference))
 		}
 	}
+	for _, d := range meaningful(s.Differ) {
+		if d.Key != untied && !slices.Contains(training, d.Key) {
+			reasons = append(reasons, text.Line(fmt.Sprintf("config.json has %s %s, the pack's config has %s: correct config.json, "+
+				"or record the pack from this checkpoint", d.Key, d.Checkpoint, d.Pack)))
+		}
+	}
 	return reasons
 }
 
 // origin describes the evidence that the pack was recorded from another checkpoint or config; empty without any.
 func origin(s *report.Settings) string {
-	meaning := slices.DeleteFunc(slices.Clone(s.Differ), func(d pack.Difference) bool { return !d.Meaning })
+	meaning := meaningful(s.Differ)
 	switch {
 	case len(meaning) > 0:
 		return "the pack was recorded from another checkpoint or config: " + pack.InWords(meaning)

@@ -125,9 +125,9 @@ func TestBiasPins(t *testing.T) {
 		1, 4, 5, masked, masked)}
 	p := biasPins(3, ours, []int{0, 1, 2, 1}, 2, nil)
 	// 0: 5 - 1 chosen, 4 - 1 not; 1: 4 - 1; 2: 4 - 1, 5 - 1; 3: 4 - 0.5; 4 is always masked
-	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}}, p)
+	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}, Same: []string{}}, p)
 	p = biasPins(3, ours, []int{0, 1, 2, 1}, 2, pack.Padding{false, true})
-	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}}, p)
+	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}, Same: []string{}}, p)
 }
 
 // TestRoutingByLayer: what is counted of a layer is what was added by it.

@@ -15,7 +15,7 @@ import (
 // chainedTrace compares the stages of a pass that runs end to end by their Metrics.
 type chainedTrace struct {
 	*tracer
-	attribution *attribution[*model.Activation]
+	attribution *attribution[model.Activation]
 }
 
 // chained runs the model without the error analysis, and backward if the pack is one of
@@ -81,7 +81,10 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			return err
 		}
 	}
-	if kind == pack.TopKWeight {
+	switch kind {
+	case pack.GateLogits:
+		t.rechoose = t.rechoosing(a)
+	case pack.TopKWeight:
 		t.markReached(layer, a)
 	}
 	return nil
@@ -90,11 +93,11 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 // compare judges the selected rows of a by their metrics.
 func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *bounds.Rows) {
 	m := rows.Metrics(a.Values, want, a.Width(), a.DType)
-	record(c, m, a.Values, want)
+	record(c, m, a.Values[m.Worst], want)
 	if strings.HasSuffix(name, pack.Grad) {
 		t.judgeGradient(c, m, want)
 	} else {
-		judge(c, m, t.metricLimits(name), t.unjudged(name))
+		t.judgeEndToEnd(c, m)
 	}
 	if c.Verdict == report.Fail {
 		c.Pattern = t.metricPattern(a, want, rows)
@@ -105,14 +108,19 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 // rounding; exactly as much that two that are equal may differ by twice that.
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
 	if _, kind := pack.CutLayer(name); pack.CutIndexer(kind) == pack.IndexerTopK {
-		return t.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx})
+		return t.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx, Mask: ours.Mask})
 	}
+	return t.topK(name, t.noisy(ours))
+}
+
+// noisy returns a choice whose scores have errors.
+func (t *tracer) noisy(ours *model.Choice[*model.Activation]) *choice {
 	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx, Table: ours.Table}
 	if g := ours.Groups; g != nil {
 		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth),
 			Chosen: g.Chosen, Masked: g.Masked}
 	}
-	return t.topK(name, noisy)
+	return noisy
 }
 
 // scoreErrors is a gate's scores with the errors that they have end to end: of each its own size
@@ -149,7 +157,7 @@ type replay struct{ *tracer }
 // Stage implements model.Trace.
 func (t *replay) Stage(name string, a *model.Activation) error {
 	if pack.IsLoss(name) {
-		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.rows, nil)}).Stage(name,
+		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[model.Activation](nil, t.rows, nil)}).Stage(name,
 			a)
 	}
 	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {

@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"slices"
+	"weak"
 
 	"dsmoe/model"
 	"dsmoe/model/table"
@@ -20,7 +21,7 @@ type learning struct {
 	*tracer
 	g           *bounds.Gradients
 	local       *localTrace
-	attribution *attribution[*bounds.Value]
+	attribution *attribution[bounds.Value]
 }
 
 // stageGradients reports whether the pack has what a backward pass a layer at a time begins with: the
@@ -44,7 +45,7 @@ func (t *tracer) learn(ctx context.Context) error {
 	a := t.analysis(o, t.rounded)
 	defer a.Close()
 	g := bounds.NewGradients(a, t.m)
-	watched := newAttribution[*bounds.Value](nil, t.rows, nil)
+	watched := newAttribution[bounds.Value](nil, t.rows, nil)
 	l := &learning{tracer: t, g: g, attribution: watched, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
 	g.Wanted = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
 	g.OnWeight = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
@@ -153,10 +154,11 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 	if c.Verdict == report.Skipped {
 		dx.Replace(want)
 	} else if c.Verdict != report.Fail {
-		record(&c, rows.Metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
-		l.attribution.sets[dx] = by
+		m := rows.Metrics(dx.Values, want, dx.Width(), dx.DType)
+		record(&c, m, dx.Rounded(m.Worst), want)
+		l.attribution.sets[weak.Make(dx)] = by
 		l.local.judgeErrors(&c, dx, want, rows)
-		delete(l.attribution.sets, dx)
+		delete(l.attribution.sets, weak.Make(dx))
 		c.Blind = c.Blind && bounds.RMS(want) > 0 // nothing flows to an expert of last tokens
 		dx.Replace(want)
 	}
@@ -167,7 +169,7 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 func (l *learning) head(x *bounds.Value) error {
 	sum, dx := l.g.CrossEntropy(x, l.tracer.in)
 	if l.pack.Has(pack.Loss) && l.scope.compares(pack.Loss) {
-		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.rows, nil)}
+		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[model.Activation](nil, l.tracer.rows, nil)}
 		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)},
 			DType: tensor.F32}); err != nil {
 			return err

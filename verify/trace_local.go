@@ -1,11 +1,14 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
@@ -17,7 +20,7 @@ import (
 type localTrace struct {
 	*tracer
 	analysis      *bounds.Analysis
-	attribution   *attribution[*bounds.Value]
+	attribution   *attribution[bounds.Value]
 	lastDistances *bounds.Distances // of the last stage that was compared
 }
 
@@ -25,8 +28,40 @@ type localTrace struct {
 // watched by t.
 func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, computes bounds.Arithmetic) *network {
 	watched := newAttribution(computes, t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
-	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys,
+	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys, Given: t.given,
 		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
+}
+
+// given returns the golden output of a part of a layer in which the user selects no stage. The weights of the part are
+// set aside: they take part in nothing.
+func (t *tracer) given(p *model.Section) (*bounds.Value, bool, error) {
+	if len(t.o.Stages) == 0 || t.pack.Manifest.Mode == "train" || t.comparesIn(p) ||
+		pack.Misfit(t.pack.Manifest.Tensors[p.Output], p.Shape, t.pack.DType) != "" {
+		return nil, false, nil
+	}
+	values, err := t.pack.Float32s(p.Output)
+	if err != nil || !bounds.AllFinite(values) {
+		return nil, false, err
+	}
+	x := &model.Activation{Shape: p.Shape, Values: values, DType: t.pack.DType}
+	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+		if p.Has(s.Name) {
+			t.aside[s.Name] = struct{}{}
+		}
+	}
+	return bounds.Exact(x), true, nil
+}
+
+// comparesIn reports whether stages of a part are compared that the pack has in this layer, or in another one:
+// there their absence is an error.
+func (t *tracer) comparesIn(p *model.Section) bool {
+	for name := range t.pack.Manifest.Tensors {
+		_, kind := pack.CutLayer(name)
+		if here := pack.StageOf(p.Layer, kind); p.Has(here) && t.scope.compares(here) {
+			return true
+		}
+	}
+	return false
 }
 
 // Stage implements model.Trace.
@@ -37,6 +72,7 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	case err != nil:
 		return err
 	case !has:
+		t.trustReadings(name, x)
 		if t.onPurpose(name) {
 			setAside(t.tracer, t.attribution, x)
 		}
@@ -55,7 +91,12 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 			return err
 		}
 	}
-	if layer, kind := pack.CutLayer(name); kind == pack.TopKWeight {
+	switch layer, kind := pack.CutLayer(name); kind {
+	case pack.GateLogits:
+		if !t.trial {
+			t.rechoose = t.rechoosing(x)
+		}
+	case pack.TopKWeight:
 		t.markReached(layer, x.Activation)
 	}
 	return nil
@@ -82,13 +123,15 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	}
 	if c.Verdict != report.Skipped {
 		x, want, rows := t.shown(name, x, want, rows)
-		rounded := x.Rounded()
-		m := rows.Metrics(rounded, want, x.Width(), x.DType)
-		record(&c, m, rounded, want)
+		m := rows.Metrics(x.Values, want, x.Width(), x.DType)
+		record(&c, m, x.Rounded(m.Worst), want)
 		if pack.IsLossOrGradient(name) {
 			judge(&c, m, t.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
+			if !t.trial {
+				t.tryReadings(&c, x, want, rows)
+			}
 		}
 	}
 	x.Replace(want)
@@ -130,7 +173,7 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 	c.Want = report.Number(want[d.Worst])
 	c.Got = report.Number(x.Values[d.Worst])
 	if !d.Finite {
-		c.Got = report.Number(x.Rounded()[d.Worst])
+		c.Got = report.Number(x.Rounded(d.Worst))
 		c.Reason = "not finite"
 		c.Pattern = t.localPattern(x, want, rows, factor)
 		return
@@ -138,7 +181,7 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees),
 		d.Beyond
 	c.Sigma = report.JSONFloat(factor * bounds.Unit * math.Sqrt(x.Variance(d.Worst)))
-	c.Blind = d.SaysNothing(rounded)
+	c.Blind = d.SaysNothing(x.DType, rounded)
 	margin := d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
 		margin = max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
@@ -173,7 +216,7 @@ func limitsInWords(d tensor.DType, rounded bool) string {
 		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron"
 	case d == tensor.F32:
 		return "8 σ of rounding errors for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct " +
-			"rows RMS ≤ 1, a column's ≤ 1 + 4/√rows"
+			"rows RMS ≤ 1 + 4/√elements, a column's ≤ 1 + 4/√rows"
 	}
 	return "8 σ of rounding errors for each element, 6 for a neuron"
 }
@@ -187,12 +230,11 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	}
 	for _, name := range t.attribution.weights(x) {
 		w := t.set.Find(name)
-		to := w.DType
-		if t.decodedFrom(w) != "" {
-			to = tensor.Q8_0 // of block types one says what another does
-		}
-		if t.rounded[name].By != "" && (d == x.DType || bounds.Blindness(to) > bounds.Blindness(d)) {
-			d = to
+		for _, from := range strings.Split(cmp.Or(t.decodedFrom(w), w.DType.String()), " and ") {
+			to, _ := tensor.ParseDType(from)
+			if t.rounded[name].By != "" && (d == x.DType || bounds.Blindness(to) > bounds.Blindness(d)) {
+				d = to
+			}
 		}
 	}
 	return d
@@ -211,11 +253,11 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 	if distinct < leastRows {
 		return margin
 	}
-	l.RMSZ = tensorRMS
+	l.RMSZ = lineRMS(distinct * width)
 	if rounded {
 		l.RMSZ = roundedRMS(width)
 	} else {
-		c.ColumnZ, l.ColumnZ = report.JSONFloat(d.ColumnRMS), columnRMS(distinct)
+		c.ColumnZ, l.ColumnZ = report.JSONFloat(d.ColumnRMS), lineRMS(distinct)
 		if together { // they share an operand's error, as those of a row do
 			l.ColumnZ = max(l.ColumnZ, rowRMS)
 			l.From += ", at most 3 where its elements share errors"

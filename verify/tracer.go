@@ -19,18 +19,20 @@ import (
 
 // run is what a verification compares, and how. It does not change while the model runs.
 type run struct {
-	pack     *pack.Pack
-	in       *model.Input // of the pack
-	rows     *model.Input // in, without its mask if rows of padding are compared, too
-	m        *model.DeepseekForCausalLM
-	src      weights.Source // of m's weights
-	set      *weights.Set   // the same under the names of the table
-	scope    *scope         // parts of the model that are run, and stages that are compared
-	o        *Options
-	rounded  bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
-	settings report.Settings  // how config.json and what the reference ran with go together
-	expected int              // golden tensors beside the inputs
-	kinds    map[string]bool  // stages that the pack has in some layer, with * for an expert's number
+	trial          bool // a mistake is undone: what numbers of config.json change is not asked
+	pack           *pack.Pack
+	in             *model.Input // of the pack
+	rows           *model.Input // in, without its mask if rows of padding are compared, too
+	m              *model.DeepseekForCausalLM
+	src            weights.Source // of m's weights
+	set            *weights.Set   // the same under the names of the table
+	scope          *scope         // parts of the model that are run, and stages that are compared
+	o              *Options
+	rounded        bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
+	contradictions []string         // see beside
+	settings       report.Settings  // how config.json and what the reference ran with go together
+	expected       int              // golden tensors beside the inputs
+	kinds          map[string]bool  // stages that the pack has in some layer, with * for an expert's number
 
 	attnWeights bool // the pack has probabilities of the whole input
 }
@@ -45,6 +47,8 @@ type result struct {
 	exercised bounds.WeightSet // weights behind a checked stage
 	failed    bounds.WeightSet // of these, behind one that failed
 	aside     bounds.WeightSet // weights behind a stage that is absent on purpose, or not selected
+	unpinned  bounds.WeightSet // weights that decide choices which are the same without them, or were not compared
+	told      map[tell]bool    // values of config.json that a compared stage tells from others
 	stepsErr  error            // why half steps of a weight could not be read
 	stopped   bool             // at the first failing stage, because the user asked for that
 	routing   report.Routing
@@ -59,9 +63,11 @@ type result struct {
 type tracer struct {
 	*run
 	*result
-	chosen    []int     // experts, by the last gate
-	logitsErr []float64 // of the last gate in chained mode, per token: max |logit - golden|
-	keysErr   []float64 // of the last indexer likewise, per query: max |score - golden|
+	chosen    []int                    // experts, by the last gate
+	rechoose  rechoose                 // of the last gate
+	rotations map[string]map[tell]bool // what RoPE's tables tell, by their name
+	logitsErr []float64                // of the last gate in chained mode, per token: max |logit - golden|
+	keysErr   []float64                // of the last indexer likewise, per query: max |score - golden|
 }
 
 // outcome is a run with all that was found: the report follows from these two alone.
@@ -108,9 +114,9 @@ func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 
 // newTracer begins a pass that has found nothing yet.
 func newTracer(r *run) *tracer {
-	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
+	return &tracer{run: r, rotations: map[string]map[tell]bool{}, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
 		free:      map[string]bool{},
-		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{},
+		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, aside: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, told: map[tell]bool{}, reached: map[int]map[int]bool{},
 		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}, clamped: map[int]bool{}}}
 }
 
@@ -217,7 +223,7 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 		}
 		t.seen[name] = true
 		t.begun = append(t.begun, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.rows)})
-		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.rows, x.Rows())).Gather(x.Values,
+		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedRows(t.rows, name, x.Shape)).Gather(x.Values,
 			x.Width()))
 		return value(x), nil
 	}
@@ -248,7 +254,7 @@ func (t *tracer) noteClamped(name string, values []float32) {
 }
 
 // setAside notes the weights behind a stage that is not compared.
-func setAside[V comparable](t *tracer, by *attribution[V], x V) {
+func setAside[V any](t *tracer, by *attribution[V], x *V) {
 	for _, w := range by.weights(x) {
 		t.aside[w] = struct{}{}
 	}
@@ -288,7 +294,7 @@ func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want [
 }
 
 // cover notes the weights behind a stage that was checked, by the arithmetic that knows them.
-func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
+func cover[V any](t *tracer, c report.Check, by *attribution[V], x *V) {
 	if c.Verdict == report.Skipped {
 		return
 	}
@@ -298,6 +304,7 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 			t.failed[w] = struct{}{}
 		}
 	}
+	t.tellRotations(c.Layer(), by.rotations(x))
 	by.checked(x)
 	if _, kind := pack.CutLayer(c.Tensor); c.Layer() >= 0 {
 		switch kind, expert := pack.CutExpert(kind); kind {
@@ -309,39 +316,23 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 	}
 }
 
-// paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
-// gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the
-// tokens that chose it.
+// paddedRows marks the rows of padding of a stage. Rows of a routed expert are the tokens that chose it.
 func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
 	if pack.IsStageGradient(name) {
 		name = strings.TrimSuffix(name, pack.Grad)
 	}
 	_, kind := pack.CutLayer(name)
-	kind, expert := pack.CutExpert(kind)
-	switch {
-	case t.rows.AttentionMask == nil || pack.IsLossOrGradient(name) || pack.IsTable(name) || pack.IsProbe(name):
-		return nil
-	case expert >= 0:
+	if _, expert := pack.CutExpert(kind); expert >= 0 && !pack.IsLossOrGradient(name) && !pack.IsProbe(name) {
 		return t.paddedOfExpert(expert)
-	case kind == pack.IndexerQueries: // [batch, seq, heads, width]
-		tokens, rows := pack.PaddedTokens(t.rows, a.Rows()/a.Shape[2]), make(pack.Padding, a.Rows())
-		for i := range rows {
-			rows[i] = tokens[i/a.Shape[2]]
-		}
-		return rows
-	case kind == pack.AttnWeights: // [batch, heads, queries, keys]
-		heads, queries := a.Shape[1], a.Shape[2]
-		tokens, rows := pack.PaddedTokens(t.rows, a.Shape[0]*queries), make(pack.Padding, a.Rows())
-		for i := range rows {
-			rows[i] = tokens[i/(heads*queries)*queries+i%queries]
-		}
-		return rows
 	}
-	return pack.PaddedTokens(t.rows, a.Rows())
+	return pack.PaddedRows(t.rows, name, a.Shape)
 }
 
-// paddedOfExpert marks padding among the tokens that chose an expert of the last gate.
+// paddedOfExpert marks padding among the tokens that chose an expert of the last gate. It is nil without a mask.
 func (t *tracer) paddedOfExpert(expert int) (rows pack.Padding) {
+	if t.rows.AttentionMask == nil {
+		return nil
+	}
 	k := t.m.Config.NumExpertsPerTok
 	tokens := pack.PaddedTokens(t.rows, len(t.chosen)/k)
 	for slot, e := range t.chosen {

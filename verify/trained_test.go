@@ -50,15 +50,16 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 			weight     string
 			row, units int
 			stage      string
+			cause      string
 			located    func(t *testing.T, c report.Check)
 		}{
-			{moe1 + "gate.weight", 5, 1, moe1 + "gate.logits", rows(5)},
-			{"model.layers.2.self_attn.o_proj.weight", 33, 1, "model.layers.2.self_attn.o_proj.output", rows(33)},
-			{"model.layers.3.post_attention_layernorm.weight", 0, 1, "model.layers.3.post_attention_layernorm.output",
+			{moe1 + "gate.weight", 5, 1, moe1 + "gate.logits", "", rows(5)},
+			{"model.layers.2.self_attn.o_proj.weight", 33, 1, "model.layers.2.self_attn.o_proj.output", "", rows(33)},
+			{"model.layers.3.post_attention_layernorm.weight", 0, 1, "model.layers.3.post_attention_layernorm.output", "norm-weight",
 				func(t *testing.T, c report.Check) { require.Contains(t, c.Where, "all in column ") }},
-			{prefix + ".up_proj.weight", 7, 4, moe1 + "experts.output", neuron},
-			{prefix + ".gate_proj.weight", 7, 4, moe1 + "experts.output", neuron},
-			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", func(t *testing.T, c report.Check) {
+			{prefix + ".up_proj.weight", 7, 4, moe1 + "experts.output", "", neuron},
+			{prefix + ".gate_proj.weight", 7, 4, moe1 + "experts.output", "", neuron},
+			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", "", func(t *testing.T, c report.Check) {
 				require.Equal(t, []int{expert}, c.Experts)
 				require.Equal(t, "all in column 7", c.Where)
 			}},
@@ -69,7 +70,7 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 				layer, _ := pack.CutLayer(test.weight)
 				o := verify.Options{Layers: text.Spans{{layer, layer}}}
 				r := run(t, c.Config, replace(c, test.weight, w), p, o)
-				requireFails(t, r, test.stage, "")
+				requireFails(t, r, test.stage, test.cause)
 				at := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == test.stage })
 				test.located(t, r.Checks[at])
 			})
@@ -102,8 +103,8 @@ func TestExchangedExpertsOfTrainedModels(t *testing.T) {
 	}
 }
 
-// TestTrainedModelInBF16 passes with RoPE's tables in the pack. Two of their entries are so near the middle of
-// two BF16 numbers that, without them, the scores of their rows, some hundreds large, might be any of several.
+// TestTrainedModelInBF16 passes with RoPE's tables in the pack, and without them: all of its frequencies are certain.
+// With half a unit of doubt about each, the scores of two rows, some hundreds large, might be any of several numbers.
 func TestTrainedModelInBF16(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-trained/golden-bf16")
@@ -119,6 +120,28 @@ func TestTrainedModelInBF16(t *testing.T) {
 		prune(t, dir, m)
 	})
 	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, report.Inconclusive, r.Verdict)
-	require.Contains(t, r.Reasons[0], "model.layers.2.self_attn.o_proj.input")
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
+}
+
+// TestTablesOfFloat32Packs: they are stages, and what follows is computed with the pack's.
+func TestTablesOfFloat32Packs(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "axk1/golden-f32")
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
+	cosines, err := p.Float32s(pack.RotaryCos)
+	require.NoError(t, err)
+	dir := rewritten(t, "axk1/golden-f32", func(dir string, m map[string]any) {
+		for i := range cosines {
+			cosines[i] *= 1 + 1e-5
+		}
+		rewrite(t, dir, m, pack.RotaryCos, cosines, p.Manifest.Tensors[pack.RotaryCos].Shape...)
+	})
+	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
+	requireFails(t, r, pack.RotaryCos, "")
+	for _, check := range r.Checks {
+		if check.Tensor == "model.layers.0.self_attn.o_proj.input" {
+			require.Equal(t, report.Fail, check.Verdict, "queries and keys are rotated by the pack's tables")
+		}
+	}
 }

@@ -51,7 +51,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err != nil {
 		return nil, err
 	}
-	if err := golden.CheckShape(c); err != nil {
+	if err := cmp.Or(golden.CheckShape(c), checkRecorded(c, golden, &o)); err != nil {
 		return nil, err
 	}
 	s.course.Predictions = min(s.course.Predictions, m.PredictionLayers())
@@ -64,6 +64,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	}
 	r := newRun(s, stored, m, src, in, &o)
 	if err := r.checkTied(); err != nil {
+		return nil, err
+	}
+	if r.contradictions, err = r.beside(); err != nil {
 		return nil, err
 	}
 	found, err := r.verify(ctx)

@@ -35,10 +35,13 @@ var packs = []string{
 	"v1-massive/golden-f32", "v1-massive/golden-bf16", "v1-f16/golden-f16", "v3-f16/golden-f16",
 	"v1-trained/golden-f32", "v3-trained/golden-f32", "v3-trained/golden-bf16",
 	"glm4-moe-lite/golden-f32", "kimi-k2/golden-f32", "vl2/golden-f32", "ocr/golden-f32",
-	"axk1/golden-f32",
+	"axk1/golden-f32", coherentHeads, "glm4-moe-lite-trained/golden-f32",
 	"v32/golden-f32", "v32/golden-bf16", "v32-yarn/golden-f32", "v32-fp8/golden-f32", "glm5/golden-f32", "glm5/golden-bf16",
 	"v4/golden-f32", "v4/golden-bf16", "v4-128/golden-f32", "v4-fp4/golden-f32",
 }
+
+// coherentHeads is a pack whose sums drift as far as is known.
+const coherentHeads = "glm4-moe-lite-coherent/golden-f32"
 
 // trained are float32 packs of models that were trained.
 var trained = []string{"v1-trained/golden-f32", "v3-trained/golden-f32"}
@@ -219,7 +222,11 @@ func TestPacksPassEndToEnd(t *testing.T) {
 			c, p := open(t, golden)
 			r := run(t, c.Config, c, p, verify.Options{Mode: report.Chained})
 			require.Nil(t, r.FirstDivergence)
-			if p.DType == tensor.F32 {
+			if golden == coherentHeads {
+				require.Equal(t, report.Inconclusive, r.Verdict)
+				require.Equal(t, []string{"2 stages beyond the fixed limit of chained mode, by no more than rounding may do, the first " +
+					"is model.layers.0.output: local mode decides"}, r.Reasons)
+			} else if p.DType == tensor.F32 {
 				require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 				require.Empty(t, r.Coverage.WeightsUnchecked)
 			} else {
@@ -229,6 +236,15 @@ func TestPacksPassEndToEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCoherentHeadsAreNoExcuse: the sums of the pack drift, and one weight of another value fails all the same.
+func TestCoherentHeadsAreNoExcuse(t *testing.T) {
+	t.Parallel()
+	const proj = "model.layers.0.self_attn.o_proj"
+	c, p := open(t, coherentHeads)
+	r := run(t, c.Config, replace(c, proj+".weight", nudged(get(t, c, proj+".weight"), 3, 1)), p, verify.Options{})
+	requireFails(t, r, proj+".output", "")
 }
 
 // TestSameReportOnAnyNumberOfThreads compares the JSON to the byte.

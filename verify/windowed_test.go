@@ -74,10 +74,10 @@ func TestEntriesThatAreNotTheGoldens(t *testing.T) {
 	other := slices.IndexFunc(entries[:(late+1)/4], func(s float32) bool { return s < entries[row[0]]/2 })
 	require.NotContains(t, row, other)
 	for reason, test := range map[string][3]int{
-		"1 choices of another key, where rounding does not explain it": {late, 0, other},
-		"golden key 64 of query 250 is not one of 64":                  {late, 0, 64},
-		"golden key 63 of query 250 is hidden by the mask":             {late, 0, 63},
-		"the golden has 1 keys of query 11, which sees 3: not 3":       {11, 1, -1},
+		"1 choice of another key, where rounding does not explain it": {late, 0, other},
+		"golden key 64 of query 250 is not one of 64":                 {late, 0, 64},
+		"golden key 63 of query 250 is hidden by the mask":            {late, 0, 63},
+		"the golden has 1 keys of query 11, which sees 3: not 3":      {11, 1, -1},
 	} {
 		moved := slices.Clone(keys)
 		moved[test[0]*k+test[1]] = test[2]
@@ -105,7 +105,7 @@ func TestExpertsOfTheTable(t *testing.T) {
 		r := run(t, c.Config, c, p, verify.Options{Mode: mode})
 		require.Equal(t, name, *r.FirstDivergence)
 		check := checkOf(r, name)
-		require.Equal(t, "1 choices of another expert than model.layers.0.mlp.gate.tid2eid lists for the token", check.Reason)
+		require.Equal(t, "1 choice of another expert than model.layers.0.mlp.gate.tid2eid lists for the token", check.Reason)
 		require.Equal(t, []int{7, 1}, check.Index)
 	}
 	experts[7*3+1] = 7
@@ -211,4 +211,20 @@ func TestStreamsWithoutTheirWeights(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestSequencesTooShortForEntries: an entry of layer 1 is made of two windows of 4 tokens, one of layer 2 of 8.
+func TestSequencesTooShortForEntries(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v4/golden-short-f32")
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.Equal(t, report.Inconclusive, r.Verdict)
+	require.Contains(t, r.Reasons, "sequences of 7 tokens: the compressors of layers 1, 2 need at least 8 to exercise all their weights")
+	tables := 0
+	for _, check := range r.Checks {
+		if require.Equal(t, report.Pass, check.Verdict, check.Tensor); pack.IsTable(check.Tensor) {
+			tables++
+		}
+	}
+	require.Equal(t, 4, tables)
 }

@@ -96,6 +96,8 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 		return nil, err
 	}
 	defer right.Close()
+	noteAdapter(stderr, left)
+	noteAdapter(stderr, right)
 	x, err := sideOf(left)
 	if err != nil {
 		return nil, err
@@ -132,6 +134,8 @@ func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *r
 		return nil, err
 	}
 	defer small.Close()
+	noteAdapter(stderr, large)
+	noteAdapter(stderr, small)
 	x, err := runnable(large, large.Config.Reference)
 	if err != nil {
 		return nil, err
@@ -191,6 +195,9 @@ func orderedWeights(c *checkpoint.Checkpoint) ([]*weights.Weight, error) {
 	var problems []checkpoint.Problem
 	for _, m := range set.Misfits {
 		problems = append(problems, checkpoint.Problem{Tensor: m.Name, Cause: m.Cause})
+	}
+	for _, w := range set.WrongShapes(weights.Mapped(c)) {
+		problems = append(problems, checkpoint.Problem{Tensor: w.Got.Name, Cause: w.Cause})
 	}
 	if problems != nil {
 		return nil, &checkpoint.Error{Path: c.Path, Problems: problems}

@@ -297,10 +297,12 @@ func showSize(size int64) string {
 	return strconv.FormatInt(size, 10)
 }
 
-// parseSize reads a size: 5GB, 5G, 5gb, 1.5GiB, 500000. What is less than a byte is dropped.
+// parseSize reads a size: 5GB, 5G, 5gb, 1.5GiB, 5000000. What is less than a byte is dropped. Less than leastPlain has a
+// unit: 5 is hardly 5 bytes.
 func parseSize(word string) (int64, error) {
 	digits := strings.TrimRight(word, "TGMKBtgmkbi ")
-	unit, ok := unitBytes(strings.TrimLeft(word[len(digits):], " "))
+	name := strings.TrimLeft(word[len(digits):], " ")
+	unit, ok := unitBytes(name)
 	n, isNumber := new(big.Rat).SetString(digits)
 	if !ok || !isNumber || strings.Trim(digits, "0123456789.") != "" {
 		return 0, errNoSize
@@ -310,8 +312,14 @@ func parseSize(word string) (int64, error) {
 	if whole.Sign() <= 0 || whole.BitLen() > 62 {
 		return 0, errNoSize
 	}
+	if name == "" && whole.Int64() < leastPlain {
+		return 0, fmt.Errorf("has no unit: write %sB for bytes, or KB, MB, GB in place of B", word)
+	}
 	return whole.Int64(), nil
 }
+
+// leastPlain is the least number of bytes that needs no unit: shards and memory have more.
+const leastPlain = 1_000_000
 
 var errNoSize = errors.New("not a size such as 5GB, 1.5GiB or 500MB")
 

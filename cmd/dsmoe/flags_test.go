@@ -26,7 +26,7 @@ func TestFlagValues(t *testing.T) {
 			map[string]string{"keep": "keep", "f32": "F32", "f16": "F16", "bf16": "BF16", "F32": "F32", "fp32": "F32", "float32": "F32", "torch.float32": "F32",
 				"fp16": "F16", "float16": "F16", "half": "F16", "bfloat16": "BF16", "torch.bfloat16": "BF16", "fp8": "fp8", "FP8": "fp8"}, []string{"", "Keep", "f64", "double", "q8", "fp16x"}},
 		"shard": {func() flagValue { return shardFlag(new(int64)) },
-			map[string]string{"none": "none", "5GB": "5GB", "2GiB": "2GiB", "1500": "1500B"}, []string{"", "0", "None", "-1", "x"}},
+			map[string]string{"none": "none", "5GB": "5GB", "2GiB": "2GiB", "1500001": "1500001B"}, []string{"", "0", "None", "-1", "x"}},
 		"layers": {func() flagValue { return spansFlag(new(text.Spans), "layers") },
 			map[string]string{"0-3,7": "0-3,7", "1, 2-2": "1,2", "5": "5"}, []string{"", "3-1", "a"}},
 		"limit": {func() flagValue { return limits{} },

@@ -15,6 +15,7 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/stats"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -110,13 +111,20 @@ dsmoe help findings  the kinds of findings`,
 	return cmd
 }
 
-// auditHeaders audits what headers tell.
+// auditHeaders audits what headers tell, and each weight_shape that can be viewed.
 func auditHeaders(_ *cobra.Command, path string) (*header.AuditReport, error) {
-	c, err := scan(path)
+	src, err := checkpoint.Examine(path)
 	if err != nil {
 		return nil, err
 	}
-	return header.Audit(c), nil
+	defer src.Close()
+	c, err := inspected(src.Inventory)
+	if err != nil {
+		return nil, err
+	}
+	a := header.Audit(c)
+	a.Add(c.WrongShapes(weights.Mapped(src))...)
+	return a, nil
 }
 
 // auditValues reads every weight.

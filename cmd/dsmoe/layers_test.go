@@ -26,8 +26,8 @@ func TestLayers(t *testing.T) {
 			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/tensors", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
 
-		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
-		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
+		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor"},
+		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
 		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest"},
 		"convert/internal/progress": {"convert/plan", "convert/internal/disk", "model/tensor"},
 		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/digest", "model/tensor"},

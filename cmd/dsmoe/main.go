@@ -24,6 +24,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the first signal cleans up, a second one kills
 	remote.Default.Context, remote.Default.Headers = ctx, remote.DefaultHeaders()
+	remote.Default.Waiting = func(why string) { printWaiting(os.Stderr, why) }
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -91,6 +92,14 @@ func printTraffic(w io.Writer) {
 	if bytes, requests := remote.Default.Traffic(); requests > 0 {
 		fmt.Fprintf(w, "note: %s were read in %s\n", text.Bytes(bytes), text.Plural(int(requests), "request"))
 	}
+}
+
+// printWaiting writes why a server does not answer, over the progress bar of a terminal.
+func printWaiting(w io.Writer, why string) {
+	if isTerminal(w) {
+		fmt.Fprint(w, "\r\x1b[K")
+	}
+	fmt.Fprintln(w, "note: "+text.Line(why))
 }
 
 // addCache adds --cache to a command and those below it.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"dsmoe/convert/checkpoint"
@@ -121,7 +123,16 @@ func convertedWeights(src *checkpoint.Checkpoint, to weightType) (header.Weights
 	if to.mixture != "" {
 		o.Format = "gguf" // the format that has mixtures
 	}
+	src.Alone = true // tokenizers and other files beside the weights are not read
 	p, err := plan.Conversion(src, o)
+	var refused *checkpoint.Error
+	if errors.As(err, &refused) {
+		for i := range refused.Problems {
+			if h := &refused.Problems[i].Hint; *h != "" {
+				*h = "of convert: " + *h // its flags are not those of mem
+			}
+		}
+	}
 	if err != nil {
 		return w, err
 	}

@@ -5,11 +5,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
@@ -75,12 +73,12 @@ func (o *output) print(cmd *cobra.Command, r sheeted) error {
 
 // chosen returns the form in which print prints.
 func (o *output) chosen(cmd *cobra.Command) text.Form {
-	switch f, ok := cmd.OutOrStdout().(*os.File); {
+	switch {
 	case *o.json:
 		return jsonForm
 	case o.form.value != "":
 		return text.Form(o.form.value)
-	case ok && term.IsTerminal(int(f.Fd())):
+	case isTerminal(cmd.OutOrStdout()):
 		return text.AsTable
 	}
 	return o.pipe

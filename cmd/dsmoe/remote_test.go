@@ -59,6 +59,13 @@ func TestInterruptedRequests(t *testing.T) {
 	require.Contains(t, errs.String(), "dsmoe: interrupted\n")
 }
 
+// TestWaiting: what a client says while a server does not answer goes to stderr, escaped.
+func TestWaiting(t *testing.T) {
+	var errs bytes.Buffer
+	printWaiting(&errs, "hf://org/model: the server answers \"503 \x1b[2J\"; try 6 of 12 in 9s")
+	require.Equal(t, "note: hf://org/model: the server answers \"503 \\x1b[2J\"; try 6 of 12 in 9s\n", errs.String())
+}
+
 // TestVerifyHub: a verification of a model of the hub, with 30 % of the requests failing or breaking off, gives
 // the document of one on the disk, but for paths, times and samples.
 func TestVerifyHub(t *testing.T) {

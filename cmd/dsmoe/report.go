@@ -134,6 +134,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		return nil, err
 	}
 	defer src.Close()
+	noteAdapter(cmd.ErrOrStderr(), src)
 	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	in := report.Input{Selection: f.selection, Progress: b.set}

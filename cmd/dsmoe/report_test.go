@@ -327,11 +327,31 @@ func TestReportAgainst(t *testing.T) {
 
 	m := makeReport(t, tuned, "--against", base)
 	assert.Contains(t, m.words, "1 of 186 weights changed, by ")
+	assert.Contains(t, m.words, "1 OF 186 WEIGHTS CHANGED Nothing else was found.")
+	assert.NotContains(t, m.words, "NOTHING FOUND")
+	assert.Less(t, strings.Index(m.words, "rank of the changes: 1"), strings.Index(m.words, "headers of 3 files"), "what changed comes first")
+	assert.Contains(t, m.page, `class="verdict unclear"`)
 	assert.Contains(t, m.Checked, "186 weights against "+base+": relative changes and their ranks")
 	_, text, _ := dsmoe(t.Context(), "inspect", "report", tuned, "--against", base)
-	assert.Regexp(t, `(?m)^against .*: 1 of 186 weights changed, by [0-9.e-]+ of the base's RMS; rank of the changes: 1$`, text)
+	assert.Regexp(t, `^against .*: 1 of 186 weights changed, by [0-9.e-]+ of the base's RMS; rank of the changes: 1\n`, text)
+	assert.Contains(t, text, tuned+": nothing else was found\n")
 	_, text, _ = dsmoe(t.Context(), "inspect", "report", base, "--against", base)
-	assert.Contains(t, text, ": 186 weights compared, and all are equal\n")
+	assert.Regexp(t, `^against .*: 186 weights compared, and all are equal\n`, text)
+	assert.Contains(t, text, base+": nothing was found\n")
+	m = makeReport(t, base, "--against", base)
+	assert.Contains(t, m.words, "NOTHING FOUND")
+
+	// With findings, and with weights that the base has not: both are said first.
+	ties := fixture("v1-router-ties", "checkpoint")
+	m = makeReport(t, ties, "--against", base)
+	assert.Regexp(t, `[0-9]+ OF [0-9]+ WEIGHTS CHANGED, 1 ERROR`, m.words)
+	short := filepath.Join(t.TempDir(), "short")
+	_, _, stderr := dsmoe(t.Context(), "convert", base, short, "--layers", "0-1")
+	require.Empty(t, stderr)
+	m = makeReport(t, base, "--against", short)
+	assert.Regexp(t, `[0-9]+ WEIGHTS NOT COMPARED WITH THE BASE Nothing else was found`, m.words)
+	_, text, _ = dsmoe(t.Context(), "inspect", "report", base, "--against", short)
+	assert.Regexp(t, `^against .*: [0-9]+ weights compared, and all are equal; [0-9]+ not compared\n`, text)
 }
 
 // TestReportRefuses what it cannot do before it reads anything, and leaves no page.

@@ -398,14 +398,14 @@ func TestErrorsAreSafeToPrint(t *testing.T) {
 
 func TestByteSize(t *testing.T) {
 	for text, want := range map[string]int64{
-		"5GB": 5e9, "500MB": 5e8, "2GiB": 2 << 30, "1KiB": 1024, "7": 7, "7B": 7, "3 TB": 3e12, "1TiB": 1 << 40,
-		"5G": 5e9, "5g": 5e9, "5gb": 5e9, "5Gi": 5 << 30, "512mib": 512 << 20, "1.5GB": 15e8, "1.1GB": 11e8, "1.5GiB": 3 << 29, "0.5K": 500, "010": 10, "1.5": 1,
+		"5GB": 5e9, "500MB": 5e8, "2GiB": 2 << 30, "1KiB": 1024, "1000000": 1e6, "7B": 7, "3 TB": 3e12, "1TiB": 1 << 40,
+		"5G": 5e9, "5g": 5e9, "5gb": 5e9, "5Gi": 5 << 30, "512mib": 512 << 20, "1.5GB": 15e8, "1.1GB": 11e8, "1.5GiB": 3 << 29, "0.5K": 500, "01000000": 1e6, "1000000.5": 1e6, "1.5B": 1,
 	} {
 		size, err := parseSize(text)
 		require.NoError(t, err, text)
 		assert.Equal(t, want, size, text)
 	}
-	for _, text := range []string{"", "GB", "0", "-1", "5Gb", "5Gib", "5 XB", "0.1", "1.2.3GB", "1e3", "1/2GB", "0x10", ".", "5iB", "G5", "9999999999TiB", "99999999999TiB", "99999999999999999999"} {
+	for _, text := range []string{"", "GB", "0", "-1", "5Gb", "5Gib", "5 XB", "0.1", "1.2.3GB", "1e3", "1/2GB", "0x10", ".", "5iB", "G5", "5", "1.5", "999999", "9999999999TiB", "99999999999TiB", "99999999999999999999"} {
 		_, err := parseSize(text)
 		assert.Error(t, err, text)
 	}

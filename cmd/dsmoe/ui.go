@@ -27,6 +27,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/text"
 )
 
@@ -108,6 +109,15 @@ func exits(yes, no string) map[string]string {
 	return map[string]string{exitStatus: statuses}
 }
 
+// noteAdapter writes the note of an adapter beside a checkpoint, for reports without notes of its files.
+func noteAdapter(stderr io.Writer, c *checkpoint.Checkpoint) {
+	for _, n := range c.Inventory.Notes {
+		if checkpoint.IsAdapter(n.File) {
+			fmt.Fprintf(stderr, "note: %s: %s\n", text.Quote(c.Path), text.Line(n.String()))
+		}
+	}
+}
+
 // bar is the progress of a command, in phases of which each has a bar of its own. It draws nothing where nobody
 // would see it.
 type bar struct {
@@ -117,14 +127,20 @@ type bar struct {
 	drawn  *progressbar.ProgressBar
 }
 
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 // set shows that n of so many are done in a phase, if the writer is a terminal.
 func (b *bar) set(phase string, n, of int64) {
 	if phase != b.phase {
 		b.remove()
 		b.phase, b.drawn = phase, nil
-		if f, ok := b.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		if isTerminal(b.w) {
 			b.drawn = progressbar.NewOptions64(of,
-				progressbar.OptionSetWriter(f),
+				progressbar.OptionSetWriter(b.w),
 				progressbar.OptionSetDescription(phase),
 				progressbar.OptionShowBytes(!b.things),
 				progressbar.OptionUseIECUnits(true),

@@ -167,6 +167,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		return r, err
 	}
 	defer c.Close()
+	noteAdapter(stderr, c)
 	r.Checkpoint.Path = c.Path
 	if unopened != nil {
 		return r, unopened

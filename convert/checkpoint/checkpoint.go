@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"iter"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -187,17 +188,20 @@ func (c *Checkpoint) Identity(file int) (string, error) {
 }
 
 // Key names the state that the weight files are in, as cheaply as it can be told: see
-// source.Dir. Another key may mean other weights.
+// source.Dir. Another key may mean other weights. It begins with source.Unknown if a file's state does.
 func (c *Checkpoint) Key() (string, error) {
 	states, err := c.States()
 	if err != nil {
 		return "", err
 	}
-	h := digest.New()
+	h, unknown := digest.New(), ""
 	for _, f := range c.Inventory.Files {
 		fmt.Fprintf(h, "%q %s\n", f.Name, states[f.Name])
+		if strings.HasPrefix(states[f.Name], source.Unknown) {
+			unknown = source.Unknown
+		}
 	}
-	return h.Name(), nil
+	return unknown + h.Name(), nil
 }
 
 // States returns the state of each weight file, by its name.

@@ -55,7 +55,11 @@ func readIndex(dir source.Dir, file string, of *format.Format) (*Index, error) {
 	if size := stat.Size(); size > maxIndexSize {
 		return nil, fmt.Errorf("%s, more than the limit of %s", text.ExactBytes(size), text.Bytes(maxIndexSize))
 	}
-	return parseIndex(io.LimitReader(f, maxIndexSize), file, of)
+	r := bufio.NewReader(io.LimitReader(f, maxIndexSize))
+	if head, _ := r.Peek(1 << 10); format.Substitute(dir.Path(file), head) != nil {
+		return nil, format.Substitute(dir.Path(file), head)
+	}
+	return parseIndex(r, file, of)
 }
 
 // fits fails if the index names no weight that c implies: it is of another model.

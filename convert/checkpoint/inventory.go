@@ -81,6 +81,7 @@ func scan(path string, need Need) (*scanner, error) {
 		s.readConfig()
 	}
 	s.readIndex()
+	s.noteAdapter()
 	s.inv.Problems = append(s.inv.Problems, s.problems...)
 	s.inv.Notes = append(s.inv.Notes, s.notes...)
 	if err := s.leaveOut(need); err != nil {
@@ -124,6 +125,14 @@ func (s *scanner) unusable(err error, problems []Problem) {
 	s.problem(problems...)
 }
 
+// noteAdapter notes an adapter in the checkpoint's directory.
+func (s *scanner) noteAdapter() {
+	names, err := s.dir.List("")
+	if i := slices.IndexFunc(names, IsAdapter); err == nil && i >= 0 && !s.alone {
+		s.note(Problem{File: names[i], Cause: besideAdapter, Hint: adapterHint})
+	}
+}
+
 func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
 
 func (s *scanner) readConfig() {
@@ -156,6 +165,9 @@ func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {
 	defer f.Close()
 	var document bytes.Buffer
 	c, err := config.Parse(io.TeeReader(f, &document))
+	if substitute := format.Substitute(dir.Path(name), document.Bytes()); substitute != nil {
+		return nil, nil, substitute
+	}
 	var fields *config.Error
 	if err != nil && !errors.As(err, &fields) {
 		err = format.SystemError(dir.Path(name), "", err)

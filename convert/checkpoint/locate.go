@@ -315,9 +315,11 @@ func isTrainingState(name string) bool {
 		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// What is said of an adapter in a model's place.
+// What is said of an adapter in a model's place, or beside a model.
 const (
-	isAdapter   = "belongs to a PEFT adapter such as LoRA, not to a model: it holds changes to the weights of another"
+	isAdapter     = "belongs to a PEFT adapter such as LoRA, not to a model: it holds changes to the weights of another"
+	besideAdapter = "belongs to a PEFT adapter such as LoRA: transformers applies it to the weights beside it if peft is installed; " +
+		"dsmoe reads those weights without it"
 	adapterHint = "merge it into its base model first, with merge_and_unload() of peft, and give what that saves"
 )
 

@@ -79,7 +79,9 @@ func TestAdapters(t *testing.T) {
 	}
 	model := fixture.Clone(t, whole)
 	fixture.Write(t, model, "adapter_model.safetensors", tinyFile("x"))
-	require.Empty(t, opened(t, model).Inventory.Notes)
+	notes := opened(t, model).Inventory.Notes
+	require.Len(t, notes, 1)
+	require.Contains(t, notes[0].String(), "adapter_model.safetensors: belongs to a PEFT adapter such as LoRA: transformers applies it")
 }
 
 // torchShards is a fixture's checkpoint in PyTorch's shards, without their index and with

@@ -15,7 +15,7 @@ import (
 )
 
 // companions are files that stand beside weights. Of a server that lists no directory they are asked for.
-var companions = []string{ConfigName, ModelOptName, "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
+var companions = []string{ConfigName, ModelOptName, "adapter_config.json", "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
 	"tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
 	"chat_template.jinja", "configuration_deepseek.py", "modeling_deepseek.py"}
 
@@ -31,15 +31,15 @@ func openRemote(path string) (source.Dir, string, error) {
 			names = append(names, f.Index)
 		}
 	}
-	d, file, err := remote.Open(path, isPart, names)
+	d, file, err := remote.Open(path, NamesFile, names)
 	if err != nil {
 		return nil, "", &Error{Path: remote.Name(path), Problems: ProblemsOf("", err)}
 	}
 	return d, file, nil
 }
 
-// isPart reports whether a file of that name may stand for a checkpoint in a path.
-func isPart(name string) bool {
+// NamesFile reports whether a file of that name may stand for a checkpoint in a path.
+func NamesFile(name string) bool {
 	return IsWeights(name) || IsIndex(name) || filepath.Ext(name) == filepath.Ext(ConfigName)
 }
 

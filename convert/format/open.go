@@ -1,6 +1,7 @@
 package format
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 
@@ -16,6 +17,26 @@ const (
 	LFSCause = "is a Git LFS pointer: the weights were not downloaded"
 	LFSHint  = "run `git lfs pull` in the checkpoint's repository"
 )
+
+// substitutes are the beginnings of what a download leaves in place of any file.
+var substitutes = []struct{ magic, cause, hint string }{
+	{LFSPointer, "is a Git LFS pointer: the file was not downloaded", LFSHint},
+	{"<!doctype html", "is an HTML page", "the download got an error or login page: fetch the file again"},
+	{"<html", "is an HTML page", "the download got an error or login page: fetch the file again"},
+	{"<?xml", "is an XML document", "the download got an error page: fetch the file again"},
+}
+
+// Substitute returns the Error, naming file, for what a download left in place of a file that begins with head; nil
+// for anything else.
+func Substitute(file string, head []byte) error {
+	head = bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
+	for _, s := range substitutes {
+		if len(head) >= len(s.magic) && bytes.EqualFold(head[:len(s.magic)], []byte(s.magic)) {
+			return &Error{File: file, Cause: s.cause, Hint: s.hint}
+		}
+	}
+	return nil
+}
 
 // OpenRegular opens a regular file, or a link to one, for reading. Anything else
 // (a FIFO, a device, a directory) is refused before it is opened, because opening

@@ -61,7 +61,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		case a.places[i].Row.Integer():
 			x.DType = tensor.I32
 		case alwaysF32(arch, x.Name, len(x.Shape)),
-			mix == nil && arch != deepseek4 && a.places[i].Is(table.Indexer, table.WeightsProj):
+			mix == nil && plainF32(arch, x.Name):
 			x.DType = tensor.F32
 		case arch == deepseek4:
 			x.DType = asPublished(a.places[i], dtypes[x.Weights[0]], x.Shape[len(x.Shape)-1], mix)
@@ -121,6 +121,12 @@ func alwaysF32(arch, name string, rank int) bool {
 		return ends("_fn.weight") || ends("_ape.weight")
 	}
 	return ends("_norm.weight") || ends(".ffn_gate_inp.weight")
+}
+
+// plainF32 reports whether llama.cpp's converter stores a matrix in F32 in every file without quantised types: the
+// weights of an indexer's heads.
+func plainF32(arch, name string) bool {
+	return arch != deepseek4 && strings.HasSuffix(name, ".indexer.proj.weight")
 }
 
 // The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +75,14 @@ func (f *file) without(t testing.TB, key string) *file {
 func (f *file) with(t testing.TB, key string, v any) *file {
 	w := &keyWriter{b: f.without(t, key).keys, arch: f.arch}
 	w.of(key, v)
+	f.keys = w.b
+	return f
+}
+
+// withTokens gives the file a vocabulary of so many tokens.
+func (f *file) withTokens(t testing.TB, n int) *file {
+	w := &keyWriter{b: f.without(t, tokensKey).keys}
+	w.put(tokensKey, slices.Repeat([]string{"x"}, n))
 	f.keys = w.b
 	return f
 }
@@ -216,7 +225,13 @@ func TestWrongFiles(t *testing.T) {
 		"more experts per token than there are": {v1().with(t, "expert_used_count", uint32(17)), []string{"its keys make no config: ", "num_experts_per_tok"}},
 		"scaling of another kind":               {v3().with(t, scalingType, "longrope"), []string{"longrope cannot be read with architecture deepseek2"}},
 		"yarn as nobody has it":                 {v3().with(t, scalingType, "yarn").with(t, scalingFactor, float32(40)).with(t, scalingContext, uint32(64)), []string{"yarn_log_multiplier: is missing or 0"}},
-		"a stack of too few":                    {v1().tensor(t, "blk.1.ffn_up_exps.weight", shape(15, 24, 64)), []string{"tensor blk.1.ffn_up_exps.weight: shape [15 24 64], the keys say [16 24 64]"}},
+		"a cache of other sizes": {v3().with(t, headCountKV, uint32(4)).with(t, keyLength, uint32(39)).with(t, valueLength, uint32(31)), []string{
+			"key deepseek2.attention.head_count_kv: 4, but the other keys make it 1", "key deepseek2.attention.key_length: 39, but the other keys make it 48",
+			"key deepseek2.attention.value_length: 31, but the other keys make it 32"}},
+		"heads of kv_b in one piece":    {v3().without(t, keyMLA).without(t, valueMLA).with(t, keyLength, uint32(24)).with(t, valueLength, uint32(16)), []string{"key deepseek2.attention.head_count_kv: 1, but the other keys make it 4"}},
+		"experts that are scaled in V1": {v1().with(t, weightsScale, float32(16)), []string{"key deepseek.expert_weights_scale: 16, but this architecture scales by 1"}},
+		"another vocabulary":            {v1().with(t, vocabSize, uint32(255)).withTokens(t, 256), []string{"key deepseek.vocab_size: 255, but the vocabulary has 256 tokens"}},
+		"a stack of too few":            {v1().tensor(t, "blk.1.ffn_up_exps.weight", shape(15, 24, 64)), []string{"tensor blk.1.ffn_up_exps.weight: shape [15 24 64], the keys say [16 24 64]"}},
 		"shapes, all of them": {v3().tensor(t, "blk.0.attn_k_b.weight", shape(4, 24, 32)).tensor(t, "output_norm.weight", shape(63)),
 			[]string{"tensor blk.0.attn_k_b.weight: shape [4 24 32], the keys say [4 32 24]", "tensor output_norm.weight: shape [63], the keys say [64]"}},
 	} {

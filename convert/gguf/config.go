@@ -4,6 +4,7 @@ package gguf
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -135,6 +136,7 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 		r.indexer()
 	}
 	r.scaling()
+	r.implied()
 	r.put("tie_word_embeddings", strconv.FormatBool(!has("output.weight")))
 	if r.absent != nil {
 		r.wrong = append(r.wrong, &format.Error{File: r.Path(), Cause: "keys are missing: " + strings.Join(r.absent, ", ")})
@@ -227,6 +229,9 @@ func (r *keyReader) hasRoutingBias(has func(name string) bool) bool {
 func (r *keyReader) vocabulary() {
 	if n, ok := r.natural(vocabSize); ok {
 		r.putInt("vocab_size", n)
+		if tokens, is := r.values[tokensKey]; is && tokens.kind == array && tokens.n != uint64(n) {
+			r.fail(r.arch+"."+vocabSize, "%d, but the vocabulary has %d tokens", n, tokens.n)
+		}
 	} else if tokens, ok := r.values[tokensKey]; ok && tokens.kind == array {
 		r.putInt("vocab_size", int(tokens.n))
 	} else {
@@ -298,6 +303,42 @@ func (r *keyReader) latentAttention() {
 		r.putInt("q_lora_rank", n)
 	} else {
 		r.put("q_lora_rank", "null")
+	}
+}
+
+// implied compares keys that llama.cpp sizes its memory or computes by, and that other keys imply, with what these say.
+// Of latent attention the cache has one head: the compressed keys and values, and RoPE's dimensions. In files with kv_b
+// in one piece it has all heads.
+func (r *keyReader) implied() {
+	number := func(key string) int { n, _ := r.natural(key); return n }
+	want := map[string]int{}
+	switch _, split := r.values[r.arch+"."+keyMLA]; {
+	case r.arch == deepseek4:
+		want[streamsWidth] = number("embedding_length") * number("hyper_connection.count")
+	case r.arch == deepseek:
+	case split:
+		rank := number("attention.kv_lora_rank")
+		want[headCountKV], want[keyLength], want[valueLength] = 1, rank+number(ropeDims), rank
+	default:
+		want[headCountKV] = number("attention.head_count")
+	}
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if n, ok := r.natural(key); ok && n != want[key] {
+			r.fail(r.arch+"."+key, "%d, but the other keys make it %d", n, want[key])
+		}
+	}
+	if x, ok := r.real(weightsScale); ok && r.arch == deepseek && x != 0 && x != 1 {
+		r.fail(r.arch+"."+weightsScale, "%v, but this architecture scales by 1", x)
+	}
+	if r.arch != deepseek4 {
+		return
+	}
+	if norm, full, ok := r.find(weightsNorm); ok && norm != true {
+		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
+	}
+	experts, has := r.real(clampExperts)
+	if shared, ok := r.real(clampShared); ok && has && shared != experts {
+		r.fail(r.arch+"."+clampShared, "%v, but that of routed experts is %v, and config.json has one", shared, experts)
 	}
 }
 

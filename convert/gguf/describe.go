@@ -190,7 +190,8 @@ func (w *keyWriter) widened(d format.Description) {
 	for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
 		var names []string
 		for i, info := range d.Tensors {
-			if d.Was[i] == was && info.DType == tensor.F32 && alwaysF32(w.arch, info.Name, len(info.Shape)) {
+			if d.Was[i] == was && info.DType == tensor.F32 &&
+				(alwaysF32(w.arch, info.Name, len(info.Shape)) || plainF32(w.arch, info.Name)) {
 				names = append(names, info.Name)
 			}
 		}

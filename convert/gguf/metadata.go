@@ -342,6 +342,9 @@ func slurp(d format.Description, name string) ([]byte, error) {
 	if err == nil && len(data) > MaxTokenizer {
 		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(MaxTokenizer)}
 	}
+	if err == nil {
+		err = format.Substitute(name, data)
+	}
 	return data, err
 }
 

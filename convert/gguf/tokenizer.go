@@ -174,6 +174,9 @@ func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []st
 	case asked == "":
 		cause = "its pre_tokenizer is not deepseek-llm, deepseek-coder or deepseek-v3: llama.cpp would split texts otherwise"
 		hint = "--pre NAME names it as llama.cpp does; " + noVocabHint
+	case !slices.Contains(preNames, asked):
+		cause = "llama.cpp has no pre-tokenizer " + text.Quote(asked)
+		hint = "--pre takes one of: " + strings.Join(preNames, ", ")
 	case !bytes:
 		cause, hint = "its pre_tokenizer has no ByteLevel: llama.cpp's BPE reads texts as bytes", noVocabHint
 	default:
@@ -182,6 +185,17 @@ func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []st
 	}
 	return "", nil, &format.Error{File: t.file, Cause: cause, Hint: hint}
 }
+
+// preNames are the names of pre-tokenizers that src/llama-vocab.cpp of llama.cpp knew in summer 2026: it does not load
+// a file with another.
+var preNames = strings.Fields(`a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe
+	command-r dbrx deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2
+	falcon falcon-h1 falcon3 gemma4 gigachat glm4 gpt-2 gpt-4o gpt3-finnish granite-docling granite-embed-multi-311m
+	granite-embed-multi-97m grok-2 hunyuan hunyuan-dense jais jais-2 jina-de jina-es jina-v1-en jina-v2-code jina-v2-de
+	jina-v2-es jina-v5-nano joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe llama-v3 llama3 llama4 megrez
+	mellum mellum2 midm-2.0 minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact
+	roberta-bpe sarvam-moe seed-coder smaug-bpe smollm solar-open stablelm2 starcoder superbpe talkie tekken tiny_aya
+	trillion viking whitespace youtu`)
 
 const (
 	byteLevel   = "ByteLevel"

@@ -52,6 +52,9 @@ func TestWindowedKeys(t *testing.T) {
 		value any
 		cause string
 	}{
+		streamsWidth:   {uint32(64), "embedding_length_out: 64, but the other keys make it "},
+		weightsNorm:    {false, "expert_weights_norm: false, but this architecture normalises the weights of experts"},
+		clampShared:    {[]float32{1, 1, 1, 1}, "swiglu_clamp_shexp: 1, but that of routed experts is "},
 		nextnLayers:    {uint32(1), "1: this reads no prediction layers of deepseek4"},
 		valueLength:    {uint32(32), "32, but keys are values"},
 		clampExperts:   {[]float32{10, 9, 10}, "differs from layer to layer"},

@@ -62,14 +62,10 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 		}
 		return nil, left, nil
 	}
-	var adapter []string
 	for _, name := range names {
 		stat, err := c.src.Source.Stat(name)
 		switch {
-		case checkpoint.IsAdapter(name):
-			adapter = append(adapter, text.Quote(name))
-			fallthrough
-		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), checkpoint.IsIndex(name),
+		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), checkpoint.IsIndex(name), checkpoint.IsAdapter(name),
 			err == nil && !stat.Mode().IsRegular():
 			left = append(left, name)
 		default:
@@ -79,10 +75,6 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 			}
 			others = append(others, f)
 		}
-	}
-	if adapter != nil {
-		c.note("%s are not copied: an adapter fits the unconverted weights; to keep its effect, merge it before converting",
-			strings.Join(adapter, ", "))
 	}
 	return others, left, nil
 }

@@ -133,7 +133,7 @@ func TestWhatIsSaid(t *testing.T) {
 	fixture.Write(t, dir, "pytorch_model.bin.index.json", "x")
 	p, err := planOf(t, dir, Options{})
 	require.NoError(t, err)
-	require.Contains(t, strings.Join(p.Notes, "\n"), "adapter_config.json, adapter_model.safetensors, adapter_model.safetensors.index.json are not copied")
+	require.Contains(t, strings.Join(p.Notes, "\n"), "adapter_config.json: belongs to a PEFT adapter such as LoRA: transformers applies it")
 	require.Equal(t, []string{"tiny.txt", "tokenizer.json"}, p.CarriedNames())
 	require.Equal(t, []string{"adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors.index.json", "pytorch_model.bin.index.json"}, p.Left)
 }

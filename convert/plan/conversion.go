@@ -88,6 +88,9 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	}
 	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
 		findings: &findings{notes: []string{}}}
+	for _, w := range c.set.WrongShapes(weights.Mapped(src)) {
+		c.problem(w.Got.Name, "%s", w.Cause)
+	}
 	if f.Dialect != nil {
 		c.dialect = foreign{f.Dialect, src.FilesIn(f)}
 		c.o.NoMTP = !o.MTP && (o.NoMTP || !src.ConfigInside() && !f.Dialect.Predicts(src.Config))

@@ -157,9 +157,15 @@ func groupsKept(c *config.Config, experts []int) (groups string, causes []string
 		causes = append(causes, fmt.Sprintf("%s of n_group %d hold too few experts for num_experts_per_tok %d: keep some of "+
 			"more groups", text.Plural(n, "group"), c.NGroup, c.NumExpertsPerTok))
 	case each[0] != each[n-1] || each[0] < least:
-		causes = append(causes, fmt.Sprintf("keeps %s experts per group, of %s: groups are of one size, here %d to %d; keep "+
-			"a multiple of %d from %d to %d, as many of each group, or drop whole groups", ranged(each),
-			text.Plural(n, "group"), least, size, n, n*least, n*size))
+		sizes, keep := fmt.Sprintf("%d to %d", least, size), fmt.Sprintf("a multiple of %d from %d to %d, as many of each "+
+			"group, or drop whole groups", n, n*least, n*size)
+		if least == size {
+			sizes, keep = fmt.Sprint(size), "whole groups"
+		} else if n == 1 {
+			keep = sizes + " of the group, or experts of more groups"
+		}
+		causes = append(causes, fmt.Sprintf("experts per group: %s, of %s: groups are of one size, here %s; keep %s",
+			ranged(each), text.Plural(n, "group"), sizes, keep))
 	}
 	return " of " + text.Plural(n, "group"), causes
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
@@ -35,44 +36,48 @@ func (s *Span) FirstSegment() (index int, begin int64) {
 	return index, begin
 }
 
-// Shares divides the output into n shares of about the same number of bytes, one behind the other: a share ends
-// where n equal shares would, rounded down to where the output can be cut. Shares of more parts than places to cut
-// are empty.
-func (p *Plan) Shares(n int) [][]Span {
-	_, total := p.Bytes()
-	equal := func(i int) int64 { return total/int64(n)*int64(i) + total%int64(n)*int64(i)/int64(n) }
-	shares := make([][]Span, n)
-	i, before := 0, int64(0) // the share, and the bytes of the tensors before
-	for k := range p.Tensors {
-		t := &p.Tensors[k]
-		size, from := t.Bytes(), int64(0)
-		for i < n-1 && equal(i+1) < before+size {
-			if to := t.cut(equal(i+1) - before); to > from {
-				shares[i] = append(shares[i], Span{t, k, from, to})
-				from = to
-			}
-			i++
-		}
-		shares[i] = append(shares[i], Span{t, k, from, size})
-		before += size
-	}
-	return shares
-}
+// MaxParts is the most parts of an output: as many as an Indexed Job of Kubernetes has. Each part leaves a journal in one
+// directory, and plans the whole conversion again.
+const MaxParts = 100_000
 
-// Share returns a part's share of the output.
-func (p *Plan) Share(part Part) []Span {
-	if part.N == 0 {
-		return p.Shares(1)[0]
+// Share returns a part's share of the output. The shares of all parts are of about the same number of bytes, one
+// behind the other: a share ends where equal shares would, rounded down to where the output can be cut. Shares of
+// more parts than places to cut are empty.
+func (p *Plan) Share(part Part) []Span { return p.Shares(max(part.N, 1))(max(part.I, 1)) }
+
+// Shares returns a function that computes the share of part i of n, 1 ≤ i ≤ n ≤ MaxParts.
+func (p *Plan) Shares(n int) func(i int) []Span {
+	begins := make([]int64, len(p.Tensors)+1) // where each tensor begins, all tensors one behind the other
+	for k := range p.Tensors {
+		begins[k+1] = begins[k] + p.Tensors[k].Bytes()
 	}
-	return p.Shares(part.N)[part.I-1]
+	total := begins[len(p.Tensors)]
+	equal := func(i int) int64 { return total/int64(n)*int64(i) + total%int64(n)*int64(i)/int64(n) }
+	return func(i int) (spans []Span) {
+		begin, end := equal(i-1), equal(i)
+		first, _ := slices.BinarySearch(begins[1:], begin) // the first tensor that does not end before begin
+		for k := first; k < len(p.Tensors) && begins[k] <= end; k++ {
+			t := &p.Tensors[k]
+			from, to := t.cut(begin-begins[k]), t.cut(end-begins[k])
+			empty := t.Bytes() == 0 && (begins[k] > begin || i == 1)
+			if from < to || empty {
+				spans = append(spans, Span{t, k, from, to})
+			}
+		}
+		return spans
+	}
 }
 
 // leastSpan is the least number of bytes between two places in a segment where it can be cut.
 const leastSpan = 64 << 10
 
 // cut returns the last place, at most the given one, where the tensor can be cut: where a unit of a
-// segment's operation and a chunk of the hashes of the output and of the segment's source begin.
+// segment's operation and a chunk of the hashes of the output and of the segment's source begin. A place before the
+// tensor is cut at its begin, and one behind it at its end.
 func (t *Tensor) cut(at int64) int64 {
+	if size := t.Bytes(); at >= size {
+		return size
+	}
 	begin, last := int64(0), int64(0)
 	for i := range t.Segments {
 		s := &t.Segments[i]

@@ -32,6 +32,7 @@ type Client struct {
 	Cache   string          // directory that keeps weights that were read; "" keeps none
 	Headers string          // directory that keeps listings, configs and headers of the hub; "" keeps none
 	Part    int64           // bytes of the smallest part of an upload that stores take, but for the last one
+	Waiting func(string)    // called, one call at a time, with why requests have no answer for a while; may be nil
 
 	bytes, requests atomic.Int64
 	answered        atomic.Bool // a server answered, if only that it is busy
@@ -39,6 +40,8 @@ type Client struct {
 	runs            runs
 	blocks          sync.Map // paths of blocks in Cache that are as their hashes say
 	secrets         sync.Map // URLs with user and query, by Name
+	telling         sync.Mutex
+	told            time.Time // when Waiting was called last
 }
 
 // Default is the client of Open.
@@ -57,6 +60,9 @@ const (
 	maxDocument  = 10 * time.Minute // for a page of a listing
 	maxFiles     = 100_000          // in one listing
 	firstWait    = 200 * time.Millisecond
+	trusted      = 3                // repetitions that a server's Retry-After may make sooner than these waits
+	silence      = 5 * time.Second  // without an answer, after which Waiting is called
+	between      = 10 * time.Second // two calls of Waiting
 )
 
 // connections is the number of connections to one server. A range that is read by a worker keeps one
@@ -158,14 +164,16 @@ func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*ht
 	return nil, f
 }
 
-// document requests a document that is short, and reads it whole. request makes the request anew for each try.
-func (c *Client) document(request func(ctx context.Context) (*http.Request, error),
+// document requests a document that is short, and reads it whole. request makes the request anew for each try. path
+// names the document.
+func (c *Client) document(path string, request func(ctx context.Context) (*http.Request, error),
 	explain func(*http.Response) *failure) (data []byte, header http.Header, err error) {
+	since := time.Now()
 	for tries := 1; ; tries++ {
 		if data, header, err = c.documentOnce(request, explain); err == nil {
 			return data, header, nil
 		}
-		if err = c.pause(err, tries); err != nil {
+		if err = c.pause(path, err, tries, since); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -258,9 +266,9 @@ func retryAfter(header string) time.Duration {
 	return -1
 }
 
-// pause waits before a request is repeated for the n-th time: as long as the server asks for, or a random
-// part of a time that doubles. It returns the error if the request is not to be repeated.
-func (c *Client) pause(err error, n int) error {
+// pause waits before a request for path is repeated for the n-th time: a random part of a time that doubles, and at least
+// as long as the server asks for. It returns the error if the request is not to be repeated. There is no answer since then.
+func (c *Client) pause(path string, err error, n int, since time.Time) error {
 	if c.Context.Err() != nil {
 		return c.Context.Err()
 	}
@@ -268,13 +276,18 @@ func (c *Client) pause(err error, n int) error {
 	if errors.As(err, &f) && f.final {
 		return err
 	}
-	if n >= maxTries || n >= firstTries && !c.answered.Load() {
+	most := maxTries
+	if !c.answered.Load() {
+		most = firstTries
+	}
+	if n >= most {
 		return fmt.Errorf("%w, after %d tries", err, n)
 	}
 	wait := rand.N(min(firstWait<<n, maxWait))
-	if f != nil && f.wait >= 0 {
+	if f != nil && f.wait >= 0 && (n <= trusted || f.wait > wait) {
 		wait = f.wait
 	}
+	c.tell(path, fmt.Sprintf("%s; try %d of %d in %s", err, n+1, most, wait.Round(time.Second)), time.Since(since)+wait)
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
@@ -283,4 +296,26 @@ func (c *Client) pause(err error, n int) error {
 	case <-c.Context.Done():
 		return c.Context.Err()
 	}
+}
+
+// tell calls Waiting if there is no answer for too long, unless it was called a moment ago.
+func (c *Client) tell(path, why string, without time.Duration) {
+	c.telling.Lock()
+	defer c.telling.Unlock()
+	if c.Waiting != nil && without >= silence && time.Since(c.told) >= between {
+		c.told = time.Now()
+		c.Waiting(path + ": " + why)
+	}
+}
+
+// pages are the pages of a listing that were read, by what names them.
+type pages map[string]bool
+
+// read refuses a page that was read already.
+func (p pages) read(page string) error {
+	if p[page] {
+		return final("the server's listing goes on with a page that it had before")
+	}
+	p[page] = true
+	return nil
 }

@@ -1,7 +1,9 @@
 package remote
 
 import (
+	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -10,11 +12,20 @@ import (
 func TestFirstTries(t *testing.T) {
 	c := NewClient()
 	broken := &failure{cause: "cannot be reached"} // to be repeated at once
-	require.NoError(t, c.pause(broken, firstTries-1))
-	require.ErrorContains(t, c.pause(broken, firstTries), "cannot be reached, after 5 tries")
+	require.NoError(t, c.pause("x", broken, firstTries-1, time.Now()))
+	require.ErrorContains(t, c.pause("x", broken, firstTries, time.Now()), "cannot be reached, after 5 tries")
 	c.answered.Store(true)
-	require.NoError(t, c.pause(broken, firstTries))
-	require.ErrorContains(t, c.pause(broken, maxTries), "after 12 tries")
+	require.NoError(t, c.pause("x", broken, firstTries, time.Now()))
+	require.ErrorContains(t, c.pause("x", broken, maxTries, time.Now()), "after 12 tries")
+}
+
+// TestIdentities: what says nothing about a file's bytes is no identity.
+func TestIdentities(t *testing.T) {
+	const year = "Mon, 23 Nov 2026 15:00:00 GMT"
+	for _, c := range [][3]string{{`"a"`, year, `"a"`}, {`W/"a"`, year, `"a"`}, {`""`, year, year}, {`W/""`, "", ""}, {"", "", ""},
+		{"", "Thu, 01 Jan 1970 00:00:01 GMT", ""}, {"", "Tue, 01 Jan 1980 00:00:00 GMT", ""}} {
+		require.Equal(t, c[2], identityOf(http.Header{"Etag": {c[0]}, "Last-Modified": {c[1]}}), c)
+	}
 }
 
 // TestWithoutSecrets: messages of others name URLs without users and queries.

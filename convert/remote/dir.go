@@ -2,6 +2,7 @@ package remote
 
 import (
 	"bytes"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"io/fs"
@@ -97,7 +98,7 @@ func (d *dir) file(name string) (*file, error) {
 	}
 	i, ok := slices.BinarySearchFunc(d.listed, name,
 		func(e entry, name string) int { return strings.Compare(e.Name, name) })
-	f := &file{dir: d, name: d.below + name, size: -1}
+	f := &file{dir: d, name: d.below + name, size: -1, unlike: rand.Text()}
 	switch {
 	case ok:
 		f.size, f.listed = d.listed[i].Size, d.listed[i].Identity
@@ -232,7 +233,9 @@ type file struct {
 
 	mu       sync.Mutex
 	size     int64 // -1 until it is known
+	answered bool  // identity is that of an answer
 	identity string
+	unlike   string // random: no other run's file has it
 
 	reading sync.Mutex // held while head grows
 	head    []byte
@@ -277,8 +280,11 @@ func (f *file) info() info {
 func (f *file) state() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.listed != "" {
+	switch {
+	case f.listed != "":
 		return text.Quote(f.listed)
+	case f.identity == "":
+		return source.Unknown + f.unlike
 	}
 	return digest.Of([]byte(f.identity)) + " " + text.ExactBytes(f.size)
 }
@@ -295,13 +301,10 @@ func (f *file) seen(p *part) error {
 		return final("the server does not say how long the file is")
 	case f.size >= 0 && p.size != f.size:
 		return final("had " + text.Bytes(f.size) + ", and has " + text.Bytes(p.size) + " now: it was replaced")
-	case f.identity != "" && p.identity != "" && p.identity != f.identity:
+	case f.answered && p.identity != f.identity:
 		return final("was replaced since its header was read: its ETag is another")
 	}
-	f.size = p.size
-	if p.identity != "" {
-		f.identity = p.identity
-	}
+	f.size, f.identity, f.answered = p.size, p.identity, true
 	return nil
 }
 

@@ -108,8 +108,10 @@ func (o *hub) list(c *Client, _ string) (list []entry, all bool, err error) {
 	data, err := c.kept(o, ".tree", func() ([]byte, error) {
 		u := o.endpoint.JoinPath("api/models", o.name, "tree", o.commit)
 		u.RawQuery = "recursive=true"
-		for u != nil && err == nil && len(list) <= maxFiles {
-			u, err = o.page(c, u, &list)
+		for read := (pages{}); u != nil && err == nil && len(list) <= maxFiles; {
+			if err = read.read(u.String()); err == nil {
+				u, err = o.page(c, u, &list)
+			}
 		}
 		if err == nil && u != nil {
 			err = final(fmt.Sprintf("lists more than %d files", maxFiles))
@@ -162,7 +164,7 @@ func (o *hub) page(c *Client, u *url.URL, list *[]entry) (*url.URL, error) {
 
 // api requests a document of the hub's API.
 func (o *hub) api(c *Client, u *url.URL, answer any) (http.Header, error) {
-	data, header, err := c.document(
+	data, header, err := c.document(Name(u.String()),
 		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, u) }, o.explain)
 	if err != nil {
 		return nil, err

@@ -101,8 +101,12 @@ func (o *bucket) key() string { return "" }
 // list lists the objects with a prefix, page by page.
 func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err error) {
 	query := url.Values{"list-type": {"2"}, "prefix": {prefix}}
+	read := pages{}
 	for more := true; more; {
-		if more, err = o.page(c, query, &list); err != nil {
+		if err = read.read(query.Get("continuation-token")); err == nil {
+			more, err = o.page(c, query, &list)
+		}
+		if err != nil {
 			return nil, false, err
 		}
 		if len(list) > maxFiles {
@@ -117,7 +121,7 @@ func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err err
 
 // page adds a page of the listing, and prepares query for the next one.
 func (o *bucket) page(c *Client, query url.Values, list *[]entry) (more bool, err error) {
-	data, _, err := c.document(
+	data, _, err := c.document(o.path(""),
 		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "", query) }, o.explain)
 	if err != nil {
 		return false, err

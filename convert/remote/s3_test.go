@@ -142,10 +142,11 @@ func TestStoreOfProfile(t *testing.T) {
 func TestHostileStores(t *testing.T) {
 	remotetest.StartStore(t, nil)
 	for want, answer := range map[string]string{
-		"does not speak S3":       "<html>",
-		"goes on without end":     "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
-		"no object with this pre": "<ListBucketResult><Contents><Key>../a</Key><Size>1</Size></Contents><Contents><Key>a</Key><Size>-1</Size></Contents></ListBucketResult>",
-		"lists more than":         "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>" + strings.Repeat("<Contents><Key>a</Key></Contents>", 60_000) + "</ListBucketResult>",
+		"does not speak S3":         "<html>",
+		"goes on without end":       "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+		"no object with this pre":   "<ListBucketResult><Contents><Key>../a</Key><Size>1</Size></Contents><Contents><Key>a</Key><Size>-1</Size></Contents></ListBucketResult>",
+		"a page that it had before": "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken><Contents><Key>a</Key></Contents></ListBucketResult>",
+		"lists more than":           "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>" + strings.Repeat("<Contents><Key>a</Key></Contents>", 60_000) + "</ListBucketResult>",
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, answer) }))
 		t.Setenv("AWS_ENDPOINT_URL", s.URL)
@@ -154,4 +155,21 @@ func TestHostileStores(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		s.Close()
 	}
+}
+
+// TestEndlessUploads: lists of uploads and of their parts that go on with themselves are refused.
+func TestEndlessUploads(t *testing.T) {
+	remotetest.StartStore(t, nil)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "<List><IsTruncated>true</IsTruncated><Upload><Key>x</Key><UploadId>1</UploadId></Upload>"+
+			"<NextKeyMarker>x</NextKeyMarker><NextPartNumberMarker>1</NextPartNumberMarker></List>")
+	}))
+	defer s.Close()
+	t.Setenv("AWS_ENDPOINT_URL", s.URL)
+	store, err := remote.OpenStore("s3://models")
+	require.NoError(t, err)
+	_, err = store.Uploads("x")
+	requireFailure(t, err, "goes on with a page that it had before", "")
+	_, err = store.Upload("x", 10, 10, "1")
+	requireFailure(t, err, "goes on with a page that it had before", "")
 }

@@ -47,16 +47,25 @@ var contentRange = regexp.MustCompile(`^bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+)$
 
 // readPart checks that a response has the range that was asked for.
 func readPart(resp *http.Response, offset, end int64) (*part, error) {
-	p := &part{body: resp.Body, identity: resp.Header.Get("ETag"), size: resp.ContentLength}
-	if p.identity == "" {
-		p.identity = resp.Header.Get("Last-Modified")
-	}
-	p.identity = strings.TrimPrefix(p.identity, "W/")
+	p := &part{body: resp.Body, identity: identityOf(resp.Header), size: resp.ContentLength}
 	if err := p.check(resp, offset, end); err != nil {
 		resp.Body.Close()
 		return nil, err
 	}
 	return p, nil
+}
+
+// identityOf is what tells the file's bytes from others: its ETag or else its time, but not an empty ETag, nor the time of
+// files that were packed without theirs, in 1970 or 1980.
+func identityOf(header http.Header) string {
+	if tag := strings.TrimPrefix(header.Get("ETag"), "W/"); strings.Trim(tag, `"`) != "" {
+		return tag
+	}
+	at := header.Get("Last-Modified")
+	if t, err := http.ParseTime(at); err == nil && t.Year() <= 1980 {
+		return ""
+	}
+	return at
 }
 
 func (p *part) check(resp *http.Response, offset, end int64) error {
@@ -66,7 +75,7 @@ func (p *part) check(resp *http.Response, offset, end int64) error {
 		return f
 	}
 	switch {
-	case resp.Header.Get("Content-Encoding") != "":
+	case resp.Header.Get("Content-Encoding") != "" && !strings.EqualFold(resp.Header.Get("Content-Encoding"), "identity"):
 		return wrong("a compressed file")
 	case resp.StatusCode == http.StatusOK && offset > 0:
 		f := wrong("the whole file")
@@ -121,6 +130,7 @@ type stream struct {
 
 // Read reads, and asks again for what breaks off. Errors are of type *format.Error.
 func (s *stream) Read(dst []byte) (int, error) {
+	since := time.Now()
 	for {
 		if s.end >= 0 && s.at >= s.end {
 			return 0, io.EOF
@@ -130,7 +140,7 @@ func (s *stream) Read(dst []byte) (int, error) {
 			return n, err
 		}
 		if err != nil {
-			if err = s.again(err); err != nil {
+			if err = s.again(err, since); err != nil {
 				return 0, about(s.f.path(), err)
 			}
 		}
@@ -141,16 +151,17 @@ func (s *stream) Read(dst []byte) (int, error) {
 // for at once.
 const progress = 512
 
-// again prepares for another try, or returns the error.
-func (s *stream) again(err error) error {
+// again prepares for another try, or returns the error. No byte came since then.
+func (s *stream) again(err error, since time.Time) error {
 	s.Close()
 	got := s.got
 	if s.got = 0; got >= progress {
 		s.tries = 0
+		s.f.dir.c.tell(s.f.path(), err.Error()+"; asking for the rest", time.Since(since))
 		return s.f.dir.c.Context.Err()
 	}
 	s.tries++
-	return s.f.dir.c.pause(err, s.tries)
+	return s.f.dir.c.pause(s.f.path(), err, s.tries, since)
 }
 
 // attempt reads once. The end of a response before its range is a failure.

@@ -50,6 +50,7 @@ func OpenStore(path string) (*Store, error) {
 	}
 	s := &Store{c: NewClient(), reader: NewClient(), o: o, prefix: prefix}
 	s.c.Context, s.reader.Context = Default.Context, Default.Context
+	s.c.Waiting, s.reader.Waiting = Default.Waiting, Default.Waiting
 	s.c.http.Transport.(*http.Transport).ResponseHeaderTimeout = maxDocument
 	return s, nil
 }
@@ -106,7 +107,7 @@ func (s *Store) call(method, name string, query url.Values, header http.Header,
 		hash := sha256.Sum256(body)
 		sum = hash[:]
 	}
-	data, answer, err := s.c.document(func(ctx context.Context) (*http.Request, error) {
+	data, answer, err := s.c.document(s.Path(name), func(ctx context.Context) (*http.Request, error) {
 		r, err := http.NewRequestWithContext(ctx, method, s.o.url(s.prefix+name, query), bytes.NewReader(body))
 		if err != nil {
 			return nil, err
@@ -204,7 +205,11 @@ func (s *Store) Upload(name string, size, part int64, id string) (*Upload, error
 func (s *Store) Uploads(prefix string) (ids map[string][]string, err error) {
 	ids = map[string][]string{}
 	query := url.Values{"uploads": {""}, "prefix": {s.prefix + prefix}}
+	read := pages{}
 	for more := true; more; {
+		if err := read.read(query.Get("key-marker") + " " + query.Get("upload-id-marker")); err != nil {
+			return nil, about(s.Path(prefix), err)
+		}
 		var page struct {
 			Upload                            []struct{ Key, UploadId string }
 			IsTruncated                       bool
@@ -263,7 +268,11 @@ func (s *Store) ask(method, name string, query url.Values, header http.Header, b
 
 // list learns which parts are there. A part of another size than planned is sent again.
 func (u *Upload) list() error {
+	read := pages{}
 	for marker := "0"; marker != ""; {
+		if err := read.read(marker); err != nil {
+			return about(u.s.Path(u.name), err)
+		}
 		var page struct {
 			Part []struct {
 				uploaded

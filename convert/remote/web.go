@@ -64,7 +64,7 @@ func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
 
 // links returns the names of files that the directory's page links to; none if the server has no page.
 func (o *web) links(c *Client) (names []string, err error) {
-	page, _, err := c.document(
+	page, _, err := c.document(o.path(""),
 		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "") }, explainStatus)
 	var f *failure
 	if errors.As(err, &f) && f.code != 0 && f.final {

@@ -31,10 +31,6 @@ var lookalikes = []struct{ magic, cause, hint string }{
 	{"\x28\xb5\x2f\xfd", "is a zstd file, not safetensors", "decompress it first"},
 	{"\x89HDF\r\n", "is an HDF5 file, not safetensors", ""},
 	{"\x93NUMPY", "is a NumPy file, not safetensors", ""},
-	{"<!doctype html", "is an HTML page, not safetensors",
-		"the download got an error or login page: fetch the file again"},
-	{"<html", "is an HTML page, not safetensors", "the download got an error or login page: fetch the file again"},
-	{"<?xml", "is an XML document, not safetensors", "the download got an error page: fetch the file again"},
 	{"{", "is a JSON text, not safetensors",
 		"an index or a config has the name of a weight file, or the download got an error message"},
 }
@@ -54,16 +50,11 @@ func sniff(r io.ReaderAt, size int64, file string) error {
 	}
 	trimmed := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
 	for _, l := range lookalikes {
-		if hasPrefixFold(head, l.magic) || hasPrefixFold(trimmed, l.magic) {
+		if bytes.HasPrefix(head, []byte(l.magic)) || bytes.HasPrefix(trimmed, []byte(l.magic)) {
 			return &format.Error{File: file, Cause: l.cause, Hint: l.hint}
 		}
 	}
-	return nil
-}
-
-func hasPrefixFold(b []byte, prefix string) bool {
-	return len(b) >= len(prefix) && (string(b[:len(prefix)]) == prefix ||
-		prefix[0] == '<' && bytes.EqualFold(b[:len(prefix)], []byte(prefix)))
+	return format.Substitute(file, head)
 }
 
 // tooSmall is the error for a file without room for a header length.

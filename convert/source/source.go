@@ -28,11 +28,14 @@ type Dir interface {
 	// Data opens a weight file.
 	Data(name string) (format.Data, error)
 	// State names the state of a file without reading it, as cheaply as it can be told: another
-	// state may mean other bytes.
+	// state may mean other bytes. One that begins with Unknown is another whenever the directory is opened.
 	State(name string) (string, error)
 	// CheckInside refuses a file whose bytes lie outside of the directory.
 	CheckInside(name string) error
 }
+
+// Unknown begins the state of a file of which nothing tells its bytes from others.
+const Unknown = "unknown "
 
 // Disk is a directory on the disk, by its path.
 type Disk string

@@ -3,6 +3,7 @@ package change
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -21,7 +22,7 @@ type Report struct {
 	Path        string               `json:"path"`         // of the checkpoint, as the user gave it
 	Base        string               `json:"base"`         // of its base
 	Weights     []Weight             `json:"weights"`      // in the order of the model
-	NotCompared []inspect.NotCounted `json:"not_compared"` // selected weights without a counterpart, or without numbers
+	NotCompared []inspect.NotCounted `json:"not_compared"` // selected weights of one of the two alone, or without numbers
 }
 
 // Weight is a weight a of the checkpoint and the same weight b of the base, D = a - b.
@@ -56,7 +57,7 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 		return nil, err
 	}
 	r := &Report{Path: w.Path, Base: base.Path, Weights: []Weight{}, NotCompared: []inspect.NotCounted{}}
-	pairs := r.pair(picked, base.List)
+	pairs := r.pair(picked, slices.DeleteFunc(slices.Clone(base.List), func(b *weights.Weight) bool { return !s.Has(b.Name) }))
 	if len(pairs) == 0 {
 		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path),
 			text.Quote(w.Path))
@@ -88,10 +89,11 @@ func (r *Report) pair(picked, base []*weights.Weight) (pairs []pair) {
 		byName[b.Name] = b
 	}
 	for _, a := range picked {
+		b := byName[a.Name]
+		delete(byName, a.Name)
 		if a.IsScales() {
 			continue // they go into their weight
 		}
-		b := byName[a.Name]
 		err := inspect.Countable(a)
 		switch {
 		case err != nil:
@@ -107,6 +109,11 @@ func (r *Report) pair(picked, base []*weights.Weight) (pairs []pair) {
 			continue
 		}
 		pairs = append(pairs, pair{a, b})
+	}
+	for _, b := range base {
+		if byName[b.Name] != nil && !b.IsScales() {
+			r.NotCompared = append(r.NotCompared, inspect.Skip(b, errors.New("only the base has it")))
+		}
 	}
 	return pairs
 }

@@ -3,6 +3,7 @@ package change
 import (
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -137,7 +138,7 @@ func TestAgainst(t *testing.T) {
 			assert.Nil(t, w.Rank)
 		}
 	}
-	printed := inspecttest.Printed(t, r)
+	printed := strings.Join(r.Lines(), "\n") + "\n"
 	assert.Contains(t, printed, "2 of 186 weights changed, by - of the base's RMS; rank of the changes: 1, of 1 not measured\n")
 	assert.Contains(t, printed, "layer 2 expert 4 by ")
 	assert.Contains(t, printed, "no router changed\n")
@@ -150,6 +151,16 @@ func TestAgainst(t *testing.T) {
 	assert.Len(t, r.Weights, 1)
 	assert.Len(t, r.NotCompared, 185)
 	assert.Equal(t, "the base does not have it", r.NotCompared[0].Cause)
+	less := a.Weights()
+	less.List = less.List[1:]
+	r, err = Against(t.Context(), less, b.Weights(), inspect.Selection{})
+	require.NoError(t, err)
+	require.Len(t, r.NotCompared, 1)
+	assert.Equal(t, "only the base has it", r.NotCompared[0].Cause)
+	assert.Contains(t, r.Lines()[0], "; 1 not compared")
+	r, err = Against(t.Context(), less, b.Weights(), inspect.Selection{Layers: inspecttest.Spans(t, "1")})
+	require.NoError(t, err)
+	assert.Empty(t, r.NotCompared, "a weight that is not selected")
 	one.List = nil
 	_, err = Against(t.Context(), a.Weights(), one, inspect.Selection{})
 	assert.ErrorContains(t, err, "has a counterpart of its shape")

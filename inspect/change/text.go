@@ -3,7 +3,6 @@ package change
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 
@@ -153,6 +152,20 @@ func farthest(groups []*group) []*group {
 	return groups
 }
 
+// Changed says how many weights changed: "9 of 186 weights changed". It is "" if all are equal.
+func (r *Report) Changed() string {
+	changed := 0
+	for _, w := range r.Weights {
+		if w.Different > 0 {
+			changed++
+		}
+	}
+	if changed == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %s changed", changed, text.Plural(len(r.Weights), "weight"))
+}
+
 // mostNamed is how many layers and experts Lines names.
 const mostNamed = 5
 
@@ -162,12 +175,16 @@ func (r *Report) Lines() (lines []string) {
 	for i := range r.Weights {
 		all.add(&r.Weights[i])
 	}
-	if all.changed == 0 {
-		return append(lines, fmt.Sprintf("against %s: %s compared, and all are equal", text.Word(r.Base),
-			text.Plural(all.weights, "weight")))
+	left := ""
+	if n := len(r.NotCompared); n > 0 {
+		left = fmt.Sprintf("; %d not compared", n)
 	}
-	lines = append(lines, fmt.Sprintf("against %s: %d of %s changed, by %s of the base's RMS; rank of the changes: %s",
-		text.Word(r.Base), all.changed, text.Plural(all.weights, "weight"), shown(&all), all.rank()))
+	if all.changed == 0 {
+		return append(lines, fmt.Sprintf("against %s: %s compared, and all are equal%s", text.Word(r.Base),
+			text.Plural(all.weights, "weight"), left))
+	}
+	lines = append(lines, fmt.Sprintf("against %s: %s, by %s of the base's RMS; rank of the changes: %s%s",
+		text.Word(r.Base), r.Changed(), shown(&all), all.rank(), left))
 	routers := r.groups(func(w *Weight) string {
 		if w.Module != table.Router {
 			return ""
@@ -193,16 +210,6 @@ func (r *Report) Lines() (lines []string) {
 
 // shown is how far a group changed.
 func shown(g *group) string { return text.Real(g.relative()).Shown }
-
-// WriteText writes the lines and the sheet.
-func (r *Report) WriteText(w io.Writer) error {
-	for _, line := range r.Lines() {
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
-		}
-	}
-	return inspect.WriteSheet(w, r.Sheet(), nil, r.NotCompared)
-}
 
 // Figure draws how far each routed expert is from the base's; nil if there is none.
 func (r *Report) Figure() page.Figure {

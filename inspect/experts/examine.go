@@ -33,7 +33,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	}
 	var suspects []*suspect
 	for _, l := range layers {
-		layer, found, err := examineLayer(x, l, count)
+		layer, found, err := examineLayer(x, l, count, w.Config.InitializerRange)
 		if err != nil {
 			return nil, err
 		}
@@ -57,7 +57,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 
 // find makes the findings of those within layers and of twins.
 func (r *Report) find(single, twins []inspect.Observation) {
-	r.Observed = slices.Concat(single, twins, untrainedLayers(r.Layers))
+	r.Observed = slices.Concat(single, twins, untrainedLayers(r.Layers), trends(r.Layers))
 	r.Findings = inspect.Cluster(r.Observed)
 }
 
@@ -94,8 +94,9 @@ func Merge(parts []*Report, by inspect.Grouping) *Report {
 	return r
 }
 
-// examineLayer looks at the experts of one of so many layers, and returns what is odd about them.
-func examineLayer(x *matrix.Reader, l *layerMLPs, layers int) (*Layer, []inspect.Observation, error) {
+// examineLayer looks at the experts of one of so many layers, and returns what is odd about them. initializer is the
+// config's initializer_range.
+func examineLayer(x *matrix.Reader, l *layerMLPs, layers int, initializer float64) (*Layer, []inspect.Observation, error) {
 	probes, err := probes(x, l)
 	if err != nil {
 		return nil, nil, err
@@ -122,7 +123,7 @@ func examineLayer(x *matrix.Reader, l *layerMLPs, layers int) (*Layer, []inspect
 	if err := similarities(x, l, r); err != nil {
 		return nil, nil, err
 	}
-	found := r.observe(layers)
+	found := r.observe(layers, initializer)
 	near, err := nearTwins(x, l, r, probes, layers)
 	return r, slices.Concat(found, near, r.sharedCopies(layers)), err
 }

@@ -50,9 +50,10 @@ func (r *Layer) fillSpreads() {
 	}
 }
 
-// observe returns what is odd about single experts, in a model of so many layers.
-func (r *Layer) observe(layers int) (found []inspect.Observation) {
-	zeros, peers, initial := r.zeroNeurons(layers), r.peers(layers), r.untrained(layers)
+// observe returns what is odd about single experts, in a model of so many layers. initializer is the config's
+// initializer_range.
+func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observation) {
+	zeros, peers, initial := r.zeroNeurons(layers), r.peers(layers), r.untrained(layers, initializer)
 	for _, e := range r.all() {
 		found = append(append(found, r.notFinite(e)...), r.coded(e)...)
 		zeroed := r.zeroed(e, zeros)

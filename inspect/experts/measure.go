@@ -26,6 +26,7 @@ type matrixFacts struct {
 	print    uint64    // a hash of those, whatever their order
 	zero     []bool    // neurons all of whose numbers are 0
 	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	fourth   float64   // Σw⁴
 	channels []float64 // the same of the other axis, which experts share, less their median
 	bits     int       // of codes that the numbers went through: see matrix.CodeBits
 	peak     float64   // the largest of a neuron, less the neurons' median
@@ -84,7 +85,7 @@ func (a *axis) sizes() []float64 {
 // measure counts in a matrix, and hashes its neurons.
 func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts) {
 	rows, cols := newAxis(m.Rows), newAxis(m.Cols)
-	total := 0.0
+	total, fourth := 0.0, 0.0
 	for r := range m.Rows {
 		var logs matrix.LogSum
 		for c, v := range m.Row(r) {
@@ -103,6 +104,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 			rows.hashes[r] = matrix.Mix(rows.hashes[r], b)
 			cols.hashes[c] = matrix.Mix(cols.hashes[c], b)
 			rows.squares[r] += square
+			fourth += float64(square * square)
 			cols.squares[c] += square
 		}
 		rows.logs[r] = logs
@@ -118,7 +120,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 	for _, l := range rows.logs {
 		all.Merge(l)
 	}
-	x.size = all.Log2()
+	x.size, x.fourth = all.Log2(), fourth
 	return x
 }
 

@@ -3,6 +3,7 @@ package experts
 // Experts and layers that look like random numbers among trained ones.
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -40,24 +41,68 @@ func (r *Layer) ranks() (all []float64) {
 	return all
 }
 
-// untrained finds experts that look random in a layer where most do not, in a model of so many layers.
-func (r *Layer) untrained(layers int) (found []inspect.Observation) {
+// An expert is drawn from the initial distribution if each of its matrices has that distribution's RMS and kurtosis,
+// within drawnErrors standard errors of n numbers and, for the rounding to a dtype, drawnRMS of the RMS and drawnKurtosis.
+const (
+	drawnErrors   = 6
+	drawnRMS      = 0.01
+	drawnKurtosis = 0.05
+)
+
+// drawn reports whether an expert is drawn from a normal distribution with the standard deviation initializer, or from
+// the uniform one up to it.
+func (e *Expert) drawn(initializer float64) bool {
+	from := func(rms, kurtosis float64) bool {
+		for _, role := range roles {
+			m := *e.Of(role)
+			if m == nil || m.RMS == nil || !(rms > 0) {
+				return false
+			}
+			n := float64(m.Shape[0]) * float64(m.Shape[1])
+			mean := *m.RMS * *m.RMS
+			k := e.facts.matrices.Of(role).fourth / n / float64(mean*mean)
+			if !(inspect.Magnitude(*m.RMS/rms-1) <= drawnRMS+drawnErrors*math.Sqrt((kurtosis-1)/4/n)) ||
+				!(inspect.Magnitude(k-kurtosis) <= drawnKurtosis+drawnErrors*math.Sqrt(24/n)) {
+				return false
+			}
+		}
+		return true
+	}
+	return from(initializer, 3) || from(initializer/math.Sqrt(3), 1.8)
+}
+
+// untrained finds experts that look random in a layer where most do not, in a model of so many layers: because their
+// ranks are beyond the spread of the others', or they are drawn from the initial distribution, and no more than a quarter
+// of the experts is. In the latter case it is enough that the layer's median expert does not look random.
+func (r *Layer) untrained(layers int, initializer float64) (found []inspect.Observation) {
 	var logs []float64
 	for _, v := range r.ranks() {
 		logs = append(logs, math.Log(v))
 	}
 	p := inspect.PeersOf(logs, layers*len(logs))
-	if p == nil || math.Exp(p.Median) >= trainedRank {
+	if p == nil || math.Exp(p.Median) >= randomRank {
 		return nil
+	}
+	drawn := 0
+	for i := range r.Experts {
+		if r.Experts[i].drawn(initializer) {
+			drawn++
+		}
 	}
 	usual := math.Exp(p.Median)
 	for i := range r.Experts {
 		e := &r.Experts[i]
-		if v := r.rank(e); v >= randomRank && p.Odd(math.Log(v), 0) {
-			found = append(found, observation(r.Layer, e, "untrained", "", &v, &usual,
-				"its matrices have %.2f of the stable rank of random numbers, those of the layer's median expert %.2f: "+
-					"as at initialisation", v, usual))
+		v, isDrawn := r.rank(e), r.Experts[i].drawn(initializer)
+		if !(v >= randomRank) || !(usual < trainedRank && p.Odd(math.Log(v), 0)) && !(isDrawn && 4*drawn <= len(r.Experts)) {
+			continue
 		}
+		as := ""
+		if isDrawn {
+			as = fmt.Sprintf("; RMS and kurtosis are those of numbers drawn with initializer_range %g", initializer)
+		}
+		found = append(found, observation(r.Layer, e, "untrained", "", &v, &usual,
+			"its matrices have %.2f of the stable rank of random numbers, those of the layer's median expert %.2f: "+
+				"as at initialisation%s", v, usual, as))
 	}
 	return found
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/inspect"
+	"dsmoe/inspect/experts"
 	"dsmoe/inspect/inspecttest"
 )
 
@@ -183,4 +185,32 @@ func TestOffTheTrend(t *testing.T) {
 	got := found(t, p.Stored)
 	require.Len(t, got, 1)
 	require.Contains(t, got[0], "notice: trend: "+attention(6)[1])
+}
+
+// TestUntrainedInABriefRun: an expert at its initial values, normal or uniform, among experts that were trained briefly,
+// whose ranks vary so much that the rank alone does not always tell. Where more than a quarter are so, none is odd.
+func TestUntrainedInABriefRun(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(8) {
+		p := &planter{inspecttest.Trained(t, "v3-trained"), rand.New(rand.NewPCG(seed, 6))}
+		draw, layer, e := p.initial, 1+int(seed)%3, int(7*seed)%32
+		if seed%4 == 3 {
+			draw = func(float32) float32 { return float32(0.02 * (2*p.Float64() - 1)) }
+		}
+		p.numbers(draw, expert(layer, e)...)
+		got := found(t, p.Stored)
+		require.Len(t, got, 1, "%s", strings.Join(got, "\n"))
+		require.Contains(t, got[0], fmt.Sprintf("notice: untrained: model.layers.%d.mlp.experts.%d: ", layer, e))
+		require.Contains(t, got[0], "; RMS and kurtosis are those of numbers drawn with initializer_range 0.02")
+	}
+	for n, want := range map[int]int{8: 8, 9: 0} { // a quarter of 32, and more
+		p := &planter{inspecttest.Trained(t, "v3-trained"), rand.New(rand.NewPCG(7, 8))}
+		for e := range n {
+			p.numbers(p.initial, expert(2, e)...)
+		}
+		w := p.Weights()
+		r, err := experts.Examine(t.Context(), w, experts.Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}})
+		require.NoError(t, err)
+		require.Len(t, inspecttest.With(r.Observed, "untrained"), want, n)
+	}
 }

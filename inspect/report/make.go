@@ -423,8 +423,10 @@ func (r *Report) verdict() string {
 	switch {
 	case r.checkpoint == nil:
 		return "a config alone, without weights to look at"
-	case r.Clean():
+	case r.Clean() && r.differs() == "":
 		return "nothing was found"
+	case r.Clean():
+		return "nothing else was found"
 	}
 	var levels []inspect.Level
 	for _, f := range r.Findings {
@@ -436,11 +438,29 @@ func (r *Report) verdict() string {
 // Clean reports whether nothing was found.
 func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
-// WriteText writes the findings and what was checked, then what changed against the base.
+// differs says how the checkpoint is not its base; "" if there is no base, or all is equal.
+func (r *Report) differs() string {
+	if r.Against == nil {
+		return ""
+	}
+	if changed := r.Against.Changed(); changed != "" || len(r.Against.NotCompared) == 0 {
+		return changed
+	}
+	return fmt.Sprintf("%s not compared with the base", text.Plural(len(r.Against.NotCompared), "weight"))
+}
+
+// WriteText writes what changed against the base, the findings, and what was checked.
 func (r *Report) WriteText(w io.Writer) error {
+	if r.Against != nil {
+		for _, line := range r.Against.Lines() {
+			if _, err := fmt.Fprintln(w, line); err != nil {
+				return err
+			}
+		}
+	}
 	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
 	if err != nil || r.Against == nil {
 		return err
 	}
-	return r.Against.WriteText(w)
+	return inspect.WriteSheet(w, r.Against.Sheet(), nil, r.Against.NotCompared)
 }

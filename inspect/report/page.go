@@ -21,9 +21,8 @@ import (
 func (r *Report) Page(made time.Time) *page.Page {
 	p := page.New(r.title())
 	p.Facts(r.identity(made)...)
-	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageAgainst,
-		r.pageExperts,
-		r.pagePairs, r.pageBetween, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
+	for _, section := range []func(p *page.Page){r.pageFindings, r.pageAgainst, r.pageScope, r.pageParameters,
+		r.pageExperts, r.pagePairs, r.pageBetween, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
 		section(p)
 	}
 	return p
@@ -65,15 +64,21 @@ func (r *Report) pageFindings(p *page.Page) {
 	if slices.ContainsFunc(r.Findings, func(f Finding) bool { return len(f.Experts) > 0 }) {
 		outlined = "Experts and rows that experts and router name are outlined below."
 	}
+	found := strings.ToUpper(r.verdict())
+	if differs := r.differs(); differs != "" {
+		found = strings.ToUpper(differs) + ", " + found
+	}
 	switch {
 	case r.checkpoint == nil:
 		p.Verdict(page.Unclear, "CONFIG ALONE", "There are no weights to look at.")
+	case r.Clean() && r.differs() != "":
+		p.Verdict(page.Unclear, strings.ToUpper(r.differs()), "Nothing else was found.")
 	case r.Clean():
 		p.Verdict(page.Good, "NOTHING FOUND", "That holds for what was checked: see below.")
 	case slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Level == inspect.Error }):
-		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), outlined)
+		p.Verdict(page.Bad, found, outlined)
 	default:
-		p.Verdict(page.Unclear, strings.ToUpper(r.verdict()), outlined)
+		p.Verdict(page.Unclear, found, outlined)
 	}
 	lines := inspect.Lines(r.lines())
 	var facts []page.Fact

@@ -59,9 +59,11 @@ func (c *Coupling) exchanged() (experts, rows []int) {
 
 // couple compares the rows of a router with gate_proj of its experts, if all are present.
 //
-//	q[e][f] = ‖W_e·(r_f - mean r)‖² / ‖r_f - mean r‖²
+//	q[e][f] = ‖W_e'·r_f'‖² / ‖r_f'‖²
 //
-// is divided by its median over e, for each f, then by that over f, for each e. Of rows that have nothing to do with an
+// where r_f' is the row without its share of the mean row, which rows of other norms have more or less of, and W_e' and
+// r_f' are whitened: their columns are divided by their RMS, over the neurons and over the rows. A channel that is
+// massive in all experts would be all that counts otherwise. q is divided by its median over e, for each f, then by that over f, for each e. Of rows that have nothing to do with an
 // expert it is a sum of squares of normal numbers, weighted by the squared singular values of W_e: as few as one
 // of them counts where the spectrum falls fast. The cube root of such a sum is nearly normal (E. Wilson, M. Hilferty,
 // The Distribution of Chi-Square, 1931). z is its distance from the median of all, in units of inspect.Peers.
@@ -71,7 +73,7 @@ func (r *router) couple(x *matrix.Reader, layers int) (*Coupling, error) {
 			return &Coupling{Rows: []int{}, Verdict: NotChecked}, nil
 		}
 	}
-	rows, energies, own := r.centred(), make([][]float64, len(r.experts)), make([]float64, len(r.experts))
+	rows, energies, own := r.whitened(), make([][]float64, len(r.experts)), make([]float64, len(r.experts))
 	for e, w := range r.experts {
 		x.Go(func() (err error) {
 			var total float64
@@ -93,7 +95,7 @@ func (r *router) couple(x *matrix.Reader, layers int) (*Coupling, error) {
 }
 
 // compareUps fills in by how much more each expert's gate_proj answers to its own row than its up_proj does, with w of
-// gate_proj as own is: the logarithm of ‖W·r‖²/‖W‖², for the centred row r of norm 1.
+// gate_proj as own is: the logarithm of ‖W'·r‖²/‖W'‖², for the whitened row r of norm 1.
 func (r *router) compareUps(x *matrix.Reader, rows []float32, own []float64) error {
 	excess := make([]float64, len(r.ups))
 	for e, w := range r.ups {
@@ -135,7 +137,7 @@ func (r *router) exchangedMatrices() (found []inspect.Observation) {
 	return found
 }
 
-// responses returns ‖W·r‖² of an expert's matrix for each of n rows, and ‖W‖².
+// responses returns ‖W'·r‖² of an expert's matrix for each of n rows, W' being whitened, and ‖W'‖².
 func responses(x *matrix.Reader, reading *weights.Reading, w *weights.Weight, rows []float32, n int) (squares []float64,
 	total float64, err error) {
 	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
@@ -145,42 +147,86 @@ func responses(x *matrix.Reader, reading *weights.Reading, w *weights.Weight, ro
 	if err != nil {
 		return nil, 0, err
 	}
+	rows = slices.Clone(rows)
+	sizes := columnSizes(m.Values, m.Cols)
+	divide(rows, sizes)
+	for _, size := range sizes {
+		if size > 0 {
+			total += float64(m.Rows)
+		}
+	}
 	products := p.Product(rows, m.Values, m.Cols)
 	for f := range n {
 		product := products[f*m.Rows : (f+1)*m.Rows]
 		squares = append(squares, matrix.Dot(product, product))
 	}
-	return squares, matrix.Dot(m.Values, m.Values), nil
+	return squares, total, nil
 }
 
-// centred returns the rows less their mean, of norm 1; those that are it are 0.
-func (r *router) centred() []float32 {
-	mean := make([]float64, r.matrix.Cols)
-	for e := range r.Rows {
-		for c, v := range r.matrix.Row(e) {
-			mean[c] += float64(v) / float64(len(r.Rows))
+// divide divides columns by their sizes, unless they are 0.
+func divide(rows []float32, sizes []float64) {
+	for i := range rows {
+		if size := sizes[i%len(sizes)]; size > 0 {
+			rows[i] = float32(float64(rows[i]) / size)
 		}
 	}
-	all := make([]float32, 0, len(r.Rows)*r.matrix.Cols)
-	off := make([]float64, r.matrix.Cols)
-	for e := range r.Rows {
-		squares := 0.0
-		for c, v := range r.matrix.Row(e) {
-			off[c] = float64(v) - mean[c]
-			squares += float64(off[c] * off[c])
+}
+
+// columnSizes returns the RMS of each column of a matrix; 0 for one below 1e-20, which holds nothing.
+func columnSizes(values []float32, cols int) []float64 {
+	sizes := make([]float64, cols)
+	for i, v := range values {
+		sizes[i%cols] += float64(v) * float64(v)
+	}
+	for c := range sizes {
+		if sizes[c] = math.Sqrt(sizes[c] / float64(len(values)/cols)); sizes[c] < 1e-20 {
+			sizes[c] = 0
 		}
-		for _, v := range off {
-			if squares > 0 {
-				v /= math.Sqrt(squares)
+	}
+	return sizes
+}
+
+// whitened returns the rows, of norm 1, whitened, without their shares of the mean row; one without more is 0.
+func (r *router) whitened() []float32 {
+	cols := r.matrix.Cols
+	rows := slices.Clone(r.matrix.Values)
+	normalise(rows, cols) // so that no row decides what the columns, and the mean, are
+	divide(rows, columnSizes(rows, cols))
+	normalise(rows, cols)
+	mean, squares := make([]float64, cols), 0.0
+	for i, v := range rows {
+		mean[i%cols] += float64(v)
+	}
+	for _, v := range mean {
+		squares += float64(v * v)
+	}
+	for row := range slices.Chunk(rows, cols) {
+		share := 0.0
+		for c, v := range row {
+			share += float64(float64(v) * mean[c])
+		}
+		for c, v := range row {
+			row[c] = float32(float64(v) - float64(share/max(squares, math.SmallestNonzeroFloat64)*mean[c]))
+		}
+	}
+	normalise(rows, cols)
+	return rows
+}
+
+// normalise gives rows the norm 1; those that are 0 stay so.
+func normalise(rows []float32, cols int) {
+	for row := range slices.Chunk(rows, cols) {
+		norm := math.Sqrt(matrix.Dot(row, row))
+		for c := range row {
+			if norm > 0 {
+				row[c] /= float32(norm)
 			}
-			all = append(all, float32(v))
 		}
 	}
-	return all
 }
 
-// relative divides energies by the medians of their columns, then of their rows; nil if one of these is
-// 0 or not finite.
+// relative divides energies by the medians of their columns, then of their rows; nil if one of these is 0 or not finite.
+// Those of a row, or of an expert, that is all 0 become 1: they fit nothing.
 func relative(energies [][]float64) [][]float64 {
 	n := len(energies)
 	column := make([]float64, n)
@@ -190,6 +236,12 @@ func relative(energies [][]float64) [][]float64 {
 				column[e] = *element(energies, e, f, pass)
 			}
 			median := inspect.LowerMedian(column)
+			if column[0] == 0 && column[n-1] == 0 { // sorted
+				for e := range n {
+					*element(energies, e, f, pass) = 1
+				}
+				continue
+			}
 			if !(median > 0) || median-median != 0 {
 				return nil
 			}

@@ -1,8 +1,10 @@
 package router
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,4 +124,87 @@ func TestFallingSpectraFitNoRow(t *testing.T) {
 		}
 		require.Equal(t, NotMeasurable, couplingOf(relative(q), 1).Verdict)
 	}
+}
+
+// TestLimitsOfExchangedMatrices: up_proj that answers to its row as gate_proj of the others does is told of where these
+// answer e^0.4 times as much in the median, and it that much less, half of it aside.
+func TestLimitsOfExchangedMatrices(t *testing.T) {
+	found := func(median, own float64) int {
+		r := &router{layers: 1}
+		for e := range 16 {
+			r.excess = append(r.excess, median+0.01*float64(e%3-1))
+		}
+		r.excess[4] = own
+		return len(r.exchangedMatrices())
+	}
+	require.Equal(t, 1, found(0.42, -0.42))
+	require.Equal(t, 0, found(0.38, -0.38))
+	require.Equal(t, 1, found(1, -0.52))
+	require.Equal(t, 0, found(1, -0.48))
+}
+
+// TestLimitOfChoices: an expert is above another from 1e-4 on, which the sums of scores in float32 may be off by.
+func TestLimitOfChoices(t *testing.T) {
+	plan := func(by float64) *gatePlan {
+		return &gatePlan{k: 1, groups: 1, chosen: 1, experts: []limits{{1 + by, 2}, {0, 1}}}
+	}
+	for by, proven := range map[float64]bool{1.03e-4: true, 0.97e-4: false} {
+		require.Equal(t, proven, plan(by).always(0), by)
+		require.Equal(t, proven, plan(by).never(1), by)
+		require.False(t, plan(by).never(0) || plan(by).always(1))
+	}
+}
+
+// TestCouplingOfMassiveChannels: rows of one norm or of many, channels that are massive in all weights that read the
+// hidden state: the coupling shows, and with it whether rows belong to other experts. Without a coupling nothing shows.
+func TestCouplingOfMassiveChannels(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ coupling, norms, channels float64 }{{0.3, 0, 1}, {0.3, 0.5, 8}, {0.2, 1, 30}, {0, 0.5, 8}, {0, 1, 30}} {
+		for _, turned := range []bool{false, true} {
+			s := inspecttest.Model(t, inspecttest.Kind{Coupling: c.coupling}, 3)
+			r := rand.New(rand.NewPCG(4, 5))
+			channels := func(values []float32) {
+				for i := range values {
+					if at := i % 96; at == 17 || at == 40 {
+						values[i] *= float32(c.channels)
+					}
+				}
+			}
+			for layer := 2; layer < 8; layer++ {
+				s.Change(fmt.Sprintf("model.layers.%d.mlp.gate.weight", layer), func(values []float32) {
+					channels(values)
+					for row := range slices.Chunk(values, 96) {
+						inspecttest.Row(0, 96, inspecttest.Times(float32(math.Exp(c.norms*r.NormFloat64()))))(row)
+					}
+					if turned {
+						copy(values, append(slices.Clone(values[96:]), values[:96]...))
+					}
+				})
+				for e := range 16 {
+					s.Change(inspecttest.ExpertName(layer, e, "gate"), channels)
+				}
+			}
+			want := map[bool]string{false: CoupledOwn, true: CoupledPermuted}[turned]
+			if c.coupling == 0 {
+				want = NotMeasurable
+			}
+			for _, l := range routers(t, s, Options{Coupling: true}).Layers {
+				require.Equal(t, want, l.Coupling.Verdict, "%v, layer %d", c, l.Layer)
+			}
+		}
+	}
+}
+
+// TestDeadRowsHideNoCoupling: a row that is zero, and an expert that is, fit nothing, and the others still fit.
+func TestDeadRowsHideNoCoupling(t *testing.T) {
+	s := inspecttest.Model(t, inspecttest.Kind{Coupling: 0.5}, 1)
+	s.Change("model.layers.4.mlp.gate.weight", inspecttest.Row(3*96, 96, inspecttest.Times(0)))
+	s.Zero(inspecttest.ExpertName(5, 7, "gate"))
+	r := routers(t, s, Options{Coupling: true})
+	require.Equal(t, []string{"dead-row 4 [3]"}, inspecttest.Kinds(r.Findings))
+	for _, l := range r.Layers {
+		require.Equal(t, CoupledOwn, l.Coupling.Verdict, l.Layer)
+	}
+	require.Equal(t, -1, r.Layers[2].Coupling.Rows[3])
+	require.Equal(t, -1, r.Layers[3].Coupling.Rows[7])
 }

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -21,7 +20,8 @@ type Comparison struct {
 	Sets   []TokenSet      `json:"sets"`   // in the order of the user
 	Layers []ComparedLayer `json:"layers"` // the selected ones, ascending
 
-	by Level
+	by     Level
+	tooFew string // why Chance is not known; "" if it is
 }
 
 // TokenSet is a set of tokens, and their routing by itself.
@@ -33,9 +33,11 @@ type TokenSet struct {
 // ComparedLayer is a layer's routing of all sets.
 type ComparedLayer struct {
 	Layer int `json:"layer"` // in the model
-	// Chance is the largest difference of an expert of this layer in 199 random exchanges of blocks of tokens between
-	// the sets: of layers whose sets are alike, one in 200 has an expert beyond it. A sequence is cut into blocks of 64
-	// tokens or, in large sets, more; its last block may be shorter. Chance is null if a set has fewer than 4 blocks.
+	// Chance is how far the loads of an expert of this layer may be apart by chance: of layers whose sets are alike, one
+	// in 200 has an expert beyond it. It is read off other divisions of the blocks of tokens among the sets: all, if
+	// there are at most 1000, else 199 random ones. A sequence is cut into blocks of 64 tokens or, in large sets, more;
+	// its last block may be shorter. Chance is null if a set has fewer than 4 blocks, or there are fewer than 200
+	// divisions: too few tokens to tell.
 	Chance  *float64         `json:"chance"`
 	Experts []ComparedExpert `json:"experts"` // the selected ones, ascending
 }
@@ -54,13 +56,18 @@ func Compare(names []string, reports []*Report, o Options) *Comparison {
 	for i, r := range reports {
 		c.Sets = append(c.Sets, TokenSet{names[i], r})
 	}
+	var d *divisions // of the first layer, as of all
 	for i, l := range reports[0].Layers {
 		var loads [][]Expert
 		var sets []*blocks
 		for _, r := range reports {
 			loads, sets = append(loads, r.Layers[i].Experts), append(sets, r.Layers[i].blocks)
 		}
-		c.Layers = append(c.Layers, comparedLayer(l.Layer, loads, chance(sets, reports[0].PerToken, uint64(l.Layer))))
+		if d == nil {
+			d = newDivisions(sets)
+			c.tooFew = d.tooFew()
+		}
+		c.Layers = append(c.Layers, comparedLayer(l.Layer, loads, d.chance(sets, reports[0].PerToken)))
 	}
 	return c
 }
@@ -93,7 +100,6 @@ const (
 	leastBlock = 64
 	mostBlocks = 256
 	fewBlocks  = 4 // of a set: fewer say nothing about chance
-	exchanges  = 199
 )
 
 // newBlocks divides a batch of sequences into blocks.
@@ -120,64 +126,20 @@ func (b *blocks) add(token int, ids []int) {
 	}
 }
 
-// chance returns ComparedLayer.Chance.
-func chance(sets []*blocks, k int, seed uint64) *float64 {
-	var counts [][]uint32
-	var tokens, ends []int
-	first := 0
-	for _, s := range sets {
-		for i, n := range s.tokens {
-			if n > 0 { // not of padding alone
-				counts, tokens = append(counts, s.counts[i]), append(tokens, n)
-			}
-		}
-		if len(counts)-first < fewBlocks {
-			return nil
-		}
-		ends, first = append(ends, len(counts)), len(counts)
-	}
-	draw := rand.New(rand.NewPCG(seed, 0))
-	order := make([]int, len(counts))
-	for i := range order {
-		order[i] = i
-	}
-	largest := 0.0
-	for range exchanges {
-		draw.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		largest = max(largest, largestDifference(order, ends, counts, tokens, k))
-	}
-	return &largest
+// block is how often the tokens of a block choose each expert.
+type block struct {
+	counts []uint32 // [expert]
+	tokens int
 }
 
-// largestDifference returns the largest difference of an expert's loads if the blocks are divided among the sets in
-// that order.
-func largestDifference(order, ends []int, counts [][]uint32, tokens []int, k int) (largest float64) {
-	n := len(counts[0])
-	least, most := make([]float64, n), make([]float64, n)
-	sums, first := make([]uint64, n), 0
-	for set, end := range ends {
-		clear(sums)
-		total := 0
-		for _, b := range order[first:end] {
-			total += tokens[b]
-			for e, count := range counts[b] {
-				sums[e] += uint64(count)
-			}
-		}
-		first = end
-		fair := float64(total) * float64(k) / float64(n)
-		for e, count := range sums {
-			load := float64(count) / fair
-			if set == 0 {
-				least[e], most[e] = load, load
-			}
-			least[e], most[e] = min(least[e], load), max(most[e], load)
+// filled returns the blocks that are not of padding alone.
+func (b *blocks) filled() (filled []block) {
+	for i, n := range b.tokens {
+		if n > 0 {
+			filled = append(filled, block{b.counts[i], n})
 		}
 	}
-	for e := range n {
-		largest = max(largest, most[e]-least[e])
-	}
-	return largest
+	return filled
 }
 
 // Sheet is a row per layer, or with ByExpert per expert.
@@ -234,17 +196,13 @@ func (c *Comparison) WriteText(w io.Writer) error {
 		}
 	}
 	var lines []string
-	all, unknown := 0, 0
+	all := 0
 	for _, l := range c.Layers {
 		all += l.beyond()
-		if l.Chance == nil {
-			unknown++
-		}
 	}
 	switch {
-	case unknown > 0:
-		lines = append(lines, fmt.Sprintf("what chance gives is not known: a set has fewer than %d blocks of tokens",
-			fewBlocks))
+	case c.tooFew != "":
+		lines = append(lines, c.tooFew)
 	case all == 0:
 		lines = append(lines, "no expert's loads differ by more than chance gives")
 	default:

@@ -417,45 +417,6 @@ func FuzzESFTLog(f *testing.F) {
 	})
 }
 
-// TestChance: sets of alike blocks differ by chance no more than they do, sets of two kinds of blocks by more; padding
-// makes no block, and few blocks say nothing.
-func TestChance(t *testing.T) {
-	set := func(n, kind int) *blocks {
-		b := newBlocks(n, leastBlock, 8)
-		for token := range n * leastBlock {
-			b.add(token, []int{(token*7 + token/leastBlock) % 4, 4 + (token+kind*token%3)%4})
-		}
-		return b
-	}
-	difference := func(sets ...*blocks) float64 {
-		var counts [][]uint32
-		var tokens, order, ends []int
-		for _, s := range sets {
-			counts, tokens = append(counts, s.counts...), append(tokens, s.tokens...)
-			ends = append(ends, len(counts))
-		}
-		for i := range counts {
-			order = append(order, i)
-		}
-		return largestDifference(order, ends, counts, tokens, 2)
-	}
-	alike, other := set(32, 0), set(32, 0)
-	limit := chance([]*blocks{alike, other}, 2, 1)
-	require.NotNil(t, limit)
-	assert.LessOrEqual(t, difference(alike, other), *limit)
-	assert.Equal(t, *limit, *chance([]*blocks{alike, other}, 2, 1), "the same layer draws the same exchanges")
-
-	for _, b := range other.counts {
-		b[4], b[5] = b[4]+b[5], 0
-	}
-	assert.Greater(t, difference(alike, other), *chance([]*blocks{alike, other}, 2, 1))
-
-	few := set(fewBlocks, 0)
-	assert.NotNil(t, chance([]*blocks{alike, few}, 2, 1))
-	few.tokens[0] = 0 // padding
-	assert.Nil(t, chance([]*blocks{alike, few}, 2, 1))
-}
-
 // TestBlocks: a block is a part of one sequence, and there are few of them.
 func TestBlocks(t *testing.T) {
 	for _, x := range []struct{ batch, seq, length, blocks int }{

@@ -53,6 +53,7 @@ func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.
 	}
 	a := header.Audit(c)
 	a.Add(x.findings()...)
+	a.Add(x.WrongShapes(x.readShape)...)
 	checked, not := x.scope()
 	a.Checked, a.NotChecked = append(a.Checked, checked...), append(a.NotChecked[:len(a.NotChecked)-1], not...)
 	return a, nil
@@ -80,6 +81,8 @@ type audited struct {
 	*weights.Weight
 	tensor.Anomalies
 	notPositive int64 // scales that are 0 or below
+	wasteful    int64 // blocks that use less than half of their range: see tensor.Wasteful
+	blocks      int64 // of a block type
 	outside     int64 // numbers of a table that are no expert's
 	err         error // of reading it
 }
@@ -126,6 +129,15 @@ func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueA
 	}
 	x.tie()
 	return x
+}
+
+// readShape reads a weight_shape of a selected weight.
+func (x *valueAudit) readShape(part *weights.Weight) ([]byte, error) {
+	if !x.Selection.Has(part.Owner()) {
+		return nil, nil
+	}
+	data := make([]byte, part.Bytes())
+	return data, part.ReadAt(x.Reader, data, 0)
 }
 
 // take adds a weight to those that are read.
@@ -180,7 +192,7 @@ func (x *valueAudit) readAll() {
 // count counts what is odd in n elements of a weight from at on.
 func (x *valueAudit) count(w *audited, at, n int64) {
 	var found tensor.Anomalies
-	var notPositive, outside int64
+	var notPositive, outside, wasteful, blocks int64
 	var failed error
 	for tile, err := range x.Bytes(x.Reader, w.Weight, at, n) {
 		if failed = err; err != nil {
@@ -191,8 +203,12 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 			continue
 		}
 		found.Add(tile, w.DType)
-		if w.IsScales() {
+		switch {
+		case w.IsScales():
 			notPositive += countNotPositive(tile, w.DType)
+		case w.DType.Blocked():
+			some, all := tensor.Wasteful(tile, w.DType)
+			wasteful, blocks = wasteful+some, blocks+all
 		}
 	}
 	x.mu.Lock()
@@ -200,6 +216,7 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 	w.Merge(found)
 	w.notPositive += notPositive
 	w.outside += outside
+	w.wasteful, w.blocks = w.wasteful+wasteful, w.blocks+blocks
 	if w.err == nil {
 		w.err = failed
 	}

@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/model/table"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -25,6 +26,7 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 		}
 	}
 	found = append(found, x.aboutHead()...)
+	found = append(found, x.aboutFrequencies()...)
 	for i := range x.sums {
 		found = append(found, x.aboutSum(&x.sums[i])...)
 	}
@@ -45,6 +47,26 @@ func (x *valueAudit) aboutHead() []inspect.Finding {
 	return []inspect.Finding{{Kind: inspect.Value, File: x.holders[head], Tensor: head,
 		Cause: differs + ", though tie_word_embeddings is true",
 		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
+}
+
+// aboutFrequencies returns the findings about stored inv_freq that are not the config's. Readers compute their own.
+func (x *valueAudit) aboutFrequencies() (found []inspect.Finding) {
+	for _, w := range x.weights {
+		if x.Config == nil || !strings.HasSuffix(w.Name, table.InvFreqName) || w.err != nil ||
+			!table.HoldsFrequencies(x.Config, w.Info) {
+			continue
+		}
+		values, err := weights.NewStream(x.Reader, w.Weight).Part(0, w.Len())
+		cause := ""
+		if err != nil {
+			cause = fmt.Sprintf("cannot be read: %v", err)
+		} else if cause = table.OtherFrequencies(x.Config, values, w.DType); cause == "" {
+			continue
+		}
+		found = append(found, inspect.Finding{Kind: inspect.Value, File: x.holders[w.Name], Tensor: w.Name, Cause: cause,
+			Hint: "readers compute RoPE from config.json: set rope_theta to that of the training"})
+	}
+	return found
 }
 
 // aboutWeight returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
@@ -87,6 +109,10 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 			kind, hint = inspect.Note, "as biases are before training"
 		}
 		add(kind, hint, "every value is zero")
+	}
+	if w.wasteful > 0 {
+		add(inspect.Value, "no encoder of the type makes such blocks: the numbers were rounded more coarsely than it needs",
+			"%d of %d blocks use less than half of the range of their codes: a scale is too large", w.wasteful, w.blocks)
 	}
 	if w.BeyondF16 > 0 {
 		add(inspect.Note, "a cast to F16 makes them infinite", "%d of %d values are beyond the range of F16", w.BeyondF16, n)
@@ -149,6 +175,7 @@ func (x *valueAudit) deadExperts() map[[2]int]bool {
 // tally is how many weights, scales and checksums were checked, or not.
 type tally struct {
 	weights, scales, sums, tables int
+	blocked                       int // weights of block types
 	unread, withoutScales, broken int
 	bytes                         int64 // of the weights
 }
@@ -167,6 +194,9 @@ func (x *valueAudit) tally() (t tally) {
 		t.bytes += w.Bytes()
 		if w.IsScales() {
 			t.scales++
+		}
+		if w.blocks > 0 {
+			t.blocked++
 		}
 		if w.Scaled() && !x.hasNumbers(w) {
 			t.withoutScales++
@@ -193,6 +223,8 @@ func (x *valueAudit) scope() (checked, not []string) {
 	compared := x.tied != nil && x.tied.err == nil
 	say(&checked, t.weights > 0, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
 		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
+	say(&checked, t.blocked > 0, "the blocks of %s: that they use half of the range of their codes",
+		text.Plural(t.blocked, "weight"))
 	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForm(),
 		text.Plural(t.scales, "tensor"))
 	say(&checked, t.tables > 0, "every number of %s of experts: that an expert has it", text.Plural(t.tables, "table"))

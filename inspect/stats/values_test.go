@@ -164,6 +164,49 @@ func TestValues(t *testing.T) {
 
 // TestFusedExpertsAreLookedIntoOneByOne: one dead expert of many in a tensor, and fused
 // tensors that cannot be taken apart.
+// TestStoredFrequencies: inv_freq of another theta is found, the config's own is not.
+func TestStoredFrequencies(t *testing.T) {
+	for theta, want := range map[float64]string{10000: "", 500000: "is that of rope_theta 500000, config.json has 10000"} {
+		s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
+		n, data := s.Config.HeadDim()/2, []byte(nil)
+		for i := range n {
+			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(math.Pow(theta, -float64(i)/float64(n)))))
+		}
+		s.Store("model.layers.1.self_attn.rotary_emb.inv_freq", tensor.F32, []int{n}, data)
+		a := audit(t, s, Values{})
+		if want == "" {
+			require.Empty(t, a.Findings)
+			continue
+		}
+		require.Len(t, a.Findings, 1)
+		require.Equal(t, want, a.Findings[0].Cause)
+	}
+}
+
+// TestWastefulBlocks: a Q8_0 weight whose codes reach 3 of 127 is found, one that reaches 64 is not.
+func TestWastefulBlocks(t *testing.T) {
+	s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
+	for i, x := range s.Files[0].Tensors {
+		if x.Name == normal || x.Name == "model.layers.0.self_attn.o_proj.weight" {
+			s.Files[0].Tensors[i].DType = tensor.Q8_0
+			data := make([]byte, tensor.Q8_0.Bytes(int64(x.Len())))
+			for block := range slices.Chunk(data, 34) {
+				tensor.PutF16(block, 0.01)
+				block[9], block[20] = 64, 3
+				if x.Name == normal {
+					block[9] = 0xfd
+				}
+			}
+			s.Data[x.Name] = data
+		}
+	}
+	a := audit(t, s, Values{})
+	require.Len(t, a.Findings, 1)
+	require.Equal(t, normal, a.Findings[0].Tensor)
+	require.Equal(t, "128 of 128 blocks use less than half of the range of their codes: a scale is too large", a.Findings[0].Cause)
+	require.Contains(t, a.Checked, "the blocks of 2 weights: that they use half of the range of their codes")
+}
+
 func TestFusedExpertsAreLookedIntoOneByOne(t *testing.T) {
 	s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
 	for i := range s.Files {

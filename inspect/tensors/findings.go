@@ -190,37 +190,31 @@ func untrained(all []*measured) (found []inspect.Observation) {
 }
 
 // trendFactor is how many times the typical magnitude of its neighbours a matrix must have, or that fraction of it, to
-// be off the trend.
+// be off the trend, if that is beyond the spread of the layers.
 const trendFactor = 3
 
-// trends finds matrices whose typical magnitude is far from the median of the two layers before and after. The first
-// and the last layer are left out: they differ in healthy models.
+// trends finds matrices whose typical magnitude is far from that of the layers around: see inspect.Neighbours. The first
+// and the last layer, and models of few layers, differ in healthy models: what is not far beyond that is left out.
 func trends(all []*measured) (found []inspect.Observation) {
 	kinds, matrices := byKind(all), 0
 	for _, kind := range kinds {
 		matrices += len(kind)
 	}
 	for _, kind := range kinds {
-		if len(kind[0].Shape) != 2 || len(kind) < 3 {
+		if len(kind[0].Shape) != 2 {
 			continue
 		}
-		var off, usual []float64
+		var sizes, off []float64 // off of the layers between the first and the last
+		for _, m := range kind {
+			sizes = append(sizes, m.size)
+		}
+		usual, far := inspect.Neighbours(sizes)
 		for i := 1; i < len(kind)-1; i++ {
-			var near []float64
-			for k := max(0, i-2); k <= min(len(kind)-1, i+2); k++ {
-				if k != i && kind[k].size == kind[k].size {
-					near = append(near, kind[k].size)
-				}
-			}
-			if near == nil {
-				near = []float64{math.NaN()}
-			}
-			usual = append(usual, inspect.LowerMedian(near))
-			off = append(off, kind[i].size-usual[i-1])
+			off = append(off, sizes[i]-usual[i])
 		}
 		p := inspect.PeersOf(off, matrices)
-		for i, v := range off {
-			if m := kind[i+1]; p.Odd(v, math.Log2(trendFactor)) {
+		for i, m := range kind {
+			if inner := i > 0 && i < len(kind)-1; far[i] || inner && p.Odd(sizes[i]-usual[i], math.Log2(trendFactor)) {
 				size, median := math.Exp2(m.size), math.Exp2(usual[i])
 				found = append(found, m.about("trend", &size, &median, "typical magnitude %.4g, %.4g in the layers around it",
 					size, median))

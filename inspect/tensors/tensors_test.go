@@ -1,13 +1,19 @@
 package tensors
 
 import (
+	"fmt"
 	"math"
+	"regexp"
+	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/inspect/inspecttest"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // TestOddShapes: scalars, vectors, constants and numbers that are not finite are no reason to fail.
@@ -25,4 +31,99 @@ func TestOddShapes(t *testing.T) {
 	for _, o := range found {
 		require.Equal(t, "low-bits", o.ID, o.Tensor) // one number alone fits 4 bits
 	}
+}
+
+// layered makes a matrix of a model of some layers a factor times as large, and returns which tensors are off the trend then.
+func layered(t *testing.T, s *inspecttest.Stored, name string, by float64) (names []string) {
+	defer func(before []byte) { s.Data[name] = before }(slices.Clone(s.Data[name]))
+	s.Change(name, func(values []float32) { inspecttest.Row(0, len(values), inspecttest.Times(float32(by)))(values) })
+	w := s.Weights()
+	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return x.Module() == table.RoutedExperts })
+	all, err := Find(t.Context(), w)
+	require.NoError(t, err)
+	for _, o := range all {
+		require.Equal(t, "trend", o.ID)
+		names = append(names, o.Tensor)
+	}
+	return names
+}
+
+// offBy returns the factor that makes the matrix as large as the middle of its neighbours, the lower or the upper one.
+func offBy(s *inspecttest.Stored, name string, upper bool) float64 {
+	own, near := 0.0, []float64{}
+	place := regexp.MustCompile(`layers\.(\d+)`)
+	at, _ := strconv.Atoi(place.FindStringSubmatch(name)[1])
+	for l := at - 2; l <= at+2; l++ {
+		other := place.ReplaceAllString(name, fmt.Sprintf("layers.%d", l))
+		if s.Data[other] == nil {
+			continue
+		}
+		sum, numbers := 0.0, s.Numbers(other)
+		for _, v := range numbers {
+			sum += math.Log2(math.Abs(float64(v)))
+		}
+		if l == at {
+			own = sum / float64(len(numbers))
+		} else {
+			near = append(near, sum/float64(len(numbers)))
+		}
+	}
+	slices.Sort(near)
+	middle := near[(len(near)-1)/2]
+	if upper {
+		middle = near[len(near)/2]
+	}
+	return math.Exp2(middle - own)
+}
+
+// TestLimitsOfTrends: 3 times its neighbours, or a third, where 10 layers show how far they are apart, the first and the
+// last aside; 20 times, or a twentieth, in any layer of any model, and only the matrix that is off is named.
+func TestLimitsOfTrends(t *testing.T) {
+	t.Parallel()
+	const q, shared = "model.layers.%d.self_attn.q_proj.weight", "model.layers.%d.mlp.shared_experts.up_proj.weight"
+	models := map[int]*inspecttest.Stored{}
+	for _, c := range []struct {
+		layers, layer int
+		name          string
+		limit         float64
+	}{{24, 6, q, 3}, {24, 1, q, 3}, {24, 0, q, 20}, {24, 23, q, 20}, {9, 5, q, 20},
+		{7, 6, shared, 20}, {7, 6, q, 20}, {7, 0, q, 20}, {7, 3, q, 20}, {5, 2, shared, 20}} {
+		if models[c.layers] == nil {
+			models[c.layers] = inspecttest.Model(t, inspecttest.Kind{Layers: c.layers}, 1)
+		}
+		s, name := models[c.layers], fmt.Sprintf(c.name, c.layer)
+		if s.DType(name) != tensor.F32 {
+			s.InFloat32(t, name)
+		}
+		most, least := offBy(s, name, c.limit == 20)*c.limit, offBy(s, name, false)/c.limit
+		require.Equal(t, []string{name}, layered(t, s, name, 1.03*most), "%v", c)
+		require.Empty(t, layered(t, s, name, 0.97*most), "%v", c)
+		require.Equal(t, []string{name}, layered(t, s, name, 0.97*least), "%v", c)
+		require.Empty(t, layered(t, s, name, 1.03*least), "%v", c)
+	}
+	// Of two layers either may be the odd one.
+	two := inspecttest.Model(t, inspecttest.Kind{Layers: 4}, 1)
+	require.Len(t, layered(t, two, fmt.Sprintf(shared, 3), 100), 2)
+}
+
+// TestLimitsOfRandomAttention: attention looks random from 0.85 of the rank of random numbers on, if that of every other
+// layer is below 0.6.
+func TestLimitsOfRandomAttention(t *testing.T) {
+	t.Parallel()
+	list := inspecttest.Filled(t, "v1-base").Weights().List
+	found := func(own, others float64) int {
+		var all []*measured
+		for _, w := range list {
+			m := &measured{Weight: w, rank: others}
+			if w.Layer == 1 {
+				m.rank = own
+			}
+			all = append(all, m)
+		}
+		return len(untrained(all))
+	}
+	require.Equal(t, 4, found(0.86, 0.3), "q, k, v and o")
+	require.Equal(t, 0, found(0.84, 0.3))
+	require.Equal(t, 4, found(0.95, 0.59))
+	require.Equal(t, 0, found(0.95, 0.61))
 }

@@ -49,11 +49,11 @@ var (
 // Forms of codes of four bits.
 var (
 	// PackedINT4 is pack-quantized of compressed-tensors: integers from -8 on, stored with 8 added.
-	PackedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart},
+	PackedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart, ShapePart},
 		Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 8, values: valuesINT4[:]}
 	// PackedZeros is PackedINT4 with a zero beside each scale.
 	PackedZeros = &Form{Name: "INT4 with zeros", Method: "pack-quantized, asymmetric", Numbers: F32,
-		Parts: []string{scalePart, ZerosPart}, Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 15,
+		Parts: []string{scalePart, ZerosPart, ShapePart}, Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 15,
 		values: valuesINT4[:]}
 	// FP4 is E2M1 with a power of two for 32 numbers, as experts of DeepSeek-V4 have it beside FP8.
 	FP4 = &Form{Name: "FP4", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F4, Scales: F8E8M0,
@@ -107,7 +107,7 @@ var beside = []struct{ stored, part, method string }{
 	{".weight_global_scale", "_global_scale", ""},
 	{".weight_zero_point", ZerosPart, ""},
 	{".weight_g_idx", OrderPart, ""},
-	{".weight_shape", "_shape", ""},
+	{".weight_shape", ShapePart, ""},
 	{".scale", "_scale_inv", "fp8"},
 	{".input_scale", "_input_scale", "nvfp4"},
 	{".input_global_scale", "_input_global_scale", "nvfp4-pack-quantized"},
@@ -246,9 +246,9 @@ func (f *Form) PartName(name, part string) string {
 }
 
 // Scaling returns how the parts of a matrix in blocks turn its codes into numbers. ordered says that it has the
-// part OrderPart.
-func (f *Form) Scaling(scales DType, b Blocks, ordered bool) Scaling {
-	s := Scaling{Scales: scales, Second: f.Second, Zeros: f.HasZeros(), Blocks: b}
+// part OrderPart, shape is the dtype of the part ShapePart; Invalid if it has none.
+func (f *Form) Scaling(scales DType, b Blocks, ordered bool, shape DType) Scaling {
+	s := Scaling{Scales: scales, Second: f.Second, Zeros: f.HasZeros(), Shape: shape, Blocks: b}
 	if f.layout != nil {
 		s.Above = f.layout.above
 		if _, s.Groups = b.Grid(); !ordered {

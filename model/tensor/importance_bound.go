@@ -9,7 +9,7 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// weighing is how a type was fitted with importance.
+// weighing is how an encoder of a type chooses scales.
 type weighing struct {
 	part     int     // numbers that share a scale
 	most     int     // codes are 0 … most, or without minimums -most … most-1
@@ -18,9 +18,9 @@ type weighing struct {
 }
 
 var weighings = map[DType]weighing{
-	Q4_0: {32, 8, false, 0}, Q5_0: {32, 16, false, 0}, Q5_1: {32, 31, true, 0},
+	Q8_0: {32, 127, false, 0}, Q4_0: {32, 8, false, 0}, Q5_0: {32, 16, false, 0}, Q5_1: {32, 31, true, 0},
 	Q2_K: {16, 3, true, 15}, Q3_K: {16, 4, false, 32}, Q4_K: {32, 15, true, 63}, Q5_K: {32, 31, true, 63},
-	Q6_K: {16, 32, false, 128},
+	Q6_K: {16, 32, false, 128}, MXFP4: {32, 6, false, 0},
 }
 
 // beyondWeighted returns the index of a number of x that y, which block stands for, cannot be right for,
@@ -108,6 +108,8 @@ func extent(x []float32) (low, high float64) {
 func blockScales(b []byte, d DType) (super, superMin float32) {
 	at, least := 0, -1
 	switch d {
+	case MXFP4:
+		return float32(math.Ldexp(1, int(b[0])-127)), 0
 	case Q2_K:
 		at, least = 80, 82
 	case Q3_K:

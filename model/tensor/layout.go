@@ -7,6 +7,7 @@ const (
 	scalePart = "_scale"
 	ZerosPart = "_zero_point" // zeros of the blocks
 	OrderPart = "_g_idx"      // groups of the columns
+	ShapePart = "_shape"      // rows and columns of the codes
 )
 
 // layout is how the tensors of a form lie in files that hold them transposed: codes of four bits in I32, [in,

@@ -85,7 +85,7 @@ func TestOrderedColumns(t *testing.T) {
 		{GPTQv2DescAct, make([]byte, 8), index(0, 1, 2, 0), "g_idx: column 2 is of group 2: there are 2"},
 		{GPTQv2DescAct, make([]byte, 8), index(0, -1, 1, 0), "g_idx: column 1 is of group -1: there are 2"},
 	} {
-		s := c.form.Scaling(F16, Blocks{1, 4, 1, 2}, true)
+		s := c.form.Scaling(F16, Blocks{1, 4, 1, 2}, true, Invalid)
 		g, err := s.Grid([][]byte{one, c.zeros, c.order}, 0)
 		if err != nil {
 			require.ErrorContains(t, err, c.want)

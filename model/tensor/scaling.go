@@ -37,6 +37,9 @@ type Scaling struct {
 	// Zeros says that the next side has zeros, INT4 in I32 along the rows of the grid.
 	Zeros bool `json:"zeros,omitempty"`
 	Above int  `json:"above,omitempty"` // what is added to a stored zero
+	// Shape is the dtype, I64 or I32, of the last side if that has the rows and columns, which compressed-tensors unpacks
+	// by; Invalid if it does not.
+	Shape DType `json:"shape,omitempty"`
 	// Groups, if not 0, says that the last side has the group of each column, an I32, and how many groups a row of
 	// the scales and zeros has. Columns that are not in the order of their groups are blocks of one column.
 	Groups int    `json:"groups,omitempty"`
@@ -110,6 +113,9 @@ func (s *Scaling) Spans(first, last int, do func(begin, end int64)) {
 		row := I32.Bytes(int64(width))
 		do(int64(first/zeroRows)*row, int64(last/zeroRows+1)*row)
 	}
+	if s.Shape != Invalid {
+		do(0, s.Shape.Bytes(2))
+	}
 	if s.Groups > 0 {
 		do(0, I32.Bytes(int64(s.Blocks.Cols)))
 	}
@@ -137,9 +143,14 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 			g.Scales[i], g.Rounded[i] = s.Second.apply(scale, second[0])
 		}
 	}
+	if s.Shape != Invalid {
+		if err := s.Blocks.CheckShape(sides[len(sides)-1], s.Shape); err != nil {
+			return g, err
+		}
+	}
 	if s.Zeros {
 		width := s.width()
-		g.Zeros = zeros(s.zerosIn(sides), first, len(g.Scales)/width, width)
+		g.Zeros = zeros(sides[1], first, len(g.Scales)/width, width)
 		if err := s.raise(g.Zeros); err != nil {
 			return g, err
 		}
@@ -150,12 +161,20 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 	return g, nil
 }
 
-// zerosIn returns the side that has the zeros.
-func (s *Scaling) zerosIn(sides [][]byte) []byte {
-	if s.Groups > 0 {
-		return sides[len(sides)-2]
+// CheckShape compares the rows and columns that data has, of dtype d, with the matrix's.
+func (b Blocks) CheckShape(data []byte, d DType) error {
+	var shape [2]int64
+	for i := range shape {
+		if d == I32 {
+			shape[i] = int64(int32(binary.LittleEndian.Uint32(data[4*i:])))
+		} else {
+			shape[i] = int64(binary.LittleEndian.Uint64(data[8*i:]))
+		}
 	}
-	return sides[len(sides)-1]
+	if want := [2]int64{int64(b.Rows), int64(b.Cols)}; shape != want {
+		return fmt.Errorf("weight_shape is %d, which libraries unpack by, but the packed codes have shape %d", shape, want)
+	}
+	return nil
 }
 
 // raise adds Above to zeros.

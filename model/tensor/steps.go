@@ -22,7 +22,8 @@ func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
 // also stand for numbers beyond them: a step, and as much as rounding a part's scale and minimum
 // to a few bits moves the end of its range. Of Q2_K, half of whose codes are outermost, these stand for a
 // step, and some numbers are farther away (see inPart). The error of a number that the reference encoder
-// rounded is then about uniform within ± half a step, of a variance of a third of its square.
+// rounded is then about uniform within ± half a step, of a variance of a third of its square. Where a scale is larger
+// than any encoder takes for the numbers of its block, half a step is that of the largest scale that one takes.
 func (t Tensor) HalfSteps(dst []float32) []float32 {
 	n := len(dst)
 	dst = append(dst, make([]float32, t.Len())...)
@@ -89,14 +90,29 @@ func halfUnits(dst []float32, t Tensor) {
 // blockSteps is HalfSteps of the block types.
 func blockSteps(dst []float32, t Tensor) {
 	elements, bytes := t.DType.Block()
+	var room [256]float32
+	y := room[:elements]
 	for data := t.Data; len(data) > 0; data = data[bytes:] {
-		halfSteps(dst[:elements], data[:bytes], t.DType)
+		kernel.Widen(y, data[:bytes], blockFormats[t.DType])
+		halfSteps(dst[:elements], data[:bytes], y, t.DType)
 		dst = dst[elements:]
 	}
 }
 
-// halfSteps is HalfSteps of one block.
-func halfSteps(h []float32, b []byte, d DType) {
+// halfSteps is HalfSteps of one block, which stands for y.
+func halfSteps(h []float32, block []byte, y []float32, d DType) {
+	storedSteps(h, block, d)
+	var room [16]float64
+	factors, _ := d.excess(room[:0], block, y)
+	for i := range h {
+		if f := factors[i*len(factors)/len(h)]; f < 1 {
+			h[i] *= float32(f)
+		}
+	}
+}
+
+// storedSteps is halfSteps of the scales as they are.
+func storedSteps(h []float32, b []byte, d DType) {
 	switch d {
 	case Q8_0:
 		oneScale(h, getF16(b), 0, func(i int) int { return int(int8(b[2+i])) }, math.MaxInt)
@@ -170,7 +186,7 @@ func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	}
 	var steps [256]float32
 	h := steps[:len(x)]
-	halfSteps(h, block, d)
+	halfSteps(h, block, y, d)
 	for i, v := range x {
 		if !(abs32(y[i]-v) <= h[i]+slack) {
 			return i

@@ -25,7 +25,15 @@ func (w *Weight) Sides() (sides []*Weight) {
 
 // Scaling returns how the sides turn its codes into numbers; CheckScales found no fault.
 func (w *Weight) Scaling() tensor.Scaling {
-	return w.Form().Scaling(w.Scales.DType, w.Blocks(), w.parts[tensor.OrderPart] != nil)
+	return w.Form().Scaling(w.Scales.DType, w.Blocks(), w.parts[tensor.OrderPart] != nil, w.shapeDType())
+}
+
+// shapeDType returns the dtype of the side that has the shape of the weight; Invalid if there is none.
+func (w *Weight) shapeDType() tensor.DType {
+	if part := w.parts[tensor.ShapePart]; part != nil && slices.Contains(w.Form().Parts, tensor.ShapePart) {
+		return part.DType
+	}
+	return tensor.Invalid
 }
 
 // checkParts checks the sides behind the scales, and that no block begins within a byte.
@@ -38,6 +46,15 @@ func (w *Weight) checkParts() error {
 	if w.parts[tensor.OrderPart] != nil && !f.TakesOrder() {
 		return fmt.Errorf("%s: columns in an order of their own (activation order) are not read; "+
 			"dequantise it with compressed-tensors", text.Quote(f.PartName(w.Name, tensor.OrderPart)))
+	}
+	if w.shapeDType() == tensor.I32 {
+		if err := w.checkPart(tensor.ShapePart, tensor.I32, []int{2}); err != nil {
+			return err
+		}
+	} else if w.shapeDType() != tensor.Invalid {
+		if err := w.checkPart(tensor.ShapePart, tensor.I64, []int{2}); err != nil {
+			return err
+		}
 	}
 	if f.NeedsOrder() || w.parts[tensor.OrderPart] != nil {
 		if err := w.checkPart(tensor.OrderPart, tensor.I32, []int{b.Cols}); err != nil {
@@ -70,6 +87,37 @@ func (w *Weight) checkPart(name string, d tensor.DType, shapes ...[]int) error {
 			text.Quote(w.Form().PartName(w.Name, name)), part.DType, part.Shape, d, shapes[len(shapes)-1])
 	}
 	return nil
+}
+
+// WrongShapes lists the weights whose weight_shape is not the shape of their packed codes. read returns the bytes of a
+// weight_shape, nil for one that is left out. Reading the numbers of a weight compares its shape, too.
+func (s *Set) WrongShapes(read func(shape *Weight) ([]byte, error)) (wrong []Wrong) {
+	for _, w := range s.list {
+		if w.Scales == nil || w.shapeDType() == tensor.Invalid || w.CheckScales() != nil {
+			continue
+		}
+		part := w.parts[tensor.ShapePart]
+		data, err := read(part)
+		if err == nil && data != nil {
+			err = w.Blocks().CheckShape(data, part.DType)
+		}
+		if err != nil {
+			wrong = append(wrong, Wrong{Got: w.Info, Want: w.Shape, Cause: err.Error()})
+		}
+	}
+	return wrong
+}
+
+// Mapped reads parts of which src has a view, for WrongShapes: others would take a request each.
+func Mapped(src Source) func(part *Weight) ([]byte, error) {
+	u, unviewed := src.(Unviewed)
+	return func(part *Weight) ([]byte, error) {
+		if unviewed && !u.HasView(part.Stored) {
+			return nil, nil
+		}
+		t, err := part.View(src)
+		return t.Data, err
+	}
 }
 
 // Grid reads rows first … last of the grid. read returns the bytes begin … end of a side.

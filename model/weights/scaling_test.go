@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -33,6 +34,12 @@ func TestSides(t *testing.T) {
 		"its scales have shape [9 1]: blocks of [1 32] give [9 2]": func(m memory) {
 			m["w.weight_scale"] = of(tensor.BF16, 9, 1)
 		},
+		"w.weight_shape has dtype I16 and shape [2]: I64 [2] is expected": func(m memory) {
+			m["w.weight_shape"] = of(tensor.I16, 2)
+		},
+		"w.weight_shape has dtype I32 and shape [3]: I32 [2] is expected": func(m memory) {
+			m["w.weight_shape"] = of(tensor.I32, 3)
+		},
 		"its scales have dtype F8_E4M3": func(m memory) { m["w.weight_scale"] = of(tensor.F8E4M3, 9, 2) },
 	} {
 		m := whole()
@@ -53,6 +60,39 @@ func TestSides(t *testing.T) {
 			require.True(t, side.IsScales())
 			names = append(names, side.Name)
 		}
-		require.Equal(t, []string{"w.weight_scale", "w.weight_zero_point"}, names)
+		require.Equal(t, []string{"w.weight_scale", "w.weight_zero_point", "w.weight_shape"}, names)
 	}
+}
+
+// TestWrongShapes: all weights whose weight_shape, of I64 or I32, is not that of their codes are listed, and none of them is read.
+func TestWrongShapes(t *testing.T) {
+	shape := func(d tensor.DType, rows, cols int64) tensor.Tensor {
+		data := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(rows)), uint64(cols))
+		if d == tensor.I32 {
+			data = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(rows)), uint32(cols))
+		}
+		return tensor.Tensor{DType: d, Shape: []int{2}, Data: data}
+	}
+	m := memory{}
+	for name, s := range map[string]tensor.Tensor{"right": shape(tensor.I64, 9, 64), "right32": shape(tensor.I32, 9, 64),
+		"one": shape(tensor.I64, 1, 1), "negative": shape(tensor.I64, -5, 7), "swapped": shape(tensor.I32, 64, 9)} {
+		m[name+".weight_packed"] = tensor.Tensor{DType: tensor.I32, Shape: []int{9, 8}, Data: make([]byte, 9*32)}
+		m[name+".weight_scale"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{9, 2}, Data: make([]byte, 36)}
+		m[name+".weight_shape"] = s
+	}
+	c := &config.Config{ModelType: "deepseek_v3",
+		Quantization: config.Quantization{Method: tensor.PackedINT4.Method, Block: [2]int{1, 32}}}
+	set, causes := New(c, m), map[string]string{}
+	for _, w := range set.WrongShapes(Mapped(m)) {
+		causes[w.Got.Name] = w.Cause
+	}
+	const cause = ", which libraries unpack by, but the packed codes have shape [9 64]"
+	require.Equal(t, map[string]string{"one.weight": "weight_shape is [1 1]" + cause,
+		"negative.weight": "weight_shape is [-5 7]" + cause, "swapped.weight": "weight_shape is [64 9]" + cause}, causes)
+	for _, name := range []string{"right", "right32", "one", "negative", "swapped"} {
+		w := set.Find(name + ".weight")
+		_, err := w.Grid(0, 8, func(side *Weight, begin, end int64) ([]byte, error) { return m[side.Stored].Data[begin:end], nil })
+		require.Equal(t, causes[name+".weight"] != "", err != nil, name)
+	}
+	require.Empty(t, set.WrongShapes(func(*Weight) ([]byte, error) { return nil, nil }))
 }

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -179,6 +180,8 @@ func (m *mistake) grade(s *subject, r *report.Report, text string) string {
 		return "fails"
 	case m.cause == "" && r.Cause == nil:
 		return "located"
+	case r.Cause == nil && slices.ContainsFunc(r.Hints, func(h report.Cause) bool { return h.ID == m.cause }):
+		return "hinted"
 	case r.Cause == nil:
 		return "unnamed"
 	case r.Cause.ID != m.cause:

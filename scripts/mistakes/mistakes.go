@@ -100,7 +100,7 @@ func ofGate() []mistake {
 			s.edit("{moe}gate.e_score_correction_bias", rows)
 			return s.edit("{moe}gate.weight", rows) && s.permute(order)
 		}},
-		{"a row of the router × 1.01", "", gateLogits, "row 3 of {moe}gate.weight",
+		{"a row of the router × 1.01", "weight-scaled", gateLogits, "row 3 of {moe}gate.weight",
 			scaling("{moe}gate.weight", 1.01, rowOf(3))},
 	}
 }
@@ -238,7 +238,7 @@ func ofAttention() []mistake {
 			n := strconv.Itoa(2 * s.config.NumAttentionHeads)
 			return !s.config.LatentAttention() && s.set(map[string]string{"num_attention_heads": n, "num_key_value_heads": n})
 		}},
-		{"a row of o_proj × 1.02", "", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight",
+		{"a row of o_proj × 1.02", "weight-scaled", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight",
 			scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
 		{"one weight of o_proj doubled", "", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight",
 			scaling("{attn}o_proj.weight", 2, element(7))},
@@ -336,11 +336,11 @@ func ofNorms() []mistake {
 			editing("model.norm.weight", func(t *tensor.Tensor) bool {
 				return apply(t, every(t), func(v float32) float32 { return v + 1 })
 			})},
-		{"the last norm's weight all 1", "", "model.norm.output", "",
+		{"the last norm's weight all 1", "norm-weight", "model.norm.output", "",
 			editing("model.norm.weight", func(t *tensor.Tensor) bool {
 				return apply(t, every(t), func(float32) float32 { return 1 })
 			})},
-		{"one element of a norm × 1.01", "", input + ".output", "all in column 3",
+		{"one element of a norm × 1.01", "norm-weight", input + ".output", "all in column 3",
 			scaling(input+".weight", 1.01, element(3))},
 		{"two layers exchanged", "layers-exchanged", "model.layers.{last}.input_layernorm.output", "", exchangeLayers},
 	}
@@ -373,7 +373,7 @@ func ofNumbers() []mistake {
 			s.changed["lm_head.weight"] = w
 			return true
 		}},
-		{"a row of lm_head × 1.03", "", "lm_head.output", "row 3 of lm_head.weight",
+		{"a row of lm_head × 1.03", "weight-scaled", "lm_head.output", "row 3 of lm_head.weight",
 			scaling("lm_head.weight", 1.03, rowOf(3))},
 		{"NaN in o_proj", "weight-not-finite", "{attn}o_proj.output", "{attn}o_proj.weight holds NaN at [10 7]",
 			editing("{attn}o_proj.weight", func(t *tensor.Tensor) bool {

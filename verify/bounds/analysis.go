@@ -34,7 +34,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	}
 	deltas, width := a.deltas(&l.Bias), y.Width()
 	a.scratch(func() *model.Activation {
-		p := &model.Partial{X: x.Values, Scale: scales(x), OneChain: sums.oneChain}
+		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
 		var units []float64
 		if x.sigma != nil {
 			p.V, units = a.perRow(x, func(_, v float64) float64 { return v })
@@ -211,7 +211,7 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 		for i := range row {
 			p := float64(y.Values[from+i])
 			if p == 0 { // z² may be infinite
-				y.Set(from+i, 0, denormal)
+				y.sigma.Values[from+i] = denormalSigma
 				continue
 			}
 			v := own(p, x.element(from+i))

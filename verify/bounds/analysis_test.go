@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,7 +40,7 @@ func weight(r *rand.Rand, shape ...int) model.Weight {
 // small that their squares are no float32 numbers.
 func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	const rows, k, out = 4, 168, 5
+	const rows, k, out = 4, 300, 5
 	l := &model.Linear{Weight: weight(r, out, k), Bias: weight(r, out)}
 	for _, scale := range []float32{1, 0x1p-70, 0x1p-90} {
 		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
@@ -53,29 +54,66 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 			x.Set(i, float64(v*scale), float64(Sq(float64(v*scale))*100))
 		}
 		y := a.Linear(x, l)
-		kappa, larger := (k+k/64.0)/6, 0
+		kappa, larger := (k+k/64.0)/6, [4]int{}
 		for i := range y.Values {
-			sum, v, squares, partial := 0.0, 0.0, 0.0, 0.0
+			sum, v, squares, terms := 0.0, 0.0, 0.0, make([]float64, k)
 			for c := range k {
 				at := i/out*k + c
 				wi, xi := float64(w[i%out*k+c]), float64(x.Values[at])
-				sum += wi * xi
+				terms[c] = wi * xi
+				sum += terms[c]
 				v += Sq(wi) * x.Variance(at)
-				squares += Sq(wi * xi)
-				if n := c%16 + 1; n == 16 || c == k-1 {
-					partial += float64(n) * Sq(sum)
-				}
+				squares += Sq(terms[c])
 			}
-			random, ordered := kappa*(squares+Sq(sum)), (partial+Sq(sum))/6
-			v += random + 1.5*max(0, ordered-random) + Sq(sum)/3
-			if ordered > random {
-				larger++
+			estimates := []float64{kappa * (squares + Sq(sum))}
+			for _, length := range []int{300, 192, 152} {
+				estimates = append(estimates, inNaturalOrder(terms, length, []int{152, 192, 300}))
 			}
+			largest := slices.Max(estimates)
+			larger[slices.Index(estimates, largest)]++
+			v += largest + Sq(sum)/3
 			sum += float64(b[i%out])
 			require.InEpsilon(t, sum, float64(y.Values[i]), 1e-6)
 			require.InEpsilon(t, v+2.0/3*Sq(sum), y.Variance(i), 1e-4)
 		}
-		require.True(t, larger > 0 && larger < len(y.Values), "each of the two is the larger one somewhere")
+		require.NotZero(t, larger[0], "terms in random order")
+		require.Less(t, larger[0], len(y.Values), "terms in natural order")
+	}
+}
+
+// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 16 of
+// them for all, and of the totals. Partial sums are also taken at these places.
+func inNaturalOrder(terms []float64, length int, cuts []int) float64 {
+	var sum, total, squares float64
+	n := 0
+	for k, term := range terms {
+		sum += term
+		if n++; n == 16 || slices.Contains(cuts, k+1) || (k+1)%length == 0 {
+			squares += float64(n) * Sq(power(sum))
+			n = 0
+		}
+		if (k+1)%length == 0 || k == len(terms)-1 {
+			total += sum
+			squares += Sq(power(total))
+			sum = 0
+		}
+	}
+	return squares / 3
+}
+
+// TestPlans: the chains of torch 2.8, whose MKL was reproduced to the bit, are among those of 192 terms and halves;
+// chains of 512 are.
+func TestPlans(t *testing.T) {
+	for _, test := range []struct {
+		k        int
+		oneChain bool
+		want     []int
+	}{
+		{0, false, []int{1}}, {1, false, []int{1}}, {192, false, []int{192}}, {193, false, []int{193, 192, 100}},
+		{200, false, []int{200, 192, 100}}, {376, true, []int{376, 192, 188}}, {384, false, []int{384, 192}},
+		{512, false, []int{512, 192}}, {513, false, []int{192, 512}}, {513, true, []int{513, 192, 512}},
+	} {
+		require.Equal(t, test.want, plans(test.k, test.oneChain), "%d", test.k)
 	}
 }
 
@@ -91,7 +129,7 @@ func TestKappa(t *testing.T) {
 		{model.Options{DType: tensor.F16}, 10944, 10944.0 / 6}, {model.Options{DType: tensor.F32, Accumulate: model.Float32}, 64, 65.0 / 3},
 	} {
 		a := NewAnalysis(test.o, nil)
-		require.InEpsilon(t, test.want, a.sums(test.k).kappa, 1e-12)
+		require.InEpsilon(t, test.want, a.kappa(test.k), 1e-12)
 		a.Close()
 	}
 }
@@ -243,7 +281,7 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 		y.DistributeShared()
 		return Measure(y, want, allRows(want, y), 1).Rms
 	}
-	require.InDelta(t, 0.6, rms(1), 0.1)
+	require.InDelta(t, 0.5, rms(1), 0.1) // one chain is allowed, too
 	require.InDelta(t, 1, rms(0), 0.15)
 	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 	defer a.Close()
@@ -251,9 +289,9 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 		return Exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
 	}
 	blocks, few := a.sums(7168), a.sumsOf(of(3, 7168))
-	require.Equal(t, sums{7168.0 / 24, 1.0 / 24, true}, few)
+	require.Equal(t, sums{7168.0 / 24, 1.0 / 3, plans(7168, true)}, few)
 	require.Equal(t, blocks, a.sumsOf(of(4, 7168)))
-	require.Equal(t, sums{a.sums(2048).kappa, 1.0 / 24, true}, a.sumsOf(of(1, 2048)), "blocks are no better there")
+	require.Equal(t, sums{a.kappa(2048), 1.0 / 3, plans(2048, true)}, a.sumsOf(of(1, 2048)), "blocks are no better there")
 	a.chain = true
-	require.Equal(t, sums{7168.0 / 6, 1.0 / 6, true}, a.sumsOf(of(1, 7168)))
+	require.Equal(t, sums{7168.0 / 6, 1.0 / 3, plans(7168, true)}, a.sumsOf(of(1, 7168)))
 }

@@ -17,12 +17,13 @@ type Arithmetic = model.Arithmetic[*Value]
 // An operation's last rounding is put off until its result is used: a trace sees what was
 // computed before it, with its variance.
 type Analysis struct {
-	plain  *model.Plain // computes values, unrounded
-	errors *model.Plain // computes variances, in float32
-	chain  bool         // the reference sums in one chain, not in blocks
-	fused  bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
-	few    int          // rows up to which the reference's products are dot products
-	noise  float64      // factor on the variance of products: 2 if our own sums are float32
+	plain   *model.Plain // computes values, unrounded
+	errors  *model.Plain // computes variances, in float32
+	chain   bool         // the reference sums in one chain, not in blocks
+	fused   bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
+	few     int          // rows up to which the reference's products are dot products
+	noise   float64      // factor on the variance of products: 2 if our own sums are float32
+	squared squaredKeys  // of the last scores
 	// rounded are weights that the reference had before they were rounded.
 	rounded Roundings
 	// Decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if
@@ -55,68 +56,90 @@ func (a *Analysis) Close() {
 
 // sums is how the reference adds up the terms of a sum, as far as its rounding errors depend on that.
 type sums struct {
-	kappa    float64 // κ: variance of terms in random order, over Σ(w·x)² + y²
-	ordered  float64 // variance of terms in natural order, over the squares of their partial sums
-	oneChain bool    // these are of one chain, not of chains of 512 terms and their totals
+	kappa   float64 // κ: variance of terms in random order, over Σ(w·x)² + y²
+	ordered float64 // variance of terms in natural order, over the squares of the powers of two below partial sums
+	plans   []int   // lengths of the chains in which libraries add such terms, one of which the reference's has
 }
 
-// sums are the sums of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
+// sums are the sums of K terms.
+func (a *Analysis) sums(k int) sums { return sums{a.kappa(k), a.noise / 3, plans(k, a.chain)} }
+
+// kappa is κ of sums of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
 // blocks have at most 512, and K/64 totals:
 //
 //	κ(K) = (min(K, 512) + K/64)/6, of one chain K/6
-func (a *Analysis) sums(k int) sums {
+func (a *Analysis) kappa(k int) float64 {
 	terms := float64(k)
 	if !a.chain {
 		terms = min(terms, 512) + terms/64
 	}
-	return sums{a.noise * terms / 6, a.noise / 6, a.chain}
+	return a.noise * terms / 6
 }
 
 // sumsOf are the sums of a product with x. torch computes few rows by dot products, without blocks: four
 // sums of K/4 terms each, as was measured of torch 2.3 and 2.8 for 512 to 7168 terms, up to three
-// rows for each thread. Their partial sums are at most half of those of one chain, in the mean of
-// squares.
+// rows for each thread.
 func (a *Analysis) sumsOf(x *Value) sums {
-	s := a.sums(x.Width())
+	s, k := a.sums(x.Width()), x.Width()
 	if x.Rows() <= a.few && !a.chain {
-		s = sums{max(s.kappa, a.noise*float64(x.Width())/4/6), s.ordered / 4, true}
+		s.kappa, s.plans = max(s.kappa, a.noise*float64(k)/4/6), plans(k, true)
 	}
 	return s
 }
 
-// variance of a sum y is the variance of rounding its partial sums, from two estimates:
-//
-//	v_κ = κ·(squares + y²)   of terms in random order, whose squares have this sum
-//	v_E = partial/6          of terms in natural order: partial is the sum of the squares of their
-//	                         partial sums, in chains of 512 terms or in one, and of the totals
-//	v   = v_κ, and where v_E is larger + 1.5·(v_E - v_κ)
-func (s sums) variance(y, partial, squares float64) float64 {
-	random, ordered := float64(s.kappa*(squares+Sq(y))), s.ordered*partial
-	return random + float64(ordersDiffer*max(0, ordered-random))
+// plans returns the lengths of chains in which libraries add up k terms: torch 2.8, whose MKL was reproduced
+// to the bit, up to 192, two halves up to 384, chains of 192 beyond; others 512, which is one chain up to
+// 512 terms. oneChain adds all terms in one chain for more of them, too. A half is rounded up
+// to a multiple of 4, as the kernels need it.
+func plans(k int, oneChain bool) []int {
+	const short, long = 192, 512
+	half := (k + 7) / 8 * 4
+	switch {
+	case k <= short:
+		return []int{max(k, 1)}
+	case half < short:
+		return []int{k, short, half}
+	case k <= long:
+		return []int{k, short}
+	case oneChain:
+		return []int{k, short, long}
+	}
+	return []int{short, long}
 }
 
-// addition is a sum whose terms are added in their natural order.
+// variance of a sum y is the variance of rounding its partial sums, the larger of two estimates:
+//
+//	v_κ = κ·(squares + y²)   of terms in random order, whose squares have this sum
+//	v_B = Σ r²/3             of terms in natural order, the largest of the plans': partial = Σ r², r = power(S), of
+//	                         the partial sums S of chains, and of the totals of the chains
+//
+// A float32 S is rounded to a multiple of 2u·r, or next to it, with variance (2u·r)²/12. Its mean over a
+// binade is (u·S)²/6, but sums of alike rows lie at one place of a binade. Measured of terms of one sign
+// and size per head, the worst that was found: RMS of z up to 1.05.
+func (s sums) variance(y, partial, squares float64) float64 {
+	return max(float64(s.kappa*(squares+Sq(y))), s.ordered*partial)
+}
+
+// power is the largest power of two that is at most |x|; 0 of 0.
+func power(x float64) float64 {
+	return math.Float64frombits(math.Float64bits(x) & 0x7ff0000000000000)
+}
+
+// addition is a sum whose terms are added in their natural order, in one chain.
 type addition struct{ y, v, partial, squares float64 }
 
 // add adds a term y of variance v.
 func (s *addition) add(y, v float64) {
 	s.y += y
 	s.v += v
-	s.partial += Sq(s.y)
+	s.partial += Sq(power(s.y))
 	s.squares += Sq(y)
 }
 
 // variance is the variance of the sum, that of its terms included.
 func (s *addition) variance(of sums) float64 {
-	return s.v + of.variance(s.y, s.partial+Sq(s.y), s.squares)
+	return s.v + of.variance(s.y, s.partial+Sq(power(s.y)), s.squares)
 }
-
-// ordersDiffer is the factor by which a reference's own sums may exceed v_E. v_E is no upper estimate,
-// but the variance of chains of just 512 terms whose partial sums are spread over a binade: where
-// these lie near its lower end each is rounded by up to u²/3 of its square, and chains of other
-// lengths have other partial sums. Measured of terms in runs of one sign: RMS of z up to 1.11 with
-// a factor of 1, 1.03 of torch's.
-const ordersDiffer = 1.5
 
 // fewRows is up to how many rows a thread of torch takes dot products.
 const fewRows = 3
@@ -169,30 +192,30 @@ func point(d tensor.DType, y, v float64) (float64, float64) {
 	return PrecisionOf(d).point(y, v)
 }
 
-// Scope implements model.Arithmetic.
+// Scope implements model.Arithmetic. It keeps no reference to x while f runs.
 func (a *Analysis) Scope(x *Value, f func(x *Value) *Value) *Value {
-	var y *Value
-	a.plain.Scope(x.Activation, func(*model.Activation) *model.Activation {
-		a.errors.Scope(orNone(x.sigma), func(*model.Activation) *model.Activation {
-			y = f(x)
-			for i, p := range y.Products {
-				y.Products[i].hidden = slices.Clone(p.hidden)
-			}
-			if n := y.Float32Scores; n != nil {
-				n.Activation, n.sigma = copied(n.Activation), copied(n.sigma)
-			}
-			return orNone(y.sigma)
-		})
-		return y.Activation
-	})
+	values, errors := a.plain.Enter(x.Activation), a.errors.Enter(x.sigma)
+	y := f(x)
+	for i, p := range y.Products {
+		y.Products[i].hidden = slices.Clone(p.hidden)
+	}
+	if n := y.Float32Scores; n != nil {
+		n.Activation, n.sigma = copied(n.Activation), copied(n.sigma)
+	}
+	errors.Leave(y.sigma)
+	values.Leave(y.Activation)
 	return y
 }
 
-func orNone(sigma *model.Activation) *model.Activation {
-	if sigma == nil {
-		return &model.Activation{}
-	}
-	return sigma
+// Try runs f, and takes back what it made.
+func (a *Analysis) Try(f func()) {
+	a.plain.Scope(&model.Activation{}, func(nothing *model.Activation) *model.Activation {
+		a.scratch(func() *model.Activation {
+			f()
+			return nothing
+		})
+		return nothing
+	})
 }
 
 // scratch returns what f made, and takes back what else f took from a.errors.

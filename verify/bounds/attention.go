@@ -9,7 +9,7 @@ import (
 )
 
 // Tables implements model.Arithmetic. They may be off by one float32 unit each, v = cos²,
-// sin²; where inv_freq is float32 by half a unit of the angle beside it, v += sin²·(angle/2)²
+// sin²; where the reference may have another inv_freq, by its angle's distance d, too: v += sin²·d²
 // of the cosine, and of the sine likewise; where a table is cast, that is a rounding point.
 func (a *Analysis) Tables(r *model.Rotary) (cos, sin *Value) {
 	shape := []int{len(r.Angles) / r.Half, r.Half}
@@ -17,10 +17,7 @@ func (a *Analysis) Tables(r *model.Rotary) (cos, sin *Value) {
 	for i, angle := range r.Angles {
 		s, c := math.Sincos(float64(angle))
 		s, c = float64(float32(s)*r.Factor), float64(float32(c)*r.Factor)
-		turned := 0.0
-		if r.Buffer == tensor.F32 {
-			turned = Sq(float64(angle)) / 4
-		}
+		turned := Sq((float64(r.Others[i]) - float64(angle)) / Unit)
 		cos.Set(i, c, Sq(c)+float64(Sq(s)*turned))
 		sin.Set(i, s, Sq(s)+float64(Sq(c)*turned))
 	}
@@ -86,18 +83,20 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring,
 	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
 	sums := a.sums(q.Width())
-	y.sigma = a.scratch(func() *model.Activation {
-		return a.errors.Scores(a.doubled(q), a.halved(k), first, n, &model.Scoring{By: 1})
+	y.sigma = a.errors.Make(tensor.F32, y.Shape...)
+	a.scratch(func() *model.Activation {
+		a.errors.ScoresSquares(y.sigma, a.doubled(q, first, n), a.halvedKeys(k), first, s.Mask)
+		return y.sigma
 	})
-	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, sums.oneChain, y.add(sums))
+	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, s.Mask, sums.plans, y.add(sums))
 	heads, seq := q.Shape[1], k.Shape[2]
 	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
 		batch, query := t/(heads*n), first+t%n
-		for i := t * seq; i < (t+1)*seq; i++ {
-			y.score(i, s, rounds)
-			if s.Mask != nil && s.Mask.Masked(batch, query, i%seq) {
-				y.Values[i] = tensor.Rounded(y.Values[i]+s.Mask.Lowest, y.DType)
-				y.sigma.Values[i] = 0
+		for key := range seq {
+			if i := t*seq + key; s.Mask.Masked(batch, query, key) {
+				y.mask(i, s, rounds)
+			} else {
+				y.score(i, s, rounds)
 			}
 		}
 	})
@@ -111,6 +110,17 @@ func (y *Value) add(s sums) func(at int, partial, squares []float32) {
 			y.sigma.Values[at+i] += float32(s.variance(float64(y.Values[at+i]), float64(p), float64(squares[i])))
 		}
 	}
+}
+
+// mask turns element i, a product of a query and a key, into a score that the mask hides.
+func (x *Value) mask(i int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
+	x.sigma.Values[i] = 0
+	if y := x.Values[i]; s.Mask.Lowest+4*y*max(s.By, 1) == s.Mask.Lowest { // whatever the roundings are
+		x.Values[i] = s.Mask.Lowest
+		return
+	}
+	x.score(i, s, rounds)
+	x.Values[i], x.sigma.Values[i] = tensor.Rounded(x.Values[i]+s.Mask.Lowest, x.DType), 0
 }
 
 // score turns element i, a product of a query and a key beside its variance, into a score.
@@ -140,28 +150,53 @@ func mayRound(d tensor.DType, y, v float64) (float64, float64) {
 	return y, v + Sq(ulp/Unit)/12
 }
 
-// doubled is [v_x, x²] of each row of x.
-func (a *Analysis) doubled(x *Value) *model.Activation {
-	return a.halves(x, func(y, v float64) (float64, float64) { return v, Sq(y) })
-}
-
-// halved is [x², v_x] of each row of x.
-func (a *Analysis) halved(x *Value) *model.Activation {
-	return a.halves(x, func(y, v float64) (float64, float64) { return Sq(y), v })
-}
-
-// halves sets side by side the two numbers that f makes of each element of a row.
-func (a *Analysis) halves(x *Value, f func(y, v float64) (float64, float64)) *model.Activation {
-	shape, width := append([]int{}, x.Shape...), x.Width()
-	shape[len(shape)-1] *= 2
-	both := a.errors.Make(tensor.F32, shape...)
-	a.plain.Each(x.Rows(), 4*len(x.Values), func(t int) {
-		for i, y := range x.Row(t) {
-			left, right := f(float64(y), x.Variance(t*width+i))
-			both.Row(t)[i], both.Row(t)[width+i] = float32(left), float32(right)
-		}
+// doubled is [v_x, x²] of the rows first … first+n-1 of each matrix of x [batch, heads, rows, width].
+func (a *Analysis) doubled(x *Value, first, n int) *model.Activation {
+	both := a.errors.Make(tensor.F32, x.Shape[0], x.Shape[1], n, 2*x.Width())
+	a.plain.Each(both.Rows(), 2*len(both.Values), func(t int) {
+		row := both.Row(t)
+		x.squares(row[x.Width():], row[:x.Width()], t/n*x.Shape[2]+first+t%n)
 	})
 	return both
+}
+
+// halved sets both [batch, heads, rows, 2·width] to [x², v_x] of each row of x.
+func (a *Analysis) halved(both *model.Activation, x *Value) *model.Activation {
+	a.plain.Each(both.Rows(), 2*len(both.Values), func(t int) {
+		row := both.Row(t)
+		x.squares(row[:x.Width()], row[x.Width():], t)
+	})
+	return both
+}
+
+// squares sets the squares and the variances of row t of x.
+func (x *Value) squares(squares, variances []float32, t int) {
+	for i, y := range x.Row(t) {
+		squares[i] = float32(Sq(float64(y)))
+	}
+	if x.sigma == nil {
+		clear(variances)
+		return
+	}
+	for i, s := range x.sigma.Row(t) {
+		variances[i] = float32(Sq(float64(s)))
+	}
+}
+
+// squaredKeys are keys and what halved makes of them.
+type squaredKeys struct {
+	keys *Value
+	both *model.Activation
+}
+
+// halvedKeys is halved of the keys of several blocks of queries.
+func (a *Analysis) halvedKeys(k *Value) *model.Activation {
+	if a.squared.keys != k {
+		shape := slices.Concat(k.Shape[:3], []int{2 * k.Width()})
+		both := &model.Activation{Shape: shape, Values: make([]float32, 2*len(k.Values)), DType: tensor.F32}
+		a.squared = squaredKeys{k, a.halved(both, k)}
+	}
+	return a.squared.both
 }
 
 // Context implements model.Arithmetic. With p's own variance v_p and what its row shares, c:
@@ -179,7 +214,7 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	switch {
 	case probs.DType == tensor.F32:
 		probs.roundLater = false
-	case a.fused:
+	case a.fused && probs.sigma != nil: // golden probabilities are rounded
 		probs.roundLater = false
 		for i, p := range probs.Values {
 			y, v := mayRound(probs.DType, float64(p), probs.Variance(i))
@@ -192,11 +227,12 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	y.DType = probs.DType
 	sums := a.sums(probs.Width())
 	y.sigma = a.scratch(func() *model.Activation {
-		squares := a.doubled(probs)
+		squares := a.doubled(probs, 0, probs.Shape[2])
 		y.ColumnsShare = a.gatherAlike(squares, probs, vT)
-		return a.errors.Context(squares, a.halved(vT))
+		values := a.errors.Make(tensor.F32, slices.Concat(vT.Shape[:3], []int{2 * vT.Width()})...)
+		return a.errors.Context(squares, a.halved(values, vT))
 	})
-	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.oneChain, y.add(sums))
+	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.plans, y.add(sums))
 	width := y.Width()
 	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
 		for i := t * width; i < (t+1)*width; i++ {

@@ -37,23 +37,25 @@ func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distance
 		rowSum := 0.0
 		for c := range width {
 			i := row*width + c
-			g, y, s := float64(want[i]), float64(x.Values[i]), factor*Unit*math.Sqrt(x.Variance(i))
-			if !Agree(g, p.Round(y)) {
+			g, y, s := float64(want[i]), float64(x.Values[i]), factor*Unit*x.deviation(i)
+			r := p.Round(y)
+			if !Agree(g, r) {
 				return &Distances{Worst: i}
 			}
 			if s-s != 0 {
 				s = math.Inf(1)
 			}
-			z := p.Z(g, y, s)
-			if z > d.Largest {
-				d.Largest, d.Worst = z, i
+			if z := p.z(g, y, r, s); z != 0 {
+				if z > d.Largest {
+					d.Largest, d.Worst = z, i
+				}
+				if z > Lambda {
+					d.Beyond++
+					d.Columns[c], d.Rows[row] = true, true
+				}
+				rowSum += float64(z * z)
+				sums[c] += float64(selected.Weights[n] * float64(z*z))
 			}
-			if z > Lambda {
-				d.Beyond++
-				d.Columns[c], d.Rows[row] = true, true
-			}
-			rowSum += float64(z * z)
-			sums[c] += float64(selected.Weights[n] * float64(z*z))
 			sigmas += float64(s * s)
 			goldens += float64(g * g)
 			if x.DType != tensor.F32 && s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
@@ -77,9 +79,12 @@ func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distance
 func Agree(g, y float64) bool { return g-g == 0 && y-y == 0 || g == y }
 
 // Z is the distance of y from the golden g in standard deviations s.
-func (p precision) Z(g, y, s float64) float64 {
+func (p precision) Z(g, y, s float64) float64 { return p.z(g, y, p.Round(y), s) }
+
+// z is Z of a y that rounds to r.
+func (p precision) z(g, y, r, s float64) float64 {
 	switch {
-	case g == p.Round(y):
+	case g == r:
 		return 0
 	case s == 0:
 		return math.Inf(1)
@@ -90,11 +95,21 @@ func (p precision) Z(g, y, s float64) float64 {
 // Blindness is the share of a golden's RMS that bounds may have at most, where numbers were rounded to
 // dtype d: a stage with wider bounds proves nothing. In BF16 and F16 that is an
 // eighth: an expert that is missing of 8 is .35 of a routed sum. To block types and FP8
-// weights were rounded coarsely on purpose. Their stages say something as long as a stage of zeros would
+// weights were rounded coarsely on purpose: the limit is 40 times the relative RMS error of normally distributed
+// numbers, as half steps say it. In one product 8 σ are 8 times that; the largest of right references, an MLP's, is 20
+// times. At most it is 2, so that a stage of zeros would
 // fail: with 8 σ of twice the RMS the larger of normally distributed elements do, and in float32
 // the RMS of all of them, 4 σ.
 func Blindness(d tensor.DType) float64 {
 	switch {
+	case d == tensor.Q8_0: // .0055
+		return 0.22
+	case d == tensor.Q6_K: // .0225
+		return 0.9
+	case d == tensor.F8E4M3: // .0275
+		return 1.1
+	case d == tensor.Q5_0, d == tensor.Q5_1: // .0425, .040
+		return 1.7
 	case d.Blocked(), d.Scaled():
 		return 2
 	case d == tensor.BF16 || d == tensor.F16:
@@ -103,8 +118,15 @@ func Blindness(d tensor.DType) float64 {
 	return 1e-3
 }
 
-// SaysNothing reports whether the bounds exceed Blindness.
-func (d *Distances) SaysNothing(t tensor.DType) bool { return d.Sees > Blindness(t) }
+// SaysNothing reports whether the bounds exceed the Blindness of a golden of dtype t, and of the dtype that weights
+// were rounded to: t if none were.
+func (d *Distances) SaysNothing(t, rounded tensor.DType) bool {
+	limit := Blindness(t)
+	if rounded != t {
+		limit += Blindness(rounded)
+	}
+	return d.Sees > limit
+}
 
 // Excess is by how many standard deviations of their difference x's element i exceeds j.
 func (x *Value) Excess(i, j int) float64 {

@@ -349,7 +349,7 @@ func (g *Gradients) normBackward(dx *adjoint, x, dy *Value, t int, w, sigmas []f
 		carried += Sq(ns[k]) * vs[k]
 	}
 	m := s * r / h
-	vS := g.sums(width).kappa*(squares+Sq(s)) + squares*2/3
+	vS := g.kappa(width)*(squares+Sq(s)) + squares*2/3
 	var p, q, u float64 // Σ v_x·n², Σ v_x·n·h, Σ v_x·h², h = g - 3·n·m
 	for k := range ns {
 		off := gs[k] - 3*ns[k]*m
@@ -477,7 +477,7 @@ func (g *Gradients) softmaxBackward(dx *adjoint, y, dy *Value, t int, own []floa
 	for i := range y.Row(t) {
 		moved += Sq((float64(dy.Values[from+i]) - sum) * float64(own[from+i]))
 	}
-	e.sum[t] = moved + g.sums(y.Width()).kappa*(squares+Sq(sum))
+	e.sum[t] = moved + g.kappa(y.Width())*(squares+Sq(sum))
 	for i, p := range y.Row(t) {
 		p, d, i := float64(p), dy.element(from+i), from+i
 		into := p * (d.y - sum)

@@ -44,7 +44,7 @@ func (g *Gradients) normaliseBackward(dw *adjoint, w, y, dy *Value, t int) {
 	}
 	for i := from; i < from+width; i++ {
 		a := float64(dy.Values[i]) / total
-		v := Sq(a)*(relative+1.0/3) + 2*squares + g.sums(width).kappa*(squares+Sq(sum)) +
+		v := Sq(a)*(relative+1.0/3) + 2*squares + g.kappa(width)*(squares+Sq(sum)) +
 			((1-2*float64(y.Values[i]))*dy.Variance(i)+carried)/Sq(total)
 		for m := from; m < from+width; m++ {
 			v += w.Variance(m) * Sq((a-sum)+(float64(dy.Values[m])/total-sum)) / Sq(total)

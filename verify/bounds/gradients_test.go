@@ -18,7 +18,8 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	linear := &model.Linear{Weight: weight(r, 24, 32)}
 	scale := weight(r, 32)
-	rotary := &model.Rotary{Angles: numbers(r, 32), Cos: make([]float32, 32), Sin: make([]float32, 32), Factor: 1, Half: 4, DType: tensor.F32, Buffer: tensor.F32}
+	angles := numbers(r, 32)
+	rotary := &model.Rotary{Angles: angles, Others: angles, Cos: make([]float32, 32), Sin: make([]float32, 32), Factor: 1, Half: 4, DType: tensor.F32}
 	part := func(e int, x *Value, slots ...int) model.Part[*Value] {
 		return model.Part[*Value]{Expert: e, Slots: slots, Out: x}
 	}

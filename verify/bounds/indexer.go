@@ -37,20 +37,18 @@ func (a *Analysis) LayerNorm(x *Value, norm *model.LayerNorm, eps float64) *Valu
 
 // momentErrors returns the variance of the mean of row t, and the relative variance of 1/sqrt(var + eps).
 func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common float64) {
-	var sum, partial, squares, carried, spread, moved float64
+	var sum addition
+	var spread, moved float64
 	for i, xi := range x.Row(t) {
 		v, d := x.Variance(t*x.Width()+i), Sq(float64(xi)-mean)
-		sum += float64(xi)
-		partial += Sq(sum)
-		squares += Sq(float64(xi))
-		carried += v
+		sum.add(float64(xi), v)
 		spread += d
 		moved += float64(d * v)
 	}
 	if common = 2.25; spread > 0 {
 		common += moved / Sq(spread)
 	}
-	return (carried + a.sums(x.Width()).variance(sum, partial+Sq(sum), squares)) / Sq(float64(x.Width())), common
+	return sum.variance(a.sums(x.Width())) / Sq(float64(x.Width())), common
 }
 
 // ReLU implements model.Arithmetic. What Lambda standard deviations leave below 0 is exactly 0.

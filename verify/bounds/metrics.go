@@ -26,12 +26,12 @@ type Metrics struct {
 // rowFloor is the share of the tensor's RMS below which a row's own is not used.
 const rowFloor = 1.0 / 8
 
-// Compare measures got against want, rows of width elements each in dtype d. A want of zeros demands
+// Compare measures got, rounded to dtype d, against want, rows of width elements each. A want of zeros demands
 // zeros: any difference is infinite.
 func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 	m := Metrics{Finite: true}
 	for i := range want {
-		if !Finite(got[i]) || !Finite(want[i]) {
+		if !Finite(rounded(got[i], d)) || !Finite(want[i]) {
 			return Metrics{Worst: i}
 		}
 	}
@@ -42,17 +42,25 @@ func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 		g, w := got[row*width:(row+1)*width], want[row*width:(row+1)*width]
 		var rowSum float64
 		for i := range w {
-			diff := float64(g[i]) - float64(w[i])
+			r := rounded(g[i], d)
+			if r == w[i] {
+				equal++
+				continue
+			}
+			diff := float64(r) - float64(w[i])
 			rowSum += float64(diff * diff)
 			if math.Abs(diff) > m.MaxAbs {
 				m.MaxAbs, m.Worst = math.Abs(diff), row*width+i
 			}
-			switch apart(g[i], w[i], d) {
+			switch apart(r, w[i], d) {
 			case 0:
 				equal++
 			case 1:
 				near++
 			}
+		}
+		if rowSum == 0 {
+			continue
 		}
 		sum += rowSum
 		if r := Ratio(math.Sqrt(rowSum/float64(width)), max(RMS(w), scale*rowFloor)); r > m.RowRMS {
@@ -64,6 +72,14 @@ func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 	m.MaxRMS = Ratio(m.MaxAbs, scale)
 	m.BitEqual, m.OneULP = float64(equal)/n, float64(equal+near)/n
 	return m
+}
+
+// rounded is x rounded to d.
+func rounded(x float32, d tensor.DType) float32 {
+	if d == tensor.F32 {
+		return x
+	}
+	return tensor.Rounded(x, d)
 }
 
 // RMS is the root of the mean of squares.

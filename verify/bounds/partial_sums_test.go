@@ -90,9 +90,9 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 			in := Exact(&model.Activation{DType: tensor.F32, Shape: []int{test.rows, test.k}, Values: x})
 			y := a.Linear(in, l)
 			d := Measure(y, golden, allRows(golden, y), 1)
-			require.Less(t, d.Largest, 5.0)
+			require.Less(t, d.Largest, 5.5)
 			require.Less(t, d.Rms, 1.0)
-			require.Greater(t, d.Rms, 0.3)
+			require.Greater(t, d.Rms, 0.2) // of few rows: one chain is allowed, too
 
 			kappa := a.sumsOf(in).kappa
 			first := a.result(tensor.F32, test.rows, out) // what terms in random order allow
@@ -198,13 +198,13 @@ func TestSumsOverExpertsHaveTheirPartialSums(t *testing.T) {
 		parts = append(parts, model.Part[*Value]{Expert: e, Slots: []int{e}, Out: Exact(out)})
 		term := float64(out.Values[0] * weight.Values[e])
 		sum += term
-		partial += Sq(sum)
+		partial += Sq(power(sum))
 		squares += Sq(term)
 		products += Sq(term) / 3 // each rounded once
 	}
 	y := a.Combine(Exact(weight), parts, config.ByChoice)
-	random, natural := (k+1.0)/6*(squares+Sq(sum)), (partial+Sq(sum))/6
+	random, natural := (k+1.0)/6*(squares+Sq(sum)), (partial+Sq(power(sum)))/3
 	require.Greater(t, natural, 3*random)
-	require.InEpsilon(t, random+1.5*(natural-random), y.Variance(0), 0.02)
+	require.InEpsilon(t, natural, y.Variance(0), 0.02)
 	require.LessOrEqual(t, products, 0.02*natural)
 }

@@ -3,6 +3,7 @@ package bounds
 import (
 	"math"
 
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
 
@@ -70,17 +71,16 @@ func (a *Analysis) gradient(p productOf, shape ...int) *Value {
 //
 //	v = Σ_runs (Σ σ_a·|b|)² + Σ_runs (Σ σ_b·|a|)² + Σ v_a·v_b + that of a sum
 //
-// where the squares of the partial sums of a sum (see sums.variance) are Σ_runs (Σ |S_k|)², S_k being the
-// partial sums in chains of at most chainTerms, and of the chains. A run is of equal terms, one behind the
-// other, as repeated tokens give: adding a term to a sum again and again is rounded the same way again and
-// again. Other terms are runs of one. So are terms that are hardly more than the spacing of numbers at S_k:
-// what is lost of each has its sign, and many of one sign, as the logits of tokens that never occur give, add
-// up: twice (Σ ±min(|term|/u, |S_k|))² more.
+// where the partial sums of a sum (see sums.variance) are Σ_runs (Σ r)² of each plan. A run is of equal terms,
+// one behind the other, as repeated tokens give: adding a term to a sum again and again is rounded the same
+// way again and again. Other terms are runs of one. So are terms that are hardly more than the spacing of
+// numbers at S: what is lost of each has its sign, and many of one sign, as the logits of tokens that never
+// occur give, add up: (Σ ±min(|term|/u, |S|))²/2 more.
 func (a *Analysis) product(left, right matrix, k int) productOf {
 	p := productOf{make([]float64, left.rows*right.rows), make([]float64, left.rows*right.rows)}
 	s := a.sums(k)
 	if left.rows <= a.few || right.rows <= a.few { // by dot products, or in one chain
-		s = sums{max(s.kappa, a.noise*float64(k)/6), s.ordered, true}
+		s.kappa, s.plans = max(s.kappa, a.noise*float64(k)/6), plans(k, true)
 	}
 	a.plain.Each(left.rows, 4*len(p.y)*left.cols, func(r int) {
 		x := left.part(r, 1)
@@ -92,45 +92,61 @@ func (a *Analysis) product(left, right matrix, k int) productOf {
 	return p
 }
 
-// chainTerms is how many terms a chain of a product has.
-const chainTerms = 512
-
 // littleTerm is up to how many half spacings of a sum a term is hardly more than what is lost of it.
 const littleTerm = 16
 
+// chains are the partial sums of one plan.
+type chains struct {
+	length, left int     // terms of a chain, and those left of the present one
+	start        float64 // total of the chains before the present one
+	ordered, run float64 // Σ r² of runs, and Σ r of the present one
+	lost         float64 // Σ ±min(|term|/u, |S|) of little terms
+}
+
+// add adds a term, after which the sum of all chains is total.
+func (c *chains) add(term, total float64, continues bool) {
+	s := total - c.start
+	if !continues {
+		c.ordered += Sq(c.run)
+		c.run = 0
+	}
+	if term != 0 { // else nothing is rounded
+		c.run += power(s)
+	}
+	if math.Abs(term) < littleTerm*Unit*math.Abs(s) {
+		c.lost += math.Copysign(min(math.Abs(term)/Unit, math.Abs(s)), term)
+	}
+	if c.left--; c.left == 0 {
+		c.ordered += Sq(power(total))
+		c.start, c.left = total, c.length
+	}
+}
+
 // sumOf is one element of a product.
 func sumOf(a, b matrix, s sums) (y, v float64) {
-	var total, partial, squares, ordered, run, last, lost float64
-	chain := chainTerms
-	if s.oneChain {
-		chain = len(a.y)
+	var squares, last, partial float64
+	var of [model.MostPlans]chains
+	plans := of[:len(s.plans)]
+	for i, length := range s.plans {
+		plans[i].length, plans[i].left = length, length
 	}
-	left := chain
 	for k, x := range a.y {
 		term := float64(x) * float64(b.y[k])
-		partial += term
+		y += term
 		squares += Sq(term)
-		if term != last {
-			ordered += Sq(run)
-			run, last = 0, term
+		for i := range plans {
+			plans[i].add(term, y, term == last)
 		}
-		if term != 0 { // else nothing is rounded
-			run += math.Abs(partial)
-		}
-		if math.Abs(term) < littleTerm*Unit*math.Abs(partial) {
-			lost += math.Copysign(min(math.Abs(term)/Unit, math.Abs(partial)), term)
-		}
-		if left--; left == 0 {
-			total += partial
-			ordered += Sq(total)
-			partial, left = 0, chain
-		}
+		last = term
 	}
-	y = total + partial
+	for i := range plans {
+		c := &plans[i]
+		partial = max(partial, c.ordered+Sq(c.run)+1.5*Sq(c.lost))
+	}
 	if a.sigma != nil || b.sigma != nil {
 		v = carried(a, b)
 	}
-	return y, roughly(y, v+s.variance(y, ordered+Sq(run)+2*Sq(lost), squares))
+	return y, roughly(y, v+s.variance(y, partial, squares))
 }
 
 // carried is Σ (v_a·b² + v_b·a² + v_a·v_b). Where a or b repeats a number, as equal tokens do, the

@@ -41,9 +41,14 @@ func (p precision) Ulp(x float64) float64 {
 
 // Round is x rounded to nearest, ties to even, in one step. What is too large is infinite.
 func (p precision) Round(x float64) float64 {
-	u := p.Ulp(x)
-	perUlp := math.Float64frombits(2046<<52 - math.Float64bits(u)) // 1/u, exactly
-	r := math.RoundToEven(x*perUlp) * u
+	if p.bits == 24 {
+		return float64(float32(x))
+	}
+	if math.Abs(x) > 2*p.largest {
+		return math.Copysign(math.Inf(1), x)
+	}
+	c := 0x1.8p52 * p.Ulp(x) // sums of this size are multiples of Ulp
+	r := math.Copysign(x+c-c, x)
 	if math.Abs(r) > p.largest {
 		return math.Copysign(math.Inf(1), x)
 	}
@@ -57,15 +62,17 @@ func (p precision) Round(x float64) float64 {
 //
 //	ulp²·max(leastFlip, erfc(b/(s√2))),  plus s² if s > ulp/4
 func (p precision) point(y, v float64) (float64, float64) {
+	if y == 0 && v <= denormal { // most often a probability of a key that the mask hides
+		return y, 0
+	}
 	r := p.Round(y)
 	if v == 0 || math.IsInf(r, 0) || r != r {
 		return r, 0
 	}
-	s := Unit * math.Sqrt(v)
-	if p.Round(y-Lambda*s) == r && p.Round(y+Lambda*s) == r {
-		return r, 0
+	s, u := Unit*math.Sqrt(v), p.Ulp(r)
+	if math.Abs(y-r)+Lambda*s < u/5 || p.Round(y-Lambda*s) == r && p.Round(y+Lambda*s) == r {
+		return r, 0 // numbers that round to r reach to u/4 on either side, or to u/2
 	}
-	u := p.Ulp(r)
 	b := max(0, u/2-math.Abs(y-r))
 	flip := u / Unit * (u / Unit) * max(leastFlip, math.Erfc(b/(s*math.Sqrt2)))
 	if s > u/4 {

@@ -134,7 +134,7 @@ func TestErrorsThatAreNoNumbers(t *testing.T) {
 		x.sigma.Values[2] = s
 		d := Measure(x, []float32{1, 2, 7, 4}, allRows([]float32{1, 2, 7, 4}, x), 1)
 		require.True(t, d.Finite)
-		require.True(t, d.SaysNothing(tensor.F32))
+		require.True(t, d.SaysNothing(tensor.F32, tensor.F32))
 	}
 }
 
@@ -145,4 +145,20 @@ func allRows(want []float32, x *Value) *Rows { return SelectRows(want, x.Width()
 func uncertainly(width int, values ...float32) *Value {
 	y := &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: tensor.F32}
 	return WithErrors(y, func(int) float64 { return Unit })
+}
+
+// TestTablesAreUncertainWhereFrequenciesAre: a late position moves no entry but those whose inv_freq the reference may
+// have otherwise.
+func TestTablesAreUncertainWhereFrequenciesAre(t *testing.T) {
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	angles := []float32{2047, 1535}
+	others := []float32{2047, math.Nextafter32(1535, 2000)}
+	cos, sin := a.Tables(&model.Rotary{Angles: angles, Others: others, Factor: 1, Half: 2, DType: tensor.F32})
+	for i, angle := range angles {
+		s, c := math.Sincos(float64(angle))
+		moved := (float64(others[i]) - float64(angle)) / Unit
+		require.InEpsilon(t, c*c+s*s*moved*moved, cos.Variance(i), 1e-5)
+		require.InEpsilon(t, s*s+c*c*moved*moved, sin.Variance(i), 1e-5)
+	}
 }

@@ -95,7 +95,7 @@ func (r *Rows) Gather(values []float32, width int) []float32 {
 	return gathered
 }
 
-// Metrics compares the selected rows of got with want's, as Compare does.
+// Metrics compares the selected rows of got, rounded to d, with want's, as Compare does.
 func (r *Rows) Metrics(got, want []float32, width int, d tensor.DType) Metrics {
 	m := Compare(r.Gather(got, width), r.Gather(want, width), width, d)
 	m.WorstRow, m.Worst = r.Compared[m.WorstRow], r.Compared[m.Worst/width]*width+m.Worst%width

@@ -2,6 +2,7 @@ package bounds
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -88,8 +89,46 @@ func TestDistancesOfSelectedRows(t *testing.T) {
 
 // TestBlindnessOnBothSides of each dtype's limit.
 func TestBlindnessOnBothSides(t *testing.T) {
-	for d, limit := range map[tensor.DType]float64{tensor.F32: 1e-3, tensor.BF16: 0x1p-3, tensor.F16: 0x1p-3, tensor.Q8_0: 2, tensor.Q4_K: 2} {
-		require.False(t, (&Distances{Sees: limit}).SaysNothing(d), d)
-		require.True(t, (&Distances{Sees: math.Nextafter(limit, 9)}).SaysNothing(d), d)
+	for _, c := range []struct {
+		golden, rounded tensor.DType
+		limit           float64
+	}{
+		{tensor.F32, tensor.F32, 1e-3}, {tensor.BF16, tensor.BF16, 0x1p-3}, {tensor.F16, tensor.F16, 0x1p-3},
+		{tensor.F32, tensor.Q8_0, 0.221}, {tensor.BF16, tensor.Q8_0, 0.345}, {tensor.F32, tensor.Q6_K, 0.901},
+		{tensor.F32, tensor.F8E4M3, 1.101}, {tensor.F32, tensor.Q5_0, 1.701}, {tensor.F32, tensor.Q4_K, 2.001},
+		{tensor.F32, tensor.Q2_K, 2.001}, {tensor.F32, tensor.BF16, 0.126},
+	} {
+		require.False(t, (&Distances{Sees: c.limit * (1 - 1e-12)}).SaysNothing(c.golden, c.rounded), c)
+		require.True(t, (&Distances{Sees: c.limit * (1 + 1e-12)}).SaysNothing(c.golden, c.rounded), c)
+	}
+}
+
+// TestBlindnessIsOfTheType: 40 times the RMS error that half steps say of normally distributed numbers, at most 2.
+func TestBlindnessIsOfTheType(t *testing.T) {
+	r := rand.New(rand.NewPCG(12, 13))
+	x := make([]float32, 1<<16)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	for _, d := range []tensor.DType{tensor.Q8_0, tensor.Q6_K, tensor.Q5_0, tensor.Q5_1, tensor.Q5_K, tensor.Q4_0, tensor.Q4_K,
+		tensor.Q3_K, tensor.Q2_K, tensor.F8E4M3} {
+		data := make([]byte, d.Bytes(int64(len(x))))
+		if d == tensor.F8E4M3 {
+			for i, v := range x {
+				data[i] = tensor.FP8.Nearest(v * float32(math.Exp2(5+float64(i%100)/100))) // scales of all places in a binade
+			}
+		} else {
+			q, err := tensor.NewQuantiser(d)
+			require.NoError(t, err)
+			require.NoError(t, q.Convert(data, x, &tensor.Loss{}))
+		}
+		y := tensor.Tensor{DType: d, Shape: []int{len(x)}, Data: data}
+		values, err := y.Float32s(nil)
+		require.NoError(t, err)
+		var errors, squares float64
+		for i, h := range y.HalfSteps(nil) {
+			errors, squares = errors+Sq(float64(h))/3, squares+Sq(float64(values[i]))
+		}
+		require.InEpsilon(t, min(2, 40*math.Sqrt(errors/squares)), Blindness(d), 0.07, d)
 	}
 }

@@ -238,7 +238,7 @@ func TestOwnErrorsInEachDType(t *testing.T) {
 							v := float64(y.Values[i])
 							observed, predicted = observed+Sq(float64(g)-v), predicted+y.Variance(i)*Unit*Unit
 							largest = max(largest, PrecisionOf(d).Z(float64(g), v, Unit*math.Sqrt(y.Variance(i))))
-							if elements++; g == y.Rounded()[i] {
+							if elements++; g == y.Rounded(i) {
 								same++
 							}
 						}

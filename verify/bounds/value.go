@@ -39,6 +39,14 @@ func (x *Value) Variance(i int) float64 {
 	return Sq(float64(x.sigma.Values[i]))
 }
 
+// deviation is the standard deviation of element i, in units of u.
+func (x *Value) deviation(i int) float64 {
+	if x.sigma == nil {
+		return 0
+	}
+	return math.Abs(float64(x.sigma.Values[i]))
+}
+
 // deviations are the standard deviations, in units of u; nil where all are 0.
 func (x *Value) deviations() []float32 {
 	if x.sigma == nil {
@@ -104,17 +112,8 @@ func (x *Value) Replace(want []float32) {
 	}
 }
 
-// Rounded are x's values as the reference holds them: its own, if they are these.
-func (x *Value) Rounded() []float32 {
-	if !x.roundLater || x.DType == tensor.F32 {
-		return x.Values
-	}
-	rounded := make([]float32, len(x.Values))
-	for i, v := range x.Values {
-		rounded[i] = tensor.Rounded(v, x.DType)
-	}
-	return rounded
-}
+// Rounded is x's element i as the reference holds it.
+func (x *Value) Rounded(i int) float32 { return rounded(x.Values[i], x.DType) }
 
 // copied is a with memory of its own.
 func copied(a *model.Activation) *model.Activation {
@@ -139,7 +138,10 @@ func roughly(y, v float64) float64 { return float64(v) + 2*Sq(y)/3 + denormal }
 
 // denormal is the variance of one unit of the smallest float32 values, which are spaced
 // wider than 2u of their size.
-const denormal = 0x1p-149 * 0x1p-149 / (Unit * Unit)
+const denormal = denormalSigma * denormalSigma
+
+// denormalSigma is its root.
+const denormalSigma = 0x1p-149 / Unit
 
 // times is the product of two uncertain values: v = v_a·b² + v_b·a² + v_a·v_b.
 func times(x, vx, z, vz float64) (float64, float64) {

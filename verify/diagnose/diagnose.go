@@ -2,64 +2,97 @@ package diagnose
 
 import (
 	"context"
+	"maps"
 	"slices"
 
-	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
-// Diagnose returns all causes that explain the failure, and what is odd about its weights.
+// Diagnose returns all causes that explain the failure, and hints: mistakes that explain a part of it, and
+// what is odd about its weights.
 func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, err error) {
-	if causes, err = f.causes(ctx); err != nil {
+	if causes, hints, err = f.explanations(ctx); err != nil {
 		return nil, nil, err
 	}
-	hints, err = f.zeroWeights()
-	return causes, hints, err
+	if len(causes) > 0 {
+		hints = nil // what explains a part is no news beside what explains all
+	}
+	odd, err := f.oddWeights()
+	return causes, append(hints, odd...), err
 }
 
-// causes are all explanations of the failure: weights that are not finite, overflow, then mistakes.
-func (f *Failure) causes(ctx context.Context) ([]report.Cause, error) {
-	found, err := f.notFiniteWeights()
-	if err != nil || len(found) > 0 {
-		return found, err
+// explanations are the causes of the failure: weights that are not finite, overflow, then mistakes that explain
+// all that failed in the layer. A mistake that explains a part of that is a hint.
+func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Cause, err error) {
+	causes, err = f.notFiniteWeights()
+	if err != nil || len(causes) > 0 {
+		return causes, nil, err
 	}
-	found = append(found, f.overflows()...)
-	for _, m := range mistakes(f) {
-		if kind, _ := pack.CutExpert(f.Kind); !slices.Contains(m.kinds, kind) || m.unless != "" && hasCause(found, m.unless) {
-			continue
+	causes = append(causes, f.overflows()...)
+	try := func(list []mistake) error {
+		for _, m := range list {
+			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) {
+				continue
+			}
+			c, err := f.try(ctx, m)
+			switch {
+			case err != nil:
+				return err
+			case c == nil:
+			case c.Explains < c.Failing && !slices.Contains(hints, *c):
+				hints = append(hints, *c)
+			case c.Explains == c.Failing && !slices.Contains(causes, *c):
+				causes = append(causes, *c)
+			}
 		}
-		c, err := f.try(ctx, m)
-		if err != nil {
-			return nil, err
-		}
-		if c != nil && !slices.Contains(found, *c) {
-			found = append(found, *c)
+		return nil
+	}
+	err = try(mistakes(f))
+	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes} {
+		if err == nil && len(causes) == 0 { // what is known by name says more
+			err = try(read(f))
 		}
 	}
-	return found, nil
+	if err != nil {
+		return nil, nil, err
+	}
+	return causes, hints, nil
 }
 
-// try returns the mistake as the cause if the stage passes with it undone, and all others
-// that it must explain.
+// try returns the mistake, with how much of what failed in the layer it explains: with it undone these stages
+// pass. It is nil if the first one does not, or if a stage fails that passed.
 func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
 	x := f.NewTrial()
 	text := m.undo(x)
 	if text == "" {
 		return nil, ctx.Err()
 	}
-	needed := []string{f.Name}
-	for _, c := range f.Checks {
-		_, name := pack.CutLayer(c.Tensor)
-		kind, _ := pack.CutExpert(name)
-		if c.Layer() == f.Layer && c.Tensor != f.Name && f.Pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
-			needed = append(needed, c.Tensor)
-		}
-	}
-	passes, err := f.Rerun(ctx, x, needed)
-	if err != nil || !passes {
+	passes, err := f.Rerun(ctx, x, []string{f.Name}, true)
+	if err != nil || !passes[f.Name] {
 		return nil, err
 	}
-	return &report.Cause{ID: m.id, Text: text}, nil
+	failed := map[string]bool{}
+	for _, c := range f.Checks {
+		if c.Layer() == f.Layer && f.Pack.Has(c.Tensor) && c.Verdict != report.Skipped {
+			failed[c.Tensor] = c.Verdict == report.Fail
+		}
+	}
+	if passes, err = f.Rerun(ctx, x, slices.Sorted(maps.Keys(failed)), false); err != nil {
+		return nil, err
+	}
+	cause := &report.Cause{ID: m.id, Text: text}
+	for name, pass := range passes {
+		switch {
+		case failed[name]:
+			cause.Failing++
+			if pass {
+				cause.Explains++
+			}
+		case !pass:
+			return nil, nil
+		}
+	}
+	return cause, nil
 }
 
 // hasCause reports whether the mistake id is among the causes.

@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify/bounds"
@@ -32,6 +34,8 @@ type Failure struct {
 	Kind       string            // of the stage
 	Got        *model.Activation // compared rows of the stage [compared, width], with its DType
 	Unrounded  []float32         // got before its last rounding
+	Deviations []float64         // standard deviation of each element of got
+	Input      *model.Activation // what the failed product multiplied, in got's rows; nil of other stages
 	Rows       []int             // number in the stage of each row of got
 	RowWeights []float64         // of each row of got: 1 / the number of rows alike
 	Shape      []int             // of the stage
@@ -43,9 +47,9 @@ type Failure struct {
 	Idx           []int     // golden choice of experts of got's rows, if the routed sum failed and the pack has it
 	Scores        []float32 // that experts are chosen by, if their choice failed
 
-	// Rerun runs the layer or head of a trial from the golden's input, with these probes, and
-	// reports whether all stages that are needed pass.
-	Rerun func(ctx context.Context, x *Trial, needed []string) (passes bool, err error)
+	// Rerun runs the layer or head of a trial from the golden's input, and returns of the watched stages that
+	// it shows whether they pass. It may end at the first of them that fails.
+	Rerun func(ctx context.Context, x *Trial, watched []string, firstOnly bool) (passes map[string]bool, err error)
 }
 
 // Predicts returns the depth of the failed prediction layer, below 0 for other layers.
@@ -57,12 +61,14 @@ func (f *Failure) Seq() int { return f.In.Seq - max(0, f.Predicts()) }
 // isProduct reports whether the stage is a product with one weight, which may have a bias, and
 // nothing else took part in it.
 func (f *Failure) isProduct() bool {
-	linear := strings.HasSuffix(f.Kind, "_proj.output") || f.Name == pack.Logits || f.Kind == pack.GateLogits
-	modules := map[string]bool{}
-	for _, w := range f.Weights {
-		modules[strings.TrimSuffix(strings.TrimSuffix(w, ".weight"), ".bias")] = true
-	}
-	return linear && len(modules) == 1
+	return f.Input != nil && len(f.Weights) > 0 && !slices.ContainsFunc(f.Weights, func(w string) bool {
+		return w != f.module()+".weight" && w != f.module()+".bias"
+	})
+}
+
+// module is the module of the failed stage's first weight.
+func (f *Failure) module() string {
+	return strings.TrimSuffix(strings.TrimSuffix(f.Weights[0], ".weight"), ".bias")
 }
 
 // notFiniteWeights looks for a NaN or an infinity among the weights of a stage that is not
@@ -103,11 +109,31 @@ func (f *Failure) overflows() (causes []report.Cause) {
 	return causes
 }
 
-// zeroWeights looks for matrices of zeros: pruned, or not filled by a conversion.
-func (f *Failure) zeroWeights() ([]report.Cause, error) {
+// oddWeights looks for weights of zeros, pruned or not filled by a conversion, and for matrices that hold another
+// weight's numbers.
+func (f *Failure) oddWeights() ([]report.Cause, error) {
+	alike := map[string][]*model.Weight{} // weights without scales, by their first bytes
+	first := func(data []byte) string { return string(data[:min(len(data), 64)]) }
+	if !f.Model.Config.TieWordEmbeddings && f.Predicts() < 0 { // prediction layers have embedding and head again
+		for _, w := range f.loadedWeights() {
+			if len(w.Shape) > 1 && w.Scales == nil {
+				alike[first(w.Data)] = append(alike[first(w.Data)], w)
+			}
+		}
+	}
 	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
-		if len(w.Shape) > 1 && !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
-			return &report.Cause{ID: "weight-zero", Text: name + " holds only zeros"}
+		switch {
+		case !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }):
+			if len(w.Shape) > 1 || strings.HasSuffix(name, string(table.EScoreCorrectionBias)) {
+				return &report.Cause{ID: "weight-zero", Text: name + " holds only zeros"}
+			}
+		case len(w.Shape) > 1:
+			for _, other := range alike[first(w.Data)] {
+				if other.Name != name && other.DType == w.DType && slices.Equal(other.Shape, w.Shape) &&
+					bytes.Equal(other.Data, w.Data) {
+					return &report.Cause{ID: "weight-copied", Text: name + " holds the numbers of " + other.Name}
+				}
+			}
 		}
 		return nil
 	})

@@ -2,7 +2,6 @@ package diagnose
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 
@@ -167,32 +166,47 @@ func undoAlpha(x *Trial) string {
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.
-func undoRouterRows(x *Trial) string {
-	order := x.reorderRouter()
-	if order == nil {
-		return ""
+func undoRouterRows(biasesStay bool) func(x *Trial) string {
+	return func(x *Trial) string {
+		order := x.reorderRouter(biasesStay)
+		if order == nil {
+			return ""
+		}
+		return "the router's rows are in another order than the experts: " + rowOrder(order)
 	}
-	return "the router's rows are in another order than the experts: " + rowOrder(order)
 }
 
 // undoRenumbered gives the router's rows and the experts the numbers that the golden's
-// logits say.
-func undoRenumbered(x *Trial) string {
-	order := x.reorderRouter()
-	if order == nil || slices.IsSorted(order) {
-		return ""
+// logits say, and what else is numbered by expert, unless that was left behind.
+func undoRenumbered(behind bool) func(x *Trial) string {
+	return func(x *Trial) string {
+		moe := x.layer.MoE
+		left := ""
+		switch {
+		case moe.Gate.EScoreCorrectionBias.Name != "":
+			left = "e_score_correction_bias"
+		case behind:
+			return ""
+		}
+		order := x.reorderRouter(behind)
+		if order == nil || slices.IsSorted(order) {
+			return ""
+		}
+		experts := make([]model.DeepseekMLP, len(order))
+		for e, from := range order {
+			experts[e] = moe.Experts[from]
+		}
+		moe.Experts = experts
+		harm := "the sums are the same, only the ids differ"
+		switch {
+		case behind:
+			return fmt.Sprintf("experts and the router's rows are numbered otherwise, but %s is not: other experts are chosen: %s",
+				left, rowOrder(order))
+		case x.Config.LimitsGroups() && !keepsGroups(order, x.Config.NGroup):
+			harm = "the ids differ, and so do the groups, which decide what is chosen"
+		}
+		return fmt.Sprintf("experts and the router's rows are numbered otherwise, together: %s: %s", harm, rowOrder(order))
 	}
-	moe := x.layer.MoE
-	experts := make([]model.DeepseekMLP, len(order))
-	for e, from := range order {
-		experts[e] = moe.Experts[from]
-	}
-	moe.Experts = experts
-	harm := "the sums are the same, only the ids differ"
-	if x.Config.LimitsGroups() && !keepsGroups(order, x.Config.NGroup) {
-		harm = "the ids differ, and so do the groups, which decide what is chosen"
-	}
-	return fmt.Sprintf("experts and the router's rows are numbered otherwise, together: %s: %s", harm, rowOrder(order))
 }
 
 // keepsGroups reports whether experts of the same group, of n, stay in the same group.
@@ -206,20 +220,17 @@ func keepsGroups(order []int, n int) bool {
 	return true
 }
 
-// reorderRouter reorders the gate's rows, and the biases with them, by the golden's logits.
+// reorderRouter reorders the gate's rows by the golden's logits, and the biases with them unless they stay.
 // It returns which row of ours each of the golden's experts is, nil if they are no others
 // than ours in another order.
-func (x *Trial) reorderRouter() []int {
-	order, seen := make([]int, x.failed.Got.Width()), map[int]bool{} // golden column -> ours
-	for e := range order {
-		if order[e] = x.failed.column(e); order[e] < 0 || seen[order[e]] {
-			return nil
-		}
-		seen[order[e]] = true
+func (x *Trial) reorderRouter(biasesStay bool) []int {
+	order := x.failed.columnOrder() // golden column -> ours
+	if order == nil {
+		return nil
 	}
 	gate := &x.layer.MoE.Gate
 	gate.Weight.Data = rowsOf(&gate.Weight, order)
-	if gate.EScoreCorrectionBias.Name != "" {
+	if gate.EScoreCorrectionBias.Name != "" && !biasesStay {
 		gate.EScoreCorrectionBias.Data = rowsOf(&gate.EScoreCorrectionBias, order)
 	}
 	return order
@@ -232,26 +243,6 @@ func rowsOf(w *model.Weight, order []int) []byte {
 		rows = append(rows, w.Row(from).Data...)
 	}
 	return rows
-}
-
-// column returns which column of got is nearest to golden column e, -1 if none is
-// near.
-func (f *Failure) column(e int) int {
-	n := f.Got.Width()
-	best, at := math.Inf(1), -1
-	for c := range n {
-		sum, scale := 0.0, 0.0
-		for r := range f.Got.Rows() {
-			want := float64(f.Want[r*n+e])
-			diff := float64(f.Got.Values[r*n+c]) - want
-			sum += float64(diff * diff)
-			scale += float64(want * want)
-		}
-		if sum < best && sum <= 1e-4*scale {
-			best, at = sum, c
-		}
-	}
-	return at
 }
 
 func rowOrder(order []int) string {

@@ -18,37 +18,46 @@ import (
 // indexerMistakes are first seen in stages of an indexer.
 func indexerMistakes(f *Failure) []mistake {
 	scores, first := []string{pack.IndexerScores}, []string{pack.InIndexer(table.WQB)}
-	rest := []string{pack.InIndexer(table.WK), pack.InIndexer(table.KNorm), pack.InIndexer(table.WeightsProj)}
 	list := []mistake{
-		{id: "latent-eps", kinds: []string{pack.InAttention(table.QALayernorm), pack.InAttention(table.KVALayernorm)},
-			undo: undoLatentEps},
 		{id: "indexer-norm-bias", kinds: []string{pack.InIndexer(table.KNorm)}, undo: undoNormBias},
-		{id: "indexer-rope-layout", kinds: []string{pack.IndexerQueries}, also: []string{pack.IndexerKeys},
+		{id: "indexer-rope-layout", kinds: []string{pack.IndexerQueries},
 			undo: undoIndexerLayout},
 		{id: "indexer-relu", kinds: scores, undo: undoReLU},
 		{id: "indexer-head-scale", kinds: scores, undo: undoHeadScale},
 		{id: "index-topk", kinds: []string{pack.IndexerTopK, pack.EntriesTopK}, undo: undoIndexTopK},
 	}
+	for _, of := range [][2]bool{{true, true}, {true, false}, {false, true}} {
+		list = append(list, mistake{id: "latent-eps", unless: "latent-eps", undo: undoLatentEps(of[0], of[1]),
+			kinds: []string{pack.InAttention(table.QALayernorm), pack.InAttention(table.KVALayernorm)}})
+	}
 	for l := range f.Model.Model.Layers {
-		list = append(list, mistake{id: "indexer-layer", kinds: first, also: rest, unless: "layers-exchanged",
+		list = append(list, mistake{id: "indexer-layer", kinds: first, unless: "layers-exchanged",
 			undo: undoIndexer(l)})
 	}
 	return list
 }
 
-// undoLatentEps gives the norms inside latent attention eps of the config.
-func undoLatentEps(x *Trial) string {
-	if x.layer == nil || x.layer.MLA == nil {
-		return ""
+// undoLatentEps gives norms inside latent attention, of queries, of keys or of both, the eps of the config.
+func undoLatentEps(queries, keys bool) func(x *Trial) string {
+	return func(x *Trial) string {
+		if x.layer == nil || x.layer.MLA == nil {
+			return ""
+		}
+		a := x.layer.MLA
+		was, is := a.KVALayernorm.VarianceEpsilon, x.Config.RMSNormEps
+		if queries {
+			was = a.QALayernorm.VarianceEpsilon
+			a.QALayernorm.VarianceEpsilon = 0
+		}
+		if keys {
+			a.KVALayernorm.VarianceEpsilon = 0
+		}
+		if was == is {
+			return ""
+		}
+		return fmt.Sprintf("the reference computed norms inside latent attention with rms_norm_eps %g; here they have %g, "+
+			"whatever config.json says, as in transformers' class", is, was)
 	}
-	a := x.layer.MLA
-	was, is := a.QALayernorm.VarianceEpsilon, x.Config.RMSNormEps
-	a.QALayernorm.VarianceEpsilon, a.KVALayernorm.VarianceEpsilon = 0, 0
-	if was == is {
-		return ""
-	}
-	return fmt.Sprintf("the reference computed the norms inside latent attention with rms_norm_eps %g; here they have %g, "+
-		"whatever config.json says, as in transformers' class", is, was)
 }
 
 // undoNormBias takes the bias of the indexer's norm from the golden, of which each column is off by one number.

@@ -13,9 +13,7 @@ type mistake struct {
 	kinds []string
 	undo  func(x *Trial) string
 
-	also   []string // kinds of stages of the layer that it must explain, too, if the pack has them
-	whole  bool     // it must explain all stages of the layer
-	unless string   // id of a mistake that is more than this one: not tried if that was found
+	unless string // id of a mistake that is more than this one: not tried if that was found
 }
 
 // What the mistakes of a kind of module are first seen at.
@@ -30,7 +28,6 @@ var (
 	gateStages = pack.InMLPs(table.GateProj)
 	upStages   = pack.InMLPs(table.UpProj)
 	expertGate = pack.InMLP(routedMLP, table.GateProj)
-	expertUp   = pack.InMLP(routedMLP, table.UpProj)
 )
 
 // stageOf is the stage of a projection of the attention.

@@ -7,7 +7,6 @@ package diagnose
 
 import (
 	"slices"
-	"strings"
 
 	"dsmoe/model/table"
 	"dsmoe/verify/pack"
@@ -16,8 +15,8 @@ import (
 // mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
-	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), weightMistakes(f), indexerMistakes(f),
-		windowedMistakes(f))
+	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), biasMistakes(f), weightMistakes(f),
+		indexerMistakes(f), windowedMistakes(f))
 }
 
 func configMistakes(f *Failure) []mistake {
@@ -69,21 +68,22 @@ func configMistakes(f *Failure) []mistake {
 func weightMistakes(f *Failure) []mistake {
 	list := []mistake{}
 	for l := range f.Model.Model.Layers {
-		list = append(list, mistake{id: "layers-exchanged", kinds: normStages, whole: true, undo: undoLayer(l)})
+		list = append(list, mistake{id: "layers-exchanged", kinds: normStages, undo: undoLayer(l)})
 	}
 	list = append(list, []mistake{
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(1)},
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
 		{id: "gate-up-swapped", kinds: pack.MLPOutputs, undo: undoGateUp},
-		{id: "gate-up-swapped", kinds: gateStages, whole: true, undo: undoGateUp},
-		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, also: []string{pack.ProbeOutput}, undo: undoLexicographic},
-		{id: "expert-order", kinds: []string{expertGate}, whole: true, undo: undoLexicographic},
+		{id: "gate-up-swapped", kinds: gateStages, undo: undoGateUp},
+		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, undo: undoLexicographic},
+		{id: "expert-order", kinds: []string{expertGate}, undo: undoLexicographic},
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", pack.PredictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{pack.PredictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{pack.GateLogits},
-			also: []string{pack.ExpertsOutput, expertGate, expertUp, pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
-		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, undo: undoRenumbered(false)},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRenumbered(true)},
+		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(false)},
+		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(true)},
 	}...)
 	switch kind, _ := pack.CutExpert(f.Kind); kind {
 	case pack.ExpertsOutput, expertGate:
@@ -94,11 +94,9 @@ func weightMistakes(f *Failure) []mistake {
 	for _, pair := range [][2]table.Role{{table.QProj, table.KProj}, {table.QProj, table.VProj},
 		{table.QProj, table.OProj},
 		{table.KProj, table.VProj}, {table.KProj, table.OProj}, {table.VProj, table.OProj}} {
-		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]),
+		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]),
 			undo: undoExchanged(pair[0], pair[1])})
 	}
-	list = append(list, mistake{id: "keys-values-exchanged", kinds: stageOf(table.KVBProj), undo: undoKVB(false)},
-		mistake{id: "keys-values-exchanged", kinds: stageOf(table.KVBProj), undo: undoKVB(true)})
 	for _, proj := range projections {
 		list = append(list, mistake{id: "transposed", kinds: stageOf(proj), undo: undoTransposed(proj)},
 			mistake{id: "scales-transposed", kinds: stageOf(proj), undo: undoProjectionScales(proj)})
@@ -106,55 +104,25 @@ func weightMistakes(f *Failure) []mistake {
 	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false},
 		{false, false, true}} {
 		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, pack.MLPOutputs),
-			whole: f.hasKind(f.gateStage()), undo: undoMLPScales(parts)})
-	}
-	for _, proj := range []table.Role{table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA} {
-		list = append(list, mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, true)},
-			mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, false)})
+			undo: undoMLPScales(parts)})
 	}
 	return list
 }
 
 // expertMistakes are mistakes of single routed experts, and of their numbers.
 func (f *Failure) expertMistakes(kind string) (list []mistake) {
-	kinds, whole, probes := []string{kind}, kind == expertGate, []string{pack.ProbeOutput}
+	kinds := []string{kind}
 	for _, e := range f.suspects() {
-		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped",
+		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, unless: "gate-up-swapped",
 			undo: undoGateUpOf(e)})
 	}
 	for _, by := range rotations(f.Model.Config.NRoutedExperts) {
-		list = append(list, mistake{id: "experts-rotated", kinds: kinds, also: probes, whole: whole, undo: undoRotated(by)})
+		list = append(list, mistake{id: "experts-rotated", kinds: kinds, undo: undoRotated(by)})
 	}
 	for _, pair := range f.suspectPairs() {
-		m := mistake{id: "experts-swapped", kinds: kinds, whole: whole, undo: undoSwapped(pair)}
-		if wrong := f.wrongProbes(); slices.Contains(wrong, pair[0]) || slices.Contains(wrong, pair[1]) {
-			m.also = probes
-		}
-		list = append(list, m)
+		list = append(list, mistake{id: "experts-swapped", kinds: kinds, undo: undoSwapped(pair)})
 	}
 	return list
-}
-
-// gateStage is the output of gate_proj in the MLP that failed, be it in the pack or not.
-func (f *Failure) gateStage() string {
-	switch kind, expert := pack.CutExpert(f.Kind); {
-	case kind == pack.ExpertsOutput || expert >= 0:
-		return expertGate
-	case strings.HasPrefix(kind, sharedMLP+"."):
-		return pack.InMLP(sharedMLP, table.GateProj)
-	}
-	return pack.InMLP("mlp", table.GateProj)
-}
-
-// hasKind reports whether the pack has a kind of stage in some layer.
-func (f *Failure) hasKind(kind string) bool {
-	for name := range f.Pack.Manifest.Tensors {
-		_, k := pack.CutLayer(name)
-		if k, _ = pack.CutExpert(k); k == kind {
-			return true
-		}
-	}
-	return false
 }
 
 // probeMistakes are mistakes of the expert whose probe failed.
@@ -164,7 +132,7 @@ func (f *Failure) probeMistakes() []mistake {
 	for _, other := range f.wrongProbes() {
 		if other > e { // experts before this one are right
 			list = append(list, mistake{id: "experts-swapped", kinds: []string{pack.ProbeOutput},
-				also: []string{pack.ProbeOutput}, undo: undoSwapped([2]int{e, other})})
+				undo: undoSwapped([2]int{e, other})})
 		}
 	}
 	return list

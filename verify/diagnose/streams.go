@@ -37,7 +37,8 @@ func windowedMistakes(f *Failure) []mistake {
 			mistake{id: "sinkhorn-iterations", kinds: combs, undo: undoIterations(by)},
 			mistake{id: "sliding-window", kinds: context, undo: undoWindow(by)},
 			mistake{id: "hash-table-shifted", kinds: []string{pack.TopKIdx}, undo: undoShiftedTable(by)},
-			mistake{id: "scale-exponent", kinds: products, undo: undoExponents(by)})
+			mistake{id: "scale-exponent", kinds: products, undo: undoExponents(by, true)},
+			mistake{id: "scale-exponent", kinds: products, unless: "scale-exponent", undo: undoExponents(by, false)})
 	}
 	list = append(list, mistake{id: "rope-theta", kinds: query, unless: "rope-tables", undo: undoTheta(1e4)})
 	for group := 1; group < f.Model.Config.OGroups; group++ {
@@ -333,15 +334,16 @@ func undoNibbles(x *Trial) string {
 	return "the two FP4 codes of each byte are exchanged: the first one is the lower half"
 }
 
-// undoExponents doubles or halves the products of codes with scales.
-func undoExponents(by int) func(x *Trial) string {
+// undoExponents doubles or halves the products of codes with scales, of all weights or of those of the failed stage.
+func undoExponents(by int, all bool) func(x *Trial) string {
 	return func(x *Trial) string {
+		failed := x.failed.Weights
 		if !x.Config.Quantization.PowerOfTwo {
 			return ""
 		}
 		x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
 			y := a.Linear(x, l)
-			if l.Weight.DType.Scaled() {
+			if l.Weight.DType.Scaled() && (all || slices.Contains(failed, l.Weight.Name)) {
 				y = a.Scale(y, float32(math.Exp2(float64(by))))
 			}
 			return y

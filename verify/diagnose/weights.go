@@ -18,18 +18,25 @@ import (
 
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
 
-// undoGateUp exchanges gate_proj and up_proj of every MLP of the layer.
+// undoGateUp exchanges gate_proj and up_proj of the failed MLP, of all routed experts alike.
 func undoGateUp(x *Trial) string {
-	swap := func(m *model.DeepseekMLP) {
-		if m != nil {
-			m.GateProj, m.UpProj = m.UpProj, m.GateProj
+	moe, of := x.layer.MoE, []*model.DeepseekMLP{x.layer.MLP}
+	switch {
+	case moe == nil:
+	case strings.HasPrefix(x.failed.Kind, sharedMLP+"."):
+		of = []*model.DeepseekMLP{moe.SharedExperts}
+	default:
+		of = nil
+		for e := range moe.Experts {
+			of = append(of, &moe.Experts[e])
+		}
+		if x.failed.Kind == "mlp.output" {
+			of = append(of, moe.SharedExperts)
 		}
 	}
-	swap(x.layer.MLP)
-	if x.layer.MoE != nil {
-		swap(x.layer.MoE.SharedExperts)
-		for e := range x.layer.MoE.Experts {
-			swap(&x.layer.MoE.Experts[e])
+	for _, m := range of {
+		if m != nil {
+			m.GateProj, m.UpProj = m.UpProj, m.GateProj
 		}
 	}
 	return "gate_proj and up_proj are exchanged"
@@ -183,36 +190,6 @@ func undoExchanged(a, b table.Role) func(x *Trial) string {
 	}
 }
 
-// undoKVB reorders the rows of kv_b_proj: values before keys in each head, or all keys
-// before all values.
-func undoKVB(apart bool) func(x *Trial) string {
-	return func(x *Trial) string {
-		c, w := &x.Config, &x.layer.Projection(table.KVBProj).Weight
-		if w.Scales != nil {
-			return "" // rows would leave their blocks
-		}
-		heads, nope, v := c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim
-		order := make([]int, 0, w.Shape[0])
-		for h := range heads {
-			key, val := h*(nope+v)+v, h*(nope+v) // where the head's keys and values are stored
-			if apart {
-				key, val = h*nope, heads*nope+h*v
-			}
-			for i := range nope {
-				order = append(order, key+i)
-			}
-			for i := range v {
-				order = append(order, val+i)
-			}
-		}
-		w.Data = rowsOf(w, order)
-		if apart {
-			return "kv_b_proj holds the keys of all heads, then the values of all heads"
-		}
-		return "keys and values are exchanged in each head of kv_b_proj"
-	}
-}
-
 // transposeScales reads w's scales column by column. It reports whether there are several.
 func transposeScales(w *model.Weight) bool {
 	if w.Scales == nil || w.Zeros != nil {
@@ -293,43 +270,4 @@ func undoTransposed(proj table.Role) func(x *Trial) string {
 		w.Data = t
 		return string(proj) + ".weight is transposed"
 	}
-}
-
-// undoPermuted reorders the rows of each head from interleaved pairs (2i, 2i+1), as
-// GGUF and Meta's code rotate them, to halves (i, i + head_dim/2), or back.
-func undoPermuted(proj table.Role, toHalves bool) func(x *Trial) string {
-	return func(x *Trial) string {
-		width := x.Config.QKHeadDim()
-		if proj == table.KVAProjWithMQA {
-			width = x.Config.KVLoraRank + x.Config.QKRopeHeadDim
-		}
-		l := x.layer.Projection(proj)
-		if l == nil || l.Weight.Scales != nil {
-			return "" // rows would leave their blocks
-		}
-		permuteRows(&l.Weight, width, x.Config.HeadDim(), toHalves)
-		permuteRows(&l.Bias, width, x.Config.HeadDim(), toHalves)
-		return fmt.Sprintf("the rows of %s are permuted for the other RoPE layout (interleaved pairs against halves)", proj)
-	}
-}
-
-// permuteRows reorders the last rotated rows of every head of width rows.
-func permuteRows(w *model.Weight, width, rotated int, toHalves bool) {
-	if w.Name == "" {
-		return
-	}
-	rows, half := make([]byte, 0, len(w.Data)), rotated/2
-	for r := range w.Shape[0] {
-		first := r/width*width + width - rotated
-		from := r
-		switch i := r - first; {
-		case i < 0:
-		case toHalves:
-			from = first + i%half*2 + i/half
-		default:
-			from = first + i/2 + i%2*half
-		}
-		rows = append(rows, w.Row(from).Data...)
-	}
-	w.Data = rows
 }

@@ -61,7 +61,32 @@ func (p *Pack) CheckShape(c *config.Config) error {
 		return p.Fault("the pack is not of this model: it was recorded from weights of other shapes: " +
 			InWords(Differences(c, recorded)) + remedy)
 	}
+	if recorded != nil {
+		if err := p.checkChoices(recorded); err != nil {
+			return err
+		}
+	}
 	return p.checkWidths(c)
+}
+
+// checkChoices refuses a pack in which no choice of experts has as many as its own config says.
+func (p *Pack) checkChoices(recorded *config.Config) error {
+	other := ""
+	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
+		_, kind := CutLayer(name)
+		switch shape := p.Manifest.Tensors[name].Shape; {
+		case kind != TopKIdx:
+		case shape[len(shape)-1] == recorded.NumExpertsPerTok:
+			return nil
+		case other == "":
+			other = fmt.Sprintf("manifest.json contradicts itself: config has num_experts_per_tok %d, %s has the shape %v",
+				recorded.NumExpertsPerTok, name, shape)
+		}
+	}
+	if other == "" {
+		return nil
+	}
+	return p.Fault(other)
 }
 
 // RecordedConfig returns the config.json that the pack was recorded from, as config_overrides left

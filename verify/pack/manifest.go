@@ -86,7 +86,7 @@ func (m *Manifest) RotaryDType() tensor.DType {
 // Reference says which Python made the pack.
 type Reference struct {
 	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
-	Kind         string `json:"kind"`         // "remote code", or "transformers …" for its own classes
+	Kind         string `json:"kind"`         // "remote code", or "transformers native" for its own classes
 	File         string `json:"file"`         // that defines the class
 	Transformers string `json:"transformers"` // version
 	Torch        string `json:"torch"`        // version
@@ -165,8 +165,9 @@ func withoutNaN(data []byte) []byte {
 func (m *Manifest) check() []error {
 	var problems []error
 	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	if m.Reference.Kind == "" {
-		add("manifest.json: no reference, or none with a kind: whose rules the pack follows is not known")
+	if _, known := references[m.Reference.Kind]; !known {
+		add("manifest.json: reference: kind %.40q, not \"remote code\" or \"transformers native\": whose rules the pack "+
+			"follows is not known", m.Reference.Kind)
 	}
 	if m.Format != "golden/1" {
 		add("manifest.json: format %.40q, not \"golden/1\"", m.Format)

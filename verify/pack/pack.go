@@ -6,6 +6,7 @@
 package pack
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -16,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/go-json-experiment/json"
@@ -39,9 +39,10 @@ type Pack struct {
 	// mistake would have recorded.
 	Replaced map[string]tensor.Tensor
 
-	mu     sync.Mutex
-	file   string // whose tensors are held
-	loaded map[string]tensor.Tensor
+	mu      sync.Mutex
+	file    string // whose header was read last
+	extents map[string]extent
+	from    int64 // where its tensors begin
 }
 
 // maxManifest is how large a manifest may be.
@@ -184,8 +185,7 @@ func (p *Pack) Has(name string) bool {
 	return ok
 }
 
-// Tensor reads a golden tensor. The file that holds it stays in memory until a
-// tensor of another file is asked for.
+// Tensor reads a golden tensor.
 func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	e, ok := p.Manifest.Tensors[name]
 	if !ok {
@@ -197,23 +197,29 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.file != e.File {
-		loaded, err := p.load(e.File)
-		if err != nil {
+		if err := p.readHeader(e.File); err != nil {
 			return tensor.Tensor{}, p.wrap(e.File, err)
 		}
-		p.file, p.loaded = e.File, loaded
 	}
-	t, ok := p.loaded[name]
-	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
+	x, ok := p.extents[name]
+	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, e.Shape) {
 		return tensor.Tensor{}, p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File),
-			text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
+			text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
+	}
+	file, err := os.Open(filepath.Join(p.Dir, e.File))
+	if err != nil {
+		return tensor.Tensor{}, p.wrap(e.File, err)
+	}
+	defer file.Close()
+	t := tensor.Tensor{DType: x.DType, Shape: x.Shape, Data: make([]byte, x.Bytes())}
+	if _, err := file.ReadAt(t.Data, p.from+x.from); err != nil && len(t.Data) > 0 {
+		return tensor.Tensor{}, p.wrap(e.File, err)
 	}
 	return t, nil
 }
 
-// load reads one file of the pack whole: it holds one layer's activations.
-func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
-	path := filepath.Join(p.Dir, name)
+// readHeader reads the header of one file of the pack.
+func (p *Pack) readHeader(name string) error {
 	most := int64(8 + maxHeader)
 	for _, e := range p.Manifest.Tensors {
 		if e.File == name {
@@ -221,24 +227,32 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 			most += size
 		}
 	}
-	info, err := os.Stat(path)
+	file, err := os.Open(filepath.Join(p.Dir, name))
 	if err != nil {
-		return nil, err
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
 	}
 	if info.Size() > most {
-		return nil, errors.New("larger than the tensors that manifest.json puts there")
+		return errors.New("larger than the tensors that manifest.json puts there")
 	}
-	data, err := os.ReadFile(path)
+	extents, from, err := extentsOf(file, info.Size())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	tensors, err := parse(data)
-	for _, t := range slices.Sorted(maps.Keys(tensors)) {
-		if p.Manifest.Tensors[t].File != name {
-			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t)
+	for _, t := range slices.Sorted(maps.Keys(extents)) {
+		switch e, listed := p.Manifest.Tensors[t]; {
+		case !listed:
+			return fmt.Errorf("tensor %.120q is not in manifest.json", t)
+		case e.File != name:
+			return fmt.Errorf("tensor %.120q: manifest.json says that it is in %s", t, text.Quote(e.File))
 		}
 	}
-	return tensors, err
+	p.file, p.extents, p.from = name, extents, from
+	return nil
 }
 
 // Float32s returns a golden tensor of floats.
@@ -267,27 +281,26 @@ func (p *Pack) Ints(name string) ([]int, error) {
 	return values, nil
 }
 
-// reference returns whose behaviour the pack records, unless override says so.
-func (p *Pack) reference(override config.Reference) config.Reference {
-	switch {
-	case override != "":
-		return override
-	case strings.HasPrefix(p.Manifest.Reference.Kind, "transformers"):
-		return config.Native
-	}
-	return config.Remote
-}
+// references are the kinds of Reference, with whose behaviour a pack of that kind records.
+var references = map[string]config.Reference{"remote code": config.Remote, "transformers native": config.Native}
 
 // Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
-// config_overrides, and the rules of the reference, unless override names another.
+// config_overrides, and the rules of the reference, unless override names another. It refuses an override of a key
+// that neither the family nor the checkpoint's config.json has: a typo would change nothing.
 func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Config, error) {
 	if len(p.Manifest.ConfigOverrides) > 0 {
+		for _, key := range slices.Sorted(maps.Keys(p.Manifest.ConfigOverrides)) {
+			if !c.HasKey(key) {
+				return nil, p.Fault(fmt.Sprintf("manifest.json: config_overrides: %.80q is not a key of model_type %s, nor of "+
+					"config.json", key, c.ModelType))
+			}
+		}
 		var err error
 		if c, err = c.Override(p.Manifest.ConfigOverrides); err != nil {
 			return nil, p.wrap("config_overrides", err)
 		}
 	}
-	c, err := c.As(p.reference(override))
+	c, err := c.As(cmp.Or(override, references[p.Manifest.Reference.Kind]))
 	if err != nil {
 		return nil, p.Fault(err.Error())
 	}
@@ -307,6 +320,9 @@ func (p *Pack) Input() (*model.Input, error) {
 		}
 	}
 	in, err := newInput(ids, p.Manifest.Tensors[inputIDs].Shape, mask, p.Manifest.Tensors[attentionMask].Shape)
+	if err == nil && len(ids) == 0 {
+		err = errNoToken
+	}
 	if err != nil {
 		return nil, p.Fault(err.Error())
 	}

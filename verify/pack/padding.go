@@ -37,6 +37,26 @@ func PaddedTokens(in *model.Input, n int) Padding {
 	return padded
 }
 
+// PaddedRows marks the rows of padding of a stage of the model, of this shape. It is nil without a mask, and for stages
+// whose rows are not tokens.
+func PaddedRows(in *model.Input, name string, shape []int) Padding {
+	axis := tokenAxis(name, len(shape))
+	if in.AttentionMask == nil || axis < 0 {
+		return nil
+	}
+	batch := 1
+	if axis > 0 {
+		batch = shape[0]
+	}
+	tokens, each := shape[axis], elements(shape[axis+1:len(shape)-1])
+	padded, rows := PaddedTokens(in, batch*tokens), make(Padding, elements(shape[:len(shape)-1]))
+	sequence := len(rows) / batch
+	for i := range rows {
+		rows[i] = padded[i/sequence*tokens+i/each%tokens]
+	}
+	return rows
+}
+
 // ClearPadding sets what is not finite in rows of padding to 0. Nothing is compared with it, and the
 // mask hides these rows from all tokens; but 0·NaN in a sum over masked keys would be a NaN.
 func ClearPadding(values []float32, width int, padded Padding) []float32 {

@@ -1,8 +1,15 @@
 package pack
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"slices"
 
 	"github.com/nlpodyssey/safetensors"
 
@@ -10,28 +17,70 @@ import (
 	"dsmoe/text"
 )
 
+// extent is a tensor of a safetensors file: its bytes begin at From behind the header.
+type extent struct {
+	tensor.Info
+	from int64
+}
+
 // parse returns the tensors of a safetensors file.
 func parse(data []byte) (map[string]tensor.Tensor, error) {
-	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
-		return nil, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
-	}
-	parsed, err := safetensors.Deserialize(data)
-	if err != nil {
-		return nil, err
-	}
+	extents, from, err := extentsOf(bytes.NewReader(data), int64(len(data)))
 	tensors := map[string]tensor.Tensor{}
-	for _, t := range parsed.Tensors() {
-		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
+	for name, e := range extents {
+		at := from + e.from
+		tensors[name] = tensor.Tensor{DType: e.DType, Shape: e.Shape, Data: data[at : at+e.Bytes()]}
+	}
+	return tensors, err
+}
+
+// extentsOf returns the tensors of a safetensors file of so many bytes, and where they begin in it.
+func extentsOf(file io.ReaderAt, size int64) (extents map[string]extent, from int64, err error) {
+	length := make([]byte, 8)
+	if _, err := file.ReadAt(length, 0); err != nil || binary.LittleEndian.Uint64(length) > maxHeader {
+		return nil, 0, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
+	}
+	header := make([]byte, binary.LittleEndian.Uint64(length))
+	if _, err := file.ReadAt(header, 8); err != nil {
+		return nil, 0, errors.New("the header is cut off")
+	}
+	var m safetensors.Metadata
+	if err := json.Unmarshal(header, &m); err != nil {
+		return nil, 0, fmt.Errorf("the header cannot be read: %w", err)
+	}
+	from = int64(8 + len(header))
+	extents, err = checkExtents(m.Tensors(), size-from)
+	return extents, from, err
+}
+
+// checkExtents returns the tensors of a header if they fill size bytes, one behind the other.
+func checkExtents(infos map[string]*safetensors.TensorInfo, size int64) (map[string]extent, error) {
+	names := slices.SortedFunc(maps.Keys(infos), func(a, b string) int {
+		x, y := infos[a].DataOffsets, infos[b].DataOffsets
+		return cmp.Or(cmp.Compare(x[0], y[0]), cmp.Compare(x[1], y[1]), cmp.Compare(a, b))
+	})
+	extents, end := map[string]extent{}, uint64(0)
+	for _, name := range names {
+		info := infos[name]
+		dtype, err := tensor.ParseDType(info.DType.String())
 		if err != nil {
 			return nil, err
 		}
-		shape := make([]int, len(t.TensorView.Shape()))
-		for i, d := range t.TensorView.Shape() {
-			shape[i] = int(d)
+		e := extent{tensor.Info{Name: name, DType: dtype}, int64(end)}
+		for _, d := range info.Shape {
+			e.Shape = append(e.Shape, int(d))
 		}
-		tensors[t.Name] = tensor.Tensor{DType: dtype, Shape: shape, Data: t.TensorView.Data()}
+		n, err := tensor.Size(e.DType, e.Shape)
+		if err != nil || info.DataOffsets != [2]uint64{end, end + uint64(n)} {
+			return nil, fmt.Errorf("tensor %.120q: data_offsets %v, shape %v: not the bytes that follow", name, info.DataOffsets,
+				info.Shape)
+		}
+		extents[name], end = e, end+uint64(n)
 	}
-	return tensors, nil
+	if end != uint64(size) {
+		return nil, fmt.Errorf("%d bytes behind the header, its tensors have %d", size, end)
+	}
+	return extents, nil
 }
 
 // ints returns the elements of an I64 tensor.

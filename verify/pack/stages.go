@@ -123,6 +123,20 @@ var tables = []string{RotaryCos, "model.rotary_emb.sin", "model.rotary_emb.main.
 // IsTable reports whether a stage is a table of RoPE.
 func IsTable(name string) bool { return slices.Contains(tables, name) }
 
+// tokenAxis returns which axis of a stage's shape counts the tokens of a sequence. The axes between it and the last are
+// the rows that each token has, such as heads or streams: [batch, tokens, …, width]. Stages of two axes are
+// [tokens, width], with the tokens of a batch in one axis. It is -1 for stages whose rows are not tokens.
+func tokenAxis(name string, axes int) int {
+	_, kind := CutLayer(name)
+	switch {
+	case IsLossOrGradient(name) || IsTable(name) || IsProbe(name):
+		return -1
+	case kind == AttnWeights: // [batch, heads, queries, keys]
+		return 2
+	}
+	return min(1, axes-2)
+}
+
 // CutIndexer returns the stage of an indexer that a kind of stage is: IndexerScores or another one, as DeepSeek-V3.2
 // names it, for DeepSeek-V4's indexer of entries, too. Other kinds are "".
 func CutIndexer(kind string) string {

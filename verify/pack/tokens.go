@@ -32,13 +32,16 @@ func ReadTokens(path string) (*model.Input, error) {
 	}
 	in, err := read(data)
 	if err == nil && len(in.InputIDs) == 0 {
-		err = errors.New(inputIDs + ": no token")
+		err = errNoToken
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return in, nil
 }
+
+// errNoToken refuses an empty input.
+var errNoToken = errors.New(inputIDs + ": no token")
 
 // readSmall reads a regular file of at most maxTokensFile bytes.
 func readSmall(path string) ([]byte, error) {

@@ -3,12 +3,14 @@
 package report
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
@@ -50,6 +52,8 @@ type Report struct {
 	Golden     Golden   `json:"golden"`            // the pack
 	Rules      Rules    `json:"rules"`             // of the reference
 	Config     Settings `json:"config"`            // how config.json and what the reference ran with go together
+	// stored tensors that contradict config.json, and what was computed with in their place, in words
+	Beside []string `json:"beside"`
 	// kinds of stages that the pack has not: errors are carried on over them
 	Free       []string `json:"free"`
 	Limits     []string `json:"limits"`     // what the checks are held to, in words; each has its own in numbers
@@ -116,6 +120,7 @@ type Place struct {
 	ByName    int      `json:"by_name"`   // of these, known by name only: the header of their file was not read
 	Checked   int      `json:"checked"`   // of Weights, as those below: took part in a checked stage
 	Unchecked []string `json:"unchecked"` // ran in no checked stage, beside those of experts not reached
+	Unpinned  []string `json:"unpinned"`  // ran in checked stages that are the same without them
 	Aside     int      `json:"aside"`     // ran in stages that are absent on purpose, or not selected
 	Copies    int      `json:"copies"`    // copies of the embedding
 	Experts   int      `json:"experts"`   // routed
@@ -123,6 +128,9 @@ type Place struct {
 	Probed    int      `json:"probed"`    // of the others, by a probe
 	Unreached []int    `json:"unreached"` // by neither
 	Bytes     int64    `json:"bytes"`     // of the weights that ran
+	// of Settings.Tried, keys that a compared stage of it tells from half as much, and from twice as much
+	TellsHalf  []string `json:"tells_half"`
+	TellsTwice []string `json:"tells_twice"`
 	// Keys counts the choices of keys by its indexer; absent if none was compared
 	Keys *KeyChoices `json:"keys,omitempty"`
 	// Clamped reports whether a neuron went beyond swiglu_limit; absent without such a limit
@@ -155,10 +163,23 @@ type Part struct {
 	Of    int `json:"of"`    // number of parts
 }
 
-// Cause names a mistake under which the first divergence goes away.
+// Cause names a mistake without which the first divergence goes away, or what is odd about a weight.
 type Cause struct {
 	ID   string `json:"id"`   // of the mistake, such as "norm-eps"
 	Text string `json:"text"` // what is wrong, for people
+	// Of the failing stages of the layer those that pass without the mistake, and all of them; 0 where no mistake
+	// was undone.
+	Explains int `json:"explains,omitempty"`
+	Failing  int `json:"failing,omitempty"`
+}
+
+// String returns the cause in words, with how much a hint explains.
+func (c *Cause) String() string {
+	words := c.ID + ": " + c.Text
+	if c.Explains < c.Failing {
+		words += fmt.Sprintf(" (explains %d of %s of the layer)", c.Explains, text.Plural(c.Failing, "failing stage"))
+	}
+	return words
 }
 
 // Check is one golden tensor against the model's.
@@ -273,9 +294,12 @@ type Coverage struct {
 	Weights          int      `json:"weights"`           // that the config implies, but those of OutsideForward
 	WeightsChecked   int      `json:"weights_checked"`   // that took part in a checked stage
 	WeightsUnchecked []string `json:"weights_unchecked"` // beside those of experts not reached
+	WeightsUnpinned  []string `json:"weights_unpinned"`  // that decide choices of experts which are the same without them
 	Padding          int      `json:"padding"`           // tokens of padding, whose rows were not compared
 	EmbeddingRows    int      `json:"embedding_rows"`    // of embed_tokens, that tokens other than padding read
 	VocabSize        int      `json:"vocab_size"`        // rows that there are
+	// of Settings.Tried, keys that no compared stage tells from half as much, or from twice as much
+	Untold []Unexercised `json:"keys_untold"`
 	// that prediction layers have of it; no other rows of these are read
 	EmbeddingCopies int `json:"embedding_copies"`
 	Experts         int `json:"experts"`         // routed, over all layers
@@ -344,7 +368,15 @@ type BiasPins struct {
 	Widest float64 `json:"widest"` // of these
 	Expert int     `json:"expert"` // that has it
 	Free   []int   `json:"free"`   // experts whose bias no choice pins on either side
+	// Same lists the other biases with which all choices are the golden's: WithoutBias, TwiceTheBias
+	Same []string `json:"same"`
 }
+
+// Other biases of a layer.
+const (
+	WithoutBias  = "zero"
+	TwiceTheBias = "doubled"
+)
 
 // Rules are those in force where references differ: see config.Rules.
 type Rules struct {
@@ -362,6 +394,8 @@ type Rules struct {
 type Settings struct {
 	Overridden  []Override    `json:"overridden"`  // keys that the reference ran with otherwise
 	Unexercised []Unexercised `json:"unexercised"` // keys that change nothing on the pack's input
+	// keys that other values are tried of: half and twice as much; see Place
+	Tried []string `json:"tried"`
 	// keys whose values are not those of the config.json that the pack was recorded from
 	Differ []pack.Difference `json:"differ"`
 	// config.json is another than that one, by its hash, and the pack does not hold it
@@ -415,7 +449,7 @@ const (
 // Limits are what the measures of a check may be at most. Zero is no limit.
 type Limits struct {
 	Z       float64 `json:"z,omitzero"`        // of Check.Z: 8
-	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1
+	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1 + 4/√elements of distinct rows
 	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
 	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1 + 4/√distinct rows
 	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6

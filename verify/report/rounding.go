@@ -38,14 +38,18 @@ type RankedError struct {
 // write prints which weights were rounded and what that did, and the layers and experts with the
 // largest errors.
 func (x *Rounding) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights,
+	fmt.Fprintf(b, "%-11s%s rounded when converted (%s)", "rounding", CountWere(x.Weights, "weight"),
 		strings.Join(x.Operations, ", "))
 	if len(x.Stages) == 0 {
 		fmt.Fprintln(b)
 		return
 	}
-	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages),
-		short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
+	differ, of := "differ", "their"
+	if len(x.Stages) == 1 {
+		differ, of = "differs", "its"
+	}
+	fmt.Fprintf(b, ": %s %s by up to %s of %s RMS, where 8 σ allow %s\n", text.Plural(len(x.Stages), "stage"), differ,
+		short(x.Error, "%.1e"), of, short(x.Allowed, "%.1e"))
 	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
 	if len(x.Experts) == 0 {
 		fmt.Fprintf(b, "%-11sexperts are not ranked: the pack has no stages of single experts\n", "")

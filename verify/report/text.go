@@ -59,6 +59,9 @@ func (r *Report) verdict() string {
 // exercised counts the experts and weights that took part in checked stages.
 func (c *Coverage) exercised() string {
 	weights := fmt.Sprintf("%s of %s exercised", text.Grouped(c.WeightsChecked), text.Plural(c.Weights, "weight"))
+	if n := len(c.WeightsUnpinned); n > 0 {
+		weights += fmt.Sprintf(", %s not pinned", text.Grouped(n))
+	}
 	if c.Experts == 0 {
 		return weights
 	}
@@ -108,6 +111,10 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		fmt.Fprintf(b, "%-11s%s begins with %s\n", "input", what, in.Text)
 	}
 	r.Config.write(b)
+	r.Coverage.writeUntold(b)
+	for _, line := range r.Beside {
+		fmt.Fprintf(b, "%-11s%s\n", "stored", text.Line(line))
+	}
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
 		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
 	}
@@ -130,8 +137,12 @@ func (s *Settings) write(b *bytes.Buffer) {
 			o.Reference)))
 	}
 	for _, d := range s.Differ {
-		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the pack was recorded with %s", d.Key,
-			d.Checkpoint, d.Pack)))
+		as := ""
+		if d.Meaning {
+			as = " as computed here"
+		}
+		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s%s, the pack's config has %s", d.Key, d.Checkpoint, as,
+			d.Pack)))
 	}
 	if s.Unknown {
 		fmt.Fprintf(b, "%-11sconfig.json is not the one that the pack was recorded from; which keys differ is not known, "+
@@ -139,6 +150,20 @@ func (s *Settings) write(b *bytes.Buffer) {
 	}
 	for _, u := range s.Unexercised {
 		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", u.Key, u.Why)
+	}
+}
+
+// writeUntold writes a line for each reason why keys are not exercised.
+func (c *Coverage) writeUntold(b *bytes.Buffer) {
+	keys, reasons := map[string][]string{}, []string{}
+	for _, u := range c.Untold {
+		if keys[u.Why] == nil {
+			reasons = append(reasons, u.Why)
+		}
+		keys[u.Why] = append(keys[u.Why], u.Key)
+	}
+	for _, why := range reasons {
+		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", strings.Join(keys[why], ", "), why)
 	}
 }
 
@@ -289,10 +314,10 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 	r.writeFailing(b)
 	fmt.Fprintf(b, "%-11s%s\n", "cause", r.cause())
 	for _, c := range r.Causes[min(1, len(r.Causes)):] {
-		fmt.Fprintf(b, "%-11s%s: %s\n", "or", c.ID, c.Text)
+		fmt.Fprintf(b, "%-11s%s\n", "or", &c)
 	}
 	for _, h := range r.Hints {
-		fmt.Fprintf(b, "%-11s%s: %s\n", "hint", h.ID, h.Text)
+		fmt.Fprintf(b, "%-11s%s\n", "hint", &h)
 	}
 	fmt.Fprintln(b)
 }
@@ -301,7 +326,7 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 func (r *Report) cause() string {
 	switch {
 	case r.Cause != nil:
-		return r.Cause.ID + ": " + r.Cause.Text
+		return r.Cause.String()
 	case r.Mode == Local:
 		return "none of the known mistakes explains it"
 	}
@@ -481,6 +506,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
 		}
 		fmt.Fprintf(b, "; %d could not be changed by rounding\n", x.Pinned)
+		r.writeUnpinned(b)
 		for _, p := range x.Biases {
 			fmt.Fprintf(b, "%-11s%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the "+
 				"median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
@@ -497,6 +523,27 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
 		}
 		fmt.Fprintf(b, "; %d choices fall among equal scores, %d of them among zeros\n", x.TiedCuts, x.ZeroCuts)
+	}
+}
+
+// writeUnpinned writes the layers whose choices of experts do not tell the biases from others.
+func (r *Report) writeUnpinned(b *bytes.Buffer) {
+	words := map[string]string{"": "", WithoutBias: "without e_score_correction_bias",
+		TwiceTheBias: "with e_score_correction_bias doubled", WithoutBias + TwiceTheBias: "without e_score_correction_bias, and with it doubled"}
+	layers, others := map[string][]int{}, []string{}
+	for _, p := range r.Routing.Biases {
+		how := words[strings.Join(p.Same, "")]
+		if how == "" {
+			continue
+		}
+		if layers[how] == nil {
+			others = append(others, how)
+		}
+		n, _ := strconv.Atoi(strings.TrimPrefix(p.Layer, "model.layers."))
+		layers[how] = append(layers[how], n)
+	}
+	for _, how := range others {
+		fmt.Fprintf(b, "%-11s%s: all choices are the same %s: not counted as exercised\n", "", LayersText(layers[how]), how)
 	}
 }
 

@@ -8,11 +8,13 @@ package engine
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
+	"dsmoe/convert/source"
 )
 
 // Run writes the plan's output to the directory dst, an absolute path. A dst that does not
@@ -77,6 +79,11 @@ func run(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Sett
 	}
 	e.intact, e.remade = intact, remade
 	reached, err := e.begin(ctx)
+	if err != nil && !s.StartOver && t.IsOutputOf(p) { // another run may have finished it meanwhile
+		if r, _, err := finished(ctx, t, p, src, s); r != nil {
+			return r, err
+		}
+	}
 	if err != nil {
 		return nil, e.interrupted(err)
 	}
@@ -101,5 +108,5 @@ func (e *execution) interrupted(err error) error {
 	if dir == "" {
 		return err
 	}
-	return &Interrupted{err, dir, bytes, e.remade}
+	return &Interrupted{err, dir, bytes, e.remade || strings.HasPrefix(e.key, source.Unknown)}
 }

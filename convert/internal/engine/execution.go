@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/semaphore"
@@ -12,6 +13,7 @@ import (
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 )
 
 // execution is one run of a plan.
@@ -59,6 +61,10 @@ func outputOptions(src Source, s Settings) (o output.Options, err error) {
 	o = output.Options{Part: s.Part, StartOver: s.StartOver, Overwrite: s.Overwrite, Disk: s.Disk}
 	if o.Key, err = src.Key(); err == nil && (s.Part.N > 0 || s.Finish) {
 		o.States, err = src.States()
+		if strings.HasPrefix(o.Key, source.Unknown) {
+			err = errors.New("SRC's server sends neither ETag nor Last-Modified: whether two parts read the same bytes is not " +
+				"known; convert in one run, or download SRC")
+		}
 	}
 	return o, err
 }

@@ -77,8 +77,11 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// Check refuses a limit of memory that no conversion can keep.
+// Check refuses a limit of memory that no conversion can keep, and more parts than there may be.
 func (s Settings) Check() error {
+	if s.Part.N > plan.MaxParts {
+		return fmt.Errorf("part %d of %d: an output has at most %d parts", s.Part.I, s.Part.N, plan.MaxParts)
+	}
 	if s.Memory != 0 && s.Memory < MinMemory {
 		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(MinMemory))
 	}

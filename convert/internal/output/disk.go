@@ -11,11 +11,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 	"dsmoe/text"
 )
 
@@ -59,6 +61,13 @@ func (o *diskOutput) Begin(apply func(progress.Record), unchanged func() error) 
 	var err error
 	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
 		return Fresh, err
+	}
+	if !progress.Begun(o.journalPath) { // another run has finished meanwhile
+		if err := o.check(nil); err != nil {
+			err = errors.Join(err, o.Disk.Remove(o.journalPath))
+			o.Close()
+			return Fresh, err
+		}
 	}
 	reached, err := o.open(apply)
 	if err == nil {
@@ -184,6 +193,7 @@ func (o *diskOutput) open(apply func(progress.Record)) (Stage, error) {
 			return Fresh, err
 		}
 	}
+	o.StartOver = o.StartOver || startsOver(old, &head)
 	if old != nil && !o.StartOver {
 		if old.Plan != head.Plan || old.Key != head.Key {
 			return Fresh, refuseUnfinished(old, &head, o.Path, o.dir)
@@ -196,6 +206,12 @@ func (o *diskOutput) open(apply func(progress.Record)) (Stage, error) {
 		}
 	}
 	return Fresh, o.create(head, old != nil)
+}
+
+// startsOver reports whether an unfinished output of the plan is begun again: nothing tells whether its source's files
+// are the same now. old may be nil.
+func startsOver(old, now *progress.Head) bool {
+	return old != nil && old.Plan == now.Plan && strings.HasPrefix(now.Key, source.Unknown)
 }
 
 // refuseUnfinished is the error for an unfinished output in dir that is of another plan or another source than now.

@@ -5,6 +5,7 @@ package output
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,8 +38,21 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 	}
 	if progress.Begun(o.journalPath) || t.IsOutputOf(p) { // they were joined already
 		parts, err = o.ours(parts)
-	} else if err = o.check(nil); err == nil {
-		err = o.joinJournals(parts, unverified)
+	} else {
+		var states []progress.State
+		if err = o.check(nil); err == nil {
+			states, err = o.join(parts, unverified)
+		}
+		switch {
+		case err == nil:
+			if err = o.writeJoined(states); err != nil && t.IsOutputOf(p) {
+				return 0, nil, nil
+			}
+		case progress.Begun(o.journalPath): // another run has joined them meanwhile
+			return 0, nil, progress.ErrBusy
+		case t.IsOutputOf(p): // and published the output
+			return 0, nil, nil
+		}
 	}
 	if err != nil || len(parts) == 0 {
 		return 0, nil, err
@@ -51,26 +65,29 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 // ours returns the parts if they are of this plan: those of another are not to be removed.
 func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
 	for _, j := range parts {
-		if head, err := o.readJournalOf(j, nil); err != nil || head != nil && head.Plan != o.plan.Hash {
+		head, err := o.readJournalOf(j, nil)
+		if errors.Is(err, fs.ErrNotExist) { // the run that joined them is done
+			return nil, nil
+		}
+		if err != nil || head != nil && head.Plan != o.plan.Hash {
 			return nil, err
 		}
 	}
 	return parts, nil
 }
 
-// joinJournals writes the journal of a run that did what all parts did.
-func (o *diskOutput) joinJournals(parts []partJournal, unverified bool) error {
-	if len(parts) == 0 {
-		return checkpoint.Refusal(o.Path, "there are no parts that --finish could join", "--part I/N writes them")
-	}
-	states, err := o.join(parts, unverified)
-	if err != nil {
-		return err
-	}
+// writeJoined writes the journal of a run that did what all parts did.
+func (o *diskOutput) writeJoined(states []progress.State) (err error) {
 	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
 		return err
 	}
 	defer o.Close()
+	if err := o.check(nil); err != nil { // another run has published the output since the parts were read
+		if !progress.Begun(o.journalPath) {
+			err = errors.Join(err, o.Disk.Remove(o.journalPath))
+		}
+		return err
+	}
 	lines := []progress.Record{{Ready: true, Tensor: -1}}
 	for i := range states {
 		lines = append(lines, states[i].Record(i))
@@ -83,14 +100,18 @@ func (o *diskOutput) joinJournals(parts []partJournal, unverified bool) error {
 
 // join reads all parts and returns the states of the tensors. Parts that are missing or not done are one error.
 func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.State, error) {
+	if len(parts) == 0 {
+		return nil, checkpoint.Refusal(o.Path, "there are no parts that --finish could join", "--part I/N writes them")
+	}
 	n := parts[0].N
 	if last := parts[len(parts)-1].N; last != n {
 		return nil, o.otherParts(fmt.Sprintf("holds parts of %d and parts of %d", n, last))
 	}
 	var missing, undone []int
 	tensors := make([]joint, len(o.plan.Tensors))
-	for i, spans := range o.plan.Shares(n) {
-		part := plan.Part{I: i + 1, N: n}
+	share := o.plan.Shares(n)
+	for i := 1; i <= n; i++ {
+		part, spans := plan.Part{I: i, N: n}, share(i)
 		runs, err := o.runsOf(part, parts, spans)
 		if err != nil {
 			return nil, err

@@ -68,7 +68,8 @@ func (o *diskOutput) journals() (list []partJournal, err error) {
 	}
 	for _, entry := range entries {
 		var j partJournal
-		if n, _ := fmt.Sscanf(entry.Name(), "%d-of-%d.%d.", &j.I, &j.N, &j.run); n < 3 || entry.Name() != j.name() {
+		if n, _ := fmt.Sscanf(entry.Name(), "%d-of-%d.%d.", &j.I, &j.N, &j.run); n < 3 || entry.Name() != j.name() ||
+			j.I < 1 || j.I > j.N || j.N > plan.MaxParts {
 			return nil, fmt.Errorf("%s is not the journal of a part: remove it",
 				text.Quote(filepath.Join(o.partsDir(), entry.Name())))
 		}

@@ -72,6 +72,7 @@ func (o *storeOutput) Begin(apply func(progress.Record), unchanged func() error)
 		}
 	})
 	if err == nil {
+		o.StartOver = o.StartOver || startsOver(old, &o.head)
 		err = o.refuse(old)
 	}
 	if err != nil {

@@ -4,14 +4,22 @@ package arena
 
 import (
 	"math/bits"
+	"runtime"
 	"sync"
 )
 
-// Arena is the buffers of one pass. It serves one goroutine at a time.
+// Arena is the buffers of one pass. It serves one goroutine at a time. Large buffers are not its own: the
+// garbage collector takes each of them back when its last reader has run, long before a layer ends.
 type Arena struct {
 	free [64][][]float32 // by the logarithm of their capacity
 	used [][]float32
+	made int // numbers of large buffers since the last collection
 }
+
+const (
+	large   = 1 << 20 // numbers above which a buffer is large
+	garbage = 1 << 26 // numbers of large buffers that may be made before they are collected
+)
 
 // arenas keeps the memory of passes for the next ones.
 var arenas = sync.Pool{New: func() any { return new(Arena) }}
@@ -28,6 +36,9 @@ func (a *Arena) Close(keep []float32) {
 
 // Get returns n numbers with undefined values.
 func (a *Arena) Get(n int) []float32 {
+	if n > large {
+		return a.getLarge(n)
+	}
 	class := bits.Len(uint(max(n, 1) - 1))
 	if last := len(a.free[class]) - 1; last >= 0 {
 		buf := a.free[class][last][:n]
@@ -38,6 +49,23 @@ func (a *Arena) Get(n int) []float32 {
 	buf := make([]float32, n, 1<<class)
 	a.used = append(a.used, buf)
 	return buf
+}
+
+// getLarge returns a buffer of its own. A collection costs little where most of the memory is numbers.
+func (a *Arena) getLarge(n int) []float32 {
+	if a.made += n; a.made > garbage {
+		runtime.GC()
+		a.made = n
+	}
+	return make([]float32, n)
+}
+
+// Own returns values if their buffer is the arena's, else nil: who keeps them keeps no large buffer.
+func (a *Arena) Own(values []float32) []float32 {
+	if cap(values) > large {
+		return nil
+	}
+	return values
 }
 
 // Mark returns the number of buffers handed out so far.

@@ -105,7 +105,7 @@ func (k *panelKernels[F]) tile(n int) *panelTile[F] {
 const maxGroup = 16
 
 // partialKernels are kernels for panels of rows of weights, and a few tokens. A panel is two
-// groups of rows; a group holds the numbers of its rows side by side, ChainTerms of each at most:
+// groups of rows; a group holds the numbers of its rows side by side, panelTerms of each at most:
 //
 //	panel[group][k][row of the group]
 type partialKernels struct {
@@ -114,13 +114,15 @@ type partialKernels struct {
 	sums  [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing
 }
 
-// partialKernel continues PartialSums of a panel of weights and a panel of tokens by 16·steps
-// terms. state is [s, t, partial, squares][token][row of the panel], w a panel, and x holds for
-// each k the numbers of all tokens, then their terms:
+// partialKernel continues PartialSums of a panel of weights and a panel of tokens by a number of
+// steps of 4·turns terms. w is a panel, and x holds for each k the numbers of all tokens, then
+// their terms. state is [s, squares, start and sum of each plan][token][row of the panel]:
 //
-//	for each 16 terms { s, squares as in PartialSums; partial = fma32(n*s, s, partial) }
-//	if end { t += s; partial = fma32(t, t, partial); s = 0 }
-type partialKernel func(state, w, x *float32, steps int, n float32, end bool)
+//	for each step { s, squares as in PartialSums; sum = fma32(n*r, r, sum) with r = power(s-start) }
+//	for each plan whose bit is set in ends { r = power(s); sum = fma32(r, r, sum); start = s }
+//
+// plans is the number of plans; steps and turns are at least 1.
+type partialKernel func(state, w, x *float32, steps, turns int, n float32, plans, ends int)
 
 // available reports whether the implementation has these kernels.
 func (k *partialKernels) available() bool { return k.group > 0 }

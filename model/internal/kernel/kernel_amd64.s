@@ -11898,23 +11898,24 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
-// Requires: AVX, AVX512F
-TEXT ·avx512Partial1(SB), NOSPLIT, $0-37
+// func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512Partial1(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+32(FP), Z10
+	VBROADCASTSS n+40(FP), Z10
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Z11
 	VMOVUPS      (AX), Z0
-	VMOVUPS      384(AX), Z2
+	VMOVUPS      128(AX), Z2
 	VMOVUPS      64(AX), Z1
-	VMOVUPS      448(AX), Z3
-	TESTQ        CX, CX
-	JZ           last
+	VMOVUPS      192(AX), Z3
 
 step:
-	MOVQ $0x00000004, SI
+	MOVQ turns+32(FP), SI
 
 terms:
 	VMOVUPS      (BX), Z4
@@ -11961,59 +11962,82 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	VMULPS       Z10, Z0, Z11
-	VFMADD213PS  256(AX), Z0, Z11
-	VMOVUPS      Z11, 256(AX)
-	VMULPS       Z10, Z1, Z11
-	VFMADD213PS  320(AX), Z1, Z11
-	VMOVUPS      Z11, 320(AX)
-	DECQ         CX
-	JNZ          step
+	MOVQ         plans+48(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         256(AX), DI
 
-last:
-	MOVB        end+36(FP), SI
-	TESTB       SI, SI
+plan:
+	VSUBPS      (DI), Z0, Z4
+	VPANDD      Z11, Z4, Z4
+	VMULPS      Z10, Z4, Z6
+	VFMADD213PS 128(DI), Z4, Z6
+	VMOVUPS     Z6, 128(DI)
+	VSUBPS      64(DI), Z1, Z5
+	VPANDD      Z11, Z5, Z5
+	VMULPS      Z10, Z5, Z7
+	VFMADD213PS 192(DI), Z5, Z7
+	VMOVUPS     Z7, 192(DI)
+	ADDQ        $0x00000100, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+56(FP), R8
+	LEAQ 256(AX), DI
+
+end:
+	TESTQ       R8, R8
 	JZ          store
-	VADDPS      128(AX), Z0, Z11
-	VMOVUPS     Z11, 128(AX)
-	VFMADD213PS 256(AX), Z11, Z11
-	VMOVUPS     Z11, 256(AX)
-	VPXORD      Z0, Z0, Z0
-	VADDPS      192(AX), Z1, Z11
-	VMOVUPS     Z11, 192(AX)
-	VFMADD213PS 320(AX), Z11, Z11
-	VMOVUPS     Z11, 320(AX)
-	VPXORD      Z1, Z1, Z1
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Z0, (DI)
+	VPANDD      Z11, Z0, Z4
+	VMOVUPS     128(DI), Z6
+	VFMADD231PS Z4, Z4, Z6
+	VMOVUPS     Z6, 128(DI)
+	VMOVUPS     Z1, 64(DI)
+	VPANDD      Z11, Z1, Z5
+	VMOVUPS     192(DI), Z7
+	VFMADD231PS Z5, Z5, Z7
+	VMOVUPS     Z7, 192(DI)
+
+next:
+	ADDQ $0x00000100, DI
+	JMP  end
 
 store:
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z2, 384(AX)
+	VMOVUPS Z2, 128(AX)
 	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z3, 448(AX)
+	VMOVUPS Z3, 192(AX)
 	VZEROUPPER
 	RET
 
-// func avx512Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
-// Requires: AVX, AVX512F
-TEXT ·avx512Partial2(SB), NOSPLIT, $0-37
+// func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512Partial2(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+32(FP), Z14
+	VBROADCASTSS n+40(FP), Z14
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Z15
 	VMOVUPS      (AX), Z0
-	VMOVUPS      768(AX), Z4
+	VMOVUPS      256(AX), Z4
 	VMOVUPS      64(AX), Z1
-	VMOVUPS      832(AX), Z5
+	VMOVUPS      320(AX), Z5
 	VMOVUPS      128(AX), Z2
-	VMOVUPS      896(AX), Z6
+	VMOVUPS      384(AX), Z6
 	VMOVUPS      192(AX), Z3
-	VMOVUPS      960(AX), Z7
-	TESTQ        CX, CX
-	JZ           last
+	VMOVUPS      448(AX), Z7
 
 step:
-	MOVQ $0x00000004, SI
+	MOVQ turns+32(FP), SI
 
 terms:
 	VMOVUPS      (BX), Z8
@@ -12084,87 +12108,114 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	VMULPS       Z14, Z0, Z15
-	VFMADD213PS  512(AX), Z0, Z15
-	VMOVUPS      Z15, 512(AX)
-	VMULPS       Z14, Z1, Z15
-	VFMADD213PS  576(AX), Z1, Z15
-	VMOVUPS      Z15, 576(AX)
-	VMULPS       Z14, Z2, Z15
-	VFMADD213PS  640(AX), Z2, Z15
-	VMOVUPS      Z15, 640(AX)
-	VMULPS       Z14, Z3, Z15
-	VFMADD213PS  704(AX), Z3, Z15
-	VMOVUPS      Z15, 704(AX)
-	DECQ         CX
-	JNZ          step
+	MOVQ         plans+48(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         512(AX), DI
 
-last:
-	MOVB        end+36(FP), SI
-	TESTB       SI, SI
+plan:
+	VSUBPS      (DI), Z0, Z8
+	VPANDD      Z15, Z8, Z8
+	VMULPS      Z14, Z8, Z10
+	VFMADD213PS 256(DI), Z8, Z10
+	VMOVUPS     Z10, 256(DI)
+	VSUBPS      64(DI), Z1, Z9
+	VPANDD      Z15, Z9, Z9
+	VMULPS      Z14, Z9, Z11
+	VFMADD213PS 320(DI), Z9, Z11
+	VMOVUPS     Z11, 320(DI)
+	VSUBPS      128(DI), Z2, Z12
+	VPANDD      Z15, Z12, Z12
+	VMULPS      Z14, Z12, Z13
+	VFMADD213PS 384(DI), Z12, Z13
+	VMOVUPS     Z13, 384(DI)
+	VSUBPS      192(DI), Z3, Z8
+	VPANDD      Z15, Z8, Z8
+	VMULPS      Z14, Z8, Z10
+	VFMADD213PS 448(DI), Z8, Z10
+	VMOVUPS     Z10, 448(DI)
+	ADDQ        $0x00000200, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+56(FP), R8
+	LEAQ 512(AX), DI
+
+end:
+	TESTQ       R8, R8
 	JZ          store
-	VADDPS      256(AX), Z0, Z15
-	VMOVUPS     Z15, 256(AX)
-	VFMADD213PS 512(AX), Z15, Z15
-	VMOVUPS     Z15, 512(AX)
-	VPXORD      Z0, Z0, Z0
-	VADDPS      320(AX), Z1, Z15
-	VMOVUPS     Z15, 320(AX)
-	VFMADD213PS 576(AX), Z15, Z15
-	VMOVUPS     Z15, 576(AX)
-	VPXORD      Z1, Z1, Z1
-	VADDPS      384(AX), Z2, Z15
-	VMOVUPS     Z15, 384(AX)
-	VFMADD213PS 640(AX), Z15, Z15
-	VMOVUPS     Z15, 640(AX)
-	VPXORD      Z2, Z2, Z2
-	VADDPS      448(AX), Z3, Z15
-	VMOVUPS     Z15, 448(AX)
-	VFMADD213PS 704(AX), Z15, Z15
-	VMOVUPS     Z15, 704(AX)
-	VPXORD      Z3, Z3, Z3
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Z0, (DI)
+	VPANDD      Z15, Z0, Z8
+	VMOVUPS     256(DI), Z10
+	VFMADD231PS Z8, Z8, Z10
+	VMOVUPS     Z10, 256(DI)
+	VMOVUPS     Z1, 64(DI)
+	VPANDD      Z15, Z1, Z9
+	VMOVUPS     320(DI), Z11
+	VFMADD231PS Z9, Z9, Z11
+	VMOVUPS     Z11, 320(DI)
+	VMOVUPS     Z2, 128(DI)
+	VPANDD      Z15, Z2, Z12
+	VMOVUPS     384(DI), Z13
+	VFMADD231PS Z12, Z12, Z13
+	VMOVUPS     Z13, 384(DI)
+	VMOVUPS     Z3, 192(DI)
+	VPANDD      Z15, Z3, Z8
+	VMOVUPS     448(DI), Z10
+	VFMADD231PS Z8, Z8, Z10
+	VMOVUPS     Z10, 448(DI)
+
+next:
+	ADDQ $0x00000200, DI
+	JMP  end
 
 store:
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z4, 768(AX)
+	VMOVUPS Z4, 256(AX)
 	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z5, 832(AX)
+	VMOVUPS Z5, 320(AX)
 	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z6, 896(AX)
+	VMOVUPS Z6, 384(AX)
 	VMOVUPS Z3, 192(AX)
-	VMOVUPS Z7, 960(AX)
+	VMOVUPS Z7, 448(AX)
 	VZEROUPPER
 	RET
 
-// func avx512Partial4(state *float32, w *float32, x *float32, steps int, n float32, end bool)
-// Requires: AVX, AVX512F
-TEXT ·avx512Partial4(SB), NOSPLIT, $0-37
+// func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512Partial4(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+32(FP), Z22
+	VBROADCASTSS n+40(FP), Z22
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Z23
 	VMOVUPS      (AX), Z0
-	VMOVUPS      1536(AX), Z8
+	VMOVUPS      512(AX), Z8
 	VMOVUPS      64(AX), Z1
-	VMOVUPS      1600(AX), Z9
+	VMOVUPS      576(AX), Z9
 	VMOVUPS      128(AX), Z2
-	VMOVUPS      1664(AX), Z10
+	VMOVUPS      640(AX), Z10
 	VMOVUPS      192(AX), Z3
-	VMOVUPS      1728(AX), Z11
+	VMOVUPS      704(AX), Z11
 	VMOVUPS      256(AX), Z4
-	VMOVUPS      1792(AX), Z12
+	VMOVUPS      768(AX), Z12
 	VMOVUPS      320(AX), Z5
-	VMOVUPS      1856(AX), Z13
+	VMOVUPS      832(AX), Z13
 	VMOVUPS      384(AX), Z6
-	VMOVUPS      1920(AX), Z14
+	VMOVUPS      896(AX), Z14
 	VMOVUPS      448(AX), Z7
-	VMOVUPS      1984(AX), Z15
-	TESTQ        CX, CX
-	JZ           last
+	VMOVUPS      960(AX), Z15
 
 step:
-	MOVQ $0x00000004, SI
+	MOVQ turns+32(FP), SI
 
 terms:
 	VMOVUPS      (BX), Z16
@@ -12283,115 +12334,150 @@ terms:
 	ADDQ         $0x00000080, DX
 	DECQ         SI
 	JNZ          terms
-	VMULPS       Z22, Z0, Z23
-	VFMADD213PS  1024(AX), Z0, Z23
-	VMOVUPS      Z23, 1024(AX)
-	VMULPS       Z22, Z1, Z23
-	VFMADD213PS  1088(AX), Z1, Z23
-	VMOVUPS      Z23, 1088(AX)
-	VMULPS       Z22, Z2, Z23
-	VFMADD213PS  1152(AX), Z2, Z23
-	VMOVUPS      Z23, 1152(AX)
-	VMULPS       Z22, Z3, Z23
-	VFMADD213PS  1216(AX), Z3, Z23
-	VMOVUPS      Z23, 1216(AX)
-	VMULPS       Z22, Z4, Z23
-	VFMADD213PS  1280(AX), Z4, Z23
-	VMOVUPS      Z23, 1280(AX)
-	VMULPS       Z22, Z5, Z23
-	VFMADD213PS  1344(AX), Z5, Z23
-	VMOVUPS      Z23, 1344(AX)
-	VMULPS       Z22, Z6, Z23
-	VFMADD213PS  1408(AX), Z6, Z23
-	VMOVUPS      Z23, 1408(AX)
-	VMULPS       Z22, Z7, Z23
-	VFMADD213PS  1472(AX), Z7, Z23
-	VMOVUPS      Z23, 1472(AX)
-	DECQ         CX
-	JNZ          step
+	MOVQ         plans+48(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         1024(AX), DI
 
-last:
-	MOVB        end+36(FP), SI
-	TESTB       SI, SI
+plan:
+	VSUBPS      (DI), Z0, Z16
+	VPANDD      Z23, Z16, Z16
+	VMULPS      Z22, Z16, Z18
+	VFMADD213PS 512(DI), Z16, Z18
+	VMOVUPS     Z18, 512(DI)
+	VSUBPS      64(DI), Z1, Z17
+	VPANDD      Z23, Z17, Z17
+	VMULPS      Z22, Z17, Z19
+	VFMADD213PS 576(DI), Z17, Z19
+	VMOVUPS     Z19, 576(DI)
+	VSUBPS      128(DI), Z2, Z20
+	VPANDD      Z23, Z20, Z20
+	VMULPS      Z22, Z20, Z21
+	VFMADD213PS 640(DI), Z20, Z21
+	VMOVUPS     Z21, 640(DI)
+	VSUBPS      192(DI), Z3, Z16
+	VPANDD      Z23, Z16, Z16
+	VMULPS      Z22, Z16, Z18
+	VFMADD213PS 704(DI), Z16, Z18
+	VMOVUPS     Z18, 704(DI)
+	VSUBPS      256(DI), Z4, Z17
+	VPANDD      Z23, Z17, Z17
+	VMULPS      Z22, Z17, Z19
+	VFMADD213PS 768(DI), Z17, Z19
+	VMOVUPS     Z19, 768(DI)
+	VSUBPS      320(DI), Z5, Z20
+	VPANDD      Z23, Z20, Z20
+	VMULPS      Z22, Z20, Z21
+	VFMADD213PS 832(DI), Z20, Z21
+	VMOVUPS     Z21, 832(DI)
+	VSUBPS      384(DI), Z6, Z16
+	VPANDD      Z23, Z16, Z16
+	VMULPS      Z22, Z16, Z18
+	VFMADD213PS 896(DI), Z16, Z18
+	VMOVUPS     Z18, 896(DI)
+	VSUBPS      448(DI), Z7, Z17
+	VPANDD      Z23, Z17, Z17
+	VMULPS      Z22, Z17, Z19
+	VFMADD213PS 960(DI), Z17, Z19
+	VMOVUPS     Z19, 960(DI)
+	ADDQ        $0x00000400, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+56(FP), R8
+	LEAQ 1024(AX), DI
+
+end:
+	TESTQ       R8, R8
 	JZ          store
-	VADDPS      512(AX), Z0, Z23
-	VMOVUPS     Z23, 512(AX)
-	VFMADD213PS 1024(AX), Z23, Z23
-	VMOVUPS     Z23, 1024(AX)
-	VPXORD      Z0, Z0, Z0
-	VADDPS      576(AX), Z1, Z23
-	VMOVUPS     Z23, 576(AX)
-	VFMADD213PS 1088(AX), Z23, Z23
-	VMOVUPS     Z23, 1088(AX)
-	VPXORD      Z1, Z1, Z1
-	VADDPS      640(AX), Z2, Z23
-	VMOVUPS     Z23, 640(AX)
-	VFMADD213PS 1152(AX), Z23, Z23
-	VMOVUPS     Z23, 1152(AX)
-	VPXORD      Z2, Z2, Z2
-	VADDPS      704(AX), Z3, Z23
-	VMOVUPS     Z23, 704(AX)
-	VFMADD213PS 1216(AX), Z23, Z23
-	VMOVUPS     Z23, 1216(AX)
-	VPXORD      Z3, Z3, Z3
-	VADDPS      768(AX), Z4, Z23
-	VMOVUPS     Z23, 768(AX)
-	VFMADD213PS 1280(AX), Z23, Z23
-	VMOVUPS     Z23, 1280(AX)
-	VPXORD      Z4, Z4, Z4
-	VADDPS      832(AX), Z5, Z23
-	VMOVUPS     Z23, 832(AX)
-	VFMADD213PS 1344(AX), Z23, Z23
-	VMOVUPS     Z23, 1344(AX)
-	VPXORD      Z5, Z5, Z5
-	VADDPS      896(AX), Z6, Z23
-	VMOVUPS     Z23, 896(AX)
-	VFMADD213PS 1408(AX), Z23, Z23
-	VMOVUPS     Z23, 1408(AX)
-	VPXORD      Z6, Z6, Z6
-	VADDPS      960(AX), Z7, Z23
-	VMOVUPS     Z23, 960(AX)
-	VFMADD213PS 1472(AX), Z23, Z23
-	VMOVUPS     Z23, 1472(AX)
-	VPXORD      Z7, Z7, Z7
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Z0, (DI)
+	VPANDD      Z23, Z0, Z16
+	VMOVUPS     512(DI), Z18
+	VFMADD231PS Z16, Z16, Z18
+	VMOVUPS     Z18, 512(DI)
+	VMOVUPS     Z1, 64(DI)
+	VPANDD      Z23, Z1, Z17
+	VMOVUPS     576(DI), Z19
+	VFMADD231PS Z17, Z17, Z19
+	VMOVUPS     Z19, 576(DI)
+	VMOVUPS     Z2, 128(DI)
+	VPANDD      Z23, Z2, Z20
+	VMOVUPS     640(DI), Z21
+	VFMADD231PS Z20, Z20, Z21
+	VMOVUPS     Z21, 640(DI)
+	VMOVUPS     Z3, 192(DI)
+	VPANDD      Z23, Z3, Z16
+	VMOVUPS     704(DI), Z18
+	VFMADD231PS Z16, Z16, Z18
+	VMOVUPS     Z18, 704(DI)
+	VMOVUPS     Z4, 256(DI)
+	VPANDD      Z23, Z4, Z17
+	VMOVUPS     768(DI), Z19
+	VFMADD231PS Z17, Z17, Z19
+	VMOVUPS     Z19, 768(DI)
+	VMOVUPS     Z5, 320(DI)
+	VPANDD      Z23, Z5, Z20
+	VMOVUPS     832(DI), Z21
+	VFMADD231PS Z20, Z20, Z21
+	VMOVUPS     Z21, 832(DI)
+	VMOVUPS     Z6, 384(DI)
+	VPANDD      Z23, Z6, Z16
+	VMOVUPS     896(DI), Z18
+	VFMADD231PS Z16, Z16, Z18
+	VMOVUPS     Z18, 896(DI)
+	VMOVUPS     Z7, 448(DI)
+	VPANDD      Z23, Z7, Z17
+	VMOVUPS     960(DI), Z19
+	VFMADD231PS Z17, Z17, Z19
+	VMOVUPS     Z19, 960(DI)
+
+next:
+	ADDQ $0x00000400, DI
+	JMP  end
 
 store:
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z8, 1536(AX)
+	VMOVUPS Z8, 512(AX)
 	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z9, 1600(AX)
+	VMOVUPS Z9, 576(AX)
 	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z10, 1664(AX)
+	VMOVUPS Z10, 640(AX)
 	VMOVUPS Z3, 192(AX)
-	VMOVUPS Z11, 1728(AX)
+	VMOVUPS Z11, 704(AX)
 	VMOVUPS Z4, 256(AX)
-	VMOVUPS Z12, 1792(AX)
+	VMOVUPS Z12, 768(AX)
 	VMOVUPS Z5, 320(AX)
-	VMOVUPS Z13, 1856(AX)
+	VMOVUPS Z13, 832(AX)
 	VMOVUPS Z6, 384(AX)
-	VMOVUPS Z14, 1920(AX)
+	VMOVUPS Z14, 896(AX)
 	VMOVUPS Z7, 448(AX)
-	VMOVUPS Z15, 1984(AX)
+	VMOVUPS Z15, 960(AX)
 	VZEROUPPER
 	RET
 
-// func avx2Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
-// Requires: AVX, FMA3
-TEXT ·avx2Partial1(SB), NOSPLIT, $0-37
+// func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// Requires: AVX, AVX2, FMA3, SSE2
+TEXT ·avx2Partial1(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+32(FP), Y10
+	VBROADCASTSS n+40(FP), Y10
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Y11
 	VMOVUPS      (AX), Y0
-	VMOVUPS      192(AX), Y2
+	VMOVUPS      64(AX), Y2
 	VMOVUPS      32(AX), Y1
-	VMOVUPS      224(AX), Y3
-	TESTQ        CX, CX
-	JZ           last
+	VMOVUPS      96(AX), Y3
 
 step:
-	MOVQ $0x00000004, SI
+	MOVQ turns+32(FP), SI
 
 terms:
 	VMOVUPS      (BX), Y4
@@ -12438,59 +12524,82 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	VMULPS       Y10, Y0, Y11
-	VFMADD213PS  128(AX), Y0, Y11
-	VMOVUPS      Y11, 128(AX)
-	VMULPS       Y10, Y1, Y11
-	VFMADD213PS  160(AX), Y1, Y11
-	VMOVUPS      Y11, 160(AX)
-	DECQ         CX
-	JNZ          step
+	MOVQ         plans+48(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         128(AX), DI
 
-last:
-	MOVB        end+36(FP), SI
-	TESTB       SI, SI
+plan:
+	VSUBPS      (DI), Y0, Y4
+	VANDPS      Y11, Y4, Y4
+	VMULPS      Y10, Y4, Y6
+	VFMADD213PS 64(DI), Y4, Y6
+	VMOVUPS     Y6, 64(DI)
+	VSUBPS      32(DI), Y1, Y5
+	VANDPS      Y11, Y5, Y5
+	VMULPS      Y10, Y5, Y7
+	VFMADD213PS 96(DI), Y5, Y7
+	VMOVUPS     Y7, 96(DI)
+	ADDQ        $0x00000080, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+56(FP), R8
+	LEAQ 128(AX), DI
+
+end:
+	TESTQ       R8, R8
 	JZ          store
-	VADDPS      64(AX), Y0, Y11
-	VMOVUPS     Y11, 64(AX)
-	VFMADD213PS 128(AX), Y11, Y11
-	VMOVUPS     Y11, 128(AX)
-	VXORPS      Y0, Y0, Y0
-	VADDPS      96(AX), Y1, Y11
-	VMOVUPS     Y11, 96(AX)
-	VFMADD213PS 160(AX), Y11, Y11
-	VMOVUPS     Y11, 160(AX)
-	VXORPS      Y1, Y1, Y1
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Y0, (DI)
+	VANDPS      Y11, Y0, Y4
+	VMOVUPS     64(DI), Y6
+	VFMADD231PS Y4, Y4, Y6
+	VMOVUPS     Y6, 64(DI)
+	VMOVUPS     Y1, 32(DI)
+	VANDPS      Y11, Y1, Y5
+	VMOVUPS     96(DI), Y7
+	VFMADD231PS Y5, Y5, Y7
+	VMOVUPS     Y7, 96(DI)
+
+next:
+	ADDQ $0x00000080, DI
+	JMP  end
 
 store:
 	VMOVUPS Y0, (AX)
-	VMOVUPS Y2, 192(AX)
+	VMOVUPS Y2, 64(AX)
 	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y3, 224(AX)
+	VMOVUPS Y3, 96(AX)
 	VZEROUPPER
 	RET
 
-// func avx2Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
-// Requires: AVX, FMA3
-TEXT ·avx2Partial2(SB), NOSPLIT, $0-37
+// func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// Requires: AVX, AVX2, FMA3, SSE2
+TEXT ·avx2Partial2(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+32(FP), Y14
+	VBROADCASTSS n+40(FP), Y14
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Y15
 	VMOVUPS      (AX), Y0
-	VMOVUPS      384(AX), Y4
+	VMOVUPS      128(AX), Y4
 	VMOVUPS      32(AX), Y1
-	VMOVUPS      416(AX), Y5
+	VMOVUPS      160(AX), Y5
 	VMOVUPS      64(AX), Y2
-	VMOVUPS      448(AX), Y6
+	VMOVUPS      192(AX), Y6
 	VMOVUPS      96(AX), Y3
-	VMOVUPS      480(AX), Y7
-	TESTQ        CX, CX
-	JZ           last
+	VMOVUPS      224(AX), Y7
 
 step:
-	MOVQ $0x00000004, SI
+	MOVQ turns+32(FP), SI
 
 terms:
 	VMOVUPS      (BX), Y8
@@ -12561,55 +12670,81 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	VMULPS       Y14, Y0, Y15
-	VFMADD213PS  256(AX), Y0, Y15
-	VMOVUPS      Y15, 256(AX)
-	VMULPS       Y14, Y1, Y15
-	VFMADD213PS  288(AX), Y1, Y15
-	VMOVUPS      Y15, 288(AX)
-	VMULPS       Y14, Y2, Y15
-	VFMADD213PS  320(AX), Y2, Y15
-	VMOVUPS      Y15, 320(AX)
-	VMULPS       Y14, Y3, Y15
-	VFMADD213PS  352(AX), Y3, Y15
-	VMOVUPS      Y15, 352(AX)
-	DECQ         CX
-	JNZ          step
+	MOVQ         plans+48(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         256(AX), DI
 
-last:
-	MOVB        end+36(FP), SI
-	TESTB       SI, SI
+plan:
+	VSUBPS      (DI), Y0, Y8
+	VANDPS      Y15, Y8, Y8
+	VMULPS      Y14, Y8, Y10
+	VFMADD213PS 128(DI), Y8, Y10
+	VMOVUPS     Y10, 128(DI)
+	VSUBPS      32(DI), Y1, Y9
+	VANDPS      Y15, Y9, Y9
+	VMULPS      Y14, Y9, Y11
+	VFMADD213PS 160(DI), Y9, Y11
+	VMOVUPS     Y11, 160(DI)
+	VSUBPS      64(DI), Y2, Y12
+	VANDPS      Y15, Y12, Y12
+	VMULPS      Y14, Y12, Y13
+	VFMADD213PS 192(DI), Y12, Y13
+	VMOVUPS     Y13, 192(DI)
+	VSUBPS      96(DI), Y3, Y8
+	VANDPS      Y15, Y8, Y8
+	VMULPS      Y14, Y8, Y10
+	VFMADD213PS 224(DI), Y8, Y10
+	VMOVUPS     Y10, 224(DI)
+	ADDQ        $0x00000100, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+56(FP), R8
+	LEAQ 256(AX), DI
+
+end:
+	TESTQ       R8, R8
 	JZ          store
-	VADDPS      128(AX), Y0, Y15
-	VMOVUPS     Y15, 128(AX)
-	VFMADD213PS 256(AX), Y15, Y15
-	VMOVUPS     Y15, 256(AX)
-	VXORPS      Y0, Y0, Y0
-	VADDPS      160(AX), Y1, Y15
-	VMOVUPS     Y15, 160(AX)
-	VFMADD213PS 288(AX), Y15, Y15
-	VMOVUPS     Y15, 288(AX)
-	VXORPS      Y1, Y1, Y1
-	VADDPS      192(AX), Y2, Y15
-	VMOVUPS     Y15, 192(AX)
-	VFMADD213PS 320(AX), Y15, Y15
-	VMOVUPS     Y15, 320(AX)
-	VXORPS      Y2, Y2, Y2
-	VADDPS      224(AX), Y3, Y15
-	VMOVUPS     Y15, 224(AX)
-	VFMADD213PS 352(AX), Y15, Y15
-	VMOVUPS     Y15, 352(AX)
-	VXORPS      Y3, Y3, Y3
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Y0, (DI)
+	VANDPS      Y15, Y0, Y8
+	VMOVUPS     128(DI), Y10
+	VFMADD231PS Y8, Y8, Y10
+	VMOVUPS     Y10, 128(DI)
+	VMOVUPS     Y1, 32(DI)
+	VANDPS      Y15, Y1, Y9
+	VMOVUPS     160(DI), Y11
+	VFMADD231PS Y9, Y9, Y11
+	VMOVUPS     Y11, 160(DI)
+	VMOVUPS     Y2, 64(DI)
+	VANDPS      Y15, Y2, Y12
+	VMOVUPS     192(DI), Y13
+	VFMADD231PS Y12, Y12, Y13
+	VMOVUPS     Y13, 192(DI)
+	VMOVUPS     Y3, 96(DI)
+	VANDPS      Y15, Y3, Y8
+	VMOVUPS     224(DI), Y10
+	VFMADD231PS Y8, Y8, Y10
+	VMOVUPS     Y10, 224(DI)
+
+next:
+	ADDQ $0x00000100, DI
+	JMP  end
 
 store:
 	VMOVUPS Y0, (AX)
-	VMOVUPS Y4, 384(AX)
+	VMOVUPS Y4, 128(AX)
 	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y5, 416(AX)
+	VMOVUPS Y5, 160(AX)
 	VMOVUPS Y2, 64(AX)
-	VMOVUPS Y6, 448(AX)
+	VMOVUPS Y6, 192(AX)
 	VMOVUPS Y3, 96(AX)
-	VMOVUPS Y7, 480(AX)
+	VMOVUPS Y7, 224(AX)
 	VZEROUPPER
 	RET
 

@@ -1,56 +1,100 @@
 package kernel
 
 import (
+	"math"
 	"sync"
 	"unsafe"
 )
 
-// A float32 sum rounds each of its partial sums; the variance of that error is proportional to
-// the square of the partial sum. These kernels add up the squares, for sums in their natural
-// order. GEMM kernels follow that order in chains of some hundred terms and add the chains.
+// A float32 sum rounds each of its partial sums. The variance of that error is proportional to the
+// square of the spacing of float32 numbers there, and this to the power of two below the partial
+// sum. GEMM kernels add in the natural order of k, in chains of some hundred terms, and add the
+// chains. A plan is a length of chains; libraries differ in it.
 
 const (
-	// ChainTerms is the number of terms of a chain, in sums of several chains.
-	ChainTerms = 512
+	// panelTerms is the number of terms of a panel of weights.
+	panelTerms = 512
 	// sampled is the number of terms between two partial sums that are squared.
 	sampled = lanes
+	// chainStep divides the length of a chain that is shorter than the sum.
+	chainStep = 4
+	// MostPlans is the largest number of plans.
+	MostPlans = 3
 )
 
-// PartialSums returns the sum of the squares of the partial sums of Σ x·w, and the sum
-// Σ terms·w², all in float32 and in the order of k:
+// PartialSums returns the sum Σ terms·w², and the largest of the plans' sums of squares of powers
+// of two below the partial sums of Σ x·w. All sums are float32 and in the order of k:
 //
 //	for k := range w {
 //		s = fma32(x[k], w[k], s)
 //		squares = fma32(terms[k], w[k]*w[k], squares)
-//		if n := k%16 + 1; n == 16 || k is the last { partial = fma32(n*s, s, partial) }
-//		if k%512 == 511 && !oneChain || k is the last { t += s; partial = fma32(t, t, partial); s = 0 }
+//		n++
+//		end := plan by plan, whether k+1 is a multiple of its chain's length, or k is the last
+//		if n == 16 || any end || k%512 == 511 {
+//			for each plan { r = power(s-start); sum = fma32(n*r, r, sum) }
+//			n = 0
+//		}
+//		for each plan that ends { r = power(s); sum = fma32(r, r, sum); start = s }
 //	}
+//	return the largest sum, squares
 //
-// One partial sum in 16 represents n of them; t is the running total of the chains. x and terms
-// are at least as long as w.
-func PartialSums(x, terms, w []float32, oneChain bool) (partial, squares float32) {
+// start is the running total of the plan's chains, s-start the partial sum of its present chain.
+// One partial sum in 16 represents n of them. x and terms are at least as long as w. There are at
+// most MostPlans plans; a length less than len(w) is a multiple of 4.
+func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
-	var s, t float32
-	for k, v := range w {
-		s = fma32(x[k], v, s)
-		squares = fma32(terms[k], v*v, squares)
-		n, last := k%sampled+1, k == len(w)-1
-		if n == sampled || last {
-			partial = fma32(float32(n)*s, s, partial)
+	var s float32
+	var start, sum [MostPlans]float32
+	for k := 0; k < len(w); {
+		from, to := k, nextCut(plans, k, len(w))
+		to = min(to, k+sampled)
+		for ; k < to; k++ {
+			s = fma32(x[k], w[k], s)
+			squares = fma32(terms[k], w[k]*w[k], squares)
 		}
-		if last || !oneChain && (k+1)%ChainTerms == 0 {
-			t += s
-			partial = fma32(t, t, partial)
-			s = 0
+		end := chainEnds(plans, k, len(w))
+		for p := range plans {
+			r := power(s - start[p])
+			sum[p] = fma32(float32(k-from)*r, r, sum[p])
+			if end>>p&1 == 1 {
+				r = power(s)
+				sum[p] = fma32(r, r, sum[p])
+				start[p] = s
+			}
 		}
 	}
+	for _, v := range sum {
+		partial = max(partial, v)
+	}
 	return partial, squares
+}
+
+// power returns the largest power of two that is at most |x|: 0 of a denormal number, +Inf of NaN.
+func power(x float32) float32 { return math.Float32frombits(math.Float32bits(x) & 0x7f800000) }
+
+// nextCut returns the first place behind k, in a sum of n terms, where a chain or a panel ends.
+func nextCut(plans []int, k, n int) int {
+	cut := min(n, (k/panelTerms+1)*panelTerms)
+	for _, length := range plans {
+		cut = min(cut, (k/length+1)*length)
+	}
+	return cut
+}
+
+// chainEnds returns, as bits, the plans that have a chain which ends before term k of n.
+func chainEnds(plans []int, k, n int) (ends int) {
+	for p, length := range plans {
+		if k == n || k%length == 0 {
+			ends |= 1 << p
+		}
+	}
+	return ends
 }
 
 // Partial requests sums of rows of X and V with the rows of a matrix w. Each receives the sums of
 // a token with the rows of w from row on:
 //
-//	partial, squares = PartialSums(x, x∘x, w, OneChain), x the token's row of X times its scale
+//	partial, squares = PartialSums(x, x∘x, w, Plans), x the token's row of X times its scale
 //	carried          = Σ v·w², v the token's row of V: the squares of PartialSums
 //
 // Several goroutines call Each at once, each for a part of the results. The slices have one number
@@ -60,12 +104,9 @@ type Partial struct {
 	Scale []float32 // factor of each token of X, a power of two; nil means 1
 	V     []float32 // [tokens, w.Cols]; nil leaves carried nil
 
-	OneChain bool
-	Each     func(token, row int, partial, squares, carried []float32)
+	Plans []int // lengths of chains
+	Each  func(token, row int, partial, squares, carried []float32)
 }
-
-// states is the number of sums in a partialKernel's state, for each token and row.
-const states = 4
 
 // MatMulPartial computes dst = x·wᵀ + bias as MatMul does, and the sums that p requests. dst holds
 // the results of a row when p.Each receives the sums of that row. Few tokens read the weights once
@@ -104,9 +145,10 @@ type partialJob struct {
 	*Partial
 	im     *implementation
 	w      Matrix
-	kinds  int // 2 with both X and V: for each token a row of X, then a row of V
-	tokens int // rows of X and V together
-	block  int // tokens that are packed at once, an even number
+	plans  []int // Plans; none without X
+	kinds  int   // 2 with both X and V: for each token a row of X, then a row of V
+	tokens int   // rows of X and V together
+	block  int   // tokens that are packed at once, an even number
 
 	// The present block: its first token, its panels, and their numbers.
 	first  int
@@ -141,6 +183,16 @@ func (p *Partial) prepare(w Matrix) *partialJob {
 	if p.X != nil && p.V != nil && len(p.X) != len(p.V) || p.Scale != nil && len(p.Scale) != q.tokens {
 		panic("kernel: Partial: lengths do not fit")
 	}
+	if p.X != nil {
+		q.plans = p.Plans
+		fits := len(p.Plans) > 0 && len(p.Plans) <= MostPlans
+		for _, length := range p.Plans {
+			fits = fits && (length > 0 && length%chainStep == 0 || length >= w.Cols)
+		}
+		if !fits {
+			panic("kernel: Partial: plans do not fit")
+		}
+	}
 	q.tokens *= q.kinds
 	q.block = min(partialTokens, max(maxWidth, partialBytes/max(1, 8*w.Cols)/maxWidth*maxWidth))
 	return q
@@ -148,6 +200,9 @@ func (p *Partial) prepare(w Matrix) *partialJob {
 
 // blocks returns the number of blocks of tokens.
 func (q *partialJob) blocks() int { return ceilDiv(q.tokens, q.block) }
+
+// states returns the number of sums in a partialKernel's state, for each token and row.
+func (q *partialJob) states() int { return 2 + 2*len(q.plans) }
 
 // panelRows returns the number of rows of weights in a panel.
 func (q *partialJob) panelRows() int { return max(1, 2*q.im.partial.group) }
@@ -246,14 +301,19 @@ func (q *partialJob) rows(r, toR int) {
 func (q *partialJob) portable(s *scratch, r, toR int) {
 	p, cols, length := &s.partial, q.w.Cols, q.length()
 	p.rows, p.w = grow(p.rows, cols), grow(p.w, 2*cols)
-	p.state = grow(p.state, states*len(q.panels))
+	p.state = grow(p.state, q.states()*len(q.panels))
 	for ; r < toR; r++ {
 		row := q.w.Row(p.rows, r)
 		for i := range q.panels {
 			for c := range cols {
 				p.w[c], p.w[cols+c] = q.x[2*(length*i+c)], q.x[2*(length*i+c)+1]
 			}
-			p.state[states*i+2], p.state[states*i+3] = PartialSums(p.w[:cols], p.w[cols:], row, q.OneChain)
+			state := p.state[q.states()*i:]
+			partial, squares := PartialSums(p.w[:cols], p.w[cols:], row, q.plans)
+			state[1] = squares
+			for s := range q.plans {
+				state[2*s+3] = partial
+			}
 		}
 		q.give(p, r, 1)
 	}
@@ -261,23 +321,23 @@ func (q *partialJob) portable(s *scratch, r, toR int) {
 
 // panel computes the rows r … r+rows, one panel of weights.
 func (q *partialJob) panel(s *scratch, r, rows int) {
-	span := ChainTerms // columns decoded at once
+	span := panelTerms // columns decoded at once
 	if q.w.Scales != nil && span%q.w.BlockCols != 0 {
-		span = max(span, roundUp(q.w.Cols, ChainTerms))
+		span = max(span, roundUp(q.w.Cols, panelTerms))
 	}
 	p := &s.partial
 	p.rows = grow(p.rows, rows*span)
-	p.w = grow(p.w, q.panelRows()*ChainTerms)
+	p.w = grow(p.w, q.panelRows()*panelTerms)
 	last := q.panels[len(q.panels)-1]
-	p.state = grow(p.state, states*q.panelRows()*last.end())
+	p.state = grow(p.state, q.states()*q.panelRows()*last.end())
 	clear(p.state)
 	for from := 0; from < q.w.Cols; from += span {
 		to := min(from+span, q.w.Cols)
 		for i := range rows {
 			p.decoded[i] = q.decode(p.rows[i*span:(i+1)*span], r+i, from, to)
 		}
-		for at := 0; at < to-from; at += ChainTerms {
-			q.part(p, rows, at, from+at, min(ChainTerms, to-from-at))
+		for at := 0; at < to-from; at += panelTerms {
+			q.part(p, rows, at, from+at, min(panelTerms, to-from-at))
 		}
 	}
 	clear(p.decoded[:])
@@ -297,27 +357,36 @@ func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
 	return dst[:whole]
 }
 
-// part continues the sums by n ≤ ChainTerms terms, from column k on, which is decoded at place at.
+// part continues the sums by n ≤ panelTerms terms, from column k on, which is decoded at place at.
 func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 	kernels, group := &q.im.partial, q.im.partial.group
 	for g := range 2 {
 		for i := range group {
 			p.src[i] = (*byte)(unsafe.Pointer(&p.decoded[min(g*group+i, rows-1)][at]))
 		}
-		kernels.pack(&p.w[g*group*ChainTerms], &p.src, roundUp(n, 2*lanes)/lanes, lanes*group, group)
+		kernels.pack(&p.w[g*group*panelTerms], &p.src, roundUp(n, 2*lanes)/lanes, lanes*group, group)
 	}
 	clear(p.src[:])
-	steps, left, last := n/sampled, n%sampled, k+n == q.w.Cols
-	end := last || !q.OneChain
-	for _, run := range q.panels {
-		kernel := kernels.sums[run.width-1]
-		state := &p.state[states*q.panelRows()*run.first]
-		x := q.x[2*(q.length()*run.first+k*run.width):]
-		if steps > 0 {
-			kernel(state, &p.w[0], &x[0], steps, sampled, end && left == 0)
-		}
-		if left > 0 {
-			kernel(state, &p.w[steps*sampled*group], &x[2*steps*sampled*run.width], 1, float32(left), end)
+	for cut, to := k, k+n; cut < to; {
+		from := cut
+		cut = min(to, nextCut(q.plans, cut, q.w.Cols))
+		ends := chainEnds(q.plans, cut, q.w.Cols)
+		steps, left := (cut-from)/sampled, (cut-from)%sampled
+		for _, run := range q.panels {
+			kernel := kernels.sums[run.width-1]
+			state := &p.state[q.states()*q.panelRows()*run.first]
+			w, x := p.w[(from-k)*group:], q.x[2*(q.length()*run.first+from*run.width):]
+			if steps > 0 {
+				ends := ends
+				if left > 0 {
+					ends = 0
+				}
+				kernel(state, &w[0], &x[0], steps, sampled/chainStep, sampled, len(q.plans), ends)
+			}
+			if left > 0 {
+				at := steps * sampled
+				kernel(state, &w[at*group], &x[2*at*run.width], 1, ceilDiv(left, chainStep), float32(left), len(q.plans), ends)
+			}
 		}
 	}
 }
@@ -328,18 +397,29 @@ func (q *partialJob) give(p *partialScratch, r, rows int) {
 	i, n := 0, q.blockTokens()
 	for _, run := range q.panels {
 		size := q.panelRows() * run.width // length of one sum of the state
-		state := p.state[states*q.panelRows()*run.first:]
+		state := p.state[q.states()*q.panelRows()*run.first:]
 		for at := 0; at < size && i < n; at, i = at+q.panelRows(), i+1 {
 			token := q.first + i
-			partial, squares := state[2*size+at:][:rows], state[3*size+at:][:rows]
+			squares := state[size+at:][:rows]
 			if q.carries(token) {
 				sums[2] = squares
 			} else {
-				sums[0], sums[1] = partial, squares
+				sums[0], sums[1] = q.largest(state[2*size:], at, size, rows), squares
 			}
 			if token%q.kinds == q.kinds-1 {
 				q.Each(token/q.kinds, r, sums[0], sums[1], sums[2])
 			}
 		}
 	}
+}
+
+// largest returns the largest of the plans' sums of some rows, in the place of the first plan's.
+func (q *partialJob) largest(state []float32, at, size, rows int) []float32 {
+	most := state[size+at:][:rows]
+	for p := 1; p < len(q.plans); p++ {
+		for i, v := range state[(2*p+1)*size+at:][:rows] {
+			most[i] = max(most[i], v)
+		}
+	}
+	return most
 }

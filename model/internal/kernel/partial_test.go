@@ -9,8 +9,8 @@ import (
 )
 
 // TestPartialSumsAreTheDefinition: MatMulPartial and MatPartial give the bits of PartialSums, for
-// all implementations, formats, offsets and lengths around a step, a chain and a panel, for few
-// tokens and for several blocks of them, and write nothing beside their results.
+// all implementations, formats, offsets and lengths around a step, a chain and a panel, for one plan to
+// three, few tokens and several blocks of them, and write nothing beside their results.
 func TestPartialSumsAreTheDefinition(t *testing.T) {
 	each(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
@@ -20,21 +20,22 @@ func TestPartialSumsAreTheDefinition(t *testing.T) {
 		} {
 			tokens, rows, cols := shape[0], shape[1], shape[2]
 			w := stored(r, rows, cols, BF16, 3)
-			requirePartial(t, r, w, tokens, false)
-			requirePartial(t, r, w, tokens, true)
+			for _, plans := range [][]int{{cols}, {512, 192}, {512, 192, max(4, cols/8*4)}, {20, 48, 2048}} {
+				requirePartial(t, r, w, tokens, plans)
+			}
 			values := append(random(r, 1), decodedRows(w)...)[1:]
-			requirePartial(t, r, Matrix{Rows: rows, Cols: cols, Values: values}, tokens, false)
+			requirePartial(t, r, Matrix{Rows: rows, Cols: cols, Values: values}, tokens, []int{512, 192})
 		}
 		for _, f := range []Format{F32, F16, F8E4M3} {
 			w := stored(r, 20, 600, f, 1)
-			requirePartial(t, r, w, 3, false)
+			requirePartial(t, r, w, 3, []int{512})
 			w.Round, w.Via = true, BF16
-			requirePartial(t, r, w, 2, false)
+			requirePartial(t, r, w, 2, []int{192, 300})
 			if f == F8E4M3 {
 				for _, block := range []int{48, 32} {
 					w.BlockRows, w.BlockCols = 4, block
 					w.Scales = random(r, 5*ceilDiv(600, block))
-					requirePartial(t, r, w, 2, true)
+					requirePartial(t, r, w, 2, []int{600, 300})
 				}
 			}
 		}
@@ -50,7 +51,7 @@ func decodedRows(w Matrix) (values []float32) {
 }
 
 // requirePartial compares with PartialSums of each token and row.
-func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, oneChain bool) {
+func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, plans []int) {
 	t.Helper()
 	x, v, scale := awkward(r, tokens*w.Cols), awkward(r, tokens*w.Cols), make([]float32, tokens)
 	for i := range v {
@@ -69,14 +70,14 @@ func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, oneChain b
 			scaled[c] = x[from+c] * scale[i/w.Rows]
 			squared[c] = scaled[c] * scaled[c]
 		}
-		partial, squares := PartialSums(scaled, squared, row, oneChain)
-		_, carried := PartialSums(scaled, v[from:from+w.Cols], row, oneChain)
+		partial, squares := PartialSums(scaled, squared, row, plans)
+		_, carried := PartialSums(scaled, v[from:from+w.Cols], row, plans)
 		want[0], want[1], want[2] = append(want[0], partial), append(want[1], squares), append(want[2], carried)
 	}
 	product, bias := make([]float32, n), random(r, w.Rows)
 	MatMul(product, x, w, bias, Float64, 1)
 	all, dst := guarded(n), guarded(n)
-	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, OneChain: oneChain}, n, w.Rows, func(p *Partial) {
+	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, Plans: plans}, n, w.Rows, func(p *Partial) {
 		each := p.Each
 		p.Each = func(token, row int, partial, squares, carried []float32) {
 			each(token, row, partial, squares, carried)
@@ -87,9 +88,9 @@ func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, oneChain b
 	requireSame(t, product, dst)
 	requireSame(t, product, all) // the product's results are there before
 	requireGuarded(t, all, dst)
-	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, OneChain: oneChain}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
-	requireGiven(t, [3][]float32{2: want[2]}, &Partial{V: v, OneChain: oneChain}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
-	requireGiven(t, [3][]float32{want[0], want[1]}, &Partial{X: x, Scale: scale, OneChain: oneChain}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
+	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
+	requireGiven(t, [3][]float32{2: want[2]}, &Partial{V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
+	requireGiven(t, [3][]float32{want[0], want[1]}, &Partial{X: x, Scale: scale, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
 }
 
 // guarded are n numbers with others before and behind them, which requireGuarded looks at.
@@ -142,43 +143,60 @@ func TestPartialTokensMayBeOthers(t *testing.T) {
 			MatMul(want, x, w, nil, Float64, 1)
 			v, sums := random(r, tokens*40), []float32{}
 			for i := range tokens * 20 {
-				_, carried := PartialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), false)
+				_, carried := PartialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), nil)
 				sums = append(sums, carried)
 			}
 			requireGiven(t, [3][]float32{2: sums}, &Partial{V: v}, tokens*20, 20, func(p *Partial) { MatMulPartial(dst, x, w, nil, Float64, p, 1) })
 			requireSame(t, want, dst)
 		}
-		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 39)}, 1) })
-		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 40), V: make([]float32, 80)}, 1) })
+		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 39), Plans: []int{40}}, 1) })
+		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 40), Plans: []int{40}, V: make([]float32, 80)}, 1) })
+		for _, plans := range [][]int{nil, {0}, {6}, {40, 40, 40, 40}} {
+			require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 40), Plans: plans}, 1) }, "%v", plans)
+		}
 	})
 }
 
-// TestPartialSumsAreSquaresOfPrefixes: against float64, whose sums are every term's, for terms of
-// one sign, where the sampling is at its worst, and for random ones.
-func TestPartialSumsAreSquaresOfPrefixes(t *testing.T) {
+// TestPartialSumsArePowersOfPrefixes: against float64, whose sums are every term's, for terms of
+// one sign, where the sampling is at its worst, and for terms that go far from 0 and come back.
+func TestPartialSumsArePowersOfPrefixes(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
-	for _, n := range []int{1, 5, 16, 40, 512, 1000, 4096} {
-		for _, oneChain := range []bool{false, true} {
-			x, w := make([]float32, n), make([]float32, n)
-			for i := range n {
-				x[i], w[i] = 1, float32(1+0.1*r.NormFloat64())
-			}
-			sum, total, want := 0.0, 0.0, 0.0
-			for k := range n {
-				sum += float64(w[k])
-				want += sum * sum
-				if k == n-1 || !oneChain && k%ChainTerms == ChainTerms-1 {
-					total += sum
-					want += total * total
-					sum = 0
+	power := func(x float64) float64 {
+		if x == 0 {
+			return 0
+		}
+		return math.Exp2(math.Floor(math.Log2(math.Abs(x))))
+	}
+	for _, n := range []int{1, 5, 16, 40, 200, 384, 512, 1000, 4096} {
+		for _, length := range []int{192, (n + 7) / 8 * 4, 512, n} {
+			for _, turns := range []int{n, 64} { // terms of one sign
+				x, w := make([]float32, n), make([]float32, n)
+				sum, total, want := 0.0, 0.0, 0.0
+				for k := range n {
+					x[k], w[k] = 1, float32(1+0.1*r.NormFloat64())
+					if k/turns%2 == 1 {
+						w[k] = -w[k]
+					}
+					sum += float64(w[k])
+					want += power(sum) * power(sum)
+					if k == n-1 || k%length == length-1 {
+						total += sum
+						want += power(total) * power(total)
+						sum = 0
+					}
+				}
+				partial, squares := PartialSums(x, x, w, []int{length})
+				require.InDelta(t, 1, math.Sqrt(float64(partial)/want), 1.3, "%d terms, chains of %d", n, length)
+				if turns == n && n >= 512 && length >= 512 {
+					require.InEpsilon(t, want, float64(partial), 0.2, "%d terms, chains of %d", n, length)
+				}
+				require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 1e-5)
+				if length%sampled == 0 { // one plan does not change where the other's sums are sampled
+					both, _ := PartialSums(x, x, w, []int{n, length})
+					one, _ := PartialSums(x, x, w, []int{n})
+					require.Equal(t, max(partial, one), both)
 				}
 			}
-			partial, squares := PartialSums(x, x, w, oneChain)
-			require.InDelta(t, 1, math.Sqrt(float64(partial)/want), 1.3, "%d terms", n)
-			if n >= 512 {
-				require.InEpsilon(t, want, float64(partial), 0.07, "%d terms", n)
-			}
-			require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 1e-5)
 		}
 	}
 }

@@ -377,27 +377,27 @@ func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 // avx512Partial1 is the partialKernel of 32 rows and 1 tokens.
 //
 //go:noescape
-func avx512Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512Partial2 is the partialKernel of 32 rows and 2 tokens.
 //
 //go:noescape
-func avx512Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512Partial4 is the partialKernel of 32 rows and 4 tokens.
 //
 //go:noescape
-func avx512Partial4(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx2Partial1 is the partialKernel of 16 rows and 1 tokens.
 //
 //go:noescape
-func avx2Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx2Partial2 is the partialKernel of 16 rows and 2 tokens.
 //
 //go:noescape
-func avx2Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512Square is square.
 //

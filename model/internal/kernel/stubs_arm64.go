@@ -72,4 +72,4 @@ func neonPack4(dst *float32, src *[16]*byte, steps, stride, lane int)
 // neonPartial4 is the partialKernel of 8 rows and 4 tokens.
 //
 //go:noescape
-func neonPartial4(state, w, x *float32, steps int, n float32, end bool)
+func neonPartial4(state, w, x *float32, steps, turns int, n float32, plans, ends int)

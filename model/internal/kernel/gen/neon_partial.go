@@ -3,6 +3,7 @@ package main
 // Instructions on four float32 that the assembler lacks.
 const (
 	fmul32        = 0x6e20dc00
+	fsub32        = 0x4ea0d400
 	fmlaByElement = 0x4f801000
 )
 
@@ -40,9 +41,13 @@ func (n *neon) partial() {
 	sums := partialTokens * partialGroups // token i and group g at 2*i + g
 	sum, squares := v.take(sums), v.take(sums)
 	weights, squared := v.take(partialGroups), v.take(partialGroups)
-	number, term, terms, a, b := v.one(), v.one(), v.one(), v.one(), v.one()
-	const state, w, other, x, steps, turn, at = "R0", "R1", "R2", "R3", "R4", "R5", "R6"
-	bytes := neonBytes * sums // size of one of the four states
+	number, term, terms, exponent := v.one(), v.one(), v.one(), v.one()
+	a, b, total := weights[0], weights[1], squared[0] // free between two steps
+	const (
+		state, w, other, x, steps, turn, at = "R0", "R1", "R2", "R3", "R4", "R5", "R6"
+		plans, start, result                = "R7", "R8", "R9" // plans left; the present plan's two sums
+	)
+	bytes := neonBytes * sums // size of a sum of the state
 	each := func(load string, registers []int) {
 		for i := 0; i < len(registers); i += 4 {
 			n.op("%s.P 64(%s), %s", load, at, four(registers[i:]))
@@ -53,31 +58,39 @@ func (n *neon) partial() {
 			n.op("VST1.P %s, 64(%s)", four(registers[i:]), at)
 		}
 	}
-	// update adds a·b to partial sum i.
-	update := func(i int) {
-		n.op("ADD $%d, %s, %s", 2*bytes+neonBytes*i, state, at)
-		n.op("VLD1 (%s), [V%d.S4]", at, term)
-		n.op("VFMLA V%d.S4, V%d.S4, V%d.S4", a, b, term)
-		n.op("VST1 [V%d.S4], (%s)", term, at)
+	firstPlan := func() {
+		n.op("ADD $%d, %s, %s", 2*bytes, state, start)
+		n.op("ADD $%d, %s, %s", 3*bytes, state, result)
 	}
-	n.function("neonPartial4", "(state, w, x *float32, steps int, n float32, end bool)", 37,
+	// add adds a·b to the present plan's sum, and moves to the next register of it.
+	add := func() {
+		n.op("VLD1 (%s), [V%d.S4]", result, total)
+		n.op("VFMLA V%d.S4, V%d.S4, V%d.S4", a, b, total)
+		n.op("VST1.P [V%d.S4], %d(%s)", total, neonBytes, result)
+	}
+	// next moves over sums of the state.
+	next := func(sums int) {
+		n.op("ADD $%d, %s", sums*bytes, start)
+		n.op("ADD $%d, %s", sums*bytes, result)
+	}
+	n.function("neonPartial4", "(state, w, x *float32, steps, turns int, n float32, plans, ends int)", 64,
 		partialDefinition(4*partialGroups, partialTokens))
 	n.op("MOVD state+0(FP), %s", state)
 	n.op("MOVD w+8(FP), %s", w)
 	n.op("MOVD x+16(FP), %s", x)
 	n.op("MOVD steps+24(FP), %s", steps)
-	n.op("MOVWU n+32(FP), %s", turn)
+	n.op("MOVWU n+40(FP), %s", turn)
 	n.op("VDUP %s, V%d.S4", turn, terms)
-	n.op("ADD $%d, %s, %s", neonBytes*chainTerms, w, other)
+	n.op("MOVD $0x7f800000, %s", turn)
+	n.op("VDUP %s, V%d.S4", turn, exponent)
+	n.op("ADD $%d, %s, %s", neonBytes*panelTerms, w, other)
 	n.op("MOVD %s, %s", state, at)
 	each("VLD1", sum)
-	n.op("ADD $%d, %s, %s", 3*bytes, state, at)
 	each("VLD1", squares)
-	n.op("CBZ %s, last", steps)
 	n.label("step")
-	n.op("MOVD $%d, %s", lanes/2, turn)
+	n.op("MOVD turns+32(FP), %s", turn)
 	n.label("terms")
-	for range 2 {
+	for range partialTerms {
 		n.op("VLD1.P 16(%s), [V%d.S4]", w, weights[0])
 		n.op("VLD1.P 16(%s), [V%d.S4]", other, weights[1])
 		n.op("VLD1.P 32(%s), [V%d.S4, V%d.S4]", x, number, term)
@@ -93,29 +106,44 @@ func (n *neon) partial() {
 	}
 	n.op("SUBS $1, %s", turn)
 	n.op("BNE terms")
-	for i, r := range sum {
-		n.word(fmul32, terms, r, a, "FMUL.S4")
-		n.op("VORR V%d.B16, V%[1]d.B16, V%d.B16", r, b)
-		update(i)
+	n.op("MOVD plans+48(FP), %s", plans)
+	n.op("CBZ %s, sampled", plans)
+	firstPlan()
+	n.label("plan")
+	for _, r := range sum {
+		n.op("VLD1.P %d(%s), [V%d.S4]", neonBytes, start, a)
+		n.word(fsub32, a, r, a, "FSUB.S4")
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", exponent, a, a)
+		n.word(fmul32, terms, a, b, "FMUL.S4")
+		add()
 	}
+	next(1)
+	n.op("SUBS $1, %s", plans)
+	n.op("BNE plan")
+	n.label("sampled")
 	n.op("SUBS $1, %s", steps)
 	n.op("BNE step")
-	n.label("last")
-	n.op("MOVBU end+36(FP), %s", turn)
-	n.op("CBZ %s, store", turn)
-	for i, r := range sum {
-		n.op("ADD $%d, %s, %s", bytes+neonBytes*i, state, at)
-		n.op("VLD1 (%s), [V%d.S4]", at, a)
-		n.word(fadd32, r, a, a, "FADD.S4")
-		n.op("VST1 [V%d.S4], (%s)", a, at)
+	n.op("MOVD ends+56(FP), %s", plans)
+	firstPlan()
+	n.label("end")
+	n.op("CBZ %s, store", plans)
+	n.op("AND $1, %s, %s", plans, turn)
+	n.op("LSR $1, %s", plans)
+	n.op("CBZ %s, over", turn)
+	for _, r := range sum {
+		n.op("VST1.P [V%d.S4], %d(%s)", r, neonBytes, start)
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", exponent, r, a)
 		n.op("VORR V%d.B16, V%[1]d.B16, V%d.B16", a, b)
-		update(i)
-		n.op("VEOR V%d.B16, V%[1]d.B16, V%[1]d.B16", r)
+		add()
 	}
+	next(1)
+	n.op("JMP end")
+	n.label("over")
+	next(2)
+	n.op("JMP end")
 	n.label("store")
 	n.op("MOVD %s, %s", state, at)
 	store(sum)
-	n.op("ADD $%d, %s, %s", 3*bytes, state, at)
 	store(squares)
 	n.op("RET")
 }

@@ -1,0 +1,57 @@
+package engine
+
+import (
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/progress"
+	"dsmoe/convert/plan"
+)
+
+// TestFinishesAtOnce: of several runs that join the same parts one publishes the output, and the others say that another
+// run is writing it, or that it is complete.
+func TestFinishesAtOnce(t *testing.T) {
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	p := planned(t, src, crashOptions)
+	for try := range 4 {
+		for _, place := range []string{"beside", "inside"} {
+			dst, s := targetPath(t, place), inMemory()
+			for i := range 100 {
+				s.Part = plan.Part{I: i + 1, N: 100}
+				_, err := Run(t.Context(), dst, p, src, s)
+				require.NoError(t, err)
+			}
+			s.Part, s.Finish = plan.Part{}, true
+			var finishes sync.WaitGroup
+			var published sync.Mutex
+			n := 0
+			for k := range 12 {
+				finishes.Go(func() {
+					time.Sleep(time.Duration(k*(2*try+1)) * time.Millisecond)
+					r, err := Run(t.Context(), dst, p, src, s)
+					if err != nil {
+						assert.ErrorIs(t, err, progress.ErrBusy)
+					} else if !r.Already {
+						published.Lock()
+						n++
+						published.Unlock()
+					}
+				})
+			}
+			finishes.Wait()
+			require.Equal(t, 1, n)
+			r, err := Run(t.Context(), dst, p, src, s)
+			require.NoError(t, err)
+			require.True(t, r.Already)
+			left, err := filepath.Glob(filepath.Join(dst, ".dsmoe*"))
+			require.NoError(t, err)
+			require.Empty(t, left)
+		}
+	}
+}

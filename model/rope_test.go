@@ -1,0 +1,58 @@
+package model
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+)
+
+// TestTorchsFrequencies: of each of these settings torch (2.3.1 and 2.8.0, on a CPU) has one inv_freq that does not
+// come from the correctly rounded power of theta. The two that it may have are known.
+func TestTorchsFrequencies(t *testing.T) {
+	yarn := func(factor float64, original int, fast float64) *config.RopeScaling {
+		return &config.RopeScaling{Type: "yarn", Factor: factor, OriginalMaxPositionEmbeddings: original, BetaFast: fast, BetaSlow: 1}
+	}
+	for _, test := range []struct {
+		theta   float64
+		dim     int
+		scaling *config.RopeScaling
+		seq     int
+		pair    int
+		torch   uint32 // bits of its inv_freq
+	}{
+		{50000, 64, yarn(32, 4096, 1), 0, 5, 0x3e3cd623}, // Kimi-K2's
+		{50000, 100, nil, 0, 5, 0x3ead8784},
+		{50000, 128, yarn(40, 4096, 32), 0, 47, 0x37148b26},
+		{1e6, 128, nil, 0, 37, 0x39b229fb},
+		{1e6, 128, yarn(40, 4096, 32), 0, 37, 0x370e87fd}, // two units away
+		{8e6, 66, nil, 0, 2, 0x3ec363ab},
+		{1e6, 64, &config.RopeScaling{Type: "dynamic", Factor: 4}, 4096, 6, 0x3d60f1cd},
+		{147762.459, 128, nil, 0, 5, 0x3eca0586},
+	} {
+		c := &config.Config{HiddenSize: 2 * test.dim, NumAttentionHeads: 2, MaxPositionEmbeddings: 2048}
+		freq, other := ropeParameters{theta: test.theta, scaling: test.scaling}.inverseFrequencies(c, test.seq)
+		require.NotEqual(t, test.torch, math.Float32bits(freq[test.pair]), test)
+		require.Equal(t, test.torch, math.Float32bits(other[test.pair]), test)
+	}
+}
+
+// TestFrequenciesAreMostlyCertain: the first pair's frequency is 1, and of the others few have a neighbour.
+func TestFrequenciesAreMostlyCertain(t *testing.T) {
+	uncertain, all := 0, 0
+	for theta := 500.0; theta < 1e8; theta *= 1.01 {
+		for _, dim := range []int{8, 16, 32, 64, 128} {
+			c := &config.Config{HiddenSize: 2 * dim, NumAttentionHeads: 2}
+			freq, other := ropeParameters{theta: theta}.inverseFrequencies(c, 0)
+			require.Equal(t, float32(1), other[0])
+			for i, f := range freq {
+				if all++; other[i] != f {
+					uncertain++
+				}
+			}
+		}
+	}
+	require.InDelta(t, 0.025, float64(uncertain)/float64(all), 0.005)
+}

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# What takes too long for the gate, or changes too seldom: the tables of docs/detection.md, every test in portable Go,
+# Kubernetes' own types and containers, and each fuzz target for FUZZTIME (default 5m). Needs what .ci/run needs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+go run ./scripts/mistakes -detection -check docs/detection.md
+go test -tags purego -timeout 60m ./...
+scripts/kubernetes.sh
+FUZZTIME=${FUZZTIME:-5m} scripts/check.sh

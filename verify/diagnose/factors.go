@@ -1,0 +1,412 @@
+package diagnose
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+)
+
+// Weights that are a number times the reference's, as a whole or by rows, read off a failed product or norm: each
+// column of the golden is a factor times ours.
+
+const (
+	// leastFactorRows is the least number of distinct rows that tell a factor from what a single row always has.
+	leastFactorRows = 3
+	// mostLeft is the largest share of a column's residual, in root mean square, that a factor may leave. It decides
+	// what is tried; the trial holds the stage to its limits.
+	mostLeft = 0.25
+	// leastCertain is by how many of its standard deviations a factor differs from 1 at least: else a change of another
+	// kind may look like one.
+	leastCertain = 8
+	// leastFactor is by how much a factor differs from 1 at least: one weight that is off does less to a row.
+	leastFactor = 1e-3
+	// mostAlike is the largest part of the inputs' square that lies in one direction: with inputs that are all alike
+	// any change of a row is a factor.
+	mostAlike = 0.9
+)
+
+// factorMistakes are the factors of the failed product's or norm's weight, if it has any.
+func factorMistakes(f *Failure) []mistake {
+	factors, errors := f.columnFactors()
+	if factors == nil {
+		return nil
+	}
+	id, words, exact := f.describeFactors(factors)
+	name := f.module() + ".weight"
+	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &factored{a, name, factors, errors, !exact} }
+		return fmt.Sprintf("%s %s", name, words)
+	}}}
+}
+
+// factored is an arithmetic in which each column of what a weight gives, in a product or a norm, is multiplied by a
+// factor.
+type factored struct {
+	bounds.Arithmetic
+	name    string
+	factors []float64
+	errors  []float64 // standard deviations of the factors
+	rounded bool      // what was stored is the reference's times a number, rounded
+}
+
+// Linear implements model.Arithmetic.
+func (o *factored) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	y := o.Arithmetic.Linear(x, l)
+	if l.Weight.Name != o.name {
+		return y
+	}
+	p := bounds.PrecisionOf(l.Weight.DType)
+	return o.times(y, func(c int) func(t int) float64 {
+		row, _ := l.Weight.Row(c).Float32s(nil) // columnFactors leaves scaled weights and blocks out
+		return func(t int) (squares float64) {
+			for k, w := range row {
+				squares += bounds.Sq(p.Ulp(float64(w)) * float64(x.Rounded(t*len(row)+k)))
+			}
+			return squares
+		}
+	})
+}
+
+// RMSNorm implements model.Arithmetic.
+func (o *factored) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
+	y := o.Arithmetic.RMSNorm(x, weight, eps)
+	if weight.Name != o.name {
+		return y
+	}
+	ours, _ := weight.Float32s(nil)
+	p := bounds.PrecisionOf(weight.DType)
+	return o.times(y, func(c int) func(t int) float64 {
+		w := float64(ours[c])
+		return func(t int) float64 {
+			if w == 0 {
+				return 0
+			}
+			return bounds.Sq(p.Ulp(w) / w * float64(y.Values[t*y.Width()+c]))
+		}
+	})
+}
+
+// times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
+// of the weights, each times what it was multiplied by.
+func (o *factored) times(y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
+	z, width := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width()
+	for c, factor := range o.factors {
+		if factor == 1 {
+			continue
+		}
+		units := squares(c)
+		for t := range y.Rows() {
+			i := t*width + c
+			v, variance := float64(z.Values[i]), z.Variance(i)
+			if o.rounded {
+				variance += bounds.Sq(v*o.errors[c]/bounds.Unit) + units(t)/(12*bounds.Unit*bounds.Unit)
+			}
+			z.Set(i, v*factor, variance*bounds.Sq(factor))
+		}
+	}
+	return z
+}
+
+// columnFactors returns by which factor each column of the golden is ours, and its standard deviation; nil if a column
+// is none, or there are too few rows to tell. Where one factor fits all columns they have that.
+func (f *Failure) columnFactors() (factors, errors []float64) {
+	distinct := 0.0
+	for _, weight := range f.RowWeights {
+		distinct += weight
+	}
+	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() || f.hasBias() ||
+		distinct < leastFactorRows {
+		return nil, nil
+	}
+	w := f.Set.Find(f.module() + ".weight")
+	if w == nil || w.Scaled() || w.DType.Blocked() || f.sameInputs() {
+		return nil, nil
+	}
+	n, all := f.Got.Width(), new(fit)
+	factors, errors = make([]float64, n), make([]float64, n)
+	columns, size := make([]fit, n), make([]float64, f.Got.Rows()) // size: root mean square of each row
+	for i, y := range f.Unrounded {
+		size[i/n] = math.Hypot(size[i/n], float64(y)/math.Sqrt(float64(n)))
+	}
+	stored := bounds.PrecisionOf(w.DType).Ulp(1) / 2
+	for i, want := range f.Want {
+		y, g := float64(f.Unrounded[i]), float64(want)
+		unit := math.Hypot(f.tolerance(i, i), stored*size[i/n])
+		columns[i%n].add(y/unit, g/unit)
+		all.add(y/unit, g/unit)
+	}
+	if one := all.factor(); all.left(one) <= mostLeft*all.left(1) {
+		for c := range factors {
+			factors[c], errors[c] = one, all.deviation()
+		}
+		return factors, errors
+	}
+	for c := range columns {
+		factors[c] = 1
+		if f.isColumn(c, c) {
+			continue
+		}
+		factors[c], errors[c] = columns[c].factor(), columns[c].deviation()
+		left, most := columns[c].left(factors[c]), max(mostLeft*columns[c].left(1), math.Sqrt(columns[c].n))
+		if math.Abs(factors[c]-1) < max(leastFactor, leastCertain*errors[c]) || !(left <= most) {
+			return nil, nil
+		}
+	}
+	return factors, errors
+}
+
+// sameInputs reports whether the inputs of the failed product point in one direction, but for their signs and sizes.
+func (f *Failure) sameInputs() bool {
+	if f.Input == nil { // a norm, whose channels are apart
+		return false
+	}
+	along, whole, largest, first := 0.0, 0.0, 0.0, f.Input.Row(0)
+	for r := range f.Input.Rows() { // the longest row is the direction
+		if n := dot(f.Input.Row(r), f.Input.Row(r)); n > largest {
+			largest, first = n, f.Input.Row(r)
+		}
+	}
+	for r := range f.Input.Rows() {
+		if n := dot(f.Input.Row(r), f.Input.Row(r)); n > 0 {
+			along, whole = along+bounds.Sq(dot(f.Input.Row(r), first))/(n*largest), whole+1
+		}
+	}
+	return along > mostAlike*whole
+}
+
+// dot is the product of two rows.
+func dot(a, b []float32) (sum float64) {
+	for i, x := range a {
+		sum += float64(float64(x) * float64(b[i]))
+	}
+	return sum
+}
+
+// fit has the sums over n numbers y of ours and g of the golden, in units of their errors, that a factor is fitted
+// with.
+type fit struct{ n, yy, yg, gg float64 }
+
+func (s *fit) add(y, g float64) {
+	s.n, s.yy, s.yg, s.gg = s.n+1, s.yy+bounds.Sq(y), s.yg+float64(y*g), s.gg+bounds.Sq(g)
+}
+
+// deviation is the standard deviation of the factor.
+func (s *fit) deviation() float64 {
+	if s.yy == 0 {
+		return 0
+	}
+	return s.left(s.factor()) / math.Sqrt(s.yy*max(1, s.n-1))
+}
+
+// factor is the number that y times it is nearest to g.
+func (s *fit) factor() float64 {
+	if s.yy == 0 {
+		return 1
+	}
+	return s.yg / s.yy
+}
+
+// left is the root of the sum of squares of g - factor·y.
+func (s *fit) left(factor float64) float64 {
+	return math.Sqrt(max(0, s.gg-float64(2*factor*s.yg)+float64(factor*factor*s.yy)))
+}
+
+// isNorm reports whether the stage is the output of a norm.
+func (f *Failure) isNorm() bool {
+	return len(f.Weights) == 1 && f.Weights[0] == strings.TrimSuffix(f.Name, ".output")+".weight" &&
+		len(f.Set.Find(f.Weights[0]).Shape) == 1
+}
+
+// hasBias reports whether a bias takes part in the stage.
+func (f *Failure) hasBias() bool {
+	return slices.ContainsFunc(f.Weights, func(w string) bool { return strings.HasSuffix(w, ".bias") })
+}
+
+// describeFactors returns the name of the mistake and describes the factors; exact ones are powers of two, with which
+// nothing is rounded.
+func (f *Failure) describeFactors(factors []float64) (id, words string, exact bool) {
+	changed, exact := []int{}, true
+	same := true
+	for c, factor := range factors {
+		if factor != 1 {
+			changed = append(changed, c)
+			same = same && math.Abs(factor-factors[changed[0]]) <= 1e-3*math.Abs(factor)
+			exact = exact && isPowerOfTwo(factor)
+		}
+	}
+	id, of, by := "weight-scaled", "row", f.factorInWords(1/factors[changed[0]])
+	if f.isNorm() {
+		id, of = "norm-weight", "channel"
+	}
+	if len(changed) > 1 {
+		of += "s"
+	}
+	switch {
+	case same && len(changed) == len(factors):
+		return id, "is " + by + " times the reference's", exact
+	case same:
+		return id, fmt.Sprintf("has %s times the reference's numbers in %s %s", by, of, ranges(changed)), exact
+	case len(changed) <= bounds.Few:
+		return id, fmt.Sprintf("has other multiples of the reference's numbers in %s %s", of, ranges(changed)), false
+	case f.isNorm():
+		return id, f.normInWords(factors), false
+	}
+	least, most := slices.Min(factors), slices.Max(factors)
+	if size := commonBlock(factors); size > 1 {
+		return "weight-scaled", fmt.Sprintf("is the reference's times a number for every %d rows, from %.3g to %.3g", size, 1/most,
+			1/least), false
+	}
+	return "weight-scaled", fmt.Sprintf("is the reference's times a number for each row, from %.3g to %.3g", 1/most, 1/least), false
+}
+
+// ranges lists rows, a few of them if they are many.
+func ranges(rows []int) string {
+	return text.Some(strings.Split(text.Ranges(rows), ", "), 4, ", ")
+}
+
+// isPowerOfTwo reports whether x is a power of two, as near as it can be told.
+func isPowerOfTwo(x float64) bool {
+	e := math.Log2(math.Abs(x))
+	return x > 0 && math.Abs(e-math.Round(e)) < 1e-5
+}
+
+// commonBlock returns how many rows, one behind the other, have the same factor everywhere: a power of two; 1 if there
+// is none.
+func commonBlock(factors []float64) int {
+	for size := 256; size > 1; size /= 2 {
+		same := len(factors) > size
+		for c := range factors {
+			same = same && math.Abs(factors[c]-factors[c-c%size]) <= 1e-3*math.Abs(factors[c])
+		}
+		if same {
+			return size
+		}
+	}
+	return 1
+}
+
+// factorInWords writes a factor, with what it is if that is known.
+func (f *Failure) factorInWords(by float64) string {
+	c := f.Model.Config
+	root := math.Sqrt(float64(c.HiddenSize))
+	for _, known := range []struct {
+		is    float64
+		words string
+	}{
+		{root, "√hidden_size"}, {1 / root, "1/√hidden_size"},
+		{c.RoutedScalingFactor, "routed_scaling_factor"}, {1 / c.RoutedScalingFactor, "1/routed_scaling_factor"},
+	} {
+		if known.is != 1 && math.Abs(by/known.is-1) < 1e-3 {
+			return fmt.Sprintf("%.3g (%s)", by, known.words)
+		}
+	}
+	digits := 4
+	if f.Got.DType != tensor.F32 {
+		digits = 3
+	}
+	return fmt.Sprintf("%.*g", digits, by)
+}
+
+// normInWords describes a norm's weight of which each channel is off by a factor.
+func (f *Failure) normInWords(factors []float64) string {
+	ours, err := f.numbers(f.Weights[0])
+	if err != nil {
+		return "is not the reference's"
+	}
+	reference := make([]float64, len(ours))
+	for c, w := range ours {
+		reference[c] = float64(w) * factors[c]
+	}
+	near := func(of func(c int) float64) bool {
+		return !slices.ContainsFunc(indices(len(ours)), func(c int) bool {
+			return math.Abs(reference[c]-of(c)) > 1e-2*max(math.Abs(of(c)), 1e-2)
+		})
+	}
+	ones := !slices.ContainsFunc(ours, func(v float32) bool { return v != 1 })
+	switch {
+	case ones:
+		return "is 1 in every channel, and the reference's is not"
+	case near(func(int) float64 { return 1 }):
+		return "is not 1 in every channel, as the reference's is"
+	}
+	for _, w := range f.Set.All() {
+		if other, err := f.numbers(w.Name); len(w.Shape) == 1 && w.Name != f.Weights[0] && err == nil &&
+			len(other) == len(ours) && near(func(c int) float64 { return float64(other[c]) }) {
+			return "is not the reference's, which is stored as " + w.Name
+		}
+	}
+	return "is not the reference's: each channel is off by a factor of its own"
+}
+
+// numbers returns the numbers of a vector.
+func (f *Failure) numbers(name string) ([]float32, error) {
+	w := f.Set.Find(name)
+	if len(w.Shape) != 1 || w.DType.Integer() {
+		return nil, nil
+	}
+	t, err := w.View(f.Source)
+	if err != nil {
+		return nil, err
+	}
+	return t.Float32s(nil)
+}
+
+// biasMistakes are what the reference's router biases may be instead of ours, where experts are chosen otherwise.
+func biasMistakes(f *Failure) (list []mistake) {
+	if f.Kind != pack.TopKIdx || f.Layer < 0 {
+		return nil
+	}
+	try := func(words string, of func(v float32) float32) {
+		list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
+			bias := &x.layer.MoE.Gate.EScoreCorrectionBias
+			values, err := bias.Float32s(nil)
+			if bias.Name == "" || err != nil {
+				return ""
+			}
+			bias.Tensor = vectorOf(values, of)
+			return bias.Name + " " + words
+		}})
+	}
+	try("took no part in the reference's choice", func(float32) float32 { return 0 })
+	try("is the reference's with the other sign", func(v float32) float32 { return -v })
+	try("is twice the reference's", func(v float32) float32 { return v / 2 })
+	try("is half of the reference's", func(v float32) float32 { return 2 * v })
+	try("is the reference's before it was rounded to BF16", func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
+	for l := range f.Model.Model.Layers {
+		list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
+			other := f.Model.Model.Layers[l].MoE
+			if l == f.Layer || !slices.Contains(f.Layers, l) || other == nil {
+				return ""
+			}
+			gate := &x.layer.MoE.Gate
+			from := other.Gate.EScoreCorrectionBias
+			if from.Name == "" || gate.EScoreCorrectionBias.Name == "" {
+				return ""
+			}
+			gate.EScoreCorrectionBias.Tensor = from.Tensor
+			return fmt.Sprintf("%s is not the reference's, which is stored as %s", gate.EScoreCorrectionBias.Name, from.Name)
+		}})
+	}
+	return list
+}
+
+// vectorOf is a float32 vector of changed numbers.
+func vectorOf(values []float32, of func(v float32) float32) tensor.Tensor {
+	changed := make([]float32, len(values))
+	for i, v := range values {
+		changed[i] = of(v)
+	}
+	data := make([]byte, 0, 4*len(changed))
+	for _, v := range changed {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return tensor.Tensor{DType: tensor.F32, Shape: []int{len(changed)}, Data: data}
+}

@@ -1,0 +1,223 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/text"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+)
+
+// Rows of a weight in another order, read off a failed product: the golden's columns are ours in another order.
+
+// orderMistakes is the order of the rows of the failed product's weight, if it is another one than the
+// reference's.
+func orderMistakes(f *Failure) []mistake {
+	if !f.isProduct() || f.Kind == pack.GateLogits { // whose order is that of experts, too
+		return nil
+	}
+	order := f.columnOrder()
+	if order == nil || slices.IsSorted(order) {
+		return nil
+	}
+	id, words := f.describeOrder(order)
+	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
+		name := f.module() + ".weight"
+		x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
+			y := a.Linear(x, l)
+			if l.Weight.Name == name {
+				y = a.Move(model.OrderColumns(y.Shape, order), y)
+			}
+			return y
+		}})
+		return fmt.Sprintf("the rows of %s are in another order than the reference's: %s", name, words)
+	}}}
+}
+
+// kind is the kind of the failed stage, with * for an expert's number.
+func (f *Failure) kind() string {
+	kind, _ := pack.CutExpert(f.Kind)
+	return kind
+}
+
+// columnOrder returns which column of ours each column of the golden is, within the limits; nil if they are no
+// others than ours in another order. A column that is its own stays.
+func (f *Failure) columnOrder() []int {
+	n := f.Got.Width()
+	order, taken := make([]int, n), make([]bool, n)
+	for c := range n {
+		order[c] = -1
+		if f.isColumn(c, c) {
+			order[c], taken[c] = c, true
+		}
+	}
+	sorted, widest := make([]int, n), 0.0 // ours, by the first row
+	for c := range n {
+		sorted[c], widest = c, max(widest, f.tolerance(c, c))
+	}
+	first := func(c int) float64 { return float64(f.Unrounded[c]) }
+	slices.SortFunc(sorted, func(a, b int) int { return cmp.Compare(first(a), first(b)) })
+	for e := range n {
+		if order[e] >= 0 {
+			continue
+		}
+		want := float64(f.Want[e])
+		at, _ := slices.BinarySearchFunc(sorted, want-widest, func(c int, v float64) int { return cmp.Compare(first(c), v) })
+		for ; order[e] < 0; at++ {
+			if at == n || first(sorted[at]) > want+widest {
+				return nil
+			}
+			if c := sorted[at]; !taken[c] && f.isColumn(e, c) {
+				order[e], taken[c] = c, true
+			}
+		}
+	}
+	return order
+}
+
+// isColumn reports whether golden column e is our column c, within the limits.
+func (f *Failure) isColumn(e, c int) bool {
+	n := f.Got.Width()
+	for first := 0; first < len(f.Want); first += n {
+		if math.Abs(float64(f.Want[first+e])-float64(f.Unrounded[first+c])) > f.tolerance(first+e, first+c) {
+			return false
+		}
+	}
+	return true
+}
+
+// tolerance is how far element g of the golden may be from element y of ours, had it been computed in its place.
+func (f *Failure) tolerance(g, y int) float64 {
+	return bounds.Lambda*f.Deviations[y] + bounds.PrecisionOf(f.Got.DType).Ulp(float64(f.Want[g]))/2
+}
+
+// pattern is an order of rows with a name: row i of the reference's weight is row of(i) of ours.
+type pattern struct {
+	id, words string
+	of        func(i int) int
+}
+
+// describeOrder returns the name of an order of rows, and describes it.
+func (f *Failure) describeOrder(order []int) (id, words string) {
+	for _, p := range f.patterns(len(order), order[0]) {
+		if !slices.ContainsFunc(indices(len(order)), func(i int) bool { return p.of(i) != order[i] }) {
+			return p.id, p.words
+		}
+	}
+	id = "rows-permuted"
+	if a, b, size := exchangedRuns(order); size > 0 {
+		if width := f.headWidth(); size == width && a%width == 0 && b%width == 0 {
+			return id, fmt.Sprintf("heads %d and %d are exchanged", a/width, b/width)
+		}
+		return id, fmt.Sprintf("rows from %d and rows from %d are exchanged, %s each", a, b, text.Plural(size, "row"))
+	}
+	moved := slices.DeleteFunc(indices(len(order)), func(i int) bool { return order[i] == i })
+	return id, fmt.Sprintf("%d of %d rows are elsewhere; row %d of the reference's is row %d", len(moved), len(order),
+		moved[0], order[moved[0]])
+}
+
+// headWidth is how many rows of the failed product's weight a head has; all rows where heads share them.
+func (f *Failure) headWidth() int {
+	switch c := f.Model.Config; f.Kind {
+	case pack.InAttention(table.QProj), pack.InAttention(table.QBProj):
+		return c.QKHeadDim()
+	case pack.InAttention(table.KProj), pack.InAttention(table.VProj):
+		return c.HeadDim()
+	case pack.InAttention(table.KVBProj):
+		return c.QKNopeHeadDim + c.VHeadDim
+	}
+	return f.Got.Width()
+}
+
+// patterns are the orders of n rows that have names; by is how far the first one is off.
+func (f *Failure) patterns(n, by int) (list []pattern) {
+	c, width := f.Model.Config, f.headWidth()
+	inHeads := func(first, n int, of func(i int) int) func(int) int { // in the rows from first on of each head
+		return func(r int) int {
+			if i := r%width - first; i >= 0 && i < n {
+				return r - i + of(i)
+			}
+			return r
+		}
+	}
+	id, what, paired := "rows-permuted", "rows of each head that are halves here are pairs there, or the other way", width
+	if slices.Contains(rotatedStages, f.Kind) {
+		id, what = "rope-permutation", "they are permuted for the other RoPE layout (interleaved pairs against halves)"
+		paired = c.HeadDim()
+	}
+	if half := paired / 2; half > 1 && width < n || id == "rope-permutation" {
+		for _, of := range []func(i int) int{
+			func(i int) int { return i%half*2 + i/half },
+			func(i int) int { return i/2 + i%2*half },
+		} {
+			list = append(list, pattern{id, what, inHeads(width-paired, paired, of)})
+		}
+	}
+	if nope, v, heads := c.QKNopeHeadDim, c.VHeadDim, c.NumAttentionHeads; f.Kind == pack.InAttention(table.KVBProj) {
+		list = append(list,
+			pattern{"keys-values-exchanged", "keys and values are exchanged in each head",
+				inHeads(0, width, func(i int) int { return (i + v) % width })},
+			pattern{"keys-values-exchanged", "the keys of all heads come first, then the values of all heads",
+				func(r int) int {
+					h, i := r/width, r%width
+					if i < nope {
+						return h*nope + i
+					}
+					return heads*nope + h*v + i - nope
+				}})
+	}
+	circle := fmt.Sprintf("row 0 of the reference's is row %d, and so on in a circle", by)
+	switch {
+	case 2*by == n:
+		circle = "their halves are exchanged"
+	case by%width == 0:
+		circle += fmt.Sprintf(", which is head %d", by/width)
+	}
+	return append(list,
+		pattern{"rows-permuted", "they are reversed", func(i int) int { return n - 1 - i }},
+		pattern{"rows-permuted", circle, func(i int) int { return (i + by) % n }},
+		pattern{"rows-permuted", "the reference's even rows come first, then its odd rows",
+			func(i int) int { return i%2*((n+1)/2) + i/2 }},
+		pattern{"rows-permuted", "rows of the reference's two halves alternate",
+			func(i int) int { return i%((n+1)/2)*2 + i/((n+1)/2) }})
+}
+
+// rotatedStages are the products whose rows, the last of each head, are rotated by RoPE.
+var rotatedStages = stagesOf([]table.Role{table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA})
+
+// exchangedRuns returns the first rows of two runs of rows that are exchanged, and their size; 0 if the order is
+// another one.
+func exchangedRuns(order []int) (a, b, size int) {
+	a = slices.IndexFunc(indices(len(order)), func(i int) bool { return order[i] != i })
+	b = order[a]
+	for size < b-a && b+size < len(order) && order[a+size] == b+size {
+		size++
+	}
+	for i, from := range order {
+		want := i
+		switch {
+		case i >= a && i < a+size:
+			want = i - a + b
+		case i >= b && i < b+size:
+			want = i - b + a
+		}
+		if from != want {
+			return 0, 0, 0
+		}
+	}
+	return a, b, size
+}
+
+// indices are the numbers from 0 to n-1.
+func indices(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}

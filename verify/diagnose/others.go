@@ -1,0 +1,103 @@
+package diagnose
+
+import (
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/verify/bounds"
+)
+
+// Weights in another's place, read off a failed product: another weight of the checkpoint, times the golden's input, is
+// the golden.
+
+// otherMistakes are weights that the reference has in the place of the failed product's, and the attention or MLP that
+// they belong to.
+func otherMistakes(f *Failure) (list []mistake) {
+	if !f.isProduct() || !bounds.AllFinite(f.Want) {
+		return nil
+	}
+	name, kinds := f.module()+".weight", []string{f.kind()}
+	of := f.Set.Find(name)
+	if of == nil { // a head that is the embedding
+		return nil
+	}
+	for layer, w := range f.loadedWeights() {
+		if w.Name == name || !slices.Equal(w.Shape, of.Shape) || !f.gives(w) {
+			continue
+		}
+		list = append(list, mistake{id: "other-weight", kinds: kinds, unless: "other-weight", undo: func(x *Trial) string {
+			x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
+				if l.Weight.Name == name {
+					l = &model.Linear{Weight: *w, Bias: l.Bias}
+				}
+				return a.Linear(x, l)
+			}})
+			return fmt.Sprintf("%s is not the reference's, which is stored as %s", name, w.Name)
+		}})
+		if layer >= 0 && layer != f.Layer && strings.HasPrefix(f.Kind, "self_attn.") {
+			list = append(list, mistake{id: "other-weight", kinds: kinds, unless: "other-weight",
+				undo: undoAttentionOf(layer)})
+		}
+	}
+	return list
+}
+
+// undoAttentionOf puts another layer's attention in the place of the layer's.
+func undoAttentionOf(l int) func(x *Trial) string {
+	return func(x *Trial) string {
+		f := x.failed
+		if f.Predicts() >= 0 || l >= len(f.Model.Model.Layers) || !sameModules(f.Model.Config, l, f.Layer) {
+			return ""
+		}
+		other := ownLayer(&f.Model.Model.Layers[l])
+		x.layer.SelfAttn, x.layer.MLA, x.layer.Windowed, x.layer.Indexer = other.SelfAttn, other.MLA, other.Windowed,
+			other.Indexer
+		return fmt.Sprintf("model.layers.%d.self_attn has the weights of another layer: with those of "+
+			"model.layers.%d.self_attn it is right", f.Layer, l)
+	}
+}
+
+// loadedWeights yields the weights that are in memory, each with its layer, -1 for the embedding and the head.
+func (f *Failure) loadedWeights() iter.Seq2[int, *model.Weight] {
+	return func(yield func(int, *model.Weight) bool) {
+		for _, w := range []*model.Weight{&f.Model.Model.EmbedTokens, &f.Model.LMHead.Weight} {
+			if w.Data != nil && !yield(-1, w) {
+				return
+			}
+		}
+		for _, l := range f.Layers {
+			for _, w := range f.Model.LayerWeights(l) {
+				if w.Data != nil && !yield(l, w) {
+					return
+				}
+			}
+		}
+	}
+}
+
+const (
+	sampledRows  = 4 // rows of a product that are compared with another weight's
+	sampledUnits = 8 // columns of these
+)
+
+// gives reports whether w times the failed product's input is nearly the golden, in a sample of elements. The trial
+// holds the stage to its limits.
+func (f *Failure) gives(w *model.Weight) bool {
+	left, whole, n := 0.0, 0.0, f.Got.Width()
+	plain := model.NewPlain(f.Options)
+	defer plain.Close(nil)
+	for i := range min(n, sampledUnits) {
+		c := i * n / min(n, sampledUnits)
+		unit := w.Rows(c, c+1)
+		row := plain.Values(&unit)
+		for r := range min(f.Got.Rows(), sampledRows) {
+			want := float64(f.Want[r*n+c])
+			left, whole = left+bounds.Sq(dot(row, f.Input.Row(r))-want), whole+bounds.Sq(want)
+		}
+	}
+	return whole > 0 && math.Sqrt(left) <= mostLeft*math.Sqrt(whole)
+}

@@ -1,0 +1,127 @@
+package verify_test
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/verify"
+)
+
+// rowsBy gives row i of a weight row of(i).
+func rowsBy(w tensor.Tensor, of func(i int) int) tensor.Tensor {
+	x := w
+	x.Data = nil
+	for i := range w.Shape[0] {
+		x.Data = append(x.Data, w.Row(of(i)).Data...)
+	}
+	return x
+}
+
+// TestReadOffTheNumbers: mistakes of weights that are solved for, not tried from a list, and what the report says of
+// them; and, without a name, others that are near.
+func TestReadOffTheNumbers(t *testing.T) {
+	t.Parallel()
+	const attn, norm = "model.layers.2.self_attn.", "model.layers.2.input_layernorm.weight"
+	order := func(name string, of func(n, i int) int) func(*testing.T, weights.Source) altered {
+		return func(t *testing.T, src weights.Source) altered {
+			w := get(t, src, name)
+			return replace(src, name, rowsBy(w, func(i int) int { return of(w.Shape[0], i) }))
+		}
+	}
+	every := func(n int) (all []int) {
+		for i := range n {
+			all = append(all, i)
+		}
+		return all
+	}
+	times := func(name string, by float32, rows ...int) func(*testing.T, weights.Source) altered {
+		return func(t *testing.T, src weights.Source) altered {
+			w := get(t, src, name)
+			var elements []int
+			for i := range w.Len() {
+				if rows == nil || slices.Contains(rows, i/(w.Len()/w.Shape[0])) {
+					elements = append(elements, i)
+				}
+			}
+			return replace(src, name, scaled(t, w, by, elements...))
+		}
+	}
+	pair := func(a, b int) func(n, i int) int {
+		return func(_, i int) int {
+			switch i {
+			case a:
+				return b
+			case b:
+				return a
+			}
+			return i
+		}
+	}
+	const bias = "model.layers.2.mlp.gate.e_score_correction_bias"
+	for i, m := range []struct {
+		pack, cause, text string
+		alter             func(t *testing.T, src weights.Source) altered
+	}{
+		{"v1-base/golden-f32", "rows-permuted", "they are reversed", order(attn+"o_proj.weight", func(n, i int) int { return n - 1 - i })},
+		{"v1-base/golden-bf16", "rows-permuted", "they are reversed", order(attn+"o_proj.weight", func(n, i int) int { return n - 1 - i })},
+		{"v1-base/golden-f32", "rows-permuted", "their halves are exchanged", order("lm_head.weight", func(n, i int) int { return (i + n/2) % n })},
+		{"v1-base/golden-f32", "rows-permuted", "row 0 of the reference's is row 48, and so on in a circle, which is head 3",
+			order(attn+"q_proj.weight", func(n, i int) int { return (i + 16) % n })},
+		{"v1-base/golden-f32", "rows-permuted", "rows of the reference's two halves alternate", order(attn+"o_proj.weight", func(n, i int) int { return i%2*(n/2) + i/2 })},
+		{"v1-base/golden-f32", "rows-permuted", "heads 0 and 3 are exchanged", order(attn+"v_proj.weight", func(_, i int) int {
+			switch i / 16 {
+			case 0:
+				return i + 48
+			case 3:
+				return i - 48
+			}
+			return i
+		})},
+		{"v3/golden-f32", "rows-permuted", "rows from 5 and rows from 9 are exchanged, 1 row each", order(attn+"q_a_proj.weight", pair(5, 9))},
+		{"v1-base/golden-f32", "weight-scaled", "o_proj.weight is 4 times the reference's", times(attn+"o_proj.weight", 4)},
+		{"v1-base/golden-bf16", "weight-scaled", "o_proj.weight is 8 (√hidden_size) times the reference's", times(attn+"o_proj.weight", 8)},
+		{"v3/golden-f32", "weight-scaled", "q_a_proj.weight is 0.37 times the reference's", times(attn+"q_a_proj.weight", .37)},
+		{"v3/golden-f32", "weight-scaled", "has 0.5 times the reference's numbers in rows 3, 7-9", times(attn+"q_a_proj.weight", .5, 3, 7, 8, 9)},
+		{"v1-base/golden-f32", "norm-weight", "is not the reference's, which is stored as model.layers.3.post_attention_layernorm.weight",
+			func(t *testing.T, src weights.Source) altered {
+				return swap(t, src, norm, "model.layers.3.post_attention_layernorm.weight")
+			}},
+		{"v1-base/golden-f32", "norm-weight", "is 2 times the reference's", times(norm, 2)},
+		{"v1-base/golden-f32", "other-weight", "model.layers.1.self_attn.o_proj.weight is not the reference's, which is stored as model.layers.2.self_attn.o_proj.weight",
+			func(t *testing.T, src weights.Source) altered {
+				return swap(t, src, "model.layers.1.self_attn.o_proj.weight", attn+"o_proj.weight")
+			}},
+		{"v3/golden-f32", "router-bias", "is the reference's with the other sign", times(bias, -1)},
+		{"v3/golden-f32", "router-bias", "is not the reference's, which is stored as model.layers.3.mlp.gate.e_score_correction_bias",
+			func(t *testing.T, src weights.Source) altered {
+				return swap(t, src, bias, "model.layers.3.mlp.gate.e_score_correction_bias")
+			}},
+		{"v1-base/golden-f32", "", "", func(t *testing.T, src weights.Source) altered {
+			w := rowsBy(get(t, src, attn+"o_proj.weight"), func(i int) int { return (i + 1) % 64 })
+			return replace(src, attn+"o_proj.weight", scaled(t, w, 2, 100))
+		}},
+		{"v1-base/golden-f32", "", "", func(t *testing.T, src weights.Source) altered { // a factor, but for one weight
+			w := scaled(t, get(t, src, attn+"o_proj.weight"), 4, every(64*64)...)
+			return replace(src, attn+"o_proj.weight", scaled(t, w, 2, 100))
+		}},
+	} {
+		t.Run(strconv.Itoa(i)+" "+m.text, func(t *testing.T) {
+			t.Parallel()
+			c, p := open(t, m.pack)
+			src := m.alter(t, c)
+			r := run(t, c.Config, src, p, verify.Options{})
+			if m.cause == "" {
+				require.Nil(t, r.Cause)
+				return
+			}
+			require.NotNil(t, r.Cause)
+			require.Equal(t, m.cause, r.Cause.ID, r.Cause.Text)
+			require.Contains(t, r.Cause.Text, m.text)
+		})
+	}
+}
