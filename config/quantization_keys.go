@@ -141,7 +141,12 @@ func refuseOnline(v jsontext.Value) error {
 		} `json:"config_groups"`
 	}
 	if err := json.Unmarshal(v, &transforms, json.RejectUnknownMembers(true)); err != nil {
-		return fmt.Errorf("not transforms as compressed-tensors writes them: %s", clip(err.Error()))
+		var semantic *json.SemanticError
+		place := ""
+		if errors.As(err, &semantic) { // whose own words change from process to process
+			place = ", at " + quote(string(semantic.JSONPointer))
+		}
+		return errors.New("not transforms as compressed-tensors writes them" + place)
 	}
 	for _, name := range slices.Sorted(maps.Keys(transforms.Groups)) {
 		for _, a := range transforms.Groups[name].Apply {

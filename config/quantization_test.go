@@ -40,7 +40,7 @@ func TestQuantizationKeys(t *testing.T) {
 		{strings.Replace(plain, `"sparsity_config":{}`, `"sparsity_config":{"format":"sparse-24-bitmask"}`, 1),
 			`quantization_config.sparsity_config: sparse weights (format "sparse-24-bitmask") are not read`},
 		{strings.Replace(plain, `"transform_config":{}`, `"transform_config":{"config_groups":{"R1":{"apply":[]}},"more":1}`, 1),
-			"quantization_config.transform_config: not transforms as compressed-tensors writes them"},
+			`quantization_config.transform_config: not transforms as compressed-tensors writes them, at "/more"`},
 		{strings.Replace(plain, `"format":"pack-quantized","input`, `"format":"nvfp4-pack-quantized","input`, 1), "config_groups.group_0.format: unknown key"},
 		{strings.Replace(plain, `"dynamic":false`, `"dynamic":true`, 1), "config_groups.group_0.weights.dynamic: unknown key"},
 		{fmt.Sprintf(packed, `,"rotate":true`), "quantization_config.config_groups.group_0.weights.rotate: unknown key"},

@@ -4,13 +4,20 @@ import (
 	"math"
 )
 
-// farFactor is how many times as large as its neighbours a matrix of no healthy model is, or that fraction of them.
-const farFactor = 20
+const (
+	// trendFactor is how many times the magnitude of its neighbours a matrix must have, or that fraction of it, to be
+	// off the trend, if that is beyond the spread of the layers.
+	trendFactor = 3
+	// farFactor is how many times as large as its neighbours a matrix of no healthy model is, or that fraction of them.
+	farFactor = 20
+)
 
-// Neighbours compares log₂ of the magnitudes of a matrix in the layers that have it, in their order; NaN is unknown. For
-// each layer usual is the lower median of the two layers before and after, NaN if there is none, and far reports
-// whether the layer is farFactor or more from both middle values of these.
-func Neighbours(sizes []float64) (usual []float64, far []bool) {
+// Trend compares log₂ of the magnitudes of a matrix in the layers that have it, in their order; NaN is unknown. For
+// each layer usual is the lower median of the two layers before and after, NaN if there is none, and off reports
+// whether the layer is off the trend: farFactor or more from both middle values of these, or trendFactor or more from
+// usual and beyond the spread of that. The first and the last layer, and models of few layers, differ in healthy models:
+// of these only what is far is off. matrices is how many the caller compares so.
+func Trend(sizes []float64, matrices int) (usual []float64, off []bool) {
 	for i, size := range sizes {
 		var near []float64
 		for k := max(0, i-2); k < min(len(sizes), i+3); k++ {
@@ -19,13 +26,21 @@ func Neighbours(sizes []float64) (usual []float64, far []bool) {
 			}
 		}
 		if near == nil {
-			usual, far = append(usual, math.NaN()), append(far, false)
+			usual, off = append(usual, math.NaN()), append(off, false)
 			continue
 		}
 		lower := LowerMedian(near) // sorts
 		upper := near[len(near)/2]
 		usual = append(usual, lower)
-		far = append(far, size >= upper+math.Log2(farFactor) || size <= lower-math.Log2(farFactor))
+		off = append(off, size >= upper+math.Log2(farFactor) || size <= lower-math.Log2(farFactor))
 	}
-	return usual, far
+	var distances []float64 // of the layers between the first and the last
+	for i := 1; i < len(sizes)-1; i++ {
+		distances = append(distances, sizes[i]-usual[i])
+	}
+	p := PeersOf(distances, matrices)
+	for i := 1; i < len(sizes)-1; i++ {
+		off[i] = off[i] || p.Odd(sizes[i]-usual[i], math.Log2(trendFactor))
+	}
+	return usual, off
 }

@@ -7,23 +7,32 @@ import (
 	"dsmoe/model/table"
 )
 
-// trends finds layers of which the median expert's matrix is far from that of the layers around: see inspect.Neighbours.
+// trends finds layers of which the median routed expert's matrix, or the shared experts', is far from that of the layers
+// around: see inspect.Trend.
 func trends(layers []Layer) (found []inspect.Observation) {
+	matrices := 2 * len(roles) * len(layers)
 	for _, role := range roles {
-		var sizes []float64
+		var routed, shared []float64
 		for i := range layers {
-			sizes = append(sizes, layers[i].size(role))
+			routed, shared = append(routed, layers[i].size(role)), append(shared, layers[i].Shared.size(role))
 		}
-		usual, far := inspect.Neighbours(sizes)
+		usual, off := inspect.Trend(routed, matrices)
 		for i := range layers {
-			if !far[i] {
-				continue
+			if off[i] {
+				size, median := math.Exp2(routed[i]), math.Exp2(usual[i])
+				o := observation(layers[i].Layer, &layers[i].Experts[0], "trend", role, &size, &median,
+					"the layer's median expert has RMS %.4g, that of the layers around it %.4g", size, median)
+				o.Experts = layers[i].numbers()
+				found = append(found, o)
 			}
-			size, median := math.Exp2(sizes[i]), math.Exp2(usual[i])
-			o := observation(layers[i].Layer, &layers[i].Experts[0], "trend", role, &size, &median,
-				"the layer's median expert has RMS %.4g, that of the layers around it %.4g", size, median)
-			o.Experts = layers[i].numbers()
-			found = append(found, o)
+		}
+		usual, off = inspect.Trend(shared, matrices)
+		for i := range layers {
+			if off[i] {
+				size, median := math.Exp2(shared[i]), math.Exp2(usual[i])
+				found = append(found, observation(layers[i].Layer, layers[i].Shared, "trend", role, &size, &median,
+					"RMS %.4g, %.4g in the layers around it", size, median))
+			}
 		}
 	}
 	return found
@@ -39,6 +48,17 @@ func (r *Layer) size(role table.Role) float64 {
 		if m := *r.Experts[i].Of(role); m != nil {
 			return math.Log2(s.Norm.Median / math.Sqrt(float64(m.Shape[0])*float64(m.Shape[1])))
 		}
+	}
+	return math.NaN()
+}
+
+// size is log₂ of the RMS of a matrix of an expert, which may be nil; NaN if there is none.
+func (e *Expert) size(role table.Role) float64 {
+	if e == nil {
+		return math.NaN()
+	}
+	if m := *e.Of(role); m != nil && m.RMS != nil && *m.RMS > 0 {
+		return math.Log2(*m.RMS)
 	}
 	return math.NaN()
 }

@@ -9,14 +9,15 @@ import (
 	"dsmoe/inspect/inspecttest"
 )
 
-// TestLimitOfTrends: the experts of a layer that are 20 times as large as those of the layers around it, or a twentieth.
+// TestLimitOfTrends: the experts of a layer, or its shared ones, that are 20 times as large as those of the layers around
+// it, or a twentieth.
 func TestLimitOfTrends(t *testing.T) {
 	t.Parallel()
-	found := func(layer int, by float64) (names []string) {
+	found := func(planted []string, by float64) (names []string) {
 		s := inspecttest.Model(t, inspecttest.Kind{Layers: 7}, 2)
-		for e := range 16 {
-			s.InFloat32(t, inspecttest.ExpertName(layer, e, "up"))
-			s.Change(inspecttest.ExpertName(layer, e, "up"), func(values []float32) {
+		for _, name := range planted {
+			s.InFloat32(t, name)
+			s.Change(name, func(values []float32) {
 				inspecttest.Row(0, len(values), inspecttest.Times(float32(by)))(values)
 			})
 		}
@@ -26,12 +27,18 @@ func TestLimitOfTrends(t *testing.T) {
 		return names
 	}
 	for _, layer := range []int{2, 4, 6} {
-		want := []string{"trend " + inspecttest.ExpertName(layer, 0, "up")}
-		for _, by := range []float64{24, 1. / 24} { // the layers of the model are up to 1.1 apart
-			require.Equal(t, want, found(layer, by))
+		var routed []string
+		for e := range 16 {
+			routed = append(routed, inspecttest.ExpertName(layer, e, "up"))
 		}
-		for _, by := range []float64{17, 1. / 17} {
-			require.Empty(t, found(layer, by))
+		shared := fmt.Sprintf("model.layers.%d.mlp.shared_experts.down_proj.weight", layer)
+		for _, planted := range [][]string{routed, {shared}} {
+			for _, by := range []float64{24, 1. / 24} { // the layers of the model are up to 1.1 apart
+				require.Equal(t, []string{"trend " + planted[0]}, found(planted, by))
+			}
+			for _, by := range []float64{17, 1. / 17} {
+				require.Empty(t, found(planted, by))
+			}
 		}
 	}
 }

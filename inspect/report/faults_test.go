@@ -177,14 +177,16 @@ func TestPlantedFaults(t *testing.T) {
 	}
 }
 
-// TestOffTheTrend: a matrix that is 8 times as large as those of the layers around it.
+// TestOffTheTrend: a matrix, of attention or of shared experts, that is 14 times as large as those of the layers around it.
 func TestOffTheTrend(t *testing.T) {
-	p := &planter{inspecttest.Model(t, inspecttest.Kind{Drift: 0.1, Layers: 14}, 1), nil}
-	require.Empty(t, found(t, p.Stored))
-	p.numbers(inspecttest.Times(8), attention(6)[1])
-	got := found(t, p.Stored)
-	require.Len(t, got, 1)
-	require.Contains(t, got[0], "notice: trend: "+attention(6)[1])
+	for _, name := range []string{attention(6)[1], "model.layers.6.mlp.shared_experts.up_proj.weight"} {
+		p := &planter{inspecttest.Model(t, inspecttest.Kind{Drift: 0.1, Layers: 14}, 1), nil}
+		require.Empty(t, found(t, p.Stored))
+		p.numbers(inspecttest.Times(14), name)
+		got := found(t, p.Stored)
+		require.Len(t, got, 1)
+		require.Contains(t, got[0], "notice: trend: "+name)
+	}
 }
 
 // TestUntrainedInABriefRun: an expert at its initial values, normal or uniform, among experts that were trained briefly,

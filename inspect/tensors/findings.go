@@ -189,12 +189,7 @@ func untrained(all []*measured) (found []inspect.Observation) {
 	return found
 }
 
-// trendFactor is how many times the typical magnitude of its neighbours a matrix must have, or that fraction of it, to
-// be off the trend, if that is beyond the spread of the layers.
-const trendFactor = 3
-
-// trends finds matrices whose typical magnitude is far from that of the layers around: see inspect.Neighbours. The first
-// and the last layer, and models of few layers, differ in healthy models: what is not far beyond that is left out.
+// trends finds matrices whose typical magnitude is far from that of the layers around: see inspect.Trend.
 func trends(all []*measured) (found []inspect.Observation) {
 	kinds, matrices := byKind(all), 0
 	for _, kind := range kinds {
@@ -204,17 +199,13 @@ func trends(all []*measured) (found []inspect.Observation) {
 		if len(kind[0].Shape) != 2 {
 			continue
 		}
-		var sizes, off []float64 // off of the layers between the first and the last
+		var sizes []float64
 		for _, m := range kind {
 			sizes = append(sizes, m.size)
 		}
-		usual, far := inspect.Neighbours(sizes)
-		for i := 1; i < len(kind)-1; i++ {
-			off = append(off, sizes[i]-usual[i])
-		}
-		p := inspect.PeersOf(off, matrices)
+		usual, off := inspect.Trend(sizes, matrices)
 		for i, m := range kind {
-			if inner := i > 0 && i < len(kind)-1; far[i] || inner && p.Odd(sizes[i]-usual[i], math.Log2(trendFactor)) {
+			if off[i] {
 				size, median := math.Exp2(m.size), math.Exp2(usual[i])
 				found = append(found, m.about("trend", &size, &median, "typical magnitude %.4g, %.4g in the layers around it",
 					size, median))
