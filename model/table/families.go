@@ -3,6 +3,7 @@ package table
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"dsmoe/config"
 )
@@ -21,60 +22,40 @@ func FamilyOf(c *config.Config) *Family {
 	panic("table: no table for model_type " + strconv.Quote(c.ModelType))
 }
 
-// moeLayers are the keys that Config.IsMoE depends on.
-var moeLayers = []string{"n_routed_experts", "first_k_dense_replace", "moe_layer_freq"}
+// PlaceOf is Family.Place for c's family. c may be nil: then the place has no row.
+func PlaceOf(c *config.Config, name string) Place {
+	if c == nil {
+		_, layer, expert := Cut(name)
+		return Place{nil, layer, expert}
+	}
+	return FamilyOf(c).Place(name)
+}
 
-// Conditions of the table.
-var (
-	dense  = &When{moeLayers, func(c *config.Config, layer int) bool { return !c.IsMoE(layer) }}
-	moe    = &When{moeLayers, (*config.Config).IsMoE}
-	hashed = &When{[]string{"mlp_layer_types"}, (*config.Config).Hashes}
-	scored = &When{[]string{"mlp_layer_types"}, func(c *config.Config, layer int) bool { return !c.Hashes(layer) }}
-	shared = &When{append(slices.Clip(moeLayers), "n_shared_experts"),
-		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.NSharedExperts > 0 }}
+// InModel reports whether a tensor of that name is one of a language model, as the table and the reference
+// name them.
+func InModel(name string) bool {
+	return strings.HasPrefix(name, "model.") || strings.HasPrefix(name, "lm_head.")
+}
 
-	bias   = &When{[]string{"attention_bias"}, func(c *config.Config, _ int) bool { return c.AttentionBias }}
-	wholeQ = &When{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank == 0 }}
-	loraQ  = &When{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank > 0 }}
+// Outside reports whether the tensor of that name is of what c has beside the language model, such as a
+// vision tower.
+func Outside(c *config.Config, name string) bool {
+	switch {
+	case c.Within() == "" || FamilyOf(c).Unknown != nil:
+		return false
+	case c.Prefix() == "": // towers beside the decoder's layers
+		return !slices.ContainsFunc([]string{"model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."},
+			func(module string) bool { return strings.HasPrefix(name, module) })
+	}
+	return !InModel(name) && !strings.HasPrefix(name, c.Prefix())
+}
 
-	loraQBias = &When{[]string{"q_lora_rank", "attention_bias"},
-		func(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }}
-
-	// copied is that of a prediction layer's copy of a weight of the main model, see
-	// Row.Copied: no key of the config says whether a checkpoint has it.
-	copied = &When{nil, func(*config.Config, int) bool { return true }}
-
-	tied   = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return c.TieWordEmbeddings }}
-	untied = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }}
-)
-
-// Dimensions of the table.
-var (
-	vocab     = Dim{[]string{"vocab_size"}, func(c *config.Config, _ int) int { return c.VocabSize }}
-	hidden    = Dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return c.HiddenSize }}
-	twoHidden = Dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return 2 * c.HiddenSize }}
-
-	denseFF  = Dim{[]string{"intermediate_size"}, func(c *config.Config, _ int) int { return c.IntermediateSize }}
-	expertFF = Dim{[]string{"moe_intermediate_size"}, func(c *config.Config, _ int) int { return c.MoEIntermediateSize }}
-	sharedFF = Dim{[]string{"moe_intermediate_size", "n_shared_experts"},
-		func(c *config.Config, _ int) int { return c.MoEIntermediateSize * c.NSharedExperts }}
-	routed = Dim{[]string{"n_routed_experts"}, func(c *config.Config, _ int) int { return c.NRoutedExperts }}
-
-	// DeepseekAttention: HeadDim is hidden_size / num_attention_heads.
-	queries = Dim{[]string{"hidden_size", "num_attention_heads"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.HeadDim() }}
-	keys = Dim{[]string{"hidden_size", "num_attention_heads", "num_key_value_heads"},
-		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.HeadDim() }}
-
-	// DeepseekV2Attention.
-	qRank      = Dim{[]string{"q_lora_rank"}, func(c *config.Config, _ int) int { return c.QLoraRank }}
-	kvRank     = Dim{[]string{"kv_lora_rank"}, func(c *config.Config, _ int) int { return c.KVLoraRank }}
-	kvRankRope = Dim{[]string{"kv_lora_rank", "qk_rope_head_dim"},
-		func(c *config.Config, _ int) int { return c.KVLoraRank + c.QKRopeHeadDim }}
-	latentQueries = Dim{[]string{"num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
-	latentKeysValues = Dim{[]string{"num_attention_heads", "qk_nope_head_dim", "v_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim) }}
-	latentContext = Dim{[]string{"num_attention_heads", "v_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim }}
-)
+// Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
+func (f *Family) Ignores(c *config.Config, name string) bool {
+	if Outside(c, name) {
+		return true
+	}
+	pattern, layer, _ := Cut(name)
+	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
+		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, layer) })
+}

@@ -3,19 +3,12 @@ package table
 // Names and the places that they stand for. No other package takes names of weights apart.
 
 import (
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"dsmoe/config"
-)
-
-// What stands for numbers in the names of the table.
-const (
-	layerHole  = "{l}"
-	expertHole = "{e}"
-
-	layerPrefix = "model.layers." + layerHole + "."
+	"dsmoe/model/tensor"
 )
 
 // Fused is a tensor with matrices of all routed experts of a layer, as transformers 5 writes
@@ -40,10 +33,10 @@ var fused = [...]Fused{
 // FusedAt returns the fused tensor of that name and its layer; nil if the name is another's.
 func FusedAt(name string) (f *Fused, layer int) {
 	var r room
-	pattern, p := r.cut(name)
+	pattern, layer, _ := r.cut(name)
 	for i := range fused {
-		if fused[i].Name == string(pattern) && p.Layer >= 0 {
-			return &fused[i], p.Layer
+		if fused[i].Name == string(pattern) && layer >= 0 {
+			return &fused[i], layer
 		}
 	}
 	return nil, -1
@@ -66,134 +59,97 @@ func FusedOf(p Place) (f *Fused, index int) {
 // NameIn returns the name of the fused tensor of a layer.
 func (f *Fused) NameIn(layer int) string { return fillHoles(f.Name, layer, -1) }
 
-// NameIn returns the name of the row's weight in a layer, of a routed expert. Rows that are not
-// PerLayer or PerExpert do not use these.
-func (r *Row) NameIn(layer, expert int) string { return fillHoles(r.Name, layer, expert) }
-
-func fillHoles(name string, layer, expert int) string {
-	name = strings.Replace(name, layerHole, strconv.Itoa(layer), 1)
-	return strings.Replace(name, expertHole, strconv.Itoa(expert), 1)
-}
-
-// PlaceOf is Family.Place for c's family. c may be nil: then the place has no row.
-func PlaceOf(c *config.Config, name string) Place {
-	if c == nil {
-		_, p := new(room).cut(name)
-		return p
-	}
-	return FamilyOf(c).Place(name)
-}
-
 // Place returns where in the model the tensor of that name belongs. One that no row has still
 // has its layer and its routed expert, read from its name. The leading "model." may be absent
 // before "layers.", as in a decoder saved without its head.
 func (f *Family) Place(name string) Place {
 	var r room
-	pattern, p := r.cut(name)
-	p.Row = f.find(func(r *Row) bool {
-		return r.Name == string(pattern) && r.PerLayer() == (p.Layer >= 0) && r.PerExpert() == (p.Expert >= 0)
+	pattern, layer, expert := r.cut(name)
+	row := f.find(func(r *Row) bool {
+		return r.Name == string(pattern) && r.PerLayer() == (layer >= 0) && r.PerExpert() == (expert >= 0)
 	})
-	return p
+	return Place{row, layer, expert}
 }
 
-// InModel reports whether a tensor of that name is one of a language model, as the table and the reference
-// name them.
-func InModel(name string) bool {
-	return strings.HasPrefix(name, "model.") || strings.HasPrefix(name, "lm_head.")
-}
-
-// Outside reports whether the tensor of that name is of what c has beside the language model, such as a
-// vision tower.
-func Outside(c *config.Config, name string) bool {
-	switch {
-	case c.Within() == "" || FamilyOf(c).Unknown != nil:
-		return false
-	case c.Prefix() == "": // towers beside the decoder's layers
-		return !slices.ContainsFunc([]string{"model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."},
-			func(module string) bool { return strings.HasPrefix(name, module) })
+// Spell returns the table's name of a tensor that a file of c calls stored, and a bit for each of Namings that calls it
+// so. Without Namings, and for a tensor that none of them has, the name is stored, and no bit is set.
+func (f *Family) Spell(c *config.Config, stored string) (name string, namings uint) {
+	if f.spelled == nil {
+		return stored, 0
 	}
-	return !InModel(name) && !strings.HasPrefix(name, c.Prefix())
+	if fused, _ := FusedAt(tensor.OwnerOf(stored)); fused != nil {
+		for i, n := range f.Namings {
+			if n.Fuses {
+				namings |= 1 << i
+			}
+		}
+		return stored, namings
+	}
+	var r room
+	pattern, layer, expert := r.cutStored(stored)
+	s, rest := f.spelled[string(pattern)], ""
+	if at := strings.LastIndexByte(stored, '.'); s.namings == 0 && at >= 0 { // a tensor beside a weight
+		rest = stored[at:]
+		weight := append(pattern[:len(pattern)-len(rest)], ".weight"...)
+		s = f.spelled[string(weight)]
+	}
+	if s.namings == 0 {
+		return stored, 0
+	}
+	if s.predicts {
+		layer += c.NumHiddenLayers
+	}
+	name = fillHoles(s.row, layer, expert)
+	if rest != "" {
+		name = strings.TrimSuffix(name, ".weight") + rest
+	}
+	return name, s.namings
 }
 
-// Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
-func (f *Family) Ignores(c *config.Config, name string) bool {
-	if Outside(c, name) {
-		return true
-	}
-	pattern, p := new(room).cut(name)
-	return p.Layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
-		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == string(pattern) && r.Holds(c, p.Layer) })
-}
-
-// room is what the patterns of most names fit into.
-type room [96]byte
-
-// cut returns name with holes for its numbers: for the layer behind "model.layers." or "layers.",
-// for the routed expert behind the last ".mlp.experts.". The place has no row. Thousands of names
-// are cut at once, so patterns are made in r.
-func (r *room) cut(name string) (pattern []byte, p Place) {
-	const layers = "model.layers."
-	pattern, p = r[:0], Place{Layer: -1, Expert: -1}
-	if strings.HasPrefix(name, layers[len("model."):]) {
-		pattern = append(pattern, "model."...)
-	}
-	if at := len(layers) - len(pattern); strings.HasPrefix(name, layers[len(pattern):]) {
-		if n, digits := number(name[at:]); n >= 0 {
-			p.Layer = n
-			pattern = append(append(pattern, name[:at]...), layerHole...)
-			name = name[at+digits:]
+// Nearest returns the name of one of the namings, given as bits, that is most like stored, which is none of their names;
+// "" without namings.
+func (f *Family) Nearest(stored string, namings uint) (nearest string) {
+	pattern, layer, expert := new(room).cutStored(stored)
+	least := len(pattern)
+	for _, known := range slices.Sorted(maps.Keys(f.spelled)) {
+		if f.spelled[known].namings&namings == 0 || (strings.Contains(known, layerHole)) != (layer >= 0) ||
+			strings.Contains(known, expertHole) != (expert >= 0) {
+			continue
+		}
+		if n := edits(string(pattern), known); n < least {
+			least, nearest = n, fillHoles(known, layer, expert)
 		}
 	}
-	if begin, end, n := expertAt(name); n >= 0 {
-		p.Expert = n
-		pattern = append(append(pattern, name[:begin]...), expertHole...)
-		name = name[end:]
+	return nearest
+}
+
+// edits returns how many bytes are to be put in, taken out or replaced to make b of a.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
 	}
-	return append(pattern, name...), p
-}
-
-// expertAt returns where in a name the number of a routed expert is, and that; -1 without one.
-func expertAt(name string) (begin, end, expert int) {
-	const experts, published = ".mlp.experts.", ".ffn.experts." // of the same length
-	begin = max(strings.LastIndex(name, experts), strings.LastIndex(name, published)) + len(experts)
-	if begin < len(experts) {
-		return 0, 0, -1
-	}
-	expert, digits := number(name[begin:])
-	return begin, begin + digits, expert
-}
-
-// Cut returns the name of a weight with "{l}" for the number of its layer and "{e}" for that of its routed
-// expert, and the numbers; -1 without one.
-func Cut(name string) (pattern string, layer, expert int) {
-	cut, p := new(room).cut(name)
-	return string(cut), p.Layer, p.Expert
-}
-
-// CutExpert returns the name of a weight or a stage with "{e}" for the number of its routed expert,
-// and that number; -1 without one. The name of a stage may be that within its layer.
-func CutExpert(name string) (pattern string, expert int) {
-	begin, end, expert := expertAt("." + name)
-	if expert < 0 {
-		return name, -1
-	}
-	return name[:begin-1] + expertHole + name[end-1:], expert
-}
-
-// number reads the number before the first dot, and how many digits it has; -1 if there is none,
-// or one with a sign or with zeros before it.
-func number(s string) (n, digits int) {
-	const most = 9 // digits, which every int holds
-	for digits < len(s) && s[digits] != '.' {
-		c := s[digits]
-		if c < '0' || c > '9' || digits == most || digits == 1 && s[0] == '0' {
-			return -1, 0
+	for i := range a {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range b {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
 		}
-		n = 10*n + int(c-'0')
-		digits++
 	}
-	if digits == 0 {
-		return -1, 0
+	return row[len(b)]
+}
+
+// NamingOf returns the naming of that name; nil if the family has none.
+func (f *Family) NamingOf(name string) *Naming {
+	for i := range f.Namings {
+		if f.Namings[i].Name == name {
+			return &f.Namings[i]
+		}
 	}
-	return n, digits
+	return nil
 }

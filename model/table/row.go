@@ -8,6 +8,7 @@ package table
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"dsmoe/config"
@@ -241,4 +242,13 @@ func (r *Row) Keys() []string {
 		}
 	}
 	return keys
+}
+
+// NameIn returns the name of the row's weight in a layer, of a routed expert. Rows that are not
+// PerLayer or PerExpert do not use these.
+func (r *Row) NameIn(layer, expert int) string { return fillHoles(r.Name, layer, expert) }
+
+// InLayer puts the layer into the name of a GGUF tensor.
+func (p Place) InLayer(name string) string {
+	return strings.Replace(name, "{l}", strconv.Itoa(p.Layer), 1)
 }
