@@ -30,8 +30,9 @@ type subject struct {
 	golden     *pack.Pack
 	options    verify.Options
 	changed    map[string]tensor.Tensor
-	moe        int // the first layer with experts
-	expert     int // of that layer, which the first token chose
+	moe        int    // the first layer with experts
+	expert     int    // of that layer, which the first token chose
+	planting   string // cause of the mistake that is made
 	err        error
 }
 
@@ -51,16 +52,19 @@ func newSubject(c *checkpoint.Checkpoint, p *pack.Pack) *subject {
 }
 
 // make makes the mistake. It says whether it can be made in this checkpoint.
-func (s *subject) make(m mistake) bool { return s.err == nil && m.make(s) && s.err == nil }
+func (s *subject) make(m mistake) bool {
+	s.planting = m.cause
+	return s.err == nil && m.make(s) && s.err == nil
+}
 
 // expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
-// none, {attn} by an attention, {index} by the first indexer, {rotated} by the first stage
-// behind RoPE, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but
+// none, {attn} by an attention, {moe-attn} by that of {moe}'s layer, {index} by the first indexer, {rotated} by the first stage
+// behind RoPE, {scores} by the first scores of an indexer, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but
 // one, and {e} by the number of an expert that is reached.
 func (s *subject) expand(name string) string {
 	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
-		"{attn}", "model.layers.1.self_attn.", "{entries}", s.entries(),
-		"{rotated}", s.rotated(), "{index}", "model.layers.0.self_attn.indexer.", "{e}", strconv.Itoa(s.expert), "{last}",
+		"{attn}", "model.layers.1.self_attn.", "{moe-attn}", fmt.Sprintf("model.layers.%d.self_attn.", s.moe), "{entries}", s.entries(),
+		"{rotated}", s.rotated(), "{index}", "model.layers.0.self_attn.indexer.", "{scores}", s.scores(), "{e}", strconv.Itoa(s.expert), "{last}",
 		strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
 }
 
@@ -75,6 +79,14 @@ func (s *subject) rotated() string {
 		return "model.layers.0." + pack.IndexerQueries
 	}
 	return "model.layers.0." + pack.Attended
+}
+
+// scores returns the stage of the first scores of an indexer.
+func (s *subject) scores() string {
+	if s.config.Windowed() {
+		return s.entries() + "indexer.scores"
+	}
+	return pack.StageOf(0, pack.IndexerScores)
 }
 
 // entries returns the module of the first compressor whose windows overlap.

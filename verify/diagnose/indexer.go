@@ -17,7 +17,7 @@ import (
 
 // indexerMistakes are first seen in stages of an indexer.
 func indexerMistakes(f *Failure) []mistake {
-	scores, first := []string{pack.IndexerScores}, []string{pack.InIndexer(table.WQB)}
+	scores, first := []string{pack.IndexerScores, pack.EntriesScores}, []string{pack.InIndexer(table.WQB)}
 	list := []mistake{
 		{id: "indexer-norm-bias", kinds: []string{pack.InIndexer(table.KNorm)}, undo: undoNormBias},
 		{id: "indexer-rope-layout", kinds: []string{pack.IndexerQueries},
@@ -65,7 +65,7 @@ func undoNormBias(x *Trial) string {
 	f := x.failed
 	bias := &x.layer.Indexer.KNorm.Bias
 	values, err := bias.Float32s(nil)
-	if err != nil || len(values) != f.Got.Width() {
+	if err != nil || f.Got == nil || len(values) != f.Got.Width() {
 		return ""
 	}
 	zero := !slices.ContainsFunc(values, func(v float32) bool { return v != 0 })
@@ -111,6 +111,9 @@ func undoIndexerLayout(x *Trial) string {
 
 // undoReLU leaves ReLU out.
 func undoReLU(x *Trial) string {
+	if !x.Config.HasIndexer() {
+		return ""
+	}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		return &otherIndexer{Arithmetic: a, scale: 1, signed: true}
 	}
@@ -119,6 +122,9 @@ func undoReLU(x *Trial) string {
 
 // undoHeadScale leaves the scale of the heads' weights out.
 func undoHeadScale(x *Trial) string {
+	if !x.Config.HasIndexer() {
+		return ""
+	}
 	heads := math.Sqrt(float64(x.Config.IndexNHeads))
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		return &otherIndexer{Arithmetic: a, scale: float32(heads)}

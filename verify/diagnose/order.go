@@ -48,6 +48,9 @@ func (f *Failure) kind() string {
 // columnOrder returns which column of ours each column of the golden is, within the limits; nil if they are no
 // others than ours in another order. A column that is its own stays.
 func (f *Failure) columnOrder() []int {
+	if f.Got == nil {
+		return nil
+	}
 	n := f.Got.Width()
 	order, taken := make([]int, n), make([]bool, n)
 	for c := range n {

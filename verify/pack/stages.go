@@ -31,7 +31,8 @@ const (
 	IndexerKeys    = "self_attn.indexer.k" // after RoPE
 	IndexerScores  = "self_attn.indexer.scores"
 	IndexerTopK    = "self_attn.indexer.topk_idx"
-	EntriesTopK    = "self_attn.compressor.indexer.topk_idx" // of DeepSeek-V4, whose indexers choose entries
+	EntriesScores  = "self_attn.compressor.indexer.scores" // of DeepSeek-V4, whose indexers choose entries
+	EntriesTopK    = "self_attn.compressor.indexer.topk_idx"
 
 	CollapsedHead = "model.hc_head.output" // of DeepSeek-V4's streams, before LastNorm
 
