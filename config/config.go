@@ -4,7 +4,10 @@
 // a golden pack carries. The package opens no file and has no list of weights.
 package config
 
-import "regexp"
+import (
+	"fmt"
+	"regexp"
+)
 
 // Config is a checkpoint's configuration as the reference's DeepseekConfig
 // (configuration_deepseek.py) holds it. Each field spells its JSON key; its
@@ -104,41 +107,6 @@ type RopeScaling struct {
 	MScale, MScaleAllDim          float64 // yarn: mscale, mscale_all_dim; 0 is absent
 }
 
-// LatentEps is eps of the norms inside latent attention, whatever RMSNormEps is: the class default of
-// DeepseekV2RMSNorm.
-const LatentEps = 1e-6
-
-// LatentAttention reports whether attention is multi-head latent attention,
-// DeepseekV2Attention: keys and values come from kv_lora_rank compressed values.
-func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }
-
-// LimitsGroups reports whether a token may choose only from topk_group of the n_group groups of
-// experts. With topk_method greedy or null, and in DeepSeek-V4, n_group and topk_group have no effect.
-func (c *Config) LimitsGroups() bool {
-	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc" && !c.Windowed()
-}
-
-// HeadDim is the width that RoPE rotates in one attention head, the reference's
-// head_dim: qk_rope_head_dim with latent or windowed attention, else hidden_size /
-// num_attention_heads. It is even.
-func (c *Config) HeadDim() int {
-	if c.LatentAttention() || c.Windowed() {
-		return c.QKRopeHeadDim
-	}
-	return c.HiddenSize / c.NumAttentionHeads
-}
-
-// QKHeadDim is the width of one query or key head.
-func (c *Config) QKHeadDim() int { return c.QKNopeHeadDim + c.HeadDim() }
-
-// ValueHeadDim is the width of one value head.
-func (c *Config) ValueHeadDim() int {
-	if c.LatentAttention() || c.Windowed() {
-		return c.VHeadDim
-	}
-	return c.HeadDim()
-}
-
 // JSON returns the configuration as a config.json: the keys of the document that
 // was parsed, known and unknown, in its order, with its spelling of every value,
 // one key a line, two spaces deep, as transformers writes it.
@@ -160,4 +128,43 @@ type Quantization struct {
 	exceptKey string           // the key of AWQ, GPTQ and AutoRound that Except was read from
 	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.
 	Unclear bool
+}
+
+// Reference names an implementation of a family in Python.
+type Reference string
+
+// The implementations. The first DeepSeekMoE has no native one.
+const (
+	Remote Reference = "remote" // the modeling_*.py published with the checkpoint
+	Native Reference = "native" // transformers' models/deepseek_v2, models/deepseek_v3
+)
+
+// wrapper is a model_type of a model that has a language model and more, such as a vision
+// tower: config.json holds the language model's configuration in one of its objects.
+type wrapper struct {
+	modelType    string
+	architecture string // the first of architectures; "" for any
+	key          string // of the object
+	prefix       string // of the language model's names among the tensors
+	family       string // of the language model; "" if its own model_type names it
+}
+
+func (s *RopeScaling) equal(t *RopeScaling) bool {
+	if s == nil || t == nil {
+		return s == t
+	}
+	return *s == *t
+}
+
+// String returns the scaling as config.json writes it, "null" for nil.
+func (s *RopeScaling) String() string {
+	if s == nil {
+		return "null"
+	}
+	if s.Type == "yarn" {
+		return fmt.Sprintf(`{"type": "yarn", "factor": %v, "original_max_position_embeddings": %d, `+
+			`"beta_fast": %v, "beta_slow": %v, "mscale": %v, "mscale_all_dim": %v}`,
+			s.Factor, s.OriginalMaxPositionEmbeddings, s.BetaFast, s.BetaSlow, s.MScale, s.MScaleAllDim)
+	}
+	return fmt.Sprintf(`{"type": %q, "factor": %v}`, s.Type, s.Factor)
 }

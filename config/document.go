@@ -90,12 +90,6 @@ func readDocument(data []byte) (document, error) {
 	return doc, err
 }
 
-// unquote returns the text of a JSON string that was read, and so is valid.
-func unquote(v jsontext.Value) string {
-	text, _ := jsontext.AppendUnquote(nil, v)
-	return string(text)
-}
-
 // scanner reads one document, keeping the place of every member in the text.
 type scanner struct {
 	data    []byte

@@ -84,3 +84,9 @@ func kindName(k jsontext.Kind) string {
 	}
 	return k.String()
 }
+
+// unquote returns the text of a JSON string that was read, and so is valid.
+func unquote(v jsontext.Value) string {
+	text, _ := jsontext.AppendUnquote(nil, v)
+	return string(text)
+}

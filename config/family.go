@@ -41,23 +41,6 @@ var families = []family{
 	{defaults: v41Defaults, fields: v41Fields, rules: v41Rules, within: true},
 }
 
-// decode reads a document, of a language model or of a model around one.
-func decode(doc document) (*Config, error) {
-	if w := wrapperOf(doc.values()); w != nil {
-		return w.decode(doc)
-	}
-	return decodeFamily(nil, doc)
-}
-
-// decodeFamily reads a document, within a wrapper or without one, by the table of its family.
-func decodeFamily(w *wrapper, doc document) (*Config, error) {
-	f, err := familyIn(w, doc.values())
-	if err != nil {
-		return nil, err
-	}
-	return f.decode(doc)
-}
-
 // decode reads a document by the family's table.
 func (f *family) decode(doc document) (*Config, error) {
 	values := doc.values()
@@ -124,4 +107,23 @@ func unsupported(cause string) error {
 func (f *family) position(p Problem) int {
 	key, _, _ := strings.Cut(p.Field, ".")
 	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
+}
+
+func (d *decoding) readFields(fields []field) {
+	for _, f := range fields {
+		if v, ok := d.values[f.key]; ok {
+			f.read(d, f.key, v)
+		}
+	}
+}
+
+func (d *decoding) checkRules(rules []rule) {
+	for _, r := range rules {
+		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(key) }) {
+			continue
+		}
+		if err := r.check(&d.config); err != nil {
+			d.problems = append(d.problems, Problem{Field: r.fields[0], Cause: err.Error()})
+		}
+	}
 }

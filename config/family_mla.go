@@ -123,16 +123,6 @@ var v3Rules = append([]rule{
 	{[]string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}, methodOfV3},
 }, sharedMLARules...)
 
-// natural reads an integer in 0..max, or null as 0.
-func natural(get func(*Config) *int, max int) reader {
-	return single(get, func(v jsontext.Value) (int, error) {
-		if v.Kind() == 'n' {
-			return 0, nil
-		}
-		return parseInteger(v, 0, max)
-	})
-}
-
 // readNoBias refuses mlp_bias true: no published model has it.
 func readNoBias(d *decoding, key string, value jsontext.Value) {
 	has, err := parseBoolean(value)

@@ -73,53 +73,6 @@ func pairsInIndexer(r Rules) Rules {
 	return r
 }
 
-// replaced returns fields with other readers of some keys.
-func replaced(fields []field, by map[string]reader) []field {
-	for i, f := range fields {
-		if r, ok := by[f.key]; ok {
-			fields[i].reader = r
-		}
-	}
-	return fields
-}
-
-// HasIndexer reports whether an indexer chooses the keys that each query attends to.
-func (c *Config) HasIndexer() bool { return c.IndexTopK > 0 }
-
-// IndexerOf returns the layer whose indexer chooses for layer l: l itself, or the nearest before it
-// with an indexer of its own. Prediction layers have their own. With windowed attention it is -1 for
-// layers whose entries nothing chooses.
-func (c *Config) IndexerOf(l int) int {
-	if c.Windowed() && !c.Overlaps(l) {
-		return -1
-	}
-	for l > 0 && l < c.NumHiddenLayers && l < len(c.IndexerTypes) && c.IndexerTypes[l] == sharedIndexer {
-		l--
-	}
-	return l
-}
-
-// indexers returns for each layer of the decoder the layer whose indexer chooses for it.
-func (c *Config) indexers() (layers []int) {
-	for l := range c.NumHiddenLayers {
-		if c.Windowed() {
-			break // layer_types says it
-		}
-		layers = append(layers, c.IndexerOf(l))
-	}
-	return layers
-}
-
-// readDenseWithoutTypes reads first_k_dense_replace, which mlp_layer_types, where it is set, must
-// not contradict.
-func readDenseWithoutTypes(d *decoding, key string, value jsontext.Value) {
-	if types, ok := d.values["mlp_layer_types"]; ok && types.Kind() != 'n' {
-		readDenseAgain(d, key, value)
-		return
-	}
-	store(d, key, &d.config.FirstKDenseReplace, func() (int, error) { return parseInteger(value, 0, maxLayers) })
-}
-
 // readInterleaved refuses a layout that the reference, which reads no such key, has not.
 func readInterleaved(d *decoding, key string, value jsontext.Value) {
 	pairs, err := parseBoolean(value)
@@ -163,9 +116,6 @@ func readIndexerFrequency(d *decoding, key string, value jsontext.Value) {
 	store(d, key, &d.config.IndexerTypes, func() ([]string, error) { return types, err })
 }
 
-// sharedIndexer stands in IndexerTypes for a layer that takes the choice of the indexer before it.
-const sharedIndexer = "shared"
-
 // readIndexerTypes reads indexer_types, "full" for a layer with an indexer and "shared" for one
 // that takes the choice of the layer before, or index_topk_pattern, which may have their initials.
 func readIndexerTypes(d *decoding, key string, value jsontext.Value) {
@@ -195,14 +145,6 @@ func parseIndexerTypes(value jsontext.Value) ([]string, error) {
 		types[i] = cmp.Or(map[string]string{"F": "full", "S": sharedIndexer}[initial], initial)
 	}
 	return types, err
-}
-
-// queriesAreCompressed: the indexer's queries are made of the compressed ones.
-func queriesAreCompressed(c *Config) error {
-	if c.QLoraRank == 0 {
-		return fmt.Errorf("null: the indexer reads queries of this rank")
-	}
-	return nil
 }
 
 // indexerRotates: the first qk_rope_head_dim channels of the indexer's heads are rotated.

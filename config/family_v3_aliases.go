@@ -156,3 +156,21 @@ func normedExperts(r Rules) Rules {
 	r.NormsExperts, r.UnbiasedChoice = true, true
 	return r
 }
+
+// readDenseWithoutTypes reads first_k_dense_replace, which mlp_layer_types, where it is set, must
+// not contradict.
+func readDenseWithoutTypes(d *decoding, key string, value jsontext.Value) {
+	if types, ok := d.values["mlp_layer_types"]; ok && types.Kind() != 'n' {
+		readDenseAgain(d, key, value)
+		return
+	}
+	store(d, key, &d.config.FirstKDenseReplace, func() (int, error) { return parseInteger(value, 0, maxLayers) })
+}
+
+// queriesAreCompressed: the indexer's queries are made of the compressed ones.
+func queriesAreCompressed(c *Config) error {
+	if c.QLoraRank == 0 {
+		return fmt.Errorf("null: the indexer reads queries of this rank")
+	}
+	return nil
+}

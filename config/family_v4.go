@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -109,64 +108,6 @@ var v4Rules = []rule{
 	{[]string{"hidden_act"}, activationIsSiLU},
 }
 
-// only returns the fields of these keys, in the order of the keys.
-func only(fields []field, keys ...string) (some []field) {
-	for _, key := range keys {
-		some = append(some, fields[slices.IndexFunc(fields, func(f field) bool { return f.key == key })])
-	}
-	return some
-}
-
-// The types of layers.
-const (
-	slidingAttention = "sliding_attention"
-	compressedSparse = "compressed_sparse_attention"
-	heavyCompression = "heavily_compressed_attention"
-	hashMoE          = "hash_moe"
-)
-
-// Windowed reports whether queries attend to a window of the latest tokens and to entries that stand for several
-// tokens each: DeepseekV4Attention.
-func (c *Config) Windowed() bool { return c.SlidingWindow > 0 }
-
-// CompressRate returns how many tokens an entry of layer l stands for; 0 if the layer has no entries.
-func (c *Config) CompressRate(l int) int {
-	switch c.layerType(l) {
-	case compressedSparse:
-		return c.CompressRateCSA
-	case heavyCompression:
-		return c.CompressRateHCA
-	}
-	return 0
-}
-
-// Overlaps reports whether layer l has compressed sparse attention: an entry is made of the tokens of the one before,
-// too, and an indexer chooses the entries of each query.
-func (c *Config) Overlaps(l int) bool { return c.layerType(l) == compressedSparse }
-
-// EntryTokens returns how many tokens of a sequence exercise all weights of layer l's compressor: those of its first
-// entry, or of two entries where they overlap. 0 if it has none.
-func (c *Config) EntryTokens(l int) int {
-	if c.Overlaps(l) {
-		return 2 * c.CompressRate(l)
-	}
-	return c.CompressRate(l)
-}
-
-// layerType is sliding_attention for prediction layers.
-func (c *Config) layerType(l int) string {
-	if l >= 0 && l < min(len(c.LayerTypes), c.NumHiddenLayers) {
-		return c.LayerTypes[l]
-	}
-	return slidingAttention
-}
-
-// Hashes reports whether layer l chooses experts by tid2eid, a table with a row of experts for each token of the
-// vocabulary.
-func (c *Config) Hashes(l int) bool {
-	return l >= 0 && l < min(len(c.MLPLayerTypes), c.NumHiddenLayers) && c.MLPLayerTypes[l] == hashMoE
-}
-
 // readWidthAgain reads intermediate_size, which the reference takes for moe_intermediate_size.
 func readWidthAgain(d *decoding, key string, value jsontext.Value) {
 	n, err := parseInteger(value, 1, maxDim)
@@ -237,14 +178,6 @@ func readCompressRatios(d *decoding, key string, value jsontext.Value) {
 		}
 	}
 	store(d, key, &d.config.LayerTypes, func() ([]string, error) { return types, err })
-}
-
-// parseList reads a list.
-func parseList(v jsontext.Value) (values []jsontext.Value, err error) {
-	if v.Kind() != '[' || json.Unmarshal(v, &values) != nil {
-		return nil, errors.New("not a list")
-	}
-	return values, nil
 }
 
 // readAttentionTypes reads layer_types.
@@ -447,19 +380,4 @@ func (d *decoding) readRope(key string, doc document, dst **RopeScaling) {
 	}
 	*dst = s
 	d.unscaled(key)
-}
-
-// readExpertDType reads how routed experts are quantised.
-func readExpertDType(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
-	known := d.config.Quantization.Experts // of quantization_config, where transformers looks first
-	store(d, key, &d.config.Quantization.Experts, func() (string, error) {
-		name, err := parseOneOf(value, "fp4", "fp8")
-		if err == nil && known != "" && name != known {
-			err = fmt.Errorf("%q disagrees with quantization_config.expert_dtype %q", name, known)
-		}
-		return name, err
-	})
 }

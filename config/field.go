@@ -1,14 +1,11 @@
 package config
 
-// How one value of config.json becomes one field of Config. The parse functions
-// know the JSON and the range; the readers bind them to a field for the table.
+// How one value of config.json becomes one field of Config: readers bind the functions that parse
+// values to fields.
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -68,16 +65,6 @@ func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) 
 	}
 }
 
-// store keeps what parse returns, or its error.
-func store[T any](d *decoding, key string, dst *T, parse func() (T, error)) {
-	v, err := parse()
-	if err != nil {
-		d.fail(key, err)
-		return
-	}
-	*dst = v
-}
-
 // dtypes are the torch_dtype that a checkpoint's own weights can have.
 var dtypes = []string{"bfloat16", "float16", "float32", "float64"}
 
@@ -94,105 +81,30 @@ func readTorchDType(d *decoding, key string, value jsontext.Value) {
 	store(d, key, &d.config.TorchDType, func() (string, error) { return name, err })
 }
 
-// parseInteger reads an integer in min..max. A fraction or an exponent makes a
-// number a float to Python, which torch refuses as a size, so 64.0 is refused.
-func parseInteger(v jsontext.Value, min, max int) (int, error) {
-	if v.Kind() != '0' {
-		return 0, fmt.Errorf("%s is not an integer", show(v))
+// only returns the fields of these keys, in the order of the keys.
+func only(fields []field, keys ...string) (some []field) {
+	for _, key := range keys {
+		some = append(some, fields[slices.IndexFunc(fields, func(f field) bool { return f.key == key })])
 	}
-	if isFloat(v) {
-		return 0, fmt.Errorf("%s is a float, not an integer", show(v))
-	}
-	n, err := strconv.ParseInt(string(v), 10, 64)
-	if err != nil || n < int64(min) || n > int64(max) {
-		return 0, fmt.Errorf("%s is not in %d..%d", show(v), min, max)
-	}
-	return int(n), nil
+	return some
 }
 
-// parseOptional reads an integer in 1..max, or null as 0.
-func parseOptional(v jsontext.Value, max int) (int, error) {
-	if v.Kind() == 'n' {
-		return 0, nil
+// replaced returns fields with other readers of some keys.
+func replaced(fields []field, by map[string]reader) []field {
+	for i, f := range fields {
+		if r, ok := by[f.key]; ok {
+			fields[i].reader = r
+		}
 	}
-	n, err := parseInteger(v, 1, max)
-	if err != nil {
-		return 0, fmt.Errorf("%w, nor null", err)
-	}
-	return n, nil
+	return fields
 }
 
-// isFloat reports whether Python's json module parses the number as a float.
-func isFloat(v jsontext.Value) bool { return strings.ContainsAny(string(v), ".eE") }
-
-// bound is a condition on a number, with its wording.
-type bound struct {
-	rule string
-	ok   func(float64) bool
+// natural reads an integer in 0..max, or null as 0.
+func natural(get func(*Config) *int, max int) reader {
+	return single(get, func(v jsontext.Value) (int, error) {
+		if v.Kind() == 'n' {
+			return 0, nil
+		}
+		return parseInteger(v, 0, max)
+	})
 }
-
-var (
-	positive    = bound{"above 0", func(x float64) bool { return x > 0 }}
-	notNegative = bound{"0 or above", func(x float64) bool { return x >= 0 }}
-	aboveOne    = bound{"above 1", func(x float64) bool { return x > 1 }}
-)
-
-// parseNumber reads a finite number, integers included, that fits accepts.
-func parseNumber(v jsontext.Value, fits bound) (float64, error) {
-	if v.Kind() != '0' {
-		return 0, fmt.Errorf("%s is not a number", show(v))
-	}
-	x, err := strconv.ParseFloat(string(v), 64)
-	if err != nil || math.IsInf(x, 0) {
-		return 0, fmt.Errorf("%s is beyond float64", show(v))
-	}
-	if !fits.ok(x) {
-		return 0, fmt.Errorf("%s is not %s", show(v), fits.rule)
-	}
-	return x, nil
-}
-
-// parseFloat reads a number that Python's json module makes a float of.
-func parseFloat(v jsontext.Value, fits bound) (float64, error) {
-	x, err := parseNumber(v, fits)
-	if err == nil && !isFloat(v) {
-		return 0, fmt.Errorf("%s is an integer; the reference demands a float, such as %s.0", show(v), show(v))
-	}
-	return x, err
-}
-
-// parseBoolean reads true or false.
-func parseBoolean(v jsontext.Value) (bool, error) {
-	if k := v.Kind(); k != 't' && k != 'f' {
-		return false, fmt.Errorf("%s is not true or false", show(v))
-	}
-	return v.Kind() == 't', nil
-}
-
-// parseString reads a string.
-func parseString(v jsontext.Value) (string, error) {
-	if v.Kind() != '"' {
-		return "", fmt.Errorf("%s is not a string", show(v))
-	}
-	return unquote(v), nil
-}
-
-// parseOneOf reads a string that must be one of names.
-func parseOneOf(v jsontext.Value, names ...string) (string, error) {
-	s, err := parseString(v)
-	if err != nil {
-		return "", err
-	}
-	if !slices.Contains(names, s) {
-		return "", fmt.Errorf("%s is not one of %s", quote(s), strings.Join(names, ", "))
-	}
-	return s, nil
-}
-
-// Upper limits of the integers. With maxParameters they keep every product of
-// dimensions far inside int64.
-const (
-	maxDim     = 1 << 24
-	maxLayers  = 10000
-	maxExperts = 1 << 16
-)

@@ -382,14 +382,6 @@ func (c *Config) StaysUnquantised(module string) bool {
 	return slices.ContainsFunc(c.Quantization.patterns, match) || slices.ContainsFunc(c.Quantization.Except, names)
 }
 
-// parseNames reads null or a list of strings.
-func parseNames(v jsontext.Value) (names []string, err error) {
-	if v.Kind() != 'n' && v.Kind() != '[' || json.Unmarshal(v, &names) != nil {
-		return nil, errors.New("not a list of names, nor null")
-	}
-	return names, nil
-}
-
 // parseBlock reads [rows, columns].
 func parseBlock(v jsontext.Value) (block [2]int, err error) {
 	var parts []jsontext.Value
@@ -402,4 +394,19 @@ func parseBlock(v jsontext.Value) (block [2]int, err error) {
 		}
 	}
 	return block, nil
+}
+
+// readExpertDType reads how routed experts are quantised.
+func readExpertDType(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() == 'n' {
+		return
+	}
+	known := d.config.Quantization.Experts // of quantization_config, where transformers looks first
+	store(d, key, &d.config.Quantization.Experts, func() (string, error) {
+		name, err := parseOneOf(value, "fp4", "fp8")
+		if err == nil && known != "" && name != known {
+			err = fmt.Errorf("%q disagrees with quantization_config.expert_dtype %q", name, known)
+		}
+		return name, err
+	})
 }

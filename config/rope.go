@@ -4,10 +4,8 @@ package config
 // transformers 4 writes them, and rope_parameters as transformers 5 does.
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -164,70 +162,4 @@ func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *R
 		d.fail(key+".factor", fmt.Errorf("a factor needs rope_type %q", d.rope.types[0]))
 	}
 	return nil
-}
-
-// object returns the members of an object that may have only the known keys.
-func (d *decoding) object(key string, value jsontext.Value, known ...string) (map[string]jsontext.Value, bool) {
-	doc, ok := d.document(key, value)
-	if !ok {
-		return nil, false
-	}
-	for _, m := range doc {
-		if !slices.Contains(known, m.key) {
-			d.fail(key, fmt.Errorf("unknown key %s; it takes only %s", quote(m.key), strings.Join(known, ", ")))
-		}
-	}
-	return doc.values(), true
-}
-
-// document reads an object, and refuses any other value.
-func (d *decoding) document(key string, value jsontext.Value) (document, bool) {
-	if value.Kind() != '{' {
-		d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
-		return nil, false
-	}
-	doc, err := readDocument(value)
-	if err != nil {
-		d.fail(key, err)
-	}
-	return doc, err == nil
-}
-
-// part reads one required key of an object.
-func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func(jsontext.Value) error) {
-	err := errors.New("missing")
-	if v, ok := o[name]; ok {
-		err = read(v)
-	}
-	if err != nil {
-		d.fail(key+"."+name, err)
-	}
-}
-
-func (s *RopeScaling) equal(t *RopeScaling) bool {
-	if s == nil || t == nil {
-		return s == t
-	}
-	return *s == *t
-}
-
-// String returns the scaling as config.json writes it, "null" for nil.
-func (s *RopeScaling) String() string {
-	if s == nil {
-		return "null"
-	}
-	if s.Type == "yarn" {
-		return fmt.Sprintf(`{"type": "yarn", "factor": %v, "original_max_position_embeddings": %d, `+
-			`"beta_fast": %v, "beta_slow": %v, "mscale": %v, "mscale_all_dim": %v}`,
-			s.Factor, s.OriginalMaxPositionEmbeddings, s.BetaFast, s.BetaSlow, s.MScale, s.MScaleAllDim)
-	}
-	return fmt.Sprintf(`{"type": %q, "factor": %v}`, s.Type, s.Factor)
-}
-
-// ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
-type ropeForm struct {
-	types []string // beside "default"
-	keys  []string // beside type, factor
-	// number reads the factor and the like.
-	number func(jsontext.Value, bound) (float64, error)
 }

@@ -1,68 +1,8 @@
 package config
 
-// Validation: every field is read, every rule between sound fields is checked,
-// and all that is wrong is reported at once.
+// Conditions of several families.
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-
-	"github.com/go-json-experiment/json/jsontext"
-)
-
-// decoding is a document on its way to a Config.
-type decoding struct {
-	config   Config
-	rope     ropeForm
-	values   map[string]jsontext.Value
-	thetaKey string // the key that RopeTheta is from, once an object was asked for it
-	problems []Problem
-}
-
-// rule is a condition between fields. It is checked if all of them are valid; a
-// problem is reported under the first.
-type rule struct {
-	fields []string
-	check  func(*Config) error
-}
-
-func (d *decoding) readFields(fields []field) {
-	for _, f := range fields {
-		if v, ok := d.values[f.key]; ok {
-			f.read(d, f.key, v)
-		}
-	}
-}
-
-func (d *decoding) checkRules(rules []rule) {
-	for _, r := range rules {
-		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(key) }) {
-			continue
-		}
-		if err := r.check(&d.config); err != nil {
-			d.problems = append(d.problems, Problem{Field: r.fields[0], Cause: err.Error()})
-		}
-	}
-}
-
-// fail records a problem of a key, or of a part of it: "key.part".
-func (d *decoding) fail(key string, err error) {
-	d.problems = append(d.problems, Problem{Field: key, Cause: err.Error()})
-}
-
-// valid reports whether no problem was found with the key or a part of it.
-func (d *decoding) valid(key string) bool {
-	return !slices.ContainsFunc(d.problems, func(p Problem) bool {
-		return p.Field == key || strings.HasPrefix(p.Field, key+".")
-	})
-}
-
-// hasValid reports whether the document has the key, with a valid value.
-func (d *decoding) hasValid(key string) bool {
-	_, ok := d.values[key]
-	return ok && d.valid(key)
-}
+import "fmt"
 
 // maxParameters bounds the number of weights, so that bytes and FLOPs of a whole
 // model fit int64 with room to spare.

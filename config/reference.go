@@ -1,0 +1,86 @@
+package config
+
+// What a Config says by its family and reference.
+
+import "fmt"
+
+// ChoosesByBias reports whether experts are chosen by scores to which e_score_correction_bias is added.
+func (c *Config) ChoosesByBias() bool {
+	return c.TopKMethod == "noaux_tc" && !c.Rules().UnbiasedChoice
+}
+
+// Rules returns the rules of c's family and reference.
+func (c *Config) Rules() Rules {
+	rules, _ := c.rulesOf(c.Reference)
+	return rules
+}
+
+// HasReference reports whether c's family has the reference.
+func (c *Config) HasReference(r Reference) bool {
+	_, ok := c.rulesOf(r)
+	return ok
+}
+
+func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
+	for i := range families {
+		if families[i].defaults.ModelType == c.ModelType {
+			rules, ok = families[i].references[r]
+		}
+	}
+	return rules, ok
+}
+
+// As returns c with another reference of its family: see Rules. It fails if the family does not
+// have the reference.
+func (c *Config) As(r Reference) (*Config, error) {
+	if !c.HasReference(r) {
+		return nil, fmt.Errorf("model_type %s has no %s reference", c.ModelType, r)
+	}
+	copied := *c
+	copied.Reference = r
+	return &copied, nil
+}
+
+// TopKWeights returns how a gate scales the scores of the chosen experts: divide them
+// by their sum + 1e-20 if normalise is set, then multiply them by scale.
+//
+//	V1         norm_topk_prob and num_experts_per_tok > 1, 1
+//	V2 remote  the same; routed_scaling_factor if not normalised
+//	V2 native  false, routed_scaling_factor
+//	V3 remote  norm_topk_prob and num_experts_per_tok > 1, routed_scaling_factor
+//	V3 native  norm_topk_prob, routed_scaling_factor
+func (c *Config) TopKWeights() (normalise bool, scale float64) {
+	rules := c.Rules()
+	switch rules.NormTopK {
+	case NormAboveOne:
+		normalise = c.NormTopKProb && c.NumExpertsPerTok > 1
+	case NormAlways:
+		normalise = c.NormTopKProb
+	}
+	if normalise && !rules.ScalesNormalised {
+		return true, 1
+	}
+	return normalise, c.RoutedScalingFactor
+}
+
+// IsMoE reports whether a layer, counted from 0, has a DeepseekMoE where a dense
+// layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
+//
+//	n_routed_experts is not None and
+//	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
+//
+// transformers' own classes leave the last condition out.
+func (c *Config) IsMoE(layer int) bool {
+	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
+		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0)
+}
+
+// MoELayers lists the layers of the decoder that have a DeepseekMoE.
+func (c *Config) MoELayers() (layers []int) {
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) {
+			layers = append(layers, l)
+		}
+	}
+	return layers
+}
