@@ -15,12 +15,6 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// encoders holds the encoder of one block of each type that can be written; nil for others.
-var encoders = [...]func(dst []byte, x []float32){
-	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
-	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K, Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
-}
-
 // PutF16 rounds v to F16 and stores it.
 func PutF16(dst []byte, v float32) {
 	binary.LittleEndian.PutUint16(dst, uint16(kernel.Encode(math.Float32bits(v), kernel.F16)))
@@ -110,3 +104,6 @@ func encodeQ5_1(dst []byte, x []float32) {
 }
 
 func abs32(v float32) float32 { return math.Float32frombits(math.Float32bits(v) &^ (1 << 31)) }
+
+// errorF16 is how far a number may be from the F16 that it was rounded to: half a unit.
+func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }

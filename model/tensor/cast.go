@@ -31,10 +31,6 @@ func NewCast(from, to DType) (*Cast, error) {
 	return &Cast{From: from, To: to}, nil
 }
 
-// piece is how many elements are converted at a time: source, target and what they are
-// as float32 fit a level-1 cache together.
-const piece = 2048
-
 // Convert encodes the elements of src into dst, which has room for exactly them,
 // and counts what is lost.
 func (c *Cast) Convert(dst, src []byte) (lost Loss) {

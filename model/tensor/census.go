@@ -113,3 +113,13 @@ func store(data []byte, i int, f kernel.Format, p uint32) {
 		binary.LittleEndian.PutUint32(data[4*i:], p)
 	}
 }
+
+// NotFiniteValues counts the numbers that are infinite or NaN.
+func NotFiniteValues(x []float32) (n int64) {
+	for _, v := range x {
+		if v-v != 0 {
+			n++
+		}
+	}
+	return n
+}

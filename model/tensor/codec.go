@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"dsmoe/model/internal/kernel"
@@ -48,3 +49,26 @@ func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 	kernel.Widen(dst[n:], t.Data, f)
 	return dst, nil
 }
+
+// The values of the codes of four bits.
+var (
+	valuesINT4 = [16]float64{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}
+	valuesE2M1 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
+)
+
+// eachDecoded calls f for parts of what the blocks of data stand for.
+func (d DType) eachDecoded(data []byte, f func(x []float32)) {
+	var room [piece]float32
+	format, _ := d.Format()
+	for len(data) > 0 {
+		n := min(piece, d.Elements(int64(len(data))))
+		part := data[:d.Bytes(n)]
+		kernel.Widen(room[:n], part, format)
+		f(room[:n])
+		data = data[len(part):]
+	}
+}
+
+// piece is how many elements are converted at a time: source, target and what they are
+// as float32 fit a level-1 cache together.
+const piece = 2048

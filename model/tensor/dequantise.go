@@ -8,24 +8,6 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// Blocks says how a matrix of codes is scaled: the number at (r, c) is its
-// code times the scale at (r/BlockRows, c/BlockCols) of a grid of
-// ⌈Rows/BlockRows⌉ × ⌈Cols/BlockCols⌉. Blocks at the edges may be ragged.
-type Blocks struct {
-	Rows      int `json:"rows"`       // of the matrix
-	Cols      int `json:"cols"`       // of the matrix
-	BlockRows int `json:"block_rows"` // rows that share a scale
-	BlockCols int `json:"block_cols"` // columns that share a scale
-}
-
-// Grid returns the shape of the scales.
-func (b Blocks) Grid() (rows, cols int) {
-	return (b.Rows + b.BlockRows - 1) / b.BlockRows, (b.Cols + b.BlockCols - 1) / b.BlockCols
-}
-
-// GridRow returns the row of the scales for an element, counted row by row.
-func (b Blocks) GridRow(element int64) int { return int(element / int64(b.Cols) / int64(b.BlockRows)) }
-
 // Dequantiser turns codes with scales into a float dtype, as the reference does:
 // the product is rounded to F32, that to the dtype. A NaN among the codes stays itself,
 // whatever its scale. It is safe for concurrent use.

@@ -33,17 +33,15 @@ type Form struct {
 
 	encode func(dst []byte, x []float32, factor float32) // sets dst to Nearest of x·factor, rounded to F32
 
-	half func(dst []float32, t Tensor) // sets dst to HalfSteps; nil: no rounding is known
-
 	layout *layout // of forms whose tensors lie transposed; nil for others
 }
 
 // The forms without scales, and FP8 as DeepSeek-V3 is published.
 var (
-	Plain      = &Form{Name: "plain", half: halfUnits}
-	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32, half: blockSteps}
+	Plain      = &Form{Name: "plain"}
+	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32}
 	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F8E4M3, Scales: F32,
-		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3(), encode: encodeE4M3, half: halfUnits}
+		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3(), encode: encodeE4M3}
 )
 
 // Forms of codes of four bits.
@@ -87,12 +85,6 @@ func transposed(name, method string, l layout) *Form {
 	}
 	return f
 }
-
-// The values of the codes of four bits.
-var (
-	valuesINT4 = [16]float64{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}
-	valuesE2M1 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
-)
 
 // scaled lists the forms with scales. The first of a dtype of codes stands for all of it.
 var scaled = []*Form{FP8, PackedINT4, PackedZeros, AWQ, GPTQ, GPTQv2, GPTQDescAct, GPTQv2DescAct, FP4, PackedMXFP4,

@@ -10,9 +10,6 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// Weighs reports whether the encoder of d uses importance.
-func (d DType) Weighs() bool { return d.Quantises() && d != Q8_0 }
-
 // encodeRow encodes a row of whole blocks of a type that Weighs, with the importance of each column.
 func (d DType) encodeRow(dst []byte, x, importance []float32) {
 	switch d {

@@ -148,16 +148,6 @@ func (l *Loss) measure(y, x []float32, s *kernel.BlockSums) {
 	l.Largest = max(l.Largest, float64(math.Float32frombits(s.Largest)))
 }
 
-// NotFiniteValues counts the numbers that are infinite or NaN.
-func NotFiniteValues(x []float32) (n int64) {
-	for _, v := range x {
-		if v-v != 0 {
-			n++
-		}
-	}
-	return n
-}
-
 // nonzero counts the numbers that are not zero.
 func nonzero(x []float32) (n int64) {
 	for _, v := range x {
@@ -166,19 +156,6 @@ func nonzero(x []float32) (n int64) {
 		}
 	}
 	return n
-}
-
-// eachDecoded calls f for parts of what the blocks of data stand for.
-func (d DType) eachDecoded(data []byte, f func(x []float32)) {
-	var room [piece]float32
-	format, _ := d.Format()
-	for len(data) > 0 {
-		n := min(piece, d.Elements(int64(len(data))))
-		part := data[:d.Bytes(n)]
-		kernel.Widen(room[:n], part, format)
-		f(room[:n])
-		data = data[len(part):]
-	}
 }
 
 // DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,
@@ -194,3 +171,12 @@ func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 	})
 	return lost
 }
+
+// encoders holds the encoder of one block of each type that can be written; nil for others.
+var encoders = [...]func(dst []byte, x []float32){
+	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
+	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K, Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
+}
+
+// Weighs reports whether the encoder of d uses importance.
+func (d DType) Weighs() bool { return d.Quantises() && d != Q8_0 }

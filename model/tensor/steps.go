@@ -10,9 +10,6 @@ import (
 
 // How far a block may be from the numbers that it was made of.
 
-// errorF16 is how far a number may be from the F16 that it was rounded to: half a unit.
-func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
-
 // HalfSteps appends to dst, for each element of a tensor, half the width of the interval of
 // numbers that are rounded to that element. Of F16, BF16 and the codes of FP8, whose scale is
 // left out, that is half a unit in the last place, of other dtypes without blocks nothing is
@@ -27,8 +24,10 @@ func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
 func (t Tensor) HalfSteps(dst []float32) []float32 {
 	n := len(dst)
 	dst = append(dst, make([]float32, t.Len())...)
-	if half := t.DType.Form().half; half != nil {
-		half(dst[n:], t)
+	if t.DType.Blocked() {
+		blockSteps(dst[n:], t)
+	} else {
+		halfUnits(dst[n:], t)
 	}
 	return dst
 }
@@ -68,7 +67,7 @@ func (r Rounding) HalfSteps(dst []float32, t Tensor) []float32 {
 }
 
 // halfUnits is HalfSteps of F16, BF16 and F8_E4M3, which have 11, 8 and 4 significant bits and
-// smallest normal numbers of 2^-14, 2^-126 and 2^-6; other plain dtypes keep 0.
+// smallest normal numbers of 2^-14, 2^-126 and 2^-6; other dtypes keep 0.
 func halfUnits(dst []float32, t Tensor) {
 	bits, least := 11, -14
 	switch t.DType {
