@@ -78,7 +78,7 @@ func TestLayers(t *testing.T) {
 		"scripts":             {},
 		"scripts/ggufblocks":  {"model/tensor"},
 		"scripts/hub":         {"convert/remote/remotetest"},
-		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/report", "verify/verifytest", "model", "model/weights", "model/table", "config", "model/tensor"},
+		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/bounds", "verify/diagnose", "verify/report", "verify/verifytest", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"scripts/s3":          {},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
