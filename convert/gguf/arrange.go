@@ -33,6 +33,9 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		a.fail("", "%s", reason)
 	}
 	arch, mix, dtypes := architectureOf(c), newMixer(kind, c), map[string]tensor.DType{}
+	if arch == "" {
+		return nil, a.wrong
+	}
 	if arch == deepseek4 && mix != nil && mix.most != tensor.Q8_0 {
 		a.fail("", "--type %s: this writes DeepSeek-V4 as llama.cpp's converter does, q8_0, or in bf16, f16 or f32", kind)
 	}
@@ -127,87 +130,4 @@ func alwaysF32(arch, name string, rank int) bool {
 // weights of an indexer's heads.
 func plainF32(arch, name string) bool {
 	return arch != deepseek4 && strings.HasSuffix(name, ".indexer.proj.weight")
-}
-
-// The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.
-const (
-	mostLayers  = 512
-	mostExperts = 1024
-)
-
-// unsayable lists why llama.cpp would compute something else, or not load a file, whatever
-// the keys.
-func unsayable(c *config.Config) (reasons []string) {
-	arch := architectureOf(c)
-	refuse := func(is bool, reason string, args ...any) {
-		if is {
-			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
-		}
-	}
-	refuse(c.Rules().NormsExperts, "model_type is %s: llama.cpp has no norm behind the experts", c.ModelType)
-	refuse(c.ModelType == "deepseek_vl_v2", "model_type is deepseek_vl_v2: llama.cpp's converter has no DeepSeek-VL2, and "+
-		"deepseek2-ocr, its name for DeepSeek-OCR's language model, is not written")
-	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
-	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
-		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
-	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts,
-		mostExperts)
-	mixed := c.MoELayers() != nil
-	for l := range c.NumHiddenLayers {
-		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {
-			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on "+
-				"have experts", c.MoELayerFreq, l, c.FirstKDenseReplace)
-			break
-		}
-	}
-	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
-	if arch == deepseek4 {
-		return append(reasons, unsayableWindowed(c)...)
-	}
-	if arch == deepseek {
-		normalise, _ := c.TopKWeights()
-		refuse(mixed && normalise,
-			"norm_topk_prob is true: llama.cpp's %s never normalises the weights of the chosen experts", arch)
-		refuse(c.RopeScaling != nil && c.RopeScaling.Type != "linear",
-			"rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RopeScaling)
-		return reasons
-	}
-	refuse(!c.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
-	refuse(arch == deepseek2 && c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
-		"%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none",
-		c.NumHiddenLayers)
-	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts,
-		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
-	if s := c.RopeScaling; s != nil {
-		refuse(s.MScale != s.MScaleAllDim || s.MScaleAllDim == 0,
-			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp takes them to be equal, and not 0",
-			s.MScale, s.MScaleAllDim)
-	}
-	return reasons
-}
-
-// predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
-func predicts(c *config.Config) bool {
-	return c.ModelType == "glm4_moe_lite" || c.HasIndexer() && !c.Windowed()
-}
-
-// limited reports whether groups restrict the choice of experts: there are several, and not
-// all of them are chosen from.
-func limited(c *config.Config) bool {
-	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
-}
-
-// architectureOf returns a model's general.architecture.
-func architectureOf(c *config.Config) string {
-	switch {
-	case c.ModelType == "deepseek_v32":
-		return deepseek32
-	case c.ModelType == "glm_moe_dsa":
-		return glmDSA
-	case c.Windowed():
-		return deepseek4
-	case c.LatentAttention():
-		return deepseek2
-	}
-	return deepseek
 }

@@ -59,8 +59,12 @@ func (a *assembler) architecture() (arch string, ok bool) {
 	switch {
 	case !present:
 		a.fail(0, "", "key %s is missing, or no string", architectureKey)
-	case !slices.Contains(architectures, arch):
-		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(architectures, ", "))
+	case architectureNamed(arch) == nil:
+		var names []string
+		for _, known := range architectures {
+			names = append(names, known.name)
+		}
+		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(names, ", "))
 	default:
 		return arch, true
 	}

@@ -221,7 +221,7 @@ func TestWrongFiles(t *testing.T) {
 		"a number that is none either":          {v1().with(t, "rope.freq_base", float32(math.NaN())), []string{"key deepseek.rope.freq_base: NaN is not a number"}},
 		"layers that differ":                    {v1().with(t, "attention.head_count", []int32{4, 4, 2, 4}), []string{"differs from layer to layer, which config.json cannot say"}},
 		"heads of another width":                {v1().with(t, ropeDims, uint32(8)), []string{"key deepseek.rope.dimension_count: 8, but each of 4 heads has a share of embedding_length 64"}},
-		"a sigmoid in V1":                       {v1().with(t, gatingFunc, uint32(gatingSigmoid)), []string{"a gating function that this architecture does not have"}},
+		"a sigmoid in V1":                       {v1().with(t, gatingFunc, gatings[sigmoid]), []string{"a gating function that this architecture does not have"}},
 		"more experts per token than there are": {v1().with(t, "expert_used_count", uint32(17)), []string{"its keys make no config: ", "num_experts_per_tok"}},
 		"scaling of another kind":               {v3().with(t, scalingType, "longrope"), []string{"longrope cannot be read with architecture deepseek2"}},
 		"yarn as nobody has it":                 {v3().with(t, scalingType, "yarn").with(t, scalingFactor, float32(40)).with(t, scalingContext, uint32(64)), []string{"yarn_log_multiplier: is missing or 0"}},

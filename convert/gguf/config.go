@@ -5,7 +5,6 @@ package gguf
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,106 +15,13 @@ import (
 	"dsmoe/text"
 )
 
-// keyReader reads the keys of a file and collects their problems.
-type keyReader struct {
-	*File
-	arch   string
-	doc    []string // members of config.json
-	wrong  []error
-	absent []string // required keys that are missing
-}
-
-func (r *keyReader) fail(key, cause string, args ...any) {
-	r.wrong = append(r.wrong, &format.Error{File: r.Path(), Offset: r.values[key].at,
-		Cause: "key " + text.Quote(key) + ": " + fmt.Sprintf(cause, args...)})
-}
-
-// find returns the value of a key of the architecture. An array of equal elements, one per
-// layer, is their value.
-func (r *keyReader) find(key string) (one any, full string, ok bool) {
-	full = r.arch + "." + key
-	v, ok := r.values[full]
-	if !ok {
-		return nil, full, false
-	}
-	if v.kind != array {
-		return v.one, full, true
-	}
-	if len(v.many) == 0 {
-		r.fail(full, "an array of %d elements, where one value is expected, or one per layer", v.n)
-		return nil, full, false
-	}
-	for _, x := range v.many {
-		if x != v.many[0] {
-			r.fail(full, "differs from layer to layer, which config.json cannot say")
-			return nil, full, false
-		}
-	}
-	return v.many[0], full, true
-}
-
-// maxNatural is the largest number that a config can have: it fits in an int everywhere.
-const maxNatural = math.MaxInt32
-
-// natural returns the whole number that a key has.
-func (r *keyReader) natural(key string) (n int, ok bool) {
-	one, full, ok := r.find(key)
-	if !ok {
-		return 0, false
-	}
-	switch x := one.(type) {
-	case uint64:
-		if x <= maxNatural {
-			return int(x), true
-		}
-	case int64:
-		if 0 <= x && x <= maxNatural {
-			return int(x), true
-		}
-	}
-	r.fail(full, "%v is not a whole number from 0 to %d", one, maxNatural)
-	return 0, false
-}
-
-// need is natural for a required key.
-func (r *keyReader) need(key string) int {
-	n, ok := r.natural(key)
-	if _, present := r.values[r.arch+"."+key]; !present {
-		r.absent = append(r.absent, r.arch+"."+key)
-	}
-	if !ok {
-		return 0
-	}
-	return n
-}
-
-// real returns the number that a key has.
-func (r *keyReader) real(key string) (x float64, ok bool) {
-	one, full, ok := r.find(key)
-	if !ok {
-		return 0, false
-	}
-	if x, ok = one.(float64); !ok || x != x || x-x != 0 {
-		r.fail(full, "%v is not a number", one)
-		return 0, false
-	}
-	return x, true
-}
-
-// put adds a member to config.json.
-func (r *keyReader) put(field, value string) {
-	r.doc = append(r.doc, strconv.Quote(field)+": "+value)
-}
-
-func (r *keyReader) putInt(field string, n int) { r.put(field, strconv.Itoa(n)) }
-
 // config makes config.json; has reports whether the files hold a tensor.
 func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *config.Config) {
 	r.family(has)
 	if dtype != "" {
 		r.put("torch_dtype", strconv.Quote(dtype))
 	}
-	for _, row := range rowsOf(r.arch) {
+	for _, row := range architectureNamed(r.arch).rows {
 		r.row(row)
 	}
 	r.vocabulary()
@@ -183,36 +89,18 @@ func (r *keyReader) row(row row) {
 // family tells DeepSeek-V2 from V3 by the gating function or, in files from before V3, which
 // have no such key, by the bias of V3's gate.
 func (r *keyReader) family(has func(name string) bool) {
-	class, name := "DeepseekForCausalLM", "deepseek"
 	gating, present := r.natural(gatingFunc)
-	switch {
-	case r.arch == deepseek4 && gating != gatingSqrtSoftplus, r.arch == deepseek && present && gating != gatingSoftmax,
-		r.arch != deepseek4 && present && gating != gatingSoftmax && gating != gatingSigmoid:
+	scoring := architectureNamed(r.arch).scoring
+	if (present || r.arch == deepseek4) && !slices.ContainsFunc(scoring, func(s string) bool { return int(gatings[s]) == gating }) {
 		r.fail(r.arch+"."+gatingFunc, "%d is a gating function that this architecture does not have", gating)
-	case r.arch == deepseek:
-	case r.arch == deepseek32:
-		class, name = "DeepseekV32ForCausalLM", "deepseek_v32"
-	case r.arch == glmDSA:
-		class, name = "GlmMoeDsaForCausalLM", "glm_moe_dsa"
-	case r.arch == deepseek4:
-		class, name = "DeepseekV4ForCausalLM", "deepseek_v4"
-	case gating == gatingSigmoid || !present && r.hasRoutingBias(has):
-		class, name = "DeepseekV3ForCausalLM", "deepseek_v3"
-	default:
-		class, name = "DeepseekV2ForCausalLM", "deepseek_v2"
 	}
-	r.put("architectures", `["`+class+`"]`)
-	r.put("model_type", strconv.Quote(name))
-	scoring := map[bool]string{false: `"softmax"`, true: `"sigmoid"`}[r.corrected()]
-	if r.arch == deepseek4 {
-		scoring = `"sqrtsoftplus"`
-	}
-	r.put("scoring_func", scoring)
-}
-
-// corrected reports whether the model's gates are DeepSeek-V3's.
-func (r *keyReader) corrected() bool {
-	return r.arch == deepseek32 || r.arch == glmDSA || slices.Contains(r.doc, `"model_type": "deepseek_v3"`)
+	corrected := r.arch == deepseek2 && (gating == int(gatings[sigmoid]) || !present && r.hasRoutingBias(has))
+	r.model = models[slices.IndexFunc(models, func(m model) bool {
+		return m.arch == r.arch && m.class != "" && (r.arch != deepseek2 || (m.scoring == sigmoid) == corrected)
+	})]
+	r.put("architectures", `["`+r.model.class+`"]`)
+	r.put("model_type", strconv.Quote(r.model.modelType))
+	r.put("scoring_func", strconv.Quote(r.model.scoring))
 }
 
 func (r *keyReader) hasRoutingBias(has func(name string) bool) bool {
@@ -378,7 +266,7 @@ func (r *keyReader) routing() {
 	}
 	method := "greedy"
 	switch {
-	case r.corrected():
+	case r.model.scoring == sigmoid: // the gates are DeepSeek-V3's
 		method = "noaux_tc"
 	case groups > 1:
 		method = "group_limited_greedy"

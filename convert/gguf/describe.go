@@ -83,7 +83,7 @@ func (w *keyWriter) model(c *config.Config) {
 		return
 	}
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
-	for _, row := range rowsOf(w.arch) {
+	for _, row := range architectureNamed(w.arch).rows {
 		if v := row.value(c); v != nil {
 			w.of(row.key, v)
 		}
@@ -95,7 +95,7 @@ func (w *keyWriter) model(c *config.Config) {
 	}
 	w.of(denseCount, uint32(dense))
 	w.of(sharedCount, uint32(c.NSharedExperts))
-	w.of(gatingFunc, uint32(map[bool]int{false: gatingSoftmax, true: gatingSigmoid}[c.ScoringFunc == "sigmoid"]))
+	w.of(gatingFunc, cmp.Or(gatings[c.ScoringFunc], gatings[softmax])) // which a model without experts has, too
 	w.of(ropeDims, uint32(c.HeadDim()))
 	normalise, scale := c.TopKWeights()
 	if w.arch == deepseek {
@@ -159,32 +159,6 @@ func (w *keyWriter) latentAttention(c *config.Config) {
 	w.of(valueMLA, uint32(c.VHeadDim))
 }
 
-// linear writes the scaling of the first DeepSeekMoE.
-func (w *keyWriter) linear(s *config.RopeScaling) {
-	if s == nil {
-		w.of(scalingType, "none")
-		return
-	}
-	w.of(scalingType, s.Type)
-	w.of(scalingFactor, float32(s.Factor))
-}
-
-// yarn writes the scaling of later models; s may be nil.
-func (w *keyWriter) yarn(s *config.RopeScaling) {
-	if s == nil {
-		return
-	}
-	w.of(scalingType, s.Type)
-	w.of(scalingFactor, float32(s.Factor))
-	w.of(scalingContext, uint32(s.OriginalMaxPositionEmbeddings))
-	w.of(yarnFast, float32(s.BetaFast))
-	w.of(yarnSlow, float32(s.BetaSlow))
-	if w.arch == deepseek4 {
-		return
-	}
-	w.of(yarnLog, float32(0.1*s.MScaleAllDim))
-}
-
 // widened lists the tensors that are F32 in the file only, by the dtypes that they had.
 func (w *keyWriter) widened(d format.Description) {
 	for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
@@ -246,16 +220,4 @@ func fileType(d format.Description) uint32 {
 		return n
 	}
 	return fileTypes[strings.ToLower(kept)]
-}
-
-// most returns the dtype of most elements.
-func most(tensors []tensor.Info) (most tensor.DType) {
-	counts := map[tensor.DType]int64{}
-	for _, info := range tensors {
-		counts[info.DType] += int64(info.Len())
-		if counts[info.DType] > counts[most] {
-			most = info.DType
-		}
-	}
-	return most
 }

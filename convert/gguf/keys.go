@@ -10,26 +10,6 @@ import (
 	"dsmoe/config"
 )
 
-// The values of general.architecture.
-const (
-	deepseek  = "deepseek"  // the first DeepSeekMoE
-	deepseek2 = "deepseek2" // DeepSeek-V2, V3 and R1
-
-	deepseek32 = "deepseek32" // DeepSeek-V3.2
-	glmDSA     = "glm-dsa"    // GLM-5
-	deepseek4  = "deepseek4"  // DeepSeek-V4
-)
-
-// architectures are the values that this program reads.
-var architectures = []string{deepseek, deepseek2, deepseek32, glmDSA, deepseek4}
-
-// The values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX, _SIGMOID and _SQRT_SOFTPLUS.
-const (
-	gatingSoftmax      = 1
-	gatingSigmoid      = 2
-	gatingSqrtSoftplus = 4
-)
-
 // Keys that are no field of config.json, or more than one.
 const (
 	architectureKey = "general.architecture"
@@ -116,23 +96,6 @@ func unlessZero(n int) any {
 	return natural(n)
 }
 
-// isLite reports whether llama.cpp takes a model for DeepSeek-V2-Lite, whose queries have no
-// q_lora_rank: llama_model_deepseek2::load_arch_hparams.
-func isLite(layers, vocab int) bool {
-	return layers == 26 || layers == 27 || layers == 48 && vocab == 128256
-}
-
-// rowsOf are the rows of an architecture.
-func rowsOf(arch string) []row {
-	switch arch {
-	case deepseek:
-		return rows
-	case deepseek4:
-		return windowedRows
-	}
-	return slices.Concat(rows, latentRows)
-}
-
 // shortest spells the shortest decimal that is a float32, in JSON.
 func shortest(x float64) string {
 	s := strconv.FormatFloat(x, 'g', -1, 32)
@@ -140,4 +103,48 @@ func shortest(x float64) string {
 		s = strconv.FormatFloat(x, 'f', 1, 32) // a float to Python
 	}
 	return s
+}
+
+// windowedRows are the keys of deepseek4 that equal a field.
+var windowedRows = slices.Concat(only(rows, "context_length", "embedding_length", "attention.head_count",
+	"rope.freq_base", "attention.layer_norm_rms_epsilon", expertCount, "expert_used_count",
+	"expert_feed_forward_length"), []row{
+	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return natural(c.NumKeyValueHeads) }},
+	{keyLength, u32, "head_dim", func(c *config.Config) any { return natural(c.VHeadDim) }},
+	{ropeDims, u32, "qk_rope_head_dim", func(c *config.Config) any { return natural(c.QKRopeHeadDim) }},
+	{queryRank, u32, "q_lora_rank", func(c *config.Config) any { return natural(c.QLoraRank) }},
+	{"attention.sliding_window", u32, "sliding_window", func(c *config.Config) any { return natural(c.SlidingWindow) }},
+	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return natural(c.NSharedExperts) }},
+	{weightsScale, f32, "routed_scaling_factor", func(c *config.Config) any { return float32(c.RoutedScalingFactor) }},
+	{indexerHeads, u32, "index_n_heads", func(c *config.Config) any { return natural(c.IndexNHeads) }},
+	{indexerWidth, u32, "index_head_dim", func(c *config.Config) any { return natural(c.IndexHeadDim) }},
+	{indexerTopK, u32, "index_topk", func(c *config.Config) any { return natural(c.IndexTopK) }},
+	{"attention.output_group_count", u32, "o_groups", func(c *config.Config) any { return natural(c.OGroups) }},
+	{"attention.output_lora_rank", u32, "o_lora_rank", func(c *config.Config) any { return natural(c.OLoraRank) }},
+	{"attention.compress_rope_freq_base", f32, "compress_rope_theta",
+		func(c *config.Config) any { return float32(c.CompressRopeTheta) }},
+	{"hyper_connection.count", u32, "hc_mult", func(c *config.Config) any { return natural(c.HCMult) }},
+	{"hyper_connection.sinkhorn_iterations", u32, "hc_sinkhorn_iters",
+		func(c *config.Config) any { return natural(c.HCSinkhornIters) }},
+	{"hyper_connection.epsilon", f32, "hc_eps", func(c *config.Config) any { return float32(c.HCEps) }},
+	{"hash_layer_count", u32, "num_hash_layers", func(c *config.Config) any { return natural(hashLayers(c)) }},
+})
+
+// only returns the rows with these keys.
+func only(rows []row, keys ...string) []row {
+	return slices.DeleteFunc(slices.Clone(rows), func(r row) bool { return !slices.Contains(keys, r.key) })
+}
+
+// hashLayers returns how many layers, from the first on, choose experts by the token.
+func hashLayers(c *config.Config) (n int) {
+	for c.Hashes(n) {
+		n++
+	}
+	return n
+}
+
+// isLite reports whether llama.cpp takes a model for DeepSeek-V2-Lite, whose queries have no
+// q_lora_rank: llama_model_deepseek2::load_arch_hparams.
+func isLite(layers, vocab int) bool {
+	return layers == 26 || layers == 27 || layers == 48 && vocab == 128256
 }

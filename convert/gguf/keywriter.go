@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+
+	"dsmoe/config"
 )
 
 // keyWriter encodes keys.
@@ -110,4 +112,30 @@ func (w *keyWriter) header() (h *Header, data []byte, err error) {
 	data = append(data, w.b...)
 	h, err = ReadHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
 	return h, data, err
+}
+
+// linear writes the scaling of the first DeepSeekMoE.
+func (w *keyWriter) linear(s *config.RopeScaling) {
+	if s == nil {
+		w.of(scalingType, "none")
+		return
+	}
+	w.of(scalingType, s.Type)
+	w.of(scalingFactor, float32(s.Factor))
+}
+
+// yarn writes the scaling of later models; s may be nil.
+func (w *keyWriter) yarn(s *config.RopeScaling) {
+	if s == nil {
+		return
+	}
+	w.of(scalingType, s.Type)
+	w.of(scalingFactor, float32(s.Factor))
+	w.of(scalingContext, uint32(s.OriginalMaxPositionEmbeddings))
+	w.of(yarnFast, float32(s.BetaFast))
+	w.of(yarnSlow, float32(s.BetaSlow))
+	if w.arch == deepseek4 {
+		return
+	}
+	w.of(yarnLog, float32(0.1*s.MScaleAllDim))
 }

@@ -249,7 +249,7 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 	tokens []string) (notes []string) {
 	m, ids := t.meaningsOf(settings), map[string]json.RawMessage{}
 	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
-	if isGLM(d.Config) {
+	if modelOf(d.Config).glm {
 		m.ofGLM(t, ids)
 	}
 	for _, s := range specials {

@@ -144,15 +144,10 @@ func (t *tokenizer) known(c *config.Config) (name string, bytes bool) {
 		bytes = bytes || p.Type == byteLevel
 	}
 	hash := hex.EncodeToString(h.Sum(nil))
-	if hash == glmSplit && isGLM(c) {
+	if hash == glmSplit && modelOf(c).glm {
 		return "glm4", bytes
 	}
 	return splits[hash], bytes
-}
-
-// isGLM reports whether the model is one whose tokenizer _set_vocab_glm of llama.cpp's converter reads.
-func isGLM(c *config.Config) bool {
-	return c.ModelType == "glm4_moe_lite" || c.ModelType == "glm_moe_dsa"
 }
 
 // pre names the pre-tokenizer, as the file has it, or as asked for if its patterns are unknown.

@@ -104,3 +104,15 @@ type value struct {
 // maxList bounds the elements of an array that is kept: configs have one per layer or per
 // norm. The tokens of a vocabulary are not kept.
 const maxList = 4096
+
+// most returns the dtype of most elements.
+func most(tensors []tensor.Info) (most tensor.DType) {
+	counts := map[tensor.DType]int64{}
+	for _, info := range tensors {
+		counts[info.DType] += int64(info.Len())
+		if counts[info.DType] > counts[most] {
+			most = info.DType
+		}
+	}
+	return most
+}

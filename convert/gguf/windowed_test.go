@@ -59,7 +59,7 @@ func TestWindowedKeys(t *testing.T) {
 		valueLength:    {uint32(32), "32, but keys are values"},
 		clampExperts:   {[]float32{10, 9, 10}, "differs from layer to layer"},
 		compressRatios: {[]int32{4, 64, 0}, "64 is not 0, 4 or 128"},
-		gatingFunc:     {uint32(gatingSigmoid), "2 is a gating function that this architecture does not have"},
+		gatingFunc:     {gatings[sigmoid], "2 is a gating function that this architecture does not have"},
 	} {
 		_, wrong := fileOf(t, "v4-gguf", tensor.BF16).with(t, key, x.value).assembled(t)
 		require.NotEmpty(t, wrong, key)

@@ -1,0 +1,227 @@
+package gguf
+
+// Which models the files of llama.cpp hold, and under which architecture. A model_type without an architecture is
+// refused by name, and so is one whose network has a part that its architecture does not have.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+)
+
+// The values of general.architecture.
+const (
+	deepseek   = "deepseek"   // the first DeepSeekMoE
+	deepseek2  = "deepseek2"  // DeepSeek-V2, V3 and R1
+	deepseek32 = "deepseek32" // DeepSeek-V3.2
+	glmDSA     = "glm-dsa"    // GLM-5
+	deepseek4  = "deepseek4"  // DeepSeek-V4
+)
+
+// Scoring functions, as config.json names them.
+const (
+	softmax      = "softmax"
+	sigmoid      = "sigmoid"
+	sqrtSoftplus = "sqrtsoftplus"
+)
+
+// gatings are the values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX, _SIGMOID and _SQRT_SOFTPLUS.
+var gatings = map[string]uint32{softmax: 1, sigmoid: 2, sqrtSoftplus: 4}
+
+// Parts of a network that not every architecture has.
+const (
+	latent     = "latent attention"
+	indexers   = "indexers"
+	windows    = "windowed attention"
+	streams    = "hyper-connections"
+	tokenTable = "experts chosen by the token"
+	normBehind = "norm behind the experts"
+)
+
+// architecture is what llama.cpp has under a value of general.architecture.
+type architecture struct {
+	name    string
+	parts   []string // of networks, beside what all have
+	scoring []string // the scoring functions of gates
+	rows    []row    // the keys that equal a field of config.json
+}
+
+// architectures are those that this program reads and writes.
+var architectures = []architecture{
+	{deepseek, nil, []string{softmax}, rows},
+	{deepseek2, []string{latent}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows)},
+	{deepseek32, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows)},
+	{glmDSA, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows)},
+	{deepseek4, []string{windows, indexers, streams, tokenTable}, []string{sqrtSoftplus}, windowedRows},
+}
+
+// architectureNamed returns the architecture of that name; nil for a name of none.
+func architectureNamed(name string) *architecture {
+	i := slices.IndexFunc(architectures, func(a architecture) bool { return a.name == name })
+	if i < 0 {
+		return nil
+	}
+	return &architectures[i]
+}
+
+// model is a model_type in files of llama.cpp.
+type model struct {
+	modelType string
+	arch      string // general.architecture; "" for a model that no file holds
+	class     string // in architectures of config.json; "" if files are read as another model_type's
+	scoring   string // scoring_func, if files are read as the model_type's
+	predicts  bool   // llama.cpp's converter writes the prediction layers, and llama.cpp runs them
+	glm       bool   // _set_vocab_glm of llama.cpp's converter reads the tokenizer
+	cause     string // why no file holds the model
+}
+
+// models are the model_types with an architecture, and model_types with a known reason to lack one.
+var models = []model{
+	{modelType: "deepseek", arch: deepseek, class: "DeepseekForCausalLM", scoring: softmax},
+	{modelType: "deepseek_v2", arch: deepseek2, class: "DeepseekV2ForCausalLM", scoring: softmax},
+	{modelType: "deepseek_v3", arch: deepseek2, class: "DeepseekV3ForCausalLM", scoring: sigmoid},
+	{modelType: "kimi_k2", arch: deepseek2},
+	{modelType: "glm4_moe_lite", arch: deepseek2, predicts: true, glm: true},
+	{modelType: "axk1", cause: "llama.cpp has no norm behind the experts"},
+	{modelType: "deepseek_v32", arch: deepseek32, class: "DeepseekV32ForCausalLM", scoring: sigmoid, predicts: true},
+	{modelType: "glm_moe_dsa", arch: glmDSA, class: "GlmMoeDsaForCausalLM", scoring: sigmoid, predicts: true, glm: true},
+	{modelType: "deepseek_v4", arch: deepseek4, class: "DeepseekV4ForCausalLM", scoring: sqrtSoftplus},
+	{modelType: "deepseek_vl_v2", cause: "llama.cpp's converter has no DeepSeek-VL2, and deepseek2-ocr, its name for " +
+		"DeepSeek-OCR's language model, is not written"},
+}
+
+// modelOf returns what files say of c's model_type.
+func modelOf(c *config.Config) model {
+	for _, m := range models {
+		if m.modelType == c.ModelType {
+			return m
+		}
+	}
+	return model{cause: "no architecture of llama.cpp is known for it"}
+}
+
+// architectureOf returns a model's general.architecture; "" for a model that no file holds.
+func architectureOf(c *config.Config) string { return modelOf(c).arch }
+
+// predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
+func predicts(c *config.Config) bool { return modelOf(c).predicts }
+
+// unheld says why no file of llama.cpp holds a model of c; "" if one does.
+func unheld(c *config.Config) string {
+	m := modelOf(c)
+	if m.cause == "" {
+		if lacking := architectureNamed(m.arch).lacks(c); lacking != nil {
+			m.cause = fmt.Sprintf("llama.cpp's %s has no %s", m.arch, strings.Join(lacking, ", no "))
+		}
+	}
+	if m.cause == "" {
+		return ""
+	}
+	return fmt.Sprintf("config.json: model_type is %s: %s", c.ModelType, m.cause)
+}
+
+// lacks returns the parts of c's network that the architecture does not have.
+func (a *architecture) lacks(c *config.Config) (lacking []string) {
+	hashes := slices.ContainsFunc(c.MoELayers(), c.Hashes)
+	for part, is := range map[string]bool{latent: c.LatentAttention(), indexers: c.HasIndexer(), windows: c.Windowed(),
+		streams: c.HCMult > 0, tokenTable: hashes, normBehind: c.Rules().NormsExperts} {
+		if is && !slices.Contains(a.parts, part) {
+			lacking = append(lacking, part)
+		}
+	}
+	slices.Sort(lacking)
+	return lacking
+}
+
+// The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.
+const (
+	mostLayers  = 512
+	mostExperts = 1024
+)
+
+// unsayable lists why llama.cpp would compute something else, or not load a file, whatever
+// the keys.
+func unsayable(c *config.Config) (reasons []string) {
+	if reason := unheld(c); reason != "" {
+		return []string{reason}
+	}
+	arch := architectureOf(c)
+	refuse := func(is bool, reason string, args ...any) {
+		if is {
+			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
+		}
+	}
+	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
+	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
+		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
+	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts,
+		mostExperts)
+	mixed := c.MoELayers() != nil
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {
+			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on "+
+				"have experts", c.MoELayerFreq, l, c.FirstKDenseReplace)
+			break
+		}
+	}
+	refuse(mixed && !slices.Contains(architectureNamed(arch).scoring, c.ScoringFunc),
+		"scoring_func is %s: llama.cpp's %s has no such gate", c.ScoringFunc, arch)
+	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
+	if arch == deepseek4 {
+		return append(reasons, unsayableWindowed(c)...)
+	}
+	if arch == deepseek {
+		normalise, _ := c.TopKWeights()
+		refuse(mixed && normalise,
+			"norm_topk_prob is true: llama.cpp's %s never normalises the weights of the chosen experts", arch)
+		refuse(c.RopeScaling != nil && c.RopeScaling.Type != "linear",
+			"rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RopeScaling)
+		return reasons
+	}
+	refuse(!c.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
+	refuse(arch == deepseek2 && c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
+		"%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none",
+		c.NumHiddenLayers)
+	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts,
+		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
+	if s := c.RopeScaling; s != nil {
+		refuse(s.MScale != s.MScaleAllDim || s.MScaleAllDim == 0,
+			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp takes them to be equal, and not 0",
+			s.MScale, s.MScaleAllDim)
+	}
+	return reasons
+}
+
+// limited reports whether groups restrict the choice of experts: there are several, and not
+// all of them are chosen from.
+func limited(c *config.Config) bool {
+	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
+}
+
+// unsayableWindowed lists why llama.cpp would not load a DeepSeek-V4, or compute something else.
+func unsayableWindowed(c *config.Config) (reasons []string) {
+	refuse := func(is bool, reason string, args ...any) {
+		if is {
+			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
+		}
+	}
+	refuse(c.HCMult != 4, "hc_mult is %d: llama.cpp's deepseek4 has 4 streams", c.HCMult)
+	for l := range c.NumHiddenLayers {
+		rate := c.CompressRate(l)
+		if known := map[bool]int{true: 4, false: 128}[c.Overlaps(l)]; rate != 0 && rate != known {
+			refuse(true, "layer %d compresses %d tokens to a key: llama.cpp's deepseek4 has 4 in sparse layers, "+
+				"128 in others", l, rate)
+			break
+		}
+	}
+	for l := hashLayers(c); l < c.NumHiddenLayers; l++ {
+		refuse(c.Hashes(l), "layer %d chooses experts by the token, and a layer before it does not: llama.cpp has "+
+			"a number of first layers", l)
+	}
+	refuse(c.TieWordEmbeddings, "tie_word_embeddings is true: llama.cpp's deepseek4 demands a head")
+	refuse(c.NumNextNPredictLayers > 0, "prediction layers are not written: llama.cpp has DeepSeek-V4's in a file of "+
+		"their own; leave out --mtp")
+	return reasons
+}
