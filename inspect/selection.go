@@ -76,9 +76,8 @@ func check[T any](s Selection, all []T, name func(T) string) error {
 		errs = append(errs, s.Experts.Check("the checkpoint", "experts", experts))
 	}
 	for _, glob := range s.Match {
-		if _, err := path.Match(glob, ""); err != nil {
-			errs = append(errs, fmt.Errorf("%s is not a glob: * stands for anything, ? for a character, [a-z] for one of a set",
-				strconv.Quote(glob)))
+		if err := text.CheckGlob(glob); err != nil {
+			errs = append(errs, err)
 		} else if !slices.ContainsFunc(all, func(x T) bool { return matches(glob, name(x)) }) {
 			errs = append(errs, fmt.Errorf("the glob %s matches no tensor", strconv.Quote(glob)))
 		}

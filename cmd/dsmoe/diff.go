@@ -36,19 +36,22 @@ difference and its place, the largest number of steps between two values of the 
 Weights that were only cast share a line for each pair of dtypes, in which the experts of
 a layer count as one module; --json lists every tensor. If the experts of a layer, the
 rows of its router, or gate_proj and up_proj only changed places, a line says so. With
---exact, close tensors and other dtypes are differences too.
+--exact, close tensors and other dtypes are differences too. With --include only weights
+that a glob matches are compared, by HuggingFace's per-expert names, and the configs.
 
 With --keep-experts or --prune, as convert made B of A, both run on the same tokens, A
 with the logits and scores of all other experts at -inf. Every stage must be equal bit
 for bit. Experts that no token chose are named; a B with rounded weights is refused.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
-  dsmoe diff --exact fixtures/v3/checkpoint fused`,
+  dsmoe diff --exact fixtures/v3/checkpoint fused
+  dsmoe diff fixtures/v3/checkpoint fused --include 'model.layers.2.self_attn.*'`,
 		Args:        expect("A", "B"),
 		Annotations: exits("the same weights, and configs of the same meaning", "they differ"),
 	}
 	asJSON := jsonFlag(cmd)
 	var o diff.Options
 	cmd.Flags().BoolVar(&o.Exact, "exact", false, "take another dtype, and values that are only close, for a difference")
+	cmd.Flags().StringArrayVar(&o.Include, "include", nil, "compare only tensors that a `glob` matches; may be repeated")
 	var prune pruneFlags
 	prune.add(cmd)
 	in := routingFlags{random: tokenBatch{4, 32}}
@@ -60,8 +63,8 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 	cmd.MarkFlagsMutuallyExclusive("tokens", "seed")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch pruned := prune.given(cmd); {
-		case pruned && flags.Changed("exact"):
-			return misuse(cmd, "--exact compares weights: not with --keep-experts or --prune")
+		case pruned && (flags.Changed("exact") || flags.Changed("include")):
+			return misuse(cmd, "--exact and --include compare weights: not with --keep-experts or --prune")
 		case pruned:
 			kept, err := prune.read(cmd)
 			if err != nil {
@@ -86,12 +89,12 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 
 // compareWeights opens both sides and compares them.
 func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.Writer) (*diff.Report, error) {
-	left, err := checkpoint.Open(a)
+	left, err := checkpoint.OpenPart(a, needed(o))
 	if err != nil {
 		return nil, err
 	}
 	defer left.Close()
-	right, err := checkpoint.Open(b)
+	right, err := checkpoint.OpenPart(b, needed(o))
 	if err != nil {
 		return nil, err
 	}
@@ -106,19 +109,28 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	if err != nil {
 		return nil, err
 	}
-	total := int64(0)
-	for _, w := range x.Weights {
-		total += w.Bytes()
-	}
 	progress := bar{w: stderr}
 	defer progress.remove()
-	o.Progress = func(done int64) { progress.set("comparing", done, total) }
+	o.Progress = func(done, total int64) { progress.set("comparing", done, total) }
 	r, err := diff.Compare(ctx, x, y, o)
 	if err != nil {
 		return nil, err
 	}
 	r.A, r.B = left.Path, right.Path
 	return r, nil
+}
+
+// needed returns what a comparison reads: nil if that is everything.
+func needed(o diff.Options) checkpoint.Need {
+	if len(o.Include) == 0 {
+		return nil
+	}
+	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+		if c == nil {
+			return nil, nil
+		}
+		return weights.Holders(c, all, func(w *weights.Weight) bool { return o.Selects(c, w) }), nil
+	}
 }
 
 // comparePruned runs the larger model at path a and the smaller at path b.

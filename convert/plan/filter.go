@@ -5,7 +5,6 @@ package plan
 import (
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
@@ -79,22 +78,12 @@ func (f *filter) match(globs []string, name string, open bool) (matched bool) {
 		did = decided
 	}
 	for _, glob := range globs {
-		if f.matches(glob, name) {
+		if table.FamilyOf(f.config).Matches(f.config, glob, name) {
 			f.matched[glob] = max(f.matched[glob], did)
 			matched = true
 		}
 	}
 	return matched
-}
-
-// matches reports whether a glob matches the table's name of a tensor, or one that files give it.
-func (f *filter) matches(glob, name string) bool {
-	ok, _ := path.Match(glob, name)
-	for _, n := range table.FamilyOf(f.config).Namings {
-		also, _ := path.Match(glob, n.Of(f.config, name))
-		ok = ok || also
-	}
-	return ok
 }
 
 // choose applies the filter and compares the kept weights with the table.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -80,8 +79,8 @@ func (o Options) check() error {
 		return errors.New("a file without a vocabulary has no pre-tokenizer to name: --pre and --no-vocab exclude each other")
 	}
 	for _, glob := range slices.Concat(o.Include, o.Exclude) {
-		if _, err := path.Match(glob, ""); err != nil {
-			return fmt.Errorf("%q is not a glob: * stands for anything, ? for a character, [a-z] for one of a set", glob)
+		if err := text.CheckGlob(glob); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ package table
 
 import (
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -104,6 +105,16 @@ func (f *Family) Spell(c *config.Config, stored string) (name string, namings ui
 		name = strings.TrimSuffix(name, ".weight") + rest
 	}
 	return name, s.namings
+}
+
+// Matches reports whether a glob of package path matches the table's name of a tensor, or one that files of c give it.
+func (f *Family) Matches(c *config.Config, glob, name string) bool {
+	ok, _ := path.Match(glob, name)
+	for _, n := range f.Namings {
+		also, _ := path.Match(glob, n.Of(c, name))
+		ok = ok || also
+	}
+	return ok
 }
 
 // Nearest returns the name of one of the namings, given as bits, that is most like stored, which is none of their names;

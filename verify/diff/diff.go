@@ -7,10 +7,14 @@ package diff
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
 	"dsmoe/config"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // Side is one side: its weights in the order of the model, and what reads them.
@@ -37,15 +41,44 @@ const (
 
 // Options are the options of Compare; the zero value is the default.
 type Options struct {
-	Exact    bool             // another dtype, and values that are only close, make a difference
-	Progress func(done int64) // called, one call at a time, with the bytes of A compared; may be nil
+	Exact   bool     // another dtype, and values that are only close, make a difference
+	Include []string // compare only weights that one of these globs selects: see Selects; empty selects all
+	// Progress is called, one call at a time, with the bytes of A that were compared and that will be; it may be nil.
+	Progress func(done, total int64)
+}
+
+// Selects reports whether a weight of c is compared: scales go with their weight.
+func (o Options) Selects(c *config.Config, w *weights.Weight) bool {
+	return len(o.Include) == 0 || slices.ContainsFunc(o.Include, func(glob string) bool {
+		return table.FamilyOf(c).Matches(c, glob, w.Owner())
+	})
+}
+
+// check refuses globs that are malformed, or select nothing of either side.
+func (o Options) check(sides ...Side) error {
+	for _, glob := range o.Include {
+		if err := text.CheckGlob(glob); err != nil {
+			return err
+		}
+		one, found := Options{Include: []string{glob}}, false
+		for _, s := range sides {
+			found = found || slices.ContainsFunc(s.Weights, func(w *weights.Weight) bool { return one.Selects(s.Config, w) })
+		}
+		if !found {
+			return fmt.Errorf("the glob %q matches no tensor; globs are of per-expert names such as "+
+				"model.layers.1.mlp.experts.0.up_proj.weight", glob)
+		}
+	}
+	return nil
 }
 
 // Report is what Compare found. It is JSON as it stands.
 type Report struct {
-	A        string         `json:"a"`        // path of one side; the caller sets it
-	B        string         `json:"b"`        // path of the other
-	Verdict  string         `json:"verdict"`  // "same" or "differs"
+	A       string `json:"a"`       // path of one side; the caller sets it
+	B       string `json:"b"`       // path of the other
+	Verdict string `json:"verdict"` // "same" or "differs"
+	// globs that selected what was compared; absent where all tensors were
+	Include  []string       `json:"include,omitempty"`
 	Compared int            `json:"compared"` // tensors on both sides with one shape
 	Counts   map[Status]int `json:"counts"`   // tensors of each status
 	DTypes   int            `json:"dtypes"`   // tensors whose dtypes are not the same
@@ -87,11 +120,21 @@ type Finding struct {
 
 // Compare compares the configs, and every tensor of a with that of b.
 func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
+	if err := o.check(a, b); err != nil {
+		return nil, err
+	}
+	total := int64(0)
+	for _, s := range []*Side{&a, &b} {
+		s.Weights = slices.DeleteFunc(slices.Clone(s.Weights), func(w *weights.Weight) bool { return !o.Selects(s.Config, w) })
+	}
+	for _, w := range a.Weights {
+		total += w.Bytes()
+	}
 	pairs := match(a, b)
 	findings := make([]Finding, len(pairs))
 	progress := func(done, _ int64) {
 		if o.Progress != nil {
-			o.Progress(done)
+			o.Progress(done, total)
 		}
 	}
 	err := each(ctx, len(pairs), progress, func(r *weights.Reading, i int) (err error) {
@@ -166,7 +209,7 @@ func match(a, b Side) (pairs []pair) {
 
 // summarise counts, and keeps what there is to say.
 func summarise(findings []Finding, o Options) *Report {
-	r := &Report{Verdict: "same", Counts: map[Status]int{}, Findings: []Finding{}, Config: []config.Difference{}}
+	r := &Report{Verdict: "same", Include: o.Include, Counts: map[Status]int{}, Findings: []Finding{}, Config: []config.Difference{}}
 	for _, f := range findings {
 		r.Counts[f.Status]++
 		dtypes := f.DTypeA != nil && f.DTypeB != nil && *f.DTypeA != *f.DTypeB

@@ -441,11 +441,12 @@ func TestUnmeasuredLines(t *testing.T) {
 func TestProgress(t *testing.T) {
 	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*tileElements+3)...)).
 		add("x", tensortest.Vector(t, tensor.F32, 1, 2)).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{tileElements + 1}, Data: make([]byte, tileElements+1)})
-	total := int64(0)
-	_, err := Compare(t.Context(), m.side(), m.side(), Options{Progress: func(done int64) {
-		require.GreaterOrEqual(t, done, total)
-		total = done
+	last := int64(0)
+	_, err := Compare(t.Context(), m.side(), m.side(), Options{Progress: func(done, total int64) {
+		require.GreaterOrEqual(t, done, last)
+		require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, total)
+		last = done
 	}})
 	require.NoError(t, err)
-	require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, total)
+	require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, last)
 }

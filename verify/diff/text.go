@@ -80,6 +80,9 @@ func (r *Report) summary() string {
 	if meaning > 0 {
 		line += "; config.json differs in " + text.Plural(meaning, "key")
 	}
+	for i, glob := range r.Include {
+		line += []string{"; compared only what matches ", ", "}[min(i, 1)] + text.Quote(glob)
+	}
 	return line
 }
 
