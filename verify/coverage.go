@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/table"
@@ -107,6 +108,14 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 		p.Unpinned = append(p.Unpinned, s.Name)
 	case used && !unpinned:
 		p.Checked++
+		of := s.Name
+		if role := s.Row.Role; role == table.EScoreCorrectionBias || role == table.TID2EID { // other weights may choose the same
+			of = strings.TrimSuffix(of, string(role)) + "weight" // the router's
+		}
+		_, failed := t.failed[of]
+		if _, passed := t.passed[of]; failed && !passed {
+			p.Failed++
+		}
 	case aside:
 		p.Aside++
 	case s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped:

@@ -82,7 +82,7 @@ func inWords(v any) string {
 // report applied.
 func Merge(reports []*report.Report) (merged *report.Report, disputed []string, err error) {
 	r := *reports[0]
-	r.Cause, r.Causes, r.Hints = nil, []report.Cause{}, []report.Cause{}
+	r.Cause, r.Causes, r.Hints, r.Next = nil, []report.Cause{}, []report.Cause{}, nil
 	r.Checks, disputed = joinChecks(reports)
 	r.Places, r.Doubts = joinPlaces(reports), joinDoubts(reports)
 	r.Routing, r.Rounding = joinRouting(reports), joinRounding(reports, r.Checks)
@@ -102,9 +102,21 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 	conclude(&r)
 	for _, one := range reports {
 		if r.FirstDivergence != nil && one.FirstDivergence != nil && *one.FirstDivergence == *r.FirstDivergence {
-			r.Cause, r.Causes, r.Hints = one.Cause, one.Causes, one.Hints
+			r.Cause, r.Causes, r.Hints, r.Next = one.Cause, one.Causes, one.Hints, one.Next
 			break
 		}
+	}
+	r.OtherFiles = nil
+	for _, one := range reports {
+		r.OtherFiles = append(r.OtherFiles, one.OtherFiles...)
+	}
+	slices.Sort(r.OtherFiles)
+	r.OtherFiles = slices.Compact(r.OtherFiles)
+	r.OtherWeights = otherWeights(&r, slices.ContainsFunc(reports, func(one *report.Report) bool {
+		return one.OtherWeights == otherRun
+	}))
+	if r.Next != nil {
+		r.Next = nextOf(r.Next.Weights, r.OtherWeights != "")
 	}
 	return &r, disputed, unusedLimits(r.Options.Limits, r.Checks)
 }

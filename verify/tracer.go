@@ -40,17 +40,19 @@ type run struct {
 // result is what a run has found so far. A tracer appends to it while the model runs.
 type result struct {
 	checks    []report.Check
-	seen      map[string]bool  // golden tensors that the model showed a stage for, and inputs
-	free      map[string]bool  // kinds of stages that the model has and the pack has not
-	zeros     []string         // golden tensors that are all zero
-	notFinite []string         // where weights that took part in no checked stage hold a NaN or an infinity
-	exercised bounds.WeightSet // weights behind a checked stage
-	failed    bounds.WeightSet // of these, behind one that failed
-	aside     bounds.WeightSet // weights behind a stage that is absent on purpose, or not selected
-	unpinned  bounds.WeightSet // weights that decide choices which are the same without them, or were not compared
-	told      map[tell]bool    // values of config.json that a compared stage tells from others
-	stepsErr  error            // why half steps of a weight could not be read
-	stopped   bool             // at the first failing stage, because the user asked for that
+	seen      map[string]bool     // golden tensors that the model showed a stage for, and inputs
+	free      map[string]bool     // kinds of stages that the model has and the pack has not
+	zeros     []string            // golden tensors that are all zero
+	notFinite []string            // where weights that took part in no checked stage hold a NaN or an infinity
+	exercised bounds.WeightSet    // weights behind a checked stage
+	failed    bounds.WeightSet    // of these, behind one that failed
+	passed    bounds.WeightSet    // of these, behind one that passed
+	behind    map[string][]string // weights that took part in each checked stage that failed
+	aside     bounds.WeightSet    // weights behind a stage that is absent on purpose, or not selected
+	unpinned  bounds.WeightSet    // weights that decide choices which are the same without them, or were not compared
+	told      map[tell]bool       // values of config.json that a compared stage tells from others
+	stepsErr  error               // why half steps of a weight could not be read
+	stopped   bool                // at the first failing stage, because the user asked for that
 	routing   report.Routing
 	keys      map[int]*report.KeyChoices // of indexers, by layer
 	clamped   map[int]bool               // layers with a neuron beyond swiglu_limit
@@ -116,7 +118,7 @@ func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 func newTracer(r *run) *tracer {
 	return &tracer{run: r, rotations: map[string]map[tell]bool{}, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
 		free:      map[string]bool{},
-		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, aside: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, told: map[tell]bool{}, reached: map[int]map[int]bool{},
+		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{}, aside: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, told: map[tell]bool{}, reached: map[int]map[int]bool{},
 		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}, clamped: map[int]bool{}}}
 }
 
@@ -302,7 +304,12 @@ func cover[V any](t *tracer, c report.Check, by *attribution[V], x *V) {
 		t.exercised[w] = struct{}{}
 		if c.Verdict == report.Fail {
 			t.failed[w] = struct{}{}
+		} else {
+			t.passed[w] = struct{}{}
 		}
+	}
+	if c.Verdict == report.Fail {
+		t.behind[c.Tensor] = by.weights(x)
 	}
 	t.tellRotations(c.Layer(), by.rotations(x))
 	by.checked(x)

@@ -77,10 +77,13 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if verdict.Verdict == report.Fail {
 		found, verdict, err = found.withRoundings(ctx, verdict)
 	}
-	if err != nil || o.Undiagnosed {
-		return verdict, err
+	if err == nil && !o.Undiagnosed {
+		err = found.diagnose(ctx, verdict)
 	}
-	return verdict, found.diagnose(ctx, verdict)
+	if err == nil {
+		err = found.advise(verdict)
+	}
+	return verdict, err
 }
 
 // Reads returns which weights Run reads of a checkpoint with the configuration c.

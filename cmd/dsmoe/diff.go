@@ -89,12 +89,12 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 
 // compareWeights opens both sides and compares them.
 func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.Writer) (*diff.Report, error) {
-	left, err := checkpoint.OpenPart(a, needed(o))
+	left, err := openSide(a, o)
 	if err != nil {
 		return nil, err
 	}
 	defer left.Close()
-	right, err := checkpoint.OpenPart(b, needed(o))
+	right, err := openSide(b, o)
 	if err != nil {
 		return nil, err
 	}
@@ -120,17 +120,22 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	return r, nil
 }
 
-// needed returns what a comparison reads: nil if that is everything.
-func needed(o diff.Options) checkpoint.Need {
+// openSide opens a checkpoint as far as the comparison reads it.
+func openSide(path string, o diff.Options) (*checkpoint.Checkpoint, error) {
 	if len(o.Include) == 0 {
-		return nil
+		return checkpoint.Open(path)
 	}
-	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+	c, err := checkpoint.OpenPart(path, func(c *config.Config, all weights.Headers) (map[string]bool, error) {
 		if c == nil {
 			return nil, nil
 		}
 		return weights.Holders(c, all, func(w *weights.Weight) bool { return o.Selects(c, w) }), nil
+	})
+	if err == nil && c.Config.Computable() != nil {
+		c.Close()
+		return nil, checkpoint.Refusal(c.Path, c.Config.Computable().Error(), "")
 	}
+	return c, err
 }
 
 // comparePruned runs the larger model at path a and the smaller at path b.

@@ -185,6 +185,12 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		rounded, err := convert.Rounded(ctx, c)
 		return c.Named(rounded), err
 	}
+	options.OtherFiles = func() (others []string, same bool, err error) {
+		if err = r.Checkpoint.compare(c, p, o.hash); err == nil {
+			others, same = r.Checkpoint.others(c)
+		}
+		return others, same, err
+	}
 	r.Report, err = verify.Run(ctx, c.Config, c, p, options)
 	var mismatch *weights.MismatchError
 	if errors.As(err, &mismatch) {
@@ -199,7 +205,10 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if c.HasViews() {
 		r.Checkpoint.Mapped = r.Report.Scope.Bytes
 	}
-	return r, r.Checkpoint.compare(c, p, o.hash)
+	if r.Checkpoint.Files == nil {
+		err = r.Checkpoint.compare(c, p, o.hash)
+	}
+	return r, err
 }
 
 // needOf is the need of a verification with a pack, nil if it cannot be read.
@@ -291,6 +300,26 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWe
 		}
 	}
 	return nil
+}
+
+// others returns the weight files whose hashes differ from the pack's, with the parts of the model that they hold. same:
+// all files of the pack's checkpoint are here with its hashes.
+func (f *checkpointFiles) others(c *checkpoint.Checkpoint) (others []string, same bool) {
+	holds := map[string][]string{}
+	for t := range c.Tensors() {
+		if file, _, err := c.Place(t.Name); err == nil {
+			name := c.Inventory.Files[file].Name
+			holds[name] = append(holds[name], t.Name)
+		}
+	}
+	same = len(f.Files) > 0
+	for _, name := range slices.Sorted(maps.Keys(f.Files)) {
+		same = same && (f.Files[name] == "same" || name == checkpoint.ConfigName)
+		if f.Files[name] == "differs" && name != checkpoint.ConfigName {
+			others = append(others, fmt.Sprintf("%s (%s)", text.Quote(name), weights.PartsOf(holds[name])))
+		}
+	}
+	return others, same
 }
 
 // hashFile hashes a file of a checkpoint.

@@ -155,11 +155,11 @@ func (r *Report) summary() string {
 	switch r.Verdict {
 	case Fail:
 		i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence })
-		origin := r.Config.Origin
-		if origin != "" {
-			origin += "; "
+		said := append(r.origin(), *r.FirstDivergence+": "+r.Checks[i].failureText(), r.cause())
+		if next := r.next(); next != nil {
+			said = append(said, strings.Join(next, " "))
 		}
-		return text.Line(origin + *r.FirstDivergence + ": " + r.Checks[i].failureText() + "; " + r.cause())
+		return text.Line(strings.Join(said, "; "))
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	case Skipped:

@@ -38,6 +38,12 @@ type Report struct {
 	Causes []Cause `json:"causes"`
 	// Hints are what is odd about the first divergence's weights but explains nothing by itself.
 	Hints []Cause `json:"hints"`
+	// OtherWeights says that the pack was recorded from other weights, and what shows that; empty if nothing does
+	OtherWeights string `json:"other_weights,omitempty"`
+	// weight files with the name of one of the pack's checkpoint and another hash, each with the parts of the model that
+	// it holds: "model.safetensors (layers 1, 2)"
+	OtherFiles []string `json:"other_files,omitempty"`
+	Next       *Next    `json:"next,omitempty"` // what to do about a failure without a cause
 	// Rounding is not nil if weights are held to what a conversion's rounding may have done
 	// to them: then a pass is one within that.
 	Rounding *Rounding `json:"rounding"`
@@ -116,9 +122,11 @@ type Place struct {
 	Selected bool   `json:"selected"` // this run compares stages of it
 	Ran      bool   `json:"ran"`      // this run computed it, if only for a stage elsewhere
 	// Weights of it that the checkpoint must hold
-	Weights   int      `json:"weights"`
-	ByName    int      `json:"by_name"`   // of these, known by name only: the header of their file was not read
-	Checked   int      `json:"checked"`   // of Weights, as those below: took part in a checked stage
+	Weights int `json:"weights"`
+	ByName  int `json:"by_name"` // of these, known by name only: the header of their file was not read
+	Checked int `json:"checked"` // of Weights, as those below: took part in a checked stage
+	// of Checked: took part in failed stages alone, or decide choices beside such a router; absent if none did
+	Failed    int      `json:"failed,omitempty"`
 	Unchecked []string `json:"unchecked"` // ran in no checked stage, beside those of experts not reached
 	Unpinned  []string `json:"unpinned"`  // ran in checked stages that are the same without them
 	Aside     int      `json:"aside"`     // ran in stages that are absent on purpose, or not selected
@@ -180,6 +188,13 @@ func (c *Cause) String() string {
 		words += fmt.Sprintf(" (explains %d of %s of the layer)", c.Explains, text.Plural(c.Failing, "failing stage"))
 	}
 	return words
+}
+
+// Next is what to do about a first divergence without a cause.
+type Next struct {
+	Text    string   `json:"text"`    // for people
+	Weights []string `json:"weights"` // that took part in the first divergence
+	Command string   `json:"command"` // to run; ORIGINAL and CHECKPOINT stand for paths; empty without one
 }
 
 // Check is one golden tensor against the model's.

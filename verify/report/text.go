@@ -302,8 +302,8 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 	if r.FirstDivergence == nil {
 		return
 	}
-	if r.Config.Origin != "" {
-		fmt.Fprintf(b, "%-11s%s\n", "pack", text.Line(r.Config.Origin))
+	for _, line := range r.origin() {
+		fmt.Fprintf(b, "%-11s%s\n", "pack", text.Line(line))
 	}
 	for _, c := range r.Checks {
 		if c.Tensor == *r.FirstDivergence {
@@ -319,7 +319,31 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 	for _, h := range r.Hints {
 		fmt.Fprintf(b, "%-11s%s\n", "hint", &h)
 	}
+	for i, line := range r.next() {
+		fmt.Fprintf(b, "%-11s%s\n", []string{"next", ""}[min(i, 1)], line)
+	}
 	fmt.Fprintln(b)
+}
+
+// origin returns what shows that the pack was recorded from another checkpoint.
+func (r *Report) origin() (lines []string) {
+	files := ""
+	if len(r.OtherFiles) > 0 {
+		files = "by their hashes these files are not the pack's: " + text.Some(r.OtherFiles, bounds.Few, ", ")
+	}
+	return slices.DeleteFunc([]string{r.OtherWeights, files, r.Config.Origin}, func(line string) bool { return line == "" })
+}
+
+// next returns what to do about the first divergence.
+func (r *Report) next() []string {
+	switch n := r.Next; {
+	case n == nil:
+		return nil
+	case n.Command == "":
+		return []string{text.Line(n.Text)}
+	default:
+		return []string{text.Line(n.Text) + ":", text.Line(n.Command)}
+	}
 }
 
 // cause is the likeliest cause of the first divergence, or what to do without one.

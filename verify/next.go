@@ -1,0 +1,109 @@
+package verify
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/text"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// advise adds to the report of a failure what shows that the pack is of other weights, and what to do without a cause.
+func (t outcome) advise(r *report.Report) (err error) {
+	if r.Verdict != report.Fail {
+		return nil
+	}
+	same := false
+	if t.o.OtherFiles != nil {
+		r.OtherFiles, same, err = t.o.OtherFiles()
+	}
+	r.OtherWeights = otherWeights(r, same)
+	names, known := t.behind[*r.FirstDivergence]
+	if r.Cause != nil || r.Mode != report.Local || !known {
+		return err
+	}
+	first := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == *r.FirstDivergence })]
+	r.Next = nextOf(t.ofExperts(names, slices.Concat(first.Experts, first.ExpertOneOf)), r.OtherWeights != "")
+	return err
+}
+
+// nextOf returns what to do about a first divergence without a cause, of these weights. others: all weights are others.
+func nextOf(names []string, others bool) *report.Next {
+	n := &report.Next{Text: "compare " + text.Some(names, bounds.Few, ", ") + " with the original's", Weights: names,
+		Command: "dsmoe diff ORIGINAL CHECKPOINT"}
+	switch {
+	case others:
+		n.Text = "verify the checkpoint that the pack was recorded from, or record a pack from this one; to compare the two"
+	case len(names) == 0:
+		n.Text, n.Command = "no weight took part in this stage: compare config.json and the rules of the reference with what it "+
+			"ran with", ""
+	default:
+		for _, glob := range globsOf(names) {
+			n.Command += " --include '" + glob + "'"
+		}
+	}
+	return n
+}
+
+// ofExperts returns the weights of these experts among names; all of them without experts.
+func (t outcome) ofExperts(names []string, experts []int) []string {
+	list := []string{}
+	for _, name := range names {
+		if w := t.set.Find(name); len(experts) == 0 || w != nil && slices.Contains(experts, w.Expert) {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+// globsOf returns globs that match the weights: of the module of one layer that has them all, or of each one's module.
+func globsOf(names []string) (globs []string) {
+	common := strings.Split(names[0], ".")
+	for _, name := range names {
+		module := strings.Split(name, ".")
+		module = module[:len(module)-1]
+		n := 0
+		for n < min(len(common), len(module)) && common[n] == module[n] {
+			n++
+		}
+		common = common[:n]
+		if glob := strings.Join(module, ".") + ".*"; !slices.Contains(globs, glob) {
+			globs = append(globs, glob)
+		}
+	}
+	if len(globs) > 1 && len(common) > 2 && common[1] == "layers" {
+		globs = []string{strings.Join(common, ".") + ".*"}
+	}
+	return globs
+}
+
+// weighed are kinds of stages that weights decide, and no number of config.json.
+var weighed = slices.Concat([]string{pack.Embedded, pack.GateLogits, pack.Logits, pack.ExpertsOutput}, pack.MLPOutputs)
+
+// otherRun is what otherWeights says of weight files with the pack's hashes.
+const otherRun = "every compared stage with weights differs, though the weight files have the hashes in the pack: the " +
+	"reference ran with other weights than theirs"
+
+// otherWeights says that the pack was recorded from other weights: every compared stage with weights failed, and there
+// is no cause. It is empty where that is not so. sameFiles: the weight files have the pack's hashes.
+func otherWeights(r *report.Report, sameFiles bool) string {
+	checked, failed := 0, 0
+	for _, p := range r.Places {
+		checked, failed = checked+p.Checked, failed+p.Failed
+	}
+	decided := slices.ContainsFunc(r.Checks, func(c report.Check) bool {
+		_, kind := pack.CutLayer(c.Tensor)
+		return c.Verdict == report.Fail && slices.Contains(weighed, kind)
+	})
+	switch {
+	case r.Verdict != report.Fail || r.Cause != nil || r.Mode != report.Local || r.Stopped || !decided || failed < checked:
+		return ""
+	case sameFiles:
+		return otherRun
+	}
+	return fmt.Sprintf("the pack was recorded from other weights: every compared stage with weights differs, %s in all",
+		text.Plural(checked, "weight"))
+}
