@@ -62,6 +62,7 @@ func TestReadOffTheNumbers(t *testing.T) {
 			return i
 		}
 	}
+	const mlp = "model.layers.2.mlp."
 	const bias = "model.layers.2.mlp.gate.e_score_correction_bias"
 	for i, m := range []struct {
 		pack, cause, text string
@@ -101,6 +102,54 @@ func TestReadOffTheNumbers(t *testing.T) {
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, bias, "model.layers.3.mlp.gate.e_score_correction_bias")
 			}},
+		{"v1-base/golden-f32", "other-weight", "shared_experts.up_proj.weight is not the reference's, which is stored as model.layers.3.mlp.shared_experts.up_proj.weight",
+			func(t *testing.T, src weights.Source) altered {
+				return swap(t, src, mlp+"shared_experts.up_proj.weight", "model.layers.3.mlp.shared_experts.up_proj.weight")
+			}},
+		{"v1-base/golden-bf16", "other-weight", "experts.3.down_proj.weight is not the reference's, which is stored as model.layers.2.mlp.experts.5.down_proj.weight; model.layers.2.mlp.experts.5.down_proj.weight is not",
+			func(t *testing.T, src weights.Source) altered {
+				return swap(t, src, mlp+"experts.3.down_proj.weight", mlp+"experts.5.down_proj.weight")
+			}},
+		{"v1-base/golden-f32", "other-weight", "experts.3.gate_proj.weight is not the reference's, which is stored as model.layers.3.mlp.experts.3.gate_proj.weight",
+			func(t *testing.T, src weights.Source) altered {
+				return swap(t, src, mlp+"experts.3.gate_proj.weight", "model.layers.3.mlp.experts.3.gate_proj.weight")
+			}},
+		{"v1-base/golden-f32", "other-weight", "model.layers.2.mlp.shared_experts is not the reference's, which is stored as model.layers.3.mlp.shared_experts",
+			func(t *testing.T, src weights.Source) altered {
+				var pairs []string
+				for _, role := range []string{"gate", "up", "down"} {
+					name := "shared_experts." + role + "_proj.weight"
+					pairs = append(pairs, mlp+name, "model.layers.3.mlp."+name)
+				}
+				return swap(t, src, pairs...)
+			}},
+		{"v1-base/golden-f32", "weight-scaled", "shared_experts.up_proj.weight or model.layers.2.mlp.shared_experts.down_proj.weight is 4 times",
+			times(mlp+"shared_experts.down_proj.weight", 4)},
+		{"v1-base/golden-f32", "weight-scaled", "shared_experts.up_proj.weight or model.layers.2.mlp.shared_experts.down_proj.weight is 8 (√hidden_size) times",
+			times(mlp+"shared_experts.up_proj.weight", 8)},
+		{"v1-base/golden-f32", "rows-permuted", "shared_experts: the rows of gate_proj are reversed", order(mlp+"shared_experts.gate_proj.weight", func(n, i int) int { return n - 1 - i })},
+		{"v1-base/golden-f32", "rows-permuted", "experts.3.down_proj.weight are in another order than the reference's: they are reversed", order(mlp+"experts.3.down_proj.weight", func(n, i int) int { return n - 1 - i })},
+		{"v1-base/golden-f32", "rows-permuted", "all experts: the reference's gate_proj and up_proj alternate in the rows of ours", func(t *testing.T, src weights.Source) altered {
+			a := altered{Source: src, tensors: map[string]tensor.Tensor{}}
+			for e := range 16 {
+				gate, up := mlp+"experts."+strconv.Itoa(e)+".gate_proj.weight", mlp+"experts."+strconv.Itoa(e)+".up_proj.weight"
+				g, u := get(t, src, gate), get(t, src, up)
+				n := g.Shape[0]
+				row := func(i int) []byte {
+					if i%2 == 0 {
+						return g.Row(i / 2).Data
+					}
+					return u.Row(i / 2).Data
+				}
+				ng, nu := g, u
+				ng.Data, nu.Data = nil, nil
+				for i := range n {
+					ng.Data, nu.Data = append(ng.Data, row(i)...), append(nu.Data, row(n+i)...)
+				}
+				a.tensors[gate], a.tensors[up] = ng, nu
+			}
+			return a
+		}},
 		{"v1-base/golden-f32", "", "", func(t *testing.T, src weights.Source) altered {
 			w := rowsBy(get(t, src, attn+"o_proj.weight"), func(i int) int { return (i + 1) % 64 })
 			return replace(src, attn+"o_proj.weight", scaled(t, w, 2, 100))

@@ -48,9 +48,15 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		return nil
 	}
 	err = try(mistakes(f))
-	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes} {
+	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, fusedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f))
+		}
+	}
+	if err == nil && len(causes) == 0 {
+		var list []mistake
+		if list, err = mlpMistakes(ctx, f); err == nil {
+			err = try(list)
 		}
 	}
 	if err != nil {
