@@ -22,6 +22,9 @@ func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
 	if r.FirstDivergence == nil || t.o.Mode != report.Local {
 		return nil
 	}
+	if *r.FirstDivergence == pack.Embedded {
+		return t.diagnoseEmbedding(r)
+	}
 	f, err := t.failure(ctx, *r.FirstDivergence)
 	if err != nil || f == nil {
 		return err
@@ -33,6 +36,32 @@ func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
 	}
 	r.Hints = append(r.Hints, hints...)
 	return err
+}
+
+// diagnoseEmbedding looks for what the golden's rows of the embedding are.
+func (t outcome) diagnoseEmbedding(r *report.Report) error {
+	shape := []int{t.in.Batch, t.in.Seq, t.m.Config.HiddenSize}
+	if !slices.Equal(t.pack.Manifest.Tensors[pack.Embedded].Shape, shape) {
+		return nil // the check tells
+	}
+	values, err := t.pack.Float32s(pack.Embedded)
+	if err != nil {
+		return err
+	}
+	var ids []int
+	var want []float32
+	padded, width := pack.PaddedRows(t.in, pack.Embedded, shape), t.m.Config.HiddenSize
+	for i, id := range t.in.InputIDs {
+		if !padded.Has(i) {
+			ids, want = append(ids, id), append(want, values[i*width:(i+1)*width]...)
+		}
+	}
+	var hints []report.Cause
+	if r.Causes, hints = diagnose.Embedding(t.m, ids, want, t.pack.DType); len(r.Causes) > 0 {
+		r.Cause = &r.Causes[0]
+	}
+	r.Hints = append(r.Hints, hints...)
+	return nil
 }
 
 // failure runs the failed stage once more and keeps what it gave. It is nil if the

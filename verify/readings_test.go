@@ -62,7 +62,16 @@ func TestReadOffTheNumbers(t *testing.T) {
 			return i
 		}
 	}
-	const mlp = "model.layers.2.mlp."
+	elements := func(name string, by float32, at ...int) func(*testing.T, weights.Source) altered {
+		return func(t *testing.T, src weights.Source) altered {
+			return replace(src, name, scaled(t, get(t, src, name), by, at...))
+		}
+	}
+	const mlp, embedded = "model.layers.2.mlp.", "model.embed_tokens.weight"
+	idOf := func(fixture string, i int) int { // token i of its pack
+		_, p := open(t, fixture+"/golden-f32")
+		return must(p.Input()).InputIDs[i]
+	}
 	const bias = "model.layers.2.mlp.gate.e_score_correction_bias"
 	for i, m := range []struct {
 		pack, cause, text string
@@ -149,6 +158,36 @@ func TestReadOffTheNumbers(t *testing.T) {
 				a.tensors[gate], a.tensors[up] = ng, nu
 			}
 			return a
+		}},
+		{"v1-base/golden-f32", "weight-elements", "o_proj.weight has other numbers than the reference's in single places: [1 36] is ", elements(attn+"o_proj.weight", 2, 100)},
+		{"v1-base/golden-bf16", "weight-elements", "o_proj.weight has other numbers than the reference's in single places: [1 36] is ", elements(attn+"o_proj.weight", 8, 100)},
+		{"v3/golden-f32", "weight-elements", "in single places: [0 3] is ", elements(attn+"q_a_proj.weight", -1, 3, 131)},
+		{"v1-base/golden-f32", "weight-elements", "experts.3.down_proj.weight has other numbers than the reference's in single places: [4 4] is ", elements(mlp+"experts.3.down_proj.weight", 3, 100)},
+		{"v1-base/golden-f32", "weight-column", "o_proj.weight differs from the reference's in column 5, the input channel, which is 2 times", func(t *testing.T, src weights.Source) altered {
+			var column []int
+			for r := range 64 {
+				column = append(column, 64*r+5)
+			}
+			return elements(attn+"o_proj.weight", 2, column...)(t, src)
+		}},
+		{"v1-base/golden-f32", "embedding-rows", "row for token id i is row i-1 of", order(embedded, func(n, i int) int { return (i + 1) % n })},
+		{"v3/golden-bf16", "embedding-rows", "for 2 of the pack's", order(embedded, pair(idOf("v3", 0), idOf("v3", 1)))},
+		{"v1-base/golden-f32", "embedding-scaled", "embeddings are 0.125 (1/√hidden_size) times ours", times(embedded, 8)},
+		{"v3/golden-f32", "embedding-scaled", "embeddings are 2.5 times ours", times(embedded, .4)},
+		{"v1-base/golden-f32", "other-weight", "model.embed_tokens.weight is not the reference's, which is stored as lm_head.weight",
+			func(t *testing.T, src weights.Source) altered { return swap(t, src, embedded, "lm_head.weight") }},
+		{"v1-base/golden-f32", "columns-permuted", "64 of 64 are elsewhere; channel 0 of the reference's is column 63", func(t *testing.T, src weights.Source) altered {
+			w := get(t, src, embedded)
+			x := w
+			x.Data = nil
+			for i := range w.Len() {
+				from := i/64*64 + 63 - i%64
+				x.Data = append(x.Data, w.Data[2*from:2*from+2]...)
+			}
+			return replace(src, embedded, x)
+		}},
+		{"v1-base/golden-f32", "", "", func(t *testing.T, src weights.Source) altered { // one number is another
+			return replace(src, embedded, scaled(t, rowsBy(get(t, src, embedded), func(i int) int { return (i + 1) % 128 }), 2, 64*idOf("v1-base", 0)))
 		}},
 		{"v1-base/golden-f32", "", "", func(t *testing.T, src weights.Source) altered {
 			w := rowsBy(get(t, src, attn+"o_proj.weight"), func(i int) int { return (i + 1) % 64 })

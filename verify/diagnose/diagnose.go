@@ -48,7 +48,8 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		return nil
 	}
 	err = try(mistakes(f))
-	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, fusedMistakes} {
+	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, elementMistakes,
+		fusedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f))
 		}

@@ -173,9 +173,6 @@ func rowsAt(a *model.Activation, rows []int) *model.Activation {
 	return y
 }
 
-// firstOf are at most n of a list.
-func firstOf[T any](list []T, n int) []T { return list[:min(n, len(list))] }
-
 // mlpMistakes are what the reference has in the place of an MLP's weights, or of those of several experts.
 func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	all, together, err := f.failedMLPs(ctx)
@@ -184,7 +181,8 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	}
 	var lists [][]mistake
 	for _, m := range all {
-		lists = append(lists, slices.Concat(orderMistakes(m.down), m.scaled(), m.others(), m.reordered()))
+		lists = append(lists, slices.Concat(orderMistakes(m.down), m.scaled(), elementMistakes(m.down), m.others(),
+			m.reordered()))
 	}
 	if !together {
 		return slices.Concat(lists...), nil

@@ -1,0 +1,163 @@
+package diagnose
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/verify/bounds"
+)
+
+// Single numbers of a weight, or one of its columns, that are not the reference's, read off a failed product: what is
+// left of each of the golden's columns is one input channel times a number.
+
+// element is a number of a weight that differs.
+type element struct {
+	row, column   int
+	ours, by, err float64 // the reference's is ours + by; err is the standard deviation of by
+}
+
+// elementMistakes are the few elements, or the one column, of the failed product's weight that differ, if these are all.
+func elementMistakes(f *Failure) []mistake {
+	elements := f.elements()
+	if elements == nil {
+		return nil
+	}
+	name := f.module() + ".weight"
+	id, words := describeElements(elements, f.Got.Width())
+	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &corrected{a, name, elements} }
+		return name + " " + words
+	}}}
+}
+
+// elements are those of the failed product's weight that differ; nil if others may, or inputs are too much alike to tell.
+func (f *Failure) elements() (list []element) {
+	distinct := 0.0
+	for _, weight := range f.RowWeights {
+		distinct += weight
+	}
+	if !f.isProduct() || f.hasBias() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) ||
+		distinct < leastFactorRows || f.sameInputs() {
+		return nil
+	}
+	w := f.loaded(f.module() + ".weight")
+	if w == nil {
+		return nil
+	}
+	plain := model.NewPlain(f.Options)
+	defer plain.Close(nil)
+	column := -1
+	for c := range f.Got.Width() {
+		if f.isColumn(c, c) {
+			continue
+		}
+		e, ok := f.elementOf(c, column)
+		if !ok && (column < 0 || len(list) < bounds.Few) {
+			e, ok = f.elementOf(c, -1)
+		}
+		if !ok {
+			return nil
+		}
+		unit := w.Rows(c, c+1)
+		e.ours, column = float64(plain.Values(&unit)[e.column]), e.column
+		list = append(list, e)
+	}
+	if len(list) > bounds.Few && slices.ContainsFunc(list, func(e element) bool { return e.column != column }) {
+		return nil
+	}
+	return list
+}
+
+// elementOf returns the element of a row of the weight that explains a column of the golden, in a column of the weight
+// or, if that is below 0, in the only one that does.
+func (f *Failure) elementOf(row, column int) (e element, ok bool) {
+	n, columns := f.Got.Width(), []int{column}
+	if column < 0 {
+		columns = indices(f.Input.Width())
+	}
+	for _, k := range columns {
+		var s fit
+		for r := range f.Got.Rows() {
+			i := r*n + row
+			unit := f.tolerance(i, i)
+			s.add(float64(f.Input.Row(r)[k])/unit, (float64(f.Want[i])-float64(f.Unrounded[i]))/unit)
+		}
+		by := s.factor()
+		if s.yy == 0 || s.left(by) > math.Sqrt(s.n) || !f.leaves(row, k, by) {
+			continue
+		}
+		if ok {
+			return e, false // two that explain it
+		}
+		e, ok = element{row: row, column: k, by: by, err: 1 / math.Sqrt(s.yy) / bounds.Lambda}, true
+	}
+	return e, ok
+}
+
+// leaves reports whether the golden's column is ours plus by times an input channel, within the limits.
+func (f *Failure) leaves(row, column int, by float64) bool {
+	n := f.Got.Width()
+	for r := range f.Got.Rows() {
+		i := r*n + row
+		left := float64(f.Want[i]) - float64(f.Unrounded[i]) - by*float64(f.Input.Row(r)[column])
+		if math.Abs(left) > 1.5*f.tolerance(i, i) {
+			return false
+		}
+	}
+	return true
+}
+
+// loaded returns a weight that is in memory; nil if it is not.
+func (f *Failure) loaded(name string) *model.Weight {
+	for _, w := range f.loadedWeights() {
+		if w.Name == name {
+			return w
+		}
+	}
+	return nil
+}
+
+// corrected is an arithmetic in which elements of a weight are the reference's.
+type corrected struct {
+	bounds.Arithmetic
+	name     string
+	elements []element
+}
+
+// Linear implements model.Arithmetic.
+func (o *corrected) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	y := o.Arithmetic.Linear(x, l)
+	if l.Weight.Name != o.name {
+		return y
+	}
+	z := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
+	for _, e := range o.elements {
+		for t := range y.Rows() {
+			i, in := t*y.Width()+e.row, float64(x.Rounded(t*x.Width()+e.column))
+			z.Set(i, float64(z.Values[i])+e.by*in, z.Variance(i)+bounds.Sq(e.err*in/bounds.Unit))
+		}
+	}
+	return z
+}
+
+// describeElements names what differs in a weight of so many rows, and describes it.
+func describeElements(list []element, rows int) (id, words string) {
+	if len(list) <= bounds.Few {
+		var each []string
+		for _, e := range list {
+			each = append(each, fmt.Sprintf("[%d %d] is %.4g, the reference's %.4g", e.row, e.column, e.ours, e.ours+e.by))
+		}
+		return "weight-elements", "has other numbers than the reference's in single places: " + strings.Join(each, "; ")
+	}
+	words = fmt.Sprintf("differs from the reference's in column %d, the input channel", list[0].column)
+	factor := func(e element) float64 { return (e.ours + e.by) / e.ours }
+	for _, e := range list {
+		if math.Abs(factor(e)-factor(list[0])) > 1e-2*math.Abs(factor(list[0])) {
+			return "weight-column", words
+		}
+	}
+	return "weight-column", fmt.Sprintf("%s, which is %.3g times the reference's", words, 1/factor(list[0]))
+}

@@ -1,0 +1,187 @@
+package diagnose
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/report"
+)
+
+// embedding is the failed output of the embedding: rows of a matrix, looked up by token ids and rounded once. What the
+// reference looked up instead is searched for, and must give all of the golden's numbers.
+type embedding struct {
+	w     *model.Weight
+	plain *model.Plain
+	ids   []int // distinct token ids
+	ours  []float32
+	want  []float32 // the golden's row for each of ids
+	width int
+}
+
+// Embedding returns what explains the golden, want [tokens, hidden_size], of the embedding of a model whose own rows
+// differ from it; and hints.
+func Embedding(m *model.DeepseekForCausalLM, ids []int, want []float32, d tensor.DType) (causes, hints []report.Cause) {
+	e := &embedding{w: &m.Model.EmbedTokens, plain: model.NewPlain(model.Options{DType: d}), width: m.Config.HiddenSize}
+	defer e.plain.Close(nil)
+	for i, id := range ids {
+		row := want[i*e.width : (i+1)*e.width]
+		switch at := slices.Index(e.ids, id); {
+		case at < 0:
+			e.ids, e.want = append(e.ids, id), append(e.want, row...)
+		case !slices.Equal(e.row(at), row):
+			return nil, nil // one token has several rows
+		}
+	}
+	e.ours = slices.Clone(e.plain.Embed(e.w, e.ids).Values)
+	if words := e.factor(m, d); words != "" {
+		return []report.Cause{{ID: "embedding-scaled", Text: words}}, nil
+	}
+	head := &m.LMHead.Weight
+	if head.Name != e.w.Name && slices.Equal(head.Shape, e.w.Shape) && slices.Equal(e.plain.Embed(head, e.ids).Values, e.want) {
+		return []report.Cause{{ID: "other-weight",
+			Text: fmt.Sprintf("%s is not the reference's, which is stored as %s", e.w.Name, head.Name)}}, nil
+	}
+	if words := e.otherRows(); words != "" {
+		return []report.Cause{{ID: "embedding-rows", Text: words}}, nil
+	}
+	if words := e.otherColumns(); words != "" {
+		return []report.Cause{{ID: "columns-permuted", Text: words}}, nil
+	}
+	if differ := e.differing(); len(differ) <= bounds.Few {
+		return nil, []report.Cause{{ID: "embedding-tokens", Text: fmt.Sprintf(
+			"of the pack's %d token ids the rows of %s differ, those of the others are the reference's", len(e.ids), text.Ranges(differ))}}
+	}
+	return nil, nil
+}
+
+// row is the golden's row for token i of ids.
+func (e *embedding) row(i int) []float32 { return e.want[i*e.width : (i+1)*e.width] }
+
+// differing are the token ids whose rows are not the golden's.
+func (e *embedding) differing() (ids []int) {
+	for i, id := range e.ids {
+		if !slices.Equal(e.row(i), e.ours[i*e.width:(i+1)*e.width]) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// factor describes the number that the golden is times ours, rounded once; "" if it is none.
+func (e *embedding) factor(m *model.DeepseekForCausalLM, d tensor.DType) string {
+	all, p, stored := new(fit), bounds.PrecisionOf(d), bounds.PrecisionOf(e.w.DType)
+	for i, y := range e.ours {
+		all.add(float64(y), float64(e.want[i]))
+	}
+	by, unsure := all.factor(), 4*(p.Ulp(1)+stored.Ulp(1))/math.Sqrt(max(1, all.n))
+	if math.Abs(by-1) < leastFactor {
+		return ""
+	}
+	root, what := math.Sqrt(float64(m.Config.HiddenSize)), ""
+	for _, known := range []struct {
+		is    float64
+		words string
+	}{{root, " (√hidden_size)"}, {1 / root, " (1/√hidden_size)"}} {
+		if math.Abs(by/known.is-1) < unsure {
+			by, what = known.is, known.words
+		}
+	}
+	for i, want := range e.want { // the factor is off by roundings, and so are ours and the golden
+		ours := float64(e.ours[i])
+		if math.Abs(float64(want)-by*ours) > p.Ulp(float64(want))+math.Abs(by)*stored.Ulp(ours)+unsure*math.Abs(by*ours) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("the reference's embeddings are %.3g%s times ours", by, what)
+}
+
+// otherRows describes in which rows of ours the golden's are; "" if one is nowhere.
+func (e *embedding) otherRows() string {
+	const head = 8 // numbers of a row that are compared first
+	type key [head]float32
+	start := func(row []float32) (k key) {
+		copy(k[:], row)
+		return k
+	}
+	wanted := map[key][]int{} // indices of ids, by how their golden rows begin
+	for i := range e.ids {
+		k := start(e.row(i))
+		wanted[k] = append(wanted[k], i)
+	}
+	found, left := make([]int, len(e.ids)), len(e.ids) // row of ours
+	for i := range found {
+		found[i] = -1
+	}
+	for i, id := range e.ids { // a token whose row is right stays
+		if slices.Equal(e.row(i), e.ours[i*e.width:(i+1)*e.width]) {
+			found[i], left = id, left-1
+		}
+	}
+	first := *e.w // the first columns of the matrix, row by row
+	first.Shape = []int{1, min(head, e.width)}
+	size := len(e.w.Data) / e.w.Shape[0]
+	if e.w.Scales != nil || e.w.DType.Blocked() {
+		return ""
+	}
+	for r := 0; r < e.w.Shape[0] && left > 0; r++ {
+		first.Data = e.w.Data[r*size:][:size*first.Shape[1]/e.width]
+		for _, i := range wanted[start(e.plain.Embed(&first, []int{0}).Values)] {
+			if found[i] < 0 && slices.Equal(e.row(i), e.plain.Embed(e.w, []int{r}).Values) {
+				found[i], left = r, left-1
+			}
+		}
+	}
+	if left > 0 {
+		return ""
+	}
+	by, moved, example := found[0]-e.ids[0], 0, 0
+	for i, r := range found {
+		if r != e.ids[i] {
+			moved, example = moved+1, i
+		}
+		if n := e.w.Shape[0]; (r-e.ids[i]-by)%n != 0 {
+			by = 0
+		}
+	}
+	if by != 0 {
+		return fmt.Sprintf("the reference's row for token id i is row i%+d of %s, of all %d token ids of the pack", by, e.w.Name, len(e.ids))
+	}
+	return fmt.Sprintf("the rows of %s have other token ids than the reference's, for %d of the pack's %d: its row for %d is row %d",
+		e.w.Name, moved, len(e.ids), e.ids[example], found[example])
+}
+
+// otherColumns describes the hidden channels of ours in the golden's order; "" if they are not the same ones.
+func (e *embedding) otherColumns() string {
+	column := func(values []float32, c int) (all []float32) {
+		for i := c; i < len(values); i += e.width {
+			all = append(all, values[i])
+		}
+		return all
+	}
+	order, taken := make([]int, e.width), make([]bool, e.width)
+	byFirst := map[float32][]int{}
+	for c := range e.width {
+		byFirst[e.ours[c]] = append(byFirst[e.ours[c]], c)
+	}
+	for c := range e.width {
+		order[c] = -1
+		for _, from := range byFirst[e.want[c]] {
+			if !taken[from] && slices.Equal(column(e.want, c), column(e.ours, from)) {
+				order[c], taken[from] = from, true
+				break
+			}
+		}
+		if order[c] < 0 {
+			return ""
+		}
+	}
+	moved := slices.DeleteFunc(indices(e.width), func(c int) bool { return order[c] == c })
+	return fmt.Sprintf("the columns of %s, the hidden channels, are in another order than the reference's: %d of %d are elsewhere; "+
+		"channel %d of the reference's is column %d", e.w.Name, len(moved), e.width, moved[0], order[moved[0]])
+}
