@@ -1,6 +1,9 @@
 package verify_test
 
 import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"testing"
@@ -65,6 +68,28 @@ func TestReadOffTheNumbers(t *testing.T) {
 	elements := func(name string, by float32, at ...int) func(*testing.T, weights.Source) altered {
 		return func(t *testing.T, src weights.Source) altered {
 			return replace(src, name, scaled(t, get(t, src, name), by, at...))
+		}
+	}
+	merged := func(name string, rank int) func(*testing.T, weights.Source) altered { // a LoRA
+		return func(t *testing.T, src weights.Source) altered {
+			w, rng := get(t, src, name), rand.New(rand.NewPCG(1, uint64(rank)))
+			values := must(w.Float32s(nil))
+			for range rank {
+				a, b := make([]float32, w.Shape[0]), make([]float32, w.Shape[1])
+				for _, v := range [][]float32{a, b} {
+					for i := range v {
+						v[i] = float32(rng.NormFloat64())
+					}
+				}
+				for i := range values {
+					values[i] += .02 * a[i/len(b)] * b[i%len(b)]
+				}
+			}
+			x := tensor.Tensor{DType: tensor.F32, Shape: w.Shape}
+			for _, v := range values {
+				x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(v))
+			}
+			return replace(src, name, x)
 		}
 	}
 	const mlp, embedded = "model.layers.2.mlp.", "model.embed_tokens.weight"
@@ -170,6 +195,9 @@ func TestReadOffTheNumbers(t *testing.T) {
 			}
 			return elements(attn+"o_proj.weight", 2, column...)(t, src)
 		}},
+		{"v1-base/golden-f32", "low-rank", "o_proj.weight and the reference's differ by a matrix of rank 3,", merged(attn+"o_proj.weight", 3)},
+		{"v1-base/golden-f32", "low-rank", "shared_experts.down_proj.weight and the reference's differ by a matrix of rank 2,", merged(mlp+"shared_experts.down_proj.weight", 2)},
+		{"v1-base/golden-f32", "", "", merged(attn+"o_proj.weight", 40)},
 		{"v1-base/golden-f32", "embedding-rows", "row for token id i is row i-1 of", order(embedded, func(n, i int) int { return (i + 1) % n })},
 		{"v3/golden-bf16", "embedding-rows", "for 2 of the pack's", order(embedded, pair(idOf("v3", 0), idOf("v3", 1)))},
 		{"v1-base/golden-f32", "embedding-scaled", "embeddings are 0.125 (1/√hidden_size) times ours", times(embedded, 8)},

@@ -49,7 +49,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	}
 	err = try(mistakes(f))
 	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, elementMistakes,
-		fusedMistakes} {
+		rankMistakes, fusedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f))
 		}

@@ -120,7 +120,7 @@ func (f *Failure) inside(ctx context.Context, name string, expert int, besides [
 	if len(rows) == 0 || slices.Max(rows) >= o.in[2].Rows() {
 		return nil, nil
 	}
-	down.Input = rowsAt(o.in[2], rows)
+	down.Rows, down.Input = rows, rowsAt(o.in[2], rows)
 	m.x, m.gate, m.up = rowsAt(o.in[0], rows), rowsAt(o.out[0], rows), rowsAt(o.out[1], rows)
 	return m, nil
 }
@@ -182,7 +182,7 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	var lists [][]mistake
 	for _, m := range all {
 		lists = append(lists, slices.Concat(orderMistakes(m.down), m.scaled(), elementMistakes(m.down), m.others(),
-			m.reordered()))
+			m.reordered(), rankMistakes(m.down)))
 	}
 	if !together {
 		return slices.Concat(lists...), nil

@@ -1,0 +1,145 @@
+package diagnose
+
+import (
+	"fmt"
+	"slices"
+
+	"gonum.org/v1/gonum/mat"
+
+	"dsmoe/model"
+	"dsmoe/verify/bounds"
+)
+
+// A change of low rank, as a LoRA that was merged on one side, read off a failed product: what is left of the golden
+// has few directions, though the inputs have many.
+
+const (
+	// mostGrams is the largest number of rows whose directions are looked for.
+	mostGrams = 192
+	// ranksOfProduct is how many times as many directions as the difference the product itself has at least, above
+	// the same share of its size: else the inputs, not the change, have few.
+	ranksOfProduct = 3
+)
+
+// rankMistakes is the low rank of the change of the failed product's weight, if it has one.
+func rankMistakes(f *Failure) []mistake {
+	directions := f.directions()
+	if directions == nil {
+		return nil
+	}
+	name, rank := f.module()+".weight", len(directions)
+	return []mistake{{id: "low-rank", kinds: []string{f.kind()}, undo: func(x *Trial) string {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &projected{a, name, f, directions} }
+		return fmt.Sprintf("%s and the reference's differ by a matrix of rank %d, as where a LoRA is merged into one of them only, "+
+			"or with another alpha", name, rank)
+	}}}
+}
+
+// directions are orthonormal rows that what is left of the golden is made of, within the limits; nil if these are not
+// few, or only few columns differ.
+func (f *Failure) directions() [][]float64 {
+	n := f.Got.Width()
+	if !f.isProduct() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+		return nil
+	}
+	var rows []int // one of each set of rows alike
+	var seen [][]float32
+	for r := range min(f.Got.Rows(), 4*mostGrams) {
+		in := f.Input.Row(r)
+		if len(rows) < mostGrams && !slices.ContainsFunc(seen, func(other []float32) bool { return slices.Equal(in, other) }) {
+			rows, seen = append(rows, r), append(seen, in)
+		}
+	}
+	right := 0
+	for c := range n {
+		if f.isColumn(c, c) {
+			right++
+		}
+	}
+	if right > n/2 || len(rows) < 2*ranksOfProduct {
+		return nil
+	}
+	left, product := mat.NewDense(len(rows), n, nil), mat.NewDense(len(rows), n, nil)
+	noise, size := 0.0, 0.0
+	for t, r := range rows {
+		for c := range n {
+			i := r*n + c
+			y := float64(f.Unrounded[i])
+			left.Set(t, c, float64(f.Want[i])-y)
+			product.Set(t, c, y)
+			noise += bounds.Sq(f.Deviations[i]) + bounds.Sq(bounds.PrecisionOf(f.Got.DType).Ulp(float64(f.Want[i])))/12
+			size += bounds.Sq(float64(f.Want[i]) - y)
+		}
+	}
+	if size <= 4*noise {
+		return nil
+	}
+	rank, vectors := ranks(left, 1.5*noise)
+	whole := mat.Norm(product, 2)
+	control, _ := ranks(product, 1.5*noise*whole*whole/size)
+	if rank == 0 || rank*ranksOfProduct > min(control, n) {
+		return nil
+	}
+	directions := make([][]float64, 0, rank)
+	for k := range rank { // uᵀD, normalised
+		direction := mat.NewVecDense(n, nil)
+		direction.MulVec(left.T(), vectors.ColView(k))
+		direction.ScaleVec(1/mat.Norm(direction, 2), direction)
+		directions = append(directions, direction.RawVector().Data)
+	}
+	return directions
+}
+
+// ranks returns how many directions leave at most a sum of squares of a matrix, and its left singular vectors, those of
+// large values first.
+func ranks(a *mat.Dense, most float64) (rank int, left *mat.Dense) {
+	n, _ := a.Dims()
+	var gram mat.SymDense
+	gram.SymOuterK(1, a)
+	var eigen mat.EigenSym
+	if !eigen.Factorize(&gram, true) {
+		return n, nil
+	}
+	values := eigen.Values(nil) // ascending
+	var vectors mat.Dense
+	eigen.VectorsTo(&vectors)
+	left = mat.NewDense(n, n, nil)
+	rest := 0.0
+	for k, v := range values {
+		left.SetCol(n-1-k, mat.Col(nil, k, &vectors))
+		if rest += max(0, v); rest <= most {
+			rank = k + 1
+		}
+	}
+	return n - rank, left
+}
+
+// projected is an arithmetic in which a product differs by what the golden does, along a few directions.
+type projected struct {
+	bounds.Arithmetic
+	name       string
+	failed     *Failure
+	directions [][]float64
+}
+
+// Linear implements model.Arithmetic.
+func (o *projected) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	y := o.Arithmetic.Linear(x, l)
+	if l.Weight.Name != o.name {
+		return y
+	}
+	z, n, f := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width(), o.failed
+	for i, row := range f.Rows {
+		for _, d := range o.directions {
+			along := 0.0
+			for c, v := range d {
+				along += float64(v * (float64(f.Want[i*n+c]) - float64(f.Unrounded[i*n+c])))
+			}
+			for c, v := range d {
+				k := row*n + c
+				z.Set(k, float64(z.Values[k])+float64(along*v), z.Variance(k))
+			}
+		}
+	}
+	return z
+}
