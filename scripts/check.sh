@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The one gate: everything that must hold before a change lands. Run from anywhere;
 # needs Go, the module proxy and, for the race detector, a C compiler. FUZZTIME sets how long each fuzz
-# target runs (default 10s). With --ci it leaves out what .ci/run
-# does itself: the tests, and the builds for other systems, which a release has.
+# target runs (default 10s). With --ci it leaves out what .ci/run does itself: the tests, and builds for the systems of
+# a release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,11 +24,11 @@ go vet ./...
 GOARCH=arm64 go vet ./...
 go vet -tags purego ./...
 
+step "builds for other systems"
+GOARCH=386 go build ./...
 if [ "${1-}" != --ci ]; then
-  step "builds for other systems"
   GOOS=windows go build -trimpath ./...
   GOOS=darwin GOARCH=arm64 go build -trimpath ./...
-  GOARCH=386 go build ./...
 fi
 
 step staticcheck
