@@ -178,7 +178,7 @@ func (m *mistake) grade(s *subject, r *report.Report, text string) string {
 		return "inconclusive"
 	case *r.FirstDivergence != s.expand(m.stage) || m.where != "" && !strings.Contains(text, s.expand(m.where)):
 		return "fails"
-	case m.cause == "" && r.Cause == nil:
+	case r.Cause == nil && (m.cause == "" || m.where != ""):
 		return "located"
 	case r.Cause == nil && slices.ContainsFunc(r.Hints, func(h report.Cause) bool { return h.ID == m.cause }):
 		return "hinted"

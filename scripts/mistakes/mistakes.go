@@ -148,15 +148,15 @@ func ofExperts() []mistake {
 				clear(t.Data)
 				return true
 			})},
-		{"one expert's up_proj is another's", "", experts, "tokens of expert ", func(s *subject) bool {
+		{"one expert's up_proj is another's", "other-weight", experts, "tokens of expert ", func(s *subject) bool {
 			return s.swap("{moe}experts.{e}.up_proj.weight",
 				"{moe}experts."+strconv.Itoa((s.expert+1)%s.config.NRoutedExperts)+".up_proj.weight")
 		}},
-		{"one neuron of an expert zero", "", experts, "expert {e}, neuron 5:",
+		{"one neuron of an expert zero", "mlp-neurons", experts, "expert {e}, neuron 5:",
 			scaling("{moe}experts.{e}.up_proj.weight", 0, rowOf(5))},
-		{"one neuron of a dense MLP × 1.1", "", "{dense}output", "neuron 5:",
+		{"one neuron of a dense MLP × 1.1", "mlp-neurons", "{dense}output", "neuron 5:",
 			scaling("{dense}up_proj.weight", 1.1, rowOf(5))},
-		{"one weight of an expert doubled", "", experts, "all in tokens of expert ",
+		{"one weight of an expert doubled", "weight-elements", experts, "all in tokens of expert ",
 			scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
 		{"a channel of all experts × 1.02", "", experts, "all in column 20", func(s *subject) bool {
 			for e := range s.config.NRoutedExperts {
@@ -240,7 +240,7 @@ func ofAttention() []mistake {
 		}},
 		{"a row of o_proj × 1.02", "weight-scaled", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight",
 			scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
-		{"one weight of o_proj doubled", "", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight",
+		{"one weight of o_proj doubled", "weight-elements", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight",
 			scaling("{attn}o_proj.weight", 2, element(7))},
 		{"scales of q_b_proj transposed", "scales-transposed", "{attn}q_b_proj.output", "",
 			editing("{attn}q_b_proj.weight_scale_inv", transposeScales)},
@@ -360,7 +360,7 @@ func exchangeLayers(s *subject) bool {
 
 func ofNumbers() []mistake {
 	return []mistake{
-		{"rows of the embedding rotated", "", "model.embed_tokens.output", "",
+		{"rows of the embedding rotated", "embedding-rows", "model.embed_tokens.output", "",
 			editing("model.embed_tokens.weight", func(t *tensor.Tensor) bool {
 				return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
 			})},

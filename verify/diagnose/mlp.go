@@ -11,6 +11,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
@@ -181,8 +182,11 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	}
 	var lists [][]mistake
 	for _, m := range all {
-		lists = append(lists, slices.Concat(orderMistakes(m.down), m.scaled(), elementMistakes(m.down), m.others(),
-			m.reordered(), rankMistakes(m.down)))
+		list := slices.Concat(orderMistakes(m.down), m.scaled(), m.neurons())
+		if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
+			list = slices.Concat(elementMistakes(m.down), rankMistakes(m.down), m.others(), m.reordered())
+		}
+		lists = append(lists, list)
 	}
 	if !together {
 		return slices.Concat(lists...), nil
@@ -218,6 +222,53 @@ func (m *mlp) scaled() []mistake {
 		}
 	}
 	return list
+}
+
+// leastAlong is how much of a column of down_proj lies in what is left of the golden, if that is a neuron's. Columns of
+// trained models are not that much alike.
+const leastAlong = 0.98
+
+// neurons are the few neurons that differ: what is left of the golden is their columns of down_proj.
+func (m *mlp) neurons() []mistake {
+	directions := m.down.directions()
+	w := m.down.loaded(m.down.Weights[0])
+	if directions == nil || w == nil {
+		return nil
+	}
+	plain := model.NewPlain(m.down.Options)
+	defer plain.Close(nil)
+	along, whole := make([]float64, w.Shape[1]), make([]float64, w.Shape[1])
+	sums := make([][]float64, len(directions))
+	for k := range sums {
+		sums[k] = make([]float64, w.Shape[1])
+	}
+	for r := range w.Shape[0] {
+		unit := w.Rows(r, r+1)
+		for c, v := range plain.Values(&unit) {
+			whole[c] += bounds.Sq(float64(v))
+			for k, d := range directions {
+				sums[k][c] += float64(d[r] * float64(v))
+			}
+		}
+	}
+	var neurons []int
+	for c := range along {
+		for k := range directions {
+			along[c] += bounds.Sq(sums[k][c])
+		}
+		if along[c] > leastAlong*whole[c] {
+			neurons = append(neurons, c)
+		}
+	}
+	if len(neurons) != len(directions) {
+		return nil
+	}
+	name := m.down.Weights[0]
+	return []mistake{{id: "mlp-neurons", kinds: []string{m.down.kind()}, undo: func(x *Trial) string {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &projected{a, name, m.down, directions} }
+		return fmt.Sprintf("%s differs from the reference's in neuron %s alone: rows of gate_proj or up_proj, or columns of down_proj",
+			m.name, text.Ranges(neurons))
+	}}}
 }
 
 // others are other weights of the checkpoint in the place of one projection, or of all three: those of the layer, and

@@ -38,10 +38,10 @@ func rankMistakes(f *Failure) []mistake {
 // directions are orthonormal rows that what is left of the golden is made of, within the limits; nil if these are not
 // few, or only few columns differ.
 func (f *Failure) directions() [][]float64 {
-	n := f.Got.Width()
 	if !f.isProduct() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
 		return nil
 	}
+	n := f.Got.Width()
 	var rows []int // one of each set of rows alike
 	var seen [][]float32
 	for r := range min(f.Got.Rows(), 4*mostGrams) {
