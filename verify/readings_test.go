@@ -92,6 +92,16 @@ func TestReadOffTheNumbers(t *testing.T) {
 			return replace(src, name, x)
 		}
 	}
+	everyDown := func(by float32, rows ...int) func(*testing.T, weights.Source) altered {
+		return func(t *testing.T, src weights.Source) altered {
+			a := altered{Source: src, tensors: map[string]tensor.Tensor{}}
+			for e := range 16 {
+				name := "model.layers.2.mlp.experts." + strconv.Itoa(e) + ".down_proj.weight"
+				a.tensors[name] = times(name, by, rows...)(t, src).tensors[name]
+			}
+			return a
+		}
+	}
 	const mlp, embedded = "model.layers.2.mlp.", "model.embed_tokens.weight"
 	idOf := func(fixture string, i int) int { // token i of its pack
 		_, p := open(t, fixture+"/golden-f32")
@@ -198,6 +208,9 @@ func TestReadOffTheNumbers(t *testing.T) {
 		{"v1-base/golden-f32", "low-rank", "o_proj.weight and the reference's differ by a matrix of rank 3,", merged(attn+"o_proj.weight", 3)},
 		{"v1-base/golden-f32", "low-rank", "shared_experts.down_proj.weight and the reference's differ by a matrix of rank 2,", merged(mlp+"shared_experts.down_proj.weight", 2)},
 		{"v1-base/golden-f32", "", "", merged(attn+"o_proj.weight", 40)},
+		{"v1-base/golden-f32", "routed-sum-scaled", "the routed sum is 4 times the reference's", everyDown(4)},
+		{"v1-base/golden-f32", "routed-sum-scaled", "the routed sum is 0.37 times the reference's", everyDown(.37)},
+		{"v1-base/golden-f32", "weight-scaled", "down_proj.weight of all experts has 2 times the reference's numbers in rows 3, 9", everyDown(2, 3, 9)},
 		{"v1-base/golden-f32", "embedding-rows", "row for token id i is row i-1 of", order(embedded, func(n, i int) int { return (i + 1) % n })},
 		{"v3/golden-bf16", "embedding-rows", "for 2 of the pack's", order(embedded, pair(idOf("v3", 0), idOf("v3", 1)))},
 		{"v1-base/golden-f32", "embedding-scaled", "embeddings are 0.125 (1/√hidden_size) times ours", times(embedded, 8)},

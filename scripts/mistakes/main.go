@@ -116,7 +116,30 @@ func run(fixtures, only string, packs []string, chained bool) (table, said strin
 	for i := range texts {
 		said += strings.Join(texts[i], "")
 	}
+	if only == "" {
+		t.WriteString("\n" + shares(cells))
+	}
 	return t.String(), said, nil
+}
+
+// shares counts the grades of a table.
+func shares(cells [][]string) string {
+	made, named, hinted, wrong := 0, 0, 0, 0
+	for _, cell := range slices.Concat(cells...) {
+		switch {
+		case cell == "·":
+			continue
+		case strings.HasPrefix(cell, "named"):
+			named++
+		case cell == "hinted":
+			hinted++
+		case cell == "misnamed":
+			wrong++
+		}
+		made++
+	}
+	return fmt.Sprintf("%d mistakes were made %d times: %d are named (%d %%), %d hinted, %d misnamed.\n", len(cells), made, named,
+		100*named/made, hinted, wrong)
 }
 
 // headings are packs' names for the head of the table: "v1-base F32".
@@ -178,10 +201,10 @@ func (m *mistake) grade(s *subject, r *report.Report, text string) string {
 		return "inconclusive"
 	case *r.FirstDivergence != s.expand(m.stage) || m.where != "" && !strings.Contains(text, s.expand(m.where)):
 		return "fails"
-	case r.Cause == nil && (m.cause == "" || m.where != ""):
-		return "located"
 	case r.Cause == nil && slices.ContainsFunc(r.Hints, func(h report.Cause) bool { return h.ID == m.cause }):
 		return "hinted"
+	case r.Cause == nil && (m.cause == "" || m.where != ""):
+		return "located"
 	case r.Cause == nil:
 		return "unnamed"
 	case r.Cause.ID != m.cause:

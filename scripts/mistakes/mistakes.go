@@ -38,7 +38,8 @@ func element(i int) func(*tensor.Tensor) []int {
 
 // mistakes are those of the gate, the experts, attention, norms and the rest.
 func mistakes() []mistake {
-	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofStreams(), ofNumbers())
+	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofStreams(), ofNumbers(),
+		ofWeights())
 }
 
 const (
@@ -85,7 +86,7 @@ func ofGate() []mistake {
 			return !s.config.Hashes(0) && // tables have as many columns
 				s.set(map[string]string{"num_experts_per_tok": strconv.Itoa(s.config.NumExpertsPerTok - 1)})
 		}},
-		{"e_score_correction_bias zero", "", topKIdx, "in whose place it is",
+		{"e_score_correction_bias zero", "weight-zero", topKIdx, "in whose place it is",
 			editing("{moe}gate.e_score_correction_bias", func(t *tensor.Tensor) bool {
 				clear(t.Data)
 				return true
@@ -138,12 +139,12 @@ func ofExperts() []mistake {
 			func(s *subject) bool {
 				return s.swapProjections("{moe}shared_experts.gate_proj", "{moe}shared_experts.up_proj")
 			}},
-		{"one expert zero", "", experts, "hint       weight-zero: {moe}experts.{e}.down_proj.weight",
+		{"one expert zero", "weight-zero", experts, "",
 			editing("{moe}experts.{e}.down_proj.weight", func(t *tensor.Tensor) bool {
 				clear(t.Data)
 				return true
 			})},
-		{"the shared experts zero", "", "{moe}shared_experts.output", "hint       weight-zero",
+		{"the shared experts zero", "weight-zero", "{moe}shared_experts.output", "",
 			editing("{moe}shared_experts.down_proj.weight", func(t *tensor.Tensor) bool {
 				clear(t.Data)
 				return true
@@ -158,7 +159,7 @@ func ofExperts() []mistake {
 			scaling("{dense}up_proj.weight", 1.1, rowOf(5))},
 		{"one weight of an expert doubled", "weight-elements", experts, "all in tokens of expert ",
 			scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
-		{"a channel of all experts × 1.02", "", experts, "all in column 20", func(s *subject) bool {
+		{"a channel of all experts × 1.02", "weight-scaled", experts, "all in column 20", func(s *subject) bool {
 			for e := range s.config.NRoutedExperts {
 				if !s.edit("{moe}experts."+strconv.Itoa(e)+".down_proj.weight",
 					func(t *tensor.Tensor) bool { return scale(t, 1.02, row(t, 20)) }) {
@@ -270,10 +271,10 @@ func transposeScales(t *tensor.Tensor) bool {
 	if rows == 1 || cols == 1 {
 		return false
 	}
-	was := slices.Clone(t.Data)
+	was, size := slices.Clone(t.Data), len(t.Data)/(rows*cols)
 	for r := range rows {
 		for c := range cols {
-			copy(t.Data[4*(c*rows+r):][:4], was[4*(r*cols+c):])
+			copy(t.Data[size*(c*rows+r):][:size], was[size*(r*cols+c):])
 		}
 	}
 	return true
@@ -364,13 +365,13 @@ func ofNumbers() []mistake {
 			editing("model.embed_tokens.weight", func(t *tensor.Tensor) bool {
 				return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
 			})},
-		{"the embedding for the head", "", "lm_head.output", "", func(s *subject) bool {
+		{"the embedding for the head", "weight-copied", "lm_head.output", "", func(s *subject) bool {
 			if !s.has("lm_head.weight") {
 				return false
 			}
-			w, err := s.Tensor("model.embed_tokens.weight")
+			w, err := s.Tensor(s.stored("model.embed_tokens.weight"))
 			s.err = err
-			s.changed["lm_head.weight"] = w
+			s.changed[s.stored("lm_head.weight")] = w
 			return true
 		}},
 		{"a row of lm_head × 1.03", "weight-scaled", "lm_head.output", "row 3 of lm_head.weight",

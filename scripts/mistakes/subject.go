@@ -30,9 +30,10 @@ type subject struct {
 	golden     *pack.Pack
 	options    verify.Options
 	changed    map[string]tensor.Tensor
-	moe        int    // the first layer with experts
-	expert     int    // of that layer, which the first token chose
-	planting   string // cause of the mistake that is made
+	moe        int          // the first layer with experts
+	expert     int          // of that layer, which the first token chose
+	names      *weights.Set // of the checkpoint
+	planting   string       // cause of the mistake that is made
 	err        error
 }
 
@@ -114,7 +115,18 @@ func (s *subject) unchosen() string {
 }
 
 // Tensors implements weights.Source.
-func (s *subject) Tensors() iter.Seq[tensor.Info] { return s.checkpoint.Tensors() }
+func (s *subject) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for info := range s.checkpoint.Tensors() {
+			if t, ok := s.changed[info.Name]; ok {
+				info.DType = t.DType
+			}
+			if !yield(info) {
+				return
+			}
+		}
+	}
+}
 
 // Tensor implements weights.Source.
 func (s *subject) Tensor(name string) (tensor.Tensor, error) {
@@ -124,9 +136,21 @@ func (s *subject) Tensor(name string) (tensor.Tensor, error) {
 	return s.checkpoint.Tensor(name)
 }
 
+// stored returns the name that the checkpoint's files have for a weight of its own, expanded.
+func (s *subject) stored(name string) string {
+	name = s.expand(name)
+	if s.names == nil {
+		s.names = weights.New(s.checkpoint.Config, s.checkpoint)
+	}
+	if w := s.names.Find(name); w != nil && !w.Shared {
+		return w.Stored
+	}
+	return name
+}
+
 // has says whether the checkpoint holds a weight.
 func (s *subject) has(name string) bool {
-	name = s.expand(name)
+	name = s.stored(name)
 	for t := range s.Tensors() {
 		if t.Name == name {
 			return true
@@ -137,7 +161,7 @@ func (s *subject) has(name string) bool {
 
 // edit changes a copy of a weight. It says whether there is one, and its bytes are others then.
 func (s *subject) edit(name string, change func(t *tensor.Tensor) bool) bool {
-	if name = s.expand(name); !s.has(name) {
+	if name = s.stored(name); !s.has(name) {
 		return false
 	}
 	t, err := s.Tensor(name)
@@ -156,7 +180,7 @@ func (s *subject) edit(name string, change func(t *tensor.Tensor) bool) bool {
 
 // swap exchanges two weights of equal shape.
 func (s *subject) swap(a, b string) bool {
-	a, b = s.expand(a), s.expand(b)
+	a, b = s.stored(a), s.stored(b)
 	if !s.has(a) || !s.has(b) {
 		return false
 	}
@@ -198,11 +222,11 @@ func (s *subject) permute(order func(e int) int) bool {
 	moved := map[string]tensor.Tensor{}
 	for _, w := range weights.New(s.config, s).All() {
 		if w.Layer == s.moe && w.Expert >= 0 {
-			from := table.PlaceOf(s.config, w.Owner()).Row.NameIn(s.moe, order(w.Expert)) + w.Part
-			if !s.has(from) {
-				return false // V4's files have other names
+			from := s.stored(table.PlaceOf(s.config, w.Owner()).Row.NameIn(s.moe, order(w.Expert)) + w.Part)
+			if !s.has(from) || w.Shared {
+				return false
 			}
-			moved[w.Name], s.err = s.Tensor(from)
+			moved[w.Stored], s.err = s.Tensor(from)
 		}
 	}
 	maps.Copy(s.changed, moved)
@@ -245,6 +269,16 @@ func apply(t *tensor.Tensor, elements []int, f func(v float32) float32) bool {
 		}
 	}
 	return true
+}
+
+// widen stores a BF16 weight in F32.
+func widen(t *tensor.Tensor) bool {
+	values, err := t.Float32s(nil)
+	t.DType, t.Data = tensor.F32, make([]byte, 4*len(values))
+	for i, v := range values {
+		binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
+	}
+	return err == nil
 }
 
 // every are all elements of a weight, row those of one row.

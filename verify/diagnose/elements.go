@@ -148,7 +148,8 @@ func describeElements(list []element, rows int) (id, words string) {
 	if len(list) <= bounds.Few {
 		var each []string
 		for _, e := range list {
-			each = append(each, fmt.Sprintf("[%d %d] is %.4g, the reference's %.4g", e.row, e.column, e.ours, e.ours+e.by))
+			digits := max(1, min(4, int(-math.Log10(4*e.err/math.Abs(e.ours+e.by)))))
+			each = append(each, fmt.Sprintf("[%d %d] is %.4g, the reference's %.*g", e.row, e.column, e.ours, digits, e.ours+e.by))
 		}
 		return "weight-elements", "has other numbers than the reference's in single places: " + strings.Join(each, "; ")
 	}

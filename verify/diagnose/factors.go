@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -28,6 +29,9 @@ const (
 	leastCertain = 8
 	// leastFactor is by how much a factor differs from 1 at least: one weight that is off does less to a row.
 	leastFactor = 1e-3
+	// sharedRoundings is by how much the variance that a weight's roundings give is taken too large: the same roundings
+	// are in all rows, so that those of a column may all be as large as the largest.
+	sharedRoundings = 4
 	// mostAlike is the largest part of the inputs' square that lies in one direction: with inputs that are all alike
 	// any change of a row is a factor.
 	mostAlike = 0.9
@@ -40,6 +44,18 @@ func factorMistakes(f *Failure) []mistake {
 		return nil
 	}
 	id, words, exact := f.describeFactors(factors)
+	if f.Kind == pack.ExpertsOutput && f.Input == nil {
+		name := "down_proj.weight of all experts"
+		if !slices.Contains(factors, 1) && strings.HasSuffix(words, " times the reference's") {
+			id, name = "routed-sum-scaled", "the routed sum"
+		}
+		return []mistake{{id: id, kinds: []string{pack.ExpertsOutput}, undo: func(x *Trial) string {
+			x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+				return &factored{a, sumOfExperts, factors, errors, !exact}
+			}
+			return name + " " + words
+		}}}
+	}
 	name := f.module() + ".weight"
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
 		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &factored{a, name, factors, errors, !exact} }
@@ -94,6 +110,26 @@ func (o *factored) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64) *
 	})
 }
 
+// sumOfExperts is the routed sum, as the name of what gives it.
+const sumOfExperts = pack.ExpertsOutput
+
+// Combine implements model.Arithmetic.
+func (o *factored) Combine(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value {
+	y := o.Arithmetic.Combine(weight, parts, order)
+	if o.name != sumOfExperts {
+		return y
+	}
+	return o.times(y, func(int) func(t int) float64 { // of weights in BF16
+		return func(t int) float64 {
+			size := 0.0
+			for _, v := range y.Row(t) {
+				size += bounds.Sq(float64(v)) / float64(y.Width())
+			}
+			return size * bounds.Sq(bounds.PrecisionOf(tensor.BF16).Ulp(1))
+		}
+	})
+}
+
 // times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
 // of the weights, each times what it was multiplied by.
 func (o *factored) times(y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
@@ -107,7 +143,7 @@ func (o *factored) times(y *bounds.Value, squares func(c int) func(t int) float6
 			i := t*width + c
 			v, variance := float64(z.Values[i]), z.Variance(i)
 			if o.rounded {
-				variance += bounds.Sq(v*o.errors[c]/bounds.Unit) + units(t)/(12*bounds.Unit*bounds.Unit)
+				variance += bounds.Sq(v*o.errors[c]/bounds.Unit) + sharedRoundings*units(t)/(12*bounds.Unit*bounds.Unit)
 			}
 			z.Set(i, v*factor, variance*bounds.Sq(factor))
 		}
@@ -122,13 +158,18 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 	for _, weight := range f.RowWeights {
 		distinct += weight
 	}
-	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() || f.hasBias() ||
+	sum := f.Kind == pack.ExpertsOutput && f.Input == nil
+	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() ||
 		distinct < leastFactorRows {
 		return nil, nil
 	}
-	w := f.Set.Find(f.module() + ".weight")
-	if w == nil || w.Scaled() || w.DType.Blocked() || f.sameInputs() {
-		return nil, nil
+	d := tensor.BF16
+	if !sum {
+		w := f.Set.Find(f.module() + ".weight")
+		if w == nil || w.Scaled() || w.DType.Blocked() || f.sameInputs() {
+			return nil, nil
+		}
+		d = w.DType
 	}
 	n, all := f.Got.Width(), new(fit)
 	factors, errors = make([]float64, n), make([]float64, n)
@@ -136,7 +177,7 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 	for i, y := range f.Unrounded {
 		size[i/n] = math.Hypot(size[i/n], float64(y)/math.Sqrt(float64(n)))
 	}
-	stored := bounds.PrecisionOf(w.DType).Ulp(1) / 2
+	stored := bounds.PrecisionOf(d).Ulp(1) / 2
 	for i, want := range f.Want {
 		y, g := float64(f.Unrounded[i]), float64(want)
 		unit := math.Hypot(f.tolerance(i, i), stored*size[i/n])

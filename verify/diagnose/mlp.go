@@ -158,7 +158,9 @@ func (f *Failure) alone(o *keeping, expert int, besides []int) (rows []int) {
 			others := float64(sum.Unrounded[k]) - weight*own
 			f.Want = append(f.Want, float32((float64(sum.Want[k])-others)/weight))
 			f.Unrounded = append(f.Unrounded, float32(own))
-			f.Deviations = append(f.Deviations, sum.tolerance(k, k)/bounds.Lambda/math.Abs(weight))
+			unit := bounds.PrecisionOf(sum.Got.DType).Ulp(math.Max(math.Abs(float64(sum.Want[k])), math.Abs(others)))
+			partial := unit * math.Sqrt(float64(o.weight.Width()+2)/12) // of the golden's partial sums
+			f.Deviations = append(f.Deviations, math.Hypot(sum.tolerance(k, k)/bounds.Lambda, partial)/math.Abs(weight))
 		}
 	}
 	f.Got = &model.Activation{Shape: []int{len(rows), width}, Values: f.Unrounded, DType: tensor.F32}

@@ -2,11 +2,13 @@ package diagnose
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"gonum.org/v1/gonum/mat"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 )
 
@@ -27,12 +29,42 @@ func rankMistakes(f *Failure) []mistake {
 	if directions == nil {
 		return nil
 	}
-	name, rank := f.module()+".weight", len(directions)
-	return []mistake{{id: "low-rank", kinds: []string{f.kind()}, undo: func(x *Trial) string {
+	name := f.module() + ".weight"
+	id, words := "low-rank", fmt.Sprintf("%s and the reference's differ by a matrix of rank %d, as where a LoRA is merged into "+
+		"one of them only, or with another alpha", name, len(directions))
+	if c := f.channel(directions); c >= 0 {
+		id, words = "weight-column", fmt.Sprintf("%s differs from the reference's in column %d, the input channel", name, c)
+	}
+	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
 		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &projected{a, name, f, directions} }
-		return fmt.Sprintf("%s and the reference's differ by a matrix of rank %d, as where a LoRA is merged into one of them only, "+
-			"or with another alpha", name, rank)
+		return words
 	}}}
+}
+
+// channel returns the input channel that what is left of the golden follows, where it has one direction; -1 if that is
+// none, or several.
+func (f *Failure) channel(directions [][]float64) int {
+	if len(directions) > 1 {
+		return -1
+	}
+	found, n := -1, f.Got.Width()
+	for c := range f.Input.Width() {
+		var s fit
+		for r := range f.Got.Rows() {
+			along := 0.0
+			for i, v := range directions[0] {
+				along += float64(v * (float64(f.Want[r*n+i]) - float64(f.Unrounded[r*n+i])))
+			}
+			s.add(float64(f.Input.Row(r)[c]), along)
+		}
+		if bounds.Sq(s.yg) > leastAlong*s.yy*s.gg {
+			if found >= 0 {
+				return -1
+			}
+			found = c
+		}
+	}
+	return found
 }
 
 // directions are orthonormal rows that what is left of the golden is made of, within the limits; nil if these are not
@@ -62,6 +94,7 @@ func (f *Failure) directions() [][]float64 {
 	left, product := mat.NewDense(len(rows), n, nil), mat.NewDense(len(rows), n, nil)
 	noise, size := 0.0, 0.0
 	for t, r := range rows {
+		noise += float64(n) * bounds.Sq(f.cast(f.Unrounded[r*n:(r+1)*n]))
 		for c := range n {
 			i := r*n + c
 			y := float64(f.Unrounded[i])
@@ -88,6 +121,18 @@ func (f *Failure) directions() [][]float64 {
 		directions = append(directions, direction.RawVector().Data)
 	}
 	return directions
+}
+
+// cast is the standard deviation that casting a weight to a pack's 16-bit dtype gives elements of a row of a product.
+func (f *Failure) cast(row []float32) float64 {
+	if f.Got.DType == tensor.F32 && f.Pack.DType == tensor.F32 {
+		return 0
+	}
+	squares := 0.0
+	for _, v := range row {
+		squares += bounds.Sq(float64(v))
+	}
+	return bounds.PrecisionOf(f.Pack.DType).Ulp(1) * math.Sqrt(squares/float64(len(row))/12)
 }
 
 // ranks returns how many directions leave at most a sum of squares of a matrix, and its left singular vectors, those of
@@ -130,6 +175,10 @@ func (o *projected) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
 	}
 	z, n, f := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width(), o.failed
 	for i, row := range f.Rows {
+		cast := sharedRoundings * bounds.Sq(f.cast(f.Unrounded[i*n:(i+1)*n])/bounds.Unit)
+		for c := range n {
+			z.Set(row*n+c, float64(z.Values[row*n+c]), z.Variance(row*n+c)+cast)
+		}
 		for _, d := range o.directions {
 			along := 0.0
 			for c, v := range d {
