@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -22,7 +21,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"dsmoe/convert/format"
 	"dsmoe/text"
 )
 
@@ -102,47 +100,6 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// failure is why a request has no answer.
-type failure struct {
-	cause string
-	hint  string
-	is    error         // fs.ErrNotExist, errWhole or nil
-	final bool          // the request need not be repeated
-	code  int           // the answer's status; 0 without an answer
-	wait  time.Duration // that the server asks for; -1 if it does not
-}
-
-// Error returns the cause.
-func (f *failure) Error() string { return f.cause }
-
-// Unwrap returns fs.ErrNotExist for a missing file, or errWhole.
-func (f *failure) Unwrap() error { return f.is }
-
-// Withheld reports whether err says that a server did not give a file, for another reason than that there is none.
-func Withheld(err error) bool {
-	var f *failure
-	return errors.Is(err, context.Canceled) || errors.As(err, &f) && f.is == nil
-}
-
-func final(cause string) *failure { return &failure{cause: cause, final: true} }
-
-// about is an error about a file, of type *format.Error.
-func about(path string, err error) error {
-	if err == nil {
-		return nil
-	}
-	var known *format.Error
-	if errors.As(err, &known) {
-		return err
-	}
-	bad := format.SystemError(path, "", err).(*format.Error)
-	var f *failure
-	if errors.As(err, &f) {
-		bad.Hint = f.hint
-	}
-	return bad
-}
-
 // do makes one request. A status other than 200, 204, 206 and 416 is a failure, in the words of explain.
 func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*http.Response, error) {
 	c.requests.Add(1)
@@ -203,69 +160,6 @@ func (c *Client) documentOnce(request func(ctx context.Context) (*http.Request, 
 	return data, resp.Header, nil
 }
 
-// requestFailure strips an error of the URL, which may hold a signature.
-func requestFailure(err error) error {
-	var of *url.Error
-	if errors.As(err, &of) {
-		err = of.Err
-	}
-	var f *failure
-	var unknown *net.DNSError
-	var untrusted *tls.CertificateVerificationError
-	switch {
-	case errors.As(err, &f), errors.Is(err, context.Canceled):
-		return err
-	case errors.As(err, &unknown) && unknown.IsNotFound:
-		return final("its server is unknown: " + unknown.Err)
-	case errors.As(err, &untrusted), strings.Contains(err.Error(), "Location header"):
-		return final("cannot be reached: " + withoutSecrets(err.Error()))
-	case strings.Contains(err.Error(), "server response headers exceeded"):
-		return final("the server sends more than " + text.Bytes(maxHeaders) + " of headers")
-	}
-	return &failure{cause: "cannot be reached: " + withoutSecrets(err.Error()), wait: -1}
-}
-
-// withoutSecrets cuts users and queries off the URLs in a message.
-func withoutSecrets(message string) string {
-	words := strings.Fields(message)
-	for i, w := range words {
-		if strings.Contains(w, "://") {
-			words[i] = Name(w)
-		}
-	}
-	return strings.Join(words, " ")
-}
-
-// repeated reports whether a request with this answer is made again.
-func repeated(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500
-}
-
-// explainStatus is the failure of a web server's answer.
-func explainStatus(resp *http.Response) *failure {
-	f := &failure{cause: "the server answers " + text.Quote(resp.Status), wait: -1}
-	switch resp.StatusCode {
-	case http.StatusNotFound, http.StatusGone:
-		f.cause, f.is = "no such file on the server", fs.ErrNotExist
-	case http.StatusUnauthorized, http.StatusForbidden:
-		f.hint = "the server wants a login, which dsmoe does not have; download the files with a program that has it"
-	case http.StatusTooManyRequests:
-		f.hint = "the server limits the number of requests; try again later"
-	}
-	return f
-}
-
-// retryAfter is the time that a Retry-After asks for, in seconds or as a date; -1 without one.
-func retryAfter(header string) time.Duration {
-	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
-		return min(time.Duration(min(n, 3600))*time.Second, maxWait)
-	}
-	if at, err := http.ParseTime(header); err == nil {
-		return min(max(time.Until(at), 0), maxWait)
-	}
-	return -1
-}
-
 // pause waits before a request for path is repeated for the n-th time: a random part of a time that doubles, and at least
 // as long as the server asks for. It returns the error if the request is not to be repeated. There is no answer since then.
 func (c *Client) pause(path string, err error, n int, since time.Time) error {
@@ -318,4 +212,37 @@ func (p pages) read(page string) error {
 	}
 	p[page] = true
 	return nil
+}
+
+// requestFailure strips an error of the URL, which may hold a signature.
+func requestFailure(err error) error {
+	var of *url.Error
+	if errors.As(err, &of) {
+		err = of.Err
+	}
+	var f *failure
+	var unknown *net.DNSError
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &f), errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &unknown) && unknown.IsNotFound:
+		return final("its server is unknown: " + unknown.Err)
+	case errors.As(err, &untrusted), strings.Contains(err.Error(), "Location header"):
+		return final("cannot be reached: " + withoutSecrets(err.Error()))
+	case strings.Contains(err.Error(), "server response headers exceeded"):
+		return final("the server sends more than " + text.Bytes(maxHeaders) + " of headers")
+	}
+	return &failure{cause: "cannot be reached: " + withoutSecrets(err.Error()), wait: -1}
+}
+
+// retryAfter is the time that a Retry-After asks for, in seconds or as a date; -1 without one.
+func retryAfter(header string) time.Duration {
+	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
+		return min(time.Duration(min(n, 3600))*time.Second, maxWait)
+	}
+	if at, err := http.ParseTime(header); err == nil {
+		return min(max(time.Until(at), 0), maxWait)
+	}
+	return -1
 }

@@ -85,10 +85,6 @@ func (d *dir) List(below string) (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-func missing() *failure {
-	return &failure{cause: "no such file on the server", is: fs.ErrNotExist, final: true}
-}
-
 // file returns the file of that name. It must be listed, if all files are.
 func (d *dir) file(name string) (*file, error) {
 	d.mu.Lock()

@@ -15,20 +15,6 @@ func Is(path string) bool {
 	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
 }
 
-// Name returns a URL without the parts that may be secret: its user and its query.
-func Name(path string) string {
-	path, _, _ = strings.Cut(path, "?")
-	scheme, rest, _ := strings.Cut(path, "://")
-	host, below, slash := strings.Cut(rest, "/")
-	if at := strings.LastIndex(host, "@"); at >= 0 && scheme != "hf" {
-		host = host[at+1:]
-	}
-	if slash {
-		host += "/"
-	}
-	return scheme + "://" + host + below
-}
-
 // Hide returns Name(path) of a web server's URL, and has Open read what path gives access to.
 func (c *Client) Hide(path string) string {
 	if !strings.HasPrefix(path, "http") {
