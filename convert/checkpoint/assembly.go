@@ -4,15 +4,11 @@ package checkpoint
 // reading of tensors that are stored in parts or in another order.
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"unsafe"
 
-	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -22,42 +18,6 @@ import (
 type assembly struct {
 	*format.Assembly
 	byName map[string]int // index in Tensors
-}
-
-// assemble has the format assemble the tensors and the config from the files, if all files
-// could be opened.
-func (s *scanner) assemble() {
-	if len(s.opened) < len(s.files) || len(s.files) == 0 || len(s.problems) > 0 {
-		s.inv.ConfigErr = errors.New("the config is in the weight files, of which not all can be read")
-		return
-	}
-	found, wrong := s.format.Dialect.Assemble(s.opened)
-	for _, err := range wrong {
-		var bad *format.Error
-		errors.As(err, &bad)
-		s.problem(ProblemsOf(filepath.Base(bad.File), err)...)
-	}
-	if found == nil {
-		s.inv.ConfigErr = errors.New("the weight files say no config")
-		return
-	}
-	s.inv.Config, s.inv.ConfigErr = config.Parse(bytes.NewReader(found.Config))
-	s.assembly = &assembly{found, make(map[string]int, len(found.Tensors))}
-	for _, n := range found.Notes {
-		s.note(Problem{File: s.files[0], Cause: n})
-	}
-	for i := range s.inv.Files {
-		s.inv.Files[i].Infos = nil
-	}
-	for i := range found.Tensors {
-		x := &found.Tensors[i]
-		s.assembly.byName[x.Name] = i
-		f := &s.inv.Files[x.Parts[0].File]
-		f.Infos = append(f.Infos, x.Info)
-	}
-	for i := range s.inv.Files {
-		s.inv.Files[i].Tensors = len(s.inv.Files[i].Infos)
-	}
 }
 
 // infos yields the tensors.
@@ -136,13 +96,6 @@ func (c *Checkpoint) IsTranslation(note Problem) bool {
 // ConfigInside reports whether the config comes from the weight files' keys instead of
 // config.json.
 func (c *Checkpoint) ConfigInside() bool { return c.assembly != nil }
-
-// HasConfigInside reports whether the checkpoint at path has a format with the config inside
-// the weight files.
-func HasConfigInside(path string) bool {
-	l, err := locate(path)
-	return err == nil && l.format.Dialect != nil
-}
 
 // Named re-keys a map from stored names to the names that Tensors yields.
 func (c *Checkpoint) Named(stored map[string]tensor.Rounding) map[string]tensor.Rounding {

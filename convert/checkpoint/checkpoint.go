@@ -46,27 +46,6 @@ var (
 	_ weights.Unviewed = (*Checkpoint)(nil)
 )
 
-// Open opens the checkpoint at path: a directory with config.json and either
-// model.safetensors or shards with model.safetensors.index.json, the path of one
-// .safetensors file, or the path of an index; likewise for PyTorch's files. PyTorch's shards
-// are read without an index if their names prove the set complete. Open follows links, as in
-// a Hugging Face cache, and opens a snapshot of the cache itself (models--x--y), which the
-// model's name in the hub (x/y) stands for, too: see Snapshot.
-// It reads the headers and touches no weight.
-//
-// It returns all problems of all files in one *Error: a bad config, index or header, a
-// missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
-// index. Open does not compare tensors and shapes with the config; model.Load does.
-// A model that nothing is computed with is refused: see config.Config.Computable.
-func Open(path string) (*Checkpoint, error) {
-	c, err := OpenPart(path, nil)
-	if err == nil && c.Config.Computable() != nil {
-		c.Close()
-		return nil, Refusal(c.Path, c.Config.Computable().Error(), "")
-	}
-	return c, err
-}
-
 // Tensors yields the tensors of one file after the other, each in file order, and then those of
 // files that were not read, without dtype and shape: see OpenPart.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
@@ -280,4 +259,14 @@ func (c *Checkpoint) Close() error {
 		errs = append(errs, f.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// Checksums returns the checksums that a weight file, an index in Inventory.Files, holds of
+// its bytes; in most formats a file holds no checksums.
+func (c *Checkpoint) Checksums(file int) ([]format.Checksum, error) {
+	f, ok := c.files[file].(format.Checksummed)
+	if !ok {
+		return nil, nil
+	}
+	return f.Checksums(f)
 }

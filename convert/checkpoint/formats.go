@@ -85,3 +85,6 @@ func WrittenNames() (names []string) {
 	}
 	return names
 }
+
+// ConfigName is the file name of a config.
+const ConfigName = "config.json"

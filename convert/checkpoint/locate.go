@@ -18,9 +18,6 @@ import (
 	"dsmoe/text"
 )
 
-// ConfigName is the file name of a config.
-const ConfigName = "config.json"
-
 // location is a path resolved to files.
 type location struct {
 	dir         source.Dir
@@ -33,18 +30,6 @@ type location struct {
 	weightFiles []string       // all of the directory that belong to the format, sorted
 	problems    []Problem
 	notes       []Problem
-}
-
-// locate resolves the path, or the model's name in the hub, that the user gave.
-func locate(path string) (*location, error) {
-	if IsRemote(path) {
-		return locateRemote(path)
-	}
-	l, err := locateOnDisk(path)
-	if l != nil {
-		l.path = path
-	}
-	return l, err
 }
 
 func locateOnDisk(path string) (*location, error) {

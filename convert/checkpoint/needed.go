@@ -23,37 +23,6 @@ import (
 // map stands for all of them.
 type Need func(c *config.Config, all weights.Headers) (map[string]bool, error)
 
-// OpenPart is Open for a command that reads what need returns: a weight file may be absent if
-// the index puts nothing of that into it, and on a server it is not opened. Tensors yields the
-// tensors of such a file as entries of dtype tensor.Invalid without a shape, and a note of the
-// inventory counts the files. Without an index every file is needed, and so it is if need is nil.
-func OpenPart(path string, need Need) (*Checkpoint, error) {
-	s, err := scan(path, need)
-	if err != nil {
-		return nil, err
-	}
-	if len(s.inv.Problems) > 0 {
-		s.close()
-		return nil, &Error{Path: s.inv.Path, Problems: s.inv.Problems}
-	}
-	c := s.checkpoint()
-	for i := range c.Inventory.Files {
-		c.Inventory.Files[i].Infos = nil
-	}
-	return c, nil
-}
-
-// ScanPart is Scan for a command that reads what need returns: see OpenPart. Inventory.Unread
-// has the files of the index that were not read, whether needed or not.
-func ScanPart(path string, need Need) (*Inventory, error) {
-	s, err := scan(path, need)
-	if err != nil {
-		return nil, err
-	}
-	s.close()
-	return s.inv, nil
-}
-
 // names are the entries of an index as headers.
 type names []weight
 

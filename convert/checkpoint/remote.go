@@ -3,13 +3,11 @@ package checkpoint
 // Checkpoints that lie on a server: hf://ORG/NAME, s3://BUCKET/PREFIX, https://HOST/DIR/.
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 )
@@ -90,21 +88,14 @@ func offline(path, model string) (string, error) {
 	return dir, nil
 }
 
-// RemoteConfig reads the config of the checkpoint, or the config, at a URL, and returns its text too.
-func RemoteConfig(path string) (*config.Config, []byte, error) {
-	l, err := locateRemote(strings.TrimSuffix(path, ConfigName))
-	var e *Error
-	switch {
-	case errors.As(err, &e):
-		return nil, nil, err
-	case l.format.Dialect == nil:
-		return computable(readConfig(l.dir, ConfigName))
+// locate resolves the path, or the model's name in the hub, that the user gave.
+func locate(path string) (*location, error) {
+	if IsRemote(path) {
+		return locateRemote(path)
 	}
-	c, err := Open(path)
-	if err != nil {
-		return nil, nil, err
+	l, err := locateOnDisk(path)
+	if l != nil {
+		l.path = path
 	}
-	defer c.Close()
-	document, err := c.ConfigText()
-	return c.Config, document, err
+	return l, err
 }

@@ -1,0 +1,87 @@
+package checkpoint
+
+// The config of a checkpoint as it is stored.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/convert/source"
+)
+
+// ReadConfig reads the config.json at path, and returns its text too. Its error is a
+// *format.Error if the file cannot be read, and the *config.Error about its fields if it
+// can, which does not name the file.
+func ReadConfig(path string) (*config.Config, []byte, error) {
+	return computable(readConfig(source.Disk(filepath.Dir(path)), filepath.Base(path)))
+}
+
+// computable refuses the config of a model that nothing is computed with.
+func computable(c *config.Config, document []byte, err error) (*config.Config, []byte, error) {
+	if err == nil {
+		err = c.Computable()
+	}
+	return c, document, err
+}
+
+func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	var document bytes.Buffer
+	c, err := config.Parse(io.TeeReader(f, &document))
+	if substitute := format.Substitute(dir.Path(name), document.Bytes()); substitute != nil {
+		return nil, nil, substitute
+	}
+	var fields *config.Error
+	if err != nil && !errors.As(err, &fields) {
+		err = format.SystemError(dir.Path(name), "", err)
+	}
+	if err == nil && name == ConfigName && c.Quantization.Method == "" {
+		c, err = modelOpt(dir, c)
+	}
+	return c, document.Bytes(), err
+}
+
+// ModelOptName is the file that ModelOpt's older checkpoints have in place of quantization_config.
+const ModelOptName = "hf_quant_config.json"
+
+// modelOpt returns c with the quantization that ModelOptName in dir announces, if there is such a file.
+func modelOpt(dir source.Dir, c *config.Config) (*config.Config, error) {
+	f, err := dir.Open(ModelOptName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var document struct {
+		Quantization map[string]jsontext.Value `json:"quantization"`
+	}
+	if err := json.UnmarshalRead(io.LimitReader(f, config.MaxSize), &document); err != nil {
+		return nil, &format.Error{File: dir.Path(ConfigName), Cause: fmt.Sprintf("%s beside it: %v", ModelOptName, err)}
+	}
+	q := document.Quantization
+	if len(q["quant_algo"]) == 0 || q["quant_algo"].Kind() == 'n' { // of keys and values alone
+		return c, nil
+	}
+	q["quant_method"] = jsontext.Value(`"modelopt"`)
+	text, _ := json.Marshal(q, json.Deterministic(true)) // it was read
+	quantised, err := c.Override(map[string]jsontext.Value{"quantization_config": text})
+	if err != nil {
+		return nil, &format.Error{File: dir.Path(ConfigName),
+			Cause: fmt.Sprintf("with the quantization of %s: %v", ModelOptName, err)}
+	}
+	return quantised, nil
+}

@@ -1,0 +1,271 @@
+package checkpoint
+
+// Collecting an inventory: config, index and headers, and what contradicts what.
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// scan resolves the path and collects the inventory; need is nil for all weights.
+func scan(path string, need Need) (*scanner, error) {
+	loc, err := locate(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &scanner{location: *loc, inv: &Inventory{Path: loc.path, Files: []FileInfo{}, Problems: []Problem{},
+		Notes: []Problem{}}}
+	if s.format.Dialect == nil {
+		s.readConfig()
+	}
+	s.readIndex()
+	s.noteAdapter()
+	s.inv.Problems = append(s.inv.Problems, s.problems...)
+	s.inv.Notes = append(s.inv.Notes, s.notes...)
+	if err := s.leaveOut(need); err != nil {
+		return nil, err
+	}
+	if len(s.withheld) == 0 {
+		s.openFiles()
+	}
+	if len(s.withheld) > 0 {
+		s.close()
+		return nil, &Error{Path: s.inv.Path, Problems: s.withheld}
+	}
+	s.indexTensors()
+	if s.format.Dialect != nil {
+		s.assemble()
+	}
+	if s.inv.Index != nil {
+		s.checkIndex()
+		s.checkStrays()
+		if s.needed != nil {
+			s.inv.Unread = s.unread()
+		}
+		s.inv.Index.weights = nil
+	}
+	return s, nil
+}
+
+// noteAdapter notes an adapter in the checkpoint's directory.
+func (s *scanner) noteAdapter() {
+	names, err := s.dir.List("")
+	if i := slices.IndexFunc(names, IsAdapter); err == nil && i >= 0 && !s.alone {
+		s.note(Problem{File: names[i], Cause: besideAdapter, Hint: adapterHint})
+	}
+}
+
+func (s *scanner) readConfig() {
+	s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
+	if s.inv.ConfigErr != nil {
+		s.unusable(s.inv.ConfigErr, ProblemsOf(ConfigName, s.inv.ConfigErr))
+	}
+}
+
+// readIndex reads the index, if present, and takes the list of files from it. Without a
+// usable index it lists all shards in the directory.
+func (s *scanner) readIndex() {
+	if s.index == "" {
+		return
+	}
+	index, err := readIndex(s.dir, s.index, s.format)
+	if err == nil && s.inv.Config != nil {
+		err = index.fits(s.inv.Config)
+	}
+	if err != nil {
+		s.unusable(err, ProblemsOf(s.index, err))
+		s.files = s.weightFiles
+		return
+	}
+	s.inv.Index = index
+	s.files = index.Shards
+}
+
+// openFiles opens all weight files at once and describes each.
+func (s *scanner) openFiles() {
+	names := s.files
+	opened := make([]format.File, len(names))
+	errs := make([]error, len(names))
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, name := range names {
+		g.Go(func() error {
+			opened[i], errs[i] = s.openFile(name)
+			return nil
+		})
+	}
+	g.Wait()
+	for i, f := range opened {
+		if errs[i] != nil {
+			s.unusable(errs[i], s.explain(names[i], errs[i]))
+			continue
+		}
+		s.opened = append(s.opened, f)
+		s.inv.Files = append(s.inv.Files, describe(names[i], f))
+		for _, n := range f.Stat().Notes {
+			s.note(Problem{File: names[i], Cause: n})
+		}
+	}
+}
+
+// openFile opens a weight file.
+func (s *scanner) openFile(name string) (format.File, error) {
+	d, err := s.dir.Data(name)
+	if err != nil {
+		return nil, err
+	}
+	return s.format.Open(d)
+}
+
+// explain turns the error of an unreadable file into problems, which say what a missing file
+// would be read for.
+func (s *scanner) explain(name string, err error) []Problem {
+	problems := ProblemsOf(name, err)
+	switch {
+	case s.inv.Index == nil:
+	case !slices.Contains(s.weightFiles, name):
+		problems[0].Cause, problems[0].Hint = "missing, and "+s.purpose(name), ""
+		if s.dir.OnDisk() {
+			problems[0].Hint = "download the file"
+		}
+	case s.needed != nil && s.isAbsent(name):
+		problems[0].Cause += ", and " + s.purpose(name)
+	}
+	return problems
+}
+
+// indexTensors finds out where each tensor is. One that two files of a checkpoint
+// hold is a problem; files that do not belong together may share names.
+func (s *scanner) indexTensors() {
+	n := 0
+	for _, f := range s.inv.Files {
+		n += f.Tensors
+	}
+	s.where = make(map[string]int, n)
+	for i, f := range s.inv.Files {
+		for _, t := range f.Infos {
+			first, twin := s.where[t.Name]
+			if !twin {
+				s.where[t.Name] = i
+			} else if (s.inv.Index != nil || s.together) && s.format.Dialect == nil {
+				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
+			}
+		}
+	}
+}
+
+// checkIndex compares the index with the files' tensors. An unreadable file has its own
+// problem; its tensors are not reported.
+func (s *scanner) checkIndex() {
+	readable := map[string]int{}
+	for i, f := range s.inv.Files {
+		readable[f.Name] = i
+	}
+	listed := make(map[string]bool, len(s.inv.Index.weights))
+	for _, w := range s.inv.Index.weights {
+		listed[w.tensor] = true
+		if i, ok := readable[w.file]; ok && !s.holds(i, w.tensor) {
+			s.problem(Problem{File: w.file, Tensor: w.tensor,
+				Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
+		} else if other, held := s.where[w.tensor]; !ok && held && s.needed != nil {
+			s.problem(Problem{File: s.inv.Files[other].Name, Tensor: w.tensor,
+				Cause: "is here, though " + s.inv.Index.File + " puts it in " + text.Quote(w.file)})
+		}
+	}
+	sum := int64(0)
+	for _, f := range s.inv.Files {
+		sum += f.Bytes
+		for _, t := range f.Infos {
+			if !listed[t.Name] {
+				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "not listed in " + s.inv.Index.File})
+			}
+		}
+	}
+	if len(s.inv.Files) == len(s.inv.Index.Shards) {
+		s.note(s.inv.Index.totalSizeNote(sum)...)
+	}
+}
+
+// holds reports whether file i holds the tensor.
+func (s *scanner) holds(i int, name string) bool {
+	if first, ok := s.where[name]; !ok || first == i {
+		return ok
+	}
+	_, _, ok := s.opened[i].Lookup(name)
+	return ok
+}
+
+func (s *scanner) elsewhere(name string) string {
+	if i, ok := s.where[name]; ok {
+		return "; it is in " + text.Quote(s.inv.Files[i].Name)
+	}
+	return ""
+}
+
+// checkStrays looks for weight files that the index does not name: a problem if
+// they belong to the same set of shards, a finding otherwise.
+func (s *scanner) checkStrays() {
+	families := map[string]bool{}
+	for _, name := range s.inv.Index.Shards {
+		if family, _, ok := shardFamily(name); ok {
+			families[family] = true
+		}
+	}
+	for _, name := range s.weightFiles {
+		if slices.Contains(s.inv.Index.Shards, name) {
+			continue
+		}
+		family, _, ok := shardFamily(name)
+		if ok && families[family] {
+			s.problem(Problem{File: name, Cause: "a shard of this checkpoint that " + s.inv.Index.File + " does not name",
+				Hint: "the index is of another version of the checkpoint"})
+			continue
+		}
+		s.note(Problem{File: name, Cause: "not read: " + s.inv.Index.File + " does not name it"})
+	}
+}
+
+// assemble has the format assemble the tensors and the config from the files, if all files
+// could be opened.
+func (s *scanner) assemble() {
+	if len(s.opened) < len(s.files) || len(s.files) == 0 || len(s.problems) > 0 {
+		s.inv.ConfigErr = errors.New("the config is in the weight files, of which not all can be read")
+		return
+	}
+	found, wrong := s.format.Dialect.Assemble(s.opened)
+	for _, err := range wrong {
+		var bad *format.Error
+		errors.As(err, &bad)
+		s.problem(ProblemsOf(filepath.Base(bad.File), err)...)
+	}
+	if found == nil {
+		s.inv.ConfigErr = errors.New("the weight files say no config")
+		return
+	}
+	s.inv.Config, s.inv.ConfigErr = config.Parse(bytes.NewReader(found.Config))
+	s.assembly = &assembly{found, make(map[string]int, len(found.Tensors))}
+	for _, n := range found.Notes {
+		s.note(Problem{File: s.files[0], Cause: n})
+	}
+	for i := range s.inv.Files {
+		s.inv.Files[i].Infos = nil
+	}
+	for i := range found.Tensors {
+		x := &found.Tensors[i]
+		s.assembly.byName[x.Name] = i
+		f := &s.inv.Files[x.Parts[0].File]
+		f.Infos = append(f.Infos, x.Info)
+	}
+	for i := range s.inv.Files {
+		s.inv.Files[i].Tensors = len(s.inv.Files[i].Infos)
+	}
+}
