@@ -7,14 +7,11 @@ package engine
 
 import (
 	"context"
-	"errors"
-	"strings"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
-	"dsmoe/convert/source"
 )
 
 // Run writes the plan's output to the directory dst, an absolute path. A dst that does not
@@ -59,54 +56,4 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return updateFinished(ctx, t, p, src, s)
 	}
 	return run(ctx, t, p, src, s)
-}
-
-// run makes the whole output, continues it, or looks at one that is finished.
-func run(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Settings) (*Result, error) {
-	remade := s.StartOver && t.IsOutputOf(p)
-	s.Overwrite = s.Overwrite || remade
-	var intact map[string]string
-	if !s.StartOver {
-		r, states, err := finished(ctx, t, p, src, s)
-		if r != nil || err != nil {
-			return r, err
-		}
-		intact = states
-	}
-	e, err := newExecution(t, p, src, s)
-	if err != nil {
-		return nil, err
-	}
-	e.intact, e.remade = intact, remade
-	reached, err := e.begin(ctx)
-	if err != nil && !s.StartOver && t.IsOutputOf(p) { // another run may have finished it meanwhile
-		if r, _, err := finished(ctx, t, p, src, s); r != nil {
-			return r, err
-		}
-	}
-	if err != nil {
-		return nil, e.interrupted(err)
-	}
-	defer e.out.Close()
-	if reached == output.Ended {
-		r, _, err := finished(ctx, t, p, src, s)
-		return r, err
-	}
-	if err := e.writeAndProve(ctx); err != nil {
-		return nil, e.interrupted(err)
-	}
-	replaced, err := e.commit(ctx)
-	return &Result{Verified: !s.Unverified, Replaced: replaced, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
-}
-
-// interrupted adds to the error of a cancelled run what it leaves.
-func (e *execution) interrupted(err error) error {
-	if !errors.Is(err, context.Canceled) {
-		return err
-	}
-	dir, bytes := e.out.Leftovers()
-	if dir == "" {
-		return err
-	}
-	return &Interrupted{err, dir, bytes, e.remade || strings.HasPrefix(e.key, source.Unknown)}
 }

@@ -69,19 +69,6 @@ func outputOptions(src Source, s Settings) (o output.Options, err error) {
 	return o, err
 }
 
-// begin opens the output and takes over the progress of an earlier run.
-func (e *execution) begin(ctx context.Context) (output.Stage, error) {
-	reached, err := e.out.Begin(e.Apply, func() error { return e.checkUnchanged(ctx) })
-	switch {
-	case err != nil:
-	case reached == output.Fresh:
-		e.Reset()
-	default:
-		e.Resume(e.hashesWriting)
-	}
-	return reached, err
-}
-
 // hashesWriting reports whether the hash of t is computed while t is written: always without
 // verification, and for a tensor whose proof reads the same bytes again. Otherwise the proof hashes the
 // bytes that it reads.

@@ -10,19 +10,6 @@ import (
 	"dsmoe/convert/plan"
 )
 
-// gridRow is a row of blocks of a matrix.
-type gridRow struct {
-	codes   *plan.Tensor // whose source it is; nil if none was read
-	row     int
-	largest []float32
-}
-
-// at returns the index in the tensor of the first element of a piece.
-func (p *piece) at() int64 {
-	u := p.segment.Operation.Unit()
-	return p.offset / int64(u.Out) * int64(u.Elements)
-}
-
 // measure has largest hold the largest magnitudes that a piece of t needs, if its operation needs
 // any. It uses the memory of pieces.
 func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof bool) error {

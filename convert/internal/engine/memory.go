@@ -174,3 +174,6 @@ func (h *shape) tileEnd(t *plan.Span, from int64) int64 {
 	}
 	return end
 }
+
+// readAhead is the bytes that a worker requests at once of a source that is not on the disk.
+const readAhead = 4 << 20

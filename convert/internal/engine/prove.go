@@ -16,7 +16,6 @@ import (
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -101,19 +100,4 @@ func (w *worker) comparePiece(ctx context.Context, t *plan.Tensor, p piece, out 
 			return p.located(p.segment.Operation.Prove(out, in))
 		})
 	})
-}
-
-// byDefinition picks the elements of a view one by one, neighbours together.
-func (p *piece) byDefinition(v *tensor.View, take func(at, n int64) error) error {
-	for i := p.from; i < p.to; {
-		at, n := v.Element(i), int64(1)
-		for i+n < p.to && v.Element(i+n) == at+n {
-			n++
-		}
-		if err := take(at, n); err != nil {
-			return err
-		}
-		i += n
-	}
-	return nil
 }

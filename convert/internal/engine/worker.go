@@ -1,16 +1,13 @@
 package engine
 
-// What writing and proving share: a worker's buffers, the pieces of a tensor, the reading
-// of their source, and the hashes.
+// What writing and proving share: a worker's buffers, and the reading of the source.
 
 import (
-	"errors"
 	"slices"
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
-	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -36,59 +33,6 @@ func (e *execution) newWorker() *worker {
 	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest), whole: digest.New(), part: digest.New()}
 }
 
-// piece is a run of a tensor's bytes that comes from one segment.
-type piece struct {
-	segment  *plan.Segment
-	index    int   // index of the segment
-	from, to int64 // elements, in the segment's order
-	offset   int64 // first byte in the tensor
-	size     int64 // bytes in the tensor
-}
-
-// pieces calls do for the pieces of n bytes of t from offset on. Offset and n are whole units
-// of the segments' operations; most bounds the bytes of a segment's pieces.
-func pieces(t *plan.Tensor, offset, n int64, most func(*plan.Segment) int64, do func(piece) error) error {
-	begin := int64(0) // of the segment in the tensor
-	for i := range t.Segments {
-		s := &t.Segments[i]
-		u, most := s.Operation.Unit(), most(s)
-		for at := max(offset, begin); at < min(offset+n, begin+s.Bytes); {
-			p := piece{segment: s, index: i, offset: at, size: min(offset+n-at, begin+s.Bytes-at, most)}
-			p.from = (at - begin) / int64(u.Out) * int64(u.Elements)
-			p.to = p.from + p.size/int64(u.Out)*int64(u.Elements)
-			if err := do(p); err != nil {
-				return err
-			}
-			at += p.size
-		}
-		begin += s.Bytes
-	}
-	return nil
-}
-
-// buffered bounds the bytes of a piece whose source goes through a worker's buffer.
-func buffered(s *plan.Segment) int64 {
-	u := s.Operation.Unit()
-	return int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
-}
-
-// direct is buffered, except that a plain copy is one piece: it is read straight into the tile.
-func direct(s *plan.Segment) int64 {
-	if s.Copies() && s.View == nil {
-		return s.Bytes
-	}
-	return buffered(s)
-}
-
-// elementBytes returns the bytes of n elements of the segment in the source: 0 for
-// synthetic elements.
-func elementBytes(s *plan.Segment, n int64) int64 {
-	if s.Operation.Unit().In == 0 {
-		return 0
-	}
-	return s.DType.Bytes(n)
-}
-
 // room returns memory for the source bytes of a piece.
 func (w *worker) room(p piece) []byte {
 	if w.piece == nil {
@@ -102,9 +46,6 @@ func (w *worker) read(s *plan.Segment, dst []byte, first, n int64) error {
 	readAt := func(dst []byte, offset int64) error { return w.readSource(s, dst, s.Offset+offset) }
 	return format.ReadElements(readAt, dst, s.DType, s.Decode, first, n)
 }
-
-// readAhead is the bytes that a worker requests at once of a source that is not on the disk.
-const readAhead = 4 << 20
 
 // ahead is a run of a source file's bytes.
 type ahead struct {
@@ -138,14 +79,6 @@ func (w *worker) readSource(s *plan.Segment, dst []byte, offset int64) error {
 	}
 	copy(dst, a.data[offset-a.at:])
 	return nil
-}
-
-// picked returns what picks the elements of a view.
-func (p *piece) picked(proof bool) func(v *tensor.View, take func(at, n int64) error) error {
-	if proof {
-		return p.byDefinition
-	}
-	return p.byRuns
 }
 
 // gather fills dst with the source of a piece in the segment's order; proof has it pick elements by definition.
@@ -285,99 +218,9 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 	return do(in)
 }
 
-// mismatch is an element that differs from the source, counted from the begin of the tensor.
-type mismatch struct {
-	*operation.Mismatch
-	before int64 // elements of the tensor before the piece
-}
-
-// Error names the element and both values.
-func (m *mismatch) Error() string { return m.Differs(m.before + int64(m.Element)) }
-
-// located counts a mismatch's element from the begin of the tensor.
-func (p *piece) located(err error) error {
-	var m *operation.Mismatch
-	if errors.As(err, &m) {
-		return &mismatch{m, p.at()}
-	}
-	return err
-}
-
-// hasher hashes one span and the elements of its source, from begin to end.
-type hasher struct {
-	span    *plan.Span
-	output  digest.Hash
-	segment digest.Hash // hash of the current segment's elements
-	spare   digest.Hash // memory for it
-	index   int         // index of the current segment in the tensor
-	begin   int64       // first byte of the current segment in the tensor
-	hashes  []string    // hashes of the span's segments before it
-}
-
-// newHasher returns a hasher with the worker's memory, for one span at a time.
-func (w *worker) newHasher(t *plan.Span) *hasher {
-	w.whole.Reset()
-	h := &hasher{span: t, output: w.whole, spare: w.part}
-	if !t.Whole() {
-		h.output = digest.From(t.From)
-	}
-	h.index, h.begin = t.FirstSegment()
-	h.enter()
-	return h
-}
-
-// enter begins to hash the current segment, or the run of it that is in the span.
-func (h *hasher) enter() {
-	if h.index == len(h.span.Segments) {
-		return
-	}
-	s := &h.span.Segments[h.index]
-	if h.segment = h.spare; h.begin < h.span.From || h.begin+s.Bytes > h.span.To {
-		u := s.Operation.Unit()
-		h.segment = digest.From(elementBytes(s, max(h.span.From-h.begin, 0)/int64(u.Out)*int64(u.Elements)))
-	}
-	h.segment.Reset()
-}
-
-// source hashes the source bytes of a piece.
-func (h *hasher) source(p piece, src []byte) {
-	if h.span.Copies() {
-		return // the source's hash is the output's
-	}
-	for h.index < p.index { // segments without elements
-		h.next()
-	}
-	h.segment.Write(src)
-	if u := p.segment.Operation.Unit(); p.to == p.segment.Bytes/int64(u.Out)*int64(u.Elements) {
-		h.next()
-	}
-}
-
-func (h *hasher) next() {
-	h.hashes = append(h.hashes, h.segment.Name())
-	h.begin += h.span.Segments[h.index].Bytes
-	h.index++
-	h.enter()
-}
-
-// begun returns the hashes of the bytes so far and of the segments that are finished; compared says whether
-// these were compared with the source.
-func (h *hasher) begun(compared bool) *progress.Proof {
-	return &progress.Proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
-}
-
-// finish returns the hash of the span, and the hashes of its segments if the source was
-// hashed or is a plain copy.
-func (h *hasher) finish(source bool) *progress.Proof {
-	p := &progress.Proof{Hash: h.output.Name()}
-	switch {
-	case h.span.Copies():
-		p.Segments = []string{p.Hash}
-	case source:
-		for h.index < len(h.span.Segments) && h.begin+min(h.span.Segments[h.index].Bytes, 1) <= h.span.To {
-			h.next()
-		}
-		p.Segments = h.hashes
-	}
-	return p
+// gridRow is a row of blocks of a matrix.
+type gridRow struct {
+	codes   *plan.Tensor // whose source it is; nil if none was read
+	row     int
+	largest []float32
 }

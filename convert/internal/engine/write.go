@@ -9,7 +9,6 @@ import (
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 )
 
 // writeSpan writes the unwritten bytes of a span, tile by tile.
@@ -156,14 +155,4 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 // them itself, and a plain copy is the source's bytes.
 func (w *worker) comparesPiece(t *plan.Tensor, p piece) bool {
 	return w.Origin != "" && !w.Unverified && !t.Encodes() && (!p.segment.Copies() || p.segment.View != nil)
-}
-
-// byRuns picks the elements of a view run by run.
-func (p *piece) byRuns(v *tensor.View, take func(at, n int64) error) error {
-	for r := range v.Runs(p.from, p.to) {
-		if err := take(r.At, r.N); err != nil {
-			return err
-		}
-	}
-	return nil
 }
