@@ -175,10 +175,10 @@ func TestRulesOfReferences(t *testing.T) {
 	of := func(model string, r Reference) Rules { return (&Config{ModelType: model, Reference: r}).Rules() }
 	assert.Equal(t, Rules{}, of("deepseek", Remote))
 	assert.Equal(t, Rules{RouterFloat32: true, RoutedSum: ByChoice}, of("deepseek_v2", Remote))
-	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormNever, ScalesNormalised: true,
+	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
 		AnglesInFloat32: true, RotatesInFloat32: true}, of("deepseek_v2", Native))
 	assert.Equal(t, Rules{RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice}, of("deepseek_v3", Remote))
-	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true,
+	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true,
 		AnglesInFloat32: true}, of("deepseek_v3", Native))
 }
 

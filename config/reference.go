@@ -52,9 +52,9 @@ func (c *Config) As(r Reference) (*Config, error) {
 func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	rules := c.Rules()
 	switch rules.NormTopK {
-	case NormAboveOne:
+	case normAboveOne:
 		normalise = c.NormTopKProb && c.NumExpertsPerTok > 1
-	case NormAlways:
+	case normAlways:
 		normalise = c.NormTopKProb
 	}
 	if normalise && !rules.ScalesNormalised {

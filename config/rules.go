@@ -18,7 +18,7 @@ type Rules struct {
 	// IgnoresMoELayerFreq: moe_layer_freq does not count, see IsMoE.
 	IgnoresMoELayerFreq bool
 	// NormTopK is when norm_topk_prob normalises the top-k weights, see TopKWeights.
-	NormTopK NormTopK
+	NormTopK normTopK
 	// ScalesNormalised: top-k weights are scaled by routed_scaling_factor though they
 	// were normalised; otherwise they are scaled only if they were not.
 	ScalesNormalised bool
@@ -44,14 +44,14 @@ type Rules struct {
 	UnbiasedChoice bool
 }
 
-// NormTopK is the condition under which norm_topk_prob has an effect.
-type NormTopK uint8
+// normTopK is the condition under which norm_topk_prob has an effect.
+type normTopK uint8
 
 // The conditions under which norm_topk_prob normalises.
 const (
-	NormAboveOne NormTopK = iota // if num_experts_per_tok > 1
-	NormAlways                   // for any num_experts_per_tok
-	NormNever                    // not at all
+	normAboveOne normTopK = iota // if num_experts_per_tok > 1
+	normAlways                   // for any num_experts_per_tok
+	normNever                    // not at all
 )
 
 // RoutedSum is the order in which the outputs of a token's experts are added.
@@ -72,16 +72,16 @@ var (
 	v1References = map[Reference]Rules{Remote: {}}
 	v2References = map[Reference]Rules{
 		Remote: {RouterFloat32: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormNever, ScalesNormalised: true,
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
 			AnglesInFloat32: true, RotatesInFloat32: true},
 	}
 	v3References = map[Reference]Rules{
 		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true,
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true,
 			AnglesInFloat32: true},
 	}
 	v4References = map[Reference]Rules{
-		Native: {IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true, AnglesInFloat32: true,
+		Native: {IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true, AnglesInFloat32: true,
 			RotatesInFloat32: true, CastsRotation: true, NormsOnce: true},
 	}
 )

@@ -97,7 +97,7 @@ func requireNumbers(t *testing.T, c *checkpoint.Checkpoint, w, numbers *weights.
 	require.NoError(t, err)
 	for i := range want {
 		same := math.Float32bits(got[i]) == math.Float32bits(want[i]) || got[i] != got[i] && want[i] != want[i] ||
-			got[i] == 0 && want[i] == 0 && w.Form() == tensor.NVFP4
+			got[i] == 0 && want[i] == 0 && w.Form() == tensor.FormOf("nvfp4")
 		if !same {
 			t.Fatalf("%s: element %d is %v, the library has %v", w.Name, i, got[i], want[i])
 		}

@@ -56,16 +56,16 @@ type Arithmetic[V any] interface {
 	// one dtype. Data movement.
 	Move(m *Move, operands ...V) V
 
-	AttentionArithmetic[V] // operations of attention
-	IndexerArithmetic[V]   // operations of an indexer
-	RoutingArithmetic[V]   // operations of a mixture of experts
-	StreamArithmetic[V]    // operations of hyper-connections
+	attentionArithmetic[V] // operations of attention
+	indexerArithmetic[V]   // operations of an indexer
+	routingArithmetic[V]   // operations of a mixture of experts
+	streamArithmetic[V]    // operations of hyper-connections
 }
 
-// AttentionArithmetic is the part of Arithmetic that only attention uses. Heads have an
+// attentionArithmetic is the part of Arithmetic that only attention uses. Heads have an
 // axis there: q is [batch, heads, seq, qk_head_dim], k [batch, groups, seq, qk_head_dim],
 // and heads/groups consecutive heads share a group's keys and values (repeat_kv).
-type AttentionArithmetic[V any] interface {
+type attentionArithmetic[V any] interface {
 	// Tables are RoPE's cos and sin, [positions, r.Half] each, in r.DType.
 	Tables(r *Rotary) (cos, sin V)
 	// RoPE rotates the last columns of each row by its position, with the rows of cos and
@@ -91,10 +91,10 @@ type AttentionArithmetic[V any] interface {
 	Pool(kv, gate V, ape *Weight, g *Pooling) V
 }
 
-// StreamArithmetic is the part of Arithmetic that only hyper-connections use: the residual
+// streamArithmetic is the part of Arithmetic that only hyper-connections use: the residual
 // is not one row per token, but hc streams, x [batch, seq, hc, hidden_size]. What weighs
 // streams is float32.
-type StreamArithmetic[V any] interface {
+type streamArithmetic[V any] interface {
 	// StreamGate is times · sigmoid(a(z)) + plus, in float32.
 	StreamGate(z V, a *Affine, times, plus float32) V
 	// Sinkhorn makes of the rows of z [batch, seq, hc·hc] matrices that are nearly doubly
@@ -121,9 +121,9 @@ type Affine struct {
 	Part, From  int // the element of Scale; the first element of Base
 }
 
-// IndexerArithmetic is the part of Arithmetic that only an indexer uses. No gradient passes it: the
+// indexerArithmetic is the part of Arithmetic that only an indexer uses. No gradient passes it: the
 // choice of keys has none.
-type IndexerArithmetic[V any] interface {
+type indexerArithmetic[V any] interface {
 	// LayerNorm normalises each row in float32: weight · (x - mean) / sqrt(var + eps) + bias, with
 	// var = mean((x - mean)²).
 	LayerNorm(x V, n *LayerNorm, eps float64) V
@@ -145,8 +145,8 @@ type Scoring struct {
 	Mask    *Mask   // added to the scores; may be nil
 }
 
-// RoutingArithmetic is the part of Arithmetic that only a mixture of experts uses.
-type RoutingArithmetic[V any] interface {
+// routingArithmetic is the part of Arithmetic that only a mixture of experts uses.
+type routingArithmetic[V any] interface {
 	// Sigmoid is 1 / (1 + e^-x).
 	Sigmoid(x V) V
 	// SqrtSoftplus is sqrt(s), exact, with s = log(1 + e^x) a rounding point.

@@ -60,20 +60,20 @@ func (p *Plain) StreamGate(z *Activation, a *Affine, times, plus float32) *Activ
 	return y
 }
 
-// Sinkhorn implements Arithmetic. It is computed in float64 behind the affine function.
+// sinkhorn implements Arithmetic. It is computed in float64 behind the affine function.
 func (p *Plain) Sinkhorn(z *Activation, a *Affine, iters int, eps float32) *Activation {
 	n := int(math.Sqrt(float64(z.Width())))
 	y := p.Make(tensor.F32, slices.Concat(z.Shape[:len(z.Shape)-1], []int{n, n})...)
 	p.Each(z.Rows(), 8*iters*len(z.Values), func(t int) {
-		for i, c := range Sinkhorn(a.Of(z.Row(t)), n, iters, float64(eps)) {
+		for i, c := range sinkhorn(a.Of(z.Row(t)), n, iters, float64(eps)) {
 			y.Values[t*n*n+i] = float32(c)
 		}
 	})
 	return y
 }
 
-// Sinkhorn returns the n×n matrix that Arithmetic.Sinkhorn makes of logits, row by row.
-func Sinkhorn(logits []float64, n, iters int, eps float64) []float64 {
+// sinkhorn returns the n×n matrix that Arithmetic.Sinkhorn makes of logits, row by row.
+func sinkhorn(logits []float64, n, iters int, eps float64) []float64 {
 	c := slices.Clone(logits)
 	for r := range n {
 		row := c[r*n : (r+1)*n]

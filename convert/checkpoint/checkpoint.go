@@ -1,6 +1,6 @@
 // Package checkpoint opens checkpoints, of any format. Open gives a Checkpoint, a
 // weights.Source with its config, after checking everything but the weights themselves;
-// Scan collects the same findings for a report.
+// ScanPart collects the same findings for a report.
 package checkpoint
 
 import (

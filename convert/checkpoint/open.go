@@ -52,8 +52,10 @@ func OpenPart(path string, need Need) (*Checkpoint, error) {
 	return c, nil
 }
 
-// ScanPart is Scan for a command that reads what need returns: see OpenPart. Inventory.Unread
-// has the files of the index that were not read, whether needed or not.
+// ScanPart reads the config, the index and the headers of the checkpoint at path (see Open for
+// the forms of path), as far as a command needs them that reads what need returns: see OpenPart. It
+// collects all problems. It returns an error, of type *Error, only if path is not a checkpoint at all.
+// Inventory.Unread has the files of the index that were not read, whether needed or not.
 func ScanPart(path string, need Need) (*Inventory, error) {
 	s, err := scan(path, need)
 	if err != nil {
@@ -62,11 +64,6 @@ func ScanPart(path string, need Need) (*Inventory, error) {
 	s.close()
 	return s.inv, nil
 }
-
-// Scan reads the config, the index and every header of the checkpoint at path (see Open for
-// the forms of path) and collects all problems. It returns an error, of type *Error, only if
-// path is not a checkpoint at all.
-func Scan(path string) (*Inventory, error) { return ScanPart(path, nil) }
 
 // RemoteConfig reads the config of the checkpoint, or the config, at a URL, and returns its text too.
 func RemoteConfig(path string) (*config.Config, []byte, error) {

@@ -58,7 +58,7 @@ func fileOf(t testing.TB, fixture string, d tensor.DType) *file {
 // without removes a key.
 func (f *file) without(t testing.TB, key string) *file {
 	data := f.header(t)
-	h, err := ReadHeader(strings.NewReader(data), int64(len(data)), "x")
+	h, err := readHeader(strings.NewReader(data), int64(len(data)), "x")
 	require.NoError(t, err)
 	w := &keyWriter{b: make([]byte, 8)}
 	for _, k := range h.keys {
@@ -101,7 +101,7 @@ func (f *file) tensor(t testing.TB, name string, change func(*tensor.Info)) *fil
 
 // header returns the header and room for the data.
 func (f *file) header(t testing.TB) string {
-	l, err := NewLayout(f.tensors, format.Head{Keys: f.keys})
+	l, err := newLayout(f.tensors, format.Head{Keys: f.keys})
 	require.NoError(t, err)
 	return string(l.Header()) + strings.Repeat("\x00", int(l.Size())-len(l.Header()))
 }
@@ -266,7 +266,7 @@ func TestShardsThatDoNotBelongTogether(t *testing.T) {
 	f := fileOf(t, "v1-base", tensor.BF16)
 	half := len(f.tensors) / 2
 	open := func(tensors []tensor.Info, head format.Head) format.File {
-		l, err := NewLayout(tensors, head)
+		l, err := newLayout(tensors, head)
 		require.NoError(t, err)
 		path := filepath.Join(t.TempDir(), "x.gguf")
 		require.NoError(t, os.WriteFile(path, append(l.Header(), make([]byte, int(l.Size())-len(l.Header()))...), 0o600))

@@ -11,10 +11,10 @@ import (
 	"dsmoe/text"
 )
 
-// ReadHeader reads the header of the GGUF file of the given size from r and checks all that
+// readHeader reads the header of the GGUF file of the given size from r and checks all that
 // can be checked without the data. file is the name for errors. An error is a *format.Error,
 // or several of them joined.
-func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
+func readHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	var head [len(magic)]byte
 	if n, err := r.ReadAt(head[:], 0); n < len(head) && err != io.EOF {
 		return nil, format.SystemError(file, "first bytes", err)
@@ -53,13 +53,13 @@ type File struct {
 	format.Data
 }
 
-// Open checks the header of the file at path on the disk: see Read.
-func Open(path string) (*File, error) { return format.OpenFile(path, Read) }
+// Open checks the header of the file at path on the disk: see read.
+func Open(path string) (*File, error) { return format.OpenFile(path, read) }
 
-// Read checks the header of d. It reads no weights. An error is a *format.Error, or several of
+// read checks the header of d. It reads no weights. An error is a *format.Error, or several of
 // them joined.
-func Read(d format.Data) (*File, error) {
-	h, err := ReadHeader(d, d.Size(), d.Path())
+func read(d format.Data) (*File, error) {
+	h, err := readHeader(d, d.Size(), d.Path())
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,6 @@
 // Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header.
 // A checkpoint's files together hold its config.json and the weights of the table, whose rows
-// have GGUF names (table.GGUF). GGUF names occur only in this package, in that column, and in
+// have GGUF names (table.Row). GGUF names occur only in this package, in that column, and in
 // reports about such files.
 //
 // The reader accepts the versions that llama.cpp's own reader accepts, 2 and 3, and nothing
@@ -24,9 +24,9 @@ func Format() *format.Format {
 		Single:    "model.gguf",
 		IsIndex:   func(string) bool { return false },
 		Belongs:   isWeights,
-		Open:      format.Opener(Read),
+		Open:      format.Opener(read),
 		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
-			return NewLayout(tensors, head)
+			return newLayout(tensors, head)
 		},
 		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describeAny,
 			Predicts: predicts, Consumes: consumes, Tokenizer: tokenizerFiles},

@@ -58,7 +58,7 @@ func TestLayoutIsPythons(t *testing.T) {
 	last := f.values[f.keys[len(f.keys)-1]]
 	keys := binary.LittleEndian.AppendUint64(nil, uint64(len(f.keys)))
 	keys = append(keys, want[24:last.end]...)
-	l, err := NewLayout(slices.Collect(f.Tensors()), format.Head{Keys: keys})
+	l, err := newLayout(slices.Collect(f.Tensors()), format.Head{Keys: keys})
 	require.NoError(t, err)
 	require.Equal(t, want[:f.DataStart], l.Header())
 	require.EqualValues(t, len(want), l.Size())
@@ -197,7 +197,7 @@ func hostile() map[string]struct {
 // the reason.
 func TestHostileFiles(t *testing.T) {
 	for name, c := range hostile() {
-		_, err := ReadHeader(bytes.NewReader(c.data), int64(len(c.data)), "x.gguf")
+		_, err := readHeader(bytes.NewReader(c.data), int64(len(c.data)), "x.gguf")
 		require.Error(t, err, name)
 		for _, want := range c.want {
 			require.ErrorContains(t, err, want, name)
@@ -213,7 +213,7 @@ func TestEveryCut(t *testing.T) {
 	whole, err := os.ReadFile(pythons)
 	require.NoError(t, err)
 	for n := range len(whole) - 32 { // the last tensor, and its padding, end there
-		_, err := ReadHeader(bytes.NewReader(whole[:n]), int64(n), "x.gguf")
+		_, err := readHeader(bytes.NewReader(whole[:n]), int64(n), "x.gguf")
 		require.Error(t, err, "%d bytes", n)
 	}
 }
@@ -224,7 +224,7 @@ func TestOtherForms(t *testing.T) {
 	h := newHeader().raw(alignmentKey, 4, 64, 0, 0, 0).tensor("a", 0, 0, 1).tensor("b", 1, 64, 2, 3)
 	h.version, h.align, h.data = 2, 64, 128+7
 	data := h.bytes()
-	got, err := ReadHeader(bytes.NewReader(data), int64(len(data)), "x.gguf")
+	got, err := readHeader(bytes.NewReader(data), int64(len(data)), "x.gguf")
 	require.NoError(t, err)
 	require.EqualValues(t, 2, got.Version)
 	info, offset, ok := got.Lookup("b")
@@ -234,7 +234,7 @@ func TestOtherForms(t *testing.T) {
 	require.Equal(t, []string{"7 bytes behind the last tensor are not read"}, got.notes)
 
 	data = newHeader().bytes()
-	got, err = ReadHeader(bytes.NewReader(data), int64(len(data)), "x.gguf")
+	got, err = readHeader(bytes.NewReader(data), int64(len(data)), "x.gguf")
 	require.NoError(t, err)
 	require.Empty(t, slices.Collect(got.Tensors()))
 	require.NoError(t, os.WriteFile(filepath.Join(t.TempDir(), "x.gguf"), data, 0o600))
@@ -256,7 +256,7 @@ func FuzzHeader(f *testing.F) {
 		f.Add(c.data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		h, err := ReadHeader(bytes.NewReader(data), int64(len(data)), "x")
+		h, err := readHeader(bytes.NewReader(data), int64(len(data)), "x")
 		if err != nil {
 			return
 		}

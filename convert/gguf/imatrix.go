@@ -68,7 +68,7 @@ func (m *Imatrix) fail(name, cause string, args ...any) error {
 
 // readGGUF reads a file of today.
 func (m *Imatrix) readGGUF(size int64) error {
-	h, err := ReadHeader(m.r, size, m.File)
+	h, err := readHeader(m.r, size, m.File)
 	if err != nil {
 		return err
 	}

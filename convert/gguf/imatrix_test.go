@@ -26,7 +26,7 @@ func imatrixFile(t *testing.T, keys []string, names []string, values ...[]float3
 	for i, name := range names {
 		infos = append(infos, tensor.Info{Name: name, DType: tensor.F32, Shape: []int{len(values[i])}})
 	}
-	l, err := NewLayout(infos, format.Head{Keys: w.b})
+	l, err := newLayout(infos, format.Head{Keys: w.b})
 	require.NoError(t, err)
 	data := append(l.Header(), make([]byte, int(l.Size())-len(l.Header()))...)
 	for i, v := range values {

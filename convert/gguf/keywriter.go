@@ -110,7 +110,7 @@ func (w *keyWriter) header() (h *Header, data []byte, err error) {
 	const tensors = 8
 	data = append(binary.LittleEndian.AppendUint32([]byte(magic), 3), make([]byte, tensors)...)
 	data = append(data, w.b...)
-	h, err = ReadHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
+	h, err = readHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
 	return h, data, err
 }
 

@@ -14,19 +14,19 @@ import (
 // alignment is the alignment, in bytes, of tensors in written files: ggml's default.
 const alignment = 32
 
-// Layout is a GGUF file before its data is written: every byte of the header and the place
+// layout is a GGUF file before its data is written: every byte of the header and the place
 // of every tensor are known.
-type Layout struct {
+type layout struct {
 	head    format.Head
 	infos   []tensor.Info
 	offsets []int64 // in the file; one more, the file's size
 	start   int64   // of the data
 }
 
-// NewLayout lays out tensors in their order, each padded to the alignment, as gguf-py's
+// newLayout lays out tensors in their order, each padded to the alignment, as gguf-py's
 // GGUFWriter does. The first of several files holds the keys; each holds its number.
-func NewLayout(tensors []tensor.Info, head format.Head) (*Layout, error) {
-	l := &Layout{head: head, infos: slices.Clone(tensors)}
+func newLayout(tensors []tensor.Info, head format.Head) (*layout, error) {
+	l := &layout{head: head, infos: slices.Clone(tensors)}
 	for _, info := range tensors {
 		if _, ok := typeOf(info.DType); !ok {
 			return nil, fmt.Errorf("layout: tensor %s: GGUF has no dtype %s", text.Quote(info.Name), info.DType)
@@ -54,7 +54,7 @@ func NewLayout(tensors []tensor.Info, head format.Head) (*Layout, error) {
 }
 
 // encode returns the header, padded to the alignment.
-func (l *Layout) encode() []byte {
+func (l *layout) encode() []byte {
 	keys := slices.Clone(l.head.Keys)
 	if l.head.Shard > 0 {
 		keys = make([]byte, 8)
@@ -81,7 +81,7 @@ func (l *Layout) encode() []byte {
 
 // split adds the keys that say which of several files this is: of the types that gguf-split
 // gives them.
-func (l *Layout) split(keys []byte) []byte {
+func (l *layout) split(keys []byte) []byte {
 	w := &keyWriter{b: keys}
 	w.key("split.no", u16)
 	w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shard))
@@ -94,16 +94,16 @@ func (l *Layout) split(keys []byte) []byte {
 
 // Header returns the first bytes of the file, up to the data. They are made anew at each
 // call, and not kept.
-func (l *Layout) Header() []byte { return l.encode() }
+func (l *layout) Header() []byte { return l.encode() }
 
 // Len returns the number of tensors.
-func (l *Layout) Len() int { return len(l.infos) }
+func (l *layout) Len() int { return len(l.infos) }
 
 // Info returns tensor i.
-func (l *Layout) Info(i int) tensor.Info { return l.infos[i] }
+func (l *layout) Info(i int) tensor.Info { return l.infos[i] }
 
 // Offset returns the place of tensor i's first byte in the file.
-func (l *Layout) Offset(i int) int64 { return l.offsets[i] }
+func (l *layout) Offset(i int) int64 { return l.offsets[i] }
 
 // Size returns the size of the file.
-func (l *Layout) Size() int64 { return l.offsets[len(l.infos)] }
+func (l *layout) Size() int64 { return l.offsets[len(l.infos)] }

@@ -321,8 +321,8 @@ func (c *card) parent(field string, n *yaml.Node, total int64) map[string]string
 	return entry
 }
 
-// MaxTokenizer is the most bytes that a file of a tokenizer may have.
-const MaxTokenizer = 64 << 20
+// maxTokenizer is the most bytes that a file of a tokenizer may have.
+const maxTokenizer = 64 << 20
 
 // readJSON decodes a file beside the weights; found is false if it is missing.
 func readJSON(d format.Description, name string, into any) (found bool, err error) {
@@ -338,9 +338,9 @@ func readJSON(d format.Description, name string, into any) (found bool, err erro
 
 // slurp returns the bytes of a file beside the weights, nil if it is missing.
 func slurp(d format.Description, name string) ([]byte, error) {
-	data, err := firstBytes(d, name, MaxTokenizer)
-	if err == nil && len(data) > MaxTokenizer {
-		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(MaxTokenizer)}
+	data, err := firstBytes(d, name, maxTokenizer)
+	if err == nil && len(data) > maxTokenizer {
+		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(maxTokenizer)}
 	}
 	if err == nil {
 		err = format.Substitute(name, data)

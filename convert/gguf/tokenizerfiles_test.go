@@ -26,7 +26,7 @@ func TestPreTokenizerPatterns(t *testing.T) {
 
 // fileWith makes a file with these keys.
 func fileWith(t *testing.T, keys []byte) *File {
-	l, err := NewLayout([]tensor.Info{{Name: "a", DType: tensor.F32, Shape: []int{1}}}, format.Head{Keys: keys})
+	l, err := newLayout([]tensor.Info{{Name: "a", DType: tensor.F32, Shape: []int{1}}}, format.Head{Keys: keys})
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "x.gguf")
 	require.NoError(t, os.WriteFile(path, append(l.Header(), make([]byte, 32)...), 0o666))

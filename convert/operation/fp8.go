@@ -181,7 +181,7 @@ func (e *Encode) eachBlock(in Input, decode decoding, do func(x []float32, first
 func (e *Encode) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	return e.eachBlock(in, e.widen, func(x []float32, first int, largest float32) error {
 		if largest-largest != 0 {
-			return &NotFiniteError{max(1, tensor.NotFiniteValues(x)), e.To}
+			return &notFiniteError{max(1, tensor.NotFiniteValues(x)), e.To}
 		}
 		e.encoder.Convert(dst[first:first+len(x)], x, largest, lost)
 		return nil
@@ -270,7 +270,7 @@ func (s *Scales) Apply(dst []byte, in Input, _ *tensor.Loss) error {
 	all := s.largest(in)
 	for i := range len(dst) / 4 {
 		if all[i]-all[i] != 0 {
-			return &NotFiniteError{1, s.To}
+			return &notFiniteError{1, s.To}
 		}
 		scale, _ := s.encoder.Scale(all[i])
 		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(scale))

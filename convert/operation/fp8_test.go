@@ -136,7 +136,7 @@ func TestFP8Edges(t *testing.T) {
 			values[6] = bad
 			src := encoded(t, values, tensor.F32)
 			largest := magnitudes(t, encode, src, tensor.F32)
-			var refused *NotFiniteError
+			var refused *notFiniteError
 			require.ErrorAs(t, encode.Apply(make([]byte, 15), Input{Data: src, Largest: largest}, &tensor.Loss{}), &refused)
 			require.ErrorAs(t, scales.Apply(make([]byte, 16), Input{Largest: largest}, nil), &refused)
 			require.EqualError(t, refused, "at least 1 element of the source: infinite or NaN, for which a block of F8_E4M3 has no scale")

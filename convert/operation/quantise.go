@@ -80,14 +80,14 @@ func (q *Quantise) Places() *tensor.Placement {
 	return q.Scaled.Places()
 }
 
-// NotFiniteError refuses to quantise numbers that are infinite or NaN.
-type NotFiniteError struct {
+// notFiniteError refuses to quantise numbers that are infinite or NaN.
+type notFiniteError struct {
 	Count int64        // elements, of the first part of a tensor that has any
 	DType tensor.DType // that has no such numbers
 }
 
 // Error counts the elements.
-func (e *NotFiniteError) Error() string {
+func (e *notFiniteError) Error() string {
 	what := "which %s cannot hold"
 	if e.DType.Scaled() {
 		what = "for which a block of %s has no scale"
@@ -147,7 +147,7 @@ func (q *Quantise) encode(dst []byte, x []float32, first int, into int64, w *col
 	before := lost.NotFinite
 	err := q.convert(dst, x, into+int64(first), w, lost)
 	if n := lost.NotFinite - before; n > 0 {
-		return &NotFiniteError{n, q.To}
+		return &notFiniteError{n, q.To}
 	}
 	var beyond *tensor.BeyondError
 	if errors.As(err, &beyond) {

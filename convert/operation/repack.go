@@ -30,14 +30,14 @@ func RepackTo(from tensor.DType, s tensor.Scaling) tensor.DType {
 // repacked is the elements of a block of Q4_0 and MXFP4.
 const repacked = 32
 
-// ScaleError refuses a scale that no block holds.
-type ScaleError struct {
+// scaleError refuses a scale that no block holds.
+type scaleError struct {
 	Scale float32      // the first
 	To    tensor.DType // that has no such scale
 }
 
 // Error names the scale.
-func (e *ScaleError) Error() string {
+func (e *scaleError) Error() string {
 	return fmt.Sprintf("the scale %v is not one that a block of %s can have; --type bf16 decodes the codes", e.Scale, e.To)
 }
 
@@ -84,7 +84,7 @@ func (r *Repack) Apply(dst []byte, in Input, _ *tensor.Loss) error {
 	return r.eachBlock(in, func(i int, grid tensor.Grid) error {
 		block, codes := dst[i*u.Out:(i+1)*u.Out], in.Data[i*u.In:]
 		if !r.putScale(block, grid.Scales[0]) {
-			return &ScaleError{grid.Scales[0], r.To}
+			return &scaleError{grid.Scales[0], r.To}
 		}
 		halves := block[u.Out-u.In:]
 		for k := range u.In {

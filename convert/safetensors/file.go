@@ -20,7 +20,7 @@ func Format() *format.Format {
 		Index:      "model.safetensors.index.json",
 		IsIndex:    isIndex,
 		Belongs:    isWeights,
-		Open:       format.Opener(Read),
+		Open:       format.Opener(readData),
 		Layout: func(tensors []tensor.Info, _ format.Head) (format.Layout, error) {
 			Sort(tensors)
 			return NewLayout(tensors, nil)
@@ -38,17 +38,17 @@ func isIndex(file string) bool {
 
 // File is an open safetensors file with a checked header. It is safe for concurrent use.
 type File struct {
-	*Header
+	*header
 	format.Data
 }
 
-// Open checks the header of the file at path on the disk: see Read.
-func Open(path string) (*File, error) { return format.OpenFile(path, Read) }
+// Open checks the header of the file at path on the disk: see readData.
+func Open(path string) (*File, error) { return format.OpenFile(path, readData) }
 
-// Read checks the header of d. It reads nothing of the weights. Errors are of type
+// readData checks the header of d. It reads nothing of the weights. Errors are of type
 // *format.Error and wrap the system's.
-func Read(d format.Data) (*File, error) {
-	h, err := ReadHeader(d, d.Size(), d.Path())
+func readData(d format.Data) (*File, error) {
+	h, err := readHeader(d, d.Size(), d.Path())
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ var stricter = []string{
 // lacking are the dtypes that the oracle does not know.
 var lacking = []string{"F8_", "F6_", "F4", "C64"}
 
-// FuzzHeader compares ReadHeader with nlpodyssey/safetensors, on whole files and,
+// FuzzHeader compares readHeader with nlpodyssey/safetensors, on whole files and,
 // because few random files have a header at all, on headers with n data bytes.
 func FuzzHeader(f *testing.F) {
 	add := func(data []byte) {
@@ -58,7 +58,7 @@ func FuzzHeader(f *testing.F) {
 		if !whole {
 			data = pack(string(data), int(n))
 		}
-		h, err := ReadHeader(bytes.NewReader(data), int64(len(data)), "fuzz.safetensors")
+		h, err := readHeader(bytes.NewReader(data), int64(len(data)), "fuzz.safetensors")
 		theirs, oracleErr := oracle.Deserialize(data)
 		switch {
 		case err != nil:
@@ -94,7 +94,7 @@ func isIJSON(data []byte) bool {
 	return jsontext.Value(data[8 : 8+n]).IsValid()
 }
 
-func hasLackingDType(h *Header) bool {
+func hasLackingDType(h *header) bool {
 	for info := range h.Tensors() {
 		for _, prefix := range lacking {
 			if strings.HasPrefix(info.DType.String(), prefix) {
@@ -105,7 +105,7 @@ func hasLackingDType(h *Header) bool {
 	return false
 }
 
-func compareWithOracle(t *testing.T, h *Header, theirs oracle.SafeTensors, data []byte) {
+func compareWithOracle(t *testing.T, h *header, theirs oracle.SafeTensors, data []byte) {
 	require.Equal(t, theirs.Len(), h.Len())
 	for info := range h.Tensors() {
 		v, ok := theirs.Tensor(info.Name)
@@ -121,14 +121,14 @@ func compareWithOracle(t *testing.T, h *Header, theirs oracle.SafeTensors, data 
 }
 
 // requireLayoutAgrees lays an accepted header out again and reads that.
-func requireLayoutAgrees(t *testing.T, h *Header) {
+func requireLayoutAgrees(t *testing.T, h *header) {
 	if h.Metadata == nil {
 		h.Metadata = map[string]string{}
 	}
 	infos := slices.Collect(h.Tensors())
 	l, err := NewLayout(infos, h.Metadata)
 	require.NoError(t, err)
-	again, err := ReadHeader(bytes.NewReader(l.Header()), l.Size(), "again.safetensors")
+	again, err := readHeader(bytes.NewReader(l.Header()), l.Size(), "again.safetensors")
 	require.NoError(t, err)
 	for i, info := range infos {
 		got, offset, ok := again.Lookup(info.Name)

@@ -1,6 +1,5 @@
 // Package safetensors reads and lays out safetensors files. Open checks a file's whole
-// header; ReadHeader is the same check without a file;
-// NewLayout gives the header bytes and the data offsets of a file to be written.
+// header. NewLayout gives the header bytes and the data offsets of a file to be written.
 //
 // The reader is stricter than the format's own library: it accepts nothing that
 // two readers could understand differently (duplicate names, unknown keys, holes,
@@ -26,10 +25,10 @@ import (
 // The limits on a header. No model comes near them; a hostile file would
 // otherwise make its reader allocate gigabytes.
 const (
-	MaxHeader   = 100_000_000 // bytes of JSON, as in the format's own library
-	MaxRank     = 16          // dimensions of a tensor
-	MaxDim      = 1 << 40     // elements along one dimension
-	MaxMetadata = 32 << 20    // bytes of __metadata__, counting 64 for each pair
+	maxHeader   = 100_000_000 // bytes of JSON, as in the format's own library
+	maxRank     = 16          // dimensions of a tensor
+	maxDim      = 1 << 40     // elements along one dimension
+	maxMetadata = 32 << 20    // bytes of __metadata__, counting 64 for each pair
 	maxToken    = 16 << 20    // bytes of one string, and of white space between two tokens
 )
 
@@ -39,8 +38,8 @@ const prefixSize = 8
 // metadataName is the one name in a header that is not a tensor's.
 const metadataName = "__metadata__"
 
-// Header is the checked header of a file. It is safe for concurrent use.
-type Header struct {
+// header is the checked header of a file. It is safe for concurrent use.
+type header struct {
 	Metadata  map[string]string // the free-form __metadata__; nil if the file has none
 	DataStart int64             // offset in the file of the first tensor byte
 
@@ -54,11 +53,11 @@ type entry struct {
 	begin, end int64
 }
 
-// ReadHeader reads the header of the safetensors file of the given size from r
+// readHeader reads the header of the safetensors file of the given size from r
 // and checks everything that can be checked without the data. It reads the length and the
 // header only, or a few bytes more to name the kind of another file. file is the name for
 // errors, which are of type *format.Error.
-func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
+func readHeader(r io.ReaderAt, size int64, file string) (*header, error) {
 	n, err := headerLength(r, size, file)
 	if err != nil {
 		return nil, err
@@ -67,7 +66,7 @@ func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	if err := p.parse(); err != nil {
 		return nil, err
 	}
-	h := &Header{Metadata: p.metadata, DataStart: prefixSize + n, entries: p.entries}
+	h := &header{Metadata: p.metadata, DataStart: prefixSize + n, entries: p.entries}
 	if err := h.index(file); err != nil {
 		return nil, err
 	}
@@ -87,7 +86,7 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 		return 0, format.SystemError(file, "header length", err)
 	}
 	n := binary.LittleEndian.Uint64(prefix[:])
-	if n == 0 || n > MaxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
+	if n == 0 || n > maxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
 		if err := sniff(r, size, file); err != nil {
 			return 0, err
 		}
@@ -95,9 +94,9 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 	switch {
 	case n == 0:
 		return 0, &format.Error{File: file, Cause: "header is empty: its length is 0"}
-	case n > MaxHeader:
+	case n > maxHeader:
 		return 0, &format.Error{File: file, Cause: fmt.Sprintf(
-			"not a safetensors file: it would have a header of %d bytes, more than the limit of %s", n, text.Bytes(MaxHeader))}
+			"not a safetensors file: it would have a header of %d bytes, more than the limit of %s", n, text.Bytes(maxHeader))}
 	case int64(n) > size-prefixSize:
 		return 0, &format.Error{File: file, Hint: hintDownload,
 			Cause: fmt.Sprintf("file is cut off inside its header: the header has %s, the file %s in all",
@@ -114,7 +113,7 @@ func beginsJSON(r io.ReaderAt) bool {
 }
 
 // index sorts the tensors and refuses a name that occurs twice.
-func (h *Header) index(file string) error {
+func (h *header) index(file string) error {
 	slices.SortFunc(h.entries, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), strings.Compare(a.info.Name, b.info.Name))
 	})
@@ -136,7 +135,7 @@ func (h *Header) index(file string) error {
 
 // checkContiguous refuses data that overlaps, leaves holes, or does not end where
 // the file does; size is the number of data bytes that the file holds.
-func (h *Header) checkContiguous(size int64, file string) error {
+func (h *header) checkContiguous(size int64, file string) error {
 	end := int64(0)
 	for i, e := range h.entries {
 		if e.begin == end {
@@ -158,7 +157,7 @@ func (h *Header) checkContiguous(size int64, file string) error {
 }
 
 // checkEnd compares the end of the last tensor with the end of the file.
-func (h *Header) checkEnd(end, size int64, file string) error {
+func (h *header) checkEnd(end, size int64, file string) error {
 	if end == size {
 		return nil
 	}
@@ -176,11 +175,11 @@ func (h *Header) checkEnd(end, size int64, file string) error {
 }
 
 // Len returns the number of tensors.
-func (h *Header) Len() int { return len(h.entries) }
+func (h *header) Len() int { return len(h.entries) }
 
 // Tensors yields the tensors in the order of their data; empty tensors, which
 // share an offset, come by name. Shapes are shared: do not change them.
-func (h *Header) Tensors() iter.Seq[tensor.Info] {
+func (h *header) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
 		for i := range h.entries {
 			if !yield(h.entries[i].info) {
@@ -191,7 +190,7 @@ func (h *Header) Tensors() iter.Seq[tensor.Info] {
 }
 
 // Lookup returns the named tensor and the offset of its first byte in the file.
-func (h *Header) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
+func (h *header) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
 	i, ok := slices.BinarySearchFunc(h.byName, name, func(i int32, name string) int {
 		return strings.Compare(h.entries[i].info.Name, name)
 	})

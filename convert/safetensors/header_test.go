@@ -18,14 +18,14 @@ import (
 	"dsmoe/text"
 )
 
-func read(t testing.TB, data []byte) *Header {
+func read(t testing.TB, data []byte) *header {
 	t.Helper()
-	h, err := ReadHeader(bytes.NewReader(data), int64(len(data)), "model.safetensors")
+	h, err := readHeader(bytes.NewReader(data), int64(len(data)), "model.safetensors")
 	require.NoError(t, err)
 	return h
 }
 
-func names(h *Header) (names []string) {
+func names(h *header) (names []string) {
 	for info := range h.Tensors() {
 		names = append(names, info.Name)
 	}
@@ -100,7 +100,7 @@ func (r *countingReader) ReadAt(b []byte, off int64) (int, error) {
 func TestReadsTheHeaderOnly(t *testing.T) {
 	header := obj(entryOf("w", "U8", "[1000000]", "[0,1000000]"))
 	r := &countingReader{data: pack(header, 1_000_000)}
-	_, err := ReadHeader(r, int64(len(r.data)), "model.safetensors")
+	_, err := readHeader(r, int64(len(r.data)), "model.safetensors")
 	require.NoError(t, err)
 	require.Equal(t, int64(8+len(header)), r.end)
 }
@@ -143,13 +143,13 @@ func TestBombs(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			data := b.file(32 << 20)
 			if i == 0 {
-				data = b.file(MaxHeader)
+				data = b.file(maxHeader)
 			}
 			var before, after runtime.MemStats
 			runtime.GC()
 			runtime.ReadMemStats(&before)
 			start := time.Now()
-			_, err := ReadHeader(bytes.NewReader(data), int64(len(data)), "model.safetensors")
+			_, err := readHeader(bytes.NewReader(data), int64(len(data)), "model.safetensors")
 			runtime.ReadMemStats(&after)
 			t.Logf("%v, %d MB allocated: %v", time.Since(start).Round(time.Millisecond), (after.TotalAlloc-before.TotalAlloc)>>20, err)
 			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(250<<20))
@@ -168,7 +168,7 @@ func TestManyTensors(t *testing.T) {
 	}
 	l, err := NewLayout(infos, nil)
 	require.NoError(t, err)
-	h, err := ReadHeader(bytes.NewReader(l.Header()), l.Size(), "model.safetensors")
+	h, err := readHeader(bytes.NewReader(l.Header()), l.Size(), "model.safetensors")
 	require.NoError(t, err)
 	require.Equal(t, n, h.Len())
 	for i, info := range infos {
@@ -321,7 +321,7 @@ func BenchmarkReadHeader(b *testing.B) {
 	require.NoError(b, err)
 	b.SetBytes(int64(len(l.Header())))
 	for b.Loop() {
-		_, err := ReadHeader(bytes.NewReader(l.Header()), l.Size(), "model.safetensors")
+		_, err := readHeader(bytes.NewReader(l.Header()), l.Size(), "model.safetensors")
 		require.NoError(b, err)
 	}
 }

@@ -72,10 +72,10 @@ func addLengths(add adder) { // 1-3
 		add(fmt.Sprintf("%d bytes", n), "", "too few", []byte("abcdefgh")[:n])
 	}
 	for name, n := range map[string]uint64{"2^31": 1 << 31, "2^32": 1 << 32, "2^63": 1 << 63, "2^64-1": math.MaxUint64,
-		"2^64-8": math.MaxUint64 - 7, "limit+1": MaxHeader + 1, "2^63-1": math.MaxInt64} {
+		"2^64-8": math.MaxUint64 - 7, "limit+1": maxHeader + 1, "2^63-1": math.MaxInt64} {
 		add("length "+name, "", "more than the limit", prefixed(n, "{}"))
 	}
-	add("length at limit, no file", "", "cut off inside its header", prefixed(MaxHeader, "{}"))
+	add("length at limit, no file", "", "cut off inside its header", prefixed(maxHeader, "{}"))
 	add("length 0", "", "header is empty", prefixed(0, "{}"))
 	add("length 0, nothing else", "", "are zero", prefixed(0, ""))
 	good := obj(valid)
@@ -261,7 +261,7 @@ func TestHostileHeaders(t *testing.T) {
 	require.Greater(t, len(all), 80)
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := ReadHeader(bytes.NewReader(c.data), int64(len(c.data)), "dir/model.safetensors")
+			_, err := readHeader(bytes.NewReader(c.data), int64(len(c.data)), "dir/model.safetensors")
 			require.Error(t, err)
 			var refused *format.Error
 			require.ErrorAs(t, err, &refused)

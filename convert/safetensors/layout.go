@@ -24,17 +24,17 @@ type Layout struct {
 	offsets  []int64 // of each tensor, and of the file's end
 }
 
-// DefaultMetadata is what Python writes for PyTorch weights. Files without it
+// defaultMetadata is what Python writes for PyTorch weights. Files without it
 // cannot be read by many versions of transformers.
-func DefaultMetadata() map[string]string { return map[string]string{"format": "pt"} }
+func defaultMetadata() map[string]string { return map[string]string{"format": "pt"} }
 
 // NewLayout lays out the tensors in the given order (Sort gives the order that
 // Python writes), with the bytes that Python's save_file writes. Nil metadata is
-// DefaultMetadata; an empty map leaves __metadata__ out; keys are written sorted.
-// It refuses whatever ReadHeader would refuse.
+// defaultMetadata; an empty map leaves __metadata__ out; keys are written sorted.
+// It refuses whatever readHeader would refuse.
 func NewLayout(infos []tensor.Info, metadata map[string]string) (*Layout, error) {
 	if metadata == nil {
-		metadata = DefaultMetadata()
+		metadata = defaultMetadata()
 	}
 	if len(infos) > format.MaxTensors {
 		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), format.MaxTensors)
@@ -76,7 +76,7 @@ func (l *Layout) place() (end int64, err error) {
 	return end, nil
 }
 
-// checkInfo refuses a tensor that ReadHeader would refuse and returns its size.
+// checkInfo refuses a tensor that readHeader would refuse and returns its size.
 func checkInfo(info tensor.Info) (int64, error) {
 	if err := checkName(info.Name); err != nil {
 		return 0, err
@@ -84,12 +84,12 @@ func checkInfo(info tensor.Info) (int64, error) {
 	if info.DType.Bytes(1<<10) == 0 || info.DType.Blocked() {
 		return 0, fmt.Errorf("dtype %s", info.DType)
 	}
-	if len(info.Shape) > MaxRank {
-		return 0, fmt.Errorf("shape has %d dimensions, more than the limit of %d", len(info.Shape), MaxRank)
+	if len(info.Shape) > maxRank {
+		return 0, fmt.Errorf("shape has %d dimensions, more than the limit of %d", len(info.Shape), maxRank)
 	}
 	for _, d := range info.Shape {
-		if int64(d) > MaxDim {
-			return 0, fmt.Errorf("dimension %d exceeds the limit of %d", d, int64(MaxDim))
+		if int64(d) > maxDim {
+			return 0, fmt.Errorf("dimension %d exceeds the limit of %d", d, int64(maxDim))
 		}
 	}
 	return tensor.Size(info.DType, info.Shape)
@@ -120,8 +120,8 @@ func (l *Layout) encode() ([]byte, error) {
 		b = append(b, ' ')
 	}
 	n := len(b) - prefixSize
-	if n > MaxHeader {
-		return nil, fmt.Errorf("layout: header of %s, more than the limit of %s", text.Bytes(int64(n)), text.Bytes(MaxHeader))
+	if n > maxHeader {
+		return nil, fmt.Errorf("layout: header of %s, more than the limit of %s", text.Bytes(int64(n)), text.Bytes(maxHeader))
 	}
 	binary.LittleEndian.PutUint64(b, uint64(n))
 	return b, nil
@@ -142,8 +142,8 @@ func appendMetadata(b []byte, metadata map[string]string) ([]byte, error) {
 		if err := cmp.Or(err1, err2); err != nil {
 			return nil, fmt.Errorf("layout: metadata %s: not valid UTF-8", text.Quote(k))
 		}
-		if size += len(k) + len(metadata[k]) + 64; size > MaxMetadata {
-			return nil, fmt.Errorf("layout: metadata exceeds %s", text.Bytes(MaxMetadata))
+		if size += len(k) + len(metadata[k]) + 64; size > maxMetadata {
+			return nil, fmt.Errorf("layout: metadata exceeds %s", text.Bytes(maxMetadata))
 		}
 		sep = ','
 	}
@@ -167,7 +167,7 @@ func appendEntry(b []byte, info tensor.Info, offset int64) []byte {
 	return append(b, "]}"...)
 }
 
-// Header returns the first bytes of the file: the length prefix and the JSON.
+// header returns the first bytes of the file: the length prefix and the JSON.
 // The data follows at once. They are made anew at each call, and not kept.
 func (l *Layout) Header() []byte {
 	b, _ := l.encode() // NewLayout saw that nothing fails

@@ -45,7 +45,7 @@ type source struct {
 
 var errLongToken = errors.New("a string or white space of more than 16 MiB")
 
-// Read implements io.Reader.
+// readData implements io.Reader.
 func (s *source) Read(b []byte) (int, error) {
 	if s.handed-s.used > maxToken {
 		return 0, errLongToken
@@ -199,16 +199,16 @@ func (p *parser) shape() ([]int, error) {
 	if err := p.open('[', "shape"); err != nil {
 		return nil, err
 	}
-	var dims [MaxRank]int
+	var dims [maxRank]int
 	for n := 0; ; n++ {
-		dim, more, err := p.element("dimension", min(MaxDim, math.MaxInt))
+		dim, more, err := p.element("dimension", min(maxDim, math.MaxInt))
 		switch {
 		case err != nil:
 			return nil, err
 		case !more:
 			return slices.Clone(dims[:n:n]), nil
-		case n == MaxRank:
-			return nil, p.fail("shape has more than %d dimensions", MaxRank)
+		case n == maxRank:
+			return nil, p.fail("shape has more than %d dimensions", maxRank)
 		}
 		dims[n] = int(dim)
 	}
@@ -258,8 +258,8 @@ func (p *parser) parseMetadata() error {
 		if err != nil {
 			return err
 		}
-		if size += len(key) + len(value) + 64; size > MaxMetadata {
-			return p.fail("__metadata__ exceeds %s", text.Bytes(MaxMetadata))
+		if size += len(key) + len(value) + 64; size > maxMetadata {
+			return p.fail("__metadata__ exceeds %s", text.Bytes(maxMetadata))
 		}
 		p.metadata[key] = value
 	}

@@ -8,11 +8,11 @@ import (
 	"dsmoe/convert/format"
 )
 
-var _ format.Checksummed = (*File)(nil)
+var _ format.Checksummed = (*file)(nil)
 
 // Checksums returns the checksums of the zip archive's entries; nil if the file is not a zip
 // archive.
-func (f *File) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
+func (f *file) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
 	size := f.Stat().Size
 	z, err := zip.NewReader(r, size)
 	if errors.Is(err, zip.ErrFormat) {

@@ -16,7 +16,7 @@ import (
 // beginning of a storage is named.
 func TestChecksums(t *testing.T) {
 	path := fixture.Path(t, "torch-bin/checkpoint/pytorch_model-00001-of-00002.bin")
-	f, err := Open(path)
+	f, err := open(path)
 	require.NoError(t, err)
 	defer f.Close()
 	r, err := os.Open(path)

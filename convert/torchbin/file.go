@@ -1,7 +1,7 @@
 // Package torchbin reads the files that torch.save writes of a state dict
 // (pytorch_model.bin): raw storages, and a pickle that maps tensors to storages. Since
 // version 1.6 of torch they are parts of a zip archive; before, they follow each other.
-// Open gives a File with tensors that are views of the mapped file.
+// The tensors of an opened file are views of the mapped file.
 //
 // A pickle is a program, and loading one the usual way runs it. This package runs
 // nothing: it accepts the few opcodes and names that a state dict needs, and refuses
@@ -39,7 +39,7 @@ func Format() *format.Format {
 		Index:     "pytorch_model.bin.index.json",
 		IsIndex:   isIndex,
 		Belongs:   belongs,
-		Open:      format.Opener(Read),
+		Open:      format.Opener(readData),
 	}
 }
 
@@ -64,8 +64,8 @@ func belongs(file string) bool {
 
 var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
 
-// File is an open file with checked pickle and storages. It is safe for concurrent use.
-type File struct {
+// file is an open file with checked pickle and storages. It is safe for concurrent use.
+type file struct {
 	format.Data
 	format.Directory
 	notes []string // parts of the pickle that are not read
@@ -73,12 +73,9 @@ type File struct {
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
-// Open reads the archive and the pickle of the file at path on the disk: see Read.
-func Open(path string) (*File, error) { return format.OpenFile(path, Read) }
-
-// Read reads the archive and the pickle of d. It touches no weight. Errors are of type
+// readData reads the archive and the pickle of d. It touches no weight. Errors are of type
 // *format.Error.
-func Read(d format.Data) (*File, error) {
+func readData(d format.Data) (*file, error) {
 	file, err := read(d, d.Size())
 	if err != nil {
 		return nil, named(d.Path(), err)
@@ -106,7 +103,7 @@ func named(file string, err error) error {
 }
 
 // read checks the storages and the pickle, and finds every tensor's bytes.
-func read(f io.ReaderAt, size int64) (*File, error) {
+func read(f io.ReaderAt, size int64) (*file, error) {
 	var head [64]byte
 	n, _ := f.ReadAt(head[:], 0)
 	open := readArchive
@@ -117,7 +114,7 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := &File{notes: s.notes}
+	file := &file{notes: s.notes}
 	if len(s.tensors) > format.MaxTensors {
 		return nil, fmt.Errorf("holds %d tensors, more than the limit of %d", len(s.tensors), format.MaxTensors)
 	}
@@ -171,18 +168,18 @@ func place(t pickled, in storages) (format.Entry, error) {
 }
 
 // Tensor returns a view of the named tensor, valid until Close.
-func (f *File) Tensor(name string) (tensor.Tensor, error) {
+func (f *file) Tensor(name string) (tensor.Tensor, error) {
 	info, offset, ok := f.Lookup(name)
 	return f.View(name, info, offset, ok)
 }
 
 // Stat describes the file.
-func (f *File) Stat() format.Stat {
+func (f *file) Stat() format.Stat {
 	return format.Stat{Size: f.Size(), Tensors: len(f.Entries), Notes: f.notes}
 }
 
 // Identify writes the tensors and their places.
-func (f *File) Identify(w io.Writer) error {
+func (f *file) Identify(w io.Writer) error {
 	for _, e := range f.Entries {
 		if _, err := fmt.Fprintf(w, "%q %s %v %d\n", e.Info.Name, e.Info.DType, e.Info.Shape, e.Offset); err != nil {
 			return err

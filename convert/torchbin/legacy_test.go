@@ -30,10 +30,10 @@ func legacyOf(state, keys, storages string) string {
 
 // TestLegacy reads what torch wrote without an archive: the same bytes as in one.
 func TestLegacy(t *testing.T) {
-	legacy, err := Open(filepath.Join(fixtures, "legacy.bin"))
+	legacy, err := open(filepath.Join(fixtures, "legacy.bin"))
 	require.NoError(t, err)
 	defer legacy.Close()
-	cases, err := Open(filepath.Join(fixtures, "cases.bin"))
+	cases, err := open(filepath.Join(fixtures, "cases.bin"))
 	require.NoError(t, err)
 	defer cases.Close()
 	got, err := legacy.Tensor("w")
@@ -97,7 +97,7 @@ func TestNested(t *testing.T) {
 	data := archiveOf(t, "\x80\x02}("+utf8("epoch")+"K\x03"+utf8("state_dict")+tensors+utf8("optimizer")+"}u.", fourFloats)
 	path := filepath.Join(t.TempDir(), "pytorch_model.bin")
 	require.NoError(t, os.WriteFile(path, data, 0o600))
-	f, err := Open(path)
+	f, err := open(path)
 	require.NoError(t, err)
 	defer f.Close()
 	require.Equal(t, []string{"the weights are those under state_dict; not read: epoch, optimizer"}, f.Stat().Notes)

@@ -21,6 +21,8 @@ import (
 
 const fixtures = "../../fixtures/torch-bin"
 
+func open(path string) (*file, error) { return format.OpenFile(path, readData) }
+
 // TestCases reads every dtype and view that torch wrote, and compares the bytes
 // with torch's own.
 func TestCases(t *testing.T) {
@@ -28,7 +30,7 @@ func TestCases(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(fixtures, "cases.json"))
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(text, &want))
-	f, err := Open(filepath.Join(fixtures, "cases.bin"))
+	f, err := open(filepath.Join(fixtures, "cases.bin"))
 	require.NoError(t, err)
 	defer f.Close()
 	require.Equal(t, len(want), f.Stat().Tensors)
@@ -58,7 +60,7 @@ func TestRefusedFiles(t *testing.T) {
 		"checkpoint":     "is a directory, not a regular file",
 		"none":           "no such file",
 	} {
-		_, err := Open(filepath.Join(fixtures, name))
+		_, err := open(filepath.Join(fixtures, name))
 		var refused *format.Error
 		require.ErrorAs(t, err, &refused, name)
 		require.ErrorContains(t, err, want, name)
@@ -76,7 +78,7 @@ func TestLookalikes(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "pytorch_model.bin")
 		require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
-		_, err := Open(path)
+		_, err := open(path)
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -249,7 +251,7 @@ func FuzzArchive(f *testing.F) {
 func TestIdentify(t *testing.T) {
 	identity := func(entries ...format.Entry) string {
 		var b bytes.Buffer
-		require.NoError(t, (&File{Directory: format.Directory{Entries: entries}}).Identify(&b))
+		require.NoError(t, (&file{Directory: format.Directory{Entries: entries}}).Identify(&b))
 		return b.String()
 	}
 	one := format.Entry{Info: tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, Offset: 64}

@@ -12,76 +12,76 @@ var moeLayers = []string{"n_routed_experts", "first_k_dense_replace", "moe_layer
 
 // Conditions of the table.
 var (
-	dense  = &When{moeLayers, func(c *config.Config, layer int) bool { return !c.IsMoE(layer) }}
-	moe    = &When{moeLayers, (*config.Config).IsMoE}
-	hashed = &When{[]string{"mlp_layer_types"}, (*config.Config).Hashes}
-	scored = &When{[]string{"mlp_layer_types"}, func(c *config.Config, layer int) bool { return !c.Hashes(layer) }}
-	shared = &When{append(slices.Clip(moeLayers), "n_shared_experts"),
+	dense  = &when{moeLayers, func(c *config.Config, layer int) bool { return !c.IsMoE(layer) }}
+	moe    = &when{moeLayers, (*config.Config).IsMoE}
+	hashed = &when{[]string{"mlp_layer_types"}, (*config.Config).Hashes}
+	scored = &when{[]string{"mlp_layer_types"}, func(c *config.Config, layer int) bool { return !c.Hashes(layer) }}
+	shared = &when{append(slices.Clip(moeLayers), "n_shared_experts"),
 		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.NSharedExperts > 0 }}
 
-	bias   = &When{[]string{"attention_bias"}, func(c *config.Config, _ int) bool { return c.AttentionBias }}
-	wholeQ = &When{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank == 0 }}
-	loraQ  = &When{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank > 0 }}
+	bias   = &when{[]string{"attention_bias"}, func(c *config.Config, _ int) bool { return c.AttentionBias }}
+	wholeQ = &when{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank == 0 }}
+	loraQ  = &when{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank > 0 }}
 
-	loraQBias = &When{[]string{"q_lora_rank", "attention_bias"},
+	loraQBias = &when{[]string{"q_lora_rank", "attention_bias"},
 		func(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }}
 
 	// copied is that of a prediction layer's copy of a weight of the main model, see
 	// Row.Copied: no key of the config says whether a checkpoint has it.
-	copied = &When{nil, func(*config.Config, int) bool { return true }}
+	copied = &when{nil, func(*config.Config, int) bool { return true }}
 
-	tied   = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return c.TieWordEmbeddings }}
-	untied = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }}
+	tied   = &when{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return c.TieWordEmbeddings }}
+	untied = &when{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }}
 )
 
 // Dimensions of the table.
 var (
-	vocab     = Dim{[]string{"vocab_size"}, func(c *config.Config, _ int) int { return c.VocabSize }}
-	hidden    = Dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return c.HiddenSize }}
-	twoHidden = Dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return 2 * c.HiddenSize }}
+	vocab     = dim{[]string{"vocab_size"}, func(c *config.Config, _ int) int { return c.VocabSize }}
+	hidden    = dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return c.HiddenSize }}
+	twoHidden = dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return 2 * c.HiddenSize }}
 
-	denseFF  = Dim{[]string{"intermediate_size"}, func(c *config.Config, _ int) int { return c.IntermediateSize }}
-	expertFF = Dim{[]string{"moe_intermediate_size"}, func(c *config.Config, _ int) int { return c.MoEIntermediateSize }}
-	sharedFF = Dim{[]string{"moe_intermediate_size", "n_shared_experts"},
+	denseFF  = dim{[]string{"intermediate_size"}, func(c *config.Config, _ int) int { return c.IntermediateSize }}
+	expertFF = dim{[]string{"moe_intermediate_size"}, func(c *config.Config, _ int) int { return c.MoEIntermediateSize }}
+	sharedFF = dim{[]string{"moe_intermediate_size", "n_shared_experts"},
 		func(c *config.Config, _ int) int { return c.MoEIntermediateSize * c.NSharedExperts }}
-	routed = Dim{[]string{"n_routed_experts"}, func(c *config.Config, _ int) int { return c.NRoutedExperts }}
+	routed = dim{[]string{"n_routed_experts"}, func(c *config.Config, _ int) int { return c.NRoutedExperts }}
 
 	// DeepseekAttention: HeadDim is hidden_size / num_attention_heads.
-	queries = Dim{[]string{"hidden_size", "num_attention_heads"},
+	queries = dim{[]string{"hidden_size", "num_attention_heads"},
 		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.HeadDim() }}
-	keys = Dim{[]string{"hidden_size", "num_attention_heads", "num_key_value_heads"},
+	keys = dim{[]string{"hidden_size", "num_attention_heads", "num_key_value_heads"},
 		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.HeadDim() }}
 
 	// DeepseekV2Attention.
-	qRank      = Dim{[]string{"q_lora_rank"}, func(c *config.Config, _ int) int { return c.QLoraRank }}
-	kvRank     = Dim{[]string{"kv_lora_rank"}, func(c *config.Config, _ int) int { return c.KVLoraRank }}
-	kvRankRope = Dim{[]string{"kv_lora_rank", "qk_rope_head_dim"},
+	qRank      = dim{[]string{"q_lora_rank"}, func(c *config.Config, _ int) int { return c.QLoraRank }}
+	kvRank     = dim{[]string{"kv_lora_rank"}, func(c *config.Config, _ int) int { return c.KVLoraRank }}
+	kvRankRope = dim{[]string{"kv_lora_rank", "qk_rope_head_dim"},
 		func(c *config.Config, _ int) int { return c.KVLoraRank + c.QKRopeHeadDim }}
-	latentQueries = Dim{[]string{"num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"},
+	latentQueries = dim{[]string{"num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"},
 		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
-	latentKeysValues = Dim{[]string{"num_attention_heads", "qk_nope_head_dim", "v_head_dim"},
+	latentKeysValues = dim{[]string{"num_attention_heads", "qk_nope_head_dim", "v_head_dim"},
 		func(c *config.Config, _ int) int { return c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim) }}
-	latentContext = Dim{[]string{"num_attention_heads", "v_head_dim"},
+	latentContext = dim{[]string{"num_attention_heads", "v_head_dim"},
 		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim }}
 
 	// Heads, of GGUF's column.
-	queryHeads = Dim{[]string{"num_attention_heads"}, func(c *config.Config, _ int) int { return c.NumAttentionHeads }}
-	keyHeads   = Dim{[]string{"num_key_value_heads"}, func(c *config.Config, _ int) int { return c.NumKeyValueHeads }}
+	queryHeads = dim{[]string{"num_attention_heads"}, func(c *config.Config, _ int) int { return c.NumAttentionHeads }}
+	keyHeads   = dim{[]string{"num_key_value_heads"}, func(c *config.Config, _ int) int { return c.NumKeyValueHeads }}
 )
 
 // What GGUF's column has.
 
 // stored is a tensor with the elements as they lie.
-func stored(name string) GGUF { return GGUF{Name: name} }
+func stored(name string) gguf { return gguf{Name: name} }
 
 // split is pieces, or in older files one tensor.
-func split(name string, pieces ...GGUFPiece) GGUF { return GGUF{name, pieces} }
+func split(name string, pieces ...ggufPiece) gguf { return gguf{name, pieces} }
 
 // rotated has the rows of each head paired as RoPE rotates them in llama.cpp: row i of the
 // first half of the head, then row i of the second. DeepseekModel.permute of
 // conversion/deepseek.py.
-func rotated(name string, heads Dim) GGUF {
-	return GGUF{Pieces: []GGUFPiece{{name, func(c *config.Config, shape []int) Order {
+func rotated(name string, heads dim) gguf {
+	return gguf{Pieces: []ggufPiece{{name, func(c *config.Config, shape []int) Order {
 		n, width := int64(heads.Size(c, -1)), int64(1)
 		if len(shape) > 1 {
 			width = int64(shape[1])
@@ -102,8 +102,8 @@ func latentSizes(c *config.Config) (heads, nope, value, rank int64) {
 
 // latentKeys has of kv_b_proj the rows that make keys, those of each head transposed:
 // [heads, kv_lora_rank, qk_nope_head_dim].
-func latentKeys(name string) GGUFPiece {
-	return GGUFPiece{name, func(c *config.Config, _ []int) Order {
+func latentKeys(name string) ggufPiece {
+	return ggufPiece{name, func(c *config.Config, _ []int) Order {
 		heads, nope, value, rank := latentSizes(c)
 		return Order{Shape: []int{int(heads), int(rank), int(nope)},
 			View: view([]int64{heads, rank, nope}, (nope+value)*rank, 1, rank)}
@@ -111,8 +111,8 @@ func latentKeys(name string) GGUFPiece {
 }
 
 // latentValues has of kv_b_proj the rows that make values: [heads, v_head_dim, kv_lora_rank].
-func latentValues(name string) GGUFPiece {
-	return GGUFPiece{name, func(c *config.Config, _ []int) Order {
+func latentValues(name string) ggufPiece {
+	return ggufPiece{name, func(c *config.Config, _ []int) Order {
 		heads, nope, value, rank := latentSizes(c)
 		return Order{Shape: []int{int(heads), int(value), int(rank)}, First: nope * rank,
 			View: view([]int64{heads, value, rank}, (nope+value)*rank, rank, 1)}

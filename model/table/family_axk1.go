@@ -15,5 +15,5 @@ const postMLPNorm = "model.layers.{l}.post_mlp_layernorm.weight"
 // expertsNormed puts the row of the norm behind the experts after those of its layer.
 func expertsNormed(rows []Row) []Row {
 	last := slices.IndexFunc(rows, func(r Row) bool { return r.Role == PostAttentionLayernorm })
-	return slices.Insert(rows, last+1, Row{postMLPNorm, Norms, PostMLPLayernorm, moe, []Dim{hidden}, GGUF{}})
+	return slices.Insert(rows, last+1, Row{postMLPNorm, Norms, PostMLPLayernorm, moe, []dim{hidden}, gguf{}})
 }

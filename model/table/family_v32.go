@@ -23,26 +23,26 @@ func indexedRows() (rows []Row) {
 
 // indexer is DeepseekV32Indexer.
 var indexer = []Row{
-	{"model.layers.{l}.self_attn.indexer.wq_b.weight", Indexer, WQB, indexes, []Dim{indexQueries, qRank},
+	{"model.layers.{l}.self_attn.indexer.wq_b.weight", Indexer, WQB, indexes, []dim{indexQueries, qRank},
 		stored("blk.{l}.indexer.attn_q_b.weight")},
-	{"model.layers.{l}.self_attn.indexer.wk.weight", Indexer, WK, indexes, []Dim{indexWidth, hidden},
+	{"model.layers.{l}.self_attn.indexer.wk.weight", Indexer, WK, indexes, []dim{indexWidth, hidden},
 		stored("blk.{l}.indexer.attn_k.weight")},
-	{"model.layers.{l}.self_attn.indexer.k_norm.weight", Indexer, KNorm, indexes, []Dim{indexWidth},
+	{"model.layers.{l}.self_attn.indexer.k_norm.weight", Indexer, KNorm, indexes, []dim{indexWidth},
 		stored("blk.{l}.indexer.k_norm.weight")},
-	{"model.layers.{l}.self_attn.indexer.k_norm.bias", Indexer, KNormBias, indexes, []Dim{indexWidth},
+	{"model.layers.{l}.self_attn.indexer.k_norm.bias", Indexer, KNormBias, indexes, []dim{indexWidth},
 		stored("blk.{l}.indexer.k_norm.bias")},
-	{"model.layers.{l}.self_attn.indexer.weights_proj.weight", Indexer, WeightsProj, indexes, []Dim{indexHeads, hidden},
+	{"model.layers.{l}.self_attn.indexer.weights_proj.weight", Indexer, WeightsProj, indexes, []dim{indexHeads, hidden},
 		stored("blk.{l}.indexer.proj.weight")},
 }
 
 // indexes is the condition of a layer with an indexer of its own.
-var indexes = &When{[]string{"indexer_types"},
+var indexes = &when{[]string{"indexer_types"},
 	func(c *config.Config, layer int) bool { return c.IndexerOf(layer) == layer }}
 
 // Dimensions of the indexer.
 var (
-	indexWidth   = Dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return c.IndexHeadDim }}
-	indexHeads   = Dim{[]string{"index_n_heads"}, func(c *config.Config, _ int) int { return c.IndexNHeads }}
-	indexQueries = Dim{[]string{"index_n_heads", "index_head_dim"},
+	indexWidth   = dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return c.IndexHeadDim }}
+	indexHeads   = dim{[]string{"index_n_heads"}, func(c *config.Config, _ int) int { return c.IndexNHeads }}
+	indexQueries = dim{[]string{"index_n_heads", "index_head_dim"},
 		func(c *config.Config, _ int) int { return c.IndexNHeads * c.IndexHeadDim }}
 )

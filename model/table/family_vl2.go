@@ -11,7 +11,7 @@ import (
 var familyVL2 = Family{
 	ModelTypes: []string{"deepseek_vl_v2"},
 	Rows: eitherAttention(latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router,
-		EScoreCorrectionBias, biased, []Dim{routed}, stored("blk.{l}.exp_probs_b.bias")})),
+		EScoreCorrectionBias, biased, []dim{routed}, stored("blk.{l}.exp_probs_b.bias")})),
 	Ignored: familyV1.Ignored,
 }
 
@@ -21,10 +21,10 @@ func eitherAttention(latent []Row) (rows []Row) {
 	for _, row := range latent {
 		switch {
 		case row.Role == QProj:
-			row.Shape = []Dim{headQueries, hidden}
+			row.Shape = []dim{headQueries, hidden}
 			rows = append(append(rows, row), plainAttention()...)
 		case row.Role == OProj:
-			row.Shape = []Dim{hidden, headContext}
+			row.Shape = []dim{hidden, headContext}
 			rows = append(rows, row)
 		case row.Role == OProjBias || row.Module != Attention && row.Role != KVALayernorm:
 			rows = append(rows, row)
@@ -49,23 +49,23 @@ func plainAttention() (rows []Row) {
 }
 
 // and returns the condition that both hold; a may be nil.
-func and(a, b *When) *When {
+func and(a, b *when) *when {
 	if a == nil {
 		return b
 	}
-	return &When{slices.Concat(a.Keys, b.Keys),
+	return &when{slices.Concat(a.Keys, b.Keys),
 		func(c *config.Config, layer int) bool { return a.Holds(c, layer) && b.Holds(c, layer) }}
 }
 
 // Conditions and dimensions of the table.
 var (
-	latentOnly = &When{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return c.LatentAttention() }}
-	plainOnly  = &When{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return !c.LatentAttention() }}
-	biased     = &When{append(slices.Clip(moeLayers), "topk_method"),
+	latentOnly = &when{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return c.LatentAttention() }}
+	plainOnly  = &when{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return !c.LatentAttention() }}
+	biased     = &when{append(slices.Clip(moeLayers), "topk_method"),
 		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.TopKMethod == "noaux_tc" }}
 
 	headWidths  = []string{"hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "use_mla"}
-	headQueries = Dim{headWidths, func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
-	headContext = Dim{[]string{"hidden_size", "num_attention_heads", "use_mla", "v_head_dim"},
+	headQueries = dim{headWidths, func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+	headContext = dim{[]string{"hidden_size", "num_attention_heads", "use_mla", "v_head_dim"},
 		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
 )

@@ -5,20 +5,20 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// GGUF says where the files of llama.cpp have a weight: under the names of
+// gguf says where the files of llama.cpp have a weight: under the names of
 // gguf-py/gguf/tensor_mapping.py, in the order that its converter gives the elements.
-type GGUF struct {
+type gguf struct {
 	// Name is the tensor with the weight's elements as they lie; of a routed expert, with
 	// those of all experts of the layer one behind the other. "{l}" stands for a layer.
 	// Empty: no file has one.
 	Name string
 	// Pieces are tensors with the elements in another order, or with a part of them each.
 	// Where they are, the tensor Name is not: they are what is written.
-	Pieces []GGUFPiece
+	Pieces []ggufPiece
 }
 
-// GGUFPiece is a tensor with elements of a weight in an order of its own.
-type GGUFPiece struct {
+// ggufPiece is a tensor with elements of a weight in an order of its own.
+type ggufPiece struct {
 	Name  string // of the tensor; "{l}" stands for a layer
 	order func(c *config.Config, shape []int) Order
 }
@@ -33,4 +33,4 @@ type Order struct {
 }
 
 // Order returns what the piece has of a weight of that shape.
-func (p *GGUFPiece) Order(c *config.Config, shape []int) Order { return p.order(c, shape) }
+func (p *ggufPiece) Order(c *config.Config, shape []int) Order { return p.order(c, shape) }

@@ -43,19 +43,19 @@ type Row struct {
 	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
 	Module Module // that the weight belongs to
 	Role   Role   // of the weight in its module
-	When   *When  // nil: every layer has the weight
-	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]; nil if it is not known
-	GGUF   GGUF   // its tensors in llama.cpp's files
+	When   *when  // nil: every layer has the weight
+	Shape  []dim  // outermost first, as torch has it: [out_features, in_features]; nil if it is not known
+	GGUF   gguf   // its tensors in llama.cpp's files
 }
 
-// When is a condition of the table.
-type When struct {
+// when is a condition of the table.
+type when struct {
 	Keys  []string                               // of config.json: all that Holds depends on
 	Holds func(c *config.Config, layer int) bool // whether layer has the weight; it is -1 for rows without "{l}"
 }
 
-// Dim is a dimension of a weight.
-type Dim struct {
+// dim is a dimension of a weight.
+type dim struct {
 	Keys []string                              // of config.json: all that Size depends on
 	Size func(c *config.Config, layer int) int // number of elements; layer is -1 for rows without "{l}"
 }

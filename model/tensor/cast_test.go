@@ -472,21 +472,21 @@ func TestExact(t *testing.T) {
 		{FP4, BF16, []byte{0x21, 0xf7}, Grid{Scales: []float32{0x1p-127}}, Loss{}},
 		{FP4, F16, []byte{0x21, 0xf7}, Grid{Scales: []float32{0x1p-25}}, Loss{Flushed: 2}}, // 2^-26, 2^-25
 		{FP4, BF16, []byte{0x21, 0xf7}, Grid{Scales: []float32{0x1p126}}, Loss{Overflow: 2}},
-		{PackedINT4, BF16, []byte{0x7f}, Grid{Scales: []float32{0x1.02p-3}}, Loss{Rounded: 1}}, // 7 times 8 bits, -1
-		{NVFP4, F32, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{true}}, Loss{Rounded: 3}},
-		{NVFP4, BF16, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{true}}, Loss{Rounded: 3}},
-		{NVFP4, F32, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{false}}, Loss{}},
+		{packedINT4, BF16, []byte{0x7f}, Grid{Scales: []float32{0x1.02p-3}}, Loss{Rounded: 1}}, // 7 times 8 bits, -1
+		{nvfp4, F32, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{true}}, Loss{Rounded: 3}},
+		{nvfp4, BF16, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{true}}, Loss{Rounded: 3}},
+		{nvfp4, F32, []byte{0x20, 0xf1}, Grid{Scales: []float32{0.5}, Rounded: []bool{false}}, Loss{}},
 	} {
 		require.Equal(t, c.want, of(c.f, c.to, c.codes, c.grid), "%s %s %v", c.f.Name, c.to, c.grid)
 	}
 	side := func(v float32) []byte { return binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)) }
 	for _, c := range []struct {
-		second SecondScale
+		second secondScale
 		by     float32
 		want   []bool
 	}{
-		{Multiplied, 0x1p-9, []bool{false, false}}, {Multiplied, nearly, []bool{false, true}}, {Multiplied, 0x1p-149, []bool{true, true}},
-		{Divided, 448, []bool{true, true}}, {Divided, 0.25, []bool{false, false}}, {Divided, 0, []bool{true, true}},
+		{multiplied, 0x1p-9, []bool{false, false}}, {multiplied, nearly, []bool{false, true}}, {multiplied, 0x1p-149, []bool{true, true}},
+		{divided, 448, []bool{true, true}}, {divided, 0.25, []bool{false, false}}, {divided, 0, []bool{true, true}},
 	} {
 		s := Scaling{Scales: F8E4M3, Second: c.second, Blocks: Blocks{1, 32, 1, 16}}
 		g, err := s.Grid([][]byte{{0x30, 0x3f}, side(c.by)}, 0) // 0.5, 1.875

@@ -8,7 +8,7 @@ import (
 )
 
 // Form is a stored form: which tensors a weight lies in, and which numbers its elements stand
-// for. Every dtype has one: Plain, SelfScaled or a form with scales. A new form with scales is a
+// for. Every dtype has one: Plain, selfScaled or a form with scales. A new form with scales is a
 // value here and an entry of scaled; the rest is its quantization_config, which package config
 // reads, and how the kernels decode its codes.
 type Form struct {
@@ -26,7 +26,7 @@ type Form struct {
 	In      []DType            // dtypes that files hold several codes in; nil: they have that of the codes
 	Block   [2]int             // rows and columns that share a scale; zero: the config says it
 	Scales  DType              // the dtype of scales that are made
-	Second  SecondScale        // what the scales are put through
+	Second  secondScale        // what the scales are put through
 	Largest float32            // the largest magnitude of a code
 	Nearest func(float32) byte // the code nearest to a number, ties to even; beyond Largest, that of Largest; may be nil
 	values  []float64          // of all codes, by the definition of their dtype
@@ -39,41 +39,41 @@ type Form struct {
 // The forms without scales, and FP8 as DeepSeek-V3 is published.
 var (
 	Plain      = &Form{Name: "plain"}
-	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32}
+	selfScaled = &Form{Name: "blocks of GGUF", Numbers: F32}
 	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F8E4M3, Scales: F32,
 		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3(), encode: encodeE4M3}
 )
 
 // Forms of codes of four bits.
 var (
-	// PackedINT4 is pack-quantized of compressed-tensors: integers from -8 on, stored with 8 added.
-	PackedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart, ShapePart},
+	// packedINT4 is pack-quantized of compressed-tensors: integers from -8 on, stored with 8 added.
+	packedINT4 = &Form{Name: "INT4", Method: "pack-quantized", Numbers: F32, Parts: []string{scalePart, ShapePart},
 		Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 8, values: valuesINT4[:]}
-	// PackedZeros is PackedINT4 with a zero beside each scale.
-	PackedZeros = &Form{Name: "INT4 with zeros", Method: "pack-quantized, asymmetric", Numbers: F32,
+	// packedZeros is packedINT4 with a zero beside each scale.
+	packedZeros = &Form{Name: "INT4 with zeros", Method: "pack-quantized, asymmetric", Numbers: F32,
 		Parts: []string{scalePart, ZerosPart, ShapePart}, Codes: INT4, Scales: BF16, Own: "weight_packed", In: []DType{I32}, Largest: 15,
 		values: valuesINT4[:]}
 	// FP4 is E2M1 with a power of two for 32 numbers, as experts of DeepSeek-V4 have it beside FP8.
 	FP4 = &Form{Name: "FP4", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F4, Scales: F8E8M0,
 		In: []DType{I8, U8}, Block: [2]int{1, 32}, Largest: 6, values: valuesE2M1[:]}
-	// PackedMXFP4 is FP4 as compressed-tensors writes it.
-	PackedMXFP4 = &Form{Name: "MXFP4", Method: "mxfp4-pack-quantized", Numbers: F32, Parts: []string{scalePart}, Codes: F4,
+	// packedMXFP4 is FP4 as compressed-tensors writes it.
+	packedMXFP4 = &Form{Name: "MXFP4", Method: "mxfp4-pack-quantized", Numbers: F32, Parts: []string{scalePart}, Codes: F4,
 		Scales: F8E8M0, Own: "weight_packed", In: []DType{U8}, Block: [2]int{1, 32}, Largest: 6, values: valuesE2M1[:]}
-	// PackedNVFP4 and NVFP4 are E2M1 with an E4M3 scale for 16 numbers and one of the tensor, which
+	// packedNVFP4 and nvfp4 are E2M1 with an E4M3 scale for 16 numbers and one of the tensor, which
 	// compressed-tensors divides by and ModelOpt multiplies with.
-	PackedNVFP4 = &Form{Name: "NVFP4", Method: "nvfp4-pack-quantized", Numbers: F32,
+	packedNVFP4 = &Form{Name: "NVFP4", Method: "nvfp4-pack-quantized", Numbers: F32,
 		Parts: []string{scalePart, "_global_scale"}, Codes: F4, Scales: F8E4M3, Own: "weight_packed",
-		In: []DType{U8}, Block: [2]int{1, 16}, Second: Divided, Largest: 6, values: valuesE2M1[:]}
-	NVFP4 = &Form{Name: "NVFP4", Method: "nvfp4", Numbers: F32, Parts: []string{scalePart, "_scale_2"}, Codes: F4,
-		Scales: F8E4M3, In: []DType{U8}, Block: [2]int{1, 16}, Second: Multiplied, Largest: 6, values: valuesE2M1[:]}
+		In: []DType{U8}, Block: [2]int{1, 16}, Second: divided, Largest: 6, values: valuesE2M1[:]}
+	nvfp4 = &Form{Name: "NVFP4", Method: "nvfp4", Numbers: F32, Parts: []string{scalePart, "_scale_2"}, Codes: F4,
+		Scales: F8E4M3, In: []DType{U8}, Block: [2]int{1, 16}, Second: multiplied, Largest: 6, values: valuesE2M1[:]}
 
 	// AWQ and GPTQ are integers with a zero beside each scale, which lie transposed. GPTQ's first version stores
 	// zeros less 1. Under desc_act each column names its group.
-	AWQ           = transposed("AWQ", "awq", layout{interleaved: true})
-	GPTQ          = transposed("GPTQ", "gptq", layout{above: 1})
-	GPTQv2        = transposed("GPTQ v2", "gptq_v2", layout{})
-	GPTQDescAct   = transposed("GPTQ", "gptq, desc_act", layout{above: 1, ordered: true})
-	GPTQv2DescAct = transposed("GPTQ v2", "gptq_v2, desc_act", layout{ordered: true})
+	awq           = transposed("AWQ", "awq", layout{interleaved: true})
+	gptq          = transposed("GPTQ", "gptq", layout{above: 1})
+	gptqV2        = transposed("GPTQ v2", "gptq_v2", layout{})
+	gptqDescAct   = transposed("GPTQ", "gptq, desc_act", layout{above: 1, ordered: true})
+	gptqV2DescAct = transposed("GPTQ v2", "gptq_v2, desc_act", layout{ordered: true})
 )
 
 // transposed returns a form of codes of four bits whose tensors lie transposed.
@@ -87,8 +87,8 @@ func transposed(name, method string, l layout) *Form {
 }
 
 // scaled lists the forms with scales. The first of a dtype of codes stands for all of it.
-var scaled = []*Form{FP8, PackedINT4, PackedZeros, AWQ, GPTQ, GPTQv2, GPTQDescAct, GPTQv2DescAct, FP4, PackedMXFP4,
-	PackedNVFP4, NVFP4}
+var scaled = []*Form{FP8, packedINT4, packedZeros, awq, gptq, gptqV2, gptqDescAct, gptqV2DescAct, FP4, packedMXFP4,
+	packedNVFP4, nvfp4}
 
 // beside lists how files name tensors beside a weight, by the end of their names, and what of the form
 // that is, behind the weight's name. method is the only one that has it; "" for all.
@@ -108,7 +108,7 @@ var beside = []struct{ stored, part, method string }{
 // Form returns the stored form of weights whose elements are of dtype d.
 func (d DType) Form() *Form {
 	if d.Blocked() {
-		return SelfScaled
+		return selfScaled
 	}
 	for _, f := range scaled {
 		if f.Codes == d {

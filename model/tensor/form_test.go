@@ -10,7 +10,7 @@ import (
 func TestForms(t *testing.T) {
 	for d := Invalid; int(d) < len(dtypes); d++ {
 		f := d.Form()
-		require.Equal(t, d.Blocked(), f == SelfScaled, d)
+		require.Equal(t, d.Blocked(), f == selfScaled, d)
 		require.Equal(t, d.Scaled(), f.Codes == d && d != Invalid, d)
 	}
 	require.Equal(t, FP8, FormOf("fp8"))
@@ -23,7 +23,7 @@ func TestForms(t *testing.T) {
 		require.Equal(t, info.Name, "x.weight"+part)
 		require.Equal(t, i == 0, part == "")
 	}
-	for _, f := range []*Form{AWQ, GPTQ} {
+	for _, f := range []*Form{awq, gptq} {
 		for i, info := range f.Tensors("x.weight", []int{64, 128}, BF16, [2]int{1, 32}) {
 			got, part, form, places := PartOf(info, f.Method)
 			require.Equal(t, info.Name, f.PartName("x.weight", part))

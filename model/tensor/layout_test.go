@@ -24,19 +24,19 @@ func TestPlaces(t *testing.T) {
 		shape []int
 		at    func(element int) uint32 // the code of an element of the matrix as its form has it
 	}{
-		{AWQ, "x.qweight", []int{cols, rows / 8}, func(e int) uint32 {
+		{awq, "x.qweight", []int{cols, rows / 8}, func(e int) uint32 {
 			o, i := e/cols, e%cols
 			return word(i*rows/8+o/8) >> (4 * inWord[o%8]) & 15
 		}},
-		{GPTQ, "x.qweight", []int{cols / 8, rows}, func(e int) uint32 {
+		{gptq, "x.qweight", []int{cols / 8, rows}, func(e int) uint32 {
 			o, i := e/cols, e%cols
 			return word(i/8*rows+o) >> (i % 8 * 4) & 15
 		}},
-		{AWQ, "x.qzeros", []int{groups, rows / 8}, func(e int) uint32 { // I32 [rows/8, groups] of eight rows each
+		{awq, "x.qzeros", []int{groups, rows / 8}, func(e int) uint32 { // I32 [rows/8, groups] of eight rows each
 			v, g, k := e/8/groups, e/8%groups, e%8
 			return word(g*rows/8+v) >> (4 * inWord[k]) & 15
 		}},
-		{GPTQv2, "x.qzeros", []int{groups, rows / 8}, func(e int) uint32 {
+		{gptqV2, "x.qzeros", []int{groups, rows / 8}, func(e int) uint32 {
 			v, g, k := e/8/groups, e/8%groups, e%8
 			return word(g*rows/8+v) >> (4 * k) & 15
 		}},
@@ -53,7 +53,7 @@ func TestPlaces(t *testing.T) {
 			}
 		}
 	}
-	_, _, _, p := PartOf(Info{"x.scales", F16, []int{groups, rows}}, AWQ.Method)
+	_, _, _, p := PartOf(Info{"x.scales", F16, []int{groups, rows}}, awq.Method)
 	got := p.Part(nil, data, 2*groups, 8*groups, p.Pick)
 	for e := range 3 * groups {
 		o, g := 1+e/groups, e%groups
@@ -77,13 +77,13 @@ func TestOrderedColumns(t *testing.T) {
 		order []byte
 		want  string
 	}{
-		{GPTQv2, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "[1 2] [0 7]"},
-		{GPTQ, []byte{8, 0, 0, 0, 14, 0, 0, 0}, index(0, 0, 1, 1), "[1 2] [1 7]"},
-		{GPTQ, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "a zero is stored as 15, less 1"},
-		{GPTQv2, make([]byte, 8), index(0, 1, 1, 0), "g_idx: column 1 is of group 1, but without desc_act"},
-		{GPTQv2DescAct, make([]byte, 8), index(0, 1, 1, 0), "[1 2 2 1] [-8 -8 -8 -8]"},
-		{GPTQv2DescAct, make([]byte, 8), index(0, 1, 2, 0), "g_idx: column 2 is of group 2: there are 2"},
-		{GPTQv2DescAct, make([]byte, 8), index(0, -1, 1, 0), "g_idx: column 1 is of group -1: there are 2"},
+		{gptqV2, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "[1 2] [0 7]"},
+		{gptq, []byte{8, 0, 0, 0, 14, 0, 0, 0}, index(0, 0, 1, 1), "[1 2] [1 7]"},
+		{gptq, []byte{8, 0, 0, 0, 15, 0, 0, 0}, index(0, 0, 1, 1), "a zero is stored as 15, less 1"},
+		{gptqV2, make([]byte, 8), index(0, 1, 1, 0), "g_idx: column 1 is of group 1, but without desc_act"},
+		{gptqV2DescAct, make([]byte, 8), index(0, 1, 1, 0), "[1 2 2 1] [-8 -8 -8 -8]"},
+		{gptqV2DescAct, make([]byte, 8), index(0, 1, 2, 0), "g_idx: column 2 is of group 2: there are 2"},
+		{gptqV2DescAct, make([]byte, 8), index(0, -1, 1, 0), "g_idx: column 1 is of group -1: there are 2"},
 	} {
 		s := c.form.Scaling(F16, Blocks{1, 4, 1, 2}, true, Invalid)
 		g, err := s.Grid([][]byte{one, c.zeros, c.order}, 0)

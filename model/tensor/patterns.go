@@ -11,13 +11,13 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// PatternCount is how many patterns 16 bits have.
-const PatternCount = 1 << 16
+// patternCount is how many patterns 16 bits have.
+const patternCount = 1 << 16
 
 // Patterns counts the patterns of F16 or BF16 elements, at most 2^32 - 1 until Take. It is
 // for one goroutine.
 type Patterns struct {
-	lanes [2][PatternCount]uint32 // two, so that equal neighbours need not wait for each other
+	lanes [2][patternCount]uint32 // two, so that equal neighbours need not wait for each other
 }
 
 // Add counts the elements of data, whole ones of 16 bits.
@@ -47,7 +47,7 @@ func LargestFinite(data []byte, d DType) float32 {
 }
 
 // Take adds the counts to sums, and forgets them.
-func (p *Patterns) Take(sums *[PatternCount]int64) {
+func (p *Patterns) Take(sums *[patternCount]int64) {
 	even, odd := &p.lanes[0], &p.lanes[1]
 	for i := range even {
 		if even[i]|odd[i] != 0 {
@@ -58,9 +58,9 @@ func (p *Patterns) Take(sums *[PatternCount]int64) {
 }
 
 // PatternValues returns what each of the patterns of F16 or BF16 stands for.
-func PatternValues(d DType) *[PatternCount]float32 {
+func PatternValues(d DType) *[patternCount]float32 {
 	f, _ := d.Format()
-	values := new([PatternCount]float32)
+	values := new([patternCount]float32)
 	for i := range values {
 		values[i] = patternValue(uint16(i), f)
 	}

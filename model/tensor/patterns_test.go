@@ -42,7 +42,7 @@ func TestPatterns(t *testing.T) {
 		values := PatternValues(d)
 		for _, n := range []int{0, 1, 2, 3, 15, 16, 17, 31, 33, 1000, 100_003} {
 			data := elements16(n, d)
-			want, largest := new([PatternCount]int64), float32(0)
+			want, largest := new([patternCount]int64), float32(0)
 			decoded, err := Tensor{DType: d, Shape: []int{n}, Data: data}.Float32s(nil)
 			require.NoError(t, err)
 			for i := range n {
@@ -56,7 +56,7 @@ func TestPatterns(t *testing.T) {
 				}
 			}
 			var p Patterns
-			got := new([PatternCount]int64)
+			got := new([patternCount]int64)
 			cut := n / 3 * 2
 			p.Add(data[:cut])
 			p.Add(data[cut:])

@@ -6,19 +6,19 @@ import (
 	"fmt"
 )
 
-// SecondScale is what scales are put through before they are used: a number of the whole tensor that
+// secondScale is what scales are put through before they are used: a number of the whole tensor that
 // they are multiplied with or divided by, in F32.
-type SecondScale string
+type secondScale string
 
 // The second scales; the zero value is none.
 const (
-	Multiplied SecondScale = "multiplied"
-	Divided    SecondScale = "divided"
+	multiplied secondScale = "multiplied"
+	divided    secondScale = "divided"
 )
 
 // apply puts a scale through the second one, and reports whether the result is rounded.
-func (s SecondScale) apply(scale, second float32) (result float32, rounded bool) {
-	if s == Divided {
+func (s secondScale) apply(scale, second float32) (result float32, rounded bool) {
+	if s == divided {
 		result = scale / second
 		return result, float64(result)*float64(second) != float64(scale)
 	}
@@ -33,7 +33,7 @@ func (s SecondScale) apply(scale, second float32) (result float32, rounded bool)
 // with the scale and zero of the code's block. Each of both products is rounded to F32.
 type Scaling struct {
 	Scales DType       `json:"scales"`                 // dtype of the scales, a row for each row of blocks
-	Second SecondScale `json:"second_scale,omitempty"` // of an F32; the second side
+	Second secondScale `json:"second_scale,omitempty"` // of an F32; the second side
 	// Zeros says that the next side has zeros, INT4 in I32 along the rows of the grid.
 	Zeros bool `json:"zeros,omitempty"`
 	Above int  `json:"above,omitempty"` // what is added to a stored zero

@@ -16,7 +16,7 @@ import (
 const (
 	jobBytes     = 8 << 20
 	TileBytes    = 256 << 10     // of a tile as it is stored
-	TileElements = TileBytes / 4 // of a tile of float32
+	tileElements = TileBytes / 4 // of a tile of float32
 )
 
 // Reading reads weights with several workers, counts the bytes and stops when its context ends. Its memory
@@ -148,7 +148,7 @@ func (r *Reading) Numbers(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]floa
 	return func(yield func([]float32, error) bool) {
 		s := r.Stream(src, w)
 		defer r.Release(s)
-		for _, err := range r.Tiles(at, n, TileElements, s) {
+		for _, err := range r.Tiles(at, n, tileElements, s) {
 			var values []float32
 			if err == nil {
 				values, err = s.Values()

@@ -45,7 +45,7 @@ func TestSides(t *testing.T) {
 		m := whole()
 		change(m)
 		c := &config.Config{ModelType: "deepseek_v3",
-			Quantization: config.Quantization{Method: tensor.PackedZeros.Method, Block: [2]int{1, 32}}}
+			Quantization: config.Quantization{Method: "pack-quantized, asymmetric", Block: [2]int{1, 32}}}
 		w := New(c, m).Find("w.weight")
 		require.NotNil(t, w)
 		if cause != "" {
@@ -81,7 +81,7 @@ func TestWrongShapes(t *testing.T) {
 		m[name+".weight_shape"] = s
 	}
 	c := &config.Config{ModelType: "deepseek_v3",
-		Quantization: config.Quantization{Method: tensor.PackedINT4.Method, Block: [2]int{1, 32}}}
+		Quantization: config.Quantization{Method: "pack-quantized", Block: [2]int{1, 32}}}
 	set, causes := New(c, m), map[string]string{}
 	for _, w := range set.WrongShapes(Mapped(m)) {
 		causes[w.Got.Name] = w.Cause

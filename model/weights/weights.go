@@ -193,7 +193,7 @@ func (e *ScalesError) Error() string {
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
 	f := table.FamilyOf(c)
-	info, part, _, _ := partOf(f, tensor.Info{Name: Unprefixed(c, stored)}, c.Quantization.Method)
+	info, part, _, _ := partOf(f, tensor.Info{Name: unprefixed(c, stored)}, c.Quantization.Method)
 	name := strings.TrimSuffix(info.Name, part)
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
@@ -304,7 +304,7 @@ func New(c *config.Config, h Headers) *Set {
 	}
 	for stored := range h.Tensors() {
 		info := stored
-		if info.Name = Unprefixed(c, info.Name); !strings.HasPrefix(info.Name, "lm_head.") {
+		if info.Name = unprefixed(c, info.Name); !strings.HasPrefix(info.Name, "lm_head.") {
 			info.Name = prefix + info.Name
 		}
 		s.take(info, stored.Name)
@@ -377,9 +377,9 @@ func (s *Set) StoredName(c *config.Config, name string) string {
 // family has no namings.
 func (s *Set) Nearest(stored string) string { return s.family.Nearest(stored, s.namings) }
 
-// Unprefixed returns the table's name of a stored tensor: without the prefix that c gives the language
+// unprefixed returns the table's name of a stored tensor: without the prefix that c gives the language
 // model's, and of the family's own where files call it otherwise. Other names stay.
-func Unprefixed(c *config.Config, stored string) string {
+func unprefixed(c *config.Config, stored string) string {
 	if f := table.FamilyOf(c); f.Namings != nil {
 		name, _ := f.Spell(c, stored)
 		return name

@@ -115,9 +115,9 @@ func requireSameBytes(t *testing.T, src string) {
 	var want map[string][32]byte
 	manifest := ""
 	for _, goroutines := range []int{1, 2, 8} {
-		for _, memory := range []int64{0, MinMemory} {
+		for _, memory := range []int64{0, minMemory} {
 			var fail func(call, path string) error
-			if memory == MinMemory {
+			if memory == minMemory {
 				fail = refuseDirect
 			}
 			for _, unverified := range []bool{false, true} {
@@ -1139,7 +1139,7 @@ func TestSettings(t *testing.T) {
 	require.ErrorContains(t, Settings{Memory: 1000}.Check(), "are too few")
 	require.NoError(t, Settings{}.Check())
 	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
-	for _, memory := range []int64{MinMemory, DefaultMemory} {
+	for _, memory := range []int64{minMemory, DefaultMemory} {
 		for _, goroutines := range []int{1, 8, 1000} {
 			h := newShape(p, Settings{Memory: memory, IO: goroutines}, false)
 			require.Positive(t, h.workers)

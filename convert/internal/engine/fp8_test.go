@@ -74,7 +74,7 @@ func TestFP8Tensors(t *testing.T) {
 	t.Parallel()
 	p, src := fp8Plan(t)
 	var first []LostTensor
-	for _, s := range []Settings{{IO: 1, Compute: 1, Memory: MinMemory}, {IO: 3, Compute: 2}, {IO: 2, Unverified: true}} {
+	for _, s := range []Settings{{IO: 1, Compute: 1, Memory: minMemory}, {IO: 3, Compute: 2}, {IO: 2, Unverified: true}} {
 		s.Disk = inMemory().Disk
 		dst := filepath.Join(t.TempDir(), "out")
 		done, err := Run(t.Context(), dst, p, src, s)

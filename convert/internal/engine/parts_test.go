@@ -60,7 +60,7 @@ func TestParts(t *testing.T) {
 		"dequantised":      {small, crashOptions, Settings{}},
 		"copied":           {small, plan.Options{MaxShardBytes: 300_000}, Settings{}},
 		"rounded":          {tiles, plan.Options{DType: tensor.F16, MaxShardBytes: 1_000_000}, Settings{AllowOverflow: true}},
-		"cut in tensors":   {tiles, plan.Options{DType: tensor.F32}, Settings{Memory: MinMemory}},
+		"cut in tensors":   {tiles, plan.Options{DType: tensor.F32}, Settings{Memory: minMemory}},
 		"blocks":           {tiles, plan.Options{Mixture: "q4_k_m"}.Into("m.gguf"), Settings{}},
 		"fused blocks":     {small, plan.Options{Mixture: "q4_k_m"}.Into("m.gguf"), Settings{}},
 		"to FP8":           {fixture.Path(t, "v3/checkpoint"), plan.Options{DType: tensor.F8E4M3}, Settings{}},

@@ -60,7 +60,7 @@ func TestQuantisedTensors(t *testing.T) {
 	want, lost := make([]byte, tensor.Q8_0.Bytes(many)), tensor.Loss{}
 	require.NoError(t, plain.Apply(want, operation.Input{Data: src[:2*many]}, &lost))
 	var first []LostTensor
-	for _, s := range []Settings{{IO: 1, Compute: 1, Memory: MinMemory}, {IO: 3, Compute: 2}} {
+	for _, s := range []Settings{{IO: 1, Compute: 1, Memory: minMemory}, {IO: 3, Compute: 2}} {
 		s.Disk = inMemory().Disk
 		dst := filepath.Join(t.TempDir(), "out")
 		done, err := Run(t.Context(), dst, planned, src, s)

@@ -52,7 +52,7 @@ type Settings struct {
 // The limits of Settings.Memory.
 const (
 	DefaultMemory = 512 << 20
-	MinMemory     = 64 << 20
+	minMemory     = 64 << 20
 )
 
 // DefaultIO is the number of tensors in transit to or from the disk at once.
@@ -82,8 +82,8 @@ func (s Settings) Check() error {
 	if s.Part.N > plan.MaxParts {
 		return fmt.Errorf("part %d of %d: an output has at most %d parts", s.Part.I, s.Part.N, plan.MaxParts)
 	}
-	if s.Memory != 0 && s.Memory < MinMemory {
-		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(MinMemory))
+	if s.Memory != 0 && s.Memory < minMemory {
+		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(minMemory))
 	}
 	return nil
 }
