@@ -8,36 +8,14 @@ import (
 )
 
 // v2Defaults are the defaults of transformers' DeepseekV2Config.
-var v2Defaults = Config{
-	ModelType:             "deepseek_v2",
-	VocabSize:             102400,
-	HiddenSize:            4096,
-	IntermediateSize:      11008,
-	MoEIntermediateSize:   1407,
-	NumHiddenLayers:       32,
-	NumAttentionHeads:     32,
-	NumKeyValueHeads:      0, // null: num_attention_heads
-	NSharedExperts:        2,
-	NRoutedExperts:        64,
-	MoELayerFreq:          1,
-	ScoringFunc:           "softmax",
-	TopKMethod:            "greedy",
-	AuxLossAlpha:          0.001,
-	SeqAux:                true,
-	HiddenAct:             "silu",
-	MaxPositionEmbeddings: 2048,
-	InitializerRange:      0.02,
-	RMSNormEps:            1e-6,
-	PretrainingTP:         1,
-	RopeTheta:             10000,
-	KVLoraRank:            512,
-	QLoraRank:             1536,
-	QKNopeHeadDim:         128,
-	QKRopeHeadDim:         64,
-	VHeadDim:              128,
-	RoutedScalingFactor:   1,
-	RopeInterleave:        true,
-	Reference:             Native,
+var v2Defaults = latentDefaults(v1Defaults)
+
+func latentDefaults(c Config) Config {
+	c.ModelType, c.Reference, c.NumHiddenLayers, c.NumKeyValueHeads = "deepseek_v2", Native, 32, 0 // null: num_attention_heads
+	c.NSharedExperts, c.NRoutedExperts, c.TopKMethod = 2, 64, "greedy"
+	c.KVLoraRank, c.QLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim = 512, 1536, 128, 64, 128
+	c.RopeInterleave = true
+	return c
 }
 
 // v3Defaults are the defaults of transformers' DeepseekV3Config.

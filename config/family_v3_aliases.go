@@ -14,41 +14,16 @@ import (
 var kimiK2Defaults = named(v3Defaults, "kimi_k2")
 
 // glm4MoELiteDefaults are the defaults of transformers' Glm4MoeLiteConfig, GLM-4.7-Flash's.
-var glm4MoELiteDefaults = Config{
-	ModelType:             "glm4_moe_lite",
-	VocabSize:             154880,
-	HiddenSize:            2048,
-	IntermediateSize:      10240,
-	MoEIntermediateSize:   1536,
-	NumHiddenLayers:       47,
-	NumAttentionHeads:     20,
-	NumKeyValueHeads:      20,
-	NSharedExperts:        1,
-	NRoutedExperts:        64,
-	NumExpertsPerTok:      4,
-	MoELayerFreq:          1,
-	FirstKDenseReplace:    1, // as without mlp_layer_types
-	NormTopKProb:          true,
-	ScoringFunc:           "sigmoid",
-	TopKMethod:            "noaux_tc",
-	NGroup:                1,
-	TopKGroup:             1,
-	AuxLossAlpha:          0.001,
-	SeqAux:                true,
-	HiddenAct:             "silu",
-	MaxPositionEmbeddings: 202752,
-	InitializerRange:      0.02,
-	RMSNormEps:            1e-5,
-	PretrainingTP:         1,
-	RopeTheta:             10000,
-	KVLoraRank:            512,
-	QLoraRank:             768,
-	QKNopeHeadDim:         192,
-	QKRopeHeadDim:         64,
-	VHeadDim:              256,
-	RoutedScalingFactor:   1.8,
-	RopeInterleave:        true,
-	Reference:             Native,
+var glm4MoELiteDefaults = glm4MoELite(v3Defaults)
+
+func glm4MoELite(c Config) Config {
+	c.ModelType, c.VocabSize, c.HiddenSize, c.NumHiddenLayers = "glm4_moe_lite", 154880, 2048, 47
+	c.IntermediateSize, c.MoEIntermediateSize, c.NumAttentionHeads, c.NumKeyValueHeads = 10240, 1536, 20, 20
+	c.NRoutedExperts, c.NumExpertsPerTok, c.NGroup, c.TopKGroup, c.RoutedScalingFactor = 64, 4, 1, 1, 1.8
+	c.FirstKDenseReplace, c.NumNextNPredictLayers = 1, 0 // as without mlp_layer_types
+	c.MaxPositionEmbeddings, c.RMSNormEps = 202752, 1e-5
+	c.QLoraRank, c.QKNopeHeadDim, c.VHeadDim = 768, 192, 256
+	return c
 }
 
 // glm4MoELiteFields are DeepSeek-V3's, but mlp_layer_types says which layers are dense, and

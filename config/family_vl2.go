@@ -8,34 +8,12 @@ import (
 
 // vl2Defaults are those of the configuration_deepseek.py that is published with DeepSeek-VL2, whose language
 // model's model_type is deepseek_v2 too. topk_method is as it stands there: the gate knows no such method.
-var vl2Defaults = Config{
-	ModelType:             vl2,
-	VocabSize:             102400,
-	HiddenSize:            4096,
-	IntermediateSize:      11008,
-	MoEIntermediateSize:   1407,
-	NumHiddenLayers:       30,
-	NumAttentionHeads:     32,
-	NumKeyValueHeads:      32,
-	MoELayerFreq:          1,
-	ScoringFunc:           "softmax",
-	TopKMethod:            "gready",
-	AuxLossAlpha:          0.001,
-	SeqAux:                true,
-	HiddenAct:             "silu",
-	MaxPositionEmbeddings: 2048,
-	InitializerRange:      0.02,
-	RMSNormEps:            1e-6,
-	PretrainingTP:         1,
-	RopeTheta:             10000,
-	KVLoraRank:            512,
-	QLoraRank:             1536,
-	QKNopeHeadDim:         128,
-	QKRopeHeadDim:         64,
-	VHeadDim:              128,
-	RoutedScalingFactor:   1,
-	RopeInterleave:        true,
-	Reference:             Remote,
+var vl2Defaults = languageDefaults(v2Defaults)
+
+func languageDefaults(c Config) Config {
+	c.ModelType, c.Reference, c.NumHiddenLayers, c.NumKeyValueHeads = vl2, Remote, 30, 32
+	c.NSharedExperts, c.NRoutedExperts, c.TopKMethod = 0, 0, "gready"
+	return c
 }
 
 // vl2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.

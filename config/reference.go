@@ -22,12 +22,20 @@ func (c *Config) HasReference(r Reference) bool {
 }
 
 func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
-	for i := range families {
-		if families[i].defaults.ModelType == c.ModelType {
-			rules, ok = families[i].references[r]
-		}
+	if f := c.family(); f != nil {
+		rules, ok = f.references[r]
 	}
 	return rules, ok
+}
+
+// family returns the family of c's model_type; nil for a model_type without one.
+func (c *Config) family() *family {
+	for i := range families {
+		if families[i].defaults.ModelType == c.ModelType {
+			return &families[i]
+		}
+	}
+	return nil
 }
 
 // As returns c with another reference of its family: see Rules. It fails if the family does not

@@ -10,32 +10,34 @@ import (
 // HasKey reports whether a key of config.json is one that c's family reads, or that c's document has. The keys are the
 // language model's: see Within.
 func (c *Config) HasKey(key string) bool {
-	for _, f := range families {
-		if f.defaults.ModelType == c.ModelType && slices.ContainsFunc(f.fields, func(row field) bool { return row.key == key }) {
-			return true
-		}
+	if c.row(key) != nil {
+		return true
 	}
 	_, has := c.language().values()[key]
 	return has
+}
+
+// row returns the row of a key in the table of c's family; nil without one.
+func (c *Config) row(key string) *field {
+	if f := c.family(); f != nil {
+		if i := slices.IndexFunc(f.fields, func(row field) bool { return row.key == key }); i >= 0 {
+			return &f.fields[i]
+		}
+	}
+	return nil
 }
 
 // Value returns the value in c of a key of config.json, as JSON: the document's value, or the
 // family's default for an absent key. It is nil for a key unknown to the family, and for a key
 // that several fields of Config hold, such as rope_scaling.
 func (c *Config) Value(key string) jsontext.Value {
-	for _, f := range families {
-		if f.defaults.ModelType != c.ModelType {
-			continue
-		}
-		i := slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
-		if i < 0 || f.fields[i].value == nil {
-			return nil
-		}
-		value, err := json.Marshal(f.fields[i].value(c))
-		if err != nil {
-			panic("config: Value: " + key + ": " + err.Error()) // fields are finite numbers, strings and truth values
-		}
-		return value
+	row := c.row(key)
+	if row == nil || row.value == nil {
+		return nil
 	}
-	return nil
+	value, err := json.Marshal(row.value(c))
+	if err != nil {
+		panic("config: Value: " + key + ": " + err.Error()) // fields are finite numbers, strings and truth values
+	}
+	return value
 }
