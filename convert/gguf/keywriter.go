@@ -6,7 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"math"
+	"reflect"
 
 	"dsmoe/config"
 )
@@ -28,55 +28,40 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
+// kindOf has the kinds of the values that put takes, and of elements of lists.
+var kindOf = map[reflect.Kind]kind{reflect.Uint32: u32, reflect.Int32: i32, reflect.Float32: f32, reflect.Bool: boolean,
+	reflect.String: str}
+
 // put writes a pair: a uint32, int32, float32, bool, string, []string, []int32, []float32 or []bool.
 func (w *keyWriter) put(key string, v any) {
+	t := reflect.TypeOf(v)
+	list := t.Kind() == reflect.Slice
+	if list {
+		t = t.Elem()
+	}
+	switch k, known := kindOf[t.Kind()]; {
+	case !known:
+		panic(fmt.Sprintf("gguf: key %s: no type for %T", key, v))
+	case list:
+		w.key(key, array)
+		w.b = binary.LittleEndian.AppendUint32(w.b, uint32(k))
+		w.b = binary.LittleEndian.AppendUint64(w.b, uint64(reflect.ValueOf(v).Len()))
+	default:
+		w.key(key, k)
+	}
 	switch v := v.(type) {
-	case uint32:
-		w.key(key, u32)
-		w.b = binary.LittleEndian.AppendUint32(w.b, v)
-	case int32:
-		w.key(key, i32)
-		w.b = binary.LittleEndian.AppendUint32(w.b, uint32(v))
-	case float32:
-		w.key(key, f32)
-		w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(v))
-	case bool:
-		w.key(key, boolean)
-		w.b = append(w.b, map[bool]byte{true: 1}[v])
 	case string:
-		w.key(key, str)
 		w.b = appendText(w.b, v)
 		if w.texts != nil {
 			w.texts[key] = v
 		}
 	case []string:
-		w.list(key, str, len(v))
 		for _, s := range v {
 			w.b = appendText(w.b, s)
 		}
-	case []int32:
-		w.list(key, i32, len(v))
-		for _, n := range v {
-			w.b = binary.LittleEndian.AppendUint32(w.b, uint32(n))
-		}
-	case []float32:
-		w.list(key, f32, len(v))
-		for _, x := range v {
-			w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(x))
-		}
-	case []bool:
-		w.list(key, boolean, len(v))
-		for _, is := range v {
-			w.b = append(w.b, map[bool]byte{true: 1}[is])
-		}
 	default:
-		panic(fmt.Sprintf("gguf: key %s: no type for %T", key, v))
+		w.b, _ = binary.Append(w.b, binary.LittleEndian, v) // these types give no error
 	}
-}
-
-func (w *keyWriter) list(key string, of kind, n int) {
-	w.key(key, array)
-	w.b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(w.b, uint32(of)), uint64(n))
 }
 
 // of writes a key behind the architecture's name.
