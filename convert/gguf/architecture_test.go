@@ -32,7 +32,7 @@ func TestUnheldModels(t *testing.T) {
 	}
 }
 
-// TestModels: each model that files hold names an architecture that has its network, and is read back from one file only.
+// TestModels: each model that files hold names an architecture with its gate, and each architecture is read as one model.
 func TestModels(t *testing.T) {
 	read := map[string]bool{}
 	for _, m := range models {
@@ -45,7 +45,10 @@ func TestModels(t *testing.T) {
 		if m.class != "" {
 			require.Contains(t, a.scoring, m.scoring)
 			require.False(t, read[m.arch+m.scoring], m.modelType)
-			read[m.arch+m.scoring] = true
+			read[m.arch+m.scoring], read[m.arch] = true, true
 		}
+	}
+	for _, a := range architectures {
+		require.True(t, read[a.name], a.name)
 	}
 }
