@@ -26,9 +26,11 @@ type rule struct {
 	check  func(*Config) error
 }
 
-// fail records a problem of a key, or of a part of it: "key.part".
+// fail records err, unless it is nil, as a problem of a key, or of a part of it: "key.part".
 func (d *decoding) fail(key string, err error) {
-	d.problems = append(d.problems, Problem{Field: key, Cause: err.Error()})
+	if err != nil {
+		d.problems = append(d.problems, Problem{Field: key, Cause: err.Error()})
+	}
 }
 
 // valid reports whether no problem was found with the key or a part of it.
@@ -65,9 +67,7 @@ func (d *decoding) document(key string, value jsontext.Value) (document, bool) {
 		return nil, false
 	}
 	doc, err := readDocument(value)
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 	return doc, err == nil
 }
 
@@ -77,9 +77,7 @@ func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func
 	if v, ok := o[name]; ok {
 		err = read(v)
 	}
-	if err != nil {
-		d.fail(key+"."+name, err)
-	}
+	d.fail(key+"."+name, err)
 }
 
 // ropeForm is the allowed content of a family's rope_scaling and rope_parameters.

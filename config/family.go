@@ -122,8 +122,6 @@ func (d *decoding) checkRules(rules []rule) {
 		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(key) }) {
 			continue
 		}
-		if err := r.check(&d.config); err != nil {
-			d.problems = append(d.problems, Problem{Field: r.fields[0], Cause: err.Error()})
-		}
+		d.fail(r.fields[0], r.check(&d.config))
 	}
 }

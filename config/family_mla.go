@@ -107,9 +107,7 @@ func readNoBias(d *decoding, key string, value jsontext.Value) {
 	if err == nil && has {
 		err = fmt.Errorf("true: biases of the MLPs are not supported, no published model has them")
 	}
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 }
 
 // readHeadDim refuses another head_dim than qk_rope_head_dim, which DeepseekV3Config sets it to:
@@ -123,9 +121,7 @@ func readHeadDim(d *decoding, key string, value jsontext.Value) {
 	if err == nil && d.valid("qk_rope_head_dim") && n != d.config.QKRopeHeadDim {
 		err = fmt.Errorf("%d is not qk_rope_head_dim %d: the reference fails at RoPE's tables", n, d.config.QKRopeHeadDim)
 	}
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 }
 
 // readAutoMap selects the remote reference for a checkpoint with its own code.

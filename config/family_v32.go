@@ -79,9 +79,7 @@ func readInterleaved(d *decoding, key string, value jsontext.Value) {
 	if err == nil && !pairs {
 		err = fmt.Errorf("false: the reference rotates interleaved pairs")
 	}
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 }
 
 // readIndexedLayers refuses layer_types other than layers with indexed attention.
@@ -92,9 +90,7 @@ func readIndexedLayers(d *decoding, key string, value jsontext.Value) {
 			err = fmt.Errorf("layer %d: %s is not indexed_attention", i, quote(t))
 		}
 	}
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 }
 
 // readIndexerFrequency reads index_topk_freq, of which index_skip_topk_offset is a part: layer l has

@@ -89,9 +89,7 @@ func readDenseAgain(d *decoding, key string, value jsontext.Value) {
 	if dense := d.config.FirstKDenseReplace; err == nil && d.valid("mlp_layer_types") && n != dense {
 		err = fmt.Errorf("%d; mlp_layer_types, by which the reference goes, says %d (without it: the first layer)", n, dense)
 	}
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 }
 
 // readWholeRotary refuses a partial_rotary_factor other than 1.
@@ -100,9 +98,7 @@ func readWholeRotary(d *decoding, key string, value jsontext.Value) {
 	if err == nil && x != 1 {
 		err = fmt.Errorf("%s: only 1, the whole of qk_rope_head_dim, is supported", show(value))
 	}
-	if err != nil {
-		d.fail(key, err)
-	}
+	d.fail(key, err)
 }
 
 // axk1Defaults are the defaults of transformers' AXK1Config, A.X-K1's.

@@ -67,7 +67,7 @@ var v4Fields = slices.Concat([]field{
 }, only(mlaFields, "scoring_func", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps",
 	"tie_word_embeddings"), []field{
 	{"q_lora_rank", integer(func(c *Config) *int { return &c.QLoraRank }, 1, maxDim)},
-	{"qk_rope_head_dim", reader{read: readRotaryWidth, value: func(c *Config) any { return c.QKRopeHeadDim }}},
+	{"qk_rope_head_dim", integer(func(c *Config) *int { return &c.QKRopeHeadDim }, 1, maxDim)},
 	{"partial_rotary_factor", reader{read: readRotaryShare}},
 	{"o_groups", integer(func(c *Config) *int { return &c.OGroups }, 1, maxDim)},
 	{"o_lora_rank", integer(func(c *Config) *int { return &c.OLoraRank }, 1, maxDim)},
@@ -116,11 +116,6 @@ func readWidthAgain(d *decoding, key string, value jsontext.Value) {
 			d.config.MoEIntermediateSize)
 	}
 	store(d, key, &d.config.MoEIntermediateSize, func() (int, error) { return n, err })
-}
-
-// readRotaryWidth reads qk_rope_head_dim.
-func readRotaryWidth(d *decoding, key string, value jsontext.Value) {
-	store(d, key, &d.config.QKRopeHeadDim, func() (int, error) { return parseInteger(value, 1, maxDim) })
 }
 
 // readRotaryShare reads partial_rotary_factor, qk_rope_head_dim over head_dim, which it must not contradict.

@@ -60,9 +60,8 @@ var vl2Rules = []rule{
 
 // readLanguageType accepts the one model_type that the language model's configuration has.
 func readLanguageType(d *decoding, key string, value jsontext.Value) {
-	if _, err := parseOneOf(value, "deepseek_v2"); err != nil {
-		d.fail(key, err)
-	}
+	_, err := parseOneOf(value, "deepseek_v2")
+	d.fail(key, err)
 }
 
 // readUseMLA: false means plain attention, transformers' LlamaAttention, whatever the widths of latent

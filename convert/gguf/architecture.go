@@ -170,7 +170,8 @@ func unsayable(c *config.Config) (reasons []string) {
 		"scoring_func is %s: llama.cpp's %s has no such gate", c.ScoringFunc, arch)
 	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
 	if arch == deepseek4 {
-		return append(reasons, unsayableWindowed(c)...)
+		unsayableWindowed(c, refuse)
+		return reasons
 	}
 	if arch == deepseek {
 		normalise, _ := c.TopKWeights()
@@ -200,13 +201,8 @@ func limited(c *config.Config) bool {
 	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
 }
 
-// unsayableWindowed lists why llama.cpp would not load a DeepSeek-V4, or compute something else.
-func unsayableWindowed(c *config.Config) (reasons []string) {
-	refuse := func(is bool, reason string, args ...any) {
-		if is {
-			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
-		}
-	}
+// unsayableWindowed gives refuse the reasons why llama.cpp would not load a DeepSeek-V4, or compute something else.
+func unsayableWindowed(c *config.Config, refuse func(is bool, reason string, args ...any)) {
 	refuse(c.HCMult != 4, "hc_mult is %d: llama.cpp's deepseek4 has 4 streams", c.HCMult)
 	for l := range c.NumHiddenLayers {
 		rate := c.CompressRate(l)
@@ -223,5 +219,4 @@ func unsayableWindowed(c *config.Config) (reasons []string) {
 	refuse(c.TieWordEmbeddings, "tie_word_embeddings is true: llama.cpp's deepseek4 demands a head")
 	refuse(c.NumNextNPredictLayers > 0, "prediction layers are not written: llama.cpp has DeepSeek-V4's in a file of "+
 		"their own; leave out --mtp")
-	return reasons
 }
