@@ -19,42 +19,16 @@ func latentDefaults(c Config) Config {
 }
 
 // v3Defaults are the defaults of transformers' DeepseekV3Config.
-var v3Defaults = Config{
-	ModelType:             "deepseek_v3",
-	VocabSize:             129280,
-	HiddenSize:            7168,
-	IntermediateSize:      18432,
-	MoEIntermediateSize:   2048,
-	NumHiddenLayers:       61,
-	NumAttentionHeads:     128,
-	NumKeyValueHeads:      128,
-	NSharedExperts:        1,
-	NRoutedExperts:        256,
-	NumExpertsPerTok:      8,
-	MoELayerFreq:          1,
-	FirstKDenseReplace:    3,
-	NormTopKProb:          true,
-	ScoringFunc:           "sigmoid",
-	TopKMethod:            "noaux_tc",
-	NGroup:                8,
-	TopKGroup:             4,
-	AuxLossAlpha:          0.001,
-	SeqAux:                true,
-	HiddenAct:             "silu",
-	MaxPositionEmbeddings: 4096,
-	InitializerRange:      0.02,
-	RMSNormEps:            1e-6,
-	PretrainingTP:         1,
-	RopeTheta:             10000,
-	KVLoraRank:            512,
-	QLoraRank:             1536,
-	QKNopeHeadDim:         128,
-	QKRopeHeadDim:         64,
-	VHeadDim:              128,
-	RoutedScalingFactor:   2.5,
-	RopeInterleave:        true,
-	NumNextNPredictLayers: 1,
-	Reference:             Native,
+var v3Defaults = correctedDefaults(v2Defaults)
+
+func correctedDefaults(c Config) Config {
+	c.ModelType, c.VocabSize, c.HiddenSize, c.NumHiddenLayers = "deepseek_v3", 129280, 7168, 61
+	c.IntermediateSize, c.MoEIntermediateSize, c.NumAttentionHeads, c.NumKeyValueHeads = 18432, 2048, 128, 128
+	c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok, c.FirstKDenseReplace = 1, 256, 8, 3
+	c.ScoringFunc, c.TopKMethod, c.NGroup, c.TopKGroup = "sigmoid", "noaux_tc", 8, 4
+	c.NormTopKProb, c.RoutedScalingFactor = true, 2.5
+	c.MaxPositionEmbeddings, c.NumNextNPredictLayers = 4096, 1
+	return c
 }
 
 // mlaFields are the keys of DeepseekV2Config and DeepseekV3Config: the keys of the first

@@ -4,7 +4,8 @@ import (
 	"fmt"
 )
 
-// v1Defaults are the defaults of DeepseekConfig.__init__ (configuration_deepseek.py).
+// v1Defaults are the defaults of DeepseekConfig.__init__ (configuration_deepseek.py). Fields that
+// are not here are 0, false or null.
 var v1Defaults = Config{
 	ModelType:             "deepseek",
 	VocabSize:             102400,
@@ -14,12 +15,7 @@ var v1Defaults = Config{
 	NumHiddenLayers:       30,
 	NumAttentionHeads:     32,
 	NumKeyValueHeads:      32,
-	NSharedExperts:        0,
-	NRoutedExperts:        0,
-	NumExpertsPerTok:      0,
 	MoELayerFreq:          1,
-	FirstKDenseReplace:    0,
-	NormTopKProb:          false,
 	ScoringFunc:           "softmax",
 	AuxLossAlpha:          0.001,
 	SeqAux:                true,
@@ -28,11 +24,7 @@ var v1Defaults = Config{
 	InitializerRange:      0.02,
 	RMSNormEps:            1e-6,
 	PretrainingTP:         1,
-	TieWordEmbeddings:     false,
 	RopeTheta:             10000,
-	RopeScaling:           nil,
-	AttentionBias:         false,
-	TorchDType:            "",
 	RoutedScalingFactor:   1,
 	Reference:             Remote,
 }
