@@ -8,41 +8,6 @@ import (
 	"sync"
 )
 
-// PartSize returns the size of the parts of an object of size bytes: the smallest, unless they would be too many.
-func PartSize(size int64) int64 {
-	const unit = 1 << 20
-	if size <= Default.Part*maxParts {
-		return Default.Part
-	}
-	return (size/maxParts + unit) &^ (unit - 1)
-}
-
-// parts is the memory of parts: those that were sent serve the next ones.
-type parts struct {
-	mu   sync.Mutex
-	free [][]byte
-}
-
-// take returns n bytes of zeros.
-func (p *parts) take(n int64) []byte {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	last := len(p.free) - 1
-	if last < 0 || int64(cap(p.free[last])) < n {
-		return make([]byte, n, max(n, Default.Part))
-	}
-	b := p.free[last][:n]
-	p.free = p.free[:last]
-	clear(b)
-	return b
-}
-
-func (p *parts) give(b []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.free = append(p.free, b)
-}
-
 // Assembly is an upload whose bytes are written in any order, each once. A part stays in memory from its first
 // byte to its last.
 type Assembly struct {
