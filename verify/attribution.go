@@ -38,6 +38,13 @@ func (a *attribution[V]) readings(x *V) []reading[V] {
 	return a.read
 }
 
+// forget drops the operands that the readings of x hold.
+func (a *attribution[V]) forget(x *V) {
+	if a.readings(x) != nil {
+		a.read = nil
+	}
+}
+
 // Names beside those of weights: of RoPE's tables.
 const (
 	mainRotation       = "rotation"

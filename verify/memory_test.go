@@ -1,13 +1,19 @@
 package verify
 
 import (
+	"bytes"
+	"encoding/binary"
+	"math"
 	"runtime"
+	"slices"
 	"testing"
 	"weak"
 
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // TestAttributionKeepsNoValue: the weights of values are known as long as the values, which nothing else keeps.
@@ -18,4 +24,39 @@ func TestAttributionKeepsNoValue(t *testing.T) {
 	runtime.GC()
 	require.Nil(t, dropped.Value())
 	require.Equal(t, []string{"kept"}, a.weights(kept))
+}
+
+// TestReadingsKeepNoOperand: what a norm reads is kept until its stage has been compared, and no longer.
+func TestReadingsKeepNoOperand(t *testing.T) {
+	a := newAttribution[model.Activation](model.NewPlain(model.Options{}), nil, nil)
+	weight := &model.Weight{Name: "norm", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{9}, Data: make([]byte, 36)}}
+	x := &model.Activation{Shape: []int{1, 9}, Values: make([]float32, 9)}
+	operand := weak.Make(x)
+	y := a.RMSNorm(x, weight, 1e-6)
+	x = nil
+	runtime.GC()
+	require.NotNil(t, operand.Value())
+	require.Len(t, a.readings(y), 1)
+	a.forget(y)
+	runtime.GC()
+	require.Nil(t, operand.Value())
+}
+
+// TestGoldenIsReadInPieces: a golden tensor of several pieces, the last one shorter, has the numbers of its file.
+func TestGoldenIsReadInPieces(t *testing.T) {
+	p := &pack.Pack{Dir: t.TempDir(), Manifest: pack.Manifest{Tensors: map[string]pack.Entry{}}}
+	want := make([]float32, 3<<18+5)
+	x := tensor.Tensor{DType: tensor.F32, Shape: []int{len(want)}}
+	for i := range want {
+		want[i] = float32(i)
+		x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(want[i]))
+	}
+	keep(p, "long", x)
+	got, err := p.Float32s("long")
+	require.NoError(t, err)
+	require.True(t, slices.Equal(want, got))
+	whole, err := p.Tensor("long")
+	require.NoError(t, err)
+	require.Equal(t, x.Shape, whole.Shape)
+	require.True(t, bytes.Equal(x.Data, whole.Data))
 }

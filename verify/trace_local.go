@@ -66,6 +66,7 @@ func (t *tracer) comparesIn(p *model.Section) bool {
 
 // Stage implements model.Trace.
 func (t *localTrace) Stage(name string, x *bounds.Value) error {
+	defer t.attribution.forget(x)
 	t.noteClamped(name, x.Values)
 	has, err := t.golden(name)
 	switch {

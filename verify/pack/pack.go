@@ -14,6 +14,7 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -186,36 +187,53 @@ func (p *Pack) Has(name string) bool {
 }
 
 // Tensor reads a golden tensor.
-func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
-	e, ok := p.Manifest.Tensors[name]
-	if !ok {
-		return tensor.Tensor{}, p.Fault("there is no tensor " + text.Quote(name))
-	}
+func (p *Pack) Tensor(name string) (t tensor.Tensor, err error) {
 	if t, ok := p.Replaced[name]; ok {
 		return t, nil
+	}
+	err = p.pieces(name, math.MaxInt64, func(whole tensor.Tensor) error {
+		t = whole
+		return nil
+	})
+	t.Shape = p.Manifest.Tensors[name].Shape
+	return t, err
+}
+
+// pieces reads a golden tensor and calls f with pieces of at most so many bytes, one after the other, as vectors. A
+// piece is valid until f returns, a single one for ever.
+func (p *Pack) pieces(name string, most int64, f func(tensor.Tensor) error) error {
+	e, ok := p.Manifest.Tensors[name]
+	if !ok {
+		return p.Fault("there is no tensor " + text.Quote(name))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.file != e.File {
 		if err := p.readHeader(e.File); err != nil {
-			return tensor.Tensor{}, p.wrap(e.File, err)
+			return p.wrap(e.File, err)
 		}
 	}
 	x, ok := p.extents[name]
 	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, e.Shape) {
-		return tensor.Tensor{}, p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File),
+		return p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File),
 			text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
 	}
 	file, err := os.Open(filepath.Join(p.Dir, e.File))
 	if err != nil {
-		return tensor.Tensor{}, p.wrap(e.File, err)
+		return p.wrap(e.File, err)
 	}
 	defer file.Close()
-	t := tensor.Tensor{DType: x.DType, Shape: x.Shape, Data: make([]byte, x.Bytes())}
-	if _, err := file.ReadAt(t.Data, p.from+x.from); err != nil && len(t.Data) > 0 {
-		return tensor.Tensor{}, p.wrap(e.File, err)
+	data := make([]byte, min(most, x.Bytes()))
+	for at := int64(0); ; at += int64(len(data)) {
+		data = data[:min(int64(len(data)), x.Bytes()-at)]
+		if _, err := file.ReadAt(data, p.from+x.from+at); err != nil && len(data) > 0 {
+			return p.wrap(e.File, err)
+		}
+		err := f(tensor.Tensor{DType: x.DType, Shape: []int{int(x.DType.Elements(int64(len(data))))}, Data: data})
+		if err != nil || at+int64(len(data)) >= x.Bytes() {
+			return err
+		}
 	}
-	return t, nil
 }
 
 // readHeader reads the header of one file of the pack.
@@ -257,16 +275,23 @@ func (p *Pack) readHeader(name string) error {
 
 // Float32s returns a golden tensor of floats.
 func (p *Pack) Float32s(name string) ([]float32, error) {
-	t, err := p.Tensor(name)
-	if err != nil {
-		return nil, err
+	values := make([]float32, 0, elements(p.Manifest.Tensors[name].Shape))
+	decode := func(t tensor.Tensor) (err error) {
+		if values, err = t.Float32s(values); err != nil {
+			return p.wrap(name, err)
+		}
+		return nil
 	}
-	values, err := t.Float32s(nil)
-	if err != nil {
-		return nil, p.wrap(name, err)
+	if t, ok := p.Replaced[name]; ok {
+		err := decode(t)
+		return values, err
 	}
-	return values, nil
+	err := p.pieces(name, pieceBytes, decode)
+	return values, err
 }
+
+// pieceBytes is the size of the pieces in which a golden tensor is read and decoded: it is not in memory twice.
+const pieceBytes = 1 << 20
 
 // Ints returns a golden tensor of I64.
 func (p *Pack) Ints(name string) ([]int, error) {
