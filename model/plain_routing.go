@@ -56,8 +56,10 @@ func (p *Plain) AddBias(scores *Activation, bias *Weight) *Activation {
 func (p *Plain) GroupWorth(scores *Activation, groups, best int) *Activation {
 	y := p.Make(scores.DType, scores.Rows(), groups)
 	size := scores.Width() / groups
+	sorted := make([]float32, size)
 	for i := range y.Values {
-		sorted := slices.Sorted(slices.Values(scores.Values[i*size : (i+1)*size]))
+		copy(sorted, scores.Values[i*size:])
+		slices.Sort(sorted)
 		sum := float32(0)
 		for _, v := range sorted[size-best:] {
 			sum += v
@@ -71,28 +73,38 @@ func (p *Plain) GroupWorth(scores *Activation, groups, best int) *Activation {
 func (p *Plain) MaskGroups(scores *Activation, groups int, chosen []int, masked float32) *Activation {
 	y := p.Make(scores.DType, scores.Shape...)
 	k := len(chosen) / scores.Rows()
+	copy(y.Values, scores.Values)
 	for t := range y.Rows() {
-		copy(y.Row(t), MaskGroups(scores.Row(t), groups, chosen[t*k:(t+1)*k], masked))
+		maskGroups(y.Row(t), groups, chosen[t*k:(t+1)*k], masked)
 	}
 	return y
 }
 
 // MaskGroups returns a token's scores, set to masked in all groups that are not chosen.
 func MaskGroups[F float32 | float64](scores []F, groups int, chosen []int, masked F) []F {
-	y, size := slices.Clone(scores), len(scores)/groups
-	for e := range y {
-		if !slices.Contains(chosen, e/size) {
-			y[e] = masked
+	y := slices.Clone(scores)
+	maskGroups(y, groups, chosen, masked)
+	return y
+}
+
+// maskGroups sets a token's scores to masked in all groups that are not chosen.
+func maskGroups[F float32 | float64](scores []F, groups int, chosen []int, masked F) {
+	size := len(scores) / groups
+	for g := range groups {
+		if slices.Contains(chosen, g) {
+			continue
+		}
+		for e := range size {
+			scores[g*size+e] = masked
 		}
 	}
-	return y
 }
 
 // TopK implements Arithmetic.
 func (p *Plain) TopK(scores *Activation, k int) []int {
-	idx := make([]int, 0, scores.Rows()*k)
+	idx, order := make([]int, 0, scores.Rows()*k), make([]int, scores.Width())
 	for t := range scores.Rows() {
-		idx = append(idx, TopK(scores.Row(t), k)...)
+		idx = append(idx, topK(order, scores.Row(t), k)...)
 	}
 	return idx
 }
@@ -100,7 +112,11 @@ func (p *Plain) TopK(scores *Activation, k int) []int {
 // TopK returns the positions of the k largest of x, largest first, the lower position
 // first among equals.
 func TopK[F float32 | float64](x []F, k int) []int {
-	order := make([]int, len(x))
+	return topK(make([]int, len(x)), x, k)
+}
+
+// topK is TopK with the memory of order, which is as long as x.
+func topK[F float32 | float64](order []int, x []F, k int) []int {
 	for i := range order {
 		order[i] = i
 	}

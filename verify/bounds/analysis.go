@@ -203,9 +203,7 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 			none = sink(t)
 			top = none.y
 		}
-		for _, v := range row {
-			top = max(top, float64(v))
-		}
+		top = max(top, float64(highest(row)))
 		c, total := 1.0, 0.0
 		own := func(p float64, x uncertain) float64 { return float64(Sq(p) * (x.v + 1 + Sq(x.y-top)/3)) }
 		for i := range row {
@@ -225,6 +223,17 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 		y.shared[t] = c
 	})
 	return y.inherit(x)
+}
+
+// highest returns the largest number; -Inf if there is none. It skips NaNs: they make a whole softmax NaN anyway.
+func highest(numbers []float32) float32 {
+	top := float32(math.Inf(-1))
+	for _, v := range numbers {
+		if v > top {
+			top = v
+		}
+	}
+	return top
 }
 
 // Clamp implements model.Arithmetic. What Lambda standard deviations leave beyond a limit is exactly the limit.

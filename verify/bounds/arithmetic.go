@@ -17,13 +17,12 @@ type Arithmetic = model.Arithmetic[*Value]
 // An operation's last rounding is put off until its result is used: a trace sees what was
 // computed before it, with its variance.
 type Analysis struct {
-	plain   *model.Plain // computes values, unrounded
-	errors  *model.Plain // computes variances, in float32
-	chain   bool         // the reference sums in one chain, not in blocks
-	fused   bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
-	few     int          // rows up to which the reference's products are dot products
-	noise   float64      // factor on the variance of products: 2 if our own sums are float32
-	squared squaredKeys  // of the last scores
+	plain  *model.Plain // computes values, unrounded
+	errors *model.Plain // computes variances, in float32
+	chain  bool         // the reference sums in one chain, not in blocks
+	fused  bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
+	few    int          // rows up to which the reference's products are dot products
+	noise  float64      // factor on the variance of products: 2 if our own sums are float32
 	// rounded are weights that the reference had before they were rounded.
 	rounded Roundings
 	// Decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if
@@ -117,7 +116,11 @@ func plans(k int, oneChain bool) []int {
 // binade is (u·S)²/6, but sums of alike rows lie at one place of a binade. Measured of terms of one sign
 // and size per head, the worst that was found: RMS of z up to 1.05.
 func (s sums) variance(y, partial, squares float64) float64 {
-	return max(float64(s.kappa*(squares+Sq(y))), s.ordered*partial)
+	random, ordered := float64(s.kappa*(squares+Sq(y))), s.ordered*partial
+	if ordered > random || ordered != ordered { // faster than max
+		return ordered
+	}
+	return random
 }
 
 // power is the largest power of two that is at most |x|; 0 of 0.

@@ -85,7 +85,7 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring,
 	sums := a.sums(q.Width())
 	y.sigma = a.errors.Make(tensor.F32, y.Shape...)
 	a.scratch(func() *model.Activation {
-		a.errors.ScoresSquares(y.sigma, a.doubled(q, first, n), a.halvedKeys(k), first, s.Mask)
+		a.errors.ScoresSquares(y.sigma, a.doubled(q, first, n), a.halved(k), first, s.Mask)
 		return y.sigma
 	})
 	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, s.Mask, sums.plans, y.add(sums))
@@ -126,14 +126,19 @@ func (x *Value) mask(i int, s *model.Scoring, rounds func(tensor.DType, float64,
 // score turns element i, a product of a query and a key beside its variance, into a score.
 func (x *Value) score(i int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
 	y, by := float64(x.Values[i]), float64(s.By)
-	y, v := rounds(x.DType, y, roughly(y, float64(x.sigma.Values[i])))
+	v := roughly(y, float64(x.sigma.Values[i]))
+	if x.DType != tensor.F32 {
+		y, v = rounds(x.DType, y, v)
+	}
 	if s.Divides {
 		y, v = y/by, v/Sq(by)
 	} else {
 		y, v = y*by, v*Sq(by)
 	}
 	y = float64(float32(y))
-	y, v = rounds(x.DType, y, exactly(y, v))
+	if v = exactly(y, v); x.DType != tensor.F32 {
+		y, v = rounds(x.DType, y, v)
+	}
 	x.Set(i, y, v)
 }
 
@@ -160,13 +165,18 @@ func (a *Analysis) doubled(x *Value, first, n int) *model.Activation {
 	return both
 }
 
-// halved sets both [batch, heads, rows, 2·width] to [x², v_x] of each row of x.
-func (a *Analysis) halved(both *model.Activation, x *Value) *model.Activation {
-	a.plain.Each(both.Rows(), 2*len(both.Values), func(t int) {
-		row := both.Row(t)
-		x.squares(row[:x.Width()], row[x.Width():], t)
-	})
-	return both
+// halved is [x², v_x] of each row of x, of settled keys or values: [batch, heads, rows, 2·width].
+func (a *Analysis) halved(x *Value) *model.Activation {
+	if x.squared == nil {
+		shape := slices.Concat(x.Shape[:3], []int{2 * x.Width()})
+		both := &model.Activation{Shape: shape, Values: make([]float32, 2*len(x.Values)), DType: tensor.F32}
+		a.plain.Each(both.Rows(), 2*len(both.Values), func(t int) {
+			row := both.Row(t)
+			x.squares(row[:x.Width()], row[x.Width():], t)
+		})
+		x.squared = both
+	}
+	return x.squared
 }
 
 // squares sets the squares and the variances of row t of x.
@@ -181,22 +191,6 @@ func (x *Value) squares(squares, variances []float32, t int) {
 	for i, s := range x.sigma.Row(t) {
 		variances[i] = float32(Sq(float64(s)))
 	}
-}
-
-// squaredKeys are keys and what halved makes of them.
-type squaredKeys struct {
-	keys *Value
-	both *model.Activation
-}
-
-// halvedKeys is halved of the keys of several blocks of queries.
-func (a *Analysis) halvedKeys(k *Value) *model.Activation {
-	if a.squared.keys != k {
-		shape := slices.Concat(k.Shape[:3], []int{2 * k.Width()})
-		both := &model.Activation{Shape: shape, Values: make([]float32, 2*len(k.Values)), DType: tensor.F32}
-		a.squared = squaredKeys{k, a.halved(both, k)}
-	}
-	return a.squared.both
 }
 
 // Context implements model.Arithmetic. With p's own variance v_p and what its row shares, c:
@@ -229,8 +223,7 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	y.sigma = a.scratch(func() *model.Activation {
 		squares := a.doubled(probs, 0, probs.Shape[2])
 		y.ColumnsShare = a.gatherAlike(squares, probs, vT)
-		values := a.errors.Make(tensor.F32, slices.Concat(vT.Shape[:3], []int{2 * vT.Width()})...)
-		return a.errors.Context(squares, a.halved(values, vT))
+		return a.errors.Context(squares, a.halved(vT))
 	})
 	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.plans, y.add(sums))
 	width := y.Width()
@@ -253,7 +246,10 @@ func (a *Analysis) gatherAlike(squares *model.Activation, probs, vT *Value) bool
 	if vT.sigma == nil && !probs.ColumnsShare {
 		return false
 	}
-	n, keys, alike := probs.Shape[2], probs.Width(), alikeKeys(vT)
+	if vT.alike == nil {
+		vT.alike = alikeKeys(vT)
+	}
+	n, keys, alike := probs.Shape[2], probs.Width(), vT.alike
 	a.plain.Each(probs.Rows(), len(probs.Values), func(t int) {
 		for _, group := range alike[groupOf(t/n, probs, vT)] {
 			if probs.ColumnsShare {

@@ -38,7 +38,10 @@ func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distance
 		for c := range width {
 			i := row*width + c
 			g, y, s := float64(want[i]), float64(x.Values[i]), factor*Unit*x.deviation(i)
-			r := p.Round(y)
+			r := y // in float32 it is rounded already
+			if p.bits != 24 {
+				r = p.Round(y)
+			}
 			if !Agree(g, r) {
 				return &Distances{Worst: i}
 			}

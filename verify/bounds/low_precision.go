@@ -52,6 +52,7 @@ func (s *shortProducts) sums(y *Value) *Value {
 func (s *shortProducts) round(x *Value) *Value {
 	x.DistributeShared()
 	y, a := *x, *x.Activation
+	y.squared, y.alike = nil, nil
 	a.Values, y.Activation = slices.Clone(a.Values), &a
 	if x.sigma != nil {
 		sigma := *x.sigma

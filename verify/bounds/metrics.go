@@ -30,44 +30,46 @@ const rowFloor = 1.0 / 8
 // zeros: any difference is infinite.
 func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 	m := Metrics{Finite: true}
-	for i := range want {
-		if !Finite(rounded(got[i], d)) || !Finite(want[i]) {
-			return Metrics{Worst: i}
-		}
-	}
-	scale := RMS(want)
-	var sum float64
+	rows := make([]struct{ differences, want float64 }, len(want)/max(1, width)) // sums of squares
+	var sum, wants float64
 	var equal, near int
-	for row := 0; row*width < len(want); row++ {
+	for row := range rows {
 		g, w := got[row*width:(row+1)*width], want[row*width:(row+1)*width]
-		var rowSum float64
-		for i := range w {
+		var ofDiff, ofWant float64
+		for i, y := range w {
 			r := rounded(g[i], d)
-			if r == w[i] {
+			if !Finite(r) || !Finite(y) {
+				return Metrics{Worst: row*width + i}
+			}
+			square := float64(y) * float64(y) // exact, so fusing does not show
+			wants, ofWant = wants+square, ofWant+square
+			if r == y {
 				equal++
 				continue
 			}
-			diff := float64(r) - float64(w[i])
-			rowSum += float64(diff * diff)
+			diff := float64(r) - float64(y)
+			ofDiff += float64(diff * diff)
 			if math.Abs(diff) > m.MaxAbs {
 				m.MaxAbs, m.Worst = math.Abs(diff), row*width+i
 			}
-			switch apart(r, w[i], d) {
+			switch apart(r, y, d) {
 			case 0:
 				equal++
 			case 1:
 				near++
 			}
 		}
-		if rowSum == 0 {
-			continue
-		}
-		sum += rowSum
-		if r := Ratio(math.Sqrt(rowSum/float64(width)), max(RMS(w), scale*rowFloor)); r > m.RowRMS {
-			m.RowRMS, m.WorstRow = r, row
-		}
+		rows[row].differences, rows[row].want = ofDiff, ofWant
+		sum += ofDiff
 	}
 	n := float64(len(want))
+	scale := math.Sqrt(wants / n)
+	for row, s := range rows {
+		ratio := Ratio(math.Sqrt(s.differences/float64(width)), max(math.Sqrt(s.want/float64(width)), scale*rowFloor))
+		if ratio > m.RowRMS {
+			m.RowRMS, m.WorstRow = ratio, row
+		}
+	}
 	m.RelRMS = Ratio(math.Sqrt(sum/n), scale)
 	m.MaxRMS = Ratio(m.MaxAbs, scale)
 	m.BitEqual, m.OneULP = float64(equal)/n, float64(equal+near)/n

@@ -65,13 +65,16 @@ func (p precision) point(y, v float64) (float64, float64) {
 	if y == 0 && v <= denormal { // most often a probability of a key that the mask hides
 		return y, 0
 	}
+	if r, near := p.near(y, v); near {
+		return r, 0
+	}
 	r := p.Round(y)
 	if v == 0 || math.IsInf(r, 0) || r != r {
 		return r, 0
 	}
 	s, u := Unit*math.Sqrt(v), p.Ulp(r)
-	if math.Abs(y-r)+Lambda*s < u/5 || p.Round(y-Lambda*s) == r && p.Round(y+Lambda*s) == r {
-		return r, 0 // numbers that round to r reach to u/4 on either side, or to u/2
+	if p.Round(y-Lambda*s) == r && p.Round(y+Lambda*s) == r {
+		return r, 0
 	}
 	b := max(0, u/2-math.Abs(y-r))
 	flip := u / Unit * (u / Unit) * max(leastFlip, math.Erfc(b/(s*math.Sqrt2)))
@@ -79,6 +82,17 @@ func (p precision) point(y, v float64) (float64, float64) {
 		flip += v
 	}
 	return r, flip
+}
+
+// near returns Round(y), and whether it is finite, not 0, and so near to y that Lambda standard deviations do not change
+// it. Most numbers are: this is the quick half of point. Numbers that round to r reach to u/2 on either side, of a power
+// of two to u/4 on one side: point looks at these.
+func (p precision) near(y, v float64) (r float64, near bool) {
+	u := p.Ulp(y)
+	c := 0x1.8p52 * u // see Round
+	r = y + c - c
+	room := 0.49*u - math.Abs(y-r)
+	return r, math.Float64bits(r)<<12 != 0 && math.Abs(r) <= p.largest && room > 0 && Lambda*Lambda*Unit*Unit*v < room*room
 }
 
 // RoundsTo returns what element i rounds to, and whether Lambda standard deviations leave nothing else.

@@ -162,3 +162,35 @@ func TestTablesAreUncertainWhereFrequenciesAre(t *testing.T) {
 		require.InEpsilon(t, s*s+c*c*moved*moved, sin.Variance(i), 1e-5)
 	}
 }
+
+// TestNearIsTheQuickHalfOfRounding: of numbers at and beside the boundaries of rounding, near says of none that
+// it stays, unless it does with Lambda standard deviations to either side; and of most that do.
+func TestNearIsTheQuickHalfOfRounding(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		p, found, stay := PrecisionOf(d), 0, 0
+		for range 200000 {
+			r := p.Round(math.Ldexp(1+random.Float64(), random.IntN(40)-20))
+			if random.IntN(8) == 0 {
+				r = math.Ldexp(1, random.IntN(40)-20)
+			}
+			y := math.Copysign(r+p.Ulp(r)*(random.Float64()-0.5), random.Float64()-0.5)
+			s := p.Ulp(r) * math.Exp2(-20*random.Float64())
+			stays := p.Round(y-Lambda*s) == p.Round(y) && p.Round(y+Lambda*s) == p.Round(y)
+			got, near := p.near(y, Sq(s/Unit))
+			if near {
+				require.True(t, stays, "%v ± %v", y, s)
+				require.Equal(t, p.Round(y), got)
+				found++
+			}
+			if stays {
+				stay++
+			}
+		}
+		require.Greater(t, found, stay*3/4)
+	}
+	for _, y := range []float64{0, math.Inf(1), math.NaN(), 65519, 0x1.ffp127} {
+		_, near := PrecisionOf(tensor.F16).near(y, 0)
+		require.Equal(t, y == 65519, near, y)
+	}
+}

@@ -27,6 +27,11 @@ type Value struct {
 	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
 	// with the variance that it has if they were not; nil elsewhere.
 	Float32Scores *Value
+	// squared are [x², v_x] of each row, of the keys and values of attention: all blocks of queries multiply with them.
+	// nil before the first block.
+	squared *model.Activation
+	// alike are the groups of keys whose values are alike, of each head; nil before the first block.
+	alike [][][]int
 	// Products are those, of what is not exact, whose result the value is a (weighted) sum of.
 	Products []product
 }
