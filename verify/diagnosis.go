@@ -56,8 +56,8 @@ func (t outcome) diagnoseEmbedding(r *report.Report) error {
 			ids, want = append(ids, id), append(want, values[i*width:(i+1)*width]...)
 		}
 	}
-	var hints []report.Cause
-	if r.Causes, hints = diagnose.Embedding(t.m, ids, want, t.pack.DType); len(r.Causes) > 0 {
+	causes, hints := diagnose.Embedding(t.m, ids, want, t.pack.DType)
+	if r.Causes = append([]report.Cause{}, causes...); len(causes) > 0 {
 		r.Cause = &r.Causes[0]
 	}
 	r.Hints = append(r.Hints, hints...)

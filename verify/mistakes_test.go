@@ -102,12 +102,12 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 			w.Data[2*(64*10+7)], w.Data[2*(64*10+7)+1] = 0xc0, 0x7f
 			return replace(src, name, w)
 		})},
-		{"one weight of the head changed", base, "lm_head.output", "", altering(func(t *testing.T, src weights.Source) altered {
+		{"one weight of the head changed", base, "lm_head.output", "weight-elements", altering(func(t *testing.T, src weights.Source) altered {
 			w := get(t, src, "lm_head.weight")
 			w.Data[1] ^= 0x80
 			return replace(src, "lm_head.weight", w)
 		})},
-		{"embedding rows rotated", base, "model.embed_tokens.output", "", altering(func(t *testing.T, src weights.Source) altered {
+		{"embedding rows rotated", base, "model.embed_tokens.output", "embedding-rows", altering(func(t *testing.T, src weights.Source) altered {
 			return replace(src, "model.embed_tokens.weight", rotateRows(get(t, src, "model.embed_tokens.weight")))
 		})},
 	} {

@@ -53,13 +53,13 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 			cause      string
 			located    func(t *testing.T, c report.Check)
 		}{
-			{moe1 + "gate.weight", 5, 1, moe1 + "gate.logits", "", rows(5)},
-			{"model.layers.2.self_attn.o_proj.weight", 33, 1, "model.layers.2.self_attn.o_proj.output", "", rows(33)},
+			{moe1 + "gate.weight", 5, 1, moe1 + "gate.logits", "weight-elements", rows(5)},
+			{"model.layers.2.self_attn.o_proj.weight", 33, 1, "model.layers.2.self_attn.o_proj.output", "weight-elements", rows(33)},
 			{"model.layers.3.post_attention_layernorm.weight", 0, 1, "model.layers.3.post_attention_layernorm.output", "norm-weight",
 				func(t *testing.T, c report.Check) { require.Contains(t, c.Where, "all in column ") }},
 			{prefix + ".up_proj.weight", 7, 4, moe1 + "experts.output", "", neuron},
 			{prefix + ".gate_proj.weight", 7, 4, moe1 + "experts.output", "", neuron},
-			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", "", func(t *testing.T, c report.Check) {
+			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", "weight-elements", func(t *testing.T, c report.Check) {
 				require.Equal(t, []int{expert}, c.Experts)
 				require.Equal(t, "all in column 7", c.Where)
 			}},

@@ -47,7 +47,7 @@ func TestDetectionPage(t *testing.T) {
 	study, err := newStudy(filepath.Join("..", "..", "fixtures"), "router", []string{"v1-base/golden-bf16"})
 	require.NoError(t, err)
 	got := strings.Split(strings.TrimSpace(study.detail(0)), "\n")
-	require.Len(t, got, 1+rightModels+3, got)
+	require.Len(t, got, 1+rightModels+6, got)
 	for _, line := range got {
 		require.True(t, slices.Contains(lines["v1-base BF16"], line), line)
 	}

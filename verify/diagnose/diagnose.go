@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
@@ -29,6 +30,9 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		return causes, nil, err
 	}
 	causes = append(causes, f.overflows()...)
+	if err := f.findWrong(ctx); err != nil {
+		return nil, nil, err
+	}
 	try := func(list []mistake) error {
 		for _, m := range list {
 			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) {
@@ -71,7 +75,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
 	x := f.NewTrial()
 	text := m.undo(x)
-	if text == "" {
+	if text == "" || m.experts && f.Kind == pack.ExpertsOutput && !f.nearSum(x) {
 		return nil, ctx.Err()
 	}
 	passes, err := f.Rerun(ctx, x, []string{f.Name}, true)

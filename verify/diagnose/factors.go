@@ -21,6 +21,8 @@ import (
 const (
 	// leastFactorRows is the least number of distinct rows that tell a factor from what a single row always has.
 	leastFactorRows = 3
+	// leastUniform is the least number of columns that tell one factor of all, even in a single row.
+	leastUniform = 16
 	// mostLeft is the largest share of a column's residual, in root mean square, that a factor may leave. It decides
 	// what is tried; the trial holds the stage to its limits.
 	mostLeft = 0.25
@@ -159,14 +161,13 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 		distinct += weight
 	}
 	sum := f.Kind == pack.ExpertsOutput && f.Input == nil
-	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() ||
-		distinct < leastFactorRows {
+	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() {
 		return nil, nil
 	}
 	d := tensor.BF16
 	if !sum {
 		w := f.Set.Find(f.module() + ".weight")
-		if w == nil || w.Scaled() || w.DType.Blocked() || f.sameInputs() {
+		if w == nil || w.Scaled() || w.DType.Blocked() {
 			return nil, nil
 		}
 		d = w.DType
@@ -184,22 +185,33 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 		columns[i%n].add(y/unit, g/unit)
 		all.add(y/unit, g/unit)
 	}
-	if one := all.factor(); all.left(one) <= mostLeft*all.left(1) {
+	if one := all.factor(); n >= leastUniform && all.left(one) <= mostLeft*all.left(1) {
 		for c := range factors {
 			factors[c], errors[c] = one, all.deviation()
 		}
 		return factors, errors
 	}
+	if distinct < leastFactorRows || f.sameInputs() {
+		return nil, nil
+	}
+	differ := false
 	for c := range columns {
 		factors[c] = 1
 		if f.isColumn(c, c) {
 			continue
 		}
 		factors[c], errors[c] = columns[c].factor(), columns[c].deviation()
-		left, most := columns[c].left(factors[c]), max(mostLeft*columns[c].left(1), math.Sqrt(columns[c].n))
-		if math.Abs(factors[c]-1) < max(leastFactor, leastCertain*errors[c]) || !(left <= most) {
+		most := mostLeft * columns[c].left(1)
+		if f.Input == nil && !sum { // nothing but a factor can change a norm's channel
+			most = max(most, math.Sqrt(columns[c].n))
+		}
+		if math.Abs(factors[c]-1) < max(leastFactor, leastCertain*errors[c]) || !(columns[c].left(factors[c]) <= most) {
 			return nil, nil
 		}
+		differ = true
+	}
+	if !differ {
+		return nil, nil
 	}
 	return factors, errors
 }

@@ -13,7 +13,8 @@ type mistake struct {
 	kinds []string
 	undo  func(x *Trial) string
 
-	unless string // id of a mistake that is more than this one: not tried if that was found
+	experts bool   // it gives routed experts other weights and changes nothing else
+	unless  string // id of a mistake that is more than this one: not tried if that was found
 }
 
 // What the mistakes of a kind of module are first seen at.

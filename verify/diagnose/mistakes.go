@@ -73,9 +73,9 @@ func weightMistakes(f *Failure) []mistake {
 	list = append(list, []mistake{
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(1)},
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
-		{id: "gate-up-swapped", kinds: pack.MLPOutputs, undo: undoGateUp},
+		{id: "gate-up-swapped", kinds: pack.MLPOutputs, experts: true, undo: undoGateUp},
 		{id: "gate-up-swapped", kinds: gateStages, undo: undoGateUp},
-		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, undo: undoLexicographic},
+		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, experts: true, undo: undoLexicographic},
 		{id: "expert-order", kinds: []string{expertGate}, undo: undoLexicographic},
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", pack.PredictedLogits}, undo: undoCopies},
@@ -113,14 +113,14 @@ func weightMistakes(f *Failure) []mistake {
 func (f *Failure) expertMistakes(kind string) (list []mistake) {
 	kinds := []string{kind}
 	for _, e := range f.suspects() {
-		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, unless: "gate-up-swapped",
+		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, experts: true, unless: "gate-up-swapped",
 			undo: undoGateUpOf(e)})
 	}
 	for _, by := range rotations(f.Model.Config.NRoutedExperts) {
-		list = append(list, mistake{id: "experts-rotated", kinds: kinds, undo: undoRotated(by)})
+		list = append(list, mistake{id: "experts-rotated", kinds: kinds, experts: true, undo: undoRotated(by)})
 	}
 	for _, pair := range f.suspectPairs() {
-		list = append(list, mistake{id: "experts-swapped", kinds: kinds, undo: undoSwapped(pair)})
+		list = append(list, mistake{id: "experts-swapped", kinds: kinds, experts: true, undo: undoSwapped(pair)})
 	}
 	return list
 }

@@ -184,9 +184,15 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	}
 	var lists [][]mistake
 	for _, m := range all {
-		list := slices.Concat(orderMistakes(m.down), m.scaled(), m.neurons())
-		if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
-			list = slices.Concat(elementMistakes(m.down), rankMistakes(m.down), m.others(), m.reordered())
+		list := orderMistakes(m.down)
+		if together || len(all) == 1 { // else what one of several experts does to a few tokens, another can do as well
+			list = slices.Concat(list, m.scaled(), m.neurons())
+			if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
+				list = slices.Concat(elementMistakes(m.down), rankMistakes(m.down))
+			}
+		}
+		if len(list) == 0 {
+			list = slices.Concat(m.others(), m.reordered())
 		}
 		lists = append(lists, list)
 	}
@@ -268,8 +274,11 @@ func (m *mlp) neurons() []mistake {
 	name := m.down.Weights[0]
 	return []mistake{{id: "mlp-neurons", kinds: []string{m.down.kind()}, undo: func(x *Trial) string {
 		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &projected{a, name, m.down, directions} }
-		return fmt.Sprintf("%s differs from the reference's in neuron %s alone: rows of gate_proj or up_proj, or columns of down_proj",
-			m.name, text.Ranges(neurons))
+		of, where := "neuron", "a row of gate_proj or up_proj, or a column of down_proj"
+		if len(neurons) > 1 {
+			of, where = "neurons", "rows of gate_proj or up_proj, or columns of down_proj"
+		}
+		return fmt.Sprintf("%s differs from the reference's in %s %s: %s", m.name, of, text.Ranges(neurons), where)
 	}}}
 }
 
@@ -348,17 +357,28 @@ func (m *mlp) gives(of *model.DeepseekMLP, changed table.Role) bool {
 
 // isNear reports whether what the projections gave for the first rows makes nearly the golden.
 func (m *mlp) isNear(plain *model.Plain, gate, up *model.Activation, down *model.Linear) bool {
-	if limit := float32(m.down.Model.Config.SwiGLULimit); limit > 0 {
+	y := m.down.output(plain, gate, up, down).Values
+	return isNear(y, m.down.Want[:len(y)], m.down.Unrounded[:len(y)], mostLeft)
+}
+
+// output is what an MLP gives for what gate_proj and up_proj gave.
+func (f *Failure) output(plain *model.Plain, gate, up *model.Activation, down *model.Linear) *model.Activation {
+	if limit := float32(f.Model.Config.SwiGLULimit); limit > 0 {
 		gate, up = plain.Clamp(gate, float32(math.Inf(-1)), limit), plain.Clamp(up, -limit, limit)
 	}
-	y := plain.Linear(plain.SwiGLU(gate, up), down)
-	left, ours, whole := 0.0, 0.0, 0.0
-	for i, v := range y.Values {
-		want := float64(m.down.Want[i])
-		left, whole = left+bounds.Sq(float64(v)-want), whole+bounds.Sq(want)
-		ours += bounds.Sq(float64(m.down.Unrounded[i]) - want)
+	return plain.Linear(plain.SwiGLU(gate, up), down)
+}
+
+// isNear reports whether y is so near to what is wanted that it leaves at most a share of that, and of what ours leaves,
+// in root mean square.
+func isNear[T float32 | float64](y []T, want, ours []float32, most float64) bool {
+	left, before, whole := 0.0, 0.0, 0.0
+	for i, v := range y {
+		left += bounds.Sq(float64(v) - float64(want[i]))
+		before += bounds.Sq(float64(ours[i]) - float64(want[i]))
+		whole += bounds.Sq(float64(want[i]))
 	}
-	return left <= mostLeft*mostLeft*min(whole, ours)
+	return left <= most*most*min(whole, before)
 }
 
 // reordered are the rows of gate_proj, of up_proj or of both in another order than the columns of down_proj.
@@ -378,9 +398,12 @@ func (m *mlp) reordered() (list []mistake) {
 	return list
 }
 
+// mlpRows are the rows of an MLP that other weights are tried on.
+const mlpRows = 2
+
 // first is the first rows of an activation, exact in float32.
 func (m *mlp) first(a *model.Activation) *model.Activation {
-	y := rowsAt(a, indices(min(sampledRows, a.Rows())))
+	y := rowsAt(a, indices(min(mlpRows, a.Rows())))
 	y.DType = tensor.F32
 	return y
 }
@@ -462,18 +485,95 @@ func (o *neuronOrder) undo(name string, m *model.DeepseekMLP) string {
 
 // fusedMistakes are all experts whose gate_proj and up_proj were cut out of one matrix otherwise than the reference's.
 func fusedMistakes(f *Failure) (list []mistake) {
-	if f.Kind != pack.ExpertsOutput {
+	if f.Kind != pack.ExpertsOutput || f.wrong == nil {
 		return nil
 	}
 	for _, order := range neuronOrders(f.Model.Config.MoEIntermediateSize)[:2] {
-		list = append(list, mistake{id: "rows-permuted", kinds: []string{pack.ExpertsOutput}, undo: func(x *Trial) (said string) {
-			for e := range x.layer.MoE.Experts {
-				if said = order.undo("all experts", &x.layer.MoE.Experts[e]); said == "" {
+		list = append(list, mistake{id: "rows-permuted", kinds: []string{pack.ExpertsOutput}, undo: func(x *Trial) string {
+			others := indices(len(x.layer.MoE.Experts))
+			for _, of := range f.wrong.experts { // whose rows are copied first
+				if order.undo("", &x.layer.MoE.Experts[of]) == "" {
+					return ""
+				}
+				others[of] = -1
+			}
+			if !f.nearSum(x) {
+				return ""
+			}
+			for _, e := range others {
+				if e >= 0 && order.undo("", &x.layer.MoE.Experts[e]) == "" {
 					return ""
 				}
 			}
-			return said
+			return "all experts: " + order.words
 		}})
 	}
 	return list
+}
+
+// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
+type token struct {
+	row     int // of Got
+	x       *model.Activation
+	experts []int
+	weights []float64
+}
+
+// findWrong finds the first token that is wrong in a failed routed sum.
+func (f *Failure) findWrong(ctx context.Context) error {
+	row := slices.Index(f.Beyond, true)
+	if f.Kind != pack.ExpertsOutput || f.Idx == nil || row < 0 {
+		return nil
+	}
+	k := len(f.Idx) / f.Got.Rows()
+	x := f.NewTrial()
+	o := &keeping{of: &x.layer.MoE.Experts[f.Idx[row*k]]}
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		o.Arithmetic = a
+		return o
+	}
+	if _, err := f.Rerun(ctx, x, []string{f.Name}, true); err != nil || o.in[0] == nil {
+		return err
+	}
+	w := &token{row: row}
+	for _, p := range o.parts {
+		for i, slot := range p.Slots {
+			if slot/o.weight.Width() != f.Rows[row] {
+				continue
+			}
+			w.experts, w.weights = append(w.experts, p.Expert), append(w.weights, float64(o.weight.Values[slot]))
+			if p.Expert == f.Idx[row*k] {
+				w.x = rowsAt(o.in[0], []int{i})
+				w.x.DType = tensor.F32
+			}
+		}
+	}
+	if w.x != nil {
+		f.wrong = w
+	}
+	return nil
+}
+
+// mostWorth is the largest part of what is wrong with a token that a mistake of experts may leave to be worth a run of
+// the layer.
+const mostWorth = 0.7
+
+// nearSum reports whether the experts of a trial give a wrong token what the golden says, or nearly; true if there is no
+// such token.
+func (f *Failure) nearSum(x *Trial) bool {
+	w := f.wrong
+	if w == nil {
+		return true
+	}
+	plain := model.NewPlain(model.Options{DType: tensor.F32})
+	defer plain.Close(nil)
+	n := f.Got.Width()
+	sum := make([]float64, n)
+	for i, e := range w.experts {
+		m := &x.layer.MoE.Experts[e]
+		for c, v := range f.output(plain, plain.Linear(w.x, &m.GateProj), plain.Linear(w.x, &m.UpProj), &m.DownProj).Values {
+			sum[c] += float64(w.weights[i] * float64(v))
+		}
+	}
+	return isNear(sum, f.Want[w.row*n:(w.row+1)*n], f.Unrounded[w.row*n:(w.row+1)*n], mostWorth)
 }
