@@ -1,5 +1,6 @@
-// Package diagnose finds the cause of a failed stage: known mistakes are undone one by one, and those under
-// which the stage passes are named.
+// Package diagnose finds the cause of a failed stage: known mistakes are undone one by one, and what is wrong with a
+// weight is read off the numbers, as the inputs of a product, what it gave and the golden are all known. What is named
+// makes every failed stage of the layer pass.
 //
 // A Failure holds the failed stage and the function that runs its layer again with a Trial: a copy of the
 // model, its config and its input with one mistake undone.

@@ -369,8 +369,8 @@ func (f *Failure) output(plain *model.Plain, gate, up *model.Activation, down *m
 	return plain.Linear(plain.SwiGLU(gate, up), down)
 }
 
-// isNear reports whether y is so near to what is wanted that it leaves at most a share of that, and of what ours leaves,
-// in root mean square.
+// isNear reports whether the distance of y to what is wanted, in root mean square, is at most a share of that of ours, and
+// the same share of what is wanted itself.
 func isNear[T float32 | float64](y []T, want, ours []float32, most float64) bool {
 	left, before, whole := 0.0, 0.0, 0.0
 	for i, v := range y {
@@ -554,8 +554,7 @@ func (f *Failure) findWrong(ctx context.Context) error {
 	return nil
 }
 
-// mostWorth is the largest part of what is wrong with a token that a mistake of experts may leave to be worth a run of
-// the layer.
+// mostWorth is the share of isNear with which a mistake of experts, tried on one token, is worth a run of the layer.
 const mostWorth = 0.7
 
 // nearSum reports whether the experts of a trial give a wrong token what the golden says, or nearly; true if there is no
