@@ -26,6 +26,8 @@ const (
 	// mostLeft is the largest share of a column's residual, in root mean square, that a factor may leave. It decides
 	// what is tried; the trial holds the stage to its limits.
 	mostLeft = 0.25
+	// mostLeftOfRow is the same for the factor of one row, of which a percent or two are told from the rounding of BF16.
+	mostLeftOfRow = 0.4
 	// leastCertain is by how many of its standard deviations a factor differs from 1 at least: else a change of another
 	// kind may look like one.
 	leastCertain = 8
@@ -201,7 +203,7 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 			continue
 		}
 		factors[c], errors[c] = columns[c].factor(), columns[c].deviation()
-		most := mostLeft * columns[c].left(1)
+		most := mostLeftOfRow * columns[c].left(1)
 		if f.Input == nil && !sum { // nothing but a factor can change a norm's channel
 			most = max(most, math.Sqrt(columns[c].n))
 		}
