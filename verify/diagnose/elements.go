@@ -110,16 +110,6 @@ func (f *Failure) leaves(row, column int, by float64) bool {
 	return true
 }
 
-// loaded returns a weight that is in memory; nil if it is not.
-func (f *Failure) loaded(name string) *model.Weight {
-	for _, w := range f.loadedWeights() {
-		if w.Name == name {
-			return w
-		}
-	}
-	return nil
-}
-
 // corrected is an arithmetic in which elements of a weight are the reference's.
 type corrected struct {
 	bounds.Arithmetic

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -233,4 +234,40 @@ func clone[T any](p *T) *T {
 	}
 	c := *p
 	return &c
+}
+
+// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
+type token struct {
+	row     int // of Got
+	x       *model.Activation
+	experts []int
+	weights []float64
+}
+
+// loadedWeights yields the weights that are in memory, each with its layer, -1 for the embedding and the head.
+func (f *Failure) loadedWeights() iter.Seq2[int, *model.Weight] {
+	return func(yield func(int, *model.Weight) bool) {
+		for _, w := range []*model.Weight{&f.Model.Model.EmbedTokens, &f.Model.LMHead.Weight} {
+			if w.Data != nil && !yield(-1, w) {
+				return
+			}
+		}
+		for _, l := range f.Layers {
+			for _, w := range f.Model.LayerWeights(l) {
+				if w.Data != nil && !yield(l, w) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// loaded returns a weight that is in memory; nil if it is not.
+func (f *Failure) loaded(name string) *model.Weight {
+	for _, w := range f.loadedWeights() {
+		if w.Name == name {
+			return w
+		}
+	}
+	return nil
 }

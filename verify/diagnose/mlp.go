@@ -232,10 +232,6 @@ func (m *mlp) scaled() []mistake {
 	return list
 }
 
-// leastAlong is how much of a column of down_proj lies in what is left of the golden, if that is a neuron's. Columns of
-// trained models are not that much alike.
-const leastAlong = 0.98
-
 // neurons are the few neurons that differ: what is left of the golden is their columns of down_proj.
 func (m *mlp) neurons() []mistake {
 	directions := m.down.directions()
@@ -509,14 +505,6 @@ func fusedMistakes(f *Failure) (list []mistake) {
 		}})
 	}
 	return list
-}
-
-// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
-type token struct {
-	row     int // of Got
-	x       *model.Activation
-	experts []int
-	weights []float64
 }
 
 // findWrong finds the first token that is wrong in a failed routed sum.

@@ -2,7 +2,6 @@ package diagnose
 
 import (
 	"fmt"
-	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -58,24 +57,6 @@ func undoAttentionOf(l int) func(x *Trial) string {
 			other.Indexer
 		return fmt.Sprintf("model.layers.%d.self_attn has the weights of another layer: with those of "+
 			"model.layers.%d.self_attn it is right", f.Layer, l)
-	}
-}
-
-// loadedWeights yields the weights that are in memory, each with its layer, -1 for the embedding and the head.
-func (f *Failure) loadedWeights() iter.Seq2[int, *model.Weight] {
-	return func(yield func(int, *model.Weight) bool) {
-		for _, w := range []*model.Weight{&f.Model.Model.EmbedTokens, &f.Model.LMHead.Weight} {
-			if w.Data != nil && !yield(-1, w) {
-				return
-			}
-		}
-		for _, l := range f.Layers {
-			for _, w := range f.Model.LayerWeights(l) {
-				if w.Data != nil && !yield(l, w) {
-					return
-				}
-			}
-		}
 	}
 }
 

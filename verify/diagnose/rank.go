@@ -23,6 +23,10 @@ const (
 	ranksOfProduct = 3
 )
 
+// leastAlong is how much of a column of down_proj lies in what is left of the golden, if that is a neuron's. Columns of
+// trained models are not that much alike.
+const leastAlong = 0.98
+
 // rankMistakes is the low rank of the change of the failed product's weight, if it has one.
 func rankMistakes(f *Failure) []mistake {
 	directions := f.directions()
