@@ -95,34 +95,39 @@ func (f *Failure) directions() [][]float64 {
 	if right > n/2 || len(rows) < 2*ranksOfProduct {
 		return nil
 	}
-	left, product := mat.NewDense(len(rows), n, nil), mat.NewDense(len(rows), n, nil)
-	noise, size := 0.0, 0.0
+	at := func(t, c int) int { return rows[t]*n + c }
+	left := func(t, c int) float64 { return float64(f.Want[at(t, c)]) - float64(f.Unrounded[at(t, c)]) }
+	product := func(t, c int) float64 { return float64(f.Unrounded[at(t, c)]) }
+	noise, size, whole := 0.0, 0.0, 0.0
 	for t, r := range rows {
 		noise += float64(n) * bounds.Sq(f.cast(f.Unrounded[r*n:(r+1)*n]))
 		for c := range n {
-			i := r*n + c
-			y := float64(f.Unrounded[i])
-			left.Set(t, c, float64(f.Want[i])-y)
-			product.Set(t, c, y)
+			i := at(t, c)
 			noise += bounds.Sq(f.Deviations[i]) + bounds.Sq(bounds.PrecisionOf(f.Got.DType).Ulp(float64(f.Want[i])))/12
-			size += bounds.Sq(float64(f.Want[i]) - y)
+			size, whole = size+bounds.Sq(left(t, c)), whole+bounds.Sq(product(t, c))
 		}
 	}
 	if size <= 4*noise {
 		return nil
 	}
-	rank, vectors := ranks(left, 1.5*noise)
-	whole := mat.Norm(product, 2)
-	control, _ := ranks(product, 1.5*noise*whole*whole/size)
+	rank, vectors := ranks(gram(len(rows), n, left), 1.5*noise)
+	control, _ := ranks(gram(len(rows), n, product), 1.5*noise*whole/size)
 	if rank == 0 || rank*ranksOfProduct > min(control, n) {
 		return nil
 	}
-	directions := make([][]float64, 0, rank)
-	for k := range rank { // uᵀD, normalised
-		direction := mat.NewVecDense(n, nil)
-		direction.MulVec(left.T(), vectors.ColView(k))
-		direction.ScaleVec(1/mat.Norm(direction, 2), direction)
-		directions = append(directions, direction.RawVector().Data)
+	directions := make([][]float64, rank)
+	for k := range directions { // uᵀD, normalised
+		direction, squares := make([]float64, n), 0.0
+		for c := range direction {
+			for t := range rows {
+				direction[c] += float64(vectors.At(t, k) * left(t, c))
+			}
+			squares += bounds.Sq(direction[c])
+		}
+		for c := range direction {
+			direction[c] /= math.Sqrt(squares)
+		}
+		directions[k] = direction
 	}
 	return directions
 }
@@ -139,14 +144,25 @@ func (f *Failure) cast(row []float32) float64 {
 	return bounds.PrecisionOf(f.Pack.DType).Ulp(1) * math.Sqrt(squares/float64(len(row))/12)
 }
 
-// ranks returns how many directions leave at most a sum of squares of a matrix, and its left singular vectors, those of
-// large values first.
-func ranks(a *mat.Dense, most float64) (rank int, left *mat.Dense) {
-	n, _ := a.Dims()
-	var gram mat.SymDense
-	gram.SymOuterK(1, a)
+// gram is A·Aᵀ of a matrix A [rows, n], some columns of which are in memory at a time.
+func gram(rows, n int, at func(t, c int) float64) *mat.SymDense {
+	const columns = 256
+	sum, part := mat.NewSymDense(rows, nil), mat.NewSymDense(rows, nil)
+	for first := 0; first < n; first += columns {
+		a := mat.NewDense(rows, min(columns, n-first), nil)
+		a.Apply(func(t, c int, _ float64) float64 { return at(t, first+c) }, a)
+		part.SymOuterK(1, a)
+		sum.AddSym(sum, part)
+	}
+	return sum
+}
+
+// ranks returns how many directions leave at most a sum of squares of a matrix A, and its left singular vectors, those of
+// large values first. gram is A·Aᵀ.
+func ranks(gram *mat.SymDense, most float64) (rank int, left *mat.Dense) {
+	n := gram.SymmetricDim()
 	var eigen mat.EigenSym
-	if !eigen.Factorize(&gram, true) {
+	if !eigen.Factorize(gram, true) {
 		return n, nil
 	}
 	values := eigen.Values(nil) // ascending
