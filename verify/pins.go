@@ -163,8 +163,8 @@ func (t *tracer) rotationTells(compressed bool) map[tell]bool {
 	tells, o := map[tell]bool{}, t.options()
 	for _, n := range rotationNumbers(t.m.Config, compressed) {
 		for _, by := range halfAndTwice {
-			if !model.RotatesAlike(t.m.Config, n.times(t.m.Config, by), compressed, t.in.Seq, &o) {
-				tells[tell{-1, n.key, by}] = true
+			if !model.RotatesAlike(t.m.Config, n.With(t.m.Config, by*n.Value(t.m.Config)), compressed, t.in.Seq, &o) {
+				tells[tell{-1, n.Key, by}] = true
 			}
 		}
 	}
@@ -209,59 +209,14 @@ func otherGroupCount(c *config.Config, key string, by float64) *config.Config {
 	return other
 }
 
-// number is a number of config.json that RoPE's tables and the scale of scores are made of.
-type number struct {
-	key     string
-	real    func(c *config.Config) *float64 // nil if it is an integer
-	integer func(c *config.Config) *int
-}
-
-// times returns c with the number multiplied.
-func (n number) times(c *config.Config, by float64) *config.Config {
-	other := *c
-	for _, s := range []**config.RopeScaling{&other.RopeScaling, &other.CompressRopeScaling} {
-		if *s != nil {
-			scaling := **s
-			*s = &scaling
-		}
-	}
-	if n.real != nil {
-		*n.real(&other) *= by
-	} else {
-		*n.integer(&other) = max(1, int(float64(*n.integer(c))*by))
-	}
-	return &other
-}
-
 // rotationNumbers are the numbers of RoPE's tables in layers without entries, or in those with entries.
-func rotationNumbers(c *config.Config, compressed bool) []number {
-	theta := number{key: "rope_theta", real: func(c *config.Config) *float64 { return &c.RopeTheta }}
-	scaling := func(c *config.Config) *config.RopeScaling { return c.RopeScaling }
+func rotationNumbers(c *config.Config, compressed bool) []config.Number {
+	list, s := config.RotationNumbers(c, compressed), c.RopeScaling
 	if compressed {
-		theta = number{key: "compress_rope_theta", real: func(c *config.Config) *float64 { return &c.CompressRopeTheta }}
-		scaling = func(c *config.Config) *config.RopeScaling { return c.CompressRopeScaling }
+		s = c.CompressRopeScaling
 	}
-	real := func(key string, of func(s *config.RopeScaling) *float64) number {
-		return number{key: "rope_scaling." + key, real: func(c *config.Config) *float64 { return of(scaling(c)) }}
-	}
-	list := []number{theta}
-	s := scaling(c)
-	if s == nil || s.Type == "dynamic" { // dynamic scaling begins where the pack may not reach: see unexercised
-		return list
-	}
-	list = append(list, real("factor", func(s *config.RopeScaling) *float64 { return &s.Factor }))
-	if s.Type != "yarn" {
-		return list
-	}
-	list = append(list, number{key: "rope_scaling.original_max_position_embeddings",
-		integer: func(c *config.Config) *int { return &scaling(c).OriginalMaxPositionEmbeddings }},
-		real("beta_fast", func(s *config.RopeScaling) *float64 { return &s.BetaFast }),
-		real("beta_slow", func(s *config.RopeScaling) *float64 { return &s.BetaSlow }))
-	if s.MScale != 0 && s.MScaleAllDim != 0 {
-		list = append(list, real("mscale", func(s *config.RopeScaling) *float64 { return &s.MScale }))
-	}
-	if s.MScaleAllDim != 0 {
-		list = append(list, real("mscale_all_dim", func(s *config.RopeScaling) *float64 { return &s.MScaleAllDim }))
+	if s != nil && s.Type == "dynamic" {
+		return list[:1] // it begins where the pack may not reach: see unexercised
 	}
 	return list
 }
@@ -279,7 +234,7 @@ func tried(c *config.Config, mode report.Mode) []string {
 		numbers = append(numbers, rotationNumbers(c, true)...)
 	}
 	for _, n := range numbers {
-		keys = append(keys, n.key)
+		keys = append(keys, n.Key)
 	}
 	return append(keys, groupKeys(c)...)
 }

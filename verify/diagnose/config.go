@@ -9,27 +9,6 @@ import (
 
 // Mistakes in what the reference ran with: config.json, the pack's inputs, dtypes.
 
-// undoNumber sets a number of config.json to one that others run with.
-func undoNumber(key string, at func(*config.Config) *float64, ran float64) func(x *Trial) string {
-	return func(x *Trial) string {
-		number := at(&x.Config)
-		was := *number
-		*number = ran
-		if was == ran {
-			return ""
-		}
-		return fmt.Sprintf("the reference ran with %s %g, here it is %g", key, ran, was)
-	}
-}
-
-func undoEps(eps float64) func(x *Trial) string {
-	return undoNumber("rms_norm_eps", func(c *config.Config) *float64 { return &c.RMSNormEps }, eps)
-}
-
-func undoTheta(theta float64) func(x *Trial) string {
-	return undoNumber("rope_theta", func(c *config.Config) *float64 { return &c.RopeTheta }, theta)
-}
-
 func undoRopeScaling(x *Trial) string {
 	if x.Config.RopeScaling == nil {
 		return ""
@@ -38,23 +17,16 @@ func undoRopeScaling(x *Trial) string {
 	return "the reference ran without the rope_scaling of config.json"
 }
 
-// scalings are the rope_scaling entries to try where config.json has none: those of DeepSeek
-// models, and the same of lengths that max_position_embeddings may follow from.
-func scalings(c *config.Config, seq int) (list []config.RopeScaling) {
-	factors := []float64{40, 2, 4, 8, 16, 32}
-	for _, f := range factors {
-		list = append(list, config.RopeScaling{Type: "linear", Factor: f})
-		if seq > c.MaxPositionEmbeddings {
-			list = append(list, config.RopeScaling{Type: "dynamic", Factor: f})
-		}
-	}
+// scalings are the rope_scaling entries of YaRN to try where config.json has none: those of DeepSeek models, and the same
+// of lengths that max_position_embeddings may follow from.
+func scalings(c *config.Config) (list []config.RopeScaling) {
 	lengths := []int{4096}
 	for n := c.MaxPositionEmbeddings; n >= 16 && n >= c.MaxPositionEmbeddings/64; n /= 2 {
 		if n != 4096 {
 			lengths = append(lengths, n)
 		}
 	}
-	for _, f := range factors {
+	for _, f := range []float64{40, 2, 4, 8, 16, 32} {
 		for _, length := range lengths {
 			for _, mscale := range []float64{1, 0.707, 0} {
 				list = append(list, config.RopeScaling{Type: "yarn", Factor: f, OriginalMaxPositionEmbeddings: length,
@@ -71,13 +43,18 @@ func undoMissingScaling(s config.RopeScaling) func(x *Trial) string {
 			return ""
 		}
 		x.Config.RopeScaling = &s
-		what := fmt.Sprintf("%s, factor %g", s.Type, s.Factor)
-		if s.Type == "yarn" {
-			what += fmt.Sprintf(", original_max_position_embeddings %d, mscale and mscale_all_dim %g",
-				s.OriginalMaxPositionEmbeddings, s.MScale)
-		}
-		return fmt.Sprintf("config.json has no rope_scaling, and the reference ran as with %s", what)
+		return missingScaling(&s)
 	}
+}
+
+// missingScaling describes a rope_scaling that config.json lacks.
+func missingScaling(s *config.RopeScaling) string {
+	what := fmt.Sprintf("%s, factor %g", s.Type, s.Factor)
+	if s.Type == "yarn" {
+		what += fmt.Sprintf(", original_max_position_embeddings %d, mscale and mscale_all_dim %g",
+			s.OriginalMaxPositionEmbeddings, s.MScale)
+	}
+	return "config.json has no rope_scaling, and the reference ran as with " + what
 }
 
 // undoHeads sets the number of heads to another that gives projections of the same shapes.

@@ -33,9 +33,10 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	if err := f.findWrong(ctx); err != nil {
 		return nil, nil, err
 	}
+	var known []report.Cause // from the pack's config
 	try := func(list []mistake) error {
 		for _, m := range list {
-			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) {
+			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) || hasCause(known, m.id) {
 				continue
 			}
 			c, err := f.try(ctx, m)
@@ -51,7 +52,21 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		}
 		return nil
 	}
-	err = try(mistakes(f))
+	recorded, together := f.recordedMistakes()
+	err = try(recorded)
+	known = slices.Clone(causes)
+	if err == nil && len(known) == 0 {
+		var solved []mistake
+		if solved, err = f.numberMistakes(ctx); err == nil {
+			err = try(solved)
+		}
+	}
+	if err == nil {
+		err = try(mistakes(f))
+	}
+	if err == nil && len(causes) == 0 {
+		err = try(together)
+	}
 	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, elementMistakes,
 		rankMistakes, fusedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more

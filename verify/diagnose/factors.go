@@ -44,7 +44,7 @@ const (
 // factorMistakes are the factors of the failed product's or norm's weight, if it has any.
 func factorMistakes(f *Failure) []mistake {
 	factors, errors := f.columnFactors()
-	if factors == nil {
+	if !slices.ContainsFunc(factors, func(x float64) bool { return x != 1 }) { // a limit of the user's may fail without
 		return nil
 	}
 	id, words, exact := f.describeFactors(factors)

@@ -48,7 +48,8 @@ type Failure struct {
 	Idx           []int     // golden choice of experts of got's rows, if the routed sum failed and the pack has it
 	Scores        []float32 // that experts are chosen by, if their choice failed
 
-	wrong *token // of a failed routed sum; nil of other stages
+	wrong   *token    // of a failed routed sum; nil of other stages
+	weights []float64 // see residualWeights
 
 	// Rerun runs the layer or head of a trial from the golden's input, and returns of the watched stages that
 	// it shows whether they pass. It may end at the first of them that fails.

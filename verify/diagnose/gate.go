@@ -2,8 +2,8 @@ package diagnose
 
 import (
 	"fmt"
+	"math"
 	"slices"
-	"strconv"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -98,7 +98,7 @@ func undoScale(x *Trial) string {
 	was := x.Config.RoutedScalingFactor
 	scale := x.failed.scaled(was)
 	x.Config.RoutedScalingFactor = scale
-	if !(scale > 0) {
+	if !(scale > 0) || scale == was {
 		return ""
 	}
 	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was)
@@ -134,13 +134,21 @@ func (b *biasLeak[V]) Move(m *model.Move, operands ...V) V {
 	return b.Arithmetic.Move(m, operands...)
 }
 
-// scaled returns the factor that the failed stage is multiplied by, had it been such that
-// the stage's first value is the golden's, in three digits: a number that somebody would
-// have written.
+// scaled returns the factor that the failed stage is multiplied by, had it been such that the stage is the golden: a
+// number that somebody would have written, of as few digits as its error allows.
 func (f *Failure) scaled(factor float64) float64 {
-	ratio := float64(f.Want[0]) / float64(f.Got.Values[0])
-	written, _ := strconv.ParseFloat(strconv.FormatFloat(factor*ratio, 'g', 3, 64), 64)
-	return written
+	all := new(fit)
+	for i, want := range f.Want {
+		unit := f.tolerance(i, i)
+		all.add(float64(f.Unrounded[i])/unit, float64(want)/unit)
+	}
+	solved := factor * all.factor()
+	for digits := 1; digits <= 6; digits++ {
+		if v := written(solved, digits); math.Abs(v/solved-1) <= leastCertain*all.deviation()/all.factor()+1e-6 {
+			return v
+		}
+	}
+	return written(solved, 3)
 }
 
 func undoSeqAux(x *Trial) string {

@@ -49,19 +49,13 @@ func configMistakes(f *Failure) []mistake {
 		}
 	}
 	for _, mscale := range []float64{1, 0.707, 0} {
-		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, undo: undoMScale(mscale)})
-	}
-	for _, eps := range []float64{1e-6, 1e-5, 1e-8, 1e-12, 1e-4} {
-		list = append(list, mistake{id: "norm-eps", kinds: normStages, undo: undoEps(eps)})
-	}
-	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {
-		list = append(list, mistake{id: "rope-theta", kinds: ropeStages, undo: undoTheta(theta)})
+		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, unless: "yarn-mscale", undo: undoMScale(mscale)})
 	}
 	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} {
 		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: undoHeads(heads)})
 	}
-	for _, s := range scalings(c, f.In.Seq) {
-		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, undo: undoMissingScaling(s)})
+	for _, s := range scalings(c) {
+		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, unless: "rope-scaling", undo: undoMissingScaling(s)})
 	}
 	return list
 }

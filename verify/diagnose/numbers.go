@@ -1,0 +1,352 @@
+package diagnose
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// Numbers of config.json that the reference ran with: those of the pack's config, and such as are solved for. The failed
+// stage is computed with other numbers, and the one with which it is nearest to the golden, rounded to few digits, is
+// tried.
+
+// recordedMistakes are the differences of the config from the pack's, each by itself, and all of them together.
+func (f *Failure) recordedMistakes() (single, together []mistake) {
+	c := f.Model.Config
+	recorded, err := f.Pack.RecordedConfig(c.Reference)
+	if err != nil || recorded == nil {
+		return nil, nil
+	}
+	all, words := *c, []string{}
+	for i := range reflect.TypeFor[config.Config]().NumField() {
+		one := *c
+		from, to := reflect.ValueOf(recorded).Elem().Field(i), reflect.ValueOf(&one).Elem().Field(i)
+		if !to.CanSet() || reflect.DeepEqual(from.Interface(), to.Interface()) {
+			continue
+		}
+		to.Set(from)
+		differ := slices.DeleteFunc(config.Differences(c, &one), func(d config.Difference) bool { return !d.Meaning })
+		if len(differ) == 0 {
+			continue
+		}
+		reflect.ValueOf(&all).Elem().Field(i).Set(from)
+		d := differ[0]
+		words = append(words, fmt.Sprintf("%s %s, here it is %s", d.Key, inConfig(d.B), inConfig(d.A)))
+		if _, err := c.Override(map[string]jsontext.Value{d.Key: d.B}); err == nil { // else it is none by itself
+			single = append(single, f.configMistake(causeOf(d.Key), &one, "the reference ran with "+words[len(words)-1]))
+		}
+	}
+	if len(words) > 1 {
+		together = []mistake{f.configMistake("config-values", &all, "the reference ran with "+strings.Join(words, "; "))}
+	}
+	return single, together
+}
+
+// inConfig writes a value of config.json, a number as Go does.
+func inConfig(v []byte) string {
+	if x, err := strconv.ParseFloat(string(v), 64); err == nil {
+		return fmt.Sprintf("%g", x)
+	}
+	return string(v)
+}
+
+// configMistake is a config that the reference ran with.
+func (f *Failure) configMistake(id string, c *config.Config, words string) mistake {
+	return mistake{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
+		x.Config = *c
+		return words
+	}}
+}
+
+// causeOf returns the id of the mistake that a key of config.json has another value.
+func causeOf(key string) string {
+	for _, known := range []struct{ key, id string }{
+		{"rms_norm_eps", "norm-eps"}, {"rope_theta", "rope-theta"}, {"compress_rope_theta", "rope-theta"},
+		{"rope_scaling.mscale", "yarn-mscale"}, {"rope_scaling.mscale_all_dim", "yarn-mscale"},
+		{"routed_scaling_factor", "routed-scale"}, {"aux_loss_alpha", "aux-loss-alpha"}, {"seq_aux", "aux-loss-form"},
+		{"norm_topk_prob", "norm-topk"}, {"num_experts_per_tok", "experts-per-token"}, {"n_group", "group-count"},
+		{"topk_group", "topk-group"}, {"num_attention_heads", "head-count"}, {"rope_interleave", "rope-layout"},
+		{"index_topk", "index-topk"}, {"sliding_window", "sliding-window"}, {"hc_sinkhorn_iters", "sinkhorn-iterations"},
+	} {
+		if key == known.key {
+			return known.id
+		}
+	}
+	if strings.HasPrefix(key, "rope_scaling") {
+		return "rope-scaling"
+	}
+	return "config-values"
+}
+
+// number is a number of config.json that may be solved for.
+type number struct {
+	config.Number
+	base   *config.Config // with this number as it is; its rope_scaling may be one to try
+	starts []float64      // values to begin with
+	smooth bool           // the stage depends on it continuously
+	digits int            // most that it is written with
+}
+
+// shownNumbers are those that the failed stage may show.
+func (f *Failure) shownNumbers() (list []number) {
+	c := f.Model.Config
+	isNorm := func(w string) bool { return strings.HasSuffix(w, "norm.weight") }
+	if slices.ContainsFunc(f.Weights, isNorm) || slices.Contains(streamStages, f.kind()) {
+		list = append(list, number{config.NormEps(), c, powers(1e-12, 10, 10), true, 2})
+	}
+	if !slices.Contains(rotationStages, f.kind()) {
+		return list
+	}
+	compressed := strings.Contains(f.Kind, "compress") || c.Windowed() && f.Layer >= 0 && c.CompressRate(f.Layer) > 0
+	for _, n := range config.RotationNumbers(c, compressed) {
+		around := powers(n.Value(c)/32, 2, 11)
+		if pack.IsTable(f.Name) && f.scalesScores(n) != f.failsInAttention() {
+			continue
+		}
+		switch n.Key {
+		case "rope_theta", "compress_rope_theta":
+			list = append(list, number{n, c, powers(1e3, 4, 10), true, 4})
+		case "rope_scaling.factor":
+			list = append(list, number{n, c, around, true, 4})
+		case "rope_scaling.mscale", "rope_scaling.mscale_all_dim":
+			list = append(list, number{n, c, powers(n.Value(c)/4, 2, 5), true, 3})
+		default: // rounded to whole pairs
+			if n.Key == "rope_scaling.original_max_position_embeddings" {
+				around = slices.DeleteFunc(around, func(v float64) bool { return v < 2 || v != math.Trunc(v) })
+			}
+			list = append(list, number{n, c, around, false, 0})
+		}
+	}
+	for _, kind := range []string{"linear", "dynamic"} {
+		if c.RopeScaling == nil && !c.Windowed() && (kind == "linear" || f.In.Seq > c.MaxPositionEmbeddings) {
+			scaled := *c
+			scaled.RopeScaling = &config.RopeScaling{Type: kind, Factor: 1}
+			list = append(list, number{config.RotationNumbers(&scaled, false)[1], &scaled, powers(1, 2, 8), true, 4})
+		}
+	}
+	return list
+}
+
+// scalesScores reports whether a number of YaRN changes the scale of scores, beside RoPE's tables.
+func (f *Failure) scalesScores(n config.Number) bool {
+	s := f.Model.Config.RopeScaling
+	return s != nil && s.MScaleAllDim != 0 && (n.Key == "rope_scaling.factor" || n.Key == "rope_scaling.mscale_all_dim")
+}
+
+// failsInAttention reports whether a stage of attention failed.
+func (f *Failure) failsInAttention() bool {
+	return slices.ContainsFunc(f.Checks, func(c report.Check) bool {
+		_, kind := pack.CutLayer(c.Tensor)
+		return c.Verdict == report.Fail && strings.HasPrefix(kind, "self_attn.")
+	})
+}
+
+// rank is 0 for a value that most configs have, else 1.
+func (n number) rank(v float64) int {
+	usual := map[string][]float64{"rope_theta": {1e4, 5e4, 1e6}, "compress_rope_theta": {1.6e5}, "rope_scaling.beta_fast": {32},
+		"rope_scaling.beta_slow": {1}, "rope_scaling.factor": {40, 4, 16, 32, 64}}
+	if slices.Contains(usual[n.Key], v) {
+		return 0
+	}
+	return 1
+}
+
+// powers are n numbers from first on, each by times the one before.
+func powers(first, by float64, n int) (list []float64) {
+	for range n {
+		list = append(list, first)
+		first *= by
+	}
+	return list
+}
+
+// numberMistakes are the values of numbers with which the failed stage is nearest to the golden, the nearest first.
+func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error) {
+	if f.Want == nil || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+		return nil, nil
+	}
+	type fitted struct {
+		number
+		value, left float64
+	}
+	var found []fitted
+	for _, n := range f.shownNumbers() {
+		value, left, err := f.solve(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		if n.Key == "rope_scaling.factor" && value <= 1 { // no scaling, which has a name of its own
+			continue
+		}
+		if f.isNearer(left, f.left(f.Unrounded)) && value != n.Value(n.base) {
+			found = append(found, fitted{n, value, left})
+		}
+	}
+	least := math.Inf(1)
+	for _, x := range found {
+		least = min(least, x.left)
+	}
+	slices.SortStableFunc(found, func(a, b fitted) int { // numbers that nearly everybody writes come first
+		return cmp.Or(cmp.Compare(a.rank(a.value), b.rank(b.value)), cmp.Compare(a.left, b.left))
+	})
+	if f.Model.Config.Windowed() && slices.Contains(rotationStages, f.kind()) {
+		list = append(list, mistake{id: "rope-tables", kinds: []string{f.kind()}, undo: undoTables})
+	}
+	for _, x := range found {
+		if !f.isNearer(least, x.left) {
+			c, words := x.With(x.base, x.value), fmt.Sprintf("the reference ran with %s %g, here it is %g", x.Key, x.value, x.Value(x.base))
+			if x.base != f.Model.Config {
+				words = missingScaling(c.RopeScaling)
+			}
+			m := f.configMistake(causeOf(x.Key), c, words)
+			m.unless = "rope-tables"
+			list = append(list, m)
+		}
+	}
+	return list, nil
+}
+
+// isNearer reports whether a sum of squares is less than another by more than chance explains: by 8 standard deviations
+// of a number's fit, as large as they are at best.
+func (f *Failure) isNearer(a, b float64) bool {
+	return a+bounds.Lambda*bounds.Lambda*max(1, a/float64(len(f.Want))) < b
+}
+
+// solve returns the written value of a number with which the failed stage is nearest to the golden, and what it leaves.
+func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err error) {
+	c := n.base
+	value, left = n.Value(c), f.left(f.Unrounded)
+	try := func(v float64) ([]float32, error) { return f.valuesWith(ctx, n.With(c, v)) }
+	far := func(v float64) float64 { return math.Abs(math.Log(v / n.Value(c))) }
+	slices.SortFunc(n.starts, func(a, b float64) int { return cmp.Compare(far(a), far(b)) }) // of equals the nearest counts
+	shows := false
+	for i, v := range n.starts {
+		got, err := try(v)
+		if shows = shows || !slices.Equal(got, f.Unrounded); err != nil || i == 2 && !shows {
+			return value, left, err
+		}
+		if l := f.left(got); l < left {
+			value, left = v, l
+		}
+	}
+	if !n.smooth || !(value > 0) {
+		return value, left, nil
+	}
+	nudge, spread := 1e-3, 0.0 // by which the derivative is measured; standard deviation of the number's logarithm
+	if f.Got.DType != tensor.F32 {
+		nudge = 0.05 // many elements round to the next number then
+	}
+	for range mostSteps {
+		var got [3][]float32
+		for i, by := range []float64{1, 1 + nudge, 1 / (1 + nudge)} {
+			if got[i], err = try(value * by); err != nil || got[i] == nil {
+				return value, math.Inf(1), err
+			}
+		}
+		rd, dd := 0.0, 0.0
+		for i, w := range f.residualWeights() {
+			d := (float64(got[1][i]) - float64(got[2][i])) / (2 * math.Log1p(nudge))
+			rd, dd = rd+w*d*(float64(f.Want[i])-float64(got[0][i])), dd+w*d*d
+		}
+		if dd == 0 {
+			return value, math.Inf(1), nil
+		}
+		step := min(max(rd/dd, -1), 1)
+		value, spread = value*math.Exp(step), 1/math.Sqrt(dd)
+		if math.Abs(step) < max(spread, nudge*nudge) {
+			break
+		}
+	}
+	solved, left := value, math.Inf(1)
+	for digits := 1; digits <= n.digits; digits++ {
+		v := written(solved, digits)
+		if math.Abs(math.Log(v/solved)) > leastCertain*spread+40*nudge*nudge {
+			continue
+		}
+		got, err := try(v)
+		if err != nil {
+			return value, left, err
+		}
+		if l := f.left(got); f.isNearer(l, left) {
+			value, left = v, l
+		}
+	}
+	return value, left, nil
+}
+
+const mostSteps = 8 // of Newton's method
+
+// written rounds a number to so many digits.
+func written(v float64, digits int) float64 {
+	x, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', digits, 64), 64)
+	return x
+}
+
+// valuesWith returns what the failed stage is with another config, as Unrounded; nil if it does not come so far.
+func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float32, err error) {
+	x := f.NewTrial()
+	x.Config = *c
+	x.Proves = func(y *bounds.Value) bool {
+		width := f.Got.Width()
+		for _, row := range f.Rows {
+			got = append(got, y.Values[row*width:(row+1)*width]...)
+		}
+		return false
+	}
+	_, err = f.Rerun(ctx, x, []string{f.Name}, true)
+	if !bounds.AllFinite(got) {
+		got = nil
+	}
+	return got, err
+}
+
+// residualWeights are the weights of the elements in a sum of squares: 1 over their variance, that of the golden's
+// rounding included.
+func (f *Failure) residualWeights() []float64 {
+	if f.weights == nil {
+		p := bounds.PrecisionOf(f.Got.DType)
+		f.weights = make([]float64, len(f.Want))
+		size := 0.0
+		for _, g := range f.Want {
+			size += bounds.Sq(float64(g)) / float64(len(f.Want))
+		}
+		for i, g := range f.Want {
+			unit := p.Ulp(max(math.Abs(float64(g)), math.Sqrt(size)/256))
+			f.weights[i] = f.RowWeights[i/f.Got.Width()] / (bounds.Sq(f.Deviations[i]) + bounds.Sq(unit)/12)
+		}
+	}
+	return f.weights
+}
+
+// left is the sum of the squares of the golden less y, in standard deviations; infinite without y.
+func (f *Failure) left(y []float32) (sum float64) {
+	if y == nil {
+		return math.Inf(1)
+	}
+	for i, w := range f.residualWeights() {
+		sum += w * bounds.Sq(float64(f.Want[i])-float64(y[i]))
+	}
+	return sum
+}
+
+// streamStages are the first stages of DeepSeek-V4's streams, whose mixtures are normalised first.
+var streamStages = []string{"attn_hc.pre", "attn_hc.post", "attn_hc.comb", "ffn_hc.pre", "ffn_hc.post", "ffn_hc.comb",
+	"model.hc_head.pre"}
+
+// rotationStages show numbers of RoPE.
+var rotationStages = slices.Concat(ropeStages, []string{"self_attn.query", "self_attn.kv", "self_attn.o_a_proj.input",
+	"self_attn.compressor.indexer.q", "model.rotary_emb.main.cos", "model.rotary_emb.compress.cos", pack.IndexerKeys},
+	entriesOf("entries"))
