@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -290,6 +291,21 @@ func ofRotary() []mistake {
 			return s.set(map[string]string{"rope_theta": theta}) ||
 				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":` + theta + `}`})
 		}},
+		{"rope_theta 50000, as Kimi-K2's", "rope-theta", rotated, "", func(s *subject) bool {
+			if s.config.RopeScaling != nil || s.config.CompressRate(0) > 0 {
+				return false
+			}
+			return s.set(map[string]string{"rope_theta": "50000"}) ||
+				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":50000.0}`})
+		}},
+		{"YaRN's factor doubled", "rope-scaling", rotated, "", func(s *subject) bool {
+			scaling := s.config.RopeScaling
+			return scaling != nil && scaling.Type == "yarn" && !s.config.Windowed() &&
+				s.set(map[string]string{"rope_parameters": fmt.Sprintf(`{"rope_type":"yarn","rope_theta":%g,"factor":%g,`+
+					`"original_max_position_embeddings":%d,"mscale":%g,"mscale_all_dim":%g,"beta_fast":%g,"beta_slow":%g}`,
+					s.config.RopeTheta, 2*scaling.Factor, scaling.OriginalMaxPositionEmbeddings, scaling.MScale,
+					scaling.MScaleAllDim, scaling.BetaFast, scaling.BetaSlow)})
+		}},
 		{"rope_interleave the other way", "rope-layout", attended, "", func(s *subject) bool {
 			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RopeInterleave)}) &&
 				s.config.LatentAttention() && s.config.ModelType == "deepseek_v3"
@@ -328,6 +344,9 @@ func ofNorms() []mistake {
 	return []mistake{
 		{"rms_norm_eps 1e-5", "norm-eps", "model.layers.0.input_layernorm.output", "", func(s *subject) bool {
 			return s.config.RMSNormEps != 1e-5 && s.set(map[string]string{"rms_norm_eps": "1e-5"})
+		}},
+		{"rms_norm_eps 3e-4", "norm-eps", "model.layers.0.input_layernorm.output", "", func(s *subject) bool {
+			return !s.config.Windowed() && s.set(map[string]string{"rms_norm_eps": "3e-4"}) // V4's first norm is another one
 		}},
 		{"a norm's weight less 1", "norm-off-by-one", input + ".output", "",
 			editing(input+".weight", func(t *tensor.Tensor) bool {
