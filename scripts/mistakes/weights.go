@@ -106,6 +106,20 @@ func ofWeights() []mistake {
 		{"eight rows of o_proj halved", "weight-scaled", o + ".output", "", scaling(o+".weight", .5,
 			func(t *tensor.Tensor) []int { return every(t)[:8*t.Shape[1]] })},
 		{"q_a_proj × 0.125", "weight-scaled", "{attn}q_a_proj.output", "", times("{attn}q_a_proj", .125)},
+		{"scales of o_proj doubled", "weight-scaled", o + ".output", "", scaling(o+".weight_scale_inv", 2, every)},
+		{"scales of o_proj lost", "weight-scaled", o + ".output", "", editing(o+".weight_scale_inv",
+			func(t *tensor.Tensor) bool {
+				return t.Shape[1] == 1 && put(t, func(int, float32) float32 { return 1 })
+			})},
+		{"scales of o_proj inverted", "weight-scaled", o + ".output", "", editing(o+".weight_scale_inv",
+			func(t *tensor.Tensor) bool {
+				return t.Shape[1] == 1 && put(t, func(_ int, v float32) float32 { return 1 / v })
+			})},
+		{"channels of a norm reversed", "norm-weight", norm + ".output", "in another order", editing(norm+".weight",
+			func(t *tensor.Tensor) bool {
+				values, err := t.Float32s(nil)
+				return err == nil && put(t, func(i int, _ float32) float32 { return values[len(values)-1-i] })
+			})},
 		{"the router × 2", "weight-scaled", gateLogits, "", times("{moe}gate", 2)},
 		{"lm_head × 1/√hidden_size", "weight-scaled", "lm_head.output", "", root("lm_head", -.5)},
 		{"the shared experts' up_proj × 2", "weight-scaled", shared + "output", "", times(shared+"up_proj", 2)},

@@ -83,9 +83,12 @@ func (o *factored) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
 	if l.Weight.Name != o.name {
 		return y
 	}
-	p := bounds.PrecisionOf(l.Weight.DType)
 	return o.times(y, func(c int) func(t int) float64 {
-		row, _ := l.Weight.Row(c).Float32s(nil) // columnFactors leaves scaled weights and blocks out
+		if l.Weight.Scales != nil {
+			return func(int) float64 { return 0 }
+		}
+		row, _ := l.Weight.Row(c).Float32s(nil) // columnFactors leaves blocks out
+		p := bounds.PrecisionOf(l.Weight.DType)
 		return func(t int) (squares float64) {
 			for k, w := range row {
 				squares += bounds.Sq(p.Ulp(float64(w)) * float64(x.Rounded(t*len(row)+k)))
@@ -166,13 +169,13 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() {
 		return nil, nil
 	}
-	d := tensor.BF16
+	d, scaled := tensor.BF16, false
 	if !sum {
 		w := f.Set.Find(f.module() + ".weight")
-		if w == nil || w.Scaled() || w.DType.Blocked() {
+		if w == nil || w.DType.Blocked() {
 			return nil, nil
 		}
-		d = w.DType
+		d, scaled = w.DType, w.Scaled()
 	}
 	n, all := f.Got.Width(), new(fit)
 	factors, errors = make([]float64, n), make([]float64, n)
@@ -180,14 +183,17 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 	for i, y := range f.Unrounded {
 		size[i/n] = math.Hypot(size[i/n], float64(y)/math.Sqrt(float64(n)))
 	}
-	stored := bounds.PrecisionOf(d).Ulp(1) / 2
+	stored := 0.0 // a weight's roundings; scales change no code
+	if !scaled {
+		stored = bounds.PrecisionOf(d).Ulp(1) / 2
+	}
 	for i, want := range f.Want {
 		y, g := float64(f.Unrounded[i]), float64(want)
 		unit := math.Hypot(f.tolerance(i, i), stored*size[i/n])
 		columns[i%n].add(y/unit, g/unit)
 		all.add(y/unit, g/unit)
 	}
-	if one := all.factor(); n >= leastUniform && all.left(one) <= mostLeft*all.left(1) {
+	if one := all.factor(); n >= leastUniform && all.left(one) <= min(mostLeft*all.left(1), 2*math.Sqrt(all.n)) {
 		for c := range factors {
 			factors[c], errors[c] = one, all.deviation()
 		}
@@ -397,6 +403,17 @@ func (f *Failure) normInWords(factors []float64) string {
 			len(other) == len(ours) && near(func(c int) float64 { return float64(other[c]) }) {
 			return "is not the reference's, which is stored as " + w.Name
 		}
+	}
+	ordered := func(values []float64) []float64 { return slices.Sorted(slices.Values(values)) }
+	mine := make([]float64, len(ours))
+	for c, w := range ours {
+		mine[c] = float64(w)
+	}
+	mine, theirs := ordered(mine), ordered(reference)
+	if !slices.ContainsFunc(indices(len(mine)), func(i int) bool {
+		return math.Abs(mine[i]-theirs[i]) > 1e-2*max(math.Abs(mine[i]), 1e-2)
+	}) {
+		return "holds the reference's numbers in another order: the hidden channels may be permuted"
 	}
 	return "is not the reference's: each channel is off by a factor of its own"
 }

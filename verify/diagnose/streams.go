@@ -44,6 +44,9 @@ func windowedMistakes(f *Failure) []mistake {
 		list = append(list, mistake{id: "output-groups", kinds: []string{"self_attn.o_a_proj.output"},
 			undo: undoGroupsOf(group)})
 	}
+	for l := range f.Model.Model.Layers {
+		list = append(list, mistake{id: "hash-table", kinds: []string{pack.TopKIdx}, undo: undoOtherTable(l)})
+	}
 	for _, above := range []bool{false, true} {
 		list = append(list, mistake{id: "swiglu-clamp", kinds: slices.Concat(pack.MLPOutputs, clampedStages),
 			undo: undoClamp(above)})
@@ -274,6 +277,20 @@ func undoShiftedTable(by int) func(x *Trial) string {
 		w.Tensor = movedRows(w.Tensor, by)
 		x.layer.MoE.Gate.TID2EID = &w
 		return fmt.Sprintf("row i of %s is row i%+d of the reference's", t.Name, -by)
+	}
+}
+
+// undoOtherTable puts another layer's table of experts in the place of the layer's.
+func undoOtherTable(l int) func(x *Trial) string {
+	return func(x *Trial) string {
+		other := x.failed.Model.Model.Layers[l].MoE
+		if l == x.failed.Layer || !slices.Contains(x.failed.Layers, l) || x.layer.MoE == nil || x.layer.MoE.Gate.TID2EID == nil ||
+			other == nil || other.Gate.TID2EID == nil {
+			return ""
+		}
+		was := x.layer.MoE.Gate.TID2EID.Name
+		x.layer.MoE.Gate.TID2EID = other.Gate.TID2EID
+		return fmt.Sprintf("%s is not the reference's, which is stored as %s", was, other.Gate.TID2EID.Name)
 	}
 }
 
