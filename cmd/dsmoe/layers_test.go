@@ -56,7 +56,7 @@ func TestLayers(t *testing.T) {
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor"},
-		"inspect/matrix":      {"inspect", "model", "model/weights"},
+		"inspect/matrix":      {"inspect", "model", "model/weights", "model/tensor"},
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},

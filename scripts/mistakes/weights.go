@@ -188,8 +188,15 @@ func ofWeights() []mistake {
 
 		{"o_proj of random numbers", "", o + ".output", "", randomly(o, 1)},
 		{"o_proj with noise of a hundredth", "", o + ".output", "", randomly(o, .01)},
-		{"o_proj through 4 bits", "", o + ".output", "", rounding(o, 7)},
-		{"o_proj through 8 bits", "", o + ".output", "", rounding(o, 127)},
+		{"o_proj through 4 bits", "weight-coded", o + ".output", "", rounding(o, 7)},
+		{"o_proj through 8-bit integers", "weight-coded", o + ".output", "", rounding(o, 127)},
+		{"o_proj through FP8", "weight-coded", o + ".output", "", editing(o+".weight", func(t *tensor.Tensor) bool {
+			return put(t, func(_ int, v float32) float32 {
+				fraction, exponent := math.Frexp(float64(v))
+				return float32(math.Ldexp(math.Round(fraction*16)/16, exponent))
+			})
+		})},
+		{"the shared experts' down_proj through 4 bits", "weight-coded", shared + "output", "", rounding(shared+"down_proj", 7)},
 		{"the last rows of o_proj zero", "", o + ".output", "", scaling(o+".weight", 0,
 			func(t *tensor.Tensor) []int { return every(t)[8*t.Shape[1]:] })},
 		{"rows of o_proj reversed, and one weight doubled", "", o + ".output", "", all(rows(o, reversed), scaling(o+".weight", 2, element(100)))},

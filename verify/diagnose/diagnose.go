@@ -68,7 +68,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		err = try(together)
 	}
 	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, elementMistakes,
-		rankMistakes, fusedMistakes} {
+		rankMistakes, codedMistakes, fusedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f))
 		}

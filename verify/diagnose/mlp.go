@@ -188,7 +188,7 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 		if together || len(all) == 1 { // else what one of several experts does to a few tokens, another can do as well
 			list = slices.Concat(list, m.scaled(), m.neurons())
 			if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
-				list = slices.Concat(elementMistakes(m.down), rankMistakes(m.down))
+				list = slices.Concat(elementMistakes(m.down), rankMistakes(m.down), codedMistakes(m.down))
 			}
 		}
 		if len(list) == 0 {

@@ -1,0 +1,111 @@
+package diagnose
+
+import (
+	"fmt"
+	"math"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
+)
+
+// A weight that went through codes of few bits, which the reference's did not: its numbers show the codes, and what
+// differs has the size of their rounding.
+
+// The share of the size that roundings of the codes have, within which what differs is theirs.
+const leastCoded, mostCoded = 0.4, 1.6
+
+// codedMistakes is the rounding of the failed product's weight to codes, if that explains the failure.
+func codedMistakes(f *Failure) []mistake {
+	if !f.isProduct() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+		return nil
+	}
+	w := f.loaded(f.module() + ".weight")
+	if w == nil || w.Scales != nil || w.DType.Blocked() {
+		return nil
+	}
+	codes := tensor.CodesOf(tensor.CodeRuns(w.Shape[0], func(i int) []float32 {
+		row, _ := w.Row(i).Float32s(nil)
+		return row
+	}))
+	if codes == tensor.NoCodes {
+		return nil
+	}
+	squares, expected, n := 0.0, 0.0, f.Got.Width()
+	for c := range n {
+		steps := codeSteps(w, c, codes)
+		for r := range f.Got.Rows() {
+			squares += bounds.Sq(float64(f.Want[r*n+c]) - float64(f.Unrounded[r*n+c]))
+			expected += roundings(steps, f.Input.Row(r))
+		}
+	}
+	if share := math.Sqrt(squares / expected); !(share >= leastCoded && share <= mostCoded) {
+		return nil
+	}
+	words := map[tensor.Codes]string{tensor.FourBits: "4 bits", tensor.EightFloats: "FP8", tensor.EightBits: "8-bit integers"}[codes]
+	return []mistake{{id: "weight-coded", kinds: []string{f.kind()}, undo: func(x *Trial) string {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &coded{a, w, codes} }
+		return fmt.Sprintf("%s went through %s, and the reference's did not: what differs has the size of that rounding", w.Name, words)
+	}}}
+}
+
+// codeSteps are the distances of neighbouring codes at each number of a row.
+func codeSteps(w *model.Weight, r int, codes tensor.Codes) []float64 {
+	const group = 32
+	row, _ := w.Row(r).Float32s(nil)
+	steps := make([]float64, len(row))
+	for first := 0; first < len(row); first += group {
+		most := 0.0
+		for _, v := range row[first:min(first+group, len(row))] {
+			most = max(most, math.Abs(float64(v)))
+		}
+		for c := first; c < min(first+group, len(row)); c++ {
+			switch codes {
+			case tensor.FourBits:
+				steps[c] = most / 7
+			case tensor.EightBits:
+				steps[c] = most / 127
+			case tensor.EightFloats: // 3 bits behind the first
+				_, exponent := math.Frexp(float64(row[c]))
+				steps[c] = math.Ldexp(1, exponent-4)
+			}
+		}
+	}
+	return steps
+}
+
+// roundings is the variance that roundings to codes give a product with x.
+func roundings(steps []float64, x []float32) (variance float64) {
+	for k, step := range steps {
+		variance += bounds.Sq(step*float64(x[k])) / 12
+	}
+	return variance
+}
+
+// coded is an arithmetic in which a weight was rounded to codes.
+type coded struct {
+	bounds.Arithmetic
+	w     *model.Weight
+	codes tensor.Codes
+}
+
+// Linear implements model.Arithmetic.
+func (o *coded) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	y := o.Arithmetic.Linear(x, l)
+	if l.Weight.Name != o.w.Name {
+		return y
+	}
+	z, width := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), x.Width()
+	in := make([]float32, len(x.Values))
+	for i := range in {
+		in[i] = x.Rounded(i)
+	}
+	for c := range y.Width() {
+		steps := codeSteps(o.w, c, o.codes)
+		for t := range y.Rows() {
+			i := t*y.Width() + c
+			z.Set(i, float64(z.Values[i]), z.Variance(i)+sharedRoundings*roundings(steps, in[t*width:(t+1)*width])/bounds.Sq(bounds.Unit))
+		}
+	}
+	return z
+}
