@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"flag"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -18,6 +19,9 @@ import (
 	"dsmoe/verify/pack"
 )
 
+// everyName is set by the long gate, scripts/check.sh.
+var everyName = flag.Bool("every-name", false, "try mistakes of every name, not of a few")
+
 // TestNearMistakesHaveNoName: a mistake that would explain what failed but for one number in some rows is not named, whatever
 // its kind. What is not finite explains itself.
 func TestNearMistakesHaveNoName(t *testing.T) {
@@ -31,6 +35,9 @@ func TestNearMistakesHaveNoName(t *testing.T) {
 			continue
 		}
 		near[m.cause] = true
+		if !*everyName && len(near)%6 > 0 {
+			continue
+		}
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			for _, golden := range packs {
