@@ -154,6 +154,12 @@ func TestReadOffTheNumbers(t *testing.T) {
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, mlp+"experts.3.down_proj.weight", mlp+"experts.5.down_proj.weight")
 			}},
+		{"v1-base/golden-f32", "weight-scaled", "down_proj.weight is 4 times the reference's; model.layers.2.mlp.experts.5.", func(t *testing.T, src weights.Source) altered {
+			a := times(mlp+"experts.3.down_proj.weight", 4)(t, src)
+			name := mlp + "experts.5.down_proj.weight"
+			a.tensors[name] = times(name, 2)(t, src).tensors[name]
+			return a
+		}},
 		{"v1-base/golden-f32", "other-weight", "experts.3.gate_proj.weight is not the reference's, which is stored as model.layers.3.mlp.experts.3.gate_proj.weight",
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, mlp+"experts.3.gate_proj.weight", "model.layers.3.mlp.experts.3.gate_proj.weight")

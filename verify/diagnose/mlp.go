@@ -206,11 +206,11 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	joint.undo = func(x *Trial) string {
 		var said []string
 		for _, list := range lists {
-			around := x.Around
+			before := x.Around
+			x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return a }
 			said = append(said, list[0].undo(x))
-			if mine := x.Around; len(said) > 1 {
-				x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return mine(around(a)) }
-			}
+			own := x.Around
+			x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return own(before(a)) }
 		}
 		return strings.Join(said, "; ")
 	}
