@@ -40,9 +40,6 @@ func ofStreams() []mistake {
 			editing("layers.0.ffn.gate.tid2eid", func(t *tensor.Tensor) bool {
 				return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
 			})},
-		{"tid2eid of another layer", "hash-table", topKIdx, "", func(s *subject) bool {
-			return s.swap("model.layers.0.mlp.gate.tid2eid", "model.layers.1.mlp.gate.tid2eid")
-		}},
 		{"groups of o_a_proj rotated", "output-groups", layer + "self_attn.o_a_proj.output", "", func(s *subject) bool {
 			return s.config.Windowed() && s.edit("layers.0.attn.wo_a.weight", func(t *tensor.Tensor) bool {
 				return reorder(t, func(r int) int { return (r + s.config.OLoraRank) % t.Shape[0] })

@@ -158,6 +158,9 @@ func ofWeights() []mistake {
 		}},
 		{"the embedding and the head exchanged", "other-weight", "model.embed_tokens.output", "", swap("model.embed_tokens", "lm_head")},
 
+		{"tid2eid of another layer", "hash-table", topKIdx, "", func(s *subject) bool {
+			return s.swap("model.layers.0.mlp.gate.tid2eid", "model.layers.1.mlp.gate.tid2eid")
+		}},
 		{"e_score_correction_bias negated", "router-bias", topKIdx, "", bias(func(v float32) float32 { return -v })},
 		{"e_score_correction_bias doubled", "router-bias", topKIdx, "", bias(func(v float32) float32 { return 2 * v })},
 		{"e_score_correction_bias of another layer", "router-bias", topKIdx, "", func(s *subject) bool {

@@ -37,6 +37,7 @@ type Hub struct {
 	requests int
 	last     int // the last request to a store that is answered; 0 answers all
 	uploads  map[string]*upload
+	begun    int               // uploads that were begun, which number them
 	Spoil    string            // what the names of objects begin with whose last byte an upload spoils; "" spoils none
 	Log      []string          // requests: method, path, range
 	Tokens   []string          // Authorization of requests to Storage

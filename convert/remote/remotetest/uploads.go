@@ -98,7 +98,8 @@ func (h *Hub) changed(r *http.Request, bucket, key string, body []byte) (status 
 	case r.Method == http.MethodGet:
 		return http.StatusOK, u.list()
 	case r.Method == http.MethodPost && query.Has("uploads"):
-		id := fmt.Sprint("id", h.requests)
+		h.begun++ // requests run side by side
+		id := fmt.Sprint("id", h.begun)
 		h.uploads[id] = &upload{bucket, key, map[int][]byte{}}
 		return http.StatusOK, struct {
 			XMLName  xml.Name `xml:"InitiateMultipartUploadResult"`
