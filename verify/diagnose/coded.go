@@ -9,8 +9,8 @@ import (
 	"dsmoe/verify/bounds"
 )
 
-// A weight that went through codes of few bits, which the reference's did not: its numbers show the codes, and what
-// differs has the size of their rounding.
+// A weight that went through codes of few bits, and the reference's through none or others: its numbers show the codes,
+// and what differs has the size of their rounding.
 
 // The share of the size that roundings of the codes have, within which what differs is theirs.
 const leastCoded, mostCoded = 0.4, 1.6
@@ -44,8 +44,21 @@ func codedMistakes(f *Failure) []mistake {
 	}
 	words := map[tensor.Codes]string{tensor.FourBits: "4 bits", tensor.EightFloats: "FP8", tensor.EightBits: "8-bit integers"}[codes]
 	return []mistake{{id: "weight-coded", kinds: []string{f.kind()}, undo: func(x *Trial) string {
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &coded{a, w, codes} }
-		return fmt.Sprintf("%s went through %s, and the reference's did not: what differs has the size of that rounding", w.Name, words)
+		x.changeProduct(w.Name, func(in, y *bounds.Value) {
+			row := make([]float32, in.Width())
+			for c := range y.Width() {
+				steps := codeSteps(w, c, codes)
+				for t := range y.Rows() {
+					for k := range row {
+						row[k] = in.Rounded(t*len(row) + k)
+					}
+					i := t*y.Width() + c
+					y.Set(i, float64(y.Values[i]), y.Variance(i)+sharedRoundings*roundings(steps, row)/bounds.Sq(bounds.Unit))
+				}
+			}
+		})
+		return fmt.Sprintf("%s went through %s: what differs has the size of that rounding, as where the reference's did not, "+
+			"or went through other codes", w.Name, words)
 	}}}
 }
 
@@ -80,32 +93,4 @@ func roundings(steps []float64, x []float32) (variance float64) {
 		variance += bounds.Sq(step*float64(x[k])) / 12
 	}
 	return variance
-}
-
-// coded is an arithmetic in which a weight was rounded to codes.
-type coded struct {
-	bounds.Arithmetic
-	w     *model.Weight
-	codes tensor.Codes
-}
-
-// Linear implements model.Arithmetic.
-func (o *coded) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
-	y := o.Arithmetic.Linear(x, l)
-	if l.Weight.Name != o.w.Name {
-		return y
-	}
-	z, width := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), x.Width()
-	in := make([]float32, len(x.Values))
-	for i := range in {
-		in[i] = x.Rounded(i)
-	}
-	for c := range y.Width() {
-		steps := codeSteps(o.w, c, o.codes)
-		for t := range y.Rows() {
-			i := t*y.Width() + c
-			z.Set(i, float64(z.Values[i]), z.Variance(i)+sharedRoundings*roundings(steps, in[t*width:(t+1)*width])/bounds.Sq(bounds.Unit))
-		}
-	}
-	return z
 }

@@ -26,21 +26,24 @@ func elementMistakes(f *Failure) []mistake {
 		return nil
 	}
 	name := f.module() + ".weight"
-	id, words := describeElements(elements, f.Got.Width())
+	id, words := describeElements(elements)
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &corrected{a, name, elements} }
+		x.changeProduct(name, func(in, y *bounds.Value) {
+			for _, e := range elements {
+				for t := range y.Rows() {
+					i, v := t*y.Width()+e.row, float64(in.Rounded(t*in.Width()+e.column))
+					y.Set(i, float64(y.Values[i])+e.by*v, y.Variance(i)+bounds.Sq(e.err*v/bounds.Unit))
+				}
+			}
+		})
 		return name + " " + words
 	}}}
 }
 
 // elements are those of the failed product's weight that differ; nil if others may, or inputs are too much alike to tell.
 func (f *Failure) elements() (list []element) {
-	distinct := 0.0
-	for _, weight := range f.RowWeights {
-		distinct += weight
-	}
 	if !f.isProduct() || f.hasBias() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) ||
-		distinct < leastFactorRows || f.sameInputs() {
+		f.distinctRows() < leastFactorRows || f.sameInputs() {
 		return nil
 	}
 	w := f.loaded(f.module() + ".weight")
@@ -110,31 +113,8 @@ func (f *Failure) leaves(row, column int, by float64) bool {
 	return true
 }
 
-// corrected is an arithmetic in which elements of a weight are the reference's.
-type corrected struct {
-	bounds.Arithmetic
-	name     string
-	elements []element
-}
-
-// Linear implements model.Arithmetic.
-func (o *corrected) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
-	y := o.Arithmetic.Linear(x, l)
-	if l.Weight.Name != o.name {
-		return y
-	}
-	z := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
-	for _, e := range o.elements {
-		for t := range y.Rows() {
-			i, in := t*y.Width()+e.row, float64(x.Rounded(t*x.Width()+e.column))
-			z.Set(i, float64(z.Values[i])+e.by*in, z.Variance(i)+bounds.Sq(e.err*in/bounds.Unit))
-		}
-	}
-	return z
-}
-
-// describeElements names what differs in a weight of so many rows, and describes it.
-func describeElements(list []element, rows int) (id, words string) {
+// describeElements names what differs in a weight, and describes it.
+func describeElements(list []element) (id, words string) {
 	if len(list) <= bounds.Few {
 		var each []string
 		for _, e := range list {

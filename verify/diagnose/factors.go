@@ -161,10 +161,6 @@ func (o *factored) times(y *bounds.Value, squares func(c int) func(t int) float6
 // columnFactors returns by which factor each column of the golden is ours, and its standard deviation; nil if a column
 // is none, or there are too few rows to tell. Where one factor fits all columns they have that.
 func (f *Failure) columnFactors() (factors, errors []float64) {
-	distinct := 0.0
-	for _, weight := range f.RowWeights {
-		distinct += weight
-	}
 	sum := f.Kind == pack.ExpertsOutput && f.Input == nil
 	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() {
 		return nil, nil
@@ -199,7 +195,7 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 		}
 		return factors, errors
 	}
-	if distinct < leastFactorRows || f.sameInputs() {
+	if f.distinctRows() < leastFactorRows || f.sameInputs() {
 		return nil, nil
 	}
 	differ := false

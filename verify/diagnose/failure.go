@@ -272,3 +272,43 @@ func (f *Failure) loaded(name string) *model.Weight {
 	}
 	return nil
 }
+
+// changeProduct has a trial change the product with a weight: change gets what was multiplied, and a copy of the product.
+func (x *Trial) changeProduct(name string, change func(in, y *bounds.Value)) {
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &changedProduct{a, name, change} }
+}
+
+// changedProduct is an arithmetic in which the product with a weight is changed.
+type changedProduct struct {
+	bounds.Arithmetic
+	name   string
+	change func(in, y *bounds.Value)
+}
+
+// Linear implements model.Arithmetic.
+func (o *changedProduct) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	y := o.Arithmetic.Linear(x, l)
+	if l.Weight.Name != o.name {
+		return y
+	}
+	z := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
+	o.change(x, z)
+	return z
+}
+
+// distinctRows is the number of rows of the failed stage that are not alike.
+func (f *Failure) distinctRows() (n float64) {
+	for _, weight := range f.RowWeights {
+		n += weight
+	}
+	return n
+}
+
+// indices are the numbers from 0 to n-1.
+func indices(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}

@@ -98,17 +98,24 @@ func (f *Failure) failedMLPs(ctx context.Context) (list []*mlp, together bool, e
 	return list, together, err
 }
 
-// inside runs the failed layer once more and keeps what an MLP computes; nil if no row tells. Of an expert these are the
-// rows of tokens that chose none of the others besides.
-func (f *Failure) inside(ctx context.Context, name string, expert int, besides []int,
-	in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) (*mlp, error) {
+// keep runs the failed layer once more and keeps what an MLP of it computes.
+func (f *Failure) keep(ctx context.Context, in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) (*keeping, error) {
 	x := f.NewTrial()
 	o := &keeping{of: in(x.layer)}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		o.Arithmetic = a
 		return o
 	}
-	if _, err := f.Rerun(ctx, x, []string{f.Name}, true); err != nil || o.out[2] == nil {
+	_, err := f.Rerun(ctx, x, []string{f.Name}, true)
+	return o, err
+}
+
+// inside runs the failed layer once more and keeps what an MLP computes; nil if no row tells. Of an expert these are the
+// rows of tokens that chose none of the others besides.
+func (f *Failure) inside(ctx context.Context, name string, expert int, besides []int,
+	in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) (*mlp, error) {
+	o, err := f.keep(ctx, in)
+	if err != nil || o.out[2] == nil {
 		return nil, err
 	}
 	down := *f
@@ -186,9 +193,10 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 	for _, m := range all {
 		list := orderMistakes(m.down)
 		if together || len(all) == 1 { // else what one of several experts does to a few tokens, another can do as well
-			list = slices.Concat(list, m.scaled(), m.neurons())
+			directions := m.down.directions()
+			list = slices.Concat(list, m.scaled(), m.neurons(directions))
 			if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
-				list = slices.Concat(elementMistakes(m.down), rankMistakes(m.down), codedMistakes(m.down))
+				list = slices.Concat(elementMistakes(m.down), m.down.rankMistakes(directions), codedMistakes(m.down))
 			}
 		}
 		if len(list) == 0 {
@@ -233,8 +241,7 @@ func (m *mlp) scaled() []mistake {
 }
 
 // neurons are the few neurons that differ: what is left of the golden is their columns of down_proj.
-func (m *mlp) neurons() []mistake {
-	directions := m.down.directions()
+func (m *mlp) neurons(directions [][]float64) []mistake {
 	w := m.down.loaded(m.down.Weights[0])
 	if directions == nil || w == nil {
 		return nil
@@ -269,7 +276,7 @@ func (m *mlp) neurons() []mistake {
 	}
 	name := m.down.Weights[0]
 	return []mistake{{id: "mlp-neurons", kinds: []string{m.down.kind()}, undo: func(x *Trial) string {
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &projected{a, name, m.down, directions} }
+		m.down.undoAlong(x, name, directions)
 		of, where := "neuron", "a row of gate_proj or up_proj, or a column of down_proj"
 		if len(neurons) > 1 {
 			of, where = "neurons", "rows of gate_proj or up_proj, or columns of down_proj"
@@ -514,13 +521,8 @@ func (f *Failure) findWrong(ctx context.Context) error {
 		return nil
 	}
 	k := len(f.Idx) / f.Got.Rows()
-	x := f.NewTrial()
-	o := &keeping{of: &x.layer.MoE.Experts[f.Idx[row*k]]}
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
-		o.Arithmetic = a
-		return o
-	}
-	if _, err := f.Rerun(ctx, x, []string{f.Name}, true); err != nil || o.in[0] == nil {
+	o, err := f.keep(ctx, func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP { return &d.MoE.Experts[f.Idx[row*k]] })
+	if err != nil || o.in[0] == nil {
 		return err
 	}
 	w := &token{row: row}

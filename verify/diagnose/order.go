@@ -215,12 +215,3 @@ func exchangedRuns(order []int) (a, b, size int) {
 	}
 	return a, b, size
 }
-
-// indices are the numbers from 0 to n-1.
-func indices(n int) []int {
-	list := make([]int, n)
-	for i := range list {
-		list[i] = i
-	}
-	return list
-}

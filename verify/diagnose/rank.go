@@ -7,7 +7,6 @@ import (
 
 	"gonum.org/v1/gonum/mat"
 
-	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 )
@@ -23,13 +22,15 @@ const (
 	ranksOfProduct = 3
 )
 
-// leastAlong is how much of a column of down_proj lies in what is left of the golden, if that is a neuron's. Columns of
-// trained models are not that much alike.
+// leastAlong is how much of a column of down_proj lies in what is left of the golden, if that is a neuron's, and how much of
+// an input channel, squared: columns and channels of trained models are not that much alike.
 const leastAlong = 0.98
 
 // rankMistakes is the low rank of the change of the failed product's weight, if it has one.
-func rankMistakes(f *Failure) []mistake {
-	directions := f.directions()
+func rankMistakes(f *Failure) []mistake { return f.rankMistakes(f.directions()) }
+
+// rankMistakes is the same of what is left of the golden in these directions.
+func (f *Failure) rankMistakes(directions [][]float64) []mistake {
 	if directions == nil {
 		return nil
 	}
@@ -40,7 +41,7 @@ func rankMistakes(f *Failure) []mistake {
 		id, words = "weight-column", fmt.Sprintf("%s differs from the reference's in column %d, the input channel", name, c)
 	}
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &projected{a, name, f, directions} }
+		f.undoAlong(x, name, directions)
 		return words
 	}}}
 }
@@ -51,15 +52,14 @@ func (f *Failure) channel(directions [][]float64) int {
 	if len(directions) > 1 {
 		return -1
 	}
-	found, n := -1, f.Got.Width()
+	found, along := -1, make([]float64, f.Got.Rows())
+	for r := range along {
+		along[r] = f.along(r, directions[0])
+	}
 	for c := range f.Input.Width() {
 		var s fit
-		for r := range f.Got.Rows() {
-			along := 0.0
-			for i, v := range directions[0] {
-				along += float64(v * (float64(f.Want[r*n+i]) - float64(f.Unrounded[r*n+i])))
-			}
-			s.add(float64(f.Input.Row(r)[c]), along)
+		for r, v := range along {
+			s.add(float64(f.Input.Row(r)[c]), v)
 		}
 		if bounds.Sq(s.yg) > leastAlong*s.yy*s.gg {
 			if found >= 0 {
@@ -179,36 +179,31 @@ func ranks(gram *mat.SymDense, most float64) (rank int, left *mat.Dense) {
 	return n - rank, left
 }
 
-// projected is an arithmetic in which a product differs by what the golden does, along a few directions.
-type projected struct {
-	bounds.Arithmetic
-	name       string
-	failed     *Failure
-	directions [][]float64
+// undoAlong changes the product with a weight by what the golden differs along a few directions.
+func (f *Failure) undoAlong(x *Trial, name string, directions [][]float64) {
+	x.changeProduct(name, func(_, y *bounds.Value) {
+		n := y.Width()
+		for i, row := range f.Rows {
+			cast := sharedRoundings * bounds.Sq(f.cast(f.Unrounded[i*n:(i+1)*n])/bounds.Unit)
+			for c := range n {
+				y.Set(row*n+c, float64(y.Values[row*n+c]), y.Variance(row*n+c)+cast)
+			}
+			for _, d := range directions {
+				along := f.along(i, d)
+				for c, v := range d {
+					k := row*n + c
+					y.Set(k, float64(y.Values[k])+float64(along*v), y.Variance(k))
+				}
+			}
+		}
+	})
 }
 
-// Linear implements model.Arithmetic.
-func (o *projected) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
-	y := o.Arithmetic.Linear(x, l)
-	if l.Weight.Name != o.name {
-		return y
+// along is how far row r of the golden is from ours in a direction.
+func (f *Failure) along(r int, direction []float64) (sum float64) {
+	n := f.Got.Width()
+	for c, v := range direction {
+		sum += float64(v * (float64(f.Want[r*n+c]) - float64(f.Unrounded[r*n+c])))
 	}
-	z, n, f := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width(), o.failed
-	for i, row := range f.Rows {
-		cast := sharedRoundings * bounds.Sq(f.cast(f.Unrounded[i*n:(i+1)*n])/bounds.Unit)
-		for c := range n {
-			z.Set(row*n+c, float64(z.Values[row*n+c]), z.Variance(row*n+c)+cast)
-		}
-		for _, d := range o.directions {
-			along := 0.0
-			for c, v := range d {
-				along += float64(v * (float64(f.Want[i*n+c]) - float64(f.Unrounded[i*n+c])))
-			}
-			for c, v := range d {
-				k := row*n + c
-				z.Set(k, float64(z.Values[k])+float64(along*v), z.Variance(k))
-			}
-		}
-	}
-	return z
+	return sum
 }
