@@ -122,15 +122,10 @@ func isCheckpointFile(name string) bool {
 }
 
 // holdsFile reports whether a directory holds a file, or a link to it, under a name that isPart takes.
-// ESFT's logs may lie in directories below: see esftLogs.
 func holdsFile(dir string, file os.FileInfo, isPart func(name string) bool) bool {
 	entries, _ := os.ReadDir(dir)
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		path := filepath.Join(dir, e.Name())
-		if e.IsDir() && strings.HasPrefix(e.Name(), "rank") {
-			return holdsFile(path, file, isPart)
-		}
-		info, err := os.Stat(path)
+		info, err := os.Stat(filepath.Join(dir, e.Name()))
 		return err == nil && os.SameFile(info, file) && isPart(e.Name())
 	})
 }

@@ -390,9 +390,8 @@ func TestPlots(t *testing.T) {
 		"stats --by module " + v3:  "standard deviation of the weights of each module",
 		"experts " + v3:            "how like each expert is to the one that it is most like",
 		"experts " + v3 + " --against " + fixture("v3", "checkpoint-fused"): "how far each expert is from its original",
-		"router " + v3:                                                        "norm of each row of the routers",
-		"routing " + fixture("v3", "golden-f32"):                              "load of each expert by 29 tokens",
-		"routing -o esft " + fixture("v3", "golden-f32"):                      "load of each expert by 29 tokens",
+		"router " + v3:                           "norm of each row of the routers",
+		"routing " + fixture("v3", "golden-f32"): "load of each expert by 29 tokens",
 		"routing --random 1x4 --layers 3 " + fixture("v1-base", "checkpoint"): "load of each expert by 4 tokens",
 	}
 	file, drawn := filepath.Join(dir, "x.svg"), map[string]bool{}

@@ -3,13 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
@@ -24,18 +22,18 @@ import (
 
 func newInspectRouting() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "routing {GOLDEN|LOGS|CHECKPOINT}",
+		Use:   "routing {GOLDEN|CHECKPOINT}",
 		Short: "Count which experts tokens are routed to",
 		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
 --by for each expert or each pair of experts that share a token. The choices come from a
-golden pack, from ESFT's logs, or from our own forward pass on --tokens or --random ids;
-of several sets of tokens the loads are compared.
+golden pack, or from our own forward pass on --tokens or --random ids; of several sets
+of tokens the loads are compared.
 The numbers hold for these tokens only.
 
 dsmoe help routing  the measures, where choices come from, memory`,
 		Example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
   dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert`,
-		Args:        expect("GOLDEN, LOGS or CHECKPOINT"),
+		Args:        expect("GOLDEN or CHECKPOINT"),
 		Annotations: exits("done", ""),
 	}
 	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
@@ -44,9 +42,7 @@ dsmoe help routing  the measures, where choices come from, memory`,
 		by: choice{value: string(routing.ByLayer),
 			words: []string{string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair)}}}
 	out := addOutput(cmd, text.TSV)
-	out.form.words = append(out.form.words, esftForm)
 	flags := cmd.Flags()
-	flags.Lookup(outputFlag).Usage = strings.Replace(flags.Lookup(outputFlag).Usage, "json or md", "json, md or esft", 1)
 	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
 	flags.Var(spansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
 	flags.Var(spansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
@@ -60,9 +56,6 @@ dsmoe help routing  the measures, where choices come from, memory`,
 	out.plot = addPlot(cmd, "the load of each expert by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		if len(sets) > 1 {
-			if out.form.value == esftForm {
-				return misuse(cmd, "-o esft is of one set of tokens")
-			}
 			c, err := o.compare(cmd, args[0], sets)
 			if err != nil {
 				return err
@@ -74,19 +67,10 @@ dsmoe help routing  the measures, where choices come from, memory`,
 		if err != nil {
 			return err
 		}
-		if out.form.value == esftForm {
-			if err := out.plot.draw(r); err != nil {
-				return err
-			}
-			return r.WriteESFT(cmd.OutOrStdout())
-		}
 		return out.print(cmd, r)
 	})
 	return cmd
 }
-
-// esftForm is the value of -o for ESFT's summary.
-const esftForm = "esft"
 
 // routingFlags are the flags of the command.
 type routingFlags struct {
@@ -108,7 +92,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	case o.tokens != "" && o.random != tokenBatch{}:
 		return nil, misuse(cmd, "--tokens and --random: one of them")
 	case o.config != "" && forward:
-		return nil, misuse(cmd, "--config is for golden packs and logs: a checkpoint has its own")
+		return nil, misuse(cmd, "--config is for golden packs: a checkpoint has its own")
 	case o.reference.value != "" && !forward:
 		return nil, misuse(cmd, "--reference is for forward passes: --tokens or --random")
 	case cmd.Flags().Changed("seed") && o.random == tokenBatch{}:
@@ -119,25 +103,11 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
 		return o.golden(path)
 	}
-	info, err := os.Stat(path)
-	if err != nil {
+	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	var logs []string
-	if info.IsDir() {
-		if logs, err = esftLogs(path); err != nil {
-			return nil, err
-		}
-	}
-	switch {
-	case logs == nil:
-		return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path),
-			errors.New("neither a golden pack (manifest.json) nor logs (expert_weights_LAYER.txt)")),
-			"a checkpoint routes tokens: --tokens FILE or --random BxT"}
-	case o.config == "":
-		return nil, misuse(cmd, "logs do not say how many experts there are, and how many each token chooses: --config")
-	}
-	return o.logged(cmd, path, logs)
+	return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a golden pack (no manifest.json)")),
+		"a checkpoint routes tokens: --tokens FILE or --random BxT"}
 }
 
 // compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.
@@ -255,83 +225,6 @@ func (o *routingFlags) recorded(g *routing.Golden, pack *pack.Pack) (*checkpoint
 	}
 	g.Weights = c
 	return c, nil
-}
-
-// logged reads ESFT's logs.
-func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (*routing.Report, error) {
-	c, _, err := configOf(o.config)
-	if err != nil {
-		return nil, err
-	}
-	b := bar{w: cmd.ErrOrStderr()}
-	defer b.remove()
-	logs, err := openLogs(files, func(done, total int64) { b.set("reading", done, total) })
-	if err != nil {
-		return nil, err
-	}
-	return routing.OfLogs(cmd.Context(), routing.ESFTLogs{Path: path, Logs: logs, Config: c}, o.options())
-}
-
-// esftLogs returns the paths of the logs in a directory, or of those in folders of it that are
-// named rank…, one for each process that ran.
-func esftLogs(dir string) (files []string, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fileError(dir, err)
-	}
-	var below []string
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if _, ok := routing.ParseESFTName(e.Name()); ok {
-			files = append(files, path)
-		} else if e.IsDir() && strings.HasPrefix(e.Name(), "rank") {
-			logs, err := esftLogs(path)
-			if err != nil {
-				return nil, err
-			}
-			below = append(below, logs...)
-		}
-	}
-	if len(files) > 0 && len(below) > 0 {
-		return nil, fmt.Errorf("%s: %w", text.Quote(dir),
-			errors.New("logs in it and in rank… below it: tokens could be counted twice"))
-	}
-	return append(files, below...), nil
-}
-
-// openLogs returns the logs in files, and shows how much of them was read.
-func openLogs(files []string, progress func(done, total int64)) (logs []routing.ESFTLog, err error) {
-	var total int64
-	var done atomic.Int64
-	for _, path := range files {
-		layer, _ := routing.ParseESFTName(filepath.Base(path))
-		info, err := os.Stat(path)
-		if err != nil {
-			return nil, err
-		}
-		if !info.Mode().IsRegular() {
-			return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a regular file"))
-		}
-		total += info.Size()
-		logs = append(logs, routing.ESFTLog{Name: path, Layer: layer, Open: func() (io.ReadCloser, error) {
-			f, err := os.Open(path)
-			return &countedFile{f, func(n int) { progress(done.Add(int64(n)), total) }}, err
-		}})
-	}
-	return logs, nil
-}
-
-// countedFile is a file that tells what is read of it.
-type countedFile struct {
-	*os.File
-	read func(n int)
-}
-
-// Read implements io.Reader.
-func (f *countedFile) Read(p []byte) (int, error) {
-	n, err := f.File.Read(p)
-	f.read(n)
-	return n, err
 }
 
 // tokenBatch is so many sequences of so many tokens.

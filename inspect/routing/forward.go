@@ -172,7 +172,7 @@ func (t *pieceTrace) Stage(name string, x *model.Activation) error {
 	switch {
 	case strings.HasSuffix(name, gateWeights):
 		if tally := t.run.tally(layer); tally != nil {
-			return t.rows(tally, stageName(layer, ""), func(row int, ids []int) error { return weigh(tally, ids, x.Row(row)) })
+			return t.rows(tally, stageName(layer, ""), func(row int, ids []int) error { return tally.weigh(ids, x.Row(row)) })
 		}
 	case name == stageName(layer, "output"):
 		t.run.passed(len(t.in.InputIDs))

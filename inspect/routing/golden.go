@@ -258,7 +258,7 @@ func countRow(t *layerTally, row int, ids []int, weights []float32, scores *mode
 	chosen := ids[from : from+t.k]
 	err := t.choose(chosen)
 	if err == nil && weights != nil {
-		err = weigh(t, chosen, weights[from:])
+		err = t.weigh(chosen, weights[from:])
 	}
 	if err == nil && scores != nil {
 		err = t.score(chosen, scores.Row(row))

@@ -17,11 +17,11 @@ import (
 // Report is which routed experts the gates chose for some tokens, in numbers. The numbers hold for these tokens: other
 // tokens may reach an expert that none of these reached.
 type Report struct {
-	Path      string           `json:"path"`                // of the pack, the logs or the checkpoint, as the user gave it
+	Path      string           `json:"path"`                // of the pack or the checkpoint, as the user gave it
 	Source    Source           `json:"source"`              // where the choices are from
 	Reference config.Reference `json:"reference,omitempty"` // FromForward: whose rules the pass followed
 	Tokens    int              `json:"tokens"`              // the most of a layer
-	Sequences int              `json:"sequences"`           // of the tokens; FromLogs: forward passes, the most of a layer
+	Sequences int              `json:"sequences"`           // of the tokens
 	Padding   int              `json:"padding"`             // tokens of padding, which are not counted
 	Experts   int              `json:"n_routed_experts"`    // N of each layer
 	PerToken  int              `json:"num_experts_per_tok"` // k, experts that a gate chooses for a token
@@ -38,7 +38,6 @@ type Source string
 const (
 	FromGolden  Source = "golden"  // what the reference recorded in a golden pack
 	FromForward Source = "forward" // our own forward pass, in float32
-	FromLogs    Source = "logs"    // logs in the form of ESFT
 )
 
 // Layer is the routing of one layer. T is Tokens, n_e the tokens that chose expert e, and p_e = n_e / (T·k) their share
@@ -242,19 +241,16 @@ func (r *Report) WriteText(w io.Writer) error {
 
 // Title says which tokens the numbers hold for, and where they are from.
 func (r *Report) Title() string {
-	source, unit := "as the reference recorded it", "sequence"
-	switch r.Source {
-	case FromForward:
+	source := "as the reference recorded it"
+	if r.Source == FromForward {
 		source = fmt.Sprintf("of our own forward pass in float32 by the rules of %s code", r.Reference)
-	case FromLogs:
-		source, unit = "as ESFT's logs have it", "line"
 	}
 	padding := ""
 	if r.Padding > 0 {
 		padding = fmt.Sprintf(" (%d more are padding, and left out)", r.Padding)
 	}
 	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), r.tokens(),
-		text.Plural(r.Sequences, unit), padding, source, r.PerToken, r.Experts)
+		text.Plural(r.Sequences, "sequence"), padding, source, r.PerToken, r.Experts)
 }
 
 // tokens returns the number of tokens of the layers: "40 tokens", "30 to 40 tokens".

@@ -3,7 +3,6 @@ package routing
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"iter"
 	"maps"
@@ -152,9 +151,6 @@ func TestGoldenLacks(t *testing.T) {
 			scored := weighed && len(c.missing) == 0
 			assert.Equal(t, scored || !weighed, l.Margins != nil)
 			require.NoError(t, r.WriteText(io.Discard))
-			if !weighed {
-				require.ErrorContains(t, r.WriteESFT(io.Discard), "layer 1: its gate weights are not known")
-			}
 		})
 	}
 }
@@ -309,38 +305,6 @@ func TestRouteForwardFails(t *testing.T) {
 	require.EqualError(t, err, "m: the model has no routed experts")
 }
 
-// logged reads a log of layer 1.
-func logged(t testing.TB, c *config.Config, log string) (*Report, error) {
-	l := ESFTLog{Name: "expert_weights_1.txt", Layer: 1, Open: func() (io.ReadCloser,
-		error) {
-		return io.NopCloser(strings.NewReader(log)), nil
-	}}
-	return OfLogs(context.Background(), ESFTLogs{Path: "logs", Logs: []ESFTLog{l}, Config: c}, Options{})
-}
-
-// TestRouteESFT: a log counts as the pack of the same choices does, and its summary is what ESFT's
-// script makes of it.
-func TestRouteESFT(t *testing.T) {
-	c := small(t)
-	for _, log := range []string{"3\t1\t1\t2\t\t0.5\t0.25\t0.375\t0.25\n", "3\t1\t\t0.5\t0.25\r\n1\t2\t\t0.375\t0.25",
-		"3\t1\t\t0.5\t2.5e-1\n1\t2\t\t0.375\t0.25\n"} {
-		r, err := logged(t, c, log)
-		require.NoError(t, err)
-		_, g := smallPack()
-		g.Config = c
-		want, err := OfGolden(g, Options{})
-		require.NoError(t, err)
-		want.Layers[0].Margins = nil
-		assert.Equal(t, want.Layers, r.Layers)
-		assert.Equal(t, []int{2, strings.Count(strings.TrimSpace(log), "\n") + 1}, []int{r.Tokens, r.Sequences})
-		assert.Equal(t, []string{"margins: the logs hold no scores", "padding: the logs do not tell it from other tokens"},
-			r.Missing)
-		var b strings.Builder
-		require.NoError(t, r.WriteESFT(&b))
-		assert.Equal(t, `{"token_scores": {"1": {"0": 0.0, "1": 0.5, "2": 0.25, "3": 0.25}}, "gate_scores": {"1": {"0": 0.0, "1": 0.3125, "2": 0.125, "3": 0.25}}}`+"\n", b.String())
-	}
-}
-
 // TestTableRepeatsAnExpert: of a table's choice, an expert that comes twice counts twice, and is no pair.
 func TestTableRepeatsAnExpert(t *testing.T) {
 	tally := newTally(0, 4, 3, false, false)
@@ -349,72 +313,6 @@ func TestTableRepeatsAnExpert(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 0}, tally.counts)
 	require.EqualValues(t, 2, tally.pairs[tally.pair(1, 2)])
 	require.EqualError(t, tally.choose([]int{2, 1, 4}), "expert 4 is not one of 4")
-}
-
-// TestESFTLogIsWrong: each fault is named with its file and line.
-func TestESFTLogIsWrong(t *testing.T) {
-	c := small(t)
-	const good = "3\t1\t\t0.5\t0.25\n"
-	for log, want := range map[string]string{
-		"":                                 "expert_weights_1.txt: empty",
-		"\n":                               `line 1: "" is not an expert's number`,
-		good + "\n":                        `line 2: "" is not an expert's number`,
-		good + "4\t1\t\t0.5\t0.25\n":       "line 2: token 0: expert 4 is not one of 4",
-		"3\t1\t-1\t2\t\t1\t1\t1\t1\n":      "line 1: token 1: expert -1 is not one of 4",
-		"3\t3\t\t0.5\t0.25\n":              "line 1: token 0: expert 3 appears twice",
-		"3\t1\t2\t\t1\t1\t1\n":             "line 1: 3 experts, which is not 2 for each token",
-		"3\t1\n":                           "line 1: no gate weights",
-		"3\t1":                             "line 1: no gate weights",
-		"3\t1\t\t0.5\n":                    "line 1: 2 experts, but more or fewer gate weights",
-		"3\t1\t\t0.5\t0.25\t1\n":           "line 1: 2 experts, but more or fewer gate weights",
-		"3\t1\t\t0.5\tx\n":                 "line 1: x is not a gate weight",
-		"3\t1\t\t0.5\tnan\n":               "line 1: token 0: the gate weight of expert 1 is NaN",
-		"3\t1\t\t0.5\t1e300\n":             "line 1: token 0: the gate weight of expert 1 is 1e+300",
-		"3\t1\t\t0.5\t1e999\n":             "line 1: 1e999 is not a gate weight",
-		"3 1\t\t0.5\t1\n":                  `line 1: "3 1" is not an expert's number`,
-		"\t\t1\n":                          "line 1: 0 experts, which is not 2 for each token",
-		strings.Repeat("3", 1<<20) + "\t1": "line 1: " + strings.Repeat("3", 32) + "… is no number",
-		"3\t1\t\t0.5\t" + strings.Repeat("0", 40): "… is no number",
-	} {
-		_, err := logged(t, c, log)
-		require.ErrorContains(t, err, want, "%.40q", log)
-	}
-	_, err := OfLogs(t.Context(), ESFTLogs{Path: "logs", Logs: []ESFTLog{{Name: "expert_weights_7.txt", Layer: 7}},
-		Config: c}, Options{})
-	require.EqualError(t, err, "logs: there are logs of layers 7, but by the config layers 1 have routed experts")
-	_, err = logged(t, inspecttest.Override(t, c, "n_routed_experts", "4097"), good)
-	require.EqualError(t, err, "logs: 4,097 experts in a layer: at most 4,096 are counted")
-	for name, layer := range map[string]int{"expert_weights_0.txt": 0, "expert_weights_26.txt": 26,
-		"expert_weights_.txt": -1, "expert_weights_01.txt": -1, "expert_weights_1.txt.gz": -1, "summary.json": -1} {
-		l, ok := ParseESFTName(name)
-		assert.Equal(t, layer >= 0, ok, name)
-		assert.True(t, !ok || l == layer, name)
-	}
-}
-
-// FuzzESFTLog: whatever a log holds, what is counted is whole tokens.
-func FuzzESFTLog(f *testing.F) {
-	f.Add("3\t1\t1\t2\t\t0.5\t0.25\t0.375\t0.25\n")
-	f.Add("3\t1\t\t0.5\t0.25\r\n1\t2\t\t-1\t0.25")
-	f.Add("\t\t\n")
-	c := func() *config.Config {
-		c := *configtest.Fixture(f, "v1-base/checkpoint")
-		c.NRoutedExperts, c.NumExpertsPerTok = 4, 2
-		return &c
-	}()
-	f.Fuzz(func(t *testing.T, log string) {
-		r, err := logged(t, c, log)
-		if err != nil {
-			return
-		}
-		chosen := 0
-		for _, e := range r.Layers[0].Experts {
-			chosen += e.Tokens
-		}
-		if chosen != 2*r.Tokens || r.Tokens == 0 {
-			t.Fatal(fmt.Sprint(chosen, " choices of ", r.Tokens, " tokens"))
-		}
-	})
 }
 
 // TestBlocks: a block is a part of one sequence, and there are few of them.

@@ -61,7 +61,7 @@ func (t *layerTally) choose(ids []int) error {
 }
 
 // weigh adds a token's gate weights, in the order of its experts.
-func weigh[F float32 | float64](t *layerTally, ids []int, weights []F) error {
+func (t *layerTally) weigh(ids []int, weights []float32) error {
 	for i, e := range ids {
 		w := float64(weights[i])
 		if !(math.Abs(w) <= math.MaxFloat32) {
