@@ -25,9 +25,10 @@ func Differences(a, b *Config) []Difference {
 	differences, seen := []Difference{}, map[string]bool{}
 	for _, family := range families {
 		for _, row := range family.fields {
-			x, y := row.shown(a), row.shown(b)
+			x, y := row.json(a), row.json(b)
 			if !seen[row.key] && !bytes.Equal(x, y) {
-				differences = append(differences, Difference{row.key, x, y, decides(row.key, a, b)})
+				meaning := row.decides == nil || row.decides(a, b)
+				differences = append(differences, Difference{row.key, x, y, meaning})
 			}
 			seen[row.key] = seen[row.key] || x != nil
 		}
@@ -35,93 +36,86 @@ func Differences(a, b *Config) []Difference {
 	return differences
 }
 
-// shown returns what c holds under the row's key, as JSON; nil under a key that is an alias
-// of one before it, or that no Config can hold a value of.
-func (row field) shown(c *Config) jsontext.Value {
-	var v any
+// json returns what c holds under the row's key; nil under a key that is an alias of one before it, or that no Config can
+// hold a value of.
+func (row field) json(c *Config) jsontext.Value {
 	switch {
+	case row.shown != nil:
+		return row.shown(c)
 	case row.value != nil:
-		v = row.value(c)
-	case row.key == "rope_scaling":
-		return jsontext.Value(c.RopeScaling.String())
-	case row.key == "torch_dtype":
-		if c.TorchDType == "" {
-			return jsontext.Value("null")
-		}
-		v = c.TorchDType
-	case row.key == "quantization_config":
-		q := c.Quantization
-		if q.Method == "" {
-			return jsontext.Value("null")
-		}
-		v = map[string]any{"modules_to_not_convert": slices.Concat([]string{}, q.Except), "weight_block_size": q.Block}
-	case row.key == "auto_map":
-		v = c.Reference
-	default:
-		return nil
+		return toJSON(row.value(c))
 	}
-	text, err := json.Marshal(v)
+	return nil
+}
+
+func toJSON(value any) jsontext.Value {
+	text, err := json.Marshal(value)
 	if err != nil {
-		panic("config: Differences: " + row.key + ": " + err.Error()) // fields are finite numbers, strings and truth values
+		panic("config: " + err.Error()) // fields are finite numbers, strings and truth values
 	}
 	return text
 }
 
-// decides reports whether a difference under a key changes the model's computation.
-func decides(key string, a, b *Config) bool {
-	switch key {
-	case "model_type":
-		return !sameNetwork(a, b)
-	case "torch_dtype", "quantization_config": // how weights are stored
-		return false
-	case "initializer_range", "pretraining_tp": // how they were drawn, how products are cut
-		return false
-	case "num_nextn_predict_layers": // the forward pass leaves them out; their weights are compared as such
-		return false
-	case "max_position_embeddings":
-		return a.scalesDynamically() || b.scalesDynamically()
-	case "n_group", "topk_group":
-		return a.LimitsGroups() || b.LimitsGroups()
-	case "norm_topk_prob", "routed_scaling_factor":
-		return !sameTopKWeights(a, b)
-	case "moe_layer_freq", "first_k_dense_replace":
-		return !sameLayers(a, b)
-	case "intermediate_size":
-		return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
-	case "moe_intermediate_size", "n_shared_experts":
-		return len(a.MoELayers())+len(b.MoELayers()) > 0
-	case "auto_map":
-		return !sameTopKWeights(a, b) || !sameLayers(a, b)
+func shownScaling(c *Config) jsontext.Value { return jsontext.Value(c.RopeScaling.String()) }
+
+func shownReference(c *Config) jsontext.Value { return toJSON(c.Reference) }
+
+func shownDType(c *Config) jsontext.Value {
+	if c.TorchDType == "" {
+		return jsontext.Value("null")
 	}
-	return true
+	return toJSON(c.TorchDType)
 }
 
-// sameNetwork reports whether model_type names the same network for both: transformers' classes compute alike.
+// shownQuantization is quantization_config as far as it says which modules are quantised in which blocks.
+func shownQuantization(c *Config) jsontext.Value {
+	q := c.Quantization
+	if q.Method == "" {
+		return jsontext.Value("null")
+	}
+	return toJSON(map[string]any{"modules_to_not_convert": slices.Concat([]string{}, q.Except), "weight_block_size": q.Block})
+}
+
+// never is the condition of keys about how weights are stored or were drawn, and how products are cut.
+func never(a, b *Config) bool { return false }
+
+// networksDiffer reports whether model_type names different networks: transformers' classes compute alike.
 // Kimi-K2's and GLM-4.7-Flash's are DeepSeek-V3's.
-func sameNetwork(a, b *Config) bool {
+func networksDiffer(a, b *Config) bool {
 	rulesA, okA := a.rulesOf(Native)
 	rulesB, okB := b.rulesOf(Native)
-	return a.ModelType == b.ModelType || okA && okB && rulesA == rulesB
+	return a.ModelType != b.ModelType && !(okA && okB && rulesA == rulesB)
 }
 
-// scalesDynamically reports whether RoPE changes beyond max_position_embeddings.
+// scaleDynamically reports whether RoPE changes beyond max_position_embeddings.
+func scaleDynamically(a, b *Config) bool { return a.scalesDynamically() || b.scalesDynamically() }
+
 func (c *Config) scalesDynamically() bool {
 	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
 }
 
-func sameTopKWeights(a, b *Config) bool {
-	normA, scaleA := a.TopKWeights()
-	normB, scaleB := b.TopKWeights()
-	return normA == normB && scaleA == scaleB
+func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups() }
+
+func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
+
+func haveDenseLayer(a, b *Config) bool {
+	return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
 }
 
-// sameLayers reports whether both configs have the same kind, dense or not, for each layer
-// that both have.
-func sameLayers(a, b *Config) bool {
+func topKWeightsDiffer(a, b *Config) bool {
+	normA, scaleA := a.TopKWeights()
+	normB, scaleB := b.TopKWeights()
+	return normA != normB || scaleA != scaleB
+}
+
+// layersDiffer reports whether a layer that both configs have is dense in one of them.
+func layersDiffer(a, b *Config) bool {
 	for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
 		if a.IsMoE(l) != b.IsMoE(l) {
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
+
+func referencesDiffer(a, b *Config) bool { return topKWeightsDiffer(a, b) || layersDiffer(a, b) }

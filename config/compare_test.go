@@ -74,7 +74,7 @@ func TestDifferences(t *testing.T) {
 
 // TestEveryFieldIsCompared changes one field of a Config after the other.
 func TestEveryFieldIsCompared(t *testing.T) {
-	var base Config = v3Defaults
+	base := v3.defaults()
 	for i := range reflect.TypeFor[Config]().NumField() {
 		changed := base
 		field := reflect.ValueOf(&changed).Elem().Field(i)

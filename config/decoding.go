@@ -13,7 +13,7 @@ import (
 // problems are reported at once.
 type decoding struct {
 	config   Config
-	rope     ropeForm
+	rope     *ropeForm
 	values   map[string]jsontext.Value
 	thetaKey string // the key that RopeTheta is from, once an object was asked for it
 	problems []Problem

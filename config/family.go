@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,43 +9,122 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// family describes a model_type: its keys, the order in which problems are reported, the
-// defaults of absent keys, and the conditions between keys. A new family is a file
-// family_NAME.go and one more entry in families.
+// family describes a model_type: its keys with the values that hold where they are absent, in the order in which
+// problems are reported, and the conditions between keys. A new family is a file family_NAME.go, which derives it from
+// another one, and one more entry in families.
 type family struct {
-	defaults Config  // of the reference's __init__; ModelType names the family
-	fields   []field // its keys; an alias stands after the key it spells anew
-	rules    []rule
-	rope     ropeForm
+	modelType string
+	reference Reference // without auto_map
+	fields    []field   // an alias stands after the key it spells anew
+	unread    []field   // keys that the reference does not read: their fields always have the missing value
+	rules     []rule
+	rope      *ropeForm
 
 	references map[Reference]Rules // what each implementation does in its own way
 
 	within bool // only a wrapper's: model_type alone does not name it
 }
 
-// families lists every model_type that Parse accepts.
-var families = []family{
-	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules,
-		rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}, references: v1References},
-	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm, references: v2References},
-	{defaults: v3Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
-	{defaults: kimiK2Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
-	{defaults: glm4MoELiteDefaults, fields: glm4MoELiteFields, rules: v3Rules, rope: yarnForm,
-		references: glm4MoELiteReferences},
-	{defaults: axk1Defaults, fields: axk1Fields, rules: axk1Rules, rope: yarnForm, references: axk1References},
-	{defaults: vl2Defaults, fields: vl2Fields, rules: vl2Rules, rope: yarnForm, references: vl2References,
-		within: true},
-	{defaults: v32Defaults, fields: v32Fields, rules: v32Rules, rope: yarnForm, references: v32References},
-	{defaults: glmMoEDsaDefaults, fields: glmMoEDsaFields, rules: glmMoEDsaRules, rope: yarnForm,
-		references: glmMoEDsaReferences},
-	{defaults: v4Defaults, fields: v4Fields, rules: v4Rules, rope: yarnForm, references: v4References},
-	{defaults: v41Defaults, fields: v41Fields, rules: v41Rules, within: true},
+// families lists every model_type that Parse accepts. The init function sets it because rows of the families compare
+// configs by their family.
+var families []*family
+
+func init() {
+	families = []*family{&v1, &v2, &v3, &kimiK2, &glm4MoELite, &axk1, &vl2, &v32, &glmMoEDsa, &v4, &v41}
+}
+
+// delta is how a family differs from the one that it derives from.
+type delta struct {
+	missing map[string]any   // other values of absent keys
+	fields  []field          // of keys that the base has: what they set; of other keys: behind the base's
+	before  map[string]field // put before the row of a key
+	unread  []string         // keys of the base that the reference does not read
+
+	// In place of the base's, where they are set.
+	reference  Reference
+	rules      []rule
+	rope       *ropeForm
+	references map[Reference]Rules
+	within     bool
+}
+
+// derive returns a family like f under another model_type, but for the delta.
+func (f *family) derive(modelType string, d delta) family {
+	derived := *f
+	derived.modelType, derived.reference = modelType, cmp.Or(d.reference, f.reference)
+	derived.fields, derived.unread = slices.Clone(f.fields), slices.Clone(f.unread)
+	derived.rope, derived.within = cmp.Or(d.rope, f.rope), d.within
+	if d.rules != nil {
+		derived.rules = d.rules
+	}
+	if d.references != nil {
+		derived.references = d.references
+	}
+	for key, row := range d.before {
+		derived.fields = slices.Insert(derived.fields, derived.index(key), row)
+	}
+	for _, row := range d.fields {
+		derived.put(row)
+	}
+	for _, key := range d.unread {
+		i := derived.index(key)
+		derived.unread = append(derived.unread, derived.fields[i])
+		derived.fields = slices.Delete(derived.fields, i, i+1)
+	}
+	for key, value := range d.missing {
+		derived.fields[derived.index(key)].missing = value
+	}
+	return derived
+}
+
+// put changes the row of a key, or adds it.
+func (f *family) put(row field) {
+	i := f.index(row.key)
+	if i < 0 {
+		f.fields = append(f.fields, row)
+		f.unread = slices.DeleteFunc(f.unread, func(old field) bool { return old.key == row.key })
+		return
+	}
+	old := &f.fields[i]
+	old.read = row.read
+	if row.value != nil {
+		old.value, old.set = row.value, row.set
+	}
+	if row.missing != nil {
+		old.missing = row.missing
+	}
+}
+
+// index returns the place of a key among the family's; -1 without it.
+func (f *family) index(key string) int {
+	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
+}
+
+// row returns the row of a key that f reads or leaves unread, with another value for where the key is absent.
+func (f *family) row(key string, missing any) field {
+	rows := slices.Concat(f.fields, f.unread)
+	row := rows[slices.IndexFunc(rows, func(row field) bool { return row.key == key })]
+	row.missing = missing
+	return row
+}
+
+// defaults returns the Config of a document without keys.
+func (f *family) defaults() Config {
+	c := Config{ModelType: f.modelType, Reference: f.reference}
+	for _, rows := range [...][]field{f.fields, f.unread} {
+		for _, row := range rows {
+			if row.missing != nil {
+				row.set(&c, row.missing)
+			}
+		}
+	}
+	return c
 }
 
 // decode reads a document by the family's table.
 func (f *family) decode(doc document) (*Config, error) {
 	values := doc.values()
-	d := &decoding{config: f.defaults, rope: f.rope, values: values}
+	d := &decoding{config: f.defaults(), rope: f.rope, values: values}
 	d.config.doc = doc
 	d.readFields(f.fields)
 	if d.config.NumKeyValueHeads == 0 {
@@ -60,9 +140,9 @@ func (f *family) decode(doc document) (*Config, error) {
 
 // familyIn finds the family of a language model within a wrapper, which may be nil.
 func familyIn(w *wrapper, values map[string]jsontext.Value) (*family, error) {
-	for i := range families {
-		if w != nil && families[i].within && families[i].defaults.ModelType == w.family {
-			return &families[i], nil
+	for _, f := range families {
+		if w != nil && f.within && f.modelType == w.family {
+			return f, nil
 		}
 	}
 	return familyOf(values)
@@ -78,9 +158,9 @@ func familyOf(values map[string]jsontext.Value) (*family, error) {
 	if err != nil {
 		return nil, unsupported(err.Error())
 	}
-	for i := range families {
-		if families[i].defaults.ModelType == name && !families[i].within {
-			return &families[i], nil
+	for _, f := range families {
+		if f.modelType == name && !f.within {
+			return f, nil
 		}
 	}
 	return nil, unsupported(quote(name))
@@ -91,7 +171,7 @@ func unsupported(cause string) error {
 	var names []string
 	for _, f := range families {
 		if !f.within {
-			names = append(names, f.defaults.ModelType)
+			names = append(names, f.modelType)
 		}
 	}
 	for _, w := range wrappers {
@@ -106,7 +186,7 @@ func unsupported(cause string) error {
 // position is the place of a problem's field in the table.
 func (f *family) position(p Problem) int {
 	key, _, _ := strings.Cut(p.Field, ".")
-	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
+	return f.index(key)
 }
 
 func (d *decoding) readFields(fields []field) {

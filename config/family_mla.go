@@ -2,78 +2,86 @@ package config
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// v2Defaults are the defaults of transformers' DeepseekV2Config.
-var v2Defaults = latentDefaults(v1Defaults)
+// v2 is DeepSeek-V2: the keys of transformers' DeepseekV2Config with its defaults, the first DeepSeekMoE's and new ones
+// for latent attention.
+var v2 = v1.derive("deepseek_v2", delta{
+	missing: map[string]any{"num_hidden_layers": 32, "num_key_value_heads": 0, "n_shared_experts": 2, "n_routed_experts": 64},
+	fields: []field{
+		{"kv_lora_rank", 512, integer(func(c *Config) *int { return &c.KVLoraRank }, 1, maxDim)},
+		{"q_lora_rank", 1536, optional(func(c *Config) *int { return &c.QLoraRank }, maxDim)},
+		{"qk_nope_head_dim", 128, integer(func(c *Config) *int { return &c.QKNopeHeadDim }, 1, maxDim)},
+		{"qk_rope_head_dim", 64, integer(func(c *Config) *int { return &c.QKRopeHeadDim }, 1, maxDim)},
+		{"v_head_dim", 128, integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
+		{"topk_method", "greedy", str(func(c *Config) *string { return &c.TopKMethod })},
+		{"n_group", nil, optional(func(c *Config) *int { return &c.NGroup }, maxExperts).deciding(limitGroups)},
+		{"topk_group", nil, optional(func(c *Config) *int { return &c.TopKGroup }, maxExperts).deciding(limitGroups)},
+		v1.row("routed_scaling_factor", 1.0),
+		{"rope_interleave", true, boolean(func(c *Config) *bool { return &c.RopeInterleave })},
+		{"num_nextn_predict_layers", nil, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64).
+			deciding(never)}, // the forward pass leaves these layers out; their weights are compared as such
+		{"mlp_bias", nil, readBy(readNoBias)},
+		{"auto_map", nil, readBy(readAutoMap).showing(shownReference).
+			deciding(referencesDiffer)},
+	},
+	reference: Native,
+	rules: append([]rule{
+		{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
+		{[]string{"rope_interleave"}, pairsAreInterleaved},
+		{groupKeys, methodOfV2},
+	}, latentRules...),
+	rope: yarnForm,
+	references: map[Reference]Rules{
+		Remote: {RouterFloat32: true, RoutedSum: ByChoice},
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
+			AnglesInFloat32: true, RotatesInFloat32: true},
+	},
+})
 
-func latentDefaults(c Config) Config {
-	c.ModelType, c.Reference, c.NumHiddenLayers, c.NumKeyValueHeads = "deepseek_v2", Native, 32, 0 // null: num_attention_heads
-	c.NSharedExperts, c.NRoutedExperts, c.TopKMethod = 2, 64, "greedy"
-	c.KVLoraRank, c.QLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim = 512, 1536, 128, 64, 128
-	c.RopeInterleave = true
-	return c
-}
+// v3 is DeepSeek-V3: the keys of transformers' DeepseekV3Config with its defaults. It has head_dim, which DeepSeek-V2's
+// configuration replaces by qk_rope_head_dim.
+var v3 = v2.derive("deepseek_v3", delta{
+	missing: map[string]any{
+		"vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61, "intermediate_size": 18432,
+		"moe_intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,
+		"n_routed_experts": 256, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "scoring_func": "sigmoid",
+		"topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+		"max_position_embeddings": 4096, "num_nextn_predict_layers": 1,
+	},
+	fields: []field{{"head_dim", nil, readBy(readHeadDim)}},
+	rules: append([]rule{
+		{[]string{"scoring_func"}, scoringIsSigmoid},
+		{groupKeys, methodOfV3},
+	}, latentRules...),
+	references: map[Reference]Rules{
+		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true,
+			AnglesInFloat32: true},
+	},
+})
 
-// v3Defaults are the defaults of transformers' DeepseekV3Config.
-var v3Defaults = correctedDefaults(v2Defaults)
+// kimiK2 is the configuration_deepseek.py that is published with Kimi-K2: DeepSeek-V3's.
+var kimiK2 = v3.derive("kimi_k2", delta{})
 
-func correctedDefaults(c Config) Config {
-	c.ModelType, c.VocabSize, c.HiddenSize, c.NumHiddenLayers = "deepseek_v3", 129280, 7168, 61
-	c.IntermediateSize, c.MoEIntermediateSize, c.NumAttentionHeads, c.NumKeyValueHeads = 18432, 2048, 128, 128
-	c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok, c.FirstKDenseReplace = 1, 256, 8, 3
-	c.ScoringFunc, c.TopKMethod, c.NGroup, c.TopKGroup = "sigmoid", "noaux_tc", 8, 4
-	c.NormTopKProb, c.RoutedScalingFactor = true, 2.5
-	c.MaxPositionEmbeddings, c.NumNextNPredictLayers = 4096, 1
-	return c
-}
+// groupKeys are the keys that the choice among groups of experts depends on.
+var groupKeys = []string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}
 
-// mlaFields are the keys of DeepseekV2Config and DeepseekV3Config: the keys of the first
-// DeepSeekMoE, and new ones for latent attention.
-var mlaFields = append(append([]field{}, v1Fields...), []field{
-	{"kv_lora_rank", integer(func(c *Config) *int { return &c.KVLoraRank }, 1, maxDim)},
-	{"q_lora_rank", optional(func(c *Config) *int { return &c.QLoraRank }, maxDim)},
-	{"qk_nope_head_dim", integer(func(c *Config) *int { return &c.QKNopeHeadDim }, 1, maxDim)},
-	{"qk_rope_head_dim", integer(func(c *Config) *int { return &c.QKRopeHeadDim }, 1, maxDim)},
-	{"v_head_dim", integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
-	{"topk_method", str(func(c *Config) *string { return &c.TopKMethod })},
-	{"n_group", optional(func(c *Config) *int { return &c.NGroup }, maxExperts)},
-	{"topk_group", optional(func(c *Config) *int { return &c.TopKGroup }, maxExperts)},
-	{"routed_scaling_factor", number(func(c *Config) *float64 { return &c.RoutedScalingFactor }, positive)},
-	{"rope_interleave", boolean(func(c *Config) *bool { return &c.RopeInterleave })},
-	{"num_nextn_predict_layers", natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64)},
-	{"mlp_bias", reader{read: readNoBias}},
-	{"auto_map", reader{read: readAutoMap}},
-}...)
+// latentSize are the keys that the number of a model's weights with latent attention depends on.
+var latentSize = rule{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size",
+	"moe_intermediate_size", "n_shared_experts", "n_routed_experts", "num_attention_heads", "q_lora_rank",
+	"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}, sizeIsSane}
 
-// v3Fields are the keys of DeepSeek-V3's configuration: mlaFields and head_dim, which
-// DeepSeek-V2's configuration replaces by qk_rope_head_dim.
-var v3Fields = append(slices.Clone(mlaFields), field{"head_dim", reader{read: readHeadDim}})
-
-// sharedMLARules hold for V2 and V3.
-var sharedMLARules = []rule{
-	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
-		"n_shared_experts", "n_routed_experts", "num_attention_heads", "q_lora_rank", "kv_lora_rank",
-		"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}, sizeIsSane},
+// latentRules hold for V2 and V3.
+var latentRules = []rule{
+	latentSize,
 	{[]string{"num_key_value_heads", "num_attention_heads"}, latentHeadsAreEqual},
 	{[]string{"qk_rope_head_dim"}, rotaryIsEven},
 	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
 	{[]string{"hidden_act"}, activationIsSiLU},
 }
-
-var v2Rules = append([]rule{
-	{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
-	{[]string{"rope_interleave"}, pairsAreInterleaved},
-	{[]string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}, methodOfV2},
-}, sharedMLARules...)
-
-var v3Rules = append([]rule{
-	{[]string{"scoring_func"}, scoringIsSigmoid},
-	{[]string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}, methodOfV3},
-}, sharedMLARules...)
 
 // readNoBias refuses mlp_bias true: no published model has it.
 func readNoBias(d *decoding, key string, value jsontext.Value) {

@@ -4,67 +4,60 @@ import (
 	"fmt"
 )
 
-// v1Defaults are the defaults of DeepseekConfig.__init__ (configuration_deepseek.py). Fields that
-// are not here are 0, false or null.
-var v1Defaults = Config{
-	ModelType:             "deepseek",
-	VocabSize:             102400,
-	HiddenSize:            4096,
-	IntermediateSize:      11008,
-	MoEIntermediateSize:   1407,
-	NumHiddenLayers:       30,
-	NumAttentionHeads:     32,
-	NumKeyValueHeads:      32,
-	MoELayerFreq:          1,
-	ScoringFunc:           "softmax",
-	AuxLossAlpha:          0.001,
-	SeqAux:                true,
-	HiddenAct:             "silu",
-	MaxPositionEmbeddings: 2048,
-	InitializerRange:      0.02,
-	RMSNormEps:            1e-6,
-	PretrainingTP:         1,
-	RopeTheta:             10000,
-	RoutedScalingFactor:   1,
-	Reference:             Remote,
+// v1 is the first DeepSeekMoE: the keys of DeepseekConfig (configuration_deepseek.py) that the model or its training
+// depend on, and the defaults of its __init__.
+var v1 = family{
+	modelType: "deepseek", reference: Remote, fields: v1Fields, rules: v1Rules,
+	unread: []field{
+		{"routed_scaling_factor", 1.0, number(func(c *Config) *float64 { return &c.RoutedScalingFactor }, positive).
+			deciding(topKWeightsDiffer)},
+	},
+	rope:       &ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat},
+	references: map[Reference]Rules{Remote: {}},
 }
 
-// v1Fields are the keys of DeepseekConfig that the model or its training depend on.
 var v1Fields = []field{
-	{"model_type", str(func(c *Config) *string { return &c.ModelType })},
-	{"vocab_size", integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
-	{"hidden_size", integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
-	{"intermediate_size", integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim)},
-	{"moe_intermediate_size", integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim)},
-	{"num_hidden_layers", integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
-	{"num_attention_heads", integer(func(c *Config) *int { return &c.NumAttentionHeads }, 1, maxDim)},
+	{"model_type", nil, str(func(c *Config) *string { return &c.ModelType }).deciding(networksDiffer)},
+	{"vocab_size", 102400, integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
+	{"hidden_size", 4096, integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
+	{"intermediate_size", 11008, integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim).
+		deciding(haveDenseLayer)},
+	{"moe_intermediate_size", 1407, integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim).
+		deciding(haveMoELayer)},
+	{"num_hidden_layers", 30, integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
+	{"num_attention_heads", 32, integer(func(c *Config) *int { return &c.NumAttentionHeads }, 1, maxDim)},
 	// null: num_attention_heads
-	{"num_key_value_heads", optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)},
-	{"n_shared_experts", optional(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
-	{"n_routed_experts", optional(func(c *Config) *int { return &c.NRoutedExperts }, maxExperts)},
-	{"num_experts_per_tok", optional(func(c *Config) *int { return &c.NumExpertsPerTok }, maxExperts)},
-	{"moe_layer_freq", integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, maxLayers)},
-	{"first_k_dense_replace", integer(func(c *Config) *int { return &c.FirstKDenseReplace }, 0, maxLayers)},
-	{"norm_topk_prob", boolean(func(c *Config) *bool { return &c.NormTopKProb })},
-	{"scoring_func", str(func(c *Config) *string { return &c.ScoringFunc })},
-	{"aux_loss_alpha", number(func(c *Config) *float64 { return &c.AuxLossAlpha }, notNegative)},
-	{"seq_aux", boolean(func(c *Config) *bool { return &c.SeqAux })},
-	{"hidden_act", str(func(c *Config) *string { return &c.HiddenAct })},
-	{"max_position_embeddings", integer(func(c *Config) *int { return &c.MaxPositionEmbeddings }, 1, maxDim)},
-	{"initializer_range", number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative)},
-	{"rms_norm_eps", number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},
-	{"pretraining_tp", integer(func(c *Config) *int { return &c.PretrainingTP }, 1, maxDim)},
-	{"tie_word_embeddings", boolean(func(c *Config) *bool { return &c.TieWordEmbeddings })},
-	{"rope_theta", number(func(c *Config) *float64 { return &c.RopeTheta }, positive)},
-	{"rope_scaling", reader{read: readRopeScaling}},
-	{"rope_parameters", reader{read: readRopeParameters}},
-	{"attention_bias", boolean(func(c *Config) *bool { return &c.AttentionBias })},
-	{"torch_dtype", reader{read: readTorchDType}},
-	{"dtype", reader{read: readTorchDType}},
-	{"quantization_config", reader{read: readQuantization}},
-	{"quantization", reader{read: refuseMLX}},
-	{"rotation_config", reader{read: refuseRotation}},
-	{"spinquant_config", reader{read: refuseRotation}},
+	{"num_key_value_heads", 32, optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)},
+	{"n_shared_experts", nil, optional(func(c *Config) *int { return &c.NSharedExperts }, maxExperts).
+		deciding(haveMoELayer)},
+	{"n_routed_experts", nil, optional(func(c *Config) *int { return &c.NRoutedExperts }, maxExperts)},
+	{"num_experts_per_tok", nil, optional(func(c *Config) *int { return &c.NumExpertsPerTok }, maxExperts)},
+	{"moe_layer_freq", 1, integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, maxLayers).
+		deciding(layersDiffer)},
+	{"first_k_dense_replace", nil, integer(func(c *Config) *int { return &c.FirstKDenseReplace }, 0, maxLayers).
+		deciding(layersDiffer)},
+	{"norm_topk_prob", nil, boolean(func(c *Config) *bool { return &c.NormTopKProb }).deciding(topKWeightsDiffer)},
+	{"scoring_func", "softmax", str(func(c *Config) *string { return &c.ScoringFunc })},
+	{"aux_loss_alpha", 0.001, number(func(c *Config) *float64 { return &c.AuxLossAlpha }, notNegative)},
+	{"seq_aux", true, boolean(func(c *Config) *bool { return &c.SeqAux })},
+	{"hidden_act", "silu", str(func(c *Config) *string { return &c.HiddenAct })},
+	{"max_position_embeddings", 2048, integer(func(c *Config) *int { return &c.MaxPositionEmbeddings }, 1, maxDim).
+		deciding(scaleDynamically)},
+	{"initializer_range", 0.02, number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative).
+		deciding(never)},
+	{"rms_norm_eps", 1e-6, number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},
+	{"pretraining_tp", 1, integer(func(c *Config) *int { return &c.PretrainingTP }, 1, maxDim).deciding(never)},
+	{"tie_word_embeddings", nil, boolean(func(c *Config) *bool { return &c.TieWordEmbeddings })},
+	{"rope_theta", 10000.0, number(func(c *Config) *float64 { return &c.RopeTheta }, positive)},
+	{"rope_scaling", nil, readBy(readRopeScaling).showing(shownScaling)},
+	{"rope_parameters", nil, readBy(readRopeParameters)},
+	{"attention_bias", nil, boolean(func(c *Config) *bool { return &c.AttentionBias })},
+	{"torch_dtype", nil, readBy(readTorchDType).showing(shownDType).deciding(never)},
+	{"dtype", nil, readBy(readTorchDType)},
+	{"quantization_config", nil, readBy(readQuantization).showing(shownQuantization).deciding(never)},
+	{"quantization", nil, readBy(refuseMLX)},
+	{"rotation_config", nil, readBy(refuseRotation)},
+	{"spinquant_config", nil, readBy(refuseRotation)},
 }
 
 // v1Rules are checked between fields that are each in order.

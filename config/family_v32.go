@@ -12,66 +12,41 @@ import (
 // The families with DeepSeek Sparse Attention: DeepSeek-V3's network, and indexers that choose the
 // keys of each query.
 
-// v32Defaults are the defaults of transformers' DeepseekV32Config.
-var v32Defaults = indexed(v3Defaults, "deepseek_v32", 2048, 128, 64)
+// v32 is transformers' DeepseekV32Config. mlp_layer_types, where it is set, says which layers are dense.
+var v32 = layerTyped.derive("deepseek_v32", delta{
+	missing: map[string]any{"max_position_embeddings": 163840, "num_nextn_predict_layers": 0},
+	fields: []field{
+		{"first_k_dense_replace", nil, readBy(readDenseWithoutTypes)},
+		{"rope_interleave", nil, readBy(readInterleaved)},
+		{"num_experts", nil, readBy(integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts).read)},
+		{"index_topk", 2048, integer(func(c *Config) *int { return &c.IndexTopK }, 1, maxDim)},
+		{"index_head_dim", 128, integer(func(c *Config) *int { return &c.IndexHeadDim }, 1, maxDim)},
+		{"index_n_heads", 64, integer(func(c *Config) *int { return &c.IndexNHeads }, 1, maxDim)},
+		{"layer_types", nil, readBy(readIndexedLayers)},
+	},
+	rules: slices.Concat([]rule{
+		{[]string{"q_lora_rank"}, queriesAreCompressed},
+		{[]string{"index_head_dim", "qk_rope_head_dim"}, indexerRotates},
+	}, v3.rules),
+})
 
-// glmMoEDsaDefaults are the defaults of transformers' GlmMoeDsaConfig, GLM-5's.
-var glmMoEDsaDefaults = glm5(indexed(v3Defaults, "glm_moe_dsa", 2048, 128, 32))
-
-// indexed returns defaults of a model with indexers.
-func indexed(c Config, modelType string, topK, dim, heads int) Config {
-	c.ModelType, c.MaxPositionEmbeddings, c.NumNextNPredictLayers = modelType, 163840, 0
-	c.IndexTopK, c.IndexHeadDim, c.IndexNHeads = topK, dim, heads
-	return c
-}
-
-// glm5 returns c with GLM-5's sizes.
-func glm5(c Config) Config {
-	c.VocabSize, c.HiddenSize, c.IntermediateSize, c.NumHiddenLayers = 154880, 6144, 12288, 78
-	c.NumAttentionHeads, c.NumKeyValueHeads, c.QLoraRank, c.QKNopeHeadDim, c.VHeadDim = 64, 64, 2048, 192, 256
-	c.NGroup, c.TopKGroup, c.MaxPositionEmbeddings, c.RMSNormEps = 1, 1, 202752, 1e-5
-	return c
-}
-
-// v32Fields are DeepSeek-V3's, those of the indexer, and mlp_layer_types, without which
-// first_k_dense_replace says which layers are dense. auto_map is ignored: transformers' class is the
-// only reference.
-var v32Fields = append(replaced(layerTypesDecide(v3Fields), map[string]reader{
-	"first_k_dense_replace": {read: readDenseWithoutTypes, value: func(c *Config) any { return c.FirstKDenseReplace }},
-	"rope_interleave":       {read: readInterleaved},
-}), []field{
-	{"num_experts", reader{read: integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts).read}},
-	{"index_topk", integer(func(c *Config) *int { return &c.IndexTopK }, 1, maxDim)},
-	{"index_head_dim", integer(func(c *Config) *int { return &c.IndexHeadDim }, 1, maxDim)},
-	{"index_n_heads", integer(func(c *Config) *int { return &c.IndexNHeads }, 1, maxDim)},
-	{"layer_types", reader{read: readIndexedLayers}},
-}...)
-
-// glmMoEDsaFields are DeepSeek-V3.2's, and which layers have an indexer of their own.
-var glmMoEDsaFields = append(slices.Clone(v32Fields), []field{
-	{"indexer_rope_interleave", reader{read: readInterleaved}},
-	{"index_topk_freq", reader{read: readIndexerFrequency}},
-	{"index_topk_pattern", reader{read: readIndexerTypes}},
-	{"indexer_types", reader{read: readIndexerTypes, value: func(c *Config) any { return c.indexers() }}},
-}...)
-
-var v32Rules = append([]rule{
-	{[]string{"q_lora_rank"}, queriesAreCompressed},
-	{[]string{"index_head_dim", "qk_rope_head_dim"}, indexerRotates},
-}, v3Rules...)
-
-var glmMoEDsaRules = append([]rule{{[]string{"indexer_types"}, firstIndexerIsFull}}, v32Rules...)
-
-// v32References: transformers' classes are the only ones.
-var (
-	v32References       = map[Reference]Rules{Native: v3References[Native]}
-	glmMoEDsaReferences = map[Reference]Rules{Native: pairsInIndexer(v3References[Native])}
-)
-
-func pairsInIndexer(r Rules) Rules {
-	r.IndexerInterleaves = true
-	return r
-}
+// glmMoEDsa is transformers' GlmMoeDsaConfig, GLM-5's: DeepSeek-V3.2's, and which layers have an indexer of their own.
+var glmMoEDsa = v32.derive("glm_moe_dsa", delta{
+	missing: map[string]any{
+		"vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
+		"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "qk_nope_head_dim": 192,
+		"v_head_dim": 256, "n_group": 1, "topk_group": 1, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
+		"index_n_heads": 32,
+	},
+	fields: []field{
+		{"indexer_rope_interleave", nil, readBy(readInterleaved)},
+		{"index_topk_freq", nil, readBy(readIndexerFrequency)},
+		{"index_topk_pattern", nil, readBy(readIndexerTypes)},
+		{"indexer_types", nil, reader{read: readIndexerTypes, value: func(c *Config) any { return c.indexers() }}},
+	},
+	rules:      slices.Concat([]rule{{[]string{"indexer_types"}, firstIndexerIsFull}}, v32.rules),
+	references: v3.native(func(r *Rules) { r.IndexerInterleaves = true }),
+})
 
 // readInterleaved refuses a layout that the reference, which reads no such key, has not.
 func readInterleaved(d *decoding, key string, value jsontext.Value) {

@@ -6,57 +6,38 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// vl2Defaults are those of the configuration_deepseek.py that is published with DeepSeek-VL2, whose language
-// model's model_type is deepseek_v2 too. topk_method is as it stands there: the gate knows no such method.
-var vl2Defaults = languageDefaults(v2Defaults)
+// vl2 is the configuration_deepseek.py that is published with DeepSeek-VL2, whose language model's model_type is
+// deepseek_v2 too: DeepSeek-V2's keys, but use_mla chooses the attention, and of the keys of plain attention's widths
+// there may be 0 or null. topk_method is as it stands there: the gate knows no such method. The gate normalises and scales
+// as DeepSeek-V3's does.
+var vl2 = v2.derive(modelTypeVL2, delta{
+	missing: map[string]any{"num_hidden_layers": 30, "num_key_value_heads": 32, "n_shared_experts": 0,
+		"n_routed_experts": 0, "topk_method": "gready"},
+	fields: []field{
+		{"model_type", nil, readBy(readLanguageType)},
+		{"kv_lora_rank", nil, natural(func(c *Config) *int { return &c.KVLoraRank }, maxDim)},
+		{"qk_nope_head_dim", nil, natural(func(c *Config) *int { return &c.QKNopeHeadDim }, maxDim)},
+		{"qk_rope_head_dim", nil, natural(func(c *Config) *int { return &c.QKRopeHeadDim }, maxDim)},
+		{"v_head_dim", nil, natural(func(c *Config) *int { return &c.VHeadDim }, maxDim)},
+		{"use_mla", nil, readBy(readUseMLA)},
+	},
+	unread:    []string{"auto_map", "rope_interleave", "num_nextn_predict_layers", "mlp_bias"},
+	reference: Remote,
+	rules: []rule{
+		{[]string{"scoring_func"}, scoringIsKnown},
+		{groupKeys, methodOfVL2},
+		{[]string{"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads",
+			"num_key_value_heads", "hidden_size", "rope_scaling"}, attentionFits},
+		latentSize,
+		{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
+		{[]string{"hidden_act"}, activationIsSiLU},
+	},
+	references: map[Reference]Rules{Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice}},
+	within:     true,
+})
 
-func languageDefaults(c Config) Config {
-	c.ModelType, c.Reference, c.NumHiddenLayers, c.NumKeyValueHeads = vl2, Remote, 30, 32
-	c.NSharedExperts, c.NRoutedExperts, c.TopKMethod = 0, 0, "gready"
-	return c
-}
-
-// vl2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.
-const vl2 = "deepseek_vl_v2"
-
-// vl2References: its gate normalises and scales as DeepSeek-V3's does.
-var vl2References = map[Reference]Rules{Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice}}
-
-// vl2Fields are DeepSeek-V2's, but use_mla chooses the attention, and of the keys of plain attention's widths
-// there may be 0 or null.
-var vl2Fields = plainOrLatent(mlaFields)
-
-// plainOrLatent returns the fields of a family in which use_mla chooses between latent attention and plain one.
-func plainOrLatent(fields []field) (all []field) {
-	for _, f := range fields {
-		switch f.key {
-		case "model_type":
-			f.read = readLanguageType
-		case "kv_lora_rank":
-			f.reader = natural(func(c *Config) *int { return &c.KVLoraRank }, maxDim)
-		case "qk_nope_head_dim":
-			f.reader = natural(func(c *Config) *int { return &c.QKNopeHeadDim }, maxDim)
-		case "qk_rope_head_dim":
-			f.reader = natural(func(c *Config) *int { return &c.QKRopeHeadDim }, maxDim)
-		case "v_head_dim":
-			f.reader = natural(func(c *Config) *int { return &c.VHeadDim }, maxDim)
-		case "auto_map", "rope_interleave", "num_nextn_predict_layers", "mlp_bias":
-			continue // the published class has none of them
-		}
-		all = append(all, f)
-	}
-	return append(all, field{"use_mla", reader{read: readUseMLA}})
-}
-
-var vl2Rules = []rule{
-	{[]string{"scoring_func"}, scoringIsKnown},
-	{[]string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}, methodOfVL2},
-	{[]string{"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads",
-		"num_key_value_heads", "hidden_size", "rope_scaling"}, attentionFits},
-	sharedMLARules[0], // sizeIsSane
-	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-	{[]string{"hidden_act"}, activationIsSiLU},
-}
+// modelTypeVL2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.
+const modelTypeVL2 = "deepseek_vl_v2"
 
 // readLanguageType accepts the one model_type that the language model's configuration has.
 func readLanguageType(d *decoding, key string, value jsontext.Value) {

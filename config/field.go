@@ -5,14 +5,15 @@ package config
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// field is a row of a family's table: a key, and how its value is read and shown.
+// field is a row of a family's table: a key, the value of its field where the key is absent, and how the key's value is
+// read, shown and compared.
 type field struct {
-	key string
+	key     string
+	missing any // of the field's type, 0 for null; nil: the zero value
 	reader
 }
 
@@ -23,6 +24,29 @@ type reader struct {
 	// value returns what c holds under the key: an integer, a number, a truth value, a
 	// string, or nil for null. It is nil where no single field of Config is the key's.
 	value func(c *Config) any
+	// set puts a value into the one field of Config that is the key's.
+	set func(c *Config, value any)
+	// shown is what Differences shows in place of value.
+	shown func(c *Config) jsontext.Value
+	// decides reports whether a difference under the key changes the model's computation; nil: it does.
+	decides func(a, b *Config) bool
+}
+
+// readBy reads a key with a function of its own. In a delta the field of the base's row stays the key's.
+func readBy(read func(d *decoding, key string, value jsontext.Value)) reader {
+	return reader{read: read}
+}
+
+// showing returns r of a key that no single field of Config is the key's.
+func (r reader) showing(shown func(c *Config) jsontext.Value) reader {
+	r.shown = shown
+	return r
+}
+
+// deciding returns r of a key whose differences change the model's computation on a condition.
+func (r reader) deciding(decides func(a, b *Config) bool) reader {
+	r.decides = decides
+	return r
 }
 
 // integer reads a field that must be an integer in min..max.
@@ -62,6 +86,7 @@ func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) 
 			store(d, key, get(&d.config), func() (T, error) { return parse(value) })
 		},
 		value: func(c *Config) any { return *get(c) },
+		set:   func(c *Config, value any) { *get(c) = value.(T) },
 	}
 }
 
@@ -79,24 +104,6 @@ func readTorchDType(d *decoding, key string, value jsontext.Value) {
 		err = fmt.Errorf("%q disagrees with torch_dtype %q", name, known)
 	}
 	store(d, key, &d.config.TorchDType, func() (string, error) { return name, err })
-}
-
-// only returns the fields of these keys, in the order of the keys.
-func only(fields []field, keys ...string) (some []field) {
-	for _, key := range keys {
-		some = append(some, fields[slices.IndexFunc(fields, func(f field) bool { return f.key == key })])
-	}
-	return some
-}
-
-// replaced returns fields with other readers of some keys.
-func replaced(fields []field, by map[string]reader) []field {
-	for i, f := range fields {
-		if r, ok := by[f.key]; ok {
-			fields[i].reader = r
-		}
-	}
-	return fields
 }
 
 // natural reads an integer in 0..max, or null as 0.

@@ -61,14 +61,11 @@ func RotationNumbers(c *Config, compressed bool) []Number {
 		return list
 	}
 	list = append(list, Number{Key: "rope_scaling.original_max_position_embeddings",
-		integer: func(c *Config) *int { return &scaling(c).OriginalMaxPositionEmbeddings }},
-		real("beta_fast", func(s *RopeScaling) *float64 { return &s.BetaFast }),
-		real("beta_slow", func(s *RopeScaling) *float64 { return &s.BetaSlow }))
-	if s.MScale != 0 && s.MScaleAllDim != 0 {
-		list = append(list, real("mscale", func(s *RopeScaling) *float64 { return &s.MScale }))
-	}
-	if s.MScaleAllDim != 0 {
-		list = append(list, real("mscale_all_dim", func(s *RopeScaling) *float64 { return &s.MScaleAllDim }))
+		integer: func(c *Config) *int { return &scaling(c).OriginalMaxPositionEmbeddings }})
+	for _, x := range yarnNumbers {
+		if *x.of(s) != 0 && s.MScaleAllDim != 0 || x.missing != 0 { // mscale has no effect without mscale_all_dim
+			list = append(list, real(x.key, x.of))
+		}
 	}
 	return list
 }

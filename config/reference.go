@@ -30,9 +30,9 @@ func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
 
 // family returns the family of c's model_type; nil for a model_type without one.
 func (c *Config) family() *family {
-	for i := range families {
-		if families[i].defaults.ModelType == c.ModelType {
-			return &families[i]
+	for _, f := range families {
+		if f.modelType == c.ModelType {
+			return f
 		}
 	}
 	return nil

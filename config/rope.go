@@ -69,7 +69,7 @@ func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value)
 
 // yarnForm is the rope_scaling of DeepSeek-V2 and later. Its numbers may be written
 // as integers.
-var yarnForm = ropeForm{
+var yarnForm = &ropeForm{
 	types:  []string{"yarn"},
 	keys:   []string{"original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
 	number: parseNumber,
@@ -81,25 +81,29 @@ func (d *decoding) yarn(key string, o map[string]jsontext.Value, s *RopeScaling)
 		s.OriginalMaxPositionEmbeddings, err = parseInteger(v, 1, maxDim)
 		return err
 	})
-	for _, x := range []struct {
-		name    string
-		dst     *float64
-		missing float64
-		fits    bound
-	}{
-		{"beta_fast", &s.BetaFast, 32, positive},
-		{"beta_slow", &s.BetaSlow, 1, positive},
-		{"mscale", &s.MScale, 0, notNegative},
-		{"mscale_all_dim", &s.MScaleAllDim, 0, notNegative},
-	} {
-		*x.dst = x.missing
-		if _, ok := o[x.name]; ok {
-			d.part(key, x.name, o, func(v jsontext.Value) (err error) {
-				*x.dst, err = parseNumber(v, x.fits)
+	for _, x := range yarnNumbers {
+		number := x.of(s)
+		*number = x.missing
+		if _, ok := o[x.key]; ok {
+			d.part(key, x.key, o, func(v jsontext.Value) (err error) {
+				*number, err = parseNumber(v, x.fits)
 				return err
 			})
 		}
 	}
+}
+
+// yarnNumbers are the numbers of "yarn" that may be absent.
+var yarnNumbers = []struct {
+	key     string
+	of      func(s *RopeScaling) *float64
+	missing float64
+	fits    bound
+}{
+	{"beta_fast", func(s *RopeScaling) *float64 { return &s.BetaFast }, 32, positive},
+	{"beta_slow", func(s *RopeScaling) *float64 { return &s.BetaSlow }, 1, positive},
+	{"mscale", func(s *RopeScaling) *float64 { return &s.MScale }, 0, notNegative},
+	{"mscale_all_dim", func(s *RopeScaling) *float64 { return &s.MScaleAllDim }, 0, notNegative},
 }
 
 // readRopeParameters reads transformers 5's object. It comes after rope_theta and

@@ -67,21 +67,9 @@ const (
 	ByChoice
 )
 
-// The rules of each reference: see Rules for the table.
-var (
-	v1References = map[Reference]Rules{Remote: {}}
-	v2References = map[Reference]Rules{
-		Remote: {RouterFloat32: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
-			AnglesInFloat32: true, RotatesInFloat32: true},
-	}
-	v3References = map[Reference]Rules{
-		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true,
-			AnglesInFloat32: true},
-	}
-	v4References = map[Reference]Rules{
-		Native: {IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true, AnglesInFloat32: true,
-			RotatesInFloat32: true, CastsRotation: true, NormsOnce: true},
-	}
-)
+// native are the rules of a family whose only reference is transformers' class: another family's, changed.
+func (f *family) native(change func(r *Rules)) map[Reference]Rules {
+	rules := f.references[Native]
+	change(&rules)
+	return map[Reference]Rules{Native: rules}
+}

@@ -1,9 +1,6 @@
 package config
 
 import (
-	"encoding/json"
-	"slices"
-
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -20,7 +17,7 @@ func (c *Config) HasKey(key string) bool {
 // row returns the row of a key in the table of c's family; nil without one.
 func (c *Config) row(key string) *field {
 	if f := c.family(); f != nil {
-		if i := slices.IndexFunc(f.fields, func(row field) bool { return row.key == key }); i >= 0 {
+		if i := f.index(key); i >= 0 {
 			return &f.fields[i]
 		}
 	}
@@ -35,9 +32,5 @@ func (c *Config) Value(key string) jsontext.Value {
 	if row == nil || row.value == nil {
 		return nil
 	}
-	value, err := json.Marshal(row.value(c))
-	if err != nil {
-		panic("config: Value: " + key + ": " + err.Error()) // fields are finite numbers, strings and truth values
-	}
-	return value
+	return toJSON(row.value(c))
 }

@@ -8,11 +8,11 @@ import (
 
 // wrappers lists every model_type that Parse reads the language model of.
 var wrappers = []wrapper{
-	{"kimi_k25", "", "text_config", "language_model.", ""},       // Kimi-K2.5
-	{vl2, "DeepseekOCRForCausalLM", "language_config", "", vl2},  // DeepSeek-OCR
-	{vl2, "DeepseekOCR2ForCausalLM", "language_config", "", vl2}, // DeepSeek-OCR-2
-	{vl2, "", "language_config", "language.", vl2},               // DeepSeek-VL2
-	{"deepseek_v41", "", "text_config", "", "deepseek_v41"},      // DeepSeek-V4.1
+	{"kimi_k25", "", "text_config", "language_model.", ""},                         // Kimi-K2.5
+	{modelTypeVL2, "DeepseekOCRForCausalLM", "language_config", "", modelTypeVL2},  // DeepSeek-OCR
+	{modelTypeVL2, "DeepseekOCR2ForCausalLM", "language_config", "", modelTypeVL2}, // DeepSeek-OCR-2
+	{modelTypeVL2, "", "language_config", "language.", modelTypeVL2},               // DeepSeek-VL2
+	{"deepseek_v41", "", "text_config", "", "deepseek_v41"},                        // DeepSeek-V4.1
 }
 
 // wrapperOf returns the wrapper that model_type and architectures name; nil if there is none.

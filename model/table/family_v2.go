@@ -1,23 +1,30 @@
 package table
 
-// familyV2 is the table of DeepSeek-V2 and V2-Lite (model_type "deepseek_v2").
+import "slices"
+
+// familyV2 is the table of DeepSeek-V2 and V2-Lite (model_type "deepseek_v2"): the first DeepSeekMoE's with other
+// attention.
 var familyV2 = Family{ModelTypes: []string{"deepseek_v2"}, Rows: latentRows(), Ignored: familyV1.Ignored}
 
-// latentRows are the rows of a model with latent attention: the first DeepSeekMoE's with
-// other attention, and with router behind the gate's weight.
-func latentRows(router ...Row) (rows []Row) {
+func latentRows() (rows []Row) {
 	for _, row := range familyV1.Rows {
-		switch {
-		case row.Module == Attention && row.Role == QProj:
-			rows = append(rows, latentAttention...)
-		case row.Module == Attention: // has no place in latent attention
-		case row.Role == Gate:
-			rows = append(append(rows, row), router...)
-		default:
+		if row.Module != Attention {
 			rows = append(rows, row)
+		} else if row.Role == QProj {
+			rows = append(rows, latentAttention...)
 		}
 	}
 	return rows
+}
+
+// behind returns rows with others behind the last one of a role.
+func behind(rows []Row, role Role, others ...Row) []Row {
+	for i, row := range slices.Backward(rows) {
+		if row.Role == role {
+			return slices.Concat(rows[:i+1], others, rows[i+1:])
+		}
+	}
+	panic("table: no row is a " + string(role))
 }
 
 // latentAttention is DeepseekV2Attention.

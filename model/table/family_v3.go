@@ -3,9 +3,8 @@ package table
 // familyV3 is the table of DeepSeek-V3 and R1, Kimi-K2 and GLM-4.7-Flash.
 var familyV3 = Family{
 	ModelTypes: []string{"deepseek_v3", "kimi_k2", "glm4_moe_lite"},
-	Rows: latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias,
-		moe, []dim{routed}, stored("blk.{l}.exp_probs_b.bias")}),
-	Ignored: familyV1.Ignored,
+	Rows:       behind(familyV2.Rows, Gate, routerBias(moe)),
+	Ignored:    familyV1.Ignored,
 	// A multi-token prediction layer is a decoder layer with these beside it. It
 	// predicts the token after the next, which the model's logits do not depend on.
 	// DeepSeek's files hold the main model's embedding and head a second time in it; others
@@ -24,4 +23,10 @@ var familyV3 = Family{
 		{"model.layers.{l}.shared_head.head.weight", MTP, SharedHeadHead, copied, []dim{vocab, hidden},
 			stored("blk.{l}.nextn.shared_head_head.weight")},
 	},
+}
+
+// routerBias is the row of the bias of the scores that experts are chosen by, in the layers of a condition.
+func routerBias(when *when) Row {
+	return Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias, when, []dim{routed},
+		stored("blk.{l}.exp_probs_b.bias")}
 }

@@ -6,19 +6,9 @@ import "dsmoe/config"
 // attention of every layer that has one, prediction layers included.
 var familyV32 = Family{
 	ModelTypes: []string{"deepseek_v32", "glm_moe_dsa"},
-	Rows:       indexedRows(),
+	Rows:       behind(familyV3.Rows, OProjBias, indexer...),
 	Ignored:    familyV3.Ignored,
 	MTP:        familyV3.MTP,
-}
-
-// indexedRows are DeepSeek-V3's rows with those of the indexer.
-func indexedRows() (rows []Row) {
-	for _, row := range familyV3.Rows {
-		if rows = append(rows, row); row.Role == OProjBias {
-			rows = append(rows, indexer...)
-		}
-	}
-	return rows
 }
 
 // indexer is DeepseekV32Indexer.

@@ -10,9 +10,8 @@ import (
 // one, and DeepSeek-V3's router or DeepSeek-V2's.
 var familyVL2 = Family{
 	ModelTypes: []string{"deepseek_vl_v2"},
-	Rows: eitherAttention(latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router,
-		EScoreCorrectionBias, biased, []dim{routed}, stored("blk.{l}.exp_probs_b.bias")})),
-	Ignored: familyV1.Ignored,
+	Rows:       behind(eitherAttention(familyV2.Rows), Gate, routerBias(biased)),
+	Ignored:    familyV1.Ignored,
 }
 
 // eitherAttention puts the rows of plain attention before those of latent attention, each on its condition.
