@@ -216,7 +216,7 @@ func (p *pass[V]) predict(k int, h V) V {
 	h = p.norm(name+".hnorm", &d.HNorm, p.Move(takeFirst(in, in.Seq+1, width), h))
 	h = p.linear(name+".eh_proj", &d.EHProj, p.Move(joinColumns(in, width, width), e, h))
 	h = p.norm(name+".shared_head.norm", &d.SharedHead.Norm, later.layer(l, h))
-	p.linear(name+".shared_head.head", &d.SharedHead.Head, h)
+	later.logits(name+".shared_head.head", &d.SharedHead.Head, h)
 	return h
 }
 
@@ -242,5 +242,5 @@ func (p *pass[V]) at(r rope[V], positions []int) rope[V] {
 // head returns the logits, and the output of the final norm.
 func (p *pass[V]) head(x V) (logits, normed V) {
 	normed = p.norm("model.norm", &p.m.Model.Norm, p.collapsed(x))
-	return p.linear("lm_head", &p.m.LMHead, normed), normed
+	return p.logits("lm_head", &p.m.LMHead, normed), normed
 }

@@ -130,6 +130,13 @@ func takeRows(rows []int, width int) *Move {
 	}}
 }
 
+// rowsFrom takes n rows of width values, from row first on: [n, width].
+func rowsFrom(first, n, width int) *Move {
+	return &Move{[]int{n, width}, 1, func(_ int, f func(Run)) {
+		f(Run{From: first * width, Step: 1, N: n * width})
+	}}
+}
+
 // gather takes the columns idx [tokens, k] of each row of width values.
 func gather(idx []int, k, width int) *Move {
 	return &Move{[]int{len(idx) / k, k}, 1, func(_ int, f func(Run)) {

@@ -132,6 +132,15 @@ type Trace[V any] interface {
 	TopK(name string, choice *Choice[V]) error
 }
 
+// A RowTrace is a Trace that may see the logits in blocks of rows: they are larger than anything else of a pass, and
+// no module multiplies with them.
+type RowTrace[V any] interface {
+	Trace[V]
+	// StageRows is Stage for logits of the given shape, whose n rows from first on are rows(first, n). If it reports
+	// false, Stage is called with all rows.
+	StageRows(name string, shape []int, rows func(first, n int) V) (bool, error)
+}
+
 // Choice is how a gate chooses experts.
 type Choice[V any] struct {
 	Scores V          // [tokens, n_routed_experts], with bias and group mask; the largest are chosen
@@ -338,6 +347,23 @@ func (p *pass[V]) normed(n *DeepseekRMSNorm, x V) V {
 // linear is a projection as a stage.
 func (p *pass[V]) linear(name string, l *Linear, x V) V {
 	return p.stage(name+".output", p.Linear(x, l))
+}
+
+// logits is linear for the product of x [batch, seq, hidden_size] and a head. A RowTrace may see it in blocks of rows:
+// then the result is nothing.
+func (p *pass[V]) logits(name string, l *Linear, x V) (y V) {
+	if t, ok := p.trace.(RowTrace[V]); ok {
+		p.stopIf(p.ctx.Err())
+		in, shape := l.Weight.Shape[1], []int{p.in.Batch, p.in.Seq, l.Weight.Shape[0]}
+		seen, err := t.StageRows(name+".output", shape, func(first, n int) V {
+			p.stopIf(p.ctx.Err())
+			return p.Linear(p.Move(rowsFrom(first, n, in), x), l)
+		})
+		if p.stopIf(err); seen {
+			return y
+		}
+	}
+	return p.linear(name, l, x)
 }
 
 // mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)). swiglu_limit clamps the gate

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -222,29 +223,69 @@ type witness struct {
 	*localTrace
 	rerun     *rerun
 	watched   []string
-	firstOnly bool                       // the first of these that fails ends the run
-	passes    map[string]bool            // verdict on each watched stage that was shown
-	proves    func(x *bounds.Value) bool // of the trial
+	firstOnly bool                                  // the first of these that fails ends the run
+	passes    map[string]bool                       // verdict on each watched stage that was shown
+	proves    func(x *bounds.Value, first int) bool // of the trial
 }
 
 // Stage implements model.Trace.
 func (w *witness) Stage(name string, x *bounds.Value) error {
-	f := w.rerun.failure
-	if name != f.Name && !slices.Contains(w.watched, name) {
+	if !w.looksAt(name) {
 		return w.substitute(name, x)
 	}
+	keep := func() { w.keep(x.Shape, 0, x, w.goldenOf) }
+	proven := func() bool { return w.proves(x, 0) }
+	return w.see(name, keep, proven, func() error { return w.localTrace.Stage(name, x) })
+}
+
+// StageRows implements model.RowTrace. Of the failed stage it keeps the block that is worst.
+func (w *witness) StageRows(name string, shape []int, part func(first, n int) *bounds.Value) (bool, error) {
+	b := newLogits(w.run, name, shape, part)
+	if b == nil || !w.looksAt(name) {
+		return b != nil, nil
+	}
+	f := w.rerun.failure
+	keep := func() {
+		row := 0
+		if i := slices.IndexFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name }); len(f.Checks[i].Index) > 1 {
+			at := f.Checks[i].Index
+			row = at[0]*shape[1] + at[1]
+		}
+		first, x, want, err := b.block(row)
+		w.keep(shape, first, x, func(x *bounds.Value) ([]float32, *bounds.Rows, error) {
+			_, rows, wrong := b.begin(w.tracer, x.DType)
+			return want, rows, cmp.Or(err, wrong)
+		})
+	}
+	proven := func() bool {
+		first, x, _, err := b.block(f.Rows[0])
+		return err == nil && w.proves(x, first)
+	}
+	return true, w.see(name, keep, proven, func() error {
+		return showLogits(w.tracer, w.attribution, b, func() (report.Check, error) { return w.compareLogits(b) })
+	})
+}
+
+// looksAt reports whether a stage is the failed one, or watched.
+func (w *witness) looksAt(name string) bool {
+	return name == w.rerun.failure.Name || slices.Contains(w.watched, name)
+}
+
+// see has show judge a stage, and keeps the failed one at first; later it has to be proven.
+func (w *witness) see(name string, keep func(), proven func() bool, show func() error) error {
+	f := w.rerun.failure
 	if f.Got != nil {
-		if w.proves != nil && name == f.Name && !w.proves(x) {
+		if w.proves != nil && name == f.Name && !proven() {
 			return errKnown
 		}
-		if err := w.localTrace.Stage(name, x); err != nil {
+		if err := show(); err != nil {
 			return err
 		}
 		return w.judged(name)
 	}
-	w.keep(x)
+	keep()
 	w.lastDistances = nil
-	err := w.localTrace.Stage(name, x)
+	err := show()
 	if w.lastDistances != nil && w.lastDistances.Finite {
 		for _, row := range f.Rows {
 			f.Beyond = append(f.Beyond, w.lastDistances.Rows[row])
@@ -254,30 +295,50 @@ func (w *witness) Stage(name string, x *bounds.Value) error {
 	return err
 }
 
-// keep keeps what the failed stage gave, and the golden if it can be compared with that.
-func (w *witness) keep(x *bounds.Value) {
+// goldenOf returns the golden of the failed stage x, and its rows that are compared.
+func (w *witness) goldenOf(x *bounds.Value) ([]float32, *bounds.Rows, error) {
+	return w.goldenRows(w.rerun.failure.Name, x.Activation)
+}
+
+// keep keeps what the failed stage gave, of which x has the rows from first on, and what golden returns of these if it
+// can be compared.
+func (w *witness) keep(shape []int, first int, x *bounds.Value,
+	golden func(x *bounds.Value) ([]float32, *bounds.Rows, error)) {
 	f, t, products := w.rerun.failure, w.localTrace, w.rerun.products
-	f.Weights, f.Shape, f.Got = t.attribution.weights(x), x.Shape, &model.Activation{}
-	if e := t.pack.Manifest.Tensors[f.Name]; e.DType == tensor.I64 || e.Elements() != len(x.Values) {
+	f.Weights, f.Shape, f.Got = t.attribution.weights(x), shape, &model.Activation{}
+	elements := x.Width()
+	for _, n := range shape[:len(shape)-1] {
+		elements *= n
+	}
+	if e := t.pack.Manifest.Tensors[f.Name]; e.DType == tensor.I64 || e.Elements() != elements {
 		return
 	}
-	want, rows, err := t.goldenRows(f.Name, x.Activation)
+	want, rows, err := golden(x)
 	if err != nil {
 		return // the check tells
 	}
 	width := x.Width()
-	f.Rows, f.RowWeights, f.Want = rows.Compared, rows.Weights, slices.Clone(rows.Gather(want, width))
-	f.Unrounded = slices.Clone(rows.Gather(x.Values, width))
+	from, _ := slices.BinarySearch(rows.Compared, first)
+	to, _ := slices.BinarySearch(rows.Compared, first+x.Rows())
+	f.Rows, f.RowWeights = rows.Compared[from:to], rows.Weights[from:to]
+	gather := func(values []float32, width int) []float32 {
+		gathered := make([]float32, 0, len(f.Rows)*width)
+		for _, row := range f.Rows {
+			gathered = append(gathered, values[(row-first)*width:(row-first+1)*width]...)
+		}
+		return gathered
+	}
+	f.Want, f.Unrounded = gather(want, width), gather(x.Values, width)
 	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(f.Unrounded), DType: x.DType}
 	for i, v := range f.Got.Values {
 		f.Got.Values[i] = tensor.Rounded(v, x.DType)
 	}
 	if products.y == x {
 		in := products.input
-		f.Input = &model.Activation{Shape: []int{len(f.Rows), in.Width()}, Values: rows.Gather(in.Values, in.Width())}
+		f.Input = &model.Activation{Shape: []int{len(f.Rows), in.Width()}, Values: gather(in.Values, in.Width())}
 	}
 	for _, row := range f.Rows {
-		for i := row * width; i < (row+1)*width; i++ {
+		for i := (row - first) * width; i < (row-first+1)*width; i++ {
 			f.Deviations = append(f.Deviations, bounds.Unit*math.Sqrt(x.Variance(i)))
 		}
 	}

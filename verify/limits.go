@@ -184,10 +184,10 @@ func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
 	}
 }
 
-// record records m; got is its worst element.
-func record(c *report.Check, m bounds.Metrics, got float32, want []float32) {
+// record records m.
+func record(c *report.Check, m bounds.Metrics) {
 	c.Index = report.Unflatten(m.Worst, c.Shape)
-	c.Got, c.Want = report.Number(got), report.Number(want[m.Worst])
+	c.Got, c.Want = report.Number(m.Got), report.Number(m.Want)
 	if !m.Finite {
 		return
 	}

@@ -53,6 +53,8 @@ type Options struct {
 	Pages       model.Pages           // what src is mapped into; may be nil
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
 	Progress    func(done, total int) // called after each golden tensor; may be nil
+
+	block int // logits that are in memory at once; 0 for logitsAtOnce
 }
 
 // Decoded knows the weights that a source decodes to the dtype that they seem to have.

@@ -19,7 +19,7 @@ func TestPatternIsCoarse(t *testing.T) {
 	a := &model.Activation{Shape: []int{3, 33, 130}, Values: make([]float32, 3*33*130), DType: tensor.F32}
 	tr := tracerOf(tensor.F32, Options{})
 	all := bounds.SelectRows(a.Values, 130, nil)
-	p := tr.pattern(a, all, "σ", func(i int) float64 {
+	p := tr.pattern(a.Rows(), a.Width(), all, "σ", func(i int) float64 {
 		switch row, column := i/130, i%130; {
 		case row == 98 && column == 129:
 			return 7
@@ -39,7 +39,7 @@ func TestPatternIsCoarse(t *testing.T) {
 	require.Nil(t, p.Cells[16][20], "infinite")
 
 	tr.checks = []report.Check{{Pattern: p}}
-	require.Nil(t, tr.pattern(a, all, "σ", nil), "one is enough")
+	require.Nil(t, tr.pattern(a.Rows(), a.Width(), all, "σ", nil), "one is enough")
 }
 
 // TestPatternsSayWhatTheLimitsSay: exact values that differ, and those that are not finite,
@@ -51,7 +51,7 @@ func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
 	scores := &model.Activation{Shape: []int{1, 4}, Values: []float32{1, 2, 3, nan}, DType: tensor.F32}
 	x := bounds.WithErrors(scores, func(i int) float64 { return []float64{0, 0, bounds.Unit, bounds.Unit}[i] })
 	want := []float32{1, 2.5, 3 + 4*0x1p-22, 4}
-	p := tr.localPattern(x, want, bounds.SelectRows(want, x.Width(), nil), 1)
+	p := tr.pattern(x.Rows(), x.Width(), bounds.SelectRows(want, x.Width(), nil), report.Sigmas, deviations(x, want, 1))
 	require.Equal(t, 0.0, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, 14.0, *p.Cells[0][2])

@@ -93,7 +93,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 // compare judges the selected rows of a by their metrics.
 func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *bounds.Rows) {
 	m := rows.Metrics(a.Values, want, a.Width(), a.DType)
-	record(c, m, a.Values[m.Worst], want)
+	record(c, m)
 	if strings.HasSuffix(name, pack.Grad) {
 		t.judgeGradient(c, m, want)
 	} else {

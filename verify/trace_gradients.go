@@ -155,7 +155,7 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 		dx.Replace(want)
 	} else if c.Verdict != report.Fail {
 		m := rows.Metrics(dx.Values, want, dx.Width(), dx.DType)
-		record(&c, m, dx.Rounded(m.Worst), want)
+		record(&c, m)
 		l.attribution.sets[weak.Make(dx)] = by
 		l.local.judgeErrors(&c, dx, want, rows)
 		delete(l.attribution.sets, weak.Make(dx))

@@ -125,7 +125,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	if c.Verdict != report.Skipped {
 		x, want, rows := t.shown(name, x, want, rows)
 		m := rows.Metrics(x.Values, want, x.Width(), x.DType)
-		record(&c, m, x.Rounded(m.Worst), want)
+		record(&c, m)
 		if pack.IsLossOrGradient(name) {
 			judge(&c, m, t.metricLimits(name), "")
 		} else {
@@ -154,57 +154,73 @@ func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *b
 
 // judgeErrors judges the selected rows of x by their errors' standard deviations.
 func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
+	factor, _ := t.factor(c.Tensor)
+	x.DistributeShared()
+	d, of := bounds.Measure(x, want, rows, factor), ""
+	if n := x.Float32Scores; n != nil {
+		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
+			x, d, of = n, narrow, "; of scores in float32"
+		}
+	}
+	margin := t.judgeDistances(c, x, d, rows, of)
+	if isMLP(c.Tensor) && x.Products != nil && d.Finite {
+		n, z := t.analysis.Neurons(x, want, rows, factor)
+		if c.ProbeRows != nil {
+			n.Expert = pack.ProbedExpert(c.Tensor)
+		}
+		c.NeuronZ, c.Limits.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
+		margin = max(margin, z/bounds.NeuronLimit)
+	}
+	t.settle(c, d, rows, margin, func() *report.Pattern {
+		return t.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
+	})
+}
+
+// judgeDistances records the distances of x, or of a stage that x is a block of, and their limits, and returns the
+// largest share of a limit. What they are distances of goes into the limits' words.
+func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.Distances, rows *bounds.Rows,
+	of string) (margin float64) {
 	factor, key := t.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
 	if key != "" {
 		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
 	}
-	x.DistributeShared()
-	d := bounds.Measure(x, want, rows, factor)
-	if n := x.Float32Scores; n != nil {
-		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
-			x, d = n, narrow
-			l.From += "; of scores in float32"
-		}
-	}
+	l.From += of
 	t.lastDistances = d
-	c.Limit, c.Limits, c.Verdict = &l.Z, &l, report.Fail
+	c.Limit, c.Limits = &l.Z, &l
 	c.Index = report.Unflatten(d.Worst, c.Shape)
-	c.Want = report.Number(want[d.Worst])
-	c.Got = report.Number(x.Values[d.Worst])
+	c.Want, c.Got = report.Number(d.At.Want), report.Number(d.At.Got)
 	if !d.Finite {
-		c.Got = report.Number(x.Rounded(d.Worst))
+		c.Got = report.Number(tensor.Rounded(d.At.Got, x.DType))
 		c.Reason = "not finite"
-		c.Pattern = t.localPattern(x, want, rows, factor)
-		return
+		return math.Inf(1)
 	}
 	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees),
 		d.Beyond
-	c.Sigma = report.JSONFloat(factor * bounds.Unit * math.Sqrt(x.Variance(d.Worst)))
+	c.Sigma = report.JSONFloat(d.At.Sigma)
 	c.Blind = d.SaysNothing(x.DType, rounded)
-	margin := d.Largest / bounds.Lambda
+	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
-	} else {
-		c.Ambiguous = report.JSONFloat(d.Ambiguous)
-		roundsTo(c, x, d.Worst, factor)
+		return max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	}
-	if isMLP(c.Tensor) && x.Products != nil && d.Finite {
-		n, z := t.analysis.Neurons(x, want, rows, factor)
-		if c.ProbeRows != nil {
-			n.Expert = pack.ProbedExpert(c.Tensor)
+	c.Ambiguous = report.JSONFloat(d.Ambiguous)
+	roundsTo(c, x.DType, d.At)
+	return margin
+}
+
+// settle sets the verdict of a stage whose distances reach a share of a limit.
+func (t *localTrace) settle(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin float64,
+	pattern func() *report.Pattern) {
+	if d.Finite {
+		c.Margin = report.JSONFloat(margin)
+		if margin <= 1 {
+			c.Verdict, c.Neuron = report.Pass, nil
+			return
 		}
-		c.NeuronZ, l.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
-		margin = max(margin, z/bounds.NeuronLimit)
-	}
-	c.Margin = report.JSONFloat(margin)
-	if margin <= 1 {
-		c.Verdict, c.Neuron = report.Pass, nil
-	} else {
 		c.Where = d.Where(len(rows.Compared))
-		c.Pattern = t.localPattern(x, want, rows, factor)
 	}
+	c.Verdict, c.Pattern = report.Fail, pattern()
 }
 
 // limitsInWords are those of a stage of dtype d, with weights that were rounded or not.
@@ -268,10 +284,10 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 	return max(margin, d.Rms/l.RMSZ)
 }
 
-// roundsTo lists the values that element i of x may round to.
-func roundsTo(c *report.Check, x *bounds.Value, i int, factor float64) {
-	p, y, s := bounds.PrecisionOf(x.DType), float64(x.Values[i]), factor*bounds.Unit*math.Sqrt(x.Variance(i))
-	for _, r := range []float64{p.Round(y - bounds.Lambda*s), p.Round(y), p.Round(y + bounds.Lambda*s)} {
+// roundsTo lists the values that an element may round to in d.
+func roundsTo(c *report.Check, d tensor.DType, at bounds.At) {
+	p, y := bounds.PrecisionOf(d), float64(at.Got)
+	for _, r := range []float64{p.Round(y - bounds.Lambda*at.Sigma), p.Round(y), p.Round(y + bounds.Lambda*at.Sigma)} {
 		if n := report.Number(float32(r)); !slices.Contains(c.Rounds, n) {
 			c.Rounds = append(c.Rounds, n)
 		}

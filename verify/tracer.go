@@ -273,26 +273,35 @@ func (t *run) onPurpose(name string) bool {
 // are padding; the golden tensor, and its rows that are compared.
 func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *bounds.Rows,
 	err error) {
-	layer, _ := pack.CutLayer(name)
-	e := t.pack.Manifest.Tensors[name]
-	c = report.Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape}
+	c = t.check(name)
 	if pack.IsProbe(name) {
+		layer, _ := pack.CutLayer(name)
 		c.ProbeRows = t.pack.Manifest.Probes[strconv.Itoa(layer)].Rows
 	}
-	if c.Reason = pack.Misfit(e, a.Shape, a.DType); c.Reason != "" {
+	if c.Reason = pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType); c.Reason != "" {
 		c.Verdict = report.Fail
 		return c, nil, nil, nil
 	}
 	if want, rows, err = t.goldenRows(name, a); err != nil {
 		return c, nil, nil, err
 	}
-	c.Padding, c.Distinct = rows.Padding, rows.Distinct
-	if len(rows.Compared) == 0 {
-		c.Verdict, c.Reason = report.Skipped, allPadding
-	} else {
+	if counted(&c, rows); c.Verdict == "" {
 		t.noteZeros(name, rows.Gather(want, a.Width()))
 	}
 	return c, want, rows, nil
+}
+
+// check returns a check of a stage.
+func (t *run) check(name string) report.Check {
+	e := t.pack.Manifest.Tensors[name]
+	return report.Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape}
+}
+
+// counted notes the rows that are compared; a check of none is skipped.
+func counted(c *report.Check, rows *bounds.Rows) {
+	if c.Padding, c.Distinct = rows.Padding, rows.Distinct; len(rows.Compared) == 0 {
+		c.Verdict, c.Reason = report.Skipped, allPadding
+	}
 }
 
 // cover notes the weights behind a stage that was checked, by the arithmetic that knows them.

@@ -13,7 +13,8 @@ import (
 type Distances struct {
 	Largest   float64 // z
 	Worst     int     // flat index of largest, or of the first element that is not finite
-	Finite    bool    // both tensors are; if not, only worst is set
+	At        At      // the element Worst
+	Finite    bool    // both tensors are; if not, only Worst and At are set
 	Rms       float64 // of z, over distinct rows
 	RowRMS    float64 // the largest of a row
 	ColumnRMS float64 // the largest of a column, over distinct rows
@@ -24,56 +25,106 @@ type Distances struct {
 	Ambiguous float64 // share of elements that may round to either neighbour
 }
 
+// At is an element of a stage and its golden.
+type At struct {
+	Got   float32 // what was computed, unrounded
+	Want  float32
+	Sigma float64 // Got's standard deviation
+}
+
 // Measure returns the distances of the selected rows of want from x, σ being multiplied by
 // factor.
 func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distances {
-	p, width := PrecisionOf(x.DType), x.Width()
-	d := &Distances{Finite: true, Worst: selected.Compared[0] * width, Columns: make([]bool, width),
-		Rows: make([]bool, x.Rows())}
-	sums := make([]float64, width) // of z², per column
-	var total, sigmas, goldens float64
-	ambiguous := 0
-	for n, row := range selected.Compared {
-		rowSum := 0.0
+	m := NewMeter(selected, x.Width(), x.DType, factor)
+	m.Add(0, x, want)
+	return m.Distances()
+}
+
+// A Meter finds the Distances of the selected rows of a stage that comes in blocks of rows, in their order.
+type Meter struct {
+	selected  *Rows
+	width     int
+	dtype     tensor.DType
+	factor    float64
+	d         Distances
+	compared  int       // rows, so far
+	sums      []float64 // of z², per column
+	total     float64   // of z², over rows as they weigh
+	sigmas    float64   // sum of σ²
+	goldens   float64   // sum of the goldens' squares
+	ambiguous int       // elements
+}
+
+// NewMeter is the Meter of a stage of dtype d whose rows have width elements.
+func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *Meter {
+	m := &Meter{selected: selected, width: width, dtype: d, factor: factor, sums: make([]float64, width)}
+	m.d = Distances{Finite: true, Worst: selected.Compared[0] * width, Columns: make([]bool, width),
+		Rows: make([]bool, selected.Padding+len(selected.Compared))}
+	return m
+}
+
+// Add measures x against want, the rows from first on.
+func (m *Meter) Add(first int, x *Value, want []float32) {
+	p, d, width := PrecisionOf(m.dtype), &m.d, m.width
+	for m.compared < len(m.selected.Compared) && d.Finite {
+		row := m.selected.Compared[m.compared]
+		if row >= first+len(want)/width {
+			return
+		}
+		weight, rowSum := m.selected.Weights[m.compared], 0.0
 		for c := range width {
-			i := row*width + c
-			g, y, s := float64(want[i]), float64(x.Values[i]), factor*Unit*x.deviation(i)
+			i := (row-first)*width + c
+			g, y, s := float64(want[i]), float64(x.Values[i]), m.factor*Unit*x.deviation(i)
 			r := y // in float32 it is rounded already
 			if p.bits != 24 {
 				r = p.Round(y)
 			}
 			if !Agree(g, r) {
-				return &Distances{Worst: i}
+				*d = Distances{Worst: row*width + c, At: At{x.Values[i], want[i], s}}
+				return
 			}
+			at := At{x.Values[i], want[i], s}
 			if s-s != 0 {
 				s = math.Inf(1)
 			}
 			if z := p.z(g, y, r, s); z != 0 {
 				if z > d.Largest {
-					d.Largest, d.Worst = z, i
+					d.Largest, d.Worst = z, row*width+c
 				}
 				if z > Lambda {
 					d.Beyond++
 					d.Columns[c], d.Rows[row] = true, true
 				}
 				rowSum += float64(z * z)
-				sums[c] += float64(selected.Weights[n] * float64(z*z))
+				m.sums[c] += float64(weight * float64(z*z))
 			}
-			sigmas += float64(s * s)
-			goldens += float64(g * g)
-			if x.DType != tensor.F32 && s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
-				ambiguous++
+			if d.Worst == row*width+c {
+				d.At = at
+			}
+			m.sigmas += float64(s * s)
+			m.goldens += float64(g * g)
+			if m.dtype != tensor.F32 && s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
+				m.ambiguous++
 			}
 		}
-		total += float64(selected.Weights[n] * rowSum)
+		m.total += float64(weight * rowSum)
 		d.RowRMS = max(d.RowRMS, math.Sqrt(rowSum/float64(width)))
+		m.compared++
 	}
-	d.Rms = math.Sqrt(total / float64(selected.Distinct*width))
-	for _, sum := range sums {
-		d.ColumnRMS = max(d.ColumnRMS, math.Sqrt(sum/float64(selected.Distinct)))
+}
+
+// Distances are those of all rows that were added.
+func (m *Meter) Distances() *Distances {
+	d := &m.d
+	if !d.Finite {
+		return d
 	}
-	d.Sees = Ratio(Lambda*math.Sqrt(sigmas), math.Sqrt(goldens))
-	d.Ambiguous = float64(ambiguous) / float64(len(selected.Compared)*width)
+	d.Rms = math.Sqrt(m.total / float64(m.selected.Distinct*m.width))
+	for _, sum := range m.sums {
+		d.ColumnRMS = max(d.ColumnRMS, math.Sqrt(sum/float64(m.selected.Distinct)))
+	}
+	d.Sees = Ratio(Lambda*math.Sqrt(m.sigmas), math.Sqrt(m.goldens))
+	d.Ambiguous = float64(m.ambiguous) / float64(len(m.selected.Compared)*m.width)
 	return d
 }
 

@@ -20,7 +20,10 @@ type Metrics struct {
 	OneULP   float64 // share of elements that are equal or neighbours in the dtype
 	WorstRow int     // of RowRMS
 	Worst    int     // flat index of MaxAbs, or of the first non-finite element
-	Finite   bool    // got and want are finite everywhere; if not, only Worst is set
+	Got      float32 // element Worst of got, rounded
+	Want     float32 // of want
+	Scale    float64 // rms(want)
+	Finite   bool    // got and want are finite everywhere; if not, only Worst, Got, Want and Scale are set
 }
 
 // rowFloor is the share of the tensor's RMS below which a row's own is not used.
@@ -29,50 +32,104 @@ const rowFloor = 1.0 / 8
 // Compare measures got, rounded to dtype d, against want, rows of width elements each. A want of zeros demands
 // zeros: any difference is infinite.
 func Compare(got, want []float32, width int, d tensor.DType) Metrics {
-	m := Metrics{Finite: true}
-	rows := make([]struct{ differences, want float64 }, len(want)/max(1, width)) // sums of squares
-	var sum, wants float64
-	var equal, near int
-	for row := range rows {
-		g, w := got[row*width:(row+1)*width], want[row*width:(row+1)*width]
+	all := &Rows{Compared: make([]int, len(want)/max(1, width))}
+	for row := range all.Compared {
+		all.Compared[row] = row
+	}
+	return all.Metrics(got, want, width, d)
+}
+
+// Metrics compares the selected rows of got, rounded to d, with want's, as Compare does.
+func (r *Rows) Metrics(got, want []float32, width int, d tensor.DType) Metrics {
+	c := NewComparison(r, width, d)
+	c.Add(0, got, want)
+	return c.Metrics()
+}
+
+// A Comparison finds the Metrics of the selected rows of a stage that comes in blocks of rows, in their order.
+type Comparison struct {
+	selected    *Rows
+	width       int
+	dtype       tensor.DType
+	m           Metrics
+	rows        []struct{ differences, want float64 } // sums of squares
+	sum, wants  float64                               // of all rows
+	equal, near int                                   // elements
+}
+
+// NewComparison is the Comparison of a stage of dtype d whose rows have width elements.
+func NewComparison(selected *Rows, width int, d tensor.DType) *Comparison {
+	return &Comparison{selected: selected, width: width, dtype: d, m: Metrics{Finite: true}}
+}
+
+// Add compares got, rounded, with want, the rows from first on.
+func (c *Comparison) Add(first int, got, want []float32) {
+	for len(c.rows) < len(c.selected.Compared) {
+		row := c.selected.Compared[len(c.rows)]
+		from := (row - first) * c.width
+		if from >= len(want) {
+			return
+		}
+		g, w := got[from:from+c.width], want[from:from+c.width]
 		var ofDiff, ofWant float64
-		for i, y := range w {
-			r := rounded(g[i], d)
-			if !Finite(r) || !Finite(y) {
-				return Metrics{Worst: row*width + i}
-			}
+		for _, y := range w {
 			square := float64(y) * float64(y) // exact, so fusing does not show
-			wants, ofWant = wants+square, ofWant+square
-			if r == y {
-				equal++
-				continue
-			}
-			diff := float64(r) - float64(y)
-			ofDiff += float64(diff * diff)
-			if math.Abs(diff) > m.MaxAbs {
-				m.MaxAbs, m.Worst = math.Abs(diff), row*width+i
-			}
-			switch apart(r, y, d) {
-			case 0:
-				equal++
-			case 1:
-				near++
-			}
+			c.wants, ofWant = c.wants+square, ofWant+square
 		}
-		rows[row].differences, rows[row].want = ofDiff, ofWant
-		sum += ofDiff
+		if c.m.Finite {
+			ofDiff = c.add(row, g, w)
+		}
+		c.rows = append(c.rows, struct{ differences, want float64 }{ofDiff, ofWant})
+		c.sum += ofDiff
 	}
-	n := float64(len(want))
-	scale := math.Sqrt(wants / n)
-	for row, s := range rows {
-		ratio := Ratio(math.Sqrt(s.differences/float64(width)), max(math.Sqrt(s.want/float64(width)), scale*rowFloor))
+}
+
+// add compares a row, and returns the sum of its squared differences.
+func (c *Comparison) add(row int, g, w []float32) (differences float64) {
+	for i, y := range w {
+		r, at := rounded(g[i], c.dtype), row*c.width+i
+		if !Finite(r) || !Finite(y) {
+			c.m = Metrics{Worst: at, Got: r, Want: y}
+			return 0
+		}
+		if len(c.rows) == 0 && i == 0 {
+			c.m.WorstRow, c.m.Worst, c.m.Got, c.m.Want = row, at, r, y
+		}
+		if r == y {
+			c.equal++
+			continue
+		}
+		diff := float64(r) - float64(y)
+		differences += float64(diff * diff)
+		if math.Abs(diff) > c.m.MaxAbs {
+			c.m.MaxAbs, c.m.Worst, c.m.Got, c.m.Want = math.Abs(diff), at, r, y
+		}
+		switch apart(r, y, c.dtype) {
+		case 0:
+			c.equal++
+		case 1:
+			c.near++
+		}
+	}
+	return differences
+}
+
+// Metrics are those of all rows that were added.
+func (c *Comparison) Metrics() Metrics {
+	m, n := c.m, float64(len(c.rows)*c.width)
+	if m.Scale = math.Sqrt(c.wants / n); !m.Finite {
+		return m
+	}
+	for i, s := range c.rows {
+		ratio := Ratio(math.Sqrt(s.differences/float64(c.width)),
+			max(math.Sqrt(s.want/float64(c.width)), m.Scale*rowFloor))
 		if ratio > m.RowRMS {
-			m.RowRMS, m.WorstRow = ratio, row
+			m.RowRMS, m.WorstRow = ratio, c.selected.Compared[i]
 		}
 	}
-	m.RelRMS = Ratio(math.Sqrt(sum/n), scale)
-	m.MaxRMS = Ratio(m.MaxAbs, scale)
-	m.BitEqual, m.OneULP = float64(equal)/n, float64(equal+near)/n
+	m.RelRMS = Ratio(math.Sqrt(c.sum/n), m.Scale)
+	m.MaxRMS = Ratio(m.MaxAbs, m.Scale)
+	m.BitEqual, m.OneULP = float64(c.equal)/n, float64(c.equal+c.near)/n
 	return m
 }
 

@@ -17,7 +17,8 @@ func TestCompare(t *testing.T) {
 	want := []float32{1, -1, 1, -1, 0.01, 0, 0, 0}
 	got := slices.Clone(want)
 	m := bounds.Compare(got, want, 4, tensor.F32)
-	require.Equal(t, bounds.Metrics{BitEqual: 1, OneULP: 1, Finite: true}, m)
+	require.InEpsilon(t, math.Sqrt((4+0.0001)/8), m.Scale, 1e-6)
+	require.Equal(t, bounds.Metrics{BitEqual: 1, OneULP: 1, Finite: true, Got: 1, Want: 1, Scale: m.Scale}, m)
 
 	got[2] += 0x1p-23
 	m = bounds.Compare(got, want, 4, tensor.F32)
@@ -30,7 +31,10 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, 1.0, m.OneULP)
 
 	got[6] = float32(math.NaN())
-	require.Equal(t, bounds.Metrics{Worst: 6}, bounds.Compare(got, want, 4, tensor.F32))
+	scale, m := m.Scale, bounds.Compare(got, want, 4, tensor.F32)
+	require.True(t, math.IsNaN(float64(m.Got)))
+	m.Got = 0
+	require.Equal(t, bounds.Metrics{Worst: 6, Scale: scale}, m)
 
 	zero := make([]float32, 4)
 	m = bounds.Compare([]float32{0, 0, 1e-30, 0}, zero, 4, tensor.F32)

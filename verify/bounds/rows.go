@@ -3,8 +3,6 @@ package bounds
 import (
 	"math"
 	"slices"
-
-	"dsmoe/model/tensor"
 )
 
 // Rows selects the rows of a golden tensor [rows, width] that are compared. Rows of padding
@@ -19,15 +17,20 @@ type Rows struct {
 
 // SelectRows selects the rows of want, of width elements each.
 func SelectRows(want []float32, width int, padded []bool) *Rows {
+	return SelectRowsOf(len(want)/width, func(row int) []float32 { return want[row*width : (row+1)*width] }, padded)
+}
+
+// SelectRowsOf selects among n rows, of which row returns row i.
+func SelectRowsOf(n int, row func(i int) []float32, padded []bool) *Rows {
 	r := &Rows{}
-	for row := range len(want) / width {
+	for row := range n {
 		if padded != nil && padded[row] {
 			r.Padding++
 		} else {
 			r.Compared = append(r.Compared, row)
 		}
 	}
-	r.weigh(func(row int) []float32 { return want[row*width : (row+1)*width] })
+	r.weigh(row)
 	return r
 }
 
@@ -48,16 +51,32 @@ func (r *Rows) weigh(row func(int) []float32) {
 	r.Distinct = len(groups)
 }
 
-// alikeGroups groups n rows that are alike: sorted by their elements they are neighbours.
+// alikeGroups groups n rows that are alike: sorted by their elements they are neighbours. The first elements of all
+// rows are kept, and nearly always put them in order: a row is asked for about twice.
 func alikeGroups(n int, row func(int) []float32) (groups [][]int) {
-	order := make([]int, n)
+	const kept = 32
+	order, heads := make([]int, n), make([][]float32, n)
 	for i := range order {
-		order[i] = i
+		all := row(i)
+		order[i], heads[i] = i, slices.Clone(all[:min(kept, len(all))])
 	}
-	slices.SortFunc(order, func(i, j int) int { return slices.Compare(row(i), row(j)) })
-	for first, i := 0, 1; i <= n; i++ {
-		if i == n || !alike(row(order[first]), row(order[i])) {
+	slices.SortFunc(order, func(i, j int) int {
+		if c := slices.Compare(heads[i], heads[j]); c != 0 {
+			return c
+		}
+		return slices.Compare(row(i), row(j))
+	})
+	var begins []float32 // the first row of the group
+	for first, i := 0, 0; i < n; i++ {
+		next := row(order[i])
+		if i > 0 && !alike(begins, next) {
 			groups, first = append(groups, order[first:i]), i
+		}
+		if first == i {
+			begins = next
+		}
+		if i == n-1 {
+			groups = append(groups, order[first:])
 		}
 	}
 	return groups
@@ -93,11 +112,4 @@ func (r *Rows) Gather(values []float32, width int) []float32 {
 		gathered = append(gathered, values[row*width:(row+1)*width]...)
 	}
 	return gathered
-}
-
-// Metrics compares the selected rows of got, rounded to d, with want's, as Compare does.
-func (r *Rows) Metrics(got, want []float32, width int, d tensor.DType) Metrics {
-	m := Compare(r.Gather(got, width), r.Gather(want, width), width, d)
-	m.WorstRow, m.Worst = r.Compared[m.WorstRow], r.Compared[m.Worst/width]*width+m.Worst%width
-	return m
 }

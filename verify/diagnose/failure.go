@@ -196,8 +196,8 @@ type Trial struct {
 	In      model.Input                               // tokens and mask
 	Options model.Options                             // of the pass
 	Around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
-	// what the failed stage must satisfy beside its limits; nil if nothing
-	Proves  func(x *bounds.Value) bool
+	// Proves is what the failed stage must satisfy beside its limits, of which x has the rows from first on; nil if nothing.
+	Proves  func(x *bounds.Value, first int) bool
 	Rounded bounds.Roundings // weights that the reference had before they were rounded
 }
 

@@ -308,10 +308,9 @@ func written(v float64, digits int) float64 {
 func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float32, err error) {
 	x := f.NewTrial()
 	x.Config = *c
-	x.Proves = func(y *bounds.Value) bool {
-		width := f.Got.Width()
+	x.Proves = func(y *bounds.Value, first int) bool {
 		for _, row := range f.Rows {
-			got = append(got, y.Values[row*width:(row+1)*width]...)
+			got = append(got, y.Row(row-first)...)
 		}
 		return false
 	}

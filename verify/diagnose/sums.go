@@ -83,13 +83,13 @@ func (f *Failure) cutBy(s bounds.Schedule) (cut bool) {
 	return cut
 }
 
-// decides reports whether x, the failed stage in a trial, is the golden in all elements that tell
+// decides reports whether x, the failed stage's rows from first on in a trial, is the golden in all elements that tell
 // the trial from exact sums, and whether these are enough.
-func (f *Failure) decides(x *bounds.Value) bool {
+func (f *Failure) decides(x *bounds.Value, first int) bool {
 	width, decided := x.Width(), 0.0
 	for i, want := range f.Want {
 		row := i / width
-		switch y, only := x.RoundsTo(f.Rows[row]*width + i%width); {
+		switch y, only := x.RoundsTo((f.Rows[row]-first)*width + i%width); {
 		case !only || y == f.Got.Values[i]:
 		case y != want:
 			return false

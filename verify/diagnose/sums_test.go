@@ -22,9 +22,9 @@ func TestReducedSumsAreDecided(t *testing.T) {
 	zeros := &model.Activation{Shape: []int{1, n}, Values: make([]float32, n), DType: tensor.BF16}
 	ones := &model.Activation{Shape: zeros.Shape, Values: slices.Repeat([]float32{1}, n), DType: tensor.BF16}
 	f := &Failure{Got: zeros, Want: slices.Clone(ones.Values), Rows: []int{0}, RowWeights: []float64{1}}
-	require.True(t, f.decides(bounds.Exact(ones)))
+	require.True(t, f.decides(bounds.Exact(ones), 0))
 	f.Want[n-1] = 2
-	require.False(t, f.decides(bounds.Exact(ones)))
+	require.False(t, f.decides(bounds.Exact(ones), 0))
 }
 
 // TestLargeProductsAreNotCut: neither weights of more than 2^28 elements, nor products whose

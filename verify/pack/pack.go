@@ -191,7 +191,7 @@ func (p *Pack) Tensor(name string) (t tensor.Tensor, err error) {
 	if t, ok := p.Replaced[name]; ok {
 		return t, nil
 	}
-	err = p.pieces(name, math.MaxInt64, func(whole tensor.Tensor) error {
+	err = p.pieces(name, 0, math.MaxInt64, math.MaxInt64, func(whole tensor.Tensor) error {
 		t = whole
 		return nil
 	})
@@ -199,9 +199,9 @@ func (p *Pack) Tensor(name string) (t tensor.Tensor, err error) {
 	return t, err
 }
 
-// pieces reads a golden tensor and calls f with pieces of at most so many bytes, one after the other, as vectors. A
-// piece is valid until f returns, a single one for ever.
-func (p *Pack) pieces(name string, most int64, f func(tensor.Tensor) error) error {
+// pieces reads the elements from first to last, not included, of a golden tensor and calls f with pieces of at most so
+// many bytes, one after the other, as vectors. A piece is valid until f returns, a single one for ever.
+func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor) error) error {
 	e, ok := p.Manifest.Tensors[name]
 	if !ok {
 		return p.Fault("there is no tensor " + text.Quote(name))
@@ -223,14 +223,15 @@ func (p *Pack) pieces(name string, most int64, f func(tensor.Tensor) error) erro
 		return p.wrap(e.File, err)
 	}
 	defer file.Close()
-	data := make([]byte, min(most, x.Bytes()))
-	for at := int64(0); ; at += int64(len(data)) {
-		data = data[:min(int64(len(data)), x.Bytes()-at)]
+	at, end := x.DType.Bytes(first), x.DType.Bytes(min(last, int64(e.Elements())))
+	data := make([]byte, min(most, end-at))
+	for ; ; at += int64(len(data)) {
+		data = data[:min(int64(len(data)), end-at)]
 		if _, err := file.ReadAt(data, p.from+x.from+at); err != nil && len(data) > 0 {
 			return p.wrap(e.File, err)
 		}
 		err := f(tensor.Tensor{DType: x.DType, Shape: []int{int(x.DType.Elements(int64(len(data))))}, Data: data})
-		if err != nil || at+int64(len(data)) >= x.Bytes() {
+		if err != nil || at+int64(len(data)) >= end {
 			return err
 		}
 	}
@@ -275,7 +276,12 @@ func (p *Pack) readHeader(name string) error {
 
 // Float32s returns a golden tensor of floats.
 func (p *Pack) Float32s(name string) ([]float32, error) {
-	values := make([]float32, 0, elements(p.Manifest.Tensors[name].Shape))
+	return p.Elements(name, 0, elements(p.Manifest.Tensors[name].Shape))
+}
+
+// Elements returns n elements of a golden tensor of floats, from the given one on.
+func (p *Pack) Elements(name string, first, n int) ([]float32, error) {
+	values := make([]float32, 0, n)
 	decode := func(t tensor.Tensor) (err error) {
 		if values, err = t.Float32s(values); err != nil {
 			return p.wrap(name, err)
@@ -284,9 +290,9 @@ func (p *Pack) Float32s(name string) ([]float32, error) {
 	}
 	if t, ok := p.Replaced[name]; ok {
 		err := decode(t)
-		return values, err
+		return values[first:min(first+n, len(values))], err
 	}
-	err := p.pieces(name, pieceBytes, decode)
+	err := p.pieces(name, int64(first), int64(first+n), pieceBytes, decode)
 	return values, err
 }
 
