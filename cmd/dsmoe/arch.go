@@ -7,10 +7,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/inspect/header"
 	"dsmoe/model/count"
 	"dsmoe/text"
 )
+
+// archDocuments are the JSON documents of dsmoe inspect arch.
+var archDocuments = cli.Documents{
+	cli.DocumentOf[*header.Arch]("dsmoe.inspect.arch/1"),
+	cli.DocumentOf[*header.Comparison]("dsmoe.inspect.arch.compare/1"),
+}
 
 func newInspectArch() *cobra.Command {
 	cmd := &cobra.Command{
@@ -25,17 +32,17 @@ training; the KV cache; and the number of sets of experts that a gate can choose
 dsmoe help memory  the formulas`,
 		Example: `  dsmoe inspect arch --seq 32768 fixtures/states/deepseek-moe-16b/config.json
   dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1`,
-		Annotations: exits("done", ""),
+		Annotations: cli.Exits("done", ""),
 	}
-	asJSON := jsonFlag(cmd)
+	cli.JSONFlag(cmd)
 	seq := 0
-	numberFlag(cmd.Flags(), &seq, "seq", "",
+	cli.NumberFlag(cmd.Flags(), &seq, "seq", "",
 		"`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
 	compare := addCompareFlags(cmd)
-	cmd.Args, cmd.ValidArgsFunction = compare.args, completeArguments("arch CONFIG")
-	plot := addPlot(cmd, "bars of parameters, and of those that a token uses; --compare: of the choices")
-	cmd.RunE = plot.around(func(cmd *cobra.Command, args []string) error {
-		var r result
+	cmd.Args, cmd.ValidArgsFunction = compare.args, cli.CompleteArguments("arch CONFIG")
+	plot := cli.AddPlot(cmd, "bars of parameters, and of those that a token uses; --compare: of the choices")
+	cmd.RunE = plot.Around(func(cmd *cobra.Command, args []string) error {
+		var r cli.Result
 		var err error
 		if compare.wanted(cmd) {
 			r, err = compare.report(cmd, args)
@@ -45,10 +52,10 @@ dsmoe help memory  the formulas`,
 		if err != nil {
 			return err
 		}
-		if err := plot.draw(r); err != nil {
+		if err := plot.Draw(r); err != nil {
 			return err
 		}
-		return printReport(cmd, r, *asJSON)
+		return archDocuments.Print(cmd, r)
 	})
 	return cmd
 }
@@ -56,16 +63,16 @@ dsmoe help memory  the formulas`,
 // maxSeq keeps the totals of any config within 64 bits.
 const maxSeq = 100_000_000
 
-func describe(cmd *cobra.Command, path string, seq int) (result, error) {
+func describe(cmd *cobra.Command, path string, seq int) (cli.Result, error) {
 	if seq < 0 || seq > maxSeq {
-		return nil, misuse(cmd, "--seq is not in 1..100000000")
+		return nil, cli.Misuse(cmd, "--seq is not in 1..100000000")
 	}
 	src, imagined, err := checkpointOrConfig(path)
 	if err != nil {
 		return nil, err
 	}
 	defer src.Close()
-	w, err := weightsOf(src, imagined, weightType{})
+	w, err := weightsOf(src, imagined, cli.WeightType{})
 	if err != nil {
 		return nil, err
 	}
@@ -88,14 +95,14 @@ func addCompareFlags(cmd *cobra.Command) *compareFlags {
 	f := &compareFlags{n: 16, k: 2, m: 4, shared: 1}
 	flags := cmd.Flags()
 	flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
-	cmd.RegisterFlagCompletionFunc("compare", completeList(header.Top2, header.Fine, header.Shared))
-	numberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
-	numberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
-	numberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active "+
+	cmd.RegisterFlagCompletionFunc("compare", cli.CompleteList(header.Top2, header.Fine, header.Shared))
+	cli.NumberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
+	cli.NumberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
+	cli.NumberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active "+
 		"experts")
-	numberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
-	numberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
-	numberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
+	cli.NumberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
+	cli.NumberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
+	cli.NumberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
 	return f
 }
 
@@ -106,7 +113,7 @@ func (f *compareFlags) args(cmd *cobra.Command, given []string) error {
 	if f.wanted(cmd) && len(given) == 0 {
 		return nil
 	}
-	if err := expect("CONFIG or CHECKPOINT")(cmd, given); err != nil {
+	if err := cli.Expect("CONFIG or CHECKPOINT")(cmd, given); err != nil {
 		return err
 	}
 	if f.wanted(cmd) {
@@ -126,11 +133,11 @@ func refuse(cmd *cobra.Command, flags []string, why string) error {
 	if given == nil {
 		return nil
 	}
-	return misuse(cmd, strings.Join(given, ", ")+": "+why)
+	return cli.Misuse(cmd, strings.Join(given, ", ")+": "+why)
 }
 
 // report compares the layers. All that is wrong with the flags is one error.
-func (f *compareFlags) report(cmd *cobra.Command, given []string) (result, error) {
+func (f *compareFlags) report(cmd *cobra.Command, given []string) (cli.Result, error) {
 	names, err := header.ParseLayers(f.layers)
 	if err != nil {
 		err = fmt.Errorf("--compare: %w", err)
@@ -144,7 +151,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (result, error
 	}
 	switch {
 	case err != nil:
-		return nil, misuse(cmd, err.Error())
+		return nil, cli.Misuse(cmd, err.Error())
 	case len(given) == 0:
 		return header.Compare("", s, names), nil
 	case !cmd.Flags().Changed(splitFlag):
@@ -154,7 +161,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (result, error
 }
 
 // compareConfig compares the layers of the config at path.
-func compareConfig(path string, m int, names []string) (result, error) {
+func compareConfig(path string, m int, names []string) (cli.Result, error) {
 	c, _, err := configOf(path)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
@@ -17,13 +18,13 @@ import (
 
 // convertFlags are the flags of convert.
 type convertFlags struct {
-	to            choice
+	to            cli.Choice
 	name          string
-	dtype         weightType
-	scales        choice
+	dtype         cli.WeightType
+	scales        cli.Choice
 	imatrix       string
-	experts       choice
-	names         choice
+	experts       cli.Choice
+	names         cli.Choice
 	shard         int64
 	layers        plan.Layers
 	prune         pruneFlags
@@ -38,19 +39,25 @@ type convertFlags struct {
 	allowOverflow bool
 	verify        bool
 	noResume      bool
-	overwrite     overwriting
+	overwrite     cli.Overwriting
 	update        bool
 	dryRun        bool
 	check         bool
-	part          *partFlags
+	part          *cli.PartFlags
 	finish        bool
-	json          *bool
+}
+
+// convertDocuments are the JSON documents of dsmoe convert.
+var convertDocuments = cli.Documents{
+	cli.DocumentOf[*convert.Report]("dsmoe.convert/1"),
+	cli.DocumentOf[*convert.PartReport]("dsmoe.convert.part/1"),
+	cli.DocumentOf[*plan.Plan]("dsmoe.convert.plan/1"),
+	cli.DocumentOf[*convert.CheckReport]("dsmoe.convert.check/1"),
 }
 
 func newConvert() *cobra.Command {
-	f := convertFlags{memory: convert.DefaultMemory, scales: choice{"f32", []string{"f32", "ue8m0"}},
-		to: choice{words: checkpoint.WrittenNames()}, names: choice{words: []string{"published", "transformers"}}, experts: choice{string(plan.KeepExperts),
-			[]string{string(plan.FusedExperts), string(plan.PerExpert), string(plan.KeepExperts)}}}
+	f := convertFlags{memory: convert.DefaultMemory, scales: cli.ChoiceOf("f32", "f32", "ue8m0"),
+		to: cli.ChoiceOf("", checkpoint.WrittenNames()...), names: cli.ChoiceOf("", "published", "transformers"), experts: cli.ChoiceOf(string(plan.KeepExperts), string(plan.FusedExperts), string(plan.PerExpert), string(plan.KeepExperts))}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
@@ -58,10 +65,10 @@ func newConvert() *cobra.Command {
 absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
 		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
 		Args:        f.args,
-		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
+		Annotations: cli.Exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}
-	cmd.ValidArgsFunction = completeArguments("convert SRC FILE") // DST may be a file
-	f.json = jsonFlag(cmd)
+	cmd.ValidArgsFunction = cli.CompleteArguments("convert SRC FILE") // DST may be a file
+	cli.JSONFlag(cmd)
 	f.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) }
 	return cmd
@@ -71,14 +78,14 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf (default safetensors)")
 	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
-	flags.Var(typeFlag(&f.dtype), "type",
+	flags.Var(cli.TypeFlag(&f.dtype), "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.scales, "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.names, "names", "whose `names` tensors of DeepSeek-V4 get: published or transformers (default SRC's)")
-	flags.Var(shardFlag(&f.shard), "max-shard-size",
+	flags.Var(cli.ShardFlag(&f.shard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
-	flags.Var(spansFlag(&f.layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
+	flags.Var(cli.SpansFlag(&f.layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
 	f.prune.add(cmd)
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
@@ -87,16 +94,16 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
 	flags.BoolVar(&f.noVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
-	flags.Var(sizeFlag(&f.memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
+	flags.Var(cli.SizeFlag(&f.memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.allowFP8Fused, "allow-fp8-fused", false,
 		"write fused experts in FP8, whose scales transformers may ignore")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.noResume, "no-resume", false, "start over, whether DST was begun or finished")
-	overwriteFlag(cmd, &f.overwrite)
+	cli.OverwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.update, "update", false,
 		"of a finished DST, replace all that differs but the weights: copied files, config.json, GGUF's keys")
-	f.part = addPart(cmd, "write and prove part `I/N` of DST, which --finish joins")
+	f.part = cli.AddPart(cmd, "write and prove part `I/N` of DST, which --finish joins")
 	flags.BoolVar(&f.finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
@@ -120,27 +127,27 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	switch {
 	case f.check:
-		return expect("DST")(cmd, given)
+		return cli.Expect("DST")(cmd, given)
 	case f.dryRun && len(given) == 1:
 		return nil
 	}
-	return expect("SRC", "DST")(cmd, given)
+	return cli.Expect("SRC", "DST")(cmd, given)
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(convert.HeapLimit(f.memory))
-	b := bar{w: cmd.ErrOrStderr()}
-	defer b.remove()
-	settings := engineSettings(b.set)
+	b := cli.Bar{To: cmd.ErrOrStderr()}
+	defer b.Remove()
+	settings := engineSettings(b.Set)
 	settings.Memory, settings.Unverified = f.memory, !f.verify
 	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
 	settings.Update, settings.Finish = f.update, f.finish
-	of, err := f.part.read(cmd)
+	of, err := f.part.Read(cmd)
 	if err != nil {
 		return err
 	}
-	settings.Part = plan.Part{I: of.index, N: of.of}
-	settings.Overwrite, settings.OverwriteChanged = f.overwrite.finished, f.overwrite.changed
+	settings.Part = plan.Part{I: of.Index, N: of.Of}
+	settings.Overwrite, settings.OverwriteChanged = f.overwrite.Finished, f.overwrite.Changed
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}
@@ -157,8 +164,8 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	b.remove()
-	return printReport(cmd, r, *f.json)
+	b.Remove()
+	return convertDocuments.Print(cmd, r)
 }
 
 // engineSettings are the settings that convert and synth share. Goroutines that wait for
@@ -176,11 +183,11 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // options turns the flags into those of the library, without the importance matrix.
 func (f *convertFlags) options(cmd *cobra.Command, args []string, s convert.Settings) (convert.Options, error) {
 	prune, err := f.prune.read(cmd)
-	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
-		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), Names: f.names.value, AllowFP8Fused: f.allowFP8Fused,
+	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.DType, PowersOfTwo: f.scales.Value == "ue8m0",
+		Mixture: f.dtype.Mixture, Name: f.name, Experts: plan.Experts(f.experts.Value), Names: f.names.Value, AllowFP8Fused: f.allowFP8Fused,
 		MaxShardBytes: f.shard,
 		Layers:        f.layers, Prune: prune, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
-		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.value}}
+		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.Value}}
 	if len(args) > 1 {
 		o.Options = o.Into(args[1])
 	}
@@ -189,7 +196,7 @@ func (f *convertFlags) options(cmd *cobra.Command, args []string, s convert.Sett
 
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
-	o convert.Options) (result, error) {
+	o convert.Options) (cli.Result, error) {
 	if f.imatrix != "" {
 		m, err := checkpoint.OpenImatrix(f.imatrix)
 		if err != nil {
@@ -207,17 +214,17 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 	return convert.Run(ctx, args[1], src, o)
 }
 
-func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *bar) error {
+func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *cli.Bar) error {
 	r, err := convert.Check(cmd.Context(), dir, s)
 	if err != nil {
 		return err
 	}
-	b.remove()
-	if err := printReport(cmd, r, *f.json); err != nil {
+	b.Remove()
+	if err := convertDocuments.Print(cmd, r); err != nil {
 		return err
 	}
 	if len(r.Problems) > 0 {
-		return errNo
+		return cli.ErrNo
 	}
 	return nil
 }

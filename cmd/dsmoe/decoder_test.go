@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
@@ -59,7 +60,7 @@ func TestDecoderAlone(t *testing.T) {
 			{"inspect", "audit", alone}, {"convert", alone, out}, {"diff", alone, full}, {"diff", full, out}, {"verify", alone, golden[0]},
 		} {
 			status, stdout, stderr := dsmoe(t.Context(), args...)
-			assert.Equal(t, exitYes, status, "%q: %s%s", args, stdout, stderr)
+			assert.Equal(t, cli.ExitYes, status, "%q: %s%s", args, stdout, stderr)
 			assert.Equal(t, args[0] == "convert", strings.Contains(stdout, `note: the source's names lack "model.": it is put before them`), "%q", args)
 		}
 		want, err := checkpoint.Open(full)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/text"
 )
 
@@ -22,6 +23,9 @@ var demonstration embed.FS
 
 // demoSeed is the seed of the weights that the pack was recorded with.
 const demoSeed = 2024
+
+// demoDocuments is the JSON document of dsmoe demo.
+var demoDocuments = cli.Documents{cli.DocumentOf[*demo]("dsmoe.demo/1")}
 
 func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
@@ -34,23 +38,23 @@ next. DIR must not exist; by default it is dsmoe-demo.`,
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return misuse(cmd, fmt.Sprintf("want one DIR, but %d given", len(args)))
+				return cli.Misuse(cmd, fmt.Sprintf("want one DIR, but %d given", len(args)))
 			}
 			return nil
 		},
-		Annotations: exits("DIR is written", ""),
+		Annotations: cli.Exits("DIR is written", ""),
 	}
-	asJSON := jsonFlag(cmd)
+	cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		dir := filepath.Clean(append(args, "dsmoe-demo")[0])
 		if err := os.Mkdir(dir, 0o777); err != nil {
-			return fileError(dir, err)
+			return cli.FileError(dir, err)
 		}
 		if err := writeDemo(cmd.Context(), dir, cmd.ErrOrStderr()); err != nil {
 			os.RemoveAll(dir)
 			return err
 		}
-		return printReport(cmd, describeDemo(dir), *asJSON)
+		return demoDocuments.Print(cmd, describeDemo(dir))
 	}
 	return cmd
 }
@@ -65,7 +69,7 @@ func writeDemo(ctx context.Context, dir string, stderr io.Writer) error {
 		return err
 	}
 	config := filepath.Join(dir, "config.json")
-	o := synthOptions{seed: demoSeed, gates: choice{value: syntheticGates}}
+	o := synthOptions{seed: demoSeed, gates: cli.ChoiceOf(syntheticGates)}
 	if _, err := synthesise(context.WithoutCancel(ctx), config, filepath.Join(dir, "checkpoint"), o, stderr); err != nil {
 		return err
 	}
@@ -85,8 +89,8 @@ func describeDemo(dir string) *demo {
 		dir = "./" + dir // no flag
 	}
 	d := &demo{Path: dir, Checkpoint: dir + "/checkpoint", Golden: dir + "/golden"}
-	verify := commandLine([]string{"dsmoe", "verify", d.Checkpoint, d.Golden})
-	edit := commandLine([]string{"sed", "-i.bak", `s/"norm_topk_prob": true/"norm_topk_prob": false/`,
+	verify := cli.CommandLine([]string{"dsmoe", "verify", d.Checkpoint, d.Golden})
+	edit := cli.CommandLine([]string{"sed", "-i.bak", `s/"norm_topk_prob": true/"norm_topk_prob": false/`,
 		d.Checkpoint + "/config.json"})
 	d.Commands = []string{verify, edit, verify}
 	return d

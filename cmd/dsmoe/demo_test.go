@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
 )
 
 // TestDemo does what the demo says, in a directory whose name a shell would take apart: the first verification
@@ -15,7 +17,7 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, name := range []string{"-it's a/", "plain"} {
-		out, err := paste(dir, commandLine([]string{"dsmoe", "demo", "--json", "--", name}))
+		out, err := paste(dir, cli.CommandLine([]string{"dsmoe", "demo", "--json", "--", name}))
 		require.NoError(t, err, out)
 		var d demo
 		require.NoError(t, json.Unmarshal([]byte(out), &d))
@@ -28,7 +30,7 @@ func TestDemo(t *testing.T) {
 		out, err = paste(dir, d.Commands[2])
 		assert.ErrorContains(t, err, "exit status 1")
 		assert.Contains(t, out, "\ncause      norm-topk: ")
-		out, err = paste(dir, commandLine([]string{"dsmoe", "demo", d.Path}))
+		out, err = paste(dir, cli.CommandLine([]string{"dsmoe", "demo", d.Path}))
 		assert.ErrorContains(t, err, "exit status 2")
 		assert.Equal(t, 1, strings.Count(out, "file exists"), out)
 	}

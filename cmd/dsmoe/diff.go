@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
@@ -17,6 +18,12 @@ import (
 	"dsmoe/text"
 	"dsmoe/verify/diff"
 )
+
+// diffDocuments are the JSON documents of dsmoe diff.
+var diffDocuments = cli.Documents{
+	cli.DocumentOf[*diff.Report]("dsmoe.diff/1"),
+	cli.DocumentOf[*diff.PrunedReport]("dsmoe.diff.pruned/1"),
+}
 
 func newDiff() *cobra.Command {
 	cmd := &cobra.Command{
@@ -45,10 +52,10 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
   dsmoe diff --exact fixtures/v3/checkpoint fused
   dsmoe diff fixtures/v3/checkpoint fused --include 'model.layers.2.self_attn.*'`,
-		Args:        expect("A", "B"),
-		Annotations: exits("the same weights, and configs of the same meaning", "they differ"),
+		Args:        cli.Expect("A", "B"),
+		Annotations: cli.Exits("the same weights, and configs of the same meaning", "they differ"),
 	}
-	asJSON := jsonFlag(cmd)
+	cli.JSONFlag(cmd)
 	var o diff.Options
 	cmd.Flags().BoolVar(&o.Exact, "exact", false, "take another dtype, and values that are only close, for a difference")
 	cmd.Flags().StringArrayVar(&o.Include, "include", nil, "compare only tensors that a `glob` matches; may be repeated")
@@ -58,13 +65,13 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 	flags := cmd.Flags()
 	flags.StringVar(&in.tokens, "tokens", "", "`file` of token ids to run on")
 	flags.Var(batchFlag(&in.random), "random", "random tokens to run on: `BxT`, such as 2x17")
-	numberFlag(flags, &in.seed, "seed", "", "seed of --random")
+	cli.NumberFlag(flags, &in.seed, "seed", "", "seed of --random")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "random")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "seed")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch pruned := prune.given(cmd); {
 		case pruned && (flags.Changed("exact") || flags.Changed("include")):
-			return misuse(cmd, "--exact and --include compare weights: not with --keep-experts or --prune")
+			return cli.Misuse(cmd, "--exact and --include compare weights: not with --keep-experts or --prune")
 		case pruned:
 			kept, err := prune.read(cmd)
 			if err != nil {
@@ -74,15 +81,15 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 			if err != nil {
 				return err
 			}
-			return answer(printReport(cmd, r, *asJSON), r.Same())
+			return cli.Answer(diffDocuments.Print(cmd, r), r.Same())
 		case flags.Changed("tokens") || flags.Changed("random") || flags.Changed("seed"):
-			return misuse(cmd, "--tokens, --random and --seed are for --keep-experts or --prune")
+			return cli.Misuse(cmd, "--tokens, --random and --seed are for --keep-experts or --prune")
 		}
 		r, err := compareWeights(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
-		return answer(printReport(cmd, r, *asJSON), r.Same())
+		return cli.Answer(diffDocuments.Print(cmd, r), r.Same())
 	}
 	return cmd
 }
@@ -109,9 +116,9 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	if err != nil {
 		return nil, err
 	}
-	progress := bar{w: stderr}
-	defer progress.remove()
-	o.Progress = func(done, total int64) { progress.set("comparing", done, total) }
+	progress := cli.Bar{To: stderr}
+	defer progress.Remove()
+	o.Progress = func(done, total int64) { progress.Set("comparing", done, total) }
 	r, err := diff.Compare(ctx, x, y, o)
 	if err != nil {
 		return nil, err
@@ -174,10 +181,10 @@ func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *r
 	if err != nil {
 		return nil, err
 	}
-	progress := bar{w: stderr, things: true}
-	defer progress.remove()
+	progress := cli.Bar{To: stderr, Counts: true}
+	defer progress.Remove()
 	r, err := diff.Pruned(ctx, x, y, kept, in, func(done, total int) {
-		progress.set("running", int64(done), int64(total))
+		progress.Set("running", int64(done), int64(total))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(b), err)
@@ -204,20 +211,4 @@ func runnable(c *checkpoint.Checkpoint, reference config.Reference) (r diff.Runn
 func sideOf(c *checkpoint.Checkpoint) (diff.Side, error) {
 	list, err := orderedWeights(c)
 	return diff.Side{Weights: list, Reader: c, Config: c.Config}, err
-}
-
-// orderedWeights returns the weights of a checkpoint per expert, in the order of the model.
-func orderedWeights(c *checkpoint.Checkpoint) ([]*weights.Weight, error) {
-	set := weights.New(c.Config, c)
-	var problems []checkpoint.Problem
-	for _, m := range set.Misfits {
-		problems = append(problems, checkpoint.Problem{Tensor: m.Name, Cause: m.Cause})
-	}
-	for _, w := range set.WrongShapes(weights.Mapped(c)) {
-		problems = append(problems, checkpoint.Problem{Tensor: w.Got.Name, Cause: w.Cause})
-	}
-	if problems != nil {
-		return nil, &checkpoint.Error{Path: c.Path, Problems: problems}
-	}
-	return set.Ordered(c.Config), nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -117,24 +116,6 @@ func TestForeignContentIsEscaped(t *testing.T) {
 			}
 		})
 	}
-}
-
-// raw is a report that quotes nothing.
-type raw string
-
-// WriteText writes it.
-func (r raw) WriteText(w io.Writer) error {
-	_, err := io.WriteString(w, string(r))
-	return err
-}
-
-// TestReportsAreEscaped: what a report should have quoted is escaped on its way out.
-func TestReportsAreEscaped(t *testing.T) {
-	cmd := newRoot()
-	var out bytes.Buffer
-	cmd.SetOut(&out)
-	require.NoError(t, printReport(cmd, raw("a\x1b[2J\tb\n\xffc"), false))
-	assert.Equal(t, `a\x1b[2J\tb`+"\n"+`\xffc`+"\n", out.String())
 }
 
 // rename replaces a text of JSON in the files of dir, in headers of weight files by one of

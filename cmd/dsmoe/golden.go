@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/scripts"
 )
 
@@ -19,8 +20,8 @@ func newGoldenScript() *cobra.Command {
 		Long: `Prints golden.py, which dsmoe golden runs: a script for a machine that has Python, torch
 and transformers, but no dsmoe. Its head says what it needs and how it is run.`,
 		Example:     `  dsmoe golden-script > golden.py`,
-		Args:        expect(),
-		Annotations: exits("done", ""),
+		Args:        cli.Expect(),
+		Annotations: cli.Exits("done", ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := cmd.OutOrStdout().Write(scripts.Recorder)
 			return err
@@ -41,8 +42,8 @@ transformers and safetensors; without them the error says what to install.
 dsmoe help packs  what a pack holds, and what it proves`,
 		Example: `  dsmoe golden fixtures/v3/checkpoint v3-pack --random 2x17 --mask
   dsmoe golden fixtures/v3/checkpoint v3-bf16 --dtype bfloat16 --text "Once upon a time"`,
-		Args:        expect("CHECKPOINT", "PACK"),
-		Annotations: exits("PACK is written, complete", ""),
+		Args:        cli.Expect("CHECKPOINT", "PACK"),
+		Annotations: cli.Exits("PACK is written, complete", ""),
 	}
 	python := cmd.Flags().String("python", "python3", "`path` of the Python that runs golden.py")
 	recorder := recorderFlags()
@@ -123,14 +124,14 @@ func runRecorder(cmd *cobra.Command, python string, words []string) error {
 	recorder.Stdin, recorder.Stdout, recorder.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
 	recorder.Cancel = func() error { return recorder.Process.Signal(os.Interrupt) }
 	if err := recorder.Start(); err != nil {
-		return &hinted{fmt.Errorf("golden: --python: %w", err),
-			"--python PATH names a Python that has torch and transformers"}
+		return cli.WithHint(fmt.Errorf("golden: --python: %w", err),
+			"--python PATH names a Python that has torch and transformers")
 	}
 	err = recorder.Wait()
 	switch code := recorder.ProcessState.ExitCode(); {
 	case code == 0:
 		return nil
-	case code == exitUnknown, code == exitInterrupted:
+	case code == cli.ExitUnknown, code == cli.ExitInterrupted:
 		return scriptStatus(code)
 	case cmd.Context().Err() != nil:
 		return cmd.Context().Err()

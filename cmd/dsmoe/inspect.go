@@ -1,22 +1,26 @@
 package main
 
 import (
-	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"runtime/debug"
-	"slices"
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/config"
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
-	"dsmoe/inspect"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/stats"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+)
+
+// The JSON documents of dsmoe inspect, and of those commands below it that are in this file.
+var (
+	summaryDocuments = cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1")}
+	auditDocuments   = cli.Documents{cli.DocumentOf[*header.AuditReport]("dsmoe.inspect.audit/1")}
+	lsDocuments      = cli.Documents{
+		cli.DocumentOf[*header.Listing]("dsmoe.inspect.ls/1"),
+		cli.DocumentOf[*header.Patterns]("dsmoe.inspect.ls.fold/1"),
+	}
 )
 
 func newInspect() *cobra.Command {
@@ -31,10 +35,10 @@ dsmoe help checkpoints  what CHECKPOINT may be
 dsmoe help findings     what the commands below call a finding`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint`,
-		Args:        expect("CHECKPOINT"),
-		Annotations: exits("the checkpoint can be used", "it was read, and there are problems"),
+		Args:        cli.Expect("CHECKPOINT"),
+		Annotations: cli.Exits("the checkpoint can be used", "it was read, and there are problems"),
 	}
-	asJSON := jsonFlag(cmd)
+	cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		debug.SetGCPercent(400) // a list of tensors is all that is kept
 		c, err := scan(args[0])
@@ -42,7 +46,7 @@ dsmoe help findings     what the commands below call a finding`,
 			return err
 		}
 		s := header.Summarize(c)
-		return answer(printReport(cmd, s, *asJSON), s.Problems == 0)
+		return cli.Answer(summaryDocuments.Print(cmd, s), s.Problems == 0)
 	}
 	cmd.AddCommand(newInspectLs(), newInspectTree(), newInspectAudit(), newInspectArch(), newInspectMem(),
 		newInspectStats(), newInspectHash(), newInspectExperts(), newInspectRouter(), newInspectRouting(), newInspectReport())
@@ -59,21 +63,21 @@ tensors of one dtype and shape whose names differ only in numbers share a row. T
 config is not needed.`,
 		Example: `  dsmoe inspect ls --fold fixtures/v1-base/checkpoint
   dsmoe inspect ls --layers 1 --experts 0-3 -o csv fixtures/v1-base/checkpoint`,
-		Args:        expect("CHECKPOINT"),
-		Annotations: exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
+		Args:        cli.Expect("CHECKPOINT"),
+		Annotations: cli.Exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
 	}
-	out, selection := addOutput(cmd, text.AsTable), addSelection(cmd)
+	out, selection := cli.AddOutput(cmd, lsDocuments, text.AsTable), addSelection(cmd)
 	fold := cmd.Flags().Bool("fold", false, "one row for names that differ only in numbers")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		l, err := listing(args[0], *selection)
 		if err != nil {
 			return err
 		}
-		var r sheeted = l
+		var r cli.Sheeted = l
 		if *fold {
 			r = l.Fold()
 		}
-		return out.judgeFiles(cmd, r, l.Broken)
+		return judgeFiles(cmd, out, r, l.Broken)
 	}
 	return cmd
 }
@@ -92,10 +96,10 @@ Whether the model computes what the reference computes, only dsmoe verify can te
 dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
   dsmoe inspect audit --values fixtures/v1-base/checkpoint`,
-		Args:        expect("CHECKPOINT"),
-		Annotations: exits("no problems; there may be notes", "there are problems"),
+		Args:        cli.Expect("CHECKPOINT"),
+		Annotations: cli.Exits("no problems; there may be notes", "there are problems"),
 	}
-	asJSON := jsonFlag(cmd)
+	cli.JSONFlag(cmd)
 	values := cmd.Flags().Bool("values", false, "read every weight, and look into its values")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		audit := auditHeaders
@@ -106,7 +110,7 @@ dsmoe help findings  the kinds of findings`,
 		if err != nil {
 			return err
 		}
-		return answer(printReport(cmd, a, *asJSON), a.Problems == 0)
+		return cli.Answer(auditDocuments.Print(cmd, a), a.Problems == 0)
 	}
 	return cmd
 }
@@ -138,121 +142,8 @@ func auditValues(cmd *cobra.Command, path string) (*header.AuditReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := bar{w: cmd.ErrOrStderr()}
-	defer b.remove()
-	v.Progress = func(done, total int64) { b.set("reading", done, total) }
+	b := cli.Bar{To: cmd.ErrOrStderr()}
+	defer b.Remove()
+	v.Progress = func(done, total int64) { b.Set("reading", done, total) }
 	return stats.AuditValues(cmd.Context(), c, v)
-}
-
-// valuesOf returns what the values of a checkpoint are audited with.
-func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, error) {
-	v := stats.Values{Reader: src, ReadFile: src.ReadFile}
-	c, err := inspected(src.Inventory)
-	if err != nil {
-		return nil, v, err
-	}
-	for i, f := range c.Files {
-		sums, err := src.Checksums(i)
-		if err != nil {
-			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name,
-				Cause: "its checksums cannot be read: " + err.Error()})
-		}
-		for _, s := range sums {
-			v.Parts = append(v.Parts, stats.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size,
-				CRC32: s.CRC32})
-		}
-	}
-	return c, v, nil
-}
-
-// answer turns the outcome of a command whose report was printed into its error.
-func answer(err error, yes bool) error {
-	if err == nil && !yes {
-		return errNo
-	}
-	return err
-}
-
-// configOf reads the config of a checkpoint, or a config, and returns its text too.
-func configOf(path string) (*config.Config, []byte, error) {
-	if checkpoint.IsRemote(path) {
-		return checkpoint.RemoteConfig(path)
-	}
-	if !checkpoint.HasConfigInside(path) {
-		if _, err := checkpoint.Snapshot(path); err != nil {
-			return nil, nil, err
-		}
-		return readConfig(configPath(path))
-	}
-	c, err := checkpoint.Open(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer c.Close()
-	document, err := c.ConfigText()
-	return c.Config, document, err
-}
-
-// configPath returns the config.json of a checkpoint: in the directory at path, or
-// beside the weight file or index at path. Any other path is a config itself.
-func configPath(path string) string {
-	if checkpoint.IsRemote(path) && filepath.Base(path) != checkpoint.ConfigName {
-		return path + "/" + checkpoint.ConfigName
-	}
-	if snapshot, err := checkpoint.Snapshot(path); err == nil {
-		path = snapshot
-	}
-	if stat, err := os.Stat(path); err == nil && stat.IsDir() {
-		return filepath.Join(path, checkpoint.ConfigName)
-	}
-	if name := filepath.Base(path); checkpoint.IsWeights(name) || checkpoint.IsIndex(name) {
-		return filepath.Join(filepath.Dir(path), checkpoint.ConfigName)
-	}
-	return path
-}
-
-// scan reads everything but the weights of the checkpoint at path.
-func scan(path string) (*inspect.Checkpoint, error) { return scanPart(path, nil) }
-
-// scanPart is scan for a command that needs a part of the checkpoint.
-func scanPart(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
-	inv, err := checkpoint.ScanPart(path, need)
-	if err != nil {
-		return nil, err
-	}
-	return inspected(inv)
-}
-
-// inspected is what an inventory tells.
-func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
-	if isNothing(inv) {
-		return nil, &checkpoint.Error{Path: inv.Path, Problems: inv.Problems}
-	}
-	c := &inspect.Checkpoint{Path: inv.Path, Config: inv.Config}
-	if x := inv.Index; x != nil {
-		c.Index = &inspect.Index{File: x.File, Tensors: x.Tensors, Shards: len(x.Shards)}
-	}
-	for _, f := range inv.Files {
-		c.Files = append(c.Files, inspect.File{Name: f.Name, Size: f.Size, Tensors: f.Infos})
-	}
-	for _, f := range inv.Unread {
-		c.Unread = append(c.Unread, inspect.File{Name: f.Name, Tensors: f.Infos})
-	}
-	c.Findings = slices.Concat(findings(inspect.Broken, inv.Problems), findings(inspect.Note, inv.Notes))
-	return c, nil
-}
-
-// isNothing says of a directory that it has no part of a checkpoint.
-func isNothing(inv *checkpoint.Inventory) bool {
-	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool {
-			return p.File != "" && p.File != checkpoint.ConfigName
-		})
-}
-
-func findings(kind inspect.Kind, problems []checkpoint.Problem) (found []inspect.Finding) {
-	for _, p := range problems {
-		found = append(found, inspect.Finding{Kind: kind, File: p.File, Tensor: p.Tensor, Cause: p.Cause, Hint: p.Hint})
-	}
-	return found
 }

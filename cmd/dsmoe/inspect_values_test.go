@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/inspect"
 	"dsmoe/inspect/experts"
 	"dsmoe/inspect/matrix"
@@ -101,7 +102,7 @@ func TestInspectedExperts(t *testing.T) {
 		}
 		rounded := filepath.Join(t.TempDir(), "rounded")
 		status, _, stderr := dsmoe(t.Context(), "convert", "--type", "bf16", path, rounded)
-		require.Contains(t, []int{exitYes, exitNo}, status, stderr)
+		require.Contains(t, []int{cli.ExitYes, cli.ExitNo}, status, stderr)
 		var errors experts.ErrorReport
 		document(t, &errors, "inspect", "experts", "--json", "--layers", layer, "--against", path, rounded)
 		for e, w := range want.Rounding {
@@ -158,9 +159,9 @@ func TestFixturesHaveNoFindings(t *testing.T) {
 			continue
 		}
 		checked[name] = true
-		want := map[string][]int{"v1-dense": {exitUnknown, exitUnknown}, "v3-mtp-two": {exitNo, exitYes}, "v1-router-ties": {exitYes, exitNo}}[name]
+		want := map[string][]int{"v1-dense": {cli.ExitUnknown, cli.ExitUnknown}, "v3-mtp-two": {cli.ExitNo, cli.ExitYes}, "v1-router-ties": {cli.ExitYes, cli.ExitNo}}[name]
 		if want == nil {
-			want = []int{exitYes, exitYes}
+			want = []int{cli.ExitYes, cli.ExitYes}
 		}
 		experts, _, stderr := dsmoe(t.Context(), "inspect", "experts", dir)
 		routers, _, more := dsmoe(t.Context(), "inspect", "router", "--coupling", dir)
@@ -173,7 +174,7 @@ func TestFixturesHaveNoFindings(t *testing.T) {
 func document(t *testing.T, v any, args ...string) {
 	t.Helper()
 	status, stdout, stderr := dsmoe(t.Context(), args...)
-	require.Equal(t, exitYes, status, stderr)
+	require.Equal(t, cli.ExitYes, status, stderr)
 	require.NoError(t, json.Unmarshal([]byte(stdout), v))
 }
 

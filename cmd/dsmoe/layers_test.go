@@ -22,9 +22,10 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/remote", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
-			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/tensors", "inspect/report",
+		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
+			"inspect", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
+		"cmd/dsmoe/internal/cli": {"text/page", "convert", "convert/checkpoint", "convert/remote", "convert/format", "verify/pack", "model/weights", "config", "model/tensor"},
 
 		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor"},
 		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},

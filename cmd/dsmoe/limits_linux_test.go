@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
@@ -87,7 +88,7 @@ func TestLimitedAddressSpace(t *testing.T) {
 		{"verify", big, filepath.Join(fixtures, "v1-dense", "golden-f32")},
 	} {
 		status, stdout, stderr := limited(t, args...)
-		require.Equal(t, exitYes, status, "%q: %s%s", args, stdout, stderr)
+		require.Equal(t, cli.ExitYes, status, "%q: %s%s", args, stdout, stderr)
 	}
 
 	golden := filepath.Join(fixtures, "v1-dense", "golden-f32")
@@ -103,7 +104,7 @@ func TestLimitedAddressSpace(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(filepath.Join(big, "config.json"), wrongEps(t, big), 0o600))
 	status, stdout, stderr := limited(t, "verify", big, golden)
-	require.Equal(t, exitNo, status, stderr)
+	require.Equal(t, cli.ExitNo, status, stderr)
 	require.Contains(t, stdout, "rms_norm_eps", "the layer is there for the diagnosis")
 }
 

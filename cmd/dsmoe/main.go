@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/remote"
 	"dsmoe/text"
 )
@@ -27,18 +28,6 @@ func main() {
 	remote.Default.Waiting = func(why string) { printWaiting(os.Stderr, why) }
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
-
-// The exit statuses, those of cmp(1).
-const (
-	exitYes         = 0
-	exitNo          = 1
-	exitUnknown     = 2
-	exitInterrupted = 130
-)
-
-// errNo says that the command ran and that the answer, which its report has given,
-// is no.
-var errNo = errors.New("the answer is no")
 
 // run executes the command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -52,20 +41,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var script scriptStatus
 	switch {
 	case err == nil:
-		return exitYes
-	case errors.Is(err, errNo):
-		return exitNo
+		return cli.ExitYes
+	case errors.Is(err, cli.ErrNo):
+		return cli.ExitNo
 	case errors.As(err, &script):
 		return int(script)
 	case errors.Is(err, errInconclusive), errors.As(err, new(*unwritten)):
-		printError(stderr, err)
-		return exitUnknown
+		cli.PrintError(stderr, err)
+		return cli.ExitUnknown
 	case errors.Is(err, context.Canceled), ctx.Err() != nil: // a reader of a server may have worded it
-		fail(cmd, args, interruption(args, err), stdout, stderr)
-		return exitInterrupted
+		cli.Fail(cmd, args, cli.Interruption(args, err), stdout, stderr)
+		return cli.ExitInterrupted
 	default:
-		fail(cmd, args, err, stdout, stderr)
-		return exitUnknown
+		cli.Fail(cmd, args, err, stdout, stderr)
+		return cli.ExitUnknown
 	}
 }
 
@@ -96,7 +85,7 @@ func printTraffic(w io.Writer) {
 
 // printWaiting writes why a server does not answer, over the progress bar of a terminal.
 func printWaiting(w io.Writer, why string) {
-	if isTerminal(w) {
+	if cli.IsTerminal(w) {
 		fmt.Fprint(w, "\r\x1b[K")
 	}
 	fmt.Fprintln(w, "note: "+text.Line(why))
@@ -120,24 +109,24 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 		Version: version(),
 		Args:    noCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if asksJSON(cmd, args) {
-				return misuse(cmd, "a command is missing")
+			if cli.AsksJSON(cmd, args) {
+				return cli.Misuse(cmd, "a command is missing")
 			}
 			return cmd.Help()
 		},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	jsonFlag(root) // so that an error has a document
+	cli.JSONFlag(root) // so that an error has a document
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return misuse(cmd, err.Error()+nearFlags(cmd, err))
+		return cli.Misuse(cmd, err.Error()+cli.NearFlags(cmd, err))
 	})
-	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + exitStatusTemplate)
+	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + cli.ExitStatusTemplate)
 	verify, inspect := newVerify(), newInspect()
-	addColour(verify)
-	addColour(inspect)
+	cli.AddColour(verify)
+	cli.AddColour(inspect)
 	convert, diff := newConvert(), newDiff()
 	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
 		addCache(cmd)
@@ -148,7 +137,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
 	refuseUnknown(root, "completion")
-	addCompletion(root)
+	cli.AddCompletion(root)
 	return root
 }
 
@@ -157,7 +146,7 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return misuse(cmd, unknownCommand(cmd, args[0]))
+	return cli.Misuse(cmd, cli.UnknownCommand(cmd, args[0]))
 }
 
 // refuseUnknown makes a command that has none but commands below it refuse other words.
@@ -169,7 +158,7 @@ func refuseUnknown(root *cobra.Command, name string) {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return misuse(cmd, unknownCommand(cmd, args[0]))
+			return cli.Misuse(cmd, cli.UnknownCommand(cmd, args[0]))
 		}
 		return cmd.Help()
 	}
@@ -186,7 +175,7 @@ func newHelp() *cobra.Command {
 				return err
 			}
 			if len(rest) > 0 {
-				return misuse(cmd, unknownCommand(topic, rest[0]))
+				return cli.Misuse(cmd, cli.UnknownCommand(topic, rest[0]))
 			}
 			if topic.Runnable() {
 				topic.InitDefaultHelpFlag()

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
 )
 
 // newMan is a command for those who package dsmoe.
@@ -15,7 +17,7 @@ func newMan() *cobra.Command {
 		Use:    "man DIR",
 		Short:  "Write the manual pages, one for each command and topic",
 		Hidden: true,
-		Args:   expect("DIR"),
+		Args:   cli.Expect("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o777); err != nil {
 				return err

@@ -5,14 +5,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
 	"dsmoe/inspect/header"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
+
+// memDocuments is the JSON document of dsmoe inspect mem.
+var memDocuments = cli.Documents{cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1")}
 
 func newInspectMem() *cobra.Command {
 	cmd := &cobra.Command{
@@ -26,18 +29,18 @@ them, by the same plan. No weight is read.
 dsmoe help memory  the formulas`,
 		Example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json --type q4_k_m
   dsmoe inspect mem --context 4096,32768 --plot mem.svg fixtures/v3/checkpoint`,
-		Args:        expect("CONFIG or CHECKPOINT"),
-		Annotations: exits("done", ""),
+		Args:        cli.Expect("CONFIG or CHECKPOINT"),
+		Annotations: cli.Exits("done", ""),
 	}
-	cmd.ValidArgsFunction = completeArguments("mem CONFIG")
-	out := addOutput(cmd, text.TSV)
+	cmd.ValidArgsFunction = cli.CompleteArguments("mem CONFIG")
+	out := cli.AddOutput(cmd, memDocuments, text.TSV)
 	contexts := cmd.Flags().IntSlice("context", nil,
 		"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
-	var dtype weightType
-	cmd.Flags().Var(typeFlag(&dtype), "type", "weights as convert --type writes them")
-	out.plot = addPlot(cmd, "bars of what each context and batch takes")
-	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
+	var dtype cli.WeightType
+	cmd.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
+	out.Plot = cli.AddPlot(cmd, "bars of what each context and batch takes")
+	cmd.RunE = out.Plot.Around(func(cmd *cobra.Command, args []string) error {
 		src, imagined, err := checkpointOrConfig(args[0])
 		if err != nil {
 			return err
@@ -52,36 +55,17 @@ dsmoe help memory  the formulas`,
 		}
 		r, err := header.MemoryOf(src.Path, src.Config, w, *contexts, *batches)
 		if err != nil {
-			return misuse(cmd, err.Error())
+			return cli.Misuse(cmd, err.Error())
 		}
-		return out.print(cmd, r)
+		return out.Print(cmd, r)
 	})
 	return cmd
 }
 
-// checkpointOrConfig opens the checkpoint at path, or imagines the one of a config: a file, or
-// that of a directory whose weights are missing or incomplete.
-func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool, err error) {
-	if path != configPath(path) || checkpoint.HasConfigInside(path) {
-		if src, err = checkpoint.Open(path); err == nil {
-			return src, false, nil
-		}
-	}
-	c, document, err := configOf(path)
-	if err != nil {
-		return nil, false, err
-	}
-	var tensors []tensor.Info
-	for _, info := range table.FamilyOf(c).Implied(c) {
-		tensors = append(tensors, info)
-	}
-	return checkpoint.Imagine(path, document, c, tensors), true, nil
-}
-
 // weightsOf returns what the weights of src take as they are stored, or as convert writes them.
-func weightsOf(src *checkpoint.Checkpoint, imagined bool, to weightType) (header.Weights, error) {
+func weightsOf(src *checkpoint.Checkpoint, imagined bool, to cli.WeightType) (header.Weights, error) {
 	switch {
-	case to != (weightType{}):
+	case to != (cli.WeightType{}):
 		return convertedWeights(src, to)
 	case imagined:
 		return header.Weights{}, nil
@@ -117,10 +101,10 @@ func moduleOf(src *checkpoint.Checkpoint, w *weights.Weight) table.Module {
 }
 
 // convertedWeights returns what convert --type would write.
-func convertedWeights(src *checkpoint.Checkpoint, to weightType) (header.Weights, error) {
+func convertedWeights(src *checkpoint.Checkpoint, to cli.WeightType) (header.Weights, error) {
 	w := header.Weights{From: "convert --type " + to.String()}
-	o := plan.Options{DType: to.dtype, Mixture: to.mixture}
-	if to.mixture != "" {
+	o := plan.Options{DType: to.DType, Mixture: to.Mixture}
+	if to.Mixture != "" {
 		o.Format = "gguf" // the format that has mixtures
 	}
 	src.Alone = true // tokenizers and other files beside the weights are not read

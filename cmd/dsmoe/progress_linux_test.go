@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
 )
 
 // terminal is a terminal of the system, and what was drawn on it.
@@ -69,7 +71,7 @@ func TestProgressIsForTerminalsOnly(t *testing.T) {
 			var stdout bytes.Buffer
 			status := run(t.Context(), command(dst), &stdout, x.File)
 			drawn := x.close(t)
-			require.Equal(t, exitYes, status, drawn)
+			require.Equal(t, cli.ExitYes, status, drawn)
 			word, _, _ := strings.Cut(what, ",")
 			assert.Contains(t, drawn, word)
 			left := drawn[strings.LastIndex(strings.TrimSuffix(drawn, "\r"), "\r")+1:]
@@ -80,7 +82,7 @@ func TestProgressIsForTerminalsOnly(t *testing.T) {
 			require.NoError(t, err)
 			defer file.Close()
 			var plain bytes.Buffer
-			require.Equal(t, exitYes, run(t.Context(), command(dst), &plain, file))
+			require.Equal(t, cli.ExitYes, run(t.Context(), command(dst), &plain, file))
 			assert.Equal(t, withoutTime(plain.String()), withoutTime(stdout.String()))
 			stat, err := file.Stat()
 			require.NoError(t, err)
@@ -106,7 +108,7 @@ func TestTablesAreForTerminals(t *testing.T) {
 		}
 		status := run(t.Context(), args, x.File, io.Discard)
 		assert.Contains(t, x.close(t), want)
-		assert.Equal(t, exitYes, status)
+		assert.Equal(t, cli.ExitYes, status)
 	}
 }
 
@@ -117,7 +119,7 @@ func TestTerminals(t *testing.T) {
 	shown := func(args ...string) string {
 		x := openTerminal(t)
 		require.NoError(t, unix.IoctlSetWinsize(int(x.File.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 60}))
-		require.Equal(t, exitYes, run(t.Context(), args, x.File, io.Discard))
+		require.Equal(t, cli.ExitYes, run(t.Context(), args, x.File, io.Discard))
 		return x.close(t)
 	}
 	mem := []string{"inspect", "mem", fixture("checkpoint")}

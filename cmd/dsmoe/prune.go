@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -19,7 +20,7 @@ type pruneFlags struct {
 
 // add adds the flags to a command.
 func (f *pruneFlags) add(cmd *cobra.Command) {
-	cmd.Flags().Var(spansFlag(&f.experts, "experts"), "keep-experts",
+	cmd.Flags().Var(cli.SpansFlag(&f.experts, "experts"), "keep-experts",
 		"keep only these routed `experts` of each layer: 0-15")
 	cmd.Flags().StringVar(&f.file, "prune", "",
 		"keep only the experts in a `file`: {\"1\": [0, 3], \"2\": [1, 2]}, lists by layer, equally long")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 )
@@ -39,7 +40,7 @@ func TestHideSecrets(t *testing.T) {
 		refused := strings.Contains(args[len(args)-1], "none") || strings.HasSuffix(args[len(args)-1], "2")
 		var out, errs bytes.Buffer
 		status := run(t.Context(), args, &out, &errs)
-		require.Equal(t, refused, status == exitUnknown, errs.String())
+		require.Equal(t, refused, status == cli.ExitUnknown, errs.String())
 		for _, secret := range []string{"word", "signature", "me:"} {
 			require.NotContains(t, out.String()+errs.String(), secret)
 		}
@@ -55,7 +56,7 @@ func TestInterruptedRequests(t *testing.T) {
 	remote.Default.Context = ctx
 	cancel()
 	var errs bytes.Buffer
-	require.Equal(t, exitInterrupted, run(ctx, []string{"inspect", "hf://org/model"}, io.Discard, &errs))
+	require.Equal(t, cli.ExitInterrupted, run(ctx, []string{"inspect", "hf://org/model"}, io.Discard, &errs))
 	require.Contains(t, errs.String(), "dsmoe: interrupted\n")
 }
 
@@ -75,7 +76,7 @@ func TestVerifyHub(t *testing.T) {
 	report := func(path string) map[string]any {
 		var out bytes.Buffer
 		status := run(t.Context(), []string{"verify", "--json", "--hash", path, filepath.Join(fixture, "golden-f32")}, &out, io.Discard)
-		require.Equal(t, exitYes, status)
+		require.Equal(t, cli.ExitYes, status)
 		var document map[string]any
 		require.NoError(t, json.Unmarshal(out.Bytes(), &document))
 		c := document["checkpoint"].(map[string]any)

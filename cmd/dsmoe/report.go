@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
 	"dsmoe/inspect/header"
@@ -18,6 +19,9 @@ import (
 	"dsmoe/text"
 	"dsmoe/verify/pack"
 )
+
+// reportDocuments is the JSON document of dsmoe inspect report.
+var reportDocuments = cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")}
 
 func newInspectReport() *cobra.Command {
 	cmd := &cobra.Command{
@@ -40,46 +44,47 @@ read; routers have all their rows.
 dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
   dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
-		Args:        expect("CHECKPOINT or CONFIG"),
-		Annotations: exits("no finding is an error (see --fail-on)", "there are errors"),
+		Args:        cli.Expect("CHECKPOINT or CONFIG"),
+		Annotations: cli.Exits("no finding is an error (see --fail-on)", "there are errors"),
 	}
-	cmd.ValidArgsFunction = completeArguments("report CHECKPOINT")
+	cmd.ValidArgsFunction = cli.CompleteArguments("report CHECKPOINT")
 	f := &reportFlags{}
 	flags := cmd.Flags()
-	asJSON, fail := jsonFlag(cmd), addFailOn(cmd)
+	cli.JSONFlag(cmd)
+	fail := addFailOn(cmd)
 	flags.StringVar(&f.html, htmlFlag, "", "write a page, too, into a `file`")
 	cmd.MarkFlagFilename(htmlFlag, "html")
-	flags.Var(spansFlag(&f.selection.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
-	flags.Var(spansFlag(&f.selection.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
+	flags.Var(cli.SpansFlag(&f.selection.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
+	flags.Var(cli.SpansFlag(&f.selection.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
 	flags.StringVar(&f.against, "against", "",
 		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
 	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
 	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
 	flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
-	numberFlag(flags, &f.seed, "seed", "", "seed of --random")
+	cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := f.check(cmd, args[0]); err != nil {
 			return err
 		}
-		var page *outFile
+		var page *cli.OutFile
 		if flags.Changed(htmlFlag) {
 			var err error
-			if page, err = createFile(f.html, inputsOf(cmd, args)...); err != nil {
+			if page, err = cli.CreateFile(f.html, cli.InputsOf(cmd, args)...); err != nil {
 				return err
 			}
-			defer page.discard()
+			defer page.Discard()
 		}
 		r, err := f.report(cmd, args[0])
 		if err != nil {
 			return err
 		}
 		if page != nil {
-			if err := page.commit(r.Page(time.Now()).WriteHTML); err != nil {
+			if err := page.Commit(r.Page(time.Now()).WriteHTML); err != nil {
 				return err
 			}
 		}
 		failed := slices.ContainsFunc(r.Findings, func(f report.Finding) bool { return fail.counts(f.Level) })
-		return answer(printReport(cmd, r, *asJSON), !failed)
+		return cli.Answer(reportDocuments.Print(cmd, r), !failed)
 	}
 	return cmd
 }
@@ -104,14 +109,14 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 	}
 	switch {
 	case given > 1:
-		return misuse(cmd, "--golden, --tokens and --random: one of them")
+		return cli.Misuse(cmd, "--golden, --tokens and --random: one of them")
 	case cmd.Flags().Changed("seed") && f.random == tokenBatch{}:
-		return misuse(cmd, "--seed is that of --random")
+		return cli.Misuse(cmd, "--seed is that of --random")
 	case configPath(path) == path && (given > 0 || !f.selection.All() || f.against != ""):
-		return misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
+		return cli.Misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
 	case f.golden != "":
 		if _, err := os.Stat(filepath.Join(f.golden, "manifest.json")); err != nil {
-			return fileError(f.golden, fmt.Errorf("not a golden pack: %w", errors.Unwrap(err)))
+			return cli.FileError(f.golden, fmt.Errorf("not a golden pack: %w", errors.Unwrap(err)))
 		}
 	case f.tokens != "":
 		_, err := pack.ReadTokens(f.tokens)
@@ -135,9 +140,9 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 	}
 	defer src.Close()
 	noteAdapter(cmd.ErrOrStderr(), src)
-	b := bar{w: cmd.ErrOrStderr()}
-	defer b.remove()
-	in := report.Input{Selection: f.selection, Progress: b.set}
+	b := cli.Bar{To: cmd.ErrOrStderr()}
+	defer b.Remove()
+	in := report.Input{Selection: f.selection, Progress: b.Set}
 	if in.Checkpoint, in.Values, err = valuesOf(src); err != nil {
 		return nil, err
 	}
@@ -159,7 +164,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 	}
 	if f.golden != "" || f.tokens != "" || f.random != (tokenBatch{}) {
 		in.Route = func(o routing.Options) (*routing.Report, error) {
-			b.remove()
+			b.Remove()
 			f.layers, f.experts = o.Layers, o.Experts
 			if f.golden != "" {
 				f.config = path

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 )
 
@@ -98,7 +99,7 @@ func makeReport(t *testing.T, args ...string) *made {
 	m.status, m.json, stderr = dsmoe(t.Context(), slices.Concat([]string{"inspect", "report", "--json", "--html", html}, args)...)
 	require.Empty(t, stderr)
 	require.NoError(t, json.Unmarshal([]byte(m.json), m))
-	m.page = read(t, html)
+	m.page = readFile(t, html)
 	m.titles, m.words = drawings(t, m.page)
 	return m
 }
@@ -120,7 +121,7 @@ func TestReportOfHealthyCheckpoints(t *testing.T) {
 		assert.Equal(t, one.json, m.json, args)
 		assert.Equal(t, one.page, m.page, args)
 
-		assert.Equal(t, exitYes, m.status, args)
+		assert.Equal(t, cli.ExitYes, m.status, args)
 		assert.Contains(t, m.json, `"findings": [],`)
 		assert.Contains(t, m.words, "NOTHING FOUND")
 		assert.True(t, m.Audit.Clean)
@@ -153,7 +154,7 @@ func TestReportOfHealthyCheckpoints(t *testing.T) {
 // TestReportOfDenseModel: what is not there is said not to be.
 func TestReportOfDenseModel(t *testing.T) {
 	m := makeReport(t, fixture("torch-bin", "checkpoint"))
-	assert.Equal(t, exitYes, m.status)
+	assert.Equal(t, cli.ExitYes, m.status)
 	assert.Nil(t, m.Experts)
 	assert.Nil(t, m.Router)
 	assert.Subset(t, m.NotChecked, []string{"experts: there are none", "routers: there are none"})
@@ -163,7 +164,7 @@ func TestReportOfDenseModel(t *testing.T) {
 // TestReportOfSelection: only what is selected is read, and the rest said to be left out.
 func TestReportOfSelection(t *testing.T) {
 	m := makeReport(t, fixture("v1-base", "checkpoint"), "--layers", "1", "--experts", "2-9", "--random", "1x8")
-	assert.Equal(t, exitYes, m.status)
+	assert.Equal(t, cli.ExitYes, m.status)
 	assert.Contains(t, strings.Join(m.Checked, "\n"), "every value of 24 weights, ")
 	assert.Contains(t, strings.Join(m.Checked, "\n"), "8 routed experts in 1 layer")
 	assert.Contains(t, m.NotChecked, "the values of 162 weights that are not selected")
@@ -177,7 +178,7 @@ func TestReportOfSelection(t *testing.T) {
 	m = makeReport(t, fixture("torch-bin", "checkpoint"), "--layers", "0")
 	assert.Contains(t, m.NotChecked, "checksums of archive entries: not all weights are selected")
 	status, _, stderr := dsmoe(t.Context(), "inspect", "report", fixture("v1-base", "checkpoint"), "--layers", "9")
-	assert.Equal(t, exitUnknown, status)
+	assert.Equal(t, cli.ExitUnknown, status)
 	assert.Contains(t, stderr, "layers 9: 9 not there: the checkpoint has 0-3")
 }
 
@@ -195,7 +196,7 @@ func weightBytes(t *testing.T, dir string, f func(data func(tensor string) []byt
 		require.NoError(t, err)
 		path := filepath.Join(dir, c.Inventory.Files[file].Name)
 		if files[path] == nil {
-			files[path] = []byte(read(t, path))
+			files[path] = []byte(readFile(t, path))
 		}
 		return files[path][offset : offset+int64(len(info.Data))]
 	})
@@ -209,7 +210,7 @@ func TestFailOn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "odd")
 	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture("v1-base", "checkpoint"))))
 	weightBytes(t, dir, func(data func(string) []byte) { clear(data("model.embed_tokens.weight")[2*64*40 : 2*64*44]) })
-	for level, want := range map[string]int{"error": exitYes, "notice": exitNo, "none": exitYes} {
+	for level, want := range map[string]int{"error": cli.ExitYes, "notice": cli.ExitNo, "none": cli.ExitYes} {
 		status, printed, _ := dsmoe(t.Context(), "inspect", "report", "--fail-on", level, dir)
 		assert.Equal(t, want, status, level)
 		assert.Contains(t, printed, ": 1 notice\n  notice: zero-rows: model.embed_tokens.weight: 4 rows in blocks are zero, rows 40-43\n")
@@ -247,7 +248,7 @@ func TestReportNamesPlantedFaults(t *testing.T) {
 		}
 	})
 	m := makeReport(t, dir, "--random", "1x8")
-	assert.Equal(t, exitNo, m.status)
+	assert.Equal(t, cli.ExitNo, m.status)
 	assert.ElementsMatch(t, []string{"duplicate", "dead-row", "zeroed", "nan", "channel", "value"}, m.ids())
 	for _, f := range m.Findings {
 		require.NotNil(t, f.Layer)
@@ -263,7 +264,7 @@ func TestReportNamesPlantedFaults(t *testing.T) {
 	assert.Nil(t, m.Routing)
 
 	status, text, _ := dsmoe(t.Context(), "inspect", "report", dir)
-	assert.Equal(t, exitNo, status)
+	assert.Equal(t, cli.ExitNo, status)
 	assert.Contains(t, text, ": 5 errors, 1 notice\n")
 	assert.Contains(t, text, "  error: duplicate: model.layers.1.mlp.experts.2: has the numbers of model.layers.1.mlp.experts.5")
 }
@@ -275,7 +276,7 @@ func TestReportOfBrokenCheckpoint(t *testing.T) {
 	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture("v1-base", "checkpoint"))))
 	require.NoError(t, os.Remove(filepath.Join(dir, "model-00002-of-00003.safetensors")))
 	m := makeReport(t, dir)
-	assert.Equal(t, exitNo, m.status)
+	assert.Equal(t, cli.ExitNo, m.status)
 	assert.Contains(t, m.ids(), "broken")
 	assert.Nil(t, m.Experts)
 	assert.Contains(t, strings.Join(m.NotChecked, "\n"), "the numbers of tensors, experts and routers: ")
@@ -284,9 +285,9 @@ func TestReportOfBrokenCheckpoint(t *testing.T) {
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture("v1-base", "checkpoint"))))
 	config := filepath.Join(dir, "config.json")
-	require.NoError(t, os.WriteFile(config, []byte(strings.Replace(read(t, config), `"moe_intermediate_size": 24`, `"moe_intermediate_size": 25`, 1)), 0o666))
+	require.NoError(t, os.WriteFile(config, []byte(strings.Replace(readFile(t, config), `"moe_intermediate_size": 24`, `"moe_intermediate_size": 25`, 1)), 0o666))
 	m = makeReport(t, dir)
-	assert.Equal(t, exitNo, m.status)
+	assert.Equal(t, cli.ExitNo, m.status)
 	assert.Contains(t, m.words, "model.layers.{1..3}.mlp.experts.{0..15}.up_proj.weight (48 tensors)", "folded")
 	assert.Len(t, m.Findings, 3*(16+1)*3)
 }
@@ -297,7 +298,7 @@ func TestReportOfForeignNames(t *testing.T) {
 	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture("v1-base", "checkpoint"))))
 	rename(t, dir, `"model.norm.weight"`, `"x]]><b>&'</svg>"`)
 	m := makeReport(t, dir)
-	assert.Equal(t, exitNo, m.status)
+	assert.Equal(t, cli.ExitNo, m.status)
 	assert.Contains(t, m.ids(), "unexpected")
 	assert.Contains(t, m.words, `x]]><b>&'</svg>`)
 	assert.NotContains(t, m.page, "<b>")
@@ -306,7 +307,7 @@ func TestReportOfForeignNames(t *testing.T) {
 // TestReportOfConfig: there are the parameters, and no claim about weights.
 func TestReportOfConfig(t *testing.T) {
 	m := makeReport(t, fixture("states", "deepseek-v3", "config.json"))
-	assert.Equal(t, exitYes, m.status)
+	assert.Equal(t, cli.ExitYes, m.status)
 	assert.Len(t, m.titles, 1)
 	assert.Contains(t, m.words, "CONFIG ALONE")
 	assert.NotContains(t, m.words, "NOTHING FOUND")
@@ -370,10 +371,10 @@ func TestReportRefuses(t *testing.T) {
 	} {
 		html := filepath.Join(t.TempDir(), "x.html")
 		status, stdout, stderr := dsmoe(t.Context(), slices.Concat([]string{"inspect", "report", "--html", html}, args)...)
-		assert.Equal(t, exitUnknown, status, args)
+		assert.Equal(t, cli.ExitUnknown, status, args)
 		assert.Empty(t, stdout)
 		assert.Contains(t, stderr, want, args)
-		assert.Empty(t, names(t, filepath.Dir(html)), args)
+		assert.Empty(t, entries(t, filepath.Dir(html)), args)
 	}
 }
 
@@ -399,9 +400,9 @@ func TestPlots(t *testing.T) {
 		args := append([]string{"inspect"}, strings.Fields(line)...)
 		_, without, _ := dsmoe(t.Context(), args...)
 		status, stdout, stderr := dsmoe(t.Context(), append(args, "--plot", file)...)
-		assert.Equal(t, exitYes, status, stderr)
+		assert.Equal(t, cli.ExitYes, status, stderr)
 		assert.Equal(t, without, stdout, line)
-		first := read(t, file)
+		first := readFile(t, file)
 		titles, _ := drawings(t, first)
 		of := strings.Fields(strings.TrimSuffix(line, " --against "+fixture("v3", "checkpoint-fused")))
 		if path := of[len(of)-1]; path != "top2,fine" {
@@ -409,13 +410,13 @@ func TestPlots(t *testing.T) {
 		}
 		assert.Equal(t, []string{title}, titles, line)
 		dsmoe(t.Context(), append(args, "--json", "--plot", file)...)
-		assert.Equal(t, first, read(t, file), line)
+		assert.Equal(t, first, readFile(t, file), line)
 		drawn[args[1]] = true
 	}
 	for _, cmd := range everyCommand(newRoot()) {
-		assert.Equal(t, drawn[cmd.Name()], cmd.Flags().Lookup(plotFlag) != nil, cmd.CommandPath())
+		assert.Equal(t, drawn[cmd.Name()], cmd.Flags().Lookup(cli.PlotFlag) != nil, cmd.CommandPath())
 	}
-	assert.Equal(t, []string{"x.svg"}, names(t, dir))
+	assert.Equal(t, []string{"x.svg"}, entries(t, dir))
 }
 
 // TestPlotIsAllOrNothing: a command without an answer leaves what was there, and what cannot be written
@@ -425,15 +426,15 @@ func TestPlotIsAllOrNothing(t *testing.T) {
 	file := filepath.Join(dir, "x.svg")
 	require.NoError(t, os.WriteFile(file, []byte("old"), 0o666))
 	status, stdout, _ := dsmoe(t.Context(), "inspect", "stats", fixture("v1-base", "checkpoint"), "--layers", "77", "--plot", file)
-	assert.Equal(t, exitUnknown, status)
+	assert.Equal(t, cli.ExitUnknown, status)
 	assert.Empty(t, stdout)
-	assert.Equal(t, "old", read(t, file))
-	assert.Equal(t, []string{"x.svg"}, names(t, dir))
+	assert.Equal(t, "old", readFile(t, file))
+	assert.Equal(t, []string{"x.svg"}, entries(t, dir))
 	status, stdout, stderr := dsmoe(t.Context(), "inspect", "mem", fixture("v1-base", "checkpoint"), "--plot", filepath.Join(dir, "gone", "x.svg"))
-	assert.Equal(t, exitUnknown, status)
+	assert.Equal(t, cli.ExitUnknown, status)
 	assert.Empty(t, stdout)
 	assert.Contains(t, stderr, "x.svg: no such file or directory")
 	status, _, stderr = dsmoe(t.Context(), "inspect", "mem", fixture("v1-base", "checkpoint"), "--plot", "")
-	assert.Equal(t, exitUnknown, status)
+	assert.Equal(t, cli.ExitUnknown, status)
 	assert.Contains(t, stderr, "not a regular file")
 }

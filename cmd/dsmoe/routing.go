@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect/routing"
@@ -19,6 +20,12 @@ import (
 	"dsmoe/text"
 	"dsmoe/verify/pack"
 )
+
+// routingDocuments are the JSON documents of dsmoe inspect routing.
+var routingDocuments = cli.Documents{
+	cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
+	cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
+}
 
 func newInspectRouting() *cobra.Command {
 	cmd := &cobra.Command{
@@ -33,48 +40,47 @@ The numbers hold for these tokens only.
 dsmoe help routing  the measures, where choices come from, memory`,
 		Example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
   dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert`,
-		Args:        expect("GOLDEN or CHECKPOINT"),
-		Annotations: exits("done", ""),
+		Args:        cli.Expect("GOLDEN or CHECKPOINT"),
+		Annotations: cli.Exits("done", ""),
 	}
-	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
+	cmd.ValidArgsFunction = cli.CompleteArguments("routing CHECKPOINT")
 	var sets []string
-	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}},
-		by: choice{value: string(routing.ByLayer),
-			words: []string{string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair)}}}
-	out := addOutput(cmd, text.TSV)
+	o := routingFlags{reference: cli.ChoiceOf("", string(config.Remote), string(config.Native)),
+		by: cli.ChoiceOf(string(routing.ByLayer), string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair))}
+	out := cli.AddOutput(cmd, routingDocuments, text.TSV)
 	flags := cmd.Flags()
 	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
-	flags.Var(spansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
-	flags.Var(spansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
+	flags.Var(cli.SpansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
+	flags.Var(cli.SpansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
 	flags.StringArrayVar(&sets, "tokens", nil,
 		"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
 	flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
-	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
+	cli.NumberFlag(flags, &o.seed, "seed", "", "seed of --random")
 	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote "+
 		"for the first DeepSeekMoE and where auto_map names code, else native)")
 	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
-	out.plot = addPlot(cmd, "the load of each expert by layer and expert")
-	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
+	out.Plot = cli.AddPlot(cmd, "the load of each expert by layer and expert")
+	cmd.RunE = out.Plot.Around(func(cmd *cobra.Command, args []string) error {
 		if len(sets) > 1 {
 			c, err := o.compare(cmd, args[0], sets)
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, c)
+			return out.Print(cmd, c)
 		}
 		o.tokens = strings.Join(sets, "")
 		r, err := o.route(cmd, args[0])
 		if err != nil {
 			return err
 		}
-		return out.print(cmd, r)
+		return out.Print(cmd, r)
 	})
 	return cmd
 }
 
 // routingFlags are the flags of the command.
 type routingFlags struct {
-	by, reference   choice
+	by, reference   cli.Choice
 	layers, experts text.Spans
 	tokens, config  string
 	random          tokenBatch
@@ -82,7 +88,7 @@ type routingFlags struct {
 }
 
 func (o *routingFlags) options() routing.Options {
-	return routing.Options{Layers: o.layers, Experts: o.experts, By: routing.Level(o.by.value)}
+	return routing.Options{Layers: o.layers, Experts: o.experts, By: routing.Level(o.by.Value)}
 }
 
 // route finds out what path is, and counts.
@@ -90,13 +96,13 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	forward := o.tokens != "" || o.random != tokenBatch{}
 	switch {
 	case o.tokens != "" && o.random != tokenBatch{}:
-		return nil, misuse(cmd, "--tokens and --random: one of them")
+		return nil, cli.Misuse(cmd, "--tokens and --random: one of them")
 	case o.config != "" && forward:
-		return nil, misuse(cmd, "--config is for golden packs: a checkpoint has its own")
-	case o.reference.value != "" && !forward:
-		return nil, misuse(cmd, "--reference is for forward passes: --tokens or --random")
+		return nil, cli.Misuse(cmd, "--config is for golden packs: a checkpoint has its own")
+	case o.reference.Value != "" && !forward:
+		return nil, cli.Misuse(cmd, "--reference is for forward passes: --tokens or --random")
 	case cmd.Flags().Changed("seed") && o.random == tokenBatch{}:
-		return nil, misuse(cmd, "--seed is that of --random")
+		return nil, cli.Misuse(cmd, "--seed is that of --random")
 	case forward:
 		return o.forward(cmd, path, o.options())
 	}
@@ -106,8 +112,8 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a golden pack (no manifest.json)")),
-		"a checkpoint routes tokens: --tokens FILE or --random BxT"}
+	return nil, cli.WithHint(fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a golden pack (no manifest.json)")),
+		"a checkpoint routes tokens: --tokens FILE or --random BxT")
 }
 
 // compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.
@@ -116,14 +122,14 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 	var reports []*routing.Report
 	switch {
 	case o.config != "" || o.random != tokenBatch{}:
-		return nil, misuse(cmd, "several --tokens go with neither --config nor --random")
-	case o.by.value == string(routing.ByPair):
-		return nil, misuse(cmd, "several --tokens are compared --by layer or expert")
+		return nil, cli.Misuse(cmd, "several --tokens go with neither --config nor --random")
+	case o.by.Value == string(routing.ByPair):
+		return nil, cli.Misuse(cmd, "several --tokens are compared --by layer or expert")
 	}
 	for i, set := range sets {
 		name, file, ok := strings.Cut(set, "=")
 		if !ok || name == "" || file == "" || slices.Contains(names, name) {
-			return nil, misuse(cmd, fmt.Sprintf("--tokens %s: several sets are NAME=FILE each, with names that differ",
+			return nil, cli.Misuse(cmd, fmt.Sprintf("--tokens %s: several sets are NAME=FILE each, with names that differ",
 				text.Quote(set)))
 		}
 		names, sets[i] = append(names, text.Word(name)), file
@@ -153,8 +159,8 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 		return nil, err
 	}
 	rules := c.Config
-	if o.reference.value != "" {
-		if rules, err = c.Config.As(config.Reference(o.reference.value)); err != nil {
+	if o.reference.Value != "" {
+		if rules, err = c.Config.As(config.Reference(o.reference.Value)); err != nil {
 			return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 		}
 	}
@@ -162,9 +168,9 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
-	b := bar{w: cmd.ErrOrStderr(), things: true}
-	defer b.remove()
-	progress := func(done, total int) { b.set("routing", int64(done), int64(total)) }
+	b := cli.Bar{To: cmd.ErrOrStderr(), Counts: true}
+	defer b.Remove()
+	progress := func(done, total int) { b.Set("routing", int64(done), int64(total)) }
 	return routing.OfForward(cmd.Context(),
 		routing.Forward{Path: c.Path, Model: m, Input: in, Pages: c, Progress: progress}, options)
 }
@@ -254,6 +260,6 @@ func (b tokenBatch) String() string {
 }
 
 // batchFlag is a flag that takes a batch.
-func batchFlag(to *tokenBatch) value[tokenBatch] {
-	return value[tokenBatch]{to, "BxT", parseBatch, tokenBatch.String, nil}
+func batchFlag(to *tokenBatch) cli.Value[tokenBatch] {
+	return cli.ValueOf(to, "BxT", parseBatch, tokenBatch.String)
 }

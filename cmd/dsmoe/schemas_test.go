@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/operation"
 	"dsmoe/inspect/matrix"
@@ -35,17 +36,17 @@ func TestSchemas(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "schemas")
 	var want []string
 	page := readPage(t, filepath.Join("docs", "json.md"))
-	for _, d := range documentKinds() {
+	for _, d := range allDocuments() {
 		var b bytes.Buffer
 		e := json.NewEncoder(&b)
 		e.SetEscapeHTML(false)
 		e.SetIndent("", "  ")
 		require.NoError(t, e.Encode(schemaOf(t, d)))
-		file := filepath.Join(dir, schemaFile(d.schema))
+		file := filepath.Join(dir, schemaFile(d.Schema))
 		if want = append(want, file); *update {
 			require.NoError(t, os.WriteFile(file, b.Bytes(), 0o666))
 		}
-		assert.Contains(t, page.prose, "["+strings.TrimPrefix(d.schema, "dsmoe.")+"](schemas/"+schemaFile(d.schema)+")")
+		assert.Contains(t, page.prose, "["+strings.TrimPrefix(d.Schema, "dsmoe.")+"](schemas/"+schemaFile(d.Schema)+")")
 		committed, err := os.ReadFile(file)
 		require.NoError(t, err)
 		assert.True(t, bytes.Equal(committed, b.Bytes()),
@@ -54,6 +55,13 @@ func TestSchemas(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
 	assert.ElementsMatch(t, want, files)
+}
+
+// allDocuments are the documents of all commands.
+func allDocuments() cli.Documents {
+	return slices.Concat(cli.ErrorDocuments, verifyDocuments, convertDocuments, diffDocuments, synthDocuments, demoDocuments,
+		versionDocuments, summaryDocuments, lsDocuments, treeDocuments, auditDocuments, archDocuments, memDocuments,
+		statsDocuments, hashDocuments, expertsDocuments, routerDocuments, routingDocuments, reportDocuments)
 }
 
 // schemaFile names the file of a schema: dsmoe.inspect.ls/1 is inspect.ls.json.
@@ -72,16 +80,16 @@ type schemas struct {
 	comments map[string]map[string]string // package -> Type.Field -> its comment
 }
 
-func schemaOf(t *testing.T, d documentKind) object {
+func schemaOf(t *testing.T, d cli.Document) object {
 	s := schemas{t: t, defs: object{}, comments: map[string]map[string]string{}}
-	root := d.of
+	root := d.Of
 	if root.Kind() == reflect.Pointer {
 		root = root.Elem()
 	}
 	o := s.structure(root)
-	o["properties"].(object)["schema"] = object{"const": d.schema}
+	o["properties"].(object)["schema"] = object{"const": d.Schema}
 	o["required"] = append([]string{"schema"}, o["required"].([]string)...)
-	o["$schema"], o["title"], o["$defs"] = "https://json-schema.org/draft/2020-12/schema", d.schema, s.defs
+	o["$schema"], o["title"], o["$defs"] = "https://json-schema.org/draft/2020-12/schema", d.Schema, s.defs
 	return o
 }
 
@@ -242,12 +250,12 @@ type schemaChecker struct {
 
 func newSchemaChecker(t *testing.T) *schemaChecker {
 	c := &schemaChecker{resolved: map[string]*jsonschema.Resolved{}, seen: map[string]bool{}}
-	for _, d := range documentKinds() {
-		data, err := os.ReadFile(filepath.Join("..", "..", "docs", "schemas", schemaFile(d.schema)))
+	for _, d := range allDocuments() {
+		data, err := os.ReadFile(filepath.Join("..", "..", "docs", "schemas", schemaFile(d.Schema)))
 		require.NoError(t, err)
 		var schema jsonschema.Schema
 		require.NoError(t, json.Unmarshal(data, &schema))
-		c.resolved[d.schema], err = schema.Resolve(nil)
+		c.resolved[d.Schema], err = schema.Resolve(nil)
 		require.NoError(t, err)
 	}
 	return c
@@ -275,8 +283,8 @@ func (c *schemaChecker) finish(t *testing.T) {
 	scripts, err := filepath.Glob(filepath.Join("testdata", "*.txtar"))
 	require.NoError(t, err)
 	if c.scripts == len(scripts) {
-		for _, d := range documentKinds() {
-			assert.True(t, c.seen[d.schema], "no script prints a %s", d.schema)
+		for _, d := range allDocuments() {
+			assert.True(t, c.seen[d.Schema], "no script prints a %s", d.Schema)
 		}
 	}
 }

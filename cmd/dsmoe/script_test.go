@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/remote/remotetest"
@@ -322,15 +323,15 @@ func TestInterruptedRunsGoOn(t *testing.T) {
 		typed = strings.Replace(typed, "--include *", "--include '*'", 1)
 		left := regexp.MustCompile(`^interrupted: the unfinished output is in ".*/it's here/\.out\.partial", [0-9.]+ [KM]iB on disk$`)
 		status, stdout, stderr := dsmoe(ctx, args...)
-		assert.Equal(t, exitInterrupted, status, command)
+		assert.Equal(t, cli.ExitInterrupted, status, command)
 		assert.Empty(t, stdout)
 		cause, hint, _ := strings.Cut(strings.TrimPrefix(stderr, "dsmoe: "), "\n")
 		assert.Regexp(t, left, cause)
 		assert.Equal(t, "hint: "+typed+" continues it\n", hint)
 		assert.Equal(t, []string{".out.journal", ".out.partial"}, entries(t, dir))
 		status, stdout, _ = dsmoe(ctx, append(args, "--json")...)
-		assert.Equal(t, exitInterrupted, status, command)
-		var document errorDocument
+		assert.Equal(t, cli.ExitInterrupted, status, command)
+		var document cli.ErrorDocument
 		require.NoError(t, json.Unmarshal([]byte(stdout), &document))
 		assert.Equal(t, command, document.Error.Thing)
 		assert.Regexp(t, left, document.Error.Cause)
@@ -342,12 +343,12 @@ func TestInterruptedRunsGoOn(t *testing.T) {
 			assert.Empty(t, stderr)
 		}
 		status, _, stderr = dsmoe(context.Background(), args...)
-		assert.Equal(t, exitYes, status, stderr)
+		assert.Equal(t, cli.ExitYes, status, stderr)
 		assert.Equal(t, []string{"out"}, entries(t, dir))
 		status, _, stderr = dsmoe(context.Background(), "convert", "--check", filepath.Join(dir, "out"))
-		assert.Equal(t, exitYes, status, stderr)
+		assert.Equal(t, cli.ExitYes, status, stderr)
 		status, _, stderr = dsmoe(ctx, args...)
-		assert.Equal(t, exitInterrupted, status, command)
+		assert.Equal(t, cli.ExitInterrupted, status, command)
 		assert.Equal(t, "dsmoe: interrupted\n", stderr, "nothing is left")
 	}
 }
@@ -368,7 +369,7 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 		name := strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), "dsmoe"), " ")
 		t.Run(name, func(t *testing.T) {
 			status, help, stderr := dsmoe(t.Context(), append(strings.Fields(name), "--help")...)
-			assert.Equal(t, exitYes, status)
+			assert.Equal(t, cli.ExitYes, status)
 			assert.Empty(t, stderr)
 			for _, part := range []string{"Usage:", "Examples:", "EXIT STATUS", "  130  interrupted"} {
 				assert.Contains(t, help, part)
@@ -387,7 +388,7 @@ func TestErrorsAreSafeToPrint(t *testing.T) {
 	const hostile = "a\x1b[2J\nb"
 	for _, args := range [][]string{{"inspect", hostile}, {"inspect", "arch", hostile}, {"synth", hostile, "x"}, {hostile}, {"--" + hostile}} {
 		status, stdout, stderr := dsmoe(t.Context(), args...)
-		assert.Equal(t, exitUnknown, status, "%q", args)
+		assert.Equal(t, cli.ExitUnknown, status, "%q", args)
 		assert.Empty(t, stdout, "%q", args)
 		assert.NotContains(t, stderr, "\x1b", "%q", args)
 		lines := strings.Split(strings.TrimSuffix(stderr, "\n"), "\n")
@@ -396,21 +397,15 @@ func TestErrorsAreSafeToPrint(t *testing.T) {
 	}
 }
 
-func TestByteSize(t *testing.T) {
-	for text, want := range map[string]int64{
-		"5GB": 5e9, "500MB": 5e8, "2GiB": 2 << 30, "1KiB": 1024, "1000000": 1e6, "7B": 7, "3 TB": 3e12, "1TiB": 1 << 40,
-		"5G": 5e9, "5g": 5e9, "5gb": 5e9, "5Gi": 5 << 30, "512mib": 512 << 20, "1.5GB": 15e8, "1.1GB": 11e8, "1.5GiB": 3 << 29, "0.5K": 500, "01000000": 1e6, "1000000.5": 1e6, "1.5B": 1,
-	} {
-		size, err := parseSize(text)
-		require.NoError(t, err, text)
-		assert.Equal(t, want, size, text)
+// TestDefaultsAreShown: the help says what a flag is if it is not given.
+func TestDefaultsAreShown(t *testing.T) {
+	_, help, _ := dsmoe(t.Context(), "convert", "--help")
+	for _, part := range []string{"(default keep)", "(default 5GB; none for gguf)", "(default 512MiB)", "(default true)"} {
+		require.Contains(t, help, part)
 	}
-	for _, text := range []string{"", "GB", "0", "-1", "5Gb", "5Gib", "5 XB", "0.1", "1.2.3GB", "1e3", "1/2GB", "0x10", ".", "5iB", "G5", "5", "1.5", "999999", "9999999999TiB", "99999999999TiB", "99999999999999999999"} {
-		_, err := parseSize(text)
-		assert.Error(t, err, text)
-	}
-	for size, want := range map[int64]string{5e9: "5GB", 1 << 30: "1GiB", 1500: "1500B", 0: "0"} {
-		assert.Equal(t, want, showSize(size))
+	_, help, _ = dsmoe(t.Context(), "synth", "--help")
+	for _, part := range []string{"(default synthetic)", "(default 5GB)"} {
+		require.Contains(t, help, part)
 	}
 }
 
@@ -422,7 +417,7 @@ func TestSynthShards(t *testing.T) {
 	open := func(name string, args ...string) *checkpoint.Checkpoint {
 		path := filepath.Join(dir, name)
 		status, _, stderr := dsmoe(t.Context(), append([]string{"synth", config, path, "--seed", "3"}, args...)...)
-		require.Equal(t, exitYes, status, stderr)
+		require.Equal(t, cli.ExitYes, status, stderr)
 		c, err := checkpoint.Open(path)
 		require.NoError(t, err)
 		t.Cleanup(func() { c.Close() })

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -12,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert"
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
 	"dsmoe/model/count"
 	"dsmoe/model/synth"
@@ -22,6 +21,9 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
+
+// synthDocuments is the JSON document of dsmoe synth.
+var synthDocuments = cli.Documents{cli.DocumentOf[*synthesised]("dsmoe.synth/1")}
 
 func newSynth() *cobra.Command {
 	cmd := &cobra.Command{
@@ -36,43 +38,49 @@ convert.
 dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 		Example: `  dsmoe synth fixtures/v2-lite/checkpoint/config.json lite --seed 7
   dsmoe synth fixtures/v1-base/checkpoint fresh --init torch --seed 1234`,
-		Args:        expect("CONFIG", "DST"),
-		Annotations: exits("the checkpoint is written", ""),
+		Args:        cli.Expect("CONFIG", "DST"),
+		Annotations: cli.Exits("the checkpoint is written", ""),
 	}
-	asJSON := jsonFlag(cmd)
-	o := synthOptions{gates: choice{syntheticGates, []string{syntheticGates, torchGates}}}
-	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
+	cli.JSONFlag(cmd)
+	o := synthOptions{gates: cli.ChoiceOf(syntheticGates, syntheticGates, torchGates)}
+	cli.NumberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
-	cmd.Flags().Var(shardFlag(&o.maxShard), "max-shard-size",
+	cmd.Flags().Var(cli.ShardFlag(&o.maxShard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
-	overwriteFlag(cmd, &o.replace)
+	cli.OverwriteFlag(cmd, &o.replace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
-		return printReport(cmd, r, *asJSON)
+		return synthDocuments.Print(cmd, r)
 	}
 	return cmd
 }
 
+// The rules by which synth draws the gates' weights.
+const (
+	syntheticGates = "synthetic"
+	torchGates     = "torch"
+)
+
 // synthOptions are the flags of synth.
 type synthOptions struct {
 	seed     uint64
-	gates    choice
+	gates    cli.Choice
 	maxShard int64
-	replace  overwriting
+	replace  cli.Overwriting
 }
 
 func (o synthOptions) source(c *config.Config) *synth.Source {
-	if o.gates.value == torchGates {
+	if o.gates.Value == torchGates {
 		return synth.Torch(c, o.seed)
 	}
 	return synth.New(c, o.seed)
 }
 
 // rule names what the values follow from.
-func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates.value) }
+func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates.Value) }
 
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
@@ -84,7 +92,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s; leave quantization_config out",
 			text.Quote(configFile), f.Name)
 	}
-	if c.Windowed() && o.gates.value == torchGates {
+	if c.Windowed() && o.gates.Value == torchGates {
 		return nil, fmt.Errorf("--init torch: the gates of model_type %s are not drawn so", c.ModelType)
 	}
 	source := o.source(c)
@@ -109,10 +117,10 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)
 	}
-	b := bar{w: stderr}
-	defer b.remove()
-	settings := engineSettings(b.set)
-	settings.Overwrite, settings.OverwriteChanged = o.replace.finished, o.replace.changed
+	b := cli.Bar{To: stderr}
+	defer b.Remove()
+	settings := engineSettings(b.Set)
+	settings.Overwrite, settings.OverwriteChanged = o.replace.Finished, o.replace.Changed
 	done, err := convert.Synthesise(ctx, dst, p, settings)
 	if err != nil {
 		return nil, err
@@ -142,7 +150,7 @@ type synthesised struct {
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors),
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.Value, Tensors: len(tensors),
 		Parameters: count.Modules(c).Sum().Parameters, TorchDType: table.TorchDType(c), Notes: []string{}}
 	if n := c.NumNextNPredictLayers; n > 0 && len(table.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))
@@ -181,14 +189,4 @@ func (r *synthesised) WriteText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, line)
 	return err
-}
-
-// readConfig reads the config at path, and returns its text too.
-func readConfig(path string) (*config.Config, []byte, error) {
-	c, document, err := checkpoint.ReadConfig(path)
-	var fields *config.Error
-	if errors.As(err, &fields) {
-		err = fmt.Errorf("%s: %w", text.Quote(path), err)
-	}
-	return c, document, err
 }

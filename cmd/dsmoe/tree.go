@@ -5,12 +5,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/inspect/header"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
+
+// treeDocuments is the JSON document of dsmoe inspect tree.
+var treeDocuments = cli.Documents{cli.DocumentOf[*header.TreeReport]("dsmoe.inspect.tree/1")}
 
 func newInspectTree() *cobra.Command {
 	cmd := &cobra.Command{
@@ -23,19 +27,19 @@ together. FP8 scales are tensors, but no parameters. Only headers are read; the 
 is not needed.`,
 		Example: `  dsmoe inspect tree --depth 2 -o md fixtures/v3/checkpoint-fused
   dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint`,
-		Args:        expect("CHECKPOINT"),
-		Annotations: exits("all tensors are in the tree", "some files cannot be read, or disagree with the index"),
+		Args:        cli.Expect("CHECKPOINT"),
+		Annotations: cli.Exits("all tensors are in the tree", "some files cannot be read, or disagree with the index"),
 	}
-	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
+	out, selection := cli.AddOutput(cmd, treeDocuments, text.TSV), addSelection(cmd)
 	depth := 0
-	numberFlag(cmd.Flags(), &depth, "depth", "", "show so many `levels` only; --json has all of them")
-	out.plot = addPlot(cmd, "bars of parameters of what is at the ends of the tree")
-	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
+	cli.NumberFlag(cmd.Flags(), &depth, "depth", "", "show so many `levels` only; --json has all of them")
+	out.Plot = cli.AddPlot(cmd, "bars of parameters of what is at the ends of the tree")
+	cmd.RunE = out.Plot.Around(func(cmd *cobra.Command, args []string) error {
 		l, err := listing(args[0], *selection)
 		if err != nil {
 			return err
 		}
-		return out.judgeFiles(cmd, l.Tree(depth), l.Broken)
+		return judgeFiles(cmd, out, l.Tree(depth), l.Broken)
 	})
 	return cmd
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
 	"dsmoe/inspect/stats"
@@ -34,9 +35,9 @@ func TestDamagedArchive(t *testing.T) {
 	data[offset] ^= 1
 	require.NoError(t, os.WriteFile(path, data, 0o666))
 	status, _, _ := dsmoe(t.Context(), "inspect", "audit", dir)
-	assert.Equal(t, exitYes, status)
+	assert.Equal(t, cli.ExitYes, status)
 	status, stdout, _ := dsmoe(t.Context(), "inspect", "audit", "--values", dir)
-	assert.Equal(t, exitNo, status)
+	assert.Equal(t, cli.ExitNo, status)
 	assert.Regexp(t, `: 1 problem\n  broken: pytorch_model-0000\d-of-00002.bin: `+name+`: archive entry pytorch_model-0000\d-of-00002/data/\d+: CRC-32 is [0-9a-f]{8}, but the archive says [0-9a-f]{8}\n    hint: bytes are damaged`, stdout)
 }
 
@@ -53,7 +54,7 @@ func TestUnreadableChecksums(t *testing.T) {
 	data[bytes.Index(data, []byte(name+"/.format_version"))-header] ^= 1
 	require.NoError(t, os.WriteFile(path, data, 0o666))
 	status, stdout, _ := dsmoe(t.Context(), "inspect", "audit", "--values", dir)
-	assert.Equal(t, exitNo, status)
+	assert.Equal(t, cli.ExitNo, status)
 	assert.Contains(t, stdout, "broken: "+name+".bin: its checksums cannot be read: zip: not a valid zip file")
 }
 
@@ -106,7 +107,7 @@ func benchmarkCheckpoint(b *testing.B) *checkpoint.Checkpoint {
 	require.NoError(b, os.WriteFile(config, []byte(`{"model_type":"deepseek","torch_dtype":"bfloat16","vocab_size":8192,"hidden_size":2048,"intermediate_size":4096,
 		"moe_intermediate_size":1408,"num_hidden_layers":1,"num_attention_heads":16,"num_key_value_heads":16,"n_shared_experts":2,"n_routed_experts":8,"num_experts_per_tok":2}`), 0o666))
 	status, _, stderr := dsmoe(b.Context(), "synth", config, dir)
-	require.Equal(b, exitYes, status, stderr)
+	require.Equal(b, cli.ExitYes, status, stderr)
 	c, err := checkpoint.Examine(dir)
 	require.NoError(b, err)
 	b.Cleanup(func() { c.Close() })

@@ -5,18 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"math"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
@@ -44,15 +39,15 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
   dsmoe verify --part 2/8 --json fixtures/v3/checkpoint fixtures/v3/golden-f32`,
-		Args: expect("CHECKPOINT", "GOLDEN"),
-		Annotations: exits("pass: the checkpoint computes what the reference computed",
+		Args: cli.Expect("CHECKPOINT", "GOLDEN"),
+		Annotations: cli.Exits("pass: the checkpoint computes what the reference computed",
 			"fail: the first stage that differs is named"),
 	}
-	asJSON := jsonFlag(cmd)
-	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}},
-		accumulate: choice{"f64", []string{"f64", "f32"}},
-		rotary:     choice{"golden", []string{"golden", "compute", "float32"}},
-		reference:  choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
+	cli.JSONFlag(cmd)
+	o := verifyOptions{mode: cli.ChoiceOf("local", "local", "chained"),
+		accumulate: cli.ChoiceOf("f64", "f64", "f32"),
+		rotary:     cli.ChoiceOf("golden", "golden", "compute", "float32"),
+		reference:  cli.ChoiceOf("golden", "golden", "remote", "native"), limits: cli.Limits{}}
 	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
 	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with wider bounds")
 	cmd.Flags().Var(&o.rotary, "rotary-dtype",
@@ -60,30 +55,30 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; "+
 		"repeatable")
-	cmd.Flags().Var(spansFlag(&o.layers, "layers"), "layers", "compare stages of these `layers` only: 0,3-5")
+	cmd.Flags().Var(cli.SpansFlag(&o.layers, "layers"), "layers", "compare stages of these `layers` only: 0,3-5")
 	cmd.Flags().StringSliceVar(&o.stages, "stages", nil,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
-	share := addPart(cmd, "one of N parts of the layers")
+	share := cli.AddPart(cmd, "one of N parts of the layers")
 	merge, files := addMerge(cmd, "junit", "html"), reportFiles{}
 	cmd.Flags().StringVar(&files.junit, "junit", "", "also write the report to `FILE` as JUnit XML")
 	cmd.Flags().StringVar(&files.html, "html", "", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if *merge {
-			return finishVerify(cmd, args, &files, *asJSON, func() (*verified, error) { return mergeVerified(args) })
+			return finishVerify(cmd, args, &files, func() (*verified, error) { return mergeVerified(args) })
 		}
 		if cmd.Flags().Changed("stages") && len(o.stages) == 0 {
-			return misuse(cmd, "--stages: no stage is named")
+			return cli.Misuse(cmd, "--stages: no stage is named")
 		}
-		p, err := share.read(cmd)
+		p, err := share.Read(cmd)
 		if err != nil {
 			return err
 		}
-		if o.part = p; p.of > 0 && (len(o.layers)+len(o.stages) > 0 || o.hash) {
-			return misuse(cmd, "--part selects layers by itself, and reads no files whole: not with --layers, --stages or --hash")
+		if o.part = p; p.Of > 0 && (len(o.layers)+len(o.stages) > 0 || o.hash) {
+			return cli.Misuse(cmd, "--part selects layers by itself, and reads no files whole: not with --layers, --stages or --hash")
 		}
-		return finishVerify(cmd, args, &files, *asJSON, func() (*verified, error) {
+		return finishVerify(cmd, args, &files, func() (*verified, error) {
 			start := time.Now()
 			r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 			r.Version, r.Duration = version(), time.Since(start).Seconds()
@@ -94,23 +89,23 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 }
 
 // finishVerify writes the report of work, on which the arguments are, in all the forms that are asked for.
-func finishVerify(cmd *cobra.Command, args []string, files *reportFiles, asJSON bool,
+func finishVerify(cmd *cobra.Command, args []string, files *reportFiles,
 	work func() (*verified, error)) error {
-	if err := files.create(inputsOf(cmd, args)); err != nil {
+	if err := files.create(cli.InputsOf(cmd, args)); err != nil {
 		return err
 	}
 	defer files.discard()
 	r, err := work()
 	if err != nil {
 		if r.Report = report.Unfinished(err); errors.Is(err, context.Canceled) {
-			r.Report = report.Unfinished(errInterrupted)
+			r.Report = report.Unfinished(cli.ErrInterrupted)
 		}
 		if lost := files.write(r); lost != nil {
 			err = errors.Join(err, lost)
 		}
 		return err
 	}
-	if err := printReport(cmd, r, asJSON); err != nil {
+	if err := verifyDocuments.Print(cmd, r); err != nil {
 		return err
 	}
 	if err := files.write(r); err != nil {
@@ -119,38 +114,34 @@ func finishVerify(cmd *cobra.Command, args []string, files *reportFiles, asJSON 
 	return r.err()
 }
 
-// errInconclusive ends a verification that found no difference but did not check
-// everything; its report has said what.
-var errInconclusive = errors.New("inconclusive: not everything could be checked")
-
 // verifyOptions are the flags of the command.
 type verifyOptions struct {
-	mode, accumulate, rotary, reference choice
-	limits                              limits
+	mode, accumulate, rotary, reference cli.Choice
+	limits                              cli.Limits
 	layers                              text.Spans
 	stages                              []string
 	failFast, hash                      bool
-	part                                part
+	part                                cli.Part
 }
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
-	options := verify.Options{Mode: report.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages,
+	options := verify.Options{Mode: report.Mode(o.mode.Value), Limits: o.limits, Layers: o.layers, Stages: o.stages,
 		FailFast: o.failFast, Progress: progress}
-	if o.part.of > 0 {
-		options.Part = &report.Part{Index: o.part.index, Of: o.part.of}
+	if o.part.Of > 0 {
+		options.Part = &report.Part{Index: o.part.Index, Of: o.part.Of}
 	}
-	if o.accumulate.value == "f32" {
+	if o.accumulate.Value == "f32" {
 		options.Accumulate = model.Float32
 	}
-	switch o.rotary.value {
+	switch o.rotary.Value {
 	case "float32":
 		options.RotaryDType = tensor.F32
 	case "compute":
 		options.RotaryDType = compute
 	}
-	if o.reference.value != "golden" {
-		options.Reference = config.Reference(o.reference.value)
+	if o.reference.Value != "golden" {
+		options.Reference = config.Reference(o.reference.Value)
 	}
 	return options
 }
@@ -172,9 +163,9 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if unopened != nil {
 		return r, unopened
 	}
-	b := bar{w: stderr, things: true}
-	defer b.remove()
-	options := o.options(p.DType, func(done, total int) { b.set("verifying", int64(done), int64(total)) })
+	b := cli.Bar{To: stderr, Counts: true}
+	defer b.Remove()
+	options := o.options(p.DType, func(done, total int) { b.Set("verifying", int64(done), int64(total)) })
 	options.Pages, options.Decoded = c, c
 	if !c.ConfigInside() {
 		if options.ConfigHash, err = hashFile(c, checkpoint.ConfigName); err != nil {
@@ -235,183 +226,5 @@ func exchanged(path string) error {
 		return fmt.Errorf("%s: %w", text.Quote(path),
 			errors.New("a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN"))
 	}
-	return nil
-}
-
-// verified is the report with the checkpoint it is about.
-type verified struct {
-	*report.Report
-	Checkpoint checkpointFiles `json:"checkpoint"` // that the report is about
-	Version    string          `json:"version"`    // of dsmoe
-	Duration   float64         `json:"duration_s"` // that the verification took, in seconds
-	merging
-}
-
-// checkpointFiles says which checkpoint was verified, and whether its files are the
-// ones that the pack was made from. A converted checkpoint's are not.
-type checkpointFiles struct {
-	Path   string            `json:"path"`         // as it was given
-	Golden string            `json:"golden"`       // path of the pack, as it was given
-	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
-	Hashes map[string]string `json:"hashes"`       // "sha256:…" of those files that were hashed
-	Mapped int64             `json:"mapped_bytes"` // of the weights that were read
-	// Identity has the hash of the header, and the size, of each weight file, "" if it was not opened, and Samples a
-	// hash of 16 KiB of it if it is on the disk: reports of one checkpoint have the same
-	Identity map[string]string `json:"identity"`
-	Samples  map[string]string `json:"samples"` // see Identity
-}
-
-// compare hashes config.json, and the weights if asked to, for every file that the
-// pack lists.
-func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWeights bool) error {
-	f.Files, f.Hashes = map[string]string{}, map[string]string{}
-	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
-	if c.ConfigInside() {
-		delete(held, checkpoint.ConfigName)
-	}
-	for _, file := range c.Inventory.Files {
-		held[file.Name] = hashWeights
-	}
-	for _, file := range c.Inventory.Unread {
-		if !c.Source.OnDisk() { // it is there, and was not needed
-			held[file.Name] = false
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(held)) {
-		if !held[name] {
-			continue
-		}
-		hash, err := hashFile(c, name)
-		if err != nil {
-			return err
-		}
-		f.Hashes[name] = hash
-	}
-	for name, want := range p.Manifest.Checkpoint {
-		got, hashed := f.Hashes[name]
-		_, there := held[name]
-		switch {
-		case !there:
-			f.Files[name] = "not there"
-		case !hashed:
-			f.Files[name] = "not hashed"
-		default:
-			f.Files[name] = map[bool]string{true: "same", false: "differs"}[got == want]
-		}
-	}
-	return nil
-}
-
-// others returns the weight files whose hashes differ from the pack's, with the parts of the model that they hold. same:
-// all files of the pack's checkpoint are here with its hashes.
-func (f *checkpointFiles) others(c *checkpoint.Checkpoint) (others []string, same bool) {
-	holds := map[string][]string{}
-	for t := range c.Tensors() {
-		if file, _, err := c.Place(t.Name); err == nil {
-			name := c.Inventory.Files[file].Name
-			holds[name] = append(holds[name], t.Name)
-		}
-	}
-	same = len(f.Files) > 0
-	for _, name := range slices.Sorted(maps.Keys(f.Files)) {
-		same = same && (f.Files[name] == "same" || name == checkpoint.ConfigName)
-		if f.Files[name] == "differs" && name != checkpoint.ConfigName {
-			others = append(others, fmt.Sprintf("%s (%s)", text.Quote(name), weights.PartsOf(holds[name])))
-		}
-	}
-	return others, same
-}
-
-// hashFile hashes a file of a checkpoint.
-func hashFile(c *checkpoint.Checkpoint, name string) (string, error) {
-	f, err := c.OpenOther(name)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	hash, err := pack.Hash(f)
-	if err != nil {
-		return "", fileError(c.Source.Path(name), err)
-	}
-	return hash, nil
-}
-
-// String says in a few words what compare found.
-func (f *checkpointFiles) String() string {
-	count := map[string]int{}
-	for name, state := range f.Files {
-		if name != checkpoint.ConfigName {
-			count[state]++
-		}
-	}
-	var parts []string
-	if state, ok := f.Files[checkpoint.ConfigName]; ok {
-		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's",
-			"differs": "differs from the pack's", "not there": "is absent (the weight file holds the config)"}[state])
-	}
-	for _, state := range slices.Sorted(maps.Keys(count)) {
-		if state != "not hashed" {
-			parts = append(parts, fmt.Sprintf("%s %s", text.Plural(count[state], "weight file"), map[string]string{
-				"same": "as in the pack", "differs": "other than in the pack", "not there": "of the pack absent"}[state]))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-// WriteText writes the report, and what it took.
-func (r *verified) WriteText(w io.Writer) error {
-	fmt.Fprintf(w, "%-11s%s", "checkpoint", text.Quote(r.Checkpoint.Path))
-	if files := r.Checkpoint.String(); files != "" {
-		fmt.Fprintf(w, ": %s", files)
-	}
-	fmt.Fprintln(w)
-	if err := r.Report.WriteText(w); err != nil {
-		return err
-	}
-	if r.Merged != nil {
-		_, err := fmt.Fprintf(w, "%-11s%.2f s in all; %s\n", "merged", r.Duration, &r.merging)
-		return err
-	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	_, err := fmt.Fprintf(w, "%-11s%.2f s, %d MiB of memory at most, beside %d MiB of mapped weights\n", "took",
-		r.Duration, m.Sys>>20, r.Checkpoint.Mapped>>20)
-	return err
-}
-
-// err is the verdict as the command's outcome.
-func (r *verified) err() error {
-	switch r.Verdict {
-	case report.Pass, report.Skipped:
-		return nil
-	case report.Fail:
-		return errNo
-	}
-	return errInconclusive
-}
-
-// limits is the flag --limit.
-type limits map[string]float64
-
-// Type names the flag's type in the help.
-func (l limits) Type() string { return "limit" }
-
-// String lists the limits.
-func (l limits) String() string {
-	var parts []string
-	for _, stage := range slices.Sorted(maps.Keys(l)) {
-		parts = append(parts, fmt.Sprintf("%s=%g", stage, l[stage]))
-	}
-	return strings.Join(parts, ",")
-}
-
-// Set adds STAGE=FACTOR.
-func (l limits) Set(setting string) error {
-	stage, number, ok := strings.Cut(setting, "=")
-	v, err := strconv.ParseFloat(number, 64)
-	if !ok || err != nil || stage == "" || !(v > 0) || math.IsInf(v, 0) {
-		return errors.New("not STAGE=FACTOR, such as mlp.output=2")
-	}
-	l[stage] = v
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
 )
 
 // verifyArgs verify a fixture that passes, with both files in a directory.
@@ -24,15 +26,15 @@ func TestInterruptedFilesSaySo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	require.Equal(t, exitYes, run(t.Context(), verifyArgs(dir), &stdout, &stderr))
-	assert.Contains(t, read(t, filepath.Join(dir, "verify.html")), "PASS")
+	require.Equal(t, cli.ExitYes, run(t.Context(), verifyArgs(dir), &stdout, &stderr))
+	assert.Contains(t, readFile(t, filepath.Join(dir, "verify.html")), "PASS")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Equal(t, exitInterrupted, run(ctx, verifyArgs(dir), &stdout, &stderr))
-	assert.Equal(t, []string{"verify.html", "verify.xml"}, names(t, dir))
-	assert.NotContains(t, read(t, filepath.Join(dir, "verify.html")), "PASS")
-	assert.Contains(t, read(t, filepath.Join(dir, "verify.html")), "not a pass: interrupted")
-	assert.Contains(t, read(t, filepath.Join(dir, "verify.xml")), `errors="1"`)
+	require.Equal(t, cli.ExitInterrupted, run(ctx, verifyArgs(dir), &stdout, &stderr))
+	assert.Equal(t, []string{"verify.html", "verify.xml"}, entries(t, dir))
+	assert.NotContains(t, readFile(t, filepath.Join(dir, "verify.html")), "PASS")
+	assert.Contains(t, readFile(t, filepath.Join(dir, "verify.html")), "not a pass: interrupted")
+	assert.Contains(t, readFile(t, filepath.Join(dir, "verify.xml")), `errors="1"`)
 }
 
 // removing is a writer that removes a directory when something is written.
@@ -55,9 +57,17 @@ func TestUnwrittenFilesAreAnError(t *testing.T) {
 	stdout := removing{dir: filepath.Join(t.TempDir(), "out")}
 	require.NoError(t, os.Mkdir(stdout.dir, 0o777))
 	var stderr bytes.Buffer
-	require.Equal(t, exitUnknown, run(t.Context(), verifyArgs(stdout.dir), &stdout, &stderr))
+	require.Equal(t, cli.ExitUnknown, run(t.Context(), verifyArgs(stdout.dir), &stdout, &stderr))
 	var document struct{ Verdict string }
 	require.NoError(t, json.Unmarshal(stdout.Bytes(), &document), "one document")
 	assert.Equal(t, "pass", document.Verdict)
 	assert.Regexp(t, `(?s)^dsmoe: .*verify.xml.*verify.html.*no such file`, stderr.String())
+}
+
+// read returns the content of a file.
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(content)
 }

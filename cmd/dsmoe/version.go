@@ -9,8 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/model"
 )
+
+// versionDocuments is the JSON document of dsmoe version.
+var versionDocuments = cli.Documents{cli.DocumentOf[*build]("dsmoe.version/1")}
 
 func newVersion() *cobra.Command {
 	cmd := &cobra.Command{
@@ -21,12 +25,12 @@ the kernels for this processor: the first is the one in use. The results of all 
 same to the bit. GODEBUG=cpu.avx512f=off hides a feature of the processor.`,
 		Example: `  dsmoe version
   dsmoe version --json`,
-		Args:        expect(),
-		Annotations: exits("done", ""),
+		Args:        cli.Expect(),
+		Annotations: cli.Exits("done", ""),
 	}
-	asJSON := jsonFlag(cmd)
+	cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return printReport(cmd, describeBuild(), *asJSON)
+		return versionDocuments.Print(cmd, describeBuild())
 	}
 	return cmd
 }

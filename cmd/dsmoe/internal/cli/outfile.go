@@ -1,4 +1,4 @@
-package main
+package cli
 
 // Files that a command writes beside what it prints: pages, drawings, JUnit.
 
@@ -19,53 +19,52 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/text"
-	"dsmoe/text/page"
 )
 
-// outFile is a file that a command is going to write. Until commit it has another name, so
+// OutFile is a file that a command is going to write. Until Commit it has another name, so
 // that what has the right one is always whole: what was there before, or what is new.
-type outFile struct {
+type OutFile struct {
 	path string   // as it was given
-	name string   // where it is to be, links resolved
+	Name string   // where it is to be, links resolved
 	temp *os.File // hidden, beside it; nil once it is done with
 }
 
-// createFile makes sure that a file can be written, before the work whose result it is to
-// hold. What is there must be a regular file, or a link to one, and is replaced by commit. It must
-// be none of the inputs: see inputsOf.
-func createFile(path string, inputs ...string) (*outFile, error) {
+// CreateFile makes sure that a file can be written, before the work whose result it is to
+// hold. What is there must be a regular file, or a link to one, and is replaced by Commit. It must
+// be none of the inputs: see InputsOf.
+func CreateFile(path string, inputs ...string) (*OutFile, error) {
 	if path == "-" {
 		return nil, fmt.Errorf("%s: %w", path, errors.New("stdout has the report; ./- is a file of this name"))
 	}
 	if err := checkNoInput(path, inputs); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
-	f := &outFile{path: path, name: path}
+	f := &OutFile{path: path, Name: path}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
-		f.name = resolved
+		f.Name = resolved
 	}
-	info, err := os.Lstat(f.name)
+	info, err := os.Lstat(f.Name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, fileError(path, err)
+		return nil, FileError(path, err)
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("cannot be replaced: not a regular file"))
 	}
-	dir, base := filepath.Split(f.name)
+	dir, base := filepath.Split(f.Name)
 	if base == "" {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("not the name of a file"))
 	}
 	temp := filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8])
 	f.temp, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
-		return nil, fileError(path, err)
+		return nil, FileError(path, err)
 	}
 	return f, nil
 }
 
-// inputsOf lists the paths that a command reads: its arguments, and those in flags.
-func inputsOf(cmd *cobra.Command, args []string) []string {
+// InputsOf lists the paths that a command reads: its arguments, and those in flags.
+func InputsOf(cmd *cobra.Command, args []string) []string {
 	paths := slices.Clone(args)
 	for _, name := range []string{"against", "config", "golden", "tokens"} {
 		f := cmd.Flags().Lookup(name)
@@ -130,8 +129,8 @@ func holdsFile(dir string, file os.FileInfo, isPart func(name string) bool) bool
 	})
 }
 
-// commit gives the file its content and its name.
-func (f *outFile) commit(fill func(w io.Writer) error) error {
+// Commit gives the file its content and its name.
+func (f *OutFile) Commit(fill func(w io.Writer) error) error {
 	w := bufio.NewWriter(f.temp)
 	err := fill(w)
 	if err == nil {
@@ -141,67 +140,17 @@ func (f *outFile) commit(fill func(w io.Writer) error) error {
 		err = f.temp.Sync()
 	}
 	if err = errors.Join(err, f.temp.Close()); err == nil {
-		err = os.Rename(f.temp.Name(), f.name)
+		err = os.Rename(f.temp.Name(), f.Name)
 	}
 	if err != nil {
-		return fileError(f.path, errors.Join(err, os.Remove(f.temp.Name())))
+		return FileError(f.path, errors.Join(err, os.Remove(f.temp.Name())))
 	}
 	f.temp = nil
 	return nil
 }
 
-// addPlot adds --plot to a command, whose report is then drawn, too: as what says.
-func addPlot(cmd *cobra.Command, what string) *plot {
-	p := &plot{}
-	cmd.Flags().StringVar(&p.path, plotFlag, "", "draw it, too, in an SVG `file`: "+what)
-	cmd.MarkFlagFilename(plotFlag, "svg")
-	return p
-}
-
-const plotFlag = "plot"
-
-// plot is a drawing that a command writes; none if its path is "".
-type plot struct {
-	path string
-	file *outFile
-	of   string // what the command was given
-}
-
-// drawn is a report of a command with --plot.
-type drawn interface {
-	// Figure returns nil if there are no numbers to draw.
-	Figure() page.Figure
-}
-
-// around makes sure that the drawing can be written before a command does its work, and that
-// nothing is left behind but a whole one.
-func (p *plot) around(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
-	return func(cmd *cobra.Command, args []string) (err error) {
-		if cmd.Flags().Changed(plotFlag) {
-			if p.file, err = createFile(p.path, inputsOf(cmd, args)...); err != nil {
-				return err
-			}
-			defer p.file.discard()
-		}
-		p.of = strings.Join(args, ", ")
-		return run(cmd, args)
-	}
-}
-
-// draw writes the drawing of a report, if it was asked for.
-func (p *plot) draw(r result) error {
-	if p == nil || p.file == nil {
-		return nil
-	}
-	f := r.(drawn).Figure()
-	if f == nil {
-		return fmt.Errorf("%s: %w", text.Quote(p.path), errors.New("not written: there are no numbers to draw"))
-	}
-	return p.file.commit(func(w io.Writer) error { return page.WriteSVG(w, f, p.of) })
-}
-
-// discard leaves what was there before, unless the file was committed.
-func (f *outFile) discard() {
+// Discard leaves what was there before, unless the file was committed.
+func (f *OutFile) Discard() {
 	if f.temp != nil {
 		f.temp.Close()
 		os.Remove(f.temp.Name())

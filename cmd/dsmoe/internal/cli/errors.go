@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -32,29 +32,32 @@ type fault struct {
 	Hint       string `json:"hint"`       // what the user can do about it; empty if nothing is known
 }
 
-// errorDocument is the document that takes the place of a report.
-type errorDocument struct {
+// ErrorDocument is the document that takes the place of a report.
+type ErrorDocument struct {
 	Error struct {
 		fault
 		Problems []fault `json:"problems,omitempty"` // each of them, if there are several
 	} `json:"error"`
 }
 
-// fail tells the user why a command has no answer.
-func fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
-	printError(stderr, err)
-	if asksJSON(cmd, args) {
-		_ = writeDocument(stdout, describeError(cmd, err)) // the exit status says it, too
+// ErrorDocuments is the document of an error, of every command.
+var ErrorDocuments = Documents{DocumentOf[ErrorDocument]("dsmoe.error/1")}
+
+// Fail tells the user why a command has no answer.
+func Fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
+	PrintError(stderr, err)
+	if AsksJSON(cmd, args) {
+		_ = ErrorDocuments.write(stdout, describeError(cmd, err)) // the exit status says it, too
 	}
 }
 
-// asksJSON says whether the command line asks for JSON, even if it makes no sense.
-func asksJSON(cmd *cobra.Command, args []string) bool {
+// AsksJSON says whether the command line asks for JSON, even if it makes no sense.
+func AsksJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("json"); f != nil && f.Changed {
 		return f.Value.String() == "true"
 	}
-	if f := cmd.Flags().Lookup(outputFlag); f != nil && f.Changed {
-		return f.Value.String() == jsonForm
+	if f := cmd.Flags().Lookup(OutputFlag); f != nil && f.Changed {
+		return f.Value.String() == JSONForm
 	}
 	if end := slices.Index(args, "--"); end >= 0 {
 		args = args[:end]
@@ -63,7 +66,7 @@ func asksJSON(cmd *cobra.Command, args []string) bool {
 }
 
 // describeError takes an error apart.
-func describeError(cmd *cobra.Command, err error) (d errorDocument) {
+func describeError(cmd *cobra.Command, err error) (d ErrorDocument) {
 	problems := faultsOf(err)
 	d.Error.fault = problems[0]
 	if len(problems) > 1 {
@@ -155,8 +158,8 @@ func joinParts(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
 }
 
-// printError writes the line that says why there is no answer, and the hint.
-func printError(w io.Writer, err error) {
+// PrintError writes the line that says why there is no answer, and the hint.
+func PrintError(w io.Writer, err error) {
 	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
 	fmt.Fprintln(w, "dsmoe:", text.Line(strings.Join(lines, "; ")))
 	if hint := hintOf(err); hint != "" {
@@ -164,8 +167,8 @@ func printError(w io.Writer, err error) {
 	}
 }
 
-// fileError is an error of the system about the file at path: "path: cause".
-func fileError(path string, err error) error {
+// FileError is an error of the system about the file at path: "path: cause".
+func FileError(path string, err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
 		err = p.Err
@@ -208,6 +211,9 @@ func hintOf(err error) string {
 	return ""
 }
 
+// WithHint returns err with what the user can do about it.
+func WithHint(err error, hint string) error { return &hinted{err, hint} }
+
 // hinted is an error, and what the user can do about it.
 type hinted struct {
 	error
@@ -217,8 +223,8 @@ type hinted struct {
 // Unwrap returns the error without its hint.
 func (e *hinted) Unwrap() error { return e.error }
 
-// misuse says what is wrong with a command line.
-func misuse(cmd *cobra.Command, cause string) error {
+// Misuse says what is wrong with a command line.
+func Misuse(cmd *cobra.Command, cause string) error {
 	err := errors.New(cause)
 	path := cmd.CommandPath()
 	if _, sub, ok := strings.Cut(path, " "); ok {
@@ -227,8 +233,8 @@ func misuse(cmd *cobra.Command, cause string) error {
 	return &hinted{err, path + " --help shows how it is used"}
 }
 
-// unknownCommand says that word is no command below cmd, and which are near.
-func unknownCommand(cmd *cobra.Command, word string) string {
+// UnknownCommand says that word is no command below cmd, and which are near.
+func UnknownCommand(cmd *cobra.Command, word string) string {
 	cause := fmt.Sprintf("unknown command %q", word)
 	if near := nearCommands(cmd, word); near != "" {
 		cause += ", is it " + near + "?"
@@ -245,8 +251,8 @@ func nearCommands(cmd *cobra.Command, word string) string {
 	return strings.Join(cmd.SuggestionsFor(word), " or ")
 }
 
-// nearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
-func nearFlags(cmd *cobra.Command, err error) string {
+// NearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
+func NearFlags(cmd *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
 		return ""
@@ -263,20 +269,20 @@ func nearFlags(cmd *cobra.Command, err error) string {
 	return ""
 }
 
-// errInterrupted is an interruption by the user.
-var errInterrupted = errors.New("interrupted")
+// ErrInterrupted is an interruption by the user.
+var ErrInterrupted = errors.New("interrupted")
 
-// interruption says what an interrupted command left, and which command line continues it.
-func interruption(args []string, err error) error {
+// Interruption says what an interrupted command left, and which command line continues it.
+func Interruption(args []string, err error) error {
 	var left *convert.Interrupted
 	if !errors.As(err, &left) {
-		return errInterrupted
+		return ErrInterrupted
 	}
 	where := "on disk"
 	if remote.Is(left.Dir) {
 		where = "so far"
 	}
-	cause := fmt.Errorf("%w: the unfinished output is in %s, %s %s", errInterrupted, text.Quote(left.Dir),
+	cause := fmt.Errorf("%w: the unfinished output is in %s, %s %s", ErrInterrupted, text.Quote(left.Dir),
 		text.Bytes(left.Bytes), where)
 	how := " continues it"
 	if left.Restart {
@@ -284,11 +290,11 @@ func interruption(args []string, err error) error {
 	} else {
 		args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return strings.HasPrefix(arg, "--no-resume") })
 	}
-	return &hinted{cause, commandLine(append([]string{"dsmoe"}, args...)) + how}
+	return &hinted{cause, CommandLine(append([]string{"dsmoe"}, args...)) + how}
 }
 
-// commandLine is what to type in a shell for these words.
-func commandLine(words []string) string {
+// CommandLine is what to type in a shell for these words.
+func CommandLine(words []string) string {
 	unsafe := regexp.MustCompile(`[^\w@%+=:,./-]`) // in a shell's word
 	quoted := slices.Clone(words)
 	for i, word := range words {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"io"
@@ -13,16 +13,16 @@ import (
 
 // The words of --color.
 const (
-	colourFlag   = "color"
+	ColourFlag   = "color"
 	colourAuto   = "auto" // on a terminal, unless NO_COLOR is set or TERM is dumb
 	colourAlways = "always"
 	colourNever  = "never"
 )
 
-// addColour adds --color to a command and those below it.
-func addColour(cmd *cobra.Command) {
-	colour := choice{value: colourAuto, words: []string{colourAuto, colourAlways, colourNever}}
-	cmd.PersistentFlags().Var(&colour, colourFlag, "colour of verdicts and levels: auto, always or never")
+// AddColour adds --color to a command and those below it.
+func AddColour(cmd *cobra.Command) {
+	colour := ChoiceOf(colourAuto, colourAuto, colourAlways, colourNever)
+	cmd.PersistentFlags().Var(&colour, ColourFlag, "colour of verdicts and levels: auto, always or never")
 }
 
 // colours are the words at the begin of a line that have a colour, behind what stands before
@@ -44,13 +44,19 @@ func paint(line string) string {
 
 // isColoured reports whether the result of cmd is printed in colours.
 func isColoured(cmd *cobra.Command) bool {
-	switch f := cmd.Flags().Lookup(colourFlag); {
+	switch f := cmd.Flags().Lookup(ColourFlag); {
 	case f != nil && f.Value.String() == colourAlways:
 		return true
 	case f != nil && f.Value.String() == colourNever, os.Getenv("NO_COLOR") != "", os.Getenv("TERM") == "dumb":
 		return false
 	}
 	return columnsOf(cmd.OutOrStdout()) > 0
+}
+
+// IsTerminal reports whether w is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // columnsOf returns how many columns w shows if it is a terminal, and otherwise 0.
@@ -63,13 +69,13 @@ func columnsOf(w io.Writer) int {
 	return 0
 }
 
-// wideFlag shows tables with all their columns.
-const wideFlag = "wide"
+// WideFlag shows tables with all their columns.
+const WideFlag = "wide"
 
 // screenOf returns w as the screen that the result of cmd is made for.
 func screenOf(cmd *cobra.Command, w io.Writer) text.Screen {
 	s := text.Screen{Writer: w}
-	if f := cmd.Flags().Lookup(wideFlag); f != nil && f.Value.String() == "false" {
+	if f := cmd.Flags().Lookup(WideFlag); f != nil && f.Value.String() == "false" {
 		s.Columns = columnsOf(cmd.OutOrStdout())
 	}
 	return s

@@ -1,0 +1,128 @@
+package cli
+
+// The values that flags take: what each reads, what it then says of itself, and which
+// words the shell completes.
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// dtypeNamed returns the dtype that a user calls word, by any of the names that it has in
+// torch, numpy and Hugging Face, in any case: bf16, bfloat16, torch.bfloat16.
+func dtypeNamed(word string) (tensor.DType, bool) {
+	switch strings.TrimPrefix(strings.ToLower(word), "torch.") {
+	case "f64", "fp64", "float64", "double":
+		return tensor.F64, true
+	case "f32", "fp32", "float32", "float":
+		return tensor.F32, true
+	case "f16", "fp16", "float16", "half":
+		return tensor.F16, true
+	case "bf16", "bfloat16":
+		return tensor.BF16, true
+	}
+	return tensor.Invalid, false
+}
+
+// sameDType says whether two words name one dtype.
+func sameDType(a, b string) bool {
+	x, known := dtypeNamed(a)
+	y, _ := dtypeNamed(b)
+	return known && x == y
+}
+
+// Value is a flag that sets *to, which holds its default: parse reads what show writes.
+type Value[T any] struct {
+	to    *T
+	kind  string // names the flag's values in the help
+	parse func(word string) (T, error)
+	show  func(T) string
+	words []string // that the shell completes
+}
+
+// ValueOf returns a flag that sets *to: parse reads what show writes, and words are what the shell completes.
+func ValueOf[T any](to *T, kind string, parse func(word string) (T, error), show func(T) string,
+	words ...string) Value[T] {
+	return Value[T]{to, kind, parse, show, words}
+}
+
+// String shows the value.
+func (v Value[T]) String() string { return v.show(*v.to) }
+
+// Set reads a value.
+func (v Value[T]) Set(word string) error {
+	x, err := v.parse(word)
+	if err == nil {
+		*v.to = x
+	}
+	return err
+}
+
+// Type returns the kind.
+func (v Value[T]) Type() string { return v.kind }
+
+func (v Value[T]) completions() []string { return v.words }
+
+// parseNumber reads a whole number, decimal whatever zeros it begins with, or hexadecimal behind 0x.
+func parseNumber[T int | uint64](word string) (T, error) {
+	digits, base := strings.ToLower(word), 10
+	if hex, ok := strings.CutPrefix(digits, "0x"); ok {
+		digits, base = hex, 16
+	}
+	v, err := strconv.ParseUint(digits, base, 64)
+	if err != nil || T(v) < 0 || uint64(T(v)) != v {
+		return 0, errors.New("not a whole number such as 7 or 0x2a")
+	}
+	return T(v), nil
+}
+
+// numberOf is a flag that takes a number.
+func numberOf[T int | uint64](to *T) Value[T] {
+	return Value[T]{to, "number", parseNumber[T], func(n T) string { return fmt.Sprint(n) }, nil}
+}
+
+// NumberFlag adds a flag that takes a number.
+func NumberFlag[T int | uint64](flags *pflag.FlagSet, to *T, name, short, usage string) {
+	flags.VarP(numberOf(to), name, short, usage)
+}
+
+// Choice is a flag that takes one of a few words.
+type Choice struct {
+	Value string
+	words []string
+}
+
+// ChoiceOf returns a choice of words with a default.
+func ChoiceOf(value string, words ...string) Choice { return Choice{value, words} }
+
+// String returns the word that was taken.
+func (c *Choice) String() string { return c.Value }
+
+// Type names the flag's type in the help.
+func (c *Choice) Type() string { return "word" }
+
+// Set takes one of the words, a dtype among them under any of its names.
+func (c *Choice) Set(word string) error {
+	i := slices.IndexFunc(c.words, func(w string) bool { return w == word || sameDType(w, word) })
+	if i < 0 {
+		return fmt.Errorf("not one of %s", strings.Join(c.words, ", "))
+	}
+	c.Value = c.words[i]
+	return nil
+}
+
+func (c *Choice) completions() []string { return c.words }
+
+// SpansFlag is a flag that takes a set of layers, or of experts.
+func SpansFlag(to *text.Spans, what string) Value[text.Spans] {
+	parse := func(list string) (text.Spans, error) { return text.ParseSpans(list, what) }
+	return Value[text.Spans]{to, what, parse, text.Spans.String, nil}
+}

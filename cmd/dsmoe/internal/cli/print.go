@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/text"
+)
+
+// Result is what a command has found out. It is JSON as it stands.
+type Result interface {
+	// WriteText writes it for a reader.
+	WriteText(w io.Writer) error
+}
+
+// Print writes r to stdout, as text or with --json as JSON. Foreign words are quoted where they
+// stand in a text; whatever should have slipped through is escaped here.
+func (d Documents) Print(cmd *cobra.Command, r Result) error {
+	return d.printAs(cmd, r, givenJSON(cmd))
+}
+
+// printAs writes r to stdout, as text or as JSON.
+func (d Documents) printAs(cmd *cobra.Command, r Result, asJSON bool) error {
+	w := bufio.NewWriter(cmd.OutOrStdout())
+	if asJSON {
+		if err := d.write(w, r); err != nil {
+			return err
+		}
+		return w.Flush()
+	}
+	var b strings.Builder
+	if err := r.WriteText(screenOf(cmd, &b)); err != nil {
+		return err
+	}
+	coloured := isColoured(cmd)
+	for line := range strings.Lines(b.String()) {
+		if line = text.Line(strings.TrimSuffix(line, "\n")); coloured {
+			line = paint(line)
+		}
+		fmt.Fprintln(w, line)
+	}
+	return w.Flush()
+}
+
+// JSONFlag adds --json to a command.
+func JSONFlag(cmd *cobra.Command) { cmd.Flags().Bool("json", false, "print one JSON document") }
+
+// givenJSON reports whether --json is given.
+func givenJSON(cmd *cobra.Command) bool { return cmd.Flags().Lookup("json").Value.String() == "true" }
+
+// Expect demands exactly the named arguments. A first argument that is near to the name of
+// a command below this one, and is no file, was meant for that. DST cannot be stdout.
+func Expect(names ...string) cobra.PositionalArgs {
+	wanted := strings.Join(names, " and ")
+	if wanted == "" {
+		wanted = "no argument"
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && nearCommands(cmd, args[0]) != "" {
+			if _, err := os.Lstat(args[0]); err != nil {
+				return Misuse(cmd, UnknownCommand(cmd, args[0]))
+			}
+		}
+		if len(args) != len(names) {
+			return Misuse(cmd, fmt.Sprintf("want %s, but %d given", wanted, len(args)))
+		}
+		if i := slices.Index(names, "DST"); i >= 0 && args[i] == "-" {
+			return Misuse(cmd, "DST is -: a checkpoint cannot go to stdout; ./- is a directory of this name")
+		}
+		return nil
+	}
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
+	"dsmoe/inspect/stats"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+	"dsmoe/verify/pack"
+)
+
+// What commands open: configs, the headers of checkpoints, weights.
+
+// configOf reads the config of a checkpoint, or a config, and returns its text too.
+func configOf(path string) (*config.Config, []byte, error) {
+	if checkpoint.IsRemote(path) {
+		return checkpoint.RemoteConfig(path)
+	}
+	if !checkpoint.HasConfigInside(path) {
+		if _, err := checkpoint.Snapshot(path); err != nil {
+			return nil, nil, err
+		}
+		return readConfig(configPath(path))
+	}
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.Close()
+	document, err := c.ConfigText()
+	return c.Config, document, err
+}
+
+// configPath returns the config.json of a checkpoint: in the directory at path, or
+// beside the weight file or index at path. Any other path is a config itself.
+func configPath(path string) string {
+	if checkpoint.IsRemote(path) && filepath.Base(path) != checkpoint.ConfigName {
+		return path + "/" + checkpoint.ConfigName
+	}
+	if snapshot, err := checkpoint.Snapshot(path); err == nil {
+		path = snapshot
+	}
+	if stat, err := os.Stat(path); err == nil && stat.IsDir() {
+		return filepath.Join(path, checkpoint.ConfigName)
+	}
+	if name := filepath.Base(path); checkpoint.IsWeights(name) || checkpoint.IsIndex(name) {
+		return filepath.Join(filepath.Dir(path), checkpoint.ConfigName)
+	}
+	return path
+}
+
+// readConfig reads the config at path, and returns its text too.
+func readConfig(path string) (*config.Config, []byte, error) {
+	c, document, err := checkpoint.ReadConfig(path)
+	var fields *config.Error
+	if errors.As(err, &fields) {
+		err = fmt.Errorf("%s: %w", text.Quote(path), err)
+	}
+	return c, document, err
+}
+
+// checkpointOrConfig opens the checkpoint at path, or imagines the one of a config: a file, or
+// that of a directory whose weights are missing or incomplete.
+func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool, err error) {
+	if path != configPath(path) || checkpoint.HasConfigInside(path) {
+		if src, err = checkpoint.Open(path); err == nil {
+			return src, false, nil
+		}
+	}
+	c, document, err := configOf(path)
+	if err != nil {
+		return nil, false, err
+	}
+	var tensors []tensor.Info
+	for _, info := range table.FamilyOf(c).Implied(c) {
+		tensors = append(tensors, info)
+	}
+	return checkpoint.Imagine(path, document, c, tensors), true, nil
+}
+
+// scan reads everything but the weights of the checkpoint at path.
+func scan(path string) (*inspect.Checkpoint, error) { return scanPart(path, nil) }
+
+// scanPart is scan for a command that needs a part of the checkpoint.
+func scanPart(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
+	inv, err := checkpoint.ScanPart(path, need)
+	if err != nil {
+		return nil, err
+	}
+	return inspected(inv)
+}
+
+// inspected is what an inventory tells.
+func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
+	if isNothing(inv) {
+		return nil, &checkpoint.Error{Path: inv.Path, Problems: inv.Problems}
+	}
+	c := &inspect.Checkpoint{Path: inv.Path, Config: inv.Config}
+	if x := inv.Index; x != nil {
+		c.Index = &inspect.Index{File: x.File, Tensors: x.Tensors, Shards: len(x.Shards)}
+	}
+	for _, f := range inv.Files {
+		c.Files = append(c.Files, inspect.File{Name: f.Name, Size: f.Size, Tensors: f.Infos})
+	}
+	for _, f := range inv.Unread {
+		c.Unread = append(c.Unread, inspect.File{Name: f.Name, Tensors: f.Infos})
+	}
+	c.Findings = slices.Concat(findings(inspect.Broken, inv.Problems), findings(inspect.Note, inv.Notes))
+	return c, nil
+}
+
+// isNothing says of a directory that it has no part of a checkpoint.
+func isNothing(inv *checkpoint.Inventory) bool {
+	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
+		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool {
+			return p.File != "" && p.File != checkpoint.ConfigName
+		})
+}
+
+func findings(kind inspect.Kind, problems []checkpoint.Problem) (found []inspect.Finding) {
+	for _, p := range problems {
+		found = append(found, inspect.Finding{Kind: kind, File: p.File, Tensor: p.Tensor, Cause: p.Cause, Hint: p.Hint})
+	}
+	return found
+}
+
+// valuesOf returns what the values of a checkpoint are audited with.
+func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, error) {
+	v := stats.Values{Reader: src, ReadFile: src.ReadFile}
+	c, err := inspected(src.Inventory)
+	if err != nil {
+		return nil, v, err
+	}
+	for i, f := range c.Files {
+		sums, err := src.Checksums(i)
+		if err != nil {
+			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name,
+				Cause: "its checksums cannot be read: " + err.Error()})
+		}
+		for _, s := range sums {
+			v.Parts = append(v.Parts, stats.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size,
+				CRC32: s.CRC32})
+		}
+	}
+	return c, v, nil
+}
+
+// needOf is the need of a command that reads some of the selected weights.
+func needOf(s inspect.Selection, reads func(*config.Config, *weights.Weight) bool) checkpoint.Need {
+	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+		if s.All() || c == nil {
+			return nil, nil
+		}
+		return weights.Holders(c, all, func(w *weights.Weight) bool { return reads(c, w) }), nil
+	}
+}
+
+// hasWeight is what a command reads that reads every selected weight.
+func hasWeight(s *inspect.Selection) func(*config.Config, *weights.Weight) bool {
+	return func(_ *config.Config, w *weights.Weight) bool { return s.Has(w.Name) }
+}
+
+// openWeights opens what is needed of the checkpoint at path, which is to be closed, and lists its weights.
+func openWeights(path string, need checkpoint.Need) (w inspect.Weights, c *checkpoint.Checkpoint, err error) {
+	if c, err = checkpoint.OpenPart(path, need); err != nil {
+		return w, nil, err
+	}
+	list, err := orderedWeights(c)
+	if err != nil {
+		c.Close()
+		return w, nil, err
+	}
+	return inspect.Weights{Path: c.Path, Config: c.Config, List: list, Reader: c}, c, nil
+}
+
+// orderedWeights returns the weights of a checkpoint per expert, in the order of the model.
+func orderedWeights(c *checkpoint.Checkpoint) ([]*weights.Weight, error) {
+	set := weights.New(c.Config, c)
+	var problems []checkpoint.Problem
+	for _, m := range set.Misfits {
+		problems = append(problems, checkpoint.Problem{Tensor: m.Name, Cause: m.Cause})
+	}
+	for _, w := range set.WrongShapes(weights.Mapped(c)) {
+		problems = append(problems, checkpoint.Problem{Tensor: w.Got.Name, Cause: w.Cause})
+	}
+	if problems != nil {
+		return nil, &checkpoint.Error{Path: c.Path, Problems: problems}
+	}
+	return set.Ordered(c.Config), nil
+}
+
+// hashFile hashes a file of a checkpoint.
+func hashFile(c *checkpoint.Checkpoint, name string) (string, error) {
+	f, err := c.OpenOther(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	hash, err := pack.Hash(f)
+	if err != nil {
+		return "", cli.FileError(c.Source.Path(name), err)
+	}
+	return hash, nil
+}
+
+// noteAdapter writes the note of an adapter beside a checkpoint, for reports without notes of its files.
+func noteAdapter(stderr io.Writer, c *checkpoint.Checkpoint) {
+	for _, n := range c.Inventory.Notes {
+		if checkpoint.IsAdapter(n.File) {
+			fmt.Fprintf(stderr, "note: %s: %s\n", text.Quote(c.Path), text.Line(n.String()))
+		}
+	}
+}

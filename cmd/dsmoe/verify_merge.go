@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/text"
+	"dsmoe/verify"
+	"dsmoe/verify/report"
+)
+
+// mergeVerified joins the reports of verify in these files.
+func mergeVerified(paths []string) (*verified, error) {
+	all, err := cli.ReadReports(verifyDocuments, paths, func(v *verified) error {
+		if c := &v.Checkpoint; v.Report == nil || c.Files == nil || c.Hashes == nil || c.Identity == nil || c.Samples == nil {
+			return errors.New("members are null: it was changed")
+		} else if v.Merged != nil {
+			return errors.New("made by --merge; join the reports that it joined")
+		}
+		return verify.Unmergeable(v.Report)
+	})
+	if err != nil {
+		return &verified{Version: version()}, err
+	}
+	var errs []error
+	var reports []*report.Report
+	m := *all[0]
+	m.Duration = 0
+	for i, v := range all {
+		different := append(verify.Differences(all[0].Report, v.Report), m.Checkpoint.join(&v.Checkpoint)...)
+		if v.Version != m.Version {
+			different = append(different, fmt.Sprintf("dsmoe is %s, not %s", v.Version, m.Version))
+		}
+		for _, d := range different {
+			errs = append(errs, fmt.Errorf("%s: not of one verification with %s: %s", text.Quote(paths[i]),
+				text.Quote(paths[0]), d))
+		}
+		reports = append(reports, v.Report)
+		m.Duration += v.Duration
+		if at := text.Quote(v.Checkpoint.Path); !slices.Contains(m.paths, at) {
+			m.paths = append(m.paths, at)
+		}
+		m.Merged = append(m.Merged, mergedReport{paths[i], v.Scope.Part, v.Verdict, v.Duration})
+	}
+	if errs != nil {
+		return &m, errors.Join(errs...)
+	}
+	if m.Report, m.Disputed, err = verify.Merge(reports); m.Checkpoint.Mapped > 0 {
+		m.Checkpoint.Mapped = m.Scope.Bytes
+	}
+	return &m, errors.Join(err, m.showable())
+}
+
+// showable returns an error if the report cannot be written in a form: a report that was changed may have shapes and
+// indices that do not fit each other.
+func (r *verified) showable() (err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("shapes and indices in these reports do not fit each other: one was changed")
+		}
+	}()
+	return errors.Join(r.Report.WriteText(io.Discard), r.WriteJUnit(io.Discard, r.about()),
+		r.WriteHTML(io.Discard, r.about()))
+}
