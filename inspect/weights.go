@@ -38,12 +38,14 @@ func (w *Weights) Pick(s Selection) ([]*weights.Weight, error) {
 // Grouping names what a row of a report stands for.
 type Grouping string
 
-// The groupings. All but ByTensor leave out the scales of FP8 weights, which the weights are multiplied with.
+// The groupings. Statistics by all but ByTensor leave out the scales of FP8 weights, which the weights are multiplied with.
 const (
 	ByTensor Grouping = "tensor" // one tensor
 	ByExpert Grouping = "expert" // the matrices of a routed expert, or of a layer's shared experts
 	ByLayer  Grouping = "layer"  // the weights of a layer, or of a module outside the layers
-	ByModule Grouping = "module" // a table.Module over all layers
+	ByModule Grouping = "module" // a table.Module over all layers; of hashes a module of a layer
+	ByModel  Grouping = "model"  // all weights
+	ByPair   Grouping = "pair"   // two routed experts of a layer
 )
 
 // NotCounted is a selected tensor that has no numbers.

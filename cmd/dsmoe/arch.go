@@ -10,64 +10,54 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/inspect/header"
 	"dsmoe/model/count"
-	"dsmoe/text"
 )
 
-// archDocuments are the JSON documents of dsmoe inspect arch.
-var archDocuments = cli.Documents{
-	cli.DocumentOf[*header.Arch]("dsmoe.inspect.arch/1"),
-	cli.DocumentOf[*header.Comparison]("dsmoe.inspect.arch.compare/1"),
-}
-
-func newInspectArch() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG|CHECKPOINT]}",
-		Short: "Work out parameters, compute and memory from the config",
-		Long: `Works out, from config.json and without rounding: the bytes of the weights, those of the
+func archInspection() *inspection {
+	seq := 0
+	compare := &compareFlags{n: 16, k: 2, m: 4, shared: 1}
+	return &inspection{
+		use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG|CHECKPOINT]}",
+		short: "Work out parameters, compute and memory from the config",
+		long: `Works out, from config.json and without rounding: the bytes of the weights, those of the
 files if there are any; parameters in total and used by
 one token, by module; floating point operations of a token's forward pass and of
 training; the KV cache; and the number of sets of experts that a gate can choose. With
 --compare it prints the comparison of MoE layers of the DeepSeekMoE paper.
 
 dsmoe help memory  the formulas`,
-		Example: `  dsmoe inspect arch --seq 32768 fixtures/states/deepseek-moe-16b/config.json
+		example: `  dsmoe inspect arch --seq 32768 fixtures/states/deepseek-moe-16b/config.json
   dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1`,
-		Annotations: cli.Exits("done", ""),
+		yes: "done",
+		documents: cli.Documents{
+			cli.DocumentOf[*header.Arch]("dsmoe.inspect.arch/1"),
+			cli.DocumentOf[*header.Comparison]("dsmoe.inspect.arch.compare/1"),
+		},
+		args: compare.args,
+		plot: "bars of parameters, and of those that a token uses; --compare: of the choices",
+		flags: func(q *query) {
+			cli.NumberFlag(q.Flags(), &seq, "seq", "",
+				"`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
+			compare.add(q.Command)
+			q.ValidArgsFunction = cli.CompleteArguments("arch CONFIG")
+		},
+		run: func(q *query) (cli.Result, error) {
+			if compare.wanted(q.Command) {
+				return compare.report(q)
+			}
+			return describe(q, seq)
+		},
 	}
-	cli.JSONFlag(cmd)
-	seq := 0
-	cli.NumberFlag(cmd.Flags(), &seq, "seq", "",
-		"`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
-	compare := addCompareFlags(cmd)
-	cmd.Args, cmd.ValidArgsFunction = compare.args, cli.CompleteArguments("arch CONFIG")
-	plot := cli.AddPlot(cmd, "bars of parameters, and of those that a token uses; --compare: of the choices")
-	cmd.RunE = plot.Around(func(cmd *cobra.Command, args []string) error {
-		var r cli.Result
-		var err error
-		if compare.wanted(cmd) {
-			r, err = compare.report(cmd, args)
-		} else {
-			r, err = describe(cmd, args[0], seq)
-		}
-		if err != nil {
-			return err
-		}
-		if err := plot.Draw(r); err != nil {
-			return err
-		}
-		return archDocuments.Print(cmd, r)
-	})
-	return cmd
 }
 
 // maxSeq keeps the totals of any config within 64 bits.
 const maxSeq = 100_000_000
 
-func describe(cmd *cobra.Command, path string, seq int) (cli.Result, error) {
+// describe works out what a config implies.
+func describe(q *query, seq int) (cli.Result, error) {
 	if seq < 0 || seq > maxSeq {
-		return nil, cli.Misuse(cmd, "--seq is not in 1..100000000")
+		return nil, cli.Misuse(q.Command, "--seq is not in 1..100000000")
 	}
-	src, imagined, err := checkpointOrConfig(path)
+	src, imagined, err := checkpointOrConfig(q.path)
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +81,7 @@ const splitFlag = "split"
 // layerFlags are the others; a config takes their place.
 func layerFlags() []string { return []string{"experts", "active", "shared", "hidden", "intermediate"} }
 
-func addCompareFlags(cmd *cobra.Command) *compareFlags {
-	f := &compareFlags{n: 16, k: 2, m: 4, shared: 1}
+func (f *compareFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
 	cmd.RegisterFlagCompletionFunc("compare", cli.CompleteList(header.Top2, header.Fine, header.Shared))
@@ -103,7 +92,6 @@ func addCompareFlags(cmd *cobra.Command) *compareFlags {
 	cli.NumberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
 	cli.NumberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
 	cli.NumberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
-	return f
 }
 
 func (f *compareFlags) wanted(cmd *cobra.Command) bool { return cmd.Flags().Changed("compare") }
@@ -137,27 +125,27 @@ func refuse(cmd *cobra.Command, flags []string, why string) error {
 }
 
 // report compares the layers. All that is wrong with the flags is one error.
-func (f *compareFlags) report(cmd *cobra.Command, given []string) (cli.Result, error) {
+func (f *compareFlags) report(q *query) (cli.Result, error) {
 	names, err := header.ParseLayers(f.layers)
 	if err != nil {
 		err = fmt.Errorf("--compare: %w", err)
 	}
-	if cmd.Flags().Changed("seq") {
+	if q.Flags().Changed("seq") {
 		err = errors.Join(err, errors.New("--seq: no part of --compare"))
 	}
 	s, wrong := count.Segment(f.n, f.k, f.m, f.shared, f.hidden, f.intermediate)
-	if len(given) == 0 || f.m < 1 {
+	if q.path == "" || f.m < 1 {
 		err = errors.Join(err, wrong)
 	}
 	switch {
 	case err != nil:
-		return nil, cli.Misuse(cmd, err.Error())
-	case len(given) == 0:
+		return nil, cli.Misuse(q.Command, err.Error())
+	case q.path == "":
 		return header.Compare("", s, names), nil
-	case !cmd.Flags().Changed(splitFlag):
-		return compareConfig(given[0], 0, names)
+	case !q.Flags().Changed(splitFlag):
+		return compareConfig(q.path, 0, names)
 	}
-	return compareConfig(given[0], f.m, names)
+	return compareConfig(q.path, f.m, names)
 }
 
 // compareConfig compares the layers of the config at path.
@@ -168,7 +156,7 @@ func compareConfig(path string, m int, names []string) (cli.Result, error) {
 	}
 	s, err := count.SegmentationOf(c, m)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+		return nil, cli.Named(path, err)
 	}
 	return header.Compare(path, s, names), nil
 }

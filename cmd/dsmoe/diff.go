@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/model"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 	"dsmoe/verify/diff"
 )
 
@@ -187,7 +185,7 @@ func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *r
 		progress.Set("running", int64(done), int64(total))
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(b), err)
+		return nil, cli.Named(b, err)
 	}
 	r.A, r.B = large.Path, small.Path
 	return r, nil
@@ -201,7 +199,7 @@ func runnable(c *checkpoint.Checkpoint, reference config.Reference) (r diff.Runn
 		r.Model, err = model.Load(rules, c)
 	}
 	if err != nil {
-		return r, fmt.Errorf("%s: %w", text.Quote(c.Path), err)
+		return r, cli.Named(c.Path, err)
 	}
 	r.Weights, err = orderedWeights(c)
 	return r, err

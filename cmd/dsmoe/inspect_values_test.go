@@ -190,7 +190,7 @@ func BenchmarkStats(b *testing.B) {
 // BenchmarkHash is BenchmarkStats for hashes.
 func BenchmarkHash(b *testing.B) {
 	benchmarkInspection(b, func(w inspect.Weights) error {
-		_, err := stats.Hash(b.Context(), w, inspect.Selection{}, stats.HashModel)
+		_, err := stats.Hash(b.Context(), w, inspect.Selection{}, inspect.ByModel)
 		return err
 	})
 }

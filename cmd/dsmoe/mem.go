@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 
-	"github.com/spf13/cobra"
-
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
@@ -14,52 +12,51 @@ import (
 	"dsmoe/text"
 )
 
-// memDocuments is the JSON document of dsmoe inspect mem.
-var memDocuments = cli.Documents{cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1")}
-
-func newInspectMem() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "mem {CONFIG|CHECKPOINT}",
-		Short: "Work out the memory that a model takes",
-		Long: `Prints the bytes of the weights, the KV cache and the activations for each --context
+func memInspection() *inspection {
+	var contexts, batches *[]int
+	var dtype cli.WeightType
+	return &inspection{
+		use:   "mem {CONFIG|CHECKPOINT}",
+		short: "Work out the memory that a model takes",
+		long: `Prints the bytes of the weights, the KV cache and the activations for each --context
 with each --batch. The weights are those of the CHECKPOINT's files, or of a CONFIG in
 torch_dtype and as its quantization_config says. --type gives them as convert would write
 them, by the same plan. No weight is read.
 
 dsmoe help memory  the formulas`,
-		Example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json --type q4_k_m
+		example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json --type q4_k_m
   dsmoe inspect mem --context 4096,32768 --plot mem.svg fixtures/v3/checkpoint`,
-		Args:        cli.Expect("CONFIG or CHECKPOINT"),
-		Annotations: cli.Exits("done", ""),
+		yes:       "done",
+		documents: cli.Documents{cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1")},
+		expects:   "CONFIG or CHECKPOINT",
+		pipe:      text.TSV,
+		plot:      "bars of what each context and batch takes",
+		flags: func(q *query) {
+			contexts = q.Flags().IntSlice("context", nil,
+				"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
+			batches = q.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
+			q.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
+		},
+		run: func(q *query) (cli.Result, error) {
+			src, imagined, err := checkpointOrConfig(q.path)
+			if err != nil {
+				return nil, err
+			}
+			defer src.Close()
+			if len(*contexts) == 0 {
+				*contexts = []int{src.Config.MaxPositionEmbeddings}
+			}
+			w, err := weightsOf(src, imagined, dtype)
+			if err != nil {
+				return nil, err
+			}
+			r, err := header.MemoryOf(src.Path, src.Config, w, *contexts, *batches)
+			if err != nil {
+				return nil, cli.Misuse(q.Command, err.Error())
+			}
+			return r, nil
+		},
 	}
-	cmd.ValidArgsFunction = cli.CompleteArguments("mem CONFIG")
-	out := cli.AddOutput(cmd, memDocuments, text.TSV)
-	contexts := cmd.Flags().IntSlice("context", nil,
-		"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
-	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
-	var dtype cli.WeightType
-	cmd.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
-	out.Plot = cli.AddPlot(cmd, "bars of what each context and batch takes")
-	cmd.RunE = out.Plot.Around(func(cmd *cobra.Command, args []string) error {
-		src, imagined, err := checkpointOrConfig(args[0])
-		if err != nil {
-			return err
-		}
-		defer src.Close()
-		if len(*contexts) == 0 {
-			*contexts = []int{src.Config.MaxPositionEmbeddings}
-		}
-		w, err := weightsOf(src, imagined, dtype)
-		if err != nil {
-			return err
-		}
-		r, err := header.MemoryOf(src.Path, src.Config, w, *contexts, *batches)
-		if err != nil {
-			return cli.Misuse(cmd, err.Error())
-		}
-		return out.Print(cmd, r)
-	})
-	return cmd
 }
 
 // weightsOf returns what the weights of src take as they are stored, or as convert writes them.

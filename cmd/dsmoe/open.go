@@ -66,7 +66,7 @@ func readConfig(path string) (*config.Config, []byte, error) {
 	c, document, err := checkpoint.ReadConfig(path)
 	var fields *config.Error
 	if errors.As(err, &fields) {
-		err = fmt.Errorf("%s: %w", text.Quote(path), err)
+		err = cli.Named(path, err)
 	}
 	return c, document, err
 }
@@ -90,11 +90,8 @@ func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool,
 	return checkpoint.Imagine(path, document, c, tensors), true, nil
 }
 
-// scan reads everything but the weights of the checkpoint at path.
-func scan(path string) (*inspect.Checkpoint, error) { return scanPart(path, nil) }
-
-// scanPart is scan for a command that needs a part of the checkpoint.
-func scanPart(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
+// scan reads everything but the weights of the part of the checkpoint at path that a command needs; nil is all of it.
+func scan(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
 	inv, err := checkpoint.ScanPart(path, need)
 	if err != nil {
 		return nil, err
@@ -155,21 +152,6 @@ func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, er
 		}
 	}
 	return c, v, nil
-}
-
-// needOf is the need of a command that reads some of the selected weights.
-func needOf(s inspect.Selection, reads func(*config.Config, *weights.Weight) bool) checkpoint.Need {
-	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
-		if s.All() || c == nil {
-			return nil, nil
-		}
-		return weights.Holders(c, all, func(w *weights.Weight) bool { return reads(c, w) }), nil
-	}
-}
-
-// hasWeight is what a command reads that reads every selected weight.
-func hasWeight(s *inspect.Selection) func(*config.Config, *weights.Weight) bool {
-	return func(_ *config.Config, w *weights.Weight) bool { return s.Has(w.Name) }
 }
 
 // openWeights opens what is needed of the checkpoint at path, which is to be closed, and lists its weights.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"os"
 
@@ -46,7 +45,7 @@ func (f *pruneFlags) read(cmd *cobra.Command) (p plan.Prune, err error) {
 	}
 	defer file.Close()
 	if p.Layers, err = plan.ReadPrune(io.LimitReader(file, maxPruneBytes)); err != nil {
-		err = fmt.Errorf("%s: %w", text.Quote(f.file), err)
+		err = cli.Named(f.file, err)
 	}
 	return p, err
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,14 +19,12 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// reportDocuments is the JSON document of dsmoe inspect report.
-var reportDocuments = cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")}
-
-func newInspectReport() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "report {CHECKPOINT|CONFIG}",
-		Short: "Look into everything at once, and draw it on a page",
-		Long: `Runs inspect audit --values, experts, router --coupling, and stats of all other weights,
+func reportInspection() *inspection {
+	f := &reportFlags{}
+	return &inspection{
+		use:   "report {CHECKPOINT|CONFIG}",
+		short: "Look into everything at once, and draw it on a page",
+		long: `Runs inspect audit --values, experts, router --coupling, and stats of all other weights,
 and prints their findings. --html also writes a page with the findings and the numbers
 as drawings: one file that needs no network and no script. With a golden pack or tokens
 the page has their routing; experts that these tokens do not reach are no finding. With
@@ -42,51 +39,33 @@ with tokens that of inspect routing. With --layers or --experts only those weigh
 read; routers have all their rows.
 
 dsmoe help findings  the kinds of findings`,
-		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
+		example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
   dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
-		Args:        cli.Expect("CHECKPOINT or CONFIG"),
-		Annotations: cli.Exits("no finding is an error (see --fail-on)", "there are errors"),
-	}
-	cmd.ValidArgsFunction = cli.CompleteArguments("report CHECKPOINT")
-	f := &reportFlags{}
-	flags := cmd.Flags()
-	cli.JSONFlag(cmd)
-	fail := addFailOn(cmd)
-	flags.StringVar(&f.html, htmlFlag, "", "write a page, too, into a `file`")
-	cmd.MarkFlagFilename(htmlFlag, "html")
-	flags.Var(cli.SpansFlag(&f.selection.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
-	flags.Var(cli.SpansFlag(&f.selection.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
-	flags.StringVar(&f.against, "against", "",
-		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
-	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
-	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
-	flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
-	cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := f.check(cmd, args[0]); err != nil {
-			return err
-		}
-		var page *cli.OutFile
-		if flags.Changed(htmlFlag) {
-			var err error
-			if page, err = cli.CreateFile(f.html, cli.InputsOf(cmd, args)...); err != nil {
-				return err
+		yes:       "no finding is an error (see --fail-on)",
+		no:        "there are errors",
+		documents: cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")},
+		expects:   "CHECKPOINT or CONFIG",
+		failOn:    true,
+		flags:     func(q *query) { f.add(q.Command) },
+		run: func(q *query) (cli.Result, error) {
+			if err := f.check(q.Command, q.path); err != nil {
+				return nil, err
 			}
-			defer page.Discard()
-		}
-		r, err := f.report(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		if page != nil {
-			if err := page.Commit(r.Page(time.Now()).WriteHTML); err != nil {
-				return err
+			var page *cli.OutFile
+			if q.Flags().Changed(htmlFlag) {
+				var err error
+				if page, err = cli.CreateFile(f.html, cli.InputsOf(q.Command, []string{q.path})...); err != nil {
+					return nil, err
+				}
+				defer page.Discard()
 			}
-		}
-		failed := slices.ContainsFunc(r.Findings, func(f report.Finding) bool { return fail.counts(f.Level) })
-		return cli.Answer(reportDocuments.Print(cmd, r), !failed)
+			r, err := f.report(q.Command, q.path)
+			if err == nil && page != nil {
+				err = page.Commit(r.Page(time.Now()).WriteHTML)
+			}
+			return r, err
+		},
 	}
-	return cmd
 }
 
 const htmlFlag = "html"
@@ -97,6 +76,20 @@ type reportFlags struct {
 	html, golden string
 	against      string
 	selection    inspect.Selection
+}
+
+// add adds the flags to the command.
+func (f *reportFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.html, htmlFlag, "", "write a page, too, into a `file`")
+	cmd.MarkFlagFilename(htmlFlag, "html")
+	addSelection(flags, &f.selection)
+	flags.StringVar(&f.against, "against", "",
+		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
+	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
+	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
+	flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
+	cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
 }
 
 // check refuses what can be refused before anything is read.
@@ -175,7 +168,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 	}
 	r, err := report.Make(cmd.Context(), in)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+		return nil, cli.Named(path, err)
 	}
 	return r, nil
 }

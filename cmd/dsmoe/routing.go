@@ -14,6 +14,7 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
 	"dsmoe/model"
 	"dsmoe/model/synth"
@@ -21,66 +22,57 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// routingDocuments are the JSON documents of dsmoe inspect routing.
-var routingDocuments = cli.Documents{
-	cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
-	cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
-}
-
-func newInspectRouting() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "routing {GOLDEN|CHECKPOINT}",
-		Short: "Count which experts tokens are routed to",
-		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
+func routingInspection() *inspection {
+	var sets []string
+	o := routingFlags{reference: cli.ChoiceOf("", string(config.Remote), string(config.Native))}
+	return &inspection{
+		use:   "routing {GOLDEN|CHECKPOINT}",
+		short: "Count which experts tokens are routed to",
+		long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
 --by for each expert or each pair of experts that share a token. The choices come from a
 golden pack, or from our own forward pass on --tokens or --random ids; of several sets
 of tokens the loads are compared.
 The numbers hold for these tokens only.
 
 dsmoe help routing  the measures, where choices come from, memory`,
-		Example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
+		example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
   dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert`,
-		Args:        cli.Expect("GOLDEN or CHECKPOINT"),
-		Annotations: cli.Exits("done", ""),
-	}
-	cmd.ValidArgsFunction = cli.CompleteArguments("routing CHECKPOINT")
-	var sets []string
-	o := routingFlags{reference: cli.ChoiceOf("", string(config.Remote), string(config.Native)),
-		by: cli.ChoiceOf(string(routing.ByLayer), string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair))}
-	out := cli.AddOutput(cmd, routingDocuments, text.TSV)
-	flags := cmd.Flags()
-	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
-	flags.Var(cli.SpansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
-	flags.Var(cli.SpansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
-	flags.StringArrayVar(&sets, "tokens", nil,
-		"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
-	flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
-	cli.NumberFlag(flags, &o.seed, "seed", "", "seed of --random")
-	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote "+
-		"for the first DeepSeekMoE and where auto_map names code, else native)")
-	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
-	out.Plot = cli.AddPlot(cmd, "the load of each expert by layer and expert")
-	cmd.RunE = out.Plot.Around(func(cmd *cobra.Command, args []string) error {
-		if len(sets) > 1 {
-			c, err := o.compare(cmd, args[0], sets)
-			if err != nil {
-				return err
+		yes: "done",
+		documents: cli.Documents{
+			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
+			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
+		},
+		expects: "GOLDEN or CHECKPOINT",
+		pipe:    text.TSV,
+		by:      by(inspect.ByLayer, inspect.ByExpert, inspect.ByPair),
+		byUsage: "a row for each layer, expert or pair",
+		plot:    "the load of each expert by layer and expert",
+		flags: func(q *query) {
+			flags := q.Flags()
+			flags.Var(cli.SpansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
+			flags.Var(cli.SpansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
+			flags.StringArrayVar(&sets, "tokens", nil,
+				"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
+			flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
+			cli.NumberFlag(flags, &o.seed, "seed", "", "seed of --random")
+			flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default "+
+				"remote for the first DeepSeekMoE and where auto_map names code, else native)")
+			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
+		},
+		run: func(q *query) (cli.Result, error) {
+			if o.by = q.grouping(); len(sets) > 1 {
+				return o.compare(q.Command, q.path, sets)
 			}
-			return out.Print(cmd, c)
-		}
-		o.tokens = strings.Join(sets, "")
-		r, err := o.route(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		return out.Print(cmd, r)
-	})
-	return cmd
+			o.tokens = strings.Join(sets, "")
+			return o.route(q.Command, q.path)
+		},
+	}
 }
 
 // routingFlags are the flags of the command.
 type routingFlags struct {
-	by, reference   cli.Choice
+	reference       cli.Choice
+	by              inspect.Grouping
 	layers, experts text.Spans
 	tokens, config  string
 	random          tokenBatch
@@ -88,7 +80,7 @@ type routingFlags struct {
 }
 
 func (o *routingFlags) options() routing.Options {
-	return routing.Options{Layers: o.layers, Experts: o.experts, By: routing.Level(o.by.Value)}
+	return routing.Options{Layers: o.layers, Experts: o.experts, By: o.by}
 }
 
 // route finds out what path is, and counts.
@@ -112,7 +104,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	return nil, cli.WithHint(fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a golden pack (no manifest.json)")),
+	return nil, cli.WithHint(cli.Named(path, errors.New("not a golden pack (no manifest.json)")),
 		"a checkpoint routes tokens: --tokens FILE or --random BxT")
 }
 
@@ -123,7 +115,7 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 	switch {
 	case o.config != "" || o.random != tokenBatch{}:
 		return nil, cli.Misuse(cmd, "several --tokens go with neither --config nor --random")
-	case o.by.Value == string(routing.ByPair):
+	case o.by == inspect.ByPair:
 		return nil, cli.Misuse(cmd, "several --tokens are compared --by layer or expert")
 	}
 	for i, set := range sets {
@@ -161,12 +153,12 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 	rules := c.Config
 	if o.reference.Value != "" {
 		if rules, err = c.Config.As(config.Reference(o.reference.Value)); err != nil {
-			return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+			return nil, cli.Named(path, err)
 		}
 	}
 	m, err := model.Load(rules, c)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+		return nil, cli.Named(path, err)
 	}
 	b := cli.Bar{To: cmd.ErrOrStderr(), Counts: true}
 	defer b.Remove()
@@ -186,7 +178,7 @@ func (o *routingFlags) input(vocab int) (*model.Input, error) {
 		return nil, err
 	}
 	if err := in.Check(vocab); err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(o.tokens), err)
+		return nil, cli.Named(o.tokens, err)
 	}
 	return in, nil
 }

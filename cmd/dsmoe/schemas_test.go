@@ -59,9 +59,12 @@ func TestSchemas(t *testing.T) {
 
 // allDocuments are the documents of all commands.
 func allDocuments() cli.Documents {
-	return slices.Concat(cli.ErrorDocuments, verifyDocuments, convertDocuments, diffDocuments, synthDocuments, demoDocuments,
-		versionDocuments, summaryDocuments, lsDocuments, treeDocuments, auditDocuments, archDocuments, memDocuments,
-		statsDocuments, hashDocuments, expertsDocuments, routerDocuments, routingDocuments, reportDocuments)
+	all := slices.Concat(cli.ErrorDocuments, verifyDocuments, convertDocuments, diffDocuments, synthDocuments,
+		demoDocuments, versionDocuments, summaryInspection().documents)
+	for _, i := range inspections() {
+		all = append(all, i.documents...)
+	}
+	return all
 }
 
 // schemaFile names the file of a schema: dsmoe.inspect.ls/1 is inspect.ls.json.

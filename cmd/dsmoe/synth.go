@@ -115,7 +115,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	p, err := plan.Synthesis(s, o.maxShard)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)
+		return nil, cli.Named(configFile, err)
 	}
 	b := cli.Bar{To: stderr}
 	defer b.Remove()

@@ -185,7 +185,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	r.Report, err = verify.Run(ctx, c.Config, c, p, options)
 	var mismatch *weights.MismatchError
 	if errors.As(err, &mismatch) {
-		err = fmt.Errorf("%s: %w", text.Quote(path), err)
+		err = cli.Named(path, err)
 	}
 	if err != nil {
 		return r, err

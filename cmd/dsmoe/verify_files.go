@@ -2,12 +2,10 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"path/filepath"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
-	"dsmoe/text"
 	"dsmoe/verify/report"
 )
 
@@ -36,7 +34,7 @@ func (f *reportFiles) create(inputs []string) error {
 	}
 	if len(f.out) == 2 && sameFile(f.out[0].Name, f.out[1].Name) {
 		f.discard()
-		return fmt.Errorf("%s: %w", text.Quote(f.html), errors.New("--junit and --html name one file"))
+		return cli.Named(f.html, errors.New("--junit and --html name one file"))
 	}
 	return nil
 }

@@ -22,12 +22,12 @@ import (
 
 // ErrorReport is how far the experts of a checkpoint are from those of another, their original.
 type ErrorReport struct {
-	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
-	Against    string                `json:"against"`     // of the original
-	Layers     []LayerErrors         `json:"layers"`      // layers with a selected expert, in their order
-	Findings   []inspect.Observation `json:"findings"`    // by causes: see inspect.Cluster
-	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
-	By         inspect.Grouping      `json:"-"`           // rows of the sheet: ByExpert, also "", or ByLayer
+	Path    string        `json:"path"`    // of the checkpoint, as the user gave it
+	Against string        `json:"against"` // of the original
+	Layers  []LayerErrors `json:"layers"`  // layers with a selected expert, in their order
+	inspect.Examined
+
+	by inspect.Grouping
 }
 
 // LayerErrors is the experts of a layer.
@@ -61,8 +61,8 @@ const errorFactor = 2
 // Against compares the selected experts of w with those of their original. Names are per expert, so that either
 // may be fused; numbers are those that the model computes with, FP8 times its scales. Each weight of either is
 // read once. What has no counterpart of its shape, and what cannot be read, is an error that names all of it.
-func Against(ctx context.Context, w, original inspect.Weights, s inspect.Selection) (*ErrorReport, error) {
-	layers, not, err := selected(&w, s)
+func Against(ctx context.Context, w, original inspect.Weights, o Options) (*ErrorReport, error) {
+	layers, not, err := selected(&w, o.Selection)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,8 @@ func Against(ctx context.Context, w, original inspect.Weights, s inspect.Selecti
 	if err := reading.Wait(); err != nil {
 		return nil, err
 	}
-	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, NotCounted: not}
+	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, by: o.By,
+		Examined: inspect.Examined{NotCounted: not}}
 	for _, l := range layers {
 		r.Layers = append(r.Layers, layerErrors(l, errors))
 	}
@@ -90,7 +91,7 @@ func Against(ctx context.Context, w, original inspect.Weights, s inspect.Selecti
 	for i := range r.Layers {
 		found = append(found, r.Layers[i].observe()...)
 	}
-	r.Findings = inspect.Cluster(found)
+	r.Conclude(found)
 	return r, nil
 }
 
@@ -243,7 +244,7 @@ func (l *LayerErrors) aboutMatrix(e *ExpertErrors, role table.Role, m *MatrixErr
 
 // Sheet is a row per expert, or layerSheet.
 func (r *ErrorReport) Sheet() *text.Sheet {
-	if r.By == inspect.ByLayer {
+	if r.by == inspect.ByLayer {
 		return r.layerSheet()
 	}
 	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs",
@@ -317,7 +318,7 @@ func once(words []string) string {
 
 // WriteText writes the sheet and the findings.
 func (r *ErrorReport) WriteText(w io.Writer) error {
-	return inspect.WriteExamination(w, r.Sheet(), nil, r.NotCounted, r.Findings)
+	return r.WriteBelow(w, r.Sheet(), nil)
 }
 
 // Figure draws how far each expert is from its original.

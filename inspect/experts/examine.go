@@ -17,7 +17,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	r, count := &Report{Path: w.Path, Layers: []Layer{}, NotCounted: not, by: o.By}, len(layers)
+	r, count := newReport(w.Path, not, o.By), len(layers)
 	if w.Part != nil { // an expert is odd among those of all parts' layers
 		whole := w
 		whole.Part = nil
@@ -55,10 +55,14 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	return r, nil
 }
 
+// newReport returns a report without layers.
+func newReport(path string, not []inspect.NotCounted, by inspect.Grouping) *Report {
+	return &Report{Path: path, Layers: []Layer{}, Examined: inspect.Examined{NotCounted: not}, by: by}
+}
+
 // find makes the findings of those within layers and of twins.
 func (r *Report) find(single, twins []inspect.Observation) {
-	r.Observed = slices.Concat(single, twins, untrainedLayers(r.Layers), trends(r.Layers))
-	r.Findings = inspect.Cluster(r.Observed)
+	r.Conclude(slices.Concat(single, twins, untrainedLayers(r.Layers), trends(r.Layers)))
 }
 
 // withMembers returns observations that have a list of members, if an empty one.
@@ -83,7 +87,7 @@ func (r *Report) notCompared(parts int) {
 // Merge joins the reports of all parts of a checkpoint, in their order, into the report of all its experts: that of one
 // run, but that equal experts of different parts are not found.
 func Merge(parts []*Report, by inspect.Grouping) *Report {
-	r := &Report{Path: parts[0].Path, Layers: []Layer{}, NotCounted: []inspect.NotCounted{}, by: by}
+	r := newReport(parts[0].Path, []inspect.NotCounted{}, by)
 	var single, twins []inspect.Observation
 	for _, p := range parts {
 		r.Layers, r.NotCounted = append(r.Layers, p.Layers...), append(r.NotCounted, p.NotCounted...)

@@ -28,16 +28,22 @@ type Options struct {
 
 // Report is what the experts of a checkpoint are.
 type Report struct {
-	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
-	Layers     []Layer               `json:"layers"`      // layers with a selected expert, in their order
-	Findings   []inspect.Observation `json:"findings"`    // Observed, by causes: see inspect.Cluster
-	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
+	Path   string  `json:"path"`   // of the checkpoint, as the user gave it
+	Layers []Layer `json:"layers"` // layers with a selected expert, in their order
+	inspect.Examined
 	// NotCompared says what was not compared since it is in different parts; absent if everything was.
 	NotCompared string        `json:"not_compared,omitempty"`
 	Part        *PartFindings `json:"part,omitempty"` // of the checkpoint; absent if it is all
 
-	Observed []inspect.Observation `json:"-"` // one by one
-	by       inspect.Grouping
+	by inspect.Grouping
+}
+
+// OfPart returns the part that the report is about, nil if it is about all experts.
+func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) {
+	if r.Part == nil {
+		return nil, ""
+	}
+	return &r.Part.Part, ""
 }
 
 // PartFindings is a part of a checkpoint, and the findings in it that a merge needs, one by one.

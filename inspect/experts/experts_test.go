@@ -402,14 +402,14 @@ func TestExpertsThatCannotBe(t *testing.T) {
 	_, err := Examine(t.Context(), s.Weights(), Options{})
 	require.ErrorContains(t, err, inspecttest.ExpertName(1, 2, "up")+": disk on fire")
 	require.ErrorContains(t, err, inspecttest.ExpertName(1, 5, "down")+": disk on fire")
-	_, err = Against(t.Context(), s.Weights(), inspecttest.Filled(t, "v1-base").Weights(), inspect.Selection{})
+	_, err = Against(t.Context(), s.Weights(), inspecttest.Filled(t, "v1-base").Weights(), Options{})
 	require.ErrorContains(t, err, inspecttest.ExpertName(1, 5, "down")+": disk on fire")
-	_, err = Against(t.Context(), inspecttest.Filled(t, "v1-base").Weights(), s.Weights(), inspect.Selection{})
+	_, err = Against(t.Context(), inspecttest.Filled(t, "v1-base").Weights(), s.Weights(), Options{})
 	require.ErrorContains(t, err, inspecttest.ExpertName(1, 5, "down")+": in the original: disk on fire")
-	_, err = Against(t.Context(), s.Weights(), inspecttest.Filled(t, "v3").Weights(), inspect.Selection{})
+	_, err = Against(t.Context(), s.Weights(), inspecttest.Filled(t, "v3").Weights(), Options{})
 	require.ErrorContains(t, err, "missing: model.layers.1.mlp.experts.{0..15}.down_proj.weight (16 tensors): the original does not have it")
 	_, err = Against(t.Context(), inspecttest.Filled(t, "v3-fp8").Weights(), inspecttest.Filled(t, "v3").Weights(),
-		inspect.Selection{})
+		Options{})
 	require.ErrorContains(t, err, "[72 192], but the original's is [24 64]")
 	_, err = Examine(t.Context(), inspecttest.Filled(t, "v1-dense").Weights(), Options{})
 	require.ErrorContains(t, err, "no expert is selected, or there is none")
@@ -437,7 +437,7 @@ func TestExpertsAreCancelled(t *testing.T) {
 	}
 	_, err := Examine(ctx, w, Options{})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = Against(ctx, w, w, inspect.Selection{})
+	_, err = Against(ctx, w, w, Options{})
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -454,7 +454,7 @@ func TestExpertsAgainst(t *testing.T) {
 	b.Put(inspecttest.ExpertName(1, 1, "gate"), 3, 0xff80, 0x7fc0)
 	a.Put(inspecttest.ExpertName(1, 2, "gate"), 3, 0x7f80, 0x7fc0)
 	b.Put(inspecttest.ExpertName(1, 2, "gate"), 3, 0x7f80, 0x7fc1)
-	r, err := Against(t.Context(), a.Weights(), b.Weights(), inspect.Selection{})
+	r, err := Against(t.Context(), a.Weights(), b.Weights(), Options{})
 	require.NoError(t, err)
 	require.Equal(t, []string{"not-finite 1 [0 1]", "error 2 [4]", "error 3 [9]"},
 		inspecttest.Kinds(r.Findings))
@@ -473,11 +473,11 @@ func TestExpertsAgainst(t *testing.T) {
 	require.Equal(t, -1, r.Layers[1].Experts[16].Expert)
 	require.Contains(t, inspecttest.Printed(t, r), "error: "+inspecttest.ExpertName(2, 4, "up")+": relative RMS error")
 
-	equal, err := Against(t.Context(), b.Weights(), b.Weights(), inspect.Selection{})
+	equal, err := Against(t.Context(), b.Weights(), b.Weights(), Options{})
 	require.NoError(t, err)
 	require.Empty(t, equal.Findings)
 	a.Zero(inspecttest.ExpertName(2, 4, "up"))
-	zeroed, err := Against(t.Context(), b.Weights(), a.Weights(), inspect.Selection{Layers: inspecttest.Spans(t, "2")})
+	zeroed, err := Against(t.Context(), b.Weights(), a.Weights(), Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"error 2 [4]"}, inspecttest.Kinds(zeroed.Findings))
 	require.Contains(t, zeroed.Findings[0].Text, "the original is all zero")
@@ -495,7 +495,7 @@ func TestExpertsAgainstLayouts(t *testing.T) {
 			plain.Store(w.Name, f.DType, f.Shape, f.Data)
 		}
 	}
-	r, err := Against(t.Context(), a.Weights(), plain.Weights(), inspect.Selection{Match: []string{"*.experts.*"}})
+	r, err := Against(t.Context(), a.Weights(), plain.Weights(), Options{Selection: inspect.Selection{Match: []string{"*.experts.*"}}})
 	require.NoError(t, err)
 	for _, l := range r.Layers {
 		for _, e := range l.Experts {

@@ -55,7 +55,7 @@ func TestLimitOfErrors(t *testing.T) {
 			}
 			a.Change(inspecttest.ExpertName(2, e, "up"), inspecttest.Row(0, 1536, inspecttest.Times(by)))
 		}
-		r, err := Against(t.Context(), a.Weights(), b.Weights(), inspect.Selection{})
+		r, err := Against(t.Context(), a.Weights(), b.Weights(), Options{})
 		require.NoError(t, err)
 		require.Len(t, inspecttest.With(r.Findings, "error"), want, "%v", inspecttest.Kinds(r.Findings))
 	}

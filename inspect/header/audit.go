@@ -285,6 +285,9 @@ func bytesOf(tensors []inspect.Tensor) (n int64) {
 	return n
 }
 
+// Passes reports whether there are no problems.
+func (a *AuditReport) Passes(inspect.Level) bool { return a.Clean }
+
 // WriteText writes the findings, and what was checked. Findings of a kind that differ only in numbers share a line.
 func (a *AuditReport) WriteText(w io.Writer) error {
 	return inspect.WriteAudit(w, a.Path, verdict(a.Findings), a.Findings, a.Checked, a.NotChecked)

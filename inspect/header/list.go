@@ -13,10 +13,10 @@ import (
 
 // Listing is every tensor whose header could be read, in the order of names, numbers by value. It needs no config.
 type Listing struct {
-	Path    string            `json:"path"`    // of the checkpoint, as the user gave it
-	Tensors []inspect.Tensor  `json:"tensors"` // by text.CompareNames
-	Bytes   int64             `json:"bytes"`   // of all tensors
-	Broken  []inspect.Finding `json:"broken"`  // files that are not in the list, or not as the index has them
+	Path    string           `json:"path"`    // of the checkpoint, as the user gave it
+	Tensors []inspect.Tensor `json:"tensors"` // by text.CompareNames
+	Bytes   int64            `json:"bytes"`   // of all tensors
+	inspect.BrokenFiles
 
 	unread []inspect.Tensor // in files of the index that were not read
 	method string           // of the config's quantization
@@ -42,18 +42,18 @@ func (l *Listing) Select(s inspect.Selection) (*Listing, error) {
 		return nil, err
 	}
 	picked = slices.DeleteFunc(picked, func(t inspect.Tensor) bool { return t.DType == tensor.Invalid })
-	return &Listing{l.Path, picked, bytesOf(picked), l.Broken, nil, l.method}, nil
+	return &Listing{l.Path, picked, bytesOf(picked), l.BrokenFiles, nil, l.method}, nil
 }
 
 // brokenFiles returns the findings that are about weight files and the index.
-func brokenFiles(c *inspect.Checkpoint) []inspect.Finding {
+func brokenFiles(c *inspect.Checkpoint) inspect.BrokenFiles {
 	found := []inspect.Finding{}
 	for _, f := range c.Findings {
 		if f.Kind == inspect.Broken && f.File != inspect.ConfigFile {
 			found = append(found, f)
 		}
 	}
-	return found
+	return inspect.BrokenFiles{Broken: found}
 }
 
 // WriteText writes a line per tensor and a total.
@@ -65,7 +65,7 @@ func (l *Listing) WriteText(w io.Writer) error {
 	if err := t.WriteText(w); err != nil {
 		return err
 	}
-	return writeTotal(w, len(l.Tensors), l.Bytes, l.Broken)
+	return writeTotal(w, len(l.Tensors), l.Bytes, &l.BrokenFiles)
 }
 
 // Sheet is a row per tensor.
@@ -79,7 +79,7 @@ func (l *Listing) Sheet() *text.Sheet {
 
 // Fold returns the listing with a row per pattern.
 func (l *Listing) Fold() *Patterns {
-	p := &Patterns{Path: l.Path, Patterns: []Pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, Broken: l.Broken}
+	p := &Patterns{Path: l.Path, Patterns: []Pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, BrokenFiles: l.BrokenFiles}
 	var kinds []string // dtype and shape
 	alike := map[string][]inspect.Tensor{}
 	for _, t := range l.Tensors {
@@ -122,11 +122,11 @@ func foldAlike(alike []inspect.Tensor) []Pattern {
 // Patterns is a listing in which tensors that differ only in the numbers of their
 // names share a row.
 type Patterns struct {
-	Path     string            `json:"path"`     // of the checkpoint, as the user gave it
-	Patterns []Pattern         `json:"patterns"` // in the order of the first of their names
-	Tensors  int               `json:"tensors"`  // number of tensors in all patterns
-	Bytes    int64             `json:"bytes"`    // of all tensors
-	Broken   []inspect.Finding `json:"broken"`   // as in Listing
+	Path     string    `json:"path"`     // of the checkpoint, as the user gave it
+	Patterns []Pattern `json:"patterns"` // in the order of the first of their names
+	Tensors  int       `json:"tensors"`  // number of tensors in all patterns
+	Bytes    int64     `json:"bytes"`    // of all tensors
+	inspect.BrokenFiles
 }
 
 // Pattern is tensors of one dtype and one shape. Name holds sets of numbers, each
@@ -154,7 +154,7 @@ func (p *Patterns) WriteText(w io.Writer) error {
 	if err := t.WriteText(w); err != nil {
 		return err
 	}
-	return writeTotal(w, p.Tensors, p.Bytes, p.Broken)
+	return writeTotal(w, p.Tensors, p.Bytes, &p.BrokenFiles)
 }
 
 // Sheet is a row per pattern.
@@ -175,9 +175,9 @@ func (p *Pattern) holder() string {
 }
 
 // writeTotal ends a listing.
-func writeTotal(w io.Writer, tensors int, bytes int64, broken []inspect.Finding) error {
+func writeTotal(w io.Writer, tensors int, bytes int64, broken *inspect.BrokenFiles) error {
 	if _, err := fmt.Fprintf(w, "%s, %s\n", text.Plural(tensors, "tensor"), text.Bytes(bytes)); err != nil {
 		return err
 	}
-	return inspect.WriteFindings(w, broken, inspect.MaxLines)
+	return broken.WriteNotes(w)
 }

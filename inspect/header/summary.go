@@ -130,6 +130,9 @@ func sortDTypes(sums []DTypeSum) {
 // summaryLines is how many lines of findings a summary shows.
 const summaryLines = 5
 
+// Passes reports whether there are no problems.
+func (s *Summary) Passes(inspect.Level) bool { return s.Problems == 0 }
+
 // WriteText writes a line per fact, then the first findings.
 func (s *Summary) WriteText(w io.Writer) error {
 	if _, err := fmt.Fprintln(w, text.Word(s.Path)); err != nil {

@@ -17,9 +17,9 @@ import (
 // alone and without a config. Neighbours with numbers for names, as layers and experts are,
 // share a node if what is in them is alike: names, dtypes and shapes.
 type TreeReport struct {
-	Path   string            `json:"path"`   // of the checkpoint, as the user gave it
-	Tree   *TreeNode         `json:"tree"`   // the whole, whose name is empty
-	Broken []inspect.Finding `json:"broken"` // as in Listing
+	Path string    `json:"path"` // of the checkpoint, as the user gave it
+	Tree *TreeNode `json:"tree"` // the whole, whose name is empty
+	inspect.BrokenFiles
 
 	depth int
 }
@@ -47,7 +47,7 @@ func (l *Listing) Tree(depth int) *TreeReport {
 	}
 	root := moduleNode("", all)
 	root.total(1, l.method)
-	return &TreeReport{l.Path, root, l.Broken, depth}
+	return &TreeReport{l.Path, root, l.BrokenFiles, depth}
 }
 
 // branch is a tensor below a module, and the end of its name behind the module's.
@@ -186,5 +186,5 @@ func (r *TreeReport) WriteText(w io.Writer) error {
 	if err := r.Sheet().WriteAs(w, text.AsTable); err != nil {
 		return err
 	}
-	return inspect.WriteFindings(w, r.Broken, inspect.MaxLines)
+	return r.WriteNotes(w)
 }

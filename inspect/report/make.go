@@ -248,7 +248,7 @@ func (m *maker) experts(ctx context.Context) (err error) {
 
 // hash names the values of all weights.
 func (m *maker) hash(ctx context.Context) error {
-	r, err := stats.Hash(ctx, m.weights("hash"), m.Selection, stats.HashModel)
+	r, err := stats.Hash(ctx, m.weights("hash"), m.Selection, inspect.ByModel)
 	if err == nil {
 		m.Hash = r.Model
 	}
@@ -433,6 +433,11 @@ func (r *Report) verdict() string {
 		levels = append(levels, f.Level)
 	}
 	return inspect.CountLevels(levels)
+}
+
+// Passes reports whether no finding is as grave as a level.
+func (r *Report) Passes(least inspect.Level) bool {
+	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Level.AtLeast(least) })
 }
 
 // Clean reports whether nothing was found.

@@ -66,9 +66,9 @@ func TestFindingsAreToldOnce(t *testing.T) {
 		{Kind: inspect.Value, Tensor: "model.layers.1.mlp.experts.7", Cause: "every weight of the expert is zero"},
 		{Kind: inspect.Value, Tensor: "lm_head.weight", Cause: "every value is zero"}, {Kind: inspect.Broken, File: "a.bin",
 			Cause: "cut"}}}
-	m.Experts = &experts.Report{Observed: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up},
-		{ID: "channel", Layer: 1, Experts: []int{7}, Tensor: "model.layers.1.mlp.experts.7"}}}
-	m.Routers = &router.Report{Observed: []inspect.Observation{{ID: "dead-row", Layer: 1, Experts: []int{4}}}}
+	m.Experts = &experts.Report{Examined: inspect.Examined{Observed: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up},
+		{ID: "channel", Layer: 1, Experts: []int{7}, Tensor: "model.layers.1.mlp.experts.7"}}}}
+	m.Routers = &router.Report{Examined: inspect.Examined{Observed: []inspect.Observation{{ID: "dead-row", Layer: 1, Experts: []int{4}}}}}
 	m.collect()
 	var got []string
 	for _, f := range m.Findings {

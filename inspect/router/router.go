@@ -27,13 +27,11 @@ type Options struct {
 
 // Report is what the routers of a checkpoint are.
 type Report struct {
-	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
-	Layers     []Layer               `json:"layers"`      // layers whose router is selected, in their order
-	Findings   []inspect.Observation `json:"findings"`    // Observed, by causes: see inspect.Cluster
-	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
+	Path   string  `json:"path"`   // of the checkpoint, as the user gave it
+	Layers []Layer `json:"layers"` // layers whose router is selected, in their order
+	inspect.Examined
 
-	Observed []inspect.Observation `json:"-"` // one by one
-	by       inspect.Grouping
+	by inspect.Grouping
 }
 
 // Layer is the router of a layer, mlp.gate.weight [experts, hidden].
@@ -164,7 +162,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err := x.Wait(); err != nil {
 		return nil, err
 	}
-	report := &Report{Path: w.Path, Layers: []Layer{}, NotCounted: not, by: o.By}
+	report := &Report{Path: w.Path, Layers: []Layer{}, Examined: inspect.Examined{NotCounted: not}, by: o.By}
 	for _, r := range routers {
 		if o.Coupling {
 			if r.Coupling, err = r.couple(x, len(routers)); err != nil {
@@ -177,7 +175,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 		report.Observed = append(report.Observed, r.observe()...)
 		report.Layers = append(report.Layers, r.Layer)
 	}
-	report.Findings = inspect.Cluster(report.Observed)
+	report.Conclude(report.Observed)
 	return report, nil
 }
 

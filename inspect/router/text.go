@@ -53,7 +53,7 @@ func (r *Report) WriteText(w io.Writer) error {
 			lines = append(lines, r.Layers[i].line())
 		}
 	}
-	return inspect.WriteExamination(w, r.Sheet(), lines, r.NotCounted, r.Findings)
+	return r.WriteBelow(w, r.Sheet(), lines)
 }
 
 // line says what is about the router as a whole.

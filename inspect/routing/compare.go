@@ -20,7 +20,7 @@ type Comparison struct {
 	Sets   []TokenSet      `json:"sets"`   // in the order of the user
 	Layers []ComparedLayer `json:"layers"` // the selected ones, ascending
 
-	by     Level
+	by     inspect.Grouping
 	tooFew string // why Chance is not known; "" if it is
 }
 
@@ -142,13 +142,13 @@ func (b *blocks) filled() (filled []block) {
 	return filled
 }
 
-// Sheet is a row per layer, or with ByExpert per expert.
+// Sheet is a row per layer, or with inspect.ByExpert per expert.
 func (c *Comparison) Sheet() *text.Sheet {
 	var loads []string
 	for _, s := range c.Sets {
 		loads = append(loads, ">load_"+s.Name)
 	}
-	if c.by == ByExpert {
+	if c.by == inspect.ByExpert {
 		s := text.NewSheet(append([]string{">layer", ">expert", ">difference", ">chance"}, loads...)...)
 		for _, l := range c.Layers {
 			for _, e := range l.Experts {

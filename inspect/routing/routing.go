@@ -28,7 +28,7 @@ type Report struct {
 	Layers    []Layer          `json:"layers"`              // the selected ones, ascending
 	Missing   []string         `json:"missing"`             // numbers that are not shown, and why
 
-	by Level
+	by inspect.Grouping
 }
 
 // Source says where the choices of a Report are from.
@@ -98,28 +98,18 @@ const maxRouted = 4096
 // MaxPairs is how many pairs of a layer are listed unless all are wanted.
 const MaxPairs = 8
 
-// Level says what a row of a Report's sheet is.
-type Level string
-
-// The levels.
-const (
-	ByLayer  Level = "layer"  // each layer
-	ByExpert Level = "expert" // each expert
-	ByPair   Level = "pair"   // each two experts of a layer that share a token
-)
-
 // Options says what of a routing is reported; the zero value is a row for each layer.
 type Options struct {
-	Layers  text.Spans // only these; empty is all that route
-	Experts text.Spans // rows and pairs of these alone; the numbers of a layer are of all
-	By      Level      // "" is ByLayer
-	Blocks  bool       // count blocks of tokens too, for Compare; OfForward does
+	Layers  text.Spans       // only these; empty is all that route
+	Experts text.Spans       // rows and pairs of these alone; the numbers of a layer are of all
+	By      inspect.Grouping // a row for each layer, also "", expert or pair
+	Blocks  bool             // count blocks of tokens too, for Compare; OfForward does
 }
 
 // newReport returns a report without layers.
 func newReport(path string, source Source, o Options) *Report {
 	if o.By == "" {
-		o.By = ByLayer
+		o.By = inspect.ByLayer
 	}
 	return &Report{Path: path, Source: source, Layers: []Layer{}, Missing: []string{}, by: o.By}
 }
@@ -170,9 +160,9 @@ func numbered(what string, numbers []int) string {
 // Sheet is a row per layer, expert or pair.
 func (r *Report) Sheet() *text.Sheet {
 	switch r.by {
-	case ByExpert:
+	case inspect.ByExpert:
 		return r.expertSheet()
-	case ByPair:
+	case inspect.ByPair:
 		return r.pairSheet()
 	}
 	s := text.NewSheet(">layer", ">tokens", ">entropy", ">max_entropy", ">maxvio", ">cv", ">cv_uniform", ">unreached",

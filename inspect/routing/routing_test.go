@@ -16,6 +16,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/config/configtest"
+	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model"
 	"dsmoe/model/synth"
@@ -247,14 +248,14 @@ func TestRouteForward(t *testing.T) {
 	require.Len(t, pieces(in, 1), batch)
 	var last [2]int
 	whole, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, atOnce: atOnce,
-		Progress: func(done, total int) { last = [2]int{done, total} }}, Options{By: ByPair})
+		Progress: func(done, total int) { last = [2]int{done, total} }}, Options{By: inspect.ByPair})
 	require.NoError(t, err)
 	assert.Equal(t, batch*seq-7, whole.Layers[0].Tokens)
 	assert.Equal(t, last[0], last[1])
 	assert.Positive(t, last[1])
 
 	last3, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 3},
-		Options{By: ByPair, Layers: text.Spans{{3, 3}}})
+		Options{By: inspect.ByPair, Layers: text.Spans{{3, 3}}})
 	require.NoError(t, err)
 	require.Len(t, last3.Layers, 1)
 	assert.Equal(t, whole.Layers[slices.IndexFunc(whole.Layers, func(l Layer) bool { return l.Layer == 3 })],

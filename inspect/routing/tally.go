@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"dsmoe/inspect"
 )
 
 // layerTally counts a layer's choices. Its memory is a number per pair of experts, and one per token for the margins.
@@ -151,7 +153,7 @@ func (t *layerTally) pairReport(o Options) []Pair {
 			}
 		}
 	}
-	if o.By == ByPair {
+	if o.By == inspect.ByPair {
 		return pairs
 	}
 	above := func(p Pair) float64 { return float64(p.Tokens) - p.Expected }

@@ -42,7 +42,7 @@ type HashReport struct {
 	// Part of the checkpoint; absent if it is all
 	Part *inspect.Part `json:"part,omitempty"`
 
-	by HashLevel
+	by inspect.Grouping // what the sheet shows the model's hash with: ByTensor, ByModule, or ByModel alone
 }
 
 // ModuleHash is a module: every part of a tensor's name up to a dot names one, unless it has
@@ -61,19 +61,12 @@ type TensorHash struct {
 	Hash  string       `json:"hash"`  // see HashReport
 }
 
-// HashLevel says which names the text of a HashReport shows; its JSON has all.
-type HashLevel string
+// OfPart returns the part that the report is about, nil if it is about all weights.
+func (r *HashReport) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, "" }
 
-// The levels.
-const (
-	HashTensors HashLevel = "tensor" // each tensor's, then the model's
-	HashModules HashLevel = "module" // each module's, then the model's
-	HashModel   HashLevel = "model"  // the model's alone
-)
-
-// Hash reads the selected weights and names their values. What cannot be read, and FP8 weights
+// Hash reads the selected weights and names their values. The sheet of the report shows the hashes that by names. What cannot be read, and FP8 weights
 // without usable scales, are an error that names all of them.
-func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by HashLevel) (*HashReport, error) {
+func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspect.Grouping) (*HashReport, error) {
 	list, err := w.Pick(s)
 	if err != nil {
 		return nil, err
@@ -98,7 +91,7 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by HashLe
 }
 
 // MergeHashes joins the reports of all parts of a checkpoint, in their order, into the report of all its weights.
-func MergeHashes(parts []*HashReport, by HashLevel) *HashReport {
+func MergeHashes(parts []*HashReport, by inspect.Grouping) *HashReport {
 	r := &HashReport{Path: parts[0].Path, Tensors: []TensorHash{}, by: by}
 	var names []string
 	for _, p := range parts {
@@ -248,11 +241,11 @@ func moduleHash(module string, tensors []TensorHash) string {
 func (r *HashReport) Sheet() *text.Sheet {
 	s := text.NewSheet("hash", "name")
 	switch r.by {
-	case HashTensors:
+	case inspect.ByTensor:
 		for _, t := range r.Tensors {
 			s.Row(t.Hash, text.Foreign(t.Name))
 		}
-	case HashModules:
+	case inspect.ByModule:
 		for _, m := range r.Modules {
 			s.Row(m.Hash, text.Foreign(m.Name))
 		}

@@ -24,7 +24,7 @@ import (
 // hashOf hashes all of a checkpoint.
 func hashOf(t *testing.T, w inspect.Weights) *HashReport {
 	t.Helper()
-	r, err := Hash(t.Context(), w, inspect.Selection{}, HashTensors)
+	r, err := Hash(t.Context(), w, inspect.Selection{}, inspect.ByTensor)
 	require.NoError(t, err)
 	require.NotNil(t, r.Model)
 	return r
@@ -101,7 +101,7 @@ func TestHashOfModules(t *testing.T) {
 	assert.NotEmpty(t, find(whole, "model.layers"))
 	assert.Empty(t, find(whole, "model.norm"), "a module of one tensor")
 
-	part, err := Hash(t.Context(), s.Weights(), inspect.Selection{Layers: text.Spans{{2, 2}}}, HashModules)
+	part, err := Hash(t.Context(), s.Weights(), inspect.Selection{Layers: text.Spans{{2, 2}}}, inspect.ByModule)
 	require.NoError(t, err)
 	assert.Nil(t, part.Model)
 	assert.Equal(t, find(whole, "model.layers.2"), find(part, "model.layers.2"))
@@ -181,7 +181,7 @@ func TestHashErrors(t *testing.T) {
 	delete(tensors, "fp8_scale_inv")
 	s := inspecttest.Only(t, tensors)
 	s.Broken["f32"], s.Broken["bf16"] = true, true
-	_, err := Hash(t.Context(), s.Weights(), inspect.Selection{}, HashTensors)
+	_, err := Hash(t.Context(), s.Weights(), inspect.Selection{}, inspect.ByTensor)
 	for _, want := range []string{"tensor fp8: dtype F8_E4M3, but its scales, fp8_scale_inv, are missing",
 		"tensor f32: disk on fire", "tensor bf16: disk on fire"} {
 		require.ErrorContains(t, err, want)
@@ -189,7 +189,7 @@ func TestHashErrors(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = Hash(ctx, inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint")).Weights(), inspect.Selection{},
-		HashTensors)
+		inspect.ByTensor)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -117,8 +117,12 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	return r, nil
 }
 
-// Merge joins the reports of all parts of a checkpoint, in their order, into the report of all its weights.
-func Merge(parts []*Report) *Report {
+// OfPart returns the part that the report is about, nil if it is about all weights, and what a row is.
+func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, r.By }
+
+// Merge joins the reports of all parts of a checkpoint, in their order, into the report of all its weights. Their rows
+// stay what they are.
+func Merge(parts []*Report, _ inspect.Grouping) *Report {
 	r := *parts[0]
 	r.Part, r.Tensors, r.Groups, r.NotCounted = nil, []Tensor{}, []Group{}, []inspect.NotCounted{}
 	for _, p := range parts {

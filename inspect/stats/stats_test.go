@@ -373,7 +373,7 @@ func TestStatsThatCannotBe(t *testing.T) {
 	assert.Len(t, r.Tensors, 72)
 	_, err = Compute(t.Context(), whole, Options{By: inspect.ByLayer, Selection: scales})
 	require.ErrorContains(t, err, "nothing to count by layer")
-	_, err = Hash(t.Context(), whole, scales, HashTensors)
+	_, err = Hash(t.Context(), whole, scales, inspect.ByTensor)
 	require.ErrorContains(t, err, "scales have no hash of their own")
 
 	ctx, cancel := context.WithCancel(t.Context())

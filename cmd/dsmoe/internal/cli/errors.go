@@ -167,13 +167,21 @@ func PrintError(w io.Writer, err error) {
 	}
 }
 
+// Named is an error about the file or checkpoint at path: "path: cause"; nil if err is nil.
+func Named(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", text.Quote(path), err)
+}
+
 // FileError is an error of the system about the file at path: "path: cause".
 func FileError(path string, err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
 		err = p.Err
 	}
-	return fmt.Errorf("%s: %w", text.Quote(path), err)
+	return Named(path, err)
 }
 
 // overflowHint says what else can be done with numbers that a dtype cannot hold.

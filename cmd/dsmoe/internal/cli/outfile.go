@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/text"
 )
 
 // OutFile is a file that a command is going to write. Until Commit it has another name, so
@@ -37,7 +36,7 @@ func CreateFile(path string, inputs ...string) (*OutFile, error) {
 		return nil, fmt.Errorf("%s: %w", path, errors.New("stdout has the report; ./- is a file of this name"))
 	}
 	if err := checkNoInput(path, inputs); err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+		return nil, Named(path, err)
 	}
 	f := &OutFile{path: path, Name: path}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
@@ -49,11 +48,11 @@ func CreateFile(path string, inputs ...string) (*OutFile, error) {
 	case err != nil:
 		return nil, FileError(path, err)
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("cannot be replaced: not a regular file"))
+		return nil, Named(path, errors.New("cannot be replaced: not a regular file"))
 	}
 	dir, base := filepath.Split(f.Name)
 	if base == "" {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("not the name of a file"))
+		return nil, Named(path, errors.New("not the name of a file"))
 	}
 	temp := filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8])
 	f.temp, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)

@@ -3,7 +3,6 @@ package cli
 // How the inspections print what they have found out: -o, and what they share beside it.
 
 import (
-	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -11,8 +10,8 @@ import (
 	"dsmoe/text"
 )
 
-// Sheeted is a report whose numbers are a sheet.
-type Sheeted interface {
+// sheeted is a report whose numbers are a sheet.
+type sheeted interface {
 	Result
 	// Sheet returns the rows that WriteText prints.
 	Sheet() *text.Sheet
@@ -22,14 +21,16 @@ type Sheeted interface {
 type Output struct {
 	form      Choice
 	documents Documents
-	pipe      text.Form // the form where stdout is no terminal
-	Plot      *Plot     // of the command; nil if it has none
+	pipe      text.Form // the form where stdout is no terminal; "" without -o
+	plot      *plot     // nil without --plot
 }
 
-// AddOutput adds -o and --json to a command, whose reports go into a pipe in a form.
+// AddOutput adds --json to a command and, unless pipe is "", -o: in the form pipe its reports go into a pipe.
 func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 	o := &Output{documents: d, pipe: pipe}
-	JSONFlag(cmd)
+	if JSONFlag(cmd); pipe == "" {
+		return o
+	}
 	o.form.words = []string{string(text.AsTable), string(text.TSV), string(text.CSV), JSONForm, string(text.Markdown)}
 	usage := "print in a `form`: table, tsv, csv, json or md"
 	if pipe == text.TSV {
@@ -49,35 +50,31 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 }
 
 // Print draws a report, and prints it.
-func (o *Output) Print(cmd *cobra.Command, r Sheeted) error {
-	if err := o.Plot.Draw(r); err != nil {
+func (o *Output) Print(cmd *cobra.Command, r Result) error {
+	if err := o.plot.draw(r); err != nil {
 		return err
 	}
-	form := o.Chosen(cmd)
-	if form == JSONForm || form == text.AsTable {
-		return o.documents.printAs(cmd, r, form == JSONForm)
+	if o.IsSheet(cmd) {
+		return r.(sheeted).Sheet().WriteAs(cmd.OutOrStdout(), o.chosen(cmd))
 	}
-	return r.Sheet().WriteAs(cmd.OutOrStdout(), form)
+	return o.documents.printAs(cmd, r, o.chosen(cmd) == JSONForm)
 }
 
-// Chosen returns the form in which print prints.
-func (o *Output) Chosen(cmd *cobra.Command) text.Form {
+// IsSheet reports whether Print prints the sheet of a report alone.
+func (o *Output) IsSheet(cmd *cobra.Command) bool {
+	form := o.chosen(cmd)
+	return form != JSONForm && form != text.AsTable
+}
+
+// chosen returns the form in which Print prints.
+func (o *Output) chosen(cmd *cobra.Command) text.Form {
 	switch {
 	case givenJSON(cmd):
 		return JSONForm
 	case o.form.Value != "":
 		return text.Form(o.form.Value)
-	case IsTerminal(cmd.OutOrStdout()):
+	case o.pipe == "" || IsTerminal(cmd.OutOrStdout()):
 		return text.AsTable
 	}
 	return o.pipe
-}
-
-// PrintBeside prints a report with findings. If only its sheet is printed, write writes them to stderr.
-func (o *Output) PrintBeside(cmd *cobra.Command, r Sheeted, findings int, write func(io.Writer) error) error {
-	err := o.Print(cmd, r)
-	if form := o.Chosen(cmd); err == nil && findings > 0 && form != JSONForm && form != text.AsTable {
-		err = write(cmd.ErrOrStderr())
-	}
-	return err
 }

@@ -26,7 +26,7 @@ func ReadReports[T any](d Documents, paths []string, check func(*T) error) ([]*T
 			err = check(r)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", text.Quote(path), err))
+			errs = append(errs, Named(path, err))
 		}
 		all = append(all, r)
 	}

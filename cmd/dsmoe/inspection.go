@@ -1,0 +1,210 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// inspection is dsmoe inspect, or a command below it: its help, its flags, and the function that finds out.
+type inspection struct {
+	use, short, long, example string
+	yes, no                   string // what the exit statuses 0 and 1 say; no is "" if there is no 1
+	documents                 cli.Documents
+
+	args    cobra.PositionalArgs // nil is one CHECKPOINT
+	expects string               // the argument, as an error about its absence names it; "" is CHECKPOINT
+	pipe    text.Form            // -o and --wide: the form in which a report goes into a pipe; "" without -o
+	selects bool                 // --layers, --experts and --match
+	by      *cli.Choice          // --by, what a row of the report is; nil without --by
+	byUsage string
+	plot    string       // --plot: what is drawn; "" without --plot
+	failOn  bool         // --fail-on
+	merge   *merger      // --part, --parts and --merge; nil without them
+	flags   func(*query) // adds the flags of this command alone; may be nil
+	run     func(*query) (cli.Result, error)
+}
+
+// query is what the flags and the argument of an inspection ask for.
+type query struct {
+	*cobra.Command
+	path      string // the argument, "" without one
+	selection inspect.Selection
+	failOn    cli.Choice
+	parts     *cli.PartFlags // nil without --part
+
+	by *cli.Choice
+}
+
+// grouping is what --by says a row is.
+func (q *query) grouping() inspect.Grouping { return inspect.Grouping(q.by.Value) }
+
+// by is the flag --by with the groupings that it takes, the first by default.
+func by(words ...inspect.Grouping) *cli.Choice {
+	var list []string
+	for _, w := range words {
+		list = append(list, string(w))
+	}
+	c := cli.ChoiceOf(list[0], list...)
+	return &c
+}
+
+// judged is a report that says whether a checkpoint is good.
+type judged interface {
+	// Passes reports whether nothing in the report fails; findings about weights fail from a level on.
+	Passes(least inspect.Level) bool
+}
+
+// noted is a report that WriteText ends with notes, which go to stderr if only its sheet is printed.
+type noted interface{ WriteNotes(w io.Writer) error }
+
+// command returns the command.
+func (i *inspection) command() *cobra.Command {
+	q := &query{Command: &cobra.Command{Use: i.use, Short: i.short, Long: i.long, Example: i.example, Args: i.args,
+		Annotations: cli.Exits(i.yes, i.no)}, by: i.by}
+	if i.args == nil {
+		q.Args = cli.Expect(cmp.Or(i.expects, "CHECKPOINT"))
+	}
+	out := cli.AddOutput(q.Command, i.documents, i.pipe)
+	if i.selects {
+		addSelection(q.Flags(), &q.selection)
+		q.Flags().StringArrayVar(&q.selection.Match, "match", nil,
+			"only tensors that a `glob` of per-expert names matches; may be repeated")
+	}
+	if i.by != nil {
+		q.Flags().Var(i.by, "by", i.byUsage)
+	}
+	if i.plot != "" {
+		out.AddPlot(q.Command, i.plot)
+	}
+	if i.failOn {
+		q.failOn = cli.ChoiceOf(string(inspect.Error), string(inspect.Notice), string(inspect.Error), "none")
+		q.Flags().Var(&q.failOn, "fail-on", "exit with 1 from this `level` of findings on: notice, error or none")
+	}
+	if i.flags != nil {
+		i.flags(q)
+	}
+	var merge *bool
+	if i.merge != nil {
+		q.parts = cli.AddPart(q.Command, "one of N parts of the weights")
+		merge = addMerge(q.Command, append(i.merge.printing, cli.PlotFlag, "fail-on")...)
+	}
+	q.RunE = out.Drawing(func(cmd *cobra.Command, args []string) error {
+		q.path = strings.Join(args[:min(1, len(args))], "")
+		var r cli.Result
+		var err error
+		if merge != nil && *merge {
+			r, err = i.merge.join(i.documents, args, q.grouping())
+		} else {
+			r, err = i.run(q)
+		}
+		if err != nil {
+			return err
+		}
+		if err := out.Print(cmd, r); err != nil {
+			return err
+		}
+		if x, ok := r.(noted); ok && out.IsSheet(cmd) {
+			if err := x.WriteNotes(cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+		}
+		if x, ok := r.(judged); ok && !x.Passes(inspect.Level(q.failOn.Value)) {
+			return cli.ErrNo
+		}
+		return nil
+	})
+	return q.Command
+}
+
+// addSelection adds the flags that say which layers and experts are meant.
+func addSelection(flags *pflag.FlagSet, s *inspect.Selection) {
+	flags.Var(cli.SpansFlag(&s.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
+	flags.Var(cli.SpansFlag(&s.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
+}
+
+// reading is what an inspection reads of the weights of a config.
+type reading func(c *config.Config, w *weights.Weight) bool
+
+// need is what a checkpoint must hold for that.
+func (reads reading) need(s inspect.Selection) checkpoint.Need {
+	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+		if s.All() || c == nil {
+			return nil, nil
+		}
+		return weights.Holders(c, all, func(w *weights.Weight) bool { return reads(c, w) }), nil
+	}
+}
+
+// selected reads every selected weight.
+func (q *query) selected(_ *config.Config, w *weights.Weight) bool { return q.selection.Has(w.Name) }
+
+// examine is read with errors of f that name the checkpoint.
+func (q *query) examine(reads reading, f func(w inspect.Weights) (cli.Result, error)) (cli.Result, error) {
+	return q.read(reads, func(w inspect.Weights) (cli.Result, error) {
+		r, err := f(w)
+		return r, cli.Named(q.path, err)
+	})
+}
+
+// read calls f with the weights of the checkpoint, of the part that the flags name, of which reads tells those that
+// f reads. It shows the progress.
+func (q *query) read(reads reading, f func(w inspect.Weights) (cli.Result, error)) (cli.Result, error) {
+	p, err := q.part()
+	if err != nil {
+		return nil, err
+	}
+	w, c, err := openWeights(q.path, reads.need(q.selection))
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if p.Of > 0 {
+		if err := takePart(q, c, &w, p, reads); err != nil {
+			return nil, err
+		}
+	}
+	b := cli.Bar{To: q.ErrOrStderr()}
+	defer b.Remove()
+	w.Progress = func(done, total int64) { b.Set("reading", done, total) }
+	return f(w)
+}
+
+// part is the part that the flags name.
+func (q *query) part() (p cli.Part, err error) {
+	if q.parts == nil {
+		return p, nil
+	}
+	if p, err = q.parts.Read(q.Command); err == nil && p.Of > 0 && !q.selection.All() {
+		err = cli.Misuse(q.Command, "--part selects weights by itself: not with --layers, --experts or --match")
+	}
+	return p, err
+}
+
+// takePart makes w the weights of a part, of which reads tells those that are to be shared out.
+func takePart(q *query, c *checkpoint.Checkpoint, w *inspect.Weights, p cli.Part, reads reading) error {
+	files := checkpointFiles{}
+	err := files.identify(c)
+	if err == nil && !c.ConfigInside() {
+		files.Identity[checkpoint.ConfigName], err = hashFile(c, checkpoint.ConfigName)
+	}
+	if err != nil {
+		return err
+	}
+	mine := &inspect.Part{Index: p.Index, Of: p.Of, Identity: files.Identity, Samples: files.Samples}
+	if !w.TakePart(mine, func(x *weights.Weight) bool { return reads(w.Config, x) }) {
+		fmt.Fprintf(q.ErrOrStderr(), "note: part %d of %d has nothing to read\n", p.Index, p.Of)
+	}
+	return nil
+}
