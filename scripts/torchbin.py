@@ -6,7 +6,6 @@
 fixtures/torch-bin/checkpoint   the weights of v1-dense in two .bin shards
 fixtures/torch-bin/cases.bin    a state dict of every dtype and of views, with
                                 cases.json: the sha256 of each tensor's bytes
-fixtures/torch-bin/legacy.bin   as torch wrote it before version 1.6
 """
 import hashlib
 import json
@@ -66,7 +65,6 @@ def cases():
     sums = {k: [str(v.dtype), list(v.shape), hashlib.sha256(raw(v)).hexdigest()] for k, v in state.items()}
     json.dump(sums, open(os.path.join(out, "cases.json"), "w"), indent=1)
     torch.save(OrderedDict(turned=base.T), os.path.join(out, "transposed.bin"))
-    torch.save({"w": base}, os.path.join(out, "legacy.bin"), _use_new_zipfile_serialization=False)
 
 
 if __name__ == "__main__":

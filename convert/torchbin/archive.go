@@ -1,32 +1,20 @@
 package torchbin
 
-// The archive of torch 1.6 and later: a zip file with data.pkl and a file per storage.
+// The archive that torch.save writes: a zip file with data.pkl and a file per storage.
 
 import (
 	"archive/zip"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path"
 	"strings"
 
 	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
-
-// readArchive reads the archive's directory and its pickle.
-func readArchive(f io.ReaderAt, size int64) (*state, storages, error) {
-	z, err := openArchive(f, size)
-	if err != nil {
-		return nil, nil, err
-	}
-	program, err := z.pickle()
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := unpickle(program)
-	return s, z, err
-}
 
 // archive is the zip file: its entries by name, without the folder they all share.
 type archive struct {
@@ -61,6 +49,11 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 	return a, a.checkByteOrder()
 }
 
+// legacyMagic is the opcodes of the number that a file of torch before 1.6 begins with, behind PROTO and FRAME.
+const legacyMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+
+const hintLegacy = "load it with torch 1.6 or later where you trust it, and save it again: torch.save(torch.load(FILE), FILE)"
+
 // notArchive is the error for a file that is not a zip archive; it names the kind of file.
 func notArchive(f io.ReaderAt, size int64) error {
 	var head [64]byte
@@ -72,6 +65,10 @@ func notArchive(f io.ReaderAt, size int64) error {
 		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: hintDownload}
 	case strings.HasPrefix(string(head[:n]), format.LFSPointer):
 		return &format.Error{Cause: format.LFSCause, Hint: format.LFSHint}
+	case strings.Contains(string(head[:n]), legacyMagic):
+		return &format.Error{Cause: "was written by torch before 1.6, or in its format, which is not read", Hint: hintLegacy}
+	case n > 1 && head[0] == 0x80 && head[1] <= 5:
+		return &format.Error{Cause: "is a plain pickle, not written by torch.save", Hint: hintSafe}
 	}
 	return errors.New("is not a zip archive, as torch.save writes")
 }
@@ -116,7 +113,7 @@ func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 }
 
 // title is the name of the storage's entry.
-func (a *archive) title(s storage) string { return text.Quote(path.Join("data", s.key)) }
+func title(s storage) string { return text.Quote(path.Join("data", s.key)) }
 
 // extent finds the storage's entry, which must lie in the file as it is.
 func (a *archive) extent(s storage) (start, size int64, err error) {
@@ -134,4 +131,32 @@ func (a *archive) extent(s storage) (start, size int64, err error) {
 		return 0, 0, errors.New("lies beyond the end of the file")
 	}
 	return start, int64(z.UncompressedSize64), nil
+}
+
+// place finds the bytes of a tensor.
+func (a *archive) place(t pickled) (format.Entry, error) {
+	e := format.Entry{Info: tensor.Info{Name: t.name, DType: t.dtype, Shape: t.shape}}
+	size, err := tensor.Size(t.dtype, t.shape)
+	if err != nil {
+		return e, err
+	}
+	if err := t.checkContiguous(); err != nil {
+		return e, err
+	}
+	start, stored, err := a.extent(t.storage)
+	if err != nil {
+		return e, fmt.Errorf("its storage %s %w", title(t.storage), err)
+	}
+	declared, ok := t.storage.bytes()
+	if !ok || declared > stored {
+		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes",
+			title(t.storage), stored, t.storage.elements, t.storage.width())
+	}
+	width := t.dtype.Bytes(1)
+	if t.offset > math.MaxInt64/8/width || t.offset*width > declared || size > declared-t.offset*width {
+		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size),
+			t.offset, title(t.storage), text.ExactBytes(int64(declared)))
+	}
+	e.Offset = start + t.offset*width
+	return e, nil
 }

@@ -2,7 +2,6 @@ package torchbin
 
 import (
 	"archive/zip"
-	"errors"
 	"io"
 
 	"dsmoe/convert/format"
@@ -10,14 +9,10 @@ import (
 
 var _ format.Checksummed = (*file)(nil)
 
-// Checksums returns the checksums of the zip archive's entries; nil if the file is not a zip
-// archive.
+// Checksums returns the checksums of the zip archive's entries.
 func (f *file) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
 	size := f.Stat().Size
 	z, err := zip.NewReader(r, size)
-	if errors.Is(err, zip.ErrFormat) {
-		return nil, nil
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 // Package torchbin reads the files that torch.save writes of a state dict
-// (pytorch_model.bin): raw storages, and a pickle that maps tensors to storages. Since
-// version 1.6 of torch they are parts of a zip archive; before, they follow each other.
-// The tensors of an opened file are views of the mapped file.
+// (pytorch_model.bin) since version 1.6 of torch: a zip archive of raw storages, and of a
+// pickle that maps tensors to storages. The tensors of an opened file are views of the mapped file.
 //
 // A pickle is a program, and loading one the usual way runs it. This package runs
 // nothing: it accepts the few opcodes and names that a state dict needs, and refuses
@@ -14,14 +13,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"path/filepath"
 	"regexp"
 	"strings"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 )
 
 // The limits on a file, far above those of any checkpoint.
@@ -104,13 +101,15 @@ func named(file string, err error) error {
 
 // read checks the storages and the pickle, and finds every tensor's bytes.
 func read(f io.ReaderAt, size int64) (*file, error) {
-	var head [64]byte
-	n, _ := f.ReadAt(head[:], 0)
-	open := readArchive
-	if isPickle(head[:n]) {
-		open = readLegacy
+	z, err := openArchive(f, size)
+	if err != nil {
+		return nil, err
 	}
-	s, storages, err := open(f, size)
+	program, err := z.pickle()
+	if err != nil {
+		return nil, err
+	}
+	s, err := unpickle(program)
 	if err != nil {
 		return nil, err
 	}
@@ -122,49 +121,13 @@ func read(f io.ReaderAt, size int64) (*file, error) {
 		if err := format.CheckName(t.name); err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
-		e, err := place(t, storages)
+		e, err := z.place(t)
 		if err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
 		file.Add(e)
 	}
 	return file, nil
-}
-
-// storages finds the bytes of storages in a file.
-type storages interface {
-	// extent returns the first byte of the storage in the file, and its size in bytes.
-	extent(s storage) (start, size int64, err error)
-	// title names the storage in messages.
-	title(s storage) string
-}
-
-// place finds the bytes of a tensor.
-func place(t pickled, in storages) (format.Entry, error) {
-	e := format.Entry{Info: tensor.Info{Name: t.name, DType: t.dtype, Shape: t.shape}}
-	size, err := tensor.Size(t.dtype, t.shape)
-	if err != nil {
-		return e, err
-	}
-	if err := t.checkContiguous(); err != nil {
-		return e, err
-	}
-	start, stored, err := in.extent(t.storage)
-	if err != nil {
-		return e, fmt.Errorf("its storage %s %w", in.title(t.storage), err)
-	}
-	declared, ok := t.storage.bytes()
-	if !ok || declared > stored {
-		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes",
-			in.title(t.storage), stored, t.storage.elements, t.storage.width())
-	}
-	width := t.dtype.Bytes(1)
-	if t.offset > math.MaxInt64/8/width || t.offset*width > declared || size > declared-t.offset*width {
-		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size),
-			t.offset, in.title(t.storage), text.ExactBytes(int64(declared)))
-	}
-	e.Offset = start + t.offset*width
-	return e, nil
 }
 
 // Tensor returns a view of the named tensor, valid until Close.

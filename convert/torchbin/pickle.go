@@ -101,23 +101,20 @@ const (
 
 // machine runs a pickle.
 type machine struct {
-	name     string // source of the pickle, for errors
-	program  []byte // from at on
+	program  []byte
 	at       int
 	stack    []any
 	memo     map[int]any
 	storages map[string]storage // all that the pickle names
 }
 
-var errEndsEarly = errors.New("ends too early")
-
-func newMachine(name string, program []byte) *machine {
-	return &machine{name: name, program: program, memo: map[int]any{}, storages: map[string]storage{}}
+func newMachine(program []byte) *machine {
+	return &machine{program: program, memo: map[int]any{}, storages: map[string]storage{}}
 }
 
 // unpickle returns the state dict in data.pkl.
 func unpickle(program []byte) (*state, error) {
-	m := newMachine("data.pkl", program)
+	m := newMachine(program)
 	v, err := m.run()
 	if err != nil {
 		return nil, err
@@ -128,7 +125,7 @@ func unpickle(program []byte) (*state, error) {
 	return m.state(v)
 }
 
-// run runs the pickle that begins at at, and returns the one value that it leaves.
+// run runs the pickle, and returns the one value that it leaves.
 func (m *machine) run() (any, error) {
 	for {
 		start := m.at
@@ -144,7 +141,7 @@ func (m *machine) run() (any, error) {
 			if errors.As(err, &known) {
 				return nil, err
 			}
-			return nil, fmt.Errorf("%s: byte %d: %w", m.name, start, err)
+			return nil, fmt.Errorf("data.pkl: byte %d: %w", start, err)
 		}
 	}
 }
@@ -156,7 +153,7 @@ func (m *machine) result() (any, error) {
 		err = errors.New("the pickle ends in the middle of a value")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: byte %d: %w", m.name, m.at-1, err)
+		return nil, fmt.Errorf("data.pkl: byte %d: %w", m.at-1, err)
 	}
 	return v, nil
 }
@@ -204,8 +201,7 @@ func (m *machine) step(op byte) error {
 	case 'b':
 		return m.build()
 	default:
-		return &format.Error{Cause: fmt.Sprintf("%s: byte %d: opcode %s is not allowed: no state dict needs it", m.name,
-			m.at-1, opcodeName(op)), Hint: hintSafe}
+		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
 	}
 	return nil
 }
@@ -235,7 +231,7 @@ func (m *machine) readByte() (byte, error) {
 
 func (m *machine) take(n int) ([]byte, error) {
 	if n < 0 || n > len(m.program)-m.at {
-		return nil, errEndsEarly
+		return nil, errors.New("ends too early")
 	}
 	m.at += n
 	return m.program[m.at-n : m.at], nil
@@ -461,8 +457,7 @@ func (m *machine) global(op byte) error {
 	full := module + "." + name
 	if _, ok := globals[full]; !ok {
 		return &format.Error{Cause: fmt.Sprintf(
-			"%s: byte %d: refers to %s, which is not allowed: loading it could run code",
-			m.name, m.at, text.Quote(full)), Hint: hintSafe}
+			"data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, text.Quote(full)), Hint: hintSafe}
 	}
 	m.push(global(full))
 	return nil
@@ -479,15 +474,14 @@ func (m *machine) stackGlobal() (module, name string, err error) {
 	return module, name, err
 }
 
-// persistent answers ("storage", type, key, location, elements) with the storage. Before
-// version 1.6 of torch a sixth part names the storage that it is a part of; here it is None.
+// persistent answers ("storage", type, key, location, elements) with the storage.
 func (m *machine) persistent() error {
 	v, err := m.pop()
 	if err != nil {
 		return err
 	}
 	id, ok := v.(tuple)
-	if !ok || len(id) < 5 || id[0] != "storage" {
+	if !ok || len(id) != 5 || id[0] != "storage" {
 		return errors.New("a persistent id that names no storage")
 	}
 	kind, okKind := id[1].(global)
@@ -495,9 +489,6 @@ func (m *machine) persistent() error {
 	elements, okElements := id[4].(int64)
 	if !okKind || !okKey || !okElements || key == "" || elements < 0 {
 		return errors.New("a persistent id that names no storage")
-	}
-	if len(id) > 5 && id[5] != nil {
-		return errors.New("a storage that is a part of another")
 	}
 	s := storage{dtype: globals[string(kind)], key: key, elements: elements}
 	if first, ok := m.storages[key]; ok && first != s {
@@ -611,7 +602,7 @@ const nest = "state_dict"
 func (m *machine) state(v any) (*state, error) {
 	d, ok := v.(*dict)
 	if !ok {
-		return nil, fmt.Errorf("%s: holds no state dict", m.name)
+		return nil, fmt.Errorf("data.pkl: holds no state dict")
 	}
 	s := &state{}
 	if inner, others := d.nested(); inner != nil {
@@ -621,13 +612,13 @@ func (m *machine) state(v any) (*state, error) {
 		}
 	}
 	if len(d.keys) == 0 {
-		return nil, fmt.Errorf("%s: the state dict is empty", m.name)
+		return nil, fmt.Errorf("data.pkl: the state dict is empty")
 	}
 	seen := map[string]bool{}
 	for i, key := range d.keys {
 		name, ok := key.(string)
 		if !ok {
-			return nil, fmt.Errorf("%s: a key of the state dict is not a string", m.name)
+			return nil, fmt.Errorf("data.pkl: a key of the state dict is not a string")
 		}
 		if seen[name] {
 			return nil, &format.Error{Tensor: name, Cause: "name occurs twice"}

@@ -3,16 +3,21 @@ package torchbin
 import (
 	"archive/zip"
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 )
 
+var oneTensor = stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))
+
 // run is the value that a pickle leaves, and the error if it is none.
-func run(program string) (any, error) { return newMachine("data.pkl", []byte(program)).run() }
+func run(program string) (any, error) { return newMachine([]byte(program)).run() }
 
 // TestValues: every opcode that makes a value makes the one that Python's pickle names.
 func TestValues(t *testing.T) {
@@ -195,4 +200,74 @@ func TestCompressedArchives(t *testing.T) {
 	nothing = bytes.ReplaceAll(nothing, []byte("data.pkl"), []byte("data.txt"))
 	_, err = read(bytes.NewReader(nothing), int64(len(nothing)))
 	require.ErrorContains(t, err, "archive holds no data.pkl: not written by torch.save")
+}
+
+// TestNested: the state dict beside a trainer's own state is read, and what is not read
+// is said.
+func TestNested(t *testing.T) {
+	tensors := "}" + utf8("w") + tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01") + "s"
+	data := archiveOf(t, "\x80\x02}("+utf8("epoch")+"K\x03"+utf8("state_dict")+tensors+utf8("optimizer")+"}u.", fourFloats)
+	path := filepath.Join(t.TempDir(), "pytorch_model.bin")
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	f, err := open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	require.Equal(t, []string{"the weights are those under state_dict; not read: epoch, optimizer"}, f.Stat().Notes)
+	_, _, ok := f.Lookup("w")
+	require.True(t, ok)
+
+	ok4 := tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01")
+	for pickle, want := range map[string]string{
+		"\x80\x02}" + utf8("model") + tensors + "s.":                                  "tensor model: is not a tensor",
+		"\x80\x02}(" + utf8("w") + ok4 + utf8("state_dict") + tensors + "u.":          "tensor state_dict: is not a tensor",
+		"\x80\x02}" + utf8("state_dict") + "}" + utf8("state_dict") + tensors + "ss.": "tensor state_dict: is not a tensor",
+	} {
+		data := archiveOf(t, pickle, fourFloats)
+		_, err := read(bytes.NewReader(data), int64(len(data)))
+		var e *format.Error
+		require.ErrorAs(t, err, &e)
+		require.ErrorContains(t, err, want)
+		require.Contains(t, e.Hint, "or one under state_dict")
+	}
+}
+
+// TestStorages: a storage must hold what the pickle says of it, and a tensor must lie
+// within what it says.
+func TestStorages(t *testing.T) {
+	w := utf8("w")
+	said := func(n string) string {
+		return stateOf(w, strings.Replace(tensorOf("FloatStorage", "0", 0, "K\x02", "K\x01"), "K\x04tQ", n+"tQ", 1))
+	}
+	for name, c := range map[string]struct{ pickle, want string }{
+		"fewer bytes":  {said("K\x05"), "tensor w: its storage data/0 has 16 bytes, but the pickle says 5 elements of 4 bytes"},
+		"overflow":     {said("\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"), "but the pickle says 9223372036854775807 elements"},
+		"negative":     {said("J\xff\xff\xff\xff"), "a persistent id that names no storage"},
+		"no number":    {said("N"), "a persistent id that names no storage"},
+		"fewer said":   {said("K\x01"), "it needs 8 bytes from element 0 of its storage data/0 on, which has 4"},
+		"no agreement": {stateOf(w, tensorOf("FloatStorage", "0", 0, "K\x02", "K\x01"), utf8("v"), tensorOf("HalfStorage", "0", 0, "K\x02", "K\x01")), "storage 0 is not what it was before: 4 elements of 4 bytes, then 8 of 2"},
+		"as much":      {said("K\x02"), ""},
+	} {
+		data := archiveOf(t, c.pickle, fourFloats)
+		_, err := read(bytes.NewReader(data), int64(len(data)))
+		if c.want == "" {
+			require.NoError(t, err, name)
+			continue
+		}
+		require.ErrorContains(t, err, c.want, name)
+	}
+}
+
+// TestBrokenPickles: a pickle that ends before its file does, or without a tensor, is
+// broken; it is no state dict of fewer tensors.
+func TestBrokenPickles(t *testing.T) {
+	for pickle, want := range map[string]string{
+		"\x80\x02}." + oneTensor[3:]:            "data.pkl: byte 4: the pickle ends here, and ",
+		"\x80\x02}.":                            "data.pkl: the state dict is empty",
+		"\x80\x02}}.":                           "data.pkl: byte 4: the pickle ends in the middle of a value",
+		strings.Replace(oneTensor, "R", ".", 1): "data.pkl: byte ",
+	} {
+		data := archiveOf(t, pickle, fourFloats)
+		_, err := read(bytes.NewReader(data), int64(len(data)))
+		require.ErrorContains(t, err, want)
+	}
 }

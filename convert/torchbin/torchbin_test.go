@@ -240,11 +240,24 @@ func FuzzUnpickle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, pickle []byte) { requireInside(t, archiveOf(t, string(pickle), fourFloats)) })
 }
 
-// FuzzArchive: whatever the file, an archive or pickles one after the other.
+// FuzzArchive: whatever the file, an error or tensors inside it.
 func FuzzArchive(f *testing.F) {
 	f.Add(archiveOf(f, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats))
-	f.Add([]byte(legacyOf(oneTensor, "](X\x01\x00\x00\x000e.", fourLegacy)))
+	f.Add([]byte("\x80\x02" + legacyMagic))
 	f.Fuzz(func(t *testing.T, data []byte) { requireInside(t, data) })
+}
+
+// TestLegacy: a file of torch before 1.6 is refused by what it is, with what to do; and so is a pickle of another program.
+func TestLegacy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pytorch_model.bin")
+	require.NoError(t, os.WriteFile(path, []byte("\x80\x02"+legacyMagic+"\x80\x02M\xe9\x03."), 0o600))
+	_, err := open(path)
+	require.Equal(t, &format.Error{File: path, Cause: "was written by torch before 1.6, or in its format, which is not read",
+		Hint: "load it with torch 1.6 or later where you trust it, and save it again: torch.save(torch.load(FILE), FILE)"}, err)
+
+	require.NoError(t, os.WriteFile(path, []byte("\x80\x03"+call("os", "system")+"."), 0o600))
+	_, err = open(path)
+	require.ErrorContains(t, err, "is a plain pickle, not written by torch.save")
 }
 
 // TestIdentify: the tensors, and where each begins.
