@@ -155,17 +155,7 @@ CARD = """---
 license: other
 license_name: deepseek
 license_link: https://example.org/LICENSE
-base_model:
-- deepseek-ai/deepseek-moe-16b-base
-- https://huggingface.co/deepseek-ai/DeepSeek-V2-Lite-v1.5-Chat
-- https://example.org/model
-- name: Own
-  version: '3'
-  doi: 10.1/x
-  author: me
-datasets:
-- org/data-set-v2
-- plain
+base_model: Org/Model
 tags: [moe, "mixture of experts"]
 pipeline_tag: text-generation
 language:
@@ -179,8 +169,7 @@ url: https://example.org
 ---
 # A model
 """
-IDS = ["phi-3-mini-128k-instruct", "phi-3-mini-4k", "a/deepseek-coder-v2.5-lite-7b1-chat", "Mixtral-8x7B-v0.1", "x/v2-v3", "./y-1.0", "two words-v1", "a/b-FP16-iter12", "o/m-small-1.3B-v2", "x-mini-v2-300k", "x-mini-v2-2k"]
-DIRECT = "---\nname: A Name\nfinetune: chat\nmodel_type: base\nsize_label: 7B\nauthor: null\nmodel_author: b\nlicense: [mit, apache-2.0]\nlanguages: en\nlanguage: de\nbase_model: null\ndataset:\n- {name: d}\n---\n"
+DIRECT = "---\nname: A Name\nfinetune: chat\nmodel_type: base\nsize_label: 7B\nauthor: null\nmodel_author: b\nlicense: [mit, apache-2.0]\nlanguages: en\nlanguage: de\n---\n"
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 50, "min_p": 0, "penalty_repeat": 1.05, "mirostat": 2, "sequence": "kp", "xtc_threshold": None}
 
 # Post-processor, tokenizer_config.json (None for no file), other files, and what config.json adds.
@@ -207,7 +196,6 @@ TOKENIZERS = {
     "jinja": (None, NAMED, {"chat_template.jinja": "j", "additional_chat_templates/tool.jinja": "t", "additional_chat_templates/a-b.jinja": "u"}, {}),
     "json": (None, NAMED, {"chat_template.json": '{"chat_template": "x"}'}, {}),
     "card": (None, NAMED, {"README.md": CARD, "generation_config.json": json.dumps(SAMPLING)}, {}),
-    "names": (None, NAMED, {"README.md": "---\nbase_model: " + json.dumps(IDS) + "\n---\n"}, {}),
     "penalty": (None, NAMED, {"generation_config.json": '{"repetition_penalty": 1.1}'}, {}),
     "direct": (None, NAMED, {"README.md": DIRECT}, {}),
 }

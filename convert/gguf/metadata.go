@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -42,12 +41,7 @@ func (w *keyWriter) metadata(d format.Description) (notes []string, err error) {
 		named := map[bool]string{s.key == nameKey: d.Named}[true] // by the user
 		w.putText(s.key, cmp.Or(named, c.single(s.fields...), defaults[s.key]))
 	}
-	total := int64(0)
-	for _, info := range d.Tensors {
-		total += int64(info.Len())
-	}
-	w.parents(&c, "general.base_model.", total, "base_model", "base_models", "base_model_sources")
-	w.parents(&c, "general.dataset.", total, "datasets", "dataset", "dataset_sources")
+	w.baseModels(&c)
 	w.putList("general.tags", c.list("tags", "pipeline_tag"))
 	w.putList("general.languages", c.list("languages", "language"))
 	return append(notes, c.notes...), nil
@@ -256,69 +250,30 @@ func (c *card) list(fields ...string) (values []string) {
 	return values
 }
 
-// maxParents bounds a list of models or datasets: a file has 65,536 keys at most, and each
-// entry takes several.
-const maxParents = 1000
+// maxBaseModels bounds base_model: a file has 65,536 keys at most, and each model takes three.
+const maxBaseModels = 1000
 
-// parentFields are the fields of a base model or a dataset.
-var parentFields = []string{"name", "author", "version", "organization", "description", "url", "doi", "uuid",
-	"repo_url"}
-
-// parents writes the base models, or the datasets: the first of the fields counts.
-func (w *keyWriter) parents(c *card, prefix string, total int64, fields ...string) {
-	i := slices.IndexFunc(fields, func(f string) bool { return c.fields[f] != nil })
-	if i < 0 {
+// baseModels writes the models that base_model names as the hub does: ORGANIZATION/NAME.
+func (w *keyWriter) baseModels(c *card) {
+	names := c.list("base_model")
+	if len(names) > maxBaseModels {
+		c.note("names %d in base_model, more than %d: they are not written", len(names), maxBaseModels)
 		return
 	}
-	list := items(c.fields[fields[i]])
-	if c.fields[fields[i]].Kind == yaml.MappingNode {
-		c.scalar(fields[i], c.fields[fields[i]]) // notes it
-		list = nil
+	if len(names) > 0 {
+		w.put("general.base_model.count", uint32(len(names)))
 	}
-	if len(list) > maxParents {
-		c.note("names %d in %s, more than %d: they are not written", len(list), text.Quote(fields[i]), maxParents)
-		return
-	}
-	w.put(prefix+"count", uint32(len(list)))
-	for i, n := range list {
-		entry := c.parent(fields[0], n, total)
-		for _, field := range parentFields {
-			w.putText(fmt.Sprintf("%s%d.%s", prefix, i, field), entry[field])
+	for i, name := range names {
+		prefix := fmt.Sprintf("general.base_model.%d.", i)
+		organization, model, inHub := strings.Cut(name, "/")
+		if !inHub || strings.Contains(model, "/") { // a directory, or an address
+			w.put(prefix+"name", name)
+			continue
 		}
+		w.put(prefix+"name", model)
+		w.putText(prefix+"organization", organization)
+		w.put(prefix+"repo_url", "https://huggingface.co/"+name)
 	}
-}
-
-var hubAddress = regexp.MustCompile(`^https?://huggingface.co/([^/]+/[^/]+)$`)
-
-// parent returns the fields of a base model or a dataset: a name in the hub, an address, or a
-// mapping.
-func (c *card) parent(field string, n *yaml.Node, total int64) map[string]string {
-	entry := map[string]string{}
-	if n.Kind == yaml.MappingNode {
-		own := card{}
-		own.index(n)
-		for _, f := range parentFields {
-			entry[f] = own.scalar(field+"."+f, own.fields[f])
-		}
-		c.notes = append(c.notes, own.notes...)
-		return entry
-	}
-	id := c.scalar(field, n)
-	if strings.HasPrefix(id, "http://") || strings.HasPrefix(id, "https://") || strings.HasPrefix(id, "ssh://") {
-		entry["repo_url"] = id
-		match := hubAddress.FindStringSubmatch(id)
-		if match == nil {
-			return entry
-		}
-		id = match[1]
-	}
-	parsed := parseModelID(id, total)
-	if entry["repo_url"] == "" && parsed.organization != "" {
-		entry["repo_url"] = "https://huggingface.co/" + parsed.organization + "/" + parsed.name
-	}
-	entry["name"], entry["version"] = title(parsed.name), parsed.version
-	entry["organization"] = title(parsed.organization)
-	return entry
 }
 
 // maxTokenizer is the most bytes that a file of a tokenizer may have.
