@@ -16,11 +16,11 @@ const (
 // Error holds all problems of one config.json, in the order of the family's table of fields.
 // The caller adds the file's name.
 type Error struct {
-	Problems []Problem // at least one, in the order of the family's fields
+	Problems []problem // at least one, in the order of the family's fields
 }
 
-// Problem is one broken rule.
-type Problem struct {
+// problem is one broken rule.
+type problem struct {
 	Field string // the JSON key, such as hidden_size or rope_scaling.factor; "" is the document
 	Cause string // the value and the rule it breaks
 }
@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 }
 
 // String returns "field: cause".
-func (p Problem) String() string {
+func (p problem) String() string {
 	if p.Field == "" {
 		return p.Cause
 	}
@@ -49,7 +49,7 @@ func (p Problem) String() string {
 
 // documentError is an *Error about the document as a whole.
 func documentError(format string, args ...any) error {
-	return &Error{Problems: []Problem{{Cause: fmt.Sprintf(format, args...)}}}
+	return &Error{Problems: []problem{{Cause: fmt.Sprintf(format, args...)}}}
 }
 
 // quote shows foreign text, such as a key or a string of the document, as a string

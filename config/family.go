@@ -134,7 +134,7 @@ func (f *family) decode(doc document) (*Config, error) {
 	if d.problems == nil {
 		return &d.config, nil
 	}
-	slices.SortStableFunc(d.problems, func(a, b Problem) int { return f.position(a) - f.position(b) })
+	slices.SortStableFunc(d.problems, func(a, b problem) int { return f.position(a) - f.position(b) })
 	return nil, &Error{Problems: d.problems}
 }
 
@@ -180,11 +180,11 @@ func unsupported(cause string) error {
 		}
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
-	return &Error{Problems: []Problem{{Field: "model_type", Cause: cause}}}
+	return &Error{Problems: []problem{{Field: "model_type", Cause: cause}}}
 }
 
 // position is the place of a problem's field in the table.
-func (f *family) position(p Problem) int {
+func (f *family) position(p problem) int {
 	key, _, _ := strings.Cut(p.Field, ".")
 	return f.index(key)
 }

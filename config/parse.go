@@ -94,10 +94,10 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 // contradictions compares the keys of the language model that stand around its configuration once more with those
 // in it. DeepSeek-OCR's files say all twice: the published code goes by the one, others by the other. How weights are
 // stored no two places may say differently.
-func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []Problem) {
+func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []problem) {
 	for _, m := range doc {
 		if m.key == quantization && inner[m.key] != nil && m.value.Kind() != 'n' && !equalJSON(m.value, inner[m.key]) {
-			problems = append(problems, Problem{w.key + "." + m.key, "is not what config.json itself has there; leave out the wrong one"})
+			problems = append(problems, problem{w.key + "." + m.key, "is not what config.json itself has there; leave out the wrong one"})
 		}
 		if !w.says(m.key) || m.key == quantization || bytes.Equal(m.value, inner[m.key]) {
 			continue
@@ -106,7 +106,7 @@ func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) 
 		if v, ok := inner[m.key]; ok {
 			told = show(v)
 		}
-		problems = append(problems, Problem{w.key + "." + m.key, told + "; config.json itself says " + show(m.value)})
+		problems = append(problems, problem{w.key + "." + m.key, told + "; config.json itself says " + show(m.value)})
 	}
 	return problems
 }
@@ -128,7 +128,7 @@ func (w *wrapper) says(key string) bool {
 func (w *wrapper) inner(doc document) (document, error) {
 	value := doc.values()[w.key]
 	if value.Kind() != '{' {
-		return nil, &Error{Problems: []Problem{{w.key, "is not an object with the language model's configuration"}}}
+		return nil, &Error{Problems: []problem{{w.key, "is not an object with the language model's configuration"}}}
 	}
 	return readDocument(value)
 }
@@ -148,11 +148,11 @@ func (c *Config) language() document {
 // in config_overrides. Problems are returned as one *Error.
 func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	doc := c.language()
-	var problems []Problem
+	var problems []problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		m, err := newMember(key, fields[key])
 		if err != nil {
-			problems = append(problems, Problem{Field: quote(key), Cause: err.Error()})
+			problems = append(problems, problem{Field: quote(key), Cause: err.Error()})
 			continue
 		}
 		doc = doc.with(m)

@@ -10,7 +10,7 @@ import (
 )
 
 // problems parses text, which must be refused, and returns what is wrong.
-func problems(t *testing.T, text string) []Problem {
+func problems(t *testing.T, text string) []problem {
 	t.Helper()
 	_, err := Parse(strings.NewReader(text))
 	var e *Error
@@ -140,7 +140,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 func TestRopeSpellingsDisagreeTwice(t *testing.T) {
 	got := problems(t, `{"model_type":"deepseek","rope_theta":1,"rope_scaling":null,
 		"rope_parameters":{"rope_theta":2,"rope_type":"linear","factor":4.0}}`)
-	assert.Equal(t, []Problem{
+	assert.Equal(t, []problem{
 		{"rope_parameters.rope_theta", "2 disagrees with rope_theta 1"},
 		{"rope_parameters", `{"type": "linear", "factor": 4} disagrees with rope_scaling null`},
 	}, got)
@@ -166,7 +166,7 @@ func TestRulesNameFields(t *testing.T) {
 	for _, f := range families {
 		for _, r := range f.rules {
 			for _, key := range r.fields {
-				assert.GreaterOrEqual(t, f.position(Problem{Field: key}), 0, key)
+				assert.GreaterOrEqual(t, f.position(problem{Field: key}), 0, key)
 			}
 		}
 	}

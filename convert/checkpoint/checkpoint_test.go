@@ -288,7 +288,7 @@ func TestInventory(t *testing.T) {
 	require.Len(t, inv.Files, 3)
 	require.Equal(t, shard1, inv.Files[0].Name)
 	require.Equal(t, int64(307456), inv.Files[0].Bytes)
-	require.Equal(t, []DTypeCount{{tensor.BF16, inv.Files[0].Tensors, 307456}}, inv.Files[0].DTypes)
+	require.Equal(t, []dtypeCount{{tensor.BF16, inv.Files[0].Tensors, 307456}}, inv.Files[0].DTypes)
 	require.Equal(t, "763008", inv.Index.TotalSize)
 	require.Contains(t, toJSON(t, inv), `"dtype":"BF16"`)
 }

@@ -28,8 +28,8 @@ const (
 	maxShards     = 10_000
 )
 
-// Index is the content of a model.safetensors.index.json.
-type Index struct {
+// index is the content of a model.safetensors.index.json.
+type index struct {
 	File      string   `json:"file"`                 // its own name
 	TotalSize string   `json:"total_size,omitempty"` // metadata.total_size as it was written; empty if absent
 	Tensors   int      `json:"tensors"`              // names in weight_map
@@ -42,7 +42,7 @@ type Index struct {
 type weight struct{ tensor, file string }
 
 // readIndex reads the index in dir.
-func readIndex(dir source.Dir, file string, of *format.Format) (*Index, error) {
+func readIndex(dir source.Dir, file string, of *format.Format) (*index, error) {
 	f, err := dir.Open(file)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func readIndex(dir source.Dir, file string, of *format.Format) (*Index, error) {
 }
 
 // fits fails if the index names no weight that c implies: it is of another model.
-func (x *Index) fits(c *config.Config) error {
+func (x *index) fits(c *config.Config) error {
 	if slices.ContainsFunc(x.weights, func(w weight) bool { return weights.Implied(c, w.tensor) }) {
 		return nil
 	}
@@ -73,8 +73,8 @@ func (x *Index) fits(c *config.Config) error {
 
 // parseIndex reads an index strictly: exact keys, no key twice in any object,
 // nothing after the object. Keys that it does not know are ignored.
-func parseIndex(r io.Reader, file string, of *format.Format) (*Index, error) {
-	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &Index{File: file}}
+func parseIndex(r io.Reader, file string, of *format.Format) (*index, error) {
+	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &index{File: file}}
 	if err := p.parse(); err != nil {
 		return nil, p.explain(err)
 	}
@@ -84,7 +84,7 @@ func parseIndex(r io.Reader, file string, of *format.Format) (*Index, error) {
 type indexParser struct {
 	format *format.Format // of the files that it lists
 	dec    *jsontext.Decoder
-	index  *Index
+	index  *index
 	has    bool // weight_map was seen
 }
 
@@ -229,7 +229,7 @@ func (p *indexParser) explain(err error) error {
 
 // totalSizeNote compares metadata.total_size with the bytes of all tensors. Some
 // writers give a float, so 12.0 counts as 12.
-func (x *Index) totalSizeNote(sum int64) []Problem {
+func (x *index) totalSizeNote(sum int64) []Problem {
 	if x.TotalSize == "" {
 		return []Problem{{File: x.File, Cause: "metadata.total_size is missing",
 			Hint: "some versions of transformers cannot load the checkpoint without it"}}

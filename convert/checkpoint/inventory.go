@@ -15,7 +15,7 @@ type Inventory struct {
 	Path      string         `json:"path"`             // as it was given; of a model of the hub with the commit
 	Config    *config.Config `json:"config,omitempty"` // nil if it cannot be read
 	ConfigErr error          `json:"-"`                // why Config is nil; in Problems too
-	Index     *Index         `json:"index,omitempty"`  // nil if missing or unreadable
+	Index     *index         `json:"index,omitempty"`  // nil if missing or unreadable
 	Files     []FileInfo     `json:"files"`            // readable files, in reading order
 	Problems  []Problem      `json:"problems"`         // what keeps the checkpoint from being opened
 	Notes     []Problem      `json:"notes"`            // findings that keep no reader from opening it
@@ -28,13 +28,13 @@ type FileInfo struct {
 	Size     int64             `json:"size"`               // bytes of the file
 	Tensors  int               `json:"tensors"`            // how many it holds
 	Bytes    int64             `json:"bytes"`              // of tensor data
-	DTypes   []DTypeCount      `json:"dtypes"`             // in the order of their constants
+	DTypes   []dtypeCount      `json:"dtypes"`             // in the order of their constants
 	Metadata map[string]string `json:"metadata,omitempty"` // free-form texts of its header
 	Infos    []tensor.Info     `json:"-"`                  // tensors in file order; nil in a Checkpoint
 }
 
-// DTypeCount counts the tensors and bytes of one dtype in a file.
-type DTypeCount struct {
+// dtypeCount counts the tensors and bytes of one dtype in a file.
+type dtypeCount struct {
 	DType   tensor.DType `json:"dtype"`   // as it is stored
 	Tensors int          `json:"tensors"` // of that dtype
 	Bytes   int64        `json:"bytes"`   // of their data
@@ -73,17 +73,17 @@ func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
 func describe(name string, f format.File) FileInfo {
 	stat := f.Stat()
 	info := FileInfo{Name: name, Size: stat.Size, Tensors: stat.Tensors, Metadata: stat.Metadata,
-		DTypes: []DTypeCount{}, Infos: slices.AppendSeq(make([]tensor.Info, 0, stat.Tensors), f.Tensors())}
+		DTypes: []dtypeCount{}, Infos: slices.AppendSeq(make([]tensor.Info, 0, stat.Tensors), f.Tensors())}
 	for _, t := range info.Infos {
 		info.Bytes += t.Bytes()
-		i := slices.IndexFunc(info.DTypes, func(c DTypeCount) bool { return c.DType == t.DType })
+		i := slices.IndexFunc(info.DTypes, func(c dtypeCount) bool { return c.DType == t.DType })
 		if i < 0 {
 			i = len(info.DTypes)
-			info.DTypes = append(info.DTypes, DTypeCount{DType: t.DType})
+			info.DTypes = append(info.DTypes, dtypeCount{DType: t.DType})
 		}
 		info.DTypes[i].Tensors++
 		info.DTypes[i].Bytes += t.Bytes()
 	}
-	slices.SortFunc(info.DTypes, func(a, b DTypeCount) int { return int(a.DType) - int(b.DType) })
+	slices.SortFunc(info.DTypes, func(a, b dtypeCount) int { return int(a.DType) - int(b.DType) })
 	return info
 }

@@ -50,11 +50,11 @@ func (Unmapped) WillNeed([]byte) bool { return false }
 // DontNeed reports false.
 func (Unmapped) DontNeed([]byte) bool { return false }
 
-// Mapping is a weight file on the disk. It is mapped into the address space at the first view:
+// mapping is a weight file on the disk. It is mapped into the address space at the first view:
 // reading the view reads the file. The file must not be cut shorter while it is mapped: touching
 // the lost part kills the process (SIGBUS), as for every mapped file. All methods except Close
 // are safe for concurrent use.
-type Mapping struct {
+type mapping struct {
 	path string
 	stat os.FileInfo // of the file as it was opened
 
@@ -64,11 +64,11 @@ type Mapping struct {
 	closed bool
 }
 
-var _ Data = (*Mapping)(nil)
+var _ Data = (*mapping)(nil)
 
 // NewMapping is a Mapping of the file at path. Errors, here and of the methods, are of type
 // *Error.
-func NewMapping(path string) (*Mapping, error) {
+func NewMapping(path string) (*mapping, error) {
 	f, _, err := OpenRegular(path)
 	if err != nil {
 		return nil, err
@@ -78,17 +78,17 @@ func NewMapping(path string) (*Mapping, error) {
 		f.Close()
 		return nil, SystemError(path, "", err)
 	}
-	return &Mapping{path: path, stat: stat, file: f}, nil
+	return &mapping{path: path, stat: stat, file: f}, nil
 }
 
 // Path returns the path that the file was opened by.
-func (m *Mapping) Path() string { return m.path }
+func (m *mapping) Path() string { return m.path }
 
 // Size returns the bytes of the file.
-func (m *Mapping) Size() int64 { return m.stat.Size() }
+func (m *mapping) Size() int64 { return m.stat.Size() }
 
 // ReadAt reads the file. It opens the file again if it was not read before.
-func (m *Mapping) ReadAt(dst []byte, offset int64) (int, error) {
+func (m *mapping) ReadAt(dst []byte, offset int64) (int, error) {
 	m.mu.RLock()
 	for m.file == nil {
 		m.mu.RUnlock()
@@ -102,7 +102,7 @@ func (m *Mapping) ReadAt(dst []byte, offset int64) (int, error) {
 }
 
 // wake opens the file that Rest closed.
-func (m *Mapping) wake() (err error) {
+func (m *mapping) wake() (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -115,7 +115,7 @@ func (m *Mapping) wake() (err error) {
 }
 
 // Rest closes the file until it is read again.
-func (m *Mapping) Rest() {
+func (m *mapping) Rest() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.file != nil {
@@ -125,7 +125,7 @@ func (m *Mapping) Rest() {
 }
 
 // reopen opens the file again. One that was put in its place since is an error.
-func (m *Mapping) reopen() (*os.File, error) {
+func (m *mapping) reopen() (*os.File, error) {
 	f, _, err := OpenRegular(m.path)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (m *Mapping) reopen() (*os.File, error) {
 }
 
 // View maps the file, if it is not yet.
-func (m *Mapping) View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error) {
+func (m *mapping) View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error) {
 	if !found {
 		return tensor.Tensor{}, &Error{File: m.path, Tensor: name, Cause: "no such tensor in this file"}
 	}
@@ -151,7 +151,7 @@ func (m *Mapping) View(name string, info tensor.Info, offset int64, found bool) 
 }
 
 // mapped maps the file, if it is not yet.
-func (m *Mapping) mapped() (mmap.MMap, error) {
+func (m *mapping) mapped() (mmap.MMap, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -180,7 +180,7 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 
 // WriteHead writes the first n bytes of d.
 func WriteHead(w io.Writer, d Data, n int64) error {
-	if m, ok := d.(*Mapping); ok {
+	if m, ok := d.(*mapping); ok {
 		defer m.Rest()
 	}
 	_, err := io.CopyN(w, io.NewSectionReader(d, 0, n), n)
@@ -207,13 +207,13 @@ func Room(n int64) error {
 
 // WillNeed is a hint, as is DontNeed: the pages of data leave the process's resident memory
 // and are read again when touched.
-func (m *Mapping) WillNeed(data []byte) bool { return m.advise(data, willNeed) }
+func (m *mapping) WillNeed(data []byte) bool { return m.advise(data, willNeed) }
 
 // DontNeed: see WillNeed.
-func (m *Mapping) DontNeed(data []byte) bool { return m.advise(data, dontNeed) }
+func (m *mapping) DontNeed(data []byte) bool { return m.advise(data, dontNeed) }
 
 // advise passes the pages that hold data on, if they lie in the mapping.
-func (m *Mapping) advise(data []byte, advice int) bool {
+func (m *mapping) advise(data []byte, advice int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(data) == 0 || len(m.data) == 0 {
@@ -231,7 +231,7 @@ func (m *Mapping) advise(data []byte, advice int) bool {
 }
 
 // Close closes and unmaps the file. A second Close does nothing.
-func (m *Mapping) Close() error {
+func (m *mapping) Close() error {
 	m.Rest()
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -36,35 +36,35 @@ func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
 }
 
-// File is an open safetensors file with a checked header. It is safe for concurrent use.
-type File struct {
+// file is an open safetensors file with a checked header. It is safe for concurrent use.
+type file struct {
 	*header
 	format.Data
 }
 
 // Open checks the header of the file at path on the disk: see readData.
-func Open(path string) (*File, error) { return format.OpenFile(path, readData) }
+func Open(path string) (*file, error) { return format.OpenFile(path, readData) }
 
 // readData checks the header of d. It reads nothing of the weights. Errors are of type
 // *format.Error and wrap the system's.
-func readData(d format.Data) (*File, error) {
+func readData(d format.Data) (*file, error) {
 	h, err := readHeader(d, d.Size(), d.Path())
 	if err != nil {
 		return nil, err
 	}
-	return &File{h, d}, nil
+	return &file{h, d}, nil
 }
 
 // Tensor returns a view of the named tensor, valid until Close.
-func (f *File) Tensor(name string) (tensor.Tensor, error) {
+func (f *file) Tensor(name string) (tensor.Tensor, error) {
 	info, offset, ok := f.Lookup(name)
 	return f.View(name, info, offset, ok)
 }
 
 // Stat describes the file.
-func (f *File) Stat() format.Stat {
+func (f *file) Stat() format.Stat {
 	return format.Stat{Size: f.Size(), Tensors: f.Len(), Metadata: f.Metadata}
 }
 
 // Identify writes the header's bytes.
-func (f *File) Identify(w io.Writer) error { return format.WriteHead(w, f.Data, f.DataStart) }
+func (f *file) Identify(w io.Writer) error { return format.WriteHead(w, f.Data, f.DataStart) }

@@ -6,7 +6,7 @@ import "dsmoe/config"
 // attention of every layer that has one, prediction layers included.
 var familyV32 = Family{
 	ModelTypes: []string{"deepseek_v32", "glm_moe_dsa"},
-	Rows:       behind(familyV3.Rows, OProjBias, indexer...),
+	Rows:       behind(familyV3.Rows, oProjBias, indexer...),
 	Ignored:    familyV3.Ignored,
 	MTP:        familyV3.MTP,
 }

@@ -108,7 +108,7 @@ var v4Rows = []published{
 	row(v4Layer+"ffn_hc.base", FFNHC, HCBase, nil, []dim{mixings}, "hc_ffn_base", "hc_ffn_base.weight"),
 	row(v4Layer+"ffn_hc.scale", FFNHC, HCScale, nil, []dim{three}, "hc_ffn_scale", "hc_ffn_scale.weight"),
 
-	row("model.norm.weight", Norms, Norm, nil, []dim{hidden}, "norm.weight", "output_norm.weight"),
+	row("model.norm.weight", Norms, normRole, nil, []dim{hidden}, "norm.weight", "output_norm.weight"),
 	row("model.hc_head.hc_fn", HCHead, HCFn, nil, []dim{streams, allStreams}, "hc_head_fn", "output_hc_fn.weight"),
 	row("model.hc_head.hc_base", HCHead, HCBase, nil, []dim{streams}, "hc_head_base", "output_hc_base.weight"),
 	row("model.hc_head.hc_scale", HCHead, HCScale, nil, []dim{one}, "hc_head_scale", "output_hc_scale.weight"),
@@ -118,11 +118,11 @@ var v4Rows = []published{
 // v4MTP are a prediction layer's beside those of a decoder layer without entries and tid2eid. Its embedding and head
 // are the model's. The reference leaves it out.
 var v4MTP = []published{
-	row(v4Layer+"e_proj.weight", MTP, EProj, nil, []dim{hidden, hidden}, "e_proj.weight", ""),
-	row(v4Layer+"h_proj.weight", MTP, HProj, nil, []dim{hidden, hidden}, "h_proj.weight", ""),
+	row(v4Layer+"e_proj.weight", MTP, eProj, nil, []dim{hidden, hidden}, "e_proj.weight", ""),
+	row(v4Layer+"h_proj.weight", MTP, hProj, nil, []dim{hidden, hidden}, "h_proj.weight", ""),
 	row(v4Layer+"enorm.weight", MTP, ENorm, nil, []dim{hidden}, "enorm.weight", ""),
 	row(v4Layer+"hnorm.weight", MTP, HNorm, nil, []dim{hidden}, "hnorm.weight", ""),
-	row(v4Layer+"norm.weight", MTP, Norm, nil, []dim{hidden}, "norm.weight", ""),
+	row(v4Layer+"norm.weight", MTP, normRole, nil, []dim{hidden}, "norm.weight", ""),
 	row(v4Layer+"hc_head.hc_fn", MTP, HCFn, nil, []dim{streams, allStreams}, "hc_head_fn", ""),
 	row(v4Layer+"hc_head.hc_base", MTP, HCBase, nil, []dim{streams}, "hc_head_base", ""),
 	row(v4Layer+"hc_head.hc_scale", MTP, HCScale, nil, []dim{one}, "hc_head_scale", ""),

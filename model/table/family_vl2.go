@@ -25,7 +25,7 @@ func eitherAttention(latent []Row) (rows []Row) {
 		case row.Role == OProj:
 			row.Shape = []dim{hidden, headContext}
 			rows = append(rows, row)
-		case row.Role == OProjBias || row.Module != Attention && row.Role != KVALayernorm:
+		case row.Role == oProjBias || row.Module != Attention && row.Role != KVALayernorm:
 			rows = append(rows, row)
 		default:
 			row.When = and(row.When, latentOnly)
@@ -39,7 +39,7 @@ func eitherAttention(latent []Row) (rows []Row) {
 func plainAttention() (rows []Row) {
 	for _, row := range familyV1.Rows {
 		switch row.Role {
-		case QProjBias, KProj, KProjBias, VProj, VProjBias:
+		case qProjBias, KProj, kProjBias, VProj, vProjBias:
 			row.When = and(row.When, plainOnly)
 			rows = append(rows, row)
 		}

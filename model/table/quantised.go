@@ -31,7 +31,7 @@ func (s Slot) Form(c *config.Config) *tensor.Form {
 			return form
 		}
 	case MTP:
-		if s.Role() == EProj || s.Role() == HProj {
+		if s.Role() == eProj || s.Role() == hProj {
 			return form
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"dsmoe/text"
 )
 
-// Checked is the result of Check.
-type Checked struct {
+// checked is the result of Check.
+type checked struct {
 	Plan     string               // hash of the output's plan
 	Verified bool                 // the output was compared with its source
 	Tensors  int                  // tensors in the manifest
@@ -27,7 +27,7 @@ type Checked struct {
 
 // Check hashes every byte of the output at path and compares it with its manifest, which it
 // reads one tensor at a time. An error means that the comparison was not possible.
-func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
+func Check(ctx context.Context, path string, s Settings) (*checked, error) {
 	t, err := output.At(path)
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Checked{Plan: m.Plan, Verified: m.Verified}
+	r := &checked{Plan: m.Plan, Verified: m.Verified}
 	r.Problems, err = checkManifest(ctx, t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
