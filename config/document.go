@@ -40,8 +40,8 @@ func newMember(key string, value jsontext.Value) (member, error) {
 	return member{key, raw, bytes.Trim(bytes.Clone(value), jsonSpace)}, nil
 }
 
-// with replaces the value of m's key, or appends m. It changes doc.
-func (doc document) with(m member) document {
+// put replaces the value of m's key, or appends m. It changes doc.
+func (doc document) put(m member) document {
 	for i := range doc {
 		if doc[i].key == m.key {
 			doc[i].value = m.value

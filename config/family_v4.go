@@ -187,11 +187,13 @@ func readHashLayers(d *decoding, key string, value jsontext.Value) {
 		return
 	}
 	n, err := parseInteger(value, 0, maxLayers)
-	types := slices.Repeat([]string{hashMoE}, min(n, d.config.NumHiddenLayers))
-	for len(types) < d.config.NumHiddenLayers {
-		types = append(types, "moe")
-	}
-	store(d, key, &d.config.MLPLayerTypes, func() ([]string, error) { return types, err })
+	store(d, key, &d.config.MLPLayerTypes, func() ([]string, error) { return mlpTypes(d.config.NumHiddenLayers, n), err })
+}
+
+// mlpTypes returns the types of layers of which the first ones choose experts by the token.
+func mlpTypes(layers, hashed int) []string {
+	hashed = min(hashed, layers)
+	return slices.Concat(slices.Repeat([]string{hashMoE}, hashed), slices.Repeat([]string{"moe"}, layers-hashed))
 }
 
 // fillLayers gives layers the types that they have without the keys: two that compress heavily, then such layers and
@@ -207,9 +209,7 @@ func fillLayers(c *Config) {
 		}
 	}
 	if c.MLPLayerTypes == nil {
-		for l := range n {
-			c.MLPLayerTypes = append(c.MLPLayerTypes, map[bool]string{true: hashMoE, false: "moe"}[l < 3])
-		}
+		c.MLPLayerTypes = mlpTypes(n, 3)
 	}
 	c.LayerTypes, c.MLPLayerTypes = c.LayerTypes[:min(n, len(c.LayerTypes))], c.MLPLayerTypes[:min(n, len(c.MLPLayerTypes))]
 }

@@ -155,14 +155,14 @@ func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 			problems = append(problems, problem{Field: quote(key), Cause: err.Error()})
 			continue
 		}
-		doc = doc.with(m)
+		doc = doc.put(m)
 	}
 	if problems != nil {
 		return nil, &Error{Problems: problems}
 	}
 	if c.wrapper != nil {
 		values := doc.values()
-		doc = slices.Clone(c.doc).with(member{key: c.wrapper.key, value: doc.JSON()})
+		doc = slices.Clone(c.doc).put(member{key: c.wrapper.key, value: doc.JSON()})
 		for i, m := range doc {
 			if _, changed := fields[m.key]; changed && c.wrapper.says(m.key) {
 				doc[i].value = values[m.key]

@@ -205,8 +205,11 @@ func limited(c *config.Config) bool {
 func unsayableWindowed(c *config.Config, refuse func(is bool, reason string, args ...any)) {
 	refuse(c.HCMult != 4, "hc_mult is %d: llama.cpp's deepseek4 has 4 streams", c.HCMult)
 	for l := range c.NumHiddenLayers {
-		rate := c.CompressRate(l)
-		if known := map[bool]int{true: 4, false: 128}[c.Overlaps(l)]; rate != 0 && rate != known {
+		rate, known := c.CompressRate(l), 128
+		if c.Overlaps(l) {
+			known = 4
+		}
+		if rate != 0 && rate != known {
 			refuse(true, "layer %d compresses %d tokens to a key: llama.cpp's deepseek4 has 4 in sparse layers, "+
 				"128 in others", l, rate)
 			break

@@ -241,8 +241,11 @@ func (r *keyReader) indexer() {
 	}
 	var types []string
 	for _, full := range v.many {
-		is, _ := full.(bool)
-		types = append(types, map[bool]string{false: `"shared"`, true: `"full"`}[is])
+		name := `"shared"`
+		if full == true {
+			name = `"full"`
+		}
+		types = append(types, name)
 	}
 	r.put("indexer_types", "["+strings.Join(types, ",")+"]")
 }

@@ -89,7 +89,7 @@ func (r *keyReader) real(key string) (x float64, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	if x, ok = one.(float64); !ok || x != x || x-x != 0 {
+	if x, ok = one.(float64); !ok || math.IsNaN(x) || math.IsInf(x, 0) {
 		r.fail(full, "%v is not a number", one)
 		return 0, false
 	}

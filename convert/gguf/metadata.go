@@ -38,8 +38,11 @@ func (w *keyWriter) metadata(d format.Description) (notes []string, err error) {
 	}
 	defaults := map[string]string{nameKey: d.Name, sizeKey: sizeLabel(d.Tensors)}
 	for _, s := range singles {
-		named := map[bool]string{s.key == nameKey: d.Named}[true] // by the user
-		w.putText(s.key, cmp.Or(named, c.single(s.fields...), defaults[s.key]))
+		value := cmp.Or(c.single(s.fields...), defaults[s.key])
+		if s.key == nameKey {
+			value = cmp.Or(d.Named, value)
+		}
+		w.putText(s.key, value)
 	}
 	w.baseModels(&c)
 	w.putList("general.tags", c.list("tags", "pipeline_tag"))

@@ -79,7 +79,10 @@ func (w *keyWriter) unnamed(d format.Description) (notes []string, err error) {
 		return []string{"a single weight file is converted without files beside it: the file has no vocabulary, and " +
 			numbers}, nil
 	case d.Pre != "":
-		cause := map[bool]string{true: "is not read with a single weight file", false: "is missing"}[d.Open == nil]
+		cause := "is missing"
+		if d.Open == nil {
+			cause = "is not read with a single weight file"
+		}
 		return nil, &format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
 			Hint: "leave out --pre"}
 	}

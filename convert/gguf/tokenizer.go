@@ -73,7 +73,7 @@ type tokenizer struct {
 	} `json:"model"`
 
 	file string // it was read from
-	kimi bool   // it is Kimi's tiktoken.model
+	name string // of the pre-tokenizer of tiktoken.model; "" if it is not known to be Kimi's
 }
 
 // addedToken is a token that tokenizers split off before the model sees a text.
@@ -133,7 +133,7 @@ func (m *merge) UnmarshalJSON(b []byte) error {
 // known returns llama.cpp's name of the pre-tokenizer, "" if its patterns are unknown, and whether it reads bytes.
 func (t *tokenizer) known(c *config.Config) (name string, bytes bool) {
 	if t.file == tiktokenName {
-		return map[bool]string{true: "kimi-k2"}[t.kimi], true
+		return t.name, true
 	}
 	h := sha256.New()
 	bytes = t.PreTokenizer.Type == byteLevel
@@ -208,7 +208,10 @@ func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.
 	if data == nil || err != nil {
 		return false, err
 	}
-	t.file, t.kimi = tiktokenName, strings.Contains(string(settings["auto_map"]), "tokenization_kimi.")
+	t.file = tiktokenName
+	if strings.Contains(string(settings["auto_map"]), "tokenization_kimi.") {
+		t.name = "kimi-k2"
+	}
 	t.Model.Type, t.Model.Vocab = "BPE", map[string]int{}
 	ranks := map[string]int{}
 	for line := range strings.Lines(string(data)) {

@@ -37,9 +37,6 @@ func (d *DequantiseBlocks) Unit() Unit {
 	return Unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
 }
 
-// Sides returns nothing: blocks hold their scales.
-func (*DequantiseBlocks) Sides(_, _ int64) []Span { return nil }
-
 // Apply decodes every block.
 func (d *DequantiseBlocks) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	lost.Add(tensor.DequantiseBlocks(dst, in.Data, d.From, d.To))

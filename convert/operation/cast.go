@@ -31,9 +31,6 @@ func (c *Cast) Name() string { return "cast " + c.To.String() }
 // Unit returns one element.
 func (c *Cast) Unit() Unit { return Unit{1, int(c.From.Bytes(1)), int(c.To.Bytes(1))} }
 
-// Sides returns nothing.
-func (*Cast) Sides(_, _ int64) []Span { return nil }
-
 // Apply rounds every element.
 func (c *Cast) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	lost.Add(c.codec.Convert(dst, in.Data))

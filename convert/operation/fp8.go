@@ -44,9 +44,6 @@ func newScaling(from, to tensor.DType, b tensor.Blocks, powersOfTwo bool) (s sca
 	return scaling{from, to, powersOfTwo, b, tensor.Encoder{Form: to.Form(), PowersOfTwo: powersOfTwo}}, nil
 }
 
-// Sides returns nothing: what lies beside the elements is computed from the source.
-func (*scaling) Sides(_, _ int64) []Span { return nil }
-
 // Grid returns how the matrix is divided in blocks.
 func (s *scaling) Grid() *tensor.Blocks { return &s.Blocks }
 
@@ -79,6 +76,8 @@ func largestOf(most float32, x []float32) float32 {
 	}
 	return most
 }
+
+func isFinite(x float32) bool { return -math.MaxFloat32 <= x && x <= math.MaxFloat32 }
 
 // decoding returns a function that sets v to the numbers of data from element i on.
 type decoding func(data []byte) func(v []float32, i int)
@@ -180,7 +179,7 @@ func (e *Encode) eachBlock(in Input, decode decoding, do func(x []float32, first
 // Apply encodes every number.
 func (e *Encode) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	return e.eachBlock(in, e.widen, func(x []float32, first int, largest float32) error {
-		if largest-largest != 0 {
+		if !isFinite(largest) {
 			return &notFiniteError{max(1, tensor.NotFiniteValues(x)), e.To}
 		}
 		e.encoder.Convert(dst[first:first+len(x)], x, largest, lost)
@@ -269,7 +268,7 @@ func (s *Scales) largest(in Input) []float32 {
 func (s *Scales) Apply(dst []byte, in Input, _ *tensor.Loss) error {
 	all := s.largest(in)
 	for i := range len(dst) / 4 {
-		if all[i]-all[i] != 0 {
+		if !isFinite(all[i]) {
 			return &notFiniteError{1, s.To}
 		}
 		scale, _ := s.encoder.Scale(all[i])

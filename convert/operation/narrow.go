@@ -29,9 +29,6 @@ func (n *Narrow) Name() string { return "narrow " + n.To.String() }
 // Unit returns one element.
 func (n *Narrow) Unit() Unit { return Unit{1, int(tensor.F32.Bytes(1)), int(n.To.Bytes(1))} }
 
-// Sides returns nothing.
-func (*Narrow) Sides(_, _ int64) []Span { return nil }
-
 // Apply drops the bits that are all zero.
 func (n *Narrow) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	lost.Add(n.codec.Convert(dst, in.Data))

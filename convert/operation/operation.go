@@ -23,15 +23,26 @@ type Operation interface {
 	Name() string
 	// Unit is the least that it works on.
 	Unit() Unit
-	// Sides returns the bytes that n elements from at on need of the tensors beside the
-	// source, such as scales, in the plan's order of those tensors. Elements are counted row
-	// by row in the source's matrix.
-	Sides(at, n int64) []Span
 	// Apply fills dst with the result of in, and adds its losses to lost. Both are whole units.
 	Apply(dst []byte, in Input, lost *tensor.Loss) error
 	// Prove checks that out, as it was read again, can be the result of in. An element that
 	// cannot be is a *Mismatch.
 	Prove(out []byte, in Input) error
+}
+
+// sided is an operation that needs tensors beside the source, such as scales.
+type sided interface {
+	// Sides returns the bytes that n elements from at on need of these tensors, in the plan's order. Elements are
+	// counted row by row in the source's matrix.
+	Sides(at, n int64) []Span
+}
+
+// SidesOf returns what Sides of o returns; nothing for an operation that is not sided.
+func SidesOf(o Operation, at, n int64) []Span {
+	if s, is := o.(sided); is {
+		return s.Sides(at, n)
+	}
+	return nil
 }
 
 // Counts reports whether the losses that o counts are of every element that is not the source's value. They are not
@@ -123,9 +134,6 @@ func (c Copy) Unit() Unit {
 	return Unit{elements, size, size}
 }
 
-// Sides returns nothing.
-func (Copy) Sides(_, _ int64) []Span { return nil }
-
 // Apply copies, unless dst is the piece of the source itself.
 func (c Copy) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	if len(dst) > 0 && &dst[0] != &in.Data[0] {
@@ -175,9 +183,6 @@ func (m Make) Unit() Unit {
 	elements, size := m.Info.DType.Block()
 	return Unit{elements, 0, size}
 }
-
-// Sides returns nothing.
-func (Make) Sides(_, _ int64) []Span { return nil }
 
 // Apply fills dst.
 func (m Make) Apply(dst []byte, in Input, _ *tensor.Loss) error {

@@ -68,7 +68,7 @@ func operations(t *testing.T) map[string]struct {
 func piece(o Operation, src, beside []byte, at, n int) Input {
 	u := o.Unit()
 	in := Input{Data: src[at/u.Elements*u.In:][:n/u.Elements*u.In], At: int64(at)}
-	for _, span := range o.Sides(int64(at), int64(n)) {
+	for _, span := range SidesOf(o, int64(at), int64(n)) {
 		in.Sides = append(in.Sides, beside[span.Begin:span.End])
 	}
 	return in

@@ -103,7 +103,7 @@ func (r *Repack) putScale(block []byte, scale float32) bool {
 		return scale > 0 && scale <= math.MaxFloat32/6 // the largest code is 6
 	}
 	tensor.PutF16(block, scale)
-	return scale-scale == 0 && f16(block) == scale
+	return isFinite(scale) && f16(block) == scale
 }
 
 // Prove decodes every element by the definition of the block and demands the number that the codes stand

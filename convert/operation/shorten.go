@@ -16,9 +16,6 @@ func (Shorten) Name() string { return "shorten I32" }
 // Unit returns one number.
 func (Shorten) Unit() Unit { return Unit{1, 8, 4} }
 
-// Sides returns nothing.
-func (Shorten) Sides(_, _ int64) []Span { return nil }
-
 // Apply stores every number.
 func (Shorten) Apply(dst []byte, in Input, _ *tensor.Loss) error {
 	for i := range len(dst) / 4 {

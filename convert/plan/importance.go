@@ -26,7 +26,7 @@ const embedding = "token_embd.weight"
 // weigh gives the tensors that are quantised the importance of their columns. As in llama.cpp, a tensor
 // without an entry is quantised without importance, and entries that no tensor has are not read.
 func (c *conversion) weigh(outputs []output) {
-	m, with := c.o.Imatrix, 0
+	m, weighed := c.o.Imatrix, 0
 	var without []string
 	for i := range outputs {
 		out := &outputs[i]
@@ -45,19 +45,19 @@ func (c *conversion) weigh(outputs []output) {
 		case row > longestRow:
 			c.problem(out.Name, "has rows of %d elements: with importance %d are the most", row, longestRow)
 		default:
-			with++
+			weighed++
 			out.importance = &operation.Importance{File: m.Hash, Entry: out.Name, Row: row, Matrix: matrix,
 				Read: func(dst []float32, first int) error { return m.Importance(dst, out.Name, first) }}
 		}
 	}
-	if with == 0 && c.problems == nil {
+	if weighed == 0 && c.problems == nil {
 		c.problem("", "no tensor has an entry in the importance matrix %s: it is of another model", text.Quote(m.File))
 	}
 	if without != nil {
 		c.note("the importance matrix has no entry for %s, the first is %s: quantised without importance",
 			text.Plural(len(without), "tensor"), text.Quote(without[0]))
 	}
-	if n := m.Entries - with; n > 0 {
+	if n := m.Entries - weighed; n > 0 {
 		c.note("the importance matrix has values for %s that are not quantised with them, or are not written",
 			text.Plural(n, "tensor"))
 	}

@@ -114,7 +114,10 @@ func ofLayers(said map[string][]int, between string) (lines []string) {
 		return cmp.Or(cmp.Compare(said[a][0], said[b][0]), cmp.Compare(a, b))
 	})
 	for _, what := range order {
-		noun := map[bool]string{true: "layer ", false: "layers "}[len(said[what]) == 1]
+		noun := "layers "
+		if len(said[what]) == 1 {
+			noun = "layer "
+		}
 		lines = append(lines, noun+text.Ranges(said[what])+between+what)
 	}
 	return lines

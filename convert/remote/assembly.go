@@ -13,13 +13,13 @@ import (
 type Assembly struct {
 	*Upload
 	mu      sync.Mutex
-	missing []int64 // bytes of each part that are not written yet
-	begun   map[int][]byte
+	missing []int64        // bytes of each part that are not written yet
+	open    map[int][]byte // parts with missing bytes
 }
 
 // Assemble has an upload be written in these spans, from begin to end; the bytes between them are zeros.
 func Assemble(u *Upload, spans iter.Seq2[int64, int64]) *Assembly {
-	a := &Assembly{Upload: u, missing: make([]int64, len(u.parts)), begun: map[int][]byte{}}
+	a := &Assembly{Upload: u, missing: make([]int64, len(u.parts)), open: map[int][]byte{}}
 	for begin, end := range spans {
 		for i := begin / u.part; begin < end; i++ {
 			next := min(end, (i+1)*u.part)
@@ -51,10 +51,10 @@ func (a *Assembly) write(i int, b []byte, at int64) error {
 		a.mu.Unlock()
 		return nil
 	}
-	part := a.begun[i]
+	part := a.open[i]
 	if part == nil {
 		part = a.s.parts.take(a.partSize(i))
-		a.begun[i] = part
+		a.open[i] = part
 	}
 	a.mu.Unlock()
 	copy(part[at:], b)
@@ -62,7 +62,7 @@ func (a *Assembly) write(i int, b []byte, at int64) error {
 	a.missing[i] -= int64(len(b))
 	whole := a.missing[i] == 0
 	if whole {
-		delete(a.begun, i)
+		delete(a.open, i)
 	}
 	a.mu.Unlock()
 	if !whole {

@@ -246,9 +246,9 @@ func (u *Upload) begin() error {
 	if u.id != "" {
 		return nil
 	}
-	var begun struct{ UploadId string }
-	err := u.s.ask(http.MethodPost, u.name, url.Values{"uploads": {""}}, u.header, nil, &begun)
-	u.id = begun.UploadId
+	var answer struct{ UploadId string }
+	err := u.s.ask(http.MethodPost, u.name, url.Values{"uploads": {""}}, u.header, nil, &answer)
+	u.id = answer.UploadId
 	return err
 }
 
@@ -408,19 +408,19 @@ func PartSize(size int64) int64 {
 // parts is the memory of parts: those that were sent serve the next ones.
 type parts struct {
 	mu   sync.Mutex
-	free [][]byte
+	idle [][]byte
 }
 
 // take returns n bytes of zeros.
 func (p *parts) take(n int64) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	last := len(p.free) - 1
-	if last < 0 || int64(cap(p.free[last])) < n {
+	last := len(p.idle) - 1
+	if last < 0 || int64(cap(p.idle[last])) < n {
 		return make([]byte, n, max(n, Default.Part))
 	}
-	b := p.free[last][:n]
-	p.free = p.free[:last]
+	b := p.idle[last][:n]
+	p.idle = p.idle[:last]
 	clear(b)
 	return b
 }
@@ -428,5 +428,5 @@ func (p *parts) take(n int64) []byte {
 func (p *parts) give(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.free = append(p.free, b)
+	p.idle = append(p.idle, b)
 }

@@ -34,13 +34,13 @@ func finished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s
 }
 
 func (e *execution) finished(ctx context.Context) (*Result, error) {
-	begun, filling := e.out.Unfinished()
+	unfinished, filling := e.out.Unfinished()
 	if filling { // a run was interrupted while it filled dst
 		return nil, nil
 	}
 	m, err := e.target.ReadManifest(nil)
 	switch {
-	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || begun):
+	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || unfinished):
 		return nil, nil
 	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.CheckReplaceable() != nil:
 		return nil, nil

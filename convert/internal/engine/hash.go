@@ -67,9 +67,9 @@ func (h *hasher) next() {
 	h.enter()
 }
 
-// begun returns the hashes of the bytes so far and of the segments that are finished; compared says whether
+// partial returns the hashes of the bytes so far and of the segments that are finished; compared says whether
 // these were compared with the source.
-func (h *hasher) begun(compared bool) *progress.Proof {
+func (h *hasher) partial(compared bool) *progress.Proof {
 	return &progress.Proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
 }
 

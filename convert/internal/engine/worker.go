@@ -204,7 +204,7 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 			}
 		}
 	}
-	spans := s.Operation.Sides(in.At, end-in.At)
+	spans := operation.SidesOf(s.Operation, in.At, end-in.At)
 	for len(w.sides) < len(spans) {
 		w.sides = append(w.sides, nil)
 	}

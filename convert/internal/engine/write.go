@@ -18,7 +18,7 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 	var hash *hasher
 	if w.hashesWriting(t.Tensor) {
 		var err error
-		if hash, err = w.hashBegun(ctx, t, &s); err != nil {
+		if hash, err = w.hashPartial(ctx, t, &s); err != nil {
 			return err
 		}
 	}
@@ -42,22 +42,22 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 		at, s.Done = end, end-t.From
 		if at < t.To {
 			if hash != nil {
-				s.Begun = hash.begun(!w.Unverified)
+				s.Partial = hash.partial(!w.Unverified)
 			}
 			w.Mark(i, s)
 		}
 	}
 	if hash != nil {
-		s.Proof, s.Begun = hash.finish(!w.Unverified), nil
+		s.Proof, s.Partial = hash.finish(!w.Unverified), nil
 	}
 	w.Mark(i, s)
 	return nil
 }
 
-// hashBegun returns a hasher of what an earlier run wrote of a span, which it reads again; of the source it
+// hashPartial returns a hasher of what an earlier run wrote of a span, which it reads again; of the source it
 // reads the segment that was not finished. Bytes that are not those that were written start over, as do those
 // that were not compared with the source if they are to be.
-func (w *worker) hashBegun(ctx context.Context, t *plan.Span, s *progress.State) (*hasher, error) {
+func (w *worker) hashPartial(ctx context.Context, t *plan.Span, s *progress.State) (*hasher, error) {
 	h := w.newHasher(t)
 	if s.Done == 0 {
 		return h, nil
@@ -70,22 +70,22 @@ func (w *worker) hashBegun(ctx context.Context, t *plan.Span, s *progress.State)
 		}
 		h.output.Write(tile)
 	}
-	if h.output.Name() != s.Begun.Hash || !w.Unverified && !s.Begun.Compared {
+	if h.output.Name() != s.Partial.Hash || !w.Unverified && !s.Partial.Compared {
 		*s = progress.State{}
 		return w.newHasher(t), nil
 	}
-	return h, w.hashBegunSource(ctx, t, s, h)
+	return h, w.hashPartialSource(ctx, t, s, h)
 }
 
-// hashBegunSource has h go on with the segments of the source where an earlier run stopped.
-func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *progress.State, h *hasher) error {
+// hashPartialSource has h go on with the segments of the source where an earlier run stopped.
+func (w *worker) hashPartialSource(ctx context.Context, t *plan.Span, s *progress.State, h *hasher) error {
 	if w.Unverified || t.Copies() {
 		return nil // the source is not hashed
 	}
-	for range s.Begun.Segments {
+	for range s.Partial.Segments {
 		h.next()
 	}
-	h.hashes = slices.Clone(s.Begun.Segments)
+	h.hashes = slices.Clone(s.Partial.Segments)
 	begin := int64(0)
 	for i := range h.index {
 		begin += t.Segments[i].Bytes

@@ -38,7 +38,7 @@ type Output struct {
 func (o Output) Compare(ctx context.Context, m *Manifest, p *plan.Plan,
 	each func(*Tensor)) ([]checkpoint.Problem, error) {
 	c := checker{Output: o, plan: p, files: map[string]format.Data{}, unlisted: map[string]int{},
-		begun: map[string]bool{}, problems: []checkpoint.Problem{}}
+		entered: map[string]bool{}, problems: []checkpoint.Problem{}}
 	defer c.close()
 	if edited := m.Edited(); edited != "" {
 		c.problem(c.Name, "", "%s", edited)
@@ -81,7 +81,7 @@ type checker struct {
 	unlisted    map[string]int         // tensors in the headers of files, less those of the manifest; unused with a plan
 	listed      map[string]bool        // tensors that the manifest lists of one file; unused with a plan
 	listedOf    string                 // the file of listed
-	begun       map[string]bool        // files whose tensors the manifest has begun to list
+	entered     map[string]bool        // files of which a tensor was listed
 	weights     format.File            // the file whose header is in memory: one at a time
 	weightsName string                 // its name
 	problems    []checkpoint.Problem
@@ -272,10 +272,10 @@ func (c *checker) lookup(i int, want *Tensor) (info tensor.Info, offset int64, o
 func (c *checker) list(t *Tensor) {
 	if c.listedOf != t.File {
 		c.listedOf, c.listed = t.File, map[string]bool{}
-		if c.begun[t.File] {
+		if c.entered[t.File] {
 			c.problem(c.Name, t.Name, "is listed apart from other tensors of its file")
 		}
-		c.begun[t.File] = true
+		c.entered[t.File] = true
 	}
 	if c.listed[t.Name] {
 		c.problem(c.Name, t.Name, "is listed twice")

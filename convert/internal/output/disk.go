@@ -43,16 +43,16 @@ func newDiskOutput(t *Target, p *plan.Plan, s Options) *diskOutput {
 }
 
 // Unfinished reports whether a journal is there, and whether the files move into the target one by one.
-func (o *diskOutput) Unfinished() (begins, filling bool) {
-	begins = progress.Begun(o.journalPath)
-	return begins, begins && o.fills
+func (o *diskOutput) Unfinished() (unfinished, filling bool) {
+	unfinished = progress.HasRecords(o.journalPath)
+	return unfinished, unfinished && o.fills
 }
 
 // Begin locks the journal and opens the files, or moves those of a complete output into the target.
 func (o *diskOutput) Begin(apply func(progress.Record), unchanged func() error) (Stage, error) {
 	o.unchanged = unchanged
 	var own []string
-	if progress.Begun(o.journalPath) {
+	if progress.HasRecords(o.journalPath) {
 		own = o.plan.FinishOrder()
 	}
 	if err := o.check(own); err != nil {
@@ -62,7 +62,7 @@ func (o *diskOutput) Begin(apply func(progress.Record), unchanged func() error) 
 	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
 		return Fresh, err
 	}
-	if !progress.Begun(o.journalPath) { // another run has finished meanwhile
+	if !progress.HasRecords(o.journalPath) { // another run has finished meanwhile
 		if err := o.check(nil); err != nil {
 			err = errors.Join(err, o.Disk.Remove(o.journalPath))
 			o.Close()

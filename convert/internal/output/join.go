@@ -36,7 +36,7 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 	if err != nil {
 		return 0, nil, err
 	}
-	if progress.Begun(o.journalPath) || t.IsOutputOf(p) { // they were joined already
+	if progress.HasRecords(o.journalPath) || t.IsOutputOf(p) { // they were joined already
 		parts, err = o.ours(parts)
 	} else {
 		var states []progress.State
@@ -48,7 +48,7 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 			if err = o.writeJoined(states); err != nil && t.IsOutputOf(p) {
 				return 0, nil, nil
 			}
-		case progress.Begun(o.journalPath): // another run has joined them meanwhile
+		case progress.HasRecords(o.journalPath): // another run has joined them meanwhile
 			return 0, nil, progress.ErrBusy
 		case t.IsOutputOf(p): // and published the output
 			return 0, nil, nil
@@ -83,7 +83,7 @@ func (o *diskOutput) writeJoined(states []progress.State) (err error) {
 	}
 	defer o.Close()
 	if err := o.check(nil); err != nil { // another run has published the output since the parts were read
-		if !progress.Begun(o.journalPath) {
+		if !progress.HasRecords(o.journalPath) {
 			err = errors.Join(err, o.Disk.Remove(o.journalPath))
 		}
 		return err

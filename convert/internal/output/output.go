@@ -19,7 +19,7 @@ type Output interface {
 	CheckReplaceable() error
 	// Unfinished reports whether a journal of an unfinished output of any plan is there, and whether some of its
 	// files may be in the target already.
-	Unfinished() (begun, filling bool)
+	Unfinished() (unfinished, filling bool)
 	// Begin claims the output and hands the records of earlier runs to apply; they hold unless the stage is Fresh.
 	// An output that is Ended is published. unchanged refuses to replace files of an older output that changed since
 	// they were written.

@@ -161,7 +161,7 @@ func (o *partOutput) checkParts() error {
 	if err := o.check(nil); err != nil {
 		return err
 	}
-	if progress.Begun(o.journalPath) {
+	if progress.HasRecords(o.journalPath) {
 		return checkpoint.Refusal(o.Path, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
 			"the same command without --part finishes it")
 	}

@@ -105,17 +105,17 @@ func removeReplaced(d *disk.Disk, dst string) error {
 // takeBack undoes a replacement that a crash interrupted: the older output beside the target
 // gets its name back or, if the new output has it, is removed.
 func takeBack(d *disk.Disk, dst string) error {
-	aside := replacedName(dst)
-	if !exists(aside) {
+	older := replacedName(dst)
+	if !exists(older) {
 		return nil
 	}
 	if _, err := os.Lstat(dst); errors.Is(err, fs.ErrNotExist) {
-		return d.Rename(aside, dst)
+		return d.Rename(older, dst)
 	}
 	if err := directoryAt(dst).CheckReplaceable(); err != nil {
-		return fmt.Errorf("an older output is in %s, and %w", text.Quote(aside), err)
+		return fmt.Errorf("an older output is in %s, and %w", text.Quote(older), err)
 	}
-	return d.RemoveAll(aside)
+	return d.RemoveAll(older)
 }
 
 // checkFree compares the needed bytes with the free space of the disk.

@@ -131,12 +131,12 @@ func (o *diskOutput) replace() error {
 
 // renameAside replaces the target by two renames; if the second fails, the first is undone.
 func (o *diskOutput) renameAside() error {
-	aside := replacedName(o.Path)
-	if err := o.Disk.Rename(o.Path, aside); err != nil {
+	older := replacedName(o.Path)
+	if err := o.Disk.Rename(o.Path, older); err != nil {
 		return err
 	}
 	if err := o.Disk.Rename(o.dir, o.Path); err != nil {
-		return errors.Join(err, o.Disk.Rename(aside, o.Path))
+		return errors.Join(err, o.Disk.Rename(older, o.Path))
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ type weightFile struct {
 }
 
 // Unfinished reports whether a journal is in force, and whether it is of a complete output.
-func (o *storeOutput) Unfinished() (begun, filling bool) {
+func (o *storeOutput) Unfinished() (unfinished, filling bool) {
 	if o.refresh() != nil {
 		return false, false
 	}

@@ -64,7 +64,7 @@ func LockFinished(t *Target, p *plan.Plan, s Options, old *manifest.Manifest) (u
 	if o.journal, err = progress.LockJournal(o.Disk, o.journalPath); err != nil {
 		return nil, err
 	}
-	if progress.Begun(o.journalPath) {
+	if progress.HasRecords(o.journalPath) {
 		o.Close()
 		return nil, checkpoint.Refusal(o.Path, "an unfinished conversion is in "+text.Quote(o.dir),
 			"the command that began it continues it")

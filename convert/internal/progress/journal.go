@@ -83,8 +83,8 @@ func CreateJournal(d *disk.Disk, path string) (*Journal, error) {
 // Close closes the journal and releases its lock.
 func (j *Journal) Close() error { return j.f.Close() }
 
-// Begun reports whether a journal says anything.
-func Begun(journal string) bool {
+// HasRecords reports whether a journal has records.
+func HasRecords(journal string) bool {
 	stat, err := os.Lstat(journal)
 	return err == nil && stat.Size() > 0
 }

@@ -48,7 +48,7 @@ func (l *Ledger) Apply(r Record) {
 		return
 	}
 	if i := r.Tensor - l.Spans[0].Index; i >= 0 && i < len(l.Spans) { // the spans are of neighbours
-		l.States[i] = State{Done: r.Done, Lost: r.Lost, Proof: r.Proof, Begun: r.Begun}
+		l.States[i] = State{Done: r.Done, Lost: r.Lost, Proof: r.Proof, Partial: r.Partial}
 	}
 }
 
@@ -60,7 +60,7 @@ func (l *Ledger) Reset() { clear(l.States) }
 func (l *Ledger) Resume(hashesWriting func(*plan.Tensor) bool) {
 	for i := range l.States {
 		s := &l.States[i]
-		if s.Proof == nil && s.Begun == nil && hashesWriting(l.Spans[i].Tensor) {
+		if s.Proof == nil && s.Partial == nil && hashesWriting(l.Spans[i].Tensor) {
 			*s = State{}
 		}
 		l.Resumed += s.Done

@@ -8,10 +8,10 @@ import "dsmoe/model/tensor"
 
 // State is the progress of one span: a tensor or, of an output in parts, a run of it.
 type State struct {
-	Done  int64 // bytes written
-	Lost  Losses
-	Proof *Proof // nil until all bytes are written and hashed
-	Begun *Proof // of the bytes written, of a span that is hashed while it is written; nil for others
+	Done    int64 // bytes written
+	Lost    Losses
+	Proof   *Proof // nil until all bytes are written and hashed
+	Partial *Proof // of the bytes written, of a span that is hashed while it is written; nil for others
 }
 
 // Proven reports whether the span was compared with its source.
@@ -19,7 +19,7 @@ func (s *State) Proven() bool { return s.Proof != nil && s.Proof.Compared }
 
 // Record is the line of the journal about the span of a tensor.
 func (s *State) Record(tensor int) Record {
-	return Record{Tensor: tensor, Done: s.Done, Lost: s.Lost, Proof: s.Proof, Begun: s.Begun}
+	return Record{Tensor: tensor, Done: s.Done, Lost: s.Lost, Proof: s.Proof, Partial: s.Partial}
 }
 
 // Losses is what a span lost, with an entry per segment: sums of floating point depend on how they are grouped, and
@@ -81,9 +81,9 @@ type Record struct {
 	Tensor int   `json:"t"`               // index in the plan; -1 for a line about no tensor
 	Done   int64 `json:"n"`               // bytes written
 
-	Lost  Losses `json:"losses,omitempty"` // of casts so far
-	Proof *Proof `json:"proof,omitempty"`  // of a finished tensor
-	Begun *Proof `json:"begun,omitempty"`  // of the bytes written of another, if they were hashed
+	Lost    Losses `json:"losses,omitempty"` // of casts so far
+	Proof   *Proof `json:"proof,omitempty"`  // of a finished tensor
+	Partial *Proof `json:"begun,omitempty"`  // of the bytes written of another, if they were hashed
 
 	Edges []Edge `json:"edges,omitempty"` // of a part that is done
 
