@@ -10,7 +10,7 @@ type Role string
 const (
 	EmbedTokens Role = "embed_tokens"
 	LMHead      Role = "lm_head"
-	normRole        Role = "norm"
+	normRole    Role = "norm"
 
 	InputLayernorm         Role = "input_layernorm"
 	PostAttentionLayernorm Role = "post_attention_layernorm"
