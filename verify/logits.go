@@ -154,12 +154,11 @@ func (t *localTrace) compareLogits(b *logits[*bounds.Value]) (report.Check, erro
 		return c, err
 	}
 	d := meter.Distances()
-	margin := t.judgeDistances(&c, x, d, rows, "")
-	t.settle(&c, d, rows, margin, func() *report.Pattern {
-		return t.pattern(b.rows, b.width, rows, report.Sigmas, b.distance(func(x *bounds.Value, want []float32) func(i int) float64 {
+	if settle(&c, d, rows, t.judgeDistances(&c, x, d, rows, "")); c.Verdict == report.Fail {
+		c.Pattern = t.pattern(b.rows, b.width, rows, report.Sigmas, b.distance(func(x *bounds.Value, want []float32) func(i int) float64 {
 			return deviations(x, want, factor)
 		}))
-	})
+	}
 	return c, nil
 }
 

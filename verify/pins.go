@@ -122,7 +122,12 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 		for _, by := range halfAndTwice {
 			at, other := tell{c.Layer(), r.key, by}, *c
 			if !t.told[at] && c.Verdict == report.Pass {
-				t.analysis.Try(func() { t.judgeErrors(&other, r.again(by), want, rows) })
+				t.analysis.Try(func() {
+					y := r.again(by)
+					y.DistributeShared()
+					factor, _ := t.factor(c.Tensor)
+					t.judgeMeasured(&other, y, bounds.Measure(y, want, rows, factor), want, rows)
+				})
 			}
 			t.told[at] = t.told[at] || other.Verdict == report.Fail
 		}

@@ -154,8 +154,6 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 	if c.Verdict == report.Skipped {
 		dx.Replace(want)
 	} else if c.Verdict != report.Fail {
-		m := rows.Metrics(dx.Values, want, dx.Width(), dx.DType)
-		record(&c, m)
 		l.attribution.sets[weak.Make(dx)] = by
 		l.local.judgeErrors(&c, dx, want, rows)
 		delete(l.attribution.sets, weak.Make(dx))

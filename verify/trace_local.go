@@ -124,9 +124,9 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	}
 	if c.Verdict != report.Skipped {
 		x, want, rows := t.shown(name, x, want, rows)
-		m := rows.Metrics(x.Values, want, x.Width(), x.DType)
-		record(&c, m)
 		if pack.IsLossOrGradient(name) {
+			m := rows.Metrics(x.Values, want, x.Width(), x.DType)
+			record(&c, m)
 			judge(&c, m, t.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
@@ -152,11 +152,22 @@ func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *b
 		bounds.SelectRows(golden, x.Width(), t.paddedRows(name, x.Activation))
 }
 
-// judgeErrors judges the selected rows of x by their errors' standard deviations.
+// judgeErrors measures the selected rows of x, and judges them by their errors' standard deviations.
 func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
 	factor, _ := t.factor(c.Tensor)
 	x.DistributeShared()
-	d, of := bounds.Measure(x, want, rows, factor), ""
+	m, d := t.analysis.Measure(x, want, rows, factor)
+	record(c, m)
+	if x = t.judgeMeasured(c, x, d, want, rows); c.Verdict == report.Fail {
+		c.Pattern = t.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
+	}
+}
+
+// judgeMeasured is judgeErrors for distances d. It returns what was judged: x, or x of scores in float32.
+func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.Distances, want []float32,
+	rows *bounds.Rows) *bounds.Value {
+	factor, _ := t.factor(c.Tensor)
+	of := ""
 	if n := x.Float32Scores; n != nil {
 		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
 			x, d, of = n, narrow, "; of scores in float32"
@@ -171,9 +182,8 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 		c.NeuronZ, c.Limits.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
 		margin = max(margin, z/bounds.NeuronLimit)
 	}
-	t.settle(c, d, rows, margin, func() *report.Pattern {
-		return t.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
-	})
+	settle(c, d, rows, margin)
+	return x
 }
 
 // judgeDistances records the distances of x, or of a stage that x is a block of, and their limits, and returns the
@@ -210,17 +220,17 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 }
 
 // settle sets the verdict of a stage whose distances reach a share of a limit.
-func (t *localTrace) settle(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin float64,
-	pattern func() *report.Pattern) {
-	if d.Finite {
-		c.Margin = report.JSONFloat(margin)
-		if margin <= 1 {
-			c.Verdict, c.Neuron = report.Pass, nil
-			return
-		}
+func settle(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin float64) {
+	c.Verdict = report.Fail
+	if !d.Finite {
+		return
+	}
+	c.Margin = report.JSONFloat(margin)
+	if margin <= 1 {
+		c.Verdict, c.Neuron = report.Pass, nil
+	} else {
 		c.Where = d.Where(len(rows.Compared))
 	}
-	c.Verdict, c.Pattern = report.Fail, pattern()
 }
 
 // limitsInWords are those of a stage of dtype d, with weights that were rounded or not.

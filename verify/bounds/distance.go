@@ -40,6 +40,18 @@ func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distance
 	return m.Distances()
 }
 
+// Measure returns the distances of the selected rows of want from x, as Measure, and their metrics.
+func (a *Analysis) Measure(x *Value, want []float32, selected *Rows, factor float64) (m Metrics, d *Distances) {
+	a.plain.Each(2, 8*len(want), func(i int) {
+		if i == 0 {
+			d = Measure(x, want, selected, factor)
+		} else {
+			m = selected.Metrics(x.Values, want, x.Width(), x.DType)
+		}
+	})
+	return m, d
+}
+
 // A Meter finds the Distances of the selected rows of a stage that comes in blocks of rows, in their order.
 type Meter struct {
 	selected  *Rows
