@@ -10,8 +10,8 @@ import (
 	"dsmoe/text/page"
 )
 
-// Cells are numbers that have a row and a column, for a heatmap.
-type Cells struct {
+// cells are numbers that have a row and a column, for a heatmap.
+type cells struct {
 	Unsorted bool // rows and columns keep the order in which they came; otherwise they are in the order of names
 
 	rows, columns axis
@@ -26,8 +26,8 @@ type axis struct {
 }
 
 // NewCells returns no cells.
-func NewCells() *Cells {
-	return &Cells{rows: axis{index: map[string]int{}}, columns: axis{index: map[string]int{}},
+func NewCells() *cells {
+	return &cells{rows: axis{index: map[string]int{}}, columns: axis{index: map[string]int{}},
 		values: map[[2]int]float64{}, marked: map[[2]int]bool{}}
 }
 
@@ -45,21 +45,21 @@ func (a *axis) add(name string) int {
 func (a *axis) sorted() []string { return slices.SortedFunc(slices.Values(a.names), text.CompareNames) }
 
 // cell returns the place of a row and a column, and adds them if they are new.
-func (c *Cells) cell(row, column string) [2]int {
+func (c *cells) cell(row, column string) [2]int {
 	return [2]int{c.rows.add(row), c.columns.add(column)}
 }
 
 // AddColumn adds a column if it is new.
-func (c *Cells) AddColumn(name string) { c.columns.add(name) }
+func (c *cells) AddColumn(name string) { c.columns.add(name) }
 
 // Columns returns how many columns there are, and whether one of them has that name.
-func (c *Cells) Columns(name string) (n int, known bool) {
+func (c *cells) Columns(name string) (n int, known bool) {
 	_, known = c.columns.index[name]
 	return len(c.columns.names), known
 }
 
 // Raise sets a number unless a larger one is there; nil only adds the row and the column.
-func (c *Cells) Raise(row, column string, v *float64) {
+func (c *cells) Raise(row, column string, v *float64) {
 	at := c.cell(row, column)
 	if old, ok := c.values[at]; v != nil && (!ok || old < *v) {
 		c.values[at] = *v
@@ -67,13 +67,13 @@ func (c *Cells) Raise(row, column string, v *float64) {
 }
 
 // Add adds to a number, which is 0 at first.
-func (c *Cells) Add(row, column string, v float64) { c.values[c.cell(row, column)] += v }
+func (c *cells) Add(row, column string, v float64) { c.values[c.cell(row, column)] += v }
 
 // Mark marks a cell.
-func (c *Cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
+func (c *cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
 
 // SetExpert sets the number of an expert, and marks the expert; nil is no number.
-func (c *Cells) SetExpert(layer, expert int, v *float64, mark bool) {
+func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
 	at := c.cell(LayerLabel(layer), expertLabel(expert))
 	if v != nil {
 		c.values[at] = *v
@@ -109,7 +109,7 @@ const FoundMark = "named by a finding"
 const FromZero = 1e-30
 
 // Experts draws a number of each expert of each layer, and marks the experts that findings name.
-func (c *Cells) Experts(m page.Heatmap, found []Observation) page.Figure {
+func (c *cells) Experts(m page.Heatmap, found []Observation) page.Figure {
 	for _, o := range found {
 		for _, at := range o.Members {
 			for _, e := range at.Experts {
@@ -129,7 +129,7 @@ const mostTips = 4000
 
 // Heatmap fills in the cells of a heatmap; nil if there are none. A linear scale with an end has room for what is
 // above the end, but not for what page.Fences keeps out.
-func (c *Cells) Heatmap(m page.Heatmap) page.Figure {
+func (c *cells) Heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
 		return nil
 	}

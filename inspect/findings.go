@@ -44,12 +44,12 @@ func Problems(findings []Finding) (n int) {
 	return n
 }
 
-// Line is a line of a report and the hint below it, if any.
-type Line struct{ Text, Hint string }
+// line is a line of a report and the hint below it, if any.
+type line struct{ Text, Hint string }
 
 // Lines returns the findings as text, "missing: FILE: NAME: cause". Findings that differ only in the numbers of
 // the tensor's name share a line, and, unless they are Broken or Note, those in different files.
-func Lines(findings []Finding) (lines []Line) {
+func Lines(findings []Finding) (lines []line) {
 	var groups []Finding
 	names := map[Finding][]string{}
 	for _, f := range findings {
@@ -72,7 +72,7 @@ func Lines(findings []Finding) (lines []Line) {
 }
 
 // lines returns a line per pattern of names.
-func (f *Finding) lines(names []string) (lines []Line) {
+func (f *Finding) lines(names []string) (lines []line) {
 	prefix := string(f.Kind) + ": "
 	if f.Level != "" {
 		prefix = string(f.Level) + ": " + prefix
@@ -81,14 +81,14 @@ func (f *Finding) lines(names []string) (lines []Line) {
 		prefix += text.Quote(f.File) + ": "
 	}
 	if len(names) == 0 {
-		return []Line{{prefix + f.Cause, f.Hint}}
+		return []line{{prefix + f.Cause, f.Hint}}
 	}
 	for _, p := range Fold(names) {
 		name := p.Brief
 		if len(p.Names) > 1 {
 			name += fmt.Sprintf(" (%s)", text.Plural(len(p.Names), "tensor"))
 		}
-		lines = append(lines, Line{prefix + name + ": " + f.Cause, f.Hint})
+		lines = append(lines, line{prefix + name + ": " + f.Cause, f.Hint})
 	}
 	return lines
 }
@@ -187,8 +187,8 @@ func CodedText(bits int) string {
 	return "its numbers went through 8 bits: multiples of a scale, or 8 significands, in each group of 32"
 }
 
-// WriteObservations writes how many there are, and a line for each, at most MaxLines.
-func WriteObservations(w io.Writer, found []Observation) error {
+// writeObservations writes how many there are, and a line for each, at most MaxLines.
+func writeObservations(w io.Writer, found []Observation) error {
 	var b strings.Builder
 	var levels []Level
 	for _, o := range found {
@@ -245,7 +245,7 @@ func (x *Examined) WriteNotes(w io.Writer) error {
 	if len(x.Findings) == 0 {
 		return nil
 	}
-	return WriteObservations(w, x.Findings)
+	return writeObservations(w, x.Findings)
 }
 
 // WriteBelow is WriteSheet, with the findings below it.
@@ -253,7 +253,7 @@ func (x *Examined) WriteBelow(w io.Writer, s *text.Sheet, lines []string) error 
 	if err := WriteSheet(w, s, lines, x.NotCounted); err != nil {
 		return err
 	}
-	return WriteObservations(w, x.Findings)
+	return writeObservations(w, x.Findings)
 }
 
 // BrokenFiles are the files that a report on tensors lacks.

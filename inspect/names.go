@@ -125,8 +125,8 @@ func (b box) names(template string) []string {
 	return all
 }
 
-// Pattern is a set of names that differ in numbers only.
-type Pattern struct {
+// pattern is a set of names that differ in numbers only.
+type pattern struct {
 	Name  string   // with sets of numbers: "model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight"
 	Brief string   // for a message: with few numbers of each set, cut as text.Quote cuts
 	Names []string // in their order, numbers by value
@@ -139,7 +139,7 @@ const (
 )
 
 // Fold writes names, in any order, as patterns in the order of their first names.
-func Fold(names []string) []Pattern {
+func Fold(names []string) []pattern {
 	names = slices.SortedFunc(slices.Values(names), text.CompareNames)
 	var templates []string
 	tuples := map[string][][]int{}
@@ -150,12 +150,12 @@ func Fold(names []string) []Pattern {
 		}
 		tuples[t] = append(tuples[t], numbers)
 	}
-	var all []Pattern
+	var all []pattern
 	for _, t := range templates {
 		for _, b := range boxes(tuples[t]) {
-			all = append(all, Pattern{b.fill(t, AllRuns), text.Quote(b.fill(t, briefRuns)), b.names(t)})
+			all = append(all, pattern{b.fill(t, AllRuns), text.Quote(b.fill(t, briefRuns)), b.names(t)})
 		}
 	}
-	slices.SortFunc(all, func(a, b Pattern) int { return text.CompareNames(a.Names[0], b.Names[0]) })
+	slices.SortFunc(all, func(a, b pattern) int { return text.CompareNames(a.Names[0], b.Names[0]) })
 	return all
 }

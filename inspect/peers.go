@@ -7,9 +7,9 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// FalseAlarms is how often a healthy model may have a finding of one kind. There are fewer than ten kinds with a
+// falseAlarms is how often a healthy model may have a finding of one kind. There are fewer than ten kinds with a
 // limit from Peers, so that one healthy model in a thousand has a finding.
-const FalseAlarms = 1e-4
+const falseAlarms = 1e-4
 
 // LeastPeers is the number of values below which none of them is the odd one: the spread of fewer is not known well
 // enough for any limit.
@@ -19,7 +19,7 @@ const LeastPeers = 8
 type Peers struct {
 	Median float64 // the lower of the two middle values
 	Unit   float64 // standard deviation, from the three quarters of the values that are nearest to the median
-	Limit  float64 // distance from the median, in units, that chance exceeds at the rate FalseAlarms
+	Limit  float64 // distance from the median, in units, that chance exceeds at the rate falseAlarms
 }
 
 // nearestRMS is the RMS of the three quarters of normal numbers that are nearest to 0: those within q = 1.1503, where
@@ -48,7 +48,7 @@ func PeersOf(values []float64, tests int) *Peers {
 	}
 	p.Unit = math.Sqrt(squares/float64(kept-1)) / nearestRMS
 	t := distuv.StudentsT{Sigma: 1, Nu: 0.75 * (float64(n) - 1.5)}
-	p.Limit = -t.Quantile(FalseAlarms / 2 / float64(max(tests, n)))
+	p.Limit = -t.Quantile(falseAlarms / 2 / float64(max(tests, n)))
 	return p
 }
 
@@ -79,7 +79,7 @@ func TailedPeersOf(values []float64, tests int) *Peers {
 	}
 	near, far := off[int(n*(1-tailFrom))], off[int(n*(1-to))]
 	slope := (far - near) / math.Log(tailFrom/to)
-	limit := far + slope*math.Log(to*float64(max(tests, len(off)))/FalseAlarms)
+	limit := far + slope*math.Log(to*float64(max(tests, len(off)))/falseAlarms)
 	p.Limit = max(p.Limit, limit/p.Unit)
 	return p
 }

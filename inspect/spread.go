@@ -56,8 +56,8 @@ func LowerMedian[F float32 | float64](values []F) F {
 	return values[(len(values)-1)/2]
 }
 
-// RobustUnit makes the MAD of normal numbers their standard deviation: Φ⁻¹(3/4).
-const RobustUnit = 0.6745
+// robustUnit makes the MAD of normal numbers their standard deviation: Φ⁻¹(3/4).
+const robustUnit = 0.6745
 
 // Z returns the modified z-score of B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers, 1993:
 // 0.6745·(v - median)/MAD. nil if v is nil or the MAD is 0.
@@ -65,7 +65,7 @@ func (s *Spread) Z(v *float64) *float64 {
 	if s == nil || v == nil || s.MAD == 0 {
 		return nil
 	}
-	return Finite(RobustUnit * (*v - s.Median) / s.MAD)
+	return Finite(robustUnit * (*v - s.Median) / s.MAD)
 }
 
 // FarZ is the z-score beyond which a number may be far from the others. Trained weights have heavy tails, so
@@ -78,7 +78,7 @@ func (s *Spread) Far(v *float64, factor float64) bool {
 		return false
 	}
 	off := Magnitude(*v - s.Median)
-	return RobustUnit*off >= FarZ*s.MAD && (*v >= factor*s.Median || *v*factor <= s.Median)
+	return robustUnit*off >= FarZ*s.MAD && (*v >= factor*s.Median || *v*factor <= s.Median)
 }
 
 // Cells are the median and the MAD; s may be nil.

@@ -38,7 +38,7 @@ type Weight struct {
 	Relative  *float64     `json:"relative"`  // √(ΣD² / Σb²), in float64; null if b is zero or a number is not finite
 	// Rank is how many singular values of D are beyond what rounding a and b to their dtypes gives:
 	// 1.1·s·(√rows + √columns), s² the mean variance of that rounding, and beyond 10⁻⁵ of the largest. A merged LoRA of
-	// rank r has r. It is null if there are more than MaxRank, and of what is no matrix of plain or FP8 numbers; 0 if
+	// rank r has r. It is null if there are more than maxRank, and of what is no matrix of plain or FP8 numbers; 0 if
 	// rounding explains D.
 	Rank *int `json:"rank"`
 	// StableRank is ‖D‖² / σ₁², the effective rank; null where Rank was not measured, or D is zero.

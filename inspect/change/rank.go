@@ -10,10 +10,10 @@ import (
 	"dsmoe/model"
 )
 
-// MaxRank is the largest rank that is told from more.
-const MaxRank = 64
+// maxRank is the largest rank that is told from more.
+const maxRank = 64
 
-// spare is how many directions more are looked at: with them the first MaxRank are found well. N. Halko, P. Martinsson
+// spare is how many directions more are looked at: with them the first maxRank are found well. N. Halko, P. Martinsson
 // and J. Tropp, Finding Structure with Randomness, 2011.
 const spare = 8
 
@@ -30,7 +30,7 @@ func (c *comparer) rank(x *Weight, p pair, s float64) error {
 	m, n := p.a.Shape[0], p.a.Shape[1]
 	plain := c.arithmetic.Get().(*model.Plain)
 	defer c.arithmetic.Put(plain)
-	k := min(MaxRank+spare, m, n)
+	k := min(maxRank+spare, m, n)
 	omega := make([]float32, k*n)
 	for i := range omega {
 		omega[i] = matrix.Sign(i/n+1, i%n)
@@ -71,7 +71,7 @@ func (x *Weight) judge(values []float64, noise float64) {
 	for n < len(values) && values[n] > max(noise, floor*values[0]) {
 		n++
 	}
-	if n <= MaxRank {
+	if n <= maxRank {
 		x.Rank = &n
 	}
 }

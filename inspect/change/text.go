@@ -69,7 +69,7 @@ func (g *group) rank() string {
 
 // measured is the rank of the matrices whose rank was measured.
 func (g *group) measured() string {
-	beyond := fmt.Sprintf("more than %d", MaxRank)
+	beyond := fmt.Sprintf("more than %d", maxRank)
 	switch {
 	case g.least == nil && g.more:
 		return beyond

@@ -22,23 +22,23 @@ import (
 
 // ErrorReport is how far the experts of a checkpoint are from those of another, their original.
 type ErrorReport struct {
-	Path    string        `json:"path"`    // of the checkpoint, as the user gave it
-	Against string        `json:"against"` // of the original
-	Layers  []LayerErrors `json:"layers"`  // layers with a selected expert, in their order
+	Path    string       `json:"path"`    // of the checkpoint, as the user gave it
+	Against string       `json:"against"` // of the original
+	Layers  []layerError `json:"layers"`  // layers with a selected expert, in their order
 	inspect.Examined
 
 	by inspect.Grouping
 }
 
-// LayerErrors is the experts of a layer.
-type LayerErrors struct {
+// layerError is the experts of a layer.
+type layerError struct {
 	Layer                     int            `json:"layer"`
-	Experts                   []ExpertErrors `json:"experts"` // the routed ones by their numbers, then the shared ones
+	Experts                   []expertErrors `json:"experts"` // the routed ones by their numbers, then the shared ones
 	Matrices[*inspect.Spread]                // of RelativeRMS over the routed experts
 }
 
-// ExpertErrors is how far an expert is from its original.
-type ExpertErrors struct {
+// expertErrors is how far an expert is from its original.
+type expertErrors struct {
 	Expert                 int    `json:"expert"` // its number; -1 for the shared ones
 	Module                 string `json:"module"` // "model.layers.3.mlp.experts.17"
 	Matrices[*MatrixError]        // null if not selected
@@ -82,7 +82,7 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 	if err := reading.Wait(); err != nil {
 		return nil, err
 	}
-	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, by: o.By,
+	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []layerError{}, by: o.By,
 		Examined: inspect.Examined{NotCounted: not}}
 	for _, l := range layers {
 		r.Layers = append(r.Layers, layerErrors(l, errors))
@@ -177,11 +177,11 @@ func (p *original) compare(reading *weights.Reading, a, b weights.ReaderAt) erro
 }
 
 // layerErrors sums up a layer.
-func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) LayerErrors {
-	r := LayerErrors{Layer: l.layer}
+func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerError {
+	r := layerError{Layer: l.layer}
 	var relative Matrices[[]*float64]
 	for _, m := range l.all {
-		e := ExpertErrors{Expert: m.number, Module: m.module}
+		e := expertErrors{Expert: m.number, Module: m.module}
 		for role, w := range present(&m.weights) {
 			*e.Of(role) = errors[w]
 			if m.number >= 0 {
@@ -203,7 +203,7 @@ func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) LayerErr
 }
 
 // observe finds the experts whose error is far from those of their layer.
-func (l *LayerErrors) observe() (found []inspect.Observation) {
+func (l *layerError) observe() (found []inspect.Observation) {
 	routed := 0
 	for i := range l.Experts {
 		if l.Experts[i].Expert >= 0 {
@@ -223,7 +223,7 @@ func (l *LayerErrors) observe() (found []inspect.Observation) {
 }
 
 // aboutMatrix returns what is odd about the error of a matrix; layer may be nil.
-func (l *LayerErrors) aboutMatrix(e *ExpertErrors, role table.Role, m *MatrixError,
+func (l *layerError) aboutMatrix(e *expertErrors, role table.Role, m *MatrixError,
 	layer *inspect.Spread) []inspect.Observation {
 	about := func(id string, value, expected *float64, format string, args ...any) []inspect.Observation {
 		named := &Expert{Expert: e.Expert, Module: e.Module}
@@ -258,7 +258,7 @@ func (r *ErrorReport) Sheet() *text.Sheet {
 }
 
 // addRow adds the row of an expert.
-func (e *ExpertErrors) addRow(s *text.Sheet, layer int) {
+func (e *expertErrors) addRow(s *text.Sheet, layer int) {
 	var dtypes, against []string
 	var errs []text.Cell
 	var z, most *float64
@@ -289,7 +289,7 @@ func (r *ErrorReport) layerSheet() *text.Sheet {
 }
 
 // addRow adds the row of a matrix, if an expert has it.
-func (l *LayerErrors) addRow(s *text.Sheet, role table.Role, spread *inspect.Spread) {
+func (l *layerError) addRow(s *text.Sheet, role table.Role, spread *inspect.Spread) {
 	var largest, most *float64
 	farthest := text.Real(nil)
 	different, notFinite, any := int64(0), int64(0), false

@@ -17,16 +17,16 @@ import (
 
 // Between is which experts of different layers are most alike.
 type Between struct {
-	Pairs []LayerPair `json:"pairs"` // of layers, ascending
+	Pairs []layerPair `json:"pairs"` // of layers, ascending
 	// Chance is what the largest of as many cosines of unlike functions is about, for the layers with most experts:
 	// s·√(2·ln N²), s² = 1/(8·hidden_size), and 1/2048 more where a function is summed up in 2048 numbers.
 	Chance float64       `json:"chance"`
-	Shared []SharedMatch `json:"shared"` // layers with routed and shared experts, ascending
+	Shared []sharedMatch `json:"shared"` // layers with routed and shared experts, ascending
 }
 
-// LayerPair is the routed experts of two layers whose functions are most alike. A function is what an expert makes of 8
+// layerPair is the routed experts of two layers whose functions are most alike. A function is what an expert makes of 8
 // inputs of ±1, the same for all layers: the order of neurons does not change it.
-type LayerPair struct {
+type layerPair struct {
 	Layers   [2]int  `json:"layers"`
 	Experts  [2]int  `json:"experts"`  // one of each layer
 	Function float64 `json:"function"` // cosine of their functions
@@ -36,8 +36,8 @@ type LayerPair struct {
 	Equal   bool     `json:"equal"` // every number is the other's
 }
 
-// SharedMatch is the routed expert of a layer whose function is most like that of the layer's shared experts.
-type SharedMatch struct {
+// sharedMatch is the routed expert of a layer whose function is most like that of the layer's shared experts.
+type sharedMatch struct {
 	Layer    int     `json:"layer"`
 	Expert   int     `json:"expert"`
 	Function float64 `json:"function"` // cosine of their functions
@@ -75,7 +75,7 @@ func CompareLayers(ctx context.Context, w inspect.Weights, s inspect.Selection) 
 		}
 		all = append(all, k)
 	}
-	r := &Between{Pairs: []LayerPair{}, Shared: []SharedMatch{}}
+	r := &Between{Pairs: []layerPair{}, Shared: []sharedMatch{}}
 	for i, a := range all {
 		if m, ok := a.nearShared(); ok {
 			r.Shared = append(r.Shared, m)
@@ -166,22 +166,22 @@ func summedUp(output []float32) []float32 {
 func (k *sketched) size() int { return len(k.numbers) / max(1, len(k.routed)) }
 
 // nearest returns the experts of two layers that are most alike.
-func nearest(a, b *sketched) (pair LayerPair, ok bool) {
+func nearest(a, b *sketched) (pair layerPair, ok bool) {
 	if len(a.routed) == 0 || len(b.routed) == 0 || a.size() != b.size() {
 		return pair, false
 	}
 	i, k, cosine := largest(a.numbers, b.numbers, a.size())
-	return LayerPair{Layers: [2]int{a.layer, b.layer}, Experts: [2]int{a.routed[i].number, b.routed[k].number},
+	return layerPair{Layers: [2]int{a.layer, b.layer}, Experts: [2]int{a.routed[i].number, b.routed[k].number},
 		Function: cosine}, true
 }
 
 // nearShared returns the routed expert most like the shared ones.
-func (k *sketched) nearShared() (m SharedMatch, ok bool) {
+func (k *sketched) nearShared() (m sharedMatch, ok bool) {
 	if k.shared == nil || len(k.routed) == 0 || len(k.shared) != k.size() {
 		return m, false
 	}
 	i, _, cosine := largest(k.numbers, k.shared, k.size())
-	return SharedMatch{k.layer, k.routed[i].number, cosine}, true
+	return sharedMatch{k.layer, k.routed[i].number, cosine}, true
 }
 
 // largest returns the rows of a and b whose product is largest in magnitude, and the product.
@@ -233,7 +233,7 @@ func (r *Between) match(x *matrix.Reader, all []*sketched) error {
 // Sheet is a row for each of the n pairs of layers whose experts are most alike, these first.
 func (r *Between) Sheet(n int) *text.Sheet {
 	s := text.NewSheet(">layer", ">expert", ">other_layer", ">other_expert", ">function", ">weights", "equal")
-	pairs := slices.SortedStableFunc(slices.Values(r.Pairs), func(a, b LayerPair) int {
+	pairs := slices.SortedStableFunc(slices.Values(r.Pairs), func(a, b layerPair) int {
 		return cmp.Compare(inspect.Magnitude(b.Function), inspect.Magnitude(a.Function))
 	})
 	for _, p := range pairs[:min(n, len(pairs))] {

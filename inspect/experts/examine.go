@@ -48,7 +48,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 		return nil, err
 	}
 	if w.Part != nil {
-		r.Part = &PartFindings{Part: *w.Part, Single: withMembers(r.Observed), Twins: withMembers(twins)}
+		r.Part = &partFindings{Part: *w.Part, Single: withMembers(r.Observed), Twins: withMembers(twins)}
 		r.notCompared(w.Part.Of)
 	}
 	r.find(r.Observed, twins)

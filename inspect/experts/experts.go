@@ -33,7 +33,7 @@ type Report struct {
 	inspect.Examined
 	// NotCompared says what was not compared since it is in different parts; absent if everything was.
 	NotCompared string        `json:"not_compared,omitempty"`
-	Part        *PartFindings `json:"part,omitempty"` // of the checkpoint; absent if it is all
+	Part        *partFindings `json:"part,omitempty"` // of the checkpoint; absent if it is all
 
 	by inspect.Grouping
 }
@@ -46,8 +46,8 @@ func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) {
 	return &r.Part.Part, ""
 }
 
-// PartFindings is a part of a checkpoint, and the findings in it that a merge needs, one by one.
-type PartFindings struct {
+// partFindings is a part of a checkpoint, and the findings in it that a merge needs, one by one.
+type partFindings struct {
 	inspect.Part
 	Single []inspect.Observation `json:"single"` // within a layer
 	Twins  []inspect.Observation `json:"twins"`  // equal experts and matrices of any layers

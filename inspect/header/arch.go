@@ -18,24 +18,24 @@ import (
 type Arch struct {
 	Path      string          `json:"path"`               // of the config, as the user gave it
 	ModelType string          `json:"model_type"`         // the family
-	Layers    *Layers         `json:"layers"`             // the decoder's
-	Modules   []ModuleCount   `json:"modules"`            // in the order of the table of weights
-	Total     ModuleCount     `json:"total"`              // of Modules; its Module is "total"
-	Activated ActivatedCounts `json:"activated"`          // of all modules
-	Weights   WeightBytes     `json:"weights"`            // of all modules but MTP
-	Forward   ForwardFLOPs    `json:"flops_per_token"`    // compute of one token
-	Training  TrainingFLOPs   `json:"training_flops"`     // compute of one sequence
-	KVCache   KVCache         `json:"kv_cache"`           // memory of one sequence
-	Windowed  *Windowed       `json:"windowed,omitempty"` // absent without a window of attention
-	Indexers  *Indexers       `json:"indexers,omitempty"` // absent if each token attends to all before it
-	Experts   *Experts        `json:"experts,omitempty"`  // absent if the model is dense
-	Choice    *Choice         `json:"choice,omitempty"`   // absent if the model is dense
-	MTP       *ModuleCount    `json:"mtp,omitempty"`      // prediction layers, not part of the forward pass nor of Total
+	Layers    *layers         `json:"layers"`             // the decoder's
+	Modules   []moduleTotal   `json:"modules"`            // in the order of the table of weights
+	Total     moduleTotal     `json:"total"`              // of Modules; its Module is "total"
+	Activated activatedCounts `json:"activated"`          // of all modules
+	Weights   weightBytes     `json:"weights"`            // of all modules but MTP
+	Forward   forwardFLOPs    `json:"flops_per_token"`    // compute of one token
+	Training  trainingFLOPs   `json:"training_flops"`     // compute of one sequence
+	KVCache   kvCache         `json:"kv_cache"`           // memory of one sequence
+	Windowed  *windowed       `json:"windowed,omitempty"` // absent without a window of attention
+	Indexers  *indexers       `json:"indexers,omitempty"` // absent if each token attends to all before it
+	Experts   *experts        `json:"experts,omitempty"`  // absent if the model is dense
+	Choice    *choice         `json:"choice,omitempty"`   // absent if the model is dense
+	MTP       *moduleTotal    `json:"mtp,omitempty"`      // prediction layers, not part of the forward pass nor of Total
 	Assumed   bool            `json:"dtype_assumed"`      // the config has no torch_dtype, so that it is taken for BF16
 }
 
-// ModuleCount is one module over all layers.
-type ModuleCount struct {
+// moduleTotal is one module over all layers.
+type moduleTotal struct {
 	Module        string `json:"module"`          // a table.Module, such as "mlp.experts"
 	Tensors       int64  `json:"tensors"`         // number of weights
 	Parameters    int64  `json:"parameters"`      // elements of the weights
@@ -43,28 +43,28 @@ type ModuleCount struct {
 	FLOPsPerToken int64  `json:"flops_per_token"` // of its matrix products: 2 · activated matrix elements
 }
 
-// ActivatedCounts are the parameters that one token uses, by what is counted.
-type ActivatedCounts struct {
+// activatedCounts are the parameters that one token uses, by what is counted.
+type activatedCounts struct {
 	All                     int64 `json:"all"`                        // of all modules
 	WithoutEmbedding        int64 `json:"without_embedding"`          // without embed_tokens
 	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"` // without embed_tokens and lm_head
 }
 
-// ForwardFLOPs are the floating point operations of one token's forward pass, two
+// forwardFLOPs are the floating point operations of one token's forward pass, two
 // per multiply-add: matrix products with the activated weights, router and head
 // included, and attention. Norms, softmax, activations and biases are not counted.
-type ForwardFLOPs struct {
+type forwardFLOPs struct {
 	Positions int   `json:"positions"` // tokens of the sequence whose last token it is
 	Matmul    int64 `json:"matmul"`    // of the products with weights
 	Attention int64 `json:"attention"` // 2 · count.AttentionMACs over Positions
 	Total     int64 `json:"total"`     // Matmul + Attention
 }
 
-// TrainingFLOPs are the floating point operations of training on one sequence, counted
+// trainingFLOPs are the floating point operations of training on one sequence, counted
 // in two ways, both as three forward passes: one forward, two for the backward.
-type TrainingFLOPs struct {
+type trainingFLOPs struct {
 	Positions int     `json:"positions"` // tokens of the sequence
-	Exact     float64 `json:"exact"`     // 3 · Positions · ForwardFLOPs.Total, rounded only beyond 2^53
+	Exact     float64 `json:"exact"`     // 3 · Positions · forwardFLOPs.Total, rounded only beyond 2^53
 	Paper     float64 `json:"paper"`     // count.PaperModel.FLOPs, the convention of the DeepSeekMoE paper's tables
 	// PaperExpert is what the paper's convention takes an expert for, in standard FFNs
 	// of 8·d²: see count.StandardFFNs. It is 0 if no layer has experts.
@@ -73,8 +73,8 @@ type TrainingFLOPs struct {
 	PaperDense float64 `json:"paper_dense_ffns"`
 }
 
-// KVCache is the key-value cache of one sequence.
-type KVCache struct {
+// kvCache is the key-value cache of one sequence.
+type kvCache struct {
 	DType         tensor.DType `json:"dtype"`           // torch_dtype
 	BytesPerToken int64        `json:"bytes_per_token"` // count.KVBytes
 	Positions     int          `json:"positions"`       // tokens of the sequence
@@ -83,8 +83,8 @@ type KVCache struct {
 	Parts *count.Cache `json:"parts,omitempty"` // of Bytes; absent without a window of attention
 }
 
-// Windowed is what layers attend to beside a window of the latest tokens, and what else DeepSeek-V4 has.
-type Windowed struct {
+// windowed is what layers attend to beside a window of the latest tokens, and what else DeepSeek-V4 has.
+type windowed struct {
 	Window     int `json:"window"`      // sliding_window, in tokens
 	Sliding    int `json:"sliding"`     // layers that attend to the window alone
 	Sparse     int `json:"sparse"`      // layers with entries of which an indexer chooses
@@ -95,11 +95,11 @@ type Windowed struct {
 	Streams    int `json:"streams"`     // hc_mult: residual streams
 }
 
-func windowedOf(c *config.Config) *Windowed {
+func windowedOf(c *config.Config) *windowed {
 	if !c.Windowed() {
 		return nil
 	}
-	w := &Windowed{Window: c.SlidingWindow, SparseRate: c.CompressRateCSA, HeavyRate: c.CompressRateHCA, Streams: c.HCMult}
+	w := &windowed{Window: c.SlidingWindow, SparseRate: c.CompressRateCSA, HeavyRate: c.CompressRateHCA, Streams: c.HCMult}
 	for l := range c.NumHiddenLayers {
 		switch {
 		case c.Overlaps(l):
@@ -117,14 +117,14 @@ func windowedOf(c *config.Config) *Windowed {
 }
 
 // String returns "the last 128 tokens; in 21 layers entries of 4 tokens too, in 20 of 128; 2 have neither".
-func (w *Windowed) String() string {
+func (w *windowed) String() string {
 	return fmt.Sprintf("the last %s; entries of %s in %s, of %s in %d; %d without entries",
 		text.Plural(w.Window, "token"), text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"),
 		text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
 }
 
-// Indexers are what chooses the keys that each token attends to.
-type Indexers struct {
+// indexers are what chooses the keys that each token attends to.
+type indexers struct {
 	Keys   int   `json:"keys"`   // index_topk: keys, or entries, of a token, in each layer
 	Layers int64 `json:"layers"` // layers with an indexer of their own; the others share the choice of one before
 
@@ -132,12 +132,12 @@ type Indexers struct {
 }
 
 // String returns "61, each token attends to the 2,048 keys that one chooses".
-func (x *Indexers) String() string {
+func (x *indexers) String() string {
 	return fmt.Sprintf("%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.of)
 }
 
-// Choice is how many ways a gate has to route a token.
-type Choice struct {
+// choice is how many ways a gate has to route a token.
+type choice struct {
 	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: may exceed 64 bits
 	Log2         float64 `json:"log2"`         // of Combinations
 	Sparsity     float64 `json:"sparsity"`     // num_experts_per_tok / n_routed_experts, the share of nonzero gates
@@ -161,7 +161,7 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	if c.HasIndexer() {
-		a.Indexers = &Indexers{c.IndexTopK, count.Indexers(c), map[bool]string{false: "keys", true: "entries"}[c.Windowed()]}
+		a.Indexers = &indexers{c.IndexTopK, count.Indexers(c), map[bool]string{false: "keys", true: "entries"}[c.Windowed()]}
 	}
 	for _, x := range counts {
 		a.Modules = append(a.Modules, moduleCount(x))
@@ -169,26 +169,26 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	if mtp := moduleCount(count.MTP(c)); mtp.Tensors > 0 {
 		a.MTP = &mtp
 	}
-	a.Activated = ActivatedCounts{total.Activated, counts.Sum(table.Embedding).Activated,
+	a.Activated = activatedCounts{total.Activated, counts.Sum(table.Embedding).Activated,
 		counts.Sum(table.Embedding, table.Head).Activated}
 	a.Weights = w.or(c).sum()
 	attention := 2 * count.AttentionMACs(c, seq)
-	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
+	a.Forward = forwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
 	a.Training = trainingOf(c, a.Forward)
 	cache := count.CacheOf(c, int64(seq))
-	a.KVCache = KVCache{DType: d, BytesPerToken: count.KVBytes(c), Positions: seq, Bytes: cache.Sum()}
+	a.KVCache = kvCache{DType: d, BytesPerToken: count.KVBytes(c), Positions: seq, Bytes: cache.Sum()}
 	if a.Windowed = windowedOf(c); a.Windowed != nil {
 		a.KVCache.Parts = &cache
 	}
 	return a
 }
 
-func moduleCount(x count.Total) ModuleCount {
-	return ModuleCount{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
+func moduleCount(x count.Total) moduleTotal {
+	return moduleTotal{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
 }
 
-func trainingOf(c *config.Config, forward ForwardFLOPs) TrainingFLOPs {
-	t := TrainingFLOPs{Positions: forward.Positions, Exact: 3 * float64(forward.Positions) * float64(forward.Total),
+func trainingOf(c *config.Config, forward forwardFLOPs) trainingFLOPs {
+	t := trainingFLOPs{Positions: forward.Positions, Exact: 3 * float64(forward.Positions) * float64(forward.Total),
 		Paper: count.PaperModelOf(c, forward.Positions).FLOPs()}
 	layers := layersOf(c)
 	if layers.MoE > 0 {
@@ -200,12 +200,12 @@ func trainingOf(c *config.Config, forward ForwardFLOPs) TrainingFLOPs {
 	return t
 }
 
-func choiceOf(c *config.Config) *Choice {
+func choiceOf(c *config.Config) *choice {
 	n := count.Combinations(c)
 	if n == nil {
 		return nil
 	}
-	choice := &Choice{Combinations: n.String(), Log2: log2(n),
+	choice := &choice{Combinations: n.String(), Log2: log2(n),
 		Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
 	if c.LimitsGroups() && c.NGroup > c.TopKGroup {
 		choice.Groups, choice.TopKGroup = c.NGroup, c.TopKGroup
@@ -294,19 +294,19 @@ func (a *Arch) addChoice(t *text.Table) {
 }
 
 // String returns "6.18 GFLOP a token, 939.52 MFLOP of it attention over 4,096 positions".
-func (f ForwardFLOPs) String() string {
+func (f forwardFLOPs) String() string {
 	return fmt.Sprintf("%s a token, %s of it attention over %s positions",
 		text.FLOP(float64(f.Total)), text.FLOP(float64(f.Attention)), text.Grouped(f.Positions))
 }
 
 // String returns "229,376 bytes a token in BF16, 896.00 MiB for 4,096 positions".
-func (k KVCache) String() string {
+func (k kvCache) String() string {
 	return fmt.Sprintf("%s bytes a token in %s, %s for %s positions",
 		text.Grouped(k.BytesPerToken), k.DType, text.Bytes(k.Bytes), text.Grouped(k.Positions))
 }
 
 // idealised returns ", an expert 1/4 of it, a dense layer 2".
-func (t TrainingFLOPs) idealised() (sizes string) {
+func (t trainingFLOPs) idealised() (sizes string) {
 	if t.PaperExpert > 0 {
 		sizes = ", an expert " + fraction(t.PaperExpert) + " of it"
 	}
@@ -328,7 +328,7 @@ func fraction(n float64) string {
 const maxDigits = 40
 
 // digits returns "74,974,368 = ", or nothing if the number is too long to read.
-func (c *Choice) digits() string {
+func (c *choice) digits() string {
 	if len(c.Combinations) > maxDigits {
 		return ""
 	}

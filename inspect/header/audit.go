@@ -26,8 +26,8 @@ type AuditReport struct {
 	Findings   []inspect.Finding `json:"findings"`    // of reading the files, then of the comparison
 }
 
-// ValuesNotChecked is the last sentence of Audit's NotChecked.
-const ValuesNotChecked = "the values of the weights"
+// valuesNotChecked is the last sentence of Audit's NotChecked.
+const valuesNotChecked = "the values of the weights"
 
 // Audit compares the parts of a checkpoint: the index with the shards, as reading them found, and every
 // tensor's name, shape and dtype with the weights that the config implies. It goes as far as the readable
@@ -237,7 +237,7 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
 		not = append(not, "which weights are missing: not every file can be used")
 	}
-	return checked, append(not, ValuesNotChecked)
+	return checked, append(not, valuesNotChecked)
 }
 
 // leftOut says that the model leaves prediction layers out which the checkpoint has; "" otherwise.

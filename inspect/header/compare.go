@@ -35,12 +35,12 @@ type Comparison struct {
 	EqualParameters bool `json:"equal_parameters"`
 	// EqualCompute says that a token uses as many expert parameters in all Layers. It is
 	// false if m does not divide mK, and the layer top2 has K rounded down.
-	EqualCompute bool          `json:"equal_compute"`
-	Layers       []ComparedRow `json:"layers"` // in the order that was asked for
+	EqualCompute bool            `json:"equal_compute"`
+	Layers       []comparedLayer `json:"layers"` // in the order that was asked for
 }
 
-// ComparedRow is one of the layers compared. An FFN is a conventional expert.
-type ComparedRow struct {
+// comparedLayer is one of the layers compared. An FFN is a conventional expert.
+type comparedLayer struct {
 	Name          string     `json:"name"`                  // top2, fine or shared
 	SharedExperts int        `json:"shared_experts"`        // experts that every token uses
 	RoutedExperts int        `json:"routed_experts"`        // experts that the gate chooses from, the rows of the router
@@ -51,11 +51,11 @@ type ComparedRow struct {
 	Combinations  string     `json:"combinations"`          // C(routed_experts, active_routed_experts), in digits
 	Log2          float64    `json:"log2"`                  // of Combinations
 	Nonzero       float64    `json:"nonzero"`               // active_routed_experts / routed_experts: of the gates g
-	Cost          *LayerCost `json:"cost,omitempty"`        // absent if the dimensions are not known
+	Cost          *layerCost `json:"cost,omitempty"`        // absent if the dimensions are not known
 }
 
-// LayerCost is the cost of a layer. FLOPs are per token of a forward pass, two per multiply-add.
-type LayerCost struct {
+// layerCost is the cost of a layer. FLOPs are per token of a forward pass, two per multiply-add.
+type layerCost struct {
 	Width               int   `json:"width"`                // of one expert: d_ff / m
 	ExpertParameters    int64 `json:"expert_parameters"`    // of all experts: each has 3 · d · Width
 	ActivatedParameters int64 `json:"activated_parameters"` // of the experts that a token uses
@@ -108,13 +108,13 @@ func paperLayer(s count.Segmentation, name string) count.PaperLayer {
 	panic("inspect: Compare: no layer " + strconv.Quote(name))
 }
 
-func comparedRow(name string, l count.PaperLayer) ComparedRow {
+func comparedRow(name string, l count.PaperLayer) comparedLayer {
 	n := l.Combinations()
-	row := ComparedRow{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
+	row := comparedLayer{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
 		WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(),
 		Combinations: n.String(), Log2: log2(n), Nonzero: l.Nonzero()}
 	if l.Width > 0 {
-		row.Cost = &LayerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
+		row.Cost = &layerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
 			l.RouterParameters(), 2 * l.RouterParameters()}
 	}
 	return row
@@ -170,7 +170,7 @@ func (c *Comparison) costTable() *text.Table {
 }
 
 // label describes a layer: "top-2", "fine-grained, m = 4", "1 shared expert".
-func (c *Comparison) label(x ComparedRow) string {
+func (c *Comparison) label(x comparedLayer) string {
 	switch x.Name {
 	case Top2:
 		return fmt.Sprintf("top-%d", x.ActiveRouted)
@@ -181,14 +181,14 @@ func (c *Comparison) label(x ComparedRow) string {
 }
 
 // count returns "64", or "1+63" with the shared experts before the routed ones.
-func (x ComparedRow) count(routed int) string {
+func (x comparedLayer) count(routed int) string {
 	if x.SharedExperts == 0 {
 		return strconv.Itoa(routed)
 	}
 	return fmt.Sprintf("%d+%d", x.SharedExperts, routed)
 }
 
-func (x ComparedRow) width() string {
+func (x comparedLayer) width() string {
 	if x.WidthDivisor == 1 {
 		return "d_ff"
 	}
@@ -196,8 +196,8 @@ func (x ComparedRow) width() string {
 }
 
 // sets returns "C(16,2) = 120 = 2^6.9".
-func (x ComparedRow) sets() string {
-	n := Choice{Combinations: x.Combinations}
+func (x comparedLayer) sets() string {
+	n := choice{Combinations: x.Combinations}
 	return fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, n.digits(), x.Log2)
 }
 
@@ -231,8 +231,8 @@ func compared(equal bool, what, name string, total, m int) string {
 
 // isolation says what the shared experts cost in sets, if both sides of it are shown.
 func (c *Comparison) isolation() string {
-	fine := slices.IndexFunc(c.Layers, func(x ComparedRow) bool { return x.Name == Fine })
-	shared := slices.IndexFunc(c.Layers, func(x ComparedRow) bool { return x.Name == Shared })
+	fine := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Fine })
+	shared := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Shared })
 	if fine < 0 || shared < 0 || c.Shared == 0 {
 		return ""
 	}
@@ -250,7 +250,7 @@ func power(exponent float64) string {
 
 // growth says how the router's size, which is not equal, compares with the experts'.
 func (c *Comparison) growth() string {
-	byRouter := func(a, b ComparedRow) int { return a.RoutedExperts - b.RoutedExperts }
+	byRouter := func(a, b comparedLayer) int { return a.RoutedExperts - b.RoutedExperts }
 	low, high := slices.MinFunc(c.Layers, byRouter), slices.MaxFunc(c.Layers, byRouter)
 	if low.RoutedExperts == high.RoutedExperts {
 		return "Equal in all rows: the router.\n"

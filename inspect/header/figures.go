@@ -91,7 +91,7 @@ func parameterUnit(most int64) (unit float64, name string) {
 	return 1, "parameters"
 }
 
-func (r *TreeReport) addBars(bars *page.Bars, n *TreeNode, path string, depth int) {
+func (r *TreeReport) addBars(bars *page.Bars, n *treeNode, path string, depth int) {
 	if len(n.Children) == 0 || r.depth > 0 && depth == r.depth {
 		if depth > 0 {
 			bars.Rows = append(bars.Rows, page.Bar{Label: strings.TrimSuffix(strings.TrimPrefix(path, "."), ".weight"),

@@ -59,9 +59,9 @@ func TestSummary(t *testing.T) {
 	c := inspecttest.Whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Files[0].Tensors[0].DType = tensor.F32
 	s := Summarize(c)
-	assert.Equal(t, &Layers{4, 1, 3}, s.Layers)
-	assert.Equal(t, &Experts{16, 4, 2}, s.Experts)
-	assert.Equal(t, []DTypeSum{{tensor.BF16, s.Tensors - 1, s.Bytes - 256*64*4}, {tensor.F32, 1, 256 * 64 * 4}}, s.DTypes)
+	assert.Equal(t, &layers{4, 1, 3}, s.Layers)
+	assert.Equal(t, &experts{16, 4, 2}, s.Experts)
+	assert.Equal(t, []dtypeSum{{tensor.BF16, s.Tensors - 1, s.Bytes - 256*64*4}, {tensor.F32, 1, 256 * 64 * 4}}, s.DTypes)
 	assert.Zero(t, s.Problems)
 	assert.Contains(t, inspecttest.Printed(t, s), "audit       clean")
 
@@ -77,11 +77,11 @@ func TestSummary(t *testing.T) {
 
 func TestArchOf16B(t *testing.T) {
 	a := Describe("config.json", configtest.Fixture(t, "states/deepseek-moe-16b"), Weights{}, 0)
-	assert.Equal(t, ModuleCount{"total", 5466, 16_375_728_128, 2_828_650_496, 5_237_637_120}, a.Total)
-	assert.Equal(t, ActivatedCounts{2_828_650_496, 2_618_935_296, 2_409_220_096}, a.Activated)
-	assert.Equal(t, WeightBytes{FromConfig, 32_751_456_256, []DTypeBytes{{tensor.BF16, 32_751_456_256}}}, a.Weights)
-	assert.Equal(t, ForwardFLOPs{4096, 5_237_637_120, 939_524_096, 6_177_161_216}, a.Forward)
-	assert.Equal(t, KVCache{DType: tensor.BF16, BytesPerToken: 229_376, Positions: 4096, Bytes: 896 << 20}, a.KVCache)
+	assert.Equal(t, moduleTotal{"total", 5466, 16_375_728_128, 2_828_650_496, 5_237_637_120}, a.Total)
+	assert.Equal(t, activatedCounts{2_828_650_496, 2_618_935_296, 2_409_220_096}, a.Activated)
+	assert.Equal(t, weightBytes{fromConfig, 32_751_456_256, []dtypeBytes{{tensor.BF16, 32_751_456_256}}}, a.Weights)
+	assert.Equal(t, forwardFLOPs{4096, 5_237_637_120, 939_524_096, 6_177_161_216}, a.Forward)
+	assert.Equal(t, kvCache{DType: tensor.BF16, BytesPerToken: 229_376, Positions: 4096, Bytes: 896 << 20}, a.KVCache)
 	assert.Equal(t, "74974368", a.Choice.Combinations)
 	assert.InDelta(t, 26.16, a.Choice.Log2, 0.005)
 	assert.Equal(t, 6.0/64, a.Choice.Sparsity)

@@ -79,7 +79,7 @@ func (l *Listing) Sheet() *text.Sheet {
 
 // Fold returns the listing with a row per pattern.
 func (l *Listing) Fold() *Patterns {
-	p := &Patterns{Path: l.Path, Patterns: []Pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, BrokenFiles: l.BrokenFiles}
+	p := &Patterns{Path: l.Path, Patterns: []pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, BrokenFiles: l.BrokenFiles}
 	var kinds []string // dtype and shape
 	alike := map[string][]inspect.Tensor{}
 	for _, t := range l.Tensors {
@@ -92,21 +92,21 @@ func (l *Listing) Fold() *Patterns {
 	for _, kind := range kinds {
 		p.Patterns = append(p.Patterns, foldAlike(alike[kind])...)
 	}
-	slices.SortStableFunc(p.Patterns, func(a, b Pattern) int { return text.CompareNames(a.first, b.first) })
+	slices.SortStableFunc(p.Patterns, func(a, b pattern) int { return text.CompareNames(a.first, b.first) })
 	return p
 }
 
 // foldAlike folds tensors of one dtype and shape.
-func foldAlike(alike []inspect.Tensor) []Pattern {
+func foldAlike(alike []inspect.Tensor) []pattern {
 	files := map[string][]string{}
 	var names []string
 	for _, t := range alike {
 		names = append(names, t.Name)
 		files[t.Name] = append(files[t.Name], t.File)
 	}
-	var rows []Pattern
+	var rows []pattern
 	for _, p := range inspect.Fold(names) {
-		row := Pattern{Name: p.Name, DType: alike[0].DType, Shape: alike[0].Shape, first: p.Names[0]}
+		row := pattern{Name: p.Name, DType: alike[0].DType, Shape: alike[0].Shape, first: p.Names[0]}
 		for _, name := range p.Names {
 			row.Files = append(row.Files, files[name]...)
 		}
@@ -123,17 +123,17 @@ func foldAlike(alike []inspect.Tensor) []Pattern {
 // names share a row.
 type Patterns struct {
 	Path     string    `json:"path"`     // of the checkpoint, as the user gave it
-	Patterns []Pattern `json:"patterns"` // in the order of the first of their names
+	Patterns []pattern `json:"patterns"` // in the order of the first of their names
 	Tensors  int       `json:"tensors"`  // number of tensors in all patterns
 	Bytes    int64     `json:"bytes"`    // of all tensors
 	inspect.BrokenFiles
 }
 
-// Pattern is tensors of one dtype and one shape. Name holds sets of numbers, each
+// pattern is tensors of one dtype and one shape. Name holds sets of numbers, each
 // combination of which is a tensor:
 //
 //	model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight
-type Pattern struct {
+type pattern struct {
 	Name  string       `json:"pattern"` // with sets of numbers
 	Count int          `json:"count"`   // number of tensors; one that several files hold counts once for each file
 	DType tensor.DType `json:"dtype"`   // of each
@@ -167,7 +167,7 @@ func (p *Patterns) Sheet() *text.Sheet {
 }
 
 // holder names the file that holds the pattern, or the number of files.
-func (p *Pattern) holder() string {
+func (p *pattern) holder() string {
 	if len(p.Files) == 1 {
 		return text.Word(p.Files[0])
 	}

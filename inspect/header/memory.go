@@ -20,19 +20,19 @@ type MemoryReport struct {
 	ModelType string         `json:"model_type"`    // the family
 	DType     tensor.DType   `json:"dtype"`         // torch_dtype: of cache and activations
 	Assumed   bool           `json:"dtype_assumed"` // the config has no torch_dtype, so that it is taken for BF16
-	Weights   WeightBytes    `json:"weights"`       // of all modules but MTP
-	Modules   []ModuleMemory `json:"modules"`       // in the order of the table, MTP last if there is any
-	Rows      []Memory       `json:"rows"`          // for each context each batch
+	Weights   weightBytes    `json:"weights"`       // of all modules but MTP
+	Modules   []moduleMemory `json:"modules"`       // in the order of the table, MTP last if there is any
+	Rows      []memory       `json:"rows"`          // for each context each batch
 }
 
-// ModuleMemory is the weights of one module over all layers.
-type ModuleMemory struct {
+// moduleMemory is the weights of one module over all layers.
+type moduleMemory struct {
 	Module string `json:"module"` // a table.Module
-	Bytes  int64  `json:"bytes"`  // as WeightBytes.From says, scales included
+	Bytes  int64  `json:"bytes"`  // as weightBytes.From says, scales included
 }
 
-// Memory is what batch sequences of context tokens take, in bytes.
-type Memory struct {
+// memory is what batch sequences of context tokens take, in bytes.
+type memory struct {
 	Context int   `json:"context"`  // tokens of a sequence
 	Batch   int   `json:"batch"`    // sequences at once
 	Weights int64 `json:"weights"`  // MemoryReport.Weights.Bytes
@@ -44,15 +44,15 @@ type Memory struct {
 	Cache *count.Cache `json:"kv_cache_parts,omitempty"` // of KVCache; absent where it is all tokens'
 }
 
-// MaxTokens is the largest Context · Batch.
-const MaxTokens = 1_000_000_000
+// maxTokens is the largest Context · Batch.
+const maxTokens = 1_000_000_000
 
 // MemoryOf works out the memory of c with the weights w for each context with each batch. What is
-// not 1 to MaxTokens tokens, or too much memory for 64 bits, is an error that names all of it.
+// not 1 to maxTokens tokens, or too much memory for 64 bits, is an error that names all of it.
 func MemoryOf(path string, c *config.Config, w Weights, contexts, batches []int) (*MemoryReport, error) {
 	w = w.or(c)
 	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "",
-		Weights: w.sum(), Modules: w.modules(c), Rows: []Memory{}}
+		Weights: w.sum(), Modules: w.modules(c), Rows: []memory{}}
 	var errs []error
 	for _, context := range contexts {
 		for _, batch := range batches {
@@ -67,20 +67,20 @@ func MemoryOf(path string, c *config.Config, w Weights, contexts, batches []int)
 }
 
 // row is the memory of batch sequences.
-func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, error) {
-	if context < 1 || batch < 1 || context > MaxTokens/batch {
-		return Memory{}, fmt.Errorf("not 1 to %s tokens", text.Grouped(MaxTokens))
+func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, error) {
+	if context < 1 || batch < 1 || context > maxTokens/batch {
+		return memory{}, fmt.Errorf("not 1 to %s tokens", text.Grouped(maxTokens))
 	}
 	tokens := context * batch
 	token, logits := activations(c)
 	most := 2*count.CacheOf(c, 1).Sum() + 4*count.Indexers(c)*int64(c.IndexHeadDim) // windows and entries, 4 bytes a value
 	for _, n := range []int64{most, token, logits} {
 		if n > math.MaxInt64/4/tokens {
-			return Memory{}, errors.New("more bytes than 64 bits can count")
+			return memory{}, errors.New("more bytes than 64 bits can count")
 		}
 	}
 	cache := count.CacheOf(c, context)
-	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: cache.Sum() * batch,
+	m := memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: cache.Sum() * batch,
 		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
 	if c.Windowed() {
 		m.Cache = &count.Cache{Window: cache.Window * batch, Entries: cache.Entries * batch, Indexer: cache.Indexer * batch}

@@ -26,16 +26,16 @@ func TestMemoryOf16B(t *testing.T) {
 	const widest = 6 * (2*2048 + 3*1408)
 	const token = (2*2048 + widest) * 2
 	const logits = 2048*2 + 4*102400
-	assert.Equal(t, Memory{4096, 1, 32_751_456_256, kv * 4096, token * 4096, logits,
+	assert.Equal(t, memory{4096, 1, 32_751_456_256, kv * 4096, token * 4096, logits,
 		32_751_456_256 + kv*4096 + token*4096, nil}, r.Rows[0])
-	assert.Equal(t, Memory{4096, 8, 32_751_456_256, kv * 4096 * 8, token * 4096 * 8, 8 * logits,
+	assert.Equal(t, memory{4096, 8, 32_751_456_256, kv * 4096 * 8, token * 4096 * 8, 8 * logits,
 		32_751_456_256 + 8*(kv+token)*4096, nil}, r.Rows[1])
-	assert.Equal(t, Memory{1, 1, 32_751_456_256, kv, logits, logits, 32_751_456_256 + kv + logits, nil}, r.Rows[2])
+	assert.Equal(t, memory{1, 1, 32_751_456_256, kv, logits, logits, 32_751_456_256 + kv + logits, nil}, r.Rows[2])
 	assert.Len(t, r.Rows, 4)
 }
 
 // memoryOf is the memory of one token whose logits are few.
-func memoryOf(t *testing.T, c *config.Config) Memory {
+func memoryOf(t *testing.T, c *config.Config) memory {
 	t.Helper()
 	r, err := MemoryOf("x", inspecttest.Override(t, c, "vocab_size", "100"), Weights{}, []int{1}, []int{1})
 	require.NoError(t, err)
@@ -92,8 +92,8 @@ func TestMemoryOfHeldWeights(t *testing.T) {
 		{table.Attention, tensor.Q6_K, 210}, {table.MTP, tensor.F32, 1 << 40}, {"", tensor.F32, 4}}}
 	r, err := MemoryOf("x", configtest.Fixture(t, "v1-dense/checkpoint"), w, []int{1}, []int{1})
 	require.NoError(t, err)
-	assert.Equal(t, WeightBytes{FromFiles, 648, []DTypeBytes{{tensor.F32, 404}, {tensor.Q6_K, 210}, {tensor.Q8_0, 34}}}, r.Weights)
-	assert.Equal(t, []ModuleMemory{{"embed_tokens", 400}, {"self_attn", 244}, {"mtp", 1 << 40}, {"other", 4}}, r.Modules)
+	assert.Equal(t, weightBytes{FromFiles, 648, []dtypeBytes{{tensor.F32, 404}, {tensor.Q6_K, 210}, {tensor.Q8_0, 34}}}, r.Weights)
+	assert.Equal(t, []moduleMemory{{"embed_tokens", 400}, {"self_attn", 244}, {"mtp", 1 << 40}, {"other", 4}}, r.Modules)
 	assert.EqualValues(t, 648, r.Rows[0].Weights)
 	assert.Contains(t, inspecttest.Printed(t, r), "weights in F32, Q6_K, Q8_0, by the files; cache and activations in BF16\n")
 }
@@ -102,12 +102,12 @@ func TestMemoryOfHeldWeights(t *testing.T) {
 // that are too large are no numbers.
 func TestMemoryThatCannotBe(t *testing.T) {
 	c := configtest.Fixture(t, "v1-dense/checkpoint")
-	_, err := MemoryOf("x", c, Weights{}, []int{0, 1, MaxTokens}, []int{1, 2, -1})
+	_, err := MemoryOf("x", c, Weights{}, []int{0, 1, maxTokens}, []int{1, 2, -1})
 	assert.EqualError(t, err, "context 0 with batch 1: not 1 to 1,000,000,000 tokens\ncontext 0 with batch 2: not 1 to 1,000,000,000 tokens\n"+
 		"context 0 with batch -1: not 1 to 1,000,000,000 tokens\ncontext 1 with batch -1: not 1 to 1,000,000,000 tokens\n"+
 		"context 1000000000 with batch 2: not 1 to 1,000,000,000 tokens\ncontext 1000000000 with batch -1: not 1 to 1,000,000,000 tokens")
 	huge := configtest.Parse(t, `{"model_type": "deepseek", "torch_dtype": "float32", "num_hidden_layers": 10000, "hidden_size": 65536, "num_attention_heads": 64,
 		"num_key_value_heads": 64, "intermediate_size": 1, "vocab_size": 100}`)
-	_, err = MemoryOf("x", huge, Weights{}, []int{1, MaxTokens}, []int{1})
+	_, err = MemoryOf("x", huge, Weights{}, []int{1, maxTokens}, []int{1})
 	assert.EqualError(t, err, "context 1000000000 with batch 1: more bytes than 64 bits can count")
 }

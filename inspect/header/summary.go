@@ -18,26 +18,26 @@ import (
 type Summary struct {
 	Path       string            `json:"path"`                 // of the checkpoint, as the user gave it
 	ModelType  string            `json:"model_type,omitempty"` // the family
-	Layers     *Layers           `json:"layers,omitempty"`     // the decoder's
-	Experts    *Experts          `json:"experts,omitempty"`    // absent if the model is dense
+	Layers     *layers           `json:"layers,omitempty"`     // the decoder's
+	Experts    *experts          `json:"experts,omitempty"`    // absent if the model is dense
 	Parameters *Parameters       `json:"parameters,omitempty"` // of the weights that the config implies
 	Tensors    int               `json:"tensors"`              // number of tensors that the files hold
 	Bytes      int64             `json:"bytes"`                // of all tensors
-	DTypes     []DTypeSum        `json:"dtypes"`               // most bytes first
-	Files      []FileSum         `json:"files"`                // in reading order
+	DTypes     []dtypeSum        `json:"dtypes"`               // most bytes first
+	Files      []fileSum         `json:"files"`                // in reading order
 	Problems   int               `json:"problems"`             // findings that are not notes
 	Findings   []inspect.Finding `json:"findings"`             // as Audit reports them
 }
 
-// Layers counts the decoder layers.
-type Layers struct {
+// layers counts the decoder layers.
+type layers struct {
 	Total int `json:"total"` // num_hidden_layers
 	Dense int `json:"dense"` // with a DeepseekMLP
 	MoE   int `json:"moe"`   // with a DeepseekMoE: see config.Config.IsMoE
 }
 
-// Experts is the shape of a mixture.
-type Experts struct {
+// experts is the shape of a mixture.
+type experts struct {
 	Routed   int `json:"routed"`    // n_routed_experts
 	PerToken int `json:"per_token"` // num_experts_per_tok
 	Shared   int `json:"shared"`    // n_shared_experts
@@ -49,15 +49,15 @@ type Parameters struct {
 	Activated int64 `json:"activated"` // that one token uses, embeddings included
 }
 
-// DTypeSum is how much of a checkpoint is of one dtype.
-type DTypeSum struct {
+// dtypeSum is how much of a checkpoint is of one dtype.
+type dtypeSum struct {
 	DType   tensor.DType `json:"dtype"`   // of the tensors
 	Tensors int          `json:"tensors"` // number of them
 	Bytes   int64        `json:"bytes"`   // of all of them
 }
 
-// FileSum is one weight file.
-type FileSum struct {
+// fileSum is one weight file.
+type fileSum struct {
 	Name    string `json:"name"`    // relative to the checkpoint
 	Tensors int    `json:"tensors"` // number of tensors that it holds
 	Size    int64  `json:"size"`    // in bytes, header included
@@ -67,9 +67,9 @@ type FileSum struct {
 func Summarize(c *inspect.Checkpoint) *Summary {
 	tensors := c.List()
 	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: sumDTypes(tensors),
-		Files: []FileSum{}}
+		Files: []fileSum{}}
 	for _, f := range c.Files {
-		s.Files = append(s.Files, FileSum{f.Name, len(f.Tensors), f.Size})
+		s.Files = append(s.Files, fileSum{f.Name, len(f.Tensors), f.Size})
 	}
 	if c.Config != nil {
 		s.ModelType = c.Config.ModelType
@@ -84,35 +84,35 @@ func Summarize(c *inspect.Checkpoint) *Summary {
 	return s
 }
 
-func layersOf(c *config.Config) *Layers {
+func layersOf(c *config.Config) *layers {
 	moe := len(c.MoELayers())
-	return &Layers{Total: c.NumHiddenLayers, Dense: c.NumHiddenLayers - moe, MoE: moe}
+	return &layers{Total: c.NumHiddenLayers, Dense: c.NumHiddenLayers - moe, MoE: moe}
 }
 
-func expertsOf(c *config.Config) *Experts {
+func expertsOf(c *config.Config) *experts {
 	if c.NRoutedExperts == 0 {
 		return nil
 	}
-	return &Experts{c.NRoutedExperts, c.NumExpertsPerTok, c.NSharedExperts}
+	return &experts{c.NRoutedExperts, c.NumExpertsPerTok, c.NSharedExperts}
 }
 
 // sumDTypes adds up the tensors by dtype, most bytes first.
-func sumDTypes(tensors []inspect.Tensor) []DTypeSum {
-	sums := []DTypeSum{}
+func sumDTypes(tensors []inspect.Tensor) []dtypeSum {
+	sums := []dtypeSum{}
 	for _, t := range tensors {
-		sums = addDTypes(sums, []DTypeSum{{t.DType, 1, t.Bytes}})
+		sums = addDTypes(sums, []dtypeSum{{t.DType, 1, t.Bytes}})
 	}
 	sortDTypes(sums)
 	return sums
 }
 
 // addDTypes adds sums to others, dtype by dtype.
-func addDTypes(to, sums []DTypeSum) []DTypeSum {
+func addDTypes(to, sums []dtypeSum) []dtypeSum {
 	for _, s := range sums {
-		i := slices.IndexFunc(to, func(t DTypeSum) bool { return t.DType == s.DType })
+		i := slices.IndexFunc(to, func(t dtypeSum) bool { return t.DType == s.DType })
 		if i < 0 {
 			i = len(to)
-			to = append(to, DTypeSum{DType: s.DType})
+			to = append(to, dtypeSum{DType: s.DType})
 		}
 		to[i].Tensors += s.Tensors
 		to[i].Bytes += s.Bytes
@@ -121,8 +121,8 @@ func addDTypes(to, sums []DTypeSum) []DTypeSum {
 }
 
 // sortDTypes puts the dtype with most bytes first.
-func sortDTypes(sums []DTypeSum) {
-	slices.SortFunc(sums, func(a, b DTypeSum) int {
+func sortDTypes(sums []dtypeSum) {
+	slices.SortFunc(sums, func(a, b dtypeSum) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.DType, b.DType))
 	})
 }
@@ -168,12 +168,12 @@ func (s *Summary) family() string {
 }
 
 // String returns "28: 1 dense, 27 MoE".
-func (l *Layers) String() string {
+func (l *layers) String() string {
 	return fmt.Sprintf("%d: %d dense, %d MoE", l.Total, l.Dense, l.MoE)
 }
 
 // String returns "64 routed, 6 per token, 2 shared"; nil is "none".
-func (e *Experts) String() string {
+func (e *experts) String() string {
 	if e == nil {
 		return "none"
 	}

@@ -18,22 +18,22 @@ import (
 // share a node if what is in them is alike: names, dtypes and shapes.
 type TreeReport struct {
 	Path string    `json:"path"` // of the checkpoint, as the user gave it
-	Tree *TreeNode `json:"tree"` // the whole, whose name is empty
+	Tree *treeNode `json:"tree"` // the whole, whose name is empty
 	inspect.BrokenFiles
 
 	depth int
 }
 
-// TreeNode is a module, or a tensor; or several that are alike.
-type TreeNode struct {
+// treeNode is a module, or a tensor; or several that are alike.
+type treeNode struct {
 	Name       string      `json:"name"`            // within its parent: "{1..27}", "self_attn", "up_proj.weight"
 	Count      int         `json:"count"`           // how many that are alike it stands for, in each parent
 	Tensors    int         `json:"tensors"`         // in all of them, in all that the parents stand for
 	Parameters int64       `json:"parameters"`      // their elements; scales (weight_scale_inv) have none
 	Bytes      int64       `json:"bytes"`           // of their data
-	DTypes     []DTypeSum  `json:"dtypes"`          // of them, most bytes first
+	DTypes     []dtypeSum  `json:"dtypes"`          // of them, most bytes first
 	Shape      []int       `json:"shape,omitempty"` // of a tensor; absent if it has none
-	Children   []*TreeNode `json:"children"`        // in the order of names; none of a tensor
+	Children   []*treeNode `json:"children"`        // in the order of names; none of a tensor
 
 	tensor    *inspect.Tensor // nil of a module
 	signature string          // equal for nodes with like contents
@@ -57,8 +57,8 @@ type branch struct {
 }
 
 // moduleNode makes a node of the tensors below it, which are in the order of names.
-func moduleNode(name string, below []branch) *TreeNode {
-	n := &TreeNode{Name: name, Count: 1, Children: []*TreeNode{}}
+func moduleNode(name string, below []branch) *treeNode {
+	n := &treeNode{Name: name, Count: 1, Children: []*treeNode{}}
 	for len(below) > 0 {
 		first, _, inner := strings.Cut(below[0].name, ".")
 		if !inner {
@@ -82,14 +82,14 @@ func moduleNode(name string, below []branch) *TreeNode {
 	return n
 }
 
-func tensorNode(name string, t *inspect.Tensor) *TreeNode {
-	return &TreeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*TreeNode{}, tensor: t,
+func tensorNode(name string, t *inspect.Tensor) *treeNode {
+	return &treeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*treeNode{}, tensor: t,
 		signature: fmt.Sprint(t.DType, t.Shape)}
 }
 
 // merged returns the only tensor of a module, under both names. It returns any other node, and one with a number for
 // a name, as it is.
-func (n *TreeNode) merged() *TreeNode {
+func (n *treeNode) merged() *treeNode {
 	if _, numbered := inspect.Number(n.Name); numbered || len(n.Children) != 1 || n.Children[0].tensor == nil {
 		return n
 	}
@@ -100,10 +100,10 @@ func (n *TreeNode) merged() *TreeNode {
 }
 
 // foldNodes makes one node of nodes that have numbers for names and are alike.
-func foldNodes(nodes []*TreeNode) []*TreeNode {
-	kept := []*TreeNode{}
-	numbers := map[*TreeNode][]int{}
-	alike := map[string]*TreeNode{}
+func foldNodes(nodes []*treeNode) []*treeNode {
+	kept := []*treeNode{}
+	numbers := map[*treeNode][]int{}
+	alike := map[string]*treeNode{}
 	for _, n := range nodes {
 		i, ok := inspect.Number(n.Name)
 		first := alike[n.signature]
@@ -125,17 +125,17 @@ func foldNodes(nodes []*TreeNode) []*TreeNode {
 }
 
 // total adds up the tensors in so many of the node. method is the config's: codes count one by one.
-func (n *TreeNode) total(times int, method string) {
+func (n *treeNode) total(times int, method string) {
 	times *= n.Count
 	if t := n.tensor; t != nil {
 		n.Tensors, n.Bytes = times, int64(times)*t.Bytes
 		if info, part, _, _ := tensor.PartOf(tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, method); part == "" {
 			n.Parameters = int64(times) * int64(info.Len())
 		}
-		n.DTypes = []DTypeSum{{t.DType, n.Tensors, n.Bytes}}
+		n.DTypes = []dtypeSum{{t.DType, n.Tensors, n.Bytes}}
 		return
 	}
-	n.DTypes = []DTypeSum{}
+	n.DTypes = []dtypeSum{}
 	for _, c := range n.Children {
 		c.total(times, method)
 		n.Tensors += c.Tensors
@@ -154,7 +154,7 @@ func (r *TreeReport) Sheet() *text.Sheet {
 }
 
 // addRows adds a node and those below it.
-func (r *TreeReport) addRows(s *text.Sheet, n *TreeNode, path string, depth int) {
+func (r *TreeReport) addRows(s *text.Sheet, n *treeNode, path string, depth int) {
 	name := text.Cell{Shown: strings.Repeat("  ", depth) + text.Word(n.Name), Exact: text.Line(path)}
 	if depth == 0 {
 		name = text.Plain("(all)")

@@ -16,10 +16,10 @@ import (
 )
 
 // child follows names from a node down.
-func (n *TreeNode) child(t *testing.T, names ...string) *TreeNode {
+func (n *treeNode) child(t *testing.T, names ...string) *treeNode {
 	t.Helper()
 	for _, name := range names {
-		found := (*TreeNode)(nil)
+		found := (*treeNode)(nil)
 		for _, c := range n.Children {
 			if c.Name == name {
 				found = c
@@ -57,7 +57,7 @@ func TestTree(t *testing.T) {
 	assert.Equal(t, []int{24, 64}, up.Shape)
 	assert.Equal(t, []any{32, int64(32 * 24 * 64 * 2)}, []any{up.Tensors, up.Bytes})
 	odd := root.child(t, "model", "layers", "2", "mlp", "experts", "7", "up_proj.weight")
-	assert.Equal(t, []DTypeSum{{tensor.F32, 1, 24 * 64 * 4}}, odd.DTypes)
+	assert.Equal(t, []dtypeSum{{tensor.F32, 1, 24 * 64 * 4}}, odd.DTypes)
 	assert.Equal(t, 45, root.child(t, "model", "layers", "2", "mlp", "experts", "{0..6,8..15}").Tensors)
 	assert.Contains(t, inspecttest.Printed(t, l.Tree(2)), "\n    layers ")
 	assert.NotContains(t, inspecttest.Printed(t, l.Tree(2)), "mlp")
@@ -81,8 +81,8 @@ func TestTreeOfOddNames(t *testing.T) {
 	r := List(c).Tree(0)
 	assert.Equal(t, len(names), r.Tree.Tensors)
 	leaves := 0
-	var walk func(n *TreeNode, times int)
-	walk = func(n *TreeNode, times int) {
+	var walk func(n *treeNode, times int)
+	walk = func(n *treeNode, times int) {
 		times *= n.Count
 		if n.tensor != nil {
 			leaves += times

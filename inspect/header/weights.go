@@ -19,22 +19,22 @@ type Held struct {
 	Bytes  int64
 }
 
-// WeightBytes is what the weights of a model take, multi-token prediction layers left out.
-type WeightBytes struct {
-	From   string       `json:"from"`   // FromConfig, FromFiles, or the command that would write them
+// weightBytes is what the weights of a model take, multi-token prediction layers left out.
+type weightBytes struct {
+	From   string       `json:"from"`   // "config", "files", or the command that would write them
 	Bytes  int64        `json:"bytes"`  // of all of them
-	DTypes []DTypeBytes `json:"dtypes"` // most bytes first
+	DTypes []dtypeBytes `json:"dtypes"` // most bytes first
 }
 
-// DTypeBytes is the bytes of one dtype.
-type DTypeBytes struct {
+// dtypeBytes is the bytes of one dtype.
+type dtypeBytes struct {
 	DType tensor.DType `json:"dtype"` // of the stored elements
 	Bytes int64        `json:"bytes"` // of all of them
 }
 
 // Where the bytes of weights are known from.
 const (
-	FromConfig = "config" // torch_dtype, or BF16 without one, and quantization_config
+	fromConfig = "config" // torch_dtype, or BF16 without one, and quantization_config
 	FromFiles  = "files"  // their headers
 )
 
@@ -50,7 +50,7 @@ func (w Weights) or(c *config.Config) Weights {
 	if w.From != "" {
 		return w
 	}
-	w.From = FromConfig
+	w.From = fromConfig
 	for module, info := range table.FamilyOf(c).Implied(c) {
 		w.Held = append(w.Held, Held{module, info.DType, info.Bytes()})
 	}
@@ -58,33 +58,33 @@ func (w Weights) or(c *config.Config) Weights {
 }
 
 // sum adds up all weights but those of the prediction layers.
-func (w Weights) sum() WeightBytes {
-	b := WeightBytes{From: w.From, DTypes: []DTypeBytes{}}
+func (w Weights) sum() weightBytes {
+	b := weightBytes{From: w.From, DTypes: []dtypeBytes{}}
 	for _, h := range w.Held {
 		if h.Module == table.MTP {
 			continue
 		}
-		i := slices.IndexFunc(b.DTypes, func(d DTypeBytes) bool { return d.DType == h.DType })
+		i := slices.IndexFunc(b.DTypes, func(d dtypeBytes) bool { return d.DType == h.DType })
 		if i < 0 {
-			i, b.DTypes = len(b.DTypes), append(b.DTypes, DTypeBytes{DType: h.DType})
+			i, b.DTypes = len(b.DTypes), append(b.DTypes, dtypeBytes{DType: h.DType})
 		}
 		b.DTypes[i].Bytes += h.Bytes
 		b.Bytes += h.Bytes
 	}
-	slices.SortStableFunc(b.DTypes, func(x, y DTypeBytes) int { return cmp.Compare(y.Bytes, x.Bytes) })
+	slices.SortStableFunc(b.DTypes, func(x, y dtypeBytes) int { return cmp.Compare(y.Bytes, x.Bytes) })
 	return b
 }
 
 // modules adds the weights up by module, in the order of the table, prediction layers last.
-func (w Weights) modules(c *config.Config) []ModuleMemory {
+func (w Weights) modules(c *config.Config) []moduleMemory {
 	bytes := map[table.Module]int64{}
 	for _, h := range w.Held {
 		bytes[h.Module] += h.Bytes
 	}
-	sums := []ModuleMemory{}
+	sums := []moduleMemory{}
 	for _, x := range append(count.Modules(c), count.Total{Module: table.MTP}) {
 		if n := bytes[x.Module]; n > 0 {
-			sums = append(sums, ModuleMemory{string(x.Module), n})
+			sums = append(sums, moduleMemory{string(x.Module), n})
 		}
 		delete(bytes, x.Module)
 	}
@@ -93,15 +93,15 @@ func (w Weights) modules(c *config.Config) []ModuleMemory {
 		rest += n
 	}
 	if rest > 0 {
-		sums = append(sums, ModuleMemory{"other", rest})
+		sums = append(sums, moduleMemory{"other", rest})
 	}
 	return sums
 }
 
 // String returns "in F8_E4M3, BF16, F32, by the config".
-func (b WeightBytes) String() string {
+func (b weightBytes) String() string {
 	by := b.From
-	if by == FromConfig || by == FromFiles {
+	if by == fromConfig || by == FromFiles {
 		by = "the " + by
 	}
 	return fmt.Sprintf("in %s, by %s", cmp.Or(b.names(", "), "no dtype"), by)
@@ -116,7 +116,7 @@ func assumed(is bool) string {
 }
 
 // names joins the dtypes, those of most bytes first: "Q4_K, Q6_K, F32".
-func (b WeightBytes) names(separator string) string {
+func (b weightBytes) names(separator string) string {
 	var names []string
 	for _, d := range b.DTypes {
 		names = append(names, d.DType.String())

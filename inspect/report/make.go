@@ -25,7 +25,7 @@ import (
 // Report is what was found in a checkpoint, and the reports of its parts. A part that could not be checked is null.
 type Report struct {
 	Path       string              `json:"path"`        // of the checkpoint, or of the config, as the user gave it
-	Findings   []Finding           `json:"findings"`    // of all parts, by level and size: see inspect.Cluster
+	Findings   []finding           `json:"findings"`    // of all parts, by level and size: see inspect.Cluster
 	Checked    []string            `json:"checked"`     // a sentence for each part, with how often weights were read
 	NotChecked []string            `json:"not_checked"` // a sentence for each part, with the reason
 	Arch       *header.Arch        `json:"arch"`        // what the config implies
@@ -44,8 +44,8 @@ type Report struct {
 	pairsText  string
 }
 
-// Finding is an inspect.Observation, or an inspect.Finding of the audit.
-type Finding struct {
+// finding is an inspect.Observation, or an inspect.Finding of the audit.
+type finding struct {
 	Level    inspect.Level    `json:"level"`    // of the audit inspect.Error
 	ID       string           `json:"id"`       // of an observation its ID, of the audit its Kind
 	Layer    *int             `json:"layer"`    // null if it is in none
@@ -75,14 +75,14 @@ type Input struct {
 
 // OfConfig returns a Report on a config alone.
 func OfConfig(a *header.Arch) *Report {
-	return &Report{Path: a.Path, Findings: []Finding{}, Arch: a, Checked: []string{"the config: it can be used"},
+	return &Report{Path: a.Path, Findings: []finding{}, Arch: a, Checked: []string{"the config: it can be used"},
 		NotChecked: []string{"any weight: the path is that of a config alone"}}
 }
 
 // Make reads a checkpoint: all selected weights once, those of no expert twice more, those of experts twice more,
 // and gate_proj another time, for the routers. A part that fails is an error, or NotChecked if the audit has findings.
 func Make(ctx context.Context, in Input) (*Report, error) {
-	r := &Report{Path: in.Checkpoint.Path, Findings: []Finding{}, checkpoint: in.Checkpoint}
+	r := &Report{Path: in.Checkpoint.Path, Findings: []finding{}, checkpoint: in.Checkpoint}
 	m := &maker{Input: in, Report: r}
 	if in.Weights != nil {
 		if _, err := in.Weights.Pick(in.Selection); err != nil {
@@ -382,8 +382,8 @@ func (m *maker) observed() (all []inspect.Observation) {
 }
 
 // ofObservation is a finding of another part than the audit.
-func ofObservation(o inspect.Observation) Finding {
-	f := Finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
+func ofObservation(o inspect.Observation) finding {
+	f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
 		Expected: o.Expected, Members: o.Members}
 	if o.Layer >= 0 {
 		f.Layer = &o.Layer
@@ -393,8 +393,8 @@ func ofObservation(o inspect.Observation) Finding {
 }
 
 // ofAudit is a finding of the audit.
-func ofAudit(f inspect.Finding) Finding {
-	r := Finding{Level: inspect.Error, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f,
+func ofAudit(f inspect.Finding) finding {
+	r := finding{Level: inspect.Error, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f,
 		Members: []inspect.Member{}}
 	r.line.Level = r.Level
 	if f.File != "" && f.Tensor == "" {
@@ -437,7 +437,7 @@ func (r *Report) verdict() string {
 
 // Passes reports whether no finding is as grave as a level.
 func (r *Report) Passes(least inspect.Level) bool {
-	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Level.AtLeast(least) })
+	return !slices.ContainsFunc(r.Findings, func(f finding) bool { return f.Level.AtLeast(least) })
 }
 
 // Clean reports whether nothing was found.

@@ -61,7 +61,7 @@ func figure(p *page.Page, f page.Figure, caption string) {
 // pageFindings says what was found.
 func (r *Report) pageFindings(p *page.Page) {
 	outlined := ""
-	if slices.ContainsFunc(r.Findings, func(f Finding) bool { return len(f.Experts) > 0 }) {
+	if slices.ContainsFunc(r.Findings, func(f finding) bool { return len(f.Experts) > 0 }) {
 		outlined = "Experts and rows that experts and router name are outlined below."
 	}
 	found := strings.ToUpper(r.verdict())
@@ -75,7 +75,7 @@ func (r *Report) pageFindings(p *page.Page) {
 		p.Verdict(page.Unclear, strings.ToUpper(r.differs()), "Nothing else was found.")
 	case r.Clean():
 		p.Verdict(page.Good, "NOTHING FOUND", "That holds for what was checked: see below.")
-	case slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Level == inspect.Error }):
+	case slices.ContainsFunc(r.Findings, func(f finding) bool { return f.Level == inspect.Error }):
 		p.Verdict(page.Bad, found, outlined)
 	default:
 		p.Verdict(page.Unclear, found, outlined)

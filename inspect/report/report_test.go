@@ -59,7 +59,7 @@ func TestPairsOfManyLayers(t *testing.T) {
 // left out; all else stays, notes aside, errors first.
 func TestFindingsAreToldOnce(t *testing.T) {
 	up := "model.layers.2.mlp.experts.3.up_proj.weight"
-	m := &maker{Report: &Report{Findings: []Finding{}}}
+	m := &maker{Report: &Report{Findings: []finding{}}}
 	m.Report.Audit = &header.AuditReport{Findings: []inspect.Finding{
 		{Kind: inspect.Value, Tensor: up, Cause: "1 of 9 values are NaN"}, {Kind: inspect.Shape, Tensor: up,
 			Cause: "[3 4]"}, {Kind: inspect.Note, Tensor: up},

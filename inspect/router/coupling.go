@@ -14,8 +14,8 @@ import (
 	"dsmoe/model/weights"
 )
 
-// Coupling is how the rows of a router fit the gate_proj of the experts.
-type Coupling struct {
+// coupling is how the rows of a router fit the gate_proj of the experts.
+type coupling struct {
 	Own     int    `json:"own"`     // experts that fit their own row, and it them, better than all others
 	Other   int    `json:"other"`   // experts that fit another row, and it them, better than all others
 	Rows    []int  `json:"rows"`    // for each expert the row that it fits so; -1 if it fits none
@@ -37,7 +37,7 @@ const LeastCoupled = 8
 const looseZ = 3
 
 // String says how many experts fit which rows; nil is "".
-func (c *Coupling) String() string {
+func (c *coupling) String() string {
 	switch {
 	case c == nil:
 		return ""
@@ -48,7 +48,7 @@ func (c *Coupling) String() string {
 }
 
 // exchanged returns the experts that fit another row than their own, and those rows.
-func (c *Coupling) exchanged() (experts, rows []int) {
+func (c *coupling) exchanged() (experts, rows []int) {
 	for e, row := range c.Rows {
 		if row >= 0 && row != e {
 			experts, rows = append(experts, e), append(rows, row)
@@ -67,10 +67,10 @@ func (c *Coupling) exchanged() (experts, rows []int) {
 // expert it is a sum of squares of normal numbers, weighted by the squared singular values of W_e: as few as one
 // of them counts where the spectrum falls fast. The cube root of such a sum is nearly normal (E. Wilson, M. Hilferty,
 // The Distribution of Chi-Square, 1931). z is its distance from the median of all, in units of inspect.Peers.
-func (r *router) couple(x *matrix.Reader, layers int) (*Coupling, error) {
+func (r *router) couple(x *matrix.Reader, layers int) (*coupling, error) {
 	for _, w := range r.experts {
 		if len(r.experts) < LeastCoupled || w == nil || inspect.Measurable(w) != nil {
-			return &Coupling{Rows: []int{}, Verdict: NotChecked}, nil
+			return &coupling{Rows: []int{}, Verdict: NotChecked}, nil
 		}
 	}
 	rows, energies, own := r.whitened(), make([][]float64, len(r.experts)), make([]float64, len(r.experts))
@@ -262,8 +262,8 @@ func element(m [][]float64, e, f, pass int) *float64 {
 }
 
 // couplingOf finds the experts and rows that fit, each the other's best, in one of so many layers.
-func couplingOf(energies [][]float64, layers int) *Coupling {
-	c := &Coupling{Rows: []int{}, Verdict: NotMeasurable}
+func couplingOf(energies [][]float64, layers int) *coupling {
+	c := &coupling{Rows: []int{}, Verdict: NotMeasurable}
 	var all []float64
 	for _, row := range energies {
 		for _, v := range row {

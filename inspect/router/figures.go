@@ -13,11 +13,11 @@ import (
 func (r *Report) Figure() page.Figure {
 	return r.draw(page.Heatmap{Title: "norm of each row of the routers", Name: "norm of the router's row",
 		Max:     inspect.FromZero,
-		NoValue: "not finite"}, func(_ *Layer, row *Row) *float64 { return row.Norm })
+		NoValue: "not finite"}, func(_ *Layer, row *row) *float64 { return row.Norm })
 }
 
 // draw draws a number of each row.
-func (r *Report) draw(m page.Heatmap, number func(l *Layer, row *Row) *float64) page.Figure {
+func (r *Report) draw(m page.Heatmap, number func(l *Layer, row *row) *float64) page.Figure {
 	c := inspect.NewCells()
 	for i := range r.Layers {
 		l := &r.Layers[i]
@@ -31,7 +31,7 @@ func (r *Report) draw(m page.Heatmap, number func(l *Layer, row *Row) *float64) 
 // Likeness draws the largest cosine of each row with another one.
 func (r *Report) Likeness() page.Figure {
 	return r.draw(page.Heatmap{Title: "how like each row of the routers is to the one that it is most like",
-		Name: "largest cosine with another row", Max: 1, NoValue: "zero, or not finite"}, func(_ *Layer, row *Row) *float64 {
+		Name: "largest cosine with another row", Max: 1, NoValue: "zero, or not finite"}, func(_ *Layer, row *row) *float64 {
 		if row.Nearest == nil {
 			return nil
 		}
@@ -46,7 +46,7 @@ func (r *Report) Biases() page.Figure {
 	}
 	return r.draw(page.Heatmap{Title: "e_score_correction_bias of each expert",
 		Name:  "e_score_correction_bias less the median",
-		Scale: page.Diverging, NoValue: "none, or not finite"}, func(l *Layer, row *Row) *float64 {
+		Scale: page.Diverging, NoValue: "none, or not finite"}, func(l *Layer, row *row) *float64 {
 		if l.Bias == nil || row.Bias == nil {
 			return nil
 		}

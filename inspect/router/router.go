@@ -38,7 +38,7 @@ type Report struct {
 type Layer struct {
 	Layer     int                `json:"layer"`
 	Tensor    string             `json:"tensor"`    // its name
-	Rows      []Row              `json:"rows"`      // one for each expert
+	Rows      []row              `json:"rows"`      // one for each expert
 	Norm      *inspect.Spread    `json:"norm"`      // of Row.Norm
 	Pairs     *matrix.PairSpread `json:"pairs"`     // the cosines of all pairs of rows
 	Singular  []float64          `json:"singular"`  // values, the largest first, 0 below 1e-7 of it; empty if not finite
@@ -47,12 +47,12 @@ type Layer struct {
 	// numbers; null unless there are fewer experts than hidden.
 	NullCondition *float64        `json:"null_condition"`
 	Bias          *inspect.Spread `json:"bias"`     // of Row.Bias; null if the router has no bias
-	Coupling      *Coupling       `json:"coupling"` // null unless Options asks for it
+	Coupling      *coupling       `json:"coupling"` // null unless Options asks for it
 	Table         *Table          `json:"table"`    // null unless experts are chosen by it, and not by the rows
 }
 
-// Row is the row of one expert, its centroid.
-type Row struct {
+// row is the row of one expert, its centroid.
+type row struct {
 	Expert   int               `json:"expert"`
 	Norm     *float64          `json:"norm"`      // √Σr²; null if a number is not finite
 	NormZ    *float64          `json:"norm_z"`    // robust z-score of Norm in the layer
@@ -104,7 +104,7 @@ func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []ins
 			not = append(not, inspect.Skip(x, err))
 			continue
 		}
-		r := &router{Layer: Layer{Layer: x.Layer, Tensor: x.Name, Rows: []Row{}, Singular: []float64{}}, gate: x,
+		r := &router{Layer: Layer{Layer: x.Layer, Tensor: x.Name, Rows: []row{}, Singular: []float64{}}, gate: x,
 			experts: make([]*weights.Weight, x.Shape[0]), ups: make([]*weights.Weight, x.Shape[0])}
 		byLayer[x.Layer], all = r, append(all, r)
 	}
@@ -223,7 +223,7 @@ func (r *router) measure() {
 		for k := e; k < n; k++ {
 			g.Sums[e*n+k] = matrix.Dot(r.matrix.Row(e), r.matrix.Row(k))
 		}
-		row := Row{Expert: e, Norm: inspect.Finite(math.Sqrt(g.Sums[e*n+e]))}
+		row := row{Expert: e, Norm: inspect.Finite(math.Sqrt(g.Sums[e*n+e]))}
 		if r.norm != nil {
 			row.MaxLogit = inspect.Finite(r.largestLogit(e))
 		}

@@ -127,7 +127,7 @@ func TestLimitsOfRootsOfSoftplus(t *testing.T) {
 		r := router{bias: make([]float32, c.NRoutedExperts)}
 		zero := 0.0
 		for e := range c.NRoutedExperts {
-			r.Rows = append(r.Rows, Row{Expert: e, Norm: &most, MaxLogit: &most, Bias: &zero})
+			r.Rows = append(r.Rows, row{Expert: e, Norm: &most, MaxLogit: &most, Bias: &zero})
 		}
 		l := r.plan(c).experts[0]
 		score := func(x float64) float64 { return math.Sqrt(math.Max(x, 0) + math.Log1p(math.Exp(-math.Abs(x)))) }

@@ -67,7 +67,7 @@ func (t *Table) count(row []uint64, tokens []int64) {
 }
 
 // prove fills in which experts no token has, or every token.
-func (t *Table) prove(rows []Row) {
+func (t *Table) prove(rows []row) {
 	for e := range rows {
 		switch *rows[e].Tokens {
 		case 0:
@@ -85,7 +85,7 @@ func (t *Table) String() string {
 }
 
 // tokens returns the cell of Tokens.
-func (row *Row) tokens() any {
+func (row *row) tokens() any {
 	if row.Tokens == nil {
 		return ""
 	}

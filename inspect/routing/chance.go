@@ -16,7 +16,7 @@ import (
 	"dsmoe/inspect"
 )
 
-// rate is how many layers of sets that are alike have one with an expert beyond ComparedLayer.Chance.
+// rate is how many layers of sets that are alike have one with an expert beyond layerLoads.Chance.
 const rate = 200
 
 // mostDivisions is the number of divisions up to which all are compared. Of more, rate - 1 are drawn.
@@ -124,7 +124,7 @@ func (d *divisions) named(division []int) []int {
 	return named
 }
 
-// chance returns ComparedLayer.Chance.
+// chance returns layerLoads.Chance.
 //
 // The loads of a set of few tokens vary more than those of a set of many. So the largest differences of divisions are
 // compared in units of √(Σ 1/tokens), over the sets. If all blocks are of one length, the unit is always the same.

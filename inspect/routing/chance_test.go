@@ -42,7 +42,7 @@ func compared(layer int, sets ...*blocks) *Comparison {
 		}
 		l := Layer{Layer: layer, blocks: s}
 		for e, count := range counts {
-			l.Experts = append(l.Experts, Expert{Expert: e, Load: float64(count) / (float64(tokens) * testChosen / testExperts)})
+			l.Experts = append(l.Experts, expert{Expert: e, Load: float64(count) / (float64(tokens) * testChosen / testExperts)})
 		}
 		names = append(names, string(rune('a'+i)))
 		reports = append(reports, &Report{Experts: testExperts, PerToken: testChosen, Layers: []Layer{l}})

@@ -16,49 +16,49 @@ import (
 
 // Comparison is which experts some sets of tokens are routed to, side by side.
 type Comparison struct {
-	Path   string          `json:"path"`   // of the checkpoint, as the user gave it
-	Sets   []TokenSet      `json:"sets"`   // in the order of the user
-	Layers []ComparedLayer `json:"layers"` // the selected ones, ascending
+	Path   string       `json:"path"`   // of the checkpoint, as the user gave it
+	Sets   []tokenSet   `json:"sets"`   // in the order of the user
+	Layers []layerLoads `json:"layers"` // the selected ones, ascending
 
 	by     inspect.Grouping
 	tooFew string // why Chance is not known; "" if it is
 }
 
-// TokenSet is a set of tokens, and their routing by itself.
-type TokenSet struct {
+// tokenSet is a set of tokens, and their routing by itself.
+type tokenSet struct {
 	Name    string  `json:"name"` // as the user gave it
 	Routing *Report `json:"routing"`
 }
 
-// ComparedLayer is a layer's routing of all sets.
-type ComparedLayer struct {
+// layerLoads is a layer's routing of all sets.
+type layerLoads struct {
 	Layer int `json:"layer"` // in the model
 	// Chance is how far the loads of an expert of this layer may be apart by chance: of layers whose sets are alike, one
 	// in 200 has an expert beyond it. It is read off other divisions of the blocks of tokens among the sets: all, if
 	// there are at most 1000, else 199 random ones. A sequence is cut into blocks of 64 tokens or, in large sets, more;
 	// its last block may be shorter. Chance is null if a set has fewer than 4 blocks, or there are fewer than 200
 	// divisions: too few tokens to tell.
-	Chance  *float64         `json:"chance"`
-	Experts []ComparedExpert `json:"experts"` // the selected ones, ascending
+	Chance  *float64      `json:"chance"`
+	Experts []expertLoads `json:"experts"` // the selected ones, ascending
 }
 
-// ComparedExpert is an expert's share of each set.
-type ComparedExpert struct {
+// expertLoads is an expert's share of each set.
+type expertLoads struct {
 	Expert     int       `json:"expert"`     // id
 	Loads      []float64 `json:"loads"`      // Expert.Load of each set
 	Difference float64   `json:"difference"` // the largest of Loads less the smallest
-	Beyond     bool      `json:"beyond"`     // Difference is larger than ComparedLayer.Chance
+	Beyond     bool      `json:"beyond"`     // Difference is larger than layerLoads.Chance
 }
 
 // Compare joins reports of OfForward on the same model and layers with Options.Blocks. names are those of the sets.
 func Compare(names []string, reports []*Report, o Options) *Comparison {
-	c := &Comparison{Path: reports[0].Path, Layers: []ComparedLayer{}, by: o.By}
+	c := &Comparison{Path: reports[0].Path, Layers: []layerLoads{}, by: o.By}
 	for i, r := range reports {
-		c.Sets = append(c.Sets, TokenSet{names[i], r})
+		c.Sets = append(c.Sets, tokenSet{names[i], r})
 	}
 	var d *divisions // of the first layer, as of all
 	for i, l := range reports[0].Layers {
-		var loads [][]Expert
+		var loads [][]expert
 		var sets []*blocks
 		for _, r := range reports {
 			loads, sets = append(loads, r.Layers[i].Experts), append(sets, r.Layers[i].blocks)
@@ -73,10 +73,10 @@ func Compare(names []string, reports []*Report, o Options) *Comparison {
 }
 
 // comparedLayer compares the experts of a layer.
-func comparedLayer(layer int, sets [][]Expert, chance *float64) ComparedLayer {
-	r := ComparedLayer{Layer: layer, Chance: chance, Experts: []ComparedExpert{}}
+func comparedLayer(layer int, sets [][]expert, chance *float64) layerLoads {
+	r := layerLoads{Layer: layer, Chance: chance, Experts: []expertLoads{}}
 	for e := range sets[0] {
-		x := ComparedExpert{Expert: sets[0][e].Expert}
+		x := expertLoads{Expert: sets[0][e].Expert}
 		for _, experts := range sets {
 			x.Loads = append(x.Loads, experts[e].Load)
 		}
@@ -160,7 +160,7 @@ func (c *Comparison) Sheet() *text.Sheet {
 	s := text.NewSheet(append([]string{">layer", ">beyond", ">chance", ">difference", ">expert"}, loads...)...)
 	for _, l := range c.Layers {
 		if len(l.Experts) > 0 {
-			e := slices.MaxFunc(l.Experts, func(a, b ComparedExpert) int { return cmp.Compare(a.Difference, b.Difference) })
+			e := slices.MaxFunc(l.Experts, func(a, b expertLoads) int { return cmp.Compare(a.Difference, b.Difference) })
 			s.Row(l.Layer, l.beyond(), l.Chance, e.Difference, e.Expert, e.cells())
 		}
 	}
@@ -168,7 +168,7 @@ func (c *Comparison) Sheet() *text.Sheet {
 }
 
 // cells are the loads.
-func (e *ComparedExpert) cells() (cells []text.Cell) {
+func (e *expertLoads) cells() (cells []text.Cell) {
 	for _, load := range e.Loads {
 		cells = append(cells, text.Real(&load))
 	}
@@ -176,7 +176,7 @@ func (e *ComparedExpert) cells() (cells []text.Cell) {
 }
 
 // beyond counts the experts whose loads differ by more than chance.
-func (l *ComparedLayer) beyond() (n int) {
+func (l *layerLoads) beyond() (n int) {
 	for _, e := range l.Experts {
 		if e.Beyond {
 			n++
@@ -215,7 +215,7 @@ func (c *Comparison) WriteText(w io.Writer) error {
 func (c *Comparison) most() (lines []string) {
 	type expert struct {
 		layer int
-		ComparedExpert
+		expertLoads
 	}
 	var all []expert
 	for _, l := range c.Layers {

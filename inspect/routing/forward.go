@@ -41,7 +41,7 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 	if err := cmp.Or(f.Input.Check(c.VocabSize), o.check("the checkpoint", layers, c.NRoutedExperts)); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(f.Path), err)
 	}
-	r := newReport(f.Path, FromForward, o)
+	r := newReport(f.Path, fromForward, o)
 	r.Experts, r.PerToken, r.Reference = c.NRoutedExperts, c.NumExpertsPerTok, c.Reference
 	if err := r.countTokens(f.Input); err != nil {
 		return nil, err

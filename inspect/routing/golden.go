@@ -25,8 +25,8 @@ const (
 	gateWeights = gateStage + "topk_weight" // as topk_idx
 )
 
-// Recording is the tensors of a golden pack. Its errors name the pack.
-type Recording interface {
+// packTensors is the tensors of a golden pack. Its errors name the pack.
+type packTensors interface {
 	Tensors() iter.Seq[tensor.Info]          // in any order
 	Ints(name string) ([]int, error)         // a tensor of I64
 	Float32s(name string) ([]float32, error) // one of floats
@@ -35,7 +35,7 @@ type Recording interface {
 // Golden is a golden pack, and the model that it records, as far as it is known.
 type Golden struct {
 	Path      string         // of the pack, as the user gave it
-	Recording Recording      // its tensors
+	Recording packTensors    // its tensors
 	Input     *model.Input   // its tokens
 	Model     string         // path of Config and Weights, as the user gave it
 	Config    *config.Config // of the reference's run; nil if not known
@@ -45,7 +45,7 @@ type Golden struct {
 // OfGolden reads the choices of a pack. Margins need the pack's logits and the config, under noaux_tc the gates' biases
 // too; gate masses need topk_weight. Numbers that lack these are named in Missing.
 func OfGolden(g Golden, o Options) (*Report, error) {
-	p := &goldenPack{Golden: g, stages: map[int]map[string]tensor.Info{}, Report: newReport(g.Path, FromGolden, o)}
+	p := &goldenPack{Golden: g, stages: map[int]map[string]tensor.Info{}, Report: newReport(g.Path, fromGolden, o)}
 	if err := p.countTokens(g.Input); err != nil {
 		return nil, err
 	}

@@ -18,8 +18,8 @@ import (
 // tokens may reach an expert that none of these reached.
 type Report struct {
 	Path      string           `json:"path"`                // of the pack or the checkpoint, as the user gave it
-	Source    Source           `json:"source"`              // where the choices are from
-	Reference config.Reference `json:"reference,omitempty"` // FromForward: whose rules the pass followed
+	Source    source           `json:"source"`              // where the choices are from
+	Reference config.Reference `json:"reference,omitempty"` // of a forward pass: whose rules the pass followed
 	Tokens    int              `json:"tokens"`              // the most of a layer
 	Sequences int              `json:"sequences"`           // of the tokens
 	Padding   int              `json:"padding"`             // tokens of padding, which are not counted
@@ -31,13 +31,13 @@ type Report struct {
 	by inspect.Grouping
 }
 
-// Source says where the choices of a Report are from.
-type Source string
+// source says where the choices of a Report are from.
+type source string
 
 // The sources.
 const (
-	FromGolden  Source = "golden"  // what the reference recorded in a golden pack
-	FromForward Source = "forward" // our own forward pass, in float32
+	fromGolden  source = "golden"  // what the reference recorded in a golden pack
+	fromForward source = "forward" // our own forward pass, in float32
 )
 
 // Layer is the routing of one layer. T is Tokens, n_e the tokens that chose expert e, and p_e = n_e / (T·k) their share
@@ -53,15 +53,15 @@ type Layer struct {
 	Unreached        []int    `json:"unreached"`         // experts that none of these tokens was routed to, ascending
 	UnreachedUniform float64  `json:"unreached_uniform"` // N·(1 - k/N)^T, how many of choices by lot; to 12 decimals
 	Mass             *float64 `json:"mass"`              // Σ of all gate weights / T; null without gate weights
-	Margins          *Margins `json:"margins"`           // null without selection scores
-	Experts          []Expert `json:"experts"`           // the selected ones, ascending
-	Pairs            []Pair   `json:"pairs"`             // of selected experts that share a token: MaxPairs, or ByPair all
+	Margins          *margins `json:"margins"`           // null without selection scores
+	Experts          []expert `json:"experts"`           // the selected ones, ascending
+	Pairs            []pair   `json:"pairs"`             // of selected experts that share a token: maxPairs, or ByPair all
 
 	blocks *blocks // for Compare; nil unless asked for
 }
 
-// Expert is one expert's part of a layer's routing.
-type Expert struct {
+// expert is one expert's part of a layer's routing.
+type expert struct {
 	Expert     int      `json:"expert"`      // id
 	Tokens     int      `json:"tokens"`      // n_e: tokens that were routed to it
 	Share      float64  `json:"share"`       // p_e = n_e / (T·k): ESFT's token score
@@ -70,10 +70,10 @@ type Expert struct {
 	MeanWeight *float64 `json:"mean_weight"` // Mass / T: ESFT's gate score
 }
 
-// Margins are how near a layer's choices were: of each token the lowest selection score of a
+// margins are how near a layer's choices were: of each token the lowest selection score of a
 // chosen expert less the highest of one that was not chosen. Selection scores are what the gate
 // chooses by, with the bias and the mask of groups; -∞ is no score.
-type Margins struct {
+type margins struct {
 	Tokens int      `json:"tokens"` // that have one: some are left no other expert by their groups
 	Min    *float64 `json:"min"`    // the smallest; null, as are the quantiles, if no token has one
 	Q01    *float64 `json:"q01"`    // quantiles, as QuantileValue has them
@@ -83,8 +83,8 @@ type Margins struct {
 	Below  int      `json:"below"` // tokens whose chosen experts are not those with the highest of these scores
 }
 
-// Pair is two experts of a layer that tokens were routed to together.
-type Pair struct {
+// pair is two experts of a layer that tokens were routed to together.
+type pair struct {
 	Experts  [2]int  `json:"experts"`  // ids, ascending
 	Tokens   int     `json:"tokens"`   // n_ij: tokens that chose both
 	Expected float64 `json:"expected"` // n_i·n_j / T, if the two were chosen independently
@@ -95,8 +95,8 @@ type Pair struct {
 // maxRouted is how many experts a layer may have: of each pair a number is in memory.
 const maxRouted = 4096
 
-// MaxPairs is how many pairs of a layer are listed unless all are wanted.
-const MaxPairs = 8
+// maxPairs is how many pairs of a layer are listed unless all are wanted.
+const maxPairs = 8
 
 // Options says what of a routing is reported; the zero value is a row for each layer.
 type Options struct {
@@ -107,7 +107,7 @@ type Options struct {
 }
 
 // newReport returns a report without layers.
-func newReport(path string, source Source, o Options) *Report {
+func newReport(path string, source source, o Options) *Report {
 	if o.By == "" {
 		o.By = inspect.ByLayer
 	}
@@ -175,7 +175,7 @@ func (r *Report) Sheet() *text.Sheet {
 	return s
 }
 
-func (m *Margins) cells() []text.Cell {
+func (m *margins) cells() []text.Cell {
 	if m == nil {
 		return slices.Repeat([]text.Cell{text.Real(nil)}, 5)
 	}
@@ -232,7 +232,7 @@ func (r *Report) WriteText(w io.Writer) error {
 // Title says which tokens the numbers hold for, and where they are from.
 func (r *Report) Title() string {
 	source := "as the reference recorded it"
-	if r.Source == FromForward {
+	if r.Source == fromForward {
 		source = fmt.Sprintf("of our own forward pass in float32 by the rules of %s code", r.Reference)
 	}
 	padding := ""

@@ -86,9 +86,9 @@ func TestRouteGolden(t *testing.T) {
 		l.UnreachedUniform})
 	assert.Equal(t, []int{0}, l.Unreached)
 	assert.Equal(t, 0.6875, *l.Mass)
-	assert.Equal(t, Expert{1, 2, 0.5, 2, l.Experts[1].Mass, l.Experts[1].MeanWeight}, l.Experts[1])
+	assert.Equal(t, expert{1, 2, 0.5, 2, l.Experts[1].Mass, l.Experts[1].MeanWeight}, l.Experts[1])
 	assert.Equal(t, []float64{0.625, 0.3125}, []float64{*l.Experts[1].Mass, *l.Experts[1].MeanWeight})
-	assert.Equal(t, []Pair{{[2]int{1, 2}, 1, 1, 0.5, 1}, {[2]int{1, 3}, 1, 1, 0.5, 1}}, l.Pairs)
+	assert.Equal(t, []pair{{[2]int{1, 2}, 1, 1, 0.5, 1}, {[2]int{1, 3}, 1, 1, 0.5, 1}}, l.Pairs)
 	e := func(x float64) float64 { return math.Exp(x) / (2 + math.E + math.Exp(2)) }
 	m := l.Margins
 	assert.Equal(t, []int{2, 0, 1}, []int{m.Tokens, m.Ties, m.Below}, "the last token's scores prefer expert 3")

@@ -102,7 +102,7 @@ func (t *layerTally) report(o Options) Layer {
 	n, k, tokens := float64(t.experts), float64(t.k), float64(t.tokens)
 	fair := tokens * k / n
 	r := Layer{Layer: t.layer, Tokens: t.tokens, MaxEntropy: decimals(math.Log(n)), Unreached: []int{},
-		Experts:   []Expert{},
+		Experts:   []expert{},
 		CVUniform: math.Sqrt((1 - k/n) / fair), UnreachedUniform: decimals(n * math.Pow(1-k/n, tokens)),
 		Margins: t.marginReport(), Pairs: t.pairReport(o), blocks: t.blocks}
 	squares := 0.0
@@ -132,8 +132,8 @@ func (t *layerTally) report(o Options) Layer {
 // decimals rounds to 12 of them: the last bits of a logarithm depend on the machine.
 func decimals(v float64) float64 { return math.Round(v*1e12)/1e12 + 0 }
 
-func (t *layerTally) expert(e int, share, fair float64) Expert {
-	x := Expert{Expert: e, Tokens: t.counts[e], Share: share, Load: float64(t.counts[e]) / fair}
+func (t *layerTally) expert(e int, share, fair float64) expert {
+	x := expert{Expert: e, Tokens: t.counts[e], Share: share, Load: float64(t.counts[e]) / fair}
 	if t.mass != nil {
 		mass := t.mass[e]
 		mean := mass / float64(t.tokens)
@@ -143,30 +143,30 @@ func (t *layerTally) expert(e int, share, fair float64) Expert {
 }
 
 // pairReport returns the pairs of selected experts that share a token: all, or those furthest above what is expected.
-func (t *layerTally) pairReport(o Options) []Pair {
-	pairs := []Pair{}
+func (t *layerTally) pairReport(o Options) []pair {
+	pairs := []pair{}
 	for i := range t.experts {
 		for j := i + 1; j < t.experts; j++ {
 			if n := int(t.pairs[t.pair(i, j)]); n > 0 && o.Experts.Has(i) && o.Experts.Has(j) {
 				a, b := float64(t.counts[i]), float64(t.counts[j])
-				pairs = append(pairs, Pair{[2]int{i, j}, n, a * b / float64(t.tokens), float64(n) / a, float64(n) / b})
+				pairs = append(pairs, pair{[2]int{i, j}, n, a * b / float64(t.tokens), float64(n) / a, float64(n) / b})
 			}
 		}
 	}
 	if o.By == inspect.ByPair {
 		return pairs
 	}
-	above := func(p Pair) float64 { return float64(p.Tokens) - p.Expected }
-	slices.SortStableFunc(pairs, func(a, b Pair) int { return cmp.Compare(above(b), above(a)) })
-	return slices.Clone(pairs[:min(len(pairs), MaxPairs)])
+	above := func(p pair) float64 { return float64(p.Tokens) - p.Expected }
+	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(above(b), above(a)) })
+	return slices.Clone(pairs[:min(len(pairs), maxPairs)])
 }
 
 // marginReport sums the margins up.
-func (t *layerTally) marginReport() *Margins {
+func (t *layerTally) marginReport() *margins {
 	if !t.scored {
 		return nil
 	}
-	m := &Margins{Tokens: len(t.margins), Below: t.below}
+	m := &margins{Tokens: len(t.margins), Below: t.below}
 	if m.Tokens == 0 {
 		return m
 	}

@@ -55,7 +55,7 @@ type group struct {
 	upper    *[halves]int64 // upper halves of the keys of decoded numbers; for quantiles
 	parts    []sums         // of decoded numbers, job by job
 	numbers  Numbers
-	rows     *RowStats
+	rows     *rowSpread
 	search   *search
 }
 

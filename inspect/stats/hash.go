@@ -35,26 +35,26 @@ import (
 //
 // A name is "blake3:" and the 64 hexadecimal digits of a BLAKE3 hash of 256 bits.
 type HashReport struct {
-	Path    string       `json:"path"`    // of the checkpoint, as the user gave it
-	Model   *string      `json:"model"`   // of all tensors; null if not all are selected
-	Modules []ModuleHash `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
-	Tensors []TensorHash `json:"tensors"` // the selected ones, in the order of the model
+	Path    string         `json:"path"`    // of the checkpoint, as the user gave it
+	Model   *string        `json:"model"`   // of all tensors; null if not all are selected
+	Modules []hashedModule `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
+	Tensors []hashedTensor `json:"tensors"` // the selected ones, in the order of the model
 	// Part of the checkpoint; absent if it is all
 	Part *inspect.Part `json:"part,omitempty"`
 
 	by inspect.Grouping // what the sheet shows the model's hash with: ByTensor, ByModule, or ByModel alone
 }
 
-// ModuleHash is a module: every part of a tensor's name up to a dot names one, unless it has
+// hashedModule is a module: every part of a tensor's name up to a dot names one, unless it has
 // that tensor alone.
-type ModuleHash struct {
+type hashedModule struct {
 	Name    string `json:"name"`    // "model.layers.3.mlp.experts.17"
 	Tensors int    `json:"tensors"` // number of tensors in it
 	Hash    string `json:"hash"`    // see HashReport
 }
 
-// TensorHash is a tensor; of fused experts each has its own.
-type TensorHash struct {
+// hashedTensor is a tensor; of fused experts each has its own.
+type hashedTensor struct {
 	Name  string       `json:"name"`  // the table's
 	DType tensor.DType `json:"dtype"` // as it is stored
 	Shape []int        `json:"shape"` // outermost first
@@ -92,7 +92,7 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspec
 
 // MergeHashes joins the reports of all parts of a checkpoint, in their order, into the report of all its weights.
 func MergeHashes(parts []*HashReport, by inspect.Grouping) *HashReport {
-	r := &HashReport{Path: parts[0].Path, Tensors: []TensorHash{}, by: by}
+	r := &HashReport{Path: parts[0].Path, Tensors: []hashedTensor{}, by: by}
 	var names []string
 	for _, p := range parts {
 		for _, t := range p.Tensors {
@@ -104,19 +104,19 @@ func MergeHashes(parts []*HashReport, by inspect.Grouping) *HashReport {
 }
 
 // hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.
-func hashAll(w *inspect.Weights, r *weights.Reading, list []*weights.Weight) ([]TensorHash, error) {
+func hashAll(w *inspect.Weights, r *weights.Reading, list []*weights.Weight) ([]hashedTensor, error) {
 	order := make([]int, len(list))
 	for i, x := range list {
 		order[i] = i
 		r.Expect(x.Bytes())
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
-	sums, errs := make([]TensorHash, len(list)), make([]error, len(list))
+	sums, errs := make([]hashedTensor, len(list)), make([]error, len(list))
 	for _, i := range order {
 		r.Go(func() error {
 			x := list[i]
 			sum, err := hashWeight(w, r, x)
-			sums[i], errs[i] = TensorHash{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
+			sums[i], errs[i] = hashedTensor{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
 			return nil
 		})
 	}
@@ -178,14 +178,14 @@ func canonical(buffer []byte, values []float32) []byte {
 func nameOf(sum []byte) string { return "blake3:" + hex.EncodeToString(sum) }
 
 // modulesOf names the modules all of whose tensors, of these names, have a hash, and the model if all have.
-func modulesOf(all []string, hashed []TensorHash) (modules []ModuleHash, model *string) {
+func modulesOf(all []string, hashed []hashedTensor) (modules []hashedModule, model *string) {
 	size := map[string]int{} // of modules, in tensors
 	for _, name := range all {
 		for m := range enclosing(name) {
 			size[m]++
 		}
 	}
-	inside := map[string][]TensorHash{}
+	inside := map[string][]hashedTensor{}
 	order := []string{}
 	for _, t := range hashed {
 		for m := range enclosing(t.Name) {
@@ -195,7 +195,7 @@ func modulesOf(all []string, hashed []TensorHash) (modules []ModuleHash, model *
 			inside[m] = append(inside[m], t)
 		}
 	}
-	modules = []ModuleHash{}
+	modules = []hashedModule{}
 	for _, m := range order {
 		switch sum := moduleHash(m, inside[m]); {
 		case len(inside[m]) < size[m]:
@@ -203,7 +203,7 @@ func modulesOf(all []string, hashed []TensorHash) (modules []ModuleHash, model *
 			model = &sum
 		case size[m] == 1: // its tensor's hash says as much
 		default:
-			modules = append(modules, ModuleHash{m, size[m], sum})
+			modules = append(modules, hashedModule{m, size[m], sum})
 		}
 	}
 	return modules, model
@@ -224,8 +224,8 @@ func enclosing(name string) func(yield func(string) bool) {
 }
 
 // moduleHash names the values of the tensors of a module.
-func moduleHash(module string, tensors []TensorHash) string {
-	slices.SortFunc(tensors, func(a, b TensorHash) int { return strings.Compare(a.Name, b.Name) })
+func moduleHash(module string, tensors []hashedTensor) string {
+	slices.SortFunc(tensors, func(a, b hashedTensor) int { return strings.Compare(a.Name, b.Name) })
 	sum := blake3.New(32, nil)
 	for _, t := range tensors {
 		name := t.Name

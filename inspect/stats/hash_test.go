@@ -66,7 +66,7 @@ func TestHashIsDefined(t *testing.T) {
 	slices.Sort(lines)
 	assert.Equal(t, blake(strings.Join(lines, "")), *r.Model)
 	assert.Equal(t, blake("F32\n\x00\x00\x00\x40"), r.Tensors[slices.IndexFunc(r.Tensors,
-		func(x TensorHash) bool { return x.Name == "scalar" })].Hash)
+		func(x hashedTensor) bool { return x.Name == "scalar" })].Hash)
 }
 
 // TestHashOfModules: a module is its tensors' names within it and their hashes; it has a hash

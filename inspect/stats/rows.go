@@ -17,7 +17,7 @@ type rowPeaks struct {
 
 // newRowPeaks returns room for the rows of n elements of a weight from at on.
 func newRowPeaks(w *countedWeight, at, n int64, wanted bool) *rowPeaks {
-	if !wanted || len(w.Shape) == 0 || w.Shape[0] > MaxRows || n == 0 {
+	if !wanted || len(w.Shape) == 0 || w.Shape[0] > maxRows || n == 0 {
 		return nil
 	}
 	width := int64(w.Len() / w.Shape[0])
@@ -71,26 +71,26 @@ func (r *rowPeaks) merge(w *countedWeight) {
 }
 
 // rowStats sums up the largest magnitudes of rows.
-func rowStats(peaks []float32) *RowStats {
+func rowStats(peaks []float32) *rowSpread {
 	if len(peaks) == 0 {
 		return nil
 	}
 	sorted := slices.Clone(peaks)
 	slices.Sort(sorted)
-	s := &RowStats{Count: len(peaks), Median: float64(sorted[(len(sorted)-1)/2]), Largest: []RowPeak{}}
+	s := &rowSpread{Count: len(peaks), Median: float64(sorted[(len(sorted)-1)/2]), Largest: []rowPeak{}}
 	for i, p := range peaks {
 		if float64(p) > OutlierRatio*s.Median {
-			s.Largest = append(s.Largest, RowPeak{i, float64(p)})
+			s.Largest = append(s.Largest, rowPeak{i, float64(p)})
 		}
 	}
 	s.Outliers = len(s.Largest)
-	slices.SortStableFunc(s.Largest, func(a, b RowPeak) int { return cmp.Compare(b.AbsMax, a.AbsMax) })
-	s.Largest = slices.Clone(s.Largest[:min(len(s.Largest), MaxPeaks)])
+	slices.SortStableFunc(s.Largest, func(a, b rowPeak) int { return cmp.Compare(b.AbsMax, a.AbsMax) })
+	s.Largest = slices.Clone(s.Largest[:min(len(s.Largest), maxPeaks)])
 	return s
 }
 
 // cells are the median, the number of outliers, and the largest of them.
-func (s *RowStats) cells() []text.Cell {
+func (s *rowSpread) cells() []text.Cell {
 	if s == nil {
 		return []text.Cell{text.Real(nil), text.Real(nil), text.Plain("")}
 	}

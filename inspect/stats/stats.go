@@ -43,31 +43,31 @@ type Tensor struct {
 	DType tensor.DType `json:"dtype"` // as it is stored
 	Shape []int        `json:"shape"` // outermost first
 	Numbers
-	Rows *RowStats `json:"rows"` // null if there are no rows, or more than MaxRows
+	Rows *rowSpread `json:"rows"` // null if there are no rows, or more than maxRows
 }
 
-// RowStats is about the largest magnitudes of the finite elements of each row: of all that have
+// rowSpread is about the largest magnitudes of the finite elements of each row: of all that have
 // the same first index. In a weight [out, in], a row is what one output is made with.
-type RowStats struct {
+type rowSpread struct {
 	Count    int       `json:"count"`         // number of rows
 	Median   float64   `json:"median_absmax"` // of the rows' absmax: the lower of the two middle values
 	Outliers int       `json:"outliers"`      // rows whose absmax is more than OutlierRatio times Median
-	Largest  []RowPeak `json:"largest"`       // the most extreme of those, at most MaxPeaks, the largest first
+	Largest  []rowPeak `json:"largest"`       // the most extreme of those, at most maxPeaks, the largest first
 }
 
-// RowPeak is a row and its largest magnitude.
-type RowPeak struct {
+// rowPeak is a row and its largest magnitude.
+type rowPeak struct {
 	Row    int     `json:"row"`    // first index
 	AbsMax float64 `json:"absmax"` // exact
 }
 
 // A row above OutlierRatio times the median row's absmax is an outlier: of rows of 2048 normal
-// numbers, fewer than one of 10^8 is above 2 times. MaxPeaks of them are listed. A tensor
-// with more than MaxRows rows has none: that many would take much memory.
+// numbers, fewer than one of 10^8 is above 2 times. maxPeaks of them are listed. A tensor
+// with more than maxRows rows has none: that many would take much memory.
 const (
 	OutlierRatio = 4
-	MaxPeaks     = 8
-	MaxRows      = 1 << 22
+	maxPeaks     = 8
+	maxRows      = 1 << 22
 )
 
 // Group is several tensors together.

@@ -200,10 +200,10 @@ func TestStats(t *testing.T) {
 
 // TestStatsOfManyRows: a tensor of very many rows has statistics, but none of rows.
 func TestStatsOfManyRows(t *testing.T) {
-	x := tensor.Tensor{DType: tensor.BF16, Shape: []int{MaxRows + 1, 1}, Data: make([]byte, 2*(MaxRows+1))}
+	x := tensor.Tensor{DType: tensor.BF16, Shape: []int{maxRows + 1, 1}, Data: make([]byte, 2*(maxRows+1))}
 	r, err := Compute(t.Context(), inspecttest.Only(t, map[string]tensor.Tensor{"x": x}).Weights(), Options{})
 	require.NoError(t, err)
-	assert.EqualValues(t, MaxRows+1, r.Tensors[0].Zeros)
+	assert.EqualValues(t, maxRows+1, r.Tensors[0].Zeros)
 	assert.Nil(t, r.Tensors[0].Rows)
 	assert.Regexp(t, ` 0 +- +-\n$`, inspecttest.Printed(t, r), "nothing is said of outliers")
 }
@@ -218,7 +218,7 @@ func weights128(s *inspecttest.Stored) inspect.Weights {
 }
 
 // plainRows looks at rows by plain loops.
-func plainRows(values []float32, rows int) *RowStats {
+func plainRows(values []float32, rows int) *rowSpread {
 	peaks := make([]float64, rows)
 	width := len(values) / rows
 	for i, v := range values {
@@ -226,14 +226,14 @@ func plainRows(values []float32, rows int) *RowStats {
 			peaks[i/width] = max(peaks[i/width], a)
 		}
 	}
-	s := &RowStats{Count: rows, Median: slices.Sorted(slices.Values(peaks))[(rows-1)/2], Largest: []RowPeak{}}
+	s := &rowSpread{Count: rows, Median: slices.Sorted(slices.Values(peaks))[(rows-1)/2], Largest: []rowPeak{}}
 	for i, p := range peaks {
 		if p > 4*s.Median {
 			s.Outliers++
-			s.Largest = append(s.Largest, RowPeak{i, p})
+			s.Largest = append(s.Largest, rowPeak{i, p})
 		}
 	}
-	slices.SortStableFunc(s.Largest, func(a, b RowPeak) int {
+	slices.SortStableFunc(s.Largest, func(a, b rowPeak) int {
 		if a.AbsMax > b.AbsMax {
 			return -1
 		}
