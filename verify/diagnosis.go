@@ -86,13 +86,13 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 	if again.hidden, err = again.input(); err != nil || again.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
-	f.Rerun = again.run
+	f.Rerun, f.Sample = again.run, again.sample
 	first := f.NewTrial()
 	first.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		again.products = &products{Arithmetic: a}
 		return again.products
 	}
-	if _, err = f.Rerun(ctx, first, nil, false); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
+	if _, err = f.Rerun(ctx, first, []string{name}); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
 		pack.CutIndexer(f.Kind) == pack.IndexerTopK {
 		if f.Got == nil {
 			f = nil
@@ -116,6 +116,8 @@ type rerun struct {
 	hidden  *model.Activation // golden input of the layer, or of the head; empty for RoPE's tables
 
 	products *products // of the first run
+	row      int       // token that sample runs on
+	sampled  *bool     // whether it tells; nil if that is not known yet
 }
 
 // products is an arithmetic that keeps what the last product multiplied.
@@ -185,52 +187,177 @@ func (t *rerun) input() (*model.Activation, error) {
 var errKnown = errors.New("known")
 
 // run runs the trial's layer or head, and returns of the watched stages that it shows whether they pass. It ends
-// when all of them are known, or at the first of them that fails if firstOnly.
-func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string, firstOnly bool) (passes map[string]bool,
-	err error) {
-	f, o := t.failure, *t.o
-	o.Progress, o.FailFast = nil, false
+// when all of them are known, or when the failed stage fails again.
+func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string) (passes map[string]bool, err error) {
+	w := &witness{rerun: t, watched: watched, passes: map[string]bool{}, proves: x.Proves}
+	err = t.watch(ctx, x, &x.In, t.hidden, watched, func(net *network, trace *localTrace) {
+		w.localTrace, net.Trace = trace, w
+		net.Arithmetic = &knownProducts{net.Arithmetic, t.pack, x.Projections(), watched}
+	})
+	return w.passes, err
+}
+
+// watch runs the trial's layer or head on an input, without the parts that none of the watched stages depends on.
+func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, hidden *model.Activation, watched []string,
+	prepare func(net *network, trace *localTrace)) (err error) {
+	f, o, selected := t.failure, *t.o, *t.scope
+	o.Progress, o.FailFast, o.Stages, selected.stages = nil, false, watched, watched
 	r := t.with(&o, x.Rounded)
-	r.m, r.trial = &x.Model, true
+	r.m, r.trial, r.scope = &x.Model, true, &selected
+	if in != &x.In {
+		r.in, r.rows = in, in
+	}
 	again := newTracer(r)
-	x.Options.Probes = t.scope.probes(func(name string) bool { return name == f.Name || slices.Contains(watched, name) })
+	x.Options.Probes = t.scope.probes(func(name string) bool { return slices.Contains(watched, name) })
 	analysis := again.analysis(x.Options, again.rounded)
 	defer analysis.Close()
-	net := again.local(&x.In, x.Options, analysis, analysis)
-	w := &witness{net.Trace.(*localTrace), t, watched, firstOnly, map[string]bool{}, x.Proves}
-	net.Arithmetic, net.Trace = x.Around(net.Arithmetic), w
-	hidden := bounds.Exact(&model.Activation{Shape: t.hidden.Shape, Values: slices.Clone(t.hidden.Values),
-		DType: again.pack.DType})
+	net := again.local(in, x.Options, analysis, analysis)
+	net.Arithmetic = x.Around(net.Arithmetic)
+	prepare(net, net.Trace.(*localTrace))
+	begin := bounds.Exact(&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: again.pack.DType})
 	switch k := f.Predicts(); {
 	case k >= 0:
-		_, err = net.PredictionLayer(ctx, k, hidden)
+		_, err = net.PredictionLayer(ctx, k, begin)
 	case f.Layer >= 0:
-		_, err = net.Layer(ctx, f.Layer, hidden)
+		_, err = net.Layer(ctx, f.Layer, begin)
 	case pack.IsTable(f.Name):
 		_, err = net.Run(ctx, &model.Course[*bounds.Value]{})
 	default:
-		_, err = net.Head(ctx, hidden)
+		_, err = net.Head(ctx, begin)
 	}
 	if errors.Is(err, errKnown) {
 		err = nil
 	}
-	return w.passes, err
+	return err
+}
+
+// sample runs the trial's layer on one row that is wrong, from the golden's input and with the golden's attention, and
+// reports whether the failed stage is within its limits there; known is false if a row does not tell.
+func (t *rerun) sample(ctx context.Context, x *diagnose.Trial) (known, passes bool, err error) {
+	f := t.failure
+	if t.sampled == nil { // the model as it is gives the row what it gave before, and fails
+		t.sampled = new(bool)
+		if row := max(0, slices.Index(f.Beyond, true)); f.OfRows() && f.Want != nil {
+			t.row = f.Rows[row]
+			s, err := t.sampling(ctx, f.NewTrial())
+			if err != nil {
+				return false, false, err
+			}
+			n := f.Got.Width()
+			*t.sampled = s.got != nil && !s.passes && slices.Equal(s.got, f.Unrounded[row*n:(row+1)*n])
+		}
+	}
+	if !*t.sampled {
+		return false, false, nil
+	}
+	s, err := t.sampling(ctx, x)
+	return true, err == nil && s.passes, err
+}
+
+// sampling runs a trial on the row that is sampled.
+func (t *rerun) sampling(ctx context.Context, x *diagnose.Trial) (*sampling, error) {
+	f, tokens := t.failure, len(x.In.InputIDs)
+	if tokens == 0 || t.row >= tokens || len(t.hidden.Shape) < 3 {
+		return &sampling{}, nil
+	}
+	s := &sampling{name: f.Name, row: t.row, rows: tokens}
+	in := &model.Input{Batch: 1, Seq: 1, InputIDs: x.In.InputIDs[t.row : t.row+1]}
+	hidden := &model.Activation{Shape: slices.Concat([]int{1, 1}, t.hidden.Shape[2:]), Values: s.rowOf(t.hidden.Values)}
+	return s, t.watch(ctx, x, in, hidden, []string{f.Name}, func(net *network, trace *localTrace) {
+		s.localTrace, net.Trace = trace, s
+		net.Given = func(p *model.Section) (*bounds.Value, bool, error) {
+			if p.Has(f.Name) || !t.pack.Has(p.Output) {
+				return nil, false, nil
+			}
+			values, err := t.pack.Float32s(p.Output)
+			return bounds.Exact(&model.Activation{Shape: p.Shape, Values: s.rowOf(values), DType: t.pack.DType}), true, err
+		}
+	})
+}
+
+// sampling is a trace of a run on one row of the input: it puts the golden's row in the place of each stage, and judges
+// that of the failed one.
+type sampling struct {
+	*localTrace
+	name      string // of the failed stage
+	row, rows int
+	got       []float32 // of the failed stage, before its last rounding
+	passes    bool
+}
+
+// rowOf is the sampled row of an activation.
+func (s *sampling) rowOf(values []float32) []float32 {
+	n := len(values) / s.rows
+	return slices.Clone(values[s.row*n : (s.row+1)*n])
+}
+
+// Stage implements model.Trace.
+func (s *sampling) Stage(name string, x *bounds.Value) error {
+	if e := s.pack.Manifest.Tensors[name]; !s.pack.Has(name) || e.Elements() != s.rows*len(x.Values) {
+		return nil
+	}
+	values, err := s.pack.Float32s(name)
+	if err != nil {
+		return err
+	}
+	want := s.rowOf(values)
+	if name != s.name {
+		x.Replace(want)
+		s.attribution.checked(x)
+		return nil
+	}
+	s.got = slices.Clone(x.Values)
+	factor, _ := s.factor(name)
+	d := bounds.Measure(x, want, bounds.SelectRows(want, x.Width(), nil), factor)
+	s.passes = d.Finite && d.Largest <= bounds.Lambda
+	return errKnown
+}
+
+// TopK implements model.Trace.
+func (s *sampling) TopK(name string, ours *choice) error {
+	if !s.pack.Has(name) {
+		return nil
+	}
+	want, err := s.pack.Ints(name)
+	if len(want) == s.rows*len(ours.Idx) {
+		copy(ours.Idx, want[s.row*len(ours.Idx):])
+	}
+	return err
+}
+
+// knownProducts is an arithmetic that leaves out the projections of attention in whose place the golden is put.
+type knownProducts struct {
+	bounds.Arithmetic
+	pack    *pack.Pack
+	stages  map[*model.Linear]string // that projections give
+	watched []string
+}
+
+// Linear implements model.Arithmetic.
+func (o *knownProducts) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
+	y := &model.Activation{Shape: slices.Clone(x.Shape), DType: x.DType}
+	y.Shape[len(y.Shape)-1] = l.Weight.Shape[0]
+	name, ok := o.stages[l]
+	if !ok || slices.Contains(o.watched, name) || pack.Misfit(o.pack.Manifest.Tensors[name], y.Shape, y.DType) != "" {
+		return o.Arithmetic.Linear(x, l)
+	}
+	y.Values = make([]float32, x.Rows()*l.Weight.Shape[0])
+	return bounds.Exact(y)
 }
 
 // witness hands all stages on to a trace until those watched are known, and keeps what the
 // failed one gave at first.
 type witness struct {
 	*localTrace
-	rerun     *rerun
-	watched   []string
-	firstOnly bool                                  // the first of these that fails ends the run
-	passes    map[string]bool                       // verdict on each watched stage that was shown
-	proves    func(x *bounds.Value, first int) bool // of the trial
+	rerun   *rerun
+	watched []string
+	passes  map[string]bool                       // verdict on each watched stage that was shown
+	proves  func(x *bounds.Value, first int) bool // of the trial
 }
 
 // Stage implements model.Trace.
 func (w *witness) Stage(name string, x *bounds.Value) error {
-	if !w.looksAt(name) {
+	if !slices.Contains(w.watched, name) {
 		return w.substitute(name, x)
 	}
 	keep := func() { w.keep(x.Shape, 0, x, w.goldenOf) }
@@ -241,7 +368,7 @@ func (w *witness) Stage(name string, x *bounds.Value) error {
 // StageRows implements model.RowTrace. Of the failed stage it keeps the block that is worst.
 func (w *witness) StageRows(name string, shape []int, part func(first, n int) *bounds.Value) (bool, error) {
 	b := newLogits(w.run, name, shape, part)
-	if b == nil || !w.looksAt(name) {
+	if b == nil || !slices.Contains(w.watched, name) {
 		return b != nil, nil
 	}
 	f := w.rerun.failure
@@ -266,11 +393,6 @@ func (w *witness) StageRows(name string, shape []int, part func(first, n int) *b
 	})
 }
 
-// looksAt reports whether a stage is the failed one, or watched.
-func (w *witness) looksAt(name string) bool {
-	return name == w.rerun.failure.Name || slices.Contains(w.watched, name)
-}
-
 // see has show judge a stage, and keeps the failed one at first; later it has to be proven.
 func (w *witness) see(name string, keep func(), proven func() bool, show func() error) error {
 	f := w.rerun.failure
@@ -292,7 +414,7 @@ func (w *witness) see(name string, keep func(), proven func() bool, show func() 
 		}
 		f.BeyondColumns = w.lastDistances.Columns
 	}
-	return err
+	return cmp.Or(err, errKnown)
 }
 
 // goldenOf returns the golden of the failed stage x, and its rows that are compared.
@@ -370,7 +492,7 @@ func (w *witness) judged(name string) error {
 	n := len(w.checks)
 	passes := n > 0 && w.checks[n-1].Tensor == name && w.checks[n-1].Verdict == report.Pass
 	w.passes[name] = passes
-	if len(w.passes) == len(w.watched) || w.firstOnly && !passes {
+	if len(w.passes) == len(w.watched) || name == w.rerun.failure.Name && !passes {
 		return errKnown
 	}
 	return nil

@@ -30,16 +30,14 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		return causes, nil, err
 	}
 	causes = append(causes, f.overflows()...)
-	if err := f.findWrong(ctx); err != nil {
-		return nil, nil, err
-	}
+	f.wrong = f.wrongToken()
 	var known []report.Cause // from the pack's config
-	try := func(list []mistake) error {
+	try := func(list []mistake, readOff bool) error {
 		for _, m := range list {
 			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) || hasCause(known, m.id) {
 				continue
 			}
-			c, err := f.try(ctx, m)
+			c, err := f.try(ctx, m, readOff)
 			switch {
 			case err != nil:
 				return err
@@ -53,30 +51,24 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		return nil
 	}
 	recorded, together := f.recordedMistakes()
-	err = try(recorded)
+	err = try(recorded, false)
 	known = slices.Clone(causes)
 	if err == nil && len(known) == 0 {
 		var solved []mistake
 		if solved, err = f.numberMistakes(ctx); err == nil {
-			err = try(solved)
+			err = try(solved, false)
 		}
 	}
 	if err == nil {
-		err = try(mistakes(f))
+		err = try(mistakes(f), false)
 	}
 	if err == nil && len(causes) == 0 {
-		err = try(together)
+		err = try(together, false)
 	}
 	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, elementMistakes,
-		rankMistakes, codedMistakes, fusedMistakes} {
+		rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
-			err = try(read(f))
-		}
-	}
-	if err == nil && len(causes) == 0 {
-		var list []mistake
-		if list, err = mlpMistakes(ctx, f); err == nil {
-			err = try(list)
+			err = try(read(f), true)
 		}
 	}
 	if err != nil {
@@ -86,16 +78,18 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 }
 
 // try returns the mistake, with how much of what failed in the layer it explains: with it undone these stages
-// pass. It is nil if the first one does not, or if a stage fails that passed.
-func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
+// pass. It is nil if the first one does not, or if a stage fails that passed. What was read off the failed stage is not
+// tried on that alone first.
+func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cause, error) {
 	x := f.NewTrial()
 	text := m.undo(x)
 	if text == "" || m.experts && f.Kind == pack.ExpertsOutput && !f.nearSum(x) {
 		return nil, ctx.Err()
 	}
-	passes, err := f.Rerun(ctx, x, []string{f.Name}, true)
-	if err != nil || !passes[f.Name] {
-		return nil, err
+	if !readOff {
+		if passes, err := f.passes(ctx, x); err != nil || !passes {
+			return nil, err
+		}
 	}
 	failed := map[string]bool{}
 	for _, c := range f.Checks {
@@ -103,7 +97,8 @@ func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
 			failed[c.Tensor] = c.Verdict == report.Fail
 		}
 	}
-	if passes, err = f.Rerun(ctx, x, slices.Sorted(maps.Keys(failed)), false); err != nil {
+	passes, err := f.Rerun(ctx, x, slices.Sorted(maps.Keys(failed)))
+	if err != nil || !passes[f.Name] {
 		return nil, err
 	}
 	cause := &report.Cause{ID: m.id, Text: text}
@@ -119,6 +114,15 @@ func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
 		}
 	}
 	return cause, nil
+}
+
+// passes reports whether the failed stage is within its limits in a trial, or may be as far as one row tells.
+func (f *Failure) passes(ctx context.Context, x *Trial) (bool, error) {
+	if known, passes, err := f.Sample(ctx, x); known || err != nil {
+		return passes, err
+	}
+	passes, err := f.Rerun(ctx, x, []string{f.Name})
+	return passes[f.Name], err
 }
 
 // hasCause reports whether the mistake id is among the causes.

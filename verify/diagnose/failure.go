@@ -52,8 +52,11 @@ type Failure struct {
 	weights []float64 // see residualWeights
 
 	// Rerun runs the layer or head of a trial from the golden's input, and returns of the watched stages that
-	// it shows whether they pass. It may end at the first of them that fails.
-	Rerun func(ctx context.Context, x *Trial, watched []string, firstOnly bool) (passes map[string]bool, err error)
+	// it shows whether they pass. It ends where the failed stage fails again.
+	Rerun func(ctx context.Context, x *Trial, watched []string) (passes map[string]bool, err error)
+	// Sample reports whether the failed stage of a trial is within its limits in one row that is wrong; known is
+	// false if one row does not tell.
+	Sample func(ctx context.Context, x *Trial) (known, passes bool, err error)
 }
 
 // Predicts returns the depth of the failed prediction layer, below 0 for other layers.
@@ -61,6 +64,12 @@ func (f *Failure) Predicts() int { return f.Layer - len(f.Model.Model.Layers) }
 
 // Seq returns how many tokens of a sequence the failed layer's input has.
 func (f *Failure) Seq() int { return f.In.Seq - max(0, f.Predicts()) }
+
+// OfRows reports whether each row of the failed stage depends on the same row of the layer's input alone, if the output of
+// attention is known.
+func (f *Failure) OfRows() bool {
+	return f.Predicts() < 0 && slices.Contains(rowStages, f.Kind)
+}
 
 // isProduct reports whether the stage is a product with one weight, which may have a bias, and
 // nothing else took part in it.
@@ -215,6 +224,20 @@ func (f *Failure) NewTrial() *Trial {
 	return x
 }
 
+// Projections are the projections of the failed layer's attention, with the stages that they give.
+func (x *Trial) Projections() map[*model.Linear]string {
+	stages := map[*model.Linear]string{}
+	if x.layer == nil {
+		return stages
+	}
+	for _, role := range projections {
+		if l := x.layer.Projection(role); l != nil {
+			stages[l] = pack.StageOf(x.failed.Layer, pack.InAttention(role))
+		}
+	}
+	return stages
+}
+
 // ownLayer is a copy of a layer that shares no module with it.
 func ownLayer(d *model.DeepseekDecoderLayer) model.DeepseekDecoderLayer {
 	c := *d
@@ -235,14 +258,6 @@ func clone[T any](p *T) *T {
 	}
 	c := *p
 	return &c
-}
-
-// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
-type token struct {
-	row     int // of Got
-	x       *model.Activation
-	experts []int
-	weights []float64
 }
 
 // loadedWeights yields the weights that are in memory, each with its layer, -1 for the embedding and the head.

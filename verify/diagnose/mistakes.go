@@ -99,7 +99,7 @@ func weightMistakes(f *Failure) []mistake {
 	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false},
 		{false, false, true}} {
 		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, pack.MLPOutputs),
-			undo: undoMLPScales(parts)})
+			experts: true, undo: undoMLPScales(parts)})
 	}
 	return list
 }

@@ -1,13 +1,12 @@
 package diagnose
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+	"unsafe"
 
-	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -28,53 +27,36 @@ type mlp struct {
 	down     *Failure                                               // of down_proj, as a product of its own
 }
 
-// keeping is an arithmetic that keeps what the projections of an MLP were given and gave, and how a routed sum weighs
-// experts.
-type keeping struct {
-	bounds.Arithmetic
-	of     *model.DeepseekMLP
-	in     [3]*model.Activation // of gate_proj, up_proj and down_proj
-	out    [3]*model.Activation
-	weight *model.Activation // [tokens, k]
-	parts  []model.Part[*bounds.Value]
-}
-
-// Linear implements model.Arithmetic.
-func (o *keeping) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
-	y := o.Arithmetic.Linear(x, l)
-	for i, of := range []*model.Linear{&o.of.GateProj, &o.of.UpProj, &o.of.DownProj} {
-		if l.Weight.Name == of.Weight.Name {
-			o.in[i], o.out[i] = kept(x), kept(y)
-		}
+// mlpInput is what the MLPs of the failed layer were given, [tokens, hidden_size]; nil if the pack does not hold it.
+func (f *Failure) mlpInput() *model.Activation {
+	name, width := pack.StageOf(f.Layer, "post_attention_layernorm.output"), f.Model.Config.HiddenSize
+	values, err := f.Pack.Float32s(name)
+	if err != nil || len(values) < width*(slices.Max(f.Rows)+1) {
+		return nil
 	}
-	return y
+	return &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: f.Pack.DType}
 }
 
-// Combine implements model.Arithmetic.
-func (o *keeping) Combine(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value {
-	o.weight, o.parts = kept(weight), parts
-	return o.Arithmetic.Combine(weight, parts, order)
-}
-
-// kept copies a value, rounded to its dtype.
-func kept(x *bounds.Value) *model.Activation {
-	y := &model.Activation{Shape: []int{x.Rows(), x.Width()}, Values: make([]float32, len(x.Values)), DType: x.DType}
-	for i := range y.Values {
-		y.Values[i] = x.Rounded(i)
+// routing returns the golden's choice of experts, [tokens, k], and by what their outputs are multiplied; nil if the pack does
+// not hold both.
+func (f *Failure) routing() (idx []int, weights []float32) {
+	idx, err := f.Pack.Ints(pack.StageOf(f.Layer, pack.TopKIdx))
+	weights, err2 := f.Pack.Float32s(pack.StageOf(f.Layer, pack.TopKWeight))
+	if err != nil || err2 != nil || len(idx) != len(weights) {
+		return nil, nil
 	}
-	return y
+	return idx, weights
 }
 
 // failedMLPs are the MLPs that may have given what failed: the one of the stage, or the experts that account for the
 // tokens that are wrong, all together or each alone.
-func (f *Failure) failedMLPs(ctx context.Context) (list []*mlp, together bool, err error) {
+func (f *Failure) failedMLPs() (list []*mlp, together bool) {
 	layer := fmt.Sprintf("model.layers.%d.", f.Layer)
 	add := func(name string, expert int, besides []int, in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) {
-		if err != nil || in(f.Model.Layer(f.Layer)) == nil {
+		if in(f.Model.Layer(f.Layer)) == nil {
 			return
 		}
-		var m *mlp
-		if m, err = f.inside(ctx, name, expert, besides, in); m != nil {
+		if m := f.inside(name, expert, besides, in); m != nil {
 			list = append(list, m)
 		}
 	}
@@ -95,84 +77,82 @@ func (f *Failure) failedMLPs(ctx context.Context) (list []*mlp, together bool, e
 				func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP { return &d.MoE.Experts[e] })
 		}
 	}
-	return list, together, err
+	return list, together
 }
 
-// keep runs the failed layer once more and keeps what an MLP of it computes.
-func (f *Failure) keep(ctx context.Context, in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) (*keeping, error) {
-	x := f.NewTrial()
-	o := &keeping{of: in(x.layer)}
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
-		o.Arithmetic = a
-		return o
-	}
-	_, err := f.Rerun(ctx, x, []string{f.Name}, true)
-	return o, err
-}
-
-// inside runs the failed layer once more and keeps what an MLP computes; nil if no row tells. Of an expert these are the
-// rows of tokens that chose none of the others besides.
-func (f *Failure) inside(ctx context.Context, name string, expert int, besides []int,
-	in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) (*mlp, error) {
-	o, err := f.keep(ctx, in)
-	if err != nil || o.out[2] == nil {
-		return nil, err
-	}
-	down := *f
-	m := &mlp{name: name, in: in, down: &down}
-	down.Weights, down.Name = []string{o.of.DownProj.Weight.Name}, name+".down_proj.output"
-	rows := f.Rows // of the projections' activations
+// inside computes an MLP alone; nil if no row tells. Of an expert these are the rows of tokens that chose none of the others
+// besides.
+func (f *Failure) inside(name string, expert int, besides []int, in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) *mlp {
+	all := f.mlpInput()
+	rows, at, shares := indices(len(f.Rows)), f.Rows, []float32(nil) // of Got, of the MLP, and by what an expert's is multiplied
 	if expert >= 0 {
-		rows = down.alone(o, expert, besides)
+		rows, at, shares = f.rowsOf(expert, besides)
 	}
-	if len(rows) == 0 || slices.Max(rows) >= o.in[2].Rows() {
-		return nil, nil
-	}
-	down.Rows, down.Input = rows, rowsAt(o.in[2], rows)
-	m.x, m.gate, m.up = rowsAt(o.in[0], rows), rowsAt(o.out[0], rows), rowsAt(o.out[1], rows)
-	return m, nil
-}
-
-// alone leaves of a failed routed sum what one expert gives: the others' outputs are taken from both sides, and the rest
-// is divided by the expert's weight. It returns the rows of the expert's own activations.
-func (f *Failure) alone(o *keeping, expert int, besides []int) (rows []int) {
-	at := slices.IndexFunc(o.parts, func(p model.Part[*bounds.Value]) bool { return p.Expert == expert })
-	if at < 0 {
+	if all == nil || len(rows) == 0 {
 		return nil
 	}
-	var compared []int
-	k := o.weight.Width()
-	others := map[int]bool{} // tokens that chose another one
-	for _, p := range o.parts {
-		if p.Expert != expert && slices.Contains(besides, p.Expert) {
-			for _, slot := range p.Slots {
-				others[slot/k] = true
-			}
-		}
+	of, down := in(f.Model.Layer(f.Layer)), *f
+	m := &mlp{name: name, in: in, down: &down}
+	down.Weights, down.Name = []string{of.DownProj.Weight.Name}, name+".down_proj.output"
+	tokens := make([]int, len(rows))
+	for i, row := range rows {
+		tokens[i] = f.Rows[row]
 	}
-	for i, slot := range o.parts[at].Slots {
-		if row := slices.Index(f.Rows, slot/k); row >= 0 && !others[slot/k] {
-			rows, compared = append(rows, i), append(compared, row)
-		}
+	plain := model.NewPlain(f.Options)
+	defer plain.Close(nil)
+	m.x = rowsAt(all, tokens)
+	m.gate, m.up = copyOf(plain.Linear(m.x, &of.GateProj)), copyOf(plain.Linear(m.x, &of.UpProj))
+	hidden := f.hidden(plain, m.gate, m.up)
+	down.Rows, down.Input = at, copyOf(hidden)
+	if expert >= 0 {
+		down.alone(f, rows, shares, plain.Linear(hidden, &of.DownProj))
 	}
-	width, sum := f.Got.Width(), *f
+	return m
+}
+
+// rowsOf returns the rows of a failed routed sum in which an expert is, and none of the others besides, which of the
+// expert's own rows these are, and by what its output is multiplied.
+func (f *Failure) rowsOf(expert int, besides []int) (rows, own []int, shares []float32) {
+	idx, weights := f.routing()
+	n, k := 0, len(f.Idx)/f.Got.Rows() // own rows so far
+	for token := range len(idx) / k {
+		experts := idx[token*k:][:k]
+		slot := slices.Index(experts, expert)
+		if slot < 0 {
+			continue
+		}
+		row := slices.Index(f.Rows, token)
+		if row >= 0 && !slices.ContainsFunc(experts, func(e int) bool { return e != expert && slices.Contains(besides, e) }) {
+			rows, own, shares = append(rows, row), append(own, n), append(shares, weights[token*k+slot])
+		}
+		n++
+	}
+	return rows, own, shares
+}
+
+// alone leaves of a failed routed sum what one expert gives in some rows: the others' outputs are taken from both sides, and
+// the rest is divided by what the expert's output, own, is multiplied by.
+func (f *Failure) alone(sum *Failure, rows []int, shares []float32, own *model.Activation) {
+	width, k := f.Got.Width(), len(f.Idx)/f.Got.Rows()
 	f.Want, f.Unrounded, f.Deviations, f.RowWeights, f.BeyondColumns = nil, nil, nil, nil, nil
-	for i, row := range compared {
-		weight := float64(o.weight.Values[o.parts[at].Slots[rows[i]]])
+	for i, row := range rows {
+		weight := float64(shares[i])
 		f.RowWeights = append(f.RowWeights, sum.RowWeights[row])
-		for c := range width {
-			k, own := row*width+c, float64(o.out[2].Values[rows[i]*width+c])
-			others := float64(sum.Unrounded[k]) - weight*own
-			f.Want = append(f.Want, float32((float64(sum.Want[k])-others)/weight))
+		for c, v := range own.Row(i) {
+			at, own := row*width+c, float64(v)
+			others := float64(sum.Unrounded[at]) - weight*own
+			f.Want = append(f.Want, float32((float64(sum.Want[at])-others)/weight))
 			f.Unrounded = append(f.Unrounded, float32(own))
-			unit := bounds.PrecisionOf(sum.Got.DType).Ulp(math.Max(math.Abs(float64(sum.Want[k])), math.Abs(others)))
-			partial := unit * math.Sqrt(float64(o.weight.Width()+2)/12) // of the golden's partial sums
-			f.Deviations = append(f.Deviations, math.Hypot(sum.tolerance(k, k)/bounds.Lambda, partial)/math.Abs(weight))
+			unit := bounds.PrecisionOf(sum.Got.DType).Ulp(math.Max(math.Abs(float64(sum.Want[at])), math.Abs(others)))
+			partial := unit * math.Sqrt(float64(k+2)/12) // of the golden's partial sums
+			f.Deviations = append(f.Deviations, math.Hypot(sum.tolerance(at, at)/bounds.Lambda, partial)/math.Abs(weight))
 		}
 	}
 	f.Got = &model.Activation{Shape: []int{len(rows), width}, Values: f.Unrounded, DType: tensor.F32}
-	return rows
 }
+
+// copyOf is an activation in memory of its own.
+func copyOf(a *model.Activation) *model.Activation { return rowsAt(a, indices(a.Rows())) }
 
 // rowsAt are some rows of an activation.
 func rowsAt(a *model.Activation, rows []int) *model.Activation {
@@ -184,10 +164,10 @@ func rowsAt(a *model.Activation, rows []int) *model.Activation {
 }
 
 // mlpMistakes are what the reference has in the place of an MLP's weights, or of those of several experts.
-func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
-	all, together, err := f.failedMLPs(ctx)
-	if err != nil || len(all) == 0 {
-		return nil, err
+func mlpMistakes(f *Failure) []mistake {
+	all, together := f.failedMLPs()
+	if len(all) == 0 {
+		return nil
 	}
 	var lists [][]mistake
 	for _, m := range all {
@@ -205,10 +185,10 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 		lists = append(lists, list)
 	}
 	if !together {
-		return slices.Concat(lists...), nil
+		return slices.Concat(lists...)
 	}
 	if slices.ContainsFunc(lists, func(list []mistake) bool { return len(list) == 0 }) {
-		return nil, nil
+		return nil
 	}
 	joint := lists[0][0]
 	joint.undo = func(x *Trial) string {
@@ -222,7 +202,7 @@ func mlpMistakes(ctx context.Context, f *Failure) ([]mistake, error) {
 		}
 		return strings.Join(said, "; ")
 	}
-	return []mistake{joint}, nil
+	return []mistake{joint}
 }
 
 // scaled are the factors of down_proj, which are up_proj's as well if all rows have one.
@@ -360,16 +340,16 @@ func (m *mlp) gives(of *model.DeepseekMLP, changed table.Role) bool {
 
 // isNear reports whether what the projections gave for the first rows makes nearly the golden.
 func (m *mlp) isNear(plain *model.Plain, gate, up *model.Activation, down *model.Linear) bool {
-	y := m.down.output(plain, gate, up, down).Values
+	y := plain.Linear(m.down.hidden(plain, gate, up), down).Values
 	return isNear(y, m.down.Want[:len(y)], m.down.Unrounded[:len(y)], mostLeft)
 }
 
-// output is what an MLP gives for what gate_proj and up_proj gave.
-func (f *Failure) output(plain *model.Plain, gate, up *model.Activation, down *model.Linear) *model.Activation {
+// hidden is the input of down_proj for what gate_proj and up_proj gave.
+func (f *Failure) hidden(plain *model.Plain, gate, up *model.Activation) *model.Activation {
 	if limit := float32(f.Model.Config.SwiGLULimit); limit > 0 {
 		gate, up = plain.Clamp(gate, float32(math.Inf(-1)), limit), plain.Clamp(up, -limit, limit)
 	}
-	return plain.Linear(plain.SwiGLU(gate, up), down)
+	return plain.SwiGLU(gate, up)
 }
 
 // isNear reports whether the distance of y to what is wanted, in root mean square, is at most a share of that of ours, and
@@ -500,7 +480,9 @@ func fusedMistakes(f *Failure) (list []mistake) {
 				}
 				others[of] = -1
 			}
-			if !f.nearSum(x) {
+			near := f.nearSum(x)
+			clear(f.wrong.outputs) // with which the rows are in memory
+			if !near {
 				return ""
 			}
 			for _, e := range others {
@@ -514,34 +496,43 @@ func fusedMistakes(f *Failure) (list []mistake) {
 	return list
 }
 
-// findWrong finds the first token that is wrong in a failed routed sum.
-func (f *Failure) findWrong(ctx context.Context) error {
+// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
+type token struct {
+	row     int // of Got
+	x       *model.Activation
+	experts []int
+	weights []float32
+	outputs map[mlpData][]float32 // of experts, as they were computed
+}
+
+// mlpData are the numbers of an MLP's weights: the addresses of their codes and of their scales.
+type mlpData struct {
+	codes  [3]*byte
+	scales [3]*float32
+}
+
+func dataOf(m *model.DeepseekMLP) (of mlpData) {
+	for i, w := range []*model.Weight{&m.GateProj.Weight, &m.UpProj.Weight, &m.DownProj.Weight} {
+		of.codes[i], of.scales[i] = unsafe.SliceData(w.Data), unsafe.SliceData(w.Scales)
+	}
+	return of
+}
+
+// wrongToken is the first token that is wrong in a failed routed sum; nil if there is none.
+func (f *Failure) wrongToken() *token {
 	row := slices.Index(f.Beyond, true)
 	if f.Kind != pack.ExpertsOutput || f.Idx == nil || row < 0 {
 		return nil
 	}
-	k := len(f.Idx) / f.Got.Rows()
-	o, err := f.keep(ctx, func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP { return &d.MoE.Experts[f.Idx[row*k]] })
-	if err != nil || o.in[0] == nil {
-		return err
+	x, k := f.mlpInput(), len(f.Idx)/f.Got.Rows()
+	idx, weights := f.routing()
+	first := f.Rows[row] * k
+	if x == nil || first+k > len(idx) {
+		return nil
 	}
-	w := &token{row: row}
-	for _, p := range o.parts {
-		for i, slot := range p.Slots {
-			if slot/o.weight.Width() != f.Rows[row] {
-				continue
-			}
-			w.experts, w.weights = append(w.experts, p.Expert), append(w.weights, float64(o.weight.Values[slot]))
-			if p.Expert == f.Idx[row*k] {
-				w.x = rowsAt(o.in[0], []int{i})
-				w.x.DType = tensor.F32
-			}
-		}
-	}
-	if w.x != nil {
-		f.wrong = w
-	}
-	return nil
+	w := &token{row, rowsAt(x, f.Rows[row:row+1]), idx[first:][:k], weights[first:][:k], map[mlpData][]float32{}}
+	w.x.DType = tensor.F32
+	return w
 }
 
 // mostWorth is the share of isNear with which a mistake of experts, tried on one token, is worth a run of the layer.
@@ -560,8 +551,13 @@ func (f *Failure) nearSum(x *Trial) bool {
 	sum := make([]float64, n)
 	for i, e := range w.experts {
 		m := &x.layer.MoE.Experts[e]
-		for c, v := range f.output(plain, plain.Linear(w.x, &m.GateProj), plain.Linear(w.x, &m.UpProj), &m.DownProj).Values {
-			sum[c] += float64(w.weights[i] * float64(v))
+		of := dataOf(m)
+		if w.outputs[of] == nil {
+			hidden := f.hidden(plain, plain.Linear(w.x, &m.GateProj), plain.Linear(w.x, &m.UpProj))
+			w.outputs[of] = slices.Clone(plain.Linear(hidden, &m.DownProj).Values)
+		}
+		for c, v := range w.outputs[of] {
+			sum[c] += float64(float64(w.weights[i]) * float64(v))
 		}
 	}
 	return isNear(sum, f.Want[w.row*n:(w.row+1)*n], f.Unrounded[w.row*n:(w.row+1)*n], mostWorth)

@@ -314,7 +314,7 @@ func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float
 		}
 		return false
 	}
-	_, err = f.Rerun(ctx, x, []string{f.Name}, true)
+	_, err = f.Rerun(ctx, x, []string{f.Name})
 	if !bounds.AllFinite(got) {
 		got = nil
 	}

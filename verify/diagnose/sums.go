@@ -57,7 +57,8 @@ func undoReducedSums(s bounds.Schedule) func(x *Trial) string {
 	return func(x *Trial) string {
 		f, d := x.failed, x.failed.Pack.DType
 		moved := 1 - bounds.Compare(f.Got.Values, f.Want, f.Got.Width(), f.Got.DType).BitEqual
-		if d != tensor.F16 && (d != tensor.BF16 || s.Terms > 0) || moved < leastMoved || !f.cutBy(s) {
+		if d != tensor.F16 && (d != tensor.BF16 || s.Terms > 0) || moved < leastMoved ||
+			f.exceedsRounding() || !f.cutBy(s) {
 			return ""
 		}
 		x.Proves = f.decides
