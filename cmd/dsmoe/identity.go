@@ -62,8 +62,10 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWe
 			f.Files[name] = "not there"
 		case !hashed:
 			f.Files[name] = "not hashed"
+		case got == want:
+			f.Files[name] = "same"
 		default:
-			f.Files[name] = map[bool]string{true: "same", false: "differs"}[got == want]
+			f.Files[name] = "differs"
 		}
 	}
 	return nil

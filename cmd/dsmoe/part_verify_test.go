@@ -39,7 +39,7 @@ func inParts(t *testing.T, n, status int, merge []string, args ...string) []byte
 // TestVerifyInParts: the merged report of any number of parts is the report of one run, but for its time and the list
 // of what was joined.
 func TestVerifyInParts(t *testing.T) {
-	aside := regexp.MustCompile(`(?s)"duration_s": [0-9.e-]+|,\s+"merged": \[.*\]`)
+	ofOneRun := regexp.MustCompile(`(?s)"duration_s": [0-9.e-]+|,\s+"merged": \[.*\]`)
 	for _, c := range []struct {
 		fixture string
 		change  func(t *testing.T, dir string) // of the checkpoint
@@ -58,10 +58,10 @@ func TestVerifyInParts(t *testing.T) {
 			c.change(t, checkpoint)
 		}
 		args := []string{"verify", checkpoint, filepath.Join(dir, "golden-f32")}
-		want := aside.ReplaceAllString(string(runJSON(t, c.status, args...)), "")
+		want := ofOneRun.ReplaceAllString(string(runJSON(t, c.status, args...)), "")
 		for _, n := range c.parts {
 			got := inParts(t, n, c.status, []string{"verify", "--merge"}, args...)
-			require.Equal(t, want, aside.ReplaceAllString(string(got), ""), "%s in %d parts", c.fixture, n)
+			require.Equal(t, want, ofOneRun.ReplaceAllString(string(got), ""), "%s in %d parts", c.fixture, n)
 		}
 	}
 }

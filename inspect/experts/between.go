@@ -152,7 +152,7 @@ func summedUp(output []float32) []float32 {
 	for _, v := range sums {
 		squares += float64(v * v)
 	}
-	if !(squares > 0) || squares-squares != 0 {
+	if !(squares > 0) || !inspect.IsFinite(squares) {
 		return nil
 	}
 	kept := make([]float32, len(sums))

@@ -159,6 +159,26 @@ type MatrixNumbers struct {
 	Nearest      *matrix.Neighbour `json:"nearest"`       // the routed expert with the matrix most like it
 }
 
+// facts is what Examine compares of an expert with others.
+type facts struct {
+	matrices  Matrices[matrixFacts]
+	responses Matrices[[]float32] // of gate_proj and up_proj to the probes [probeCount, neurons]; for twins
+	output    []float32           // of the expert for the probes [probeCount, hidden]; nil if a matrix is missing
+}
+
+// matrixFacts is what Examine compares of a matrix with others.
+type matrixFacts struct {
+	neurons  []uint64  // a hash of each neuron's numbers: rows of gate_proj and up_proj, columns of down_proj
+	print    uint64    // a hash of those, whatever their order
+	zero     []bool    // neurons all of whose numbers are 0
+	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	fourth   float64   // Σw⁴
+	channels []float64 // the same of the other axis, which experts share, less their median
+	bits     int       // of codes that the numbers went through: see matrix.CodeBits
+	peak     float64   // the largest of a neuron, less the neurons' median
+	neuron   int       // the neuron with that
+}
+
 // numbers are those of the routed experts.
 func (r *Layer) numbers() (all []int) {
 	for i := range r.Experts {

@@ -13,26 +13,6 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// facts is what Examine compares of an expert with others.
-type facts struct {
-	matrices  Matrices[matrixFacts]
-	responses Matrices[[]float32] // of gate_proj and up_proj to the probes [probeCount, neurons]; for twins
-	output    []float32           // of the expert for the probes [probeCount, hidden]; nil if a matrix is missing
-}
-
-// matrixFacts is what Examine compares of a matrix with others.
-type matrixFacts struct {
-	neurons  []uint64  // a hash of each neuron's numbers: rows of gate_proj and up_proj, columns of down_proj
-	print    uint64    // a hash of those, whatever their order
-	zero     []bool    // neurons all of whose numbers are 0
-	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
-	fourth   float64   // Σw⁴
-	channels []float64 // the same of the other axis, which experts share, less their median
-	bits     int       // of codes that the numbers went through: see matrix.CodeBits
-	peak     float64   // the largest of a neuron, less the neurons' median
-	neuron   int       // the neuron with that
-}
-
 // hashes returns a hash of each neuron's three vectors.
 func (x *facts) hashes() []uint64 {
 	all := make([]uint64, len(x.matrices.Gate.neurons))
@@ -94,7 +74,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 				n.Zeros++
 			case v != v:
 				n.NaN++
-			case v-v != 0:
+			case !inspect.IsFinite(v):
 				n.Infinite++
 			default:
 				logs.Add(v)

@@ -230,16 +230,16 @@ func (s *products) add(a, b *matrix.Matrix, order []int, columns bool) {
 
 // matchHashes returns for each neuron of a where it is in b.
 func matchHashes(a, b []uint64) (order []int, ok bool) {
-	free := map[uint64][]int{}
+	unmatched := map[uint64][]int{} // neurons of b by their hashes
 	for i, h := range b {
-		free[h] = append(free[h], i)
+		unmatched[h] = append(unmatched[h], i)
 	}
 	for _, h := range a {
-		places := free[h]
+		places := unmatched[h]
 		if len(places) == 0 {
 			return nil, false
 		}
-		order, free[h] = append(order, places[0]), places[1:]
+		order, unmatched[h] = append(order, places[0]), places[1:]
 	}
 	return order, len(a) == len(b)
 }

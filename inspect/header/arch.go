@@ -128,12 +128,12 @@ type indexers struct {
 	Keys   int   `json:"keys"`   // index_topk: keys, or entries, of a token, in each layer
 	Layers int64 `json:"layers"` // layers with an indexer of their own; the others share the choice of one before
 
-	of string // what is chosen
+	chosen string // "keys" or "entries"
 }
 
 // String returns "61, each token attends to the 2,048 keys that one chooses".
 func (x *indexers) String() string {
-	return fmt.Sprintf("%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.of)
+	return fmt.Sprintf("%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.chosen)
 }
 
 // choice is how many ways a gate has to route a token.
@@ -161,7 +161,10 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	if c.HasIndexer() {
-		a.Indexers = &indexers{c.IndexTopK, count.Indexers(c), map[bool]string{false: "keys", true: "entries"}[c.Windowed()]}
+		a.Indexers = &indexers{c.IndexTopK, count.Indexers(c), "keys"}
+		if c.Windowed() {
+			a.Indexers.chosen = "entries"
+		}
 	}
 	for _, x := range counts {
 		a.Modules = append(a.Modules, moduleCount(x))

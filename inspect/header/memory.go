@@ -25,12 +25,6 @@ type MemoryReport struct {
 	Rows      []memory       `json:"rows"`          // for each context each batch
 }
 
-// moduleMemory is the weights of one module over all layers.
-type moduleMemory struct {
-	Module string `json:"module"` // a table.Module
-	Bytes  int64  `json:"bytes"`  // as weightBytes.From says, scales included
-}
-
 // memory is what batch sequences of context tokens take, in bytes.
 type memory struct {
 	Context int   `json:"context"`  // tokens of a sequence

@@ -75,6 +75,12 @@ func (w Weights) sum() weightBytes {
 	return b
 }
 
+// moduleMemory is the weights of one module over all layers.
+type moduleMemory struct {
+	Module string `json:"module"` // a table.Module
+	Bytes  int64  `json:"bytes"`  // as weightBytes.From says, scales included
+}
+
 // modules adds the weights up by module, in the order of the table, prediction layers last.
 func (w Weights) modules(c *config.Config) []moduleMemory {
 	bytes := map[table.Module]int64{}

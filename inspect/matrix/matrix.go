@@ -180,7 +180,7 @@ func largestSingular(alphas, betas []float64) float64 {
 		}
 		high += diagonal[i] // their sum is at least the largest eigenvalue
 	}
-	if high-high != 0 {
+	if !inspect.IsFinite(high) {
 		return math.NaN()
 	}
 	low := 0.0

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -244,6 +245,40 @@ func (m *maker) experts(ctx context.Context) (err error) {
 	}
 	m.skip(m.Experts.NotCounted)
 	return nil
+}
+
+// maxPairDrawings is how many layers have a drawing of their pairs.
+const maxPairDrawings = 8
+
+// takePairs draws them, and lets the cosines go, which are many.
+func (r *Report) takePairs() {
+	var layers []*experts.Layer
+	coarse := false
+	for i := range r.Experts.Layers {
+		if l := &r.Experts.Layers[i]; len(l.Experts) > 1 {
+			layers = append(layers, l)
+			coarse = coarse || len(l.Experts) > experts.MaxSide
+		}
+	}
+	all := len(layers)
+	slices.SortStableFunc(layers, func(a, b *experts.Layer) int { return cmp.Compare(b.MostAlike(), a.MostAlike()) })
+	layers = layers[:min(all, maxPairDrawings)]
+	slices.SortFunc(layers, func(a, b *experts.Layer) int { return a.Layer - b.Layer })
+	r.pairsText = "Above the diagonal the largest magnitude of the cosines of two experts' matrices, " +
+		"below it the magnitude of the cosine of what they compute."
+	if all > len(layers) {
+		r.pairsText += fmt.Sprintf(" These are the %d of %d layers in which two experts are most alike.", len(layers), all)
+	}
+	if coarse {
+		r.pairsText += fmt.Sprintf(" Of more than %d experts several share a cell, "+
+			"which shows the largest cosine of their pairs.", experts.MaxSide)
+	}
+	for _, l := range layers {
+		r.pairs = append(r.pairs, page.Captioned{Figure: l.Pairs(r.Experts.Findings)})
+	}
+	for i := range r.Experts.Layers {
+		r.Experts.Layers[i].Similarity = nil
+	}
 }
 
 // hash names the values of all weights.

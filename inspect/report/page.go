@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"dsmoe/inspect"
-	"dsmoe/inspect/experts"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/stats"
 	"dsmoe/text"
@@ -172,9 +171,6 @@ const mostPairs = 100
 // mostOdd is how many experts the experts' section begins with.
 const mostOdd = 20
 
-// maxPairDrawings is how many layers have a drawing of their pairs.
-const maxPairDrawings = 8
-
 // pagePairs shows the pairs of the layers in which two experts are most alike.
 func (r *Report) pagePairs(p *page.Page) {
 	if r.pairs != nil {
@@ -195,37 +191,6 @@ func (r *Report) pageBetween(p *page.Page) {
 		"Among unlike experts the largest cosine of functions is about %.2g.", r.Between.Chance))
 	p.Fold("The most alike in numbers", r.Between.Sheet(mostPairs))
 	p.Fold("Routed experts most like the shared ones of their layer", r.Between.SharedSheet())
-}
-
-// takePairs draws them, and lets the cosines go, which are many.
-func (r *Report) takePairs() {
-	var layers []*experts.Layer
-	coarse := false
-	for i := range r.Experts.Layers {
-		if l := &r.Experts.Layers[i]; len(l.Experts) > 1 {
-			layers = append(layers, l)
-			coarse = coarse || len(l.Experts) > experts.MaxSide
-		}
-	}
-	all := len(layers)
-	slices.SortStableFunc(layers, func(a, b *experts.Layer) int { return cmp.Compare(b.MostAlike(), a.MostAlike()) })
-	layers = layers[:min(all, maxPairDrawings)]
-	slices.SortFunc(layers, func(a, b *experts.Layer) int { return a.Layer - b.Layer })
-	r.pairsText = "Above the diagonal the largest magnitude of the cosines of two experts' matrices, " +
-		"below it the magnitude of the cosine of what they compute."
-	if all > len(layers) {
-		r.pairsText += fmt.Sprintf(" These are the %d of %d layers in which two experts are most alike.", len(layers), all)
-	}
-	if coarse {
-		r.pairsText += fmt.Sprintf(" Of more than %d experts several share a cell, "+
-			"which shows the largest cosine of their pairs.", experts.MaxSide)
-	}
-	for _, l := range layers {
-		r.pairs = append(r.pairs, page.Captioned{Figure: l.Pairs(r.Experts.Findings)})
-	}
-	for i := range r.Experts.Layers {
-		r.Experts.Layers[i].Similarity = nil
-	}
 }
 
 func (r *Report) pageRouters(p *page.Page) {

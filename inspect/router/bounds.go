@@ -164,19 +164,19 @@ func (p *gatePlan) never(e int) bool {
 			above[p.group(f)]++
 		}
 	}
-	sum, with := above[own], p.chosen-1
+	sum, otherGroups := above[own], p.chosen-1
 	var others []int
 	for g, n := range above {
 		switch {
 		case g == own:
 		case p.groupAlways(g):
-			sum, with = sum+n, with-1
+			sum, otherGroups = sum+n, otherGroups-1
 		default:
 			others = append(others, n)
 		}
 	}
 	slices.Sort(others)
-	for _, n := range others[:max(0, min(with, len(others)))] {
+	for _, n := range others[:max(0, min(otherGroups, len(others)))] {
 		sum += n
 	}
 	return sum >= p.k

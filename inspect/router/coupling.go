@@ -242,7 +242,7 @@ func relative(energies [][]float64) [][]float64 {
 				}
 				continue
 			}
-			if !(median > 0) || median-median != 0 {
+			if !(median > 0) || !inspect.IsFinite(median) {
 				return nil
 			}
 			for e := range n {

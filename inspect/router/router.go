@@ -260,7 +260,7 @@ func (r *router) spectrum(g *matrix.Gram) {
 		r.NullCondition = inspect.Finite((1 + ratio) / (1 - ratio))
 	}
 	var eigen mat.EigenSym
-	if slices.ContainsFunc(g.Sums, func(v float64) bool { return v-v != 0 }) ||
+	if slices.ContainsFunc(g.Sums, func(v float64) bool { return !inspect.IsFinite(v) }) ||
 		!eigen.Factorize(mat.NewSymDense(g.N, g.Sums), false) {
 		return
 	}

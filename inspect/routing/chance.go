@@ -198,3 +198,58 @@ func differenceOf(division []int, all []block, sets, k int) (d difference) {
 	d.unit = math.Sqrt(d.unit)
 	return d
 }
+
+// blocks counts a layer's choices block by block.
+type blocks struct {
+	length int        // tokens of a block at most
+	seq    int        // tokens of a sequence
+	counts [][]uint32 // [block][expert]
+	tokens []int      // [block]
+}
+
+// The blocks of a set: at most mostBlocks, so that their counts are small, unless there are more sequences.
+const (
+	leastBlock = 64
+	mostBlocks = 256
+	fewBlocks  = 4 // of a set: fewer say nothing about chance
+)
+
+// newBlocks divides a batch of sequences into blocks.
+func newBlocks(batch, seq, experts int) *blocks {
+	b := &blocks{length: max(leastBlock, (batch*seq+mostBlocks-1)/mostBlocks), seq: seq}
+	b.length = min(b.length, seq)
+	n := batch * b.perSequence()
+	b.counts, b.tokens = make([][]uint32, n), make([]int, n)
+	for i := range b.counts {
+		b.counts[i] = make([]uint32, experts)
+	}
+	return b
+}
+
+// perSequence returns how many blocks a sequence has.
+func (b *blocks) perSequence() int { return (b.seq + b.length - 1) / b.length }
+
+// add counts the choice of a token, by its place in the batch.
+func (b *blocks) add(token int, ids []int) {
+	i := token/b.seq*b.perSequence() + token%b.seq/b.length
+	b.tokens[i]++
+	for _, e := range ids {
+		b.counts[i][e]++
+	}
+}
+
+// block is how often the tokens of a block choose each expert.
+type block struct {
+	counts []uint32 // [expert]
+	tokens int
+}
+
+// filled returns the blocks that are not of padding alone.
+func (b *blocks) filled() (filled []block) {
+	for i, n := range b.tokens {
+		if n > 0 {
+			filled = append(filled, block{b.counts[i], n})
+		}
+	}
+	return filled
+}

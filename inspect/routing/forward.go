@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"dsmoe/model"
-	"dsmoe/model/table"
 	"dsmoe/text"
 )
 
@@ -192,12 +191,4 @@ func (t *pieceTrace) rows(tally *layerTally, name string, f func(row int, ids []
 		}
 	}
 	return nil
-}
-
-// layerOf returns the layer of a stage; -1 outside the layers.
-func layerOf(stage string) int { return table.PlaceOf(nil, stage).Layer }
-
-// stageName returns the name of a stage of a layer.
-func stageName(layer int, stage string) string {
-	return fmt.Sprintf("model.layers.%d.%s", layer, stage)
 }

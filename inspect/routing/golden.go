@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -24,6 +25,14 @@ const (
 	gateIDs     = gateStage + "topk_idx"    // [tokens, num_experts_per_tok]
 	gateWeights = gateStage + "topk_weight" // as topk_idx
 )
+
+// layerOf returns the layer of a stage; -1 outside the layers.
+func layerOf(stage string) int { return table.PlaceOf(nil, stage).Layer }
+
+// stageName returns the name of a stage of a layer.
+func stageName(layer int, stage string) string {
+	return fmt.Sprintf("model.layers.%d.%s", layer, stage)
+}
 
 // packTensors is the tensors of a golden pack. Its errors name the pack.
 type packTensors interface {

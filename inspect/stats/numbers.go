@@ -6,6 +6,8 @@ package stats
 import (
 	"math"
 	"slices"
+
+	"dsmoe/inspect"
 )
 
 // Numbers are the statistics of the elements of one tensor, or of several. FP8 elements count as numbers: code times
@@ -112,7 +114,7 @@ func (t *sums) addChunk(values []float32) (m moments) {
 	}
 	m.mean = sum / float64(max(m.n, 1))
 	for _, v := range values {
-		if v-v == 0 {
+		if inspect.IsFinite(v) {
 			d := float64(v) - m.mean
 			m.m2 += float64(d * d)
 		}
@@ -125,6 +127,9 @@ type counted struct {
 	v float32
 	n int64
 }
+
+// halves is how many bit patterns half a float32 has.
+const halves = 1 << 16
 
 // addCounts adds numbers in the order of their patterns, and appends the finite ones to known.
 func (t *sums) addCounts(counts *[halves]int64, values *[halves]float32, known []counted) []counted {

@@ -72,9 +72,6 @@ func valueOf(key uint32) float32 {
 	return math.Float32frombits(key &^ (1 << 31))
 }
 
-// halves is how many numbers half a key can be.
-const halves = 1 << 16
-
 // search looks for the quantiles of some numbers. Between reading them twice it takes a few
 // bytes.
 type search struct {
@@ -83,7 +80,7 @@ type search struct {
 	open      []target  // those that are not found yet
 	exact     []counted // numbers among them that are not read again
 
-	begun sync.Once
+	room  sync.Once         // makes room for lower
 	slot  *[halves]uint8    // 1 + the index in lower of the upper half of a key; 0 if it is not searched
 	lower []*[halves]uint64 // of each upper half that is searched, counts by lower half
 }
@@ -145,7 +142,7 @@ func nth(numbers []counted, rank int64) float32 {
 
 // begin makes room for numbers that are read again.
 func (s *search) begin() {
-	s.begun.Do(func() {
+	s.room.Do(func() {
 		s.slot = new([halves]uint8)
 		for _, t := range s.open {
 			if s.slot[t.upper] == 0 {

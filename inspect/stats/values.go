@@ -7,11 +7,11 @@ import (
 	"context"
 	"encoding/binary"
 	"hash/crc32"
+	"math"
 	"slices"
 	"sync"
 
 	"dsmoe/inspect"
-	"dsmoe/inspect/header"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -36,27 +36,6 @@ type Part struct {
 	Offset int64  // of the first byte in the file
 	Size   int64  // in bytes
 	CRC32  uint32 // of the bytes
-}
-
-// AuditValues is header.Audit, and reads every weight. What cannot be read is a finding; the error says that ctx
-// ended.
-func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.AuditReport, error) {
-	x := newValueAudit(ctx, c, v)
-	x.readAll()
-	if err := x.Wait(); err != nil {
-		return nil, err
-	}
-	again := weights.NewReading(ctx, v.Threads, nil)
-	x.multiplyAll(again)
-	if err := again.Wait(); err != nil {
-		return nil, err
-	}
-	a := header.Audit(c)
-	a.Add(x.findings()...)
-	a.Add(x.WrongShapes(x.readShape)...)
-	checked, not := x.scope()
-	a.Checked, a.NotChecked = append(a.Checked, checked...), append(a.NotChecked[:len(a.NotChecked)-1], not...)
-	return a, nil
 }
 
 // valueAudit is the state of one AuditValues run.
@@ -318,7 +297,7 @@ func (x *valueAudit) multiply(again *weights.Reading, w *audited) error {
 			return err
 		}
 		for _, v := range values {
-			if v-v != 0 && v == v {
+			if math.IsInf(float64(v), 0) {
 				w.Infinite++
 			} else if max(v, -v) >= beyondF16 {
 				w.BeyondF16++

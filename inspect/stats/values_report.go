@@ -3,15 +3,38 @@ package stats
 // The findings about the values of the weights, and which values were checked.
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/header"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
+
+// AuditValues is header.Audit, and reads every weight. What cannot be read is a finding; the error says that ctx
+// ended.
+func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.AuditReport, error) {
+	x := newValueAudit(ctx, c, v)
+	x.readAll()
+	if err := x.Wait(); err != nil {
+		return nil, err
+	}
+	again := weights.NewReading(ctx, v.Threads, nil)
+	x.multiplyAll(again)
+	if err := again.Wait(); err != nil {
+		return nil, err
+	}
+	a := header.Audit(c)
+	a.Add(x.findings()...)
+	a.Add(x.WrongShapes(x.readShape)...)
+	checked, not := x.scope()
+	a.Checked, a.NotChecked = append(a.Checked, checked...), append(a.NotChecked[:len(a.NotChecked)-1], not...)
+	return a, nil
+}
 
 // findings returns what was found: weights in the order of the files, then what concerns several of them.
 func (x *valueAudit) findings() (found []inspect.Finding) {

@@ -1,13 +1,38 @@
 package tensors
 
 import (
+	"context"
 	"math"
 	"slices"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
 	"dsmoe/text"
 )
+
+// Find reads the weights of w that have numbers, and returns what is odd about them. What cannot be read is an error
+// that names all of it. It takes the memory of two blocks for each worker.
+func Find(ctx context.Context, w inspect.Weights) ([]inspect.Observation, error) {
+	x := matrix.NewReader(ctx, w)
+	var all []*measured
+	for _, weight := range w.List {
+		if inspect.Countable(weight) != nil || weight.IsScales() || weight.Len() == 0 {
+			continue
+		}
+		m := &measured{Weight: weight, rank: math.NaN()}
+		all = append(all, m)
+		x.Expect(weight.Bytes())
+	}
+	for _, m := range all {
+		x.Go(func() error { return m.Failed(m.measure(x)) })
+	}
+	if err := x.Wait(); err != nil {
+		return nil, err
+	}
+	tied := w.Config != nil && w.Config.TieWordEmbeddings
+	return slices.Concat(equal(all, tied), rows(all), norms(all), untrained(all), trends(all), coded(all)), nil
+}
 
 // equal finds matrices with the numbers of others, by their hashes. Prediction layers have embedding and head again.
 func equal(all []*measured, tied bool) (found []inspect.Observation) {

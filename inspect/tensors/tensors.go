@@ -3,7 +3,6 @@
 package tensors
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -27,29 +26,6 @@ type measured struct {
 
 // blockSide is how many rows and columns of a matrix are kept, for its rank.
 const blockSide = 1024
-
-// Find reads the weights of w that have numbers, and returns what is odd about them. What cannot be read is an error
-// that names all of it. It takes the memory of two blocks for each worker.
-func Find(ctx context.Context, w inspect.Weights) ([]inspect.Observation, error) {
-	x := matrix.NewReader(ctx, w)
-	var all []*measured
-	for _, weight := range w.List {
-		if inspect.Countable(weight) != nil || weight.IsScales() || weight.Len() == 0 {
-			continue
-		}
-		m := &measured{Weight: weight, rank: math.NaN()}
-		all = append(all, m)
-		x.Expect(weight.Bytes())
-	}
-	for _, m := range all {
-		x.Go(func() error { return m.Failed(m.measure(x)) })
-	}
-	if err := x.Wait(); err != nil {
-		return nil, err
-	}
-	tied := w.Config != nil && w.Config.TieWordEmbeddings
-	return slices.Concat(equal(all, tied), rows(all), norms(all), untrained(all), trends(all), coded(all)), nil
-}
 
 // isVocabulary reports whether the rows of a weight are tokens.
 func (m *measured) isVocabulary() bool {
@@ -107,7 +83,7 @@ func (m *measured) add(values []float32) (logs matrix.LogSum) {
 		if v == 1 {
 			m.ones++
 		}
-		if v-v == 0 {
+		if inspect.IsFinite(v) {
 			logs.Add(v)
 		}
 	}

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -47,6 +48,31 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 		return nil
 	}
 	return o
+}
+
+// AddPlot adds --plot to a command, whose report is then drawn, too: as what says.
+func (o *Output) AddPlot(cmd *cobra.Command, what string) {
+	o.plot = &plot{}
+	cmd.Flags().StringVar(&o.plot.path, PlotFlag, "", "draw it, too, in an SVG `file`: "+what)
+	cmd.MarkFlagFilename(PlotFlag, "svg")
+}
+
+// Drawing makes sure that the drawing of a command with --plot can be written before run does its work, and that
+// nothing is left behind but a whole one.
+func (o *Output) Drawing(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
+	if o.plot == nil {
+		return run
+	}
+	return func(cmd *cobra.Command, args []string) (err error) {
+		if cmd.Flags().Changed(PlotFlag) {
+			if o.plot.file, err = CreateFile(o.plot.path, InputsOf(cmd, args)...); err != nil {
+				return err
+			}
+			defer o.plot.file.Discard()
+		}
+		o.plot.of = strings.Join(args, ", ")
+		return run(cmd, args)
+	}
 }
 
 // Print draws a report, and prints it.
