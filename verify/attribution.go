@@ -30,6 +30,13 @@ type reading[V any] struct {
 	again func(by float64) *V // the result with the number multiplied
 }
 
+// The keys that operations read, see reading.
+const (
+	rmsNormEps      = "rms_norm_eps"
+	hcEps           = "hc_eps"
+	hcSinkhornIters = "hc_sinkhorn_iters"
+)
+
 // readings are those of the operation whose result is x.
 func (a *attribution[V]) readings(x *V) []reading[V] {
 	if len(a.read) == 0 || a.read[0].y != x {

@@ -235,3 +235,32 @@ func absentKinds(r *report.Report) (kinds []string) {
 	}
 	return kinds
 }
+
+// untold lists the numbers that no stage tells from half as much, or from twice as much. A selection of stages, a run
+// that was stopped, or a part without a layer says nothing of the config.
+func untold(r *report.Report) []report.Unexercised {
+	list := []report.Unexercised{}
+	if len(r.Scope.Stages) > 0 || r.Stopped || isEmptyPart(r) {
+		return list
+	}
+	for _, key := range r.Config.Tried {
+		half := slices.ContainsFunc(r.Places, func(p report.Place) bool { return slices.Contains(p.TellsHalf, key) })
+		twice := slices.ContainsFunc(r.Places, func(p report.Place) bool { return slices.Contains(p.TellsTwice, key) })
+		what := "rotations"
+		switch key {
+		case rmsNormEps:
+			what = "norms"
+		case hcEps, hcSinkhornIters:
+			what = "weights of streams"
+		case "n_group", "topk_group":
+			what = "choices of experts"
+		}
+		other := map[[2]bool]string{{false, false}: "half or twice as much", {false, true}: "half as much",
+			{true, false}: "twice as much"}[[2]bool{half, twice}]
+		if other != "" {
+			list = append(list, report.Unexercised{Key: key,
+				Why: fmt.Sprintf("the %s that were compared do not tell it from %s", what, other)})
+		}
+	}
+	return list
+}

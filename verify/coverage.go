@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -35,17 +34,6 @@ func (t outcome) coverage() report.Coverage {
 		}
 	}
 	return c
-}
-
-// distinctTokens counts the token ids of an input, without padding.
-func distinctTokens(in *model.Input) int {
-	ids := map[int]bool{}
-	for i, id := range in.InputIDs {
-		if !in.IsPadding(i) {
-			ids[id] = true
-		}
-	}
-	return len(ids)
 }
 
 // places returns what was done with each part of the model, but prediction layers outside the forward pass.

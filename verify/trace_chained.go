@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
@@ -176,4 +177,11 @@ func (t *replay) TopK(name string, ours *model.Choice[*model.Activation]) error 
 		return nil
 	}
 	return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
+}
+
+// rechoosing returns how a gate with these logits chooses otherwise.
+func (t *chainedTrace) rechoosing(logits *model.Activation) rechoose {
+	return func(c *config.Config, g *model.MoEGate, look func(*choice)) {
+		look(t.noisy(model.Choose(c, g, logits)))
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -314,3 +315,42 @@ func isMLP(name string) bool {
 
 // TopK implements model.Trace.
 func (t *localTrace) TopK(name string, ours *choice) error { return t.topK(name, ours) }
+
+// rechoosing returns how a gate with these logits chooses otherwise.
+func (t *localTrace) rechoosing(logits *bounds.Value) rechoose {
+	return func(c *config.Config, g *model.MoEGate, look func(*choice)) {
+		t.analysis.Try(func() { look(model.ChooseBy(t.analysis, c, g, logits)) })
+	}
+}
+
+// tryReadings notes which numbers the stage of a check, x, tells from others: with those it fails, if it did not fail
+// without.
+func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
+	if ignoresEps(c.Tensor) {
+		return
+	}
+	for _, r := range t.attribution.readings(x) {
+		for _, by := range halfAndTwice {
+			at, other := tell{c.Layer(), r.key, by}, *c
+			if !t.told[at] && c.Verdict == report.Pass {
+				t.analysis.Try(func() {
+					y := r.again(by)
+					y.DistributeShared()
+					factor, _ := t.factor(c.Tensor)
+					t.judgeMeasured(&other, y, bounds.Measure(y, want, rows, factor), want, rows)
+				})
+			}
+			t.told[at] = t.told[at] || other.Verdict == report.Fail
+		}
+	}
+}
+
+// trustReadings takes numbers for told where the pack lacks the stage of the operation: they show in a later stage.
+func (t *localTrace) trustReadings(name string, x *bounds.Value) {
+	layer, _ := pack.CutLayer(name)
+	for _, r := range t.attribution.readings(x) {
+		for _, by := range halfAndTwice {
+			t.told[tell{layer, r.key, by}] = !ignoresEps(name)
+		}
+	}
+}

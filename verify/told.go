@@ -1,0 +1,113 @@
+package verify
+
+import (
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// halfAndTwice are the factors that are tried.
+var halfAndTwice = []float64{0.5, 2}
+
+// ignoresEps reports whether a stage is a norm whose eps is config.LatentEps, whatever config.json has.
+func ignoresEps(name string) bool {
+	_, kind := pack.CutLayer(name)
+	return kind == pack.InAttention(table.QALayernorm) || kind == pack.InAttention(table.KVALayernorm)
+}
+
+// tellRotations notes which numbers the rotations that took part in a checked stage tell from others.
+func (t *tracer) tellRotations(layer int, rotations []string) {
+	for _, name := range rotations {
+		if t.rotations[name] == nil {
+			t.rotations[name] = t.rotationTells(name == compressedRotation)
+		}
+		for at := range t.rotations[name] {
+			t.told[tell{layer, at.key, at.by}] = true
+		}
+	}
+}
+
+// rotationTells returns the numbers with half or twice of which RoPE's tables, or the scale of scores, are different
+// ones.
+func (t *tracer) rotationTells(compressed bool) map[tell]bool {
+	tells, o := map[tell]bool{}, t.options()
+	for _, n := range rotationNumbers(t.m.Config, compressed) {
+		for _, by := range halfAndTwice {
+			if !model.RotatesAlike(t.m.Config, n.With(t.m.Config, by*n.Value(t.m.Config)), compressed, t.in.Seq, &o) {
+				tells[tell{-1, n.Key, by}] = true
+			}
+		}
+	}
+	return tells
+}
+
+// groupKeys are the numbers of groups of experts.
+func groupKeys(c *config.Config) []string {
+	if c.NRoutedExperts == 0 || !c.LimitsGroups() {
+		return nil
+	}
+	return []string{"n_group", "topk_group"}
+}
+
+// otherGroupCount returns c with another number of groups; nil if the reference does not run with it.
+func otherGroupCount(c *config.Config, key string, by float64) *config.Config {
+	was, _ := strconv.ParseFloat(string(c.Value(key)), 64)
+	other, err := c.Override(map[string]jsontext.Value{key: jsontext.Value(strconv.Itoa(int(was * by)))})
+	if err == nil {
+		other, err = other.As(c.Reference)
+	}
+	if err != nil {
+		return nil
+	}
+	return other
+}
+
+// rotationNumbers are the numbers of RoPE's tables in layers without entries, or in those with entries.
+func rotationNumbers(c *config.Config, compressed bool) []config.Number {
+	list, s := config.RotationNumbers(c, compressed), c.RopeScaling
+	if compressed {
+		s = c.CompressRopeScaling
+	}
+	if s != nil && s.Type == "dynamic" {
+		return list[:1] // it begins where the pack may not reach: see unexercised
+	}
+	return list
+}
+
+// tried lists the numbers of c that others are tried of, in either mode; those that operations read in local mode.
+func tried(c *config.Config, mode report.Mode) []string {
+	keys := []string{}
+	if mode == report.Local {
+		if keys = append(keys, rmsNormEps); c.HCMult > 0 {
+			keys = append(keys, hcEps, hcSinkhornIters)
+		}
+	}
+	numbers := rotationNumbers(c, false)
+	if c.Windowed() {
+		numbers = append(numbers, rotationNumbers(c, true)...)
+	}
+	for _, n := range numbers {
+		keys = append(keys, n.Key)
+	}
+	return append(keys, groupKeys(c)...)
+}
+
+// countTold lists what the stages of a place tell.
+func (t outcome) countTold(p *report.Place) {
+	if p.Name == report.EmbeddingPlace {
+		return
+	}
+	for _, key := range t.settings.Tried {
+		if t.told[tell{p.Layer(), key, 0.5}] {
+			p.TellsHalf = append(p.TellsHalf, key)
+		}
+		if t.told[tell{p.Layer(), key, 2}] {
+			p.TellsTwice = append(p.TellsTwice, key)
+		}
+	}
+}
