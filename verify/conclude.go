@@ -61,12 +61,12 @@ func countChecks(r *report.Report) {
 	c, judged := &r.Coverage, map[string]bool{}
 	c.GoldenUnchecked = []string{}
 	for _, check := range r.Checks {
-		if check.Verdict != report.Skipped && !check.Lacking() {
+		if check.Verdict != report.Skipped && check.Status != report.NotInPack {
 			judged[check.Tensor] = true
 		}
 	}
 	for _, check := range r.Checks {
-		if !judged[check.Tensor] && !check.Lacking() {
+		if !judged[check.Tensor] && check.Status != report.NotInPack {
 			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
 		}
 	}
@@ -151,7 +151,7 @@ func reasons(r *report.Report) (list []string) {
 		table.ParseTorch(r.Golden.ComputeDType))
 	skipped := 0
 	for _, check := range r.Checks {
-		if check.Reason == predictionLayer {
+		if check.Status == report.PredictionLayer {
 			skipped++
 		}
 	}

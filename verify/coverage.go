@@ -13,9 +13,6 @@ import (
 	"dsmoe/verify/report"
 )
 
-// notLookedAt is the reason why stages behind the first failing one are not checked.
-const notLookedAt = "not looked at: the run stopped at the first failing stage"
-
 // coverage counts what the places do not.
 func (t outcome) coverage() report.Coverage {
 	c := report.Coverage{VocabSize: t.m.Config.VocabSize, Beside: weights.Beside(t.m.Config, t.set.All())}
@@ -157,7 +154,7 @@ func (t outcome) countUnlooked(checks []report.Check) (n int) {
 		}
 	}
 	for _, c := range checks {
-		if c.Reason == notLookedAt {
+		if c.Status == report.NotLookedAt {
 			n++
 		}
 	}

@@ -95,13 +95,13 @@ func (t *tracer) judgeGradient(c *report.Check, m bounds.Metrics, want []float32
 	if !measured {
 		l := t.metricLimits(c.Tensor)
 		if judge(c, m, l, ""); c.Verdict == report.Fail && m.Finite && margin(l, m) <= undecidedUpTo {
-			c.Verdict, c.Reason = report.Skipped, undecided
+			c.Skip(report.Undecided)
 		}
 		return
 	}
 	judge(c, m, t.noiseLimits(c.Tensor, n, bounds.RMS(want)), "")
 	if c.Verdict == report.Pass && n.RelRMS > bounds.Blindness(tensor.F32)/bounds.Lambda {
-		c.Verdict, c.Reason = report.Skipped, noisy
+		c.Skip(report.Noisy)
 	}
 }
 
@@ -115,16 +115,9 @@ func (t *tracer) judgeEndToEnd(c *report.Check, m bounds.Metrics) {
 	judge(c, m, l, t.unjudged(c.Tensor))
 	if c.Verdict == report.Fail && m.Finite && !pack.IsLossOrGradient(c.Tensor) && l.Factor == 0 &&
 		margin(l, m) <= undecidedStageUpTo {
-		c.Verdict, c.Reason = report.Skipped, undecidedStage
+		c.Skip(report.UndecidedStage)
 	}
 }
-
-// Why the gradient of a weight, or a stage, is measured but not judged.
-const (
-	undecided      = "beyond the fixed limit of gradients, by no more than rounding may do in a trained model"
-	undecidedStage = "beyond the fixed limit of chained mode, by no more than rounding may do"
-	noisy          = "another order of sums changes it by so much in the reference that it proves nothing"
-)
 
 // chainedCeiling is the relative RMS that no layer may exceed end to end, in float32.
 const chainedCeiling = 2e-5

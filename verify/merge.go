@@ -347,8 +347,8 @@ func joinScope(r *report.Report, reports []*report.Report) {
 func checked(checks []report.Check) map[string]bool {
 	tensors := map[string]bool{}
 	for _, c := range checks {
-		if !c.Lacking() {
-			tensors[c.Tensor] = tensors[c.Tensor] || c.Reason != notLookedAt
+		if c.Status != report.NotInPack {
+			tensors[c.Tensor] = tensors[c.Tensor] || c.Status != report.NotLookedAt
 		}
 	}
 	return tensors

@@ -89,8 +89,8 @@ func (t outcome) inOrder() []report.Check {
 		if t.seen[name] || !t.scope.selects(name) || !pack.IsStage(name) && !t.scope.compares(name) {
 			continue
 		}
-		switch c := t.unmatched(name); c.Reason {
-		case notLookedAt, noToken, noProbes:
+		switch c := t.unmatched(name); c.Status {
+		case report.NotLookedAt, report.NoToken, report.NoProbes:
 			behind = append(behind, c)
 		default:
 			checks = append(checks, c)
@@ -131,25 +131,19 @@ func (t outcome) unmatched(name string) report.Check {
 	c := report.Check{Tensor: name, Verdict: report.Fail, Reason: "the model has no such stage"}
 	switch kind, expert := pack.CutExpert(kind); {
 	case t.stopped:
-		c.Verdict, c.Reason = report.Skipped, notLookedAt
+		c.Skip(report.NotLookedAt)
 	case t.predictedNowhere(layer):
-		c.Verdict, c.Reason = report.Skipped, predictionLayer
+		c.Skip(report.PredictionLayer)
 	case t.o.Mode == report.Chained && pack.IsProbe(name):
-		c.Verdict, c.Reason = report.Skipped, noProbes
+		c.Skip(report.NoProbes)
 	case pack.IsStageGradient(name) && (t.o.Mode != report.Local || !t.stageGradients()):
-		c.Verdict, c.Reason = report.Skipped, localOnly
+		c.Skip(report.LocalOnly)
 	case pack.Inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) &&
 		t.m.Config.IsMoE(layer):
-		c.Reason = noToken
+		c.Status, c.Reason = report.NoToken, report.NoToken.Words()
 	}
 	return c
 }
-
-// noToken is the reason why stages of a routed expert are missing.
-const noToken = "the model gives this expert no token"
-
-// predictionLayer is the reason why stages of a multi-token prediction layer are not checked.
-const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
 // doubts lists why the run may be no pass although no check failed, beside what follows from the rest of the report.
 func (t outcome) doubts(r *report.Report) []report.Doubt {
@@ -294,28 +288,26 @@ func (t outcome) untrained() []string {
 
 // undecided lists gradients and stages that could not be judged, and what would decide them.
 func (t outcome) undecided(checks []report.Check) (reasons []string) {
-	of := map[string][]string{}
+	of := map[report.Status][]string{}
 	for _, c := range checks {
-		if c.Verdict == report.Skipped {
-			of[c.Reason] = append(of[c.Reason], c.Tensor)
-		}
+		of[c.Status] = append(of[c.Status], c.Tensor)
 	}
 	remedy := ": a pack of golden.py --train decides, which has the gradients of stages"
 	if t.stageGradients() {
 		remedy = ": local mode decides, by the gradients of stages"
 	}
-	if names := of[undecided]; names != nil {
-		reasons = append(reasons, countWithFirst("gradient", "is "+undecided, "are "+undecided, names)+remedy)
+	if names, words := of[report.Undecided], report.Undecided.Words(); names != nil {
+		reasons = append(reasons, countWithFirst("gradient", "is "+words, "are "+words, names)+remedy)
 	}
-	if names := of[undecidedStage]; names != nil {
+	if names := of[report.UndecidedStage]; names != nil {
 		reasons = append(reasons, fmt.Sprintf("%s, the first is %s: local mode decides",
-			text.Plural(len(names), "stage")+" "+undecidedStage, names[0]))
+			text.Plural(len(names), "stage")+" "+report.UndecidedStage.Words(), names[0]))
 	}
-	if names := of[noisy]; names != nil {
+	if names := of[report.Noisy]; names != nil {
 		reasons = append(reasons, countWithFirst("gradient", "proves nothing: another order of sums changes it too much in "+
 			"the reference", "prove nothing: another order of sums changes them too much in the reference", names)+remedy)
 	}
-	if names := of[localOnly]; names != nil && t.o.Mode == report.Local {
+	if names := of[report.LocalOnly]; names != nil && t.o.Mode == report.Local {
 		const why = " not compared, since the pack has not those of all layers' outputs"
 		reasons = append(reasons, countWithFirst("stage gradient", "was"+why, "were"+why, names))
 	}
@@ -348,6 +340,3 @@ func (t outcome) auxExpected() bool {
 	c := t.m.Config
 	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds[pack.AuxLoss]
 }
-
-// noProbes is the reason why stages of probes are not checked.
-const noProbes = "chained mode runs no probes: no layer's output depends on them"

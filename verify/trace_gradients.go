@@ -179,6 +179,3 @@ func (l *learning) head(x *bounds.Value) error {
 	}
 	return l.rewind(-1)
 }
-
-// localOnly is the reason why the gradient of a stage is not compared.
-const localOnly = "gradients of stages are compared in local mode, if the pack has those of all layers' outputs"

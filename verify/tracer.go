@@ -2,7 +2,6 @@ package verify
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,8 +71,8 @@ func (t *tracer) golden(name string) (bool, error) {
 		if expert >= 0 {
 			of = "expert"
 		}
-		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail,
-			Reason: fmt.Sprintf(report.NotInPack+"%s, though it has for others", of)})
+		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail, Status: report.NotInPack,
+			Reason: report.NotInPack.Words() + of + ", though it has for others"})
 	default:
 		t.free[kind] = true
 	}

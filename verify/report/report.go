@@ -5,7 +5,6 @@ package report
 import (
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -202,6 +201,8 @@ type Check struct {
 	Tensor  string  `json:"tensor"`           // as the pack names it
 	Verdict Verdict `json:"verdict"`          // Pass, Fail or Skipped
 	Reason  string  `json:"reason,omitempty"` // why it failed other than by a limit, or was skipped
+	// Status is the kind of some Reasons, such as "not-looked-at"
+	Status Status `json:"status,omitempty"`
 	// Failed are the measures beyond their limits, in the order of the fields below. A check that
 	// failed otherwise, such as by its shape, has none, but a Reason.
 	Failed []Measure `json:"failed,omitempty"`
@@ -266,12 +267,6 @@ type Check struct {
 	// Blind: the bounds are too wide to say anything.
 	Blind bool `json:"-"`
 }
-
-// NotInPack begins the reason of a failed check of a stage that the pack lacks.
-const NotInPack = "the pack has no such tensor for this "
-
-// Lacking reports whether the pack lacks the tensor of the check.
-func (c *Check) Lacking() bool { return strings.HasPrefix(c.Reason, NotInPack) }
 
 // Layer is the number of the stage's layer, -1 outside the layers.
 func (c *Check) Layer() int {
