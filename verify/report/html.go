@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"math"
@@ -35,7 +34,7 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 	p.Section("The run")
 	p.Facts(about.Facts...)
 	if !r.unfinished {
-		p.Facts(factsOf(r.writeHead)...)
+		p.Facts(r.head().onPage()...)
 		p.Facts(page.Fact{Name: "manifest.json", Value: r.Golden.Manifest})
 	}
 	if about.Files != nil {
@@ -44,18 +43,13 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 	return p.WriteHTML(w)
 }
 
-// labelled is a line of WriteText: what it is about, if that is not what the line before is
-// about, and what it says.
-var labelled = regexp.MustCompile(`(?m)^(.{11})(.+)$`)
-
-// factsOf takes a part of WriteText for facts.
-func factsOf(write func(b *bytes.Buffer)) (facts []page.Fact) {
-	var b bytes.Buffer
-	write(&b)
-	for _, line := range labelled.FindAllStringSubmatch(b.String(), -1) {
-		facts = append(facts, page.Fact{Name: strings.ToLower(strings.TrimSpace(line[1])), Value: line[2]})
+// onPage are the facts with names as a page has them.
+func (f facts) onPage() []page.Fact {
+	list := slices.Clone(f)
+	for i := range list {
+		list[i].Name = strings.ToLower(list[i].Name)
 	}
-	return facts
+	return list
 }
 
 // pageDivergence shows the first check that failed, and where in its tensor.
@@ -63,7 +57,7 @@ func (r *Report) pageDivergence(p *page.Page) {
 	if r.FirstDivergence == nil {
 		return
 	}
-	facts, also := cutFacts(factsOf(r.writeDivergence), "also")
+	facts, also := cutFacts(r.divergence().onPage(), "also")
 	p.Facts(facts...)
 	if len(also) > 0 {
 		s := text.NewSheet("stages")
@@ -315,7 +309,7 @@ const manyLayers = 12
 // pageRouting shows what took part, and the choices of experts.
 func (r *Report) pageRouting(p *page.Page) {
 	p.Section("Coverage and routing")
-	p.Facts(factsOf(r.writeCoverage)...)
+	p.Facts(r.coverage().onPage()...)
 	if len(r.Routing.Layers) == 0 {
 		return
 	}

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"encoding/xml"
 	"fmt"
 	"io"
@@ -125,9 +124,9 @@ func (c *Check) junit(suite string) junitCase {
 	case Fail:
 		var why []string
 		c.explain(func(format string, args ...any) { why = append(why, text.Line(fmt.Sprintf(format, args...))) })
-		var b bytes.Buffer
-		c.write(&b)
-		j.Failure = &junitResult{"fail", strings.Join(why, "; "), block(b.String())}
+		var f facts
+		c.write(&f)
+		j.Failure = &junitResult{"fail", strings.Join(why, "; "), block(f.String())}
 	}
 	return j
 }
@@ -138,9 +137,7 @@ func (r *Report) junit(suite string) junitCase {
 	reasons := block(strings.Join(r.Reasons, "\n"))
 	switch r.Verdict {
 	case Fail:
-		var b bytes.Buffer
-		r.writeDivergence(&b)
-		j.Failure = &junitResult{"fail", r.summary(), block(b.String()) + reasons}
+		j.Failure = &junitResult{"fail", r.summary(), block(fmt.Sprintln(r.divergence())) + reasons}
 	case Inconclusive:
 		j.Error = &junitResult{"inconclusive", r.summary(), reasons}
 	case Skipped:

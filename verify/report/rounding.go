@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 
@@ -37,25 +36,24 @@ type RankedError struct {
 
 // write prints which weights were rounded and what that did, and the layers and experts with the
 // largest errors.
-func (x *Rounding) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%s rounded when converted (%s)", "rounding", CountWere(x.Weights, "weight"),
-		strings.Join(x.Operations, ", "))
+func (x *Rounding) write(f *facts) {
+	what := fmt.Sprintf("%s rounded when converted (%s)", CountWere(x.Weights, "weight"), strings.Join(x.Operations, ", "))
 	if len(x.Stages) == 0 {
-		fmt.Fprintln(b)
+		f.add("rounding", "%s", what)
 		return
 	}
 	differ, of := "differ", "their"
 	if len(x.Stages) == 1 {
 		differ, of = "differs", "its"
 	}
-	fmt.Fprintf(b, ": %s %s by up to %s of %s RMS, where 8 σ allow %s\n", text.Plural(len(x.Stages), "stage"), differ,
+	f.add("rounding", "%s: %s %s by up to %s of %s RMS, where 8 σ allow %s", what, text.Plural(len(x.Stages), "stage"), differ,
 		short(x.Error, "%.1e"), of, short(x.Allowed, "%.1e"))
-	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
+	f.add("", "layers by error: %s", rankedInWords(x.Layers))
 	if len(x.Experts) == 0 {
-		fmt.Fprintf(b, "%-11sexperts are not ranked: the pack has no stages of single experts\n", "")
+		f.add("", "experts are not ranked: the pack has no stages of single experts")
 		return
 	}
-	fmt.Fprintf(b, "%-11sexperts by error: %s\n", "", rankedInWords(x.Experts))
+	f.add("", "experts by error: %s", rankedInWords(x.Experts))
 }
 
 // mostRanked is how many layers and experts are named in words; JSON has all.

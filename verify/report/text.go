@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/text"
+	"dsmoe/text/page"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
@@ -22,16 +23,37 @@ import (
 // its worst stage, the first divergence in full, coverage and the verdict.
 func (r *Report) WriteText(w io.Writer) error {
 	var b bytes.Buffer
-	r.writeHead(&b)
+	fmt.Fprintln(&b, r.head())
 	r.writeLayers(&b)
-	r.writeDivergence(&b)
-	r.writeCoverage(&b)
-	fmt.Fprintf(&b, "%-11s%s\n", "verdict", r.verdict())
-	for _, reason := range r.Reasons {
-		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
+	if r.FirstDivergence != nil {
+		fmt.Fprintln(&b, r.divergence())
 	}
+	b.WriteString(r.coverage().String())
+	var f facts
+	f.add("verdict", "%s", r.verdict())
+	for _, reason := range r.Reasons {
+		f.add("", "%s", reason)
+	}
+	b.WriteString(f.String())
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// facts are lines: what each is about, "" for what the line before is about, and what it says.
+type facts []page.Fact
+
+// add adds a line.
+func (f *facts) add(name, format string, args ...any) {
+	*f = append(*f, page.Fact{Name: name, Value: fmt.Sprintf(format, args...)})
+}
+
+// String is the lines as text.
+func (f facts) String() string {
+	var b strings.Builder
+	for _, line := range f {
+		fmt.Fprintf(&b, "%-11s%s\n", line.Name, line.Value)
+	}
+	return b.String()
 }
 
 // verdict is the verdict with its limitations and, for a pass, the weights exercised.
@@ -72,27 +94,28 @@ func (c *Coverage) exercised() string {
 	return experts + ", " + weights
 }
 
-func (r *Report) writeHead(b *bytes.Buffer) {
+// head says what was compared, and how.
+func (r *Report) head() (f facts) {
 	ref := r.Golden.Reference
-	fmt.Fprintf(b, "%-11s%s\n", "reference",
+	f.add("reference", "%s",
 		text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
 			ref.Torch, ref.Device)))
 	if on := ref.GPUText(); on != "" {
-		fmt.Fprintf(b, "%-11s%s\n", "", text.Line(on))
+		f.add("", "%s", text.Line(on))
 	}
 	if ref.Attention != "" && ref.Attention != pack.Eager {
-		fmt.Fprintf(b, "%-11sattention %s\n", "", text.Line(ref.Attention))
+		f.add("", "attention %s", text.Line(ref.Attention))
 	}
-	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch,
+	f.add("golden", "%d × %d tokens in %s, %d tensors, files match their hashes", r.Golden.Batch,
 		r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Partial != "" {
-		fmt.Fprintf(b, "%-11spartial: %s\n", "", text.Line(r.Golden.Partial))
+		f.add("", "partial: %s", text.Line(r.Golden.Partial))
 	}
 	if r.Golden.Mode == "train" {
-		fmt.Fprintf(b, "%-11sforward in training mode, loss and gradients\n", "")
+		f.add("", "forward in training mode, loss and gradients")
 	}
 	if ran := overrides(r.Golden.ConfigOverrides); ran != "" {
-		fmt.Fprintf(b, "%-11sthe reference ran %s\n", "", text.Line(ran))
+		f.add("", "the reference ran %s", text.Line(ran))
 	}
 	how := "every stage is fed the golden's own input"
 	if len(r.Free) > 0 {
@@ -102,38 +125,38 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	if r.Mode == Chained {
 		how = "end to end, with the golden's choice of experts"
 	}
-	fmt.Fprintf(b, "%-11s%s: %s; %s sums\n", "mode", r.Mode, how, r.Accumulate)
+	f.add("mode", "%s: %s; %s sums", r.Mode, how, r.Accumulate)
 	for _, in := range r.Scope.Inputs {
 		what := fmt.Sprintf("layer %d", in.Layer)
 		if in.Layer == r.Scope.Of {
 			what = "the head"
 		}
-		fmt.Fprintf(b, "%-11s%s begins with %s\n", "input", what, in.Text)
+		f.add("input", "%s begins with %s", what, in.Text)
 	}
-	r.Config.write(b)
-	r.Coverage.writeUntold(b)
+	r.Config.write(&f)
+	r.Coverage.writeUntold(&f)
 	for _, line := range r.Beside {
-		fmt.Fprintf(b, "%-11s%s\n", "stored", text.Line(line))
+		f.add("stored", "%s", text.Line(line))
 	}
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
-		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
+		f.add("rules", "%s", r.Rules)
 	}
 	if r.Rules.Official != "" {
-		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules.Official)
+		f.add("rules", "%s", r.Rules.Official)
 	}
 	for _, from := range r.Limits {
-		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
+		f.add("limits", "%s", from)
 	}
 	if r.Rounding != nil {
-		r.Rounding.write(b)
+		r.Rounding.write(&f)
 	}
-	fmt.Fprintln(b)
+	return f
 }
 
 // write writes a line per key that the verdict does not speak of.
-func (s *Settings) write(b *bytes.Buffer) {
+func (s *Settings) write(f *facts) {
 	for _, o := range s.Overridden {
-		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the reference ran with %s", o.Key, o.Checkpoint,
+		f.add("config", "%s", text.Line(fmt.Sprintf("%s %s, the reference ran with %s", o.Key, o.Checkpoint,
 			o.Reference)))
 	}
 	for _, d := range s.Differ {
@@ -141,20 +164,20 @@ func (s *Settings) write(b *bytes.Buffer) {
 		if d.Meaning {
 			as = " as computed here"
 		}
-		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s%s, the pack's config has %s", d.Key, d.Checkpoint, as,
+		f.add("config", "%s", text.Line(fmt.Sprintf("%s %s%s, the pack's config has %s", d.Key, d.Checkpoint, as,
 			d.Pack)))
 	}
 	if s.Unknown {
-		fmt.Fprintf(b, "%-11sconfig.json is not the one that the pack was recorded from; which keys differ is not known, "+
-			"for the pack does not hold that one\n", "config")
+		f.add("config", "config.json is not the one that the pack was recorded from; which keys differ is not known, "+
+			"for the pack does not hold that one")
 	}
 	for _, u := range s.Unexercised {
-		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", u.Key, u.Why)
+		f.add("config", "%s not exercised: %s", u.Key, u.Why)
 	}
 }
 
 // writeUntold writes a line for each reason why keys are not exercised.
-func (c *Coverage) writeUntold(b *bytes.Buffer) {
+func (c *Coverage) writeUntold(f *facts) {
 	keys, reasons := map[string][]string{}, []string{}
 	for _, u := range c.Untold {
 		if keys[u.Why] == nil {
@@ -163,7 +186,7 @@ func (c *Coverage) writeUntold(b *bytes.Buffer) {
 		keys[u.Why] = append(keys[u.Why], u.Key)
 	}
 	for _, why := range reasons {
-		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", strings.Join(keys[why], ", "), why)
+		f.add("config", "%s not exercised: %s", strings.Join(keys[why], ", "), why)
 	}
 }
 
@@ -297,32 +320,32 @@ func worse(a, b Check) bool {
 	return rank(a) > rank(b)
 }
 
-// writeDivergence writes the first failed check in full.
-func (r *Report) writeDivergence(b *bytes.Buffer) {
+// divergence is the first failed check in full; nil without one.
+func (r *Report) divergence() (f facts) {
 	if r.FirstDivergence == nil {
-		return
+		return nil
 	}
 	for _, line := range r.origin() {
-		fmt.Fprintf(b, "%-11s%s\n", "pack", text.Line(line))
+		f.add("pack", "%s", text.Line(line))
 	}
 	for _, c := range r.Checks {
 		if c.Tensor == *r.FirstDivergence {
-			c.write(b)
+			c.write(&f)
 			break
 		}
 	}
-	r.writeFailing(b)
-	fmt.Fprintf(b, "%-11s%s\n", "cause", r.cause())
+	r.writeFailing(&f)
+	f.add("cause", "%s", r.cause())
 	for _, c := range r.Causes[min(1, len(r.Causes)):] {
-		fmt.Fprintf(b, "%-11s%s\n", "or", &c)
+		f.add("or", "%s", &c)
 	}
 	for _, h := range r.Hints {
-		fmt.Fprintf(b, "%-11s%s\n", "hint", &h)
+		f.add("hint", "%s", &h)
 	}
 	for i, line := range r.next() {
-		fmt.Fprintf(b, "%-11s%s\n", []string{"next", ""}[min(i, 1)], line)
+		f.add([]string{"next", ""}[min(i, 1)], "%s", line)
 	}
-	fmt.Fprintln(b)
+	return f
 }
 
 // origin returns what shows that the pack was recorded from another checkpoint.
@@ -358,7 +381,7 @@ func (r *Report) cause() string {
 }
 
 // writeFailing lists the other stages that fail, grouped by kind.
-func (r *Report) writeFailing(b *bytes.Buffer) {
+func (r *Report) writeFailing(f *facts) {
 	layers, kinds := map[string][]int{}, []string{}
 	for _, c := range r.Checks {
 		if c.Verdict != Fail || c.Tensor == *r.FirstDivergence {
@@ -378,13 +401,13 @@ func (r *Report) writeFailing(b *bytes.Buffer) {
 		case at[0] >= 0:
 			name = fmt.Sprintf("model.layers.%d.%s", at[0], name)
 		}
-		fmt.Fprintf(b, "%-11s%s\n", []string{"also", ""}[min(i, 1)], name)
+		f.add([]string{"also", ""}[min(i, 1)], "%s", name)
 	}
 }
 
-func (c *Check) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", text.Line(c.Tensor), c.DType, c.Shape)
-	c.explain(func(format string, args ...any) { fmt.Fprintf(b, "%-11s"+format+"\n", append([]any{""}, args...)...) })
+func (c *Check) write(f *facts) {
+	f.add("DIVERGES", "%s  %s %v", text.Line(c.Tensor), c.DType, c.Shape)
+	c.explain(func(format string, args ...any) { f.add("", format, args...) })
 }
 
 // explain writes how a check failed, a line at a time: the measures first.
@@ -461,97 +484,99 @@ func (c *Check) writeNeuron(line func(format string, args ...any)) {
 
 // write says what the verdict does not speak of: what the pack leaves out on purpose, what
 // was not selected or not looked at, and the weights that were not read.
-func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
+func (s *Scope) write(f *facts, absent pack.Absent) {
 	if len(absent.Layers) > 0 {
-		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", LayersText(absent.Layers))
+		f.add("", "the pack leaves %s out on purpose", LayersText(absent.Layers))
 	}
 	if stages := slices.DeleteFunc(slices.Clone(absent.Stages),
 		func(kind string) bool { return pack.Inner[kind] }); len(stages) > 0 {
-		fmt.Fprintf(b, "%-11sthe pack leaves these stages out on purpose: %s\n", "", text.Line(strings.Join(stages, ", ")))
+		f.add("", "the pack leaves these stages out on purpose: %s", text.Line(strings.Join(stages, ", ")))
 	}
 	if s.NotLooked > 0 {
-		fmt.Fprintf(b, "%-11s%s not looked at\n", "", CountWere(s.NotLooked, "golden tensor"))
+		f.add("", "%s not looked at", CountWere(s.NotLooked, "golden tensor"))
 	}
 	if s.Aside > 0 {
 		why := "stages are absent on purpose"
 		if s.Selected {
 			why = "stages are not selected, or absent on purpose"
 		}
-		fmt.Fprintf(b, "%-11s%s run, but not checked: %s\n", "", CountWere(s.Aside, "weight"), why)
+		f.add("", "%s run, but not checked: %s", CountWere(s.Aside, "weight"), why)
 	}
 	if s.Weights > 0 {
-		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", CountWere(s.Weights, "weight"),
+		f.add("", "%s not read, and not verified: those of %s", CountWere(s.Weights, "weight"),
 			strings.Join(s.UnreadParts, ", "))
 	}
 	if s.ByName > 0 {
-		fmt.Fprintf(b, "%-11s%d of these are in files whose headers were not read: their shapes were not checked\n", "",
+		f.add("", "%d of these are in files whose headers were not read: their shapes were not checked",
 			s.ByName)
 	}
 }
 
-func (r *Report) writeCoverage(b *bytes.Buffer) {
-	c := r.Coverage
-	fmt.Fprintf(b, "%-11s%d of %d golden tensors, %d of %d weights", "coverage", c.GoldenChecked, c.GoldenTensors,
-		c.WeightsChecked, c.Weights)
+// coverage says what took part in checked stages, and how experts and keys were chosen.
+func (r *Report) coverage() (f facts) {
+	c, experts := r.Coverage, ""
 	if c.Experts > 0 {
-		fmt.Fprintf(b, ", %s", c.byExperts())
+		experts = ", " + c.byExperts()
 	}
-	fmt.Fprintln(b)
-	r.Scope.write(b, r.Golden.Absent)
+	f.add("coverage", "%d of %d golden tensors, %d of %d weights%s", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked,
+		c.Weights, experts)
+	r.Scope.write(&f, r.Golden.Absent)
 	if c.Padding > 0 {
-		fmt.Fprintf(b, "%-11s%s of padding not compared\n", "", text.Plural(c.Padding, "row"))
+		f.add("", "%s of padding not compared", text.Plural(c.Padding, "row"))
 	}
 	if c.EmbeddingRows > 0 {
-		fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
+		copies := ""
 		if c.EmbeddingCopies > 0 {
-			fmt.Fprint(b, ", and of prediction layers' copies of it no others")
+			copies = ", and of prediction layers' copies of it no others"
 		}
-		fmt.Fprintln(b)
+		f.add("", "%d of %d rows of the embedding%s", c.EmbeddingRows, c.VocabSize, copies)
 	}
-	r.writeTables(b)
-	r.writeUnclamped(b)
+	r.writeTables(&f)
+	r.writeUnclamped(&f)
 	if c.OutsideForward > 0 {
-		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not "+
-			"verified\n", "", c.OutsideForward)
+		f.add("", "%d weights of multi-token prediction layers are not part of the forward pass, and not verified",
+			c.OutsideForward)
 	}
 	if c.Beside != "" {
-		fmt.Fprintf(b, "%-11s%s are not run, and not verified\n", "", c.Beside)
+		f.add("", "%s are not run, and not verified", c.Beside)
 	}
 	nothing := "no token"
 	if c.ExpertsProbed > 0 {
 		nothing = "neither a token nor a probe"
 	}
 	for _, l := range c.Unreached {
-		fmt.Fprintf(b, "%-11s%s: %s reached experts %s\n", "", l.Layer, nothing, text.Ranges(l.Experts))
+		f.add("", "%s: %s reached experts %s", l.Layer, nothing, text.Ranges(l.Experts))
 	}
 	if x := r.Routing; x.Choices > 0 {
-		fmt.Fprintf(b, "%-11s%d choices of experts: %d differ", "routing", x.Choices, x.Mismatches)
-		if x.ExactTies+x.NearTies > 0 {
-			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
-		}
-		fmt.Fprintf(b, "; %d could not be changed by rounding\n", x.Pinned)
-		r.writeUnpinned(b)
+		f.add("routing", "%d choices of experts: %d differ%s; %d could not be changed by rounding", x.Choices, x.Mismatches,
+			excused(x.ExactTies, x.NearTies), x.Pinned)
+		r.writeUnpinned(&f)
 		for _, p := range x.Biases {
-			fmt.Fprintf(b, "%-11s%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the "+
-				"median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
+			free := ""
 			if len(p.Free) > 0 {
-				fmt.Fprintf(b, ", those of experts %s not at all", text.Ranges(p.Free))
+				free = fmt.Sprintf(", those of experts %s not at all", text.Ranges(p.Free))
 			}
-			fmt.Fprintln(b)
+			f.add("", "%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the median, "+
+				"expert %d's to %s%s", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest), free)
 		}
 	}
 	if x := r.Routing.Keys; x != nil {
-		fmt.Fprintf(b, "%-11s%d queries see more than index_topk keys; keys that differ: %d", "indexer", x.Queries,
-			x.Mismatches)
-		if x.ExactTies+x.NearTies > 0 {
-			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
-		}
-		fmt.Fprintf(b, "; %d choices fall among equal scores, %d of them among zeros\n", x.TiedCuts, x.ZeroCuts)
+		f.add("indexer", "%d queries see more than index_topk keys; keys that differ: %d%s; %d choices fall among equal scores, "+
+			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
 	}
+	return f
+}
+
+// excused counts other choices that ties excuse.
+func excused(exact, near int) string {
+	if exact+near == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; excused: %d exact ties, %d within the noise", exact, near)
 }
 
 // writeUnpinned writes the layers whose choices of experts do not tell the biases from others.
-func (r *Report) writeUnpinned(b *bytes.Buffer) {
+func (r *Report) writeUnpinned(f *facts) {
 	words := map[string]string{"": "", WithoutBias: "without e_score_correction_bias",
 		TwiceTheBias: "with e_score_correction_bias doubled", WithoutBias + TwiceTheBias: "without e_score_correction_bias, and with it doubled"}
 	layers, others := map[string][]int{}, []string{}
@@ -567,12 +592,12 @@ func (r *Report) writeUnpinned(b *bytes.Buffer) {
 		layers[how] = append(layers[how], n)
 	}
 	for _, how := range others {
-		fmt.Fprintf(b, "%-11s%s: all choices are the same %s: not counted as exercised\n", "", LayersText(layers[how]), how)
+		f.add("", "%s: all choices are the same %s: not counted as exercised", LayersText(layers[how]), how)
 	}
 }
 
 // writeUnclamped writes the layers that ran without a neuron beyond swiglu_limit.
-func (r *Report) writeUnclamped(b *bytes.Buffer) {
+func (r *Report) writeUnclamped(f *facts) {
 	var layers []int
 	for _, p := range r.Places {
 		if p.Clamped != nil && !*p.Clamped {
@@ -580,12 +605,12 @@ func (r *Report) writeUnclamped(b *bytes.Buffer) {
 		}
 	}
 	if layers != nil {
-		fmt.Fprintf(b, "%-11sno neuron of %s is beyond swiglu_limit: it was not exercised there\n", "", LayersText(layers))
+		f.add("", "no neuron of %s is beyond swiglu_limit: it was not exercised there", LayersText(layers))
 	}
 }
 
 // writeTables writes how many rows of the tables that list each token's experts were compared.
-func (r *Report) writeTables(b *bytes.Buffer) {
+func (r *Report) writeTables(f *facts) {
 	var layers []int
 	rows := 0
 	for _, l := range r.Routing.Layers {
@@ -595,7 +620,7 @@ func (r *Report) writeTables(b *bytes.Buffer) {
 		}
 	}
 	if layers != nil {
-		fmt.Fprintf(b, "%-11s%d of %d rows of tid2eid in %s\n", "", rows, r.Coverage.VocabSize, LayersText(layers))
+		f.add("", "%d of %d rows of tid2eid in %s", rows, r.Coverage.VocabSize, LayersText(layers))
 	}
 }
 
