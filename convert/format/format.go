@@ -35,7 +35,7 @@ type Format struct {
 	Open func(d Data) (File, error)
 	// Layout lays out the tensors of a new file, in the order that the format's own
 	// library writes them in. It is nil for a format that is only read.
-	Layout func(tensors []tensor.Info, head Head) (Layout, error)
+	Layout func(tensors []tensor.Info, head Head) (*Layout, error)
 
 	// Dialect is how the format names and arranges tensors, if not as HuggingFace does.
 	Dialect *Dialect
@@ -218,19 +218,4 @@ type Stat struct {
 	Tensors  int               // tensors in it
 	Metadata map[string]string // free-form texts of the header; nil if absent
 	Notes    []string          // parts of the file that are not read
-}
-
-// Layout is a file before its data is written: every byte of the header and the place of
-// every tensor are known.
-type Layout interface {
-	// Header makes the first bytes of the file.
-	Header() []byte
-	// Len returns the number of tensors.
-	Len() int
-	// Info returns tensor i, in the order of their data.
-	Info(i int) tensor.Info
-	// Offset returns the place of tensor i's first byte in the file.
-	Offset(i int) int64
-	// Size returns the size of the file in bytes.
-	Size() int64
 }

@@ -18,8 +18,8 @@ import (
 
 // Shard is one weight file to be written.
 type Shard struct {
-	Name   string // of the file
-	Layout Layout // its header and the places of its tensors
+	Name   string  // of the file
+	Layout *Layout // its header and the places of its tensors
 }
 
 // Shards divides tensors, given in the order of the model, among files of at most maxBytes

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"dsmoe/convert/format"
-	"dsmoe/model/tensor"
 )
 
 // Format is GGUF, as llama.cpp reads and writes it.
@@ -25,9 +24,7 @@ func Format() *format.Format {
 		IsIndex:   func(string) bool { return false },
 		Belongs:   isWeights,
 		Open:      format.Opener(read),
-		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
-			return newLayout(tensors, head)
-		},
+		Layout:    newLayout,
 		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describeAny,
 			Predicts: predicts, Consumes: consumes, Tokenizer: tokenizerFiles},
 	}

@@ -14,19 +14,16 @@ import (
 // alignment is the alignment, in bytes, of tensors in written files: ggml's default.
 const alignment = 32
 
-// layout is a GGUF file before its data is written: every byte of the header and the place
-// of every tensor are known.
+// layout is the header of a GGUF file.
 type layout struct {
-	head    format.Head
-	infos   []tensor.Info
-	offsets []int64 // in the file; one more, the file's size
-	start   int64   // of the data
+	head  format.Head
+	infos []tensor.Info
 }
 
 // newLayout lays out tensors in their order, each padded to the alignment, as gguf-py's
 // GGUFWriter does. The first of several files holds the keys; each holds its number.
-func newLayout(tensors []tensor.Info, head format.Head) (*layout, error) {
-	l := &layout{head: head, infos: slices.Clone(tensors)}
+func newLayout(tensors []tensor.Info, head format.Head) (*format.Layout, error) {
+	l := &layout{head, slices.Clone(tensors)}
 	for _, info := range tensors {
 		if _, ok := typeOf(info.DType); !ok {
 			return nil, fmt.Errorf("layout: tensor %s: GGUF has no dtype %s", text.Quote(info.Name), info.DType)
@@ -42,15 +39,11 @@ func newLayout(tensors []tensor.Info, head format.Head) (*layout, error) {
 	if len(head.Keys) < 8 && head.Shard == 0 {
 		return nil, errors.New("layout: there are no keys")
 	}
-	b := l.encode()
-	l.start = int64(len(b))
-	end := l.start
-	for _, info := range tensors {
-		l.offsets = append(l.offsets, end)
-		end = padded(end+info.Bytes(), alignment)
+	offsets := []int64{int64(len(l.encode()))}
+	for i, info := range tensors {
+		offsets = append(offsets, padded(offsets[i]+info.Bytes(), alignment))
 	}
-	l.offsets = append(l.offsets, end)
-	return l, nil
+	return format.NewLayout(l.infos, offsets, l.encode), nil
 }
 
 // encode returns the header, padded to the alignment.
@@ -91,19 +84,3 @@ func (l *layout) split(keys []byte) []byte {
 	w.b = binary.LittleEndian.AppendUint32(w.b, uint32(l.head.Tensors))
 	return w.b
 }
-
-// Header returns the first bytes of the file, up to the data. They are made anew at each
-// call, and not kept.
-func (l *layout) Header() []byte { return l.encode() }
-
-// Len returns the number of tensors.
-func (l *layout) Len() int { return len(l.infos) }
-
-// Info returns tensor i.
-func (l *layout) Info(i int) tensor.Info { return l.infos[i] }
-
-// Offset returns the place of tensor i's first byte in the file.
-func (l *layout) Offset(i int) int64 { return l.offsets[i] }
-
-// Size returns the size of the file.
-func (l *layout) Size() int64 { return l.offsets[len(l.infos)] }

@@ -21,7 +21,7 @@ func Format() *format.Format {
 		IsIndex:    isIndex,
 		Belongs:    isWeights,
 		Open:       format.Opener(readData),
-		Layout: func(tensors []tensor.Info, _ format.Head) (format.Layout, error) {
+		Layout: func(tensors []tensor.Info, _ format.Head) (*format.Layout, error) {
 			Sort(tensors)
 			return NewLayout(tensors, nil)
 		},

@@ -16,9 +16,8 @@ import (
 	"dsmoe/text"
 )
 
-// Layout is a safetensors file before its data is written: every byte of the
-// header and the place of every tensor are known.
-type Layout struct {
+// layout is the header of a safetensors file.
+type layout struct {
 	metadata map[string]string
 	infos    []tensor.Info
 	offsets  []int64 // of each tensor, and of the file's end
@@ -32,14 +31,14 @@ func defaultMetadata() map[string]string { return map[string]string{"format": "p
 // Python writes), with the bytes that Python's save_file writes. Nil metadata is
 // defaultMetadata; an empty map leaves __metadata__ out; keys are written sorted.
 // It refuses whatever readHeader would refuse.
-func NewLayout(infos []tensor.Info, metadata map[string]string) (*Layout, error) {
+func NewLayout(infos []tensor.Info, metadata map[string]string) (*format.Layout, error) {
 	if metadata == nil {
 		metadata = defaultMetadata()
 	}
 	if len(infos) > format.MaxTensors {
 		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), format.MaxTensors)
 	}
-	l := &Layout{metadata: metadata, infos: infos, offsets: make([]int64, 0, len(infos)+1)}
+	l := &layout{metadata: metadata, infos: infos, offsets: make([]int64, 0, len(infos)+1)}
 	end, err := l.place()
 	if err != nil {
 		return nil, err
@@ -52,11 +51,14 @@ func NewLayout(infos []tensor.Info, metadata map[string]string) (*Layout, error)
 	for i := range l.offsets {
 		l.offsets[i] += int64(len(header))
 	}
-	return l, nil
+	return format.NewLayout(infos, l.offsets, func() []byte {
+		header, _ := l.encode() // it succeeded before
+		return header
+	}), nil
 }
 
 // place checks the tensors and gives each its offset from the data's start.
-func (l *Layout) place() (end int64, err error) {
+func (l *layout) place() (end int64, err error) {
 	names := make(map[string]bool, len(l.infos))
 	for _, info := range l.infos {
 		size, err := checkInfo(info)
@@ -97,7 +99,7 @@ func checkInfo(info tensor.Info) (int64, error) {
 
 // encode returns the length prefix and the JSON, padded with spaces to a multiple of
 // eight bytes.
-func (l *Layout) encode() ([]byte, error) {
+func (l *layout) encode() ([]byte, error) {
 	size := 4096
 	for _, info := range l.infos {
 		size += len(info.Name) + 128
@@ -166,25 +168,6 @@ func appendEntry(b []byte, info tensor.Info, offset int64) []byte {
 	b = strconv.AppendInt(b, offset+info.Bytes(), 10)
 	return append(b, "]}"...)
 }
-
-// header returns the first bytes of the file: the length prefix and the JSON.
-// The data follows at once. They are made anew at each call, and not kept.
-func (l *Layout) Header() []byte {
-	b, _ := l.encode() // NewLayout saw that nothing fails
-	return b
-}
-
-// Len returns the number of tensors.
-func (l *Layout) Len() int { return len(l.infos) }
-
-// Info returns tensor i.
-func (l *Layout) Info(i int) tensor.Info { return l.infos[i] }
-
-// Offset returns the place of tensor i's first byte in the file.
-func (l *Layout) Offset(i int) int64 { return l.offsets[i] }
-
-// Size returns the size of the file.
-func (l *Layout) Size() int64 { return l.offsets[len(l.infos)] }
 
 // writeOrder is the order in which the format's own library writes dtypes: by
 // descending alignment, as its Dtype enum lists them.
