@@ -126,50 +126,41 @@ func unpickle(program []byte) (*state, error) {
 }
 
 // run runs the pickle, and returns the one value that it leaves.
-func (m *machine) run() (any, error) {
-	for {
-		start := m.at
-		op, err := m.readByte()
-		if err == nil && op == '.' {
-			return m.result()
+func (m *machine) run() (value any, err error) {
+	start := 0
+	err = format.Parse(func() {
+		for op := m.readByte(); op != '.'; op = m.readByte() {
+			m.step(op)
+			start = m.at
 		}
-		if err == nil {
-			err = m.step(op)
+		if value = m.pop(); len(m.stack) > 0 {
+			fail("the pickle ends in the middle of a value")
 		}
-		if err != nil {
-			var known *format.Error
-			if errors.As(err, &known) {
-				return nil, err
-			}
-			return nil, fmt.Errorf("data.pkl: byte %d: %w", start, err)
-		}
+	})
+	var known *format.Error
+	if err != nil && !errors.As(err, &known) {
+		err = fmt.Errorf("data.pkl: byte %d: %w", start, err)
 	}
+	return value, err
 }
 
-// result takes the pickle's value off the stack, which must hold nothing else.
-func (m *machine) result() (any, error) {
-	v, err := m.pop()
-	if err == nil && len(m.stack) > 0 {
-		err = errors.New("the pickle ends in the middle of a value")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("data.pkl: byte %d: %w", m.at-1, err)
-	}
-	return v, nil
+// fail ends the run.
+func fail(cause string, args ...any) { format.Fail(fmt.Errorf(cause, args...)) }
+
+// refuse ends the run of a pickle that loading it the usual way could run.
+func (m *machine) refuse(cause string, args ...any) {
+	format.Fail(&format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: ", m.at) + fmt.Sprintf(cause, args...), Hint: hintSafe})
 }
 
 // step runs one opcode.
-func (m *machine) step(op byte) error {
+func (m *machine) step(op byte) {
 	switch op {
 	case 0x80: // PROTO
-		v, err := m.readByte()
-		if err == nil && v > 5 {
-			err = fmt.Errorf("pickle protocol %d is not known", v)
+		if v := m.readByte(); v > 5 {
+			fail("pickle protocol %d is not known", v)
 		}
-		return err
 	case 0x95: // FRAME
-		_, err := m.take(8)
-		return err
+		m.take(8)
 	case '}':
 		m.push(&dict{})
 	case ']':
@@ -183,27 +174,29 @@ func (m *machine) step(op byte) error {
 	case 0x88, 0x89:
 		m.push(op == 0x88)
 	case 'J', 'K', 'M', 0x8a, 'G':
-		return m.number(op)
-	case 'X', 0x8c:
-		return m.text8(op)
+		m.number(op)
+	case 'X':
+		m.push(string(m.take(int(binary.LittleEndian.Uint32(m.take(4))))))
+	case 0x8c:
+		m.push(string(m.take(int(m.readByte()))))
 	case 'q', 'r', 0x94, 'h', 'j':
-		return m.memoize(op)
+		m.memoize(op)
 	case 't', 0x85, 0x86, 0x87:
-		return m.tuple(op)
+		m.tuple(op)
 	case 'a', 'e', 's', 'u':
-		return m.fill(op)
+		m.fill(op)
 	case 'c', 0x93:
-		return m.global(op)
+		m.global(op)
 	case 'Q':
-		return m.persistent()
+		m.persistent()
 	case 'R':
-		return m.reduce()
+		m.reduce()
 	case 'b':
-		return m.build()
+		m.build()
 	default:
-		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
+		m.at--
+		m.refuse("opcode %s is not allowed: no state dict needs it", opcodeName(op))
 	}
-	return nil
 }
 
 // opcodeName names the opcodes that hostile pickles use.
@@ -221,96 +214,76 @@ func opcodeName(op byte) string {
 	return fmt.Sprintf("0x%02x", op)
 }
 
-func (m *machine) readByte() (byte, error) {
-	b, err := m.take(1)
-	if err != nil {
-		return 0, err
-	}
-	return b[0], nil
-}
+func (m *machine) readByte() byte { return m.take(1)[0] }
 
-func (m *machine) take(n int) ([]byte, error) {
+func (m *machine) take(n int) []byte {
 	if n < 0 || n > len(m.program)-m.at {
-		return nil, errors.New("ends too early")
+		fail("ends too early")
 	}
 	m.at += n
-	return m.program[m.at-n : m.at], nil
+	return m.program[m.at-n : m.at]
 }
 
-func (m *machine) line() (string, error) {
+func (m *machine) line() string {
 	n := bytes.IndexByte(m.program[m.at:], '\n')
 	if n < 0 {
-		return "", errors.New("a line does not end")
+		fail("a line does not end")
 	}
-	b, err := m.take(n + 1)
-	return string(b[:n]), err
+	return string(m.take(n + 1)[:n])
 }
 
 func (m *machine) push(v any) { m.stack = append(m.stack, v) }
 
-func (m *machine) pop() (any, error) {
+func (m *machine) pop() any {
 	n := len(m.stack)
 	if n == 0 {
-		return nil, errors.New("the stack is empty")
+		fail("the stack is empty")
 	}
 	v := m.stack[n-1]
 	m.stack = m.stack[:n-1]
 	if _, ok := v.(mark); ok {
-		return nil, errors.New("a mark is in the way")
+		fail("a mark is in the way")
 	}
-	return v, nil
+	return v
 }
 
 // popMark takes everything above the last mark, and the mark.
-func (m *machine) popMark() ([]any, error) {
-	for i := len(m.stack) - 1; i >= 0; i-- {
+func (m *machine) popMark() (items []any) {
+	i := len(m.stack) - 1
+	for ; i >= 0; i-- {
 		if _, ok := m.stack[i].(mark); ok {
-			items := append([]any(nil), m.stack[i+1:]...)
-			m.stack = m.stack[:i]
-			return items, nil
+			break
 		}
 	}
-	return nil, errors.New("there is no mark")
+	if i < 0 {
+		fail("there is no mark")
+	}
+	items = append(items, m.stack[i+1:]...)
+	m.stack = m.stack[:i]
+	return items
 }
 
 // number pushes an integer or a float.
-func (m *machine) number(op byte) error {
-	size := 1
-	switch op {
-	case 'M':
-		size = 2
-	case 'J':
-		size = 4
-	case 'G':
-		size = 8
-	}
-	b, err := m.take(size)
-	if err != nil {
-		return err
-	}
+func (m *machine) number(op byte) {
 	switch op {
 	case 'K':
-		m.push(int64(b[0]))
+		m.push(int64(m.readByte()))
 	case 'M':
-		m.push(int64(binary.LittleEndian.Uint16(b)))
+		m.push(int64(binary.LittleEndian.Uint16(m.take(2))))
 	case 'J':
-		m.push(int64(int32(binary.LittleEndian.Uint32(b))))
+		m.push(int64(int32(binary.LittleEndian.Uint32(m.take(4)))))
 	case 'G':
-		m.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+		m.push(math.Float64frombits(binary.BigEndian.Uint64(m.take(8))))
 	default:
-		return m.long(int(b[0]))
+		m.long(int(m.readByte()))
 	}
-	return nil
 }
 
 // long pushes a two's complement integer of n bytes.
-func (m *machine) long(n int) error {
-	b, err := m.take(n)
-	if err != nil {
-		return err
-	}
+func (m *machine) long(n int) {
+	b := m.take(n)
 	if n > 8 {
-		return fmt.Errorf("an integer of %d bytes", n)
+		fail("an integer of %d bytes", n)
 	}
 	var wide [8]byte
 	if n > 0 && b[n-1]&0x80 != 0 {
@@ -318,102 +291,52 @@ func (m *machine) long(n int) error {
 	}
 	copy(wide[:], b)
 	m.push(int64(binary.LittleEndian.Uint64(wide[:])))
-	return nil
-}
-
-// text8 pushes a string.
-func (m *machine) text8(op byte) error {
-	size := 1
-	if op == 'X' {
-		size = 4
-	}
-	b, err := m.take(size)
-	if err != nil {
-		return err
-	}
-	n := int(b[0])
-	if op == 'X' {
-		n = int(binary.LittleEndian.Uint32(b))
-	}
-	if b, err = m.take(n); err != nil {
-		return err
-	}
-	m.push(string(b))
-	return nil
 }
 
 // memoize stores the top of the stack under a number, or pushes a stored value.
-func (m *machine) memoize(op byte) error {
+func (m *machine) memoize(op byte) {
 	key := len(m.memo)
-	if op != 0x94 {
-		size := 1
-		if op == 'r' || op == 'j' {
-			size = 4
-		}
-		b, err := m.take(size)
-		if err != nil {
-			return err
-		}
-		key = int(b[0])
-		if size == 4 {
-			key = int(binary.LittleEndian.Uint32(b))
-		}
+	switch op {
+	case 'q', 'h':
+		key = int(m.readByte())
+	case 'r', 'j':
+		key = int(binary.LittleEndian.Uint32(m.take(4)))
 	}
 	if op == 'h' || op == 'j' {
 		v, ok := m.memo[key]
 		if !ok {
-			return fmt.Errorf("nothing is kept under %d", key)
+			fail("nothing is kept under %d", key)
 		}
 		m.push(v)
-		return nil
+		return
 	}
-	v, err := m.pop()
-	if err != nil {
-		return err
-	}
+	v := m.pop()
 	m.memo[key] = v
 	m.push(v)
-	return nil
 }
 
 // tuple makes a tuple of the top of the stack.
-func (m *machine) tuple(op byte) error {
+func (m *machine) tuple(op byte) {
 	if op == 't' {
-		items, err := m.popMark()
-		if err != nil {
-			return err
-		}
-		m.push(tuple(items))
-		return nil
+		m.push(tuple(m.popMark()))
+		return
 	}
 	items := make(tuple, op-0x84)
-	for i := len(items) - 1; i >= 0; i-- {
-		v, err := m.pop()
-		if err != nil {
-			return err
-		}
-		items[i] = v
+	for i := range slices.Backward(items) {
+		items[i] = m.pop()
 	}
 	m.push(items)
-	return nil
 }
 
 // fill appends to a list (APPEND, APPENDS) or adds to a dict (SETITEM, SETITEMS).
-func (m *machine) fill(op byte) error {
-	items, err := m.items(op)
-	if err != nil {
-		return err
-	}
-	target, err := m.pop()
-	if err != nil {
-		return err
-	}
-	switch target := target.(type) {
+func (m *machine) fill(op byte) {
+	items := m.items(op)
+	switch target := m.pop().(type) {
 	case *list:
 		if op == 'a' || op == 'e' {
 			target.items = append(target.items, items...)
 			m.push(target)
-			return nil
+			return
 		}
 	case *dict:
 		if (op == 's' || op == 'u') && len(items)%2 == 0 {
@@ -422,130 +345,105 @@ func (m *machine) fill(op byte) error {
 				target.values = append(target.values, items[i+1])
 			}
 			m.push(target)
-			return nil
+			return
 		}
 	}
-	return errors.New("items for what cannot take them")
+	fail("items for what cannot take them")
 }
 
-func (m *machine) items(op byte) ([]any, error) {
+func (m *machine) items(op byte) []any {
 	if op == 'e' || op == 'u' {
 		return m.popMark()
 	}
-	v, err := m.pop()
-	if err != nil || op == 'a' {
-		return []any{v}, err
+	v := m.pop()
+	if op == 'a' {
+		return []any{v}
 	}
-	key, err := m.pop()
-	return []any{key, v}, err
+	return []any{m.pop(), v}
 }
 
 // global pushes a name that the pickle refers to; it refuses names that are not in globals.
-func (m *machine) global(op byte) error {
-	var module, name string
-	var err error
+func (m *machine) global(op byte) {
+	var full string
 	if op == 'c' {
-		if module, err = m.line(); err == nil {
-			name, err = m.line()
-		}
+		module := m.line()
+		full = module + "." + m.line()
 	} else {
-		module, name, err = m.stackGlobal()
+		under := max(len(m.stack)-2, 0)
+		names := append(slices.Clone(m.stack[under:]), nil, nil)
+		module, okModule := names[0].(string)
+		name, okName := names[1].(string)
+		if !okModule || !okName {
+			fail("a name that is not a string")
+		}
+		m.stack, full = m.stack[:under], module+"."+name
 	}
-	if err != nil {
-		return err
-	}
-	full := module + "." + name
 	if _, ok := globals[full]; !ok {
-		return &format.Error{Cause: fmt.Sprintf(
-			"data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, text.Quote(full)), Hint: hintSafe}
+		m.refuse("refers to %s, which is not allowed: loading it could run code", text.Quote(full))
 	}
 	m.push(global(full))
-	return nil
-}
-
-func (m *machine) stackGlobal() (module, name string, err error) {
-	b, errB := m.pop()
-	a, errA := m.pop()
-	module, okA := a.(string)
-	name, okB := b.(string)
-	if errA != nil || errB != nil || !okA || !okB {
-		err = errors.New("a name that is not a string")
-	}
-	return module, name, err
 }
 
 // persistent answers ("storage", type, key, location, elements) with the storage.
-func (m *machine) persistent() error {
-	v, err := m.pop()
-	if err != nil {
-		return err
-	}
-	id, ok := v.(tuple)
+func (m *machine) persistent() {
+	id, ok := m.pop().(tuple)
 	if !ok || len(id) != 5 || id[0] != "storage" {
-		return errors.New("a persistent id that names no storage")
+		fail("a persistent id that names no storage")
 	}
 	kind, okKind := id[1].(global)
 	key, okKey := id[2].(string)
 	elements, okElements := id[4].(int64)
 	if !okKind || !okKey || !okElements || key == "" || elements < 0 {
-		return errors.New("a persistent id that names no storage")
+		fail("a persistent id that names no storage")
 	}
 	s := storage{dtype: globals[string(kind)], key: key, elements: elements}
 	if first, ok := m.storages[key]; ok && first != s {
-		return fmt.Errorf("storage %s is not what it was before: %d elements of %d bytes, then %d of %d", text.Quote(key),
+		fail("storage %s is not what it was before: %d elements of %d bytes, then %d of %d", text.Quote(key),
 			first.elements, first.width(), elements, s.width())
 	}
 	m.storages[key] = s
 	m.push(s)
-	return nil
 }
 
 // reduce answers a call.
-func (m *machine) reduce() error {
-	v, err := m.pop()
-	if err != nil {
-		return err
-	}
-	f, err := m.pop()
-	if err != nil {
-		return err
-	}
-	args, okArgs := v.(tuple)
-	name, okName := f.(global)
+func (m *machine) reduce() {
+	args, okArgs := m.pop().(tuple)
+	name, okName := m.pop().(global)
 	if !okArgs || !okName {
-		return errors.New("a call of a value that is not a function")
+		fail("a call of a value that is not a function")
 	}
 	switch name {
 	case "collections.OrderedDict":
 		if len(args) == 0 {
 			m.push(&dict{})
-			return nil
+			return
 		}
 	case "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3":
-		return m.rebuild(string(name), args)
+		m.rebuild(string(name), args)
+		return
 	case "torch._utils._rebuild_parameter":
 		if len(args) >= 1 {
 			if t, ok := args[0].(*pickled); ok {
 				m.push(t)
-				return nil
+				return
 			}
 		}
 	}
-	return fmt.Errorf("a call of %s that makes no tensor", name)
+	fail("a call of %s that makes no tensor", name)
 }
 
 // rebuild makes the tensor of (storage, offset, size, stride, …), version 3 with
 // the dtype as the seventh.
-func (m *machine) rebuild(name string, args tuple) error {
+func (m *machine) rebuild(name string, args tuple) {
 	if len(args) < 6 {
-		return fmt.Errorf("a call of %s with %d arguments", name, len(args))
+		fail("a call of %s with %d arguments", name, len(args))
 	}
 	s, okS := args[0].(storage)
 	offset, okO := args[1].(int64)
 	shape, okShape := dims(args[2])
 	strides, okStrides := dims(args[3])
 	if !okS || !okO || !okShape || !okStrides || offset < 0 || len(shape) != len(strides) {
-		return fmt.Errorf("a call of %s with wrong arguments", name)
+		fail("a call of %s with wrong arguments", name)
 	}
 	t := &pickled{dtype: s.dtype, shape: shape, strides: strides, offset: offset, storage: s}
 	if name == "torch._utils._rebuild_tensor_v3" && len(args) >= 7 {
@@ -553,10 +451,9 @@ func (m *machine) rebuild(name string, args tuple) error {
 		t.dtype = globals[string(g)]
 	}
 	if t.dtype == tensor.Invalid {
-		return fmt.Errorf("a tensor of no known dtype")
+		fail("a tensor of no known dtype")
 	}
 	m.push(t)
-	return nil
 }
 
 // dims reads a tuple of lengths.
@@ -577,22 +474,13 @@ func dims(v any) ([]int, bool) {
 }
 
 // build sets attributes of an object: a state dict's _metadata, which is dropped.
-func (m *machine) build() error {
-	state, err := m.pop()
-	if err != nil {
-		return err
-	}
-	target, err := m.pop()
-	if err != nil {
-		return err
-	}
-	_, okState := state.(*dict)
-	_, okTarget := target.(*dict)
+func (m *machine) build() {
+	_, okState := m.pop().(*dict)
+	target, okTarget := m.pop().(*dict)
 	if !okState || !okTarget {
-		return errors.New("attributes for what has none")
+		fail("attributes for what has none")
 	}
 	m.push(target)
-	return nil
 }
 
 // nest is the key under which trainers put the state dict beside a state of their own.
