@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
@@ -56,9 +57,9 @@ type parser struct {
 	bad  []error // problems of tensors; any other problem ends the reading
 }
 
-// fail is an error at a byte of the file.
-func (p *parser) fail(at int64, cause string, args ...any) error {
-	return &format.Error{File: p.file, Offset: at, Cause: fmt.Sprintf(cause, args...)}
+// fail ends the reading with an error at a byte of the file.
+func (p *parser) fail(at int64, cause string, args ...any) {
+	format.Fail(&format.Error{File: p.file, Offset: at, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // failTensor records a problem of the current tensor.
@@ -66,232 +67,176 @@ func (p *parser) failTensor(name, cause string, args ...any) {
 	p.bad = append(p.bad, &format.Error{File: p.file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-// need returns an error unless n more bytes remain in the file; what names them.
-func (p *parser) need(n uint64, what string) error {
+// need fails unless n more bytes remain in the file; what names them.
+func (p *parser) need(n uint64, what string) {
 	if n > uint64(p.size-p.at) {
-		return &format.Error{File: p.file, Offset: p.at, Hint: hintDownload,
+		format.Fail(&format.Error{File: p.file, Offset: p.at, Hint: hintDownload,
 			Cause: fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what,
-				text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))}
+				text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))})
 	}
 	if p.at+int64(n) > maxHeader {
-		return p.fail(p.at, "header has more than %s", text.Bytes(maxHeader))
+		p.fail(p.at, "header has more than %s", text.Bytes(maxHeader))
 	}
-	return nil
 }
 
 // read fills b with bytes that are in the file.
-func (p *parser) read(b []byte, what string) error {
-	if err := p.need(uint64(len(b)), what); err != nil {
-		return err
-	}
+func (p *parser) read(b []byte, what string) {
+	p.need(uint64(len(b)), what)
 	if _, err := io.ReadFull(p.r, b); err != nil {
-		return format.SystemError(p.file, "header", err)
+		format.Fail(format.SystemError(p.file, "header", err))
 	}
 	p.at += int64(len(b))
-	return nil
 }
 
-func (p *parser) uint32(what string) (uint32, error) {
+func (p *parser) uint32(what string) uint32 {
 	var b [4]byte
-	err := p.read(b[:], what)
-	return binary.LittleEndian.Uint32(b[:]), err
+	p.read(b[:], what)
+	return binary.LittleEndian.Uint32(b[:])
 }
 
-func (p *parser) uint64(what string) (uint64, error) {
+func (p *parser) uint64(what string) uint64 {
 	var b [8]byte
-	err := p.read(b[:], what)
-	return binary.LittleEndian.Uint64(b[:]), err
+	p.read(b[:], what)
+	return binary.LittleEndian.Uint64(b[:])
 }
 
 // text reads a string of at most limit bytes.
-func (p *parser) text(limit int, what string) (string, error) {
+func (p *parser) text(limit int, what string) string {
 	at := p.at
-	n, err := p.uint64("the length of " + what)
-	if err != nil {
-		return "", err
-	}
+	n := p.uint64("the length of " + what)
 	if n > uint64(limit) {
-		return "", p.fail(at, "%s has %d bytes, more than the limit of %d", what, n, limit)
+		p.fail(at, "%s has %d bytes, more than the limit of %d", what, n, limit)
 	}
-	if err := p.need(n, what); err != nil {
-		return "", err
-	}
+	p.need(n, what)
 	b := make([]byte, n)
-	if err := p.read(b, what); err != nil {
-		return "", err
-	}
-	return string(b), nil
+	p.read(b, what)
+	return string(b)
 }
 
 // skip reads over n bytes.
-func (p *parser) skip(n uint64, what string) error {
-	if err := p.need(n, what); err != nil {
-		return err
-	}
+func (p *parser) skip(n uint64, what string) {
+	p.need(n, what)
 	if _, err := p.r.Discard(int(n)); err != nil {
-		return format.SystemError(p.file, "header", err)
+		format.Fail(format.SystemError(p.file, "header", err))
 	}
 	p.at += int64(n)
-	return nil
 }
 
 // parse reads the header.
 func (p *parser) parse() error {
-	tensors, keys, err := p.begin()
-	if err != nil {
+	err := format.Parse(func() {
+		tensors, keys := p.begin()
+		for range keys {
+			p.pair()
+		}
+		p.alignment()
+		offsets := make([]uint64, 0, min(tensors, 1<<12))
+		for range tensors {
+			offsets = append(offsets, p.tensor())
+		}
+		p.h.DataStart = padded(p.at, p.h.alignment)
+		p.places(offsets)
+	})
+	if p.bad == nil {
 		return err
 	}
-	for range keys {
-		if err := p.pair(); err != nil {
-			return err
-		}
-	}
-	if err := p.alignment(); err != nil {
-		return err
-	}
-	offsets := make([]uint64, 0, min(tensors, 1<<12))
-	for range tensors {
-		offset, err := p.tensor()
-		if err != nil {
-			return errors.Join(append(p.bad, err)...)
-		}
-		offsets = append(offsets, offset)
-	}
-	p.h.DataStart = padded(p.at, p.h.alignment)
-	p.places(offsets)
-	return errors.Join(p.bad...)
+	return errors.Join(append(p.bad, err)...)
 }
 
 // begin reads what comes before the keys.
-func (p *parser) begin() (tensors, keys uint64, err error) {
-	if err := p.skip(uint64(len(magic)), "the magic"); err != nil { // checked by the caller
-		return 0, 0, err
-	}
-	if p.h.Version, err = p.uint32("the version"); err != nil {
-		return 0, 0, err
-	}
+func (p *parser) begin() (tensors, keys uint64) {
+	p.skip(uint64(len(magic)), "the magic") // checked by the caller
+	p.h.Version = p.uint32("the version")
 	switch v := p.h.Version; {
 	case v == 2 || v == 3:
 	case v&0xffff == 0 && v != 0:
-		return 0, 0, &format.Error{File: p.file,
+		format.Fail(&format.Error{File: p.file,
 			Cause: "is big-endian, for machines such as IBM's z: this program reads little-endian files",
-			Hint:  "gguf-convert-endian, of llama.cpp's gguf-py, changes it"}
+			Hint:  "gguf-convert-endian, of llama.cpp's gguf-py, changes it"})
 	case v == 1:
-		return 0, 0, p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
+		p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
 	default:
-		return 0, 0, p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
+		p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
 	}
-	if tensors, err = p.count("tensors", format.MaxTensors, 24); err != nil {
-		return 0, 0, err
-	}
-	keys, err = p.count("keys", maxKeys, 13)
-	return tensors, keys, err
+	tensors = p.count("tensors", format.MaxTensors, 24)
+	return tensors, p.count("keys", maxKeys, 13)
 }
 
 // count reads the number of items, each of at least least bytes.
-func (p *parser) count(what string, limit, least uint64) (uint64, error) {
+func (p *parser) count(what string, limit, least uint64) uint64 {
 	at := p.at
-	n, err := p.uint64("the number of " + what)
-	if err != nil {
-		return 0, err
-	}
+	n := p.uint64("the number of " + what)
 	if n > limit {
-		return 0, p.fail(at, "%d %s, more than the limit of %d", n, what, limit)
+		p.fail(at, "%d %s, more than the limit of %d", n, what, limit)
 	}
-	return n, p.need(n*least, fmt.Sprintf("a list of %d %s", n, what))
+	p.need(n*least, fmt.Sprintf("a list of %d %s", n, what))
+	return n
 }
 
 // pair reads a key and its value.
-func (p *parser) pair() error {
+func (p *parser) pair() {
 	at := p.at
-	key, err := p.text(maxKey, "a key")
-	if err != nil {
-		return err
-	}
+	key := p.text(maxKey, "a key")
 	if key == "" || !text.Printable(key) {
-		return p.fail(at, "key %s is empty, or has characters that cannot be printed", text.Quote(key))
+		p.fail(at, "key %s is empty, or has characters that cannot be printed", text.Quote(key))
 	}
 	if _, twice := p.h.values[key]; twice {
-		return p.fail(at, "key %s occurs twice", text.Quote(key))
+		p.fail(at, "key %s occurs twice", text.Quote(key))
 	}
-	v, err := p.value(key)
-	if err != nil {
-		return err
-	}
+	v := p.value(key)
 	v.at, v.end = at, p.at
 	p.h.values[key] = v
 	p.h.keys = append(p.h.keys, key)
-	return nil
 }
 
 // value reads the value of a key.
-func (p *parser) value(key string) (v value, err error) {
+func (p *parser) value(key string) (v value) {
 	at := p.at
 	what := "key " + text.Quote(key)
-	k, err := p.uint32("the type of " + what)
-	if err != nil {
-		return v, err
+	if v.kind = kind(p.uint32("the type of " + what)); v.kind != array {
+		v.one = p.one(v.kind, at, what)
+		return v
 	}
-	if v.kind = kind(k); v.kind != array {
-		v.one, err = p.one(v.kind, at, what)
-		return v, err
+	if v.of = kind(p.uint32("the type of " + what)); v.of == array || v.of >= kinds {
+		p.fail(at, "%s is an array of %s, which no array can hold", what, v.of)
 	}
-	of, err := p.uint32("the type of " + what)
-	if err != nil {
-		return v, err
+	if v.n = p.uint64("the length of " + what); v.n > maxHeader {
+		p.fail(at, "%s is an array of %d elements, more than fit in a header", what, v.n)
 	}
-	if v.of = kind(of); v.of == array || v.of >= kinds {
-		return v, p.fail(at, "%s is an array of %s, which no array can hold", what, v.of)
-	}
-	if v.n, err = p.uint64("the length of " + what); err != nil {
-		return v, err
-	}
-	if v.n > maxHeader {
-		return v, p.fail(at, "%s is an array of %d elements, more than fit in a header", what, v.n)
-	}
-	if err := p.need(v.n*uint64(kindTable[v.of].size), what); err != nil {
-		return v, err
-	}
-	return v, p.list(&v, what)
+	p.need(v.n*uint64(kindTable[v.of].size), what)
+	p.list(&v, what)
+	return v
 }
 
 // list reads the elements of an array, and keeps them if they are few.
-func (p *parser) list(v *value, what string) error {
+func (p *parser) list(v *value, what string) {
 	keep := v.n <= maxList
 	if v.of != str && v.of != boolean && !keep {
-		return p.skip(v.n*uint64(kindTable[v.of].size), what)
+		p.skip(v.n*uint64(kindTable[v.of].size), what)
+		return
 	}
 	for range v.n {
-		at := p.at
-		one, err := p.one(v.of, at, what)
-		if err != nil {
-			return err
-		}
-		if keep {
+		if one := p.one(v.of, p.at, what); keep {
 			v.many = append(v.many, one)
 		}
 	}
-	return nil
 }
 
 // one reads a single value.
-func (p *parser) one(k kind, at int64, what string) (any, error) {
+func (p *parser) one(k kind, at int64, what string) any {
 	switch {
 	case k == array || k >= kinds:
-		return nil, p.fail(at, "%s has a value of %s, which there is not", what, k)
+		p.fail(at, "%s has a value of %s, which there is not", what, k)
 	case k == str:
 		return p.text(maxText, what)
 	}
 	var b [8]byte
-	n := kindTable[k].size
-	if err := p.read(b[:n], what); err != nil {
-		return nil, err
-	}
+	p.read(b[:kindTable[k].size], what)
 	bits := binary.LittleEndian.Uint64(b[:])
 	if k == boolean && bits > 1 {
-		return nil, p.fail(at, "%s: %d is not a boolean", what, bits)
+		p.fail(at, "%s: %d is not a boolean", what, bits)
 	}
-	return number(k, bits), nil
+	return number(k, bits)
 }
 
 // number makes a value of its bits.
@@ -314,57 +259,42 @@ func number(k kind, bits uint64) any {
 const alignmentKey = "general.alignment"
 
 // alignment reads general.alignment; the default is 32.
-func (p *parser) alignment() error {
+func (p *parser) alignment() {
 	p.h.alignment = 32
 	v, present := p.h.values[alignmentKey]
 	if !present {
-		return nil
+		return
 	}
 	n, is := v.one.(uint64)
 	if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
-		return p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
+		p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
 			maxAlign)
 	}
 	p.h.alignment = int64(n)
-	return nil
 }
 
-// tensor reads the entry of a tensor. Only what keeps the next from being found is an error.
-func (p *parser) tensor() (offset uint64, err error) {
+// tensor reads the entry of a tensor. Only what keeps the next from being found ends the reading.
+func (p *parser) tensor() (offset uint64) {
 	at := p.at
-	name, err := p.text(maxName, "a tensor's name")
-	if err != nil {
-		return 0, err
-	}
-	n, err := p.uint32("the number of dimensions of " + text.Quote(name))
-	if err != nil {
-		return 0, err
-	}
+	name := p.text(maxName, "a tensor's name")
+	n := p.uint32("the number of dimensions of " + text.Quote(name))
 	if n > maxDims {
-		return 0, &format.Error{File: p.file, Tensor: name, Offset: at,
-			Cause: fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims)}
+		format.Fail(&format.Error{File: p.file, Tensor: name, Offset: at,
+			Cause: fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims)})
 	}
 	shape := make([]int, n) // outermost first; the file has the innermost first
-	for i := range shape {
-		d, err := p.uint64("a dimension of " + text.Quote(name))
-		if err != nil {
-			return 0, err
-		}
+	for i := range slices.Backward(shape) {
+		d := p.uint64("a dimension of " + text.Quote(name))
 		if d > maxDim || uint64(int(d)) != d {
 			p.failTensor(name, "dimension %d exceeds the limit of %d", d, min(int64(maxDim), math.MaxInt))
 			d = 0
 		}
-		shape[len(shape)-1-i] = int(d)
+		shape[i] = int(d)
 	}
-	number, err := p.uint32("the type of " + text.Quote(name))
-	if err != nil {
-		return 0, err
-	}
-	if offset, err = p.uint64("the offset of " + text.Quote(name)); err != nil {
-		return 0, err
-	}
+	number := p.uint32("the type of " + text.Quote(name))
+	offset = p.uint64("the offset of " + text.Quote(name))
 	p.take(tensor.Info{Name: name, Shape: shape}, number)
-	return offset, nil
+	return offset
 }
 
 // take adds a tensor and records its problems.
