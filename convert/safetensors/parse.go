@@ -72,68 +72,47 @@ func (s *source) skipSpace() error {
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
 
 // parse reads the whole header.
-func (p *parser) parse() error {
+func (p *parser) parse() error { return format.Parse(p.header) }
+
+func (p *parser) header() {
 	if err := p.src.skipSpace(); err != nil {
-		return p.syntax(err)
+		p.syntax(err)
 	}
 	p.dec = jsontext.NewDecoder(p.src, jsontext.AllowDuplicateNames(true)) // index and the key checks find them
-	if err := p.open('{', "header"); err != nil {
-		return err
-	}
+	p.open('{', "header")
 	hasMetadata := false
-	for {
-		name, more, err := p.key()
+	for name, more := p.key(); more; name, more = p.key() {
 		switch {
-		case err != nil:
-			return err
-		case !more:
-			return p.trailing()
 		case name != metadataName:
-			err = p.parseTensor(name)
+			p.parseTensor(name)
 		case hasMetadata:
-			err = p.fail("__metadata__ occurs twice")
+			p.fail("__metadata__ occurs twice")
 		default:
 			hasMetadata = true
-			err = p.parseMetadata()
-		}
-		if err != nil {
-			return err
+			p.parseMetadata()
 		}
 	}
+	p.trailing()
 }
 
 // parseTensor reads {"dtype":…,"shape":…,"data_offsets":…}, in any order.
-func (p *parser) parseTensor(name string) error {
+func (p *parser) parseTensor(name string) {
 	p.tensor = name
 	if err := checkName(name); err != nil {
-		return p.fail("%v", err)
+		p.fail("%v", err)
 	}
 	if len(p.entries) == format.MaxTensors {
-		return p.fail("more than %d tensors in one file", format.MaxTensors)
+		p.fail("more than %d tensors in one file", format.MaxTensors)
 	}
-	if err := p.open('{', "entry"); err != nil {
-		return err
-	}
+	p.open('{', "entry")
 	e := entry{info: tensor.Info{Name: name}}
 	var seen fields
-	for {
-		key, more, err := p.key()
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
-		if err := p.field(key, &seen, &e); err != nil {
-			return err
-		}
+	for key, more := p.key(); more; key, more = p.key() {
+		p.field(key, &seen, &e)
 	}
-	if err := p.checkEntry(seen, &e); err != nil {
-		return err
-	}
+	p.checkEntry(seen, &e)
 	p.entries = append(p.entries, e)
 	p.tensor = ""
-	return nil
 }
 
 // fieldNames are the keys of a tensor's entry; fields records which were seen.
@@ -142,213 +121,191 @@ var fieldNames = [...]string{"dtype", "shape", "data_offsets"}
 type fields [len(fieldNames)]bool
 
 // field reads the value of one key of a tensor's entry.
-func (p *parser) field(key string, seen *fields, e *entry) (err error) {
+func (p *parser) field(key string, seen *fields, e *entry) {
 	i := slices.Index(fieldNames[:], key)
 	if i < 0 {
-		return p.fail("unknown key %s", text.Quote(key))
+		p.fail("unknown key %s", text.Quote(key))
 	}
 	if seen[i] {
-		return p.fail("key %s occurs twice", key)
+		p.fail("key %s occurs twice", key)
 	}
 	seen[i] = true
 	switch key {
 	case "dtype":
-		e.info.DType, err = p.dtype()
+		e.info.DType = p.dtype()
 	case "shape":
-		e.info.Shape, err = p.shape()
+		e.info.Shape = p.shape()
 	case "data_offsets":
-		e.begin, e.end, err = p.offsets()
+		e.begin, e.end = p.offsets()
 	}
-	return err
 }
 
 // checkEntry checks what needs all three fields of a tensor.
-func (p *parser) checkEntry(seen fields, e *entry) error {
+func (p *parser) checkEntry(seen fields, e *entry) {
 	for i, ok := range seen {
 		if !ok {
-			return p.fail("%s is missing", fieldNames[i])
+			p.fail("%s is missing", fieldNames[i])
 		}
 	}
 	size, err := tensor.Size(e.info.DType, e.info.Shape)
 	if err != nil {
-		return p.fail("%s of shape %v: %v", e.info.DType, e.info.Shape, err)
+		p.fail("%s of shape %v: %v", e.info.DType, e.info.Shape, err)
 	}
 	if e.end-e.begin != size {
-		return p.fail("data_offsets [%d, %d] hold %d bytes, but %s of shape %v needs %d",
+		p.fail("data_offsets [%d, %d] hold %d bytes, but %s of shape %v needs %d",
 			e.begin, e.end, e.end-e.begin, e.info.DType, e.info.Shape, size)
 	}
-	return nil
 }
 
-func (p *parser) dtype() (tensor.DType, error) {
-	s, err := p.text("dtype")
-	if err != nil {
-		return tensor.Invalid, err
-	}
+func (p *parser) dtype() tensor.DType {
+	s := p.text("dtype")
 	d, err := tensor.ParseDType(s)
 	if err != nil {
-		return tensor.Invalid, p.fail("%v", err)
+		p.fail("%v", err)
 	}
 	if d.Blocked() {
-		return tensor.Invalid, p.fail("unknown dtype %q: safetensors does not have it", s)
+		p.fail("unknown dtype %q: safetensors does not have it", s)
 	}
-	return d, nil
+	return d
 }
 
-func (p *parser) shape() ([]int, error) {
-	if err := p.open('[', "shape"); err != nil {
-		return nil, err
-	}
+func (p *parser) shape() []int {
+	p.open('[', "shape")
 	var dims [maxRank]int
-	for n := 0; ; n++ {
-		dim, more, err := p.element("dimension", min(maxDim, math.MaxInt))
-		switch {
-		case err != nil:
-			return nil, err
-		case !more:
-			return slices.Clone(dims[:n:n]), nil
-		case n == maxRank:
-			return nil, p.fail("shape has more than %d dimensions", maxRank)
+	n := 0
+	for dim, more := p.dimension(); more; dim, more = p.dimension() {
+		if n == maxRank {
+			p.fail("shape has more than %d dimensions", maxRank)
 		}
 		dims[n] = int(dim)
+		n++
 	}
+	return slices.Clone(dims[:n:n])
 }
 
-func (p *parser) offsets() (begin, end int64, err error) {
-	if err := p.open('[', "data_offsets"); err != nil {
-		return 0, 0, err
-	}
+func (p *parser) dimension() (n int64, more bool) {
+	return p.element("dimension", min(maxDim, math.MaxInt))
+}
+
+func (p *parser) offsets() (begin, end int64) {
+	p.open('[', "data_offsets")
 	var pair [2]int64
-	for n := 0; ; n++ {
-		v, more, err := p.element("data offset", 1<<62)
-		switch {
-		case err != nil:
-			return 0, 0, err
-		case more && n == 2, !more && n != 2:
-			return 0, 0, p.fail("data_offsets must be two numbers")
-		case !more && pair[0] > pair[1]:
-			return 0, 0, p.fail("data_offsets [%d, %d] end before they begin", pair[0], pair[1])
-		case !more:
-			return pair[0], pair[1], nil
+	n := 0
+	for v, more := p.offset(); more; v, more = p.offset() {
+		if n == len(pair) {
+			p.fail("data_offsets must be two numbers")
 		}
 		pair[n] = v
+		n++
 	}
+	switch {
+	case n < len(pair):
+		p.fail("data_offsets must be two numbers")
+	case pair[0] > pair[1]:
+		p.fail("data_offsets [%d, %d] end before they begin", pair[0], pair[1])
+	}
+	return pair[0], pair[1]
 }
 
+func (p *parser) offset() (n int64, more bool) { return p.element("data offset", 1<<62) }
+
 // parseMetadata reads an object of strings, or null.
-func (p *parser) parseMetadata() error {
+func (p *parser) parseMetadata() {
 	if p.dec.PeekKind() == 'n' {
-		_, err := p.next()
-		return err
+		p.next()
+		return
 	}
-	if err := p.open('{', metadataName); err != nil {
-		return err
-	}
+	p.open('{', metadataName)
 	p.metadata = map[string]string{}
 	size := 0
-	for {
-		key, more, err := p.key()
-		if err != nil || !more {
-			return err
-		}
+	for key, more := p.key(); more; key, more = p.key() {
 		if _, ok := p.metadata[key]; ok {
-			return p.fail("__metadata__: key %s occurs twice", text.Quote(key))
+			p.fail("__metadata__: key %s occurs twice", text.Quote(key))
 		}
-		value, err := p.text("__metadata__: value of " + text.Quote(key))
-		if err != nil {
-			return err
-		}
+		value := p.text("__metadata__: value of " + text.Quote(key))
 		if size += len(key) + len(value) + 64; size > maxMetadata {
-			return p.fail("__metadata__ exceeds %s", text.Bytes(maxMetadata))
+			p.fail("__metadata__ exceeds %s", text.Bytes(maxMetadata))
 		}
 		p.metadata[key] = value
 	}
 }
 
 // trailing accepts nothing but white space after the header's object.
-func (p *parser) trailing() error {
+func (p *parser) trailing() {
 	rest := io.MultiReader(bytes.NewReader(p.dec.UnreadBuffer()), p.src.r)
 	buf := make([]byte, 4096)
 	for at := p.src.base + p.dec.InputOffset(); ; {
 		n, err := rest.Read(buf)
 		for i, c := range buf[:n] {
 			if !isSpace(c) {
-				return &format.Error{File: p.file, Offset: at + int64(i),
-					Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)}
+				format.Fail(&format.Error{File: p.file, Offset: at + int64(i),
+					Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)})
 			}
 		}
 		at += int64(n)
 		if err == io.EOF {
-			return nil
+			return
 		}
 		if err != nil {
-			return p.syntax(err)
+			p.syntax(err)
 		}
 	}
 }
 
 // next reads one token.
-func (p *parser) next() (jsontext.Token, error) {
+func (p *parser) next() jsontext.Token {
 	tok, err := p.dec.ReadToken()
 	if err != nil {
-		return tok, p.syntax(err)
+		p.syntax(err)
 	}
 	p.src.used = p.dec.InputOffset()
-	return tok, nil
+	return tok
 }
 
 // open reads the token that begins an object or an array.
-func (p *parser) open(kind jsontext.Kind, what string) error {
-	tok, err := p.next()
-	if err != nil {
-		return err
+func (p *parser) open(kind jsontext.Kind, what string) {
+	if tok := p.next(); tok.Kind() != kind {
+		p.fail("%s is %s, not %s", what, kindName(tok.Kind()), kindName(kind))
 	}
-	if tok.Kind() != kind {
-		return p.fail("%s is %s, not %s", what, kindName(tok.Kind()), kindName(kind))
-	}
-	return nil
 }
 
 // key reads the next key of an object, or its end.
-func (p *parser) key() (key string, more bool, err error) {
-	tok, err := p.next()
-	if err != nil || tok.Kind() == '}' {
-		return "", false, err
+func (p *parser) key() (key string, more bool) {
+	tok := p.next()
+	if tok.Kind() == '}' {
+		return "", false
 	}
-	return tok.String(), true, nil
+	return tok.String(), true
 }
 
 // text reads a string.
-func (p *parser) text(what string) (string, error) {
-	tok, err := p.next()
-	if err != nil {
-		return "", err
-	}
+func (p *parser) text(what string) string {
+	tok := p.next()
 	if tok.Kind() != '"' {
-		return "", p.fail("%s is %s, not a string", what, kindName(tok.Kind()))
+		p.fail("%s is %s, not a string", what, kindName(tok.Kind()))
 	}
-	return tok.String(), nil
+	return tok.String()
 }
 
 // element reads the next number of an array, or its end. Only plain digits are
 // a number here: no sign, fraction or exponent.
-func (p *parser) element(what string, limit int64) (v int64, more bool, err error) {
-	tok, err := p.next()
-	if err != nil || tok.Kind() == ']' {
-		return 0, false, err
+func (p *parser) element(what string, limit int64) (v int64, more bool) {
+	tok := p.next()
+	if tok.Kind() == ']' {
+		return 0, false
 	}
 	if tok.Kind() != '0' {
-		return 0, false, p.fail("%s is %s, not a number", what, kindName(tok.Kind()))
+		p.fail("%s is %s, not a number", what, kindName(tok.Kind()))
 	}
 	raw := tok.String()
 	u, err := strconv.ParseUint(raw, 10, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		return 0, false, p.fail("%s %s is not a plain non-negative integer", what, text.Quote(raw))
+		p.fail("%s %s is not a plain non-negative integer", what, text.Quote(raw))
 	}
 	if err != nil || u > uint64(limit) {
-		return 0, false, p.fail("%s %s exceeds the limit of %d", what, text.Quote(raw), limit)
+		p.fail("%s %s exceeds the limit of %d", what, text.Quote(raw), limit)
 	}
-	return int64(u), true, nil
+	return int64(u), true
 }
 
 func kindName(k jsontext.Kind) string {
@@ -367,14 +324,14 @@ func kindName(k jsontext.Kind) string {
 	return "an array"
 }
 
-// fail makes a format.Error at the last token.
-func (p *parser) fail(cause string, args ...any) error {
-	return &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(),
-		Cause: fmt.Sprintf(cause, args...)}
+// fail ends the reading with an error at the last token.
+func (p *parser) fail(cause string, args ...any) {
+	format.Fail(&format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(),
+		Cause: fmt.Sprintf(cause, args...)})
 }
 
-// syntax turns an error of the decoder or the reader into a format.Error.
-func (p *parser) syntax(err error) error {
+// syntax ends the reading with an error of the decoder or the reader.
+func (p *parser) syntax(err error) {
 	e := &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.src.used}
 	var syntactic *jsontext.SyntacticError
 	switch {
@@ -388,7 +345,7 @@ func (p *parser) syntax(err error) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = "header is not valid JSON: it ends too early"
 	default:
-		return format.SystemError(p.file, "header", err)
+		format.Fail(format.SystemError(p.file, "header", err))
 	}
-	return e
+	format.Fail(e)
 }
