@@ -75,8 +75,8 @@ func (x *index) fits(c *config.Config) error {
 // nothing after the object. Keys that it does not know are ignored.
 func parseIndex(r io.Reader, file string, of *format.Format) (*index, error) {
 	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &index{File: file}}
-	if err := p.parse(); err != nil {
-		return nil, p.explain(err)
+	if err := format.Parse(p.parse); err != nil {
+		return nil, explainJSON(err)
 	}
 	return p.index, nil
 }
@@ -88,12 +88,12 @@ type indexParser struct {
 	has    bool // weight_map was seen
 }
 
-func (p *indexParser) parse() error {
-	if err := p.object("index", p.topLevel); err != nil {
-		return err
-	}
+func (p *indexParser) fail(cause string, args ...any) { format.Fail(fmt.Errorf(cause, args...)) }
+
+func (p *indexParser) parse() {
+	p.object("index", p.topLevel)
 	if !p.has {
-		return errors.New("weight_map is missing")
+		p.fail("weight_map is missing")
 	}
 	for _, w := range p.index.weights {
 		p.index.Shards = append(p.index.Shards, w.file)
@@ -102,62 +102,55 @@ func (p *indexParser) parse() error {
 	p.index.Shards = slices.Compact(p.index.Shards)
 	p.index.Tensors = len(p.index.weights)
 	if n := len(p.index.Shards); n > maxShards {
-		return fmt.Errorf("weight_map names %d files, more than the limit of %d", n, maxShards)
+		p.fail("weight_map names %d files, more than the limit of %d", n, maxShards)
 	}
 	if _, err := p.dec.ReadToken(); err != io.EOF {
-		return fmt.Errorf("text after the end of the JSON object")
+		p.fail("text after the end of the JSON object")
 	}
 	if p.index.Tensors == 0 {
-		return errors.New("weight_map is empty")
+		p.fail("weight_map is empty")
 	}
-	return nil
 }
 
-func (p *indexParser) topLevel(key string) error {
-	switch key {
-	case "weight_map":
+func (p *indexParser) topLevel(key string) {
+	switch {
+	case key == "weight_map":
 		p.has = true
-		return p.object(key, p.weight)
-	case "metadata":
-		if p.dec.PeekKind() != 'n' {
-			return p.object(key, p.metadata)
-		}
+		p.object(key, p.weight)
+	case key == "metadata" && p.dec.PeekKind() != 'n':
+		p.object(key, p.metadata)
+	default:
+		p.skip()
 	}
-	return p.skip()
 }
 
-func (p *indexParser) metadata(key string) error {
+func (p *indexParser) metadata(key string) {
 	if key == "total_size" && p.dec.PeekKind() == '0' {
-		tok, err := p.dec.ReadToken()
-		p.index.TotalSize = tok.String()
-		return err
+		p.index.TotalSize = p.next().String()
+	} else {
+		p.skip()
 	}
-	return p.skip()
 }
 
-func (p *indexParser) weight(name string) error {
+func (p *indexParser) weight(name string) {
 	if err := format.CheckName(name); err != nil {
-		return fmt.Errorf("weight_map: %s: %w", text.Quote(name), err)
+		p.fail("weight_map: %s: %w", text.Quote(name), err)
 	}
 	if len(p.index.weights) == format.MaxTensors {
-		return fmt.Errorf("weight_map: more than %d tensors", format.MaxTensors)
+		p.fail("weight_map: more than %d tensors", format.MaxTensors)
 	}
-	tok, err := p.dec.ReadToken()
-	if err != nil {
-		return err
-	}
+	tok := p.next()
 	if tok.Kind() != '"' {
-		return fmt.Errorf("weight_map: %s: file name is not a string", text.Quote(name))
+		p.fail("weight_map: %s: file name is not a string", text.Quote(name))
 	}
 	file := tok.String()
 	if err := checkShardName(file, p.format); err != nil {
-		return fmt.Errorf("weight_map: %s: %w", text.Quote(name), err)
+		p.fail("weight_map: %s: %w", text.Quote(name), err)
 	}
 	if n := len(p.index.weights); n > 0 && p.index.weights[n-1].file == file {
 		file = p.index.weights[n-1].file // share the string
 	}
 	p.index.weights = append(p.index.weights, weight{name, file})
-	return nil
 }
 
 // checkShardName refuses a file name that could lead out of the directory, or to a
@@ -174,43 +167,37 @@ func checkShardName(file string, of *format.Format) error {
 	return nil
 }
 
-// object calls member for each key of the next object; member reads the value.
-func (p *indexParser) object(what string, member func(key string) error) error {
+// next reads one token.
+func (p *indexParser) next() jsontext.Token {
 	tok, err := p.dec.ReadToken()
 	if err != nil {
-		return err
+		format.Fail(err)
 	}
-	if tok.Kind() != '{' {
-		return fmt.Errorf("%s is not an object", what)
+	return tok
+}
+
+// object calls member for each key of the next object; member reads the value.
+func (p *indexParser) object(what string, member func(key string)) {
+	if p.next().Kind() != '{' {
+		p.fail("%s is not an object", what)
 	}
-	for {
-		tok, err := p.dec.ReadToken()
-		if err != nil || tok.Kind() == '}' {
-			return err
-		}
-		if err := member(tok.String()); err != nil {
-			return err
-		}
+	for tok := p.next(); tok.Kind() != '}'; tok = p.next() {
+		member(tok.String())
 	}
 }
 
 // skip reads over one value that is not too deep.
-func (p *indexParser) skip() error {
-	for depth := p.dec.StackDepth(); ; {
-		if _, err := p.dec.ReadToken(); err != nil {
-			return err
-		}
-		if p.dec.StackDepth() == depth {
-			return nil
-		}
+func (p *indexParser) skip() {
+	depth := p.dec.StackDepth()
+	for p.next(); p.dec.StackDepth() > depth; p.next() {
 		if p.dec.StackDepth() > maxIndexDepth {
-			return fmt.Errorf("nested more than %d levels", maxIndexDepth)
+			p.fail("nested more than %d levels", maxIndexDepth)
 		}
 	}
 }
 
-// explain shortens the decoder's errors and names a key that occurs twice.
-func (p *indexParser) explain(err error) error {
+// explainJSON shortens the decoder's errors and names a key that occurs twice.
+func explainJSON(err error) error {
 	var syntactic *jsontext.SyntacticError
 	switch {
 	case err == io.EOF:
