@@ -58,21 +58,13 @@ func (o *Observation) layers() (all []int) {
 // mergeBy merges the findings with equal keys where there are more than most of them. Those with the key "" stay.
 func mergeBy(all []Observation, key func(o *Observation) string, most int,
 	merge func(group []Observation) Observation) []Observation {
-	var keys []string
-	groups := map[string][]Observation{}
-	for i := range all {
-		k := key(&all[i])
-		if k == "" {
-			k = fmt.Sprint("\x00", i)
-		}
-		if groups[k] == nil {
-			keys = append(keys, k)
-		}
-		groups[k] = append(groups[k], all[i])
-	}
-	merged := []Observation{}
-	for _, k := range keys {
-		if g := groups[k]; len(g) > max(most, 1) {
+	merged, unnamed := []Observation{}, 0
+	groups := GroupBy(all, func(o Observation) string {
+		unnamed++
+		return cmp.Or(key(&o), fmt.Sprint("\x00", unnamed))
+	})
+	for _, g := range groups {
+		if len(g) > max(most, 1) {
 			merged = append(merged, merge(g))
 		} else {
 			merged = append(merged, g...)

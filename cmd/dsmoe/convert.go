@@ -18,33 +18,16 @@ import (
 
 // convertFlags are the flags of convert.
 type convertFlags struct {
-	to            cli.Choice
-	name          string
-	dtype         cli.WeightType
-	scales        cli.Choice
-	imatrix       string
-	experts       cli.Choice
-	names         cli.Choice
-	shard         int64
-	layers        plan.Layers
-	prune         pruneFlags
-	include       []string
-	exclude       []string
-	noMTP         bool
-	mtp           bool
-	pre           string
-	noVocab       bool
-	memory        int64
-	allowFP8Fused bool
-	allowOverflow bool
-	verify        bool
-	noResume      bool
-	overwrite     cli.Overwriting
-	update        bool
-	dryRun        bool
-	check         bool
-	part          *cli.PartFlags
-	finish        bool
+	convert.Options
+	dtype     cli.WeightType
+	scales    string
+	imatrix   string
+	prune     pruneFlags
+	verify    bool
+	overwrite cli.Overwriting
+	dryRun    bool
+	check     bool
+	part      *cli.PartFlags
 }
 
 // convertDocuments are the JSON documents of dsmoe convert.
@@ -56,8 +39,8 @@ var convertDocuments = cli.Documents{
 }
 
 func newConvert() *cobra.Command {
-	f := convertFlags{memory: convert.DefaultMemory, scales: cli.ChoiceOf("f32", "f32", "ue8m0"),
-		to: cli.ChoiceOf("", checkpoint.WrittenNames()...), names: cli.ChoiceOf("", "published", "transformers"), experts: cli.ChoiceOf(string(plan.KeepExperts), string(plan.FusedExperts), string(plan.PerExpert), string(plan.KeepExperts))}
+	f := convertFlags{scales: "f32"}
+	f.Memory, f.Experts = convert.DefaultMemory, plan.KeepExperts
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
@@ -76,35 +59,37 @@ absent; the same command continues a run. See dsmoe help conversions and checkpo
 
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf (default safetensors)")
-	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
+	flags.Var(cli.WordFlag(&f.Format, checkpoint.WrittenNames()...), "to", "`format` of the output: safetensors or gguf (default safetensors)")
+	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files, for gguf")
 	flags.Var(cli.TypeFlag(&f.dtype), "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
-	flags.Var(&f.scales, "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
-	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
-	flags.Var(&f.names, "names", "whose `names` tensors of DeepSeek-V4 get: published or transformers (default SRC's)")
-	flags.Var(cli.ShardFlag(&f.shard), "max-shard-size",
+	flags.Var(cli.WordFlag(&f.scales, "f32", "ue8m0"), "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
+	flags.Var(cli.WordFlag(&f.Experts, plan.FusedExperts, plan.PerExpert, plan.KeepExperts), "experts",
+		"`layout` of routed experts: fused, per-expert or keep")
+	flags.Var(cli.WordFlag(&f.Names, "published", "transformers"), "names",
+		"whose `names` tensors of DeepSeek-V4 get: published or transformers (default SRC's)")
+	flags.Var(cli.ShardFlag(&f.MaxShardBytes), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
-	flags.Var(cli.SpansFlag(&f.layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
+	flags.Var(cli.SpansFlag(&f.Layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
 	f.prune.add(cmd)
-	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
-	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
-	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
-	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which mostly has none otherwise")
-	flags.StringVar(&f.pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
-	flags.BoolVar(&f.noVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
+	flags.StringArrayVar(&f.Include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
+	flags.StringArrayVar(&f.Exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
+	flags.BoolVar(&f.NoMTP, "no-mtp", false, "drop the multi-token prediction layers")
+	flags.BoolVar(&f.MTP, "mtp", false, "keep them in a GGUF file, which mostly has none otherwise")
+	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
+	flags.BoolVar(&f.NoVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
-	flags.Var(cli.SizeFlag(&f.memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
-	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
-	flags.BoolVar(&f.allowFP8Fused, "allow-fp8-fused", false,
+	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
+	flags.BoolVar(&f.AllowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
+	flags.BoolVar(&f.AllowFP8Fused, "allow-fp8-fused", false,
 		"write fused experts in FP8, whose scales transformers may ignore")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
-	flags.BoolVar(&f.noResume, "no-resume", false, "start over, whether DST was begun or finished")
+	flags.BoolVar(&f.StartOver, "no-resume", false, "start over, whether DST was begun or finished")
 	cli.OverwriteFlag(cmd, &f.overwrite)
-	flags.BoolVar(&f.update, "update", false,
+	flags.BoolVar(&f.Update, "update", false,
 		"of a finished DST, replace all that differs but the weights: copied files, config.json, GGUF's keys")
 	f.part = cli.AddPart(cmd, "write and prove part `I/N` of DST, which --finish joins")
-	flags.BoolVar(&f.finish, "finish", false, "join the parts that --part wrote, with the same flags")
+	flags.BoolVar(&f.Finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
@@ -135,32 +120,31 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
-	debug.SetMemoryLimit(convert.HeapLimit(f.memory))
+	debug.SetMemoryLimit(convert.HeapLimit(f.Memory))
 	b := cli.Bar{To: cmd.ErrOrStderr()}
 	defer b.Remove()
-	settings := engineSettings(b.Set)
-	settings.Memory, settings.Unverified = f.memory, !f.verify
-	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
-	settings.Update, settings.Finish = f.update, f.finish
 	of, err := f.part.Read(cmd)
 	if err != nil {
 		return err
 	}
-	settings.Part = plan.Part{I: of.Index, N: of.Of}
-	settings.Overwrite, settings.OverwriteChanged = f.overwrite.Finished, f.overwrite.Changed
+	useEngine(&f.Settings, f.overwrite, b.Set)
+	f.Part, f.Unverified = plan.Part{I: of.Index, N: of.Of}, !f.verify
 	if f.check {
-		return f.runCheck(cmd, args[0], settings, &b)
+		return f.runCheck(cmd, args[0], &b)
 	}
-	o, err := f.options(cmd, args, settings)
-	if err != nil {
+	f.DType, f.Mixture, f.PowersOfTwo = f.dtype.DType, f.dtype.Mixture, f.scales == "ue8m0"
+	if f.Prune, err = f.prune.read(cmd); err != nil {
 		return err
 	}
-	src, err := checkpoint.OpenPart(args[0], o.Needed)
+	if len(args) > 1 {
+		f.Options.Options = f.Into(args[1])
+	}
+	src, err := checkpoint.OpenPart(args[0], f.Needed)
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	r, err := f.convert(cmd.Context(), src, args, o)
+	r, err := f.convert(cmd.Context(), src, args)
 	if err != nil {
 		return err
 	}
@@ -168,63 +152,42 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	return convertDocuments.Print(cmd, r)
 }
 
-// engineSettings are the settings that convert and synth share. Goroutines that wait for
+// useEngine fills in the settings that convert and synth share. Goroutines that wait for
 // the disk get processors of the scheduler beside those that compute, unless the user has
 // said by GOMAXPROCS how many there may be.
-func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
-	s := convert.Settings{Compute: min(runtime.GOMAXPROCS(0), runtime.NumCPU()), IO: convert.DefaultIO, Tool: version(),
-		Progress: progress}
+func useEngine(s *convert.Settings, o cli.Overwriting, progress func(phase string, n, of int64)) {
+	s.Compute, s.IO = min(runtime.GOMAXPROCS(0), runtime.NumCPU()), convert.DefaultIO
+	s.Tool, s.Progress = version(), progress
+	s.Overwrite, s.OverwriteChanged = o.Finished, o.Changed
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(s.Compute + s.IO)
 	}
-	return s
-}
-
-// options turns the flags into those of the library, without the importance matrix.
-func (f *convertFlags) options(cmd *cobra.Command, args []string, s convert.Settings) (convert.Options, error) {
-	prune, err := f.prune.read(cmd)
-	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.DType, PowersOfTwo: f.scales.Value == "ue8m0",
-		Mixture: f.dtype.Mixture, Name: f.name, Experts: plan.Experts(f.experts.Value), Names: f.names.Value, AllowFP8Fused: f.allowFP8Fused,
-		MaxShardBytes: f.shard,
-		Layers:        f.layers, Prune: prune, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
-		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.Value}}
-	if len(args) > 1 {
-		o.Options = o.Into(args[1])
-	}
-	return o, err
 }
 
 // convert plans or converts.
-func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
-	o convert.Options) (cli.Result, error) {
+func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string) (cli.Result, error) {
 	if f.imatrix != "" {
 		m, err := checkpoint.OpenImatrix(f.imatrix)
 		if err != nil {
 			return nil, err
 		}
 		defer m.Close()
-		o.Imatrix = m
+		f.Imatrix = m
 	}
 	switch {
 	case f.dryRun:
-		return convert.Plan(src, o)
-	case o.Part.N > 0:
-		return convert.RunPart(ctx, args[1], src, o)
+		return convert.Plan(src, f.Options)
+	case f.Part.N > 0:
+		return convert.RunPart(ctx, args[1], src, f.Options)
 	}
-	return convert.Run(ctx, args[1], src, o)
+	return convert.Run(ctx, args[1], src, f.Options)
 }
 
-func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *cli.Bar) error {
-	r, err := convert.Check(cmd.Context(), dir, s)
+func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) error {
+	r, err := convert.Check(cmd.Context(), dir, f.Settings)
 	if err != nil {
 		return err
 	}
 	b.Remove()
-	if err := convertDocuments.Print(cmd, r); err != nil {
-		return err
-	}
-	if len(r.Problems) > 0 {
-		return cli.ErrNo
-	}
-	return nil
+	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Problems) == 0)
 }

@@ -69,7 +69,7 @@ func writeDemo(ctx context.Context, dir string, stderr io.Writer) error {
 		return err
 	}
 	config := filepath.Join(dir, "config.json")
-	o := synthOptions{seed: demoSeed, gates: cli.ChoiceOf(syntheticGates)}
+	o := synthOptions{seed: demoSeed, gates: syntheticGates}
 	if _, err := synthesise(context.WithoutCancel(ctx), config, filepath.Join(dir, "checkpoint"), o, stderr); err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ dsmoe help findings  the kinds of findings`,
 		},
 		pipe:    text.TSV,
 		selects: true,
-		by:      by(inspect.ByExpert, inspect.ByLayer),
+		by:      []inspect.Grouping{inspect.ByExpert, inspect.ByLayer},
 		byUsage: "a row for each expert, or a few for each layer",
 		plot:    "likeness to the nearest by layer and expert; --against: relative errors",
 		failOn:  true,
@@ -58,7 +58,7 @@ dsmoe help findings  the kinds of findings`,
 			}
 			return q.examine(reads, func(w inspect.Weights) (cli.Result, error) {
 				return experts.Examine(q.Context(), w,
-					experts.Options{Selection: q.selection, Similarities: *similarities, By: q.grouping()})
+					experts.Options{Selection: q.selection, Similarities: *similarities, By: q.by})
 			})
 		},
 	}
@@ -71,7 +71,7 @@ func expertsAgainst(q *query, w inspect.Weights, path string, reads reading) (cl
 		return nil, err
 	}
 	defer c.Close()
-	r, err := experts.Against(q.Context(), w, original, experts.Options{Selection: q.selection, By: q.grouping()})
+	r, err := experts.Against(q.Context(), w, original, experts.Options{Selection: q.selection, By: q.by})
 	if err != nil {
 		return nil, fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original.Path), err)
 	}

@@ -22,16 +22,16 @@ dsmoe help hashes  what is hashed, byte by byte`,
 		documents: cli.Documents{cli.DocumentOf[*stats.HashReport]("dsmoe.inspect.hash/1")},
 		pipe:      text.TSV,
 		selects:   true,
-		by:        by(inspect.ByTensor, inspect.ByModule, inspect.ByModel),
+		by:        []inspect.Grouping{inspect.ByTensor, inspect.ByModule, inspect.ByModel},
 		byUsage:   "a row for each tensor or module, or for the model alone",
 		merge:     mergerOf(stats.MergeHashes, "by"),
 		run: func(q *query) (cli.Result, error) {
-			if q.grouping() == inspect.ByModel && (!q.selection.All() || q.parts.Given()) {
+			if q.by == inspect.ByModel && (!q.selection.All() || q.parts.Given()) {
 				return nil, cli.Misuse(q.Command,
 					"--by model is about all tensors: not with --layers, --experts, --match or --part")
 			}
 			return q.examine(q.selected, func(w inspect.Weights) (cli.Result, error) {
-				return stats.Hash(q.Context(), w, q.selection, q.grouping())
+				return stats.Hash(q.Context(), w, q.selection, q.by)
 			})
 		},
 	}

@@ -27,7 +27,7 @@ type inspection struct {
 	expects string               // the argument, as an error about its absence names it; "" is CHECKPOINT
 	pipe    text.Form            // -o and --wide: the form in which a report goes into a pipe; "" without -o
 	selects bool                 // --layers, --experts and --match
-	by      *cli.Choice          // --by, what a row of the report is; nil without --by
+	by      []inspect.Grouping   // --by: what a row of the report can be, the first by default; nil without --by
 	byUsage string
 	plot    string       // --plot: what is drawn; "" without --plot
 	failOn  bool         // --fail-on
@@ -41,23 +41,9 @@ type query struct {
 	*cobra.Command
 	path      string // the argument, "" without one
 	selection inspect.Selection
-	failOn    cli.Choice
+	failOn    inspect.Level
 	parts     *cli.PartFlags // nil without --part
-
-	by *cli.Choice
-}
-
-// grouping is what --by says a row is.
-func (q *query) grouping() inspect.Grouping { return inspect.Grouping(q.by.Value) }
-
-// by is the flag --by with the groupings that it takes, the first by default.
-func by(words ...inspect.Grouping) *cli.Choice {
-	var list []string
-	for _, w := range words {
-		list = append(list, string(w))
-	}
-	c := cli.ChoiceOf(list[0], list...)
-	return &c
+	by        inspect.Grouping
 }
 
 // judged is a report that says whether a checkpoint is good.
@@ -72,7 +58,7 @@ type noted interface{ WriteNotes(w io.Writer) error }
 // command returns the command.
 func (i *inspection) command() *cobra.Command {
 	q := &query{Command: &cobra.Command{Use: i.use, Short: i.short, Long: i.long, Example: i.example, Args: i.args,
-		Annotations: cli.Exits(i.yes, i.no)}, by: i.by}
+		Annotations: cli.Exits(i.yes, i.no)}}
 	if i.args == nil {
 		q.Args = cli.Expect(cmp.Or(i.expects, "CHECKPOINT"))
 	}
@@ -83,14 +69,15 @@ func (i *inspection) command() *cobra.Command {
 			"only tensors that a `glob` of per-expert names matches; may be repeated")
 	}
 	if i.by != nil {
-		q.Flags().Var(i.by, "by", i.byUsage)
+		q.by = i.by[0]
+		q.Flags().Var(cli.WordFlag(&q.by, i.by...), "by", i.byUsage)
 	}
 	if i.plot != "" {
 		out.AddPlot(q.Command, i.plot)
 	}
 	if i.failOn {
-		q.failOn = cli.ChoiceOf(string(inspect.Error), string(inspect.Notice), string(inspect.Error), "none")
-		q.Flags().Var(&q.failOn, "fail-on", "exit with 1 from this `level` of findings on: notice, error or none")
+		q.failOn = inspect.Error
+		q.Flags().Var(cli.WordFlag(&q.failOn, inspect.Notice, inspect.Error, "none"), "fail-on", "exit with 1 from this `level` of findings on: notice, error or none")
 	}
 	if i.flags != nil {
 		i.flags(q)
@@ -105,7 +92,7 @@ func (i *inspection) command() *cobra.Command {
 		var r cli.Result
 		var err error
 		if merge != nil && *merge {
-			r, err = i.merge.join(i.documents, args, q.grouping())
+			r, err = i.merge.join(i.documents, args, q.by)
 		} else {
 			r, err = i.run(q)
 		}
@@ -120,7 +107,7 @@ func (i *inspection) command() *cobra.Command {
 				return err
 			}
 		}
-		if x, ok := r.(judged); ok && !x.Passes(inspect.Level(q.failOn.Value)) {
+		if x, ok := r.(judged); ok && !x.Passes(q.failOn) {
 			return cli.ErrNo
 		}
 		return nil

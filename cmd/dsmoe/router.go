@@ -28,7 +28,7 @@ dsmoe help findings  the kinds of findings`,
 		documents: cli.Documents{cli.DocumentOf[*router.Report]("dsmoe.inspect.router/1")},
 		pipe:      text.TSV,
 		selects:   true,
-		by:        by(inspect.ByExpert, inspect.ByLayer),
+		by:        []inspect.Grouping{inspect.ByExpert, inspect.ByLayer},
 		byUsage:   "a row for each expert, or for each layer",
 		plot:      "norms of the rows by layer and expert",
 		failOn:    true,
@@ -37,7 +37,7 @@ dsmoe help findings  the kinds of findings`,
 			coupling = q.Flags().Bool("coupling", false, "hold the rows against gate_proj of the experts, too, which are read")
 		},
 		run: func(q *query) (cli.Result, error) {
-			o := router.Options{Selection: q.selection, Coupling: *coupling, By: q.grouping()}
+			o := router.Options{Selection: q.selection, Coupling: *coupling, By: q.by}
 			reads := func(c *config.Config, w *weights.Weight) bool { return o.Reads(c.IsMoE, w) }
 			return q.examine(reads, func(w inspect.Weights) (cli.Result, error) { return router.Examine(q.Context(), w, o) })
 		},

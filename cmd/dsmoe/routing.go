@@ -24,7 +24,7 @@ import (
 
 func routingInspection() *inspection {
 	var sets []string
-	o := routingFlags{reference: cli.ChoiceOf("", string(config.Remote), string(config.Native))}
+	var o routingFlags
 	return &inspection{
 		use:   "routing {GOLDEN|CHECKPOINT}",
 		short: "Count which experts tokens are routed to",
@@ -44,7 +44,7 @@ dsmoe help routing  the measures, where choices come from, memory`,
 		},
 		expects: "GOLDEN or CHECKPOINT",
 		pipe:    text.TSV,
-		by:      by(inspect.ByLayer, inspect.ByExpert, inspect.ByPair),
+		by:      []inspect.Grouping{inspect.ByLayer, inspect.ByExpert, inspect.ByPair},
 		byUsage: "a row for each layer, expert or pair",
 		plot:    "the load of each expert by layer and expert",
 		flags: func(q *query) {
@@ -55,12 +55,12 @@ dsmoe help routing  the measures, where choices come from, memory`,
 				"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
 			flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 			cli.NumberFlag(flags, &o.seed, "seed", "", "seed of --random")
-			flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default "+
+			flags.Var(cli.WordFlag(&o.reference, config.Remote, config.Native), "reference", "`whose` rules a forward pass follows: remote or native code's (default "+
 				"remote for the first DeepSeekMoE and where auto_map names code, else native)")
 			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 		},
 		run: func(q *query) (cli.Result, error) {
-			if o.by = q.grouping(); len(sets) > 1 {
+			if o.by = q.by; len(sets) > 1 {
 				return o.compare(q.Command, q.path, sets)
 			}
 			o.tokens = strings.Join(sets, "")
@@ -71,7 +71,7 @@ dsmoe help routing  the measures, where choices come from, memory`,
 
 // routingFlags are the flags of the command.
 type routingFlags struct {
-	reference       cli.Choice
+	reference       config.Reference
 	by              inspect.Grouping
 	layers, experts text.Spans
 	tokens, config  string
@@ -91,7 +91,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 		return nil, cli.Misuse(cmd, "--tokens and --random: one of them")
 	case o.config != "" && forward:
 		return nil, cli.Misuse(cmd, "--config is for golden packs: a checkpoint has its own")
-	case o.reference.Value != "" && !forward:
+	case o.reference != "" && !forward:
 		return nil, cli.Misuse(cmd, "--reference is for forward passes: --tokens or --random")
 	case cmd.Flags().Changed("seed") && o.random == tokenBatch{}:
 		return nil, cli.Misuse(cmd, "--seed is that of --random")
@@ -151,8 +151,8 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 		return nil, err
 	}
 	rules := c.Config
-	if o.reference.Value != "" {
-		if rules, err = c.Config.As(config.Reference(o.reference.Value)); err != nil {
+	if o.reference != "" {
+		if rules, err = c.Config.As(o.reference); err != nil {
 			return nil, cli.Named(path, err)
 		}
 	}

@@ -22,7 +22,7 @@ dsmoe help statistics  the columns`,
 		documents: cli.Documents{cli.DocumentOf[*stats.Report]("dsmoe.inspect.stats/1")},
 		pipe:      text.TSV,
 		selects:   true,
-		by:        by(inspect.ByTensor, inspect.ByExpert, inspect.ByLayer, inspect.ByModule),
+		by:        []inspect.Grouping{inspect.ByTensor, inspect.ByExpert, inspect.ByLayer, inspect.ByModule},
 		byUsage:   "a row for each tensor, expert, layer or module",
 		plot: "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest " +
 			"magnitudes by layer and kind",
@@ -33,12 +33,12 @@ dsmoe help statistics  the columns`,
 				"`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
 		},
 		run: func(q *query) (cli.Result, error) {
-			if q.parts.Given() && q.grouping() == inspect.ByModule {
+			if q.parts.Given() && q.by == inspect.ByModule {
 				return nil, cli.Misuse(q.Command, "--by module is over all layers: not with --part")
 			}
 			return q.examine(q.selected, func(w inspect.Weights) (cli.Result, error) {
 				return stats.Compute(q.Context(), w,
-					stats.Options{Selection: q.selection, By: q.grouping(), Quantiles: quantiles})
+					stats.Options{Selection: q.selection, By: q.by, Quantiles: quantiles})
 			})
 		},
 	}

@@ -42,9 +42,9 @@ dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 		Annotations: cli.Exits("the checkpoint is written", ""),
 	}
 	cli.JSONFlag(cmd)
-	o := synthOptions{gates: cli.ChoiceOf(syntheticGates, syntheticGates, torchGates)}
+	o := synthOptions{gates: syntheticGates}
 	cli.NumberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
-	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
+	cmd.Flags().Var(cli.WordFlag(&o.gates, syntheticGates, torchGates), "init", "`rule` of the gates: synthetic as all other tensors, or torch")
 	cmd.Flags().Var(cli.ShardFlag(&o.maxShard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
 	cli.OverwriteFlag(cmd, &o.replace)
@@ -67,20 +67,20 @@ const (
 // synthOptions are the flags of synth.
 type synthOptions struct {
 	seed     uint64
-	gates    cli.Choice
+	gates    string
 	maxShard int64
 	replace  cli.Overwriting
 }
 
 func (o synthOptions) source(c *config.Config) *synth.Source {
-	if o.gates.Value == torchGates {
+	if o.gates == torchGates {
 		return synth.Torch(c, o.seed)
 	}
 	return synth.New(c, o.seed)
 }
 
 // rule names what the values follow from.
-func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates.Value) }
+func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates) }
 
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
@@ -92,7 +92,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s; leave quantization_config out",
 			text.Quote(configFile), f.Name)
 	}
-	if c.Windowed() && o.gates.Value == torchGates {
+	if c.Windowed() && o.gates == torchGates {
 		return nil, fmt.Errorf("--init torch: the gates of model_type %s are not drawn so", c.ModelType)
 	}
 	source := o.source(c)
@@ -119,8 +119,8 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	b := cli.Bar{To: stderr}
 	defer b.Remove()
-	settings := engineSettings(b.Set)
-	settings.Overwrite, settings.OverwriteChanged = o.replace.Finished, o.replace.Changed
+	var settings convert.Settings
+	useEngine(&settings, o.replace, b.Set)
 	done, err := convert.Synthesise(ctx, dst, p, settings)
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ type synthesised struct {
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.Value, Tensors: len(tensors),
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates, Tensors: len(tensors),
 		Parameters: count.Modules(c).Sum().Parameters, TorchDType: table.TorchDType(c), Notes: []string{}}
 	if n := c.NumNextNPredictLayers; n > 0 && len(table.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))

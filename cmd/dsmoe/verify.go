@@ -44,15 +44,13 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 			"fail: the first stage that differs is named"),
 	}
 	cli.JSONFlag(cmd)
-	o := verifyOptions{mode: cli.ChoiceOf("local", "local", "chained"),
-		accumulate: cli.ChoiceOf("f64", "f64", "f32"),
-		rotary:     cli.ChoiceOf("golden", "golden", "compute", "float32"),
-		reference:  cli.ChoiceOf("golden", "golden", "remote", "native"), limits: cli.Limits{}}
-	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
-	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with wider bounds")
-	cmd.Flags().Var(&o.rotary, "rotary-dtype",
+	o := verifyOptions{mode: report.Local, accumulate: "f64", rotary: "golden", reference: "golden", limits: cli.Limits{}}
+	cmd.Flags().Var(cli.WordFlag(&o.mode, report.Local, report.Chained), "mode", "how stages are fed: local or chained")
+	cmd.Flags().Var(cli.WordFlag(&o.accumulate, "f64", "f32"), "accumulate", "precision of the sums: f64, or f32 with wider bounds")
+	cmd.Flags().Var(cli.WordFlag(&o.rotary, "golden", "compute", "float32"), "rotary-dtype",
 		"`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
-	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
+	cmd.Flags().Var(cli.WordFlag(&o.reference, "golden", config.Remote, config.Native), "reference",
+		"`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; "+
 		"repeatable")
 	cmd.Flags().Var(cli.SpansFlag(&o.layers, "layers"), "layers", "compare stages of these `layers` only: 0,3-5")
@@ -116,32 +114,34 @@ func finishVerify(cmd *cobra.Command, args []string, files *reportFiles,
 
 // verifyOptions are the flags of the command.
 type verifyOptions struct {
-	mode, accumulate, rotary, reference cli.Choice
-	limits                              cli.Limits
-	layers                              text.Spans
-	stages                              []string
-	failFast, hash                      bool
-	part                                cli.Part
+	mode               report.Mode
+	accumulate, rotary string
+	reference          config.Reference
+	limits             cli.Limits
+	layers             text.Spans
+	stages             []string
+	failFast, hash     bool
+	part               cli.Part
 }
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
-	options := verify.Options{Mode: report.Mode(o.mode.Value), Limits: o.limits, Layers: o.layers, Stages: o.stages,
+	options := verify.Options{Mode: o.mode, Limits: o.limits, Layers: o.layers, Stages: o.stages,
 		FailFast: o.failFast, Progress: progress}
 	if o.part.Of > 0 {
 		options.Part = &report.Part{Index: o.part.Index, Of: o.part.Of}
 	}
-	if o.accumulate.Value == "f32" {
+	if o.accumulate == "f32" {
 		options.Accumulate = model.Float32
 	}
-	switch o.rotary.Value {
+	switch o.rotary {
 	case "float32":
 		options.RotaryDType = tensor.F32
 	case "compute":
 		options.RotaryDType = compute
 	}
-	if o.reference.Value != "golden" {
-		options.Reference = config.Reference(o.reference.Value)
+	if o.reference != "golden" {
+		options.Reference = o.reference
 	}
 	return options
 }

@@ -15,6 +15,7 @@ import (
 // group is weights that are summed up.
 type group struct {
 	name             string
+	layer, expert    int // of the first weight
 	weights, changed int
 	squares, base    float64
 	least, most      *int // ranks of changed matrices that have one
@@ -87,16 +88,17 @@ func (g *group) measured() string {
 func (r *Report) groups(name func(*Weight) string) (groups []*group) {
 	index := map[string]*group{}
 	for i := range r.Weights {
-		key := name(&r.Weights[i])
+		w := &r.Weights[i]
+		key := name(w)
 		if key == "" {
 			continue
 		}
 		g := index[key]
 		if g == nil {
-			g = &group{name: key}
+			g = &group{name: key, layer: w.Layer, expert: w.Expert}
 			index[key], groups = g, append(groups, g)
 		}
-		g.add(&r.Weights[i])
+		g.add(w)
 	}
 	return groups
 }
@@ -213,23 +215,13 @@ func shown(g *group) string { return text.Real(g.relative()).Shown }
 
 // Figure draws how far each routed expert is from the base's; nil if there is none.
 func (r *Report) Figure() page.Figure {
-	type expert struct{ layer, expert int }
-	sums := map[expert]*group{}
-	for i := range r.Weights {
-		if w := &r.Weights[i]; w.Expert >= 0 {
-			key := expert{w.Layer, w.Expert}
-			if sums[key] == nil {
-				sums[key] = &group{}
-			}
-			sums[key].add(w)
-		}
-	}
-	if len(sums) == 0 {
+	groups := r.groups(expertOf)
+	if groups == nil {
 		return nil
 	}
 	c := inspect.NewCells()
-	for key, g := range sums {
-		c.SetExpert(key.layer, key.expert, g.relative(), false)
+	for _, g := range groups {
+		c.SetExpert(g.layer, g.expert, g.relative(), false)
 	}
 	return c.Experts(page.Heatmap{Title: "how far each expert is from the base's", Name: "√(ΣD² / Σb²) of its matrices",
 		NoValue: "not finite"}, nil)

@@ -87,18 +87,8 @@ func duplicates(x *matrix.Reader, all []*suspect) (found []inspect.Observation, 
 
 // byHash returns the suspects with equal hashes, of one kind, in the order of the first of each hash.
 func byHash(all []*suspect, kind func(*suspect) bool) (groups [][]*suspect) {
-	index := map[uint64]int{}
-	for _, s := range all {
-		if !kind(s) {
-			continue
-		}
-		i, known := index[s.hash]
-		if !known {
-			i = len(groups)
-			index[s.hash], groups = i, append(groups, nil)
-		}
-		groups[i] = append(groups[i], s)
-	}
+	all = slices.DeleteFunc(slices.Clone(all), func(s *suspect) bool { return !kind(s) })
+	groups = inspect.GroupBy(all, func(s *suspect) uint64 { return s.hash })
 	return slices.DeleteFunc(groups, func(g []*suspect) bool { return len(g) < 2 })
 }
 

@@ -80,17 +80,8 @@ func (l *Listing) Sheet() *text.Sheet {
 // Fold returns the listing with a row per pattern.
 func (l *Listing) Fold() *Patterns {
 	p := &Patterns{Path: l.Path, Patterns: []pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, BrokenFiles: l.BrokenFiles}
-	var kinds []string // dtype and shape
-	alike := map[string][]inspect.Tensor{}
-	for _, t := range l.Tensors {
-		kind := fmt.Sprint(t.DType, t.Shape)
-		if alike[kind] == nil {
-			kinds = append(kinds, kind)
-		}
-		alike[kind] = append(alike[kind], t)
-	}
-	for _, kind := range kinds {
-		p.Patterns = append(p.Patterns, foldAlike(alike[kind])...)
+	for _, alike := range inspect.GroupBy(l.Tensors, func(t inspect.Tensor) string { return fmt.Sprint(t.DType, t.Shape) }) {
+		p.Patterns = append(p.Patterns, foldAlike(alike)...)
 	}
 	slices.SortStableFunc(p.Patterns, func(a, b pattern) int { return text.CompareNames(a.first, b.first) })
 	return p

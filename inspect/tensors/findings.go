@@ -36,19 +36,11 @@ func Find(ctx context.Context, w inspect.Weights) ([]inspect.Observation, error)
 
 // equal finds matrices with the numbers of others, by their hashes. Prediction layers have embedding and head again.
 func equal(all []*measured, tied bool) (found []inspect.Observation) {
-	groups, hashes := map[uint64][]*measured{}, []uint64{}
-	for _, m := range all {
-		if len(m.Shape) != 2 || m.size != m.size {
-			continue
-		}
-		if groups[m.hash] == nil {
-			hashes = append(hashes, m.hash)
-		}
-		groups[m.hash] = append(groups[m.hash], m)
-	}
+	matrices := slices.DeleteFunc(slices.Clone(all), func(m *measured) bool { return len(m.Shape) != 2 || m.size != m.size })
 	one, zero := 1.0, 0.0
-	for _, h := range hashes {
-		g := slices.DeleteFunc(groups[h], func(m *measured) bool { return !slices.Equal(m.Shape, groups[h][0].Shape) })
+	for _, g := range inspect.GroupBy(matrices, func(m *measured) uint64 { return m.hash }) {
+		shape := g[0].Shape
+		g = slices.DeleteFunc(g, func(m *measured) bool { return !slices.Equal(m.Shape, shape) })
 		of := func(role table.Role) int {
 			return slices.IndexFunc(g, func(m *measured) bool { return m.Role() == role })
 		}
@@ -179,35 +171,29 @@ const (
 
 // untrained finds layers whose attention looks random where that of the others does not.
 func untrained(all []*measured) (found []inspect.Observation) {
-	byLayer, layers := map[int][]*measured{}, []int{}
-	for _, m := range all {
-		if m.Layer >= 0 && m.Module() == table.Attention && len(m.Shape) == 2 {
-			if byLayer[m.Layer] == nil {
-				layers = append(layers, m.Layer)
-			}
-			byLayer[m.Layer] = append(byLayer[m.Layer], m)
-		}
-	}
-	ranks := map[int]float64{}
-	for _, l := range layers {
+	attention := slices.DeleteFunc(slices.Clone(all), func(m *measured) bool {
+		return m.Layer < 0 || m.Module() != table.Attention || len(m.Shape) != 2
+	})
+	layers, ranks := inspect.GroupBy(attention, func(m *measured) int { return m.Layer }), []float64{}
+	for _, layer := range layers {
 		sum := 0.0
-		for _, m := range byLayer[l] {
+		for _, m := range layer {
 			sum += math.Log(m.rank)
 		}
-		ranks[l] = math.Exp(sum / float64(len(byLayer[l])))
+		ranks = append(ranks, math.Exp(sum/float64(len(layer))))
 	}
-	for _, l := range layers {
+	for i, v := range ranks {
 		others := 0.0
-		for _, k := range layers {
-			if k != l && !(ranks[k] <= others) {
+		for k := range ranks {
+			if k != i && !(ranks[k] <= others) {
 				others = ranks[k]
 			}
 		}
-		if v := ranks[l]; v >= randomRank && others < trainedRank && len(layers) > leastOthers {
-			for _, m := range byLayer[l] {
+		if v >= randomRank && others < trainedRank && len(layers) > leastOthers {
+			for _, m := range layers[i] {
 				found = append(found, m.about("untrained", inspect.Finite(m.rank), &others,
 					"the attention of layer %d has %.2f of "+
-						"the stable rank of random numbers, that of other layers at most %.2f: as at initialisation", l, v, others))
+						"the stable rank of random numbers, that of other layers at most %.2f: as at initialisation", m.Layer, v, others))
 			}
 		}
 	}

@@ -117,19 +117,8 @@ func (m *measured) about(id string, value, expected *float64, format string, arg
 
 // byKind divides the weights of layers by module, role and shape, each kind in the order of the layers.
 func byKind(all []*measured) (kinds [][]*measured) {
-	index := map[string]int{}
-	for _, m := range all {
-		if m.Layer < 0 || m.Row == nil {
-			continue
-		}
-		key := fmt.Sprint(m.Module(), " ", m.Role(), " ", m.Shape)
-		i, known := index[key]
-		if !known {
-			i = len(kinds)
-			index[key], kinds = i, append(kinds, nil)
-		}
-		kinds[i] = append(kinds[i], m)
-	}
+	known := slices.DeleteFunc(slices.Clone(all), func(m *measured) bool { return m.Layer < 0 || m.Row == nil })
+	kinds = inspect.GroupBy(known, func(m *measured) string { return fmt.Sprint(m.Module(), " ", m.Role(), " ", m.Shape) })
 	for _, kind := range kinds {
 		slices.SortStableFunc(kind, func(a, b *measured) int { return a.Layer - b.Layer })
 	}

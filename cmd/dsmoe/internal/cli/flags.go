@@ -94,32 +94,21 @@ func NumberFlag[T int | uint64](flags *pflag.FlagSet, to *T, name, short, usage 
 	flags.VarP(numberOf(to), name, short, usage)
 }
 
-// Choice is a flag that takes one of a few words.
-type Choice struct {
-	Value string
-	words []string
-}
-
-// ChoiceOf returns a choice of words with a default.
-func ChoiceOf(value string, words ...string) Choice { return Choice{value, words} }
-
-// String returns the word that was taken.
-func (c *Choice) String() string { return c.Value }
-
-// Type names the flag's type in the help.
-func (c *Choice) Type() string { return "word" }
-
-// Set takes one of the words, a dtype among them under any of its names.
-func (c *Choice) Set(word string) error {
-	i := slices.IndexFunc(c.words, func(w string) bool { return w == word || sameDType(w, word) })
-	if i < 0 {
-		return fmt.Errorf("not one of %s", strings.Join(c.words, ", "))
+// WordFlag is a flag that takes one of a few words, a dtype among them under any of its names.
+func WordFlag[T ~string](to *T, words ...T) Value[T] {
+	var list []string
+	for _, w := range words {
+		list = append(list, string(w))
 	}
-	c.Value = c.words[i]
-	return nil
+	parse := func(word string) (T, error) {
+		i := slices.IndexFunc(list, func(w string) bool { return w == word || sameDType(w, word) })
+		if i < 0 {
+			return "", fmt.Errorf("not one of %s", strings.Join(list, ", "))
+		}
+		return words[i], nil
+	}
+	return Value[T]{to, "word", parse, func(word T) string { return string(word) }, list}
 }
-
-func (c *Choice) completions() []string { return c.words }
 
 // SpansFlag is a flag that takes a set of layers, or of experts.
 func SpansFlag(to *text.Spans, what string) Value[text.Spans] {

@@ -32,14 +32,14 @@ func TestFlagValues(t *testing.T) {
 			map[string]string{"0-3,7": "0-3,7", "1, 2-2": "1,2", "5": "5"}, []string{"", "3-1", "a"}},
 		"limit": {func() flagValue { return Limits{} },
 			map[string]string{"mlp.output=1e-5": "mlp.output=1e-05", "a=2": "a=2"}, []string{"", "a", "a=", "=1", "a=0", "a=-1", "a=NaN", "a=Inf"}},
-		"dtype choice": {func() flagValue { return &Choice{"f64", []string{"f64", "f32"}} },
+		"dtype choice": {func() flagValue { word := "f64"; return WordFlag(&word, "f64", "f32") },
 			map[string]string{"f64": "f64", "float64": "f64", "double": "f64", "fp32": "f32", "F32": "f32"}, []string{"", "f16", "float"[:3]}},
 		"seed": {func() flagValue { return numberOf(new(uint64)) },
 			map[string]string{"010": "10", "7": "7", "0x1F": "31", "0X1f": "31", "18446744073709551615": "18446744073709551615"},
 			[]string{"", "0o10", "0b1", "1_000", "-1", "1f", "0x", "1e3", "+1", "18446744073709551616"}},
 		"number": {func() flagValue { return numberOf(new(int)) },
 			map[string]string{"010": "10", "0": "0"}, []string{"", "-1", "9223372036854775808"}},
-		"choice": {func() flagValue { return &Choice{"local", []string{"local", "chained"}} },
+		"choice": {func() flagValue { word := "local"; return WordFlag(&word, "local", "chained") },
 			map[string]string{"local": "local", "chained": "chained"}, []string{"", "Local"}},
 	} {
 		for word, want := range c.reads {

@@ -3,7 +3,6 @@ package cli
 // How the inspections print what they have found out: -o, and what they share beside it.
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,7 @@ type sheeted interface {
 
 // Output is the flags that say how a report is printed.
 type Output struct {
-	form      Choice
+	form      text.Form // as given; "" without -o
 	documents Documents
 	pipe      text.Form // the form where stdout is no terminal; "" without -o
 	plot      *plot     // nil without --plot
@@ -32,18 +31,18 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 	if JSONFlag(cmd); pipe == "" {
 		return o
 	}
-	o.form.words = []string{string(text.AsTable), string(text.TSV), string(text.CSV), JSONForm, string(text.Markdown)}
+	form := WordFlag(&o.form, text.AsTable, text.TSV, text.CSV, JSONForm, text.Markdown)
 	usage := "print in a `form`: table, tsv, csv, json or md"
 	if pipe == text.TSV {
 		usage += " (default table on a terminal, else tsv)"
 	} else {
 		usage += " (default table)"
 	}
-	cmd.Flags().VarP(&o.form, OutputFlag, "o", usage)
+	cmd.Flags().VarP(form, OutputFlag, "o", usage)
 	cmd.Flags().Bool(WideFlag, false, "all columns of a table, wider than the terminal")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if givenJSON(cmd) && !slices.Contains([]string{"", JSONForm}, o.form.Value) {
-			return Misuse(cmd, "--json and -o "+o.form.Value+": one of them")
+		if givenJSON(cmd) && o.form != "" && o.form != JSONForm {
+			return Misuse(cmd, "--json and -o "+string(o.form)+": one of them")
 		}
 		return nil
 	}
@@ -97,8 +96,8 @@ func (o *Output) chosen(cmd *cobra.Command) text.Form {
 	switch {
 	case givenJSON(cmd):
 		return JSONForm
-	case o.form.Value != "":
-		return text.Form(o.form.Value)
+	case o.form != "":
+		return o.form
 	case o.pipe == "" || IsTerminal(cmd.OutOrStdout()):
 		return text.AsTable
 	}
