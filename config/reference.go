@@ -49,6 +49,16 @@ func (c *Config) As(r Reference) (*Config, error) {
 	return &copied, nil
 }
 
+// InFamily returns c with the Rules of another family, whose reference computes with the fields that c has. It fails if
+// there is no such family.
+func (c *Config) InFamily(modelType string) (*Config, error) {
+	copied := *c
+	if copied.ModelType = modelType; copied.family() == nil {
+		return nil, fmt.Errorf("there is no family of model_type %s", quote(modelType))
+	}
+	return &copied, nil
+}
+
 // TopKWeights returns how a gate scales the scores of the chosen experts: divide them
 // by their sum + 1e-20 if normalise is set, then multiply them by scale.
 //

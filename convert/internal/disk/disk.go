@@ -54,6 +54,14 @@ func (d *Disk) ask(call, path string) error {
 	return nil
 }
 
+// call makes a system call that Fail does not refuse.
+func (d *Disk) call(name, path string, do func() error) error {
+	if err := d.ask(name, path); err != nil {
+		return err
+	}
+	return do()
+}
+
 // Open opens a file for reading and writing, and creates a missing file.
 func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_RDWR|os.O_CREATE) }
 
@@ -75,26 +83,17 @@ func (d *Disk) openWith(path string, flag int) (*File, error) {
 
 // Mkdir makes a directory in an existing parent.
 func (d *Disk) Mkdir(path string) error {
-	if err := d.ask("mkdir", path); err != nil {
-		return err
-	}
-	return os.Mkdir(path, 0o777)
+	return d.call("mkdir", path, func() error { return os.Mkdir(path, 0o777) })
 }
 
 // Rename gives a file or directory another name.
 func (d *Disk) Rename(from, to string) error {
-	if err := d.ask("rename", to); err != nil {
-		return err
-	}
-	return os.Rename(from, to)
+	return d.call("rename", to, func() error { return os.Rename(from, to) })
 }
 
 // Chmod sets the mode of a directory.
 func (d *Disk) Chmod(path string, mode os.FileMode) error {
-	if err := d.ask("chmod", path); err != nil {
-		return err
-	}
-	return os.Chmod(path, mode)
+	return d.call("chmod", path, func() error { return os.Chmod(path, mode) })
 }
 
 // Exchange swaps the directories of two existing names atomically. The error is
@@ -111,18 +110,12 @@ func (d *Disk) Exchange(a, b string) error {
 
 // Remove removes a file or an empty directory.
 func (d *Disk) Remove(path string) error {
-	if err := d.ask("remove", path); err != nil {
-		return err
-	}
-	return os.Remove(path)
+	return d.call("remove", path, func() error { return os.Remove(path) })
 }
 
 // RemoveAll removes a directory and its content.
 func (d *Disk) RemoveAll(path string) error {
-	if err := d.ask("remove", path); err != nil {
-		return err
-	}
-	return os.RemoveAll(path)
+	return d.call("remove", path, func() error { return os.RemoveAll(path) })
 }
 
 // SyncDir makes the names in a directory durable.
@@ -208,18 +201,12 @@ func (f *File) Sync() error {
 
 // Truncate sets the file's size.
 func (f *File) Truncate(size int64) error {
-	if err := f.disk.ask("ftruncate", f.Name()); err != nil {
-		return err
-	}
-	return f.file.Truncate(size)
+	return f.disk.call("ftruncate", f.Name(), func() error { return f.file.Truncate(size) })
 }
 
 // Reserve gives the file its size and, where the system can, its blocks on disk.
 func (f *File) Reserve(size int64) error {
-	if err := f.disk.ask("fallocate", f.Name()); err != nil {
-		return err
-	}
-	return reserve(f.file, size)
+	return f.disk.call("fallocate", f.Name(), func() error { return reserve(f.file, size) })
 }
 
 // TryLock locks the file for this process alone, until the file is closed or the process
