@@ -11,7 +11,7 @@ import (
 
 // family describes a model_type: its keys with the values that hold where they are absent, in the order in which
 // problems are reported, and the conditions between keys. A new family is a file family_NAME.go, which derives it from
-// another one, and one more entry in families.
+// another one, and one more entry in families.go.
 type family struct {
 	modelType string
 	reference Reference // without auto_map
@@ -25,13 +25,8 @@ type family struct {
 	within bool // only a wrapper's: model_type alone does not name it
 }
 
-// families lists every model_type that Parse accepts. The init function sets it because rows of the families compare
-// configs by their family.
+// families lists every model_type that Parse accepts: see families.go.
 var families []*family
-
-func init() {
-	families = []*family{&v1, &v2, &v3, &kimiK2, &glm4MoELite, &axk1, &vl2, &v32, &glmMoEDsa, &v4, &v41}
-}
 
 // delta is how a family differs from the one that it derives from.
 type delta struct {
@@ -106,6 +101,13 @@ func (f *family) row(key string, missing any) field {
 	row := rows[slices.IndexFunc(rows, func(row field) bool { return row.key == key })]
 	row.missing = missing
 	return row
+}
+
+// native are the rules of a family whose only reference is transformers' class: another family's, changed.
+func (f *family) native(change func(r *Rules)) map[Reference]Rules {
+	rules := f.references[Native]
+	change(&rules)
+	return map[Reference]Rules{Native: rules}
 }
 
 // defaults returns the Config of a document without keys.

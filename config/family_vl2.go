@@ -36,9 +36,6 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 	within:     true,
 })
 
-// modelTypeVL2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.
-const modelTypeVL2 = "deepseek_vl_v2"
-
 // readLanguageType accepts the one model_type that the language model's configuration has.
 func readLanguageType(d *decoding, key string, value jsontext.Value) {
 	_, err := parseOneOf(value, "deepseek_v2")

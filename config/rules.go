@@ -66,10 +66,3 @@ const (
 	// weights and the sum to the compute dtype once.
 	ByChoice
 )
-
-// native are the rules of a family whose only reference is transformers' class: another family's, changed.
-func (f *family) native(change func(r *Rules)) map[Reference]Rules {
-	rules := f.references[Native]
-	change(&rules)
-	return map[Reference]Rules{Native: rules}
-}

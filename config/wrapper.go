@@ -6,6 +6,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// modelTypeVL2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.
+const modelTypeVL2 = "deepseek_vl_v2"
+
 // wrappers lists every model_type that Parse reads the language model of.
 var wrappers = []wrapper{
 	{"kimi_k25", "", "text_config", "language_model.", ""},                         // Kimi-K2.5
