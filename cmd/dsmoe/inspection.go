@@ -43,6 +43,7 @@ type query struct {
 	selection inspect.Selection
 	failOn    inspect.Level
 	parts     *cli.PartFlags // nil without --part
+	files     cli.Files      // beside a drawing
 	by        inspect.Grouping
 }
 
@@ -87,7 +88,7 @@ func (i *inspection) command() *cobra.Command {
 		q.parts = cli.AddPart(q.Command, "one of N parts of the weights")
 		merge = addMerge(q.Command, append(i.merge.printing, cli.PlotFlag, "fail-on")...)
 	}
-	q.RunE = out.Drawing(func(cmd *cobra.Command, args []string) error {
+	q.RunE = q.files.Around(out.Drawing(func(cmd *cobra.Command, args []string) error {
 		q.path = strings.Join(args[:min(1, len(args))], "")
 		var r cli.Result
 		var err error
@@ -111,7 +112,7 @@ func (i *inspection) command() *cobra.Command {
 			return cli.ErrNo
 		}
 		return nil
-	})
+	}))
 	return q.Command
 }
 

@@ -46,43 +46,31 @@ dsmoe help findings  the kinds of findings`,
 		documents: cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")},
 		expects:   "CHECKPOINT or CONFIG",
 		failOn:    true,
-		flags:     func(q *query) { f.add(q.Command) },
+		flags:     f.add,
 		run: func(q *query) (cli.Result, error) {
 			if err := f.check(q.Command, q.path); err != nil {
 				return nil, err
 			}
-			var page *cli.OutFile
-			if q.Flags().Changed(htmlFlag) {
-				var err error
-				if page, err = cli.CreateFile(f.html, cli.InputsOf(q.Command, []string{q.path})...); err != nil {
-					return nil, err
-				}
-				defer page.Discard()
-			}
 			r, err := f.report(q.Command, q.path)
-			if err == nil && page != nil {
-				err = page.Commit(r.Page(time.Now()).WriteHTML)
+			if err == nil {
+				err = q.files.Write(htmlFlag, r.Page(time.Now()).WriteHTML)
 			}
 			return r, err
 		},
 	}
 }
 
-const htmlFlag = "html"
-
 // reportFlags are the flags of the command.
 type reportFlags struct {
 	routingFlags
-	html, golden string
-	against      string
-	selection    inspect.Selection
+	golden, against string
+	selection       inspect.Selection
 }
 
 // add adds the flags to the command.
-func (f *reportFlags) add(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.html, htmlFlag, "", "write a page, too, into a `file`")
-	cmd.MarkFlagFilename(htmlFlag, "html")
+func (f *reportFlags) add(q *query) {
+	flags := q.Flags()
+	q.files.Flag(q.Command, htmlFlag, "html", "write a page, too, into a `file`")
 	addSelection(flags, &f.selection)
 	flags.StringVar(&f.against, "against", "",
 		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")

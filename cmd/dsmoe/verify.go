@@ -59,12 +59,12 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
-	merge, files := addMerge(cmd, "junit", "html"), reportFiles{}
-	cmd.Flags().StringVar(&files.junit, "junit", "", "also write the report to `FILE` as JUnit XML")
-	cmd.Flags().StringVar(&files.html, "html", "", "also write the report to `FILE` as one page of HTML")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	merge, files := addMerge(cmd, junitFlag, htmlFlag), cli.Files{}
+	files.Flag(cmd, junitFlag, "xml", "also write the report to `FILE` as JUnit XML")
+	files.Flag(cmd, htmlFlag, "html", "also write the report to `FILE` as one page of HTML")
+	cmd.RunE = files.Around(func(cmd *cobra.Command, args []string) error {
 		if *merge {
-			return finishVerify(cmd, args, &files, func() (*verified, error) { return mergeVerified(args) })
+			return finishVerify(cmd, &files, func() (*verified, error) { return mergeVerified(args) })
 		}
 		if cmd.Flags().Changed("stages") && len(o.stages) == 0 {
 			return cli.Misuse(cmd, "--stages: no stage is named")
@@ -76,29 +76,30 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		if o.part = p; p.Of > 0 && (len(o.layers)+len(o.stages) > 0 || o.hash) {
 			return cli.Misuse(cmd, "--part selects layers by itself, and reads no files whole: not with --layers, --stages or --hash")
 		}
-		return finishVerify(cmd, args, &files, func() (*verified, error) {
+		return finishVerify(cmd, &files, func() (*verified, error) {
 			start := time.Now()
 			r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 			r.Version, r.Duration = version(), time.Since(start).Seconds()
 			return r, err
 		})
-	}
+	})
 	return cmd
 }
 
-// finishVerify writes the report of work, on which the arguments are, in all the forms that are asked for.
-func finishVerify(cmd *cobra.Command, args []string, files *reportFiles,
-	work func() (*verified, error)) error {
-	if err := files.create(cli.InputsOf(cmd, args)); err != nil {
-		return err
-	}
-	defer files.discard()
+// The flags that name files for the report.
+const (
+	junitFlag = "junit"
+	htmlFlag  = "html"
+)
+
+// finishVerify writes the report of work in all the forms that are asked for.
+func finishVerify(cmd *cobra.Command, files *cli.Files, work func() (*verified, error)) error {
 	r, err := work()
 	if err != nil {
 		if r.Report = report.Unfinished(err); errors.Is(err, context.Canceled) {
 			r.Report = report.Unfinished(cli.ErrInterrupted)
 		}
-		if lost := files.write(r); lost != nil {
+		if lost := r.writeFiles(files); lost != nil {
 			err = errors.Join(err, lost)
 		}
 		return err
@@ -106,10 +107,23 @@ func finishVerify(cmd *cobra.Command, args []string, files *reportFiles,
 	if err := verifyDocuments.Print(cmd, r); err != nil {
 		return err
 	}
-	if err := files.write(r); err != nil {
+	if err := r.writeFiles(files); err != nil {
 		return &unwritten{err}
 	}
 	return r.err()
+}
+
+// unwritten is why a file is not there, though stdout has the report.
+type unwritten struct{ error }
+
+// Unwrap returns the error itself.
+func (u *unwritten) Unwrap() error { return u.error }
+
+// writeFiles writes the report to the files that are asked for.
+func (r *verified) writeFiles(files *cli.Files) error {
+	return errors.Join(
+		files.Write(junitFlag, func(w io.Writer) error { return r.WriteJUnit(w, r.about()) }),
+		files.Write(htmlFlag, func(w io.Writer) error { return r.WriteHTML(w, r.about()) }))
 }
 
 // verifyOptions are the flags of the command.

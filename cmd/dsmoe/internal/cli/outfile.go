@@ -20,29 +20,29 @@ import (
 	"dsmoe/convert/checkpoint"
 )
 
-// OutFile is a file that a command is going to write. Until Commit it has another name, so
+// outFile is a file that a command is going to write. Until commit it has another name, so
 // that what has the right one is always whole: what was there before, or what is new.
-type OutFile struct {
+type outFile struct {
 	path string   // as it was given
-	Name string   // where it is to be, links resolved
+	name string   // where it is to be, links resolved
 	temp *os.File // hidden, beside it; nil once it is done with
 }
 
-// CreateFile makes sure that a file can be written, before the work whose result it is to
-// hold. What is there must be a regular file, or a link to one, and is replaced by Commit. It must
-// be none of the inputs: see InputsOf.
-func CreateFile(path string, inputs ...string) (*OutFile, error) {
+// createFile makes sure that a file can be written, before the work whose result it is to
+// hold. What is there must be a regular file, or a link to one, and is replaced by commit. It must
+// be none of the inputs: see inputsOf.
+func createFile(path string, inputs ...string) (*outFile, error) {
 	if path == "-" {
 		return nil, fmt.Errorf("%s: %w", path, errors.New("stdout has the report; ./- is a file of this name"))
 	}
 	if err := checkNoInput(path, inputs); err != nil {
 		return nil, Named(path, err)
 	}
-	f := &OutFile{path: path, Name: path}
+	f := &outFile{path: path, name: path}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
-		f.Name = resolved
+		f.name = resolved
 	}
-	info, err := os.Lstat(f.Name)
+	info, err := os.Lstat(f.name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -50,7 +50,7 @@ func CreateFile(path string, inputs ...string) (*OutFile, error) {
 	case !info.Mode().IsRegular():
 		return nil, Named(path, errors.New("cannot be replaced: not a regular file"))
 	}
-	dir, base := filepath.Split(f.Name)
+	dir, base := filepath.Split(f.name)
 	if base == "" {
 		return nil, Named(path, errors.New("not the name of a file"))
 	}
@@ -62,8 +62,8 @@ func CreateFile(path string, inputs ...string) (*OutFile, error) {
 	return f, nil
 }
 
-// InputsOf lists the paths that a command reads: its arguments, and those in flags.
-func InputsOf(cmd *cobra.Command, args []string) []string {
+// inputsOf lists the paths that a command reads: its arguments, and those in flags.
+func inputsOf(cmd *cobra.Command, args []string) []string {
 	paths := slices.Clone(args)
 	for _, name := range []string{"against", "config", "golden", "tokens"} {
 		f := cmd.Flags().Lookup(name)
@@ -128,8 +128,8 @@ func holdsFile(dir string, file os.FileInfo, isPart func(name string) bool) bool
 	})
 }
 
-// Commit gives the file its content and its name.
-func (f *OutFile) Commit(fill func(w io.Writer) error) error {
+// commit gives the file its content and its name.
+func (f *outFile) commit(fill func(w io.Writer) error) error {
 	w := bufio.NewWriter(f.temp)
 	err := fill(w)
 	if err == nil {
@@ -139,7 +139,7 @@ func (f *OutFile) Commit(fill func(w io.Writer) error) error {
 		err = f.temp.Sync()
 	}
 	if err = errors.Join(err, f.temp.Close()); err == nil {
-		err = os.Rename(f.temp.Name(), f.Name)
+		err = os.Rename(f.temp.Name(), f.name)
 	}
 	if err != nil {
 		return FileError(f.path, errors.Join(err, os.Remove(f.temp.Name())))
@@ -148,8 +148,8 @@ func (f *OutFile) Commit(fill func(w io.Writer) error) error {
 	return nil
 }
 
-// Discard leaves what was there before, unless the file was committed.
-func (f *OutFile) Discard() {
+// discard leaves what was there before, unless the file was committed.
+func (f *outFile) discard() {
 	if f.temp != nil {
 		f.temp.Close()
 		os.Remove(f.temp.Name())

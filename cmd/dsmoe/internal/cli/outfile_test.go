@@ -34,26 +34,26 @@ func TestOutFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "page.html")
-	f, err := CreateFile(path)
+	f, err := createFile(path)
 	require.NoError(t, err)
 	assert.NoFileExists(t, path)
-	require.NoError(t, f.Commit(filled("first")))
-	f.Discard()
+	require.NoError(t, f.commit(filled("first")))
+	f.discard()
 	assert.Equal(t, []string{"page.html"}, names(t, dir))
 
-	for name, end := range map[string]func(f *OutFile){
-		"discarded": func(f *OutFile) { f.Discard() },
-		"not filled": func(f *OutFile) {
+	for name, end := range map[string]func(f *outFile){
+		"discarded": func(f *outFile) { f.discard() },
+		"not filled": func(f *outFile) {
 			wrong := errors.New("no")
-			assert.ErrorIs(t, f.Commit(func(w io.Writer) error { filled("half")(w); return wrong }), wrong)
-			f.Discard()
+			assert.ErrorIs(t, f.commit(func(w io.Writer) error { filled("half")(w); return wrong }), wrong)
+			f.discard()
 		},
-		"cannot be renamed": func(f *OutFile) {
-			f.Name = filepath.Join(dir, "gone", "page.html")
-			assert.ErrorContains(t, f.Commit(filled("second")), "page.html: ")
+		"cannot be renamed": func(f *outFile) {
+			f.name = filepath.Join(dir, "gone", "page.html")
+			assert.ErrorContains(t, f.commit(filled("second")), "page.html: ")
 		},
 	} {
-		f, err := CreateFile(path)
+		f, err := createFile(path)
 		require.NoError(t, err)
 		end(f)
 		assert.Equal(t, []string{"page.html"}, names(t, dir), name)
@@ -62,9 +62,9 @@ func TestOutFile(t *testing.T) {
 
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink("page.html", link))
-	f, err = CreateFile(link)
+	f, err = createFile(link)
 	require.NoError(t, err)
-	require.NoError(t, f.Commit(filled("through a link")))
+	require.NoError(t, f.commit(filled("through a link")))
 	assert.Equal(t, "through a link", read(t, path))
 	assert.Equal(t, []string{"link", "page.html"}, names(t, dir))
 }
@@ -84,7 +84,7 @@ func TestOutFileRefuses(t *testing.T) {
 		filepath.Join(dir, "new") + "/":     "not the name of a file",
 		"":                                  "cannot be replaced: not a regular file",
 	} {
-		_, err := CreateFile(name)
+		_, err := createFile(name)
 		assert.ErrorContains(t, err, want, name)
 	}
 	assert.Equal(t, []string{"dangling", "file"}, names(t, dir))

@@ -3,11 +3,14 @@ package cli
 // How the inspections print what they have found out: -o, and what they share beside it.
 
 import (
+	"errors"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"dsmoe/text"
+	"dsmoe/text/page"
 )
 
 // sheeted is a report whose numbers are a sheet.
@@ -22,7 +25,7 @@ type Output struct {
 	form      text.Form // as given; "" without -o
 	documents Documents
 	pipe      text.Form // the form where stdout is no terminal; "" without -o
-	plot      *plot     // nil without --plot
+	files     Files     // --plot, if the command has it
 }
 
 // AddOutput adds --json to a command and, unless pipe is "", -o: in the form pipe its reports go into a pipe.
@@ -49,34 +52,34 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 	return o
 }
 
+// PlotFlag is the name of --plot.
+const PlotFlag = "plot"
+
 // AddPlot adds --plot to a command, whose report is then drawn, too: as what says.
 func (o *Output) AddPlot(cmd *cobra.Command, what string) {
-	o.plot = &plot{}
-	cmd.Flags().StringVar(&o.plot.path, PlotFlag, "", "draw it, too, in an SVG `file`: "+what)
-	cmd.MarkFlagFilename(PlotFlag, "svg")
+	o.files.Flag(cmd, PlotFlag, "svg", "draw it, too, in an SVG `file`: "+what)
 }
 
-// Drawing makes sure that the drawing of a command with --plot can be written before run does its work, and that
-// nothing is left behind but a whole one.
+// Drawing makes sure that the drawing can be written before run does its work.
 func (o *Output) Drawing(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
-	if o.plot == nil {
-		return run
-	}
-	return func(cmd *cobra.Command, args []string) (err error) {
-		if cmd.Flags().Changed(PlotFlag) {
-			if o.plot.file, err = CreateFile(o.plot.path, InputsOf(cmd, args)...); err != nil {
-				return err
-			}
-			defer o.plot.file.Discard()
-		}
-		o.plot.of = strings.Join(args, ", ")
-		return run(cmd, args)
-	}
+	return o.files.Around(run)
+}
+
+// drawn is a report of a command with --plot.
+type drawn interface {
+	// Figure returns nil if there are no numbers to draw.
+	Figure() page.Figure
 }
 
 // Print draws a report, and prints it.
 func (o *Output) Print(cmd *cobra.Command, r Result) error {
-	if err := o.plot.draw(r); err != nil {
+	err := o.files.Write(PlotFlag, func(w io.Writer) error {
+		if f := r.(drawn).Figure(); f != nil {
+			return page.WriteSVG(w, f, strings.Join(cmd.Flags().Args(), ", "))
+		}
+		return errors.New("not written: there are no numbers to draw")
+	})
+	if err != nil {
 		return err
 	}
 	if o.IsSheet(cmd) {
