@@ -53,6 +53,29 @@ func CodesOf(runs [][]float32) Codes {
 	return NoCodes
 }
 
+// Steps returns the distances of neighbouring codes at each number of a row.
+func (c Codes) Steps(row []float32) []float64 {
+	steps := make([]float64, len(row))
+	for first := 0; first < len(row); first += codeGroup {
+		group, most := row[first:min(first+codeGroup, len(row))], 0.0
+		for _, v := range group {
+			most = max(most, math.Abs(float64(v)))
+		}
+		for i, v := range group {
+			switch c {
+			case FourBits:
+				steps[first+i] = most / 7
+			case EightBits:
+				steps[first+i] = most / 127
+			case EightFloats: // 3 bits behind the first
+				_, exponent := math.Frexp(float64(v))
+				steps[first+i] = math.Ldexp(1, exponent-4)
+			}
+		}
+	}
+	return steps
+}
+
 // CodeRuns returns the first numbers of some rows of a matrix of so many rows.
 func CodeRuns(rows int, row func(i int) []float32) (all [][]float32) {
 	n := min(codeRows, rows)

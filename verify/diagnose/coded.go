@@ -33,7 +33,7 @@ func codedMistakes(f *Failure) []mistake {
 	}
 	squares, expected, n := 0.0, 0.0, f.Got.Width()
 	for c := range n {
-		steps := codeSteps(w, c, codes)
+		steps := stepsOf(w, c, codes)
 		for r := range f.Got.Rows() {
 			squares += bounds.Sq(float64(f.Want[r*n+c]) - float64(f.Unrounded[r*n+c]))
 			expected += roundings(steps, f.Input.Row(r))
@@ -47,7 +47,7 @@ func codedMistakes(f *Failure) []mistake {
 		x.changeProduct(w.Name, func(in, y *bounds.Value) {
 			row := make([]float32, in.Width())
 			for c := range y.Width() {
-				steps := codeSteps(w, c, codes)
+				steps := stepsOf(w, c, codes)
 				for t := range y.Rows() {
 					for k := range row {
 						row[k] = in.Rounded(t*len(row) + k)
@@ -62,29 +62,10 @@ func codedMistakes(f *Failure) []mistake {
 	}}}
 }
 
-// codeSteps are the distances of neighbouring codes at each number of a row.
-func codeSteps(w *model.Weight, r int, codes tensor.Codes) []float64 {
-	const group = 32
+// stepsOf are the distances of neighbouring codes at each number of a row.
+func stepsOf(w *model.Weight, r int, codes tensor.Codes) []float64 {
 	row, _ := w.Row(r).Float32s(nil)
-	steps := make([]float64, len(row))
-	for first := 0; first < len(row); first += group {
-		most := 0.0
-		for _, v := range row[first:min(first+group, len(row))] {
-			most = max(most, math.Abs(float64(v)))
-		}
-		for c := first; c < min(first+group, len(row)); c++ {
-			switch codes {
-			case tensor.FourBits:
-				steps[c] = most / 7
-			case tensor.EightBits:
-				steps[c] = most / 127
-			case tensor.EightFloats: // 3 bits behind the first
-				_, exponent := math.Frexp(float64(row[c]))
-				steps[c] = math.Ldexp(1, exponent-4)
-			}
-		}
-	}
-	return steps
+	return codes.Steps(row)
 }
 
 // roundings is the variance that roundings to codes give a product with x.

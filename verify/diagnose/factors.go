@@ -439,7 +439,7 @@ func biasMistakes(f *Failure) (list []mistake) {
 			if bias.Name == "" || err != nil {
 				return ""
 			}
-			bias.Tensor = vectorOf(values, of)
+			bias.Tensor = vectorOf(values, func(_ int, v float32) float32 { return of(v) })
 			return bias.Name + " " + words
 		}})
 	}
@@ -467,14 +467,10 @@ func biasMistakes(f *Failure) (list []mistake) {
 }
 
 // vectorOf is a float32 vector of changed numbers.
-func vectorOf(values []float32, of func(v float32) float32) tensor.Tensor {
-	changed := make([]float32, len(values))
+func vectorOf(values []float32, of func(i int, v float32) float32) tensor.Tensor {
+	var data []byte
 	for i, v := range values {
-		changed[i] = of(v)
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(of(i, v)))
 	}
-	data := make([]byte, 0, 4*len(changed))
-	for _, v := range changed {
-		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
-	}
-	return tensor.Tensor{DType: tensor.F32, Shape: []int{len(changed)}, Data: data}
+	return tensor.Tensor{DType: tensor.F32, Shape: []int{len(values)}, Data: data}
 }

@@ -1,7 +1,6 @@
 package diagnose
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -69,12 +68,9 @@ func undoNormBias(x *Trial) string {
 		return ""
 	}
 	zero := !slices.ContainsFunc(values, func(v float32) bool { return v != 0 })
-	var data []byte
-	for c, v := range values {
-		moved := tensor.Rounded(float32(float64(v)+f.columnOffset(c)), bias.DType)
-		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(moved))
-	}
-	bias.Tensor = tensor.Tensor{DType: tensor.F32, Shape: bias.Shape, Data: data}
+	bias.Tensor = vectorOf(values, func(c int, v float32) float32 {
+		return tensor.Rounded(float32(float64(v)+f.columnOffset(c)), bias.DType)
+	})
 	if zero {
 		return bias.Name + " is zero, and the reference's is not"
 	}

@@ -154,10 +154,12 @@ func (f *Failure) failsInAttention() bool {
 	})
 }
 
+// usual are values that most configs have.
+var usual = map[string][]float64{"rms_norm_eps": {1e-6, 1e-5}, "rope_theta": {1e4, 5e4, 1e6}, "compress_rope_theta": {1.6e5},
+	"rope_scaling.beta_fast": {32}, "rope_scaling.beta_slow": {1}, "rope_scaling.factor": {40, 4, 16, 32, 64}}
+
 // rank is 0 for a value that most configs have, else 1.
 func (n number) rank(v float64) int {
-	usual := map[string][]float64{"rope_theta": {1e4, 5e4, 1e6}, "compress_rope_theta": {1.6e5}, "rope_scaling.beta_fast": {32},
-		"rope_scaling.beta_slow": {1}, "rope_scaling.factor": {40, 4, 16, 32, 64}}
 	if slices.Contains(usual[n.Key], v) {
 		return 0
 	}
@@ -206,24 +208,28 @@ func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error
 		list = append(list, mistake{id: "rope-tables", kinds: []string{f.kind()}, undo: undoTables})
 	}
 	for _, x := range found {
-		if !f.isNearer(least, x.left) {
-			c, words := x.With(x.base, x.value), fmt.Sprintf("the reference ran with %s %g, here it is %g", x.Key, x.value, x.Value(x.base))
-			if x.base != f.Model.Config {
-				words = missingScaling(c.RopeScaling)
-			}
-			m := f.configMistake(causeOf(x.Key), c, words)
-			m.unless = "rope-tables"
-			if x.Key == "rms_norm_eps" { // where rounding leaves it open, those that most configs have
-				for _, usual := range []float64{1e-6, 1e-5} {
-					if usual != x.Value(x.base) {
-						list = append(list, f.configMistake("norm-eps", x.With(x.base, usual),
-							fmt.Sprintf("the reference ran with %s %g, here it is %g", x.Key, usual, x.Value(x.base))))
-					}
-				}
-				m.unless = "norm-eps"
-			}
-			list = append(list, m)
+		if f.isNearer(least, x.left) {
+			continue
 		}
+		ran := func(value float64) mistake {
+			c := x.With(x.base, value)
+			if x.base != f.Model.Config {
+				return f.configMistake(causeOf(x.Key), c, missingScaling(c.RopeScaling))
+			}
+			words := fmt.Sprintf("the reference ran with %s %g, here it is %g", x.Key, value, x.Value(x.base))
+			return f.configMistake(causeOf(x.Key), c, words)
+		}
+		m := ran(x.value)
+		m.unless = "rope-tables"
+		if x.Key == "rms_norm_eps" { // where rounding leaves it open
+			for _, value := range usual[x.Key] {
+				if value != x.Value(x.base) {
+					list = append(list, ran(value))
+				}
+			}
+			m.unless = "norm-eps"
+		}
+		list = append(list, m)
 	}
 	return list, nil
 }

@@ -241,18 +241,21 @@ func undoInverseRoPE(x *Trial) string {
 
 // undoTables exchanges the thetas of RoPE, if no layer of the other one passes.
 func undoTables(x *Trial) string {
-	c, f := &x.Config, x.failed
+	c, f, words := &x.Config, x.failed, "may be exchanged: no layer of the other one was compared"
 	for _, check := range f.Checks {
-		if l := check.Layer(); l >= 0 && l < len(f.Model.Model.Layers) && f.Layer >= 0 && check.Verdict == report.Pass &&
-			(c.CompressRate(l) > 0) != (c.CompressRate(f.Layer) > 0) && check.Tensor == pack.StageOf(l, f.Kind) {
-			return ""
+		if l := check.Layer(); l >= 0 && l < len(f.Model.Model.Layers) && f.Layer >= 0 && check.Tensor == pack.StageOf(l, f.Kind) &&
+			(c.CompressRate(l) > 0) != (c.CompressRate(f.Layer) > 0) {
+			if check.Verdict == report.Pass {
+				return ""
+			}
+			words = "are exchanged"
 		}
 	}
 	if c.RopeTheta == c.CompressRopeTheta {
 		return ""
 	}
 	c.RopeTheta, c.CompressRopeTheta = c.CompressRopeTheta, c.RopeTheta
-	return fmt.Sprintf("rope_theta %g and compress_rope_theta %g are exchanged", c.CompressRopeTheta, c.RopeTheta)
+	return fmt.Sprintf("rope_theta %g and compress_rope_theta %g %s", c.CompressRopeTheta, c.RopeTheta, words)
 }
 
 // undoWindow changes sliding_window.

@@ -1,10 +1,8 @@
 package diagnose
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +10,6 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 )
 
@@ -104,10 +101,7 @@ func (o *normOffset) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64)
 	}
 	stored, _ := weight.Float32s(nil) // loading has checked the dtype
 	moved, p := *weight, bounds.PrecisionOf(weight.DType)
-	moved.DType, moved.Data = tensor.F32, nil
-	for _, w := range stored {
-		moved.Data = binary.LittleEndian.AppendUint32(moved.Data, math.Float32bits(w+o.by))
-	}
+	moved.Tensor = vectorOf(stored, func(_ int, w float32) float32 { return w + o.by })
 	y := o.Arithmetic.RMSNorm(x, &moved, eps)
 	for i, v := range y.Values {
 		c := i % y.Width()
