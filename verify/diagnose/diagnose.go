@@ -34,7 +34,8 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	var known []report.Cause // from the pack's config
 	try := func(list []mistake, readOff bool) error {
 		for _, m := range list {
-			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) || hasCause(known, m.id) {
+			if !slices.Contains(m.kinds, f.kind()) || m.unless != "" && hasCause(causes, m.unless) ||
+				m.guess && len(causes) > 0 || hasCause(known, m.id) {
 				continue
 			}
 			c, err := f.try(ctx, m, readOff)

@@ -17,6 +17,7 @@ type mistake struct {
 
 	experts bool   // it gives routed experts other weights and changes nothing else
 	unless  string // id of a mistake that is more than this one: not tried if that was found
+	guess   bool   // one of many values: not tried if any cause was found
 }
 
 // What the mistakes of a kind of module are first seen at.

@@ -55,7 +55,7 @@ func configMistakes(f *Failure) []mistake {
 		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: undoHeads(heads)})
 	}
 	for _, s := range scalings(c) {
-		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, unless: "rope-scaling", undo: undoMissingScaling(s)})
+		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, guess: true, undo: undoMissingScaling(s)})
 	}
 	return list
 }

@@ -171,10 +171,10 @@ func mlpMistakes(f *Failure) []mistake {
 	}
 	var lists [][]mistake
 	for _, m := range all {
-		list := orderMistakes(m.down)
+		list := slices.Concat(orderMistakes(m.down), m.scaled())
 		if together || len(all) == 1 { // else what one of several experts does to a few tokens, another can do as well
 			directions := m.down.directions()
-			list = slices.Concat(list, m.scaled(), m.neurons(directions))
+			list = slices.Concat(list, m.neurons(directions))
 			if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
 				list = slices.Concat(elementMistakes(m.down), m.down.rankMistakes(directions), codedMistakes(m.down))
 			}
@@ -324,7 +324,7 @@ func (m *mlp) others() (list []mistake) {
 }
 
 // gives reports whether an MLP that differs in the projection changed, or in all if that is empty, gives nearly the
-// golden's first rows, and is nearer than ours. The trial holds the stage to its limits.
+// golden's first rows. The trial holds the stage to its limits.
 func (m *mlp) gives(of *model.DeepseekMLP, changed table.Role) bool {
 	plain := model.NewPlain(model.Options{DType: tensor.F32})
 	defer plain.Close(nil)
@@ -340,8 +340,9 @@ func (m *mlp) gives(of *model.DeepseekMLP, changed table.Role) bool {
 
 // isNear reports whether what the projections gave for the first rows makes nearly the golden.
 func (m *mlp) isNear(plain *model.Plain, gate, up *model.Activation, down *model.Linear) bool {
-	y := plain.Linear(m.down.hidden(plain, gate, up), down).Values
-	return isNear(y, m.down.Want[:len(y)], m.down.Unrounded[:len(y)], mostLeft)
+	first := *m.down
+	first.Input = first.hidden(plain, gate, up)
+	return first.gives(&down.Weight)
 }
 
 // hidden is the input of down_proj for what gate_proj and up_proj gave.
@@ -381,12 +382,9 @@ func (m *mlp) reordered() (list []mistake) {
 	return list
 }
 
-// mlpRows are the rows of an MLP that other weights are tried on.
-const mlpRows = 2
-
 // first is the first rows of an activation, exact in float32.
 func (m *mlp) first(a *model.Activation) *model.Activation {
-	y := rowsAt(a, indices(min(mlpRows, a.Rows())))
+	y := rowsAt(a, indices(min(sampledRows, a.Rows())))
 	y.DType = tensor.F32
 	return y
 }

@@ -2,7 +2,6 @@ package diagnose
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -61,14 +60,15 @@ func undoAttentionOf(l int) func(x *Trial) string {
 }
 
 const (
-	sampledRows  = 4 // rows of a product that are compared with another weight's
-	sampledUnits = 8 // columns of these
+	sampledRows  = 2  // rows of a product that are compared with another weight's
+	sampledUnits = 16 // columns of these
 )
 
-// gives reports whether w times the failed product's input is nearly the golden, in a sample of elements. The trial
-// holds the stage to its limits.
+// gives reports whether w times the failed product's input is nearly the golden, and nearer than ours, in a sample of
+// elements. The trial holds the stage to its limits.
 func (f *Failure) gives(w *model.Weight) bool {
-	left, whole, n := 0.0, 0.0, f.Got.Width()
+	var y, want, ours []float32
+	n := f.Got.Width()
 	plain := model.NewPlain(f.Options)
 	defer plain.Close(nil)
 	for i := range min(n, sampledUnits) {
@@ -76,9 +76,9 @@ func (f *Failure) gives(w *model.Weight) bool {
 		unit := w.Rows(c, c+1)
 		row := plain.Values(&unit)
 		for r := range min(f.Got.Rows(), sampledRows) {
-			want := float64(f.Want[r*n+c])
-			left, whole = left+bounds.Sq(dot(row, f.Input.Row(r))-want), whole+bounds.Sq(want)
+			y = append(y, float32(dot(row, f.Input.Row(r))))
+			want, ours = append(want, f.Want[r*n+c]), append(ours, f.Unrounded[r*n+c])
 		}
 	}
-	return whole > 0 && math.Sqrt(left) <= mostLeft*math.Sqrt(whole)
+	return isNear(y, want, ours, mostLeft)
 }

@@ -9,16 +9,14 @@ import (
 )
 
 // culprits are experts that account for all tokens that are wrong, if not all tokens are: one
-// all of whose tokens are wrong, else one of those that the wrong tokens have in common, else as
+// all of whose tokens are wrong, or one of several such, else one of those that the wrong tokens have in common, else as
 // few suspects as do so together.
 func (f *Failure) culprits() (together, oneOf []int) {
 	if f.Kind != pack.ExpertsOutput || f.Idx == nil || !slices.Contains(f.Beyond, false) {
 		return nil, nil
 	}
-	together = f.covering(f.suspects())
-	if len(together) == 1 {
-		return together, nil
-	}
+	suspects := f.suspects()
+	together = f.covering(suspects)
 	k, common := len(f.Idx)/f.Got.Rows(), []int(nil)
 	for i, token := range bounds.Marked(f.Beyond) {
 		chosen := f.Idx[token*k : (token+1)*k]
@@ -27,7 +25,10 @@ func (f *Failure) culprits() (together, oneOf []int) {
 		}
 		common = slices.DeleteFunc(common, func(e int) bool { return !slices.Contains(chosen, e) })
 	}
-	if len(common) == 0 {
+	if len(together) == 1 { // all of whose tokens are wrong
+		common = slices.DeleteFunc(common, func(e int) bool { return !slices.Contains(suspects, e) })
+	}
+	if len(common) == 0 || len(common) == 1 && len(together) == 1 {
 		return together, nil
 	}
 	slices.Sort(common)
