@@ -15,7 +15,7 @@ type Examined struct {
 	Observed []Observation `json:"-"` // Findings one by one
 }
 
-// Conclude makes the findings of what was observed.
+// Conclude sets what was observed, and the findings, which have one cause each.
 func (x *Examined) Conclude(found []Observation) { x.Observed, x.Findings = found, Cluster(found) }
 
 // Passes reports whether no finding is as grave as a level.
@@ -44,8 +44,8 @@ type BrokenFiles struct {
 	Broken []Finding `json:"broken"` // files that are not in the list, or not as the index has them
 }
 
-// Passes reports whether there are none.
+// Passes reports whether no file is broken.
 func (b *BrokenFiles) Passes(Level) bool { return len(b.Broken) == 0 }
 
-// WriteNotes writes them.
+// WriteNotes writes the broken files.
 func (b *BrokenFiles) WriteNotes(w io.Writer) error { return WriteFindings(w, b.Broken, MaxLines) }

@@ -52,7 +52,7 @@ type partial[T any] interface {
 	OfPart() (*inspect.Part, inspect.Grouping)
 }
 
-// mergerOf returns the merger of reports, of which merge joins those of all parts, in their order.
+// mergerOf returns a merger: merge joins the reports of all parts, which are in their order.
 func mergerOf[T any, R partial[T]](merge func(parts []*T, by inspect.Grouping) *T, printing ...string) *merger {
 	return &merger{printing, func(d cli.Documents, paths []string, by inspect.Grouping) (cli.Result, error) {
 		parts, err := readParts[T, R](d, paths)

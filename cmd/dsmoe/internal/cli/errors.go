@@ -24,25 +24,6 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// fault is an error in parts, as --json shows it.
-type fault struct {
-	Thing      string `json:"thing"`      // what the error is about: a path as it was given, or a command
-	Coordinate string `json:"coordinate"` // the place in it, "file: tensor name"; empty if it is the whole
-	Cause      string `json:"cause"`      // what is wrong
-	Hint       string `json:"hint"`       // what the user can do about it; empty if nothing is known
-}
-
-// ErrorDocument is the document that takes the place of a report.
-type ErrorDocument struct {
-	Error struct {
-		fault
-		Problems []fault `json:"problems,omitempty"` // each of them, if there are several
-	} `json:"error"`
-}
-
-// ErrorDocuments is the document of an error, of every command.
-var ErrorDocuments = Documents{DocumentOf[ErrorDocument]("dsmoe.error/1")}
-
 // Fail tells the user why a command has no answer.
 func Fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
 	PrintError(stderr, err)
@@ -51,7 +32,7 @@ func Fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer
 	}
 }
 
-// AsksJSON says whether the command line asks for JSON, even if it makes no sense.
+// AsksJSON reports whether the command line asks for JSON, even if it makes no sense.
 func AsksJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("json"); f != nil && f.Changed {
 		return f.Value.String() == "true"
@@ -151,11 +132,6 @@ func faults(thing string, problems []checkpoint.Problem) (list []fault) {
 		list = append(list, fault{thing, p.Place(), p.Cause, p.Hint})
 	}
 	return list
-}
-
-// joinParts joins the parts of a coordinate that are known.
-func joinParts(parts ...string) string {
-	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
 }
 
 // PrintError writes the line that says why there is no answer, and the hint.

@@ -1,11 +1,21 @@
 package cli
 
 import (
+	"bufio"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"dsmoe/convert/checkpoint"
 )
 
 // Files are the files that a command can write beside stdout, each named by a flag.
@@ -55,7 +65,7 @@ func (f *Files) create(cmd *cobra.Command, inputs []string) error {
 	return nil
 }
 
-// sameFile says whether two paths lead to one place.
+// sameFile reports whether two paths name one file.
 func sameFile(a, b string) bool {
 	a, errA := filepath.Abs(a)
 	b, errB := filepath.Abs(b)
@@ -75,4 +85,140 @@ func (f *Files) Write(flag string, fill func(w io.Writer) error) error {
 		return out.commit(fill)
 	}
 	return nil
+}
+
+// outFile is a file that a command is going to write. Until commit it has another name, so
+// that what has the right one is always whole: what was there before, or what is new.
+type outFile struct {
+	path string   // as it was given
+	name string   // where it is to be, links resolved
+	temp *os.File // hidden, beside it; nil once it is done with
+}
+
+// createFile makes sure that a file can be written, before the work whose result it is to
+// hold. What is there must be a regular file, or a link to one, and is replaced by commit. It must
+// be none of the inputs: see inputsOf.
+func createFile(path string, inputs ...string) (*outFile, error) {
+	if path == "-" {
+		return nil, fmt.Errorf("%s: %w", path, errors.New("stdout has the report; ./- is a file of this name"))
+	}
+	if err := checkNoInput(path, inputs); err != nil {
+		return nil, Named(path, err)
+	}
+	f := &outFile{path: path, name: path}
+	if resolved, err := filepath.EvalSymlinks(path); err == nil {
+		f.name = resolved
+	}
+	info, err := os.Lstat(f.name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, FileError(path, err)
+	case !info.Mode().IsRegular():
+		return nil, Named(path, errors.New("cannot be replaced: not a regular file"))
+	}
+	dir, base := filepath.Split(f.name)
+	if base == "" {
+		return nil, Named(path, errors.New("not the name of a file"))
+	}
+	temp := filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8])
+	f.temp, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return nil, FileError(path, err)
+	}
+	return f, nil
+}
+
+// inputsOf lists the paths that a command reads: its arguments, and those in flags.
+func inputsOf(cmd *cobra.Command, args []string) []string {
+	paths := slices.Clone(args)
+	for _, name := range []string{"against", "config", "golden", "tokens"} {
+		f := cmd.Flags().Lookup(name)
+		if f == nil || !f.Changed {
+			continue
+		}
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			_, file, _ := strings.Cut(value, "=") // NAME=FILE
+			paths = append(paths, value, file)
+		}
+	}
+	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
+}
+
+// checkNoInput refuses a file that is an input, or that lies in a directory that is one, unless it
+// looks like a report. A weight file, index or config stands for its whole checkpoint.
+func checkNoInput(path string, inputs []string) error {
+	there, err := os.Stat(path)
+	if err != nil {
+		return nil // nothing is replaced
+	}
+	for _, input := range inputs {
+		if snapshot, err := checkpoint.Snapshot(input); err == nil {
+			input = snapshot
+		}
+		info, err := os.Stat(input)
+		if err != nil {
+			continue
+		}
+		dir, isPart := input, func(name string) bool { return !isReport(name) }
+		if !info.IsDir() {
+			dir, isPart = filepath.Dir(input), isCheckpointFile
+		}
+		whole := info.IsDir() || isCheckpointFile(filepath.Base(input))
+		if os.SameFile(info, there) || whole && holdsFile(dir, there, isPart) {
+			return errors.New("is among the inputs of this command: give another name")
+		}
+	}
+	return nil
+}
+
+// isReport recognises names of files that this program writes beside what it prints.
+func isReport(name string) bool {
+	return slices.Contains([]string{".html", ".htm", ".xml", ".svg"}, strings.ToLower(filepath.Ext(name)))
+}
+
+// isCheckpointFile recognises weights, their index, a config, and other JSON files of a checkpoint.
+func isCheckpointFile(name string) bool {
+	return checkpoint.IsWeights(name) || checkpoint.IsIndex(name) || strings.EqualFold(filepath.Ext(name), ".json")
+}
+
+// holdsFile reports whether a directory holds a file, or a link to it, under a name that isPart takes.
+func holdsFile(dir string, file os.FileInfo, isPart func(name string) bool) bool {
+	entries, _ := os.ReadDir(dir)
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		info, err := os.Stat(filepath.Join(dir, e.Name()))
+		return err == nil && os.SameFile(info, file) && isPart(e.Name())
+	})
+}
+
+// commit gives the file its content and its name.
+func (f *outFile) commit(fill func(w io.Writer) error) error {
+	w := bufio.NewWriter(f.temp)
+	err := fill(w)
+	if err == nil {
+		err = w.Flush()
+	}
+	if err == nil {
+		err = f.temp.Sync()
+	}
+	if err = errors.Join(err, f.temp.Close()); err == nil {
+		err = os.Rename(f.temp.Name(), f.name)
+	}
+	if err != nil {
+		return FileError(f.path, errors.Join(err, os.Remove(f.temp.Name())))
+	}
+	f.temp = nil
+	return nil
+}
+
+// discard leaves what was there before, unless the file was committed.
+func (f *outFile) discard() {
+	if f.temp != nil {
+		f.temp.Close()
+		os.Remove(f.temp.Name())
+	}
 }

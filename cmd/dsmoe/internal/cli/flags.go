@@ -6,12 +6,16 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -32,7 +36,7 @@ func dtypeNamed(word string) (tensor.DType, bool) {
 	return tensor.Invalid, false
 }
 
-// sameDType says whether two words name one dtype.
+// sameDType reports whether two words name one dtype.
 func sameDType(a, b string) bool {
 	x, known := dtypeNamed(a)
 	y, _ := dtypeNamed(b)
@@ -114,4 +118,103 @@ func WordFlag[T ~string](to *T, words ...T) Value[T] {
 func SpansFlag(to *text.Spans, what string) Value[text.Spans] {
 	parse := func(list string) (text.Spans, error) { return text.ParseSpans(list, what) }
 	return Value[text.Spans]{to, what, parse, text.Spans.String, nil}
+}
+
+// Overwriting is which finished outputs are replaced: none, those that are unchanged, or also those whose files
+// changed since.
+type Overwriting struct{ Finished, Changed bool }
+
+// String returns what parseOverwriting reads.
+func (o Overwriting) String() string {
+	if o.Changed {
+		return "changed"
+	}
+	return strconv.FormatBool(o.Finished)
+}
+
+// parseOverwriting reads true, which the flag alone stands for, changed, or false.
+func parseOverwriting(word string) (Overwriting, error) {
+	if word == "changed" {
+		return Overwriting{true, true}, nil
+	}
+	finished, err := strconv.ParseBool(word)
+	if err != nil {
+		err = errors.New("not changed")
+	}
+	return Overwriting{finished, false}, err
+}
+
+// OverwriteFlag adds --overwrite to a command.
+func OverwriteFlag(cmd *cobra.Command, to *Overwriting) {
+	cmd.Flags().Var(Value[Overwriting]{to, "bool", parseOverwriting, Overwriting.String, []string{"changed"}}, "overwrite",
+		"replace DST if it is a finished output of dsmoe; --overwrite=changed also if its files changed since")
+	cmd.Flags().Lookup("overwrite").NoOptDefVal = "true"
+}
+
+// Limits is the flag --limit.
+type Limits map[string]float64
+
+// Type names the flag's type in the help.
+func (l Limits) Type() string { return "limit" }
+
+// String lists the limits.
+func (l Limits) String() string {
+	var parts []string
+	for _, stage := range slices.Sorted(maps.Keys(l)) {
+		parts = append(parts, fmt.Sprintf("%s=%g", stage, l[stage]))
+	}
+	return strings.Join(parts, ",")
+}
+
+// Set adds STAGE=FACTOR.
+func (l Limits) Set(setting string) error {
+	stage, number, ok := strings.Cut(setting, "=")
+	v, err := strconv.ParseFloat(number, 64)
+	if !ok || err != nil || stage == "" || !(v > 0) || math.IsInf(v, 0) {
+		return errors.New("not STAGE=FACTOR, such as mlp.output=2")
+	}
+	l[stage] = v
+	return nil
+}
+
+// WeightType is the dtype of weights, or a mixture of types that a format has.
+type WeightType struct {
+	DType   tensor.DType
+	Mixture string
+}
+
+// parseWeightType reads a dtype, or a mixture's name.
+func parseWeightType(word string) (t WeightType, err error) {
+	d, ok := dtypeNamed(word)
+	mixture := strings.ToLower(word)
+	switch {
+	case word == "keep", ok && d.Casts():
+		t.DType = d
+	case mixture == "fp8":
+		t.DType = tensor.FP8.Codes
+	case slices.Contains(checkpoint.Mixtures(), mixture):
+		t.Mixture = mixture
+	default:
+		err = fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
+	}
+	return t, err
+}
+
+// String returns the dtype as the format spells it.
+func (t WeightType) String() string {
+	switch {
+	case t.Mixture != "":
+		return t.Mixture
+	case t.DType == tensor.Invalid:
+		return "keep"
+	case t.DType.Scaled():
+		return "fp8"
+	}
+	return t.DType.String()
+}
+
+// TypeFlag is a flag that takes a type of weights.
+func TypeFlag(to *WeightType) Value[WeightType] {
+	return Value[WeightType]{to, "dtype", parseWeightType, WeightType.String,
+		append([]string{"bf16", "f16", "f32", "fp8", "keep"}, checkpoint.Mixtures()...)}
 }
