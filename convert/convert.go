@@ -268,14 +268,25 @@ func holds(src *checkpoint.Checkpoint, dst string) bool {
 
 // checkOutside refuses a target that is the directory source, or inside it.
 func checkOutside(source os.FileInfo, dst string) error {
-	for dir := dst; ; dir = filepath.Dir(dir) {
-		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
-			return checkAncestors(source, resolved, dir == dst)
+	existing := dst // the target, or the nearest directory above it that exists
+	dir, err := filepath.EvalSymlinks(existing)
+	for err != nil && existing != filepath.Dir(existing) {
+		existing = filepath.Dir(existing)
+		dir, err = filepath.EvalSymlinks(existing)
+	}
+	for inside := existing != dst; err == nil; inside = true {
+		if stat, err := os.Stat(dir); err == nil && os.SameFile(stat, source) {
+			if !inside {
+				return errors.New("is the source itself")
+			}
+			return errors.New("is inside the source")
 		}
 		if dir == filepath.Dir(dir) {
-			return nil
+			break
 		}
+		dir = filepath.Dir(dir)
 	}
+	return nil
 }
 
 // checkSpared refuses to overwrite a target that holds a file of the source, even one that the
@@ -299,20 +310,4 @@ func checkSpared(src *checkpoint.Checkpoint, dst string) error {
 		}
 	}
 	return nil
-}
-
-// checkAncestors looks for the source among dir and the directories it is in.
-func checkAncestors(source os.FileInfo, dir string, isTarget bool) error {
-	for first := true; ; first = false {
-		if stat, err := os.Stat(dir); err == nil && os.SameFile(stat, source) {
-			if first && isTarget {
-				return errors.New("is the source itself")
-			}
-			return errors.New("is inside the source")
-		}
-		if dir == filepath.Dir(dir) {
-			return nil
-		}
-		dir = filepath.Dir(dir)
-	}
 }

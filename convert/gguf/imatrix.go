@@ -131,24 +131,25 @@ func (m *Imatrix) addGGUF(h *Header, name string) error {
 // ones, the chunks and the name of the text.
 func (m *Imatrix) readOld(size int64) error {
 	r := oldReader{m, 0, size}
-	entries, err := r.number()
-	if err == nil && entries < 1 {
-		err = m.fail("", "is no importance matrix: %d entries", entries)
-	}
-	for i := int32(0); i < entries && err == nil; i++ {
-		err = r.entry()
-	}
-	if err != nil || r.at == size {
-		return err
-	}
-	chunks, err := r.number()
-	if err == nil && r.at < size {
-		m.Dataset, err = r.word()
-	}
-	if m.Chunks = int(chunks); err == nil && r.at != size {
-		err = m.fail("", "%s follow the last entry", text.Plural(int(size-r.at), "byte"))
-	}
-	return err
+	return format.Parse(func() {
+		entries := r.number()
+		if entries < 1 {
+			r.fail("", "is no importance matrix: %d entries", entries)
+		}
+		for range entries {
+			r.entry()
+		}
+		if r.at == size {
+			return
+		}
+		m.Chunks = int(r.number())
+		if r.at < size {
+			m.Dataset = r.word()
+		}
+		if r.at != size {
+			r.fail("", "%s follow the last entry", text.Plural(int(size-r.at), "byte"))
+		}
+	})
 }
 
 // oldReader reads a .dat file from its begin to its end.
@@ -157,53 +158,46 @@ type oldReader struct {
 	at, size int64
 }
 
-func (r *oldReader) number() (int32, error) {
+// fail ends the reading.
+func (r *oldReader) fail(name, cause string, args ...any) {
+	format.Fail(r.m.fail(name, cause, args...))
+}
+
+func (r *oldReader) number() int32 {
 	var b [4]byte
 	if _, err := r.m.r.ReadAt(b[:], r.at); err != nil {
-		return 0, r.m.fail("", "is no importance matrix, or is cut off at byte %d", r.at)
+		r.fail("", "is no importance matrix, or is cut off at byte %d", r.at)
 	}
 	r.at += int64(len(b))
-	return int32(binary.LittleEndian.Uint32(b[:])), nil
+	return int32(binary.LittleEndian.Uint32(b[:]))
 }
 
 // word reads a name behind its length. Bytes behind a NUL are no part of it.
-func (r *oldReader) word() (string, error) {
-	n, err := r.number()
-	if err != nil {
-		return "", err
-	}
+func (r *oldReader) word() string {
+	n := r.number()
 	if n < 0 || n > maxKey || int64(n) > r.size-r.at {
-		return "", r.m.fail("", "is no importance matrix: a name of %d bytes at byte %d", n, r.at)
+		r.fail("", "is no importance matrix: a name of %d bytes at byte %d", n, r.at)
 	}
 	b := make([]byte, n)
 	if _, err := r.m.r.ReadAt(b, r.at); err != nil && err != io.EOF {
-		return "", format.SystemError(r.m.File, "a name", err)
+		format.Fail(format.SystemError(r.m.File, "a name", err))
 	}
 	r.at += int64(n)
 	name, _, _ := strings.Cut(string(b), "\x00")
-	return name, nil
+	return name
 }
 
-func (r *oldReader) entry() error {
-	name, err := r.word()
-	if err != nil {
-		return err
-	}
-	calls, err := r.number()
-	if err != nil {
-		return err
-	}
-	n, err := r.number()
-	if err == nil && (n < 1 || int64(n) > (r.size-r.at)/4) {
-		err = r.m.fail(name, "%d values, but %s are left: it is no importance matrix, or is cut off", n,
+func (r *oldReader) entry() {
+	name, calls, n := r.word(), r.number(), r.number()
+	if n < 1 || int64(n) > (r.size-r.at)/4 {
+		r.fail(name, "%d values, but %s are left: it is no importance matrix, or is cut off", n,
 			text.Bytes(r.size-r.at))
 	}
-	if err == nil {
-		counts := []float32{float32(max(calls, 0))}
-		err = r.m.add(name, importance{offset: r.at, n: int(n), counts: counts, old: true})
+	counts := []float32{float32(max(calls, 0))}
+	if err := r.m.add(name, importance{offset: r.at, n: int(n), counts: counts, old: true}); err != nil {
+		format.Fail(err)
 	}
 	r.at += 4 * int64(n)
-	return err
 }
 
 // add adds an entry after looking at all its values.
