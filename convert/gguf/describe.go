@@ -14,27 +14,28 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// describe returns the keys of a file that is made of another format's.
-func describe(d format.Description) (format.Described, error) {
+// describe returns the keys of a file that is made of another format's. Files beside the weights may be hostile: the
+// first thing that is wrong in them ends it.
+func describe(d format.Description) (described format.Described, err error) {
+	err = format.Parse(func() { described = describeModel(d) })
+	return described, err
+}
+
+func describeModel(d format.Description) format.Described {
 	c := d.Config
 	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
 	w.put(architectureKey, w.arch)
 	w.put("general.type", "model")
-	metadataNotes, err := w.metadata(d)
-	if err != nil {
-		return format.Described{}, err
-	}
+	metadataNotes := w.metadata(d)
 	w.model(c)
 	w.put(fileTypeKey, fileType(d))
 	w.put(quantisationKey, quantisationVersion)
 	w.widened(d)
-	notes, err := w.putTokenizer(d)
-	if err != nil {
-		return format.Described{}, err
-	}
+	notes := w.putTokenizer(d)
 	w.importanceKeys(d.Imatrix)
+	w.check()
 	return format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
-		Notes: slices.Concat(warnings(c), notes, metadataNotes)}, w.check()
+		Notes: slices.Concat(warnings(c), notes, metadataNotes)}
 }
 
 // stem returns the stem of the files' names: a name that the user gave, or naming_convention of

@@ -9,6 +9,7 @@ import (
 	"reflect"
 
 	"dsmoe/config"
+	"dsmoe/convert/format"
 )
 
 // keyWriter encodes keys.
@@ -83,11 +84,10 @@ func (w *keyWriter) putList(key string, list []string) {
 
 // check refuses keys that a file's reader does not take: texts from files beside the weights can
 // exceed its limits.
-func (w *keyWriter) check() error {
+func (w *keyWriter) check() {
 	if _, _, err := w.header(); err != nil {
-		return fmt.Errorf("the keys of the output: %w", err)
+		format.Fail(fmt.Errorf("the keys of the output: %w", err))
 	}
-	return nil
 }
 
 // header reads the keys as a file's reader does; data is the header that they are read from.

@@ -27,15 +27,8 @@ const (
 )
 
 // metadata writes the keys general.* that describe the model.
-func (w *keyWriter) metadata(d format.Description) (notes []string, err error) {
-	notes, err = w.sampling(d)
-	if err != nil {
-		return nil, err
-	}
-	c, err := readCard(d)
-	if err != nil {
-		return nil, err
-	}
+func (w *keyWriter) metadata(d format.Description) (notes []string) {
+	notes, c := w.sampling(d), readCard(d)
 	defaults := map[string]string{nameKey: d.Name, sizeKey: sizeLabel(d.Tensors)}
 	for _, s := range singles {
 		value := cmp.Or(c.single(s.fields...), defaults[s.key])
@@ -47,7 +40,7 @@ func (w *keyWriter) metadata(d format.Description) (notes []string, err error) {
 	w.baseModels(&c)
 	w.putList("general.tags", c.list("tags", "pipeline_tag"))
 	w.putList("general.languages", c.list("languages", "language"))
-	return append(notes, c.notes...), nil
+	return append(notes, c.notes...)
 }
 
 // samplers are the keys of recommended samplers, and their fields in generation_config.json:
@@ -66,14 +59,14 @@ var samplers = []struct {
 }
 
 // sampling writes the recommended samplers.
-func (w *keyWriter) sampling(d format.Description) (notes []string, err error) {
-	data, err := slurp(d, samplingName)
-	if data == nil || err != nil {
-		return nil, err
+func (w *keyWriter) sampling(d format.Description) (notes []string) {
+	data := slurp(d, samplingName)
+	if data == nil {
+		return nil
 	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(data, &fields); err != nil {
-		return []string{samplingName + " cannot be read: no sampling parameters are written: " + text.Quote(err.Error())}, nil
+		return []string{samplingName + " cannot be read: no sampling parameters are written: " + text.Quote(err.Error())}
 	}
 	for _, s := range samplers {
 		i := slices.IndexFunc(s.fields, func(f string) bool { return fields[f] != nil })
@@ -87,7 +80,7 @@ func (w *keyWriter) sampling(d format.Description) (notes []string, err error) {
 				text.Quote(strings.Trim(string(fields[s.fields[i]]), `"`))))
 		}
 	}
-	return notes, nil
+	return notes
 }
 
 // sampler reads a parameter; nil if it has another type, or a number is out of range.
@@ -149,22 +142,19 @@ type card struct {
 const maxCard = 1 << 20
 
 // readCard reads the front matter. One that cannot be read is ignored with a note.
-func readCard(d format.Description) (c card, err error) {
-	data, err := firstBytes(d, cardName, maxCard)
-	if err != nil {
-		return c, err
-	}
+func readCard(d format.Description) (c card) {
+	data := firstBytes(d, cardName, maxCard)
 	front, rest, found := strings.Cut(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(data)), "\n")
 	if front != "---" || !found {
-		return c, nil
+		return c
 	}
 	front, _, found = strings.Cut("\n"+rest+"\n", "\n---\n")
 	if !found && len(data) > maxCard {
 		c.note("has more than %s: it is ignored", text.Bytes(maxCard))
-		return c, nil
+		return c
 	}
 	var document yaml.Node
-	err = yaml.Unmarshal([]byte(strings.ReplaceAll(front, "\t", "  ")), &document)
+	err := yaml.Unmarshal([]byte(strings.ReplaceAll(front, "\t", "  ")), &document)
 	switch {
 	case err != nil:
 		c.note("is ignored: %s", text.Quote(err.Error()))
@@ -177,7 +167,7 @@ func readCard(d format.Description) (c card, err error) {
 		c.note("goes into the keys general.*, nothing else of the file")
 		c.index(document.Content[0])
 	}
-	return c, nil
+	return c
 }
 
 // hasAlias reports whether a node, or one below it, is an alias.
@@ -283,42 +273,45 @@ func (w *keyWriter) baseModels(c *card) {
 const maxTokenizer = 64 << 20
 
 // readJSON decodes a file beside the weights; found is false if it is missing.
-func readJSON(d format.Description, name string, into any) (found bool, err error) {
-	data, err := slurp(d, name)
-	if data == nil || err != nil {
-		return false, err
+func readJSON(d format.Description, name string, into any) (found bool) {
+	data := slurp(d, name)
+	if data == nil {
+		return false
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return false, &format.Error{File: name, Cause: "cannot be read: " + err.Error()}
+		format.Fail(&format.Error{File: name, Cause: "cannot be read: " + err.Error()})
 	}
-	return true, nil
+	return true
 }
 
 // slurp returns the bytes of a file beside the weights, nil if it is missing.
-func slurp(d format.Description, name string) ([]byte, error) {
-	data, err := firstBytes(d, name, maxTokenizer)
-	if err == nil && len(data) > maxTokenizer {
-		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(maxTokenizer)}
+func slurp(d format.Description, name string) []byte {
+	data := firstBytes(d, name, maxTokenizer)
+	if len(data) > maxTokenizer {
+		format.Fail(&format.Error{File: name, Cause: "has more than " + text.Bytes(maxTokenizer)})
 	}
-	if err == nil {
-		err = format.Substitute(name, data)
+	if err := format.Substitute(name, data); err != nil {
+		format.Fail(err)
 	}
-	return data, err
+	return data
 }
 
 // firstBytes returns the first bytes of a file beside the weights, limit + 1 at most; nil if it is
 // missing.
-func firstBytes(d format.Description, name string, limit int64) ([]byte, error) {
+func firstBytes(d format.Description, name string, limit int64) (data []byte) {
 	if d.Open == nil {
-		return nil, nil
+		return nil
 	}
 	f, err := d.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
+	}
+	if err == nil {
+		defer f.Close()
+		data, err = io.ReadAll(io.LimitReader(f, limit+1))
 	}
 	if err != nil {
-		return nil, err
+		format.Fail(err)
 	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, limit+1))
+	return data
 }

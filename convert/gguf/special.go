@@ -19,23 +19,14 @@ func consumes(file string) bool {
 }
 
 // putTokenizer writes the tokenizer. Without one, the model takes numbers of tokens.
-func (w *keyWriter) putTokenizer(d format.Description) (notes []string, err error) {
-	t, settings, err := readTokenizer(d)
-	if err != nil {
-		return nil, err
-	}
+func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
+	t, settings := readTokenizer(d)
 	if t == nil {
 		w.put("tokenizer.ggml.model", "none")
 		return w.unnamed(d)
 	}
-	pre, notes, err := t.pre(d.Pre, d.Config)
-	if err != nil {
-		return nil, err
-	}
-	tokens, types, err := t.tokens(d.Config.VocabSize, settings)
-	if err != nil {
-		return nil, err
-	}
+	pre, notes := t.pre(d.Pre, d.Config)
+	tokens, types := t.tokens(d.Config.VocabSize, settings)
 	w.put("tokenizer.ggml.model", "gpt2")
 	w.put("tokenizer.ggml.pre", pre)
 	w.put(tokensKey, tokens)
@@ -45,56 +36,50 @@ func (w *keyWriter) putTokenizer(d format.Description) (notes []string, err erro
 		merges[i] = string(m)
 	}
 	w.put("tokenizer.ggml.merges", merges)
-	notes = slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens))
-	templateNotes, err := w.templates(d, settings)
-	return append(notes, templateNotes...), err
+	return slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens),
+		w.templates(d, settings))
 }
 
 // readTokenizer reads the vocabulary and tokenizer_config.json; nil if there is none, or none is to be written.
-func readTokenizer(d format.Description) (t *tokenizer, settings map[string]json.RawMessage, err error) {
+func readTokenizer(d format.Description) (t *tokenizer, settings map[string]json.RawMessage) {
 	if d.NoVocab {
-		return nil, nil, nil
+		return nil, nil
 	}
 	t, settings = &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
-	found, err := readJSON(d, tokenizerName, t)
-	if err == nil {
-		_, err = readJSON(d, settingsName, &settings)
+	found := readJSON(d, tokenizerName, t)
+	readJSON(d, settingsName, &settings)
+	if !found && !t.readTiktoken(d, settings) {
+		return nil, nil
 	}
-	if err == nil && !found {
-		found, err = t.readTiktoken(d, settings)
-	}
-	if err != nil || !found {
-		return nil, nil, err
-	}
-	return t, settings, nil
+	return t, settings
 }
 
 // unnamed explains why a file has no vocabulary.
-func (w *keyWriter) unnamed(d format.Description) (notes []string, err error) {
+func (w *keyWriter) unnamed(d format.Description) (notes []string) {
 	const numbers = "llama.cpp takes numbers of tokens only"
 	switch {
 	case d.NoVocab:
-		return []string{"the file has no vocabulary, as asked for: " + numbers}, nil
+		return []string{"the file has no vocabulary, as asked for: " + numbers}
 	case d.Open == nil && d.Pre == "":
 		return []string{"a single weight file is converted without files beside it: the file has no vocabulary, and " +
-			numbers}, nil
+			numbers}
 	case d.Pre != "":
 		cause := "is missing"
 		if d.Open == nil {
 			cause = "is not read with a single weight file"
 		}
-		return nil, &format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
-			Hint: "leave out --pre"}
+		format.Fail(&format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
+			Hint: "leave out --pre"})
 	}
 	f, err := d.Open(pieceName)
 	if err == nil {
 		f.Close()
-		return nil, &format.Error{File: pieceName,
+		format.Fail(&format.Error{File: pieceName,
 			Cause: "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
 			Hint: "save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; " +
-				"--no-vocab writes the file without a vocabulary"}
+				"--no-vocab writes the file without a vocabulary"})
 	}
-	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}, nil
+	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}
 }
 
 // meanings are the tokens with a meaning, and which of them llama.cpp adds to texts.
@@ -302,11 +287,8 @@ type chatTemplate struct {
 }
 
 // templates writes the chat templates.
-func (w *keyWriter) templates(d format.Description, settings map[string]json.RawMessage) (notes []string, err error) {
-	templates, bad, err := templatesOf(d, settings)
-	if err != nil {
-		return nil, err
-	}
+func (w *keyWriter) templates(d format.Description, settings map[string]json.RawMessage) (notes []string) {
+	templates, bad := templatesOf(d, settings)
 	texts, names := map[string]string{}, []string{}
 	for _, t := range templates {
 		name := strings.Map(templateLetter, t.Name)
@@ -329,7 +311,7 @@ func (w *keyWriter) templates(d format.Description, settings map[string]json.Raw
 		notes = append(notes, bad+
 			" has a chat_template that is neither a text nor a list of named texts: it is not written")
 	}
-	return notes, nil
+	return notes
 }
 
 const defaultTemplate = "default"
@@ -345,23 +327,16 @@ func templateLetter(r rune) rune {
 // templatesOf finds the chat templates: chat_template.jinja with additional_chat_templates, or
 // chat_template of tokenizer_config.json, or chat_template.json. bad is the file whose
 // template has a wrong type.
-func templatesOf(d format.Description, settings map[string]json.RawMessage) (list []chatTemplate, bad string,
-	err error) {
-	jinja, err := slurp(d, templateName)
-	if err != nil {
-		return nil, "", err
-	}
-	if jinja != nil {
-		return additional(d, string(jinja))
+func templatesOf(d format.Description, settings map[string]json.RawMessage) (list []chatTemplate, bad string) {
+	if jinja := slurp(d, templateName); jinja != nil {
+		return additional(d, string(jinja)), ""
 	}
 	raw, file := settings["chat_template"], settingsName
 	if raw == nil || string(raw) == "null" {
 		var alone struct {
 			Template json.RawMessage `json:"chat_template"`
 		}
-		if _, err := readJSON(d, templateJSON, &alone); err != nil {
-			return nil, "", err
-		}
+		readJSON(d, templateJSON, &alone)
 		raw, file = alone.Template, templateJSON
 	}
 	var one *string
@@ -370,28 +345,24 @@ func templatesOf(d format.Description, settings map[string]json.RawMessage) (lis
 	case json.Unmarshal(raw, &one) == nil:
 		list = []chatTemplate{{defaultTemplate, one}}
 	case json.Unmarshal(raw, &list) != nil:
-		return nil, file, nil
+		return nil, file
 	}
-	return list, "", nil
+	return list, ""
 }
 
 // additional are chat_template.jinja and the templates in additional_chat_templates.
-func additional(d format.Description, jinja string) (list []chatTemplate, bad string, err error) {
+func additional(d format.Description, jinja string) (list []chatTemplate) {
 	list = []chatTemplate{{defaultTemplate, &jinja}}
 	names, err := d.List(templatesDir)
 	if err != nil {
-		return nil, "", err
+		format.Fail(err)
 	}
 	for _, name := range names {
 		if path.Ext(name) != ".jinja" {
 			continue
 		}
-		data, err := slurp(d, path.Join(templatesDir, name))
-		if err != nil {
-			return nil, "", err
-		}
-		template := string(data)
+		template := string(slurp(d, path.Join(templatesDir, name)))
 		list = append(list, chatTemplate{strings.TrimSuffix(name, ".jinja"), &template})
 	}
-	return list, "", nil
+	return list
 }

@@ -151,16 +151,16 @@ func (t *tokenizer) known(c *config.Config) (name string, bytes bool) {
 }
 
 // pre names the pre-tokenizer, as the file has it, or as asked for if its patterns are unknown.
-func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []string, err error) {
+func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []string) {
 	if t.Model.Type != "BPE" {
-		return "", nil, &format.Error{File: tokenizerName,
-			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)), Hint: noVocabHint}
+		format.Fail(&format.Error{File: tokenizerName,
+			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)), Hint: noVocabHint})
 	}
 	name, bytes := t.known(c)
 	cause, hint := "", ""
 	switch {
 	case name != "" && (asked == "" || asked == name):
-		return name, nil, nil
+		return name, nil
 	case name != "":
 		cause, hint = "its pre_tokenizer is "+name+", and not "+text.Quote(asked), "leave out --pre"
 	case asked == "" && t.file == tiktokenName:
@@ -176,9 +176,10 @@ func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []st
 		cause, hint = "its pre_tokenizer has no ByteLevel: llama.cpp's BPE reads texts as bytes", noVocabHint
 	default:
 		return asked, []string{"the pre-tokenizer's name " + text.Quote(asked) +
-			" is the user's: llama.cpp splits texts by it, and not by " + t.file}, nil
+			" is the user's: llama.cpp splits texts by it, and not by " + t.file}
 	}
-	return "", nil, &format.Error{File: t.file, Cause: cause, Hint: hint}
+	format.Fail(&format.Error{File: t.file, Cause: cause, Hint: hint})
+	return "", nil
 }
 
 // preNames are the names of pre-tokenizers that src/llama-vocab.cpp of llama.cpp knew in summer 2026: it does not load
@@ -203,10 +204,10 @@ const reservedTokens = 256
 // readTiktoken reads tiktoken.model: a line has base64 of a token's bytes and its number, which is its rank among
 // merges. The numbers behind are the special tokens of added_tokens_decoder, and reserved ones. It takes
 // added_tokens_decoder out of settings: whatever that says, all of them are special.
-func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.RawMessage) (found bool, err error) {
-	data, err := slurp(d, tiktokenName)
-	if data == nil || err != nil {
-		return false, err
+func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.RawMessage) (found bool) {
+	data := slurp(d, tiktokenName)
+	if data == nil {
+		return false
 	}
 	t.file = tiktokenName
 	if strings.Contains(string(settings["auto_map"]), "tokenization_kimi.") {
@@ -222,8 +223,8 @@ func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.
 		}
 		_, twice := ranks[string(token)]
 		if number, bad := strconv.Atoi(rank); twice || err != nil || bad != nil || len(token) == 0 || number != len(ranks) {
-			return false, &format.Error{File: tiktokenName,
-				Cause: fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1)}
+			format.Fail(&format.Error{File: tiktokenName,
+				Cause: fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1)})
 		}
 		ranks[string(token)] = len(ranks)
 		t.Model.Vocab[spelled(string(token))] = len(ranks) - 1
@@ -231,7 +232,8 @@ func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.
 			t.Model.Merges = append(t.Model.Merges, merge(spelled(pair[0])+" "+spelled(pair[1])))
 		}
 	}
-	return true, t.reserve(len(ranks), d.Config.VocabSize, settings)
+	t.reserve(len(ranks), d.Config.VocabSize, settings)
+	return true
 }
 
 // parts joins the bytes of a token of tiktoken.model, by rank, as far as tokens of a lower rank go: two parts are the
@@ -256,12 +258,12 @@ func parts(ranks map[string]int, token string) []string {
 }
 
 // reserve adds the special tokens from number base on.
-func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage) error {
-	decoder, err := t.decoder(settings["added_tokens_decoder"])
+func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage) {
+	decoder := t.decoder(settings["added_tokens_decoder"])
 	delete(settings, "added_tokens_decoder")
-	if size > base+reservedTokens && err == nil {
-		err = &format.Error{File: tiktokenName, Hint: noVocabHint,
-			Cause: fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones", base, size, reservedTokens)}
+	if size > base+reservedTokens {
+		format.Fail(&format.Error{File: tiktokenName, Hint: noVocabHint,
+			Cause: fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones", base, size, reservedTokens)})
 	}
 	names := map[int]string{}
 	for _, a := range decoder {
@@ -271,7 +273,6 @@ func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage)
 		t.AddedTokens = append(t.AddedTokens,
 			addedToken{id, cmp.Or(names[id], fmt.Sprintf("<|reserved_token_%d|>", id)), true})
 	}
-	return err
 }
 
 // byteLetters are the letters that vocabularies have for bytes: printable ones stand for themselves, others are
@@ -306,7 +307,7 @@ type numbering struct {
 }
 
 // place adds a token of a file.
-func (n numbering) place(file string, id int, token string, kind int32) error {
+func (n numbering) place(file string, id int, token string, kind int32) {
 	cause := ""
 	switch {
 	case id < 0 || id >= len(n.tokens):
@@ -316,57 +317,51 @@ func (n numbering) place(file string, id int, token string, kind int32) error {
 			text.Quote(max(token, n.tokens[id])))
 	default:
 		n.tokens[id], n.types[id] = token, kind
-		return nil
+		return
 	}
-	return &format.Error{File: file, Cause: cause}
+	format.Fail(&format.Error{File: file, Cause: cause})
 }
 
 // add is place for an added token, which the model's vocabulary may have, too.
-func (n numbering) add(file string, a addedToken) error {
+func (n numbering) add(file string, a addedToken) {
 	if 0 <= a.ID && a.ID < len(n.tokens) && n.tokens[a.ID] == a.Content {
 		n.types[a.ID] = 0
 	}
 	token, kind := a.written()
-	return n.place(file, a.ID, token, kind)
+	n.place(file, a.ID, token, kind)
 }
 
 // tokens lists all tokens by number, with their types.
-func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (tokens []string, types []int32, err error) {
+func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (tokens []string, types []int32) {
 	n := numbering{make([]string, size), make([]int32, size)}
 	for _, token := range slices.SortedFunc(maps.Keys(t.Model.Vocab), func(a, b string) int {
 		return cmp.Or(t.Model.Vocab[a]-t.Model.Vocab[b], cmp.Compare(a, b))
 	}) {
-		if err := n.place(t.file, t.Model.Vocab[token], token, normalToken); err != nil {
-			return nil, nil, err
-		}
+		n.place(t.file, t.Model.Vocab[token], token, normalToken)
 	}
 	for _, a := range t.AddedTokens {
-		if err := n.add(t.file, a); err != nil {
-			return nil, nil, err
-		}
+		n.add(t.file, a)
 	}
-	if err := t.addConfigured(n, settings); err != nil {
-		return nil, nil, err
-	}
+	t.addConfigured(n, settings)
 	seen := make(map[string]int, size)
 	for id := range n.tokens {
 		if n.types[id] == 0 {
 			n.tokens[id], n.types[id] = fmt.Sprintf("[PAD%d]", id), unusedToken
 		}
 		if first, twice := seen[n.tokens[id]]; twice {
-			return nil, nil, &format.Error{File: t.file,
+			format.Fail(&format.Error{File: t.file,
 				Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(n.tokens[id]), first,
-					id)}
+					id)})
 		}
 		seen[n.tokens[id]] = id
 	}
-	return n.tokens, n.types, nil
+	return n.tokens, n.types
 }
 
 // addConfigured adds the tokens of tokenizer_config.json as transformers does:
 // added_tokens_decoder, which changes the types of tokenizer.json's, and, of those that it
 // names special, the ones that neither has added.
-func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessage) error {
+func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessage) {
 	numbers, added := map[string]int{}, map[string]bool{}
 	for id, token := range n.tokens {
 		if n.types[id] != 0 {
@@ -376,19 +371,14 @@ func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessa
 	for _, a := range t.AddedTokens {
 		numbers[a.Content], added[a.Content] = a.ID, true
 	}
-	decoder, err := t.decoder(settings["added_tokens_decoder"])
-	if err != nil {
-		return err
-	}
+	decoder := t.decoder(settings["added_tokens_decoder"])
 	named, listed := specialIn(settings)
 	for _, a := range decoder {
 		if id, known := numbers[a.Content]; known {
 			a.ID, n.types[id] = id, 0
 		}
 		a.Special = a.Special || named[a.Content]
-		if err := n.add(settingsName, a); err != nil {
-			return err
-		}
+		n.add(settingsName, a)
 		numbers[a.Content], added[a.Content] = a.ID, true
 	}
 	for content := range named {
@@ -399,16 +389,15 @@ func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessa
 			n.types[id] = controlToken
 		}
 	}
-	return nil
 }
 
 // decoder reads added_tokens_decoder, sorted by number; tokenizer.json's stand for a missing one.
-func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken, err error) {
+func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken) {
 	if raw == nil {
-		return slices.Clone(t.AddedTokens), nil
+		return slices.Clone(t.AddedTokens)
 	}
 	var decoder map[string]addedToken
-	err = json.Unmarshal(raw, &decoder)
+	err := json.Unmarshal(raw, &decoder)
 	for _, key := range slices.Sorted(maps.Keys(decoder)) {
 		a := decoder[key]
 		if a.ID, err = strconv.Atoi(key); err != nil {
@@ -417,10 +406,10 @@ func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken, err error
 		tokens = append(tokens, a)
 	}
 	if err != nil {
-		return nil, &format.Error{File: settingsName, Cause: "added_tokens_decoder cannot be read: " + err.Error()}
+		format.Fail(&format.Error{File: settingsName, Cause: "added_tokens_decoder cannot be read: " + err.Error()})
 	}
 	slices.SortStableFunc(tokens, func(a, b addedToken) int { return a.ID - b.ID })
-	return tokens, nil
+	return tokens
 }
 
 // specialIn are the contents of the tokens that tokenizer_config.json names special: those with a
