@@ -2,7 +2,9 @@ package verify_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"regexp"
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/bounds"
@@ -139,6 +142,80 @@ func TestEveryFailureSaysWhy(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestChangedReportsCanBeWritten: a report that was changed in one place is refused by a merge, or can be written.
+func TestChangedReportsCanBeWritten(t *testing.T) {
+	c, p := open(t, "v3/golden-f32")
+	tensors := map[string]tensor.Tensor{}
+	const name = "model.layers.1.self_attn.o_proj.weight"
+	w := must(c.Tensor(name))
+	tensors[name] = halved(w)
+	r := run(t, c.Config, altered{Source: c, tensors: tensors}, p, verify.Options{})
+	require.NotNil(t, r.FirstDivergence)
+	first := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Verdict == report.Fail })
+	r.Checks = r.Checks[first : first+2]
+	r, _, err := verify.Merge([]*report.Report{r})
+	require.NoError(t, errors.Join(err, verify.Unmergeable(r)))
+	pattern := r.Checks[0].Pattern
+	pattern.Cells = [][]*float64{pattern.Cells[0][:2], pattern.Cells[1][:2]} // which is quick to draw
+	written := 0
+	change(reflect.ValueOf(r).Elem(), func() {
+		if verify.Unmergeable(r) == nil {
+			written++
+			require.NoError(t, errors.Join(r.WriteText(io.Discard), r.WriteJUnit(io.Discard, report.About{}),
+				r.WriteHTML(io.Discard, report.About{})))
+		}
+	})
+	require.Greater(t, written, 100)
+}
+
+// change changes one part of v at a time, and calls f: slices get longer and shorter, pointers nil, numbers and texts others.
+func change(v reflect.Value, f func()) {
+	set := func(to reflect.Value) {
+		was := reflect.New(v.Type()).Elem()
+		was.Set(v)
+		v.Set(to)
+		f()
+		v.Set(was)
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				change(v.Field(i), f)
+			}
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			set(reflect.Zero(v.Type()))
+			change(v.Elem(), f)
+		}
+	case reflect.Slice:
+		if v.Len() > 0 {
+			set(v.Slice(0, v.Len()-1))
+			set(v.Slice(0, 0))
+			change(v.Index(v.Len()-1), f)
+		}
+		set(reflect.Append(v.Slice3(0, v.Len(), v.Len()), reflect.Zero(v.Type().Elem())))
+		for i := range min(2, v.Len()) {
+			change(v.Index(i), f)
+		}
+	case reflect.Int, reflect.Int64:
+		for _, n := range []int64{-1, 1 << 40} {
+			set(reflect.ValueOf(n).Convert(v.Type()))
+		}
+	case reflect.Float64:
+		for _, x := range []float64{-1, 1e300} {
+			set(reflect.ValueOf(x))
+		}
+	case reflect.Bool:
+		set(reflect.ValueOf(!v.Bool()))
+	case reflect.String:
+		for _, s := range []string{"", "model.layers.99.mlp.output"} {
+			set(reflect.ValueOf(s).Convert(v.Type()))
 		}
 	}
 }

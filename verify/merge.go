@@ -26,6 +26,8 @@ func Unmergeable(r *report.Report) error {
 	case r.Golden.Mode == "train":
 		return errors.New("made with a pack of training, whose losses and gradients go through all layers; one run " +
 			"verifies it")
+	case !r.Fits():
+		return errors.New("its shapes, patterns or loads of experts do not fit each other: it was changed")
 	case !isKnown(r):
 		return errors.New("a verdict, or a kind of doubt, is unknown: it was changed, or made by another dsmoe")
 	default:
@@ -117,6 +119,9 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 	}))
 	if r.Next != nil {
 		r.Next = nextOf(r.Next.Weights, r.OtherWeights != "")
+	}
+	if !r.Fits() {
+		return &r, disputed, errors.New("the loads of experts in these reports do not fit each other: one was changed")
 	}
 	return &r, disputed, unusedLimits(r.Options.Limits, r.Checks)
 }

@@ -4,6 +4,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -266,6 +267,29 @@ type Check struct {
 
 	// Blind: the bounds are too wide to say anything.
 	Blind bool `json:"-"`
+}
+
+// Fits reports whether shapes, patterns and loads go together as those of a run do: what is written of r relies on it.
+func (r *Report) Fits() bool {
+	for _, c := range r.Checks {
+		if c.Limits != nil && c.Limits.Z > 0 && len(c.Shape) == 0 {
+			return false
+		}
+		if p := c.Pattern; p != nil && !rectangular(p.Cells) {
+			return false
+		}
+	}
+	var loads [][]int
+	for _, l := range r.Routing.Layers {
+		loads = append(loads, l.Load)
+	}
+	return loads == nil || rectangular(loads)
+}
+
+// rectangular reports whether there are rows, all with as many cells, and at least one.
+func rectangular[T any](rows [][]T) bool {
+	return len(rows) > 0 && len(rows[0]) > 0 &&
+		!slices.ContainsFunc(rows, func(row []T) bool { return len(row) != len(rows[0]) })
 }
 
 // Layer is the number of the stage's layer, -1 outside the layers.
