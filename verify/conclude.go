@@ -52,7 +52,7 @@ func conclude(r *report.Report) {
 // isEmptyPart reports whether the user's part has nothing to verify.
 func isEmptyPart(r *report.Report) bool {
 	selected := func(p report.Place) bool { return p.Selected }
-	ofPart := func(c report.Check) bool { return !pack.IsTable(c.Tensor) }
+	ofPart := func(c report.Check) bool { return !c.Stage().IsTable() }
 	return r.Scope.Part != nil && !slices.ContainsFunc(r.Places, selected) && !slices.ContainsFunc(r.Checks, ofPart)
 }
 
@@ -228,7 +228,7 @@ func scoresRemedy(r *report.Report, blind []string) string {
 func absentKinds(r *report.Report) (kinds []string) {
 	for _, kind := range r.Free {
 		inTraining := kind == pack.ExpertsOutput && r.Golden.Mode == "train" // it is no module's output there
-		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) &&
+		if kind != pack.TopKIdx && !inTraining && !pack.Parse(kind).IsLossOrGradient() &&
 			!slices.Contains(r.Golden.Absent.Stages, kind) {
 			kinds = append(kinds, kind)
 		}

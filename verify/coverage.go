@@ -21,7 +21,7 @@ func (t outcome) coverage() report.Coverage {
 	}
 	c.Padding = pack.PaddedTokens(t.rows, len(t.in.InputIDs)).Count()
 	for name := range t.pack.Manifest.Tensors {
-		if pack.IsStage(name) || !pack.IsInput(name) && t.scope.compares(name) {
+		if pack.Parse(name).IsStage() || !pack.Parse(name).IsInput() && t.scope.compares(name) {
 			c.GoldenTensors++
 		}
 	}
@@ -149,7 +149,7 @@ func (t outcome) describeScope(checks []report.Check) report.Scope {
 // countUnlooked counts the pack's tensors that the user did not select, or that a stopped run did not reach.
 func (t outcome) countUnlooked(checks []report.Check) (n int) {
 	for name := range t.pack.Manifest.Tensors {
-		if pack.IsStage(name) && !t.scope.selects(name) {
+		if pack.Parse(name).IsStage() && !t.scope.selects(name) {
 			n++
 		}
 	}

@@ -72,7 +72,8 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(),
 		Rounded: t.rounded, Checks: t.checks,
 		Layers: t.scope.course.Layers, Name: name}
-	f.Layer, f.Kind = pack.CutLayer(name)
+	s := pack.Parse(name)
+	f.Layer, f.Kind = s.Layer, s.Within
 	if f.Layer >= 0 && !slices.Contains(t.ran(), f.Layer) {
 		return nil, nil // a layer that the model has not, or that was not run
 	}
@@ -93,7 +94,7 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 		return again.products
 	}
 	if _, err = f.Rerun(ctx, first, []string{name}); err != nil || f.Got == nil || f.Kind == pack.TopKIdx ||
-		pack.CutIndexer(f.Kind) == pack.IndexerTopK {
+		s.OfIndexer() == pack.IndexerTopK {
 		if f.Got == nil {
 			f = nil
 		}
@@ -168,7 +169,7 @@ func (t *rerun) input() (*model.Activation, error) {
 	case f.Layer == len(m.Model.Layers):
 		name = pack.LastNorm
 	}
-	if pack.IsTable(f.Name) {
+	if pack.Parse(f.Name).IsTable() {
 		return &model.Activation{}, nil // of no layer
 	}
 	if f.Name == pack.Embedded || !golden.Has(name) {
@@ -220,7 +221,7 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 		_, err = net.PredictionLayer(ctx, k, begin)
 	case f.Layer >= 0:
 		_, err = net.Layer(ctx, f.Layer, begin)
-	case pack.IsTable(f.Name):
+	case pack.Parse(f.Name).IsTable():
 		_, err = net.Run(ctx, &model.Course[*bounds.Value]{})
 	default:
 		_, err = net.Head(ctx, begin)

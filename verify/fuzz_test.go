@@ -291,7 +291,7 @@ func reshaped(shape []uint64, at, with int) []uint64 {
 
 // editManifest changes a member of the manifest.
 func (r *recording) editManifest(what int, name string, at, with int) {
-	layer, kind := pack.CutLayer(name)
+	layer, kind := pack.Parse(name).Layer, pack.Parse(name).Within
 	member := func(key string) map[string]any {
 		if _, ok := r.m[key].(map[string]any); !ok {
 			r.m[key] = map[string]any{}
@@ -316,7 +316,7 @@ func (r *recording) editManifest(what int, name string, at, with int) {
 		absent["layers"] = append(slices.Clone(asList(absent["layers"])), []int{layer, at % 8, -1, 1 << 40}[with%4])
 		for _, content := range r.files {
 			maps.DeleteFunc(content, func(name string, _ view) bool {
-				l, _ := pack.CutLayer(name)
+				l := pack.Parse(name).Layer
 				return with%2 == 0 && l == layer && l >= 0
 			})
 		}

@@ -60,13 +60,13 @@ func (t *run) userLimits(l report.Limits, stage string) report.Limits {
 // metricLimits returns the limits of a stage that is held to Metrics: of losses and
 // gradients, and of chained mode.
 func (t *tracer) metricLimits(name string) report.Limits {
-	if pack.IsLossOrGradient(name) {
+	s := pack.Parse(name)
+	if s.IsLossOrGradient() {
 		return t.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
-	layer, kind := pack.CutLayer(name)
-	l := chainedLimits(t.depth(layer))
-	if pack.CutIndexer(kind) == pack.IndexerScores { // the few scores of an early query may all be small differences
+	l := chainedLimits(t.depth(s.Layer))
+	if s.OfIndexer() == pack.IndexerScores { // the few scores of an early query may all be small differences
 		l.RowRMS = 0
 		l.From = "float32 pack, end to end, scores of indexers: rel RMS ≤ 4e-6·√layers, at most 2e-5; max/RMS ≤ 10 times that"
 	}
@@ -113,7 +113,7 @@ const undecidedStageUpTo = 10
 func (t *tracer) judgeEndToEnd(c *report.Check, m bounds.Metrics) {
 	l := t.metricLimits(c.Tensor)
 	judge(c, m, l, t.unjudged(c.Tensor))
-	if c.Verdict == report.Fail && m.Finite && !pack.IsLossOrGradient(c.Tensor) && l.Factor == 0 &&
+	if c.Verdict == report.Fail && m.Finite && !c.Stage().IsLossOrGradient() && l.Factor == 0 &&
 		margin(l, m) <= undecidedStageUpTo {
 		c.Skip(report.UndecidedStage)
 	}
@@ -197,13 +197,13 @@ func (t *run) unjudged(name string) string {
 	if t.pack.DType != tensor.F32 {
 		return "chained mode has no usable limit in " + t.pack.DType.String()
 	}
-	_, kind := pack.CutLayer(name)
-	switch kind {
+	s := pack.Parse(name)
+	switch s.Within {
 	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits,
 		pack.CollapsedHead:
 		return ""
 	}
-	if pack.IsLossOrGradient(name) || pack.CutIndexer(kind) == pack.IndexerScores {
+	if s.IsLossOrGradient() || s.OfIndexer() == pack.IndexerScores {
 		return ""
 	}
 	return "chained mode checks the layers' outputs"

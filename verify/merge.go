@@ -128,15 +128,15 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 
 // order is the place of a tensor, or of a sentence that begins with it, in a model of so many layers.
 func order(name string, layers int) int {
-	layer, kind := pack.CutLayer(strings.TrimPrefix(name, `"`))
+	s := pack.Parse(strings.TrimPrefix(name, `"`))
 	switch {
-	case layer >= layers:
-		return layers + 1 + layer // prediction layers follow the head
-	case layer >= 0:
-		return layer
-	case strings.HasPrefix(kind, "model.embed_tokens"):
+	case s.Layer >= layers:
+		return layers + 1 + s.Layer // prediction layers follow the head
+	case s.Layer >= 0:
+		return s.Layer
+	case strings.HasPrefix(s.Name, "model.embed_tokens"):
 		return -2
-	case pack.IsTable(kind):
+	case s.IsTable():
 		return -1
 	}
 	return layers
@@ -334,13 +334,13 @@ func joinScope(r *report.Report, reports []*report.Report) {
 	slices.SortStableFunc(s.Inputs, func(a, b report.ScopeInput) int { return cmp.Compare(a.Layer, b.Layer) })
 	stages := r.Coverage.GoldenTensors // of the pack, since all other checks are of inputs of layers
 	for name := range checked(reports[0].Checks) {
-		if !pack.IsStage(name) {
+		if !pack.Parse(name).IsStage() {
 			stages--
 		}
 	}
 	r.Coverage.GoldenTensors, s.NotLooked = stages, stages
 	for name, looked := range checked(r.Checks) {
-		if !pack.IsStage(name) {
+		if !pack.Parse(name).IsStage() {
 			r.Coverage.GoldenTensors++
 		} else if looked {
 			s.NotLooked--

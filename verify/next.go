@@ -95,7 +95,7 @@ func otherWeights(r *report.Report, sameFiles bool) string {
 		checked, failed = checked+p.Checked, failed+p.Failed
 	}
 	decided := slices.ContainsFunc(r.Checks, func(c report.Check) bool {
-		_, kind := pack.CutLayer(c.Tensor)
+		kind := c.Stage().Within
 		return c.Verdict == report.Fail && slices.Contains(weighed, kind)
 	})
 	switch {

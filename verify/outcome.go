@@ -86,7 +86,7 @@ const windowedOfficial = "these are transformers' rules: the official inference 
 func (t outcome) inOrder() []report.Check {
 	checks, behind := []report.Check{}, []report.Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
-		if t.seen[name] || !t.scope.selects(name) || !pack.IsStage(name) && !t.scope.compares(name) {
+		if t.seen[name] || !t.scope.selects(name) || !pack.Parse(name).IsStage() && !t.scope.compares(name) {
 			continue
 		}
 		switch c := t.unmatched(name); c.Status {
@@ -101,7 +101,7 @@ func (t outcome) inOrder() []report.Check {
 	first := len(t.m.Model.Layers)
 	place := func(c report.Check) int {
 		switch {
-		case strings.HasSuffix(c.Tensor, pack.Grad):
+		case c.Stage().IsGradient():
 			return math.MaxInt // every gradient depends on the whole forward pass
 		case first <= c.Layer() && c.Layer() < first+len(t.m.Model.MTP):
 			return head + 1 + c.Layer() - first // prediction layers follow the head
@@ -109,7 +109,7 @@ func (t outcome) inOrder() []report.Check {
 			return min(c.Layer(), head-1)
 		case c.Tensor == pack.Embedded:
 			return -2
-		case pack.IsTable(c.Tensor):
+		case c.Stage().IsTable():
 			return -1
 		}
 		return head
@@ -127,19 +127,19 @@ func (t outcome) predictedNowhere(layer int) bool {
 
 // unmatched is the check of a golden tensor that the model showed no stage for.
 func (t outcome) unmatched(name string) report.Check {
-	layer, kind := pack.CutLayer(name)
+	s := pack.Parse(name)
 	c := report.Check{Tensor: name, Verdict: report.Fail, Reason: "the model has no such stage"}
-	switch kind, expert := pack.CutExpert(kind); {
+	switch {
 	case t.stopped:
 		c.Skip(report.NotLookedAt)
-	case t.predictedNowhere(layer):
+	case t.predictedNowhere(s.Layer):
 		c.Skip(report.PredictionLayer)
-	case t.o.Mode == report.Chained && pack.IsProbe(name):
+	case t.o.Mode == report.Chained && s.IsProbe():
 		c.Skip(report.NoProbes)
-	case pack.IsStageGradient(name) && (t.o.Mode != report.Local || !t.stageGradients()):
+	case s.IsStageGradient() && (t.o.Mode != report.Local || !t.stageGradients()):
 		c.Skip(report.LocalOnly)
-	case pack.Inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) &&
-		t.m.Config.IsMoE(layer):
+	case pack.Inner[s.Kind] && s.Expert >= 0 && s.Expert < t.m.Config.NRoutedExperts &&
+		slices.Contains(t.ran(), s.Layer) && t.m.Config.IsMoE(s.Layer):
 		c.Status, c.Reason = report.NoToken, report.NoToken.Words()
 	}
 	return c
@@ -332,7 +332,7 @@ func attends(in *model.Input) bool {
 }
 
 func (t outcome) anyGradient() bool {
-	return slices.ContainsFunc(t.checks, func(c report.Check) bool { return strings.HasSuffix(c.Tensor, pack.Grad) })
+	return slices.ContainsFunc(t.checks, func(c report.Check) bool { return c.Stage().IsGradient() })
 }
 
 // auxExpected reports whether the pack has the auxiliary losses that the config implies.

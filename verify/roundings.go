@@ -81,8 +81,7 @@ func ranked(checks []report.Check, experts bool) []report.RankedError {
 	type place struct{ layer, expert int }
 	at, all := map[place]int{}, []report.RankedError{}
 	for _, c := range checks {
-		_, kind := pack.CutLayer(c.Tensor)
-		_, expert := pack.CutExpert(kind)
+		expert := c.Stage().Expert
 		if c.Layer() < 0 || c.RelRMS == nil || *c.RelRMS == 0 || experts && expert < 0 {
 			continue
 		}

@@ -17,8 +17,8 @@ import (
 // the golden's in their place, so that a difference is found once and the weights
 // pair up by expert.
 func (t *tracer) topK(name string, ours *choice) error {
-	layer, kind := pack.CutLayer(name)
-	if pack.CutIndexer(kind) == pack.IndexerTopK {
+	s := pack.Parse(name)
+	if s.OfIndexer() == pack.IndexerTopK {
 		return t.topKeys(name, ours)
 	}
 	t.chosen = ours.Idx // what the pass goes on with
@@ -26,7 +26,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 		return err
 	}
 	if !t.scope.compares(name) {
-		t.leaveUndecided(&t.m.Layer(layer).MoE.Gate)
+		t.leaveUndecided(&t.m.Layer(s.Layer).MoE.Gate)
 		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
 	}
 	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.rows, ours.Scores.Rows())
@@ -41,7 +41,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
 			before := t.routing
 			t.compareTopK(&c, ours, want, k, padded)
-			addLayer(&t.routing, before, report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
+			addLayer(&t.routing, before, report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", s.Layer),
 				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded),
 				TableRows: t.tableRows(ours)})
 			copy(ours.Idx, want)

@@ -127,8 +127,7 @@ func (t *run) ran() []int {
 
 // onPurpose reports whether the manifest of a partial pack names a stage as absent.
 func (t *run) onPurpose(name string) bool {
-	_, kind := pack.CutLayer(name)
-	kind, _ = pack.CutExpert(kind)
+	kind := pack.Parse(name).Kind
 	return t.pack.Manifest.Partial != "" && slices.Contains(t.pack.Manifest.Absent.Stages, kind)
 }
 

@@ -45,10 +45,10 @@ const ends = -1
 func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	s := &scope{pack: golden, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}}
 	for name := range golden.Manifest.Tensors {
-		if layer, kind := pack.CutLayer(name); layer >= 0 && kind != pack.OwnInputKind {
-			s.present[layer] = true
-		} else if layer > 0 && golden.Manifest.LayerInputs[strconv.Itoa(layer)].Kind == pack.Recorded {
-			s.present[layer-1] = true // it is what that layer gives
+		if at := pack.Parse(name); at.Layer >= 0 && !at.IsOwnInput() {
+			s.present[at.Layer] = true
+		} else if at.Layer > 0 && golden.Manifest.LayerInputs[strconv.Itoa(at.Layer)].Kind == pack.Recorded {
+			s.present[at.Layer-1] = true // it is what that layer gives
 		}
 	}
 	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
@@ -197,9 +197,10 @@ func (s *scope) restricted() bool { return s.picks() || s.part != nil }
 // selects reports whether a stage is compared, if the pack has it. RoPE's tables, which all
 // layers share, always are.
 func (s *scope) selects(name string) bool {
-	layer, kind := pack.CutLayer(name)
+	at := pack.Parse(name)
+	layer := at.Layer
 	switch {
-	case pack.IsTable(kind):
+	case at.IsTable():
 		return true
 	case !s.inPart(layer):
 		return false
@@ -212,7 +213,7 @@ func (s *scope) selects(name string) bool {
 // matchesGlob reports whether a glob of package path matches a stage's whole name, or its part behind
 // "model.layers.N.".
 func matchesGlob(glob, name string) bool {
-	_, kind := pack.CutLayer(name)
+	kind := pack.Parse(name).Within
 	whole, _ := path.Match(glob, name)
 	within, _ := path.Match(glob, kind)
 	return whole || within
@@ -230,7 +231,7 @@ func (s *scope) checkSelection() error {
 			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of "+
 				"a set", strconv.Quote(glob)))
 		} else if !slices.ContainsFunc(names, func(name string) bool {
-			return pack.IsStage(name) &&
+			return pack.Parse(name).IsStage() &&
 				matchesGlob(glob, name)
 		}) {
 			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
@@ -260,9 +261,9 @@ func (s *scope) checkInputs() error {
 // selectsStage reports whether the user selects a stage that a part of the model gives: not RoPE's tables,
 // unless a glob names them.
 func (s *scope) selectsStage(name string) bool {
-	tables := pack.IsTable(name) && !slices.ContainsFunc(s.stages,
+	tables := pack.Parse(name).IsTable() && !slices.ContainsFunc(s.stages,
 		func(glob string) bool { return matchesGlob(glob, name) })
-	return pack.IsStage(name) && !tables && s.selects(name)
+	return pack.Parse(name).IsStage() && !tables && s.selects(name)
 }
 
 // settle decides which parts are run.
@@ -342,7 +343,7 @@ func (s *scope) wants(l int) bool {
 		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l)
 	}
 	for name := range s.pack.Manifest.Tensors {
-		if layer, kind := pack.CutLayer(name); layer == l && kind != pack.OwnInputKind && s.selectsStage(name) {
+		if at := pack.Parse(name); at.Layer == l && !at.IsOwnInput() && s.selectsStage(name) {
 			return true
 		}
 	}
@@ -413,10 +414,9 @@ func (s *scope) followsPart(l int) bool {
 
 // compares reports whether a stage of the pack is compared: the user selects it, and it is no given input.
 func (s *scope) compares(name string) bool {
-	layer, kind := pack.CutLayer(name)
-	if kind == pack.OwnInputKind && layer >= 0 {
-		in := s.pack.Manifest.LayerInputs[strconv.Itoa(layer)]
-		return in.Kind == pack.Recorded && s.followsPart(layer) && s.selects(name)
+	if at := pack.Parse(name); at.IsOwnInput() {
+		in := s.pack.Manifest.LayerInputs[strconv.Itoa(at.Layer)]
+		return in.Kind == pack.Recorded && s.followsPart(at.Layer) && s.selects(name)
 	}
 	return s.selects(name)
 }

@@ -24,8 +24,8 @@ type shownStages struct {
 }
 
 func (s *shownStages) Stage(name string, x *bounds.Value) error {
-	if layer, kind := pack.CutLayer(name); layer == s.layer {
-		s.kinds = append(s.kinds, kind)
+	if at := pack.Parse(name); at.Layer == s.layer {
+		s.kinds = append(s.kinds, at.Within)
 	}
 	return s.Trace.Stage(name, x)
 }
@@ -89,7 +89,7 @@ func stagesRun(t *testing.T, fixture string, layer int, stages, lacks []string) 
 	_, err = net.Run(context.Background(), newCourse(tr, bounds.Exact))
 	require.NoError(t, err)
 	for _, check := range tr.checks {
-		of, kind := pack.CutLayer(check.Tensor)
+		of, kind := check.Stage().Layer, check.Stage().Within
 		require.Equal(t, of == layer && slices.Contains(lacks, kind), check.Verdict == report.Fail, "%s: %s", check.Tensor, check.Reason)
 	}
 	return shown.kinds

@@ -16,7 +16,7 @@ var halfAndTwice = []float64{0.5, 2}
 
 // ignoresEps reports whether a stage is a norm whose eps is config.LatentEps, whatever config.json has.
 func ignoresEps(name string) bool {
-	_, kind := pack.CutLayer(name)
+	kind := pack.Parse(name).Within
 	return kind == pack.InAttention(table.QALayernorm) || kind == pack.InAttention(table.KVALayernorm)
 }
 

@@ -3,7 +3,6 @@ package verify
 import (
 	"context"
 	"math"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -50,8 +49,8 @@ func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activatio
 
 // Stage implements model.Trace.
 func (t *chainedTrace) Stage(name string, a *model.Activation) error {
-	layer, kind := pack.CutLayer(name)
-	t.noteClamped(name, a.Values)
+	s := pack.Parse(name)
+	t.noteClamped(s, a.Values)
 	has, err := t.golden(name)
 	switch {
 	case err != nil:
@@ -68,9 +67,9 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 		if c.Verdict == "" {
 			a := a
 			switch {
-			case kind == pack.GateLogits:
+			case s.Within == pack.GateLogits:
 				t.logitsErr = rowErrors(a, want)
-			case pack.CutIndexer(kind) == pack.IndexerScores:
+			case s.OfIndexer() == pack.IndexerScores:
 				visible := &model.Activation{Shape: a.Shape, DType: a.DType}
 				visible.Values, want = visibleScores(a.Values, want)
 				a, t.keysErr = visible, rowErrors(visible, want)
@@ -82,11 +81,11 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			return err
 		}
 	}
-	switch kind {
+	switch s.Within {
 	case pack.GateLogits:
 		t.rechoose = t.rechoosing(a)
 	case pack.TopKWeight:
-		t.markReached(layer, a)
+		t.markReached(s.Layer, a)
 	}
 	return nil
 }
@@ -95,7 +94,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *bounds.Rows) {
 	m := rows.Metrics(a.Values, want, a.Width(), a.DType)
 	record(c, m)
-	if strings.HasSuffix(name, pack.Grad) {
+	if pack.Parse(name).IsGradient() {
 		t.judgeGradient(c, m, want)
 	} else {
 		t.judgeEndToEnd(c, m)
@@ -108,7 +107,7 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 // TopK implements model.Trace. Scores vary by as much as the logits were off, and their
 // rounding; exactly as much that two that are equal may differ by twice that.
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
-	if _, kind := pack.CutLayer(name); pack.CutIndexer(kind) == pack.IndexerTopK {
+	if pack.Parse(name).OfIndexer() == pack.IndexerTopK {
 		return t.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx, Mask: ours.Mask})
 	}
 	return t.topK(name, t.noisy(ours))
@@ -157,7 +156,7 @@ type replay struct{ *tracer }
 
 // Stage implements model.Trace.
 func (t *replay) Stage(name string, a *model.Activation) error {
-	if pack.IsLoss(name) {
+	if pack.Parse(name).IsLoss() {
 		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[model.Activation](nil, t.rows, nil)}).Stage(name,
 			a)
 	}

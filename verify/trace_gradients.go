@@ -71,12 +71,12 @@ func (l *learning) Stage(name string, x *bounds.Value) error {
 	if err := l.local.substitute(name, x); err != nil {
 		return err
 	}
-	layer, kind := pack.CutLayer(name)
+	s := pack.Parse(name)
 	switch {
-	case pack.IsTable(name) || kind == pack.OwnInputKind:
+	case s.IsTable() || s.Within == pack.OwnInputKind:
 		return nil
-	case kind == pack.LayerOutput:
-		return l.layer(layer, name, x)
+	case s.Within == pack.LayerOutput:
+		return l.layer(s.Layer, name, x)
 	case name == pack.Logits:
 		return l.head(x)
 	}
@@ -106,9 +106,7 @@ func (l *learning) stage(name string, x *bounds.Value) error {
 
 // misses reports whether the pack lacks a gradient that it has in another layer.
 func (l *learning) misses(name string) bool {
-	_, kind := pack.CutLayer(name)
-	kind, _ = pack.CutExpert(kind)
-	return l.kinds[kind] && l.scope.selects(name)
+	return l.kinds[pack.Parse(name).Kind] && l.scope.selects(name)
 }
 
 // layer goes back through a layer that has been run, from the golden's gradient of its output x.

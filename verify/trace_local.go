@@ -57,7 +57,7 @@ func (t *tracer) given(p *model.Section) (*bounds.Value, bool, error) {
 // there their absence is an error.
 func (t *tracer) comparesIn(p *model.Section) bool {
 	for name := range t.pack.Manifest.Tensors {
-		_, kind := pack.CutLayer(name)
+		kind := pack.Parse(name).Within
 		if here := pack.StageOf(p.Layer, kind); p.Has(here) && t.scope.compares(here) {
 			return true
 		}
@@ -68,7 +68,8 @@ func (t *tracer) comparesIn(p *model.Section) bool {
 // Stage implements model.Trace.
 func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	defer t.attribution.forget(x)
-	t.noteClamped(name, x.Values)
+	s := pack.Parse(name)
+	t.noteClamped(s, x.Values)
 	has, err := t.golden(name)
 	switch {
 	case err != nil:
@@ -93,13 +94,13 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 			return err
 		}
 	}
-	switch layer, kind := pack.CutLayer(name); kind {
+	switch s.Within {
 	case pack.GateLogits:
 		if !t.trial {
 			t.rechoose = t.rechoosing(x)
 		}
 	case pack.TopKWeight:
-		t.markReached(layer, x.Activation)
+		t.markReached(s.Layer, x.Activation)
 	}
 	return nil
 }
@@ -125,7 +126,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	}
 	if c.Verdict != report.Skipped {
 		x, want, rows := t.shown(name, x, want, rows)
-		if pack.IsLossOrGradient(name) {
+		if pack.Parse(name).IsLossOrGradient() {
 			m := rows.Metrics(x.Values, want, x.Width(), x.DType)
 			record(&c, m)
 			judge(&c, m, t.metricLimits(name), "")
@@ -143,7 +144,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 // shown returns what is measured of a stage: of an indexer's scores those that the mask does not hide.
 func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *bounds.Rows) (*bounds.Value,
 	[]float32, *bounds.Rows) {
-	if _, kind := pack.CutLayer(name); pack.CutIndexer(kind) != pack.IndexerScores {
+	if pack.Parse(name).OfIndexer() != pack.IndexerScores {
 		return x, want, rows
 	}
 	values, golden := visibleScores(x.Values, want)
@@ -178,7 +179,7 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 	if isMLP(c.Tensor) && x.Products != nil && d.Finite {
 		n, z := t.analysis.Neurons(x, want, rows, factor)
 		if c.ProbeRows != nil {
-			n.Expert = pack.ProbedExpert(c.Tensor)
+			n.Expert = c.Stage().Expert
 		}
 		c.NeuronZ, c.Limits.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
 		margin = max(margin, z/bounds.NeuronLimit)
@@ -308,8 +309,7 @@ func roundsTo(c *report.Check, d tensor.DType, at bounds.At) {
 // isMLP reports whether a stage is the output of an MLP, such as a probe of an expert, or of the
 // routed experts.
 func isMLP(name string) bool {
-	_, kind := pack.CutLayer(name)
-	kind, _ = pack.CutExpert(kind)
+	kind := pack.Parse(name).Kind
 	return kind == pack.ProbeOutput || slices.Contains(pack.MLPOutputs, kind)
 }
 
@@ -347,7 +347,7 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 
 // trustReadings takes numbers for told where the pack lacks the stage of the operation: they show in a later stage.
 func (t *localTrace) trustReadings(name string, x *bounds.Value) {
-	layer, _ := pack.CutLayer(name)
+	layer := pack.Parse(name).Layer
 	for _, r := range t.attribution.readings(x) {
 		for _, by := range halfAndTwice {
 			t.told[tell{layer, r.key, by}] = !ignoresEps(name)

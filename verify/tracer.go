@@ -22,10 +22,9 @@ func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 		scope: s, o: o,
 		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	for name, e := range s.pack.Manifest.Tensors {
-		_, kind := pack.CutLayer(name)
-		kind, _ = pack.CutExpert(kind)
+		kind := pack.Parse(name).Kind
 		r.kinds[kind] = true
-		if !pack.IsInput(name) && s.compares(name) {
+		if !pack.Parse(name).IsInput() && s.compares(name) {
 			r.expected++
 		}
 		r.attnWeights = r.attnWeights || kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
@@ -59,22 +58,21 @@ func (t *tracer) leaveOut() {
 // golden reports whether the pack has the stage. A stage that the pack lacks in this layer
 // only is a failed check.
 func (t *tracer) golden(name string) (bool, error) {
-	layer, kind := pack.CutLayer(name)
-	kind, expert := pack.CutExpert(kind)
+	s := pack.Parse(name)
 	switch {
 	case t.pack.Has(name):
 		t.seen[name] = true
 		return true, nil
-	case kind == pack.OwnInputKind, pack.Inner[kind] && !t.kinds[kind], !t.scope.selects(name):
-	case t.kinds[kind] && (layer < 0 || t.scope.present[layer]):
+	case s.Within == pack.OwnInputKind, pack.Inner[s.Kind] && !t.kinds[s.Kind], !t.scope.selects(name):
+	case t.kinds[s.Kind] && (s.Layer < 0 || t.scope.present[s.Layer]):
 		of := "layer"
-		if expert >= 0 {
+		if s.Expert >= 0 {
 			of = "expert"
 		}
 		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail, Status: report.NotInPack,
 			Reason: report.NotInPack.Words() + of + ", though it has for others"})
 	default:
-		t.free[kind] = true
+		t.free[s.Kind] = true
 	}
 	return false, nil
 }
@@ -101,7 +99,7 @@ func (t *tracer) add(c report.Check) error {
 // comparesTraining reports whether a loss or a gradient of the pack is to be compared.
 func (t *run) comparesTraining() bool {
 	for name := range t.pack.Manifest.Tensors {
-		if pack.IsLoss(name) && t.scope.compares(name) {
+		if pack.Parse(name).IsLoss() && t.scope.compares(name) {
 			return true
 		}
 	}
@@ -129,22 +127,19 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 // noteZeros notes a golden tensor whose compared rows are all zero. A routed expert may give
 // nothing, and a loss be nothing.
 func (t *tracer) noteZeros(name string, want []float32) {
-	_, kind := pack.CutLayer(name)
-	if _, expert := pack.CutExpert(kind); expert < 0 && !pack.IsLoss(name) &&
+	if s := pack.Parse(name); s.Expert < 0 && !s.IsLoss() &&
 		!slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
 		t.zeros = append(t.zeros, name)
 	}
 }
 
 // noteClamped notes a layer with a neuron beyond swiglu_limit: above it, or of up_proj below its negative, too.
-func (t *tracer) noteClamped(name string, values []float32) {
-	layer, kind := pack.CutLayer(name)
-	kind, _ = pack.CutExpert(kind)
-	up := slices.Contains(pack.InMLPs(table.UpProj), kind)
+func (t *tracer) noteClamped(s pack.Stage, values []float32) {
+	up := slices.Contains(pack.InMLPs(table.UpProj), s.Kind)
 	limit := float32(t.m.Config.SwiGLULimit)
-	if beyond := func(v float32) bool { return v > limit || up && v < -limit }; limit > 0 && !t.clamped[layer] &&
-		(up || slices.Contains(pack.InMLPs(table.GateProj), kind)) {
-		t.clamped[layer] = slices.ContainsFunc(values, beyond)
+	if beyond := func(v float32) bool { return v > limit || up && v < -limit }; limit > 0 && !t.clamped[s.Layer] &&
+		(up || slices.Contains(pack.InMLPs(table.GateProj), s.Kind)) {
+		t.clamped[s.Layer] = slices.ContainsFunc(values, beyond)
 	}
 }
 
@@ -160,9 +155,8 @@ func setAside[V any](t *tracer, by *attribution[V], x *V) {
 func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *bounds.Rows,
 	err error) {
 	c = t.check(name)
-	if pack.IsProbe(name) {
-		layer, _ := pack.CutLayer(name)
-		c.ProbeRows = t.pack.Manifest.Probes[strconv.Itoa(layer)].Rows
+	if s := pack.Parse(name); s.IsProbe() {
+		c.ProbeRows = t.pack.Manifest.Probes[strconv.Itoa(s.Layer)].Rows
 	}
 	if c.Reason = pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType); c.Reason != "" {
 		c.Verdict = report.Fail
@@ -206,28 +200,27 @@ func cover[V any](t *tracer, c report.Check, by *attribution[V], x *V) {
 	if c.Verdict == report.Fail {
 		t.behind[c.Tensor] = by.weights(x)
 	}
-	t.tellRotations(c.Layer(), by.rotations(x))
+	s := c.Stage()
+	t.tellRotations(s.Layer, by.rotations(x))
 	by.checked(x)
-	if _, kind := pack.CutLayer(c.Tensor); c.Layer() >= 0 {
-		switch kind, expert := pack.CutExpert(kind); kind {
-		case pack.ExpertOutput:
-			addExpert(t.reached, c.Layer(), expert)
-		case pack.ProbeOutput:
-			addExpert(t.probed, c.Layer(), expert)
-		}
+	switch s.Kind {
+	case pack.ExpertOutput:
+		addExpert(t.reached, s.Layer, s.Expert)
+	case pack.ProbeOutput:
+		addExpert(t.probed, s.Layer, s.Expert)
 	}
 }
 
 // paddedRows marks the rows of padding of a stage. Rows of a routed expert are the tokens that chose it.
 func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
-	if pack.IsStageGradient(name) {
-		name = strings.TrimSuffix(name, pack.Grad)
+	s := pack.Parse(name)
+	if s.IsStageGradient() {
+		s = pack.Parse(strings.TrimSuffix(name, pack.Grad))
 	}
-	_, kind := pack.CutLayer(name)
-	if _, expert := pack.CutExpert(kind); expert >= 0 && !pack.IsLossOrGradient(name) && !pack.IsProbe(name) {
-		return t.paddedOfExpert(expert)
+	if s.Expert >= 0 && !s.IsLossOrGradient() && !s.IsProbe() {
+		return t.paddedOfExpert(s.Expert)
 	}
-	return pack.PaddedRows(t.rows, name, a.Shape)
+	return pack.PaddedRows(t.rows, s.Name, a.Shape)
 }
 
 // paddedOfExpert marks padding among the tokens that chose an expert of the last gate. It is nil without a mask.

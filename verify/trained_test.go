@@ -67,7 +67,7 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 			t.Run(golden+" "+test.weight, func(t *testing.T) {
 				t.Parallel()
 				w := nudged(get(t, c, test.weight), test.row, test.units)
-				layer, _ := pack.CutLayer(test.weight)
+				layer := pack.Parse(test.weight).Layer
 				o := verify.Options{Layers: text.Spans{{layer, layer}}}
 				r := run(t, c.Config, replace(c, test.weight, w), p, o)
 				requireFails(t, r, test.stage, test.cause)

@@ -195,7 +195,7 @@ func TestStreamsWithoutTheirWeights(t *testing.T) {
 		p := must(pack.Open(rewritten(t, golden, func(dir string, m map[string]any) {
 			absent := []string{}
 			for name := range m["tensors"].(map[string]any) {
-				if _, kind := pack.CutLayer(name); strings.Contains(kind, "hc") && !strings.HasSuffix(kind, "put") {
+				if kind := pack.Parse(name).Within; strings.Contains(kind, "hc") && !strings.HasSuffix(kind, "put") {
 					delete(m["tensors"].(map[string]any), name)
 					absent = append(absent, kind)
 				}
@@ -222,7 +222,7 @@ func TestSequencesTooShortForEntries(t *testing.T) {
 	require.Contains(t, r.Reasons, "sequences of 7 tokens: the compressors of layers 1, 2 need at least 8 to exercise all their weights")
 	tables := 0
 	for _, check := range r.Checks {
-		if require.Equal(t, report.Pass, check.Verdict, check.Tensor); pack.IsTable(check.Tensor) {
+		if require.Equal(t, report.Pass, check.Verdict, check.Tensor); check.Stage().IsTable() {
 			tables++
 		}
 	}

@@ -108,7 +108,7 @@ func (f *Failure) overflows() (causes []report.Cause) {
 			Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType,
 				report.Number(f.Got.Values[i]), f.place(i))})
 	}
-	masked := func(v float32) bool { return pack.CutIndexer(f.Kind) != "" && bounds.Hidden(v) }
+	masked := func(v float32) bool { return pack.Parse(f.Kind).OfIndexer() != "" && bounds.Hidden(v) }
 	scores := slices.DeleteFunc(slices.Clone(f.Scores), masked)
 	if i := find(scores); i >= 0 {
 		causes = append(causes, report.Cause{ID: "overflow",

@@ -80,7 +80,7 @@ func weightMistakes(f *Failure) []mistake {
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(false)},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(true)},
 	}...)
-	switch kind, _ := pack.CutExpert(f.Kind); kind {
+	switch kind := f.kind(); kind {
 	case pack.ExpertsOutput, expertGate:
 		list = append(list, f.expertMistakes(kind)...)
 	case pack.ProbeOutput:
@@ -122,7 +122,7 @@ func (f *Failure) expertMistakes(kind string) (list []mistake) {
 
 // probeMistakes are mistakes of the expert whose probe failed.
 func (f *Failure) probeMistakes() []mistake {
-	_, e := pack.CutExpert(f.Kind)
+	e := pack.Parse(f.Kind).Expert
 	list := []mistake{{id: "gate-up-swapped", kinds: []string{pack.ProbeOutput}, undo: undoGateUpOf(e)}}
 	for _, other := range f.wrongProbes() {
 		if other > e { // experts before this one are right

@@ -113,7 +113,7 @@ func (f *Failure) shownNumbers() (list []number) {
 	compressed := strings.Contains(f.Kind, "compress") || c.Windowed() && f.Layer >= 0 && c.CompressRate(f.Layer) > 0
 	for _, n := range config.RotationNumbers(c, compressed) {
 		around := powers(n.Value(c)/32, 2, 11)
-		if pack.IsTable(f.Name) && f.scalesScores(n) != f.failsInAttention() {
+		if pack.Parse(f.Name).IsTable() && f.scalesScores(n) != f.failsInAttention() {
 			continue
 		}
 		switch n.Key {
@@ -149,7 +149,7 @@ func (f *Failure) scalesScores(n config.Number) bool {
 // failsInAttention reports whether a stage of attention failed.
 func (f *Failure) failsInAttention() bool {
 	return slices.ContainsFunc(f.Checks, func(c report.Check) bool {
-		_, kind := pack.CutLayer(c.Tensor)
+		kind := c.Stage().Within
 		return c.Verdict == report.Fail && strings.HasPrefix(kind, "self_attn.")
 	})
 }

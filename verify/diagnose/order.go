@@ -41,8 +41,7 @@ func orderMistakes(f *Failure) []mistake {
 
 // kind is the kind of the failed stage, with * for an expert's number.
 func (f *Failure) kind() string {
-	kind, _ := pack.CutExpert(f.Kind)
-	return kind
+	return pack.Parse(f.Kind).Kind
 }
 
 // columnOrder returns which column of ours each column of the golden is, within the limits; nil if they are no

@@ -58,7 +58,7 @@ func (f *Failure) covering(suspects []int) (culprits []int) {
 
 // suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
 func (f *Failure) suspects() (suspects []int) {
-	if kind, _ := pack.CutExpert(f.Kind); kind == expertGate {
+	if f.kind() == expertGate {
 		return f.wrongGates()
 	}
 	if f.Kind != pack.ExpertsOutput || f.Idx == nil {
@@ -102,9 +102,8 @@ func (f *Failure) suspectPairs() (pairs [][2]int) {
 // wrongGates are the experts of the layer whose gate_proj gave what is wrong.
 func (f *Failure) wrongGates() (experts []int) {
 	for _, c := range f.Checks {
-		_, name := pack.CutLayer(c.Tensor)
-		if kind, e := pack.CutExpert(name); kind == expertGate && c.Layer() == f.Layer && c.Verdict == report.Fail {
-			experts = append(experts, e)
+		if s := c.Stage(); s.Kind == expertGate && s.Layer == f.Layer && c.Verdict == report.Fail {
+			experts = append(experts, s.Expert)
 		}
 	}
 	return experts
@@ -114,9 +113,8 @@ func (f *Failure) wrongGates() (experts []int) {
 // tried in pairs.
 func (f *Failure) wrongProbes() (experts []int) {
 	for _, c := range f.Checks {
-		_, name := pack.CutLayer(c.Tensor)
-		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.Layer() == f.Layer && c.Verdict == report.Fail {
-			experts = append(experts, e)
+		if s := c.Stage(); s.Kind == pack.ProbeOutput && s.Layer == f.Layer && c.Verdict == report.Fail {
+			experts = append(experts, s.Expert)
 		}
 	}
 	if len(experts) > mostPaired {

@@ -73,7 +73,7 @@ func (p *Pack) CheckShape(c *config.Config) error {
 func (p *Pack) checkChoices(recorded *config.Config) error {
 	other := ""
 	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
-		_, kind := CutLayer(name)
+		kind := Parse(name).Within
 		switch shape := p.Manifest.Tensors[name].Shape; {
 		case kind != TopKIdx:
 		case shape[len(shape)-1] == recorded.NumExpertsPerTok:
@@ -163,7 +163,7 @@ func (p *Pack) checkWidths(c *config.Config) error {
 		if !ok || width == 0 {
 			continue
 		}
-		_, kind := CutLayer(name)
+		kind := Parse(name).Within
 		k := kinds[kind]
 		if k == nil {
 			k = &kindWidths{}
@@ -211,7 +211,7 @@ type Difference struct {
 // stage of.
 func Predictions(c *config.Config, pack *Pack) (n int) {
 	for name := range pack.Manifest.Tensors {
-		if layer, _ := CutLayer(name); layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
+		if layer := Parse(name).Layer; layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
 			n = max(n, layer-c.NumHiddenLayers+1)
 		}
 	}

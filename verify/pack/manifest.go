@@ -216,11 +216,11 @@ func (m *Manifest) checkLayers() (problems []error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
-		layer, kind := CutLayer(name)
-		if _, told := m.LayerInputs[strconv.Itoa(layer)]; kind == OwnInputKind && !told {
+		s := Parse(name)
+		if _, told := m.LayerInputs[strconv.Itoa(s.Layer)]; s.Within == OwnInputKind && !told {
 			add("manifest.json: tensors: %.120q: layer_inputs does not say where it is from", name)
 		}
-		if slices.Contains(m.Absent.Layers, layer) {
+		if slices.Contains(m.Absent.Layers, s.Layer) {
 			add("manifest.json: tensors: %.120q: its layer is said to be absent", name)
 		}
 	}
@@ -263,7 +263,7 @@ func (m *Manifest) checkProbes() (problems []error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
-		if l, _ := CutLayer(name); IsProbe(name) && !slices.Contains(m.Probes[strconv.Itoa(l)].Experts, ProbedExpert(name)) {
+		if s := Parse(name); s.IsProbe() && !slices.Contains(m.Probes[strconv.Itoa(s.Layer)].Experts, s.Expert) {
 			problems = append(problems, fmt.Errorf("manifest.json: tensors: %.120q: probes does not say which rows it is of",
 				name))
 		}

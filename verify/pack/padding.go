@@ -40,7 +40,7 @@ func PaddedTokens(in *model.Input, n int) Padding {
 // PaddedRows marks the rows of padding of a stage of the model, of this shape. It is nil without a mask, and for stages
 // whose rows are not tokens.
 func PaddedRows(in *model.Input, name string, shape []int) Padding {
-	axis := tokenAxis(name, len(shape))
+	axis := Parse(name).tokenAxis(len(shape))
 	if in.AttentionMask == nil || axis < 0 {
 		return nil
 	}

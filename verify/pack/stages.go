@@ -55,19 +55,27 @@ const (
 	Sdpa  = "sdpa"
 )
 
-// CutLayer cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
-// layers are kinds of their own, in layer -1.
-func CutLayer(name string) (layer int, kind string) {
-	rest, ok := strings.CutPrefix(name, "model.layers.")
-	if !ok {
-		return -1, name
+// Stage is what the name of a tensor of a pack says, such as "model.layers.3.mlp.experts.7.output".
+type Stage struct {
+	Name   string // the whole name
+	Layer  int    // 3; -1 outside the layers
+	Within string // "mlp.experts.7.output", what is behind the layer; outside the layers the whole name
+	Kind   string // "mlp.experts.*.output": Within as manifests name it, with * for a routed expert's number
+	Expert int    // 7; -1 without one
+}
+
+// Parse takes a name apart.
+func Parse(name string) Stage {
+	s := Stage{Name: name, Layer: -1, Within: name}
+	if rest, ok := strings.CutPrefix(name, "model.layers."); ok {
+		number, within, _ := strings.Cut(rest, ".")
+		if layer, err := strconv.Atoi(number); err == nil {
+			s.Layer, s.Within = layer, within
+		}
 	}
-	number, kind, _ := strings.Cut(rest, ".")
-	layer, err := strconv.Atoi(number)
-	if err != nil {
-		return -1, name
-	}
-	return layer, kind
+	s.Kind, s.Expert = table.CutExpert(s.Within)
+	s.Kind = strings.Replace(s.Kind, "{e}", "*", 1)
+	return s
 }
 
 // Inner are the kinds of stages that a pack need not have: where they are not, the stages
@@ -110,38 +118,30 @@ var MLPOutputs = []string{"mlp.output", ExpertsOutput, SharedOutput}
 // InAttention is the kind of stage that a projection of the attention gives.
 func InAttention(role table.Role) string { return "self_attn." + string(role) + ".output" }
 
-// CutExpert is a kind of stage with * for a routed expert's number, as manifests name it, and
-// the number, -1 without one.
-func CutExpert(kind string) (kinds string, expert int) {
-	kinds, expert = table.CutExpert(kind)
-	return strings.Replace(kinds, "{e}", "*", 1), expert
-}
-
 // tables are RoPE's: of all layers or, in DeepSeek-V4, of layers without and with entries.
 var tables = []string{RotaryCos, "model.rotary_emb.sin", "model.rotary_emb.main.cos", "model.rotary_emb.main.sin",
 	"model.rotary_emb.compress.cos", "model.rotary_emb.compress.sin"}
 
-// IsTable reports whether a stage is a table of RoPE.
-func IsTable(name string) bool { return slices.Contains(tables, name) }
+// IsTable reports whether s is a table of RoPE.
+func (s Stage) IsTable() bool { return slices.Contains(tables, s.Name) }
 
 // tokenAxis returns which axis of a stage's shape counts the tokens of a sequence. The axes between it and the last are
 // the rows that each token has, such as heads or streams: [batch, tokens, …, width]. Stages of two axes are
 // [tokens, width], with the tokens of a batch in one axis. It is -1 for stages whose rows are not tokens.
-func tokenAxis(name string, axes int) int {
-	_, kind := CutLayer(name)
+func (s Stage) tokenAxis(axes int) int {
 	switch {
-	case IsLossOrGradient(name) || IsTable(name) || IsProbe(name):
+	case s.IsLossOrGradient() || s.IsTable() || s.IsProbe():
 		return -1
-	case kind == AttnWeights: // [batch, heads, queries, keys]
+	case s.Within == AttnWeights: // [batch, heads, queries, keys]
 		return 2
 	}
 	return min(1, axes-2)
 }
 
-// CutIndexer returns the stage of an indexer that a kind of stage is: IndexerScores or another one, as DeepSeek-V3.2
-// names it, for DeepSeek-V4's indexer of entries, too. Other kinds are "".
-func CutIndexer(kind string) string {
-	kind = strings.Replace(kind, "self_attn.compressor.indexer.", indexer, 1)
+// OfIndexer returns which stage of an indexer s is: IndexerScores or another one, as DeepSeek-V3.2
+// names it, for DeepSeek-V4's indexer of entries, too. For other stages it is "".
+func (s Stage) OfIndexer() string {
+	kind := strings.Replace(s.Within, "self_attn.compressor.indexer.", indexer, 1)
 	if !strings.HasPrefix(kind, indexer) {
 		return ""
 	}
@@ -165,46 +165,36 @@ func InputStage(l int) string {
 // StageOf is the name of a kind of stage of layer l.
 func StageOf(l int, kind string) string { return fmt.Sprintf("model.layers.%d.%s", l, kind) }
 
-// IsStage reports whether a tensor of a pack is the output of a part of the model.
-func IsStage(name string) bool {
-	_, kind := CutLayer(name)
-	return !IsInput(name) && kind != OwnInputKind
-}
+// IsStage reports whether s is the output of a part of the model.
+func (s Stage) IsStage() bool { return !s.IsInput() && s.Within != OwnInputKind }
 
-// IsInput reports whether a tensor of a pack is an input of the model.
-func IsInput(name string) bool { return name == "input_ids" || name == "attention_mask" }
+// IsOwnInput reports whether s is what a layer began with.
+func (s Stage) IsOwnInput() bool { return s.Layer >= 0 && s.Within == OwnInputKind }
 
-// IsLoss reports whether a tensor is the loss or a gradient.
-func IsLoss(name string) bool { return name == Loss || strings.HasSuffix(name, Grad) }
+// IsInput reports whether s is an input of the model.
+func (s Stage) IsInput() bool { return s.Name == inputIDs || s.Name == attentionMask }
 
-// IsLossOrGradient reports whether a tensor is a gradient or any loss, auxiliary losses included.
-func IsLossOrGradient(name string) bool {
-	return strings.HasSuffix(name, Grad) || strings.HasSuffix(name, "loss")
-}
+// IsGradient reports whether s is a gradient.
+func (s Stage) IsGradient() bool { return strings.HasSuffix(s.Name, Grad) }
 
-// IsStageGradient reports whether a tensor of a pack is the gradient of a stage, not of a weight.
-func IsStageGradient(name string) bool {
-	of, ok := strings.CutSuffix(name, Grad)
+// IsLoss reports whether s is the loss or a gradient.
+func (s Stage) IsLoss() bool { return s.Name == Loss || s.IsGradient() }
+
+// IsLossOrGradient reports whether s is a gradient or any loss, auxiliary losses included.
+func (s Stage) IsLossOrGradient() bool { return s.IsGradient() || strings.HasSuffix(s.Name, "loss") }
+
+// IsStageGradient reports whether s is the gradient of a stage, not of a weight.
+func (s Stage) IsStageGradient() bool {
+	of, ok := strings.CutSuffix(s.Name, Grad)
 	return ok && !strings.HasSuffix(of, ".weight") && !strings.HasSuffix(of, ".bias")
 }
 
-// IsProbe reports whether a stage is of a probe: what it gave, or what goes on inside.
-func IsProbe(name string) bool {
-	_, kind := CutLayer(name)
-	kind, _ = CutExpert(kind)
-	return strings.HasPrefix(kind, "mlp.experts.*.probe.")
-}
+// IsProbe reports whether s is of a probe: what it gave, or what goes on inside.
+func (s Stage) IsProbe() bool { return strings.HasPrefix(s.Kind, "mlp.experts.*.probe.") }
 
 // ProbeStage is the stage of a probe of expert e in layer l.
 func ProbeStage(l, e int) string {
 	return StageOf(l, fmt.Sprintf("mlp.experts.%d.probe.output", e))
-}
-
-// ProbedExpert is the expert that a stage of a probe is of.
-func ProbedExpert(name string) int {
-	_, kind := CutLayer(name)
-	_, e := CutExpert(kind)
-	return e
 }
 
 // The names of an input's tensors.

@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 
 	"dsmoe/text"
 	"dsmoe/text/page"
 	"dsmoe/verify/bounds"
-	"dsmoe/verify/pack"
 )
 
 // WriteHTML writes the report as a self-contained page: the verdict and its cause first, then
@@ -106,7 +104,7 @@ func (c *Check) heatmap() page.Heatmap {
 	p := c.Pattern
 	m := page.Heatmap{Title: "residual of " + c.Tensor, Name: "residual, " + p.Unit, RowName: "token", ColName: "channel",
 		Scale: page.Log}
-	if strings.HasSuffix(c.Tensor, pack.Grad) {
+	if c.Stage().IsGradient() {
 		m.RowName, m.ColName = "row", "column"
 	}
 	for i, row := range p.Cells {
@@ -232,9 +230,6 @@ func (c *Check) shareText(judged bool) string {
 	return short(c.RelRMS, "%.2g")
 }
 
-// expert is the number of a routed expert in a name.
-var expert = regexp.MustCompile(`\.experts\.\d+\.`)
-
 // stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
 // column for each kind.
 func (r *Report) stages(gradients, judged bool) page.Heatmap {
@@ -242,12 +237,11 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 		MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
-		if c.Layer() < 0 || strings.HasSuffix(c.Tensor, pack.Grad) != gradients {
+		if c.Layer() < 0 || c.Stage().IsGradient() != gradients {
 			continue
 		}
-		_, kind := pack.CutLayer(c.Tensor)
 		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.Layer())),
-			indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
+			indexIn(&m.Columns, strings.TrimSuffix(text.Line(c.Stage().Kind), ".output"))}
 		if before, ok := worst[at]; !ok || worse(c, before) {
 			worst[at] = c
 		}

@@ -292,11 +292,11 @@ func rectangular[T any](rows [][]T) bool {
 		!slices.ContainsFunc(rows, func(row []T) bool { return len(row) != len(rows[0]) })
 }
 
+// Stage is what the tensor's name says.
+func (c *Check) Stage() pack.Stage { return pack.Parse(c.Tensor) }
+
 // Layer is the number of the stage's layer, -1 outside the layers.
-func (c *Check) Layer() int {
-	layer, _ := pack.CutLayer(c.Tensor)
-	return layer
-}
+func (c *Check) Layer() int { return c.Stage().Layer }
 
 // Pattern is where in a golden tensor of shape [rows, width] the residual lies, in cells of
 // as many rows and columns as keep them few.

@@ -62,7 +62,7 @@ const mostRanked = 5
 func rankedInWords(all []RankedError) string {
 	var words []string
 	for _, e := range all[:min(mostRanked, len(all))] {
-		_, kind := pack.CutLayer(e.Tensor)
+		kind := pack.Parse(e.Tensor).Within
 		words = append(words, fmt.Sprintf("layer %d %s %s", e.Layer, kind, text.Figure("%.1e", e.RelRMS)))
 	}
 	if more := len(all) - len(words); more > 0 {

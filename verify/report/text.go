@@ -249,13 +249,13 @@ func (r *Report) places() iter.Seq[[]Check] {
 // PlaceOf is the part of the model that a check belongs to: "layer 3", "head", "gradients", …
 func PlaceOf(c Check) string {
 	switch {
-	case strings.HasSuffix(c.Tensor, pack.Grad):
+	case c.Stage().IsGradient():
 		return "gradients"
 	case c.Layer() >= 0:
 		return fmt.Sprintf("layer %d", c.Layer())
 	case c.Tensor == pack.Embedded:
 		return "embedding"
-	case pack.IsTable(c.Tensor):
+	case c.Stage().IsTable():
 		return "rotary"
 	}
 	return "head"
@@ -280,7 +280,7 @@ func worstOf(checks []Check) (worst Check, failed, checked int) {
 
 // kindOf is what a check is of, within its place.
 func (c *Check) kindOf() string {
-	_, kind := pack.CutLayer(c.Tensor)
+	kind := c.Stage().Within
 	if strings.HasSuffix(kind, pack.Grad) {
 		kind = c.Tensor
 	}
@@ -387,11 +387,11 @@ func (r *Report) writeFailing(f *facts) {
 		if c.Verdict != Fail || c.Tensor == *r.FirstDivergence {
 			continue
 		}
-		layer, kind := pack.CutLayer(c.Tensor)
-		if layers[kind] == nil {
-			kinds = append(kinds, kind)
+		s := c.Stage()
+		if layers[s.Within] == nil {
+			kinds = append(kinds, s.Within)
 		}
-		layers[kind] = append(layers[kind], layer)
+		layers[s.Within] = append(layers[s.Within], s.Layer)
 	}
 	for i, kind := range kinds {
 		name, at := text.Line(kind), layers[kind]
@@ -639,7 +639,7 @@ func (c *Check) probedRows() string {
 	if len(c.ProbeRows) == 1 {
 		rows = "row"
 	}
-	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", pack.ProbedExpert(c.Tensor), rows,
+	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", c.Stage().Expert, rows,
 		text.Ranges(c.ProbeRows), pack.AttentionNorm)
 }
 
