@@ -59,11 +59,13 @@ absent; the same command continues a run. See dsmoe help conversions and checkpo
 
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.Var(cli.WordFlag(&f.Format, checkpoint.WrittenNames()...), "to", "`format` of the output: safetensors or gguf (default safetensors)")
+	flags.Var(cli.WordFlag(&f.Format, checkpoint.WrittenNames()...), "to",
+		"`format` of the output: safetensors or gguf (default safetensors)")
 	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files, for gguf")
 	flags.Var(cli.TypeFlag(&f.dtype), "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
-	flags.Var(cli.WordFlag(&f.scales, "f32", "ue8m0"), "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
+	flags.Var(cli.WordFlag(&f.scales, "f32", "ue8m0"), "scales",
+		"`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(cli.WordFlag(&f.Experts, plan.FusedExperts, plan.PerExpert, plan.KeepExperts), "experts",
 		"`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(cli.WordFlag(&f.Names, "published", "transformers"), "names",

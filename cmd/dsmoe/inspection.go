@@ -78,7 +78,8 @@ func (i *inspection) command() *cobra.Command {
 	}
 	if i.failOn {
 		q.failOn = inspect.Error
-		q.Flags().Var(cli.WordFlag(&q.failOn, inspect.Notice, inspect.Error, "none"), "fail-on", "exit with 1 from this `level` of findings on: notice, error or none")
+		q.Flags().Var(cli.WordFlag(&q.failOn, inspect.Notice, inspect.Error, "none"), "fail-on",
+			"exit with 1 from this `level` of findings on: notice, error or none")
 	}
 	if i.flags != nil {
 		i.flags(q)

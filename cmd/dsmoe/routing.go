@@ -55,8 +55,9 @@ dsmoe help routing  the measures, where choices come from, memory`,
 				"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
 			flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 			cli.NumberFlag(flags, &o.seed, "seed", "", "seed of --random")
-			flags.Var(cli.WordFlag(&o.reference, config.Remote, config.Native), "reference", "`whose` rules a forward pass follows: remote or native code's (default "+
-				"remote for the first DeepSeekMoE and where auto_map names code, else native)")
+			flags.Var(cli.WordFlag(&o.reference, config.Remote, config.Native), "reference",
+				"`whose` rules a forward pass follows: remote or native code's (default "+
+					"remote for the first DeepSeekMoE and where auto_map names code, else native)")
 			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 		},
 		run: func(q *query) (cli.Result, error) {

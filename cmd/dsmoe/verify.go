@@ -45,8 +45,10 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	}
 	cli.JSONFlag(cmd)
 	o := verifyOptions{mode: report.Local, accumulate: "f64", rotary: "golden", reference: "golden", limits: cli.Limits{}}
-	cmd.Flags().Var(cli.WordFlag(&o.mode, report.Local, report.Chained), "mode", "how stages are fed: local or chained")
-	cmd.Flags().Var(cli.WordFlag(&o.accumulate, "f64", "f32"), "accumulate", "precision of the sums: f64, or f32 with wider bounds")
+	cmd.Flags().Var(cli.WordFlag(&o.mode, report.Local, report.Chained), "mode",
+		"how stages are fed: local or chained")
+	cmd.Flags().Var(cli.WordFlag(&o.accumulate, "f64", "f32"), "accumulate",
+		"precision of the sums: f64, or f32 with wider bounds")
 	cmd.Flags().Var(cli.WordFlag(&o.rotary, "golden", "compute", "float32"), "rotary-dtype",
 		"`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
 	cmd.Flags().Var(cli.WordFlag(&o.reference, "golden", config.Remote, config.Native), "reference",

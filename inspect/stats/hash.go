@@ -42,7 +42,7 @@ type HashReport struct {
 	// Part of the checkpoint; absent if it is all
 	Part *inspect.Part `json:"part,omitempty"`
 
-	by inspect.Grouping // what the sheet shows the model's hash with: ByTensor, ByModule, or ByModel alone
+	by inspect.Grouping // what the sheet shows before the model's hash: ByTensor, ByModule, or ByModel for nothing
 }
 
 // hashedModule is a module: every part of a tensor's name up to a dot names one, unless it has
@@ -64,8 +64,8 @@ type hashedTensor struct {
 // OfPart returns the part that the report is about, nil if it is about all weights.
 func (r *HashReport) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, "" }
 
-// Hash reads the selected weights and names their values. The sheet of the report shows the hashes that by names. What cannot be read, and FP8 weights
-// without usable scales, are an error that names all of them.
+// Hash reads the selected weights and names their values. by says which hashes the sheet of the report shows. What
+// cannot be read, and FP8 weights without usable scales, are an error that names all of them.
 func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspect.Grouping) (*HashReport, error) {
 	list, err := w.Pick(s)
 	if err != nil {

@@ -22,7 +22,8 @@ const (
 // AddColour adds --color to a command and those below it.
 func AddColour(cmd *cobra.Command) {
 	colour := colourAuto
-	cmd.PersistentFlags().Var(WordFlag(&colour, colourAuto, colourAlways, colourNever), ColourFlag, "colour of verdicts and levels: auto, always or never")
+	cmd.PersistentFlags().Var(WordFlag(&colour, colourAuto, colourAlways, colourNever), ColourFlag,
+		"colour of verdicts and levels: auto, always or never")
 }
 
 // colours are the words at the begin of a line that have a colour, behind what stands before
