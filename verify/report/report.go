@@ -73,6 +73,32 @@ type Report struct {
 	unfinished bool // there is nothing but the verdict and its reason
 }
 
+// Rounding says that the checkpoint differs from the reference's by no more than what a
+// conversion did to its weights by rounding them.
+type Rounding struct {
+	Weights    int      `json:"weights"`    // that were rounded
+	Operations []string `json:"operations"` // that rounded them, such as "cast BF16"
+	// Stages would fail if the weights were the reference's own; empty if all would pass.
+	Stages []string `json:"stages"`
+	// Error is the largest relative RMS error of these stages; null if none is finite.
+	Error *float64 `json:"error"`
+	// Allowed is the largest that 8 standard deviations allow one of these stages, as
+	// relative RMS.
+	Allowed *float64 `json:"allowed"`
+	// Layers are the stages of largest relative RMS error of each layer, the worst layer first.
+	Layers []RankedError `json:"layers"`
+	// Experts are the same of the single routed experts that the pack has stages of.
+	Experts []RankedError `json:"experts"`
+}
+
+// RankedError is how far the worst stage of a layer, or of a routed expert, is off.
+type RankedError struct {
+	Layer  int     `json:"layer"`   // number
+	Expert int     `json:"expert"`  // -1 of layers
+	Tensor string  `json:"tensor"`  // the stage
+	RelRMS float64 `json:"rel_rms"` // of the stage
+}
+
 // Scope says what the verdict is a statement about: the parts of the model that were run.
 type Scope struct {
 	Text string `json:"text"` // in words, such as "layers 3-5 of 61"
@@ -291,6 +317,9 @@ func rectangular[T any](rows [][]T) bool {
 	return len(rows) > 0 && len(rows[0]) > 0 &&
 		!slices.ContainsFunc(rows, func(row []T) bool { return len(row) != len(rows[0]) })
 }
+
+// Skip makes c a skipped check with a status.
+func (c *Check) Skip(s Status) { c.Verdict, c.Status, c.Reason = Skipped, s, s.Words() }
 
 // Stage is what the tensor's name says.
 func (c *Check) Stage() pack.Stage { return pack.Parse(c.Tensor) }

@@ -8,32 +8,6 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Rounding says that the checkpoint differs from the reference's by no more than what a
-// conversion did to its weights by rounding them.
-type Rounding struct {
-	Weights    int      `json:"weights"`    // that were rounded
-	Operations []string `json:"operations"` // that rounded them, such as "cast BF16"
-	// Stages would fail if the weights were the reference's own; empty if all would pass.
-	Stages []string `json:"stages"`
-	// Error is the largest relative RMS error of these stages; null if none is finite.
-	Error *float64 `json:"error"`
-	// Allowed is the largest that 8 standard deviations allow one of these stages, as
-	// relative RMS.
-	Allowed *float64 `json:"allowed"`
-	// Layers are the stages of largest relative RMS error of each layer, the worst layer first.
-	Layers []RankedError `json:"layers"`
-	// Experts are the same of the single routed experts that the pack has stages of.
-	Experts []RankedError `json:"experts"`
-}
-
-// RankedError is how far the worst stage of a layer, or of a routed expert, is off.
-type RankedError struct {
-	Layer  int     `json:"layer"`   // number
-	Expert int     `json:"expert"`  // -1 of layers
-	Tensor string  `json:"tensor"`  // the stage
-	RelRMS float64 `json:"rel_rms"` // of the stage
-}
-
 // write prints which weights were rounded and what that did, and the layers and experts with the
 // largest errors.
 func (x *Rounding) write(f *facts) {

@@ -668,3 +668,27 @@ func LimitsOf(checks []Check) []string {
 	}
 	return from
 }
+
+// summary is the verdict in a sentence.
+func (r *Report) summary() string {
+	c := r.Coverage
+	switch r.Verdict {
+	case Fail:
+		i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence })
+		said := append(r.origin(), *r.FirstDivergence+": "+r.Checks[i].failureText(), r.cause())
+		if next := r.next(); next != nil {
+			said = append(said, strings.Join(next, " "))
+		}
+		return text.Line(strings.Join(said, "; "))
+	case Inconclusive:
+		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
+	case Skipped:
+		return fmt.Sprintf("part %d of %d has no layer to verify", r.Scope.Part.Index, r.Scope.Part.Of)
+	}
+	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part",
+		c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
+	if c.Experts > 0 {
+		s += fmt.Sprintf("; %s were reached", c.byExperts())
+	}
+	return s
+}
