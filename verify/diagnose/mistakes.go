@@ -2,8 +2,8 @@
 // weight is read off the numbers, as the inputs of a product, what it gave and the golden are all known. What is named
 // makes every failed stage of the layer pass.
 //
-// A Failure holds the failed stage and the function that runs its layer again with a Trial: a copy of the
-// model, its config and its input with one mistake undone.
+// A Failure holds the failed stage and the functions that run its layer, or one row of it, again with a Trial: a copy of
+// the model, its config and its input with one mistake undone.
 package diagnose
 
 import (
