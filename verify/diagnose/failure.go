@@ -327,3 +327,31 @@ func indices(n int) []int {
 	}
 	return list
 }
+
+// mistake is one known way to get a conversion or a config wrong: its name, the
+// stages at which it can be the first divergence, and how to undo it in a trial.
+// undo returns what to tell the user, "" if the mistake cannot be there.
+type mistake struct {
+	id    string
+	kinds []string
+	undo  func(x *Trial) string
+
+	experts bool   // it gives routed experts other weights and changes nothing else
+	unless  string // id of a mistake that is more than this one: not tried if that was found
+	guess   bool   // one of many values: not tried if any cause was found
+}
+
+// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
+type token struct {
+	row     int // of Got
+	x       *model.Activation
+	experts []int
+	weights []float32
+	outputs map[mlpData][]float32 // of experts, as they were computed
+}
+
+// mlpData are the numbers of an MLP's weights: the addresses of their codes and of their scales.
+type mlpData struct {
+	codes  [3]*byte
+	scales [3]*float32
+}

@@ -7,19 +7,6 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// mistake is one known way to get a conversion or a config wrong: its name, the
-// stages at which it can be the first divergence, and how to undo it in a trial.
-// undo returns what to tell the user, "" if the mistake cannot be there.
-type mistake struct {
-	id    string
-	kinds []string
-	undo  func(x *Trial) string
-
-	experts bool   // it gives routed experts other weights and changes nothing else
-	unless  string // id of a mistake that is more than this one: not tried if that was found
-	guess   bool   // one of many values: not tried if any cause was found
-}
-
 // What the mistakes of a kind of module are first seen at.
 var (
 	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output",

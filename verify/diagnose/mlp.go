@@ -353,18 +353,6 @@ func (f *Failure) hidden(plain *model.Plain, gate, up *model.Activation) *model.
 	return plain.SwiGLU(gate, up)
 }
 
-// isNear reports whether the distance of y to what is wanted, in root mean square, is at most a share of that of ours, and
-// the same share of what is wanted itself.
-func isNear[T float32 | float64](y []T, want, ours []float32, most float64) bool {
-	left, before, whole := 0.0, 0.0, 0.0
-	for i, v := range y {
-		left += bounds.Sq(float64(v) - float64(want[i]))
-		before += bounds.Sq(float64(ours[i]) - float64(want[i]))
-		whole += bounds.Sq(float64(want[i]))
-	}
-	return left <= most*most*min(whole, before)
-}
-
 // reordered are the rows of gate_proj, of up_proj or of both in another order than the columns of down_proj.
 func (m *mlp) reordered() (list []mistake) {
 	plain := model.NewPlain(model.Options{DType: tensor.F32})
@@ -492,21 +480,6 @@ func fusedMistakes(f *Failure) (list []mistake) {
 		}})
 	}
 	return list
-}
-
-// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
-type token struct {
-	row     int // of Got
-	x       *model.Activation
-	experts []int
-	weights []float32
-	outputs map[mlpData][]float32 // of experts, as they were computed
-}
-
-// mlpData are the numbers of an MLP's weights: the addresses of their codes and of their scales.
-type mlpData struct {
-	codes  [3]*byte
-	scales [3]*float32
 }
 
 func dataOf(m *model.DeepseekMLP) (of mlpData) {

@@ -82,3 +82,15 @@ func (f *Failure) gives(w *model.Weight) bool {
 	}
 	return isNear(y, want, ours, mostLeft)
 }
+
+// isNear reports whether the distance of y to what is wanted, in root mean square, is at most a share of that of ours, and
+// the same share of what is wanted itself.
+func isNear[T float32 | float64](y []T, want, ours []float32, most float64) bool {
+	left, before, whole := 0.0, 0.0, 0.0
+	for i, v := range y {
+		left += bounds.Sq(float64(v) - float64(want[i]))
+		before += bounds.Sq(float64(ours[i]) - float64(want[i]))
+		whole += bounds.Sq(float64(want[i]))
+	}
+	return left <= most*most*min(whole, before)
+}
