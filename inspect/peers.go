@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"dsmoe/model/tensor"
 	"math"
 	"slices"
 
@@ -32,7 +33,7 @@ const nearestRMS = 0.607
 // is left out leaves. For normal numbers, n from 8 to 64 and rates down to 10⁻⁵, simulation gives at most 1.1 times
 // the rate. A quarter of the values may be odd without hiding each other.
 func PeersOf(values []float64, tests int) *Peers {
-	finite := slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return !IsFinite(v) })
+	finite := slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return !tensor.IsFinite(v) })
 	n := len(finite)
 	if n < LeastPeers {
 		return nil
@@ -67,7 +68,7 @@ func TailedPeersOf(values []float64, tests int) *Peers {
 	}
 	var off []float64
 	for _, v := range values {
-		if IsFinite(v) {
+		if tensor.IsFinite(v) {
 			off = append(off, Magnitude(v-p.Median))
 		}
 	}
@@ -89,5 +90,5 @@ func (p *Peers) Z(v float64) float64 { return (v - p.Median) / p.Unit }
 
 // Odd reports whether v is beyond the limit, and at least so far from the median. p may be nil; no NaN is odd.
 func (p *Peers) Odd(v, least float64) bool {
-	return p != nil && IsFinite(v) && Magnitude(v-p.Median) >= max(least, p.Limit*p.Unit)
+	return p != nil && tensor.IsFinite(v) && Magnitude(v-p.Median) >= max(least, p.Limit*p.Unit)
 }

@@ -3,15 +3,13 @@ package inspect
 import (
 	"slices"
 
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
-// IsFinite reports whether v is neither NaN nor infinite.
-func IsFinite[F float32 | float64](v F) bool { return v-v == 0 }
-
 // Finite returns v; nil if v is NaN or infinite.
 func Finite(v float64) *float64 {
-	if !IsFinite(v) {
+	if !tensor.IsFinite(v) {
 		return nil
 	}
 	return &v

@@ -3,6 +3,7 @@ package verify
 import (
 	"cmp"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/report"
 	"slices"
@@ -130,7 +131,7 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 	}
 	other, first := instead[len(instead)-1], row*scores.Width()
 	gap := float64(scores.Row(row)[other]) - float64(scores.Row(row)[e])
-	if gap-gap != 0 {
+	if !tensor.IsFinite(gap) {
 		return nil
 	}
 	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap,

@@ -79,7 +79,7 @@ func countPlaces(r *report.Report) {
 	c.Weights, c.WeightsChecked, c.WeightsUnchecked, c.EmbeddingCopies = 0, 0, []string{}, 0
 	c.WeightsUnpinned = []string{}
 	c.Experts, c.ExpertsReached, c.ExpertsProbed, c.Unreached = 0, 0, 0, []report.LayerExperts{}
-	s.Weights, s.ByName, s.Aside, s.Bytes, s.Layers, s.Unread = 0, 0, 0, 0, []int{}, []int{}
+	s.Weights, s.ByName, s.LeftOut, s.Bytes, s.Layers, s.Unread = 0, 0, 0, 0, []int{}, []int{}
 	s.UnreadParts, r.Routing.Keys = []string{}, nil
 	for _, p := range r.Places {
 		if !p.Ran {
@@ -95,7 +95,7 @@ func countPlaces(r *report.Report) {
 		if p.Layer() >= 0 && p.Checked > 0 {
 			s.Layers = append(s.Layers, p.Layer())
 		}
-		s.Aside, s.Bytes = s.Aside+p.Aside, s.Bytes+p.Bytes
+		s.LeftOut, s.Bytes = s.LeftOut+p.LeftOut, s.Bytes+p.Bytes
 		c.Weights, c.WeightsChecked = c.Weights+p.Weights, c.WeightsChecked+p.Checked
 		c.EmbeddingCopies += p.Copies
 		c.WeightsUnchecked = append(c.WeightsUnchecked, p.Unchecked...)
@@ -112,7 +112,7 @@ func countPlaces(r *report.Report) {
 		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Unread))
 	}
 	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
-	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && len(s.Inputs) == 0 && !s.Selected && !r.Stopped
+	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.LeftOut == 0 && len(s.Inputs) == 0 && !s.Selected && !r.Stopped
 }
 
 // addKeys adds the choices of keys of a layer, if there are any.

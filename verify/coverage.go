@@ -70,7 +70,7 @@ func placeOf(s table.Slot) string {
 func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool) {
 	w := t.set.Find(s.Name)
 	_, used := t.exercised[s.Name]
-	_, aside := t.aside[s.Name]
+	_, leftOut := t.leftOut[s.Name]
 	_, unpinned := t.unpinned[s.Name]
 	if p.Weights++; !p.Ran {
 		if w.Unread() {
@@ -82,14 +82,14 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 	if s.Row.LookedUp() && s.Row.Copied() {
 		p.Copies++
 	}
-	if s.Expert >= 0 && (used || !aside) {
+	if s.Expert >= 0 && (used || !leftOut) {
 		if shown[s.Layer] == nil {
 			shown[s.Layer] = map[int]bool{}
 		}
 		shown[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
 	}
 	switch n := len(p.Unreached); {
-	case unpinned && !aside:
+	case unpinned && !leftOut:
 		p.Unpinned = append(p.Unpinned, s.Name)
 	case used && !unpinned:
 		p.Checked++
@@ -101,8 +101,8 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 		if _, passed := t.passed[of]; failed && !passed {
 			p.Failed++
 		}
-	case aside:
-		p.Aside++
+	case leftOut:
+		p.LeftOut++
 	case s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped:
 		p.Unchecked = append(p.Unchecked, s.Name)
 	case n == 0 || p.Unreached[n-1] != s.Expert:
@@ -167,7 +167,7 @@ func asThePack(name string) string { return name + " as the pack has it" }
 // inputs lists what layers began with where that was not the output of the part before.
 func (t outcome) inputs() []report.ScopeInput {
 	list := []report.ScopeInput{}
-	for _, s := range t.begun {
+	for _, s := range t.starts {
 		if slices.ContainsFunc(list, func(in report.ScopeInput) bool { return in.Layer == s.layer }) {
 			continue // a training pack is run twice
 		}

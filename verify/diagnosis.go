@@ -203,7 +203,7 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	prepare func(net *network, trace *localTrace)) (err error) {
 	f, o, selected := t.failure, *t.o, *t.scope
 	o.Progress, o.FailFast, o.Stages, selected.stages = nil, false, watched, watched
-	r := t.with(&o, x.Rounded)
+	r := t.copyWith(&o, x.Rounded)
 	r.m, r.trial, r.scope = &x.Model, true, &selected
 	if in != &x.In {
 		r.in, r.rows = in, in

@@ -111,7 +111,7 @@ func (r *keyRows) notVisible(want []int, padded pack.Padding) string {
 			}
 		}
 		for _, key := range visible {
-			if !bounds.Finite(r.Scores.Row(row)[key]) {
+			if !tensor.IsFinite(r.Scores.Row(row)[key]) {
 				return fmt.Sprintf("the score of key %d for query %d is not finite", key, row)
 			}
 		}

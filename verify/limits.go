@@ -125,7 +125,7 @@ const chainedCeiling = 2e-5
 // depth counts the layers that were run, one after the other, before layer l: below 0 outside
 // the layers.
 func (t *tracer) depth(l int) int {
-	for _, s := range slices.Backward(t.begun) {
+	for _, s := range slices.Backward(t.starts) {
 		if s.layer <= l && l < len(t.m.Model.Layers) {
 			return l - s.layer
 		}

@@ -28,7 +28,7 @@ func (t outcome) report() *report.Report {
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
 		Beside:     t.contradictions,
-		Free:       slices.Sorted(maps.Keys(t.free)),
+		Free:       slices.Sorted(maps.Keys(t.lacked)),
 		UserLimits: len(t.o.Limits) > 0,
 		Options:    report.Options{Limits: t.o.Limits, RotaryDType: cmp.Or(t.options().RotaryDType, t.pack.DType).String()},
 		Checks:     t.inOrder(),
@@ -170,7 +170,7 @@ func (t outcome) doubts(r *report.Report) []report.Doubt {
 		"the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
 	add(t.scope.course.Embedding && !attends(t.in), ofInput,
 		"no token attends to a different one: attention and RoPE were not exercised")
-	for _, s := range t.begun {
+	for _, s := range t.starts {
 		add(s.uniform, ofInput, s.name+" is the same for all tokens: attention and RoPE were not exercised")
 	}
 	add(true, ofInput, t.fewTokens(r.Places)...)
@@ -240,16 +240,16 @@ func (t outcome) seldomReached() (reasons []string) {
 // expertsAside reports whether layer l's routed experts took part only in stages that are absent on purpose or
 // not selected.
 func (t outcome) expertsAside(l int) bool {
-	prefix, aside := pack.StageOf(l, "mlp.experts."), false
-	for name := range t.aside {
-		aside = aside || strings.HasPrefix(name, prefix)
+	prefix, leftOut := pack.StageOf(l, "mlp.experts."), false
+	for name := range t.leftOut {
+		leftOut = leftOut || strings.HasPrefix(name, prefix)
 	}
 	for name := range t.exercised {
 		if strings.HasPrefix(name, prefix) {
 			return false
 		}
 	}
-	return aside
+	return leftOut
 }
 
 // untrained reports what a training pack lacks: the loss, auxiliary losses, or gradients. A pack

@@ -42,7 +42,7 @@ func TestPartialPacksPass(t *testing.T) {
 				{Layer: 1, Kind: pack.Seeded, Text: "model.layers.1.input, seeded: random numbers, seed 4, and not what the layer before gives"},
 				{Layer: 4, Kind: pack.Seeded, Text: "model.layers.4.input, seeded: random numbers, seed 7, and not what the layer before gives"}}},
 		stagesF32: {Text: "the embedding, layers 0-2 of 5, but for 3 weights whose stages are absent on purpose", Layers: []int{0, 1, 2}, Of: 5, Embedding: true,
-			Unread: []int{3, 4}, UnreadParts: []string{"layers 3, 4", "the head"}, Weights: 126, Aside: 3, Inputs: []report.ScopeInput{}},
+			Unread: []int{3, 4}, UnreadParts: []string{"layers 3, 4", "the head"}, Weights: 126, LeftOut: 3, Inputs: []report.ScopeInput{}},
 		innerBF16:  {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []report.ScopeInput{}},
 		trainInner: {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []report.ScopeInput{}},
 	} {
@@ -460,7 +460,7 @@ func TestSelectionHidesNothing(t *testing.T) {
 	wrong := replace(c, name, scaled(t, w, 2, row(w, 3)...))
 	r := run(t, c.Config, wrong, p, verify.Options{Stages: []string{"mlp.*"}})
 	require.Equal(t, report.Pass, r.Verdict)
-	require.Equal(t, 5*9, r.Scope.Aside, "norms and projections of attention")
+	require.Equal(t, 5*9, r.Scope.LeftOut, "norms and projections of attention")
 	require.Empty(t, r.Coverage.WeightsUnchecked)
 	require.Contains(t, printed(t, r), " weights were run, but not checked: stages are not selected, or absent on purpose\n")
 	require.NotContains(t, printed(t, r), "213 of 213 weights")

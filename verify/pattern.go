@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/report"
 )
@@ -23,7 +24,7 @@ func deviations(x *bounds.Value, want []float32, factor float64) func(i int) flo
 		switch {
 		case !bounds.Agree(g, p.Round(y)):
 			return math.Inf(1)
-		case s-s != 0:
+		case !tensor.IsFinite(s):
 			return 0
 		}
 		return p.Z(g, y, s)
@@ -33,7 +34,7 @@ func deviations(x *bounds.Value, want []float32, factor float64) func(i int) flo
 // shares returns the distance of each element of a from the golden, as a share of scale.
 func shares(a *model.Activation, want []float32, scale float64) func(i int) float64 {
 	return func(i int) float64 {
-		if diff := math.Abs(float64(a.Values[i]) - float64(want[i])); diff-diff == 0 {
+		if diff := math.Abs(float64(a.Values[i]) - float64(want[i])); tensor.IsFinite(diff) {
 			return bounds.Ratio(diff, scale)
 		}
 		return math.Inf(1)

@@ -43,7 +43,7 @@ func (t *tracer) leaveUndecided(g *model.MoEGate) {
 		decides = append(decides, g.TID2EID.Name)
 	}
 	for _, name := range decides {
-		t.aside[name], t.unpinned[name] = struct{}{}, struct{}{}
+		t.leftOut[name], t.unpinned[name] = struct{}{}, struct{}{}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
-	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -225,7 +224,7 @@ func pinBiases(pins []float64, scores []float32, chosen []int) {
 	least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
 	for e, s := range scores {
 		switch {
-		case !bounds.Finite(s):
+		case !tensor.IsFinite(s):
 		case slices.Contains(chosen, e):
 			least = min(least, float64(s))
 		default:
@@ -237,7 +236,7 @@ func pinBiases(pins []float64, scores []float32, chosen []int) {
 		if slices.Contains(chosen, e) {
 			slack = float64(s) - most
 		}
-		if bounds.Finite(s) {
+		if tensor.IsFinite(s) {
 			pins[e] = min(pins[e], max(0, slack))
 		}
 	}

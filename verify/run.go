@@ -35,14 +35,14 @@ type run struct {
 type result struct {
 	checks    []report.Check
 	seen      map[string]bool     // golden tensors that the model showed a stage for, and inputs
-	free      map[string]bool     // kinds of stages that the model has and the pack has not
+	lacked    map[string]bool     // kinds of stages that the model has and the pack has not
 	zeros     []string            // golden tensors that are all zero
 	notFinite []string            // where weights that took part in no checked stage hold a NaN or an infinity
 	exercised bounds.WeightSet    // weights behind a checked stage
 	failed    bounds.WeightSet    // of these, behind one that failed
 	passed    bounds.WeightSet    // of these, behind one that passed
 	behind    map[string][]string // weights that took part in each checked stage that failed
-	aside     bounds.WeightSet    // weights behind a stage that is absent on purpose, or not selected
+	leftOut   bounds.WeightSet    // weights behind a stage that is absent on purpose, or not selected
 	unpinned  bounds.WeightSet    // weights that decide choices which are the same without them, or were not compared
 	told      map[tell]bool       // values of config.json that a compared stage tells from others
 	stepsErr  error               // why half steps of a weight could not be read
@@ -50,7 +50,7 @@ type result struct {
 	routing   report.Routing
 	keys      map[int]*report.KeyChoices // of indexers, by layer
 	clamped   map[int]bool               // layers with a neuron beyond swiglu_limit
-	begun     []start                    // tensors that parts of the model began with
+	starts    []start                    // tensors that parts of the model began with
 	reached   map[int]map[int]bool       // layer -> experts whose output shows for some token
 	probed    map[int]map[int]bool       // layer -> experts that a probe reached
 }
@@ -80,8 +80,8 @@ type start struct {
 	uniform bool // for all tokens
 }
 
-// with returns the run with other options and other rounded weights.
-func (r *run) with(o *Options, rounded bounds.Roundings) *run {
+// copyWith returns the run with other options and other rounded weights.
+func (r *run) copyWith(o *Options, rounded bounds.Roundings) *run {
 	c := *r
 	c.o, c.rounded = o, rounded
 	return &c
@@ -90,8 +90,8 @@ func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 // newTracer begins a pass that has found nothing yet.
 func newTracer(r *run) *tracer {
 	return &tracer{run: r, rotations: map[string]map[tell]bool{}, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
-		free:      map[string]bool{},
-		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{}, aside: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, told: map[tell]bool{}, reached: map[int]map[int]bool{},
+		lacked:    map[string]bool{},
+		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{}, leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, told: map[tell]bool{}, reached: map[int]map[int]bool{},
 		probed: map[int]map[int]bool{}, keys: map[int]*report.KeyChoices{}, clamped: map[int]bool{}}}
 }
 

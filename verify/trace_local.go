@@ -47,7 +47,7 @@ func (t *tracer) given(p *model.Section) (*bounds.Value, bool, error) {
 	x := &model.Activation{Shape: p.Shape, Values: values, DType: t.pack.DType}
 	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		if p.Has(s.Name) {
-			t.aside[s.Name] = struct{}{}
+			t.leftOut[s.Name] = struct{}{}
 		}
 	}
 	return bounds.Exact(x), true, nil

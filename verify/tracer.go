@@ -46,11 +46,11 @@ func comparedRows(c *config.Config, in *model.Input) *model.Input {
 // leaveOut records the stages and weights that the scope excludes.
 func (t *tracer) leaveOut() {
 	if !t.scope.course.Embedding { // prediction layers without one of their own look tokens up in it
-		t.aside["model.embed_tokens.weight"] = struct{}{}
+		t.leftOut["model.embed_tokens.weight"] = struct{}{}
 	}
 	for _, name := range []string{pack.LastNorm, pack.Logits} {
 		if !t.scope.course.Head && t.scope.wantsEnd(name) { // behind a layer that is absent
-			t.free[name] = true
+			t.lacked[name] = true
 		}
 	}
 }
@@ -72,7 +72,7 @@ func (t *tracer) golden(name string) (bool, error) {
 		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail, Status: report.NotInPack,
 			Reason: report.NotInPack.Words() + of + ", though it has for others"})
 	default:
-		t.free[s.Kind] = true
+		t.lacked[s.Kind] = true
 	}
 	return false, nil
 }
@@ -115,7 +115,7 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 			return v, err
 		}
 		t.seen[name] = true
-		t.begun = append(t.begun, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.rows)})
+		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.rows)})
 		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedRows(t.rows, name, x.Shape)).Gather(x.Values,
 			x.Width()))
 		return value(x), nil
@@ -146,7 +146,7 @@ func (t *tracer) noteClamped(s pack.Stage, values []float32) {
 // setAside notes the weights behind a stage that is not compared.
 func setAside[V any](t *tracer, by *attribution[V], x *V) {
 	for _, w := range by.weights(x) {
-		t.aside[w] = struct{}{}
+		t.leftOut[w] = struct{}{}
 	}
 }
 

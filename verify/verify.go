@@ -166,7 +166,7 @@ func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outco
 	if t.stopped { // all stages that fail are counted
 		every := o
 		every.FailFast = false
-		if all, err = t.with(&every, nil).verify(ctx); err != nil {
+		if all, err = t.copyWith(&every, nil).verify(ctx); err != nil {
 			return t, nil, err
 		}
 		whole = all.report()
@@ -175,7 +175,7 @@ func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outco
 	if len(rounded) == 0 {
 		return t, plain, ctx.Err()
 	}
-	again, err := t.with(&o, rounded).verify(ctx)
+	again, err := t.copyWith(&o, rounded).verify(ctx)
 	if err != nil {
 		return t, nil, err
 	}

@@ -159,7 +159,7 @@ func (p *original) compare(reading *weights.Reading, a, b weights.ReaderAt) erro
 			d := float64(x[i]) - float64(v)
 			if d != 0 && x[i] != v && (x[i] == x[i] || v == v) {
 				p.Different++
-				if !inspect.IsFinite(d) {
+				if !tensor.IsFinite(d) {
 					p.NotFinite++
 				}
 			}

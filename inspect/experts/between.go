@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/page"
 )
@@ -152,7 +153,7 @@ func summedUp(output []float32) []float32 {
 	for _, v := range sums {
 		squares += float64(v * v)
 	}
-	if !(squares > 0) || !inspect.IsFinite(squares) {
+	if !(squares > 0) || !tensor.IsFinite(squares) {
 		return nil
 	}
 	kept := make([]float32, len(sums))

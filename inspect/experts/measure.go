@@ -74,7 +74,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 				n.Zeros++
 			case v != v:
 				n.NaN++
-			case !inspect.IsFinite(v):
+			case !tensor.IsFinite(v):
 				n.Infinite++
 			default:
 				logs.Add(v)

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
 
@@ -180,7 +181,7 @@ func largestSingular(alphas, betas []float64) float64 {
 		}
 		high += diagonal[i] // their sum is at least the largest eigenvalue
 	}
-	if !inspect.IsFinite(high) {
+	if !tensor.IsFinite(high) {
 		return math.NaN()
 	}
 	low := 0.0

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
 
@@ -242,7 +243,7 @@ func relative(energies [][]float64) [][]float64 {
 				}
 				continue
 			}
-			if !(median > 0) || !inspect.IsFinite(median) {
+			if !(median > 0) || !tensor.IsFinite(median) {
 				return nil
 			}
 			for e := range n {

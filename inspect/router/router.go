@@ -14,6 +14,7 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -260,7 +261,7 @@ func (r *router) spectrum(g *matrix.Gram) {
 		r.NullCondition = inspect.Finite((1 + ratio) / (1 - ratio))
 	}
 	var eigen mat.EigenSym
-	if slices.ContainsFunc(g.Sums, func(v float64) bool { return !inspect.IsFinite(v) }) ||
+	if slices.ContainsFunc(g.Sums, func(v float64) bool { return !tensor.IsFinite(v) }) ||
 		!eigen.Factorize(mat.NewSymDense(g.N, g.Sums), false) {
 		return
 	}

@@ -189,7 +189,7 @@ func (s *counting) countNumbers(w *countedWeight, at, n int64, part *sums, memor
 			continue
 		}
 		for _, v := range values {
-			if inspect.IsFinite(v) {
+			if tensor.IsFinite(v) {
 				memory.upper[keyOf(v)>>16]++
 			}
 		}
@@ -256,7 +256,7 @@ func (s *counting) narrow(g *group, w *countedWeight, at, n int64) {
 	for values, err := range s.Numbers(s.Reader, w.Weight, at, n) {
 		failed = err
 		for _, v := range values {
-			if inspect.IsFinite(v) {
+			if tensor.IsFinite(v) {
 				g.search.add(v, 1)
 			}
 		}

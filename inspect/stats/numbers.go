@@ -4,10 +4,9 @@ package stats
 // of the elements.
 
 import (
+	"dsmoe/model/tensor"
 	"math"
 	"slices"
-
-	"dsmoe/inspect"
 )
 
 // Numbers are the statistics of the elements of one tensor, or of several. FP8 elements count as numbers: code times
@@ -114,7 +113,7 @@ func (t *sums) addChunk(values []float32) (m moments) {
 	}
 	m.mean = sum / float64(max(m.n, 1))
 	for _, v := range values {
-		if inspect.IsFinite(v) {
+		if tensor.IsFinite(v) {
 			d := float64(v) - m.mean
 			m.m2 += float64(d * d)
 		}

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"dsmoe/inspect"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -48,7 +48,7 @@ func (r *rowPeaks) raiseAll(at int64, values []float32) {
 		n := min(r.toRowEnd(at), int64(len(values)))
 		peak := float32(0)
 		for _, v := range values[:n] {
-			if inspect.IsFinite(v) {
+			if tensor.IsFinite(v) {
 				peak = max(peak, v, -v)
 			}
 		}

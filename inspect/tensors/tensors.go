@@ -10,6 +10,7 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
 
@@ -83,7 +84,7 @@ func (m *measured) add(values []float32) (logs matrix.LogSum) {
 		if v == 1 {
 			m.ones++
 		}
-		if inspect.IsFinite(v) {
+		if tensor.IsFinite(v) {
 			logs.Add(v)
 		}
 	}

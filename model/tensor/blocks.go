@@ -46,7 +46,7 @@ func extreme(x []float32) (v float32) {
 
 // truncated is v as int8, toward zero; 0 where v is no int32.
 func truncated(v float32) int8 {
-	if v-v != 0 || v >= 1<<31 || v < -1<<31 {
+	if !IsFinite(v) || v >= 1<<31 || v < -1<<31 {
 		return 0
 	}
 	return int8(int32(v))

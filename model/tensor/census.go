@@ -114,10 +114,13 @@ func store(data []byte, i int, f kernel.Format, p uint32) {
 	}
 }
 
+// IsFinite reports whether v is neither NaN nor infinite.
+func IsFinite[F float32 | float64](v F) bool { return v-v == 0 }
+
 // NotFiniteValues counts the numbers that are infinite or NaN.
 func NotFiniteValues(x []float32) (n int64) {
 	for _, v := range x {
-		if v-v != 0 {
+		if !IsFinite(v) {
 			n++
 		}
 	}

@@ -166,9 +166,9 @@ func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, firs
 		p := kernel.Encode(math.Float32bits(product), to)
 		store(dst, i, to, p)
 		switch y := math.Float32frombits(kernel.Decode(p, to)); {
-		case v != v || scale-scale != 0 && y-y != 0:
+		case v != v || !IsFinite(scale) && !IsFinite(y):
 			l.NotFinite++
-		case product-product != 0:
+		case !IsFinite(product):
 			l.Overflow++
 		case product == 0 && v != 0 && (scale != 0 || grid.rounded(0)):
 			l.Flushed++

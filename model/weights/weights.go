@@ -581,7 +581,10 @@ func PartsOf(stored []string) string {
 		}
 	}
 	if numbers := slices.Sorted(maps.Keys(layers)); numbers != nil {
-		noun := map[bool]string{true: "layer ", false: "layers "}[len(numbers) == 1]
+		noun := "layers "
+		if len(numbers) == 1 {
+			noun = "layer "
+		}
 		parts = append([]string{noun + text.Ranges(numbers)}, parts...)
 	}
 	return text.Some(parts, maxParts, ", ")

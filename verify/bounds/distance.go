@@ -96,7 +96,7 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 				return
 			}
 			at := At{x.Values[i], want[i], s}
-			if s-s != 0 {
+			if !tensor.IsFinite(s) {
 				s = math.Inf(1)
 			}
 			if z := p.z(g, y, r, s); z != 0 {
@@ -142,7 +142,7 @@ func (m *Meter) Distances() *Distances {
 
 // Agree reports whether a golden and the value computed are both finite, or infinities of
 // the same sign.
-func Agree(g, y float64) bool { return g-g == 0 && y-y == 0 || g == y }
+func Agree(g, y float64) bool { return tensor.IsFinite(g) && tensor.IsFinite(y) || g == y }
 
 // Z is the distance of y from the golden g in standard deviations s.
 func (p precision) Z(g, y, s float64) float64 { return p.z(g, y, p.Round(y), s) }

@@ -88,7 +88,7 @@ func (c *Comparison) Add(first int, got, want []float32) {
 func (c *Comparison) add(row int, g, w []float32) (differences float64) {
 	for i, y := range w {
 		r, at := rounded(g[i], c.dtype), row*c.width+i
-		if !Finite(r) || !Finite(y) {
+		if !tensor.IsFinite(r) || !tensor.IsFinite(y) {
 			c.m = Metrics{Worst: at, Got: r, Want: y}
 			return 0
 		}
@@ -167,10 +167,7 @@ func apart(a, b float32, d tensor.DType) int64 {
 	return max(n, -n)
 }
 
-// Finite reports whether v is neither NaN nor infinite.
-func Finite(v float32) bool { return v-v == 0 }
-
 // AllFinite reports whether all numbers are finite.
 func AllFinite(x []float32) bool {
-	return !slices.ContainsFunc(x, func(v float32) bool { return !Finite(v) })
+	return !slices.ContainsFunc(x, func(v float32) bool { return !tensor.IsFinite(v) })
 }

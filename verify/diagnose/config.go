@@ -93,9 +93,16 @@ func undoRotaryDType(x *Trial) string {
 
 func undoLayout(x *Trial) string {
 	x.Config.RopeInterleave = !x.Config.RopeInterleave
-	layouts := map[bool]string{true: "interleaved pairs", false: "halves"}
-	return fmt.Sprintf("the reference rotates %s, here it is %s", layouts[x.Config.RopeInterleave],
-		layouts[!x.Config.RopeInterleave])
+	return fmt.Sprintf("the reference rotates %s, here it is %s", layoutOf(x.Config.RopeInterleave),
+		layoutOf(!x.Config.RopeInterleave))
+}
+
+// layoutOf says what RoPE rotates.
+func layoutOf(interleaved bool) string {
+	if interleaved {
+		return "interleaved pairs"
+	}
+	return "halves"
 }
 
 func undoMScale(mscale float64) func(x *Trial) string {

@@ -102,7 +102,7 @@ func (f *Failure) notFiniteWeights() ([]report.Cause, error) {
 // overflows reports numbers that became too large, here or in the reference: no weight and no
 // input of the stage is infinite.
 func (f *Failure) overflows() (causes []report.Cause) {
-	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !bounds.Finite(v) }) }
+	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !tensor.IsFinite(v) }) }
 	if i := find(f.Got.Values); i >= 0 {
 		causes = append(causes, report.Cause{ID: "overflow",
 			Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType,
@@ -182,7 +182,7 @@ func FirstNotFinite(w tensor.Tensor) (int, float32) {
 	}
 	for r := range w.Shape[0] {
 		row, _ = w.Row(r).Float32s(row[:0]) // Load has checked the dtype
-		if i := slices.IndexFunc(row, func(v float32) bool { return !bounds.Finite(v) }); i >= 0 {
+		if i := slices.IndexFunc(row, func(v float32) bool { return !tensor.IsFinite(v) }); i >= 0 {
 			return r*len(row) + i, row[i]
 		}
 	}

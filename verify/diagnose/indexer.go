@@ -95,15 +95,17 @@ func (f *Failure) columnOffset(c int) float64 {
 
 // undoIndexerLayout gives the indexer the other layout of RoPE: those of the two families differ in nothing else.
 func undoIndexerLayout(x *Trial) string {
-	layouts := map[bool]string{true: "interleaved pairs, as GLM-5 does", false: "halves, as DeepSeek-V3.2 does"}
 	other := map[string]string{"deepseek_v32": "glm_moe_dsa", "glm_moe_dsa": "deepseek_v32"}[x.Config.ModelType]
 	c, err := x.Config.InFamily(other)
 	if err != nil {
 		return ""
 	}
 	x.Config = *c
-	pairs := x.Config.Rules().IndexerInterleaves
-	return fmt.Sprintf("the reference's indexer rotates %s, here %s", layouts[pairs], layouts[!pairs])
+	theirs, ours := "interleaved pairs, as GLM-5 does", "halves, as DeepSeek-V3.2 does"
+	if !x.Config.Rules().IndexerInterleaves {
+		theirs, ours = ours, theirs
+	}
+	return fmt.Sprintf("the reference's indexer rotates %s, here %s", theirs, ours)
 }
 
 // undoReLU leaves ReLU out.

@@ -150,7 +150,7 @@ type steps struct {
 func (m *metrics) same(x []float32) {
 	sum := 0.0
 	for _, v := range x {
-		if v-v == 0 {
+		if tensor.IsFinite(v) {
 			sum += float64(v) * float64(v)
 		}
 	}
@@ -205,7 +205,7 @@ func (m *metrics) finite(a, b []uint32, at int64, d tensor.DType) bool {
 		d := p - q
 		square := float64(d * d) // of two differences the larger one has the larger square, rounded
 		if !(square <= top) {
-			if square-square != 0 {
+			if !tensor.IsFinite(square) {
 				m.skipped = true
 				continue
 			}
@@ -290,7 +290,7 @@ func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
 	if m.different++; m.different == 1 {
 		m.first = at
 	}
-	if finiteA, finiteB := x-x == 0, y-y == 0; !finiteA || !finiteB {
+	if finiteA, finiteB := tensor.IsFinite(x), tensor.IsFinite(y); !finiteA || !finiteB {
 		m.nonFinite++
 		if finiteB {
 			m.onlyA++

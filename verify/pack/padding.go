@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 )
 
 // Padding marks the rows of padding of a stage; nil marks no row.
@@ -62,7 +63,7 @@ func PaddedRows(in *model.Input, name string, shape []int) Padding {
 func ClearPadding(values []float32, width int, padded Padding) []float32 {
 	for row, is := range padded {
 		for i := row * width; is && i < (row+1)*width; i++ {
-			if v := values[i]; v-v != 0 {
+			if v := values[i]; !tensor.IsFinite(v) {
 				values[i] = 0
 			}
 		}

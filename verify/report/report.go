@@ -121,7 +121,7 @@ type Scope struct {
 	// of these, weights in files whose headers were not read: their shapes were not compared with the config
 	ByName int `json:"weights_by_name,omitempty"`
 	// weights that ran, but whose stages are absent on purpose, or not selected
-	Aside int `json:"weights_unchecked"`
+	LeftOut int `json:"weights_unchecked"`
 	// of the weights that were read, experts that no token reached included
 	Bytes int64 `json:"weight_bytes"`
 	// golden tensors that were not selected, or came after the run was stopped
@@ -155,7 +155,7 @@ type Place struct {
 	Failed    int      `json:"failed,omitempty"`
 	Unchecked []string `json:"unchecked"` // ran in no checked stage, beside those of experts not reached
 	Unpinned  []string `json:"unpinned"`  // ran in checked stages that are the same without them
-	Aside     int      `json:"aside"`     // ran in stages that are absent on purpose, or not selected
+	LeftOut   int      `json:"aside"`     // ran in stages that are absent on purpose, or not selected
 	Copies    int      `json:"copies"`    // copies of the embedding
 	Experts   int      `json:"experts"`   // routed
 	Reached   int      `json:"reached"`   // of these, by a token

@@ -38,8 +38,8 @@ func (s *Scope) Describe() string {
 	case s.Selected:
 		return what + ", as selected"
 	}
-	if s.Aside > 0 {
-		what += ", but for " + text.Plural(s.Aside, "weight") + " whose stages are absent on purpose"
+	if s.LeftOut > 0 {
+		what += ", but for " + text.Plural(s.LeftOut, "weight") + " whose stages are absent on purpose"
 	}
 	return what
 }

@@ -495,12 +495,12 @@ func (s *Scope) write(f *facts, absent pack.Absent) {
 	if s.NotLooked > 0 {
 		f.add("", "%s not looked at", CountWere(s.NotLooked, "golden tensor"))
 	}
-	if s.Aside > 0 {
+	if s.LeftOut > 0 {
 		why := "stages are absent on purpose"
 		if s.Selected {
 			why = "stages are not selected, or absent on purpose"
 		}
-		f.add("", "%s run, but not checked: %s", CountWere(s.Aside, "weight"), why)
+		f.add("", "%s run, but not checked: %s", CountWere(s.LeftOut, "weight"), why)
 	}
 	if s.Weights > 0 {
 		f.add("", "%s not read, and not verified: those of %s", CountWere(s.Weights, "weight"),
