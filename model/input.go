@@ -80,12 +80,12 @@ func (m *Mask) Masked(batch, query, key int) bool {
 	return (entry+1)*m.rate > query+1 || m.leftOut(batch, query, entry)
 }
 
-// reach returns how many of so many keys a query up to position last may look at: all others are later.
-func (m *Mask) reach(last, keys int) int {
+// Reach returns how many of so many keys queries up to position last may look at: all others are later.
+func (m *Mask) Reach(last, keys int) int {
 	if m == nil || m.rate != 0 {
 		return keys
 	}
-	return min(keys, last+1-m.first)
+	return max(0, min(keys, last+1-m.first))
 }
 
 // hidesToken reports whether a token is later than the query, or before its window, or padding.

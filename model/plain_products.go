@@ -47,7 +47,7 @@ type eachPartial = func(at int, partial, squares []float32)
 // mask hides from all n queries.
 func (p *Plain) ScoresPartial(q, k *Activation, first, n int, mask *Mask, plans []int, each eachPartial) {
 	heads, seq, dim := q.Shape[1], k.Shape[2], q.Width()
-	keys := mask.reach(first+n-1, seq)
+	keys := mask.Reach(first+n-1, seq)
 	p.Each(q.Shape[0]*heads, q.Shape[0]*heads*n*keys*dim, func(i int) {
 		rows := q.Matrix(i)[first*dim : (first+n)*dim]
 		w := kernel.Matrix{Rows: keys, Cols: dim, Values: k.Matrix(headOf(i, q, k))[:keys*dim]}
@@ -59,7 +59,7 @@ func (p *Plain) ScoresPartial(q, k *Activation, first, n int, mask *Mask, plans 
 // out later keys, as ScoresPartial does.
 func (p *Plain) ScoresSquares(y, x, k *Activation, first int, mask *Mask) {
 	n, seq, dim := x.Shape[2], k.Shape[2], x.Width()
-	keys := mask.reach(first+n-1, seq)
+	keys := mask.Reach(first+n-1, seq)
 	p.Each(x.Shape[0]*x.Shape[1], len(x.Values)*keys, func(i int) {
 		w := kernel.Matrix{Rows: keys, Cols: dim, Values: k.Matrix(headOf(i, x, k))[:keys*dim]}
 		all := y.Matrix(i)

@@ -92,13 +92,15 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring,
 	heads, seq := q.Shape[1], k.Shape[2]
 	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
 		batch, query := t/(heads*n), first+t%n
-		for key := range seq {
+		visible := s.Mask.Reach(query, seq)
+		for key := range visible {
 			if i := t*seq + key; s.Mask.Masked(batch, query, key) {
-				y.mask(i, s, rounds)
+				y.mask(i, i+1, s, rounds)
 			} else {
 				y.score(i, s, rounds)
 			}
 		}
+		y.mask(t*seq+visible, (t+1)*seq, s, rounds)
 	})
 	return y.inherit(q, k)
 }
@@ -112,15 +114,22 @@ func (y *Value) add(s sums) func(at int, partial, squares []float32) {
 	}
 }
 
-// mask turns element i, a product of a query and a key, into a score that the mask hides.
-func (x *Value) mask(i int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
-	x.sigma.Values[i] = 0
-	if y := x.Values[i]; s.Mask.Lowest+4*y*max(s.By, 1) == s.Mask.Lowest { // whatever the roundings are
-		x.Values[i] = s.Mask.Lowest
+// mask turns the elements from one to another, products of queries and keys, into scores that the mask hides.
+func (x *Value) mask(from, to int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
+	if from == to {
 		return
 	}
-	x.score(i, s, rounds)
-	x.Values[i], x.sigma.Values[i] = tensor.Rounded(x.Values[i]+s.Mask.Lowest, x.DType), 0
+	lowest, by := s.Mask.Lowest, max(s.By, 1)
+	clear(x.sigma.Values[from:to])
+	for i, y := range x.Values[from:to] {
+		if lowest+4*y*by != lowest { // else it is the lowest, whatever the roundings are
+			x.score(from+i, s, rounds)
+			lower := tensor.Rounded(x.Values[from+i]+lowest, x.DType)
+			x.Values[from+i], x.sigma.Values[from+i] = lower, 0
+		} else {
+			x.Values[from+i] = lowest
+		}
+	}
 }
 
 // score turns element i, a product of a query and a key beside its variance, into a score.
