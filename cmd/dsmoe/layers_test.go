@@ -62,7 +62,7 @@ func TestLayers(t *testing.T) {
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
-		"inspect/tensors":     {"inspect", "inspect/matrix", "model/weights", "model/table"},
+		"inspect/tensors":     {"inspect", "inspect/matrix", "model/weights", "model/table", "model/tensor"},
 		"inspect/report":      {"inspect", "inspect/tensors", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
 		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/table", "model/tensor"}, // for tests
 
