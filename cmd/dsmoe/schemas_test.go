@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -248,7 +249,7 @@ type schemaChecker struct {
 	sync.Mutex
 	resolved map[string]*jsonschema.Resolved
 	seen     map[string]bool
-	scripts  int // that have begun
+	scripts  atomic.Int64 // that have begun
 }
 
 func newSchemaChecker(t *testing.T) *schemaChecker {
@@ -285,7 +286,7 @@ func (c *schemaChecker) check(ts *testscript.TestScript, args []string, stdout s
 func (c *schemaChecker) finish(t *testing.T) {
 	scripts, err := filepath.Glob(filepath.Join("testdata", "*.txtar"))
 	require.NoError(t, err)
-	if c.scripts == len(scripts) {
+	if int(c.scripts.Load()) == len(scripts) {
 		for _, d := range allDocuments() {
 			assert.True(t, c.seen[d.Schema], "no script prints a %s", d.Schema)
 		}

@@ -51,7 +51,7 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames: true,
 		Cmds:               scriptCommands(c),
 		Setup: func(e *testscript.Env) error {
-			c.scripts++
+			c.scripts.Add(1)
 			e.Setenv("FIXTURES", fixtures)
 			e.Setenv("GORACE", "atexit_sleep_ms=0") // a race build waits a second at each exit
 			e.Setenv("GOMAXPROCS", os.Getenv("GOMAXPROCS"))
