@@ -134,7 +134,7 @@ func (t *Target) IsOutputOf(p *plan.Plan) bool {
 	return err == nil && m.Plan == p.Hash
 }
 
-// FileStates returns the states of the target's files.
+// FileStates returns the states of the target's files, but for those that another run removes meanwhile.
 func (t *Target) FileStates() (map[string]string, error) {
 	dir, err := t.Files()
 	if err != nil {
@@ -148,7 +148,10 @@ func (t *Target) FileStates() (map[string]string, error) {
 	}
 	states := map[string]string{}
 	for _, name := range names {
-		if states[name], err = dir.State(name); err != nil {
+		switch state, err := dir.State(name); {
+		case err == nil:
+			states[name] = state
+		case !errors.Is(err, fs.ErrNotExist):
 			return nil, err
 		}
 	}
