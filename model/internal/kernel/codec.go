@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"sync"
 	"unsafe"
 )
 
@@ -127,25 +126,15 @@ func Narrow(dst []byte, src []float32, f Format) {
 // toCacheLine returns the number of bytes from p to the next cache line, 0 at its start.
 func toCacheLine(p unsafe.Pointer) int { return int(-uintptr(p) % cacheLine) }
 
-// roundings holds buffers for numbers on their way through RoundTo.
-var roundings = sync.Pool{New: func() any { return new([4096]byte) }}
-
 // RoundTo rounds x in place to the nearest values of f (F32, F16 or BF16), ties to even.
 // A NaN stays a (quiet) NaN; a number beyond the range becomes infinite.
 func RoundTo(x []float32, f Format) {
 	if f == F32 {
 		return
 	}
-	im, size, done := current(), f.Size(), 0
-	if im.element.narrow[f] != nil && im.element.widen[f] != nil && len(x) >= lanes {
-		stored := roundings.Get().(*[4096]byte)
-		defer roundings.Put(stored)
-		for done+lanes <= len(x) {
-			n := min(len(stored)/size, len(x)-done) &^ (lanes - 1)
-			im.element.narrow[f](&stored[0], &x[done], n)
-			im.element.widen[f](&x[done], &stored[0], n)
-			done += n
-		}
+	done := 0
+	if round := current().element.round[f]; round != nil {
+		done = inChunks(len(x), func(i, n int) { round(&x[i], &x[i], n) })
 	}
 	for i, v := range x[done:] {
 		x[done+i] = Rounded(v, f)

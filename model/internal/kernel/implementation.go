@@ -58,6 +58,7 @@ type implementation struct {
 type elementKernels struct {
 	widen  [F8E4M3]func(dst *float32, src *byte, n int)
 	narrow [F8E4M3]func(dst *byte, src *float32, n int)
+	round  [F8E4M3]func(dst, src *float32, n int) // float32 to float32
 }
 
 // hasTiles reports whether im has kernels that multiply matrices.

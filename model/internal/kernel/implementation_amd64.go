@@ -57,6 +57,7 @@ var avx512 = implementation{
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
+		round:  [...]func(dst, src *float32, n int){F16: avx512RoundF16, BF16: avx512RoundBF16},
 	},
 	stream: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F16: avx512WidenF16Stream, BF16: avx512WidenBF16Stream},
@@ -117,6 +118,7 @@ var avx2 = implementation{
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},
+		round:  [...]func(dst, src *float32, n int){F16: avx2RoundF16, BF16: avx2RoundBF16},
 	},
 	stream: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F16: avx2WidenF16Stream, BF16: avx2WidenBF16Stream},

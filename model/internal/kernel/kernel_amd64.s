@@ -11346,6 +11346,69 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512RoundBF16(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512RoundBF16(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0x00400000, DX
+	MOVQ         DX, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0xffff0000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Z5
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS (BX), Z0
+	VPSRLD  $0x10, Z0, Z1
+	VPANDD  Z2, Z1, Z1
+	VPADDD  Z3, Z1, Z1
+	VPADDD  Z0, Z1, Z1
+	VCMPPS  $0x03, Z0, Z0, K1
+	VPORD   Z4, Z0, K1, Z1
+	VPANDD  Z5, Z1, Z1
+	VMOVUPS Z1, (AX)
+	ADDQ    $0x40, BX
+	ADDQ    $0x00000040, AX
+	DECQ    CX
+	JNZ     block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx512RoundF16(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F
+TEXT ·avx512RoundF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ n+16(FP), CX
+	SHRQ $0x04, CX
+	JZ   end
+
+block:
+	VMOVUPS   (BX), Z0
+	VCVTPS2PH $0x00, Z0, Y0
+	VCVTPH2PS Y0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000040, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VZEROUPPER
+	RET
+
 // func avx512WidenBF16Stream(dst *float32, src *byte, n int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·avx512WidenBF16Stream(SB), NOSPLIT, $0-24
@@ -11677,6 +11740,84 @@ block:
 	VMOVUPS   X1, 16(AX)
 	ADDQ      $0x40, BX
 	ADDQ      $0x00000020, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2RoundBF16(dst *float32, src *float32, n int)
+// Requires: AVX, AVX2, SSE2
+TEXT ·avx2RoundBF16(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x00400000, DX
+	MOVQ         DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xffff0000, DX
+	MOVQ         DX, X9
+	VPBROADCASTD X9, Y9
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS   (BX), Y0
+	VPSRLD    $0x10, Y0, Y2
+	VPAND     Y6, Y2, Y2
+	VPADDD    Y7, Y2, Y2
+	VPADDD    Y0, Y2, Y2
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VPOR      Y8, Y0, Y0
+	VBLENDVPS Y4, Y0, Y2, Y2
+	VPAND     Y9, Y2, Y2
+	VMOVUPS   Y2, (AX)
+	VMOVUPS   32(BX), Y1
+	VPSRLD    $0x10, Y1, Y3
+	VPAND     Y6, Y3, Y3
+	VPADDD    Y7, Y3, Y3
+	VPADDD    Y1, Y3, Y3
+	VCMPPS    $0x03, Y1, Y1, Y5
+	VPOR      Y8, Y1, Y1
+	VBLENDVPS Y5, Y1, Y3, Y3
+	VPAND     Y9, Y3, Y3
+	VMOVUPS   Y3, 32(AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000040, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2RoundF16(dst *float32, src *float32, n int)
+// Requires: AVX, F16C
+TEXT ·avx2RoundF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ n+16(FP), CX
+	SHRQ $0x04, CX
+	JZ   end
+
+block:
+	VMOVUPS   (BX), Y0
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VMOVUPS   Y0, (AX)
+	VMOVUPS   32(BX), Y1
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VMOVUPS   Y1, 32(AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 

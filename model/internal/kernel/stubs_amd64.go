@@ -294,6 +294,16 @@ func avx512NarrowBF16(dst *byte, src *float32, n int)
 //go:noescape
 func avx512NarrowF16(dst *byte, src *float32, n int)
 
+// avx512RoundBF16 is Rounded; dst may be src.
+//
+//go:noescape
+func avx512RoundBF16(dst *float32, src *float32, n int)
+
+// avx512RoundF16 is Rounded; dst may be src.
+//
+//go:noescape
+func avx512RoundF16(dst *float32, src *float32, n int)
+
 // avx512WidenBF16Stream is widenPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
@@ -343,6 +353,16 @@ func avx2NarrowBF16(dst *byte, src *float32, n int)
 //
 //go:noescape
 func avx2NarrowF16(dst *byte, src *float32, n int)
+
+// avx2RoundBF16 is Rounded; dst may be src.
+//
+//go:noescape
+func avx2RoundBF16(dst *float32, src *float32, n int)
+
+// avx2RoundF16 is Rounded; dst may be src.
+//
+//go:noescape
+func avx2RoundF16(dst *float32, src *float32, n int)
 
 // avx2WidenBF16Stream is widenPortable with stores around the caches; dst is aligned to a register.
 //

@@ -75,23 +75,27 @@ func (e *element) store(r reg.VecPhysical, offset int, around func(src, dst oper
 	}
 }
 
-// conversion is a kernel that widens or narrows a 16-bit format: prepare makes the constants
-// that its step needs.
+// conversion is a kernel that widens or narrows a 16-bit format, or rounds float32 to it: prepare makes the
+// constants that its step needs.
 type conversion struct {
 	name    string
 	prepare func(e *element) (step func())
 }
 
-// narrow reports whether the kernel narrows float32.
-func (c conversion) narrow() bool { return strings.HasPrefix(c.name, "Narrow") }
+// rounds reports whether the kernel rounds float32, which stays float32.
+func (c conversion) rounds() bool { return strings.HasPrefix(c.name, "Round") }
 
 // convert writes a conversion, as it is or with stores that go around the caches.
 func (s isa) convert(c conversion, stream bool) {
 	name, definition := c.name, "widenPortable"
 	signature, dstSize, srcSize := "(dst *float32, src *byte, n int)", 4, 2
-	if c.narrow() {
+	switch {
+	case strings.HasPrefix(name, "Narrow"):
 		definition = "narrowPortable"
 		signature, dstSize, srcSize = "(dst *byte, src *float32, n int)", 2, 4
+	case c.rounds():
+		definition = "Rounded; dst may be src"
+		signature, dstSize, srcSize = "(dst, src *float32, n int)", 4, 4
 	}
 	if stream {
 		name += "Stream"
@@ -106,7 +110,9 @@ func (s isa) convert(c conversion, stream bool) {
 func (s isa) codecs(conversions []conversion, wide int) {
 	for _, stream := range []bool{false, true} {
 		for _, c := range conversions {
-			s.convert(c, stream)
+			if !stream || !c.rounds() {
+				s.convert(c, stream)
+			}
 		}
 	}
 	e := s.beginElement("Widen64", "(dst *float64, src *float32, n int)", "widen64")
@@ -158,6 +164,30 @@ func avx512Codecs() {
 				VMOVUPS(e.from(0), v)
 				VCVTPS2PH(operand.Imm(toNearestEven), v, y(v))
 				e.storeIntegers(y(v), 0)
+			}
+		}},
+		{"RoundBF16", func(e *element) func() {
+			v, sum := e.vector.one(), e.vector.one()
+			one, half, quiet, kept := e.constant32(1), e.constant32(0x7fff), e.constant32(0x400000), e.constant32(0xffff0000)
+			return func() {
+				VMOVUPS(e.from(0), v)
+				VPSRLD(operand.Imm(16), v, sum)
+				VPANDD(one, sum, sum)
+				VPADDD(half, sum, sum)
+				VPADDD(v, sum, sum)
+				VCMPPS(operand.Imm(unordered), v, v, reg.K1)
+				VPORD(quiet, v, reg.K1, sum)
+				VPANDD(kept, sum, sum)
+				VMOVUPS(sum, e.to(0))
+			}
+		}},
+		{"RoundF16", func(e *element) func() {
+			v := e.vector.one()
+			return func() {
+				VMOVUPS(e.from(0), v)
+				VCVTPS2PH(operand.Imm(toNearestEven), v, y(v))
+				VCVTPH2PS(y(v), v)
+				VMOVUPS(v, e.to(0))
 			}
 		}},
 	}, 2)
@@ -212,6 +242,35 @@ func avx2Codecs() {
 					VMOVUPS(e.from(32*h), r)
 					VCVTPS2PH(operand.Imm(toNearestEven), r, x(r))
 					e.storeIntegers(x(r), 16*h)
+				}
+			}
+		}},
+		{"RoundBF16", func(e *element) func() {
+			v, sum, isNaN := e.vector.take(2), e.vector.take(2), e.vector.take(2)
+			one, half, quiet, kept := e.constant32(1), e.constant32(0x7fff), e.constant32(0x400000), e.constant32(0xffff0000)
+			return func() {
+				for h := range 2 {
+					VMOVUPS(e.from(32*h), v[h])
+					VPSRLD(operand.Imm(16), v[h], sum[h])
+					VPAND(one, sum[h], sum[h])
+					VPADDD(half, sum[h], sum[h])
+					VPADDD(v[h], sum[h], sum[h])
+					VCMPPS(operand.Imm(unordered), v[h], v[h], isNaN[h])
+					VPOR(quiet, v[h], v[h])
+					VBLENDVPS(isNaN[h], v[h], sum[h], sum[h])
+					VPAND(kept, sum[h], sum[h])
+					VMOVUPS(sum[h], e.to(32*h))
+				}
+			}
+		}},
+		{"RoundF16", func(e *element) func() {
+			v := e.vector.take(2)
+			return func() {
+				for h, r := range v {
+					VMOVUPS(e.from(32*h), r)
+					VCVTPS2PH(operand.Imm(toNearestEven), r, x(r))
+					VCVTPH2PS(x(r), r)
+					VMOVUPS(r, e.to(32*h))
 				}
 			}
 		}},
