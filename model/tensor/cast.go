@@ -72,6 +72,9 @@ func keepNaN(dst []byte, to kernel.Format, src []byte, from kernel.Format) {
 
 // Rounded returns v rounded to F32, F16 or BF16, as a cast there and back does.
 func Rounded(v float32, d DType) float32 {
+	if bits := math.Float32bits(v); d == BF16 && bits&0x7f800000 != 0x7f800000 { // ties to even, and beyond all to infinity
+		return math.Float32frombits((bits + 0x7fff + bits>>16&1) &^ 0xffff)
+	}
 	f, _ := d.Format()
 	return math.Float32frombits(kernel.Decode(kernel.Encode(math.Float32bits(v), f), f))
 }

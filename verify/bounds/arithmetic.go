@@ -161,15 +161,15 @@ func (a *Analysis) computed(y *model.Activation, d tensor.DType) *Value {
 
 // settle applies x's last rounding if it is still due, and distributes the errors that its rows share.
 func (a *Analysis) settle(x *Value) *Value {
-	x.DistributeShared()
 	if x.roundLater && x.DType != tensor.F32 {
 		a.round(x)
 	}
+	x.DistributeShared()
 	x.roundLater = false
 	return x
 }
 
-// round makes each element of x a rounding point.
+// round makes each element of x a rounding point, with the errors that its row shares.
 func (a *Analysis) round(x *Value) {
 	p := PrecisionOf(x.DType)
 	if x.sigma == nil {
@@ -179,11 +179,20 @@ func (a *Analysis) round(x *Value) {
 		return
 	}
 	a.plain.Each(x.Rows(), 4*len(x.Values), func(t int) {
+		if x.shared != nil {
+			x.distributeShared(t)
+		}
 		for i := t * x.Width(); i < (t+1)*x.Width(); i++ {
-			r, v := p.point(float64(x.Values[i]), x.Variance(i))
-			x.Set(i, r, v)
+			y, v := x.Values[i], x.Variance(i)
+			if r, near := p.near(y, v); near || y == 0 && v <= denormal {
+				x.Values[i], x.sigma.Values[i] = r, 0
+			} else {
+				r, v := p.point(float64(y), v)
+				x.Set(i, r, v)
+			}
 		}
 	})
+	x.shared = nil
 }
 
 // point is a rounding point inside an operation on values of dtype d; in float32 there is

@@ -69,16 +69,24 @@ func (x *Value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
 // If attention is fused both roundings may happen or not; in Float32Scores they do not.
 func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 	if !a.fused || q.DType == tensor.F32 {
-		return a.scores(q, k, first, n, s, point)
+		return a.scores(q, k, first, n, &scoring{s, PrecisionOf(q.DType), point})
 	}
-	y := a.scores(q, k, first, n, s, mayRound)
-	y.Float32Scores = a.scores(q, k, first, n, s, func(_ tensor.DType, y, v float64) (float64, float64) { return y, v })
+	y := a.scores(q, k, first, n, &scoring{s, PrecisionOf(tensor.F32), mayRound})
+	y.Float32Scores = a.scores(q, k, first, n, &scoring{s, PrecisionOf(tensor.F32), func(_ tensor.DType, y, v float64) (float64, float64) {
+		return y, v
+	}})
 	return y
 }
 
-// scores are Scores with these roundings to a dtype.
-func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring,
-	rounds func(tensor.DType, float64, float64) (float64, float64)) *Value {
+// scoring is a Scoring whose results are rounded twice, each time to certain or to float32.
+type scoring struct {
+	*model.Scoring
+	certain precision // where rounds is point, to a dtype of 16 bits
+	rounds  func(d tensor.DType, y, v float64) (float64, float64)
+}
+
+// scores are Scores with the roundings of s.
+func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 	q, k = a.settle(q), a.settle(k)
 	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
@@ -95,12 +103,12 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring,
 		visible := s.Mask.Reach(query, seq)
 		for key := range visible {
 			if i := t*seq + key; s.Mask.Masked(batch, query, key) {
-				y.mask(i, i+1, s, rounds)
+				y.mask(i, i+1, s)
 			} else {
-				y.score(i, s, rounds)
+				y.score(i, s)
 			}
 		}
-		y.mask(t*seq+visible, (t+1)*seq, s, rounds)
+		y.mask(t*seq+visible, (t+1)*seq, s)
 	})
 	return y.inherit(q, k)
 }
@@ -115,7 +123,7 @@ func (y *Value) add(s sums) func(at int, partial, squares []float32) {
 }
 
 // mask turns the elements from one to another, products of queries and keys, into scores that the mask hides.
-func (x *Value) mask(from, to int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
+func (x *Value) mask(from, to int, s *scoring) {
 	if from == to {
 		return
 	}
@@ -123,7 +131,7 @@ func (x *Value) mask(from, to int, s *model.Scoring, rounds func(tensor.DType, f
 	clear(x.sigma.Values[from:to])
 	for i, y := range x.Values[from:to] {
 		if lowest+4*y*by != lowest { // else it is the lowest, whatever the roundings are
-			x.score(from+i, s, rounds)
+			x.score(from+i, s)
 			lower := tensor.Rounded(x.Values[from+i]+lowest, x.DType)
 			x.Values[from+i], x.sigma.Values[from+i] = lower, 0
 		} else {
@@ -133,22 +141,37 @@ func (x *Value) mask(from, to int, s *model.Scoring, rounds func(tensor.DType, f
 }
 
 // score turns element i, a product of a query and a key beside its variance, into a score.
-func (x *Value) score(i int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
-	y, by := float64(x.Values[i]), float64(s.By)
-	v := roughly(y, float64(x.sigma.Values[i]))
+func (x *Value) score(i int, s *scoring) {
+	single := x.Values[i]
+	y, v := float64(single), float64(x.sigma.Values[i])
+	v = roughly(y, v)
+	if s.certain.bits != 24 {
+		if r, near := s.certain.near(single, v); near {
+			x.Values[i], x.sigma.Values[i] = tensor.Rounded(float32(s.scaled(float64(r))), x.DType), 0
+			return
+		}
+	}
 	if x.DType != tensor.F32 {
-		y, v = rounds(x.DType, y, v)
+		y, v = s.rounds(x.DType, y, v)
 	}
+	y = float64(float32(s.scaled(y)))
 	if s.Divides {
-		y, v = y/by, v/Sq(by)
+		v /= Sq(float64(s.By))
 	} else {
-		y, v = y*by, v*Sq(by)
+		v *= Sq(float64(s.By))
 	}
-	y = float64(float32(y))
 	if v = exactly(y, v); x.DType != tensor.F32 {
-		y, v = rounds(x.DType, y, v)
+		y, v = s.rounds(x.DType, y, v)
 	}
 	x.Set(i, y, v)
+}
+
+// scaled is y with the scale.
+func (s *scoring) scaled(y float64) float64 {
+	if s.Divides {
+		return y / float64(s.By)
+	}
+	return y * float64(s.By)
 }
 
 // mayRound is y with variance v, both kept, where rounding to dtype d may happen or not, at

@@ -83,23 +83,31 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 		if row >= first+len(want)/width {
 			return
 		}
-		weight, rowSum := m.selected.Weights[m.compared], 0.0
-		for c := range width {
-			i := (row-first)*width + c
-			g, y, s := float64(want[i]), float64(x.Values[i]), m.factor*Unit*x.deviation(i)
-			r := y // in float32 it is rounded already
-			if p.bits != 24 {
-				r = p.Round(y)
+		weight, rowSum, from := m.selected.Weights[m.compared], 0.0, (row-first)*width
+		values, sums, deviations := x.Values[from:from+width], m.sums[:width], x.deviations()
+		sigmas, goldens := m.sigmas, m.goldens
+		for c, golden := range want[from : from+width] {
+			g, y, s := float64(golden), float64(values[c]), 0.0
+			if deviations != nil {
+				s = m.factor * Unit * math.Abs(float64(deviations[from+c]))
 			}
-			if !Agree(g, r) {
-				*d = Distances{Worst: row*width + c, At: At{x.Values[i], want[i], s}}
-				return
-			}
-			at := At{x.Values[i], want[i], s}
+			at := At{values[c], golden, s}
 			if !tensor.IsFinite(s) {
 				s = math.Inf(1)
 			}
-			if z := p.z(g, y, r, s); z != 0 {
+			r, ambiguous := y, false // in float32 it is rounded already
+			if p.bits != 24 {
+				single, near := p.near(values[c], Sq(s/Unit))
+				if r = float64(single); !near {
+					r, ambiguous = p.Round(y), s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s)
+				}
+			}
+			if !Agree(g, r) {
+				*d = Distances{Worst: row*width + c, At: at}
+				return
+			}
+			if g != r {
+				z := p.z(g, y, r, s)
 				if z > d.Largest {
 					d.Largest, d.Worst = z, row*width+c
 				}
@@ -108,17 +116,18 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 					d.Columns[c], d.Rows[row] = true, true
 				}
 				rowSum += float64(z * z)
-				m.sums[c] += float64(weight * float64(z*z))
+				sums[c] += float64(weight * float64(z*z))
 			}
 			if d.Worst == row*width+c {
 				d.At = at
 			}
-			m.sigmas += float64(s * s)
-			m.goldens += float64(g * g)
-			if m.dtype != tensor.F32 && s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
+			sigmas += float64(s * s)
+			goldens += float64(g * g)
+			if ambiguous {
 				m.ambiguous++
 			}
 		}
+		m.sigmas, m.goldens = sigmas, goldens
 		m.total += float64(weight * rowSum)
 		d.RowRMS = max(d.RowRMS, math.Sqrt(rowSum/float64(width)))
 		m.compared++

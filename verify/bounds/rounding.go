@@ -65,8 +65,10 @@ func (p precision) point(y, v float64) (float64, float64) {
 	if y == 0 && v <= denormal { // most often a probability of a key that the mask hides
 		return y, 0
 	}
-	if r, near := p.near(y, v); near {
-		return r, 0
+	if single := float32(y); float64(single) == y {
+		if r, near := p.near(single, v); near {
+			return float64(r), 0
+		}
 	}
 	r := p.Round(y)
 	if v == 0 || math.IsInf(r, 0) || r != r {
@@ -84,15 +86,18 @@ func (p precision) point(y, v float64) (float64, float64) {
 	return r, flip
 }
 
-// near returns Round(y), and whether it is finite, not 0, and so near to y that Lambda standard deviations do not change
-// it. Most numbers are: this is the quick half of point. Numbers that round to r reach to u/2 on either side, of a power
-// of two to u/4 on one side: point looks at these.
-func (p precision) near(y, v float64) (r float64, near bool) {
-	u := p.Ulp(y)
-	c := 0x1.8p52 * u // see Round
-	r = y + c - c
-	room := 0.49*u - math.Abs(y-r)
-	return r, math.Float64bits(r)<<12 != 0 && math.Abs(r) <= p.largest && room > 0 && Lambda*Lambda*Unit*Unit*v < room*room
+// near returns Round(y), and whether it is so near to y that Lambda standard deviations do not change it. Most numbers
+// are: this is the quick half of point, for dtypes of fewer bits than float32. Numbers that round to r reach to u/2 on
+// either side, of a power of two to u/4 on one side: point looks at these, and at the largest and the smallest.
+func (p precision) near(y float32, v float64) (r float32, near bool) {
+	const one, fraction = 1 << 23, 1<<23 - 1 // of exponents
+	b, half := math.Float32bits(y), uint32(1)<<(uint(23-p.bits)&31)
+	r = math.Float32frombits((b + half) &^ (2*half - 1)) // ties are not near
+	e, least := b&(0xff*one), uint32(max(p.least+127, p.bits)*one)
+	u := math.Float32frombits(e - uint32(p.bits-1)*one)
+	room := 0.49*float64(u) - math.Abs(float64(y-r))
+	return r, e-least < uint32(128-p.least)*one-least && math.Float32bits(r)&fraction != 0 && room > 0 &&
+		Lambda*Lambda*Unit*Unit*v < room*room
 }
 
 // RoundsTo returns what element i rounds to, and whether Lambda standard deviations leave nothing else.

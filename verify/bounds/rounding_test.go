@@ -170,17 +170,18 @@ func TestNearIsTheQuickHalfOfRounding(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
 		p, found, stay := PrecisionOf(d), 0, 0
 		for range 200000 {
-			r := p.Round(math.Ldexp(1+random.Float64(), random.IntN(40)-20))
+			r := p.Round(math.Ldexp(1+random.Float64(), random.IntN(28)-14))
 			if random.IntN(8) == 0 {
-				r = math.Ldexp(1, random.IntN(40)-20)
+				r = math.Ldexp(1, random.IntN(28)-14)
 			}
 			y := math.Copysign(r+p.Ulp(r)*(random.Float64()-0.5), random.Float64()-0.5)
 			s := p.Ulp(r) * math.Exp2(-20*random.Float64())
+			y = float64(float32(y))
 			stays := p.Round(y-Lambda*s) == p.Round(y) && p.Round(y+Lambda*s) == p.Round(y)
-			got, near := p.near(y, Sq(s/Unit))
+			got, near := p.near(float32(y), Sq(s/Unit))
 			if near {
 				require.True(t, stays, "%v ± %v", y, s)
-				require.Equal(t, p.Round(y), got)
+				require.Equal(t, p.Round(y), float64(got))
 				found++
 			}
 			if stays {
@@ -190,7 +191,7 @@ func TestNearIsTheQuickHalfOfRounding(t *testing.T) {
 		require.Greater(t, found, stay*3/4)
 	}
 	for _, y := range []float64{0, math.Inf(1), math.NaN(), 65519, 0x1.ffp127} {
-		_, near := PrecisionOf(tensor.F16).near(y, 0)
-		require.Equal(t, y == 65519, near, y)
+		_, near := PrecisionOf(tensor.F16).near(float32(y), 0)
+		require.False(t, near, y)
 	}
 }

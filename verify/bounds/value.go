@@ -44,14 +44,6 @@ func (x *Value) Variance(i int) float64 {
 	return Sq(float64(x.sigma.Values[i]))
 }
 
-// deviation is the standard deviation of element i, in units of u.
-func (x *Value) deviation(i int) float64 {
-	if x.sigma == nil {
-		return 0
-	}
-	return math.Abs(float64(x.sigma.Values[i]))
-}
-
 // deviations are the standard deviations, in units of u; nil where all are 0.
 func (x *Value) deviations() []float32 {
 	if x.sigma == nil {
@@ -62,7 +54,10 @@ func (x *Value) deviations() []float32 {
 
 // Set sets element i to y, with variance v.
 func (x *Value) Set(i int, y, v float64) {
-	x.Values[i], x.sigma.Values[i] = float32(y), float32(math.Sqrt(v))
+	x.Values[i], x.sigma.Values[i] = float32(y), 0
+	if v != 0 {
+		x.sigma.Values[i] = float32(math.Sqrt(v))
+	}
 }
 
 // wide is x for operations that do not round their result.
@@ -100,13 +95,19 @@ func (y *Value) inherit(operands ...*Value) *Value {
 
 // DistributeShared gives the errors that rows share to their elements.
 func (x *Value) DistributeShared() {
-	for i, y := range x.Values {
-		if x.shared == nil {
-			return
-		}
-		x.Set(i, float64(y), x.Variance(i)+float64(Sq(float64(y))*x.shared[i/x.Width()]))
+	for t := range x.shared {
+		x.distributeShared(t)
 	}
 	x.shared = nil
+}
+
+// distributeShared gives the errors that row t shares to its elements.
+func (x *Value) distributeShared(t int) {
+	for i := t * x.Width(); i < (t+1)*x.Width(); i++ {
+		if y := float64(x.Values[i]); y != 0 {
+			x.Set(i, y, x.Variance(i)+float64(Sq(y)*x.shared[t]))
+		}
+	}
 }
 
 // Replace puts golden values in x's place if they are finite.
