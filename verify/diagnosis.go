@@ -188,7 +188,7 @@ func (t *rerun) input() (*model.Activation, error) {
 var errKnown = errors.New("known")
 
 // run runs the trial's layer or head, and returns of the watched stages that it shows whether they pass. It ends
-// when all of them are known, or when the failed stage fails again.
+// when all of them are known, when the failed stage fails again, or when one fails that did not.
 func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string) (passes map[string]bool, err error) {
 	w := &witness{rerun: t, watched: watched, passes: map[string]bool{}, proves: x.Proves}
 	err = t.watch(ctx, x, &x.In, t.hidden, watched, func(net *network, trace *localTrace) {
@@ -361,7 +361,16 @@ func (w *witness) Stage(name string, x *bounds.Value) error {
 	if !slices.Contains(w.watched, name) {
 		return w.substitute(name, x)
 	}
-	keep := func() { w.keep(x.Shape, 0, x, w.goldenOf) }
+	keep := func() {
+		var want []float32
+		var rows *bounds.Rows
+		if e := w.pack.Manifest.Tensors[name]; e.DType != tensor.I64 && e.Elements() == len(x.Values) {
+			if golden, compared, err := w.goldenRows(name, x.Activation); err == nil {
+				want, rows = golden, compared
+			}
+		}
+		w.keep(x.Shape, 0, x, want, rows)
+	}
 	proven := func() bool { return w.proves(x, 0) }
 	return w.see(name, keep, proven, func() error { return w.localTrace.Stage(name, x) })
 }
@@ -374,23 +383,26 @@ func (w *witness) StageRows(name string, shape []int, part func(first, n int) *b
 	}
 	f := w.rerun.failure
 	keep := func() {
-		row := 0
-		if i := slices.IndexFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name }); len(f.Checks[i].Index) > 1 {
-			at := f.Checks[i].Index
-			row = at[0]*shape[1] + at[1]
+		first, x, want := 0, b.first, []float32(nil)
+		_, rows, err := b.begin(w.tracer, x.DType) // a golden of another shape has none
+		if err == nil && rows != nil {
+			row := rows.Compared[0]
+			if i := slices.IndexFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name }); len(f.Checks[i].Index) > 1 {
+				at := f.Checks[i].Index
+				row = at[0]*shape[1] + at[1]
+			}
+			if first, x, want, err = b.block(row); err != nil {
+				rows = nil
+			}
 		}
-		first, x, want, err := b.block(row)
-		w.keep(shape, first, x, func(x *bounds.Value) ([]float32, *bounds.Rows, error) {
-			_, rows, wrong := b.begin(w.tracer, x.DType)
-			return want, rows, cmp.Or(err, wrong)
-		})
+		w.keep(shape, first, x, want, rows)
 	}
 	proven := func() bool {
 		first, x, _, err := b.block(f.Rows[0])
 		return err == nil && w.proves(x, first)
 	}
 	return true, w.see(name, keep, proven, func() error {
-		return showLogits(w.tracer, w.attribution, b, func() (report.Check, error) { return w.compareLogits(b) })
+		return w.showLogits(b)
 	})
 }
 
@@ -418,26 +430,12 @@ func (w *witness) see(name string, keep func(), proven func() bool, show func() 
 	return cmp.Or(err, errKnown)
 }
 
-// goldenOf returns the golden of the failed stage x, and its rows that are compared.
-func (w *witness) goldenOf(x *bounds.Value) ([]float32, *bounds.Rows, error) {
-	return w.goldenRows(w.rerun.failure.Name, x.Activation)
-}
-
-// keep keeps what the failed stage gave, of which x has the rows from first on, and what golden returns of these if it
-// can be compared.
-func (w *witness) keep(shape []int, first int, x *bounds.Value,
-	golden func(x *bounds.Value) ([]float32, *bounds.Rows, error)) {
+// keep keeps what the failed stage gave, of which x has the rows from first on and want the golden ones. Without rows
+// there is nothing that could be compared.
+func (w *witness) keep(shape []int, first int, x *bounds.Value, want []float32, rows *bounds.Rows) {
 	f, t, products := w.rerun.failure, w.localTrace, w.rerun.products
 	f.Weights, f.Shape, f.Got = t.attribution.weights(x), shape, &model.Activation{}
-	elements := x.Width()
-	for _, n := range shape[:len(shape)-1] {
-		elements *= n
-	}
-	if e := t.pack.Manifest.Tensors[f.Name]; e.DType == tensor.I64 || e.Elements() != elements {
-		return
-	}
-	want, rows, err := golden(x)
-	if err != nil {
+	if rows == nil {
 		return // the check tells
 	}
 	width := x.Width()
@@ -493,7 +491,9 @@ func (w *witness) judged(name string) error {
 	n := len(w.checks)
 	passes := n > 0 && w.checks[n-1].Tensor == name && w.checks[n-1].Verdict == report.Pass
 	w.passes[name] = passes
-	if len(w.passes) == len(w.watched) || name == w.rerun.failure.Name && !passes {
+	f := w.rerun.failure
+	spoils := !passes && slices.ContainsFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name && c.Verdict != report.Fail })
+	if len(w.passes) == len(w.watched) || name == f.Name && !passes || spoils {
 		return errKnown
 	}
 	return nil

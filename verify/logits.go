@@ -14,15 +14,15 @@ import (
 // 2,112 tokens and a vocabulary of 129,280 all of them are 1 GiB each.
 const logitsAtOnce = 1 << 23
 
-// logits are logits, and the golden ones, in blocks of rows.
+// logits are the logits of a stage, and the golden ones, of which a block of rows is in memory at once.
 type logits[V any] struct {
 	run   *run
-	name  string
-	width int
-	size  int // rows of a block; the last may have fewer
-	rows  int
+	name  string // of the stage
+	width int    // of a row
+	size  int    // rows of a block; the last may have fewer
+	rows  int    // of the stage
 	part  func(first, n int) V
-	first V
+	first V // the first block
 }
 
 // newLogits returns the blocks of logits of a shape; nil if they are few enough to be looked at as a whole, or if
@@ -80,22 +80,16 @@ func (b *logits[V]) begin(t *tracer, d tensor.DType) (c report.Check, rows *boun
 	return c, rows, err
 }
 
-// compare measures b with a Comparison, and what else add does.
-func (b *logits[V]) compare(t *tracer, c *report.Check, rows *bounds.Rows, d tensor.DType, numbers func(V) []float32,
-	add func(first int, x V, want []float32)) (bounds.Metrics, error) {
-	comparison := bounds.NewComparison(rows, b.width, d)
-	err := b.each(func(first int, x V, want []float32) {
-		comparison.Add(first, numbers(x), want)
-		add(first, x, want)
-	})
+// record records what a Comparison of b found.
+func (b *logits[V]) record(t *tracer, c *report.Check, comparison *bounds.Comparison) bounds.Metrics {
 	m := comparison.Metrics()
 	if record(c, m); m.Scale == 0 {
 		t.zeros = append(t.zeros, b.name)
 	}
-	return m, err
+	return m
 }
 
-// distance returns what distance says of elements of b, which are asked for in their order.
+// distance returns what of says of elements of b, which are asked for in their order.
 func (b *logits[V]) distance(of func(x V, want []float32) func(i int) float64) func(i int) float64 {
 	var from, next int
 	var inBlock func(i int) float64
@@ -111,17 +105,9 @@ func (b *logits[V]) distance(of func(x V, want []float32) func(i int) float64) f
 	}
 }
 
-// StageRows implements model.RowTrace.
-func (t *localTrace) StageRows(name string, shape []int, part func(first, n int) *bounds.Value) (bool, error) {
-	b := newLogits(t.run, name, shape, part)
-	if b == nil {
-		return false, nil
-	}
-	return true, showLogits(t.tracer, t.attribution, b, func() (report.Check, error) { return t.compareLogits(b) })
-}
-
-// showLogits is Stage for b.
-func showLogits[V any](t *tracer, by *attribution[V], b *logits[*V], compare func() (report.Check, error)) error {
+// showLogits is Stage for b, which judge compares with the golden.
+func showLogits[V any](t *tracer, by *attribution[V], b *logits[*V],
+	judge func(c *report.Check, rows *bounds.Rows) error) error {
 	has, err := t.golden(b.name)
 	if err != nil {
 		return err
@@ -132,7 +118,10 @@ func showLogits[V any](t *tracer, by *attribution[V], b *logits[*V], compare fun
 		}
 		return nil
 	}
-	c, err := compare()
+	c, rows, err := b.begin(t, by.numbers(b.first).DType)
+	if err == nil && c.Verdict == "" {
+		err = judge(&c, rows)
+	}
 	if err != nil {
 		return err
 	}
@@ -140,26 +129,36 @@ func showLogits[V any](t *tracer, by *attribution[V], b *logits[*V], compare fun
 	return t.add(c)
 }
 
-// compareLogits is compare for b.
-func (t *localTrace) compareLogits(b *logits[*bounds.Value]) (report.Check, error) {
-	x := b.first
-	c, rows, err := b.begin(t.tracer, x.DType)
-	if err != nil || c.Verdict != "" {
-		return c, err
+// StageRows implements model.RowTrace.
+func (t *localTrace) StageRows(name string, shape []int, part func(first, n int) *bounds.Value) (bool, error) {
+	b := newLogits(t.run, name, shape, part)
+	if b == nil {
+		return false, nil
 	}
-	factor, _ := t.factor(b.name)
-	meter := bounds.NewMeter(rows, b.width, x.DType, factor)
-	if _, err = b.compare(t.tracer, &c, rows, x.DType, func(x *bounds.Value) []float32 { return x.Values },
-		meter.Add); err != nil {
-		return c, err
-	}
-	d := meter.Distances()
-	if settle(&c, d, rows, t.judgeDistances(&c, x, d, rows, "")); c.Verdict == report.Fail {
-		c.Pattern = t.pattern(b.rows, b.width, rows, report.Sigmas, b.distance(func(x *bounds.Value, want []float32) func(i int) float64 {
-			return deviations(x, want, factor)
-		}))
-	}
-	return c, nil
+	return true, t.showLogits(b)
+}
+
+// showLogits is Stage for b.
+func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
+	return showLogits(t.tracer, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
+		x := b.first
+		factor, _ := t.factor(b.name)
+		comparison, meter := bounds.NewComparison(rows, b.width, x.DType), bounds.NewMeter(rows, b.width, x.DType, factor)
+		err := b.each(func(first int, x *bounds.Value, want []float32) {
+			comparison.Add(first, x.Values, want)
+			meter.Add(first, x, want)
+		})
+		if err != nil {
+			return err
+		}
+		b.record(t.tracer, c, comparison)
+		d := meter.Distances()
+		if settle(c, d, rows, t.judgeDistances(c, x, d, rows, "")); c.Verdict == report.Fail {
+			c.Pattern = t.pattern(b.rows, b.width, rows, report.Sigmas,
+				b.distance(func(x *bounds.Value, want []float32) func(i int) float64 { return deviations(x, want, factor) }))
+		}
+		return nil
+	})
 }
 
 // StageRows implements model.RowTrace.
@@ -168,25 +167,17 @@ func (t *chainedTrace) StageRows(name string, shape []int, part func(first, n in
 	if b == nil {
 		return false, nil
 	}
-	return true, showLogits(t.tracer, t.attribution, b, func() (report.Check, error) { return t.compareLogits(b) })
-}
-
-// compareLogits is compare for b.
-func (t *chainedTrace) compareLogits(b *logits[*model.Activation]) (report.Check, error) {
-	d := b.first.DType
-	c, rows, err := b.begin(t.tracer, d)
-	if err != nil || c.Verdict != "" {
-		return c, err
-	}
-	m, err := b.compare(t.tracer, &c, rows, d, func(a *model.Activation) []float32 { return a.Values },
-		func(int, *model.Activation, []float32) {})
-	if err != nil {
-		return c, err
-	}
-	if t.judgeEndToEnd(&c, m); c.Verdict == report.Fail {
-		c.Pattern = t.pattern(b.rows, b.width, rows, ofGolden, b.distance(func(a *model.Activation, want []float32) func(i int) float64 {
-			return shares(a, want, m.Scale)
-		}))
-	}
-	return c, nil
+	return true, showLogits(t.tracer, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
+		comparison := bounds.NewComparison(rows, b.width, b.first.DType)
+		err := b.each(func(first int, a *model.Activation, want []float32) { comparison.Add(first, a.Values, want) })
+		if err != nil {
+			return err
+		}
+		m := b.record(t.tracer, c, comparison)
+		if t.judgeEndToEnd(c, m); c.Verdict == report.Fail {
+			c.Pattern = t.pattern(b.rows, b.width, rows, ofGolden,
+				b.distance(func(a *model.Activation, want []float32) func(i int) float64 { return shares(a, want, m.Scale) }))
+		}
+		return nil
+	})
 }

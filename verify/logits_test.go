@@ -79,6 +79,29 @@ func TestLogitsInBlocks(t *testing.T) {
 	}
 }
 
+// TestLogitsOfAnotherShape: golden logits that have as many elements and no batch axis fail, however many are in memory
+// at once.
+func TestLogitsOfAnotherShape(t *testing.T) {
+	t.Parallel()
+	for _, rows := range []int{0, 7} {
+		for _, mode := range []report.Mode{report.Local, report.Chained} {
+			c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v1-base", "checkpoint"))
+			require.NoError(t, err)
+			defer c.Close()
+			p, err := pack.Open(filepath.Join("..", "fixtures", "v1-base", "golden-f32"))
+			require.NoError(t, err)
+			e := p.Manifest.Tensors["lm_head.output"]
+			e.Shape = []int{e.Shape[0] * e.Shape[1], e.Shape[2]}
+			p.Manifest.Tensors["lm_head.output"] = e
+			r, err := Run(context.Background(), c.Config, c, p, Options{Mode: mode, block: rows * c.Config.VocabSize})
+			require.NoError(t, err)
+			require.Equal(t, report.Fail, r.Verdict)
+			require.Equal(t, "lm_head.output", *r.FirstDivergence)
+			require.Empty(t, r.Causes)
+		}
+	}
+}
+
 // verifiedWith is the report on a pack with a changed head, and so many rows of logits at once; 0 for all.
 func verifiedWith(t *testing.T, golden string, change func([]float32), o Options, rows int) *report.Report {
 	c, err := checkpoint.Open(filepath.Join("..", "fixtures", filepath.Dir(golden), "checkpoint"))
