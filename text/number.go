@@ -18,11 +18,14 @@ func GroupDigits(digits string) string {
 
 // Plural returns a count and a noun, with an "s" unless the count is one: "1 file",
 // "5,466 tensors".
-func Plural[T ~int | ~int64](n T, noun string) string {
+func Plural[T ~int | ~int64](n T, noun string) string { return Grouped(n) + " " + Noun(n, noun) }
+
+// Noun returns the noun of Plural, for a count that is written otherwise.
+func Noun[T ~int | ~int64](n T, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}
-	return Grouped(n) + " " + noun
+	return noun
 }
 
 // Bytes returns a size in the largest binary unit that it fills: "512 B", "30.50 GiB".

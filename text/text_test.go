@@ -18,6 +18,7 @@ func TestNumbers(t *testing.T) {
 	assert.Equal(t, "23,726,045,489,546,400,000", GroupDigits("23726045489546400000"))
 	assert.Equal(t, "1 shard", Plural(1, "shard"))
 	assert.Equal(t, "0 shards", Plural(0, "shard"))
+	assert.Equal(t, "shard", Noun(1, "shard"))
 	assert.Equal(t, "5,466 tensors", Plural(int64(5466), "tensor"))
 	assert.Equal(t, "1023 B", Bytes(1023))
 	assert.Equal(t, "1.00 KiB", Bytes(1024))

@@ -202,8 +202,8 @@ const leastPinned = 0.9
 // weakEvidence lists where the pack proves little about what was computed; the bounds of some stages are blind.
 func weakEvidence(r *report.Report, blind []string) (reasons []string) {
 	if x := &r.Routing; float64(x.Pinned) < leastPinned*float64(x.Choices) {
-		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was "+
-			"not checked", x.Choices-x.Pinned, x.Choices))
+		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d %s of experts: what decides them was "+
+			"not checked", x.Choices-x.Pinned, x.Choices, text.Noun(x.Choices, "choice")))
 	}
 	if blind != nil {
 		reasons = append(reasons, countWithFirst("stage", "may be off by so much for rounding alone that it proves nothing",

@@ -100,4 +100,6 @@ func TestPinnedOnBothSides(t *testing.T) {
 		r := &report.Report{Routing: report.Routing{Choices: 100, Pinned: pinned}}
 		require.Equal(t, want, weakEvidence(r, nil), fmt.Sprint(pinned))
 	}
+	one := &report.Report{Routing: report.Routing{Choices: 1}}
+	require.Equal(t, []string{"rounding could change 1 of 1 choice of experts: what decides them was not checked"}, weakEvidence(one, nil))
 }

@@ -23,6 +23,13 @@ func printed(t *testing.T, r *report.Report) string {
 	return text.String()
 }
 
+// TestOneChoice: of one choice of experts the text speaks in the singular.
+func TestOneChoice(t *testing.T) {
+	r := &report.Report{Routing: report.Routing{Choices: 1, ExactTies: 1, Pinned: 1}}
+	require.Contains(t, printed(t, r),
+		"routing    1 choice of experts: 0 differ; excused: 1 exact tie, 0 within the noise; 1 could not be changed by rounding\n")
+}
+
 // TestTextOfAFailure holds a report in full.
 func TestTextOfAFailure(t *testing.T) {
 	t.Parallel()

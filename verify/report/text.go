@@ -548,8 +548,8 @@ func (r *Report) coverage() (f facts) {
 		f.add("", "%s: %s reached experts %s", l.Layer, nothing, text.Ranges(l.Experts))
 	}
 	if x := r.Routing; x.Choices > 0 {
-		f.add("routing", "%d choices of experts: %d differ%s; %d could not be changed by rounding", x.Choices, x.Mismatches,
-			excused(x.ExactTies, x.NearTies), x.Pinned)
+		f.add("routing", "%d %s of experts: %d differ%s; %d could not be changed by rounding", x.Choices,
+			text.Noun(x.Choices, "choice"), x.Mismatches, excused(x.ExactTies, x.NearTies), x.Pinned)
 		r.writeUnpinned(&f)
 		for _, p := range x.Biases {
 			free := ""
@@ -572,7 +572,7 @@ func excused(exact, near int) string {
 	if exact+near == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; excused: %d exact ties, %d within the noise", exact, near)
+	return fmt.Sprintf("; excused: %d exact %s, %d within the noise", exact, text.Noun(exact, "tie"), near)
 }
 
 // writeUnpinned writes the layers whose choices of experts do not tell the biases from others.
