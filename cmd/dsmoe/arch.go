@@ -27,7 +27,6 @@ training; the KV cache; and the number of sets of experts that a gate can choose
 dsmoe help memory  the formulas`,
 		example: `  dsmoe inspect arch --seq 32768 fixtures/states/deepseek-moe-16b/config.json
   dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1`,
-		yes: "done",
 		documents: cli.Documents{
 			cli.DocumentOf[*header.Arch]("dsmoe.inspect.arch/1"),
 			cli.DocumentOf[*header.Comparison]("dsmoe.inspect.arch.compare/1"),

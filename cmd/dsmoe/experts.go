@@ -26,8 +26,6 @@ dsmoe help experts   the measures, memory and time
 dsmoe help findings  the kinds of findings`,
 		example: `  dsmoe inspect experts --by layer -o md fixtures/v3-fp8/checkpoint
   dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint`,
-		yes: "no finding is an error (see --fail-on)",
-		no:  "there are errors",
 		documents: cli.Documents{
 			cli.DocumentOf[*experts.Report]("dsmoe.inspect.experts/1"),
 			cli.DocumentOf[*experts.ErrorReport]("dsmoe.inspect.experts.against/1"),

@@ -18,7 +18,6 @@ format, fused experts, and a dtype that holds the same numbers do not change a h
 dsmoe help hashes  what is hashed, byte by byte`,
 		example: `  dsmoe inspect hash --by model fixtures/v3/checkpoint-fused
   dsmoe inspect hash --by module --layers 1 fixtures/v3-fp8/checkpoint`,
-		yes:       "done",
 		documents: cli.Documents{cli.DocumentOf[*stats.HashReport]("dsmoe.inspect.hash/1")},
 		pipe:      text.TSV,
 		selects:   true,

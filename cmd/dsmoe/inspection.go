@@ -20,7 +20,7 @@ import (
 // inspection is dsmoe inspect, or a command below it: its help, its flags, and the function that finds out.
 type inspection struct {
 	use, short, long, example string
-	yes, no                   string // what the exit statuses 0 and 1 say; no is "" if there is no 1
+	yes, no                   string // what the exit statuses 0 and 1 say: "done" and nothing if ""; not of failOn
 	documents                 cli.Documents
 
 	args    cobra.PositionalArgs // nil is one CHECKPOINT
@@ -59,7 +59,7 @@ type noted interface{ WriteNotes(w io.Writer) error }
 // command returns the command.
 func (i *inspection) command() *cobra.Command {
 	q := &query{Command: &cobra.Command{Use: i.use, Short: i.short, Long: i.long, Example: i.example, Args: i.args,
-		Annotations: cli.Exits(i.yes, i.no)}}
+		Annotations: cli.Exits(cmp.Or(i.yes, "done"), i.no)}}
 	if i.args == nil {
 		q.Args = cli.Expect(cmp.Or(i.expects, "CHECKPOINT"))
 	}
@@ -77,6 +77,7 @@ func (i *inspection) command() *cobra.Command {
 		out.AddPlot(q.Command, i.plot)
 	}
 	if i.failOn {
+		q.Annotations = cli.Exits("no finding is an error (see --fail-on)", "there are errors")
 		q.failOn = inspect.Error
 		q.Flags().Var(cli.WordFlag(&q.failOn, inspect.Notice, inspect.Error, "none"), "fail-on",
 			"exit with 1 from this `level` of findings on: notice, error or none")

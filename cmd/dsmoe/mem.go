@@ -26,7 +26,6 @@ them, by the same plan. No weight is read.
 dsmoe help memory  the formulas`,
 		example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json --type q4_k_m
   dsmoe inspect mem --context 4096,32768 --plot mem.svg fixtures/v3/checkpoint`,
-		yes:       "done",
 		documents: cli.Documents{cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1")},
 		expects:   "CONFIG or CHECKPOINT",
 		pipe:      text.TSV,

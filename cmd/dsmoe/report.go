@@ -41,8 +41,6 @@ read; routers have all their rows.
 dsmoe help findings  the kinds of findings`,
 		example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
   dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
-		yes:       "no finding is an error (see --fail-on)",
-		no:        "there are errors",
 		documents: cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")},
 		expects:   "CHECKPOINT or CONFIG",
 		failOn:    true,
@@ -94,6 +92,9 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 	case cmd.Flags().Changed("seed") && f.random == tokenBatch{}:
 		return cli.Misuse(cmd, "--seed is that of --random")
 	case configPath(path) == path && (given > 0 || !f.selection.All() || f.against != ""):
+		if _, _, err := configOf(path); err != nil {
+			return err
+		}
 		return cli.Misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
 	case f.golden != "":
 		if _, err := os.Stat(filepath.Join(f.golden, "manifest.json")); err != nil {

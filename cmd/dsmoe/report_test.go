@@ -364,6 +364,7 @@ func TestReportRefuses(t *testing.T) {
 		"a config alone has no weights":       {filepath.Join(v1, "config.json"), "--layers", "1"},
 		"to compare or to route":              {filepath.Join(v1, "config.json"), "--against", v1},
 		"nosuch: no such file or directory":   {v1, "--against", "nosuch"},
+		"absent: no such file or directory":   {filepath.Join(v1, "absent"), "--against", v1},
 		"not a golden pack":                   {v1, "--golden", v1},
 		"no such file or directory":           {v1, "--tokens", filepath.Join(t.TempDir(), "gone.json")},
 		"experts 99: 99 not there":            {v1, "--experts", "99"},

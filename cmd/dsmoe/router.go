@@ -23,8 +23,6 @@ dsmoe help routers   the measures and memory
 dsmoe help findings  the kinds of findings`,
 		example: `  dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint
   dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint`,
-		yes:       "no finding is an error (see --fail-on)",
-		no:        "there are errors",
 		documents: cli.Documents{cli.DocumentOf[*router.Report]("dsmoe.inspect.router/1")},
 		pipe:      text.TSV,
 		selects:   true,

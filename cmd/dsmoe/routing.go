@@ -37,7 +37,6 @@ The numbers hold for these tokens only.
 dsmoe help routing  the measures, where choices come from, memory`,
 		example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
   dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert`,
-		yes: "done",
 		documents: cli.Documents{
 			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
 			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),

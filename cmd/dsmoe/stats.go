@@ -18,7 +18,6 @@ for each expert (routed ones, and a layer's shared ones), layer or module.
 dsmoe help statistics  the columns`,
 		example: `  dsmoe inspect stats --by expert --layers 1 --experts 0,5-9 fixtures/v1-base/checkpoint
   dsmoe inspect stats --by module --quantiles 0.5,0.99 -o md fixtures/v3-fp8/checkpoint`,
-		yes:       "done",
 		documents: cli.Documents{cli.DocumentOf[*stats.Report]("dsmoe.inspect.stats/1")},
 		pipe:      text.TSV,
 		selects:   true,
