@@ -3,8 +3,10 @@ package inspect
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -32,6 +34,28 @@ const (
 	Value      Kind = "value"      // numbers that weights cannot be, or that cannot be meant
 	Note       Kind = "note"       // odd, but a reader can live with it
 )
+
+// Mismatch returns why the numbers of a pair cannot be compared; kind is "" if they can. The checkpoint of B is called
+// other.
+func Mismatch(p weights.Pair, other string) (kind Kind, cause string) {
+	if p.A == nil {
+		return Unexpected, "only " + other + " has it"
+	}
+	err := Countable(p.A)
+	switch {
+	case err != nil:
+	case p.B == nil:
+		return Missing, other + " does not have it"
+	case !slices.Equal(p.A.Shape, p.B.Shape):
+		return Shape, fmt.Sprintf("%v, but %s's is %v", p.A.Shape, other, p.B.Shape)
+	default:
+		err = Countable(p.B)
+	}
+	if err != nil {
+		return DType, err.Error()
+	}
+	return "", ""
+}
 
 // Problems counts the findings that are not notes.
 func Problems(findings []Finding) (n int) {

@@ -2,6 +2,7 @@
 package change
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,86 +58,55 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 		return nil, err
 	}
 	r := &Report{Path: w.Path, Base: base.Path, Weights: []Weight{}, NotCompared: []inspect.NotCounted{}}
-	pairs := r.pair(picked, slices.DeleteFunc(slices.Clone(base.List), func(b *weights.Weight) bool { return !s.Has(b.Name) }))
+	others := slices.DeleteFunc(slices.Clone(base.List), func(b *weights.Weight) bool { return !s.Has(b.Name) })
+	pairs := r.comparablePairs(weights.Pairs(picked, others))
 	if len(pairs) == 0 {
 		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path),
 			text.Quote(w.Path))
 	}
-	reading := w.Reading(ctx)
-	for _, p := range pairs {
-		reading.Expect(p.a.Bytes())
-	}
-	c := &comparer{a: w.Reader, b: base.Reader, Reading: reading, again: weights.NewReading(ctx, w.Threads, nil),
+	c := &comparer{Walk: weights.Walk{Reading: w.Reading(ctx), A: w.Reader, B: base.Reader},
 		arithmetic: sync.Pool{New: func() any { return matrix.Arithmetic() }}}
+	c.again = c.Walk
+	c.again.Reading = weights.NewReading(ctx, w.Threads, nil)
 	r.Weights = make([]Weight, len(pairs))
-	for i, p := range pairs {
-		x := &r.Weights[i]
-		reading.Go(func() error { return p.a.Failed(c.compare(x, p)) })
-	}
-	if err := reading.Wait(); err != nil {
+	if err := c.Each(pairs, func(i int, p weights.Pair) error { return c.compare(&r.Weights[i], p) }); err != nil {
 		return nil, err
 	}
 	return r, nil
 }
 
-// pair is a weight and its counterpart.
-type pair struct{ a, b *weights.Weight }
-
-// pair finds the counterparts.
-func (r *Report) pair(picked, base []*weights.Weight) (pairs []pair) {
-	byName := make(map[string]*weights.Weight, len(base))
-	for _, b := range base {
-		byName[b.Name] = b
-	}
-	for _, a := range picked {
-		b := byName[a.Name]
-		delete(byName, a.Name)
-		if a.IsScales() {
-			continue // they go into their weight
-		}
-		err := inspect.Countable(a)
-		switch {
-		case err != nil:
-		case b == nil:
-			err = fmt.Errorf("the base does not have it")
-		case !slices.Equal(a.Shape, b.Shape):
-			err = fmt.Errorf("shape %v, but the base's is %v", a.Shape, b.Shape)
-		default:
-			err = inspect.Countable(b)
-		}
-		if err != nil {
-			r.NotCompared = append(r.NotCompared, inspect.Skip(a, err))
+// comparablePairs returns the pairs whose numbers can be compared; the others go into NotCompared.
+func (r *Report) comparablePairs(all []weights.Pair) (pairs []weights.Pair) {
+	for _, p := range all {
+		kind, cause := inspect.Mismatch(p, "the base")
+		if kind == "" {
+			pairs = append(pairs, p)
 			continue
 		}
-		pairs = append(pairs, pair{a, b})
-	}
-	for _, b := range base {
-		if byName[b.Name] != nil && !b.IsScales() {
-			r.NotCompared = append(r.NotCompared, inspect.Skip(b, errors.New("only the base has it")))
+		if kind == inspect.Shape {
+			cause = "shape " + cause
 		}
+		r.NotCompared = append(r.NotCompared, inspect.Skip(cmp.Or(p.A, p.B), errors.New(cause)))
 	}
 	return pairs
 }
 
 // comparer compares weights. It is safe for concurrent use.
 type comparer struct {
-	*weights.Reading
-	again      *weights.Reading // for a second time, whose bytes are not counted
-	a, b       weights.ReaderAt
-	arithmetic sync.Pool // of *model.Plain
+	weights.Walk
+	again      weights.Walk // for a second time, whose bytes are not counted
+	arithmetic sync.Pool    // of *model.Plain
 }
 
 // compare measures a pair.
-func (c *comparer) compare(x *Weight, p pair) error {
-	*x = Weight{Name: p.a.Name, Layer: p.a.Layer, Expert: p.a.Expert, Module: p.a.Module(), DType: p.a.DType,
-		BaseDType: p.b.DType, Elements: int64(p.a.Len())}
-	d := difference{Weight: x, steps: [2]step{stepOf(p.a), stepOf(p.b)}}
-	for _, err := range c.tiles(c.Reading, p, &d) {
-		if err != nil {
-			return err
-		}
+func (c *comparer) compare(x *Weight, p weights.Pair) error {
+	*x = Weight{Name: p.A.Name, Layer: p.A.Layer, Expert: p.A.Expert, Module: p.A.Module(), DType: p.A.DType,
+		BaseDType: p.B.DType, Elements: int64(p.A.Len())}
+	d := difference{Weight: x, steps: [2]step{stepOf(p.A), stepOf(p.B)}}
+	if err := c.Numbers(p, tileSize(p.A), d.add); err != nil {
+		return err
 	}
-	x.squares, x.base, x.matrix = d.squares, d.base, len(p.a.Shape) == 2
+	x.squares, x.base, x.matrix = d.squares, d.base, len(p.A.Shape) == 2
 	if d.base > 0 {
 		x.Relative = inspect.Finite(math.Sqrt(d.squares / d.base))
 	}
@@ -146,51 +116,14 @@ func (c *comparer) compare(x *Weight, p pair) error {
 	return nil
 }
 
-// tiles yields the rows of D, some at a time, and the index of the first. It measures with d unless that is nil. A
-// weight that is no matrix has one row.
-func (c *comparer) tiles(r *weights.Reading, p pair, d *difference) func(yield func(rows, error) bool) {
-	cols := p.a.Len()
-	if len(p.a.Shape) == 2 {
-		cols = p.a.Shape[1]
+// tileSize returns how many elements of either weight are in memory at once: of a matrix whole rows.
+func tileSize(w *weights.Weight) int64 {
+	const most = 1 << 18
+	if len(w.Shape) != 2 {
+		return most
 	}
-	return func(yield func(rows, error) bool) {
-		left, right := weights.NewStream(c.a, p.a), weights.NewStream(c.b, p.b)
-		size := int64(max(1, tileElements/cols) * cols)
-		if d != nil && len(p.a.Shape) != 2 {
-			size = tileElements
-		}
-		for at, err := range r.Tiles(0, int64(p.a.Len()), size, left, right) {
-			var a, b []float32
-			if err == nil {
-				a, err = left.Values()
-			}
-			if err == nil {
-				b, err = right.Values()
-			}
-			if err != nil {
-				yield(rows{}, err)
-				return
-			}
-			if d != nil {
-				d.add(a, b)
-			}
-			for i, v := range b {
-				a[i] -= v
-			}
-			if !yield(rows{int(at) / cols, a}, nil) {
-				return
-			}
-		}
-	}
-}
-
-// tileElements is how many elements of either weight are in memory at once, or one row.
-const tileElements = 1 << 18
-
-// rows are some rows of D.
-type rows struct {
-	first  int
-	values []float32
+	cols := max(1, w.Shape[1])
+	return int64(max(1, most/cols) * cols)
 }
 
 // difference adds up what sets a weight apart from its base.
@@ -201,7 +134,7 @@ type difference struct {
 }
 
 // add adds a tile.
-func (d *difference) add(a, b []float32) {
+func (d *difference) add(_ int64, a, b []float32) {
 	squares, base, variance := 0.0, 0.0, 0.0
 	for i, v := range b {
 		e := float64(a[i]) - float64(v)

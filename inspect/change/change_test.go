@@ -166,6 +166,35 @@ func TestAgainst(t *testing.T) {
 	assert.ErrorContains(t, err, "has a counterpart of its shape")
 }
 
+// TestNotCompared: why a weight was not compared, in the words of each; one without elements was.
+func TestNotCompared(t *testing.T) {
+	a, b := inspecttest.Filled(t, "v1-base"), inspecttest.Filled(t, "v1-base")
+	for i, name := range []string{"first", "second", "third"} {
+		dtypes := [2]tensor.DType{tensor.F32, tensor.F32}
+		shapes := [2][]int{{2, 3}, {2, 3}}
+		if i == 0 {
+			shapes[1] = []int{3, 2}
+		} else {
+			dtypes[i-1] = tensor.I32
+		}
+		for k, s := range []*inspecttest.Stored{a, b} {
+			s.Store(name, dtypes[k], shapes[k], make([]byte, 24))
+		}
+	}
+	for name, shape := range map[string][]int{"empty": {0}, "without columns": {2, 0}} {
+		a.Store(name, tensor.F32, shape, nil)
+		b.Store(name, tensor.F32, shape, nil)
+	}
+	r, err := Against(t.Context(), a.Weights(), b.Weights(), inspect.Selection{})
+	require.NoError(t, err)
+	assert.Len(t, r.Weights, 188)
+	assert.Equal(t, []inspect.NotCounted{
+		{Name: "first", DType: tensor.F32, Cause: "shape [2 3], but the base's is [3 2]"},
+		{Name: "second", DType: tensor.I32, Cause: "dtype I32 has no numbers that the model computes with"},
+		{Name: "third", DType: tensor.F32, Cause: "dtype I32 has no numbers that the model computes with"},
+	}, r.NotCompared)
+}
+
 // TestAgainstIsTheSame: for any number of workers, FP8 or what it decodes to.
 func TestAgainstIsTheSame(t *testing.T) {
 	a, b := inspecttest.Filled(t, "v1-base"), inspecttest.Filled(t, "v1-base")

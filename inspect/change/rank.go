@@ -8,6 +8,7 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model"
+	"dsmoe/model/weights"
 )
 
 // maxRank is the largest rank that is told from more.
@@ -26,8 +27,8 @@ const margin = 1.1
 // rank measures the singular values of D, whose rounding has standard deviation s: Y = D·Ω with columns Ω of ±1 spans
 // the directions in which D is large, Q is an orthonormal basis of them, and the singular values of QᵀD are those of D
 // but for what Q misses, never larger.
-func (c *comparer) rank(x *Weight, p pair, s float64) error {
-	m, n := p.a.Shape[0], p.a.Shape[1]
+func (c *comparer) rank(x *Weight, p weights.Pair, s float64) error {
+	m, n := p.A.Shape[0], p.A.Shape[1]
 	plain := c.arithmetic.Get().(*model.Plain)
 	defer c.arithmetic.Put(plain)
 	k := min(maxRank+spare, m, n)
@@ -36,29 +37,35 @@ func (c *comparer) rank(x *Weight, p pair, s float64) error {
 		omega[i] = matrix.Sign(i/n+1, i%n)
 	}
 	y := make([]float32, m*k)
-	for tile, err := range c.tiles(c.again, p, nil) {
-		if err != nil {
-			return err
-		}
-		copy(y[tile.first*k:], plain.Product(tile.values, omega, n))
+	if err := c.rows(p, func(first int, d []float32) { copy(y[first*k:], plain.Product(d, omega, n)) }); err != nil {
+		return err
 	}
 	basis, k := orthonormal(y, m, k)
 	b := make([]float64, k*n) // QᵀD
 	var columns, turned []float32
-	for tile, err := range c.tiles(c.again, p, nil) {
-		if err != nil {
-			return err
-		}
-		t := len(tile.values) / n
+	err := c.rows(p, func(first int, d []float32) {
+		t := len(d) / n
 		columns, turned = sized(columns, t*n), sized(turned, t*k)
-		(&matrix.Matrix{Values: tile.values, Rows: t, Cols: n}).Transpose(columns)
-		(&matrix.Matrix{Values: basis[tile.first*k : (tile.first+t)*k], Rows: t, Cols: k}).Transpose(turned)
+		(&matrix.Matrix{Values: d, Rows: t, Cols: n}).Transpose(columns)
+		(&matrix.Matrix{Values: basis[first*k : (first+t)*k], Rows: t, Cols: k}).Transpose(turned)
 		for i, v := range plain.Product(turned, columns, t) {
 			b[i] += float64(v)
 		}
+	})
+	if err == nil {
+		x.judge(singularValues(b, k, n), s*margin*(math.Sqrt(float64(m))+math.Sqrt(float64(n))))
 	}
-	x.judge(singularValues(b, k, n), s*margin*(math.Sqrt(float64(m))+math.Sqrt(float64(n))))
-	return nil
+	return err
+}
+
+// rows calls use with some rows of the matrix D at a time, and the index of the first.
+func (c *comparer) rows(p weights.Pair, use func(first int, d []float32)) error {
+	return c.again.Numbers(p, tileSize(p.A), func(at int64, a, b []float32) {
+		for i, v := range b {
+			a[i] -= v
+		}
+		use(int(at)/p.A.Shape[1], a)
+	})
 }
 
 // judge sets the ranks of D, whose largest singular values these are; those up to noise are rounding.

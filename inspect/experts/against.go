@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -70,16 +69,12 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 	if err != nil {
 		return nil, err
 	}
-	reading := w.Reading(ctx)
-	for _, p := range pairs {
-		reading.Expect(p.a.Bytes())
-	}
 	errors := map[*weights.Weight]*MatrixError{}
 	for _, p := range pairs {
-		errors[p.a] = &p.MatrixError
-		reading.Go(func() error { return p.a.Failed(p.compare(reading, w.Reader, original.Reader)) })
+		errors[p.A] = &MatrixError{DType: p.A.DType, Against: p.B.DType}
 	}
-	if err := reading.Wait(); err != nil {
+	walk := weights.Walk{Reading: w.Reading(ctx), A: w.Reader, B: original.Reader, Other: theOriginal}
+	if err := walk.Each(pairs, func(_ int, p weights.Pair) error { return errors[p.A].measure(&walk, p) }); err != nil {
 		return nil, err
 	}
 	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []layerError{}, by: o.By,
@@ -95,30 +90,32 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 	return r, nil
 }
 
-// original is a matrix and its original.
-type original struct {
-	a, b *weights.Weight
-	MatrixError
-}
+// theOriginal is what messages call the other checkpoint.
+const theOriginal = "the original"
 
-// pair finds the originals.
-func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []*original, err error) {
-	byName := map[string]*weights.Weight{}
-	for _, w := range originals {
-		byName[w.Name] = w
-	}
-	var problems []inspect.Finding
+// pair finds the originals of measurable matrices.
+func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []weights.Pair, err error) {
+	var matrices []*weights.Weight
 	for _, l := range layers {
 		for _, m := range l.all {
-			for _, a := range present(&m.weights) {
-				b := byName[a.Name]
-				if kind, cause := mismatch(a, b); kind != "" {
-					problems = append(problems, inspect.Finding{Kind: kind, Tensor: a.Name, Cause: cause})
-					continue
-				}
-				pairs = append(pairs, &original{a, b, MatrixError{DType: a.DType, Against: b.DType}})
+			for _, w := range present(&m.weights) {
+				matrices = append(matrices, w)
 			}
 		}
+	}
+	var problems []inspect.Finding
+	for _, p := range weights.Pairs(matrices, originals) {
+		kind, cause := inspect.Mismatch(p, theOriginal)
+		switch kind {
+		case "":
+			pairs = append(pairs, p)
+			continue
+		case inspect.Unexpected: // the original of no selected matrix
+			continue
+		case inspect.DType:
+			cause = "in " + theOriginal + ": " + cause
+		}
+		problems = append(problems, inspect.Finding{Kind: kind, Tensor: p.A.Name, Cause: cause})
 	}
 	var errs []error
 	for _, line := range inspect.Lines(problems) {
@@ -127,40 +124,17 @@ func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []*original, 
 	return pairs, errors.Join(errs...)
 }
 
-// mismatch says why a weight cannot be compared with its original; "" if it can.
-func mismatch(a, b *weights.Weight) (kind inspect.Kind, cause string) {
-	switch {
-	case b == nil:
-		return inspect.Missing, "the original does not have it"
-	case !slices.Equal(a.Shape, b.Shape):
-		return inspect.Shape, fmt.Sprintf("%v, but the original's is %v", a.Shape, b.Shape)
-	}
-	if err := inspect.Countable(b); err != nil {
-		return inspect.DType, "in the original: " + err.Error()
-	}
-	return "", ""
-}
-
-// compare goes through both weights in tiles.
-func (p *original) compare(reading *weights.Reading, a, b weights.ReaderAt) error {
-	right := weights.NewStream(b, p.b)
-	at, squares, errorSquares, most := int64(0), 0.0, 0.0, 0.0
-	for x, err := range reading.Numbers(a, p.a, 0, int64(p.a.Len())) {
-		if err != nil {
-			return err
-		}
-		y, err := right.Part(at, len(x))
-		if err != nil {
-			return fmt.Errorf("in the original: %w", err)
-		}
-		at += int64(len(x))
+// measure goes through both weights of a pair.
+func (m *MatrixError) measure(walk *weights.Walk, p weights.Pair) error {
+	squares, errorSquares, most := 0.0, 0.0, 0.0
+	err := walk.Numbers(p, weights.TileElements, func(_ int64, a, b []float32) {
 		tile, errorTile := 0.0, 0.0
-		for i, v := range y {
-			d := float64(x[i]) - float64(v)
-			if d != 0 && x[i] != v && (x[i] == x[i] || v == v) {
-				p.Different++
+		for i, v := range b {
+			d := float64(a[i]) - float64(v)
+			if d != 0 && a[i] != v && (a[i] == a[i] || v == v) {
+				m.Different++
 				if !tensor.IsFinite(d) {
-					p.NotFinite++
+					m.NotFinite++
 				}
 			}
 			most = max(most, d, -d)
@@ -168,12 +142,12 @@ func (p *original) compare(reading *weights.Reading, a, b weights.ReaderAt) erro
 			errorTile += float64(d * d)
 		}
 		squares, errorSquares = squares+tile, errorSquares+errorTile
+	})
+	m.MaxAbs = inspect.Finite(most)
+	if m.RelativeRMS = inspect.Finite(0); errorSquares != 0 {
+		m.RelativeRMS = inspect.Finite(math.Sqrt(errorSquares / squares))
 	}
-	p.MaxAbs = inspect.Finite(most)
-	if p.RelativeRMS = inspect.Finite(0); errorSquares != 0 {
-		p.RelativeRMS = inspect.Finite(math.Sqrt(errorSquares / squares))
-	}
-	return nil
+	return err
 }
 
 // layerErrors sums up a layer.

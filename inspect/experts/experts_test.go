@@ -411,6 +411,11 @@ func TestExpertsThatCannotBe(t *testing.T) {
 	_, err = Against(t.Context(), inspecttest.Filled(t, "v3-fp8").Weights(), inspecttest.Filled(t, "v3").Weights(),
 		Options{})
 	require.ErrorContains(t, err, "[72 192], but the original's is [24 64]")
+	whole := inspecttest.Filled(t, "v1-base")
+	inspecttest.Retype(t, whole.Checkpoint, inspecttest.ExpertName(2, 3, "up"), tensor.I16)
+	_, err = Against(t.Context(), inspecttest.Filled(t, "v1-base").Weights(), whole.Weights(), Options{})
+	require.EqualError(t, err, "dtype: "+inspecttest.ExpertName(2, 3, "up")+
+		": in the original: dtype I16 has no numbers that the model computes with")
 	_, err = Examine(t.Context(), inspecttest.Filled(t, "v1-dense").Weights(), Options{})
 	require.ErrorContains(t, err, "no expert is selected, or there is none")
 

@@ -239,23 +239,14 @@ func (x *valueAudit) sum(p *checksum) error {
 
 // compare counts the different elements of two weights of one shape.
 func (x *valueAudit) compare(c *comparison) error {
-	at, stream := int64(0), weights.NewStream(x.Reader, c.a.Weight)
-	for b, err := range x.Numbers(x.Reader, c.b.Weight, 0, int64(c.b.Len())) {
-		if err != nil {
-			return err
-		}
-		a, err := stream.Part(at, len(b))
-		if err != nil {
-			return err
-		}
-		at += int64(len(b))
-		for i := range b {
-			if a[i] != b[i] && (a[i] == a[i] || b[i] == b[i]) {
+	walk := weights.Walk{Reading: x.Reading, A: x.Reader, B: x.Reader}
+	return walk.Numbers(weights.Pair{A: c.b.Weight, B: c.a.Weight}, weights.TileElements, func(_ int64, b, a []float32) {
+		for i, v := range a {
+			if v != b[i] && (v == v || b[i] == b[i]) {
 				c.different++
 			}
 		}
-	}
-	return nil
+	})
 }
 
 // beyondF16 is the first number that is infinite in F16.

@@ -16,7 +16,7 @@ import (
 const (
 	jobBytes     = 8 << 20
 	TileBytes    = 256 << 10     // of a tile as it is stored
-	tileElements = TileBytes / 4 // of a tile of float32
+	TileElements = TileBytes / 4 // of a tile of float32
 )
 
 // Reading reads weights with several workers, counts the bytes and stops when its context ends. Its memory
@@ -103,38 +103,26 @@ func (w *Weight) Jobs() iter.Seq2[int64, int64] {
 	}
 }
 
-// Tiles loads n elements from at on into the streams, at most size at a time, and yields the index of each
-// tile's first element. It counts the bytes of the first stream. It ends after an error, and when the
-// context ends.
-func (r *Reading) Tiles(at, n, size int64, streams ...*Stream) iter.Seq2[int64, error] {
+// tiles loads n elements from at on, at most size at a time, and yields the index of each tile's first element. It
+// ends after an error, and when the context ends.
+func (r *Reading) tiles(s *Stream, at, n, size int64) iter.Seq2[int64, error] {
 	return func(yield func(int64, error) bool) {
 		for i := at; i < at+n && !r.Ended(); i += size {
-			length := min(size, at+n-i)
-			err := load(streams, i, length)
+			err := s.Load(i, int(min(size, at+n-i)))
 			if !yield(i, err) || err != nil {
 				return
 			}
-			r.Done(streams[0].w.DType.Bytes(length))
+			r.Done(s.w.DType.Bytes(int64(s.n)))
 		}
 	}
-}
-
-// load loads the same elements into all streams.
-func load(streams []*Stream, at, n int64) error {
-	for _, s := range streams {
-		if err := s.Load(at, int(n)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Bytes yields n elements of w from at on in tiles, as they are stored.
 func (r *Reading) Bytes(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		s := r.Stream(src, w)
-		defer r.Release(s)
-		for _, err := range r.Tiles(at, n, w.DType.Elements(TileBytes), s) {
+		s := r.stream(src, w)
+		defer r.release(s)
+		for _, err := range r.tiles(s, at, n, w.DType.Elements(TileBytes)) {
 			if !yield(s.Raw, err) {
 				return
 			}
@@ -146,9 +134,9 @@ func (r *Reading) Bytes(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]byte, 
 // the context has ended, it yields no more.
 func (r *Reading) Numbers(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]float32, error] {
 	return func(yield func([]float32, error) bool) {
-		s := r.Stream(src, w)
-		defer r.Release(s)
-		for _, err := range r.Tiles(at, n, tileElements, s) {
+		s := r.stream(src, w)
+		defer r.release(s)
+		for _, err := range r.tiles(s, at, n, TileElements) {
 			var values []float32
 			if err == nil {
 				values, err = s.Values()
@@ -173,12 +161,12 @@ func (r *Reading) All(src ReaderAt, w *Weight, dst []float32) ([]float32, error)
 	return dst[:w.Len()], nil
 }
 
-// Stream returns a stream of w in the memory of one that was released.
-func (r *Reading) Stream(src ReaderAt, w *Weight) *Stream {
+// stream returns a stream of w in the memory of one that was released.
+func (r *Reading) stream(src ReaderAt, w *Weight) *Stream {
 	s := r.streams.Get().(*Stream)
 	s.src, s.w, s.stored = src, w, nil
 	return s
 }
 
-// Release takes a stream back, whose slices must not be used any more.
-func (r *Reading) Release(s *Stream) { r.streams.Put(s) }
+// release takes a stream back, whose slices must not be used any more.
+func (r *Reading) release(s *Stream) { r.streams.Put(s) }

@@ -28,7 +28,7 @@ func TestReading(t *testing.T) {
 			r.Go(func() error {
 				for values, err := range r.Numbers(src, w, at, n) {
 					require.NoError(t, err)
-					require.LessOrEqual(t, len(values), tileElements)
+					require.LessOrEqual(t, len(values), TileElements)
 					elements[i] += int64(len(values))
 				}
 				return nil

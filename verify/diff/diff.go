@@ -130,15 +130,15 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	for _, w := range a.Weights {
 		total += w.Bytes()
 	}
-	pairs := match(a, b)
+	pairs := weights.Pairs(a.Weights, b.Weights)
 	findings := make([]Finding, len(pairs))
 	progress := func(done, _ int64) {
 		if o.Progress != nil {
 			o.Progress(done, total)
 		}
 	}
-	err := each(ctx, len(pairs), progress, func(r *weights.Reading, i int) (err error) {
-		findings[i], err = pairs[i].compare(r, a, b)
+	err := each(ctx, a, b, len(pairs), progress, func(w *weights.Walk, i int) (err error) {
+		findings[i], err = compare(w, pairs[i])
 		return err
 	})
 	if err != nil {
@@ -155,19 +155,20 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 }
 
 // each calls f for 0 … n-1, several at once, until one fails.
-func each(ctx context.Context, n int, progress func(done, total int64), f func(r *weights.Reading, i int) error) error {
+func each(ctx context.Context, a, b Side, n int, progress func(done, total int64),
+	f func(w *weights.Walk, i int) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	r := weights.NewReading(ctx, 0, progress)
+	w := &weights.Walk{Reading: weights.NewReading(ctx, 0, progress), A: a.Reader, B: b.Reader}
 	for i := range n {
-		r.Go(func() error {
-			if err := f(r, i); err != nil {
+		w.Reading.Go(func() error {
+			if err := f(w, i); err != nil {
 				stop(err)
 			}
 			return nil
 		})
 	}
-	return r.Wait()
+	return w.Reading.Wait()
 }
 
 // compareConfigs takes a difference of meaning for one of the checkpoints.
@@ -178,33 +179,6 @@ func (r *Report) compareConfigs(a, b *config.Config) {
 			r.Verdict = "differs"
 		}
 	}
-}
-
-// pair is a weight on both sides, or on one.
-type pair struct {
-	name string
-	a, b *weights.Weight
-}
-
-// match pairs the weights in the order of a; those of b alone come last. Scales are part
-// of their weight.
-func match(a, b Side) (pairs []pair) {
-	right, paired := map[string]*weights.Weight{}, map[string]bool{}
-	for _, w := range b.Weights {
-		right[w.Name] = w
-	}
-	for _, w := range a.Weights {
-		if !w.IsScales() {
-			pairs = append(pairs, pair{w.Name, w, right[w.Name]})
-			paired[w.Name] = true
-		}
-	}
-	for _, w := range b.Weights {
-		if !w.IsScales() && !paired[w.Name] {
-			pairs = append(pairs, pair{w.Name, nil, w})
-		}
-	}
-	return pairs
 }
 
 // summarise counts, and keeps what there is to say.

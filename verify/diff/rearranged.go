@@ -46,12 +46,12 @@ type mlp struct {
 
 // projections returns the weights of the two sides that are the same if b is a; exchanged
 // sets up against gate.
-func (a *mlp) projections(b *mlp, exchanged bool) []pair {
+func (a *mlp) projections(b *mlp, exchanged bool) []weights.Pair {
 	gate, up := b.gate, b.up
 	if exchanged {
 		gate, up = up, gate
 	}
-	return []pair{{a.gate.Name, a.gate, gate}, {a.up.Name, a.up, up}, {a.down.Name, a.down, b.down}}
+	return []weights.Pair{{A: a.gate, B: gate}, {A: a.up, B: up}, {A: a.down, B: b.down}}
 }
 
 // found is where an MLP of A is in B.
@@ -218,7 +218,7 @@ const sampled = 4096
 // fingerprints returns hashes of the first values of gate, up and down of each MLP.
 func (s *search) fingerprints(ctx context.Context, side Side, all []*mlp) ([][3]uint64, error) {
 	keys := make([][3]uint64, len(all))
-	return keys, each(ctx, len(all), nil, func(_ *weights.Reading, i int) error {
+	return keys, each(ctx, s.a, s.b, len(all), nil, func(_ *weights.Walk, i int) error {
 		for k, w := range []*weights.Weight{all[i].gate, all[i].up, all[i].down} {
 			values, err := part(side, w, 0, min(sampled, w.Len()))
 			if err != nil {
@@ -253,10 +253,10 @@ func part(s Side, w *weights.Weight, at int64, n int) ([]float32, error) {
 // confirm compares the candidates whole and returns those that are what they seem.
 func (s *search) confirm(ctx context.Context, candidates []found) ([]found, error) {
 	same := make([]bool, len(candidates))
-	err := each(ctx, len(candidates), nil, func(r *weights.Reading, i int) error {
+	err := each(ctx, s.a, s.b, len(candidates), nil, func(w *weights.Walk, i int) error {
 		c := candidates[i]
 		for _, p := range c.a.projections(c.b, c.exchanged) {
-			f, err := p.compare(r, s.a, s.b)
+			f, err := compare(w, p)
 			if err != nil {
 				return err
 			}

@@ -23,10 +23,10 @@ const (
 )
 
 // routerPairs returns the weights of a layer's router that both sides have.
-func (s *search) routerPairs(layer string) (pairs []pair) {
+func (s *search) routerPairs(layer string) (pairs []weights.Pair) {
 	for _, name := range []string{layer + ".gate.weight", layer + ".gate.e_score_correction_bias"} {
 		if x, y := s.a.find(name), s.b.find(name); x != nil && y != nil {
-			pairs = append(pairs, pair{name, x, y})
+			pairs = append(pairs, weights.Pair{A: x, B: y})
 		}
 	}
 	return pairs
@@ -42,7 +42,7 @@ func (s *search) router(layer string, moved []Renumbered) (Router, error) {
 				row  int
 				fits *bool
 			}{{m.B, &along}, {m.A, &stays}} {
-				same, err := s.sameRow(p.a, m.A, p.b, test.row)
+				same, err := s.sameRow(p.A, m.A, p.B, test.row)
 				if err != nil {
 					return "", err
 				}
@@ -74,7 +74,7 @@ func (s *search) without(layer string, rows []Renumbered) Router {
 func (s *search) rows(layer string) (moved []Renumbered, err error) {
 	var x, y []*weights.Weight
 	for _, p := range s.routerPairs(layer) {
-		x, y = append(x, p.a), append(y, p.b)
+		x, y = append(x, p.A), append(y, p.B)
 	}
 	s.dtype = coarsest(slices.Concat(x, y)...)
 	left, err := s.rowHashes(s.a, x)

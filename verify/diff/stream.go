@@ -2,6 +2,7 @@ package diff
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -15,63 +16,50 @@ import (
 const tileElements = 1 << 17
 
 // compare measures one pair.
-func (p pair) compare(r *weights.Reading, a, b Side) (Finding, error) {
-	f := Finding{Name: p.name, Status: Equal}
-	if p.a != nil {
-		f.DTypeA, f.ShapeA = &p.a.DType, p.a.Shape
+func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
+	f := Finding{Name: cmp.Or(p.A, p.B).Name, Status: Equal}
+	if p.A != nil {
+		f.DTypeA, f.ShapeA = &p.A.DType, p.A.Shape
 	}
-	if p.b != nil {
-		f.DTypeB, f.ShapeB = &p.b.DType, p.b.Shape
+	if p.B != nil {
+		f.DTypeB, f.ShapeB = &p.B.DType, p.B.Shape
 	}
 	switch {
-	case p.b == nil:
+	case p.B == nil:
 		f.Status = Removed
 		return f, nil
-	case p.a == nil:
+	case p.A == nil:
 		f.Status = Added
 		return f, nil
-	case !slices.Equal(p.a.Shape, p.b.Shape):
+	case !slices.Equal(p.A.Shape, p.B.Shape):
 		f.Status = Shape
 		return f, nil
 	}
-	f.Elements = int64(p.a.Len())
-	left, right := r.Stream(a.Reader, p.a), r.Stream(b.Reader, p.b)
-	defer r.Release(left)
-	defer r.Release(right)
-	if !decodes(p.a) || !decodes(p.b) {
-		return f, p.a.Failed(p.compareBytes(r, &f, left, right))
+	f.Elements = int64(p.A.Len())
+	if !decodes(p.A) || !decodes(p.B) {
+		return f, p.A.Failed(f.compareBytes(w, p))
 	}
 	f.Cosine, f.Measured = 1, true
-	t := tiles{pair: p, left: left, right: right}
-	for at, err := range r.Tiles(0, f.Elements, tileElements, left, right) {
-		if err == nil {
-			err = t.compare(at)
-		}
-		if err != nil {
-			return f, p.a.Failed(err)
-		}
-	}
-	t.report(&f)
-	return f, nil
+	m := metrics{nanBits: p.A.DType == p.B.DType && p.A.Scales == nil && p.B.Scales == nil}
+	err := w.Tiles(p, tileElements, func(at int64, a, b *weights.Stream) error { return m.addTile(p, at, a, b) })
+	m.report(&f)
+	return f, p.A.Failed(err)
 }
 
 // compareBytes compares tensors that are no floats, as integers are, or whose scales are
 // unknown: elements are equal or not. Those of two dtypes cannot be compared.
-func (p pair) compareBytes(r *weights.Reading, f *Finding, left, right *weights.Stream) error {
-	d := p.a.DType
-	if d != p.b.DType || (p.a.Scales == nil) != (p.b.Scales == nil) {
+func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
+	d := p.A.DType
+	if d != p.B.DType || (p.A.Scales == nil) != (p.B.Scales == nil) {
 		f.Status = Differs
 		return nil
 	}
-	for at, err := range r.Tiles(0, f.Elements, tileElements, left, right) {
-		if err != nil {
-			return err
-		}
-		if x, y := left.Raw, right.Raw; !bytes.Equal(x, y) {
+	return w.Tiles(p, tileElements, func(at int64, a, b *weights.Stream) error {
+		if x, y := a.Raw, b.Raw; !bytes.Equal(x, y) {
 			f.count(x, y, at, int(d.Elements(int64(len(x)))), int(d.Bytes(8)))
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // count counts the different elements among n of so many bits, which are as many as eight
@@ -99,32 +87,6 @@ func decodes(w *weights.Weight) bool {
 	return w.NumberType().Casts()
 }
 
-// tiles compares a pair tile by tile.
-type tiles struct {
-	pair
-	left, right *weights.Stream
-	metrics
-}
-
-// compare compares what was loaded, elements from at on.
-func (t *tiles) compare(at int64) error {
-	x, err := t.left.Values()
-	if err != nil {
-		return err
-	}
-	t.nanBits = t.a.DType == t.b.DType && t.a.Scales == nil && t.b.Scales == nil
-	if t.nanBits && bytes.Equal(t.left.Raw, t.right.Raw) {
-		t.same(x)
-		return nil
-	}
-	y, err := t.right.Values()
-	if err != nil {
-		return err
-	}
-	t.add(x, y, at, t.a.NumberType(), t.b.NumberType())
-	return nil
-}
-
 // metrics sums up a tensor. Sums are in float64, in the order of the elements.
 type metrics struct {
 	steps
@@ -144,6 +106,23 @@ type steps struct {
 	different int64
 	rounded   int64 // different finite elements of which one is the other's rounding
 	maxULP    int64
+}
+
+// addTile adds what was loaded of a pair, elements from at on.
+func (m *metrics) addTile(p weights.Pair, at int64, a, b *weights.Stream) error {
+	x, err := a.Values()
+	if err != nil {
+		return err
+	}
+	if m.nanBits && bytes.Equal(a.Raw, b.Raw) {
+		m.same(x)
+		return nil
+	}
+	y, err := b.Values()
+	if err == nil {
+		m.add(x, y, at, p.A.NumberType(), p.B.NumberType())
+	}
+	return err
 }
 
 // same adds values that are equal on both sides.
