@@ -12,6 +12,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/text/problem"
 )
 
 // parse parses text and drops the document, so that fields can be compared.
@@ -286,7 +288,7 @@ func TestOverrideRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.Override(test.fields)
 			require.ErrorContains(t, err, test.want)
-			assert.ErrorAs(t, err, new(*Error))
+			assert.ErrorAs(t, err, new(*problem.Error))
 		})
 	}
 }

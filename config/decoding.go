@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text/problem"
 )
 
 // decoding is a document on its way to a Config. Every field is read, every rule between valid fields is checked, and all
@@ -16,7 +18,7 @@ type decoding struct {
 	rope     *ropeForm
 	values   map[string]jsontext.Value
 	thetaKey string // the key that RopeTheta is from, once an object was asked for it
-	problems []problem
+	problems []problem.Problem
 }
 
 // rule is a condition between fields. It is checked if all of them are valid; a
@@ -29,13 +31,13 @@ type rule struct {
 // fail records err, unless it is nil, as a problem of a key, or of a part of it: "key.part".
 func (d *decoding) fail(key string, err error) {
 	if err != nil {
-		d.problems = append(d.problems, problem{Field: key, Cause: err.Error()})
+		d.problems = append(d.problems, problem.Problem{Field: key, Cause: err.Error()})
 	}
 }
 
 // valid reports whether no problem was found with the key or a part of it.
 func (d *decoding) valid(key string) bool {
-	return !slices.ContainsFunc(d.problems, func(p problem) bool {
+	return !slices.ContainsFunc(d.problems, func(p problem.Problem) bool {
 		return p.Field == key || strings.HasPrefix(p.Field, key+".")
 	})
 }

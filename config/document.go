@@ -74,7 +74,7 @@ func (doc document) JSON() []byte {
 }
 
 // readDocument reads data, which must hold one JSON object and nothing else. The
-// document aliases data. The error is an *Error.
+// document aliases data. The error is a *problem.Error.
 func readDocument(data []byte) (document, error) {
 	s := scanner{data: data, decoder: jsontext.NewDecoder(bytes.NewBuffer(data))}
 	if kind := s.decoder.PeekKind(); kind != '{' && kind != jsontext.KindInvalid {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text/problem"
 )
 
 // family describes a model_type: its keys with the values that hold where they are absent, in the order in which
@@ -136,8 +138,8 @@ func (f *family) decode(doc document) (*Config, error) {
 	if d.problems == nil {
 		return &d.config, nil
 	}
-	slices.SortStableFunc(d.problems, func(a, b problem) int { return f.position(a) - f.position(b) })
-	return nil, &Error{Problems: d.problems}
+	slices.SortStableFunc(d.problems, func(a, b problem.Problem) int { return f.position(a) - f.position(b) })
+	return nil, problem.In("", d.problems...)
 }
 
 // familyIn finds the family of a language model within a wrapper, which may be nil.
@@ -168,7 +170,7 @@ func familyOf(values map[string]jsontext.Value) (*family, error) {
 	return nil, unsupported(quote(name))
 }
 
-// unsupported is the *Error for a model_type that no family has.
+// unsupported is the *problem.Error for a model_type that no family has.
 func unsupported(cause string) error {
 	var names []string
 	for _, f := range families {
@@ -182,11 +184,11 @@ func unsupported(cause string) error {
 		}
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
-	return &Error{Problems: []problem{{Field: "model_type", Cause: cause}}}
+	return problem.In("", problem.Problem{Field: "model_type", Cause: cause})
 }
 
 // position is the place of a problem's field in the table.
-func (f *family) position(p problem) int {
+func (f *family) position(p problem.Problem) int {
 	key, _, _ := strings.Cut(p.Field, ".")
 	return f.index(key)
 }

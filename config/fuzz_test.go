@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/text/problem"
 )
 
 // FuzzParse: no input panics; what is accepted is written so that it parses to an
@@ -23,7 +25,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse(bytes.NewReader(data))
 		if err != nil {
-			require.ErrorAs(t, err, new(*Error))
+			require.ErrorAs(t, err, new(*problem.Error))
 			require.NotContains(t, err.Error(), "\n")
 			require.Less(t, len(err.Error()), 1<<13)
 			return

@@ -11,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // MaxSize is the largest config.json that Parse reads, in bytes.
@@ -19,7 +20,7 @@ const MaxSize = 16 << 20
 // Parse reads a config.json of at most MaxSize bytes. The JSON is strict: exact
 // keys, no key twice in any object, at most 65536 keys in one, at most 64 levels,
 // valid UTF-8, nothing after the object. Keys that the family does not have are kept for JSON and ignored.
-// What is wrong with the document or its fields is returned as one *Error; an
+// What is wrong with the document or its fields is returned as one *problem.Error; an
 // error of r is returned as it is.
 func Parse(r io.Reader) (*Config, error) {
 	data, err := io.ReadAll(io.LimitReader(r, MaxSize+1))
@@ -71,7 +72,7 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 		}
 	}
 	c, err := decodeFamily(w, inner)
-	var wrong *Error
+	var wrong *problem.Error
 	if errors.As(err, &wrong) {
 		for i := range wrong.Problems {
 			field := &wrong.Problems[i].Field
@@ -86,7 +87,7 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 	}
 	c.doc, c.wrapper = doc, w
 	if problems := w.contradictions(doc, values); problems != nil {
-		return nil, &Error{Problems: problems}
+		return nil, problem.In("", problems...)
 	}
 	return c, nil
 }
@@ -94,10 +95,11 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 // contradictions compares the keys of the language model that stand around its configuration once more with those
 // in it. DeepSeek-OCR's files say all twice: the published code goes by the one, others by the other. How weights are
 // stored no two places may say differently.
-func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []problem) {
+func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []problem.Problem) {
 	for _, m := range doc {
 		if m.key == quantization && inner[m.key] != nil && m.value.Kind() != 'n' && !equalJSON(m.value, inner[m.key]) {
-			problems = append(problems, problem{w.key + "." + m.key, "is not what config.json itself has there; leave out the wrong one"})
+			problems = append(problems, problem.Problem{Field: w.key + "." + m.key,
+				Cause: "is not what config.json itself has there; leave out the wrong one"})
 		}
 		if !w.says(m.key) || m.key == quantization || bytes.Equal(m.value, inner[m.key]) {
 			continue
@@ -106,7 +108,8 @@ func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) 
 		if v, ok := inner[m.key]; ok {
 			told = show(v)
 		}
-		problems = append(problems, problem{w.key + "." + m.key, told + "; config.json itself says " + show(m.value)})
+		problems = append(problems, problem.Problem{Field: w.key + "." + m.key,
+			Cause: told + "; config.json itself says " + show(m.value)})
 	}
 	return problems
 }
@@ -128,7 +131,8 @@ func (w *wrapper) says(key string) bool {
 func (w *wrapper) inner(doc document) (document, error) {
 	value := doc.values()[w.key]
 	if value.Kind() != '{' {
-		return nil, &Error{Problems: []problem{{w.key, "is not an object with the language model's configuration"}}}
+		return nil, problem.In("", problem.Problem{Field: w.key,
+			Cause: "is not an object with the language model's configuration"})
 	}
 	return readDocument(value)
 }
@@ -145,20 +149,20 @@ func (c *Config) language() document {
 // Override returns a copy in which the given config.json keys have the given JSON
 // values, parsed and validated anew. The keys are the language model's: see Within. A key that the
 // document has keeps its place; others are added at the end, sorted. Golden packs name such keys
-// in config_overrides. Problems are returned as one *Error.
+// in config_overrides. Problems are returned as one *problem.Error.
 func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	doc := c.language()
-	var problems []problem
+	var problems []problem.Problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		m, err := newMember(key, fields[key])
 		if err != nil {
-			problems = append(problems, problem{Field: quote(key), Cause: err.Error()})
+			problems = append(problems, problem.Problem{Field: quote(key), Cause: err.Error()})
 			continue
 		}
 		doc = doc.put(m)
 	}
 	if problems != nil {
-		return nil, &Error{Problems: problems}
+		return nil, problem.In("", problems...)
 	}
 	if c.wrapper != nil {
 		values := doc.values()

@@ -7,13 +7,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/text/problem"
 )
 
 // problems parses text, which must be refused, and returns what is wrong.
-func problems(t *testing.T, text string) []problem {
+func problems(t *testing.T, text string) []problem.Problem {
 	t.Helper()
 	_, err := Parse(strings.NewReader(text))
-	var e *Error
+	var e *problem.Error
 	require.ErrorAs(t, err, &e)
 	require.NotContains(t, err.Error(), "\n")
 	return e.Problems
@@ -140,9 +142,9 @@ func TestAllProblemsAtOnce(t *testing.T) {
 func TestRopeSpellingsDisagreeTwice(t *testing.T) {
 	got := problems(t, `{"model_type":"deepseek","rope_theta":1,"rope_scaling":null,
 		"rope_parameters":{"rope_theta":2,"rope_type":"linear","factor":4.0}}`)
-	assert.Equal(t, []problem{
-		{"rope_parameters.rope_theta", "2 disagrees with rope_theta 1"},
-		{"rope_parameters", `{"type": "linear", "factor": 4} disagrees with rope_scaling null`},
+	assert.Equal(t, []problem.Problem{
+		{Field: "rope_parameters.rope_theta", Cause: "2 disagrees with rope_theta 1"},
+		{Field: "rope_parameters", Cause: `{"type": "linear", "factor": 4} disagrees with rope_scaling null`},
 	}, got)
 }
 
@@ -166,7 +168,7 @@ func TestRulesNameFields(t *testing.T) {
 	for _, f := range families {
 		for _, r := range f.rules {
 			for _, key := range r.fields {
-				assert.GreaterOrEqual(t, f.position(problem{Field: key}), 0, key)
+				assert.GreaterOrEqual(t, f.position(problem.Problem{Field: key}), 0, key)
 			}
 		}
 	}

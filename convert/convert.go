@@ -19,6 +19,7 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Options are the options of Run; the zero value copies every tensor, in shards of
@@ -169,7 +170,7 @@ func checkName(dst string, p *plan.Plan) error {
 	if stat, err := os.Stat(dst); err == nil && stat.IsDir() {
 		return nil
 	}
-	return checkpoint.Refusal(dst, "is the name of a file, and the output is a directory",
+	return problem.New(dst, "is the name of a file, and the output is a directory",
 		"give DST another name; NAME.gguf is one file, in GGUF")
 }
 
@@ -182,11 +183,9 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 		return nil, err
 	}
 	r, err := engine.Run(ctx, target, p, src, s)
-	var known *checkpoint.Error
-	if errors.As(err, &known) {
-		if known.Path == target {
-			known.Path = dst // the user's spelling
-		}
+	var known *problem.Error
+	if errors.As(err, &known) && known.Path == target {
+		known.Path = dst // the user's spelling
 		return nil, err
 	}
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 )
 
 func open(t testing.TB, path string) *checkpoint.Checkpoint {
@@ -276,7 +277,7 @@ func TestListOfTensorsFitsMemory(t *testing.T) {
 	tight := Settings{Memory: 64 << 20}
 	refused := func(err error) (enough int64) {
 		t.Helper()
-		var e *checkpoint.Error
+		var e *problem.Error
 		require.ErrorAs(t, err, &e)
 		require.ErrorContains(t, err, "its list of tensors does not fit in 64.00 MiB of memory")
 		_, err = fmt.Sscanf(e.Problems[0].Hint, "--max-memory %dMiB is enough", &enough)

@@ -19,6 +19,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 )
 
 // hostileConfigs are the quantization_config of fixtures/forms/scales-*.safetensors.
@@ -141,7 +142,7 @@ func TestTransposedMatrixFitsMemory(t *testing.T) {
 		require.NoError(t, err)
 		err = Settings{Memory: 64 << 20}.CheckPlan("out", p)
 		require.ErrorContains(t, err, "a matrix that is stored transposed does not fit in 64.00 MiB of memory")
-		var e *checkpoint.Error
+		var e *problem.Error
 		require.ErrorAs(t, err, &e)
 		var enough int64
 		_, err = fmt.Sscanf(e.Problems[0].Hint, "--max-memory %dMiB is enough", &enough)

@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Report is the result of a conversion. It is JSON as it stands.
@@ -261,12 +262,12 @@ func (r *Report) writeErrors(w io.Writer) {
 
 // CheckReport is what Check found. It is JSON as it stands.
 type CheckReport struct {
-	Path     string               `json:"path"`     // as it was given
-	Plan     string               `json:"plan"`     // hash of the plan that it is the output of
-	Verified bool                 `json:"verified"` // when it was converted
-	Tensors  int                  `json:"tensors"`  // in the manifest
-	Bytes    int64                `json:"bytes"`    // of their data
-	Problems []checkpoint.Problem `json:"problems"` // what changed since
+	Path     string            `json:"path"`     // as it was given
+	Plan     string            `json:"plan"`     // hash of the plan that it is the output of
+	Verified bool              `json:"verified"` // when it was converted
+	Tensors  int               `json:"tensors"`  // in the manifest
+	Bytes    int64             `json:"bytes"`    // of their data
+	Problems []problem.Problem `json:"problems"` // what changed since
 }
 
 // Check hashes every byte of the converted checkpoint at path, a directory or one file, and

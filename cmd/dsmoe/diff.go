@@ -14,6 +14,7 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/model"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 	"dsmoe/verify/diff"
 )
 
@@ -138,7 +139,7 @@ func openSide(path string, o diff.Options) (*checkpoint.Checkpoint, error) {
 	})
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
-		return nil, checkpoint.Refusal(c.Path, c.Config.Computable().Error(), "")
+		return nil, problem.New(c.Path, c.Config.Computable().Error(), "")
 	}
 	return c, err
 }
@@ -168,12 +169,12 @@ func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *r
 	}
 	kept := prune.Kept(large.Config)
 	maps.DeleteFunc(kept, func(l int, _ []int) bool { return l >= len(y.Model.Model.Layers)+y.Model.PredictionLayers() })
-	var problems []checkpoint.Problem
+	var problems []problem.Problem
 	for _, cause := range prune.Check(large.Config, slices.Sorted(maps.Keys(kept))) {
-		problems = append(problems, checkpoint.Problem{Cause: cause})
+		problems = append(problems, problem.Problem{Cause: cause})
 	}
 	if problems != nil {
-		return nil, &checkpoint.Error{Path: large.Path, Problems: problems}
+		return nil, problem.In(large.Path, problems...)
 	}
 	in, err := tokens.input(min(large.Config.VocabSize, small.Config.VocabSize))
 	if err != nil {

@@ -24,23 +24,23 @@ func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
 			"inspect", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
-			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
-		"cmd/dsmoe/internal/cli": {"text/page", "convert", "convert/checkpoint", "convert/remote", "convert/format", "verify/pack", "model/weights", "config", "model/tensor"},
+			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts", "text/problem"},
+		"cmd/dsmoe/internal/cli": {"text/page", "convert", "convert/checkpoint", "convert/remote", "convert/format", "verify/pack", "model/weights", "config", "model/tensor", "text/problem"},
 
-		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor"},
-		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor"},
-		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest"},
+		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor", "text/problem"},
+		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor", "text/problem"},
+		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "text/problem"},
 		"convert/internal/progress": {"convert/plan", "convert/internal/disk", "model/tensor"},
-		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/digest", "model/tensor"},
-		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
+		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/digest", "model/tensor", "text/problem"},
+		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"convert/operation":         {"model/tensor"},
-		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "convert/internal/digest", "model/weights", "config", "model/tensor"},
-		"convert/safetensors":       {"convert/format", "model/tensor"},
-		"convert/torchbin":          {"convert/format", "model/tensor"},
-		"convert/gguf":              {"convert/format", "model/table", "config", "model/tensor"},
-		"convert/format":            {"config", "model/tensor"},
-		"convert/source":            {"convert/format", "convert/internal/disk"},
-		"convert/remote":            {"convert/source", "convert/format", "convert/internal/digest"},
+		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "convert/internal/digest", "model/weights", "config", "model/tensor", "text/problem"},
+		"convert/safetensors":       {"convert/format", "model/tensor", "text/problem"},
+		"convert/torchbin":          {"convert/format", "model/tensor", "text/problem"},
+		"convert/gguf":              {"convert/format", "model/table", "config", "model/tensor", "text/problem"},
+		"convert/format":            {"config", "model/tensor", "text/problem"},
+		"convert/source":            {"convert/format", "convert/internal/disk", "text/problem"},
+		"convert/remote":            {"convert/source", "convert/format", "convert/internal/digest", "text/problem"},
 		"convert/remote/remotetest": {"convert/remote"}, // for tests
 		"convert/internal/disk":     {},
 		"convert/internal/digest":   {},
@@ -83,10 +83,11 @@ func TestLayers(t *testing.T) {
 		"scripts/s3":          {},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
-		"config":            {},
+		"config":            {"text/problem"},
 		"config/configtest": {"config"}, // for tests
 		"text":              {},
 		"text/page":         {},
+		"text/problem":      {},
 	}
 	for pkg, imports := range imports(t, filepath.Join("..", "..")) {
 		allowed, known := layers[pkg]

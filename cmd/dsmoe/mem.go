@@ -10,6 +10,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 func memInspection() *inspection {
@@ -105,7 +106,7 @@ func convertedWeights(src *checkpoint.Checkpoint, to cli.WeightType) (header.Wei
 	}
 	src.Alone = true // tokenizers and other files beside the weights are not read
 	p, err := plan.Conversion(src, o)
-	var refused *checkpoint.Error
+	var refused *problem.Error
 	if errors.As(err, &refused) {
 		for i := range refused.Problems {
 			if h := &refused.Problems[i].Hint; *h != "" {

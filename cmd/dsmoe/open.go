@@ -18,6 +18,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -32,7 +33,7 @@ func configOf(path string) (*config.Config, []byte, error) {
 		if _, err := checkpoint.Snapshot(path); err != nil {
 			return nil, nil, err
 		}
-		return readConfig(configPath(path))
+		return checkpoint.ReadConfig(configPath(path))
 	}
 	c, err := checkpoint.Open(path)
 	if err != nil {
@@ -59,16 +60,6 @@ func configPath(path string) string {
 		return filepath.Join(filepath.Dir(path), checkpoint.ConfigName)
 	}
 	return path
-}
-
-// readConfig reads the config at path, and returns its text too.
-func readConfig(path string) (*config.Config, []byte, error) {
-	c, document, err := checkpoint.ReadConfig(path)
-	var fields *config.Error
-	if errors.As(err, &fields) {
-		err = cli.Named(path, err)
-	}
-	return c, document, err
 }
 
 // checkpointOrConfig opens the checkpoint at path, or imagines the one of a config: a file, or
@@ -102,7 +93,7 @@ func scan(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
 // inspected is what an inventory tells.
 func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 	if isNothing(inv) {
-		return nil, &checkpoint.Error{Path: inv.Path, Problems: inv.Problems}
+		return nil, problem.In(inv.Path, inv.Problems...)
 	}
 	c := &inspect.Checkpoint{Path: inv.Path, Config: inv.Config}
 	if x := inv.Index; x != nil {
@@ -121,12 +112,12 @@ func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 // isNothing says of a directory that it has no part of a checkpoint.
 func isNothing(inv *checkpoint.Inventory) bool {
 	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool {
+		!slices.ContainsFunc(inv.Problems, func(p problem.Problem) bool {
 			return p.File != "" && p.File != checkpoint.ConfigName
 		})
 }
 
-func findings(kind inspect.Kind, problems []checkpoint.Problem) (found []inspect.Finding) {
+func findings(kind inspect.Kind, problems []problem.Problem) (found []inspect.Finding) {
 	for _, p := range problems {
 		found = append(found, inspect.Finding{Kind: kind, File: p.File, Tensor: p.Tensor, Cause: p.Cause, Hint: p.Hint})
 	}
@@ -170,15 +161,15 @@ func openWeights(path string, need checkpoint.Need) (w inspect.Weights, c *check
 // orderedWeights returns the weights of a checkpoint per expert, in the order of the model.
 func orderedWeights(c *checkpoint.Checkpoint) ([]*weights.Weight, error) {
 	set := weights.New(c.Config, c)
-	var problems []checkpoint.Problem
+	var problems []problem.Problem
 	for _, m := range set.Misfits {
-		problems = append(problems, checkpoint.Problem{Tensor: m.Name, Cause: m.Cause})
+		problems = append(problems, problem.Problem{Tensor: m.Name, Cause: m.Cause})
 	}
 	for _, w := range set.WrongShapes(weights.Mapped(c)) {
-		problems = append(problems, checkpoint.Problem{Tensor: w.Got.Name, Cause: w.Cause})
+		problems = append(problems, problem.Problem{Tensor: w.Got.Name, Cause: w.Cause})
 	}
 	if problems != nil {
-		return nil, &checkpoint.Error{Path: c.Path, Problems: problems}
+		return nil, problem.In(c.Path, problems...)
 	}
 	return set.Ordered(c.Config), nil
 }

@@ -16,6 +16,7 @@ import (
 	"dsmoe/inspect/report"
 	"dsmoe/inspect/routing"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -129,7 +130,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		return nil, err
 	}
 	if c := in.Checkpoint.Config; c != nil && c.Computable() != nil {
-		return nil, checkpoint.Refusal(src.Path, c.Computable().Error(), "")
+		return nil, problem.New(src.Path, c.Computable().Error(), "")
 	}
 	if in.Weights, err = usableWeights(src); err != nil {
 		in.Unusable = err

@@ -12,6 +12,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // assembly is what weight files hold in HuggingFace's terms.
@@ -89,7 +90,7 @@ func (c *Checkpoint) HeaderBytes() (n int64) {
 
 // IsTranslation reports whether a note says what a format with a dialect has otherwise than the
 // checkpoint in HuggingFace's terms.
-func (c *Checkpoint) IsTranslation(note Problem) bool {
+func (c *Checkpoint) IsTranslation(note problem.Problem) bool {
 	return c.assembly != nil && slices.Contains(c.assembly.Notes, note.Cause)
 }
 

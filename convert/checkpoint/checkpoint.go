@@ -19,6 +19,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Checkpoint is an open checkpoint: its config and, as a weights.Source, views of its weights. A
@@ -93,10 +94,10 @@ func (c *Checkpoint) HasView(name string) bool {
 	return c.HasViews() && (c.assembly == nil || c.assembly.whole(name))
 }
 
-// Room fails, with an *Error, if n bytes cannot be read into memory.
+// Room fails, with a *problem.Error, if n bytes cannot be read into memory.
 func (c *Checkpoint) Room(n int64) error {
 	if err := format.Room(n); err != nil {
-		return Refusal(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
+		return problem.New(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
 	}
 	return nil
 }

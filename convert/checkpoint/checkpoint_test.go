@@ -4,7 +4,6 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 func TestOpenFixtures(t *testing.T) {
@@ -238,7 +238,7 @@ func requireFindings(t *testing.T, path string, c broken) {
 		require.NoError(t, checkpoint.Close())
 		return
 	}
-	var all *Error
+	var all *problem.Error
 	require.ErrorAs(t, err, &all)
 	require.Equal(t, inv.Problems, all.Problems)
 	for _, want := range c.want {
@@ -265,21 +265,12 @@ func TestUnusablePaths(t *testing.T) {
 		filepath.Join(whole, ConfigName):       "is a config, not a checkpoint",
 	} {
 		_, err := ScanPart(path, nil)
-		var all *Error
+		var all *problem.Error
 		require.ErrorAs(t, err, &all)
 		require.ErrorContains(t, err, want)
 		_, err = Open(path)
 		require.ErrorContains(t, err, want)
 	}
-}
-
-func TestErrorListsTwenty(t *testing.T) {
-	e := &Error{Path: "dir"}
-	for i := range 25 {
-		e.Problems = append(e.Problems, Problem{File: "f", Cause: fmt.Sprint("cause", i)})
-	}
-	require.True(t, strings.HasPrefix(e.Error(), "dir: 25 problems: f: cause0; f: cause1; "))
-	require.True(t, strings.HasSuffix(e.Error(), "; f: cause19; and 5 more"))
 }
 
 func TestInventory(t *testing.T) {

@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,11 +17,11 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/source"
+	"dsmoe/text/problem"
 )
 
-// ReadConfig reads the config.json at path, and returns its text too. Its error is a
-// *format.Error if the file cannot be read, and the *config.Error about its fields if it
-// can, which does not name the file.
+// ReadConfig reads the config.json at path, and returns its text too. Its error is a *problem.Error, with all
+// fields that are wrong.
 func ReadConfig(path string) (*config.Config, []byte, error) {
 	return computable(readConfig(source.Disk(filepath.Dir(path)), filepath.Base(path)))
 }
@@ -44,9 +45,12 @@ func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {
 	if substitute := format.Substitute(dir.Path(name), document.Bytes()); substitute != nil {
 		return nil, nil, substitute
 	}
-	var fields *config.Error
-	if err != nil && !errors.As(err, &fields) {
-		err = format.SystemError(dir.Path(name), "", err)
+	var known *problem.Error
+	switch {
+	case errors.As(err, &known):
+		known.Path = cmp.Or(known.Path, dir.Path(name))
+	case err != nil:
+		err = problem.System(dir.Path(name), "", err)
 	}
 	if err == nil && name == ConfigName && c.Quantization.Method == "" {
 		c, err = modelOpt(dir, c)
@@ -70,7 +74,7 @@ func modelOpt(dir source.Dir, c *config.Config) (*config.Config, error) {
 		Quantization map[string]jsontext.Value `json:"quantization"`
 	}
 	if err := json.UnmarshalRead(io.LimitReader(f, config.MaxSize), &document); err != nil {
-		return nil, &format.Error{File: dir.Path(ConfigName), Cause: fmt.Sprintf("%s beside it: %v", ModelOptName, err)}
+		return nil, problem.New(dir.Path(ConfigName), fmt.Sprintf("%s beside it: %v", ModelOptName, err), "")
 	}
 	q := document.Quantization
 	if len(q["quant_algo"]) == 0 || q["quant_algo"].Kind() == 'n' { // of keys and values alone
@@ -80,8 +84,7 @@ func modelOpt(dir source.Dir, c *config.Config) (*config.Config, error) {
 	text, _ := json.Marshal(q, json.Deterministic(true)) // it was read
 	quantised, err := c.Override(map[string]jsontext.Value{"quantization_config": text})
 	if err != nil {
-		return nil, &format.Error{File: dir.Path(ConfigName),
-			Cause: fmt.Sprintf("with the quantization of %s: %v", ModelOptName, err)}
+		return nil, problem.New(dir.Path(ConfigName), fmt.Sprintf("with the quantization of %s: %v", ModelOptName, err), "")
 	}
 	return quantised, nil
 }

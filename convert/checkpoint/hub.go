@@ -15,6 +15,7 @@ import (
 
 	"dsmoe/convert/source"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // The parts of a cache.
@@ -31,7 +32,7 @@ const snapshotHint = "give the path of a snapshot"
 // Snapshot returns the directory of the checkpoint in a hub's cache of a model: the
 // snapshot that refs/main names or, without that file, the only one. A path that does not
 // exist and has the form ORG/NAME stands for the cache of that model. Snapshot returns any
-// other path unchanged. The error, of type *Error, explains why it cannot choose a snapshot.
+// other path unchanged. The error, of type *problem.Error, explains why it cannot choose a snapshot.
 func Snapshot(path string) (string, error) {
 	if _, err := os.Stat(filepath.Join(path, ConfigName)); err == nil {
 		return path, nil
@@ -45,7 +46,7 @@ func Snapshot(path string) (string, error) {
 	}
 	snapshots, err := subdirectories(filepath.Join(path, hubSnapshots))
 	if err != nil {
-		return "", Refusal(path, err.Error(), "")
+		return "", problem.New(path, err.Error(), "")
 	}
 	main, err := os.ReadFile(filepath.Join(path, hubRefs, hubMain))
 	revision := strings.TrimSpace(string(main))
@@ -53,15 +54,15 @@ func Snapshot(path string) (string, error) {
 	case err == nil && slices.Contains(snapshots, revision):
 	case err == nil:
 		cause := "refs/main names the snapshot " + text.Quote(revision) + ", which is not there" + listed(snapshots)
-		return "", Refusal(path, cause, "download it again, or "+snapshotHint)
+		return "", problem.New(path, cause, "download it again, or "+snapshotHint)
 	case !errors.Is(err, fs.ErrNotExist):
-		return "", Refusal(path, err.Error(), "")
+		return "", problem.New(path, err.Error(), "")
 	case len(snapshots) == 1:
 		revision = snapshots[0]
 	case len(snapshots) == 0:
-		return "", Refusal(path, "is a cache of the hub without a snapshot", "download the model")
+		return "", problem.New(path, "is a cache of the hub without a snapshot", "download the model")
 	default:
-		return "", Refusal(path, "is a cache of the hub without refs/main"+listed(snapshots), snapshotHint)
+		return "", problem.New(path, "is a cache of the hub without refs/main"+listed(snapshots), snapshotHint)
 	}
 	return filepath.Join(path, hubSnapshots, revision), nil
 }
@@ -84,7 +85,7 @@ var repository = regexp.MustCompile(`^([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)$
 
 // downloaded returns the cache of the model that path names in the hub. It returns a path
 // that exists, or is no such name, unchanged. A model that was not downloaded is an error,
-// of type *Error.
+// of type *problem.Error.
 func downloaded(path string) (string, error) {
 	name := repository.FindStringSubmatch(path)
 	if _, err := os.Lstat(path); err == nil || name == nil || FormatOf(name[2]) != nil || IsIndex(name[2]) {
@@ -98,7 +99,7 @@ func downloaded(path string) (string, error) {
 	if _, err := os.Stat(name[1]); err == nil {
 		return path, nil // a directory: the path is a mistyped one
 	}
-	return "", Refusal(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this "+
+	return "", problem.New(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this "+
 		"name",
 		"`hf download "+path+"` fetches it")
 }

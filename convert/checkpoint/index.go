@@ -19,6 +19,7 @@ import (
 	"dsmoe/convert/source"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // The limits on an index, far above those of any model.
@@ -216,9 +217,9 @@ func explainJSON(err error) error {
 
 // totalSizeNote compares metadata.total_size with the bytes of all tensors. Some
 // writers give a float, so 12.0 counts as 12.
-func (x *index) totalSizeNote(sum int64) []Problem {
+func (x *index) totalSizeNote(sum int64) []problem.Problem {
 	if x.TotalSize == "" {
-		return []Problem{{File: x.File, Cause: "metadata.total_size is missing",
+		return []problem.Problem{{File: x.File, Cause: "metadata.total_size is missing",
 			Hint: "some versions of transformers cannot load the checkpoint without it"}}
 	}
 	v, err := strconv.ParseFloat(x.TotalSize, 64)
@@ -226,6 +227,6 @@ func (x *index) totalSizeNote(sum int64) []Problem {
 		strings.ContainsAny(x.TotalSize, ".eE") {
 		return nil
 	}
-	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s",
+	return []problem.Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s",
 		text.Quote(x.TotalSize), text.ExactBytes(sum))}}
 }

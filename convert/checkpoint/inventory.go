@@ -7,19 +7,20 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/convert/remote"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // Inventory describes a checkpoint without reading its weights. Problems keep it from being
 // opened; Notes do not, such as a wrong total_size or a file that no index lists.
 type Inventory struct {
-	Path      string         `json:"path"`             // as it was given; of a model of the hub with the commit
-	Config    *config.Config `json:"config,omitempty"` // nil if it cannot be read
-	ConfigErr error          `json:"-"`                // why Config is nil; in Problems too
-	Index     *index         `json:"index,omitempty"`  // nil if missing or unreadable
-	Files     []FileInfo     `json:"files"`            // readable files, in reading order
-	Problems  []Problem      `json:"problems"`         // what keeps the checkpoint from being opened
-	Notes     []Problem      `json:"notes"`            // findings that keep no reader from opening it
-	Unread    []FileInfo     `json:"-"`                // of ScanPart: names of files and of their tensors
+	Path      string            `json:"path"`             // as it was given; of a model of the hub with the commit
+	Config    *config.Config    `json:"config,omitempty"` // nil if it cannot be read
+	ConfigErr error             `json:"-"`                // why Config is nil; in Problems too
+	Index     *index            `json:"index,omitempty"`  // nil if missing or unreadable
+	Files     []FileInfo        `json:"files"`            // readable files, in reading order
+	Problems  []problem.Problem `json:"problems"`         // what keeps the checkpoint from being opened
+	Notes     []problem.Problem `json:"notes"`            // findings that keep no reader from opening it
+	Unread    []FileInfo        `json:"-"`                // of ScanPart: names of files and of their tensors
 }
 
 // FileInfo describes one weight file.
@@ -48,8 +49,8 @@ type scanner struct {
 	where  map[string]int      // the first of the files that hold a tensor
 	needed map[string][]string // by file the tensors that are needed; nil if all are
 
-	assembly *assembly // the files' content, if their format has a dialect
-	withheld []Problem // files that a server did not give: nothing is known of them
+	assembly *assembly         // the files' content, if their format has a dialect
+	withheld []problem.Problem // files that a server did not give: nothing is known of them
 }
 
 func (s *scanner) close() {
@@ -58,17 +59,17 @@ func (s *scanner) close() {
 	}
 }
 
-func (s *scanner) problem(p ...Problem) { s.inv.Problems = append(s.inv.Problems, p...) }
+func (s *scanner) problem(p ...problem.Problem) { s.inv.Problems = append(s.inv.Problems, p...) }
 
 // unusable adds the problems of a file that cannot be used for err.
-func (s *scanner) unusable(err error, problems []Problem) {
+func (s *scanner) unusable(err error, problems []problem.Problem) {
 	if remote.Withheld(err) {
 		s.withheld = append(s.withheld, problems...)
 	}
 	s.problem(problems...)
 }
 
-func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
+func (s *scanner) note(p ...problem.Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
 
 func describe(name string, f format.File) FileInfo {
 	stat := f.Stat()

@@ -16,6 +16,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/convert/source"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // location is a path resolved to files.
@@ -28,8 +29,8 @@ type location struct {
 	together    bool           // they are all of one checkpoint, even without an index
 	alone       bool           // the path is one weight file
 	weightFiles []string       // all of the directory that belong to the format, sorted
-	problems    []Problem
-	notes       []Problem
+	problems    []problem.Problem
+	notes       []problem.Problem
 }
 
 func locateOnDisk(path string) (*location, error) {
@@ -42,13 +43,13 @@ func locateOnDisk(path string) (*location, error) {
 	if err != nil {
 		// OpenRegular words the error, a dangling link among others.
 		_, _, err = format.OpenRegular(path)
-		return nil, &Error{Path: path, Problems: ProblemsOf("", err)}
+		return nil, problem.In(path, problem.Of("", err)...)
 	}
 	switch {
 	case stat.IsDir():
 		return locateDir(path)
 	case !stat.Mode().IsRegular():
-		return nil, Refusal(path, "is neither a directory nor a regular file", "")
+		return nil, problem.New(path, "is neither a directory nor a regular file", "")
 	}
 	return locateFile(path, source.Disk(filepath.Dir(path)), filepath.Base(path))
 }
@@ -56,7 +57,7 @@ func locateOnDisk(path string) (*location, error) {
 // locateFile takes a weight file or an index of dir; path is what the user gave for it.
 func locateFile(path string, dir source.Dir, name string) (*location, error) {
 	if IsAdapter(name) {
-		return nil, Refusal(path, isAdapter, adapterHint)
+		return nil, problem.New(path, isAdapter, adapterHint)
 	}
 	if f := FormatOf(name); f != nil {
 		l := &location{dir: dir, format: f, files: []string{name}, alone: true}
@@ -65,7 +66,7 @@ func locateFile(path string, dir source.Dir, name string) (*location, error) {
 			l.takeSet(family, belonging(f, entries))
 			return l, err
 		} else if ok {
-			l.notes = []Problem{{File: name, Cause: "only this file is read, of a set of shards: it is " + part}}
+			l.notes = []problem.Problem{{File: name, Cause: "only this file is read, of a set of shards: it is " + part}}
 		}
 		return l, nil
 	}
@@ -80,12 +81,12 @@ func locateFile(path string, dir source.Dir, name string) (*location, error) {
 // refuseFile is the error for a file that is not a checkpoint; it names the kind of file.
 func refuseFile(path, name string) error {
 	if kind := foreignKind(name); kind != "" {
-		return Refusal(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
+		return problem.New(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
 	}
 	if name == ConfigName {
-		return Refusal(path, "is a config, not a checkpoint", "give the directory that it is in")
+		return problem.New(path, "is a config, not a checkpoint", "give the directory that it is in")
 	}
-	return Refusal(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
+	return problem.New(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
 }
 
 const foreignHint = "convert it to safetensors first, with the tool that wrote it"
@@ -98,7 +99,7 @@ func locateDir(path string) (*location, error) {
 	}
 	l := &location{dir: source.Disk(dir)}
 	if dir != path {
-		l.notes = []Problem{{Cause: "is a cache of the hub: " + text.Quote(filepath.Base(dir)) +
+		l.notes = []problem.Problem{{Cause: "is a cache of the hub: " + text.Quote(filepath.Base(dir)) +
 			" is the snapshot that is read"}}
 	}
 	return l.search(path)
@@ -117,7 +118,7 @@ func (l *location) search(path string) (*location, error) {
 	}
 	l.format = formats[0]
 	if i := slices.IndexFunc(entries, IsAdapter); i >= 0 {
-		return nil, &Error{Path: path, Problems: []Problem{{File: entries[i], Cause: isAdapter, Hint: adapterHint}}}
+		return nil, problem.In(path, problem.Problem{File: entries[i], Cause: isAdapter, Hint: adapterHint})
 	}
 	l.problems = append(l.problems, noWeights(entries))
 	return l, nil
@@ -157,7 +158,7 @@ func (l *location) sets() bool {
 		return false
 	}
 	if len(sets) > 1 {
-		l.problems = append(l.problems, Problem{Cause: fmt.Sprintf("holds %d models: %s", len(sets),
+		l.problems = append(l.problems, problem.Problem{Cause: fmt.Sprintf("holds %d models: %s", len(sets),
 			strings.Join(quoteAll(sets), ", ")), Hint: "give the path of one of these files"})
 		return true
 	}
@@ -187,7 +188,7 @@ func (l *location) takeSet(family string, names []string) {
 	}
 	if !isWholeSet(l.files) {
 		_, part, _ := shardFamily(l.files[0])
-		l.problems = append(l.problems, Problem{File: l.files[0],
+		l.problems = append(l.problems, problem.Problem{File: l.files[0],
 			Cause: fmt.Sprintf("is %s, but there are %s of this set", part, text.Plural(len(l.files), "file")),
 			Hint:  "download the others"})
 	}
@@ -207,7 +208,7 @@ func belonging(f *format.Format, entries []string) (names []string) {
 func readDir(dir source.Dir) ([]string, error) {
 	names, err := dir.List("")
 	if err != nil {
-		return nil, &Error{Path: dir.Path(""), Problems: ProblemsOf("", err)}
+		return nil, problem.In(dir.Path(""), problem.Of("", err)...)
 	}
 	return names, nil
 }
@@ -217,11 +218,11 @@ func (l *location) single(hasIndex bool) {
 	one := l.format.Single
 	l.files = []string{one}
 	if hasIndex {
-		l.notes = append(l.notes, Problem{File: l.format.Index, Cause: "not read: " + one + " is there and goes first"})
+		l.notes = append(l.notes, problem.Problem{File: l.format.Index, Cause: "not read: " + one + " is there and goes first"})
 	}
 	for _, name := range l.weightFiles {
 		if name != one {
-			l.notes = append(l.notes, Problem{File: name, Cause: "not read: " + one + " is there and goes first"})
+			l.notes = append(l.notes, problem.Problem{File: name, Cause: "not read: " + one + " is there and goes first"})
 		}
 	}
 }
@@ -241,11 +242,11 @@ func (l *location) unnamed(hasVariant bool) {
 	switch {
 	case l.format.Layout == nil && !hasVariant && isWholeSet(l.weightFiles):
 		l.together = true
-		l.notes = append(l.notes, Problem{File: l.format.Index,
+		l.notes = append(l.notes, problem.Problem{File: l.format.Index,
 			Cause: fmt.Sprintf("missing: all %d shards are read, as their names count them", shards),
 			Hint:  "transformers does not find shards without their index; dsmoe convert writes one"})
 	case shards > 0:
-		l.problems = append(l.problems, Problem{File: l.format.Index,
+		l.problems = append(l.problems, problem.Problem{File: l.format.Index,
 			Cause: fmt.Sprintf("missing, but there are %d shards", shards),
 			Hint:  "download the index; without it a missing shard goes unnoticed"})
 	default:
@@ -254,8 +255,8 @@ func (l *location) unnamed(hasVariant bool) {
 }
 
 // misnamed is the problem of a weight file with a name that no loader looks for.
-func misnamed(f *format.Format, name string) Problem {
-	return Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name),
+func misnamed(f *format.Format, name string) problem.Problem {
+	return problem.Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name),
 		Hint: "rename the file, or give its own path"}
 }
 
@@ -276,7 +277,7 @@ func isWholeSet(names []string) bool {
 }
 
 // noWeights is the problem of a directory without weights; it names the files found instead.
-func noWeights(entries []string) Problem {
+func noWeights(entries []string) problem.Problem {
 	for _, name := range entries {
 		if f := FormatOf(name); f != nil && !isTrainingState(name) {
 			return misnamed(f, name)
@@ -284,14 +285,14 @@ func noWeights(entries []string) Problem {
 	}
 	for _, name := range entries {
 		if kind := foreignKind(name); kind != "" && FormatOf(name) == nil {
-			return Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read",
+			return problem.Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read",
 				Hint: foreignHint}
 		}
 	}
 	if len(entries) == 0 {
-		return Problem{Cause: "directory is empty"}
+		return problem.Problem{Cause: "directory is empty"}
 	}
-	return Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
+	return problem.Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
 }
 
 // isTrainingState recognises the files that trainers write beside a model's weights.

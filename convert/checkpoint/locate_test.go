@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/text/problem"
 )
 
 // cacheOf makes a hub's cache with the fixture under each revision, and refs/main if it is
@@ -43,7 +44,7 @@ func TestCacheRoot(t *testing.T) {
 	} {
 		got, err := Open(c.root)
 		if c.want != "" {
-			var e *Error
+			var e *problem.Error
 			require.ErrorAs(t, err, &e, name)
 			require.ErrorContains(t, err, c.want, name)
 			require.NotEmpty(t, e.Problems[0].Hint)
@@ -70,7 +71,7 @@ func TestAdapters(t *testing.T) {
 	fixture.Write(t, dir, "adapter_model.safetensors", tinyFile("base_model.model.x.lora_A.weight"))
 	for _, path := range []string{dir, filepath.Join(dir, "adapter_model.safetensors")} {
 		_, err := Open(path)
-		var e *Error
+		var e *problem.Error
 		require.ErrorAs(t, err, &e)
 		last := e.Problems[len(e.Problems)-1]
 		require.Contains(t, last.Cause, "belongs to a PEFT adapter")

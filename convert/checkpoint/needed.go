@@ -16,6 +16,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Need returns the stored tensors that a command reads. c is the checkpoint's config, nil if
@@ -61,7 +62,7 @@ func (s *scanner) leaveOut(need Need) error {
 		return unneeded
 	})
 	if left != nil {
-		s.note(Problem{File: s.index, Cause: fmt.Sprintf("not read: %d of its %s, the first is %s; nothing that is "+
+		s.note(problem.Problem{File: s.index, Cause: fmt.Sprintf("not read: %d of its %s, the first is %s; nothing that is "+
 			"needed is in them", len(left), text.Plural(len(s.inv.Index.Shards), "file"), text.Quote(left[0]))})
 	}
 	return nil

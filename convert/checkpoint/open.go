@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/text/problem"
 )
 
 // Open opens the checkpoint at path: a directory with config.json and either
@@ -19,7 +20,7 @@ import (
 // model's name in the hub (x/y) stands for, too: see Snapshot.
 // It reads the headers and touches no weight.
 //
-// It returns all problems of all files in one *Error: a bad config, index or header, a
+// It returns all problems of all files in one *problem.Error: a bad config, index or header, a
 // missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
 // index. Open does not compare tensors and shapes with the config; model.Load does.
 // A model that nothing is computed with is refused: see config.Config.Computable.
@@ -27,7 +28,7 @@ func Open(path string) (*Checkpoint, error) {
 	c, err := OpenPart(path, nil)
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
-		return nil, Refusal(c.Path, c.Config.Computable().Error(), "")
+		return nil, problem.New(c.Path, c.Config.Computable().Error(), "")
 	}
 	return c, err
 }
@@ -43,7 +44,7 @@ func OpenPart(path string, need Need) (*Checkpoint, error) {
 	}
 	if len(s.inv.Problems) > 0 {
 		s.close()
-		return nil, &Error{Path: s.inv.Path, Problems: s.inv.Problems}
+		return nil, problem.In(s.inv.Path, s.inv.Problems...)
 	}
 	c := s.checkpoint()
 	for i := range c.Inventory.Files {
@@ -54,7 +55,7 @@ func OpenPart(path string, need Need) (*Checkpoint, error) {
 
 // ScanPart reads the config, the index and the headers of the checkpoint at path (see Open for
 // the forms of path), as far as a command needs them that reads what need returns: see OpenPart. It
-// collects all problems. It returns an error, of type *Error, only if path is not a checkpoint at all.
+// collects all problems. It returns an error, of type *problem.Error, only if path is not a checkpoint at all.
 // Inventory.Unread has the files of the index that were not read, whether needed or not.
 func ScanPart(path string, need Need) (*Inventory, error) {
 	s, err := scan(path, need)
@@ -68,7 +69,7 @@ func ScanPart(path string, need Need) (*Inventory, error) {
 // RemoteConfig reads the config of the checkpoint, or the config, at a URL, and returns its text too.
 func RemoteConfig(path string) (*config.Config, []byte, error) {
 	l, err := locateRemote(strings.TrimSuffix(path, ConfigName))
-	var e *Error
+	var e *problem.Error
 	switch {
 	case errors.As(err, &e):
 		return nil, nil, err
@@ -92,7 +93,7 @@ func HasConfigInside(path string) bool {
 }
 
 // Examine opens the readable parts of the checkpoint at path. Inventory.Problems lists the
-// problems, and Config may be nil. It returns an error, of type *Error, only if path is not
+// problems, and Config may be nil. It returns an error, of type *problem.Error, only if path is not
 // a checkpoint at all.
 func Examine(path string) (*Checkpoint, error) {
 	s, err := scan(path, nil)

@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/text/problem"
 )
 
 // opened opens a copy of a fixture that a test may break.
@@ -232,7 +233,7 @@ func TestPlacesOfFaults(t *testing.T) {
 	dir := fixture.Clone(t, whole)
 	fixture.Replace(t, dir, "model.safetensors", `"dtype":"BF16"`, `"dtype":"BF15"`)
 	_, err := Open(dir)
-	var all *Error
+	var all *problem.Error
 	require.ErrorAs(t, err, &all)
 	require.Regexp(t, `^byte \d+: unknown dtype "BF15"$`, all.Problems[0].Cause)
 	require.NotEmpty(t, all.Problems[0].Tensor)
@@ -245,7 +246,7 @@ func TestRoom(t *testing.T) {
 	require.NoError(t, c.Room(1))
 	require.True(t, c.HasViews())
 	err := c.Room(math.MaxInt64)
-	var e *Error
+	var e *problem.Error
 	require.ErrorAs(t, err, &e)
 	require.ErrorContains(t, err, c.Path+": no room for ")
 	require.Contains(t, e.Problems[0].Hint, "ulimit -v unlimited")

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
+	"dsmoe/text/problem"
 )
 
 // companions are files that stand beside weights. Of a server that lists no directory they are asked for.
@@ -31,7 +32,7 @@ func openRemote(path string) (source.Dir, string, error) {
 	}
 	d, file, err := remote.Open(path, NamesFile, names)
 	if err != nil {
-		return nil, "", &Error{Path: remote.Name(path), Problems: ProblemsOf("", err)}
+		return nil, "", problem.In(remote.Name(path), problem.Of("", err)...)
 	}
 	return d, file, nil
 }
@@ -71,7 +72,7 @@ func offline(path, model string) (string, error) {
 	name, revision, named := strings.Cut(model, "@")
 	cache, err := downloaded(name)
 	if err != nil || !isCache(cache) {
-		return "", Refusal(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have the model",
+		return "", problem.New(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have the model",
 			"unset HF_HUB_OFFLINE, or download the model")
 	}
 	if !named {
@@ -82,7 +83,7 @@ func offline(path, model string) (string, error) {
 	}
 	dir := filepath.Join(cache, hubSnapshots, revision)
 	if _, err := os.Stat(dir); err != nil || !filepath.IsLocal(revision) {
-		return "", Refusal(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have this revision",
+		return "", problem.New(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have this revision",
 			"unset HF_HUB_OFFLINE, or download the revision")
 	}
 	return dir, nil

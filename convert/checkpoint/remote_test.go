@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/remote/remotetest"
+	"dsmoe/text/problem"
 )
 
 // TestRemote: a model of the hub, and one of a web server, are what they are on the disk, with 30 % of the
@@ -95,7 +96,7 @@ func TestWithheld(t *testing.T) {
 		}))
 		defer s.Close()
 		_, err := Examine(s.URL + "/")
-		var bad *Error
+		var bad *problem.Error
 		require.ErrorAs(t, err, &bad, withheld)
 		require.Len(t, bad.Problems, 1, withheld)
 		require.ErrorContains(t, err, "403 Forbidden")

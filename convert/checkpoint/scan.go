@@ -5,7 +5,6 @@ package checkpoint
 import (
 	"bytes"
 	"errors"
-	"path/filepath"
 	"runtime"
 	"slices"
 
@@ -14,6 +13,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // scan resolves the path and collects the inventory; need is nil for all weights.
@@ -22,8 +22,8 @@ func scan(path string, need Need) (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scanner{location: *loc, inv: &Inventory{Path: loc.path, Files: []FileInfo{}, Problems: []Problem{},
-		Notes: []Problem{}}}
+	s := &scanner{location: *loc, inv: &Inventory{Path: loc.path, Files: []FileInfo{}, Problems: []problem.Problem{},
+		Notes: []problem.Problem{}}}
 	if s.format.Dialect == nil {
 		s.readConfig()
 	}
@@ -39,7 +39,7 @@ func scan(path string, need Need) (*scanner, error) {
 	}
 	if len(s.withheld) > 0 {
 		s.close()
-		return nil, &Error{Path: s.inv.Path, Problems: s.withheld}
+		return nil, problem.In(s.inv.Path, s.withheld...)
 	}
 	s.indexTensors()
 	if s.format.Dialect != nil {
@@ -60,14 +60,14 @@ func scan(path string, need Need) (*scanner, error) {
 func (s *scanner) noteAdapter() {
 	names, err := s.dir.List("")
 	if i := slices.IndexFunc(names, IsAdapter); err == nil && i >= 0 && !s.alone {
-		s.note(Problem{File: names[i], Cause: besideAdapter, Hint: adapterHint})
+		s.note(problem.Problem{File: names[i], Cause: besideAdapter, Hint: adapterHint})
 	}
 }
 
 func (s *scanner) readConfig() {
 	s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
 	if s.inv.ConfigErr != nil {
-		s.unusable(s.inv.ConfigErr, ProblemsOf(ConfigName, s.inv.ConfigErr))
+		s.unusable(s.inv.ConfigErr, problem.Of(ConfigName, s.inv.ConfigErr))
 	}
 }
 
@@ -82,7 +82,7 @@ func (s *scanner) readIndex() {
 		err = index.fits(s.inv.Config)
 	}
 	if err != nil {
-		s.unusable(err, ProblemsOf(s.index, err))
+		s.unusable(err, problem.Of(s.index, err))
 		s.files = s.weightFiles
 		return
 	}
@@ -112,7 +112,7 @@ func (s *scanner) openFiles() {
 		s.opened = append(s.opened, f)
 		s.inv.Files = append(s.inv.Files, describe(names[i], f))
 		for _, n := range f.Stat().Notes {
-			s.note(Problem{File: names[i], Cause: n})
+			s.note(problem.Problem{File: names[i], Cause: n})
 		}
 	}
 }
@@ -128,8 +128,8 @@ func (s *scanner) openFile(name string) (format.File, error) {
 
 // explain turns the error of an unreadable file into problems, which say what a missing file
 // would be read for.
-func (s *scanner) explain(name string, err error) []Problem {
-	problems := ProblemsOf(name, err)
+func (s *scanner) explain(name string, err error) []problem.Problem {
+	problems := problem.Of(name, err)
 	switch {
 	case s.inv.Index == nil:
 	case !slices.Contains(s.weightFiles, name):
@@ -157,7 +157,7 @@ func (s *scanner) indexTensors() {
 			if !twin {
 				s.where[t.Name] = i
 			} else if (s.inv.Index != nil || s.together) && s.format.Dialect == nil {
-				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
+				s.problem(problem.Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
 			}
 		}
 	}
@@ -174,10 +174,10 @@ func (s *scanner) checkIndex() {
 	for _, w := range s.inv.Index.weights {
 		listed[w.tensor] = true
 		if i, ok := readable[w.file]; ok && !s.holds(i, w.tensor) {
-			s.problem(Problem{File: w.file, Tensor: w.tensor,
+			s.problem(problem.Problem{File: w.file, Tensor: w.tensor,
 				Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
 		} else if other, held := s.where[w.tensor]; !ok && held && s.needed != nil {
-			s.problem(Problem{File: s.inv.Files[other].Name, Tensor: w.tensor,
+			s.problem(problem.Problem{File: s.inv.Files[other].Name, Tensor: w.tensor,
 				Cause: "is here, though " + s.inv.Index.File + " puts it in " + text.Quote(w.file)})
 		}
 	}
@@ -186,7 +186,7 @@ func (s *scanner) checkIndex() {
 		sum += f.Bytes
 		for _, t := range f.Infos {
 			if !listed[t.Name] {
-				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "not listed in " + s.inv.Index.File})
+				s.problem(problem.Problem{File: f.Name, Tensor: t.Name, Cause: "not listed in " + s.inv.Index.File})
 			}
 		}
 	}
@@ -226,11 +226,11 @@ func (s *scanner) checkStrays() {
 		}
 		family, _, ok := shardFamily(name)
 		if ok && families[family] {
-			s.problem(Problem{File: name, Cause: "a shard of this checkpoint that " + s.inv.Index.File + " does not name",
+			s.problem(problem.Problem{File: name, Cause: "a shard of this checkpoint that " + s.inv.Index.File + " does not name",
 				Hint: "the index is of another version of the checkpoint"})
 			continue
 		}
-		s.note(Problem{File: name, Cause: "not read: " + s.inv.Index.File + " does not name it"})
+		s.note(problem.Problem{File: name, Cause: "not read: " + s.inv.Index.File + " does not name it"})
 	}
 }
 
@@ -242,11 +242,7 @@ func (s *scanner) assemble() {
 		return
 	}
 	found, wrong := s.format.Dialect.Assemble(s.opened)
-	for _, err := range wrong {
-		var bad *format.Error
-		errors.As(err, &bad)
-		s.problem(ProblemsOf(filepath.Base(bad.File), err)...)
-	}
+	s.problem(wrong...)
 	if found == nil {
 		s.inv.ConfigErr = errors.New("the weight files say no config")
 		return
@@ -254,7 +250,7 @@ func (s *scanner) assemble() {
 	s.inv.Config, s.inv.ConfigErr = config.Parse(bytes.NewReader(found.Config))
 	s.assembly = &assembly{found, make(map[string]int, len(found.Tensors))}
 	for _, n := range found.Notes {
-		s.note(Problem{File: s.files[0], Cause: n})
+		s.note(problem.Problem{File: s.files[0], Cause: n})
 	}
 	for i := range s.inv.Files {
 		s.inv.Files[i].Infos = nil

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // Format is a file format of weights.
@@ -31,7 +32,7 @@ type Format struct {
 	Belongs func(file string) bool
 
 	// Open reads d and checks everything but the weights themselves. The File has d's methods,
-	// and closes it; without a File, Open has closed it. Errors are of type *Error.
+	// and closes it; without a File, Open has closed it. Errors are of type *problem.Error.
 	Open func(d Data) (File, error)
 	// Layout lays out the tensors of a new file, in the order that the format's own
 	// library writes them in. It is nil for a format that is only read.
@@ -52,14 +53,13 @@ type Head struct {
 // Dialect describes a format that holds config.json inside its files, and tensors under its
 // own names and in its own orders.
 type Dialect struct {
-	// Assemble returns the content of a checkpoint's open files in HuggingFace's terms. It
-	// returns one error, of type *Error, per problem.
-	Assemble func(files []File) (*Assembly, []error)
+	// Assemble returns the content of a checkpoint's open files in HuggingFace's terms, or what is
+	// wrong with them.
+	Assemble func(files []File) (*Assembly, []problem.Problem)
 	// Arrange returns the tensors that hold weights of c, in the order of weights, which go by
-	// their names in the table. It returns one error, of type *Error without a file, for each
-	// weight or property of the model that the format cannot hold. kind is the type asked
-	// for: Description.Type.
-	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []error)
+	// their names in the table, and a problem for each weight or property of the model that the
+	// format cannot hold. kind is the type asked for: Description.Type.
+	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []problem.Problem)
 	// Types are Arrange's words for mixtures of dtypes.
 	Types []string
 	// Describe encodes the files' content beside their tensors: that of d.Source, if present.

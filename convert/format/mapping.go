@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Data is the bytes of a weight file. All methods except Close are safe for concurrent use.
@@ -67,7 +68,7 @@ type mapping struct {
 var _ Data = (*mapping)(nil)
 
 // NewMapping is a Mapping of the file at path. Errors, here and of the methods, are of type
-// *Error.
+// *problem.Error.
 func NewMapping(path string) (*mapping, error) {
 	f, _, err := OpenRegular(path)
 	if err != nil {
@@ -76,7 +77,7 @@ func NewMapping(path string) (*mapping, error) {
 	stat, err := f.Stat()
 	if err != nil {
 		f.Close()
-		return nil, SystemError(path, "", err)
+		return nil, problem.System(path, "", err)
 	}
 	return &mapping{path: path, stat: stat, file: f}, nil
 }
@@ -107,7 +108,7 @@ func (m *mapping) wake() (err error) {
 	defer m.mu.Unlock()
 	switch {
 	case m.closed:
-		return &Error{File: m.path, Cause: "file is closed"}
+		return problem.New(m.path, "file is closed", "")
 	case m.file == nil:
 		m.file, err = m.reopen()
 	}
@@ -132,7 +133,7 @@ func (m *mapping) reopen() (*os.File, error) {
 	}
 	if stat, err := f.Stat(); err != nil || !os.SameFile(stat, m.stat) {
 		f.Close()
-		return nil, &Error{File: m.path, Cause: "was replaced since its header was read"}
+		return nil, problem.New(m.path, "was replaced since its header was read", "")
 	}
 	return f, nil
 }
@@ -140,7 +141,7 @@ func (m *mapping) reopen() (*os.File, error) {
 // View maps the file, if it is not yet.
 func (m *mapping) View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error) {
 	if !found {
-		return tensor.Tensor{}, &Error{File: m.path, Tensor: name, Cause: "no such tensor in this file"}
+		return tensor.Tensor{}, problem.In(m.path, problem.Problem{Tensor: name, Cause: "no such tensor in this file"})
 	}
 	data, err := m.mapped()
 	if err != nil {
@@ -155,7 +156,7 @@ func (m *mapping) mapped() (mmap.MMap, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, &Error{File: m.path, Cause: "file is closed"}
+		return nil, problem.New(m.path, "file is closed", "")
 	}
 	if m.data != nil {
 		return m.data, nil
@@ -166,14 +167,14 @@ func (m *mapping) mapped() (mmap.MMap, error) {
 	}
 	defer f.Close() // the mapping outlives the descriptor
 	if stat, err := f.Stat(); err != nil || stat.Size() != m.Size() {
-		return nil, &Error{File: m.path, Cause: "had " + text.Bytes(m.Size()) +
-			" when its header was read, and has another size now"}
+		return nil, problem.New(m.path, "had "+text.Bytes(m.Size())+
+			" when its header was read, and has another size now", "")
 	}
 	if err := Room(m.Size()); err != nil {
-		return nil, &Error{File: m.path, Cause: err.Error(), Hint: "`ulimit -v unlimited` lifts the shell's limit"}
+		return nil, problem.New(m.path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
 	}
 	if m.data, err = mmap.MapRegion(f, int(m.Size()), mmap.RDONLY, 0, 0); err != nil {
-		return nil, SystemError(m.path, "mapping "+text.Bytes(m.Size()), err)
+		return nil, problem.System(m.path, "mapping "+text.Bytes(m.Size()), err)
 	}
 	return m.data, nil
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // TestAdviceLeavesTheBytes: views read the same after their pages were let go, and
@@ -78,7 +79,7 @@ func TestOpenRegularRefuses(t *testing.T) {
 		"link": "is a link to nowhere, which does not exist",
 	} {
 		_, _, err := OpenRegular(filepath.Join(dir, name))
-		var e *Error
+		var e *problem.Error
 		require.ErrorAs(t, err, &e, name)
 		require.ErrorContains(t, err, want)
 	}
@@ -100,7 +101,7 @@ func TestFilesThatChange(t *testing.T) {
 		m.Rest()
 		require.NoError(t, change(path))
 		_, err = m.View("x", tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{10}}, 80, true)
-		var e *Error
+		var e *problem.Error
 		require.ErrorAs(t, err, &e)
 		require.ErrorContains(t, err, want)
 		require.NoError(t, m.Close())

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // LFSPointer is the beginning of a Git LFS pointer, which stands in a Git repository for a
@@ -32,7 +33,7 @@ func Substitute(file string, head []byte) error {
 	head = bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
 	for _, s := range substitutes {
 		if len(head) >= len(s.magic) && bytes.EqualFold(head[:len(s.magic)], []byte(s.magic)) {
-			return &Error{File: file, Cause: s.cause, Hint: s.hint}
+			return problem.New(file, s.cause, s.hint)
 		}
 	}
 	return nil
@@ -41,25 +42,25 @@ func Substitute(file string, head []byte) error {
 // OpenRegular opens a regular file, or a link to one, for reading. Anything else
 // (a FIFO, a device, a directory) is refused before it is opened, because opening
 // or reading it may never end. A dangling link is named with its target. It returns
-// the size too; errors are of type *Error.
+// the size too; errors are of type *problem.Error.
 func OpenRegular(path string) (*os.File, int64, error) {
 	stat, err := os.Stat(path)
 	if err != nil {
 		return nil, 0, statError(path, err)
 	}
 	if !stat.Mode().IsRegular() {
-		return nil, 0, &Error{File: path, Cause: "is " + modeName(stat.Mode()) + ", not a regular file"}
+		return nil, 0, problem.New(path, "is "+modeName(stat.Mode())+", not a regular file", "")
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, 0, SystemError(path, "", err)
+		return nil, 0, problem.System(path, "", err)
 	}
 	stat, err = f.Stat()
 	switch {
 	case err != nil:
-		err = SystemError(path, "", err)
+		err = problem.System(path, "", err)
 	case !stat.Mode().IsRegular():
-		err = &Error{File: path, Cause: "changed while it was opened"}
+		err = problem.New(path, "changed while it was opened", "")
 	}
 	if err != nil {
 		f.Close()
@@ -71,10 +72,10 @@ func OpenRegular(path string) (*os.File, int64, error) {
 // statError explains a missing file.
 func statError(path string, err error) error {
 	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
-		return &Error{File: path, Cause: "is a link to " + text.Quote(filepath.ToSlash(target)) + ", which does not exist",
-			Hint: "a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again"}
+		return problem.New(path, "is a link to "+text.Quote(filepath.ToSlash(target))+", which does not exist",
+			"a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again")
 	}
-	return SystemError(path, "", err)
+	return problem.System(path, "", err)
 }
 
 func modeName(m os.FileMode) string {

@@ -26,7 +26,7 @@ func TestUnheldModels(t *testing.T) {
 		change(&c)
 		made, wrong := arrange(&c, nil, "bf16")
 		require.Len(t, wrong, 1, cause)
-		require.ErrorContains(t, wrong[0], cause)
+		require.Contains(t, wrong[0].Cause, cause)
 		require.Empty(t, made)
 		require.False(t, predicts(&c))
 	}

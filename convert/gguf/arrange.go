@@ -14,6 +14,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // arranger makes the tensors of a file of weights.
@@ -23,11 +24,11 @@ type arranger struct {
 	made      []format.Arranged
 	places    []table.Place  // of the first weight of each of made
 	stacks    map[string]int // of experts, by name, in made
-	wrong     []error
+	wrong     []problem.Problem
 }
 
 // arrange is Dialect.Arrange.
-func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arranged, []error) {
+func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arranged, []problem.Problem) {
 	a := arranger{config: c, unwritten: make(map[string]bool, len(weights)), stacks: map[string]int{}}
 	for _, reason := range unsayable(c) {
 		a.fail("", "%s", reason)
@@ -72,12 +73,12 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 			x.DType = mix.dtype(a.places[i], x.Shape[len(x.Shape)-1])
 		}
 	}
-	slices.SortStableFunc(a.wrong, func(x, y error) int { return strings.Compare(x.Error(), y.Error()) })
+	slices.SortStableFunc(a.wrong, func(x, y problem.Problem) int { return strings.Compare(x.String(), y.String()) })
 	return a.made, a.wrong
 }
 
 func (a *arranger) fail(name, cause string, args ...any) {
-	a.wrong = append(a.wrong, &format.Error{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+	a.wrong = append(a.wrong, problem.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // slot adds the tensors of one weight, if it is to be written.

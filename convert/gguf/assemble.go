@@ -4,6 +4,7 @@ package gguf
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -12,6 +13,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // assembler finds the tensors of the table in files.
@@ -21,11 +23,11 @@ type assembler struct {
 	config *config.Config
 	used   map[string]bool // stored tensors that are a part of something
 	found  []format.Assembled
-	wrong  []error
+	wrong  []problem.Problem
 }
 
 // assemble is Dialect.Assemble.
-func assemble(opened []format.File) (*format.Assembly, []error) {
+func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 	a := assembler{where: map[string]int{}, used: map[string]bool{}}
 	for _, f := range opened {
 		a.files = append(a.files, f.(*File))
@@ -50,7 +52,8 @@ func assemble(opened []format.File) (*format.Assembly, []error) {
 }
 
 func (a *assembler) fail(file int, name, cause string, args ...any) {
-	a.wrong = append(a.wrong, &format.Error{File: a.files[file].Path(), Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+	a.wrong = append(a.wrong, problem.Problem{File: filepath.Base(a.files[file].Path()), Tensor: name,
+		Cause: fmt.Sprintf(cause, args...)})
 }
 
 // architecture returns the model's architecture; ok is false if it cannot be read.

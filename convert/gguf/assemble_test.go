@@ -18,6 +18,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // file is a model's GGUF file, before it is written, so that a test can change it.
@@ -107,7 +108,7 @@ func (f *file) header(t testing.TB) string {
 }
 
 // assembled is what the file holds.
-func (f *file) assembled(t testing.TB) (*format.Assembly, []error) {
+func (f *file) assembled(t testing.TB) (*format.Assembly, []problem.Problem) {
 	path := filepath.Join(t.TempDir(), "model.gguf")
 	require.NoError(t, os.WriteFile(path, []byte(f.header(t)), 0o600))
 	opened, err := Open(path)
@@ -248,7 +249,7 @@ func TestWrongFiles(t *testing.T) {
 	w.put(architectureKey, "llama")
 	f.keys = w.b
 	_, wrong := f.assembled(t)
-	require.ErrorContains(t, wrong[0], "general.architecture is llama: this program reads deepseek, deepseek2, deepseek32, glm-dsa")
+	require.Contains(t, wrong[0].Cause, "general.architecture is llama: this program reads deepseek, deepseek2, deepseek32, glm-dsa")
 }
 
 // TestStrangers: a tensor that the table does not know is not left out, so that whoever

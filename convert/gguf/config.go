@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -45,7 +44,7 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 	r.implied()
 	r.put("tie_word_embeddings", strconv.FormatBool(!has("output.weight")))
 	if r.absent != nil {
-		r.wrong = append(r.wrong, &format.Error{File: r.Path(), Cause: "keys are missing: " + strings.Join(r.absent, ", ")})
+		r.add("keys are missing: " + strings.Join(r.absent, ", "))
 	}
 	if r.wrong != nil {
 		return nil, nil
@@ -58,7 +57,7 @@ func (r *keyReader) parsed() ([]byte, *config.Config) {
 	document := []byte("{\n  " + strings.Join(r.doc, ",\n  ") + "\n}\n")
 	c, err := config.Parse(strings.NewReader(string(document)))
 	if err != nil {
-		r.wrong = append(r.wrong, &format.Error{File: r.Path(), Cause: "its keys make no config: " + err.Error()})
+		r.add("its keys make no config: " + err.Error())
 		return nil, nil
 	}
 	return document, c

@@ -9,15 +9,16 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // readHeader reads the header of the GGUF file of the given size from r and checks all that
-// can be checked without the data. file is the name for errors. An error is a *format.Error,
+// can be checked without the data. file is the name for errors. An error is a *problem.Error,
 // or several of them joined.
 func readHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	var head [len(magic)]byte
 	if n, err := r.ReadAt(head[:], 0); n < len(head) && err != io.EOF {
-		return nil, format.SystemError(file, "first bytes", err)
+		return nil, problem.System(file, "first bytes", err)
 	}
 	if string(head[:]) != magic {
 		return nil, notGGUF(r, head[:], file)
@@ -36,14 +37,14 @@ func notGGUF(r io.ReaderAt, head []byte, file string) error {
 	r.ReadAt(pointer, 0)
 	switch {
 	case string(pointer) == format.LFSPointer:
-		return &format.Error{File: file, Cause: format.LFSCause, Hint: format.LFSHint}
+		return problem.New(file, format.LFSCause, format.LFSHint)
 	case string(head) == "FUGG":
-		return &format.Error{File: file, Cause: "is a big-endian GGUF file: this program reads little-endian ones"}
+		return problem.New(file, "is a big-endian GGUF file: this program reads little-endian ones", "")
 	case len(bytes.Trim(head, "\x00")) == 0:
-		return &format.Error{File: file, Cause: "is not a GGUF file: it is empty, or begins with zeros", Hint: hintDownload}
+		return problem.New(file, "is not a GGUF file: it is empty, or begins with zeros", hintDownload)
 	}
-	return &format.Error{File: file, Cause: fmt.Sprintf("is not a GGUF file: it begins with %s, not GGUF",
-		text.Quote(string(head)))}
+	return problem.New(file, fmt.Sprintf("is not a GGUF file: it begins with %s, not GGUF",
+		text.Quote(string(head))), "")
 }
 
 // File is an open GGUF file with a checked header. It is safe for concurrent use. Its
@@ -56,7 +57,7 @@ type File struct {
 // Open checks the header of the file at path on the disk: see read.
 func Open(path string) (*File, error) { return format.OpenFile(path, read) }
 
-// read checks the header of d. It reads no weights. An error is a *format.Error, or several of
+// read checks the header of d. It reads no weights. An error is a *problem.Error, or several of
 // them joined.
 func read(d format.Data) (*File, error) {
 	h, err := readHeader(d, d.Size(), d.Path())

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // pythons is the file that gguf-py wrote: scripts/gguf_fixture.py.
@@ -202,8 +203,8 @@ func TestHostileFiles(t *testing.T) {
 		for _, want := range c.want {
 			require.ErrorContains(t, err, want, name)
 		}
-		var bad *format.Error
-		require.True(t, errors.As(err, &bad) && bad.File == "x.gguf", name)
+		var bad *problem.Error
+		require.True(t, errors.As(err, &bad) && bad.Path == "x.gguf", name)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Imatrix is an importance matrix whose values are read where they are needed. It is safe for concurrent
@@ -43,12 +44,12 @@ const (
 )
 
 // ReadImatrix reads the table of an importance matrix and checks every value: none is negative, infinite
-// or NaN. file is the name for errors and keys. An error is a *format.Error, or several of them joined.
+// or NaN. file is the name for errors and keys. An error is a *problem.Error, or several of them joined.
 func ReadImatrix(r io.ReaderAt, size int64, file string) (*Imatrix, error) {
 	m := &Imatrix{Imatrix: format.Imatrix{File: file}, r: r, entries: map[string]importance{}}
 	head := make([]byte, len(magic))
 	if n, err := r.ReadAt(head, 0); n < len(head) && err != io.EOF {
-		return nil, format.SystemError(file, "first bytes", err)
+		return nil, problem.System(file, "first bytes", err)
 	}
 	read := m.readOld
 	if string(head) == magic {
@@ -63,7 +64,7 @@ func ReadImatrix(r io.ReaderAt, size int64, file string) (*Imatrix, error) {
 
 // fail is an error of the file, or of one entry.
 func (m *Imatrix) fail(name, cause string, args ...any) error {
-	return &format.Error{File: m.File, Tensor: name, Cause: fmt.Sprintf(cause, args...)}
+	return problem.In(m.File, problem.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // readGGUF reads a file of today.
@@ -180,7 +181,7 @@ func (r *oldReader) word() string {
 	}
 	b := make([]byte, n)
 	if _, err := r.m.r.ReadAt(b, r.at); err != nil && err != io.EOF {
-		format.Fail(format.SystemError(r.m.File, "a name", err))
+		format.Fail(problem.System(r.m.File, "a name", err))
 	}
 	r.at += int64(n)
 	name, _, _ := strings.Cut(string(b), "\x00")
@@ -225,7 +226,7 @@ func (m *Imatrix) add(name string, e importance) error {
 func (m *Imatrix) floats(dst []float32, offset int64) error {
 	b := make([]byte, 4*len(dst))
 	if _, err := m.r.ReadAt(b, offset); err != nil {
-		return format.SystemError(m.File, "values", err)
+		return problem.System(m.File, "values", err)
 	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))

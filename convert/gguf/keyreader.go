@@ -3,10 +3,11 @@ package gguf
 import (
 	"fmt"
 	"math"
+	"path/filepath"
 	"strconv"
 
-	"dsmoe/convert/format"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // keyReader reads the keys of a file and collects their problems.
@@ -15,13 +16,17 @@ type keyReader struct {
 	arch   string
 	model  model    // whose config.json is made
 	doc    []string // members of config.json
-	wrong  []error
+	wrong  []problem.Problem
 	absent []string // required keys that are missing
 }
 
+// add records a problem of the file.
+func (r *keyReader) add(cause string) {
+	r.wrong = append(r.wrong, problem.Problem{File: filepath.Base(r.Path()), Cause: cause})
+}
+
 func (r *keyReader) fail(key, cause string, args ...any) {
-	r.wrong = append(r.wrong, &format.Error{File: r.Path(), Offset: r.values[key].at,
-		Cause: "key " + text.Quote(key) + ": " + fmt.Sprintf(cause, args...)})
+	r.add(problem.Byte(r.values[key].at, "key "+text.Quote(key)+": "+fmt.Sprintf(cause, args...)))
 }
 
 // find returns the value of a key of the architecture. An array of equal elements, one per

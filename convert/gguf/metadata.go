@@ -18,6 +18,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // The files of the metadata.
@@ -279,7 +280,7 @@ func readJSON(d format.Description, name string, into any) (found bool) {
 		return false
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		format.Fail(&format.Error{File: name, Cause: "cannot be read: " + err.Error()})
+		format.Fail(problem.New(name, "cannot be read: "+err.Error(), ""))
 	}
 	return true
 }
@@ -288,7 +289,7 @@ func readJSON(d format.Description, name string, into any) (found bool) {
 func slurp(d format.Description, name string) []byte {
 	data := firstBytes(d, name, maxTokenizer)
 	if len(data) > maxTokenizer {
-		format.Fail(&format.Error{File: name, Cause: "has more than " + text.Bytes(maxTokenizer)})
+		format.Fail(problem.New(name, "has more than "+text.Bytes(maxTokenizer), ""))
 	}
 	if err := format.Substitute(name, data); err != nil {
 		format.Fail(err)

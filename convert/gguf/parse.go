@@ -6,7 +6,6 @@ package gguf
 import (
 	"bufio"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -15,6 +14,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // magic is the beginning of every file.
@@ -54,25 +54,25 @@ type parser struct {
 	at   int64 // of the next byte
 	size int64 // of the file
 	h    *Header
-	bad  []error // problems of tensors; any other problem ends the reading
+	bad  []problem.Problem // of tensors; any other problem ends the reading
 }
 
 // fail ends the reading with an error at a byte of the file.
 func (p *parser) fail(at int64, cause string, args ...any) {
-	format.Fail(&format.Error{File: p.file, Offset: at, Cause: fmt.Sprintf(cause, args...)})
+	format.Fail(problem.In(p.file, problem.Problem{Cause: problem.Byte(at, fmt.Sprintf(cause, args...))}))
 }
 
 // failTensor records a problem of the current tensor.
 func (p *parser) failTensor(name, cause string, args ...any) {
-	p.bad = append(p.bad, &format.Error{File: p.file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+	p.bad = append(p.bad, problem.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // need fails unless n more bytes remain in the file; what names them.
 func (p *parser) need(n uint64, what string) {
 	if n > uint64(p.size-p.at) {
-		format.Fail(&format.Error{File: p.file, Offset: p.at, Hint: hintDownload,
-			Cause: fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what,
-				text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))})
+		cause := fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what,
+			text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))
+		format.Fail(problem.New(p.file, problem.Byte(p.at, cause), hintDownload))
 	}
 	if p.at+int64(n) > maxHeader {
 		p.fail(p.at, "header has more than %s", text.Bytes(maxHeader))
@@ -83,7 +83,7 @@ func (p *parser) need(n uint64, what string) {
 func (p *parser) read(b []byte, what string) {
 	p.need(uint64(len(b)), what)
 	if _, err := io.ReadFull(p.r, b); err != nil {
-		format.Fail(format.SystemError(p.file, "header", err))
+		format.Fail(problem.System(p.file, "header", err))
 	}
 	p.at += int64(len(b))
 }
@@ -117,7 +117,7 @@ func (p *parser) text(limit int, what string) string {
 func (p *parser) skip(n uint64, what string) {
 	p.need(n, what)
 	if _, err := p.r.Discard(int(n)); err != nil {
-		format.Fail(format.SystemError(p.file, "header", err))
+		format.Fail(problem.System(p.file, "header", err))
 	}
 	p.at += int64(n)
 }
@@ -140,7 +140,7 @@ func (p *parser) parse() error {
 	if p.bad == nil {
 		return err
 	}
-	return errors.Join(append(p.bad, err)...)
+	return problem.In(p.file, append(p.bad, problem.Of("", err)...)...)
 }
 
 // begin reads what comes before the keys.
@@ -150,9 +150,9 @@ func (p *parser) begin() (tensors, keys uint64) {
 	switch v := p.h.Version; {
 	case v == 2 || v == 3:
 	case v&0xffff == 0 && v != 0:
-		format.Fail(&format.Error{File: p.file,
-			Cause: "is big-endian, for machines such as IBM's z: this program reads little-endian files",
-			Hint:  "gguf-convert-endian, of llama.cpp's gguf-py, changes it"})
+		format.Fail(problem.New(p.file,
+			"is big-endian, for machines such as IBM's z: this program reads little-endian files",
+			"gguf-convert-endian, of llama.cpp's gguf-py, changes it"))
 	case v == 1:
 		p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
 	default:
@@ -279,8 +279,8 @@ func (p *parser) tensor() (offset uint64) {
 	name := p.text(maxName, "a tensor's name")
 	n := p.uint32("the number of dimensions of " + text.Quote(name))
 	if n > maxDims {
-		format.Fail(&format.Error{File: p.file, Tensor: name, Offset: at,
-			Cause: fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims)})
+		format.Fail(problem.In(p.file, problem.Problem{Tensor: name,
+			Cause: problem.Byte(at, fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims))}))
 	}
 	shape := make([]int, n) // outermost first; the file has the innermost first
 	for i := range slices.Backward(shape) {
@@ -331,7 +331,7 @@ func (p *parser) places(offsets []uint64) {
 			return
 		}
 		if size > p.size-p.h.DataStart-end {
-			p.bad = append(p.bad, &format.Error{File: p.file, Tensor: e.Info.Name, Hint: hintDownload,
+			p.bad = append(p.bad, problem.Problem{Tensor: e.Info.Name, Hint: hintDownload,
 				Cause: fmt.Sprintf("file is cut off: the tensor's %s begin at byte %d, but the file has %s. "+
 					"It is the first tensor that is not whole",
 					text.ExactBytes(size), p.h.DataStart+end, text.ExactBytes(p.size))})

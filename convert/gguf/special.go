@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dsmoe/convert/format"
+	"dsmoe/text/problem"
 )
 
 // consumes is Dialect.Consumes.
@@ -68,16 +69,14 @@ func (w *keyWriter) unnamed(d format.Description) (notes []string) {
 		if d.Open == nil {
 			cause = "is not read with a single weight file"
 		}
-		format.Fail(&format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
-			Hint: "leave out --pre"})
+		format.Fail(problem.New(tokenizerName, cause+": there is no pre-tokenizer to name", "leave out --pre"))
 	}
 	f, err := d.Open(pieceName)
 	if err == nil {
 		f.Close()
-		format.Fail(&format.Error{File: pieceName,
-			Cause: "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
-			Hint: "save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; " +
-				"--no-vocab writes the file without a vocabulary"})
+		format.Fail(problem.New(pieceName, "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
+			"save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; "+
+				"--no-vocab writes the file without a vocabulary"))
 	}
 	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}
 }

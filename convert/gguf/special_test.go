@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/format"
+	"dsmoe/text/problem"
 )
 
 // specialTokens are added tokens, all special, from number 2 on.
@@ -125,7 +125,7 @@ func TestConfiguredTokens(t *testing.T) {
 	} {
 		_, err := types(settings)
 		require.ErrorContains(t, err, want)
-		var bad *format.Error
+		var bad *problem.Error
 		require.ErrorAs(t, err, &bad)
 	}
 }

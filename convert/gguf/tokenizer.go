@@ -20,6 +20,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // The files of a tokenizer.
@@ -153,8 +154,8 @@ func (t *tokenizer) known(c *config.Config) (name string, bytes bool) {
 // pre names the pre-tokenizer, as the file has it, or as asked for if its patterns are unknown.
 func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []string) {
 	if t.Model.Type != "BPE" {
-		format.Fail(&format.Error{File: tokenizerName,
-			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)), Hint: noVocabHint})
+		format.Fail(problem.New(tokenizerName, fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)),
+			noVocabHint))
 	}
 	name, bytes := t.known(c)
 	cause, hint := "", ""
@@ -178,7 +179,7 @@ func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []st
 		return asked, []string{"the pre-tokenizer's name " + text.Quote(asked) +
 			" is the user's: llama.cpp splits texts by it, and not by " + t.file}
 	}
-	format.Fail(&format.Error{File: t.file, Cause: cause, Hint: hint})
+	format.Fail(problem.New(t.file, cause, hint))
 	return "", nil
 }
 
@@ -223,8 +224,7 @@ func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.
 		}
 		_, twice := ranks[string(token)]
 		if number, bad := strconv.Atoi(rank); twice || err != nil || bad != nil || len(token) == 0 || number != len(ranks) {
-			format.Fail(&format.Error{File: tiktokenName,
-				Cause: fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1)})
+			format.Fail(problem.New(tiktokenName, fmt.Sprintf("line %d is not a new token and its number", len(ranks)+1), ""))
 		}
 		ranks[string(token)] = len(ranks)
 		t.Model.Vocab[spelled(string(token))] = len(ranks) - 1
@@ -262,8 +262,8 @@ func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage)
 	decoder := t.decoder(settings["added_tokens_decoder"])
 	delete(settings, "added_tokens_decoder")
 	if size > base+reservedTokens {
-		format.Fail(&format.Error{File: tiktokenName, Hint: noVocabHint,
-			Cause: fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones", base, size, reservedTokens)})
+		format.Fail(problem.New(tiktokenName, fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones", base, size,
+			reservedTokens), noVocabHint))
 	}
 	names := map[int]string{}
 	for _, a := range decoder {
@@ -319,7 +319,7 @@ func (n numbering) place(file string, id int, token string, kind int32) {
 		n.tokens[id], n.types[id] = token, kind
 		return
 	}
-	format.Fail(&format.Error{File: file, Cause: cause})
+	format.Fail(problem.New(file, cause, ""))
 }
 
 // add is place for an added token, which the model's vocabulary may have, too.
@@ -349,9 +349,8 @@ func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (token
 			n.tokens[id], n.types[id] = fmt.Sprintf("[PAD%d]", id), unusedToken
 		}
 		if first, twice := seen[n.tokens[id]]; twice {
-			format.Fail(&format.Error{File: t.file,
-				Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(n.tokens[id]), first,
-					id)})
+			format.Fail(problem.New(t.file, fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take",
+				text.Quote(n.tokens[id]), first, id), ""))
 		}
 		seen[n.tokens[id]] = id
 	}
@@ -406,7 +405,7 @@ func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken) {
 		tokens = append(tokens, a)
 	}
 	if err != nil {
-		format.Fail(&format.Error{File: settingsName, Cause: "added_tokens_decoder cannot be read: " + err.Error()})
+		format.Fail(problem.New(settingsName, "added_tokens_decoder cannot be read: "+err.Error(), ""))
 	}
 	slices.SortStableFunc(tokens, func(a, b addedToken) int { return a.ID - b.ID })
 	return tokens

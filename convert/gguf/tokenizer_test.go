@@ -15,6 +15,7 @@ import (
 
 	"dsmoe/config/configtest"
 	"dsmoe/convert/format"
+	"dsmoe/text/problem"
 )
 
 const tinyConfig = `{"model_type": "deepseek", "vocab_size": 12, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 8,
@@ -145,7 +146,7 @@ func TestTokenizersThatAreRefused(t *testing.T) {
 	} {
 		_, _, err := described(t, files)
 		require.ErrorContains(t, err, want)
-		var bad *format.Error
+		var bad *problem.Error
 		require.ErrorAs(t, err, &bad)
 	}
 }

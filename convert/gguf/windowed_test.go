@@ -46,7 +46,7 @@ func TestWindowedKeys(t *testing.T) {
 		gatingFunc: "0 is a gating function that this architecture does not have", compressRatios: "keys are missing: deepseek4.attention.compress_ratios"} {
 		_, wrong := fileOf(t, "v4-gguf", tensor.BF16).without(t, key).assembled(t)
 		require.NotEmpty(t, wrong, key)
-		require.ErrorContains(t, wrong[0], cause, key)
+		require.Contains(t, wrong[0].Cause, cause, key)
 	}
 	for key, x := range map[string]struct {
 		value any
@@ -63,7 +63,7 @@ func TestWindowedKeys(t *testing.T) {
 	} {
 		_, wrong := fileOf(t, "v4-gguf", tensor.BF16).with(t, key, x.value).assembled(t)
 		require.NotEmpty(t, wrong, key)
-		require.ErrorContains(t, wrong[0], x.cause, key)
+		require.Contains(t, wrong[0].Cause, x.cause, key)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestWindowedKeys(t *testing.T) {
 func TestWindowedMixture(t *testing.T) {
 	f := fileOf(t, "v4-gguf", tensor.BF16)
 	_, wrong := arrange(f.config, nil, "q4_k_m")
-	require.ErrorContains(t, wrong[0], "--type q4_k_m: this writes DeepSeek-V4 as llama.cpp's converter does, q8_0")
+	require.Contains(t, wrong[0].Cause, "--type q4_k_m: this writes DeepSeek-V4 as llama.cpp's converter does, q8_0")
 	_, wrong = arrange(f.config, nil, "q8_0")
 	require.Empty(t, wrong)
 	d := format.Description{Config: f.config, Type: "q8_0", Tensors: f.tensors}

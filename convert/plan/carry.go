@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/internal/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // companions plans config.json, the index, and the files that go along.
@@ -71,7 +72,7 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 		default:
 			f, err := c.carried(name)
 			if err != nil {
-				c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
+				c.problems = append(c.problems, problem.Of(name, err)...)
 			}
 			others = append(others, f)
 		}
@@ -91,8 +92,7 @@ func (c *conversion) isReplaced(name string) bool {
 // carried plans a file to copy. The copy reads it; carried reads only its first bytes.
 func (c *conversion) carried(name string) (Other, error) {
 	if !utf8.ValidString(name) {
-		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold",
-			Hint: "rename the file, or move it away"}
+		return Other{}, problem.New("", "its name is not UTF-8, which a manifest cannot hold", "rename the file, or move it away")
 	}
 	if err := c.src.Source.CheckInside(name); err != nil {
 		return Other{}, err

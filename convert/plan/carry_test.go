@@ -12,6 +12,7 @@ import (
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // other returns the planned file of that name.
@@ -75,7 +76,7 @@ func TestLinks(t *testing.T) {
 	fixture.Link(t, "../../blobs/gone", filepath.Join(dir, "tokenizer.json"))
 	fixture.Link(t, "gone too", filepath.Join(dir, ".hidden"))
 	_, err = planOf(t, dir, Options{})
-	var e *checkpoint.Error
+	var e *problem.Error
 	require.ErrorAs(t, err, &e)
 	require.Len(t, e.Problems, 2)
 	require.ErrorContains(t, err, "tokenizer.json: is a link to ../../blobs/gone, which does not exist")

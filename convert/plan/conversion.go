@@ -10,17 +10,18 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Conversion plans the conversion of src. It reads no weight. Everything that keeps the
-// conversion from being right is in the one *checkpoint.Error that it returns.
+// conversion from being right is in the one *problem.Error that it returns.
 func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	c, err := newConversion(src, o)
 	if err != nil {
 		return nil, err
 	}
 	if c.changes() && src.Config.Computable() != nil {
-		return nil, checkpoint.Refusal(src.Path, src.Config.Computable().Error(), "")
+		return nil, problem.New(src.Path, src.Config.Computable().Error(), "")
 	}
 	chosen := c.choose()
 	if err := c.refused(nil); err != nil {

@@ -14,6 +14,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // filter decides which tensors are kept, and remembers what each glob did.
@@ -140,7 +141,7 @@ func (c *conversion) checkGlobs(f *filter) {
 	for _, glob := range slices.Concat(c.o.Include, c.o.Exclude) {
 		switch f.matched[glob] {
 		case nothing:
-			c.problems = append(c.problems, checkpoint.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
+			c.problems = append(c.problems, problem.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
 				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; " +
 					"scales go with their weight"})
 		case dropped:

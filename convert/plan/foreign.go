@@ -19,6 +19,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // foreign is a format with names, orders and a config of its own.
@@ -51,9 +52,7 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 		}
 	}
 	arranged, wrong := f.Arrange(written, infos, c.o.kind())
-	for _, err := range wrong {
-		c.problems = append(c.problems, checkpoint.ProblemsOf("", err)...)
-	}
+	c.problems = append(c.problems, wrong...)
 	if wrong != nil {
 		return nil, 0
 	}
@@ -202,9 +201,9 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 	}
 	described, err := f.Describe(d)
 	c.notes = append(c.notes, described.Notes...)
-	var bad *format.Error
+	var bad *problem.Error
 	if errors.As(err, &bad) {
-		c.problems = append(c.problems, checkpoint.ProblemsOf(filepath.Base(bad.File), err)...)
+		c.problems = append(c.problems, problem.Of(filepath.Base(bad.Path), err)...)
 	}
 	return described, err
 }

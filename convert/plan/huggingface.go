@@ -9,12 +9,12 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // huggingFace writes weights under their names in the table, experts apart or fused.
@@ -102,16 +102,16 @@ func (c *conversion) naming() *table.Naming {
 		n = &f.Namings[0]
 	}
 	if c.o.Experts == FusedExperts && !n.Fuses {
-		c.problems = append(c.problems, checkpoint.Problem{Cause: "files with these names hold each expert apart",
+		c.problems = append(c.problems, problem.Problem{Cause: "files with these names hold each expert apart",
 			Hint: "--names transformers writes fused experts"})
 	}
 	if c.o.Experts == PerExpert && n.Fuses {
-		c.problems = append(c.problems, checkpoint.Problem{
+		c.problems = append(c.problems, problem.Problem{
 			Cause: "transformers 5.23 does not find experts that are apart under its own names, and makes up random ones",
 			Hint:  "--names published writes each expert apart"})
 	}
 	if n.Fuses && c.o.cast() == tensor.Invalid && (c.o.encodes() || slices.ContainsFunc(c.set.All(), (*weights.Weight).Scaled)) {
-		c.problems = append(c.problems, checkpoint.Problem{
+		c.problems = append(c.problems, problem.Problem{
 			Cause: "transformers 5.23 takes attn_hc.scale for scales of quantised weights where names are its own",
 			Hint:  "--type bf16 writes weights that load right, --names published keeps quantised ones"})
 	}
@@ -283,7 +283,7 @@ func (c *conversion) checkScales(first string) {
 		c.note("%s: %s; --type bf16 writes experts that load right", text.Quote(first), cause)
 		return
 	}
-	c.problems = append(c.problems, checkpoint.Problem{Tensor: first, Cause: cause,
+	c.problems = append(c.problems, problem.Problem{Tensor: first, Cause: cause,
 		Hint: "--type bf16 writes experts that load right; --allow-fp8-fused writes these"})
 }
 

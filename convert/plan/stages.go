@@ -12,6 +12,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 )
 
 // conversion is the input of a plan and the findings of its stages.
@@ -31,12 +32,12 @@ type conversion struct {
 
 // findings are appended to by every stage.
 type findings struct {
-	problems []checkpoint.Problem // what keeps the conversion from being right
-	notes    []string             // for the user
+	problems []problem.Problem // what keeps the conversion from being right
+	notes    []string          // for the user
 }
 
 func (f *findings) problem(name, cause string, args ...any) {
-	f.problems = append(f.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+	f.problems = append(f.problems, problem.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // problem names the tensor as the source does.
@@ -53,7 +54,7 @@ func (c *conversion) refused(err error) error {
 	if c.problems == nil {
 		return err
 	}
-	return &checkpoint.Error{Path: c.src.Path, Problems: c.problems}
+	return problem.In(c.src.Path, c.problems...)
 }
 
 // dialect is how a format arranges its tensors, keys and files.

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"dsmoe/convert/format"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // failure is why a request has no answer.
@@ -38,19 +38,19 @@ func Withheld(err error) bool {
 
 func final(cause string) *failure { return &failure{cause: cause, final: true} }
 
-// about is an error about a file, of type *format.Error.
+// about is an error about a file, of type *problem.Error.
 func about(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var known *format.Error
+	var known *problem.Error
 	if errors.As(err, &known) {
 		return err
 	}
-	bad := format.SystemError(path, "", err).(*format.Error)
+	bad := problem.System(path, "", err)
 	var f *failure
 	if errors.As(err, &f) {
-		bad.Hint = f.hint
+		bad.Problems[0].Hint = f.hint
 	}
 	return bad
 }

@@ -29,7 +29,7 @@ func (c *Client) Hide(path string) string {
 
 // Open opens the directory at a URL with the Default client. file is the name in it that the URL ends in; ""
 // for the directory itself. names are the files that a checkpoint may consist of: without a listing only
-// these are found. An error is of type *format.Error.
+// these are found. An error is of type *problem.Error.
 func Open(path string, isFile func(name string) bool, names []string) (d source.Dir, file string, err error) {
 	d, file, err = Default.open(path, isFile, names)
 	if err != nil {

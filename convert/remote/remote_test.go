@@ -18,10 +18,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/format"
 	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 	"dsmoe/convert/source"
+	"dsmoe/text/problem"
 )
 
 func isFile(name string) bool { return filepath.Ext(name) != "" }
@@ -122,13 +122,13 @@ func TestToken(t *testing.T) {
 
 func requireFailure(t *testing.T, err error, cause, hint string) {
 	t.Helper()
-	var bad *format.Error
+	var bad *problem.Error
 	require.ErrorAs(t, err, &bad)
 	require.ErrorContains(t, err, cause)
-	require.Contains(t, bad.Hint, hint)
+	require.Contains(t, bad.Problems[0].Hint, hint)
 	for _, secret := range []string{"secret", "hf_", "signature", "?s"} {
 		require.NotContains(t, err.Error(), secret)
-		require.NotContains(t, strings.ReplaceAll(bad.Hint, "is it valid, and of the right account?", ""), secret)
+		require.NotContains(t, strings.ReplaceAll(bad.Problems[0].Hint, "is it valid, and of the right account?", ""), secret)
 	}
 	require.NotContains(t, err.Error(), "\n")
 }

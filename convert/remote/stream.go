@@ -128,7 +128,7 @@ type stream struct {
 	dog    *time.Timer // cancels a response that stalls
 }
 
-// Read reads, and asks again for what breaks off. Errors are of type *format.Error.
+// Read reads, and asks again for what breaks off. Errors are of type *problem.Error.
 func (s *stream) Read(dst []byte) (int, error) {
 	since := time.Now()
 	for {

@@ -46,7 +46,7 @@ type file struct {
 func Open(path string) (*file, error) { return format.OpenFile(path, readData) }
 
 // readData checks the header of d. It reads nothing of the weights. Errors are of type
-// *format.Error and wrap the system's.
+// *problem.Error and wrap the system's.
 func readData(d format.Data) (*file, error) {
 	h, err := readHeader(d, d.Size(), d.Path())
 	if err != nil {

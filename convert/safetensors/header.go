@@ -20,6 +20,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // The limits on a header. No model comes near them; a hostile file would
@@ -56,7 +57,7 @@ type entry struct {
 // readHeader reads the header of the safetensors file of the given size from r
 // and checks everything that can be checked without the data. It reads the length and the
 // header only, or a few bytes more to name the kind of another file. file is the name for
-// errors, which are of type *format.Error.
+// errors, which are of type *problem.Error.
 func readHeader(r io.ReaderAt, size int64, file string) (*header, error) {
 	n, err := headerLength(r, size, file)
 	if err != nil {
@@ -83,7 +84,7 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 	}
 	var prefix [prefixSize]byte
 	if _, err := r.ReadAt(prefix[:], 0); err != nil {
-		return 0, format.SystemError(file, "header length", err)
+		return 0, problem.System(file, "header length", err)
 	}
 	n := binary.LittleEndian.Uint64(prefix[:])
 	if n == 0 || n > maxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
@@ -93,14 +94,14 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 	}
 	switch {
 	case n == 0:
-		return 0, &format.Error{File: file, Cause: "header is empty: its length is 0"}
+		return 0, problem.New(file, "header is empty: its length is 0", "")
 	case n > maxHeader:
-		return 0, &format.Error{File: file, Cause: fmt.Sprintf(
-			"not a safetensors file: it would have a header of %d bytes, more than the limit of %s", n, text.Bytes(maxHeader))}
+		return 0, problem.New(file, fmt.Sprintf(
+			"not a safetensors file: it would have a header of %d bytes, more than the limit of %s", n,
+			text.Bytes(maxHeader)), "")
 	case int64(n) > size-prefixSize:
-		return 0, &format.Error{File: file, Hint: hintDownload,
-			Cause: fmt.Sprintf("file is cut off inside its header: the header has %s, the file %s in all",
-				text.ExactBytes(int64(n)), text.ExactBytes(size))}
+		return 0, problem.New(file, fmt.Sprintf("file is cut off inside its header: the header has %s, the file %s in all",
+			text.ExactBytes(int64(n)), text.ExactBytes(size)), hintDownload)
 	}
 	return int64(n), nil
 }
@@ -127,7 +128,7 @@ func (h *header) index(file string) error {
 	for i := 1; i < len(h.byName); i++ {
 		name := h.entries[h.byName[i]].info.Name
 		if name == h.entries[h.byName[i-1]].info.Name {
-			return &format.Error{File: file, Tensor: name, Cause: "name occurs twice in the header"}
+			return problem.In(file, problem.Problem{Tensor: name, Cause: "name occurs twice in the header"})
 		}
 	}
 	return nil
@@ -150,8 +151,8 @@ func (h *header) checkContiguous(size int64, file string) error {
 		if n < 0 {
 			kind, n = "an overlap", -n
 		}
-		return &format.Error{File: file, Tensor: e.info.Name,
-			Cause: fmt.Sprintf("data begins at offset %d, but %s at %d: %s of %d bytes", e.begin, before, end, kind, n)}
+		return problem.In(file, problem.Problem{Tensor: e.info.Name,
+			Cause: fmt.Sprintf("data begins at offset %d, but %s at %d: %s of %d bytes", e.begin, before, end, kind, n)})
 	}
 	return h.checkEnd(end, size, file)
 }
@@ -166,12 +167,12 @@ func (h *header) checkEnd(end, size int64, file string) error {
 		if n := len(h.entries); n > 0 {
 			after = "the last tensor, " + text.Quote(h.entries[n-1].info.Name)
 		}
-		return &format.Error{File: file, Cause: fmt.Sprintf("%s too many, behind %s", text.ExactBytes(size-end), after)}
+		return problem.New(file, fmt.Sprintf("%s too many, behind %s", text.ExactBytes(size-end), after), "")
 	}
 	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
-	return &format.Error{File: file, Tensor: h.entries[i].info.Name, Hint: hintDownload,
+	return problem.In(file, problem.Problem{Tensor: h.entries[i].info.Name, Hint: hintDownload,
 		Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing; this is the first tensor that is not whole",
-			text.ExactBytes(end-size), text.ExactBytes(end))}
+			text.ExactBytes(end-size), text.ExactBytes(end))})
 }
 
 // Len returns the number of tensors.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/format"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // pack makes a file of a header and n data bytes.
@@ -263,13 +263,13 @@ func TestHostileHeaders(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := readHeader(bytes.NewReader(c.data), int64(len(c.data)), "dir/model.safetensors")
 			require.Error(t, err)
-			var refused *format.Error
+			var refused *problem.Error
 			require.ErrorAs(t, err, &refused)
-			require.Equal(t, "dir/model.safetensors", refused.File)
+			require.Equal(t, "dir/model.safetensors", refused.Path)
 			require.Contains(t, err.Error(), "dir/model.safetensors: ")
 			require.Contains(t, err.Error(), c.want)
 			if c.tensor != "" {
-				require.Equal(t, c.tensor, refused.Tensor)
+				require.Equal(t, c.tensor, refused.Problems[0].Tensor)
 			}
 			requireOneLine(t, err.Error())
 		})

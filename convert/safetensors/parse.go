@@ -19,6 +19,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 type parser struct {
@@ -238,8 +239,8 @@ func (p *parser) trailing() {
 		n, err := rest.Read(buf)
 		for i, c := range buf[:n] {
 			if !isSpace(c) {
-				format.Fail(&format.Error{File: p.file, Offset: at + int64(i),
-					Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)})
+				cause := fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)
+				format.Fail(problem.New(p.file, problem.Byte(at+int64(i), cause), ""))
 			}
 		}
 		at += int64(n)
@@ -326,26 +327,30 @@ func kindName(k jsontext.Kind) string {
 
 // fail ends the reading with an error at the last token.
 func (p *parser) fail(cause string, args ...any) {
-	format.Fail(&format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(),
-		Cause: fmt.Sprintf(cause, args...)})
+	p.failAt(p.src.base+p.dec.InputOffset(), fmt.Sprintf(cause, args...))
+}
+
+// failAt ends the reading with an error at a byte of the file.
+func (p *parser) failAt(at int64, cause string) {
+	format.Fail(problem.In(p.file, problem.Problem{Tensor: p.tensor, Cause: problem.Byte(at, cause)}))
 }
 
 // syntax ends the reading with an error of the decoder or the reader.
 func (p *parser) syntax(err error) {
-	e := &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.src.used}
+	at := p.src.used
+	var cause string
 	var syntactic *jsontext.SyntacticError
 	switch {
 	case errors.As(err, &syntactic) && !errors.Is(err, io.ErrUnexpectedEOF):
-		e.Offset = p.src.base + syntactic.ByteOffset
-		e.Cause = "header is not valid JSON: " + text.Clip(syntactic.Err.Error(), 200)
+		at, cause = syntactic.ByteOffset, "header is not valid JSON: "+text.Clip(syntactic.Err.Error(), 200)
 	case errors.Is(err, errLongToken):
-		e.Cause = "header has " + errLongToken.Error()
+		cause = "header has " + errLongToken.Error()
 	case errors.Is(err, io.EOF):
-		e.Cause = "header holds no JSON object"
+		cause = "header holds no JSON object"
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		e.Cause = "header is not valid JSON: it ends too early"
+		cause = "header is not valid JSON: it ends too early"
 	default:
-		format.Fail(format.SystemError(p.file, "header", err))
+		format.Fail(problem.System(p.file, "header", err))
 	}
-	format.Fail(e)
+	p.failAt(p.src.base+at, cause)
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"dsmoe/convert/format"
+	"dsmoe/text/problem"
 )
 
 const hintDownload = "the download did not finish: fetch the file again"
@@ -41,17 +42,16 @@ func sniff(r io.ReaderAt, size int64, file string) error {
 	head := make([]byte, min(size, 4096))
 	n, err := r.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
-		return format.SystemError(file, "first bytes", err)
+		return problem.System(file, "first bytes", err)
 	}
 	head = head[:n]
 	if len(bytes.Trim(head, "\x00")) == 0 {
-		return &format.Error{File: file, Hint: hintDownload,
-			Cause: fmt.Sprintf("not a safetensors file: its first %d bytes are zero", n)}
+		return problem.New(file, fmt.Sprintf("not a safetensors file: its first %d bytes are zero", n), hintDownload)
 	}
 	trimmed := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
 	for _, l := range lookalikes {
 		if bytes.HasPrefix(head, []byte(l.magic)) || bytes.HasPrefix(trimmed, []byte(l.magic)) {
-			return &format.Error{File: file, Cause: l.cause, Hint: l.hint}
+			return problem.New(file, l.cause, l.hint)
 		}
 	}
 	return format.Substitute(file, head)
@@ -60,11 +60,10 @@ func sniff(r io.ReaderAt, size int64, file string) error {
 // tooSmall is the error for a file without room for a header length.
 func tooSmall(r io.ReaderAt, size int64, file string) error {
 	if size == 0 {
-		return &format.Error{File: file, Cause: "file is empty", Hint: hintDownload}
+		return problem.New(file, "file is empty", hintDownload)
 	}
 	if err := sniff(r, size, file); err != nil {
 		return err
 	}
-	return &format.Error{File: file, Hint: hintDownload,
-		Cause: fmt.Sprintf("file has %d bytes, too few for a safetensors header", size)}
+	return problem.New(file, fmt.Sprintf("file has %d bytes, too few for a safetensors header", size), hintDownload)
 }

@@ -10,10 +10,11 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Dir is a directory whose files can be read. It is safe for concurrent use. Errors about a file are
-// of type *format.Error, and wrap fs.ErrNotExist if it is missing.
+// of type *problem.Error, and wrap fs.ErrNotExist if it is missing.
 type Dir interface {
 	// Path is what the file is called in messages; "" is the directory itself.
 	Path(name string) string
@@ -55,7 +56,7 @@ func (d Disk) OnDisk() bool { return true }
 func (d Disk) List(below string) (names []string, err error) {
 	entries, err := os.ReadDir(d.Path(below))
 	if err != nil {
-		return nil, format.SystemError(d.Path(below), "", err)
+		return nil, problem.System(d.Path(below), "", err)
 	}
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -102,7 +103,7 @@ func (d Disk) CheckInside(name string) error {
 	}
 	path := filepath.Join(dir, name)
 	if err != nil {
-		return format.SystemError(path, "", err)
+		return problem.System(path, "", err)
 	}
 	target, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -116,8 +117,8 @@ func (d Disk) CheckInside(name string) error {
 		isIn(filepath.Join(dir, "..", "..", HubBlobs), target) {
 		return nil
 	}
-	return &format.Error{File: path, Cause: "is a link to " + text.Quote(target) + ", outside the checkpoint",
-		Hint: "if the file belongs to the checkpoint, put a copy in the link's place"}
+	return problem.New(path, "is a link to "+text.Quote(target)+", outside the checkpoint",
+		"if the file belongs to the checkpoint, put a copy in the link's place")
 }
 
 // isIn reports whether the file at path is in dir or below it.

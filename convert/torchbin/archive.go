@@ -14,6 +14,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // archive is the zip file: its entries by name, without the folder they all share.
@@ -62,13 +63,13 @@ func notArchive(f io.ReaderAt, size int64) error {
 	case size == 0:
 		return errors.New("file is empty")
 	case strings.HasPrefix(string(head[:n]), "PK\x03\x04"):
-		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: hintDownload}
+		return problem.New("", "archive is cut off: its directory is missing", hintDownload)
 	case strings.HasPrefix(string(head[:n]), format.LFSPointer):
-		return &format.Error{Cause: format.LFSCause, Hint: format.LFSHint}
+		return problem.New("", format.LFSCause, format.LFSHint)
 	case strings.Contains(string(head[:n]), legacyMagic):
-		return &format.Error{Cause: "was written by torch before 1.6, or in its format, which is not read", Hint: hintLegacy}
+		return problem.New("", "was written by torch before 1.6, or in its format, which is not read", hintLegacy)
 	case n > 1 && head[0] == 0x80 && head[1] <= 5:
-		return &format.Error{Cause: "is a plain pickle, not written by torch.save", Hint: hintSafe}
+		return problem.New("", "is a plain pickle, not written by torch.save", hintSafe)
 	}
 	return errors.New("is not a zip archive, as torch.save writes")
 }

@@ -19,6 +19,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // The limits on a file, far above those of any checkpoint.
@@ -71,7 +72,7 @@ type file struct {
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
 // readData reads the archive and the pickle of d. It touches no weight. Errors are of type
-// *format.Error.
+// *problem.Error.
 func readData(d format.Data) (*file, error) {
 	file, err := read(d, d.Size())
 	if err != nil {
@@ -87,16 +88,16 @@ const hintDamaged = "the file is damaged, or another program than torch.save wro
 
 // named gives an error the file's name and, where only the file can be at fault, a hint.
 func named(file string, err error) error {
-	var known *format.Error
+	var known *problem.Error
 	var system *fs.PathError
 	if errors.As(err, &known) {
-		known.File = file
+		known.Path = file
 		return known
 	}
 	if errors.As(err, &system) {
-		return format.SystemError(file, "", err)
+		return problem.System(file, "", err)
 	}
-	return &format.Error{File: file, Cause: err.Error(), Hint: hintDamaged}
+	return problem.New(file, err.Error(), hintDamaged)
 }
 
 // read checks the storages and the pickle, and finds every tensor's bytes.
@@ -119,11 +120,11 @@ func read(f io.ReaderAt, size int64) (*file, error) {
 	}
 	for _, t := range s.tensors {
 		if err := format.CheckName(t.name); err != nil {
-			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
+			return nil, problem.In("", problem.Problem{Tensor: t.name, Cause: err.Error()})
 		}
 		e, err := z.place(t)
 		if err != nil {
-			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
+			return nil, problem.In("", problem.Problem{Tensor: t.name, Cause: err.Error()})
 		}
 		file.Add(e)
 	}

@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Values on the machine's stack are nil, bool, int64, float64, string, tuple,
@@ -137,7 +138,7 @@ func (m *machine) run() (value any, err error) {
 			fail("the pickle ends in the middle of a value")
 		}
 	})
-	var known *format.Error
+	var known *problem.Error
 	if err != nil && !errors.As(err, &known) {
 		err = fmt.Errorf("data.pkl: byte %d: %w", start, err)
 	}
@@ -149,7 +150,7 @@ func fail(cause string, args ...any) { format.Fail(fmt.Errorf(cause, args...)) }
 
 // refuse ends the run of a pickle that loading it the usual way could run.
 func (m *machine) refuse(cause string, args ...any) {
-	format.Fail(&format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: ", m.at) + fmt.Sprintf(cause, args...), Hint: hintSafe})
+	format.Fail(problem.New("", fmt.Sprintf("data.pkl: byte %d: ", m.at)+fmt.Sprintf(cause, args...), hintSafe))
 }
 
 // step runs one opcode.
@@ -509,13 +510,13 @@ func (m *machine) state(v any) (*state, error) {
 			return nil, fmt.Errorf("data.pkl: a key of the state dict is not a string")
 		}
 		if seen[name] {
-			return nil, &format.Error{Tensor: name, Cause: "name occurs twice"}
+			return nil, problem.In("", problem.Problem{Tensor: name, Cause: "name occurs twice"})
 		}
 		seen[name] = true
 		t, ok := d.values[i].(*pickled)
 		if !ok {
-			return nil, &format.Error{Tensor: name, Cause: "is not a tensor",
-				Hint: "a plain state dict is read, or one under " + nest + ": save model.state_dict() itself"}
+			return nil, problem.In("", problem.Problem{Tensor: name, Cause: "is not a tensor",
+				Hint: "a plain state dict is read, or one under " + nest + ": save model.state_dict() itself"})
 		}
 		s.tensors = append(s.tensors, *t)
 		s.tensors[i].name = name

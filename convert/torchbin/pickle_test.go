@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 var oneTensor = stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))
@@ -224,10 +224,10 @@ func TestNested(t *testing.T) {
 	} {
 		data := archiveOf(t, pickle, fourFloats)
 		_, err := read(bytes.NewReader(data), int64(len(data)))
-		var e *format.Error
+		var e *problem.Error
 		require.ErrorAs(t, err, &e)
 		require.ErrorContains(t, err, want)
-		require.Contains(t, e.Hint, "or one under state_dict")
+		require.Contains(t, e.Problems[0].Hint, "or one under state_dict")
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 const fixtures = "../../fixtures/torch-bin"
@@ -61,7 +62,7 @@ func TestRefusedFiles(t *testing.T) {
 		"none":           "no such file",
 	} {
 		_, err := open(filepath.Join(fixtures, name))
-		var refused *format.Error
+		var refused *problem.Error
 		require.ErrorAs(t, err, &refused, name)
 		require.ErrorContains(t, err, want, name)
 	}
@@ -252,8 +253,8 @@ func TestLegacy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pytorch_model.bin")
 	require.NoError(t, os.WriteFile(path, []byte("\x80\x02"+legacyMagic+"\x80\x02M\xe9\x03."), 0o600))
 	_, err := open(path)
-	require.Equal(t, &format.Error{File: path, Cause: "was written by torch before 1.6, or in its format, which is not read",
-		Hint: "load it with torch 1.6 or later where you trust it, and save it again: torch.save(torch.load(FILE), FILE)"}, err)
+	require.Equal(t, problem.New(path, "was written by torch before 1.6, or in its format, which is not read",
+		"load it with torch 1.6 or later where you trust it, and save it again: torch.save(torch.load(FILE), FILE)"), err)
 
 	require.NoError(t, os.WriteFile(path, []byte("\x80\x03"+call("os", "system")+"."), 0o600))
 	_, err = open(path)

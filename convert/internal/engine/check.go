@@ -8,21 +8,21 @@ import (
 	"fmt"
 	"io/fs"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // checked is the result of Check.
 type checked struct {
-	Plan     string               // hash of the output's plan
-	Verified bool                 // the output was compared with its source
-	Tensors  int                  // tensors in the manifest
-	Bytes    int64                // bytes of their data
-	Problems []checkpoint.Problem // differences from the manifest
+	Plan     string            // hash of the output's plan
+	Verified bool              // the output was compared with its source
+	Tensors  int               // tensors in the manifest
+	Bytes    int64             // bytes of their data
+	Problems []problem.Problem // differences from the manifest
 }
 
 // Check hashes every byte of the output at path and compares it with its manifest, which it
@@ -46,7 +46,7 @@ func Check(ctx context.Context, path string, s Settings) (*checked, error) {
 
 // checkManifest compares the output at a target with its manifest, as manifest.Output.Compare does.
 func checkManifest(ctx context.Context, out *output.Target, m *manifest.Manifest, p *plan.Plan, s Settings,
-	each func(*manifest.Tensor)) ([]checkpoint.Problem, error) {
+	each func(*manifest.Tensor)) ([]problem.Problem, error) {
 	dir, err := out.Files()
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func checkManifest(ctx context.Context, out *output.Target, m *manifest.Manifest
 }
 
 // problemsByFile keeps the first problem of the tensors of each file, which counts the others.
-func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) {
+func problemsByFile(problems []problem.Problem) (files []problem.Problem) {
 	count := map[string]int{}
 	for _, p := range problems {
 		if p.Tensor != "" {

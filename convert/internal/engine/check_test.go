@@ -10,13 +10,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // TestManifestIsStreamed: the tensors of a manifest are read one after the other, in their
@@ -172,7 +172,7 @@ func TestEmptyListMatchesNothing(t *testing.T) {
 	fixture.Write(t, dir, plan.ManifestName, list+manifest.HashLine(digest.Of([]byte(list))))
 	checked, err := Check(t.Context(), dir, inMemory())
 	require.NoError(t, err)
-	require.Equal(t, []checkpoint.Problem{{File: plan.ManifestName, Cause: "lists no tensor"}}, checked.Problems)
+	require.Equal(t, []problem.Problem{{File: plan.ManifestName, Cause: "lists no tensor"}}, checked.Problems)
 }
 
 // TestRounds: a tensor was rounded if its losses say so.

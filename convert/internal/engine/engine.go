@@ -8,10 +8,10 @@ package engine
 import (
 	"context"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
+	"dsmoe/text/problem"
 )
 
 // Run writes the plan's output to the directory dst, an absolute path. A dst that does not
@@ -34,7 +34,7 @@ import (
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
 	if remote.Is(dst) && (s.Part.N > 0 || s.Finish) {
-		return nil, checkpoint.Refusal(dst, "an object store takes an output of one run only",
+		return nil, problem.New(dst, "an object store takes an output of one run only",
 			"write parts to a file system that all of them share")
 	}
 	t, err := output.TargetOf(dst, p)

@@ -26,6 +26,7 @@ import (
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // inMemory are settings for tests that are not about what a crash leaves: nothing is
@@ -1031,7 +1032,7 @@ func TestCheckSaysWhatItDidNotSee(t *testing.T) {
 	fixture.Replace(t, dst, plan.ManifestName, `"file": "model.safetensors"`, `"file": "other.safetensors"`)
 	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Contains(t, checked.Problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
+	require.Contains(t, checked.Problems, problem.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
 }
 
 // TestCarriedFilesAreFollowed: copying, comparing and checking the files without weights

@@ -12,12 +12,12 @@ import (
 	"slices"
 	"syscall"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // finished describes a target that is the finished output of the plan; otherwise its Result is
@@ -56,8 +56,7 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	r, err := e.compareSource(ctx, m)
-	var stale *checkpoint.Error
-	if e.Overwrite && errors.As(err, &stale) {
+	if e.Overwrite && errors.Is(err, errStale) {
 		return nil, nil
 	}
 	return r, err
@@ -71,7 +70,7 @@ func (e *execution) updates(m *manifest.Manifest) bool {
 }
 
 // another is the error for a finished output of another plan.
-func (e *execution) another(m *manifest.Manifest, different []checkpoint.Problem) error {
+func (e *execution) another(m *manifest.Manifest, different []problem.Problem) error {
 	hint := "--overwrite replaces it"
 	switch {
 	case e.updates(m):
@@ -90,26 +89,26 @@ func (e *execution) another(m *manifest.Manifest, different []checkpoint.Problem
 }
 
 // differences names what distinguishes the plan from that of the output with the manifest m.
-func (e *execution) differences(m *manifest.Manifest, others []output.OtherFile) []checkpoint.Problem {
+func (e *execution) differences(m *manifest.Manifest, others []output.OtherFile) []problem.Problem {
 	list := append(manifest.OptionDifferences(m.Options, e.plan.Options),
 		manifest.SourceDifferences(m.Sources, e.plan.Sources)...)
 	if len(list) == 0 && m.Weights != e.plan.Weights {
-		list = append(list, checkpoint.Problem{Cause: "its weights would be written otherwise"})
+		list = append(list, problem.Problem{Cause: "its weights would be written otherwise"})
 	}
 	list = append(list, otherDifferences(others)...)
 	for i, f := range e.plan.Files {
 		if e.updates(m) && f.Header != m.Files[i].Header {
-			list = append(list, checkpoint.Problem{File: f.Name, Cause: "would have other bytes before its weights"})
+			list = append(list, problem.Problem{File: f.Name, Cause: "would have other bytes before its weights"})
 		}
 	}
 	return list
 }
 
 // otherDifferences lists the files without weights that differ.
-func otherDifferences(others []output.OtherFile) (list []checkpoint.Problem) {
+func otherDifferences(others []output.OtherFile) (list []problem.Problem) {
 	for _, o := range others {
 		if cause := o.Difference(); cause != "" {
-			list = append(list, checkpoint.Problem{File: o.Name, Cause: cause})
+			list = append(list, problem.Problem{File: o.Name, Cause: cause})
 		}
 	}
 	return list
@@ -170,11 +169,13 @@ func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*R
 	return r, e.out.RemoveOrphan()
 }
 
-// stale is the error for a finished output of this plan that is to be made anew, as hint says.
-func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) error {
-	err := checkpoint.Refusal(e.target.Path, "is the output of this very conversion, but "+cause, hint)
-	err.Problems = append(err.Problems, problems...)
-	return err
+// errStale is behind the error for a finished output of this plan that is to be made anew.
+var errStale = errors.New("stale")
+
+// stale is that error; hint says how the output is made anew.
+func (e *execution) stale(cause, hint string, problems ...problem.Problem) error {
+	first := problem.Problem{Cause: "is the output of this very conversion, but " + cause, Hint: hint, Err: errStale}
+	return problem.In(e.target.Path, append([]problem.Problem{first}, problems...)...)
 }
 
 // compareManifest compares the target with its manifest and takes over the losses. It reports
@@ -195,7 +196,7 @@ func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (
 		return false, err
 	}
 	if n != len(e.States) {
-		problems = append(problems, checkpoint.Problem{File: e.target.ManifestName(),
+		problems = append(problems, problem.Problem{File: e.target.ManifestName(),
 			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.States))})
 	}
 	if len(problems) == 0 {
@@ -232,7 +233,7 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 		return err
 	}
 	if files := problemsByFile(problems); e.target.HoldsAny(files) {
-		err := checkpoint.Refusal(e.target.Path, "cannot be overwritten: its files changed since they were written",
+		err := problem.New(e.target.Path, "cannot be overwritten: its files changed since they were written",
 			"--overwrite=changed replaces them, too")
 		err.Problems = append(err.Problems, files...)
 		return err

@@ -5,11 +5,11 @@ package engine
 import (
 	"fmt"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Memory beside the plan, in bytes.
@@ -65,7 +65,7 @@ func (s Settings) check(path, what string, need int64) error {
 	}
 	const unit = 1 << 20
 	need = need * 8 / 7
-	return checkpoint.Refusal(path, fmt.Sprintf("%s does not fit in %s of memory", what, text.Bytes(s.Memory)),
+	return problem.New(path, fmt.Sprintf("%s does not fit in %s of memory", what, text.Bytes(s.Memory)),
 		fmt.Sprintf("--max-memory %dMiB is enough", need/unit+1))
 }
 

@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/output"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/text/problem"
 )
 
 // updateFinished turns the target, a finished output of another plan with the same weights, into the output of p. A
@@ -22,7 +22,7 @@ func updateFinished(ctx context.Context, t *output.Target, p *plan.Plan, src Sou
 		return nil, err
 	}
 	if t.InStore() {
-		return nil, checkpoint.Refusal(t.Path, "an output in an object store cannot be updated", "--overwrite makes it anew")
+		return nil, problem.New(t.Path, "an output in an object store cannot be updated", "--overwrite makes it anew")
 	}
 	m, err := t.ReadManifest(nil)
 	if err != nil {

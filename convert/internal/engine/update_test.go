@@ -18,6 +18,7 @@ import (
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // updatable is a source, the options of its outputs, and a change of the source that leaves the
@@ -76,7 +77,7 @@ func TestUpdate(t *testing.T) {
 			require.ErrorContains(t, err, replaced+": ", name)
 		}
 		require.ErrorContains(t, err, "it holds the finished output of another conversion", name)
-		var refusal *checkpoint.Error
+		var refusal *problem.Error
 		require.ErrorAs(t, err, &refusal)
 		require.Contains(t, refusal.Problems[0].Hint, "--update", name)
 

@@ -21,6 +21,7 @@ import (
 	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Output is where a finished output and its manifest lie, and how they are compared.
@@ -36,9 +37,9 @@ type Output struct {
 // the files. It hands each tensor of the manifest to each. p is the plan of the output, or nil; with it no header is
 // read into memory.
 func (o Output) Compare(ctx context.Context, m *Manifest, p *plan.Plan,
-	each func(*Tensor)) ([]checkpoint.Problem, error) {
+	each func(*Tensor)) ([]problem.Problem, error) {
 	c := checker{Output: o, plan: p, files: map[string]format.Data{}, unlisted: map[string]int{},
-		entered: map[string]bool{}, problems: []checkpoint.Problem{}}
+		entered: map[string]bool{}, problems: []problem.Problem{}}
 	defer c.close()
 	if edited := m.Edited(); edited != "" {
 		c.problem(c.Name, "", "%s", edited)
@@ -84,7 +85,7 @@ type checker struct {
 	entered     map[string]bool        // files of which a tensor was listed
 	weights     format.File            // the file whose header is in memory: one at a time
 	weightsName string                 // its name
-	problems    []checkpoint.Problem
+	problems    []problem.Problem
 	buffers     sync.Pool  // of *[]byte, for hash
 	mu          sync.Mutex // guards done and Progress
 	done, total int64
@@ -102,7 +103,7 @@ func (c *checker) close() {
 }
 
 func (c *checker) problem(file, name, cause string, args ...any) {
-	c.problems = append(c.problems, checkpoint.Problem{File: file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+	c.problems = append(c.problems, problem.Problem{File: file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // open opens a file; nil after it recorded that it cannot be opened.
@@ -117,11 +118,11 @@ func (c *checker) open(name string) (format.Data, error) {
 // recordProblems records the problems of a file. A failure of the system proves nothing about
 // the file and remains an error.
 func (c *checker) recordProblems(name string, err error) error {
-	var bad *format.Error
+	var bad *problem.Error
 	if !errors.As(err, &bad) || bad.Unwrap() != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
+	c.problems = append(c.problems, problem.Of(name, err)...)
 	return nil
 }
 
@@ -185,7 +186,7 @@ func (c *checker) readHeader(name string) (err error) {
 
 // tensors hashes the data of all tensors of the manifest.
 func (c *checker) tensors(ctx context.Context, each func(*Tensor)) error {
-	changed := map[int]checkpoint.Problem{} // by position in the manifest
+	changed := map[int]problem.Problem{} // by position in the manifest
 	n := 0
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.Compute)
@@ -205,7 +206,7 @@ func (c *checker) tensors(ctx context.Context, each func(*Tensor)) error {
 			if got != t.Hash {
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				changed[i] = checkpoint.Problem{File: t.File, Tensor: t.Name,
+				changed[i] = problem.Problem{File: t.File, Tensor: t.Name,
 					Cause: fmt.Sprintf("the data changed: %s, not %s", got, text.Quote(t.Hash))}
 			}
 			return nil

@@ -16,13 +16,13 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Format is the format that Manifest describes.
@@ -214,11 +214,11 @@ func (m *Manifest) FileNames() (names []string) {
 }
 
 // OptionDifferences compares the recorded options of two plans.
-func OptionDifferences(old, now any) (list []checkpoint.Problem) {
+func OptionDifferences(old, now any) (list []problem.Problem) {
 	a, b := optionMembers(old), optionMembers(now)
 	for _, key := range unionOfKeys(a, b) {
 		if a[key] != b[key] {
-			list = append(list, checkpoint.Problem{Cause: fmt.Sprintf("option %s: %s, not %s", text.Quote(key),
+			list = append(list, problem.Problem{Cause: fmt.Sprintf("option %s: %s, not %s", text.Quote(key),
 				cmp.Or(b[key], "absent"), cmp.Or(a[key], "absent"))})
 		}
 	}
@@ -250,7 +250,7 @@ func unionOfKeys[V any](a, b map[string]V) []string {
 }
 
 // SourceDifferences compares the weight files of two sources.
-func SourceDifferences(old, now []plan.Source) (list []checkpoint.Problem) {
+func SourceDifferences(old, now []plan.Source) (list []problem.Problem) {
 	byName := func(files []plan.Source) map[string]plan.Source {
 		names := map[string]plan.Source{}
 		for _, f := range files {
@@ -274,7 +274,7 @@ func SourceDifferences(old, now []plan.Source) (list []checkpoint.Problem) {
 			cause = "has another header in the source"
 		}
 		if cause != "" {
-			list = append(list, checkpoint.Problem{File: name, Cause: cause})
+			list = append(list, problem.Problem{File: name, Cause: cause})
 		}
 	}
 	return list

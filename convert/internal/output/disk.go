@@ -13,12 +13,12 @@ import (
 	"path/filepath"
 	"strings"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // diskOutput is an output on the disk.
@@ -220,7 +220,7 @@ func refuseUnfinished(old, now *progress.Head, dst, dir string) error {
 	if old.Plan == now.Plan {
 		change = "of these files, which were changed since"
 	}
-	return checkpoint.Refusal(dst, "an unfinished conversion "+change+" is in "+text.Quote(dir),
+	return problem.New(dst, "an unfinished conversion "+change+" is in "+text.Quote(dir),
 		"--no-resume starts over")
 }
 

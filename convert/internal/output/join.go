@@ -10,11 +10,11 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // RefuseParts refuses to make the output in one run while parts of one are unfinished.
@@ -23,7 +23,7 @@ func RefuseParts(t *Target, p *plan.Plan, s Options) error {
 	if parts, err := o.journals(); err != nil || len(parts) == 0 || t.IsOutputOf(p) {
 		return err
 	}
-	return checkpoint.Refusal(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
+	return problem.New(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
 		"--part and --finish complete it; to start over, remove that directory and "+text.Quote(o.dir))
 }
 
@@ -101,7 +101,7 @@ func (o *diskOutput) writeJoined(states []progress.State) (err error) {
 // join reads all parts and returns the states of the tensors. Parts that are missing or not done are one error.
 func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.State, error) {
 	if len(parts) == 0 {
-		return nil, checkpoint.Refusal(o.Path, "there are no parts that --finish could join", "--part I/N writes them")
+		return nil, problem.New(o.Path, "there are no parts that --finish could join", "--part I/N writes them")
 	}
 	n := parts[0].N
 	if last := parts[len(parts)-1].N; last != n {
@@ -163,7 +163,7 @@ func (o *diskOutput) incomplete(n int, missing, undone []int) error {
 	if undone != nil {
 		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
 	}
-	return checkpoint.Refusal(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
+	return problem.New(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
 		strings.Join(which, ", "), n), "run these parts, then --finish")
 }
 

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
@@ -21,6 +20,7 @@ import (
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // partJournal is the journal of a run of a part.
@@ -34,7 +34,8 @@ func (j partJournal) name() string { return fmt.Sprintf("%d-of-%d.%d.journal", j
 
 // otherParts is the error for parts of another conversion.
 func (o *diskOutput) otherParts(cause string) error {
-	return checkpoint.Refusal(o.partsDir(), cause, "to start over, remove it and "+text.Quote(o.dir))
+	return problem.In(o.Path, problem.Problem{File: o.partsDir(), Cause: cause,
+		Hint: "to start over, remove it and " + text.Quote(o.dir)})
 }
 
 // samePart refuses a part of another plan, or of a source in another state, and says what differs.

@@ -12,11 +12,11 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // partOutput is an output on the disk that a run writes a part of.
@@ -162,7 +162,7 @@ func (o *partOutput) checkParts() error {
 		return err
 	}
 	if progress.HasRecords(o.journalPath) {
-		return checkpoint.Refusal(o.Path, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
+		return problem.New(o.Path, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
 			"the same command without --part finishes it")
 	}
 	assembled := exists(o.dir) // before the parts are looked at: another run may begin meanwhile

@@ -12,13 +12,13 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Target is where an output appears: a directory with the manifest in it, or a file with the
@@ -159,21 +159,21 @@ func (t *Target) FileStates() (map[string]string, error) {
 }
 
 // HoldsAny reports whether the target holds a file that has a problem: of a missing file nothing can be lost.
-func (t *Target) HoldsAny(problems []checkpoint.Problem) bool {
+func (t *Target) HoldsAny(problems []problem.Problem) bool {
 	dir, err := t.Files()
 	if err != nil {
 		return false
 	}
 	names, _ := dir.List("")
-	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return slices.Contains(names, p.File) })
+	return slices.ContainsFunc(problems, func(p problem.Problem) bool { return slices.Contains(names, p.File) })
 }
 
 // AnotherOutput is the error for a target that is the finished output of another plan.
-func (t *Target) AnotherOutput(hint string) *checkpoint.Error {
+func (t *Target) AnotherOutput(hint string) *problem.Error {
 	if t.IsFile() {
-		return checkpoint.Refusal(t.Path, "is the finished output of another conversion", hint)
+		return problem.New(t.Path, "is the finished output of another conversion", hint)
 	}
-	return checkpoint.Refusal(t.Path, "directory is not empty: it holds the finished output of another conversion", hint)
+	return problem.New(t.Path, "directory is not empty: it holds the finished output of another conversion", hint)
 }
 
 // CheckReplaceable demands that the target is an output of this program and, if it is a directory,

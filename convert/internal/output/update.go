@@ -15,13 +15,13 @@ import (
 	"os"
 	"path/filepath"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Update is the update of a finished output on the disk.
@@ -30,9 +30,9 @@ type Update struct {
 
 	out     *diskOutput
 	old     *manifest.Manifest
-	others  []OtherFile          // to be replaced or removed
-	heads   []int                // weight files, as plan.Files, with bytes before the weights to be replaced
-	blocked []checkpoint.Problem // files that are neither the old nor the new output's
+	others  []OtherFile       // to be replaced or removed
+	heads   []int             // weight files, as plan.Files, with bytes before the weights to be replaced
+	blocked []problem.Problem // files that are neither the old nor the new output's
 }
 
 // OtherFile is a file without weights of the old or the new output.
@@ -66,7 +66,7 @@ func LockFinished(t *Target, p *plan.Plan, s Options, old *manifest.Manifest) (u
 	}
 	if progress.HasRecords(o.journalPath) {
 		o.Close()
-		return nil, checkpoint.Refusal(o.Path, "an unfinished conversion is in "+text.Quote(o.dir),
+		return nil, problem.New(o.Path, "an unfinished conversion is in "+text.Quote(o.dir),
 			"the command that began it continues it")
 	}
 	if now, err := o.ReadManifest(nil); err != nil || now.Hash != old.Hash {
@@ -112,7 +112,7 @@ func (u *Update) Examine(ctx context.Context, others []OtherFile) error {
 		}
 	}
 	if u.blocked != nil {
-		err := checkpoint.Refusal(u.out.Path, "cannot be updated: its files changed since they were written",
+		err := problem.New(u.out.Path, "cannot be updated: its files changed since they were written",
 			"move the changed files away; --overwrite=changed makes everything anew")
 		err.Problems = append(err.Problems, u.blocked...)
 		return err
@@ -122,7 +122,7 @@ func (u *Update) Examine(ctx context.Context, others []OtherFile) error {
 
 func (u *Update) block(name, found, recorded string) {
 	cause := "changed: " + found + ", not " + cmp.Or(recorded, "absent")
-	u.blocked = append(u.blocked, checkpoint.Problem{File: name, Cause: cause})
+	u.blocked = append(u.blocked, problem.Problem{File: name, Cause: cause})
 }
 
 // examineHead examines the bytes before the weights of a weight file, an index in plan.Files.

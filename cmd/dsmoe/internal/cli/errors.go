@@ -13,14 +13,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"dsmoe/config"
 	"dsmoe/convert"
-	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/format"
 	"dsmoe/convert/remote"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -99,14 +97,8 @@ func faultsOf(err error) []fault {
 // knownFaults takes apart an error of a type that has parts; nil is any other.
 func knownFaults(err error) (problems []fault) {
 	switch e := err.(type) {
-	case *checkpoint.Error:
+	case *problem.Error:
 		problems = faults(e.Path, e.Problems)
-	case *format.Error:
-		problems = faults(e.File, checkpoint.ProblemsOf("", e))
-	case *config.Error:
-		for _, p := range e.Problems {
-			problems = append(problems, fault{Coordinate: p.Field, Cause: p.Cause})
-		}
 	case *weights.MismatchError:
 		for _, line := range e.Findings() {
 			tensor, cause, _ := strings.Cut(line, ": ")
@@ -127,7 +119,7 @@ func knownFaults(err error) (problems []fault) {
 }
 
 // faults are the problems of one thing.
-func faults(thing string, problems []checkpoint.Problem) (list []fault) {
+func faults(thing string, problems []problem.Problem) (list []fault) {
 	for _, p := range problems {
 		list = append(list, fault{thing, p.Place(), p.Cause, p.Hint})
 	}
@@ -172,10 +164,9 @@ func overflowHint(e *convert.OverflowError) string {
 // hintOf returns what the user can do about err, if anything is known.
 func hintOf(err error) string {
 	var known *hinted
-	var bad *checkpoint.Error
+	var bad *problem.Error
 	var mismatch *weights.MismatchError
 	var overflow *convert.OverflowError
-	var file *format.Error
 	switch {
 	case errors.As(err, &overflow):
 		return overflowHint(overflow)
@@ -183,8 +174,6 @@ func hintOf(err error) string {
 		return known.hint
 	case errors.As(err, &mismatch):
 		return "dsmoe inspect audit CHECKPOINT lists every finding"
-	case errors.As(err, &file):
-		return file.Hint
 	case errors.As(err, &bad):
 		for _, p := range bad.Problems {
 			if p.Hint != "" {
