@@ -70,7 +70,7 @@ func (t *tracer) sharedKeys(layer int) ([]int, error) {
 	name, seq := pack.StageOf(layer, pack.IndexerTopK), t.in.Seq
 	keys, reason, err := t.goldenKeys(name, min(t.m.Config.IndexTopK, seq), len(t.in.InputIDs), seq)
 	if err == nil && reason != "" {
-		err = t.pack.Fault(fmt.Sprintf("%s, which later layers share: %s", name, reason))
+		err = t.pack.Fault(name+", which later layers share", reason)
 	}
 	return keys, err
 }

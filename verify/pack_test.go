@@ -303,7 +303,7 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 	})
 	_, err := pack.Open(dir)
 	require.ErrorIs(t, err, os.ErrNotExist)
-	require.EqualError(t, err, dir+": embed.safetensors: missing; head.safetensors: missing")
+	require.EqualError(t, err, dir+": 2 problems: embed.safetensors: missing; head.safetensors: missing")
 }
 
 // TestFileThatIsGone: the cause is kept.

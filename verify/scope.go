@@ -2,7 +2,6 @@ package verify
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -16,6 +15,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -75,7 +75,7 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 // takePart makes the scope a part of the whole.
 func (s *scope) takePart(p report.Part) error {
 	if s.pack.Manifest.Mode == "train" {
-		return s.pack.Fault("a pack of training has no parts: losses and gradients go through all layers; leave out --part")
+		return s.pack.Fault("", "a pack of training has no parts: losses and gradients go through all layers; leave out --part")
 	}
 	units, bytes := s.whole.units(), s.whole.bytesOf()
 	size := make([]int64, len(units))
@@ -184,7 +184,7 @@ func (s *scope) picks() bool { return len(s.layers)+len(s.stages) > 0 }
 func (s *scope) checkChain(mode report.Mode) error {
 	last := s.config.NumHiddenLayers
 	if mode == report.Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.followsPart(last) {
-		return s.pack.Fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin "+
+		return s.pack.Fault("chained mode", fmt.Sprintf("the layers before the head are not selected, and it would begin "+
 			"with the pack's %s; "+
 			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
 	}
@@ -221,37 +221,32 @@ func matchesGlob(glob, name string) bool {
 
 // checkSelection returns the parts of the user's selection that the pack lacks.
 func (s *scope) checkSelection() error {
-	var errs []error
-	if err := s.layers.Check("the pack", "layers", s.present); err != nil {
-		errs = append(errs, err)
-	}
+	problems := problem.Of("", s.layers.Check("the pack", "layers", s.present))
 	names := slices.Collect(maps.Keys(s.pack.Manifest.Tensors))
 	for _, glob := range s.stages {
 		if _, err := path.Match(glob, ""); err != nil {
-			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of "+
-				"a set", strconv.Quote(glob)))
+			problems = append(problems, problem.Problem{Field: "stages " + strconv.Quote(glob),
+				Cause: "not a glob: * stands for anything, ? for a character, [a-z] for one of a set"})
 		} else if !slices.ContainsFunc(names, func(name string) bool {
 			return pack.Parse(name).IsStage() &&
 				matchesGlob(glob, name)
 		}) {
-			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
+			problems = append(problems, problem.Problem{Field: "stages " + strconv.Quote(glob),
+				Cause: "the pack has no such stage"})
 		}
 	}
-	if errs == nil && s.picks() && !slices.ContainsFunc(names,
+	if problems == nil && s.picks() && !slices.ContainsFunc(names,
 		func(name string) bool { return s.selectsStage(name) }) {
-		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
+		return s.pack.Fault("", "nothing is selected: the pack has none of these stages in these layers")
 	}
-	if errs != nil {
-		return &pack.Error{Dir: s.pack.Dir, Problems: errs}
-	}
-	return nil
+	return problem.In(s.pack.Dir, problems...)
 }
 
 // checkInputs refuses inputs of layers that the decoder has not.
 func (s *scope) checkInputs() error {
 	for _, number := range slices.Sorted(maps.Keys(s.pack.Manifest.LayerInputs)) {
 		if l, _ := strconv.Atoi(number); l >= s.config.NumHiddenLayers {
-			return s.pack.Fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l,
+			return s.pack.Fault("manifest.json", fmt.Sprintf("layer_inputs: layer %d: the decoder has layers 0-%d", l,
 				s.config.NumHiddenLayers-1))
 		}
 	}
@@ -308,8 +303,7 @@ func (s *scope) namesAbsent(l int) bool { return slices.Contains(s.pack.Manifest
 func (s *scope) checkHeadInput() error {
 	for _, name := range []string{pack.LastNorm, pack.Logits} {
 		if s.pack.Has(name) || s.course.Predictions > 0 {
-			return s.pack.Fault(fmt.Sprintf("%s: what it begins with is not there: %s", name,
-				pack.InputStage(s.config.NumHiddenLayers)))
+			return s.pack.Fault(name, "what it begins with is not there: "+pack.InputStage(s.config.NumHiddenLayers))
 		}
 	}
 	return nil
@@ -326,8 +320,8 @@ func (s *scope) provideInput(l int, wanted map[int]bool) error {
 		s.course.Embedding = true
 	case told || wanted[l-1] || s.pack.Has(pack.InputStage(l)):
 	case s.namesAbsent(l - 1):
-		return s.pack.Fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, pack.OwnInput(l),
-			pack.InputStage(l)))
+		return s.pack.Fault(fmt.Sprint("layer ", l), fmt.Sprintf("what it begins with is not there: neither %s nor %s",
+			pack.OwnInput(l), pack.InputStage(l)))
 	default:
 		wanted[l-1] = true
 	}
@@ -429,8 +423,8 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 		name = pack.OwnInput(l)
 	}
 	e, shape := s.pack.Manifest.Tensors[name], s.inputShape(name, in.Batch, in.Seq)
-	if problem := pack.Misfit(e, shape, s.pack.DType); problem != "" {
-		return nil, name, s.pack.Fault(text.Quote(name) + ": " + problem)
+	if cause := pack.Misfit(e, shape, s.pack.DType); cause != "" {
+		return nil, name, s.pack.Fault(text.Quote(name), cause)
 	}
 	values, err := s.pack.Float32s(name)
 	if err != nil {
@@ -438,7 +432,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	}
 	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedRows(in, name, shape))
 	if !bounds.AllFinite(values) {
-		return nil, name, s.pack.Fault(text.Quote(name) + ": not finite, and a layer begins with it")
+		return nil, name, s.pack.Fault(text.Quote(name), "not finite, and a layer begins with it")
 	}
 	return s.asInput(shape, values), name, nil
 }
@@ -487,9 +481,9 @@ func sameRows(x *model.Activation, in *model.Input) bool {
 
 // checkProbes refuses probes of experts that the model has not, and on rows of padding.
 func (s *scope) checkProbes(in *model.Input) error {
-	var errs []error
-	add := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("manifest.json: probes: "+format, args...))
+	var problems []problem.Problem
+	add := func(cause string, args ...any) {
+		problems = append(problems, problem.Problem{File: "manifest.json", Cause: fmt.Sprintf("probes: "+cause, args...)})
 	}
 	probes, c := s.pack.Manifest.ProbesByLayer(), s.config
 	for _, l := range slices.Sorted(maps.Keys(probes)) {
@@ -513,10 +507,7 @@ func (s *scope) checkProbes(in *model.Input) error {
 			}
 		}
 	}
-	if errs != nil {
-		return &pack.Error{Dir: s.pack.Dir, Problems: errs}
-	}
-	return nil
+	return problem.In(s.pack.Dir, problems...)
 }
 
 // probes are those that are run: of the stages that wanted reports as true.

@@ -116,7 +116,7 @@ func checkRecorded(c *config.Config, golden *pack.Pack, o *Options) error {
 		return err
 	}
 	if differ := meaningful(pack.Differences(c, recorded)); len(differ) > 0 {
-		return golden.Fault("manifest.json contradicts itself: config is not the config.json that checkpoint has the hash of: " +
+		return golden.Fault("", "manifest.json contradicts itself: config is not the config.json that checkpoint has the hash of: "+
 			pack.InWords(differ))
 	}
 	return nil

@@ -116,15 +116,15 @@ func checkIndexed(c *config.Config, golden *pack.Pack) error {
 	switch attention := golden.Manifest.Reference.Attention; {
 	case !c.HasIndexer():
 	case c.HCMult > mostStreams:
-		return golden.Fault(fmt.Sprintf("hc_mult %d: the covariance of the weights of more than %d streams is not computed",
-			c.HCMult, mostStreams))
+		return golden.Fault(fmt.Sprint("hc_mult ", c.HCMult), fmt.Sprintf(
+			"the covariance of the weights of more than %d streams is not computed", mostStreams))
 	case golden.Manifest.Mode == "train":
-		return golden.Fault("model_type " + c.ModelType + ": packs of training are not supported: no gradient passes an indexer")
+		return golden.Fault("model_type "+c.ModelType, "packs of training are not supported: no gradient passes an indexer")
 	case golden.DType == tensor.F16:
-		return golden.Fault("model_type " + c.ModelType + ": F16 packs are not supported: the reference keeps weights_proj in " +
+		return golden.Fault("model_type "+c.ModelType, "F16 packs are not supported: the reference keeps weights_proj in "+
 			"float32 then")
 	case attention == pack.Sdpa:
-		return golden.Fault("model_type " + c.ModelType + ": packs of sdpa attention are not supported: record it with eager " +
+		return golden.Fault("model_type "+c.ModelType, "packs of sdpa attention are not supported: record it with eager "+
 			"attention")
 	}
 	return nil

@@ -25,7 +25,7 @@ func TestLayers(t *testing.T) {
 		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
 			"inspect", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts", "text/problem"},
-		"cmd/dsmoe/internal/cli": {"text/page", "convert", "convert/checkpoint", "convert/remote", "convert/format", "verify/pack", "model/weights", "config", "model/tensor", "text/problem"},
+		"cmd/dsmoe/internal/cli": {"text/page", "text/problem", "convert", "convert/checkpoint", "convert/remote", "model/weights", "model/tensor"},
 
 		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor", "text/problem"},
 		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor", "text/problem"},
@@ -46,8 +46,8 @@ func TestLayers(t *testing.T) {
 		"convert/internal/digest":   {},
 		"convert/internal/fixture":  {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":            {"verify/diagnose", "verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"verify/pack":       {"model", "model/weights", "model/table", "config", "model/tensor"},
+		"verify":            {"verify/diagnose", "verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"verify/pack":       {"model", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"verify/bounds":     {"model", "config", "model/tensor"},
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},

@@ -17,7 +17,7 @@ import (
 type Problem struct {
 	File   string `json:"file,omitempty"`   // relative to the checkpoint's directory; empty for the directory
 	Tensor string `json:"tensor,omitempty"` // empty when it is about the whole file
-	Field  string `json:"-"`                // JSON key, such as hidden_size or rope_scaling.factor; empty for the document
+	Field  string `json:"-"`                // key of a document, such as rope_scaling.factor, or part of a pack, such as a stage
 	Cause  string `json:"cause"`            // what is wrong
 	Hint   string `json:"hint,omitempty"`   // a remedy for the user
 	Err    error  `json:"-"`                // the error behind the cause, such as fs.ErrNotExist; may be nil
@@ -79,10 +79,15 @@ func (e *Error) Unwrap() (behind []error) {
 }
 
 // New returns the error for one problem with all of path.
-func New(path, cause, hint string) *Error { return In(path, Problem{Cause: cause, Hint: hint}) }
+func New(path, cause, hint string) *Error { return &Error{path, []Problem{{Cause: cause, Hint: hint}}} }
 
-// In returns the error for problems in path.
-func In(path string, problems ...Problem) *Error { return &Error{path, problems} }
+// In returns the error for the problems in path, an *Error; nil without a problem.
+func In(path string, problems ...Problem) error {
+	if len(problems) == 0 {
+		return nil
+	}
+	return &Error{path, problems}
+}
 
 // System returns the error for a failed action on path: err is the system's, what names the action and may be empty.
 func System(path, what string, err error) *Error {
@@ -94,7 +99,7 @@ func System(path, what string, err error) *Error {
 	if what != "" {
 		what += ": "
 	}
-	return In(path, Problem{Cause: what + cause.Error(), Err: err})
+	return &Error{path, []Problem{{Cause: what + cause.Error(), Err: err}}}
 }
 
 // Byte returns the cause of a problem at or before a byte of a file; byte 0 is no place.

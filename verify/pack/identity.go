@@ -30,14 +30,14 @@ func (p *Pack) CheckFamily(c *config.Config) error {
 	class := p.Manifest.Reference.Model
 	if namesake, known := namesakes[c.ModelType]; known && namesake == class {
 		if c.LatentAttention() && p.Manifest.ComputeDType != "float32" {
-			return p.Fault(fmt.Sprintf("it was recorded in %s: the latent attention of %s's code multiplies kv_b_proj into "+
+			return p.Fault("", fmt.Sprintf("it was recorded in %s: the latent attention of %s's code multiplies kv_b_proj into "+
 				"queries and context, and what it rounds there is not computed here; record it in float32",
 				p.Manifest.ComputeDType, c.ModelType))
 		}
 		return nil
 	}
 	if family, known := classes[class]; known && !slices.Contains(table.FamilyOf(c).ModelTypes, family) {
-		return p.Fault(fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the "+
+		return p.Fault("", fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the "+
 			"checkpoint's model_type is %s", class, family, c.ModelType))
 	}
 	return nil
@@ -51,15 +51,15 @@ func (p *Pack) CheckShape(c *config.Config) error {
 	case err != nil:
 		return err
 	case recorded != nil && table.FamilyOf(recorded) != table.FamilyOf(c):
-		return p.Fault(fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is "+
+		return p.Fault("", fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is "+
 			"%s", recorded.ModelType, c.ModelType))
 	case recorded != nil && !sameShape(c, recorded):
 		remedy := ""
 		if c.NRoutedExperts < recorded.NRoutedExperts {
 			remedy = "; dsmoe diff --keep-experts compares a pruned model with the whole one"
 		}
-		return p.Fault("the pack is not of this model: it was recorded from weights of other shapes: " +
-			InWords(Differences(c, recorded)) + remedy)
+		return p.Fault("", "the pack is not of this model: it was recorded from weights of other shapes: "+
+			InWords(Differences(c, recorded))+remedy)
 	}
 	if recorded != nil {
 		if err := p.checkChoices(recorded); err != nil {
@@ -86,7 +86,7 @@ func (p *Pack) checkChoices(recorded *config.Config) error {
 	if other == "" {
 		return nil
 	}
-	return p.Fault(other)
+	return p.Fault("", other)
 }
 
 // RecordedConfig returns the config.json that the pack was recorded from, as config_overrides left
@@ -103,7 +103,7 @@ func (p *Pack) RecordedConfig(r config.Reference) (*config.Config, error) {
 		c, err = c.As(r)
 	}
 	if err != nil {
-		return nil, &Error{p.Dir, []error{fmt.Errorf("manifest.json: config: %w", err)}}
+		return nil, p.Fault(manifestName, "config: "+err.Error())
 	}
 	return c, nil
 }
@@ -178,7 +178,7 @@ func (p *Pack) checkWidths(c *config.Config) error {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		if k := kinds[kind]; !k.fits {
-			return p.Fault(fmt.Sprintf("the pack is not of this model: %s, as %s makes it", k.golden, k.slot))
+			return p.Fault("", fmt.Sprintf("the pack is not of this model: %s, as %s makes it", k.golden, k.slot))
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // Manifest is a golden pack's manifest.json: which reference ran, how, on what, and
@@ -162,113 +163,107 @@ func withoutNaN(data []byte) []byte {
 }
 
 // check returns what is wrong with the manifest itself.
-func (m *Manifest) check() []error {
-	var problems []error
-	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+func (m *Manifest) check() (problems []problem.Problem) {
+	add := func(cause string, args ...any) {
+		problems = append(problems, problem.Problem{File: manifestName, Cause: fmt.Sprintf(cause, args...)})
+	}
 	if _, known := references[m.Reference.Kind]; !known {
-		add("manifest.json: reference: kind %.40q, not \"remote code\" or \"transformers native\": whose rules the pack "+
+		add("reference: kind %.40q, not \"remote code\" or \"transformers native\": whose rules the pack "+
 			"follows is not known", m.Reference.Kind)
 	}
 	if m.Format != "golden/1" {
-		add("manifest.json: format %.40q, not \"golden/1\"", m.Format)
+		add("format %.40q, not \"golden/1\"", m.Format)
 	}
 	if m.Mode != "eval" && m.Mode != "train" {
-		add("manifest.json: mode %.40q, not \"eval\" or \"train\"", m.Mode)
+		add("mode %.40q, not \"eval\" or \"train\"", m.Mode)
 	}
 	if m.Mode == "train" && m.ComputeDType != "float32" {
-		add("manifest.json: a training pack in %.40q: gradients are compared in float32 only", m.ComputeDType)
+		add("a training pack in %.40q: gradients are compared in float32 only", m.ComputeDType)
 	}
 	if d := table.ParseTorch(m.ComputeDType); !d.Casts() {
-		add("manifest.json: compute_dtype %.40q, not float32, bfloat16 or float16", m.ComputeDType)
+		add("compute_dtype %.40q, not float32, bfloat16 or float16", m.ComputeDType)
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		if name != filepath.Base(name) || !strings.HasSuffix(name, ".safetensors") {
-			add("manifest.json: files: %.80q is not the name of a safetensors file in the pack", name)
+			add("files: %.80q is not the name of a safetensors file in the pack", name)
 		}
 	}
-	problems = append(problems, m.checkLayers()...)
-	problems = append(problems, m.checkProbes()...)
+	m.checkLayers(add)
+	m.checkProbes(add)
 	used := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		e := m.Tensors[name]
 		used[e.File] = true
 		if _, ok := m.Files[e.File]; !ok {
-			add("manifest.json: tensors: %.120q: file %.80q is not among the pack's files", name, e.File)
+			add("tensors: %.120q: file %.80q is not among the pack's files", name, e.File)
 		}
 		if _, err := tensor.Size(e.DType, e.Shape); err != nil || len(e.Shape) == 0 {
-			add("manifest.json: tensors: %.120q: shape %v", name, e.Shape)
+			add("tensors: %.120q: shape %v", name, e.Shape)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		if !used[name] {
-			add("manifest.json: files: %.80q holds no tensor of the manifest", name)
+			add("files: %.80q holds no tensor of the manifest", name)
 		}
 	}
 	return problems
 }
 
-// checkLayers returns what is wrong with the manifest's absent layers and layer inputs.
-func (m *Manifest) checkLayers() (problems []error) {
-	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+// checkLayers adds what is wrong with the manifest's absent layers and layer inputs.
+func (m *Manifest) checkLayers(add func(cause string, args ...any)) {
 	for _, l := range m.Absent.Layers {
 		if l < 0 {
-			add("manifest.json: absent: layer %d is none", l)
+			add("absent: layer %d is none", l)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		s := Parse(name)
 		if _, told := m.LayerInputs[strconv.Itoa(s.Layer)]; s.Within == OwnInputKind && !told {
-			add("manifest.json: tensors: %.120q: layer_inputs does not say where it is from", name)
+			add("tensors: %.120q: layer_inputs does not say where it is from", name)
 		}
 		if slices.Contains(m.Absent.Layers, s.Layer) {
-			add("manifest.json: tensors: %.120q: its layer is said to be absent", name)
+			add("tensors: %.120q: its layer is said to be absent", name)
 		}
 	}
 	for _, number := range slices.Sorted(maps.Keys(m.LayerInputs)) {
 		in := m.LayerInputs[number]
 		l, err := strconv.Atoi(number)
 		if err != nil || l < 0 || strconv.Itoa(l) != number {
-			add("manifest.json: layer_inputs: %.40q is not the number of a layer", number)
+			add("layer_inputs: %.40q is not the number of a layer", number)
 			continue
 		}
 		if _, there := m.Tensors[OwnInput(l)]; !there {
-			add("manifest.json: layer_inputs: layer %d: there is no tensor %s", l, OwnInput(l))
+			add("layer_inputs: layer %d: there is no tensor %s", l, OwnInput(l))
 		}
 		switch {
 		case in.Kind != Recorded && in.Kind != Seeded:
-			add("manifest.json: layer_inputs: layer %d: kind %.40q, not \"recorded\" or \"seeded\"", l, in.Kind)
+			add("layer_inputs: layer %d: kind %.40q, not \"recorded\" or \"seeded\"", l, in.Kind)
 		case in.Kind == Recorded && in.Is != InputStage(l):
-			add("manifest.json: layer_inputs: layer %d: recorded as %.120q, but it begins with %s", l, in.Is, InputStage(l))
+			add("layer_inputs: layer %d: recorded as %.120q, but it begins with %s", l, in.Is, InputStage(l))
 		}
 	}
-	return problems
 }
 
-// checkProbes returns what is wrong with the manifest's probes by itself.
-func (m *Manifest) checkProbes() (problems []error) {
-	add := func(format string, args ...any) {
-		problems = append(problems, fmt.Errorf("manifest.json: probes: "+format, args...))
-	}
+// checkProbes adds what is wrong with the manifest's probes by itself.
+func (m *Manifest) checkProbes(add func(cause string, args ...any)) {
 	if m.Mode == "train" && len(m.Probes) > 0 {
-		add("a training pack has none")
+		add("probes: a training pack has none")
 	}
 	for _, number := range slices.Sorted(maps.Keys(m.Probes)) {
 		l, err := strconv.Atoi(number)
 		if err != nil || l < 0 || strconv.Itoa(l) != number {
-			add("%.40q is not the number of a layer", number)
+			add("probes: %.40q is not the number of a layer", number)
 			continue
 		}
-		for _, problem := range m.checkProbe(l, m.Probes[number]) {
-			add("layer %d: %s", l, problem)
+		for _, cause := range m.checkProbe(l, m.Probes[number]) {
+			add("probes: layer %d: %s", l, cause)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		if s := Parse(name); s.IsProbe() && !slices.Contains(m.Probes[strconv.Itoa(s.Layer)].Experts, s.Expert) {
-			problems = append(problems, fmt.Errorf("manifest.json: tensors: %.120q: probes does not say which rows it is of",
-				name))
+			add("tensors: %.120q: probes does not say which rows it is of", name)
 		}
 	}
-	return problems
 }
 
 // checkProbe returns what is wrong with the probes of layer l: their rows, experts or tensors.

@@ -27,6 +27,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Pack is a golden pack that Open has opened.
@@ -46,8 +47,10 @@ type Pack struct {
 	from    int64 // where its tensors begin
 }
 
-// maxManifest is how large a manifest may be.
-const maxManifest = 16 << 20
+const (
+	manifestName = "manifest.json"
+	maxManifest  = 16 << 20 // bytes
+)
 
 // Open reads the manifest of the golden pack in dir, checks it, and re-hashes
 // every file it lists. All problems are in one error.
@@ -62,47 +65,27 @@ func Open(dir string) (*Pack, error) {
 		problems = p.rehash()
 	}
 	if len(problems) > 0 {
-		return nil, &Error{dir, problems}
+		return nil, problem.In(dir, problems...)
 	}
 	return p, nil
 }
-
-// Error is all that is wrong with a pack.
-type Error struct {
-	Dir      string  // of the pack
-	Problems []error // at least one: "file: cause"
-}
-
-// Error names at most 20 problems, on one line.
-func (e *Error) Error() string {
-	const most = 20
-	return text.Quote(e.Dir) + ": " + text.Some(e.Problems, most, "; ")
-}
-
-// Unwrap returns the problems, which keep their causes.
-func (e *Error) Unwrap() []error { return e.Problems }
 
 // wrap is an error about something in the pack.
 func (p *Pack) wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
 }
 
-// Fault is an error about the pack.
-func (p *Pack) Fault(problem string) error { return &Error{p.Dir, []error{errors.New(problem)}} }
+// Fault is an error about a part of the pack, such as a stage; "" is all of it.
+func (p *Pack) Fault(part, cause string) error {
+	return problem.In(p.Dir, problem.Problem{Field: part, Cause: cause})
+}
 
 func (p *Pack) readManifest() error {
-	path := filepath.Join(p.Dir, "manifest.json")
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%s: %w", text.Quote(p.Dir), errors.New("not a golden pack: there is no manifest.json"))
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular() || info.Size() > maxManifest:
-		return fmt.Errorf("%s: %w", text.Quote(path), fmt.Errorf("not a regular file of at most %s", text.Bytes(maxManifest)))
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
+	path := filepath.Join(p.Dir, manifestName)
+	data, err := readSmall(path, maxManifest)
+	if errors.Is(err, os.ErrNotExist) {
+		return problem.New(p.Dir, "not a golden pack: there is no "+manifestName, "")
+	} else if err != nil {
 		return err
 	}
 	hash := sha256.Sum256(data)
@@ -114,34 +97,23 @@ func (p *Pack) readManifest() error {
 }
 
 // rehash returns the files that are not what the manifest says.
-func (p *Pack) rehash() []error {
-	var problems []error
-	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+func (p *Pack) rehash() (problems []problem.Problem) {
+	add := func(file, cause string, err error) {
+		problems = append(problems, problem.Problem{File: file, Cause: cause, Err: err})
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Files)) {
 		got, err := HashFile(filepath.Join(p.Dir, name))
 		switch {
 		case errors.Is(err, os.ErrNotExist):
-			problems = append(problems, &missingFile{name, err})
+			add(name, "missing", err)
 		case err != nil:
-			add("%s: %w", text.Quote(name), err)
+			add(name, err.Error(), err)
 		case got != p.Manifest.Files[name]:
-			add("%s: is %s, manifest.json says %s", text.Quote(name), got, text.Quote(p.Manifest.Files[name]))
+			add(name, fmt.Sprintf("is %s, manifest.json says %s", got, text.Quote(p.Manifest.Files[name])), nil)
 		}
 	}
 	return problems
 }
-
-// missingFile is the error about a file that the manifest names and the pack lacks.
-type missingFile struct {
-	name string
-	err  error
-}
-
-// Error names the file.
-func (e *missingFile) Error() string { return text.Quote(e.name) + ": missing" }
-
-// Unwrap returns the error of the system.
-func (e *missingFile) Unwrap() error { return e.err }
 
 // HashFile returns "sha256:" and the hash of a regular file's bytes in hexadecimal.
 func HashFile(path string) (string, error) {
@@ -204,7 +176,7 @@ func (p *Pack) Tensor(name string) (t tensor.Tensor, err error) {
 func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor) error) error {
 	e, ok := p.Manifest.Tensors[name]
 	if !ok {
-		return p.Fault("there is no tensor " + text.Quote(name))
+		return p.Fault("", "there is no tensor "+text.Quote(name))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,8 +187,7 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 	}
 	x, ok := p.extents[name]
 	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, e.Shape) {
-		return p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File),
-			text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
+		return p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
 	}
 	file, err := os.Open(filepath.Join(p.Dir, e.File))
 	if err != nil {
@@ -307,7 +278,7 @@ func (p *Pack) Ints(name string) ([]int, error) {
 	}
 	values, err := ints(t)
 	if err != nil {
-		return nil, p.Fault(fmt.Sprintf("%s: %v", text.Quote(name), err))
+		return nil, p.Fault(text.Quote(name), err.Error())
 	}
 	return values, nil
 }
@@ -322,8 +293,8 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 	if len(p.Manifest.ConfigOverrides) > 0 {
 		for _, key := range slices.Sorted(maps.Keys(p.Manifest.ConfigOverrides)) {
 			if !c.HasKey(key) {
-				return nil, p.Fault(fmt.Sprintf("manifest.json: config_overrides: %.80q is not a key of model_type %s, nor of "+
-					"config.json", key, c.ModelType))
+				return nil, p.Fault(manifestName, fmt.Sprintf("config_overrides: %.80q is not a key of model_type %s, nor of config.json",
+					key, c.ModelType))
 			}
 		}
 		var err error
@@ -333,7 +304,7 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 	}
 	c, err := c.As(cmp.Or(override, references[p.Manifest.Reference.Kind]))
 	if err != nil {
-		return nil, p.Fault(err.Error())
+		return nil, p.Fault("", err.Error())
 	}
 	return c, nil
 }
@@ -355,7 +326,7 @@ func (p *Pack) Input() (*model.Input, error) {
 		err = errNoToken
 	}
 	if err != nil {
-		return nil, p.Fault(err.Error())
+		return nil, p.Fault("", err.Error())
 	}
 	return in, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // maxTokensFile is how large a file of tokens may be.
@@ -22,7 +23,7 @@ const maxTokensFile = 256 << 20
 // the list of ids alone. Ids are [batch, seq], or one sequence. The error names the
 // file. Ids are not compared with a vocabulary.
 func ReadTokens(path string) (*model.Input, error) {
-	data, err := readSmall(path)
+	data, err := readSmall(path, maxTokensFile)
 	if err != nil {
 		return nil, err
 	}
@@ -43,15 +44,14 @@ func ReadTokens(path string) (*model.Input, error) {
 // errNoToken refuses an empty input.
 var errNoToken = errors.New(inputIDs + ": no token")
 
-// readSmall reads a regular file of at most maxTokensFile bytes.
-func readSmall(path string) ([]byte, error) {
+// readSmall reads a regular file of at most so many bytes.
+func readSmall(path string, most int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxTokensFile {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path),
-			fmt.Errorf("not a regular file of at most %s", text.Bytes(maxTokensFile)))
+	if !info.Mode().IsRegular() || info.Size() > most {
+		return nil, problem.New(path, "not a regular file of at most "+text.Bytes(most), "")
 	}
 	return os.ReadFile(path)
 }

@@ -19,7 +19,6 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/text/problem"
-	"dsmoe/verify/pack"
 )
 
 // Fail tells the user why a command has no answer.
@@ -104,14 +103,6 @@ func knownFaults(err error) (problems []fault) {
 			tensor, cause, _ := strings.Cut(line, ": ")
 			problems = append(problems, fault{Coordinate: "tensor " + tensor, Cause: cause})
 		}
-	case *pack.Error:
-		for _, p := range e.Problems {
-			file, cause, ok := strings.Cut(text.Line(p.Error()), ": ")
-			if !ok {
-				file, cause = "", file
-			}
-			problems = append(problems, fault{Thing: e.Dir, Coordinate: file, Cause: cause})
-		}
 	case *fs.PathError:
 		problems = []fault{{Thing: e.Path, Cause: e.Err.Error()}}
 	}
@@ -121,7 +112,7 @@ func knownFaults(err error) (problems []fault) {
 // faults are the problems of one thing.
 func faults(thing string, problems []problem.Problem) (list []fault) {
 	for _, p := range problems {
-		list = append(list, fault{thing, p.Place(), p.Cause, p.Hint})
+		list = append(list, fault{thing, p.Place(), text.Line(p.Cause), p.Hint})
 	}
 	return list
 }
