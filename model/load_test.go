@@ -18,6 +18,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 )
 
 const tinyConfig = `{"model_type":"deepseek","vocab_size":11,"hidden_size":8,"intermediate_size":12,
@@ -66,14 +67,15 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 	_, err := model.Load(c, src)
 	var mismatch *weights.MismatchError
 	require.ErrorAs(t, err, &mismatch)
-	require.Equal(t, []string{
-		experts + "3.up_proj.weight: missing, shape [4 8] is expected",
-		"model.norm.weight: missing, shape [8] is expected",
-		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
-		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16, F8_E4M3, INT4, F4 and the blocks of GGUF",
-		experts + "5.up_proj.weight: unexpected, shape [4 8]",
-		"model.layers.2.input_layernorm.weight: unexpected, shape [8]",
-	}, mismatch.Findings())
+	require.Equal(t, []problem.Problem{
+		{Tensor: experts + "3.up_proj.weight", Cause: "missing, shape [4 8] is expected"},
+		{Tensor: "model.norm.weight", Cause: "missing, shape [8] is expected"},
+		{Tensor: "model.layers.0.self_attn.q_proj.weight", Cause: "shape [8 4], config says [8 8]"},
+		{Tensor: "lm_head.weight",
+			Cause: "dtype F64, the model computes with F32, F16, BF16, F8_E4M3, INT4, F4 and the blocks of GGUF"},
+		{Tensor: experts + "5.up_proj.weight", Cause: "unexpected, shape [4 8]"},
+		{Tensor: "model.layers.2.input_layernorm.weight", Cause: "unexpected, shape [8]"},
+	}, mismatch.Problems())
 	require.NotContains(t, err.Error(), "\n")
 }
 
@@ -206,6 +208,6 @@ func TestMismatchesCutNames(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	e := &weights.MismatchError{Missing: []table.Slot{{Name: long}}, Unexpected: []tensor.Info{{Name: long}},
 		Wrong: []weights.Wrong{{Got: tensor.Info{Name: long}}, {Got: tensor.Info{Name: long}, Cause: "odd"}}}
-	require.Len(t, e.Findings(), 4)
+	require.Len(t, e.Problems(), 4)
 	require.Less(t, len(e.Error()), 1500)
 }

@@ -69,7 +69,7 @@ func TestLayers(t *testing.T) {
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel", "model/internal/arena"},
 		"model/count":             {"model/table", "config", "model/tensor"},
 		"model/synth":             {"model/weights", "model/table", "config", "model/tensor"},
-		"model/weights":           {"model/table", "config", "model/tensor"},
+		"model/weights":           {"model/table", "config", "model/tensor", "text/problem"},
 		"model/table":             {"config", "model/tensor"},
 		"model/tensor":            {"model/internal/kernel"},
 		"model/tensor/tensortest": {"model/tensor"}, // for tests

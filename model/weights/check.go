@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // MismatchError lists every way in which a source's tensors differ from the
@@ -39,38 +41,33 @@ const maxFindings = 20
 
 // Error names the first findings of each kind and counts the rest, on one line.
 func (e *MismatchError) Error() string {
-	lines := e.Findings()
+	var lines []string
+	for _, p := range e.Problems() {
+		lines = append(lines, text.Quote(p.Tensor)+": "+p.Cause)
+	}
 	return fmt.Sprintf("config and tensors do not fit, %d findings: %s", len(lines), text.Some(lines, maxFindings, "; "))
 }
 
-// Findings returns a line per finding.
-func (e *MismatchError) Findings() []string {
-	var lines []string
+// Problems returns a problem per finding.
+func (e *MismatchError) Problems() (problems []problem.Problem) {
+	add := func(name, cause string) { problems = append(problems, problem.Problem{Tensor: name, Cause: cause}) }
 	for _, s := range e.Missing {
-		lines = append(lines, text.Quote(s.Name)+": missing"+s.Expected())
+		add(s.Name, "missing"+s.Expected())
 	}
 	for _, w := range e.Wrong {
-		lines = append(lines, w.String())
+		add(w.Got.Name, cmp.Or(w.Cause, fmt.Sprintf("shape %v, config says %v", w.Got.Shape, w.Want)))
 	}
 	for _, i := range e.Unexpected {
-		line := fmt.Sprintf("%s: unexpected, shape %v", text.Quote(i.Name), i.Shape)
+		cause := fmt.Sprintf("unexpected, shape %v", i.Shape)
 		if near := e.nearest[i.Name]; near != "" {
-			line += "; the nearest known name is " + text.Quote(near)
+			cause += "; the nearest known name is " + text.Quote(near)
 		}
 		if i.DType == tensor.Invalid {
-			line = text.Quote(i.Name) + ": unexpected, in a file that was not read"
+			cause = "unexpected, in a file that was not read"
 		}
-		lines = append(lines, line)
+		add(i.Name, cause)
 	}
-	return lines
-}
-
-// String says what is wrong with the tensor.
-func (w Wrong) String() string {
-	if w.Cause == "" {
-		return fmt.Sprintf("%s: shape %v, config says %v", text.Quote(w.Got.Name), w.Got.Shape, w.Want)
-	}
-	return text.Quote(w.Got.Name) + ": " + w.Cause
+	return problems
 }
 
 // Check compares the tensors with the weights that c implies, see Family.Required, and returns nil or a

@@ -62,12 +62,16 @@ func describeError(cmd *cobra.Command, err error) (d ErrorDocument) {
 // faultsOf takes an error apart into its problems, at least one. A layer that wraps an
 // error has put what it knows before it, "thing: …"; the innermost knows the cause.
 func faultsOf(err error) []fault {
-	if problems := knownFaults(err); problems != nil {
-		return problems
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+	switch e := err.(type) {
+	case *problem.Error:
+		return faults(e.Path, e.Problems)
+	case *weights.MismatchError:
+		return faults("", e.Problems())
+	case *fs.PathError:
+		return []fault{{Thing: e.Path, Cause: e.Err.Error()}}
+	case interface{ Unwrap() []error }:
 		var problems []fault
-		for _, inner := range joined.Unwrap() {
+		for _, inner := range e.Unwrap() {
 			problems = append(problems, faultsOf(inner)...)
 		}
 		return problems
@@ -89,22 +93,6 @@ func faultsOf(err error) []fault {
 	}
 	for i, p := range problems {
 		problems[i].Thing, problems[i].Coordinate = before, joinParts(p.Thing, p.Coordinate)
-	}
-	return problems
-}
-
-// knownFaults takes apart an error of a type that has parts; nil is any other.
-func knownFaults(err error) (problems []fault) {
-	switch e := err.(type) {
-	case *problem.Error:
-		problems = faults(e.Path, e.Problems)
-	case *weights.MismatchError:
-		for _, line := range e.Findings() {
-			tensor, cause, _ := strings.Cut(line, ": ")
-			problems = append(problems, fault{Coordinate: "tensor " + tensor, Cause: cause})
-		}
-	case *fs.PathError:
-		problems = []fault{{Thing: e.Path, Cause: e.Err.Error()}}
 	}
 	return problems
 }
