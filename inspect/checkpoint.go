@@ -20,6 +20,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 )
 
 // Checkpoint is what was found when a checkpoint, which may be damaged, was opened.
@@ -104,7 +105,7 @@ func (c *Checkpoint) WrongShapes(read func(shape *weights.Weight) ([]byte, error
 	}
 	files := c.Holders(set)
 	for _, w := range wrong {
-		found = append(found, Finding{Kind: Shape, File: files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause})
+		found = append(found, Shape.Of(problem.Problem{File: files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}))
 	}
 	return found
 }

@@ -8,16 +8,13 @@ import (
 
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // Finding is one thing that is wrong or odd in a checkpoint, and where.
 type Finding struct {
-	Kind   Kind   `json:"kind"`             // how the parts of the checkpoint disagree
-	File   string `json:"file,omitempty"`   // relative to the checkpoint; empty for all of it
-	Tensor string `json:"tensor,omitempty"` // empty if the finding is about no tensor
-	Cause  string `json:"cause"`            // what is wrong
-	Hint   string `json:"hint,omitempty"`   // where to look, or what to do
-
+	Kind Kind `json:"kind"` // how the parts of the checkpoint disagree
+	problem.Problem
 	Level Level `json:"-"` // in front of its line; empty if all of a list are alike
 }
 
@@ -34,6 +31,9 @@ const (
 	Value      Kind = "value"      // numbers that weights cannot be, or that cannot be meant
 	Note       Kind = "note"       // odd, but a reader can live with it
 )
+
+// Of returns the finding of the kind about a problem.
+func (k Kind) Of(p problem.Problem) Finding { return Finding{Kind: k, Problem: p} }
 
 // Mismatch returns why the numbers of a pair cannot be compared; kind is "" if they can. The checkpoint of B is called
 // other.
@@ -77,7 +77,7 @@ func Lines(findings []Finding) (lines []line) {
 	names := map[Finding][]string{}
 	for _, f := range findings {
 		group := f
-		group.Tensor = ""
+		group.Tensor, group.Err = "", nil
 		if f.Kind != Broken && f.Kind != Note {
 			group.File = ""
 		}

@@ -7,12 +7,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/text/problem"
 )
 
 func TestManyFindingsAreCutInText(t *testing.T) {
 	var many []Finding
 	for i := range 200 {
-		many = append(many, Finding{Kind: Note, File: fmt.Sprint("file", i), Cause: "odd"})
+		many = append(many, Note.Of(problem.Problem{File: fmt.Sprint("file", i), Cause: "odd"}))
 	}
 	var out strings.Builder
 	require.NoError(t, WriteFindings(&out, many, 10))

@@ -54,16 +54,16 @@ func TestLayers(t *testing.T) {
 		"verify/verifytest": {}, // for tests and scripts
 		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
-		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor"},
-		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor"},
-		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor"},
+		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/matrix":      {"inspect", "model", "model/weights", "model/tensor"},
-		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
+		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor", "text/problem"},
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
 		"inspect/tensors":     {"inspect", "inspect/matrix", "model/weights", "model/table", "model/tensor"},
-		"inspect/report":      {"inspect", "inspect/tensors", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
+		"inspect/report":      {"inspect", "inspect/tensors", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table", "text/problem"},
 		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/table", "model/tensor"}, // for tests
 
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel", "model/internal/arena"},

@@ -119,7 +119,7 @@ func isNothing(inv *checkpoint.Inventory) bool {
 
 func findings(kind inspect.Kind, problems []problem.Problem) (found []inspect.Finding) {
 	for _, p := range problems {
-		found = append(found, inspect.Finding{Kind: kind, File: p.File, Tensor: p.Tensor, Cause: p.Cause, Hint: p.Hint})
+		found = append(found, kind.Of(p))
 	}
 	return found
 }
@@ -134,8 +134,8 @@ func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, er
 	for i, f := range c.Files {
 		sums, err := src.Checksums(i)
 		if err != nil {
-			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name,
-				Cause: "its checksums cannot be read: " + err.Error()})
+			c.Findings = append(c.Findings, inspect.Broken.Of(problem.Problem{File: f.Name,
+				Cause: "its checksums cannot be read: " + err.Error()}))
 		}
 		for _, s := range sums {
 			v.Parts = append(v.Parts, stats.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size,

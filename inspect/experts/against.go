@@ -17,6 +17,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/text/page"
+	"dsmoe/text/problem"
 )
 
 // ErrorReport is how far the experts of a checkpoint are from those of another, their original.
@@ -115,7 +116,7 @@ func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []weights.Pai
 		case inspect.DType:
 			cause = "in " + theOriginal + ": " + cause
 		}
-		problems = append(problems, inspect.Finding{Kind: kind, Tensor: p.A.Name, Cause: cause})
+		problems = append(problems, kind.Of(problem.Problem{Tensor: p.A.Name, Cause: cause}))
 	}
 	var errs []error
 	for _, line := range inspect.Lines(problems) {

@@ -14,6 +14,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // AuditReport says what was checked, what could not be, and everything found.
@@ -78,7 +79,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 		if m.Row.Shape != nil {
 			cause += fmt.Sprintf(", shape %v", m.Shape)
 		}
-		found = append(found, inspect.Finding{Kind: inspect.Missing, Tensor: m.Name, Cause: cause, Hint: x.hints.hint(m.Name)})
+		found = append(found, inspect.Missing.Of(problem.Problem{Tensor: m.Name, Cause: cause, Hint: x.hints.hint(m.Name)}))
 	}
 	for _, w := range e.Wrong {
 		if w.Scales != nil {
@@ -88,8 +89,8 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 		}
 	}
 	for _, u := range e.Unexpected {
-		found = append(found, inspect.Finding{Kind: inspect.Unexpected, File: x.files()[u.Name], Tensor: u.Name,
-			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.hint(u.Name)})
+		found = append(found, inspect.Unexpected.Of(problem.Problem{File: x.files()[u.Name], Tensor: u.Name,
+			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.hint(u.Name)}))
 	}
 	return found
 }
@@ -97,7 +98,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 // wrong returns the finding about a tensor of the table that has another shape, or with which the model cannot
 // compute, and about a tensor that cannot be a weight.
 func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
-	f := inspect.Finding{Kind: inspect.DType, File: x.files()[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}
+	f := inspect.DType.Of(problem.Problem{File: x.files()[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause})
 	switch {
 	case w.Cause == "":
 		f.Kind, f.Hint = inspect.Shape, x.hints.hint(w.Got.Name)
@@ -113,7 +114,8 @@ func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
 func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 	w, s := e.Weight, e.Weight.Scales
 	form := w.Form().Name
-	f := inspect.Finding{Hint: fmt.Sprintf("without its scales nobody knows the numbers of an %s weight", form)}
+	var f inspect.Finding
+	f.Hint = fmt.Sprintf("without its scales nobody knows the numbers of an %s weight", form)
 	switch {
 	case !e.Missing() && e.Misshapen():
 		f.Kind, f.Cause = inspect.Shape, fmt.Sprintf("%v, but one scale per block of %v of the %s weight is %v", s.Shape,
@@ -142,11 +144,11 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 		}
 		form := s.Form(x.Config)
 		if w := x.weights.Find(s.Name); w != nil && w.DType.Casts() && form != tensor.Plain {
-			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files()[w.Name],
+			found = append(found, inspect.DType.Of(problem.Problem{File: x.files()[w.Name],
 				Tensor: x.weights.StoredName(x.Config, w.Name),
 				Cause:  fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
 				Hint: "take quantization_config out of config.json, or list the module in its " +
-					x.Config.Quantization.ExceptKey()})
+					x.Config.Quantization.ExceptKey()}))
 		}
 	}
 	return found
@@ -168,8 +170,9 @@ func (x *auditor) otherExperts() (found []inspect.Finding) {
 		if q.Experts == "" {
 			cause = fmt.Sprintf("is %s, but without expert_dtype transformers takes experts for fp8", strings.ToUpper(is))
 		}
-		found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files()[w.Name],
-			Tensor: x.weights.StoredName(x.Config, w.Name), Cause: cause, Hint: fmt.Sprintf("set expert_dtype to %q", is)})
+		found = append(found, inspect.DType.Of(problem.Problem{File: x.files()[w.Name],
+			Tensor: x.weights.StoredName(x.Config, w.Name), Cause: cause,
+			Hint: fmt.Sprintf("set expert_dtype to %q", is)}))
 	}
 	return found
 }
@@ -184,10 +187,10 @@ func (x *auditor) torchDType() []inspect.Finding {
 		return nil
 	}
 	slices.Sort(dtypes)
-	return []inspect.Finding{{Kind: inspect.Note, File: inspect.ConfigFile,
+	return []inspect.Finding{inspect.Note.Of(problem.Problem{File: inspect.ConfigFile,
 		Cause: fmt.Sprintf("torch_dtype is %s, but no tensor is %s", x.Config.TorchDType, want),
 		Hint: "transformers will convert the weights when it loads them; they are " + strings.Join(slices.Compact(dtypes),
-			", ")}}
+			", ")})}
 }
 
 // absent notes what the config announces and no reader needs.
@@ -196,8 +199,8 @@ func (x *auditor) absent() (found []inspect.Finding) {
 		return nil
 	}
 	for _, note := range table.FamilyOf(x.Config).Notes(x.Config, x.weights.Has) {
-		found = append(found, inspect.Finding{Kind: inspect.Note, File: inspect.ConfigFile, Cause: note,
-			Hint: "the model computes the same without them, but cannot draft tokens by multi-token prediction"})
+		found = append(found, inspect.Note.Of(problem.Problem{File: inspect.ConfigFile, Cause: note,
+			Hint: "the model computes the same without them, but cannot draft tokens by multi-token prediction"}))
 	}
 	return found
 }

@@ -15,6 +15,7 @@ import (
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 func TestWholeCheckpointIsClean(t *testing.T) {
@@ -39,7 +40,7 @@ func TestAbsentMTP(t *testing.T) {
 	assert.True(t, a.Clean)
 	assert.Contains(t, inspecttest.Printed(t, a),
 		"ckpt: no problems, 1 note\n  note: config.json: num_nextn_predict_layers is 1, but there are no tensors of multi-token prediction layers\n")
-	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "c.safetensors", Cause: "file is empty"}}
+	c.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "c.safetensors", Cause: "file is empty"})}
 	assert.Equal(t, c.Findings, Audit(c).Findings, "nobody knows what is missing")
 
 	c = inspecttest.Whole(configtest.Fixture(t, "v3/checkpoint"))
@@ -105,7 +106,8 @@ func TestAuditFindings(t *testing.T) {
 		"file that cannot be read": {
 			func(t *testing.T, c *inspect.Checkpoint) {
 				c.Files = c.Files[:1]
-				c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "b.safetensors", Cause: "file is empty"}}
+				c.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "b.safetensors",
+					Cause: "file is empty"})}
 			},
 			[]string{"1 problem\n", "broken: b.safetensors: file is empty",
 				"not checked  which weights are missing: not every file can be used"}, "missing: model",
@@ -113,7 +115,7 @@ func TestAuditFindings(t *testing.T) {
 		"config that cannot be read": {
 			func(t *testing.T, c *inspect.Checkpoint) {
 				c.Config = nil
-				c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"}}
+				c.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "config.json", Cause: "missing"})}
 			},
 			[]string{"1 problem\n", "broken: config.json: missing",
 				"not checked  the tensors against the config: config.json cannot be used"}, "missing: model",
@@ -140,9 +142,9 @@ func TestBrokenTensorDoesNotHideMissingOnes(t *testing.T) {
 	c := inspecttest.Whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Files[0].Tensors = c.Files[0].Tensors[1:]
 	c.Findings = []inspect.Finding{
-		{Kind: inspect.Broken, File: "a.safetensors", Tensor: "model.embed_tokens.weight",
-			Cause: "missing, though the index puts it here"},
-		{Kind: inspect.Broken, File: "model.safetensors.index.json", Cause: "odd"},
+		inspect.Broken.Of(problem.Problem{File: "a.safetensors", Tensor: "model.embed_tokens.weight",
+			Cause: "missing, though the index puts it here"}),
+		inspect.Broken.Of(problem.Problem{File: "model.safetensors.index.json", Cause: "odd"}),
 	}
 	kinds := []inspect.Kind{}
 	for _, f := range Audit(c).Findings {
@@ -227,27 +229,27 @@ func TestAuditOfFP8(t *testing.T) {
 	}{
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}}, inspect.Finding{}},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, inspect.Finding{}},
-		{fp8, name, tensor.F8E4M3, nil, inspect.Finding{Kind: inspect.Missing, Tensor: name + "_scale_inv",
-			Cause: "the FP8 weight needs these scales, shape [2 1]"}},
+		{fp8, name, tensor.F8E4M3, nil, inspect.Missing.Of(problem.Problem{Tensor: name + "_scale_inv",
+			Cause: "the FP8 weight needs these scales, shape [2 1]"})},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{1, 2}},
-			inspect.Finding{Kind: inspect.Shape, File: "b.safetensors", Tensor: name + "_scale_inv",
-				Cause: "[1 2], but one scale per block of [128 128] of the FP8 weight is [2 1]"}},
+			inspect.Shape.Of(problem.Problem{File: "b.safetensors", Tensor: name + "_scale_inv",
+				Cause: "[1 2], but one scale per block of [128 128] of the FP8 weight is [2 1]"})},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}},
-			inspect.Finding{Kind: inspect.DType, File: "b.safetensors", Tensor: name + "_scale_inv",
-				Cause: "dtype I32: scales are F32, F16, BF16 or F8_E8M0"}},
-		{fp8, name, tensor.BF16, nil, inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
-			Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
+			inspect.DType.Of(problem.Problem{File: "b.safetensors", Tensor: name + "_scale_inv",
+				Cause: "dtype I32: scales are F32, F16, BF16 or F8_E8M0"})},
+		{fp8, name, tensor.BF16, nil, inspect.DType.Of(problem.Problem{File: "a.safetensors", Tensor: name,
+			Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"})},
 		{excepting, name, tensor.BF16, nil, inspect.Finding{}},
 		{excepting, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}},
-			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
-				Cause: "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it"}},
+			inspect.DType.Of(problem.Problem{File: "a.safetensors", Tensor: name,
+				Cause: "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it"})},
 		{fp8, "model.embed_tokens.weight", tensor.F8E4M3, nil,
-			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: "model.embed_tokens.weight",
-				Cause: "dtype F8_E4M3, which only matrix products take"}},
+			inspect.DType.Of(problem.Problem{File: "a.safetensors", Tensor: "model.embed_tokens.weight",
+				Cause: "dtype F8_E4M3, which only matrix products take"})},
 		{inspecttest.Override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name,
 			tensor.F8E4M3, nil,
-			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
-				Cause: "dtype F8_E4M3, but config.json has no quantization_config"}},
+			inspect.DType.Of(problem.Problem{File: "a.safetensors", Tensor: name,
+				Cause: "dtype F8_E4M3, but config.json has no quantization_config"})},
 	} {
 		c := inspecttest.Whole(test.config)
 		inspecttest.Retype(t, c, test.weight, test.dtype)
@@ -282,7 +284,7 @@ func TestScalesOfAnUnreadableFile(t *testing.T) {
 			func(x tensor.Info) bool { return strings.HasSuffix(x.Name, "_scale_inv") })
 	}
 	assert.Len(t, Audit(c).Findings, 72)
-	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "c.safetensors", Cause: "file is empty"}}
+	c.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "c.safetensors", Cause: "file is empty"})}
 	assert.Len(t, Audit(c).Findings, 1)
 }
 

@@ -11,6 +11,7 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model/tensor"
+	"dsmoe/text/problem"
 )
 
 // BenchmarkManyFindings audits checkpoints with 200,000 findings, which fold into few lines
@@ -37,8 +38,8 @@ func BenchmarkManyFindings(b *testing.B) {
 				c.Files = append(c.Files, inspect.File{Name: fmt.Sprintf("model-%05d-of-00163.safetensors", i)})
 			}
 			for i := range n {
-				c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: c.Files[2+i%163].Name,
-					Tensor: fmt.Sprintf("model.layers.0.mlp.experts.%d.up", i), Cause: "not listed in the index"})
+				c.Findings = append(c.Findings, inspect.Broken.Of(problem.Problem{File: c.Files[2+i%163].Name, Tensor: fmt.Sprintf("model.layers.0.mlp.experts.%d.up", i),
+					Cause: "not listed in the index"}))
 			}
 		},
 	} {

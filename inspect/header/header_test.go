@@ -15,12 +15,13 @@ import (
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 func TestListNeedsNoConfig(t *testing.T) {
 	c := inspecttest.Whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Config = nil
-	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"}}
+	c.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "config.json", Cause: "missing"})}
 	l := List(c)
 	assert.Empty(t, l.Broken)
 	assert.True(t, slices.IsSortedFunc(l.Tensors, func(a, b inspect.Tensor) int {
@@ -66,8 +67,8 @@ func TestSummary(t *testing.T) {
 	assert.Contains(t, inspecttest.Printed(t, s), "audit       clean")
 
 	c.Config = nil
-	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"},
-		{Kind: inspect.Note, Cause: "odd"}}
+	c.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "config.json", Cause: "missing"}),
+		inspect.Note.Of(problem.Problem{Cause: "odd"})}
 	s = Summarize(c)
 	assert.Equal(t, 1, s.Problems)
 	assert.Nil(t, s.Parameters)
@@ -138,7 +139,9 @@ func TestListingSaysWhatItLacks(t *testing.T) {
 	c := &inspect.Checkpoint{Path: "x", Files: []inspect.File{{Name: "a b", Tensors: []tensor.Info{
 		{Name: "w.10", DType: tensor.BF16, Shape: []int{2, 3}},
 		{Name: "w.9", DType: tensor.F8E4M3, Shape: []int{1 << 20}},
-	}}}, Findings: []inspect.Finding{{Kind: inspect.Broken, File: "b", Cause: "cut off"}, {Kind: inspect.Broken, File: "config.json", Cause: "missing"}, {Kind: inspect.Note, Cause: "odd"}}}
+	}}}, Findings: []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "b", Cause: "cut off"}),
+		inspect.Broken.Of(problem.Problem{File: "config.json", Cause: "missing"}),
+		inspect.Note.Of(problem.Problem{Cause: "odd"})}}
 	assert.Equal(t, `w.9   F8_E4M3  [1048576]  1.00 MiB  "a b"
 w.10  BF16     [2 3]          12 B  "a b"
 2 tensors, 1.00 MiB

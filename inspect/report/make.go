@@ -21,6 +21,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/text/page"
+	"dsmoe/text/problem"
 )
 
 // Report is what was found in a checkpoint, and the reports of its parts. A part that could not be checked is null.
@@ -423,7 +424,8 @@ func ofObservation(o inspect.Observation) finding {
 	if o.Layer >= 0 {
 		f.Layer = &o.Layer
 	}
-	f.line = inspect.Finding{Level: o.Level, Kind: inspect.Kind(o.ID), Tensor: o.Tensor, Cause: o.Text}
+	f.line = inspect.Kind(o.ID).Of(problem.Problem{Tensor: o.Tensor, Cause: o.Text})
+	f.line.Level = o.Level
 	return f
 }
 

@@ -14,6 +14,7 @@ import (
 	"dsmoe/inspect/matrix"
 	"dsmoe/inspect/router"
 	"dsmoe/text/page"
+	"dsmoe/text/problem"
 )
 
 // alikeLayer is a layer of n experts without any likeness.
@@ -61,11 +62,13 @@ func TestFindingsAreToldOnce(t *testing.T) {
 	up := "model.layers.2.mlp.experts.3.up_proj.weight"
 	m := &maker{Report: &Report{Findings: []finding{}}}
 	m.Report.Audit = &header.AuditReport{Findings: []inspect.Finding{
-		{Kind: inspect.Value, Tensor: up, Cause: "1 of 9 values are NaN"}, {Kind: inspect.Shape, Tensor: up,
-			Cause: "[3 4]"}, {Kind: inspect.Note, Tensor: up},
-		{Kind: inspect.Value, Tensor: "model.layers.1.mlp.experts.7", Cause: "every weight of the expert is zero"},
-		{Kind: inspect.Value, Tensor: "lm_head.weight", Cause: "every value is zero"}, {Kind: inspect.Broken, File: "a.bin",
-			Cause: "cut"}}}
+		inspect.Value.Of(problem.Problem{Tensor: up, Cause: "1 of 9 values are NaN"}),
+		inspect.Shape.Of(problem.Problem{Tensor: up, Cause: "[3 4]"}),
+		inspect.Note.Of(problem.Problem{Tensor: up}),
+		inspect.Value.Of(problem.Problem{Tensor: "model.layers.1.mlp.experts.7",
+			Cause: "every weight of the expert is zero"}),
+		inspect.Value.Of(problem.Problem{Tensor: "lm_head.weight", Cause: "every value is zero"}),
+		inspect.Broken.Of(problem.Problem{File: "a.bin", Cause: "cut"})}}
 	m.Experts = &experts.Report{Examined: inspect.Examined{Observed: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up},
 		{ID: "channel", Layer: 1, Experts: []int{7}, Tensor: "model.layers.1.mlp.experts.7"}}}}
 	m.Routers = &router.Report{Examined: inspect.Examined{Observed: []inspect.Observation{{ID: "dead-row", Layer: 1, Experts: []int{4}}}}}

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // AuditValues is header.Audit, and reads every weight. What cannot be read is a finding; the error says that ctx
@@ -43,9 +44,9 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 		isDead := dead[expertOf(w)]
 		found = append(found, x.aboutWeight(w, isDead)...)
 		if module, isLast := strings.CutSuffix(w.Name, "."+string(table.DownProj)+".weight"); isDead && isLast {
-			found = append(found, inspect.Finding{Kind: inspect.Value, Tensor: module,
+			found = append(found, inspect.Value.Of(problem.Problem{Tensor: module,
 				Cause: "every weight of the expert is zero",
-				Hint:  "padding, or an expert that a conversion lost: tokens that are sent to it get nothing"})
+				Hint:  "padding, or an expert that a conversion lost: tokens that are sent to it get nothing"}))
 		}
 	}
 	found = append(found, x.aboutHead()...)
@@ -67,9 +68,9 @@ func (x *valueAudit) aboutHead() []inspect.Finding {
 	default:
 		return nil
 	}
-	return []inspect.Finding{{Kind: inspect.Value, File: x.holders[head], Tensor: head,
+	return []inspect.Finding{inspect.Value.Of(problem.Problem{File: x.holders[head], Tensor: head,
 		Cause: differs + ", though tie_word_embeddings is true",
-		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
+		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"})}
 }
 
 // aboutFrequencies returns the findings about stored inv_freq that are not the config's. Readers compute their own.
@@ -86,8 +87,8 @@ func (x *valueAudit) aboutFrequencies() (found []inspect.Finding) {
 		} else if cause = table.OtherFrequencies(x.Config, values, w.DType); cause == "" {
 			continue
 		}
-		found = append(found, inspect.Finding{Kind: inspect.Value, File: x.holders[w.Name], Tensor: w.Name, Cause: cause,
-			Hint: "readers compute RoPE from config.json: set rope_theta to that of the training"})
+		found = append(found, inspect.Value.Of(problem.Problem{File: x.holders[w.Name], Tensor: w.Name,
+			Cause: cause, Hint: "readers compute RoPE from config.json: set rope_theta to that of the training"}))
 	}
 	return found
 }
@@ -96,8 +97,8 @@ func (x *valueAudit) aboutFrequencies() (found []inspect.Finding) {
 func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Finding) {
 	n := w.Len()
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
-		found = append(found, inspect.Finding{Kind: kind, File: x.holders[w.Name], Tensor: w.Name,
-			Cause: fmt.Sprintf(cause, args...), Hint: hint})
+		found = append(found, kind.Of(problem.Problem{File: x.holders[w.Name], Tensor: w.Name,
+			Cause: fmt.Sprintf(cause, args...), Hint: hint}))
 	}
 	if w.err != nil {
 		add(inspect.Broken, "what was read of the tensor is counted all the same", "cannot be read: %v", w.err)
@@ -155,8 +156,8 @@ func (x *valueAudit) scaledForm() string {
 
 // aboutSum returns the finding about a checksum that is wrong, or could not be computed.
 func (x *valueAudit) aboutSum(p *checksum) []inspect.Finding {
-	f := inspect.Finding{Kind: inspect.Broken, File: x.Files[p.File].Name, Tensor: p.Tensor,
-		Cause: "archive entry " + text.Quote(p.Name)}
+	f := inspect.Broken.Of(problem.Problem{File: x.Files[p.File].Name, Tensor: p.Tensor,
+		Cause: "archive entry " + text.Quote(p.Name)})
 	switch {
 	case p.err != nil:
 		f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)

@@ -20,6 +20,7 @@ import (
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text/problem"
 )
 
 // audit reads everything.
@@ -134,11 +135,11 @@ func TestValues(t *testing.T) {
 			[]string{"unexpected: odd", "not checked  the values of 1 tensor of dtypes that the model does not compute with"}, "zero:"},
 		"no config": {base, func(s *inspecttest.Stored) {
 			s.Config = nil
-			s.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"}}
+			s.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "config.json", Cause: "missing"})}
 			s.Put(normal, 5, 0x7fc0)
 		}, 2, []string{"value: " + normal + ": 1 of 4096 values are NaN"}, "headers cannot"},
 		"no file": {base, func(s *inspecttest.Stored) {
-			s.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "c.safetensors", Cause: "file is empty"}}
+			s.Findings = []inspect.Finding{inspect.Broken.Of(problem.Problem{File: "c.safetensors", Cause: "file is empty"})}
 		}, 1,
 			[]string{"not checked  the values in files that cannot be used"}, "value:"},
 		"two files": {base, func(s *inspecttest.Stored) {

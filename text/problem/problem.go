@@ -15,11 +15,11 @@ import (
 
 // Problem is one thing that is wrong, and where. Every untrusted part of its texts is quoted and clipped.
 type Problem struct {
-	File   string `json:"file,omitempty"`   // relative to the checkpoint's directory; empty for the directory
-	Tensor string `json:"tensor,omitempty"` // empty when it is about the whole file
+	File   string `json:"file,omitempty"`   // relative to the checkpoint; empty for all of it
+	Tensor string `json:"tensor,omitempty"` // empty if it is about no tensor
 	Field  string `json:"-"`                // key of a document, such as rope_scaling.factor, or part of a pack, such as a stage
 	Cause  string `json:"cause"`            // what is wrong
-	Hint   string `json:"hint,omitempty"`   // a remedy for the user
+	Hint   string `json:"hint,omitempty"`   // where to look, or what to do
 	Err    error  `json:"-"`                // the error behind the cause, such as fs.ErrNotExist; may be nil
 }
 
