@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // demonstration is the config of a small DeepSeek-V3, and the golden pack of its synthetic weights.
@@ -48,7 +49,7 @@ next. DIR must not exist; by default it is dsmoe-demo.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		dir := filepath.Clean(append(args, "dsmoe-demo")[0])
 		if err := os.Mkdir(dir, 0o777); err != nil {
-			return cli.FileError(dir, err)
+			return problem.System(dir, "", err)
 		}
 		if err := writeDemo(cmd.Context(), dir, cmd.ErrOrStderr()); err != nil {
 			os.RemoveAll(dir)

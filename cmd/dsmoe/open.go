@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
@@ -183,7 +182,7 @@ func hashFile(c *checkpoint.Checkpoint, name string) (string, error) {
 	defer f.Close()
 	hash, err := pack.Hash(f)
 	if err != nil {
-		return "", cli.FileError(c.Source.Path(name), err)
+		return "", problem.System(c.Source.Path(name), "", err)
 	}
 	return hash, nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -99,7 +98,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 		return cli.Misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
 	case f.golden != "":
 		if _, err := os.Stat(filepath.Join(f.golden, "manifest.json")); err != nil {
-			return cli.FileError(f.golden, fmt.Errorf("not a golden pack: %w", errors.Unwrap(err)))
+			return problem.System(f.golden, "not a golden pack", err)
 		}
 	case f.tokens != "":
 		_, err := pack.ReadTokens(f.tokens)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -104,7 +104,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	return nil, cli.WithHint(cli.Named(path, errors.New("not a golden pack (no manifest.json)")),
+	return nil, problem.New(path, "not a golden pack (no manifest.json)",
 		"a checkpoint routes tokens: --tokens FILE or --random BxT")
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -239,8 +239,7 @@ func exchanged(path string) error {
 		return err == nil && info.Mode().IsRegular()
 	}
 	if holds(path, "manifest.json") && !holds(path, checkpoint.ConfigName) {
-		return fmt.Errorf("%s: %w", text.Quote(path),
-			errors.New("a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN"))
+		return problem.New(path, "a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN", "")
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -122,15 +123,6 @@ func Named(path string, err error) error {
 	return fmt.Errorf("%s: %w", text.Quote(path), err)
 }
 
-// FileError is an error of the system about the file at path: "path: cause".
-func FileError(path string, err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		err = p.Err
-	}
-	return Named(path, err)
-}
-
 // overflowHint says what else can be done with numbers that a dtype cannot hold.
 func overflowHint(e *convert.OverflowError) string {
 	kept := "without --type they stay what they are"
@@ -155,8 +147,8 @@ func hintOf(err error) string {
 		return "dsmoe inspect audit CHECKPOINT lists every finding"
 	case errors.As(err, &bad):
 		for _, p := range bad.Problems {
-			if p.Hint != "" {
-				return p.Hint
+			if hint := cmp.Or(p.Hint, hintOf(p.Err)); hint != "" {
+				return hint
 			}
 		}
 	}

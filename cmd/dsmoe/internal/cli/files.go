@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/text/problem"
 )
 
 // Files are the files that a command can write beside stdout, each named by a flag.
@@ -58,7 +59,7 @@ func (f *Files) create(cmd *cobra.Command, inputs []string) error {
 		f.open[name] = out
 		for _, other := range f.flags[:i] {
 			if before := f.open[other]; before != nil && sameFile(before.name, out.name) {
-				return Named(out.path, fmt.Errorf("--%s and --%s name one file", other, name))
+				return problem.New(out.path, fmt.Sprintf("--%s and --%s name one file", other, name), "")
 			}
 		}
 	}
@@ -100,7 +101,7 @@ type outFile struct {
 // be none of the inputs: see inputsOf.
 func createFile(path string, inputs ...string) (*outFile, error) {
 	if path == "-" {
-		return nil, fmt.Errorf("%s: %w", path, errors.New("stdout has the report; ./- is a file of this name"))
+		return nil, problem.New(path, "stdout has the report; ./- is a file of this name", "")
 	}
 	if err := checkNoInput(path, inputs); err != nil {
 		return nil, Named(path, err)
@@ -113,18 +114,18 @@ func createFile(path string, inputs ...string) (*outFile, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, FileError(path, err)
+		return nil, problem.System(path, "", err)
 	case !info.Mode().IsRegular():
-		return nil, Named(path, errors.New("cannot be replaced: not a regular file"))
+		return nil, problem.New(path, "cannot be replaced: not a regular file", "")
 	}
 	dir, base := filepath.Split(f.name)
 	if base == "" {
-		return nil, Named(path, errors.New("not the name of a file"))
+		return nil, problem.New(path, "not the name of a file", "")
 	}
 	temp := filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8])
 	f.temp, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
-		return nil, FileError(path, err)
+		return nil, problem.System(path, "", err)
 	}
 	return f, nil
 }
@@ -209,7 +210,7 @@ func (f *outFile) commit(fill func(w io.Writer) error) error {
 		err = os.Rename(f.temp.Name(), f.name)
 	}
 	if err != nil {
-		return FileError(f.path, errors.Join(err, os.Remove(f.temp.Name())))
+		return problem.System(f.path, "", errors.Join(err, os.Remove(f.temp.Name())))
 	}
 	f.temp = nil
 	return nil
