@@ -62,6 +62,8 @@ func TestRules(t *testing.T) {
 		"string eps":             {`"rms_norm_eps":"1e-6"`, `rms_norm_eps: "1e-6" is not a number`},
 		"zero tp":                {`"pretraining_tp":0`, `pretraining_tp: 0 is not in 1..16777216`},
 		"uneven tp":              {`"pretraining_tp":3`, `pretraining_tp: 3 does not divide vocab_size 102400: the reference would drop the rest`},
+		"uneven tp, hidden":      {`"pretraining_tp":5`, `pretraining_tp: 5 does not divide hidden_size 4096: the reference would drop the rest`},
+		"uneven tp, dense":       {`"pretraining_tp":512`, `pretraining_tp: 512 does not divide intermediate_size 11008: the reference would drop the rest`},
 		"uneven tp, heads":       {`"pretraining_tp":256,"num_key_value_heads":1`, `pretraining_tp: 256 does not divide num_key_value_heads * head_dim 128: the reference would drop the rest`},
 		"tp with bias":           {`"pretraining_tp":2,"attention_bias":true`, `pretraining_tp: 2 with attention_bias: the reference would leave the biases out`},
 		"zero theta":             {`"rope_theta":0.0`, `rope_theta: 0.0 is not above 0`},

@@ -23,8 +23,8 @@ func TestLimitsOfDrawnNumbers(t *testing.T) {
 		return e
 	}
 	for _, c := range []struct{ rms, kurtosis float64 }{{0.02, 3}, {0.02 / math.Sqrt(3), 1.8}} {
-		offRMS := drawnRMS + drawnErrors*math.Sqrt((c.kurtosis-1)/4/n)
-		offKurtosis := drawnKurtosis + drawnErrors*math.Sqrt(24.0/n)
+		offRMS := 0.01 + 6*math.Sqrt((c.kurtosis-1)/4/n)
+		offKurtosis := 0.05 + 6*math.Sqrt(24.0/n)
 		for _, side := range []float64{-1, 1} {
 			for share, want := range map[float64]bool{0.97: true, 1.03: false} {
 				for at := range 3 { // one matrix is enough

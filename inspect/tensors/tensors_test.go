@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
+	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -126,4 +128,51 @@ func TestLimitsOfRandomAttention(t *testing.T) {
 	require.Equal(t, 0, found(0.84, 0.3))
 	require.Equal(t, 4, found(0.95, 0.59))
 	require.Equal(t, 0, found(0.95, 0.61))
+}
+
+// TestLimitOfTokenRows: a row of the embedding is large from 6 times the median row's typical magnitude on.
+func TestLimitOfTokenRows(t *testing.T) {
+	t.Parallel()
+	c := inspecttest.Override(t, inspecttest.Filled(t, "v1-base").Config, "hidden_size", "256")
+	inspecttest.Limit(t, c, "row-norm", 6, func(s *inspecttest.Stored, by float64) {
+		s.Change("model.embed_tokens.weight", inspecttest.Row(3*256, 256, inspecttest.Times(float32(by))))
+	}, func(s *inspecttest.Stored) []inspect.Observation {
+		w := s.Weights()
+		w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return x.Role() != table.EmbedTokens })
+		found, err := Find(t.Context(), w)
+		require.NoError(t, err)
+		return found
+	})
+}
+
+// TestFirstRowsAndColumns: a matrix has the rank of its first 1024 rows and columns.
+func TestFirstRowsAndColumns(t *testing.T) {
+	t.Parallel()
+	const side = 1100
+	rank := func(f func(row, col int) float32) float64 {
+		w := inspecttest.Only(t, map[string]tensor.Tensor{"matrix": inspecttest.Floats(tensor.F32, []int{side, side},
+			func(i int) float32 { return f(i/side, i%side) })}).Weights()
+		m := &measured{Weight: w.List[0]}
+		require.NoError(t, m.measure(matrix.NewReader(t.Context(), w)))
+		return m.rank
+	}
+	diagonal := func(row, col int) float32 {
+		if row == col {
+			return 1
+		}
+		return 0
+	}
+	all := rank(diagonal)
+	require.Equal(t, all, rank(func(row, col int) float32 {
+		if row >= 1024 || col >= 1024 {
+			return 1
+		}
+		return diagonal(row, col)
+	}))
+	require.Less(t, rank(func(row, col int) float32 {
+		if row == 1023 || col == 1023 {
+			return 1
+		}
+		return diagonal(row, col)
+	}), all/2)
 }
