@@ -167,10 +167,13 @@ var multiples = map[float64]string{2: "twice", 0.5: "half", 10: "-"}
 // says that the pack does not exercise its key.
 func TestNoNumberIsBelievedUnsaid(t *testing.T) {
 	t.Parallel()
-	for _, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-rope-dynamic/golden-f32", "v2-lite/golden-f32",
+	for i, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-rope-dynamic/golden-f32", "v2-lite/golden-f32",
 		"v2-group-yarn/golden-f32", "v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v32/golden-f32", "v32-yarn/golden-f32",
 		"glm5/golden-f32", "glm4-moe-lite/golden-f32", "kimi-k2/golden-f32", "v4/golden-f32", "v4/golden-bf16",
 		"v4-128/golden-f32", "v4-fp4/golden-f32"} {
+		if i%4 > 0 && !*verify.Every {
+			continue
+		}
 		t.Run(golden, func(t *testing.T) {
 			t.Parallel()
 			c, p := open(t, golden)

@@ -3,7 +3,6 @@ package verify_test
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"maps"
 	"math"
 	"path/filepath"
@@ -72,16 +71,13 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// everyAccumulator is set by the long gate, scripts/check.sh.
-var everyAccumulator = flag.Bool("every-accumulator", false, "verify every pack with both accumulators, not by turns with one")
-
 // TestPacksPassStageByStage verifies every pack in local mode: everything is checked and within its
 // limits, with either accumulator.
 func TestPacksPassStageByStage(t *testing.T) {
 	t.Parallel()
 	for i, golden := range packs {
 		for j, acc := range []model.Accumulator{model.Float64, model.Float32} {
-			if !*everyAccumulator && i%2 != j {
+			if !*verify.Every && i%2 != j {
 				continue
 			}
 			t.Run(golden, func(t *testing.T) {

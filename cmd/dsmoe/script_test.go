@@ -35,6 +35,7 @@ import (
 // side, each on one processor unless GOMAXPROCS is set.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // a command with the race detector waits a second at its exit
 	os.Setenv("GOMAXPROCS", cmp.Or(os.Getenv("GOMAXPROCS"), "1"))
 	testscript.Main(m, map[string]func(){"dsmoe": main})
 }
@@ -53,7 +54,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			c.scripts.Add(1)
 			e.Setenv("FIXTURES", fixtures)
-			e.Setenv("GORACE", "atexit_sleep_ms=0") // a race build waits a second at each exit
+			e.Setenv("GORACE", os.Getenv("GORACE"))
 			e.Setenv("GOMAXPROCS", os.Getenv("GOMAXPROCS"))
 			return nil
 		},

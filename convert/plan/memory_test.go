@@ -48,8 +48,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// everyPlan is set by the long gate, scripts/check.sh.
-var everyPlan = flag.Bool("every-plan", false, "measure the memory of each kind of plan, not of a copy and of GGUF alone")
+// every is set by scripts/check.sh.
+var every = flag.Bool("every", false, "try everything, not a selection")
 
 // TestMemory: plans of DeepSeek-V3's 91,991 tensors and the headers of their source take
 // what Memory says, or up to a quarter less; planning takes more, but not more than
@@ -67,7 +67,7 @@ func TestMemory(t *testing.T) {
 	for name, o := range map[string]Options{
 		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts, AllowFP8Fused: true}, "part": {Include: []string{"*norm*"}}, "gguf": {Format: "gguf"},
 	} {
-		if !*everyPlan && name != "copy" && name != "gguf" {
+		if !*every && name != "copy" && name != "gguf" {
 			continue
 		}
 		p, err := Conversion(src, o)

@@ -55,7 +55,10 @@ func TestTableOfMistakes(t *testing.T) {
 // in both modes, in all forms of reports.
 func TestStreamsAreNamed(t *testing.T) {
 	t.Parallel()
-	for _, m := range ofStreams() {
+	for i, m := range ofStreams() {
+		if !*everything && i%4 > 0 {
+			continue
+		}
 		grade, said, err := try(m, filepath.Join("..", "..", "fixtures"), "v4-fp4/golden-f32", true)
 		require.NoError(t, err, m.name)
 		require.Equal(t, "named", grade, said)

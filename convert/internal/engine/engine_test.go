@@ -122,7 +122,7 @@ func requireSameBytes(t *testing.T, src string) {
 				fail = refuseDirect
 			}
 			for _, unverified := range []bool{false, true} {
-				if !*everyCrash && (goroutines == 2) != (unverified == (memory == 0)) {
+				if !*every && (goroutines == 2) != (unverified == (memory == 0)) {
 					continue // each pair of settings is there without it
 				}
 				s := Settings{Memory: memory, Compute: goroutines, IO: goroutines, AllowOverflow: true, Unverified: unverified, Disk: &disk.Disk{Fail: fail, NoSync: true}}
@@ -165,12 +165,12 @@ func crash(n int64, err error) (*disk.Disk, *atomic.Int64) {
 var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, MaxShardBytes: 250_000,
 	Layers: plan.Layers{{0, 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
 
-// everyCrash is set by the long gate, scripts/check.sh.
-var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk and with every setting, not at some calls and with settings that cover each pair of them")
+// every is set by scripts/check.sh.
+var every = flag.Bool("every", false, "try everything, not a selection")
 
 // crashStep returns how many calls of a run lie between two crashes, if a plain test crashes it some times.
 func crashStep(calls, times int64) int64 {
-	if *everyCrash {
+	if *every {
 		return 1
 	}
 	return max(calls/times, 1)
@@ -183,7 +183,7 @@ func TestResumeAfterCrash(t *testing.T) {
 	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
 		for _, unverified := range []bool{false, true} {
 			for _, place := range []string{"beside", "inside"} {
-				if !*everyCrash && (name == "FP8") == (unverified == (place == "inside")) {
+				if !*every && (name == "FP8") == (unverified == (place == "inside")) {
 					continue // each pair of the three is there without it
 				}
 				t.Run(fmt.Sprintf("%s, not verified %t, %s the target", name, unverified, place), func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestOneFault(t *testing.T) {
 			causes := []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT}
 			for n, turn := int64(1), 0; ; n, turn = n*4+1, turn+1 {
 				some := causes[turn%3:][:1]
-				if *everyCrash {
+				if *every {
 					some = causes
 				}
 				for _, cause := range some {

@@ -233,7 +233,7 @@ func requireOverwriteSurvives(t *testing.T, src *checkpoint.Checkpoint, made str
 		_, all, err := attempt(1<<60, late)
 		require.NoError(t, err)
 		step := int64(1)
-		if !late && !*everyCrash {
+		if !late && !*every {
 			step = all / 3
 		}
 		for n := int64(0); n < all; n += step {
