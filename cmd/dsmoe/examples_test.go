@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"unicode/utf8"
 
@@ -23,10 +24,27 @@ func clone(t *testing.T) string {
 	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(fixtures, filepath.Join(dir, "fixtures")))
+	require.NoError(t, os.Symlink(built(), filepath.Join(dir, "dsmoe")))
 	python := []byte("#!/bin/sh\ntest -s \"$1\"\n") // what dsmoe golden runs
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "python3"), python, 0o700))
 	return dir
 }
+
+// built returns the path of dsmoe as a user builds it, without the race detector that scripts run it with: pasted commands
+// are many. It lies beside the dsmoe of scripts, and goes with it.
+var built = sync.OnceValue(func() string {
+	ofScripts, err := exec.LookPath("dsmoe")
+	if err != nil {
+		panic(err)
+	}
+	path := filepath.Join(filepath.Dir(ofScripts), "built")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", path, ".")
+	cmd.Env = append(os.Environ(), "GOFLAGS=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		panic(string(out))
+	}
+	return path
+})
 
 // paste runs what a user pastes into a shell in dir, and returns all that it prints.
 func paste(dir, script string) (string, error) {
