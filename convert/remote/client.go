@@ -71,15 +71,39 @@ const connections = 24
 func NewClient() *Client {
 	var p http.Protocols
 	p.SetHTTP1(true) // of HTTP/2 Go opens one connection per server: its window limits all streams together
-	return &Client{Context: context.Background(), Part: 5 << 20, http: http.Client{CheckRedirect: checkRedirect,
+	c := &Client{Context: context.Background(), Part: 5 << 20}
+	c.http = http.Client{CheckRedirect: checkRedirect,
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, Protocols: &p, DisableCompression: true,
-			DialContext:         (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
+			DialContext:         c.dial,
 			TLSHandshakeTimeout: 30 * time.Second, ResponseHeaderTimeout: stall,
 			MaxResponseHeaderBytes: maxHeaders, MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections,
-			IdleConnTimeout: 90 * time.Second}}}
+			IdleConnTimeout: 90 * time.Second}}
+	return c
 }
 
-// Traffic returns the bytes that were received of files and listings, and the number of requests.
+// dial connects to a server, and counts what it sends.
+func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &wire{conn, &c.bytes}, nil
+}
+
+// wire is a connection that counts the bytes that it receives.
+type wire struct {
+	net.Conn
+	bytes *atomic.Int64
+}
+
+func (w *wire) Read(dst []byte) (int, error) {
+	n, err := w.Conn.Read(dst)
+	w.bytes.Add(int64(n))
+	return n, err
+}
+
+// Traffic returns the bytes that came over connections, those of headers and of responses that were cut off among
+// them, and the number of requests.
 func (c *Client) Traffic() (bytes, requests int64) { return c.bytes.Load(), c.requests.Load() }
 
 // checkRedirect follows redirects to web servers alone, and takes the token to no other host.
@@ -150,7 +174,6 @@ func (c *Client) documentOnce(request func(ctx context.Context) (*http.Request, 
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxListing))
-	c.bytes.Add(int64(len(data)))
 	switch {
 	case err != nil:
 		return nil, nil, &failure{cause: "the connection broke", wait: -1}

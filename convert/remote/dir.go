@@ -321,8 +321,9 @@ const (
 	stepHead  = 32 << 10
 	maxStep   = 1 << 20
 	maxHead   = 128 << 20 // of the first bytes, in memory: the longest header of any format
-	smallRead = 16 << 10  // of the blocks that serve smaller reads, such as of scales
-	largeRead = 8 << 20   // of one connection; a longer range is divided among several
+	smallRead = 16 << 10  // of the blocks that serve reads of few bytes, such as of scales
+	fewBytes  = 8 << 10
+	largeRead = 8 << 20 // of one connection; a longer range is divided among several
 )
 
 // extend reads on until the first n bytes are in memory.
@@ -391,7 +392,7 @@ func (f *file) readRange(dst []byte, offset int64) error {
 	if s := f.dir.c.takeRun(f, offset, int64(len(dst))); s != nil {
 		return f.dir.c.readRun(s, dst)
 	}
-	if len(dst) <= smallRead/2 {
+	if len(dst) <= fewBytes {
 		return f.readSmall(dst, offset)
 	}
 	var g errgroup.Group

@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	leastRun = 1 << 20         // of a response for several reads
-	runBytes = 64 << 20        // of the range that such reads ask for
-	runReads = 2 << 20         // of reads that are requested one by one: large, and perhaps of several readers in turn
-	maxRuns  = connections / 2 // responses that wait to be read on: the other connections remain free
+	jobBytes  = 8 << 20         // of the pieces of a tensor that workers take, see weights.Weight.Jobs
+	runBytes  = 64 << 20        // of the range that such reads ask for
+	runReads  = 2 << 20         // of reads that are requested one by one: large, and perhaps of several readers in turn
+	maxRuns   = connections / 2 // responses for several reads: the other connections remain free
+	forgotten = 1024            // reads of others after which a response that waits is closed
 )
 
 // runs are the responses that wait to be read on.
@@ -21,7 +22,9 @@ type runs struct {
 	mu   sync.Mutex
 	ends [64]place // where the last reads ended
 	last int       // index in ends of the place that is replaced
-	open []*stream // oldest first
+	open []*stream // the one that waits longest first
+	busy int       // that are read on
+	n    int       // calls of takeRun
 }
 
 // place is a byte of a file.
@@ -30,14 +33,17 @@ type place struct {
 	at int64
 }
 
-// takeRun returns the response whose next byte is at offset or, if an earlier read ended there, a new one;
-// nil if neither is so, and for many bytes.
+// takeRun returns the response whose next byte is at offset or, if an earlier read ended there, a new one; nil if neither
+// is so, and for many bytes. Few bytes, such as scales beside their weight, begin none: it would be cut.
 func (c *Client) takeRun(f *file, offset, n int64) (s *stream) {
 	r := &c.runs
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.n++
 	follows := slices.Contains(r.ends[:], place{f, offset})
-	r.ends[r.last], r.last = place{f, offset + n}, (r.last+1)%len(r.ends)
+	if n > fewBytes {
+		r.ends[r.last], r.last = place{f, offset + n}, (r.last+1)%len(r.ends)
+	}
 	i := slices.IndexFunc(r.open, func(s *stream) bool { return s.f == f && s.at == offset })
 	switch {
 	case n >= runReads:
@@ -45,45 +51,60 @@ func (c *Client) takeRun(f *file, offset, n int64) (s *stream) {
 	case i >= 0:
 		s = r.open[i]
 		r.open = slices.Delete(r.open, i, i+1)
-	case follows:
+		r.busy++
+	case follows && n > fewBytes && r.hasRoom():
 		s = f.run(offset)
+		r.busy++
 	}
 	return s
 }
 
-// run is a response that begins at offset. It ends with a tensor, since what a server sends beyond what is read
-// is lost.
+// hasRoom closes the response that waits longest if it is forgotten, and reports whether one more may be open. More
+// readers in turn than that would cut each other's responses.
+func (r *runs) hasRoom() bool {
+	if len(r.open) > 0 && len(r.open)+r.busy >= maxRuns && r.n-r.open[0].waits > forgotten {
+		r.open[0].Close()
+		r.open = slices.Delete(r.open, 0, 1)
+	}
+	return len(r.open)+r.busy < maxRuns
+}
+
+// run is a response that begins at offset. It ends with a tensor, or with a piece of a large one that one worker reads,
+// since what a server sends beyond what is read is lost.
 func (f *file) run(offset int64) *stream {
 	end := min(offset+runBytes, f.Size())
-	if i, _ := slices.BinarySearch(f.ends, offset+leastRun); i < len(f.ends) {
-		end = min(end, f.ends[i])
+	if i, _ := slices.BinarySearch(f.ends, offset+1); i < len(f.ends) {
+		start := int64(0)
+		if i > 0 {
+			start = f.ends[i-1]
+		}
+		end = min(end, f.ends[i], offset+jobBytes-(offset-start)%jobBytes)
 	}
 	return &stream{f: f, at: offset, end: end}
 }
 
 // readRun fills dst from s, and keeps the rest of the response for the next read.
 func (c *Client) readRun(s *stream, dst []byte) error {
+	r := &c.runs
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.busy--
+		if s.at < s.end && s.body != nil {
+			s.waits = r.n
+			r.open = append(r.open, s)
+		}
+	}()
 	for {
 		n, err := io.ReadFull(s, dst)
 		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 			return err
 		}
 		if dst = dst[n:]; len(dst) == 0 {
-			break
+			return nil
 		}
 		s = s.f.run(s.at)
 	}
-	r := &c.runs
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s.at < s.end {
-		r.open = append(r.open, s)
-	}
-	if len(r.open) > maxRuns {
-		r.open[0].Close()
-		r.open = slices.Delete(r.open, 0, 1)
-	}
-	return nil
 }
 
 // closeRuns ends the responses of a file.

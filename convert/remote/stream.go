@@ -122,6 +122,7 @@ type stream struct {
 	tries   int   // failures since it went on
 	small   bool  // a whole file that is kept in memory
 	got     int64 // bytes since the last failure
+	waits   int   // of a run, the call of takeRun since which it waits to be read on
 
 	body   io.ReadCloser
 	cancel context.CancelFunc
@@ -181,7 +182,6 @@ func (s *stream) attempt(dst []byte) (int, error) {
 	n, err := s.body.Read(dst)
 	s.dog.Stop()
 	s.at, s.got = s.at+int64(n), s.got+int64(n)
-	s.f.dir.c.bytes.Add(int64(n))
 	if n == 0 && err != nil {
 		err = &failure{cause: "the connection broke at byte " + strconv.FormatInt(s.at, 10), wait: -1}
 	} else {

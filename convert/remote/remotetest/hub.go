@@ -43,6 +43,7 @@ type Hub struct {
 	Tokens   []string          // Authorization of requests to Storage
 	Replaced map[string]string // ETags of files that were replaced, by path
 	Bytes    int64             // of files that were sent
+	cut      int               // responses that the client closed before their end
 }
 
 // NewHub starts a hub. Close ends it.
@@ -88,11 +89,19 @@ func (h *Hub) Requests() []string {
 	return append([]string(nil), h.Log...)
 }
 
+// Traffic returns how many requests there were, how many responses the client closed before their end, and the bytes of
+// files that were sent.
+func (h *Hub) Traffic() (requests, cut int, sent int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.Log), h.cut, h.Bytes
+}
+
 // Forget forgets the requests so far.
 func (h *Hub) Forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.Log, h.Bytes = nil, 0
+	h.Log, h.Bytes, h.cut = nil, 0, 0
 }
 
 // fault is what happens to a request.
@@ -268,6 +277,11 @@ func (h *Hub) send(w http.ResponseWriter, r *http.Request, fault fault) {
 	}
 	stat, _ := f.Stat()
 	http.ServeContent(counted, r, "", stat.ModTime(), f)
+	if r.Context().Err() != nil {
+		h.mu.Lock()
+		h.cut++
+		h.mu.Unlock()
+	}
 }
 
 // body counts what is sent, and breaks off after most bytes, if most is not negative.
