@@ -321,8 +321,8 @@ const (
 	stepHead  = 32 << 10
 	maxStep   = 1 << 20
 	maxHead   = 128 << 20 // of the first bytes, in memory: the longest header of any format
-	smallRead = 16 << 10  // of the blocks that serve reads of few bytes, such as of scales
-	fewBytes  = 8 << 10
+	smallRead = 64 << 10  // of the blocks that serve reads of few bytes, such as of scales
+	fewBytes  = smallRead / 2
 	largeRead = 8 << 20 // of one connection; a longer range is divided among several
 )
 
