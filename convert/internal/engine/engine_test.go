@@ -354,13 +354,32 @@ func cut(list []string, at string) (before, after []string, found bool) {
 // counted is a source that counts the bytes that are read.
 type counted struct {
 	*checkpoint.Checkpoint
-	reads atomic.Int64
+	reads atomic.Int64 // bytes
+	calls atomic.Int64
 }
 
 // ReadFile counts and reads.
 func (c *counted) ReadFile(file int, dst []byte, offset int64) error {
 	c.reads.Add(int64(len(dst)))
+	c.calls.Add(1)
 	return c.Checkpoint.ReadFile(file, dst, offset)
+}
+
+// TestTransposedHeadsTakeFewReads: GGUF's attn_k_b has the elements of kv_b_proj in another order, those of a piece far apart.
+// They come from few reads of the disk, too.
+func TestTransposedHeadsTakeFewReads(t *testing.T) {
+	t.Parallel()
+	document := likeV3(t, map[string]string{"hidden_size": "128", "intermediate_size": "128", "moe_intermediate_size": "128",
+		"num_attention_heads": "8", "num_key_value_heads": "8", "q_lora_rank": "128", "n_routed_experts": "16", "vocab_size": "99",
+		"num_hidden_layers": "2", "first_k_dense_replace": "1", "num_nextn_predict_layers": "0"})
+	for _, o := range []plan.Options{{}, {DType: tensor.BF16}, {Mixture: "q8_0"}} {
+		src := &counted{Checkpoint: synthesised(t, document)}
+		o.NoVocab = true
+		p := planned(t, src.Checkpoint, o.Into("m.gguf"))
+		_, err := Run(t.Context(), filepath.Join(t.TempDir(), "m.gguf"), p, src, inMemory())
+		require.NoError(t, err)
+		require.Less(t, src.calls.Load(), int64(20*len(p.Tensors)))
+	}
 }
 
 // TestResumeReadsNothingTwice: tensors that the journal has are not read again; those of a server not even to

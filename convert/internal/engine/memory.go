@@ -4,6 +4,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
@@ -96,6 +97,13 @@ func largestMatrix(p *plan.Plan) (most int64) {
 	return most
 }
 
+// hasViews reports whether a plan reads elements of a tensor in another order than they are stored in.
+func hasViews(p *plan.Plan) bool {
+	return slices.ContainsFunc(p.Tensors, func(t plan.Tensor) bool {
+		return slices.ContainsFunc(t.Segments, func(s plan.Segment) bool { return s.View != nil })
+	})
+}
+
 // uploads is the memory, in bytes, of the lists of parts of a plan's files.
 func uploads(p *plan.Plan) (n int64) {
 	for _, f := range p.Files {
@@ -133,7 +141,7 @@ const (
 func newShape(p *plan.Plan, s Settings, inStore bool) (h shape) {
 	room := int(min(s.Memory/2, usable(s.Memory)-fixed(p)))
 	buffers := 3 * maxPiece
-	if s.Origin != "" {
+	if s.Origin != "" || hasViews(p) {
 		buffers += readAhead
 	}
 	buffers += int(largestMatrix(p))
@@ -175,5 +183,5 @@ func (h *shape) tileEnd(t *plan.Span, from int64) int64 {
 	return end
 }
 
-// readAhead is the bytes that a worker requests at once of a source that is not on the disk.
+// readAhead is the bytes that a worker requests at once of a source that is not on the disk, and for views.
 const readAhead = 4 << 20

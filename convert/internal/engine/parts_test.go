@@ -376,12 +376,9 @@ func TestManyParts(t *testing.T) {
 	if *every {
 		layers, n = "61", 1000
 	}
-	document := fixture.Read(t, fixture.Path(t, "configs"), "deepseek-v3.json")
-	for field, value := range map[string]string{"hidden_size": "32", "intermediate_size": "32", "moe_intermediate_size": "16",
+	document := likeV3(t, map[string]string{"hidden_size": "32", "intermediate_size": "32", "moe_intermediate_size": "16",
 		"num_attention_heads": "2", "num_key_value_heads": "2", "kv_lora_rank": "16", "q_lora_rank": "16", "qk_nope_head_dim": "8",
-		"qk_rope_head_dim": "8", "v_head_dim": "8", "vocab_size": "99", "num_hidden_layers": layers} {
-		document = regexp.MustCompile(`"`+field+`": \d+`).ReplaceAllString(document, `"`+field+`": `+value)
-	}
+		"qk_rope_head_dim": "8", "v_head_dim": "8", "vocab_size": "99", "num_hidden_layers": layers})
 	src := synthesised(t, document)
 	p := planned(t, src, plan.Options{MaxShardBytes: 3_000_000})
 	if *every {
@@ -407,6 +404,15 @@ func TestManyParts(t *testing.T) {
 	_, err = Run(t.Context(), dst, p, src, Settings{Finish: true, Disk: inMemory().Disk})
 	require.NoError(t, err)
 	require.Equal(t, fixture.Sums(t, once), fixture.Sums(t, dst))
+}
+
+// likeV3 returns DeepSeek-V3's config.json with other numbers in some fields.
+func likeV3(t testing.TB, fields map[string]string) string {
+	document := fixture.Read(t, fixture.Path(t, "configs"), "deepseek-v3.json")
+	for field, value := range fields {
+		document = regexp.MustCompile(`"`+field+`": \d+`).ReplaceAllString(document, `"`+field+`": `+value)
+	}
+	return document
 }
 
 // synthesised writes and opens a checkpoint with the weights that a config asks for.

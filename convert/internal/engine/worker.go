@@ -54,10 +54,10 @@ type ahead struct {
 	data []byte
 }
 
-// readSource fills dst from the file of a segment, whose bytes end at its end. Pieces that follow each other, and
-// those that are read twice, come from one request.
+// readSource fills dst from the file of a segment, whose bytes end at its end. The elements of a view, and of a source
+// that is not on the disk pieces that follow each other and those that are read twice, come from one request.
 func (w *worker) readSource(s *plan.Segment, dst []byte, offset int64) error {
-	if w.Origin == "" || len(dst) >= readAhead {
+	if w.Origin == "" && s.View == nil || len(dst) >= readAhead {
 		return w.source.ReadFile(s.File, dst, offset)
 	}
 	a := &w.ahead
