@@ -35,8 +35,13 @@ func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof boo
 	return nil
 }
 
-// forgetRows makes measure and matrix read the source for the next tensor.
+// forgetRows makes measure, matrix and, of a source on the disk, readSource read the source for the next tensor, or its
+// proof.
 func (w *worker) forgetRows() {
+	if w.Origin == "" {
+		w.ahead.data = w.ahead.data[:0]
+		w.ahead.file = -1
+	}
 	w.written.codes, w.proven.codes = nil, nil
 	for i := range w.matrices {
 		w.matrices[i].stored = w.matrices[i].stored[:0]
