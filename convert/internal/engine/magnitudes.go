@@ -35,11 +35,10 @@ func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof boo
 	return nil
 }
 
-// forgetRows makes measure, matrix and, of a source on the disk, readSource read the source for the next tensor, or its
-// proof.
-func (w *worker) forgetRows() {
+// forgetSource makes the worker read the source anew for the next tensor, or for a proof. Of a source that is not on the
+// disk it keeps what was read ahead, since that is read once.
+func (w *worker) forgetSource() {
 	if w.Origin == "" {
-		w.ahead.data = w.ahead.data[:0]
 		w.ahead.file = -1
 	}
 	w.written.codes, w.proven.codes = nil, nil

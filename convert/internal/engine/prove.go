@@ -24,7 +24,7 @@ import (
 func (w *worker) proveSpan(ctx context.Context, i int) error {
 	t, s := &w.Spans[i], w.State(i)
 	h, compare := w.newHasher(t), w.compareSource
-	w.forgetRows()
+	w.forgetSource()
 	encoded := s.Proof != nil && s.Proof.Segments != nil && w.comparedWriting(t.Tensor)
 	if encoded {
 		compare = w.hashTile

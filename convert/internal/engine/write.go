@@ -14,7 +14,7 @@ import (
 // writeSpan writes the unwritten bytes of a span, tile by tile.
 func (w *worker) writeSpan(ctx context.Context, i int) error {
 	t, s := &w.Spans[i], w.State(i)
-	w.forgetRows()
+	w.forgetSource()
 	var hash *hasher
 	if w.hashesWriting(t.Tensor) {
 		var err error

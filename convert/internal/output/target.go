@@ -134,7 +134,7 @@ func (t *Target) IsOutputOf(p *plan.Plan) bool {
 	return err == nil && m.Plan == p.Hash
 }
 
-// FileStates returns the states of the target's files, but for those that another run removes meanwhile.
+// FileStates returns the states of the target's files. A file that another run removes meanwhile is left out.
 func (t *Target) FileStates() (map[string]string, error) {
 	dir, err := t.Files()
 	if err != nil {
