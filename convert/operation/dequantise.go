@@ -2,7 +2,9 @@ package operation
 
 import (
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 
 	"dsmoe/model/tensor"
 )
@@ -13,7 +15,8 @@ type Dequantise struct {
 	To tensor.DType `json:"to"` // dtype of the output
 	tensor.Scaling
 
-	codec *tensor.Dequantiser
+	codec  *tensor.Dequantiser
+	tables sync.Pool // of *tables
 }
 
 // NewDequantise prepares the operation for codes of dtype from; it refuses other dtypes.
@@ -22,7 +25,7 @@ func NewDequantise(from, to tensor.DType, s tensor.Scaling) (*Dequantise, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Dequantise{to, s, codec}, nil
+	return &Dequantise{To: to, Scaling: s, codec: codec, tables: sync.Pool{New: func() any { return new(tables) }}}, nil
 }
 
 // Name returns "fp8-dequantise" and the dtype of the output, FP8 being the codes' stored form.
@@ -96,9 +99,11 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 		return err
 	}
 	form := d.codec.From
+	t := d.tables.Get().(*tables)
+	defer d.tables.Put(t)
 	return in.each(int(form.Codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
 		p := products{d.Blocks, d.rowsFrom(grid, in, at), d.Blocks.GridRow(at), at, form, in.Data, from}
-		err := boundsOf(d.To).checkAll(out[d.To.Bytes(int64(from)):], to-from, productSlack, p.exact, p.rounded)
+		err := p.check(t, boundsOf(d.To), out[d.To.Bytes(int64(from)):], to-from)
 		var m *Mismatch
 		if errors.As(err, &m) {
 			m.Element += from
@@ -119,20 +124,20 @@ type products struct {
 }
 
 // run returns which block of the grid element i of the piece lies in, and how many elements from it on
-// share that.
-func (p *products) run(i int) (at, n int) {
+// share that; column is the block's in the grid.
+func (p *products) run(i int) (at, column, n int) {
 	row, col := (int(p.at)+i)/p.blocks.Cols, (int(p.at)+i)%p.blocks.Cols
-	block := col / p.blocks.BlockCols
-	end := min((block+1)*p.blocks.BlockCols, p.blocks.Cols)
+	column = col / p.blocks.BlockCols
+	end := min((column+1)*p.blocks.BlockCols, p.blocks.Cols)
 	_, width := p.blocks.Grid()
-	return (row/p.blocks.BlockRows-p.first)*width + block, end - col
+	return (row/p.blocks.BlockRows-p.first)*width + column, column, end - col
 }
 
 // exact returns the product of element i.
 func (p *products) exact(i int) float64 {
 	var value [1]float64
 	p.form.Values(value[:], p.codes, p.begin+i)
-	block, _ := p.run(i)
+	block, _, _ := p.run(i)
 	return p.grid.Value(block, value[0])
 }
 
@@ -140,12 +145,38 @@ func (p *products) exact(i int) float64 {
 func (p *products) rounded(v []float32, i int) {
 	var values [256]float64
 	for len(v) > 0 {
-		block, n := p.run(i)
+		block, _, n := p.run(i)
 		n = min(n, len(v), len(values))
 		p.form.Values(values[:n], p.codes, p.begin+i)
+		p.grid.Values(block, values[:n])
 		for k, value := range values[:n] {
-			v[k] = float32(p.grid.Value(block, value))
+			v[k] = float32(value)
 		}
 		v, i = v[n:], i+n
 	}
+}
+
+// leastTabled is the number of elements from which on a block has a table: making one takes as long as checking
+// about a thousand elements one by one.
+const leastTabled = 1 << 12
+
+// check checks the first n elements of out. In a large block, it looks up what their codes may become.
+func (p *products) check(t *tables, b *bounds, out []byte, n int) error {
+	if per, _ := p.form.Codes.Block(); p.blocks.BlockRows*p.blocks.BlockCols < leastTabled || per > 1 {
+		return b.checkAll(out, n, productSlack, p.exact, p.rounded)
+	}
+	size := int(b.dtype.Bytes(1))
+	for i := 0; i < n; {
+		block, column, run := p.run(i)
+		table := t.of(p, block, column, b)
+		for end := min(i+run, n); ; i++ {
+			if i += table.same(p.codes[p.begin+i:p.begin+end], out[size*i:]); i == end {
+				break
+			}
+			if exact := p.exact(i); !b.check(exact, out, i, productSlack) {
+				return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact)}
+			}
+		}
+	}
+	return nil
 }
