@@ -52,10 +52,64 @@ func (d *Dequantise) grid(in Input) (tensor.Grid, error) {
 	return d.Grid(in.Sides, d.Blocks.GridRow(in.At))
 }
 
-// rowsFrom returns the input's grid from the row of the element at index at on.
-func (d *Dequantise) rowsFrom(grid tensor.Grid, in Input, at int64) tensor.Grid {
+// part is a run of a piece's elements, from … to-1, whose codes lie side by side in the blocks of a matrix.
+type part struct {
+	from, to int
+	at       int64 // of the first in the matrix
+	blocks   tensor.Blocks
+	grid     tensor.Grid // from the row of at on
+}
+
+// after returns the part without its first n elements.
+func (p part) after(n int) part {
+	before := p.blocks.GridRow(p.at)
+	if p.from, p.at = p.from+n, p.at+int64(n); p.from < p.to {
+		_, width := p.blocks.Grid()
+		p.grid = p.grid.From((p.blocks.GridRow(p.at) - before) * width)
+	}
+	return p
+}
+
+// parts calls do for the parts of the n elements of a piece. Runs that follow each other in one block are one part, as
+// if they were a row of it: of a transposed matrix each element is a run.
+func (d *Dequantise) parts(in Input, n int, grid tensor.Grid, do func(p part) error) error {
+	if in.Runs == nil {
+		return do(part{0, n, in.At, d.Blocks, grid})
+	}
 	_, width := d.Blocks.Grid()
-	return grid.From((d.Blocks.GridRow(at) - d.Blocks.GridRow(in.At)) * width)
+	first, last, open := d.Blocks.GridRow(in.At), -1, part{}
+	flush := func() error {
+		if open.from == open.to {
+			return nil
+		}
+		p := open
+		p.blocks = tensor.Blocks{Rows: 1, Cols: p.to - p.from, BlockRows: 1, BlockCols: p.to - p.from}
+		open.from = open.to
+		return do(p)
+	}
+	per, _ := d.codec.From.Codes.Block()
+	err := in.each(n, func(at int64, from, to int) error {
+		row, col := int(at)/d.Blocks.Cols, int(at)%d.Blocks.Cols
+		begin := (row/d.Blocks.BlockRows - first) * width
+		block, end := begin+col/d.Blocks.BlockCols, min((col/d.Blocks.BlockCols+1)*d.Blocks.BlockCols, d.Blocks.Cols)
+		if per == 1 && to-from <= end-col {
+			if block == last && open.to == from && open.from < open.to {
+				open.to = to
+				return nil
+			}
+			err := flush()
+			last, open = block, part{from: from, to: to, grid: grid.From(block)}
+			return err
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+		return do(part{from, to, at, d.Blocks, grid.From(begin)})
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
 }
 
 // Apply multiplies and rounds every element.
@@ -65,15 +119,14 @@ func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 		return err
 	}
 	codes := d.codec.From.Codes
-	return in.each(int(codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
+	return d.parts(in, int(codes.Elements(int64(len(in.Data)))), grid, func(p part) error {
 		n := 1
-		if per, _ := codes.Block(); from%per == 0 && to%per == 0 && at%int64(per) == 0 {
-			n = to - from
+		if per, _ := codes.Block(); p.from%per == 0 && p.to%per == 0 && p.at%int64(per) == 0 {
+			n = p.to - p.from
 		}
-		for ; from < to; at, from = at+int64(n), from+n {
-			out := dst[d.To.Bytes(int64(from)):d.To.Bytes(int64(from+n))]
-			lost.Add(d.codec.Convert(out, codesAt(codes, in.Data, from), int(at), d.Blocks,
-				d.rowsFrom(grid, in, at)))
+		for ; p.from < p.to; p = p.after(n) {
+			out := dst[d.To.Bytes(int64(p.from)):d.To.Bytes(int64(p.from+n))]
+			lost.Add(d.codec.Convert(out, codesAt(codes, in.Data, p.from), int(p.at), p.blocks, p.grid))
 		}
 		return nil
 	})
@@ -101,12 +154,12 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 	form := d.codec.From
 	t := d.tables.Get().(*tables)
 	defer d.tables.Put(t)
-	return in.each(int(form.Codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
-		p := products{d.Blocks, d.rowsFrom(grid, in, at), d.Blocks.GridRow(at), at, form, in.Data, from}
-		err := p.check(t, boundsOf(d.To), out[d.To.Bytes(int64(from)):], to-from)
+	return d.parts(in, int(form.Codes.Elements(int64(len(in.Data)))), grid, func(r part) error {
+		p := products{r.blocks, r.grid, r.blocks.GridRow(r.at), r.at, form, in.Data, r.from}
+		err := p.check(t, boundsOf(d.To), out[d.To.Bytes(int64(r.from)):], r.to-r.from)
 		var m *Mismatch
 		if errors.As(err, &m) {
-			m.Element += from
+			m.Element += r.from
 		}
 		return err
 	})
