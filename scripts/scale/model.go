@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -18,8 +20,8 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// model is a published model: its config.json below fixtures, and what its files are known to hold.
-type model struct {
+// published is a published model: its config.json below fixtures, and what its files are known to hold.
+type published struct {
 	name, config string
 	shard        int64 // bytes of the largest file's tensors
 	tensors      int
@@ -27,14 +29,14 @@ type model struct {
 }
 
 // models are those that are generated. Their numbers of tensors are those of the published files.
-var models = []model{
+var models = []published{
 	{"DeepSeek-V3", "configs/deepseek-v3.json", 4_302_300_000, 91_991, 0},
 	{"Kimi-K2", "configs/kimi-k2-instruct.json", 17e9, 139_583, 0},
 	{"DeepSeek-V4-Flash", "states/deepseek-v4-flash/config.json", 4e9, 69_187, 0},
 }
 
 // generate adds the files of the model to files, below org/NAME, and returns the bytes of its tensors.
-func (m model) generate(files map[string]remotetest.Blob) (int64, error) {
+func (m published) generate(files map[string]remotetest.Blob) (int64, error) {
 	document, err := os.ReadFile(filepath.Join("fixtures", m.config))
 	if err != nil {
 		return 0, err
