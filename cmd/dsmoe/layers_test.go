@@ -50,7 +50,7 @@ func TestLayers(t *testing.T) {
 		"verify/bounds":     {"model", "config", "model/tensor"},
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"verify/verifytest": {}, // for tests and scripts
+		"verify/verifytest": {"verify/pack", "model", "config", "model/tensor"}, // for tests and scripts
 		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
@@ -80,6 +80,7 @@ func TestLayers(t *testing.T) {
 		"scripts/hub":         {"convert/remote/remotetest"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/bounds", "verify/diagnose", "verify/report", "verify/verifytest", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"scripts/s3":          {},
+		"scripts/scale":       {"convert/checkpoint", "convert/plan", "convert/remote/remotetest", "verify/pack", "verify/verifytest", "model", "model/table", "config", "model/tensor"},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {"text/problem"},
