@@ -60,7 +60,7 @@ func (c *Config) InFamily(modelType string) (*Config, error) {
 }
 
 // TopKWeights returns how a gate scales the scores of the chosen experts: divide them
-// by their sum + 1e-20 if normalise is set, then multiply them by scale.
+// by their sum, as TopKDivisor has it, if normalise is set, then multiply them by scale.
 //
 //	V1         norm_topk_prob and num_experts_per_tok > 1, 1
 //	V2 remote  the same; routed_scaling_factor if not normalised
@@ -81,16 +81,26 @@ func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	return normalise, c.RoutedScalingFactor
 }
 
+// TopKDivisor returns what a gate does to the sum of the weights of the chosen experts before it divides them by it: it
+// adds eps, and takes least if that is more.
+func (c *Config) TopKDivisor() (eps, least float64) {
+	if !c.Rules().NormsBare {
+		eps = 1e-20
+	}
+	return eps, c.MoENormMin
+}
+
 // IsMoE reports whether a layer, counted from 0, has a DeepseekMoE where a dense
 // layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
 //
 //	n_routed_experts is not None and
 //	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
 //
-// transformers' own classes leave the last condition out.
+// transformers' own classes leave the last condition out. Some have a list of layers, in which this one is not "dense".
 func (c *Config) IsMoE(layer int) bool {
 	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
-		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0)
+		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0) &&
+		!(layer >= 0 && layer < len(c.MLPLayerTypes) && c.MLPLayerTypes[layer] == denseMLP)
 }
 
 // MoELayers lists the layers of the decoder that have a DeepseekMoE.
