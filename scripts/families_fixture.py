@@ -13,15 +13,14 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 
+import golden
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden.py")
 COMMON = {
     "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 1, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
     "max_position_embeddings": 256, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
@@ -151,8 +150,9 @@ def weights(config, seed):
 def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    names = sys.argv[1:]
     for seed, (name, config) in enumerate(CONFIGS.items(), 440):
-        if sys.argv[1:] and name not in sys.argv[1:]:
+        if names and name not in names:
             continue
         root = f"fixtures/{name}"
         shutil.rmtree(root, ignore_errors=True)
@@ -164,7 +164,9 @@ def main():
         packs = {"f32": ["1x24"], "bf16": ["1x24", "--dtype", "bfloat16"], "padded-f32": ["2x15", "--mask"]}
         for pack, flags in packs.items() if not name.endswith("bias") else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
             flags = [*flags, *(["--mtp"] if (name, pack) == ("glm4-moe", "f32") else []), "--seed", str(seed)]
-            subprocess.run([sys.executable, GOLDEN, root + "/checkpoint", f"{root}/golden-{pack}", "--random", *flags], check=True)
+            sys.argv[1:] = [root + "/checkpoint", f"{root}/golden-{pack}", "--random", *flags]
+            if golden.main():
+                sys.exit(2)
 
 
 main()
