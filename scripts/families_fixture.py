@@ -51,8 +51,8 @@ CONFIGS = {
     },
     "solar-open": GLM | {
         "architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open", "attention_bias": True, "first_k_dense_replace": 0, "head_dim": 24,
-        "num_hidden_layers": 3, "partial_rotary_factor": 1.0, "rope_theta": 1000000, "transformers_version": "5.0.0",
-        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+        "max_position_embeddings": 2048, "num_hidden_layers": 3, "partial_rotary_factor": 1.0, "rope_theta": 1000000, "transformers_version": "5.0.0",
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024},
     },
     "hy-v3": COMMON | {
         "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "enable_attention_fp32_softmax": False, "enable_lm_head_fp32": True,
@@ -76,13 +76,13 @@ CONFIGS = {
         "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_layer_end_index": 3, "moe_layer_interval": 2,
         "num_hidden_layers": 4, "transformers_version": "4.54.0",
     },
-    # What no published model has, all at once.
-    "ernie45-moe-bias": ERNIE | {
+    # What no published model has.
+    "ernie45-moe-clamp": ERNIE | {
         "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_layer_end_index": 1, "moe_norm_min": 0.6,
-        "num_hidden_layers": 3, "num_nextn_predict_layers": 0, "tie_word_embeddings": False, "use_bias": True,
+        "num_hidden_layers": 3, "num_nextn_predict_layers": 0, "tie_word_embeddings": False,
     },
     "hy-v3-bias": COMMON | {
-        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "attention_bias": True, "head_dim": 24, "intermediate_size": 96, "mlp_bias": True,
+        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "attention_bias": True, "head_dim": 24, "intermediate_size": 96,
         "moe_intermediate_size": 32, "num_experts": 8, "num_hidden_layers": 2, "rope_theta": 10000.0,
     },
 }
@@ -162,7 +162,7 @@ def main():
         save_file(weights(config, seed), root + "/checkpoint/model.safetensors", {"format": "pt"})
         os.chmod(root + "/checkpoint/model.safetensors", 0o644)
         packs = {"f32": ["1x24"], "bf16": ["1x24", "--dtype", "bfloat16"], "padded-f32": ["2x15", "--mask"]}
-        for pack, flags in packs.items() if not name.endswith("bias") else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
+        for pack, flags in packs.items() if not name.endswith(("bias", "clamp")) else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
             flags = [*flags, *(["--mtp"] if (name, pack) == ("glm4-moe", "f32") else []), "--seed", str(seed)]
             sys.argv[1:] = [root + "/checkpoint", f"{root}/golden-{pack}", "--random", *flags]
             if golden.main():
