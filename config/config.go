@@ -99,6 +99,7 @@ type Config struct {
 	// behaviour differs: see Rules.
 	Reference Reference
 
+	changed *Rules   // in place of those of the reference, see WithRules
 	doc     document // parsed document
 	wrapper *wrapper // whose object the fields above are from; nil: doc's own
 }

@@ -11,6 +11,9 @@ func (c *Config) ChoosesByBias() bool {
 
 // Rules returns the rules of c's family and reference.
 func (c *Config) Rules() Rules {
+	if c.changed != nil {
+		return *c.changed
+	}
 	rules, _ := c.rulesOf(c.Reference)
 	return rules
 }
@@ -38,6 +41,17 @@ func (c *Config) family() *family {
 	return nil
 }
 
+// OfClass lists the model_types whose reference is a class of that name, such as "DeepseekV3ForCausalLM"; the first is the
+// one that the class is of.
+func OfClass(class string) (modelTypes []string) {
+	for _, f := range families {
+		if f.class == class && class != "" {
+			modelTypes = append(modelTypes, f.modelType)
+		}
+	}
+	return modelTypes
+}
+
 // As returns c with another reference of its family: see Rules. It fails if the family does not
 // have the reference.
 func (c *Config) As(r Reference) (*Config, error) {
@@ -45,18 +59,16 @@ func (c *Config) As(r Reference) (*Config, error) {
 		return nil, fmt.Errorf("model_type %s has no %s reference", c.ModelType, r)
 	}
 	copied := *c
-	copied.Reference = r
+	copied.Reference, copied.changed = r, nil
 	return &copied, nil
 }
 
-// InFamily returns c with the Rules of another family, whose reference computes with the fields that c has. It fails if
-// there is no such family.
-func (c *Config) InFamily(modelType string) (*Config, error) {
-	copied := *c
-	if copied.ModelType = modelType; copied.family() == nil {
-		return nil, fmt.Errorf("there is no family of model_type %s", quote(modelType))
-	}
-	return &copied, nil
+// WithRules returns c under other rules than those of its reference.
+func (c *Config) WithRules(change func(r *Rules)) *Config {
+	copied, rules := *c, c.Rules()
+	change(&rules)
+	copied.changed = &rules
+	return &copied
 }
 
 // TopKWeights returns how a gate scales the scores of the chosen experts: divide them

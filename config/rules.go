@@ -40,6 +40,8 @@ type Rules struct {
 	NormsExperts bool
 	// NormsOnce: RMSNorm multiplies with its weight in float32 and rounds once; otherwise it rounds before that, too.
 	NormsOnce bool
+	// AbsorbsKVB: latent attention multiplies kv_b_proj into queries and context, which is not what is computed here.
+	AbsorbsKVB bool
 	// QKNorm is how queries and keys are normed with use_qk_norm.
 	QKNorm QKNorm
 	// OutputUnbiased: attention_bias gives o_proj no bias.
