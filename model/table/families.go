@@ -9,7 +9,8 @@ import (
 )
 
 // families is the list of all tables; a new family is a file and a line here.
-var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL2, &familyV32, &familyV4, &familyV41}
+var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL2, &familyV32, &familyV4, &familyV41,
+	&familyDots1, &familyGLM4MoE, &familyHYV3, &familyMiniMaxM2, &familyExaoneMoE, &familyErnie45MoE}
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
 // config accepts has one.
@@ -56,6 +57,11 @@ func (f *Family) Ignores(c *config.Config, name string) bool {
 		return true
 	}
 	pattern, layer, _ := Cut(name)
+	for _, left := range f.Left {
+		if left == layerPrefix && layer >= c.NumHiddenLayers || strings.HasPrefix(pattern, left) && left != layerPrefix {
+			return true
+		}
+	}
 	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
 		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, layer) })
 }

@@ -34,6 +34,9 @@ type Family struct {
 	// Unknown are beginnings of stored names, and parts of them that begin with a dot, that the family has without it
 	// being known which: a checkpoint may hold such tensors.
 	Unknown []string
+	// Left are beginnings of the names of prediction layers that the reference leaves out, whose weights are not known;
+	// layerPrefix stands for layers behind the decoder's. A checkpoint may hold such tensors.
+	Left []string
 	// CarriesMTP says that prediction layers are no part of the model: the reference leaves them out.
 	CarriesMTP bool
 }
@@ -182,6 +185,12 @@ func (r *Row) stage() string {
 // Stage returns the name of the stage that the weight of the place, which has a row, gives: the
 // output of its module, or the gate's logits. "" for a bias.
 func (p Place) Stage() string { return fillHoles(p.Row.stage(), p.Layer, p.Expert) }
+
+// shaped returns the row with another shape.
+func (r Row) shaped(shape ...dim) Row {
+	r.Shape = shape
+	return r
+}
 
 // Sizes returns the shape of a layer's weight.
 func (r *Row) Sizes(c *config.Config, layer int) []int {
