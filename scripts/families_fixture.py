@@ -45,14 +45,14 @@ CONFIGS = {
         "rope_theta": 1000000, "topk_group": 2, "transformers_version": "4.54.0", "use_qk_norm": True,
     },
     "dots1": GLM | {
-        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False, "layer_types": [FULL, SLIDING, FULL, SLIDING],
-        "max_window_layers": 4, "moe_layer_freq": 1, "n_shared_experts": 2, "num_hidden_layers": 4, "rope_scaling": None, "rope_theta": 10000000,
-        "scoring_func": "noaux_tc", "sliding_window": 7, "transformers_version": "4.46.3", "use_sliding_window": False,
+        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False, "max_window_layers": 3, "moe_layer_freq": 1,
+        "n_shared_experts": 2, "num_hidden_layers": 3, "num_key_value_heads": 4, "rope_scaling": None, "rope_theta": 10000000,
+        "scoring_func": "noaux_tc", "sliding_window": None, "transformers_version": "4.46.3", "use_sliding_window": False,
     },
     "solar-open": GLM | {
         "architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open", "attention_bias": True, "first_k_dense_replace": 0, "head_dim": 24,
-        "num_hidden_layers": 3, "partial_rotary_factor": 1.0, "rope_theta": 1000000, "transformers_version": "5.0.0",
-        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+        "max_position_embeddings": 2048, "num_hidden_layers": 3, "partial_rotary_factor": 1.0, "rope_theta": 1000000, "transformers_version": "5.0.0",
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024},
     },
     "hy-v3": COMMON | {
         "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "enable_attention_fp32_softmax": False, "enable_lm_head_fp32": True,
@@ -63,7 +63,8 @@ CONFIGS = {
     },
     "minimax-m2": COMMON | {
         "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "attn_type_list": [1, 1, 1], "head_dim": 24, "intermediate_size": 32,
-        "num_hidden_layers": 3, "num_local_experts": 8, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+        "num_hidden_layers": 3,
+        "num_local_experts": 8, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-6, "rope_theta": 5000000,
         "rotary_dim": 12, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "transformers_version": "4.46.1", "use_mtp": True,
         "use_qk_norm": True, "use_routing_bias": True,
     },
@@ -73,22 +74,25 @@ CONFIGS = {
         "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "topk_group": 2,
     },
     "ernie45-moe": ERNIE | {
-        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_layer_end_index": 3, "moe_layer_interval": 2,
-        "num_hidden_layers": 4, "transformers_version": "4.54.0",
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_layer_end_index": 2, "num_hidden_layers": 3,
+        "rope_scaling": None, "transformers_version": "4.54.0",
     },
-    # What no published model has, all at once.
-    "ernie45-moe-bias": ERNIE | {
-        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_layer_end_index": 1, "moe_norm_min": 0.6,
-        "num_hidden_layers": 3, "num_nextn_predict_layers": 0, "tie_word_embeddings": False, "use_bias": True,
+    # What no published model has.
+    "ernie45-moe-clamp": ERNIE | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_layer_end_index": 2, "moe_layer_interval": 2,
+        "moe_layer_start_index": 0, "moe_norm_min": 0.6, "num_hidden_layers": 4, "num_nextn_predict_layers": 0, "tie_word_embeddings": False,
+    },
+    "dots1-window": GLM | {
+        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "layer_types": [FULL, SLIDING, SLIDING], "num_hidden_layers": 3,
+        "rope_theta": 10000000, "sliding_window": 7, "use_sliding_window": False,
     },
     "hy-v3-bias": COMMON | {
-        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "attention_bias": True, "head_dim": 24, "intermediate_size": 96, "mlp_bias": True,
+        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "attention_bias": True, "head_dim": 24, "intermediate_size": 96,
         "moe_intermediate_size": 32, "num_experts": 8, "num_hidden_layers": 2, "rope_theta": 10000.0,
     },
 }
-for name in ("dots1", "exaone-moe"):
-    for key in {"dots1": ["topk_group"], "exaone-moe": ["n_routed_experts", "n_shared_experts"]}[name]:
-        CONFIGS[name].pop(key, None)
+for key in ("n_routed_experts", "n_shared_experts"):
+    del CONFIGS["exaone-moe"][key]
 # Weights that are published in float32.
 FLOATS = r"e_score_correction_bias$|expert_bias$"
 # Names of a prediction layer: what its decoder layer is called, and the weights around it. The last two are copies.
@@ -125,7 +129,7 @@ def predicting(config):
     if not config.get("num_nextn_predict_layers"):
         return saved(config)
     last, (layer, around) = config["num_hidden_layers"], PREDICTION[config["model_type"]]
-    longer = {k: v + [v[-1]] if k.endswith("layer_types") else v for k, v in config.items()} | {"num_hidden_layers": last + 1}
+    longer = {k: v + [v[0]] if k.endswith("layer_types") else v for k, v in config.items()} | {"num_hidden_layers": last + 1}
     behind, hidden = f"model.layers.{last}.", config["hidden_size"]
     shapes = {layer.format(last) + k.removeprefix(behind) if k.startswith(behind) else k: s for k, s in saved(longer).items()}
     for name in around:
@@ -162,7 +166,7 @@ def main():
         save_file(weights(config, seed), root + "/checkpoint/model.safetensors", {"format": "pt"})
         os.chmod(root + "/checkpoint/model.safetensors", 0o644)
         packs = {"f32": ["1x24"], "bf16": ["1x24", "--dtype", "bfloat16"], "padded-f32": ["2x15", "--mask"]}
-        for pack, flags in packs.items() if not name.endswith("bias") else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
+        for pack, flags in packs.items() if not name.endswith(("bias", "clamp", "window")) else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
             flags = [*flags, *(["--mtp"] if (name, pack) == ("glm4-moe", "f32") else []), "--seed", str(seed)]
             sys.argv[1:] = [root + "/checkpoint", f"{root}/golden-{pack}", "--random", *flags]
             if golden.main():
