@@ -11,7 +11,8 @@ var dots1 = grouped.derive("dots1", delta{
 	},
 	fields: []field{
 		grouped.row("sliding_window", 4096),
-		{"max_window_layers", 62, integer(func(c *Config) *int { return &c.MaxWindowLayers }, 0, maxLayers)},
+		{"max_window_layers", 62, integer(func(c *Config) *int { return &c.MaxWindowLayers }, 0, maxLayers).
+			deciding(never)}, // layer_types has what it says
 		grouped.row("layer_types", nil),
 	},
 	rules: append([]rule{windowed(func(c *Config, n int) []string {

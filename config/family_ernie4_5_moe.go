@@ -13,9 +13,9 @@ var ernie45MoE = grouped.derive("ernie4_5_moe", delta{
 	},
 	fields: []field{
 		{"n_shared_experts", nil, natural(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
-		{"moe_layer_start_index", 1, integer(func(c *Config) *int { return &c.MoEStart }, 0, maxLayers)},
-		{"moe_layer_end_index", -1, integer(func(c *Config) *int { return &c.MoEEnd }, -1, maxLayers)},
-		{"moe_layer_interval", 1, integer(func(c *Config) *int { return &c.MoEInterval }, 1, maxLayers)},
+		{"moe_layer_start_index", 1, integer(func(c *Config) *int { return &c.MoEStart }, 0, maxLayers).deciding(layersDiffer)},
+		{"moe_layer_end_index", -1, integer(func(c *Config) *int { return &c.MoEEnd }, -1, maxLayers).deciding(layersDiffer)},
+		{"moe_layer_interval", 1, integer(func(c *Config) *int { return &c.MoEInterval }, 1, maxLayers).deciding(layersDiffer)},
 		{"moe_norm_min", 1e-12, number(func(c *Config) *float64 { return &c.MoENormMin }, notNegative)},
 		{"use_bias", nil, readBy(readNoBias)},
 	},

@@ -15,7 +15,8 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 	fields: []field{
 		grouped.row("mlp_layer_types", nil),
 		{"sliding_window", 4096, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim)},
-		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern }, parsePattern)},
+		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern }, parsePattern).
+			deciding(never)}, // layer_types has what it says
 		grouped.row("layer_types", nil),
 	},
 	unread:  []string{"attention_bias", "mlp_bias"},

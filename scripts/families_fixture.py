@@ -63,9 +63,8 @@ CONFIGS = {
     },
     "minimax-m2": COMMON | {
         "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "attn_type_list": [1, 1, 1], "head_dim": 24, "intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_local_experts": 8, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-6, "rope_theta": 5000000,
-        "rotary_dim": 12, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "transformers_version": "4.46.1", "use_mtp": True,
+        "num_hidden_layers": 3, "num_local_experts": 8, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-6,
+        "rope_theta": 5000000, "rotary_dim": 12, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "transformers_version": "4.46.1", "use_mtp": True,
         "use_qk_norm": True, "use_routing_bias": True,
     },
     "exaone-moe": GLM | EXAONE | {
@@ -110,7 +109,7 @@ def value(name, shape, g):
     if name.endswith("norm.weight"):
         return 1 + 0.3 * x
     if re.search(FLOATS, name):
-        return 0.3 * x - 0.6
+        return 0.3 * x - 0.6 if len(shape) == 1 else 0.1 * x  # of a sigmoid, of ERNIE's softmax
     if len(shape) == 1:
         return 0.3 * x
     return x if "embed_tokens" in name else x * shape[-1] ** -0.5

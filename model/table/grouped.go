@@ -27,6 +27,16 @@ func groupedRows(routerBias Row) (rows []Row) {
 	return behind(rows, Gate, routerBias)
 }
 
+// namedInGGUF returns rows, those of a role with the tensor of another name in llama.cpp's files.
+func namedInGGUF(rows []Row, role Role, name string) []Row {
+	for i := range rows {
+		if rows[i].Role == role {
+			rows[i].GGUF = stored(name)
+		}
+	}
+	return rows
+}
+
 // headNorms are the norms of queries and keys.
 var headNorms = []Row{
 	{"model.layers.{l}.self_attn.q_norm.weight", Norms, QNorm, headsNormed, []dim{normedQueries},
