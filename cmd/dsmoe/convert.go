@@ -81,7 +81,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
 	flags.BoolVar(&f.NoVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
-	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
+	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "most memory to use, a `size`: 512MiB, 2G")
 	flags.BoolVar(&f.AllowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.AllowFP8Fused, "allow-fp8-fused", false,
 		"write fused experts in FP8, whose scales transformers may ignore")

@@ -70,7 +70,7 @@ func recorderFlags() *pflag.FlagSet {
 	f.String("dtype", "float32", "compute `dtype`: float32, bfloat16 or float16")
 	f.String("device", "cpu", "`device` of the reference: cpu or cuda")
 	f.String("attn", "eager", "`kind` of attention: eager or sdpa")
-	f.Bool("cast", false, "as model.to(dtype) leaves a float32 model, not as from_pretrained(dtype) makes it")
+	f.Bool("cast", false, "load in float32, then cast with model.to(dtype); otherwise from_pretrained(dtype) loads")
 	f.String("layers", "", "record only these `layers`: 0,3-5,60")
 	f.String("stages", "standard,grad", "`list` of standard, inner, grad, all, or patterns of stages")
 	f.Bool("no-probes", false, "do not run the experts that no token chose")

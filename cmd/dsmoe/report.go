@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -97,9 +95,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 		}
 		return cli.Misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
 	case f.golden != "":
-		if _, err := os.Stat(filepath.Join(f.golden, "manifest.json")); err != nil {
-			return problem.System(f.golden, "not a golden pack", err)
-		}
+		return pack.Look(f.golden)
 	case f.tokens != "":
 		_, err := pack.ReadTokens(f.tokens)
 		return err

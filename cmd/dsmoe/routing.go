@@ -1,9 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,12 +13,12 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
-	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -98,14 +98,12 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	case forward:
 		return o.forward(cmd, path, o.options())
 	}
-	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
-		return o.golden(path)
-	}
-	if _, err := os.Stat(path); err != nil {
+	if err := pack.Look(path); errors.Is(err, fs.ErrNotExist) && !remote.Is(path) {
 		return nil, err
+	} else if err != nil {
+		return nil, cli.WithHint(err, "a checkpoint routes tokens: --tokens FILE or --random BxT")
 	}
-	return nil, problem.New(path, "not a golden pack (no manifest.json)",
-		"a checkpoint routes tokens: --tokens FILE or --random BxT")
+	return o.golden(path)
 }
 
 // compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.

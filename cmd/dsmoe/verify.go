@@ -61,7 +61,10 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
-	merge, files := addMerge(cmd, junitFlag, htmlFlag), cli.Files{}
+	cli.AddWide(cmd)
+	cmd.Flags().BoolP(quietFlag, "q", false, "print the verdict and, of a failure, the first divergence, its cause and what to do")
+	cmd.MarkFlagsMutuallyExclusive(quietFlag, "json")
+	merge, files := addMerge(cmd, junitFlag, htmlFlag, quietFlag), cli.Files{}
 	files.Flag(cmd, junitFlag, "xml", "also write the report to `FILE` as JUnit XML")
 	files.Flag(cmd, htmlFlag, "html", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = files.Around(func(cmd *cobra.Command, args []string) error {
@@ -88,10 +91,11 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	return cmd
 }
 
-// The flags that name files for the report.
+// The flags that name files for the report, and the one that prints it in short.
 const (
 	junitFlag = "junit"
 	htmlFlag  = "html"
+	quietFlag = "quiet"
 )
 
 // finishVerify writes the report of work in all the forms that are asked for.
@@ -106,7 +110,11 @@ func finishVerify(cmd *cobra.Command, files *cli.Files, work func() (*verified, 
 		}
 		return err
 	}
-	if err := verifyDocuments.Print(cmd, r); err != nil {
+	var printed cli.Result = r
+	if cmd.Flags().Changed(quietFlag) {
+		printed = brief{r}
+	}
+	if err := verifyDocuments.Print(cmd, printed); err != nil {
 		return err
 	}
 	if err := r.writeFiles(files); err != nil {
