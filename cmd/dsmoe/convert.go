@@ -27,6 +27,7 @@ type convertFlags struct {
 	overwrite cli.Overwriting
 	dryRun    bool
 	check     bool
+	discard   bool
 	part      *cli.PartFlags
 }
 
@@ -36,6 +37,7 @@ var convertDocuments = cli.Documents{
 	cli.DocumentOf[*convert.PartReport]("dsmoe.convert.part/1"),
 	cli.DocumentOf[*plan.Plan]("dsmoe.convert.plan/1"),
 	cli.DocumentOf[*convert.CheckReport]("dsmoe.convert.check/1"),
+	cli.DocumentOf[*convert.DiscardReport]("dsmoe.convert.discard/1"),
 }
 
 func newConvert() *cobra.Command {
@@ -48,7 +50,8 @@ func newConvert() *cobra.Command {
 absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
 		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
 		Args:        f.args,
-		Annotations: cli.Exits("the output is complete, or --check found it unchanged", "--check found it changed"),
+		Annotations: cli.Exits("the output is complete, or --check found it unchanged",
+			"--check found it changed, or --discard found nothing"),
 	}
 	cmd.ValidArgsFunction = cli.CompleteArguments("convert SRC FILE") // DST may be a file
 	cli.JSONFlag(cmd)
@@ -94,6 +97,8 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.Finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
+	flags.BoolVar(&f.discard, "discard", false,
+		"remove what an unfinished run to DST, the only argument, left; with --dry-run list it, and others in DST")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("update", other)
 	}
@@ -103,17 +108,20 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 			cmd.MarkFlagsMutuallyExclusive("finish", other)
 		}
 	}
-	flags.VisitAll(func(flag *pflag.Flag) {
-		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) { // the others say how to convert
+	flags.VisitAll(func(flag *pflag.Flag) { // the others say how to convert
+		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) {
 			cmd.MarkFlagsMutuallyExclusive("check", flag.Name)
+		}
+		if !slices.Contains([]string{"discard", "dry-run", "json", "check"}, flag.Name) {
+			cmd.MarkFlagsMutuallyExclusive("discard", flag.Name)
 		}
 	})
 }
 
-// args demands SRC and DST, DST alone for --check, and takes SRC alone for a plan.
+// args demands SRC and DST, DST alone for --check and --discard, and takes SRC alone for a plan.
 func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	switch {
-	case f.check:
+	case f.check, f.discard:
 		return cli.Expect("DST")(cmd, given)
 	case f.dryRun && len(given) == 1:
 		return nil
@@ -131,8 +139,11 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	useEngine(&f.Settings, f.overwrite, b.Set)
 	f.Part, f.Unverified = plan.Part{I: of.Index, N: of.Of}, !f.verify
-	if f.check {
+	switch {
+	case f.check:
 		return f.runCheck(cmd, args[0], &b)
+	case f.discard:
+		return f.runDiscard(cmd, args[0])
 	}
 	f.DType, f.Mixture, f.PowersOfTwo = f.dtype.DType, f.dtype.Mixture, f.scales == "ue8m0"
 	if f.Prune, err = f.prune.read(cmd); err != nil {
@@ -192,4 +203,12 @@ func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) erro
 	}
 	b.Remove()
 	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Problems) == 0)
+}
+
+func (f *convertFlags) runDiscard(cmd *cobra.Command, dst string) error {
+	r, err := convert.Discard(dst, f.dryRun, f.Settings)
+	if err != nil {
+		return err
+	}
+	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Unfinished) > 0)
 }
