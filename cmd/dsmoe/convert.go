@@ -48,8 +48,10 @@ func newConvert() *cobra.Command {
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with SRC, or
 absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
-		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
-		Args:        f.args,
+		Example: `  dsmoe demo
+  dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0
+  dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused`,
+		Args: f.args,
 		Annotations: cli.Exits("the output is complete, or --check found it unchanged",
 			"--check found it changed, or --discard found nothing"),
 	}
@@ -64,9 +66,9 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(cli.WordFlag(&f.Format, checkpoint.WrittenNames()...), "to",
 		"`format` of the output: safetensors or gguf (default safetensors)")
-	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files, for gguf")
+	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files")
 	flags.Var(cli.TypeFlag(&f.dtype), "type",
-		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
+		"dtype of float weights: f32, f16, bf16, fp8 or keep; for gguf also a mixture such as q4_k_m")
 	flags.Var(cli.WordFlag(&f.scales, "f32", "ue8m0"), "scales",
 		"`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(cli.WordFlag(&f.Experts, plan.FusedExperts, plan.PerExpert, plan.KeepExperts), "experts",
@@ -74,14 +76,14 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(cli.WordFlag(&f.Names, "published", "transformers"), "names",
 		"whose `names` tensors of DeepSeek-V4 get: published or transformers (default SRC's)")
 	flags.Var(cli.ShardFlag(&f.MaxShardBytes), "max-shard-size",
-		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
+		"largest `size` of one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(cli.SpansFlag(&f.Layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
 	f.prune.add(cmd)
 	flags.StringArrayVar(&f.Include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.Exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.NoMTP, "no-mtp", false, "drop the multi-token prediction layers")
-	flags.BoolVar(&f.MTP, "mtp", false, "keep them in a GGUF file, which mostly has none otherwise")
-	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
+	flags.BoolVar(&f.MTP, "mtp", false, "keep the multi-token prediction layers, which a GGUF file mostly lacks")
+	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown here")
 	flags.BoolVar(&f.NoVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
 	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "most memory to use, a `size`: 512MiB, 2G")
@@ -99,6 +101,12 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
 	flags.BoolVar(&f.discard, "discard", false,
 		"remove what an unfinished run to DST, the only argument, left; with --dry-run list it, and others in DST")
+	cli.InGroup(flags, cli.Selection, "layers", "keep-experts", "prune", "include", "exclude", "no-mtp")
+	cli.InGroup(flags, cli.Numbers, "type", "scales", "imatrix", "allow-overflow", "allow-fp8-fused", "verify")
+	cli.InGroup(flags, cli.GGUF, "name", "pre", "no-vocab", "mtp")
+	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "update", "check", "discard")
+	cli.InGroup(flags, cli.Parts, "finish")
+	cli.InGroup(flags, cli.Resources, "max-memory")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("update", other)
 	}

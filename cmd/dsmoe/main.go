@@ -95,6 +95,7 @@ func printWaiting(w io.Writer, why string) {
 func addCache(cmd *cobra.Command) {
 	cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
 		func(dir string) error { remote.Default.Cache = dir; return nil })
+	cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 }
 
 func newRoot() *cobra.Command {
@@ -124,6 +125,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 		return cli.Misuse(cmd, err.Error()+cli.NearFlags(cmd, err))
 	})
 	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + cli.ExitStatusTemplate)
+	cli.GroupFlags(root)
 	verify, inspect := newVerify(), newInspect()
 	cli.AddColour(verify)
 	cli.AddColour(inspect)

@@ -61,8 +61,11 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
+	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
+	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
 	cli.AddWide(cmd)
 	cmd.Flags().BoolP(quietFlag, "q", false, "print the verdict and, of a failure, the first divergence, its cause and what to do")
+	cli.InGroup(cmd.Flags(), cli.Reporting, quietFlag)
 	cmd.MarkFlagsMutuallyExclusive(quietFlag, "json")
 	merge, files := addMerge(cmd, junitFlag, htmlFlag, quietFlag), cli.Files{}
 	files.Flag(cmd, junitFlag, "xml", "also write the report to `FILE` as JUnit XML")

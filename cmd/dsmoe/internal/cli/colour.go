@@ -24,6 +24,7 @@ func AddColour(cmd *cobra.Command) {
 	colour := colourAuto
 	cmd.PersistentFlags().Var(WordFlag(&colour, colourAuto, colourAlways, colourNever), ColourFlag,
 		"colour of verdicts and levels: auto, always or never")
+	InGroup(cmd.PersistentFlags(), Reporting, ColourFlag)
 }
 
 // colours are the words at the begin of a line that have a colour, behind what stands before
@@ -76,6 +77,7 @@ const WideFlag = "wide"
 // AddWide adds --wide to a command.
 func AddWide(cmd *cobra.Command) {
 	cmd.Flags().Bool(WideFlag, false, "all columns of a table, wider than the terminal")
+	InGroup(cmd.Flags(), Reporting, WideFlag)
 }
 
 // roomOf returns how many columns lines of the result of cmd have; 0 is any number.

@@ -42,6 +42,7 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 		usage += " (default table)"
 	}
 	cmd.Flags().VarP(form, OutputFlag, "o", usage)
+	InGroup(cmd.Flags(), Reporting, OutputFlag)
 	AddWide(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if givenJSON(cmd) && o.form != "" && o.form != JSONForm {

@@ -51,7 +51,10 @@ func (d Documents) printAs(cmd *cobra.Command, r Result, asJSON bool) error {
 }
 
 // JSONFlag adds --json to a command.
-func JSONFlag(cmd *cobra.Command) { cmd.Flags().Bool("json", false, "print one JSON document") }
+func JSONFlag(cmd *cobra.Command) {
+	cmd.Flags().Bool("json", false, "print one JSON document")
+	InGroup(cmd.Flags(), Reporting, "json")
+}
 
 // givenJSON reports whether --json is given.
 func givenJSON(cmd *cobra.Command) bool { return cmd.Flags().Lookup("json").Value.String() == "true" }
