@@ -45,9 +45,10 @@ func newConvert() *cobra.Command {
 	f.Memory, f.Experts = convert.DefaultMemory, plan.KeepExperts
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
-		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
-		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with SRC, or
-absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
+		Short: "Write another format, dtype, shard size or expert layout",
+		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with
+SRC, or absent; the same command continues a run. See dsmoe help conversions and
+checkpoints`,
 		Example: `  dsmoe demo
   dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0
   dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused`,

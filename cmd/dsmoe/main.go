@@ -102,8 +102,9 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "dsmoe",
 		Short: "Convert DeepSeekMoE checkpoints, and prove that the result is right",
-		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference Python,
-converts and compares them, tells what is in them and makes synthetic ones.`,
+		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference
+Python, converts and compares them, tells what is in them and makes synthetic
+ones.`,
 		Example: `  dsmoe demo
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden
   dsmoe convert dsmoe-demo/checkpoint f32 --type f32`,

@@ -28,17 +28,19 @@ func newVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify CHECKPOINT GOLDEN",
 		Short: "Compare every stage of the model with the reference's tensors",
-		Long: `Runs the model on the golden pack's input, compares every stage with what the reference
-Python computed, and names the first stage that differs, with the known mistakes that
-explain it. --junit and --html also write the report to files: a test case for each
-golden tensor, and one page with drawings that needs no network. An existing file is
-replaced. --part I/N verifies a share of the layers, --merge joins the JSON reports.
+		Long: `Runs the model on the golden pack's input, compares every stage with what the
+reference Python computed, and names the first stage that differs, with the
+known mistakes that explain it. --junit and --html also write the report to
+files: a test case for each golden tensor, and one page with drawings that needs
+no network. An existing file is replaced. --part I/N verifies a share of the
+layers, --merge joins the JSON reports.
 
-dsmoe help verdicts  what PASS covers, how limits are derived, parts and gradients
+dsmoe help verdicts  what PASS covers, how limits are derived, parts and
+                     gradients
 dsmoe help packs     what a golden pack is, and which settings it records`,
-		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
-  dsmoe verify --part 2/8 --json fixtures/v3/checkpoint fixtures/v3/golden-f32`,
+		Example: `  dsmoe demo
+  dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --html page.html
+  dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --layers 2 --quiet`,
 		Args: cli.Expect("CHECKPOINT", "GOLDEN"),
 		Annotations: cli.Exits("pass: the checkpoint computes what the reference computed",
 			"fail: the first stage that differs is named"),

@@ -15,6 +15,7 @@ type Group string
 // The groups, in the order of the help.
 const (
 	OwnFlags  Group = "Flags" // those in no other group
+	Tokens    Group = "Tokens"
 	Selection Group = "Selection"
 	Numbers   Group = "Numbers"
 	GGUF      Group = "GGUF"
@@ -85,7 +86,7 @@ func flagsInGroups(cmd *cobra.Command) string {
 		members = map[Group]*pflag.FlagSet{OwnFlags: all}
 	}
 	var lists []string
-	for _, g := range []Group{OwnFlags, Selection, Numbers, GGUF, Existing, Parts, Reporting, Resources} {
+	for _, g := range []Group{OwnFlags, Tokens, Selection, Numbers, GGUF, Existing, Parts, Reporting, Resources} {
 		if flags := members[g]; flags != nil {
 			lists = append(lists, string(g)+":\n"+strings.TrimRight(flags.FlagUsagesWrapped(helpWidth), "\n"))
 		}
