@@ -155,8 +155,8 @@ def arguments(argv):
                    "torch is set to there: TF32 products, sums in fewer bits")
     p.add_argument("--attn", choices=["eager", "sdpa"], default="eager", help="attention (default eager); sdpa, transformers' own "
                    "default, gives no probabilities")
-    p.add_argument("--cast", action="store_true", help="as model.to(DTYPE) leaves a float32 model: RoPE's frequencies and router biases "
-                   "are rounded too. Without it, as from_pretrained(dtype) makes it")
+    p.add_argument("--cast", action="store_true", help="load in float32, then cast with model.to(DTYPE), which rounds RoPE's frequencies and "
+                   "router biases too. Without it, from_pretrained(dtype) loads, which does not")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
                    "input is random, and part of the pack; files that hold nothing of them need not be there")
     p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard, inner, grad, all, or "
