@@ -14,7 +14,8 @@ import (
 )
 
 func memInspection() *inspection {
-	var contexts, batches *[]int
+	var contexts []int
+	batches := []int{1}
 	var dtype cli.WeightType
 	return &inspection{
 		use:   "mem {CONFIG|CHECKPOINT}",
@@ -32,9 +33,9 @@ dsmoe help memory  the formulas`,
 		pipe:      text.TSV,
 		plot:      "bars of what each context and batch takes",
 		flags: func(q *query) {
-			contexts = q.Flags().IntSlice("context", nil,
+			cli.NumbersFlag(q.Flags(), &contexts, "context",
 				"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
-			batches = q.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
+			cli.NumbersFlag(q.Flags(), &batches, "batch", "`sequences` at once: 1,8")
 			q.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
 		},
 		run: func(q *query) (cli.Result, error) {
@@ -43,14 +44,14 @@ dsmoe help memory  the formulas`,
 				return nil, err
 			}
 			defer src.Close()
-			if len(*contexts) == 0 {
-				*contexts = []int{src.Config.MaxPositionEmbeddings}
+			if len(contexts) == 0 {
+				contexts = []int{src.Config.MaxPositionEmbeddings}
 			}
 			w, err := weightsOf(src, imagined, dtype)
 			if err != nil {
 				return nil, err
 			}
-			r, err := header.MemoryOf(src.Path, src.Config, w, *contexts, *batches)
+			r, err := header.MemoryOf(src.Path, src.Config, w, contexts, batches)
 			if err != nil {
 				return nil, cli.Misuse(q.Command, err.Error())
 			}
