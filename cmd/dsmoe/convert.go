@@ -46,7 +46,7 @@ func newConvert() *cobra.Command {
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with SRC, or
 absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
-		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
+		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0 --no-vocab`,
 		Args:        f.args,
 		Annotations: cli.Exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}

@@ -262,7 +262,9 @@ type numbers struct {
 func (n *numbers) Type() string { return "numbers" }
 
 // String lists the numbers.
-func (n *numbers) String() string { return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(*n.to)), ","), "[]") }
+func (n *numbers) String() string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(*n.to)), ","), "[]")
+}
 
 // Set reads numbers. Of a number with k it asks whether it is so many times 1,024, which is how contexts are counted.
 func (n *numbers) Set(list string) error {
