@@ -50,7 +50,7 @@ func newConvert() *cobra.Command {
 SRC, or absent; the same command continues a run. See dsmoe help conversions and
 checkpoints`,
 		Example: `  dsmoe demo
-  dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0
+  dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0 --no-vocab
   dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused`,
 		Args: f.args,
 		Annotations: cli.Exits("the output is complete, or --check found it unchanged",

@@ -195,11 +195,17 @@ func nearCommands(cmd *cobra.Command, word string) string {
 	return strings.Join(cmd.SuggestionsFor(word), " or ")
 }
 
+// llamaFlags are flags of llama.cpp's converter, and what dsmoe convert has in their places.
+var llamaFlags = map[string]string{"outtype": "--type", "outfile": "DST, the argument behind SRC"}
+
 // NearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
 func NearFlags(cmd *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
 		return ""
+	}
+	if ours := llamaFlags[unknown.GetSpecifiedName()]; ours != "" && cmd.Name() == "convert" {
+		return ", is it " + ours + "?"
 	}
 	names := &cobra.Command{} // which knows how near names are
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
