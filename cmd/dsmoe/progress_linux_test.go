@@ -52,6 +52,16 @@ func (x terminal) close(t *testing.T) string {
 	return <-x.drawn
 }
 
+// TestProgressIsDrawnFromTheStart: a bar of terabytes is drawn long before 1 %, with its count.
+func TestProgressIsDrawnFromTheStart(t *testing.T) {
+	x := openTerminal(t)
+	b := cli.Bar{To: x.File}
+	b.Set("writing", 1<<30, 1<<40)
+	drawn := x.close(t)
+	assert.Contains(t, drawn, "writing")
+	assert.Contains(t, drawn, "1.0 GiB/1.0 TiB")
+}
+
 // TestProgressIsForTerminalsOnly: a command draws its progress on stderr if that is a
 // terminal, and removes it in the end; a file gets not a byte. The result on stdout is
 // the same.

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )

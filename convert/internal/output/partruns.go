@@ -14,11 +14,11 @@ import (
 	"slices"
 
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )

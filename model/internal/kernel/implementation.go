@@ -49,6 +49,12 @@ type implementation struct {
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)
 
+	// extremes sets the fields of Extremes, which start at least; n is a positive multiple of 8.
+	extremes func(least, x *float32, n int)
+	// runSums and runSquares are the sums of Moments; n, the length of a run, is a positive multiple of 4.
+	runSums    func(sums *float64, x *float32, n int)
+	runSquares func(squares, means *float64, x *float32, n int)
+
 	// largest16 returns the largest of n 16-bit patterns without their signs; n is a positive
 	// multiple of largestBlock.
 	largest16 func(src *byte, n int) uint16

@@ -13313,6 +13313,208 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx2Extremes(least *float32, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2Extremes(SB), NOSPLIT, $0-24
+	MOVQ     least+0(FP), AX
+	MOVQ     x+8(FP), BX
+	MOVQ     n+16(FP), CX
+	VMOVUPS  (BX), Y0
+	VMOVAPS  Y0, Y1
+	VXORPS   Y2, Y2, Y2
+	VXORPS   Y3, Y3, Y3
+	VXORPS   Y7, Y7, Y7
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLD   $0x01, Y6, Y6
+	SHRQ     $0x03, CX
+
+eight:
+	VMOVUPS      (BX), Y4
+	VMINPS       Y4, Y0, Y0
+	VMAXPS       Y4, Y1, Y1
+	VPAND        Y4, Y6, Y4
+	VPMAXUD      Y4, Y2, Y2
+	VPCMPEQD     Y4, Y7, Y5
+	VPSUBD       Y5, Y3, Y3
+	ADDQ         $0x20, BX
+	DECQ         CX
+	JNZ          eight
+	VEXTRACTI128 $0x01, Y0, X5
+	VMINPS       X5, X0, X0
+	VPSHUFD      $0x4e, X0, X5
+	VMINPS       X5, X0, X0
+	VPSHUFD      $0xb1, X0, X5
+	VMINPS       X5, X0, X0
+	VEXTRACTI128 $0x01, Y1, X5
+	VMAXPS       X5, X1, X1
+	VPSHUFD      $0x4e, X1, X5
+	VMAXPS       X5, X1, X1
+	VPSHUFD      $0xb1, X1, X5
+	VMAXPS       X5, X1, X1
+	VEXTRACTI128 $0x01, Y2, X5
+	VPMAXUD      X5, X2, X2
+	VPSHUFD      $0x4e, X2, X5
+	VPMAXUD      X5, X2, X2
+	VPSHUFD      $0xb1, X2, X5
+	VPMAXUD      X5, X2, X2
+	VEXTRACTI128 $0x01, Y3, X5
+	VPADDD       X5, X3, X3
+	VPSHUFD      $0x4e, X3, X5
+	VPADDD       X5, X3, X3
+	VPSHUFD      $0xb1, X3, X5
+	VPADDD       X5, X3, X3
+	VMOVD        X0, DX
+	MOVL         DX, (AX)
+	VMOVD        X1, DX
+	MOVL         DX, 4(AX)
+	VMOVD        X2, DX
+	MOVL         DX, 8(AX)
+	VMOVD        X3, DX
+	MOVL         DX, 12(AX)
+	VZEROUPPER
+	RET
+
+// func avx2RunSums(sums *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·avx2RunSums(SB), NOSPLIT, $0-24
+	MOVQ   sums+0(FP), AX
+	MOVQ   x+8(FP), SI
+	MOVQ   n+16(FP), CX
+	LEAQ   (SI)(CX*8), DI
+	LEAQ   (DI)(CX*4), DI
+	LEAQ   (DI)(CX*4), R8
+	LEAQ   (R8)(CX*8), R9
+	LEAQ   (R9)(CX*4), R9
+	MOVQ   CX, BX
+	SHLQ   $0x02, BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	SHRQ   $0x02, CX
+
+four:
+	VCVTPS2PD  (SI), Y4
+	VCVTPS2PD  (SI)(BX*1), Y5
+	VCVTPS2PD  (SI)(BX*2), Y6
+	VCVTPS2PD  (DI), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VADDPD     Y4, Y0, Y0
+	VADDPD     Y5, Y0, Y0
+	VADDPD     Y6, Y0, Y0
+	VADDPD     Y7, Y0, Y0
+	VCVTPS2PD  (R8), Y4
+	VCVTPS2PD  (R8)(BX*1), Y5
+	VCVTPS2PD  (R8)(BX*2), Y6
+	VCVTPS2PD  (R9), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VADDPD     Y4, Y1, Y1
+	VADDPD     Y5, Y1, Y1
+	VADDPD     Y6, Y1, Y1
+	VADDPD     Y7, Y1, Y1
+	ADDQ       $0x10, SI
+	ADDQ       $0x10, DI
+	ADDQ       $0x10, R8
+	ADDQ       $0x10, R9
+	DECQ       CX
+	JNZ        four
+	VMOVUPD    Y0, (AX)
+	VMOVUPD    Y1, 32(AX)
+	VZEROUPPER
+	RET
+
+// func avx2RunSquares(squares *float64, means *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·avx2RunSquares(SB), NOSPLIT, $0-32
+	MOVQ    squares+0(FP), AX
+	MOVQ    means+8(FP), DX
+	VMOVUPD (DX), Y2
+	VMOVUPD 32(DX), Y3
+	MOVQ    x+16(FP), SI
+	MOVQ    n+24(FP), CX
+	LEAQ    (SI)(CX*8), DI
+	LEAQ    (DI)(CX*4), DI
+	LEAQ    (DI)(CX*4), R8
+	LEAQ    (R8)(CX*8), R9
+	LEAQ    (R9)(CX*4), R9
+	MOVQ    CX, BX
+	SHLQ    $0x02, BX
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	SHRQ    $0x02, CX
+
+four:
+	VCVTPS2PD  (SI), Y4
+	VCVTPS2PD  (SI)(BX*1), Y5
+	VCVTPS2PD  (SI)(BX*2), Y6
+	VCVTPS2PD  (DI), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VSUBPD     Y2, Y4, Y4
+	VMULPD     Y4, Y4, Y4
+	VADDPD     Y4, Y0, Y0
+	VSUBPD     Y2, Y5, Y5
+	VMULPD     Y5, Y5, Y5
+	VADDPD     Y5, Y0, Y0
+	VSUBPD     Y2, Y6, Y6
+	VMULPD     Y6, Y6, Y6
+	VADDPD     Y6, Y0, Y0
+	VSUBPD     Y2, Y7, Y7
+	VMULPD     Y7, Y7, Y7
+	VADDPD     Y7, Y0, Y0
+	VCVTPS2PD  (R8), Y4
+	VCVTPS2PD  (R8)(BX*1), Y5
+	VCVTPS2PD  (R8)(BX*2), Y6
+	VCVTPS2PD  (R9), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VSUBPD     Y3, Y4, Y4
+	VMULPD     Y4, Y4, Y4
+	VADDPD     Y4, Y1, Y1
+	VSUBPD     Y3, Y5, Y5
+	VMULPD     Y5, Y5, Y5
+	VADDPD     Y5, Y1, Y1
+	VSUBPD     Y3, Y6, Y6
+	VMULPD     Y6, Y6, Y6
+	VADDPD     Y6, Y1, Y1
+	VSUBPD     Y3, Y7, Y7
+	VMULPD     Y7, Y7, Y7
+	VADDPD     Y7, Y1, Y1
+	ADDQ       $0x10, SI
+	ADDQ       $0x10, DI
+	ADDQ       $0x10, R8
+	ADDQ       $0x10, R9
+	DECQ       CX
+	JNZ        four
+	VMOVUPD    Y0, (AX)
+	VMOVUPD    Y1, 32(AX)
+	VZEROUPPER
+	RET
+
 // func avx2FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2FitMinimums(SB), NOSPLIT, $128-40

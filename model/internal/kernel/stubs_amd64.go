@@ -464,6 +464,21 @@ func avx2Largest16(src *byte, n int) uint16
 //go:noescape
 func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
 
+// avx2Extremes is extremesPortable.
+//
+//go:noescape
+func avx2Extremes(least *float32, x *float32, n int)
+
+// avx2RunSums is the sums of momentsPortable.
+//
+//go:noescape
+func avx2RunSums(sums *float64, x *float32, n int)
+
+// avx2RunSquares is the squares of momentsPortable.
+//
+//go:noescape
+func avx2RunSquares(squares *float64, means *float64, x *float32, n int)
+
 // avx2FitMinimums is minimumsPortable for all groups.
 //
 //go:noescape
