@@ -195,8 +195,15 @@ func nearCommands(cmd *cobra.Command, word string) string {
 	return strings.Join(cmd.SuggestionsFor(word), " or ")
 }
 
-// llamaFlags are flags of llama.cpp's converter, and what dsmoe convert has in their places.
-var llamaFlags = map[string]string{"outtype": "--type", "outfile": "DST, the argument behind SRC"}
+// otherFlags are flags that a user knows of llama.cpp's converter or of golden, by the command that lacks them, and
+// what the command has in their places.
+var otherFlags = map[string]map[string]string{
+	"convert": {"outtype": ", is it --type?", "outfile": ", is it DST, the argument behind SRC?"},
+	"routing": {"text": textFlag},
+	"report":  {"text": textFlag},
+}
+
+const textFlag = ": --tokens takes a file; dsmoe help routing makes one of a text"
 
 // NearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
 func NearFlags(cmd *cobra.Command, err error) string {
@@ -204,8 +211,8 @@ func NearFlags(cmd *cobra.Command, err error) string {
 	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
 		return ""
 	}
-	if ours := llamaFlags[unknown.GetSpecifiedName()]; ours != "" && cmd.Name() == "convert" {
-		return ", is it " + ours + "?"
+	if ours := otherFlags[cmd.Name()][unknown.GetSpecifiedName()]; ours != "" {
+		return ours
 	}
 	names := &cobra.Command{} // which knows how near names are
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
