@@ -30,8 +30,14 @@ type implementation struct {
 	stream elementKernels
 	// widenE4M3 multiplies each block of F8E4M3 with its scale; block is a multiple of lanes.
 	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
-	widen64   func(dst *float64, src *float32, n int)
-	exp       func(dst, src *float64, n int) // dst[i] = Exp(src[i])
+	// dotE4M3 sets sums to the lanes of Dot32 of x and such a row; addE4M3 and addProducts add factor times numbers to dst,
+	// fused.
+	dotE4M3     func(x, sums *float32, src *byte, n int, scales *float32, block int)
+	addE4M3     func(dst *float32, src *byte, n int, scales *float32, block int, factor float32)
+	addProducts func(dst, src *float32, n int, factor float32)
+
+	widen64 func(dst *float64, src *float32, n int)
+	exp     func(dst, src *float64, n int) // dst[i] = Exp(src[i])
 
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
