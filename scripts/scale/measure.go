@@ -9,8 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"dsmoe/model/tensor"
@@ -18,11 +19,11 @@ import (
 
 // limits are what a command may take; 0 is no limit.
 type limits struct {
-	memory   int64   // bytes
-	sent     int64   // bytes of files that the servers send
-	requests int     // to both servers
-	status   int     // exit status
-	times    float64 // of the processor time of a forward pass
+	memory   int64       // bytes
+	sent     int64       // bytes of files that the servers send
+	requests int         // to both servers
+	status   int         // exit status
+	killed   func() bool // reports when the command is to be killed; nil lets it end
 }
 
 // measurement runs dsmoe.
@@ -49,7 +50,7 @@ func (m *measurement) run(l limits, args ...string) used {
 	cmd.Env = append(os.Environ(), m.environment...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	start := time.Now()
-	_ = cmd.Run() // its exit status is dsmoe's
+	m.await(cmd, l.killed)
 	took := time.Since(start)
 	command := "dsmoe " + strings.Join(args, " ")
 	var memory int64
@@ -63,10 +64,13 @@ func (m *measurement) run(l limits, args ...string) used {
 		m.failed = append(m.failed, fmt.Errorf("%s: %w", command, err))
 		return used{}
 	}
+	if l.killed != nil {
+		l.status = 128 + int(syscall.SIGKILL) // as time says it
+	}
 	memory <<= 10
 	processor := time.Duration((user + system) * float64(time.Second))
-	requests, cut, sent := m.hub.Traffic()
-	more, cutMore, read := m.store.Traffic()
+	requests, cut, sent := m.servers.hub.Traffic()
+	more, cutMore, read := m.servers.store.Traffic()
 	requests, cut, sent = requests+more, cut+cutMore, sent+read
 	fmt.Printf("%-90s %8.1f s %8.1f s CPU %6d MB %7d requests %4d cut %10s\n", command, took.Seconds(), processor.Seconds(),
 		memory/1e6, requests, cut, gigabytes(sent))
@@ -89,6 +93,32 @@ func (m *measurement) run(l limits, args ...string) used {
 		fail("%d of %d responses were cut, more than 2 %%", cut, requests)
 	}
 	return used{stdout.String(), processor}
+}
+
+// await runs a command; its exit status is dsmoe's. It kills dsmoe, the child of time, when killed says so.
+func (m *measurement) await(cmd *exec.Cmd, killed func() bool) {
+	if err := cmd.Start(); err != nil {
+		return // its report is missing
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
+	for killed != nil && !killed() {
+		select {
+		case <-ended:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if killed != nil {
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(children))); err == nil {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	<-ended
 }
 
 const (
@@ -126,21 +156,25 @@ const (
 	theLayerBytes = 11_650_000_000
 )
 
-// layer reads one layer of DeepSeek-V3, and verifies it.
+// layer reads one layer of DeepSeek-V3.
 func (m *measurement) layer() {
-	src, of := "hf://org/DeepSeek-V3", fmt.Sprint(theLayer)
-	l := limits{memory: 512 * mib, sent: theLayerBytes * 21 / 20, requests: 10_000}
-	for _, command := range []string{"hash", "stats", "experts", "router"} {
-		m.run(l, "inspect", command, "--layers", of, src)
+	l := limits{memory: 512 * mib, sent: theLayerBytes * 21 / 20, requests: 12_000}
+	for _, command := range []string{"router", "hash", "stats", "experts"} {
+		m.run(l, "inspect", command, "--layers", fmt.Sprint(theLayer), "hf://org/DeepSeek-V3")
 	}
-	dir := filepath.Join(m.work, "pack")
-	forward, err := m.record(src, dir, theLayer, 64, tensor.BF16)
+}
+
+// verify verifies that layer with a pack of few tokens: a layer's chosen experts are in memory, since nothing of a server is
+// mapped.
+func (m *measurement) verify() {
+	const tokens, expert = 8, 3 * 2048 * 7168
+	src, dir := "hf://org/DeepSeek-V3", filepath.Join(m.work, "pack")
+	forward, err := m.record(src, dir, theLayer, tokens, tensor.BF16)
 	if err != nil {
 		m.failed = append(m.failed, err)
 		return
 	}
-	l.memory, l.sent = 2*gib, 2*theLayerBytes*21/20
-	u := m.run(l, "verify", src, dir)
+	u := m.run(limits{memory: 8*tokens*expert + 2*gib, sent: theLayerBytes * 21 / 20, requests: 5000}, "verify", src, dir)
 	if u.processor > 3*forward {
 		m.failed = append(m.failed, fmt.Errorf("verify took %s, more than 3 × %s of a forward pass", u.processor, forward))
 	}
@@ -157,28 +191,43 @@ func (m *measurement) record(src, dir string, layer, tokens int, d tensor.DType)
 	return forward, err
 }
 
-var readAgain = regexp.MustCompile(`, verified\n`)
+// store writes the dense layers to the store.
+func (m *measurement) store() {
+	m.resumed(1_760_000_000, 1_860_000_000, "convert", "hf://org/DeepSeek-V3", "s3://out/dense-Q8_0.gguf", "--type", "q8_0",
+		"--include", "model.layers.[012].*")
+}
 
 // whole converts all of DeepSeek-V3.
 func (m *measurement) whole() {
-	src, n := "hf://org/DeepSeek-V3", m.bytes["DeepSeek-V3"]
-	const written = 713_281_294_336
-	dst := "s3://out/DeepSeek-V3-Q8_0.gguf"
-	l := limits{memory: gib, sent: n + written + (n+written)/20}
-	if u := m.run(l, "convert", src, dst, "--type", "q8_0"); !readAgain.MatchString(u.output) {
-		m.failed = append(m.failed, fmt.Errorf("not verified: %s", u.output))
-	}
-	m.run(limits{memory: 512 * mib, sent: written + written/20}, "convert", "--check", dst)
+	src := "hf://org/DeepSeek-V3"
+	m.resumed(m.bytes["DeepSeek-V3"], 713_281_294_336, "convert", src, "s3://out/DeepSeek-V3-Q8_0.gguf", "--type", "q8_0")
 	m.parts(src)
 }
 
-// parts converts one layer in 16 parts, as an array of Slurm does, on the disk: 12 GB.
+// resumed runs a conversion that reads and writes so many bytes, kills it when the store has half of what is written, goes
+// on with it, and compares the output with its manifest. The tensors that are not all in the store are read twice.
+func (m *measurement) resumed(read, written int64, args ...string) {
+	half := m.chunks.taken.Load() + written/2
+	m.run(limits{memory: gib, sent: read, killed: func() bool { return m.chunks.taken.Load() >= half }}, args...)
+	u := m.run(limits{memory: gib, sent: (read + written) * 21 / 20}, args...)
+	if !strings.Contains(u.output, ", verified\n") || !strings.Contains(u.output, "resumed: ") {
+		m.failed = append(m.failed, fmt.Errorf("not resumed and verified: %s", u.output))
+	}
+	m.run(limits{memory: gib, sent: written * 21 / 20}, "convert", "--check", args[2])
+}
+
+// parts converts one layer in 16 parts as an array of Slurm does, on the disk: 14 GB. Part 7 is killed, and runs again.
 func (m *measurement) parts(src string) {
 	dst := filepath.Join(m.work, "layer.gguf")
 	args := []string{"convert", src, dst, "--type", "q8_0", "--layers", fmt.Sprint(theLayer)}
+	part := func(i int) []string { return append(args[:len(args):len(args)], "--part", fmt.Sprintf("%d/16", i)) }
 	for i := range 16 {
-		m.run(limits{memory: gib}, append(args, "--part", fmt.Sprintf("%d/16", i+1))...)
+		if i+1 == 7 {
+			m.run(limits{memory: gib, killed: func() bool { _, _, sent := m.servers.hub.Traffic(); return sent > 200_000_000 }}, part(7)...)
+			m.run(limits{memory: gib, status: 2}, append(args[:len(args):len(args)], "--finish")...)
+		}
+		m.run(limits{memory: gib}, part(i+1)...)
 	}
-	m.run(limits{memory: gib}, append(args, "--finish")...)
+	m.run(limits{memory: gib}, append(args[:len(args):len(args)], "--finish")...)
 	m.run(limits{memory: gib}, "convert", "--check", dst)
 }
