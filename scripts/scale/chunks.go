@@ -14,6 +14,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,7 +32,8 @@ const (
 
 // chunks are the distinct chunks, in a file without a name.
 type chunks struct {
-	seed maphash.Seed
+	seed  maphash.Seed
+	taken atomic.Int64 // bytes that were kept, equal ones each time
 
 	mu     sync.RWMutex
 	places []place // of the chunks, by their numbers
@@ -87,6 +89,7 @@ func cut(data []byte) int {
 // keep returns the numbers of the chunks of data.
 func (c *chunks) keep(data []byte) (stored, error) {
 	s := stored{of: c, size: int64(len(data))}
+	c.taken.Add(s.size)
 	for len(data) > 0 {
 		chunk := data[:cut(data)]
 		data = data[len(chunk):]
