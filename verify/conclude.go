@@ -226,6 +226,9 @@ func scoresRemedy(r *report.Report, blind []string) string {
 
 // absentKinds lists the kinds of stages that the pack has in no layer without saying so.
 func absentKinds(r *report.Report) (kinds []string) {
+	if r.Golden.Reference.Kind == pack.Engine { // which may have any stages: what took part in none is counted
+		return nil
+	}
 	for _, kind := range r.Free {
 		inTraining := kind == pack.ExpertsOutput && r.Golden.Mode == "train" // it is no module's output there
 		if kind != pack.TopKIdx && !inTraining && !pack.Parse(kind).IsLossOrGradient() &&

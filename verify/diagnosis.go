@@ -70,7 +70,7 @@ func (t outcome) diagnoseEmbedding(r *report.Report) error {
 // nothing to keep.
 func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, error) {
 	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(),
-		Rounded: t.rounded, Checks: t.checks,
+		Rounded: t.rounded, How: t.how, Checks: t.checks,
 		Layers: t.scope.course.Layers, Name: name}
 	s := pack.Parse(name)
 	f.Layer, f.Kind = s.Layer, s.Within
@@ -204,7 +204,7 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	f, o, selected := t.failure, *t.o, *t.scope
 	o.Progress, o.FailFast, o.Stages, selected.stages = nil, false, watched, watched
 	r := t.copyWith(&o, x.Rounded)
-	r.m, r.trial, r.scope = &x.Model, true, &selected
+	r.m, r.trial, r.scope, r.how = &x.Model, true, &selected, x.How
 	if in != &x.In {
 		r.in, r.rows = in, in
 	}
@@ -212,7 +212,7 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	x.Options.Probes = t.scope.probes(func(name string) bool { return slices.Contains(watched, name) })
 	analysis := again.analysis(x.Options, again.rounded)
 	defer analysis.Close()
-	net := again.local(in, x.Options, analysis, analysis)
+	net := again.local(in, x.Options, analysis)
 	net.Arithmetic = x.Around(net.Arithmetic)
 	prepare(net, net.Trace.(*localTrace))
 	begin := bounds.Exact(&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: again.pack.DType})

@@ -334,7 +334,7 @@ func (s *scope) wants(l int) bool {
 	case s.pack.Manifest.Mode == "train":
 		return true // for the loss, and gradients
 	case !s.picks():
-		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l)
+		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l) && (s.present[l] || !s.pack.IsTrace())
 	}
 	for name := range s.pack.Manifest.Tensors {
 		if at := pack.Parse(name); at.Layer == l && !at.IsOwnInput() && s.selectsStage(name) {
@@ -368,7 +368,7 @@ func (s *scope) wantsEnd(names ...string) bool {
 		case s.pack.Has(name) || s.picks():
 			return s.pack.Has(name) && s.selectsStage(name)
 		}
-		return !slices.Contains(s.pack.Manifest.Absent.Stages, name)
+		return !slices.Contains(s.pack.Manifest.Absent.Stages, name) && !s.pack.IsTrace()
 	})
 }
 

@@ -25,10 +25,9 @@ type localTrace struct {
 	lastDistances *bounds.Distances // of the last stage that was compared
 }
 
-// local is the model over what computes, an analysis or one with a mistake around it,
-// watched by t.
-func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, computes bounds.Arithmetic) *network {
-	watched := newAttribution(computes, t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
+// local is the model over an analysis, with an engine's arithmetic around it, watched by t.
+func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis) *network {
+	watched := newAttribution(t.arithmetic(a), t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys, Given: t.given,
 		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }

@@ -487,6 +487,10 @@ type Golden struct {
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
+	// what an engine declares of how it computes, which is reproduced; absent of other references
+	Arithmetic *pack.Arithmetic `json:"arithmetic,omitempty"`
+	// what an engine does not declare and the numbers show, which is reproduced, too; absent if nothing is
+	Observed *pack.Arithmetic `json:"observed,omitempty"`
 	// why it proves less on purpose; empty if it does not
 	Partial    string            `json:"partial"`
 	Absent     pack.Absent       `json:"absent"`     // what it says it has not
