@@ -74,7 +74,7 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
             raise Trouble(f"{engine}: no module with a stage's name ran while the recording was open")
         out.add("input_ids", hooks.padded(np.concatenate([np.array(row, np.int64) for row in tokens])[:, None])[..., 0])
         if hooks.ragged:
-            out.add("attention_mask", hooks.padded(np.ones((hooks.count, 1), np.int64))[..., 0])
+            out.add("attention_mask", (np.arange(max(hooks.lengths)) < np.array(hooks.lengths)[:, None]).astype(np.int64))
         out.flush("inputs")
         names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
         manifest = {"reference": {"kind": "engine", "name": engine, "version": version or f"torch {torch.__version__}",
@@ -247,15 +247,12 @@ class Hooks:
         return (t.view(torch.int16).numpy().view(np.uint16).copy(), "BF16") if t.dtype == torch.bfloat16 else (t.numpy().copy(), None)
 
     def padded(self, rows):
-        """Rows of packed sequences as [batch, seq, width]; shorter sequences end with rows of zeros."""
+        """Rows of packed sequences as [batch, seq, width]; shorter sequences end with padding, their last row again."""
         batch, seq = self.stages.shape
         if not self.ragged:
             return rows.reshape(batch, seq, -1)
-        out, begin = np.zeros((batch, seq, rows.shape[-1]), rows.dtype), 0
-        for i, n in enumerate(self.lengths):
-            out[i, :n] = rows[begin:begin + n]
-            begin += n
-        return out
+        ends = np.cumsum(self.lengths)
+        return np.stack([rows[np.minimum(np.arange(end - n, end - n + seq), end - 1)] for n, end in zip(self.lengths, ends)])
 
 
 def arguments():
