@@ -106,10 +106,17 @@ class Stages:
 
     def module(self, name, output, given):
         """Takes a module's output and input, where they are stages; the functions return arguments of Pack.add."""
-        if MODULE.fullmatch(name) and (not self.router or name.endswith(".post_attention_layernorm")):
+        if self.router:
+            return
+        if MODULE.fullmatch(name):
             self.tokens(name + ".output", *output())
-        if GIVEN.fullmatch(name) and not self.router:
+        if GIVEN.fullmatch(name):
             self.tokens(name + ".input", *given())
+
+    def gate(self, name, given):
+        """Takes a gate's input, which all traces but router-only ones have as the output of a norm."""
+        if self.router:
+            self.tokens(name.removesuffix("mlp.gate") + "post_attention_layernorm.output", *given())
 
     def tokens(self, name, array, dtype=None):
         """Takes a row for each token."""
@@ -160,13 +167,22 @@ def file_tokens(path):
             found = found if isinstance(found, dict) else {"input_ids": found}
         if "input_ids" not in found:
             raise ValueError("no input_ids")
-        ids, mask = (None if found.get(k) is None else np.asarray(found[k]) for k in ("input_ids", "attention_mask"))
-        if ids.dtype.kind not in "iu" or mask is not None and mask.dtype.kind not in "iu":
-            raise ValueError("whole numbers expected, in sequences of one length")
+        ids, mask = (whole_numbers(found.get(k)) for k in ("input_ids", "attention_mask"))
         ids, mask = (t if t is None or t.ndim != 1 else t[None] for t in (ids, mask))
         return ids.astype(np.int64), mask
     except Exception as e:
         raise Trouble(f"{path}: {reason(e)}") from None
+
+
+def whole_numbers(value):
+    """An array of whole numbers; None of None."""
+    try:
+        array = None if value is None else np.asarray(value)
+    except ValueError:  # lists of several lengths
+        array = np.zeros(0)
+    if array is not None and array.dtype.kind not in "iu":
+        raise ValueError("whole numbers expected, in sequences of one length")
+    return array
 
 
 def safetensors_of(path, names):

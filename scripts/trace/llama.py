@@ -44,7 +44,6 @@ CACHES = {"f32": llama.GGML_TYPE_F32, "f16": llama.GGML_TYPE_F16, "q8_0": llama.
 ELEMENTS = {0: np.float32, 1: np.float16, 26: np.int32}  # by enum ggml_type
 STAGES = {"l_out": "output", "ffn_out": "mlp.output", "ffn_moe_out": "mlp.experts.output"}  # by the graph's name of a node
 INPUTS = ("attn_output", "ffn_down", "ffn_down_shexp")  # weights whose product's input is a stage, too
-ROUTER = ("ffn_norm", "ffn_gate_inp")
 
 
 class Tensor(ctypes.Structure):
@@ -135,7 +134,7 @@ class Graph:
         if op == "MUL_MAT_ID" and weight:
             return lambda node: self.experts(node.contents, weight[1], weight[2])
         if op in ("MUL_MAT", "MUL", "GET_ROWS") and weight and weight[2] not in ("attn_k_b", "attn_v_b"):
-            if self.stages == "all" or weight[2] in ROUTER or op == "GET_ROWS":
+            if self.stages == "all" or weight[2] == "ffn_gate_inp" or op == "GET_ROWS":
                 return lambda node: self.output(node, op, weight[1], weight[2])
         if op == "MUL" and sources[0].startswith("ffn_moe_down-"):
             return lambda node: self.weights(node.contents)
@@ -153,6 +152,8 @@ class Graph:
             if self.stages == "router":
                 return
         self.take(name + ".output", self.ggml.array(node))
+        if self.stages == "router":
+            self.take(name.replace("ffn_gate_inp", "ffn_norm") + ".output", self.ggml.array(node.contents.src[1]))
         if role in INPUTS:
             self.take(name + ".input", self.ggml.array(node.contents.src[1]))
 
@@ -195,7 +196,7 @@ def arguments():
 def record(a):
     tried(a, "llama-cpp-python", llama.__version__, TRIED)
     ggml, log = Ggml(), []
-    say = llama.llama_log_callback(lambda level, text, _: log.append(text.decode(errors="replace")) if level >= 4 else None)
+    say = llama.llama_log_callback(lambda level, text, _: log.append(text.decode(errors="replace")) if level == 4 else None)
     llama.llama_log_set(say, ctypes.c_void_p(0))
     if not os.path.isfile(a.model):
         raise Trouble(f"{a.model}: no file on this disk")

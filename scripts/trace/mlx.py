@@ -66,7 +66,7 @@ class Watch:
     def called(self, module, out, args):
         name = self.names.get(id(module))
         if name and name.endswith(".mlp.gate"):
-            self.gate(name, out)
+            self.gate(name, out, args[0])
         elif name and name.endswith(".indexer") and isinstance(out, mx.array):
             self.keys(name, values(out)[0])
         elif name and name.endswith(".indexer.rope"):  # of queries [batch, heads, seq, dim], then of keys, which have one head
@@ -82,8 +82,9 @@ class Watch:
         hidden = chosen > np.arange(chosen.shape[1])[None, :, None]
         self.stages.keep(name + ".topk_idx", np.where(hidden, -1, chosen))
 
-    def gate(self, name, out):
+    def gate(self, name, out, given):
         """Takes the choices and weights of experts, and the logits where a function of the model is given them."""
+        self.stages.gate(name, lambda: values(given))
         self.stages.rows(name + ".topk_idx", values(out[0])[0].astype(np.int64))
         self.stages.rows(name + ".topk_weight", *values(out[1]))
         if self.logits is not None:

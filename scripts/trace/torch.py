@@ -140,6 +140,7 @@ class Hooks:
         if hasattr(out, "topk_ids"):  # SGLang's TopK
             self.choices(gate, out.topk_ids, out.topk_weights)
         elif name.endswith(".mlp.gate"):
+            self.stages.gate(name, lambda: self.values(name, given[0]))
             self.gate(name, out)
         elif name.endswith(".mlp.experts"):
             chosen = [t for t in given[1:3] if isinstance(t, torch.Tensor) and t.dim() == 2]
