@@ -70,8 +70,16 @@ func (t outcome) diagnoseEmbedding(r *report.Report) error {
 // nothing to keep.
 func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, error) {
 	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(),
-		Rounded: t.rounded, How: t.how, Checks: t.checks,
+		Rounded: t.rounded, Checks: t.checks,
 		Layers: t.scope.course.Layers, Name: name}
+	if t.pack.IsTrace() {
+		f.How = t.how
+		for _, w := range t.behind[name] {
+			f.Forms = append(f.Forms, t.forms(w)...)
+		}
+		slices.Sort(f.Forms)
+		f.Forms = slices.Compact(f.Forms)
+	}
 	s := pack.Parse(name)
 	f.Layer, f.Kind = s.Layer, s.Within
 	if f.Layer >= 0 && !slices.Contains(t.ran(), f.Layer) {
@@ -164,6 +172,8 @@ func (t *rerun) input() (*model.Activation, error) {
 	switch {
 	case f.Layer >= 0 && f.Layer < len(m.Model.Layers) && golden.Has(pack.OwnInput(f.Layer)):
 		name = pack.OwnInput(f.Layer)
+	case t.scope.isRouter(f.Layer):
+		name = pack.StageOf(f.Layer, pack.AttentionNorm)
 	case before < 0:
 		name = pack.Embedded
 	case f.Layer == len(m.Model.Layers):
@@ -181,6 +191,9 @@ func (t *rerun) input() (*model.Activation, error) {
 		return nil, err
 	}
 	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(t.rows, name, shape))
+	if t.scope.isRouter(f.Layer) {
+		return &model.Activation{Shape: shape, Values: values, DType: golden.DType}, nil
+	}
 	return t.scope.asInput(shape, values), nil
 }
 
@@ -219,6 +232,8 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, begin)
+	case t.scope.isRouter(f.Layer):
+		_, err = net.Router(ctx, f.Layer, begin)
 	case f.Layer >= 0:
 		_, err = net.Layer(ctx, f.Layer, begin)
 	case pack.Parse(f.Name).IsTable():

@@ -232,7 +232,7 @@ func (t outcome) seldomReached() (reasons []string) {
 			more = "; probes of others are run in local mode only"
 		}
 		maps.Copy(reached, t.reached[l])
-		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(reached) < n && !t.expertsAside(l) {
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && !t.scope.isRouter(l) && 2*len(reached) < n && !t.expertsAside(l) {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what,
 				len(reached), n, more))
 		}

@@ -124,7 +124,7 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 		return value(x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions,
-		Given: c.Given, Start: begin}
+		Given: c.Given, Routers: c.Routers, Start: begin}
 }
 
 // noteZeros notes a golden tensor whose compared rows are all zero. A routed expert may give

@@ -27,7 +27,8 @@ type Failure struct {
 	In      *model.Input               // of the pack
 	Options model.Options              // of the run
 	Rounded bounds.Roundings           // weights that the reference had before they were rounded
-	How     *pack.Arithmetic           // of an engine, as it is reproduced
+	How     *pack.Arithmetic           // of an engine, as it is reproduced; nil of other references
+	Forms   []string                   // dtypes that the weights behind the failed stage are stored in
 	Checks  []report.Check             // of the run
 	Layers  []int                      // of the decoder, that were run
 

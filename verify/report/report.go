@@ -110,9 +110,10 @@ type Scope struct {
 	Stages   []string `json:"stages"`   // globs of stages that the user selects; empty if all are
 	// with a weight that took part in a checked stage, prediction layers among them
 	Layers    []int `json:"layers"`
-	Of        int   `json:"of"`        // layers of the decoder
-	Embedding bool  `json:"embedding"` // likewise
-	Head      bool  `json:"head"`      // likewise, the final norm or lm_head
+	Routers   []int `json:"routers,omitempty"` // of these, layers of which the router alone was run
+	Of        int   `json:"of"`                // layers of the decoder
+	Embedding bool  `json:"embedding"`         // likewise
+	Head      bool  `json:"head"`              // likewise, the final norm or lm_head
 	// what layers began with, where it was not what the part before gave
 	Inputs      []ScopeInput `json:"inputs"`
 	Unread      []int        `json:"unread_layers"`  // layers whose weights were not read
@@ -149,8 +150,9 @@ type Place struct {
 	Ran      bool   `json:"ran"`      // this run computed it, if only for a stage elsewhere
 	// Weights of it that the checkpoint must hold
 	Weights int `json:"weights"`
-	ByName  int `json:"by_name"` // of these, known by name only: the header of their file was not read
-	Checked int `json:"checked"` // of Weights, as those below: took part in a checked stage
+	ByName  int `json:"by_name"`          // of these, known by name only: the header of their file was not read
+	Unread  int `json:"unread,omitempty"` // of Weights, all but the router's, which alone was run
+	Checked int `json:"checked"`          // of Weights, as those below: took part in a checked stage
 	// of Checked: took part in failed stages alone, or decide choices beside such a router; absent if none did
 	Failed    int      `json:"failed,omitempty"`
 	Unchecked []string `json:"unchecked"` // ran in no checked stage, beside those of experts not reached
