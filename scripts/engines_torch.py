@@ -4,7 +4,7 @@ add the residual stream up in place, sequences packed into one batch, experts th
 
     python scripts/engines_torch.py CHECKPOINT PACK [SEQUENCES]     such as 24,17 (default: 24,24)
 
-Needs torch, safetensors and numpy; the recorder is what `dsmoe trace-script torch` prints, trace.py in PYTHONPATH."""
+Needs torch, safetensors and numpy; the recorder is what `dsmoe trace-script torch` prints, as dsmoe_trace.py in PYTHONPATH."""
 import json
 import sys
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-import trace as recorder
+import dsmoe_trace as recorder
 
 
 class Linear(nn.Module):

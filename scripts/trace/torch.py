@@ -8,7 +8,7 @@ Models that take input_ids run here; others run their prompt, once, while the re
 length where the engine packs them (vLLM, SGLang).
 
 examples:
-  from trace import record, recording
+  from dsmoe_trace import record, recording    # dsmoe trace-script torch > dsmoe_trace.py
   record(model, "pack", tokens=[[1, 2, 3]])
 
   model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model  # vLLM, enforce_eager=True, in one process
