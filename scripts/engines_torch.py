@@ -5,6 +5,7 @@ add the residual stream up in place, sequences packed into one batch, experts th
     python scripts/engines_torch.py CHECKPOINT PACK [SEQUENCES]     such as 24,17 (default: 24,24)
 
 Needs torch, safetensors and numpy; the recorder is what `dsmoe trace-script torch` prints, as dsmoe_trace.py in PYTHONPATH."""
+import glob
 import json
 import sys
 
@@ -120,7 +121,7 @@ class Attention(nn.Module):
 
     def rotate(self, positions, x):
         half = self.c["qk_rope_head_dim"] // 2
-        angle = positions[:, None, None] * (1 / self.c["rope_theta"] ** (torch.arange(half) / half))
+        angle = positions[:, None, None] * (1 / (self.c.get("rope_theta") or self.c["rope_parameters"]["rope_theta"]) ** (torch.arange(half) / half))
         even, odd = x[..., ::2], x[..., 1::2]
         return torch.stack([even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()], -1).flatten(-2)
 
@@ -168,7 +169,8 @@ class DeepseekV3(nn.Module):
 def main(checkpoint, pack, sequences="24,24"):
     with open(checkpoint + "/config.json", encoding="utf-8") as f:
         config = json.load(f)
-    model = DeepseekV3(config, {k: t.float() for k, t in load_file(checkpoint + "/model.safetensors").items()})
+    weights = {name: t.float() for file in glob.glob(checkpoint + "/*.safetensors") for name, t in load_file(file).items()}
+    model = DeepseekV3(config, weights)
     random = np.random.default_rng(0)
     tokens = [random.integers(config["vocab_size"], size=int(n)).tolist() for n in sequences.split(",")]
     with recorder.recording(model, pack, tokens, engine="vllm", version="a model with its shapes"):
