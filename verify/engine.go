@@ -47,6 +47,16 @@ func (t *run) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	return bounds.NewEngine(a, e)
 }
 
+// blindAs is the dtype by which bounds say nothing, where weights were rounded to another one, or to none: an engine that
+// rounds anything of the inputs of its products may be off by as much as one that computes in BF16.
+func (t *run) blindAs(rounded tensor.DType) tensor.DType {
+	is := func(to string) bool { return to != "" && to != "f32" }
+	if t.pack.IsTrace() && (is(t.how.Cache) || slices.ContainsFunc(slices.Collect(maps.Values(t.how.Activations)), is)) {
+		return tensor.BF16
+	}
+	return rounded
+}
+
 // forms are the dtypes that a weight is stored in: of one that is made of keys' and of values' rows those of both.
 func (t *run) forms(name string) []string {
 	w := t.set.Find(name)

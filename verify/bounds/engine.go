@@ -44,8 +44,8 @@ type Rounding struct {
 //	fp8-tensor  the same of a whole tensor
 //	fp8         E4M3
 func RoundingOf(name string) (r *Rounding, known bool) {
-	const byRow, largest = 127, 448
-	codes, fp8 := precision{8, 7, byRow}, precision{4, -6, largest}
+	const integer, largest = 127, 448 // no code is larger
+	codes, fp8 := precision{8, 7, math.MaxFloat32}, precision{4, -6, math.MaxFloat32}
 	known = true
 	switch name {
 	case "f32":
@@ -54,11 +54,11 @@ func RoundingOf(name string) (r *Rounding, known bool) {
 	case "f16":
 		r = &Rounding{to: PrecisionOf(tensor.F16)}
 	case "q8_0":
-		r = &Rounding{codes, 32, byRow, true}
+		r = &Rounding{codes, 32, integer, true}
 	case "q8_k":
-		r = &Rounding{codes, 256, byRow, false}
+		r = &Rounding{codes, 256, integer, false}
 	case "fp8":
-		r = &Rounding{to: fp8}
+		r = &Rounding{to: precision{4, -6, largest}}
 	case "fp8-1x128":
 		r = &Rounding{fp8, 128, largest, false}
 	case "fp8-tensor":
@@ -78,6 +78,9 @@ type engine struct {
 
 	seenQ, seenV *Value // operands of the last scores and context
 	q, k, v      *Value // the same as the engine has them
+	flips        *Value // q, of whose elements some may be rounded to other numbers; nil if none are
+	first        int    // query of the last scores
+	by           float64
 }
 
 // NewEngine returns the arithmetic of an engine.
@@ -108,6 +111,16 @@ func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 		if e.k = e.rounded(e.k, e.Cache); !e.Flash || e.Narrow || e.Cache != nil && e.Cache.block != 0 {
 			e.q = e.rounded(e.q, e.Cache)
 		}
+		if e.Cache != nil && e.k.sigma != nil { // all queries have the same other roundings of a key
+			e.k.ColumnsShare = true
+		}
+		if e.flips = nil; e.Cache != nil && e.q.sigma != nil {
+			e.flips = e.q
+		}
+	}
+	e.first, e.by = first, float64(s.By)
+	if s.Divides {
+		e.by = 1 / e.by
 	}
 	return e.Analysis.Scores(e.q, e.k, first, n, s)
 }
@@ -126,6 +139,9 @@ func (e *engine) Context(probs, vT *Value) *Value {
 		probs = e.rounded(probs, e.Cache)
 	}
 	y := e.Analysis.Context(probs, e.v)
+	if e.flips != nil {
+		e.addFlips(y, probs)
+	}
 	if e.Flash && e.Narrow {
 		e.narrow(y, probs)
 	}
@@ -138,6 +154,40 @@ func (e *engine) Context(probs, vT *Value) *Value {
 // Combine adds up in an order that is not known.
 func (e *engine) Combine(weight *Value, parts []model.Part[*Value], _ config.RoutedSum) *Value {
 	return e.Analysis.Combine(weight, parts, config.ByChoice)
+}
+
+// addFlips adds to y = p·v what other roundings of a query's numbers do, each to all scores of the query, where errors of
+// scores that have nothing to do with each other are in it already:
+//
+//	v += Σ_i v_i·(Σ_j p_j·(k_ji - Σ_l p_l·k_li)·v_j)²·scale²
+func (e *engine) addFlips(y, probs *Value) {
+	n, keys, dim, width := y.Shape[2], probs.Width(), e.k.Width(), y.Width()
+	e.plain.Each(y.Rows(), keys*len(y.Values), func(t int) {
+		head, p := t/n, probs.Row(t)
+		query := head*e.flips.Shape[2] + e.first + t%n
+		k, values := e.k.matrixAt(groupOf(head, y, e.k)), e.v.matrixAt(groupOf(head, y, e.v))
+		for i := range dim {
+			v := e.flips.Variance(query*dim + i)
+			if v == 0 {
+				continue
+			}
+			mean := 0.0
+			for j, pj := range p {
+				mean += float64(pj) * float64(k.y[j*dim+i])
+			}
+			for c := range width {
+				sum := 0.0
+				for j, pj := range p {
+					if pj != 0 {
+						sum += float64(pj) * (float64(k.y[j*dim+i]) - mean) * float64(values.y[c*keys+j])
+					}
+				}
+				at := t*width + c
+				y.Set(at, float64(y.Values[at]), y.Variance(at)+v*Sq(sum*e.by))
+			}
+		}
+	})
+	y.roundLater = true
 }
 
 // narrow adds to y = p·v what sums in F16 may do, those of one chain: u² times that of sums in float32.
@@ -323,11 +373,12 @@ const tieUlps = 4
 
 // roundBlock sets y to the rounded elements from … to-1 of x, and reports whether all are certain.
 func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
-	step, stored, unsure := 1.0, 1.0, 0.0 // the step that codes are of, the one that they are multiplied with
+	step, unsure := 1.0, 0.0 // what codes are of, and its relative standard deviation
+	stored, off := 1.0, 0.0  // what they are multiplied with, and how far it may be off
 	if r.block != 0 {
 		step, unsure = r.step(x, from, to)
 		if stored = step; r.half {
-			stored = PrecisionOf(tensor.F16).Round(step)
+			stored, off = PrecisionOf(tensor.F16).either(step, step*unsure, 0)
 		}
 		if step == 0 || stored == 0 {
 			return true // all are 0
@@ -336,19 +387,20 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	exact = true
 	for i := from; i < to; i++ {
 		code := float64(x.Values[i]) / step
-		s := Unit * math.Sqrt(x.Variance(i)) / step
+		s, tie := Unit*math.Sqrt(x.Variance(i))/step, 0.0
 		if r.block != 0 {
-			s = math.Hypot(s, math.Abs(code)*(unsure+tieUlps*2*Unit/Lambda))
+			s, tie = math.Hypot(s, math.Abs(code)*unsure), tieUlps*PrecisionOf(tensor.F32).Ulp(code)
 		}
-		c, v := r.to.code(code, s)
-		if v > 0 && r.half {
-			v += Sq(c) * 0x1p-22 / 6 // of the step in F16, which is of an uncertain maximum
-		}
-		y.Set(i, c*stored, v*Sq(stored/Unit))
+		c, of := r.to.either(code, s, tie)
+		v := Sq(of*stored/Unit) + sameBlock*Sq(c*off/Unit)
+		y.Set(i, c*stored, v)
 		exact = exact && v == 0
 	}
 	return exact
 }
+
+// sameBlock is the factor of the variance of numbers whose errors are all those of one step.
+const sameBlock = 4
 
 // step is the step of a block, the largest number over the largest code in float32, and its relative standard deviation.
 func (r *Rounding) step(x *Value, from, to int) (step, unsure float64) {
@@ -365,16 +417,22 @@ func (r *Rounding) step(x *Value, from, to int) (step, unsure float64) {
 	return float64(float32(most / r.most)), Unit * math.Sqrt(x.Variance(top)) / most
 }
 
-// code rounds a number of standard deviation s. Where it may be rounded either way it is one, and off by the spacing as
-// often as not; where s is no small part of the spacing, it is the number itself, off by s and by what rounding does
-// to any number.
-func (p precision) code(y, s float64) (r, v float64) {
+// either rounds a number of standard deviation s, which on either side of a tie, up to so far from it, may be rounded
+// either way. It returns the standard deviation of the result. Of a number that may be a tie that is what lies half way
+// between both, and of others that Lambda·s may carry over a tie the nearest one, with the deviation of a flip, as
+// point has it. Where s is no small part of the spacing, it is the number itself.
+func (p precision) either(y, s, tie float64) (r, off float64) {
 	r = p.Round(y)
-	if s == 0 || r == p.Round(y-Lambda*s) && r == p.Round(y+Lambda*s) {
+	reach, u := Lambda*s+tie, p.Ulp(y)
+	least, most := p.Round(y-reach), p.Round(y+reach)
+	switch half := (least + most) / 2; {
+	case least == most:
 		return r, 0
+	case s > u/4:
+		return y, math.Sqrt(Sq(s) + Sq(u)/12)
+	case math.Abs(y-half) <= s+tie:
+		return half, (most - least) / math.Sqrt2 // variance 2/4, as all ties of a row may go the same way
+	default:
+		return r, (most - least) * math.Sqrt(max(leastFlip, math.Erfc(math.Abs(y-half)/(s*math.Sqrt2))))
 	}
-	if u := p.Ulp(r); s <= u/4 {
-		return r, Sq(u) / 4
-	}
-	return y, Sq(s) + Sq(p.Ulp(y))/12
 }
