@@ -47,12 +47,28 @@ func (t *run) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	return bounds.NewEngine(a, e)
 }
 
-// blindAs is the dtype by which bounds say nothing, where weights were rounded to another one, or to none: an engine that
-// rounds anything of the inputs of its products may be off by as much as one that computes in BF16.
-func (t *run) blindAs(rounded tensor.DType) tensor.DType {
-	is := func(to string) bool { return to != "" && to != "f32" }
-	if t.pack.IsTrace() && (is(t.how.Cache) || slices.ContainsFunc(slices.Collect(maps.Values(t.how.Activations)), is)) {
-		return tensor.BF16
+// blindAs is the dtype by which bounds of x say nothing, where weights were rounded to another one, or to none: an
+// engine's rounding of the inputs of products does as much as one of weights to the same form.
+func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
+	if !t.pack.IsTrace() {
+		return rounded
+	}
+	is := func(to string) {
+		d := map[string]tensor.DType{"bf16": tensor.BF16, "f16": tensor.BF16, "q8_0": tensor.Q8_0, "q8_k": tensor.Q8_0}[to]
+		if strings.HasPrefix(to, "fp8") {
+			d = tensor.F8E4M3
+		}
+		if d != tensor.Invalid && bounds.Blindness(d) > bounds.Blindness(rounded) {
+			rounded = d
+		}
+	}
+	if is(t.how.Cache); t.how.Sums == pack.F16Sums {
+		is("f16")
+	}
+	for _, w := range t.attribution.weights(x) {
+		for _, form := range t.forms(w) {
+			is(t.how.Activations[form])
+		}
 	}
 	return rounded
 }

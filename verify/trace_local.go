@@ -210,7 +210,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees),
 		d.Beyond
 	c.Sigma = report.JSONFloat(d.At.Sigma)
-	c.Blind = d.SaysNothing(x.DType, t.blindAs(rounded))
+	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
 		return max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))

@@ -97,6 +97,16 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	return e.Analysis.Linear(e.rounded(x, to), l)
 }
 
+// Tables are of angles that engines make by products, one for each pair: of pair i with a relative variance of (1+i)·u².
+func (e *engine) Tables(r *model.Rotary) (cos, sin *Value) {
+	made := *r
+	made.Others = make([]float32, len(r.Angles))
+	for i, angle := range r.Angles {
+		made.Others[i] = float32(float64(angle) * (1 + Unit*math.Sqrt(float64(1+i%r.Half))))
+	}
+	return e.Analysis.Tables(&made)
+}
+
 // Scores rounds queries and keys, which absorbed weights make of latents: all heads have one key for each token, the
 // latent behind its part with RoPE, and queries are multiplied with the weights of the keys.
 func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
