@@ -131,7 +131,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
 		addCache(cmd)
 	}
-	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(),
+	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(), newTraceScript(),
 		newDemo(), newVersion(), newMan())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())
