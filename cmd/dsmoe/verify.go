@@ -35,7 +35,8 @@ golden tensor, and one page with drawings that needs no network. An existing fil
 replaced. --part I/N verifies a share of the layers, --merge joins the JSON reports.
 
 dsmoe help verdicts  what PASS covers, how limits are derived, parts and gradients
-dsmoe help packs     what a golden pack is, and which settings it records`,
+dsmoe help packs     what a golden pack is, and which settings it records
+dsmoe help traces    what an engine computed, as a pack; two traces of the same tokens`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
   dsmoe verify --part 2/8 --json fixtures/v3/checkpoint fixtures/v3/golden-f32`,
