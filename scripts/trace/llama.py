@@ -254,10 +254,10 @@ def manifest(a, graph, origin, threads):
         return m | {"partial": "router only"}
     rounds = {form: ROUNDS[form] for form in sorted(graph.forms) if form in ROUNDS}
     # Flash attention casts K and V of F32 to F16; the CPU backend's keeps the running context, and takes queries, in F16 below
-    # 64 tokens (GGML_FA_TILE_Q). RoPE's angles are products of one another.
+    # 64 tokens (GGML_FA_TILE_Q).
     sums = "f16" if a.flash and a.cache != "q8_0" and graph.ids.size < 64 else "f32"
     cache = "f16" if a.flash and a.cache == "f32" else a.cache
-    m["arithmetic"] = {"activations": rounds, "cache": cache, "attention": attention, "sums": sums, "rope": "products"}
+    m["arithmetic"] = {"activations": rounds, "cache": cache, "attention": attention, "sums": sums}
     return m
 
 

@@ -115,8 +115,11 @@ def record(a):
             raise Trouble(f"{a.model}: mlx-lm's {type(model).__name__} has no model.embed_tokens")
         ids, origin = tokens_of(a, config["vocab_size"])
         stages = Stages(pack, ids.shape, a.stages)
-        with Watch(model, stages):
-            mx.eval(model(mx.array(ids)))
+        try:
+            with Watch(model, stages):
+                mx.eval(model(mx.array(ids)))
+        except (RuntimeError, ValueError) as e:  # MLX's own; on a CPU it multiplies with experts in float32 only
+            raise Trouble(f"{a.model}: mlx-lm does not run it: {reason(e)}") from None
         pack.flush("stages")
         pack.add("input_ids", ids)
         pack.flush("inputs")

@@ -18,7 +18,8 @@ examples:
 arguments:
   stages="router"        each gate's input, logits, choices and weights alone
   config={...}           config.json of the checkpoint, where model.config is not it
-  arithmetic={...}       what is known of the engine's rounding; `dsmoe help traces` lists the members
+  arithmetic={...}       what is known of the engine's rounding; `dsmoe help traces` lists the members. What is known of
+                         transformers' models on a CPU is declared without it
 """
 import argparse
 import contextlib
@@ -82,7 +83,9 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
                     "compute_dtype": names[hooks.dtype], "config": json.loads(json.dumps(config, default=str))}
         if stages == "router":
             manifest["partial"] = "router only"
-        out.finish(manifest | ({"arithmetic": arithmetic} if arithmetic else {}))
+        if stages == "all" and (arithmetic := arithmetic or hooks.known(model)):
+            manifest["arithmetic"] = arithmetic
+        out.finish(manifest)
 
 
 class Hooks:
@@ -113,6 +116,14 @@ class Hooks:
                 handle.remove()
             for owner in undo:
                 del owner.select_experts
+
+    def known(self, model):
+        """The arithmetic of transformers' models on a CPU; None of what is not known."""
+        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if self.engine != "torch" or self.device != "cpu" or attention not in ("eager", "sdpa"):
+            return None
+        form = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[self.dtype]
+        return {"activations": {form: form.lower()}, "cache": form.lower(), "attention": [attention]}
 
     def named(self, path):
         """HuggingFace's name of a module; None of one outside the language model."""
