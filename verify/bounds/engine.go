@@ -97,12 +97,14 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	return e.Analysis.Linear(e.rounded(x, to), l)
 }
 
-// Tables are of angles that engines make by products, one for each pair: of pair i with a relative variance of (1+i)·u².
+// Tables are of angles that engines make of the first pair's by a product for each pair, with a factor that is rounded
+// itself, or by powers: of pair i with a relative variance of (1 + i + i²)·u².
 func (e *engine) Tables(r *model.Rotary) (cos, sin *Value) {
 	made := *r
 	made.Others = make([]float32, len(r.Angles))
 	for i, angle := range r.Angles {
-		made.Others[i] = float32(float64(angle) * (1 + Unit*math.Sqrt(float64(1+i%r.Half))))
+		pair := float64(i % r.Half)
+		made.Others[i] = float32(float64(angle) * (1 + Unit*math.Sqrt(1+pair+pair*pair)))
 	}
 	return e.Analysis.Tables(&made)
 }

@@ -56,6 +56,7 @@ type Report struct {
 	Coverage   Coverage `json:"coverage"`          // what was checked
 	Routing    Routing  `json:"routing"`           // how experts were chosen
 	Golden     Golden   `json:"golden"`            // the pack
+	Against    *Against `json:"against,omitempty"` // another trace of the same tokens; absent without one
 	Rules      Rules    `json:"rules"`             // of the reference
 	Config     Settings `json:"config"`            // how config.json and what the reference ran with go together
 	// stored tensors that contradict config.json, and what was computed with in their place, in words
@@ -423,6 +424,8 @@ type LayerRouting struct {
 	Load       []int  `json:"load"`       // how often the golden chose each routed expert, without padding
 	// TableRows counts the rows of tid2eid that the tokens read, where it lists the experts of each token id.
 	TableRows int `json:"table_rows,omitempty"`
+
+	Wrong map[int]bool `json:"-"` // tokens with a choice that rounding does not explain
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much

@@ -590,6 +590,9 @@ func (r *Report) coverage() (f facts) {
 		f.add("indexer", "%d queries see more than index_topk keys; keys that differ: %d%s; %d choices fall among equal scores, "+
 			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
 	}
+	if r.Against != nil {
+		r.Against.write(&f)
+	}
 	return f
 }
 
