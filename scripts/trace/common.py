@@ -129,6 +129,11 @@ class Stages:
         if not self.router:
             self.pack.add(name, array, dtype)
 
+    def keys(self, name, chosen):
+        """Takes an indexer's choice of keys [batch, seq, k]; -1 stands for keys that causality hides."""
+        hidden = chosen > np.arange(chosen.shape[1])[None, :, None]
+        self.keep(name + ".topk_idx", np.where(hidden, -1, chosen))
+
     def rows(self, name, array, dtype=None):
         self.pack.add(name, array.reshape(-1, array.shape[-1]), dtype)
 

@@ -129,7 +129,7 @@ class Hooks:
         """HuggingFace's name of a module; None of one outside the language model."""
         for pattern, to in NAMES.get(self.engine, []):
             path = re.sub(pattern, to, path)
-        m = re.search(r"(?:^|\.)((?:model\.(?:layers\.|embed_tokens$|norm$)|lm_head$).*)", path)
+        m = re.search(r"(?:^|\.)((?:model\.(?:layers\.|embed_tokens$|norm$|rotary_emb$)|lm_head$).*)", path)
         return m and m[1]
 
     def watch(self, name, owner):
@@ -160,6 +160,11 @@ class Hooks:
                 self.take(name, out)
         elif role == "embed_tokens":
             self.embedded(name, given[0], out)
+        elif name.endswith(".indexer") and isinstance(out, torch.Tensor) and not out.is_floating_point():
+            self.stages.keys(name, self.values(name, out)[0].astype(np.int64))
+        elif name == "model.rotary_emb":  # tables [batch, seq, dim], or [seq, dim], the same in each sequence
+            for part, t in zip((".cos", ".sin"), (out.real, out.imag) if isinstance(out, torch.Tensor) else out):
+                self.stages.keep(name + part, *self.numbers(t[0] if t.dim() == 3 else t))
         elif isinstance(out, tuple) and role.endswith("norm") and len(out) == 2:
             self.take(name, out[0])
             self.residual(name, out[1])
@@ -253,9 +258,15 @@ class Hooks:
         batch, seq = self.stages.shape
         if self.layout == "sequence":  # [seq, batch, width], or its rows
             t = t.reshape(seq, batch, -1).transpose(0, 1)
-        t = t.reshape(-1, t.shape[-1]).cpu().contiguous()
+        t = t.reshape(-1, t.shape[-1])
         if t.shape[0] != self.count:
             raise Trouble(f"a stage of {t.shape[0]} rows, {self.count} tokens were given: the tokens must run in one pass, without padding")
+        return self.numbers(t)
+
+    @staticmethod
+    def numbers(t):
+        """A tensor as numpy's, and the dtype's name where numpy has none."""
+        t = t.detach().cpu().contiguous()
         return (t.view(torch.int16).numpy().view(np.uint16).copy(), "BF16") if t.dtype == torch.bfloat16 else (t.numpy().copy(), None)
 
     def padded(self, rows):
