@@ -2,7 +2,8 @@
 
 Forward hooks take the results of modules by their names: of transformers and plain torch (engine="torch"), vLLM ("vllm"),
 SGLang ("sglang") and Megatron-LM ("megatron"). No engine is imported; needs torch and numpy. The modules must run one by
-one: eager mode, no CUDA graphs, no torch.compile, and one rank: tensor, expert and sequence parallelism of 1.
+one: eager mode, no CUDA graphs, no torch.compile, and one rank: tensor, expert and sequence parallelism of 1. SGLang must
+not fuse shared experts into routed ones (--disable-shared-experts-fusion).
 
 Models that take input_ids run here; others run their prompt, once, while the recording is open. Sequences may differ in
 length where the engine packs them (vLLM, SGLang).
@@ -17,6 +18,8 @@ examples:
 
 arguments:
   stages="router"        each gate's input, logits, choices and weights alone
+  scale="sum"            the engine multiplies the experts' sum with routed_scaling_factor, not their weights (SGLang, older
+                         vLLM): the weights that it shows are multiplied with the factor, as the pack's are
   config={...}           config.json of the checkpoint, where model.config is not it
   arithmetic={...}       what is known of the engine's rounding; `dsmoe help traces` lists the members. What is known of
                          transformers' models on a CPU is declared without it
@@ -54,7 +57,7 @@ def record(model, pack, tokens, **options):
 
 
 @contextlib.contextmanager
-def recording(model, pack, tokens, engine="torch", version=None, stages="all", config=None, arithmetic=None):
+def recording(model, pack, tokens, engine="torch", version=None, stages="all", config=None, arithmetic=None, scale="weights"):
     """Records the one forward pass of the tokens that runs while it is open. The pack appears when it is closed."""
     if config is None:
         config = getattr(model, "config", None)
@@ -68,6 +71,7 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
         raise Trouble("tokens: lists of ids, of one length, expected" if LAYOUTS[engine] != "packed" else "tokens: lists of ids expected")
     with Pack(pack) as out:
         hooks = Hooks(out, tokens, engine, stages, config)
+        hooks.factor = config.get("routed_scaling_factor", 1) if scale == "sum" else 1
         with hooks.installed(model):
             yield
         out.flush("stages")
@@ -77,13 +81,15 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
         out.flush("inputs")
         names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
         manifest = {"reference": {"kind": "engine", "name": engine, "version": version or f"torch {torch.__version__}",
-                                  "device": hooks.device, "recorded": "forward hooks, one pass"},
+                                  "device": hooks.device, "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
                     "compute_dtype": names[hooks.dtype], "config": json.loads(json.dumps(config, default=str))}
         if stages == "router":
             manifest["partial"] = "router only"
         if stages == "all" and (arithmetic := arithmetic or hooks.known(model)):
             manifest["arithmetic"] = arithmetic
         out.finish(manifest)
+        if unseen := hooks.gates - hooks.routed:
+            print(f"dsmoe_trace: no module or router showed the choices of experts of {len(unseen)} gates", file=sys.stderr)
 
 
 class Hooks:
@@ -94,7 +100,8 @@ class Hooks:
         self.lengths = [len(row) for row in tokens]
         self.count, self.ragged = sum(self.lengths), len(set(self.lengths)) > 1
         self.stages, self.dtype, self.device = Stages(pack, (len(tokens), max(self.lengths)), stages), torch.float32, "cpu"
-        self.routed = set()  # gates whose choices were taken
+        self.factor = 1  # of weights
+        self.gates, self.routed = set(), set()  # gates that ran, and gates whose choices were taken
 
     @contextlib.contextmanager
     def installed(self, model):
@@ -149,6 +156,7 @@ class Hooks:
         if hasattr(out, "topk_ids"):  # SGLang's TopK
             self.choices(gate, out.topk_ids, out.topk_weights)
         elif name.endswith(".mlp.gate"):
+            self.gates.add(name)
             self.stages.gate(name, lambda: self.values(name, given[0]))
             self.gate(name, out)
         elif name.endswith(".mlp.experts"):
@@ -185,8 +193,8 @@ class Hooks:
             half = out.shape[-1] // 2
             self.take(module + ".gate_proj", out[..., :half])
             self.take(module + ".up_proj", out[..., half:])
-        elif role == "lm_head" and out.numel() // out.shape[-1] != self.count:
-            return  # logits of the last tokens alone
+        elif role in ("lm_head", "kv_b_proj") and out.numel() // out.shape[-1] != self.count:
+            return  # logits of the last tokens alone; keys and values of a cache
         else:
             self.take(name, out, given[0] if given and isinstance(given[0], torch.Tensor) else None)
 
@@ -231,7 +239,7 @@ class Hooks:
         if name not in self.routed:
             self.routed.add(name)
             self.stages.rows(name + ".topk_idx", self.rows(chosen.long())[0])
-            self.stages.rows(name + ".topk_weight", *self.rows(weights))
+            self.stages.rows(name + ".topk_weight", *self.rows(weights * self.factor))
 
     def values(self, name, t):
         """A tensor [tokens, width] as numpy's [batch, seq, width], and the dtype's name where numpy has none."""
