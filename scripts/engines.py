@@ -32,6 +32,7 @@ WIDE = {"num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "m
 class Engines:
     def __init__(self, work, selected):
         self.work, self.selected, self.bad = work, selected, 0
+        self.right = {}  # (form, cache and attention) of llama.cpp -> largest z and RMS of z of right runs
 
     def at(self, *names):
         return os.path.join(self.work, *names)
@@ -82,7 +83,7 @@ class Engines:
             self.record(engine, checkpoint, name, *flags)  # in work: manifests name no directory of this machine
             shutil.move(self.at(name), os.path.join(FIXTURES, "engines", name))
 
-    def judge(self, checkpoint, pack, row, cause):
+    def judge(self, checkpoint, pack, row, cause, key=None):
         """Prints a row: the verdict, the largest z and RMS of z, and what explains a failure."""
         out = subprocess.run([self.at("dsmoe"), "verify", checkpoint, pack, "--json"], stdout=subprocess.PIPE, text=True).stdout
         report = json.loads(out)
@@ -90,6 +91,8 @@ class Engines:
         good = report.get("verdict") == ("fail" if cause else "pass") and (cause is None or cause in named)
         self.bad += not good
         z, rms = (max((c[k] or 0 for c in report.get("checks", []) if k in c), default=0) for k in ("z", "rms_z"))
+        if key and not cause:
+            self.right[key] = tuple(map(max, self.right.get(key, (0, 0)), (z, rms)))
         numbers = f"{z:6.2f} {rms:5.2f}" if report.get("verdict") == "pass" else " " * 12
         print(f"{row:62} {report.get('verdict', 'error'):12} {numbers}  {report.get('first_divergence') or ''} {' '.join(named)}"
               f"{'' if good else '  UNEXPECTED'}".rstrip(), flush=True)
@@ -101,7 +104,7 @@ class Engines:
                 name = f"llama.cpp {model} {form} cache {cache}{' flash' if flags else ''}"
                 pack = self.at(name.replace(" ", "-"))
                 self.record("llama", gguf, pack, "--random", "1x48", "--cache", cache, *flags)
-                self.judge(gguf, pack, name, cause)
+                self.judge(gguf, pack, name, cause, (form, f"{cache}{', flash' if flags else ''}"))
         if (model, form) == ("v3-trained", "q8_0"):
             self.record("llama", gguf, self.at("router"), "--random", "1x48", "--stages", "router")
             self.judge(gguf, self.at("router"), f"llama.cpp {model} {form} router", cause)
@@ -117,6 +120,14 @@ class Engines:
             pack = self.at(f"vllm-{model}-{sequences}")
             self.record("torch", self.source(model), pack, sequences)
             self.judge(self.source(model), pack, f"torch with vLLM's shapes, {model}, sequences of {sequences}", None)
+
+
+    def summary(self):
+        """Prints the table of docs/engines.md."""
+        columns = list(dict.fromkeys(column for _, column in self.right))
+        print(f"\n| largest z, RMS | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for form in dict.fromkeys(form for form, _ in self.right):
+            print(f"| {form} | {' | '.join('{:.1f}, {:.2f}'.format(*self.right[form, c]) for c in columns)} |")
 
 
 def main(work, *selected):
@@ -137,6 +148,7 @@ def main(work, *selected):
     for model in TORCH:
         if e.wants(model, "f32"):
             e.torch(model)
+    e.summary()
     if e.bad:
         sys.exit(f"{e.bad} verdicts are not as expected")
 

@@ -77,9 +77,9 @@ const (
 )
 
 // RotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
-// it in float32, model.to(dtype) casts it. Invalid is the compute dtype.
+// it in float32, as engines do; model.to(dtype) casts it. Invalid is the compute dtype.
 func (m *Manifest) RotaryDType() tensor.DType {
-	if strings.HasPrefix(m.MadeBy, "from_pretrained") {
+	if m.Reference.Kind == Engine || strings.HasPrefix(m.MadeBy, "from_pretrained") {
 		return tensor.F32
 	}
 	return tensor.Invalid
