@@ -21,8 +21,8 @@ arguments:
   scale="sum"            the engine multiplies the experts' sum with routed_scaling_factor, not their weights (SGLang, older
                          vLLM): the weights that it shows are multiplied with the factor, as the pack's are
   config={...}           config.json of the checkpoint, where model.config is not it
-  arithmetic={...}       what is known of the engine's rounding; `dsmoe help traces` lists the members. What is known of
-                         transformers' models on a CPU is declared without it
+  arithmetic={...}       what is known of the engine's rounding, as the manifests of `trace-script llama` have it; what is
+                         known of transformers' models on a CPU is declared without it
 """
 import argparse
 import contextlib
