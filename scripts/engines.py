@@ -14,6 +14,9 @@ LLAMA = {"v3": None, "v3-trained": None, "v3-yarn": None, "v3-mtp": None, "v3-wi
 MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-trained": None,
        "v32": "indexer-eps", "v3-yarn": "rope-scaling", "glm4-moe-lite": "latent-eps"}
 TORCH = ["v3-trained"]
+# Faults: keys of v3-trained's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
+PLANTED = {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
+           "experts-per-token": {"num_experts_per_tok": 3}, "norm-eps": {"rms_norm_eps": 1e-5}}
 FORMS = ["f32", "bf16", "q8_0", "q4_k_m", "q6_k"]
 # The traces of fixtures/engines: recorder, model, form, flags.
 SMALL = {
@@ -32,6 +35,7 @@ WIDE = {"num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "m
 class Engines:
     def __init__(self, work, selected):
         self.work, self.selected, self.bad = work, selected, 0
+        self.right = {}  # (form, cache and attention) of llama.cpp -> largest z and RMS of z of right runs
 
     def at(self, *names):
         return os.path.join(self.work, *names)
@@ -82,7 +86,7 @@ class Engines:
             self.record(engine, checkpoint, name, *flags)  # in work: manifests name no directory of this machine
             shutil.move(self.at(name), os.path.join(FIXTURES, "engines", name))
 
-    def judge(self, checkpoint, pack, row, cause):
+    def judge(self, checkpoint, pack, row, cause, key=None):
         """Prints a row: the verdict, the largest z and RMS of z, and what explains a failure."""
         out = subprocess.run([self.at("dsmoe"), "verify", checkpoint, pack, "--json"], stdout=subprocess.PIPE, text=True).stdout
         report = json.loads(out)
@@ -90,6 +94,8 @@ class Engines:
         good = report.get("verdict") == ("fail" if cause else "pass") and (cause is None or cause in named)
         self.bad += not good
         z, rms = (max((c[k] or 0 for c in report.get("checks", []) if k in c), default=0) for k in ("z", "rms_z"))
+        if key and not cause:
+            self.right[key] = tuple(map(max, self.right.get(key, (0, 0)), (z, rms)))
         numbers = f"{z:6.2f} {rms:5.2f}" if report.get("verdict") == "pass" else " " * 12
         print(f"{row:62} {report.get('verdict', 'error'):12} {numbers}  {report.get('first_divergence') or ''} {' '.join(named)}"
               f"{'' if good else '  UNEXPECTED'}".rstrip(), flush=True)
@@ -101,10 +107,22 @@ class Engines:
                 name = f"llama.cpp {model} {form} cache {cache}{' flash' if flags else ''}"
                 pack = self.at(name.replace(" ", "-"))
                 self.record("llama", gguf, pack, "--random", "1x48", "--cache", cache, *flags)
-                self.judge(gguf, pack, name, cause)
+                self.judge(gguf, pack, name, cause, (form, f"{cache}{', flash' if flags else ''}"))
         if (model, form) == ("v3-trained", "q8_0"):
             self.record("llama", gguf, self.at("router"), "--random", "1x48", "--stages", "router")
             self.judge(gguf, self.at("router"), f"llama.cpp {model} {form} router", cause)
+
+    def planted(self, cause, keys, form):
+        source, faulty = self.at(cause), self.at(f"{cause}-{form}.gguf")
+        if not os.path.exists(source):
+            shutil.copytree(self.source("v3-trained"), source)
+            with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as f:
+                json.dump(config | keys, f)
+        self.run(self.at("dsmoe"), "convert", source, faulty, "--type", form, "--no-vocab")
+        self.record("llama", faulty, self.at(f"planted-{cause}-{form}"), "--random", "1x48")
+        self.judge(self.gguf("v3-trained", form), self.at(f"planted-{cause}-{form}"), f"llama.cpp v3-trained {form}, planted {keys}", cause)
 
     def mlx(self, model, cause):
         checkpoint = self.convert(model, self.at(f"{model}-f32"), "--type", "f32")
@@ -119,6 +137,14 @@ class Engines:
             self.judge(self.source(model), pack, f"torch with vLLM's shapes, {model}, sequences of {sequences}", None)
 
 
+    def summary(self):
+        """Prints the table of docs/engines.md."""
+        columns = list(dict.fromkeys(column for _, column in self.right))
+        print(f"\n| largest z, RMS | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for form in dict.fromkeys(form for form, _ in self.right):
+            print(f"| {form} | {' | '.join('{:.1f}, {:.2f}'.format(*self.right[form, c]) for c in columns)} |")
+
+
 def main(work, *selected):
     if selected == ("fixtures",):
         return Engines(work, []).fixtures()
@@ -131,12 +157,17 @@ def main(work, *selected):
         for form in FORMS:
             if e.wants(model, form):
                 e.llama(model, cause, form)
+    for cause, keys in PLANTED.items():
+        for form in ("f32", "q8_0"):
+            if e.wants("v3-trained", form):
+                e.planted(cause, keys, form)
     for model, cause in MLX.items():
         if e.wants(model, "f32"):
             e.mlx(model, cause)
     for model in TORCH:
         if e.wants(model, "f32"):
             e.torch(model)
+    e.summary()
     if e.bad:
         sys.exit(f"{e.bad} verdicts are not as expected")
 

@@ -37,7 +37,9 @@ layers, --merge joins the JSON reports.
 
 dsmoe help verdicts  what PASS covers, how limits are derived, parts and
                      gradients
-dsmoe help packs     what a golden pack is, and which settings it records`,
+dsmoe help packs     what a golden pack is, and which settings it records
+dsmoe help traces    what an engine computed, as a pack; two traces of the same
+                     tokens`,
 		Example: `  dsmoe demo
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --html page.html
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --layers 2 --quiet`,

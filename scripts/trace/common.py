@@ -22,13 +22,13 @@ class Pack:
             raise Trouble(f"{self.parent}: no directory on this disk")
         self.files, self.tensors, self.pending = {}, {}, {}
 
-    def add(self, name, array, dtype=None, replace=False):
+    def add(self, name, array, dtype=None):
         """Takes a tensor, a numpy array; dtype names the elements where numpy has no such type (BF16 in uint16)."""
         array = np.ascontiguousarray(array)
         dtype = dtype or self.DTYPES.get(str(array.dtype))
         if dtype is None:
             raise Trouble(f"{name}: dtype {array.dtype}: a pack holds {', '.join(self.DTYPES)}")
-        if name in self.tensors or (name in self.pending and not replace):
+        if name in self.tensors or name in self.pending:
             raise Trouble(f"{name}: the engine gave this stage twice: the tokens must run as one batch")
         self.pending[name] = (array, dtype)
 
@@ -60,19 +60,15 @@ class Pack:
         self.pending = {}
 
     def finish(self, manifest):
-        """Writes the manifest, last, and gives the pack its name."""
-        manifest = {"format": "golden/1", "mode": "eval"} | manifest | {"files": self.files, "tensors": self.tensors}
-        lines = []
-        for key, value in manifest.items():
-            if key in ("files", "tensors"):
-                inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-                value = f"{{\n{inner}\n }}"
-            else:
-                value = json.dumps(value, ensure_ascii=False)
-            lines.append(f" {json.dumps(key)}: {value}")
+        """Writes the manifest, last, and gives the pack its name. A pack of nothing is refused."""
+        if not set(self.tensors) - {"input_ids", "attention_mask"}:
+            raise Trouble("nothing that ran has the name of a stage: no model of this kind")
+        manifest = {"format": "golden/1", "mode": "eval"} | manifest | {"files": self.files}
+        tensors = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in self.tensors.items())  # a line for each
+        lines = [f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in manifest.items()]
         try:
             with open(os.path.join(self.work, "manifest.json"), "w", encoding="utf-8") as f:
-                f.write("{\n" + ",\n".join(lines) + "\n}\n")
+                f.write("{\n" + ",\n".join([*lines, ' "tensors": {\n' + tensors + "\n }"]) + "\n}\n")
                 f.flush()
                 os.fsync(f.fileno())
             mask = os.umask(0)
@@ -128,6 +124,11 @@ class Stages:
         """Takes what router-only traces lack, in the shape that it has."""
         if not self.router:
             self.pack.add(name, array, dtype)
+
+    def keys(self, name, chosen):
+        """Takes an indexer's choice of keys [batch, seq, k]; -1 stands for keys that causality hides."""
+        hidden = chosen > np.arange(chosen.shape[1])[None, :, None]
+        self.keep(name + ".topk_idx", np.where(hidden, -1, chosen))
 
     def rows(self, name, array, dtype=None):
         self.pack.add(name, array.reshape(-1, array.shape[-1]), dtype)

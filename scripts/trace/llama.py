@@ -47,7 +47,7 @@ INPUTS = ("attn_output", "ffn_down", "ffn_down_shexp")  # weights whose product'
 
 
 class Tensor(ctypes.Structure):
-    """struct ggml_tensor of ggml.h, which is no API: Graph.check compares it with what ggml's functions say."""
+    """struct ggml_tensor of ggml.h, which is no API: Ggml.check compares it with what ggml's functions say."""
 
 
 Tensor._fields_ = [("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
@@ -62,10 +62,10 @@ class Ggml:
     def __init__(self):
         lib, pointer = llama.llama_cpp._lib, ctypes.POINTER(Tensor)  # libllama's handle finds what it is linked with
         for name, result, arguments in (
-                ("init", ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_bool]), ("free", None, [ctypes.c_void_p]),
+                ("init", ctypes.c_void_p, [self.Params]), ("free", None, [ctypes.c_void_p]),
                 ("new_tensor_2d", pointer, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
                 ("mul_mat", pointer, [ctypes.c_void_p, pointer, pointer]), ("transpose", pointer, [ctypes.c_void_p, pointer]),
-                ("get_name", ctypes.c_char_p, [pointer]), ("set_name", pointer, [pointer, ctypes.c_char_p]),
+                ("set_name", pointer, [pointer, ctypes.c_char_p]),
                 ("op_name", ctypes.c_char_p, [ctypes.c_int]), ("type_name", ctypes.c_char_p, [ctypes.c_int]),
                 ("nbytes", ctypes.c_size_t, [pointer]),
                 ("backend_tensor_get", None, [pointer, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t])):
@@ -79,7 +79,6 @@ class Ggml:
 
     def check(self):
         """Makes tensors with ggml's functions, and refuses a library whose tensors do not read as Tensor says."""
-        self.init.argtypes = [self.Params]
         context = self.init(self.Params(1 << 16, None, True))
         a, b = self.new_tensor_2d(context, 1, 3, 5), self.new_tensor_2d(context, 0, 3, 7)
         self.set_name(a, b"first")
@@ -109,7 +108,7 @@ class Graph:
     def __init__(self, ggml, pack, ids, stages):
         self.ggml, self.pack, self.ids, self.stages = ggml, pack, ids, stages
         self.problem, self.forms, self.absorbed = None, set(), False
-        self.routed = {}  # layer -> topk_idx [tokens, k]
+        self.routed = set()  # layers whose choices were taken
 
     def callback(self, address, ask, _):
         """llama.cpp's question whether a node's result is wanted, and then its result; False ends the run."""
@@ -132,15 +131,12 @@ class Graph:
             self.forms.add(self.ggml.type_name(t.src[0].contents.type).decode().upper())
             self.absorbed |= weight[2] == "attn_k_b"
         if op == "MUL_MAT_ID" and weight:
-            return lambda node: self.experts(node.contents, weight[1], weight[2])
+            return lambda node: self.choices(weight[1].split(".")[1], node.contents.src[2])
         if op in ("MUL_MAT", "MUL", "GET_ROWS") and weight and weight[2] not in ("attn_k_b", "attn_v_b"):
             if self.stages == "all" or weight[2] == "ffn_gate_inp" or op == "GET_ROWS":
                 return lambda node: self.output(node, op, weight[1], weight[2])
         if op == "MUL" and sources[0].startswith("ffn_moe_down-"):
             return lambda node: self.weights(node.contents)
-        bias = re.fullmatch(r"(blk\.\d+\.attn_\w+)\.bias", sources[1])
-        if op == "ADD" and bias and self.stages == "all":
-            return lambda node: self.take(bias[1] + ".output", self.ggml.array(node), replace=True)
         name, _, layer = t.name.decode().rpartition("-")
         if name in STAGES and layer.isdigit() and self.stages == "all":
             return lambda node: self.take(f"model.layers.{layer}.{STAGES[name]}", self.ggml.array(node), last=name == "l_out" and layer)
@@ -151,6 +147,8 @@ class Graph:
             self.tokens(self.ggml.array(node.contents.src[1]))
             if self.stages == "router":
                 return
+        if op == "MUL_MAT" and role == "token_embd":
+            name = "output"  # a head that is the embedding
         self.take(name + ".output", self.ggml.array(node))
         if self.stages == "router":
             self.take(name.replace("ffn_gate_inp", "ffn_norm") + ".output", self.ggml.array(node.contents.src[1]))
@@ -162,21 +160,17 @@ class Graph:
         if not np.array_equal(ran.reshape(-1), self.ids.reshape(-1)):
             raise Trouble("llama.cpp cut the tokens into several batches, or changed their order")
 
-    def take(self, name, array, replace=False, last=None):
+    def take(self, name, array, last=None):
         gate = ".ffn_gate_inp." in name or ".experts." in name
-        shape = (-1, array.shape[-1]) if gate else (*self.ids.shape, array.size // self.ids.size)
-        self.pack.add(name, array.reshape(shape), replace=replace)
+        self.pack.add(name, array.reshape((-1, array.shape[-1]) if gate else (*self.ids.shape, array.size // self.ids.size)))
         if last:
             self.pack.flush(f"layer-{int(last):03d}")
 
-    def experts(self, t, name, role):
-        """Takes the choice of experts, once a layer, and each expert's product, in the order of its tokens."""
-        block = name.rpartition(".")[0]
-        layer = block.rpartition(".")[2]
-        chosen = self.ggml.array(t.src[2]).reshape(self.ids.size, -1).astype(np.int64)
+    def choices(self, layer, chosen):
+        """Takes the choices of experts, which three products of a layer are given."""
         if layer not in self.routed:
-            self.pack.add(f"model.layers.{layer}.mlp.gate.topk_idx", chosen)
-            self.routed[layer] = chosen
+            self.pack.add(f"model.layers.{layer}.mlp.gate.topk_idx", self.ggml.array(chosen).reshape(self.ids.size, -1).astype(np.int64))
+            self.routed.add(layer)
 
     def weights(self, t):
         """Takes the weights that the experts' outputs are multiplied with."""
@@ -205,7 +199,7 @@ def record(a):
         params.n_gpu_layers = 0
         model = llama.llama_model_load_from_file(os.fsencode(a.model), params)
         if not model:
-            raise Trouble(f"{a.model}: llama.cpp does not load it: {reason(''.join(log)) if log else 'no reason given'}")
+            raise Trouble(f"{a.model}: llama.cpp does not load it: {reason(''.join(log))}")
         ids, origin = tokens_of(a, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)))
         graph = Graph(ggml, pack, ids, a.stages)
         threads = os.cpu_count() or 1
@@ -231,7 +225,7 @@ def run(a, model, graph, threads, log):
     params.cb_eval = callback
     context = llama.llama_init_from_model(model, params)
     if not context:
-        raise Trouble(f"{a.model}: no context: {reason(''.join(log)) if log else 'no reason given'}")
+        raise Trouble(f"{a.model}: llama.cpp does not run it so: {reason(''.join(log))}")
     batch = llama.llama_batch_init(batch_size * seq, 0, 1)
     batch.n_tokens = batch_size * seq
     for i, token in enumerate(graph.ids.reshape(-1)):
@@ -241,7 +235,7 @@ def run(a, model, graph, threads, log):
     if graph.problem:
         raise graph.problem
     if status != 0:
-        raise Trouble(f"{a.model}: llama_decode: status {status}: {reason(''.join(log)) if log else 'no reason given'}")
+        raise Trouble(f"{a.model}: llama_decode: status {status}: {reason(''.join(log))}")
 
 
 def manifest(a, graph, origin, threads):
@@ -254,10 +248,10 @@ def manifest(a, graph, origin, threads):
         return m | {"partial": "router only"}
     rounds = {form: ROUNDS[form] for form in sorted(graph.forms) if form in ROUNDS}
     # Flash attention casts K and V of F32 to F16; the CPU backend's keeps the running context, and takes queries, in F16 below
-    # 64 tokens (GGML_FA_TILE_Q). RoPE's angles are products of one another.
+    # 64 tokens (GGML_FA_TILE_Q).
     sums = "f16" if a.flash and a.cache != "q8_0" and graph.ids.size < 64 else "f32"
     cache = "f16" if a.flash and a.cache == "f32" else a.cache
-    m["arithmetic"] = {"activations": rounds, "cache": cache, "attention": attention, "sums": sums, "rope": "products"}
+    m["arithmetic"] = {"activations": rounds, "cache": cache, "attention": attention, "sums": sums}
     return m
 
 

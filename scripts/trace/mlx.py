@@ -68,19 +68,13 @@ class Watch:
         if name and name.endswith(".mlp.gate"):
             self.gate(name, out, args[0])
         elif name and name.endswith(".indexer") and isinstance(out, mx.array):
-            self.keys(name, values(out)[0])
+            self.stages.keys(name, values(out)[0][:, 0].astype(np.int64))
         elif name and name.endswith(".indexer.rope"):  # of queries [batch, heads, seq, dim], then of keys, which have one head
             stage = name.removesuffix("rope") + ("q" if out.shape[1] > 1 else "k")
             self.stages.keep(stage, *values(mx.contiguous(out.swapaxes(1, 2) if out.shape[1] > 1 else out.squeeze(1))))
         elif name and isinstance(out, mx.array):
             self.stages.module(name, lambda: values(out), lambda: values(args[0]))
         return out
-
-    def keys(self, name, chosen):
-        """Takes an indexer's choice of keys [batch, 1, seq, k]; -1 stands for keys that causality hides."""
-        chosen = chosen[:, 0].astype(np.int64)
-        hidden = chosen > np.arange(chosen.shape[1])[None, :, None]
-        self.stages.keep(name + ".topk_idx", np.where(hidden, -1, chosen))
 
     def gate(self, name, out, given):
         """Takes the choices and weights of experts, and the logits where a function of the model is given them."""
@@ -115,8 +109,11 @@ def record(a):
             raise Trouble(f"{a.model}: mlx-lm's {type(model).__name__} has no model.embed_tokens")
         ids, origin = tokens_of(a, config["vocab_size"])
         stages = Stages(pack, ids.shape, a.stages)
-        with Watch(model, stages):
-            mx.eval(model(mx.array(ids)))
+        try:
+            with Watch(model, stages):
+                mx.eval(model(mx.array(ids)))
+        except (RuntimeError, ValueError) as e:  # MLX's own; on a CPU it multiplies with experts in float32 only
+            raise Trouble(f"{a.model}: mlx-lm does not run it: {reason(e)}") from None
         pack.flush("stages")
         pack.add("input_ids", ids)
         pack.flush("inputs")

@@ -2,7 +2,8 @@
 
 Forward hooks take the results of modules by their names: of transformers and plain torch (engine="torch"), vLLM ("vllm"),
 SGLang ("sglang") and Megatron-LM ("megatron"). No engine is imported; needs torch and numpy. The modules must run one by
-one: eager mode, no CUDA graphs, no torch.compile, and one rank: tensor, expert and sequence parallelism of 1.
+one: eager mode, no CUDA graphs, no torch.compile, and one rank: tensor, expert and sequence parallelism of 1. SGLang must
+not fuse shared experts into routed ones (--disable-shared-experts-fusion).
 
 Models that take input_ids run here; others run their prompt, once, while the recording is open. Sequences may differ in
 length where the engine packs them (vLLM, SGLang).
@@ -17,8 +18,11 @@ examples:
 
 arguments:
   stages="router"        each gate's input, logits, choices and weights alone
+  scale="sum"            the engine multiplies the experts' sum with routed_scaling_factor, not their weights (SGLang, older
+                         vLLM): the weights that it shows are multiplied with the factor, as the pack's are
   config={...}           config.json of the checkpoint, where model.config is not it
-  arithmetic={...}       what is known of the engine's rounding; `dsmoe help traces` lists the members
+  arithmetic={...}       what is known of the engine's rounding, as the manifests of `trace-script llama` have it; what is
+                         known of transformers' models on a CPU is declared without it
 """
 import argparse
 import contextlib
@@ -53,7 +57,7 @@ def record(model, pack, tokens, **options):
 
 
 @contextlib.contextmanager
-def recording(model, pack, tokens, engine="torch", version=None, stages="all", config=None, arithmetic=None):
+def recording(model, pack, tokens, engine="torch", version=None, stages="all", config=None, arithmetic=None, scale="weights"):
     """Records the one forward pass of the tokens that runs while it is open. The pack appears when it is closed."""
     if config is None:
         config = getattr(model, "config", None)
@@ -67,22 +71,25 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
         raise Trouble("tokens: lists of ids, of one length, expected" if LAYOUTS[engine] != "packed" else "tokens: lists of ids expected")
     with Pack(pack) as out:
         hooks = Hooks(out, tokens, engine, stages, config)
+        hooks.factor = config.get("routed_scaling_factor", 1) if scale == "sum" else 1
         with hooks.installed(model):
             yield
         out.flush("stages")
-        if not out.tensors:
-            raise Trouble(f"{engine}: no module with a stage's name ran while the recording was open")
         out.add("input_ids", hooks.padded(np.concatenate([np.array(row, np.int64) for row in tokens])[:, None])[..., 0])
         if hooks.ragged:
             out.add("attention_mask", (np.arange(max(hooks.lengths)) < np.array(hooks.lengths)[:, None]).astype(np.int64))
         out.flush("inputs")
         names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
         manifest = {"reference": {"kind": "engine", "name": engine, "version": version or f"torch {torch.__version__}",
-                                  "device": hooks.device, "recorded": "forward hooks, one pass"},
+                                  "device": hooks.device, "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
                     "compute_dtype": names[hooks.dtype], "config": json.loads(json.dumps(config, default=str))}
         if stages == "router":
             manifest["partial"] = "router only"
-        out.finish(manifest | ({"arithmetic": arithmetic} if arithmetic else {}))
+        if stages == "all" and (arithmetic := arithmetic or hooks.known(model)):
+            manifest["arithmetic"] = arithmetic
+        out.finish(manifest)
+        if unseen := hooks.gates - hooks.routed:
+            print(f"dsmoe_trace: no module or router showed the choices of experts of {len(unseen)} gates", file=sys.stderr)
 
 
 class Hooks:
@@ -93,7 +100,8 @@ class Hooks:
         self.lengths = [len(row) for row in tokens]
         self.count, self.ragged = sum(self.lengths), len(set(self.lengths)) > 1
         self.stages, self.dtype, self.device = Stages(pack, (len(tokens), max(self.lengths)), stages), torch.float32, "cpu"
-        self.routed = set()  # gates whose choices were taken
+        self.factor = 1  # of weights
+        self.gates, self.routed = set(), set()  # gates that ran, and gates whose choices were taken
 
     @contextlib.contextmanager
     def installed(self, model):
@@ -114,11 +122,19 @@ class Hooks:
             for owner in undo:
                 del owner.select_experts
 
+    def known(self, model):
+        """The arithmetic of transformers' models on a CPU; None of what is not known."""
+        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if self.engine != "torch" or self.device != "cpu" or attention not in ("eager", "sdpa"):
+            return None
+        form = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[self.dtype]
+        return {"activations": {form: form.lower()}, "cache": form.lower(), "attention": [attention]}
+
     def named(self, path):
         """HuggingFace's name of a module; None of one outside the language model."""
         for pattern, to in NAMES.get(self.engine, []):
             path = re.sub(pattern, to, path)
-        m = re.search(r"(?:^|\.)((?:model\.(?:layers\.|embed_tokens$|norm$)|lm_head$).*)", path)
+        m = re.search(r"(?:^|\.)((?:model\.(?:layers\.|embed_tokens$|norm$|rotary_emb$)|lm_head$).*)", path)
         return m and m[1]
 
     def watch(self, name, owner):
@@ -140,6 +156,7 @@ class Hooks:
         if hasattr(out, "topk_ids"):  # SGLang's TopK
             self.choices(gate, out.topk_ids, out.topk_weights)
         elif name.endswith(".mlp.gate"):
+            self.gates.add(name)
             self.stages.gate(name, lambda: self.values(name, given[0]))
             self.gate(name, out)
         elif name.endswith(".mlp.experts"):
@@ -149,6 +166,11 @@ class Hooks:
                 self.take(name, out)
         elif role == "embed_tokens":
             self.embedded(name, given[0], out)
+        elif name.endswith(".indexer") and isinstance(out, torch.Tensor) and not out.is_floating_point():
+            self.stages.keys(name, self.values(name, out)[0].astype(np.int64))
+        elif name == "model.rotary_emb":  # tables [batch, seq, dim], or [seq, dim], the same in each sequence
+            for part, t in zip((".cos", ".sin"), (out.real, out.imag) if isinstance(out, torch.Tensor) else out):
+                self.stages.keep(name + part, *self.numbers(t[0] if t.dim() == 3 else t))
         elif isinstance(out, tuple) and role.endswith("norm") and len(out) == 2:
             self.take(name, out[0])
             self.residual(name, out[1])
@@ -171,8 +193,8 @@ class Hooks:
             half = out.shape[-1] // 2
             self.take(module + ".gate_proj", out[..., :half])
             self.take(module + ".up_proj", out[..., half:])
-        elif role == "lm_head" and out.numel() // out.shape[-1] != self.count:
-            return  # logits of the last tokens alone
+        elif role in ("lm_head", "kv_b_proj") and out.numel() // out.shape[-1] != self.count:
+            return  # logits of the last tokens alone; keys and values of a cache
         else:
             self.take(name, out, given[0] if given and isinstance(given[0], torch.Tensor) else None)
 
@@ -217,7 +239,7 @@ class Hooks:
         if name not in self.routed:
             self.routed.add(name)
             self.stages.rows(name + ".topk_idx", self.rows(chosen.long())[0])
-            self.stages.rows(name + ".topk_weight", *self.rows(weights))
+            self.stages.rows(name + ".topk_weight", *self.rows(weights * self.factor))
 
     def values(self, name, t):
         """A tensor [tokens, width] as numpy's [batch, seq, width], and the dtype's name where numpy has none."""
@@ -242,9 +264,15 @@ class Hooks:
         batch, seq = self.stages.shape
         if self.layout == "sequence":  # [seq, batch, width], or its rows
             t = t.reshape(seq, batch, -1).transpose(0, 1)
-        t = t.reshape(-1, t.shape[-1]).cpu().contiguous()
+        t = t.reshape(-1, t.shape[-1])
         if t.shape[0] != self.count:
             raise Trouble(f"a stage of {t.shape[0]} rows, {self.count} tokens were given: the tokens must run in one pass, without padding")
+        return self.numbers(t)
+
+    @staticmethod
+    def numbers(t):
+        """A tensor as numpy's, and the dtype's name where numpy has none."""
+        t = t.detach().cpu().contiguous()
         return (t.view(torch.int16).numpy().view(np.uint16).copy(), "BF16") if t.dtype == torch.bfloat16 else (t.numpy().copy(), None)
 
     def padded(self, rows):

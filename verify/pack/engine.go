@@ -23,9 +23,10 @@ func (p *Pack) IsTrace() bool { return p.Manifest.Reference.Kind == Engine }
 
 // Arithmetic is what an engine declares of how it computes. A member that is absent is undeclared.
 type Arithmetic struct {
-	// what the input of a product is rounded to, one of Roundings, by the dtype that its weight is stored in
+	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_k,
+	// fp8, fp8-1x128 or fp8-tensor
 	Activations map[string]string `json:"activations,omitempty"`
-	// what keys and values are rounded to, and with them queries and probabilities: one of Roundings
+	// what keys and values are rounded to, and with them queries and probabilities: likewise
 	Cache string `json:"cache,omitempty"`
 	// eager, sdpa or flash, and absorbed where the weights of latent attention are multiplied into queries and contexts
 	Attention []string `json:"attention,omitempty"`

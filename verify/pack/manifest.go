@@ -77,9 +77,9 @@ const (
 )
 
 // RotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
-// it in float32, model.to(dtype) casts it. Invalid is the compute dtype.
+// it in float32, as engines do; model.to(dtype) casts it. Invalid is the compute dtype.
 func (m *Manifest) RotaryDType() tensor.DType {
-	if strings.HasPrefix(m.MadeBy, "from_pretrained") {
+	if m.Reference.Kind == Engine || strings.HasPrefix(m.MadeBy, "from_pretrained") {
 		return tensor.F32
 	}
 	return tensor.Invalid
@@ -87,13 +87,12 @@ func (m *Manifest) RotaryDType() tensor.DType {
 
 // Reference says which Python made the pack.
 type Reference struct {
-	Name    string `json:"name,omitempty"`    // of an engine, such as llama.cpp
-	Version string `json:"version,omitempty"` // of an engine
-	// Recorded says how an engine's numbers were seen, for people: what observes may change what is computed.
-	Recorded string `json:"recorded,omitempty"`
+	Name     string `json:"name,omitempty"`     // of an engine, such as llama.cpp
+	Version  string `json:"version,omitempty"`  // of an engine
+	Recorded string `json:"recorded,omitempty"` // how an engine's numbers were seen, for people
 
 	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
-	Kind         string `json:"kind"`         // "remote code", "transformers native" for its own classes, or Engine
+	Kind         string `json:"kind"`         // "remote code", "transformers native" for its own classes, or "engine"
 	File         string `json:"file"`         // that defines the class
 	Transformers string `json:"transformers"` // version
 	Torch        string `json:"torch"`        // version
