@@ -28,6 +28,7 @@ type convertFlags struct {
 	dryRun    bool
 	check     bool
 	part      *cli.PartFlags
+	files     cli.Files
 }
 
 // convertDocuments are the JSON documents of dsmoe convert.
@@ -53,7 +54,7 @@ absent; the same command continues a run. See dsmoe help conversions and checkpo
 	cmd.ValidArgsFunction = cli.CompleteArguments("convert SRC FILE") // DST may be a file
 	cli.JSONFlag(cmd)
 	f.register(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) }
+	cmd.RunE = f.files.Around(f.run)
 	return cmd
 }
 
@@ -94,6 +95,8 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.Finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
+	f.files.Flag(cmd, attestFlag, "json",
+		"with --check: write an in-toto statement of the output to `FILE`, to be signed")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("update", other)
 	}
@@ -104,7 +107,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 		}
 	}
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) { // the others say how to convert
+		if !slices.Contains([]string{"check", attestFlag, "json", "max-memory"}, flag.Name) { // the others say how to convert
 			cmd.MarkFlagsMutuallyExclusive("check", flag.Name)
 		}
 	})
@@ -131,8 +134,11 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	useEngine(&f.Settings, f.overwrite, b.Set)
 	f.Part, f.Unverified = plan.Part{I: of.Index, N: of.Of}, !f.verify
-	if f.check {
+	switch {
+	case f.check:
 		return f.runCheck(cmd, args[0], &b)
+	case cmd.Flags().Changed(attestFlag):
+		return cli.Misuse(cmd, "--attest is of --check: convert first, then check and attest the output")
 	}
 	f.DType, f.Mixture, f.PowersOfTwo = f.dtype.DType, f.dtype.Mixture, f.scales == "ue8m0"
 	if f.Prune, err = f.prune.read(cmd); err != nil {
@@ -185,8 +191,21 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 	return convert.Run(ctx, args[1], src, f.Options)
 }
 
+// attestFlag names the file of a statement.
+const attestFlag = "attest"
+
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) error {
-	r, err := convert.Check(cmd.Context(), dir, f.Settings)
+	var r *convert.CheckReport
+	var s *convert.Statement
+	var err error
+	if cmd.Flags().Changed(attestFlag) {
+		r, s, err = convert.Attest(cmd.Context(), dir, f.Settings)
+	} else {
+		r, err = convert.Check(cmd.Context(), dir, f.Settings)
+	}
+	if err == nil && s != nil {
+		err = f.files.Write(attestFlag, s.WriteJSON)
+	}
 	if err != nil {
 		return err
 	}
