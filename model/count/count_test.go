@@ -62,7 +62,9 @@ func TestCountsOfLatentModels(t *testing.T) {
 // TestPublishedModels: the config.json of each published model counts to the parameters in billions that are
 // published: without the embedding and the head of Moonlight, with the prediction layer of GLM-4.7-Flash. Of the
 // 3,336,106,240 of DeepSeek-OCR's file 401,372,160 are of the towers beside the language model; those of
-// DeepSeek-VL2, of 3, 16 and 27 billion, have .4 billion.
+// DeepSeek-VL2, of 3, 16 and 27 billion, have .4 billion. GLM-4.5-Air, dots.llm1, Solar-Open and ERNIE-4.5 are published
+// with fewer digits, cut and not rounded: 106, 142, 102 and 21; MiniMax-M2 as 230. Of these all, transformers' classes
+// have the numbers of tensors, published ones, and of parameters that stand here.
 func TestPublishedModels(t *testing.T) {
 	paths, err := filepath.Glob(configtest.Path(t, "configs/*.json"))
 	require.NoError(t, err)
@@ -87,6 +89,12 @@ func TestPublishedModels(t *testing.T) {
 		"deepseek-vl2-tiny":      {2234, 2_934_734_080, "2.9"},
 		"deepseek-vl2-small":     {5291, 15_816_584_704, "16"},
 		"deepseek-vl2":           {6625, 27_033_548_328, "27"},
+		"glm-4.5-air":            {17_925, 106_852_251_264, "106.9"},
+		"dots.llm1":              {24_231, 142_774_381_696, "142.8"},
+		"solar-open-100b":        {18_963, 102_651_799_552, "102.7"},
+		"hy3":                    {46_545, 295_033_543_488, "295"},
+		"minimax-m2.5-bf16":      {48_239, 228_689_764_864, "228.7"},
+		"ernie-4.5-21b-a3b":      {5492, 21_825_437_888, "21.8"},
 	}
 	assert.Len(t, paths, len(published))
 	for _, path := range paths {
