@@ -97,7 +97,7 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 
 // addWindowed adds the keys of windowed attention that change nothing on sequences of so many tokens.
 func addWindowed(c *config.Config, seq int, add func(holds bool, key, format string, args ...any)) {
-	add(c.Windowed() && seq <= c.SlidingWindow, "sliding_window",
+	add(c.HasWindows() && seq <= c.SlidingWindow, "sliding_window",
 		"the pack has %d positions: every query's window holds all tokens before it", seq)
 	chooses := false
 	for l := range c.NumHiddenLayers {

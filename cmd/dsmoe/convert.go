@@ -69,7 +69,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(cli.WordFlag(&f.Experts, plan.FusedExperts, plan.PerExpert, plan.KeepExperts), "experts",
 		"`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(cli.WordFlag(&f.Names, "published", "transformers"), "names",
-		"whose `names` tensors of DeepSeek-V4 get: published or transformers (default SRC's)")
+		"whose `names` tensors get where a family has several: published or transformers (default SRC's)")
 	flags.Var(cli.ShardFlag(&f.MaxShardBytes), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(cli.SpansFlag(&f.Layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")

@@ -53,15 +53,18 @@ func Outside(c *config.Config, name string) bool {
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
-	if Outside(c, name) {
+	if Outside(c, name) || f.Leaves(c, name) {
 		return true
 	}
 	pattern, layer, _ := Cut(name)
-	for _, left := range f.Left {
-		if left == layerPrefix && layer >= c.NumHiddenLayers || strings.HasPrefix(pattern, left) && left != layerPrefix {
-			return true
-		}
-	}
 	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
 		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, layer) })
+}
+
+// Leaves reports whether the tensor of that name is of a prediction layer that the reference leaves out, see Family.Left.
+func (f *Family) Leaves(c *config.Config, name string) bool {
+	_, layer, _ := Cut(name)
+	return slices.ContainsFunc(f.Left, func(left string) bool {
+		return left == layerPrefix && layer >= c.NumHiddenLayers || left != layerPrefix && strings.HasPrefix(name, left)
+	})
 }

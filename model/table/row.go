@@ -221,6 +221,11 @@ func (r *Row) Parameter() bool {
 	return false
 }
 
+// Float32 reports whether the weight is published in F32 beside weights of other dtypes: Parameter, and some gates.
+func (r *Row) Float32(c *config.Config) bool {
+	return r.Parameter() || r.Role == Gate && c.Rules().KeepsGate
+}
+
 // PerLayer reports whether the row stands for a weight of each decoder layer.
 func (r *Row) PerLayer() bool { return strings.Contains(r.Name, layerHole) }
 
