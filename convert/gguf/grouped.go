@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -197,7 +198,11 @@ func (r *keyReader) headWidth() {
 	case r.arch == minimaxM2:
 		r.putInt("rotary_dim", dims)
 	case partially:
-		r.put("partial_rotary_factor", strconv.FormatFloat(float64(dims)/float64(max(width, 1)), 'g', -1, 64))
+		share := float64(dims) / float64(max(width, 1))
+		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
+			share = math.Nextafter(share, 1)
+		}
+		r.put("partial_rotary_factor", strconv.FormatFloat(share, 'g', -1, 64))
 	}
 }
 
