@@ -83,9 +83,9 @@ func TestGroupedKeys(t *testing.T) {
 		{"dots1", weightsNorm, uint32(1), "1 is not a boolean"},
 		{"hy-v3", nextnLayers, uint32(1), "1: this reads no prediction layers of hy_v3"},
 		{"hy-v3", weightsNorm, false, "false, but this architecture normalises the weights of experts"},
-		{"hy-v3", sharedFF, uint32(33), "33 is no multiple of expert_feed_forward_length 32"},
-		{"exaone-moe", windowPattern, []bool{true}, "is no list of booleans, one per layer"},
-		{"exaone-moe", windowPattern, []int32{1, 1, 1, 0}, "is no list of booleans, one per layer"},
+		{"hy-v3", sharedFF, uint32(33), "33 is not a multiple of expert_feed_forward_length 32"},
+		{"exaone-moe", windowPattern, []bool{true}, "is not a list of booleans, one per layer"},
+		{"exaone-moe", windowPattern, []int32{1, 1, 1, 0}, "is not a list of booleans, one per layer"},
 		{"exaone-moe", scalingType, "linear", "linear cannot be read with architecture exaone-moe"},
 	} {
 		f := fileOf(t, x.fixture, tensor.BF16)
