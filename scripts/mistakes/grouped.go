@@ -22,19 +22,24 @@ func ofGrouped() []mistake {
 		{"one element of q_norm × 1.01", "norm-weight", "{attn}q_norm.output", "all in column 3",
 			scaling("{attn}q_norm.weight", 1.01, element(3))},
 		{"queries and keys normed after RoPE", "norm-after-rope", "model.layers.0.self_attn.q_norm.output", "", planted(0)},
-		{"all channels of a head rotated, not a part", "rotary-share", "{rotated}", "", func(s *subject) bool {
+		{"all channels of a head rotated, not a part", "", "{rotated}", "differs (pack", func(s *subject) bool {
 			return s.config.QKNopeHeadDim > 0 && !s.config.LatentAttention() && !s.config.Windowed() &&
 				(s.set(map[string]string{"partial_rotary_factor": "1.0"}) || s.set(map[string]string{"rotary_dim": "null"}))
 		}},
 		{"a window of one token more", "sliding-window", "{windowed}o_proj.input", "", window(1)},
 		{"a window of one token less", "sliding-window", "{windowed}o_proj.input", "", window(-1)},
-		{"RoPE in layers without it", "rope-in-layer", "{unrotated}o_proj.input", "", planted(0)},
+		{"RoPE in layers without it", "rope-in-layer", "{unrotated}o_proj.input", "", func(s *subject) bool {
+			for s.moe < s.config.NumHiddenLayers && s.config.Rotates(s.moe) { // where it is planted
+				s.moe++
+			}
+			return s.moe < s.config.NumHiddenLayers && planted(0)(s)
+		}},
 		{"score 0 for experts of other groups", "group-fill", topKIdx, "in whose place it is", planted(0)},
 		{"weights with the router's bias", "bias-leak", topKWeight, "", planted(0)},
 		{"moe_norm_min 0.9", "norm-topk", topKWeight, "", func(s *subject) bool {
 			return s.config.MoENormMin > 0 && s.set(map[string]string{"moe_norm_min": "0.9"})
 		}},
-		{"q_proj's bias zero", "weight-zero", "model.layers.0.self_attn.q_proj.output", "",
+		{"q_proj's bias zero", "bias-wrong", "model.layers.0.self_attn.q_proj.output", "",
 			editing("model.layers.0.self_attn.q_proj.bias", func(t *tensor.Tensor) bool {
 				clear(t.Data)
 				return true

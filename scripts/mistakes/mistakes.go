@@ -181,7 +181,7 @@ func ofExperts() []mistake {
 func ofAttention() []mistake {
 	permuted := func(proj string, width, rotated func(s *subject) int) func(s *subject) bool {
 		return func(s *subject) bool {
-			return s.edit("{attn}"+proj+".weight", func(t *tensor.Tensor) bool {
+			return s.editBoth("{attn}"+proj, func(t *tensor.Tensor) bool {
 				return t.DType == tensor.BF16 && reorder(t, func(r int) int { return interleaved(r, width(s), rotated(s), s.config.RotaryFirst()) })
 			})
 		}

@@ -224,7 +224,14 @@ func (s *subject) swapProjections(a, b string) bool {
 			swapped[part] = true
 		}
 	}
+	s.swap(a+".bias", b+".bias")
 	return s.swap(a+".weight", b+".weight")
+}
+
+// editBoth changes copies of the weight and of the bias of a linear module, if it has one.
+func (s *subject) editBoth(module string, change func(t *tensor.Tensor) bool) bool {
+	s.edit(module+".bias", change)
+	return s.edit(module+".weight", change)
 }
 
 // permute gives expert e of the first layer with experts the weights of order(e).

@@ -43,7 +43,7 @@ func undoNoGroups(n, chosen int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
 		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 ||
-			chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
+			chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || c.TopKMethod == "" {
 			return ""
 		}
 		c.NGroup, c.TopKGroup = n, chosen

@@ -26,8 +26,7 @@ func groupedMistakes(f *Failure) []mistake {
 	list = append(list,
 		mistake{id: "head-norms-exchanged", kinds: headNormStages, undo: undoHeadNorms},
 		mistake{id: "norm-after-rope", kinds: headNormStages, undo: undoLateNorm},
-		mistake{id: "rope-in-layer", kinds: attendStages, undo: undoRotatedLayer},
-		mistake{id: "rotary-share", kinds: attendStages, undo: undoWholeRotary})
+		mistake{id: "rope-in-layer", kinds: attendStages, undo: undoRotatedLayer})
 	if window := f.Model.Config.Window(f.Layer); window > 0 {
 		for _, by := range []int{-1, 1} {
 			list = append(list, mistake{id: "sliding-window", kinds: attendStages, undo: undoWindow(by)})
@@ -94,17 +93,6 @@ func undoRotatedLayer(x *Trial) string {
 		return "the reference's layer has no RoPE, here it has"
 	}
 	return "the reference's layer has RoPE, here it has none"
-}
-
-// undoWholeRotary rotates all channels of a head.
-func undoWholeRotary(x *Trial) string {
-	c := &x.Config
-	was := c.QKRopeHeadDim
-	if c.QKNopeHeadDim == 0 {
-		return ""
-	}
-	c.QKRopeHeadDim, c.QKNopeHeadDim = c.VHeadDim, 0
-	return fmt.Sprintf("the reference rotates all %d channels of a head, here it is %d", c.VHeadDim, was)
 }
 
 // undoNoWindow lets every query see all tokens before it.

@@ -80,7 +80,7 @@ func causeOf(key string) string {
 		{"norm_topk_prob", "norm-topk"}, {"num_experts_per_tok", "experts-per-token"}, {"n_group", "group-count"},
 		{"topk_group", "topk-group"}, {"num_attention_heads", "head-count"}, {"rope_interleave", "rope-layout"},
 		{"moe_k", "experts-per-token"}, {"router_scaling_factor", "routed-scale"}, {"moe_norm_min", "norm-topk"},
-		{"partial_rotary_factor", "rotary-share"}, {"rotary_dim", "rotary-share"}, {"layer_types", "sliding-window"},
+		{"layer_types", "sliding-window"},
 		{"index_topk", "index-topk"}, {"sliding_window", "sliding-window"}, {"hc_sinkhorn_iters", "sinkhorn-iterations"},
 	} {
 		if key == known.key {
