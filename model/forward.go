@@ -183,8 +183,10 @@ func (p *pass[V]) layer(l int, x V) V {
 }
 
 // whole is the part of a layer that is the module name.
-func (p *pass[V]) whole(l int, name string, f func() V) V {
-	return p.section(Section{l, name + ".output", []int{p.in.Batch, p.in.Seq, p.config.HiddenSize}, name + ".", nil}, f)
+func (p *pass[V]) whole(l int, name string, f func() V) V { return p.section(p.wholeOf(l, name), f) }
+
+func (p *pass[V]) wholeOf(l int, name string) Section {
+	return Section{l, name + ".output", []int{p.in.Batch, p.in.Seq, p.config.HiddenSize}, name + ".", nil}
 }
 
 // selfAttention is the attention of layer l, on its normed input.

@@ -56,7 +56,14 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 
 // inFloat32 reports whether the reference keeps a weight in float32, whatever the compute dtype.
 func inFloat32(c *config.Config, p table.Place) bool {
-	return p.Row.Parameter() || c.Rules().NormsOnce && (p.Module() == table.Norms || p.Role() == table.KVNorm)
+	rules := c.Rules()
+	switch p.Role() {
+	case table.EScoreCorrectionBias:
+		return !rules.CastsRouterBias
+	case table.Gate:
+		return rules.KeepsGate
+	}
+	return p.Row.Parameter() || rules.NormsOnce && (p.Module() == table.Norms || p.Role() == table.KVNorm)
 }
 
 // shareCopies lets prediction layers without embedding or head use the model's.
@@ -183,6 +190,10 @@ func (x *DeepseekDecoderLayer) norm(r table.Role) *DeepseekRMSNorm {
 		return &x.PostAttentionLayernorm
 	case table.PostMLPLayernorm:
 		return x.MoE.PostMLPLayernorm
+	case table.QNorm:
+		return &x.SelfAttn.QNorm
+	case table.KNorm:
+		return &x.SelfAttn.KNorm
 	case table.QALayernorm:
 		return &x.MLA.QALayernorm
 	case table.KVALayernorm:

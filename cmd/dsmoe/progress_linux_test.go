@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -138,6 +139,10 @@ func TestTerminals(t *testing.T) {
 	assert.NotContains(t, shown(append(mem, "-o", "tsv")...), "without room")
 
 	verify := []string{"verify", fixture("checkpoint"), fixture("golden-f32")}
+	for line := range strings.Lines(shown(append(verify, "--color", "never")...)) {
+		assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(line, "\r\n")), 60, line)
+	}
+	assert.Contains(t, shown(append(verify, "--wide")...), "a column's ≤ 1 + 4/√rows\r\n")
 	const green = "\x1b[1;32mPASS\x1b[0m"
 	assert.Contains(t, shown(verify...), green)
 	assert.NotContains(t, shown(append(verify, "--color", "never")...), "\x1b")
