@@ -24,6 +24,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 
