@@ -51,7 +51,7 @@ func (t outcome) diagnoseEmbedding(r *report.Report) error {
 	}
 	var ids []int
 	var want []float32
-	padded, width := pack.PaddedRows(t.in, pack.Embedded, shape), t.m.Config.HiddenSize
+	padded, width := pack.PaddedRows(t.m.Config, t.in, pack.Embedded, shape), t.m.Config.HiddenSize
 	for i, id := range t.in.InputIDs {
 		if !padded.Has(i) {
 			ids, want = append(ids, id), append(want, values[i*width:(i+1)*width]...)
@@ -190,7 +190,7 @@ func (t *rerun) input() (*model.Activation, error) {
 	if err != nil || !slices.Equal(golden.Manifest.Tensors[name].Shape, shape) {
 		return nil, err
 	}
-	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(t.rows, name, shape))
+	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(m.Config, t.rows, name, shape))
 	if t.scope.isRouter(f.Layer) {
 		return &model.Activation{Shape: shape, Values: values, DType: golden.DType}, nil
 	}

@@ -457,7 +457,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	if err != nil {
 		return nil, name, err
 	}
-	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedRows(in, name, shape))
+	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedRows(s.config, in, name, shape))
 	if !bounds.AllFinite(values) {
 		return nil, name, s.pack.Fault(text.Quote(name), "not finite, and a layer begins with it")
 	}

@@ -119,7 +119,7 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 		}
 		t.seen[name] = true
 		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.rows)})
-		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedRows(t.rows, name, x.Shape)).Gather(x.Values,
+		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedRows(t.m.Config, t.rows, name, x.Shape)).Gather(x.Values,
 			x.Width()))
 		return value(x), nil
 	}
@@ -223,7 +223,7 @@ func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
 	if s.Expert >= 0 && !s.IsLossOrGradient() && !s.IsProbe() {
 		return t.paddedOfExpert(s.Expert)
 	}
-	return pack.PaddedRows(t.rows, s.Name, a.Shape)
+	return pack.PaddedRows(t.m.Config, t.rows, s.Name, a.Shape)
 }
 
 // paddedOfExpert marks padding among the tokens that chose an expert of the last gate. It is nil without a mask.

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"maps"
 	"math"
@@ -74,6 +75,9 @@ func Open(dir string) (*Pack, error) {
 
 // wrap is an error about something in the pack.
 func (p *Pack) wrap(what string, err error) error {
+	if perr, ok := err.(*fs.PathError); ok {
+		err = perr.Err // the path is known
+	}
 	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
 }
 
@@ -82,12 +86,28 @@ func (p *Pack) Fault(part, cause string) error {
 	return problem.In(p.Dir, problem.Problem{Field: part, Cause: cause})
 }
 
+// Look returns an error if no golden pack is in dir: dir is absent, is not a directory, or has no manifest.json.
+func Look(dir string) error {
+	info, err := os.Stat(dir)
+	switch {
+	case err != nil:
+		return problem.System(dir, "", err)
+	case !info.IsDir():
+		return problem.New(dir, "not a golden pack: not a directory", "")
+	}
+	if _, err := os.Stat(filepath.Join(dir, manifestName)); errors.Is(err, os.ErrNotExist) {
+		return problem.New(dir, "not a golden pack: there is no "+manifestName, "")
+	}
+	return nil
+}
+
 func (p *Pack) readManifest() error {
+	if err := Look(p.Dir); err != nil {
+		return err
+	}
 	path := filepath.Join(p.Dir, manifestName)
 	data, err := readSmall(path, maxManifest)
-	if errors.Is(err, os.ErrNotExist) {
-		return problem.New(p.Dir, "not a golden pack: there is no "+manifestName, "")
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	hash := sha256.Sum256(data)
@@ -109,7 +129,7 @@ func (p *Pack) rehash() (problems []problem.Problem) {
 		case errors.Is(err, os.ErrNotExist):
 			add(name, "missing", err)
 		case err != nil:
-			add(name, err.Error(), err)
+			problems = append(problems, problem.Of(name, err)...)
 		case got != p.Manifest.Files[name]:
 			add(name, fmt.Sprintf("is %s, manifest.json says %s", got, text.Quote(p.Manifest.Files[name])), nil)
 		}
@@ -121,14 +141,14 @@ func (p *Pack) rehash() (problems []problem.Problem) {
 func HashFile(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", err
+		return "", problem.System(path, "", err)
 	}
 	if !info.Mode().IsRegular() {
 		return "", errors.New("not a regular file")
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return "", err
+		return "", problem.System(path, "", err)
 	}
 	defer f.Close()
 	return Hash(f)

@@ -274,21 +274,23 @@ type Check struct {
 
 	// see Metrics for this and those below; null where nothing could be measured
 	RelRMS   *float64 `json:"rel_rms"`
-	RowRMS   *float64 `json:"row_rms"`           // of Metrics
-	MaxRMS   *float64 `json:"max_rms"`           // of Metrics
-	MaxAbs   *float64 `json:"max_abs"`           // of Metrics
-	BitEqual *float64 `json:"bit_equal"`         // of Metrics
-	OneULP   *float64 `json:"one_ulp"`           // of Metrics
-	WorstRow int      `json:"worst_row"`         // of row_rms
-	Index    []int    `json:"index,omitempty"`   // of z or max_abs, or of the first non-finite element
-	Got      string   `json:"got,omitempty"`     // ours at Index; in local mode before its last rounding
-	Sigma    *float64 `json:"sigma"`             // standard deviation of Got
-	Rounds   []string `json:"rounds,omitempty"`  // BF16, F16: what Got, 8 standard deviations less or more, rounds to
-	Want     string   `json:"want,omitempty"`    // the golden's at Index
-	Limit    *float64 `json:"limit"`             // of z, or of rel_rms
-	Limits   *Limits  `json:"limits"`            // all of them
-	Margin   *float64 `json:"margin"`            // the largest metric/limit; at most 1 passes
-	Pattern  *Pattern `json:"pattern,omitempty"` // of the first check that failed by its elements
+	RowRMS   *float64 `json:"row_rms"`   // of Metrics
+	MaxRMS   *float64 `json:"max_rms"`   // of Metrics
+	MaxAbs   *float64 `json:"max_abs"`   // of Metrics
+	BitEqual *float64 `json:"bit_equal"` // of Metrics
+	OneULP   *float64 `json:"one_ulp"`   // of Metrics
+	WorstRow int      `json:"worst_row"` // of row_rms
+	// MaxAbsIndex is the place of max_abs; absent where nothing could be measured.
+	MaxAbsIndex []int    `json:"max_abs_index,omitempty"`
+	Index       []int    `json:"index,omitempty"`   // of z or max_abs, or of the first non-finite element
+	Got         string   `json:"got,omitempty"`     // ours at Index; in local mode before its last rounding
+	Sigma       *float64 `json:"sigma"`             // standard deviation of Got
+	Rounds      []string `json:"rounds,omitempty"`  // BF16, F16: what Got, 8 standard deviations less or more, rounds to
+	Want        string   `json:"want,omitempty"`    // the golden's at Index
+	Limit       *float64 `json:"limit"`             // of z, or of rel_rms
+	Limits      *Limits  `json:"limits"`            // all of them
+	Margin      *float64 `json:"margin"`            // the largest metric/limit; at most 1 passes
+	Pattern     *Pattern `json:"pattern,omitempty"` // of the first check that failed by its elements
 
 	// ProbeRows are, of a probe, the rows of the layer's post_attention_layernorm.output, as
 	// [tokens, hidden_size], that the expert was run on.
