@@ -31,6 +31,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -81,7 +82,8 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
         out.flush("inputs")
         names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
         manifest = {"reference": {"kind": "engine", "name": engine, "version": version or f"torch {torch.__version__}",
-                                  "device": hooks.device, "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
+                                  "device": hooks.device,
+                                  "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
                     "compute_dtype": names[hooks.dtype], "config": json.loads(json.dumps(config, default=str))}
         if stages == "router":
             manifest["partial"] = "router only"
