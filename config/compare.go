@@ -25,6 +25,9 @@ func Differences(a, b *Config) []Difference {
 	differences, seen := []Difference{}, map[string]bool{}
 	for _, family := range families {
 		for _, row := range family.fields {
+			if a.row(row.key) == nil && b.row(row.key) == nil {
+				continue // both may say it under another key
+			}
 			x, y := row.json(a), row.json(b)
 			if !seen[row.key] && !bytes.Equal(x, y) {
 				meaning := row.decides == nil || row.decides(a, b)
@@ -36,9 +39,12 @@ func Differences(a, b *Config) []Difference {
 	return differences
 }
 
-// json returns what c holds under the row's key; nil under a key that is an alias of one before it, or that no Config can
-// hold a value of.
+// json returns what c holds under the row's key, by its own family's row of that key if it has one; nil under a key that
+// is an alias of one before it, or that no Config can hold a value of.
 func (row field) json(c *Config) jsontext.Value {
+	if own := c.row(row.key); own != nil && row.value != nil && own.value != nil {
+		row = *own
+	}
 	switch {
 	case row.shown != nil:
 		return row.shown(c)
@@ -95,6 +101,8 @@ func (c *Config) scalesDynamically() bool {
 }
 
 func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups() }
+
+func haveWindows(a, b *Config) bool { return a.HasWindows() || b.HasWindows() }
 
 func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
 

@@ -47,9 +47,9 @@ func topKFitsExperts(c *Config) error {
 	case c.NRoutedExperts == 0:
 		return nil
 	case c.NumExpertsPerTok == 0:
-		return fmt.Errorf("null, but n_routed_experts is %d", c.NRoutedExperts)
+		return fmt.Errorf("null, but %s is %d", c.Key("n_routed_experts"), c.NRoutedExperts)
 	case c.NumExpertsPerTok > c.NRoutedExperts:
-		return fmt.Errorf("%d is more than n_routed_experts %d", c.NumExpertsPerTok, c.NRoutedExperts)
+		return fmt.Errorf("%d is more than %s %d", c.NumExpertsPerTok, c.Key("n_routed_experts"), c.NRoutedExperts)
 	}
 	return nil
 }

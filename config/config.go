@@ -46,6 +46,10 @@ type Config struct {
 	AttentionBias         bool         // attention_bias: q_proj, k_proj, v_proj and o_proj have a bias
 	TorchDType            string       // torch_dtype, or dtype, such as "bfloat16"; "" is null
 
+	// Plain attention with head_dim: the widths are QKNopeHeadDim, QKRopeHeadDim and VHeadDim below, which is head_dim.
+	UseQKNorm   bool    // use_qk_norm: queries and keys are normed before RoPE, as Rules.QKNorm says
+	RotaryShare float64 // partial_rotary_factor: of a head's channels, the first, that RoPE rotates; 0 is not said: all
+
 	// Multi-head latent attention (MLA), DeepSeek-V2 and later: DeepseekV2Attention.
 	KVLoraRank    int // kv_lora_rank: width of the compressed keys and values; 0 is plain attention
 	QLoraRank     int // q_lora_rank: width of the compressed queries; 0 is null: q_proj in one piece
@@ -59,12 +63,14 @@ type Config struct {
 	IndexNHeads  int      // index_n_heads: heads of the indexer's queries; its key has one
 	IndexerTypes []string // indexer_types: "full" or "shared" for each layer, see IndexerOf; nil is full
 
-	// Windowed attention with compressed entries, DeepSeek-V4: one head of keys, which are the values too.
-	SlidingWindow   int      // sliding_window: latest tokens that a query sees, its own included; 0 is other attention
-	LayerTypes      []string // layer_types, or compress_ratios: see CompressRate
+	// Windows, see Window; and compressed entries, DeepSeek-V4, with one head of keys, which are the values too.
+	SlidingWindow   int      // sliding_window: latest tokens that a query sees, its own included; 0 is no window
+	LayerTypes      []string // layer_types, or compress_ratios: see Window and CompressRate
 	CompressRateCSA int      // compress_rates: tokens of an entry in layers of compressed sparse attention
 	CompressRateHCA int      // compress_rates: tokens of an entry in layers of heavily compressed attention
-	MLPLayerTypes   []string // mlp_layer_types, or num_hash_layers: see Hashes
+	MaxWindowLayers int      // max_window_layers: layers without a window, where layer_types does not say it
+	WindowPattern   int      // sliding_window_pattern: of so many layers the last has no window, where layer_types does not say it
+	MLPLayerTypes   []string // mlp_layer_types, or what stands for it: see Hashes and IsMoE
 	OGroups         int      // o_groups: groups of heads with an o_a_proj of their own
 	OLoraRank       int      // o_lora_rank: width of o_a_proj's output for a group
 	SwiGLULimit     float64  // swiglu_limit L of an MLP: gate ≤ L, -L ≤ up ≤ L; 0 sets no limit
@@ -81,6 +87,9 @@ type Config struct {
 	NGroup                int     // n_group: groups of experts; 0 is null
 	TopKGroup             int     // topk_group: groups that a token may choose from; 0 is null
 	RoutedScalingFactor   float64 // routed_scaling_factor: see TopKWeights
+	MoENormMin            float64 // moe_norm_min: see TopKDivisor
+	MoEStart, MoEEnd      int     // moe_layer_start_index, moe_layer_end_index: first and last layer with experts; -1: of all
+	MoEInterval           int     // moe_layer_interval: every so many layers one has experts
 	RopeInterleave        bool    // rope_interleave: RoPE rotates pairs (2i, 2i+1), not halves
 	NumNextNPredictLayers int     // num_nextn_predict_layers: MTP layers behind the decoder's
 
@@ -90,6 +99,7 @@ type Config struct {
 	// behaviour differs: see Rules.
 	Reference Reference
 
+	changed *Rules   // in place of those of the reference, see WithRules
 	doc     document // parsed document
 	wrapper *wrapper // whose object the fields above are from; nil: doc's own
 }

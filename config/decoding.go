@@ -86,6 +86,7 @@ func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func
 type ropeForm struct {
 	types []string // beside "default"
 	keys  []string // beside type, factor
+	share bool     // partial_rotary_factor, too
 	// number reads the factor and the like.
 	number func(jsontext.Value, bound) (float64, error)
 }

@@ -16,11 +16,13 @@ import (
 // another one, and one more entry in families.go.
 type family struct {
 	modelType string
+	class     string    // of transformers or of the published code, as packs name it
 	reference Reference // without auto_map
 	fields    []field   // an alias stands after the key it spells anew
 	unread    []field   // keys that the reference does not read: their fields always have the missing value
 	rules     []rule
 	rope      *ropeForm
+	renamed   map[string]string // the keys that stand here for others', by those: rules and Config.Key take these
 
 	references map[Reference]Rules // what each implementation does in its own way
 
@@ -32,12 +34,14 @@ var families []*family
 
 // delta is how a family differs from the one that it derives from.
 type delta struct {
-	missing map[string]any   // other values of absent keys
-	fields  []field          // of keys that the base has: what they set; of other keys: behind the base's
-	before  map[string]field // put before the row of a key
-	unread  []string         // keys of the base that the reference does not read
+	missing map[string]any    // other values of absent keys
+	fields  []field           // of keys that the base has: what they set; of other keys: behind the base's
+	before  map[string]field  // put before the row of a key
+	unread  []string          // keys of the base that the reference does not read
+	renamed map[string]string // keys of the base that have other names: these, by the base's
 
 	// In place of the base's, where they are set.
+	class      string
 	reference  Reference
 	rules      []rule
 	rope       *ropeForm
@@ -49,6 +53,7 @@ type delta struct {
 func (f *family) derive(modelType string, d delta) family {
 	derived := *f
 	derived.modelType, derived.reference = modelType, cmp.Or(d.reference, f.reference)
+	derived.class, derived.renamed = cmp.Or(d.class, f.class), d.renamed
 	derived.fields, derived.unread = slices.Clone(f.fields), slices.Clone(f.unread)
 	derived.rope, derived.within = cmp.Or(d.rope, f.rope), d.within
 	if d.rules != nil {
@@ -69,10 +74,20 @@ func (f *family) derive(modelType string, d delta) family {
 		derived.fields = slices.Delete(derived.fields, i, i+1)
 	}
 	for key, value := range d.missing {
-		derived.fields[derived.index(key)].missing = value
+		if i := derived.index(key); i >= 0 {
+			derived.fields[i].missing = value
+		} else {
+			derived.unread[slices.IndexFunc(derived.unread, named(key))].missing = value
+		}
+	}
+	for key, name := range d.renamed {
+		derived.fields[derived.index(key)].key = name
 	}
 	return derived
 }
+
+// named returns whether a row is that of a key.
+func named(key string) func(row field) bool { return func(row field) bool { return row.key == key } }
 
 // put changes the row of a key, or adds it.
 func (f *family) put(row field) {
@@ -94,13 +109,13 @@ func (f *family) put(row field) {
 
 // index returns the place of a key among the family's; -1 without it.
 func (f *family) index(key string) int {
-	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
+	return slices.IndexFunc(f.fields, named(key))
 }
 
 // row returns the row of a key that f reads or leaves unread, with another value for where the key is absent.
 func (f *family) row(key string, missing any) field {
 	rows := slices.Concat(f.fields, f.unread)
-	row := rows[slices.IndexFunc(rows, func(row field) bool { return row.key == key })]
+	row := rows[slices.IndexFunc(rows, named(key))]
 	row.missing = missing
 	return row
 }
@@ -134,7 +149,7 @@ func (f *family) decode(doc document) (*Config, error) {
 	if d.config.NumKeyValueHeads == 0 {
 		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
 	}
-	d.checkRules(f.rules)
+	d.checkRules(f)
 	if d.problems == nil {
 		return &d.config, nil
 	}
@@ -202,11 +217,14 @@ func (d *decoding) readFields(fields []field) {
 	}
 }
 
-func (d *decoding) checkRules(rules []rule) {
-	for _, r := range rules {
-		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(key) }) {
+func (d *decoding) checkRules(f *family) {
+	for _, r := range f.rules {
+		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(f.keyOf(key)) }) {
 			continue
 		}
-		d.fail(r.fields[0], r.check(&d.config))
+		d.fail(f.keyOf(r.fields[0]), r.check(&d.config))
 	}
 }
+
+// keyOf returns the key of the family that stands for another family's.
+func (f *family) keyOf(key string) string { return cmp.Or(f.renamed[key], key) }

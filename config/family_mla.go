@@ -9,6 +9,7 @@ import (
 // v2 is DeepSeek-V2: the keys of transformers' DeepseekV2Config with its defaults, the first DeepSeekMoE's and new ones
 // for latent attention.
 var v2 = v1.derive("deepseek_v2", delta{
+	class:   "DeepseekV2ForCausalLM",
 	missing: map[string]any{"num_hidden_layers": 32, "num_key_value_heads": 0, "n_shared_experts": 2, "n_routed_experts": 64},
 	fields: []field{
 		{"kv_lora_rank", 512, integer(func(c *Config) *int { return &c.KVLoraRank }, 1, maxDim)},
@@ -44,6 +45,7 @@ var v2 = v1.derive("deepseek_v2", delta{
 // v3 is DeepSeek-V3: the keys of transformers' DeepseekV3Config with its defaults. It has head_dim, which DeepSeek-V2's
 // configuration replaces by qk_rope_head_dim.
 var v3 = v2.derive("deepseek_v3", delta{
+	class: "DeepseekV3ForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61, "intermediate_size": 18432,
 		"moe_intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,

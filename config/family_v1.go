@@ -7,7 +7,7 @@ import (
 // v1 is the first DeepSeekMoE: the keys of DeepseekConfig (configuration_deepseek.py) that the model or its training
 // depend on, and the defaults of its __init__.
 var v1 = family{
-	modelType: "deepseek", reference: Remote, fields: v1Fields, rules: v1Rules,
+	modelType: "deepseek", class: "DeepseekForCausalLM", reference: Remote, fields: v1Fields, rules: v1Rules,
 	unread: []field{
 		{"routed_scaling_factor", 1.0, number(func(c *Config) *float64 { return &c.RoutedScalingFactor }, positive).
 			deciding(topKWeightsDiffer)},

@@ -61,15 +61,14 @@ func TestDenseLayersOfIndexedModels(t *testing.T) {
 	assert.Equal(t, Native, c.Reference, "there is no other")
 }
 
-// TestInFamily: a config under another family has that family's rules, and the fields that it had.
-func TestInFamily(t *testing.T) {
+// TestWithRules: a config has other rules, and the fields that it had; another reference has its own.
+func TestWithRules(t *testing.T) {
 	v32 := parse(t, `{"model_type":"deepseek_v32"}`)
-	glm, err := v32.InFamily("glm_moe_dsa")
-	require.NoError(t, err)
+	glm := v32.WithRules(func(r *Rules) { r.IndexerInterleaves = true })
 	assert.True(t, glm.Rules().IndexerInterleaves)
 	assert.False(t, v32.Rules().IndexerInterleaves)
-	glm.ModelType = v32.ModelType
-	assert.Equal(t, v32, *glm)
-	_, err = v32.InFamily("deepseek_v9")
-	assert.EqualError(t, err, "there is no family of model_type \"deepseek_v9\"")
+	assert.Equal(t, v32.Rules().NormTopK, glm.Rules().NormTopK)
+	again, err := glm.As(Native)
+	require.NoError(t, err)
+	assert.Equal(t, v32, *again)
 }

@@ -12,7 +12,7 @@ import (
 // v4 is transformers' DeepseekV4Config with its defaults, DeepSeek-V4-Flash's. LayerTypes and MLPLayerTypes without
 // their keys: see fillLayers.
 var v4 = family{
-	modelType: "deepseek_v4", reference: Native,
+	modelType: "deepseek_v4", class: "DeepseekV4ForCausalLM", reference: Native,
 	fields: []field{
 		{"head_dim", 512, integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
 		v2.row("model_type", nil),

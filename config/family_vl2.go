@@ -32,8 +32,9 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 		{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
 		{[]string{"hidden_act"}, activationIsSiLU},
 	},
-	references: map[Reference]Rules{Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice}},
-	within:     true,
+	references: map[Reference]Rules{Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice,
+		AbsorbsKVB: true}},
+	within: true,
 })
 
 // readLanguageType accepts the one model_type that the language model's configuration has.

@@ -13,25 +13,28 @@ func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }
 // LimitsGroups reports whether a token may choose only from topk_group of the n_group groups of
 // experts. With topk_method greedy or null, and in DeepSeek-V4, n_group and topk_group have no effect.
 func (c *Config) LimitsGroups() bool {
-	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc" && !c.Windowed()
+	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc" && c.NGroup > 0
 }
 
-// HeadDim is the width that RoPE rotates in one attention head, the reference's
-// head_dim: qk_rope_head_dim with latent or windowed attention, else hidden_size /
-// num_attention_heads. It is even.
+// HeadDim is the width that RoPE rotates in one attention head: qk_rope_head_dim, or the rotated share of head_dim; in
+// families without these hidden_size / num_attention_heads, the reference's head_dim. It is even.
 func (c *Config) HeadDim() int {
-	if c.LatentAttention() || c.Windowed() {
+	if c.QKRopeHeadDim > 0 {
 		return c.QKRopeHeadDim
 	}
 	return c.HiddenSize / c.NumAttentionHeads
 }
+
+// RotaryFirst reports whether RoPE rotates the first channels of a head; with latent and windowed attention it rotates the
+// last ones.
+func (c *Config) RotaryFirst() bool { return !c.LatentAttention() && !c.Windowed() }
 
 // QKHeadDim is the width of one query or key head.
 func (c *Config) QKHeadDim() int { return c.QKNopeHeadDim + c.HeadDim() }
 
 // ValueHeadDim is the width of one value head.
 func (c *Config) ValueHeadDim() int {
-	if c.LatentAttention() || c.Windowed() {
+	if c.VHeadDim > 0 {
 		return c.VHeadDim
 	}
 	return c.HeadDim()
@@ -39,15 +42,41 @@ func (c *Config) ValueHeadDim() int {
 
 // The types of layers.
 const (
+	fullAttention    = "full_attention"
 	slidingAttention = "sliding_attention"
 	compressedSparse = "compressed_sparse_attention"
 	heavyCompression = "heavily_compressed_attention"
 	hashMoE          = "hash_moe"
+	denseMLP         = "dense"
+	sparseMLP        = "sparse"
 )
 
 // Windowed reports whether queries attend to a window of the latest tokens and to entries that stand for several
 // tokens each: DeepseekV4Attention.
-func (c *Config) Windowed() bool { return c.SlidingWindow > 0 }
+func (c *Config) Windowed() bool { return c.OGroups > 0 }
+
+// Window returns how many of the latest tokens a query of layer l sees, its own included; 0 if it sees all.
+func (c *Config) Window(l int) int {
+	if c.Windowed() || c.layerType(l) == slidingAttention {
+		return c.SlidingWindow
+	}
+	return 0
+}
+
+// HasWindows reports whether some layer of the decoder has a window.
+func (c *Config) HasWindows() bool { return len(c.windowedLayers()) > 0 }
+
+func (c *Config) windowedLayers() (layers []int) {
+	for l := range c.NumHiddenLayers {
+		if c.Window(l) > 0 {
+			layers = append(layers, l)
+		}
+	}
+	return layers
+}
+
+// Rotates reports whether RoPE rotates queries and keys of layer l.
+func (c *Config) Rotates(l int) bool { return !c.Rules().RotatesWindows || c.Window(l) > 0 }
 
 // CompressRate returns how many tokens an entry of layer l stands for; 0 if the layer has no entries.
 func (c *Config) CompressRate(l int) int {

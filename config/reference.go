@@ -11,6 +11,9 @@ func (c *Config) ChoosesByBias() bool {
 
 // Rules returns the rules of c's family and reference.
 func (c *Config) Rules() Rules {
+	if c.changed != nil {
+		return *c.changed
+	}
 	rules, _ := c.rulesOf(c.Reference)
 	return rules
 }
@@ -38,6 +41,17 @@ func (c *Config) family() *family {
 	return nil
 }
 
+// OfClass lists the model_types whose reference is a class of that name, such as "DeepseekV3ForCausalLM"; the first is the
+// one that the class is of.
+func OfClass(class string) (modelTypes []string) {
+	for _, f := range families {
+		if f.class == class && class != "" {
+			modelTypes = append(modelTypes, f.modelType)
+		}
+	}
+	return modelTypes
+}
+
 // As returns c with another reference of its family: see Rules. It fails if the family does not
 // have the reference.
 func (c *Config) As(r Reference) (*Config, error) {
@@ -45,22 +59,20 @@ func (c *Config) As(r Reference) (*Config, error) {
 		return nil, fmt.Errorf("model_type %s has no %s reference", c.ModelType, r)
 	}
 	copied := *c
-	copied.Reference = r
+	copied.Reference, copied.changed = r, nil
 	return &copied, nil
 }
 
-// InFamily returns c with the Rules of another family, whose reference computes with the fields that c has. It fails if
-// there is no such family.
-func (c *Config) InFamily(modelType string) (*Config, error) {
-	copied := *c
-	if copied.ModelType = modelType; copied.family() == nil {
-		return nil, fmt.Errorf("there is no family of model_type %s", quote(modelType))
-	}
-	return &copied, nil
+// WithRules returns c under other rules than those of its reference.
+func (c *Config) WithRules(change func(r *Rules)) *Config {
+	copied, rules := *c, c.Rules()
+	change(&rules)
+	copied.changed = &rules
+	return &copied
 }
 
 // TopKWeights returns how a gate scales the scores of the chosen experts: divide them
-// by their sum + 1e-20 if normalise is set, then multiply them by scale.
+// by their sum, as TopKDivisor has it, if normalise is set, then multiply them by scale.
 //
 //	V1         norm_topk_prob and num_experts_per_tok > 1, 1
 //	V2 remote  the same; routed_scaling_factor if not normalised
@@ -81,16 +93,26 @@ func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	return normalise, c.RoutedScalingFactor
 }
 
+// TopKDivisor returns what a gate does to the sum of the weights of the chosen experts before it divides them by it: it
+// adds eps, and takes least if that is more.
+func (c *Config) TopKDivisor() (eps, least float64) {
+	if !c.Rules().NormsBare {
+		eps = 1e-20
+	}
+	return eps, c.MoENormMin
+}
+
 // IsMoE reports whether a layer, counted from 0, has a DeepseekMoE where a dense
 // layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
 //
 //	n_routed_experts is not None and
 //	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
 //
-// transformers' own classes leave the last condition out.
+// transformers' own classes leave the last condition out. Some have a list of layers, in which this one is not "dense".
 func (c *Config) IsMoE(layer int) bool {
 	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
-		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0)
+		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0) &&
+		!(layer >= 0 && layer < len(c.MLPLayerTypes) && c.MLPLayerTypes[layer] == denseMLP)
 }
 
 // MoELayers lists the layers of the decoder that have a DeepseekMoE.

@@ -18,10 +18,19 @@ func readRopeScaling(d *decoding, key string, value jsontext.Value) {
 		d.readScaling(key, value)
 		return
 	}
-	o := d.readScaling(key, value, "rope_theta")
+	o := d.readScaling(key, value, append(d.rope.others(), "rope_theta")...)
+	d.adoptShare(key, o)
 	if theta, ok := o["rope_theta"]; ok {
 		d.adoptRopeTheta(key, theta)
 	}
+}
+
+// others are keys of an object beside those of the scaling, and rope_theta.
+func (r *ropeForm) others() []string {
+	if r.share {
+		return []string{ropeShare}
+	}
+	return nil
 }
 
 // readScaling reads null or an object that may have other keys, too, and returns its members. A scaling "default" is
@@ -113,10 +122,12 @@ func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
 	}
-	o, ok := d.object(key, value, slices.Concat([]string{"rope_type", "type", "rope_theta", "factor"}, d.rope.keys)...)
+	o, ok := d.object(key, value, slices.Concat([]string{"rope_type", "type", "rope_theta", "factor"}, d.rope.keys,
+		d.rope.others())...)
 	if !ok {
 		return
 	}
+	d.adoptShare(key, o)
 	if raw, present := o["rope_theta"]; present {
 		d.adoptRopeTheta(key, raw)
 	}

@@ -40,9 +40,43 @@ type Rules struct {
 	NormsExperts bool
 	// NormsOnce: RMSNorm multiplies with its weight in float32 and rounds once; otherwise it rounds before that, too.
 	NormsOnce bool
+	// AbsorbsKVB: latent attention multiplies kv_b_proj into queries and context, which is not what is computed here.
+	AbsorbsKVB bool
+	// QKNorm is how queries and keys are normed with use_qk_norm.
+	QKNorm QKNorm
+	// OutputUnbiased: attention_bias gives o_proj no bias.
+	OutputUnbiased bool
+	// ScalesScores: scores are multiplied with 1/sqrt(head_dim), not divided by sqrt(head_dim).
+	ScalesScores bool
+	// RotatesWindows: RoPE rotates only in layers with a window.
+	RotatesWindows bool
+	// JoinsTables: where RotatesInFloat32, RoPE's module still gives each cosine and sine twice, side by side.
+	JoinsTables bool
+	// ScoresInFloat32: the gate's scores are float32, whatever its logits are.
+	ScoresInFloat32 bool
+	// KeepsGate: the gate's weight stays float32, whatever the compute dtype.
+	KeepsGate bool
+	// CastsRouterBias: e_score_correction_bias is cast to the compute dtype, as other weights are.
+	CastsRouterBias bool
+	// NormsBare: nothing is added to the sum that top-k weights are divided by, see TopKDivisor.
+	NormsBare bool
+	// CastsTopKWeights: top-k weights are cast to the compute dtype.
+	CastsTopKWeights bool
+	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].
+	FlatShared bool
 	// UnbiasedChoice: noaux_tc chooses by the scores alone, for the files have no e_score_correction_bias.
 	UnbiasedChoice bool
 }
+
+// QKNorm is how queries and keys are normed, and how the reference's module shows them.
+type QKNorm uint8
+
+// The norms of queries and keys.
+const (
+	PerHead           QKNorm = iota // each head, [batch, seq, heads, head_dim]
+	PerHeadTransposed               // each head, [batch, heads, seq, head_dim]
+	AllHeads                        // all heads of a token together, [batch, seq, heads·head_dim]
+)
 
 // normTopK is the condition under which norm_topk_prob has an effect.
 type normTopK uint8

@@ -14,6 +14,15 @@ func (c *Config) HasKey(key string) bool {
 	return has
 }
 
+// Key returns the key of config.json that c's family has for what DeepSeek's families say under key: "num_experts" for
+// "n_routed_experts".
+func (c *Config) Key(key string) string {
+	if f := c.family(); f != nil {
+		return f.keyOf(key)
+	}
+	return key
+}
+
 // row returns the row of a key in the table of c's family; nil without one.
 func (c *Config) row(key string) *field {
 	if f := c.family(); f != nil {

@@ -214,7 +214,7 @@ func TestOverlapIsRefused(t *testing.T) {
 	}
 	require.Equal(t, before, fixture.Sums(t, dir))
 	_, err := Run(t.Context(), filepath.Join(elsewhere, "out"), src, Options{Settings: Settings{Memory: 1000}})
-	require.ErrorContains(t, err, "are too few")
+	require.ErrorContains(t, err, "is too little")
 }
 
 // TestSynthesise: the same rule gives the same bytes in any shards, and the output says

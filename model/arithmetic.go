@@ -68,7 +68,7 @@ type Arithmetic[V any] interface {
 type attentionArithmetic[V any] interface {
 	// Tables are RoPE's cos and sin, [positions, r.Half] each, in r.DType.
 	Tables(r *Rotary) (cos, sin V)
-	// RoPE rotates the last columns of each row by its position, with the rows of cos and
+	// RoPE rotates the last columns of each row, or the first, by its position, with the rows of cos and
 	// sin, [positions, r.Half]: see Rotary.
 	RoPE(x, cos, sin V, r *Rotary) V
 	// Scores are the scaled and masked scores of the queries first … first+n-1, [batch,
@@ -154,8 +154,8 @@ type routingArithmetic[V any] interface {
 	// TableExperts returns the experts that table [vocab, k] lists for each token id, [tokens, k]:
 	// scores [tokens, n_routed_experts] do not choose them, but weigh them.
 	TableExperts(scores V, table *Weight, ids []int) []int
-	// AddBias adds a bias per column in float32, exact. The bias is not cast to the
-	// compute dtype. The result serves only the choice of experts.
+	// AddBias adds a bias per column in float32, exact. The bias is cast to the compute dtype
+	// unless the reference keeps it in float32. The result serves only the choice of experts.
 	AddBias(scores V, bias *Weight) V
 	// GroupWorth is the worth of each of the equal groups of experts, [tokens, groups]: the
 	// sum of the best largest scores in the group, in float32; exact with best 1.
@@ -165,9 +165,9 @@ type routingArithmetic[V any] interface {
 	// TopK are the columns of the k largest values of each row, [tokens, k], largest
 	// first, the lower column first among equals: see the function TopK.
 	TopK(scores V, k int) []int
-	// Normalise divides each row by its sum + 1e-20. The sum is a rounding point, and so
-	// is adding 1e-20; the division is exact.
-	Normalise(w V) V
+	// Normalise divides each row by its sum, as d changes it. The sum is a rounding point, and so
+	// is the addition of d; the division is exact.
+	Normalise(w V, d Divisor) V
 	// Scale is x · factor, exact.
 	Scale(x V, factor float32) V
 	// Combine is the weighted sum of the experts' outputs, [tokens, hidden_size], in the
@@ -184,6 +184,17 @@ type routingArithmetic[V any] interface {
 	//	ce[b, e] = count of e among sequence b's choices / (T·k/n)
 	//	aux_loss = alpha · mean_b Σ_e ce[b, e] · mean_t scores[b, t, e]
 	AuxLoss(scores V, idx []int, sequences int, alpha float64) V
+}
+
+// Divisor is sum + Eps of a sum, or Least, unless that is 0, if it is more: see config.TopKDivisor.
+type Divisor struct{ Eps, Least float32 }
+
+// Of returns the divisor, without rounding it to a dtype.
+func (d Divisor) Of(sum float32) float32 {
+	if sum += d.Eps; d.Least > 0 {
+		return max(sum, d.Least)
+	}
+	return sum
 }
 
 // Part is the output of one expert for the tokens that chose it.

@@ -113,7 +113,7 @@ func (a *shapes) IndexScores(_, s shape, _ int, _ *model.Mask) shape {
 func (a *shapes) Sigmoid(x shape) shape                    { return x }
 func (a *shapes) AddBias(x shape, _ *model.Weight) shape   { return x }
 func (a *shapes) GroupWorth(x shape, groups, _ int) shape  { return x.sized(groups) }
-func (a *shapes) Normalise(w shape) shape                  { return w }
+func (a *shapes) Normalise(w shape, _ model.Divisor) shape { return w }
 func (a *shapes) Scale(x shape, _ float32) shape           { return x }
 func (a *shapes) AuxLoss(shape, []int, int, float64) shape { return shape{1} }
 

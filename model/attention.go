@@ -1,14 +1,20 @@
 package model
 
-import "math"
+import (
+	"math"
+
+	"dsmoe/config"
+)
 
 // attention is causal self-attention, mirroring DeepseekAttention.forward:
 //
-//	q, k, v = q_proj(x), k_proj(x), v_proj(x); q and k rotated by their position
+//	q, k, v = q_proj(x), k_proj(x), v_proj(x); q and k normed with use_qk_norm, then rotated by their position
 //	context = softmax(q·kᵀ / sqrt(head_dim) + mask)·v
 //	y       = o_proj(context)
+//
+// A layer may have a window, or no RoPE.
 func (p *pass[V]) attention(l int, name string, a *DeepseekAttention, x V) V {
-	context := p.section(p.attended(l, name), func() V { return p.context(name, a, x) })
+	context := p.section(p.attended(l, name), func() V { return p.context(l, name, a, x) })
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
 }
 
@@ -19,18 +25,54 @@ func (p *pass[V]) attended(l int, name string) Section {
 }
 
 // context is what attention gives before o_proj.
-func (p *pass[V]) context(name string, a *DeepseekAttention, x V) V {
+func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 	q := p.linear(name+".q_proj", &a.QProj, x)
 	k := p.linear(name+".k_proj", &a.KProj, x)
 	v := p.linear(name+".v_proj", &a.VProj, x)
 	context := p.Scope(q, func(q V) V {
-		heads, groups, dim := p.config.NumAttentionHeads, p.config.NumKeyValueHeads, p.config.HeadDim()
-		q = p.rotated(p.Move(splitHeads(p.in, heads, dim, 0, dim), q))
-		k = p.rotated(p.Move(splitHeads(p.in, groups, dim, 0, dim), k))
-		vT := p.Move(splitHeadsT(p.in, groups, dim, 0, dim), v)
-		return p.attend(name, q, k, vT, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
+		c := p.config
+		groups, width := c.NumKeyValueHeads, c.ValueHeadDim()
+		q = p.positioned(l, p.headsOf(name+".q_norm", &a.QNorm, q, c.NumAttentionHeads))
+		k = p.positioned(l, p.headsOf(name+".k_norm", &a.KNorm, k, groups))
+		vT := p.Move(splitHeadsT(p.in, groups, width, 0, width), v)
+		scoring := &Scoring{By: float32(math.Sqrt(float64(c.QKHeadDim()))), Divides: true, Mask: p.maskOf(l)}
+		if p.rules.ScalesScores {
+			scoring.By, scoring.Divides = softmaxScale(c), false
+		}
+		return p.attend(name, q, k, vT, scoring)
 	})
 	return p.stage(name+".o_proj.input", context)
+}
+
+// headsOf cuts queries or keys [batch, seq, heads·head_dim] into heads, [batch, heads, seq, head_dim], and norms them
+// with use_qk_norm: each head, or all heads of a token together before they are cut.
+func (p *pass[V]) headsOf(name string, norm *DeepseekRMSNorm, x V, heads int) V {
+	width := p.config.QKHeadDim()
+	if !p.config.UseQKNorm {
+		return p.heads(x, heads, width)
+	}
+	switch p.rules.QKNorm {
+	case config.PerHeadTransposed:
+		return p.norm(name, norm, p.heads(x, heads, width))
+	case config.PerHead:
+		x = p.Reshape(x, p.in.Batch, p.in.Seq, heads, width)
+	}
+	return p.heads(p.norm(name, norm, x), heads, width)
+}
+
+// positioned rotates heads of layer l by their positions, if the layer has RoPE.
+func (p *pass[V]) positioned(l int, heads V) V {
+	if !p.config.Rotates(l) {
+		return heads
+	}
+	return p.rotated(heads)
+}
+
+// maskOf returns the mask of layer l's attention.
+func (p *pass[V]) maskOf(l int) *Mask {
+	mask := *p.mask
+	mask.Window = p.config.Window(l)
+	return &mask
 }
 
 // latentAttention is causal latent attention, mirroring DeepseekV2Attention.forward and
@@ -129,9 +171,9 @@ func (p *pass[V]) makeTables(r *rope[V], name string) {
 }
 
 // table shows one of RoPE's tables [seq, half] as the reference's module returns it: twice, side
-// by side, or once where the reference rotates in float32.
+// by side, or once where the reference rotates in float32, see config.Rules.JoinsTables.
 func (p *pass[V]) table(name string, r *Rotary, table V) V {
-	if r.Whole {
+	if r.Whole && !p.rules.JoinsTables {
 		return p.stage(name, table)
 	}
 	once, half := &Input{Batch: 1, Seq: p.in.Seq}, r.Half

@@ -118,7 +118,7 @@ func (m *DeepseekForCausalLM) PredictionLayers() int {
 type DeepseekDecoderLayer struct {
 	AttnHC, FFNHC          *HyperConnection     // attn_hc and ffn_hc, around attention and MLP; nil without
 	InputLayernorm         DeepseekRMSNorm      // before attention
-	SelfAttn               *DeepseekAttention   // self_attn of the first DeepSeekMoE
+	SelfAttn               *DeepseekAttention   // self_attn of the first DeepSeekMoE, and others' with plain attention
 	MLA                    *DeepseekV2Attention // self_attn from DeepSeek-V2 on
 	Windowed               *DeepseekV4Attention // self_attn of DeepSeek-V4
 	Indexer                *Indexer             // self_attn.indexer; nil in a layer without one of its own
@@ -134,6 +134,8 @@ type DeepseekAttention struct {
 	KProj Linear // [kv_heads·head_dim, hidden_size]
 	VProj Linear // [kv_heads·head_dim, hidden_size]
 	OProj Linear // [hidden_size, heads·head_dim]
+
+	QNorm, KNorm DeepseekRMSNorm // with use_qk_norm, [head_dim], or of all heads: see config.QKNorm
 }
 
 // DeepseekV2Attention is multi-head latent attention: keys and values of all heads

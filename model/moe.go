@@ -35,14 +35,22 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	p.probe(l, name+".experts", m, flat)
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
-		y = p.Add(y, p.whole(l, name+".shared_experts", func() V {
-			return p.stage(name+".shared_experts.output", p.mlp(name+".shared_experts", m.SharedExperts, x))
-		}))
+		y = p.Add(y, p.Reshape(p.shared(l, name+".shared_experts", m.SharedExperts, x, flat), p.in.Batch, p.in.Seq,
+			p.config.HiddenSize))
 	}
 	if m.PostMLPLayernorm != nil {
 		y = p.normed(m.PostMLPLayernorm, y)
 	}
 	return p.stage(name+".output", y)
+}
+
+// shared runs the shared experts on x, [batch, seq, hidden_size], or on flat, the same as [tokens, hidden_size].
+func (p *pass[V]) shared(l int, name string, m *DeepseekMLP, x, flat V) V {
+	part := p.wholeOf(l, name)
+	if p.rules.FlatShared {
+		x, part.Shape = flat, []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}
+	}
+	return p.section(part, func() V { return p.stage(name+".output", p.mlp(name, m, x)) })
 }
 
 // moeInfer returns each token's routed sum [tokens, hidden_size], mirroring moe_infer:
@@ -62,6 +70,7 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
+			p.holdExpert(l, &m.Experts[e])
 			out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(slots, k))
 			parts = append(parts, Part[V]{e, slots, out})
 		}
@@ -127,10 +136,15 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	weight = p.Move(gather(choice.Idx, k, c.NRoutedExperts), scores)
 	normalise, scale := c.TopKWeights()
 	if normalise {
-		weight = p.Normalise(weight)
+		eps, least := c.TopKDivisor()
+		weight = p.Normalise(weight, Divisor{float32(eps), float32(least)})
 	}
 	if scale != 1 {
 		weight = p.Scale(weight, float32(scale))
+	}
+	if p.rules.CastsTopKWeights {
+		compute, _ := p.o.dtypes()
+		weight = p.Cast(weight, compute)
 	}
 	weight = p.stage(name+".topk_weight", weight)
 	if p.o.Training && c.AuxLossAlpha > 0 {
@@ -216,6 +230,9 @@ func (g *MoEGate) StandIns(row []int) {
 
 // gateScores returns the scores of a gate's logits.
 func (p *pass[V]) gateScores(logits V) V {
+	if p.rules.ScoresInFloat32 {
+		logits = p.Float32(logits)
+	}
 	switch p.config.ScoringFunc {
 	case "sigmoid":
 		return p.Sigmoid(logits)
@@ -267,7 +284,7 @@ func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activatio
 
 // ChooseBy is Choose with the operations of an arithmetic.
 func ChooseBy[V any](a Arithmetic[V], c *config.Config, g *MoEGate, logits V) *Choice[V] {
-	p := &pass[V]{Arithmetic: a, config: c}
+	p := &pass[V]{Arithmetic: a, config: c, rules: c.Rules()}
 	scored := *g
 	scored.TID2EID = nil
 	_, choice := p.choose(&scored, logits)
@@ -282,6 +299,7 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 	p.stopIf(probe.check(l, p.in.Batch*p.in.Seq, len(m.Experts)))
 	for i, e := range probe.Experts {
 		p.fetchExperts(l, probe.Experts[i:min(i+2, len(probe.Experts))])
+		read := p.holdExpert(l, &m.Experts[e])
 		p.Scope(x, func(x V) V {
 			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
 			return x
@@ -289,5 +307,6 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 		for _, w := range m.Experts[e].weights() {
 			p.dontNeed(w)
 		}
+		p.forget(read)
 	}
 }

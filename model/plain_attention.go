@@ -21,10 +21,11 @@ func (p *Plain) Tables(r *Rotary) (cos, sin *Activation) {
 // RoPE implements Arithmetic.
 func (p *Plain) RoPE(x, cos, sin *Activation, r *Rotary) *Activation {
 	y := p.Make(x.DType, x.Shape...)
+	from, to := r.Part(x.Width())
 	p.Each(x.Shape[0]*x.Shape[1], len(y.Values), func(i int) {
 		copy(y.Matrix(i), x.Matrix(i))
 		for t := range x.Shape[2] {
-			r.rotate(y.Row(i*x.Shape[2] + t)[x.Width()-2*r.Half:], cos.Row(t), sin.Row(t), y.format())
+			r.rotate(y.Row(i*x.Shape[2] + t)[from:to], cos.Row(t), sin.Row(t), y.format())
 		}
 	})
 	return y

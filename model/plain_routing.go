@@ -42,7 +42,7 @@ func (p *Plain) TableExperts(_ *Activation, table *Weight, ids []int) (idx []int
 
 // AddBias implements Arithmetic.
 func (p *Plain) AddBias(scores *Activation, bias *Weight) *Activation {
-	b := decoded(bias.matrix())
+	b := p.Values(bias)
 	y := p.Make(scores.DType, scores.Shape...)
 	for t := range y.Rows() {
 		for e, v := range scores.Row(t) {
@@ -133,10 +133,10 @@ func topK[F float32 | float64](order []int, x []F, k int) []int {
 }
 
 // Normalise implements Arithmetic. The sum is taken in float64.
-func (p *Plain) Normalise(w *Activation) *Activation {
+func (p *Plain) Normalise(w *Activation, d Divisor) *Activation {
 	y := p.Make(w.DType, w.Shape...)
 	for t := range y.Rows() {
-		total := rowTotal(w.Row(t), w.format())
+		total := rowTotal(w.Row(t), d, w.format())
 		for i, v := range w.Row(t) {
 			y.Row(t)[i] = kernel.Rounded(v/total, y.format())
 		}
@@ -144,13 +144,13 @@ func (p *Plain) Normalise(w *Activation) *Activation {
 	return y
 }
 
-// rowTotal returns the sum of w + 1e-20, rounded to f after the sum and again after + 1e-20.
-func rowTotal(w []float32, f kernel.Format) float32 {
+// rowTotal returns the divisor of w's sum, rounded to f after the sum and again after d.
+func rowTotal(w []float32, d Divisor, f kernel.Format) float32 {
 	sum := 0.0
 	for _, v := range w {
 		sum += float64(v)
 	}
-	return kernel.Rounded(kernel.Rounded(float32(sum), f)+1e-20, f)
+	return kernel.Rounded(d.Of(kernel.Rounded(float32(sum), f)), f)
 }
 
 // Scale implements Arithmetic.

@@ -10,7 +10,7 @@ import (
 )
 
 // Rotary is the table of RoPE, mirroring DeepseekRotaryEmbedding and its scaled forms:
-// row pos rotates the pairs of the last 2·Half values of a head by position pos.
+// row pos rotates the pairs of 2·Half values of a head by position pos, the last ones or the first.
 //
 //	x[a] = x[a]·cos - x[b]·sin
 //	x[b] = x[b]·cos + x[a]·sin
@@ -31,6 +31,7 @@ type Rotary struct {
 	DType      tensor.DType // dtype to which the reference casts Cos and Sin
 	Half       int          // pairs of a head
 	Compressed bool         // of layers with entries, and of entries
+	First      bool         // the first values of a head are rotated, not the last
 	Interleave bool         // a pair is (2i, 2i+1), not (i, i+Half)
 	Whole      bool         // config.Rules.RotatesInFloat32
 }
@@ -78,7 +79,7 @@ func newRotary(c *config.Config, by ropeParameters, seq int, compute, buffer ten
 	r := &Rotary{
 		Angles: make([]float32, 0, n), Others: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
 		Factor: float32(by.factor), DType: compute,
-		Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
+		Half: c.HeadDim() / 2, First: c.RotaryFirst(), Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
 	}
 	if r.Whole && !rules.CastsRotation {
 		r.DType = tensor.F32
@@ -217,12 +218,12 @@ func yarnAttentionFactor(s *config.RopeScaling) float64 {
 	return yarnMScale(s.Factor, 1)
 }
 
-// softmaxScale returns the factor of latent attention's scores, mirroring
-// DeepseekV2Attention.__init__: 1/sqrt(qk_head_dim), times yarnMScale² with YaRN's
+// softmaxScale returns the factor of attention's scores, 1/sqrt(qk_head_dim); mirroring
+// DeepseekV2Attention.__init__, that of latent attention is times yarnMScale² with YaRN's
 // mscale_all_dim.
 func softmaxScale(c *config.Config) float32 {
 	scale := 1 / math.Sqrt(float64(c.QKHeadDim()))
-	if s := c.RopeScaling; s != nil && s.MScaleAllDim != 0 {
+	if s := c.RopeScaling; c.LatentAttention() && s != nil && s.MScaleAllDim != 0 {
 		m := yarnMScale(s.Factor, s.MScaleAllDim)
 		scale *= m * m
 	}
@@ -243,7 +244,15 @@ func RotatesAlike(a, b *config.Config, compressed bool, seq int, o *Options) boo
 	return slices.Equal(x.Cos, y.Cos) && slices.Equal(x.Sin, y.Sin) && softmaxScale(a) == softmaxScale(b)
 }
 
-// Pair returns the positions of the i-th rotated pair of a head.
+// Part returns where in a head of a width the rotated values begin and end.
+func (r *Rotary) Part(width int) (from, to int) {
+	if r.First {
+		return 0, 2 * r.Half
+	}
+	return width - 2*r.Half, width
+}
+
+// Pair returns the positions of the i-th pair of the rotated values of a head.
 func (r *Rotary) Pair(i int) (a, b int) {
 	if r.Interleave {
 		return 2 * i, 2*i + 1
@@ -251,7 +260,7 @@ func (r *Rotary) Pair(i int) (a, b int) {
 	return i, i + r.Half
 }
 
-// rotate rotates x, the last values of a head, in place by a row of the tables, rounding to
+// rotate rotates x, the rotated values of a head, in place by a row of the tables, rounding to
 // format.
 func (r *Rotary) rotate(x, cosines, sines []float32, format kernel.Format) {
 	products := format

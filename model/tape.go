@@ -248,10 +248,11 @@ func (t *Tape) Move(m *Move, operands ...*Activation) *Activation {
 // RoPE adds ∂y rotated back.
 func (t *Tape) RoPE(x, cos, sin *Activation, r *Rotary) *Activation {
 	y := t.Plain.RoPE(x, cos, sin, r)
+	from, to := r.Part(x.Width())
 	return t.record(y, func(dy gradient) {
 		for i := range y.Rows() {
 			d := append(gradient{}, dy.row(i, y)...)
-			r.unrotate(d[len(d)-2*r.Half:], cos.Row(i%x.Shape[2]), sin.Row(i%x.Shape[2]))
+			r.unrotate(d[from:to], cos.Row(i%x.Shape[2]), sin.Row(i%x.Shape[2]))
 			t.of(x).row(i, x).add(d)
 		}
 	})
@@ -309,18 +310,18 @@ func (t *Tape) Sigmoid(x *Activation) *Activation {
 	})
 }
 
-// Normalise adds, with total a row's sum + 1e-20,
+// Normalise adds, with total the divisor of a row,
 //
 //	∂w[i] += (∂y[i] - Σ_j ∂y[j]·y[j]) / total
-func (t *Tape) Normalise(w *Activation) *Activation {
-	y := t.Plain.Normalise(w)
+func (t *Tape) Normalise(w *Activation, divisor Divisor) *Activation {
+	y := t.Plain.Normalise(w, divisor)
 	return t.record(y, func(dy gradient) {
 		for r := range y.Rows() {
 			d, dw, shift := dy.row(r, y), t.of(w).row(r, w), 0.0
 			for i, v := range y.Row(r) {
 				shift += float64(d[i]) * float64(v)
 			}
-			total := float64(rowTotal(w.Row(r), w.format()))
+			total := float64(rowTotal(w.Row(r), divisor, w.format()))
 			for i := range d {
 				dw[i] += float32((float64(d[i]) - shift) / total)
 			}

@@ -48,8 +48,11 @@ func Learns(c *config.Config, in *Input) error {
 	if c.HCMult > 0 {
 		return untrained(c)
 	}
-	if c.LatentAttention() {
-		const why = "the gradients of latent attention are not confirmed by a reference"
+	if c.LatentAttention() || c.Reference == config.Native {
+		why := "the gradients of latent attention are not confirmed by a reference"
+		if !c.LatentAttention() {
+			why = "no reference has confirmed its gradients"
+		}
 		return fmt.Errorf("model_type %s: %s", c.ModelType, why)
 	}
 	return nil

@@ -9,7 +9,8 @@ turn, so that never more than one decoder layer is in memory, and of a mixture o
 expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
-for transformers' classes (V2, V3, V3.2, V4, GLM-4.7-Flash, GLM-5, A.X-K1; Python 3.10 or later):
+for transformers' classes (V2, V3, V3.2, V4, GLM-4.5 to GLM-5, A.X-K1, dots.llm1, Solar-Open, Hy3, MiniMax-M2, K-EXAONE, ERNIE-4.5;
+Python 3.10 or later):
   pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
 for the published code of the first DeepSeekMoE and of DeepSeek-VL2 (Python 3.8 to 3.12; VL2's needs einops, too):
   pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
@@ -79,9 +80,12 @@ TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
 KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
     "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "AXK1ForCausalLM", "DeepseekV32ForCausalLM",
-               "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"],
+               "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM", "HYV3ForCausalLM",
+               "MiniMaxM2ForCausalLM", "ExaoneMoeForCausalLM", "Ernie4_5_MoeForCausalLM"],
 }
 INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"]  # of these, classes with an indexer
+PREDICTING = ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"]  # of these, classes whose prediction layers MtpModel runs
+RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe"]  # model_types whose files have other names than the modules
 
 # Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
 # reference that it has.
@@ -97,7 +101,7 @@ FP4_GROUP = 32  # elements of a row that share a scale
 
 # Kinds of stages: names without "model.layers.N.", the number of an expert being *.
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
-               "kv_a_layernorm", "kv_b_proj", "o_proj", "q_a_norm", "kv_proj", "kv_norm", "o_a_proj"]
+               "kv_a_layernorm", "kv_b_proj", "o_proj", "q_norm", "k_norm", "q_a_norm", "kv_proj", "kv_norm", "o_a_proj"]
 INDEXER = ["wq_b", "wk", "k_norm", "weights_proj"]
 COMPRESSOR = ["kv_proj", "gate_proj", "kv_norm"]
 HEAD = ["model.norm.output", "lm_head.output"]
@@ -163,15 +167,15 @@ def arguments(argv):
                    "torch is set to there: TF32 products, sums in fewer bits")
     p.add_argument("--attn", choices=["eager", "sdpa"], default="eager", help="attention (default eager); sdpa, transformers' own "
                    "default, gives no probabilities")
-    p.add_argument("--cast", action="store_true", help="as model.to(DTYPE) leaves a float32 model: RoPE's frequencies and router biases "
-                   "are rounded too. Without it, as from_pretrained(dtype) makes it")
+    p.add_argument("--cast", action="store_true", help="load in float32, then cast with model.to(DTYPE), which rounds RoPE's frequencies and "
+                   "router biases too. Without it, from_pretrained(dtype) loads, which does not")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
                    "input is random, and part of the pack; files that hold nothing of them need not be there")
     p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard, inner, grad, all, or "
                    "patterns of stages such as 'self_attn.*,output' (default standard,grad)")
     p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
                    f"up to {PROBE_ROWS} rows of post_attention_layernorm.output, so that verify can hold its weights, too")
-    p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3)")
+    p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3 and GLM-4.5)")
     p.add_argument("--train", action="store_true", help="training mode: loss, auxiliary losses, gradients of the weights and of the recorded stages "
                    "(first DeepSeekMoE)")
     p.add_argument("--override", metavar="KEY=JSON", action="append", default=[], help="run with another value in config.json")
@@ -248,13 +252,13 @@ class Checkpoint:
         if not self.where:
             raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
-        self.native = self.native_names() if self.config.get("model_type") == "deepseek_v4" else {}
+        self.native = self.native_names() if self.config.get("model_type") in RENAMED else {}
 
     def native_names(self):
         """Stored names by those of transformers' modules, which has renamings for published and for saved names."""
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import WeightRenaming, apply_renamings
-        renamings = [r for r in get_checkpoint_conversion_mapping("deepseek_v4") if isinstance(r, WeightRenaming)]
+        renamings = [r for r in get_checkpoint_conversion_mapping(self.config["model_type"]) if isinstance(r, WeightRenaming)]
         native, problems = {}, []
         for stored in self.where:
             name = apply_renamings(stored.removeprefix("model."), renamings)
@@ -561,8 +565,8 @@ class Reference:
         if v4 and a.cast:
             problems.append(f"--cast: {name}: transformers keeps norms, sinks and hyper-connections in float32: dsmoe verifies what "
                             "from_pretrained(dtype) makes")
-        if a.mtp and (self.kind, name) != ("native", "DeepseekV3ForCausalLM"):
-            problems.append("--mtp: with transformers' DeepseekV3ForCausalLM only")
+        if a.mtp and (self.kind != "native" or name not in PREDICTING):
+            problems.append(f"--mtp: with transformers' {' and '.join(PREDICTING)} only")
         together(problems)
 
     def load_class(self, a, checkpoint):
@@ -649,7 +653,7 @@ class Reference:
             told["experts_implementation"] = "eager"
         if checkpoint.block:
             told["weights"] = "dequantised to f32 as float(q) * weight_scale_inv per {}x{} block".format(*checkpoint.block)
-            if checkpoint.native:
+            if checkpoint.config.get("model_type") == "deepseek_v4":
                 told["weights"] = ("dequantised to f32 as float(q) * scale per {}x{} block in FP8, per {} of a row in FP4"
                                    .format(*checkpoint.block, FP4_GROUP))
             if self.dtype != torch.float32:
@@ -929,9 +933,11 @@ class Watch(TorchFunctionMode):
             self.scores.append((args[0], out[0].shape[-1]))
         elif func is F.linear and self.expert and args[1] is self.expert[2]:
             self.stacked(args[0], out)
+        elif name == "float" and args[0] is self.shared:  # Hy3 adds in float32
+            self.shared = out
         elif name in ("add", "__add__") and self.shared is not None and any(x is self.shared for x in args):
             routed = args[1] if args[0] is self.shared else args[0]
-            self.recorder.take(self.base + "experts.output", routed, lambda t: t.reshape(-1, t.shape[-1]))
+            self.recorder.take(self.base + "experts.output", routed, lambda t: t.reshape(-1, t.shape[-1]).to(self.hidden.dtype))
             self.shared = None
 
     def stacked(self, x, out):
@@ -1150,7 +1156,8 @@ class Hooks:
 
         self.before(moe, begin)
         self.before(moe.gate, lambda x: setattr(w, "gating", True))
-        self.after(moe.gate, lambda out: w.gate(out, hasattr(moe.gate, "e_score_correction_bias")))
+        biased = any(hasattr(m, "e_score_correction_bias") for m in (moe, *moe.gate.modules()))
+        self.after(moe.gate, lambda out: w.gate(out, biased))
         if getattr(moe, "shared_experts", None) is not None:
             self.mlp(moe.shared_experts, base + "shared_experts.")
             self.after(moe.shared_experts, shared)

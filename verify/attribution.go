@@ -251,7 +251,9 @@ func (a *attribution[V]) AddBias(scores *V, bias *model.Weight) *V {
 }
 
 // Normalise gives its result the weights of w.
-func (a *attribution[V]) Normalise(w *V) *V { return a.inherit(a.Arithmetic.Normalise(w), w) }
+func (a *attribution[V]) Normalise(w *V, d model.Divisor) *V {
+	return a.inherit(a.Arithmetic.Normalise(w, d), w)
+}
 
 // Scale gives its result the weights of x.
 func (a *attribution[V]) Scale(x *V, factor float32) *V {

@@ -3,10 +3,12 @@ package verify
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
@@ -50,6 +52,13 @@ func TestPaddedRows(t *testing.T) {
 		}
 		a := &model.Activation{Shape: test.shape, Values: make([]float32, n)}
 		require.Equal(t, test.want, bounds.Marked(tr.paddedRows(name, a)), name)
+	}
+	transposed, err := config.Parse(strings.NewReader(`{"model_type":"hy_v3"}`))
+	require.NoError(t, err)
+	tr.m.Config = transposed
+	for shape, want := range map[[4]int][]int{{2, 3, 3, 5}: {9, 12, 15}, {2, 2, 3, 5}: {6, 9}} {
+		a := &model.Activation{Shape: shape[:], Values: make([]float32, shape[0]*shape[1]*shape[2]*shape[3])}
+		require.Equal(t, want, bounds.Marked(tr.paddedRows("model.layers.1.self_attn.k_norm.output", a)), shape)
 	}
 	in.AttentionMask = nil
 	require.Nil(t, tr.paddedRows("lm_head.output", &model.Activation{Shape: []int{2, 3, 9}, Values: make([]float32, 54)}))

@@ -75,7 +75,7 @@ func (b *logits[V]) begin(t *tracer, d tensor.DType) (c report.Check, rows *boun
 			row, err = make([]float32, b.width), wrong
 		}
 		return row
-	}, pack.PaddedRows(t.rows, b.name, shape))
+	}, pack.PaddedRows(t.m.Config, t.rows, b.name, shape))
 	counted(&c, rows)
 	return c, rows, err
 }

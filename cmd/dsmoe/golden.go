@@ -25,8 +25,9 @@ func newGoldenScript() *cobra.Command {
 	return &cobra.Command{
 		Use:   "golden-script",
 		Short: "Print golden.py, the recorder of golden packs",
-		Long: `Prints golden.py, which dsmoe golden runs: a script for a machine that has Python, torch
-and transformers, but no dsmoe. Its head says what it needs and how it is run.`,
+		Long: `Prints golden.py, which dsmoe golden runs: a script for a machine that has
+Python, torch and transformers, but no dsmoe. Its head says what it needs and
+how it is run.`,
 		Example:     `  dsmoe golden-script > golden.py`,
 		Args:        cli.Expect(),
 		Annotations: cli.Exits("done", ""),
@@ -41,21 +42,26 @@ func newGolden() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "golden CHECKPOINT PACK",
 		Short: "Record a golden pack: run the reference Python on a checkpoint",
-		Long: `Runs golden.py, which is part of dsmoe: the reference Python computes the tokens of
---random, --tokens or --text with CHECKPOINT, a directory of safetensors or .bin files on
-this disk, and every stage's tensors go to PACK. The reference is transformers' class or
-the checkpoint's own code. At most one decoder layer is in memory. Python needs torch,
-transformers and safetensors; without them the error says what to install.
+		Long: `Runs golden.py, which is part of dsmoe: the reference Python computes the tokens
+of --random, --tokens or --text with CHECKPOINT, a directory of safetensors or
+.bin files on this disk, and every stage's tensors go to PACK. The reference is
+transformers' class or the checkpoint's own code. At most one decoder layer is
+in memory. Python needs torch, transformers and safetensors; without them the
+error says what to install.
 
 dsmoe help packs  what a pack holds, and what it proves`,
-		Example: `  dsmoe golden fixtures/v3/checkpoint v3-pack --random 2x17 --mask
-  dsmoe golden fixtures/v3/checkpoint v3-bf16 --dtype bfloat16 --text "Once upon a time"`,
+		Example: `  dsmoe demo
+  dsmoe golden dsmoe-demo/checkpoint pack --random 2x17 --mask
+  dsmoe golden dsmoe-demo/checkpoint pack-bf16 --random 1x12 --dtype bfloat16`,
 		Args:        cli.Expect("CHECKPOINT", "PACK"),
 		Annotations: cli.Exits("PACK is written, complete", ""),
 	}
 	python := cmd.Flags().String("python", "python3", "`path` of the Python that runs golden.py")
 	r := newRecorderFlags()
 	cmd.Flags().AddFlagSet(r.flags)
+	cli.InGroup(r.flags, cli.Tokens, "random", "tokens", "text", "seed", "mask")
+	cli.InGroup(r.flags, cli.Selection, "layers", "stages", "no-probes", "mtp", "train")
+	cli.InGroup(r.flags, cli.Numbers, "dtype", "cast", "attn", "threads", "repeat", "override")
 	cmd.RegisterFlagCompletionFunc("stages", cli.CompleteList(bareStages()...))
 	cmd.MarkFlagsMutuallyExclusive("random", "tokens", "text")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -100,7 +106,7 @@ func newRecorderFlags() *recorderFlags {
 		"compute `dtype`: float32, bfloat16 or float16; bf16, fp16, half, … will do")
 	f.Var(cli.WordFlag(&r.device, "cpu", "cuda"), "device", "`device` of the reference: cpu or cuda")
 	f.Var(cli.WordFlag(&r.by, "eager", "sdpa"), "attn", "`kind` of attention: eager or sdpa")
-	f.Bool("cast", false, "as model.to(dtype) leaves a float32 model, not as from_pretrained(dtype) makes it")
+	f.Bool("cast", false, "load in float32, then cast with model.to(dtype); otherwise from_pretrained(dtype) loads")
 	f.Var(cli.SpansFlag(&r.layers, "layers"), "layers", "record only these `layers`: 0,3-5,60")
 	r.stages = f.String("stages", "standard,grad", "`list` of standard, inner, grad, all, or patterns of stages")
 	f.Bool("no-probes", false, "do not run the experts that no token chose")

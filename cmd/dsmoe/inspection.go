@@ -68,6 +68,7 @@ func (i *inspection) command() *cobra.Command {
 		addSelection(q.Flags(), &q.selection)
 		q.Flags().StringArrayVar(&q.selection.Match, "match", nil,
 			"only tensors that a `glob` of per-expert names matches; may be repeated")
+		cli.InGroup(q.Flags(), cli.Selection, "match")
 	}
 	if i.by != nil {
 		q.by = i.by[0]
@@ -122,6 +123,7 @@ func (i *inspection) command() *cobra.Command {
 func addSelection(flags *pflag.FlagSet, s *inspect.Selection) {
 	flags.Var(cli.SpansFlag(&s.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
 	flags.Var(cli.SpansFlag(&s.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
+	cli.InGroup(flags, cli.Selection, "layers", "experts")
 }
 
 // reading is what an inspection reads of the weights of a config.

@@ -22,15 +22,17 @@ func memInspection() *inspection {
 	return &inspection{
 		use:   "mem {CONFIG|CHECKPOINT}",
 		short: "Work out the memory that a model takes",
-		long: `Prints the bytes of the weights, the KV cache and the activations for each --context
-with each --batch. The weights are those of the CHECKPOINT's files, or of a CONFIG in
-torch_dtype and as its quantization_config says. --type gives them as convert would write
-them, by the same plan. --fit lists the types of GGUF files with which all of it fits
-into a memory, each with the longest context. No weight is read.
+		long: `Prints the bytes of the weights, the KV cache and the activations for each
+--context with each --batch. The weights are those of the CHECKPOINT's files, or
+of a CONFIG in torch_dtype and as its quantization_config says. --type gives
+them as convert would write them, by the same plan. --fit lists the types of
+GGUF files with which all of it fits into a memory, each with the longest
+context. No weight is read.
 
 dsmoe help memory  the formulas`,
-		example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json --fit 16GiB
-  dsmoe inspect mem --context 4096,32768 --plot mem.svg fixtures/v3/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect mem dsmoe-demo/checkpoint --fit 16GiB
+  dsmoe inspect mem --context 4096,32768 --plot mem.svg dsmoe-demo/checkpoint`,
 		no: "with --fit: no type fits",
 		documents: cli.Documents{
 			cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1"),

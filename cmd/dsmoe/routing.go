@@ -2,10 +2,11 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,12 +16,12 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
-	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -30,15 +31,16 @@ func routingInspection() *inspection {
 	return &inspection{
 		use:   "routing {GOLDEN|CHECKPOINT}",
 		short: "Count which experts tokens are routed to",
-		long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
---by for each expert or each pair of experts that share a token. The choices come from a
-golden pack, or from our own forward pass on --tokens or --random ids; of several sets
-of tokens the loads are compared.
---choices writes the experts of every token. The numbers hold for these tokens only.
+		long: `Counts which routed experts the gates chose, and prints a row for each layer, or
+with --by for each expert or each pair of experts that share a token. The
+choices come from a golden pack, or from our own forward pass on --tokens or
+--random ids; of several sets of tokens the loads are compared. --choices writes
+the experts of every token. The numbers hold for these tokens only.
 
 dsmoe help routing  the measures, where choices come from, memory`,
-		example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
-  dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --choices c.jsonl`,
+		example: `  dsmoe demo
+  dsmoe inspect routing dsmoe-demo/golden --config dsmoe-demo/checkpoint
+  dsmoe inspect routing dsmoe-demo/checkpoint --random 4x128 --choices c.jsonl`,
 		documents: cli.Documents{
 			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
 			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
@@ -62,6 +64,8 @@ dsmoe help routing  the measures, where choices come from, memory`,
 			q.files.Flag(q.Command, choicesFlag, "jsonl",
 				"write the experts that each token got, too, as lines of JSON, into a `file`")
 			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
+			cli.InGroup(flags, cli.Tokens, "tokens", "random", "seed")
+			cli.InGroup(flags, cli.Selection, "layers", "experts")
 		},
 		run: func(q *query) (cli.Result, error) {
 			o.by = q.by
@@ -139,14 +143,12 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	case forward:
 		return o.forward(cmd, path, o.options())
 	}
-	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
-		return o.golden(path)
-	}
-	if _, err := os.Stat(path); err != nil {
+	if err := pack.Look(path); errors.Is(err, fs.ErrNotExist) && !remote.Is(path) {
 		return nil, err
+	} else if err != nil {
+		return nil, cli.WithHint(err, "a checkpoint routes tokens: --tokens FILE or --random BxT")
 	}
-	return nil, problem.New(path, "not a golden pack (no manifest.json)",
-		"a checkpoint routes tokens: --tokens FILE or --random BxT")
+	return o.golden(path)
 }
 
 // compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.

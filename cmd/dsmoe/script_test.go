@@ -165,7 +165,7 @@ func hubCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	root := ts.MkAbs(".hub")
 	linkAll(ts, args[1:], filepath.Join(root, "org"))
-	h := remotetest.NewHub(root)
+	h := remotetest.NewHub(os.DirFS(root))
 	failing(ts, h, args[0])
 	ts.Setenv("HF_ENDPOINT", h.API.URL)
 	ts.Setenv("XDG_CACHE_HOME", ts.MkAbs(".cache"))
@@ -179,7 +179,7 @@ func storeCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	root := ts.MkAbs(".store")
 	linkAll(ts, args[1:], root)
-	h, settings := remotetest.NewStore(root)
+	h, settings := remotetest.NewStore(remotetest.Directory(root))
 	failing(ts, h, args[0])
 	for name, value := range settings {
 		ts.Setenv(name, value)

@@ -18,6 +18,13 @@ const (
 	deepseek32 = "deepseek32" // DeepSeek-V3.2
 	glmDSA     = "glm-dsa"    // GLM-5
 	deepseek4  = "deepseek4"  // DeepSeek-V4
+
+	glm4MoE    = "glm4moe"      // GLM-4.5, 4.6 and 4.7, Solar-Open
+	dots1      = "dots1"        // dots.llm1
+	hyV3       = "hy_v3"        // Tencent Hy3
+	minimaxM2  = "minimax-m2"   // MiniMax-M2
+	exaoneMoE  = "exaone-moe"   // K-EXAONE
+	ernie45MoE = "ernie4_5-moe" // ERNIE-4.5
 )
 
 // Scoring functions, as config.json names them.
@@ -35,6 +42,7 @@ const (
 	latent     = "latent attention"
 	indexers   = "indexers"
 	windows    = "windowed attention"
+	sliding    = "layers with a window"
 	streams    = "hyper-connections"
 	tokenTable = "experts chosen by the token"
 	normBehind = "norm behind the experts"
@@ -46,15 +54,32 @@ type architecture struct {
 	parts   []string // of networks, beside what all have
 	scoring []string // the scoring functions of gates
 	rows    []row    // the keys that equal a field of config.json
+	grouped *grouped // of models with plain attention and head_dim; nil for others
 }
 
 // architectures are those that this program reads and writes.
 var architectures = []architecture{
-	{deepseek, nil, []string{softmax}, rows},
-	{deepseek2, []string{latent}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows)},
-	{deepseek32, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows)},
-	{glmDSA, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows)},
-	{deepseek4, []string{windows, indexers, streams, tokenTable}, []string{sqrtSoftplus}, windowedRows},
+	{deepseek, nil, []string{softmax}, rows, nil},
+	{deepseek2, []string{latent}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows), nil},
+	{deepseek32, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows), nil},
+	{glmDSA, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows), nil},
+	{deepseek4, []string{windows, indexers, streams, tokenTable}, []string{sqrtSoftplus}, windowedRows, nil},
+	ofGrouped(glm4MoE, nil, sigmoid, grouped{leads: true, biased: true, partially: true,
+		keys: []string{ropeDims, gatingFunc, sharedCount, denseCount, weightsScale, weightsNorm}}),
+	ofGrouped(dots1, nil, sigmoid, grouped{leads: true, untied: true, equal: true,
+		keys: []string{gatingFunc, sharedCount, denseCount, weightsScale, weightsNorm}}),
+	ofGrouped(hyV3, nil, sigmoid, grouped{keys: []string{gatingFunc, sharedFF, weightsScale, weightsNorm}}),
+	ofGrouped(minimaxM2, nil, sigmoid, grouped{leads: true, untied: true, partially: true, sparse: true,
+		keys: []string{ropeDims, gatingFunc}}),
+	ofGrouped(exaoneMoE, []string{sliding}, sigmoid, grouped{leads: true, untied: true,
+		keys: []string{gatingFunc, sharedCount, sharedFF, denseCount, weightsScale, weightsNorm, window, windowPattern}}),
+	ofGrouped(ernie45MoE, nil, softmax, grouped{leads: true,
+		keys: []string{sharedCount, sharedFF, denseCount, moeStep}}),
+}
+
+// ofGrouped returns an architecture of models with plain attention and head_dim.
+func ofGrouped(name string, parts []string, scoring string, g grouped) architecture {
+	return architecture{name, parts, []string{scoring}, g.rows(), &g}
 }
 
 // architectureNamed returns the architecture of that name; nil for a name of none.
@@ -88,6 +113,13 @@ var models = []model{
 	{modelType: "deepseek_v32", arch: deepseek32, class: "DeepseekV32ForCausalLM", scoring: sigmoid, predicts: true},
 	{modelType: "glm_moe_dsa", arch: glmDSA, class: "GlmMoeDsaForCausalLM", scoring: sigmoid, predicts: true, glm: true},
 	{modelType: "deepseek_v4", arch: deepseek4, class: "DeepseekV4ForCausalLM", scoring: sqrtSoftplus},
+	{modelType: "glm4_moe", arch: glm4MoE, class: "Glm4MoeForCausalLM", scoring: sigmoid, predicts: true, glm: true},
+	{modelType: "solar_open", arch: glm4MoE},
+	{modelType: "dots1", arch: dots1, class: "Dots1ForCausalLM", scoring: sigmoid},
+	{modelType: "hy_v3", arch: hyV3, class: "HYV3ForCausalLM", scoring: sigmoid},
+	{modelType: "minimax_m2", arch: minimaxM2, class: "MiniMaxM2ForCausalLM", scoring: sigmoid},
+	{modelType: "exaone_moe", arch: exaoneMoE, class: "ExaoneMoeForCausalLM", scoring: sigmoid},
+	{modelType: "ernie4_5_moe", arch: ernie45MoE, class: "Ernie4_5_MoeForCausalLM", scoring: softmax},
 	{modelType: "deepseek_vl_v2", cause: "llama.cpp's converter has no DeepSeek-VL2, and deepseek2-ocr, its name for " +
 		"DeepSeek-OCR's language model, is not written"},
 }
@@ -126,7 +158,8 @@ func unheld(c *config.Config) string {
 func (a *architecture) lacks(c *config.Config) (lacking []string) {
 	hashes := slices.ContainsFunc(c.MoELayers(), c.Hashes)
 	for part, is := range map[string]bool{latent: c.LatentAttention(), indexers: c.HasIndexer(), windows: c.Windowed(),
-		streams: c.HCMult > 0, tokenTable: hashes, normBehind: c.Rules().NormsExperts} {
+		sliding: c.HasWindows() && !c.Windowed(), streams: c.HCMult > 0, tokenTable: hashes,
+		normBehind: c.Rules().NormsExperts} {
 		if is && !slices.Contains(a.parts, part) {
 			lacking = append(lacking, part)
 		}
@@ -153,11 +186,15 @@ func unsayable(c *config.Config) (reasons []string) {
 			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
 		}
 	}
-	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
 	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
 		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
-	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts,
-		mostExperts)
+	refuse(c.NRoutedExperts > mostExperts, "%s is %d: llama.cpp takes %d at most", c.Key("n_routed_experts"),
+		c.NRoutedExperts, mostExperts)
+	if a := architectureNamed(arch); a.grouped != nil {
+		unsayableGrouped(c, a, refuse)
+		return reasons
+	}
+	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
 	mixed := c.MoELayers() != nil
 	for l := range c.NumHiddenLayers {
 		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {

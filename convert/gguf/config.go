@@ -21,19 +21,21 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 		r.put("torch_dtype", strconv.Quote(dtype))
 	}
 	for _, row := range architectureNamed(r.arch).rows {
-		r.row(row)
+		if row.field != "" {
+			r.row(row)
+		}
 	}
 	r.vocabulary()
-	if r.arch == deepseek4 {
+	switch {
+	case architectureNamed(r.arch).grouped != nil:
+		r.grouped(has)
+	case r.arch == deepseek4:
 		r.windowed()
-	} else {
+	case r.arch == deepseek:
 		r.layers()
-	}
-	switch r.arch {
-	case deepseek4:
-	case deepseek:
 		r.plainAttention(has)
 	default:
+		r.layers()
 		r.latentAttention()
 		r.routing()
 	}
@@ -203,6 +205,8 @@ func (r *keyReader) implied() {
 	case r.arch == deepseek4:
 		want[streamsWidth] = number("embedding_length") * number("hyper_connection.count")
 	case r.arch == deepseek:
+	case architectureNamed(r.arch).grouped != nil:
+		want[valueLength] = number(keyLength)
 	case split:
 		rank := number("attention.kv_lora_rank")
 		want[headCountKV], want[keyLength], want[valueLength] = 1, rank+number(ropeDims), rank
@@ -261,21 +265,26 @@ func (r *keyReader) routing() {
 	} else {
 		r.put("routed_scaling_factor", "1.0")
 	}
+	method := "greedy"
+	switch several := r.groups(); {
+	case r.model.scoring == sigmoid: // the gates are DeepSeek-V3's
+		method = "noaux_tc"
+	case several:
+		method = "group_limited_greedy"
+	}
+	r.put("topk_method", strconv.Quote(method))
+}
+
+// groups takes the groups of experts, and reports whether there are several.
+func (r *keyReader) groups() (several bool) {
 	groups, _ := r.natural(groupCount)
 	used, _ := r.natural(groupUsed)
 	if groups <= 1 {
 		groups, used = 1, 1
 	}
-	method := "greedy"
-	switch {
-	case r.model.scoring == sigmoid: // the gates are DeepSeek-V3's
-		method = "noaux_tc"
-	case groups > 1:
-		method = "group_limited_greedy"
-	}
-	r.put("topk_method", strconv.Quote(method))
 	r.putInt("n_group", groups)
 	r.putInt("topk_group", used)
+	return groups > 1
 }
 
 // scaling takes RoPE's scaling.
@@ -304,7 +313,7 @@ func (r *keyReader) yarn(factor float64) string {
 			s += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))
 		}
 	}
-	if r.arch == deepseek4 {
+	if r.arch == deepseek4 || architectureNamed(r.arch).grouped != nil {
 		return s + "}"
 	}
 	if log, ok := r.real(yarnLog); ok && log != 0 {

@@ -79,8 +79,12 @@ func fileTypeName(number uint32, tensors []tensor.Info) string {
 
 // model writes the keys that come from config.json.
 func (w *keyWriter) model(c *config.Config) {
-	if w.arch == deepseek4 {
+	switch {
+	case w.arch == deepseek4:
 		w.windowed(c)
+		return
+	case architectureNamed(w.arch).grouped != nil:
+		w.grouped(c)
 		return
 	}
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))

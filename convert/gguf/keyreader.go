@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"dsmoe/config"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
@@ -101,9 +102,10 @@ func (r *keyReader) real(key string) (x float64, ok bool) {
 	return x, true
 }
 
-// put adds a member to config.json.
+// put adds a member to config.json, under the key that the model has for a field of DeepSeek's.
 func (r *keyReader) put(field, value string) {
-	r.doc = append(r.doc, strconv.Quote(field)+": "+value)
+	c := config.Config{ModelType: r.model.modelType}
+	r.doc = append(r.doc, strconv.Quote(c.Key(field))+": "+value)
 }
 
 func (r *keyReader) putInt(field string, n int) { r.put(field, strconv.Itoa(n)) }

@@ -119,7 +119,7 @@ func (w *keyWriter) yarn(s *config.RopeScaling) {
 	w.of(scalingContext, uint32(s.OriginalMaxPositionEmbeddings))
 	w.of(yarnFast, float32(s.BetaFast))
 	w.of(yarnSlow, float32(s.BetaSlow))
-	if w.arch == deepseek4 {
+	if w.arch == deepseek4 || architectureNamed(w.arch).grouped != nil {
 		return
 	}
 	w.of(yarnLog, float32(0.1*s.MScaleAllDim))

@@ -111,9 +111,11 @@ func (c *conversion) naming() *table.Naming {
 			Hint:  "--names published writes each expert apart"})
 	}
 	if n.Fuses && c.o.cast() == tensor.Invalid && (c.o.encodes() || slices.ContainsFunc(c.set.All(), (*weights.Weight).Scaled)) {
-		c.problems = append(c.problems, problem.Problem{
-			Cause: "transformers 5.23 takes attn_hc.scale for scales of quantised weights where names are its own",
-			Hint:  "--type bf16 writes weights that load right, --names published keeps quantised ones"})
+		cause := "transformers 5.23 takes attn_hc.scale for scales of quantised weights where names are its own"
+		if c.src.Config.HCMult == 0 {
+			cause = fusedScales
+		}
+		c.problems = append(c.problems, problem.Problem{Cause: cause, Hint: "--type bf16 writes weights that load right, --names published keeps quantised ones"})
 	}
 	return n
 }
@@ -164,7 +166,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 			return from
 		}
 		return to
-	case w.Row != nil && (w.Row.Parameter() || w.Row.Integer()): // as in transformers
+	case w.Row != nil && (w.Row.Float32(c.src.Config) || w.Row.Integer()): // as in transformers
 		return from
 	case from.Casts(), from.Blocked():
 		return to
@@ -277,8 +279,7 @@ func (c *conversion) checkReaders(first string) {
 // place for the scales of fused experts where it dequantises, and takes the codes for the weights. Experts
 // that are fused already get a note.
 func (c *conversion) checkScales(first string) {
-	const cause = "transformers 5.23 ignores the scales of fused experts wherever it dequantises, as on a CPU, " +
-		"and computes with wrong weights"
+	const cause = fusedScales
 	if c.o.Experts != FusedExperts || c.o.AllowFP8Fused {
 		c.note("%s: %s; --type bf16 writes experts that load right", text.Quote(first), cause)
 		return
@@ -286,6 +287,10 @@ func (c *conversion) checkScales(first string) {
 	c.problems = append(c.problems, problem.Problem{Tensor: first, Cause: cause,
 		Hint: "--type bf16 writes experts that load right; --allow-fp8-fused writes these"})
 }
+
+// fusedScales is why fused experts have no scales.
+const fusedScales = "transformers 5.23 ignores the scales of fused experts wherever it dequantises, as on a CPU, " +
+	"and computes with wrong weights"
 
 // fusedShape returns the shape of the fused tensor that the parts, in the order of
 // its elements, make up, or what keeps them from it.

@@ -136,8 +136,8 @@ func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
 		causes = append(causes, "lists an expert twice")
 	}
 	if n < c.NumExpertsPerTok {
-		causes = append(causes, fmt.Sprintf("%s, but a token chooses num_experts_per_tok %d", text.Plural(n, "expert"),
-			c.NumExpertsPerTok))
+		causes = append(causes, fmt.Sprintf("%s, but a token chooses %s %d", text.Plural(n, "expert"),
+			c.Key("num_experts_per_tok"), c.NumExpertsPerTok))
 	}
 	return causes
 }

@@ -129,13 +129,14 @@ func (c *conversion) layerEdits(values map[string]string, chosen selection) (edi
 func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
 	for _, experts := range c.kept {
 		n := strconv.Itoa(len(experts))
-		for _, key := range []string{"n_routed_experts", "num_experts", "num_local_experts"} {
-			if values[key] != "" {
+		own := c.src.Config.Key("n_routed_experts")
+		for _, key := range []string{own, "num_experts", "num_local_experts"} {
+			if values[key] != "" && !slices.ContainsFunc(edits, func(e edit) bool { return e.key == key }) {
 				edits = append(edits, edit{key, []byte(n)})
 			}
 		}
 		if edits == nil { // the default is another
-			edits = []edit{{"n_routed_experts", []byte(n)}}
+			edits = []edit{{own, []byte(n)}}
 		}
 		if have := c.src.Config; limitsGroups(have) {
 			groups := len(groupSizes(have, experts))

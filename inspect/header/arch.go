@@ -85,18 +85,19 @@ type kvCache struct {
 
 // windowed is what layers attend to beside a window of the latest tokens, and what else DeepSeek-V4 has.
 type windowed struct {
-	Window     int `json:"window"`      // sliding_window, in tokens
-	Sliding    int `json:"sliding"`     // layers that attend to the window alone
-	Sparse     int `json:"sparse"`      // layers with entries of which an indexer chooses
-	SparseRate int `json:"sparse_rate"` // tokens that an entry of these stands for
-	Heavy      int `json:"heavy"`       // layers that attend to all entries
-	HeavyRate  int `json:"heavy_rate"`  // tokens that an entry of these stands for
-	Hashes     int `json:"hashes"`      // layers that choose experts by the token
-	Streams    int `json:"streams"`     // hc_mult: residual streams
+	Window     int `json:"window"`        // sliding_window, in tokens
+	Sliding    int `json:"sliding"`       // layers that attend to the window alone
+	Full       int `json:"full,omitzero"` // layers that attend to all tokens
+	Sparse     int `json:"sparse"`        // layers with entries of which an indexer chooses
+	SparseRate int `json:"sparse_rate"`   // tokens that an entry of these stands for
+	Heavy      int `json:"heavy"`         // layers that attend to all entries
+	HeavyRate  int `json:"heavy_rate"`    // tokens that an entry of these stands for
+	Hashes     int `json:"hashes"`        // layers that choose experts by the token
+	Streams    int `json:"streams"`       // hc_mult: residual streams
 }
 
 func windowedOf(c *config.Config) *windowed {
-	if !c.Windowed() {
+	if !c.HasWindows() {
 		return nil
 	}
 	w := &windowed{Window: c.SlidingWindow, SparseRate: c.CompressRateCSA, HeavyRate: c.CompressRateHCA, Streams: c.HCMult}
@@ -106,8 +107,10 @@ func windowedOf(c *config.Config) *windowed {
 			w.Sparse++
 		case c.CompressRate(l) > 0:
 			w.Heavy++
-		default:
+		case c.Window(l) > 0:
 			w.Sliding++
+		default:
+			w.Full++
 		}
 		if c.Hashes(l) {
 			w.Hashes++
@@ -118,6 +121,10 @@ func windowedOf(c *config.Config) *windowed {
 
 // String returns "the last 128 tokens; in 21 layers entries of 4 tokens too, in 20 of 128; 2 have neither".
 func (w *windowed) String() string {
+	if w.SparseRate == 0 {
+		return fmt.Sprintf("the last %s in %s, all in %d", text.Plural(w.Window, "token"), text.Plural(w.Sliding, "layer"),
+			w.Full)
+	}
 	return fmt.Sprintf("the last %s; entries of %s in %s, of %s in %d; %d without entries",
 		text.Plural(w.Window, "token"), text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"),
 		text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
@@ -273,6 +280,8 @@ func (a *Arch) factTable() *text.Table {
 		t.Add("", fmt.Sprintf("%s of windows, %s of entries, %s of indexers' keys", text.Bytes(x.Window), text.Bytes(x.Entries),
 			text.Bytes(x.Indexer)))
 		t.Add("attention", a.Windowed.String())
+	}
+	if a.Windowed != nil && a.Windowed.Streams > 0 {
 		t.Add("streams", fmt.Sprintf("%d residual streams, mixed before and after attention and experts", a.Windowed.Streams))
 	}
 	if a.Indexers != nil {

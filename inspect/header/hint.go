@@ -40,7 +40,9 @@ func (h *hints) hint(name string) string {
 	if keys := at.Row.Keys(); h.rows[at.Row] == "" && keys != nil {
 		var settings []string
 		for _, key := range keys {
-			settings = append(settings, fmt.Sprintf("%s %s", key, h.config.Value(key)))
+			if key = h.config.Key(key); h.config.HasKey(key) {
+				settings = append(settings, fmt.Sprintf("%s %s", key, h.config.Value(key)))
+			}
 		}
 		h.rows[at.Row] = "see " + strings.Join(settings, ", ")
 	}

@@ -76,7 +76,7 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, erro
 	cache := count.CacheOf(c, context)
 	m := memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: cache.Sum() * batch,
 		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
-	if c.Windowed() {
+	if c.HasWindows() {
 		m.Cache = &count.Cache{Window: cache.Window * batch, Entries: cache.Entries * batch, Indexer: cache.Indexer * batch}
 	}
 	m.Total = m.Weights + m.KVCache + m.Prefill

@@ -84,7 +84,7 @@ func (t *Total) addRow(c *config.Config, p *table.Row, layers []int) {
 		n, used = int64(c.NRoutedExperts), int64(c.NumExpertsPerTok)
 	}
 	multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings) &&
-		p.Role != table.PositionBias
+		p.Role != table.PositionBias && p.Role != table.EScoreCorrectionBias
 	for _, l := range layers {
 		if shape := p.Sizes(c, l); p.Integer() {
 			t.Tensors++
@@ -129,15 +129,15 @@ func layersOf(c *config.Config, p *table.Row) (layers []int) {
 //
 //	indexers · seq · index_n_heads · (index_head_dim + 1)
 //
-// With windowed attention a token attends to min(seq, sliding_window) positions and to the entries of the layer,
-// seq / rate, of which an indexer scores all and chooses index_topk.
+// In a layer with a window a token attends to min(seq, sliding_window) positions, and to the entries of the layer,
+// seq / rate, if it has some, of which an indexer scores all and chooses index_topk.
 func AttentionMACs(c *config.Config, seq int) int64 {
 	keys, scored := int64(0), int64(0)
 	for l := range c.NumHiddenLayers {
 		all := seq
 		if rate := c.CompressRate(l); rate > 0 {
 			all = seq / rate
-		} else if c.Windowed() {
+		} else if c.Window(l) > 0 {
 			all = 0
 		}
 		if hasIndexer(c, l) {
@@ -146,7 +146,7 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 		if c.HasIndexer() && (!c.Windowed() || c.Overlaps(l)) {
 			all = min(all, c.IndexTopK)
 		}
-		keys += int64(all + min(seq, c.SlidingWindow))
+		keys += int64(all + min(seq, c.Window(l)))
 	}
 	return keys*int64(c.NumAttentionHeads)*int64(c.QKHeadDim()+c.ValueHeadDim()) +
 		scored*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
@@ -176,21 +176,18 @@ func (x Cache) Sum() int64 { return x.Window + x.Entries + x.Indexer }
 
 // CacheOf returns the key-value cache of a sequence. Attention caches for each token and layer
 //
-//	2 · num_key_value_heads · head_dim values,
+//	num_key_value_heads · (qk_head_dim + v_head_dim) values,
 //	kv_lora_rank + qk_rope_head_dim with latent attention, from which all heads' keys and values are computed
 //
-// and an indexer a key of index_head_dim. With windowed attention a layer caches head_dim values for each of the last
-// sliding_window tokens and for each entry, and an indexer a key for each entry.
+// and an indexer a key of index_head_dim. In a layer with a window it caches the last sliding_window tokens; DeepSeek-V4
+// head_dim values for each of them and for each entry, and an indexer's key for each entry.
 func CacheOf(c *config.Config, tokens int64) (x Cache) {
-	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
-	if c.LatentAttention() {
-		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
-	}
+	values := cachedValues(c)
 	for l := range c.NumHiddenLayers {
 		n := tokens
-		if c.Windowed() {
-			x.Window += min(tokens, int64(c.SlidingWindow)) * int64(c.ValueHeadDim())
-			n, values = 0, int64(c.ValueHeadDim())
+		if window := int64(c.Window(l)); window > 0 {
+			x.Window += min(tokens, window) * values
+			n = 0
 		}
 		if rate := c.CompressRate(l); rate > 0 {
 			n = tokens / int64(rate)
@@ -204,19 +201,32 @@ func CacheOf(c *config.Config, tokens int64) (x Cache) {
 	return Cache{size(x.Window), size(x.Entries), size(x.Indexer)}
 }
 
-// KVBytes returns what one token adds to the key-value cache, in bytes; with windowed attention, once the window is full,
-// its share of an entry of each layer, rounded up to whole values.
+// cachedValues returns how many values a layer caches for a token, or for an entry.
+func cachedValues(c *config.Config) int64 {
+	switch {
+	case c.Windowed():
+		return int64(c.ValueHeadDim())
+	case c.LatentAttention():
+		return int64(c.KVLoraRank + c.QKRopeHeadDim)
+	}
+	return int64(c.NumKeyValueHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+}
+
+// KVBytes returns what one token adds to the key-value cache, in bytes: once windows are full, nothing in their layers but
+// the share of an entry, rounded up to whole values.
 func KVBytes(c *config.Config) (n int64) {
-	if !c.Windowed() {
+	if !c.HasWindows() {
 		return CacheOf(c, 1).Sum()
 	}
 	for l := range c.NumHiddenLayers {
-		if rate := c.CompressRate(l); rate > 0 {
-			values := c.ValueHeadDim()
+		if rate := int64(c.CompressRate(l)); rate > 0 {
+			values := cachedValues(c)
 			if hasIndexer(c, l) {
-				values += c.IndexHeadDim
+				values += int64(c.IndexHeadDim)
 			}
-			n += int64((values + rate - 1) / rate)
+			n += (values + rate - 1) / rate
+		} else if c.Window(l) == 0 {
+			n += cachedValues(c)
 		}
 	}
 	return table.TorchDType(c).Bytes(n)

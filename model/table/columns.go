@@ -46,11 +46,11 @@ var (
 		func(c *config.Config, _ int) int { return c.MoEIntermediateSize * c.NSharedExperts }}
 	routed = dim{[]string{"n_routed_experts"}, func(c *config.Config, _ int) int { return c.NRoutedExperts }}
 
-	// DeepseekAttention: HeadDim is hidden_size / num_attention_heads.
+	// DeepseekAttention: heads are hidden_size / num_attention_heads wide.
 	queries = dim{[]string{"hidden_size", "num_attention_heads"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.HeadDim() }}
+		func(c *config.Config, _ int) int { return c.NumAttentionHeads * (c.HiddenSize / c.NumAttentionHeads) }}
 	keys = dim{[]string{"hidden_size", "num_attention_heads", "num_key_value_heads"},
-		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.HeadDim() }}
+		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * (c.HiddenSize / c.NumAttentionHeads) }}
 
 	// DeepseekV2Attention.
 	qRank      = dim{[]string{"q_lora_rank"}, func(c *config.Config, _ int) int { return c.QLoraRank }}

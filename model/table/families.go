@@ -9,7 +9,8 @@ import (
 )
 
 // families is the list of all tables; a new family is a file and a line here.
-var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL2, &familyV32, &familyV4, &familyV41}
+var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL2, &familyV32, &familyV4, &familyV41,
+	&familyDots1, &familyGLM4MoE, &familyHYV3, &familyMiniMaxM2, &familyExaoneMoE, &familyErnie45MoE}
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
 // config accepts has one.
@@ -52,10 +53,18 @@ func Outside(c *config.Config, name string) bool {
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
-	if Outside(c, name) {
+	if Outside(c, name) || f.Leaves(c, name) {
 		return true
 	}
 	pattern, layer, _ := Cut(name)
 	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
 		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, layer) })
+}
+
+// Leaves reports whether the tensor of that name is of a prediction layer that the reference leaves out, see Family.Left.
+func (f *Family) Leaves(c *config.Config, name string) bool {
+	_, layer, _ := Cut(name)
+	return slices.ContainsFunc(f.Left, func(left string) bool {
+		return left == layerPrefix && layer >= c.NumHiddenLayers || left != layerPrefix && strings.HasPrefix(name, left)
+	})
 }

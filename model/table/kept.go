@@ -53,5 +53,9 @@ func (k Kept) Shape(p Place, shape []int) []int {
 	if !listed || !p.Role().CountsExperts() {
 		return shape
 	}
+	if smaller := slices.Clone(shape); shape[0] == 1 { // a row with an element for each expert
+		smaller[1] = len(experts)
+		return smaller
+	}
 	return append([]int{len(experts)}, shape[1:]...)
 }

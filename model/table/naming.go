@@ -43,7 +43,7 @@ func (n *Naming) Of(c *config.Config, name string) string {
 	var r room
 	cut, layer, expert := r.cut(name)
 	names := n.names
-	if layer >= c.NumHiddenLayers {
+	if layer >= c.NumHiddenLayers && n.predicted != nil {
 		names, layer = n.predicted, layer-c.NumHiddenLayers
 	}
 	if of, ok := names[string(cut)]; ok {

@@ -25,7 +25,7 @@ func fillHoles(name string, layer, expert int) string {
 type room [96]byte
 
 // cut returns name with holes for its numbers: for the layer behind "model.layers." or "layers.",
-// for the routed expert behind the last ".mlp.experts."; the numbers are -1 without one. Thousands of names
+// for the routed expert behind the last ".experts."; the numbers are -1 without one. Thousands of names
 // are cut at once, so patterns are made in r.
 func (r *room) cut(name string) (pattern []byte, layer, expert int) {
 	const layers = "model.layers."
@@ -74,8 +74,8 @@ func appendCut(pattern []byte, name string) (appended []byte, expert int) {
 
 // expertAt returns where in a name the number of a routed expert is, and that; -1 without one.
 func expertAt(name string) (begin, end, expert int) {
-	const experts, published = ".mlp.experts.", ".ffn.experts." // of the same length
-	begin = max(strings.LastIndex(name, experts), strings.LastIndex(name, published)) + len(experts)
+	const experts = ".experts."
+	begin = strings.LastIndex(name, experts) + len(experts)
 	if begin < len(experts) {
 		return 0, 0, -1
 	}

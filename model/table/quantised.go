@@ -44,7 +44,7 @@ func (s Slot) Tensors(c *config.Config, d tensor.DType) []tensor.Info {
 	switch {
 	case s.Row.Integer():
 		d = tensor.I64
-	case s.Row.Parameter() && c.Windowed():
+	case s.Row.Parameter() && c.Windowed(), s.Role() == Gate && s.Row.Float32(c):
 		d = tensor.F32
 	}
 	form := s.Form(c)

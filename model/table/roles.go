@@ -25,6 +25,8 @@ const (
 	OProj     Role = "o_proj"
 	oProjBias Role = "o_proj.bias"
 
+	QNorm Role = "q_norm"
+
 	QAProj             Role = "q_a_proj"
 	qaProjBias         Role = "q_a_proj.bias"
 	QALayernorm        Role = "q_a_layernorm"

@@ -34,6 +34,9 @@ type Family struct {
 	// Unknown are beginnings of stored names, and parts of them that begin with a dot, that the family has without it
 	// being known which: a checkpoint may hold such tensors.
 	Unknown []string
+	// Left are beginnings of the names of prediction layers that the reference leaves out, whose weights are not known;
+	// layerPrefix stands for layers behind the decoder's. A checkpoint may hold such tensors.
+	Left []string
 	// CarriesMTP says that prediction layers are no part of the model: the reference leaves them out.
 	CarriesMTP bool
 }
@@ -183,6 +186,12 @@ func (r *Row) stage() string {
 // output of its module, or the gate's logits. "" for a bias.
 func (p Place) Stage() string { return fillHoles(p.Row.stage(), p.Layer, p.Expert) }
 
+// shaped returns the row with another shape.
+func (r Row) shaped(shape ...dim) Row {
+	r.Shape = shape
+	return r
+}
+
 // Sizes returns the shape of a layer's weight.
 func (r *Row) Sizes(c *config.Config, layer int) []int {
 	shape := make([]int, len(r.Shape))
@@ -210,6 +219,11 @@ func (r *Row) Parameter() bool {
 		return true
 	}
 	return false
+}
+
+// Float32 reports whether the weight is published in F32 beside weights of other dtypes: Parameter, and some gates.
+func (r *Row) Float32(c *config.Config) bool {
+	return r.Parameter() || r.Role == Gate && c.Rules().KeepsGate
 }
 
 // PerLayer reports whether the row stands for a weight of each decoder layer.

@@ -161,7 +161,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 		"AddBias":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.AddBias(x[0], &bias) }, 0.9, 1.1},
 		"Scale":     {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Scale(x[0], 2.5) }, 0.9, 1.1},
 		"Worth":     {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.GroupWorth(x[0], 4, 2) }, 0.9, 1.1},
-		"Normalise": {[][]int{{8, 6}}, func(a *Analysis, x []*Value) *Value { return a.Normalise(a.Sigmoid(x[0])) }, 0.9, 1.4},
+		"Normalise": {[][]int{{8, 6}}, func(a *Analysis, x []*Value) *Value { return a.Normalise(a.Sigmoid(x[0]), model.Divisor{Eps: 1e-20}) }, 0.9, 1.4},
 		"Scores": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}}, func(a *Analysis, x []*Value) *Value {
 			return a.Scores(x[0], x[1], 0, 8, &model.Scoring{By: 5.5, Divides: true})
 		}, 0.9, 1.1},

@@ -34,11 +34,14 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 		inner = tensor.F32
 	}
 	width, seq := x.Width(), x.Shape[2]
+	from, to := r.Part(width)
 	a.plain.Each(x.Rows(), 16*width, func(t int) {
-		for i := t * width; i < (t+1)*width-2*r.Half; i++ {
-			y.Values[i], y.sigma.Values[i] = x.Values[i], float32(math.Sqrt(x.Variance(i)))
+		for i := range width {
+			if at := t*width + i; i < from || i >= to {
+				y.Values[at], y.sigma.Values[at] = x.Values[at], float32(math.Sqrt(x.Variance(at)))
+			}
 		}
-		first, table := (t+1)*width-2*r.Half, t%seq*r.Half
+		first, table := t*width+from, t%seq*r.Half
 		for i := range r.Half {
 			ia, ib := r.Pair(i)
 			ia, ib = first+ia, first+ib

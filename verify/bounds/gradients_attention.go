@@ -15,11 +15,14 @@ func (g *Gradients) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	y := g.Analysis.RoPE(x, cosines, sines, r)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dx, width, seq := g.Adjoint(x), x.Width(), x.Shape[2]
+		from, to := r.Part(width)
 		dx.addWeights(by)
 		g.plain.Each(x.Rows(), 16*width, func(t int) {
-			first, table := (t+1)*width-2*r.Half, t%seq*r.Half
-			for i := t * width; i < first; i++ {
-				dx.add(i, float64(dy.Values[i]), dy.Variance(i))
+			first, table := t*width+from, t%seq*r.Half
+			for i := range width {
+				if at := t*width + i; i < from || i >= to {
+					dx.add(at, float64(dy.Values[at]), dy.Variance(at))
+				}
 			}
 			for i := range r.Half {
 				ia, ib := r.Pair(i)

@@ -16,8 +16,8 @@ import (
 //	∂w += A - D:  v = A²·(v_total/total² + 1/3) + Σ (∂y·y/total)²·2 + κ·(Σ (∂y·y/total)² + D²)
 //	                  + ((1 - 2y)·v_∂y + Σ y²·v_∂y)/total²
 //	                  + Σ_m v_wm·((A - D) + (A_m - D))²/total²
-func (g *Gradients) Normalise(w *Value) *Value {
-	y := g.Analysis.Normalise(w)
+func (g *Gradients) Normalise(w *Value, d model.Divisor) *Value {
+	y := g.Analysis.Normalise(w, d)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dw := g.Adjoint(w)
 		dw.addWeights(by)

@@ -95,9 +95,9 @@ func (a *Analysis) TopK(scores *Value, k int) []int {
 
 // Normalise implements model.Arithmetic, S being a row's sum:
 //
-//	S:    v = Σ v_w + (1.5·S)², a rounding point; + 1e-20, exact, a rounding point
+//	S:    v = Σ v_w + (1.5·S)², a rounding point; changed by d, exact, a rounding point
 //	w/S:  v = (w/S)²·(v_w/w² + v_S/S²), exact
-func (a *Analysis) Normalise(w *Value) *Value {
+func (a *Analysis) Normalise(w *Value, d model.Divisor) *Value {
 	w = a.settle(w)
 	y := a.result(w.DType, w.Shape...)
 	for t := range w.Rows() {
@@ -108,7 +108,7 @@ func (a *Analysis) Normalise(w *Value) *Value {
 		}
 		sum = float64(float32(sum))
 		sum, v = point(w.DType, sum, roughly(sum, v+float64(2.25*Sq(sum))))
-		sum = float64(float32(sum) + 1e-20)
+		sum = float64(d.Of(float32(sum)))
 		sum, v = point(w.DType, sum, exactly(sum, v))
 		for i, x := range w.Row(t) {
 			at := t*w.Width() + i

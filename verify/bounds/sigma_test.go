@@ -161,7 +161,7 @@ func TestOwnErrors(t *testing.T) {
 				}
 				return y
 			}, 1, 3},
-		"Normalise": {[][]int{{rows, 6}}, func(a *Analysis, x []*Value) *Value { return a.Normalise(x[0]) },
+		"Normalise": {[][]int{{rows, 6}}, func(a *Analysis, x []*Value) *Value { return a.Normalise(x[0], model.Divisor{Eps: 1e-20}) },
 			func(c reference32, x values32) []float32 {
 				return mapRows(x[0], 6, func(row []float32) (y []float32) {
 					total := c.sum(6, func(i int) float32 { return row[i] }) + 1e-20

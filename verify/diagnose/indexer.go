@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -93,14 +94,12 @@ func (f *Failure) columnOffset(c int) float64 {
 	return (least + most) / 2
 }
 
-// undoIndexerLayout gives the indexer the other layout of RoPE: those of the two families differ in nothing else.
+// undoIndexerLayout gives the indexer the other layout of RoPE.
 func undoIndexerLayout(x *Trial) string {
-	other := map[string]string{"deepseek_v32": "glm_moe_dsa", "glm_moe_dsa": "deepseek_v32"}[x.Config.ModelType]
-	c, err := x.Config.InFamily(other)
-	if err != nil {
+	if !x.Config.HasIndexer() || x.Config.Windowed() {
 		return ""
 	}
-	x.Config = *c
+	x.Config = *x.Config.WithRules(func(r *config.Rules) { r.IndexerInterleaves = !r.IndexerInterleaves })
 	theirs, ours := "interleaved pairs, as GLM-5 does", "halves, as DeepSeek-V3.2 does"
 	if !x.Config.Rules().IndexerInterleaves {
 		theirs, ours = ours, theirs

@@ -188,7 +188,7 @@ func undoOrder(x *Trial) string {
 	x.with(otherStreams{sinkhorn: func(a bounds.Arithmetic, z *bounds.Value, g *model.Affine, iters int,
 		eps float32) *bounds.Value {
 		y := a.Sinkhorn(z, g, iters-1, eps)
-		rows := a.Normalise(a.Reshape(y, y.Rows(), y.Width()))
+		rows := a.Normalise(a.Reshape(y, y.Rows(), y.Width()), model.Divisor{Eps: 1e-20})
 		return a.Reshape(a.Scale(rows, 1/(1+eps)), y.Shape...)
 	}})
 	return "the reference's Sinkhorn iterations divide rows before columns, here columns before rows"

@@ -15,30 +15,20 @@ import (
 
 // Whether a pack was recorded from the model that it is held against.
 
-// classes are the references' classes, each with a model_type that it runs. Other classes are not known.
-var classes = map[string]string{"DeepseekForCausalLM": "deepseek", "DeepseekV2ForCausalLM": "deepseek_v2",
-	"DeepseekV3ForCausalLM": "deepseek_v3", "Glm4MoeLiteForCausalLM": "glm4_moe_lite", "AXK1ForCausalLM": "axk1",
-	"DeepseekV32ForCausalLM": "deepseek_v32", "GlmMoeDsaForCausalLM": "glm_moe_dsa",
-	"DeepseekV4ForCausalLM": "deepseek_v4"}
-
-// namesakes are model_types that run a class of another one's name: DeepSeek-VL2's code has a DeepseekV2ForCausalLM
-// of its own.
-var namesakes = map[string]string{"deepseek_vl_v2": "DeepseekV2ForCausalLM"}
-
 // CheckFamily refuses a checkpoint with another table of weights than that of the one that the pack was recorded from.
 func (p *Pack) CheckFamily(c *config.Config) error {
 	class := p.Manifest.Reference.Model
-	if namesake, known := namesakes[c.ModelType]; known && namesake == class {
-		if c.LatentAttention() && p.Manifest.ComputeDType != "float32" {
+	modelTypes := config.OfClass(class)
+	switch {
+	case slices.Contains(modelTypes, c.ModelType):
+		if c.Rules().AbsorbsKVB && c.LatentAttention() && p.Manifest.ComputeDType != "float32" {
 			return p.Fault("", fmt.Sprintf("it was recorded in %s: the latent attention of %s's code multiplies kv_b_proj into "+
 				"queries and context, and what it rounds there is not computed here; record it in float32",
 				p.Manifest.ComputeDType, c.ModelType))
 		}
-		return nil
-	}
-	if family, known := classes[class]; known && !slices.Contains(table.FamilyOf(c).ModelTypes, family) {
+	case len(modelTypes) > 0 && !slices.Contains(table.FamilyOf(c).ModelTypes, modelTypes[0]):
 		return p.Fault("", fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the "+
-			"checkpoint's model_type is %s", class, family, c.ModelType))
+			"checkpoint's model_type is %s", class, modelTypes[0], c.ModelType))
 	}
 	return nil
 }

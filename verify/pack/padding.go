@@ -3,6 +3,7 @@ package pack
 import (
 	"slices"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
@@ -38,10 +39,10 @@ func PaddedTokens(in *model.Input, n int) Padding {
 	return padded
 }
 
-// PaddedRows marks the rows of padding of a stage of the model, of this shape. It is nil without a mask, and for stages
+// PaddedRows marks the rows of padding of a stage of a model of c, of this shape. It is nil without a mask, and for stages
 // whose rows are not tokens.
-func PaddedRows(in *model.Input, name string, shape []int) Padding {
-	axis := Parse(name).tokenAxis(len(shape))
+func PaddedRows(c *config.Config, in *model.Input, name string, shape []int) Padding {
+	axis := Parse(name).tokenAxis(c, len(shape))
 	if in.AttentionMask == nil || axis < 0 {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model/table"
 )
 
@@ -128,14 +129,20 @@ func (s Stage) IsTable() bool { return slices.Contains(tables, s.Name) }
 // tokenAxis returns which axis of a stage's shape counts the tokens of a sequence. The axes between it and the last are
 // the rows that each token has, such as heads or streams: [batch, tokens, …, width]. Stages of two axes are
 // [tokens, width], with the tokens of a batch in one axis. It is -1 for stages whose rows are not tokens.
-func (s Stage) tokenAxis(axes int) int {
+func (s Stage) tokenAxis(c *config.Config, axes int) int {
 	switch {
 	case s.IsLossOrGradient() || s.IsTable() || s.IsProbe():
 		return -1
-	case s.Within == AttnWeights: // [batch, heads, queries, keys]
+	case s.Within == AttnWeights, // [batch, heads, queries, keys]
+		s.IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed: // [batch, heads, tokens, head_dim]
 		return 2
 	}
 	return min(1, axes-2)
+}
+
+// IsHeadNorm reports whether s is what the norm of queries or keys gives.
+func (s Stage) IsHeadNorm() bool {
+	return s.Within == InAttention(table.QNorm) || s.Within == InAttention(table.KNorm)
 }
 
 // OfIndexer returns which stage of an indexer s is: IndexerScores or another one, as DeepSeek-V3.2

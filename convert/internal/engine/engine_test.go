@@ -1156,7 +1156,7 @@ func TestShortenedSource(t *testing.T) {
 
 // TestSettings: too little memory is refused, more than enough workers are fed.
 func TestSettings(t *testing.T) {
-	require.ErrorContains(t, Settings{Memory: 1000}.Check(), "are too few")
+	require.ErrorContains(t, Settings{Memory: 1000}.Check(), "is too little")
 	require.NoError(t, Settings{}.Check())
 	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
 	for _, memory := range []int64{minMemory, DefaultMemory} {

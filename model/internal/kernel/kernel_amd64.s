@@ -11625,6 +11625,213 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512DotE4M3(dst *float32, sums *float32, src *byte, n int, scales *float32, block int)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE2
+TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         block+40(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Z2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Z3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Z4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Z5
+	MOVQ         sums+8(FP), R9
+	VPXORD       Z7, Z7, Z7
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Z6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+	SUBQ         $0x02, R8
+	JL           odd
+
+two:
+	VPMOVZXBW     (BX), Z0
+	VPSLLW        $0x08, Z0, Z0
+	VPSRAW        $0x01, Z0, Z0
+	VPANDD        Z2, Z0, Z0
+	VPANDD        Z3, Z0, Z1
+	VPCMPEQW      Z3, Z1, K1
+	VPADDW        Z4, Z0, K1, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VCVTPH2PS     Y0, Z0
+	VMULPS        Z5, Z0, Z0
+	VMULPS        Z6, Z0, Z0
+	VFMADD231PS   (AX), Z0, Z7
+	VCVTPH2PS     Y1, Z1
+	VMULPS        Z5, Z1, Z1
+	VMULPS        Z6, Z1, Z1
+	VFMADD231PS   64(AX), Z1, Z7
+	ADDQ          $0x20, BX
+	ADDQ          $0x00000080, AX
+	SUBQ          $0x02, R8
+	JGE           two
+
+odd:
+	ADDQ $0x02, R8
+	JZ   next
+
+some:
+	VPMOVZXBW   (BX), Y0
+	VPSLLW      $0x08, Y0, Y0
+	VPSRAW      $0x01, Y0, Y0
+	VPAND       Y2, Y0, Y0
+	VPAND       Y3, Y0, Y1
+	VPCMPEQW    Y3, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VPOR        Y1, Y0, Y0
+	VCVTPH2PS   Y0, Z0
+	VMULPS      Z5, Z0, Z0
+	VMULPS      Z6, Z0, Z0
+	VFMADD231PS (AX), Z0, Z7
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R8
+	JNZ         some
+
+next:
+	TESTQ CX, CX
+	JNZ   block
+
+end:
+	VMOVUPS Z7, (R9)
+	VZEROUPPER
+	RET
+
+// func avx512AddE4M3(dst *float32, src *byte, n int, scales *float32, block int, factor float32)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE, SSE2
+TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-44
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Z2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Z3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Z4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Z5
+	MOVSS        factor+40(FP), X7
+	VBROADCASTSS X7, Z7
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Z6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+	SUBQ         $0x02, R8
+	JL           odd
+
+two:
+	VPMOVZXBW     (BX), Z0
+	VPSLLW        $0x08, Z0, Z0
+	VPSRAW        $0x01, Z0, Z0
+	VPANDD        Z2, Z0, Z0
+	VPANDD        Z3, Z0, Z1
+	VPCMPEQW      Z3, Z1, K1
+	VPADDW        Z4, Z0, K1, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VCVTPH2PS     Y0, Z0
+	VMULPS        Z5, Z0, Z0
+	VMULPS        Z6, Z0, Z0
+	VMOVUPS       (AX), Z8
+	VFMADD231PS   Z7, Z0, Z8
+	VMOVUPS       Z8, (AX)
+	VCVTPH2PS     Y1, Z1
+	VMULPS        Z5, Z1, Z1
+	VMULPS        Z6, Z1, Z1
+	VMOVUPS       64(AX), Z8
+	VFMADD231PS   Z7, Z1, Z8
+	VMOVUPS       Z8, 64(AX)
+	ADDQ          $0x20, BX
+	ADDQ          $0x00000080, AX
+	SUBQ          $0x02, R8
+	JGE           two
+
+odd:
+	ADDQ $0x02, R8
+	JZ   next
+
+some:
+	VPMOVZXBW   (BX), Y0
+	VPSLLW      $0x08, Y0, Y0
+	VPSRAW      $0x01, Y0, Y0
+	VPAND       Y2, Y0, Y0
+	VPAND       Y3, Y0, Y1
+	VPCMPEQW    Y3, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VPOR        Y1, Y0, Y0
+	VCVTPH2PS   Y0, Z0
+	VMULPS      Z5, Z0, Z0
+	VMULPS      Z6, Z0, Z0
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z7, Z0, Z8
+	VMOVUPS     Z8, (AX)
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R8
+	JNZ         some
+
+next:
+	TESTQ CX, CX
+	JNZ   block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx512AddProducts(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·avx512AddProducts(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Z0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS     (AX), Z1
+	VFMADD231PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x40, BX
+	ADDQ        $0x00000040, AX
+	DECQ        CX
+	JNZ         block
+
+end:
+	VZEROUPPER
+	RET
+
 // func avx2WidenBF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2WidenBF16(SB), NOSPLIT, $0-24
@@ -12034,6 +12241,166 @@ some:
 	JNZ          some
 	TESTQ        CX, CX
 	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2DotE4M3(dst *float32, sums *float32, src *byte, n int, scales *float32, block int)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, SSE2
+TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         block+40(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Y2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Y3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Y4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Y5
+	MOVQ         sums+8(FP), R9
+	VXORPS       Y7, Y7, Y7
+	VXORPS       Y8, Y8, Y8
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Y6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+
+some:
+	VPMOVZXBW    (BX), Y0
+	VPSLLW       $0x08, Y0, Y0
+	VPSRAW       $0x01, Y0, Y0
+	VPAND        Y2, Y0, Y0
+	VPAND        Y3, Y0, Y1
+	VPCMPEQW     Y3, Y1, Y1
+	VPAND        Y4, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VCVTPH2PS    X0, Y0
+	VMULPS       Y5, Y0, Y0
+	VMULPS       Y6, Y0, Y0
+	VFMADD231PS  (AX), Y0, Y7
+	VCVTPH2PS    X1, Y1
+	VMULPS       Y5, Y1, Y1
+	VMULPS       Y6, Y1, Y1
+	VFMADD231PS  32(AX), Y1, Y8
+	ADDQ         $0x10, BX
+	ADDQ         $0x40, AX
+	DECQ         R8
+	JNZ          some
+	TESTQ        CX, CX
+	JNZ          block
+
+end:
+	VMOVUPS Y7, (R9)
+	VMOVUPS Y8, 32(R9)
+	VZEROUPPER
+	RET
+
+// func avx2AddE4M3(dst *float32, src *byte, n int, scales *float32, block int, factor float32)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, SSE, SSE2
+TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-44
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Y2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Y3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Y4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Y5
+	MOVSS        factor+40(FP), X7
+	VBROADCASTSS X7, Y7
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Y6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+
+some:
+	VPMOVZXBW    (BX), Y0
+	VPSLLW       $0x08, Y0, Y0
+	VPSRAW       $0x01, Y0, Y0
+	VPAND        Y2, Y0, Y0
+	VPAND        Y3, Y0, Y1
+	VPCMPEQW     Y3, Y1, Y1
+	VPAND        Y4, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VCVTPH2PS    X0, Y0
+	VMULPS       Y5, Y0, Y0
+	VMULPS       Y6, Y0, Y0
+	VMOVUPS      (AX), Y8
+	VFMADD231PS  Y7, Y0, Y8
+	VMOVUPS      Y8, (AX)
+	VCVTPH2PS    X1, Y1
+	VMULPS       Y5, Y1, Y1
+	VMULPS       Y6, Y1, Y1
+	VMOVUPS      32(AX), Y8
+	VFMADD231PS  Y7, Y1, Y8
+	VMOVUPS      Y8, 32(AX)
+	ADDQ         $0x10, BX
+	ADDQ         $0x40, AX
+	DECQ         R8
+	JNZ          some
+	TESTQ        CX, CX
+	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2AddProducts(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·avx2AddProducts(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Y0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS     (AX), Y1
+	VFMADD231PS (BX), Y0, Y1
+	VMOVUPS     Y1, (AX)
+	VMOVUPS     32(AX), Y2
+	VFMADD231PS 32(BX), Y0, Y2
+	VMOVUPS     Y2, 32(AX)
+	ADDQ        $0x40, BX
+	ADDQ        $0x00000040, AX
+	DECQ        CX
+	JNZ         block
 
 end:
 	VZEROUPPER
@@ -13310,6 +13677,208 @@ end:
 	VPADDD       X7, X3, X3
 	VMOVD        X3, SI
 	MOVL         SI, 12(AX)
+	VZEROUPPER
+	RET
+
+// func avx2Extremes(least *float32, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2Extremes(SB), NOSPLIT, $0-24
+	MOVQ     least+0(FP), AX
+	MOVQ     x+8(FP), BX
+	MOVQ     n+16(FP), CX
+	VMOVUPS  (BX), Y0
+	VMOVAPS  Y0, Y1
+	VXORPS   Y2, Y2, Y2
+	VXORPS   Y3, Y3, Y3
+	VXORPS   Y7, Y7, Y7
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLD   $0x01, Y6, Y6
+	SHRQ     $0x03, CX
+
+eight:
+	VMOVUPS      (BX), Y4
+	VMINPS       Y4, Y0, Y0
+	VMAXPS       Y4, Y1, Y1
+	VPAND        Y4, Y6, Y4
+	VPMAXUD      Y4, Y2, Y2
+	VPCMPEQD     Y4, Y7, Y5
+	VPSUBD       Y5, Y3, Y3
+	ADDQ         $0x20, BX
+	DECQ         CX
+	JNZ          eight
+	VEXTRACTI128 $0x01, Y0, X5
+	VMINPS       X5, X0, X0
+	VPSHUFD      $0x4e, X0, X5
+	VMINPS       X5, X0, X0
+	VPSHUFD      $0xb1, X0, X5
+	VMINPS       X5, X0, X0
+	VEXTRACTI128 $0x01, Y1, X5
+	VMAXPS       X5, X1, X1
+	VPSHUFD      $0x4e, X1, X5
+	VMAXPS       X5, X1, X1
+	VPSHUFD      $0xb1, X1, X5
+	VMAXPS       X5, X1, X1
+	VEXTRACTI128 $0x01, Y2, X5
+	VPMAXUD      X5, X2, X2
+	VPSHUFD      $0x4e, X2, X5
+	VPMAXUD      X5, X2, X2
+	VPSHUFD      $0xb1, X2, X5
+	VPMAXUD      X5, X2, X2
+	VEXTRACTI128 $0x01, Y3, X5
+	VPADDD       X5, X3, X3
+	VPSHUFD      $0x4e, X3, X5
+	VPADDD       X5, X3, X3
+	VPSHUFD      $0xb1, X3, X5
+	VPADDD       X5, X3, X3
+	VMOVD        X0, DX
+	MOVL         DX, (AX)
+	VMOVD        X1, DX
+	MOVL         DX, 4(AX)
+	VMOVD        X2, DX
+	MOVL         DX, 8(AX)
+	VMOVD        X3, DX
+	MOVL         DX, 12(AX)
+	VZEROUPPER
+	RET
+
+// func avx2RunSums(sums *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·avx2RunSums(SB), NOSPLIT, $0-24
+	MOVQ   sums+0(FP), AX
+	MOVQ   x+8(FP), SI
+	MOVQ   n+16(FP), CX
+	LEAQ   (SI)(CX*8), DI
+	LEAQ   (DI)(CX*4), DI
+	LEAQ   (DI)(CX*4), R8
+	LEAQ   (R8)(CX*8), R9
+	LEAQ   (R9)(CX*4), R9
+	MOVQ   CX, BX
+	SHLQ   $0x02, BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	SHRQ   $0x02, CX
+
+four:
+	VCVTPS2PD  (SI), Y4
+	VCVTPS2PD  (SI)(BX*1), Y5
+	VCVTPS2PD  (SI)(BX*2), Y6
+	VCVTPS2PD  (DI), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VADDPD     Y4, Y0, Y0
+	VADDPD     Y5, Y0, Y0
+	VADDPD     Y6, Y0, Y0
+	VADDPD     Y7, Y0, Y0
+	VCVTPS2PD  (R8), Y4
+	VCVTPS2PD  (R8)(BX*1), Y5
+	VCVTPS2PD  (R8)(BX*2), Y6
+	VCVTPS2PD  (R9), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VADDPD     Y4, Y1, Y1
+	VADDPD     Y5, Y1, Y1
+	VADDPD     Y6, Y1, Y1
+	VADDPD     Y7, Y1, Y1
+	ADDQ       $0x10, SI
+	ADDQ       $0x10, DI
+	ADDQ       $0x10, R8
+	ADDQ       $0x10, R9
+	DECQ       CX
+	JNZ        four
+	VMOVUPD    Y0, (AX)
+	VMOVUPD    Y1, 32(AX)
+	VZEROUPPER
+	RET
+
+// func avx2RunSquares(squares *float64, means *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·avx2RunSquares(SB), NOSPLIT, $0-32
+	MOVQ    squares+0(FP), AX
+	MOVQ    means+8(FP), DX
+	VMOVUPD (DX), Y2
+	VMOVUPD 32(DX), Y3
+	MOVQ    x+16(FP), SI
+	MOVQ    n+24(FP), CX
+	LEAQ    (SI)(CX*8), DI
+	LEAQ    (DI)(CX*4), DI
+	LEAQ    (DI)(CX*4), R8
+	LEAQ    (R8)(CX*8), R9
+	LEAQ    (R9)(CX*4), R9
+	MOVQ    CX, BX
+	SHLQ    $0x02, BX
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	SHRQ    $0x02, CX
+
+four:
+	VCVTPS2PD  (SI), Y4
+	VCVTPS2PD  (SI)(BX*1), Y5
+	VCVTPS2PD  (SI)(BX*2), Y6
+	VCVTPS2PD  (DI), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VSUBPD     Y2, Y4, Y4
+	VMULPD     Y4, Y4, Y4
+	VADDPD     Y4, Y0, Y0
+	VSUBPD     Y2, Y5, Y5
+	VMULPD     Y5, Y5, Y5
+	VADDPD     Y5, Y0, Y0
+	VSUBPD     Y2, Y6, Y6
+	VMULPD     Y6, Y6, Y6
+	VADDPD     Y6, Y0, Y0
+	VSUBPD     Y2, Y7, Y7
+	VMULPD     Y7, Y7, Y7
+	VADDPD     Y7, Y0, Y0
+	VCVTPS2PD  (R8), Y4
+	VCVTPS2PD  (R8)(BX*1), Y5
+	VCVTPS2PD  (R8)(BX*2), Y6
+	VCVTPS2PD  (R9), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VSUBPD     Y3, Y4, Y4
+	VMULPD     Y4, Y4, Y4
+	VADDPD     Y4, Y1, Y1
+	VSUBPD     Y3, Y5, Y5
+	VMULPD     Y5, Y5, Y5
+	VADDPD     Y5, Y1, Y1
+	VSUBPD     Y3, Y6, Y6
+	VMULPD     Y6, Y6, Y6
+	VADDPD     Y6, Y1, Y1
+	VSUBPD     Y3, Y7, Y7
+	VMULPD     Y7, Y7, Y7
+	VADDPD     Y7, Y1, Y1
+	ADDQ       $0x10, SI
+	ADDQ       $0x10, DI
+	ADDQ       $0x10, R8
+	ADDQ       $0x10, R9
+	DECQ       CX
+	JNZ        four
+	VMOVUPD    Y0, (AX)
+	VMOVUPD    Y1, 32(AX)
 	VZEROUPPER
 	RET
 

@@ -29,6 +29,7 @@ type Files struct {
 func (f *Files) Flag(cmd *cobra.Command, name, ending, usage string) {
 	cmd.Flags().String(name, "", usage)
 	cmd.MarkFlagFilename(name, ending)
+	InGroup(cmd.Flags(), Reporting, name)
 	f.flags = append(f.flags, outFlag{name, ending})
 }
 

@@ -42,7 +42,8 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 		usage += " (default table)"
 	}
 	cmd.Flags().VarP(form, OutputFlag, "o", usage)
-	cmd.Flags().Bool(WideFlag, false, "all columns of a table, wider than the terminal")
+	InGroup(cmd.Flags(), Reporting, OutputFlag)
+	AddWide(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if givenJSON(cmd) && o.form != "" && o.form != JSONForm {
 			return Misuse(cmd, "--json and -o "+string(o.form)+": one of them")

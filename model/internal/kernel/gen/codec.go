@@ -191,7 +191,10 @@ func avx512Codecs() {
 			}
 		}},
 	}, 2)
-	avx512E4M3()
+	avx512.widenE4M3().avx512()
+	avx512.dotE4M3().avx512()
+	avx512.addE4M3().avx512()
+	avx512.addProducts()
 }
 
 func avx2Codecs() {
@@ -275,7 +278,10 @@ func avx2Codecs() {
 			}
 		}},
 	}, 4)
-	avx2E4M3()
+	avx2.widenE4M3().avx2()
+	avx2.dotE4M3().avx2()
+	avx2.addE4M3().avx2()
+	avx2.addProducts()
 }
 
 // toNearestEven is the rounding of VCVTPS2PH.

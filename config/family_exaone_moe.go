@@ -1,0 +1,42 @@
+package config
+
+import "github.com/go-json-experiment/json/jsontext"
+
+// exaoneMoE is transformers' ExaoneMoeConfig, K-EXAONE's: without layer_types each sliding_window_pattern-th layer sees all
+// tokens. Such layers have no RoPE.
+var exaoneMoE = grouped.derive("exaone_moe", delta{
+	class: "ExaoneMoeForCausalLM",
+	missing: map[string]any{
+		"vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 16384, "moe_intermediate_size": 1024,
+		"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "n_routed_experts": 64,
+		"num_experts_per_tok": 8, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "max_position_embeddings": 2048,
+		"rms_norm_eps": 1e-5,
+	},
+	fields: []field{
+		grouped.row("mlp_layer_types", nil),
+		{"sliding_window", 4096, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim)},
+		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern }, parsePattern).
+			deciding(never)}, // layer_types has what it says
+		grouped.row("layer_types", nil),
+	},
+	unread:  []string{"attention_bias", "mlp_bias"},
+	renamed: map[string]string{"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
+	rules: append([]rule{
+		sparseFrom(func(c *Config) int { return c.FirstKDenseReplace }),
+		windowed(func(c *Config, n int) []string {
+			if c.WindowPattern == 0 { // a string, which the reference does not read
+				return nil
+			}
+			return typed(n, fullAttention, slidingAttention, func(l int) bool { return (l+1)%c.WindowPattern == 0 })
+		}),
+	}, grouped.rules...),
+	references: grouped.native(func(r *Rules) { r.QKNorm, r.RotatesWindows = PerHeadTransposed, true }),
+})
+
+// parsePattern reads an integer, or a string as 0.
+func parsePattern(v jsontext.Value) (int, error) {
+	if v.Kind() == '"' {
+		return 0, nil
+	}
+	return parseInteger(v, 1, maxLayers)
+}

@@ -1,0 +1,200 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// grouped is what the families share that have DeepSeek-V3's mixture of experts behind plain attention, whose width of
+// heads is head_dim. transformers' class is the only reference. It reads neither topk_method nor scoring_func.
+var grouped = family{
+	reference: Native,
+	fields: []field{
+		v3.row("model_type", nil),
+		v3.row("vocab_size", nil),
+		v3.row("hidden_size", nil),
+		v3.row("intermediate_size", nil),
+		v3.row("moe_intermediate_size", nil),
+		v3.row("num_hidden_layers", nil),
+		v3.row("num_attention_heads", nil),
+		v3.row("num_key_value_heads", nil),
+		// without a default: hidden_size / num_attention_heads
+		{"head_dim", nil, natural(func(c *Config) *int { return &c.VHeadDim }, maxDim)},
+		{"n_shared_experts", 1, integer(func(c *Config) *int { return &c.NSharedExperts }, 1, maxExperts)},
+		{"n_routed_experts", nil, integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts)},
+		{"num_experts_per_tok", nil, integer(func(c *Config) *int { return &c.NumExpertsPerTok }, 1, maxExperts)},
+		v3.row("first_k_dense_replace", nil),
+		v3.row("n_group", 1),
+		v3.row("topk_group", 1),
+		v3.row("norm_topk_prob", true),
+		v3.row("routed_scaling_factor", 1.0),
+		v3.row("hidden_act", "silu"),
+		v3.row("max_position_embeddings", nil),
+		v3.row("initializer_range", 0.02),
+		v3.row("rms_norm_eps", nil),
+		v3.row("tie_word_embeddings", nil),
+		{"partial_rotary_factor", nil, reader{read: readShare, value: func(c *Config) any { return c.RotaryShare },
+			set: func(c *Config, value any) { c.RotaryShare = value.(float64) }}},
+		v3.row("rope_theta", 10000.0),
+		v3.row("rope_scaling", nil),
+		v3.row("rope_parameters", nil),
+		v3.row("attention_bias", nil),
+		v3.row("mlp_bias", nil),
+		v3.row("torch_dtype", nil),
+		v3.row("dtype", nil),
+		v3.row("quantization_config", nil),
+		v3.row("quantization", nil),
+		v3.row("rotation_config", nil),
+		v3.row("spinquant_config", nil),
+	},
+	unread: []field{
+		v3.row("scoring_func", "sigmoid"), v3.row("topk_method", "noaux_tc"), v3.row("moe_layer_freq", 1),
+		v3.row("pretraining_tp", 1), v3.row("rope_interleave", false),
+		v3.row("num_nextn_predict_layers", 0),
+		{"use_qk_norm", true, boolean(func(c *Config) *bool { return &c.UseQKNorm })},
+		{"sliding_window", nil, optional(func(c *Config) *int { return &c.SlidingWindow }, maxDim).deciding(haveWindows)},
+		{"layer_types", nil, reader{read: readWindows, value: func(c *Config) any { return c.LayerTypes }}},
+		{"mlp_layer_types", nil, reader{read: readSparse, value: func(c *Config) any { return c.MLPLayerTypes }}},
+	},
+	rules:      slices.Concat(groupedRules, []rule{{[]string{"partial_rotary_factor", "head_dim"}, wholeRotary}}),
+	rope:       &ropeForm{types: yarnForm.types, keys: yarnForm.keys, number: yarnForm.number, share: true},
+	references: v3.native(func(r *Rules) { r.ScalesScores = true }),
+}
+
+// groupedRules hold for all of these families.
+var groupedRules = []rule{
+	{[]string{"head_dim", "hidden_size", "num_attention_heads", "partial_rotary_factor"}, headsAreSet},
+	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
+		"n_shared_experts", "n_routed_experts", "num_attention_heads", "head_dim"}, sizeIsSane},
+	{[]string{"num_key_value_heads", "num_attention_heads"}, groupsDivideHeads},
+	{[]string{"n_routed_experts"}, expertsAreSaid},
+	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
+	{[]string{"n_routed_experts", "n_group", "topk_group", "num_experts_per_tok"}, groupsOfTwo},
+	{[]string{"hidden_act"}, activationIsSiLU},
+}
+
+// ropeShare is the key of the share of a head's channels that RoPE rotates.
+const ropeShare = "partial_rotary_factor"
+
+// readShare reads partial_rotary_factor; null is as if it were not there.
+func readShare(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() != 'n' {
+		store(d, key, &d.config.RotaryShare, func() (float64, error) { return parseNumber(value, positive) })
+	}
+}
+
+// adoptShare takes the partial_rotary_factor of an object of RoPE's, unless the key by itself says another.
+func (d *decoding) adoptShare(key string, o map[string]jsontext.Value) {
+	raw, said := o[ropeShare]
+	if !said || !d.rope.share {
+		return
+	}
+	share, err := parseNumber(raw, positive)
+	if old := d.config.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' && share != old {
+		err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
+	}
+	store(d, key+"."+ropeShare, &d.config.RotaryShare, func() (float64, error) { return share, err })
+}
+
+// headsAreSet gives heads their width, and RoPE its part of it: the first channels of a head, all without
+// partial_rotary_factor and rotary_dim.
+func headsAreSet(c *Config) error {
+	if c.VHeadDim == 0 {
+		c.VHeadDim = c.HiddenSize / c.NumAttentionHeads
+	}
+	switch {
+	case c.RotaryShare > 0:
+		c.QKRopeHeadDim = rotated(c.VHeadDim, c.RotaryShare)
+	case c.QKRopeHeadDim == 0:
+		c.QKRopeHeadDim = c.VHeadDim
+	}
+	if n := c.QKRopeHeadDim; n < 2 || n%2 != 0 || n > c.VHeadDim {
+		return fmt.Errorf("%d, of which RoPE rotates %d: it rotates pairs of a head's first channels", c.VHeadDim, n)
+	}
+	c.QKNopeHeadDim = c.VHeadDim - c.QKRopeHeadDim
+	return nil
+}
+
+// wholeRotary: the class has tables for all channels of a head.
+func wholeRotary(c *Config) error {
+	if c.QKRopeHeadDim != c.VHeadDim {
+		return fmt.Errorf("RoPE rotates %d of head_dim %d: the reference rotates all", c.QKRopeHeadDim, c.VHeadDim)
+	}
+	return nil
+}
+
+// expertsAreSaid: some classes have no default.
+func expertsAreSaid(c *Config) error {
+	if c.NRoutedExperts == 0 {
+		return errors.New("missing: the reference has no default for it")
+	}
+	return nil
+}
+
+// groupsOfTwo: a group of experts is worth its two best. Without n_group there are no groups.
+func groupsOfTwo(c *Config) error {
+	if c.NGroup == 0 && c.TopKGroup == 0 {
+		return nil
+	}
+	return groupsFit(c, 2)
+}
+
+// readWindows reads layer_types: which layers have a window.
+func readWindows(d *decoding, key string, value jsontext.Value) {
+	readTypes(d, key, value, &d.config.LayerTypes, slidingAttention, fullAttention)
+}
+
+// readSparse reads mlp_layer_types: which layers have experts.
+func readSparse(d *decoding, key string, value jsontext.Value) {
+	readTypes(d, key, value, &d.config.MLPLayerTypes, denseMLP, sparseMLP)
+}
+
+// typed returns the type one for the layers of which is holds, the type other for the rest.
+func typed(layers int, one, other string, is func(l int) bool) (types []string) {
+	for l := range layers {
+		if types = append(types, other); is(l) {
+			types[l] = one
+		}
+	}
+	return types
+}
+
+// layersHave fills in *types, which layers have without their key, and refuses a list for fewer layers.
+func layersHave(types *[]string, layers int, missing func(n int) []string) error {
+	if *types == nil {
+		*types = missing(layers)
+	}
+	if *types == nil {
+		return errors.New("missing")
+	}
+	if len(*types) < layers {
+		return fmt.Errorf("%d layers; num_hidden_layers is %d", len(*types), layers)
+	}
+	*types = (*types)[:layers]
+	return nil
+}
+
+// windowed is the rule of layer_types; missing returns the types of layers without the key, nil if they have none.
+func windowed(missing func(c *Config, n int) []string) rule {
+	return rule{[]string{"layer_types", "num_hidden_layers", "sliding_window"}, func(c *Config) error {
+		err := layersHave(&c.LayerTypes, c.NumHiddenLayers, func(n int) []string { return missing(c, n) })
+		if err == nil && c.SlidingWindow == 0 && slices.Contains(c.LayerTypes, slidingAttention) {
+			err = errors.New("has layers with a window, and sliding_window is null")
+		}
+		return err
+	}}
+}
+
+// sparseFrom is the rule of mlp_layer_types; missing returns the first layer that has experts without the key.
+func sparseFrom(missing func(c *Config) int) rule {
+	return rule{[]string{"mlp_layer_types", "num_hidden_layers", "first_k_dense_replace"}, func(c *Config) error {
+		first := missing(c)
+		c.FirstKDenseReplace = 0
+		return layersHave(&c.MLPLayerTypes, c.NumHiddenLayers, func(n int) []string {
+			return typed(n, denseMLP, sparseMLP, func(l int) bool { return l < first })
+		})
+	}}
+}

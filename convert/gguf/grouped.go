@@ -1,0 +1,264 @@
+package gguf
+
+// Models with plain attention whose heads have a width of their own: the keys of llama.cpp's architectures for
+// them, and what these cannot say. Glm4MoeModel, Dots1Model, HYV3Model, MiniMaxM2Model, ExaoneMoEModel and Ernie4_5MoeModel of
+// conversion.
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+)
+
+// Keys of these architectures that are no field of config.json, or more than one.
+const (
+	feedForward   = "feed_forward_length"
+	sharedFF      = "expert_shared_feed_forward_length"
+	moeStep       = "interleave_moe_layer_step"
+	window        = "attention.sliding_window"
+	windowPattern = "attention.sliding_window_pattern" // which layers have a window
+)
+
+// grouped is what an architecture of models with plain attention and head_dim demands.
+type grouped struct {
+	keys      []string // beside groupedRows: of the model's own keys
+	leads     bool     // layers with experts follow layers without any; otherwise the tensors say which has experts
+	untied    bool     // the head is a tensor of its own
+	equal     bool     // keys have as many heads as queries
+	biased    bool     // q_proj, k_proj and v_proj may have biases
+	partially bool     // RoPE may rotate a part of a head
+	sparse    bool     // no layer is dense: feed_forward_length is that of experts
+}
+
+// groupedRows are the keys of all these models; those without a field are only written.
+var groupedRows = slices.Concat(rows, []row{
+	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return natural(c.NumKeyValueHeads) }},
+	{keyLength, u32, "", func(c *config.Config) any { return natural(c.QKHeadDim()) }},
+	{valueLength, u32, "", func(c *config.Config) any { return natural(c.ValueHeadDim()) }},
+	{vocabSize, u32, "", func(c *config.Config) any { return natural(c.VocabSize) }},
+})
+
+// groupedOwn are the keys that some of these models have.
+var groupedOwn = []row{
+	{ropeDims, u32, "", func(c *config.Config) any { return natural(c.HeadDim()) }},
+	{gatingFunc, u32, "", func(c *config.Config) any { return gatings[c.ScoringFunc] }},
+	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return natural(c.NSharedExperts) }},
+	{sharedFF, u32, "", func(c *config.Config) any { return unlessZero(c.NSharedExperts * c.MoEIntermediateSize) }},
+	{denseCount, u32, "", func(c *config.Config) any { return natural(leadingDense(c)) }},
+	{moeStep, u32, "", func(*config.Config) any { return natural(1) }},
+	{weightsScale, f32, "routed_scaling_factor", func(c *config.Config) any { return float32(c.RoutedScalingFactor) }},
+	{weightsNorm, boolean, "", func(c *config.Config) any { return c.NormTopKProb }},
+	{window, u32, "sliding_window", func(c *config.Config) any { return natural(c.SlidingWindow) }},
+	{windowPattern, array, "", func(c *config.Config) any {
+		list := make([]bool, c.NumHiddenLayers)
+		for l := range list {
+			list[l] = c.Window(l) > 0
+		}
+		return list
+	}},
+}
+
+// rows returns groupedRows and the architecture's own.
+func (g grouped) rows() []row {
+	all := slices.Concat(groupedRows, only(groupedOwn, g.keys...))
+	if g.sparse {
+		all[slices.IndexFunc(all, func(r row) bool { return r.key == feedForward })].field = ""
+	}
+	return all
+}
+
+// leadingDense returns how many layers, from the first on, have no experts.
+func leadingDense(c *config.Config) (n int) {
+	for n < c.NumHiddenLayers && !c.IsMoE(n) {
+		n++
+	}
+	return n
+}
+
+// grouped writes the keys of these models.
+func (w *keyWriter) grouped(c *config.Config) {
+	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
+	for _, row := range architectureNamed(w.arch).rows {
+		v := row.value(c)
+		if row.key == feedForward && c.IntermediateSize == 0 {
+			v = natural(statedWidth(c)) // no layer has it
+		}
+		if v != nil {
+			w.of(row.key, v)
+		}
+	}
+	w.groups(c)
+	switch s := c.RopeScaling; {
+	case s != nil:
+		w.yarn(s)
+	case w.arch == exaoneMoE:
+		w.of(scalingType, "none")
+	}
+	if c.NumNextNPredictLayers > 0 {
+		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
+	}
+}
+
+// statedWidth is intermediate_size as config.json has it, or the width of experts.
+func statedWidth(c *config.Config) int {
+	var said struct {
+		Width int `json:"intermediate_size"`
+	}
+	json.Unmarshal(c.JSON(), &said) // the config was parsed
+	return cmp.Or(said.Width, c.MoEIntermediateSize)
+}
+
+// unsayableGrouped gives refuse the reasons why llama.cpp would not load a model, or compute something else.
+func unsayableGrouped(c *config.Config, a *architecture, refuse func(is bool, reason string, args ...any)) {
+	g := a.grouped
+	refuse(c.AttentionBias && !(g.biased && c.Rules().OutputUnbiased),
+		"attention_bias is true: llama.cpp's %s has no such biases", a.name)
+	refuse(c.TieWordEmbeddings && g.untied, "tie_word_embeddings is true: llama.cpp's %s demands a head", a.name)
+	refuse(g.equal && c.NumKeyValueHeads != c.NumAttentionHeads,
+		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.NumKeyValueHeads, c.NumAttentionHeads, a.name)
+	for l := leadingDense(c); l < c.NumHiddenLayers && g.leads; l++ {
+		if !c.IsMoE(l) {
+			refuse(true, "layer %d is dense, and a layer before it is not: to llama.cpp's %s all behind the first dense layers "+
+				"have experts", l, a.name)
+			break
+		}
+	}
+	refuse(limited(c) && c.NGroup >= c.NRoutedExperts,
+		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
+	refuse(c.MoENormMin > leastSum, "moe_norm_min is %v: llama.cpp divides by %v at least", c.MoENormMin, leastSum)
+	if s := c.RopeScaling; s != nil {
+		refuse(s.MScale != 0 || s.MScaleAllDim != 0,
+			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp's %s has none", s.MScale, s.MScaleAllDim, a.name)
+	}
+}
+
+// leastSum is what llama.cpp divides the weights of chosen experts by at least: the least normal number of F16.
+const leastSum = 0x1p-14
+
+// grouped takes the keys of these models that rows do not have.
+func (r *keyReader) grouped(has func(name string) bool) {
+	blocks, predicting := r.need(blockCount), 0
+	if n, ok := r.natural(nextnLayers); ok && n > 0 {
+		if predicting = n; !r.model.predicts {
+			r.fail(r.arch+"."+nextnLayers, "%d: this reads no prediction layers of %s", n, r.arch)
+		}
+	}
+	if predicting > blocks {
+		r.fail(r.arch+"."+nextnLayers, "%d of %d blocks", predicting, blocks)
+	}
+	r.putInt("num_hidden_layers", blocks-predicting)
+	r.headWidth()
+	r.normalises()
+	heads := has("blk.0.attn_q.bias")
+	switch r.arch {
+	case glm4MoE:
+		r.putInt("num_nextn_predict_layers", predicting)
+		r.put("attention_bias", strconv.FormatBool(heads))
+		r.put("use_qk_norm", strconv.FormatBool(has("blk.0.attn_q_norm.weight")))
+		r.leading("first_k_dense_replace")
+		r.groups()
+	case dots1:
+		r.leading("first_k_dense_replace")
+		r.put("sliding_window", "null")
+		r.groups()
+	case hyV3:
+		r.sparse(blocks-predicting, has)
+	case exaoneMoE:
+		r.leading("first_k_dense_replace")
+		r.windows(blocks - predicting)
+		r.groups()
+	case ernie45MoE:
+		r.leading("moe_layer_start_index")
+		if step, ok := r.natural(moeStep); ok {
+			r.putInt("moe_layer_interval", step)
+		}
+	}
+}
+
+// headWidth takes head_dim, without a key each head's share, and how much of it RoPE rotates.
+func (r *keyReader) headWidth() {
+	width, ok := r.natural(keyLength)
+	if !ok {
+		heads, _ := r.natural("attention.head_count")
+		hidden, _ := r.natural("embedding_length")
+		width = hidden / max(heads, 1)
+	}
+	r.putInt("head_dim", width)
+	dims, said := r.natural(ropeDims)
+	switch partially := architectureNamed(r.arch).grouped.partially; {
+	case !said:
+	case !partially && dims != width:
+		r.fail(r.arch+"."+ropeDims, "%d, but heads have %d", dims, width)
+	case r.arch == minimaxM2:
+		r.putInt("rotary_dim", dims)
+	case partially:
+		share := float64(dims) / float64(max(width, 1))
+		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
+			share = math.Nextafter(share, 1)
+		}
+		r.put("partial_rotary_factor", strconv.FormatFloat(share, 'g', -1, 64))
+	}
+}
+
+// normalises takes norm_topk_prob, which some models have no key for: their weights are always normalised.
+func (r *keyReader) normalises() {
+	norm, full, present := r.find(weightsNorm)
+	_, is := norm.(bool)
+	switch always := r.arch == hyV3 || r.arch == minimaxM2 || r.arch == ernie45MoE; {
+	case present && !is:
+		r.fail(full, "%v is not a boolean", norm)
+	case always && present && norm != true:
+		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
+	case !always:
+		r.put("norm_topk_prob", strconv.FormatBool(norm == true))
+	}
+}
+
+// leading takes the number of first layers without experts.
+func (r *keyReader) leading(field string) {
+	n, _ := r.natural(denseCount)
+	r.putInt(field, n)
+}
+
+// sparse takes from the tensors which layers have experts, and how many experts all tokens share.
+func (r *keyReader) sparse(layers int, has func(name string) bool) {
+	types := make([]string, min(layers, maxList))
+	for l := range types {
+		if types[l] = `"dense"`; has(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", l)) {
+			types[l] = `"sparse"`
+		}
+	}
+	r.put("mlp_layer_types", "["+strings.Join(types, ",")+"]")
+	width, _ := r.natural("expert_feed_forward_length")
+	shared, ok := r.natural(sharedFF)
+	if ok && (width == 0 || shared%width != 0) {
+		r.fail(r.arch+"."+sharedFF, "%d is not a multiple of expert_feed_forward_length %d", shared, width)
+	} else if ok {
+		r.putInt("n_shared_experts", shared/width)
+	}
+}
+
+// windows takes which layers have a window: without a list every fourth has none.
+func (r *keyReader) windows(layers int) {
+	v, ok := r.values[r.arch+"."+windowPattern]
+	types := make([]string, min(layers, maxList))
+	for l := range types {
+		windowed := (l+1)%4 != 0
+		if ok && l < len(v.many) {
+			windowed = v.many[l] == true
+		}
+		if types[l] = `"full_attention"`; windowed {
+			types[l] = `"sliding_attention"`
+		}
+	}
+	if ok && (v.kind != array || v.of != boolean || len(v.many) < len(types)) {
+		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
+	}
+	r.put("layer_types", "["+strings.Join(types, ",")+"]")
+}

@@ -1,0 +1,93 @@
+package table
+
+import (
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+)
+
+// groupedRows are the rows of the families that have DeepSeek-V3's mixture of experts behind plain attention with head_dim:
+// the first DeepSeekMoE's, with norms of queries and keys, and a router bias of some shape.
+func groupedRows(routerBias Row) (rows []Row) {
+	heads := map[Role][]dim{QProj: {queryWidths, hidden}, qProjBias: {queryWidths}, KProj: {keyWidths, hidden},
+		kProjBias: {keyWidths}, VProj: {valueWidths, hidden}, vProjBias: {valueWidths}, OProj: {hidden, contextWidths}}
+	for _, row := range familyV1.Rows {
+		if shape, ok := heads[row.Role]; ok {
+			row.Shape = shape
+		}
+		if len(row.GGUF.Pieces) > 0 { // llama.cpp rotates halves, too
+			row.GGUF = stored(row.GGUF.Pieces[0].Name)
+		}
+		if rows = append(rows, row); row.Role == oProjBias {
+			rows[len(rows)-1].When = outputBias
+			rows = append(rows, headNorms...)
+		}
+	}
+	return behind(rows, Gate, routerBias)
+}
+
+// namedInGGUF returns rows, those of a role with the tensor of another name in llama.cpp's files.
+func namedInGGUF(rows []Row, role Role, name string) []Row {
+	for i := range rows {
+		if rows[i].Role == role {
+			rows[i].GGUF = stored(name)
+		}
+	}
+	return rows
+}
+
+// headNorms are the norms of queries and keys.
+var headNorms = []Row{
+	{"model.layers.{l}.self_attn.q_norm.weight", Norms, QNorm, headsNormed, []dim{normedQueries},
+		stored("blk.{l}.attn_q_norm.weight")},
+	{"model.layers.{l}.self_attn.k_norm.weight", Norms, KNorm, headsNormed, []dim{normedKeys},
+		stored("blk.{l}.attn_k_norm.weight")},
+}
+
+// otherNames are the namings of a family that files are published with: what parts of the table's names are called in
+// them, and in transformers' modules.
+func otherNames(f Family, published, own map[string]string) Family {
+	naming := func(name, whose string, called map[string]string) Naming {
+		names := map[string]string{}
+		for _, row := range slices.Concat(f.Rows, f.MTP) {
+			names[row.Name] = row.Name
+			for part, as := range called {
+				names[row.Name] = strings.Replace(names[row.Name], part, as, 1)
+			}
+		}
+		return Naming{Name: name, Whose: whose, Fuses: name != "published", names: names}
+	}
+	f.Namings = []Naming{naming("published", "a published name", published),
+		naming("transformers", "a name of transformers' modules", own)}
+	f.spelled = spellings(f.Namings)
+	return f
+}
+
+// Conditions and dimensions of plain attention with head_dim.
+var (
+	headsNormed = &when{[]string{"use_qk_norm"}, func(c *config.Config, _ int) bool { return c.UseQKNorm }}
+	outputBias  = &when{[]string{"attention_bias"},
+		func(c *config.Config, _ int) bool { return c.AttentionBias && !c.Rules().OutputUnbiased }}
+
+	queryWidths = dim{[]string{"num_attention_heads", "head_dim"},
+		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+	keyWidths = dim{[]string{"num_key_value_heads", "head_dim"},
+		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.QKHeadDim() }}
+	valueWidths = dim{[]string{"num_key_value_heads", "head_dim"},
+		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.ValueHeadDim() }}
+	contextWidths = dim{[]string{"num_attention_heads", "head_dim"},
+		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
+	normedQueries = dim{[]string{"num_attention_heads", "head_dim"}, func(c *config.Config, _ int) int {
+		if c.Rules().QKNorm == config.AllHeads {
+			return c.NumAttentionHeads * c.QKHeadDim()
+		}
+		return c.QKHeadDim()
+	}}
+	normedKeys = dim{[]string{"num_key_value_heads", "head_dim"}, func(c *config.Config, _ int) int {
+		if c.Rules().QKNorm == config.AllHeads {
+			return c.NumKeyValueHeads * c.QKHeadDim()
+		}
+		return c.QKHeadDim()
+	}}
+)
