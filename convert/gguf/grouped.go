@@ -155,11 +155,11 @@ func (r *keyReader) grouped(has func(name string) bool) {
 	r.putInt("num_hidden_layers", blocks-predicting)
 	r.headWidth()
 	r.normalises()
-	heads := has("blk.0.attn_q.bias")
+	layers := min(max(blocks-predicting, 0), maxList)
 	switch r.arch {
 	case glm4MoE:
 		r.putInt("num_nextn_predict_layers", predicting)
-		r.put("attention_bias", strconv.FormatBool(heads))
+		r.put("attention_bias", strconv.FormatBool(has("blk.0.attn_q.bias")))
 		r.put("use_qk_norm", strconv.FormatBool(has("blk.0.attn_q_norm.weight")))
 		r.leading("first_k_dense_replace")
 		r.groups()
@@ -168,10 +168,10 @@ func (r *keyReader) grouped(has func(name string) bool) {
 		r.put("sliding_window", "null")
 		r.groups()
 	case hyV3:
-		r.sparse(blocks-predicting, has)
+		r.sparse(layers, has)
 	case exaoneMoE:
 		r.leading("first_k_dense_replace")
-		r.windows(blocks - predicting)
+		r.windows(layers)
 		r.groups()
 	case ernie45MoE:
 		r.leading("moe_layer_start_index")
@@ -228,7 +228,7 @@ func (r *keyReader) leading(field string) {
 
 // sparse takes from the tensors which layers have experts, and how many experts all tokens share.
 func (r *keyReader) sparse(layers int, has func(name string) bool) {
-	types := make([]string, min(layers, maxList))
+	types := make([]string, layers)
 	for l := range types {
 		if types[l] = `"dense"`; has(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", l)) {
 			types[l] = `"sparse"`
@@ -247,7 +247,7 @@ func (r *keyReader) sparse(layers int, has func(name string) bool) {
 // windows takes which layers have a window: without a list every fourth has none.
 func (r *keyReader) windows(layers int) {
 	v, ok := r.values[r.arch+"."+windowPattern]
-	types := make([]string, min(layers, maxList))
+	types := make([]string, layers)
 	for l := range types {
 		windowed := (l+1)%4 != 0
 		if ok && l < len(v.many) {

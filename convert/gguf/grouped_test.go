@@ -81,6 +81,7 @@ func TestGroupedKeys(t *testing.T) {
 		{"glm4-moe", valueLength, uint32(23), "23, but the other keys make it 24"},
 		{"dots1", ropeDims, uint32(8), "8, but heads have 16"},
 		{"dots1", weightsNorm, uint32(1), "1 is not a boolean"},
+		{"exaone-moe", nextnLayers, uint32(9), "9: this reads no prediction layers of exaone-moe"},
 		{"hy-v3", nextnLayers, uint32(1), "1: this reads no prediction layers of hy_v3"},
 		{"hy-v3", weightsNorm, false, "false, but this architecture normalises the weights of experts"},
 		{"hy-v3", sharedFF, uint32(33), "33 is not a multiple of expert_feed_forward_length 32"},
