@@ -3,6 +3,9 @@ package model
 import (
 	"context"
 	"fmt"
+	"slices"
+
+	"dsmoe/model/table"
 )
 
 // Forward runs the decoder on in, in evaluation mode unless o says otherwise, and
@@ -69,6 +72,7 @@ func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
 		}
 		for _, l := range course.Layers {
 			passes[0].hold(l)
+			passes[0].stopIf(passes[0].m.Hold(l)) // experts that all passes run are read once
 			for i, p := range passes {
 				x[i] = p.Scope(x[i], func(x V) V { return p.layer(l, x) })
 			}
@@ -85,6 +89,11 @@ func (p *pass[V]) run() (x V) {
 	}
 	p.tables()
 	for _, l := range c.Layers {
+		if slices.Contains(c.Routers, l) {
+			p.stopIf(p.m.Hold(l))
+			x = p.Scope(p.start(l, x), func(x V) V { return p.routed(l, x) })
+			continue
+		}
 		x = p.within(l, p.start(l, x), func(x V) V { return p.layer(l, x) })
 	}
 	if !c.Head {
@@ -116,9 +125,9 @@ func (p *pass[V]) within(l int, x V, f func(x V) V) V {
 	return x
 }
 
-// hold is how within begins; drop ends it.
+// hold is how within begins; drop ends it. Routed experts are read when they run, but for a gradient.
 func (p *pass[V]) hold(l int) {
-	p.stopIf(p.m.Hold(l))
+	p.stopIf(read(l, p.m.layer(l, func(of table.Place) bool { return of.Expert < 0 || p.o.Training })))
 	p.willNeed(p.course.next(l, len(p.m.Model.Layers)))
 }
 
@@ -129,6 +138,21 @@ func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
 		p.tables()
 		return p.layer(l, x)
 	})
+}
+
+// Router runs the gate of decoder layer l alone on x [batch, seq, hidden_size], which the layer's mixture of experts takes.
+func (n *Network[V]) Router(ctx context.Context, l int, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(l))
+		return p.routed(l, x)
+	})
+}
+
+// routed is the gate of layer l: [tokens, k].
+func (p *pass[V]) routed(l int, x V) V {
+	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
+	_, weight := p.gate(fmt.Sprintf("model.layers.%d.mlp.gate", l), &p.m.Layer(l).MoE.Gate, flat)
+	return weight
 }
 
 // PredictionLayer runs prediction layer k alone on h [batch, seq-k, hidden_size], as

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"slices"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -293,8 +294,28 @@ func (p *pass[V]) dontNeed(w *Weight) {
 // Hold reads the weights of layer l that Load left out, and keeps them. The error names the
 // weight that does not fit into memory or cannot be read.
 func (m *DeepseekForCausalLM) Hold(l int) error {
-	need := m.unreadBytes(l)
-	for _, w := range m.LayerWeights(l) {
+	return read(l, m.layer(l, func(table.Place) bool { return true }))
+}
+
+// layer returns the wanted weights of layer l.
+func (m *DeepseekForCausalLM) layer(l int, wanted func(table.Place) bool) (list []*Weight) {
+	for place, w := range m.LayerWeights(l) {
+		if wanted(place) {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// read reads those weights of layer l that are not in memory.
+func read(l int, list []*Weight) error {
+	need := int64(0)
+	for _, w := range list {
+		if w.unread != nil && w.Data == nil {
+			need += w.unread.bytes()
+		}
+	}
+	for _, w := range list {
 		if w.unread == nil || w.Data != nil {
 			continue
 		}
@@ -316,16 +337,6 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 	return nil
 }
 
-// unreadBytes returns the size in bytes of the weights of layer l that are not in memory.
-func (m *DeepseekForCausalLM) unreadBytes(l int) (n int64) {
-	for _, w := range m.LayerWeights(l) {
-		if w.unread != nil && w.Data == nil {
-			n += w.unread.bytes()
-		}
-	}
-	return n
-}
-
 // bytes returns the size in bytes of the weight in memory, with the scales and zeros that are read with it.
 func (u *unread) bytes() int64 {
 	n := u.w.Bytes()
@@ -336,20 +347,34 @@ func (u *unread) bytes() int64 {
 	return n
 }
 
-// drop releases the pages of layer l and the weights that Hold read, unless a gradient will read
+// drop releases the pages of layer l and the weights that hold read, unless a gradient will read
 // them again.
 func (p *pass[V]) drop(l int) {
-	dropped := false
-	for _, w := range p.m.LayerWeights(l) {
+	if p.forget(p.m.layer(l, func(table.Place) bool { return true })) {
+		runtime.GC() // the next layer takes this memory
+	}
+}
+
+// forget releases the pages of weights and the weights that were read, and reports whether any was, unless a gradient
+// will read them again.
+func (p *pass[V]) forget(list []*Weight) (any bool) {
+	for _, w := range list {
 		p.dontNeed(w)
-		if w.unread != nil && !p.o.Training {
-			w.Data, dropped = nil, true
+		if w.unread != nil && !p.o.Training && w.Data != nil {
+			w.Data, any = nil, true
 			if w.unread.w.Places != nil {
 				w.Grid = tensor.Grid{}
 			}
 		}
 	}
-	if dropped {
-		runtime.GC() // the next layer takes this memory
-	}
+	return any
+}
+
+// holdExpert reads the weights of a routed expert of layer l that are not in memory, and returns them. They are of use to
+// the stage of all experts' sum, too: drop lets them go.
+func (p *pass[V]) holdExpert(l int, m *DeepseekMLP) []*Weight {
+	weights := m.weights()
+	absent := slices.DeleteFunc(weights[:], func(w *Weight) bool { return w.unread == nil || w.Data != nil })
+	p.stopIf(read(l, absent))
+	return absent
 }

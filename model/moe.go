@@ -70,6 +70,7 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
+			p.holdExpert(l, &m.Experts[e])
 			out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(slots, k))
 			parts = append(parts, Part[V]{e, slots, out})
 		}
@@ -298,6 +299,7 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 	p.stopIf(probe.check(l, p.in.Batch*p.in.Seq, len(m.Experts)))
 	for i, e := range probe.Experts {
 		p.fetchExperts(l, probe.Experts[i:min(i+2, len(probe.Experts))])
+		read := p.holdExpert(l, &m.Experts[e])
 		p.Scope(x, func(x V) V {
 			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
 			return x
@@ -305,5 +307,6 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 		for _, w := range m.Experts[e].weights() {
 			p.dontNeed(w)
 		}
+		p.forget(read)
 	}
 }

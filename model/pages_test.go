@@ -3,6 +3,9 @@ package model_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,19 +45,19 @@ func (u unviewed) ReadAt(name string, dst []byte, offset int64) error {
 	return nil
 }
 
-// layerBytes is the size of the weights of a layer.
+// layerBytes is the size of the weights of a layer, routed experts left out.
 func layerBytes(c *config.Config, layer int) (n int64) {
 	for s := range table.FamilyOf(c).Slots(c) {
-		if s.Layer == layer {
+		if s.Layer == layer && s.Expert < 0 {
 			n += tensor.Info{DType: tensor.BF16, Shape: s.Shape}.Bytes()
 		}
 	}
 	return n
 }
 
-// TestOneLayerIsRead: without views a layer's weights are in memory while it runs, each is
-// read once, and the logits are the same; a layer that does not fit is an error that names
-// it.
+// TestOneLayerIsRead: without views a layer's weights are in memory while it runs, and those of a routed expert
+// while that runs. Each is read once, an expert that no token chose is not read, and the logits are the same; a layer that
+// does not fit is an error that names it.
 func TestOneLayerIsRead(t *testing.T) {
 	c := configtest.Parse(t, tinyConfig)
 	src := synthetic(t, c)
@@ -72,9 +75,18 @@ func TestOneLayerIsRead(t *testing.T) {
 	got, err := m.Forward(context.Background(), in, model.Options{})
 	require.NoError(t, err)
 	require.Equal(t, want.Values, got.Values)
-	require.Len(t, read, len(src))
-	for name, times := range read {
-		require.Equal(t, 1, times, name)
+	used := map[int]bool{}
+	for e, expert := range viewed.Model.Layers[1].MoE.Experts {
+		used[e] = read[expert.GateProj.Weight.Name] == 1
+		require.Equal(t, used[e], read[expert.DownProj.Weight.Name] == 1)
+		require.Nil(t, m.Model.Layers[1].MoE.Experts[e].GateProj.Weight.Data, "let go")
+	}
+	require.Contains(t, slices.Collect(maps.Values(used)), true)
+	require.Contains(t, slices.Collect(maps.Values(used)), false)
+	for name := range src {
+		if !strings.Contains(name, ".experts.") {
+			require.Equal(t, 1, read[name], name)
+		}
 	}
 	large := max(layerBytes(c, 0), layerBytes(c, 1))
 	require.Equal(t, large, most, "one layer at a time")
@@ -82,6 +94,7 @@ func TestOneLayerIsRead(t *testing.T) {
 
 	require.NoError(t, m.Hold(1))
 	require.NotNil(t, m.Model.Layers[1].SelfAttn.QProj.Weight.Data)
+	require.NotNil(t, m.Model.Layers[1].MoE.Experts[0].GateProj.Weight.Data)
 	_, err = m.Forward(context.Background(), in, model.Options{Training: true})
 	require.NoError(t, err)
 	require.NotNil(t, m.Model.Layers[0].SelfAttn.QProj.Weight.Data, "kept for the gradient")
@@ -90,7 +103,7 @@ func TestOneLayerIsRead(t *testing.T) {
 	m, err = model.Load(c, u)
 	require.NoError(t, err)
 	_, err = m.Forward(context.Background(), in, model.Options{})
-	require.EqualError(t, err, "no room: layer 1 needs it")
+	require.EqualError(t, err, "no room: layer 0 needs it")
 	u.room = 10
 	_, err = model.Load(c, u)
 	require.ErrorContains(t, err, "tensor model.embed_tokens.weight: no room")

@@ -242,6 +242,8 @@ class Check:
         self.counts[what] = self.counts.get(what, 0) + n
 
     def convert(self, src, dst, kind, *flags):
+        if (src / "config.json").exists() and not (src / "tokenizer.json").exists():
+            flags += ("--no-vocab",)
         subprocess.run([self.dsmoe, "convert", src, dst, "--to", "gguf", "--type", kind, "--name", "model", *flags], check=True, stdout=subprocess.DEVNULL)
         return next(dst.glob("*.gguf"))
 

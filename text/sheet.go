@@ -20,8 +20,8 @@ const (
 	Markdown Form = "md"    // a table of GitHub's Markdown
 )
 
-// Screen is a writer whose lines have room for Columns runes; 0 is any number. A Sheet leaves out
-// its last columns in a table that is wider.
+// Screen is a writer whose lines have room for Columns runes; 0 is any number. A Sheet, or a Table by WriteFitting, leaves
+// out its last columns if it is wider.
 type Screen struct {
 	io.Writer
 	Columns int
@@ -188,17 +188,7 @@ func (s *Sheet) writeTable(w io.Writer) error {
 	for _, line := range lines {
 		t.Add(line...)
 	}
-	screen, _ := w.(Screen)
-	n := t.fitting(screen.Columns)
-	for i := range t.rows {
-		t.rows[i] = t.rows[i][:n]
-	}
-	if err := t.WriteText(w); err != nil || n == len(s.columns) {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "%s without room: %s; --wide shows all\n", Plural(len(s.columns)-n, "column"),
-		strings.Join(s.names()[n:], ", "))
-	return err
+	return t.WriteFitting(w, s.names())
 }
 
 func (s *Sheet) writeTSV(w io.Writer) error {

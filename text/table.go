@@ -1,6 +1,7 @@
 package text
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"unicode/utf8"
@@ -32,6 +33,23 @@ func (t *Table) WriteText(w io.Writer) error {
 		b.WriteString(strings.TrimRight(t.line(row, widths), " ") + "\n")
 	}
 	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteFitting writes the table without the last columns that a Screen w has no room for. A line below names these;
+// names are the columns' names.
+func (t *Table) WriteFitting(w io.Writer, names []string) error {
+	screen, _ := w.(Screen)
+	n := t.fitting(screen.Columns)
+	cut := Table{Align: t.Align[:n], Indent: t.Indent}
+	for _, row := range t.rows {
+		cut.rows = append(cut.rows, row[:min(n, len(row))])
+	}
+	if err := cut.WriteText(w); err != nil || n == len(t.Align) {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%s without room: %s; --wide shows all\n", Plural(len(t.Align)-n, "column"),
+		strings.Join(names[n:], ", "))
 	return err
 }
 

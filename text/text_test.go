@@ -77,6 +77,24 @@ func TestNamesAreTotallyOrdered(t *testing.T) {
 	assert.Equal(t, []string{"lm_head.weight", "model.layers.9.y", "model.layers.10.x"}, names)
 }
 
+// TestWrap cuts between words, below what a line's name names, and neither words nor commands.
+func TestWrap(t *testing.T) {
+	for line, want := range map[string][]string{
+		"cause  one two three":               {"cause  one two", "       three"},
+		"a name  one two three":              {"a name  one two", "  three"},
+		"    one two three four":             {"    one two", "    three four"},
+		"one two three four":                 {"one two three", "four"},
+		"at  1663199.92xxxxxxxx y":           {"at  1663199.92xxxxxxxx", "    y"},
+		"next   dsmoe diff ORIGINAL":         {"next   dsmoe diff ORIGINAL"},
+		"a long name, longer  one two three": {"a long name,", "  longer  one", "  two three"},
+		"ÄÖÜ    ÄÖÜ ÄÖÜ":                     {"ÄÖÜ    ÄÖÜ ÄÖÜ"},
+		"":                                   {""},
+	} {
+		assert.Equal(t, want, Wrap(line, 15), line)
+		assert.Equal(t, []string{line}, Wrap(line, 0))
+	}
+}
+
 func TestTable(t *testing.T) {
 	x := Table{Align: "lrl", Indent: "> "}
 	x.Add("a", "1", "é")

@@ -113,16 +113,17 @@ func TestFilesOfAFailure(t *testing.T) {
 	x := junit(t, r)
 	has(t, x, `
     <testcase name="model.layers.0.input_layernorm.output" classname="model against golden, local.layer 0">
-      <failure type="fail" message="z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.78; at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ); 1856 of 1856 elements are beyond 8 σ"><![CDATA[DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+      <failure type="fail" message="off by 0.18 % of its RMS, at most 0.0078 at [0 3 47]; z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.78; at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ); 1856 of 1856 elements are beyond 8 σ"><![CDATA[DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+           off by 0.18 % of its RMS, at most 0.0078 at [0 3 47]
            z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.78
            at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
 `)
 	has(t, x, `<testcase name="model.layers.0.self_attn.q_proj.output" classname="model against golden, local.layer 0"></testcase>`)
 	has(t, x, `<testcase name="verdict" classname="model against golden, local.verdict">
-      <failure type="fail" message="model.layers.0.input_layernorm.output: z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.78; norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05">`)
+      <failure type="fail" message="model.layers.0.input_layernorm.output: off by 0.18 % of its RMS, at most 0.0078 at [0 3 47]; z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.78; norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05">`)
 	h := html(t, r)
 	for _, want := range []string{
-		`<p class="verdict bad"><strong>FAIL</strong> model.layers.0.input_layernorm.output: z 2.24e&#43;04, limit 8; RMS of z 1.71e&#43;04, limit 1.1; RMS of z in a row 2.24e&#43;04, limit 3; RMS of z in a column 1.71e&#43;04, limit 1.78; norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05</p>`,
+		`<p class="verdict bad"><strong>FAIL</strong> model.layers.0.input_layernorm.output: off by 0.18 % of its RMS, at most 0.0078 at [0 3 47]; z 2.24e&#43;04, limit 8; RMS of z 1.71e&#43;04, limit 1.1; RMS of z in a row 2.24e&#43;04, limit 3; RMS of z in a column 1.71e&#43;04, limit 1.78; norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05</p>`,
 		`<dt>diverges</dt><dd>model.layers.0.input_layernorm.output  F32 [2 17 64]</dd>`,
 		`<dd>at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)</dd>`,
 		`<dt>cause</dt><dd>norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05</dd>`,
@@ -165,8 +166,8 @@ func TestFilesOfOtherVerdicts(t *testing.T) {
 	hasNot(t, html(t, r), `Beyond 8 σ`)
 
 	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
-	has(t, html(t, r), `<p class="verdict good"><strong>PASS with limits of the user&#39;s (45 of 48 experts, 177 of 186 weights exercised)</strong> 58 of 58 golden tensors`)
-	has(t, junit(t, r), `<property name="verdict" value="PASS with limits of the user&#39;s (45 of 48 experts, 177 of 186 weights exercised)"></property>`)
+	has(t, html(t, r), `<p class="verdict good"><strong>PASS (user-supplied limits) (45 of 48 experts, 177 of 186 weights exercised)</strong> 58 of 58 golden tensors`)
+	has(t, junit(t, r), `<property name="verdict" value="PASS (user-supplied limits) (45 of 48 experts, 177 of 186 weights exercised)"></property>`)
 
 	r = report.Unfinished(errors.New("model: no such file\x1b"))
 	found := requireSchema(t, junit(t, r))

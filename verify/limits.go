@@ -186,6 +186,7 @@ func record(c *report.Check, m bounds.Metrics) {
 	}
 	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = report.JSONFloat(m.RelRMS), report.JSONFloat(m.RowRMS),
 		report.JSONFloat(m.MaxRMS), report.JSONFloat(m.MaxAbs)
+	c.MaxAbsIndex = c.Index
 	c.BitEqual, c.OneULP, c.WorstRow = report.JSONFloat(m.BitEqual), report.JSONFloat(m.OneULP), m.WorstRow
 }
 

@@ -118,7 +118,7 @@ func TestFailureNamesItsMeasure(t *testing.T) {
 	has(t, printed(t, r), "\n           "+neuron+"\n")
 	has(t, junit(t, r), `message="`+said+`; at `)
 	has(t, junit(t, r), `message="`+stage+": "+said+`; none of the known`)
-	has(t, html(t, r), `<strong>FAIL with limits of the user&#39;s</strong> `+stage+": "+said)
+	has(t, html(t, r), `<strong>FAIL (user-supplied limits)</strong> `+stage+": "+said)
 	has(t, html(t, r), `<dd>`+said+`</dd>`)
 	check := document(t, r)["checks"].([]any)[i].(map[string]any)
 	require.Equal(t, []any{map[string]any{"measure": "neuron_z", "value": *failed.NeuronZ, "limit": 6.0}}, check["failed"])

@@ -14,6 +14,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/verifytest"
 )
 
 // TestAttributionKeepsNoValue: the weights of values are known as long as the values, which nothing else keeps.
@@ -51,7 +52,7 @@ func TestGoldenIsReadInPieces(t *testing.T) {
 		want[i] = float32(i)
 		x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(want[i]))
 	}
-	keep(p, "long", x)
+	require.NoError(t, (&verifytest.Recorder{Pack: p}).Keep("long", x))
 	got, err := p.Float32s("long")
 	require.NoError(t, err)
 	require.True(t, slices.Equal(want, got))

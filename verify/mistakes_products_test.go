@@ -16,6 +16,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
+	"dsmoe/verify/verifytest"
 )
 
 // shortened is Plain with products whose operands lose so many of their last bits, to nearest or cut
@@ -124,7 +125,7 @@ func scaleColumn(t *testing.T, p *pack.Pack, name string, by float32) {
 	for i := 3; i < len(values); i += x.Shape[len(x.Shape)-1] {
 		values[i] = tensor.Rounded(values[i]*by, x.DType)
 	}
-	require.NoError(t, (&recorder{p}).Stage(name, &model.Activation{DType: x.DType, Shape: x.Shape, Values: values}))
+	require.NoError(t, (&verifytest.Recorder{Pack: p}).Stage(name, &model.Activation{DType: x.DType, Shape: x.Shape, Values: values}))
 }
 
 // ids are the causes' names.

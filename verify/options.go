@@ -37,7 +37,7 @@ type Options struct {
 	Stages []string // globs of stages, with Layers
 	// Part selects the layers that are part Index of Of, balanced by the bytes of their weights; nil selects all.
 	// The embedding, the head and prediction layers go together, and so do layers with a layer whose input the
-	// pack lacks and that gives it. Parts need local mode, and a pack that is not one of training.
+	// pack lacks and that gives it. Parts need local mode, and a pack that was not recorded in training mode.
 	Part        *report.Part
 	FailFast    bool // the run ends with the first stage that fails
 	Undiagnosed bool // the cause of a failure is not looked for

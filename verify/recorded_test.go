@@ -2,15 +2,10 @@ package verify
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
-	"math"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,10 +16,8 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
+	"dsmoe/verify/verifytest"
 )
-
-// kinds are those of packs' references.
-var kinds = map[config.Reference]string{config.Remote: "remote code", config.Native: "transformers native"}
 
 // TestOwnForwardIsWithinTheBounds: what Plain computes with float32 sums is a right reference,
 // in every dtype, of models with and without latent attention, groups and biases.
@@ -80,76 +73,15 @@ func recorded(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *mo
 func recordedBy(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
-	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
-	p := &pack.Pack{Dir: t.TempDir(), DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: kinds[c.Reference]},
-		Tensors: map[string]pack.Entry{}}}
-	if c.Reference == config.Native {
-		p.Manifest.Reference.Kind = "transformers native"
-	}
-	keepInts(p, "input_ids", []int{in.Batch, in.Seq}, in.InputIDs)
+	r := verifytest.NewRecorder(t.TempDir(), c, d)
+	require.NoError(t, r.KeepInts("input_ids", []int{in.Batch, in.Seq}, in.InputIDs))
 	o := model.Options{DType: d, Accumulate: model.Float32}
 	plain := model.NewPlain(o)
-	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain), Trace: &recorder{p}}
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain), Trace: r}
 	_, err = net.Forward(context.Background())
 	require.NoError(t, err)
 	plain.Close(nil)
-	return p
-}
-
-func keepInts(p *pack.Pack, name string, shape, values []int) {
-	x := tensor.Tensor{DType: tensor.I64, Shape: shape}
-	for _, v := range values {
-		x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(v))
-	}
-	keep(p, name, x)
-}
-
-// keep adds a tensor to a pack, in a file of its own, or replaces it.
-func keep(p *pack.Pack, name string, x tensor.Tensor) {
-	header := fmt.Sprintf(`{%q:{"dtype":%q,"shape":%s,"data_offsets":[0,%d]}}`, name, x.DType,
-		strings.ReplaceAll(fmt.Sprint(x.Shape), " ", ","), len(x.Data))
-	data := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
-	f, err := os.CreateTemp(p.Dir, "*.safetensors")
-	if err == nil {
-		_, err = f.Write(append(data, x.Data...))
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		panic(err)
-	}
-	p.Manifest.Tensors[name] = pack.Entry{DType: x.DType, Shape: x.Shape, File: filepath.Base(f.Name())}
-}
-
-// recorder is a trace that puts everything it sees into a pack.
-type recorder struct{ *pack.Pack }
-
-func (r *recorder) Stage(name string, a *model.Activation) error {
-	x := tensor.Tensor{DType: a.DType, Shape: a.Shape}
-	for _, v := range a.Values {
-		switch a.DType {
-		case tensor.F32:
-			x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(v))
-		case tensor.BF16:
-			x.Data = binary.LittleEndian.AppendUint16(x.Data, uint16(math.Float32bits(v)>>16))
-		default:
-			x.Data = binary.LittleEndian.AppendUint16(x.Data, half(v))
-		}
-	}
-	keep(r.Pack, name, x)
-	return nil
-}
-
-// half is the F16 pattern of a number that F16 has.
-func half(v float32) uint16 {
-	n := tensor.Ordinal(v, tensor.F16)
-	if n < 0 {
-		return uint16(-n) | 1<<15
-	}
-	return uint16(n)
-}
-
-func (r *recorder) TopK(name string, c *model.Choice[*model.Activation]) error {
-	keepInts(r.Pack, name, []int{c.Scores.Rows(), len(c.Idx) / c.Scores.Rows()}, c.Idx)
-	return nil
+	return r.Pack
 }
 
 // TestRepeatedTokensWithoutAStage: batches of two ids are right references whatever the pack lacks

@@ -88,7 +88,7 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 	add(c.HasIndexer() && !c.Windowed() && in.Seq <= c.IndexTopK, "index_topk",
 		"the pack has %d positions: every query attends to all keys that it sees", in.Seq)
 	addWindowed(c, in.Seq, add)
-	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
+	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack was not recorded in training mode")
 	n := pack.Predictions(c, golden)
 	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n,
 		c.NumNextNPredictLayers)

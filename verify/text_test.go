@@ -37,18 +37,19 @@ func TestTextOfAFailure(t *testing.T) {
 	require.Equal(t, `reference  DeepseekForCausalLM (remote code modeling_deepseek.py), transformers 4.39.3, torch 2.3.1+cu121 on cpu
 golden     2 × 17 tokens in float32, 58 tensors, files match their hashes
 mode       local: every stage is fed the golden's own input; float64 sums
-config     aux_loss_alpha not exercised: the pack is not one of training
+config     aux_loss_alpha not exercised: the pack was not recorded in training mode
 limits     8 σ of rounding errors for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct rows RMS ≤ 1 + 4/√elements, a column's ≤ 1 + 4/√rows
 
-           checked  nearest to its limit  z        RMS       sees     open  of limit
-embedding  1/1      embed_tokens          0        0.00      0.0e+00  -     0%
-layer 0    10/10    input_layernorm       2.2e+04  17054.18  8.6e-07  -     1.6e+04×  2 FAIL
-layer 1    15/15    input_layernorm       1e+02    61.07     8.6e-07  -     5.6e+01×  2 FAIL
-layer 2    15/15    input_layernorm       18       7.72      8.6e-07  -     706.7%    2 FAIL
-layer 3    15/15    input_layernorm       7.9      3.49      8.6e-07  -     319.4%    2 FAIL
-head       2/2      norm                  6.8      2.35      8.6e-07  -     215.5%    1 FAIL
+           checked  failed  nearest to its limit  of limit  z        RMS      sees     open
+embedding  1/1              embed_tokens          0%        0        0        0.0e+00  -
+layer 0    10/10    2 FAIL  input_layernorm       1.6e+04×  2.2e+04  1.7e+04  8.6e-07  -
+layer 1    15/15    2 FAIL  input_layernorm       5.6e+01×  1e+02    61       8.6e-07  -
+layer 2    15/15    2 FAIL  input_layernorm       706.7%    18       7.7      8.6e-07  -
+layer 3    15/15    2 FAIL  input_layernorm       319.4%    7.9      3.5      8.6e-07  -
+head       2/2      1 FAIL  norm                  215.5%    6.8      2.4      8.6e-07  -
 
 DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+           off by 0.18 % of its RMS, at most 0.0078 at [0 3 47]
            z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.78
            at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
            1856 of 1856 elements are beyond 8 σ
@@ -79,8 +80,8 @@ func TestTextSays(t *testing.T) {
 		"chained": {"v1-base/golden-f32", verify.Options{Mode: report.Chained}, true, []string{
 			"mode       chained: end to end, with the golden's choice of experts; float64 sums",
 			"limits     float32 pack, end to end: 4e-6·√layers, at most 2e-5: rel RMS ≤ 2e-05, a row's ≤ 8e-05, max/RMS ≤ 0.0002",
-			"layer 1    2/15     output                6.9e-07  3.6e-06  4.634%   12.22%",
-			"layer 2    2/15     mlp.gate.topk_idx     -        -        -        -         2 FAIL",
+			"layer 1    2/15             output                12.22%    6.9e-07  3.6e-06  4.634%",
+			"layer 2    2/15     2 FAIL  mlp.gate.topk_idx     -         -        -        -",
 			"DIVERGES   model.layers.2.mlp.gate.topk_idx  I64 [34 4]",
 			"           4 choices of another expert, where rounding does not explain it",
 			"           at [1 2]: got experts [1 2 3 4], want expert 5",
@@ -90,7 +91,7 @@ func TestTextSays(t *testing.T) {
 			"verdict    FAIL",
 		}},
 		"a report without a verdict": {"v1-base/golden-bf16", verify.Options{Mode: report.Chained}, false, []string{
-			"layer 3    0/15     mlp.experts           1.1e-02  9.6e-02  67.51%  -",
+			"layer 3    0/15     mlp.experts           -         1.1e-02  9.6e-02  67.51%",
 			"coverage   0 of 58 golden tensors, 0 of 186 weights, 45 of 48 routed experts",
 			"verdict    INCONCLUSIVE",
 			"           end to end, BF16 rounding grows without a usable limit: this is a report, use --mode local for a verdict",
@@ -103,7 +104,7 @@ func TestTextSays(t *testing.T) {
 		}},
 		"no cause": {"v1-base/golden-f32", verify.Options{Limits: map[string]float64{"model.layers.2.mlp.experts.output": 0.01}}, false, []string{
 			"limits     --limit model.layers.2.mlp.experts.output=0.01: 8 σ, each times that",
-			"verdict    FAIL with limits of the user's",
+			"verdict    FAIL (user-supplied limits)",
 			"cause      none of the known mistakes explains it",
 		}},
 		"training": {"v1-base/golden-train-seq", verify.Options{}, false, []string{
@@ -112,7 +113,7 @@ func TestTextSays(t *testing.T) {
 			"mode       local: stages are fed the golden's own input; over what it lacks, errors are carried on: mlp.experts.output; float64 sums",
 			"config     aux_loss_alpha 0.001, the reference ran with 0.05",
 			"limits     loss, auxiliary losses and gradients: rel RMS ≤ 1e-05, a row's ≤ 0.0001, max/RMS ≤ 0.0002",
-			"gradients  186/186  layers.1.mlp.experts.8.gate_proj.weight.grad  -    -     -        -     8.582%",
+			"gradients  186/186  layers.1.mlp.experts.8.gate_proj.weight.grad  8.582%    -    -     -        -",
 		}},
 		"ties": {"v1-router-ties/golden-f32", verify.Options{Accumulate: model.Float32}, false, []string{
 			"mode       local: every stage is fed the golden's own input; float32 sums",

@@ -10,28 +10,31 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/inspect/header"
 	"dsmoe/model/count"
+	"dsmoe/text"
 )
 
 func archInspection() *inspection {
 	seq := 0
 	compare := &compareFlags{n: 16, k: 2, m: 4, shared: 1}
 	return &inspection{
-		use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG|CHECKPOINT]}",
+		use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG]}",
 		short: "Work out parameters, compute and memory from the config",
-		long: `Works out, from config.json and without rounding: the bytes of the weights, those of the
-files if there are any; parameters in total and used by
-one token, by module; floating point operations of a token's forward pass and of
-training; the KV cache; and the number of sets of experts that a gate can choose. With
+		long: `Works out, from config.json and without rounding: the bytes of the weights,
+those of the files if there are any; parameters in total and used by one token,
+by module; floating point operations of a token's forward pass and of training;
+the KV cache; and the number of sets of experts that a gate can choose. With
 --compare it prints the comparison of MoE layers of the DeepSeekMoE paper.
 
 dsmoe help memory  the formulas`,
-		example: `  dsmoe inspect arch --seq 32768 fixtures/states/deepseek-moe-16b/config.json
+		example: `  dsmoe demo
+  dsmoe inspect arch --seq 32768 dsmoe-demo/checkpoint
   dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1`,
 		documents: cli.Documents{
 			cli.DocumentOf[*header.Arch]("dsmoe.inspect.arch/1"),
 			cli.DocumentOf[*header.Comparison]("dsmoe.inspect.arch.compare/1"),
 		},
 		args: compare.args,
+		pipe: text.AsTable,
 		plot: "bars of parameters, and of those that a token uses; --compare: of the choices",
 		flags: func(q *query) {
 			cli.NumberFlag(q.Flags(), &seq, "seq", "",

@@ -27,7 +27,9 @@ type convertFlags struct {
 	overwrite cli.Overwriting
 	dryRun    bool
 	check     bool
+	discard   bool
 	part      *cli.PartFlags
+	files     cli.Files
 }
 
 // convertDocuments are the JSON documents of dsmoe convert.
@@ -36,6 +38,7 @@ var convertDocuments = cli.Documents{
 	cli.DocumentOf[*convert.PartReport]("dsmoe.convert.part/1"),
 	cli.DocumentOf[*plan.Plan]("dsmoe.convert.plan/1"),
 	cli.DocumentOf[*convert.CheckReport]("dsmoe.convert.check/1"),
+	cli.DocumentOf[*convert.DiscardReport]("dsmoe.convert.discard/1"),
 }
 
 func newConvert() *cobra.Command {
@@ -43,17 +46,21 @@ func newConvert() *cobra.Command {
 	f.Memory, f.Experts = convert.DefaultMemory, plan.KeepExperts
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
-		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
-		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with SRC, or
-absent; the same command continues a run. See dsmoe help conversions and checkpoints`,
-		Example:     `  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
-		Args:        f.args,
-		Annotations: cli.Exits("the output is complete, or --check found it unchanged", "--check found it changed"),
+		Short: "Write another format, dtype, shard size or expert layout",
+		Long: `Writes SRC, or a part of it, to DST, which is then complete and compared with
+SRC, or absent; the same command continues a run. See dsmoe help conversions and
+checkpoints`,
+		Example: `  dsmoe demo
+  dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0 --no-vocab
+  dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused`,
+		Args: f.args,
+		Annotations: cli.Exits("the output is complete, or --check found it unchanged",
+			"--check found it changed, or --discard found nothing"),
 	}
 	cmd.ValidArgsFunction = cli.CompleteArguments("convert SRC FILE") // DST may be a file
 	cli.JSONFlag(cmd)
 	f.register(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) }
+	cmd.RunE = f.files.Around(f.run)
 	return cmd
 }
 
@@ -61,9 +68,9 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(cli.WordFlag(&f.Format, checkpoint.WrittenNames()...), "to",
 		"`format` of the output: safetensors or gguf (default safetensors)")
-	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files, for gguf")
+	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files")
 	flags.Var(cli.TypeFlag(&f.dtype), "type",
-		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
+		"dtype of float weights: f32, f16, bf16, fp8 or keep; for gguf also a mixture such as q4_k_m")
 	flags.Var(cli.WordFlag(&f.scales, "f32", "ue8m0"), "scales",
 		"`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(cli.WordFlag(&f.Experts, plan.FusedExperts, plan.PerExpert, plan.KeepExperts), "experts",
@@ -71,17 +78,17 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(cli.WordFlag(&f.Names, "published", "transformers"), "names",
 		"whose `names` tensors get where a family has several: published or transformers (default SRC's)")
 	flags.Var(cli.ShardFlag(&f.MaxShardBytes), "max-shard-size",
-		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
+		"largest `size` of one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(cli.SpansFlag(&f.Layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
 	f.prune.add(cmd)
 	flags.StringArrayVar(&f.Include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.Exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.NoMTP, "no-mtp", false, "drop the multi-token prediction layers")
-	flags.BoolVar(&f.MTP, "mtp", false, "keep them in a GGUF file, which mostly has none otherwise")
-	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
+	flags.BoolVar(&f.MTP, "mtp", false, "keep the multi-token prediction layers, which a GGUF file mostly lacks")
+	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown here")
 	flags.BoolVar(&f.NoVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
-	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
+	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "most memory to use, a `size`: 512MiB, 2G")
 	flags.BoolVar(&f.AllowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.AllowFP8Fused, "allow-fp8-fused", false,
 		"write fused experts in FP8, whose scales transformers may ignore")
@@ -94,6 +101,16 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.Finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
+	flags.BoolVar(&f.discard, "discard", false,
+		"remove what an unfinished run to DST, the only argument, left; with --dry-run list it, and others in DST")
+	cli.InGroup(flags, cli.Selection, "layers", "keep-experts", "prune", "include", "exclude", "no-mtp")
+	cli.InGroup(flags, cli.Numbers, "type", "scales", "imatrix", "allow-overflow", "allow-fp8-fused", "verify")
+	cli.InGroup(flags, cli.GGUF, "name", "pre", "no-vocab", "mtp")
+	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "update", "check", "discard")
+	cli.InGroup(flags, cli.Parts, "finish")
+	cli.InGroup(flags, cli.Resources, "max-memory")
+	f.files.Flag(cmd, attestFlag, "json",
+		"with --check: write an in-toto statement of the output to `FILE`, to be signed")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("update", other)
 	}
@@ -103,17 +120,20 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 			cmd.MarkFlagsMutuallyExclusive("finish", other)
 		}
 	}
-	flags.VisitAll(func(flag *pflag.Flag) {
-		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) { // the others say how to convert
+	flags.VisitAll(func(flag *pflag.Flag) { // the others say how to convert
+		if !slices.Contains([]string{"check", attestFlag, "json", "max-memory"}, flag.Name) {
 			cmd.MarkFlagsMutuallyExclusive("check", flag.Name)
+		}
+		if !slices.Contains([]string{"discard", "dry-run", "json", "check"}, flag.Name) {
+			cmd.MarkFlagsMutuallyExclusive("discard", flag.Name)
 		}
 	})
 }
 
-// args demands SRC and DST, DST alone for --check, and takes SRC alone for a plan.
+// args demands SRC and DST, DST alone for --check and --discard, and takes SRC alone for a plan.
 func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	switch {
-	case f.check:
+	case f.check, f.discard:
 		return cli.Expect("DST")(cmd, given)
 	case f.dryRun && len(given) == 1:
 		return nil
@@ -131,8 +151,13 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	useEngine(&f.Settings, f.overwrite, b.Set)
 	f.Part, f.Unverified = plan.Part{I: of.Index, N: of.Of}, !f.verify
-	if f.check {
+	switch {
+	case f.check:
 		return f.runCheck(cmd, args[0], &b)
+	case f.discard:
+		return f.runDiscard(cmd, args[0])
+	case cmd.Flags().Changed(attestFlag):
+		return cli.Misuse(cmd, "--attest is of --check: convert first, then check and attest the output")
 	}
 	f.DType, f.Mixture, f.PowersOfTwo = f.dtype.DType, f.dtype.Mixture, f.scales == "ue8m0"
 	if f.Prune, err = f.prune.read(cmd); err != nil {
@@ -185,11 +210,32 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 	return convert.Run(ctx, args[1], src, f.Options)
 }
 
+// attestFlag names the file of a statement.
+const attestFlag = "attest"
+
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) error {
-	r, err := convert.Check(cmd.Context(), dir, f.Settings)
+	var r *convert.CheckReport
+	var s *convert.Statement
+	var err error
+	if cmd.Flags().Changed(attestFlag) {
+		r, s, err = convert.Attest(cmd.Context(), dir, f.Settings)
+	} else {
+		r, err = convert.Check(cmd.Context(), dir, f.Settings)
+	}
+	if err == nil && s != nil {
+		err = f.files.Write(attestFlag, s.WriteJSON)
+	}
 	if err != nil {
 		return err
 	}
 	b.Remove()
 	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Problems) == 0)
+}
+
+func (f *convertFlags) runDiscard(cmd *cobra.Command, dst string) error {
+	r, err := convert.Discard(dst, f.dryRun, f.Settings)
+	if err != nil {
+		return err
+	}
+	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Unfinished) > 0)
 }

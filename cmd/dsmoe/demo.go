@@ -32,9 +32,9 @@ func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo [DIR]",
 		Short: "Write a small checkpoint and its golden pack, to try verify on",
-		Long: `Writes a DeepSeek-V3 of three layers with synthetic weights to DIR/checkpoint, writes
-the golden pack that transformers recorded of it to DIR/golden, and prints what to run
-next. DIR must not exist; by default it is dsmoe-demo.`,
+		Long: `Writes a DeepSeek-V3 of three layers with synthetic weights to DIR/checkpoint,
+writes the golden pack that transformers recorded of it to DIR/golden, and
+prints what to run next. DIR must not exist; by default it is dsmoe-demo.`,
 		Example: `  dsmoe demo
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden`,
 		Args: func(cmd *cobra.Command, args []string) error {

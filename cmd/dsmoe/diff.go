@@ -28,29 +28,35 @@ func newDiff() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff A B",
 		Short: "Compare two checkpoints tensor by tensor",
-		Long: `Compares two checkpoints, whatever their shards, formats, dtypes and layouts of experts.
+		Long: `Compares two checkpoints, whatever their shards, formats, dtypes and layouts of
+experts.
 
-Of the configs, all that decides what the model computes counts, after defaults and
-aliases. torch_dtype, quantization_config and the like are shown, and are no difference.
+Of the configs, all that decides what the model computes counts, after defaults
+and aliases. torch_dtype, quantization_config and the like are shown, and are no
+difference.
 
-A tensor is equal; or close: each value of one side is that of the other rounded to its
-dtype, as a cast leaves it; or it differs. FP8 weights count with their scales. Weights
-that differ, of one name but for the numbers of layer and expert, share a line about the
-worst of them, and the worst lines come first. A line has the relative RMS, the largest
-difference and its place, the largest number of steps between two values of the dtype
-(ulp), the cosine, and the number of elements that are not finite on one side only.
-Weights that were only cast share a line for each pair of dtypes, in which the experts of
-a layer count as one module; --json lists every tensor. If the experts of a layer, the
-rows of its router, or gate_proj and up_proj only changed places, a line says so. With
---exact, close tensors and other dtypes are differences too. With --include only weights
-that a glob matches are compared, by HuggingFace's per-expert names, and the configs.
+A tensor is equal; or close: each value of one side is that of the other rounded
+to its dtype, as a cast leaves it; or it differs. FP8 weights count with their
+scales. Weights that differ, of one name but for the numbers of layer and
+expert, share a line about the worst of them, and the worst lines come first. A
+line has the relative RMS, the largest difference and its place, the largest
+number of steps between two values of the dtype (ulp), the cosine, and the
+number of elements that are not finite on one side only. Weights that were only
+cast share a line for each pair of dtypes, in which the experts of a layer count
+as one module; --json lists every tensor. If the experts of a layer, the rows of
+its router, or gate_proj and up_proj only changed places, a line says so. With
+--exact, close tensors and other dtypes are differences too. With --include only
+weights that a glob matches are compared, by HuggingFace's per-expert names, and
+the configs.
 
-With --keep-experts or --prune, as convert made B of A, both run on the same tokens, A
-with the logits and scores of all other experts at -inf. Every stage must be equal bit
-for bit. Experts that no token chose are named; a B with rounded weights is refused.`,
-		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
-  dsmoe diff --exact fixtures/v3/checkpoint fused
-  dsmoe diff fixtures/v3/checkpoint fused --include 'model.layers.2.self_attn.*'`,
+With --keep-experts or --prune, as convert made B of A, both run on the same
+tokens, A with the logits and scores of all other experts at -inf. Every stage
+must be equal bit for bit. Experts that no token chose are named; a B with
+rounded weights is refused.`,
+		Example: `  dsmoe demo
+  dsmoe convert dsmoe-demo/checkpoint fused --experts fused
+  dsmoe diff --exact dsmoe-demo/checkpoint fused
+  dsmoe diff dsmoe-demo/checkpoint fused --include 'model.layers.2.self_attn.*'`,
 		Args:        cli.Expect("A", "B"),
 		Annotations: cli.Exits("the same weights, and configs of the same meaning", "they differ"),
 	}
@@ -65,6 +71,8 @@ for bit. Experts that no token chose are named; a B with rounded weights is refu
 	flags.StringVar(&in.tokens, "tokens", "", "`file` of token ids to run on")
 	flags.Var(batchFlag(&in.random), "random", "random tokens to run on: `BxT`, such as 2x17")
 	cli.NumberFlag(flags, &in.seed, "seed", "", "seed of --random")
+	cli.InGroup(flags, cli.Tokens, "tokens", "random", "seed")
+	cli.InGroup(flags, cli.Selection, "include", "keep-experts", "prune")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "random")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "seed")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

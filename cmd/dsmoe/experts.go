@@ -17,15 +17,18 @@ func expertsInspection() *inspection {
 	return &inspection{
 		use:   "experts CHECKPOINT",
 		short: "Look into the experts: norms, ranks, likeness, what is odd",
-		long: `Reads the selected experts and prints for each its norm, its rank, the experts most like
-it in weights and in function, and what is odd about it: duplicates, zeros, outliers.
-With --against ORIGINAL it prints how far each expert is from the original's instead.
-DeepSeekMoE-16B takes about 7 minutes of one core, DeepSeek-V3 about 7 hours.
+		long: `Reads the selected experts and prints for each its norm, its rank, the experts
+most like it in weights and in function, and what is odd about it: duplicates,
+zeros, outliers. With --against ORIGINAL it prints how far each expert is from
+the original's instead. DeepSeekMoE-16B takes about 7 minutes of one core,
+DeepSeek-V3 about 7 hours.
 
 dsmoe help experts   the measures, memory and time
 dsmoe help findings  the kinds of findings`,
-		example: `  dsmoe inspect experts --by layer -o md fixtures/v3-fp8/checkpoint
-  dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect experts --by layer -o md dsmoe-demo/checkpoint
+  dsmoe convert dsmoe-demo/checkpoint f16 --type f16
+  dsmoe inspect experts f16 --against dsmoe-demo/checkpoint`,
 		documents: cli.Documents{
 			cli.DocumentOf[*experts.Report]("dsmoe.inspect.experts/1"),
 			cli.DocumentOf[*experts.ErrorReport]("dsmoe.inspect.experts.against/1"),

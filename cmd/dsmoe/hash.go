@@ -11,13 +11,15 @@ func hashInspection() *inspection {
 	return &inspection{
 		use:   "hash CHECKPOINT",
 		short: "Name the values of the weights by hashes",
-		long: `Prints a BLAKE3 hash of each tensor's values, and of all together; with --by module of
-each module; with --by model of the model alone. --json has all of them. Sharding, file
-format, fused experts, and a dtype that holds the same numbers do not change a hash.
+		long: `Prints a BLAKE3 hash of each tensor's values, and of all together; with --by
+module of each module; with --by model of the model alone. --json has all of
+them. Sharding, file format, fused experts, and a dtype that holds the same
+numbers do not change a hash.
 
 dsmoe help hashes  what is hashed, byte by byte`,
-		example: `  dsmoe inspect hash --by model fixtures/v3/checkpoint-fused
-  dsmoe inspect hash --by module --layers 1 fixtures/v3-fp8/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect hash --by model dsmoe-demo/checkpoint
+  dsmoe inspect hash --by module --layers 1 dsmoe-demo/checkpoint`,
 		documents: cli.Documents{cli.DocumentOf[*stats.HashReport]("dsmoe.inspect.hash/1")},
 		pipe:      text.TSV,
 		selects:   true,

@@ -101,13 +101,13 @@ func (f *checkpointFiles) String() string {
 	}
 	var parts []string
 	if state, ok := f.Files[checkpoint.ConfigName]; ok {
-		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's",
-			"differs": "differs from the pack's", "not there": "is absent (the weight file holds the config)"}[state])
+		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "as in the pack",
+			"differs": "with another hash than in the pack", "not there": "is absent (the weight file holds the config)"}[state])
 	}
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {
 			parts = append(parts, fmt.Sprintf("%s %s", text.Plural(count[state], "weight file"), map[string]string{
-				"same": "as in the pack", "differs": "other than in the pack", "not there": "of the pack absent"}[state]))
+				"same": "as in the pack", "differs": "with another hash than in the pack", "not there": "of the pack absent"}[state]))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -32,14 +32,15 @@ func summaryInspection() *inspection {
 	return &inspection{
 		use:   "inspect CHECKPOINT",
 		short: "Say what is in a checkpoint",
-		long: `Sums up a checkpoint: its family, layers and experts, parameters in total and used by
-one token, tensors, dtypes, sizes, and the first findings of inspect audit. Only headers
-are read, never a weight.
+		long: `Sums up a checkpoint: its family, layers and experts, parameters in total and
+used by one token, tensors, dtypes, sizes, and the first findings of inspect
+audit. Only headers are read, never a weight.
 
 dsmoe help checkpoints  what CHECKPOINT may be
 dsmoe help findings     what the commands below call a finding`,
-		example: `  dsmoe inspect fixtures/v1-base/checkpoint
-  dsmoe inspect --json fixtures/v1-base/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect dsmoe-demo/checkpoint
+  dsmoe inspect --json dsmoe-demo/checkpoint`,
 		yes:       "the checkpoint can be used",
 		no:        "it was read, and there are problems",
 		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1")},
@@ -59,12 +60,13 @@ func lsInspection() *inspection {
 	return &inspection{
 		use:   "ls CHECKPOINT",
 		short: "List the tensors of a checkpoint",
-		long: `Lists every tensor with its dtype, shape, size and file, in the order of names, numbers
-by value, so that the lists of two checkpoints can be compared with diff. With --fold,
-tensors of one dtype and shape whose names differ only in numbers share a row. The
-config is not needed.`,
-		example: `  dsmoe inspect ls --fold fixtures/v1-base/checkpoint
-  dsmoe inspect ls --layers 1 --experts 0-3 -o csv fixtures/v1-base/checkpoint`,
+		long: `Lists every tensor with its dtype, shape, size and file, in the order of names,
+numbers by value, so that the lists of two checkpoints can be compared with
+diff. With --fold, tensors of one dtype and shape whose names differ only in
+numbers share a row. The config is not needed.`,
+		example: `  dsmoe demo
+  dsmoe inspect ls --fold dsmoe-demo/checkpoint
+  dsmoe inspect ls --layers 1 --experts 0-3 -o csv dsmoe-demo/checkpoint`,
 		yes: "all tensors are listed",
 		no:  "some files cannot be read, or disagree with the index",
 		documents: cli.Documents{
@@ -91,16 +93,18 @@ func auditInspection() *inspection {
 	return &inspection{
 		use:   "audit CHECKPOINT",
 		short: "Hold the config, the index and the tensors against each other",
-		long: `Checks everything that headers can tell: each file is well-formed and of its full
-length; the index and the shards name the same tensors; the tensors have exactly the
-names, shapes and dtypes that config.json implies. Findings that differ only in numbers
-share a line; --json has an entry for each. A broken checkpoint is audited as far as it
-can be read, and the report says what was not checked. --values also reads every weight.
-Whether the model computes what the reference computes, only dsmoe verify can tell.
+		long: `Checks everything that headers can tell: each file is well-formed and of its
+full length; the index and the shards name the same tensors; the tensors have
+exactly the names, shapes and dtypes that config.json implies. Findings that
+differ only in numbers share a line; --json has an entry for each. A broken
+checkpoint is audited as far as it can be read, and the report says what was not
+checked. --values also reads every weight. Whether the model computes what the
+reference computes, only dsmoe verify can tell.
 
 dsmoe help findings  the kinds of findings`,
-		example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
-  dsmoe inspect audit --values fixtures/v1-base/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect audit dsmoe-demo/checkpoint
+  dsmoe inspect audit --values dsmoe-demo/checkpoint`,
 		yes:       "no problems; there may be notes",
 		no:        "there are problems",
 		documents: cli.Documents{cli.DocumentOf[*header.AuditReport]("dsmoe.inspect.audit/1")},

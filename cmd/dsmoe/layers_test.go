@@ -29,22 +29,21 @@ func TestLayers(t *testing.T) {
 		"cmd/dsmoe/internal/cli": {"text/page", "text/problem", "convert", "convert/checkpoint", "convert/remote", "model/weights", "model/tensor"},
 
 		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor", "text/problem"},
-		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "model/tensor", "text/problem"},
-		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "convert/internal/digest", "text/problem"},
+		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "digest", "model/tensor", "text/problem"},
+		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "digest", "text/problem"},
 		"convert/internal/progress": {"convert/plan", "convert/internal/disk", "model/tensor"},
-		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "convert/internal/digest", "model/tensor", "text/problem"},
-		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "digest", "model/tensor", "text/problem"},
+		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"convert/operation":         {"model/tensor"},
-		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "convert/internal/digest", "model/weights", "config", "model/tensor", "text/problem"},
+		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "digest", "model/weights", "config", "model/tensor", "text/problem"},
 		"convert/safetensors":       {"convert/format", "model/tensor", "text/problem"},
 		"convert/torchbin":          {"convert/format", "model/tensor", "text/problem"},
 		"convert/gguf":              {"convert/format", "model/table", "config", "model/tensor", "text/problem"},
 		"convert/format":            {"config", "model/tensor", "text/problem"},
 		"convert/source":            {"convert/format", "convert/internal/disk", "text/problem"},
-		"convert/remote":            {"convert/source", "convert/format", "convert/internal/digest", "text/problem"},
+		"convert/remote":            {"convert/source", "convert/format", "digest", "text/problem"},
 		"convert/remote/remotetest": {"convert/remote"}, // for tests
 		"convert/internal/disk":     {},
-		"convert/internal/digest":   {},
 		"convert/internal/fixture":  {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
 		"verify":            {"verify/diagnose", "verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
@@ -52,12 +51,12 @@ func TestLayers(t *testing.T) {
 		"verify/bounds":     {"model", "config", "model/tensor"},
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"verify/verifytest": {}, // for tests and scripts
+		"verify/verifytest": {"verify/pack", "model", "config", "model/tensor"}, // for tests and scripts
 		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
-		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/stats":       {"inspect", "digest", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/matrix":      {"inspect", "model", "model/weights", "model/tensor"},
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor", "text/problem"},
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
@@ -82,9 +81,11 @@ func TestLayers(t *testing.T) {
 		"scripts/hub":         {"convert/remote/remotetest"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/bounds", "verify/diagnose", "verify/report", "verify/verifytest", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"scripts/s3":          {},
+		"scripts/scale":       {"convert/checkpoint", "convert/plan", "convert/remote/remotetest", "verify/pack", "verify/verifytest", "model", "model/table", "config", "model/tensor"},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {"text/problem"},
+		"digest":            {},
 		"config/configtest": {"config"}, // for tests
 		"text":              {},
 		"text/page":         {},

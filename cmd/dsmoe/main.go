@@ -95,14 +95,16 @@ func printWaiting(w io.Writer, why string) {
 func addCache(cmd *cobra.Command) {
 	cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
 		func(dir string) error { remote.Default.Cache = dir; return nil })
+	cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "dsmoe",
 		Short: "Convert DeepSeekMoE checkpoints, and prove that the result is right",
-		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference Python,
-converts and compares them, tells what is in them and makes synthetic ones.`,
+		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference
+Python, converts and compares them, tells what is in them and makes synthetic
+ones.`,
 		Example: `  dsmoe demo
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden
   dsmoe convert dsmoe-demo/checkpoint f32 --type f32`,
@@ -124,6 +126,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 		return cli.Misuse(cmd, err.Error()+cli.NearFlags(cmd, err))
 	})
 	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + cli.ExitStatusTemplate)
+	cli.GroupFlags(root)
 	verify, inspect := newVerify(), newInspect()
 	cli.AddColour(verify)
 	cli.AddColour(inspect)
@@ -131,7 +134,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
 		addCache(cmd)
 	}
-	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(),
+	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(), newTraceScript(),
 		newDemo(), newVersion(), newMan())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())

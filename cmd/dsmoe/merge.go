@@ -19,6 +19,7 @@ import (
 // which say how to print, are refused.
 func addMerge(cmd *cobra.Command, printing ...string) *bool {
 	merge := cmd.Flags().Bool("merge", false, "join the JSON of earlier runs: dsmoe ... --merge REPORT...")
+	cli.InGroup(cmd.Flags(), cli.Parts, "merge")
 	expected := cmd.Args
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if !*merge {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -49,6 +50,16 @@ func (x terminal) close(t *testing.T) string {
 	t.Helper()
 	require.NoError(t, x.File.Close())
 	return <-x.drawn
+}
+
+// TestProgressIsDrawnFromTheStart: a bar of terabytes is drawn long before 1 %, with its count.
+func TestProgressIsDrawnFromTheStart(t *testing.T) {
+	x := openTerminal(t)
+	b := cli.Bar{To: x.File}
+	b.Set("writing", 1<<30, 1<<40)
+	drawn := x.close(t)
+	assert.Contains(t, drawn, "writing")
+	assert.Contains(t, drawn, "1.0 GiB/1.0 TiB")
 }
 
 // TestProgressIsForTerminalsOnly: a command draws its progress on stderr if that is a
@@ -128,6 +139,10 @@ func TestTerminals(t *testing.T) {
 	assert.NotContains(t, shown(append(mem, "-o", "tsv")...), "without room")
 
 	verify := []string{"verify", fixture("checkpoint"), fixture("golden-f32")}
+	for line := range strings.Lines(shown(append(verify, "--color", "never")...)) {
+		assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(line, "\r\n")), 60, line)
+	}
+	assert.Contains(t, shown(append(verify, "--wide")...), "a column's ≤ 1 + 4/√rows\r\n")
 	const green = "\x1b[1;32mPASS\x1b[0m"
 	assert.Contains(t, shown(verify...), green)
 	assert.NotContains(t, shown(append(verify, "--color", "never")...), "\x1b")

@@ -9,6 +9,7 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 )
 
 // pruneFlags are the flags that say which routed experts are kept.
@@ -41,7 +42,7 @@ func (f *pruneFlags) read(cmd *cobra.Command) (p plan.Prune, err error) {
 	}
 	file, err := os.Open(f.file)
 	if err != nil {
-		return p, err
+		return p, problem.System(f.file, "", err)
 	}
 	defer file.Close()
 	if p.Layers, err = plan.ReadPrune(io.LimitReader(file, maxPruneBytes)); err != nil {

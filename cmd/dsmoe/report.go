@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,23 +22,25 @@ func reportInspection() *inspection {
 	return &inspection{
 		use:   "report {CHECKPOINT|CONFIG}",
 		short: "Look into everything at once, and draw it on a page",
-		long: `Runs inspect audit --values, experts, router --coupling, and stats of all other weights,
-and prints their findings. --html also writes a page with the findings and the numbers
-as drawings: one file that needs no network and no script. With a golden pack or tokens
-the page has their routing; experts that these tokens do not reach are no finding. With
---against BASE it says what a fine-tune changed: how far each weight is from the base's,
-and the rank of the difference, r for a merged LoRA of rank r (dsmoe help statistics).
-For CONFIG, a config.json alone, the page has the parameters.
+		long: `Runs inspect audit --values, experts, router --coupling, and stats of all other
+weights, and prints their findings. --html also writes a page with the findings
+and the numbers as drawings: one file that needs no network and no script. With
+a golden pack or tokens the page has their routing; experts that these tokens do
+not reach are no finding. With --against BASE it says what a fine-tune changed:
+how far each weight is from the base's, and the rank of the difference, r for a
+merged LoRA of rank r (dsmoe help statistics). For CONFIG, a config.json alone,
+the page has the parameters.
 
-Every weight is read four times, those of experts five times; for the routers gate_proj
-once more, and up_proj where they fit it. Memory: that of inspect experts and of two
-matrices of 1024 × 1024 for each processor, 32·N² bytes for a layer of N experts, and
-with tokens that of inspect routing. With --layers or --experts only those weights are
-read; routers have all their rows.
+Every weight is read four times, those of experts five times; for the routers
+gate_proj once more, and up_proj where they fit it. Memory: that of inspect
+experts and of two matrices of 1024 × 1024 for each processor, 32·N² bytes for a
+layer of N experts, and with tokens that of inspect routing. With --layers or
+--experts only those weights are read; routers have all their rows.
 
 dsmoe help findings  the kinds of findings`,
-		example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
-  dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
+		example: `  dsmoe demo
+  dsmoe inspect report dsmoe-demo/checkpoint --html report.html
+  dsmoe inspect report dsmoe-demo/checkpoint --golden dsmoe-demo/golden --json`,
 		documents: cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")},
 		expects:   "CHECKPOINT or CONFIG",
 		failOn:    true,
@@ -76,6 +76,7 @@ func (f *reportFlags) add(q *query) {
 	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
 	flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
 	cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
+	cli.InGroup(flags, cli.Tokens, "golden", "tokens", "random", "seed")
 }
 
 // check refuses what can be refused before anything is read.
@@ -97,9 +98,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 		}
 		return cli.Misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
 	case f.golden != "":
-		if _, err := os.Stat(filepath.Join(f.golden, "manifest.json")); err != nil {
-			return problem.System(f.golden, "not a golden pack", err)
-		}
+		return pack.Look(f.golden)
 	case f.tokens != "":
 		_, err := pack.ReadTokens(f.tokens)
 		return err

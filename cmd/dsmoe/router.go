@@ -14,15 +14,17 @@ func routerInspection() *inspection {
 	return &inspection{
 		use:   "router CHECKPOINT",
 		short: "Look into the routers: norms, likeness, bounds, what is odd",
-		long: `Reads the routers, mlp.gate.weight [experts, hidden], and prints for each expert's row
-its norm, the row most like it, and the logits that it allows: some experts are proven
-to be chosen never, or always. --coupling also compares the rows with the experts'
-gate_proj, to find rows and experts that a conversion numbered apart.
+		long: `Reads the routers, mlp.gate.weight [experts, hidden], and prints for each
+expert's row its norm, the row most like it, and the logits that it allows: some
+experts are proven to be chosen never, or always. --coupling also compares the
+rows with the experts' gate_proj, to find rows and experts that a conversion
+numbered apart.
 
 dsmoe help routers   the measures and memory
 dsmoe help findings  the kinds of findings`,
-		example: `  dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint
-  dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect router --by layer --coupling dsmoe-demo/checkpoint
+  dsmoe inspect router --layers 1 --json dsmoe-demo/checkpoint`,
 		documents: cli.Documents{cli.DocumentOf[*router.Report]("dsmoe.inspect.router/1")},
 		pipe:      text.TSV,
 		selects:   true,

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,12 +16,12 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
-	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -28,15 +31,16 @@ func routingInspection() *inspection {
 	return &inspection{
 		use:   "routing {GOLDEN|CHECKPOINT}",
 		short: "Count which experts tokens are routed to",
-		long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
---by for each expert or each pair of experts that share a token. The choices come from a
-golden pack, or from our own forward pass on --tokens or --random ids; of several sets
-of tokens the loads are compared.
-The numbers hold for these tokens only.
+		long: `Counts which routed experts the gates chose, and prints a row for each layer, or
+with --by for each expert or each pair of experts that share a token. The
+choices come from a golden pack, or from our own forward pass on --tokens or
+--random ids; of several sets of tokens the loads are compared. --choices writes
+the experts of every token. The numbers hold for these tokens only.
 
 dsmoe help routing  the measures, where choices come from, memory`,
-		example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
-  dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert`,
+		example: `  dsmoe demo
+  dsmoe inspect routing dsmoe-demo/golden --config dsmoe-demo/checkpoint
+  dsmoe inspect routing dsmoe-demo/checkpoint --random 4x128 --choices c.jsonl`,
 		documents: cli.Documents{
 			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
 			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
@@ -57,16 +61,51 @@ dsmoe help routing  the measures, where choices come from, memory`,
 			flags.Var(cli.WordFlag(&o.reference, config.Remote, config.Native), "reference",
 				"`whose` rules a forward pass follows: remote or native code's (default "+
 					"remote for the first DeepSeekMoE and where auto_map names code, else native)")
+			q.files.Flag(q.Command, choicesFlag, "jsonl",
+				"write the experts that each token got, too, as lines of JSON, into a `file`")
 			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
+			cli.InGroup(flags, cli.Tokens, "tokens", "random", "seed")
+			cli.InGroup(flags, cli.Selection, "layers", "experts")
 		},
 		run: func(q *query) (cli.Result, error) {
-			if o.by = q.by; len(sets) > 1 {
-				return o.compare(q.Command, q.path, sets)
+			o.by = q.by
+			var r cli.Result
+			run := func(w io.Writer) (err error) {
+				if o.choices = w; len(sets) > 1 {
+					r, err = o.compare(q.Command, q.path, sets)
+					return err
+				}
+				o.set, o.tokens = oneSet(sets)
+				r, err = o.route(q.Command, q.path)
+				return err
 			}
-			o.tokens = strings.Join(sets, "")
-			return o.route(q.Command, q.path)
+			if !q.Flags().Changed(choicesFlag) {
+				err := run(nil)
+				return r, err
+			}
+			var failed error
+			err := q.files.Write(choicesFlag, func(w io.Writer) error {
+				failed = run(w)
+				return failed
+			})
+			return r, cmp.Or(failed, err)
 		},
 	}
+}
+
+// choicesFlag names the file of all choices.
+const choicesFlag = "choices"
+
+// oneSet is the name and the file of the only set of tokens, FILE or NAME=FILE; none without a set.
+func oneSet(sets []string) (name, file string) {
+	if len(sets) == 0 {
+		return "", ""
+	}
+	name, file, named := strings.Cut(sets[0], "=")
+	if _, err := os.Stat(sets[0]); err == nil || !named || name == "" || file == "" {
+		return "", sets[0]
+	}
+	return name, file
 }
 
 // routingFlags are the flags of the command.
@@ -77,10 +116,16 @@ type routingFlags struct {
 	tokens, config  string
 	random          tokenBatch
 	seed            uint64
+	set             string    // name of the tokens, for choices
+	choices         io.Writer // of --choices; nil without it
 }
 
 func (o *routingFlags) options() routing.Options {
-	return routing.Options{Layers: o.layers, Experts: o.experts, By: o.by}
+	r := routing.Options{Layers: o.layers, Experts: o.experts, By: o.by}
+	if o.choices != nil {
+		r.Choices = routing.ChoicesTo(o.choices, o.set)
+	}
+	return r
 }
 
 // route finds out what path is, and counts.
@@ -98,14 +143,12 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	case forward:
 		return o.forward(cmd, path, o.options())
 	}
-	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
-		return o.golden(path)
-	}
-	if _, err := os.Stat(path); err != nil {
+	if err := pack.Look(path); errors.Is(err, fs.ErrNotExist) && !remote.Is(path) {
 		return nil, err
+	} else if err != nil {
+		return nil, cli.WithHint(err, "a checkpoint routes tokens: --tokens FILE or --random BxT")
 	}
-	return nil, problem.New(path, "not a golden pack (no manifest.json)",
-		"a checkpoint routes tokens: --tokens FILE or --random BxT")
+	return o.golden(path)
 }
 
 // compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.
@@ -126,17 +169,17 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 		}
 		names, sets[i] = append(names, text.Word(name)), file
 	}
-	options := o.options()
-	options.Blocks = true
-	for _, file := range sets {
-		o.tokens = file
+	for i, file := range sets {
+		o.set, o.tokens = names[i], file
+		options := o.options()
+		options.Blocks = true
 		r, err := o.forward(cmd, path, options)
 		if err != nil {
 			return nil, err
 		}
 		reports = append(reports, r)
 	}
-	return routing.Compare(names, reports, options), nil
+	return routing.Compare(names, reports, o.options()), nil
 }
 
 // forward routes the tokens of the flags by the checkpoint at path.

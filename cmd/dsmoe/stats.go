@@ -12,12 +12,14 @@ func statsInspection() *inspection {
 	return &inspection{
 		use:   "stats CHECKPOINT",
 		short: "Give statistics of the weights",
-		long: `Reads every selected weight and prints a row of statistics for each tensor, or with --by
-for each expert (routed ones, and a layer's shared ones), layer or module.
+		long: `Reads every selected weight and prints a row of statistics for each tensor, or
+with --by for each expert (routed ones, and a layer's shared ones), layer or
+module.
 
 dsmoe help statistics  the columns`,
-		example: `  dsmoe inspect stats --by expert --layers 1 --experts 0,5-9 fixtures/v1-base/checkpoint
-  dsmoe inspect stats --by module --quantiles 0.5,0.99 -o md fixtures/v3-fp8/checkpoint`,
+		example: `  dsmoe demo
+  dsmoe inspect stats --by expert --layers 1 dsmoe-demo/checkpoint
+  dsmoe inspect stats --by module --quantiles 0.5 -o md dsmoe-demo/checkpoint`,
 		documents: cli.Documents{cli.DocumentOf[*stats.Report]("dsmoe.inspect.stats/1")},
 		pipe:      text.TSV,
 		selects:   true,

@@ -29,15 +29,16 @@ func newSynth() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "synth CONFIG DST",
 		Short: "Write a synthetic checkpoint of any size",
-		Long: `Writes a checkpoint with every weight that CONFIG implies, in HuggingFace's layout. The
-values are pseudo-random and depend only on the seed, the name of the tensor and the
-index of the value. The weights are BF16, or FP8 where quantization_config asks for it.
-Multi-token prediction layers are not written. DST is complete or absent, as with
-convert.
+		Long: `Writes a checkpoint with every weight that CONFIG implies, in HuggingFace's
+layout. The values are pseudo-random and depend only on the seed, the name of
+the tensor and the index of the value. The weights are BF16, or FP8 where
+quantization_config asks for it. Multi-token prediction layers are not written.
+DST is complete or absent, as with convert.
 
 dsmoe help conversions  what is guaranteed, the values, and --init torch`,
-		Example: `  dsmoe synth fixtures/v2-lite/checkpoint/config.json lite --seed 7
-  dsmoe synth fixtures/v1-base/checkpoint fresh --init torch --seed 1234`,
+		Example: `  dsmoe demo
+  dsmoe synth dsmoe-demo/checkpoint/config.json other --seed 7
+  dsmoe synth dsmoe-demo/checkpoint fresh --init torch --seed 1234`,
 		Args:        cli.Expect("CONFIG", "DST"),
 		Annotations: cli.Exits("the checkpoint is written", ""),
 	}

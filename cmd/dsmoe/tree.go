@@ -13,13 +13,14 @@ func treeInspection() *inspection {
 	return &inspection{
 		use:   "tree CHECKPOINT",
 		short: "Show the modules of a checkpoint as a tree",
-		long: `Shows the modules that the names of the tensors make, each with its tensors, parameters,
-their share of all, bytes, dtypes and shape. Layers and experts that are alike share a
-line: layers.{1..27} stands for 27 layers, and its numbers are those of all of them
-together. FP8 scales are tensors, but no parameters. Only headers are read; the config
-is not needed.`,
-		example: `  dsmoe inspect tree --depth 2 -o md fixtures/v3/checkpoint-fused
-  dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint`,
+		long: `Shows the modules that the names of the tensors make, each with its tensors,
+parameters, their share of all, bytes, dtypes and shape. Layers and experts that
+are alike share a line: layers.{1..27} stands for 27 layers, and its numbers are
+those of all of them together. FP8 scales are tensors, but no parameters. Only
+headers are read; the config is not needed.`,
+		example: `  dsmoe demo
+  dsmoe inspect tree --depth 2 -o md dsmoe-demo/checkpoint
+  dsmoe inspect tree --layers 1 --json dsmoe-demo/checkpoint`,
 		yes:       "all tensors are in the tree",
 		no:        "some files cannot be read, or disagree with the index",
 		documents: cli.Documents{cli.DocumentOf[*header.TreeReport]("dsmoe.inspect.tree/1")},

@@ -44,10 +44,19 @@ func (r *verified) WriteText(w io.Writer) error {
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	_, err := fmt.Fprintf(w, "%-11s%.2f s, %d MiB of memory at most, beside %d MiB of mapped weights\n", "took",
-		r.Duration, m.Sys>>20, r.Checkpoint.Mapped>>20)
+	line := fmt.Sprintf("%-11s%.2f s, at most %d MiB of memory", "took", r.Duration, m.Sys>>20)
+	if r.Checkpoint.Mapped > 0 {
+		line += " and " + text.Bytes(r.Checkpoint.Mapped) + " of mapped weights"
+	}
+	_, err := fmt.Fprintln(w, line)
 	return err
 }
+
+// brief is a report that is printed in short.
+type brief struct{ *verified }
+
+// WriteText writes the verdict and, of a failure, the first divergence, its cause and what to do.
+func (b brief) WriteText(w io.Writer) error { return b.WriteQuiet(w) }
 
 // errInconclusive ends a verification that found no difference but did not check
 // everything; its report has said what.
@@ -55,8 +64,14 @@ var errInconclusive = errors.New("inconclusive: not everything could be checked"
 
 // err is the verdict as the command's outcome.
 func (r *verified) err() error {
+	if r.Against != nil && r.Against.Verdict == report.Fail {
+		return cli.ErrNo
+	}
 	switch r.Verdict {
 	case report.Pass, report.Skipped:
+		if r.Against != nil && r.Against.Verdict == report.Inconclusive {
+			return errInconclusive
+		}
 		return nil
 	case report.Fail:
 		return cli.ErrNo

@@ -28,17 +28,21 @@ func newVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify CHECKPOINT GOLDEN",
 		Short: "Compare every stage of the model with the reference's tensors",
-		Long: `Runs the model on the golden pack's input, compares every stage with what the reference
-Python computed, and names the first stage that differs, with the known mistakes that
-explain it. --junit and --html also write the report to files: a test case for each
-golden tensor, and one page with drawings that needs no network. An existing file is
-replaced. --part I/N verifies a share of the layers, --merge joins the JSON reports.
+		Long: `Runs the model on the golden pack's input, compares every stage with what the
+reference Python computed, and names the first stage that differs, with the
+known mistakes that explain it. --junit and --html also write the report to
+files: a test case for each golden tensor, and one page with drawings that needs
+no network. An existing file is replaced. --part I/N verifies a share of the
+layers, --merge joins the JSON reports.
 
-dsmoe help verdicts  what PASS covers, how limits are derived, parts and gradients
-dsmoe help packs     what a golden pack is, and which settings it records`,
-		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
-  dsmoe verify --part 2/8 --json fixtures/v3/checkpoint fixtures/v3/golden-f32`,
+dsmoe help verdicts  what PASS covers, how limits are derived, parts and
+                     gradients
+dsmoe help packs     what a golden pack is, and which settings it records
+dsmoe help traces    what an engine computed, as a pack; two traces of the same
+                     tokens`,
+		Example: `  dsmoe demo
+  dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --html page.html
+  dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --layers 2 --quiet`,
 		Args: cli.Expect("CHECKPOINT", "GOLDEN"),
 		Annotations: cli.Exits("pass: the checkpoint computes what the reference computed",
 			"fail: the first stage that differs is named"),
@@ -60,8 +64,16 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
+	cmd.Flags().StringVar(&o.against, "against", "", "another trace `TRACE` of the same tokens, such as a rollout's beside a "+
+		"trainer's: verify it, too, and compare choices of experts")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
-	merge, files := addMerge(cmd, junitFlag, htmlFlag), cli.Files{}
+	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
+	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
+	cli.AddWide(cmd)
+	cmd.Flags().BoolP(quietFlag, "q", false, "print the verdict and, of a failure, the first divergence, its cause and what to do")
+	cli.InGroup(cmd.Flags(), cli.Reporting, quietFlag)
+	cmd.MarkFlagsMutuallyExclusive(quietFlag, "json")
+	merge, files := addMerge(cmd, junitFlag, htmlFlag, quietFlag), cli.Files{}
 	files.Flag(cmd, junitFlag, "xml", "also write the report to `FILE` as JUnit XML")
 	files.Flag(cmd, htmlFlag, "html", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = files.Around(func(cmd *cobra.Command, args []string) error {
@@ -78,9 +90,12 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		if o.part = p; p.Of > 0 && (len(o.layers)+len(o.stages) > 0 || o.hash) {
 			return cli.Misuse(cmd, "--part selects layers by itself, and reads no files whole: not with --layers, --stages or --hash")
 		}
+		if o.against != "" && (p.Of > 0 || o.mode != report.Local) {
+			return cli.Misuse(cmd, "--against compares whole traces, in local mode: not with --part or --mode")
+		}
 		return finishVerify(cmd, &files, func() (*verified, error) {
 			start := time.Now()
-			r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
+			r, err := o.verifyBoth(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 			r.Version, r.Duration = version(), time.Since(start).Seconds()
 			return r, err
 		})
@@ -88,10 +103,11 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	return cmd
 }
 
-// The flags that name files for the report.
+// The flags that name files for the report, and the one that prints it in short.
 const (
 	junitFlag = "junit"
 	htmlFlag  = "html"
+	quietFlag = "quiet"
 )
 
 // finishVerify writes the report of work in all the forms that are asked for.
@@ -106,7 +122,11 @@ func finishVerify(cmd *cobra.Command, files *cli.Files, work func() (*verified, 
 		}
 		return err
 	}
-	if err := verifyDocuments.Print(cmd, r); err != nil {
+	var printed cli.Result = r
+	if cmd.Flags().Changed(quietFlag) {
+		printed = brief{r}
+	}
+	if err := verifyDocuments.Print(cmd, printed); err != nil {
 		return err
 	}
 	if err := r.writeFiles(files); err != nil {
@@ -137,6 +157,7 @@ type verifyOptions struct {
 	layers             text.Spans
 	stages             []string
 	failFast, hash     bool
+	against            string // another trace
 	part               cli.Part
 }
 
@@ -162,13 +183,28 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 	return options
 }
 
-// verify returns the report or, with the error, what was to be verified.
-func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
+// verifyBoth is verify, with the other trace if there is one.
+func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
+	p, unopened := pack.Open(golden)
+	r, err := o.verify(ctx, path, golden, p, unopened, stderr)
+	if err != nil || o.against == "" {
+		return r, err
+	}
+	other, unopened := pack.Open(o.against)
+	its, err := o.verify(ctx, path, o.against, other, unopened, stderr)
+	if err == nil {
+		r.Against, err = verify.Against(p, other, r.Report, its.Report)
+	}
+	return r, err
+}
+
+// verify returns the report or, with the error, what was to be verified. The pack may be nil: unopened says why.
+func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack.Pack, unopened error,
+	stderr io.Writer) (*verified, error) {
 	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	if err := exchanged(path); err != nil {
 		return r, err
 	}
-	p, unopened := pack.Open(golden)
 	c, err := checkpoint.OpenPart(path, o.needOf(p))
 	if err != nil {
 		return r, err

@@ -20,9 +20,10 @@ func newVersion() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Say which build this is, and which CPU kernels it uses",
-		Long: `Prints the module's version, the commit that it was built from, the version of Go, and
-the kernels for this processor: the first is the one in use. The results of all are the
-same to the bit. GODEBUG=cpu.avx512f=off hides a feature of the processor.`,
+		Long: `Prints the module's version, the commit that it was built from, the version of
+Go, and the kernels for this processor: the first is the one in use. The results
+of all are the same to the bit. GODEBUG=cpu.avx512f=off hides a feature of the
+processor.`,
 		Example: `  dsmoe version
   dsmoe version --json`,
 		Args:        cli.Expect(),

@@ -14,8 +14,8 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/source"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"

@@ -7,7 +7,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/gguf"
-	"dsmoe/convert/internal/digest"
+	"dsmoe/digest"
 )
 
 // Imatrix is an open importance matrix of llama.cpp's.

@@ -50,7 +50,7 @@ func fileOf(t testing.TB, fixture string, d tensor.DType) *file {
 		}
 		f.tensors = append(f.tensors, tensor.Info{Name: x.Name, DType: x.DType, Shape: x.Shape})
 	}
-	described, err := describe(format.Description{Config: c, Name: "x", Type: "keep", Tensors: f.tensors, Was: make([]tensor.DType, len(f.tensors))})
+	described, err := describe(format.Description{NoVocab: true, Config: c, Name: "x", Type: "keep", Tensors: f.tensors, Was: make([]tensor.DType, len(f.tensors))})
 	f.keys = described.Keys
 	require.NoError(t, err)
 	return f

@@ -44,15 +44,20 @@ func patternOfInf(d tensor.DType) int {
 // magnitude is the value of a pattern by the definition of the dtype; infinity's is
 // what would follow the largest number.
 func magnitude(pattern int, d tensor.DType) float64 {
-	mantissa, bias := 10, 15
-	if d == tensor.BF16 {
-		mantissa, bias = 7, 127
-	}
+	mantissa, bias := mantissaAndBias(d)
 	exponent, fraction := pattern>>mantissa, pattern&(1<<mantissa-1)
 	if exponent == 0 {
 		return math.Ldexp(float64(fraction), 1-bias-mantissa)
 	}
 	return math.Ldexp(float64(fraction+1<<mantissa), exponent-bias-mantissa)
+}
+
+// mantissaAndBias returns the bits of the mantissa of F16 or BF16, and the bias of its exponent.
+func mantissaAndBias(d tensor.DType) (mantissa, bias int) {
+	if d == tensor.BF16 {
+		return 7, 127
+	}
+	return 10, 15
 }
 
 // check reports whether exact may be written as the element at i of out. slack widens the

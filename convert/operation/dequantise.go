@@ -2,7 +2,9 @@ package operation
 
 import (
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 
 	"dsmoe/model/tensor"
 )
@@ -13,7 +15,8 @@ type Dequantise struct {
 	To tensor.DType `json:"to"` // dtype of the output
 	tensor.Scaling
 
-	codec *tensor.Dequantiser
+	codec  *tensor.Dequantiser
+	tables sync.Pool // of *tables
 }
 
 // NewDequantise prepares the operation for codes of dtype from; it refuses other dtypes.
@@ -22,7 +25,7 @@ func NewDequantise(from, to tensor.DType, s tensor.Scaling) (*Dequantise, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Dequantise{to, s, codec}, nil
+	return &Dequantise{To: to, Scaling: s, codec: codec, tables: sync.Pool{New: func() any { return new(tables) }}}, nil
 }
 
 // Name returns "fp8-dequantise" and the dtype of the output, FP8 being the codes' stored form.
@@ -49,10 +52,64 @@ func (d *Dequantise) grid(in Input) (tensor.Grid, error) {
 	return d.Grid(in.Sides, d.Blocks.GridRow(in.At))
 }
 
-// rowsFrom returns the input's grid from the row of the element at index at on.
-func (d *Dequantise) rowsFrom(grid tensor.Grid, in Input, at int64) tensor.Grid {
+// part is a run of a piece's elements, from … to-1, whose codes lie side by side in the blocks of a matrix.
+type part struct {
+	from, to int
+	at       int64 // of the first in the matrix
+	blocks   tensor.Blocks
+	grid     tensor.Grid // from the row of at on
+}
+
+// after returns the part without its first n elements.
+func (p part) after(n int) part {
+	before := p.blocks.GridRow(p.at)
+	if p.from, p.at = p.from+n, p.at+int64(n); p.from < p.to {
+		_, width := p.blocks.Grid()
+		p.grid = p.grid.From((p.blocks.GridRow(p.at) - before) * width)
+	}
+	return p
+}
+
+// parts calls do for the parts of the n elements of a piece. Runs that follow each other in one block are one part, as
+// if they were a row of it: of a transposed matrix each element is a run.
+func (d *Dequantise) parts(in Input, n int, grid tensor.Grid, do func(p part) error) error {
+	if in.Runs == nil {
+		return do(part{0, n, in.At, d.Blocks, grid})
+	}
 	_, width := d.Blocks.Grid()
-	return grid.From((d.Blocks.GridRow(at) - d.Blocks.GridRow(in.At)) * width)
+	first, last, open := d.Blocks.GridRow(in.At), -1, part{}
+	flush := func() error {
+		if open.from == open.to {
+			return nil
+		}
+		p := open
+		p.blocks = tensor.Blocks{Rows: 1, Cols: p.to - p.from, BlockRows: 1, BlockCols: p.to - p.from}
+		open.from = open.to
+		return do(p)
+	}
+	per, _ := d.codec.From.Codes.Block()
+	err := in.each(n, func(at int64, from, to int) error {
+		row, col := int(at)/d.Blocks.Cols, int(at)%d.Blocks.Cols
+		begin := (row/d.Blocks.BlockRows - first) * width
+		block, end := begin+col/d.Blocks.BlockCols, min((col/d.Blocks.BlockCols+1)*d.Blocks.BlockCols, d.Blocks.Cols)
+		if per == 1 && to-from <= end-col {
+			if block == last && open.to == from && open.from < open.to {
+				open.to = to
+				return nil
+			}
+			err := flush()
+			last, open = block, part{from: from, to: to, grid: grid.From(block)}
+			return err
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+		return do(part{from, to, at, d.Blocks, grid.From(begin)})
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
 }
 
 // Apply multiplies and rounds every element.
@@ -62,15 +119,14 @@ func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 		return err
 	}
 	codes := d.codec.From.Codes
-	return in.each(int(codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
+	return d.parts(in, int(codes.Elements(int64(len(in.Data)))), grid, func(p part) error {
 		n := 1
-		if per, _ := codes.Block(); from%per == 0 && to%per == 0 && at%int64(per) == 0 {
-			n = to - from
+		if per, _ := codes.Block(); p.from%per == 0 && p.to%per == 0 && p.at%int64(per) == 0 {
+			n = p.to - p.from
 		}
-		for ; from < to; at, from = at+int64(n), from+n {
-			out := dst[d.To.Bytes(int64(from)):d.To.Bytes(int64(from+n))]
-			lost.Add(d.codec.Convert(out, codesAt(codes, in.Data, from), int(at), d.Blocks,
-				d.rowsFrom(grid, in, at)))
+		for ; p.from < p.to; p = p.after(n) {
+			out := dst[d.To.Bytes(int64(p.from)):d.To.Bytes(int64(p.from+n))]
+			lost.Add(d.codec.Convert(out, codesAt(codes, in.Data, p.from), int(p.at), p.blocks, p.grid))
 		}
 		return nil
 	})
@@ -96,12 +152,14 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 		return err
 	}
 	form := d.codec.From
-	return in.each(int(form.Codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
-		p := products{d.Blocks, d.rowsFrom(grid, in, at), d.Blocks.GridRow(at), at, form, in.Data, from}
-		err := boundsOf(d.To).checkAll(out[d.To.Bytes(int64(from)):], to-from, productSlack, p.exact, p.rounded)
+	t := d.tables.Get().(*tables)
+	defer d.tables.Put(t)
+	return d.parts(in, int(form.Codes.Elements(int64(len(in.Data)))), grid, func(r part) error {
+		p := products{r.blocks, r.grid, r.blocks.GridRow(r.at), r.at, form, in.Data, r.from}
+		err := p.check(t, boundsOf(d.To), out[d.To.Bytes(int64(r.from)):], r.to-r.from)
 		var m *Mismatch
 		if errors.As(err, &m) {
-			m.Element += from
+			m.Element += r.from
 		}
 		return err
 	})
@@ -119,20 +177,20 @@ type products struct {
 }
 
 // run returns which block of the grid element i of the piece lies in, and how many elements from it on
-// share that.
-func (p *products) run(i int) (at, n int) {
+// share that; column is the block's in the grid.
+func (p *products) run(i int) (at, column, n int) {
 	row, col := (int(p.at)+i)/p.blocks.Cols, (int(p.at)+i)%p.blocks.Cols
-	block := col / p.blocks.BlockCols
-	end := min((block+1)*p.blocks.BlockCols, p.blocks.Cols)
+	column = col / p.blocks.BlockCols
+	end := min((column+1)*p.blocks.BlockCols, p.blocks.Cols)
 	_, width := p.blocks.Grid()
-	return (row/p.blocks.BlockRows-p.first)*width + block, end - col
+	return (row/p.blocks.BlockRows-p.first)*width + column, column, end - col
 }
 
 // exact returns the product of element i.
 func (p *products) exact(i int) float64 {
 	var value [1]float64
 	p.form.Values(value[:], p.codes, p.begin+i)
-	block, _ := p.run(i)
+	block, _, _ := p.run(i)
 	return p.grid.Value(block, value[0])
 }
 
@@ -140,12 +198,38 @@ func (p *products) exact(i int) float64 {
 func (p *products) rounded(v []float32, i int) {
 	var values [256]float64
 	for len(v) > 0 {
-		block, n := p.run(i)
+		block, _, n := p.run(i)
 		n = min(n, len(v), len(values))
 		p.form.Values(values[:n], p.codes, p.begin+i)
+		p.grid.Values(block, values[:n])
 		for k, value := range values[:n] {
-			v[k] = float32(p.grid.Value(block, value))
+			v[k] = float32(value)
 		}
 		v, i = v[n:], i+n
 	}
+}
+
+// leastTabled is the number of elements from which on a block has a table: making one takes as long as checking
+// about a thousand elements one by one.
+const leastTabled = 1 << 12
+
+// check checks the first n elements of out. In a large block, it looks up what their codes may become.
+func (p *products) check(t *tables, b *bounds, out []byte, n int) error {
+	if per, _ := p.form.Codes.Block(); p.blocks.BlockRows*p.blocks.BlockCols < leastTabled || per > 1 {
+		return b.checkAll(out, n, productSlack, p.exact, p.rounded)
+	}
+	size := int(b.dtype.Bytes(1))
+	for i := 0; i < n; {
+		block, column, run := p.run(i)
+		table := t.of(p, block, column, b)
+		for end := min(i+run, n); ; i++ {
+			if i += table.same(p.codes[p.begin+i:p.begin+end], out[size*i:]); i == end {
+				break
+			}
+			if exact := p.exact(i); !b.check(exact, out, i, productSlack) {
+				return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact)}
+			}
+		}
+	}
+	return nil
 }

@@ -98,12 +98,8 @@ func (e *notFiniteError) Error() string {
 
 // Apply encodes every block.
 func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
-	widen, err := q.widen(in)
-	if err != nil {
-		return err
-	}
 	w := columns{matrix: -1}
-	return q.each(in, widen, func(x []float32, first int) error {
+	return q.each(in, q.widen(in), func(x []float32, first int) error {
 		size := q.To.Bytes(int64(len(x)))
 		if err := q.encode(dst[:size], x, first, in.Into, &w, lost); err != nil {
 			return err
@@ -157,9 +153,8 @@ func (q *Quantise) encode(dst []byte, x []float32, first int, into int64, w *col
 	return err
 }
 
-// widening sets dst to the numbers of a piece from element from on, which lies at that place
-// in the matrix.
-type widening func(dst []float32, at int64, from int)
+// widening sets dst to the first numbers of a part of a piece.
+type widening func(dst []float32, p part)
 
 // numbersAtOnce is a whole number of blocks of every type; that many numbers fit in a cache.
 const numbersAtOnce = 2048
@@ -172,16 +167,15 @@ func (q *Quantise) each(in Input, widen widening, do func(x []float32, first int
 		most = q.Importance.Row
 	}
 	x, n := make([]float32, 0, most), int(q.From.Elements(int64(len(in.Data))))
-	err := in.each(n, func(at int64, from, to int) error {
-		for from < to {
-			have, more := len(x), min(to-from, most-len(x))
+	err := q.parts(in, n, func(p part) error {
+		for p.from < p.to {
+			have, more := len(x), min(p.to-p.from, most-len(x))
 			x = x[:have+more]
-			widen(x[have:], at, from)
-			at, from = at+int64(more), from+more
-			if len(x) < most {
+			widen(x[have:], p)
+			if p = p.after(more); len(x) < most {
 				continue
 			}
-			if err := do(x, from-len(x)); err != nil {
+			if err := do(x, p.from-len(x)); err != nil {
 				return err
 			}
 			x = x[:0]
@@ -194,32 +188,38 @@ func (q *Quantise) each(in Input, widen widening, do func(x []float32, first int
 	return do(x, n-len(x))
 }
 
-// widen returns what decodes the elements of a piece.
-func (q *Quantise) widen(in Input) (widening, error) {
+// parts calls do for the parts of the n elements of a piece: without scales, it is one.
+func (q *Quantise) parts(in Input, n int, do func(p part) error) error {
 	if q.Scaled == nil {
-		return func(dst []float32, _ int64, from int) {
-			data := in.Data[q.From.Bytes(int64(from)):][:q.From.Bytes(int64(len(dst)))]
-			tensor.Tensor{DType: q.From, Shape: []int{len(dst)}, Data: data}.Float32s(dst[:0])
-		}, nil
+		return do(part{to: n, blocks: tensor.Blocks{Rows: 1, Cols: n, BlockRows: 1, BlockCols: n}})
 	}
 	grid, err := q.Scaled.grid(in)
-	return func(dst []float32, at int64, from int) {
-		q.From.Form().Widen(dst, codesAt(q.From, in.Data, from), int(at), q.Scaled.Blocks,
-			q.Scaled.rowsFrom(grid, in, at))
-	}, err
+	if err != nil {
+		return err
+	}
+	return q.Scaled.parts(in, n, grid, do)
+}
+
+// widen returns what decodes the elements of a piece.
+func (q *Quantise) widen(in Input) widening {
+	if q.Scaled == nil {
+		return func(dst []float32, p part) {
+			data := in.Data[q.From.Bytes(int64(p.from)):][:q.From.Bytes(int64(len(dst)))]
+			tensor.Tensor{DType: q.From, Shape: []int{len(dst)}, Data: data}.Float32s(dst[:0])
+		}
+	}
+	return func(dst []float32, p part) {
+		q.From.Form().Widen(dst, codesAt(q.From, in.Data, p.from), int(p.at), p.blocks, p.grid)
+	}
 }
 
 // Prove encodes every block again and demands the same bytes. Apply already checked that each
 // number is within the bounds of its block; Prove finds bytes of the source or the output
 // that changed since.
 func (q *Quantise) Prove(out []byte, in Input) error {
-	widen, err := q.widen(in)
-	if err != nil {
-		return err
-	}
 	var room []byte
 	w := columns{matrix: -1}
-	return q.each(in, widen, func(x []float32, first int) error {
+	return q.each(in, q.widen(in), func(x []float32, first int) error {
 		room = slices.Grow(room[:0], int(q.To.Bytes(int64(len(x)))))
 		again, lost := room[:q.To.Bytes(int64(len(x)))], tensor.Loss{}
 		if err := q.encode(again, x, first, in.Into, &w, &lost); err != nil {

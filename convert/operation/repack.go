@@ -61,10 +61,10 @@ func (r *Repack) eachBlock(in Input, do func(i int, grid tensor.Grid) error) err
 		return err
 	}
 	return in.each(int(r.From.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
-		rows, top, width := d.rowsFrom(grid, in, at), r.Blocks.GridRow(at), r.gridWidth()
+		top, width := r.Blocks.GridRow(in.At), r.gridWidth()
 		for i := from; i < to; i, at = i+repacked, at+repacked {
 			block := (r.Blocks.GridRow(at)-top)*width + int(at)%r.Blocks.Cols/r.Blocks.BlockCols
-			if err := do(i/repacked, rows.From(block)); err != nil {
+			if err := do(i/repacked, grid.From(block)); err != nil {
 				return err
 			}
 		}

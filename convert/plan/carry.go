@@ -12,7 +12,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/problem"

@@ -6,7 +6,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )

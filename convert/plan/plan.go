@@ -14,8 +14,8 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 )
 

@@ -4,8 +4,8 @@ import (
 	"math"
 	"slices"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
+	"dsmoe/digest"
 )
 
 // Part is a share of a plan's output. The zero Part is all of it.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"dsmoe/convert/internal/digest"
+	"dsmoe/digest"
 	"dsmoe/text"
 )
 

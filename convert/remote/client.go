@@ -250,7 +250,7 @@ func requestFailure(err error) error {
 	case errors.As(err, &f), errors.Is(err, context.Canceled):
 		return err
 	case errors.As(err, &unknown) && unknown.IsNotFound:
-		return final("its server is unknown: " + unknown.Err)
+		return final("the name of its server is not found: " + unknown.Err)
 	case errors.As(err, &untrusted), strings.Contains(err.Error(), "Location header"):
 		return final("cannot be reached: " + withoutSecrets(err.Error()))
 	case strings.Contains(err.Error(), "server response headers exceeded"):

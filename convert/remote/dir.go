@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/source"
+	"dsmoe/digest"
 	"dsmoe/text"
 )
 

@@ -74,7 +74,11 @@ func (r *router) couple(x *matrix.Reader, layers int) (*coupling, error) {
 			return &coupling{Rows: []int{}, Verdict: NotChecked}, nil
 		}
 	}
-	rows, energies, own := r.whitened(), make([][]float64, len(r.experts)), make([]float64, len(r.experts))
+	values, err := x.Again.All(x.Reader, r.gate, nil)
+	if err != nil {
+		return nil, err
+	}
+	rows, energies, own := r.whitened(values), make([][]float64, len(r.experts)), make([]float64, len(r.experts))
 	for e, w := range r.experts {
 		x.Go(func() (err error) {
 			var total float64
@@ -187,10 +191,10 @@ func columnSizes(values []float32, cols int) []float64 {
 	return sizes
 }
 
-// whitened returns the rows, of norm 1, whitened, without their shares of the mean row; one without more is 0.
-func (r *router) whitened() []float32 {
+// whitened returns the rows, of norm 1, whitened, without their shares of the mean row; one without more is 0. It
+// changes them.
+func (r *router) whitened(rows []float32) []float32 {
 	cols := r.matrix.Cols
-	rows := slices.Clone(r.matrix.Values)
 	normalise(rows, cols) // so that no row decides what the columns, and the mean, are
 	divide(rows, columnSizes(rows, cols))
 	normalise(rows, cols)

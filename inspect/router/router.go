@@ -67,10 +67,11 @@ type row struct {
 // router is a router while Examine looks at it.
 type router struct {
 	Layer
-	layers     int // routers that Examine looks at
-	matrix     matrix.Matrix
+	layers     int            // routers that Examine looks at
+	matrix     matrix.Matrix  // its numbers while it is read
 	bias, norm []float32      // nil if the layer has none
 	hashes     []uint64       // of the rows
+	equal      [][]int        // sets of equal rows
 	excess     []float64      // of each expert: see compareUps; nil if unknown
 	sizes      []float64      // mean of log₂|w| of each row; NaN if it is zero
 	peers      *inspect.Peers // of sizes; nil if there are too few
@@ -196,10 +197,14 @@ func (r *router) bytes(coupling bool) (n int64) {
 
 // read reads and measures a router.
 func (r *router) read(x *matrix.Reader) (err error) {
-	r.matrix = matrix.Matrix{Rows: r.gate.Shape[0], Cols: r.gate.Shape[1]}
-	if r.matrix.Values, err = x.All(x.Reader, r.gate, nil); err != nil {
+	space := x.Spaces.Get().(*matrix.Space)
+	defer x.Spaces.Put(space)
+	m, err := x.Matrix(x.Reading, r.gate, &space.First)
+	if err != nil {
 		return err
 	}
+	r.matrix = *m
+	defer func() { r.matrix.Values = nil }() // of one layer at a time
 	if r.biasWeight != nil {
 		if r.bias, err = x.All(x.Reader, r.biasWeight, nil); err != nil {
 			return err
@@ -248,6 +253,7 @@ func (r *router) measure() {
 		r.Rows[e].Nearest = r.cosines.Nearest(e, numbers, inspect.Magnitude)
 	}
 	r.spectrum(g)
+	r.equal = r.equalRows()
 }
 
 // leastSingular is the share of the largest singular value below which one is 0: to the precision of the roots of
@@ -299,7 +305,7 @@ func (r *router) observe() (found []inspect.Observation) {
 		found = append(found, inspect.Observation{ID: "not-an-expert", Layer: r.Layer.Layer, Experts: []int{},
 			Tensor: t.Tensor, Value: &outside, Text: fmt.Sprintf("%d numbers are not experts: 0 to %d", t.Outside, len(r.Rows)-1)})
 	}
-	for _, group := range r.equalRows() {
+	for _, group := range r.equal {
 		found = append(found, r.about("duplicate-row", group, inspect.Finite(1), inspect.Finite(0),
 			"rows %s are equal", text.Ranges(group)))
 	}

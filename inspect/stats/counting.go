@@ -2,7 +2,7 @@ package stats
 
 // Statistics of the weights. Every byte is read once, and the bytes of F32 and FP8 weights a second time if
 // quantiles are asked for. F16 and BF16 are counted by their bit patterns; other weights, and those too small
-// for that to pay, number by number.
+// for that to pay, by their numbers.
 
 import (
 	"context"
@@ -182,8 +182,10 @@ func (s *counting) countNumbers(w *countedWeight, at, n int64, part *sums, memor
 		if err != nil {
 			return err
 		}
-		part.addValues(values)
-		rows.raiseAll(at, values)
+		if !part.addOrdinary(values, rows, at) {
+			part.addValues(values)
+			rows.raiseAll(at, values)
+		}
 		at += int64(len(values))
 		if len(s.options.Quantiles) == 0 {
 			continue

@@ -4,16 +4,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 
-	"lukechampine.com/blake3"
-
+	"dsmoe/digest"
 	"dsmoe/inspect"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -125,7 +122,7 @@ func hashAll(w *inspect.Weights, r *weights.Reading, list []*weights.Weight) ([]
 
 // hashWeight names the values of a weight.
 func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (string, error) {
-	sum := blake3.New(32, nil)
+	sum := digest.New()
 	if _, ok := x.DType.Format(); !ok {
 		io.WriteString(sum, heading(x.DType, x.Shape))
 		for tile, err := range r.Bytes(w.Reader, x, 0, int64(x.Len())) {
@@ -134,7 +131,7 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 			}
 			sum.Write(tile)
 		}
-		return nameOf(sum.Sum(nil)), nil
+		return sum.Name(), nil
 	}
 	if err := x.CheckScales(); err != nil {
 		return "", err
@@ -147,7 +144,7 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 		}
 		sum.Write(canonical(buffer, values))
 	}
-	return nameOf(sum.Sum(nil)), nil
+	return sum.Name(), nil
 }
 
 // heading begins what is hashed.
@@ -164,18 +161,18 @@ const canonicalNaN = 0x7fc00000
 
 // canonical writes numbers as they are hashed into the memory of buffer.
 func canonical(buffer []byte, values []float32) []byte {
-	for i, v := range values {
-		b := math.Float32bits(v)
-		if v != v {
-			b = canonicalNaN
-		}
-		binary.LittleEndian.PutUint32(buffer[4*i:], b)
+	buffer = buffer[:4*len(values)]
+	tensor.PutFloat32s(buffer, values)
+	if largest := tensor.ExtremesOf(values).Largest; largest == largest {
+		return buffer
 	}
-	return buffer[:4*len(values)]
+	for i, v := range values {
+		if v != v {
+			binary.LittleEndian.PutUint32(buffer[4*i:], canonicalNaN)
+		}
+	}
+	return buffer
 }
-
-// nameOf writes a hash.
-func nameOf(sum []byte) string { return "blake3:" + hex.EncodeToString(sum) }
 
 // modulesOf names the modules all of whose tensors, of these names, have a hash, and the model if all have.
 func modulesOf(all []string, hashed []hashedTensor) (modules []hashedModule, model *string) {
@@ -226,7 +223,7 @@ func enclosing(name string) func(yield func(string) bool) {
 // moduleHash names the values of the tensors of a module.
 func moduleHash(module string, tensors []hashedTensor) string {
 	slices.SortFunc(tensors, func(a, b hashedTensor) int { return strings.Compare(a.Name, b.Name) })
-	sum := blake3.New(32, nil)
+	sum := digest.New()
 	for _, t := range tensors {
 		name := t.Name
 		if module != "" {
@@ -234,7 +231,7 @@ func moduleHash(module string, tensors []hashedTensor) string {
 		}
 		fmt.Fprintf(sum, "%s %s\n", name, t.Hash)
 	}
-	return nameOf(sum.Sum(nil))
+	return sum.Name()
 }
 
 // Sheet is a row per name of the level.

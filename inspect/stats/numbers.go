@@ -103,10 +103,18 @@ func (t *sums) addValues(values []float32) {
 }
 
 // addChunk counts numbers, and returns the moments of the finite ones.
-func (t *sums) addChunk(values []float32) (m moments) {
+func (t *sums) addChunk(values []float32) moments {
+	for _, v := range values {
+		t.add(v, 1)
+	}
+	return momentsOf(values)
+}
+
+// momentsOf returns the moments of the finite ones of some numbers.
+func momentsOf(values []float32) (m moments) {
 	sum := 0.0
 	for _, v := range values {
-		if t.add(v, 1) {
+		if tensor.IsFinite(v) {
 			sum += float64(v)
 			m.n++
 		}
@@ -119,6 +127,43 @@ func (t *sums) addChunk(values []float32) (m moments) {
 		}
 	}
 	return m
+}
+
+// addOrdinary is addValues, and raiseAll of rows, for numbers that F16 has room for, as nearly all weights are. Of
+// others it returns false, and adds none.
+func (t *sums) addOrdinary(values []float32, rows *rowPeaks, at int64) bool {
+	all := newSums()
+	for from := 0; from < len(values); {
+		row := values[from:][:min(rows.toRowEnd(at), int64(len(values)-from))]
+		e := tensor.ExtremesOf(row)
+		if !(e.Largest < beyondF16) {
+			return false
+		}
+		all.min, all.max = min(all.min, e.Least), max(all.max, e.Most)
+		all.zeros += int64(e.Zeros)
+		rows.raise(at, e.Largest)
+		at, from = at+int64(len(row)), from+len(row)
+	}
+	for runs := range slices.Chunk(values, tensor.Runs*chunkElements) {
+		all.addRuns(runs)
+	}
+	t.merge(&all)
+	return true
+}
+
+// addRuns adds the moments of chunks of finite numbers, at most tensor.Runs.
+func (m *moments) addRuns(values []float32) {
+	if len(values) < tensor.Runs*chunkElements {
+		for chunk := range slices.Chunk(values, chunkElements) {
+			m.merge(momentsOf(chunk))
+		}
+		return
+	}
+	var means, squares [tensor.Runs]float64
+	tensor.Moments(&means, &squares, values)
+	for i, mean := range means {
+		m.merge(moments{chunkElements, mean, squares[i]})
+	}
 }
 
 // counted is a finite number and how often it occurs.

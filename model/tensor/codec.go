@@ -72,3 +72,6 @@ func (d DType) eachDecoded(data []byte, f func(x []float32)) {
 // piece is how many elements are converted at a time: source, target and what they are
 // as float32 fit a level-1 cache together.
 const piece = 2048
+
+// PutFloat32s writes x to dst, four bytes each, the lowest first.
+func PutFloat32s(dst []byte, x []float32) { kernel.Narrow(dst, x, kernel.F32) }

@@ -69,15 +69,17 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (los
 	size := to.Size()
 	n := min(piece, b.Cols, len(dst)/size)
 	wide, back := make([]float32, n), make([]float32, n)
+	known := make([]lossy, len(grid.Scales))
 	for len(dst) > 0 {
 		row, col, n := b.run(at, min(len(wide), len(dst)/size))
-		s := grid.From((row/b.BlockRows - first) * width)
+		begin := (row/b.BlockRows - first) * width
+		s := grid.From(begin)
 		g := s.From(col / b.BlockCols)
 		kernel.WidenBlocks(wide[:n], src, codes, g.Scales, g.Zeros, b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		kernel.Widen(back[:n], dst, to)
 		switch {
-		case q.byElement(&b, s, col, n) || lost.cast(back[:n], wide[:n], to):
+		case q.byElement(known[begin:], &b, s, col, n) || lost.cast(back[:n], wide[:n], to):
 			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s.From(block)) })
 		case q.To == F32:
 			b.runs(col, n, func(i, j, block int) { lost.Rounded += q.products(src, i, j, s.From(block)) })
@@ -87,12 +89,26 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (los
 	return lost
 }
 
+// lossy says whether what elements of a block lost is counted one by one; 0 if that is not known yet.
+type lossy uint8
+
+const (
+	together lossy = iota + 1
+	oneByOne
+)
+
 // byElement reports whether what n elements from column col on lost is counted one by one: where a product may
 // be zero though neither factor is, and where the dtype has the number that F32 rounds one to. g is the row of
-// the grid.
-func (q *Dequantiser) byElement(b *Blocks, g Grid, col, n int) bool {
+// the grid, known what is known of its blocks.
+func (q *Dequantiser) byElement(known []lossy, b *Blocks, g Grid, col, n int) bool {
 	for i := col / b.BlockCols; i <= (col+n-1)/b.BlockCols; i++ {
-		if abs32(g.Scales[i]) < 0x1p-117 || (q.To != F32 || g.Zeros != nil) && q.rounded(g.From(i)) != 0 {
+		if known[i] == 0 {
+			known[i] = together
+			if abs32(g.Scales[i]) < 0x1p-117 || (q.To != F32 || g.Zeros != nil) && q.rounded(g.From(i)) != 0 {
+				known[i] = oneByOne
+			}
+		}
+		if known[i] == oneByOne {
 			return true
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 )
 
 // secondScale is what scales are put through before they are used: a number of the whole tensor that
@@ -96,6 +97,19 @@ func (g Grid) zero(i int) float32 {
 // rounded.
 func (g Grid) Value(i int, code float64) float64 {
 	return (code - float64(g.zero(i))) * float64(g.Scales[i])
+}
+
+// Values puts what codes of block i stand for in the place of their values without scale.
+func (g Grid) Values(i int, codes []float64) {
+	scale, zero := float64(g.Scales[i]), float64(g.zero(i))
+	for k, code := range codes {
+		codes[k] = (code - zero) * scale
+	}
+}
+
+// Bits returns the bits of the scale and the zero of block i: blocks with the same bits have the same values.
+func (g Grid) Bits(i int) (scale, zero uint32) {
+	return math.Float32bits(g.Scales[i]), math.Float32bits(g.zero(i))
 }
 
 // zeroRows is the number of rows of the grid whose zeros an I32 holds.

@@ -11,7 +11,7 @@ import (
 )
 
 func main() {
-	h := remotetest.NewHub(os.Args[1])
+	h := remotetest.NewHub(os.DirFS(os.Args[1]))
 	defer h.Close()
 	fmt.Println(h.API.URL)
 	stop := make(chan os.Signal, 1)

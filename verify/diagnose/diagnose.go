@@ -19,7 +19,10 @@ func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, e
 		hints = nil // what explains a part is no news beside what explains all
 	}
 	odd, err := f.oddWeights()
-	return causes, append(hints, odd...), err
+	if hints = append(hints, odd...); f.How != nil {
+		causes, hints = ofEngine(causes), ofEngine(hints)
+	}
+	return causes, hints, err
 }
 
 // explanations are the causes of the failure: weights that are not finite, overflow, then mistakes that explain

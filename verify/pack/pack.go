@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"maps"
 	"math"
@@ -40,6 +41,8 @@ type Pack struct {
 	// Replaced are tensors in the place of those of the files, with these names: what a reference with a
 	// mistake would have recorded.
 	Replaced map[string]tensor.Tensor
+
+	stages map[string]string // by the names of tensors in files: stages that have other names there, see Spell
 
 	mu      sync.Mutex
 	file    string // whose header was read last
@@ -72,6 +75,9 @@ func Open(dir string) (*Pack, error) {
 
 // wrap is an error about something in the pack.
 func (p *Pack) wrap(what string, err error) error {
+	if perr, ok := err.(*fs.PathError); ok {
+		err = perr.Err // the path is known
+	}
 	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
 }
 
@@ -80,12 +86,28 @@ func (p *Pack) Fault(part, cause string) error {
 	return problem.In(p.Dir, problem.Problem{Field: part, Cause: cause})
 }
 
+// Look returns an error if no golden pack is in dir: dir is absent, is not a directory, or has no manifest.json.
+func Look(dir string) error {
+	info, err := os.Stat(dir)
+	switch {
+	case err != nil:
+		return problem.System(dir, "", err)
+	case !info.IsDir():
+		return problem.New(dir, "not a golden pack: not a directory", "")
+	}
+	if _, err := os.Stat(filepath.Join(dir, manifestName)); errors.Is(err, os.ErrNotExist) {
+		return problem.New(dir, "not a golden pack: there is no "+manifestName, "")
+	}
+	return nil
+}
+
 func (p *Pack) readManifest() error {
+	if err := Look(p.Dir); err != nil {
+		return err
+	}
 	path := filepath.Join(p.Dir, manifestName)
 	data, err := readSmall(path, maxManifest)
-	if errors.Is(err, os.ErrNotExist) {
-		return problem.New(p.Dir, "not a golden pack: there is no "+manifestName, "")
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	hash := sha256.Sum256(data)
@@ -107,7 +129,7 @@ func (p *Pack) rehash() (problems []problem.Problem) {
 		case errors.Is(err, os.ErrNotExist):
 			add(name, "missing", err)
 		case err != nil:
-			add(name, err.Error(), err)
+			problems = append(problems, problem.Of(name, err)...)
 		case got != p.Manifest.Files[name]:
 			add(name, fmt.Sprintf("is %s, manifest.json says %s", got, text.Quote(p.Manifest.Files[name])), nil)
 		}
@@ -119,14 +141,14 @@ func (p *Pack) rehash() (problems []problem.Problem) {
 func HashFile(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", err
+		return "", problem.System(path, "", err)
 	}
 	if !info.Mode().IsRegular() {
 		return "", errors.New("not a regular file")
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return "", err
+		return "", problem.System(path, "", err)
 	}
 	defer f.Close()
 	return Hash(f)
@@ -185,7 +207,7 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 			return p.wrap(e.File, err)
 		}
 	}
-	x, ok := p.extents[name]
+	x, ok := p.extents[cmp.Or(e.stored, name)]
 	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, e.Shape) {
 		return p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
 	}
@@ -234,7 +256,7 @@ func (p *Pack) readHeader(name string) error {
 		return err
 	}
 	for _, t := range slices.Sorted(maps.Keys(extents)) {
-		switch e, listed := p.Manifest.Tensors[t]; {
+		switch e, listed := p.Manifest.Tensors[cmp.Or(p.stages[t], t)]; {
 		case !listed:
 			return fmt.Errorf("tensor %.120q is not in manifest.json", t)
 		case e.File != name:
@@ -264,7 +286,7 @@ func (p *Pack) Elements(name string, first, n int) ([]float32, error) {
 		return values[first:min(first+n, len(values))], err
 	}
 	err := p.pieces(name, int64(first), int64(first+n), pieceBytes, decode)
-	return values, err
+	return p.Manifest.Tensors[name].inOrder(values), err
 }
 
 // pieceBytes is the size of the pieces in which a golden tensor is read and decoded: it is not in memory twice.
@@ -286,6 +308,11 @@ func (p *Pack) Ints(name string) ([]int, error) {
 // references are the kinds of Reference, with whose behaviour a pack of that kind records.
 var references = map[string]config.Reference{"remote code": config.Remote, "transformers native": config.Native}
 
+// referenceOf returns whose rules the pack follows: an engine's those of the checkpoint's family.
+func (p *Pack) referenceOf(c *config.Config) config.Reference {
+	return cmp.Or(references[p.Manifest.Reference.Kind], c.Reference)
+}
+
 // Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
 // config_overrides, and the rules of the reference, unless override names another. It refuses an override of a key
 // that neither the family nor the checkpoint's config.json has: a typo would change nothing.
@@ -302,7 +329,7 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 			return nil, p.wrap("config_overrides", err)
 		}
 	}
-	c, err := c.As(cmp.Or(override, references[p.Manifest.Reference.Kind]))
+	c, err := c.As(cmp.Or(override, p.referenceOf(c)))
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}

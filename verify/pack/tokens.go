@@ -48,12 +48,16 @@ var errNoToken = errors.New(inputIDs + ": no token")
 func readSmall(path string, most int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, problem.System(path, "", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > most {
 		return nil, problem.New(path, "not a regular file of at most "+text.Bytes(most), "")
 	}
-	return os.ReadFile(path)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, problem.System(path, "", err)
+	}
+	return data, nil
 }
 
 func tokensOfTensors(data []byte) (*model.Input, error) {

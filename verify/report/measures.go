@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"dsmoe/text"
@@ -29,12 +30,56 @@ func (c *Check) Exceeded() (beyond []Measure) {
 // inSigmas reports whether the check measured standard deviations of rounding errors.
 func (c *Check) inSigmas() bool { return c.Limits != nil && c.Limits.Z > 0 && c.Reason == "" }
 
-// failureText is one line: the reason of the failure, or each measure beyond its limit. It is empty if the check
-// did not fail.
+// failureText is one line: how far the golden is off, then each measure beyond its limit, or the reason of a failure
+// that no measure shows. It is empty if the check did not fail.
 func (c *Check) failureText() string {
+	return strings.Join(c.failureLines(), "; ")
+}
+
+// failureLines are the parts of failureText.
+func (c *Check) failureLines() (lines []string) {
 	if c.Reason != "" {
-		return c.Reason
+		return []string{c.Reason}
 	}
+	if len(c.Failed) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc([]string{c.offText(), c.beyondText()}, func(line string) bool { return line == "" })
+}
+
+// inWords is the first of failureLines, empty if the check did not fail.
+func (c *Check) inWords() string {
+	return strings.Join(c.failureLines()[:min(1, len(c.failureLines()))], "")
+}
+
+// offText says how far the golden is off, in shares of its RMS and at most; empty if that was not measured, or is 0.
+func (c *Check) offText() string {
+	if c.MaxAbs == nil || *c.MaxAbs == 0 {
+		return ""
+	}
+	most := "at most " + text.Figure("%.2g", *c.MaxAbs)
+	if len(c.MaxAbsIndex) > 0 {
+		most += fmt.Sprintf(" at %v", c.MaxAbsIndex)
+	}
+	if c.RelRMS == nil {
+		return "off by " + most + ", where the golden is all 0"
+	}
+	return fmt.Sprintf("off by %s its RMS, %s", shareOf(*c.RelRMS), most)
+}
+
+// shareOf is a share in words: "61 % of", "12 times".
+func shareOf(share float64) string {
+	switch {
+	case share >= 10:
+		return text.Figure("%.3g", share) + " times"
+	case share >= 0.1:
+		return text.Figure("%.0f", 100*share) + " % of"
+	}
+	return text.Figure("%.2g", 100*share) + " % of"
+}
+
+// beyondText lists each measure beyond its limit.
+func (c *Check) beyondText() string {
 	var words []string
 	for _, m := range c.Failed {
 		words = append(words, fmt.Sprintf("%s %s, limit %s", c.measureName(m.Name), orInfinite(m.Value),

@@ -1,7 +1,7 @@
 package report
 
 import (
-	"bytes"
+	"bufio"
 	"fmt"
 	"io"
 	"iter"
@@ -22,21 +22,37 @@ import (
 // WriteText writes the report for people: what was compared, a line per layer with
 // its worst stage, the first divergence in full, coverage and the verdict.
 func (r *Report) WriteText(w io.Writer) error {
-	var b bytes.Buffer
-	fmt.Fprintln(&b, r.head())
-	r.writeLayers(&b)
+	b := bufio.NewWriter(w)
+	fmt.Fprintln(b, r.head())
+	screen, _ := w.(text.Screen)
+	r.writeLayers(text.Screen{Writer: b, Columns: screen.Columns})
 	if r.FirstDivergence != nil {
-		fmt.Fprintln(&b, r.divergence())
+		fmt.Fprintln(b, r.divergence())
 	}
-	b.WriteString(r.coverage().String())
-	var f facts
+	fmt.Fprintf(b, "%s%s", r.coverage(), r.answer())
+	return b.Flush()
+}
+
+// WriteQuiet writes the verdict and its reasons and, of a failure, the first divergence, its cause and what to do.
+func (r *Report) WriteQuiet(w io.Writer) error {
+	f := r.answer()
+	if first := r.first(); first != nil {
+		f.add("DIVERGES", "%s  %s %v", text.Line(first.Tensor), first.DType, first.Shape)
+		f.add("", "%s", first.inWords())
+		r.writeOrigin(&f)
+		r.writeCauses(&f)
+	}
+	_, err := io.WriteString(w, f.String())
+	return err
+}
+
+// answer is the verdict and its reasons.
+func (r *Report) answer() (f facts) {
 	f.add("verdict", "%s", r.verdict())
 	for _, reason := range r.Reasons {
 		f.add("", "%s", reason)
 	}
-	b.WriteString(f.String())
-	_, err := w.Write(b.Bytes())
-	return err
+	return f
 }
 
 // facts are lines: what each is about, "" for what the line before is about, and what it says.
@@ -60,7 +76,7 @@ func (f facts) String() string {
 func (r *Report) verdict() string {
 	verdict := strings.ToUpper(string(r.Verdict))
 	if r.UserLimits {
-		verdict += " with limits of the user's"
+		verdict += " (user-supplied limits)"
 	}
 	switch r.Verdict {
 	case Pass:
@@ -97,9 +113,13 @@ func (c *Coverage) exercised() string {
 // head says what was compared, and how.
 func (r *Report) head() (f facts) {
 	ref := r.Golden.Reference
-	f.add("reference", "%s",
-		text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
-			ref.Torch, ref.Device)))
+	if ref.Kind == pack.Engine {
+		r.writeEngine(&f)
+	} else {
+		f.add("reference", "%s",
+			text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
+				ref.Torch, ref.Device)))
+	}
 	if on := ref.GPUText(); on != "" {
 		f.add("", "%s", text.Line(on))
 	}
@@ -151,6 +171,28 @@ func (r *Report) head() (f facts) {
 		r.Rounding.write(&f)
 	}
 	return f
+}
+
+// writeEngine writes which engine ran, and how it computes: what it declares, and what it does not and the numbers show.
+func (r *Report) writeEngine(f *facts) {
+	ref := r.Golden.Reference
+	what := fmt.Sprintf("%s, %s", ref.Name, ref.Version)
+	if ref.Device != "" {
+		what += " on " + ref.Device
+	}
+	if ref.Recorded != "" {
+		what += "; recorded by " + ref.Recorded
+	}
+	f.add("engine", "%s", text.Line(what))
+	declared := r.Golden.Arithmetic.String()
+	if declared == "" {
+		declared = "nothing"
+	}
+	f.add("arithmetic", "declared, and reproduced: %s", text.Line(declared))
+	if seen := r.Golden.Observed.String(); seen != "" {
+		f.add("", "not declared, but seen, and reproduced: %s", text.Line(seen))
+	}
+	f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
 }
 
 // write writes a line per key that the verdict does not speak of.
@@ -215,19 +257,27 @@ func overrides(fields map[string]jsontext.Value) string {
 	return "with " + strings.Join(parts, ", ")
 }
 
-// writeLayers writes a line per layer: its stages and the one nearest to its limit.
-func (r *Report) writeLayers(b *bytes.Buffer) {
-	t := &text.Table{Align: "lllllllll"}
-	if r.Mode == Local {
-		t.Add("", "checked", "nearest to its limit", "z", "RMS", "sees", "open", "of limit")
-	} else {
-		t.Add("", "checked", "nearest to its limit", "rel RMS", "max/RMS", "equal", "of limit")
+// writeLayers writes a line per layer: its stages and the one nearest to its limit, what matters most first.
+func (r *Report) writeLayers(w io.Writer) {
+	failed := slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Verdict == Fail })
+	columns := []string{"", "checked", "failed", "nearest to its limit", "of limit", "z", "RMS", "sees", "open"}
+	if r.Mode != Local {
+		columns = append(columns[:5], "rel RMS", "max/RMS", "equal")
 	}
+	shown := func(row []string) []string {
+		if !failed {
+			return slices.Delete(row, 2, 3)
+		}
+		return row
+	}
+	columns = shown(columns)
+	t := &text.Table{Align: strings.Repeat("l", len(columns))}
+	t.Add(columns...)
 	for checks := range r.places() {
-		t.Add(r.layerRow(checks)...)
+		t.Add(shown(r.layerRow(checks))...)
 	}
-	t.WriteText(b)
-	fmt.Fprintln(b)
+	t.WriteFitting(w, columns)
+	fmt.Fprintln(w)
 }
 
 // places yields the checks of each place, one after the other.
@@ -294,14 +344,13 @@ func (r *Report) layerRow(checks []Check) []string {
 	if failed > 0 {
 		mark = fmt.Sprintf("%d FAIL", failed)
 	}
-	row := []string{PlaceOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), worst.kindOf()}
+	row := []string{PlaceOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(),
+		percent(worst.Margin)}
 	if r.Mode == Local {
-		row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2f"), short(worst.Sees, "%.1e"),
+		return append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2g"), short(worst.Sees, "%.1e"),
 			percent(worst.Ambiguous))
-	} else {
-		row = append(row, short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual))
 	}
-	return append(row, percent(worst.Margin), mark)
+	return append(row, short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual))
 }
 
 // worse orders failed checks without a margin before all, then by margin.
@@ -320,21 +369,35 @@ func worse(a, b Check) bool {
 	return rank(a) > rank(b)
 }
 
+// first is the first failed check; nil without one.
+func (r *Report) first() *Check {
+	if r.FirstDivergence == nil {
+		return nil
+	}
+	return &r.Checks[slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence })]
+}
+
 // divergence is the first failed check in full; nil without one.
 func (r *Report) divergence() (f facts) {
 	if r.FirstDivergence == nil {
 		return nil
 	}
+	r.writeOrigin(&f)
+	r.first().write(&f)
+	r.writeFailing(&f)
+	r.writeCauses(&f)
+	return f
+}
+
+// writeOrigin writes what shows that the pack was recorded from another checkpoint.
+func (r *Report) writeOrigin(f *facts) {
 	for _, line := range r.origin() {
 		f.add("pack", "%s", text.Line(line))
 	}
-	for _, c := range r.Checks {
-		if c.Tensor == *r.FirstDivergence {
-			c.write(&f)
-			break
-		}
-	}
-	r.writeFailing(&f)
+}
+
+// writeCauses writes the causes of the first divergence, and what to do about it.
+func (r *Report) writeCauses(f *facts) {
 	f.add("cause", "%s", r.cause())
 	for _, c := range r.Causes[min(1, len(r.Causes)):] {
 		f.add("or", "%s", &c)
@@ -345,7 +408,6 @@ func (r *Report) divergence() (f facts) {
 	for i, line := range r.next() {
 		f.add([]string{"next", ""}[min(i, 1)], "%s", line)
 	}
-	return f
 }
 
 // origin returns what shows that the pack was recorded from another checkpoint.
@@ -410,9 +472,9 @@ func (c *Check) write(f *facts) {
 	c.explain(func(format string, args ...any) { f.add("", format, args...) })
 }
 
-// explain writes how a check failed, a line at a time: the measures first.
+// explain writes how a check failed, a line at a time: in words first, then the measures.
 func (c *Check) explain(line func(format string, args ...any)) {
-	if why := c.failureText(); why != "" {
+	for _, why := range c.failureLines() {
 		line("%s", why)
 	}
 	if c.ProbeRows != nil {
@@ -551,20 +613,53 @@ func (r *Report) coverage() (f facts) {
 		f.add("routing", "%d %s of experts: %d differ%s; %d could not be changed by rounding", x.Choices,
 			text.Noun(x.Choices, "choice"), x.Mismatches, excused(x.ExactTies, x.NearTies), x.Pinned)
 		r.writeUnpinned(&f)
-		for _, p := range x.Biases {
-			free := ""
-			if len(p.Free) > 0 {
-				free = fmt.Sprintf(", those of experts %s not at all", text.Ranges(p.Free))
-			}
-			f.add("", "%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the median, "+
-				"expert %d's to %s%s", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest), free)
-		}
+		r.writePins(&f)
 	}
 	if x := r.Routing.Keys; x != nil {
 		f.add("indexer", "%d queries see more than index_topk keys; keys that differ: %d%s; %d choices fall among equal scores, "+
 			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
 	}
+	if r.Against != nil {
+		r.Against.write(&f)
+	}
 	return f
+}
+
+// writePins writes how far the choices pin the biases, over all layers.
+func (r *Report) writePins(f *facts) {
+	var widest BiasPins
+	var loose []int // layers with biases that no choice pins
+	median, free := 0.0, 0
+	for _, p := range r.Routing.Biases {
+		if p.Widest >= widest.Widest {
+			widest = p
+		}
+		if median = max(median, p.Median); len(p.Free) > 0 {
+			loose, free = append(loose, layerNumber(p.Layer)), free+len(p.Free)
+		}
+	}
+	unpinned := ""
+	if free > 0 {
+		unpinned = fmt.Sprintf("those of %s in %s not at all", text.Plural(free, "expert"), LayersText(loose))
+	}
+	switch {
+	case len(r.Routing.Biases) == 0:
+	case widest.Widest == 0 && free > 0:
+		f.add("", "the choices pin e_score_correction_bias: %s", unpinned)
+	default:
+		if free > 0 {
+			unpinned = "; " + unpinned
+		}
+		f.add("", "the choices pin each e_score_correction_bias relative to its layer's others only: medians up to %s, the "+
+			"widest %s (layer %d, expert %d)%s", text.Figure("%.2g", median), text.Figure("%.2g", widest.Widest),
+			layerNumber(widest.Layer), widest.Expert, unpinned)
+	}
+}
+
+// layerNumber is the number of a layer, such as model.layers.3.
+func layerNumber(layer string) int {
+	n, _ := strconv.Atoi(strings.TrimPrefix(layer, "model.layers."))
+	return n
 }
 
 // excused counts other choices that ties excuse.
@@ -588,8 +683,7 @@ func (r *Report) writeUnpinned(f *facts) {
 		if layers[how] == nil {
 			others = append(others, how)
 		}
-		n, _ := strconv.Atoi(strings.TrimPrefix(p.Layer, "model.layers."))
-		layers[how] = append(layers[how], n)
+		layers[how] = append(layers[how], layerNumber(p.Layer))
 	}
 	for _, how := range others {
 		f.add("", "%s: all choices are the same %s: not counted as exercised", LayersText(layers[how]), how)
@@ -615,8 +709,7 @@ func (r *Report) writeTables(f *facts) {
 	rows := 0
 	for _, l := range r.Routing.Layers {
 		if l.TableRows > 0 {
-			n, _ := strconv.Atoi(strings.TrimPrefix(l.Layer, "model.layers."))
-			layers, rows = append(layers, n), l.TableRows
+			layers, rows = append(layers, layerNumber(l.Layer)), l.TableRows
 		}
 	}
 	if layers != nil {
@@ -674,8 +767,7 @@ func (r *Report) summary() string {
 	c := r.Coverage
 	switch r.Verdict {
 	case Fail:
-		i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence })
-		said := append(r.origin(), *r.FirstDivergence+": "+r.Checks[i].failureText(), r.cause())
+		said := append(r.origin(), *r.FirstDivergence+": "+r.first().failureText(), r.cause())
 		if next := r.next(); next != nil {
 			said = append(said, strings.Join(next, " "))
 		}

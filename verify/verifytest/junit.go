@@ -1,5 +1,5 @@
-// Package verifytest holds reports against the formats that they are to have. It is imported by
-// tests and scripts only.
+// Package verifytest holds reports against the formats that they are to have, and records golden packs of what
+// dsmoe computes. It is imported by tests and scripts only.
 package verifytest
 
 import (

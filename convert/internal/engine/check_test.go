@@ -10,11 +10,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text/problem"
 )

@@ -8,9 +8,9 @@ import (
 	"io"
 	"slices"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/text"
 )
 

@@ -38,6 +38,9 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	if filling { // a run was interrupted while it filled dst
 		return nil, nil
 	}
+	if err := e.target.LostFile(); err != nil && !unfinished {
+		return nil, err
+	}
 	m, err := e.target.ReadManifest(nil)
 	switch {
 	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || unfinished):

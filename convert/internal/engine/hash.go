@@ -5,9 +5,9 @@ package engine
 import (
 	"slices"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 )
 
 // hasher hashes one span and the elements of its source, from begin to end.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 )
 

@@ -83,7 +83,7 @@ func (s Settings) Check() error {
 		return fmt.Errorf("part %d of %d: an output has at most %d parts", s.Part.I, s.Part.N, plan.MaxParts)
 	}
 	if s.Memory != 0 && s.Memory < minMemory {
-		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(minMemory))
+		return fmt.Errorf("%s of memory is too little: give at least %s", text.Bytes(s.Memory), text.Bytes(minMemory))
 	}
 	return nil
 }

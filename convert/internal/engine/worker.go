@@ -6,10 +6,10 @@ import (
 	"slices"
 
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 )
 

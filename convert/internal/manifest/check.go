@@ -16,9 +16,9 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/problem"

@@ -16,10 +16,10 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
+	"dsmoe/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/problem"

@@ -221,7 +221,7 @@ func refuseUnfinished(old, now *progress.Head, dst, dir string) error {
 		change = "of these files, which were changed since"
 	}
 	return problem.New(dst, "an unfinished conversion "+change+" is in "+text.Quote(dir),
-		"--no-resume starts over")
+		"--no-resume starts over, dsmoe convert --discard DST removes it")
 }
 
 // reopen opens the files of the unfinished output if each has its planned size.

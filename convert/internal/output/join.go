@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
@@ -24,7 +24,7 @@ func RefuseParts(t *Target, p *plan.Plan, s Options) error {
 		return err
 	}
 	return problem.New(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
-		"--part and --finish complete it; to start over, remove that directory and "+text.Quote(o.dir))
+		"--part and --finish complete it; to start over, remove it by dsmoe convert --discard DST")
 }
 
 // JoinParts makes the journal of a run that wrote and proved everything from the journals of all n parts. n is 0 if

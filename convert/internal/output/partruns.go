@@ -14,11 +14,11 @@ import (
 	"slices"
 
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
@@ -35,7 +35,7 @@ func (j partJournal) name() string { return fmt.Sprintf("%d-of-%d.%d.journal", j
 // otherParts is the error for parts of another conversion.
 func (o *diskOutput) otherParts(cause string) error {
 	return problem.In(o.Path, problem.Problem{File: o.partsDir(), Cause: cause,
-		Hint: "to start over, remove it and " + text.Quote(o.dir)})
+		Hint: "to start over, remove it by dsmoe convert --discard DST"})
 }
 
 // samePart refuses a part of another plan, or of a source in another state, and says what differs.

@@ -134,6 +134,20 @@ func (t *Target) IsOutputOf(p *plan.Plan) bool {
 	return err == nil && m.Plan == p.Hash
 }
 
+// LostFile returns the error for an output that is one file and is gone, while its manifest is there; else nil.
+func (t *Target) LostFile() error {
+	dir, err := t.Files()
+	if err != nil || !t.IsFile() {
+		return nil
+	}
+	name := filepath.Base(t.Path)
+	_, err = dir.Stat(t.ManifestName())
+	if _, missing := dir.Stat(name); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+		return nil
+	}
+	return problem.New(t.Manifest, "describes "+text.Quote(name)+", which is gone", "remove it to convert again")
+}
+
 // FileStates returns the states of the target's files. A file that another run removes meanwhile is left out.
 func (t *Target) FileStates() (map[string]string, error) {
 	dir, err := t.Files()

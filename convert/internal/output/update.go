@@ -16,10 +16,10 @@ import (
 	"path/filepath"
 
 	"dsmoe/convert/format"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
+	"dsmoe/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )

@@ -139,9 +139,12 @@ func ReadJournal(f io.ReaderAt, apply func(Record)) (head *Head, end int64, err 
 
 // IsOurs reports whether a file without a whole first line can be a journal that a crash
 // cut short.
-func (j *Journal) IsOurs() bool {
+func (j *Journal) IsOurs() bool { return IsOurs(j.f) }
+
+// IsOurs is Journal.IsOurs of a journal that is not locked.
+func IsOurs(f io.ReaderAt) bool {
 	b := make([]byte, 9+len(start))
-	n, _ := j.f.ReadAt(b, 0)
+	n, _ := f.ReadAt(b, 0)
 	b = b[:n]
 	check, payload := b[:min(n, 9)], b[min(n, 9):]
 	return len(bytes.Trim(b, "\x00")) == 0 ||

@@ -4,12 +4,14 @@ package remotetest
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -26,9 +28,10 @@ const Commit = "0123456789abcdef0123456789abcdef01234567"
 // Token is the token that gated repositories demand.
 const Token = "hf_secretsecret"
 
-// Hub is a hub that serves the directories below Root as repositories ORG/NAME, and redirects files to Storage.
+// Hub is a hub that serves directories of files as repositories ORG/NAME, and redirects files to Storage; or a store.
 type Hub struct {
-	Root    string
+	files   fs.FS            // whose files seek
+	written Files            // the same of a store; nil of a hub
 	API     *httptest.Server // the hub; nil of a store
 	Storage *httptest.Server // where files lie, at another port
 
@@ -46,9 +49,9 @@ type Hub struct {
 	cut      int               // responses that the client closed before their end
 }
 
-// NewHub starts a hub. Close ends it.
-func NewHub(root string) *Hub {
-	h := &Hub{Root: root, Replaced: map[string]string{}}
+// NewHub starts a hub of files that seek, such as those of os.DirFS. Close ends it.
+func NewHub(files fs.FS) *Hub {
+	h := &Hub{files: files, Replaced: map[string]string{}}
 	h.API = httptest.NewServer(http.HandlerFunc(h.api))
 	h.Storage = httptest.NewServer(http.HandlerFunc(h.storage))
 	return h
@@ -63,7 +66,7 @@ func Start(t *testing.T, dirs map[string]string) *Hub {
 	for name, dir := range dirs {
 		require.NoError(t, os.Symlink(dir, filepath.Join(root, "org", name)))
 	}
-	h := NewHub(root)
+	h := NewHub(os.DirFS(root))
 	old := remote.Default
 	remote.Default = remote.NewClient()
 	t.Cleanup(func() { remote.Default = old; h.Close() })
@@ -154,19 +157,18 @@ func (h *Hub) api(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name, verb, revision := parts[0]+"/"+parts[1], parts[2], parts[3]
-	dir := filepath.Join(h.Root, filepath.FromSlash(name))
 	known := r.Header.Get("Authorization") == "Bearer "+Token
 	switch {
-	case !isDir(dir):
+	case !h.isDir(name):
 		refuse(w, http.StatusUnauthorized, "RepoNotFound")
 	case parts[1] == "gated" && !known && (!listing || verb == "tree"):
 		refuse(w, http.StatusForbidden, "GatedRepo")
 	case revision != Commit && revision != "main":
 		refuse(w, http.StatusNotFound, "RevisionNotFound")
 	case verb == "revision":
-		json.NewEncoder(w).Encode(map[string]any{"id": name, "sha": Commit, "siblings": files(dir, "rfilename")})
+		json.NewEncoder(w).Encode(map[string]any{"id": name, "sha": Commit, "siblings": h.list(name, "rfilename")})
 	case verb == "tree":
-		h.tree(w, r, files(dir, "path"))
+		h.tree(w, r, h.list(name, "path"))
 	case verb == "resolve":
 		h.resolve(w, r, name, strings.Join(parts[4:], "/"))
 	default:
@@ -174,8 +176,8 @@ func (h *Hub) api(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func isDir(path string) bool {
-	stat, err := os.Stat(path)
+func (h *Hub) isDir(name string) bool {
+	stat, err := fs.Stat(h.files, name)
 	return err == nil && stat.IsDir()
 }
 
@@ -192,14 +194,12 @@ func unavailableNow(w http.ResponseWriter) {
 // perPage is the number of files on a page of the listing.
 const perPage = 3
 
-// files lists the files below a directory, whose names have a key.
-func files(dir, key string) []map[string]any {
+// list lists the files below a directory, whose names have a key.
+func (h *Hub) list(dir, key string) []map[string]any {
 	list := []map[string]any{}
-	dir, _ = filepath.EvalSymlinks(dir)
-	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if stat, serr := os.Stat(path); serr == nil && !stat.IsDir() {
-			rel, _ := filepath.Rel(dir, path)
-			list = append(list, map[string]any{"type": "file", key: filepath.ToSlash(rel), "size": stat.Size(),
+	_ = fs.WalkDir(h.files, dir, func(name string, d fs.DirEntry, err error) error {
+		if stat, serr := fs.Stat(h.files, name); serr == nil && !stat.IsDir() {
+			list = append(list, map[string]any{"type": "file", key: strings.TrimPrefix(name, dir+"/"), "size": stat.Size(),
 				"oid": fmt.Sprintf("%x", stat.ModTime().UnixNano())})
 		}
 		return err
@@ -221,7 +221,7 @@ func (h *Hub) tree(w http.ResponseWriter, r *http.Request, list []map[string]any
 // resolve redirects to the storage, with a signature in the query.
 func (h *Hub) resolve(w http.ResponseWriter, r *http.Request, name, file string) {
 	path := "/" + name + "/" + file
-	stat, err := os.Stat(filepath.Join(h.Root, filepath.FromSlash(path)))
+	stat, err := fs.Stat(h.files, name+"/"+file)
 	if err != nil {
 		refuse(w, http.StatusNotFound, "EntryNotFound")
 		return
@@ -234,13 +234,13 @@ func (h *Hub) resolve(w http.ResponseWriter, r *http.Request, name, file string)
 }
 
 // etag is the ETag of a file.
-func (h *Hub) etag(path string) string {
+func (h *Hub) etag(file string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if tag := h.Replaced[path]; tag != "" {
+	if tag := h.Replaced[file]; tag != "" {
 		return `"` + tag + `"`
 	}
-	return `"` + filepath.Base(path) + `"`
+	return `"` + path.Base(file) + `"`
 }
 
 // storage sends a file.
@@ -264,7 +264,7 @@ func (h *Hub) storage(w http.ResponseWriter, r *http.Request) {
 
 // send sends the file that a request names.
 func (h *Hub) send(w http.ResponseWriter, r *http.Request, fault fault) {
-	f, err := os.Open(filepath.Join(h.Root, filepath.FromSlash(r.URL.Path)))
+	f, err := h.files.Open(strings.TrimPrefix(r.URL.Path, "/"))
 	if err != nil {
 		w.WriteHeader(http.StatusNotFound)
 		return
@@ -276,7 +276,7 @@ func (h *Hub) send(w http.ResponseWriter, r *http.Request, fault fault) {
 		counted.most = 1000
 	}
 	stat, _ := f.Stat()
-	http.ServeContent(counted, r, "", stat.ModTime(), f)
+	http.ServeContent(counted, r, "", stat.ModTime(), f.(io.ReadSeeker))
 	if r.Context().Err() != nil {
 		h.mu.Lock()
 		h.cut++
@@ -303,3 +303,12 @@ func (b *body) Write(data []byte) (int, error) {
 	b.hub.mu.Unlock()
 	return b.ResponseWriter.Write(data)
 }
+
+// ReadFrom sends what r reads in large pieces.
+func (b *body) ReadFrom(r io.Reader) (int64, error) {
+	piece := pieces.Get().(*[1 << 20]byte)
+	defer pieces.Put(piece)
+	return io.CopyBuffer(struct{ io.Writer }{b}, r, piece[:])
+}
+
+var pieces = sync.Pool{New: func() any { return new([1 << 20]byte) }}

@@ -31,7 +31,7 @@ func StartStore(t *testing.T, dirs map[string]string) *Hub {
 	for name, dir := range dirs {
 		require.NoError(t, os.Symlink(dir, filepath.Join(root, name)))
 	}
-	h, settings := NewStore(root)
+	h, settings := NewStore(Directory(root))
 	old := remote.Default
 	remote.Default = remote.NewClient()
 	remote.Default.Part = smallestPart
@@ -42,12 +42,12 @@ func StartStore(t *testing.T, dirs map[string]string) *Hub {
 	return h
 }
 
-// NewStore starts a store that speaks S3 with the directories below root as buckets, and returns the settings of AWS
-// with which it is found. It checks no signature: versitygw does, in scripts/s3.sh. Close ends it.
-func NewStore(root string) (h *Hub, settings map[string]string) {
-	h = &Hub{Root: root, Replaced: map[string]string{}, uploads: map[string]*upload{}}
+// NewStore starts a store that speaks S3 with the directories of files as buckets, and returns the settings of AWS with
+// which it is found. It checks no signature: versitygw does, in scripts/s3.sh. Close ends it.
+func NewStore(files Files) (h *Hub, settings map[string]string) {
+	h = &Hub{files: files, written: files, Replaced: map[string]string{}, uploads: map[string]*upload{}}
 	h.Storage = httptest.NewServer(http.HandlerFunc(h.store))
-	none := filepath.Join(root, "none")
+	none := os.DevNull
 	return h, map[string]string{"AWS_ENDPOINT_URL": h.Storage.URL, "AWS_ENDPOINT_URL_S3": "", "AWS_PROFILE": "",
 		"AWS_ACCESS_KEY_ID": StoreKey, "AWS_SECRET_ACCESS_KEY": StoreSecret, "AWS_SESSION_TOKEN": "", "AWS_CA_BUNDLE": "",
 		"AWS_REGION": "eu-test-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "",
@@ -62,7 +62,6 @@ var signature = regexp.MustCompile(`^AWS4-HMAC-SHA256 Credential=` + StoreKey + 
 func (h *Hub) store(w http.ResponseWriter, r *http.Request) {
 	fault := h.record(r)
 	name, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	dir := filepath.Join(h.Root, name)
 	switch {
 	case h.stopped():
 		refuseXML(w, http.StatusForbidden, "Stopped")
@@ -73,13 +72,13 @@ func (h *Hub) store(w http.ResponseWriter, r *http.Request) {
 		refuseXML(w, http.StatusMovedPermanently, "PermanentRedirect")
 	case name != "public" && !signature.MatchString(r.Header.Get("Authorization")):
 		refuseXML(w, http.StatusForbidden, "AccessDenied")
-	case !isDir(dir):
+	case !h.isDir(name):
 		refuseXML(w, http.StatusNotFound, "NoSuchBucket")
 	case r.Method != http.MethodGet && r.Method != http.MethodHead || r.URL.Query().Has("uploads") ||
 		r.URL.Query().Has("uploadId"):
 		h.change(w, r, name, key, fault)
 	case key == "":
-		h.objects(w, r, dir)
+		h.objects(w, r, name)
 	default:
 		h.send(w, r, fault)
 	}
@@ -91,7 +90,7 @@ func refuseXML(w http.ResponseWriter, status int, code string) {
 }
 
 // objects answers with a page of the listing.
-func (h *Hub) objects(w http.ResponseWriter, r *http.Request, dir string) {
+func (h *Hub) objects(w http.ResponseWriter, r *http.Request, bucket string) {
 	type object struct {
 		Key, ETag string
 		Size      int64
@@ -103,10 +102,8 @@ func (h *Hub) objects(w http.ResponseWriter, r *http.Request, dir string) {
 		Contents              []object
 	}{}
 	from := r.URL.Query().Get("continuation-token")
-	resolved, _ := filepath.EvalSymlinks(dir)
-	_ = filepath.WalkDir(resolved, func(path string, d fs.DirEntry, err error) error {
-		rel, _ := filepath.Rel(resolved, path)
-		key := filepath.ToSlash(rel)
+	_ = fs.WalkDir(h.files, bucket, func(name string, d fs.DirEntry, err error) error {
+		key := strings.TrimPrefix(name, bucket+"/")
 		if !strings.HasPrefix(key, r.URL.Query().Get("prefix")) || d.IsDir() || key <= from {
 			return err
 		}
@@ -114,9 +111,9 @@ func (h *Hub) objects(w http.ResponseWriter, r *http.Request, dir string) {
 			page.NextContinuationToken = page.Contents[perPage-1].Key
 			return fs.SkipAll
 		}
-		stat, err := os.Stat(path)
+		stat, err := fs.Stat(h.files, name)
 		if err == nil {
-			page.Contents = append(page.Contents, object{key, h.etag("/" + filepath.Base(dir) + "/" + key), stat.Size()})
+			page.Contents = append(page.Contents, object{key, h.etag("/" + name), stat.Size()})
 		}
 		return err
 	})

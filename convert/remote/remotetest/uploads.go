@@ -1,17 +1,17 @@
 package remotetest
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/xml"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,7 +23,14 @@ const smallestPart = 40_000
 // upload is an unfinished upload.
 type upload struct {
 	bucket, key string
-	parts       map[int][]byte
+	parts       map[int]part
+}
+
+// part is a part of an upload.
+type part struct {
+	blob Blob
+	tag  string
+	sum  []byte // SHA-256; nil of a part that was copied
 }
 
 // StopAfter has the store refuse all requests after the next n; 0 answers all.
@@ -59,7 +66,7 @@ func (h *Hub) Expire() {
 // change answers requests that write, and those about unfinished uploads. A fault lets it happen, and breaks the
 // answer off.
 func (h *Hub) change(w http.ResponseWriter, r *http.Request, bucket, key string, fault fault) {
-	body, err := io.ReadAll(r.Body)
+	body, err := receive(r)
 	sum := sha256.Sum256(body)
 	checksum := r.Header.Get("X-Amz-Checksum-Sha256")
 	if err != nil || r.Header.Get("X-Amz-Content-Sha256") != hex.EncodeToString(sum[:]) ||
@@ -67,9 +74,16 @@ func (h *Hub) change(w http.ResponseWriter, r *http.Request, bucket, key string,
 		refuseXML(w, http.StatusBadRequest, "BadDigest")
 		return
 	}
+	sent := part{tag: tagOf(sum[:]), sum: sum[:]}
+	if r.Method == http.MethodPut {
+		if sent.blob, err = h.written.Keep(body); err != nil {
+			refuseXML(w, http.StatusInternalServerError, err.Error())
+			return
+		}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	status, answer := h.changed(r, bucket, key, body)
+	status, answer := h.changed(r, bucket, key, body, sent)
 	if status >= 300 {
 		refuseXML(w, status, fmt.Sprint(answer))
 		return
@@ -87,8 +101,18 @@ func (h *Hub) change(w http.ResponseWriter, r *http.Request, bucket, key string,
 	}
 }
 
+// receive reads the body of a request.
+func receive(r *http.Request) ([]byte, error) {
+	if r.ContentLength < 0 {
+		return io.ReadAll(r.Body)
+	}
+	body := make([]byte, r.ContentLength)
+	_, err := io.ReadFull(r.Body, body)
+	return body, err
+}
+
 // changed returns a status, and an ETag, the code of an error, or a document.
-func (h *Hub) changed(r *http.Request, bucket, key string, body []byte) (status int, answer any) {
+func (h *Hub) changed(r *http.Request, bucket, key string, body []byte, sent part) (status int, answer any) {
 	query, u := r.URL.Query(), h.uploads[r.URL.Query().Get("uploadId")]
 	switch {
 	case query.Has("uploadId") && (u == nil || u.key != key || u.bucket != bucket):
@@ -100,7 +124,7 @@ func (h *Hub) changed(r *http.Request, bucket, key string, body []byte) (status 
 	case r.Method == http.MethodPost && query.Has("uploads"):
 		h.begun++ // requests run side by side
 		id := fmt.Sprint("id", h.begun)
-		h.uploads[id] = &upload{bucket, key, map[int][]byte{}}
+		h.uploads[id] = &upload{bucket, key, map[int]part{}}
 		return http.StatusOK, struct {
 			XMLName  xml.Name `xml:"InitiateMultipartUploadResult"`
 			UploadId string
@@ -111,63 +135,64 @@ func (h *Hub) changed(r *http.Request, bucket, key string, body []byte) (status 
 		delete(h.uploads, query.Get("uploadId"))
 		return http.StatusNoContent, nil
 	case r.Method == http.MethodDelete:
-		os.Remove(h.object(bucket, key))
+		h.written.Remove(bucket + "/" + key)
 		return http.StatusNoContent, nil
 	}
-	return h.put(r, bucket, key, u, body)
+	return h.put(r, bucket, key, u, sent)
 }
 
-func (h *Hub) object(bucket, key string) string {
-	return filepath.Join(h.Root, bucket, filepath.FromSlash(key))
-}
+// tagOf makes an ETag of a hash.
+func tagOf(sum []byte) string { return hex.EncodeToString(sum[:8]) }
 
-func tagOf(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:8])
-}
-
-// put writes an object or a part, of the body or of another object.
-func (h *Hub) put(r *http.Request, bucket, key string, u *upload, body []byte) (status int, answer any) {
-	copied := r.Header.Get("X-Amz-Copy-Source")
-	if copied != "" {
-		from, _ := url.PathUnescape(copied)
-		data, err := os.ReadFile(filepath.Join(h.Root, filepath.FromSlash(from)))
-		if err != nil {
-			return http.StatusNotFound, "NoSuchKey"
-		}
-		if tag := r.Header.Get("X-Amz-Copy-Source-If-Match"); tag != `"`+h.Replaced[from]+`"` {
-			return http.StatusPreconditionFailed, "PreconditionFailed"
-		}
-		body = data
-		var begin, end int
-		if n, _ := fmt.Sscanf(r.Header.Get("X-Amz-Copy-Source-Range"), "bytes=%d-%d", &begin, &end); n == 2 {
-			body = data[begin : end+1]
+// put writes an object or a part, of the bytes sent or of another object.
+func (h *Hub) put(r *http.Request, bucket, key string, u *upload, sent part) (status int, answer any) {
+	source := r.Header.Get("X-Amz-Copy-Source")
+	if source != "" {
+		if status, answer = h.copied(r, source, &sent); status != http.StatusOK {
+			return status, answer
 		}
 	}
 	if u != nil {
 		number, _ := strconv.Atoi(r.URL.Query().Get("partNumber"))
-		u.parts[number] = body
-	} else if _, err := os.Stat(h.object(bucket, key)); err == nil && r.Header.Get("If-None-Match") == "*" {
+		u.parts[number] = sent
+	} else if _, err := fs.Stat(h.files, bucket+"/"+key); err == nil && r.Header.Get("If-None-Match") == "*" {
 		return http.StatusPreconditionFailed, "PreconditionFailed"
-	} else if err := h.write(bucket, key, body); err != nil {
+	} else if err := h.write(bucket, key, sent.tag, sent.blob); err != nil {
 		return http.StatusInternalServerError, err.Error()
 	}
-	if copied == "" {
-		return http.StatusOK, `"` + tagOf(body) + `"`
+	if source == "" {
+		return http.StatusOK, `"` + sent.tag + `"`
 	}
 	return http.StatusOK, struct {
 		XMLName xml.Name `xml:"CopyObjectResult"`
 		ETag    string
-	}{ETag: tagOf(body)}
+	}{ETag: sent.tag}
 }
 
-func (h *Hub) write(bucket, key string, data []byte) error {
-	path := h.object(bucket, key)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+// copied puts bytes of another object in the place of those sent.
+func (h *Hub) copied(r *http.Request, source string, sent *part) (status int, answer any) {
+	from, _ := url.PathUnescape(source)
+	name := strings.TrimPrefix(from, "/")
+	stat, err := fs.Stat(h.files, name)
+	if err != nil {
+		return http.StatusNotFound, "NoSuchKey"
 	}
-	h.Replaced["/"+bucket+"/"+key] = tagOf(data)
-	return os.WriteFile(path, data, 0o644)
+	if tag := r.Header.Get("X-Amz-Copy-Source-If-Match"); tag != `"`+h.Replaced[from]+`"` {
+		return http.StatusPreconditionFailed, "PreconditionFailed"
+	}
+	begin, end := int64(0), stat.Size()-1
+	fmt.Sscanf(r.Header.Get("X-Amz-Copy-Source-Range"), "bytes=%d-%d", &begin, &end)
+	if sent.blob, err = h.written.Range(name, begin, end+1); err != nil {
+		return http.StatusInternalServerError, err.Error()
+	}
+	sum := sha256.Sum256(fmt.Append(nil, h.Replaced[from], begin, end))
+	sent.tag, sent.sum = tagOf(sum[:]), nil
+	return http.StatusOK, nil
+}
+
+func (h *Hub) write(bucket, key, tag string, blobs ...Blob) error {
+	h.Replaced["/"+bucket+"/"+key] = tag
+	return h.written.Write(bucket+"/"+key, blobs...)
 }
 
 // complete makes an object of the parts that a request lists.
@@ -182,28 +207,38 @@ func (h *Hub) complete(id string, u *upload, body []byte) (status int, answer an
 	if xml.Unmarshal(body, &list) != nil {
 		return http.StatusBadRequest, "MalformedXML"
 	}
-	var data []byte
+	blobs, tags := make([]Blob, len(list.Part)), sha256.New()
 	for i, p := range list.Part {
 		part, ok := u.parts[p.PartNumber]
 		switch {
-		case !ok || strings.Trim(p.ETag, `"`) != tagOf(part) || p.PartNumber != i+1:
+		case !ok || strings.Trim(p.ETag, `"`) != part.tag || p.PartNumber != i+1:
 			return http.StatusBadRequest, "InvalidPart"
-		case i < len(list.Part)-1 && len(part) < smallestPart:
+		case i < len(list.Part)-1 && part.blob.Size() < smallestPart:
 			return http.StatusBadRequest, "EntityTooSmall"
 		}
-		data = append(data, part...)
+		blobs[i] = part.blob
+		io.WriteString(tags, part.tag)
 	}
 	if h.Spoil != "" && strings.HasPrefix(u.key, h.Spoil) {
-		data[len(data)-1]++
+		blobs[len(blobs)-1] = spoiled(blobs[len(blobs)-1])
 	}
-	if err := h.write(u.bucket, u.key, data); err != nil {
+	tag := tagOf(tags.Sum(nil))
+	if err := h.write(u.bucket, u.key, tag, blobs...); err != nil {
 		return http.StatusInternalServerError, err.Error()
 	}
 	delete(h.uploads, id)
 	return http.StatusOK, struct {
 		XMLName xml.Name `xml:"CompleteMultipartUploadResult"`
 		ETag    string
-	}{ETag: tagOf(data)}
+	}{ETag: tag}
+}
+
+// spoiled returns the bytes with another last one.
+func spoiled(b Blob) Blob {
+	data := make([]byte, b.Size())
+	b.ReadAt(data, 0)
+	data[len(data)-1]++
+	return bytes.NewReader(data)
 }
 
 func (h *Hub) listUploads(bucket, prefix string) any {
@@ -221,20 +256,19 @@ func (h *Hub) listUploads(bucket, prefix string) any {
 }
 
 func (u *upload) list() any {
-	type part struct {
+	type listed struct {
 		PartNumber     int
 		ETag           string
-		Size           int
+		Size           int64
 		ChecksumSHA256 string
 	}
 	page := struct {
 		XMLName xml.Name `xml:"ListPartsResult"`
-		Part    []part
+		Part    []listed
 	}{}
 	for _, n := range slices.Sorted(maps.Keys(u.parts)) {
-		sum := sha256.Sum256(u.parts[n])
-		page.Part = append(page.Part, part{n, `"` + tagOf(u.parts[n]) + `"`, len(u.parts[n]),
-			base64.StdEncoding.EncodeToString(sum[:])})
+		p := u.parts[n]
+		page.Part = append(page.Part, listed{n, `"` + p.tag + `"`, p.blob.Size(), base64.StdEncoding.EncodeToString(p.sum)})
 	}
 	return page
 }

@@ -30,8 +30,15 @@ type implementation struct {
 	stream elementKernels
 	// widenE4M3 multiplies each block of F8E4M3 with its scale; block is a multiple of lanes.
 	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
-	widen64   func(dst *float64, src *float32, n int)
-	exp       func(dst, src *float64, n int) // dst[i] = Exp(src[i])
+	// dotE4M3 sets sums to the lanes of Dot32 of x and each of two rows of F8E4M3, which lie stride bytes apart and have
+	// scales of their own. addE4M3 adds the first times factor and the second times factor2 to dst, fused, in this
+	// order; addProducts adds factor times src. Codes are numbers, and scales below 2⁷; n is a positive multiple of lanes.
+	dotE4M3     func(x, sums *float32, src *byte, stride, n int, scales, scales2 *float32, block int)
+	addE4M3     func(dst *float32, src *byte, stride, n int, scales, scales2 *float32, block int, factor, factor2 float32)
+	addProducts func(dst, src *float32, n int, factor float32)
+
+	widen64 func(dst *float64, src *float32, n int)
+	exp     func(dst, src *float64, n int) // dst[i] = Exp(src[i])
 
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
@@ -48,6 +55,12 @@ type implementation struct {
 
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)
+
+	// extremes sets the fields of Extremes, which start at least; n is a positive multiple of 8.
+	extremes func(least, x *float32, n int)
+	// runSums and runSquares are the sums of Moments; n, the length of a run, is a positive multiple of 4.
+	runSums    func(sums *float64, x *float32, n int)
+	runSquares func(squares, means *float64, x *float32, n int)
 
 	// largest16 returns the largest of n 16-bit patterns without their signs; n is a positive
 	// multiple of largestBlock.

@@ -11625,6 +11625,144 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+16(FP), BX
+	MOVQ         stride+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         scales+40(FP), SI
+	MOVQ         scales2+48(FP), DI
+	MOVQ         block+56(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	MOVQ         sums+8(FP), R10
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Z2
+	ADDQ         $0x04, SI
+	VMULPS       Z5, Z2, Z2
+	VBROADCASTSS (DI), Z3
+	ADDQ         $0x04, DI
+	VMULPS       Z5, Z3, Z3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Z0
+	VPMOVSXBD   (BX)(DX*1), Z1
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z4, Z0, Z0
+	VMULPS      Z2, Z0, Z0
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z4, Z1, Z1
+	VMULPS      Z3, Z1, Z1
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z8, Z0, Z6
+	VFMADD231PS Z8, Z1, Z7
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VMOVUPS     Z6, (R10)
+	VMOVUPS     Z7, 64(R10)
+	VZEROUPPER
+	RET
+
+// func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
+// Requires: AVX, AVX512F, CMOV, SSE
+TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         scales2+40(FP), DI
+	MOVQ         block+48(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	MOVSS        factor+56(FP), X6
+	VBROADCASTSS X6, Z6
+	MOVSS        factor2+60(FP), X7
+	VBROADCASTSS X7, Z7
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Z2
+	ADDQ         $0x04, SI
+	VMULPS       Z5, Z2, Z2
+	VBROADCASTSS (DI), Z3
+	ADDQ         $0x04, DI
+	VMULPS       Z5, Z3, Z3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Z0
+	VPMOVSXBD   (BX)(DX*1), Z1
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z4, Z0, Z0
+	VMULPS      Z2, Z0, Z0
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z4, Z1, Z1
+	VMULPS      Z3, Z1, Z1
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z6, Z0, Z8
+	VFMADD231PS Z7, Z1, Z8
+	VMOVUPS     Z8, (AX)
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VZEROUPPER
+	RET
+
+// func avx512AddProducts(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·avx512AddProducts(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Z0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS     (AX), Z1
+	VFMADD231PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x40, BX
+	ADDQ        $0x00000040, AX
+	DECQ        CX
+	JNZ         block
+
+end:
+	VZEROUPPER
+	RET
+
 // func avx2WidenBF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2WidenBF16(SB), NOSPLIT, $0-24
@@ -12034,6 +12172,174 @@ some:
 	JNZ          some
 	TESTQ        CX, CX
 	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
+// Requires: AVX, AVX2, CMOV, FMA3
+TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+16(FP), BX
+	MOVQ         stride+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         scales+40(FP), SI
+	MOVQ         scales2+48(FP), DI
+	MOVQ         block+56(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Y5
+	MOVQ         sums+8(FP), R10
+	VXORPS       Y6, Y6, Y6
+	VXORPS       Y7, Y7, Y7
+	VXORPS       Y8, Y8, Y8
+	VXORPS       Y9, Y9, Y9
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Y2
+	ADDQ         $0x04, SI
+	VMULPS       Y5, Y2, Y2
+	VBROADCASTSS (DI), Y3
+	ADDQ         $0x04, DI
+	VMULPS       Y5, Y3, Y3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Y0
+	VPMOVSXBD   (BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     (AX), Y10
+	VFMADD231PS Y10, Y0, Y6
+	VFMADD231PS Y10, Y1, Y8
+	VPMOVSXBD   8(BX), Y0
+	VPMOVSXBD   8(BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     32(AX), Y10
+	VFMADD231PS Y10, Y0, Y7
+	VFMADD231PS Y10, Y1, Y9
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VMOVUPS     Y6, (R10)
+	VMOVUPS     Y7, 32(R10)
+	VMOVUPS     Y8, 64(R10)
+	VMOVUPS     Y9, 96(R10)
+	VZEROUPPER
+	RET
+
+// func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
+// Requires: AVX, AVX2, CMOV, FMA3, SSE
+TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         scales2+40(FP), DI
+	MOVQ         block+48(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Y5
+	MOVSS        factor+56(FP), X6
+	VBROADCASTSS X6, Y6
+	MOVSS        factor2+60(FP), X7
+	VBROADCASTSS X7, Y7
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Y2
+	ADDQ         $0x04, SI
+	VMULPS       Y5, Y2, Y2
+	VBROADCASTSS (DI), Y3
+	ADDQ         $0x04, DI
+	VMULPS       Y5, Y3, Y3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Y0
+	VPMOVSXBD   (BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     (AX), Y8
+	VFMADD231PS Y6, Y0, Y8
+	VFMADD231PS Y7, Y1, Y8
+	VMOVUPS     Y8, (AX)
+	VPMOVSXBD   8(BX), Y0
+	VPMOVSXBD   8(BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     32(AX), Y8
+	VFMADD231PS Y6, Y0, Y8
+	VFMADD231PS Y7, Y1, Y8
+	VMOVUPS     Y8, 32(AX)
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VZEROUPPER
+	RET
+
+// func avx2AddProducts(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·avx2AddProducts(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Y0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS     (AX), Y1
+	VFMADD231PS (BX), Y0, Y1
+	VMOVUPS     Y1, (AX)
+	VMOVUPS     32(AX), Y2
+	VFMADD231PS 32(BX), Y0, Y2
+	VMOVUPS     Y2, 32(AX)
+	ADDQ        $0x40, BX
+	ADDQ        $0x00000040, AX
+	DECQ        CX
+	JNZ         block
 
 end:
 	VZEROUPPER
@@ -13310,6 +13616,208 @@ end:
 	VPADDD       X7, X3, X3
 	VMOVD        X3, SI
 	MOVL         SI, 12(AX)
+	VZEROUPPER
+	RET
+
+// func avx2Extremes(least *float32, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2Extremes(SB), NOSPLIT, $0-24
+	MOVQ     least+0(FP), AX
+	MOVQ     x+8(FP), BX
+	MOVQ     n+16(FP), CX
+	VMOVUPS  (BX), Y0
+	VMOVAPS  Y0, Y1
+	VXORPS   Y2, Y2, Y2
+	VXORPS   Y3, Y3, Y3
+	VXORPS   Y7, Y7, Y7
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLD   $0x01, Y6, Y6
+	SHRQ     $0x03, CX
+
+eight:
+	VMOVUPS      (BX), Y4
+	VMINPS       Y4, Y0, Y0
+	VMAXPS       Y4, Y1, Y1
+	VPAND        Y4, Y6, Y4
+	VPMAXUD      Y4, Y2, Y2
+	VPCMPEQD     Y4, Y7, Y5
+	VPSUBD       Y5, Y3, Y3
+	ADDQ         $0x20, BX
+	DECQ         CX
+	JNZ          eight
+	VEXTRACTI128 $0x01, Y0, X5
+	VMINPS       X5, X0, X0
+	VPSHUFD      $0x4e, X0, X5
+	VMINPS       X5, X0, X0
+	VPSHUFD      $0xb1, X0, X5
+	VMINPS       X5, X0, X0
+	VEXTRACTI128 $0x01, Y1, X5
+	VMAXPS       X5, X1, X1
+	VPSHUFD      $0x4e, X1, X5
+	VMAXPS       X5, X1, X1
+	VPSHUFD      $0xb1, X1, X5
+	VMAXPS       X5, X1, X1
+	VEXTRACTI128 $0x01, Y2, X5
+	VPMAXUD      X5, X2, X2
+	VPSHUFD      $0x4e, X2, X5
+	VPMAXUD      X5, X2, X2
+	VPSHUFD      $0xb1, X2, X5
+	VPMAXUD      X5, X2, X2
+	VEXTRACTI128 $0x01, Y3, X5
+	VPADDD       X5, X3, X3
+	VPSHUFD      $0x4e, X3, X5
+	VPADDD       X5, X3, X3
+	VPSHUFD      $0xb1, X3, X5
+	VPADDD       X5, X3, X3
+	VMOVD        X0, DX
+	MOVL         DX, (AX)
+	VMOVD        X1, DX
+	MOVL         DX, 4(AX)
+	VMOVD        X2, DX
+	MOVL         DX, 8(AX)
+	VMOVD        X3, DX
+	MOVL         DX, 12(AX)
+	VZEROUPPER
+	RET
+
+// func avx2RunSums(sums *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·avx2RunSums(SB), NOSPLIT, $0-24
+	MOVQ   sums+0(FP), AX
+	MOVQ   x+8(FP), SI
+	MOVQ   n+16(FP), CX
+	LEAQ   (SI)(CX*8), DI
+	LEAQ   (DI)(CX*4), DI
+	LEAQ   (DI)(CX*4), R8
+	LEAQ   (R8)(CX*8), R9
+	LEAQ   (R9)(CX*4), R9
+	MOVQ   CX, BX
+	SHLQ   $0x02, BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	SHRQ   $0x02, CX
+
+four:
+	VCVTPS2PD  (SI), Y4
+	VCVTPS2PD  (SI)(BX*1), Y5
+	VCVTPS2PD  (SI)(BX*2), Y6
+	VCVTPS2PD  (DI), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VADDPD     Y4, Y0, Y0
+	VADDPD     Y5, Y0, Y0
+	VADDPD     Y6, Y0, Y0
+	VADDPD     Y7, Y0, Y0
+	VCVTPS2PD  (R8), Y4
+	VCVTPS2PD  (R8)(BX*1), Y5
+	VCVTPS2PD  (R8)(BX*2), Y6
+	VCVTPS2PD  (R9), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VADDPD     Y4, Y1, Y1
+	VADDPD     Y5, Y1, Y1
+	VADDPD     Y6, Y1, Y1
+	VADDPD     Y7, Y1, Y1
+	ADDQ       $0x10, SI
+	ADDQ       $0x10, DI
+	ADDQ       $0x10, R8
+	ADDQ       $0x10, R9
+	DECQ       CX
+	JNZ        four
+	VMOVUPD    Y0, (AX)
+	VMOVUPD    Y1, 32(AX)
+	VZEROUPPER
+	RET
+
+// func avx2RunSquares(squares *float64, means *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·avx2RunSquares(SB), NOSPLIT, $0-32
+	MOVQ    squares+0(FP), AX
+	MOVQ    means+8(FP), DX
+	VMOVUPD (DX), Y2
+	VMOVUPD 32(DX), Y3
+	MOVQ    x+16(FP), SI
+	MOVQ    n+24(FP), CX
+	LEAQ    (SI)(CX*8), DI
+	LEAQ    (DI)(CX*4), DI
+	LEAQ    (DI)(CX*4), R8
+	LEAQ    (R8)(CX*8), R9
+	LEAQ    (R9)(CX*4), R9
+	MOVQ    CX, BX
+	SHLQ    $0x02, BX
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	SHRQ    $0x02, CX
+
+four:
+	VCVTPS2PD  (SI), Y4
+	VCVTPS2PD  (SI)(BX*1), Y5
+	VCVTPS2PD  (SI)(BX*2), Y6
+	VCVTPS2PD  (DI), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VSUBPD     Y2, Y4, Y4
+	VMULPD     Y4, Y4, Y4
+	VADDPD     Y4, Y0, Y0
+	VSUBPD     Y2, Y5, Y5
+	VMULPD     Y5, Y5, Y5
+	VADDPD     Y5, Y0, Y0
+	VSUBPD     Y2, Y6, Y6
+	VMULPD     Y6, Y6, Y6
+	VADDPD     Y6, Y0, Y0
+	VSUBPD     Y2, Y7, Y7
+	VMULPD     Y7, Y7, Y7
+	VADDPD     Y7, Y0, Y0
+	VCVTPS2PD  (R8), Y4
+	VCVTPS2PD  (R8)(BX*1), Y5
+	VCVTPS2PD  (R8)(BX*2), Y6
+	VCVTPS2PD  (R9), Y7
+	VUNPCKLPD  Y5, Y4, Y8
+	VUNPCKHPD  Y5, Y4, Y9
+	VUNPCKLPD  Y7, Y6, Y10
+	VUNPCKHPD  Y7, Y6, Y11
+	VPERM2F128 $0x20, Y10, Y8, Y4
+	VPERM2F128 $0x20, Y11, Y9, Y5
+	VPERM2F128 $0x31, Y10, Y8, Y6
+	VPERM2F128 $0x31, Y11, Y9, Y7
+	VSUBPD     Y3, Y4, Y4
+	VMULPD     Y4, Y4, Y4
+	VADDPD     Y4, Y1, Y1
+	VSUBPD     Y3, Y5, Y5
+	VMULPD     Y5, Y5, Y5
+	VADDPD     Y5, Y1, Y1
+	VSUBPD     Y3, Y6, Y6
+	VMULPD     Y6, Y6, Y6
+	VADDPD     Y6, Y1, Y1
+	VSUBPD     Y3, Y7, Y7
+	VMULPD     Y7, Y7, Y7
+	VADDPD     Y7, Y1, Y1
+	ADDQ       $0x10, SI
+	ADDQ       $0x10, DI
+	ADDQ       $0x10, R8
+	ADDQ       $0x10, R9
+	DECQ       CX
+	JNZ        four
+	VMOVUPD    Y0, (AX)
+	VMOVUPD    Y1, 32(AX)
 	VZEROUPPER
 	RET
 

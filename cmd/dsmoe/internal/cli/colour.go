@@ -24,6 +24,7 @@ func AddColour(cmd *cobra.Command) {
 	colour := colourAuto
 	cmd.PersistentFlags().Var(WordFlag(&colour, colourAuto, colourAlways, colourNever), ColourFlag,
 		"colour of verdicts and levels: auto, always or never")
+	InGroup(cmd.PersistentFlags(), Reporting, ColourFlag)
 }
 
 // colours are the words at the begin of a line that have a colour, behind what stands before
@@ -70,14 +71,28 @@ func columnsOf(w io.Writer) int {
 	return 0
 }
 
-// WideFlag shows tables with all their columns.
+// WideFlag shows tables with all their columns, and lines whole.
 const WideFlag = "wide"
+
+// AddWide adds --wide to a command.
+func AddWide(cmd *cobra.Command) {
+	cmd.Flags().Bool(WideFlag, false, "all columns of a table, wider than the terminal")
+	InGroup(cmd.Flags(), Reporting, WideFlag)
+}
+
+// roomOf returns how many columns lines of the result of cmd have; 0 is any number.
+func roomOf(cmd *cobra.Command) int {
+	if f := cmd.Flags().Lookup(WideFlag); f != nil && f.Value.String() == "true" {
+		return 0
+	}
+	return columnsOf(cmd.OutOrStdout())
+}
 
 // screenOf returns w as the screen that the result of cmd is made for.
 func screenOf(cmd *cobra.Command, w io.Writer) text.Screen {
 	s := text.Screen{Writer: w}
-	if f := cmd.Flags().Lookup(WideFlag); f != nil && f.Value.String() == "false" {
-		s.Columns = columnsOf(cmd.OutOrStdout())
+	if cmd.Flags().Lookup(WideFlag) != nil {
+		s.Columns = roomOf(cmd)
 	}
 	return s
 }

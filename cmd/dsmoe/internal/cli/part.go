@@ -54,6 +54,7 @@ func AddPart(cmd *cobra.Command, what string) *PartFlags {
 	cmd.Flags().Var(Value[Part]{&p.part, "I/N", parsePart, Part.String, []string{autoPart}}, "part",
 		what+"; auto takes I/N from Slurm's or Kubernetes' array")
 	NumberFlag(cmd.Flags(), &p.parts, "parts", "", "with --part auto on Kubernetes: the `number` of completions, N")
+	InGroup(cmd.Flags(), Parts, "part", "parts")
 	return p
 }
 

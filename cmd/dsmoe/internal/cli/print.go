@@ -38,18 +38,23 @@ func (d Documents) printAs(cmd *cobra.Command, r Result, asJSON bool) error {
 	if err := r.WriteText(screenOf(cmd, &b)); err != nil {
 		return err
 	}
-	coloured := isColoured(cmd)
+	coloured, columns := isColoured(cmd), roomOf(cmd)
 	for line := range strings.Lines(b.String()) {
-		if line = text.Line(strings.TrimSuffix(line, "\n")); coloured {
-			line = paint(line)
+		for i, line := range text.Wrap(text.Line(strings.TrimSuffix(line, "\n")), columns) {
+			if coloured && i == 0 {
+				line = paint(line)
+			}
+			fmt.Fprintln(w, line)
 		}
-		fmt.Fprintln(w, line)
 	}
 	return w.Flush()
 }
 
 // JSONFlag adds --json to a command.
-func JSONFlag(cmd *cobra.Command) { cmd.Flags().Bool("json", false, "print one JSON document") }
+func JSONFlag(cmd *cobra.Command) {
+	cmd.Flags().Bool("json", false, "print one JSON document")
+	InGroup(cmd.Flags(), Reporting, "json")
+}
 
 // givenJSON reports whether --json is given.
 func givenJSON(cmd *cobra.Command) bool { return cmd.Flags().Lookup("json").Value.String() == "true" }

@@ -26,6 +26,7 @@ func (b *Bar) Set(phase string, n, of int64) {
 				progressbar.OptionSetWriter(b.To),
 				progressbar.OptionSetDescription(phase),
 				progressbar.OptionShowBytes(!b.Counts),
+				progressbar.OptionShowCount(), // without it, a bar of terabytes is first drawn at 1 %
 				progressbar.OptionUseIECUnits(true),
 				progressbar.OptionThrottle(100*time.Millisecond),
 				progressbar.OptionFullWidth(),

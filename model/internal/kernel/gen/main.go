@@ -47,6 +47,7 @@ func main() {
 	avx512.largest()
 	avx2.largest()
 	avx2.losses()
+	avx2.spread()
 	avx2.fitMinimums("FitMinimums", false)
 	avx2.fitMinimums("FitAbsolute", true)
 	avx2.fitSymmetric()

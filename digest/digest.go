@@ -1,11 +1,10 @@
 // Package digest names bytes: "blake3:" and the hexadecimal digits of their 256-bit BLAKE3
-// hash, as plans, journals and manifests hold it.
+// hash, as plans, journals, manifests and inspections hold it.
 package digest
 
 import (
 	"context"
 	"encoding/hex"
-	"hash"
 	"io"
 
 	"lukechampine.com/blake3"
@@ -23,14 +22,8 @@ type Hash interface {
 	Reset()
 }
 
-// whole is the Hash of all bytes of a message.
-type whole struct{ hash.Hash }
-
 // New returns the hash of no bytes.
-func New() Hash { return whole{blake3.New(size, nil)} }
-
-// Name implements Hash.
-func (h whole) Name() string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
+func New() Hash { return &whole{rest: make([]byte, 0, atOnce)} }
 
 // Of names data.
 func Of(data []byte) string {

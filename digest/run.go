@@ -38,7 +38,7 @@ type run struct {
 // message also has bytes outside of the run: a run's name is not a message's.
 func From(offset int64) Hash {
 	first := uint64(offset / Chunk)
-	return &run{first: first, next: first, rest: make([]byte, 0, guts.MaxSIMD*Chunk)}
+	return &run{first: first, next: first, rest: make([]byte, 0, atOnce)}
 }
 
 // Reset implements Hash.
@@ -66,7 +66,7 @@ func compress(trees []tree, next uint64, data []byte) []tree {
 		bytes := Chunk << height
 		var node guts.Node
 		if height == bits.Len(guts.MaxSIMD)-1 {
-			node = guts.CompressBuffer((*[guts.MaxSIMD * Chunk]byte)(data), bytes, &guts.IV, next, 0)
+			node = guts.CompressBuffer((*[atOnce]byte)(data), bytes, &guts.IV, next, 0)
 		} else {
 			node = guts.CompressEigentree(data[:bytes:bytes], &guts.IV, next, 0)
 		}

@@ -1,0 +1,94 @@
+package kernel
+
+import "math"
+
+// Extremes are the least and the largest of some numbers.
+type Extremes struct {
+	Least, Most float32 // undefined if Largest is infinite or NaN
+	Largest     float32 // the largest magnitude: +0 of no numbers, infinite or NaN if one of them is
+	Zeros       uint32  // how many are 0 or -0
+}
+
+// ExtremesOf returns the extremes of fewer than 2³² numbers; Least and Most of none are 0.
+func ExtremesOf(x []float32) (e Extremes) {
+	if len(x) == 0 {
+		return e
+	}
+	done := 0
+	e.Least, e.Most = x[0], x[0]
+	if f := current().extremes; f != nil {
+		done = inChunks(len(x), func(i, n int) {
+			var part Extremes
+			f(&part.Least, &x[i], n)
+			e.add(part)
+		})
+	}
+	if done < len(x) {
+		e.add(extremesPortable(x[done:]))
+	}
+	return e
+}
+
+// add adds the extremes of other numbers.
+func (e *Extremes) add(o Extremes) {
+	e.Least, e.Most = min(e.Least, o.Least), max(e.Most, o.Most)
+	e.Largest = math.Float32frombits(max(math.Float32bits(e.Largest), math.Float32bits(o.Largest)))
+	e.Zeros += o.Zeros
+}
+
+// extremesPortable is ExtremesOf in portable Go, of a number or more.
+func extremesPortable(x []float32) Extremes {
+	e, largest := Extremes{Least: x[0], Most: x[0]}, uint32(0)
+	for _, v := range x {
+		e.Least, e.Most = min(e.Least, v), max(e.Most, v)
+		largest = max(largest, math.Float32bits(v)&^(1<<31))
+		if v == 0 {
+			e.Zeros++
+		}
+	}
+	e.Largest = math.Float32frombits(largest)
+	return e
+}
+
+// Runs is how many runs of numbers Moments adds up side by side.
+const Runs = 8
+
+// Moments sets means and squares to those of the Runs runs of n numbers that x consists of, in float64, each sum
+// in the order of its numbers:
+//
+//	mean = Σ x / n,    squares = Σ (x - mean)²
+//
+// Moments panics if x is not Runs runs of one length.
+func Moments(means, squares *[Runs]float64, x []float32) {
+	n := len(x) / Runs
+	if n == 0 || len(x)%Runs != 0 {
+		panic("kernel: Moments: lengths do not fit")
+	}
+	im := current()
+	if im.runSums == nil || n%4 != 0 || n > chunk/Runs {
+		momentsPortable(means, squares, x)
+		return
+	}
+	im.runSums(&means[0], &x[0], n)
+	for i := range means {
+		means[i] /= float64(n)
+	}
+	im.runSquares(&squares[0], &means[0], &x[0], n)
+}
+
+// momentsPortable is Moments in portable Go.
+func momentsPortable(means, squares *[Runs]float64, x []float32) {
+	n := len(x) / Runs
+	for i := range means {
+		run, sum, square := x[i*n:][:n], 0.0, 0.0
+		for _, v := range run {
+			sum += float64(v)
+		}
+		means[i] = sum / float64(n)
+		for _, v := range run {
+			d := float64(v) - means[i]
+			square += float64(d * d)
+		}
+		squares[i] = square
+	}
+}
