@@ -37,7 +37,8 @@ var v4 = family{
 		{"partial_rotary_factor", nil, readBy(readRotaryShare)},
 		{"o_groups", 8, integer(func(c *Config) *int { return &c.OGroups }, 1, maxDim)},
 		{"o_lora_rank", 1024, integer(func(c *Config) *int { return &c.OLoraRank }, 1, maxDim)},
-		{"sliding_window", 128, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim)},
+		{"sliding_window", 128, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim).
+			deciding(haveWindows)},
 		{"compress_rates", nil, readBy(readCompressRates)},
 		{"compress_rate_csa", 4, integer(func(c *Config) *int { return &c.CompressRateCSA }, 1, maxDim)},
 		{"compress_rate_hca", 128, integer(func(c *Config) *int { return &c.CompressRateHCA }, 1, maxDim)},

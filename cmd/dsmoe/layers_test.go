@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,4 +130,27 @@ func imports(t *testing.T, root string) map[string][]string {
 	}))
 	require.Contains(t, found, "config")
 	return found
+}
+
+// TestFamiliesStayInTheirFiles: no code asks for a family by its name. Names stand where families are declared.
+func TestFamiliesStayInTheirFiles(t *testing.T) {
+	names := regexp.MustCompile(`"(deepseek(_v[0-9]+|_vl_v2)|kimi_k2|axk1|glm4_moe(_lite)?|glm_moe_dsa|dots1|solar_open|hy_v3|` +
+		`minimax_m2|exaone_moe|ernie4_5_moe)"`)
+	declared := regexp.MustCompile(`^(config|model/table|convert/gguf)/family_\w+\.go$|^config/wrapper\.go$|` +
+		`^convert/gguf/architecture\.go$|_test\.go$`)
+	root := filepath.Join("..", "..")
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" {
+			return err
+		}
+		name, err := filepath.Rel(root, path)
+		require.NoError(t, err)
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		code := regexp.MustCompile(`//.*`).ReplaceAll(text, nil)
+		if found := names.Find(code); !declared.MatchString(filepath.ToSlash(name)) {
+			require.Empty(t, found, name)
+		}
+		return nil
+	}))
 }

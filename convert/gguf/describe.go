@@ -191,7 +191,7 @@ func warnings(c *config.Config) (notes []string) {
 		notes = append(notes, fmt.Sprintf("llama.cpp takes rms_norm_eps %g in q_a_layernorm and kv_a_layernorm too, "+
 			"where the reference has %g: its logits are slightly different ones", c.RMSNormEps, config.LatentEps))
 	}
-	if c.ModelType == "glm_moe_dsa" {
+	if architectureOf(c) == glmDSA {
 		notes = append(notes, fmt.Sprintf("llama.cpp computes the indexers' LayerNorm with eps 0, where the reference has %g",
 			config.LatentEps))
 	}

@@ -317,7 +317,7 @@ func ofRotary() []mistake {
 		}},
 		{"rope_interleave the other way", "rope-layout", attended, "", func(s *subject) bool {
 			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RopeInterleave)}) &&
-				s.config.LatentAttention() && s.config.ModelType == "deepseek_v3"
+				s.config.LatentAttention()
 		}},
 		{"RoPE scaled where the reference does not", "rope-scaling", rotated, "", func(s *subject) bool {
 			if s.config.RopeScaling != nil {
