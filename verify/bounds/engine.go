@@ -389,7 +389,7 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	stored, off := 1.0, 0.0  // what they are multiplied with, and how far it may be off
 	if r.block != 0 {
 		step, unsure = r.step(x, from, to)
-		if stored = step; r.half {
+		if stored, off = step, step*unsure; r.half {
 			stored, off = PrecisionOf(tensor.F16).either(step, step*unsure, 0)
 		}
 		if step == 0 || stored == 0 {
