@@ -14,6 +14,9 @@ LLAMA = {"v3": None, "v3-trained": None, "v3-yarn": None, "v3-mtp": None, "v3-wi
 MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-trained": None,
        "v32": "indexer-eps", "v3-yarn": "rope-scaling", "glm4-moe-lite": "latent-eps"}
 TORCH = ["v3-trained"]
+# Faults: keys of v3-trained's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
+PLANTED = {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
+           "experts-per-token": {"num_experts_per_tok": 3}, "norm-eps": {"rms_norm_eps": 1e-5}}
 FORMS = ["f32", "bf16", "q8_0", "q4_k_m", "q6_k"]
 # The traces of fixtures/engines: recorder, model, form, flags.
 SMALL = {
@@ -109,6 +112,18 @@ class Engines:
             self.record("llama", gguf, self.at("router"), "--random", "1x48", "--stages", "router")
             self.judge(gguf, self.at("router"), f"llama.cpp {model} {form} router", cause)
 
+    def planted(self, cause, keys, form):
+        source, faulty = self.at(cause), self.at(f"{cause}-{form}.gguf")
+        if not os.path.exists(source):
+            shutil.copytree(self.source("v3-trained"), source)
+            with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as f:
+                json.dump(config | keys, f)
+        self.run(self.at("dsmoe"), "convert", source, faulty, "--type", form, "--no-vocab")
+        self.record("llama", faulty, self.at(f"planted-{cause}-{form}"), "--random", "1x48")
+        self.judge(self.gguf("v3-trained", form), self.at(f"planted-{cause}-{form}"), f"llama.cpp v3-trained {form}, planted {keys}", cause)
+
     def mlx(self, model, cause):
         checkpoint = self.convert(model, self.at(f"{model}-f32"), "--type", "f32")
         pack = self.at(f"mlx-{model}")
@@ -142,6 +157,10 @@ def main(work, *selected):
         for form in FORMS:
             if e.wants(model, form):
                 e.llama(model, cause, form)
+    for cause, keys in PLANTED.items():
+        for form in ("f32", "q8_0"):
+            if e.wants("v3-trained", form):
+                e.planted(cause, keys, form)
     for model, cause in MLX.items():
         if e.wants(model, "f32"):
             e.mlx(model, cause)

@@ -14,17 +14,21 @@ func newTraceScript() *cobra.Command {
 	return &cobra.Command{
 		Use:   "trace-script " + strings.Join(scripts.Engines, "|"),
 		Short: "Print a recorder of what an engine computes",
-		Long: `Prints trace.py, a script that runs in an engine's own Python and writes what the engine
-computes for some tokens as a pack, which dsmoe verify judges:
+		Long: `Prints trace.py, a script that runs in an engine's own Python and writes what
+the engine computes for some tokens as a pack, which dsmoe verify judges:
 
   llama  llama.cpp on a GGUF file, by llama-cpp-python
   mlx    mlx-lm on a directory of safetensors
-  torch  a module to import beside a torch model: transformers, vLLM, SGLang, Megatron-LM
+  torch  a module to import beside a torch model, which transformers, vLLM,
+         SGLang or Megatron-LM runs
 
-Its head says what it needs and how it is run.`,
-		Example: `  dsmoe trace-script llama > trace.py
+Its head says what it needs and how it is run, such as
+
   python trace.py model.gguf pack --random 1x48
-  dsmoe verify model.gguf pack`,
+  dsmoe verify model.gguf pack
+
+dsmoe help traces  what a trace is, and what verify says of it`,
+		Example: `  dsmoe trace-script llama > trace.py`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 || !slices.Contains(scripts.Engines, args[0]) {
 				return cli.Misuse(cmd, "want one of "+strings.Join(scripts.Engines, ", "))

@@ -252,8 +252,11 @@ func (o *objects) blob(op, name string) (remotetest.Blob, error) {
 // Open opens a file or a directory.
 func (o *objects) Open(name string) (fs.File, error) {
 	stat, err := o.Stat(name)
-	if err != nil || stat.IsDir() {
-		return &opened{SectionReader: io.NewSectionReader(strings.NewReader(""), 0, 0), stat: stat}, err
+	if err != nil {
+		return nil, err
+	}
+	if stat.IsDir() {
+		return directory{stat}, nil
 	}
 	b, err := o.blob("open", name)
 	if err != nil {
@@ -295,6 +298,20 @@ func (o *objects) ReadDir(dir string) (entries []fs.DirEntry, err error) {
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return entries, nil
 }
+
+// directory is an open directory; ReadDir of objects lists it.
+type directory struct{ stat fs.FileInfo }
+
+// Stat describes the directory.
+func (d directory) Stat() (fs.FileInfo, error) { return d.stat, nil }
+
+// Read fails.
+func (d directory) Read([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "read", Path: d.stat.Name(), Err: fs.ErrInvalid}
+}
+
+// Close does nothing.
+func (d directory) Close() error { return nil }
 
 // opened is an open file.
 type opened struct {

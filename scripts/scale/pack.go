@@ -93,11 +93,12 @@ func newRecorder(dir string, c *config.Config, layer int, d tensor.DType) *verif
 	if layer < 0 {
 		return r
 	}
-	for l := range c.NumHiddenLayers {
+	for l := range c.NumHiddenLayers + c.NumNextNPredictLayers {
 		if l != layer {
 			r.Manifest.Absent.Layers = append(r.Manifest.Absent.Layers, l)
 		}
 	}
+	r.Manifest.Absent.Stages = append(r.Manifest.Absent.Stages, "model.embed_tokens.output", "model.norm.output", "lm_head.output")
 	r.Manifest.LayerInputs = map[string]pack.LayerInput{fmt.Sprint(layer): {Kind: pack.Seeded, Values: "normal"}}
 	return r
 }

@@ -235,6 +235,9 @@ def tried(a, name, version, versions):
 
 
 def main():
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         record(arguments())
     except Trouble as e:

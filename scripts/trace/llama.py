@@ -24,6 +24,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -199,7 +200,7 @@ def record(a):
         params.n_gpu_layers = 0
         model = llama.llama_model_load_from_file(os.fsencode(a.model), params)
         if not model:
-            raise Trouble(f"{a.model}: llama.cpp does not load it: {reason(''.join(log))}")
+            raise Trouble(f"{a.model}: llama.cpp does not load it: {reason(''.join(log) or 'no reason given')}")
         ids, origin = tokens_of(a, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)))
         graph = Graph(ggml, pack, ids, a.stages)
         threads = os.cpu_count() or 1
@@ -225,7 +226,7 @@ def run(a, model, graph, threads, log):
     params.cb_eval = callback
     context = llama.llama_init_from_model(model, params)
     if not context:
-        raise Trouble(f"{a.model}: llama.cpp does not run it so: {reason(''.join(log))}")
+        raise Trouble(f"{a.model}: llama.cpp does not run it so: {reason(''.join(log) or 'no reason given')}")
     batch = llama.llama_batch_init(batch_size * seq, 0, 1)
     batch.n_tokens = batch_size * seq
     for i, token in enumerate(graph.ids.reshape(-1)):
@@ -235,7 +236,7 @@ def run(a, model, graph, threads, log):
     if graph.problem:
         raise graph.problem
     if status != 0:
-        raise Trouble(f"{a.model}: llama_decode: status {status}: {reason(''.join(log))}")
+        raise Trouble(f"{a.model}: llama_decode: status {status}: {reason(''.join(log) or 'no reason given')}")
 
 
 def manifest(a, graph, origin, threads):

@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import sys
 import tempfile
 

@@ -21,8 +21,8 @@ arguments:
   scale="sum"            the engine multiplies the experts' sum with routed_scaling_factor, not their weights (SGLang, older
                          vLLM): the weights that it shows are multiplied with the factor, as the pack's are
   config={...}           config.json of the checkpoint, where model.config is not it
-  arithmetic={...}       what is known of the engine's rounding; `dsmoe help traces` lists the members. What is known of
-                         transformers' models on a CPU is declared without it
+  arithmetic={...}       what is known of the engine's rounding, as the manifests of `trace-script llama` have it; what is
+                         known of transformers' models on a CPU is declared without it
 """
 import argparse
 import contextlib
@@ -31,6 +31,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -81,7 +82,8 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
         out.flush("inputs")
         names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
         manifest = {"reference": {"kind": "engine", "name": engine, "version": version or f"torch {torch.__version__}",
-                                  "device": hooks.device, "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
+                                  "device": hooks.device,
+                                  "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
                     "compute_dtype": names[hooks.dtype], "config": json.loads(json.dumps(config, default=str))}
         if stages == "router":
             manifest["partial"] = "router only"

@@ -17,7 +17,7 @@ import (
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
 	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), biasMistakes(f), engineMistakes(f),
-		weightMistakes(f), indexerMistakes(f), windowedMistakes(f))
+		weightMistakes(f), indexerMistakes(f), windowedMistakes(f), groupedMistakes(f))
 }
 
 func configMistakes(f *Failure) []mistake {

@@ -343,6 +343,12 @@ type Pattern struct {
 	// Cells are the largest distances, by rows of cells; null is an infinite one: a value
 	// that must be equal and is not, or is not finite.
 	Cells [][]*float64 `json:"cells"`
+	// Padding are the rows of cells of which no row was compared: those of padding.
+	Padding []int `json:"padding,omitempty"`
+	// Worst is the row and the column of the cell with the largest distance.
+	Worst [2]int `json:"worst"`
+	// Seq is the number of rows of a sequence, if there are several sequences.
+	Seq int `json:"seq,omitempty"`
 }
 
 // Gap is the distance between the scores of our choice and of the golden's choice.
