@@ -22,10 +22,13 @@ the engine computes for some tokens as a pack, which dsmoe verify judges:
   torch  a module to import beside a torch model, which transformers, vLLM,
          SGLang or Megatron-LM runs
 
-Its head says what it needs and how it is run.`,
-		Example: `  dsmoe trace-script llama > trace.py
+Its head says what it needs and how it is run, such as
+
   python trace.py model.gguf pack --random 1x48
-  dsmoe verify model.gguf pack`,
+  dsmoe verify model.gguf pack
+
+dsmoe help traces  what a trace is, and what verify says of it`,
+		Example: `  dsmoe trace-script llama > trace.py`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 || !slices.Contains(scripts.Engines, args[0]) {
 				return cli.Misuse(cmd, "want one of "+strings.Join(scripts.Engines, ", "))
