@@ -120,7 +120,7 @@ func (f *Failure) shownNumbers() (list []number) {
 		}
 		switch n.Key {
 		case "rope_theta", "compress_rope_theta":
-			list = append(list, number{n, c, powers(1e3, 4, 10), true, 4})
+			list = append(list, number{n, c, append(powers(1e3, 4, 10), usual[n.Key]...), true, 4})
 		case "rope_scaling.factor":
 			list = append(list, number{n, c, around, true, 4})
 		case "rope_scaling.mscale", "rope_scaling.mscale_all_dim":
@@ -228,6 +228,17 @@ func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error
 				if value != x.Value(x.base) {
 					list = append(list, ran(value))
 				}
+				if f.How != nil { // llama.cpp has one eps for all norms
+					everywhere := ran(value)
+					everywhere.undo = func(x *Trial) string {
+						said := ran(value).undo(x)
+						if undoLatentEps(true, true)(x) == "" {
+							return ""
+						}
+						return said + ", and norms inside latent attention have it, too"
+					}
+					list = append(list, everywhere)
+				}
 			}
 			m.unless = "norm-eps"
 		}
@@ -262,6 +273,7 @@ func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err
 	if !n.smooth || !(value > 0) {
 		return value, left, nil
 	}
+	start, leaves := value, left
 	nudge, spread := 1e-3, 0.0 // by which the derivative is measured; standard deviation of the number's logarithm
 	if f.Got.DType != tensor.F32 {
 		nudge = 0.05 // many elements round to the next number then
@@ -300,6 +312,9 @@ func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err
 		if l := f.left(got); f.isNearer(l, left) {
 			value, left = v, l
 		}
+	}
+	if f.isNearer(leaves, left) {
+		return start, leaves, nil
 	}
 	return value, left, nil
 }
