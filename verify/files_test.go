@@ -128,7 +128,7 @@ func TestFilesOfAFailure(t *testing.T) {
 		`<dd>at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)</dd>`,
 		`<dt>cause</dt><dd>norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05</dd>`,
 		`<figcaption>model.layers.0.input_layernorm.output: the largest residual of each element. Beyond 8 σ rounding does not explain it.</figcaption>`,
-		`<title>33, 63: `, `✗ input_layernorm 1.6e&#43;04×, 2 failed</text>`,
+		`<title>1, 16, 63: `, `padding, not compared`, `class="divider"`, `the largest`, `✗ input_layernorm 1.6e&#43;04×, 2 failed</text>`,
 		`<title>model.layers.3.post_attention_layernorm.output: fail `, `<title>layer 2, expert 7: 0 choices</title>`,
 		`<dt>manifest.json</dt><dd>sha256:`,
 	} {

@@ -67,13 +67,27 @@ func (t *tracer) pattern(height, width int, compared *bounds.Rows, unit string,
 		}
 		p.Cells = append(p.Cells, cells)
 	}
+	largest, seen := -1.0, make([]bool, rows)
 	for _, row := range compared.Compared {
+		seen[row/rowStep] = true
 		for c := range width {
 			cell := &p.Cells[row/rowStep][c/columnStep]
-			if d := distance(row*width + c); *cell != nil && d > **cell {
+			d := distance(row*width + c)
+			if *cell != nil && d > **cell {
 				*cell = report.JSONFloat(d)
 			}
+			if d > largest {
+				largest, p.Worst = d, [2]int{row / rowStep, c / columnStep}
+			}
 		}
+	}
+	for i, any := range seen {
+		if !any {
+			p.Padding = append(p.Padding, i)
+		}
+	}
+	if t.in.Batch > 1 && height == t.in.Batch*t.in.Seq {
+		p.Seq = t.in.Seq
 	}
 	return p
 }

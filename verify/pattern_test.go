@@ -18,6 +18,7 @@ import (
 func TestPatternIsCoarse(t *testing.T) {
 	a := &model.Activation{Shape: []int{3, 33, 130}, Values: make([]float32, 3*33*130), DType: tensor.F32}
 	tr := tracerOf(tensor.F32, Options{})
+	tr.in = &model.Input{Batch: 3, Seq: 33}
 	all := bounds.SelectRows(a.Values, 130, nil)
 	p := tr.pattern(a.Rows(), a.Width(), all, "σ", func(i int) float64 {
 		switch row, column := i/130, i%130; {
@@ -37,6 +38,9 @@ func TestPatternIsCoarse(t *testing.T) {
 	require.Equal(t, 0.5, *p.Cells[0][1])
 	require.Equal(t, 7.0, *p.Cells[32][43])
 	require.Nil(t, p.Cells[16][20], "infinite")
+	require.Equal(t, [2]int{16, 0}, p.Worst)
+	require.Equal(t, 33, p.Seq)
+	require.Nil(t, p.Padding)
 
 	tr.checks = []report.Check{{Pattern: p}}
 	require.Nil(t, tr.pattern(a.Rows(), a.Width(), all, "σ", nil), "one is enough")
@@ -46,6 +50,7 @@ func TestPatternIsCoarse(t *testing.T) {
 // are infinitely far.
 func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
 	tr := tracerOf(tensor.F32, Options{})
+	tr.in = &model.Input{Batch: 1, Seq: 2}
 	// The reals that round to the golden end half a unit in the last place, 2 u, before it.
 	nan := float32(math.NaN())
 	scores := &model.Activation{Shape: []int{1, 4}, Values: []float32{1, 2, 3, nan}, DType: tensor.F32}
@@ -62,4 +67,7 @@ func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
 	require.Equal(t, 0.25, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, []float64{0, 0}, []float64{*p.Cells[1][0], *p.Cells[1][1]}, "padding")
+	require.Equal(t, []int{1}, p.Padding)
+	require.Equal(t, [2]int{0, 1}, p.Worst)
+	require.Zero(t, p.Seq, "one sequence")
 }

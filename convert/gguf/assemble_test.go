@@ -120,7 +120,8 @@ func (f *file) assembled(t testing.TB) (*format.Assembly, []problem.Problem) {
 // TestConfigsComeBack: what the keys say is the config that they were made of, wherever a
 // result depends on it.
 func TestConfigsComeBack(t *testing.T) {
-	for _, name := range []string{"v1-base", "v1-dense", "v1-massive", "v2-lite", "v2-group-yarn", "v3", "v3-yarn"} {
+	for _, name := range []string{"v1-base", "v1-dense", "v1-massive", "v2-lite", "v2-group-yarn", "v3", "v3-yarn",
+		"glm4-moe", "solar-open", "dots1", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe"} {
 		f := fileOf(t, name, tensor.BF16)
 		a, wrong := f.assembled(t)
 		require.Empty(t, wrong, name)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"dsmoe/inspect"
 	"dsmoe/model/table"
@@ -212,6 +213,39 @@ func (r *Report) Lines() (lines []string) {
 
 // shown is how far a group changed.
 func shown(g *group) string { return text.Real(g.relative()).Shown }
+
+// Modules draws how far each module of each layer is from the base's; nil if there is none. Modules that did not change
+// have no colour.
+func (r *Report) Modules() page.Figure {
+	m := page.Heatmap{Title: "how far each module is from the base's", Name: "√(ΣD² / Σb²) of its weights", RowName: "layer",
+		Scale: page.Log, NoValue: "not there, or unchanged"}
+	groups := slices.DeleteFunc(r.groups(moduleOf), func(g *group) bool { return g.layer < 0 })
+	for _, g := range groups {
+		row, column := fmt.Sprint(g.layer), strings.TrimPrefix(g.name, fmt.Sprintf("layer %d ", g.layer))
+		if !slices.Contains(m.Rows, row) {
+			m.Rows = append(m.Rows, row)
+		}
+		if !slices.Contains(m.Columns, column) {
+			m.Columns = append(m.Columns, column)
+		}
+	}
+	for range m.Rows {
+		m.Values = append(m.Values, slices.Repeat([]float64{math.NaN()}, len(m.Columns)))
+	}
+	for _, g := range groups {
+		if g.changed > 0 {
+			row := slices.Index(m.Rows, fmt.Sprint(g.layer))
+			column := slices.Index(m.Columns, strings.TrimPrefix(g.name, fmt.Sprintf("layer %d ", g.layer)))
+			if m.Values[row][column] = math.Inf(1); g.relative() != nil {
+				m.Values[row][column] = *g.relative()
+			}
+		}
+	}
+	if groups == nil {
+		return nil
+	}
+	return m
+}
 
 // Figure draws how far each routed expert is from the base's; nil if there is none.
 func (r *Report) Figure() page.Figure {

@@ -138,10 +138,19 @@ func (r *Report) pageAgainst(p *page.Page) {
 	for _, line := range r.Against.Lines() {
 		p.Text("%s", line)
 	}
+	figure(p, r.Against.Modules(), "How far each module of each layer is from the base's: √(ΣD²/Σb²) of its weights, D the "+
+		"difference from the base's b.")
 	figure(p, r.Against.Figure(), "How far each routed expert is from the base's: √(ΣD²/Σb²) of its three matrices, "+
 		"D the difference from the base's b.")
 	p.Fold("Each module in numbers", r.Against.Sheet())
 	p.Fold("Each expert in numbers", r.Against.Experts())
+	if len(r.Against.NotCompared) > 0 {
+		s := text.NewSheet("tensor", "why")
+		for _, n := range r.Against.NotCompared {
+			s.Row(text.Foreign(n.Name), text.Foreign(n.Cause))
+		}
+		p.Fold(fmt.Sprintf("%s not compared", text.Plural(len(r.Against.NotCompared), "tensor")), s)
+	}
 }
 
 func (r *Report) pageExperts(p *page.Page) {

@@ -161,7 +161,7 @@ func drawingStyle() string {
 			lightDiverging.at(t))
 		fmt.Fprintf(&dark, ".d%d{fill:%[2]s;color:%[2]s}", i, darkDiverging.at(t))
 	}
-	return drawingRules + light.String() + "\n@media (prefers-color-scheme: dark) {" + dark.String() +
+	return drawingRules + light.String() + "\n@media screen and (prefers-color-scheme: dark) {" + dark.String() +
 		"}\n.run{fill:none;stroke:currentColor}\n"
 }
 

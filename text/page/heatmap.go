@@ -22,6 +22,7 @@ type Heatmap struct {
 	Min, Max          float64                   // ends of the scale; both 0: ends of the values, but see Fences
 	Limit             float64                   // a number that the legend marks; 0 is none
 	LimitName         string                    // what the legend says there
+	Dividers          []float64                 // lines across, at so many rows from the top
 	Tip               func(row, col int) string // text under the pointer; nil means row, column and number
 	Marked            func(row, col int) bool   // reports whether to outline a cell; may be nil
 	Blank             bool                      // missing numbers are left blank, not crossed out
@@ -99,6 +100,9 @@ func (m Heatmap) draw() *drawing {
 	width := m.legend(d, s, len(far) > 0, g.left, bottom+12)
 	d.Width = length(math.Ceil(math.Max(right, width) + 12))
 	d.Height = length(bottom + 12 + 3*fontHeight + 8)
+	if m.Limit != 0 {
+		d.Height += fontHeight
+	}
 	return d
 }
 
@@ -157,7 +161,7 @@ func (m Heatmap) labels(d *drawing, g grid, right, bottom float64) {
 	}
 }
 
-// cells draws the cells, then the outlines of outliers, far, and of marked cells.
+// cells draws the cells, then the dividers, and the outlines of outliers, far, and of marked cells.
 func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 	tips := m.tips()
 	var together [steps + 1]trail // by colour, the last for missing numbers
@@ -204,6 +208,10 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 			path.WriteString(g.outline(g.left+float64(g.w*float64(at[1])), g.top+float64(g.h*float64(at[0]))))
 		}
 		d.path("far", path.String(), "")
+	}
+	for _, at := range m.Dividers {
+		y := g.top + float64(g.h*at)
+		d.line("divider", g.left-6, y, g.left+float64(g.w*float64(len(m.Columns))), y)
 	}
 	for _, path := range marks {
 		d.path("mark", path, "")
@@ -283,8 +291,8 @@ func (m Heatmap) legend(d *drawing, s span, far bool, x, y float64) float64 {
 	}
 	d.text("soft end", end, y+2*fontHeight, beyond("≥ ", high)+shown(s.max))
 	if at := x + float64(swatch*steps*s.at(m.Limit)); m.Limit != 0 {
-		d.line("limit", at, y-2, at, y+swatchHeight+2)
-		d.text("soft mid", at, y+2*fontHeight, label(m.LimitName))
+		d.line("limit", at, y-2, at, y+2*fontHeight+3) // its label is below those of the ends
+		d.text("soft mid", at, y+3*fontHeight, label(m.LimitName))
 	}
 	add := func(used bool, class, path, name string) {
 		if used {

@@ -132,6 +132,31 @@ func TestPageIsWellFormed(t *testing.T) {
 	assert.NotRegexp(t, `https?:|url\(|@import`, strings.ReplaceAll(page, `xmlns="http://www.w3.org/2000/svg"`, ""))
 }
 
+// TestLegendOfALimit: its label never lies over those of the ends, and dividers lie between rows.
+func TestLegendOfALimit(t *testing.T) {
+	d := Heatmap{Rows: numbers(4), Columns: numbers(2), Values: [][]float64{{1, 2}, {3, 4}, {5, 6}, {7, 8}}, Scale: Log, Min: 1,
+		Max: 1e9, Limit: 8, LimitName: "8 σ", Dividers: []float64{1.5}}.draw()
+	at, dividers := map[string]length{}, 0
+	for _, s := range d.Shapes {
+		at[s.Text] = s.Y
+		if s.Class == "divider" {
+			dividers++
+		}
+	}
+	require.Contains(t, at, "1e+09")
+	require.Greater(t, float64(at["8 σ"]-at["1e+09"]), fontHeight-1)
+	require.LessOrEqual(t, at["8 σ"], d.Height)
+	require.Equal(t, 1, dividers)
+}
+
+// TestPagesPrint: what is printed is light, and hides nothing.
+func TestPagesPrint(t *testing.T) {
+	page := html(t, full())
+	require.Contains(t, page, "@media print")
+	require.Contains(t, page, "details::details-content { content-visibility: visible;")
+	require.NotContains(t, page, "@media (prefers-color-scheme")
+}
+
 func pick(from map[string]int, keys ...string) map[string]int {
 	picked := map[string]int{}
 	for _, k := range keys {

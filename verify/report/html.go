@@ -107,13 +107,28 @@ func (c *Check) heatmap() page.Heatmap {
 	if c.Stage().IsGradient() {
 		m.RowName, m.ColName = "row", "column"
 	}
+	if p.Seq > 0 {
+		m.RowName = "sequence, token"
+	}
+	m.Marked = func(i, j int) bool { return [2]int{i, j} == p.Worst }
+	m.MarkName, m.NoValue = "the largest", "padding, not compared"
 	for i, row := range p.Cells {
-		m.Rows = append(m.Rows, fmt.Sprint(i*p.RowStep))
+		label := fmt.Sprint(i * p.RowStep)
+		if p.Seq > 0 {
+			label = fmt.Sprintf("%d, %d", i*p.RowStep/p.Seq, i*p.RowStep%p.Seq)
+		}
+		m.Rows = append(m.Rows, label)
 		values := make([]float64, len(row))
 		for j, v := range row {
 			values[j] = orInfinity(v)
+			if slices.Contains(p.Padding, i) {
+				values[j] = math.NaN()
+			}
 		}
 		m.Values = append(m.Values, values)
+	}
+	for at := p.Seq; at >= max(1, p.RowStep) && at < len(p.Cells)*p.RowStep; at += p.Seq {
+		m.Dividers = append(m.Dividers, float64(at)/float64(p.RowStep))
 	}
 	for j := range p.Cells[0] {
 		m.Columns = append(m.Columns, fmt.Sprint(j*p.ColumnStep))

@@ -11625,186 +11625,117 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512DotE4M3(dst *float32, sums *float32, src *byte, n int, scales *float32, block int)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE2
-TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-48
+// func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-64
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+16(FP), BX
-	MOVQ         n+24(FP), CX
-	MOVQ         scales+32(FP), SI
-	MOVQ         block+40(FP), DI
-	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
-	VPBROADCASTW X2, Z2
-	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
-	VPBROADCASTW X3, Z3
-	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
-	VPBROADCASTW X4, Z4
-	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	MOVQ         stride+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         scales+40(FP), SI
+	MOVQ         scales2+48(FP), DI
+	MOVQ         block+56(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
 	VPBROADCASTD X5, Z5
-	MOVQ         sums+8(FP), R9
+	MOVQ         sums+8(FP), R10
+	VPXORD       Z6, Z6, Z6
 	VPXORD       Z7, Z7, Z7
 	SHRQ         $0x04, CX
-	JZ           end
-	SHRQ         $0x04, DI
+	SHRQ         $0x04, R8
 
 block:
-	VBROADCASTSS (SI), Z6
+	VBROADCASTSS (SI), Z2
 	ADDQ         $0x04, SI
-	MOVQ         DI, R8
-	CMPQ         R8, CX
-	CMOVQGT      CX, R8
-	SUBQ         R8, CX
-	SUBQ         $0x02, R8
-	JL           odd
-
-two:
-	VPMOVZXBW     (BX), Z0
-	VPSLLW        $0x08, Z0, Z0
-	VPSRAW        $0x01, Z0, Z0
-	VPANDD        Z2, Z0, Z0
-	VPANDD        Z3, Z0, Z1
-	VPCMPEQW      Z3, Z1, K1
-	VPADDW        Z4, Z0, K1, Z0
-	VEXTRACTI64X4 $0x01, Z0, Y1
-	VCVTPH2PS     Y0, Z0
-	VMULPS        Z5, Z0, Z0
-	VMULPS        Z6, Z0, Z0
-	VFMADD231PS   (AX), Z0, Z7
-	VCVTPH2PS     Y1, Z1
-	VMULPS        Z5, Z1, Z1
-	VMULPS        Z6, Z1, Z1
-	VFMADD231PS   64(AX), Z1, Z7
-	ADDQ          $0x20, BX
-	ADDQ          $0x00000080, AX
-	SUBQ          $0x02, R8
-	JGE           two
-
-odd:
-	ADDQ $0x02, R8
-	JZ   next
+	VMULPS       Z5, Z2, Z2
+	VBROADCASTSS (DI), Z3
+	ADDQ         $0x04, DI
+	VMULPS       Z5, Z3, Z3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
 
 some:
-	VPMOVZXBW   (BX), Y0
-	VPSLLW      $0x08, Y0, Y0
-	VPSRAW      $0x01, Y0, Y0
-	VPAND       Y2, Y0, Y0
-	VPAND       Y3, Y0, Y1
-	VPCMPEQW    Y3, Y1, Y1
-	VPAND       Y4, Y1, Y1
-	VPOR        Y1, Y0, Y0
-	VCVTPH2PS   Y0, Z0
-	VMULPS      Z5, Z0, Z0
-	VMULPS      Z6, Z0, Z0
-	VFMADD231PS (AX), Z0, Z7
+	VPMOVSXBD   (BX), Z0
+	VPMOVSXBD   (BX)(DX*1), Z1
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z4, Z0, Z0
+	VMULPS      Z2, Z0, Z0
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z4, Z1, Z1
+	VMULPS      Z3, Z1, Z1
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z8, Z0, Z6
+	VFMADD231PS Z8, Z1, Z7
 	ADDQ        $0x10, BX
 	ADDQ        $0x40, AX
-	DECQ        R8
+	DECQ        R9
 	JNZ         some
-
-next:
-	TESTQ CX, CX
-	JNZ   block
-
-end:
-	VMOVUPS Z7, (R9)
+	TESTQ       CX, CX
+	JNZ         block
+	VMOVUPS     Z6, (R10)
+	VMOVUPS     Z7, 64(R10)
 	VZEROUPPER
 	RET
 
-// func avx512AddE4M3(dst *float32, src *byte, n int, scales *float32, block int, factor float32)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE, SSE2
-TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-44
+// func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
+// Requires: AVX, AVX512F, CMOV, SSE
+TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-64
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
-	MOVQ         n+16(FP), CX
-	MOVQ         scales+24(FP), SI
-	MOVQ         block+32(FP), DI
-	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
-	VPBROADCASTW X2, Z2
-	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
-	VPBROADCASTW X3, Z3
-	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
-	VPBROADCASTW X4, Z4
-	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         scales2+40(FP), DI
+	MOVQ         block+48(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
 	VPBROADCASTD X5, Z5
-	MOVSS        factor+40(FP), X7
+	MOVSS        factor+56(FP), X6
+	VBROADCASTSS X6, Z6
+	MOVSS        factor2+60(FP), X7
 	VBROADCASTSS X7, Z7
 	SHRQ         $0x04, CX
-	JZ           end
-	SHRQ         $0x04, DI
+	SHRQ         $0x04, R8
 
 block:
-	VBROADCASTSS (SI), Z6
+	VBROADCASTSS (SI), Z2
 	ADDQ         $0x04, SI
-	MOVQ         DI, R8
-	CMPQ         R8, CX
-	CMOVQGT      CX, R8
-	SUBQ         R8, CX
-	SUBQ         $0x02, R8
-	JL           odd
-
-two:
-	VPMOVZXBW     (BX), Z0
-	VPSLLW        $0x08, Z0, Z0
-	VPSRAW        $0x01, Z0, Z0
-	VPANDD        Z2, Z0, Z0
-	VPANDD        Z3, Z0, Z1
-	VPCMPEQW      Z3, Z1, K1
-	VPADDW        Z4, Z0, K1, Z0
-	VEXTRACTI64X4 $0x01, Z0, Y1
-	VCVTPH2PS     Y0, Z0
-	VMULPS        Z5, Z0, Z0
-	VMULPS        Z6, Z0, Z0
-	VMOVUPS       (AX), Z8
-	VFMADD231PS   Z7, Z0, Z8
-	VMOVUPS       Z8, (AX)
-	VCVTPH2PS     Y1, Z1
-	VMULPS        Z5, Z1, Z1
-	VMULPS        Z6, Z1, Z1
-	VMOVUPS       64(AX), Z8
-	VFMADD231PS   Z7, Z1, Z8
-	VMOVUPS       Z8, 64(AX)
-	ADDQ          $0x20, BX
-	ADDQ          $0x00000080, AX
-	SUBQ          $0x02, R8
-	JGE           two
-
-odd:
-	ADDQ $0x02, R8
-	JZ   next
+	VMULPS       Z5, Z2, Z2
+	VBROADCASTSS (DI), Z3
+	ADDQ         $0x04, DI
+	VMULPS       Z5, Z3, Z3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
 
 some:
-	VPMOVZXBW   (BX), Y0
-	VPSLLW      $0x08, Y0, Y0
-	VPSRAW      $0x01, Y0, Y0
-	VPAND       Y2, Y0, Y0
-	VPAND       Y3, Y0, Y1
-	VPCMPEQW    Y3, Y1, Y1
-	VPAND       Y4, Y1, Y1
-	VPOR        Y1, Y0, Y0
-	VCVTPH2PS   Y0, Z0
-	VMULPS      Z5, Z0, Z0
-	VMULPS      Z6, Z0, Z0
+	VPMOVSXBD   (BX), Z0
+	VPMOVSXBD   (BX)(DX*1), Z1
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z4, Z0, Z0
+	VMULPS      Z2, Z0, Z0
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z4, Z1, Z1
+	VMULPS      Z3, Z1, Z1
 	VMOVUPS     (AX), Z8
-	VFMADD231PS Z7, Z0, Z8
+	VFMADD231PS Z6, Z0, Z8
+	VFMADD231PS Z7, Z1, Z8
 	VMOVUPS     Z8, (AX)
 	ADDQ        $0x10, BX
 	ADDQ        $0x40, AX
-	DECQ        R8
+	DECQ        R9
 	JNZ         some
-
-next:
-	TESTQ CX, CX
-	JNZ   block
-
-end:
+	TESTQ       CX, CX
+	JNZ         block
 	VZEROUPPER
 	RET
 
@@ -12246,136 +12177,144 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2DotE4M3(dst *float32, sums *float32, src *byte, n int, scales *float32, block int)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3, SSE2
-TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-48
+// func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
+// Requires: AVX, AVX2, CMOV, FMA3
+TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-64
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+16(FP), BX
-	MOVQ         n+24(FP), CX
-	MOVQ         scales+32(FP), SI
-	MOVQ         block+40(FP), DI
-	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
-	VPBROADCASTW X2, Y2
-	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
-	VPBROADCASTW X3, Y3
-	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
-	VPBROADCASTW X4, Y4
-	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	MOVQ         stride+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         scales+40(FP), SI
+	MOVQ         scales2+48(FP), DI
+	MOVQ         block+56(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
 	VPBROADCASTD X5, Y5
-	MOVQ         sums+8(FP), R9
+	MOVQ         sums+8(FP), R10
+	VXORPS       Y6, Y6, Y6
 	VXORPS       Y7, Y7, Y7
 	VXORPS       Y8, Y8, Y8
+	VXORPS       Y9, Y9, Y9
 	SHRQ         $0x04, CX
-	JZ           end
-	SHRQ         $0x04, DI
+	SHRQ         $0x04, R8
 
 block:
-	VBROADCASTSS (SI), Y6
+	VBROADCASTSS (SI), Y2
 	ADDQ         $0x04, SI
-	MOVQ         DI, R8
-	CMPQ         R8, CX
-	CMOVQGT      CX, R8
-	SUBQ         R8, CX
+	VMULPS       Y5, Y2, Y2
+	VBROADCASTSS (DI), Y3
+	ADDQ         $0x04, DI
+	VMULPS       Y5, Y3, Y3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
 
 some:
-	VPMOVZXBW    (BX), Y0
-	VPSLLW       $0x08, Y0, Y0
-	VPSRAW       $0x01, Y0, Y0
-	VPAND        Y2, Y0, Y0
-	VPAND        Y3, Y0, Y1
-	VPCMPEQW     Y3, Y1, Y1
-	VPAND        Y4, Y1, Y1
-	VPOR         Y1, Y0, Y0
-	VEXTRACTI128 $0x01, Y0, X1
-	VCVTPH2PS    X0, Y0
-	VMULPS       Y5, Y0, Y0
-	VMULPS       Y6, Y0, Y0
-	VFMADD231PS  (AX), Y0, Y7
-	VCVTPH2PS    X1, Y1
-	VMULPS       Y5, Y1, Y1
-	VMULPS       Y6, Y1, Y1
-	VFMADD231PS  32(AX), Y1, Y8
-	ADDQ         $0x10, BX
-	ADDQ         $0x40, AX
-	DECQ         R8
-	JNZ          some
-	TESTQ        CX, CX
-	JNZ          block
-
-end:
-	VMOVUPS Y7, (R9)
-	VMOVUPS Y8, 32(R9)
+	VPMOVSXBD   (BX), Y0
+	VPMOVSXBD   (BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     (AX), Y10
+	VFMADD231PS Y10, Y0, Y6
+	VFMADD231PS Y10, Y1, Y8
+	VPMOVSXBD   8(BX), Y0
+	VPMOVSXBD   8(BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     32(AX), Y10
+	VFMADD231PS Y10, Y0, Y7
+	VFMADD231PS Y10, Y1, Y9
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VMOVUPS     Y6, (R10)
+	VMOVUPS     Y7, 32(R10)
+	VMOVUPS     Y8, 64(R10)
+	VMOVUPS     Y9, 96(R10)
 	VZEROUPPER
 	RET
 
-// func avx2AddE4M3(dst *float32, src *byte, n int, scales *float32, block int, factor float32)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3, SSE, SSE2
-TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-44
+// func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
+// Requires: AVX, AVX2, CMOV, FMA3, SSE
+TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-64
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
-	MOVQ         n+16(FP), CX
-	MOVQ         scales+24(FP), SI
-	MOVQ         block+32(FP), DI
-	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
-	VPBROADCASTW X2, Y2
-	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
-	VPBROADCASTW X3, Y3
-	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
-	VPBROADCASTW X4, Y4
-	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         scales2+40(FP), DI
+	MOVQ         block+48(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
 	VPBROADCASTD X5, Y5
-	MOVSS        factor+40(FP), X7
+	MOVSS        factor+56(FP), X6
+	VBROADCASTSS X6, Y6
+	MOVSS        factor2+60(FP), X7
 	VBROADCASTSS X7, Y7
 	SHRQ         $0x04, CX
-	JZ           end
-	SHRQ         $0x04, DI
+	SHRQ         $0x04, R8
 
 block:
-	VBROADCASTSS (SI), Y6
+	VBROADCASTSS (SI), Y2
 	ADDQ         $0x04, SI
-	MOVQ         DI, R8
-	CMPQ         R8, CX
-	CMOVQGT      CX, R8
-	SUBQ         R8, CX
+	VMULPS       Y5, Y2, Y2
+	VBROADCASTSS (DI), Y3
+	ADDQ         $0x04, DI
+	VMULPS       Y5, Y3, Y3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
 
 some:
-	VPMOVZXBW    (BX), Y0
-	VPSLLW       $0x08, Y0, Y0
-	VPSRAW       $0x01, Y0, Y0
-	VPAND        Y2, Y0, Y0
-	VPAND        Y3, Y0, Y1
-	VPCMPEQW     Y3, Y1, Y1
-	VPAND        Y4, Y1, Y1
-	VPOR         Y1, Y0, Y0
-	VEXTRACTI128 $0x01, Y0, X1
-	VCVTPH2PS    X0, Y0
-	VMULPS       Y5, Y0, Y0
-	VMULPS       Y6, Y0, Y0
-	VMOVUPS      (AX), Y8
-	VFMADD231PS  Y7, Y0, Y8
-	VMOVUPS      Y8, (AX)
-	VCVTPH2PS    X1, Y1
-	VMULPS       Y5, Y1, Y1
-	VMULPS       Y6, Y1, Y1
-	VMOVUPS      32(AX), Y8
-	VFMADD231PS  Y7, Y1, Y8
-	VMOVUPS      Y8, 32(AX)
-	ADDQ         $0x10, BX
-	ADDQ         $0x40, AX
-	DECQ         R8
-	JNZ          some
-	TESTQ        CX, CX
-	JNZ          block
-
-end:
+	VPMOVSXBD   (BX), Y0
+	VPMOVSXBD   (BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     (AX), Y8
+	VFMADD231PS Y6, Y0, Y8
+	VFMADD231PS Y7, Y1, Y8
+	VMOVUPS     Y8, (AX)
+	VPMOVSXBD   8(BX), Y0
+	VPMOVSXBD   8(BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     32(AX), Y8
+	VFMADD231PS Y6, Y0, Y8
+	VFMADD231PS Y7, Y1, Y8
+	VMOVUPS     Y8, 32(AX)
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
 	VZEROUPPER
 	RET
 

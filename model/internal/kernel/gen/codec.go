@@ -191,10 +191,8 @@ func avx512Codecs() {
 			}
 		}},
 	}, 2)
-	avx512.widenE4M3().avx512()
-	avx512.dotE4M3().avx512()
-	avx512.addE4M3().avx512()
-	avx512.addProducts()
+	avx512E4M3()
+	avx512.rows()
 }
 
 func avx2Codecs() {
@@ -278,10 +276,8 @@ func avx2Codecs() {
 			}
 		}},
 	}, 4)
-	avx2.widenE4M3().avx2()
-	avx2.dotE4M3().avx2()
-	avx2.addE4M3().avx2()
-	avx2.addProducts()
+	avx2E4M3()
+	avx2.rows()
 }
 
 // toNearestEven is the rounding of VCVTPS2PH.

@@ -18,9 +18,6 @@ type e4m3 struct {
 	block  reg.GPPhysical // length of a block, in units of 16 numbers
 	here   reg.GPPhysical // length left of the present block, in units of 16 numbers
 
-	use  func(value reg.VecPhysical, offset int) // takes a register of numbers, that of dst at a byte offset
-	last func()                                  // ends the kernel
-
 	v        []reg.VecPhysical // two registers of numbers
 	bits     reg.VecPhysical   // 16-bit mask of the sign and the 7 other bits
 	isNaN    reg.VecPhysical   // the 7 bits of a NaN
@@ -29,9 +26,10 @@ type e4m3 struct {
 	scale    reg.VecPhysical   // scale of the present block
 }
 
-// beginE4M3 starts a kernel and sets its constants.
-func (s isa) beginE4M3(name, signature, definition string) *e4m3 {
-	k := &e4m3{element: s.beginElement(name, signature, definition), last: end}
+// beginE4M3 starts the kernel and sets its constants.
+func (s isa) beginE4M3() *e4m3 {
+	const signature = "(dst *float32, src *byte, n int, scales *float32, block int)"
+	k := &e4m3{element: s.beginElement("WidenE4M3", signature, "WidenBlocks of F8E4M3")}
 	k.scales, k.block, k.here = k.general.one(), k.general.one(), k.general.one()
 	Load(Param("scales"), k.scales)
 	Load(Param("block"), k.block)
@@ -39,63 +37,6 @@ func (s isa) beginE4M3(name, signature, definition string) *e4m3 {
 	k.bits, k.isNaN, k.exponent = k.constant16(0xbf80), k.constant16(0x3f80), k.constant16(0x4000)
 	k.unbias, k.scale = k.constant32(0x43800000), k.vector.one()
 	return k
-}
-
-// widenE4M3, dotE4M3 and addE4M3 begin the kernels that store the numbers, multiply them with others in the 16 lanes of
-// a dot product, and add multiples of them to others.
-func (s isa) widenE4M3() *e4m3 {
-	k := s.beginE4M3("WidenE4M3", "(dst *float32, src *byte, n int, scales *float32, block int)", "WidenBlocks of F8E4M3")
-	k.use = func(value reg.VecPhysical, offset int) { VMOVUPS(value, k.to(offset)) }
-	return k
-}
-
-func (s isa) dotE4M3() *e4m3 {
-	k := s.beginE4M3("DotE4M3", "(dst, sums *float32, src *byte, n int, scales *float32, block int)",
-		"the lanes of Dot32 of WidenBlocks of F8E4M3 and of dst, which is only read")
-	out, sums := k.general.one(), k.vector.take(lanes/s.perVector(32))
-	Load(Param("sums"), out)
-	for _, r := range sums {
-		s.zero(r)
-	}
-	k.use = func(value reg.VecPhysical, offset int) {
-		VFMADD231PS(k.to(offset), value, sums[offset/s.bytes%len(sums)])
-	}
-	k.last = func() {
-		for i, r := range sums {
-			VMOVUPS(r, operand.Mem{Base: out, Disp: i * s.bytes})
-		}
-		end()
-	}
-	return k
-}
-
-func (s isa) addE4M3() *e4m3 {
-	k := s.beginE4M3("AddE4M3", "(dst *float32, src *byte, n int, scales *float32, block int, factor float32)",
-		"dst[i] = fma32(factor, w[i], dst[i]) for the numbers w of WidenBlocks of F8E4M3")
-	factor, sum := k.vector.one(), k.vector.one()
-	Load(Param("factor"), factor.AsX().(reg.Register))
-	VBROADCASTSS(factor.AsX(), factor)
-	k.use = func(value reg.VecPhysical, offset int) {
-		VMOVUPS(k.to(offset), sum)
-		VFMADD231PS(factor, value, sum)
-		VMOVUPS(sum, k.to(offset))
-	}
-	return k
-}
-
-// addProducts writes the kernel that adds multiples of float32 numbers.
-func (s isa) addProducts() {
-	e := s.beginElement("AddProducts", "(dst, src *float32, n int, factor float32)", "dst[i] = fma32(factor, src[i], dst[i])")
-	factor, v := e.vector.one(), e.vector.take(lanes/s.perVector(32))
-	Load(Param("factor"), factor.AsX().(reg.Register))
-	VBROADCASTSS(factor.AsX(), factor)
-	e.loop(4, 4, func() {
-		for i, r := range v {
-			VMOVUPS(e.to(i*s.bytes), r)
-			VFMADD231PS(e.from(i*s.bytes), factor, r)
-			VMOVUPS(r, e.to(i*s.bytes))
-		}
-	})
 }
 
 // blocks writes the loop over blocks; piece converts the here·16 numbers left of one.
@@ -114,7 +55,7 @@ func (k *e4m3) blocks(piece func()) {
 	TESTQ(left, left)
 	JNZ(operand.LabelRef("block"))
 	Label("end")
-	k.last()
+	end()
 }
 
 // sixteen writes the loop that converts 16 numbers at a time, widened to F16 in the first
@@ -137,16 +78,17 @@ func (k *e4m3) sixteen(finish func()) {
 	JNZ(operand.LabelRef("some"))
 }
 
-// scaled converts a register of F16, half as wide as dst, multiplies it and uses it.
+// scaled converts a register of F16, half as wide as dst, multiplies it and writes it.
 func (k *e4m3) scaled(half, dst reg.VecPhysical, offset int) {
 	VCVTPH2PS(half, dst)
 	VMULPS(k.unbias, dst, dst)
 	VMULPS(k.scale, dst, dst)
-	k.use(dst, offset)
+	VMOVUPS(dst, k.to(offset))
 }
 
-// avx2 converts 16 numbers in two registers.
-func (k *e4m3) avx2() {
+// avx2E4M3 converts 16 numbers in two registers.
+func avx2E4M3() {
+	k := avx2.beginE4M3()
 	k.blocks(func() {
 		k.sixteen(func() {
 			VEXTRACTI128(operand.Imm(1), k.v[0], x(k.v[1]))
@@ -157,8 +99,9 @@ func (k *e4m3) avx2() {
 	})
 }
 
-// avx512 converts 32 numbers at once, and the last 16 of an odd block.
-func (k *e4m3) avx512() {
+// avx512E4M3 converts 32 numbers at once, and the last 16 of an odd block.
+func avx512E4M3() {
+	k := avx512.beginE4M3()
 	k.blocks(func() {
 		SUBQ(operand.Imm(2), k.here)
 		JL(operand.LabelRef("odd"))
