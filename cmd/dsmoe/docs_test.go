@@ -278,8 +278,8 @@ func TestLinks(t *testing.T) {
 	assert.Greater(t, links, 10)
 }
 
-// TestFlagsExist: every flag that a page names in its prose is one of some command, and what is to be installed
-// is what golden.py asks for.
+// TestFlagsExist: every flag that a page names in its prose is one of some command or recorder, and what is to be installed
+// is what a recorder asks for.
 func TestFlagsExist(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{"--help": true}
