@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 
 	"dsmoe/model/tensor"
@@ -34,7 +36,7 @@ func ofGrouped() []mistake {
 			}
 			return s.moe < s.config.NumHiddenLayers && planted(0)(s)
 		}},
-		{"score 0 for experts of other groups", "group-fill", topKIdx, "in whose place it is", planted(0)},
+		{"score 0 for experts of other groups", "group-fill", topKIdx, "in whose place it is", withNegativeScores(planted(0))},
 		{"weights with the router's bias", "bias-leak", topKWeight, "", planted(0)},
 		{"moe_norm_min 0.9", "norm-topk", topKWeight, "", func(s *subject) bool {
 			return s.config.MoENormMin > 0 && s.set(map[string]string{"moe_norm_min": "0.9"})
@@ -44,5 +46,20 @@ func ofGrouped() []mistake {
 				clear(t.Data)
 				return true
 			})},
+	}
+}
+
+// withNegativeScores makes a mistake where most router biases are so negative that scores are with them, too.
+func withNegativeScores(make func(s *subject) bool) func(s *subject) bool {
+	return func(s *subject) bool {
+		name := s.stored("{moe}gate.e_score_correction_bias")
+		if !s.has(name) {
+			return false
+		}
+		bias, err := s.Tensor(name)
+		values, failed := bias.Float32s(nil)
+		s.err = cmp.Or(err, failed)
+		slices.Sort(values)
+		return s.err == nil && values[len(values)/2] < -0.5 && make(s)
 	}
 }
