@@ -198,14 +198,14 @@ func (m *measurement) record(src, dir string, layer, tokens int, d tensor.DType)
 
 // store writes the dense layers to the store.
 func (m *measurement) store() {
-	m.resumed(1_760_000_000, 1_860_000_000, "convert", "hf://org/DeepSeek-V3", "s3://out/dense-Q8_0.gguf", "--type", "q8_0",
+	m.resumed(1_760_000_000, 1_860_000_000, "convert", "hf://org/DeepSeek-V3", "s3://out/dense-Q8_0.gguf", "--type", "q8_0", "--no-vocab",
 		"--include", "model.layers.[012].*")
 }
 
 // whole converts all of DeepSeek-V3.
 func (m *measurement) whole() {
 	src := "hf://org/DeepSeek-V3"
-	m.resumed(m.bytes["DeepSeek-V3"], 713_281_294_336, "convert", src, "s3://out/DeepSeek-V3-Q8_0.gguf", "--type", "q8_0")
+	m.resumed(m.bytes["DeepSeek-V3"], 713_281_294_336, "convert", src, "s3://out/DeepSeek-V3-Q8_0.gguf", "--type", "q8_0", "--no-vocab")
 	m.parts(src)
 }
 
