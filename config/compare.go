@@ -102,6 +102,8 @@ func (c *Config) scalesDynamically() bool {
 
 func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups() }
 
+func haveWindows(a, b *Config) bool { return a.HasWindows() || b.HasWindows() }
+
 func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
 
 func haveDenseLayer(a, b *Config) bool {

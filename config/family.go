@@ -199,7 +199,8 @@ func unsupported(cause string) error {
 		}
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
-	return problem.In("", problem.Problem{Field: "model_type", Cause: cause})
+	return problem.In("", problem.Problem{Field: "model_type", Cause: cause, Hint: "dsmoe does not know other models: " +
+		"convert_hf_to_gguf.py of llama.cpp makes GGUF files of them, transformers loads them"})
 }
 
 // position is the place of a problem's field in the table.

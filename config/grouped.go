@@ -55,7 +55,7 @@ var grouped = family{
 		v3.row("pretraining_tp", 1), v3.row("rope_interleave", false),
 		v3.row("num_nextn_predict_layers", 0),
 		{"use_qk_norm", true, boolean(func(c *Config) *bool { return &c.UseQKNorm })},
-		{"sliding_window", nil, optional(func(c *Config) *int { return &c.SlidingWindow }, maxDim)},
+		{"sliding_window", nil, optional(func(c *Config) *int { return &c.SlidingWindow }, maxDim).deciding(haveWindows)},
 		{"layer_types", nil, reader{read: readWindows, value: func(c *Config) any { return c.LayerTypes }}},
 		{"mlp_layer_types", nil, reader{read: readSparse, value: func(c *Config) any { return c.MLPLayerTypes }}},
 	},

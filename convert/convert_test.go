@@ -309,9 +309,9 @@ func TestListOfTensorsFitsMemory(t *testing.T) {
 func TestUnknownInGGUF(t *testing.T) {
 	t.Parallel()
 	src, f := open(t, "../fixtures/v1-dense/checkpoint"), gguf.Format()
-	p, err := Plan(src, Options{Options: plan.Options{Format: "gguf", DType: tensor.F32}})
+	p, err := Plan(src, Options{Options: plan.Options{Format: "gguf", NoVocab: true, DType: tensor.F32}})
 	require.NoError(t, err)
-	d := format.Description{Config: src.Config, Name: "x", Type: "F32", Was: make([]tensor.DType, len(p.Tensors))}
+	d := format.Description{NoVocab: true, Config: src.Config, Name: "x", Type: "F32", Was: make([]tensor.DType, len(p.Tensors))}
 	for i := range p.Tensors {
 		d.Tensors = append(d.Tensors, p.Tensors[i].Info())
 	}
@@ -371,10 +371,10 @@ func TestLegacyGGUF(t *testing.T) {
 // F32 or in blocks.
 func legacyFile(t *testing.T, src string, blocks bool) string {
 	hf, f := open(t, src), gguf.Format()
-	p, err := Plan(hf, Options{Options: plan.Options{Format: "gguf", DType: tensor.F32}})
+	p, err := Plan(hf, Options{Options: plan.Options{Format: "gguf", NoVocab: true, DType: tensor.F32}})
 	require.NoError(t, err)
 	c := hf.Config
-	d := format.Description{Config: c, Name: "x", Type: "F32"}
+	d := format.Description{NoVocab: true, Config: c, Name: "x", Type: "F32"}
 	for i := range p.Tensors {
 		info := p.Tensors[i].Info()
 		if layer, is := strings.CutSuffix(info.Name, ".attn_k_b.weight"); is {

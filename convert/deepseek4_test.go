@@ -14,6 +14,7 @@ import (
 	"dsmoe/convert/gguf"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
 )
 
 // TestTablesOfExpertsInGGUF: a number that I32 does not have, or a dtype that is not I64, is refused.
@@ -21,7 +22,7 @@ func TestTablesOfExpertsInGGUF(t *testing.T) {
 	t.Parallel()
 	const name, of = "layers.0.ffn.gate.tid2eid", `"dtype":"I64"`
 	write := func(dir string) error {
-		_, err := Run(t.Context(), filepath.Join(t.TempDir(), "v4.gguf"), open(t, dir), Options{plan.Options{}, inMemory()})
+		_, err := Run(t.Context(), filepath.Join(t.TempDir(), "v4.gguf"), open(t, dir), Options{plan.Options{NoVocab: true}, inMemory()})
 		return err
 	}
 	c := open(t, "../fixtures/v4-gguf/checkpoint")
@@ -36,16 +37,22 @@ func TestTablesOfExpertsInGGUF(t *testing.T) {
 	require.ErrorContains(t, write(dir), name+": dtype F64, I64 is expected")
 }
 
-// TestDeepSeekV4IsLlamaCpps: --type q8_0 of DeepSeek-V4 has the tensors of llama.cpp's converter, byte for byte.
-// The list is its own: scripts/gguf_converter.py --hashes.
-func TestDeepSeekV4IsLlamaCpps(t *testing.T) {
+// TestTensorsAreLlamaCpps: DeepSeek-V4 in q8_0, and the families with plain attention and head_dim in bf16, have the
+// tensors of llama.cpp's converter, byte for byte. The lists are its own: scripts/gguf_converter.py --hashes.
+func TestTensorsAreLlamaCpps(t *testing.T) {
 	t.Parallel()
-	want, err := os.ReadFile("gguf/testdata/deepseek4.txt")
+	tensorsAreLlamaCpps(t, "v4-gguf", "deepseek4", plan.Options{Mixture: "q8_0", NoVocab: true})
+	for _, name := range []string{"glm4-moe", "dots1", "solar-open", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe"} {
+		tensorsAreLlamaCpps(t, name, "families/"+name, plan.Options{DType: tensor.BF16, NoVocab: true})
+	}
+}
+
+func tensorsAreLlamaCpps(t *testing.T, fixture, list string, o plan.Options) {
+	want, err := os.ReadFile("gguf/testdata/" + list + ".txt")
 	require.NoError(t, err)
-	dst := filepath.Join(t.TempDir(), "v4.gguf")
-	r, err := Run(t.Context(), dst, open(t, "../fixtures/v4-gguf/checkpoint"),
-		Options{plan.Options{Mixture: "q8_0"}, inMemory()})
-	require.NoError(t, err)
+	dst := filepath.Join(t.TempDir(), "model.gguf")
+	r, err := Run(t.Context(), dst, open(t, "../fixtures/"+fixture+"/checkpoint"), Options{o, inMemory()})
+	require.NoError(t, err, fixture)
 	require.True(t, r.Verified)
 	f, err := gguf.Open(dst)
 	require.NoError(t, err)
@@ -60,5 +67,5 @@ func TestDeepSeekV4IsLlamaCpps(t *testing.T) {
 		lines = append(lines, fmt.Sprintf("%s %s %s %x\n", info.Name, info.DType, sizes, sha256.Sum256(x.Data)))
 	}
 	slices.Sort(lines)
-	require.Equal(t, string(want), strings.Join(lines, ""))
+	require.Equal(t, string(want), strings.Join(lines, ""), fixture)
 }

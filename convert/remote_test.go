@@ -27,8 +27,8 @@ import (
 func TestConversionsOfTheHub(t *testing.T) {
 	options := map[string]map[string]plan.Options{
 		"v3-fp8": {"copy": {}, "bf16": {DType: tensor.BF16}, "fused": {Experts: plan.FusedExperts, DType: tensor.F32},
-			"q8_0": {Format: "gguf", Mixture: "q8_0", Name: "x"}},
-		"v2-lite": {"gguf": {Format: "gguf", Name: "x"}, "f16": {Format: "gguf", DType: tensor.F16, Name: "x"},
+			"q8_0": {Format: "gguf", NoVocab: true, Mixture: "q8_0", Name: "x"}},
+		"v2-lite": {"gguf": {Format: "gguf", NoVocab: true, Name: "x"}, "f16": {Format: "gguf", NoVocab: true, DType: tensor.F16, Name: "x"},
 			"fp8": {DType: tensor.F8E4M3}},
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {

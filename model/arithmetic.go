@@ -186,11 +186,16 @@ type routingArithmetic[V any] interface {
 	AuxLoss(scores V, idx []int, sequences int, alpha float64) V
 }
 
-// Divisor is max(sum + Eps, Least) of a sum: see config.TopKDivisor.
+// Divisor is sum + Eps of a sum, or Least, unless that is 0, if it is more: see config.TopKDivisor.
 type Divisor struct{ Eps, Least float32 }
 
 // Of returns the divisor, without rounding it to a dtype.
-func (d Divisor) Of(sum float32) float32 { return max(sum+d.Eps, d.Least) }
+func (d Divisor) Of(sum float32) float32 {
+	if sum += d.Eps; d.Least > 0 {
+		return max(sum, d.Least)
+	}
+	return sum
+}
 
 // Part is the output of one expert for the tokens that chose it.
 type Part[V any] struct {

@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"dsmoe/model/table"
 )
@@ -88,6 +89,11 @@ func (p *pass[V]) run() (x V) {
 	}
 	p.tables()
 	for _, l := range c.Layers {
+		if slices.Contains(c.Routers, l) {
+			p.stopIf(p.m.Hold(l))
+			x = p.Scope(p.start(l, x), func(x V) V { return p.routed(l, x) })
+			continue
+		}
 		x = p.within(l, p.start(l, x), func(x V) V { return p.layer(l, x) })
 	}
 	if !c.Head {
@@ -132,6 +138,21 @@ func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
 		p.tables()
 		return p.layer(l, x)
 	})
+}
+
+// Router runs the gate of decoder layer l alone on x [batch, seq, hidden_size], which the layer's mixture of experts takes.
+func (n *Network[V]) Router(ctx context.Context, l int, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(l))
+		return p.routed(l, x)
+	})
+}
+
+// routed is the gate of layer l: [tokens, k].
+func (p *pass[V]) routed(l int, x V) V {
+	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
+	_, weight := p.gate(fmt.Sprintf("model.layers.%d.mlp.gate", l), &p.m.Layer(l).MoE.Gate, flat)
+	return weight
 }
 
 // PredictionLayer runs prediction layer k alone on h [batch, seq-k, hidden_size], as

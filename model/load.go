@@ -370,13 +370,11 @@ func (p *pass[V]) forget(list []*Weight) (any bool) {
 	return any
 }
 
-// expertWeights has the weights of a routed expert of layer l in memory while f runs. A layer of DeepSeek-V3 has 11.5 GB of
-// experts, and each runs once.
-func (p *pass[V]) expertWeights(l int, m *DeepseekMLP, f func() V) V {
+// holdExpert reads the weights of a routed expert of layer l that are not in memory, and returns them. They are of use to
+// the stage of all experts' sum, too: drop lets them go.
+func (p *pass[V]) holdExpert(l int, m *DeepseekMLP) []*Weight {
 	weights := m.weights()
 	absent := slices.DeleteFunc(weights[:], func(w *Weight) bool { return w.unread == nil || w.Data != nil })
 	p.stopIf(read(l, absent))
-	y := f()
-	p.forget(absent)
-	return y
+	return absent
 }

@@ -70,19 +70,18 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
-			out := p.expert(l, fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(slots, k))
+			p.holdExpert(l, &m.Experts[e])
+			out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(slots, k))
 			parts = append(parts, Part[V]{e, slots, out})
 		}
 	}
 	return p.Combine(weight, parts, order)
 }
 
-// expert runs a routed expert of layer l on rows of x [tokens, hidden_size]: [len(rows), hidden_size].
-func (p *pass[V]) expert(l int, name string, m *DeepseekMLP, x V, rows []int) V {
+// expert runs a routed expert on rows of x [tokens, hidden_size]: [len(rows), hidden_size].
+func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
 	in := p.Move(takeRows(rows, p.config.HiddenSize), x)
-	return p.expertWeights(l, m, func() V {
-		return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
-	})
+	return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
 }
 
 // usedExperts returns the experts that at least one slot chose.
@@ -300,12 +299,14 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 	p.stopIf(probe.check(l, p.in.Batch*p.in.Seq, len(m.Experts)))
 	for i, e := range probe.Experts {
 		p.fetchExperts(l, probe.Experts[i:min(i+2, len(probe.Experts))])
+		read := p.holdExpert(l, &m.Experts[e])
 		p.Scope(x, func(x V) V {
-			p.expert(l, fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
+			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
 			return x
 		})
 		for _, w := range m.Experts[e].weights() {
 			p.dontNeed(w)
 		}
+		p.forget(read)
 	}
 }

@@ -172,6 +172,9 @@ type Course[V any] struct {
 	Start func(l int) (V, error)
 	// Given lists layers that begin with Start's result although the part before is run.
 	Given []int
+	// Routers lists layers of which the gate alone is run: Start gives what their mixture of experts takes,
+	// post_attention_layernorm's output.
+	Routers []int
 }
 
 // WholeCourse runs the whole decoder, and the first prediction layers.
@@ -200,7 +203,7 @@ func (c *Course[V]) check(m *DeepseekForCausalLM, in *Input) error {
 
 // follows reports whether layer l, or the head, takes the output of the part before.
 func (c *Course[V]) follows(l int) bool {
-	return !slices.Contains(c.Given, l) && (l == 0 && c.Embedding || l > 0 && slices.Contains(c.Layers, l-1))
+	return !slices.Contains(c.Given, l) && !slices.Contains(c.Routers, l) && !slices.Contains(c.Routers, l-1) && (l == 0 && c.Embedding || l > 0 && slices.Contains(c.Layers, l-1))
 }
 
 // next returns the layer that runs after layer l of a decoder with the given number of layers, or

@@ -189,6 +189,34 @@ func (p *Plain) Product(a, b []float32, k int) []float32 {
 	return dst
 }
 
+// Products returns x·wᵀ for rows x of a matrix's columns, summed as Options.Accumulate says: [len(x)/in, out].
+func (p *Plain) Products(x []float32, w *Weight) []float32 {
+	dst := make([]float32, len(x)/w.Shape[1]*w.Shape[0])
+	kernel.MatMul(dst, x, p.matrix(w), nil, p.o.Accumulate, p.o.Parallelism)
+	return dst
+}
+
+// Times returns w·x in float32, for a matrix w and a number of x for each column; its bits are those of Product.
+func (p *Plain) Times(w *Weight, x []float32) []float32 {
+	dst := make([]float32, w.Shape[0])
+	kernel.Times(dst, x, p.matrix(w))
+	return dst
+}
+
+// TimesColumns returns wᵀ·x in float32, for a number of x for each row; its bits are those of Product with the matrix
+// turned.
+func (p *Plain) TimesColumns(w *Weight, x []float32) []float32 {
+	dst := make([]float32, w.Shape[1])
+	kernel.TimesColumns(dst, x, p.matrix(w))
+	return dst
+}
+
+// RowOf returns row r of a matrix, decoded into the memory of dst.
+func (p *Plain) RowOf(dst []float32, w *Weight, r int) []float32 {
+	m := p.matrix(w)
+	return m.Row(dst, r)
+}
+
 // RMSNorm implements Arithmetic. The mean is summed in float64.
 func (p *Plain) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
 	w := p.Values(weight)

@@ -48,6 +48,18 @@ import traceback
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not in CHECKPOINT is not fetched
 
+CLEAR = "\r\x1b[K" if sys.stderr.isatty() else ""  # empties the line of the progress
+
+
+def announce(doing):
+    """Shows what is being done, on a terminal."""
+    if CLEAR:
+        print(f"{CLEAR}golden.py: {doing}" if doing else CLEAR, end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    announce("loading torch and transformers")
+
 try:
     import torch
     import torch.nn.functional as F
@@ -57,7 +69,7 @@ try:
     from torch.overrides import TorchFunctionMode
 except (ImportError, OSError) as e:  # OSError: a library of the system that torch needs
     native, published = re.findall("pip install .*", __doc__)
-    print(f"golden.py: {' '.join(str(e).split())}: {native}, or for the published code of the first DeepSeekMoE {published}", file=sys.stderr)
+    print(f"{CLEAR}golden.py: {' '.join(str(e).split())}: {native}, or for the published code of the first DeepSeekMoE {published}", file=sys.stderr)
     sys.exit(2)
 except KeyboardInterrupt:
     sys.exit(130)
@@ -1443,7 +1455,7 @@ class Run:
         needs = {n: (2 if types[n] == "compressed_sparse_attention" else 1) * rates[types[n]] for n in self.chosen if rates and types[n] in rates}
         for need in sorted({need for need in needs.values() if need > seq}):
             layers = ", ".join(str(n) for n in needs if needs[n] == need)
-            print(f"golden.py: sequences of {seq} token{'s' * (seq != 1)}: the compressors of layers {layers} need at least {need} to exercise all "
+            print(f"{CLEAR}golden.py: sequences of {seq} token{'s' * (seq != 1)}: the compressors of layers {layers} need at least {need} to exercise all "
                   "their weights: dsmoe verify will find the pack inconclusive", file=sys.stderr)
 
     def go(self, pack):
@@ -1559,7 +1571,7 @@ class Run:
         for number in unchosen(*routing, real, unit.expert_count()) if rows else []:
             name, out = f"{unit.prefix}mlp.experts.{number}.probe.output", unit.run_expert(number, x[rows])
             if not torch.isfinite(out).all():  # the reference gives it no such rows
-                print(f"golden.py: {name}: not finite in {out.dtype}: this expert is not probed", file=sys.stderr)
+                print(f"{CLEAR}golden.py: {name}: not finite in {out.dtype}: this expert is not probed", file=sys.stderr)
                 continue
             self.recorder.take(name, out)
             taken = self.recorder.taken()
@@ -1747,10 +1759,11 @@ class Progress:
     """What is done and the time left, on stderr."""
 
     def __init__(self):
-        self.terminal, self.last = sys.stderr.isatty(), 0.0
+        self.terminal, self.last = CLEAR != "", 0.0
 
     def begin(self, what, total):
         self.what, self.total, self.done, self.start = what, total, 0, time.monotonic()
+        announce(what)
 
     def add(self, n=1):
         self.done += n
@@ -1761,7 +1774,7 @@ class Progress:
         left = (now - self.start) / max(self.done, 1) * (self.total - self.done)
         share = f"{self.done} of {self.total}" if self.total < 10000 else f"{100 * self.done // self.total} %"
         text = f"golden.py: {self.what}: {share}, {int(left) // 60}:{int(left) % 60:02d} left"
-        print("\r\x1b[K" + text if self.terminal else text, end="" if self.terminal and self.done < self.total else "\n", file=sys.stderr, flush=True)
+        print(CLEAR + text, end="" if self.terminal and self.done < self.total else "\n", file=sys.stderr, flush=True)
 
 
 class Shuffled:
@@ -1849,7 +1862,8 @@ def record(a):
         pack.abandon()
         raise
     batch, seq = ids.shape
-    print(f"{pack.path}: {batch} x {seq} tokens in {a.dtype}, {len(pack.tensors)} tensors of {reference.cls.__name__} "
+    goldens = [n for n in pack.tensors if n not in ("input_ids", "attention_mask") and not re.fullmatch(r"model\.layers\.\d+\.input", n)]
+    print(f"{pack.path}: {batch} x {seq} tokens in {a.dtype}, {len(goldens)} golden tensors of {reference.cls.__name__} "
           f"({reference.kind}), {len(run.chosen)} of {run.count} layers")
 
 
@@ -1868,14 +1882,16 @@ def main():
     for s in SIGNALS:
         signal.signal(s, interrupt)
     transformers.logging.set_verbosity_error()
+    announce("")
     a = arguments(sys.argv[1:])
+    announce("building the reference")
     try:
         record(a)
     except Trouble as e:
-        print(f"golden.py: {e}", file=sys.stderr)
+        print(f"{CLEAR}golden.py: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("golden.py: interrupted: nothing is left of the pack", file=sys.stderr)
+        print(f"{CLEAR}golden.py: interrupted: nothing is left of the pack", file=sys.stderr)
         return 130
     return 0
 

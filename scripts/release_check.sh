@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes a release of the working tree, v1.2.3 in a repository of its own, without publishing it; and shows that its
 # binary names the tag and the commit, that a build in another directory and without the build cache gives the same
-# bytes, and that the action installs the archive. Without goreleaser, which is built from the module proxy if it is
-# not installed, the binary is built by hand and there are no archives; without syft there is no SBOM.
+# bytes, that the action installs the archive, and that pip installs the wheel, which is packed to the same bytes again.
+# Without goreleaser, which is built from the module proxy if it is not installed, the binary is built by hand and there
+# are no archives and wheels; without syft there is no SBOM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -34,6 +35,9 @@ fi
 cd "$work/a"
 machine=$(go env GOHOSTOS)_$(go env GOHOSTARCH)
 if [ -n "$goreleaser" ]; then
+  python3 -m venv "$work/venv"
+  export PYTHON=$work/venv/bin/python
+  "$PYTHON" -m pip install -q wheel==0.48.0
   skip=publish,announce
   command -v syft > /dev/null || skip+=,sbom
   "$goreleaser" check
@@ -61,4 +65,15 @@ if [ -n "$goreleaser" ]; then
   GITHUB_SERVER_URL=file://$work GITHUB_ACTION_PATH=$work/_actions/OWNER/dsmoe/v1.2.3 GITHUB_PATH=$work/path \
     RUNNER_TEMP=$work RUNNER_OS=${machine%_*} RUNNER_ARCH=${machine#*_} "$work/a/deploy/action/install.sh"
   cmp "$work/dsmoe" "$work/dsmoe-bin/dsmoe"
+
+  cd "$work/a"
+  [ "$(ls out/wheels | wc -l)" -eq 6 ]
+  "$PYTHON" -m pip install -q --no-index --find-links out/wheels dsmoe
+  cmp "$work/dsmoe" "$work"/venv/lib/python*/site-packages/dsmoe/dsmoe
+  [ "$("$work/venv/bin/dsmoe" version | head -1)" = "$version" ]
+  [ "$("$PYTHON" -m dsmoe version | head -1)" = "$version" ]
+  cp "$work/again" "$work/elsewhere/dsmoe"
+  deploy/wheels/pack.sh "$work/elsewhere/dsmoe" "${machine%_*}" "${machine#*_}" 1.2.3 "$(git log -1 --format=%ct)" "$work/wheels"
+  cmp "$work"/wheels/*.whl "out/wheels/$(ls "$work/wheels")"
+  echo "pip installed $(ls "$work/wheels"), and it was packed twice, the same bytes"
 fi

@@ -80,7 +80,7 @@ func countPlaces(r *report.Report) {
 	c.WeightsUnpinned = []string{}
 	c.Experts, c.ExpertsReached, c.ExpertsProbed, c.Unreached = 0, 0, 0, []report.LayerExperts{}
 	s.Weights, s.ByName, s.LeftOut, s.Bytes, s.Layers, s.Unread = 0, 0, 0, 0, []int{}, []int{}
-	s.UnreadParts, r.Routing.Keys = []string{}, nil
+	s.UnreadParts, s.Routers, r.Routing.Keys = []string{}, nil, nil
 	for _, p := range r.Places {
 		if !p.Ran {
 			s.Weights, s.ByName = s.Weights+p.Weights, s.ByName+p.ByName
@@ -95,8 +95,11 @@ func countPlaces(r *report.Report) {
 		if p.Layer() >= 0 && p.Checked > 0 {
 			s.Layers = append(s.Layers, p.Layer())
 		}
+		if p.Unread > 0 {
+			s.Weights, s.Routers = s.Weights+p.Unread, append(s.Routers, p.Layer())
+		}
 		s.LeftOut, s.Bytes = s.LeftOut+p.LeftOut, s.Bytes+p.Bytes
-		c.Weights, c.WeightsChecked = c.Weights+p.Weights, c.WeightsChecked+p.Checked
+		c.Weights, c.WeightsChecked = c.Weights+p.Weights-p.Unread, c.WeightsChecked+p.Checked
 		c.EmbeddingCopies += p.Copies
 		c.WeightsUnchecked = append(c.WeightsUnchecked, p.Unchecked...)
 		c.WeightsUnpinned = append(c.WeightsUnpinned, p.Unpinned...)
@@ -107,6 +110,9 @@ func countPlaces(r *report.Report) {
 		if len(p.Unreached) > 0 {
 			c.Unreached = append(c.Unreached, report.LayerExperts{Layer: "model.layers." + p.Name, Experts: p.Unreached})
 		}
+	}
+	if len(s.Routers) > 0 {
+		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Routers)+" but for the routers")
 	}
 	if len(s.Unread) > 0 {
 		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Unread))
@@ -226,6 +232,9 @@ func scoresRemedy(r *report.Report, blind []string) string {
 
 // absentKinds lists the kinds of stages that the pack has in no layer without saying so.
 func absentKinds(r *report.Report) (kinds []string) {
+	if r.Golden.Reference.Kind == pack.Engine { // which may have any stages: what took part in none is counted
+		return nil
+	}
 	for _, kind := range r.Free {
 		inTraining := kind == pack.ExpertsOutput && r.Golden.Mode == "train" // it is no module's output there
 		if kind != pack.TopKIdx && !inTraining && !pack.Parse(kind).IsLossOrGradient() &&

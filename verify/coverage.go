@@ -43,7 +43,7 @@ func (t outcome) places() []report.Place {
 		name := placeOf(s)
 		if n := len(all); n == 0 || all[n-1].Name != name {
 			all = append(all, report.Place{Name: name, Needed: t.scope.needsPlace(s), Selected: t.scope.selectsPlace(s),
-				Ran: t.scope.runs(s), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
+				Ran: t.scope.runs(s) || t.scope.isRouter(s.Layer), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
 				TellsHalf: []string{}, TellsTwice: []string{}})
 		}
 		t.count(&all[len(all)-1], s, shown)
@@ -72,7 +72,10 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 	_, used := t.exercised[s.Name]
 	_, leftOut := t.leftOut[s.Name]
 	_, unpinned := t.unpinned[s.Name]
-	if p.Weights++; !p.Ran {
+	if p.Weights++; p.Ran && !t.scope.runs(s) {
+		p.Unread++
+		return
+	} else if !p.Ran {
 		if w.Unread() {
 			p.ByName++
 		}

@@ -72,6 +72,14 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(),
 		Rounded: t.rounded, Checks: t.checks,
 		Layers: t.scope.course.Layers, Name: name}
+	if t.pack.IsTrace() {
+		f.How = t.how
+		for _, w := range t.behind[name] {
+			f.Forms = append(f.Forms, t.forms(w)...)
+		}
+		slices.Sort(f.Forms)
+		f.Forms = slices.Compact(f.Forms)
+	}
 	s := pack.Parse(name)
 	f.Layer, f.Kind = s.Layer, s.Within
 	if f.Layer >= 0 && !slices.Contains(t.ran(), f.Layer) {
@@ -164,6 +172,8 @@ func (t *rerun) input() (*model.Activation, error) {
 	switch {
 	case f.Layer >= 0 && f.Layer < len(m.Model.Layers) && golden.Has(pack.OwnInput(f.Layer)):
 		name = pack.OwnInput(f.Layer)
+	case t.scope.isRouter(f.Layer):
+		name = pack.StageOf(f.Layer, pack.AttentionNorm)
 	case before < 0:
 		name = pack.Embedded
 	case f.Layer == len(m.Model.Layers):
@@ -181,6 +191,9 @@ func (t *rerun) input() (*model.Activation, error) {
 		return nil, err
 	}
 	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(m.Config, t.rows, name, shape))
+	if t.scope.isRouter(f.Layer) {
+		return &model.Activation{Shape: shape, Values: values, DType: golden.DType}, nil
+	}
 	return t.scope.asInput(shape, values), nil
 }
 
@@ -204,7 +217,7 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	f, o, selected := t.failure, *t.o, *t.scope
 	o.Progress, o.FailFast, o.Stages, selected.stages = nil, false, watched, watched
 	r := t.copyWith(&o, x.Rounded)
-	r.m, r.trial, r.scope = &x.Model, true, &selected
+	r.m, r.trial, r.scope, r.how = &x.Model, true, &selected, x.How
 	if in != &x.In {
 		r.in, r.rows = in, in
 	}
@@ -212,13 +225,15 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	x.Options.Probes = t.scope.probes(func(name string) bool { return slices.Contains(watched, name) })
 	analysis := again.analysis(x.Options, again.rounded)
 	defer analysis.Close()
-	net := again.local(in, x.Options, analysis, analysis)
+	net := again.local(in, x.Options, analysis)
 	net.Arithmetic = x.Around(net.Arithmetic)
 	prepare(net, net.Trace.(*localTrace))
 	begin := bounds.Exact(&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: again.pack.DType})
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, begin)
+	case t.scope.isRouter(f.Layer):
+		_, err = net.Router(ctx, f.Layer, begin)
 	case f.Layer >= 0:
 		_, err = net.Layer(ctx, f.Layer, begin)
 	case pack.Parse(f.Name).IsTable():

@@ -18,7 +18,7 @@ import (
 func tracerOf(d tensor.DType, o Options) *tracer {
 	m := &model.DeepseekForCausalLM{Config: &config.Config{ModelType: "deepseek_v3", Reference: config.Native}}
 	m.Model.Layers = make([]model.DeepseekDecoderLayer, 1)
-	return newTracer(&run{pack: &pack.Pack{DType: d}, m: m, o: &o})
+	return newTracer(&run{pack: &pack.Pack{DType: d}, in: &model.Input{}, m: m, o: &o})
 }
 
 // TestMetricLimits: relative RMS, that of a row, and the largest difference over the RMS.

@@ -35,6 +35,9 @@ func (t outcome) report() *report.Report {
 		Causes:     []report.Cause{},
 		Hints:      []report.Cause{},
 	}
+	if t.pack.IsTrace() {
+		r.Golden.Observed = undeclared(t.how, t.pack.Manifest.Arithmetic)
+	}
 	if r.Free == nil {
 		r.Free = []string{}
 	}
@@ -57,7 +60,7 @@ func (t outcome) report() *report.Report {
 func goldenOf(p *pack.Pack, in *model.Input) report.Golden {
 	m := &p.Manifest
 	return report.Golden{Reference: m.Reference, Mode: m.Mode, ConfigOverrides: m.ConfigOverrides,
-		ComputeDType: m.ComputeDType, Partial: m.Partial,
+		ComputeDType: m.ComputeDType, Partial: m.Partial, Arithmetic: m.Arithmetic,
 		Absent: m.Absent, Batch: in.Batch, Seq: in.Seq, Checkpoint: m.Checkpoint, Manifest: p.Hash}
 }
 
@@ -229,7 +232,7 @@ func (t outcome) seldomReached() (reasons []string) {
 			more = "; probes of others are run in local mode only"
 		}
 		maps.Copy(reached, t.reached[l])
-		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(reached) < n && !t.expertsAside(l) {
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && !t.scope.isRouter(l) && 2*len(reached) < n && !t.expertsAside(l) {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what,
 				len(reached), n, more))
 		}

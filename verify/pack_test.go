@@ -133,9 +133,9 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 				panic(err)
 			}
 		}, "head.safetensors: missing"},
-		"no reference": {func(_ string, m map[string]any) { delete(m, "reference") }, `manifest.json: reference: kind "", not "remote code" or "transformers native": whose rules the pack follows is not known`},
+		"no reference": {func(_ string, m map[string]any) { delete(m, "reference") }, `manifest.json: reference: kind "", not "remote code", "transformers native" or "engine": whose rules the pack follows is not known`},
 		"an engine": {func(_ string, m map[string]any) { m["reference"].(map[string]any)["kind"] = "vllm 0.11" },
-			`reference: kind "vllm 0.11", not "remote code" or "transformers native"`},
+			`reference: kind "vllm 0.11", not "remote code", "transformers native" or "engine"`},
 		"nearly a kind": {func(_ string, m map[string]any) { m["reference"].(map[string]any)["kind"] = "transformers" },
 			`reference: kind "transformers", not`},
 		"another format": {func(_ string, m map[string]any) { m["format"] = "golden/9" }, `format "golden/9"`},

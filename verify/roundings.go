@@ -20,7 +20,7 @@ import (
 // cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
 // were rounded whoever made them, and are known without being asked for.
 func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded bounds.Roundings, err error) {
-	if t.o.Mode != report.Local {
+	if t.o.Mode != report.Local || t.pack.IsTrace() { // whose weights these are
 		return nil, nil
 	}
 	var stored map[string]tensor.Rounding
@@ -134,8 +134,9 @@ func (t *tracer) decodedSteps(name string) []float32 {
 // analysis returns the error analysis for the reference's torch.
 func (t *tracer) analysis(o model.Options, rounded bounds.Roundings) *bounds.Analysis {
 	a, ref := bounds.NewAnalysis(o, rounded), &t.pack.Manifest.Reference
-	a.SetReference(ref.Threads, ref.Attention == pack.Sdpa)
-	if t.o.Decoded != nil {
+	fused := ref.Attention == pack.Sdpa || t.how != nil && len(t.how.Attention) > 0 && t.how.Attention[0] != pack.Eager
+	a.SetReference(ref.Threads, fused)
+	if t.o.Decoded != nil && !t.pack.IsTrace() {
 		a.Decoded = t.decodedSteps
 	}
 	return a

@@ -39,10 +39,10 @@ func (t *tracer) topK(name string, ours *choice) error {
 		c.Padding = padded.Count()
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
 			before := t.routing
-			t.compareTopK(&c, ours, want, k, padded)
+			wrong := t.compareTopK(&c, ours, want, k, padded)
 			addLayer(&t.routing, before, report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", s.Layer),
 				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded),
-				TableRows: t.tableRows(ours)})
+				TableRows: t.tableRows(ours), Wrong: wrong})
 			copy(ours.Idx, want)
 		}
 	}
@@ -136,8 +136,9 @@ func notExperts(ids []int, k, experts int, repeats bool) string {
 }
 
 // compareTopK counts the golden's choices that are not ours by what excuses them, and those
-// that no rounding could change. Padding does not count.
-func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, padded pack.Padding) {
+// that no rounding could change. Padding does not count. It returns the tokens with a choice that nothing excuses.
+func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, padded pack.Padding) (rows map[int]bool) {
+	rows = map[int]bool{}
 	wrong, tokens := 0, ours.Scores.Rows()-c.Padding
 	for row := range ours.Scores.Rows() {
 		if padded.Has(row) {
@@ -154,7 +155,9 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 			c.Gap = gapOf(ours, theirs, row, found.wrong[0])
 			c.Want, c.Got = fmt.Sprintf("expert %d", found.wrong[0]), fmt.Sprintf("experts %v", found.ours)
 		}
-		wrong += len(found.wrong)
+		if wrong += len(found.wrong); len(found.wrong) > 0 {
+			rows[row] = true
+		}
 		t.routing.ExactTies += found.exactTies
 		t.routing.NearTies += found.nearTies
 		t.routing.Pinned += pinned(ours, row, k)
@@ -189,6 +192,7 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 	default:
 		c.Verdict = report.Pass
 	}
+	return rows
 }
 
 // biasPins says how far the golden's choices pin the bias of each expert: an expert that was

@@ -18,9 +18,10 @@ type run struct {
 	in             *model.Input // of the pack
 	rows           *model.Input // in, without its mask if rows of padding are compared, too
 	m              *model.DeepseekForCausalLM
-	src            weights.Source // of m's weights
-	set            *weights.Set   // the same under the names of the table
-	scope          *scope         // parts of the model that are run, and stages that are compared
+	src            weights.Source   // of m's weights
+	set            *weights.Set     // the same under the names of the table
+	how            *pack.Arithmetic // of an engine, as it is reproduced
+	scope          *scope           // parts of the model that are run, and stages that are compared
 	o              *Options
 	rounded        bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
 	contradictions []string         // see beside
@@ -125,8 +126,11 @@ func (t *run) ran() []int {
 	return layers
 }
 
-// onPurpose reports whether the manifest of a partial pack names a stage as absent.
+// onPurpose reports whether the manifest of a partial pack names a stage as absent. An engine's trace may lack any.
 func (t *run) onPurpose(name string) bool {
+	if t.pack.IsTrace() {
+		return true
+	}
 	kind := pack.Parse(name).Kind
 	return t.pack.Manifest.Partial != "" && slices.Contains(t.pack.Manifest.Absent.Stages, kind)
 }

@@ -291,10 +291,31 @@ func (s *scope) settle() error {
 		if wanted[l] {
 			c.Layers = append(c.Layers, l)
 		}
+		if wanted[l] && s.routesOnly(l) {
+			c.Routers = append(c.Routers, l)
+		}
 	}
 	slices.Sort(c.Given)
 	return nil
 }
+
+// routesOnly reports whether the pack is an engine's trace that has of layer l nothing but what its router takes and gives.
+func (s *scope) routesOnly(l int) bool {
+	if !s.pack.IsTrace() || !s.config.IsMoE(l) || !s.pack.Has(pack.StageOf(l, pack.AttentionNorm)) {
+		return false
+	}
+	for name := range s.pack.Manifest.Tensors {
+		at := pack.Parse(name)
+		if at.Layer == l && !slices.Contains([]string{pack.AttentionNorm, pack.GateLogits, pack.TopKIdx, pack.TopKWeight},
+			at.Within) {
+			return false
+		}
+	}
+	return true
+}
+
+// isRouter reports whether of a layer the router alone is run.
+func (s *scope) isRouter(l int) bool { return slices.Contains(s.course.Routers, l) }
 
 // namesAbsent reports whether the manifest names layer l as absent.
 func (s *scope) namesAbsent(l int) bool { return slices.Contains(s.pack.Manifest.Absent.Layers, l) }
@@ -315,6 +336,7 @@ func (s *scope) provideInput(l int, wanted map[int]bool) error {
 	switch {
 	case told && (in.Kind == pack.Seeded || s.picks()):
 		s.course.Given = append(s.course.Given, l)
+	case s.routesOnly(l):
 	case s.restricted() && s.pack.Has(pack.InputStage(l)):
 	case l == 0:
 		s.course.Embedding = true
@@ -334,7 +356,7 @@ func (s *scope) wants(l int) bool {
 	case s.pack.Manifest.Mode == "train":
 		return true // for the loss, and gradients
 	case !s.picks():
-		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l)
+		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l) && (s.present[l] || !s.pack.IsTrace())
 	}
 	for name := range s.pack.Manifest.Tensors {
 		if at := pack.Parse(name); at.Layer == l && !at.IsOwnInput() && s.selectsStage(name) {
@@ -368,7 +390,7 @@ func (s *scope) wantsEnd(names ...string) bool {
 		case s.pack.Has(name) || s.picks():
 			return s.pack.Has(name) && s.selectsStage(name)
 		}
-		return !slices.Contains(s.pack.Manifest.Absent.Stages, name)
+		return !slices.Contains(s.pack.Manifest.Absent.Stages, name) && !s.pack.IsTrace()
 	})
 }
 
@@ -379,7 +401,7 @@ func (s *scope) runs(slot table.Slot) bool {
 	case slot.Layer >= last:
 		return slot.Layer < last+c.Predictions
 	case slot.Layer >= 0:
-		return slices.Contains(c.Layers, slot.Layer)
+		return slices.Contains(c.Layers, slot.Layer) && (!s.isRouter(slot.Layer) || slot.Module() == table.Router)
 	case slot.Row.LookedUp():
 		return c.Embedding || c.Predictions > 0 || c.Head && s.config.TieWordEmbeddings
 	}
@@ -408,7 +430,9 @@ func (s *scope) followsPart(l int) bool {
 
 // compares reports whether a stage of the pack is compared: the user selects it, and it is no given input.
 func (s *scope) compares(name string) bool {
-	if at := pack.Parse(name); at.IsOwnInput() {
+	if at := pack.Parse(name); s.isRouter(at.Layer) && at.Within == pack.AttentionNorm {
+		return false
+	} else if at.IsOwnInput() {
 		in := s.pack.Manifest.LayerInputs[strconv.Itoa(at.Layer)]
 		return in.Kind == pack.Recorded && s.followsPart(at.Layer) && s.selects(name)
 	}
@@ -419,6 +443,9 @@ func (s *scope) compares(name string) bool {
 // the tensor of the pack that it is.
 func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error) {
 	name := pack.InputStage(l)
+	if s.isRouter(l) {
+		name = pack.StageOf(l, pack.AttentionNorm)
+	}
 	if l < s.config.NumHiddenLayers && s.pack.Has(pack.OwnInput(l)) {
 		name = pack.OwnInput(l)
 	}
@@ -434,13 +461,16 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	if !bounds.AllFinite(values) {
 		return nil, name, s.pack.Fault(text.Quote(name), "not finite, and a layer begins with it")
 	}
+	if s.isRouter(l) {
+		return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, nil
+	}
 	return s.asInput(shape, values), name, nil
 }
 
 // inputShape is the shape of a stage that a layer begins with: in a model with streams, all stages but the embedding
 // have hc_mult rows for each token.
 func (s *scope) inputShape(name string, batch, seq int) []int {
-	if hc := s.config.HCMult; hc > 0 && name != pack.Embedded {
+	if hc := s.config.HCMult; hc > 0 && name != pack.Embedded && pack.Parse(name).Within != pack.AttentionNorm {
 		return []int{batch, seq, hc, s.config.HiddenSize}
 	}
 	return []int{batch, seq, s.config.HiddenSize}

@@ -83,7 +83,7 @@ func stagesRun(t *testing.T, fixture string, layer int, stages, lacks []string) 
 	tr := newTracer(newRun(s, c.Config, m, c, in, o))
 	analysis := tr.analysis(tr.options(), nil)
 	defer analysis.Close()
-	net := tr.local(in, tr.options(), analysis, analysis)
+	net := tr.local(in, tr.options(), analysis)
 	shown := &shownStages{Trace: net.Trace, layer: layer}
 	net.Trace = shown
 	_, err = net.Run(context.Background(), newCourse(tr, bounds.Exact))

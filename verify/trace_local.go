@@ -25,10 +25,9 @@ type localTrace struct {
 	lastDistances *bounds.Distances // of the last stage that was compared
 }
 
-// local is the model over what computes, an analysis or one with a mistake around it,
-// watched by t.
-func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, computes bounds.Arithmetic) *network {
-	watched := newAttribution(computes, t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
+// local is the model over an analysis, with an engine's arithmetic around it, watched by t.
+func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis) *network {
+	watched := newAttribution(t.arithmetic(a), t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys, Given: t.given,
 		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }
@@ -211,7 +210,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees),
 		d.Beyond
 	c.Sigma = report.JSONFloat(d.At.Sigma)
-	c.Blind = d.SaysNothing(x.DType, rounded)
+	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
 		return max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))

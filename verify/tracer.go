@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strconv"
@@ -18,7 +19,7 @@ import (
 // newRun returns a run that compares all stages of the pack that the scope selects.
 func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
 	o *Options) *run {
-	r := &run{pack: s.pack, in: in, rows: comparedRows(m.Config, in), m: m, src: src, set: weights.New(m.Config, src),
+	r := &run{pack: s.pack, how: cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}), in: in, rows: comparedRows(m.Config, in), m: m, src: src, set: weights.New(m.Config, src),
 		scope: s, o: o,
 		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	for name, e := range s.pack.Manifest.Tensors {
@@ -63,6 +64,8 @@ func (t *tracer) golden(name string) (bool, error) {
 	case t.pack.Has(name):
 		t.seen[name] = true
 		return true, nil
+	case s.Within != pack.OwnInputKind && t.pack.IsTrace() && t.scope.selects(name): // it may lack any
+		t.lacked[s.Kind] = true
 	case s.Within == pack.OwnInputKind, pack.Inner[s.Kind] && !t.kinds[s.Kind], !t.scope.selects(name):
 	case t.kinds[s.Kind] && (s.Layer < 0 || t.scope.present[s.Layer]):
 		of := "layer"
@@ -121,7 +124,7 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 		return value(x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions,
-		Given: c.Given, Start: begin}
+		Given: c.Given, Routers: c.Routers, Start: begin}
 }
 
 // noteZeros notes a golden tensor whose compared rows are all zero. A routed expert may give

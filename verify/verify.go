@@ -75,7 +75,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	}
 	verdict := found.report()
 	if verdict.Verdict == report.Fail {
-		found, verdict, err = found.withRoundings(ctx, verdict)
+		if found, verdict, err = found.withRoundings(ctx, verdict); err == nil {
+			found, verdict, err = found.observe(ctx, verdict)
+		}
 	}
 	if err == nil && !o.Undiagnosed {
 		err = found.diagnose(ctx, verdict)
@@ -98,7 +100,7 @@ func Reads(c *config.Config, golden *pack.Pack, o Options) (func(*weights.Weight
 // scopeOf checks the options and the pack, and settles what is run.
 func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	o.Mode = cmp.Or(o.Mode, report.Local)
-	if err := cmp.Or(o.check(), golden.CheckFamily(c)); err != nil {
+	if err := cmp.Or(o.check(), golden.CheckFamily(c), golden.Spell(c), checkEngine(golden, o)); err != nil {
 		return nil, err
 	}
 	c, err := golden.Config(c, o.Reference)
@@ -193,7 +195,7 @@ func (t *tracer) trace(ctx context.Context) error {
 	o := t.options()
 	analysis := t.analysis(o, t.rounded)
 	defer analysis.Close()
-	net := t.local(t.in, o, analysis, analysis)
+	net := t.local(t.in, o, analysis)
 	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
 	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
 	if err != nil || !o.Training || !t.comparesTraining() {

@@ -10,6 +10,7 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/inspect/header"
 	"dsmoe/model/count"
+	"dsmoe/text"
 )
 
 func archInspection() *inspection {
@@ -33,6 +34,7 @@ dsmoe help memory  the formulas`,
 			cli.DocumentOf[*header.Comparison]("dsmoe.inspect.arch.compare/1"),
 		},
 		args: compare.args,
+		pipe: text.AsTable,
 		plot: "bars of parameters, and of those that a token uses; --compare: of the choices",
 		flags: func(q *query) {
 			cli.NumberFlag(q.Flags(), &seq, "seq", "",

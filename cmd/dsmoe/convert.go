@@ -29,6 +29,7 @@ type convertFlags struct {
 	check     bool
 	discard   bool
 	part      *cli.PartFlags
+	files     cli.Files
 }
 
 // convertDocuments are the JSON documents of dsmoe convert.
@@ -50,7 +51,7 @@ func newConvert() *cobra.Command {
 SRC, or absent; the same command continues a run. See dsmoe help conversions and
 checkpoints`,
 		Example: `  dsmoe demo
-  dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0
+  dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0 --no-vocab
   dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused`,
 		Args: f.args,
 		Annotations: cli.Exits("the output is complete, or --check found it unchanged",
@@ -59,7 +60,7 @@ checkpoints`,
 	cmd.ValidArgsFunction = cli.CompleteArguments("convert SRC FILE") // DST may be a file
 	cli.JSONFlag(cmd)
 	f.register(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) }
+	cmd.RunE = f.files.Around(f.run)
 	return cmd
 }
 
@@ -108,6 +109,8 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "update", "check", "discard")
 	cli.InGroup(flags, cli.Parts, "finish")
 	cli.InGroup(flags, cli.Resources, "max-memory")
+	f.files.Flag(cmd, attestFlag, "json",
+		"with --check: write an in-toto statement of the output to `FILE`, to be signed")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("update", other)
 	}
@@ -118,7 +121,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 		}
 	}
 	flags.VisitAll(func(flag *pflag.Flag) { // the others say how to convert
-		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) {
+		if !slices.Contains([]string{"check", attestFlag, "json", "max-memory"}, flag.Name) {
 			cmd.MarkFlagsMutuallyExclusive("check", flag.Name)
 		}
 		if !slices.Contains([]string{"discard", "dry-run", "json", "check"}, flag.Name) {
@@ -153,6 +156,8 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 		return f.runCheck(cmd, args[0], &b)
 	case f.discard:
 		return f.runDiscard(cmd, args[0])
+	case cmd.Flags().Changed(attestFlag):
+		return cli.Misuse(cmd, "--attest is of --check: convert first, then check and attest the output")
 	}
 	f.DType, f.Mixture, f.PowersOfTwo = f.dtype.DType, f.dtype.Mixture, f.scales == "ue8m0"
 	if f.Prune, err = f.prune.read(cmd); err != nil {
@@ -205,8 +210,21 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 	return convert.Run(ctx, args[1], src, f.Options)
 }
 
+// attestFlag names the file of a statement.
+const attestFlag = "attest"
+
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) error {
-	r, err := convert.Check(cmd.Context(), dir, f.Settings)
+	var r *convert.CheckReport
+	var s *convert.Statement
+	var err error
+	if cmd.Flags().Changed(attestFlag) {
+		r, s, err = convert.Attest(cmd.Context(), dir, f.Settings)
+	} else {
+		r, err = convert.Check(cmd.Context(), dir, f.Settings)
+	}
+	if err == nil && s != nil {
+		err = f.files.Write(attestFlag, s.WriteJSON)
+	}
 	if err != nil {
 		return err
 	}

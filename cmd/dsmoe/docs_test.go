@@ -123,10 +123,27 @@ func (b block) run(t *testing.T, dir string) {
 			out, err := paste(dir, step[1])
 			assert.NoError(t, err, "%s\n%s", step[1], out)
 		}
+	case "go":
+		assert.True(t, slices.ContainsFunc(exampleFiles(t), func(code string) bool { return strings.Contains(code, flush(b.text)) }),
+			"not a part of an example_test.go:\n%s", b.text)
 	default:
 		assert.NotEmpty(t, b.lang, b.text)
 	}
 }
+
+// exampleFiles are the files of tested examples, without indentation.
+func exampleFiles(t *testing.T) (all []string) {
+	t.Helper()
+	for _, path := range []string{"model/example_test.go", "inspect/example_test.go"} {
+		code, err := os.ReadFile(filepath.Join(repository, path))
+		require.NoError(t, err)
+		all = append(all, flush(string(code)))
+	}
+	return all
+}
+
+// flush is code without the tabs before its lines.
+func flush(code string) string { return regexp.MustCompile(`(?m)^\t+`).ReplaceAllString(code, "") }
 
 // transcript is a command after "$ ", which goes on after a "\" at the end of a line, and the lines
 // that it prints. "…" stands for any lines.
@@ -272,7 +289,7 @@ func TestFlagsExist(t *testing.T) {
 	recorder, err := os.ReadFile(filepath.Join(repository, "scripts", "golden.py"))
 	require.NoError(t, err)
 	for _, p := range documents(t) {
-		for _, line := range regexp.MustCompile("pip install .*").FindAllString(p.text, -1) {
+		for _, line := range regexp.MustCompile("pip install .*==.*").FindAllString(p.text, -1) {
 			assert.Contains(t, string(recorder), line, p.path)
 		}
 		for _, span := range regexp.MustCompile("`(?:[a-z ]+ )?(--[a-z0-9-]+)").FindAllStringSubmatch(p.prose, -1) {

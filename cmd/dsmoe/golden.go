@@ -1,16 +1,24 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/scripts"
+	"dsmoe/text"
+	"dsmoe/text/problem"
+	"dsmoe/verify/pack"
 )
 
 func newGoldenScript() *cobra.Command {
@@ -49,44 +57,108 @@ dsmoe help packs  what a pack holds, and what it proves`,
 		Annotations: cli.Exits("PACK is written, complete", ""),
 	}
 	python := cmd.Flags().String("python", "python3", "`path` of the Python that runs golden.py")
-	recorder := recorderFlags()
-	cmd.Flags().AddFlagSet(recorder)
-	cli.InGroup(recorder, cli.Tokens, "random", "tokens", "text", "seed", "mask")
-	cli.InGroup(recorder, cli.Selection, "layers", "stages", "no-probes", "mtp", "train")
-	cli.InGroup(recorder, cli.Numbers, "dtype", "cast", "attn", "threads", "repeat", "override")
-	cmd.MarkFlagsOneRequired("random", "tokens", "text")
+	r := newRecorderFlags()
+	cmd.Flags().AddFlagSet(r.flags)
+	cli.InGroup(r.flags, cli.Tokens, "random", "tokens", "text", "seed", "mask")
+	cli.InGroup(r.flags, cli.Selection, "layers", "stages", "no-probes", "mtp", "train")
+	cli.InGroup(r.flags, cli.Numbers, "dtype", "cast", "attn", "threads", "repeat", "override")
+	cmd.RegisterFlagCompletionFunc("stages", cli.CompleteList(bareStages()...))
 	cmd.MarkFlagsMutuallyExclusive("random", "tokens", "text")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return runRecorder(cmd, *python, append(flagWords(recorder), append([]string{"--"}, args...)...))
+		if err := r.check(cmd, args[0], args[1]); err != nil {
+			return err
+		}
+		return runRecorder(cmd, *python, append(flagWords(r.flags), append([]string{"--"}, args...)...))
 	}
 	return cmd
 }
 
-// recorderFlags are the flags of golden.py, which checks their values.
-func recorderFlags() *pflag.FlagSet {
+// recorderFlags are the flags of golden.py, whose values are checked before Python starts. golden.py checks which of
+// them go together, and patterns of stages.
+type recorderFlags struct {
+	flags                        *pflag.FlagSet
+	random                       tokenBatch
+	tokens                       *string
+	texts, overrides             *[]string
+	stages                       *string
+	seed                         uint64
+	threads                      int
+	layers                       text.Spans
+	reference, dtype, device, by string
+}
+
+// bareStages are the words of --stages that are not patterns of names with dots.
+func bareStages() []string { return []string{"standard", "inner", "grad", "all", "output", "loss"} }
+
+func newRecorderFlags() *recorderFlags {
 	f := pflag.NewFlagSet("golden.py", pflag.ContinueOnError)
-	f.String("random", "", "`BxT`: B sequences of T tokens drawn from the whole vocabulary")
-	f.String("tokens", "", "JSON or safetensors `file` with input_ids, and attention_mask if any")
-	f.StringArray("text", nil, "`string` for the checkpoint's tokenizer; again for more sequences")
-	f.String("seed", "0", "`number` that --random and seeded inputs of layers follow from")
+	r := &recorderFlags{flags: f, threads: 1, dtype: "float32", device: "cpu", by: "eager"}
+	f.Var(batchFlag(&r.random), "random", "`BxT`: B sequences of T tokens drawn from the whole vocabulary")
+	r.tokens = f.String("tokens", "", "JSON or safetensors `file` with input_ids, and attention_mask if any")
+	r.texts = f.StringArray("text", nil, "`string` for the checkpoint's tokenizer; again for more sequences")
+	cli.NumberFlag(f, &r.seed, "seed", "", "`number` that --random and seeded inputs of layers follow from")
 	f.Bool("mask", false, "with --random: all sequences but the first begin with padding")
-	f.String("reference", "", "`kind`: remote or native (default native where transformers has the class)")
+	f.Var(cli.WordFlag(&r.reference, "remote", "native"), "reference",
+		"`kind`: remote or native (default native where transformers has the class)")
 	f.Bool("trust-remote-code", false, "allow Python code of the checkpoint to run")
 	f.String("code", "", "`directory` with the files of auto_map (default CHECKPOINT)")
-	f.String("dtype", "float32", "compute `dtype`: float32, bfloat16 or float16")
-	f.String("device", "cpu", "`device` of the reference: cpu or cuda")
-	f.String("attn", "eager", "`kind` of attention: eager or sdpa")
+	f.Var(cli.WordFlag(&r.dtype, "float32", "bfloat16", "float16"), "dtype",
+		"compute `dtype`: float32, bfloat16 or float16; bf16, fp16, half, … will do")
+	f.Var(cli.WordFlag(&r.device, "cpu", "cuda"), "device", "`device` of the reference: cpu or cuda")
+	f.Var(cli.WordFlag(&r.by, "eager", "sdpa"), "attn", "`kind` of attention: eager or sdpa")
 	f.Bool("cast", false, "load in float32, then cast with model.to(dtype); otherwise from_pretrained(dtype) loads")
-	f.String("layers", "", "record only these `layers`: 0,3-5,60")
-	f.String("stages", "standard,grad", "`list` of standard, inner, grad, all, or patterns of stages")
+	f.Var(cli.SpansFlag(&r.layers, "layers"), "layers", "record only these `layers`: 0,3-5,60")
+	r.stages = f.String("stages", "standard,grad", "`list` of standard, inner, grad, all, or patterns of stages")
 	f.Bool("no-probes", false, "do not run the experts that no token chose")
 	f.Bool("mtp", false, "record the multi-token prediction layers (native V3)")
 	f.Bool("train", false, "training mode: losses and gradients (first DeepSeekMoE)")
-	f.StringArray("override", nil, "`KEY=JSON`: run with another value in config.json; may be repeated")
-	f.String("threads", "1", "`number` of torch's threads")
+	r.overrides = f.StringArray("override", nil, "`KEY=JSON`: run with another value in config.json; may be repeated")
+	cli.NumberFlag(f, &r.threads, "threads", "", "`number` of torch's threads")
 	f.Bool("repeat", false, "run each layer again in another way and note the differences")
 	f.Bool("untried-versions", false, "accept versions of torch and transformers that were not tried")
-	return f
+	return r
+}
+
+// check refuses what golden.py would refuse after Python has loaded torch: missing tokens, files that are not
+// there, values that are not of their kind.
+func (r *recorderFlags) check(cmd *cobra.Command, path, to string) error {
+	switch _, taken := os.Lstat(to); {
+	case r.random == tokenBatch{} && *r.tokens == "" && len(*r.texts) == 0:
+		return cli.WithHint(errors.New("golden: no tokens: give --random 2x17, --text STRING or --tokens FILE"),
+			"--random 2x17 draws 2 sequences of 17 tokens; a dozen tokens are enough")
+	case r.threads < 1:
+		return cli.Misuse(cmd, "--threads: at least 1")
+	case checkpoint.IsRemote(path):
+		return problem.New(path, "golden.py reads a directory on this disk", "hf download fetches a model of the hub")
+	case taken == nil:
+		return problem.New(to, "exists already", "remove it, or give PACK another name")
+	}
+	for _, word := range strings.Split(*r.stages, ",") {
+		if !strings.ContainsAny(word, ".*?[") && !slices.Contains(bareStages(), word) {
+			return cli.Misuse(cmd, fmt.Sprintf("--stages %s: not one of %s, nor a pattern such as 'self_attn.*'",
+				text.Quote(word), strings.Join(bareStages(), ", ")))
+		}
+	}
+	for _, o := range *r.overrides {
+		if key, value, ok := strings.Cut(o, "="); !ok || key == "" || !json.Valid([]byte(value)) {
+			return cli.Misuse(cmd, fmt.Sprintf("--override %s: not KEY=JSON, such as norm_topk_prob=false", text.Quote(o)))
+		}
+	}
+	if *r.tokens != "" {
+		if _, err := pack.ReadTokens(*r.tokens); err != nil {
+			return err
+		}
+	}
+	if config := filepath.Join(path, checkpoint.ConfigName); !isFile(config) {
+		return problem.New(config, "no such file", "golden.py reads a directory with config.json and the weights")
+	}
+	return nil
+}
+
+// isFile reports whether there is a regular file at path.
+func isFile(path string) bool {
+	stat, err := os.Stat(path)
+	return err == nil && stat.Mode().IsRegular()
 }
 
 // flagWords are the words of a command line that set the flags that were given.

@@ -23,13 +23,19 @@ func TestRecorderFlags(t *testing.T) {
 		declared[m[1]] = m[2]
 	}
 	require.Equal(t, strings.Count(string(scripts.Recorder), `.add_argument("--`), len(declared))
-	recorderFlags().VisitAll(func(f *pflag.Flag) {
+	newRecorderFlags().flags.VisitAll(func(f *pflag.Flag) {
 		definition, known := declared[f.Name]
 		assert.True(t, known, f.Name)
 		assert.Equal(t, f.Value.Type() == "bool", strings.Contains(definition, "store_true"), f.Name)
 		assert.Equal(t, f.Value.Type() == "stringArray", strings.Contains(definition, `action="append"`), f.Name)
 		if value := regexp.MustCompile(`default=("[^"]*"|[^,]+)`).FindStringSubmatch(definition); value != nil {
 			assert.Equal(t, strings.Trim(value[1], `"`), f.DefValue, f.Name)
+		}
+		if words := regexp.MustCompile(`choices=\[([^]]*)\]`).FindStringSubmatch(definition); words != nil {
+			for _, word := range regexp.MustCompile(`\w+`).FindAllString(words[1], -1) {
+				assert.NoError(t, f.Value.Set(word), f.Name)
+				assert.Equal(t, word, f.Value.String())
+			}
 		}
 		delete(declared, f.Name)
 	})

@@ -43,7 +43,7 @@ type query struct {
 	selection inspect.Selection
 	failOn    inspect.Level
 	parts     *cli.PartFlags // nil without --part
-	files     cli.Files      // beside a drawing
+	files     cli.Files      // beside stdout
 	by        inspect.Grouping
 }
 
@@ -75,7 +75,7 @@ func (i *inspection) command() *cobra.Command {
 		q.Flags().Var(cli.WordFlag(&q.by, i.by...), "by", i.byUsage)
 	}
 	if i.plot != "" {
-		out.AddPlot(q.Command, i.plot)
+		out.AddPlot(q.Command, &q.files, i.plot)
 	}
 	if i.failOn {
 		q.Annotations = cli.Exits("no finding is an error (see --fail-on)", "there are errors")
@@ -91,7 +91,7 @@ func (i *inspection) command() *cobra.Command {
 		q.parts = cli.AddPart(q.Command, "one of N parts of the weights")
 		merge = addMerge(q.Command, append(i.merge.printing, cli.PlotFlag, "fail-on")...)
 	}
-	q.RunE = q.files.Around(out.Drawing(func(cmd *cobra.Command, args []string) error {
+	q.RunE = q.files.Around(func(cmd *cobra.Command, args []string) error {
 		q.path = strings.Join(args[:min(1, len(args))], "")
 		var r cli.Result
 		var err error
@@ -115,7 +115,7 @@ func (i *inspection) command() *cobra.Command {
 			return cli.ErrNo
 		}
 		return nil
-	}))
+	})
 	return q.Command
 }
 

@@ -134,7 +134,7 @@ ones.`,
 	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
 		addCache(cmd)
 	}
-	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(),
+	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(), newTraceScript(),
 		newDemo(), newVersion(), newMan())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())

@@ -8,35 +8,47 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/inspect/header"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
 
 func memInspection() *inspection {
-	var contexts, batches *[]int
+	var contexts []int
+	batches := []int{1}
 	var dtype cli.WeightType
+	var fit int64
 	return &inspection{
 		use:   "mem {CONFIG|CHECKPOINT}",
 		short: "Work out the memory that a model takes",
 		long: `Prints the bytes of the weights, the KV cache and the activations for each
 --context with each --batch. The weights are those of the CHECKPOINT's files, or
 of a CONFIG in torch_dtype and as its quantization_config says. --type gives
-them as convert would write them, by the same plan. No weight is read.
+them as convert would write them, by the same plan. --fit lists the types of
+GGUF files with which all of it fits into a memory, each with the longest
+context. No weight is read.
 
 dsmoe help memory  the formulas`,
 		example: `  dsmoe demo
-  dsmoe inspect mem dsmoe-demo/checkpoint --type q8_0
+  dsmoe inspect mem dsmoe-demo/checkpoint --fit 16GiB
   dsmoe inspect mem --context 4096,32768 --plot mem.svg dsmoe-demo/checkpoint`,
-		documents: cli.Documents{cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1")},
-		expects:   "CONFIG or CHECKPOINT",
-		pipe:      text.TSV,
-		plot:      "bars of what each context and batch takes",
+		no: "with --fit: no type fits",
+		documents: cli.Documents{
+			cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1"),
+			cli.DocumentOf[*header.FitReport]("dsmoe.inspect.mem.fit/1"),
+		},
+		expects: "CONFIG or CHECKPOINT",
+		pipe:    text.TSV,
+		plot:    "bars of what each context and batch takes",
 		flags: func(q *query) {
-			contexts = q.Flags().IntSlice("context", nil,
+			cli.NumbersFlag(q.Flags(), &contexts, "context",
 				"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
-			batches = q.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
+			cli.NumbersFlag(q.Flags(), &batches, "batch", "`sequences` at once: 1,8")
 			q.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
+			q.Flags().Var(cli.SizeFlag(&fit), "fit", "list the types of GGUF files that fit into a `size` of memory: 16GiB")
+			q.MarkFlagsMutuallyExclusive("fit", "type")
+			q.MarkFlagsMutuallyExclusive("fit", cli.PlotFlag)
 		},
 		run: func(q *query) (cli.Result, error) {
 			src, imagined, err := checkpointOrConfig(q.path)
@@ -44,14 +56,17 @@ dsmoe help memory  the formulas`,
 				return nil, err
 			}
 			defer src.Close()
-			if len(*contexts) == 0 {
-				*contexts = []int{src.Config.MaxPositionEmbeddings}
+			if fit > 0 {
+				return fitting(q, src, fit, contexts, batches)
+			}
+			if len(contexts) == 0 {
+				contexts = []int{src.Config.MaxPositionEmbeddings}
 			}
 			w, err := weightsOf(src, imagined, dtype)
 			if err != nil {
 				return nil, err
 			}
-			r, err := header.MemoryOf(src.Path, src.Config, w, *contexts, *batches)
+			r, err := header.MemoryOf(src.Path, src.Config, w, contexts, batches)
 			if err != nil {
 				return nil, cli.Misuse(q.Command, err.Error())
 			}
@@ -60,11 +75,53 @@ dsmoe help memory  the formulas`,
 	}
 }
 
+// fitting works out which of the types of GGUF files that convert writes of src fit into so many bytes of memory.
+func fitting(q *query, src *checkpoint.Checkpoint, memory int64, contexts, batches []int) (cli.Result, error) {
+	if len(contexts) > 1 || len(batches) != 1 {
+		return nil, cli.Misuse(q.Command, "--fit takes one --context and one --batch")
+	}
+	b := cli.Bar{To: q.ErrOrStderr(), Counts: true}
+	defer b.Remove()
+	names := append(checkpoint.Mixtures(), "bf16")
+	types := map[string]header.Weights{}
+	var refused error
+	for i, name := range names {
+		to := cli.WeightType{Mixture: name}
+		if name == "bf16" {
+			to = cli.WeightType{DType: tensor.BF16}
+		}
+		if w, err := convertedWeights(src, to, ggufFormat); err == nil {
+			types[name] = w
+		} else if refused == nil {
+			refused = err
+		}
+		b.Set("planning", int64(i+1), int64(len(names)))
+	}
+	if len(types) == 0 {
+		return nil, refused
+	}
+	context := 0
+	if len(contexts) > 0 {
+		context = contexts[0]
+	}
+	r, err := header.FitOf(src.Path, src.Config, types, memory, context, batches[0])
+	if err != nil {
+		return nil, cli.Misuse(q.Command, err.Error())
+	}
+	return r, nil
+}
+
+// ggufFormat is the format that has mixtures of types.
+const ggufFormat = "gguf"
+
 // weightsOf returns what the weights of src take as they are stored, or as convert writes them.
 func weightsOf(src *checkpoint.Checkpoint, imagined bool, to cli.WeightType) (header.Weights, error) {
 	switch {
 	case to != (cli.WeightType{}):
-		return convertedWeights(src, to)
+		if to.Mixture != "" {
+			return convertedWeights(src, to, ggufFormat)
+		}
+		return convertedWeights(src, to, "")
 	case imagined:
 		return header.Weights{}, nil
 	}
@@ -98,14 +155,12 @@ func moduleOf(src *checkpoint.Checkpoint, w *weights.Weight) table.Module {
 	return table.FamilyOf(src.Config).Place(w.Owner()).Module()
 }
 
-// convertedWeights returns what convert --type would write.
-func convertedWeights(src *checkpoint.Checkpoint, to cli.WeightType) (header.Weights, error) {
+// convertedWeights returns what convert --to and --type would write.
+func convertedWeights(src *checkpoint.Checkpoint, to cli.WeightType, format string) (header.Weights, error) {
 	w := header.Weights{From: "convert --type " + to.String()}
-	o := plan.Options{DType: to.DType, Mixture: to.Mixture}
-	if to.Mixture != "" {
-		o.Format = "gguf" // the format that has mixtures
-	}
+	o := plan.Options{DType: to.DType, Mixture: to.Mixture, Format: format}
 	src.Alone = true // tokenizers and other files beside the weights are not read
+	o.NoVocab = format == ggufFormat && !src.ConfigInside()
 	p, err := plan.Conversion(src, o)
 	var refused *problem.Error
 	if errors.As(err, &refused) {

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,13 +34,13 @@ func routingInspection() *inspection {
 		long: `Counts which routed experts the gates chose, and prints a row for each layer, or
 with --by for each expert or each pair of experts that share a token. The
 choices come from a golden pack, or from our own forward pass on --tokens or
---random ids; of several sets of tokens the loads are compared. The numbers hold
-for these tokens only.
+--random ids; of several sets of tokens the loads are compared. --choices writes
+the experts of every token. The numbers hold for these tokens only.
 
 dsmoe help routing  the measures, where choices come from, memory`,
 		example: `  dsmoe demo
   dsmoe inspect routing dsmoe-demo/golden --config dsmoe-demo/checkpoint
-  dsmoe inspect routing dsmoe-demo/checkpoint --random 4x128 --by expert`,
+  dsmoe inspect routing dsmoe-demo/checkpoint --random 4x128 --choices c.jsonl`,
 		documents: cli.Documents{
 			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
 			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
@@ -58,18 +61,51 @@ dsmoe help routing  the measures, where choices come from, memory`,
 			flags.Var(cli.WordFlag(&o.reference, config.Remote, config.Native), "reference",
 				"`whose` rules a forward pass follows: remote or native code's (default "+
 					"remote for the first DeepSeekMoE and where auto_map names code, else native)")
+			q.files.Flag(q.Command, choicesFlag, "jsonl",
+				"write the experts that each token got, too, as lines of JSON, into a `file`")
 			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 			cli.InGroup(flags, cli.Tokens, "tokens", "random", "seed")
 			cli.InGroup(flags, cli.Selection, "layers", "experts")
 		},
 		run: func(q *query) (cli.Result, error) {
-			if o.by = q.by; len(sets) > 1 {
-				return o.compare(q.Command, q.path, sets)
+			o.by = q.by
+			var r cli.Result
+			run := func(w io.Writer) (err error) {
+				if o.choices = w; len(sets) > 1 {
+					r, err = o.compare(q.Command, q.path, sets)
+					return err
+				}
+				o.set, o.tokens = oneSet(sets)
+				r, err = o.route(q.Command, q.path)
+				return err
 			}
-			o.tokens = strings.Join(sets, "")
-			return o.route(q.Command, q.path)
+			if !q.Flags().Changed(choicesFlag) {
+				err := run(nil)
+				return r, err
+			}
+			var failed error
+			err := q.files.Write(choicesFlag, func(w io.Writer) error {
+				failed = run(w)
+				return failed
+			})
+			return r, cmp.Or(failed, err)
 		},
 	}
+}
+
+// choicesFlag names the file of all choices.
+const choicesFlag = "choices"
+
+// oneSet is the name and the file of the only set of tokens, FILE or NAME=FILE; none without a set.
+func oneSet(sets []string) (name, file string) {
+	if len(sets) == 0 {
+		return "", ""
+	}
+	name, file, named := strings.Cut(sets[0], "=")
+	if _, err := os.Stat(sets[0]); err == nil || !named || name == "" || file == "" {
+		return "", sets[0]
+	}
+	return name, file
 }
 
 // routingFlags are the flags of the command.
@@ -80,10 +116,16 @@ type routingFlags struct {
 	tokens, config  string
 	random          tokenBatch
 	seed            uint64
+	set             string    // name of the tokens, for choices
+	choices         io.Writer // of --choices; nil without it
 }
 
 func (o *routingFlags) options() routing.Options {
-	return routing.Options{Layers: o.layers, Experts: o.experts, By: o.by}
+	r := routing.Options{Layers: o.layers, Experts: o.experts, By: o.by}
+	if o.choices != nil {
+		r.Choices = routing.ChoicesTo(o.choices, o.set)
+	}
+	return r
 }
 
 // route finds out what path is, and counts.
@@ -127,17 +169,17 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 		}
 		names, sets[i] = append(names, text.Word(name)), file
 	}
-	options := o.options()
-	options.Blocks = true
-	for _, file := range sets {
-		o.tokens = file
+	for i, file := range sets {
+		o.set, o.tokens = names[i], file
+		options := o.options()
+		options.Blocks = true
 		r, err := o.forward(cmd, path, options)
 		if err != nil {
 			return nil, err
 		}
 		reports = append(reports, r)
 	}
-	return routing.Compare(names, reports, options), nil
+	return routing.Compare(names, reports, o.options()), nil
 }
 
 // forward routes the tokens of the flags by the checkpoint at path.

@@ -37,7 +37,9 @@ layers, --merge joins the JSON reports.
 
 dsmoe help verdicts  what PASS covers, how limits are derived, parts and
                      gradients
-dsmoe help packs     what a golden pack is, and which settings it records`,
+dsmoe help packs     what a golden pack is, and which settings it records
+dsmoe help traces    what an engine computed, as a pack; two traces of the same
+                     tokens`,
 		Example: `  dsmoe demo
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --html page.html
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --layers 2 --quiet`,
@@ -62,6 +64,8 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
+	cmd.Flags().StringVar(&o.against, "against", "", "another trace `TRACE` of the same tokens, such as a rollout's beside a "+
+		"trainer's: verify it, too, and compare choices of experts")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
 	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
 	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
@@ -86,9 +90,12 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		if o.part = p; p.Of > 0 && (len(o.layers)+len(o.stages) > 0 || o.hash) {
 			return cli.Misuse(cmd, "--part selects layers by itself, and reads no files whole: not with --layers, --stages or --hash")
 		}
+		if o.against != "" && (p.Of > 0 || o.mode != report.Local) {
+			return cli.Misuse(cmd, "--against compares whole traces, in local mode: not with --part or --mode")
+		}
 		return finishVerify(cmd, &files, func() (*verified, error) {
 			start := time.Now()
-			r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
+			r, err := o.verifyBoth(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 			r.Version, r.Duration = version(), time.Since(start).Seconds()
 			return r, err
 		})
@@ -150,6 +157,7 @@ type verifyOptions struct {
 	layers             text.Spans
 	stages             []string
 	failFast, hash     bool
+	against            string // another trace
 	part               cli.Part
 }
 
@@ -175,13 +183,28 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 	return options
 }
 
-// verify returns the report or, with the error, what was to be verified.
-func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
+// verifyBoth is verify, with the other trace if there is one.
+func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
+	p, unopened := pack.Open(golden)
+	r, err := o.verify(ctx, path, golden, p, unopened, stderr)
+	if err != nil || o.against == "" {
+		return r, err
+	}
+	other, unopened := pack.Open(o.against)
+	its, err := o.verify(ctx, path, o.against, other, unopened, stderr)
+	if err == nil {
+		r.Against, err = verify.Against(p, other, r.Report, its.Report)
+	}
+	return r, err
+}
+
+// verify returns the report or, with the error, what was to be verified. The pack may be nil: unopened says why.
+func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack.Pack, unopened error,
+	stderr io.Writer) (*verified, error) {
 	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	if err := exchanged(path); err != nil {
 		return r, err
 	}
-	p, unopened := pack.Open(golden)
 	c, err := checkpoint.OpenPart(path, o.needOf(p))
 	if err != nil {
 		return r, err

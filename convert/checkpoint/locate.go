@@ -84,7 +84,8 @@ func refuseFile(path, name string) error {
 		return problem.New(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
 	}
 	if name == ConfigName {
-		return problem.New(path, "is a config, not a checkpoint", "give the directory that it is in")
+		return problem.New(path, "is a config, not a checkpoint",
+			"give the directory that it is in; inspect arch, mem and report take a config alone")
 	}
 	return problem.New(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
 }

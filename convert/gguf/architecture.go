@@ -158,7 +158,8 @@ func unheld(c *config.Config) string {
 func (a *architecture) lacks(c *config.Config) (lacking []string) {
 	hashes := slices.ContainsFunc(c.MoELayers(), c.Hashes)
 	for part, is := range map[string]bool{latent: c.LatentAttention(), indexers: c.HasIndexer(), windows: c.Windowed(),
-		sliding: c.HasWindows() && !c.Windowed(), streams: c.HCMult > 0, tokenTable: hashes, normBehind: c.Rules().NormsExperts} {
+		sliding: c.HasWindows() && !c.Windowed(), streams: c.HCMult > 0, tokenTable: hashes,
+		normBehind: c.Rules().NormsExperts} {
 		if is && !slices.Contains(a.parts, part) {
 			lacking = append(lacking, part)
 		}

@@ -211,13 +211,21 @@ func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
 	}
 }
 
-// fits compares a shape with that which the keys say.
+// fits compares a shape with that which the keys say. Files that llama.cpp itself wrote lack outermost dimensions of 1.
 func (a *assembler) fits(info tensor.Info, file int, want []int) bool {
-	if !slices.Equal(info.Shape, want) {
+	if !slices.Equal(withoutOnes(info.Shape), withoutOnes(want)) {
 		a.fail(file, info.Name, "shape %v, the keys say %v, outermost first", info.Shape, want)
 		return false
 	}
 	return true
+}
+
+// withoutOnes returns a shape without its outermost dimensions of 1, but the innermost.
+func withoutOnes(shape []int) []int {
+	for len(shape) > 1 && shape[0] == 1 {
+		shape = shape[1:]
+	}
+	return shape
 }
 
 // putTogether inverts the orders of the pieces of a weight: of several, each has its share of

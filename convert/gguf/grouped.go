@@ -1,13 +1,14 @@
 package gguf
 
-// Models with plain attention whose heads have a width of their own: the keys of llama.cpp's architectures for them, and
-// what these cannot say. Glm4MoeModel, Dots1Model, HYV3Model, MiniMaxM2Model, ExaoneMoEModel and Ernie4_5MoeModel of
+// Models with plain attention whose heads have a width of their own: the keys of llama.cpp's architectures for
+// them, and what these cannot say. Glm4MoeModel, Dots1Model, HYV3Model, MiniMaxM2Model, ExaoneMoEModel and Ernie4_5MoeModel of
 // conversion.
 
 import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,8 +133,8 @@ func unsayableGrouped(c *config.Config, a *architecture, refuse func(is bool, re
 		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
 	refuse(c.MoENormMin > leastSum, "moe_norm_min is %v: llama.cpp divides by %v at least", c.MoENormMin, leastSum)
 	if s := c.RopeScaling; s != nil {
-		refuse(s.MScale != 0 || s.MScaleAllDim != 0, "rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp's %s has none",
-			s.MScale, s.MScaleAllDim, a.name)
+		refuse(s.MScale != 0 || s.MScaleAllDim != 0,
+			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp's %s has none", s.MScale, s.MScaleAllDim, a.name)
 	}
 }
 
@@ -154,11 +155,11 @@ func (r *keyReader) grouped(has func(name string) bool) {
 	r.putInt("num_hidden_layers", blocks-predicting)
 	r.headWidth()
 	r.normalises()
-	heads := has("blk.0.attn_q.bias")
+	layers := min(max(blocks-predicting, 0), maxList)
 	switch r.arch {
 	case glm4MoE:
 		r.putInt("num_nextn_predict_layers", predicting)
-		r.put("attention_bias", strconv.FormatBool(heads))
+		r.put("attention_bias", strconv.FormatBool(has("blk.0.attn_q.bias")))
 		r.put("use_qk_norm", strconv.FormatBool(has("blk.0.attn_q_norm.weight")))
 		r.leading("first_k_dense_replace")
 		r.groups()
@@ -167,10 +168,10 @@ func (r *keyReader) grouped(has func(name string) bool) {
 		r.put("sliding_window", "null")
 		r.groups()
 	case hyV3:
-		r.sparse(blocks-predicting, has)
+		r.sparse(layers, has)
 	case exaoneMoE:
 		r.leading("first_k_dense_replace")
-		r.windows(blocks - predicting)
+		r.windows(layers)
 		r.groups()
 	case ernie45MoE:
 		r.leading("moe_layer_start_index")
@@ -197,7 +198,11 @@ func (r *keyReader) headWidth() {
 	case r.arch == minimaxM2:
 		r.putInt("rotary_dim", dims)
 	case partially:
-		r.put("partial_rotary_factor", strconv.FormatFloat(float64(dims)/float64(max(width, 1)), 'g', -1, 64))
+		share := float64(dims) / float64(max(width, 1))
+		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
+			share = math.Nextafter(share, 1)
+		}
+		r.put("partial_rotary_factor", strconv.FormatFloat(share, 'g', -1, 64))
 	}
 }
 
@@ -223,7 +228,7 @@ func (r *keyReader) leading(field string) {
 
 // sparse takes from the tensors which layers have experts, and how many experts all tokens share.
 func (r *keyReader) sparse(layers int, has func(name string) bool) {
-	types := make([]string, min(layers, maxList))
+	types := make([]string, layers)
 	for l := range types {
 		if types[l] = `"dense"`; has(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", l)) {
 			types[l] = `"sparse"`
@@ -233,7 +238,7 @@ func (r *keyReader) sparse(layers int, has func(name string) bool) {
 	width, _ := r.natural("expert_feed_forward_length")
 	shared, ok := r.natural(sharedFF)
 	if ok && (width == 0 || shared%width != 0) {
-		r.fail(r.arch+"."+sharedFF, "%d is no multiple of expert_feed_forward_length %d", shared, width)
+		r.fail(r.arch+"."+sharedFF, "%d is not a multiple of expert_feed_forward_length %d", shared, width)
 	} else if ok {
 		r.putInt("n_shared_experts", shared/width)
 	}
@@ -242,7 +247,7 @@ func (r *keyReader) sparse(layers int, has func(name string) bool) {
 // windows takes which layers have a window: without a list every fourth has none.
 func (r *keyReader) windows(layers int) {
 	v, ok := r.values[r.arch+"."+windowPattern]
-	types := make([]string, min(layers, maxList))
+	types := make([]string, layers)
 	for l := range types {
 		windowed := (l+1)%4 != 0
 		if ok && l < len(v.many) {
@@ -253,7 +258,7 @@ func (r *keyReader) windows(layers int) {
 		}
 	}
 	if ok && (v.kind != array || v.of != boolean || len(v.many) < len(types)) {
-		r.fail(r.arch+"."+windowPattern, "is no list of booleans, one per layer")
+		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
 	}
 	r.put("layer_types", "["+strings.Join(types, ",")+"]")
 }

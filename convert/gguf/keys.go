@@ -56,7 +56,7 @@ const (
 )
 
 // row maps a key, behind the architecture's name and a dot, to a field of config.json with
-// the same value.
+// the same value. A key that follows from several fields has no field here: it is only written.
 type row struct {
 	key   string
 	kind  kind

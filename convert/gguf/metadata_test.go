@@ -18,6 +18,7 @@ func metadataOf(t *testing.T, readme, generation string) (map[string]string, []s
 	if generation != "" {
 		files[samplingName] = generation
 	}
+	files[tokenizerName] = tokenizerJSON(t, coderSplits, map[string]int{"a": 0}, nil)
 	values, notes, err := described(t, files)
 	require.NoError(t, err)
 	got := map[string]string{}
@@ -38,7 +39,7 @@ func metadataOf(t *testing.T, readme, generation string) (map[string]string, []s
 	if got["size_label"] == "0.00K" {
 		delete(got, "size_label")
 	}
-	return got, notes[1:] // the first is that there is no tokenizer
+	return got, notes[1:] // the first is where the vocabulary comes from
 }
 
 // TestSampling: generation_config.json's parameters become keys; those of another type are
@@ -102,9 +103,9 @@ func TestHostileCard(t *testing.T) {
 		}
 		require.Contains(t, strings.Join(notes, "\n"), want)
 	}
-	_, _, err := described(t, map[string]string{cardName: "---\nname: x\n---\n" + strings.Repeat("long\n", maxCard)})
-	require.NoError(t, err, "a long text behind the front matter")
 	tokens := tokenizerJSON(t, coderSplits, map[string]int{"a": 0}, nil)
+	_, _, err := described(t, map[string]string{cardName: "---\nname: x\n---\n" + strings.Repeat("long\n", maxCard), tokenizerName: tokens})
+	require.NoError(t, err, "a long text behind the front matter")
 	_, _, err = described(t, map[string]string{tokenizerName: tokens, settingsName: `{"chat_template": [{"name": "` + strings.Repeat("x", maxKey) + `", "template": "t"}]}`})
 	require.ErrorContains(t, err, "the keys of the output", "what no reader takes is not written")
 }
@@ -116,7 +117,7 @@ func TestHostileName(t *testing.T) {
 	} {
 		disk := fstest.MapFS{cardName: {Data: fmt.Appendf(nil, "---\nname: %q\n---\n", name)}}
 		d := description(t, disk)
-		d.Type, d.Name = "F32", "tiny"
+		d.Type, d.Name, d.NoVocab = "F32", "tiny", true
 		made, err := describe(d)
 		require.NoError(t, err)
 		got, _, _ := strings.Cut(made.Stem, "-0.00K")
@@ -130,7 +131,8 @@ func FuzzCard(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, front string) {
-		_, _, err := described(t, map[string]string{cardName: "---\n" + front + "\n---\n"})
+		_, _, err := described(t, map[string]string{cardName: "---\n" + front + "\n---\n",
+			tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"a": 0}, nil)})
 		require.NoError(t, err)
 	})
 }

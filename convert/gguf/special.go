@@ -55,30 +55,25 @@ func readTokenizer(d format.Description) (t *tokenizer, settings map[string]json
 	return t, settings
 }
 
-// unnamed explains why a file has no vocabulary.
+// unnamed says that a file has no vocabulary as asked for, or refuses to write one without.
 func (w *keyWriter) unnamed(d format.Description) (notes []string) {
-	const numbers = "llama.cpp takes numbers of tokens only"
-	switch {
-	case d.NoVocab:
-		return []string{"the file has no vocabulary, as asked for: " + numbers}
-	case d.Open == nil && d.Pre == "":
-		return []string{"a single weight file is converted without files beside it: the file has no vocabulary, and " +
-			numbers}
-	case d.Pre != "":
-		cause := "is missing"
-		if d.Open == nil {
-			cause = "is not read with a single weight file"
-		}
-		format.Fail(problem.New(tokenizerName, cause+": there is no pre-tokenizer to name", "leave out --pre"))
+	if d.NoVocab {
+		return []string{"the file has no vocabulary, as asked for: llama.cpp takes numbers of tokens only"}
+	}
+	const without = "; --no-vocab writes a file without a vocabulary, with which llama.cpp takes numbers of tokens only"
+	if d.Open == nil {
+		format.Fail(problem.New(tokenizerName, "is not read with a single weight file",
+			"give the directory, whose tokenizer is then read"+without))
 	}
 	f, err := d.Open(pieceName)
 	if err == nil {
 		f.Close()
 		format.Fail(problem.New(pieceName, "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
-			"save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; "+
-				"--no-vocab writes the file without a vocabulary"))
+			"save_pretrained of transformers' AutoTokenizer writes a tokenizer.json"+without))
 	}
-	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}
+	format.Fail(problem.New(tokenizerName, "is missing: llama.cpp and Ollama need the vocabulary for texts",
+		"download tokenizer.json and tokenizer_config.json"+without))
+	return nil
 }
 
 // meanings are the tokens with a meaning, and which of them llama.cpp adds to texts.

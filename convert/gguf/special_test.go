@@ -201,10 +201,10 @@ func TestPreAndNoVocab(t *testing.T) {
 	require.Equal(t, "deepseek-coder", values["tokenizer.ggml.pre"].one)
 	require.Equal(t, []string{"the vocabulary comes from tokenizer.json"}, notes)
 	for want, c := range map[string]struct{ tokens, pre string }{
-		"its pre_tokenizer is deepseek-coder, and not qwen2":    {known, "qwen2"},
-		"its pre_tokenizer has no ByteLevel":                    {`{"model": {"type": "BPE"}}`, "qwen2"},
-		"its pre_tokenizer is not deepseek-llm":                 {unknown, ""},
-		"tokenizer.json: is missing: there is no pre-tokenizer": {"", "qwen2"},
+		"its pre_tokenizer is deepseek-coder, and not qwen2":                             {known, "qwen2"},
+		"its pre_tokenizer has no ByteLevel":                                             {`{"model": {"type": "BPE"}}`, "qwen2"},
+		"its pre_tokenizer is not deepseek-llm":                                          {unknown, ""},
+		"tokenizer.json: is missing: llama.cpp and Ollama need the vocabulary for texts": {"", "qwen2"},
 	} {
 		_, _, err := with(c.tokens, c.pre, false)
 		require.ErrorContains(t, err, want)

@@ -111,13 +111,19 @@ func TestTokenizer(t *testing.T) {
 	require.Equal(t, uint64(9), values["tokenizer.ggml.bos_token_id"].one, "config.json says so")
 }
 
-// TestTokenizerNone: without a tokenizer the file says that it has none.
+// TestTokenizerNone: a file without a vocabulary is written only if it is asked for, and says that it has none.
 func TestTokenizerNone(t *testing.T) {
-	values, notes, err := described(t, nil)
+	_, _, err := described(t, nil)
+	require.EqualError(t, err, "tokenizer.json: is missing: llama.cpp and Ollama need the vocabulary for texts")
+	d := description(t, nil)
+	d.Open = nil
+	_, _, err = describedAs(t, d)
+	require.EqualError(t, err, "tokenizer.json: is not read with a single weight file")
+	d.NoVocab = true
+	values, _, err := describedAs(t, d)
 	require.NoError(t, err)
 	require.Equal(t, "none", values["tokenizer.ggml.model"].one)
 	require.Equal(t, uint64(12), values["deepseek.vocab_size"].one)
-	require.Contains(t, notes[0], "there is no tokenizer.json")
 }
 
 // TestPreTokenizers: those that llama.cpp has for DeepSeek are known by their patterns; of

@@ -74,7 +74,7 @@ func TestWindowedMixture(t *testing.T) {
 	require.Contains(t, wrong[0].Cause, "--type q4_k_m: this writes DeepSeek-V4 as llama.cpp's converter does, q8_0")
 	_, wrong = arrange(f.config, nil, "q8_0")
 	require.Empty(t, wrong)
-	d := format.Description{Config: f.config, Type: "q8_0", Tensors: f.tensors}
+	d := format.Description{NoVocab: true, Config: f.config, Type: "q8_0", Tensors: f.tensors}
 	require.Equal(t, fileTypes["q8_0"], fileType(d)) // without an expert in MXFP4
 	d.Tensors = append(d.Tensors, tensor.Info{Name: "x", DType: tensor.MXFP4, Shape: []int{32}})
 	require.Equal(t, fileTypes["mxfp4"], fileType(d))

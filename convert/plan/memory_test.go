@@ -65,7 +65,7 @@ func TestMemory(t *testing.T) {
 	src := open(t, dir)
 	require.LessOrEqual(t, heap()-before, src.Memory())
 	for name, o := range map[string]Options{
-		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts, AllowFP8Fused: true}, "part": {Include: []string{"*norm*"}}, "gguf": {Format: "gguf"},
+		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts, AllowFP8Fused: true}, "part": {Include: []string{"*norm*"}}, "gguf": {Format: "gguf", NoVocab: true},
 	} {
 		if !*every && name != "copy" && name != "gguf" {
 			continue

@@ -130,7 +130,7 @@ func function(x *matrix.Reader, m *mlp) ([]float32, error) {
 	var f facts
 	probes := probesOf(m.weights.Gate.Shape[1], nil)
 	for role, w := range present(&m.weights) {
-		values, err := x.Matrix(x.Reading, w, &space.First)
+		values, err := x.Stored(x.Reading, w, p, space)
 		if err != nil {
 			return nil, err
 		}

@@ -63,7 +63,7 @@ func (a *axis) sizes() []float64 {
 }
 
 // measure counts in a matrix, and hashes its neurons.
-func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts) {
+func measure(m *matrix.Stored, n *MatrixNumbers, role table.Role) (x matrixFacts) {
 	rows, cols := newAxis(m.Rows), newAxis(m.Cols)
 	total, fourth := 0.0, 0.0
 	for r := range m.Rows {
@@ -127,7 +127,7 @@ const (
 // distinct is the number of different magnitudes, other than 0, in the first 128 numbers of each of up to 64 rows,
 // over the number of those that are not 0. Numbers that were quantised to few bits repeat, whatever their scale.
 // nil if all are 0.
-func distinct(m *matrix.Matrix) *float64 {
+func distinct(m *matrix.Stored) *float64 {
 	different, all := 0, 0
 	runs, length := min(distinctRuns, m.Rows), min(distinctLength, m.Cols)
 	for i := range runs {
@@ -155,13 +155,11 @@ func distinct(m *matrix.Matrix) *float64 {
 }
 
 // rank computes σ₁ and the stable rank.
-func (n *MatrixNumbers) rank(m *matrix.Matrix, p *model.Plain, space *matrix.Space) {
+func (n *MatrixNumbers) rank(m *matrix.Stored) {
 	if n.Norm == nil {
 		return
 	}
-	space.Second = slices.Grow(space.Second[:0], len(m.Values))[:len(m.Values)]
-	m.Transpose(space.Second)
-	n.SpectralNorm = inspect.Finite(m.SpectralNorm(p, space.Second))
+	n.SpectralNorm = inspect.Finite(m.SpectralNorm())
 	if s := n.SpectralNorm; s != nil && *s > 0 {
 		ratio := *n.Norm / *s
 		n.StableRank = inspect.Finite(ratio * ratio)
@@ -204,16 +202,16 @@ func probes(x *matrix.Reader, l *layerMLPs) ([]float32, error) {
 }
 
 // respond takes the probes through a matrix. The matrices come in the order of roles.
-func (x *facts) respond(p *model.Plain, role table.Role, m *matrix.Matrix, probes []float32) {
+func (x *facts) respond(p *model.Plain, role table.Role, m *matrix.Stored, probes []float32) {
 	if role != table.DownProj {
-		*x.responses.Of(role) = p.Product(probes, m.Values, m.Cols)
+		*x.responses.Of(role) = m.Products(probes)
 		return
 	}
 	activation := func(values []float32) *model.Activation {
 		return &model.Activation{Shape: []int{len(values) / m.Cols, m.Cols}, Values: values, DType: tensor.F32}
 	}
 	inner := p.SwiGLU(activation(x.responses.Gate), activation(x.responses.Up))
-	x.output = p.Product(inner.Values, m.Values, m.Cols)
+	x.output = m.Products(inner.Values)
 }
 
 // examine reads an expert, its bytes counted, and computes its spectra too.
@@ -236,7 +234,7 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 	}
 	e := &Expert{Expert: m.number, Module: m.module, facts: &facts{}}
 	for role, w := range present(&m.weights) {
-		values, err := x.Matrix(reading, w, &space.First)
+		values, err := x.Stored(reading, w, p, space)
 		if err != nil {
 			return nil, err
 		}
@@ -246,7 +244,7 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 			e.facts.matrices.Of(role).bits = values.CodeBits()
 		}
 		if first {
-			n.rank(values, p, space)
+			n.rank(values)
 		}
 		if m.isWhole() && len(probes) == probeCount*m.weights.Gate.Shape[1] {
 			e.facts.respond(p, role, values, probes)

@@ -15,8 +15,8 @@ import (
 // The elements of a layer's matrices are divided among lanes, which run at once. Their number is fixed, so that the
 // number of threads does not show.
 const (
-	gramLanes  = 16
-	gramFloats = 8 << 20 / 4 // of a worker's memory
+	gramLanes = 16
+	gramBytes = 64 << 20 // of stored matrices, in a worker's memory: reads of a matrix are few
 )
 
 // similarities fills in the cosines of a layer's experts.
@@ -70,7 +70,7 @@ func newRoleMatrices(routed []*mlp, role table.Role) *roleMatrices {
 }
 
 // compute computes the products of a lane of the matrices' elements.
-func (s *roleMatrices) compute(x *matrix.Reader, lane int) (err error) {
+func (s *roleMatrices) compute(x *matrix.Reader, lane int) error {
 	g := matrix.NewGram(len(s.list))
 	s.lanes[lane] = g
 	if len(s.list) < 2 {
@@ -81,42 +81,32 @@ func (s *roleMatrices) compute(x *matrix.Reader, lane int) (err error) {
 	total := s.list[0].Len()
 	chunks := (total + matrix.ChunkTerms - 1) / matrix.ChunkTerms
 	at, end := lane*chunks/gramLanes*matrix.ChunkTerms, min((lane+1)*chunks/gramLanes*matrix.ChunkTerms, total)
-	batch := max(1, gramFloats/matrix.ChunkTerms/len(s.list)) * matrix.ChunkTerms
+	batch := max(1, int(s.list[0].DType.Elements(gramBytes))/matrix.ChunkTerms/len(s.list)) * matrix.ChunkTerms
 	streams := make([]*weights.Stream, len(s.list))
 	for i, w := range s.list {
-		streams[i] = weights.NewStream(x.Reader, w)
+		streams[i] = x.Stream(x.Reader, w)
+		defer x.Release(streams[i])
 	}
-	var values []float32
+	values := make([]float32, matrix.ChunkTerms*len(s.list))
 	for ; at < end && !x.Ended(); at += batch {
 		n := min(batch, end-at)
-		if values, err = s.gather(values, streams, at, n); err != nil {
-			return err
+		for i, stream := range streams {
+			if err := stream.Load(int64(at), n); err != nil {
+				return s.list[i].Failed(err)
+			}
+			x.Done(s.list[i].DType.Bytes(int64(n)))
 		}
 		for from := 0; from < n; from += matrix.ChunkTerms {
 			k := min(matrix.ChunkTerms, n-from)
-			g.Add(p, values[from*len(s.list):][:k*len(s.list)], k)
-		}
-		for _, w := range s.list {
-			x.Done(w.DType.Bytes(int64(n)))
+			for i, stream := range streams {
+				if err := stream.Decode(values[i*k:(i+1)*k], from); err != nil {
+					return s.list[i].Failed(err)
+				}
+			}
+			g.Add(p, values[:k*len(s.list)], k)
 		}
 	}
 	return nil
-}
-
-// gather reads n numbers of each matrix from at on, chunk by chunk: [chunk, matrix, ChunkTerms].
-func (s *roleMatrices) gather(dst []float32, streams []*weights.Stream, at, n int) ([]float32, error) {
-	dst = slices.Grow(dst[:0], n*len(streams))[:n*len(streams)]
-	for i, stream := range streams {
-		values, err := stream.Part(int64(at), n)
-		if err != nil {
-			return nil, s.list[i].Failed(err)
-		}
-		for from := 0; from < n; from += matrix.ChunkTerms {
-			k := min(matrix.ChunkTerms, n-from)
-			copy(dst[from*len(streams)+i*k:], values[from:from+k])
-		}
-	}
-	return dst, nil
 }
 
 // cosines adds up the lanes.

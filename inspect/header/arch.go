@@ -231,6 +231,15 @@ func log2(n *big.Int) float64 {
 	return math.Log2(m) + float64(exp)
 }
 
+// Sheet is a row per module, the total last.
+func (a *Arch) Sheet() *text.Sheet {
+	s := text.NewSheet("module", ">tensors", ">parameters", ">activated", ">flops_per_token")
+	for _, x := range append(a.Modules, a.Total) {
+		s.Row(x.Module, x.Tensors, x.Parameters, x.Activated, x.FLOPsPerToken)
+	}
+	return s
+}
+
 // WriteText writes the table of modules and a line per derived number.
 func (a *Arch) WriteText(w io.Writer) error {
 	var b strings.Builder

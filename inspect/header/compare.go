@@ -120,6 +120,17 @@ func comparedRow(name string, l count.PaperLayer) comparedLayer {
 	return row
 }
 
+// Sheet is a row per layer.
+func (c *Comparison) Sheet() *text.Sheet {
+	s := text.NewSheet("layer", ">shared_experts", ">routed_experts", ">active_routed_experts", ">width_divisor", ">expert_ffns",
+		">activated_ffns", ">combinations", ">log2", ">nonzero")
+	for _, x := range c.Layers {
+		s.Row(x.Name, x.SharedExperts, x.RoutedExperts, x.ActiveRouted, x.WidthDivisor, x.ExpertFFNs, x.ActivatedFFNs,
+			x.Combinations, x.Log2, x.Nonzero)
+	}
+	return s
+}
+
 // WriteText writes a row per layer, a second table of costs if the dimensions are
 // known, and what is equal and what is not.
 func (c *Comparison) WriteText(w io.Writer) error {

@@ -45,8 +45,12 @@ type Reader struct {
 	Spaces sync.Pool        // of *Space
 }
 
-// Space is the memory of a worker: two matrices.
-type Space struct{ First, Second []float32 }
+// Space is the memory of a worker: two matrices, one as it is stored, and a row of it.
+type Space struct {
+	First, Second []float32
+	Stored        []byte
+	Row           []float32
+}
 
 // NewReader returns a reader of w's matrices.
 func NewReader(ctx context.Context, w inspect.Weights) *Reader {
@@ -62,6 +66,44 @@ func (x *Reader) Matrix(r *weights.Reading, w *weights.Weight, dst *[]float32) (
 	}
 	*dst = values
 	return &Matrix{values, w.Shape[0], w.Shape[1]}, nil
+}
+
+// Stored is a matrix as it is stored. It is for one goroutine.
+type Stored struct {
+	Rows, Cols int
+	weight     model.Weight
+	p          *model.Plain
+	row        []float32
+}
+
+// Stored reads a weight into the memory of space, for products with p.
+func (x *Reader) Stored(r *weights.Reading, w *weights.Weight, p *model.Plain, space *Space) (*Stored, error) {
+	data, grid, err := r.Stored(x.Reader, w, space.Stored)
+	if err != nil {
+		return nil, err
+	}
+	space.Stored = data
+	m := &Stored{Rows: w.Shape[0], Cols: w.Shape[1], p: p}
+	m.weight = model.Weight{Name: w.Name, Tensor: tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: data}, Grid: grid}
+	if w.Scales != nil {
+		b := w.Scaling().Blocks
+		m.weight.Block = [2]int{b.BlockRows, b.BlockCols}
+	}
+	space.Row = slices.Grow(space.Row[:0], m.Cols)[:m.Cols]
+	m.row = space.Row
+	return m, nil
+}
+
+// Row returns the numbers of row r, until the next call.
+func (m *Stored) Row(r int) []float32 { return m.p.RowOf(m.row, &m.weight, r) }
+
+// Products returns the products of rows x with the rows of m: [len(x)/m.Cols, m.Rows].
+func (m *Stored) Products(x []float32) []float32 { return m.p.Products(x, &m.weight) }
+
+// SpectralNorm is that of Matrix.
+func (m *Stored) SpectralNorm() float64 {
+	return spectralNorm(m.Rows, m.Cols, func(v []float32) []float32 { return m.p.Times(&m.weight, v) },
+		func(u []float32) []float32 { return m.p.TimesColumns(&m.weight, u) })
 }
 
 // Arithmetic returns what computes products: in float32, on one processor.
@@ -129,19 +171,25 @@ const lanczosSteps = 40
 // Matrix, 1965, reduce it, begun with a fixed vector of ±1. transposed has the columns as rows. NaN if products
 // overflow.
 func (m *Matrix) SpectralNorm(p *model.Plain, transposed []float32) float64 {
-	v, u := make([]float32, m.Cols), make([]float32, m.Rows)
+	return spectralNorm(m.Rows, m.Cols, func(v []float32) []float32 { return p.Product(v, m.Values, m.Cols) },
+		func(u []float32) []float32 { return p.Product(u, transposed, m.Rows) })
+}
+
+// spectralNorm is SpectralNorm of a matrix that these functions multiply with, and turned.
+func spectralNorm(rows, cols int, times, timesColumns func(x []float32) []float32) float64 {
+	v, u := make([]float32, cols), make([]float32, rows)
 	for c := range v {
-		v[c] = Sign(0, c) / float32(math.Sqrt(float64(m.Cols)))
+		v[c] = Sign(0, c) / float32(math.Sqrt(float64(cols)))
 	}
 	var alphas, betas []float64
 	beta := 0.0
-	for range min(lanczosSteps, m.Rows, m.Cols) {
-		alpha := residual(u, p.Product(v, m.Values, m.Cols), beta)
+	for range min(lanczosSteps, rows, cols) {
+		alpha := residual(u, times(v), beta)
 		alphas = append(alphas, alpha)
 		if !(alpha > 0) {
 			break
 		}
-		beta = residual(v, p.Product(u, transposed, m.Rows), alpha)
+		beta = residual(v, timesColumns(u), alpha)
 		if !(beta > 1e-6*alpha) { // what is left is rounding
 			break
 		}

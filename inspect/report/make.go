@@ -356,7 +356,7 @@ func (m *maker) coupled() {
 	}
 	const whether = "whether the experts of %s fit the rows of their routers: "
 	if n := layers[router.NotMeasurable]; n > 0 {
-		m.addNotChecked(whether+"they fit none, as random weights do", text.Plural(n, "layer"))
+		m.addNotChecked(whether+"too few fit any row to tell", text.Plural(n, "layer"))
 	}
 	if n := layers[router.NotChecked]; n > 0 {
 		m.addNotChecked(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"),
@@ -501,6 +501,10 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 	}
 	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
+	if err == nil && r.Routing != nil {
+		fmt.Fprintln(w)
+		err = r.Routing.WriteNumbers(w)
+	}
 	if err != nil || r.Against == nil {
 		return err
 	}

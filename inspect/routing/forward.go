@@ -171,7 +171,13 @@ func (t *pieceTrace) Stage(name string, x *model.Activation) error {
 	switch {
 	case strings.HasSuffix(name, gateWeights):
 		if tally := t.run.tally(layer); tally != nil {
-			return t.rows(tally, stageName(layer, ""), func(row int, ids []int) error { return tally.weigh(ids, x.Row(row)) })
+			return t.rows(tally, stageName(layer, ""), func(row int, ids []int) error {
+				if err := tally.weigh(ids, x.Row(row)); err != nil || t.run.options.Choices == nil {
+					return err
+				}
+				return t.run.options.Choices(Choice{Layer: layer, Sequence: (t.at + row) / t.in.Seq, Position: row % t.in.Seq,
+					Token: t.in.InputIDs[row], Experts: ids, Weights: x.Row(row)})
+			})
 		}
 	case name == stageName(layer, "output"):
 		t.run.passed(len(t.in.InputIDs))

@@ -70,7 +70,7 @@ func OfGolden(g Golden, o Options) (*Report, error) {
 		if !o.Layers.Has(l) || !p.has(l, gateIDs) {
 			continue
 		}
-		t, err := p.layer(l)
+		t, err := p.layer(l, o.Choices)
 		if err != nil {
 			return nil, err
 		}
@@ -228,8 +228,8 @@ func (p *goldenPack) unscored() string {
 	return ""
 }
 
-// layer counts the choices of a layer.
-func (p *goldenPack) layer(l int) (*layerTally, error) {
+// layer counts the choices of a layer, and calls choices with each unless it is nil.
+func (p *goldenPack) layer(l int, choices func(Choice) error) (*layerTally, error) {
 	name := stageName(l, gateIDs)
 	ids, err := p.Recording.Ints(name)
 	if err != nil {
@@ -254,11 +254,28 @@ func (p *goldenPack) layer(l int) (*layerTally, error) {
 		if err := countRow(t, row, ids, weights, scores); err != nil {
 			return nil, fmt.Errorf("%s: %s: row %d: %w", text.Quote(p.Report.Path), name, row, err)
 		}
+		if choices != nil {
+			if err := choices(p.choice(l, row, ids, weights)); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if t.tokens == 0 {
 		return nil, fmt.Errorf("%s: %s: all tokens are padding", text.Quote(p.Report.Path), name)
 	}
 	return t, nil
+}
+
+// choice is a row of the ids of a layer, and of its weights if they are known. A row of a prediction layer is about the
+// position of its hidden state.
+func (p *goldenPack) choice(l, row int, ids []int, weights []float32) Choice {
+	n := len(ids) / p.PerToken / p.Input.Batch
+	c := Choice{Layer: l, Sequence: row / n, Position: row % n, Token: p.Input.InputIDs[row/n*p.Input.Seq+row%n],
+		Experts: ids[row*p.PerToken : (row+1)*p.PerToken]}
+	if weights != nil {
+		c.Weights = weights[row*p.PerToken : (row+1)*p.PerToken]
+	}
+	return c
 }
 
 // countRow counts a row of ids, and of weights and scores if they are known.

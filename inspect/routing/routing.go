@@ -104,6 +104,10 @@ type Options struct {
 	Experts text.Spans       // rows and pairs of these alone; the numbers of a layer are of all
 	By      inspect.Grouping // a row for each layer, also "", expert or pair
 	Blocks  bool             // count blocks of tokens too, for Compare; OfForward does
+
+	// Choices is called with each choice that is counted, layer by layer, in the order of the tokens, by one goroutine;
+	// may be nil.
+	Choices func(Choice) error
 }
 
 // newReport returns a report without layers.
@@ -204,6 +208,22 @@ func (r *Report) pairSheet() *text.Sheet {
 
 // WriteText writes the tokens that the numbers hold for, the sheet, and the numbers that are missing.
 func (r *Report) WriteText(w io.Writer) error {
+	if _, err := fmt.Fprintf(w, "%s\n", r.Title()); err != nil {
+		return err
+	}
+	if err := r.WriteNumbers(w); err != nil {
+		return err
+	}
+	for _, m := range r.Missing {
+		if _, err := fmt.Fprintln(w, "not shown: "+m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WriteNumbers writes the sheet, and what is odd about its numbers.
+func (r *Report) WriteNumbers(w io.Writer) error {
 	var lines []string
 	for _, l := range r.Layers {
 		if len(l.Unreached) > 0 {
@@ -219,12 +239,6 @@ func (r *Report) WriteText(w io.Writer) error {
 			lines = append(lines, fmt.Sprintf("model.layers.%d: the scores would choose other experts for %s: "+
 				"rounding decided, or the config is another model's", l.Layer, text.Plural(l.Margins.Below, "token")))
 		}
-	}
-	for _, m := range r.Missing {
-		lines = append(lines, "not shown: "+m)
-	}
-	if _, err := fmt.Fprintf(w, "%s\n", r.Title()); err != nil {
-		return err
 	}
 	return inspect.WriteSheet(w, r.Sheet(), lines, nil)
 }

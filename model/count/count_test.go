@@ -62,7 +62,9 @@ func TestCountsOfLatentModels(t *testing.T) {
 // TestPublishedModels: the config.json of each published model counts to the parameters in billions that are
 // published: without the embedding and the head of Moonlight, with the prediction layer of GLM-4.7-Flash. Of the
 // 3,336,106,240 of DeepSeek-OCR's file 401,372,160 are of the towers beside the language model; those of
-// DeepSeek-VL2, of 3, 16 and 27 billion, have .4 billion.
+// DeepSeek-VL2, of 3, 16 and 27 billion, have .4 billion. GLM-4.5-Air, dots.llm1, Solar-Open and ERNIE-4.5 are published
+// with fewer digits, cut and not rounded: 106, 142, 102 and 21; MiniMax-M2 as 230. Of these all, transformers' classes
+// have the numbers of tensors, published ones, and of parameters that stand here.
 func TestPublishedModels(t *testing.T) {
 	paths, err := filepath.Glob(configtest.Path(t, "configs/*.json"))
 	require.NoError(t, err)
@@ -87,6 +89,12 @@ func TestPublishedModels(t *testing.T) {
 		"deepseek-vl2-tiny":      {2234, 2_934_734_080, "2.9"},
 		"deepseek-vl2-small":     {5291, 15_816_584_704, "16"},
 		"deepseek-vl2":           {6625, 27_033_548_328, "27"},
+		"glm-4.5-air":            {17_925, 106_852_251_264, "106.9"},
+		"dots.llm1":              {24_231, 142_774_381_696, "142.8"},
+		"solar-open-100b":        {18_963, 102_651_799_552, "102.7"},
+		"hy3":                    {46_545, 295_033_543_488, "295"},
+		"minimax-m2.5-bf16":      {48_239, 228_689_764_864, "228.7"},
+		"ernie-4.5-21b-a3b":      {5492, 21_825_437_888, "21.8"},
 	}
 	assert.Len(t, paths, len(published))
 	for _, path := range paths {
@@ -147,6 +155,35 @@ func TestAXK1(t *testing.T) {
 	assert.Equal(t, []int64{35_415, 518_983_052_288, 32_779_332_608}, []int64{sum.Tensors, sum.Parameters, sum.Activated})
 }
 
+// TestGrouped: the defaults of the classes, and what their published models set beside, count to the parameters that
+// these are published with, in billions.
+func TestGrouped(t *testing.T) {
+	for keys, want := range map[string][2]int64{ // parameters, activated ones
+		`"glm4_moe","head_dim":128,"attention_bias":true`: {106_852_251_264, 13_424_129_664}, // GLM-4.5-Air, 106B A12B and embeddings
+		`"glm4_moe","head_dim":128,"attention_bias":true,"use_qk_norm":true,"hidden_size":5120,"num_hidden_layers":92,` +
+			`"intermediate_size":12288,"moe_intermediate_size":1536,"n_routed_experts":160,"first_k_dense_replace":3`: {
+			352_797_829_024, 33_632_266_144}, // GLM-4.5, 355B A32B; with the prediction layer 358B
+		`"dots1","hidden_size":4096,"n_routed_experts":128,"n_shared_experts":2,"num_experts_per_tok":6,` +
+			`"first_k_dense_replace":1,"sliding_window":null`: {142_774_381_696, 14_016_588_928}, // dots.llm1, 142B A14B
+		`"solar_open"`:   {102_651_799_552, 12_054_833_152}, // Solar-Open, 102B A12B
+		`"hy_v3"`:        {295_033_543_488, 20_675_730_240}, // Hy3, 295B A21B
+		`"minimax_m2"`:   {228_689_764_864, 11_030_553_088}, // MiniMax-M2, 229B A10B
+		`"ernie4_5_moe"`: {21_825_437_888, 3_352_150_208},   // ERNIE-4.5, 21B A3B
+	} {
+		sum := Modules(configtest.Parse(t, `{"model_type":`+keys+`}`)).Sum()
+		assert.Equal(t, want, [2]int64{sum.Parameters, sum.Activated}, keys)
+	}
+}
+
+// TestCacheOfWindows: 3 of 4 layers cache the last 7 tokens alone, and one all; 2 heads of 24.
+func TestCacheOfWindows(t *testing.T) {
+	c := configtest.Fixture(t, "exaone-moe/checkpoint")
+	assert.Equal(t, Cache{Window: 3 * 7 * 96 * 2, Entries: 100 * 96 * 2}, CacheOf(c, 100))
+	assert.Equal(t, Cache{Window: 3 * 5 * 96 * 2, Entries: 5 * 96 * 2}, CacheOf(c, 5))
+	assert.EqualValues(t, 96*2, KVBytes(c))
+	assert.EqualValues(t, (3*7+100)*4*48, AttentionMACs(c, 100))
+}
+
 // TestCountsOfIndexedModels: DeepSeek-V3.2 is published as a model of 685 billion parameters, its prediction layer
 // included; GLM-5 of 744 billion. A token attends to index_topk positions, an indexer has scores of all.
 func TestCountsOfIndexedModels(t *testing.T) {
@@ -179,7 +216,8 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 				case table.TID2EID:
 					x.Tensors++
 				default:
-					x.add(s.Shape, 1, used, multiplies && s.Row.Role != table.PositionBias)
+					x.add(s.Shape, 1, used, multiplies && s.Row.Role != table.PositionBias &&
+						s.Row.Role != table.EScoreCorrectionBias)
 				}
 				want[x.Module] = x
 			}

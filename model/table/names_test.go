@@ -131,3 +131,52 @@ func TestCutExpert(t *testing.T) {
 		require.Equal(t, want.expert, expert)
 	}
 }
+
+// TestNamesOfOtherFamilies: what published files and transformers' modules call the weights of families with both.
+func TestNamesOfOtherFamilies(t *testing.T) {
+	for model, names := range map[string]map[string][2]string{
+		"hy_v3": {
+			"mlp.gate.weight":                        {"mlp.router.gate.weight", "mlp.gate.weight"},
+			"mlp.gate.e_score_correction_bias":       {"mlp.expert_bias", "mlp.e_score_correction_bias"},
+			"mlp.shared_experts.up_proj.weight":      {"mlp.shared_mlp.up_proj.weight", "mlp.shared_experts.up_proj.weight"},
+			"mlp.experts.3.down_proj.weight":         {"mlp.experts.3.down_proj.weight", "mlp.experts.3.down_proj.weight"},
+			"self_attn.q_norm.weight":                {"self_attn.q_norm.weight", "self_attn.q_norm.weight"},
+			"mlp.experts.3.up_proj.weight_scale_inv": {"mlp.experts.3.up_proj.weight_scale_inv", "mlp.experts.3.up_proj.weight_scale_inv"},
+		},
+		"minimax_m2": {
+			"mlp.gate.weight":                        {"block_sparse_moe.gate.weight", "mlp.gate.weight"},
+			"mlp.gate.e_score_correction_bias":       {"block_sparse_moe.e_score_correction_bias", "mlp.e_score_correction_bias"},
+			"mlp.experts.3.gate_proj.weight":         {"block_sparse_moe.experts.3.w1.weight", "mlp.experts.3.gate_proj.weight"},
+			"mlp.experts.3.down_proj.weight":         {"block_sparse_moe.experts.3.w2.weight", "mlp.experts.3.down_proj.weight"},
+			"mlp.experts.3.up_proj.weight_scale_inv": {"block_sparse_moe.experts.3.w3.weight_scale_inv", "mlp.experts.3.up_proj.weight_scale_inv"},
+		},
+		"exaone_moe":   {"mlp.gate.e_score_correction_bias": {"mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}},
+		"ernie4_5_moe": {"mlp.gate.e_score_correction_bias": {"mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_score_correction_bias"}},
+	} {
+		c := configtest.Parse(t, `{"model_type":"`+model+`"}`)
+		f := table.FamilyOf(c)
+		for name, want := range names {
+			for i, stored := range want {
+				require.Equal(t, "model.layers.1."+stored, f.Namings[i].Of(c, "model.layers.1."+name), model)
+				got, namings := f.Spell(c, "model.layers.1."+stored)
+				require.Equal(t, "model.layers.1."+name, got, model)
+				require.NotZero(t, namings&(1<<i), model)
+			}
+		}
+	}
+}
+
+// TestTensorsThatAreLeft: of prediction layers whose weights are not known.
+func TestTensorsThatAreLeft(t *testing.T) {
+	for model, names := range map[string]map[string]bool{
+		"hy_v3":        {"model.layers.80.mlp.expert_bias": true, "model.layers.80.final_layernorm.weight": true, "model.layers.79.enorm.weight": false, "mtp.fc.weight": false},
+		"exaone_moe":   {"mtp.layers.0.mlp.experts.1.up_proj.weight": true, "model.layers.32.enorm.weight": false},
+		"ernie4_5_moe": {"model.mtp_block.0.mlp.up_proj.weight": true, "model.mtp_linear_proj.0.weight": true, "model.layers.28.enorm.weight": false},
+		"glm4_moe":     {"model.layers.46.final_layernorm.weight": false, "mtp.fc.weight": false},
+	} {
+		c := configtest.Parse(t, `{"model_type":"`+model+`","head_dim":128}`)
+		for name, left := range names {
+			require.Equal(t, left, table.FamilyOf(c).Ignores(c, name), model+" "+name)
+		}
+	}
+}

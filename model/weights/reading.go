@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"dsmoe/model/tensor"
 )
 
 // The sizes of the parts of a weight that a worker takes on at a time, and of the tiles that it reads at a
@@ -120,8 +122,8 @@ func (r *Reading) tiles(s *Stream, at, n, size int64) iter.Seq2[int64, error] {
 // Bytes yields n elements of w from at on in tiles, as they are stored.
 func (r *Reading) Bytes(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		s := r.stream(src, w)
-		defer r.release(s)
+		s := r.Stream(src, w)
+		defer r.Release(s)
 		for _, err := range r.tiles(s, at, n, w.DType.Elements(TileBytes)) {
 			if !yield(s.Raw, err) {
 				return
@@ -134,8 +136,8 @@ func (r *Reading) Bytes(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]byte, 
 // the context has ended, it yields no more.
 func (r *Reading) Numbers(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]float32, error] {
 	return func(yield func([]float32, error) bool) {
-		s := r.stream(src, w)
-		defer r.release(s)
+		s := r.Stream(src, w)
+		defer r.Release(s)
 		for _, err := range r.tiles(s, at, n, TileElements) {
 			var values []float32
 			if err == nil {
@@ -161,12 +163,32 @@ func (r *Reading) All(src ReaderAt, w *Weight, dst []float32) ([]float32, error)
 	return dst[:w.Len()], nil
 }
 
-// stream returns a stream of w in the memory of one that was released.
-func (r *Reading) stream(src ReaderAt, w *Weight) *Stream {
+// Stored reads w as it is stored into the memory of dst, and its whole grid; of forms without scales that is empty. After
+// the context has ended, the rest of the bytes is undefined.
+func (r *Reading) Stored(src ReaderAt, w *Weight, dst []byte) (data []byte, grid tensor.Grid, err error) {
+	s := r.Stream(src, w)
+	defer r.Release(s)
+	dst = slices.Grow(dst[:0], int(w.Bytes()))
+	for _, err := range r.tiles(s, 0, int64(w.Len()), w.DType.Elements(TileBytes)) {
+		if err != nil {
+			return nil, grid, w.Failed(err)
+		}
+		dst = append(dst, s.Raw...)
+	}
+	if dst = dst[:w.Bytes()]; w.Scales == nil {
+		return dst, grid, nil
+	}
+	rows, _ := w.Scaling().Blocks.Grid()
+	grid, err = w.Grid(0, rows-1, s.side)
+	return dst, grid, w.Failed(err)
+}
+
+// Stream returns a stream of w in the memory of one that was released.
+func (r *Reading) Stream(src ReaderAt, w *Weight) *Stream {
 	s := r.streams.Get().(*Stream)
 	s.src, s.w, s.stored = src, w, nil
 	return s
 }
 
-// release takes a stream back, whose slices must not be used any more.
-func (r *Reading) release(s *Stream) { r.streams.Put(s) }
+// Release takes a stream back, whose slices must not be used any more.
+func (r *Reading) Release(s *Stream) { r.streams.Put(s) }

@@ -23,6 +23,7 @@ type Stream struct {
 	sides  map[*Weight][]byte // buffers
 	stored map[*Weight][]byte // the stored tensors of w and its sides with Places
 	values []float32
+	grid   *tensor.Grid // of what was loaded last; nil if it was not read yet
 }
 
 // NewStream returns a stream of w, whose bytes src reads.
@@ -48,6 +49,7 @@ func (w *Weight) NumberType() tensor.DType {
 // Load reads the n elements from at on into Raw.
 func (s *Stream) Load(at int64, n int) error {
 	block, _ := s.w.DType.Block()
+	s.grid = nil
 	s.lead, s.n = int(at%int64(block)), n
 	s.at = at - int64(s.lead)
 	whole := (s.lead + n + block - 1) / block * block
@@ -109,18 +111,36 @@ func (s *Stream) Part(at int64, n int) ([]float32, error) {
 	return s.Values()
 }
 
-// dequantise fills values with Raw's codes times their scales.
-func (s *Stream) dequantise() error {
-	if err := s.w.CheckScales(); err != nil || len(s.values) == 0 {
+// Decode decodes len(dst) of the elements that were loaded last, from the one with that index on: a whole number of
+// blocks of a block type.
+func (s *Stream) Decode(dst []float32, from int) (err error) {
+	from += s.lead
+	raw := s.Raw[s.w.DType.Bytes(int64(from)):]
+	if s.w.Scales == nil {
+		n := s.w.DType.Bytes(int64(len(dst)))
+		_, err = tensor.Tensor{DType: s.w.DType, Shape: []int{len(dst)}, Data: raw[:n]}.Float32s(dst[:0])
+		return err
+	}
+	if err := s.w.CheckScales(); err != nil || len(dst) == 0 {
 		return err
 	}
 	b := s.w.Scaling().Blocks
-	grid, err := s.w.Grid(b.GridRow(s.at), b.GridRow(s.at+int64(len(s.values))-1), s.side)
-	if err == nil {
-		s.w.Form().Widen(s.values, s.Raw, int(s.at), b, grid)
+	first := b.GridRow(s.at)
+	if s.grid == nil {
+		grid, err := s.w.Grid(first, b.GridRow(s.at+s.w.DType.Elements(int64(len(s.Raw)))-1), s.side)
+		if err != nil {
+			return err
+		}
+		s.grid = &grid
 	}
-	return err
+	_, width := b.Grid()
+	at := s.at + int64(from)
+	s.w.Form().Widen(dst, raw, int(at), b, s.grid.From((b.GridRow(at)-first)*width))
+	return nil
 }
+
+// dequantise fills values with Raw's codes times their scales.
+func (s *Stream) dequantise() error { return s.Decode(s.values, -s.lead) }
 
 // side reads the bytes begin … end of a side into its buffer.
 func (s *Stream) side(side *Weight, begin, end int64) ([]byte, error) {

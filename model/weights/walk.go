@@ -47,9 +47,9 @@ func (w *Walk) Each(pairs []Pair, measure func(i int, p Pair) error) error {
 // Tiles loads both weights of a pair, which have one shape, and calls measure for at most size elements at a time, with
 // the index of the first. Only the bytes of A are counted as read.
 func (w *Walk) Tiles(p Pair, size int64, measure func(at int64, a, b *Stream) error) error {
-	a, b := w.Reading.stream(w.A, p.A), w.Reading.stream(w.B, p.B)
-	defer w.Reading.release(a)
-	defer w.Reading.release(b)
+	a, b := w.Reading.Stream(w.A, p.A), w.Reading.Stream(w.B, p.B)
+	defer w.Reading.Release(a)
+	defer w.Reading.Release(b)
 	for at, err := range w.Reading.tiles(a, 0, int64(p.A.Len()), size) {
 		if err == nil {
 			err = w.inB(b.Load(at, a.n))

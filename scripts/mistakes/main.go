@@ -34,6 +34,7 @@ var packs = []string{
 	"v1-base/golden-f32", "v1-base/golden-bf16", "v2-lite/golden-f32", "v2-lite/golden-bf16", "v2-group-yarn/golden-f32",
 	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
 	"v32/golden-f32", "v32/golden-bf16", "glm5/golden-f32", "v4/golden-f32", "v4/golden-bf16", "v4-fp4/golden-f32",
+	"glm4-moe/golden-f32", "minimax-m2/golden-f32", "exaone-moe/golden-f32", "ernie45-moe-clamp/golden-f32",
 }
 
 func main() {

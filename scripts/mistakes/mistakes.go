@@ -39,7 +39,7 @@ func element(i int) func(*tensor.Tensor) []int {
 
 // mistakes are those of the gate, the experts, attention, norms and the rest.
 func mistakes() []mistake {
-	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofStreams(), ofNumbers(),
+	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofStreams(), ofGrouped(), ofNumbers(),
 		ofWeights())
 }
 
@@ -63,7 +63,7 @@ func ofGate() []mistake {
 		{"routed_scaling_factor doubled", "routed-scale", topKWeight, "", func(s *subject) bool {
 			_, was := s.config.TopKWeights()
 			factor := strconv.FormatFloat(2*s.config.RoutedScalingFactor, 'g', -1, 64)
-			if !s.set(map[string]string{"routed_scaling_factor": factor}) {
+			if !s.set(map[string]string{s.config.Key("routed_scaling_factor"): factor}) {
 				return false
 			}
 			_, is := s.config.TopKWeights()
@@ -85,7 +85,7 @@ func ofGate() []mistake {
 		}},
 		{"num_experts_per_tok less 1", "experts-per-token", topKIdx, "", func(s *subject) bool {
 			return !s.config.Hashes(0) && // tables have as many columns
-				s.set(map[string]string{"num_experts_per_tok": strconv.Itoa(s.config.NumExpertsPerTok - 1)})
+				s.set(map[string]string{s.config.Key("num_experts_per_tok"): strconv.Itoa(s.config.NumExpertsPerTok - 1)})
 		}},
 		{"e_score_correction_bias zero", "weight-zero", topKIdx, "in whose place it is",
 			editing("{moe}gate.e_score_correction_bias", func(t *tensor.Tensor) bool {
@@ -98,7 +98,13 @@ func ofGate() []mistake {
 		{"router and experts renumbered", "experts-renumbered", gateLogits, "", func(s *subject) bool {
 			n := s.config.NRoutedExperts
 			order := func(e int) int { return (e + 3) % n }
-			rows := func(t *tensor.Tensor) bool { return reorder(t, order) }
+			rows := func(t *tensor.Tensor) bool {
+				if shape := t.Shape; shape[0] == 1 { // a row with an element for each expert
+					t.Shape = shape[1:]
+					defer func() { t.Shape = shape }()
+				}
+				return reorder(t, order)
+			}
 			s.edit("{moe}gate.e_score_correction_bias", rows)
 			return s.edit("{moe}gate.weight", rows) && s.permute(order)
 		}},
@@ -175,8 +181,8 @@ func ofExperts() []mistake {
 func ofAttention() []mistake {
 	permuted := func(proj string, width, rotated func(s *subject) int) func(s *subject) bool {
 		return func(s *subject) bool {
-			return s.edit("{attn}"+proj+".weight", func(t *tensor.Tensor) bool {
-				return t.DType == tensor.BF16 && reorder(t, func(r int) int { return interleaved(r, width(s), rotated(s)) })
+			return s.editBoth("{attn}"+proj, func(t *tensor.Tensor) bool {
+				return t.DType == tensor.BF16 && reorder(t, func(r int) int { return interleaved(r, width(s), rotated(s), s.config.RotaryFirst()) })
 			})
 		}
 	}
@@ -238,7 +244,7 @@ func ofAttention() []mistake {
 			})},
 		{"num_attention_heads doubled", "head-count", attended, "", func(s *subject) bool {
 			n := strconv.Itoa(2 * s.config.NumAttentionHeads)
-			return !s.config.LatentAttention() && s.set(map[string]string{"num_attention_heads": n, "num_key_value_heads": n})
+			return s.config.VHeadDim == 0 && s.set(map[string]string{"num_attention_heads": n, "num_key_value_heads": n})
 		}},
 		{"a row of o_proj × 1.02", "weight-scaled", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight",
 			scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
@@ -255,11 +261,14 @@ func ofAttention() []mistake {
 	}
 }
 
-// interleaved is the row of a head of width rows, the last of which are rotated, that is at
+// interleaved is the row of a head of width rows, the last of which are rotated, or the first, that is at
 // r when halves are written as pairs.
-func interleaved(r, width, rotated int) int {
+func interleaved(r, width, rotated int, atFirst bool) int {
 	first := r/width*width + width - rotated
-	if r < first {
+	if atFirst {
+		first = r / width * width
+	}
+	if r < first || r >= first+rotated {
 		return r
 	}
 	i := r - first

@@ -60,13 +60,23 @@ func (s *subject) make(m mistake) bool {
 
 // expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
 // none, {attn} by an attention, {moe-attn} by that of {moe}'s layer, {index} by the first indexer, {rotated} by the first stage
-// behind RoPE, {scores} by the first scores of an indexer, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but
+// behind RoPE, {windowed} and {unrotated} by the attention of the first layer with a window, or without RoPE, {scores} by the first scores of an indexer, {entries} by the first compressor whose windows overlap, {last} by the number of the last layer but
 // one, and {e} by the number of an expert that is reached.
 func (s *subject) expand(name string) string {
 	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
 		"{attn}", "model.layers.1.self_attn.", "{moe-attn}", fmt.Sprintf("model.layers.%d.self_attn.", s.moe), "{entries}", s.entries(),
 		"{rotated}", s.rotated(), "{index}", "model.layers.0.self_attn.indexer.", "{scores}", s.scores(), "{e}", strconv.Itoa(s.expert), "{last}",
-		strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
+		strconv.Itoa(s.config.NumHiddenLayers-2), "{windowed}", s.attention(func(l int) bool { return s.config.Window(l) > 0 }),
+		"{unrotated}", s.attention(func(l int) bool { return !s.config.Rotates(l) })).Replace(name)
+}
+
+// attention returns the attention of the first layer of which is holds.
+func (s *subject) attention(is func(l int) bool) string {
+	l := 0
+	for l < s.config.NumHiddenLayers && !is(l) {
+		l++
+	}
+	return fmt.Sprintf("model.layers.%d.self_attn.", l)
 }
 
 // rotated returns the first stage that RoPE's tables show in.
@@ -214,7 +224,14 @@ func (s *subject) swapProjections(a, b string) bool {
 			swapped[part] = true
 		}
 	}
+	s.swap(a+".bias", b+".bias")
 	return s.swap(a+".weight", b+".weight")
+}
+
+// editBoth changes copies of the weight and of the bias of a linear module, if it has one.
+func (s *subject) editBoth(module string, change func(t *tensor.Tensor) bool) bool {
+	s.edit(module+".bias", change)
+	return s.edit(module+".weight", change)
 }
 
 // permute gives expert e of the first layer with experts the weights of order(e).

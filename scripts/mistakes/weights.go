@@ -66,7 +66,11 @@ func ofWeights() []mistake {
 			rows(o, func(n, r int) int { return r%((n+1)/2)*2 + r/((n+1)/2) })},
 		{"two rows of o_proj exchanged", "rows-permuted", o + ".output", "", rows(o, exchanged(3, 9, 1))},
 		{"heads of v_proj rotated", "rows-permuted", "{attn}v_proj.output", "", func(s *subject) bool {
-			return rows("{attn}v_proj", func(n, r int) int { return (r + s.config.HeadDim()) % n })(s)
+			order := func(n, r int) int { return (r + s.config.ValueHeadDim()) % n }
+			s.edit("{attn}v_proj.bias", func(t *tensor.Tensor) bool {
+				return reorder(t, func(r int) int { return order(t.Shape[0], r) })
+			})
+			return rows("{attn}v_proj", order)(s)
 		}},
 		{"heads of kv_b_proj rotated", "rows-permuted", "{attn}kv_b_proj.output", "", func(s *subject) bool {
 			return rows("{attn}kv_b_proj", func(n, r int) int { return (r + s.config.QKNopeHeadDim + s.config.VHeadDim) % n })(s)

@@ -14,6 +14,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,7 +32,8 @@ const (
 
 // chunks are the distinct chunks, in a file without a name.
 type chunks struct {
-	seed maphash.Seed
+	seed  maphash.Seed
+	taken atomic.Int64 // bytes that were kept, equal ones each time
 
 	mu     sync.RWMutex
 	places []place // of the chunks, by their numbers
@@ -87,6 +89,7 @@ func cut(data []byte) int {
 // keep returns the numbers of the chunks of data.
 func (c *chunks) keep(data []byte) (stored, error) {
 	s := stored{of: c, size: int64(len(data))}
+	c.taken.Add(s.size)
 	for len(data) > 0 {
 		chunk := data[:cut(data)]
 		data = data[len(chunk):]
@@ -249,8 +252,11 @@ func (o *objects) blob(op, name string) (remotetest.Blob, error) {
 // Open opens a file or a directory.
 func (o *objects) Open(name string) (fs.File, error) {
 	stat, err := o.Stat(name)
-	if err != nil || stat.IsDir() {
-		return &opened{SectionReader: io.NewSectionReader(strings.NewReader(""), 0, 0), stat: stat}, err
+	if err != nil {
+		return nil, err
+	}
+	if stat.IsDir() {
+		return directory{stat}, nil
 	}
 	b, err := o.blob("open", name)
 	if err != nil {
@@ -292,6 +298,20 @@ func (o *objects) ReadDir(dir string) (entries []fs.DirEntry, err error) {
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return entries, nil
 }
+
+// directory is an open directory; ReadDir of objects lists it.
+type directory struct{ stat fs.FileInfo }
+
+// Stat describes the directory.
+func (d directory) Stat() (fs.FileInfo, error) { return d.stat, nil }
+
+// Read fails.
+func (d directory) Read([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "read", Path: d.stat.Name(), Err: fs.ErrInvalid}
+}
+
+// Close does nothing.
+func (d directory) Close() error { return nil }
 
 // opened is an open file.
 type opened struct {

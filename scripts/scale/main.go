@@ -4,8 +4,7 @@
 // chunks of what is written once, and measures what dsmoe does with them. It fails where a command needs more memory,
 // requests or bytes than it may.
 //
-//	go run ./scripts/scale DSMOE          headers, dry runs, values of all of DeepSeek-V3, one layer
-//	go run ./scripts/scale DSMOE whole    all of DeepSeek-V3 to Q8_0 and back, and a layer of it in 16 parts
+//	go run ./scripts/scale DSMOE [STEP…]  the steps: headers, store, layer, verify, values (all of these by default), whole
 //	go run ./scripts/scale serve          prints the settings of both servers and serves until it is interrupted
 //	go run ./scripts/scale pack CHECKPOINT DIR TOKENS DTYPE    records a pack of dsmoe's own forward pass
 package main
@@ -40,8 +39,8 @@ func run(args []string) error {
 		took, err := record(args[1], args[2], -1, tokens, d)
 		fmt.Printf("forward pass: %.1f s of a processor\n", took.Seconds())
 		return err
-	case len(args) == 0 || len(args) > 2:
-		return errors.New("usage: scale DSMOE [whole]")
+	case len(args) == 0:
+		return errors.New("usage: scale DSMOE [STEP…]")
 	}
 	work, err := os.MkdirTemp("", "dsmoe-scale-")
 	if err != nil {
@@ -63,12 +62,17 @@ func run(args []string) error {
 		return nil
 	}
 	m := &measurement{ctx: ctx, dsmoe: args[0], work: work, servers: s}
-	if len(args) == 2 {
-		m.whole()
-	} else {
-		m.headers()
-		m.layer()
-		m.values()
+	steps := map[string]func(){"headers": m.headers, "store": m.store, "layer": m.layer, "verify": m.verify, "values": m.values,
+		"whole": m.whole}
+	chosen := args[1:]
+	if len(chosen) == 0 {
+		chosen = []string{"headers", "store", "layer", "verify", "values"}
+	}
+	for _, name := range chosen {
+		if steps[name] == nil {
+			return fmt.Errorf("no step %q: the steps are headers, store, layer, verify, values and whole", name)
+		}
+		steps[name]()
 	}
 	s.report()
 	return errors.Join(m.failed...)

@@ -9,20 +9,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
+	"dsmoe/convert/remote/remotetest"
 	"dsmoe/model/tensor"
 )
 
 // limits are what a command may take; 0 is no limit.
 type limits struct {
-	memory   int64   // bytes
-	sent     int64   // bytes of files that the servers send
-	requests int     // to both servers
-	status   int     // exit status
-	times    float64 // of the processor time of a forward pass
+	memory   int64       // bytes
+	sent     int64       // bytes of files that the servers send
+	requests int         // to both servers
+	status   int         // exit status
+	killed   func() bool // reports when the command is to be killed; nil lets it end
 }
 
 // measurement runs dsmoe.
@@ -33,62 +35,100 @@ type measurement struct {
 	failed      []error
 }
 
-// used is what a command took.
-type used struct {
-	output    string
-	processor time.Duration
+// taken is what a command took.
+type taken struct {
+	command, output string // output of both kinds
+	status          int
+	wall, processor time.Duration
+	memory          int64 // peak of resident bytes
+	requests, cut   int
+	sent            int64 // bytes of files
 }
 
-// run runs a command, prints what it took and holds it to its limits. What it prints goes to a file.
-func (m *measurement) run(l limits, args ...string) used {
+// run runs a command, prints what it took, holds it to its limits and returns what it printed.
+func (m *measurement) run(l limits, args ...string) string {
+	t, err := m.measure(l.killed, args)
+	if err != nil {
+		m.failed = append(m.failed, fmt.Errorf("%s: %w", t.command, err))
+		return ""
+	}
+	fmt.Printf("%-90s %8.1f s %8.1f s CPU %6d MB %7d requests %4d cut %10s\n", t.command, t.wall.Seconds(), t.processor.Seconds(),
+		t.memory/1e6, t.requests, t.cut, gigabytes(t.sent))
+	if l.killed != nil {
+		l.status = 128 + int(syscall.SIGKILL) // as time says it
+	}
+	m.check(t.status == l.status, t, "exit status %d, not %d: %s", t.status, l.status, t.output)
+	m.check(t.memory <= l.memory, t, "%d bytes of memory, more than %d", t.memory, l.memory)
+	m.check(l.sent == 0 || t.sent <= l.sent, t, "%d bytes were sent, more than %d", t.sent, l.sent)
+	m.check(l.requests == 0 || t.requests <= l.requests, t, "%d requests, more than %d", t.requests, l.requests)
+	m.check(t.cut*50 <= t.requests, t, "%d of %d responses were cut, more than 2 %%", t.cut, t.requests)
+	return t.output
+}
+
+// check notes a failure of a command.
+func (m *measurement) check(holds bool, t taken, format string, args ...any) {
+	if !holds {
+		m.failed = append(m.failed, fmt.Errorf(t.command+": "+format, args...))
+	}
+}
+
+// measure runs a command until it ends or is killed.
+func (m *measurement) measure(killed func() bool, args []string) (t taken, err error) {
+	t.command = "dsmoe " + strings.Join(args, " ")
 	m.forget()
-	var stdout, stderr bytes.Buffer
 	// GNU time forks from few pages: a process that exec replaced keeps the peak of the one that it was forked from.
 	report := filepath.Join(m.work, "time")
 	cmd := exec.CommandContext(m.ctx, "time", append([]string{"-o", report, "-f", "%M %U %S", m.dsmoe}, args...)...)
-	cmd.Env = append(os.Environ(), m.environment...)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var output bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), m.environment...), &output, &output
 	start := time.Now()
-	_ = cmd.Run() // its exit status is dsmoe's
-	took := time.Since(start)
-	command := "dsmoe " + strings.Join(args, " ")
-	var memory int64
-	var user, system float64
+	if err := m.await(cmd, killed); err != nil {
+		return t, err
+	}
+	t.wall, t.status, t.output = time.Since(start), cmd.ProcessState.ExitCode(), output.String()
 	text, err := os.ReadFile(report)
-	if err == nil {
-		last := strings.TrimSpace(string(text))
-		_, err = fmt.Sscan(last[strings.LastIndexByte(last, '\n')+1:], &memory, &user, &system) // after a line on its exit status
-	}
 	if err != nil {
-		m.failed = append(m.failed, fmt.Errorf("%s: %w", command, err))
-		return used{}
+		return t, err
 	}
-	memory <<= 10
-	processor := time.Duration((user + system) * float64(time.Second))
-	requests, cut, sent := m.hub.Traffic()
-	more, cutMore, read := m.store.Traffic()
-	requests, cut, sent = requests+more, cut+cutMore, sent+read
-	fmt.Printf("%-90s %8.1f s %8.1f s CPU %6d MB %7d requests %4d cut %10s\n", command, took.Seconds(), processor.Seconds(),
-		memory/1e6, requests, cut, gigabytes(sent))
-	fail := func(format string, args ...any) {
-		m.failed = append(m.failed, fmt.Errorf(command+": "+format, args...))
+	last := strings.TrimSpace(string(text))
+	last = last[strings.LastIndexByte(last, '\n')+1:] // after a line on the exit status
+	var user, system float64
+	if _, err := fmt.Sscan(last, &t.memory, &user, &system); err != nil {
+		return t, err
 	}
-	if status := cmd.ProcessState.ExitCode(); status != l.status {
-		fail("exit status %d, not %d: %s%s", status, l.status, stdout.String(), stderr.String())
+	t.memory, t.processor = t.memory<<10, time.Duration((user+system)*float64(time.Second))
+	for _, h := range []*remotetest.Hub{m.hub, m.servers.store} {
+		requests, cut, sent := h.Traffic()
+		t.requests, t.cut, t.sent = t.requests+requests, t.cut+cut, t.sent+sent
 	}
-	if memory > l.memory {
-		fail("%d bytes of memory, more than %d", memory, l.memory)
+	return t, nil
+}
+
+// await runs a command; its exit status is dsmoe's. It kills dsmoe, the child of time, when killed says so.
+func (m *measurement) await(cmd *exec.Cmd, killed func() bool) error {
+	if err := cmd.Start(); err != nil {
+		return err
 	}
-	if l.sent > 0 && sent > l.sent {
-		fail("%d bytes were sent, more than %d", sent, l.sent)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
+	for killed != nil && !killed() {
+		select {
+		case <-ended:
+			return nil
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
-	if l.requests > 0 && requests > l.requests {
-		fail("%d requests, more than %d", requests, l.requests)
+	if killed != nil {
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(children))); err == nil {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
 	}
-	if cut*50 > requests {
-		fail("%d of %d responses were cut, more than 2 %%", cut, requests)
-	}
-	return used{stdout.String(), processor}
+	<-ended
+	return nil
 }
 
 const (
@@ -126,59 +166,73 @@ const (
 	theLayerBytes = 11_650_000_000
 )
 
-// layer reads one layer of DeepSeek-V3, and verifies it.
+// layer reads one layer of DeepSeek-V3.
 func (m *measurement) layer() {
-	src, of := "hf://org/DeepSeek-V3", fmt.Sprint(theLayer)
-	l := limits{memory: 512 * mib, sent: theLayerBytes * 21 / 20, requests: 10_000}
-	for _, command := range []string{"hash", "stats", "experts", "router"} {
-		m.run(l, "inspect", command, "--layers", of, src)
-	}
-	dir := filepath.Join(m.work, "pack")
-	forward, err := m.record(src, dir, theLayer, 64, tensor.BF16)
-	if err != nil {
-		m.failed = append(m.failed, err)
-		return
-	}
-	l.memory, l.sent = 2*gib, 2*theLayerBytes*21/20
-	u := m.run(l, "verify", src, dir)
-	if u.processor > 3*forward {
-		m.failed = append(m.failed, fmt.Errorf("verify took %s, more than 3 × %s of a forward pass", u.processor, forward))
+	l := limits{memory: 512 * mib, sent: theLayerBytes * 21 / 20, requests: 12_000}
+	for _, command := range []string{"router", "hash", "stats", "experts"} {
+		m.run(l, "inspect", command, "--layers", fmt.Sprint(theLayer), "hf://org/DeepSeek-V3")
 	}
 }
 
+// verify verifies that layer with a pack of few tokens: a layer's chosen experts are in memory, since nothing of a server is
+// mapped.
+func (m *measurement) verify() {
+	const tokens, expert = 8, 3 * 2048 * 7168
+	src, dir := "hf://org/DeepSeek-V3", filepath.Join(m.work, "pack")
+	if err := m.record(src, dir, theLayer, tokens, tensor.BF16); err != nil {
+		m.failed = append(m.failed, err)
+		return
+	}
+	m.run(limits{memory: 8*tokens*expert + 2*gib, sent: theLayerBytes * 21 / 20, requests: 5000}, "verify", src, dir)
+}
+
 // record records a pack while this process finds the servers as dsmoe does.
-func (m *measurement) record(src, dir string, layer, tokens int, d tensor.DType) (time.Duration, error) {
+func (m *measurement) record(src, dir string, layer, tokens int, d tensor.DType) error {
 	for _, line := range m.environment {
 		name, value, _ := strings.Cut(line, "=")
 		os.Setenv(name, value)
 	}
-	forward, err := record(src, dir, layer, tokens, d)
-	fmt.Printf("%-90s %8s   %8.1f s CPU\n", fmt.Sprintf("a forward pass of layer %d, %d tokens, %s", layer, tokens, d), "", forward.Seconds())
-	return forward, err
+	_, err := record(src, dir, layer, tokens, d)
+	return err
 }
 
-var readAgain = regexp.MustCompile(`, verified\n`)
+// store writes the dense layers to the store.
+func (m *measurement) store() {
+	m.resumed(1_760_000_000, 1_860_000_000, "convert", "hf://org/DeepSeek-V3", "s3://out/dense-Q8_0.gguf", "--type", "q8_0",
+		"--include", "model.layers.[012].*")
+}
 
 // whole converts all of DeepSeek-V3.
 func (m *measurement) whole() {
-	src, n := "hf://org/DeepSeek-V3", m.bytes["DeepSeek-V3"]
-	const written = 713_281_294_336
-	dst := "s3://out/DeepSeek-V3-Q8_0.gguf"
-	l := limits{memory: gib, sent: n + written + (n+written)/20}
-	if u := m.run(l, "convert", src, dst, "--type", "q8_0"); !readAgain.MatchString(u.output) {
-		m.failed = append(m.failed, fmt.Errorf("not verified: %s", u.output))
-	}
-	m.run(limits{memory: 512 * mib, sent: written + written/20}, "convert", "--check", dst)
+	src := "hf://org/DeepSeek-V3"
+	m.resumed(m.bytes["DeepSeek-V3"], 713_281_294_336, "convert", src, "s3://out/DeepSeek-V3-Q8_0.gguf", "--type", "q8_0")
 	m.parts(src)
 }
 
-// parts converts one layer in 16 parts, as an array of Slurm does, on the disk: 12 GB.
+// resumed runs a conversion that reads and writes so many bytes, kills it when the store has half of what is written, goes
+// on with it, and compares the output with its manifest. The tensors that are not all in the store are read twice.
+func (m *measurement) resumed(read, written int64, args ...string) {
+	half := m.chunks.taken.Load() + written/2
+	m.run(limits{memory: gib, sent: read, killed: func() bool { return m.chunks.taken.Load() >= half }}, args...)
+	output := m.run(limits{memory: gib, sent: (read + written) * 21 / 20}, args...)
+	if !strings.Contains(output, ", verified\n") || !strings.Contains(output, "resumed: ") {
+		m.failed = append(m.failed, fmt.Errorf("not resumed and verified: %s", output))
+	}
+	m.run(limits{memory: gib, sent: written * 21 / 20}, "convert", "--check", args[2])
+}
+
+// parts converts one layer in 16 parts as an array of Slurm does, on the disk: 14 GB. Part 7 is killed, and runs again.
 func (m *measurement) parts(src string) {
 	dst := filepath.Join(m.work, "layer.gguf")
 	args := []string{"convert", src, dst, "--type", "q8_0", "--layers", fmt.Sprint(theLayer)}
+	part := func(i int) []string { return append(args[:len(args):len(args)], "--part", fmt.Sprintf("%d/16", i)) }
 	for i := range 16 {
-		m.run(limits{memory: gib}, append(args, "--part", fmt.Sprintf("%d/16", i+1))...)
+		if i+1 == 7 {
+			m.run(limits{memory: gib, killed: func() bool { _, _, sent := m.hub.Traffic(); return sent > 200_000_000 }}, part(7)...)
+			m.run(limits{memory: gib, status: 2}, append(args[:len(args):len(args)], "--finish")...)
+		}
+		m.run(limits{memory: gib}, part(i+1)...)
 	}
-	m.run(limits{memory: gib}, append(args, "--finish")...)
+	m.run(limits{memory: gib}, append(args[:len(args):len(args)], "--finish")...)
 	m.run(limits{memory: gib}, "convert", "--check", dst)
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"syscall"
@@ -52,11 +53,17 @@ func record(checkpointPath, dir string, layer, tokens int, d tensor.DType) (time
 		return err
 	}
 	r := newRecorder(dir, c.Config, layer, d)
+	if r.Manifest.Config, err = c.ConfigText(); err != nil {
+		return 0, err
+	}
 	if err := r.KeepInts("input_ids", []int{1, tokens}, in.InputIDs); err != nil {
 		return 0, err
 	}
 	if err := run(model.Options{DType: d, Accumulate: model.Float32}, r); err != nil {
 		return 0, err
+	}
+	if layer < 0 { // inputs of layers are outputs of the parts before
+		maps.DeleteFunc(r.Manifest.Tensors, func(name string, _ pack.Entry) bool { return pack.Parse(name).Within == pack.OwnInputKind })
 	}
 	if err := r.Write(); err != nil {
 		return 0, err
@@ -86,11 +93,12 @@ func newRecorder(dir string, c *config.Config, layer int, d tensor.DType) *verif
 	if layer < 0 {
 		return r
 	}
-	for l := range c.NumHiddenLayers {
+	for l := range c.NumHiddenLayers + c.NumNextNPredictLayers {
 		if l != layer {
 			r.Manifest.Absent.Layers = append(r.Manifest.Absent.Layers, l)
 		}
 	}
+	r.Manifest.Absent.Stages = append(r.Manifest.Absent.Stages, "model.embed_tokens.output", "model.norm.output", "lm_head.output")
 	r.Manifest.LayerInputs = map[string]pack.LayerInput{fmt.Sprint(layer): {Kind: pack.Seeded, Values: "normal"}}
 	return r
 }

@@ -62,7 +62,7 @@ func undoHeads(heads int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
 		was, kv := c.NumAttentionHeads, c.NumKeyValueHeads*heads/c.NumAttentionHeads
-		if c.LatentAttention() || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 ||
+		if c.VHeadDim > 0 || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 ||
 			kv*was != c.NumKeyValueHeads*heads {
 			return ""
 		}

@@ -19,7 +19,10 @@ func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, e
 		hints = nil // what explains a part is no news beside what explains all
 	}
 	odd, err := f.oddWeights()
-	return causes, append(hints, odd...), err
+	if hints = append(hints, odd...); f.How != nil {
+		causes, hints = ofEngine(causes), ofEngine(hints)
+	}
+	return causes, hints, err
 }
 
 // explanations are the causes of the failure: weights that are not finite, overflow, then mistakes that explain
@@ -66,7 +69,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	if err == nil && len(causes) == 0 {
 		err = try(together, false)
 	}
-	for _, read := range []func(*Failure) []mistake{orderMistakes, factorMistakes, otherMistakes, elementMistakes,
+	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes, elementMistakes,
 		rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)

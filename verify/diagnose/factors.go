@@ -448,6 +448,14 @@ func biasMistakes(f *Failure) (list []mistake) {
 	try("is twice the reference's", func(v float32) float32 { return v / 2 })
 	try("is half of the reference's", func(v float32) float32 { return 2 * v })
 	try("is the reference's before it was rounded to BF16", func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
+	list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
+		bias := &x.layer.MoE.Gate.EScoreCorrectionBias
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasInBF16{a} }
+		if bias.Name == "" {
+			return ""
+		}
+		return bias.Name + " was added to the scores in BF16 in the reference"
+	}})
 	for l := range f.Model.Model.Layers {
 		list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
 			other := f.Model.Model.Layers[l].MoE

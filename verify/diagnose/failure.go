@@ -27,6 +27,8 @@ type Failure struct {
 	In      *model.Input               // of the pack
 	Options model.Options              // of the run
 	Rounded bounds.Roundings           // weights that the reference had before they were rounded
+	How     *pack.Arithmetic           // of an engine, as it is reproduced; nil of other references
+	Forms   []string                   // dtypes that the weights behind the failed stage are stored in
 	Checks  []report.Check             // of the run
 	Layers  []int                      // of the decoder, that were run
 
@@ -208,11 +210,12 @@ type Trial struct {
 	// Proves is what the failed stage must satisfy beside its limits, of which x has the rows from first on; nil if nothing.
 	Proves  func(x *bounds.Value, first int) bool
 	Rounded bounds.Roundings // weights that the reference had before they were rounded
+	How     *pack.Arithmetic // of an engine
 }
 
 // NewTrial returns a trial in which nothing is undone yet.
 func (f *Failure) NewTrial() *Trial {
-	x := &Trial{failed: f, Model: *f.Model, Config: *f.Model.Config, In: *f.In, Options: f.Options, Rounded: f.Rounded}
+	x := &Trial{failed: f, Model: *f.Model, Config: *f.Model.Config, In: *f.In, Options: f.Options, Rounded: f.Rounded, How: f.How}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return a }
 	x.Model.Config = &x.Config
 	x.Model.Model.Layers, x.Model.Model.MTP = slices.Clone(f.Model.Model.Layers), slices.Clone(f.Model.Model.MTP)

@@ -43,7 +43,7 @@ func undoNoGroups(n, chosen int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
 		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 ||
-			chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
+			chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || c.TopKMethod == "" {
 			return ""
 		}
 		c.NGroup, c.TopKGroup = n, chosen
@@ -246,6 +246,11 @@ func (x *Trial) reorderRouter(biasesStay bool) []int {
 
 // rowsOf are the rows of w in another order: row i is w's order[i].
 func rowsOf(w *model.Weight, order []int) []byte {
+	if len(w.Shape) == 2 && w.Shape[0] == 1 { // a row with an element for each
+		vector := *w
+		vector.Shape = w.Shape[1:]
+		w = &vector
+	}
 	rows := make([]byte, 0, len(w.Data))
 	for _, from := range order {
 		rows = append(rows, w.Row(from).Data...)

@@ -16,8 +16,8 @@ import (
 // mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
-	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), biasMistakes(f), weightMistakes(f),
-		indexerMistakes(f), windowedMistakes(f))
+	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), biasMistakes(f), engineMistakes(f),
+		weightMistakes(f), indexerMistakes(f), windowedMistakes(f), groupedMistakes(f))
 }
 
 func configMistakes(f *Failure) []mistake {

@@ -79,6 +79,8 @@ func causeOf(key string) string {
 		{"routed_scaling_factor", "routed-scale"}, {"aux_loss_alpha", "aux-loss-alpha"}, {"seq_aux", "aux-loss-form"},
 		{"norm_topk_prob", "norm-topk"}, {"num_experts_per_tok", "experts-per-token"}, {"n_group", "group-count"},
 		{"topk_group", "topk-group"}, {"num_attention_heads", "head-count"}, {"rope_interleave", "rope-layout"},
+		{"moe_k", "experts-per-token"}, {"router_scaling_factor", "routed-scale"}, {"moe_norm_min", "norm-topk"},
+		{"layer_types", "sliding-window"},
 		{"index_topk", "index-topk"}, {"sliding_window", "sliding-window"}, {"hc_sinkhorn_iters", "sinkhorn-iterations"},
 	} {
 		if key == known.key {

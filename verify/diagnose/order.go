@@ -128,8 +128,10 @@ func (f *Failure) headWidth() int {
 	switch c := f.Model.Config; f.Kind {
 	case pack.InAttention(table.QProj), pack.InAttention(table.QBProj):
 		return c.QKHeadDim()
-	case pack.InAttention(table.KProj), pack.InAttention(table.VProj):
-		return c.HeadDim()
+	case pack.InAttention(table.KProj):
+		return c.QKHeadDim()
+	case pack.InAttention(table.VProj):
+		return c.ValueHeadDim()
 	case pack.InAttention(table.KVBProj):
 		return c.QKNopeHeadDim + c.VHeadDim
 	}
@@ -157,7 +159,11 @@ func (f *Failure) patterns(n, by int) (list []pattern) {
 			func(i int) int { return i%half*2 + i/half },
 			func(i int) int { return i/2 + i%2*half },
 		} {
-			list = append(list, pattern{id, what, inHeads(width-paired, paired, of)})
+			first := width - paired
+			if c.RotaryFirst() {
+				first = 0
+			}
+			list = append(list, pattern{id, what, inHeads(first, paired, of)})
 		}
 	}
 	if nope, v, heads := c.QKNopeHeadDim, c.VHeadDim, c.NumAttentionHeads; f.Kind == pack.InAttention(table.KVBProj) {

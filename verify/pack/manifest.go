@@ -21,7 +21,8 @@ import (
 // where each tensor is.
 type Manifest struct {
 	Format          string                    `json:"format"`           // "golden/1"
-	Reference       Reference                 `json:"reference"`        // the Python that ran
+	Reference       Reference                 `json:"reference"`        // the Python, or the engine, that ran
+	Arithmetic      *Arithmetic               `json:"arithmetic"`       // of an engine, as it declares it
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
@@ -76,9 +77,9 @@ const (
 )
 
 // RotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
-// it in float32, model.to(dtype) casts it. Invalid is the compute dtype.
+// it in float32, as engines do; model.to(dtype) casts it. Invalid is the compute dtype.
 func (m *Manifest) RotaryDType() tensor.DType {
-	if strings.HasPrefix(m.MadeBy, "from_pretrained") {
+	if m.Reference.Kind == Engine || strings.HasPrefix(m.MadeBy, "from_pretrained") {
 		return tensor.F32
 	}
 	return tensor.Invalid
@@ -86,8 +87,12 @@ func (m *Manifest) RotaryDType() tensor.DType {
 
 // Reference says which Python made the pack.
 type Reference struct {
+	Name     string `json:"name,omitempty"`     // of an engine, such as llama.cpp
+	Version  string `json:"version,omitempty"`  // of an engine
+	Recorded string `json:"recorded,omitempty"` // how an engine's numbers were seen, for people
+
 	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
-	Kind         string `json:"kind"`         // "remote code", or "transformers native" for its own classes
+	Kind         string `json:"kind"`         // "remote code", "transformers native" for its own classes, or "engine"
 	File         string `json:"file"`         // that defines the class
 	Transformers string `json:"transformers"` // version
 	Torch        string `json:"torch"`        // version
@@ -133,6 +138,22 @@ type Entry struct {
 	File  string       `json:"file"`  // a key of Manifest.Files
 	DType tensor.DType `json:"dtype"` // of its elements
 	Shape []int        `json:"shape"` // in numbers of elements
+
+	stored string       // its name in the file, if another one: see Spell
+	order  *tensor.View // of the columns there; nil: as they are
+}
+
+// inOrder are rows of the tensor with their columns in the stage's order.
+func (e Entry) inOrder(values []float32) []float32 {
+	if e.order == nil {
+		return values
+	}
+	n := e.Shape[len(e.Shape)-1]
+	ordered := make([]float32, len(values))
+	for i, v := range values {
+		ordered[i/n*n+int(e.order.Element(int64(i%n)))] = v
+	}
+	return ordered
 }
 
 // Elements is the number of elements of the tensor.
@@ -167,10 +188,11 @@ func (m *Manifest) check() (problems []problem.Problem) {
 	add := func(cause string, args ...any) {
 		problems = append(problems, problem.Problem{File: manifestName, Cause: fmt.Sprintf(cause, args...)})
 	}
-	if _, known := references[m.Reference.Kind]; !known {
-		add("reference: kind %.40q, not \"remote code\" or \"transformers native\": whose rules the pack "+
+	if _, known := references[m.Reference.Kind]; !known && m.Reference.Kind != Engine {
+		add("reference: kind %.40q, not \"remote code\", \"transformers native\" or \"engine\": whose rules the pack "+
 			"follows is not known", m.Reference.Kind)
 	}
+	m.checkEngine(add)
 	if m.Format != "golden/1" {
 		add("format %.40q, not \"golden/1\"", m.Format)
 	}

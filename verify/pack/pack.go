@@ -42,6 +42,8 @@ type Pack struct {
 	// mistake would have recorded.
 	Replaced map[string]tensor.Tensor
 
+	stages map[string]string // by the names of tensors in files: stages that have other names there, see Spell
+
 	mu      sync.Mutex
 	file    string // whose header was read last
 	extents map[string]extent
@@ -205,7 +207,7 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 			return p.wrap(e.File, err)
 		}
 	}
-	x, ok := p.extents[name]
+	x, ok := p.extents[cmp.Or(e.stored, name)]
 	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, e.Shape) {
 		return p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
 	}
@@ -254,7 +256,7 @@ func (p *Pack) readHeader(name string) error {
 		return err
 	}
 	for _, t := range slices.Sorted(maps.Keys(extents)) {
-		switch e, listed := p.Manifest.Tensors[t]; {
+		switch e, listed := p.Manifest.Tensors[cmp.Or(p.stages[t], t)]; {
 		case !listed:
 			return fmt.Errorf("tensor %.120q is not in manifest.json", t)
 		case e.File != name:
@@ -284,7 +286,7 @@ func (p *Pack) Elements(name string, first, n int) ([]float32, error) {
 		return values[first:min(first+n, len(values))], err
 	}
 	err := p.pieces(name, int64(first), int64(first+n), pieceBytes, decode)
-	return values, err
+	return p.Manifest.Tensors[name].inOrder(values), err
 }
 
 // pieceBytes is the size of the pieces in which a golden tensor is read and decoded: it is not in memory twice.
@@ -306,6 +308,11 @@ func (p *Pack) Ints(name string) ([]int, error) {
 // references are the kinds of Reference, with whose behaviour a pack of that kind records.
 var references = map[string]config.Reference{"remote code": config.Remote, "transformers native": config.Native}
 
+// referenceOf returns whose rules the pack follows: an engine's those of the checkpoint's family.
+func (p *Pack) referenceOf(c *config.Config) config.Reference {
+	return cmp.Or(references[p.Manifest.Reference.Kind], c.Reference)
+}
+
 // Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
 // config_overrides, and the rules of the reference, unless override names another. It refuses an override of a key
 // that neither the family nor the checkpoint's config.json has: a typo would change nothing.
@@ -322,7 +329,7 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 			return nil, p.wrap("config_overrides", err)
 		}
 	}
-	c, err := c.As(cmp.Or(override, references[p.Manifest.Reference.Kind]))
+	c, err := c.As(cmp.Or(override, p.referenceOf(c)))
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}

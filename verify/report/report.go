@@ -56,6 +56,7 @@ type Report struct {
 	Coverage   Coverage `json:"coverage"`          // what was checked
 	Routing    Routing  `json:"routing"`           // how experts were chosen
 	Golden     Golden   `json:"golden"`            // the pack
+	Against    *Against `json:"against,omitempty"` // another trace of the same tokens; absent without one
 	Rules      Rules    `json:"rules"`             // of the reference
 	Config     Settings `json:"config"`            // how config.json and what the reference ran with go together
 	// stored tensors that contradict config.json, and what was computed with in their place, in words
@@ -110,9 +111,10 @@ type Scope struct {
 	Stages   []string `json:"stages"`   // globs of stages that the user selects; empty if all are
 	// with a weight that took part in a checked stage, prediction layers among them
 	Layers    []int `json:"layers"`
-	Of        int   `json:"of"`        // layers of the decoder
-	Embedding bool  `json:"embedding"` // likewise
-	Head      bool  `json:"head"`      // likewise, the final norm or lm_head
+	Routers   []int `json:"routers,omitempty"` // of these, layers of which the router alone was run
+	Of        int   `json:"of"`                // layers of the decoder
+	Embedding bool  `json:"embedding"`         // likewise
+	Head      bool  `json:"head"`              // likewise, the final norm or lm_head
 	// what layers began with, where it was not what the part before gave
 	Inputs      []ScopeInput `json:"inputs"`
 	Unread      []int        `json:"unread_layers"`  // layers whose weights were not read
@@ -149,8 +151,9 @@ type Place struct {
 	Ran      bool   `json:"ran"`      // this run computed it, if only for a stage elsewhere
 	// Weights of it that the checkpoint must hold
 	Weights int `json:"weights"`
-	ByName  int `json:"by_name"` // of these, known by name only: the header of their file was not read
-	Checked int `json:"checked"` // of Weights, as those below: took part in a checked stage
+	ByName  int `json:"by_name"`          // of these, known by name only: the header of their file was not read
+	Unread  int `json:"unread,omitempty"` // of Weights, all but the router's, which alone was run
+	Checked int `json:"checked"`          // of Weights, as those below: took part in a checked stage
 	// of Checked: took part in failed stages alone, or decide choices beside such a router; absent if none did
 	Failed    int      `json:"failed,omitempty"`
 	Unchecked []string `json:"unchecked"` // ran in no checked stage, beside those of experts not reached
@@ -429,6 +432,8 @@ type LayerRouting struct {
 	Load       []int  `json:"load"`       // how often the golden chose each routed expert, without padding
 	// TableRows counts the rows of tid2eid that the tokens read, where it lists the experts of each token id.
 	TableRows int `json:"table_rows,omitempty"`
+
+	Wrong map[int]bool `json:"-"` // tokens with a choice that rounding does not explain
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much
@@ -495,6 +500,10 @@ type Golden struct {
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
+	// what an engine declares of how it computes, which is reproduced; absent of other references
+	Arithmetic *pack.Arithmetic `json:"arithmetic,omitempty"`
+	// what an engine does not declare and the numbers show, which is reproduced, too; absent if nothing is
+	Observed *pack.Arithmetic `json:"observed,omitempty"`
 	// why it proves less on purpose; empty if it does not
 	Partial    string            `json:"partial"`
 	Absent     pack.Absent       `json:"absent"`     // what it says it has not

@@ -20,10 +20,12 @@ func (s *Scope) Describe() string {
 			parts = append(parts, part)
 		}
 	}
-	n, _ := slices.BinarySearch(s.Layers, s.Of)
+	layers := slices.DeleteFunc(slices.Clone(s.Layers), func(l int) bool { return slices.Contains(s.Routers, l) })
+	n, _ := slices.BinarySearch(layers, s.Of)
 	add(s.Embedding, "the embedding")
-	add(n > 0, fmt.Sprintf("%s of %d", LayersText(s.Layers[:n]), s.Of))
-	add(n < len(s.Layers), "prediction "+LayersText(s.Layers[n:]))
+	add(n > 0, fmt.Sprintf("%s of %d", LayersText(layers[:n]), s.Of))
+	add(len(s.Routers) > 0, fmt.Sprintf("the routing alone of %s of %d", LayersText(s.Routers), s.Of))
+	add(n < len(layers), "prediction "+LayersText(layers[n:]))
 	add(s.Head, "the head")
 	if parts == nil {
 		return "nothing"

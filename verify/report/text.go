@@ -113,9 +113,13 @@ func (c *Coverage) exercised() string {
 // head says what was compared, and how.
 func (r *Report) head() (f facts) {
 	ref := r.Golden.Reference
-	f.add("reference", "%s",
-		text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
-			ref.Torch, ref.Device)))
+	if ref.Kind == pack.Engine {
+		r.writeEngine(&f)
+	} else {
+		f.add("reference", "%s",
+			text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
+				ref.Torch, ref.Device)))
+	}
 	if on := ref.GPUText(); on != "" {
 		f.add("", "%s", text.Line(on))
 	}
@@ -167,6 +171,28 @@ func (r *Report) head() (f facts) {
 		r.Rounding.write(&f)
 	}
 	return f
+}
+
+// writeEngine writes which engine ran, and how it computes: what it declares, and what it does not and the numbers show.
+func (r *Report) writeEngine(f *facts) {
+	ref := r.Golden.Reference
+	what := fmt.Sprintf("%s, %s", ref.Name, ref.Version)
+	if ref.Device != "" {
+		what += " on " + ref.Device
+	}
+	if ref.Recorded != "" {
+		what += "; recorded by " + ref.Recorded
+	}
+	f.add("engine", "%s", text.Line(what))
+	declared := r.Golden.Arithmetic.String()
+	if declared == "" {
+		declared = "nothing"
+	}
+	f.add("arithmetic", "declared, and reproduced: %s", text.Line(declared))
+	if seen := r.Golden.Observed.String(); seen != "" {
+		f.add("", "not declared, but seen, and reproduced: %s", text.Line(seen))
+	}
+	f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
 }
 
 // write writes a line per key that the verdict does not speak of.
@@ -592,6 +618,9 @@ func (r *Report) coverage() (f facts) {
 	if x := r.Routing.Keys; x != nil {
 		f.add("indexer", "%d queries see more than index_topk keys; keys that differ: %d%s; %d choices fall among equal scores, "+
 			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
+	}
+	if r.Against != nil {
+		r.Against.write(&f)
 	}
 	return f
 }

@@ -444,9 +444,9 @@ func TestServersAreReadOnce(t *testing.T) {
 	}{
 		{"v3-fp8", plan.Options{}},
 		{"v3-fp8", plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts}},
-		{"v2-lite", plan.Options{Format: "gguf", Name: "x", DType: tensor.F16, NoVocab: true}},
-		{"v2-lite", plan.Options{Format: "gguf", Name: "x", Mixture: "q8_0", NoVocab: true}},
-		{"v2-lite", plan.Options{Format: "gguf", Name: "x", NoVocab: true}},
+		{"v2-lite", plan.Options{Format: "gguf", NoVocab: true, Name: "x", DType: tensor.F16}},
+		{"v2-lite", plan.Options{Format: "gguf", NoVocab: true, Name: "x", Mixture: "q8_0"}},
+		{"v2-lite", plan.Options{Format: "gguf", NoVocab: true, Name: "x"}},
 	} {
 		path := fixture.Path(t, test.fixture+"/checkpoint")
 		src := &ranges{Checkpoint: open(t, path)}

@@ -20,7 +20,7 @@ const oneFile = "x.gguf"
 // intoFile converts into the file x.gguf of dir.
 func intoFile(t *testing.T, dir string, src *checkpoint.Checkpoint, d tensor.DType, s Settings) (*Result, error) {
 	dst := filepath.Join(dir, oneFile)
-	return convert(t.Context(), t, dst, src, plan.Options{DType: d, Exclude: []string{"*.mlp.*"}}.Into(dst), s)
+	return convert(t.Context(), t, dst, src, plan.Options{DType: d, NoVocab: true, Exclude: []string{"*.mlp.*"}}.Into(dst), s)
 }
 
 // TestOneFile: an output that is one file lies beside its manifest and beside other files. Of a

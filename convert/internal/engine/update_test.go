@@ -45,9 +45,9 @@ func updatables(t *testing.T) map[string]updatable {
 			fixture.Write(t, dir, "chat_template.jinja", "{{ messages }}")
 			fixture.Remove(t, dir, "special_tokens_map.json")
 		}, []string{"chat_template.jinja", "config.json", "special_tokens_map.json", "tokenizer_config.json", plan.ManifestName}},
-		"keys in place":       {plan.Options{Format: "gguf", Mixture: "q8_0"}, eps, []string{"checkpoint-16x174K-Q8_0.gguf", plan.ManifestName}},
-		"keys, weights moved": {plan.Options{Format: "gguf", Mixture: "q8_0"}, scaling, []string{"checkpoint-16x174K-Q8_0.gguf", plan.ManifestName}},
-		"shards":              {plan.Options{Format: "gguf", MaxShardBytes: 300_000}, scaling, []string{"checkpoint-16x174K-BF16-00001-of-00003.gguf", plan.ManifestName}},
+		"keys in place":       {plan.Options{Format: "gguf", NoVocab: true, Mixture: "q8_0"}, eps, []string{"checkpoint-16x174K-Q8_0.gguf", plan.ManifestName}},
+		"keys, weights moved": {plan.Options{Format: "gguf", NoVocab: true, Mixture: "q8_0"}, scaling, []string{"checkpoint-16x174K-Q8_0.gguf", plan.ManifestName}},
+		"shards":              {plan.Options{Format: "gguf", NoVocab: true, MaxShardBytes: 300_000}, scaling, []string{"checkpoint-16x174K-BF16-00001-of-00003.gguf", plan.ManifestName}},
 	}
 }
 

@@ -11625,6 +11625,144 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+16(FP), BX
+	MOVQ         stride+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         scales+40(FP), SI
+	MOVQ         scales2+48(FP), DI
+	MOVQ         block+56(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	MOVQ         sums+8(FP), R10
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Z2
+	ADDQ         $0x04, SI
+	VMULPS       Z5, Z2, Z2
+	VBROADCASTSS (DI), Z3
+	ADDQ         $0x04, DI
+	VMULPS       Z5, Z3, Z3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Z0
+	VPMOVSXBD   (BX)(DX*1), Z1
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z4, Z0, Z0
+	VMULPS      Z2, Z0, Z0
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z4, Z1, Z1
+	VMULPS      Z3, Z1, Z1
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z8, Z0, Z6
+	VFMADD231PS Z8, Z1, Z7
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VMOVUPS     Z6, (R10)
+	VMOVUPS     Z7, 64(R10)
+	VZEROUPPER
+	RET
+
+// func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
+// Requires: AVX, AVX512F, CMOV, SSE
+TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         scales2+40(FP), DI
+	MOVQ         block+48(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	MOVSS        factor+56(FP), X6
+	VBROADCASTSS X6, Z6
+	MOVSS        factor2+60(FP), X7
+	VBROADCASTSS X7, Z7
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Z2
+	ADDQ         $0x04, SI
+	VMULPS       Z5, Z2, Z2
+	VBROADCASTSS (DI), Z3
+	ADDQ         $0x04, DI
+	VMULPS       Z5, Z3, Z3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Z0
+	VPMOVSXBD   (BX)(DX*1), Z1
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z4, Z0, Z0
+	VMULPS      Z2, Z0, Z0
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z4, Z1, Z1
+	VMULPS      Z3, Z1, Z1
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z6, Z0, Z8
+	VFMADD231PS Z7, Z1, Z8
+	VMOVUPS     Z8, (AX)
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VZEROUPPER
+	RET
+
+// func avx512AddProducts(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·avx512AddProducts(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Z0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS     (AX), Z1
+	VFMADD231PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x40, BX
+	ADDQ        $0x00000040, AX
+	DECQ        CX
+	JNZ         block
+
+end:
+	VZEROUPPER
+	RET
+
 // func avx2WidenBF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2WidenBF16(SB), NOSPLIT, $0-24
@@ -12034,6 +12172,174 @@ some:
 	JNZ          some
 	TESTQ        CX, CX
 	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
+// Requires: AVX, AVX2, CMOV, FMA3
+TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+16(FP), BX
+	MOVQ         stride+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         scales+40(FP), SI
+	MOVQ         scales2+48(FP), DI
+	MOVQ         block+56(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Y5
+	MOVQ         sums+8(FP), R10
+	VXORPS       Y6, Y6, Y6
+	VXORPS       Y7, Y7, Y7
+	VXORPS       Y8, Y8, Y8
+	VXORPS       Y9, Y9, Y9
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Y2
+	ADDQ         $0x04, SI
+	VMULPS       Y5, Y2, Y2
+	VBROADCASTSS (DI), Y3
+	ADDQ         $0x04, DI
+	VMULPS       Y5, Y3, Y3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Y0
+	VPMOVSXBD   (BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     (AX), Y10
+	VFMADD231PS Y10, Y0, Y6
+	VFMADD231PS Y10, Y1, Y8
+	VPMOVSXBD   8(BX), Y0
+	VPMOVSXBD   8(BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     32(AX), Y10
+	VFMADD231PS Y10, Y0, Y7
+	VFMADD231PS Y10, Y1, Y9
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VMOVUPS     Y6, (R10)
+	VMOVUPS     Y7, 32(R10)
+	VMOVUPS     Y8, 64(R10)
+	VMOVUPS     Y9, 96(R10)
+	VZEROUPPER
+	RET
+
+// func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
+// Requires: AVX, AVX2, CMOV, FMA3, SSE
+TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         scales+32(FP), SI
+	MOVQ         scales2+40(FP), DI
+	MOVQ         block+48(FP), R8
+	MOVL         $0x87f00000, R9
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x7b800000, R9
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Y5
+	MOVSS        factor+56(FP), X6
+	VBROADCASTSS X6, Y6
+	MOVSS        factor2+60(FP), X7
+	VBROADCASTSS X7, Y7
+	SHRQ         $0x04, CX
+	SHRQ         $0x04, R8
+
+block:
+	VBROADCASTSS (SI), Y2
+	ADDQ         $0x04, SI
+	VMULPS       Y5, Y2, Y2
+	VBROADCASTSS (DI), Y3
+	ADDQ         $0x04, DI
+	VMULPS       Y5, Y3, Y3
+	MOVQ         R8, R9
+	CMPQ         R9, CX
+	CMOVQGT      CX, R9
+	SUBQ         R9, CX
+
+some:
+	VPMOVSXBD   (BX), Y0
+	VPMOVSXBD   (BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     (AX), Y8
+	VFMADD231PS Y6, Y0, Y8
+	VFMADD231PS Y7, Y1, Y8
+	VMOVUPS     Y8, (AX)
+	VPMOVSXBD   8(BX), Y0
+	VPMOVSXBD   8(BX)(DX*1), Y1
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y4, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y4, Y1, Y1
+	VMULPS      Y3, Y1, Y1
+	VMOVUPS     32(AX), Y8
+	VFMADD231PS Y6, Y0, Y8
+	VFMADD231PS Y7, Y1, Y8
+	VMOVUPS     Y8, 32(AX)
+	ADDQ        $0x10, BX
+	ADDQ        $0x40, AX
+	DECQ        R9
+	JNZ         some
+	TESTQ       CX, CX
+	JNZ         block
+	VZEROUPPER
+	RET
+
+// func avx2AddProducts(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·avx2AddProducts(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Y0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS     (AX), Y1
+	VFMADD231PS (BX), Y0, Y1
+	VMOVUPS     Y1, (AX)
+	VMOVUPS     32(AX), Y2
+	VFMADD231PS 32(BX), Y0, Y2
+	VMOVUPS     Y2, 32(AX)
+	ADDQ        $0x40, BX
+	ADDQ        $0x00000040, AX
+	DECQ        CX
+	JNZ         block
 
 end:
 	VZEROUPPER

@@ -195,11 +195,24 @@ func nearCommands(cmd *cobra.Command, word string) string {
 	return strings.Join(cmd.SuggestionsFor(word), " or ")
 }
 
+// otherFlags are flags that a user knows of llama.cpp's converter or of golden, by the command that lacks them, and
+// what the command has in their places.
+var otherFlags = map[string]map[string]string{
+	"convert": {"outtype": ", is it --type?", "outfile": ", is it DST, the argument behind SRC?"},
+	"routing": {"text": textFlag},
+	"report":  {"text": textFlag},
+}
+
+const textFlag = ": --tokens takes a file; dsmoe help routing makes one of a text"
+
 // NearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
 func NearFlags(cmd *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
 		return ""
+	}
+	if ours := otherFlags[cmd.Name()][unknown.GetSpecifiedName()]; ours != "" {
+		return ours
 	}
 	names := &cobra.Command{} // which knows how near names are
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {

@@ -21,7 +21,7 @@ import (
 
 // Files are the files that a command can write beside stdout, each named by a flag.
 type Files struct {
-	flags []string
+	flags []outFlag
 	open  map[string]*outFile // by flag; those that are asked for
 }
 
@@ -30,7 +30,23 @@ func (f *Files) Flag(cmd *cobra.Command, name, ending, usage string) {
 	cmd.Flags().String(name, "", usage)
 	cmd.MarkFlagFilename(name, ending)
 	InGroup(cmd.Flags(), Reporting, name)
-	f.flags = append(f.flags, name)
+	f.flags = append(f.flags, outFlag{name, ending})
+}
+
+// outFlag is a flag that names a file, and the ending of such files.
+type outFlag struct{ name, ending string }
+
+// check refuses a file whose name says that it is a picture or a page of another kind.
+func (f outFlag) check(path string) error {
+	ending := strings.ToLower(strings.TrimPrefix(filepath.Ext(path), "."))
+	if ending == f.ending || !slices.Contains([]string{"png", "jpg", "jpeg", "gif", "webp", "pdf", "svg", "html", "xml"}, ending) {
+		return nil
+	}
+	hint := fmt.Sprintf("give it a name that ends in .%s", f.ending)
+	if f.ending == "svg" {
+		hint += "; rsvg-convert x.svg -o x.png, or a browser, makes another picture of it"
+	}
+	return problem.New(path, fmt.Sprintf("--%s writes %s, not %s", f.name, strings.ToUpper(f.ending), strings.ToUpper(ending)), hint)
 }
 
 // Around makes sure that the files can be written before run does its work, and are no inputs, and that nothing is left
@@ -48,7 +64,8 @@ func (f *Files) Around(run func(cmd *cobra.Command, args []string) error) func(c
 // create begins the files that are asked for.
 func (f *Files) create(cmd *cobra.Command, inputs []string) error {
 	f.open = map[string]*outFile{}
-	for i, name := range f.flags {
+	for i, one := range f.flags {
+		name := one.name
 		flag := cmd.Flags().Lookup(name)
 		if !flag.Changed {
 			continue
@@ -58,9 +75,12 @@ func (f *Files) create(cmd *cobra.Command, inputs []string) error {
 			return err
 		}
 		f.open[name] = out
+		if err := one.check(out.path); err != nil {
+			return err
+		}
 		for _, other := range f.flags[:i] {
-			if before := f.open[other]; before != nil && sameFile(before.name, out.name) {
-				return problem.New(out.path, fmt.Sprintf("--%s and --%s name one file", other, name), "")
+			if before := f.open[other.name]; before != nil && sameFile(before.name, out.name) {
+				return problem.New(out.path, fmt.Sprintf("--%s and --%s name one file", other.name, name), "")
 			}
 		}
 	}

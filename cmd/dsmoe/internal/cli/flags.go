@@ -107,7 +107,7 @@ func WordFlag[T ~string](to *T, words ...T) Value[T] {
 	parse := func(word string) (T, error) {
 		i := slices.IndexFunc(list, func(w string) bool { return w == word || sameDType(w, word) })
 		if i < 0 {
-			return "", fmt.Errorf("not one of %s", strings.Join(list, ", "))
+			return "", fmt.Errorf("not one of %s%s", strings.Join(list, ", "), near(word, list))
 		}
 		return words[i], nil
 	}
@@ -195,7 +195,8 @@ func parseWeightType(word string) (t WeightType, err error) {
 	case slices.Contains(checkpoint.Mixtures(), mixture):
 		t.Mixture = mixture
 	default:
-		err = fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
+		err = fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s%s", strings.Join(checkpoint.Mixtures(), ", "),
+			near(word, typeWords()))
 	}
 	return t, err
 }
@@ -215,6 +216,73 @@ func (t WeightType) String() string {
 
 // TypeFlag is a flag that takes a type of weights.
 func TypeFlag(to *WeightType) Value[WeightType] {
-	return Value[WeightType]{to, "dtype", parseWeightType, WeightType.String,
-		append([]string{"bf16", "f16", "f32", "fp8", "keep"}, checkpoint.Mixtures()...)}
+	return Value[WeightType]{to, "dtype", parseWeightType, WeightType.String, typeWords()}
+}
+
+// typeWords are the types of weights, a dtype by one of its names.
+func typeWords() []string {
+	return append([]string{"bf16", "f16", "f32", "fp8", "keep"}, checkpoint.Mixtures()...)
+}
+
+// near asks which of words a user meant who wrote another: those that begin with the same letters and digits, at
+// least two, as far as any does. Case, - and _ do not count: q4km is near q4_k_m.
+func near(word string, words []string) string {
+	bare := func(s string) string { return strings.NewReplacer("_", "", "-", "").Replace(strings.ToLower(s)) }
+	most, found := 2, []string(nil)
+	for _, w := range words {
+		a, b, n := bare(word), bare(w), 0
+		for n < min(len(a), len(b)) && a[n] == b[n] {
+			n++
+		}
+		if n > most {
+			most, found = n, nil
+		}
+		if n == most {
+			found = append(found, w)
+		}
+	}
+	if found == nil {
+		return ""
+	}
+	return ": is it " + strings.Join(found, " or ") + "?"
+}
+
+// NumbersFlag adds a flag that takes numbers with commas between; given again, it takes more.
+func NumbersFlag(flags *pflag.FlagSet, to *[]int, name, usage string) {
+	flags.Var(&numbers{to: to}, name, usage)
+}
+
+// numbers is a flag that takes numbers; the first that are given replace the default.
+type numbers struct {
+	to    *[]int
+	given bool
+}
+
+// Type names the flag's values in the help.
+func (n *numbers) Type() string { return "numbers" }
+
+// String lists the numbers.
+func (n *numbers) String() string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(*n.to)), ","), "[]")
+}
+
+// Set reads numbers. Of a number with k it asks whether it is so many times 1,024, which is how contexts are counted.
+func (n *numbers) Set(list string) error {
+	var all []int
+	if n.given {
+		all = *n.to
+	}
+	for one := range strings.SplitSeq(list, ",") {
+		x, err := parseNumber[int](strings.TrimSpace(one))
+		if err != nil {
+			k, isK := strings.CutSuffix(strings.ToLower(one), "k")
+			if thousands, bad := parseNumber[int](k); isK && bad == nil && thousands < 1<<20 {
+				err = fmt.Errorf("%s is not a whole number: is it %d?", text.Quote(one), thousands<<10)
+			}
+			return err
+		}
+		all = append(all, x)
+	}
+	*n.to, n.given = all, true
+	return nil
 }

@@ -37,6 +37,8 @@ func TestFlagValues(t *testing.T) {
 		"seed": {func() flagValue { return numberOf(new(uint64)) },
 			map[string]string{"010": "10", "7": "7", "0x1F": "31", "0X1f": "31", "18446744073709551615": "18446744073709551615"},
 			[]string{"", "0o10", "0b1", "1_000", "-1", "1f", "0x", "1e3", "+1", "18446744073709551616"}},
+		"numbers": {func() flagValue { return &numbers{to: &[]int{3}} },
+			map[string]string{"1": "1", "4096, 1": "4096,1"}, []string{"", "8k", "1,", "-1"}},
 		"number": {func() flagValue { return numberOf(new(int)) },
 			map[string]string{"010": "10", "0": "0"}, []string{"", "-1", "9223372036854775808"}},
 		"choice": {func() flagValue { word := "local"; return WordFlag(&word, "local", "chained") },
@@ -59,6 +61,23 @@ func TestFlagValues(t *testing.T) {
 	require.NoError(t, l.Set("b=1"))
 	require.NoError(t, l.Set("a=2"))
 	require.Equal(t, "a=2,b=1", l.String())
+}
+
+// TestNear: a wrong word is asked about where another begins like it.
+func TestNear(t *testing.T) {
+	for word, want := range map[string]string{"q4km": "q4_k_m", "Q4_K_XL": "q4_k_s or q4_k_m", "q8": "q8_0", "bf61": "bf16",
+		"Q5-K-M": "q5_k_m", "iq4_xs": "", "x": "", "": "", "q": ""} {
+		asked := near(word, typeWords())
+		if want != "" {
+			want = ": is it " + want + "?"
+		}
+		assert.Equal(t, want, asked, word)
+	}
+	n := numbers{to: &[]int{7}}
+	assert.EqualError(t, n.Set("1,8k"), `8k is not a whole number: is it 8192?`)
+	require.NoError(t, n.Set("1"))
+	require.NoError(t, n.Set("2,3"))
+	assert.Equal(t, []int{1, 2, 3}, *n.to)
 }
 
 func TestByteSize(t *testing.T) {

@@ -25,7 +25,7 @@ type Output struct {
 	form      text.Form // as given; "" without -o
 	documents Documents
 	pipe      text.Form // the form where stdout is no terminal; "" without -o
-	files     Files     // --plot, if the command has it
+	files     *Files    // with --plot, if the command has it; else nil
 }
 
 // AddOutput adds --json to a command and, unless pipe is "", -o: in the form pipe its reports go into a pipe.
@@ -56,14 +56,10 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 // PlotFlag is the name of --plot.
 const PlotFlag = "plot"
 
-// AddPlot adds --plot to a command, whose report is then drawn, too: as what says.
-func (o *Output) AddPlot(cmd *cobra.Command, what string) {
+// AddPlot adds --plot to a command and to the files that it writes. Its report is then drawn, too: as what says.
+func (o *Output) AddPlot(cmd *cobra.Command, files *Files, what string) {
+	o.files = files
 	o.files.Flag(cmd, PlotFlag, "svg", "draw it, too, in an SVG `file`: "+what)
-}
-
-// Drawing makes sure that the drawing can be written before run does its work.
-func (o *Output) Drawing(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
-	return o.files.Around(run)
 }
 
 // drawn is a report of a command with --plot.
@@ -74,14 +70,16 @@ type drawn interface {
 
 // Print draws a report, and prints it.
 func (o *Output) Print(cmd *cobra.Command, r Result) error {
-	err := o.files.Write(PlotFlag, func(w io.Writer) error {
-		if f := r.(drawn).Figure(); f != nil {
-			return page.WriteSVG(w, f, strings.Join(cmd.Flags().Args(), ", "))
+	if o.files != nil {
+		err := o.files.Write(PlotFlag, func(w io.Writer) error {
+			if f := r.(drawn).Figure(); f != nil {
+				return page.WriteSVG(w, f, strings.Join(cmd.Flags().Args(), ", "))
+			}
+			return errors.New("not written: there are no numbers to draw")
+		})
+		if err != nil {
+			return err
 		}
-		return errors.New("not written: there are no numbers to draw")
-	})
-	if err != nil {
-		return err
 	}
 	if o.IsSheet(cmd) {
 		return r.(sheeted).Sheet().WriteAs(cmd.OutOrStdout(), o.chosen(cmd))

@@ -192,6 +192,7 @@ func avx512Codecs() {
 		}},
 	}, 2)
 	avx512E4M3()
+	avx512.rows()
 }
 
 func avx2Codecs() {
@@ -276,6 +277,7 @@ func avx2Codecs() {
 		}},
 	}, 4)
 	avx2E4M3()
+	avx2.rows()
 }
 
 // toNearestEven is the rounding of VCVTPS2PH.

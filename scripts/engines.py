@@ -1,0 +1,176 @@
+"""Converts fixtures, records engines on them and prints the verdicts: see scripts/engines.sh, which calls it with a
+directory that has dsmoe and the recorders, and with names of models and stored forms to select. With `fixtures` alone it
+writes fixtures/engines, whose traces tests judge."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+FIXTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fixtures")
+# The cause that explains the engine's known deviation; None of models that it computes as the reference does.
+LLAMA = {"v3": None, "v3-trained": None, "v3-yarn": None, "v3-mtp": None, "v3-wide": None, "v2-lite": None, "v1-base": None, "v1-trained": None,
+         "kimi-k2": "latent-eps", "glm4-moe-lite": "latent-eps", "v2-group-yarn": "group-worth"}
+MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-trained": None,
+       "v32": "indexer-eps", "v3-yarn": "rope-scaling", "glm4-moe-lite": "latent-eps"}
+TORCH = ["v3-trained"]
+# Faults: keys of v3-trained's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
+PLANTED = {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
+           "experts-per-token": {"num_experts_per_tok": 3}, "norm-eps": {"rms_norm_eps": 1e-5}}
+FORMS = ["f32", "bf16", "q8_0", "q4_k_m", "q6_k"]
+# The traces of fixtures/engines: recorder, model, form, flags.
+SMALL = {
+    "llama-v3-trained-q8_0": ("llama", "v3-trained", "q8_0", "--random", "1x10", "--flash"),
+    "llama-v3-trained-router": ("llama", "v3-trained", "q8_0", "--random", "1x16", "--stages", "router"),
+    "llama-v1-base-bf16": ("llama", "v1-base", "bf16", "--random", "1x10", "--cache", "f32"),
+    "llama-kimi-k2-q8_0": ("llama", "kimi-k2", "q8_0", "--random", "1x10", "--cache", "f32"),
+    "mlx-v32": ("mlx", "v32", "f32", "--random", "1x16"),
+    "vllm-v3": ("torch", "v3", None, "5,3"),
+}
+# All widths of v3-wide are multiples of 256, so that its K forms have K blocks; those of fixtures fall back to Q8_0 and Q5_0.
+WIDE = {"num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 16,
+        "q_lora_rank": 256, "kv_lora_rank": 256, "qk_nope_head_dim": 256, "v_head_dim": 64}
+
+
+class Engines:
+    def __init__(self, work, selected):
+        self.work, self.selected, self.bad = work, selected, 0
+        self.right = {}  # (form, cache and attention) of llama.cpp -> largest z and RMS of z of right runs
+
+    def at(self, *names):
+        return os.path.join(self.work, *names)
+
+    def wants(self, *words):
+        """Whether the command line selects models, or forms, with one of these names."""
+        return all(not (chosen := [s for s in self.selected if s in kind]) or any(w in chosen for w in words)
+                   for kind in ([*LLAMA, *MLX], FORMS))
+
+    def run(self, *command, env=None):
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.work, env=dict(os.environ) | (env or {}))
+        if result.returncode:
+            sys.exit(f"{' '.join(command)}: exit status {result.returncode}: {result.stdout}")
+
+    def source(self, model):
+        """The checkpoint of a fixture, or v3-wide's, which is made."""
+        if model != "v3-wide":
+            return os.path.join(FIXTURES, model, "checkpoint")
+        if not os.path.exists(self.at(model)):
+            with open(os.path.join(FIXTURES, "v3-trained", "checkpoint", "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            with open(self.at("wide.json"), "w", encoding="utf-8") as f:
+                json.dump(config | WIDE, f)
+            self.run(self.at("dsmoe"), "synth", self.at("wide.json"), self.at(model))
+        return self.at(model)
+
+    def convert(self, model, to, *flags):
+        if not os.path.exists(to):
+            self.run(self.at("dsmoe"), "convert", self.source(model), to, *flags)
+        return to
+
+    def gguf(self, model, form):
+        mtp = ["--mtp"] if model == "v3-mtp" else []
+        return self.convert(model, self.at(f"{model}-{form}.gguf"), "--type", form, "--no-vocab", *mtp)
+
+    def record(self, engine, checkpoint, pack, *flags):
+        if engine == "torch":
+            script = os.path.join(os.path.dirname(FIXTURES), "scripts", "engines_torch.py")
+            return self.run(sys.executable, script, checkpoint, pack, *flags, env={"PYTHONPATH": self.work})
+        return self.run(sys.executable, self.at(f"trace_{engine}.py"), checkpoint, pack, *flags)
+
+    def fixtures(self):
+        for name, (engine, model, form, *flags) in SMALL.items():
+            checkpoint = self.gguf(model, form) if engine == "llama" else self.source(model)
+            if engine == "mlx":
+                checkpoint = self.convert(model, self.at(f"{model}-{form}"), "--type", form)
+            checkpoint = os.path.relpath(checkpoint, self.work) if checkpoint.startswith(self.work) else checkpoint
+            self.record(engine, checkpoint, name, *flags)  # in work: manifests name no directory of this machine
+            shutil.move(self.at(name), os.path.join(FIXTURES, "engines", name))
+
+    def judge(self, checkpoint, pack, row, cause, key=None):
+        """Prints a row: the verdict, the largest z and RMS of z, and what explains a failure."""
+        out = subprocess.run([self.at("dsmoe"), "verify", checkpoint, pack, "--json"], stdout=subprocess.PIPE, text=True).stdout
+        report = json.loads(out)
+        named = [c["id"] for c in [*report.get("causes", []), *report.get("hints", [])]]
+        good = report.get("verdict") == ("fail" if cause else "pass") and (cause is None or cause in named)
+        self.bad += not good
+        z, rms = (max((c[k] or 0 for c in report.get("checks", []) if k in c), default=0) for k in ("z", "rms_z"))
+        if key and not cause:
+            self.right[key] = tuple(map(max, self.right.get(key, (0, 0)), (z, rms)))
+        numbers = f"{z:6.2f} {rms:5.2f}" if report.get("verdict") == "pass" else " " * 12
+        print(f"{row:62} {report.get('verdict', 'error'):12} {numbers}  {report.get('first_divergence') or ''} {' '.join(named)}"
+              f"{'' if good else '  UNEXPECTED'}".rstrip(), flush=True)
+
+    def llama(self, model, cause, form):
+        gguf = self.gguf(model, form)
+        for cache in ("f32", "f16"):
+            for flags in ([], ["--flash"]):
+                name = f"llama.cpp {model} {form} cache {cache}{' flash' if flags else ''}"
+                pack = self.at(name.replace(" ", "-"))
+                self.record("llama", gguf, pack, "--random", "1x48", "--cache", cache, *flags)
+                self.judge(gguf, pack, name, cause, (form, f"{cache}{', flash' if flags else ''}"))
+        if (model, form) == ("v3-trained", "q8_0"):
+            self.record("llama", gguf, self.at("router"), "--random", "1x48", "--stages", "router")
+            self.judge(gguf, self.at("router"), f"llama.cpp {model} {form} router", cause)
+
+    def planted(self, cause, keys, form):
+        source, faulty = self.at(cause), self.at(f"{cause}-{form}.gguf")
+        if not os.path.exists(source):
+            shutil.copytree(self.source("v3-trained"), source)
+            with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as f:
+                json.dump(config | keys, f)
+        self.run(self.at("dsmoe"), "convert", source, faulty, "--type", form, "--no-vocab")
+        self.record("llama", faulty, self.at(f"planted-{cause}-{form}"), "--random", "1x48")
+        self.judge(self.gguf("v3-trained", form), self.at(f"planted-{cause}-{form}"), f"llama.cpp v3-trained {form}, planted {keys}", cause)
+
+    def mlx(self, model, cause):
+        checkpoint = self.convert(model, self.at(f"{model}-f32"), "--type", "f32")
+        pack = self.at(f"mlx-{model}")
+        self.record("mlx", checkpoint, pack, "--random", "1x48")
+        self.judge(checkpoint, pack, f"mlx-lm {model} f32", cause)
+
+    def torch(self, model):
+        for sequences in ("24,24", "24,17"):
+            pack = self.at(f"vllm-{model}-{sequences}")
+            self.record("torch", self.source(model), pack, sequences)
+            self.judge(self.source(model), pack, f"torch with vLLM's shapes, {model}, sequences of {sequences}", None)
+
+
+    def summary(self):
+        """Prints the table of docs/engines.md."""
+        columns = list(dict.fromkeys(column for _, column in self.right))
+        print(f"\n| largest z, RMS | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for form in dict.fromkeys(form for form, _ in self.right):
+            print(f"| {form} | {' | '.join('{:.1f}, {:.2f}'.format(*self.right[form, c]) for c in columns)} |")
+
+
+def main(work, *selected):
+    if selected == ("fixtures",):
+        return Engines(work, []).fixtures()
+    unknown = [s for s in selected if s not in [*LLAMA, *MLX, *FORMS]]
+    if unknown:
+        sys.exit(f"engines.py: {' '.join(unknown)}: not a model or a stored form")
+    e = Engines(work, selected)
+    print(f"{'engine, model, form':62} {'verdict':12} {'z':>6} {'RMS':>5}  first stage that differs, cause")
+    for model, cause in LLAMA.items():
+        for form in FORMS:
+            if e.wants(model, form):
+                e.llama(model, cause, form)
+    for cause, keys in PLANTED.items():
+        for form in ("f32", "q8_0"):
+            if e.wants("v3-trained", form):
+                e.planted(cause, keys, form)
+    for model, cause in MLX.items():
+        if e.wants(model, "f32"):
+            e.mlx(model, cause)
+    for model in TORCH:
+        if e.wants(model, "f32"):
+            e.torch(model)
+    e.summary()
+    if e.bad:
+        sys.exit(f"{e.bad} verdicts are not as expected")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Records what llama.cpp, MLX and torch models compute on the fixtures, and prints dsmoe's verdicts on it; fails if one is
+# not as expected. Arguments select models and stored forms: engines.sh v3-trained q8_0. Needs Go, Python 3.10 or later and
+# a C++ compiler, half an hour on two cores for llama.cpp's build and 5 GB in $TMPDIR; ENGINES_VENV names a venv to keep.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+venv=${ENGINES_VENV:-$work/venv}
+if [ ! -e "$venv" ]; then
+  python3 -m venv "$venv"
+  CMAKE_ARGS=-DLLAVA_BUILD=OFF CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2} \
+    "$venv/bin/pip" install --quiet -r scripts/requirements-engines.txt
+fi
+go build -o "$work/dsmoe" ./cmd/dsmoe
+"$work/dsmoe" trace-script llama > "$work/trace_llama.py"
+"$work/dsmoe" trace-script mlx > "$work/trace_mlx.py"
+"$work/dsmoe" trace-script torch > "$work/dsmoe_trace.py"
+"$venv/bin/python" scripts/engines.py "$work" "$@"

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Measures dsmoe on generated models of 160 GB to 1 TB, served by a hub and a store on this machine, and fails where a
+# command takes more memory, requests or bytes than it may: docs/scale.md. Takes 20 minutes on two quiet cores, and 2 GB in
+# $TMPDIR. `scripts/scale.sh whole` converts all of DeepSeek-V3 and one layer of it in parts: hours, and 20 GB.
+# Needs Linux, Go and GNU time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+go build -o "$work" ./cmd/dsmoe ./scripts/scale
+"$work/scale" "$work/dsmoe" "$@"

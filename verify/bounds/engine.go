@@ -1,0 +1,450 @@
+package bounds
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// An Engine is how an engine computes where that is not as the reference does. Of what its fields do not name it
+// rounds nothing. RoundingOf has the roundings.
+type Engine struct {
+	// Inputs returns what the input of a product is rounded to: of an absorbed weight that of the product that gives
+	// keys, and of the one that gives values, else both are the same.
+	Inputs func(w *model.Weight) (keys, values *Rounding)
+	Cache  *Rounding // what keys and values are rounded to, and with them queries and probabilities
+	// Flash says that probabilities are not rounded, as there are none; queries are if the cache is of blocks, or with
+	// Narrow, which says that the sum over keys is kept in F16.
+	Flash, Narrow bool
+	// Absorbs returns of the weight that gives keys and values of a latent, kv_b_proj, the rows of a head: keys, then values.
+	// It returns 0, 0 of other weights, and is nil if none is absorbed.
+	Absorbs func(w *model.Weight) (keys, values int)
+}
+
+// Rounding is what an engine rounds numbers to, before it multiplies them. Numbers of a block are codes times a step, the
+// largest over the largest code.
+type Rounding struct {
+	to    precision // of numbers, or of codes
+	block int       // numbers of a block; 0 for numbers by themselves, -1 for all numbers of a tensor
+	most  float64   // the largest code
+	half  bool      // steps are stored in F16
+}
+
+// RoundingOf returns the rounding of that name, nil for f32; known is false if there is none:
+//
+//	f32         none
+//	bf16, f16   to nearest, ties to even
+//	q8_0        blocks of 32, codes of 8 bits to nearest, d = max/127 stored in F16
+//	q8_k        blocks of 256, d in float32
+//	fp8-1x128   E4M3 times max/448, blocks of 128
+//	fp8-tensor  the same of a whole tensor
+//	fp8         E4M3
+func RoundingOf(name string) (r *Rounding, known bool) {
+	const integer, largest = 127, 448 // no code is larger
+	codes, fp8 := precision{8, 7, math.MaxFloat32}, precision{4, -6, math.MaxFloat32}
+	known = true
+	switch name {
+	case "f32":
+	case "bf16":
+		r = &Rounding{to: PrecisionOf(tensor.BF16)}
+	case "f16":
+		r = &Rounding{to: PrecisionOf(tensor.F16)}
+	case "q8_0":
+		r = &Rounding{codes, 32, integer, true}
+	case "q8_k":
+		r = &Rounding{codes, 256, integer, false}
+	case "fp8":
+		r = &Rounding{to: precision{4, -6, largest}}
+	case "fp8-1x128":
+		r = &Rounding{fp8, 128, largest, false}
+	case "fp8-tensor":
+		r = &Rounding{fp8, -1, largest, false}
+	default:
+		known = false
+	}
+	return r, known
+}
+
+// engine is an Engine's arithmetic.
+type engine struct {
+	*Analysis
+	*Engine
+	latent *Value        // what the last absorbed weight multiplied
+	up     *model.Linear // that weight
+
+	seenQ, seenV *Value // operands of the last scores and context
+	q, k, v      *Value // the same as the engine has them
+	flips        *Value // q, of whose elements some may be rounded to other numbers; nil if none are
+	first        int    // query of the last scores
+	by           float64
+}
+
+// NewEngine returns the arithmetic of an engine.
+func NewEngine(a *Analysis, e *Engine) Arithmetic { return &engine{Analysis: a, Engine: e} }
+
+// Linear rounds x.
+func (e *engine) Linear(x *Value, l *model.Linear) *Value {
+	if e.Absorbs != nil {
+		if keys, _ := e.Absorbs(&l.Weight); keys > 0 {
+			e.latent, e.up = x, l
+		}
+	}
+	to, _ := e.Inputs(&l.Weight)
+	return e.Analysis.Linear(e.rounded(x, to), l)
+}
+
+// Tables are of angles that engines make of the first pair's by a product for each pair, with a factor that is rounded
+// itself, or by powers: of pair i with a relative variance of (1 + i + i²)·u².
+func (e *engine) Tables(r *model.Rotary) (cos, sin *Value) {
+	made := *r
+	made.Others = make([]float32, len(r.Angles))
+	for i, angle := range r.Angles {
+		pair := float64(i % r.Half)
+		made.Others[i] = float32(float64(angle) * (1 + Unit*math.Sqrt(1+pair+pair*pair)))
+	}
+	return e.Analysis.Tables(&made)
+}
+
+// Scores rounds queries and keys, which absorbed weights make of latents: all heads have one key for each token, the
+// latent behind its part with RoPE, and queries are multiplied with the weights of the keys.
+func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
+	if e.latent != nil && k.Shape[1] < q.Shape[1] { // an indexer's
+		return e.Analysis.Scores(q, k, first, n, s)
+	}
+	if e.seenQ != q {
+		e.seenQ, e.seenV, e.q, e.k = q, nil, q, k
+		if e.latent != nil {
+			e.q, e.k = e.absorbedQueries(q), e.latentKeys(k)
+		}
+		if e.k = e.rounded(e.k, e.Cache); !e.Flash || e.Narrow || e.Cache != nil && e.Cache.block != 0 {
+			e.q = e.rounded(e.q, e.Cache)
+		}
+		if e.Cache != nil && e.k.sigma != nil { // all queries have the same other roundings of a key
+			e.k.ColumnsShare = true
+		}
+		if e.flips = nil; e.Cache != nil && e.q.sigma != nil {
+			e.flips = e.q
+		}
+	}
+	e.first, e.by = first, float64(s.By)
+	if s.Divides {
+		e.by = 1 / e.by
+	}
+	return e.Analysis.Scores(e.q, e.k, first, n, s)
+}
+
+// Context rounds probabilities and values. Of absorbed weights it is the context of latents, times the weights of the
+// values.
+func (e *engine) Context(probs, vT *Value) *Value {
+	if e.seenV != vT {
+		if e.seenV = vT; e.latent != nil {
+			e.v = turned(columns(e.k, e.k.Width()-e.latent.Width(), e.k.Width()))
+		} else {
+			e.v = turned(e.rounded(turned(e.settle(vT)), e.Cache))
+		}
+	}
+	if !e.Flash {
+		probs = e.rounded(probs, e.Cache)
+	}
+	y := e.Analysis.Context(probs, e.v)
+	if e.flips != nil {
+		e.addFlips(y, probs)
+	}
+	if e.Flash && e.Narrow {
+		e.narrow(y, probs)
+	}
+	if e.latent != nil {
+		y = e.values(y)
+	}
+	return y
+}
+
+// Combine adds up in an order that is not known.
+func (e *engine) Combine(weight *Value, parts []model.Part[*Value], _ config.RoutedSum) *Value {
+	return e.Analysis.Combine(weight, parts, config.ByChoice)
+}
+
+// addFlips adds to y = p·v what other roundings of a query's numbers do, each to all scores of the query, where errors of
+// scores that have nothing to do with each other are in it already:
+//
+//	v += Σ_i v_i·(Σ_j p_j·(k_ji - Σ_l p_l·k_li)·v_j)²·scale²
+func (e *engine) addFlips(y, probs *Value) {
+	n, keys, dim, width := y.Shape[2], probs.Width(), e.k.Width(), y.Width()
+	e.plain.Each(y.Rows(), keys*len(y.Values), func(t int) {
+		head, p := t/n, probs.Row(t)
+		query := head*e.flips.Shape[2] + e.first + t%n
+		k, values := e.k.matrixAt(groupOf(head, y, e.k)), e.v.matrixAt(groupOf(head, y, e.v))
+		for i := range dim {
+			v := e.flips.Variance(query*dim + i)
+			if v == 0 {
+				continue
+			}
+			mean := 0.0
+			for j, pj := range p {
+				mean += float64(pj) * float64(k.y[j*dim+i])
+			}
+			for c := range width {
+				sum := 0.0
+				for j, pj := range p {
+					if pj != 0 {
+						sum += float64(pj) * (float64(k.y[j*dim+i]) - mean) * float64(values.y[c*keys+j])
+					}
+				}
+				at := t*width + c
+				y.Set(at, float64(y.Values[at]), y.Variance(at)+v*Sq(sum*e.by))
+			}
+		}
+	})
+	y.roundLater = true
+}
+
+// narrow adds to y = p·v what sums in F16 may do, those of one chain: u² times that of sums in float32.
+func (e *engine) narrow(y, probs *Value) {
+	p, v := *probs, *e.v
+	p.sigma, p.shared, v.sigma, v.squared = nil, nil, nil, nil
+	k := probs.Width()
+	chain := sums{float64(k) / 6, 1.0 / 3, plans(k, true)}
+	wide := Sq(0x1p-11 / Unit)
+	e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float32) {
+		for i := range partial {
+			more := wide * chain.variance(float64(y.Values[at+i]), float64(partial[i]), float64(squares[i]))
+			y.Set(at+i, float64(y.Values[at+i]), y.Variance(at+i)+more)
+		}
+	})
+}
+
+// absorbedQueries are the parts of queries with RoPE, then those without times the weights of the keys: [batch, heads, seq,
+// rope + rank].
+func (e *engine) absorbedQueries(q *Value) *Value {
+	keys, each := e.rows()
+	rank := e.latent.Width()
+	q = e.settle(q)
+	rotated := columns(q, keys, q.Width())
+	weights := e.weights()
+	to, _ := e.Inputs(&e.up.Weight)
+	nope := e.rounded(columns(q, 0, keys), to)
+	return beside(rotated, e.perHead(nope, rank, func(head int) []float32 {
+		return matrix{rows: keys, cols: rank, y: weights[head*each*rank : (head*each+keys)*rank]}.transposed().y
+	}))
+}
+
+// latentKeys are the part of keys with RoPE, of which all heads have the same, and the latent: [batch, 1, seq, rope +
+// rank].
+func (e *engine) latentKeys(k *Value) *Value {
+	keys, _ := e.rows()
+	k = e.settle(k)
+	rotated := columns(firstHeads(k), keys, k.Width())
+	latent := *e.settle(e.latent)
+	a := *latent.Activation
+	a.Shape = []int{k.Shape[0], 1, k.Shape[2], latent.Width()}
+	latent.Activation = &a
+	return beside(rotated, &latent)
+}
+
+// values are contexts of latents times the weights of the values: [batch, heads, n, value].
+func (e *engine) values(context *Value) *Value {
+	keys, each := e.rows()
+	rank := e.latent.Width()
+	weights := e.weights()
+	_, to := e.Inputs(&e.up.Weight)
+	y := e.perHead(e.rounded(context, to), each-keys, func(head int) []float32 {
+		return weights[(head*each+keys)*rank : (head+1)*each*rank]
+	})
+	y.roundLater = true
+	return y.inherit(context)
+}
+
+// rows are the rows of a head of the absorbed weight: those of keys, and all.
+func (e *engine) rows() (keys, each int) {
+	keys, values := e.Absorbs(&e.up.Weight)
+	return keys, keys + values
+}
+
+// weights are the elements of the absorbed weight.
+func (e *engine) weights() []float32 {
+	return model.NewPlain(model.Options{DType: tensor.F32}).Values(&e.up.Weight)
+}
+
+// perHead multiplies each head of x [batch, heads, n, width] with a matrix [out, width] of its own.
+func (e *engine) perHead(x *Value, out int, weights func(head int) []float32) *Value {
+	batch, heads, n, width := x.Shape[0], x.Shape[1], x.Shape[2], x.Width()
+	y := made(x.DType, true, batch, heads, n, out)
+	for i := range batch * heads {
+		w := model.Weight{Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{out, width}}}
+		for _, v := range weights(i % heads) {
+			w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(v))
+		}
+		from, to := i*n*width, (i+1)*n*width
+		rows := &Value{Activation: &model.Activation{Shape: []int{n, width}, Values: x.Values[from:to], DType: x.DType}}
+		if x.sigma != nil {
+			rows.sigma = &model.Activation{Shape: rows.Shape, Values: x.sigma.Values[from:to]}
+		}
+		e.Try(func() {
+			part := e.Analysis.Linear(rows, &model.Linear{Weight: w})
+			copy(y.Values[i*n*out:], part.Values)
+			copy(y.sigma.Values[i*n*out:], part.deviations())
+		})
+	}
+	return y.inherit(x)
+}
+
+// made is a value with memory of its own.
+func made(d tensor.DType, uncertain bool, shape ...int) *Value {
+	n := (tensor.Tensor{Shape: shape}).Len()
+	x := Exact(&model.Activation{Shape: shape, Values: make([]float32, n), DType: d})
+	if uncertain {
+		x.sigma = &model.Activation{Shape: shape, Values: make([]float32, n)}
+	}
+	return x
+}
+
+// moved is a value of that shape whose element i is x's element from(i).
+func moved(x *Value, shape []int, from func(i int) int) *Value {
+	y := made(x.DType, x.sigma != nil, shape...)
+	for i := range y.Values {
+		at := from(i)
+		if y.Values[i] = x.Values[at]; x.sigma != nil {
+			y.sigma.Values[i] = x.sigma.Values[at]
+		}
+	}
+	return y.inherit(x)
+}
+
+// columns are the columns first … last-1 of x.
+func columns(x *Value, first, last int) *Value {
+	shape, n := slices.Clone(x.Shape), last-first
+	shape[len(shape)-1] = n
+	return moved(x, shape, func(i int) int { return i/n*x.Width() + first + i%n })
+}
+
+// firstHeads are the first heads of x [batch, heads, seq, width]: [batch, 1, seq, width].
+func firstHeads(x *Value) *Value {
+	n := x.Shape[2] * x.Shape[3]
+	return moved(x, []int{x.Shape[0], 1, x.Shape[2], x.Shape[3]}, func(i int) int { return i/n*n*x.Shape[1] + i%n })
+}
+
+// turned is x with its last two axes exchanged.
+func turned(x *Value) *Value {
+	shape := slices.Clone(x.Shape)
+	rows, cols := shape[len(shape)-2], shape[len(shape)-1]
+	shape[len(shape)-2], shape[len(shape)-1] = cols, rows
+	return moved(x, shape, func(i int) int { return i/(rows*cols)*rows*cols + i%rows*cols + i/rows%cols })
+}
+
+// beside has the rows of a and of b side by side.
+func beside(a, b *Value) *Value {
+	shape, n := slices.Clone(a.Shape), a.Width()+b.Width()
+	shape[len(shape)-1] = n
+	y := made(a.DType, a.sigma != nil || b.sigma != nil, shape...)
+	for t := range y.Rows() {
+		for _, part := range []struct {
+			at int
+			x  *Value
+		}{{t * n, a}, {t*n + a.Width(), b}} {
+			copy(y.Values[part.at:], part.x.Row(t))
+			if part.x.sigma != nil {
+				copy(y.sigma.Values[part.at:], part.x.sigma.Row(t))
+			}
+		}
+	}
+	return y.inherit(a, b)
+}
+
+// rounded is x with its numbers rounded, in the blocks of each row or of the whole tensor.
+func (e *engine) rounded(x *Value, to *Rounding) *Value {
+	if to == nil {
+		return x
+	}
+	x = e.settle(x)
+	y, exact, row := made(x.DType, true, x.Shape...), true, x.Width()
+	if to.block < 0 {
+		row = len(x.Values)
+	}
+	for first := 0; first < len(x.Values); first += row {
+		n := to.block
+		if n <= 0 {
+			n = row
+		}
+		for from := first; from < first+row; from += n {
+			exact = to.roundBlock(y, x, from, min(from+n, first+row)) && exact
+		}
+	}
+	if exact {
+		y.sigma = nil
+	}
+	return y.inherit(x)
+}
+
+// tieUlps is within how many spacings of float32 of a tie a code may be either one, as builds compute it by a division,
+// or by a product with a rounded reciprocal.
+const tieUlps = 4
+
+// roundBlock sets y to the rounded elements from … to-1 of x, and reports whether all are certain.
+func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
+	step, unsure := 1.0, 0.0 // what codes are of, and its relative standard deviation
+	stored, off := 1.0, 0.0  // what they are multiplied with, and how far it may be off
+	if r.block != 0 {
+		step, unsure = r.step(x, from, to)
+		if stored, off = step, step*unsure; r.half {
+			stored, off = PrecisionOf(tensor.F16).either(step, step*unsure, 0)
+		}
+		if step == 0 || stored == 0 {
+			return true // all are 0
+		}
+	}
+	exact = true
+	for i := from; i < to; i++ {
+		code := float64(x.Values[i]) / step
+		s, tie := Unit*math.Sqrt(x.Variance(i))/step, 0.0
+		if r.block != 0 {
+			s, tie = math.Hypot(s, math.Abs(code)*unsure), tieUlps*PrecisionOf(tensor.F32).Ulp(code)
+		}
+		c, of := r.to.either(code, s, tie)
+		v := Sq(of*stored/Unit) + sameBlock*Sq(c*off/Unit)
+		y.Set(i, c*stored, v)
+		exact = exact && v == 0
+	}
+	return exact
+}
+
+// sameBlock is the factor of the variance of numbers whose errors are all those of one step.
+const sameBlock = 4
+
+// step is the step of a block, the largest number over the largest code in float32, and its relative standard deviation.
+func (r *Rounding) step(x *Value, from, to int) (step, unsure float64) {
+	top := from
+	for i := from; i < to; i++ {
+		if math.Abs(float64(x.Values[i])) > math.Abs(float64(x.Values[top])) {
+			top = i
+		}
+	}
+	most := math.Abs(float64(x.Values[top]))
+	if most == 0 {
+		return 0, 0
+	}
+	return float64(float32(most / r.most)), Unit * math.Sqrt(x.Variance(top)) / most
+}
+
+// either rounds a number of standard deviation s, which on either side of a tie, up to so far from it, may be rounded
+// either way. It returns the standard deviation of the result. Of a number that may be a tie that is what lies half way
+// between both, and of others that Lambda·s may carry over a tie the nearest one, with the deviation of a flip, as
+// point has it. Where s is no small part of the spacing, it is the number itself.
+func (p precision) either(y, s, tie float64) (r, off float64) {
+	r = p.Round(y)
+	reach, u := Lambda*s+tie, p.Ulp(y)
+	least, most := p.Round(y-reach), p.Round(y+reach)
+	switch half := (least + most) / 2; {
+	case least == most:
+		return r, 0
+	case s > u/4:
+		return y, math.Sqrt(Sq(s) + Sq(u)/12)
+	case math.Abs(y-half) <= s+tie:
+		return half, (most - least) / math.Sqrt2 // variance 2/4, as all ties of a row may go the same way
+	default:
+		return r, (most - least) * math.Sqrt(max(leastFlip, math.Erfc(math.Abs(y-half)/(s*math.Sqrt2))))
+	}
+}

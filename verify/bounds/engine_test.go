@@ -1,0 +1,104 @@
+package bounds
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// TestRoundingOfBlocks: codes of exact numbers are certain but at ties, where either one may be; of uncertain numbers
+// those are certain that no error reaches a tie of, and steps may be uncertain, too.
+func TestRoundingOfBlocks(t *testing.T) {
+	q8, known := RoundingOf("q8_0")
+	require.True(t, known)
+	e := &engine{Analysis: NewAnalysis(model.Options{DType: tensor.F32}, nil)}
+	defer e.Close()
+	x := Exact(&model.Activation{Shape: []int{1, 40}, Values: make([]float32, 40), DType: tensor.F32})
+	x.Values[0], x.Values[1], x.Values[2], x.Values[3] = 12.7, 0.149, -6.35, 0.05 // codes 127, 1.49, -63.5, 0.5
+	x.Values[32], x.Values[33] = 1, 0.27                                          // a block of 8: codes 127, 34.29
+	y := e.rounded(x, q8)
+	step := float64(tensor.Rounded(0.1, tensor.F16))
+	for i, code := range map[int]float64{0: 127, 1: 1, 2: -63.5, 3: 0.5, 4: 0} {
+		require.InDelta(t, code*step, y.Values[i], 1e-6, i)
+		if code == math.Trunc(code) {
+			require.Zero(t, y.Variance(i))
+		} else { // off by half a step, all ties of a row the same way
+			require.InDelta(t, step*step/2, y.Variance(i)*Unit*Unit, 1e-6)
+		}
+	}
+	require.InDelta(t, 34*float64(tensor.Rounded(1.0/127, tensor.F16)), y.Values[33], 1e-6)
+
+	blocks, _ := RoundingOf("q8_k")
+	require.InDelta(t, 0.3, e.rounded(x, blocks).Values[33], 1e-6) // in one block with the others
+
+	sure := WithErrors(x.Activation, func(int) float64 { return 1e-6 })
+	require.Zero(t, e.rounded(sure, q8).Variance(1))
+	unsure := WithErrors(x.Activation, func(int) float64 { return 0.05 })
+	y = e.rounded(unsure, q8)
+	require.Equal(t, x.Values[1], y.Values[1])
+	require.InDelta(t, 0.05*0.05+0.1*0.1/12, y.Variance(1)*Unit*Unit, 1e-3)
+
+	none, known := RoundingOf("f32")
+	require.True(t, known)
+	require.Same(t, x, e.rounded(x, none))
+	_, known = RoundingOf("q9")
+	require.False(t, known)
+	zero := Exact(&model.Activation{Shape: []int{1, 2}, Values: make([]float32, 2), DType: tensor.F32})
+	require.Equal(t, []float32{0, 0}, e.rounded(zero, q8).Values)
+	fp8, _ := RoundingOf("fp8-1x128") // 12.7 is 448 steps
+	require.InDelta(t, 12.7/448*5.5, e.rounded(x, fp8).Values[1], 1e-6)
+}
+
+// TestAbsorbedAttention: with the weights of keys and values multiplied into queries and contexts, attention is the same
+// but for rounding errors.
+func TestAbsorbedAttention(t *testing.T) {
+	const heads, seq, nope, rope, value, rank = 2, 5, 3, 2, 4, 6
+	numbers := func(seed float64, shape ...int) *Value {
+		x := made(tensor.F32, false, shape...)
+		for i := range x.Values {
+			x.Values[i] = float32(math.Sin(seed + 1.7*float64(i)))
+		}
+		return x
+	}
+	weights := numbers(1, heads*(nope+value), rank)
+	up := &model.Linear{Weight: model.Weight{Name: "up", Tensor: tensor.Tensor{DType: tensor.F32, Shape: weights.Shape}}}
+	for _, v := range weights.Values {
+		up.Weight.Data = binary.LittleEndian.AppendUint32(up.Weight.Data, math.Float32bits(v))
+	}
+	latent, q, rotated := numbers(2, 1, seq, rank), numbers(3, 1, heads, seq, nope+rope), numbers(4, 1, 1, seq, rope)
+	analysis := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer analysis.Close()
+	kv := analysis.Linear(latent, up) // [1, seq, heads·(nope+value)]
+	k, vT := made(tensor.F32, false, 1, heads, seq, nope+rope), made(tensor.F32, false, 1, heads, value, seq)
+	for h := range heads {
+		for s := range seq {
+			row := kv.Row(s)[h*(nope+value):]
+			to := k.Values[(h*seq+s)*(nope+rope):]
+			copy(to, row[:nope])
+			copy(to[nope:nope+rope], rotated.Row(s))
+			for c := range value {
+				vT.Values[(h*value+c)*seq+s] = row[nope+c]
+			}
+		}
+	}
+	scoring := &model.Scoring{By: 0.4, Mask: &model.Mask{Lowest: -math.MaxFloat32, In: &model.Input{Batch: 1, Seq: seq,
+		InputIDs: make([]int, seq)}}}
+	attend := func(a Arithmetic) *Value {
+		return a.Context(a.Softmax(a.Scores(q, k, 0, seq, scoring)), vT)
+	}
+	want := attend(analysis)
+	absorbed := NewEngine(analysis, &Engine{Inputs: func(*model.Weight) (k, v *Rounding) { return nil, nil },
+		Absorbs: func(*model.Weight) (keys, values int) { return nope, value }})
+	absorbed.Linear(latent, up)
+	got := attend(absorbed)
+	require.Equal(t, want.Shape, got.Shape)
+	for i, w := range want.Values {
+		require.InDelta(t, w, got.Values[i], 1e-6)
+		require.Positive(t, got.Variance(i))
+	}
+}

@@ -1,0 +1,289 @@
+package verify_test
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/verify"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// emulated is the arithmetic of an engine that rounds the inputs of products, keys and values, in its own float32
+// arithmetic.
+type emulated struct {
+	*model.Plain
+	inputs map[string]string // by the form of a weight
+	f16    bool              // the cache is F16
+	best   int               // experts that groups are chosen by; 0 for the model's
+}
+
+func (e *emulated) Linear(x *model.Activation, l *model.Linear) *model.Activation {
+	switch e.inputs[l.Weight.DType.String()] {
+	case "bf16":
+		x = each(x, func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
+	case "q8_0":
+		x = inBlocks(x, 32)
+	}
+	return e.Plain.Linear(x, l)
+}
+
+func (e *emulated) Scores(q, k *model.Activation, first, n int, s *model.Scoring) *model.Activation {
+	return e.Plain.Scores(e.cached(q), e.cached(k), first, n, s)
+}
+
+func (e *emulated) Context(probs, vT *model.Activation) *model.Activation {
+	return e.Plain.Context(e.cached(probs), e.cached(vT))
+}
+
+func (e *emulated) GroupWorth(scores *model.Activation, groups, best int) *model.Activation {
+	if e.best > 0 {
+		best = e.best
+	}
+	return e.Plain.GroupWorth(scores, groups, best)
+}
+
+func (e *emulated) cached(x *model.Activation) *model.Activation {
+	if !e.f16 {
+		return x
+	}
+	return each(x, func(v float32) float32 { return tensor.Rounded(v, tensor.F16) })
+}
+
+// each is x with f of its elements.
+func each(x *model.Activation, f func(v float32) float32) *model.Activation {
+	y := &model.Activation{Shape: x.Shape, DType: x.DType, Values: slices.Clone(x.Values)}
+	for i, v := range y.Values {
+		y.Values[i] = f(v)
+	}
+	return y
+}
+
+// inBlocks is x in blocks of 8-bit codes, each with a scale in F16.
+func inBlocks(x *model.Activation, n int) *model.Activation {
+	y := each(x, func(v float32) float32 { return v })
+	for row := range y.Rows() {
+		for block := range slices.Chunk(y.Row(row), n) {
+			most := float32(0)
+			for _, v := range block {
+				most = max(most, float32(math.Abs(float64(v))))
+			}
+			if most == 0 {
+				continue
+			}
+			scale := tensor.Rounded(most/127, tensor.F16)
+			for i, v := range block {
+				block[i] = scale * float32(math.RoundToEven(float64(v*(127/most))))
+			}
+		}
+	}
+	return y
+}
+
+// recorder32 puts what an engine computes in the place of a pack's tensors.
+type recorder32 struct{ golden *pack.Pack }
+
+func (r *recorder32) Stage(name string, x *model.Activation) error {
+	if r.golden.Has(name) {
+		t := tensor.Tensor{DType: tensor.F32, Shape: x.Shape}
+		for _, v := range x.Values {
+			t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(v))
+		}
+		r.golden.Replaced[name] = t
+	}
+	return nil
+}
+
+func (r *recorder32) TopK(name string, c *model.Choice[*model.Activation]) error {
+	t := tensor.Tensor{DType: tensor.I64, Shape: r.golden.Manifest.Tensors[name].Shape}
+	for _, e := range c.Idx {
+		t.Data = binary.LittleEndian.AppendUint64(t.Data, uint64(e))
+	}
+	r.golden.Replaced[name] = t
+	return nil
+}
+
+// engine is how an engine runs a model, and what it declares.
+type engine struct {
+	config   func(c *config.Config)             // a fault in what it makes of config.json
+	model    func(m *model.DeepseekForCausalLM) // a fault in what it makes of the weights
+	inputs   map[string]string                  // rounds
+	f16      bool                               // cache
+	best     int                                // see emulated
+	declares *pack.Arithmetic                   // nil: what it does
+}
+
+// trace is what the engine records of src on a pack's tokens, in the pack's place.
+func (e engine) trace(t *testing.T, c *config.Config, src weights.Source, golden *pack.Pack) *pack.Pack {
+	t.Helper()
+	golden.Replaced = map[string]tensor.Tensor{}
+	golden.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "emulated", Version: "1"}
+	golden.Manifest.Arithmetic = e.declares
+	if e.declares == nil {
+		golden.Manifest.Arithmetic = &pack.Arithmetic{Activations: e.inputs, Cache: map[bool]string{false: "f32", true: "f16"}[e.f16],
+			Attention: []string{pack.Eager}}
+	}
+	ran := *c
+	if e.config != nil {
+		e.config(&ran)
+	}
+	m := must(model.Load(&ran, src))
+	if e.model != nil {
+		e.model(m)
+	}
+	o := model.Options{DType: tensor.F32}
+	plain := model.NewPlain(o)
+	net := &model.Network[*model.Activation]{Model: m, Input: must(golden.Input()), Options: o,
+		Arithmetic: &emulated{plain, e.inputs, e.f16, e.best}, Trace: &recorder32{golden}}
+	_, err := net.Forward(context.Background())
+	require.NoError(t, err)
+	plain.Close(nil)
+	return golden
+}
+
+// engineForms are weights in two forms, with what engines round the inputs of products with them to.
+var engineForms = map[string]map[string]string{
+	"F32": {"BF16": "f32", "F32": "f32"}, "BF16": {"BF16": "bf16", "F32": "f32"},
+	"Q8_0": {"BF16": "bf16", "F32": "f32", "Q8_0": "q8_0"},
+}
+
+// inForm is a checkpoint, of which Q8_0 quantises the weights.
+func inForm(t *testing.T, form string, src weights.Source) weights.Source {
+	if form == "Q8_0" {
+		return quantised(t, altered{Source: src}, tensor.Q8_0)
+	}
+	return src
+}
+
+// TestEngines: right runs pass with what they declare, and with what they do not, which the report then says; an engine
+// that declares no rounding where it rounds does not pass, and that is the cause.
+func TestEngines(t *testing.T) {
+	t.Parallel()
+	for i, golden := range []string{"v3-trained/golden-f32", "v1-base/golden-f32", "v2-lite/golden-f32"} {
+		for j, form := range []string{"Q8_0", "BF16", "F32"} {
+			for _, f16 := range []bool{true, false} {
+				if !*verify.Every && (i != j || !f16) {
+					continue
+				}
+				inputs := engineForms[form]
+				c, p := open(t, golden)
+				src := inForm(t, form, c)
+				r := run(t, c.Config, src, engine{inputs: inputs, f16: f16}.trace(t, c.Config, src, p), verify.Options{})
+				require.Equal(t, report.Pass, r.Verdict, "%s %s: %v %v", golden, form, r.FirstDivergence, r.Reasons)
+				require.Nil(t, r.Golden.Observed)
+				require.Nil(t, r.Rounding, "the engine read these weights")
+			}
+		}
+	}
+	c, p := open(t, "v2-lite/golden-f32")
+	src := inForm(t, "Q8_0", c)
+	e := engine{inputs: engineForms["Q8_0"], f16: true, declares: &pack.Arithmetic{}}
+	r := run(t, c.Config, src, e.trace(t, c.Config, src, p), verify.Options{})
+	require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+	require.Equal(t, &pack.Arithmetic{Activations: map[string]string{"BF16": "bf16", "Q8_0": "q8_0"}, Cache: "f16",
+		Attention: []string{pack.Eager}}, r.Golden.Observed)
+	for _, form := range []string{printed(t, r), html(t, r)} {
+		require.Contains(t, form, "not declared, but seen, and reproduced: ")
+	}
+}
+
+// TestEngineFaults: what engines do wrong is named, with the roundings of F32 and of Q8_0 weights.
+func TestEngineFaults(t *testing.T) {
+	t.Parallel()
+	gates := func(m *model.DeepseekForCausalLM, f func(g *model.MoEGate)) {
+		for i := range m.Model.Layers {
+			if moe := m.Model.Layers[i].MoE; moe != nil {
+				f(&moe.Gate)
+			}
+		}
+	}
+	faults := map[string]struct {
+		golden, cause string
+		engine
+	}{
+		"scale twice": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 6.25, here it is 2.5",
+			engine{config: func(c *config.Config) { c.RoutedScalingFactor *= c.RoutedScalingFactor }}},
+		"no scale": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 1, here it is 2.5",
+			engine{config: func(c *config.Config) { c.RoutedScalingFactor = 1 }}},
+		"not normalised": {"v3-trained/golden-f32", "norm-topk: the engine ran with norm_topk_prob false, here it is true",
+			engine{config: func(c *config.Config) { c.NormTopKProb = false }}},
+		"gating function": {"v3-trained/golden-f32", "scoring-func: the engine ran with scoring_func softmax, here it is sigmoid",
+			engine{config: func(c *config.Config) { c.ScoringFunc = "softmax" }}},
+		"best of groups": {"v3-trained/golden-f32", "group-worth: the engine chose groups by their best expert, here it is by their two best experts",
+			engine{best: 1}},
+		"no groups": {"v3-trained/golden-f32", "group-mask: the engine chose among all experts, here there are ",
+			engine{config: func(c *config.Config) { c.NGroup, c.TopKGroup = 1, 1 }}},
+		"bias in BF16": {"v3-trained/golden-f32", "router-bias: model.layers.1.mlp.gate.e_score_correction_bias is the engine's before it was rounded to BF16",
+			engine{model: func(m *model.DeepseekForCausalLM) {
+				gates(m, func(g *model.MoEGate) {
+					values := must(g.EScoreCorrectionBias.Float32s(nil))
+					g.EScoreCorrectionBias.Data = nil
+					for _, v := range values {
+						g.EScoreCorrectionBias.Data = binary.LittleEndian.AppendUint32(g.EScoreCorrectionBias.Data,
+							math.Float32bits(tensor.Rounded(v, tensor.BF16)))
+					}
+				})
+			}}},
+		"theta": {"v3-trained/golden-f32", "rope-theta: the engine ran with rope_theta 20000, here it is 10000",
+			engine{config: func(c *config.Config) { c.RopeTheta = 20000 }}},
+		"YaRN": {"v3-yarn/golden-f32", "rope-scaling: the engine ran without the rope_scaling of config.json",
+			engine{config: func(c *config.Config) { c.RopeScaling = nil }}},
+		"latent eps": {"kimi-k2/golden-f32", "latent-eps: the engine computed norms inside latent attention with rms_norm_eps 1e-05",
+			engine{model: func(m *model.DeepseekForCausalLM) {
+				for i := range m.Model.Layers {
+					m.Model.Layers[i].MLA.QALayernorm.VarianceEpsilon, m.Model.Layers[i].MLA.KVALayernorm.VarianceEpsilon = 0, 0
+				}
+			}}},
+		"products": {"v3-trained/golden-f32", "products-rounded: the engine rounded the inputs of products with ",
+			engine{declares: &pack.Arithmetic{Activations: map[string]string{"BF16": "f16", "F32": "f32", "Q8_0": "f32"}, Cache: "f32"}}},
+		"cache": {"v3-trained/golden-f32", "cache-rounded: the engine rounded keys and values to f16, and declares f32",
+			engine{f16: true}},
+	}
+	for name, fault := range faults {
+		for form, inputs := range engineForms {
+			if (form == "Q8_0") != (name != "products") && !*verify.Every || form == "F32" && name == "products" ||
+				form == "BF16" && name != "products" {
+				continue
+			}
+			t.Run(name+" "+form, func(t *testing.T) {
+				t.Parallel()
+				c, p := open(t, fault.golden)
+				stored := altered{Source: c, tensors: map[string]tensor.Tensor{}}
+				if name == "bias in BF16" { // with an offset, as that of GLM-5.2
+					for info := range c.Tensors() {
+						if strings.HasSuffix(info.Name, "e_score_correction_bias") {
+							w := tensor.Tensor{DType: tensor.F32, Shape: info.Shape}
+							for _, v := range must(must(c.Tensor(info.Name)).Float32s(nil)) {
+								w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(v+7))
+							}
+							stored.tensors[info.Name] = w
+						}
+					}
+				}
+				src := inForm(t, form, stored)
+				if fault.inputs = inputs; name == "cache" {
+					fault.declares = &pack.Arithmetic{Activations: inputs, Cache: "f32", Attention: []string{pack.Eager}}
+				}
+				r := run(t, c.Config, src, fault.trace(t, c.Config, src, p), verify.Options{})
+				require.Equal(t, report.Fail, r.Verdict)
+				var causes []string
+				for _, c := range r.Causes {
+					causes = append(causes, c.String())
+				}
+				require.Condition(t, func() bool {
+					return slices.ContainsFunc(causes, func(c string) bool { return strings.HasPrefix(c, fault.cause) })
+				}, "%v: %v %v", *r.FirstDivergence, causes, r.Hints)
+			})
+		}
+	}
+}

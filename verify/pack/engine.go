@@ -1,0 +1,156 @@
+package pack
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+	"dsmoe/text/problem"
+)
+
+// Traces: packs of what an engine computed.
+
+// Engine is the kind of Reference of a trace: what an engine computed, by the rules of the checkpoint's family.
+const Engine = "engine"
+
+// IsTrace reports whether the pack is an engine's trace.
+func (p *Pack) IsTrace() bool { return p.Manifest.Reference.Kind == Engine }
+
+// Arithmetic is what an engine declares of how it computes. A member that is absent is undeclared.
+type Arithmetic struct {
+	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_k,
+	// fp8, fp8-1x128 or fp8-tensor
+	Activations map[string]string `json:"activations,omitempty"`
+	// what keys and values are rounded to, and with them queries and probabilities: likewise
+	Cache string `json:"cache,omitempty"`
+	// eager, sdpa or flash, and absorbed where the weights of latent attention are multiplied into queries and contexts
+	Attention []string `json:"attention,omitempty"`
+	Sums      string   `json:"sums,omitempty"` // of flash attention over the keys: f32 or f16
+}
+
+// Roundings are what an Arithmetic may name: see bounds.RoundingOf.
+var Roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
+
+// The words of Arithmetic.Attention and Arithmetic.Sums.
+const (
+	Flash    = "flash"
+	Absorbed = "absorbed"
+	F32Sums  = "f32"
+	F16Sums  = "f16"
+)
+
+// String says what is declared, in words; "" if nothing is.
+func (a *Arithmetic) String() string {
+	if a == nil {
+		return ""
+	}
+	var words []string
+	by := map[string][]string{}
+	for _, form := range slices.Sorted(maps.Keys(a.Activations)) {
+		by[a.Activations[form]] = append(by[a.Activations[form]], form)
+	}
+	for _, to := range Roundings {
+		if forms := by[to]; forms != nil {
+			words = append(words, fmt.Sprintf("inputs of %s products in %s", strings.Join(forms, ", "), to))
+		}
+	}
+	if a.Cache != "" {
+		words = append(words, "cache "+a.Cache)
+	}
+	if a.Attention != nil {
+		words = append(words, "attention "+strings.Join(a.Attention, ", "))
+	}
+	if a.Sums != "" && slices.Contains(a.Attention, Flash) {
+		words = append(words, "its sums in "+a.Sums)
+	}
+	return strings.Join(words, "; ")
+}
+
+// checkEngine adds what is wrong with what the manifest says of an engine.
+func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
+	a := m.Arithmetic
+	switch {
+	case m.Reference.Kind != Engine && a != nil:
+		add("arithmetic: of an engine only, and reference.kind is %.40q", m.Reference.Kind)
+		return
+	case m.Reference.Kind != Engine:
+		return
+	case m.Reference.Name == "" || m.Reference.Version == "":
+		add("reference: an engine without name or version")
+	case m.Mode != "eval":
+		add("mode %.40q: an engine's trace is of \"eval\"", m.Mode)
+	}
+	if a == nil {
+		return
+	}
+	one := func(member, value string, known ...string) {
+		if !slices.Contains(known, value) {
+			add("arithmetic: %s: %.40q, not one of %s", member, value, strings.Join(known, ", "))
+		}
+	}
+	for _, form := range slices.Sorted(maps.Keys(a.Activations)) {
+		if _, err := tensor.ParseDType(form); err != nil {
+			add("arithmetic: activations: %.40q is no dtype of a weight", form)
+		}
+		one("activations: "+text.Quote(form), a.Activations[form], Roundings...)
+	}
+	if a.Cache != "" {
+		one("cache", a.Cache, Roundings...)
+	}
+	if len(a.Attention) > 0 {
+		one("attention", a.Attention[0], Eager, Sdpa, Flash)
+		for _, word := range a.Attention[1:] {
+			one("attention", word, Absorbed)
+		}
+	}
+	if a.Sums != "" {
+		one("sums", a.Sums, F32Sums, F16Sums)
+	}
+}
+
+// Spell gives the tensors of an engine's trace that are named by the weights of a GGUF file the names of the stages that
+// they are in a model of configuration c, and their columns the order that they have there. Other tensors keep their
+// names.
+func (p *Pack) Spell(c *config.Config) error {
+	if !p.IsTrace() {
+		return nil
+	}
+	var problems []problem.Problem
+	family, tensors := table.FamilyOf(c), map[string]Entry{}
+	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
+		e := p.Manifest.Tensors[name]
+		stage, order := family.StageOf(c, name)
+		if stage == "" {
+			stage = name
+		} else {
+			e.stored, e.order = name, order
+		}
+		if other, twice := tensors[stage]; twice {
+			problems = append(problems, problem.Problem{File: manifestName,
+				Cause: fmt.Sprintf("tensors: %.120q and %.120q are one stage: %s", other.stored, name, stage)})
+		}
+		if n := e.Shape[len(e.Shape)-1]; order != nil && order.Len() != int64(n) {
+			problems = append(problems, problem.Problem{File: manifestName,
+				Cause: fmt.Sprintf("tensors: %.120q: %d columns, the weight has %d rows", name, n, order.Len())})
+		}
+		tensors[stage] = e
+	}
+	if problems != nil {
+		return problem.In(p.Dir, problems...)
+	}
+	if p.stages == nil {
+		p.stages = map[string]string{}
+	}
+	for stage, e := range tensors {
+		if e.stored != "" {
+			p.stages[e.stored] = stage
+		}
+	}
+	p.Manifest.Tensors = tensors
+	return nil
+}
