@@ -127,7 +127,7 @@ func (c *Check) heatmap() page.Heatmap {
 		}
 		m.Values = append(m.Values, values)
 	}
-	for at := p.Seq; at >= max(1, p.RowStep) && at < len(p.Cells)*p.RowStep; at += p.Seq {
+	for at := p.Seq; at > 0 && at >= p.RowStep && at < len(p.Cells)*p.RowStep; at += p.Seq { // none within a cell
 		m.Dividers = append(m.Dividers, float64(at)/float64(p.RowStep))
 	}
 	for j := range p.Cells[0] {
