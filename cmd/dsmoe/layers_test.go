@@ -29,19 +29,19 @@ func TestLayers(t *testing.T) {
 		"cmd/dsmoe/internal/cli": {"text/page", "text/problem", "convert", "convert/checkpoint", "convert/remote", "model/weights", "model/tensor"},
 
 		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor", "text/problem"},
-		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "digest", "model/tensor", "text/problem"},
-		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "digest", "text/problem"},
+		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "model/digest", "model/tensor", "text/problem"},
+		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "model/digest", "text/problem"},
 		"convert/internal/progress": {"convert/plan", "convert/internal/disk", "model/tensor"},
-		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "digest", "model/tensor", "text/problem"},
-		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"convert/internal/manifest": {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/source", "model/digest", "model/tensor", "text/problem"},
+		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "model/digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"convert/operation":         {"model/tensor"},
-		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "digest", "model/weights", "config", "model/tensor", "text/problem"},
+		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "model/digest", "model/weights", "config", "model/tensor", "text/problem"},
 		"convert/safetensors":       {"convert/format", "model/tensor", "text/problem"},
 		"convert/torchbin":          {"convert/format", "model/tensor", "text/problem"},
 		"convert/gguf":              {"convert/format", "model/table", "config", "model/tensor", "text/problem"},
 		"convert/format":            {"config", "model/tensor", "text/problem"},
 		"convert/source":            {"convert/format", "convert/internal/disk", "text/problem"},
-		"convert/remote":            {"convert/source", "convert/format", "digest", "text/problem"},
+		"convert/remote":            {"convert/source", "convert/format", "model/digest", "text/problem"},
 		"convert/remote/remotetest": {"convert/remote"}, // for tests
 		"convert/internal/disk":     {},
 		"convert/internal/fixture":  {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
@@ -56,7 +56,7 @@ func TestLayers(t *testing.T) {
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
-		"inspect/stats":       {"inspect", "digest", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/stats":       {"inspect", "model/digest", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/matrix":      {"inspect", "model", "model/weights", "model/tensor"},
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor", "text/problem"},
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
@@ -85,7 +85,7 @@ func TestLayers(t *testing.T) {
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {"text/problem"},
-		"digest":            {},
+		"model/digest":      {},
 		"config/configtest": {"config"}, // for tests
 		"text":              {},
 		"text/page":         {},

@@ -15,7 +15,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/source"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"

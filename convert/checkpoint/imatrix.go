@@ -7,7 +7,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/gguf"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 )
 
 // Imatrix is an open importance matrix of llama.cpp's.

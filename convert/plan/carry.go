@@ -12,7 +12,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/problem"

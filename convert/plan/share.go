@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"dsmoe/convert/operation"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 )
 
 // Part is a share of a plan's output. The zero Part is all of it.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/text"
 )
 

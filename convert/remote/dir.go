@@ -17,7 +17,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/source"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/text"
 )
 

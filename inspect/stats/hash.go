@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/digest"
 	"dsmoe/inspect"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"

@@ -14,7 +14,7 @@ import (
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text/problem"
 )

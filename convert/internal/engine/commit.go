@@ -10,7 +10,7 @@ import (
 
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/text"
 )
 

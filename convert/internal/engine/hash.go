@@ -7,7 +7,7 @@ import (
 
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 )
 
 // hasher hashes one span and the elements of its source, from begin to end.

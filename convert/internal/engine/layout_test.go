@@ -11,7 +11,7 @@ import (
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 )
 

@@ -9,7 +9,7 @@ import (
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 )
 

@@ -18,7 +18,7 @@ import (
 	"dsmoe/convert/format"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/source"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/problem"

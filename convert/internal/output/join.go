@@ -12,7 +12,7 @@ import (
 
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )

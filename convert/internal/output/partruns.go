@@ -18,7 +18,7 @@ import (
 	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
-	"dsmoe/digest"
+	"dsmoe/model/digest"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
