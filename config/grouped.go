@@ -76,27 +76,11 @@ var groupedRules = []rule{
 	{[]string{"hidden_act"}, activationIsSiLU},
 }
 
-// ropeShare is the key of the share of a head's channels that RoPE rotates.
-const ropeShare = "partial_rotary_factor"
-
 // readShare reads partial_rotary_factor; null is as if it were not there.
 func readShare(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() != 'n' {
 		store(d, key, &d.config.RotaryShare, func() (float64, error) { return parseNumber(value, positive) })
 	}
-}
-
-// adoptShare takes the partial_rotary_factor of an object of RoPE's, unless the key by itself says another.
-func (d *decoding) adoptShare(key string, o map[string]jsontext.Value) {
-	raw, said := o[ropeShare]
-	if !said || !d.rope.share {
-		return
-	}
-	share, err := parseNumber(raw, positive)
-	if old := d.config.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' && share != old {
-		err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
-	}
-	store(d, key+"."+ropeShare, &d.config.RotaryShare, func() (float64, error) { return share, err })
 }
 
 // headsAreSet gives heads their width, and RoPE its part of it: the first channels of a head, all without

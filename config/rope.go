@@ -178,3 +178,19 @@ func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *R
 	}
 	return nil
 }
+
+// ropeShare is the key of the share of a head's channels that RoPE rotates.
+const ropeShare = "partial_rotary_factor"
+
+// adoptShare takes the partial_rotary_factor of an object of RoPE's, unless the key by itself says another.
+func (d *decoding) adoptShare(key string, o map[string]jsontext.Value) {
+	raw, said := o[ropeShare]
+	if !said || !d.rope.share {
+		return
+	}
+	share, err := parseNumber(raw, positive)
+	if old := d.config.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' && share != old {
+		err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
+	}
+	store(d, key+"."+ropeShare, &d.config.RotaryShare, func() (float64, error) { return share, err })
+}

@@ -11,43 +11,6 @@ import (
 	"dsmoe/config"
 )
 
-// The values of general.architecture.
-const (
-	deepseek   = "deepseek"   // the first DeepSeekMoE
-	deepseek2  = "deepseek2"  // DeepSeek-V2, V3 and R1
-	deepseek32 = "deepseek32" // DeepSeek-V3.2
-	glmDSA     = "glm-dsa"    // GLM-5
-	deepseek4  = "deepseek4"  // DeepSeek-V4
-
-	glm4MoE    = "glm4moe"      // GLM-4.5, 4.6 and 4.7, Solar-Open
-	dots1      = "dots1"        // dots.llm1
-	hyV3       = "hy_v3"        // Tencent Hy3
-	minimaxM2  = "minimax-m2"   // MiniMax-M2
-	exaoneMoE  = "exaone-moe"   // K-EXAONE
-	ernie45MoE = "ernie4_5-moe" // ERNIE-4.5
-)
-
-// Scoring functions, as config.json names them.
-const (
-	softmax      = "softmax"
-	sigmoid      = "sigmoid"
-	sqrtSoftplus = "sqrtsoftplus"
-)
-
-// gatings are the values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX, _SIGMOID and _SQRT_SOFTPLUS.
-var gatings = map[string]uint32{softmax: 1, sigmoid: 2, sqrtSoftplus: 4}
-
-// Parts of a network that not every architecture has.
-const (
-	latent     = "latent attention"
-	indexers   = "indexers"
-	windows    = "windowed attention"
-	sliding    = "layers with a window"
-	streams    = "hyper-connections"
-	tokenTable = "experts chosen by the token"
-	normBehind = "norm behind the experts"
-)
-
 // architecture is what llama.cpp has under a value of general.architecture.
 type architecture struct {
 	name    string
@@ -64,16 +27,17 @@ var architectures = []architecture{
 	{deepseek32, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows), nil},
 	{glmDSA, []string{latent, indexers}, []string{softmax, sigmoid}, slices.Concat(rows, latentRows), nil},
 	{deepseek4, []string{windows, indexers, streams, tokenTable}, []string{sqrtSoftplus}, windowedRows, nil},
-	ofGrouped(glm4MoE, nil, sigmoid, grouped{leads: true, biased: true, partially: true,
+	ofGrouped(glm4MoE, nil, sigmoid, grouped{leads: true, biased: true, rotary: "partial_rotary_factor", read: readGlm4MoE,
 		keys: []string{ropeDims, gatingFunc, sharedCount, denseCount, weightsScale, weightsNorm}}),
-	ofGrouped(dots1, nil, sigmoid, grouped{leads: true, untied: true, equal: true,
+	ofGrouped(dots1, nil, sigmoid, grouped{leads: true, untied: true, equal: true, read: readDots1,
 		keys: []string{gatingFunc, sharedCount, denseCount, weightsScale, weightsNorm}}),
-	ofGrouped(hyV3, nil, sigmoid, grouped{keys: []string{gatingFunc, sharedFF, weightsScale, weightsNorm}}),
-	ofGrouped(minimaxM2, nil, sigmoid, grouped{leads: true, untied: true, partially: true, sparse: true,
+	ofGrouped(hyV3, nil, sigmoid, grouped{normalises: true, read: (*keyReader).sparse,
+		keys: []string{gatingFunc, sharedFF, weightsScale, weightsNorm}}),
+	ofGrouped(minimaxM2, nil, sigmoid, grouped{leads: true, untied: true, rotary: "rotary_dim", sparse: true, normalises: true,
 		keys: []string{ropeDims, gatingFunc}}),
-	ofGrouped(exaoneMoE, []string{sliding}, sigmoid, grouped{leads: true, untied: true,
+	ofGrouped(exaoneMoE, []string{sliding}, sigmoid, grouped{leads: true, untied: true, saysUnscaled: true, read: readExaoneMoE,
 		keys: []string{gatingFunc, sharedCount, sharedFF, denseCount, weightsScale, weightsNorm, window, windowPattern}}),
-	ofGrouped(ernie45MoE, nil, softmax, grouped{leads: true,
+	ofGrouped(ernie45MoE, nil, softmax, grouped{leads: true, normalises: true, read: readErnie45MoE,
 		keys: []string{sharedCount, sharedFF, denseCount, moeStep}}),
 }
 
@@ -90,55 +54,6 @@ func architectureNamed(name string) *architecture {
 	}
 	return &architectures[i]
 }
-
-// model is a model_type in files of llama.cpp.
-type model struct {
-	modelType string
-	arch      string // general.architecture; "" for a model that no file holds
-	class     string // in architectures of config.json; "" if files are read as another model_type's
-	scoring   string // scoring_func, if files are read as the model_type's
-	predicts  bool   // llama.cpp's converter writes the prediction layers, and llama.cpp runs them
-	glm       bool   // _set_vocab_glm of llama.cpp's converter reads the tokenizer
-	cause     string // why no file holds the model
-}
-
-// models are the model_types with an architecture, and model_types with a known reason to lack one.
-var models = []model{
-	{modelType: "deepseek", arch: deepseek, class: "DeepseekForCausalLM", scoring: softmax},
-	{modelType: "deepseek_v2", arch: deepseek2, class: "DeepseekV2ForCausalLM", scoring: softmax},
-	{modelType: "deepseek_v3", arch: deepseek2, class: "DeepseekV3ForCausalLM", scoring: sigmoid},
-	{modelType: "kimi_k2", arch: deepseek2},
-	{modelType: "glm4_moe_lite", arch: deepseek2, predicts: true, glm: true},
-	{modelType: "axk1", cause: "llama.cpp has no norm behind the experts"},
-	{modelType: "deepseek_v32", arch: deepseek32, class: "DeepseekV32ForCausalLM", scoring: sigmoid, predicts: true},
-	{modelType: "glm_moe_dsa", arch: glmDSA, class: "GlmMoeDsaForCausalLM", scoring: sigmoid, predicts: true, glm: true},
-	{modelType: "deepseek_v4", arch: deepseek4, class: "DeepseekV4ForCausalLM", scoring: sqrtSoftplus},
-	{modelType: "glm4_moe", arch: glm4MoE, class: "Glm4MoeForCausalLM", scoring: sigmoid, predicts: true, glm: true},
-	{modelType: "solar_open", arch: glm4MoE},
-	{modelType: "dots1", arch: dots1, class: "Dots1ForCausalLM", scoring: sigmoid},
-	{modelType: "hy_v3", arch: hyV3, class: "HYV3ForCausalLM", scoring: sigmoid},
-	{modelType: "minimax_m2", arch: minimaxM2, class: "MiniMaxM2ForCausalLM", scoring: sigmoid},
-	{modelType: "exaone_moe", arch: exaoneMoE, class: "ExaoneMoeForCausalLM", scoring: sigmoid},
-	{modelType: "ernie4_5_moe", arch: ernie45MoE, class: "Ernie4_5_MoeForCausalLM", scoring: softmax},
-	{modelType: "deepseek_vl_v2", cause: "llama.cpp's converter has no DeepSeek-VL2, and deepseek2-ocr, its name for " +
-		"DeepSeek-OCR's language model, is not written"},
-}
-
-// modelOf returns what files say of c's model_type.
-func modelOf(c *config.Config) model {
-	for _, m := range models {
-		if m.modelType == c.ModelType {
-			return m
-		}
-	}
-	return model{cause: "no architecture of llama.cpp is known for it"}
-}
-
-// architectureOf returns a model's general.architecture; "" for a model that no file holds.
-func architectureOf(c *config.Config) string { return modelOf(c).arch }
-
-// predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
-func predicts(c *config.Config) bool { return modelOf(c).predicts }
 
 // unheld says why no file of llama.cpp holds a model of c; "" if one does.
 func unheld(c *config.Config) string {
@@ -191,7 +106,7 @@ func unsayable(c *config.Config) (reasons []string) {
 	refuse(c.NRoutedExperts > mostExperts, "%s is %d: llama.cpp takes %d at most", c.Key("n_routed_experts"),
 		c.NRoutedExperts, mostExperts)
 	if a := architectureNamed(arch); a.grouped != nil {
-		unsayableGrouped(c, a, refuse)
+		a.grouped.unsayable(c, arch, refuse)
 		return reasons
 	}
 	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
@@ -230,12 +145,6 @@ func unsayable(c *config.Config) (reasons []string) {
 			s.MScale, s.MScaleAllDim)
 	}
 	return reasons
-}
-
-// limited reports whether groups restrict the choice of experts: there are several, and not
-// all of them are chosen from.
-func limited(c *config.Config) bool {
-	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
 }
 
 // unsayableWindowed gives refuse the reasons why llama.cpp would not load a DeepSeek-V4, or compute something else.

@@ -28,7 +28,7 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 	r.vocabulary()
 	switch {
 	case architectureNamed(r.arch).grouped != nil:
-		r.grouped(has)
+		r.grouped(architectureNamed(r.arch).grouped, has)
 	case r.arch == deepseek4:
 		r.windowed()
 	case r.arch == deepseek:
@@ -275,18 +275,6 @@ func (r *keyReader) routing() {
 	r.put("topk_method", strconv.Quote(method))
 }
 
-// groups takes the groups of experts, and reports whether there are several.
-func (r *keyReader) groups() (several bool) {
-	groups, _ := r.natural(groupCount)
-	used, _ := r.natural(groupUsed)
-	if groups <= 1 {
-		groups, used = 1, 1
-	}
-	r.putInt("n_group", groups)
-	r.putInt("topk_group", used)
-	return groups > 1
-}
-
 // scaling takes RoPE's scaling.
 func (r *keyReader) scaling() {
 	kind, full, present := r.find(scalingType)
@@ -313,7 +301,7 @@ func (r *keyReader) yarn(factor float64) string {
 			s += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))
 		}
 	}
-	if r.arch == deepseek4 || architectureNamed(r.arch).grouped != nil {
+	if !slices.Contains(latents, r.arch) {
 		return s + "}"
 	}
 	if log, ok := r.real(yarnLog); ok && log != 0 {

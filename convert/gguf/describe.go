@@ -84,7 +84,7 @@ func (w *keyWriter) model(c *config.Config) {
 		w.windowed(c)
 		return
 	case architectureNamed(w.arch).grouped != nil:
-		w.grouped(c)
+		w.grouped(c, architectureNamed(w.arch).grouped)
 		return
 	}
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
@@ -137,18 +137,6 @@ func (w *keyWriter) indexer(c *config.Config) {
 		full = append(full, c.IndexerOf(l) == l)
 	}
 	w.of(indexerTypes, full)
-}
-
-// groups writes the groups of experts: 1 if experts are chosen from all groups.
-func (w *keyWriter) groups(c *config.Config) {
-	switch {
-	case limited(c):
-		w.of(groupCount, uint32(c.NGroup))
-		w.of(groupUsed, uint32(c.TopKGroup))
-	case c.NGroup == 1 && c.TopKGroup == 1:
-		w.of(groupCount, uint32(1))
-		w.of(groupUsed, uint32(1))
-	}
 }
 
 // latentAttention writes the widths of heads, as they are kept and as they are multiplied:

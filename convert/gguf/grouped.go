@@ -27,13 +27,18 @@ const (
 
 // grouped is what an architecture of models with plain attention and head_dim demands.
 type grouped struct {
-	keys      []string // beside groupedRows: of the model's own keys
-	leads     bool     // layers with experts follow layers without any; otherwise the tensors say which has experts
-	untied    bool     // the head is a tensor of its own
-	equal     bool     // keys have as many heads as queries
-	biased    bool     // q_proj, k_proj and v_proj may have biases
-	partially bool     // RoPE may rotate a part of a head
-	sparse    bool     // no layer is dense: feed_forward_length is that of experts
+	keys         []string // beside groupedRows: of the model's own keys
+	leads        bool     // layers with experts follow layers without any; otherwise the tensors say which has experts
+	untied       bool     // the head is a tensor of its own
+	equal        bool     // keys have as many heads as queries
+	biased       bool     // q_proj, k_proj and v_proj may have biases
+	sparse       bool     // no layer is dense: feed_forward_length is that of experts
+	normalises   bool     // weights of experts are always normalised: norm_topk_prob has no key
+	saysUnscaled bool     // a key says that RoPE is not scaled
+	// rotary is the field that says which part of a head RoPE rotates, as a share of it or in channels; "" where it rotates all.
+	rotary string
+	// read takes what else the keys and tensors of blocks say; nil if that is nothing.
+	read func(r *keyReader, layers int, has func(name string) bool)
 }
 
 // groupedRows are the keys of all these models; those without a field are only written.
@@ -82,9 +87,9 @@ func leadingDense(c *config.Config) (n int) {
 }
 
 // grouped writes the keys of these models.
-func (w *keyWriter) grouped(c *config.Config) {
+func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
-	for _, row := range architectureNamed(w.arch).rows {
+	for _, row := range g.rows() {
 		v := row.value(c)
 		if row.key == feedForward && c.IntermediateSize == 0 {
 			v = natural(statedWidth(c)) // no layer has it
@@ -97,7 +102,7 @@ func (w *keyWriter) grouped(c *config.Config) {
 	switch s := c.RopeScaling; {
 	case s != nil:
 		w.yarn(s)
-	case w.arch == exaoneMoE:
+	case g.saysUnscaled:
 		w.of(scalingType, "none")
 	}
 	if c.NumNextNPredictLayers > 0 {
@@ -114,18 +119,17 @@ func statedWidth(c *config.Config) int {
 	return cmp.Or(said.Width, c.MoEIntermediateSize)
 }
 
-// unsayableGrouped gives refuse the reasons why llama.cpp would not load a model, or compute something else.
-func unsayableGrouped(c *config.Config, a *architecture, refuse func(is bool, reason string, args ...any)) {
-	g := a.grouped
+// unsayable gives refuse the reasons why llama.cpp would not load a model, or compute something else.
+func (g *grouped) unsayable(c *config.Config, arch string, refuse func(is bool, reason string, args ...any)) {
 	refuse(c.AttentionBias && !(g.biased && c.Rules().OutputUnbiased),
-		"attention_bias is true: llama.cpp's %s has no such biases", a.name)
-	refuse(c.TieWordEmbeddings && g.untied, "tie_word_embeddings is true: llama.cpp's %s demands a head", a.name)
+		"attention_bias is true: llama.cpp's %s has no such biases", arch)
+	refuse(c.TieWordEmbeddings && g.untied, "tie_word_embeddings is true: llama.cpp's %s demands a head", arch)
 	refuse(g.equal && c.NumKeyValueHeads != c.NumAttentionHeads,
-		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.NumKeyValueHeads, c.NumAttentionHeads, a.name)
+		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.NumKeyValueHeads, c.NumAttentionHeads, arch)
 	for l := leadingDense(c); l < c.NumHiddenLayers && g.leads; l++ {
 		if !c.IsMoE(l) {
 			refuse(true, "layer %d is dense, and a layer before it is not: to llama.cpp's %s all behind the first dense layers "+
-				"have experts", l, a.name)
+				"have experts", l, arch)
 			break
 		}
 	}
@@ -134,7 +138,7 @@ func unsayableGrouped(c *config.Config, a *architecture, refuse func(is bool, re
 	refuse(c.MoENormMin > leastSum, "moe_norm_min is %v: llama.cpp divides by %v at least", c.MoENormMin, leastSum)
 	if s := c.RopeScaling; s != nil {
 		refuse(s.MScale != 0 || s.MScaleAllDim != 0,
-			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp's %s has none", s.MScale, s.MScaleAllDim, a.name)
+			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp's %s has none", s.MScale, s.MScaleAllDim, arch)
 	}
 }
 
@@ -142,7 +146,7 @@ func unsayableGrouped(c *config.Config, a *architecture, refuse func(is bool, re
 const leastSum = 0x1p-14
 
 // grouped takes the keys of these models that rows do not have.
-func (r *keyReader) grouped(has func(name string) bool) {
+func (r *keyReader) grouped(g *grouped, has func(name string) bool) {
 	blocks, predicting := r.need(blockCount), 0
 	if n, ok := r.natural(nextnLayers); ok && n > 0 {
 		if predicting = n; !r.model.predicts {
@@ -153,36 +157,44 @@ func (r *keyReader) grouped(has func(name string) bool) {
 		r.fail(r.arch+"."+nextnLayers, "%d of %d blocks", predicting, blocks)
 	}
 	r.putInt("num_hidden_layers", blocks-predicting)
-	r.headWidth()
-	r.normalises()
-	layers := min(max(blocks-predicting, 0), maxList)
-	switch r.arch {
-	case glm4MoE:
+	if r.model.predicts {
 		r.putInt("num_nextn_predict_layers", predicting)
-		r.put("attention_bias", strconv.FormatBool(has("blk.0.attn_q.bias")))
-		r.put("use_qk_norm", strconv.FormatBool(has("blk.0.attn_q_norm.weight")))
-		r.leading("first_k_dense_replace")
-		r.groups()
-	case dots1:
-		r.leading("first_k_dense_replace")
-		r.put("sliding_window", "null")
-		r.groups()
-	case hyV3:
-		r.sparse(layers, has)
-	case exaoneMoE:
-		r.leading("first_k_dense_replace")
-		r.windows(layers)
-		r.groups()
-	case ernie45MoE:
-		r.leading("moe_layer_start_index")
-		if step, ok := r.natural(moeStep); ok {
-			r.putInt("moe_layer_interval", step)
-		}
+	}
+	r.headWidth(g)
+	r.normalises(g)
+	if g.read != nil {
+		g.read(r, min(max(blocks-predicting, 0), maxList), has)
+	}
+}
+
+func readGlm4MoE(r *keyReader, _ int, has func(name string) bool) {
+	r.put("attention_bias", strconv.FormatBool(has("blk.0.attn_q.bias")))
+	r.put("use_qk_norm", strconv.FormatBool(has("blk.0.attn_q_norm.weight")))
+	r.leading("first_k_dense_replace")
+	r.groups()
+}
+
+func readDots1(r *keyReader, _ int, _ func(name string) bool) {
+	r.leading("first_k_dense_replace")
+	r.put("sliding_window", "null")
+	r.groups()
+}
+
+func readExaoneMoE(r *keyReader, layers int, _ func(name string) bool) {
+	r.leading("first_k_dense_replace")
+	r.windows(layers)
+	r.groups()
+}
+
+func readErnie45MoE(r *keyReader, _ int, _ func(name string) bool) {
+	r.leading("moe_layer_start_index")
+	if step, ok := r.natural(moeStep); ok {
+		r.putInt("moe_layer_interval", step)
 	}
 }
 
 // headWidth takes head_dim, without a key each head's share, and how much of it RoPE rotates.
-func (r *keyReader) headWidth() {
+func (r *keyReader) headWidth(g *grouped) {
 	width, ok := r.natural(keyLength)
 	if !ok {
 		heads, _ := r.natural("attention.head_count")
@@ -191,31 +203,31 @@ func (r *keyReader) headWidth() {
 	}
 	r.putInt("head_dim", width)
 	dims, said := r.natural(ropeDims)
-	switch partially := architectureNamed(r.arch).grouped.partially; {
+	switch {
 	case !said:
-	case !partially && dims != width:
+	case g.rotary == "" && dims != width:
 		r.fail(r.arch+"."+ropeDims, "%d, but heads have %d", dims, width)
-	case r.arch == minimaxM2:
-		r.putInt("rotary_dim", dims)
-	case partially:
+	case g.rotary == "rotary_dim":
+		r.putInt(g.rotary, dims)
+	case g.rotary != "":
 		share := float64(dims) / float64(max(width, 1))
 		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
 			share = math.Nextafter(share, 1)
 		}
-		r.put("partial_rotary_factor", strconv.FormatFloat(share, 'g', -1, 64))
+		r.put(g.rotary, strconv.FormatFloat(share, 'g', -1, 64))
 	}
 }
 
 // normalises takes norm_topk_prob, which some models have no key for: their weights are always normalised.
-func (r *keyReader) normalises() {
+func (r *keyReader) normalises(g *grouped) {
 	norm, full, present := r.find(weightsNorm)
 	_, is := norm.(bool)
-	switch always := r.arch == hyV3 || r.arch == minimaxM2 || r.arch == ernie45MoE; {
+	switch {
 	case present && !is:
 		r.fail(full, "%v is not a boolean", norm)
-	case always && present && norm != true:
+	case g.normalises && present && norm != true:
 		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
-	case !always:
+	case !g.normalises:
 		r.put("norm_topk_prob", strconv.FormatBool(norm == true))
 	}
 }

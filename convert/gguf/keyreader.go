@@ -109,3 +109,15 @@ func (r *keyReader) put(field, value string) {
 }
 
 func (r *keyReader) putInt(field string, n int) { r.put(field, strconv.Itoa(n)) }
+
+// groups takes the groups of experts, and reports whether there are several.
+func (r *keyReader) groups() (several bool) {
+	groups, _ := r.natural(groupCount)
+	used, _ := r.natural(groupUsed)
+	if groups <= 1 {
+		groups, used = 1, 1
+	}
+	r.putInt("n_group", groups)
+	r.putInt("topk_group", used)
+	return groups > 1
+}

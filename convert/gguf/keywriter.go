@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -119,8 +120,20 @@ func (w *keyWriter) yarn(s *config.RopeScaling) {
 	w.of(scalingContext, uint32(s.OriginalMaxPositionEmbeddings))
 	w.of(yarnFast, float32(s.BetaFast))
 	w.of(yarnSlow, float32(s.BetaSlow))
-	if w.arch == deepseek4 || architectureNamed(w.arch).grouped != nil {
+	if !slices.Contains(latents, w.arch) {
 		return
 	}
 	w.of(yarnLog, float32(0.1*s.MScaleAllDim))
+}
+
+// groups writes the groups of experts: 1 if experts are chosen from all groups.
+func (w *keyWriter) groups(c *config.Config) {
+	switch {
+	case limited(c):
+		w.of(groupCount, uint32(c.NGroup))
+		w.of(groupUsed, uint32(c.TopKGroup))
+	case c.NGroup == 1 && c.TopKGroup == 1:
+		w.of(groupCount, uint32(1))
+		w.of(groupUsed, uint32(1))
+	}
 }

@@ -221,7 +221,7 @@ func (p *products) check(t *tables, b *bounds, out []byte, n int) error {
 	size := int(b.dtype.Bytes(1))
 	for i := 0; i < n; {
 		block, column, run := p.run(i)
-		table := t.of(p, block, column, b)
+		table := t.of(p.form, p.grid, block, column, b)
 		for end := min(i+run, n); ; i++ {
 			if i += table.same(p.codes[p.begin+i:p.begin+end], out[size*i:]); i == end {
 				break

@@ -18,28 +18,28 @@ type table struct {
 	patterns    [256]uint32
 }
 
-// of returns the table of a block in a column of the grid of p.
-func (t *tables) of(p *products, block, column int, b *bounds) *table {
+// of returns the table of a block in a column of a grid, for codes of that form.
+func (t *tables) of(form *tensor.Form, grid tensor.Grid, block, column int, b *bounds) *table {
 	if column >= len(t.columns) {
 		t.columns = append(t.columns, make([]table, column+1-len(t.columns))...)
 	}
 	x := &t.columns[column]
-	if scale, zero := p.grid.Bits(block); x.dtype != b.dtype || x.scale != scale || x.zero != zero {
+	if scale, zero := grid.Bits(block); x.dtype != b.dtype || x.scale != scale || x.zero != zero {
 		x.scale, x.zero, x.dtype = scale, zero, b.dtype
-		x.make(p, block, b)
+		x.make(form, grid, block, b)
 	}
 	return x
 }
 
 // make sets the patterns to those of the products of all codes.
-func (x *table) make(p *products, block int, b *bounds) {
+func (x *table) make(form *tensor.Form, grid tensor.Grid, block int, b *bounds) {
 	var all [256]byte
 	for i := range all {
 		all[i] = byte(i)
 	}
 	var exact [256]float64
-	p.form.Values(exact[:], all[:], 0)
-	p.grid.Values(block, exact[:])
+	form.Values(exact[:], all[:], 0)
+	grid.Values(block, exact[:])
 	for code, v := range exact {
 		x.patterns[code] = b.pattern(v)
 	}

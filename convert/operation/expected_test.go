@@ -37,7 +37,7 @@ func TestTables(t *testing.T) {
 		for i := 0; i < len(codes); i += 37 {
 			right := string(out[size*i : size*(i+1)])
 			block, column, _ := p.run(i)
-			if new(tables).of(&p, block, column, b).same(codes[i:i+1], out[size*i:]) == 1 {
+			if new(tables).of(p.form, p.grid, block, column, b).same(codes[i:i+1], out[size*i:]) == 1 {
 				tabled++
 			}
 			for _, change := range []uint32{1, 1<<32 - 1, 1 << (8*size - 1), 0x8001, 0x40} {

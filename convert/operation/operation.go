@@ -105,21 +105,6 @@ func (in *Input) each(n int, do func(at int64, from, to int) error) error {
 	return nil
 }
 
-// Mismatch is the first element of a piece that the source does not give.
-type Mismatch struct {
-	Element int    // its index in the piece
-	Got     string // value read
-	Want    string // value that the source gives
-}
-
-// Error names the element and both values.
-func (m *Mismatch) Error() string { return m.Differs(int64(m.Element)) }
-
-// Differs describes the mismatch of the element with this index in the tensor.
-func (m *Mismatch) Differs(element int64) string {
-	return fmt.Sprintf("element %d reads %s, but the source gives %s", element, m.Got, m.Want)
-}
-
 // Copy keeps elements as they are.
 type Copy struct {
 	DType tensor.DType `json:"dtype"` // of the elements
@@ -155,15 +140,6 @@ func (c Copy) Prove(out []byte, in Input) error {
 		}
 	}
 	return nil
-}
-
-// hexOf prints an element's bits, its highest byte first.
-func hexOf(element []byte) string {
-	digits := ""
-	for _, b := range element {
-		digits = fmt.Sprintf("%02x", b) + digits
-	}
-	return digits
 }
 
 // Make fills a tensor from nothing but the places of its elements.

@@ -37,12 +37,6 @@ func element(i int) func(*tensor.Tensor) []int {
 	return func(*tensor.Tensor) []int { return []int{i} }
 }
 
-// mistakes are those of the gate, the experts, attention, norms and the rest.
-func mistakes() []mistake {
-	return slices.Concat(ofGate(), ofExperts(), ofAttention(), ofRotary(), ofNorms(), ofIndexer(), ofStreams(), ofGrouped(), ofNumbers(),
-		ofWeights())
-}
-
 const (
 	gateLogits = "{moe}gate.logits"
 	topKIdx    = "{moe}gate.topk_idx"
