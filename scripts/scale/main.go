@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && (amd64 || arm64)
 
 // Scale serves models of 160 GB to 1 TB whose weights are made as they are read, as a hub, and a store that keeps equal
 // chunks of what is written once, and measures what dsmoe does with them. It fails where a command needs more memory,
