@@ -31,6 +31,7 @@ install -m 755 "$binary" "$work/dsmoe/$(basename "$binary")"
 } > "$info/METADATA"
 {
   printf '%s\n' 'Wheel-Version: 1.0' 'Generator: deploy/wheels/pack.sh' 'Root-Is-Purelib: false'
+  # shellcheck disable=SC2086 # several words, several tags
   printf 'Tag: py3-none-%s\n' $tags
 } > "$info/WHEEL"
 printf '%s\n' '[console_scripts]' 'dsmoe = dsmoe.__main__:main' > "$info/entry_points.txt"
