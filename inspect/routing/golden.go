@@ -319,7 +319,8 @@ func (p *goldenPack) bias(l int, bias *model.Weight) error {
 	if w == nil {
 		return fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
 	}
-	if _, ok := w.DType.Format(); !ok || w.Scaled() || !slices.Equal(w.Shape, []int{p.Experts}) {
+	whole := len(w.Shape) > 0 && w.Shape[len(w.Shape)-1] == p.Experts && (tensor.Tensor{Shape: w.Shape}).Len() == p.Experts
+	if _, ok := w.DType.Format(); !ok || w.Scaled() || !whole { // ERNIE-4.5's is [1, experts]
 		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected",
 			text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
 	}
