@@ -136,6 +136,9 @@ class Graph:
         if op in ("MUL_MAT", "MUL", "GET_ROWS") and weight and weight[2] not in ("attn_k_b", "attn_v_b"):
             if self.stages == "all" or weight[2] == "ffn_gate_inp" or op == "GET_ROWS":
                 return lambda node: self.output(node, op, weight[1], weight[2])
+        bias = re.fullmatch(r"((?:blk\.\d+\.)?\w+)\.bias", sources[1])
+        if op == "ADD" and bias and self.stages == "all" and self.product(t.src[0].contents) == bias[1] + ".weight":
+            return lambda node: self.biased(node, bias[1] + ".output")
         if op == "MUL" and sources[0].startswith("ffn_moe_down-"):
             return lambda node: self.weights(node.contents)
         name, _, layer = t.name.decode().rpartition("-")
@@ -156,6 +159,15 @@ class Graph:
         if role in INPUTS:
             self.take(name + ".input", self.ggml.array(node.contents.src[1]))
 
+    def product(self, t):
+        """The name of the weight that t is a product with; "" of others."""
+        return t.src[0].contents.name.decode() if self.ggml.op_name(t.op).decode() == "MUL_MAT" else ""
+
+    def biased(self, node, name):
+        """Takes a product with its bias, in place of the product."""
+        self.pack.pending.pop(name, None)
+        self.take(name, self.ggml.array(node))
+
     def tokens(self, ran):
         """Refuses a run of other tokens, or in another order: another batch than one of all tokens."""
         if not np.array_equal(ran.reshape(-1), self.ids.reshape(-1)):
@@ -163,7 +175,9 @@ class Graph:
 
     def take(self, name, array, last=None):
         gate = ".ffn_gate_inp." in name or ".experts." in name
-        self.pack.add(name, array.reshape((-1, array.shape[-1]) if gate else (*self.ids.shape, array.size // self.ids.size)))
+        heads = re.search(r"\.attn_[qk]_norm\.output$", name) and array.shape[-3] == self.ids.size  # a norm of each head
+        rest = array.shape[-2:] if heads else (array.size // self.ids.size,)
+        self.pack.add(name, array.reshape((-1, array.shape[-1]) if gate else (*self.ids.shape, *rest)))
         if last:
             self.pack.flush(f"layer-{int(last):03d}")
 

@@ -129,6 +129,10 @@ func (p *Pack) Spell(c *config.Config) error {
 			stage = name
 		} else {
 			e.stored, e.order = name, order
+			if Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
+				problems = append(problems, problem.Problem{File: manifestName, Cause: fmt.Sprintf("tensors: %.120q: heads lie "+
+					"within tokens, and tokens within heads in the model: it is not read; record with --stages router", name)})
+			}
 		}
 		if other, twice := tensors[stage]; twice {
 			problems = append(problems, problem.Problem{File: manifestName,
