@@ -58,6 +58,7 @@ echo "built twice, the same bytes: $(sha256sum < "$work/again" | cut -c 1-64)"
 
 if [ -n "$goreleaser" ]; then
   cd "$work/a/out/dist"
+  cp ../wheels/*.whl . # a release has all files in one place
   sha256sum -c checksums.txt
   tar -xzf "dsmoe_1.2.3_$machine.tar.gz" -C "$work" README.md CHANGELOG.md man/dsmoe.1 completions/dsmoe.bash
   mkdir -p "$work/OWNER/dsmoe/releases/download" "$work/_actions/OWNER/dsmoe/v1.2.3"
