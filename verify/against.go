@@ -28,18 +28,21 @@ func Against(here, there *pack.Pack, r, other *report.Report) (*report.Against, 
 		if i < 0 {
 			continue
 		}
-		ours, err := here.Ints(layer.Layer + "." + pack.TopKIdx)
+		name := layer.Layer + "." + pack.TopKIdx
+		ours, err := here.Ints(name)
 		if err != nil {
 			return nil, err
 		}
-		theirs, err := there.Ints(layer.Layer + "." + pack.TopKIdx)
+		theirs, err := there.Ints(name)
 		if err != nil {
 			return nil, err
 		}
 		l := report.AgainstChoices{Layer: layer.Layer, Choices: layer.Choices}
-		tokens := len(in.InputIDs)
-		padded, k := pack.PaddedTokens(in, tokens), len(ours)/tokens
-		for t := range tokens {
+		shape := here.Manifest.Tensors[name].Shape // both were verified, and so have the model's number of choices
+		k := shape[len(shape)-1]
+		rows := len(ours) / k // prediction layers have fewer than tokens
+		padded := pack.PaddedTokens(in, rows)
+		for t := range rows {
 			row, its := ours[t*k:(t+1)*k], theirs[t*k:(t+1)*k]
 			if padded.Has(t) {
 				continue

@@ -287,3 +287,42 @@ func TestEngineFaults(t *testing.T) {
 		}
 	}
 }
+
+// TestAgainst: of two packs of the same tokens, each choice that differs is counted, in prediction layers too, which have
+// fewer rows than tokens; and the reports in short and for a CI have the other verdict.
+func TestAgainst(t *testing.T) {
+	t.Parallel()
+	const golden = "v3-mtp/golden-f32"
+	c, right := open(t, golden)
+	_, wrong := open(t, golden)
+	wrong.Replaced = map[string]tensor.Tensor{}
+	for _, name := range []string{"model.layers.1.mlp.gate.topk_idx", "model.layers.2.mlp.gate.topk_idx"} {
+		ids := must(wrong.Ints(name))
+		shape := wrong.Manifest.Tensors[name].Shape
+		last := ids[len(ids)-shape[len(shape)-1]:]
+		for last[0]++; slices.Contains(last[1:], last[0]%c.Config.NRoutedExperts); last[0]++ {
+		}
+		last[0] %= c.Config.NRoutedExperts
+		x := tensor.Tensor{DType: tensor.I64, Shape: shape}
+		for _, id := range ids {
+			x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(id))
+		}
+		wrong.Replaced[name] = x
+	}
+	r := run(t, c.Config, c, right, verify.Options{Undiagnosed: true})
+	other := run(t, c.Config, c, wrong, verify.Options{Undiagnosed: true})
+	require.Equal(t, []report.Verdict{report.Pass, report.Fail}, []report.Verdict{r.Verdict, other.Verdict})
+	a := must(verify.Against(right, wrong, r, other))
+	require.Equal(t, []int{2, 0, 2}, []int{a.Differ, a.WrongHere, a.WrongThere})
+	require.Equal(t, []int{1, 1}, []int{a.Layers[0].Differ, a.Layers[1].Differ})
+	b := must(verify.Against(wrong, right, other, r))
+	require.Equal(t, []int{2, 2, 0}, []int{b.Differ, b.WrongHere, b.WrongThere})
+
+	r.Against = a
+	var quiet, junit strings.Builder
+	require.NoError(t, r.WriteQuiet(&quiet))
+	require.NoError(t, r.WriteJUnit(&junit, report.About{Name: "m"}))
+	require.Contains(t, quiet.String(), "FAIL at model.layers.1.mlp.gate.topk_idx")
+	require.Contains(t, junit.String(), `failures="1"`)
+	require.Contains(t, html(t, r), "FAIL at model.layers.1.mlp.gate.topk_idx")
+}

@@ -1,6 +1,8 @@
 package report
 
 import (
+	"strings"
+
 	"dsmoe/text"
 )
 
@@ -36,7 +38,7 @@ func (a *Against) Add(l AgainstChoices) {
 
 // write says what the other trace shows.
 func (a *Against) write(f *facts) {
-	said := string(a.Verdict)
+	said := strings.ToUpper(string(a.Verdict))
 	switch {
 	case a.FirstDivergence != nil:
 		said += " at " + *a.FirstDivergence

@@ -318,7 +318,11 @@ const manyLayers = 12
 // pageRouting shows what took part, and the choices of experts.
 func (r *Report) pageRouting(p *page.Page) {
 	p.Section("Coverage and routing")
-	p.Facts(r.coverage().onPage()...)
+	f := r.coverage()
+	if r.Against != nil {
+		r.Against.write(&f)
+	}
+	p.Facts(f.onPage()...)
 	if len(r.Routing.Layers) == 0 {
 		return
 	}

@@ -68,7 +68,7 @@ type (
 )
 
 // WriteJUnit writes the report as a JUnit document: a test case per golden tensor, and one
-// for the verdict. A check that failed is a failure with its measures; one that was not
+// for the verdict, and for that of another trace. A check that failed is a failure with its measures; one that was not
 // judged is skipped. The verdict's case is a failure if a check failed, with the cause, and
 // an error if the run is inconclusive, with the reasons, skipped if a part has nothing to verify: only a pass is green.
 //
@@ -82,6 +82,9 @@ func (r *Report) WriteJUnit(w io.Writer, about About) error {
 		s.add(c.junit(s.Name))
 	}
 	s.add(r.junit(s.Name))
+	if r.Against != nil {
+		s.add(r.Against.junit(s.Name))
+	}
 	if !r.unfinished {
 		var out strings.Builder
 		if err := r.WriteText(&out); err != nil {
@@ -141,6 +144,19 @@ func (r *Report) junit(suite string) junitCase {
 		j.Error = &junitResult{"inconclusive", r.summary(), reasons}
 	case Skipped:
 		j.Skipped = &junitResult{Type: "skipped", Message: r.summary()}
+	}
+	return j
+}
+
+// junit is the case of the other trace's verdict.
+func (a *Against) junit(suite string) junitCase {
+	j := junitCase{Name: "against", Class: suite + ".verdict"}
+	var f facts
+	switch a.write(&f); a.Verdict {
+	case Fail:
+		j.Failure = &junitResult{"fail", text.Line(f[0].Value), block(f.String())}
+	case Inconclusive:
+		j.Error = &junitResult{"inconclusive", text.Line(f[0].Value), block(f.String())}
 	}
 	return j
 }

@@ -46,8 +46,11 @@ func (r *Report) WriteQuiet(w io.Writer) error {
 	return err
 }
 
-// answer is the verdict and its reasons.
+// answer is the verdict and its reasons, behind what another trace shows.
 func (r *Report) answer() (f facts) {
+	if r.Against != nil {
+		r.Against.write(&f)
+	}
 	f.add("verdict", "%s", r.verdict())
 	for _, reason := range r.Reasons {
 		f.add("", "%s", reason)
@@ -618,9 +621,6 @@ func (r *Report) coverage() (f facts) {
 	if x := r.Routing.Keys; x != nil {
 		f.add("indexer", "%d queries see more than index_topk keys; keys that differ: %d%s; %d choices fall among equal scores, "+
 			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
-	}
-	if r.Against != nil {
-		r.Against.write(&f)
 	}
 	return f
 }
