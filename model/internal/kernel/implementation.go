@@ -43,8 +43,11 @@ type implementation struct {
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
 
-	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
-	blockErrors func(sums *float64, y, x *float32, n int) // sums is the start of a BlockSums; n is a multiple of 8
+	// Of Q8_0; n is a multiple of 32.
+	encodeQ8 func(dst *byte, src *float32, n int)
+	widenQ8  func(dst *float32, src *byte, n int)
+	// blockErrors sets the BlockSums from sums on of blocks of n numbers, a positive multiple of 8.
+	blockErrors func(sums *float64, y, x *float32, blocks, n int)
 
 	// Fit.Minimums with squared and absolute errors of numbers, 16 or 32, Fit.Symmetric and
 	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.

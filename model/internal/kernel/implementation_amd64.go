@@ -75,6 +75,7 @@ var avx512 = implementation{
 	largest16:   avx512Largest16,
 
 	encodeQ8:     avx2EncodeQ8,
+	widenQ8:      avx2WidenQ8,
 	blockErrors:  avx2BlockErrors,
 	losses:       avx2Losses,
 	extremes:     avx2Extremes,
@@ -142,6 +143,7 @@ var avx2 = implementation{
 	largest16:   avx2Largest16,
 
 	encodeQ8:     avx2EncodeQ8,
+	widenQ8:      avx2WidenQ8,
 	blockErrors:  avx2BlockErrors,
 	losses:       avx2Losses,
 	extremes:     avx2Extremes,

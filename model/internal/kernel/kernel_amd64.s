@@ -13390,73 +13390,128 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
+// func avx2WidenQ8(dst *float32, src *byte, n int)
+// Requires: AVX, AVX2, F16C
+TEXT ·avx2WidenQ8(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ n+16(FP), CX
+	SHRQ $0x05, CX
+	JZ   end
+
+block:
+	VPBROADCASTW (BX), X0
+	VCVTPH2PS    X0, Y0
+	VPMOVSXBD    2(BX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, (AX)
+	VPMOVSXBD    10(BX), Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VMOVUPS      Y2, 32(AX)
+	VPMOVSXBD    18(BX), Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VMOVUPS      Y3, 64(AX)
+	VPMOVSXBD    26(BX), Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y0, Y4, Y4
+	VMOVUPS      Y4, 96(AX)
+	ADDQ         $0x22, BX
+	ADDQ         $0x00000080, AX
+	DECQ         CX
+	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-32
+TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-40
 	MOVQ     sums+0(FP), AX
 	MOVQ     y+8(FP), BX
 	MOVQ     x+16(FP), DX
-	MOVQ     n+24(FP), CX
-	VXORPS   Y0, Y0, Y0
-	VXORPS   Y1, Y1, Y1
-	VXORPS   Y2, Y2, Y2
-	VXORPS   Y3, Y3, Y3
-	VPCMPEQD Y8, Y8, Y8
-	VPSRLD   $0x01, Y8, Y8
-	SHRQ     $0x03, CX
-	JZ       end
+	MOVQ     blocks+24(FP), DI
+	MOVQ     n+32(FP), R8
+	VPCMPEQD Y9, Y9, Y9
+	VPSRLD   $0x01, Y9, Y9
+	VPSRLD   $0x1e, Y9, Y10
+
+block:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	MOVQ   R8, CX
 
 eight:
-	VMOVUPS      (DX), Y4
-	VMOVUPS      (BX), Y5
-	VPOR         Y5, Y3, Y3
-	VSUBPS       Y4, Y5, Y5
-	VPAND        Y8, Y5, Y6
-	VPMAXUD      Y6, Y2, Y2
-	VCVTPS2PD    X4, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y0, Y0
-	VEXTRACTF128 $0x01, Y4, X7
-	VCVTPS2PD    X7, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y0, Y0
-	VCVTPS2PD    X5, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y1, Y1
-	VEXTRACTF128 $0x01, Y5, X7
-	VCVTPS2PD    X7, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y1, Y1
+	VMOVUPS      (DX), Y5
+	VMOVUPS      (BX), Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VCVTPS2PD    X5, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y0, Y0
+	VEXTRACTF128 $0x01, Y5, X8
+	VCVTPS2PD    X8, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y0, Y0
+	VCVTPS2PD    X6, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y1, Y1
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    X8, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y1, Y1
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
-	DECQ         CX
+	SUBQ         $0x08, CX
 	JNZ          eight
-
-end:
-	VEXTRACTF128 $0x01, Y0, X6
-	VHADDPD      X6, X0, X0
+	VEXTRACTF128 $0x01, Y0, X7
+	VHADDPD      X7, X0, X0
 	VHADDPD      X0, X0, X0
 	VMOVSD       X0, (AX)
-	VEXTRACTF128 $0x01, Y1, X6
-	VHADDPD      X6, X1, X1
+	VEXTRACTF128 $0x01, Y1, X7
+	VHADDPD      X7, X1, X1
 	VHADDPD      X1, X1, X1
 	VMOVSD       X1, 8(AX)
-	VEXTRACTI128 $0x01, Y2, X6
-	VPMAXUD      X6, X2, X2
-	VPSHUFD      $0x4e, X2, X6
-	VPMAXUD      X6, X2, X2
-	VPSHUFD      $0xb1, X2, X6
-	VPMAXUD      X6, X2, X2
-	VEXTRACTI128 $0x01, Y3, X6
-	VPOR         X6, X3, X3
-	VPSHUFD      $0x4e, X3, X6
-	VPOR         X6, X3, X3
-	VPSHUFD      $0xb1, X3, X6
-	VPOR         X6, X3, X3
+	VEXTRACTI128 $0x01, Y2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0x4e, X2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0xb1, X2, X7
+	VPMAXUD      X7, X2, X2
+	VEXTRACTI128 $0x01, Y3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0x4e, X3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0xb1, X3, X7
+	VPOR         X7, X3, X3
+	VEXTRACTI128 $0x01, Y4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0x4e, X4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0xb1, X4, X7
+	VPADDD       X7, X4, X4
 	VMOVD        X2, SI
 	MOVL         SI, 16(AX)
 	VMOVD        X3, SI
 	MOVL         SI, 20(AX)
+	VMOVD        X4, SI
+	MOVL         SI, 24(AX)
+	ADDQ         $0x20, AX
+	DECQ         DI
+	JNZ          block
 	VZEROUPPER
 	RET
 

@@ -478,10 +478,15 @@ func avx2AddMultiple(dst *float32, src *float32, n int, factor float32)
 //go:noescape
 func avx2EncodeQ8(dst *byte, src *float32, n int)
 
-// avx2BlockErrors is blockErrorsPortable.
+// avx2WidenQ8 is widenQ8_0.
 //
 //go:noescape
-func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
+func avx2WidenQ8(dst *float32, src *byte, n int)
+
+// avx2BlockErrors is blockErrorsPortable of each of blocks blocks.
+//
+//go:noescape
+func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 
 // avx512Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //
