@@ -30,6 +30,8 @@ type implementation struct {
 	stream elementKernels
 	// widenE4M3 multiplies each block of F8E4M3 with its scale; block is a multiple of lanes.
 	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
+	// narrowE4M3 does so in BF16, and sets the three sums of the portable narrowE4M3.
+	narrowE4M3 func(dst, src *byte, n int, scales *float32, block int, sums *uint32)
 	// dotE4M3 sets sums to the lanes of Dot32 of x and each of two rows of F8E4M3, which lie stride bytes apart and have
 	// scales of their own. addE4M3 adds the first times factor and the second times factor2 to dst, fused, in this
 	// order; addProducts adds factor times src. Codes are numbers, and scales below 2⁷; n is a positive multiple of lanes.

@@ -12177,6 +12177,127 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx2NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
+// Requires: AVX, AVX2, CMOV, F16C, SSE2
+TEXT ·avx2NarrowE4M3(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Y2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Y3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Y4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X8
+	VPBROADCASTD X8, Y8
+	VXORPS       Y9, Y9, Y9
+	VXORPS       Y10, Y10, Y10
+	VXORPS       Y12, Y12, Y12
+	VPCMPEQD     Y11, Y11, Y11
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Y6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+
+some:
+	VPMOVZXBW    (BX), Y0
+	VPSLLW       $0x08, Y0, Y0
+	VPSRAW       $0x01, Y0, Y0
+	VPAND        Y2, Y0, Y0
+	VPAND        Y3, Y0, Y1
+	VPCMPEQW     Y3, Y1, Y1
+	VPAND        Y4, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VCVTPH2PS    X0, Y0
+	VMULPS       Y5, Y0, Y0
+	VMULPS       Y6, Y0, Y0
+	VPADDD       Y0, Y0, Y13
+	VPMAXUD      Y13, Y12, Y12
+	VPSUBD       Y7, Y13, Y13
+	VPMINUD      Y13, Y11, Y11
+	VPSLLD       $0x10, Y0, Y13
+	VPCMPEQD     Y9, Y13, Y13
+	VPSUBD       Y13, Y10, Y10
+	VPSRLD       $0x10, Y0, Y13
+	VPAND        Y7, Y13, Y13
+	VPADDD       Y8, Y0, Y0
+	VPADDD       Y13, Y0, Y0
+	VPSRLD       $0x10, Y0, Y0
+	VCVTPH2PS    X1, Y1
+	VMULPS       Y5, Y1, Y1
+	VMULPS       Y6, Y1, Y1
+	VPADDD       Y1, Y1, Y13
+	VPMAXUD      Y13, Y12, Y12
+	VPSUBD       Y7, Y13, Y13
+	VPMINUD      Y13, Y11, Y11
+	VPSLLD       $0x10, Y1, Y13
+	VPCMPEQD     Y9, Y13, Y13
+	VPSUBD       Y13, Y10, Y10
+	VPSRLD       $0x10, Y1, Y13
+	VPAND        Y7, Y13, Y13
+	VPADDD       Y8, Y1, Y1
+	VPADDD       Y13, Y1, Y1
+	VPSRLD       $0x10, Y1, Y1
+	VPACKUSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VMOVDQU      Y0, (AX)
+	ADDQ         $0x10, BX
+	ADDQ         $0x20, AX
+	DECQ         R8
+	JNZ          some
+	TESTQ        CX, CX
+	JNZ          block
+
+end:
+	VEXTRACTI128 $0x01, Y10, X13
+	VPADDD       X13, X10, X10
+	VPSHUFD      $0x4e, X10, X13
+	VPADDD       X13, X10, X10
+	VPSHUFD      $0xb1, X10, X13
+	VPADDD       X13, X10, X10
+	VEXTRACTI128 $0x01, Y11, X13
+	VPMINUD      X13, X11, X11
+	VPSHUFD      $0x4e, X11, X13
+	VPMINUD      X13, X11, X11
+	VPSHUFD      $0xb1, X11, X13
+	VPMINUD      X13, X11, X11
+	VEXTRACTI128 $0x01, Y12, X13
+	VPMAXUD      X13, X12, X12
+	VPSHUFD      $0x4e, X12, X13
+	VPMAXUD      X13, X12, X12
+	VPSHUFD      $0xb1, X12, X13
+	VPMAXUD      X13, X12, X12
+	MOVQ         sums+40(FP), BX
+	VMOVD        X10, DX
+	MOVL         DX, (BX)
+	VMOVD        X11, DX
+	MOVL         DX, 4(BX)
+	VMOVD        X12, DX
+	MOVL         DX, 8(BX)
+	VZEROUPPER
+	RET
+
 // func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
 // Requires: AVX, AVX2, CMOV, FMA3
 TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-64

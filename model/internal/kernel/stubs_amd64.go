@@ -411,6 +411,11 @@ func avx2Widen64(dst *float64, src *float32, n int)
 //go:noescape
 func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
+// avx2NarrowE4M3 is narrowE4M3.
+//
+//go:noescape
+func avx2NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
+
 // avx2DotE4M3 is the lanes of Dot32 of dst, which is only read, and each of two rows; n is a positive multiple of 16.
 //
 //go:noescape
