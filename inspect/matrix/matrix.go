@@ -202,10 +202,10 @@ func spectralNorm(rows, cols int, times, timesColumns func(x []float32) []float3
 	}
 	var alphas, betas []float64
 	beta := 0.0
-	for range min(lanczosSteps, rows, cols) {
+	for {
 		alpha := residual(u, times(v), beta)
 		alphas = append(alphas, alpha)
-		if !(alpha > 0) {
+		if !(alpha > 0) || len(alphas) == min(lanczosSteps, rows, cols) {
 			break
 		}
 		beta = residual(v, timesColumns(u), alpha)
