@@ -32,11 +32,11 @@ type implementation struct {
 	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
 	// narrowE4M3 does so in BF16, and sets the three sums of the portable narrowE4M3.
 	narrowE4M3 func(dst, src *byte, n int, scales *float32, block int, sums *uint32)
-	// dotE4M3 sets sums to the lanes of Dot32 of x and each of two rows of F8E4M3, which lie stride bytes apart and have
-	// scales of their own. addE4M3 adds the first times factor and the second times factor2 to dst, fused, in this
-	// order; addProducts adds factor times src. Codes are numbers, and scales below 2⁷; n is a positive multiple of lanes.
-	dotE4M3     func(x, sums *float32, src *byte, stride, n int, scales, scales2 *float32, block int)
-	addE4M3     func(dst *float32, src *byte, stride, n int, scales, scales2 *float32, block int, factor, factor2 float32)
+	// dotE4M3 sets sums to the lanes of Dot32 of x and each of four rows of F8E4M3, which lie stride bytes apart and have
+	// scales of their own. addE4M3 adds each row times its factor to dst, fused, in the order of the rows; addProducts adds
+	// factor times src. Codes are numbers, and scales below 2⁷; n is a positive multiple of lanes.
+	dotE4M3     func(x, sums *float32, src *byte, stride, n int, scales **float32, block int)
+	addE4M3     func(dst *float32, src *byte, stride, n int, scales **float32, block int, factors *float32)
 	addProducts func(dst, src *float32, n int, factor float32)
 
 	widen64 func(dst *float64, src *float32, n int)
