@@ -114,8 +114,8 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 }
 
 // Spell gives the tensors of an engine's trace that are named by the weights of a GGUF file the names of the stages that
-// they are in a model of configuration c, and their columns the order that they have there. Other tensors keep their
-// names.
+// they are in a model of configuration c, and their columns and heads the order that they have there. Other tensors keep
+// their names.
 func (p *Pack) Spell(c *config.Config) error {
 	if !p.IsTrace() {
 		return nil
@@ -128,11 +128,7 @@ func (p *Pack) Spell(c *config.Config) error {
 		if stage == "" {
 			stage = name
 		} else {
-			e.stored, e.order = name, order
-			if Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
-				problems = append(problems, problem.Problem{File: manifestName, Cause: fmt.Sprintf("tensors: %.120q: heads lie "+
-					"within tokens, and tokens within heads in the model: it is not read; record with --stages router", name)})
-			}
+			e.stored, e.lies, e.order = name, e.Shape, order
 		}
 		if other, twice := tensors[stage]; twice {
 			problems = append(problems, problem.Problem{File: manifestName,
@@ -141,6 +137,9 @@ func (p *Pack) Spell(c *config.Config) error {
 		if n := e.Shape[len(e.Shape)-1]; order != nil && order.Len() != int64(n) {
 			problems = append(problems, problem.Problem{File: manifestName,
 				Cause: fmt.Sprintf("tensors: %.120q: %d columns, the weight has %d rows", name, n, order.Len())})
+		}
+		if e.stored != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
+			e.putHeadsFirst()
 		}
 		tensors[stage] = e
 	}
