@@ -133,6 +133,13 @@ def manifest(a, dtype, origin):
          "recorder": {"name": "trace.py", "sha256": "sha256:" + sha256(__file__), "arguments": sys.argv[1:]}, "input": origin, "config": config}
     if a.stages == "router":
         return m | {"partial": "router only"}
-    return m | {"arithmetic": {"activations": {form: form.lower()}, "cache": form.lower(), "attention": ["sdpa"]}}
+    arithmetic = {"activations": {form: form.lower()}, "cache": form.lower(), "attention": ["sdpa"]}
+    return m | {"arithmetic": arithmetic | ({"sums": "serial"} if serial() else {})}
+
+
+def serial():
+    """Whether MLX adds up a row term by term, as on a CPU without SIMD of its own."""
+    row = np.random.default_rng(0).random((1, 4096), np.float32)
+    return mx.sum(mx.array(row), -1).item() == np.add.accumulate(row[0])[-1]
 
 

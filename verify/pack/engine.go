@@ -30,7 +30,8 @@ type Arithmetic struct {
 	Cache string `json:"cache,omitempty"`
 	// eager, sdpa or flash, and absorbed where the weights of latent attention are multiplied into queries and contexts
 	Attention []string `json:"attention,omitempty"`
-	Sums      string   `json:"sums,omitempty"` // of flash attention over the keys: f32 or f16
+	// of flash attention over the keys: f32 or f16; or serial: those of norms are one chain of float32, in order
+	Sums string `json:"sums,omitempty"`
 }
 
 // Roundings are what an Arithmetic may name: see bounds.RoundingOf.
@@ -38,10 +39,11 @@ var Roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_k", "fp8", "fp8-1x128
 
 // The words of Arithmetic.Attention and Arithmetic.Sums.
 const (
-	Flash    = "flash"
-	Absorbed = "absorbed"
-	F32Sums  = "f32"
-	F16Sums  = "f16"
+	Flash      = "flash"
+	Absorbed   = "absorbed"
+	F32Sums    = "f32"
+	F16Sums    = "f16"
+	SerialSums = "serial"
 )
 
 // String says what is declared, in words; "" if nothing is.
@@ -65,7 +67,10 @@ func (a *Arithmetic) String() string {
 	if a.Attention != nil {
 		words = append(words, "attention "+strings.Join(a.Attention, ", "))
 	}
-	if a.Sums != "" && slices.Contains(a.Attention, Flash) {
+	switch {
+	case a.Sums == SerialSums:
+		words = append(words, "sums of norms serial")
+	case a.Sums != "" && slices.Contains(a.Attention, Flash):
 		words = append(words, "its sums in "+a.Sums)
 	}
 	return strings.Join(words, "; ")
@@ -109,7 +114,7 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 		}
 	}
 	if a.Sums != "" {
-		one("sums", a.Sums, F32Sums, F16Sums)
+		one("sums", a.Sums, F32Sums, F16Sums, SerialSums)
 	}
 }
 
