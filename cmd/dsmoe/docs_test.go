@@ -309,9 +309,9 @@ func TestFlagsExist(t *testing.T) {
 func TestMessagesExist(t *testing.T) {
 	t.Parallel()
 	p := readPage(t, filepath.Join("docs", "troubleshooting.md"))
-	source := ""
+	var all strings.Builder
 	for _, b := range p.blocks {
-		source += b.text
+		all.WriteString(b.text)
 	}
 	require.NoError(t, filepath.WalkDir(repository, func(path string, d os.DirEntry, err error) error {
 		ext := filepath.Ext(path)
@@ -319,10 +319,10 @@ func TestMessagesExist(t *testing.T) {
 			return err
 		}
 		raw, err := os.ReadFile(path)
-		source += string(raw)
+		all.Write(raw)
 		return err
 	}))
-	messages := 0
+	source, messages := all.String(), 0
 	for _, line := range regexp.MustCompile("(?m)^### .*`$").FindAllString(p.text, -1) {
 		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
 			messages++
