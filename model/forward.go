@@ -127,7 +127,10 @@ func (p *pass[V]) within(l int, x V, f func(x V) V) V {
 
 // hold is how within begins; drop ends it. Routed experts are read when they run, but for a gradient.
 func (p *pass[V]) hold(l int) {
-	p.stopIf(read(l, p.m.layer(l, func(of table.Place) bool { return of.Expert < 0 || p.o.Training })))
+	if p.o.Training {
+		p.stopIf(p.m.Hold(l))
+	}
+	p.stopIf(read(l, p.m.layer(l, func(of table.Place) bool { return of.Expert < 0 })))
 	p.willNeed(p.course.next(l, len(p.m.Model.Layers)))
 }
 

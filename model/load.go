@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
 	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -84,7 +86,7 @@ func (m *DeepseekForCausalLM) shareCopies() {
 func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, err error) {
 	bound.Name = w.Name
 	if u, ok := w.AsUnviewed(src); ok && ofLayer {
-		bound.Tensor, bound.unread = tensor.Tensor{DType: w.DType, Shape: w.Shape}, &unread{w, u}
+		bound.Tensor, bound.unread = tensor.Tensor{DType: w.DType, Shape: w.Shape}, &unread{w: w, src: u}
 	} else {
 		bound.Tensor, err = w.View(src)
 	}
@@ -285,16 +287,26 @@ func fetch(pages Pages, w *Weight) {
 }
 
 // dontNeed releases the pages of a weight, unless a gradient will read it again.
-func (p *pass[V]) dontNeed(w *Weight) {
-	if p.o.Pages != nil && !p.o.Training && len(w.Data) > 0 {
-		p.o.Pages.DontNeed(w.Data)
+func (o *Options) dontNeed(w *Weight) {
+	if o.Pages != nil && !o.Training && len(w.Data) > 0 {
+		o.Pages.DontNeed(w.Data)
 	}
 }
 
-// Hold reads the weights of layer l that Load left out, and keeps them. The error names the
-// weight that does not fit into memory or cannot be read.
+// Hold reads the weights of layer l that Load left out, and keeps them, those of routed experts outside the memory if
+// that is possible. The error names the weight that does not fit into memory or cannot be read.
 func (m *DeepseekForCausalLM) Hold(l int) error {
-	return read(l, m.layer(l, func(table.Place) bool { return true }))
+	for place, w := range m.LayerWeights(l) {
+		if w.isAbsent() {
+			if err := read(l, []*Weight{w}); err != nil {
+				return err
+			}
+			if place.Expert >= 0 {
+				w.setAside()
+			}
+		}
+	}
+	return nil
 }
 
 // layer returns the wanted weights of layer l.
@@ -307,16 +319,19 @@ func (m *DeepseekForCausalLM) layer(l int, wanted func(table.Place) bool) (list 
 	return list
 }
 
+// isAbsent reports whether a weight has to be read before it is used.
+func (w *Weight) isAbsent() bool { return w.unread != nil && w.Data == nil }
+
 // read reads those weights of layer l that are not in memory.
 func read(l int, list []*Weight) error {
 	need := int64(0)
 	for _, w := range list {
-		if w.unread != nil && w.Data == nil {
+		if w.isAbsent() {
 			need += w.unread.bytes()
 		}
 	}
 	for _, w := range list {
-		if w.unread == nil || w.Data != nil {
+		if !w.isAbsent() {
 			continue
 		}
 		if err := w.unread.src.Room(need); err != nil {
@@ -359,22 +374,60 @@ func (p *pass[V]) drop(l int) {
 // will read them again.
 func (p *pass[V]) forget(list []*Weight) (any bool) {
 	for _, w := range list {
-		p.dontNeed(w)
+		p.o.dontNeed(w)
 		if w.unread != nil && !p.o.Training && w.Data != nil {
-			w.Data, any = nil, true
-			if w.unread.w.Places != nil {
-				w.Grid = tensor.Grid{}
-			}
+			w.letGo()
+			any = true
 		}
 	}
 	return any
 }
 
-// holdExpert reads the weights of a routed expert of layer l that are not in memory, and returns them. They are of use to
-// the stage of all experts' sum, too: drop lets them go.
-func (p *pass[V]) holdExpert(l int, m *DeepseekMLP) []*Weight {
-	weights := m.weights()
-	absent := slices.DeleteFunc(weights[:], func(w *Weight) bool { return w.unread == nil || w.Data != nil })
-	p.stopIf(read(l, absent))
-	return absent
+// garbage is up to how many bytes of experts that were let go stay in memory.
+const garbage = 256 << 20
+
+// experts yields those of the routed experts of layer l that are listed, each while its weights are in memory; those of
+// the next one are read meanwhile. Of an expert that was read only what Keep names is kept, outside the memory, and of
+// one that is run as a probe nothing.
+func (p *pass[V]) experts(l int, m *DeepseekMoE, list []int, probes bool) iter.Seq[int] {
+	return func(yield func(e int) bool) {
+		wait := p.readExpert(l, m, list, 0)
+		defer func() { wait() }() // a pass that ends early leaves no reading behind
+		let := int64(0)
+		for i, e := range list {
+			absent, err := wait()
+			wait = p.readExpert(l, m, list, i+1)
+			if probes {
+				p.fetchExperts(l, list[i:min(i+2, len(list))])
+			}
+			if p.stopIf(err); !yield(e) {
+				return
+			}
+			for _, w := range absent {
+				if let += w.unread.bytes(); w.unread.kept && !probes && w == &m.Experts[e].DownProj.Weight {
+					w.setAside()
+				} else {
+					p.forget([]*Weight{w})
+				}
+			}
+			if let > garbage {
+				runtime.GC()
+				let = 0
+			}
+		}
+	}
+}
+
+// readExpert begins to read the weights of the i-th of the experts that are not in memory. What it returns waits for them.
+func (p *pass[V]) readExpert(l int, m *DeepseekMoE, list []int, i int) (wait func() ([]*Weight, error)) {
+	if i >= len(list) {
+		return func() ([]*Weight, error) { return nil, nil }
+	}
+	weights := m.Experts[list[i]].weights()
+	absent := slices.DeleteFunc(weights[:], func(w *Weight) bool { return !w.isAbsent() })
+	var g errgroup.Group
+	for _, w := range absent {
+		g.Go(func() error { return read(l, []*Weight{w}) })
+	}
+	return func() ([]*Weight, error) { return absent, g.Wait() }
 }

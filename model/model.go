@@ -34,8 +34,31 @@ type Weight struct {
 
 // unread is a weight of a layer that is in memory only while the layer runs.
 type unread struct {
-	w   *weights.Weight
-	src weights.Unviewed
+	w    *weights.Weight
+	src  weights.Unviewed
+	kept bool   // see Keep
+	free func() // gives up Data that lies aside; nil of Data in memory
+}
+
+// Keep says that the weight of a routed expert, which was read when the expert ran, is needed until its layer has run.
+func (w *Weight) Keep() {
+	if w.unread != nil {
+		w.unread.kept = true
+	}
+}
+
+// setAside moves a weight that was read out of memory, until it is let go.
+func (w *Weight) setAside() { w.Data, w.unread.free = w.unread.src.Aside(w.Data) }
+
+// letGo lets a weight that was read go.
+func (w *Weight) letGo() {
+	if w.unread.free != nil {
+		w.unread.free()
+	}
+	w.Data, w.unread.free, w.unread.kept = nil, nil, false
+	if w.unread.w.Places != nil {
+		w.Grid = tensor.Grid{}
+	}
 }
 
 // Rows returns rows from … to-1 of a matrix, under the name of the whole. Each has scales of its own.

@@ -66,14 +66,12 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 	}
 	k := p.config.NumExpertsPerTok
 	byExpert := slotsByExpert(idx, len(m.Experts))
-	p.fetchExperts(l, usedExperts(byExpert))
+	used := usedExperts(byExpert)
+	p.fetchExperts(l, used)
 	var parts []Part[V]
-	for e, slots := range byExpert {
-		if len(slots) > 0 {
-			p.holdExpert(l, &m.Experts[e])
-			out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(slots, k))
-			parts = append(parts, Part[V]{e, slots, out})
-		}
+	for e := range p.experts(l, m, used, false) {
+		out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(byExpert[e], k))
+		parts = append(parts, Part[V]{e, byExpert[e], out})
 	}
 	return p.Combine(weight, parts, order)
 }
@@ -297,16 +295,13 @@ func ChooseBy[V any](a Arithmetic[V], c *config.Config, g *MoEGate, logits V) *C
 func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 	probe := p.o.Probes[l]
 	p.stopIf(probe.check(l, p.in.Batch*p.in.Seq, len(m.Experts)))
-	for i, e := range probe.Experts {
-		p.fetchExperts(l, probe.Experts[i:min(i+2, len(probe.Experts))])
-		read := p.holdExpert(l, &m.Experts[e])
+	for e := range p.experts(l, m, probe.Experts, true) {
 		p.Scope(x, func(x V) V {
 			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
 			return x
 		})
 		for _, w := range m.Experts[e].weights() {
-			p.dontNeed(w)
+			p.o.dontNeed(w)
 		}
-		p.forget(read)
 	}
 }

@@ -88,6 +88,9 @@ func (p *Plain) partial(x []float32, w kernel.Matrix, plans []int, from, stride 
 	}}, 1)
 }
 
+// DontNeed releases the pages of a weight that is mapped: it is not read for a while.
+func (p *Plain) DontNeed(w *Weight) { p.o.dontNeed(w) }
+
 // Columns returns products = a·weight and squares = b·(weight∘weight), [tokens, in], for a and b
 // [tokens, out] and a weight [out, in]. The sums are float32.
 func (p *Plain) Columns(a, b *Activation, weight *Weight) (products, squares *Activation) {

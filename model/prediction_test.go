@@ -102,7 +102,7 @@ func TestPredictionLayersAreReadWhenRun(t *testing.T) {
 	c, src := predicting(t)
 	in := &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}}
 	read, most := map[string]int{}, int64(0)
-	m, err := model.Load(c, unviewed{src, 1 << 40, &most, func(name string) { read[name]++ }})
+	m, err := model.Load(c, unviewed{src, 1 << 40, &most, func(name string) { read[name]++ }, new(int)})
 	require.NoError(t, err)
 	_, err = m.Forward(context.Background(), in, model.Options{})
 	require.NoError(t, err)

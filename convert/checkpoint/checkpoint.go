@@ -11,6 +11,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"sync"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -39,6 +40,7 @@ type Checkpoint struct {
 	document []byte         // the text of an imagined checkpoint's config; nil for others
 
 	hasViews func() bool
+	asides   sync.Map // of format.Data: what Aside mapped
 }
 
 var (
@@ -100,6 +102,19 @@ func (c *Checkpoint) Room(n int64) error {
 		return problem.New(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
 	}
 	return nil
+}
+
+// Aside moves data into a file that has no name: see format.Aside. Without room on the disk data stays in memory.
+func (c *Checkpoint) Aside(data []byte) (view []byte, free func()) {
+	aside, view, err := format.Aside(data)
+	if err != nil {
+		return data, func() {}
+	}
+	c.asides.Store(aside, nil)
+	return view, func() {
+		c.asides.Delete(aside)
+		aside.Close()
+	}
 }
 
 // FilesIn returns the open weight files if they have the format f, and nil otherwise.
@@ -239,15 +254,20 @@ func (c *Checkpoint) Memory() (n int64) {
 func NameMemory(name string) int64 { return int64(len(name)+15) &^ 15 }
 
 // WillNeed announces to the system that a part of a tensor's view is about to be read.
-func (c *Checkpoint) WillNeed(data []byte) { c.advise(data, format.File.WillNeed) }
+func (c *Checkpoint) WillNeed(data []byte) { c.advise(data, format.Data.WillNeed) }
 
 // DontNeed announces that a part will not be read for a while, so that its pages need not
 // stay in memory. Views stay valid.
-func (c *Checkpoint) DontNeed(data []byte) { c.advise(data, format.File.DontNeed) }
+func (c *Checkpoint) DontNeed(data []byte) { c.advise(data, format.Data.DontNeed) }
 
-func (c *Checkpoint) advise(data []byte, advice func(format.File, []byte) bool) {
+func (c *Checkpoint) advise(data []byte, advice func(format.Data, []byte) bool) {
 	for _, f := range c.files {
 		if advice(f, data) {
+			return
+		}
+	}
+	for aside := range c.asides.Range {
+		if advice(aside.(format.Data), data) {
 			return
 		}
 	}
@@ -258,6 +278,9 @@ func (c *Checkpoint) Close() error {
 	var errs []error
 	for _, f := range c.files {
 		errs = append(errs, f.Close())
+	}
+	for aside := range c.asides.Range {
+		errs = append(errs, aside.(format.Data).Close())
 	}
 	return errors.Join(errs...)
 }

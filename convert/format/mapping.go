@@ -179,6 +179,28 @@ func (m *mapping) mapped() (mmap.MMap, error) {
 	return m.data, nil
 }
 
+// Aside moves data to a file without a name, in the directory of temporary files, and maps it: the system keeps it in memory
+// while there is room. The file ends with the mapping, and with the process.
+func Aside(data []byte) (d Data, view []byte, err error) {
+	f, err := os.CreateTemp("", "dsmoe-")
+	if err != nil {
+		return nil, nil, err
+	}
+	err = os.Remove(f.Name())
+	if err == nil {
+		_, err = f.Write(data)
+	}
+	m := &mapping{path: f.Name()}
+	if err == nil {
+		m.data, err = mmap.MapRegion(f, len(data), mmap.RDONLY, 0, 0)
+	}
+	if f.Close(); err != nil {
+		os.Remove(f.Name()) // where an open file keeps its name
+		return nil, nil, err
+	}
+	return m, m.data, nil
+}
+
 // WriteHead writes the first n bytes of d.
 func WriteHead(w io.Writer, d Data, n int64) error {
 	if m, ok := d.(*mapping); ok {

@@ -1,6 +1,8 @@
 package format
 
 import (
+	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -106,4 +108,29 @@ func TestFilesThatChange(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.NoError(t, m.Close())
 	}
+}
+
+// TestAside: bytes that lie aside are those that were put there, in no file that has a name; where no file can be made it
+// is an error.
+func TestAside(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	data := bytes.Repeat([]byte("aside"), 9999)
+	d, view, err := Aside(data)
+	if runtime.GOOS == "windows" { // an open file keeps its name
+		require.Error(t, err)
+		return
+	}
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(data, view))
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.True(t, d.DontNeed(view[10:20]))
+	require.False(t, d.DontNeed(data))
+	require.True(t, bytes.Equal(data, view))
+	require.NoError(t, d.Close())
+	t.Setenv("TMPDIR", filepath.Join(dir, "absent"))
+	_, _, err = Aside(data)
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }

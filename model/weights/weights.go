@@ -45,6 +45,9 @@ type Unviewed interface {
 	HasView(name string) bool
 	// Room says why n bytes cannot be read into memory; nil if they can.
 	Room(n int64) error
+	// Aside moves data out of memory. It returns a view of the same bytes, and what gives the view up; where there is no
+	// other place, data itself.
+	Aside(data []byte) (view []byte, free func())
 }
 
 // ReaderAt reads the bytes of stored tensors into memory of the caller's, so that what is

@@ -63,6 +63,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		return y.sigma
 	})
 	if x.sigma != nil {
+		l.Weight.Keep() // Neurons multiplies with it
 		y.Products = []product{{expert: -1, hidden: x.deviations(), down: l}}
 	}
 	return y.inherit(x)

@@ -21,6 +21,7 @@ func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64)
 	}
 	for i := range x.Products {
 		f.inScope(func() { f.screen(&x.Products[i]) })
+		a.errors.DontNeed(&x.Products[i].down.Weight)
 	}
 	f.examine()
 	return f.named, f.z
@@ -30,21 +31,35 @@ func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64)
 // limit.
 func (f *filter) examine() {
 	all := f.sorted()
-	n := min(mostSuspects, len(all))
-	f.inScope(func() { f.examineExactly(all[:n]) })
-	if f.z > NeuronLimit || len(all) == 0 {
+	if !slices.Contains(f.crowded, true) {
+		f.examineInTurn(all)
 		return
 	}
-	for _, s := range all[:n] {
+	first := all[:mostSuspects] // a crowded token has as many
+	if f.examineInTurn(first); f.z > NeuronLimit {
+		return
+	}
+	for _, s := range first {
 		same := func(other suspect) bool { return other.key() == s.key() }
 		f.suspects[s.Token] = slices.DeleteFunc(f.suspects[s.Token], same)
 	}
 	f.simulate()
-	for batch := range slices.Chunk(f.sorted(), mostSuspects) {
-		if f.z > NeuronLimit {
-			return
-		}
+	f.examineInTurn(f.sorted())
+}
+
+// examineInTurn computes the exact z of suspects, and takes note of mostSuspects of them at a time until a neuron is
+// beyond the limit. down_proj is read once for examinedAtOnce of them.
+func (f *filter) examineInTurn(suspects []suspect) {
+	for batch := range slices.Chunk(suspects, examinedAtOnce) {
 		f.inScope(func() { f.examineExactly(batch) })
+		for some := range slices.Chunk(batch, mostSuspects) {
+			for _, s := range some {
+				f.consider(s.Neuron)
+			}
+			if f.z > NeuronLimit {
+				return
+			}
+		}
 	}
 }
 
@@ -130,11 +145,12 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 		}
 		if rows != nil {
 			f.inScope(func() { visit(p, rows) })
+			f.errors.DontNeed(&p.down.Weight)
 		}
 	}
 }
 
-// examineExactly computes the exact z of suspects. With M = Dᵀ·diag(w)·D, of which it computes the
+// examineExactly sets the z of suspects to the exact one. With M = Dᵀ·diag(w)·D, of which it computes the
 // suspects' rows, and k over the neurons of all MLPs that the token is a sum of, each of their
 // columns of D times its expert's weight:
 //
@@ -169,9 +185,8 @@ func (f *filter) examineExactly(suspects []suspect) {
 			}
 		})
 	})
-	for i, s := range suspects {
-		s.Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
-		f.consider(s.Neuron)
+	for i := range suspects {
+		suspects[i].Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
 	}
 }
 
