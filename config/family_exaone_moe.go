@@ -18,6 +18,8 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern }, parsePattern).
 			deciding(never)}, // layer_types has what it says
 		grouped.row("layer_types", nil),
+		{"num_nextn_predict_layers", 0, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 1).
+			deciding(never)}, // the reference leaves the layer out; files have names for one
 	},
 	unread:  []string{"attention_bias", "mlp_bias"},
 	renamed: map[string]string{"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
@@ -30,7 +32,7 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 			return typed(n, fullAttention, slidingAttention, func(l int) bool { return (l+1)%c.WindowPattern == 0 })
 		}),
 	}, grouped.rules...),
-	references: grouped.native(func(r *Rules) { r.QKNorm, r.RotatesWindows = PerHeadTransposed, true }),
+	references: grouped.native(func(r *Rules) { r.QKNorm, r.RotatesWindows, r.DensePredictions = PerHeadTransposed, true, true }),
 })
 
 // parsePattern reads an integer, or a string as 0.

@@ -10,7 +10,7 @@ var hyV3 = grouped.derive("hy_v3", delta{
 		"routed_scaling_factor": 2.826, "max_position_embeddings": 131072, "initializer_range": 0.006, "rms_norm_eps": 1e-5,
 		"rope_theta": 11158840.0,
 	},
-	fields: []field{grouped.row("mlp_layer_types", nil)},
+	fields: []field{grouped.row("mlp_layer_types", nil), grouped.row("num_nextn_predict_layers", 0)},
 	unread: []string{"first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob"},
 	renamed: map[string]string{"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
 		"routed_scaling_factor": "router_scaling_factor"},

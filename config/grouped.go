@@ -22,7 +22,7 @@ var grouped = family{
 		v3.row("num_attention_heads", nil),
 		v3.row("num_key_value_heads", nil),
 		// without a default: hidden_size / num_attention_heads
-		{"head_dim", nil, natural(func(c *Config) *int { return &c.VHeadDim }, maxDim)},
+		{"head_dim", nil, optional(func(c *Config) *int { return &c.VHeadDim }, maxDim)},
 		{"n_shared_experts", 1, integer(func(c *Config) *int { return &c.NSharedExperts }, 1, maxExperts)},
 		{"n_routed_experts", nil, integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts)},
 		{"num_experts_per_tok", nil, integer(func(c *Config) *int { return &c.NumExpertsPerTok }, 1, maxExperts)},
@@ -96,7 +96,11 @@ func headsAreSet(c *Config) error {
 		c.QKRopeHeadDim = c.VHeadDim
 	}
 	if n := c.QKRopeHeadDim; n < 2 || n%2 != 0 || n > c.VHeadDim {
-		return fmt.Errorf("%d, of which RoPE rotates %d: it rotates pairs of a head's first channels", c.VHeadDim, n)
+		by := ""
+		if c.RotaryShare > 0 {
+			by = fmt.Sprintf(", by partial_rotary_factor %v", c.RotaryShare)
+		}
+		return fmt.Errorf("%d, of which RoPE rotates %d%s: it rotates pairs of a head's first channels", c.VHeadDim, n, by)
 	}
 	c.QKNopeHeadDim = c.VHeadDim - c.QKRopeHeadDim
 	return nil

@@ -27,7 +27,7 @@ var decideNothing = strings.Fields(`_name_or_path auto_map architectures lm_head
 	tf_legacy_loss tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
 	attn_type_list mtp_transformer_layers num_mtp_modules qk_norm_type shared_intermediate_size use_mtp use_routing_bias
 	enable_lm_head_fp32 expert_hidden_dim moe_router_enable_expert_bias moe_router_use_sigmoid output_router_logits
-	qk_norm route_norm use_grouped_mm`)
+	qk_norm route_norm use_grouped_mm first_last_k_dense_replace is_moe_layer`)
 
 // TestPublishedConfigs: of the config.json of each published model every key is read, or decides nothing.
 func TestPublishedConfigs(t *testing.T) {
@@ -62,6 +62,7 @@ func TestPublishedConfigs(t *testing.T) {
 			told := struct {
 				Layers int `json:"num_hidden_layers"`
 				Dense  int `json:"first_k_dense_replace"`
+				First  int `json:"first_last_k_dense_replace"` // of K-EXAONE, whose class has another key
 				Start  int `json:"moe_layer_start_index"`
 			}{Layers: c.NumHiddenLayers} // where it is left out
 			require.NoError(t, json.Unmarshal(doc.JSON(), &told))
@@ -69,7 +70,7 @@ func TestPublishedConfigs(t *testing.T) {
 			if experts, said := values[c.Key("n_routed_experts")]; said {
 				assert.Equal(t, string(experts), fmt.Sprint(c.NRoutedExperts))
 			}
-			assert.Len(t, c.MoELayers(), told.Layers-told.Dense-told.Start)
+			assert.Len(t, c.MoELayers(), told.Layers-told.Dense-told.First-told.Start)
 		})
 	}
 }

@@ -112,7 +112,8 @@ func (c *Config) TopKDivisor() (eps, least float64) {
 func (c *Config) IsMoE(layer int) bool {
 	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
 		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0) &&
-		!(layer >= 0 && layer < len(c.MLPLayerTypes) && c.MLPLayerTypes[layer] == denseMLP)
+		!(layer >= 0 && layer < len(c.MLPLayerTypes) && c.MLPLayerTypes[layer] == denseMLP) &&
+		!(layer >= c.NumHiddenLayers && c.Rules().DensePredictions)
 }
 
 // MoELayers lists the layers of the decoder that have a DeepseekMoE.

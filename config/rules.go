@@ -48,6 +48,8 @@ type Rules struct {
 	OutputUnbiased bool
 	// ScalesScores: scores are multiplied with 1/sqrt(head_dim), not divided by sqrt(head_dim).
 	ScalesScores bool
+	// DensePredictions: prediction layers have no experts, whatever the other layers have.
+	DensePredictions bool
 	// RotatesWindows: RoPE rotates only in layers with a window.
 	RotatesWindows bool
 	// JoinsTables: where RotatesInFloat32, RoPE's module still gives each cosine and sine twice, side by side.

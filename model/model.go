@@ -344,10 +344,10 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 
 // predictionLayers returns the number of prediction layers that c implies; 0 where the reference leaves them out.
 func predictionLayers(c *config.Config) int {
-	if c.HCMult > 0 {
-		return 0
+	if f := table.FamilyOf(c); !f.CarriesMTP {
+		return f.PredictionLayers(c)
 	}
-	return table.FamilyOf(c).PredictionLayers(c)
+	return 0
 }
 
 // newLayer returns the modules of decoder layer l.

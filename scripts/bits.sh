@@ -16,8 +16,8 @@ report() {
     compgen -G "$(dirname "$golden")/checkpoint/*.safetensors" > /dev/null || continue
     for sums in f64 f32; do
       status=0
-      "$@" verify --json --accumulate "$sums" "$(dirname "$golden")/checkpoint" "$golden" > "$work/report" || status=$?
-      grep -v '"duration_s":' "$work/report" || true
+      "$@" verify --json --accumulate "$sums" "$(dirname "$golden")/checkpoint" "$golden" > "$out.report" || status=$?
+      grep -v '"duration_s":' "$out.report" || true
       echo "$golden $sums exit $status"
     done
   done > "$out" 2>&1
@@ -25,10 +25,12 @@ report() {
 
 report default "$work/dsmoe"
 grep -q '"verdict":"pass"' <(tr -d ' ' < "$work/default.json")
-report one-core env GOMAXPROCS=1 "$work/dsmoe"
-report purego "$work/purego"
-report no-avx512 env GODEBUG=cpu.avx512f=off "$work/dsmoe"
-report no-avx env GODEBUG=cpu.avx512f=off,cpu.avx2=off "$work/dsmoe"
+ways=() # one beside the other: a report hardly fills two cores
+report one-core env GOMAXPROCS=1 "$work/dsmoe" & ways+=($!)
+report purego "$work/purego" & ways+=($!)
+report no-avx512 env GODEBUG=cpu.avx512f=off "$work/dsmoe" & ways+=($!)
+report no-avx env GODEBUG=cpu.avx512f=off,cpu.avx2=off "$work/dsmoe" & ways+=($!)
+for way in "${ways[@]}"; do wait "$way"; done
 for way in one-core purego no-avx512 no-avx; do
   cmp "$work/default.json" "$work/$way.json"
 done

@@ -47,9 +47,6 @@ THEIRS = {
     "GGUF.version": "of the header", "GGUF.tensor_count": "of the header", "GGUF.kv_count": "of the header",
 }
 
-
-LEFT_OUT = "the converter writes K-EXAONE's prediction layer, which transformers' class leaves out, and llama.cpp skips"
-
 # Keys whose difference is known: whether it is the known one, and why.
 KNOWN = {
     "deepseek2.leading_dense_block_count": (
@@ -60,9 +57,6 @@ KNOWN = {
         lambda config, ours, theirs, name=name: f"{name}_token_id" not in config and theirs is None,
         "the converter finds no number of a token that neither tokenizer.json nor config.json has")
        for key, name in {"padding": "pad", "unknown": "unk"}.items()},
-    "exaone-moe.block_count": (lambda config, ours, theirs: theirs - ours == config["num_nextn_predict_layers"], LEFT_OUT),
-    "exaone-moe.nextn_predict_layers": (lambda config, ours, theirs: ours is None, LEFT_OUT),
-    "general.size_label": (lambda config, ours, theirs: config["model_type"] == "exaone_moe", LEFT_OUT),
 }
 
 GLM = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -124,8 +118,6 @@ def theirs(source, out, kind, pre):
     if pre == "kimi-k2":
         transformers.AutoTokenizer.from_pretrained = lambda path, **_: Kimi(path)
     sys.argv = ["convert_hf_to_gguf.py", str(source), "--outfile", str(out), "--outtype", kind, "--model-name", "model"]
-    if model.__name__ == "HYV3Model":
-        sys.argv.append("--no-mtp")  # transformers' class leaves the prediction layer out
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             converter.main()
@@ -141,17 +133,10 @@ def contents(path):
     return keys, {t.name: (t.tensor_type.name, [int(n) for n in t.shape], t.data.tobytes()) for t in reader.tensors}
 
 
-def left_out(names, config):
-    return [name for name in names if config["model_type"] == "exaone_moe" and name.startswith(f"blk.{config['num_hidden_layers']}.")]
-
-
 def differences(ours, theirs, config):
     """What differs, and whether that is known."""
     (a, x), (b, y) = contents(ours), contents(theirs)
-    left = left_out(y, config)
-    if left:
-        yield f"{len(left)} tensors: not ours: known: {LEFT_OUT}", True
-    for name in sorted((set(x) | set(y)) - set(left)):
+    for name in sorted(set(x) | set(y)):
         if name not in x or name not in y:
             yield f"tensor {name}: {'not ours' if name not in x else 'only ours'}", False
         elif x[name] != y[name]:

@@ -81,7 +81,7 @@ func TestFaultsOfFewBits(t *testing.T) {
 // on a float32, a BF16 and an F16 pack, one of them with a massive activation.
 func TestFaultsOfAllDTypes(t *testing.T) {
 	t.Parallel()
-	for _, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-f16/golden-f16", "v1-massive/golden-f32", "v1-massive/golden-bf16"} {
+	for i, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-f16/golden-f16", "v1-massive/golden-f32", "v1-massive/golden-bf16"} {
 		c, p := open(t, golden)
 		fails := func(src weights.Source, stage, what string) {
 			t.Helper()
@@ -90,7 +90,7 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 			require.Equal(t, stage, *r.FirstDivergence, "%s: %s", golden, what)
 			require.Nil(t, r.Cause)
 		}
-		for _, fault := range []struct {
+		for j, fault := range []struct {
 			weight, stage string
 			factor        float32
 			row           bool
@@ -105,6 +105,9 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 			{moe1 + "gate.weight", moe1 + "gate.logits", 1.01, true},
 			{moe1 + "shared_experts.down_proj.weight", moe1 + "shared_experts.output", 1.02, true},
 		} {
+			if i%3 != j%3 && !*verify.Every {
+				continue
+			}
 			w := get(t, c, fault.weight)
 			at := []int{3}
 			if fault.row {

@@ -32,7 +32,7 @@ func (t *run) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	e := &bounds.Engine{Inputs: t.inputsTo}
 	e.Cache, _ = bounds.RoundingOf(t.how.Cache)
 	e.Flash = slices.Contains(t.how.Attention, pack.Flash)
-	e.Narrow = t.how.Sums == pack.F16Sums
+	e.Narrow, e.Serial = t.how.Sums == pack.F16Sums, t.how.Sums == pack.SerialSums
 	if c := t.m.Config; slices.Contains(t.how.Attention, pack.Absorbed) && c.LatentAttention() {
 		e.Absorbs = func(w *model.Weight) (keys, values int) {
 			if table.PlaceOf(c, w.Name).Is(table.Attention, table.KVBProj) {

@@ -26,6 +26,7 @@ type emulated struct {
 	inputs map[string]string // by the form of a weight
 	f16    bool              // the cache is F16
 	best   int               // experts that groups are chosen by; 0 for the model's
+	serial bool              // sums of norms
 }
 
 func (e *emulated) Linear(x *model.Activation, l *model.Linear) *model.Activation {
@@ -34,8 +35,33 @@ func (e *emulated) Linear(x *model.Activation, l *model.Linear) *model.Activatio
 		x = each(x, func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
 	case "q8_0":
 		x = inBlocks(x, 32)
+	case "fp8-1x128":
+		x = inFP8(x, 128, false)
+	case "fp8-1x128 by powers of two":
+		x = inFP8(x, 128, true)
+	case "fp8-tensor":
+		x = inFP8(x, len(x.Values), false)
 	}
 	return e.Plain.Linear(x, l)
+}
+
+// RMSNorm adds up squares as MLX does on a CPU, if sums are serial.
+func (e *emulated) RMSNorm(x *model.Activation, weight *model.Weight, eps float64) *model.Activation {
+	if !e.serial {
+		return e.Plain.RMSNorm(x, weight, eps)
+	}
+	y, w := each(x, func(v float32) float32 { return v }), e.Values(weight)
+	for t := range y.Rows() {
+		row, sum := y.Row(t), float32(0)
+		for _, v := range row {
+			sum += float32(v * v)
+		}
+		r := 1 / float32(math.Sqrt(float64(float32(sum/float32(len(row)))+float32(eps))))
+		for i := range row {
+			row[i] = float32(row[i]*r) * w[i]
+		}
+	}
+	return y
 }
 
 func (e *emulated) Scores(q, k *model.Activation, first, n int, s *model.Scoring) *model.Activation {
@@ -90,6 +116,35 @@ func inBlocks(x *model.Activation, n int) *model.Activation {
 	return y
 }
 
+// inFP8 is x in E4M3, in blocks of n elements of a row, or of all, each with a scale, the next power of two or not.
+func inFP8(x *model.Activation, n int, powers bool) *model.Activation {
+	y := each(x, func(v float32) float32 { return v })
+	width := y.Width()
+	if n == len(y.Values) {
+		width = n
+	}
+	for row := range slices.Chunk(y.Values, width) {
+		for block := range slices.Chunk(row, n) {
+			most := float32(0)
+			for _, v := range block {
+				most = max(most, float32(math.Abs(float64(v))))
+			}
+			scale := most / 448
+			if powers {
+				scale = float32(math.Exp2(math.Ceil(math.Log2(float64(scale)))))
+			}
+			for i, v := range block {
+				if v != 0 {
+					code := float64(v / scale)
+					unit := math.Exp2(max(math.Floor(math.Log2(math.Abs(code))), -6) - 3)
+					block[i] = scale * float32(math.RoundToEven(code/unit)*unit)
+				}
+			}
+		}
+	}
+	return y
+}
+
 // recorder32 puts what an engine computes in the place of a pack's tensors.
 type recorder32 struct{ golden *pack.Pack }
 
@@ -120,6 +175,7 @@ type engine struct {
 	inputs   map[string]string                  // rounds
 	f16      bool                               // cache
 	best     int                                // see emulated
+	serial   bool                               // see emulated
 	declares *pack.Arithmetic                   // nil: what it does
 }
 
@@ -144,7 +200,7 @@ func (e engine) trace(t *testing.T, c *config.Config, src weights.Source, golden
 	o := model.Options{DType: tensor.F32}
 	plain := model.NewPlain(o)
 	net := &model.Network[*model.Activation]{Model: m, Input: must(golden.Input()), Options: o,
-		Arithmetic: &emulated{plain, e.inputs, e.f16, e.best}, Trace: &recorder32{golden}}
+		Arithmetic: &emulated{plain, e.inputs, e.f16, e.best, e.serial}, Trace: &recorder32{golden}}
 	_, err := net.Forward(context.Background())
 	require.NoError(t, err)
 	plain.Close(nil)
@@ -195,6 +251,62 @@ func TestEngines(t *testing.T) {
 	for _, form := range []string{printed(t, r), html(t, r)} {
 		require.Contains(t, form, "not declared, but seen, and reproduced: ")
 	}
+}
+
+// TestEnginesInFP8: activations in FP8, of blocks and of tensors, are reproduced where they are declared; those of other
+// steps than declared do not pass.
+func TestEnginesInFP8(t *testing.T) {
+	t.Parallel()
+	for did, declares := range map[string]map[string]report.Verdict{
+		"fp8-1x128":                  {"fp8-1x128": report.Pass, "fp8-tensor": report.Fail},
+		"fp8-tensor":                 {"fp8-tensor": report.Pass, "fp8-1x128": report.Fail},
+		"fp8-1x128 by powers of two": {"fp8-1x128": report.Fail},
+	} {
+		for declared, verdict := range declares {
+			c, p := open(t, "v3-fp8/golden-f32")
+			e := engine{inputs: map[string]string{"F8_E4M3": did, "F32": "f32", "BF16": "f32"}, declares: &pack.Arithmetic{
+				Activations: map[string]string{"F8_E4M3": declared, "F32": "f32", "BF16": "f32"}, Cache: "f32",
+				Attention: []string{pack.Eager}}}
+			r := run(t, c.Config, c, e.trace(t, c.Config, c, p), verify.Options{Undiagnosed: true})
+			require.Equal(t, verdict, r.Verdict, "%s, declared %s: %v %v", did, declared, r.FirstDivergence, r.Reasons)
+		}
+	}
+}
+
+// TestSerialNorms: norms that add up squares one after the other are reproduced where that is declared, and where nothing
+// is, which the report then says; other sums than declared do not pass.
+func TestSerialNorms(t *testing.T) {
+	t.Parallel()
+	for sums, verdict := range map[string]report.Verdict{pack.SerialSums: report.Pass, "": report.Pass, pack.F32Sums: report.Fail} {
+		c, p := open(t, "v1-trained/golden-f32")
+		e := engine{serial: true, inputs: engineForms["F32"], declares: &pack.Arithmetic{Activations: engineForms["F32"], Cache: "f32",
+			Attention: []string{pack.Eager}, Sums: sums}}
+		r := run(t, c.Config, c, e.trace(t, c.Config, c, p), verify.Options{Undiagnosed: true})
+		require.Equal(t, verdict, r.Verdict, sums)
+		require.Equal(t, sums == "", r.Golden.Observed != nil)
+		if sums == "" {
+			require.Equal(t, "sums of norms serial", r.Golden.Observed.String())
+		}
+	}
+}
+
+// TestTraceWithoutKeys: a trace that lacks the keys which indexers chose is refused, unless it has no attention.
+func TestTraceWithoutKeys(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v32/golden-f32")
+	p = engine{inputs: engineForms["F32"]}.trace(t, c.Config, c, p)
+	require.Equal(t, report.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict)
+	const keys = "model.layers.1.self_attn.indexer.topk_idx"
+	delete(p.Manifest.Tensors, keys)
+	_, err := verify.Run(context.Background(), c.Config, c, p, verify.Options{})
+	require.ErrorContains(t, err, keys+": the trace lacks it")
+	for name := range p.Manifest.Tensors { // of a router alone
+		layer, _, gives := strings.Cut(name, ".post_attention_layernorm.output")
+		if !strings.Contains(name, "mlp.gate") && !(gives && p.Has(layer+".mlp.gate.logits")) && name != "input_ids" {
+			delete(p.Manifest.Tensors, name)
+		}
+	}
+	require.NotEqual(t, report.Fail, run(t, c.Config, c, p, verify.Options{}).Verdict)
 }
 
 // TestEngineFaults: what engines do wrong is named, with the roundings of F32 and of Q8_0 weights.

@@ -112,6 +112,9 @@ func TestScoresWithoutTheMask(t *testing.T) {
 				}))
 				require.NoError(t, err)
 				for _, mode := range []report.Mode{report.Local, report.Chained} {
+					if (mode == report.Chained) != (query > 0) && !*verify.Every {
+						continue
+					}
 					r := run(t, c.Config, c, p, verify.Options{Mode: mode})
 					if mode == report.Local || p.Manifest.ComputeDType == "float32" {
 						require.Equal(t, stage, *r.FirstDivergence, "%s %s", golden, mode)

@@ -161,8 +161,11 @@ func TestChangedReportsCanBeWritten(t *testing.T) {
 	require.NoError(t, errors.Join(err, verify.Unmergeable(r)))
 	pattern := r.Checks[0].Pattern
 	pattern.Cells = [][]*float64{pattern.Cells[0][:2], pattern.Cells[1][:2]} // which is quick to draw
-	written := 0
+	written, changes := 0, 0
 	change(reflect.ValueOf(r).Elem(), func() {
+		if changes++; changes%3 > 0 && !*verify.Every {
+			return
+		}
 		if verify.Unmergeable(r) == nil {
 			written++
 			require.NoError(t, errors.Join(r.WriteText(io.Discard), r.WriteJUnit(io.Discard, report.About{}),

@@ -119,6 +119,11 @@ func candidates(how *pack.Arithmetic, forms []string) (list []*pack.Arithmetic) 
 			list = append(list, &other)
 		}
 	}
+	if how.Sums == "" {
+		other := *how
+		other.Sums = pack.SerialSums
+		list = append(list, &other)
+	}
 	attentions := [][]string{how.Attention}
 	if how.Attention == nil {
 		attentions = [][]string{{pack.Eager}, {pack.Eager, pack.Absorbed}, {pack.Flash}, {pack.Flash, pack.Absorbed}}

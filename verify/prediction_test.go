@@ -95,7 +95,9 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 		if slices.Contains([]int{0, 1, 2, 3, 15}, s.Expert) {
 			continue
 		}
-		held++
+		if held++; held%3 > 0 && !*verify.Every {
+			continue
+		}
 		w := get(t, c, s.Name)
 		row := 0
 		if s.Row.LookedUp() {

@@ -509,6 +509,25 @@ func sameRows(x *model.Activation, in *model.Input) bool {
 	return true
 }
 
+// checkKeys refuses a trace of layers with indexers that lacks what these chose: at a near tie an engine may choose
+// other keys than are chosen here.
+func (s *scope) checkKeys(in *model.Input) error {
+	c, choices, kind := s.config, in.Seq, pack.IndexerTopK
+	if c.Windowed() {
+		choices, kind = in.Seq/max(1, c.CompressRateCSA), pack.EntriesTopK
+	}
+	if !s.pack.IsTrace() || !c.HasIndexer() || choices <= c.IndexTopK {
+		return nil
+	}
+	for _, l := range slices.Sorted(maps.Keys(s.present)) {
+		if name := pack.StageOf(l, kind); c.IndexerOf(l) == l && !s.isRouter(l) && !s.pack.Has(name) {
+			return s.pack.Fault(name, fmt.Sprintf("the trace lacks it, and at a near tie the engine may have chosen otherwise: "+
+				"record it, or with --stages router, or sequences of which an indexer chooses all %d", c.IndexTopK))
+		}
+	}
+	return nil
+}
+
 // checkProbes refuses probes of experts that the model has not, and on rows of padding.
 func (s *scope) checkProbes(in *model.Input) error {
 	var problems []problem.Problem

@@ -22,8 +22,11 @@ import (
 // from twice as much are listed; the reference's usual eps fails.
 func TestNumbersTooSmallToShow(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"v1-base", "v3", "v4"} {
-		for _, d := range []tensor.DType{tensor.F32, tensor.BF16} {
+	for i, name := range []string{"v1-base", "v3", "v4"} {
+		for j, d := range []tensor.DType{tensor.F32, tensor.BF16} {
+			if i%2 != j && !*Every {
+				continue
+			}
 			t.Run(fmt.Sprint(name, d), func(t *testing.T) {
 				t.Parallel()
 				src, err := checkpoint.Open(filepath.Join("..", "fixtures", name, "checkpoint"))

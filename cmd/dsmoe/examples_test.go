@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,12 +32,16 @@ func clone(t *testing.T) string {
 	return dir
 }
 
-// built returns the path of dsmoe as a user builds it, without the race detector that scripts run it with: pasted commands
-// are many. It lies beside the dsmoe of scripts, and goes with it.
+// built returns the path of a dsmoe without the race detector, as pasted commands are many: that of scripts, or, if that has
+// the detector, one that is built beside it, and goes with it.
 var built = sync.OnceValue(func() string {
 	ofScripts, err := exec.LookPath("dsmoe")
 	if err != nil {
 		panic(err)
+	}
+	info, _ := debug.ReadBuildInfo()
+	if !slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return ofScripts
 	}
 	path := filepath.Join(filepath.Dir(ofScripts), "built")
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", path, ".")

@@ -50,7 +50,7 @@ type model struct {
 	arch      string // general.architecture; "" for a model that no file holds
 	class     string // in architectures of config.json; "" if files are read as another model_type's
 	scoring   string // scoring_func, if files are read as the model_type's
-	predicts  bool   // llama.cpp's converter writes the prediction layers, and llama.cpp runs them
+	predicts  bool   // llama.cpp's converter writes the prediction layers, and llama.cpp runs them, or skips them
 	glm       bool   // _set_vocab_glm of llama.cpp's converter reads the tokenizer
 	cause     string // why no file holds the model
 }
@@ -69,9 +69,9 @@ var models = []model{
 	{modelType: "glm4_moe", arch: glm4MoE, class: "Glm4MoeForCausalLM", scoring: sigmoid, predicts: true, glm: true},
 	{modelType: "solar_open", arch: glm4MoE},
 	{modelType: "dots1", arch: dots1, class: "Dots1ForCausalLM", scoring: sigmoid},
-	{modelType: "hy_v3", arch: hyV3, class: "HYV3ForCausalLM", scoring: sigmoid},
+	{modelType: "hy_v3", arch: hyV3, class: "HYV3ForCausalLM", scoring: sigmoid, predicts: true},
 	{modelType: "minimax_m2", arch: minimaxM2, class: "MiniMaxM2ForCausalLM", scoring: sigmoid},
-	{modelType: "exaone_moe", arch: exaoneMoE, class: "ExaoneMoeForCausalLM", scoring: sigmoid},
+	{modelType: "exaone_moe", arch: exaoneMoE, class: "ExaoneMoeForCausalLM", scoring: sigmoid, predicts: true},
 	{modelType: "ernie4_5_moe", arch: ernie45MoE, class: "Ernie4_5_MoeForCausalLM", scoring: softmax},
 	{modelType: "deepseek_vl_v2", cause: "llama.cpp's converter has no DeepSeek-VL2, and deepseek2-ocr, its name for " +
 		"DeepSeek-OCR's language model, is not written"},
@@ -90,7 +90,7 @@ func modelOf(c *config.Config) model {
 // architectureOf returns a model's general.architecture; "" for a model that no file holds.
 func architectureOf(c *config.Config) string { return modelOf(c).arch }
 
-// predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
+// predicts reports whether llama.cpp's converter writes the prediction layers of c.
 func predicts(c *config.Config) bool { return modelOf(c).predicts }
 
 // limited reports whether groups restrict the choice of experts: there are several, and not

@@ -16,6 +16,8 @@ import (
 type bounds struct {
 	dtype     tensor.DType
 	low, high []float64 // by the pattern without its sign; exact half-way points
+
+	mantissa, bias int // of a 16-bit dtype
 }
 
 func newBounds(d tensor.DType) *bounds {
@@ -23,6 +25,7 @@ func newBounds(d tensor.DType) *bounds {
 	if d == tensor.F32 {
 		return b
 	}
+	b.mantissa, b.bias = mantissaAndBias(d)
 	inf := patternOfInf(d)
 	b.low, b.high = make([]float64, inf+1), make([]float64, inf+1)
 	for i := range inf {

@@ -40,8 +40,15 @@ func (x *table) make(form *tensor.Form, grid tensor.Grid, block int, b *bounds) 
 	var exact [256]float64
 	form.Values(exact[:], all[:], 0)
 	grid.Values(block, exact[:])
-	for code, v := range exact {
-		x.patterns[code] = b.pattern(v)
+	sign := uint32(1) << (8*b.dtype.Bytes(1) - 1)
+	for code, v := range exact[:128] {
+		p := b.pattern(v)
+		x.patterns[code] = p
+		if negative := exact[code+128]; math.Float64bits(negative) == math.Float64bits(-v) {
+			x.patterns[code+128] = p ^ sign
+		} else {
+			x.patterns[code+128] = b.pattern(negative)
+		}
 	}
 }
 
@@ -80,11 +87,14 @@ func (b *bounds) pattern(exact float64) uint32 {
 		return math.Float32bits(float32(exact))
 	}
 	abs, inf := math.Abs(exact), len(b.high)-1
-	p := inf + 1 // NaN
-	if exact == exact {
-		p = b.below(abs)
-		if p < inf && (abs > b.high[p] || abs == b.high[p] && p%2 == 1) {
-			p++
+	p := b.nearest(abs)
+	if p <= 1<<b.mantissa || p >= inf { // not certainly a normal number
+		p = inf + 1 // NaN
+		if exact == exact {
+			p = b.below(abs)
+			if p < inf && (abs > b.high[p] || abs == b.high[p] && p%2 == 1) {
+				p++
+			}
 		}
 	}
 	if math.Signbit(exact) {
@@ -93,11 +103,16 @@ func (b *bounds) pattern(exact float64) uint32 {
 	return uint32(p)
 }
 
+// nearest returns the pattern nearest to abs, of two the even one, if that is above the least normal number.
+func (b *bounds) nearest(abs float64) int {
+	bits, shift := math.Float64bits(abs), 52-b.mantissa
+	return int((bits+1<<(shift-1)-1+bits>>shift&1)>>shift) - (1023-b.bias)<<b.mantissa
+}
+
 // below returns the pattern of the largest magnitude that is at most abs.
 func (b *bounds) below(abs float64) int {
-	mantissa, bias := mantissaAndBias(b.dtype)
-	if p := int(math.Float64bits(abs)>>(52-mantissa)) - (1023-bias)<<mantissa; p >= 1<<mantissa {
+	if p := int(math.Float64bits(abs)>>(52-b.mantissa)) - (1023-b.bias)<<b.mantissa; p >= 1<<b.mantissa {
 		return min(p, len(b.high)-1)
 	}
-	return int(abs * math.Float64frombits(uint64(1023+bias-1+mantissa)<<52)) // denormals are multiples of the least
+	return int(abs * math.Float64frombits(uint64(1023+b.bias-1+b.mantissa)<<52)) // denormals are multiples of the least
 }

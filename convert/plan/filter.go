@@ -3,7 +3,6 @@ package plan
 // Which tensors a conversion keeps, and which weights the output then lacks.
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -65,7 +64,7 @@ func (f *filter) hasLayer(l int) bool { return f.layers.Has(l) && l < f.decoder 
 // keeps decides about a weight at a place by its per-expert name.
 func (f *filter) keeps(name string, p table.Place) bool {
 	in := p.Layer < 0 || f.hasLayer(p.Layer)
-	if p.Layer < 0 && table.FamilyOf(f.config).Leaves(f.config, name) {
+	if p.Layer < 0 && table.FamilyOf(f.config).Leaves(name) {
 		in = f.decoder > f.config.NumHiddenLayers && len(f.layers) == 0
 	}
 	if _, kept := f.kept.Renumber(p.Layer, p.Expert); in && p.Expert >= 0 {
@@ -189,23 +188,17 @@ func (c *conversion) checkPrune(s selection) {
 	for _, problem := range c.o.Prune.Check(c.src.Config, slices.Sorted(maps.Keys(c.kept))) {
 		c.problem("", "%s", problem)
 	}
-	unknown, left := map[int]bool{}, ""
+	unknown := map[int]bool{}
 	for _, w := range s.kept {
 		p := w.OwnerPlace()
 		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
 		switch _, listed := c.kept[p.Layer]; {
 		case p.Expert < 0 && !router:
-		case !listed && table.FamilyOf(c.src.Config).Leaves(c.src.Config, w.Owner()):
-			left = cmp.Or(left, w.Stored)
 		case !listed:
 			unknown[p.Layer] = true
 		case router && !c.divides(w):
 			c.problem(w.Name, "cannot be divided among the experts")
 		}
-	}
-	if left != "" {
-		c.problems = append(c.problems, problem.Problem{Tensor: left, Hint: "--no-mtp leaves them out",
-			Cause: "is of a prediction layer, whose experts are not known to be the model's"})
 	}
 	if len(unknown) > 0 {
 		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",

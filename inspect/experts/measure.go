@@ -36,14 +36,11 @@ func (x *facts) zeroNeurons() (n int) {
 
 // axis is the rows, or the columns, of a matrix.
 type axis struct {
-	hashes  []uint64
-	squares []float64 // sums of squares
-	logs    []matrix.LogSum
+	zeros []int // how many numbers are 0
+	logs  []matrix.LogSum
 }
 
-func newAxis(n int) *axis {
-	return &axis{make([]uint64, n), make([]float64, n), make([]matrix.LogSum, n)}
-}
+func newAxis(n int) *axis { return &axis{make([]int, n), make([]matrix.LogSum, n)} }
 
 // sizes returns the mean of log₂|w| of each, less their median; NaN for those without a number.
 func (a *axis) sizes() []float64 {
@@ -65,57 +62,143 @@ func (a *axis) sizes() []float64 {
 // measure counts in a matrix, and hashes its neurons.
 func measure(m *matrix.Stored, n *MatrixNumbers, role table.Role) (x matrixFacts) {
 	rows, cols := newAxis(m.Rows), newAxis(m.Cols)
-	total, fourth := 0.0, 0.0
-	for r := range m.Rows {
-		var logs matrix.LogSum
-		for c, v := range m.Row(r) {
-			switch {
-			case v == 0:
-				n.Zeros++
-			case v != v:
-				n.NaN++
-			case !tensor.IsFinite(v):
-				n.Infinite++
-			default:
-				logs.Add(v)
-				cols.logs[c].Add(v)
-			}
-			b, square := matrix.Bits(v), float64(v)*float64(v)
-			rows.hashes[r] = matrix.Mix(rows.hashes[r], b)
-			cols.hashes[c] = matrix.Mix(cols.hashes[c], b)
-			rows.squares[r] += square
-			fourth += float64(square * square)
-			cols.squares[c] += square
+	neurons, channels := rows, cols
+	if role == table.DownProj {
+		neurons, channels = cols, rows
+	}
+	x.neurons = make([]uint64, len(neurons.logs))
+	total := 0.0
+	for first, values := range m.Runs() {
+		n.count(first, values, rows, cols)
+		if role == table.DownProj {
+			hashColumns(x.neurons, values)
+		} else {
+			hashRows(x.neurons[first:], values, m.Cols)
 		}
-		rows.logs[r] = logs
-		total += rows.squares[r]
+		for _, s := range x.squares(values, m.Cols) {
+			total += s
+		}
 	}
 	n.Norm, n.RMS = inspect.Finite(math.Sqrt(total)), inspect.Finite(math.Sqrt(total/float64(m.Rows*m.Cols)))
 	n.Distinct = distinct(m)
-	if role == table.DownProj {
-		rows, cols = cols, rows
-	}
-	x = newMatrixFacts(rows, cols)
-	var all matrix.LogSum
-	for _, l := range rows.logs {
-		all.Merge(l)
-	}
-	x.size, x.fourth = all.Log2(), fourth
-	return x
-}
-
-func newMatrixFacts(neurons, channels *axis) matrixFacts {
-	x := matrixFacts{neurons: neurons.hashes, print: matrix.Orderless(neurons.hashes), channels: channels.sizes(),
-		peak: math.NaN()}
-	for _, s := range neurons.squares {
-		x.zero = append(x.zero, s == 0) // no square of a float32 is too small for float64
+	x.print, x.channels, x.peak = matrix.Orderless(x.neurons), channels.sizes(), math.NaN()
+	for _, zeros := range neurons.zeros {
+		x.zero = append(x.zero, zeros == m.Rows*m.Cols/len(neurons.zeros))
 	}
 	for i, v := range neurons.sizes() {
 		if v > x.peak || x.peak != x.peak {
 			x.peak, x.neuron = v, i
 		}
 	}
+	var all matrix.LogSum
+	for _, l := range neurons.logs {
+		all.Merge(l)
+	}
+	x.size = all.Log2()
 	return x
+}
+
+// count counts the values of rows from first on.
+func (n *MatrixNumbers) count(first int, values []float32, rows, cols *axis) {
+	width := len(cols.logs)
+	var zeros [tensor.Runs]uint32
+	together := len(values) == tensor.Runs*width
+	for i := 0; together && i < tensor.Runs; i++ {
+		e := tensor.ExtremesOf(values[i*width:][:width])
+		zeros[i], together = e.Zeros, tensor.IsFinite(e.Largest)
+	}
+	for i := 0; together && i < tensor.Runs; i += 4 {
+		addFour(rows.logs[first+i:], cols.logs, values[i*width:])
+	}
+	for i := range len(values) / width {
+		if r := first + i; !together || zeros[i] > 0 {
+			n.countRow(r, values[i*width:][:width], rows, cols, together)
+		}
+	}
+}
+
+// countRow counts the values of row r one by one. If they were added, zeros among them are taken off.
+func (n *MatrixNumbers) countRow(r int, values []float32, rows, cols *axis, added bool) {
+	for c, v := range values {
+		switch {
+		case v == 0:
+			n.Zeros++
+			rows.zeros[r]++
+			cols.zeros[c]++
+			if added {
+				rows.logs[r].AddBits(0, -1)
+				cols.logs[c].AddBits(0, -1)
+			}
+		case added:
+		case v != v:
+			n.NaN++
+		case !tensor.IsFinite(v):
+			n.Infinite++
+		default:
+			rows.logs[r].Add(v)
+			cols.logs[c].Add(v)
+		}
+	}
+}
+
+// addFour adds four rows of finite numbers, zeros as if they were others.
+func addFour(rows, cols []matrix.LogSum, values []float32) {
+	n := len(cols)
+	row0, row1, row2, row3 := values[:n], values[n:][:n], values[2*n:][:n], values[3*n:][:n]
+	var sum0, sum1, sum2, sum3 uint64
+	magnitude := func(v float32) uint64 { return uint64(math.Float32bits(v) &^ (1 << 31)) }
+	for c := range cols {
+		b0, b1, b2, b3 := magnitude(row0[c]), magnitude(row1[c]), magnitude(row2[c]), magnitude(row3[c])
+		sum0, sum1, sum2, sum3 = sum0+b0, sum1+b1, sum2+b2, sum3+b3
+		cols[c].AddBits(b0+b1+b2+b3, 4)
+	}
+	for i, sum := range [...]uint64{sum0, sum1, sum2, sum3} {
+		rows[i].AddBits(sum, n)
+	}
+}
+
+// hashRows hashes the numbers of each row of n, four rows side by side if there are as many.
+func hashRows(hashes []uint64, values []float32, n int) {
+	for ; len(values) >= 4*n; hashes, values = hashes[4:], values[4*n:] {
+		row0, row1, row2, row3 := values[:n], values[n:][:n], values[2*n:][:n], values[3*n:][:n]
+		h0, h1, h2, h3 := hashes[0], hashes[1], hashes[2], hashes[3]
+		for c, v := range row0 {
+			h0, h1 = matrix.Mix(h0, matrix.Bits(v)), matrix.Mix(h1, matrix.Bits(row1[c]))
+			h2, h3 = matrix.Mix(h2, matrix.Bits(row2[c])), matrix.Mix(h3, matrix.Bits(row3[c]))
+		}
+		hashes[0], hashes[1], hashes[2], hashes[3] = h0, h1, h2, h3
+	}
+	for i, v := range values {
+		hashes[i/n] = matrix.Mix(hashes[i/n], matrix.Bits(v))
+	}
+}
+
+// hashColumns adds rows to the hashes of columns.
+func hashColumns(hashes []uint64, values []float32) {
+	for ; len(values) > 0; values = values[len(hashes):] {
+		for c, v := range values[:len(hashes)] {
+			hashes[c] = matrix.Mix(hashes[c], matrix.Bits(v))
+		}
+	}
+}
+
+// squares returns Σw² of each row of n, and adds to fourth. It overwrites values.
+func (x *matrixFacts) squares(values []float32, n int) []float64 {
+	var squares, fourths [tensor.Runs]float64
+	rows := len(values) / n
+	if rows == tensor.Runs {
+		tensor.Powers(&squares, &fourths, values)
+	} else {
+		for i, v := range values {
+			square := float64(v) * float64(v)
+			squares[i/n] += square
+			fourths[i/n] += float64(square * square)
+		}
+	}
+	for _, f := range fourths[:rows] {
+		x.fourth += f
+	}
+	return squares[:rows]
 }
 
 // The runs of distinct: at most so many, evenly over the rows, of at most so many numbers.

@@ -13,8 +13,9 @@ import (
 // (ChunkTerms/16 + 4)·2⁻²⁴·‖a‖‖b‖, and a cosine by twice that, 3.2·10⁻⁵. Chunks are added in float64.
 const ChunkTerms = 4096
 
-// gramBlock is the rows of a block of a Gram matrix. Blocks below the diagonal are not computed.
-const gramBlock = 64
+// gramBlock is the rows of a block of a Gram matrix, a multiple of what the kernels multiply at once. Blocks below the
+// diagonal are not computed.
+const gramBlock = 48
 
 // Gram is the products of n vectors with each other.
 type Gram struct {

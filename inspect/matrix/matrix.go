@@ -4,6 +4,7 @@ package matrix
 
 import (
 	"context"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -45,11 +46,11 @@ type Reader struct {
 	Spaces sync.Pool        // of *Space
 }
 
-// Space is the memory of a worker: two matrices, one as it is stored, and a row of it.
+// Space is the memory of a worker: two matrices, one as it is stored, and rows of it.
 type Space struct {
 	First, Second []float32
 	Stored        []byte
-	Row           []float32
+	Rows          []float32
 }
 
 // NewReader returns a reader of w's matrices.
@@ -73,7 +74,7 @@ type Stored struct {
 	Rows, Cols int
 	weight     model.Weight
 	p          *model.Plain
-	row        []float32
+	rows       []float32 // memory of decoded rows
 }
 
 // Stored reads a weight into the memory of space, for products with p.
@@ -89,13 +90,28 @@ func (x *Reader) Stored(r *weights.Reading, w *weights.Weight, p *model.Plain, s
 		b := w.Scaling().Blocks
 		m.weight.Block = [2]int{b.BlockRows, b.BlockCols}
 	}
-	space.Row = slices.Grow(space.Row[:0], m.Cols)[:m.Cols]
-	m.row = space.Row
+	space.Rows = slices.Grow(space.Rows[:0], tensor.Runs*m.Cols)[:tensor.Runs*m.Cols]
+	m.rows = space.Rows
 	return m, nil
 }
 
 // Row returns the numbers of row r, until the next call.
-func (m *Stored) Row(r int) []float32 { return m.p.RowOf(m.row, &m.weight, r) }
+func (m *Stored) Row(r int) []float32 { return m.p.RowOf(m.rows, &m.weight, r) }
+
+// Runs yields the numbers of tensor.Runs rows from the one with an index on, and at the end those of fewer rows.
+func (m *Stored) Runs() iter.Seq2[int, []float32] {
+	return func(yield func(int, []float32) bool) {
+		for r := 0; r < m.Rows; r += tensor.Runs {
+			n := min(tensor.Runs, m.Rows-r)
+			for i := range n {
+				m.p.RowOf(m.rows[i*m.Cols:], &m.weight, r+i)
+			}
+			if !yield(r, m.rows[:n*m.Cols]) {
+				return
+			}
+		}
+	}
+}
 
 // Products returns the products of rows x with the rows of m: [len(x)/m.Cols, m.Rows].
 func (m *Stored) Products(x []float32) []float32 { return m.p.Products(x, &m.weight) }
@@ -133,6 +149,9 @@ func (l *LogSum) Add(v float32) {
 		l.n++
 	}
 }
+
+// AddBits adds n finite numbers whose bits without their signs have this sum. A 0 among them is taken off as -1 numbers.
+func (l *LogSum) AddBits(sum uint64, n int) { l.sum, l.n = l.sum+sum, l.n+uint64(n) }
 
 // Merge adds the numbers of another.
 func (l *LogSum) Merge(o LogSum) { l.sum, l.n = l.sum+o.sum, l.n+o.n }
@@ -183,10 +202,10 @@ func spectralNorm(rows, cols int, times, timesColumns func(x []float32) []float3
 	}
 	var alphas, betas []float64
 	beta := 0.0
-	for range min(lanczosSteps, rows, cols) {
+	for {
 		alpha := residual(u, times(v), beta)
 		alphas = append(alphas, alpha)
-		if !(alpha > 0) {
+		if !(alpha > 0) || len(alphas) == min(lanczosSteps, rows, cols) {
 			break
 		}
 		beta = residual(v, timesColumns(u), alpha)

@@ -137,12 +137,14 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 		return "", err
 	}
 	io.WriteString(sum, heading(tensor.F32, x.Shape))
-	buffer := make([]byte, min(weights.TileBytes, 4*x.Len()))
+	var buffer [4 * pieceElements]byte
 	for values, err := range r.Numbers(w.Reader, x, 0, int64(x.Len())) {
 		if err != nil {
 			return "", err
 		}
-		sum.Write(canonical(buffer, values))
+		for piece := range slices.Chunk(values, pieceElements) {
+			sum.Write(canonical(&buffer, piece))
+		}
 	}
 	return sum.Name(), nil
 }
@@ -159,19 +161,23 @@ func heading(d tensor.DType, shape []int) string {
 // canonicalNaN is what every NaN is hashed as.
 const canonicalNaN = 0x7fc00000
 
-// canonical writes numbers as they are hashed into the memory of buffer.
-func canonical(buffer []byte, values []float32) []byte {
-	buffer = buffer[:4*len(values)]
-	tensor.PutFloat32s(buffer, values)
-	if largest := tensor.ExtremesOf(values).Largest; largest == largest {
-		return buffer
+// pieceElements is how many numbers are made bytes at a time: both stay in the nearest cache.
+const pieceElements = 2048
+
+// canonical writes numbers, at most a piece, as they are hashed into buffer.
+func canonical(buffer *[4 * pieceElements]byte, values []float32) []byte {
+	data := buffer[:4*len(values)]
+	largest := tensor.ExtremesOf(values).Largest
+	tensor.PutFloat32s(data, values)
+	if largest == largest {
+		return data
 	}
 	for i, v := range values {
 		if v != v {
-			binary.LittleEndian.PutUint32(buffer[4*i:], canonicalNaN)
+			binary.LittleEndian.PutUint32(data[4*i:], canonicalNaN)
 		}
 	}
-	return buffer
+	return data
 }
 
 // modulesOf names the modules all of whose tensors, of these names, have a hash, and the model if all have.

@@ -64,7 +64,8 @@ func TestCountsOfLatentModels(t *testing.T) {
 // 3,336,106,240 of DeepSeek-OCR's file 401,372,160 are of the towers beside the language model; those of
 // DeepSeek-VL2, of 3, 16 and 27 billion, have .4 billion. GLM-4.5-Air, dots.llm1, Solar-Open and ERNIE-4.5 are published
 // with fewer digits, cut and not rounded: 106, 142, 102 and 21; MiniMax-M2 as 230. Of these all, transformers' classes
-// have the numbers of tensors, published ones, and of parameters that stand here.
+// have the numbers of tensors, published ones, and of parameters that stand here. Two were not compared with them: GLM-4.7,
+// published as 355, with the prediction layer and without embeddings and heads, and K-EXAONE, published as 236.
 func TestPublishedModels(t *testing.T) {
 	paths, err := filepath.Glob(configtest.Path(t, "configs/*.json"))
 	require.NoError(t, err)
@@ -95,6 +96,8 @@ func TestPublishedModels(t *testing.T) {
 		"hy3":                    {46_545, 295_033_543_488, "295"},
 		"minimax-m2.5-bf16":      {48_239, 228_689_764_864, "228.7"},
 		"ernie-4.5-21b-a3b":      {5492, 21_825_437_888, "21.8"},
+		"glm-4.7":                {44_687, 355_234_006_336, "355"},
+		"k-exaone-236b-a23b":     {18_673, 236_571_156_352, "236.6"},
 	}
 	assert.Len(t, paths, len(published))
 	for _, path := range paths {
@@ -107,6 +110,10 @@ func TestPublishedModels(t *testing.T) {
 		case "glm-4.7-flash":
 			mtp := MTP(c)
 			sum.Tensors, sum.Parameters = sum.Tensors+mtp.Tensors, sum.Parameters+mtp.Parameters
+		case "glm-4.7":
+			mtp, copies := MTP(c), int64(2*c.VocabSize*c.HiddenSize)
+			sum = Modules(c).Sum(table.Embedding, table.Head)
+			sum.Tensors, sum.Parameters = sum.Tensors+mtp.Tensors-2, sum.Parameters+mtp.Parameters-copies
 		}
 		want := published[name]
 		assert.Equal(t, want.tensors, sum.Tensors, name)

@@ -7,7 +7,7 @@ import (
 	"encoding/hex"
 	"io"
 
-	"lukechampine.com/blake3"
+	"github.com/zeebo/blake3"
 )
 
 // size is the bytes of a hash.
@@ -22,13 +22,21 @@ type Hash interface {
 	Reset()
 }
 
+// whole is the Hash of all bytes of a message.
+type whole struct{ *blake3.Hasher }
+
 // New returns the hash of no bytes.
-func New() Hash { return &whole{rest: make([]byte, 0, atOnce)} }
+func New() Hash { return whole{blake3.New()} }
+
+// Name implements Hash.
+func (w whole) Name() string { return name(w.Sum(nil)) }
+
+func name(sum []byte) string { return "blake3:" + hex.EncodeToString(sum) }
 
 // Of names data.
 func Of(data []byte) string {
 	sum := blake3.Sum256(data)
-	return "blake3:" + hex.EncodeToString(sum[:])
+	return name(sum[:])
 }
 
 // Copy copies src to dst until ctx is done, and returns the name and the number of the bytes.

@@ -3,11 +3,13 @@ package digest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	other "lukechampine.com/blake3"
 )
 
 // TestKnownNames: the reference's test vectors; its input is 0, 1, …, 250, 0, 1, ….
@@ -41,5 +43,31 @@ func TestKnownNames(t *testing.T) {
 		cancel()
 		_, _, err = Copy(done, io.Discard, strings.NewReader(string(data)), func(int64) {})
 		require.ErrorIs(t, err, context.Canceled)
+	}
+}
+
+// TestPieces: messages of many lengths, written in pieces of any size, have the names that another library gives them,
+// and so do their beginnings.
+func TestPieces(t *testing.T) {
+	data := make([]byte, 9*atOnce+5)
+	for i := range data {
+		data[i] = byte(i*i>>8 ^ i%251)
+	}
+	want := func(data []byte) string { return fmt.Sprintf("blake3:%x", other.Sum256(data)) }
+	h := New()
+	for _, n := range []int{0, 1, 1024, 1025, 2048, 5000, atOnce/2 - 1, atOnce / 2, atOnce/2 + 1, atOnce - 1, atOnce, atOnce + 1,
+		atOnce + 1024, 2*atOnce - 1, 2 * atOnce, 3*atOnce + 7, 4 * atOnce, 8 * atOnce, 9 * atOnce, len(data)} {
+		for _, size := range []int{100, 1000, 1024, atOnce / 2, atOnce, atOnce + 1, 3 * atOnce, len(data)} {
+			h.Reset()
+			for at := 0; at < n; at += size {
+				end := min(at+size, n)
+				h.Write(data[at:end])
+				if at == 0 || at+size >= n/2 && at < n/2 {
+					require.Equal(t, want(data[:end]), h.Name())
+				}
+			}
+			require.Equal(t, want(data[:n]), h.Name(), "%d bytes in pieces of %d", n, size)
+			require.Equal(t, want(data[:n]), Of(data[:n]))
+		}
 	}
 }

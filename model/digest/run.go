@@ -8,7 +8,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -19,6 +18,9 @@ import (
 
 // Chunk is the bytes of a chunk: runs begin at multiples of it.
 const Chunk = guts.ChunkSize
+
+// atOnce is the bytes that guts hashes at once, with vectors.
+const atOnce = guts.MaxSIMD * Chunk
 
 // tree is a subtree of 1 << height chunks. The last chunk of a message may be smaller.
 type tree struct {
@@ -155,7 +157,7 @@ func root(trees []tree) (string, error) {
 	for _, word := range parent(trees[0], last, guts.FlagRoot) {
 		sum = binary.LittleEndian.AppendUint32(sum, word)
 	}
-	return fmt.Sprintf("blake3:%x", sum), nil
+	return name(sum), nil
 }
 
 // parseRun reads the name of a run.

@@ -53,7 +53,7 @@ func Outside(c *config.Config, name string) bool {
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
-	if Outside(c, name) || f.Leaves(c, name) {
+	if Outside(c, name) || f.Leaves(name) {
 		return true
 	}
 	pattern, layer, _ := Cut(name)
@@ -62,9 +62,6 @@ func (f *Family) Ignores(c *config.Config, name string) bool {
 }
 
 // Leaves reports whether the tensor of that name is of a prediction layer that the reference leaves out, see Family.Left.
-func (f *Family) Leaves(c *config.Config, name string) bool {
-	_, layer, _ := Cut(name)
-	return slices.ContainsFunc(f.Left, func(left string) bool {
-		return left == layerPrefix && layer >= c.NumHiddenLayers || left != layerPrefix && strings.HasPrefix(name, left)
-	})
+func (f *Family) Leaves(name string) bool {
+	return slices.ContainsFunc(f.Left, func(left string) bool { return strings.HasPrefix(name, left) })
 }

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -60,6 +61,22 @@ func otherNames(f Family, published, own map[string]string) Family {
 	}
 	f.Namings = []Naming{naming("published", "a published name", published),
 		naming("transformers", "a name of transformers' modules", own)}
+	f.spelled = spellings(f.Namings)
+	return f
+}
+
+// predicting returns f with what files call the weights of its one prediction layer: mtp.layers.0. before their names in a
+// layer, but for those that are named here.
+func (f Family) predicting(called map[string]string) Family {
+	for i := range f.Namings {
+		n := &f.Namings[i]
+		n.predicted = map[string]string{}
+		for row, name := range n.names {
+			if within, ok := strings.CutPrefix(name, layerPrefix); ok {
+				n.predicted[row] = cmp.Or(called[within], predictions+"layers."+layerHole+"."+within)
+			}
+		}
+	}
 	f.spelled = spellings(f.Namings)
 	return f
 }

@@ -98,7 +98,7 @@ func (f *Family) Spell(c *config.Config, stored string) (name string, namings ui
 		return stored, 0
 	}
 	if s.predicts {
-		layer += c.NumHiddenLayers
+		layer = c.NumHiddenLayers + max(layer, 0)
 	}
 	name = fillHoles(s.row, layer, expert)
 	if rest != "" {

@@ -1,6 +1,7 @@
 package table_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -166,11 +167,39 @@ func TestNamesOfOtherFamilies(t *testing.T) {
 	}
 }
 
+// TestCarriedPredictions: prediction layers that the reference leaves out have rows, under the names of files.
+func TestCarriedPredictions(t *testing.T) {
+	for model, names := range map[string]map[string]string{
+		"hy_v3": {"model.layers.80.shared_head.norm.weight": "model.layers.80.final_layernorm.weight",
+			"model.layers.80.eh_proj.weight": "model.layers.80.eh_proj.weight", "model.layers.80.mlp.gate.weight": "model.layers.80.mlp.router.gate.weight"},
+		"exaone_moe": {"model.layers.32.shared_head.norm.weight": "mtp.norm.weight", "model.layers.32.eh_proj.weight": "mtp.fc.weight",
+			"model.layers.32.enorm.weight": "mtp.pre_fc_norm_embedding.weight", "model.layers.32.hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+			"model.layers.32.mlp.up_proj.weight": "mtp.layers.0.mlp.up_proj.weight", "model.layers.32.self_attn.q_norm.weight": "mtp.layers.0.self_attn.q_norm.weight"},
+	} {
+		c := configtest.Parse(t, `{"model_type":"`+model+`","head_dim":128,"num_nextn_predict_layers":1}`)
+		f, held := table.FamilyOf(c), map[string]bool{}
+		for s := range f.MTPSlots(c) {
+			held[s.Name] = true
+		}
+		for name, stored := range names {
+			require.True(t, held[name], name)
+			for _, n := range f.Namings {
+				if model != "hy_v3" || n.Name == "published" {
+					require.Equal(t, stored, n.Of(c, name))
+				}
+			}
+			got, _ := f.Spell(c, stored)
+			require.Equal(t, name, got)
+		}
+		require.Equal(t, model == "hy_v3", held[fmt.Sprintf("model.layers.%d.mlp.experts.0.up_proj.weight", c.NumHiddenLayers)], model)
+	}
+}
+
 // TestTensorsThatAreLeft: of prediction layers whose weights are not known.
 func TestTensorsThatAreLeft(t *testing.T) {
 	for model, names := range map[string]map[string]bool{
-		"hy_v3":        {"model.layers.80.mlp.expert_bias": true, "model.layers.80.final_layernorm.weight": true, "model.layers.79.enorm.weight": false, "mtp.fc.weight": false},
-		"exaone_moe":   {"mtp.layers.0.mlp.experts.1.up_proj.weight": true, "model.layers.32.enorm.weight": false},
+		"hy_v3":        {"model.layers.80.final_layernorm.weight": false, "mtp.fc.weight": false},
+		"exaone_moe":   {"mtp.other.weight": false, "model.layers.32.enorm.weight": false},
 		"ernie4_5_moe": {"model.mtp_block.0.mlp.up_proj.weight": true, "model.mtp_linear_proj.0.weight": true, "model.layers.28.enorm.weight": false},
 		"glm4_moe":     {"model.layers.46.final_layernorm.weight": false, "mtp.fc.weight": false},
 	} {

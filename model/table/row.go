@@ -34,8 +34,8 @@ type Family struct {
 	// Unknown are beginnings of stored names, and parts of them that begin with a dot, that the family has without it
 	// being known which: a checkpoint may hold such tensors.
 	Unknown []string
-	// Left are beginnings of the names of prediction layers that the reference leaves out, whose weights are not known;
-	// layerPrefix stands for layers behind the decoder's. A checkpoint may hold such tensors.
+	// Left are beginnings of the names of prediction layers that the reference leaves out, whose weights are not known.
+	// A checkpoint may hold such tensors.
 	Left []string
 	// CarriesMTP says that prediction layers are no part of the model: the reference leaves them out.
 	CarriesMTP bool

@@ -106,4 +106,9 @@ func encodeQ5_1(dst []byte, x []float32) {
 func abs32(v float32) float32 { return math.Float32frombits(math.Float32bits(v) &^ (1 << 31)) }
 
 // errorF16 is how far a number may be from the F16 that it was rounded to: half a unit.
-func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
+func errorF16(d float32) float32 {
+	if e := 0x1p-11 * d; !(e <= 0x1p-25) {
+		return e
+	}
+	return 0x1p-25
+}

@@ -67,19 +67,30 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (los
 	codes, _ := q.From.Codes.Format()
 	to, _ := q.To.Format()
 	size := to.Size()
-	n := min(piece, b.Cols, len(dst)/size)
-	wide, back := make([]float32, n), make([]float32, n)
+	most := min(piece, b.Cols, len(dst)/size)
+	var wide, back []float32
 	known := make([]lossy, len(grid.Scales))
 	for len(dst) > 0 {
-		row, col, n := b.run(at, min(len(wide), len(dst)/size))
+		row, col, n := b.run(at, min(most, len(dst)/size))
 		begin := (row/b.BlockRows - first) * width
 		s := grid.From(begin)
 		g := s.From(col / b.BlockCols)
+		byElement := q.byElement(known[begin:], &b, s, col, n)
+		if !byElement && codes == kernel.F8E4M3 && to == kernel.BF16 {
+			if rounded, ok := kernel.NarrowBlocks(dst[:n*size], src[:n], g.Scales, b.BlockCols); ok {
+				lost.Rounded += int64(rounded)
+				src, dst, at = src[n:], dst[n*size:], at+n
+				continue
+			}
+		}
+		if wide == nil {
+			wide, back = make([]float32, most), make([]float32, most)
+		}
 		kernel.WidenBlocks(wide[:n], src, codes, g.Scales, g.Zeros, b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		kernel.Widen(back[:n], dst, to)
 		switch {
-		case q.byElement(known[begin:], &b, s, col, n) || lost.cast(back[:n], wide[:n], to):
+		case byElement || lost.cast(back[:n], wide[:n], to):
 			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s.From(block)) })
 		case q.To == F32:
 			b.runs(col, n, func(i, j, block int) { lost.Rounded += q.products(src, i, j, s.From(block)) })

@@ -49,15 +49,20 @@ func (e *Encoder) Convert(dst []byte, x []float32, largest float32, lost *Loss) 
 	codes, _ := e.Form.Codes.Format()
 	y := m.decoded[:len(x)]
 	kernel.WidenBlocks(y, dst, codes, []float32{scale}, nil, len(y))
-	lost.Rounded += changed(y, x)
-	whole := len(x) &^ 7 // what the kernel of measure takes
-	lost.measure(y[:whole], x[:whole], &m.sums)
+	whole := len(x) &^ 7 // what the kernel of Compare takes
+	lost.compare(y[:whole], x[:whole], m.sums[:1])
 	if whole < len(x) {
 		var restX, restY [8]float32
 		copy(restX[:], x[whole:])
 		copy(restY[:], y[whole:])
-		lost.measure(restY[:], restX[:], &m.sums)
+		lost.compare(restY[:], restX[:], m.sums[:1])
 	}
+}
+
+// compare adds the errors of y, which x became, a multiple of 8 numbers.
+func (l *Loss) compare(y, x []float32, sums []kernel.BlockSums) {
+	kernel.Compare(sums, y, x)
+	l.measure(y, x, &sums[0])
 }
 
 // Magnitudes raises largest, one number per block, to the magnitudes of x, consecutive numbers of a

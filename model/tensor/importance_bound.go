@@ -17,7 +17,7 @@ type weighing struct {
 	levels   float32 // largest code of a scale; 0 if the block's scale is the part's
 }
 
-var weighings = map[DType]weighing{
+var weighings = [...]weighing{
 	Q8_0: {32, 127, false, 0}, Q4_0: {32, 8, false, 0}, Q5_0: {32, 16, false, 0}, Q5_1: {32, 31, true, 0},
 	Q2_K: {16, 3, true, 15}, Q3_K: {16, 4, false, 32}, Q4_K: {32, 15, true, 63}, Q5_K: {32, 31, true, 63},
 	Q6_K: {16, 32, false, 128}, MXFP4: {32, 6, false, 0},

@@ -82,29 +82,23 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 	defer measures.Put(m)
 	y := m.decoded[:len(x)]
 	kernel.Widen(y, out, blockFormats[q.To])
-	lost.Rounded += changed(y, x)
 	elements, size := q.To.Block()
-	for i := 0; i < len(x); i += elements {
-		lost.quantised(y[i:i+elements], x[i:i+elements], &m.sums)
-		block := out[i/elements*size:][:size]
-		if at := beyond(y[i:i+elements], x[i:i+elements], block, i, m.sums.Largest); at >= 0 {
+	sums := m.sums[:len(x)/elements]
+	kernel.Compare(sums, y, x)
+	for k := range sums {
+		i, s := k*elements, &sums[k]
+		lost.quantised(y[i:i+elements], x[i:i+elements], s)
+		if at := beyond(y[i:i+elements], x[i:i+elements], out[k*size:][:size], i, s.Largest); at >= 0 {
 			return &BeyondError{q.To, first + i + at, x[i+at], y[i+at]}
 		}
 	}
 	return nil
 }
 
-// changed counts the numbers of y that are not those of x.
-func changed(y, x []float32) int64 {
-	var n kernel.Losses
-	n.Count(y, x, 0)
-	return int64(n.Changed)
-}
-
 // measure is memory to measure losses in.
 type measure struct {
 	decoded [piece]float32
-	sums    kernel.BlockSums
+	sums    [piece / 32]kernel.BlockSums // of blocks of 32 numbers or more
 }
 
 var measures = sync.Pool{New: func() any { return new(measure) }}
@@ -121,21 +115,18 @@ func (d DType) encodeBlocks(dst []byte, x []float32) {
 	}
 }
 
-// quantised adds what a block of x lost when it became y. What changed is counted as rounded
-// already, and taken out of that if it is of another kind.
+// quantised adds what a block of x lost when it became y.
 func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
 	const sign = 1 << 31
 	if l.measure(y, x, s); s.Largest < infinityBits && s.Any&^sign == 0 {
-		n := nonzero(x)
-		l.Flushed, l.Rounded = l.Flushed+n, l.Rounded-n
+		l.Flushed, l.Rounded = l.Flushed+int64(s.Changed), l.Rounded-int64(s.Changed)
 	}
 }
 
-// measure adds the errors of y, which x became, a multiple of 8 numbers. Numbers of which one became
-// infinite or NaN are in no sum: each that did is counted, and none of them is rounded.
+// measure adds the errors of y, which x became, as s has them. Numbers of which one became infinite or NaN
+// are in no sum: each that did is counted, and none of them is rounded.
 func (l *Loss) measure(y, x []float32, s *kernel.BlockSums) {
-	if s.Compare(y, x); s.Largest >= infinityBits {
-		l.Rounded -= changed(y, x)
+	if s.Largest >= infinityBits {
 		source := NotFiniteValues(x)
 		l.NotFinite += source
 		if source == 0 {
@@ -143,19 +134,10 @@ func (l *Loss) measure(y, x []float32, s *kernel.BlockSums) {
 		}
 		return
 	}
+	l.Rounded += int64(s.Changed)
 	l.Squares += s.Squares
 	l.Errors += s.Errors
 	l.Largest = max(l.Largest, float64(math.Float32frombits(s.Largest)))
-}
-
-// nonzero counts the numbers that are not zero.
-func nonzero(x []float32) (n int64) {
-	for _, v := range x {
-		if v != 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,

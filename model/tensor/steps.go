@@ -128,25 +128,18 @@ func storedSteps(h []float32, b []byte, d DType) {
 		for i := range h { // in units of half the least magnitude; 12 stands for numbers to 16
 			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(b[1:], i)&7]
 		}
-	case Q2_K, Q3_K:
-		for i := range h {
-			super, step, moved := fewBits(b, d, i/16)
-			code, most := fewBitsCode(b, d, i)
-			end := code == 0 || code == most
-			if h[i] = partStep(super, step, moved, end); d == Q2_K && end && step != 0 {
-				h[i] = abs32(step)
+	default:
+		size := weighings[d].part
+		for p := 0; p < len(h); p += size {
+			super, step, moved := partScale(b, d, p/size)
+			for i := p; i < p+size; i++ {
+				code, most := codeAt(b, d, i)
+				end := code == 0 || code == most
+				if h[i] = partStep(super, step, moved, end); d == Q2_K && end && step != 0 {
+					h[i] = abs32(step)
+				}
 			}
 		}
-	case Q6_K:
-		super := abs32(getF16(b[208:]))
-		moved := float32(32 * (float32(0.5*super) + float32(128*errorF16(super))))
-		for i := range h {
-			half, quarter, place := i/128, i%128/32, i%32
-			code := int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4
-			h[i] = partStep(super, super*float32(int8(b[192+i/16])), moved, code == 0 || code == 63)
-		}
-	default:
-		minimumSteps(h, b, d)
 	}
 }
 
@@ -180,8 +173,11 @@ func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 		top = max(top, math.Float32bits(v)&^(1<<31))
 	}
 	slack := 0x1p-20 * math.Float32frombits(top)
-	if d == Q2_K || d == Q3_K {
+	switch d {
+	case Q2_K, Q3_K:
 		return beyondFewBits(y, x, block, d, slack)
+	case Q4_K, Q5_K, Q6_K:
+		return beyondParts(y, x, block, d, slack)
 	}
 	var steps [256]float32
 	h := steps[:len(x)]
@@ -194,11 +190,76 @@ func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	return -1
 }
 
+// farthest returns the largest |y - x|.
+func farthest(y, x []float32) float32 {
+	most := uint32(0)
+	for i, v := range x {
+		most = max(most, math.Float32bits(y[i]-v)&^(1<<31))
+	}
+	return math.Float32frombits(most)
+}
+
+// beyondParts is beyond for the other types K, a part at a time: half a step is allowed at every code, so that few
+// numbers need a look at their code.
+func beyondParts(all, x []float32, block []byte, d DType, slack float32) int {
+	k := &weighings[d]
+	var scales [16]struct{ super, step, moved float32 }
+	var room [16]float64
+	var factors []float64 // of excess, if they are needed
+	filled := false       // whether a scale is at least half of the largest
+	for p := range 256 / k.part {
+		s := &scales[p]
+		s.super, s.step, s.moved = partScale(block, d, p)
+		filled = filled || abs32(s.step) >= k.levels/2*s.super
+	}
+	for p := 0; p < 256; p += k.part {
+		s, y, x := &scales[p/k.part], all[p:][:k.part], x[p:][:k.part]
+		half, factor := 0.5*abs32(s.step), float32(1)
+		if s.step == 0 || !filled || !k.fills(y, float32(k.most)*half) {
+			if factors == nil {
+				factors, _ = d.excess(room[:0], block, all)
+			}
+			factor = float32(min(1, factors[p/k.part]))
+		}
+		if s.step != 0 && farthest(y, x) <= half*factor+slack {
+			continue
+		}
+		for i, v := range x {
+			if off := abs32(y[i] - v); !(s.step != 0 && off <= half*factor+slack) {
+				code, most := codeAt(block, d, p+i)
+				if !(off <= partStep(s.super, s.step, s.moved, code == 0 || code == most)*factor+slack) {
+					return p + i
+				}
+			}
+		}
+	}
+	return -1
+}
+
+// fills reports whether numbers of a part, and 0, are certain to reach as far as least.
+func (k weighing) fills(y []float32, least float32) bool {
+	low, high := float32(0), float32(0)
+	for _, v := range y {
+		if v < low {
+			low = v
+		} else if v > high {
+			high = v
+		}
+		if k.minimums && high-low >= least || -low >= least || high >= least {
+			return true
+		}
+	}
+	return false
+}
+
 // beyondFewBits is beyond for Q2_K and Q3_K, whose few codes often stand for numbers beyond them.
 func beyondFewBits(y, x []float32, block []byte, d DType, slack float32) int {
 	for p := 0; p < 256; p += 16 {
-		super, step, moved := fewBits(block, d, p/16)
+		super, step, moved := partScale(block, d, p/16)
 		half, part := float32(0.5*abs32(step))+slack, (*[16]float32)(y[p:])
+		if farthest(part[:], x[p:][:16]) <= half {
+			continue
+		}
 		for j, v := range (*[16]float32)(x[p:]) {
 			off := abs32(part[j] - v)
 			if off <= half {
@@ -217,8 +278,8 @@ func beyondFewBits(y, x []float32, block []byte, d DType, slack float32) int {
 // past the end of its part's range: its code is an outermost one, and the next one is no nearer. A part
 // without scale is all end.
 func pastEnd(i int, off float32, block []byte, d DType, slack float32) bool {
-	_, step, _ := fewBits(block, d, i/16)
-	code, most := fewBitsCode(block, d, i)
+	_, step, _ := partScale(block, d, i/16)
+	code, most := codeAt(block, d, i)
 	switch {
 	case step == 0:
 		return true
@@ -256,30 +317,48 @@ func inPart(i int, y, x []float32, d DType, moved float32) bool {
 	return math.Abs(float64(x[i])-float64(y[i])) <= extent+float64(moved) && loss <= mean*weights
 }
 
-// fewBits returns the F16 scale of a Q2_K or Q3_K block without its sign, the step from one code to the
+// partScale returns the F16 scale of a block of a type K without its sign, the step from one code to the
 // next of part p, and how far rounding the part's scale and minimum, and the block's, moves the end of
 // its range. Of Q3_K's scales 31 also stands for 32.
-func fewBits(b []byte, d DType, p int) (super, step, moved float32) {
-	if d == Q3_K {
-		signed, scale := getF16(b[108:]), kernel.ScaleQ3(p, (*[12]byte)(b[96:]))
-		super = abs32(signed)
-		if moved = 0.5 * super; scale == 31 {
-			moved = super
+func partScale(b []byte, d DType, p int) (super, step, moved float32) {
+	super, superMin := blockScales(b, d)
+	k := &weighings[d]
+	rounded := float32(0.5 * super)
+	switch d {
+	case Q2_K:
+		step = super * float32(b[p]&15)
+	case Q3_K:
+		scale := kernel.ScaleQ3(p, (*[12]byte)(b[96:]))
+		if step = getF16(b[108:]) * float32(scale); scale == 31 {
+			rounded = super
 		}
-		return super, signed * float32(scale), float32(4 * (moved + float32(32*errorF16(super))))
+	case Q6_K:
+		step = super * float32(int8(b[192+p]))
+	default:
+		scale, _ := kernel.ScaleMin(p, (*[12]byte)(b[4:]))
+		step = super * float32(scale)
 	}
-	super = abs32(getF16(b[80:]))
-	least := abs32(getF16(b[82:]))
-	moved = float32(3*(float32(0.5*super)+float32(15*errorF16(super)))) + float32(0.5*least) + float32(15*errorF16(least))
-	return super, super * float32(b[p]&15), moved
+	moved = float32(float32(k.most) * (rounded + float32(k.levels*errorF16(super))))
+	if k.minimums {
+		moved = moved + float32(0.5*superMin) + float32(k.levels*errorF16(superMin))
+	}
+	return super, step, moved
 }
 
-// fewBitsCode returns the code of number i of a Q2_K or Q3_K block, 0 … most.
-func fewBitsCode(b []byte, d DType, i int) (code, most int) {
-	if d == Q3_K {
+// codeAt returns the code of number i of a block of a type K, 0 … most.
+func codeAt(b []byte, d DType, i int) (code, most int) {
+	switch d {
+	case Q2_K:
+		return twoBits(b[16:], i), 3
+	case Q3_K:
 		return twoBits(b[32:], i) | int(b[i%32]>>(i/32)&1)<<2, 7
+	case Q6_K:
+		half, quarter, place := i/128, i%128/32, i%32
+		return int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4, 63
+	case Q5_K:
+		return int(b[48+32*(i/64)+i%32]>>(i%64/32*4)&15) | int(b[16+i%32]>>(i/32)&1)<<4, 31
 	}
-	return twoBits(b[16:], i), 3
+	return int(b[16+32*(i/64)+i%32] >> (i % 64 / 32 * 4) & 15), 15
 }
 
 // quickStep is half a step of a block of one scale; of Q8_0 with what rounding the scale adds at
@@ -307,27 +386,6 @@ func oneScale(h []float32, d, m float32, code func(i int) int, largest int) {
 			step = 1
 		}
 		h[i] = float32(d*step) + float32((abs32(float32(q))+1)*ofD) + ofM
-	}
-}
-
-// minimumSteps sets h for a Q4_K or Q5_K block.
-func minimumSteps(h []float32, b []byte, d DType) {
-	super, superMin, packed := abs32(getF16(b)), abs32(getF16(b[2:])), (*[12]byte)(b[4:])
-	codes, most := b[16:], 15
-	if d == Q5_K {
-		codes, most = b[48:], 31
-	}
-	moved := float32(float32(most)*(float32(0.5*super)+float32(63*errorF16(super)))) + float32(0.5*superMin) +
-		float32(63*errorF16(superMin))
-	for p := range 8 {
-		scale, _ := kernel.ScaleMin(p, packed)
-		for i := range 32 {
-			code := int(codes[32*(p/2)+i] >> (p % 2 * 4) & 15)
-			if d == Q5_K {
-				code |= int(b[16+i]>>p&1) << 4
-			}
-			h[32*p+i] = partStep(super, super*float32(scale), moved, code == 0 || code == most)
-		}
 	}
 }
 

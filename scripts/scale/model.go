@@ -28,9 +28,11 @@ type published struct {
 	bytes        int64 // of the tensors
 }
 
-// models are those that are generated. Their numbers of tensors are those of the published files.
+// models are those that are generated. Their numbers of tensors are those of the published files; of GLM-4.7, those of its
+// table.
 var models = []published{
 	{"DeepSeek-V3", "configs/deepseek-v3.json", 4_302_300_000, 91_991, 0},
+	{"GLM-4.7", "configs/glm-4.7.json", 8e9, 44_691, 0}, // GLM-4.6 has the same shapes
 	{"Kimi-K2", "configs/kimi-k2-instruct.json", 17e9, 139_583, 0},
 	{"DeepSeek-V4-Flash", "states/deepseek-v4-flash/config.json", 4e9, 69_187, 0},
 }

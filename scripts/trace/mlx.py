@@ -40,7 +40,7 @@ class Watch:
     """Sees the calls of a model's modules: classes' __call__ is wrapped while it is open, since Python looks it up there."""
 
     def __init__(self, model, stages):
-        self.names = {id(module): name for name, module in model.named_modules()}
+        self.names = {id(module): name.replace(".block_sparse_moe", ".mlp") for name, module in model.named_modules()}
         self.classes = {type(module) for _, module in model.named_modules()}
         self.selects = {sys.modules[c.__module__] for c in self.classes if hasattr(sys.modules[c.__module__], "group_expert_select")}
         self.stages, self.logits, self.undo = stages, None, []
@@ -68,6 +68,8 @@ class Watch:
         name = self.names.get(id(module))
         if name and name.endswith(".mlp.gate"):
             self.gate(name, out, args[0])
+        elif name and re.fullmatch(r".*\.mlp\.(switch_mlp|experts)", name):  # given choices; its outputs are no sums yet
+            self.stages.rows(name.rpartition(".")[0] + ".gate.topk_idx", values(args[1])[0].astype(np.int64))
         elif name and name.endswith(".indexer") and isinstance(out, mx.array):
             self.stages.keys(name, values(out)[0][:, 0].astype(np.int64))
         elif name and name.endswith(".indexer.rope"):  # of queries [batch, heads, seq, dim], then of keys, which have one head
@@ -78,10 +80,12 @@ class Watch:
         return out
 
     def gate(self, name, out, given):
-        """Takes the choices and weights of experts, and the logits where a function of the model is given them."""
+        """Takes the logits, which a gate gives or a function of the model is given, and the weights that it gives."""
         self.stages.gate(name, lambda: values(given))
-        self.stages.rows(name + ".topk_idx", values(out[0])[0].astype(np.int64))
-        self.stages.rows(name + ".topk_weight", *values(out[1]))
+        if isinstance(out, mx.array):
+            self.logits = out
+        else:
+            self.stages.rows(name + ".topk_weight", *values(out[1]))
         if self.logits is not None:
             self.stages.rows(name + ".logits", *values(self.logits))
         self.logits = None
@@ -133,6 +137,13 @@ def manifest(a, dtype, origin):
          "recorder": {"name": "trace.py", "sha256": "sha256:" + sha256(__file__), "arguments": sys.argv[1:]}, "input": origin, "config": config}
     if a.stages == "router":
         return m | {"partial": "router only"}
-    return m | {"arithmetic": {"activations": {form: form.lower()}, "cache": form.lower(), "attention": ["sdpa"]}}
+    arithmetic = {"activations": {form: form.lower()}, "cache": form.lower(), "attention": ["sdpa"]}
+    return m | {"arithmetic": arithmetic | ({"sums": "serial"} if serial() else {})}
+
+
+def serial():
+    """Whether MLX adds up a row term by term, as on a CPU without SIMD of its own."""
+    row = np.random.default_rng(0).random((1, 4096), np.float32)
+    return mx.sum(mx.array(row), -1).item() == np.add.accumulate(row[0])[-1]
 
 

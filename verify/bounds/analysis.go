@@ -72,13 +72,16 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 // RMSNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
 //
 //	n = x·r:  v = r²·v_x + n²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
+//
+// A serial sum of exact squares is reproduced; of others it adds n²·K/24, as one chain has K/6 of y² and r half of that
+// error.
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 	x = a.settle(x)
 	w, deltas := a.plain.Values(weight), a.deltas(weight)
 	y := a.result(x.DType, x.Shape...)
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
-		r2, common := x.inverseRMS(t, eps)
+		r2, common := x.inverseRMS(t, eps, a.serial)
 		r := math.Sqrt(r2)
 		for i, xi := range row {
 			n := float64(float32(float64(xi) * r))
@@ -92,17 +95,25 @@ func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 }
 
 // inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of row t, and its relative variance.
-func (x *Value) inverseRMS(t int, eps float64) (r2, relative float64) {
+func (x *Value) inverseRMS(t int, eps float64, serial bool) (r2, relative float64) {
 	row, from := x.Row(t), t*x.Width()
 	sum, moved := 0.0, 0.0
 	for i, v := range row {
 		square := Sq(float64(v))
-		sum += square
+		if serial {
+			square = float64(float32(square))
+		}
+		if sum += square; serial {
+			sum = float64(float32(sum))
+		}
 		moved += float64(square * x.Variance(from+i))
 	}
 	r2, relative = 1/(sum/float64(len(row))+eps), 2.25
 	if sum > 0 {
 		relative += moved / Sq(sum)
+	}
+	if serial && moved > 0 {
+		relative += float64(len(row)) / 24
 	}
 	return r2, relative
 }
@@ -118,7 +129,7 @@ func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
-		r2, common := x.inverseRMS(t, eps)
+		r2, common := x.inverseRMS(t, eps, a.serial)
 		r := float64(float32(math.Sqrt(r2)))
 		r, vr := point(x.DType, r, roughly(r, float64(r2*common)))
 		for i, xi := range x.Row(t) {

@@ -20,6 +20,7 @@ type Analysis struct {
 	plain  *model.Plain // computes values, unrounded
 	errors *model.Plain // computes variances, in float32
 	chain  bool         // the reference sums in one chain, not in blocks
+	serial bool         // sums of norms are one chain of float32, in order
 	fused  bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
 	few    int          // rows up to which the reference's products are dot products
 	noise  float64      // factor on the variance of products: 2 if our own sums are float32

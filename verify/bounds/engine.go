@@ -20,6 +20,8 @@ type Engine struct {
 	// Flash says that probabilities are not rounded, as there are none; queries are if the cache is of blocks, or with
 	// Narrow, which says that the sum over keys is kept in F16.
 	Flash, Narrow bool
+	// Serial says that the sums of norms are one chain of float32, in order.
+	Serial bool
 	// Absorbs returns of the weight that gives keys and values of a latent, kv_b_proj, the rows of a head: keys, then values.
 	// It returns 0, 0 of other weights, and is nil if none is absorbed.
 	Absorbs func(w *model.Weight) (keys, values int)
@@ -84,7 +86,10 @@ type engine struct {
 }
 
 // NewEngine returns the arithmetic of an engine.
-func NewEngine(a *Analysis, e *Engine) Arithmetic { return &engine{Analysis: a, Engine: e} }
+func NewEngine(a *Analysis, e *Engine) Arithmetic {
+	a.serial = e.Serial
+	return &engine{Analysis: a, Engine: e}
+}
 
 // Linear rounds x.
 func (e *engine) Linear(x *Value, l *model.Linear) *Value {

@@ -102,3 +102,33 @@ func TestAbsorbedAttention(t *testing.T) {
 		require.Positive(t, got.Variance(i))
 	}
 }
+
+// TestSerialNorm: of exact numbers a serial sum of squares is reproduced, and of others its errors are those of one chain.
+func TestSerialNorm(t *testing.T) {
+	const width = 1 << 16
+	weight := &model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{width}}}
+	x := Exact(&model.Activation{Shape: []int{1, width}, Values: make([]float32, width), DType: tensor.F32})
+	sum := float32(0)
+	for i := range x.Values {
+		x.Values[i] = float32(0.3 - 0.6*float64(i%2)) // all partial sums between two powers of two are rounded alike
+		sum += float32(x.Values[i] * x.Values[i])
+		weight.Data = binary.LittleEndian.AppendUint32(weight.Data, math.Float32bits(1))
+	}
+	norm := &model.LayerNorm{Weight: *weight, Bias: *weight}
+	unsure := WithErrors(x.Activation, func(int) float64 { return 1e-10 })
+	var first, layer [2]float64 // off by so many standard deviations; the variance of a LayerNorm over that in another order
+	for i, serial := range []bool{false, true} {
+		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+		e := NewEngine(a, &Engine{Serial: serial})
+		y := e.RMSNorm(x, weight, 0)
+		first[i] = math.Abs(float64(x.Values[1])/math.Sqrt(float64(sum)/width)-float64(y.Values[1])) / Unit / math.Sqrt(y.Variance(1))
+		if y = e.RMSNorm(unsure, weight, 0); serial {
+			require.InEpsilon(t, width/24, y.Variance(1)/Sq(float64(y.Values[1])), 0.05)
+		}
+		layer[i] = e.LayerNorm(unsure, norm, 0).Variance(1)
+		a.Close()
+	}
+	require.Greater(t, first[0], 3.0)
+	require.Less(t, first[1], 0.5)
+	require.Greater(t, layer[1], layer[0]+100)
+}

@@ -12,7 +12,7 @@ import (
 // columns:
 //
 //	m:  v = Σ v_x/D² + sums.variance/D²
-//	n:  v = r²·(v_x + v_m + (x² + m²)/3) + n²·(1.5² + Σ((x - m)²·v_x)/(Σ(x - m)²)²)
+//	n:  v = r²·(v_x + v_m + (x² + m²)/3) + n²·(1.5² + Σ((x - m)²·v_x)/(Σ(x - m)²)²), of a serial sum + n²·D/24
 //	y = n·weight + bias:  v = v_n·weight² + (n·weight)²/3
 func (a *Analysis) LayerNorm(x *Value, norm *model.LayerNorm, eps float64) *Value {
 	x = a.settle(x)
@@ -47,6 +47,9 @@ func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common fl
 	}
 	if common = 2.25; spread > 0 {
 		common += moved / Sq(spread)
+	}
+	if a.serial {
+		common += float64(x.Width()) / 24
 	}
 	return sum.variance(a.sums(x.Width())) / Sq(float64(x.Width())), common
 }

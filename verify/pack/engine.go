@@ -30,7 +30,8 @@ type Arithmetic struct {
 	Cache string `json:"cache,omitempty"`
 	// eager, sdpa or flash, and absorbed where the weights of latent attention are multiplied into queries and contexts
 	Attention []string `json:"attention,omitempty"`
-	Sums      string   `json:"sums,omitempty"` // of flash attention over the keys: f32 or f16
+	// of flash attention over the keys: f32 or f16; or serial: those of norms are one chain of float32, in order
+	Sums string `json:"sums,omitempty"`
 }
 
 // Roundings are what an Arithmetic may name: see bounds.RoundingOf.
@@ -38,10 +39,11 @@ var Roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_k", "fp8", "fp8-1x128
 
 // The words of Arithmetic.Attention and Arithmetic.Sums.
 const (
-	Flash    = "flash"
-	Absorbed = "absorbed"
-	F32Sums  = "f32"
-	F16Sums  = "f16"
+	Flash      = "flash"
+	Absorbed   = "absorbed"
+	F32Sums    = "f32"
+	F16Sums    = "f16"
+	SerialSums = "serial"
 )
 
 // String says what is declared, in words; "" if nothing is.
@@ -65,7 +67,10 @@ func (a *Arithmetic) String() string {
 	if a.Attention != nil {
 		words = append(words, "attention "+strings.Join(a.Attention, ", "))
 	}
-	if a.Sums != "" && slices.Contains(a.Attention, Flash) {
+	switch {
+	case a.Sums == SerialSums:
+		words = append(words, "sums of norms serial")
+	case a.Sums != "" && slices.Contains(a.Attention, Flash):
 		words = append(words, "its sums in "+a.Sums)
 	}
 	return strings.Join(words, "; ")
@@ -109,13 +114,13 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 		}
 	}
 	if a.Sums != "" {
-		one("sums", a.Sums, F32Sums, F16Sums)
+		one("sums", a.Sums, F32Sums, F16Sums, SerialSums)
 	}
 }
 
 // Spell gives the tensors of an engine's trace that are named by the weights of a GGUF file the names of the stages that
-// they are in a model of configuration c, and their columns the order that they have there. Other tensors keep their
-// names.
+// they are in a model of configuration c, and their columns and heads the order that they have there. Other tensors keep
+// their names.
 func (p *Pack) Spell(c *config.Config) error {
 	if !p.IsTrace() {
 		return nil
@@ -128,11 +133,7 @@ func (p *Pack) Spell(c *config.Config) error {
 		if stage == "" {
 			stage = name
 		} else {
-			e.stored, e.order = name, order
-			if Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
-				problems = append(problems, problem.Problem{File: manifestName, Cause: fmt.Sprintf("tensors: %.120q: heads lie "+
-					"within tokens, and tokens within heads in the model: it is not read; record with --stages router", name)})
-			}
+			e.stored, e.lies, e.order = name, e.Shape, order
 		}
 		if other, twice := tensors[stage]; twice {
 			problems = append(problems, problem.Problem{File: manifestName,
@@ -141,6 +142,9 @@ func (p *Pack) Spell(c *config.Config) error {
 		if n := e.Shape[len(e.Shape)-1]; order != nil && order.Len() != int64(n) {
 			problems = append(problems, problem.Problem{File: manifestName,
 				Cause: fmt.Sprintf("tensors: %.120q: %d columns, the weight has %d rows", name, n, order.Len())})
+		}
+		if e.stored != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
+			e.putHeadsFirst()
 		}
 		tensors[stage] = e
 	}

@@ -140,15 +140,24 @@ type Entry struct {
 	Shape []int        `json:"shape"` // in numbers of elements
 
 	stored string       // its name in the file, if another one: see Spell
-	order  *tensor.View // of the columns there; nil: as they are
+	lies   []int        // its shape there, if it has another name
+	order  *tensor.View // of the columns there, or of all elements of a sequence; nil: as they are
 }
 
-// inOrder are rows of the tensor with their columns in the stage's order.
-func (e Entry) inOrder(values []float32) []float32 {
+// putHeadsFirst gives [batch, tokens, heads, width] of a file the order [batch, heads, tokens, width].
+func (e *Entry) putHeadsFirst() {
+	tokens, heads, width := e.lies[1], e.lies[2], e.lies[3]
+	e.Shape = []int{e.lies[0], heads, tokens, width}
+	e.order = &tensor.View{Shape: []int64{int64(tokens), int64(heads), int64(width)},
+		Stride: []int64{int64(width), int64(tokens * width), 1}}
+}
+
+// inOrder are rows of the tensor, or sequences, with their elements in the stage's order.
+func (e *Entry) inOrder(values []float32) []float32 {
 	if e.order == nil {
 		return values
 	}
-	n := e.Shape[len(e.Shape)-1]
+	n := int(e.order.Len())
 	ordered := make([]float32, len(values))
 	for i, v := range values {
 		ordered[i/n*n+int(e.order.Element(int64(i%n)))] = v

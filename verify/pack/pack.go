@@ -207,9 +207,13 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 			return p.wrap(e.File, err)
 		}
 	}
-	x, ok := p.extents[cmp.Or(e.stored, name)]
-	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, e.Shape) {
-		return p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name), x.DType, x.Shape, e.DType, e.Shape))
+	stored, shape := name, e.Shape
+	if e.stored != "" {
+		stored, shape = e.stored, e.lies
+	}
+	x, ok := p.extents[stored]
+	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, shape) {
+		return p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name), x.DType, x.Shape, e.DType, shape))
 	}
 	file, err := os.Open(filepath.Join(p.Dir, e.File))
 	if err != nil {
@@ -286,7 +290,8 @@ func (p *Pack) Elements(name string, first, n int) ([]float32, error) {
 		return values[first:min(first+n, len(values))], err
 	}
 	err := p.pieces(name, int64(first), int64(first+n), pieceBytes, decode)
-	return p.Manifest.Tensors[name].inOrder(values), err
+	e := p.Manifest.Tensors[name]
+	return e.inOrder(values), err
 }
 
 // pieceBytes is the size of the pieces in which a golden tensor is read and decoded: it is not in memory twice.

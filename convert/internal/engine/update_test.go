@@ -114,7 +114,7 @@ func TestUpdateSurvivesCrashes(t *testing.T) {
 		c.change(dir)
 		src := open(t, dir)
 		want := fixture.Sums(t, converted(t, dir, c.o, inMemory()))
-		step := crashStep(3, 1)
+		step := crashStep(6, 1)
 		for n := int64(i) % step; ; n += step {
 			dst := filepath.Join(t.TempDir(), "out")
 			require.NoError(t, os.CopyFS(dst, os.DirFS(made)))

@@ -90,6 +90,10 @@ func widenQ5_1(dst []float32, src []byte) {
 //
 //	d F16; qs[32] int8      y[j] = qs[j]·d
 func widenQ8_0(dst []float32, src []byte) {
+	if widen := current().widenQ8; widen != nil {
+		done := inChunks(len(dst)&^31, func(i, n int) { widen(&dst[i], &src[i/32*34], n) })
+		dst, src = dst[done:], src[done/32*34:]
+	}
 	for ; len(dst) >= 32; dst, src = dst[32:], src[34:] {
 		d, y := f16At(src), (*[32]float32)(dst)
 		for j, q := range (*[32]byte)(src[2:]) {

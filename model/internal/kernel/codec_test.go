@@ -159,3 +159,50 @@ func TestStreams(t *testing.T) {
 		}
 	})
 }
+
+// TestNarrowBlocksIsWidenBlocksAndNarrow: the same bytes and the same count as in two steps, at lengths with and without
+// a kernel; and no result where a product is denormal, infinite or NaN, or BF16 makes it infinite.
+func TestNarrowBlocksIsWidenBlocksAndNarrow(t *testing.T) {
+	src := make([]byte, 3000)
+	for i := range src {
+		if src[i] = byte(i * 7); src[i]&0x7f == 0x7f {
+			src[i] = 0
+		}
+	}
+	check := func(n, block int, scales []float32, want bool) {
+		t.Helper()
+		wide, back, narrow := make([]float32, n), make([]float32, n), make([]byte, 2*n)
+		WidenBlocks(wide, src[:n], F8E4M3, scales, nil, block)
+		Narrow(narrow, wide, BF16)
+		Widen(back, narrow, BF16)
+		var lost Losses
+		lost.Count(back, wide, 0x1p-126)
+		got := make([]byte, 2*n+2)
+		fill(got, 0xa5)
+		rounded, ok := NarrowBlocks(got, src[:n], scales, block)
+		require.Equal(t, want, ok, "%d numbers, scales %v", n, scales)
+		require.Equal(t, []byte{0xa5, 0xa5}, got[2*n:])
+		if ok {
+			require.Equal(t, Losses{Changed: uint32(rounded)}, lost, "%d numbers", n)
+			require.Equal(t, narrow, got[:2*n], "%d numbers", n)
+		}
+	}
+	each(t, func(t *testing.T) {
+		scales := []float32{0.0123, 1, -1.2345e-5, 3e5, 1 + 0x1p-7, 0, 7, 8}
+		for _, n := range []int{0, 1, 15, 16, 17, 256, 512, 1000, 1024} {
+			for _, block := range []int{128, 144, 1024, 250} {
+				check(n, block, scales, true)
+			}
+		}
+		for _, scale := range []float32{0x1p-120, 0x1p126, 0x1.fep119, float32(math.Inf(1)), float32(math.NaN()), 0x1p-149} {
+			check(512, 128, []float32{1, 1, scale, 1}, false)
+		}
+		check(512, 128, []float32{1, 0x1p-117, 0x1p119, 1}, true)
+		was := src[300]
+		for _, nan := range []byte{0x7f, 0xff} {
+			src[300] = nan
+			check(512, 128, []float32{1, 1, 1, 1}, false)
+		}
+		src[300] = was
+	})
+}

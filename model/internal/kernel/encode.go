@@ -49,27 +49,37 @@ type BlockSums struct {
 	Errors  float64 // Σ e², e = y - x rounded to float32
 	Largest uint32  // bits of the largest |e|; at least the bits of infinity if some e is infinite or NaN
 	Any     uint32  // the bits of all y, or-ed
+	Changed uint32  // |y| ≠ |x|, by their bits
+	_       uint32
 }
 
-// Compare sets s to the sums of a block, a multiple of 8 numbers. Squares and Errors have four
-// float64 partial sums, number k in partial sum k mod 4, added in pairs at the end; they are
-// undefined if Largest is not finite. Compare panics if lengths differ.
-func (s *BlockSums) Compare(y, x []float32) {
-	if len(y) != len(x) || len(x)%8 != 0 {
-		panic("kernel: BlockSums: lengths do not fit")
+// Compare sets sums to those of blocks of the same length, a multiple of 8 numbers. Squares and Errors
+// have four float64 partial sums, number k in partial sum k mod 4, added in pairs at the end; they are
+// undefined if Largest is not finite. Compare panics if lengths do not fit.
+func Compare(sums []BlockSums, y, x []float32) {
+	n := len(x) / max(1, len(sums))
+	if len(y) != len(x) || n*len(sums) != len(x) || n%8 != 0 {
+		panic("kernel: Compare: lengths do not fit")
 	}
 	if f := current().blockErrors; f != nil && len(x) > 0 {
-		f(&s.Squares, &y[0], &x[0], len(x))
+		for i, most := 0, max(1, chunk/n); i < len(sums); i += most {
+			f(&sums[i].Squares, &y[i*n], &x[i*n], min(most, len(sums)-i), n)
+		}
 		return
 	}
-	blockErrorsPortable(s, y, x)
+	for i := range sums {
+		blockErrorsPortable(&sums[i], y[i*n:][:n], x[i*n:][:n])
+	}
 }
 
-// blockErrorsPortable is Compare in portable Go.
+// blockErrorsPortable is Compare of one block in portable Go.
 func blockErrorsPortable(s *BlockSums, y, x []float32) {
 	bits := func(v float32) uint32 { return math.Float32bits(v) }
 	magnitude := func(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
 	*s = BlockSums{}
+	var counts Losses
+	lossesPortable(&counts, y, x, 0)
+	s.Changed = counts.Changed
 	var s0, s1, s2, s3, e0, e1, e2, e3 float64
 	for ; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
 		d0, d1, d2, d3 := y[0]-x[0], y[1]-x[1], y[2]-x[2], y[3]-x[3]

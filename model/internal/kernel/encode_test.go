@@ -76,21 +76,49 @@ func TestBlockErrorsIsPortable(t *testing.T) {
 		}
 	}
 	each(t, func(t *testing.T) {
-		for i := range len(x)/32 - 8 {
-			for _, n := range []int{0, 8, 32, 256} {
-				var want BlockSums
-				a, b := y[32*i+i%32:][:n], x[32*i+i%32:][:n]
-				blockErrorsPortable(&want, a, b)
-				var got BlockSums
-				got.Compare(a, b)
-				if want.Largest >= 0x7f800000 {
-					require.GreaterOrEqual(t, got.Largest, uint32(0x7f800000))
-					continue
+		for _, n := range []int{8, 32, 256} {
+			for _, blocks := range []int{0, 1, 2, 7, 64} {
+				for at := 0; at+blocks*n <= len(x); at += 31 * n / 8 {
+					a, b, got := y[at:][:blocks*n], x[at:][:blocks*n], make([]BlockSums, blocks+1)
+					Compare(got[:blocks], a, b)
+					require.Zero(t, got[blocks])
+					for k, s := range got[:blocks] {
+						var want BlockSums
+						blockErrorsPortable(&want, a[k*n:][:n], b[k*n:][:n])
+						if want.Largest >= 0x7f800000 {
+							require.GreaterOrEqual(t, s.Largest, uint32(0x7f800000))
+							continue
+						}
+						require.Equal(t, want, s, "block %d of %d of %d from %d", k, blocks, n, at)
+					}
 				}
-				require.Equal(t, want, got, "%d from %d", n, 32*i)
 			}
 		}
-		require.Panics(t, func() { new(BlockSums).Compare(y[:8], x[:16]) })
-		require.Panics(t, func() { new(BlockSums).Compare(y[:7], x[:7]) })
+		require.Panics(t, func() { Compare(make([]BlockSums, 1), y[:8], x[:16]) })
+		require.Panics(t, func() { Compare(make([]BlockSums, 1), y[:7], x[:7]) })
+		require.Panics(t, func() { Compare(make([]BlockSums, 3), y[:32], x[:32]) })
+	})
+}
+
+// TestWidenQ8IsPortable compares the kernels with the definition, and looks beyond the end.
+func TestWidenQ8IsPortable(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	src := make([]byte, 34*1100)
+	for i := range src {
+		src[i] = byte(r.Uint32())
+	}
+	each(t, func(t *testing.T) {
+		for _, n := range []int{0, 1, 2, 7, 1100} {
+			got := make([]float32, 32*n+1)
+			got[32*n] = 5
+			Widen(got[:32*n], src[:34*n], Q8_0)
+			require.EqualValues(t, 5, got[32*n])
+			for i, v := range got[:32*n] {
+				want := float32(int8(src[i/32*34+2+i%32])) * f16At(src[i/32*34:])
+				if want == want || v == v {
+					require.Equal(t, math.Float32bits(want), math.Float32bits(v), "number %d of %d blocks", i, n)
+				}
+			}
+		}
 	})
 }

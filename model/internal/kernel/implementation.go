@@ -30,11 +30,13 @@ type implementation struct {
 	stream elementKernels
 	// widenE4M3 multiplies each block of F8E4M3 with its scale; block is a multiple of lanes.
 	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
-	// dotE4M3 sets sums to the lanes of Dot32 of x and each of two rows of F8E4M3, which lie stride bytes apart and have
-	// scales of their own. addE4M3 adds the first times factor and the second times factor2 to dst, fused, in this
-	// order; addProducts adds factor times src. Codes are numbers, and scales below 2⁷; n is a positive multiple of lanes.
-	dotE4M3     func(x, sums *float32, src *byte, stride, n int, scales, scales2 *float32, block int)
-	addE4M3     func(dst *float32, src *byte, stride, n int, scales, scales2 *float32, block int, factor, factor2 float32)
+	// narrowE4M3 does so in BF16, and sets the three sums of the portable narrowE4M3.
+	narrowE4M3 func(dst, src *byte, n int, scales *float32, block int, sums *uint32)
+	// dotE4M3 sets sums to the lanes of Dot32 of x and each of four rows of F8E4M3, which lie stride bytes apart and have
+	// scales of their own. addE4M3 adds each row times its factor to dst, fused, in the order of the rows; addProducts adds
+	// factor times src. Codes are numbers, and scales below 2⁷; n is a positive multiple of lanes.
+	dotE4M3     func(x, sums *float32, src *byte, stride, n int, scales **float32, block int)
+	addE4M3     func(dst *float32, src *byte, stride, n int, scales **float32, block int, factors *float32)
 	addProducts func(dst, src *float32, n int, factor float32)
 
 	widen64 func(dst *float64, src *float32, n int)
@@ -43,8 +45,11 @@ type implementation struct {
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
 
-	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
-	blockErrors func(sums *float64, y, x *float32, n int) // sums is the start of a BlockSums; n is a multiple of 8
+	// Of Q8_0; n is a multiple of 32.
+	encodeQ8 func(dst *byte, src *float32, n int)
+	widenQ8  func(dst *float32, src *byte, n int)
+	// blockErrors sets the BlockSums from sums on of blocks of n numbers, a positive multiple of 8.
+	blockErrors func(sums *float64, y, x *float32, blocks, n int)
 
 	// Fit.Minimums with squared and absolute errors of numbers, 16 or 32, Fit.Symmetric and
 	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.

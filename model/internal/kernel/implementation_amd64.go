@@ -64,6 +64,7 @@ var avx512 = implementation{
 		narrow: [...]func(*byte, *float32, int){F16: avx512NarrowF16Stream, BF16: avx512NarrowBF16Stream},
 	},
 	widenE4M3:   avx512WidenE4M3,
+	narrowE4M3:  avx2NarrowE4M3,
 	dotE4M3:     avx512DotE4M3,
 	addE4M3:     avx512AddE4M3,
 	addProducts: avx512AddProducts,
@@ -75,6 +76,7 @@ var avx512 = implementation{
 	largest16:   avx512Largest16,
 
 	encodeQ8:     avx2EncodeQ8,
+	widenQ8:      avx2WidenQ8,
 	blockErrors:  avx2BlockErrors,
 	losses:       avx2Losses,
 	extremes:     avx2Extremes,
@@ -131,6 +133,7 @@ var avx2 = implementation{
 		narrow: [...]func(*byte, *float32, int){F16: avx2NarrowF16Stream, BF16: avx2NarrowBF16Stream},
 	},
 	widenE4M3:   avx2WidenE4M3,
+	narrowE4M3:  avx2NarrowE4M3,
 	dotE4M3:     avx2DotE4M3,
 	addE4M3:     avx2AddE4M3,
 	addProducts: avx2AddProducts,
@@ -142,6 +145,7 @@ var avx2 = implementation{
 	largest16:   avx2Largest16,
 
 	encodeQ8:     avx2EncodeQ8,
+	widenQ8:      avx2WidenQ8,
 	blockErrors:  avx2BlockErrors,
 	losses:       avx2Losses,
 	extremes:     avx2Extremes,

@@ -11625,114 +11625,178 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
-// Requires: AVX, AVX512F, CMOV
-TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-64
+// func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales **float32, block int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·avx512DotE4M3(SB), NOSPLIT, $0-56
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+16(FP), BX
 	MOVQ         stride+24(FP), DX
 	MOVQ         n+32(FP), CX
-	MOVQ         scales+40(FP), SI
-	MOVQ         scales2+48(FP), DI
-	MOVQ         block+56(FP), R8
-	MOVL         $0x87f00000, R9
-	VMOVD        R9, X4
-	VPBROADCASTD X4, Z4
-	MOVL         $0x7b800000, R9
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Z5
-	MOVQ         sums+8(FP), R10
-	VPXORD       Z6, Z6, Z6
-	VPXORD       Z7, Z7, Z7
+	MOVQ         scales+40(FP), R13
+	MOVQ         (R13), R8
+	MOVQ         8(R13), R9
+	MOVQ         16(R13), R10
+	MOVQ         24(R13), R11
+	MOVQ         block+48(FP), R12
+	LEAQ         (DX)(DX*2), SI
+	LEAQ         (BX)(DX*4), DI
+	MOVL         $0x87f00000, R13
+	VMOVD        R13, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x7b800000, R13
+	VMOVD        R13, X7
+	VPBROADCASTD X7, Z7
+	VPXORD       Z8, Z8, Z8
+	VPXORD       Z9, Z9, Z9
+	VPXORD       Z10, Z10, Z10
+	VPXORD       Z11, Z11, Z11
 	SHRQ         $0x04, CX
-	SHRQ         $0x04, R8
+	SHRQ         $0x04, R12
 
 block:
-	VBROADCASTSS (SI), Z2
-	ADDQ         $0x04, SI
-	VMULPS       Z5, Z2, Z2
-	VBROADCASTSS (DI), Z3
-	ADDQ         $0x04, DI
-	VMULPS       Z5, Z3, Z3
-	MOVQ         R8, R9
-	CMPQ         R9, CX
-	CMOVQGT      CX, R9
-	SUBQ         R9, CX
+	VBROADCASTSS (R8), Z2
+	ADDQ         $0x04, R8
+	VMULPS       Z7, Z2, Z2
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	VBROADCASTSS (R9), Z3
+	ADDQ         $0x04, R9
+	VMULPS       Z7, Z3, Z3
+	PREFETCHT0   (DI)(DX*1)
+	PREFETCHT0   64(DI)(DX*1)
+	VBROADCASTSS (R10), Z4
+	ADDQ         $0x04, R10
+	VMULPS       Z7, Z4, Z4
+	PREFETCHT0   (DI)(DX*2)
+	PREFETCHT0   64(DI)(DX*2)
+	VBROADCASTSS (R11), Z5
+	ADDQ         $0x04, R11
+	VMULPS       Z7, Z5, Z5
+	PREFETCHT0   (DI)(SI*1)
+	PREFETCHT0   64(DI)(SI*1)
+	MOVQ         R12, R13
+	CMPQ         R13, CX
+	CMOVQGT      CX, R13
+	SUBQ         R13, CX
 
 some:
 	VPMOVSXBD   (BX), Z0
-	VPMOVSXBD   (BX)(DX*1), Z1
 	VPSLLD      $0x14, Z0, Z0
-	VPANDD      Z4, Z0, Z0
+	VPANDD      Z6, Z0, Z0
 	VMULPS      Z2, Z0, Z0
+	VFMADD231PS (AX), Z0, Z8
+	VPMOVSXBD   (BX)(DX*1), Z1
 	VPSLLD      $0x14, Z1, Z1
-	VPANDD      Z4, Z1, Z1
+	VPANDD      Z6, Z1, Z1
 	VMULPS      Z3, Z1, Z1
-	VMOVUPS     (AX), Z8
-	VFMADD231PS Z8, Z0, Z6
-	VFMADD231PS Z8, Z1, Z7
+	VFMADD231PS (AX), Z1, Z9
+	VPMOVSXBD   (BX)(DX*2), Z0
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z6, Z0, Z0
+	VMULPS      Z4, Z0, Z0
+	VFMADD231PS (AX), Z0, Z10
+	VPMOVSXBD   (BX)(SI*1), Z1
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z6, Z1, Z1
+	VMULPS      Z5, Z1, Z1
+	VFMADD231PS (AX), Z1, Z11
 	ADDQ        $0x10, BX
+	ADDQ        $0x10, DI
 	ADDQ        $0x40, AX
-	DECQ        R9
+	DECQ        R13
 	JNZ         some
 	TESTQ       CX, CX
 	JNZ         block
-	VMOVUPS     Z6, (R10)
-	VMOVUPS     Z7, 64(R10)
+	MOVQ        sums+8(FP), R13
+	VMOVUPS     Z8, (R13)
+	VMOVUPS     Z9, 64(R13)
+	VMOVUPS     Z10, 128(R13)
+	VMOVUPS     Z11, 192(R13)
 	VZEROUPPER
 	RET
 
-// func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
-// Requires: AVX, AVX512F, CMOV, SSE
-TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-64
+// func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales **float32, block int, factors *float32)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·avx512AddE4M3(SB), NOSPLIT, $0-56
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         stride+16(FP), DX
 	MOVQ         n+24(FP), CX
-	MOVQ         scales+32(FP), SI
-	MOVQ         scales2+40(FP), DI
-	MOVQ         block+48(FP), R8
-	MOVL         $0x87f00000, R9
-	VMOVD        R9, X4
-	VPBROADCASTD X4, Z4
-	MOVL         $0x7b800000, R9
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Z5
-	MOVSS        factor+56(FP), X6
-	VBROADCASTSS X6, Z6
-	MOVSS        factor2+60(FP), X7
-	VBROADCASTSS X7, Z7
+	MOVQ         scales+32(FP), R13
+	MOVQ         (R13), R8
+	MOVQ         8(R13), R9
+	MOVQ         16(R13), R10
+	MOVQ         24(R13), R11
+	MOVQ         block+40(FP), R12
+	LEAQ         (DX)(DX*2), SI
+	LEAQ         (BX)(DX*4), DI
+	MOVL         $0x87f00000, R13
+	VMOVD        R13, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x7b800000, R13
+	VMOVD        R13, X7
+	VPBROADCASTD X7, Z7
+	MOVQ         factors+48(FP), R13
+	VBROADCASTSS (R13), Z8
+	VBROADCASTSS 4(R13), Z9
+	VBROADCASTSS 8(R13), Z10
+	VBROADCASTSS 12(R13), Z11
 	SHRQ         $0x04, CX
-	SHRQ         $0x04, R8
+	SHRQ         $0x04, R12
 
 block:
-	VBROADCASTSS (SI), Z2
-	ADDQ         $0x04, SI
-	VMULPS       Z5, Z2, Z2
-	VBROADCASTSS (DI), Z3
-	ADDQ         $0x04, DI
-	VMULPS       Z5, Z3, Z3
-	MOVQ         R8, R9
-	CMPQ         R9, CX
-	CMOVQGT      CX, R9
-	SUBQ         R9, CX
+	VBROADCASTSS (R8), Z2
+	ADDQ         $0x04, R8
+	VMULPS       Z7, Z2, Z2
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	VBROADCASTSS (R9), Z3
+	ADDQ         $0x04, R9
+	VMULPS       Z7, Z3, Z3
+	PREFETCHT0   (DI)(DX*1)
+	PREFETCHT0   64(DI)(DX*1)
+	VBROADCASTSS (R10), Z4
+	ADDQ         $0x04, R10
+	VMULPS       Z7, Z4, Z4
+	PREFETCHT0   (DI)(DX*2)
+	PREFETCHT0   64(DI)(DX*2)
+	VBROADCASTSS (R11), Z5
+	ADDQ         $0x04, R11
+	VMULPS       Z7, Z5, Z5
+	PREFETCHT0   (DI)(SI*1)
+	PREFETCHT0   64(DI)(SI*1)
+	MOVQ         R12, R13
+	CMPQ         R13, CX
+	CMOVQGT      CX, R13
+	SUBQ         R13, CX
 
 some:
+	VMOVUPS     (AX), Z12
 	VPMOVSXBD   (BX), Z0
-	VPMOVSXBD   (BX)(DX*1), Z1
 	VPSLLD      $0x14, Z0, Z0
-	VPANDD      Z4, Z0, Z0
+	VPANDD      Z6, Z0, Z0
 	VMULPS      Z2, Z0, Z0
+	VFMADD231PS Z8, Z0, Z12
+	VPMOVSXBD   (BX)(DX*1), Z1
 	VPSLLD      $0x14, Z1, Z1
-	VPANDD      Z4, Z1, Z1
+	VPANDD      Z6, Z1, Z1
 	VMULPS      Z3, Z1, Z1
-	VMOVUPS     (AX), Z8
-	VFMADD231PS Z6, Z0, Z8
-	VFMADD231PS Z7, Z1, Z8
-	VMOVUPS     Z8, (AX)
+	VFMADD231PS Z9, Z1, Z12
+	VPMOVSXBD   (BX)(DX*2), Z0
+	VPSLLD      $0x14, Z0, Z0
+	VPANDD      Z6, Z0, Z0
+	VMULPS      Z4, Z0, Z0
+	VFMADD231PS Z10, Z0, Z12
+	VPMOVSXBD   (BX)(SI*1), Z1
+	VPSLLD      $0x14, Z1, Z1
+	VPANDD      Z6, Z1, Z1
+	VMULPS      Z5, Z1, Z1
+	VFMADD231PS Z11, Z1, Z12
+	VMOVUPS     Z12, (AX)
 	ADDQ        $0x10, BX
+	ADDQ        $0x10, DI
 	ADDQ        $0x40, AX
-	DECQ        R9
+	DECQ        R13
 	JNZ         some
 	TESTQ       CX, CX
 	JNZ         block
@@ -12177,141 +12241,349 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int)
-// Requires: AVX, AVX2, CMOV, FMA3
-TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-64
+// func avx2NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
+// Requires: AVX, AVX2, CMOV, F16C, SSE2
+TEXT ·avx2NarrowE4M3(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Y2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Y3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Y4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X8
+	VPBROADCASTD X8, Y8
+	VXORPS       Y9, Y9, Y9
+	VXORPS       Y10, Y10, Y10
+	VXORPS       Y12, Y12, Y12
+	VPCMPEQD     Y11, Y11, Y11
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Y6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+
+some:
+	VPMOVZXBW    (BX), Y0
+	VPSLLW       $0x08, Y0, Y0
+	VPSRAW       $0x01, Y0, Y0
+	VPAND        Y2, Y0, Y0
+	VPAND        Y3, Y0, Y1
+	VPCMPEQW     Y3, Y1, Y1
+	VPAND        Y4, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VCVTPH2PS    X0, Y0
+	VMULPS       Y5, Y0, Y0
+	VMULPS       Y6, Y0, Y0
+	VPADDD       Y0, Y0, Y13
+	VPMAXUD      Y13, Y12, Y12
+	VPSUBD       Y7, Y13, Y13
+	VPMINUD      Y13, Y11, Y11
+	VPSLLD       $0x10, Y0, Y13
+	VPCMPEQD     Y9, Y13, Y13
+	VPSUBD       Y13, Y10, Y10
+	VPSRLD       $0x10, Y0, Y13
+	VPAND        Y7, Y13, Y13
+	VPADDD       Y8, Y0, Y0
+	VPADDD       Y13, Y0, Y0
+	VPSRLD       $0x10, Y0, Y0
+	VCVTPH2PS    X1, Y1
+	VMULPS       Y5, Y1, Y1
+	VMULPS       Y6, Y1, Y1
+	VPADDD       Y1, Y1, Y13
+	VPMAXUD      Y13, Y12, Y12
+	VPSUBD       Y7, Y13, Y13
+	VPMINUD      Y13, Y11, Y11
+	VPSLLD       $0x10, Y1, Y13
+	VPCMPEQD     Y9, Y13, Y13
+	VPSUBD       Y13, Y10, Y10
+	VPSRLD       $0x10, Y1, Y13
+	VPAND        Y7, Y13, Y13
+	VPADDD       Y8, Y1, Y1
+	VPADDD       Y13, Y1, Y1
+	VPSRLD       $0x10, Y1, Y1
+	VPACKUSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VMOVDQU      Y0, (AX)
+	ADDQ         $0x10, BX
+	ADDQ         $0x20, AX
+	DECQ         R8
+	JNZ          some
+	TESTQ        CX, CX
+	JNZ          block
+
+end:
+	VEXTRACTI128 $0x01, Y10, X13
+	VPADDD       X13, X10, X10
+	VPSHUFD      $0x4e, X10, X13
+	VPADDD       X13, X10, X10
+	VPSHUFD      $0xb1, X10, X13
+	VPADDD       X13, X10, X10
+	VEXTRACTI128 $0x01, Y11, X13
+	VPMINUD      X13, X11, X11
+	VPSHUFD      $0x4e, X11, X13
+	VPMINUD      X13, X11, X11
+	VPSHUFD      $0xb1, X11, X13
+	VPMINUD      X13, X11, X11
+	VEXTRACTI128 $0x01, Y12, X13
+	VPMAXUD      X13, X12, X12
+	VPSHUFD      $0x4e, X12, X13
+	VPMAXUD      X13, X12, X12
+	VPSHUFD      $0xb1, X12, X13
+	VPMAXUD      X13, X12, X12
+	MOVQ         sums+40(FP), BX
+	VMOVD        X10, DX
+	MOVL         DX, (BX)
+	VMOVD        X11, DX
+	MOVL         DX, 4(BX)
+	VMOVD        X12, DX
+	MOVL         DX, 8(BX)
+	VZEROUPPER
+	RET
+
+// func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales **float32, block int)
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+TEXT ·avx2DotE4M3(SB), NOSPLIT, $0-56
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+16(FP), BX
 	MOVQ         stride+24(FP), DX
 	MOVQ         n+32(FP), CX
-	MOVQ         scales+40(FP), SI
-	MOVQ         scales2+48(FP), DI
-	MOVQ         block+56(FP), R8
-	MOVL         $0x87f00000, R9
-	VMOVD        R9, X4
-	VPBROADCASTD X4, Y4
-	MOVL         $0x7b800000, R9
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Y5
-	MOVQ         sums+8(FP), R10
-	VXORPS       Y6, Y6, Y6
-	VXORPS       Y7, Y7, Y7
+	MOVQ         scales+40(FP), R13
+	MOVQ         (R13), R8
+	MOVQ         8(R13), R9
+	MOVQ         16(R13), R10
+	MOVQ         24(R13), R11
+	MOVQ         block+48(FP), R12
+	LEAQ         (DX)(DX*2), SI
+	LEAQ         (BX)(DX*4), DI
+	MOVL         $0x87f00000, R13
+	VMOVD        R13, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x7b800000, R13
+	VMOVD        R13, X7
+	VPBROADCASTD X7, Y7
 	VXORPS       Y8, Y8, Y8
 	VXORPS       Y9, Y9, Y9
+	VXORPS       Y10, Y10, Y10
+	VXORPS       Y11, Y11, Y11
+	VXORPS       Y12, Y12, Y12
+	VXORPS       Y13, Y13, Y13
+	VXORPS       Y14, Y14, Y14
+	VXORPS       Y15, Y15, Y15
 	SHRQ         $0x04, CX
-	SHRQ         $0x04, R8
+	SHRQ         $0x04, R12
 
 block:
-	VBROADCASTSS (SI), Y2
-	ADDQ         $0x04, SI
-	VMULPS       Y5, Y2, Y2
-	VBROADCASTSS (DI), Y3
-	ADDQ         $0x04, DI
-	VMULPS       Y5, Y3, Y3
-	MOVQ         R8, R9
-	CMPQ         R9, CX
-	CMOVQGT      CX, R9
-	SUBQ         R9, CX
+	VBROADCASTSS (R8), Y2
+	ADDQ         $0x04, R8
+	VMULPS       Y7, Y2, Y2
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	VBROADCASTSS (R9), Y3
+	ADDQ         $0x04, R9
+	VMULPS       Y7, Y3, Y3
+	PREFETCHT0   (DI)(DX*1)
+	PREFETCHT0   64(DI)(DX*1)
+	VBROADCASTSS (R10), Y4
+	ADDQ         $0x04, R10
+	VMULPS       Y7, Y4, Y4
+	PREFETCHT0   (DI)(DX*2)
+	PREFETCHT0   64(DI)(DX*2)
+	VBROADCASTSS (R11), Y5
+	ADDQ         $0x04, R11
+	VMULPS       Y7, Y5, Y5
+	PREFETCHT0   (DI)(SI*1)
+	PREFETCHT0   64(DI)(SI*1)
+	MOVQ         R12, R13
+	CMPQ         R13, CX
+	CMOVQGT      CX, R13
+	SUBQ         R13, CX
 
 some:
 	VPMOVSXBD   (BX), Y0
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y6, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VFMADD231PS (AX), Y0, Y8
 	VPMOVSXBD   (BX)(DX*1), Y1
-	VPSLLD      $0x14, Y0, Y0
-	VPAND       Y4, Y0, Y0
-	VMULPS      Y2, Y0, Y0
 	VPSLLD      $0x14, Y1, Y1
-	VPAND       Y4, Y1, Y1
+	VPAND       Y6, Y1, Y1
 	VMULPS      Y3, Y1, Y1
-	VMOVUPS     (AX), Y10
-	VFMADD231PS Y10, Y0, Y6
-	VFMADD231PS Y10, Y1, Y8
+	VFMADD231PS (AX), Y1, Y10
+	VPMOVSXBD   (BX)(DX*2), Y0
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y6, Y0, Y0
+	VMULPS      Y4, Y0, Y0
+	VFMADD231PS (AX), Y0, Y12
+	VPMOVSXBD   (BX)(SI*1), Y1
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y6, Y1, Y1
+	VMULPS      Y5, Y1, Y1
+	VFMADD231PS (AX), Y1, Y14
 	VPMOVSXBD   8(BX), Y0
-	VPMOVSXBD   8(BX)(DX*1), Y1
 	VPSLLD      $0x14, Y0, Y0
-	VPAND       Y4, Y0, Y0
+	VPAND       Y6, Y0, Y0
 	VMULPS      Y2, Y0, Y0
+	VFMADD231PS 32(AX), Y0, Y9
+	VPMOVSXBD   8(BX)(DX*1), Y1
 	VPSLLD      $0x14, Y1, Y1
-	VPAND       Y4, Y1, Y1
+	VPAND       Y6, Y1, Y1
 	VMULPS      Y3, Y1, Y1
-	VMOVUPS     32(AX), Y10
-	VFMADD231PS Y10, Y0, Y7
-	VFMADD231PS Y10, Y1, Y9
+	VFMADD231PS 32(AX), Y1, Y11
+	VPMOVSXBD   8(BX)(DX*2), Y0
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y6, Y0, Y0
+	VMULPS      Y4, Y0, Y0
+	VFMADD231PS 32(AX), Y0, Y13
+	VPMOVSXBD   8(BX)(SI*1), Y1
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y6, Y1, Y1
+	VMULPS      Y5, Y1, Y1
+	VFMADD231PS 32(AX), Y1, Y15
 	ADDQ        $0x10, BX
+	ADDQ        $0x10, DI
 	ADDQ        $0x40, AX
-	DECQ        R9
+	DECQ        R13
 	JNZ         some
 	TESTQ       CX, CX
 	JNZ         block
-	VMOVUPS     Y6, (R10)
-	VMOVUPS     Y7, 32(R10)
-	VMOVUPS     Y8, 64(R10)
-	VMOVUPS     Y9, 96(R10)
+	MOVQ        sums+8(FP), R13
+	VMOVUPS     Y8, (R13)
+	VMOVUPS     Y9, 32(R13)
+	VMOVUPS     Y10, 64(R13)
+	VMOVUPS     Y11, 96(R13)
+	VMOVUPS     Y12, 128(R13)
+	VMOVUPS     Y13, 160(R13)
+	VMOVUPS     Y14, 192(R13)
+	VMOVUPS     Y15, 224(R13)
 	VZEROUPPER
 	RET
 
-// func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int, factor float32, factor2 float32)
-// Requires: AVX, AVX2, CMOV, FMA3, SSE
-TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-64
+// func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales **float32, block int, factors *float32)
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+TEXT ·avx2AddE4M3(SB), NOSPLIT, $0-56
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         stride+16(FP), DX
 	MOVQ         n+24(FP), CX
-	MOVQ         scales+32(FP), SI
-	MOVQ         scales2+40(FP), DI
-	MOVQ         block+48(FP), R8
-	MOVL         $0x87f00000, R9
-	VMOVD        R9, X4
-	VPBROADCASTD X4, Y4
-	MOVL         $0x7b800000, R9
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Y5
-	MOVSS        factor+56(FP), X6
-	VBROADCASTSS X6, Y6
-	MOVSS        factor2+60(FP), X7
-	VBROADCASTSS X7, Y7
+	MOVQ         scales+32(FP), R13
+	MOVQ         (R13), R8
+	MOVQ         8(R13), R9
+	MOVQ         16(R13), R10
+	MOVQ         24(R13), R11
+	MOVQ         block+40(FP), R12
+	LEAQ         (DX)(DX*2), SI
+	LEAQ         (BX)(DX*4), DI
+	MOVL         $0x87f00000, R13
+	VMOVD        R13, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x7b800000, R13
+	VMOVD        R13, X7
+	VPBROADCASTD X7, Y7
+	MOVQ         factors+48(FP), R13
+	VBROADCASTSS (R13), Y8
+	VBROADCASTSS 4(R13), Y9
+	VBROADCASTSS 8(R13), Y10
+	VBROADCASTSS 12(R13), Y11
 	SHRQ         $0x04, CX
-	SHRQ         $0x04, R8
+	SHRQ         $0x04, R12
 
 block:
-	VBROADCASTSS (SI), Y2
-	ADDQ         $0x04, SI
-	VMULPS       Y5, Y2, Y2
-	VBROADCASTSS (DI), Y3
-	ADDQ         $0x04, DI
-	VMULPS       Y5, Y3, Y3
-	MOVQ         R8, R9
-	CMPQ         R9, CX
-	CMOVQGT      CX, R9
-	SUBQ         R9, CX
+	VBROADCASTSS (R8), Y2
+	ADDQ         $0x04, R8
+	VMULPS       Y7, Y2, Y2
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	VBROADCASTSS (R9), Y3
+	ADDQ         $0x04, R9
+	VMULPS       Y7, Y3, Y3
+	PREFETCHT0   (DI)(DX*1)
+	PREFETCHT0   64(DI)(DX*1)
+	VBROADCASTSS (R10), Y4
+	ADDQ         $0x04, R10
+	VMULPS       Y7, Y4, Y4
+	PREFETCHT0   (DI)(DX*2)
+	PREFETCHT0   64(DI)(DX*2)
+	VBROADCASTSS (R11), Y5
+	ADDQ         $0x04, R11
+	VMULPS       Y7, Y5, Y5
+	PREFETCHT0   (DI)(SI*1)
+	PREFETCHT0   64(DI)(SI*1)
+	MOVQ         R12, R13
+	CMPQ         R13, CX
+	CMOVQGT      CX, R13
+	SUBQ         R13, CX
 
 some:
+	VMOVUPS     (AX), Y12
 	VPMOVSXBD   (BX), Y0
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y6, Y0, Y0
+	VMULPS      Y2, Y0, Y0
+	VFMADD231PS Y8, Y0, Y12
 	VPMOVSXBD   (BX)(DX*1), Y1
-	VPSLLD      $0x14, Y0, Y0
-	VPAND       Y4, Y0, Y0
-	VMULPS      Y2, Y0, Y0
 	VPSLLD      $0x14, Y1, Y1
-	VPAND       Y4, Y1, Y1
+	VPAND       Y6, Y1, Y1
 	VMULPS      Y3, Y1, Y1
-	VMOVUPS     (AX), Y8
-	VFMADD231PS Y6, Y0, Y8
-	VFMADD231PS Y7, Y1, Y8
-	VMOVUPS     Y8, (AX)
+	VFMADD231PS Y9, Y1, Y12
+	VPMOVSXBD   (BX)(DX*2), Y0
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y6, Y0, Y0
+	VMULPS      Y4, Y0, Y0
+	VFMADD231PS Y10, Y0, Y12
+	VPMOVSXBD   (BX)(SI*1), Y1
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y6, Y1, Y1
+	VMULPS      Y5, Y1, Y1
+	VFMADD231PS Y11, Y1, Y12
+	VMOVUPS     Y12, (AX)
+	VMOVUPS     32(AX), Y12
 	VPMOVSXBD   8(BX), Y0
-	VPMOVSXBD   8(BX)(DX*1), Y1
 	VPSLLD      $0x14, Y0, Y0
-	VPAND       Y4, Y0, Y0
+	VPAND       Y6, Y0, Y0
 	VMULPS      Y2, Y0, Y0
+	VFMADD231PS Y8, Y0, Y12
+	VPMOVSXBD   8(BX)(DX*1), Y1
 	VPSLLD      $0x14, Y1, Y1
-	VPAND       Y4, Y1, Y1
+	VPAND       Y6, Y1, Y1
 	VMULPS      Y3, Y1, Y1
-	VMOVUPS     32(AX), Y8
-	VFMADD231PS Y6, Y0, Y8
-	VFMADD231PS Y7, Y1, Y8
-	VMOVUPS     Y8, 32(AX)
+	VFMADD231PS Y9, Y1, Y12
+	VPMOVSXBD   8(BX)(DX*2), Y0
+	VPSLLD      $0x14, Y0, Y0
+	VPAND       Y6, Y0, Y0
+	VMULPS      Y4, Y0, Y0
+	VFMADD231PS Y10, Y0, Y12
+	VPMOVSXBD   8(BX)(SI*1), Y1
+	VPSLLD      $0x14, Y1, Y1
+	VPAND       Y6, Y1, Y1
+	VMULPS      Y5, Y1, Y1
+	VFMADD231PS Y11, Y1, Y12
+	VMOVUPS     Y12, 32(AX)
 	ADDQ        $0x10, BX
+	ADDQ        $0x10, DI
 	ADDQ        $0x40, AX
-	DECQ        R9
+	DECQ        R13
 	JNZ         some
 	TESTQ       CX, CX
 	JNZ         block
@@ -13390,73 +13662,128 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
+// func avx2WidenQ8(dst *float32, src *byte, n int)
+// Requires: AVX, AVX2, F16C
+TEXT ·avx2WidenQ8(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ n+16(FP), CX
+	SHRQ $0x05, CX
+	JZ   end
+
+block:
+	VPBROADCASTW (BX), X0
+	VCVTPH2PS    X0, Y0
+	VPMOVSXBD    2(BX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, (AX)
+	VPMOVSXBD    10(BX), Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VMOVUPS      Y2, 32(AX)
+	VPMOVSXBD    18(BX), Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VMOVUPS      Y3, 64(AX)
+	VPMOVSXBD    26(BX), Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y0, Y4, Y4
+	VMOVUPS      Y4, 96(AX)
+	ADDQ         $0x22, BX
+	ADDQ         $0x00000080, AX
+	DECQ         CX
+	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-32
+TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-40
 	MOVQ     sums+0(FP), AX
 	MOVQ     y+8(FP), BX
 	MOVQ     x+16(FP), DX
-	MOVQ     n+24(FP), CX
-	VXORPS   Y0, Y0, Y0
-	VXORPS   Y1, Y1, Y1
-	VXORPS   Y2, Y2, Y2
-	VXORPS   Y3, Y3, Y3
-	VPCMPEQD Y8, Y8, Y8
-	VPSRLD   $0x01, Y8, Y8
-	SHRQ     $0x03, CX
-	JZ       end
+	MOVQ     blocks+24(FP), DI
+	MOVQ     n+32(FP), R8
+	VPCMPEQD Y9, Y9, Y9
+	VPSRLD   $0x01, Y9, Y9
+	VPSRLD   $0x1e, Y9, Y10
+
+block:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	MOVQ   R8, CX
 
 eight:
-	VMOVUPS      (DX), Y4
-	VMOVUPS      (BX), Y5
-	VPOR         Y5, Y3, Y3
-	VSUBPS       Y4, Y5, Y5
-	VPAND        Y8, Y5, Y6
-	VPMAXUD      Y6, Y2, Y2
-	VCVTPS2PD    X4, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y0, Y0
-	VEXTRACTF128 $0x01, Y4, X7
-	VCVTPS2PD    X7, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y0, Y0
-	VCVTPS2PD    X5, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y1, Y1
-	VEXTRACTF128 $0x01, Y5, X7
-	VCVTPS2PD    X7, Y6
-	VMULPD       Y6, Y6, Y6
-	VADDPD       Y6, Y1, Y1
+	VMOVUPS      (DX), Y5
+	VMOVUPS      (BX), Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VCVTPS2PD    X5, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y0, Y0
+	VEXTRACTF128 $0x01, Y5, X8
+	VCVTPS2PD    X8, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y0, Y0
+	VCVTPS2PD    X6, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y1, Y1
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    X8, Y7
+	VMULPD       Y7, Y7, Y7
+	VADDPD       Y7, Y1, Y1
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
-	DECQ         CX
+	SUBQ         $0x08, CX
 	JNZ          eight
-
-end:
-	VEXTRACTF128 $0x01, Y0, X6
-	VHADDPD      X6, X0, X0
+	VEXTRACTF128 $0x01, Y0, X7
+	VHADDPD      X7, X0, X0
 	VHADDPD      X0, X0, X0
 	VMOVSD       X0, (AX)
-	VEXTRACTF128 $0x01, Y1, X6
-	VHADDPD      X6, X1, X1
+	VEXTRACTF128 $0x01, Y1, X7
+	VHADDPD      X7, X1, X1
 	VHADDPD      X1, X1, X1
 	VMOVSD       X1, 8(AX)
-	VEXTRACTI128 $0x01, Y2, X6
-	VPMAXUD      X6, X2, X2
-	VPSHUFD      $0x4e, X2, X6
-	VPMAXUD      X6, X2, X2
-	VPSHUFD      $0xb1, X2, X6
-	VPMAXUD      X6, X2, X2
-	VEXTRACTI128 $0x01, Y3, X6
-	VPOR         X6, X3, X3
-	VPSHUFD      $0x4e, X3, X6
-	VPOR         X6, X3, X3
-	VPSHUFD      $0xb1, X3, X6
-	VPOR         X6, X3, X3
+	VEXTRACTI128 $0x01, Y2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0x4e, X2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0xb1, X2, X7
+	VPMAXUD      X7, X2, X2
+	VEXTRACTI128 $0x01, Y3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0x4e, X3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0xb1, X3, X7
+	VPOR         X7, X3, X3
+	VEXTRACTI128 $0x01, Y4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0x4e, X4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0xb1, X4, X7
+	VPADDD       X7, X4, X4
 	VMOVD        X2, SI
 	MOVL         SI, 16(AX)
 	VMOVD        X3, SI
 	MOVL         SI, 20(AX)
+	VMOVD        X4, SI
+	MOVL         SI, 24(AX)
+	ADDQ         $0x20, AX
+	DECQ         DI
+	JNZ          block
 	VZEROUPPER
 	RET
 

@@ -25,6 +25,8 @@ type scratch struct {
 	partial partialScratch
 
 	exps []float64 // exponents of Softmax and SiLU
+
+	four fourRows // of Times and TimesColumns
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}

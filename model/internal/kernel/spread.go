@@ -50,7 +50,7 @@ func extremesPortable(x []float32) Extremes {
 	return e
 }
 
-// Runs is how many runs of numbers Moments adds up side by side.
+// Runs is how many runs of numbers Moments and Powers add up side by side.
 const Runs = 8
 
 // Moments sets means and squares to those of the Runs runs of n numbers that x consists of, in float64, each sum
@@ -60,12 +60,8 @@ const Runs = 8
 //
 // Moments panics if x is not Runs runs of one length.
 func Moments(means, squares *[Runs]float64, x []float32) {
-	n := len(x) / Runs
-	if n == 0 || len(x)%Runs != 0 {
-		panic("kernel: Moments: lengths do not fit")
-	}
-	im := current()
-	if im.runSums == nil || n%4 != 0 || n > chunk/Runs {
+	im, n := forRuns(x)
+	if im.runSums == nil {
 		momentsPortable(means, squares, x)
 		return
 	}
@@ -76,17 +72,59 @@ func Moments(means, squares *[Runs]float64, x []float32) {
 	im.runSquares(&squares[0], &means[0], &x[0], n)
 }
 
+// longestRun is how long runs may be for the kernels: a call takes less than 50 µs.
+const longestRun = 2 * chunk / Runs
+
+// forRuns returns what adds up the Runs runs of n numbers that x consists of. It panics if x is not Runs runs of one
+// length.
+func forRuns(x []float32) (im *implementation, n int) {
+	n = len(x) / Runs
+	if n == 0 || len(x)%Runs != 0 {
+		panic("kernel: runs: lengths do not fit")
+	}
+	if im = current(); n%4 != 0 || n > longestRun {
+		im = &portable
+	}
+	return im, n
+}
+
+// Powers sets squares to Σ x² of each of the Runs runs of numbers that x consists of, in float64, in the order of the
+// numbers, and fourths to Σ of the squares of x², rounded to float32. It leaves x² in x. It panics as Moments does.
+func Powers(squares, fourths *[Runs]float64, x []float32) {
+	im, n := forRuns(x)
+	for _, sums := range []*[Runs]float64{squares, fourths} {
+		var zeros [Runs]float64
+		if im.runSquares != nil {
+			im.runSquares(&sums[0], &zeros[0], &x[0], n)
+		} else {
+			squaresPortable(sums, &zeros, x)
+		}
+		if sums == squares {
+			squareAll(x, x)
+		}
+	}
+}
+
 // momentsPortable is Moments in portable Go.
 func momentsPortable(means, squares *[Runs]float64, x []float32) {
 	n := len(x) / Runs
 	for i := range means {
-		run, sum, square := x[i*n:][:n], 0.0, 0.0
-		for _, v := range run {
+		sum := 0.0
+		for _, v := range x[i*n:][:n] {
 			sum += float64(v)
 		}
 		means[i] = sum / float64(n)
-		for _, v := range run {
-			d := float64(v) - means[i]
+	}
+	squaresPortable(squares, means, x)
+}
+
+// squaresPortable is the squares of Moments, of any means, in portable Go.
+func squaresPortable(squares, means *[Runs]float64, x []float32) {
+	n := len(x) / Runs
+	for i, mean := range means {
+		square := 0.0
+		for _, v := range x[i*n:][:n] {
+			d := float64(v) - mean
 			square += float64(d * d)
 		}
 		squares[i] = square

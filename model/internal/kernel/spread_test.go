@@ -58,9 +58,9 @@ func TestExtremesByDefinition(t *testing.T) {
 
 // TestMomentsIsPortable compares the kernels with portable Go, to the bit.
 func TestMomentsIsPortable(t *testing.T) {
-	x := spreadNumbers(Runs*4100+3, false)
+	x := spreadNumbers(Runs*8200+3, false)
 	each(t, func(t *testing.T) {
-		for _, n := range []int{1, 3, 4, 8, 100, 1024, 1026, 4096, 4100} {
+		for _, n := range []int{1, 3, 4, 8, 100, 1024, 1026, 4096, 8192, 8196} {
 			for at := range 4 {
 				var want, got [2][Runs]float64
 				momentsPortable(&want[0], &want[1], x[at:][:Runs*n])
@@ -70,6 +70,26 @@ func TestMomentsIsPortable(t *testing.T) {
 		}
 		require.Panics(t, func() { Moments(new([Runs]float64), new([Runs]float64), x[:9]) })
 		require.Panics(t, func() { Moments(new([Runs]float64), new([Runs]float64), nil) })
+	})
+}
+
+// TestPowers compares with sums of squares number by number, to the bit.
+func TestPowers(t *testing.T) {
+	x := spreadNumbers(Runs*8200, false)
+	each(t, func(t *testing.T) {
+		for _, n := range []int{1, 4, 100, 1026, 7168, 8200} {
+			var want, got [2][Runs]float64
+			squared, left := make([]float32, Runs*n), append([]float32(nil), x[:Runs*n]...)
+			for i, v := range left {
+				squared[i] = v * v
+				want[0][i/n] += float64(v) * float64(v)
+				want[1][i/n] += float64(squared[i]) * float64(squared[i])
+			}
+			Powers(&got[0], &got[1], left)
+			require.Equal(t, want, got, n)
+			require.Equal(t, squared, left, n)
+		}
+		require.Panics(t, func() { Powers(new([Runs]float64), new([Runs]float64), x[:9]) })
 	})
 }
 

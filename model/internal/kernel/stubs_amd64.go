@@ -334,17 +334,15 @@ func avx512Widen64(dst *float64, src *float32, n int)
 //go:noescape
 func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
-// avx512DotE4M3 is the lanes of Dot32 of dst, which is only read, and each of two rows; n is a positive multiple of 16.
+// avx512DotE4M3 is the lanes of Dot32 of dst, which is only read, and each of four rows; n is a positive multiple of 16.
 //
 //go:noescape
-func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32,
-	block int)
+func avx512DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales **float32, block int)
 
-// avx512AddE4M3 is dst[i] = fma32(factor2, second row[i], fma32(factor, first row[i], dst[i])); n is a positive multiple of 16.
+// avx512AddE4M3 is dst[i] = fma32(factors[3], row 3[i], … fma32(factors[0], row 0[i], dst[i])); n is a positive multiple of 16.
 //
 //go:noescape
-func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int,
-	factor float32, factor2 float32)
+func avx512AddE4M3(dst *float32, src *byte, stride int, n int, scales **float32, block int, factors *float32)
 
 // avx512AddProducts is dst[i] = fma32(factor, src[i], dst[i]).
 //
@@ -411,17 +409,20 @@ func avx2Widen64(dst *float64, src *float32, n int)
 //go:noescape
 func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
-// avx2DotE4M3 is the lanes of Dot32 of dst, which is only read, and each of two rows; n is a positive multiple of 16.
+// avx2NarrowE4M3 is narrowE4M3.
 //
 //go:noescape
-func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales *float32, scales2 *float32,
-	block int)
+func avx2NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
 
-// avx2AddE4M3 is dst[i] = fma32(factor2, second row[i], fma32(factor, first row[i], dst[i])); n is a positive multiple of 16.
+// avx2DotE4M3 is the lanes of Dot32 of dst, which is only read, and each of four rows; n is a positive multiple of 16.
 //
 //go:noescape
-func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales *float32, scales2 *float32, block int,
-	factor float32, factor2 float32)
+func avx2DotE4M3(dst *float32, sums *float32, src *byte, stride int, n int, scales **float32, block int)
+
+// avx2AddE4M3 is dst[i] = fma32(factors[3], row 3[i], … fma32(factors[0], row 0[i], dst[i])); n is a positive multiple of 16.
+//
+//go:noescape
+func avx2AddE4M3(dst *float32, src *byte, stride int, n int, scales **float32, block int, factors *float32)
 
 // avx2AddProducts is dst[i] = fma32(factor, src[i], dst[i]).
 //
@@ -478,10 +479,15 @@ func avx2AddMultiple(dst *float32, src *float32, n int, factor float32)
 //go:noescape
 func avx2EncodeQ8(dst *byte, src *float32, n int)
 
-// avx2BlockErrors is blockErrorsPortable.
+// avx2WidenQ8 is widenQ8_0.
 //
 //go:noescape
-func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
+func avx2WidenQ8(dst *float32, src *byte, n int)
+
+// avx2BlockErrors is blockErrorsPortable of each of blocks blocks.
+//
+//go:noescape
+func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 
 // avx512Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //

@@ -12,14 +12,35 @@ func Times(dst, x []float32, w Matrix) {
 		MatMul(dst, x, w, nil, Float32, 1)
 		return
 	}
-	for r := 0; r < w.Rows; r += 2 {
-		var lane [2][lanes]float32
-		second := min(r+1, w.Rows-1)
-		dot(&x[0], &lane[0][0], &w.Data[r*w.Cols], (second-r)*w.Cols, w.Cols, w.scalesOf(r), w.scalesOf(second), w.BlockCols)
-		if dst[r] = tree(&lane[0]); second > r {
-			dst[second] = tree(&lane[1])
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	for r := 0; r < w.Rows; {
+		n, apart := 4, 1
+		if r+n > w.Rows {
+			n, apart = 1, 0 // the same row four times
 		}
+		src := s.four.at(&w, r, apart)
+		dot(&x[0], &s.four.sums[0][0], src, apart*w.Cols, w.Cols, &s.four.scales[0], w.BlockCols)
+		for i := range n {
+			dst[r+i] = tree(&s.four.sums[i])
+		}
+		r += n
 	}
+}
+
+// fourRows is what the kernels for rows of F8E4M3 take of four rows.
+type fourRows struct {
+	scales  [4]*float32
+	factors [4]float32
+	sums    [4][lanes]float32
+}
+
+// at sets the scales to those of row r and of three more, so many rows apart, and returns the address of row r.
+func (f *fourRows) at(w *Matrix, r, apart int) *byte {
+	for i := range f.scales {
+		f.scales[i] = w.scalesOf(r + i*apart)
+	}
+	return &w.Data[r*w.Cols]
 }
 
 // isE4M3 reports whether the kernels for rows of F8E4M3 can read the rows.
@@ -52,16 +73,20 @@ func TimesColumns(dst, x []float32, w Matrix) {
 	sums, row := s.rows[:lanes*w.Cols], s.rows[lanes*w.Cols:]
 	clear(sums)
 	lane := func(r int) []float32 { return sums[r%lanes*w.Cols:][:w.Cols] }
-	pairs := 0 // rows that come in pairs of one lane
+	fours := 0 // rows that come in fours of one lane
 	if im.addE4M3 != nil && w.isE4M3() {
-		pairs = w.Rows &^ (2*lanes - 1)
+		fours = w.Rows &^ (4*lanes - 1)
 	}
-	for i := range pairs / 2 {
-		r := i/lanes*2*lanes + i%lanes
-		im.addE4M3(&lane(r)[0], &w.Data[r*w.Cols], lanes*w.Cols, w.Cols, w.scalesOf(r), w.scalesOf(r+lanes), w.BlockCols,
-			x[r], x[r+lanes])
+	for i := range lanes {
+		for r := i; r < fours; r += 4 * lanes {
+			for k := range s.four.factors {
+				s.four.factors[k] = x[r+k*lanes]
+			}
+			src := s.four.at(&w, r, lanes)
+			im.addE4M3(&lane(i)[0], src, lanes*w.Cols, w.Cols, &s.four.scales[0], w.BlockCols, &s.four.factors[0])
+		}
 	}
-	for r := pairs; r < w.Rows; r++ {
+	for r := fours; r < w.Rows; r++ {
 		addFused(im, lane(r), w.Row(row, r), x[r])
 	}
 	for n := lanes / 2; n > 0; n /= 2 { // the tree

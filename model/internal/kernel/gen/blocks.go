@@ -11,13 +11,14 @@ import (
 // packedOrder is the order in which packing 32 numbers to bytes leaves them, four at a time.
 var packedOrder operand.Mem
 
-// blocks writes the encoder of Q8_0 and the kernel that measures quantising errors.
+// blocks writes the encoder and the decoder of Q8_0 and the kernel that measures quantising errors.
 func (s isa) blocks() {
 	packedOrder = GLOBL("packedOrder", 8|16)
 	for k, from := range []int{0, 4, 1, 5, 2, 6, 3, 7} {
 		DATA(4*k, operand.U32(from))
 	}
 	s.encodeQ8()
+	s.widenQ8()
 	s.blockErrors()
 }
 
@@ -80,22 +81,44 @@ func (s isa) reduce(r, scratch reg.VecPhysical, f func(a, b, dst operand.Op)) {
 // maxWords is VPMAXUD of as many operands as AVX2 has.
 func maxWords(a, b, dst operand.Op) { VPMAXUD(a, b, dst) }
 
-// blockErrors writes the kernel that compares a decoded block with its source.
+// widenQ8 writes the decoder of Q8_0, a block at a time.
+func (s isa) widenQ8() {
+	e := s.beginElement("WidenQ8", "(dst *float32, src *byte, n int)", "widenQ8_0")
+	scale, v := e.vector.one(), e.vector.take(4)
+	SHRQ(operand.Imm(5), left)
+	JZ(operand.LabelRef("end"))
+	Label("block")
+	VPBROADCASTW(e.from(0), x(scale))
+	VCVTPH2PS(x(scale), scale)
+	for i, r := range v {
+		VPMOVSXBD(e.from(2+8*i), r)
+		VCVTDQ2PS(r, r)
+		VMULPS(scale, r, r)
+		VMOVUPS(r, e.to(32*i))
+	}
+	ADDQ(operand.Imm(34), e.src)
+	ADDQ(operand.U32(128), e.dst)
+	DECQ(left)
+	JNZ(operand.LabelRef("block"))
+	Label("end")
+	end()
+}
+
+// blockErrors writes the kernel that compares decoded blocks with their source.
 func (s isa) blockErrors() {
-	function(s.name+"BlockErrors", "(sums *float64, y, x *float32, n int)", "blockErrorsPortable")
+	function(s.name+"BlockErrors", "(sums *float64, y, x *float32, blocks, n int)", "blockErrorsPortable of each of blocks blocks")
 	g, v := general(), s.vectors()
-	sums, py, px, word := g.one(), g.one(), g.one(), g.one()
+	sums, py, px, word, blocks, n := g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
 	Load(Param("sums"), sums)
 	Load(Param("y"), py)
 	Load(Param("x"), px)
-	Load(Param("n"), left)
-	squares, errors, largest, any := v.one(), v.one(), v.one(), v.one()
-	a, d, t, u, abs := v.one(), v.one(), v.one(), v.one(), v.one()
-	for _, r := range []reg.VecPhysical{squares, errors, largest, any} {
-		s.zero(r)
-	}
+	Load(Param("blocks"), blocks)
+	Load(Param("n"), n)
+	squares, errors, largest, any, changed := v.one(), v.one(), v.one(), v.one(), v.one()
+	a, d, t, u, abs, one := v.one(), v.one(), v.one(), v.one(), v.one(), v.one()
 	VPCMPEQD(abs, abs, abs)
 	VPSRLD(operand.Imm(1), abs, abs)
+	VPSRLD(operand.Imm(30), abs, one)
 	add := func(from, sum reg.VecPhysical) {
 		VCVTPS2PD(x(from), t)
 		VMULPD(t, t, t)
@@ -105,12 +128,20 @@ func (s isa) blockErrors() {
 		VMULPD(t, t, t)
 		VADDPD(t, sum, sum)
 	}
-	SHRQ(operand.Imm(3), left)
-	JZ(operand.LabelRef("end"))
+	Label("block")
+	for _, r := range []reg.VecPhysical{squares, errors, largest, any, changed} {
+		s.zero(r)
+	}
+	MOVQ(n, left)
 	Label("eight")
 	VMOVUPS(operand.Mem{Base: px}, a)
 	VMOVUPS(operand.Mem{Base: py}, d)
 	VPOR(d, any, any)
+	VPAND(abs, a, t)
+	VPAND(abs, d, u)
+	VPCMPEQD(t, u, t)
+	VPADDD(one, t, t)
+	VPADDD(t, changed, changed)
 	VSUBPS(a, d, d)
 	VPAND(abs, d, t)
 	VPMAXUD(t, largest, largest)
@@ -118,9 +149,8 @@ func (s isa) blockErrors() {
 	add(d, errors)
 	ADDQ(operand.Imm(32), px)
 	ADDQ(operand.Imm(32), py)
-	DECQ(left)
+	SUBQ(operand.Imm(8), left)
 	JNZ(operand.LabelRef("eight"))
-	Label("end")
 	for i, sum := range []reg.VecPhysical{squares, errors} {
 		VEXTRACTF128(operand.Imm(1), sum, x(t))
 		VHADDPD(x(t), x(sum), x(sum))
@@ -129,9 +159,13 @@ func (s isa) blockErrors() {
 	}
 	s.reduce(largest, t, maxWords)
 	s.reduce(any, t, VPOR)
-	for i, r := range []reg.VecPhysical{largest, any} {
+	s.reduce(changed, t, addWords)
+	for i, r := range []reg.VecPhysical{largest, any, changed} {
 		VMOVD(x(r), word.As32())
 		MOVL(word.As32(), operand.Mem{Base: sums, Disp: 16 + 4*i})
 	}
+	ADDQ(operand.Imm(32), sums) // of a BlockSums
+	DECQ(blocks)
+	JNZ(operand.LabelRef("block"))
 	end()
 }

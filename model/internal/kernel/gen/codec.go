@@ -277,6 +277,7 @@ func avx2Codecs() {
 		}},
 	}, 4)
 	avx2E4M3()
+	avx2.narrowE4M3()
 	avx2.rows()
 }
 

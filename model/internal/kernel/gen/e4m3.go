@@ -14,6 +14,7 @@ import (
 // e4m3 is such a kernel and its registers.
 type e4m3 struct {
 	*element
+	size   int            // bytes of a number in dst
 	scales reg.GPPhysical // scale of the next block
 	block  reg.GPPhysical // length of a block, in units of 16 numbers
 	here   reg.GPPhysical // length left of the present block, in units of 16 numbers
@@ -26,10 +27,9 @@ type e4m3 struct {
 	scale    reg.VecPhysical   // scale of the present block
 }
 
-// beginE4M3 starts the kernel and sets its constants.
-func (s isa) beginE4M3() *e4m3 {
-	const signature = "(dst *float32, src *byte, n int, scales *float32, block int)"
-	k := &e4m3{element: s.beginElement("WidenE4M3", signature, "WidenBlocks of F8E4M3")}
+// beginE4M3 starts a kernel and sets its constants. size is the bytes of a number in dst.
+func (s isa) beginE4M3(name, signature, definition string, size int) *e4m3 {
+	k := &e4m3{element: s.beginElement(name, signature, definition), size: size}
 	k.scales, k.block, k.here = k.general.one(), k.general.one(), k.general.one()
 	Load(Param("scales"), k.scales)
 	Load(Param("block"), k.block)
@@ -39,8 +39,13 @@ func (s isa) beginE4M3() *e4m3 {
 	return k
 }
 
-// blocks writes the loop over blocks; piece converts the here·16 numbers left of one.
-func (k *e4m3) blocks(piece func()) {
+// widenE4M3 starts the kernel that widens to float32.
+func (s isa) widenE4M3() *e4m3 {
+	return s.beginE4M3("WidenE4M3", "(dst *float32, src *byte, n int, scales *float32, block int)", "WidenBlocks of F8E4M3", 4)
+}
+
+// blocks writes the loop over blocks; piece converts the here·16 numbers left of one, and after ends the kernel.
+func (k *e4m3) blocks(piece, after func()) {
 	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
 	SHRQ(operand.Imm(4), k.block)
@@ -55,6 +60,7 @@ func (k *e4m3) blocks(piece func()) {
 	TESTQ(left, left)
 	JNZ(operand.LabelRef("block"))
 	Label("end")
+	after()
 	end()
 }
 
@@ -73,35 +79,78 @@ func (k *e4m3) sixteen(finish func()) {
 	VPOR(isNaN, v, v)
 	finish()
 	ADDQ(operand.Imm(16), k.src)
-	ADDQ(operand.Imm(64), k.dst)
+	ADDQ(operand.Imm(uint64(lanes*k.size)), k.dst)
 	DECQ(k.here)
 	JNZ(operand.LabelRef("some"))
 }
 
-// scaled converts a register of F16, half as wide as dst, multiplies it and writes it.
-func (k *e4m3) scaled(half, dst reg.VecPhysical, offset int) {
+// scaled converts a register of F16, half as wide as dst, and multiplies it.
+func (k *e4m3) scaled(half, dst reg.VecPhysical) {
 	VCVTPH2PS(half, dst)
 	VMULPS(k.unbias, dst, dst)
 	VMULPS(k.scale, dst, dst)
-	VMOVUPS(dst, k.to(offset))
 }
 
 // avx2E4M3 converts 16 numbers in two registers.
 func avx2E4M3() {
-	k := avx2.beginE4M3()
+	k := avx2.widenE4M3()
 	k.blocks(func() {
 		k.sixteen(func() {
 			VEXTRACTI128(operand.Imm(1), k.v[0], x(k.v[1]))
 			for h, r := range k.v {
-				k.scaled(x(r), r, 32*h)
+				k.scaled(x(r), r)
+				VMOVUPS(r, k.to(32*h))
 			}
 		})
+	}, func() {})
+}
+
+// narrowE4M3 writes the kernel that makes BF16. A product whose lower half is not zero is rounded.
+func (s isa) narrowE4M3() {
+	k := s.beginE4M3("NarrowE4M3", "(dst, src *byte, n int, scales *float32, block int, sums *uint32)", "narrowE4M3", 2)
+	one, half, zero := k.constant32(1), k.constant32(0x7fff), k.vector.one()
+	kept, least, most, t := k.vector.one(), k.vector.one(), k.vector.one(), k.vector.one()
+	for _, r := range []reg.VecPhysical{zero, kept, most} {
+		s.zero(r)
+	}
+	VPCMPEQD(least, least, least)
+	k.blocks(func() {
+		k.sixteen(func() {
+			VEXTRACTI128(operand.Imm(1), k.v[0], x(k.v[1]))
+			for _, r := range k.v {
+				k.scaled(x(r), r)
+				VPADDD(r, r, t)
+				VPMAXUD(t, most, most)
+				VPSUBD(one, t, t)
+				VPMINUD(t, least, least)
+				VPSLLD(operand.Imm(16), r, t)
+				VPCMPEQD(zero, t, t)
+				VPSUBD(t, kept, kept)
+				VPSRLD(operand.Imm(16), r, t)
+				VPAND(one, t, t)
+				VPADDD(half, r, r)
+				VPADDD(t, r, r)
+				VPSRLD(operand.Imm(16), r, r)
+			}
+			VPACKUSDW(k.v[1], k.v[0], k.v[0])
+			VPERMQ(operand.Imm(0xD8), k.v[0], k.v[0])
+			VMOVDQU(k.v[0], k.to(0))
+		})
+	}, func() {
+		s.reduce(kept, t, addWords)
+		s.reduce(least, t, func(a, b, dst operand.Op) { VPMINUD(a, b, dst) })
+		s.reduce(most, t, maxWords)
+		Load(Param("sums"), k.src)
+		for i, r := range []reg.VecPhysical{kept, least, most} {
+			VMOVD(x(r), k.constant.As32())
+			MOVL(k.constant.As32(), k.from(4*i))
+		}
 	})
 }
 
 // avx512E4M3 converts 32 numbers at once, and the last 16 of an odd block.
 func avx512E4M3() {
-	k := avx512.beginE4M3()
+	k := avx512.widenE4M3()
 	k.blocks(func() {
 		SUBQ(operand.Imm(2), k.here)
 		JL(operand.LabelRef("odd"))
@@ -115,7 +164,8 @@ func avx512E4M3() {
 		VPADDW(k.exponent, k.v[0], reg.K1, k.v[0])
 		VEXTRACTI64X4(operand.Imm(1), k.v[0], y(k.v[1]))
 		for h, r := range k.v {
-			k.scaled(y(r), r, 64*h)
+			k.scaled(y(r), r)
+			VMOVUPS(r, k.to(64*h))
 		}
 		ADDQ(operand.Imm(32), k.src)
 		ADDQ(operand.U32(128), k.dst)
@@ -124,7 +174,10 @@ func avx512E4M3() {
 		Label("odd")
 		ADDQ(operand.Imm(2), k.here)
 		JZ(operand.LabelRef("next"))
-		k.sixteen(func() { k.scaled(y(k.v[0]), k.v[0], 0) })
+		k.sixteen(func() {
+			k.scaled(y(k.v[0]), k.v[0])
+			VMOVUPS(k.v[0], k.to(0))
+		})
 		Label("next")
-	})
+	}, func() {})
 }
