@@ -290,16 +290,19 @@ func TestSerialNorms(t *testing.T) {
 	}
 }
 
-// TestTraceWithoutKeys: a trace that lacks the keys which indexers chose is refused, unless it has no attention.
-func TestTraceWithoutKeys(t *testing.T) {
+// TestTraceWithoutChoices: a trace that lacks the keys which indexers chose, or the experts that gates did, is refused, unless
+// it has nothing that depends on them.
+func TestTraceWithoutChoices(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v32/golden-f32")
 	p = engine{inputs: engineForms["F32"]}.trace(t, c.Config, c, p)
 	require.Equal(t, report.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict)
-	const keys = "model.layers.1.self_attn.indexer.topk_idx"
+	const keys, experts = "model.layers.1.self_attn.indexer.topk_idx", "model.layers.1.mlp.gate.topk_idx"
 	delete(p.Manifest.Tensors, keys)
+	delete(p.Manifest.Tensors, experts)
 	_, err := verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 	require.ErrorContains(t, err, keys+": the trace lacks it")
+	require.ErrorContains(t, err, experts+": the trace lacks it")
 	for name := range p.Manifest.Tensors { // of a router alone
 		layer, _, gives := strings.Cut(name, ".post_attention_layernorm.output")
 		if !strings.Contains(name, "mlp.gate") && !(gives && p.Has(layer+".mlp.gate.logits")) && name != "input_ids" {

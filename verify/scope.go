@@ -509,23 +509,35 @@ func sameRows(x *model.Activation, in *model.Input) bool {
 	return true
 }
 
-// checkKeys refuses a trace of layers with indexers that lacks what these chose: at a near tie an engine may choose
-// other keys than are chosen here.
-func (s *scope) checkKeys(in *model.Input) error {
-	c, choices, kind := s.config, in.Seq, pack.IndexerTopK
-	if c.Windowed() {
-		choices, kind = in.Seq/max(1, c.CompressRateCSA), pack.EntriesTopK
-	}
-	if !s.pack.IsTrace() || !c.HasIndexer() || choices <= c.IndexTopK {
+// checkChoices refuses a trace that lacks what an indexer or a gate chose, and has stages that depend on it: at a near tie
+// an engine may choose otherwise than is chosen here.
+func (s *scope) checkChoices(in *model.Input) error {
+	if !s.pack.IsTrace() {
 		return nil
 	}
+	c, choices, keys := s.config, in.Seq, pack.IndexerTopK
+	if c.Windowed() {
+		choices, keys = in.Seq/max(1, c.CompressRateCSA), pack.EntriesTopK
+	}
+	var problems []problem.Problem
 	for _, l := range slices.Sorted(maps.Keys(s.present)) {
-		if name := pack.StageOf(l, kind); c.IndexerOf(l) == l && !s.isRouter(l) && !s.pack.Has(name) {
-			return s.pack.Fault(name, fmt.Sprintf("the trace lacks it, and at a near tie the engine may have chosen otherwise: "+
-				"record it, or with --stages router, or sequences of which an indexer chooses all %d", c.IndexTopK))
+		has := func(kind string) bool { return s.pack.Has(pack.StageOf(l, kind)) }
+		lacks := func(kind, remedy string) {
+			problems = append(problems, problem.Problem{File: "manifest.json", Tensor: pack.StageOf(l, kind), Cause: "the trace lacks it, " +
+				"and at a near tie the engine may have chosen otherwise: record it, or with --stages router" + remedy})
+		}
+		if s.isRouter(l) {
+			continue
+		}
+		if c.HasIndexer() && choices > c.IndexTopK && c.IndexerOf(l) == l && !has(keys) {
+			lacks(keys, fmt.Sprintf(", or sequences of which an indexer chooses all %d", c.IndexTopK))
+		}
+		if c.IsMoE(l) && !c.Hashes(l) && !has(pack.TopKIdx) &&
+			slices.ContainsFunc([]string{pack.ExpertsOutput, "mlp.output", pack.LayerOutput}, has) {
+			lacks(pack.TopKIdx, "")
 		}
 	}
-	return nil
+	return problem.In(s.pack.Dir, problems...)
 }
 
 // checkProbes refuses probes of experts that the model has not, and on rows of padding.

@@ -59,7 +59,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(s.checkProbes(in), s.checkKeys(in)); err != nil {
+	if err := cmp.Or(s.checkProbes(in), s.checkChoices(in)); err != nil {
 		return nil, err
 	}
 	r := newRun(s, stored, m, src, in, &o)
