@@ -436,7 +436,7 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 // variance of both.
 type blockSum struct{ stored, more, v float64 }
 
-// blockSums are those of x, of which rounded has the rounded numbers.
+// blockSums are the sums of x's blocks, of which rounded has the rounded numbers.
 func (r *Rounding) blockSums(x, rounded *Value) (all []blockSum) {
 	f16, f32 := PrecisionOf(tensor.F16), PrecisionOf(tensor.F32)
 	for row := 0; row < len(x.Values); row += x.Width() {
@@ -483,7 +483,7 @@ func addSums(y *Value, all []blockSum, weight *model.Weight) {
 	y.roundLater = true
 }
 
-// minima are those of the blocks of a weight: stored ones, or of a decoded weight the least numbers.
+// minima are the stored minima of a weight's blocks, or the least numbers of each block of a decoded weight.
 func minima(w *model.Weight, block int) (all []float32) {
 	if w.DType == tensor.Q5_1 {
 		for b := range slices.Chunk(w.Data, 24) { // d, m, codes
