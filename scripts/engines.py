@@ -11,15 +11,17 @@ FIXTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 # The cause that explains the engine's known deviation; None of models that it computes as the reference does.
 LLAMA = {"v3": None, "v3-trained": None, "v3-yarn": None, "v3-mtp": None, "v3-wide": None, "v2-lite": None, "v1-base": None, "v1-trained": None,
          "kimi-k2": "latent-eps", "glm4-moe-lite": "latent-eps", "v2-group-yarn": "group-worth",
-         # hy-v3 and exaone-moe, when verify reads the norms of their heads
-         "glm4-moe": None, "dots1": None, "solar-open": None, "minimax-m2": None, "ernie45-moe": None}
+         "glm4-moe": None, "dots1": None, "solar-open": None, "hy-v3": None, "minimax-m2": None, "exaone-moe": None,
+         "ernie45-moe": None}
 MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-trained": None,
        "v32": "indexer-eps", "v3-yarn": "rope-scaling", "glm4-moe-lite": "latent-eps", "dots1": None, "minimax-m2": None,
        "glm4-moe": "group-fill", "solar-open": "rope-scaling", "ernie45-moe": "router-bias"}
 TORCH = ["v3-trained"]
-# Faults: keys of v3-trained's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
-PLANTED = {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
-           "experts-per-token": {"num_experts_per_tok": 3}, "norm-eps": {"rms_norm_eps": 1e-5}}
+# Faults: keys of a model's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
+ROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+PLANTED = {"v3-trained": {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
+                          "experts-per-token": {"num_experts_per_tok": 3}, "norm-eps": {"rms_norm_eps": 1e-5}},
+           "hy-v3": {"norm-eps": {"rms_norm_eps": 1e-6}, "rope-theta": ROPE}, "exaone-moe": {"norm-eps": {"rms_norm_eps": 1e-6}, "rope-theta": ROPE}}
 FORMS = ["f32", "bf16", "q8_0", "q4_k_m", "q6_k"]
 # The traces of fixtures/engines: recorder, model, form, flags.
 SMALL = {
@@ -115,17 +117,18 @@ class Engines:
             self.record("llama", gguf, self.at("router"), "--random", "1x48", "--stages", "router")
             self.judge(gguf, self.at("router"), f"llama.cpp {model} {form} router", cause)
 
-    def planted(self, cause, keys, form):
-        source, faulty = self.at(cause), self.at(f"{cause}-{form}.gguf")
+    def planted(self, model, cause, keys, form):
+        name = f"planted-{model}-{cause}"
+        source, faulty, pack = self.at(name), self.at(f"{name}-{form}.gguf"), self.at(f"{name}-{form}")
         if not os.path.exists(source):
-            shutil.copytree(self.source("v3-trained"), source)
+            shutil.copytree(self.source(model), source)
             with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
                 config = json.load(f)
             with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as f:
                 json.dump(config | keys, f)
         self.run(self.at("dsmoe"), "convert", source, faulty, "--type", form, "--no-vocab")
-        self.record("llama", faulty, self.at(f"planted-{cause}-{form}"), "--random", "1x48")
-        self.judge(self.gguf("v3-trained", form), self.at(f"planted-{cause}-{form}"), f"llama.cpp v3-trained {form}, planted {keys}", cause)
+        self.record("llama", faulty, pack, "--random", "1x48")
+        self.judge(self.gguf(model, form), pack, f"llama.cpp {model} {form}, planted {keys}", cause)
 
     def mlx(self, model, cause):
         checkpoint = self.convert(model, self.at(f"{model}-f32"), "--type", "f32")
@@ -160,10 +163,11 @@ def main(work, *selected):
         for form in FORMS:
             if e.wants(model, form):
                 e.llama(model, cause, form)
-    for cause, keys in PLANTED.items():
+    for model, faults in PLANTED.items():
         for form in ("f32", "q8_0"):
-            if e.wants("v3-trained", form):
-                e.planted(cause, keys, form)
+            if e.wants(model, form):
+                for cause, keys in faults.items():
+                    e.planted(model, cause, keys, form)
     for model, cause in MLX.items():
         if e.wants(model, "f32"):
             e.mlx(model, cause)

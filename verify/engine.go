@@ -51,7 +51,7 @@ func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType
 		return rounded
 	}
 	is := func(to string) {
-		d := map[string]tensor.DType{"bf16": tensor.BF16, "f16": tensor.BF16, "q8_0": tensor.Q8_0, "q8_k": tensor.Q8_0}[to]
+		d := map[string]tensor.DType{"bf16": tensor.BF16, "f16": tensor.BF16, "q8_0": tensor.Q8_0, "q8_1": tensor.Q8_0, "q8_k": tensor.Q8_0}[to]
 		if strings.HasPrefix(to, "fp8") {
 			d = tensor.F8E4M3
 		}

@@ -35,6 +35,8 @@ func (e *emulated) Linear(x *model.Activation, l *model.Linear) *model.Activatio
 		x = each(x, func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
 	case "q8_0":
 		x = inBlocks(x, 32)
+	case "q8_1":
+		return withMinima(x, l)
 	case "fp8-1x128":
 		x = inFP8(x, 128, false)
 	case "fp8-1x128 by powers of two":
@@ -111,6 +113,37 @@ func inBlocks(x *model.Activation, n int) *model.Activation {
 			for i, v := range block {
 				block[i] = scale * float32(math.RoundToEven(float64(v*(127/most))))
 			}
+		}
+	}
+	return y
+}
+
+// withMinima is the product with a weight in Q5_1 as ggml_vec_dot_q5_1_q8_1 computes it: of blocks of codes, and of each
+// minimum with the sum of a block, d·Σ codes, in F16.
+func withMinima(x *model.Activation, l *model.Linear) *model.Activation {
+	f16 := func(v float32) float32 { return tensor.Rounded(v, tensor.F16) }
+	y := &model.Activation{Shape: append(slices.Clone(x.Shape[:len(x.Shape)-1]), l.Weight.Shape[0]), DType: x.DType}
+	for row := range x.Rows() {
+		for w := range slices.Chunk(l.Weight.Data, x.Width()/32*24) {
+			products, minima := float32(0), float32(0)
+			for b := range x.Width() / 32 {
+				values, block := x.Row(row)[b*32:b*32+32], w[b*24:b*24+24]
+				most, codes, sum := float32(0), 0, 0
+				for _, v := range values {
+					most = max(most, float32(math.Abs(float64(v))))
+				}
+				for i, v := range values {
+					code := int(block[8+i%16]>>(i/16*4)&15) | int(binary.LittleEndian.Uint32(block[4:])>>i&1)<<4
+					if most > 0 {
+						q := int(math.Round(float64(v * (127 / most))))
+						codes, sum = codes+code*q, sum+q
+					}
+				}
+				both := must(tensor.Tensor{DType: tensor.F16, Shape: []int{2}, Data: block[:4]}.Float32s(nil))
+				products += both[0] * f16(most/127) * float32(codes)
+				minima += both[1] * f16(most/127*float32(sum))
+			}
+			y.Values = append(y.Values, products+minima)
 		}
 	}
 	return y
@@ -210,13 +243,13 @@ func (e engine) trace(t *testing.T, c *config.Config, src weights.Source, golden
 // engineForms are weights in two forms, with what engines round the inputs of products with them to.
 var engineForms = map[string]map[string]string{
 	"F32": {"BF16": "f32", "F32": "f32"}, "BF16": {"BF16": "bf16", "F32": "f32"},
-	"Q8_0": {"BF16": "bf16", "F32": "f32", "Q8_0": "q8_0"},
+	"Q8_0": {"BF16": "bf16", "F32": "f32", "Q8_0": "q8_0"}, "Q5_1": {"BF16": "bf16", "F32": "f32", "Q5_1": "q8_1"},
 }
 
-// inForm is a checkpoint, of which Q8_0 quantises the weights.
+// inForm is a checkpoint, of which Q8_0 and Q5_1 quantise the weights.
 func inForm(t *testing.T, form string, src weights.Source) weights.Source {
-	if form == "Q8_0" {
-		return quantised(t, altered{Source: src}, tensor.Q8_0)
+	if d, _ := tensor.ParseDType(form); d.Blocked() {
+		return quantised(t, altered{Source: src}, d)
 	}
 	return src
 }
@@ -250,6 +283,24 @@ func TestEngines(t *testing.T) {
 		Attention: []string{pack.Eager}}, r.Golden.Observed)
 	for _, form := range []string{printed(t, r), html(t, r)} {
 		require.Contains(t, form, "not declared, but seen, and reproduced: ")
+	}
+}
+
+// TestEnginesWithMinima: the sum of a block, in F16, that the minimum of a block of weights is multiplied with is
+// reproduced where it is declared, and where nothing is; where another rounding is, that does not pass.
+func TestEnginesWithMinima(t *testing.T) {
+	t.Parallel()
+	for declared, verdict := range map[string]report.Verdict{"q8_1": report.Pass, "": report.Pass, "q8_0": report.Fail} {
+		c, p := open(t, "v2-lite/golden-f32")
+		src := inForm(t, "Q5_1", c)
+		e := engine{inputs: engineForms["Q5_1"], declares: &pack.Arithmetic{Activations: map[string]string{"BF16": "bf16", "F32": "f32"},
+			Cache: "f32", Attention: []string{pack.Eager}}}
+		if declared != "" {
+			e.declares.Activations["Q5_1"] = declared
+		}
+		r := run(t, c.Config, src, e.trace(t, c.Config, src, p), verify.Options{Undiagnosed: true})
+		require.Equal(t, verdict, r.Verdict, "%s: %v %v", declared, r.FirstDivergence, r.Reasons)
+		require.Equal(t, declared == "", r.Golden.Observed != nil)
 	}
 }
 

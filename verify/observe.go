@@ -22,6 +22,8 @@ func usual(form string) []string {
 		return []string{"f16", "bf16"}
 	case strings.HasSuffix(form, "_K") || strings.HasPrefix(form, "IQ"):
 		return []string{"q8_k"}
+	case d == tensor.Q5_1:
+		return []string{"q8_1", "bf16"}
 	case d.Blocked():
 		return []string{"q8_0", "bf16"}
 	case d.Scaled():

@@ -37,8 +37,8 @@ except (ImportError, OSError, RuntimeError) as e:
     sys.exit(2)
 
 # What the CPU backend rounds the input of a product to, by the stored form of the weight: vec_dot_type of its
-# type_traits_cpu. Forms with offsets (Q4_1, Q5_1) are not known here.
-ROUNDS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+# type_traits_cpu. The minimum of a block of Q5_1 is multiplied with the sum of a block, which Q8_1 stores.
+ROUNDS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q5_1": "q8_1"}
 ROUNDS |= dict.fromkeys(["Q4_0", "Q5_0", "Q8_0", "IQ4_NL"], "q8_0")
 ROUNDS |= dict.fromkeys(["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"], "q8_k")
 CACHES = {"f32": llama.GGML_TYPE_F32, "f16": llama.GGML_TYPE_F16, "q8_0": llama.GGML_TYPE_Q8_0}

@@ -34,6 +34,7 @@ type Rounding struct {
 	block int       // numbers of a block; 0 for numbers by themselves, -1 for all numbers of a tensor
 	most  float64   // the largest code
 	half  bool      // steps are stored in F16
+	sums  bool      // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
 }
 
 // RoundingOf returns the rounding of that name, nil for f32; known is false if there is none:
@@ -41,6 +42,7 @@ type Rounding struct {
 //	f32         none
 //	bf16, f16   to nearest, ties to even
 //	q8_0        blocks of 32, codes of 8 bits to nearest, d = max/127 stored in F16
+//	q8_1        the same, and the block's sum d·Σ codes stored in F16, which the minimum of a block of weights is multiplied with
 //	q8_k        blocks of 256, d in float32
 //	fp8-1x128   E4M3 times max/448, blocks of 128
 //	fp8-tensor  the same of a whole tensor
@@ -56,15 +58,17 @@ func RoundingOf(name string) (r *Rounding, known bool) {
 	case "f16":
 		r = &Rounding{to: PrecisionOf(tensor.F16)}
 	case "q8_0":
-		r = &Rounding{codes, 32, integer, true}
+		r = &Rounding{codes, 32, integer, true, false}
+	case "q8_1":
+		r = &Rounding{codes, 32, integer, true, true}
 	case "q8_k":
-		r = &Rounding{codes, 256, integer, false}
+		r = &Rounding{codes, 256, integer, false, false}
 	case "fp8":
 		r = &Rounding{to: precision{4, -6, largest}}
 	case "fp8-1x128":
-		r = &Rounding{fp8, 128, largest, false}
+		r = &Rounding{fp8, 128, largest, false, false}
 	case "fp8-tensor":
-		r = &Rounding{fp8, -1, largest, false}
+		r = &Rounding{fp8, -1, largest, false, false}
 	default:
 		known = false
 	}
@@ -99,7 +103,12 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 		}
 	}
 	to, _ := e.Inputs(&l.Weight)
-	return e.Analysis.Linear(e.rounded(x, to), l)
+	rounded := e.rounded(x, to)
+	y := e.Analysis.Linear(rounded, l)
+	if to != nil && to.sums {
+		addSums(y, to.blockSums(x, rounded), &l.Weight)
+	}
+	return y
 }
 
 // Tables are of angles that engines make of the first pair's by a product for each pair, with a factor that is rounded
@@ -231,8 +240,7 @@ func (e *engine) absorbedQueries(q *Value) *Value {
 	rotated := columns(q, keys, q.Width())
 	weights := e.weights()
 	to, _ := e.Inputs(&e.up.Weight)
-	nope := e.rounded(columns(q, 0, keys), to)
-	return beside(rotated, e.perHead(nope, rank, func(head int) []float32 {
+	return beside(rotated, e.perHead(columns(q, 0, keys), to, rank, func(head int) []float32 {
 		return matrix{rows: keys, cols: rank, y: weights[head*each*rank : (head*each+keys)*rank]}.transposed().y
 	}))
 }
@@ -256,7 +264,7 @@ func (e *engine) values(context *Value) *Value {
 	rank := e.latent.Width()
 	weights := e.weights()
 	_, to := e.Inputs(&e.up.Weight)
-	y := e.perHead(e.rounded(context, to), each-keys, func(head int) []float32 {
+	y := e.perHead(context, to, each-keys, func(head int) []float32 {
 		return weights[(head*each+keys)*rank : (head+1)*each*rank]
 	})
 	y.roundLater = true
@@ -274,8 +282,13 @@ func (e *engine) weights() []float32 {
 	return model.NewPlain(model.Options{DType: tensor.F32}).Values(&e.up.Weight)
 }
 
-// perHead multiplies each head of x [batch, heads, n, width] with a matrix [out, width] of its own.
-func (e *engine) perHead(x *Value, out int, weights func(head int) []float32) *Value {
+// perHead multiplies each head of x [batch, heads, n, width], rounded, with a matrix [out, width] of its own.
+func (e *engine) perHead(x *Value, to *Rounding, out int, weights func(head int) []float32) *Value {
+	var sums []blockSum
+	unrounded := x
+	if x = e.rounded(x, to); to != nil && to.sums {
+		sums = to.blockSums(unrounded, x)
+	}
 	batch, heads, n, width := x.Shape[0], x.Shape[1], x.Shape[2], x.Width()
 	y := made(x.DType, true, batch, heads, n, out)
 	for i := range batch * heads {
@@ -290,6 +303,9 @@ func (e *engine) perHead(x *Value, out int, weights func(head int) []float32) *V
 		}
 		e.Try(func() {
 			part := e.Analysis.Linear(rows, &model.Linear{Weight: w})
+			if each := len(sums) / (batch * heads); each > 0 {
+				addSums(part, sums[i*each:(i+1)*each], &w)
+			}
 			copy(y.Values[i*n*out:], part.Values)
 			copy(y.sigma.Values[i*n*out:], part.deviations())
 		})
@@ -414,6 +430,73 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 		exact = exact && v == 0
 	}
 	return exact
+}
+
+// A blockSum is the sum of a block's rounded numbers as it is stored, and how much more that is than their sum, with the
+// variance of both.
+type blockSum struct{ stored, more, v float64 }
+
+// blockSums are the sums of x's blocks, of which rounded has the rounded numbers.
+func (r *Rounding) blockSums(x, rounded *Value) (all []blockSum) {
+	f16, f32 := PrecisionOf(tensor.F16), PrecisionOf(tensor.F32)
+	for row := 0; row < len(x.Values); row += x.Width() {
+		for from := row; from < row+x.Width(); from += r.block {
+			to := min(from+r.block, row+x.Width())
+			step, unsure := r.step(x, from, to)
+			if f16.Round(step) == 0 {
+				all = append(all, blockSum{})
+				continue
+			}
+			sum, v := 0.0, 0.0
+			for i := from; i < to; i++ {
+				sum += float64(rounded.Values[i])
+				v += rounded.Variance(i)
+			}
+			s := sum / f16.Round(step) * step
+			stored, off := f16.either(s, math.Hypot(Unit*math.Sqrt(v), s*unsure), tieUlps*f32.Ulp(s))
+			off = min(off, f16.Ulp(s)/math.Sqrt2) // the errors of the numbers are in the product
+			all = append(all, blockSum{stored, stored - sum, Sq(off/Unit) + Sq(sum*unsure/Unit)})
+		}
+	}
+	return all
+}
+
+// addSums adds to y = x·weightᵀ what it is more where the minima of the weight's blocks are multiplied with sums of x's
+// blocks, and the rounding errors of these products' sum and of the rest.
+func addSums(y *Value, all []blockSum, weight *model.Weight) {
+	const block = 32
+	out := weight.Shape[0]
+	n := len(all) / y.Rows()
+	minima, chain := minima(weight, block), sums{float64(n) / 6, 1.0 / 3, nil}
+	for i := range y.Values {
+		row, column := i/out, i%out
+		var products addition
+		more, v := 0.0, 0.0
+		for b, s := range all[row*n : (row+1)*n] {
+			m := float64(minima[column*n+b])
+			products.add(m*s.stored, 0)
+			more += m * s.more
+			v += Sq(m) * s.v
+		}
+		y.Set(i, float64(y.Values[i])+more, y.Variance(i)+v+2*products.variance(chain))
+	}
+	y.roundLater = true
+}
+
+// minima are the stored minima of a weight's blocks, or the least numbers of each block of a decoded weight.
+func minima(w *model.Weight, block int) (all []float32) {
+	if w.DType == tensor.Q5_1 {
+		for b := range slices.Chunk(w.Data, 24) { // d, m, codes
+			all, _ = tensor.Tensor{DType: tensor.F16, Shape: []int{1}, Data: b[2:4]}.Float32s(all) // F16 decodes
+		}
+		return all
+	}
+	for row := range slices.Chunk(model.NewPlain(model.Options{DType: tensor.F32}).Values(w), w.Shape[1]) {
+		for b := range slices.Chunk(row, block) {
+			all = append(all, slices.Min(b))
+		}
+	}
+	return all
 }
 
 // sameBlock is the factor of the variance of numbers whose errors are all those of one step.

@@ -3,6 +3,7 @@ package bounds
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,6 +53,60 @@ func TestRoundingOfBlocks(t *testing.T) {
 	require.Equal(t, []float32{0, 0}, e.rounded(zero, q8).Values)
 	fp8, _ := RoundingOf("fp8-1x128") // 12.7 is 448 steps
 	require.InDelta(t, 12.7/448*5.5, e.rounded(x, fp8).Values[1], 1e-6)
+}
+
+// TestSumsOfBlocks: a product with a weight in Q5_1 is off by its minima times what F16 takes from the sums of blocks, as is
+// one with the decoded weight; where a sum may be rounded either way, more uncertain.
+func TestSumsOfBlocks(t *testing.T) {
+	const width = 64
+	numbers := func(i int) float32 { return float32(math.Sin(0.7 + 1.9*float64(i))) }
+	x := Exact(&model.Activation{Shape: []int{1, width}, Values: make([]float32, width), DType: tensor.F32})
+	plain := make([]float32, 3*width)
+	for i := range plain {
+		plain[i] = numbers(i + 100)
+		if i < width {
+			x.Values[i] = numbers(i)*numbers(i) + 0.1
+		}
+	}
+	q, err := tensor.NewQuantiser(tensor.Q5_1)
+	require.NoError(t, err)
+	stored := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.Q5_1, Shape: []int{3, width}}}
+	stored.Data = make([]byte, tensor.Q5_1.Bytes(3*width))
+	q.Convert(stored.Data, plain, &tensor.Loss{})
+	values, err := stored.Float32s(nil)
+	require.NoError(t, err)
+	decoded := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: stored.Shape}}
+	for _, v := range values {
+		decoded.Data = binary.LittleEndian.AppendUint32(decoded.Data, math.Float32bits(v))
+	}
+	product := func(to string, x *Value, w model.Weight) *Value {
+		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+		r, _ := RoundingOf(to)
+		return NewEngine(a, &Engine{Inputs: func(*model.Weight) (k, v *Rounding) { return r, r }}).Linear(x, &model.Linear{Weight: w})
+	}
+	q8, _ := RoundingOf("q8_1")
+	e := &engine{Analysis: NewAnalysis(model.Options{DType: tensor.F32}, nil)}
+	defer e.Close()
+	rounded := e.rounded(x, q8)
+	without, with, same := product("q8_0", x, stored), product("q8_1", x, stored), product("q8_1", x, decoded)
+	unsure := WithErrors(x.Activation, func(int) float64 { return 1e-6 })
+	more := product("q8_1", unsure, stored)
+	for r := range 3 {
+		off := 0.0
+		for b := range 2 {
+			step, codes := slices.Max(x.Values[b*32:b*32+32])/127, 0.0
+			for _, v := range rounded.Values[b*32 : b*32+32] {
+				codes += math.Round(float64(v / step))
+			}
+			sum := float64(tensor.Rounded(step*float32(codes), tensor.F16)) - float64(tensor.Rounded(step, tensor.F16))*codes
+			off += sum * float64(slices.Min(values[r*width+b*32:r*width+b*32+32]))
+		}
+		require.Greater(t, math.Abs(off), 1e-4)
+		require.InDelta(t, off, float64(with.Values[r]-without.Values[r]), 2e-6)
+		require.InDelta(t, with.Values[r], same.Values[r], 2e-6)
+		require.Greater(t, with.Variance(r), without.Variance(r))
+		require.Greater(t, more.Variance(r), with.Variance(r))
+	}
 }
 
 // TestAbsorbedAttention: with the weights of keys and values multiplied into queries and contexts, attention is the same

@@ -23,7 +23,7 @@ func (p *Pack) IsTrace() bool { return p.Manifest.Reference.Kind == Engine }
 
 // Arithmetic is what an engine declares of how it computes. A member that is absent is undeclared.
 type Arithmetic struct {
-	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_k,
+	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_1, q8_k,
 	// fp8, fp8-1x128 or fp8-tensor
 	Activations map[string]string `json:"activations,omitempty"`
 	// what keys and values are rounded to, and with them queries and probabilities: likewise
@@ -35,7 +35,7 @@ type Arithmetic struct {
 }
 
 // Roundings are what an Arithmetic may name: see bounds.RoundingOf.
-var Roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
+var Roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
 
 // The words of Arithmetic.Attention and Arithmetic.Sums.
 const (
