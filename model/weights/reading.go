@@ -168,14 +168,17 @@ func (r *Reading) All(src ReaderAt, w *Weight, dst []float32) ([]float32, error)
 func (r *Reading) Stored(src ReaderAt, w *Weight, dst []byte) (data []byte, grid tensor.Grid, err error) {
 	s := r.Stream(src, w)
 	defer r.Release(s)
-	dst = slices.Grow(dst[:0], int(w.Bytes()))
-	for _, err := range r.tiles(s, 0, int64(w.Len()), w.DType.Elements(TileBytes)) {
+	dst = sized(dst, int(w.Bytes()))
+	own := s.Raw
+	defer func() { s.Raw = own }()
+	s.Raw = dst
+	for at, err := range r.tiles(s, 0, int64(w.Len()), w.DType.Elements(jobBytes)) {
 		if err != nil {
 			return nil, grid, w.Failed(err)
 		}
-		dst = append(dst, s.Raw...)
+		s.Raw = dst[w.DType.Bytes(at)+int64(len(s.Raw)):]
 	}
-	if dst = dst[:w.Bytes()]; w.Scales == nil {
+	if w.Scales == nil {
 		return dst, grid, nil
 	}
 	rows, _ := w.Scaling().Blocks.Grid()
@@ -186,7 +189,7 @@ func (r *Reading) Stored(src ReaderAt, w *Weight, dst []byte) (data []byte, grid
 // Stream returns a stream of w in the memory of one that was released.
 func (r *Reading) Stream(src ReaderAt, w *Weight) *Stream {
 	s := r.streams.Get().(*Stream)
-	s.src, s.w, s.stored = src, w, nil
+	s.src, s.w, s.stored, s.grid = src, w, nil, nil
 	return s
 }
 

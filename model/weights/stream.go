@@ -23,8 +23,12 @@ type Stream struct {
 	sides  map[*Weight][]byte // buffers
 	stored map[*Weight][]byte // the stored tensors of w and its sides with Places
 	values []float32
-	grid   *tensor.Grid // of what was loaded last; nil if it was not read yet
+	grid   *tensor.Grid // of what was loaded last, or all of a small one; nil if it was not read yet
+	first  int          // row of the grid
 }
+
+// smallGrid is the blocks of a grid that is read once, whole: a server is asked for its few bytes once.
+const smallGrid = 8192
 
 // NewStream returns a stream of w, whose bytes src reads.
 func NewStream(src ReaderAt, w *Weight) *Stream { return &Stream{src: src, w: w} }
@@ -49,7 +53,9 @@ func (w *Weight) NumberType() tensor.DType {
 // Load reads the n elements from at on into Raw.
 func (s *Stream) Load(at int64, n int) error {
 	block, _ := s.w.DType.Block()
-	s.grid = nil
+	if s.grid != nil && !s.smallGrid() {
+		s.grid = nil
+	}
 	s.lead, s.n = int(at%int64(block)), n
 	s.at = at - int64(s.lead)
 	whole := (s.lead + n + block - 1) / block * block
@@ -121,22 +127,44 @@ func (s *Stream) Decode(dst []float32, from int) (err error) {
 		_, err = tensor.Tensor{DType: s.w.DType, Shape: []int{len(dst)}, Data: raw[:n]}.Float32s(dst[:0])
 		return err
 	}
-	if err := s.w.CheckScales(); err != nil || len(dst) == 0 {
+	if len(dst) == 0 {
+		return s.w.CheckScales()
+	}
+	if err := s.LoadScales(); err != nil {
 		return err
 	}
 	b := s.w.Scaling().Blocks
-	first := b.GridRow(s.at)
-	if s.grid == nil {
-		grid, err := s.w.Grid(first, b.GridRow(s.at+s.w.DType.Elements(int64(len(s.Raw)))-1), s.side)
-		if err != nil {
-			return err
-		}
-		s.grid = &grid
-	}
 	_, width := b.Grid()
 	at := s.at + int64(from)
-	s.w.Form().Widen(dst, raw, int(at), b, s.grid.From((b.GridRow(at)-first)*width))
+	s.w.Form().Widen(dst, raw, int(at), b, s.grid.From((b.GridRow(at)-s.first)*width))
 	return nil
+}
+
+// LoadScales reads the scales of what was loaded last. After it several goroutines may call Decode.
+func (s *Stream) LoadScales() error {
+	if s.w.Scales == nil || s.grid != nil {
+		return nil
+	}
+	if err := s.w.CheckScales(); err != nil {
+		return err
+	}
+	b := s.w.Scaling().Blocks
+	first, last := b.GridRow(s.at), b.GridRow(s.at+s.w.DType.Elements(int64(len(s.Raw)))-1)
+	if s.smallGrid() {
+		rows, _ := b.Grid()
+		first, last = 0, rows-1
+	}
+	grid, err := s.w.Grid(first, last, s.side)
+	if err == nil {
+		s.grid, s.first = &grid, first
+	}
+	return err
+}
+
+// smallGrid reports whether the whole grid is small.
+func (s *Stream) smallGrid() bool {
+	rows, cols := s.w.Scaling().Blocks.Grid()
+	return rows*cols <= smallGrid
 }
 
 // dequantise fills values with Raw's codes times their scales.

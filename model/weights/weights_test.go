@@ -196,6 +196,50 @@ func TestStream(t *testing.T) {
 	require.True(t, bytes.Equal(plain["x"].Data[2:], s.Raw))
 }
 
+// reads counts reads of scales.
+type reads struct {
+	memory
+	scales int
+}
+
+func (r *reads) ReadAt(name string, dst []byte, offset int64) error {
+	if name == "w_scale_inv" {
+		r.scales++
+	}
+	return r.memory.ReadAt(name, dst, offset)
+}
+
+// TestStreamOfGrids: a small grid is read once, of a large one the rows of each part; a stream that was released reads the
+// next weight's.
+func TestStreamOfGrids(t *testing.T) {
+	r := NewReading(t.Context(), 1, nil)
+	for rows, want := range map[int]int{200: 1, 300: 7} {
+		scales := make([]float32, rows/2*75)
+		for i := range scales {
+			scales[i] = float32(i + rows)
+		}
+		src := &reads{memory: memory{"w": counting(tensor.F8E4M3, rows, 149),
+			"w_scale_inv": tensortest.New(t, tensor.F32, []int{rows / 2, 75}, scales)}}
+		for i := range src.memory["w"].Data {
+			src.memory["w"].Data[i] = byte(i % 100)
+		}
+		w := New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src).Find("w")
+		require.NoError(t, w.CheckScales())
+		s := r.Stream(src, w)
+		size := (w.Len() + 6) / 7
+		for at := 0; at < w.Len(); at += size {
+			values, err := s.Part(int64(at), min(size, w.Len()-at))
+			require.NoError(t, err)
+			for i, v := range values {
+				row, col := (at+i)/149, (at+i)%149
+				require.Equal(t, tensor.E4M3(s.Raw[i])*scales[row/2*75+col/2], v, at+i)
+			}
+		}
+		require.Equal(t, want, src.scales)
+		r.Release(s)
+	}
+}
+
 // TestCheckScales: what keeps FP8 from being read as numbers.
 func TestCheckScales(t *testing.T) {
 	for want, change := range map[string]func(m memory){
