@@ -114,8 +114,11 @@ func (f *family) index(key string) int {
 
 // row returns the row of a key that f reads or leaves unread, with another value for where the key is absent.
 func (f *family) row(key string, missing any) field {
-	rows := slices.Concat(f.fields, f.unread)
-	row := rows[slices.IndexFunc(rows, named(key))]
+	rows, i := f.fields, f.index(key)
+	if i < 0 {
+		rows, i = f.unread, slices.IndexFunc(f.unread, named(key))
+	}
+	row := rows[i]
 	row.missing = missing
 	return row
 }

@@ -8,8 +8,8 @@ var familyV4 = Family{
 	Rows:       rowsOf(v4Rows),
 	MTP:        rowsOf(v4MTP),
 	CarriesMTP: true,
-	Namings:    v4Namings(),
-	spelled:    spellings(v4Namings()),
+	Namings:    v4Names,
+	spelled:    spellings(v4Names),
 }
 
 // published is a row, and the name that published files have for its weight in its layer.
@@ -128,11 +128,14 @@ var v4MTP = []published{
 	row(v4Layer+"hc_head.hc_scale", MTP, HCScale, nil, []dim{one}, "hc_head_scale", ""),
 }
 
-// v4Namings are the names of published files, transformers' own, and the mixture that save_pretrained writes: those of
+// v4Names are the names of published files, transformers' own, and the mixture that save_pretrained writes: those of
 // published files behind "model.", with some of transformers'. Other tools write the published ones behind "model.".
 // Prediction layers, which transformers does not have, keep their published names.
+var v4Names = v4Namings()
+
 func v4Namings() []Naming {
-	plain, own, saved, prefixed := map[string]string{}, map[string]string{}, map[string]string{}, map[string]string{}
+	names := func() map[string]string { return make(map[string]string, len(v4Rows)+len(v4MTP)) }
+	plain, own, saved, prefixed, predicted, behind := names(), names(), names(), names(), names(), names()
 	for _, p := range v4Rows {
 		name, of := p.Name, p.as
 		if p.PerLayer() {
@@ -148,13 +151,11 @@ func v4Namings() []Naming {
 			saved[name] = "model.layers.{l}.attn.norm.weight"
 		}
 	}
-	predicted := map[string]string{}
 	for _, p := range append(append([]published{}, v4Rows...), v4MTP...) {
 		if p.PerLayer() {
 			predicted[p.Name] = predictions + "{l}." + p.as
 		}
 	}
-	behind := map[string]string{}
 	for name, of := range predicted {
 		behind[name] = "model." + of
 	}

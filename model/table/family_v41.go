@@ -15,8 +15,8 @@ var familyV41 = named(Family{
 
 // named fills in the rows of DeepSeek-V4 that the family has, without conditions, shapes and GGUF's names.
 func named(f Family) Family {
-	names := map[string]string{}
-	all := v4Namings()[0].names
+	names := make(map[string]string, len(v4Rows))
+	all := v4Names[0].names
 	for _, p := range v4Rows {
 		if row := p.Row; !slices.Contains([]Module{Compressor, Indexer, HCHead}, row.Module) && row.Role != TID2EID {
 			row.When, row.Shape = nil, nil

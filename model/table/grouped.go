@@ -50,12 +50,14 @@ var headNorms = []Row{
 // them, and in transformers' modules.
 func otherNames(f Family, published, own map[string]string) Family {
 	naming := func(name, whose string, called map[string]string) Naming {
-		names := map[string]string{}
-		for _, row := range slices.Concat(f.Rows, f.MTP) {
-			names[row.Name] = row.Name
+		rows := slices.Concat(f.Rows, f.MTP)
+		names := make(map[string]string, len(rows))
+		for _, row := range rows {
+			of := row.Name
 			for part, as := range called {
-				names[row.Name] = strings.Replace(names[row.Name], part, as, 1)
+				of = strings.Replace(of, part, as, 1)
 			}
+			names[row.Name] = of
 		}
 		return Naming{Name: name, Whose: whose, Fuses: name != "published", names: names}
 	}
@@ -70,14 +72,13 @@ func otherNames(f Family, published, own map[string]string) Family {
 func (f Family) predicting(called map[string]string) Family {
 	for i := range f.Namings {
 		n := &f.Namings[i]
-		n.predicted = map[string]string{}
+		n.predicted = make(map[string]string, len(n.names))
 		for row, name := range n.names {
 			if within, ok := strings.CutPrefix(name, layerPrefix); ok {
 				n.predicted[row] = cmp.Or(called[within], predictions+"layers."+layerHole+"."+within)
 			}
 		}
 	}
-	f.spelled = spellings(f.Namings)
 	return f
 }
 

@@ -88,11 +88,12 @@ func (f *Family) Spell(c *config.Config, stored string) (name string, namings ui
 	}
 	var r room
 	pattern, layer, expert := r.cutStored(stored)
-	s, rest := f.spelled[string(pattern)], ""
+	spelled := f.spelled()
+	s, rest := spelled[string(pattern)], ""
 	if at := strings.LastIndexByte(stored, '.'); s.namings == 0 && at >= 0 { // a tensor beside a weight
 		rest = stored[at:]
 		weight := append(pattern[:len(pattern)-len(rest)], ".weight"...)
-		s = f.spelled[string(weight)]
+		s = spelled[string(weight)]
 	}
 	if s.namings == 0 {
 		return stored, 0
@@ -122,8 +123,12 @@ func (f *Family) Matches(c *config.Config, glob, name string) bool {
 func (f *Family) Nearest(stored string, namings uint) (nearest string) {
 	pattern, layer, expert := new(room).cutStored(stored)
 	least := len(pattern)
-	for _, known := range slices.Sorted(maps.Keys(f.spelled)) {
-		if f.spelled[known].namings&namings == 0 || (strings.Contains(known, layerHole)) != (layer >= 0) ||
+	if f.spelled == nil {
+		return ""
+	}
+	spelled := f.spelled()
+	for _, known := range slices.Sorted(maps.Keys(spelled)) {
+		if spelled[known].namings&namings == 0 || (strings.Contains(known, layerHole)) != (layer >= 0) ||
 			strings.Contains(known, expertHole) != (expert >= 0) {
 			continue
 		}

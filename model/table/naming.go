@@ -2,6 +2,7 @@ package table
 
 import (
 	"strings"
+	"sync"
 
 	"dsmoe/config"
 )
@@ -24,18 +25,20 @@ type spelling struct {
 	namings  uint   // a bit for each naming that has it
 }
 
-// spellings lists the patterns of all namings.
-func spellings(namings []Naming) map[string]spelling {
-	all := map[string]spelling{}
-	for i, n := range namings {
-		for _, of := range [...]map[string]string{n.names, n.predicted} {
-			for row, pattern := range of {
-				s := all[pattern]
-				all[pattern] = spelling{row, strings.Contains(pattern, predictions), s.namings | 1<<i}
+// spellings returns a function that lists the patterns of all namings, which it makes once: most runs need none.
+func spellings(namings []Naming) func() map[string]spelling {
+	return sync.OnceValue(func() map[string]spelling {
+		all := map[string]spelling{}
+		for i, n := range namings {
+			for _, of := range [...]map[string]string{n.names, n.predicted} {
+				for row, pattern := range of {
+					s := all[pattern]
+					all[pattern] = spelling{row, strings.Contains(pattern, predictions), s.namings | 1<<i}
+				}
 			}
 		}
-	}
-	return all
+		return all
+	})
 }
 
 // Of returns what files of c call the tensor of the table's name. A name that no row has stays.

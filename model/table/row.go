@@ -26,7 +26,7 @@ type Family struct {
 	// Namings are the ways in which files name the weights; nil: as the table does. The first is the one that
 	// checkpoints are published with.
 	Namings []Naming
-	spelled map[string]spelling // by the patterns of Namings
+	spelled func() map[string]spelling // by the patterns of Namings; nil without Namings
 	// MTP are the rows of a multi-token prediction layer beside those of a decoder
 	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or
 	// leave them out.
