@@ -15,7 +15,8 @@ import (
 // The products of a layer's matrices are those of chunks of their elements, added up in lanes, and then those of all lanes.
 const (
 	gramLanes = 16
-	gramBytes = 344 << 20 // of stored matrices side by side, in memory: reads of a matrix are few and large
+	gramBytes = 320 << 20 // of stored matrices side by side, in memory
+	gramRead  = 2 << 20   // of a read of one of them: few experts take less memory
 	together  = 64        // chunks whose products are made before they are added in order
 )
 
@@ -68,7 +69,7 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 		return sum, nil
 	}
 	chunks, ended := s.chunks(), 0
-	most := max(1, int(s.list[0].DType.Elements(memory))/matrix.ChunkTerms/len(s.list))
+	most := max(1, int(s.list[0].DType.Elements(min(memory/int64(len(s.list)), gramRead)))/matrix.ChunkTerms)
 	reads := (chunks + most - 1) / most
 	streams := make([]*weights.Stream, len(s.list))
 	for i, w := range s.list {
@@ -130,6 +131,7 @@ func (s *roleMatrices) products(x *matrix.Reader, streams []*weights.Stream, fir
 			defer x.Spaces.Put(space)
 			defer p.Close(nil)
 			k := min(matrix.ChunkTerms, s.list[0].Len()-(at+i)*matrix.ChunkTerms)
+			space.Stored = nil // a whole matrix, of examine
 			space.First = slices.Grow(space.First[:0], k*len(streams))[:k*len(streams)]
 			for m, stream := range streams {
 				if err := stream.Decode(space.First[m*k:][:k], (at+i-first)*matrix.ChunkTerms); err != nil {
