@@ -58,6 +58,7 @@ dsmoe help findings  the kinds of findings`,
 				})
 			}
 			return q.examine(reads, func(w inspect.Weights) (cli.Result, error) {
+				defer collectSoon()()
 				return experts.Examine(q.Context(), w,
 					experts.Options{Selection: q.selection, Similarities: *similarities, By: q.by})
 			})

@@ -154,6 +154,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 			return f.forward(cmd, path, f.options())
 		}
 	}
+	defer collectSoon()()
 	r, err := report.Make(cmd.Context(), in)
 	if err != nil {
 		return nil, cli.Named(path, err)

@@ -124,10 +124,13 @@ func examineLayer(x *matrix.Reader, l *layerMLPs, layers int, initializer float6
 		}
 	}
 	r.fillSpreads()
+	found := r.observe(layers, initializer)
+	if len(r.Experts) > 1 {
+		r.functions()
+	}
 	if err := similarities(x, l, r); err != nil {
 		return nil, nil, err
 	}
-	found := r.observe(layers, initializer)
 	near, err := nearTwins(x, l, r, probes, layers)
 	return r, slices.Concat(found, near, r.sharedCopies(layers)), err
 }

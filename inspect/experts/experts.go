@@ -163,7 +163,8 @@ type MatrixNumbers struct {
 type facts struct {
 	matrices  Matrices[matrixFacts]
 	responses Matrices[[]float32] // of gate_proj and up_proj to the probes [probeCount, neurons]; for twins
-	output    []float32           // of the expert for the probes [probeCount, hidden]; nil if a matrix is missing
+	whole     bool                // no matrix is missing: there is an output
+	output    []float32           // of the expert for the probes [probeCount, hidden]; until Layer.functions
 }
 
 // matrixFacts is what Examine compares of a matrix with others.
@@ -173,7 +174,7 @@ type matrixFacts struct {
 	zero     []bool    // neurons all of whose numbers are 0
 	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
 	fourth   float64   // Σw⁴
-	channels []float64 // the same of the other axis, which experts share, less their median
+	channels []float64 // the same of the other axis, which experts share, less their median; until Layer.observe
 	bits     int       // of codes that the numbers went through: see matrix.CodeBits
 	peak     float64   // the largest of a neuron, less the neurons' median
 	neuron   int       // the neuron with that

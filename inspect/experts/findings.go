@@ -50,8 +50,8 @@ func (r *Layer) fillSpreads() {
 	}
 }
 
-// observe returns what is odd about single experts, in a model of so many layers. initializer is the config's
-// initializer_range.
+// observe returns what is odd about single experts, in a model of so many layers, and drops their channels' sizes.
+// initializer is the config's initializer_range.
 func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observation) {
 	zeros, peers, initial := r.zeroNeurons(layers), r.peers(layers), r.untrained(layers, initializer)
 	for _, e := range r.all() {
@@ -64,6 +64,11 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 		}
 		for role, m := range present(&e.Matrices) {
 			found = append(found, r.apart(e, role, m, *peers.Of(role))...)
+		}
+	}
+	for _, e := range r.all() {
+		for role := range present(&e.Matrices) {
+			e.facts.matrices.Of(role).channels = nil
 		}
 	}
 	return append(found, initial...)
@@ -99,7 +104,7 @@ func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
 func (r *Layer) zeroNeurons(layers int) *inspect.Peers {
 	var all []float64
 	for i := range r.Experts {
-		if r.Experts[i].facts.output != nil {
+		if r.Experts[i].facts.whole {
 			all = append(all, float64(r.Experts[i].ZeroNeurons))
 		}
 	}
@@ -109,7 +114,7 @@ func (r *Layer) zeroNeurons(layers int) *inspect.Peers {
 // zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others.
 func (r *Layer) zeroed(e *Expert, others *inspect.Peers) []inspect.Observation {
 	switch {
-	case e.facts.output == nil:
+	case !e.facts.whole:
 		return r.zeroMatrices(e)
 	case e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil:
 		return r.zeroMatrices(e) // 0 times what is not finite is not 0

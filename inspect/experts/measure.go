@@ -294,7 +294,7 @@ func (x *facts) respond(p *model.Plain, role table.Role, m *matrix.Stored, probe
 		return &model.Activation{Shape: []int{len(values) / m.Cols, m.Cols}, Values: values, DType: tensor.F32}
 	}
 	inner := p.SwiGLU(activation(x.responses.Gate), activation(x.responses.Up))
-	x.output = m.Products(inner.Values)
+	x.output, x.whole = m.Products(inner.Values), true
 }
 
 // examine reads an expert, its bytes counted, and computes its spectra too.

@@ -12,34 +12,29 @@ import (
 	"dsmoe/model/weights"
 )
 
-// The elements of a layer's matrices are divided among lanes, which run at once. Their number is fixed, so that the
-// number of threads does not show.
+// The products of a layer's matrices are those of chunks of their elements, added up in lanes, and then those of all lanes.
 const (
 	gramLanes = 16
-	gramBytes = 64 << 20 // of stored matrices, in a worker's memory: reads of a matrix are few
+	gramBytes = 320 << 20 // of stored matrices side by side, in memory
+	gramRead  = 2 << 20   // of a read of one of them: few experts take less memory
+	together  = 64        // chunks whose products are made before they are added in order
 )
 
-// similarities fills in the cosines of a layer's experts.
+// similarities fills in the cosines of the matrices of a layer's experts.
 func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 	routed := l.routed()
 	if len(routed) < 2 {
 		x.Done(l.bytes())
 		return nil
 	}
-	var all Matrices[*roleMatrices]
 	for _, role := range roles {
 		s := newRoleMatrices(routed, role)
-		*all.Of(role) = s
-		for lane := range gramLanes {
-			x.Go(func() error { return s.compute(x, lane) })
+		sums, err := s.compute(x, gramBytes)
+		if err != nil {
+			return err
 		}
-	}
-	if err := x.Wait(); err != nil {
-		return err
-	}
-	for role, s := range all.All() {
 		if len(s.experts) > 1 {
-			c := s.cosines(len(routed))
+			c := sums.Cosines(len(routed), s.experts)
 			*r.Similarity.Of(role) = c
 			r.nearest(role, c)
 		}
@@ -47,7 +42,6 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 	if r.Shared != nil {
 		x.Done(l.all[len(l.all)-1].bytes())
 	}
-	r.functions()
 	return nil
 }
 
@@ -55,7 +49,6 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 type roleMatrices struct {
 	list    []*weights.Weight
 	experts []int // indices of their experts
-	lanes   [gramLanes]*matrix.Gram
 }
 
 // newRoleMatrices collects the matrices of the shape of the first.
@@ -69,53 +62,87 @@ func newRoleMatrices(routed []*mlp, role table.Role) *roleMatrices {
 	return s
 }
 
-// compute computes the products of a lane of the matrices' elements.
-func (s *roleMatrices) compute(x *matrix.Reader, lane int) error {
-	g := matrix.NewGram(len(s.list))
-	s.lanes[lane] = g
+// compute returns the products of the matrices with each other. It has about so many bytes of them in memory.
+func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, error) {
+	sum, lane := matrix.NewGram(len(s.list)), matrix.NewGram(len(s.list))
 	if len(s.list) < 2 {
-		return nil
+		return sum, nil
 	}
-	p := matrix.Arithmetic()
-	defer p.Close(nil)
-	total := s.list[0].Len()
-	chunks := (total + matrix.ChunkTerms - 1) / matrix.ChunkTerms
-	at, end := lane*chunks/gramLanes*matrix.ChunkTerms, min((lane+1)*chunks/gramLanes*matrix.ChunkTerms, total)
-	batch := max(1, int(s.list[0].DType.Elements(gramBytes))/matrix.ChunkTerms/len(s.list)) * matrix.ChunkTerms
+	chunks, ended := s.chunks(), 0
+	most := max(1, int(s.list[0].DType.Elements(min(memory/int64(len(s.list)), gramRead)))/matrix.ChunkTerms)
+	reads := (chunks + most - 1) / most
 	streams := make([]*weights.Stream, len(s.list))
 	for i, w := range s.list {
 		streams[i] = x.Stream(x.Reader, w)
 		defer x.Release(streams[i])
 	}
-	values := make([]float32, matrix.ChunkTerms*len(s.list))
-	for ; at < end && !x.Ended(); at += batch {
-		n := min(batch, end-at)
-		for i, stream := range streams {
-			if err := stream.Load(int64(at), n); err != nil {
-				return s.list[i].Failed(err)
-			}
-			x.Done(s.list[i].DType.Bytes(int64(n)))
+	for read := range reads {
+		first, end := read*chunks/reads, (read+1)*chunks/reads
+		if err := s.load(x, streams, first, end); err != nil {
+			return nil, err
 		}
-		for from := 0; from < n; from += matrix.ChunkTerms {
-			k := min(matrix.ChunkTerms, n-from)
-			for i, stream := range streams {
-				if err := stream.Decode(values[i*k:(i+1)*k], from); err != nil {
-					return s.list[i].Failed(err)
-				}
+		for at := first; at < end; at += together {
+			products, err := s.products(x, streams, first, at, min(together, end-at))
+			if err != nil {
+				return nil, err
 			}
-			g.Add(p, values[:k*len(s.list)], k)
+			for i, p := range products {
+				for at+i >= (ended+1)*chunks/gramLanes {
+					sum.Merge(lane)
+					clear(lane.Sums)
+					ended++
+				}
+				lane.Add(p)
+			}
 		}
 	}
-	return nil
+	sum.Merge(lane)
+	return sum, nil
 }
 
-// cosines adds up the lanes.
-func (s *roleMatrices) cosines(all int) matrix.Cosines {
-	sum := matrix.NewGram(len(s.list))
-	for _, lane := range s.lanes {
-		sum.Merge(lane)
+// chunks is the number of chunks of a matrix.
+func (s *roleMatrices) chunks() int {
+	return (s.list[0].Len() + matrix.ChunkTerms - 1) / matrix.ChunkTerms
+}
+
+// load loads the chunks from first up to end of each matrix, and their scales.
+func (s *roleMatrices) load(x *matrix.Reader, streams []*weights.Stream, first, end int) error {
+	at := first * matrix.ChunkTerms
+	n := min(end*matrix.ChunkTerms, s.list[0].Len()) - at
+	for i, stream := range streams {
+		x.Go(func() error {
+			err := stream.Load(int64(at), n)
+			if err == nil {
+				err = stream.LoadScales()
+			}
+			x.Done(s.list[i].DType.Bytes(int64(n)))
+			return s.list[i].Failed(err)
+		})
 	}
-	return sum.Cosines(all, s.experts)
+	return x.Wait()
+}
+
+// products returns the products of n chunks from one on, of those that were loaded from first on.
+func (s *roleMatrices) products(x *matrix.Reader, streams []*weights.Stream, first, at, n int) ([][][]float32, error) {
+	all := make([][][]float32, n)
+	for i := range all {
+		x.Go(func() error {
+			space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
+			defer x.Spaces.Put(space)
+			defer p.Close(nil)
+			k := min(matrix.ChunkTerms, s.list[0].Len()-(at+i)*matrix.ChunkTerms)
+			space.Stored = nil // a whole matrix, of examine
+			space.First = slices.Grow(space.First[:0], k*len(streams))[:k*len(streams)]
+			for m, stream := range streams {
+				if err := stream.Decode(space.First[m*k:][:k], (at+i-first)*matrix.ChunkTerms); err != nil {
+					return s.list[m].Failed(err)
+				}
+			}
+			all[i] = matrix.Products(p, space.First, len(streams), k)
+			return nil
+		})
+	}
+	return all, x.Wait()
 }
 
 // nearest fills in what the cosines of one matrix say.
@@ -130,7 +157,8 @@ func (r *Layer) nearest(role table.Role, c matrix.Cosines) {
 	(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(shape[0])*float64(shape[1])))
 }
 
-// functions fills in the cosines of what the experts compute.
+// functions fills in the cosines of what the experts compute, and drops the outputs: they are as large as many reads of
+// matrices.
 func (r *Layer) functions() {
 	all := r.all()
 	var outputs [][]float32
@@ -139,6 +167,7 @@ func (r *Layer) functions() {
 		if out := e.facts.output; out != nil && (outputs == nil || len(out) == len(outputs[0])) {
 			outputs, experts = append(outputs, out), append(experts, i)
 		}
+		e.facts.output = nil
 	}
 	if len(outputs) < 2 {
 		return

@@ -48,7 +48,7 @@ func (l *layerMLPs) suspects(r *Layer) (all []*suspect) {
 			hash := matrix.Mix(orientation, e.facts.matrices.Of(role).print)
 			all = append(all, &suspect{m, role, matrix.Mix(hash, uint64(n.Shape[0]))})
 		}
-		if usable == len(roles) && e.facts.output != nil && e.ZeroNeurons < e.Down.Shape[1] {
+		if usable == len(roles) && e.facts.whole && e.ZeroNeurons < e.Down.Shape[1] {
 			all = append(all, &suspect{m, "", matrix.Orderless(e.facts.hashes())})
 		}
 		e.facts = nil
@@ -144,7 +144,7 @@ func compare(x *matrix.Reader, a, b *suspect, probes []float32) (r comparison, e
 		return r, err
 	}
 	order, ok := matchHashes(a.neurons(left.facts), b.neurons(right.facts))
-	if !ok && left.facts.output != nil && right.facts.output != nil {
+	if !ok && left.facts.whole && right.facts.whole {
 		order, ok = matchResponses(left.facts, right.facts), true
 	}
 	if !ok {
@@ -369,7 +369,7 @@ func (r *Layer) likeliest(i int, twins []twin) (all []int) {
 	a := &r.Experts[i]
 	for k := range i {
 		b := &r.Experts[k]
-		sameShape := a.facts.output != nil && b.facts.output != nil && slices.Equal(a.Gate.Shape, b.Gate.Shape)
+		sameShape := a.facts.whole && b.facts.whole && slices.Equal(a.Gate.Shape, b.Gate.Shape)
 		if twins[k].leader == k && sameShape && r.Similarity.likeness(k, i) >= alike {
 			all = append(all, k)
 		}
@@ -455,7 +455,7 @@ func (r *Layer) nearMatrices(twins []twin, layers int) (found []inspect.Observat
 // sharedCopies finds routed experts whose neurons are all in the shared experts, and those that compute much the same,
 // in a model of so many layers.
 func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
-	if r.Shared == nil || r.Shared.facts.output == nil {
+	if r.Shared == nil || !r.Shared.facts.whole {
 		return nil
 	}
 	neurons := map[uint64]bool{}
@@ -469,7 +469,7 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 	peers := inspect.PeersOf(angles, layers*len(angles))
 	for i := range r.Experts {
 		e := &r.Experts[i]
-		switch whole := e.facts.output != nil && e.ZeroNeurons < e.Down.Shape[1]; {
+		switch whole := e.facts.whole && e.ZeroNeurons < e.Down.Shape[1]; {
 		case whole && !slices.ContainsFunc(e.facts.hashes(), func(h uint64) bool { return !neurons[h] }):
 			if slices.Equal(e.Gate.Shape, r.Shared.Gate.Shape) {
 				continue // a duplicate

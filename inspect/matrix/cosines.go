@@ -26,14 +26,25 @@ type Gram struct {
 // NewGram returns the products of n vectors of zeros.
 func NewGram(n int) *Gram { return &Gram{n, make([]float64, n*n)} }
 
-// Add adds the products of k numbers of each vector, [N, k].
-func (g *Gram) Add(p *model.Plain, values []float32, k int) {
-	for first := 0; first < g.N; first += gramBlock {
-		last, width := min(first+gramBlock, g.N), g.N-first
-		products := p.Product(values[first*k:last*k], values[first*k:g.N*k], k)
-		for r := range last - first {
+// Products returns the products of k numbers of each of n vectors, [n, k], with each other, for Gram.Add: a block of rows
+// after the other.
+func Products(p *model.Plain, values []float32, n, k int) (blocks [][]float32) {
+	for first := 0; first < n; first += gramBlock {
+		last := min(first+gramBlock, n)
+		blocks = append(blocks, p.Product(values[first*k:last*k], values[first*k:n*k], k))
+	}
+	return blocks
+}
+
+// Add adds Products of the vectors' next numbers.
+func (g *Gram) Add(blocks [][]float32) {
+	for i, products := range blocks {
+		first := i * gramBlock
+		width := g.N - first
+		for r := range len(products) / width {
+			sums := g.Sums[(first+r)*g.N+first:][:width]
 			for c := r; c < width; c++ {
-				g.Sums[(first+r)*g.N+first+c] += float64(products[r*width+c])
+				sums[c] += float64(products[r*width+c])
 			}
 		}
 	}
@@ -57,7 +68,7 @@ func GramOf(vectors [][]float32) *Gram {
 		for _, v := range vectors {
 			values = append(values, v[at:at+k]...)
 		}
-		g.Add(p, values, k)
+		g.Add(Products(p, values, g.N, k))
 	}
 	return g
 }
