@@ -55,8 +55,8 @@ func TestRoundingOfBlocks(t *testing.T) {
 	require.InDelta(t, 12.7/448*5.5, e.rounded(x, fp8).Values[1], 1e-6)
 }
 
-// TestSumsOfBlocks: a product with a weight in Q5_1 is off by its minima times what F16 takes from the sums of blocks, as is
-// one with the decoded weight; where a sum may be rounded either way, more uncertain.
+// TestSumsOfBlocks: a product with a weight in Q5_1 is off by its minima times what F16 takes from the sums of blocks, as are
+// those with the decoded weight, of a head, too; where a sum may be rounded either way, more uncertain.
 func TestSumsOfBlocks(t *testing.T) {
 	const width = 64
 	numbers := func(i int) float32 { return float32(math.Sin(0.7 + 1.9*float64(i))) }
@@ -91,6 +91,8 @@ func TestSumsOfBlocks(t *testing.T) {
 	without, with, same := product("q8_0", x, stored), product("q8_1", x, stored), product("q8_1", x, decoded)
 	unsure := WithErrors(x.Activation, func(int) float64 { return 1e-6 })
 	more := product("q8_1", unsure, stored)
+	head := Exact(&model.Activation{Shape: []int{1, 1, 1, width}, Values: x.Values, DType: tensor.F32})
+	absorbed := e.perHead(head, q8, 3, func(int) []float32 { return values })
 	for r := range 3 {
 		off := 0.0
 		for b := range 2 {
@@ -104,6 +106,7 @@ func TestSumsOfBlocks(t *testing.T) {
 		require.Greater(t, math.Abs(off), 1e-4)
 		require.InDelta(t, off, float64(with.Values[r]-without.Values[r]), 2e-6)
 		require.InDelta(t, with.Values[r], same.Values[r], 2e-6)
+		require.InDelta(t, with.Values[r], absorbed.Values[r], 2e-6)
 		require.Greater(t, with.Variance(r), without.Variance(r))
 		require.Greater(t, more.Variance(r), with.Variance(r))
 	}
