@@ -54,6 +54,9 @@ func TestDenormalsOfACast(t *testing.T) {
 	require.Equal(t, tensor.Rounding{By: "cast F16", Denormals: true}, rounded[embedding])
 	row := 2 * original.Config.HiddenSize
 	for d, far := range map[tensor.DType]uint16{tensor.F32: 3, tensor.BF16: 4} { // steps
+		if d == tensor.BF16 && !*Every {
+			continue
+		}
 		golden := recorded(t, original.Config, original, in, d)
 		verdict := func(o Options) *report.Report {
 			r, err := Run(t.Context(), original.Config, reopened(t, dst), golden, o)

@@ -38,7 +38,7 @@ func inParts(t *testing.T, n, status int, merge []string, args ...string) []byte
 // of what was joined.
 func TestVerifyInParts(t *testing.T) {
 	ofOneRun := regexp.MustCompile(`(?s)"duration_s": [0-9.e-]+|,\s+"merged": \[.*\]`)
-	for _, c := range []struct {
+	for i, c := range []struct {
 		fixture string
 		change  func(t *testing.T, dir string) // of the checkpoint
 		status  int
@@ -57,7 +57,10 @@ func TestVerifyInParts(t *testing.T) {
 		}
 		args := []string{"verify", checkpoint, filepath.Join(dir, "golden-f32")}
 		want := ofOneRun.ReplaceAllString(string(runJSON(t, c.status, args...)), "")
-		for _, n := range c.parts {
+		for j, n := range c.parts {
+			if i%2 == j%2 && !*every {
+				continue
+			}
 			got := inParts(t, n, c.status, []string{"verify", "--merge"}, args...)
 			require.Equal(t, want, ofOneRun.ReplaceAllString(string(got), ""), "%s in %d parts", c.fixture, n)
 		}

@@ -8,6 +8,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -40,8 +42,12 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"dsmoe": main})
 }
 
+// every is set by scripts/check.sh.
+var every = flag.Bool("every", false, "try everything, not a selection")
+
 // TestScripts runs the command line as a user does. Beyond testscript's own
-// commands there are those of scriptCommands; $FIXTURES is the folder of fixtures.
+// commands there are those of scriptCommands; $FIXTURES is the folder of fixtures. What a script tries behind
+// "[!every] stop" are further forms, families and combinations of what it tried before.
 func TestScripts(t *testing.T) {
 	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
 	require.NoError(t, err)
@@ -51,6 +57,12 @@ func TestScripts(t *testing.T) {
 		Dir:                "testdata",
 		RequireUniqueNames: true,
 		Cmds:               scriptCommands(c),
+		Condition: func(name string) (bool, error) {
+			if name != "every" {
+				return false, fmt.Errorf("no condition %q", name)
+			}
+			return *every, nil
+		},
 		Setup: func(e *testscript.Env) error {
 			c.scripts.Add(1)
 			e.Setenv("FIXTURES", fixtures)

@@ -3,12 +3,13 @@ package engine
 import (
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
@@ -32,12 +33,30 @@ func TestFinishesAtOnce(t *testing.T) {
 				require.NoError(t, err)
 			}
 			s.Part, s.Finish = plan.Part{}, true
+			var calls atomic.Int64
+			later, first := make(chan struct{}, 12), make(chan struct{}) // the first starts the others as it goes on
+			s.Disk = &disk.Disk{NoSync: true, Fail: func(string, string) error {
+				if calls.Add(1)%int64(2*try+1) == 0 {
+					select {
+					case later <- struct{}{}:
+					default:
+					}
+				}
+				return nil
+			}}
 			var finishes sync.WaitGroup
 			var published sync.Mutex
 			n := 0
 			for k := range 12 {
 				finishes.Go(func() {
-					time.Sleep(time.Duration(k*(2*try+1)) * time.Millisecond)
+					if k == 0 {
+						defer close(first)
+					} else {
+						select {
+						case <-later:
+						case <-first:
+						}
+					}
 					r, err := Run(t.Context(), dst, p, src, s)
 					if err != nil {
 						assert.ErrorIs(t, err, progress.ErrBusy)
