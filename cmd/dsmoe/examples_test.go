@@ -32,8 +32,8 @@ func clone(t *testing.T) string {
 	return dir
 }
 
-// built returns the path of a dsmoe without the race detector, as pasted commands are many: that of scripts, or, if that has
-// the detector, one that is built beside it, and goes with it.
+// built returns the path of a dsmoe without the race detector, which would slow down the many pasted commands: the dsmoe of
+// scripts, or, if that has the detector, one that is built beside it and removed with it.
 var built = sync.OnceValue(func() string {
 	ofScripts, err := exec.LookPath("dsmoe")
 	if err != nil {

@@ -143,8 +143,8 @@ func (reads reading) need(s inspect.Selection) checkpoint.Need {
 // selected reads every selected weight.
 func (q *query) selected(_ *config.Config, w *weights.Weight) bool { return q.selection.Has(w.Name) }
 
-// collectSoon has garbage collected when it is a tenth of what lives, until the function that it returns is called: most
-// of what reads experts side by side are their weights, in which the collector looks for nothing.
+// collectSoon has the collector run when garbage is a tenth of what lives, until the function that it returns is called. A
+// command that reads experts side by side holds little but weights, in which the collector looks for nothing.
 func collectSoon() (restore func()) {
 	before := debug.SetGCPercent(10)
 	return func() { debug.SetGCPercent(before) }

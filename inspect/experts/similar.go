@@ -12,7 +12,8 @@ import (
 	"dsmoe/model/weights"
 )
 
-// The products of a layer's matrices are those of chunks of their elements, added up in lanes, and then those of all lanes.
+// The product of two matrices of a layer is the sum of the products of their chunks: a lane adds up those of a
+// sixteenth of the matrix, in order, and then the lanes are added up.
 const (
 	gramLanes = 16
 	gramBytes = 320 << 20 // of stored matrices side by side, in memory

@@ -28,8 +28,7 @@ type published struct {
 	bytes        int64 // of the tensors
 }
 
-// models are those that are generated. Their numbers of tensors are those of the published files; of GLM-4.7, those of its
-// table.
+// models are the models that are generated. Each has as many tensors as its published files; GLM-4.7 has those of its table.
 var models = []published{
 	{"DeepSeek-V3", "configs/deepseek-v3.json", 4_302_300_000, 91_991, 0},
 	{"GLM-4.7", "configs/glm-4.7.json", 8e9, 44_691, 0}, // GLM-4.6 has the same shapes
