@@ -293,8 +293,8 @@ func (o *Options) dontNeed(w *Weight) {
 	}
 }
 
-// Hold reads the weights of layer l that Load left out, and keeps them, those of routed experts outside the memory if
-// that is possible. The error names the weight that does not fit into memory or cannot be read.
+// Hold reads the weights of layer l that Load left out, and keeps them. It moves those of routed experts out of memory
+// where it can. The error names the weight that does not fit into memory or cannot be read.
 func (m *DeepseekForCausalLM) Hold(l int) error {
 	for place, w := range m.LayerWeights(l) {
 		if w.isAbsent() {
@@ -383,17 +383,17 @@ func (p *pass[V]) forget(list []*Weight) (any bool) {
 	return any
 }
 
-// garbage is up to how many bytes of experts that were let go stay in memory.
+// garbage is how many bytes of experts that were let go may wait for the garbage collector.
 const garbage = 256 << 20
 
-// experts yields those of the routed experts of layer l that are listed, each while its weights are in memory; those of
-// the next one are read meanwhile. Of an expert that was read only what Keep names is kept, outside the memory, and of
-// one that is run as a probe nothing.
+// experts yields the listed routed experts of layer l. While it yields one, the weights of that expert are in memory and
+// those of the next one are read. Of the weights that it read it then keeps a down_proj that Keep names, outside the
+// memory, and lets go of the others; of an expert that runs as a probe it keeps none.
 func (p *pass[V]) experts(l int, m *DeepseekMoE, list []int, probes bool) iter.Seq[int] {
 	return func(yield func(e int) bool) {
 		wait := p.readExpert(l, m, list, 0)
 		defer func() { wait() }() // a pass that ends early leaves no reading behind
-		let := int64(0)
+		gone := int64(0)          // bytes that were let go since the last collection
 		for i, e := range list {
 			absent, err := wait()
 			wait = p.readExpert(l, m, list, i+1)
@@ -404,15 +404,15 @@ func (p *pass[V]) experts(l int, m *DeepseekMoE, list []int, probes bool) iter.S
 				return
 			}
 			for _, w := range absent {
-				if let += w.unread.bytes(); w.unread.kept && !probes && w == &m.Experts[e].DownProj.Weight {
+				if gone += w.unread.bytes(); w.unread.kept && !probes && w == &m.Experts[e].DownProj.Weight {
 					w.setAside()
 				} else {
 					p.forget([]*Weight{w})
 				}
 			}
-			if let > garbage {
+			if gone > garbage {
 				runtime.GC()
-				let = 0
+				gone = 0
 			}
 		}
 	}

@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 var every = flag.Bool("every", false, "try everything, not a selection")
 
 // TestScripts runs the command line as a user does. Beyond testscript's own
-// commands there are those of scriptCommands; $FIXTURES is the folder of fixtures. What a script tries behind
-// "[!every] stop" are further forms, families and combinations of what it tried before.
+// commands there are those of scriptCommands; $FIXTURES is the folder of fixtures. Behind "[!every] stop" a
+// script tries further forms, families and combinations.
 func TestScripts(t *testing.T) {
 	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
 	require.NoError(t, err)

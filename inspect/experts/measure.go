@@ -190,9 +190,9 @@ func (x *matrixFacts) squares(values []float32, n int) []float64 {
 		tensor.Powers(&squares, &fourths, values)
 	} else {
 		for i, v := range values {
-			square := float64(v) * float64(v)
-			squares[i/n] += square
-			fourths[i/n] += float64(square * square)
+			squares[i/n] += float64(float64(v) * float64(v))
+			rounded := float64(float32(v * v)) // as Powers has it
+			fourths[i/n] += float64(rounded * rounded)
 		}
 	}
 	for _, f := range fourths[:rows] {

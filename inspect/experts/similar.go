@@ -18,7 +18,7 @@ const (
 	gramLanes = 16
 	gramBytes = 320 << 20 // of stored matrices side by side, in memory
 	gramRead  = 2 << 20   // of a read of one of them: few experts take less memory
-	together  = 64        // chunks whose products are made before they are added in order
+	gramAhead = 64        // chunks whose products are made before they are added in order
 )
 
 // similarities fills in the cosines of the matrices of a layer's experts.
@@ -82,8 +82,8 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 		if err := s.load(x, streams, first, end); err != nil {
 			return nil, err
 		}
-		for at := first; at < end; at += together {
-			products, err := s.products(x, streams, first, at, min(together, end-at))
+		for at := first; at < end; at += gramAhead {
+			products, err := s.products(x, streams, first, at, min(gramAhead, end-at))
 			if err != nil {
 				return nil, err
 			}
@@ -158,7 +158,7 @@ func (r *Layer) nearest(role table.Role, c matrix.Cosines) {
 	(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(shape[0])*float64(shape[1])))
 }
 
-// functions fills in the cosines of what the experts compute, and drops the outputs: they are as large as many reads of
+// functions fills in the cosines of the experts' outputs, and drops the outputs, which take as much memory as many reads of
 // matrices.
 func (r *Layer) functions() {
 	all := r.all()

@@ -13,7 +13,7 @@ import (
 // (ChunkTerms/16 + 4)·2⁻²⁴·‖a‖‖b‖, and a cosine by twice that, 3.2·10⁻⁵. Chunks are added in float64.
 const ChunkTerms = 4096
 
-// gramBlock is the rows of a block of a Gram matrix, a multiple of what the kernels multiply at once. Blocks below the
+// gramBlock is the rows of a block of a Gram matrix, a multiple of the rows that a kernel multiplies at once. Blocks below the
 // diagonal are not computed.
 const gramBlock = 48
 
@@ -26,7 +26,7 @@ type Gram struct {
 // NewGram returns the products of n vectors of zeros.
 func NewGram(n int) *Gram { return &Gram{n, make([]float64, n*n)} }
 
-// Products returns the products of k numbers of each of n vectors, [n, k], with each other, for Gram.Add: a block of rows
+// Products returns for Gram.Add the products of n vectors with each other, of k numbers of each, [n, k]: one block of rows
 // after the other.
 func Products(p *model.Plain, values []float32, n, k int) (blocks [][]float32) {
 	for first := 0; first < n; first += gramBlock {

@@ -98,7 +98,7 @@ func (x *Reader) Stored(r *weights.Reading, w *weights.Weight, p *model.Plain, s
 // Row returns the numbers of row r, until the next call.
 func (m *Stored) Row(r int) []float32 { return m.p.RowOf(m.rows, &m.weight, r) }
 
-// Runs yields the numbers of tensor.Runs rows from the one with an index on, and at the end those of fewer rows.
+// Runs yields an index and the numbers of tensor.Runs rows from that row on; the last time, of the rows that are left.
 func (m *Stored) Runs() iter.Seq2[int, []float32] {
 	return func(yield func(int, []float32) bool) {
 		for r := 0; r < m.Rows; r += tensor.Runs {

@@ -128,8 +128,8 @@ var v4MTP = []published{
 	row(v4Layer+"hc_head.hc_scale", MTP, HCScale, nil, []dim{one}, "hc_head_scale", ""),
 }
 
-// v4Names are the names of published files, transformers' own, and the mixture that save_pretrained writes: those of
-// published files behind "model.", with some of transformers'. Other tools write the published ones behind "model.".
+// v4Names are the names of published files, transformers' own, and the mixture that save_pretrained writes: published
+// names behind "model.", and some of transformers'. Other tools write the published ones behind "model.".
 // Prediction layers, which transformers does not have, keep their published names.
 var v4Names = v4Namings()
 

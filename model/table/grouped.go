@@ -67,8 +67,8 @@ func otherNames(f Family, published, own map[string]string) Family {
 	return f
 }
 
-// predicting returns f with what files call the weights of its one prediction layer: mtp.layers.0. before their names in a
-// layer, but for those that are named here.
+// predicting returns f with the names of the weights of its one prediction layer: called has some of them, by the part of
+// the table's name behind the layer. The others are called mtp.layers.0. and that part.
 func (f Family) predicting(called map[string]string) Family {
 	for i := range f.Namings {
 		n := &f.Namings[i]

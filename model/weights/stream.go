@@ -23,8 +23,8 @@ type Stream struct {
 	sides  map[*Weight][]byte // buffers
 	stored map[*Weight][]byte // the stored tensors of w and its sides with Places
 	values []float32
-	grid   *tensor.Grid // of what was loaded last, or all of a small one; nil if it was not read yet
-	first  int          // row of the grid
+	grid   *tensor.Grid // scales of what was loaded last, or of all of w if they are few; nil if none were read yet
+	first  int          // row of the whole grid with which grid begins
 }
 
 // smallGrid is the blocks of a grid that is read once, whole: a server is asked for its few bytes once.
@@ -140,7 +140,7 @@ func (s *Stream) Decode(dst []float32, from int) (err error) {
 	return nil
 }
 
-// LoadScales reads the scales of what was loaded last. After it several goroutines may call Decode.
+// LoadScales reads the scales of what was loaded last. Once it has, several goroutines may call Decode.
 func (s *Stream) LoadScales() error {
 	if s.w.Scales == nil || s.grid != nil {
 		return nil

@@ -464,10 +464,9 @@ func (r *Rounding) blockSums(x, rounded *Value) (all []blockSum) {
 // addSums adds to y = x·weightᵀ what it is more where the minima of the weight's blocks are multiplied with sums of x's
 // blocks, and the rounding errors of these products' sum and of the rest.
 func addSums(y *Value, all []blockSum, weight *model.Weight) {
-	const block = 32
 	out := weight.Shape[0]
 	n := len(all) / y.Rows()
-	minima, chain := minima(weight, block), sums{float64(n) / 6, 1.0 / 3, nil}
+	minima, chain := minima(weight), sums{float64(n) / 6, 1.0 / 3, nil}
 	for i := range y.Values {
 		row, column := i/out, i%out
 		var products addition
@@ -483,10 +482,12 @@ func addSums(y *Value, all []blockSum, weight *model.Weight) {
 	y.roundLater = true
 }
 
-// minima are the stored minima of a weight's blocks, or the least numbers of each block of a decoded weight.
-func minima(w *model.Weight, block int) (all []float32) {
+// minima are the stored minima of a weight's blocks of Q5_1. Of a weight that was decoded they are the least number of each
+// block: the encoder gives that the code 0.
+func minima(w *model.Weight) (all []float32) {
+	block, size := tensor.Q5_1.Block()
 	if w.DType == tensor.Q5_1 {
-		for b := range slices.Chunk(w.Data, 24) { // d, m, codes
+		for b := range slices.Chunk(w.Data, size) { // d, m, codes
 			all, _ = tensor.Tensor{DType: tensor.F16, Shape: []int{1}, Data: b[2:4]}.Float32s(all) // F16 decodes
 		}
 		return all

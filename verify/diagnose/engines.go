@@ -31,12 +31,12 @@ func engineMistakes(f *Failure) []mistake {
 		return list
 	}
 	for _, form := range f.Forms {
-		for _, to := range pack.Roundings {
+		for _, to := range pack.Roundings(form) {
 			list = append(list, mistake{id: "products-rounded", kinds: productStages, unless: "products-rounded",
 				undo: undoProductRounding(form, to)})
 		}
 	}
-	for _, cache := range pack.Roundings {
+	for _, cache := range pack.Roundings("") {
 		list = append(list, mistake{id: "cache-rounded", kinds: attendStages, unless: "cache-rounded",
 			undo: undoCacheRounding(cache)})
 	}

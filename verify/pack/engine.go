@@ -34,8 +34,17 @@ type Arithmetic struct {
 	Sums string `json:"sums,omitempty"`
 }
 
-// Roundings are what an Arithmetic may name: see bounds.RoundingOf.
-var Roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
+// roundings are what an Arithmetic may name: see bounds.RoundingOf.
+var roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
+
+// Roundings are what an Arithmetic may name for the inputs of products with weights of a form, "" for the cache: q8_1 is of
+// blocks with a minimum, those of Q5_1.
+func Roundings(form string) []string {
+	if form == tensor.Q5_1.String() {
+		return roundings
+	}
+	return slices.DeleteFunc(slices.Clone(roundings), func(to string) bool { return to == "q8_1" })
+}
 
 // The words of Arithmetic.Attention and Arithmetic.Sums.
 const (
@@ -56,7 +65,7 @@ func (a *Arithmetic) String() string {
 	for _, form := range slices.Sorted(maps.Keys(a.Activations)) {
 		by[a.Activations[form]] = append(by[a.Activations[form]], form)
 	}
-	for _, to := range Roundings {
+	for _, to := range roundings {
 		if forms := by[to]; forms != nil {
 			words = append(words, fmt.Sprintf("inputs of %s products in %s", strings.Join(forms, ", "), to))
 		}
@@ -102,10 +111,10 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 		if _, err := tensor.ParseDType(form); err != nil {
 			add("arithmetic: activations: %.40q is no dtype of a weight", form)
 		}
-		one("activations: "+text.Quote(form), a.Activations[form], Roundings...)
+		one("activations: "+text.Quote(form), a.Activations[form], Roundings(form)...)
 	}
 	if a.Cache != "" {
-		one("cache", a.Cache, Roundings...)
+		one("cache", a.Cache, Roundings("")...)
 	}
 	if len(a.Attention) > 0 {
 		one("attention", a.Attention[0], Eager, Sdpa, Flash)

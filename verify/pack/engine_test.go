@@ -3,6 +3,7 @@ package pack
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -61,4 +62,18 @@ func configOf(t *testing.T, fixture string) *config.Config {
 	c, err := config.Parse(f)
 	require.NoError(t, err)
 	return c
+}
+
+// TestRoundingsOfForms: sums of blocks are multiplied with minima, which blocks of Q5_1 have and others have not.
+func TestRoundingsOfForms(t *testing.T) {
+	for form, refused := range map[string]bool{"Q5_1": false, "Q8_0": true, "F32": true, "": true} {
+		a := Arithmetic{Activations: map[string]string{form: "q8_1"}}
+		if form == "" {
+			a = Arithmetic{Cache: "q8_1"}
+		}
+		m := Manifest{Mode: "eval", Reference: Reference{Kind: Engine, Name: "e", Version: "1"}, Arithmetic: &a}
+		var causes []string
+		m.checkEngine(func(cause string, args ...any) { causes = append(causes, fmt.Sprintf(cause, args...)) })
+		assert.Equal(t, refused, len(causes) == 1, causes)
+	}
 }

@@ -29,6 +29,13 @@ type scratch struct {
 	four fourRows // of Times and TimesColumns
 }
 
+// fourRows is what the kernels for rows of F8E4M3 take of four rows.
+type fourRows struct {
+	scales  [4]*float32
+	factors [4]float32
+	sums    [4][lanes]float32
+}
+
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // tileScratch is the memory of one worker for tiles with sums of type F.

@@ -75,7 +75,7 @@ func Moments(means, squares *[Runs]float64, x []float32) {
 // longestRun is how long runs may be for the kernels: a call takes less than 50 µs.
 const longestRun = 2 * chunk / Runs
 
-// forRuns returns what adds up the Runs runs of n numbers that x consists of. It panics if x is not Runs runs of one
+// forRuns returns the implementation that adds up the Runs runs of n numbers that x consists of. It panics if x is not Runs runs of one
 // length.
 func forRuns(x []float32) (im *implementation, n int) {
 	n = len(x) / Runs

@@ -28,14 +28,7 @@ func Times(dst, x []float32, w Matrix) {
 	}
 }
 
-// fourRows is what the kernels for rows of F8E4M3 take of four rows.
-type fourRows struct {
-	scales  [4]*float32
-	factors [4]float32
-	sums    [4][lanes]float32
-}
-
-// at sets the scales to those of row r and of three more, so many rows apart, and returns the address of row r.
+// at sets the scales to those of the rows r, r + apart, r + 2·apart and r + 3·apart, and returns the address of row r.
 func (f *fourRows) at(w *Matrix, r, apart int) *byte {
 	for i := range f.scales {
 		f.scales[i] = w.scalesOf(r + i*apart)
