@@ -25,9 +25,9 @@ const (
 	perSegment = 96 + 64
 	// perPart is the memory of a part of an upload: its number and hashes.
 	perPart = 200
-	// partsOfWorker is the number of parts that a worker keeps from being sent at most: those that its tensor begins
-	// and ends in, with other tensors, and the one that it writes.
-	partsOfWorker = 3
+	// partsOfWorker is the number of parts that a worker keeps from being sent at most: the one that it writes, and the
+	// one that its tensor ends in, of which another worker wrote the rest.
+	partsOfWorker = 2
 )
 
 // HeapLimit returns the limit of Go's heap, for debug.SetMemoryLimit, with which the program
@@ -137,19 +137,23 @@ const (
 )
 
 // newShape divides half the memory, or the memory that the plan leaves if that is less,
-// among workers. Each has a tile, a piece of source and room to gather one.
-func newShape(p *plan.Plan, s Settings, inStore bool) (h shape) {
-	room := int(min(s.Memory/2, usable(s.Memory)-fixed(p)))
+// among workers. Each has a tile, a piece of source and room to gather one. The parts of uploads come out of all
+// that the plan leaves: their memory is used again, and never garbage.
+func newShape(p *plan.Plan, s Settings, uploading bool) (h shape) {
+	left := usable(s.Memory) - fixed(p)
+	room := int(min(s.Memory/2, left))
 	buffers := 3 * maxPiece
 	if s.Origin != "" || hasViews(p) {
 		buffers += readAhead
 	}
 	buffers += int(largestMatrix(p))
-	if inStore {
-		buffers += partsOfWorker * int(largestPart(p))
-		room -= int(uploads(p))
-	}
 	h.workers = max(min(s.IO, room/(minTile+buffers)), 1)
+	if uploading {
+		parts := partsOfWorker * largestPart(p)
+		left -= uploads(p)
+		h.workers = max(min(h.workers, int(left/(minTile+int64(buffers)+parts))), 1)
+		room = min(room, int(left-int64(h.workers)*parts))
+	}
 	h.limit = max(min(room/h.workers-buffers, maxTile)&^(disk.Block-1), disk.Block)
 	for i := range p.Tensors {
 		h.largest = max(h.largest, h.tileBytes(p.Tensors[i].Bytes()))

@@ -358,11 +358,22 @@ func TestStoreStartOver(t *testing.T) {
 
 // TestStoreMemory: parts of the uploads of large files do not fit in little memory.
 func TestStoreMemory(t *testing.T) {
-	p := &plan.Plan{Files: []plan.File{{Name: "x.gguf", Size: 400 << 30}}}
+	p := &plan.Plan{Files: []plan.File{{Name: "x.gguf", Size: 670 << 30}}}
 	s := Settings{Memory: 128 << 20}
 	require.NoError(t, s.CheckPlan("x.gguf", p))
 	err := s.CheckPlan("s3://models/x.gguf", p)
 	require.ErrorContains(t, err, "an upload in parts does not fit in 128.00 MiB of memory")
 	s.Memory = 512 << 20
 	require.NoError(t, s.CheckPlan("s3://models/x.gguf", p))
+	p.Tensors = []plan.Tensor{{DType: tensor.U8, Shape: []int{256, 16 << 20}}}
+	for _, test := range []struct{ memory, file, workers int64 }{{512 << 20, 1 << 30, 16}, {512 << 20, 670 << 30, 2}, {4 << 30, 670 << 30, 16}} {
+		p.Files[0].Size = test.file
+		s := Settings{Memory: test.memory, Origin: "https://example.org/model"}.withDefaults()
+		h := newShape(p, s, true)
+		require.EqualValues(t, test.workers, h.workers)
+		require.Positive(t, h.limit)
+		buffers := int64(h.workers) * int64(h.largest+3*maxPiece+readAhead)
+		require.LessOrEqual(t, buffers, test.memory/2)
+		require.LessOrEqual(t, buffers+int64(h.workers)*2*remote.PartSize(test.file), usable(test.memory))
+	}
 }
