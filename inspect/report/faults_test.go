@@ -186,13 +186,13 @@ func TestPlantedFaults(t *testing.T) {
 	}
 }
 
-// TestOffTheTrend: a matrix, of attention or of shared experts, that is 14 times as large as those of the layers around it.
+// TestOffTheTrend: a matrix, of attention or of shared experts, that is 30 times as large as those of the layers around it.
 func TestOffTheTrend(t *testing.T) {
-	kind := inspecttest.Kind{Drift: 0.1, Layers: 14}
+	kind := inspecttest.Kind{Drift: 0.1, Layers: 7}
 	require.Empty(t, found(t, inspecttest.Model(t, kind, 1)))
-	for _, name := range []string{attention(6)[1], "model.layers.6.mlp.shared_experts.up_proj.weight"} {
+	for _, name := range []string{attention(4)[1], "model.layers.4.mlp.shared_experts.up_proj.weight"} {
 		p := &planter{inspecttest.Model(t, kind, 1), nil}
-		p.numbers(inspecttest.Times(14), name)
+		p.numbers(inspecttest.Times(30), name)
 		got := found(t, p.Stored)
 		require.Len(t, got, 1)
 		require.Contains(t, got[0], "notice: trend: "+name)
