@@ -108,11 +108,11 @@ var models sync.Map
 func Model(t testing.TB, k Kind, seed uint64) *Stored {
 	t.Helper()
 	key := [2]any{k, seed}
-	made, ok := models.Load(key)
+	s, ok := models.Load(key)
 	if !ok {
-		made, _ = models.LoadOrStore(key, newModel(t, k, seed))
+		s, _ = models.LoadOrStore(key, newModel(t, k, seed))
 	}
-	return made.(*Stored).clone()
+	return s.(*Stored).clone()
 }
 
 func (s *Stored) clone() *Stored {
