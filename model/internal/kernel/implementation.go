@@ -67,6 +67,10 @@ type implementation struct {
 	runSums    func(sums *float64, x *float32, n int)
 	runSquares func(squares, means *float64, x *float32, n int)
 
+	// patterns returns 0 if all codes have their pattern in out, as SamePatterns does; n and block are positive multiples of
+	// patternsBlock.
+	patterns func(patterns *uint16, codes, out *byte, n, block int) uint32
+
 	// largest16 returns the largest of n 16-bit patterns without their signs; n is a positive
 	// multiple of largestBlock.
 	largest16 func(src *byte, n int) uint16

@@ -74,6 +74,7 @@ var avx512 = implementation{
 	square:      avx512Square,
 	addMultiple: avx512AddMultiple,
 	largest16:   avx512Largest16,
+	patterns:    avx512Patterns,
 
 	encodeQ8:     avx2EncodeQ8,
 	widenQ8:      avx2WidenQ8,
@@ -143,6 +144,7 @@ var avx2 = implementation{
 	square:      avx2Square,
 	addMultiple: avx2AddMultiple,
 	largest16:   avx2Largest16,
+	patterns:    avx2Patterns,
 
 	encodeQ8:     avx2EncodeQ8,
 	widenQ8:      avx2WidenQ8,

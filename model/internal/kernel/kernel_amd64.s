@@ -13867,6 +13867,180 @@ block:
 	VZEROUPPER
 	RET
 
+// func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+// Requires: AVX, AVX512BW, AVX512F, CMOV
+TEXT ·avx512Patterns(SB), NOSPLIT, $0-44
+	MOVQ         patterns+0(FP), AX
+	MOVQ         codes+8(FP), BX
+	MOVQ         out+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         block+32(FP), SI
+	VPXORD       Z1, Z1, Z1
+	SHRQ         $0x05, CX
+	SHRQ         $0x05, SI
+	MOVL         $0x00008000, DI
+	VMOVD        DI, X0
+	VPBROADCASTW X0, Z0
+	MOVL         $0x00000040, DI
+	VMOVD        DI, X9
+	VPBROADCASTW X9, Z9
+
+block:
+	VMOVDQU16 (AX), Z2
+	VMOVDQU16 64(AX), Z3
+	VMOVDQU16 128(AX), Z4
+	VMOVDQU16 192(AX), Z5
+	MOVQ      SI, DI
+	CMPQ      DI, CX
+	CMOVQGT   CX, DI
+	SUBQ      DI, CX
+
+some:
+	VPMOVZXBW  (BX), Z6
+	VMOVDQA64  Z6, Z7
+	VMOVDQA64  Z6, Z8
+	VPERMI2W   Z3, Z2, Z7
+	VPERMI2W   Z5, Z4, Z8
+	VPTESTMW   Z9, Z6, K1
+	VMOVDQU16  Z8, K1, Z7
+	VPSLLW     $0x08, Z6, Z6
+	VPTERNLOGD $0x78, Z0, Z6, Z7
+	VPTERNLOGD $0xf6, (DX), Z7, Z1
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	DECQ       DI
+	JNZ        some
+	ADDQ       $0x00000300, AX
+	TESTQ      CX, CX
+	JNZ        block
+	VPTESTMD   Z1, Z1, K1
+	KMOVW      K1, DI
+	MOVL       DI, ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+// Requires: AVX, AVX2, CMOV
+TEXT ·avx2Patterns(SB), NOSPLIT, $0-44
+	MOVQ         patterns+0(FP), AX
+	MOVQ         codes+8(FP), BX
+	MOVQ         out+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         block+32(FP), SI
+	VXORPS       Y1, Y1, Y1
+	SHRQ         $0x05, CX
+	SHRQ         $0x05, SI
+	MOVL         $0x00008080, DI
+	VMOVD        DI, X0
+	VPBROADCASTW X0, Y0
+	MOVL         $0x00007070, DI
+	VMOVD        DI, X8
+	VPBROADCASTW X8, Y8
+	MOVL         $0x00001010, DI
+	VMOVD        DI, X9
+	VPBROADCASTW X9, Y9
+
+block:
+	MOVQ    SI, DI
+	CMPQ    DI, CX
+	CMOVQGT CX, DI
+	SUBQ    DI, CX
+
+some:
+	VMOVDQU        (BX), Y2
+	VPAND          Y0, Y2, Y5
+	VPXOR          Y5, Y2, Y2
+	VXORPS         Y4, Y4, Y4
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 512(AX), Y6
+	VBROADCASTI128 640(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 528(AX), Y6
+	VBROADCASTI128 656(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 544(AX), Y6
+	VBROADCASTI128 672(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 560(AX), Y6
+	VBROADCASTI128 688(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 576(AX), Y6
+	VBROADCASTI128 704(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 592(AX), Y6
+	VBROADCASTI128 720(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 608(AX), Y6
+	VBROADCASTI128 736(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 624(AX), Y6
+	VBROADCASTI128 752(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPUNPCKLBW     Y5, Y4, Y6
+	VPUNPCKHBW     Y5, Y4, Y7
+	VPERM2I128     $0x20, Y7, Y6, Y4
+	VPERM2I128     $0x31, Y7, Y6, Y5
+	VPXOR          (DX), Y4, Y4
+	VPXOR          32(DX), Y5, Y5
+	VPOR           Y4, Y1, Y1
+	VPOR           Y5, Y1, Y1
+	ADDQ           $0x20, BX
+	ADDQ           $0x40, DX
+	DECQ           DI
+	JNZ            some
+	ADDQ           $0x00000300, AX
+	TESTQ          CX, CX
+	JNZ            block
+	VEXTRACTI128   $0x01, Y1, X6
+	VPOR           X6, X1, X1
+	VPSHUFD        $0x4e, X1, X6
+	VPOR           X6, X1, X1
+	VPSHUFD        $0xb1, X1, X6
+	VPOR           X6, X1, X1
+	VMOVD          X1, DI
+	MOVL           DI, ret+40(FP)
+	VZEROUPPER
+	RET
+
 // func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
 // Requires: AVX, AVX2
 TEXT ·avx2Losses(SB), NOSPLIT, $0-36

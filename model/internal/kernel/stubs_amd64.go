@@ -499,6 +499,16 @@ func avx512Largest16(src *byte, n int) uint16
 //go:noescape
 func avx2Largest16(src *byte, n int) uint16
 
+// avx512Patterns is SamePatterns of n codes: 0 if all are the same.
+//
+//go:noescape
+func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+
+// avx2Patterns is SamePatterns of n codes: 0 if all are the same.
+//
+//go:noescape
+func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+
 // avx2Losses is lossesPortable.
 //
 //go:noescape
