@@ -30,8 +30,8 @@ type worker struct {
 	tables     operation.Tables
 }
 
-func (e *execution) newWorker() *worker {
-	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest), whole: digest.New(), part: digest.New()}
+func (e *execution) newWorker(memory disk.TileMemory) *worker {
+	return &worker{execution: e, memory: memory, whole: digest.New(), part: digest.New()}
 }
 
 // room returns memory for the source bytes of a piece.
