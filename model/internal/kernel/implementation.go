@@ -50,6 +50,8 @@ type implementation struct {
 	widenQ8  func(dst *float32, src *byte, n int)
 	// blockErrors sets the BlockSums from sums on of blocks of n numbers, a positive multiple of 8.
 	blockErrors func(sums *float64, y, x *float32, blocks, n int)
+	// compareQ8 does so of a positive number of blocks of Q8_0, and sets Half.
+	compareQ8 func(sums *float64, y *byte, x *float32, blocks int)
 
 	// Fit.Minimums with squared and absolute errors of numbers, 16 or 32, Fit.Symmetric and
 	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.

@@ -489,6 +489,11 @@ func avx2WidenQ8(dst *float32, src *byte, n int)
 //go:noescape
 func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 
+// avx2CompareQ8 is compareQ8Portable of each of blocks blocks.
+//
+//go:noescape
+func avx2CompareQ8(sums *float64, y *byte, x *float32, blocks int)
+
 // avx512Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //
 //go:noescape
