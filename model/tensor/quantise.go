@@ -37,10 +37,7 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) error {
 		part := x[:min(piece, len(x))]
 		out := dst[:q.To.Bytes(int64(len(part)))]
 		q.encode(out, part)
-		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, _ int, largest uint32) int {
-			return beyond(y, x, block, q.To, largest)
-		})
-		if err != nil {
+		if err := q.compareAll(out, part, first, lost); err != nil {
 			return err
 		}
 		x, dst = x[len(part):], dst[len(out):]
@@ -90,6 +87,28 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 		lost.quantised(y[i:i+elements], x[i:i+elements], s)
 		if at := beyond(y[i:i+elements], x[i:i+elements], out[k*size:][:size], i, s.Largest); at >= 0 {
 			return &BeyondError{q.To, first + i + at, x[i+at], y[i+at]}
+		}
+	}
+	return nil
+}
+
+// compareAll is compare of blocks that were encoded without importance.
+func (q *Quantiser) compareAll(out []byte, x []float32, first int, lost *Loss) error {
+	within := func(y, x []float32, block []byte, _ int, largest uint32) int {
+		return beyond(y, x, block, q.To, largest)
+	}
+	if q.To != Q8_0 {
+		return q.compare(out, x, first, lost, within)
+	}
+	m := measures.Get().(*measure)
+	defer measures.Put(m)
+	sums := m.sums[:len(x)/32]
+	kernel.CompareQ8(sums, out, x)
+	for k := range sums { // nearly all are within half a step, which is all that quantised needs to know
+		if s := &sums[k]; s.Largest < infinityBits && math.Float32frombits(s.Largest) <= s.Half {
+			lost.quantised(nil, nil, s)
+		} else if err := q.compare(out[34*k:][:34], x[32*k:][:32], first+32*k, lost, within); err != nil {
+			return err
 		}
 	}
 	return nil

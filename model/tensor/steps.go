@@ -361,13 +361,10 @@ func codeAt(b []byte, d DType, i int) (code, most int) {
 	return int(b[16+32*(i/64)+i%32] >> (i % 64 / 32 * 4) & 15), 15
 }
 
-// quickStep is half a step of a block of one scale; of Q8_0 with what rounding the scale adds at
-// the largest code, because its blocks are encoded so fast. It is 0 for blocks of several scales.
+// quickStep is half a step of a block of one scale. It is 0 for blocks of several scales, and for Q8_0, whose kernel knows
+// half a step.
 func quickStep(block []byte, d DType) float32 {
 	switch d {
-	case Q8_0:
-		scale := abs32(getF16(block))
-		return 0.5*scale + 127*errorF16(scale)
 	case Q4_0, Q5_0, Q5_1:
 		return 0.5 * abs32(getF16(block))
 	}

@@ -50,6 +50,8 @@ type implementation struct {
 	widenQ8  func(dst *float32, src *byte, n int)
 	// blockErrors sets the BlockSums from sums on of blocks of n numbers, a positive multiple of 8.
 	blockErrors func(sums *float64, y, x *float32, blocks, n int)
+	// compareQ8 does so of a positive number of blocks of Q8_0, and sets Half.
+	compareQ8 func(sums *float64, y *byte, x *float32, blocks int)
 
 	// Fit.Minimums with squared and absolute errors of numbers, 16 or 32, Fit.Symmetric and
 	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.
@@ -66,6 +68,10 @@ type implementation struct {
 	// runSums and runSquares are the sums of Moments; n, the length of a run, is a positive multiple of 4.
 	runSums    func(sums *float64, x *float32, n int)
 	runSquares func(squares, means *float64, x *float32, n int)
+
+	// patterns returns 0 if all codes have their pattern in out, as SamePatterns does; n and block are positive multiples of
+	// patternsBlock.
+	patterns func(patterns *uint16, codes, out *byte, n, block int) uint32
 
 	// largest16 returns the largest of n 16-bit patterns without their signs; n is a positive
 	// multiple of largestBlock.

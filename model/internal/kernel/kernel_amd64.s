@@ -13575,6 +13575,12 @@ DATA packedOrder<>+24(SB)/4, $0x00000003
 DATA packedOrder<>+28(SB)/4, $0x00000007
 GLOBL packedOrder<>(SB), RODATA|NOPTR, $32
 
+DATA stepsQ8<>+0(SB)/4, $0x3a000000
+DATA stepsQ8<>+4(SB)/4, $0x33000000
+DATA stepsQ8<>+8(SB)/4, $0x42fe0000
+DATA stepsQ8<>+12(SB)/4, $0x3f000000
+GLOBL stepsQ8<>(SB), RODATA|NOPTR, $16
+
 // func avx2EncodeQ8(dst *byte, src *float32, n int)
 // Requires: AVX, AVX2, F16C, SSE2
 TEXT ·avx2EncodeQ8(SB), NOSPLIT, $0-24
@@ -13700,13 +13706,12 @@ end:
 	RET
 
 // func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, FMA3
 TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-40
 	MOVQ     sums+0(FP), AX
 	MOVQ     y+8(FP), BX
 	MOVQ     x+16(FP), DX
-	MOVQ     blocks+24(FP), DI
-	MOVQ     n+32(FP), R8
+	MOVQ     blocks+24(FP), SI
 	VPCMPEQD Y9, Y9, Y9
 	VPSRLD   $0x01, Y9, Y9
 	VPSRLD   $0x1e, Y9, Y10
@@ -13717,7 +13722,7 @@ block:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	VXORPS Y4, Y4, Y4
-	MOVQ   R8, CX
+	MOVQ   n+32(FP), CX
 
 eight:
 	VMOVUPS      (DX), Y5
@@ -13731,20 +13736,15 @@ eight:
 	VSUBPS       Y5, Y6, Y6
 	VPAND        Y9, Y6, Y7
 	VPMAXUD      Y7, Y2, Y2
-	VCVTPS2PD    X5, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y0, Y0
-	VEXTRACTF128 $0x01, Y5, X8
-	VCVTPS2PD    X8, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y0, Y0
-	VCVTPS2PD    X6, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y1, Y1
 	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    (DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    16(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
 	VCVTPS2PD    X8, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y1, Y1
+	VFMADD231PD  Y7, Y7, Y1
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, CX
@@ -13775,14 +13775,162 @@ eight:
 	VPADDD       X7, X4, X4
 	VPSHUFD      $0xb1, X4, X7
 	VPADDD       X7, X4, X4
-	VMOVD        X2, SI
-	MOVL         SI, 16(AX)
-	VMOVD        X3, SI
-	MOVL         SI, 20(AX)
-	VMOVD        X4, SI
-	MOVL         SI, 24(AX)
+	VMOVD        X2, 16(AX)
+	VMOVD        X3, 20(AX)
+	VMOVD        X4, 24(AX)
 	ADDQ         $0x20, AX
-	DECQ         DI
+	DECQ         SI
+	JNZ          block
+	VZEROUPPER
+	RET
+
+// func avx2CompareQ8(sums *float64, y *byte, x *float32, blocks int)
+// Requires: AVX, AVX2, F16C, FMA3
+TEXT ·avx2CompareQ8(SB), NOSPLIT, $0-32
+	MOVQ     sums+0(FP), AX
+	MOVQ     y+8(FP), BX
+	MOVQ     x+16(FP), DX
+	MOVQ     blocks+24(FP), SI
+	VPCMPEQD Y9, Y9, Y9
+	VPSRLD   $0x01, Y9, Y9
+	VPSRLD   $0x1e, Y9, Y10
+
+block:
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VPBROADCASTW (BX), X11
+	VCVTPH2PS    X11, Y11
+	VMOVUPS      (DX), Y5
+	VPMOVSXBD    2(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    (DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    16(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VMOVUPS      32(DX), Y5
+	VPMOVSXBD    10(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    32(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    48(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VMOVUPS      64(DX), Y5
+	VPMOVSXBD    18(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    64(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    80(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VMOVUPS      96(DX), Y5
+	VPMOVSXBD    26(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    96(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    112(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	ADDQ         $0x22, BX
+	ADDQ         $0x00000080, DX
+	VEXTRACTF128 $0x01, Y0, X7
+	VHADDPD      X7, X0, X0
+	VHADDPD      X0, X0, X0
+	VMOVSD       X0, (AX)
+	VEXTRACTF128 $0x01, Y1, X7
+	VHADDPD      X7, X1, X1
+	VHADDPD      X1, X1, X1
+	VMOVSD       X1, 8(AX)
+	VEXTRACTI128 $0x01, Y2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0x4e, X2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0xb1, X2, X7
+	VPMAXUD      X7, X2, X2
+	VEXTRACTI128 $0x01, Y3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0x4e, X3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0xb1, X3, X7
+	VPOR         X7, X3, X3
+	VEXTRACTI128 $0x01, Y4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0x4e, X4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0xb1, X4, X7
+	VPADDD       X7, X4, X4
+	VMOVD        X2, 16(AX)
+	VMOVD        X3, 20(AX)
+	VMOVD        X4, 24(AX)
+	VANDPS       X9, X11, X11
+	VMULSS       stepsQ8<>+0(SB), X11, X7
+	VMAXSS       stepsQ8<>+4(SB), X7, X7
+	VMULSS       stepsQ8<>+8(SB), X7, X7
+	VMULSS       stepsQ8<>+12(SB), X11, X11
+	VADDSS       X7, X11, X7
+	VMOVD        X7, 28(AX)
+	ADDQ         $0x20, AX
+	DECQ         SI
 	JNZ          block
 	VZEROUPPER
 	RET
@@ -13864,6 +14012,180 @@ block:
 	VPXOR        X8, X0, X0
 	VMOVD        X0, BX
 	MOVW         BX, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+// Requires: AVX, AVX512BW, AVX512F, CMOV
+TEXT ·avx512Patterns(SB), NOSPLIT, $0-44
+	MOVQ         patterns+0(FP), AX
+	MOVQ         codes+8(FP), BX
+	MOVQ         out+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         block+32(FP), SI
+	VPXORD       Z1, Z1, Z1
+	SHRQ         $0x05, CX
+	SHRQ         $0x05, SI
+	MOVL         $0x00008000, DI
+	VMOVD        DI, X0
+	VPBROADCASTW X0, Z0
+	MOVL         $0x00000040, DI
+	VMOVD        DI, X9
+	VPBROADCASTW X9, Z9
+
+block:
+	VMOVDQU16 (AX), Z2
+	VMOVDQU16 64(AX), Z3
+	VMOVDQU16 128(AX), Z4
+	VMOVDQU16 192(AX), Z5
+	MOVQ      SI, DI
+	CMPQ      DI, CX
+	CMOVQGT   CX, DI
+	SUBQ      DI, CX
+
+some:
+	VPMOVZXBW  (BX), Z6
+	VMOVDQA64  Z6, Z7
+	VMOVDQA64  Z6, Z8
+	VPERMI2W   Z3, Z2, Z7
+	VPERMI2W   Z5, Z4, Z8
+	VPTESTMW   Z9, Z6, K1
+	VMOVDQU16  Z8, K1, Z7
+	VPSLLW     $0x08, Z6, Z6
+	VPTERNLOGD $0x78, Z0, Z6, Z7
+	VPTERNLOGD $0xf6, (DX), Z7, Z1
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	DECQ       DI
+	JNZ        some
+	ADDQ       $0x00000300, AX
+	TESTQ      CX, CX
+	JNZ        block
+	VPTESTMD   Z1, Z1, K1
+	KMOVW      K1, DI
+	MOVL       DI, ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+// Requires: AVX, AVX2, CMOV
+TEXT ·avx2Patterns(SB), NOSPLIT, $0-44
+	MOVQ         patterns+0(FP), AX
+	MOVQ         codes+8(FP), BX
+	MOVQ         out+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         block+32(FP), SI
+	VXORPS       Y1, Y1, Y1
+	SHRQ         $0x05, CX
+	SHRQ         $0x05, SI
+	MOVL         $0x00008080, DI
+	VMOVD        DI, X0
+	VPBROADCASTW X0, Y0
+	MOVL         $0x00007070, DI
+	VMOVD        DI, X8
+	VPBROADCASTW X8, Y8
+	MOVL         $0x00001010, DI
+	VMOVD        DI, X9
+	VPBROADCASTW X9, Y9
+
+block:
+	MOVQ    SI, DI
+	CMPQ    DI, CX
+	CMOVQGT CX, DI
+	SUBQ    DI, CX
+
+some:
+	VMOVDQU        (BX), Y2
+	VPAND          Y0, Y2, Y5
+	VPXOR          Y5, Y2, Y2
+	VXORPS         Y4, Y4, Y4
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 512(AX), Y6
+	VBROADCASTI128 640(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 528(AX), Y6
+	VBROADCASTI128 656(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 544(AX), Y6
+	VBROADCASTI128 672(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 560(AX), Y6
+	VBROADCASTI128 688(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 576(AX), Y6
+	VBROADCASTI128 704(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 592(AX), Y6
+	VBROADCASTI128 720(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 608(AX), Y6
+	VBROADCASTI128 736(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 624(AX), Y6
+	VBROADCASTI128 752(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPUNPCKLBW     Y5, Y4, Y6
+	VPUNPCKHBW     Y5, Y4, Y7
+	VPERM2I128     $0x20, Y7, Y6, Y4
+	VPERM2I128     $0x31, Y7, Y6, Y5
+	VPXOR          (DX), Y4, Y4
+	VPXOR          32(DX), Y5, Y5
+	VPOR           Y4, Y1, Y1
+	VPOR           Y5, Y1, Y1
+	ADDQ           $0x20, BX
+	ADDQ           $0x40, DX
+	DECQ           DI
+	JNZ            some
+	ADDQ           $0x00000300, AX
+	TESTQ          CX, CX
+	JNZ            block
+	VEXTRACTI128   $0x01, Y1, X6
+	VPOR           X6, X1, X1
+	VPSHUFD        $0x4e, X1, X6
+	VPOR           X6, X1, X1
+	VPSHUFD        $0xb1, X1, X6
+	VPOR           X6, X1, X1
+	VMOVD          X1, DI
+	MOVL           DI, ret+40(FP)
 	VZEROUPPER
 	RET
 

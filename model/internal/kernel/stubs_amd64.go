@@ -489,6 +489,11 @@ func avx2WidenQ8(dst *float32, src *byte, n int)
 //go:noescape
 func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 
+// avx2CompareQ8 is compareQ8Portable of each of blocks blocks.
+//
+//go:noescape
+func avx2CompareQ8(sums *float64, y *byte, x *float32, blocks int)
+
 // avx512Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //
 //go:noescape
@@ -498,6 +503,16 @@ func avx512Largest16(src *byte, n int) uint16
 //
 //go:noescape
 func avx2Largest16(src *byte, n int) uint16
+
+// avx512Patterns is SamePatterns of n codes: 0 if all are the same.
+//
+//go:noescape
+func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+
+// avx2Patterns is SamePatterns of n codes: 0 if all are the same.
+//
+//go:noescape
+func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
 
 // avx2Losses is lossesPortable.
 //

@@ -46,6 +46,8 @@ func main() {
 	avx2.blocks()
 	avx512.largest()
 	avx2.largest()
+	avx512Patterns()
+	avx2Patterns()
 	avx2.losses()
 	avx2.spread()
 	avx2.fitMinimums("FitMinimums", false)
