@@ -109,10 +109,22 @@ func (d DType) encodeBlocks(dst []byte, x []float32) {
 		kernel.EncodeQ8(dst, x)
 		return
 	}
-	elements, bytes := d.Block()
-	for encode := encoders[d]; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
-		encode(dst[:bytes:bytes], x[:elements:elements])
+	for encode := encoders[d]; len(x) > 0; {
+		n := min(d.encodedAtOnce(), len(x))
+		size := d.Bytes(int64(n))
+		encode(dst[:size:size], x[:n:n])
+		x, dst = x[n:], dst[size:]
 	}
+}
+
+// encodedAtOnce returns how many numbers an encoder takes: of Q4_K and Q5_K one or two blocks, whose parts fill a
+// kernel.Fit, of others one.
+func (d DType) encodedAtOnce() int {
+	elements, _ := d.Block()
+	if d == Q4_K || d == Q5_K {
+		return 2 * elements
+	}
+	return elements
 }
 
 // quantised adds what a block of x lost when it became y.
@@ -154,7 +166,7 @@ func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 	return lost
 }
 
-// encoders holds the encoder of one block of each type that can be written; nil for others.
+// encoders holds the encoder of encodedAtOnce numbers of each type that can be written; nil for others.
 var encoders = [...]func(dst []byte, x []float32){
 	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
 	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K, Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
