@@ -240,7 +240,7 @@ func TestPastTheEnd(t *testing.T) {
 		}
 		block[81] -= 4
 		y = dequantise(t, Q2_K, block)
-		if beyond(y, x, block, Q2_K, math.Float32bits(1)) >= 0 {
+		if new(measure).beyond(y, x, block, Q2_K, math.Float32bits(1)) >= 0 {
 			refused++
 		}
 	}

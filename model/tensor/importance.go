@@ -79,8 +79,9 @@ var (
 
 // encodeWeightedQ2_K is quantize_row_q2_K_impl.
 func encodeWeightedQ2_K(dst []byte, x, weights []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 16)
 	fit.SetWeights(weights, 16)
 	fit.Minimums(16, weightedQ2_K.most, weightedQ2_K.tries, false)
@@ -94,7 +95,7 @@ func encodeWeightedQ2_K(dst []byte, x, weights []float32) {
 	for p := range ls {
 		dst[p] = ls[p] | lm[p]<<4
 	}
-	packQ2_K(dst, x, fit)
+	e.packQ2_K(dst, x)
 }
 
 // partSums returns the sum of the weights of each part of n.
@@ -191,8 +192,9 @@ func encodeWeightedMinimums(dst []byte, x, weights []float32, d DType) {
 	if d == Q5_K {
 		s = weightedQ5_K
 	}
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 32)
 	fit.SetWeights(weights, 32)
 	fit.Minimums(32, s.most, s.tries, false)
@@ -208,15 +210,16 @@ func encodeWeightedMinimums(dst []byte, x, weights []float32, d DType) {
 		for j := range ls {
 			putScaleMin((*[12]byte)(dst[4:]), j, ls[j], lm[j])
 		}
-		s.packMinimums(dst, x, fit, g, d)
+		e.packMinimums(dst, x, s.most, g, d)
 		x, dst = x[256:], dst[d.Bytes(256):]
 	}
 }
 
 // encodeWeightedQ3_K is quantize_row_q3_K_impl.
 func encodeWeightedQ3_K(dst []byte, x, weights []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 16)
 	fit.SetWeights(weights, 16)
 	fit.Symmetric(16, 4, triesQ3_K)
@@ -231,13 +234,13 @@ func encodeWeightedQ3_K(dst []byte, x, weights []float32) {
 	for p, scale := range scales {
 		putScaleQ3(dst[96:108], p, symmetricCode(fit.Per[0], scale, 32))
 	}
-	var codes [256]byte
-	for p, scale := range nearestQ3(&codes, dst, x) {
+	e.nearestQ3(dst, x)
+	for p, scale := range &e.lines.Scale {
 		for i := 16 * p; i < 16*p+16 && scale == 0; i++ {
-			codes[i] = symmetricCode(pers[p], x[i], 4)
+			e.lines.Codes[i] = symmetricCode(pers[p], x[i], 4)
 		}
 	}
-	packQ3_K(dst, &codes)
+	packQ3_K(dst, &e.lines.Codes)
 }
 
 // symmetricCode is the code of v, plus most, as make_qx_quants has it: 0 in a group that is all zero.
@@ -251,12 +254,13 @@ func symmetricCode(per, v float32, most int32) byte {
 // encodeSmallBlocks is quantize_row_q4_0_impl, quantize_row_q5_0_impl and quantize_row_q5_1_impl,
 // kernel.FitGroups blocks at a time.
 func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	_, size := d.Block()
 	variance := squareSum(x) / float32(len(x))
+	var weights [32 * kernel.FitGroups]float32
 	for len(x) > 0 {
-		var weights [32 * kernel.FitGroups]float32
 		n := min(len(weights), len(x))
 		weigh(weights[:n], x[:n], importance, variance)
 		fit.SetNumbers(x[:n], 32)

@@ -14,8 +14,9 @@ import (
 // encodeQ2_K is quantize_row_q2_K_ref: scales and minimums of 16 parts, weighted with |x| and chosen
 // by absolute errors, rounded to 4 bits of two F16.
 func encodeQ2_K(dst []byte, x []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 16)
 	fit.Weigh(16, false)
 	fit.Minimums(16, searchQ2_K.most, searchQ2_K.tries, true)
@@ -29,19 +30,17 @@ func encodeQ2_K(dst []byte, x []float32) {
 	for p := range 16 {
 		dst[p] = byte(kernel.Nearest(perScale*fit.Scale[p])) | byte(kernel.Nearest(perMin*-fit.Low[p]))<<4
 	}
-	packQ2_K(dst, x, fit)
+	e.packQ2_K(dst, x)
 }
 
 // packQ2_K sets the codes of a block to those nearest under its scales and minimums.
-func packQ2_K(dst []byte, x []float32, fit *kernel.Fit) {
-	var codes [256]byte
-	var lines kernel.Lines
+func (e *encoder) packQ2_K(dst []byte, x []float32) {
 	d, dmin := getF16(dst[80:]), getF16(dst[82:])
 	for p, s := range dst[:16] {
-		lines.Scale[p], lines.Low[p] = d*float32(s&15), float32(dmin*float32(s>>4))
+		e.lines.Scale[p], e.lines.Low[p] = d*float32(s&15), float32(dmin*float32(s>>4))
 	}
-	nearestCodes(&codes, x, &lines, 3, fit, 0, 16)
-	packTwoBits(dst[16:80], &codes)
+	e.nearestCodes(x, 3, 0, 16)
+	packTwoBits(dst[16:80], &e.lines.Codes)
 }
 
 // packTwoBits sets dst to the low two bits of 256 codes, eight at a time: of number l of quarter k of a
@@ -60,8 +59,9 @@ func packTwoBits(dst []byte, codes *[256]byte) {
 // encodeQ3_K is quantize_row_q3_K_ref: 16 scales of make_q3_quants, rounded to 6 bits, with a sign,
 // times an F16.
 func encodeQ3_K(dst []byte, x []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 16)
 	fit.Stepwise()
 	clear(dst[96:110])
@@ -72,13 +72,13 @@ func encodeQ3_K(dst []byte, x []float32) {
 			putScaleQ3(dst[96:108], p, byte(max(-32, min(31, int8(kernel.Nearest(per*scale))))+32))
 		}
 	}
-	var codes [256]byte
-	for p, scale := range nearestQ3(&codes, dst, x) {
+	e.nearestQ3(dst, x)
+	for p, scale := range &e.lines.Scale {
 		for j := 0; j < 16 && scale == 0; j++ {
-			codes[16*p+j] = byte(int32(fit.L[j][p]) + 4)
+			e.lines.Codes[16*p+j] = byte(int32(fit.L[j][p]) + 4)
 		}
 	}
-	packQ3_K(dst, &codes)
+	packQ3_K(dst, &e.lines.Codes)
 }
 
 // largestScale returns the first scale of the largest magnitude; 0 if all are 0 or NaN.
@@ -97,16 +97,14 @@ func putScaleQ3(q []byte, p int, l byte) {
 	q[8+p%4] |= l >> 4 << (p / 4 * 2)
 }
 
-// nearestQ3 sets the codes to those nearest under the scales in the block, and returns these. Codes of
-// a part without scale are undefined.
-func nearestQ3(codes *[256]byte, block []byte, x []float32) [16]float32 {
-	var lines kernel.Lines
+// nearestQ3 sets the lines to the scales in the block, and the codes to those nearest under them. Codes of a part without
+// scale are undefined.
+func (e *encoder) nearestQ3(block []byte, x []float32) {
 	d := getF16(block[108:])
-	for p := range lines.Scale {
-		lines.Scale[p] = d * float32(kernel.ScaleQ3(p, (*[12]byte)(block[96:])))
+	for p := range &e.lines.Scale {
+		e.lines.Scale[p], e.lines.Low[p] = d*float32(kernel.ScaleQ3(p, (*[12]byte)(block[96:]))), 0
 	}
-	lines.Codes(codes, (*[256]float32)(x), -4, 3)
-	return lines.Scale
+	e.lines.Encode((*[256]float32)(x), -4, 3)
 }
 
 // packQ3_K sets the first 96 bytes of a block to its codes.
@@ -171,13 +169,19 @@ func newSearch(most int, from, step float32, steps int) *search {
 	return s
 }
 
-// fits are for encoders at work.
-var fits = sync.Pool{New: func() any { return new(kernel.Fit) }}
+// encoder is what an encoder at work needs.
+type encoder struct {
+	fit   kernel.Fit
+	lines kernel.Lines
+}
+
+var encoding = sync.Pool{New: func() any { return new(encoder) }}
 
 // encodeMinimums encodes one or two blocks of Q4_K or Q5_K.
 func encodeMinimums(dst []byte, x []float32, s *search, d DType) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 32)
 	fit.Weigh(32, true)
 	fit.Minimums(32, s.most, s.tries, false)
@@ -194,7 +198,7 @@ func encodeMinimums(dst []byte, x []float32, s *search, d DType) {
 		PutF16(dst, maxScale/63)
 		PutF16(dst[2:], maxMin/63)
 		packScales((*[12]byte)(dst[4:]), fit.Scale[g:], fit.Low[g:], ratio(63, maxScale), ratio(63, maxMin))
-		s.packMinimums(dst, x, fit, g, d)
+		e.packMinimums(dst, x, s.most, g, d)
 		x, dst = x[256:], dst[d.Bytes(256):]
 	}
 }
@@ -227,32 +231,29 @@ func putScaleMin(q *[12]byte, j int, ls, lm byte) {
 	q[j] |= lm >> 4 << 6
 }
 
-// packMinimums sets the codes of a Q4_K or Q5_K block to those nearest under its own d, dmin, scales and minimums.
-// Its parts are the groups of the fit from g on.
-func (s *search) packMinimums(block []byte, x []float32, fit *kernel.Fit, g int, d DType) {
-	var codes [256]byte
-	var lines kernel.Lines
+// packMinimums sets the codes of a Q4_K or Q5_K block to those nearest under its own d, dmin, scales and minimums,
+// 0 … most. Its parts are the groups of the fit from g on.
+func (e *encoder) packMinimums(block []byte, x []float32, most, g int, d DType) {
 	super, superMin, packed := getF16(block), getF16(block[2:]), (*[12]byte)(block[4:])
 	for p := range 8 {
 		scale, low := kernel.ScaleMin(p, packed)
-		lines.Scale[2*p], lines.Low[2*p] = super*float32(scale), float32(superMin*float32(low))
-		lines.Scale[2*p+1], lines.Low[2*p+1] = lines.Scale[2*p], lines.Low[2*p]
+		e.lines.SetPart(p, super*float32(scale), float32(superMin*float32(low)))
 	}
-	nearestCodes(&codes, x, &lines, int32(s.most), fit, g, 32)
+	e.nearestCodes(x, int32(most), g, 32)
 	if d == Q5_K {
-		packQ5_K(block, &codes)
+		packQ5_K(block, &e.lines.Codes)
 	} else {
-		packQ4_K(block, &codes)
+		packQ4_K(block, &e.lines.Codes)
 	}
 }
 
-// nearestCodes sets the codes to those nearest to x under its lines, 0 … most. Without scale the codes are those of the fit,
+// nearestCodes sets the codes to those nearest to x under the lines, 0 … most. Without scale the codes are those of the fit,
 // per·(x - from), whose groups of n numbers are those of x from g on.
-func nearestCodes(codes *[256]byte, x []float32, lines *kernel.Lines, most int32, fit *kernel.Fit, g, n int) {
-	lines.Codes(codes, (*[256]float32)(x), 0, most)
-	for p, scale := range lines.Scale {
+func (e *encoder) nearestCodes(x []float32, most int32, g, n int) {
+	e.lines.Encode((*[256]float32)(x), 0, most)
+	for p, scale := range &e.lines.Scale {
 		for i, part := 16*p, g+16*p/n; i < 16*p+16 && scale == 0; i++ {
-			codes[i] = byte(kernel.Clamp(kernel.Nearest(fit.Per[part]*(x[i]-fit.From[part])), 0, most))
+			e.lines.Codes[i] = byte(kernel.Clamp(kernel.Nearest(e.fit.Per[part]*(x[i]-e.fit.From[part])), 0, most))
 		}
 	}
 }
@@ -277,8 +278,9 @@ func encodeQ6_K(dst []byte, x []float32) { encodeWeightedQ6_K(dst, x, nil) }
 
 // encodeWeightedQ6_K is quantize_row_q6_K_impl; without weights these are x².
 func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	fit.SetNumbers(x, 16)
 	if weights != nil {
 		fit.SetWeights(weights, 16)
@@ -291,25 +293,23 @@ func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
 		clear(dst[:210])
 		return
 	}
-	var codes [256]byte
-	var lines kernel.Lines
 	per := -128 / maxScale
 	PutF16(dst[208:], 1/per)
-	d := getF16(dst[208:])
+	d, lines := getF16(dst[208:]), &e.lines
 	for p, scale := range fit.Scale {
 		packed := int8(min(127, kernel.Nearest(per*scale)))
 		dst[192+p] = byte(packed)
-		lines.Scale[p] = d * float32(packed)
+		lines.Scale[p], lines.Low[p] = d*float32(packed), 0
 	}
-	lines.Codes(&codes, (*[256]float32)(x), -32, 31)
-	for p, scale := range lines.Scale {
+	lines.Encode((*[256]float32)(x), -32, 31)
+	for p, scale := range &lines.Scale {
 		for i := 16 * p; i < 16*p+16 && scale == 0; i++ {
-			if codes[i] = 0; fit.Per[p] != 0 { // not all zero
-				codes[i] = byte(kernel.Clamp(kernel.Nearest(fit.Per[p]*x[i]), -32, 31) + 32)
+			if lines.Codes[i] = 0; fit.Per[p] != 0 { // not all zero
+				lines.Codes[i] = byte(kernel.Clamp(kernel.Nearest(fit.Per[p]*x[i]), -32, 31) + 32)
 			}
 		}
 	}
-	packQ6_K(dst, &codes)
+	packQ6_K(dst, &lines.Codes)
 }
 
 // packQ6_K sets the first 192 bytes of a block to its codes.

@@ -37,8 +37,8 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) error {
 		part := x[:min(piece, len(x))]
 		out := dst[:q.To.Bytes(int64(len(part)))]
 		q.encode(out, part)
-		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, _ int, largest uint32) int {
-			return beyond(y, x, block, q.To, largest)
+		err := q.compare(out, part, first, lost, func(m *measure, y, x []float32, block []byte, _ int, largest uint32) int {
+			return m.beyond(y, x, block, q.To, largest)
 		})
 		if err != nil {
 			return err
@@ -57,7 +57,7 @@ func (q *Quantiser) ConvertRow(dst []byte, x, importance []float32, lost *Loss) 
 	for first := 0; first < len(x); first += piece {
 		part := x[first:min(first+piece, len(x))]
 		out := dst[q.To.Bytes(int64(first)):][:q.To.Bytes(int64(len(part)))]
-		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, at int, largest uint32) int {
+		err := q.compare(out, part, first, lost, func(_ *measure, y, x []float32, block []byte, at int, largest uint32) int {
 			const infinite = 0x7f800000
 			if largest >= infinite {
 				return -1
@@ -77,7 +77,7 @@ func (q *Quantiser) ConvertRow(dst []byte, x, importance []float32, lost *Loss) 
 // a number of a block, which begins at that index of x, that the block does not stand for; -1 if it
 // stands for all. first is the index of x in what is converted.
 func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
-	beyond func(y, x []float32, block []byte, at int, largest uint32) int) error {
+	beyond func(m *measure, y, x []float32, block []byte, at int, largest uint32) int) error {
 	m := measures.Get().(*measure)
 	defer measures.Put(m)
 	y := m.decoded[:len(x)]
@@ -88,7 +88,7 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 	for k := range sums {
 		i, s := k*elements, &sums[k]
 		lost.quantised(y[i:i+elements], x[i:i+elements], s)
-		if at := beyond(y[i:i+elements], x[i:i+elements], out[k*size:][:size], i, s.Largest); at >= 0 {
+		if at := beyond(m, y[i:i+elements], x[i:i+elements], out[k*size:][:size], i, s.Largest); at >= 0 {
 			return &BeyondError{q.To, first + i + at, x[i+at], y[i+at]}
 		}
 	}
@@ -99,6 +99,7 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 type measure struct {
 	decoded [piece]float32
 	sums    [piece / 32]kernel.BlockSums // of blocks of 32 numbers or more
+	spans   [16]kernel.Span              // of the parts of a block
 }
 
 var measures = sync.Pool{New: func() any { return new(measure) }}

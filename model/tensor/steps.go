@@ -164,16 +164,16 @@ func (e *BeyondError) Error() string {
 // Encoding and decoding round about eight times, to 2^-24 of numbers that are at most twice the
 // largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
 // finite is not checked.
-func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
+func (m *measure) beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	const infinite = 0x7f800000
 	if largest >= infinite || math.Float32frombits(largest) <= quickStep(block, d) {
 		return -1
 	}
 	switch d {
 	case Q2_K, Q3_K:
-		return beyondFewBits(y, x, block, d)
+		return m.beyondFewBits(y, x, block, d)
 	case Q4_K, Q5_K, Q6_K:
-		return beyondParts(y, x, block, d)
+		return m.beyondParts(y, x, block, d)
 	}
 	top := uint32(0)
 	for _, v := range x {
@@ -194,23 +194,22 @@ func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 // slackOf is the slack of each number, in the largest of its block.
 const slackOf = 0x1p-20
 
-// spansOf sets the spans of the parts of a block of a type K, and returns the slack of its numbers.
-func spansOf(spans []kernel.Span, y, x []float32) (slack float32) {
+// spansOf returns the spans of the parts of a block of a type K, and the slack of its numbers.
+func (m *measure) spansOf(y, x []float32, part int) (spans []kernel.Span, slack float32) {
+	spans = m.spans[:256/part]
 	kernel.Spans(spans, y, x)
 	top := float32(0)
 	for i := range spans {
 		top = max(top, spans[i].Top)
 	}
-	return slackOf * top
+	return spans, slackOf * top
 }
 
 // beyondParts is beyond for the other types K, a part at a time: half a step is allowed at every code, so that few
 // numbers need a look at their code.
-func beyondParts(all, x []float32, block []byte, d DType) int {
+func (m *measure) beyondParts(all, x []float32, block []byte, d DType) int {
 	k := &weighings[d]
-	var reach [16]kernel.Span
-	spans := reach[:256/k.part]
-	slack := spansOf(spans, all, x)
+	spans, slack := m.spansOf(all, x, k.part)
 	var room [16]float64
 	var factors []float64 // of excess, if they are needed
 	b := scalesOf(block, d)
@@ -244,9 +243,8 @@ func (k weighing) fills(s *kernel.Span, least float32) bool {
 }
 
 // beyondFewBits is beyond for Q2_K and Q3_K, whose few codes often stand for numbers beyond them.
-func beyondFewBits(y, x []float32, block []byte, d DType) int {
-	var spans [16]kernel.Span
-	slack := spansOf(spans[:], y, x)
+func (m *measure) beyondFewBits(y, x []float32, block []byte, d DType) int {
+	spans, slack := m.spansOf(y, x, 16)
 	b := scalesOf(block, d)
 	for p := range spans {
 		step := b.step(p)

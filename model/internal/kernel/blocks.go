@@ -109,16 +109,13 @@ func widenQ8_0(dst []float32, src []byte) {
 // in 2 halves of 128 numbers, number l of quarter k of a half: its code is at bits 2k of qs[l], and
 // y = (d·(s&15))·q - dmin·(s>>4) with a scale s for 16 numbers.
 func widenQ2_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[84:] {
-		var lines Lines
-		d, dmin := f16At(src[80:]), f16At(src[82:])
-		for p, s := range (*[16]byte)(src) {
-			lines.Scale[p], lines.Low[p] = d*float32(s&15), float32(dmin*float32(s>>4))
+	decodeBlocks(dst, src, 84, 0, func(l *Lines, block []byte) {
+		d, dmin := f16At(block[80:]), f16At(block[82:])
+		for p, s := range (*[16]byte)(block) {
+			l.Scale[p], l.Low[p] = d*float32(s&15), float32(dmin*float32(s>>4))
 		}
-		var codes [256]byte
-		twoBitCodes(&codes, src[16:80])
-		lines.Values((*[256]float32)(dst), &codes, 0)
-	}
+		twoBitCodes(&l.Codes, block[16:80])
+	})
 }
 
 // twoBitCodes sets the codes to two bits each of 64 bytes, as Q2_K has them.
@@ -145,17 +142,14 @@ func ScaleQ3(p int, q *[12]byte) int {
 // as Q2_K's, but y = (d·scale)·(q - 4): bit k of hmask[l] is worth 4, k counting the quarters of both
 // halves.
 func widenQ3_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[110:] {
-		var lines Lines
-		d := f16At(src[108:])
-		for p := range lines.Scale {
-			lines.Scale[p] = d * float32(ScaleQ3(p, (*[12]byte)(src[96:])))
+	decodeBlocks(dst, src, 110, 4, func(l *Lines, block []byte) {
+		d := f16At(block[108:])
+		for p := range l.Scale {
+			l.Scale[p], l.Low[p] = d*float32(ScaleQ3(p, (*[12]byte)(block[96:]))), 0
 		}
-		var codes [256]byte
-		twoBitCodes(&codes, src[32:96])
-		addBit(&codes, src[:32], 2)
-		lines.Values((*[256]float32)(dst), &codes, 4)
-	}
+		twoBitCodes(&l.Codes, block[32:96])
+		addBit(&l.Codes, block[:32], 2)
+	})
 }
 
 // addBit gives the codes of part p of 32 numbers bit p of 32 bytes, as the given bit.
@@ -182,11 +176,10 @@ func ScaleMin(j int, q *[12]byte) (scale, min byte) {
 // in 8 parts of 32 numbers. Parts 2i and 2i+1 are the low and high halves of qs[32i:]:
 // y = (d·scale)·q - dmin·min with the part's scale and min.
 func widenQ4_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[144:] {
-		var codes [256]byte
-		fourBitCodes(&codes, src[16:144])
-		widenMinimums((*[256]float32)(dst), &codes, src)
-	}
+	decodeBlocks(dst, src, 144, 0, func(l *Lines, block []byte) {
+		fourBitCodes(&l.Codes, block[16:])
+		l.setMinimums(block)
+	})
 }
 
 // fourBitCodes sets the codes to the halves of 128 bytes, as Q4_K has them.
@@ -197,15 +190,19 @@ func fourBitCodes(codes *[256]byte, q []byte) {
 	}
 }
 
-// widenMinimums decodes the codes of a Q4_K or Q5_K block with its scales and minimums.
-func widenMinimums(dst *[256]float32, codes *[256]byte, block []byte) {
-	var lines Lines
+// setMinimums sets the lines to the scales and minimums of a Q4_K or Q5_K block.
+func (l *Lines) setMinimums(block []byte) {
 	d, dmin, scales := f16At(block), f16At(block[2:]), (*[12]byte)(block[4:])
-	for p := range lines.Scale {
-		scale, low := ScaleMin(p/2, scales)
-		lines.Scale[p], lines.Low[p] = d*float32(scale), float32(dmin*float32(low))
+	for p := range 8 {
+		scale, low := ScaleMin(p, scales)
+		l.SetPart(p, d*float32(scale), float32(dmin*float32(low)))
 	}
-	lines.Values(dst, codes, 0)
+}
+
+// SetPart sets the lines of part p of 32 numbers.
+func (l *Lines) SetPart(p int, scale, low float32) {
+	l.Scale[2*p], l.Scale[2*p+1] = scale, scale
+	l.Low[2*p], l.Low[2*p+1] = low, low
 }
 
 // widenQ5_K decodes blocks of
@@ -214,12 +211,11 @@ func widenMinimums(dst *[256]float32, codes *[256]byte, block []byte) {
 //
 // as Q4_K's; bit p of qh[j] is worth 16 in number j of part p.
 func widenQ5_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[176:] {
-		var codes [256]byte
-		fourBitCodes(&codes, src[48:176])
-		addBit(&codes, src[16:48], 4)
-		widenMinimums((*[256]float32)(dst), &codes, src)
-	}
+	decodeBlocks(dst, src, 176, 0, func(l *Lines, block []byte) {
+		fourBitCodes(&l.Codes, block[48:])
+		addBit(&l.Codes, block[16:48], 4)
+		l.setMinimums(block)
+	})
 }
 
 // widenQ6_K decodes blocks of
@@ -230,21 +226,18 @@ func widenQ5_K(dst []float32, src []byte) {
 // byte of ql, the high ones at 2k of qh[l], and y = (d·scale)·(q - 32) with a scale for
 // 16 numbers.
 func widenQ6_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[210:] {
-		var lines Lines
-		d := f16At(src[208:])
-		for p, scale := range (*[16]byte)(src[192:]) {
-			lines.Scale[p] = d * float32(int8(scale))
+	decodeBlocks(dst, src, 210, 32, func(l *Lines, block []byte) {
+		d := f16At(block[208:])
+		for p, scale := range (*[16]byte)(block[192:]) {
+			l.Scale[p], l.Low[p] = d*float32(int8(scale)), 0
 		}
-		var codes [256]byte
 		for i := 0; i < 256; i += 8 {
-			half, quarter, l := i/128, i%128/32, i%32
-			low := binary.LittleEndian.Uint64(src[64*half+quarter%2*32+l:]) >> (quarter / 2 * 4) & (15 * eachByte)
-			high := binary.LittleEndian.Uint64(src[128+32*half+l:]) >> (2 * quarter) & (3 * eachByte)
-			binary.LittleEndian.PutUint64(codes[i:], low|high<<4)
+			half, quarter, j := i/128, i%128/32, i%32
+			low := binary.LittleEndian.Uint64(block[64*half+quarter%2*32+j:]) >> (quarter / 2 * 4) & (15 * eachByte)
+			high := binary.LittleEndian.Uint64(block[128+32*half+j:]) >> (2 * quarter) & (3 * eachByte)
+			binary.LittleEndian.PutUint64(l.Codes[i:], low|high<<4)
 		}
-		lines.Values((*[256]float32)(dst), &codes, 32)
-	}
+	})
 }
 
 // valuesMXFP4 holds twice the values of E2M1, as ggml has them: -0 is +0.

@@ -109,7 +109,7 @@ func requireSameFit(t *testing.T, want, got *Fit, name string) {
 	}
 }
 
-// BenchmarkFit fits 256 numbers, or 128, in numbers a second.
+// BenchmarkFit fits numbers, 32 or 16 of each group, in numbers a second.
 func BenchmarkFit(b *testing.B) {
 	minimums, symmetric := fitTries()
 	var f Fit
@@ -122,19 +122,19 @@ func BenchmarkFit(b *testing.B) {
 	for _, name := range Implementations() {
 		restore := Use(name)
 		b.Run("minimums/"+name, func(b *testing.B) {
-			b.SetBytes(256)
+			b.SetBytes(32 * FitGroups)
 			for b.Loop() {
 				f.Minimums(32, 15, minimums, false)
 			}
 		})
 		b.Run("symmetric/"+name, func(b *testing.B) {
-			b.SetBytes(128)
+			b.SetBytes(16 * FitGroups)
 			for b.Loop() {
 				f.Symmetric(16, 32, symmetric)
 			}
 		})
 		b.Run("stepwise/"+name, func(b *testing.B) {
-			b.SetBytes(128)
+			b.SetBytes(16 * FitGroups)
 			for b.Loop() {
 				f.Stepwise()
 			}

@@ -62,9 +62,9 @@ type implementation struct {
 	fitGroups  func(dst, src *float32, numbers int)
 	fitWeights func(fit *float32, numbers int, share float32)
 
-	// lineCodes and lineValues are Lines.Codes and Lines.Values; lines is the start of a Lines.
-	lineCodes  func(codes *byte, x, lines *float32, least, most int)
-	lineValues func(y *float32, codes *byte, lines *float32, zero int)
+	// encodeLines and decodeLines are Lines.Encode and Lines.Decode; lines is the start of a Lines.
+	encodeLines func(lines, x *float32, least, most int)
+	decodeLines func(y, lines *float32, zero int)
 	// spans sets the Spans from spans on of parts of n numbers, a positive multiple of 8.
 	spans func(spans, y, x *float32, parts, n int)
 

@@ -88,8 +88,8 @@ var avx512 = implementation{
 	fitStepwise:  avx512FitStepwise,
 	fitGroups:    avx2FitGroups,
 	fitWeights:   avx2FitWeights,
-	lineCodes:    avx2LineCodes,
-	lineValues:   avx2LineValues,
+	encodeLines:  avx2EncodeLines,
+	decodeLines:  avx2DecodeLines,
 	spans:        avx2Spans,
 }
 
@@ -162,7 +162,7 @@ var avx2 = implementation{
 	fitStepwise:  avx2FitStepwise,
 	fitGroups:    avx2FitGroups,
 	fitWeights:   avx2FitWeights,
-	lineCodes:    avx2LineCodes,
-	lineValues:   avx2LineValues,
+	encodeLines:  avx2EncodeLines,
+	decodeLines:  avx2DecodeLines,
 	spans:        avx2Spans,
 }

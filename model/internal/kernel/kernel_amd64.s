@@ -16196,16 +16196,16 @@ weights:
 	VZEROUPPER
 	RET
 
-// func avx2LineCodes(codes *byte, x *float32, lines *float32, least int, most int)
+// func avx2EncodeLines(lines *float32, x *float32, least int, most int)
 // Requires: AVX, AVX2
-TEXT ·avx2LineCodes(SB), NOSPLIT, $0-40
-	MOVQ         codes+0(FP), AX
+TEXT ·avx2EncodeLines(SB), NOSPLIT, $0-32
+	MOVQ         lines+0(FP), DX
+	LEAQ         128(DX), AX
 	MOVQ         x+8(FP), BX
-	MOVQ         lines+16(FP), DX
-	MOVQ         least+24(FP), SI
+	MOVQ         least+16(FP), SI
 	VMOVD        SI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         most+32(FP), SI
+	MOVQ         most+24(FP), SI
 	VMOVD        SI, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQU      packedOrder<>+0(SB), Y2
@@ -16261,13 +16261,13 @@ block:
 	VZEROUPPER
 	RET
 
-// func avx2LineValues(y *float32, codes *byte, lines *float32, zero int)
+// func avx2DecodeLines(y *float32, lines *float32, zero int)
 // Requires: AVX, AVX2
-TEXT ·avx2LineValues(SB), NOSPLIT, $0-32
+TEXT ·avx2DecodeLines(SB), NOSPLIT, $0-24
 	MOVQ         y+0(FP), AX
-	MOVQ         codes+8(FP), BX
-	MOVQ         lines+16(FP), DX
-	MOVQ         zero+24(FP), SI
+	MOVQ         lines+8(FP), DX
+	LEAQ         128(DX), BX
+	MOVQ         zero+16(FP), SI
 	VMOVD        SI, X0
 	VPBROADCASTD X0, Y0
 	MOVQ         $0x00000010, CX

@@ -1,40 +1,60 @@
 package kernel
 
-import "math"
+import (
+	"math"
+	"sync"
+)
 
-// Lines are what the codes of a block of a type K stand for, 16 numbers each: Scale·code - Low.
-type Lines struct{ Scale, Low [16]float32 }
+// Lines are the codes of a block of a type K, and what they stand for, 16 numbers with a line each: Scale·code - Low.
+type Lines struct {
+	Scale, Low [16]float32
+	Codes      [256]byte // from 0 on
+}
 
-// Codes sets the codes to those nearest to x, (x + Low)/Scale, clamped to least … most, less least. Those of a part without
+// Encode sets the codes to those nearest to x, (x + Low)/Scale, clamped to least … most, less least. Those of a part without
 // scale are undefined.
-func (l *Lines) Codes(codes *[256]byte, x *[256]float32, least, most int32) {
-	if f := current().lineCodes; f != nil {
-		f(&codes[0], &x[0], &l.Scale[0], int(least), int(most))
+func (l *Lines) Encode(x *[256]float32, least, most int32) {
+	if f := current().encodeLines; f != nil {
+		f(&l.Scale[0], &x[0], int(least), int(most))
 		return
 	}
-	l.codesPortable(codes, x, least, most)
+	l.encodePortable(x, least, most)
 }
 
-// codesPortable is Codes in portable Go.
-func (l *Lines) codesPortable(codes *[256]byte, x *[256]float32, least, most int32) {
+// encodePortable is Encode in portable Go.
+func (l *Lines) encodePortable(x *[256]float32, least, most int32) {
 	for i, v := range x {
-		codes[i] = byte(Clamp(Nearest((v+l.Low[i/16])/l.Scale[i/16]), least, most) - least)
+		l.Codes[i] = byte(Clamp(Nearest((v+l.Low[i/16])/l.Scale[i/16]), least, most) - least)
 	}
 }
 
-// Values sets y to the numbers that codes, of which that of 0 is zero, stand for.
-func (l *Lines) Values(y *[256]float32, codes *[256]byte, zero int32) {
-	if f := current().lineValues; f != nil {
-		f(&y[0], &codes[0], &l.Scale[0], int(zero))
+// Decode sets y to the numbers that the codes, of which that of 0 is zero, stand for.
+func (l *Lines) Decode(y *[256]float32, zero int32) {
+	if f := current().decodeLines; f != nil {
+		f(&y[0], &l.Scale[0], int(zero))
 		return
 	}
-	l.valuesPortable(y, codes, zero)
+	l.decodePortable(y, zero)
 }
 
-// valuesPortable is Values in portable Go.
-func (l *Lines) valuesPortable(y *[256]float32, codes *[256]byte, zero int32) {
-	for i, q := range codes {
+// decodePortable is Decode in portable Go.
+func (l *Lines) decodePortable(y *[256]float32, zero int32) {
+	for i, q := range l.Codes {
 		y[i] = float32(l.Scale[i/16]*float32(int32(q)-zero)) - l.Low[i/16]
+	}
+}
+
+// decoders are for decoders at work.
+var decoders = sync.Pool{New: func() any { return new(Lines) }}
+
+// decodeBlocks sets dst to the numbers of blocks of so many bytes. parse sets the lines and codes of a block, of which that
+// of 0 is zero.
+func decodeBlocks(dst []float32, src []byte, size int, zero int32, parse func(l *Lines, block []byte)) {
+	l := decoders.Get().(*Lines)
+	defer decoders.Put(l)
+	for ; len(dst) >= 256; dst, src = dst[256:], src[size:] {
+		parse(l, src[:size])
+		l.Decode((*[256]float32)(dst), zero)
 	}
 }
 

@@ -26,24 +26,22 @@ func lineCases(r *rand.Rand) (x [256]float32, l Lines) {
 func TestLines(t *testing.T) {
 	each(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
-		for range 1000 {
+		for range 200 {
 			x, l := lineCases(r)
 			for _, limits := range [][2]int32{{0, 3}, {0, 15}, {0, 31}, {-4, 3}, {-32, 31}} {
-				var want, got [256]byte
 				var y, z [256]float32
-				l.codesPortable(&want, &x, limits[0], limits[1])
-				l.Codes(&got, &x, limits[0], limits[1])
-				for i := range want { // those of a part without scale are undefined
+				want, got := l, l
+				want.encodePortable(&x, limits[0], limits[1])
+				got.Encode(&x, limits[0], limits[1])
+				for i := range want.Codes { // those of a part without scale are undefined
 					if l.Scale[i/16] == 0 {
-						want[i], got[i] = byte(i)&3, byte(i)&3
+						want.Codes[i], got.Codes[i] = byte(i)&3, byte(i)&3
 					}
 				}
-				require.Equal(t, want, got, limits)
-				l.valuesPortable(&y, &want, -limits[0])
-				l.Values(&z, &want, -limits[0])
-				for i, v := range y {
-					require.Equal(t, math.Float32bits(v), math.Float32bits(z[i]), "%v, number %d", limits, i)
-				}
+				require.True(t, want == got, limits)
+				want.decodePortable(&y, -limits[0])
+				got.Decode(&z, -limits[0])
+				require.Equal(t, bitsOf(y[:]), bitsOf(z[:]), limits)
 				for _, n := range []int{8, 16, 32, 256} {
 					spans := make([]Span, 256/n)
 					Spans(spans, y[:], x[:])
@@ -58,6 +56,13 @@ func TestLines(t *testing.T) {
 	})
 }
 
+func bitsOf(x []float32) (bits []uint32) {
+	for _, v := range x {
+		bits = append(bits, math.Float32bits(v))
+	}
+	return bits
+}
+
 // TestGroups checks where the numbers of groups lie, and compares weights with portable Go.
 func TestGroups(t *testing.T) {
 	each(t, func(t *testing.T) {
@@ -69,16 +74,13 @@ func TestGroups(t *testing.T) {
 					x[i] = f.X[i%n][i/n]
 				}
 				for _, groups := range []int{FitGroups, FitGroups / 2, 1} {
-					var got Fit
+					var want, got Fit
+					for i, v := range x[:groups*n] {
+						want.X[i%n][i/n] = v
+					}
 					got.SetNumbers(x[:groups*n], n)
 					got.SetWeights(x[:groups*n], n)
-					for i, v := range x {
-						if i >= groups*n {
-							v = 0
-						}
-						require.Equal(t, v, got.X[i%n][i/n])
-						require.Equal(t, v, got.W[i%n][i/n])
-					}
+					require.True(t, want.X == got.X && want.X == got.W, "%d groups of %d", groups, n)
 				}
 				for _, rms := range []bool{false, true} {
 					want, got := f, f
@@ -86,11 +88,12 @@ func TestGroups(t *testing.T) {
 					got.Weigh(n, rms)
 					require.True(t, slices.Equal(want.W[:n], got.W[:n]), "%d, %v", n, rms)
 				}
-				got := f
+				want, got := f, f
 				got.WeighSquares(n)
 				for i, v := range x {
-					require.Equal(t, v*v, got.W[i%n][i/n])
+					want.W[i%n][i/n] = v * v
 				}
+				require.True(t, want == got, n)
 			}
 		}
 	})

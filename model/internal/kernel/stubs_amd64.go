@@ -569,15 +569,15 @@ func avx2FitGroups(dst *float32, src *float32, numbers int)
 //go:noescape
 func avx2FitWeights(fit *float32, numbers int, share float32)
 
-// avx2LineCodes is codesPortable.
+// avx2EncodeLines is encodePortable.
 //
 //go:noescape
-func avx2LineCodes(codes *byte, x *float32, lines *float32, least int, most int)
+func avx2EncodeLines(lines *float32, x *float32, least int, most int)
 
-// avx2LineValues is valuesPortable.
+// avx2DecodeLines is decodePortable.
 //
 //go:noescape
-func avx2LineValues(y *float32, codes *byte, lines *float32, zero int)
+func avx2DecodeLines(y *float32, lines *float32, zero int)
 
 // avx2Spans is spanPortable of each of parts parts.
 //

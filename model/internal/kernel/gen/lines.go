@@ -10,8 +10,8 @@ import (
 func (s isa) lines() {
 	s.fitGroups()
 	s.fitWeights()
-	s.lineCodes()
-	s.lineValues()
+	s.encodeLines()
+	s.decodeLines()
 	s.spans()
 }
 
@@ -93,24 +93,28 @@ func (s isa) fitWeights() {
 	end()
 }
 
-// The number of parts of a block that have a line each.
-const blockLines = 16
+// The fields of kernel.Lines, in bytes.
+const (
+	blockLines = 16 // parts that have a line each
+	linesLow   = 4 * blockLines
+	linesCodes = 2 * linesLow
+)
 
-// line broadcasts the scale and the minimum of a part, from a byte offset on in Lines.
+// line broadcasts the scale and the minimum of a part, which lie from lines and a byte offset on.
 func line(lines reg.GPPhysical, disp int, scale, low reg.VecPhysical) {
 	VBROADCASTSS(operand.Mem{Base: lines, Disp: disp}, scale)
-	VBROADCASTSS(operand.Mem{Base: lines, Disp: disp + 4*blockLines}, low)
+	VBROADCASTSS(operand.Mem{Base: lines, Disp: disp + linesLow}, low)
 }
 
-// lineCodes writes the kernel that encodes a block, 32 numbers at a time.
-func (s isa) lineCodes() {
-	function(s.name+"LineCodes", "(codes *byte, x, lines *float32, least, most int)", "codesPortable")
+// encodeLines writes the kernel that encodes a block, 32 numbers at a time.
+func (s isa) encodeLines() {
+	function(s.name+"EncodeLines", "(lines, x *float32, least, most int)", "encodePortable")
 	g, v := general(), s.vectors()
 	codes, px, lines, word := g.one(), g.one(), g.one(), g.one()
 	least, most, order, scale, low, a := v.one(), v.one(), v.one(), v.one(), v.one(), v.take(4)
-	Load(Param("codes"), codes)
-	Load(Param("x"), px)
 	Load(Param("lines"), lines)
+	LEAQ(operand.Mem{Base: lines, Disp: linesCodes}, codes)
+	Load(Param("x"), px)
 	Load(Param("least"), word)
 	s.words(word, least)
 	Load(Param("most"), word)
@@ -144,15 +148,15 @@ func (s isa) lineCodes() {
 	end()
 }
 
-// lineValues writes the kernel that decodes a block, 16 numbers at a time.
-func (s isa) lineValues() {
-	function(s.name+"LineValues", "(y *float32, codes *byte, lines *float32, zero int)", "valuesPortable")
+// decodeLines writes the kernel that decodes a block, 16 numbers at a time.
+func (s isa) decodeLines() {
+	function(s.name+"DecodeLines", "(y, lines *float32, zero int)", "decodePortable")
 	g, v := general(), s.vectors()
 	py, codes, lines, word := g.one(), g.one(), g.one(), g.one()
 	zero, scale, low, a := v.one(), v.one(), v.one(), v.take(2)
 	Load(Param("y"), py)
-	Load(Param("codes"), codes)
 	Load(Param("lines"), lines)
+	LEAQ(operand.Mem{Base: lines, Disp: linesCodes}, codes)
 	Load(Param("zero"), word)
 	s.words(word, zero)
 	MOVQ(operand.U32(blockLines), left)
