@@ -138,14 +138,15 @@ func encodeQ5_K(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5
 // packQ5_K sets the last 160 bytes of a block to its codes: the fifth bit of number j of part p is bit p
 // of byte j.
 func packQ5_K(dst []byte, codes *[256]byte) {
-	high := (*[32]byte)(dst[16:])
-	clear(high[:])
-	for i := range 4 {
-		q, l := (*[32]byte)(dst[48+32*i:]), (*[64]byte)(codes[64*i:])
-		for j := range q {
-			q[j] = l[j]&15 | l[j+32]&15<<4
-			high[j] |= l[j]>>4<<(2*i) | l[j+32]>>4<<(2*i+1)
+	const four, one = 0x0f0f0f0f0f0f0f0f, 0x0101010101010101
+	for j := 0; j < 32; j += 8 {
+		high := uint64(0)
+		for i := range 4 {
+			a, b := binary.LittleEndian.Uint64(codes[64*i+j:]), binary.LittleEndian.Uint64(codes[64*i+32+j:])
+			binary.LittleEndian.PutUint64(dst[48+32*i+j:], a&four|b&four<<4)
+			high |= a>>4&one<<(2*i) | b>>4&one<<(2*i+1)
 		}
+		binary.LittleEndian.PutUint64(dst[16+j:], high)
 	}
 }
 
@@ -314,12 +315,16 @@ func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
 
 // packQ6_K sets the first 192 bytes of a block to its codes.
 func packQ6_K(dst []byte, codes *[256]byte) {
-	for half := range 2 {
-		l, low, high := (*[128]byte)(codes[128*half:]), (*[64]byte)(dst[64*half:]), (*[32]byte)(dst[128+32*half:])
-		for j := range 32 {
-			a, b, c, d := l[j], l[j+32], l[j+64], l[j+96]
-			low[j], low[j+32] = a&15|c&15<<4, b&15|d&15<<4
-			high[j] = a>>4 | b>>4<<2 | c>>4<<4 | d>>4<<6
+	const four, two = 0x0f0f0f0f0f0f0f0f, 0x0303030303030303
+	for i := 0; i < 64; i += 8 {
+		half, j := i/32, i%32
+		var q [4]uint64
+		for k := range q {
+			q[k] = binary.LittleEndian.Uint64(codes[128*half+32*k+j:])
 		}
+		binary.LittleEndian.PutUint64(dst[64*half+j:], q[0]&four|q[2]&four<<4)
+		binary.LittleEndian.PutUint64(dst[64*half+32+j:], q[1]&four|q[3]&four<<4)
+		high := q[0]>>4&two | q[1]>>4&two<<2 | q[2]>>4&two<<4 | q[3]>>4&two<<6
+		binary.LittleEndian.PutUint64(dst[128+32*half+j:], high)
 	}
 }

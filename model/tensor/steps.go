@@ -313,11 +313,16 @@ type blockScale struct {
 	block           []byte
 	dtype           DType
 	super, superMin float32
+	signed          float32 // super with its sign, of Q3_K
 }
 
 func scalesOf(block []byte, d DType) blockScale {
 	super, superMin := blockScales(block, d)
-	return blockScale{block, d, super, superMin}
+	b := blockScale{block: block, dtype: d, super: super, superMin: superMin}
+	if d == Q3_K {
+		b.signed = getF16(block[108:])
+	}
+	return b
 }
 
 // filled reports whether the scale of a part is at least half of the largest.
@@ -337,7 +342,7 @@ func (b *blockScale) step(p int) float32 {
 	case Q2_K:
 		return b.super * float32(b.block[p]&15)
 	case Q3_K:
-		return getF16(b.block[108:]) * float32(kernel.ScaleQ3(p, (*[12]byte)(b.block[96:])))
+		return b.signed * float32(kernel.ScaleQ3(p, (*[12]byte)(b.block[96:])))
 	case Q6_K:
 		return b.super * float32(int8(b.block[192+p]))
 	}
