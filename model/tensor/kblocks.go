@@ -97,8 +97,8 @@ func putScaleQ3(q []byte, p int, l byte) {
 	q[8+p%4] |= l >> 4 << (p / 4 * 2)
 }
 
-// nearestQ3 sets the lines to the scales in the block, and the codes to those nearest under them. Codes of a part without
-// scale are undefined.
+// nearestQ3 sets the lines to the scales in the block, and the codes to those nearest under them. Codes of a
+// part without scale are undefined.
 func (e *encoder) nearestQ3(block []byte, x []float32) {
 	d := getF16(block[108:])
 	for p := range &e.lines.Scale {
@@ -248,8 +248,8 @@ func (e *encoder) packMinimums(block []byte, x []float32, most, g int, d DType) 
 	}
 }
 
-// nearestCodes sets the codes to those nearest to x under the lines, 0 … most. Without scale the codes are those of the fit,
-// per·(x - from), whose groups of n numbers are those of x from g on.
+// nearestCodes sets the codes to those nearest to x under the lines, 0 … most. Without scale the codes are
+// those of the fit, per·(x - from), whose groups of n numbers are those of x from g on.
 func (e *encoder) nearestCodes(x []float32, most int32, g, n int) {
 	e.lines.Encode((*[256]float32)(x), 0, most)
 	for p, scale := range &e.lines.Scale {

@@ -11,8 +11,8 @@ type Lines struct {
 	Codes      [256]byte // from 0 on
 }
 
-// Encode sets the codes to those nearest to x, (x + Low)/Scale, clamped to least … most, less least. Those of a part without
-// scale are undefined.
+// Encode sets the codes to those nearest to x, (x + Low)/Scale, clamped to least … most, less least.
+// Codes of a part without scale are undefined.
 func (l *Lines) Encode(x *[256]float32, least, most int32) {
 	if f := current().encodeLines; f != nil {
 		f(&l.Scale[0], &x[0], int(least), int(most))
@@ -28,7 +28,7 @@ func (l *Lines) encodePortable(x *[256]float32, least, most int32) {
 	}
 }
 
-// Decode sets y to the numbers that the codes, of which that of 0 is zero, stand for.
+// Decode sets y to the numbers that the codes stand for; zero is the code of 0.
 func (l *Lines) Decode(y *[256]float32, zero int32) {
 	if f := current().decodeLines; f != nil {
 		f(&y[0], &l.Scale[0], int(zero))
@@ -47,8 +47,8 @@ func (l *Lines) decodePortable(y *[256]float32, zero int32) {
 // decoders are for decoders at work.
 var decoders = sync.Pool{New: func() any { return new(Lines) }}
 
-// decodeBlocks sets dst to the numbers of blocks of so many bytes. parse sets the lines and codes of a block, of which that
-// of 0 is zero.
+// decodeBlocks sets dst to the numbers of blocks of size bytes. parse sets the lines and codes of a block;
+// zero is the code of 0.
 func decodeBlocks(dst []float32, src []byte, size int, zero int32, parse func(l *Lines, block []byte)) {
 	l := decoders.Get().(*Lines)
 	defer decoders.Put(l)
@@ -58,15 +58,15 @@ func decodeBlocks(dst []float32, src []byte, size int, zero int32, parse func(l 
 	}
 }
 
-// Span is how far numbers reach that stand for others: y for x.
+// Span is how far numbers y of a part, which stand for x, and their errors reach.
 type Span struct {
 	Farthest     float32 // max |y - x|
 	Top          float32 // max |x|
 	Above, Below float32 // max y and max -y, at least 0
 }
 
-// Spans sets spans to those of parts of the same length, a positive multiple of 8 numbers, none of them infinite or NaN, nor
-// y - x. Spans panics if lengths do not fit.
+// Spans sets spans to those of parts of the same length, a positive multiple of 8 numbers. All numbers and
+// y - x are finite. Spans panics if lengths do not fit.
 func Spans(spans []Span, y, x []float32) {
 	n := len(x) / max(1, len(spans))
 	if len(y) != len(x) || n*len(spans) != len(x) || n == 0 || n%8 != 0 || len(x) > chunk {

@@ -8,8 +8,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels that fit scales: a register holds one number, or sum, of 16 groups, or of 8 of these with AVX2. The sums of
-// a group are chains of additions; with AVX2, a kernel has two of them side by side.
+// The kernels that fit scales: a register holds one number, or sum, of 16 groups, or of 8 of these with AVX2.
+// The sums of a group are chains of additions; with AVX2, a kernel has two of them side by side.
 
 // The fields of kernel.Fit, in bytes.
 const (

@@ -19,7 +19,8 @@ func (s isa) lines() {
 func (s isa) fitGroups() {
 	function(s.name+"FitGroups", "(dst, src *float32, numbers int)", "the loops of setGroups")
 	g, v := general(), s.vectors()
-	dst, src, numbers, stride, stride3, four, to, half := g.one(), g.one(), g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
+	dst, src, numbers, stride, stride3 := g.one(), g.one(), g.one(), g.one(), g.one()
+	four, to, half := g.one(), g.one(), g.one()
 	a, b := v.take(8), v.take(8)
 	Load(Param("dst"), dst)
 	Load(Param("src"), src)
