@@ -59,6 +59,16 @@ type implementation struct {
 	fitAbsolute  func(fit *float32, numbers, most int, tries *float32, n int)
 	fitSymmetric func(fit *float32, numbers, most int, tries *float32, n int)
 	fitStepwise  func(fit *float32)
+	// fitGroups is setGroups of numbers, 16 or 32, of each group. fitWeights is Fit.Weigh, with rms if share, 1/numbers, is
+	// not 0.
+	fitGroups  func(dst, src *float32, numbers int)
+	fitWeights func(fit *float32, numbers int, share float32)
+
+	// encodeLines and decodeLines are Lines.Encode and Lines.Decode; lines is the start of a Lines.
+	encodeLines func(lines, x *float32, least, most int)
+	decodeLines func(y, lines *float32, zero int)
+	// spans sets the Spans from spans on of parts of n numbers, a positive multiple of 8.
+	spans func(spans, y, x *float32, parts, n int)
 
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)

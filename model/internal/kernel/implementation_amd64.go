@@ -84,10 +84,15 @@ var avx512 = implementation{
 	extremes:     avx2Extremes,
 	runSums:      avx2RunSums,
 	runSquares:   avx2RunSquares,
-	fitMinimums:  avx2FitMinimums,
-	fitAbsolute:  avx2FitAbsolute,
-	fitSymmetric: avx2FitSymmetric,
-	fitStepwise:  avx2FitStepwise,
+	fitMinimums:  avx512FitMinimums,
+	fitAbsolute:  avx512FitAbsolute,
+	fitSymmetric: avx512FitSymmetric,
+	fitStepwise:  avx512FitStepwise,
+	fitGroups:    avx2FitGroups,
+	fitWeights:   avx2FitWeights,
+	encodeLines:  avx2EncodeLines,
+	decodeLines:  avx2DecodeLines,
+	spans:        avx2Spans,
 }
 
 // avx2 also needs FMA and F16C.
@@ -159,4 +164,9 @@ var avx2 = implementation{
 	fitAbsolute:  avx2FitAbsolute,
 	fitSymmetric: avx2FitSymmetric,
 	fitStepwise:  avx2FitStepwise,
+	fitGroups:    avx2FitGroups,
+	fitWeights:   avx2FitWeights,
+	encodeLines:  avx2EncodeLines,
+	decodeLines:  avx2DecodeLines,
+	spans:        avx2Spans,
 }

@@ -554,6 +554,51 @@ func avx2FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int
 //go:noescape
 func avx2FitStepwise(fit *float32)
 
+// avx512FitMinimums is minimumsPortable for all groups.
+//
+//go:noescape
+func avx512FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx512FitAbsolute is minimumsPortable for all groups.
+//
+//go:noescape
+func avx512FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx512FitSymmetric is symmetricPortable for all groups.
+//
+//go:noescape
+func avx512FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx512FitStepwise is stepwisePortable for all groups.
+//
+//go:noescape
+func avx512FitStepwise(fit *float32)
+
+// avx2FitGroups is the loops of setGroups.
+//
+//go:noescape
+func avx2FitGroups(dst *float32, src *float32, numbers int)
+
+// avx2FitWeights is weighPortable for all groups.
+//
+//go:noescape
+func avx2FitWeights(fit *float32, numbers int, share float32)
+
+// avx2EncodeLines is encodePortable.
+//
+//go:noescape
+func avx2EncodeLines(lines *float32, x *float32, least int, most int)
+
+// avx2DecodeLines is decodePortable.
+//
+//go:noescape
+func avx2DecodeLines(y *float32, lines *float32, zero int)
+
+// avx2Spans is spanPortable of each of parts parts.
+//
+//go:noescape
+func avx2Spans(spans *float32, y *float32, x *float32, parts int, n int)
+
 // avx512Exp is Exp of each number.
 //
 //go:noescape
