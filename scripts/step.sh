@@ -1,6 +1,7 @@
-# step TITLE prints the title of a step of a gate, the seconds since the gate began, and the seconds of processor time that
-# finished commands took. Sourced, with a directory in $work.
+# step TITLE prints the title of a step of a gate, how long the gate has run, and the processor time of the commands that
+# ended. Sourced, with a directory in $work.
 step() {
-  times > "$work/times" # in this shell: a pipe's would count its own children
-  printf '\n== %s (after %d s, %.0f s of processor time)\n' "$*" "$SECONDS" "$(awk -F'[ms ]' 'NR == 2 {print 60 * ($1 + $4) + $2 + $5}' "$work/times")"
+  times > "$work/times" # not in a pipe, whose shell has no children
+  awk -F'[ms ]' -v title="$*" -v after="$SECONDS" \
+    'NR == 2 {printf "\n== %s (after %d s, %d s of processor time)\n", title, after, 60 * ($1 + $4) + $2 + $5}' "$work/times"
 }
