@@ -2,8 +2,8 @@
 # What takes too long for the gate, or changes too seldom: the tables of docs/detection.md, every test in portable Go,
 # benchmarks, another's object store, Kubernetes' own types and containers, a release that is not published, engines on the
 # fixtures, models of 671 B and 1 T from a generating server, a conversion in 1,000 parts, and each fuzz target for FUZZTIME
-# (default 5m). Needs what .ci/run needs, what engines.sh installs, and GNU time. By hand alone: scripts/scale.sh whole, which
-# converts 671 B parameters for hours.
+# (default 5m). Needs what .ci/run needs, what engines.sh installs, and GNU time. By hand alone: scripts/scale.sh whole and bf16,
+# which convert 671 B parameters for an hour each.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go run ./scripts/mistakes -detection -check docs/detection.md
