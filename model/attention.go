@@ -39,7 +39,7 @@ func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 		if p.rules.ScalesScores {
 			scoring.By, scoring.Divides = softmaxScale(c), false
 		}
-		return p.attend(name, q, k, vT, scoring)
+		return p.attend(name, c.NumAttentionHeads, q, k, vT, scoring)
 	})
 	return p.stage(name+".o_proj.input", context)
 }
@@ -94,20 +94,41 @@ func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V)
 	c := p.config
 	q, low := p.latentQueries(name, a, x)
 	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
-	rank, width := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim
+	rank, width, nope := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim, c.QKNopeHeadDim
 	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(TakeColumns(p.in, width, 0, rank), latentRope))
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
 	mask := p.indexed(l, name, x, low)
 	context := p.Scope(q, func(q V) V {
-		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim
-		q = p.rotated(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q))
 		kRope := p.rotated(p.Move(splitHeads(p.in, 1, width, rank, width), latentRope))
-		kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
-		k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
-		vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
-		return p.attend(name, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
+		heads, n := c.NumAttentionHeads, headBlock
+		if heads%n != 0 || p.o.AttnWeights || p.o.Training || p.o.HeadsTogether {
+			return p.attendLatent(name, heads, q, kv, kRope, mask)
+		}
+		var blocks []V
+		for first := 0; first < heads; first += n {
+			take := func(width int, x V) V { return p.Move(TakeColumns(p.in, heads*width, first*width, (first+n)*width), x) }
+			blocks = append(blocks, p.Scope(take(c.QKHeadDim(), q), func(q V) V {
+				return p.attendLatent(name, n, q, take(nope+c.VHeadDim, kv), kRope, mask)
+			}))
+		}
+		return p.Move(joinBlocks(p.in, len(blocks), n*c.VHeadDim), blocks...)
 	})
 	return p.stage(name+".o_proj.input", context)
+}
+
+// headBlock is the number of heads of latent attention whose queries, keys and values are in memory at a time. Fewer
+// heads would leave processors idle.
+const headBlock = 32
+
+// attendLatent is attend for heads whose queries are the columns of q [batch, seq, heads·qk_head_dim], and whose keys
+// without RoPE and values are those of kv.
+func (p *pass[V]) attendLatent(name string, heads int, q, kv, kRope V, mask *Mask) V {
+	c, nope := p.config, p.config.QKNopeHeadDim
+	q = p.rotated(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q))
+	kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
+	k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
+	vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
+	return p.attend(name, heads, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
 }
 
 // latentQueries returns the queries of latent attention, and what they are made of: a low rank, if the
@@ -127,10 +148,10 @@ func (p *pass[V]) rotated(heads V) V { return p.RoPE(heads, p.main.cos, p.main.s
 // the length of a sequence, not with its square, unless Options.AttnWeights is set.
 const queryBlock = 64
 
-// attend returns softmax(scores(q, k))·v of all heads, mirroring
+// attend returns softmax(scores(q, k))·v of so many heads, mirroring
 // eager_attention_forward: [batch, seq, heads·v_head_dim]. vT is v transposed, [batch,
 // groups, v_head_dim, seq].
-func (p *pass[V]) attend(name string, q, k, vT V, s *Scoring) V {
+func (p *pass[V]) attend(name string, heads int, q, k, vT V, s *Scoring) V {
 	n := queryBlock
 	if p.o.AttnWeights {
 		n = p.in.Seq
@@ -142,7 +163,7 @@ func (p *pass[V]) attend(name string, q, k, vT V, s *Scoring) V {
 			return p.Context(p.shownWeights(name, p.Softmax(scores)), vT)
 		}))
 	}
-	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, p.config.ValueHeadDim(), n), blocks...)
+	return p.Move(mergeHeads(p.in, heads, p.config.ValueHeadDim(), n), blocks...)
 }
 
 // shownWeights shows the probabilities of attention [batch, heads, queries, keys] to the trace, if Options want it.

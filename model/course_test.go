@@ -131,3 +131,16 @@ func TestAttnWeights(t *testing.T) {
 		require.InDelta(t, 1, sum, 1e-6)
 	}
 }
+
+// TestHeadsInBlocks: heads of latent attention in blocks, or together, leave the same bits in all stages.
+func TestHeadsInBlocks(t *testing.T) {
+	m := loaded(t, strings.Replace(tinyLatentConfig, `_heads":2,"num_key_value_heads":2`, `_heads":64,"num_key_value_heads":64`, 1))
+	in := &model.Input{Batch: 2, Seq: 70, InputIDs: make([]int, 2*70)}
+	for i := range in.InputIDs {
+		in.InputIDs[i] = i * i % 11
+	}
+	blocks, _ := recorded(t, m, in, 0, model.Options{})
+	together, _ := recorded(t, m, in, 0, model.Options{HeadsTogether: true})
+	require.Equal(t, together.stages, blocks.stages)
+	require.Equal(t, []int{2, 70, 64 * m.Config.VHeadDim}, blocks.stages["model.layers.0.self_attn.o_proj.input"].Shape)
+}

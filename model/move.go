@@ -207,6 +207,13 @@ func joinGroups(in *Input, groups, width int) *Move {
 	}}
 }
 
+// joinBlocks puts the rows of several operands [batch, seq, width] side by side: [batch, seq, blocks·width].
+func joinBlocks(in *Input, blocks, width int) *Move {
+	m := joinGroups(in, blocks, width)
+	m.Shape = []int{in.Batch, in.Seq, blocks * width}
+	return m
+}
+
 // joinKeys puts the tokens from … to-1 of keys [batch, 1, seq, width] before entries [batch, 1, entries, width]:
 // [batch, 1, to-from+entries, width].
 func joinKeys(in *Input, from, to, entries, width int) *Move {

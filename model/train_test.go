@@ -82,7 +82,7 @@ func checkGradients(t *testing.T, c *config.Config) {
 		for _, g := range grad {
 			scale = max(scale, math.Abs(float64(g)))
 		}
-		for range 12 {
+		for range 6 {
 			i := r.IntN(len(grad))
 			require.InDelta(t, o.slope(name, i), float64(grad[i]), 2e-6*scale+1e-10, "%s[%d]", name, i)
 		}

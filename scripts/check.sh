@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The one gate: everything that must hold before a change lands. Run from anywhere;
 # needs Go, the module proxy and, for the race detector, a C compiler. FUZZTIME sets how long each fuzz
-# target runs (default 10s). With --ci it leaves out the tests, which .ci/run has run, and coverage of the fuzz tests.
+# target runs (default 10s). With --ci it leaves out the tests, which .ci/run has run, a conversion in 1,000
+# parts, and coverage of the fuzz tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 FUZZTIME=${FUZZTIME:-10s}
-
-step() { printf '\n== %s (after %d s)\n' "$*" "$SECONDS"; }
+. scripts/step.sh
 
 step format
 unformatted=$(gofmt -l .)
@@ -44,15 +44,44 @@ scripts/kernels.sh --check
 
 if [ "${1-}" != --ci ]; then
   step "tests with the race detector"
-  GOMAXPROCS=$(nproc) go test -race -timeout 30m ./... # scripts run dsmoe with as many threads
+  GOMAXPROCS=$(nproc) go test -race -vet=off -timeout 30m ./... # scripts run dsmoe with as many threads
 fi
 
-step "tests that try everything" # go test alone tries a selection; there is no race detector here
+# go test alone tries a selection. Tests that do not ask for the flag every, themselves or through a function, and scripts
+# that do not, ran before. There is no race detector here. With --ci a conversion in 1,000 parts is left to nightly.sh.
+step "tests that try everything"
 mapfile -t selecting < <(grep -rl --include='*_test.go' 'flag.Bool("every"' . | xargs -n1 dirname | sort -u)
-go test -timeout 30m "${selecting[@]}" -every
+asking() { # PACKAGE: prints the tests that ask for the flag, as a pattern
+  awk -v asks='\\*(verify\\.)?([eE]very|everything)[^A-Za-z]' '
+    FNR == 1 { name = "" }
+    /^func / { name = $0; sub(/^func (\([^)]*\) )?/, "", name); sub(/[([].*/, "", name) }
+    { body[name] = body[name] "\n" $0 }
+    END {
+      for (more = 1; more;) {
+        more = 0
+        for (name in body)
+          if (name != "" && !(name in found) && body[name] ~ asks) {
+            found[name]; asks = asks "|[^A-Za-z.]" name "\\("; more = 1
+          }
+      }
+      for (name in found) if (name ~ /^Test/) tests = tests "|" name
+      if (tests == "") exit 1
+      print substr(tests, 2)
+    }' "$1"/*_test.go
+}
+tests=
+for package in "${selecting[@]}"; do
+  found=$(asking "$package")
+  tests+="|$found"
+done
+skipped=TestScripts
+if [ "${1-}" = --ci ]; then skipped+='|TestManyParts'; fi
+go test -vet=off -timeout 30m "${selecting[@]}" -run "^(${tests#|})\$" -skip "^($skipped)\$" -every
+scripts=$(grep -lE '^\[!?every\]' cmd/dsmoe/testdata/*.txtar | xargs -n1 basename -s .txtar | paste -sd '|')
+go test -vet=off -timeout 30m ./cmd/dsmoe -run "^TestScripts\$/^($scripts)\$" -every
 
-step "tests in portable Go" # of what computes; bits.sh compares whole reports, nightly.sh runs all
-go test -tags purego -timeout 30m ./model/... ./verify/bounds
+step "tests in portable Go" # of what kernels compute for; bits.sh compares whole reports, nightly.sh runs all
+go test -vet=off -tags purego -timeout 30m ./model ./model/internal/kernel ./model/tensor ./verify/bounds
 
 step "the same bits from every kernel"
 scripts/bits.sh
@@ -87,4 +116,4 @@ grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | wh
   done
 done
 
-printf '\nall checks passed after %d s\n' "$SECONDS"
+step "all checks passed"

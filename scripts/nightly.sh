@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # What takes too long for the gate, or changes too seldom: the tables of docs/detection.md, every test in portable Go,
 # benchmarks, another's object store, Kubernetes' own types and containers, a release that is not published, engines on the
-# fixtures, models of 671 B and 1 T from a generating server, and each fuzz target for FUZZTIME (default 5m). Needs what
-# .ci/run needs, what engines.sh installs, and GNU time. By hand alone: scripts/scale.sh whole, which converts 671 B
-# parameters for hours.
+# fixtures, models of 671 B and 1 T from a generating server, a conversion in 1,000 parts, and each fuzz target for FUZZTIME
+# (default 5m). Needs what .ci/run needs, what engines.sh installs, and GNU time. By hand alone: scripts/scale.sh whole, which
+# converts 671 B parameters for hours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go run ./scripts/mistakes -detection -check docs/detection.md

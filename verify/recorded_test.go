@@ -76,7 +76,7 @@ func recorded(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *mo
 func recordedBy(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
-	r := verifytest.NewRecorder(t.TempDir(), c, d)
+	r := verifytest.NewRecorder("", c, d)
 	require.NoError(t, r.KeepInts("input_ids", []int{in.Batch, in.Seq}, in.InputIDs))
 	o := model.Options{DType: d, Accumulate: model.Float32}
 	plain := model.NewPlain(o)
@@ -144,7 +144,7 @@ func TestRepeatedTokensWithoutAStage(t *testing.T) {
 
 // copyOf is a pack with the same tensors.
 func copyOf(p *pack.Pack) *pack.Pack {
-	c := &pack.Pack{Dir: p.Dir, DType: p.DType, Manifest: p.Manifest}
+	c := &pack.Pack{Dir: p.Dir, DType: p.DType, Manifest: p.Manifest, Replaced: maps.Clone(p.Replaced)}
 	c.Manifest.Tensors = maps.Clone(p.Manifest.Tensors)
 	return c
 }

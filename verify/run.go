@@ -106,14 +106,15 @@ func (t *run) options() model.Options {
 		probes = t.scope.probes(t.scope.compares)
 	}
 	return model.Options{
-		DType:       t.pack.DType,
-		Probes:      probes,
-		RotaryDType: cmp.Or(t.o.RotaryDType, t.pack.Manifest.RotaryDType()),
-		Training:    t.pack.Manifest.Mode == "train",
-		AttnWeights: t.attnWeights,
-		Accumulate:  t.o.Accumulate,
-		Parallelism: t.o.Parallelism,
-		Pages:       t.o.Pages,
+		DType:         t.pack.DType,
+		Probes:        probes,
+		RotaryDType:   cmp.Or(t.o.RotaryDType, t.pack.Manifest.RotaryDType()),
+		Training:      t.pack.Manifest.Mode == "train",
+		AttnWeights:   t.attnWeights,
+		HeadsTogether: t.pack.IsTrace(),
+		Accumulate:    t.o.Accumulate,
+		Parallelism:   t.o.Parallelism,
+		Pages:         t.o.Pages,
 	}
 }
 

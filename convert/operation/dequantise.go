@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"dsmoe/model/tensor"
 )
@@ -15,8 +14,7 @@ type Dequantise struct {
 	To tensor.DType `json:"to"` // dtype of the output
 	tensor.Scaling
 
-	codec  *tensor.Dequantiser
-	tables sync.Pool // of *tables
+	codec *tensor.Dequantiser
 }
 
 // NewDequantise prepares the operation for codes of dtype from; it refuses other dtypes.
@@ -25,7 +23,7 @@ func NewDequantise(from, to tensor.DType, s tensor.Scaling) (*Dequantise, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Dequantise{To: to, Scaling: s, codec: codec, tables: sync.Pool{New: func() any { return new(tables) }}}, nil
+	return &Dequantise{To: to, Scaling: s, codec: codec}, nil
 }
 
 // Name returns "fp8-dequantise" and the dtype of the output, FP8 being the codes' stored form.
@@ -152,8 +150,10 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 		return err
 	}
 	form := d.codec.From
-	t := d.tables.Get().(*tables)
-	defer d.tables.Put(t)
+	t := in.Tables
+	if t == nil {
+		t = new(Tables)
+	}
 	return d.parts(in, int(form.Codes.Elements(int64(len(in.Data)))), grid, func(r part) error {
 		p := products{r.blocks, r.grid, r.blocks.GridRow(r.at), r.at, form, in.Data, r.from}
 		err := p.check(t, boundsOf(d.To), out[d.To.Bytes(int64(r.from)):], r.to-r.from)
@@ -213,23 +213,30 @@ func (p *products) rounded(v []float32, i int) {
 // about a thousand elements one by one.
 const leastTabled = 1 << 12
 
-// check checks the first n elements of out. In a large block, it looks up what their codes may become.
-func (p *products) check(t *tables, b *bounds, out []byte, n int) error {
-	if per, _ := p.form.Codes.Block(); p.blocks.BlockRows*p.blocks.BlockCols < leastTabled || per > 1 {
+// check checks the first n elements of out. In large blocks of FP8, it looks up what their codes may become.
+func (p *products) check(t *Tables, b *bounds, out []byte, n int) error {
+	if p.blocks.BlockRows*p.blocks.BlockCols < leastTabled || p.form != tensor.FP8 {
 		return b.checkAll(out, n, productSlack, p.exact, p.rounded)
 	}
 	size := int(b.dtype.Bytes(1))
 	for i := 0; i < n; {
 		block, column, run := p.run(i)
-		table := t.of(p.form, p.grid, block, column, b)
-		for end := min(i+run, n); ; i++ {
-			if i += table.same(p.codes[p.begin+i:p.begin+end], out[size*i:]); i == end {
-				break
-			}
-			if exact := p.exact(i); !b.check(exact, out, i, productSlack) {
-				return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact)}
-			}
+		length := p.blocks.BlockCols
+		if row := p.blocks.Cols - (int(p.at)+i)%p.blocks.Cols; run == length { // whole blocks, to the end of the row
+			run = row
+		} else {
+			length = run
 		}
+		run = min(run, n-i)
+		t.row(p.grid.Scales[block:block+(run+length-1)/length], column, b)
+		same := t.same(column, p.codes[p.begin+i:p.begin+i+run], out[size*i:], length)
+		if i += same; same == run {
+			continue
+		}
+		if exact := p.exact(i); !b.check(exact, out, i, productSlack) {
+			return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact)}
+		}
+		i++
 	}
 	return nil
 }

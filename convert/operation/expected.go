@@ -7,78 +7,68 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// tables hold what codes may be written as, for the block of each column of the grid that was checked last. They are
-// for one goroutine.
-type tables struct{ columns []table }
-
-// table is what the codes of one block may be written as. A code whose product rounds twice has other patterns, too.
-type table struct {
-	scale, zero uint32 // bits of what the patterns were made with
-	dtype       tensor.DType
-	patterns    [256]uint32
+// Tables hold what codes of FP8 may be written as, for the block of each column of the grid that was checked last. The zero
+// value holds none. They are for one goroutine.
+type Tables struct {
+	dtype  tensor.DType
+	scales []uint64           // by column: made, and the bits of the scale that its table was made with; 0 for no table
+	words  []tensor.CodeTable // for 16-bit dtypes. A code whose product rounds twice has other patterns, too
+	whole  [][256]uint32      // for F32
 }
 
-// of returns the table of a block in a column of a grid, for codes of that form.
-func (t *tables) of(form *tensor.Form, grid tensor.Grid, block, column int, b *bounds) *table {
-	if column >= len(t.columns) {
-		t.columns = append(t.columns, make([]table, column+1-len(t.columns))...)
+// row makes the tables of a row of the grid from a column on, those of the blocks of scales. b is the dtype's.
+func (t *Tables) row(scales []float32, column int, b *bounds) {
+	if t.dtype != b.dtype {
+		*t = Tables{dtype: b.dtype}
 	}
-	x := &t.columns[column]
-	if scale, zero := grid.Bits(block); x.dtype != b.dtype || x.scale != scale || x.zero != zero {
-		x.scale, x.zero, x.dtype = scale, zero, b.dtype
-		x.make(form, grid, block, b)
-	}
-	return x
-}
-
-// make sets the patterns to those of the products of all codes.
-func (x *table) make(form *tensor.Form, grid tensor.Grid, block int, b *bounds) {
-	var all [256]byte
-	for i := range all {
-		all[i] = byte(i)
-	}
-	var exact [256]float64
-	form.Values(exact[:], all[:], 0)
-	grid.Values(block, exact[:])
-	sign := uint32(1) << (8*b.dtype.Bytes(1) - 1)
-	for code, v := range exact[:128] {
-		p := b.pattern(v)
-		x.patterns[code] = p
-		if negative := exact[code+128]; math.Float64bits(negative) == math.Float64bits(-v) {
-			x.patterns[code+128] = p ^ sign
+	if more := column + len(scales) - len(t.scales); more > 0 {
+		t.scales = append(t.scales, make([]uint64, more)...)
+		if b.dtype == tensor.F32 {
+			t.whole = append(t.whole, make([][256]uint32, more)...)
 		} else {
-			x.patterns[code+128] = b.pattern(negative)
+			t.words = append(t.words, make([]tensor.CodeTable, more)...)
+		}
+	}
+	const made = 1 << 32
+	for i, scale := range scales {
+		if bits := made | uint64(math.Float32bits(scale)); t.scales[column+i] != bits {
+			t.scales[column+i] = bits
+			t.fill(column+i, scale, b)
 		}
 	}
 }
 
-// same returns how many of the first elements of out have the pattern of their code.
-func (x *table) same(codes, out []byte) int {
-	patterns := &x.patterns
-	if x.dtype == tensor.F32 {
-		for i, code := range codes {
-			if binary.LittleEndian.Uint32(out[4*i:]) != patterns[code] {
-				return i
-			}
-		}
-		return len(codes)
+// magnitudesE4M3 are the values of the codes without a sign.
+var magnitudesE4M3 = func() (values [128]float64) {
+	for code := range values {
+		values[code] = float64(tensor.E4M3(byte(code)))
 	}
-	i := 0
-	for ; len(codes)-i >= 8; i += 8 {
-		c, o := (*[8]byte)(codes[i:]), (*[16]byte)(out[2*i:])
-		low, high := binary.LittleEndian.Uint64(o[:]), binary.LittleEndian.Uint64(o[8:])
-		low ^= uint64(patterns[c[0]]) | uint64(patterns[c[1]])<<16 | uint64(patterns[c[2]])<<32 | uint64(patterns[c[3]])<<48
-		high ^= uint64(patterns[c[4]]) | uint64(patterns[c[5]])<<16 | uint64(patterns[c[6]])<<32 | uint64(patterns[c[7]])<<48
-		if low|high != 0 {
-			break
+	return values
+}()
+
+// fill sets the patterns of a column to those of the products of all codes.
+func (t *Tables) fill(column int, scale float32, b *bounds) {
+	for code := range 128 {
+		p := b.pattern(magnitudesE4M3[code] * float64(scale))
+		if b.dtype == tensor.F32 {
+			t.whole[column][code], t.whole[column][code+128] = p, p^1<<31
+		} else {
+			t.words[column].Set(code, uint16(p))
 		}
 	}
-	for ; i < len(codes); i++ {
-		if uint32(binary.LittleEndian.Uint16(out[2*i:])) != patterns[codes[i]] {
+}
+
+// same returns how many of the first codes, of blocks of that length from a column on, have their pattern in out.
+func (t *Tables) same(column int, codes, out []byte, block int) int {
+	if t.dtype != tensor.F32 {
+		return tensor.SamePatterns(t.words[column:], codes, out, block)
+	}
+	for i, code := range codes {
+		if binary.LittleEndian.Uint32(out[4*i:]) != t.whole[column+i/block][code] {
 			return i
 		}
 	}
-	return i
+	return len(codes)
 }
 
 // pattern returns a pattern that exact may be written as: of two at the same distance the even one.

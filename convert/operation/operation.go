@@ -84,6 +84,8 @@ type Input struct {
 	// Largest holds the largest magnitudes of the blocks of the rows that GridRows of a Blockwise
 	// operation returns, row by row; a block with an infinity or NaN has that.
 	Largest []float32
+	// Tables are kept by who proves pieces of one tensor after the other; nil: they are made anew for this piece.
+	Tables *Tables
 }
 
 // each calls do for the runs of n elements: where in the matrix each begins, and which of

@@ -30,6 +30,7 @@ type Client struct {
 	Cache   string          // directory that keeps weights that were read; "" keeps none
 	Headers string          // directory that keeps listings, configs and headers of the hub; "" keeps none
 	Part    int64           // bytes of the smallest part of an upload that stores take, but for the last one
+	Wait    time.Duration   // half of the longest wait before a request is repeated; doubles with each repetition
 	Waiting func(string)    // called, one call at a time, with why requests have no answer for a while; may be nil
 
 	bytes, requests atomic.Int64
@@ -57,7 +58,6 @@ const (
 	maxListing   = 64 << 20         // bytes of a page of a listing
 	maxDocument  = 10 * time.Minute // for a page of a listing
 	maxFiles     = 100_000          // in one listing
-	firstWait    = 200 * time.Millisecond
 	trusted      = 3                // repetitions that a server's Retry-After may make sooner than these waits
 	silence      = 5 * time.Second  // without an answer, after which Waiting is called
 	between      = 10 * time.Second // two calls of Waiting
@@ -71,7 +71,7 @@ const connections = 24
 func NewClient() *Client {
 	var p http.Protocols
 	p.SetHTTP1(true) // of HTTP/2 Go opens one connection per server: its window limits all streams together
-	c := &Client{Context: context.Background(), Part: 5 << 20}
+	c := &Client{Context: context.Background(), Part: 5 << 20, Wait: 200 * time.Millisecond}
 	c.http = http.Client{CheckRedirect: checkRedirect,
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, Protocols: &p, DisableCompression: true,
 			DialContext:         c.dial,
@@ -200,7 +200,7 @@ func (c *Client) pause(path string, err error, n int, since time.Time) error {
 	if n >= most {
 		return fmt.Errorf("%w, after %d tries", err, n)
 	}
-	wait := rand.N(min(firstWait<<n, maxWait))
+	wait := rand.N(min(c.Wait<<n, maxWait))
 	if f != nil && f.wait >= 0 && (n <= trusted || f.wait > wait) {
 		wait = f.wait
 	}

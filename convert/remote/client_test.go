@@ -11,7 +11,8 @@ import (
 // TestFirstTries: before any server answered, fewer tries are made.
 func TestFirstTries(t *testing.T) {
 	c := NewClient()
-	broken := &failure{cause: "cannot be reached"} // to be repeated at once
+	c.Wait = time.Millisecond
+	broken := &failure{cause: "cannot be reached"}
 	require.NoError(t, c.pause("x", broken, firstTries-1, time.Now()))
 	require.ErrorContains(t, c.pause("x", broken, firstTries, time.Now()), "cannot be reached, after 5 tries")
 	c.answered.Store(true)

@@ -51,6 +51,7 @@ func OpenStore(path string) (*Store, error) {
 	s := &Store{c: NewClient(), reader: NewClient(), o: o, prefix: prefix}
 	s.c.Context, s.reader.Context = Default.Context, Default.Context
 	s.c.Waiting, s.reader.Waiting = Default.Waiting, Default.Waiting
+	s.c.Wait, s.reader.Wait = Default.Wait, Default.Wait
 	s.c.http.Transport.(*http.Transport).ResponseHeaderTimeout = maxDocument
 	return s, nil
 }

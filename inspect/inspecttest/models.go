@@ -11,12 +11,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
 	"dsmoe/config/configtest"
+	"dsmoe/inspect"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -99,8 +101,34 @@ type made struct {
 	dims    []float64            // factors of the channels of the hidden state
 }
 
-// Model makes a model of a kind: 2 dense layers and 6 or more of 16 experts, in BF16.
+// models are what Model has made, by kind and seed.
+var models sync.Map
+
+// Model returns a model of a kind: 2 dense layers and 6 or more of 16 experts, in BF16. The caller may change it.
 func Model(t testing.TB, k Kind, seed uint64) *Stored {
+	t.Helper()
+	key := [2]any{k, seed}
+	s, ok := models.Load(key)
+	if !ok {
+		s, _ = models.LoadOrStore(key, newModel(t, k, seed))
+	}
+	return s.(*Stored).clone()
+}
+
+func (s *Stored) clone() *Stored {
+	c := &Stored{Checkpoint: &inspect.Checkpoint{}, Data: map[string][]byte{}, Broken: map[string]bool{}}
+	*c.Checkpoint = *s.Checkpoint
+	c.Files = slices.Clone(s.Files)
+	for i, f := range s.Files {
+		c.Files[i].Tensors = slices.Clone(f.Tensors)
+	}
+	for name, data := range s.Data {
+		c.Data[name] = slices.Clone(data)
+	}
+	return c
+}
+
+func newModel(t testing.TB, k Kind, seed uint64) *Stored {
 	t.Helper()
 	c := configtest.Fixture(t, "v1-base/checkpoint")
 	if k.Biases {

@@ -107,11 +107,14 @@ var every = flag.Bool("every", false, "try everything, not a selection")
 func TestChanceIsOneIn200(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	for _, sets := range [][][2]int{ // blocks, and their length
+	for i, sets := range [][][2]int{ // blocks, and their length
 		{{6, 64}, {6, 64}}, {{4, 64}, {7, 64}}, {{16, 64}, {16, 64}}, {{5, 64}, {5, 64}, {5, 64}},
 		{{16, 64}, {16, 16}}, {{40, 64}, {8, 16}}, {{8, 64}, {40, 16}},
 	} {
-		for _, unlike := range []float64{0, 0.3} {
+		for j, unlike := range []float64{0, 0.3} {
+			if (i+j)%2 > 0 && !*every {
+				continue
+			}
 			beyond, layers := 0, 100
 			if *every {
 				layers = 400

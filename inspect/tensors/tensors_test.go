@@ -40,7 +40,8 @@ func layered(t *testing.T, s *inspecttest.Stored, name string, by float64) (name
 	defer func(before []byte) { s.Data[name] = before }(slices.Clone(s.Data[name]))
 	s.Change(name, func(values []float32) { inspecttest.Row(0, len(values), inspecttest.Times(float32(by)))(values) })
 	w := s.Weights()
-	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return x.Module() == table.RoutedExperts })
+	own := w.List[slices.IndexFunc(w.List, func(x *weights.Weight) bool { return x.Name == name })]
+	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return !x.Is(own.Module(), own.Role()) })
 	all, err := Find(t.Context(), w)
 	require.NoError(t, err)
 	for _, o := range all {
@@ -83,20 +84,14 @@ func offBy(s *inspecttest.Stored, name string, upper bool) float64 {
 func TestLimitsOfTrends(t *testing.T) {
 	t.Parallel()
 	const q, shared = "model.layers.%d.self_attn.q_proj.weight", "model.layers.%d.mlp.shared_experts.up_proj.weight"
-	models := map[int]*inspecttest.Stored{}
 	for _, c := range []struct {
 		layers, layer int
 		name          string
 		limit         float64
 	}{{24, 6, q, 3}, {24, 1, q, 3}, {24, 0, q, 20}, {24, 23, q, 20}, {9, 5, q, 20},
 		{7, 6, shared, 20}, {7, 6, q, 20}, {7, 0, q, 20}, {7, 3, q, 20}, {5, 2, shared, 20}} {
-		if models[c.layers] == nil {
-			models[c.layers] = inspecttest.Model(t, inspecttest.Kind{Layers: c.layers}, 1)
-		}
-		s, name := models[c.layers], fmt.Sprintf(c.name, c.layer)
-		if s.DType(name) != tensor.F32 {
-			s.InFloat32(t, name)
-		}
+		s, name := inspecttest.Model(t, inspecttest.Kind{Layers: c.layers}, 1), fmt.Sprintf(c.name, c.layer)
+		s.InFloat32(t, name)
 		most, least := offBy(s, name, c.limit == 20)*c.limit, offBy(s, name, false)/c.limit
 		require.Equal(t, []string{name}, layered(t, s, name, 1.03*most), "%v", c)
 		require.Empty(t, layered(t, s, name, 0.97*most), "%v", c)

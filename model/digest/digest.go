@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/zeebo/blake3"
+	"golang.org/x/sys/cpu"
 )
 
 // size is the bytes of a hash.
@@ -26,7 +27,12 @@ type Hash interface {
 type whole struct{ *blake3.Hasher }
 
 // New returns the hash of no bytes.
-func New() Hash { return whole{blake3.New()} }
+func New() Hash {
+	if cpu.X86.HasAVX512F {
+		return newWide()
+	}
+	return whole{blake3.New()}
+}
 
 // Name implements Hash.
 func (w whole) Name() string { return name(w.Sum(nil)) }

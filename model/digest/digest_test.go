@@ -9,8 +9,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/zeebo/blake3"
 	other "lukechampine.com/blake3"
 )
+
+// hashes returns a hash of each kind that New chooses from.
+func hashes() []Hash { return []Hash{whole{blake3.New()}, newWide()} }
 
 // TestKnownNames: the reference's test vectors; its input is 0, 1, …, 250, 0, 1, ….
 func TestKnownNames(t *testing.T) {
@@ -26,11 +30,12 @@ func TestKnownNames(t *testing.T) {
 			data[i] = byte(i % 251)
 		}
 		require.Equal(t, want, Of(data), n)
-		h := New()
-		for _, b := range data {
-			h.Write([]byte{b})
+		for _, h := range hashes() {
+			for _, b := range data {
+				h.Write([]byte{b})
+			}
+			require.Equal(t, want, h.Name(), n)
 		}
-		require.Equal(t, want, h.Name(), n)
 		var copied bytes.Buffer
 		progress := int64(0)
 		name, read, err := Copy(t.Context(), &copied, strings.NewReader(string(data)), func(n int64) { progress += n })
@@ -54,19 +59,21 @@ func TestPieces(t *testing.T) {
 		data[i] = byte(i*i>>8 ^ i%251)
 	}
 	want := func(data []byte) string { return fmt.Sprintf("blake3:%x", other.Sum256(data)) }
-	h := New()
+	list := hashes()
 	for _, n := range []int{0, 1, 1024, 1025, 2048, 5000, atOnce/2 - 1, atOnce / 2, atOnce/2 + 1, atOnce - 1, atOnce, atOnce + 1,
 		atOnce + 1024, 2*atOnce - 1, 2 * atOnce, 3*atOnce + 7, 4 * atOnce, 8 * atOnce, 9 * atOnce, len(data)} {
 		for _, size := range []int{100, 1000, 1024, atOnce / 2, atOnce, atOnce + 1, 3 * atOnce, len(data)} {
-			h.Reset()
-			for at := 0; at < n; at += size {
-				end := min(at+size, n)
-				h.Write(data[at:end])
-				if at == 0 || at+size >= n/2 && at < n/2 {
-					require.Equal(t, want(data[:end]), h.Name())
+			for _, h := range list {
+				h.Reset()
+				for at := 0; at < n; at += size {
+					end := min(at+size, n)
+					h.Write(data[at:end])
+					if at == 0 || at+size >= n/2 && at < n/2 {
+						require.Equal(t, want(data[:end]), h.Name())
+					}
 				}
+				require.Equal(t, want(data[:n]), h.Name(), "%d bytes in pieces of %d", n, size)
 			}
-			require.Equal(t, want(data[:n]), h.Name(), "%d bytes in pieces of %d", n, size)
 			require.Equal(t, want(data[:n]), Of(data[:n]))
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +19,10 @@ import (
 const Chunk = guts.ChunkSize
 
 // atOnce is the bytes that guts hashes at once, with vectors.
-const atOnce = guts.MaxSIMD * Chunk
+const (
+	atOnce       = guts.MaxSIMD * Chunk
+	heightAtOnce = 4 // of their subtree
+)
 
 // tree is a subtree of 1 << height chunks. The last chunk of a message may be smaller.
 type tree struct {
@@ -67,7 +69,7 @@ func compress(trees []tree, next uint64, data []byte) []tree {
 	for _, height := range guts.Eigentrees(next, chunks) {
 		bytes := Chunk << height
 		var node guts.Node
-		if height == bits.Len(guts.MaxSIMD)-1 {
+		if height == heightAtOnce {
 			node = guts.CompressBuffer((*[atOnce]byte)(data), bytes, &guts.IV, next, 0)
 		} else {
 			node = guts.CompressEigentree(data[:bytes:bytes], &guts.IV, next, 0)

@@ -77,6 +77,34 @@ func TestBlocksAreGGML(t *testing.T) {
 	}
 }
 
+// TestBlocksBesideOthers: the bytes of a block do not depend on how many are encoded at once.
+func TestBlocksBesideOthers(t *testing.T) {
+	rows := float32s(ggml(t)("rows"))
+	for _, d := range blockTypes {
+		if !d.Quantises() {
+			continue
+		}
+		want, _ := quantise(t, d, rows)
+		elements, size := d.Block()
+		for n := range 5 {
+			x := rows[n*elements:][:(n+1)*elements]
+			got, _ := quantise(t, d, x)
+			require.Equal(t, want[n*size:][:len(got)], got, "%d blocks of %s", n+1, d)
+			if d.Weighs() && elements == 256 { // smaller blocks depend on their row
+				importance := slices.Repeat([]float32{1, 3, 0.5, 2}, len(x)/4)
+				q, err := NewQuantiser(d)
+				require.NoError(t, err)
+				require.NoError(t, q.ConvertRow(got, x, importance, new(Loss)))
+				for i := range n + 1 {
+					alone := make([]byte, size)
+					require.NoError(t, q.ConvertRow(alone, x[i*elements:][:elements], importance[:elements], new(Loss)))
+					require.Equal(t, alone, got[i*size:][:size], "block %d of %d of %s", i, n+1, d)
+				}
+			}
+		}
+	}
+}
+
 // TestQuantiseLoss: the sums are those of the definition, in float64, and do not depend on
 // how rows are cut; a scale beyond F16 is counted element by element, and so is a block
 // of which nothing is left.
@@ -240,7 +268,7 @@ func TestPastTheEnd(t *testing.T) {
 		}
 		block[81] -= 4
 		y = dequantise(t, Q2_K, block)
-		if beyond(y, x, block, Q2_K, math.Float32bits(1)) >= 0 {
+		if new(measure).beyond(y, x, block, Q2_K, math.Float32bits(1)) >= 0 {
 			refused++
 		}
 	}

@@ -93,10 +93,11 @@ func Ordinal(v float32, d DType) int64 {
 	return ordinal(kernel.Encode(bits, f), signBit[f])
 }
 
-// ordinal returns the number of a pattern of sign and magnitude.
+// ordinal returns the number of a pattern of sign and magnitude. It does not branch: signs are hard to guess.
 func ordinal(p, sign uint32) int64 {
+	n := int64(p &^ sign)
 	if p&sign != 0 {
-		return -int64(p &^ sign)
+		n = -n
 	}
-	return int64(p)
+	return n
 }

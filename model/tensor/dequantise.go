@@ -33,6 +33,14 @@ func (f *Form) Dequantiser(to DType) (*Dequantiser, error) {
 	return q, nil
 }
 
+// CodeTable has the 16-bit patterns that the magnitudes of FP8 codes may be written as.
+type CodeTable = kernel.CodeTable
+
+// SamePatterns returns how many of the first codes have in out the pattern that patterns[i/block] has of code i.
+func SamePatterns(patterns []CodeTable, codes, out []byte, block int) int {
+	return kernel.SamePatterns(patterns, codes, out, block)
+}
+
 // Widen decodes len(dst) elements of a matrix from element at on, whose codes src begins with,
 // into dst: products, rounded to F32. grid is the rows of the grid from that of element at on.
 func (f *Form) Widen(dst []float32, src []byte, at int, b Blocks, grid Grid) {

@@ -17,21 +17,24 @@ func (d DType) encodeRow(dst []byte, x, importance []float32) {
 		encodeSmallBlocks(dst, x, importance, d)
 		return
 	}
-	_, size := d.Block()
-	var weights [256]float32
-	for ; len(x) > 0; x, importance, dst = x[256:], importance[256:], dst[size:] {
-		block, part := dst[:size:size], x[:256]
-		d.weights(weights[:], part, importance, 0)
+	var room [2 * 256]float32
+	for len(x) > 0 {
+		n := min(d.encodedAtOnce(), len(x))
+		block, part, weights := dst[:d.Bytes(int64(n))], x[:n], room[:n]
+		for i := 0; i < n; i += 256 {
+			d.weights(weights[i:i+256], part[i:i+256], importance[i:], 0)
+		}
 		switch d {
 		case Q6_K:
-			encodeWeightedQ6_K(block, part, weights[:])
+			encodeWeightedQ6_K(block, part, weights)
 		case Q2_K:
-			encodeWeightedQ2_K(block, part, &weights)
+			encodeWeightedQ2_K(block, part, weights)
 		case Q3_K:
-			encodeWeightedQ3_K(block, part, &weights)
+			encodeWeightedQ3_K(block, part, weights)
 		default:
-			encodeWeightedMinimums(block, part, &weights, d)
+			encodeWeightedMinimums(block, part, weights, d)
 		}
+		x, importance, dst = x[n:], importance[n:], dst[len(block):]
 	}
 }
 
@@ -75,32 +78,29 @@ var (
 )
 
 // encodeWeightedQ2_K is quantize_row_q2_K_impl.
-func encodeWeightedQ2_K(dst []byte, x []float32, weights *[256]float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	var all fitted
-	for g := 0; g < 16; g += kernel.FitGroups {
-		groups(fit, x[16*g:], 16)
-		transpose(&fit.W, weights[16*g:], 16)
-		fit.Minimums(16, weightedQ2_K.most, weightedQ2_K.tries, false)
-		all.take(fit, g)
-	}
-	sums, mins := partSums(weights, 16), all.low
+func encodeWeightedQ2_K(dst []byte, x, weights []float32) {
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 16)
+	fit.SetWeights(weights, 16)
+	fit.Minimums(16, weightedQ2_K.most, weightedQ2_K.tries, false)
+	sums, mins := partSums(weights, 16), fit.Low
 	for p := range mins {
 		mins[p] = -mins[p]
 	}
 	var ls, lm [16]byte
-	PutF16(dst[80:], positiveScale(ls[:], all.scale[:], sums, 15))
+	PutF16(dst[80:], positiveScale(ls[:], fit.Scale[:], sums, 15))
 	PutF16(dst[82:], positiveScale(lm[:], mins[:], sums, 15))
 	for p := range ls {
 		dst[p] = ls[p] | lm[p]<<4
 	}
-	all.packQ2_K(dst, x)
+	e.packQ2_K(dst, x)
 }
 
 // partSums returns the sum of the weights of each part of n.
-func partSums(weights *[256]float32, n int) (sums []float32) {
-	for p := 0; p < 256; p += n {
+func partSums(weights []float32, n int) (sums []float32) {
+	for p := 0; p < len(weights); p += n {
 		sum := float32(0)
 		for _, w := range weights[p:][:n] {
 			sum += w
@@ -186,49 +186,44 @@ func positivePer(x, weights []float32, most int32, top float32) (per float32) {
 	return per
 }
 
-// encodeWeightedMinimums is quantize_row_q4_K_impl and quantize_row_q5_K_impl.
-func encodeWeightedMinimums(dst []byte, x []float32, weights *[256]float32, d DType) {
+// encodeWeightedMinimums is quantize_row_q4_K_impl and quantize_row_q5_K_impl of one or two blocks.
+func encodeWeightedMinimums(dst []byte, x, weights []float32, d DType) {
 	s := weightedQ4_K
 	if d == Q5_K {
 		s = weightedQ5_K
 	}
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	groups(fit, x, 32)
-	transpose(&fit.W, weights[:], 32)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 32)
+	fit.SetWeights(weights, 32)
 	fit.Minimums(32, s.most, s.tries, false)
 	sums, mins := partSums(weights, 32), fit.Low
 	for p := range mins {
 		mins[p] = -mins[p]
 	}
-	var ls, lm [8]byte
-	PutF16(dst, positiveScale(ls[:], fit.Scale[:], sums, 63))
-	PutF16(dst[2:], positiveScale(lm[:], mins[:], sums, 63))
-	clear(dst[4:16])
-	for j := range ls {
-		putScaleMin((*[12]byte)(dst[4:]), j, ls[j], lm[j])
-	}
-	var codes [256]byte
-	s.partCodes(dst, x, &codes, fit)
-	if d == Q5_K {
-		packQ5_K(dst, &codes)
-	} else {
-		packQ4_K(dst, &codes)
+	for g := 0; len(x) > 0; g += 8 {
+		var ls, lm [8]byte
+		PutF16(dst, positiveScale(ls[:], fit.Scale[g:g+8], sums[g:], 63))
+		PutF16(dst[2:], positiveScale(lm[:], mins[g:g+8], sums[g:], 63))
+		clear(dst[4:16])
+		for j := range ls {
+			putScaleMin((*[12]byte)(dst[4:]), j, ls[j], lm[j])
+		}
+		e.packMinimums(dst, x, s.most, g, d)
+		x, dst = x[256:], dst[d.Bytes(256):]
 	}
 }
 
 // encodeWeightedQ3_K is quantize_row_q3_K_impl.
-func encodeWeightedQ3_K(dst []byte, x []float32, weights *[256]float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	var scales, pers [16]float32
-	for g := 0; g < 16; g += kernel.FitGroups {
-		groups(fit, x[16*g:], 16)
-		transpose(&fit.W, weights[16*g:], 16)
-		fit.Symmetric(16, 4, triesQ3_K)
-		copy(scales[g:], fit.Scale[:])
-		copy(pers[g:], fit.Per[:])
-	}
+func encodeWeightedQ3_K(dst []byte, x, weights []float32) {
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 16)
+	fit.SetWeights(weights, 16)
+	fit.Symmetric(16, 4, triesQ3_K)
+	scales, pers := fit.Scale, fit.Per
 	clear(dst[96:110])
 	sums := partSums(weights, 16)
 	for p, scale := range scales {
@@ -239,15 +234,13 @@ func encodeWeightedQ3_K(dst []byte, x []float32, weights *[256]float32) {
 	for p, scale := range scales {
 		putScaleQ3(dst[96:108], p, symmetricCode(fit.Per[0], scale, 32))
 	}
-	var codes [256]byte
-	for p, per := range pers {
-		if !nearestQ3(&codes, dst, x, p) {
-			for j, v := range x[16*p:][:16] {
-				codes[16*p+j] = symmetricCode(per, v, 4)
-			}
+	e.nearestQ3(dst, x)
+	for p, scale := range &e.lines.Scale {
+		for i := 16 * p; i < 16*p+16 && scale == 0; i++ {
+			e.lines.Codes[i] = symmetricCode(pers[p], x[i], 4)
 		}
 	}
-	packQ3_K(dst, &codes)
+	packQ3_K(dst, &e.lines.Codes)
 }
 
 // symmetricCode is the code of v, plus most, as make_qx_quants has it: 0 in a group that is all zero.
@@ -258,19 +251,20 @@ func symmetricCode(per, v float32, most int32) byte {
 	return byte(kernel.Clamp(kernel.Nearest(per*v), -most, most-1) + most)
 }
 
-// encodeSmallBlocks is quantize_row_q4_0_impl, quantize_row_q5_0_impl and quantize_row_q5_1_impl, eight
-// blocks at a time.
+// encodeSmallBlocks is quantize_row_q4_0_impl, quantize_row_q5_0_impl and quantize_row_q5_1_impl,
+// kernel.FitGroups blocks at a time.
 func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
 	_, size := d.Block()
 	variance := squareSum(x) / float32(len(x))
+	var weights [32 * kernel.FitGroups]float32
 	for len(x) > 0 {
-		var room, weights [256]float32
-		n := copy(room[:], x)
+		n := min(len(weights), len(x))
 		weigh(weights[:n], x[:n], importance, variance)
-		groups(fit, room[:], 32)
-		transpose(&fit.W, weights[:], 32)
+		fit.SetNumbers(x[:n], 32)
+		fit.SetWeights(weights[:n], 32)
 		switch d {
 		case Q4_0:
 			fit.Symmetric(32, 8, triesQ4_0)
@@ -280,7 +274,7 @@ func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
 			fit.Minimums(32, weightedQ5_K.most, weightedQ5_K.tries, false)
 		}
 		for g := range n / 32 {
-			packSmallBlock(dst[:size], room[32*g:][:32], fit, g, d)
+			packSmallBlock(dst[:size], x[32*g:][:32], fit, g, d)
 			dst = dst[size:]
 		}
 		x, importance = x[n:], importance[n:]

@@ -6,7 +6,6 @@ package tensor
 
 import (
 	"encoding/binary"
-	"math"
 	"sync"
 
 	"dsmoe/model/internal/kernel"
@@ -15,51 +14,33 @@ import (
 // encodeQ2_K is quantize_row_q2_K_ref: scales and minimums of 16 parts, weighted with |x| and chosen
 // by absolute errors, rounded to 4 bits of two F16.
 func encodeQ2_K(dst []byte, x []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	var all fitted
-	for g := 0; g < 16; g += kernel.FitGroups {
-		groups(fit, x[16*g:], 16)
-		for j := range 16 {
-			for i, v := range &fit.X[j] {
-				fit.W[j][i] = abs32(v)
-			}
-		}
-		fit.Minimums(16, searchQ2_K.most, searchQ2_K.tries, true)
-		all.take(fit, g)
-	}
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 16)
+	fit.Weigh(16, false)
+	fit.Minimums(16, searchQ2_K.most, searchQ2_K.tries, true)
 	maxScale, maxMin := float32(0), float32(0)
 	for p := range 16 {
-		maxScale, maxMin = max(maxScale, all.scale[p]), max(maxMin, -all.low[p])
+		maxScale, maxMin = max(maxScale, fit.Scale[p]), max(maxMin, -fit.Low[p])
 	}
 	PutF16(dst[80:], maxScale/15)
 	PutF16(dst[82:], maxMin/15)
 	perScale, perMin := ratio(15, maxScale), ratio(15, maxMin)
 	for p := range 16 {
-		dst[p] = byte(kernel.Nearest(perScale*all.scale[p])) | byte(kernel.Nearest(perMin*-all.low[p]))<<4
+		dst[p] = byte(kernel.Nearest(perScale*fit.Scale[p])) | byte(kernel.Nearest(perMin*-fit.Low[p]))<<4
 	}
-	all.packQ2_K(dst, x)
-}
-
-// fitted are the scales of 16 parts as kernel.Fit has them.
-type fitted struct{ scale, low, per, from [16]float32 }
-
-// take sets the parts from p on.
-func (f *fitted) take(fit *kernel.Fit, p int) {
-	copy(f.scale[p:], fit.Scale[:])
-	copy(f.low[p:], fit.Low[:])
-	copy(f.per[p:], fit.Per[:])
-	copy(f.from[p:], fit.From[:])
+	e.packQ2_K(dst, x)
 }
 
 // packQ2_K sets the codes of a block to those nearest under its scales and minimums.
-func (f *fitted) packQ2_K(dst []byte, x []float32) {
-	var codes [256]byte
+func (e *encoder) packQ2_K(dst []byte, x []float32) {
 	d, dmin := getF16(dst[80:]), getF16(dst[82:])
 	for p, s := range dst[:16] {
-		nearestCodes(codes[16*p:][:16], x[16*p:], d*float32(s&15), float32(dmin*float32(s>>4)), 3, f.per[p], f.from[p])
+		e.lines.Scale[p], e.lines.Low[p] = d*float32(s&15), float32(dmin*float32(s>>4))
 	}
-	packTwoBits(dst[16:80], &codes)
+	e.nearestCodes(x, 3, 0, 16)
+	packTwoBits(dst[16:80], &e.lines.Codes)
 }
 
 // packTwoBits sets dst to the low two bits of 256 codes, eight at a time: of number l of quarter k of a
@@ -78,33 +59,26 @@ func packTwoBits(dst []byte, codes *[256]byte) {
 // encodeQ3_K is quantize_row_q3_K_ref: 16 scales of make_q3_quants, rounded to 6 bits, with a sign,
 // times an F16.
 func encodeQ3_K(dst []byte, x []float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	var scales [16]float32
-	for g := 0; g < 16; g += kernel.FitGroups {
-		groups(fit, x[16*g:], 16)
-		fit.Stepwise()
-		copy(scales[g:], fit.Scale[:])
-	}
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 16)
+	fit.Stepwise()
 	clear(dst[96:110])
-	if top := largestScale(&scales); top != 0 {
+	if top := largestScale(&fit.Scale); top != 0 {
 		per := -32 / top
 		PutF16(dst[108:], 1/per)
-		for p, scale := range scales {
+		for p, scale := range fit.Scale {
 			putScaleQ3(dst[96:108], p, byte(max(-32, min(31, int8(kernel.Nearest(per*scale))))+32))
 		}
 	}
-	var codes [256]byte
-	for p := range 16 {
-		if !nearestQ3(&codes, dst, x, p) {
-			groups(fit, x[p&8*16:], 16)
-			fit.Stepwise()
-			for j := range 16 {
-				codes[16*p+j] = byte(int32(fit.L[j][p&7]) + 4)
-			}
+	e.nearestQ3(dst, x)
+	for p, scale := range &e.lines.Scale {
+		for j := 0; j < 16 && scale == 0; j++ {
+			e.lines.Codes[16*p+j] = byte(int32(fit.L[j][p]) + 4)
 		}
 	}
-	packQ3_K(dst, &codes)
+	packQ3_K(dst, &e.lines.Codes)
 }
 
 // largestScale returns the first scale of the largest magnitude; 0 if all are 0 or NaN.
@@ -123,15 +97,14 @@ func putScaleQ3(q []byte, p int, l byte) {
 	q[8+p%4] |= l >> 4 << (p / 4 * 2)
 }
 
-// nearestQ3 sets the codes of part p to those nearest under its scale in the block, and reports
-// whether it has one.
-func nearestQ3(codes *[256]byte, block []byte, x []float32, p int) bool {
-	scale := getF16(block[108:]) * float32(kernel.ScaleQ3(p, (*[12]byte)(block[96:])))
-	l := (*[16]byte)(codes[16*p:])
-	for j, v := range (*[16]float32)(x[16*p:]) {
-		l[j] = byte(kernel.Clamp(kernel.Nearest(v/scale), -4, 3) + 4)
+// nearestQ3 sets the lines to the scales in the block, and the codes to those nearest under them. Codes of a
+// part without scale are undefined.
+func (e *encoder) nearestQ3(block []byte, x []float32) {
+	d := getF16(block[108:])
+	for p := range &e.lines.Scale {
+		e.lines.Scale[p], e.lines.Low[p] = d*float32(kernel.ScaleQ3(p, (*[12]byte)(block[96:]))), 0
 	}
-	return scale != 0
+	e.lines.Encode((*[256]float32)(x), -4, 3)
 }
 
 // packQ3_K sets the first 96 bytes of a block to its codes.
@@ -149,40 +122,31 @@ func packQ3_K(dst []byte, codes *[256]byte) {
 
 // encodeQ4_K is quantize_row_q4_K_ref: the parts' scales and minimums of kernel.Fit, rounded to
 // 6 bits of two F16, and the codes nearest under these.
-func encodeQ4_K(dst []byte, x []float32) {
-	var codes [256]byte
-	encodeMinimums(dst, x, &codes, searchQ4_K)
-	packQ4_K(dst, &codes)
-}
+func encodeQ4_K(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ4_K, Q4_K) }
 
 // packQ4_K sets the last 128 bytes of a block to its codes.
 func packQ4_K(dst []byte, codes *[256]byte) {
-	for i := range 4 {
-		q, l := (*[32]byte)(dst[16+32*i:]), (*[64]byte)(codes[64*i:])
-		for j := range q {
-			q[j] = l[j] | l[j+32]<<4
-		}
+	for i := 0; i < 128; i += 8 {
+		low, high := binary.LittleEndian.Uint64(codes[i/32*64+i%32:]), binary.LittleEndian.Uint64(codes[i/32*64+i%32+32:])
+		binary.LittleEndian.PutUint64(dst[16+i:], low|high<<4)
 	}
 }
 
 // encodeQ5_K is quantize_row_q5_K_ref: as Q4_K, with 5 bits.
-func encodeQ5_K(dst []byte, x []float32) {
-	var codes [256]byte
-	encodeMinimums(dst, x, &codes, searchQ5_K)
-	packQ5_K(dst, &codes)
-}
+func encodeQ5_K(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5_K) }
 
 // packQ5_K sets the last 160 bytes of a block to its codes: the fifth bit of number j of part p is bit p
 // of byte j.
 func packQ5_K(dst []byte, codes *[256]byte) {
-	high := (*[32]byte)(dst[16:])
-	clear(high[:])
-	for i := range 4 {
-		q, l := (*[32]byte)(dst[48+32*i:]), (*[64]byte)(codes[64*i:])
-		for j := range q {
-			q[j] = l[j]&15 | l[j+32]&15<<4
-			high[j] |= l[j]>>4<<(2*i) | l[j+32]>>4<<(2*i+1)
+	const four, one = 0x0f0f0f0f0f0f0f0f, 0x0101010101010101
+	for j := 0; j < 32; j += 8 {
+		high := uint64(0)
+		for i := range 4 {
+			a, b := binary.LittleEndian.Uint64(codes[64*i+j:]), binary.LittleEndian.Uint64(codes[64*i+32+j:])
+			binary.LittleEndian.PutUint64(dst[48+32*i+j:], a&four|b&four<<4)
+			high |= a>>4&one<<(2*i) | b>>4&one<<(2*i+1)
 		}
+		binary.LittleEndian.PutUint64(dst[16+j:], high)
 	}
 }
 
@@ -206,59 +170,38 @@ func newSearch(most int, from, step float32, steps int) *search {
 	return s
 }
 
-// fits are for encoders at work.
-var fits = sync.Pool{New: func() any { return new(kernel.Fit) }}
-
-// groups sets the numbers of a fit to n of each group from x on, group after group.
-func groups(fit *kernel.Fit, x []float32, n int) { transpose(&fit.X, x, n) }
-
-// transpose sets dst to n numbers of each group from x on, group after group.
-func transpose(dst *[32][kernel.FitGroups]float32, x []float32, n int) {
-	for g := range kernel.FitGroups {
-		for j, v := range x[n*g:][:n] {
-			dst[j][g] = v
-		}
-	}
+// encoder is what an encoder at work needs.
+type encoder struct {
+	fit   kernel.Fit
+	lines kernel.Lines
 }
 
-// weighRMS sets the weights √(Σx²/32) + |x| of eight groups of 32 numbers.
-func weighRMS(fit *kernel.Fit) {
-	var rms [kernel.FitGroups]float32
-	for j := range fit.X {
-		for g, v := range &fit.X[j] {
-			rms[g] += float32(v * v)
-		}
-	}
-	for g, squares := range rms {
-		rms[g] = float32(math.Sqrt(float64(squares / 32)))
-	}
-	for j := range fit.X {
-		for g, v := range &fit.X[j] {
-			fit.W[j][g] = rms[g] + abs32(v)
-		}
-	}
-}
+var encoding = sync.Pool{New: func() any { return new(encoder) }}
 
-// encodeMinimums sets the first 16 bytes of a Q4_K or Q5_K block, its scales, and codes.
-func encodeMinimums(dst []byte, x []float32, codes *[256]byte, s *search) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	groups(fit, x, 32)
-	weighRMS(fit)
+// encodeMinimums encodes one or two blocks of Q4_K or Q5_K.
+func encodeMinimums(dst []byte, x []float32, s *search, d DType) {
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 32)
+	fit.Weigh(32, true)
 	fit.Minimums(32, s.most, s.tries, false)
-	maxScale, maxMin := float32(0), float32(0)
-	for p := range 8 {
-		if fit.Scale[p] > maxScale {
-			maxScale = fit.Scale[p]
+	for g := 0; len(x) > 0; g += 8 {
+		maxScale, maxMin := float32(0), float32(0)
+		for p := g; p < g+8; p++ {
+			if fit.Scale[p] > maxScale {
+				maxScale = fit.Scale[p]
+			}
+			if -fit.Low[p] > maxMin {
+				maxMin = -fit.Low[p]
+			}
 		}
-		if -fit.Low[p] > maxMin {
-			maxMin = -fit.Low[p]
-		}
+		PutF16(dst, maxScale/63)
+		PutF16(dst[2:], maxMin/63)
+		packScales((*[12]byte)(dst[4:]), fit.Scale[g:], fit.Low[g:], ratio(63, maxScale), ratio(63, maxMin))
+		e.packMinimums(dst, x, s.most, g, d)
+		x, dst = x[256:], dst[d.Bytes(256):]
 	}
-	PutF16(dst, maxScale/63)
-	PutF16(dst[2:], maxMin/63)
-	packScales((*[12]byte)(dst[4:]), &fit.Scale, &fit.Low, ratio(63, maxScale), ratio(63, maxMin))
-	s.partCodes(dst, x, codes, fit)
 }
 
 // ratio is n/v, or 0 for what is not positive.
@@ -270,7 +213,7 @@ func ratio(n, v float32) float32 {
 }
 
 // packScales rounds the scales and minimums, which are -lows, to 6 bits.
-func packScales(q *[12]byte, scales, lows *[8]float32, perScale, perMin float32) {
+func packScales(q *[12]byte, scales, lows []float32, perScale, perMin float32) {
 	*q = [12]byte{}
 	for j := range 8 {
 		putScaleMin(q, j, min(63, byte(kernel.Nearest(perScale*scales[j]))), min(63, byte(kernel.Nearest(perMin*-lows[j]))))
@@ -289,26 +232,30 @@ func putScaleMin(q *[12]byte, j int, ls, lm byte) {
 	q[j] |= lm >> 4 << 6
 }
 
-// partCodes sets codes to those nearest under the block's own d, dmin, scales and minimums.
-func (s *search) partCodes(block []byte, x []float32, codes *[256]byte, fit *kernel.Fit) {
-	d, dmin, packed := getF16(block), getF16(block[2:]), (*[12]byte)(block[4:])
+// packMinimums sets the codes of a Q4_K or Q5_K block to those nearest under its own d, dmin, scales and minimums,
+// 0 … most. Its parts are the groups of the fit from g on.
+func (e *encoder) packMinimums(block []byte, x []float32, most, g int, d DType) {
+	super, superMin, packed := getF16(block), getF16(block[2:]), (*[12]byte)(block[4:])
 	for p := range 8 {
 		scale, low := kernel.ScaleMin(p, packed)
-		nearestCodes(codes[32*p:][:32], x[32*p:], d*float32(scale), float32(dmin*float32(low)), int32(s.most),
-			fit.Per[p], fit.From[p])
+		e.lines.SetPart(p, super*float32(scale), float32(superMin*float32(low)))
+	}
+	e.nearestCodes(x, int32(most), g, 32)
+	if d == Q5_K {
+		packQ5_K(block, &e.lines.Codes)
+	} else {
+		packQ4_K(block, &e.lines.Codes)
 	}
 }
 
-// nearestCodes sets l to (x + low)/scale, rounded to 0 … most. Without scale the codes are those of
-// the fit, per·(x - from).
-func nearestCodes(l []byte, x []float32, scale, low float32, most int32, per, from float32) {
-	x = x[:len(l)]
-	for j, v := range x {
-		code := (v + low) / scale
-		if scale == 0 {
-			code = per * (v - from)
+// nearestCodes sets the codes to those nearest to x under the lines, 0 … most. Without scale the codes are
+// those of the fit, per·(x - from), whose groups of n numbers are those of x from g on.
+func (e *encoder) nearestCodes(x []float32, most int32, g, n int) {
+	e.lines.Encode((*[256]float32)(x), 0, most)
+	for p, scale := range &e.lines.Scale {
+		for i, part := 16*p, g+16*p/n; i < 16*p+16 && scale == 0; i++ {
+			e.lines.Codes[i] = byte(kernel.Clamp(kernel.Nearest(e.fit.Per[part]*(x[i]-e.fit.From[part])), 0, most))
 		}
-		l[j] = byte(kernel.Clamp(kernel.Nearest(code), 0, most))
 	}
 }
 
@@ -332,65 +279,52 @@ func encodeQ6_K(dst []byte, x []float32) { encodeWeightedQ6_K(dst, x, nil) }
 
 // encodeWeightedQ6_K is quantize_row_q6_K_impl; without weights these are x².
 func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
-	var codes [256]byte
-	var scales, pers [16]float32
-	fitQ6_K(x, weights, &scales, &pers)
-	maxScale := largestScale(&scales)
+	e := encoding.Get().(*encoder)
+	defer encoding.Put(e)
+	fit := &e.fit
+	fit.SetNumbers(x, 16)
+	if weights != nil {
+		fit.SetWeights(weights, 16)
+	} else {
+		fit.WeighSquares(16)
+	}
+	fit.Symmetric(16, 32, triesQ6_K)
+	maxScale := largestScale(&fit.Scale)
 	if abs32(maxScale) < kernel.LeastGroup {
 		clear(dst[:210])
 		return
 	}
 	per := -128 / maxScale
 	PutF16(dst[208:], 1/per)
-	d := getF16(dst[208:])
-	for g, scale := range scales {
+	d, lines := getF16(dst[208:]), &e.lines
+	for p, scale := range fit.Scale {
 		packed := int8(min(127, kernel.Nearest(per*scale)))
-		dst[192+g] = byte(packed)
-		dg := d * float32(packed)
-		if dg == 0 && pers[g] == 0 { // all zero
-			continue
-		}
-		l := (*[16]byte)(codes[16*g:])
-		for j, v := range (*[16]float32)(x[16*g:]) {
-			code := v / dg
-			if dg == 0 {
-				code = pers[g] * v
-			}
-			l[j] = byte(kernel.Clamp(kernel.Nearest(code), -32, 31) + 32)
-		}
+		dst[192+p] = byte(packed)
+		lines.Scale[p], lines.Low[p] = d*float32(packed), 0
 	}
-	packQ6_K(dst, &codes)
-}
-
-// fitQ6_K sets the scales of 16 groups of 16 numbers, and their inverses that give the codes.
-func fitQ6_K(x, weights []float32, scales, pers *[16]float32) {
-	fit := fits.Get().(*kernel.Fit)
-	defer fits.Put(fit)
-	for g := 0; g < 16; g += kernel.FitGroups {
-		groups(fit, x[16*g:], 16)
-		if weights != nil {
-			transpose(&fit.W, weights[16*g:], 16)
-		} else {
-			for j := range 16 {
-				for i, v := range &fit.X[j] {
-					fit.W[j][i] = v * v
-				}
+	lines.Encode((*[256]float32)(x), -32, 31)
+	for p, scale := range &lines.Scale {
+		for i := 16 * p; i < 16*p+16 && scale == 0; i++ {
+			if lines.Codes[i] = 0; fit.Per[p] != 0 { // not all zero
+				lines.Codes[i] = byte(kernel.Clamp(kernel.Nearest(fit.Per[p]*x[i]), -32, 31) + 32)
 			}
 		}
-		fit.Symmetric(16, 32, triesQ6_K)
-		copy(scales[g:], fit.Scale[:])
-		copy(pers[g:], fit.Per[:])
 	}
+	packQ6_K(dst, &lines.Codes)
 }
 
 // packQ6_K sets the first 192 bytes of a block to its codes.
 func packQ6_K(dst []byte, codes *[256]byte) {
-	for half := range 2 {
-		l, low, high := (*[128]byte)(codes[128*half:]), (*[64]byte)(dst[64*half:]), (*[32]byte)(dst[128+32*half:])
-		for j := range 32 {
-			a, b, c, d := l[j], l[j+32], l[j+64], l[j+96]
-			low[j], low[j+32] = a&15|c&15<<4, b&15|d&15<<4
-			high[j] = a>>4 | b>>4<<2 | c>>4<<4 | d>>4<<6
+	const four, two = 0x0f0f0f0f0f0f0f0f, 0x0303030303030303
+	for i := 0; i < 64; i += 8 {
+		half, j := i/32, i%32
+		var q [4]uint64
+		for k := range q {
+			q[k] = binary.LittleEndian.Uint64(codes[128*half+32*k+j:])
 		}
+		binary.LittleEndian.PutUint64(dst[64*half+j:], q[0]&four|q[2]&four<<4)
+		binary.LittleEndian.PutUint64(dst[64*half+32+j:], q[1]&four|q[3]&four<<4)
+		high := q[0]>>4&two | q[1]>>4&two<<2 | q[2]>>4&two<<4 | q[3]>>4&two<<6
+		binary.LittleEndian.PutUint64(dst[128+32*half+j:], high)
 	}
 }

@@ -37,10 +37,7 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) error {
 		part := x[:min(piece, len(x))]
 		out := dst[:q.To.Bytes(int64(len(part)))]
 		q.encode(out, part)
-		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, _ int, largest uint32) int {
-			return beyond(y, x, block, q.To, largest)
-		})
-		if err != nil {
+		if err := q.compareAll(out, part, first, lost); err != nil {
 			return err
 		}
 		x, dst = x[len(part):], dst[len(out):]
@@ -57,7 +54,7 @@ func (q *Quantiser) ConvertRow(dst []byte, x, importance []float32, lost *Loss) 
 	for first := 0; first < len(x); first += piece {
 		part := x[first:min(first+piece, len(x))]
 		out := dst[q.To.Bytes(int64(first)):][:q.To.Bytes(int64(len(part)))]
-		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, at int, largest uint32) int {
+		err := q.compare(out, part, first, lost, func(_ *measure, y, x []float32, block []byte, at int, largest uint32) int {
 			const infinite = 0x7f800000
 			if largest >= infinite {
 				return -1
@@ -77,7 +74,7 @@ func (q *Quantiser) ConvertRow(dst []byte, x, importance []float32, lost *Loss) 
 // a number of a block, which begins at that index of x, that the block does not stand for; -1 if it
 // stands for all. first is the index of x in what is converted.
 func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
-	beyond func(y, x []float32, block []byte, at int, largest uint32) int) error {
+	beyond func(m *measure, y, x []float32, block []byte, at int, largest uint32) int) error {
 	m := measures.Get().(*measure)
 	defer measures.Put(m)
 	y := m.decoded[:len(x)]
@@ -88,8 +85,30 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 	for k := range sums {
 		i, s := k*elements, &sums[k]
 		lost.quantised(y[i:i+elements], x[i:i+elements], s)
-		if at := beyond(y[i:i+elements], x[i:i+elements], out[k*size:][:size], i, s.Largest); at >= 0 {
+		if at := beyond(m, y[i:i+elements], x[i:i+elements], out[k*size:][:size], i, s.Largest); at >= 0 {
 			return &BeyondError{q.To, first + i + at, x[i+at], y[i+at]}
+		}
+	}
+	return nil
+}
+
+// compareAll is compare of blocks that were encoded without importance.
+func (q *Quantiser) compareAll(out []byte, x []float32, first int, lost *Loss) error {
+	within := func(m *measure, y, x []float32, block []byte, _ int, largest uint32) int {
+		return m.beyond(y, x, block, q.To, largest)
+	}
+	if q.To != Q8_0 {
+		return q.compare(out, x, first, lost, within)
+	}
+	m := measures.Get().(*measure)
+	defer measures.Put(m)
+	sums := m.sums[:len(x)/32]
+	kernel.CompareQ8(sums, out, x)
+	for k := range sums { // nearly all are within half a step, which is all that quantised needs to know
+		if s := &sums[k]; s.Largest < infinityBits && math.Float32frombits(s.Largest) <= s.Half {
+			lost.quantised(nil, nil, s)
+		} else if err := q.compare(out[34*k:][:34], x[32*k:][:32], first+32*k, lost, within); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -99,6 +118,7 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 type measure struct {
 	decoded [piece]float32
 	sums    [piece / 32]kernel.BlockSums // of blocks of 32 numbers or more
+	spans   [16]kernel.Span              // of the parts of a block
 }
 
 var measures = sync.Pool{New: func() any { return new(measure) }}
@@ -109,10 +129,22 @@ func (d DType) encodeBlocks(dst []byte, x []float32) {
 		kernel.EncodeQ8(dst, x)
 		return
 	}
-	elements, bytes := d.Block()
-	for encode := encoders[d]; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
-		encode(dst[:bytes:bytes], x[:elements:elements])
+	for encode := encoders[d]; len(x) > 0; {
+		n := min(d.encodedAtOnce(), len(x))
+		size := d.Bytes(int64(n))
+		encode(dst[:size:size], x[:n:n])
+		x, dst = x[n:], dst[size:]
 	}
+}
+
+// encodedAtOnce returns how many numbers an encoder takes: of Q4_K and Q5_K one or two blocks, whose parts fill a
+// kernel.Fit, of others one.
+func (d DType) encodedAtOnce() int {
+	elements, _ := d.Block()
+	if d == Q4_K || d == Q5_K {
+		return 2 * elements
+	}
+	return elements
 }
 
 // quantised adds what a block of x lost when it became y.
@@ -154,7 +186,7 @@ func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 	return lost
 }
 
-// encoders holds the encoder of one block of each type that can be written; nil for others.
+// encoders holds the encoder of encodedAtOnce numbers of each type that can be written; nil for others.
 var encoders = [...]func(dst []byte, x []float32){
 	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
 	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K, Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,

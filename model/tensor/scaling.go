@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 )
 
 // secondScale is what scales are put through before they are used: a number of the whole tensor that
@@ -105,11 +104,6 @@ func (g Grid) Values(i int, codes []float64) {
 	for k, code := range codes {
 		codes[k] = (code - zero) * scale
 	}
-}
-
-// Bits returns the bits of the scale and the zero of block i: blocks with the same bits have the same values.
-func (g Grid) Bits(i int) (scale, zero uint32) {
-	return math.Float32bits(g.Scales[i]), math.Float32bits(g.zero(i))
 }
 
 // zeroRows is the number of rows of the grid whose zeros an I32 holds.

@@ -129,14 +129,15 @@ func storedSteps(h []float32, b []byte, d DType) {
 			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(b[1:], i)&7]
 		}
 	default:
-		size := weighings[d].part
+		size, scales := weighings[d].part, scalesOf(b, d)
 		for p := 0; p < len(h); p += size {
-			super, step, moved := partScale(b, d, p/size)
+			step, inner, end := abs32(scales.step(p/size)), scales.partStep(p/size, false), scales.partStep(p/size, true)
+			if d == Q2_K && step != 0 {
+				end = step
+			}
 			for i := p; i < p+size; i++ {
-				code, most := codeAt(b, d, i)
-				end := code == 0 || code == most
-				if h[i] = partStep(super, step, moved, end); d == Q2_K && end && step != 0 {
-					h[i] = abs32(step)
+				if h[i] = inner; isEnd(codeAt(b, d, i)) {
+					h[i] = end
 				}
 			}
 		}
@@ -163,22 +164,22 @@ func (e *BeyondError) Error() string {
 // Encoding and decoding round about eight times, to 2^-24 of numbers that are at most twice the
 // largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
 // finite is not checked.
-func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
+func (m *measure) beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	const infinite = 0x7f800000
 	if largest >= infinite || math.Float32frombits(largest) <= quickStep(block, d) {
 		return -1
+	}
+	switch d {
+	case Q2_K, Q3_K:
+		return m.beyondFewBits(y, x, block, d)
+	case Q4_K, Q5_K, Q6_K:
+		return m.beyondParts(y, x, block, d)
 	}
 	top := uint32(0)
 	for _, v := range x {
 		top = max(top, math.Float32bits(v)&^(1<<31))
 	}
-	slack := 0x1p-20 * math.Float32frombits(top)
-	switch d {
-	case Q2_K, Q3_K:
-		return beyondFewBits(y, x, block, d, slack)
-	case Q4_K, Q5_K, Q6_K:
-		return beyondParts(y, x, block, d, slack)
-	}
+	slack := slackOf * math.Float32frombits(top)
 	var steps [256]float32
 	h := steps[:len(x)]
 	halfSteps(h, block, y, d)
@@ -190,45 +191,45 @@ func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	return -1
 }
 
-// farthest returns the largest |y - x|.
-func farthest(y, x []float32) float32 {
-	most := uint32(0)
-	for i, v := range x {
-		most = max(most, math.Float32bits(y[i]-v)&^(1<<31))
+// slackOf is the slack of each number, in the largest of its block.
+const slackOf = 0x1p-20
+
+// spansOf returns the spans of the parts of a block of a type K, and the slack of its numbers.
+func (m *measure) spansOf(y, x []float32, part int) (spans []kernel.Span, slack float32) {
+	spans = m.spans[:256/part]
+	kernel.Spans(spans, y, x)
+	top := float32(0)
+	for i := range spans {
+		top = max(top, spans[i].Top)
 	}
-	return math.Float32frombits(most)
+	return spans, slackOf * top
 }
 
 // beyondParts is beyond for the other types K, a part at a time: half a step is allowed at every code, so that few
 // numbers need a look at their code.
-func beyondParts(all, x []float32, block []byte, d DType, slack float32) int {
+func (m *measure) beyondParts(all, x []float32, block []byte, d DType) int {
 	k := &weighings[d]
-	var scales [16]struct{ super, step, moved float32 }
+	spans, slack := m.spansOf(all, x, k.part)
 	var room [16]float64
 	var factors []float64 // of excess, if they are needed
-	filled := false       // whether a scale is at least half of the largest
-	for p := range 256 / k.part {
-		s := &scales[p]
-		s.super, s.step, s.moved = partScale(block, d, p)
-		filled = filled || abs32(s.step) >= k.levels/2*s.super
-	}
-	for p := 0; p < 256; p += k.part {
-		s, y, x := &scales[p/k.part], all[p:][:k.part], x[p:][:k.part]
-		half, factor := 0.5*abs32(s.step), float32(1)
-		if s.step == 0 || !filled || !k.fills(y, float32(k.most)*half) {
+	b := scalesOf(block, d)
+	filled := b.filled()
+	for p := range spans {
+		s, step := &spans[p], abs32(b.step(p))
+		half, factor := 0.5*step, float32(1)
+		if step == 0 || !filled || !k.fills(s, float32(k.most)*half) {
 			if factors == nil {
 				factors, _ = d.excess(room[:0], block, all)
 			}
-			factor = float32(min(1, factors[p/k.part]))
+			factor = float32(min(1, factors[p]))
 		}
-		if s.step != 0 && farthest(y, x) <= half*factor+slack {
+		if step != 0 && s.Farthest <= half*factor+slack {
 			continue
 		}
-		for i, v := range x {
-			if off := abs32(y[i] - v); !(s.step != 0 && off <= half*factor+slack) {
-				code, most := codeAt(block, d, p+i)
-				if !(off <= partStep(s.super, s.step, s.moved, code == 0 || code == most)*factor+slack) {
-					return p + i
+		for i := p * k.part; i < (p+1)*k.part; i++ {
+			if off := abs32(all[i] - x[i]); !(step != 0 && off <= half*factor+slack) {
+				if !(off <= b.partStep(p, isEnd(codeAt(block, d, i)))*factor+slack) {
+					return i
 				}
 			}
 		}
@@ -237,37 +238,28 @@ func beyondParts(all, x []float32, block []byte, d DType, slack float32) int {
 }
 
 // fills reports whether numbers of a part, and 0, are certain to reach as far as least.
-func (k weighing) fills(y []float32, least float32) bool {
-	low, high := float32(0), float32(0)
-	for _, v := range y {
-		if v < low {
-			low = v
-		} else if v > high {
-			high = v
-		}
-		if k.minimums && high-low >= least || -low >= least || high >= least {
-			return true
-		}
-	}
-	return false
+func (k weighing) fills(s *kernel.Span, least float32) bool {
+	return k.minimums && s.Above+s.Below >= least || s.Below >= least || s.Above >= least
 }
 
 // beyondFewBits is beyond for Q2_K and Q3_K, whose few codes often stand for numbers beyond them.
-func beyondFewBits(y, x []float32, block []byte, d DType, slack float32) int {
-	for p := 0; p < 256; p += 16 {
-		super, step, moved := partScale(block, d, p/16)
-		half, part := float32(0.5*abs32(step))+slack, (*[16]float32)(y[p:])
-		if farthest(part[:], x[p:][:16]) <= half {
+func (m *measure) beyondFewBits(y, x []float32, block []byte, d DType) int {
+	spans, slack := m.spansOf(y, x, 16)
+	b := scalesOf(block, d)
+	for p := range spans {
+		step := b.step(p)
+		half := float32(0.5*abs32(step)) + slack
+		if spans[p].Farthest <= half {
 			continue
 		}
-		for j, v := range (*[16]float32)(x[p:]) {
-			off := abs32(part[j] - v)
+		for i := 16 * p; i < 16*p+16; i++ {
+			off := abs32(y[i] - x[i])
 			if off <= half {
 				continue
 			}
-			if !(pastEnd(p+j, v-part[j], block, d, slack) &&
-				(off <= partStep(super, step, moved, true)+slack || inPart(p+j, y, x, d, moved+slack))) {
-				return p + j
+			if !(b.pastEnd(i, x[i]-y[i], step, slack) &&
+				(off <= b.partStep(p, true)+slack || inPart(i, y, x, d, b.moved(p)+slack))) {
+				return i
 			}
 		}
 	}
@@ -277,9 +269,8 @@ func beyondFewBits(y, x []float32, block []byte, d DType, slack float32) int {
 // pastEnd reports whether number i of a Q2_K or Q3_K block, which is off from what the block has, lies
 // past the end of its part's range: its code is an outermost one, and the next one is no nearer. A part
 // without scale is all end.
-func pastEnd(i int, off float32, block []byte, d DType, slack float32) bool {
-	_, step, _ := partScale(block, d, i/16)
-	code, most := codeAt(block, d, i)
+func (b *blockScale) pastEnd(i int, off, step, slack float32) bool {
+	code, most := codeAt(b.block, b.dtype, i)
 	switch {
 	case step == 0:
 		return true
@@ -317,32 +308,61 @@ func inPart(i int, y, x []float32, d DType, moved float32) bool {
 	return math.Abs(float64(x[i])-float64(y[i])) <= extent+float64(moved) && loss <= mean*weights
 }
 
-// partScale returns the F16 scale of a block of a type K without its sign, the step from one code to the
-// next of part p, and how far rounding the part's scale and minimum, and the block's, moves the end of
-// its range. Of Q3_K's scales 31 also stands for 32.
-func partScale(b []byte, d DType, p int) (super, step, moved float32) {
-	super, superMin := blockScales(b, d)
-	k := &weighings[d]
-	rounded := float32(0.5 * super)
-	switch d {
-	case Q2_K:
-		step = super * float32(b[p]&15)
-	case Q3_K:
-		scale := kernel.ScaleQ3(p, (*[12]byte)(b[96:]))
-		if step = getF16(b[108:]) * float32(scale); scale == 31 {
-			rounded = super
+// blockScale is a block of a type K and its F16 scale and minimum without their signs.
+type blockScale struct {
+	block           []byte
+	dtype           DType
+	super, superMin float32
+	signed          float32 // super with its sign, of Q3_K
+}
+
+func scalesOf(block []byte, d DType) blockScale {
+	super, superMin := blockScales(block, d)
+	b := blockScale{block: block, dtype: d, super: super, superMin: superMin}
+	if d == Q3_K {
+		b.signed = getF16(block[108:])
+	}
+	return b
+}
+
+// filled reports whether the scale of a part is at least half of the largest.
+func (b *blockScale) filled() bool {
+	k := &weighings[b.dtype]
+	for p := range 256 / k.part {
+		if abs32(b.step(p)) >= k.levels/2*b.super {
+			return true
 		}
+	}
+	return false
+}
+
+// step returns the step from one code to the next of part p.
+func (b *blockScale) step(p int) float32 {
+	switch b.dtype {
+	case Q2_K:
+		return b.super * float32(b.block[p]&15)
+	case Q3_K:
+		return b.signed * float32(kernel.ScaleQ3(p, (*[12]byte)(b.block[96:])))
 	case Q6_K:
-		step = super * float32(int8(b[192+p]))
-	default:
-		scale, _ := kernel.ScaleMin(p, (*[12]byte)(b[4:]))
-		step = super * float32(scale)
+		return b.super * float32(int8(b.block[192+p]))
 	}
-	moved = float32(float32(k.most) * (rounded + float32(k.levels*errorF16(super))))
+	scale, _ := kernel.ScaleMin(p, (*[12]byte)(b.block[4:]))
+	return b.super * float32(scale)
+}
+
+// moved returns how far rounding the scale and minimum of part p, and the block's, moves the end of its range. Of Q3_K's
+// scales 31 also stands for 32.
+func (b *blockScale) moved(p int) float32 {
+	k := &weighings[b.dtype]
+	rounded := float32(0.5 * b.super)
+	if b.dtype == Q3_K && kernel.ScaleQ3(p, (*[12]byte)(b.block[96:])) == 31 {
+		rounded = b.super
+	}
+	moved := float32(float32(k.most) * (rounded + float32(k.levels*errorF16(b.super))))
 	if k.minimums {
-		moved = moved + float32(0.5*superMin) + float32(k.levels*errorF16(superMin))
+		moved = moved + float32(0.5*b.superMin) + float32(k.levels*errorF16(b.superMin))
 	}
-	return super, step, moved
+	return moved
 }
 
 // codeAt returns the code of number i of a block of a type K, 0 … most.
@@ -361,13 +381,13 @@ func codeAt(b []byte, d DType, i int) (code, most int) {
 	return int(b[16+32*(i/64)+i%32] >> (i % 64 / 32 * 4) & 15), 15
 }
 
-// quickStep is half a step of a block of one scale; of Q8_0 with what rounding the scale adds at
-// the largest code, because its blocks are encoded so fast. It is 0 for blocks of several scales.
+// isEnd reports whether a code is an outermost one.
+func isEnd(code, most int) bool { return code == 0 || code == most }
+
+// quickStep is half a step of a block of one scale. It is 0 for blocks of several scales, and for Q8_0, whose kernel knows
+// half a step.
 func quickStep(block []byte, d DType) float32 {
 	switch d {
-	case Q8_0:
-		scale := abs32(getF16(block))
-		return 0.5*scale + 127*errorF16(scale)
 	case Q4_0, Q5_0, Q5_1:
 		return 0.5 * abs32(getF16(block))
 	}
@@ -389,15 +409,15 @@ func oneScale(h []float32, d, m float32, code func(i int) int, largest int) {
 	}
 }
 
-// partStep is half the interval of a code of a part whose rounded scale, times super, is step: half a
+// partStep is half the interval of a code of part p, which has a rounded scale: half a
 // step; at the ends of its range a step and half more, and as far as roundings of the part's
 // scale and minimum, and of the block's, moved them. A part without scale is all one number.
-func partStep(super, step, moved float32, end bool) float32 {
-	step = abs32(step)
+func (b *blockScale) partStep(p int, end bool) float32 {
+	step := abs32(b.step(p))
 	if !end && step > 0 {
 		return 0.5 * step
 	}
-	return float32(1.5*max(step, 0.5*super, errorF16(super))) + moved
+	return float32(1.5*max(step, 0.5*b.super, errorF16(b.super))) + b.moved(p)
 }
 
 // twoBits returns the low two bits of code i of 256, which lie in 64 bytes.

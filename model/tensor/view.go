@@ -34,15 +34,22 @@ func (v *View) Len() int64 {
 // Runs yields the runs that the view's elements from, …, to-1 lie in, in their order.
 func (v *View) Runs(from, to int64) iter.Seq[Run] {
 	return func(yield func(Run) bool) {
-		outer, inner := v.contiguous()
-		for from := from; from < to; {
-			row, at := from/inner, from%inner
-			n := min(inner-at, to-from)
-			if !yield(Run{v.offset(row, outer) + at, n}) {
-				return
+		v.rows(from, to, func(at, step, rows, skip, end int64) bool {
+			_, inner := v.contiguous()
+			for row := range rows {
+				r := Run{at + row*step, inner}
+				if row == rows-1 {
+					r.N = end
+				}
+				if row == 0 {
+					r.At, r.N = r.At+skip, r.N-skip
+				}
+				if !yield(r) {
+					return false
+				}
 			}
-			from += n
-		}
+			return true
+		})
 	}
 }
 
@@ -50,10 +57,36 @@ func (v *View) Runs(from, to int64) iter.Seq[Run] {
 // and the one behind the last.
 func (v *View) Extent(from, to int64) (first, last int64) {
 	first = math.MaxInt64
-	for r := range v.Runs(from, to) {
-		first, last = min(first, r.At), max(last, r.At+r.N)
-	}
+	_, inner := v.contiguous()
+	v.rows(from, to, func(at, step, rows, skip, end int64) bool {
+		final := at + (rows-1)*step
+		if rows > 1 {
+			last = max(last, at+inner)
+			first = min(first, final)
+		}
+		first, last = min(first, at+skip), max(last, final+end)
+		return true
+	})
 	return first, last
+}
+
+// rows calls do for the runs that the view's elements from, …, to-1 lie in, those along one axis together: they
+// begin at at, at+step, …; of the first skip elements are left out, of the last those from end on. It stops when do returns false.
+func (v *View) rows(from, to int64, do func(at, step, rows, skip, end int64) bool) {
+	outer, inner := v.contiguous()
+	step, length := int64(0), int64(1)
+	if outer > 0 {
+		step, length = v.Stride[outer-1], v.Shape[outer-1]
+	}
+	for from < to {
+		row, skip := from/inner, from%inner
+		rows := min(length-row%length, (to-1)/inner+1-row)
+		end := min(to-(row+rows-1)*inner, inner)
+		if !do(v.offset(row, outer), step, rows, skip, end) {
+			return
+		}
+		from = (row+rows-1)*inner + end
+	}
 }
 
 // contiguous returns how many leading axes step from run to run, and the length of a

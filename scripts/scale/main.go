@@ -4,7 +4,8 @@
 // chunks of what is written once, and measures what dsmoe does with them. It fails where a command needs more memory,
 // requests or bytes than it may.
 //
-//	go run ./scripts/scale DSMOE [STEP…]  the steps: headers, store, layer, verify, values (all of these by default), whole, bf16
+//	go run ./scripts/scale DSMOE [STEP…]  the steps: headers, store, layer, verify, values (all of these by default), parts,
+//	                             whole, bf16
 //	go run ./scripts/scale serve          prints the settings of both servers and serves until it is interrupted
 //	go run ./scripts/scale pack CHECKPOINT DIR TOKENS DTYPE    records a pack of dsmoe's own forward pass
 package main
@@ -63,14 +64,14 @@ func run(args []string) error {
 	}
 	m := &measurement{ctx: ctx, dsmoe: args[0], work: work, servers: s}
 	steps := map[string]func(){"headers": m.headers, "store": m.store, "layer": m.layer, "verify": m.verify, "values": m.values,
-		"whole": m.whole, "bf16": m.bf16}
+		"parts": m.parts, "whole": m.whole, "bf16": m.bf16}
 	chosen := args[1:]
 	if len(chosen) == 0 {
 		chosen = []string{"headers", "store", "layer", "verify", "values"}
 	}
 	for _, name := range chosen {
 		if steps[name] == nil {
-			return fmt.Errorf("no step %q: the steps are headers, store, layer, verify, values, whole and bf16", name)
+			return fmt.Errorf("no step %q: the steps are headers, store, layer, verify, values, parts, whole and bf16", name)
 		}
 		steps[name]()
 	}

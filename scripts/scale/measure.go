@@ -206,9 +206,8 @@ func (m *measurement) store() {
 
 // whole converts all of DeepSeek-V3.
 func (m *measurement) whole() {
-	src := "hf://org/DeepSeek-V3"
-	m.resumed(m.bytes["DeepSeek-V3"], 713_281_294_336, "convert", src, "s3://out/DeepSeek-V3-Q8_0.gguf", "--type", "q8_0", "--no-vocab")
-	m.parts(src)
+	m.resumed(m.bytes["DeepSeek-V3"], 713_281_294_336, "convert", "hf://org/DeepSeek-V3", "s3://out/DeepSeek-V3-Q8_0.gguf", "--type",
+		"q8_0", "--no-vocab")
 }
 
 // bf16 converts all of DeepSeek-V3 into shards of BF16, which are twice its bytes.
@@ -239,9 +238,9 @@ func (m *measurement) verified(output string) {
 }
 
 // parts converts one layer in 16 parts as an array of Slurm does, on the disk: 14 GB. Part 7 is killed, and runs again.
-func (m *measurement) parts(src string) {
+func (m *measurement) parts() {
 	dst := filepath.Join(m.work, "layer.gguf")
-	args := []string{"convert", src, dst, "--type", "q8_0", "--layers", fmt.Sprint(theLayer)}
+	args := []string{"convert", "hf://org/DeepSeek-V3", dst, "--type", "q8_0", "--no-vocab", "--layers", fmt.Sprint(theLayer)}
 	part := func(i int) []string { return append(args[:len(args):len(args)], "--part", fmt.Sprintf("%d/16", i)) }
 	for i := range 16 {
 		if i+1 == 7 {

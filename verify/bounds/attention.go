@@ -34,12 +34,13 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 		inner = tensor.F32
 	}
 	width, seq := x.Width(), x.Shape[2]
-	from, to := r.Part(width)
+	from, _ := r.Part(width)
 	a.plain.Each(x.Rows(), 16*width, func(t int) {
-		for i := range width {
-			if at := t*width + i; i < from || i >= to {
-				y.Values[at], y.sigma.Values[at] = x.Values[at], float32(math.Sqrt(x.Variance(at)))
-			}
+		copy(y.Row(t), x.Row(t))
+		if x.sigma == nil {
+			clear(y.sigma.Row(t))
+		} else {
+			copy(y.sigma.Row(t), x.sigma.Row(t))
 		}
 		first, table := t*width+from, t%seq*r.Half
 		for i := range r.Half {

@@ -60,6 +60,8 @@ type Meter struct {
 	factor    float64
 	d         Distances
 	compared  int       // rows, so far
+	z         []float64 // of a row
+	zeros     []float32 // deviations of a row whose values are exact
 	sums      []float64 // of z², per column
 	total     float64   // of z², over rows as they weigh
 	sigmas    float64   // sum of σ²
@@ -69,69 +71,105 @@ type Meter struct {
 
 // NewMeter is the Meter of a stage of dtype d whose rows have width elements.
 func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *Meter {
-	m := &Meter{selected: selected, width: width, dtype: d, factor: factor, sums: make([]float64, width)}
-	m.d = Distances{Finite: true, Worst: selected.Compared[0] * width, Columns: make([]bool, width),
+	m := &Meter{selected: selected, width: width, dtype: d, factor: factor, z: make([]float64, width),
+		zeros: make([]float32, width), sums: make([]float64, width)}
+	m.d = Distances{Finite: true, Largest: -1, Columns: make([]bool, width),
 		Rows: make([]bool, selected.Padding+len(selected.Compared))}
 	return m
 }
 
 // Add measures x against want, the rows from first on.
 func (m *Meter) Add(first int, x *Value, want []float32) {
-	p, d, width := PrecisionOf(m.dtype), &m.d, m.width
+	d, width := &m.d, m.width
 	for m.compared < len(m.selected.Compared) && d.Finite {
 		row := m.selected.Compared[m.compared]
 		if row >= first+len(want)/width {
 			return
 		}
-		weight, rowSum, from := m.selected.Weights[m.compared], 0.0, (row-first)*width
-		values, sums, deviations := x.Values[from:from+width], m.sums[:width], x.deviations()
-		sigmas, goldens := m.sigmas, m.goldens
-		for c, golden := range want[from : from+width] {
-			g, y, s := float64(golden), float64(values[c]), 0.0
-			if deviations != nil {
-				s = m.factor * Unit * math.Abs(float64(deviations[from+c]))
-			}
-			at := At{values[c], golden, s}
-			if !tensor.IsFinite(s) {
-				s = math.Inf(1)
-			}
-			r, ambiguous := y, false // in float32 it is rounded already
-			if p.bits != 24 {
-				single, near := p.near(values[c], Sq(s/Unit))
-				if r = float64(single); !near {
-					r, ambiguous = p.Round(y), s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s)
-				}
-			}
-			if !Agree(g, r) {
-				*d = Distances{Worst: row*width + c, At: at}
-				return
-			}
-			if g != r {
-				z := p.z(g, y, r, s)
-				if z > d.Largest {
-					d.Largest, d.Worst = z, row*width+c
-				}
-				if z > Lambda {
-					d.Beyond++
-					d.Columns[c], d.Rows[row] = true, true
-				}
-				rowSum += float64(z * z)
-				sums[c] += float64(weight * float64(z*z))
-			}
-			if d.Worst == row*width+c {
-				d.At = at
-			}
-			sigmas += float64(s * s)
-			goldens += float64(g * g)
-			if ambiguous {
-				m.ambiguous++
-			}
+		from := (row - first) * width
+		values, golden, deviations := x.Values[from:from+width], want[from:from+width], m.zeros
+		if x.sigma != nil {
+			deviations = x.sigma.Values[from : from+width]
 		}
-		m.sigmas, m.goldens = sigmas, goldens
+		measure := m.measureFloat32
+		if m.dtype != tensor.F32 {
+			measure = m.measure
+		}
+		at := func(c int) At { return At{values[c], golden[c], m.sigma(deviations[c])} }
+		if c := measure(values, golden, deviations); c >= 0 {
+			*d = Distances{Worst: row*width + c, At: at(c)}
+			return
+		}
+		weight, rowSum, sums := m.selected.Weights[m.compared], 0.0, m.sums[:width]
+		for c, z := range m.z {
+			if z > d.Largest {
+				d.Largest, d.Worst, d.At = z, row*width+c, at(c)
+			}
+			if z > Lambda {
+				d.Beyond++
+				d.Columns[c], d.Rows[row] = true, true
+			}
+			rowSum += float64(z * z)
+			sums[c] += float64(weight * float64(z*z))
+		}
 		m.total += float64(weight * rowSum)
 		d.RowRMS = max(d.RowRMS, math.Sqrt(rowSum/float64(width)))
 		m.compared++
 	}
+}
+
+// sigma is a standard deviation in units of u, as it is compared: infinite if it is no number.
+func (m *Meter) sigma(deviation float32) float64 {
+	if s := m.factor * Unit * math.Abs(float64(deviation)); tensor.IsFinite(s) {
+		return s
+	}
+	return math.Inf(1)
+}
+
+// measure sets m.z to the distances of a row, and adds to the other sums. It returns the first element that is not finite,
+// or -1.
+func (m *Meter) measure(values, golden, deviations []float32) int {
+	p := PrecisionOf(m.dtype)
+	for c, value := range values {
+		g, y, s := float64(golden[c]), float64(value), m.sigma(deviations[c])
+		single, near := p.near(value, Sq(s/Unit))
+		r := float64(single)
+		if !near {
+			if r = p.Round(y); s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
+				m.ambiguous++
+			}
+		}
+		if !Agree(g, r) {
+			return c
+		}
+		m.z[c] = p.z(g, y, r, s)
+		m.sigmas += float64(s * s)
+		m.goldens += float64(g * g)
+	}
+	return -1
+}
+
+// measureFloat32 is measure of float32, where values are rounded already. It does not ask whether values are equal: half
+// of the guesses would be wrong.
+func (m *Meter) measureFloat32(values, golden, deviations []float32) int {
+	p, zs, sigmas, goldens := PrecisionOf(tensor.F32), m.z[:len(values)], m.sigmas, m.goldens
+	golden, deviations = golden[:len(values)], deviations[:len(values)]
+	for c, value := range values {
+		g, y, s := float64(golden[c]), float64(value), m.sigma(deviations[c])
+		diff := math.Abs(g - y)
+		z := max(0, diff-p.Ulp(g)/2) / s
+		if !tensor.IsFinite(diff) || s == 0 {
+			if !Agree(g, y) {
+				return c
+			}
+			z = p.Z(g, y, s)
+		}
+		zs[c] = z
+		sigmas += float64(s * s)
+		goldens += float64(g * g)
+	}
+	m.sigmas, m.goldens = sigmas, goldens
+	return -1
 }
 
 // Distances are those of all rows that were added.

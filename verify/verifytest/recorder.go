@@ -17,15 +17,17 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Recorder is a model.Trace that puts the stages into a pack, each in a file of its own. Without stages of Manifest.Absent.
+// Recorder is a model.Trace that puts the stages into a pack, without those of Manifest.Absent: each in a file of its own,
+// or in memory, in Pack.Replaced, if the pack has no directory.
 type Recorder struct{ *pack.Pack }
 
-// NewRecorder returns a recorder with an empty pack in dir, of a right reference of c that computes in d.
+// NewRecorder returns a recorder with an empty pack in dir, or in memory if dir is "", of a right reference of c that computes in d.
 func NewRecorder(dir string, c *config.Config, d tensor.DType) *Recorder {
 	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
 	kind := map[config.Reference]string{config.Remote: "remote code", config.Native: "transformers native"}[c.Reference]
 	return &Recorder{&pack.Pack{Dir: dir, DType: d, Manifest: pack.Manifest{Format: "golden/1", Mode: "eval",
-		ComputeDType: torch, Reference: pack.Reference{Kind: kind}, Tensors: map[string]pack.Entry{}}}}
+		ComputeDType: torch, Reference: pack.Reference{Kind: kind}, Tensors: map[string]pack.Entry{}},
+		Replaced: map[string]tensor.Tensor{}}}
 }
 
 // Stage keeps the output of a stage.
@@ -70,8 +72,12 @@ func (r *Recorder) KeepInts(name string, shape, values []int) error {
 	return r.Keep(name, x)
 }
 
-// Keep adds a tensor to the pack, in a file of its own, or replaces it.
+// Keep adds a tensor to the pack, or replaces it.
 func (r *Recorder) Keep(name string, x tensor.Tensor) error {
+	if r.Dir == "" {
+		r.Manifest.Tensors[name], r.Replaced[name] = pack.Entry{DType: x.DType, Shape: x.Shape}, x
+		return nil
+	}
 	header := fmt.Sprintf(`{%q:{"dtype":%q,"shape":%s,"data_offsets":[0,%d]}}`, name, x.DType,
 		strings.ReplaceAll(fmt.Sprint(x.Shape), " ", ","), len(x.Data))
 	f, err := os.CreateTemp(r.Dir, "*.safetensors")

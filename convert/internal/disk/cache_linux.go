@@ -2,6 +2,7 @@ package disk
 
 import (
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,3 +19,15 @@ func directFlag(f *os.File) int {
 
 // dropCache asks the system to drop the file's clean pages from the cache.
 func dropCache(f *os.File) { unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
+
+// largePage is the size of a large page of x86-64 and of most others. The system ignores a request that it cannot fulfil.
+const largePage = 2 << 20
+
+// wantLargePages asks the system for large pages for the memory, as far as it consists of whole ones.
+func wantLargePages(b []byte) {
+	if len(b) < 2*largePage {
+		return
+	}
+	begin := -uintptr(unsafe.Pointer(&b[0])) % largePage
+	unix.Madvise(b[begin:][:(len(b)-int(begin))&^(largePage-1)], unix.MADV_HUGEPAGE)
+}

@@ -9,3 +9,6 @@ func directFlag(*os.File) int { return 0 }
 
 // dropCache does nothing on this system.
 func dropCache(*os.File) {}
+
+// wantLargePages does nothing on this system.
+func wantLargePages([]byte) {}

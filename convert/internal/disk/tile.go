@@ -142,10 +142,18 @@ func (f *TileFile) Finish() error {
 // TileMemory is room for one tile at a time.
 type TileMemory []byte
 
-// NewTileMemory makes room for n bytes.
-func NewTileMemory(n int) TileMemory {
-	b := make([]byte, n+2*sector)
-	return b[-uintptr(unsafe.Pointer(&b[0]))%sector:]
+// NewTileMemories makes room for a tile of n bytes count times, in large pages where the system has them: it looks up each
+// page of what bypasses the cache.
+func NewTileMemories(count, n int) []TileMemory {
+	size := (n + 2*sector - 1) &^ (sector - 1)
+	b := make([]byte, count*size+sector)
+	b = b[-uintptr(unsafe.Pointer(&b[0]))%sector:][:count*size]
+	wantLargePages(b)
+	all := make([]TileMemory, count)
+	for i := range all {
+		all[i] = b[i*size:][:size:size]
+	}
+	return all
 }
 
 // Tile returns room for the bytes from, …, to-1 of a file, aligned as in the file.

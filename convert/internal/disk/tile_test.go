@@ -78,7 +78,7 @@ func eachTile(t *testing.T, begin, end int64, do func(tile []byte, at int64) err
 		at := from
 		from = to
 		wait.Go(func() {
-			m := NewTileMemory(most)
+			m := NewTileMemories(3, most)[1]
 			for at < to {
 				next := TileEnd(at, most, to)
 				if err := do(m.Tile(at, next), at); err != nil {

@@ -972,7 +972,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 		path, middle := e.out.PathOf(x.File), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.State(i)
-		err := e.newWorker().proveSpan(t.Context(), i)
+		err := onlyWorker(e).proveSpan(t.Context(), i)
 		element := x.DType.Elements(middle)
 		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
 		require.ErrorContains(t, err, ", but the source gives ")
@@ -999,7 +999,7 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.source = unreadable{c}
 	for i := range p.Tensors {
-		require.ErrorContains(t, e.newWorker().proveSpan(t.Context(), i), "is away")
+		require.ErrorContains(t, onlyWorker(e).proveSpan(t.Context(), i), "is away")
 		require.Equal(t, p.Tensors[i].Bytes(), e.States[i].Done)
 	}
 }
@@ -1205,4 +1205,9 @@ func TestCarriedFileChanges(t *testing.T) {
 	s.Progress = func(string, int64, int64) { fixture.Write(t, dir, name, changed) } // another time
 	_, err = convert(t.Context(), t, filepath.Join(t.TempDir(), "out"), open(t, dir), plan.Options{}, s)
 	require.ErrorContains(t, err, "changed while the conversion ran")
+}
+
+// onlyWorker returns a worker that is not run with others.
+func onlyWorker(e *execution) *worker {
+	return e.newWorker(disk.NewTileMemories(1, e.shape.largest)[0])
 }

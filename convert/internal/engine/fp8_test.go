@@ -126,7 +126,7 @@ func TestFP8IsProven(t *testing.T) {
 	t.Parallel()
 	p, src := fp8Plan(t)
 	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
-	w := e.newWorker()
+	w := onlyWorker(e)
 	for i := range p.Tensors {
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		written := e.State(i)

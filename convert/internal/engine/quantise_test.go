@@ -88,7 +88,7 @@ func TestBlocksAreReadAgain(t *testing.T) {
 	p, src, _ := quantisedPlan(t)
 	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
 	for i := range p.Tensors {
-		w, path, at := e.newWorker(), e.out.PathOf(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
+		w, path, at := onlyWorker(e), e.out.PathOf(0), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
 		e.source = src
 		require.NoError(t, w.writeSpan(t.Context(), i))
 		e.source = bytesSource(nil)

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"dsmoe/convert/internal/disk"
 	"dsmoe/text"
 )
 
@@ -94,9 +95,9 @@ func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) 
 	e.queue, e.writesOnly = q, writesOnly
 	e.flushing.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
-	for range min(e.shape.workers, e.queue.open) {
+	for _, memory := range disk.NewTileMemories(min(e.shape.workers, e.queue.open), e.shape.largest) {
 		g.Go(func() error {
-			err := e.newWorker().work(ctx)
+			err := e.newWorker(memory).work(ctx)
 			if err != nil {
 				e.queue.stop()
 			}

@@ -27,10 +27,11 @@ type worker struct {
 	magnitudes []float32   // largest of the blocks that a piece needs
 	whole      digest.Hash // hash of the tensor
 	part       digest.Hash // hash of one segment's source
+	tables     operation.Tables
 }
 
-func (e *execution) newWorker() *worker {
-	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest), whole: digest.New(), part: digest.New()}
+func (e *execution) newWorker(memory disk.TileMemory) *worker {
+	return &worker{execution: e, memory: memory, whole: digest.New(), part: digest.New()}
 }
 
 // room returns memory for the source bytes of a piece.
@@ -214,7 +215,7 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 			return err
 		}
 	}
-	in.Sides = w.sides[:len(spans)]
+	in.Sides, in.Tables = w.sides[:len(spans)], &w.tables
 	return do(in)
 }
 

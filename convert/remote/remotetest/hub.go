@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -67,14 +68,21 @@ func Start(t *testing.T, dirs map[string]string) *Hub {
 		require.NoError(t, os.Symlink(dir, filepath.Join(root, "org", name)))
 	}
 	h := NewHub(os.DirFS(root))
-	old := remote.Default
-	remote.Default = remote.NewClient()
-	t.Cleanup(func() { remote.Default = old; h.Close() })
+	h.useClient(t)
 	t.Setenv("HF_ENDPOINT", h.API.URL)
 	t.Setenv("HF_TOKEN", "")
 	t.Setenv("HF_TOKEN_PATH", filepath.Join(root, "none"))
 	t.Setenv("HF_HUB_OFFLINE", "")
 	return h
+}
+
+// useClient gives the test a client of its own, which hardly waits before it repeats a request, and closes the hub when the
+// test ends.
+func (h *Hub) useClient(t *testing.T) {
+	old := remote.Default
+	remote.Default = remote.NewClient()
+	remote.Default.Wait = time.Millisecond
+	t.Cleanup(func() { remote.Default = old; h.Close() })
 }
 
 // Close ends the hub.

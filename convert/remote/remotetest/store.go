@@ -32,10 +32,8 @@ func StartStore(t *testing.T, dirs map[string]string) *Hub {
 		require.NoError(t, os.Symlink(dir, filepath.Join(root, name)))
 	}
 	h, settings := NewStore(Directory(root))
-	old := remote.Default
-	remote.Default = remote.NewClient()
+	h.useClient(t)
 	remote.Default.Part = smallestPart
-	t.Cleanup(func() { remote.Default = old; h.Close() })
 	for name, value := range settings {
 		t.Setenv(name, value)
 	}

@@ -109,18 +109,25 @@ func widenQ8_0(dst []float32, src []byte) {
 // in 2 halves of 128 numbers, number l of quarter k of a half: its code is at bits 2k of qs[l], and
 // y = (d·(s&15))·q - dmin·(s>>4) with a scale s for 16 numbers.
 func widenQ2_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[84:] {
-		d, dmin := f16At(src[80:]), f16At(src[82:])
-		for p, s := range (*[16]byte)(src) {
-			scale, low := d*float32(s&15), float32(dmin*float32(s>>4))
-			values := [4]float32{float32(scale*0) - low, scale - low, float32(scale*2) - low, float32(scale*3) - low}
-			y, shift := (*[16]float32)(dst[16*p:]), p%8/2*2
-			for j, q := range (*[16]byte)(src[16+p/8*32+p%2*16:]) {
-				y[j] = values[q>>shift&3]
-			}
+	decodeBlocks(dst, src, 84, 0, func(l *Lines, block []byte) {
+		d, dmin := f16At(block[80:]), f16At(block[82:])
+		for p, s := range (*[16]byte)(block) {
+			l.Scale[p], l.Low[p] = d*float32(s&15), float32(dmin*float32(s>>4))
 		}
+		twoBitCodes(&l.Codes, block[16:80])
+	})
+}
+
+// twoBitCodes sets the codes to two bits each of 64 bytes, as Q2_K has them.
+func twoBitCodes(codes *[256]byte, q []byte) {
+	for i := 0; i < 256; i += 8 {
+		eight := binary.LittleEndian.Uint64(q[i/128*32+i%32:]) >> (i % 128 / 32 * 2)
+		binary.LittleEndian.PutUint64(codes[i:], eight&(3*eachByte))
 	}
 }
+
+// eachByte has a 1 in each byte.
+const eachByte = 0x0101010101010101
 
 // ScaleQ3 returns the scale of part p of 16, -32 … 31, from the 12 bytes of a Q3_K block: the low 4
 // bits of parts 0 … 7 and 8 … 15 are the halves of bytes 0 … 7, the high 2 lie in bytes 8 … 11.
@@ -135,16 +142,21 @@ func ScaleQ3(p int, q *[12]byte) int {
 // as Q2_K's, but y = (d·scale)·(q - 4): bit k of hmask[l] is worth 4, k counting the quarters of both
 // halves.
 func widenQ3_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[110:] {
-		d, scales := f16At(src[108:]), (*[12]byte)(src[96:])
-		for p := range 16 {
-			scale, y := d*float32(ScaleQ3(p, scales)), (*[16]float32)(dst[16*p:])
-			high, low, shift := (*[16]byte)(src[p%2*16:]), (*[16]byte)(src[32+p/8*32+p%2*16:]), p%8/2*2
-			values := [8]float32{scale * -4, scale * -3, scale * -2, -scale, scale * 0, scale, scale * 2, scale * 3}
-			for j := range y {
-				y[j] = values[low[j]>>shift&3|high[j]>>(p/2)&1<<2]
-			}
+	decodeBlocks(dst, src, 110, 4, func(l *Lines, block []byte) {
+		d := f16At(block[108:])
+		for p := range l.Scale {
+			l.Scale[p], l.Low[p] = d*float32(ScaleQ3(p, (*[12]byte)(block[96:]))), 0
 		}
+		twoBitCodes(&l.Codes, block[32:96])
+		addBit(&l.Codes, block[:32], 2)
+	})
+}
+
+// addBit gives the codes of part p of 32 numbers bit p of 32 bytes, as the given bit.
+func addBit(codes *[256]byte, q []byte, bit int) {
+	for i := 0; i < 256; i += 8 {
+		eight := binary.LittleEndian.Uint64(q[i%32:]) >> (i / 32) & eachByte << bit
+		binary.LittleEndian.PutUint64(codes[i:], binary.LittleEndian.Uint64(codes[i:])|eight)
 	}
 }
 
@@ -164,20 +176,33 @@ func ScaleMin(j int, q *[12]byte) (scale, min byte) {
 // in 8 parts of 32 numbers. Parts 2i and 2i+1 are the low and high halves of qs[32i:]:
 // y = (d·scale)·q - dmin·min with the part's scale and min.
 func widenQ4_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[144:] {
-		d, dmin, scales := f16At(src), f16At(src[2:]), (*[12]byte)(src[4:])
-		for i := range 4 {
-			sc, m := ScaleMin(2*i, scales)
-			d1, m1 := d*float32(sc), float32(dmin*float32(m))
-			sc, m = ScaleMin(2*i+1, scales)
-			d2, m2 := d*float32(sc), float32(dmin*float32(m))
-			y := (*[64]float32)(dst[64*i:])
-			for j, q := range (*[32]byte)(src[16+32*i:]) {
-				y[j] = float32(d1*float32(int32(q&15))) - m1
-				y[j+32] = float32(d2*float32(int32(q>>4))) - m2
-			}
-		}
+	decodeBlocks(dst, src, 144, 0, func(l *Lines, block []byte) {
+		fourBitCodes(&l.Codes, block[16:])
+		l.setMinimums(block)
+	})
+}
+
+// fourBitCodes sets the codes to the halves of 128 bytes, as Q4_K has them.
+func fourBitCodes(codes *[256]byte, q []byte) {
+	for i := 0; i < 256; i += 8 {
+		eight := binary.LittleEndian.Uint64(q[i/64*32+i%32:]) >> (i % 64 / 32 * 4)
+		binary.LittleEndian.PutUint64(codes[i:], eight&(15*eachByte))
 	}
+}
+
+// setMinimums sets the lines to the scales and minimums of a Q4_K or Q5_K block.
+func (l *Lines) setMinimums(block []byte) {
+	d, dmin, scales := f16At(block), f16At(block[2:]), (*[12]byte)(block[4:])
+	for p := range 8 {
+		scale, low := ScaleMin(p, scales)
+		l.SetPart(p, d*float32(scale), float32(dmin*float32(low)))
+	}
+}
+
+// SetPart sets the lines of part p of 32 numbers.
+func (l *Lines) SetPart(p int, scale, low float32) {
+	l.Scale[2*p], l.Scale[2*p+1] = scale, scale
+	l.Low[2*p], l.Low[2*p+1] = low, low
 }
 
 // widenQ5_K decodes blocks of
@@ -186,20 +211,11 @@ func widenQ4_K(dst []float32, src []byte) {
 //
 // as Q4_K's; bit p of qh[j] is worth 16 in number j of part p.
 func widenQ5_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[176:] {
-		d, dmin, scales, qh := f16At(src), f16At(src[2:]), (*[12]byte)(src[4:]), (*[32]byte)(src[16:])
-		for i := range 4 {
-			sc, m := ScaleMin(2*i, scales)
-			d1, m1 := d*float32(sc), float32(dmin*float32(m))
-			sc, m = ScaleMin(2*i+1, scales)
-			d2, m2 := d*float32(sc), float32(dmin*float32(m))
-			y := (*[64]float32)(dst[64*i:])
-			for j, q := range (*[32]byte)(src[48+32*i:]) {
-				y[j] = float32(d1*float32(int32(q&15|qh[j]>>(2*i)&1<<4))) - m1
-				y[j+32] = float32(d2*float32(int32(q>>4|qh[j]>>(2*i+1)&1<<4))) - m2
-			}
-		}
-	}
+	decodeBlocks(dst, src, 176, 0, func(l *Lines, block []byte) {
+		fourBitCodes(&l.Codes, block[48:])
+		addBit(&l.Codes, block[16:48], 4)
+		l.setMinimums(block)
+	})
 }
 
 // widenQ6_K decodes blocks of
@@ -210,24 +226,18 @@ func widenQ5_K(dst []float32, src []byte) {
 // byte of ql, the high ones at 2k of qh[l], and y = (d·scale)·(q - 32) with a scale for
 // 16 numbers.
 func widenQ6_K(dst []float32, src []byte) {
-	for ; len(dst) >= 256; dst, src = dst[256:], src[210:] {
-		d, scales := f16At(src[208:]), (*[16]byte)(src[192:])
-		for half := range 2 {
-			y, ql, qh := (*[128]float32)(dst[128*half:]), (*[64]byte)(src[64*half:]), (*[32]byte)(src[128+32*half:])
-			for part := range 2 {
-				s := scales[8*half+part:]
-				d1, d2 := d*float32(int8(s[0])), d*float32(int8(s[2]))
-				d3, d4 := d*float32(int8(s[4])), d*float32(int8(s[6]))
-				for l := 16 * part; l < 16*part+16; l++ {
-					h, a, b := qh[l], ql[l], ql[l+32]
-					y[l] = d1 * float32(int32(a&15|h&3<<4)-32)
-					y[l+32] = d2 * float32(int32(b&15|h>>2&3<<4)-32)
-					y[l+64] = d3 * float32(int32(a>>4|h>>4&3<<4)-32)
-					y[l+96] = d4 * float32(int32(b>>4|h>>6<<4)-32)
-				}
-			}
+	decodeBlocks(dst, src, 210, 32, func(l *Lines, block []byte) {
+		d := f16At(block[208:])
+		for p, scale := range (*[16]byte)(block[192:]) {
+			l.Scale[p], l.Low[p] = d*float32(int8(scale)), 0
 		}
-	}
+		for i := 0; i < 256; i += 8 {
+			half, quarter, j := i/128, i%128/32, i%32
+			low := binary.LittleEndian.Uint64(block[64*half+quarter%2*32+j:]) >> (quarter / 2 * 4) & (15 * eachByte)
+			high := binary.LittleEndian.Uint64(block[128+32*half+j:]) >> (2 * quarter) & (3 * eachByte)
+			binary.LittleEndian.PutUint64(l.Codes[i:], low|high<<4)
+		}
+	})
 }
 
 // valuesMXFP4 holds twice the values of E2M1, as ggml has them: -0 is +0.

@@ -50,7 +50,7 @@ type BlockSums struct {
 	Largest uint32  // bits of the largest |e|; at least the bits of infinity if some e is infinite or NaN
 	Any     uint32  // the bits of all y, or-ed
 	Changed uint32  // |y| ≠ |x|, by their bits
-	_       uint32
+	Half    float32 // of CompareQ8: half a step between codes, and what rounding the scale adds at the largest code
 }
 
 // Compare sets sums to those of blocks of the same length, a multiple of 8 numbers. Squares and Errors
@@ -70,6 +70,35 @@ func Compare(sums []BlockSums, y, x []float32) {
 	for i := range sums {
 		blockErrorsPortable(&sums[i], y[i*n:][:n], x[i*n:][:n])
 	}
+}
+
+// CompareQ8 is Compare of what blocks of Q8_0 stand for. It panics if lengths do not fit.
+func CompareQ8(sums []BlockSums, blocks []byte, x []float32) {
+	if len(x) != 32*len(sums) || len(blocks) != 34*len(sums) {
+		panic("kernel: CompareQ8: lengths do not fit")
+	}
+	f := current().compareQ8
+	if f == nil {
+		for i := range sums {
+			compareQ8Portable(&sums[i], blocks[34*i:][:34], x[32*i:][:32])
+		}
+		return
+	}
+	inChunks(len(x), func(i, n int) { f(&sums[i/32].Squares, &blocks[i/32*34], &x[i], n/32) })
+}
+
+// compareQ8Portable is CompareQ8 of one block in portable Go.
+func compareQ8Portable(s *BlockSums, block []byte, x []float32) {
+	var y [32]float32
+	widenQ8_0(y[:], block)
+	blockErrorsPortable(s, y[:], x)
+	s.Half = halfStepQ8(math.Float32frombits(Decode(uint32(binary.LittleEndian.Uint16(block)), F16)))
+}
+
+// halfStepQ8 is Half of a scale, which was rounded by half a unit of F16 at most.
+func halfStepQ8(scale float32) float32 {
+	scale = math.Float32frombits(math.Float32bits(scale) &^ (1 << 31))
+	return float32(127*max(float32(0x1p-11*scale), 0x1p-25)) + float32(0.5*scale)
 }
 
 // blockErrorsPortable is Compare of one block in portable Go.

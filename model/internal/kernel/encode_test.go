@@ -100,6 +100,42 @@ func TestBlockErrorsIsPortable(t *testing.T) {
 	})
 }
 
+// TestCompareQ8IsPortable compares the kernels with portable Go: blocks of numbers, with some codes and scales that are wrong,
+// infinite and NaN.
+func TestCompareQ8IsPortable(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	x := rowsOfBlocks(r, 1100)
+	blocks := make([]byte, Q8_0.Bytes(len(x)))
+	EncodeQ8(blocks, x)
+	for range 300 {
+		blocks[r.IntN(len(blocks))] = byte(r.Uint32())
+	}
+	want, infinite := make([]BlockSums, 1100), 0
+	for k := range want {
+		compareQ8Portable(&want[k], blocks[34*k:][:34], x[32*k:][:32])
+		if want[k].Largest >= 0x7f800000 {
+			infinite++
+		}
+	}
+	require.Greater(t, infinite, 10)
+	each(t, func(t *testing.T) {
+		for _, n := range []int{0, 1, 2, 7, 1100} {
+			got := make([]BlockSums, n+1)
+			CompareQ8(got[:n], blocks[:34*n], x[:32*n])
+			require.Zero(t, got[n])
+			for k, s := range got[:n] {
+				if want[k].Largest >= 0x7f800000 {
+					require.GreaterOrEqual(t, s.Largest, uint32(0x7f800000))
+					continue
+				}
+				require.Equal(t, want[k], s, "block %d of %d", k, n)
+			}
+		}
+		require.Panics(t, func() { CompareQ8(make([]BlockSums, 1), blocks[:34], x[:64]) })
+		require.Panics(t, func() { CompareQ8(make([]BlockSums, 1), blocks[:33], x[:32]) })
+	})
+}
+
 // TestWidenQ8IsPortable compares the kernels with the definition, and looks beyond the end.
 func TestWidenQ8IsPortable(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))

@@ -1,15 +1,18 @@
 package kernel
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // The types K of ggml choose the scales of a block's groups of numbers by trying some and taking the
 // scale with the least weighted error. A kernel keeps the order of each group's sums. The groups do
-// not depend on each other, so eight groups are fitted at once.
+// not depend on each other, so 16 groups are fitted at once.
 
 // FitGroups is the number of groups that a Fit holds.
-const FitGroups = 8
+const FitGroups = 16
 
-// Fit is eight groups of at most 32 numbers and the scales that fit them. The code of number v is
+// Fit is 16 groups of at most 32 numbers and the scales that fit them. The code of number v is
 // nearest(Per·(v - From)), clamped, and stands for Scale·code + Low; Stepwise stores its codes in L.
 type Fit struct {
 	X     [32][FitGroups]float32 // number j of group g at [j][g]
@@ -17,8 +20,71 @@ type Fit struct {
 	Low   [FitGroups]float32 // at most 0; Symmetric leaves Low and From alone
 	Per   [FitGroups]float32 // the inverse scale that gives the codes
 	From  [FitGroups]float32
-	W     [32][FitGroups]float32 // weight of each number; set by the caller
-	L     [32][FitGroups]float32 // codes: those of Stepwise; other fits leave those of their last try
+	W     [32][FitGroups]float32 // weight of each number
+	L     [32][FitGroups]float32 // codes of Stepwise; of other fits undefined
+}
+
+// SetNumbers sets the numbers of the groups to n each, 16 or 32, that lie in x, group after group; those of groups that
+// x lacks to 0.
+func (f *Fit) SetNumbers(x []float32, n int) { setGroups(&f.X, x, n) }
+
+// SetWeights sets the weights as SetNumbers sets the numbers.
+func (f *Fit) SetWeights(w []float32, n int) { setGroups(&f.W, w, n) }
+
+// setGroups sets number j of group g of dst to x[g·n+j].
+func setGroups(dst *[32][FitGroups]float32, x []float32, n int) {
+	if len(x) < FitGroups*n {
+		var all [FitGroups * 32]float32
+		copy(all[:], x)
+		x = all[:]
+	}
+	if set := current().fitGroups; set != nil {
+		set(&dst[0][0], &x[0], n)
+		return
+	}
+	for g := range FitGroups {
+		for j, v := range x[n*g:][:n] {
+			dst[j][g] = v
+		}
+	}
+}
+
+// Weigh sets the weights of the first n numbers of each group, 16 or 32, to |x|, or with rms to √(Σx²/n) + |x|.
+func (f *Fit) Weigh(n int, rms bool) {
+	if weigh := current().fitWeights; weigh != nil {
+		share := float32(0)
+		if rms {
+			share = 1 / float32(n)
+		}
+		weigh(&f.X[0][0], n, share)
+		return
+	}
+	f.weighPortable(n, rms)
+}
+
+// WeighSquares sets the weights of the first n numbers of each group to x².
+func (f *Fit) WeighSquares(n int) {
+	squareAll(unsafe.Slice(&f.W[0][0], n*FitGroups), unsafe.Slice(&f.X[0][0], n*FitGroups))
+}
+
+// weighPortable is Weigh in portable Go.
+func (f *Fit) weighPortable(n int, rms bool) {
+	var root [FitGroups]float32
+	if rms {
+		for j := range n {
+			for g, v := range &f.X[j] {
+				root[g] += float32(v * v)
+			}
+		}
+		for g, squares := range root {
+			root[g] = float32(math.Sqrt(float64(squares / float32(n))))
+		}
+	}
+	for j := range n {
+		for g, v := range &f.X[j] {
+			f.W[j][g] = root[g] + math.Float32frombits(math.Float32bits(v)&^(1<<31))
+		}
+	}
 }
 
 // Nearest is nearest_int of ggml: v rounded to the nearest integer, half to even, if |v| < 2²²;
@@ -30,7 +96,7 @@ func Nearest(v float32) int32 {
 // Clamp is max(low, min(high, v)).
 func Clamp(v, low, high int32) int32 { return max(low, min(high, v)) }
 
-// Minimums is make_qkx2_quants and make_qkx3_quants of the first n numbers of eight groups, n being
+// Minimums is make_qkx2_quants and make_qkx3_quants of the first n numbers of 16 groups, n being
 // 16 or 32, with the weights W. It tries the inverse scales tries[i]/(max - min), each with the
 // minimum that fits best, and takes the one whose codes, 0 … most, have the least weighted sum of
 // squared errors, or of absolute errors. Later tries count from the minimum of the best fit so far.
@@ -117,7 +183,7 @@ func (f *Fit) minimumsPortable(g, n int, most int32, tries []float32, absolute b
 	}
 }
 
-// Symmetric is make_qx_quants of the first n numbers of eight groups, n being 16 or 32, with the
+// Symmetric is make_qx_quants of the first n numbers of 16 groups, n being 16 or 32, with the
 // weights W. It tries the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude,
 // fits the scale of the codes, -most … most-1, and takes the try with the least weighted sum of
 // squared errors; the first one among equals. Scale and Per of a group below LeastGroup are 0.
@@ -178,7 +244,7 @@ func (f *Fit) symmetricPortable(g, n int, most int32, tries []float32) {
 	}
 }
 
-// Stepwise is make_q3_quants, with 4 and do_rmse, of eight groups of 16 numbers, the first 16 of
+// Stepwise is make_q3_quants, with 4 and do_rmse, of 16 groups of 16 numbers, the first 16 of
 // each. It starts with the codes nearest(-4·x/x_max), -4 … 3, and goes at most five times through the
 // numbers: a number takes the code nearest under the scale that fits the others, if that lowers the
 // sum of squared errors weighted with x². Scale is 0, and all codes are -4, in a group below

@@ -29,17 +29,17 @@ func fitCases(r *rand.Rand) (cases []Fit) {
 		func() float32 { return -3 },
 		func() float32 { return 0 },
 		func() float32 { return float32(math.Copysign(0, float64(r.IntN(2))-1)) },
-		func() float32 { return float32(r.NormFloat64()) * 1e-41 },
-		func() float32 { return float32(r.NormFloat64()) * 1e37 },
 		func() float32 { return float32(5 + r.Float64()) },
 		func() float32 { return -float32(5 + r.Float64()) },
 		func() float32 { return float32(r.NormFloat64()) * 1e-15 },
 		func() float32 { return float32(r.IntN(3) - 1) },
+		func() float32 { return float32(r.NormFloat64()) * 1e-41 },
+		func() float32 { return float32(r.NormFloat64()) * 1e37 },
 	}
-	for range 100 {
+	for i := range 100 {
 		var f Fit
-		for g := range FitGroups {
-			kind := kinds[r.IntN(len(kinds))]
+		for g := range FitGroups { // the last two, whose codes may be too large to round, are in every other case
+			kind := kinds[r.IntN(len(kinds)-i%2*2)]
 			for j := range f.X {
 				f.X[j][g] = kind()
 			}
@@ -109,7 +109,7 @@ func requireSameFit(t *testing.T, want, got *Fit, name string) {
 	}
 }
 
-// BenchmarkFit fits 256 numbers, or 128, in numbers a second.
+// BenchmarkFit fits numbers, 32 or 16 of each group, in numbers a second.
 func BenchmarkFit(b *testing.B) {
 	minimums, symmetric := fitTries()
 	var f Fit
@@ -122,19 +122,19 @@ func BenchmarkFit(b *testing.B) {
 	for _, name := range Implementations() {
 		restore := Use(name)
 		b.Run("minimums/"+name, func(b *testing.B) {
-			b.SetBytes(256)
+			b.SetBytes(32 * FitGroups)
 			for b.Loop() {
 				f.Minimums(32, 15, minimums, false)
 			}
 		})
 		b.Run("symmetric/"+name, func(b *testing.B) {
-			b.SetBytes(128)
+			b.SetBytes(16 * FitGroups)
 			for b.Loop() {
 				f.Symmetric(16, 32, symmetric)
 			}
 		})
 		b.Run("stepwise/"+name, func(b *testing.B) {
-			b.SetBytes(128)
+			b.SetBytes(16 * FitGroups)
 			for b.Loop() {
 				f.Stepwise()
 			}

@@ -50,6 +50,8 @@ type implementation struct {
 	widenQ8  func(dst *float32, src *byte, n int)
 	// blockErrors sets the BlockSums from sums on of blocks of n numbers, a positive multiple of 8.
 	blockErrors func(sums *float64, y, x *float32, blocks, n int)
+	// compareQ8 does so of a positive number of blocks of Q8_0, and sets Half.
+	compareQ8 func(sums *float64, y *byte, x *float32, blocks int)
 
 	// Fit.Minimums with squared and absolute errors of numbers, 16 or 32, Fit.Symmetric and
 	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.
@@ -57,6 +59,16 @@ type implementation struct {
 	fitAbsolute  func(fit *float32, numbers, most int, tries *float32, n int)
 	fitSymmetric func(fit *float32, numbers, most int, tries *float32, n int)
 	fitStepwise  func(fit *float32)
+	// fitGroups is setGroups of numbers, 16 or 32, of each group. fitWeights is Fit.Weigh, with rms if share, 1/numbers, is
+	// not 0.
+	fitGroups  func(dst, src *float32, numbers int)
+	fitWeights func(fit *float32, numbers int, share float32)
+
+	// encodeLines and decodeLines are Lines.Encode and Lines.Decode; lines is the start of a Lines.
+	encodeLines func(lines, x *float32, least, most int)
+	decodeLines func(y, lines *float32, zero int)
+	// spans sets the Spans from spans on of parts of n numbers, a positive multiple of 8.
+	spans func(spans, y, x *float32, parts, n int)
 
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)
@@ -66,6 +78,10 @@ type implementation struct {
 	// runSums and runSquares are the sums of Moments; n, the length of a run, is a positive multiple of 4.
 	runSums    func(sums *float64, x *float32, n int)
 	runSquares func(squares, means *float64, x *float32, n int)
+
+	// patterns returns 0 if all codes have their pattern in out, as SamePatterns does; n and block are positive multiples of
+	// patternsBlock.
+	patterns func(patterns *uint16, codes, out *byte, n, block int) uint32
 
 	// largest16 returns the largest of n 16-bit patterns without their signs; n is a positive
 	// multiple of largestBlock.

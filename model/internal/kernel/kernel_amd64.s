@@ -13575,6 +13575,12 @@ DATA packedOrder<>+24(SB)/4, $0x00000003
 DATA packedOrder<>+28(SB)/4, $0x00000007
 GLOBL packedOrder<>(SB), RODATA|NOPTR, $32
 
+DATA stepsQ8<>+0(SB)/4, $0x3a000000
+DATA stepsQ8<>+4(SB)/4, $0x33000000
+DATA stepsQ8<>+8(SB)/4, $0x42fe0000
+DATA stepsQ8<>+12(SB)/4, $0x3f000000
+GLOBL stepsQ8<>(SB), RODATA|NOPTR, $16
+
 // func avx2EncodeQ8(dst *byte, src *float32, n int)
 // Requires: AVX, AVX2, F16C, SSE2
 TEXT ·avx2EncodeQ8(SB), NOSPLIT, $0-24
@@ -13700,13 +13706,12 @@ end:
 	RET
 
 // func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, FMA3
 TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-40
 	MOVQ     sums+0(FP), AX
 	MOVQ     y+8(FP), BX
 	MOVQ     x+16(FP), DX
-	MOVQ     blocks+24(FP), DI
-	MOVQ     n+32(FP), R8
+	MOVQ     blocks+24(FP), SI
 	VPCMPEQD Y9, Y9, Y9
 	VPSRLD   $0x01, Y9, Y9
 	VPSRLD   $0x1e, Y9, Y10
@@ -13717,7 +13722,7 @@ block:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	VXORPS Y4, Y4, Y4
-	MOVQ   R8, CX
+	MOVQ   n+32(FP), CX
 
 eight:
 	VMOVUPS      (DX), Y5
@@ -13731,20 +13736,15 @@ eight:
 	VSUBPS       Y5, Y6, Y6
 	VPAND        Y9, Y6, Y7
 	VPMAXUD      Y7, Y2, Y2
-	VCVTPS2PD    X5, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y0, Y0
-	VEXTRACTF128 $0x01, Y5, X8
-	VCVTPS2PD    X8, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y0, Y0
-	VCVTPS2PD    X6, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y1, Y1
 	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    (DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    16(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
 	VCVTPS2PD    X8, Y7
-	VMULPD       Y7, Y7, Y7
-	VADDPD       Y7, Y1, Y1
+	VFMADD231PD  Y7, Y7, Y1
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, CX
@@ -13775,14 +13775,162 @@ eight:
 	VPADDD       X7, X4, X4
 	VPSHUFD      $0xb1, X4, X7
 	VPADDD       X7, X4, X4
-	VMOVD        X2, SI
-	MOVL         SI, 16(AX)
-	VMOVD        X3, SI
-	MOVL         SI, 20(AX)
-	VMOVD        X4, SI
-	MOVL         SI, 24(AX)
+	VMOVD        X2, 16(AX)
+	VMOVD        X3, 20(AX)
+	VMOVD        X4, 24(AX)
 	ADDQ         $0x20, AX
-	DECQ         DI
+	DECQ         SI
+	JNZ          block
+	VZEROUPPER
+	RET
+
+// func avx2CompareQ8(sums *float64, y *byte, x *float32, blocks int)
+// Requires: AVX, AVX2, F16C, FMA3
+TEXT ·avx2CompareQ8(SB), NOSPLIT, $0-32
+	MOVQ     sums+0(FP), AX
+	MOVQ     y+8(FP), BX
+	MOVQ     x+16(FP), DX
+	MOVQ     blocks+24(FP), SI
+	VPCMPEQD Y9, Y9, Y9
+	VPSRLD   $0x01, Y9, Y9
+	VPSRLD   $0x1e, Y9, Y10
+
+block:
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VPBROADCASTW (BX), X11
+	VCVTPH2PS    X11, Y11
+	VMOVUPS      (DX), Y5
+	VPMOVSXBD    2(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    (DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    16(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VMOVUPS      32(DX), Y5
+	VPMOVSXBD    10(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    32(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    48(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VMOVUPS      64(DX), Y5
+	VPMOVSXBD    18(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    64(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    80(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VMOVUPS      96(DX), Y5
+	VPMOVSXBD    26(BX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y11, Y6, Y6
+	VPOR         Y6, Y3, Y3
+	VPAND        Y9, Y5, Y7
+	VPAND        Y9, Y6, Y8
+	VPCMPEQD     Y7, Y8, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VSUBPS       Y5, Y6, Y6
+	VPAND        Y9, Y6, Y7
+	VPMAXUD      Y7, Y2, Y2
+	VEXTRACTF128 $0x01, Y6, X8
+	VCVTPS2PD    96(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X6, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	VCVTPS2PD    112(DX), Y7
+	VFMADD231PD  Y7, Y7, Y0
+	VCVTPS2PD    X8, Y7
+	VFMADD231PD  Y7, Y7, Y1
+	ADDQ         $0x22, BX
+	ADDQ         $0x00000080, DX
+	VEXTRACTF128 $0x01, Y0, X7
+	VHADDPD      X7, X0, X0
+	VHADDPD      X0, X0, X0
+	VMOVSD       X0, (AX)
+	VEXTRACTF128 $0x01, Y1, X7
+	VHADDPD      X7, X1, X1
+	VHADDPD      X1, X1, X1
+	VMOVSD       X1, 8(AX)
+	VEXTRACTI128 $0x01, Y2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0x4e, X2, X7
+	VPMAXUD      X7, X2, X2
+	VPSHUFD      $0xb1, X2, X7
+	VPMAXUD      X7, X2, X2
+	VEXTRACTI128 $0x01, Y3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0x4e, X3, X7
+	VPOR         X7, X3, X3
+	VPSHUFD      $0xb1, X3, X7
+	VPOR         X7, X3, X3
+	VEXTRACTI128 $0x01, Y4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0x4e, X4, X7
+	VPADDD       X7, X4, X4
+	VPSHUFD      $0xb1, X4, X7
+	VPADDD       X7, X4, X4
+	VMOVD        X2, 16(AX)
+	VMOVD        X3, 20(AX)
+	VMOVD        X4, 24(AX)
+	VANDPS       X9, X11, X11
+	VMULSS       stepsQ8<>+0(SB), X11, X7
+	VMAXSS       stepsQ8<>+4(SB), X7, X7
+	VMULSS       stepsQ8<>+8(SB), X7, X7
+	VMULSS       stepsQ8<>+12(SB), X11, X11
+	VADDSS       X7, X11, X7
+	VMOVD        X7, 28(AX)
+	ADDQ         $0x20, AX
+	DECQ         SI
 	JNZ          block
 	VZEROUPPER
 	RET
@@ -13864,6 +14012,180 @@ block:
 	VPXOR        X8, X0, X0
 	VMOVD        X0, BX
 	MOVW         BX, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+// Requires: AVX, AVX512BW, AVX512F, CMOV
+TEXT ·avx512Patterns(SB), NOSPLIT, $0-44
+	MOVQ         patterns+0(FP), AX
+	MOVQ         codes+8(FP), BX
+	MOVQ         out+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         block+32(FP), SI
+	VPXORD       Z1, Z1, Z1
+	SHRQ         $0x05, CX
+	SHRQ         $0x05, SI
+	MOVL         $0x00008000, DI
+	VMOVD        DI, X0
+	VPBROADCASTW X0, Z0
+	MOVL         $0x00000040, DI
+	VMOVD        DI, X9
+	VPBROADCASTW X9, Z9
+
+block:
+	VMOVDQU16 (AX), Z2
+	VMOVDQU16 64(AX), Z3
+	VMOVDQU16 128(AX), Z4
+	VMOVDQU16 192(AX), Z5
+	MOVQ      SI, DI
+	CMPQ      DI, CX
+	CMOVQGT   CX, DI
+	SUBQ      DI, CX
+
+some:
+	VPMOVZXBW  (BX), Z6
+	VMOVDQA64  Z6, Z7
+	VMOVDQA64  Z6, Z8
+	VPERMI2W   Z3, Z2, Z7
+	VPERMI2W   Z5, Z4, Z8
+	VPTESTMW   Z9, Z6, K1
+	VMOVDQU16  Z8, K1, Z7
+	VPSLLW     $0x08, Z6, Z6
+	VPTERNLOGD $0x78, Z0, Z6, Z7
+	VPTERNLOGD $0xf6, (DX), Z7, Z1
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	DECQ       DI
+	JNZ        some
+	ADDQ       $0x00000300, AX
+	TESTQ      CX, CX
+	JNZ        block
+	VPTESTMD   Z1, Z1, K1
+	KMOVW      K1, DI
+	MOVL       DI, ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+// Requires: AVX, AVX2, CMOV
+TEXT ·avx2Patterns(SB), NOSPLIT, $0-44
+	MOVQ         patterns+0(FP), AX
+	MOVQ         codes+8(FP), BX
+	MOVQ         out+16(FP), DX
+	MOVQ         n+24(FP), CX
+	MOVQ         block+32(FP), SI
+	VXORPS       Y1, Y1, Y1
+	SHRQ         $0x05, CX
+	SHRQ         $0x05, SI
+	MOVL         $0x00008080, DI
+	VMOVD        DI, X0
+	VPBROADCASTW X0, Y0
+	MOVL         $0x00007070, DI
+	VMOVD        DI, X8
+	VPBROADCASTW X8, Y8
+	MOVL         $0x00001010, DI
+	VMOVD        DI, X9
+	VPBROADCASTW X9, Y9
+
+block:
+	MOVQ    SI, DI
+	CMPQ    DI, CX
+	CMOVQGT CX, DI
+	SUBQ    DI, CX
+
+some:
+	VMOVDQU        (BX), Y2
+	VPAND          Y0, Y2, Y5
+	VPXOR          Y5, Y2, Y2
+	VXORPS         Y4, Y4, Y4
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 512(AX), Y6
+	VBROADCASTI128 640(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 528(AX), Y6
+	VBROADCASTI128 656(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 544(AX), Y6
+	VBROADCASTI128 672(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 560(AX), Y6
+	VBROADCASTI128 688(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 576(AX), Y6
+	VBROADCASTI128 704(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 592(AX), Y6
+	VBROADCASTI128 720(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 608(AX), Y6
+	VBROADCASTI128 736(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPADDUSB       Y8, Y2, Y3
+	VBROADCASTI128 624(AX), Y6
+	VBROADCASTI128 752(AX), Y7
+	VPSHUFB        Y3, Y6, Y6
+	VPSHUFB        Y3, Y7, Y7
+	VPOR           Y6, Y4, Y4
+	VPXOR          Y7, Y5, Y5
+	VPSUBB         Y9, Y2, Y2
+	VPUNPCKLBW     Y5, Y4, Y6
+	VPUNPCKHBW     Y5, Y4, Y7
+	VPERM2I128     $0x20, Y7, Y6, Y4
+	VPERM2I128     $0x31, Y7, Y6, Y5
+	VPXOR          (DX), Y4, Y4
+	VPXOR          32(DX), Y5, Y5
+	VPOR           Y4, Y1, Y1
+	VPOR           Y5, Y1, Y1
+	ADDQ           $0x20, BX
+	ADDQ           $0x40, DX
+	DECQ           DI
+	JNZ            some
+	ADDQ           $0x00000300, AX
+	TESTQ          CX, CX
+	JNZ            block
+	VEXTRACTI128   $0x01, Y1, X6
+	VPOR           X6, X1, X1
+	VPSHUFD        $0x4e, X1, X6
+	VPOR           X6, X1, X1
+	VPSHUFD        $0xb1, X1, X6
+	VPOR           X6, X1, X1
+	VMOVD          X1, DI
+	MOVL           DI, ret+40(FP)
 	VZEROUPPER
 	RET
 
@@ -14148,503 +14470,1105 @@ four:
 	VZEROUPPER
 	RET
 
+DATA fitConstants<>+0(SB)/4, $0x4b400000
+DATA fitConstants<>+4(SB)/4, $0x4b400000
+DATA fitConstants<>+8(SB)/4, $0x4b400000
+DATA fitConstants<>+12(SB)/4, $0x4b400000
+DATA fitConstants<>+16(SB)/4, $0x4b400000
+DATA fitConstants<>+20(SB)/4, $0x4b400000
+DATA fitConstants<>+24(SB)/4, $0x4b400000
+DATA fitConstants<>+28(SB)/4, $0x4b400000
+DATA fitConstants<>+32(SB)/4, $0x4b400000
+DATA fitConstants<>+36(SB)/4, $0x4b400000
+DATA fitConstants<>+40(SB)/4, $0x4b400000
+DATA fitConstants<>+44(SB)/4, $0x4b400000
+DATA fitConstants<>+48(SB)/4, $0x4b400000
+DATA fitConstants<>+52(SB)/4, $0x4b400000
+DATA fitConstants<>+56(SB)/4, $0x4b400000
+DATA fitConstants<>+60(SB)/4, $0x4b400000
+DATA fitConstants<>+64(SB)/4, $0x007fffff
+DATA fitConstants<>+68(SB)/4, $0x007fffff
+DATA fitConstants<>+72(SB)/4, $0x007fffff
+DATA fitConstants<>+76(SB)/4, $0x007fffff
+DATA fitConstants<>+80(SB)/4, $0x007fffff
+DATA fitConstants<>+84(SB)/4, $0x007fffff
+DATA fitConstants<>+88(SB)/4, $0x007fffff
+DATA fitConstants<>+92(SB)/4, $0x007fffff
+DATA fitConstants<>+96(SB)/4, $0x007fffff
+DATA fitConstants<>+100(SB)/4, $0x007fffff
+DATA fitConstants<>+104(SB)/4, $0x007fffff
+DATA fitConstants<>+108(SB)/4, $0x007fffff
+DATA fitConstants<>+112(SB)/4, $0x007fffff
+DATA fitConstants<>+116(SB)/4, $0x007fffff
+DATA fitConstants<>+120(SB)/4, $0x007fffff
+DATA fitConstants<>+124(SB)/4, $0x007fffff
+DATA fitConstants<>+128(SB)/4, $0x00400000
+DATA fitConstants<>+132(SB)/4, $0x00400000
+DATA fitConstants<>+136(SB)/4, $0x00400000
+DATA fitConstants<>+140(SB)/4, $0x00400000
+DATA fitConstants<>+144(SB)/4, $0x00400000
+DATA fitConstants<>+148(SB)/4, $0x00400000
+DATA fitConstants<>+152(SB)/4, $0x00400000
+DATA fitConstants<>+156(SB)/4, $0x00400000
+DATA fitConstants<>+160(SB)/4, $0x00400000
+DATA fitConstants<>+164(SB)/4, $0x00400000
+DATA fitConstants<>+168(SB)/4, $0x00400000
+DATA fitConstants<>+172(SB)/4, $0x00400000
+DATA fitConstants<>+176(SB)/4, $0x00400000
+DATA fitConstants<>+180(SB)/4, $0x00400000
+DATA fitConstants<>+184(SB)/4, $0x00400000
+DATA fitConstants<>+188(SB)/4, $0x00400000
+DATA fitConstants<>+192(SB)/4, $0x7fffffff
+DATA fitConstants<>+196(SB)/4, $0x7fffffff
+DATA fitConstants<>+200(SB)/4, $0x7fffffff
+DATA fitConstants<>+204(SB)/4, $0x7fffffff
+DATA fitConstants<>+208(SB)/4, $0x7fffffff
+DATA fitConstants<>+212(SB)/4, $0x7fffffff
+DATA fitConstants<>+216(SB)/4, $0x7fffffff
+DATA fitConstants<>+220(SB)/4, $0x7fffffff
+DATA fitConstants<>+224(SB)/4, $0x7fffffff
+DATA fitConstants<>+228(SB)/4, $0x7fffffff
+DATA fitConstants<>+232(SB)/4, $0x7fffffff
+DATA fitConstants<>+236(SB)/4, $0x7fffffff
+DATA fitConstants<>+240(SB)/4, $0x7fffffff
+DATA fitConstants<>+244(SB)/4, $0x7fffffff
+DATA fitConstants<>+248(SB)/4, $0x7fffffff
+DATA fitConstants<>+252(SB)/4, $0x7fffffff
+DATA fitConstants<>+256(SB)/4, $0x4a800000
+DATA fitConstants<>+260(SB)/4, $0x4a800000
+DATA fitConstants<>+264(SB)/4, $0x4a800000
+DATA fitConstants<>+268(SB)/4, $0x4a800000
+DATA fitConstants<>+272(SB)/4, $0x4a800000
+DATA fitConstants<>+276(SB)/4, $0x4a800000
+DATA fitConstants<>+280(SB)/4, $0x4a800000
+DATA fitConstants<>+284(SB)/4, $0x4a800000
+DATA fitConstants<>+288(SB)/4, $0x4a800000
+DATA fitConstants<>+292(SB)/4, $0x4a800000
+DATA fitConstants<>+296(SB)/4, $0x4a800000
+DATA fitConstants<>+300(SB)/4, $0x4a800000
+DATA fitConstants<>+304(SB)/4, $0x4a800000
+DATA fitConstants<>+308(SB)/4, $0x4a800000
+DATA fitConstants<>+312(SB)/4, $0x4a800000
+DATA fitConstants<>+316(SB)/4, $0x4a800000
+DATA fitConstants<>+320(SB)/4, $0x3f800000
+DATA fitConstants<>+324(SB)/4, $0x3f800000
+DATA fitConstants<>+328(SB)/4, $0x3f800000
+DATA fitConstants<>+332(SB)/4, $0x3f800000
+DATA fitConstants<>+336(SB)/4, $0x3f800000
+DATA fitConstants<>+340(SB)/4, $0x3f800000
+DATA fitConstants<>+344(SB)/4, $0x3f800000
+DATA fitConstants<>+348(SB)/4, $0x3f800000
+DATA fitConstants<>+352(SB)/4, $0x3f800000
+DATA fitConstants<>+356(SB)/4, $0x3f800000
+DATA fitConstants<>+360(SB)/4, $0x3f800000
+DATA fitConstants<>+364(SB)/4, $0x3f800000
+DATA fitConstants<>+368(SB)/4, $0x3f800000
+DATA fitConstants<>+372(SB)/4, $0x3f800000
+DATA fitConstants<>+376(SB)/4, $0x3f800000
+DATA fitConstants<>+380(SB)/4, $0x3f800000
+DATA fitConstants<>+384(SB)/4, $0x26901d7d
+DATA fitConstants<>+388(SB)/4, $0x26901d7d
+DATA fitConstants<>+392(SB)/4, $0x26901d7d
+DATA fitConstants<>+396(SB)/4, $0x26901d7d
+DATA fitConstants<>+400(SB)/4, $0x26901d7d
+DATA fitConstants<>+404(SB)/4, $0x26901d7d
+DATA fitConstants<>+408(SB)/4, $0x26901d7d
+DATA fitConstants<>+412(SB)/4, $0x26901d7d
+DATA fitConstants<>+416(SB)/4, $0x26901d7d
+DATA fitConstants<>+420(SB)/4, $0x26901d7d
+DATA fitConstants<>+424(SB)/4, $0x26901d7d
+DATA fitConstants<>+428(SB)/4, $0x26901d7d
+DATA fitConstants<>+432(SB)/4, $0x26901d7d
+DATA fitConstants<>+436(SB)/4, $0x26901d7d
+DATA fitConstants<>+440(SB)/4, $0x26901d7d
+DATA fitConstants<>+444(SB)/4, $0x26901d7d
+DATA fitConstants<>+448(SB)/4, $0xc0800000
+DATA fitConstants<>+452(SB)/4, $0xc0800000
+DATA fitConstants<>+456(SB)/4, $0xc0800000
+DATA fitConstants<>+460(SB)/4, $0xc0800000
+DATA fitConstants<>+464(SB)/4, $0xc0800000
+DATA fitConstants<>+468(SB)/4, $0xc0800000
+DATA fitConstants<>+472(SB)/4, $0xc0800000
+DATA fitConstants<>+476(SB)/4, $0xc0800000
+DATA fitConstants<>+480(SB)/4, $0xc0800000
+DATA fitConstants<>+484(SB)/4, $0xc0800000
+DATA fitConstants<>+488(SB)/4, $0xc0800000
+DATA fitConstants<>+492(SB)/4, $0xc0800000
+DATA fitConstants<>+496(SB)/4, $0xc0800000
+DATA fitConstants<>+500(SB)/4, $0xc0800000
+DATA fitConstants<>+504(SB)/4, $0xc0800000
+DATA fitConstants<>+508(SB)/4, $0xc0800000
+GLOBL fitConstants<>(SB), RODATA|NOPTR, $512
+
 // func avx2FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2FitMinimums(SB), NOSPLIT, $128-40
+TEXT ·avx2FitMinimums(SB), NOSPLIT, $512-40
 	MOVQ         fit+0(FP), AX
-	MOVL         $0x4b400000, BX
-	VMOVD        BX, X2
-	VPBROADCASTD X2, Y2
-	MOVL         $0x007fffff, BX
-	VMOVD        BX, X3
-	VPBROADCASTD X3, Y3
-	MOVL         $0x00400000, BX
-	VMOVD        BX, X4
-	VPBROADCASTD X4, Y4
 	MOVQ         most+16(FP), DX
-	VMOVD        DX, X6
-	VPBROADCASTD X6, Y6
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Y3
 	MOVQ         numbers+8(FP), SI
-	SHLQ         $0x05, SI
+	SHLQ         $0x06, SI
 	MOVQ         tries+24(FP), DX
 	MOVQ         n+32(FP), CX
-	VXORPS       Y5, Y5, Y5
+	VXORPS       Y2, Y2, Y2
 
 	// The sums that all tries share.
-	VMOVUPS (AX), Y7
-	VMOVUPS Y7, Y8
-	VXORPS  Y13, Y13, Y13
+	VMOVUPS (AX), Y6
+	VMOVAPS Y6, Y8
+	VXORPS  Y12, Y12, Y12
 	VXORPS  Y14, Y14, Y14
+	VMOVUPS 32(AX), Y7
+	VMOVAPS Y7, Y9
+	VXORPS  Y13, Y13, Y13
+	VXORPS  Y15, Y15, Y15
 	XORQ    BX, BX
 
 weights:
 	VMOVUPS (AX)(BX*1), Y0
-	VMINPS  Y7, Y0, Y7
+	VMINPS  Y6, Y0, Y6
 	VMAXPS  Y8, Y0, Y8
-	VMOVUPS 1152(AX)(BX*1), Y1
-	VADDPS  Y1, Y13, Y13
+	VMOVUPS 2304(AX)(BX*1), Y1
+	VADDPS  Y1, Y12, Y12
 	VMULPS  Y0, Y1, Y1
 	VADDPS  Y1, Y14, Y14
-	ADDQ    $0x20, BX
+	VMOVUPS 32(AX)(BX*1), Y0
+	VMINPS  Y7, Y0, Y7
+	VMAXPS  Y9, Y0, Y9
+	VMOVUPS 2336(AX)(BX*1), Y1
+	VADDPS  Y1, Y13, Y13
+	VMULPS  Y0, Y1, Y1
+	VADDPS  Y1, Y15, Y15
+	ADDQ    $0x40, BX
 	CMPQ    BX, SI
 	JB      weights
-	VMOVUPS Y13, (SP)
-	VMOVUPS Y14, 32(SP)
-	VMINPS  Y7, Y5, Y7
-	VMOVUPS Y7, 96(SP)
-	VCMPPS  $0x00, Y7, Y8, Y1
-	VMOVUPS Y1, 64(SP)
+	VMOVUPS Y12, (SP)
+	VMOVUPS Y14, 64(SP)
+	VMINPS  Y6, Y2, Y6
+	VMOVUPS Y6, 128(SP)
 
-	// The scale of the whole span.
-	VSUBPS       Y7, Y8, Y1
-	VCVTDQ2PS    Y6, Y9
-	VDIVPS       Y1, Y9, Y9
-	MOVL         $0x3f800000, BX
-	VMOVD        BX, X11
-	VPBROADCASTD X11, Y11
-	VDIVPS       Y9, Y11, Y11
-	VMOVUPS      Y11, 1024(AX)
-	VMOVUPS      Y7, 1056(AX)
-	VMOVUPS      Y7, 1120(AX)
-	VMOVUPS      Y9, 1088(AX)
-	VXORPS       Y10, Y10, Y10
-	XORQ         BX, BX
+	// Groups of equal numbers go along with a span of 1.
+	VCMPPS    $0x00, Y6, Y8, Y5
+	VMOVUPS   Y5, 384(SP)
+	VMOVUPS   fitConstants<>+320(SB), Y1
+	VADDPS    Y1, Y6, Y0
+	VBLENDVPS Y5, Y0, Y8, Y8
+	VMOVUPS   Y8, 192(SP)
+	VSUBPS    Y6, Y8, Y0
+	VCVTDQ2PS Y3, Y8
+	VDIVPS    Y0, Y8, Y8
+	VDIVPS    Y8, Y1, Y12
+	VMOVUPS   Y12, 2048(AX)
+	VMOVUPS   Y6, 2112(AX)
+	VMOVUPS   Y6, 2240(AX)
+	VMOVUPS   Y8, 2176(AX)
+	VXORPS    Y10, Y10, Y10
+	VMOVUPS   Y13, 32(SP)
+	VMOVUPS   Y15, 96(SP)
+	VMINPS    Y7, Y2, Y7
+	VMOVUPS   Y7, 160(SP)
+
+	// Groups of equal numbers go along with a span of 1.
+	VCMPPS    $0x00, Y7, Y9, Y5
+	VMOVUPS   Y5, 416(SP)
+	VMOVUPS   fitConstants<>+320(SB), Y1
+	VADDPS    Y1, Y7, Y0
+	VBLENDVPS Y5, Y0, Y9, Y9
+	VMOVUPS   Y9, 224(SP)
+	VSUBPS    Y7, Y9, Y0
+	VCVTDQ2PS Y3, Y9
+	VDIVPS    Y0, Y9, Y9
+	VDIVPS    Y9, Y1, Y13
+	VMOVUPS   Y13, 2080(AX)
+	VMOVUPS   Y7, 2144(AX)
+	VMOVUPS   Y7, 2272(AX)
+	VMOVUPS   Y9, 2208(AX)
+	VXORPS    Y11, Y11, Y11
+	XORQ      BX, BX
 
 whole:
 	VMOVUPS   (AX)(BX*1), Y0
-	VSUBPS    Y7, Y0, Y0
-	VMULPS    Y9, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
+	VSUBPS    Y6, Y0, Y0
+	VMULPS    Y8, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
 	VCVTDQ2PS Y0, Y0
-	VMULPS    Y11, Y0, Y0
-	VADDPS    Y7, Y0, Y0
+	VMULPS    Y12, Y0, Y0
+	VADDPS    Y6, Y0, Y0
 	VSUBPS    (AX)(BX*1), Y0, Y0
 	VMULPS    Y0, Y0, Y0
-	VMULPS    1152(AX)(BX*1), Y0, Y0
+	VMULPS    2304(AX)(BX*1), Y0, Y0
 	VADDPS    Y0, Y10, Y10
-	ADDQ      $0x20, BX
-	CMPQ      BX, SI
-	JB        whole
-
-try:
-	VBROADCASTSS (DX), Y9
-	ADDQ         $0x04, DX
-	VSUBPS       Y7, Y8, Y1
-	VDIVPS       Y1, Y9, Y9
-	VXORPS       Y12, Y12, Y12
-	VXORPS       Y13, Y13, Y13
-	VXORPS       Y14, Y14, Y14
-	XORQ         BX, BX
-
-sums:
-	VMOVUPS   (AX)(BX*1), Y0
+	VMOVUPS   32(AX)(BX*1), Y0
 	VSUBPS    Y7, Y0, Y0
 	VMULPS    Y9, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
 	VCVTDQ2PS Y0, Y0
-	VMOVUPS   Y0, 2176(AX)(BX*1)
-	VMULPS    1152(AX)(BX*1), Y0, Y1
-	VADDPS    Y1, Y12, Y12
-	VMULPS    Y0, Y1, Y0
-	VADDPS    Y0, Y13, Y13
-	VMULPS    (AX)(BX*1), Y1, Y1
-	VADDPS    Y1, Y14, Y14
-	ADDQ      $0x20, BX
+	VMULPS    Y13, Y0, Y0
+	VADDPS    Y7, Y0, Y0
+	VSUBPS    32(AX)(BX*1), Y0, Y0
+	VMULPS    Y0, Y0, Y0
+	VMULPS    2336(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y11, Y11
+	ADDQ      $0x40, BX
 	CMPQ      BX, SI
-	JB        sums
-	VMULPS    (SP), Y13, Y0
-	VMULPS    Y12, Y12, Y11
-	VSUBPS    Y11, Y0, Y0
-	VMULPS    (SP), Y14, Y11
-	VMULPS    32(SP), Y12, Y1
-	VSUBPS    Y1, Y11, Y11
-	VDIVPS    Y0, Y11, Y11
-	VMULPS    Y14, Y12, Y12
-	VMULPS    32(SP), Y13, Y1
-	VSUBPS    Y12, Y1, Y1
+	JB        whole
+	VMOVUPS   Y10, 256(SP)
+	VMOVUPS   Y11, 288(SP)
+	VCVTDQ2PS Y3, Y3
+
+try:
+	VBROADCASTSS (DX), Y1
+	ADDQ         $0x04, DX
+	VMOVUPS      192(SP), Y0
+	VSUBPS       Y6, Y0, Y0
+	VDIVPS       Y0, Y1, Y8
+	VXORPS       Y10, Y10, Y10
+	VXORPS       Y12, Y12, Y12
+	VXORPS       Y14, Y14, Y14
+	VMOVUPS      224(SP), Y0
+	VSUBPS       Y7, Y0, Y0
+	VDIVPS       Y0, Y1, Y9
+	VXORPS       Y11, Y11, Y11
+	VXORPS       Y13, Y13, Y13
+	VXORPS       Y15, Y15, Y15
+	VMOVUPS      128(SP), Y0
+	VSUBPS       Y6, Y0, Y0
+	VMULPS       Y8, Y0, Y0
+	VANDPS       fitConstants<>+192(SB), Y0, Y0
+	VCMPPS       $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST       Y5, Y5
+	JZ           small0
+	JMP          any
+
+small0:
+	VMOVUPS 192(SP), Y0
+	VSUBPS  Y6, Y0, Y0
+	VMULPS  Y8, Y0, Y0
+	VANDPS  fitConstants<>+192(SB), Y0, Y0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST  Y5, Y5
+	JZ      small1
+	JMP     any
+
+small1:
+	VMOVUPS 160(SP), Y0
+	VSUBPS  Y7, Y0, Y0
+	VMULPS  Y9, Y0, Y0
+	VANDPS  fitConstants<>+192(SB), Y0, Y0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST  Y5, Y5
+	JZ      small2
+	JMP     any
+
+small2:
+	VMOVUPS 224(SP), Y0
+	VSUBPS  Y7, Y0, Y0
+	VMULPS  Y9, Y0, Y0
+	VANDPS  fitConstants<>+192(SB), Y0, Y0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST  Y5, Y5
+	JZ      small3
+	JMP     any
+
+small3:
+	XORQ BX, BX
+
+sums:
+	VMOVUPS  (AX)(BX*1), Y0
+	VSUBPS   Y6, Y0, Y0
+	VMULPS   Y8, Y0, Y0
+	VMAXPS   Y2, Y0, Y0
+	VMINPS   Y3, Y0, Y0
+	VROUNDPS $0x08, Y0, Y0
+	VMOVUPS  Y0, 4352(AX)(BX*1)
+	VMULPS   2304(AX)(BX*1), Y0, Y1
+	VADDPS   Y1, Y10, Y10
+	VMULPS   Y0, Y1, Y0
+	VADDPS   Y0, Y12, Y12
+	VMULPS   (AX)(BX*1), Y1, Y1
+	VADDPS   Y1, Y14, Y14
+	VMOVUPS  32(AX)(BX*1), Y0
+	VSUBPS   Y7, Y0, Y0
+	VMULPS   Y9, Y0, Y0
+	VMAXPS   Y2, Y0, Y0
+	VMINPS   Y3, Y0, Y0
+	VROUNDPS $0x08, Y0, Y0
+	VMOVUPS  Y0, 4384(AX)(BX*1)
+	VMULPS   2336(AX)(BX*1), Y0, Y1
+	VADDPS   Y1, Y11, Y11
+	VMULPS   Y0, Y1, Y0
+	VADDPS   Y0, Y13, Y13
+	VMULPS   32(AX)(BX*1), Y1, Y1
+	VADDPS   Y1, Y15, Y15
+	ADDQ     $0x40, BX
+	CMPQ     BX, SI
+	JB       sums
+
+fitted:
+	VMULPS    (SP), Y12, Y0
+	VMULPS    Y10, Y10, Y4
+	VSUBPS    Y4, Y0, Y0
+	VMULPS    (SP), Y14, Y4
+	VMULPS    64(SP), Y10, Y1
+	VSUBPS    Y1, Y4, Y4
+	VDIVPS    Y0, Y4, Y4
+	VMULPS    Y14, Y10, Y10
+	VMULPS    64(SP), Y12, Y1
+	VSUBPS    Y10, Y1, Y1
 	VDIVPS    Y0, Y1, Y1
-	VDIVPS    Y13, Y14, Y14
-	VCMPPS    $0x1e, Y5, Y1, Y12
-	VBLENDVPS Y12, Y14, Y11, Y11
-	VMOVAPS   Y1, Y13
-	VBLENDVPS Y12, Y5, Y13, Y13
-	VCMPPS    $0x1e, Y5, Y0, Y12
+	VDIVPS    Y12, Y14, Y14
+	VCMPPS    $0x1e, Y2, Y0, Y5
+	VMOVUPS   Y5, 320(SP)
+	VCMPPS    $0x1e, Y2, Y1, Y5
+	VBLENDVPS Y5, Y14, Y4, Y4
+	VMOVAPS   Y4, Y10
+	VMOVAPS   Y1, Y12
+	VBLENDVPS Y5, Y2, Y12, Y12
 	VXORPS    Y14, Y14, Y14
+	VMULPS    32(SP), Y13, Y0
+	VMULPS    Y11, Y11, Y4
+	VSUBPS    Y4, Y0, Y0
+	VMULPS    32(SP), Y15, Y4
+	VMULPS    96(SP), Y11, Y1
+	VSUBPS    Y1, Y4, Y4
+	VDIVPS    Y0, Y4, Y4
+	VMULPS    Y15, Y11, Y11
+	VMULPS    96(SP), Y13, Y1
+	VSUBPS    Y11, Y1, Y1
+	VDIVPS    Y0, Y1, Y1
+	VDIVPS    Y13, Y15, Y15
+	VCMPPS    $0x1e, Y2, Y0, Y5
+	VMOVUPS   Y5, 352(SP)
+	VCMPPS    $0x1e, Y2, Y1, Y5
+	VBLENDVPS Y5, Y15, Y4, Y4
+	VMOVAPS   Y4, Y11
+	VMOVAPS   Y1, Y13
+	VBLENDVPS Y5, Y2, Y13, Y13
+	VXORPS    Y15, Y15, Y15
 	XORQ      BX, BX
 
 error:
-	VMOVUPS   2176(AX)(BX*1), Y0
-	VMULPS    Y11, Y0, Y0
-	VADDPS    Y13, Y0, Y0
+	VMOVUPS   4352(AX)(BX*1), Y0
+	VMULPS    Y10, Y0, Y0
+	VADDPS    Y12, Y0, Y0
 	VSUBPS    (AX)(BX*1), Y0, Y0
 	VMULPS    Y0, Y0, Y0
-	VMULPS    1152(AX)(BX*1), Y0, Y0
+	VMULPS    2304(AX)(BX*1), Y0, Y0
 	VADDPS    Y0, Y14, Y14
-	ADDQ      $0x20, BX
+	VMOVUPS   4384(AX)(BX*1), Y0
+	VMULPS    Y11, Y0, Y0
+	VADDPS    Y13, Y0, Y0
+	VSUBPS    32(AX)(BX*1), Y0, Y0
+	VMULPS    Y0, Y0, Y0
+	VMULPS    2336(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y15, Y15
+	ADDQ      $0x40, BX
 	CMPQ      BX, SI
 	JB        error
-	VCMPPS    $0x11, Y10, Y14, Y1
-	VANDPS    Y1, Y12, Y12
-	VBLENDVPS Y12, Y14, Y10, Y10
-	VMOVUPS   1024(AX), Y1
-	VBLENDVPS Y12, Y11, Y1, Y1
-	VMOVUPS   Y1, 1024(AX)
-	VMOVUPS   1056(AX), Y1
-	VBLENDVPS Y12, Y13, Y1, Y1
-	VMOVUPS   Y1, 1056(AX)
-	VMOVUPS   1088(AX), Y1
-	VBLENDVPS Y12, Y9, Y1, Y1
-	VMOVUPS   Y1, 1088(AX)
-	VMOVUPS   1120(AX), Y1
-	VBLENDVPS Y12, Y7, Y1, Y1
-	VMOVUPS   Y1, 1120(AX)
-	VBLENDVPS Y12, Y13, Y7, Y7
+	VMOVUPS   256(SP), Y4
+	VCMPPS    $0x11, Y4, Y14, Y5
+	VANDPS    320(SP), Y5, Y5
+	VBLENDVPS Y5, Y14, Y4, Y4
+	VMOVUPS   Y4, 256(SP)
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y5, Y10, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2112(AX), Y1
+	VBLENDVPS Y5, Y12, Y1, Y1
+	VMOVUPS   Y1, 2112(AX)
+	VMOVUPS   2176(AX), Y1
+	VBLENDVPS Y5, Y8, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)
+	VMOVUPS   2240(AX), Y1
+	VBLENDVPS Y5, Y6, Y1, Y1
+	VMOVUPS   Y1, 2240(AX)
+	VBLENDVPS Y5, Y12, Y6, Y6
+	VMOVUPS   288(SP), Y4
+	VCMPPS    $0x11, Y4, Y15, Y5
+	VANDPS    352(SP), Y5, Y5
+	VBLENDVPS Y5, Y15, Y4, Y4
+	VMOVUPS   Y4, 288(SP)
+	VMOVUPS   2080(AX), Y1
+	VBLENDVPS Y5, Y11, Y1, Y1
+	VMOVUPS   Y1, 2080(AX)
+	VMOVUPS   2144(AX), Y1
+	VBLENDVPS Y5, Y13, Y1, Y1
+	VMOVUPS   Y1, 2144(AX)
+	VMOVUPS   2208(AX), Y1
+	VBLENDVPS Y5, Y9, Y1, Y1
+	VMOVUPS   Y1, 2208(AX)
+	VMOVUPS   2272(AX), Y1
+	VBLENDVPS Y5, Y7, Y1, Y1
+	VMOVUPS   Y1, 2272(AX)
+	VBLENDVPS Y5, Y13, Y7, Y7
 	DECQ      CX
 	JNZ       try
 
 	// Groups of equal numbers.
-	VMOVUPS   64(SP), Y12
-	VMOVUPS   96(SP), Y7
-	VMOVUPS   1024(AX), Y1
-	VBLENDVPS Y12, Y5, Y1, Y1
-	VMOVUPS   Y1, 1024(AX)
-	VMOVUPS   1056(AX), Y1
-	VBLENDVPS Y12, Y7, Y1, Y1
-	VMOVUPS   Y1, 1056(AX)
-	VMOVUPS   1088(AX), Y1
-	VBLENDVPS Y12, Y5, Y1, Y1
-	VMOVUPS   Y1, 1088(AX)
-	VMOVUPS   1120(AX), Y1
-	VBLENDVPS Y12, Y7, Y1, Y1
-	VMOVUPS   Y1, 1120(AX)
+	VMOVUPS   128(SP), Y4
+	VMOVUPS   384(SP), Y5
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2112(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2112(AX)
+	VMOVUPS   2176(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)
+	VMOVUPS   2240(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2240(AX)
+	VMOVUPS   160(SP), Y4
+	VMOVUPS   416(SP), Y5
+	VMOVUPS   2080(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2080(AX)
+	VMOVUPS   2144(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2144(AX)
+	VMOVUPS   2208(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2208(AX)
+	VMOVUPS   2272(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2272(AX)
 	VZEROUPPER
 	RET
+
+	// A try with any numbers.
+any:
+	VCVTPS2DQ Y3, Y3
+	XORQ      BX, BX
+
+anySums:
+	VMOVUPS   (AX)(BX*1), Y0
+	VSUBPS    Y6, Y0, Y0
+	VMULPS    Y8, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMOVUPS   Y0, 4352(AX)(BX*1)
+	VMULPS    2304(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y10, Y10
+	VMULPS    Y0, Y1, Y0
+	VADDPS    Y0, Y12, Y12
+	VMULPS    (AX)(BX*1), Y1, Y1
+	VADDPS    Y1, Y14, Y14
+	VMOVUPS   32(AX)(BX*1), Y0
+	VSUBPS    Y7, Y0, Y0
+	VMULPS    Y9, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMOVUPS   Y0, 4384(AX)(BX*1)
+	VMULPS    2336(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y11, Y11
+	VMULPS    Y0, Y1, Y0
+	VADDPS    Y0, Y13, Y13
+	VMULPS    32(AX)(BX*1), Y1, Y1
+	VADDPS    Y1, Y15, Y15
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        anySums
+	VCVTDQ2PS Y3, Y3
+	JMP       fitted
 
 // func avx2FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2FitAbsolute(SB), NOSPLIT, $128-40
+TEXT ·avx2FitAbsolute(SB), NOSPLIT, $512-40
 	MOVQ         fit+0(FP), AX
-	MOVL         $0x4b400000, BX
-	VMOVD        BX, X2
-	VPBROADCASTD X2, Y2
-	MOVL         $0x007fffff, BX
-	VMOVD        BX, X3
-	VPBROADCASTD X3, Y3
-	MOVL         $0x00400000, BX
-	VMOVD        BX, X4
-	VPBROADCASTD X4, Y4
 	MOVQ         most+16(FP), DX
-	VMOVD        DX, X6
-	VPBROADCASTD X6, Y6
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Y3
 	MOVQ         numbers+8(FP), SI
-	SHLQ         $0x05, SI
+	SHLQ         $0x06, SI
 	MOVQ         tries+24(FP), DX
 	MOVQ         n+32(FP), CX
-	VXORPS       Y5, Y5, Y5
+	VXORPS       Y2, Y2, Y2
 
 	// The sums that all tries share.
-	VMOVUPS (AX), Y7
-	VMOVUPS Y7, Y8
-	VXORPS  Y13, Y13, Y13
+	VMOVUPS (AX), Y6
+	VMOVAPS Y6, Y8
+	VXORPS  Y12, Y12, Y12
 	VXORPS  Y14, Y14, Y14
+	VMOVUPS 32(AX), Y7
+	VMOVAPS Y7, Y9
+	VXORPS  Y13, Y13, Y13
+	VXORPS  Y15, Y15, Y15
 	XORQ    BX, BX
 
 weights:
 	VMOVUPS (AX)(BX*1), Y0
-	VMINPS  Y7, Y0, Y7
+	VMINPS  Y6, Y0, Y6
 	VMAXPS  Y8, Y0, Y8
-	VMOVUPS 1152(AX)(BX*1), Y1
-	VADDPS  Y1, Y13, Y13
+	VMOVUPS 2304(AX)(BX*1), Y1
+	VADDPS  Y1, Y12, Y12
 	VMULPS  Y0, Y1, Y1
 	VADDPS  Y1, Y14, Y14
-	ADDQ    $0x20, BX
+	VMOVUPS 32(AX)(BX*1), Y0
+	VMINPS  Y7, Y0, Y7
+	VMAXPS  Y9, Y0, Y9
+	VMOVUPS 2336(AX)(BX*1), Y1
+	VADDPS  Y1, Y13, Y13
+	VMULPS  Y0, Y1, Y1
+	VADDPS  Y1, Y15, Y15
+	ADDQ    $0x40, BX
 	CMPQ    BX, SI
 	JB      weights
-	VMOVUPS Y13, (SP)
-	VMOVUPS Y14, 32(SP)
-	VMINPS  Y7, Y5, Y7
-	VMOVUPS Y7, 96(SP)
-	VCMPPS  $0x00, Y7, Y8, Y1
-	VMOVUPS Y1, 64(SP)
+	VMOVUPS Y12, (SP)
+	VMOVUPS Y14, 64(SP)
+	VMINPS  Y6, Y2, Y6
+	VMOVUPS Y6, 128(SP)
 
-	// The scale of the whole span.
-	VSUBPS       Y7, Y8, Y1
-	VCVTDQ2PS    Y6, Y9
-	VDIVPS       Y1, Y9, Y9
-	MOVL         $0x3f800000, BX
-	VMOVD        BX, X11
-	VPBROADCASTD X11, Y11
-	VDIVPS       Y9, Y11, Y11
-	VMOVUPS      Y11, 1024(AX)
-	VMOVUPS      Y7, 1056(AX)
-	VMOVUPS      Y7, 1120(AX)
-	VMOVUPS      Y9, 1088(AX)
-	VXORPS       Y10, Y10, Y10
-	XORQ         BX, BX
+	// Groups of equal numbers go along with a span of 1.
+	VCMPPS    $0x00, Y6, Y8, Y5
+	VMOVUPS   Y5, 384(SP)
+	VMOVUPS   fitConstants<>+320(SB), Y1
+	VADDPS    Y1, Y6, Y0
+	VBLENDVPS Y5, Y0, Y8, Y8
+	VMOVUPS   Y8, 192(SP)
+	VSUBPS    Y6, Y8, Y0
+	VCVTDQ2PS Y3, Y8
+	VDIVPS    Y0, Y8, Y8
+	VDIVPS    Y8, Y1, Y12
+	VMOVUPS   Y12, 2048(AX)
+	VMOVUPS   Y6, 2112(AX)
+	VMOVUPS   Y6, 2240(AX)
+	VMOVUPS   Y8, 2176(AX)
+	VXORPS    Y10, Y10, Y10
+	VMOVUPS   Y13, 32(SP)
+	VMOVUPS   Y15, 96(SP)
+	VMINPS    Y7, Y2, Y7
+	VMOVUPS   Y7, 160(SP)
+
+	// Groups of equal numbers go along with a span of 1.
+	VCMPPS    $0x00, Y7, Y9, Y5
+	VMOVUPS   Y5, 416(SP)
+	VMOVUPS   fitConstants<>+320(SB), Y1
+	VADDPS    Y1, Y7, Y0
+	VBLENDVPS Y5, Y0, Y9, Y9
+	VMOVUPS   Y9, 224(SP)
+	VSUBPS    Y7, Y9, Y0
+	VCVTDQ2PS Y3, Y9
+	VDIVPS    Y0, Y9, Y9
+	VDIVPS    Y9, Y1, Y13
+	VMOVUPS   Y13, 2080(AX)
+	VMOVUPS   Y7, 2144(AX)
+	VMOVUPS   Y7, 2272(AX)
+	VMOVUPS   Y9, 2208(AX)
+	VXORPS    Y11, Y11, Y11
+	XORQ      BX, BX
 
 whole:
 	VMOVUPS   (AX)(BX*1), Y0
+	VSUBPS    Y6, Y0, Y0
+	VMULPS    Y8, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMULPS    Y12, Y0, Y0
+	VADDPS    Y6, Y0, Y0
+	VSUBPS    (AX)(BX*1), Y0, Y0
+	VANDPS    fitConstants<>+192(SB), Y0, Y0
+	VMULPS    2304(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y10, Y10
+	VMOVUPS   32(AX)(BX*1), Y0
 	VSUBPS    Y7, Y0, Y0
 	VMULPS    Y9, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
 	VCVTDQ2PS Y0, Y0
-	VMULPS    Y11, Y0, Y0
+	VMULPS    Y13, Y0, Y0
 	VADDPS    Y7, Y0, Y0
-	VSUBPS    (AX)(BX*1), Y0, Y0
-	VPCMPEQD  Y1, Y1, Y1
-	VPSRLD    $0x01, Y1, Y1
-	VPAND     Y1, Y0, Y0
-	VMULPS    1152(AX)(BX*1), Y0, Y0
-	VADDPS    Y0, Y10, Y10
-	ADDQ      $0x20, BX
+	VSUBPS    32(AX)(BX*1), Y0, Y0
+	VANDPS    fitConstants<>+192(SB), Y0, Y0
+	VMULPS    2336(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y11, Y11
+	ADDQ      $0x40, BX
 	CMPQ      BX, SI
 	JB        whole
+	VMOVUPS   Y10, 256(SP)
+	VMOVUPS   Y11, 288(SP)
+	VCVTDQ2PS Y3, Y3
 
 try:
-	VBROADCASTSS (DX), Y9
+	VBROADCASTSS (DX), Y1
 	ADDQ         $0x04, DX
-	VSUBPS       Y7, Y8, Y1
-	VDIVPS       Y1, Y9, Y9
+	VMOVUPS      192(SP), Y0
+	VSUBPS       Y6, Y0, Y0
+	VDIVPS       Y0, Y1, Y8
+	VXORPS       Y10, Y10, Y10
 	VXORPS       Y12, Y12, Y12
-	VXORPS       Y13, Y13, Y13
 	VXORPS       Y14, Y14, Y14
-	XORQ         BX, BX
+	VMOVUPS      224(SP), Y0
+	VSUBPS       Y7, Y0, Y0
+	VDIVPS       Y0, Y1, Y9
+	VXORPS       Y11, Y11, Y11
+	VXORPS       Y13, Y13, Y13
+	VXORPS       Y15, Y15, Y15
+	VMOVUPS      128(SP), Y0
+	VSUBPS       Y6, Y0, Y0
+	VMULPS       Y8, Y0, Y0
+	VANDPS       fitConstants<>+192(SB), Y0, Y0
+	VCMPPS       $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST       Y5, Y5
+	JZ           small0
+	JMP          any
+
+small0:
+	VMOVUPS 192(SP), Y0
+	VSUBPS  Y6, Y0, Y0
+	VMULPS  Y8, Y0, Y0
+	VANDPS  fitConstants<>+192(SB), Y0, Y0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST  Y5, Y5
+	JZ      small1
+	JMP     any
+
+small1:
+	VMOVUPS 160(SP), Y0
+	VSUBPS  Y7, Y0, Y0
+	VMULPS  Y9, Y0, Y0
+	VANDPS  fitConstants<>+192(SB), Y0, Y0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST  Y5, Y5
+	JZ      small2
+	JMP     any
+
+small2:
+	VMOVUPS 224(SP), Y0
+	VSUBPS  Y7, Y0, Y0
+	VMULPS  Y9, Y0, Y0
+	VANDPS  fitConstants<>+192(SB), Y0, Y0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Y0, Y5
+	VPTEST  Y5, Y5
+	JZ      small3
+	JMP     any
+
+small3:
+	XORQ BX, BX
 
 sums:
-	VMOVUPS   (AX)(BX*1), Y0
-	VSUBPS    Y7, Y0, Y0
-	VMULPS    Y9, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
-	VCVTDQ2PS Y0, Y0
-	VMOVUPS   Y0, 2176(AX)(BX*1)
-	VMULPS    1152(AX)(BX*1), Y0, Y1
-	VADDPS    Y1, Y12, Y12
-	VMULPS    Y0, Y1, Y0
-	VADDPS    Y0, Y13, Y13
-	VMULPS    (AX)(BX*1), Y1, Y1
-	VADDPS    Y1, Y14, Y14
-	ADDQ      $0x20, BX
-	CMPQ      BX, SI
-	JB        sums
-	VMULPS    (SP), Y13, Y0
-	VMULPS    Y12, Y12, Y11
-	VSUBPS    Y11, Y0, Y0
-	VMULPS    (SP), Y14, Y11
-	VMULPS    32(SP), Y12, Y1
-	VSUBPS    Y1, Y11, Y11
-	VDIVPS    Y0, Y11, Y11
-	VMULPS    Y14, Y12, Y12
-	VMULPS    32(SP), Y13, Y1
-	VSUBPS    Y12, Y1, Y1
+	VMOVUPS  (AX)(BX*1), Y0
+	VSUBPS   Y6, Y0, Y0
+	VMULPS   Y8, Y0, Y0
+	VMAXPS   Y2, Y0, Y0
+	VMINPS   Y3, Y0, Y0
+	VROUNDPS $0x08, Y0, Y0
+	VMOVUPS  Y0, 4352(AX)(BX*1)
+	VMULPS   2304(AX)(BX*1), Y0, Y1
+	VADDPS   Y1, Y10, Y10
+	VMULPS   Y0, Y1, Y0
+	VADDPS   Y0, Y12, Y12
+	VMULPS   (AX)(BX*1), Y1, Y1
+	VADDPS   Y1, Y14, Y14
+	VMOVUPS  32(AX)(BX*1), Y0
+	VSUBPS   Y7, Y0, Y0
+	VMULPS   Y9, Y0, Y0
+	VMAXPS   Y2, Y0, Y0
+	VMINPS   Y3, Y0, Y0
+	VROUNDPS $0x08, Y0, Y0
+	VMOVUPS  Y0, 4384(AX)(BX*1)
+	VMULPS   2336(AX)(BX*1), Y0, Y1
+	VADDPS   Y1, Y11, Y11
+	VMULPS   Y0, Y1, Y0
+	VADDPS   Y0, Y13, Y13
+	VMULPS   32(AX)(BX*1), Y1, Y1
+	VADDPS   Y1, Y15, Y15
+	ADDQ     $0x40, BX
+	CMPQ     BX, SI
+	JB       sums
+
+fitted:
+	VMULPS    (SP), Y12, Y0
+	VMULPS    Y10, Y10, Y4
+	VSUBPS    Y4, Y0, Y0
+	VMULPS    (SP), Y14, Y4
+	VMULPS    64(SP), Y10, Y1
+	VSUBPS    Y1, Y4, Y4
+	VDIVPS    Y0, Y4, Y4
+	VMULPS    Y14, Y10, Y10
+	VMULPS    64(SP), Y12, Y1
+	VSUBPS    Y10, Y1, Y1
 	VDIVPS    Y0, Y1, Y1
-	VDIVPS    Y13, Y14, Y14
-	VCMPPS    $0x1e, Y5, Y1, Y12
-	VBLENDVPS Y12, Y14, Y11, Y11
-	VMOVAPS   Y1, Y13
-	VBLENDVPS Y12, Y5, Y13, Y13
-	VCMPPS    $0x1e, Y5, Y0, Y12
+	VDIVPS    Y12, Y14, Y14
+	VCMPPS    $0x1e, Y2, Y0, Y5
+	VMOVUPS   Y5, 320(SP)
+	VCMPPS    $0x1e, Y2, Y1, Y5
+	VBLENDVPS Y5, Y14, Y4, Y4
+	VMOVAPS   Y4, Y10
+	VMOVAPS   Y1, Y12
+	VBLENDVPS Y5, Y2, Y12, Y12
 	VXORPS    Y14, Y14, Y14
+	VMULPS    32(SP), Y13, Y0
+	VMULPS    Y11, Y11, Y4
+	VSUBPS    Y4, Y0, Y0
+	VMULPS    32(SP), Y15, Y4
+	VMULPS    96(SP), Y11, Y1
+	VSUBPS    Y1, Y4, Y4
+	VDIVPS    Y0, Y4, Y4
+	VMULPS    Y15, Y11, Y11
+	VMULPS    96(SP), Y13, Y1
+	VSUBPS    Y11, Y1, Y1
+	VDIVPS    Y0, Y1, Y1
+	VDIVPS    Y13, Y15, Y15
+	VCMPPS    $0x1e, Y2, Y0, Y5
+	VMOVUPS   Y5, 352(SP)
+	VCMPPS    $0x1e, Y2, Y1, Y5
+	VBLENDVPS Y5, Y15, Y4, Y4
+	VMOVAPS   Y4, Y11
+	VMOVAPS   Y1, Y13
+	VBLENDVPS Y5, Y2, Y13, Y13
+	VXORPS    Y15, Y15, Y15
 	XORQ      BX, BX
 
 error:
-	VMOVUPS   2176(AX)(BX*1), Y0
+	VMOVUPS   4352(AX)(BX*1), Y0
+	VMULPS    Y10, Y0, Y0
+	VADDPS    Y12, Y0, Y0
+	VSUBPS    (AX)(BX*1), Y0, Y0
+	VANDPS    fitConstants<>+192(SB), Y0, Y0
+	VMULPS    2304(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y14, Y14
+	VMOVUPS   4384(AX)(BX*1), Y0
 	VMULPS    Y11, Y0, Y0
 	VADDPS    Y13, Y0, Y0
-	VSUBPS    (AX)(BX*1), Y0, Y0
-	VPCMPEQD  Y1, Y1, Y1
-	VPSRLD    $0x01, Y1, Y1
-	VPAND     Y1, Y0, Y0
-	VMULPS    1152(AX)(BX*1), Y0, Y0
-	VADDPS    Y0, Y14, Y14
-	ADDQ      $0x20, BX
+	VSUBPS    32(AX)(BX*1), Y0, Y0
+	VANDPS    fitConstants<>+192(SB), Y0, Y0
+	VMULPS    2336(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y15, Y15
+	ADDQ      $0x40, BX
 	CMPQ      BX, SI
 	JB        error
-	VCMPPS    $0x11, Y10, Y14, Y1
-	VANDPS    Y1, Y12, Y12
-	VBLENDVPS Y12, Y14, Y10, Y10
-	VMOVUPS   1024(AX), Y1
-	VBLENDVPS Y12, Y11, Y1, Y1
-	VMOVUPS   Y1, 1024(AX)
-	VMOVUPS   1056(AX), Y1
-	VBLENDVPS Y12, Y13, Y1, Y1
-	VMOVUPS   Y1, 1056(AX)
-	VMOVUPS   1088(AX), Y1
-	VBLENDVPS Y12, Y9, Y1, Y1
-	VMOVUPS   Y1, 1088(AX)
-	VMOVUPS   1120(AX), Y1
-	VBLENDVPS Y12, Y7, Y1, Y1
-	VMOVUPS   Y1, 1120(AX)
-	VBLENDVPS Y12, Y13, Y7, Y7
+	VMOVUPS   256(SP), Y4
+	VCMPPS    $0x11, Y4, Y14, Y5
+	VANDPS    320(SP), Y5, Y5
+	VBLENDVPS Y5, Y14, Y4, Y4
+	VMOVUPS   Y4, 256(SP)
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y5, Y10, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2112(AX), Y1
+	VBLENDVPS Y5, Y12, Y1, Y1
+	VMOVUPS   Y1, 2112(AX)
+	VMOVUPS   2176(AX), Y1
+	VBLENDVPS Y5, Y8, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)
+	VMOVUPS   2240(AX), Y1
+	VBLENDVPS Y5, Y6, Y1, Y1
+	VMOVUPS   Y1, 2240(AX)
+	VBLENDVPS Y5, Y12, Y6, Y6
+	VMOVUPS   288(SP), Y4
+	VCMPPS    $0x11, Y4, Y15, Y5
+	VANDPS    352(SP), Y5, Y5
+	VBLENDVPS Y5, Y15, Y4, Y4
+	VMOVUPS   Y4, 288(SP)
+	VMOVUPS   2080(AX), Y1
+	VBLENDVPS Y5, Y11, Y1, Y1
+	VMOVUPS   Y1, 2080(AX)
+	VMOVUPS   2144(AX), Y1
+	VBLENDVPS Y5, Y13, Y1, Y1
+	VMOVUPS   Y1, 2144(AX)
+	VMOVUPS   2208(AX), Y1
+	VBLENDVPS Y5, Y9, Y1, Y1
+	VMOVUPS   Y1, 2208(AX)
+	VMOVUPS   2272(AX), Y1
+	VBLENDVPS Y5, Y7, Y1, Y1
+	VMOVUPS   Y1, 2272(AX)
+	VBLENDVPS Y5, Y13, Y7, Y7
 	DECQ      CX
 	JNZ       try
 
 	// Groups of equal numbers.
-	VMOVUPS   64(SP), Y12
-	VMOVUPS   96(SP), Y7
-	VMOVUPS   1024(AX), Y1
-	VBLENDVPS Y12, Y5, Y1, Y1
-	VMOVUPS   Y1, 1024(AX)
-	VMOVUPS   1056(AX), Y1
-	VBLENDVPS Y12, Y7, Y1, Y1
-	VMOVUPS   Y1, 1056(AX)
-	VMOVUPS   1088(AX), Y1
-	VBLENDVPS Y12, Y5, Y1, Y1
-	VMOVUPS   Y1, 1088(AX)
-	VMOVUPS   1120(AX), Y1
-	VBLENDVPS Y12, Y7, Y1, Y1
-	VMOVUPS   Y1, 1120(AX)
+	VMOVUPS   128(SP), Y4
+	VMOVUPS   384(SP), Y5
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2112(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2112(AX)
+	VMOVUPS   2176(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)
+	VMOVUPS   2240(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2240(AX)
+	VMOVUPS   160(SP), Y4
+	VMOVUPS   416(SP), Y5
+	VMOVUPS   2080(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2080(AX)
+	VMOVUPS   2144(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2144(AX)
+	VMOVUPS   2208(AX), Y1
+	VBLENDVPS Y5, Y2, Y1, Y1
+	VMOVUPS   Y1, 2208(AX)
+	VMOVUPS   2272(AX), Y1
+	VBLENDVPS Y5, Y4, Y1, Y1
+	VMOVUPS   Y1, 2272(AX)
 	VZEROUPPER
 	RET
 
+	// A try with any numbers.
+any:
+	VCVTPS2DQ Y3, Y3
+	XORQ      BX, BX
+
+anySums:
+	VMOVUPS   (AX)(BX*1), Y0
+	VSUBPS    Y6, Y0, Y0
+	VMULPS    Y8, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMOVUPS   Y0, 4352(AX)(BX*1)
+	VMULPS    2304(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y10, Y10
+	VMULPS    Y0, Y1, Y0
+	VADDPS    Y0, Y12, Y12
+	VMULPS    (AX)(BX*1), Y1, Y1
+	VADDPS    Y1, Y14, Y14
+	VMOVUPS   32(AX)(BX*1), Y0
+	VSUBPS    Y7, Y0, Y0
+	VMULPS    Y9, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMOVUPS   Y0, 4384(AX)(BX*1)
+	VMULPS    2336(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y11, Y11
+	VMULPS    Y0, Y1, Y0
+	VADDPS    Y0, Y13, Y13
+	VMULPS    32(AX)(BX*1), Y1, Y1
+	VADDPS    Y1, Y15, Y15
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        anySums
+	VCVTDQ2PS Y3, Y3
+	JMP       fitted
+
 // func avx2FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-40
+TEXT ·avx2FitSymmetric(SB), NOSPLIT, $512-40
 	MOVQ         fit+0(FP), AX
-	MOVL         $0x4b400000, BX
-	VMOVD        BX, X2
-	VPBROADCASTD X2, Y2
-	MOVL         $0x007fffff, BX
-	VMOVD        BX, X3
-	VPBROADCASTD X3, Y3
-	MOVL         $0x00400000, BX
-	VMOVD        BX, X4
-	VPBROADCASTD X4, Y4
 	MOVQ         most+16(FP), DX
 	DECQ         DX
-	VMOVD        DX, X6
-	VPBROADCASTD X6, Y6
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Y3
 	NOTQ         DX
-	VMOVD        DX, X5
-	VPBROADCASTD X5, Y5
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Y2
+	VCVTDQ2PS    Y3, Y3
+	VCVTDQ2PS    Y2, Y2
 	MOVQ         tries+24(FP), DX
 	MOVQ         n+32(FP), CX
 	MOVQ         numbers+8(FP), SI
-	SHLQ         $0x05, SI
+	SHLQ         $0x06, SI
+	VXORPS       Y6, Y6, Y6
+	VXORPS       Y12, Y12, Y12
 	VXORPS       Y7, Y7, Y7
-	VXORPS       Y8, Y8, Y8
-	MOVL         $0x7fffffff, BX
-	VMOVD        BX, X13
-	VPBROADCASTD X13, Y13
+	VXORPS       Y13, Y13, Y13
 	XORQ         BX, BX
 
 largest:
-	VMOVUPS      (AX)(BX*1), Y0
-	VANDPS       Y13, Y0, Y1
-	VPCMPGTD     Y8, Y1, Y12
-	VBLENDVPS    Y12, Y0, Y7, Y7
-	VBLENDVPS    Y12, Y1, Y8, Y8
-	ADDQ         $0x20, BX
+	VMOVUPS   (AX)(BX*1), Y0
+	VMOVAPS   Y0, Y1
+	VANDPS    fitConstants<>+192(SB), Y1, Y1
+	VPCMPGTD  Y12, Y1, Y5
+	VBLENDVPS Y5, Y0, Y6, Y6
+	VBLENDVPS Y5, Y1, Y12, Y12
+	VMOVUPS   32(AX)(BX*1), Y0
+	VMOVAPS   Y0, Y1
+	VANDPS    fitConstants<>+192(SB), Y1, Y1
+	VPCMPGTD  Y13, Y1, Y5
+	VBLENDVPS Y5, Y0, Y7, Y7
+	VBLENDVPS Y5, Y1, Y13, Y13
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        largest
+
+	// Groups that are all zero: their numbers are divided by 1.
+	VCMPPS    $0x11, fitConstants<>+384(SB), Y12, Y5
+	VMOVUPS   Y5, 448(SP)
+	VMOVUPS   fitConstants<>+320(SB), Y4
+	VBLENDVPS Y5, Y4, Y6, Y6
+	VCMPPS    $0x11, fitConstants<>+384(SB), Y13, Y5
+	VMOVUPS   Y5, 480(SP)
+	VMOVUPS   fitConstants<>+320(SB), Y4
+	VBLENDVPS Y5, Y4, Y7, Y7
+	XORQ      BX, BX
+
+products:
+	VMOVUPS      2304(AX)(BX*1), Y0
+	VMULPS       (AX)(BX*1), Y0, Y0
+	VMOVUPS      Y0, 4352(AX)(BX*1)
+	VMOVUPS      2336(AX)(BX*1), Y0
+	VMULPS       32(AX)(BX*1), Y0, Y0
+	VMOVUPS      Y0, 4384(AX)(BX*1)
+	ADDQ         $0x40, BX
 	CMPQ         BX, SI
-	JB           largest
-	VBROADCASTSS (DX), Y9
+	JB           products
+	VBROADCASTSS (DX), Y1
 	ADDQ         $0x04, DX
-	VDIVPS       Y7, Y9, Y9
-	VXORPS       Y11, Y11, Y11
+	VDIVPS       Y6, Y1, Y8
 	VXORPS       Y12, Y12, Y12
+	VXORPS       Y14, Y14, Y14
+	VDIVPS       Y7, Y1, Y9
+	VXORPS       Y13, Y13, Y13
+	VXORPS       Y15, Y15, Y15
 	XORQ         BX, BX
 
 first:
-	VMOVUPS   (AX)(BX*1), Y0
-	VMOVUPS   1152(AX)(BX*1), Y1
-	VMULPS    Y0, Y1, Y13
-	VMULPS    Y9, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y0, Y13, Y13
-	VADDPS    Y13, Y11, Y11
-	VMULPS    Y0, Y1, Y1
-	VMULPS    Y0, Y1, Y1
+	VMULPS    (AX)(BX*1), Y8, Y0
+	VMAXPS    Y2, Y0, Y0
+	VMINPS    Y3, Y0, Y0
+	VROUNDPS  $0x08, Y0, Y0
+	VMULPS    4352(AX)(BX*1), Y0, Y1
 	VADDPS    Y1, Y12, Y12
-	ADDQ      $0x20, BX
+	VMULPS    2304(AX)(BX*1), Y0, Y1
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y14, Y14
+	VMULPS    32(AX)(BX*1), Y9, Y0
+	VMAXPS    Y2, Y0, Y0
+	VMINPS    Y3, Y0, Y0
+	VROUNDPS  $0x08, Y0, Y0
+	VMULPS    4384(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y13, Y13
+	VMULPS    2336(AX)(BX*1), Y0, Y1
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y15, Y15
+	ADDQ      $0x40, BX
 	CMPQ      BX, SI
 	JB        first
 	VXORPS    Y0, Y0, Y0
-	VDIVPS    Y12, Y11, Y13
-	VCMPPS    $0x04, Y0, Y12, Y1
-	VANDPS    Y1, Y13, Y13
-	VMOVUPS   Y13, 1024(AX)
-	VMOVUPS   Y9, 1088(AX)
-	VMULPS    Y11, Y13, Y10
+	VDIVPS    Y14, Y12, Y4
+	VCMPPS    $0x00, Y0, Y14, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VMOVUPS   Y4, 2048(AX)
+	VMOVUPS   Y8, 2176(AX)
+	VMULPS    Y12, Y4, Y10
+	VDIVPS    Y15, Y13, Y4
+	VCMPPS    $0x00, Y0, Y15, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VMOVUPS   Y4, 2080(AX)
+	VMOVUPS   Y9, 2208(AX)
+	VMULPS    Y13, Y4, Y11
 	DECQ      CX
 	JZ        end
 
 try:
-	VBROADCASTSS (DX), Y9
+	VBROADCASTSS (DX), Y1
 	ADDQ         $0x04, DX
-	VDIVPS       Y7, Y9, Y9
-	VXORPS       Y11, Y11, Y11
+	VDIVPS       Y6, Y1, Y8
 	VXORPS       Y12, Y12, Y12
+	VXORPS       Y14, Y14, Y14
+	VDIVPS       Y7, Y1, Y9
+	VXORPS       Y13, Y13, Y13
+	VXORPS       Y15, Y15, Y15
 	XORQ         BX, BX
 
 others:
-	VMOVUPS   (AX)(BX*1), Y0
-	VMOVUPS   1152(AX)(BX*1), Y1
-	VMULPS    Y0, Y1, Y13
-	VMULPS    Y9, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y0, Y13, Y13
-	VADDPS    Y13, Y11, Y11
-	VMULPS    Y0, Y1, Y1
-	VMULPS    Y0, Y1, Y1
+	VMULPS    (AX)(BX*1), Y8, Y0
+	VMAXPS    Y2, Y0, Y0
+	VMINPS    Y3, Y0, Y0
+	VROUNDPS  $0x08, Y0, Y0
+	VMULPS    4352(AX)(BX*1), Y0, Y1
 	VADDPS    Y1, Y12, Y12
-	ADDQ      $0x20, BX
+	VMULPS    2304(AX)(BX*1), Y0, Y1
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y14, Y14
+	VMULPS    32(AX)(BX*1), Y9, Y0
+	VMAXPS    Y2, Y0, Y0
+	VMINPS    Y3, Y0, Y0
+	VROUNDPS  $0x08, Y0, Y0
+	VMULPS    4384(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y13, Y13
+	VMULPS    2336(AX)(BX*1), Y0, Y1
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y15, Y15
+	ADDQ      $0x40, BX
 	CMPQ      BX, SI
 	JB        others
 	VXORPS    Y0, Y0, Y0
-	VMULPS    Y11, Y11, Y1
-	VMULPS    Y10, Y12, Y13
-	VCMPPS    $0x1e, Y13, Y1, Y13
-	VCMPPS    $0x1e, Y0, Y12, Y1
-	VANDPS    Y1, Y13, Y13
-	VDIVPS    Y12, Y11, Y12
-	VMOVUPS   1024(AX), Y1
-	VBLENDVPS Y13, Y12, Y1, Y1
-	VMOVUPS   Y1, 1024(AX)
-	VMOVUPS   1088(AX), Y1
-	VBLENDVPS Y13, Y9, Y1, Y1
-	VMOVUPS   Y1, 1088(AX)
-	VMULPS    Y11, Y12, Y12
-	VBLENDVPS Y13, Y12, Y10, Y10
+	VCMPPS    $0x1e, Y0, Y14, Y5
+	VMOVUPS   Y5, 320(SP)
+	VMULPS    Y12, Y12, Y1
+	VMULPS    Y10, Y14, Y4
+	VCMPPS    $0x1e, Y4, Y1, Y5
+	VANDPS    320(SP), Y5, Y5
+	VDIVPS    Y14, Y12, Y14
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y5, Y14, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2176(AX), Y1
+	VBLENDVPS Y5, Y8, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)
+	VMULPS    Y12, Y14, Y14
+	VBLENDVPS Y5, Y14, Y10, Y10
+	VXORPS    Y0, Y0, Y0
+	VCMPPS    $0x1e, Y0, Y15, Y5
+	VMOVUPS   Y5, 352(SP)
+	VMULPS    Y13, Y13, Y1
+	VMULPS    Y11, Y15, Y4
+	VCMPPS    $0x1e, Y4, Y1, Y5
+	VANDPS    352(SP), Y5, Y5
+	VDIVPS    Y15, Y13, Y15
+	VMOVUPS   2080(AX), Y1
+	VBLENDVPS Y5, Y15, Y1, Y1
+	VMOVUPS   Y1, 2080(AX)
+	VMOVUPS   2208(AX), Y1
+	VBLENDVPS Y5, Y9, Y1, Y1
+	VMOVUPS   Y1, 2208(AX)
+	VMULPS    Y13, Y15, Y15
+	VBLENDVPS Y5, Y15, Y11, Y11
 	DECQ      CX
 	JNZ       try
 
 end:
-	MOVL         $0x26901d7d, BX
-	VMOVD        BX, X1
-	VPBROADCASTD X1, Y1
-	VCMPPS       $0x11, Y1, Y8, Y13
-	VXORPS       Y0, Y0, Y0
-	VMOVUPS      1024(AX), Y1
-	VBLENDVPS    Y13, Y0, Y1, Y1
-	VMOVUPS      Y1, 1024(AX)
-	VMOVUPS      1088(AX), Y1
-	VBLENDVPS    Y13, Y0, Y1, Y1
-	VMOVUPS      Y1, 1088(AX)
+	VXORPS    Y0, Y0, Y0
+	VMOVUPS   448(SP), Y5
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y5, Y0, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2176(AX), Y1
+	VBLENDVPS Y5, Y0, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)
+	VMOVUPS   480(SP), Y5
+	VMOVUPS   2080(AX), Y1
+	VBLENDVPS Y5, Y0, Y1, Y1
+	VMOVUPS   Y1, 2080(AX)
+	VMOVUPS   2208(AX), Y1
+	VBLENDVPS Y5, Y0, Y1, Y1
+	VMOVUPS   Y1, 2208(AX)
 	VZEROUPPER
 	RET
 
@@ -14652,154 +15576,1096 @@ end:
 // Requires: AVX, AVX2
 TEXT ·avx2FitStepwise(SB), NOSPLIT, $0-8
 	MOVQ         fit+0(FP), AX
-	MOVL         $0x4b400000, BX
-	VMOVD        BX, X2
+	MOVQ         $-4, SI
+	VMOVD        SI, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x007fffff, BX
-	VMOVD        BX, X3
+	MOVQ         $0x00000003, SI
+	VMOVD        SI, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00400000, BX
-	VMOVD        BX, X4
-	VPBROADCASTD X4, Y4
-	MOVL         $0xfffffffc, BX
-	VMOVD        BX, X5
-	VPBROADCASTD X5, Y5
-	MOVL         $0x00000003, BX
-	VMOVD        BX, X6
-	VPBROADCASTD X6, Y6
-	VXORPS       Y10, Y10, Y10
-	VXORPS       Y11, Y11, Y11
-	MOVL         $0x7fffffff, BX
-	VMOVD        BX, X7
-	VPBROADCASTD X7, Y7
-	XORQ         BX, BX
+	MOVQ         $0x00000002, DX
+
+set:
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	XORQ   BX, BX
 
 largest:
-	VMOVUPS      (AX)(BX*1), Y0
-	VANDPS       Y7, Y0, Y1
-	VPCMPGTD     Y11, Y1, Y8
-	VBLENDVPS    Y8, Y0, Y10, Y10
-	VBLENDVPS    Y8, Y1, Y11, Y11
-	ADDQ         $0x20, BX
-	CMPQ         BX, $0x00000200
-	JB           largest
-	MOVL         $0x26901d7d, BX
-	VMOVD        BX, X1
-	VPBROADCASTD X1, Y1
-	VCMPPS       $0x11, Y1, Y11, Y15
+	VMOVUPS   (AX)(BX*1), Y0
+	VMOVAPS   Y0, Y1
+	VANDPS    fitConstants<>+192(SB), Y1, Y1
+	VPCMPGTD  Y8, Y1, Y10
+	VBLENDVPS Y10, Y0, Y7, Y7
+	VBLENDVPS Y10, Y1, Y8, Y8
+	ADDQ      $0x40, BX
+	CMPQ      BX, $0x00000400
+	JB        largest
+	VCMPPS    $0x11, fitConstants<>+384(SB), Y8, Y13
 
 	// The first codes.
-	MOVL         $0xc0800000, BX
-	VMOVD        BX, X12
-	VPBROADCASTD X12, Y12
-	VDIVPS       Y10, Y12, Y12
-	VXORPS       Y7, Y7, Y7
-	VXORPS       Y8, Y8, Y8
-	XORQ         BX, BX
+	VMOVUPS fitConstants<>+448(SB), Y9
+	VDIVPS  Y7, Y9, Y9
+	VXORPS  Y4, Y4, Y4
+	VXORPS  Y5, Y5, Y5
+	XORQ    BX, BX
 
 first:
 	VMOVUPS   (AX)(BX*1), Y0
-	VMULPS    Y0, Y0, Y9
-	VMULPS    Y0, Y9, Y1
-	VMULPS    Y12, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
+	VMULPS    Y0, Y0, Y6
+	VMULPS    Y0, Y6, Y1
+	VMULPS    Y9, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
 	VCVTDQ2PS Y0, Y0
-	VMOVUPS   Y0, 2176(AX)(BX*1)
+	VMOVUPS   Y0, 4352(AX)(BX*1)
 	VMULPS    Y0, Y1, Y1
-	VADDPS    Y1, Y7, Y7
-	VMULPS    Y0, Y9, Y1
+	VADDPS    Y1, Y4, Y4
+	VMULPS    Y0, Y6, Y1
 	VMULPS    Y0, Y1, Y1
-	VADDPS    Y1, Y8, Y8
-	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000200
+	VADDPS    Y1, Y5, Y5
+	ADDQ      $0x40, BX
+	CMPQ      BX, $0x00000400
 	JB        first
-	MOVQ      $0x00000005, CX
+	MOVQ      $0x00000005, SI
 
 turn:
-	VXORPS Y14, Y14, Y14
+	VXORPS Y12, Y12, Y12
 	XORQ   BX, BX
 
 number:
 	VMOVUPS (AX)(BX*1), Y0
-	VMULPS  Y0, Y0, Y9
-	VMULPS  Y0, Y9, Y10
+	VMULPS  Y0, Y0, Y6
+	VMULPS  Y0, Y6, Y7
 
 	// The sums of the others.
-	VMOVUPS   2176(AX)(BX*1), Y1
-	VMULPS    Y1, Y10, Y11
-	VSUBPS    Y11, Y7, Y11
-	VMULPS    Y1, Y9, Y12
-	VMULPS    Y1, Y12, Y12
-	VSUBPS    Y12, Y8, Y12
-	VMULPS    Y12, Y0, Y0
-	VDIVPS    Y11, Y0, Y0
-	VADDPS    Y2, Y0, Y0
-	VPAND     Y3, Y0, Y0
-	VPSUBD    Y4, Y0, Y0
-	VPMINSD   Y6, Y0, Y0
-	VPMAXSD   Y5, Y0, Y0
+	VMOVUPS   4352(AX)(BX*1), Y1
+	VMULPS    Y1, Y7, Y8
+	VSUBPS    Y8, Y4, Y8
+	VMULPS    Y1, Y6, Y9
+	VMULPS    Y1, Y9, Y9
+	VSUBPS    Y9, Y5, Y9
+	VMULPS    Y9, Y0, Y0
+	VDIVPS    Y8, Y0, Y0
+	VADDPS    fitConstants<>+0(SB), Y0, Y0
+	VANDPS    fitConstants<>+64(SB), Y0, Y0
+	VPSUBD    fitConstants<>+128(SB), Y0, Y0
+	VPMINSD   Y3, Y0, Y0
+	VPMAXSD   Y2, Y0, Y0
 	VCVTDQ2PS Y0, Y0
-	VXORPS    Y13, Y13, Y13
-	VCMPPS    $0x1e, Y13, Y11, Y13
-	VCMPPS    $0x04, Y1, Y0, Y1
-	VANDPS    Y1, Y13, Y13
-	VPTEST    Y13, Y13
+	VCMPPS    $0x04, Y1, Y0, Y10
+	VXORPS    Y1, Y1, Y1
+	VCMPPS    $0x1e, Y1, Y8, Y11
+	VANDPS    Y11, Y10, Y10
+	VPTEST    Y10, Y10
 	JZ        kept
 
 	// The sums with the new code.
-	VMULPS    Y0, Y10, Y1
-	VADDPS    Y1, Y11, Y11
-	VMULPS    Y0, Y9, Y1
+	VMULPS    Y0, Y7, Y1
+	VADDPS    Y1, Y8, Y8
+	VMULPS    Y0, Y6, Y1
 	VMULPS    Y0, Y1, Y1
-	VADDPS    Y1, Y12, Y12
+	VADDPS    Y1, Y9, Y9
 	VXORPS    Y1, Y1, Y1
-	VCMPPS    $0x1e, Y1, Y12, Y1
-	VANDPS    Y1, Y13, Y13
-	VMULPS    Y11, Y11, Y9
-	VMULPS    Y8, Y9, Y9
-	VMULPS    Y7, Y7, Y1
-	VMULPS    Y12, Y1, Y1
-	VCMPPS    $0x1e, Y1, Y9, Y1
-	VANDPS    Y1, Y13, Y13
-	VBLENDVPS Y13, Y11, Y7, Y7
-	VBLENDVPS Y13, Y12, Y8, Y8
-	VMOVUPS   2176(AX)(BX*1), Y1
-	VBLENDVPS Y13, Y0, Y1, Y1
-	VMOVUPS   Y1, 2176(AX)(BX*1)
-	VORPS     Y13, Y14, Y14
+	VCMPPS    $0x1e, Y1, Y9, Y11
+	VANDPS    Y11, Y10, Y10
+	VMULPS    Y8, Y8, Y6
+	VMULPS    Y5, Y6, Y6
+	VMULPS    Y4, Y4, Y1
+	VMULPS    Y9, Y1, Y1
+	VCMPPS    $0x1e, Y1, Y6, Y11
+	VANDPS    Y11, Y10, Y10
+	VBLENDVPS Y10, Y8, Y4, Y4
+	VBLENDVPS Y10, Y9, Y5, Y5
+	VMOVUPS   4352(AX)(BX*1), Y1
+	VBLENDVPS Y10, Y0, Y1, Y1
+	VMOVUPS   Y1, 4352(AX)(BX*1)
+	VORPS     Y10, Y12, Y12
 
 kept:
-	ADDQ   $0x20, BX
-	CMPQ   BX, $0x00000200
+	ADDQ   $0x40, BX
+	CMPQ   BX, $0x00000400
 	JB     number
-	VPTEST Y14, Y14
-	JZ     end
-	DECQ   CX
+	VPTEST Y12, Y12
+	JZ     fitted
+	DECQ   SI
 	JNZ    turn
 
-end:
-	VXORPS       Y1, Y1, Y1
-	VCMPPS       $0x1e, Y1, Y8, Y13
-	VDIVPS       Y8, Y7, Y7
-	VANDPS       Y13, Y7, Y7
-	VANDNPS      Y7, Y15, Y7
-	VMOVUPS      Y7, 1024(AX)
-	MOVL         $0xc0800000, BX
-	VMOVD        BX, X9
-	VPBROADCASTD X9, Y9
-	XORQ         BX, BX
+fitted:
+	VXORPS    Y0, Y0, Y0
+	VCMPPS    $0x1e, Y0, Y5, Y10
+	VDIVPS    Y5, Y4, Y4
+	VMOVUPS   Y0, 2048(AX)
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y10, Y4, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   2048(AX), Y1
+	VBLENDVPS Y13, Y0, Y1, Y1
+	VMOVUPS   Y1, 2048(AX)
+	VMOVUPS   fitConstants<>+448(SB), Y0
+	XORQ      BX, BX
 
 small:
-	VMOVUPS   2176(AX)(BX*1), Y1
-	VBLENDVPS Y15, Y9, Y1, Y1
-	VMOVUPS   Y1, 2176(AX)(BX*1)
-	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000200
+	VMOVUPS   4352(AX)(BX*1), Y1
+	VBLENDVPS Y13, Y0, Y1, Y1
+	VMOVUPS   Y1, 4352(AX)(BX*1)
+	ADDQ      $0x40, BX
+	CMPQ      BX, $0x00000400
 	JB        small
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       set
+	VZEROUPPER
+	RET
+
+// func avx512FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·avx512FitMinimums(SB), NOSPLIT, $512-40
+	MOVQ         fit+0(FP), AX
+	MOVQ         most+16(FP), DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x06, SI
+	MOVQ         tries+24(FP), DX
+	MOVQ         n+32(FP), CX
+	VPXORD       Z2, Z2, Z2
+
+	// The sums that all tries share.
+	VMOVUPS (AX), Z5
+	VMOVAPS Z5, Z6
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	XORQ    BX, BX
+
+weights:
+	VMOVUPS (AX)(BX*1), Z0
+	VMINPS  Z5, Z0, Z5
+	VMAXPS  Z6, Z0, Z6
+	VMOVUPS 2304(AX)(BX*1), Z1
+	VADDPS  Z1, Z8, Z8
+	VMULPS  Z0, Z1, Z1
+	VADDPS  Z1, Z9, Z9
+	ADDQ    $0x40, BX
+	CMPQ    BX, SI
+	JB      weights
+	VMOVUPS Z8, (SP)
+	VMOVUPS Z9, 64(SP)
+	VMINPS  Z5, Z2, Z5
+	VMOVUPS Z5, 128(SP)
+
+	// Groups of equal numbers go along with a span of 1.
+	VCMPPS    $0x00, Z5, Z6, K1
+	KMOVW     K1, 384(SP)
+	VMOVUPS   fitConstants<>+320(SB), Z1
+	VADDPS    Z1, Z5, Z0
+	VMOVAPS   Z0, K1, Z6
+	VMOVUPS   Z6, 192(SP)
+	VSUBPS    Z5, Z6, Z0
+	VCVTDQ2PS Z3, Z6
+	VDIVPS    Z0, Z6, Z6
+	VDIVPS    Z6, Z1, Z8
+	VMOVUPS   Z8, 2048(AX)
+	VMOVUPS   Z5, 2112(AX)
+	VMOVUPS   Z5, 2240(AX)
+	VMOVUPS   Z6, 2176(AX)
+	VPXORD    Z7, Z7, Z7
+	XORQ      BX, BX
+
+whole:
+	VMOVUPS   (AX)(BX*1), Z0
+	VSUBPS    Z5, Z0, Z0
+	VMULPS    Z6, Z0, Z0
+	VADDPS    fitConstants<>+0(SB), Z0, Z0
+	VANDPS    fitConstants<>+64(SB), Z0, Z0
+	VPSUBD    fitConstants<>+128(SB), Z0, Z0
+	VPMINSD   Z3, Z0, Z0
+	VPMAXSD   Z2, Z0, Z0
+	VCVTDQ2PS Z0, Z0
+	VMULPS    Z8, Z0, Z0
+	VADDPS    Z5, Z0, Z0
+	VSUBPS    (AX)(BX*1), Z0, Z0
+	VMULPS    Z0, Z0, Z0
+	VMULPS    2304(AX)(BX*1), Z0, Z0
+	VADDPS    Z0, Z7, Z7
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        whole
+	VMOVUPS   Z7, 256(SP)
+	VCVTDQ2PS Z3, Z3
+
+try:
+	VBROADCASTSS (DX), Z1
+	ADDQ         $0x04, DX
+	VMOVUPS      192(SP), Z0
+	VSUBPS       Z5, Z0, Z0
+	VDIVPS       Z0, Z1, Z6
+	VPXORD       Z7, Z7, Z7
+	VPXORD       Z8, Z8, Z8
+	VPXORD       Z9, Z9, Z9
+	VMOVUPS      128(SP), Z0
+	VSUBPS       Z5, Z0, Z0
+	VMULPS       Z6, Z0, Z0
+	VANDPS       fitConstants<>+192(SB), Z0, Z0
+	VCMPPS       $0x15, fitConstants<>+256(SB), Z0, K1
+	KTESTW       K1, K1
+	JZ           small0
+	JMP          any
+
+small0:
+	VMOVUPS 192(SP), Z0
+	VSUBPS  Z5, Z0, Z0
+	VMULPS  Z6, Z0, Z0
+	VANDPS  fitConstants<>+192(SB), Z0, Z0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Z0, K1
+	KTESTW  K1, K1
+	JZ      small1
+	JMP     any
+
+small1:
+	XORQ BX, BX
+
+sums:
+	VMOVUPS     (AX)(BX*1), Z0
+	VSUBPS      Z5, Z0, Z0
+	VMULPS      Z6, Z0, Z0
+	VMAXPS      Z2, Z0, Z0
+	VMINPS      Z3, Z0, Z0
+	VRNDSCALEPS $0x08, Z0, Z0
+	VMOVUPS     Z0, 4352(AX)(BX*1)
+	VMULPS      2304(AX)(BX*1), Z0, Z1
+	VADDPS      Z1, Z7, Z7
+	VMULPS      Z0, Z1, Z0
+	VADDPS      Z0, Z8, Z8
+	VMULPS      (AX)(BX*1), Z1, Z1
+	VADDPS      Z1, Z9, Z9
+	ADDQ        $0x40, BX
+	CMPQ        BX, SI
+	JB          sums
+
+fitted:
+	VMULPS  (SP), Z8, Z0
+	VMULPS  Z7, Z7, Z4
+	VSUBPS  Z4, Z0, Z0
+	VMULPS  (SP), Z9, Z4
+	VMULPS  64(SP), Z7, Z1
+	VSUBPS  Z1, Z4, Z4
+	VDIVPS  Z0, Z4, Z4
+	VMULPS  Z9, Z7, Z7
+	VMULPS  64(SP), Z8, Z1
+	VSUBPS  Z7, Z1, Z1
+	VDIVPS  Z0, Z1, Z1
+	VDIVPS  Z8, Z9, Z9
+	VCMPPS  $0x1e, Z2, Z0, K1
+	KMOVW   K1, 320(SP)
+	VCMPPS  $0x1e, Z2, Z1, K1
+	VMOVAPS Z9, K1, Z4
+	VMOVAPS Z4, Z7
+	VMOVAPS Z1, Z8
+	VMOVAPS Z2, K1, Z8
+	VPXORD  Z9, Z9, Z9
+	XORQ    BX, BX
+
+error:
+	VMOVUPS 4352(AX)(BX*1), Z0
+	VMULPS  Z7, Z0, Z0
+	VADDPS  Z8, Z0, Z0
+	VSUBPS  (AX)(BX*1), Z0, Z0
+	VMULPS  Z0, Z0, Z0
+	VMULPS  2304(AX)(BX*1), Z0, Z0
+	VADDPS  Z0, Z9, Z9
+	ADDQ    $0x40, BX
+	CMPQ    BX, SI
+	JB      error
+	VMOVUPS 256(SP), Z4
+	VCMPPS  $0x11, Z4, Z9, K1
+	KMOVW   320(SP), K7
+	KANDW   K7, K1, K1
+	VMOVAPS Z9, K1, Z4
+	VMOVUPS Z4, 256(SP)
+	VMOVUPS Z7, K1, 2048(AX)
+	VMOVUPS Z8, K1, 2112(AX)
+	VMOVUPS Z6, K1, 2176(AX)
+	VMOVUPS Z5, K1, 2240(AX)
+	VMOVAPS Z8, K1, Z5
+	DECQ    CX
+	JNZ     try
+
+	// Groups of equal numbers.
+	VMOVUPS 128(SP), Z4
+	KMOVW   384(SP), K1
+	VMOVUPS Z2, K1, 2048(AX)
+	VMOVUPS Z4, K1, 2112(AX)
+	VMOVUPS Z2, K1, 2176(AX)
+	VMOVUPS Z4, K1, 2240(AX)
+	VZEROUPPER
+	RET
+
+	// A try with any numbers.
+any:
+	VCVTPS2DQ Z3, Z3
+	XORQ      BX, BX
+
+anySums:
+	VMOVUPS   (AX)(BX*1), Z0
+	VSUBPS    Z5, Z0, Z0
+	VMULPS    Z6, Z0, Z0
+	VADDPS    fitConstants<>+0(SB), Z0, Z0
+	VANDPS    fitConstants<>+64(SB), Z0, Z0
+	VPSUBD    fitConstants<>+128(SB), Z0, Z0
+	VPMINSD   Z3, Z0, Z0
+	VPMAXSD   Z2, Z0, Z0
+	VCVTDQ2PS Z0, Z0
+	VMOVUPS   Z0, 4352(AX)(BX*1)
+	VMULPS    2304(AX)(BX*1), Z0, Z1
+	VADDPS    Z1, Z7, Z7
+	VMULPS    Z0, Z1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMULPS    (AX)(BX*1), Z1, Z1
+	VADDPS    Z1, Z9, Z9
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        anySums
+	VCVTDQ2PS Z3, Z3
+	JMP       fitted
+
+// func avx512FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·avx512FitAbsolute(SB), NOSPLIT, $512-40
+	MOVQ         fit+0(FP), AX
+	MOVQ         most+16(FP), DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x06, SI
+	MOVQ         tries+24(FP), DX
+	MOVQ         n+32(FP), CX
+	VPXORD       Z2, Z2, Z2
+
+	// The sums that all tries share.
+	VMOVUPS (AX), Z5
+	VMOVAPS Z5, Z6
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	XORQ    BX, BX
+
+weights:
+	VMOVUPS (AX)(BX*1), Z0
+	VMINPS  Z5, Z0, Z5
+	VMAXPS  Z6, Z0, Z6
+	VMOVUPS 2304(AX)(BX*1), Z1
+	VADDPS  Z1, Z8, Z8
+	VMULPS  Z0, Z1, Z1
+	VADDPS  Z1, Z9, Z9
+	ADDQ    $0x40, BX
+	CMPQ    BX, SI
+	JB      weights
+	VMOVUPS Z8, (SP)
+	VMOVUPS Z9, 64(SP)
+	VMINPS  Z5, Z2, Z5
+	VMOVUPS Z5, 128(SP)
+
+	// Groups of equal numbers go along with a span of 1.
+	VCMPPS    $0x00, Z5, Z6, K1
+	KMOVW     K1, 384(SP)
+	VMOVUPS   fitConstants<>+320(SB), Z1
+	VADDPS    Z1, Z5, Z0
+	VMOVAPS   Z0, K1, Z6
+	VMOVUPS   Z6, 192(SP)
+	VSUBPS    Z5, Z6, Z0
+	VCVTDQ2PS Z3, Z6
+	VDIVPS    Z0, Z6, Z6
+	VDIVPS    Z6, Z1, Z8
+	VMOVUPS   Z8, 2048(AX)
+	VMOVUPS   Z5, 2112(AX)
+	VMOVUPS   Z5, 2240(AX)
+	VMOVUPS   Z6, 2176(AX)
+	VPXORD    Z7, Z7, Z7
+	XORQ      BX, BX
+
+whole:
+	VMOVUPS   (AX)(BX*1), Z0
+	VSUBPS    Z5, Z0, Z0
+	VMULPS    Z6, Z0, Z0
+	VADDPS    fitConstants<>+0(SB), Z0, Z0
+	VANDPS    fitConstants<>+64(SB), Z0, Z0
+	VPSUBD    fitConstants<>+128(SB), Z0, Z0
+	VPMINSD   Z3, Z0, Z0
+	VPMAXSD   Z2, Z0, Z0
+	VCVTDQ2PS Z0, Z0
+	VMULPS    Z8, Z0, Z0
+	VADDPS    Z5, Z0, Z0
+	VSUBPS    (AX)(BX*1), Z0, Z0
+	VANDPS    fitConstants<>+192(SB), Z0, Z0
+	VMULPS    2304(AX)(BX*1), Z0, Z0
+	VADDPS    Z0, Z7, Z7
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        whole
+	VMOVUPS   Z7, 256(SP)
+	VCVTDQ2PS Z3, Z3
+
+try:
+	VBROADCASTSS (DX), Z1
+	ADDQ         $0x04, DX
+	VMOVUPS      192(SP), Z0
+	VSUBPS       Z5, Z0, Z0
+	VDIVPS       Z0, Z1, Z6
+	VPXORD       Z7, Z7, Z7
+	VPXORD       Z8, Z8, Z8
+	VPXORD       Z9, Z9, Z9
+	VMOVUPS      128(SP), Z0
+	VSUBPS       Z5, Z0, Z0
+	VMULPS       Z6, Z0, Z0
+	VANDPS       fitConstants<>+192(SB), Z0, Z0
+	VCMPPS       $0x15, fitConstants<>+256(SB), Z0, K1
+	KTESTW       K1, K1
+	JZ           small0
+	JMP          any
+
+small0:
+	VMOVUPS 192(SP), Z0
+	VSUBPS  Z5, Z0, Z0
+	VMULPS  Z6, Z0, Z0
+	VANDPS  fitConstants<>+192(SB), Z0, Z0
+	VCMPPS  $0x15, fitConstants<>+256(SB), Z0, K1
+	KTESTW  K1, K1
+	JZ      small1
+	JMP     any
+
+small1:
+	XORQ BX, BX
+
+sums:
+	VMOVUPS     (AX)(BX*1), Z0
+	VSUBPS      Z5, Z0, Z0
+	VMULPS      Z6, Z0, Z0
+	VMAXPS      Z2, Z0, Z0
+	VMINPS      Z3, Z0, Z0
+	VRNDSCALEPS $0x08, Z0, Z0
+	VMOVUPS     Z0, 4352(AX)(BX*1)
+	VMULPS      2304(AX)(BX*1), Z0, Z1
+	VADDPS      Z1, Z7, Z7
+	VMULPS      Z0, Z1, Z0
+	VADDPS      Z0, Z8, Z8
+	VMULPS      (AX)(BX*1), Z1, Z1
+	VADDPS      Z1, Z9, Z9
+	ADDQ        $0x40, BX
+	CMPQ        BX, SI
+	JB          sums
+
+fitted:
+	VMULPS  (SP), Z8, Z0
+	VMULPS  Z7, Z7, Z4
+	VSUBPS  Z4, Z0, Z0
+	VMULPS  (SP), Z9, Z4
+	VMULPS  64(SP), Z7, Z1
+	VSUBPS  Z1, Z4, Z4
+	VDIVPS  Z0, Z4, Z4
+	VMULPS  Z9, Z7, Z7
+	VMULPS  64(SP), Z8, Z1
+	VSUBPS  Z7, Z1, Z1
+	VDIVPS  Z0, Z1, Z1
+	VDIVPS  Z8, Z9, Z9
+	VCMPPS  $0x1e, Z2, Z0, K1
+	KMOVW   K1, 320(SP)
+	VCMPPS  $0x1e, Z2, Z1, K1
+	VMOVAPS Z9, K1, Z4
+	VMOVAPS Z4, Z7
+	VMOVAPS Z1, Z8
+	VMOVAPS Z2, K1, Z8
+	VPXORD  Z9, Z9, Z9
+	XORQ    BX, BX
+
+error:
+	VMOVUPS 4352(AX)(BX*1), Z0
+	VMULPS  Z7, Z0, Z0
+	VADDPS  Z8, Z0, Z0
+	VSUBPS  (AX)(BX*1), Z0, Z0
+	VANDPS  fitConstants<>+192(SB), Z0, Z0
+	VMULPS  2304(AX)(BX*1), Z0, Z0
+	VADDPS  Z0, Z9, Z9
+	ADDQ    $0x40, BX
+	CMPQ    BX, SI
+	JB      error
+	VMOVUPS 256(SP), Z4
+	VCMPPS  $0x11, Z4, Z9, K1
+	KMOVW   320(SP), K7
+	KANDW   K7, K1, K1
+	VMOVAPS Z9, K1, Z4
+	VMOVUPS Z4, 256(SP)
+	VMOVUPS Z7, K1, 2048(AX)
+	VMOVUPS Z8, K1, 2112(AX)
+	VMOVUPS Z6, K1, 2176(AX)
+	VMOVUPS Z5, K1, 2240(AX)
+	VMOVAPS Z8, K1, Z5
+	DECQ    CX
+	JNZ     try
+
+	// Groups of equal numbers.
+	VMOVUPS 128(SP), Z4
+	KMOVW   384(SP), K1
+	VMOVUPS Z2, K1, 2048(AX)
+	VMOVUPS Z4, K1, 2112(AX)
+	VMOVUPS Z2, K1, 2176(AX)
+	VMOVUPS Z4, K1, 2240(AX)
+	VZEROUPPER
+	RET
+
+	// A try with any numbers.
+any:
+	VCVTPS2DQ Z3, Z3
+	XORQ      BX, BX
+
+anySums:
+	VMOVUPS   (AX)(BX*1), Z0
+	VSUBPS    Z5, Z0, Z0
+	VMULPS    Z6, Z0, Z0
+	VADDPS    fitConstants<>+0(SB), Z0, Z0
+	VANDPS    fitConstants<>+64(SB), Z0, Z0
+	VPSUBD    fitConstants<>+128(SB), Z0, Z0
+	VPMINSD   Z3, Z0, Z0
+	VPMAXSD   Z2, Z0, Z0
+	VCVTDQ2PS Z0, Z0
+	VMOVUPS   Z0, 4352(AX)(BX*1)
+	VMULPS    2304(AX)(BX*1), Z0, Z1
+	VADDPS    Z1, Z7, Z7
+	VMULPS    Z0, Z1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMULPS    (AX)(BX*1), Z1, Z1
+	VADDPS    Z1, Z9, Z9
+	ADDQ      $0x40, BX
+	CMPQ      BX, SI
+	JB        anySums
+	VCVTDQ2PS Z3, Z3
+	JMP       fitted
+
+// func avx512FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·avx512FitSymmetric(SB), NOSPLIT, $512-40
+	MOVQ         fit+0(FP), AX
+	MOVQ         most+16(FP), DX
+	DECQ         DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	NOTQ         DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	VCVTDQ2PS    Z3, Z3
+	VCVTDQ2PS    Z2, Z2
+	MOVQ         tries+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x06, SI
+	VPXORD       Z5, Z5, Z5
+	VPXORD       Z8, Z8, Z8
+	XORQ         BX, BX
+
+largest:
+	VMOVUPS  (AX)(BX*1), Z0
+	VMOVAPS  Z0, Z1
+	VANDPS   fitConstants<>+192(SB), Z1, Z1
+	VPCMPGTD Z8, Z1, K1
+	VMOVAPS  Z0, K1, Z5
+	VMOVAPS  Z1, K1, Z8
+	ADDQ     $0x40, BX
+	CMPQ     BX, SI
+	JB       largest
+
+	// Groups that are all zero: their numbers are divided by 1.
+	VCMPPS  $0x11, fitConstants<>+384(SB), Z8, K1
+	KMOVW   K1, 448(SP)
+	VMOVUPS fitConstants<>+320(SB), Z4
+	VMOVAPS Z4, K1, Z5
+	XORQ    BX, BX
+
+products:
+	VMOVUPS      2304(AX)(BX*1), Z0
+	VMULPS       (AX)(BX*1), Z0, Z0
+	VMOVUPS      Z0, 4352(AX)(BX*1)
+	ADDQ         $0x40, BX
+	CMPQ         BX, SI
+	JB           products
+	VBROADCASTSS (DX), Z1
+	ADDQ         $0x04, DX
+	VDIVPS       Z5, Z1, Z6
+	VPXORD       Z8, Z8, Z8
+	VPXORD       Z9, Z9, Z9
+	XORQ         BX, BX
+
+first:
+	VMULPS      (AX)(BX*1), Z6, Z0
+	VMAXPS      Z2, Z0, Z0
+	VMINPS      Z3, Z0, Z0
+	VRNDSCALEPS $0x08, Z0, Z0
+	VMULPS      4352(AX)(BX*1), Z0, Z1
+	VADDPS      Z1, Z8, Z8
+	VMULPS      2304(AX)(BX*1), Z0, Z1
+	VMULPS      Z0, Z1, Z1
+	VADDPS      Z1, Z9, Z9
+	ADDQ        $0x40, BX
+	CMPQ        BX, SI
+	JB          first
+	VPXORD      Z0, Z0, Z0
+	VDIVPS      Z9, Z8, Z4
+	VCMPPS      $0x00, Z0, Z9, K1
+	VMOVAPS     Z0, K1, Z4
+	VMOVUPS     Z4, 2048(AX)
+	VMOVUPS     Z6, 2176(AX)
+	VMULPS      Z8, Z4, Z7
+	DECQ        CX
+	JZ          end
+
+try:
+	VBROADCASTSS (DX), Z1
+	ADDQ         $0x04, DX
+	VDIVPS       Z5, Z1, Z6
+	VPXORD       Z8, Z8, Z8
+	VPXORD       Z9, Z9, Z9
+	XORQ         BX, BX
+
+others:
+	VMULPS      (AX)(BX*1), Z6, Z0
+	VMAXPS      Z2, Z0, Z0
+	VMINPS      Z3, Z0, Z0
+	VRNDSCALEPS $0x08, Z0, Z0
+	VMULPS      4352(AX)(BX*1), Z0, Z1
+	VADDPS      Z1, Z8, Z8
+	VMULPS      2304(AX)(BX*1), Z0, Z1
+	VMULPS      Z0, Z1, Z1
+	VADDPS      Z1, Z9, Z9
+	ADDQ        $0x40, BX
+	CMPQ        BX, SI
+	JB          others
+	VPXORD      Z0, Z0, Z0
+	VCMPPS      $0x1e, Z0, Z9, K1
+	KMOVW       K1, 320(SP)
+	VMULPS      Z8, Z8, Z1
+	VMULPS      Z7, Z9, Z4
+	VCMPPS      $0x1e, Z4, Z1, K1
+	KMOVW       320(SP), K7
+	KANDW       K7, K1, K1
+	VDIVPS      Z9, Z8, Z9
+	VMOVUPS     Z9, K1, 2048(AX)
+	VMOVUPS     Z6, K1, 2176(AX)
+	VMULPS      Z8, Z9, Z9
+	VMOVAPS     Z9, K1, Z7
+	DECQ        CX
+	JNZ         try
+
+end:
+	VPXORD  Z0, Z0, Z0
+	KMOVW   448(SP), K1
+	VMOVUPS Z0, K1, 2048(AX)
+	VMOVUPS Z0, K1, 2176(AX)
+	VZEROUPPER
+	RET
+
+// func avx512FitStepwise(fit *float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·avx512FitStepwise(SB), NOSPLIT, $0-8
+	MOVQ         fit+0(FP), AX
+	MOVQ         $-4, SI
+	VMOVD        SI, X2
+	VPBROADCASTD X2, Z2
+	MOVQ         $0x00000003, SI
+	VMOVD        SI, X3
+	VPBROADCASTD X3, Z3
+	MOVQ         $0x00000001, DX
+
+set:
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	XORQ   BX, BX
+
+largest:
+	VMOVUPS  (AX)(BX*1), Z0
+	VMOVAPS  Z0, Z1
+	VANDPS   fitConstants<>+192(SB), Z1, Z1
+	VPCMPGTD Z8, Z1, K1
+	VMOVAPS  Z0, K1, Z7
+	VMOVAPS  Z1, K1, Z8
+	ADDQ     $0x40, BX
+	CMPQ     BX, $0x00000400
+	JB       largest
+	VCMPPS   $0x11, fitConstants<>+384(SB), Z8, K4
+
+	// The first codes.
+	VMOVUPS fitConstants<>+448(SB), Z9
+	VDIVPS  Z7, Z9, Z9
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	XORQ    BX, BX
+
+first:
+	VMOVUPS   (AX)(BX*1), Z0
+	VMULPS    Z0, Z0, Z6
+	VMULPS    Z0, Z6, Z1
+	VMULPS    Z9, Z0, Z0
+	VADDPS    fitConstants<>+0(SB), Z0, Z0
+	VANDPS    fitConstants<>+64(SB), Z0, Z0
+	VPSUBD    fitConstants<>+128(SB), Z0, Z0
+	VPMINSD   Z3, Z0, Z0
+	VPMAXSD   Z2, Z0, Z0
+	VCVTDQ2PS Z0, Z0
+	VMOVUPS   Z0, 4352(AX)(BX*1)
+	VMULPS    Z0, Z1, Z1
+	VADDPS    Z1, Z4, Z4
+	VMULPS    Z0, Z6, Z1
+	VMULPS    Z0, Z1, Z1
+	VADDPS    Z1, Z5, Z5
+	ADDQ      $0x40, BX
+	CMPQ      BX, $0x00000400
+	JB        first
+	MOVQ      $0x00000005, SI
+
+turn:
+	KXORW K3, K3, K3
+	XORQ  BX, BX
+
+number:
+	VMOVUPS (AX)(BX*1), Z0
+	VMULPS  Z0, Z0, Z6
+	VMULPS  Z0, Z6, Z7
+
+	// The sums of the others.
+	VMOVUPS   4352(AX)(BX*1), Z1
+	VMULPS    Z1, Z7, Z8
+	VSUBPS    Z8, Z4, Z8
+	VMULPS    Z1, Z6, Z9
+	VMULPS    Z1, Z9, Z9
+	VSUBPS    Z9, Z5, Z9
+	VMULPS    Z9, Z0, Z0
+	VDIVPS    Z8, Z0, Z0
+	VADDPS    fitConstants<>+0(SB), Z0, Z0
+	VANDPS    fitConstants<>+64(SB), Z0, Z0
+	VPSUBD    fitConstants<>+128(SB), Z0, Z0
+	VPMINSD   Z3, Z0, Z0
+	VPMAXSD   Z2, Z0, Z0
+	VCVTDQ2PS Z0, Z0
+	VCMPPS    $0x04, Z1, Z0, K1
+	VPXORD    Z1, Z1, Z1
+	VCMPPS    $0x1e, Z1, Z8, K2
+	KANDW     K2, K1, K1
+	KTESTW    K1, K1
+	JZ        kept
+
+	// The sums with the new code.
+	VMULPS  Z0, Z7, Z1
+	VADDPS  Z1, Z8, Z8
+	VMULPS  Z0, Z6, Z1
+	VMULPS  Z0, Z1, Z1
+	VADDPS  Z1, Z9, Z9
+	VPXORD  Z1, Z1, Z1
+	VCMPPS  $0x1e, Z1, Z9, K2
+	KANDW   K2, K1, K1
+	VMULPS  Z8, Z8, Z6
+	VMULPS  Z5, Z6, Z6
+	VMULPS  Z4, Z4, Z1
+	VMULPS  Z9, Z1, Z1
+	VCMPPS  $0x1e, Z1, Z6, K2
+	KANDW   K2, K1, K1
+	VMOVAPS Z8, K1, Z4
+	VMOVAPS Z9, K1, Z5
+	VMOVUPS Z0, K1, 4352(AX)(BX*1)
+	KORW    K1, K3, K3
+
+kept:
+	ADDQ   $0x40, BX
+	CMPQ   BX, $0x00000400
+	JB     number
+	KTESTW K3, K3
+	JZ     fitted
+	DECQ   SI
+	JNZ    turn
+
+fitted:
+	VPXORD  Z0, Z0, Z0
+	VCMPPS  $0x1e, Z0, Z5, K1
+	VDIVPS  Z5, Z4, Z4
+	VMOVUPS Z0, 2048(AX)
+	VMOVUPS Z4, K1, 2048(AX)
+	VMOVUPS Z0, K4, 2048(AX)
+	VMOVUPS fitConstants<>+448(SB), Z0
+	XORQ    BX, BX
+
+small:
+	VMOVUPS Z0, K4, 4352(AX)(BX*1)
+	ADDQ    $0x40, BX
+	CMPQ    BX, $0x00000400
+	JB      small
+	ADDQ    $0x40, AX
+	DECQ    DX
+	JNZ     set
+	VZEROUPPER
+	RET
+
+// func avx2FitGroups(dst *float32, src *float32, numbers int)
+// Requires: AVX
+TEXT ·avx2FitGroups(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ numbers+16(FP), DX
+	MOVQ DX, SI
+	SHLQ $0x02, SI
+	LEAQ (SI)(SI*2), DI
+	SHRQ $0x03, DX
+	MOVQ $0x00000002, R10
+
+half:
+	MOVQ AX, R9
+	MOVQ DX, CX
+
+eight:
+	LEAQ        (BX)(SI*4), R8
+	VMOVUPS     (BX), X0
+	VMOVUPS     16(BX), X4
+	VINSERTF128 $0x01, (R8), Y0, Y0
+	VINSERTF128 $0x01, 16(R8), Y4, Y4
+	VMOVUPS     (BX)(SI*1), X1
+	VMOVUPS     16(BX)(SI*1), X5
+	VINSERTF128 $0x01, (R8)(SI*1), Y1, Y1
+	VINSERTF128 $0x01, 16(R8)(SI*1), Y5, Y5
+	VMOVUPS     (BX)(SI*2), X2
+	VMOVUPS     16(BX)(SI*2), X6
+	VINSERTF128 $0x01, (R8)(SI*2), Y2, Y2
+	VINSERTF128 $0x01, 16(R8)(SI*2), Y6, Y6
+	VMOVUPS     (BX)(DI*1), X3
+	VMOVUPS     16(BX)(DI*1), X7
+	VINSERTF128 $0x01, (R8)(DI*1), Y3, Y3
+	VINSERTF128 $0x01, 16(R8)(DI*1), Y7, Y7
+	VUNPCKLPS   Y1, Y0, Y8
+	VUNPCKHPS   Y1, Y0, Y9
+	VUNPCKLPS   Y3, Y2, Y10
+	VUNPCKHPS   Y3, Y2, Y11
+	VUNPCKLPS   Y5, Y4, Y12
+	VUNPCKHPS   Y5, Y4, Y13
+	VUNPCKLPS   Y7, Y6, Y14
+	VUNPCKHPS   Y7, Y6, Y15
+	VUNPCKLPD   Y10, Y8, Y0
+	VUNPCKHPD   Y10, Y8, Y1
+	VUNPCKLPD   Y11, Y9, Y2
+	VUNPCKHPD   Y11, Y9, Y3
+	VUNPCKLPD   Y14, Y12, Y4
+	VUNPCKHPD   Y14, Y12, Y5
+	VUNPCKLPD   Y15, Y13, Y6
+	VUNPCKHPD   Y15, Y13, Y7
+	VMOVUPS     Y0, (R9)
+	VMOVUPS     Y1, 64(R9)
+	VMOVUPS     Y2, 128(R9)
+	VMOVUPS     Y3, 192(R9)
+	VMOVUPS     Y4, 256(R9)
+	VMOVUPS     Y5, 320(R9)
+	VMOVUPS     Y6, 384(R9)
+	VMOVUPS     Y7, 448(R9)
+	ADDQ        $0x20, BX
+	ADDQ        $0x00000200, R9
+	DECQ        CX
+	JNZ         eight
+	SUBQ        SI, BX
+	LEAQ        (BX)(SI*8), BX
+	ADDQ        $0x20, AX
+	DECQ        R10
+	JNZ         half
+	VZEROUPPER
+	RET
+
+// func avx2FitWeights(fit *float32, numbers int, share float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·avx2FitWeights(SB), NOSPLIT, $0-20
+	MOVQ         fit+0(FP), AX
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x06, SI
+	MOVSS        share+16(FP), X2
+	VBROADCASTSS X2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VUCOMISS     X3, X2
+	JE           magnitudes
+	XORQ         BX, BX
+
+squares:
+	VMOVUPS (AX)(BX*1), Y1
+	VMULPS  Y1, Y1, Y1
+	VADDPS  Y1, Y3, Y3
+	VMOVUPS 32(AX)(BX*1), Y1
+	VMULPS  Y1, Y1, Y1
+	VADDPS  Y1, Y4, Y4
+	ADDQ    $0x40, BX
+	CMPQ    BX, SI
+	JB      squares
+	VMULPS  Y2, Y3, Y3
+	VSQRTPS Y3, Y3
+	VMULPS  Y2, Y4, Y4
+	VSQRTPS Y4, Y4
+
+magnitudes:
+	XORQ BX, BX
+
+weights:
+	VMOVUPS (AX)(BX*1), Y1
+	VANDPS  fitConstants<>+192(SB), Y1, Y1
+	VADDPS  Y1, Y3, Y1
+	VMOVUPS Y1, 2304(AX)(BX*1)
+	VMOVUPS 32(AX)(BX*1), Y1
+	VANDPS  fitConstants<>+192(SB), Y1, Y1
+	VADDPS  Y1, Y4, Y1
+	VMOVUPS Y1, 2336(AX)(BX*1)
+	ADDQ    $0x40, BX
+	CMPQ    BX, SI
+	JB      weights
+	VZEROUPPER
+	RET
+
+// func avx2EncodeLines(lines *float32, x *float32, least int, most int)
+// Requires: AVX, AVX2
+TEXT ·avx2EncodeLines(SB), NOSPLIT, $0-32
+	MOVQ         lines+0(FP), DX
+	LEAQ         128(DX), AX
+	MOVQ         x+8(FP), BX
+	MOVQ         least+16(FP), SI
+	VMOVD        SI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         most+24(FP), SI
+	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQU      packedOrder<>+0(SB), Y2
+	MOVQ         $0x00000008, CX
+
+block:
+	VBROADCASTSS (DX), Y3
+	VBROADCASTSS 64(DX), Y4
+	VADDPS       (BX), Y4, Y5
+	VDIVPS       Y3, Y5, Y5
+	VADDPS       fitConstants<>+0(SB), Y5, Y5
+	VPAND        fitConstants<>+64(SB), Y5, Y5
+	VPSUBD       fitConstants<>+128(SB), Y5, Y5
+	VPMINSD      Y1, Y5, Y5
+	VPMAXSD      Y0, Y5, Y5
+	VPSUBD       Y0, Y5, Y5
+	VADDPS       32(BX), Y4, Y6
+	VDIVPS       Y3, Y6, Y6
+	VADDPS       fitConstants<>+0(SB), Y6, Y6
+	VPAND        fitConstants<>+64(SB), Y6, Y6
+	VPSUBD       fitConstants<>+128(SB), Y6, Y6
+	VPMINSD      Y1, Y6, Y6
+	VPMAXSD      Y0, Y6, Y6
+	VPSUBD       Y0, Y6, Y6
+	VBROADCASTSS 4(DX), Y3
+	VBROADCASTSS 68(DX), Y4
+	VADDPS       64(BX), Y4, Y7
+	VDIVPS       Y3, Y7, Y7
+	VADDPS       fitConstants<>+0(SB), Y7, Y7
+	VPAND        fitConstants<>+64(SB), Y7, Y7
+	VPSUBD       fitConstants<>+128(SB), Y7, Y7
+	VPMINSD      Y1, Y7, Y7
+	VPMAXSD      Y0, Y7, Y7
+	VPSUBD       Y0, Y7, Y7
+	VADDPS       96(BX), Y4, Y8
+	VDIVPS       Y3, Y8, Y8
+	VADDPS       fitConstants<>+0(SB), Y8, Y8
+	VPAND        fitConstants<>+64(SB), Y8, Y8
+	VPSUBD       fitConstants<>+128(SB), Y8, Y8
+	VPMINSD      Y1, Y8, Y8
+	VPMAXSD      Y0, Y8, Y8
+	VPSUBD       Y0, Y8, Y8
+	VPACKSSDW    Y6, Y5, Y5
+	VPACKSSDW    Y8, Y7, Y7
+	VPACKSSWB    Y7, Y5, Y5
+	VPERMD       Y5, Y2, Y5
+	VMOVDQU      Y5, (AX)
+	ADDQ         $0x20, AX
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x08, DX
+	DECQ         CX
+	JNZ          block
+	VZEROUPPER
+	RET
+
+// func avx2DecodeLines(y *float32, lines *float32, zero int)
+// Requires: AVX, AVX2
+TEXT ·avx2DecodeLines(SB), NOSPLIT, $0-24
+	MOVQ         y+0(FP), AX
+	MOVQ         lines+8(FP), DX
+	LEAQ         128(DX), BX
+	MOVQ         zero+16(FP), SI
+	VMOVD        SI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         $0x00000010, CX
+
+part:
+	VBROADCASTSS (DX), Y1
+	VBROADCASTSS 64(DX), Y2
+	VPMOVZXBD    (BX), Y3
+	VPSUBD       Y0, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y1, Y3, Y3
+	VSUBPS       Y2, Y3, Y3
+	VMOVUPS      Y3, (AX)
+	VPMOVZXBD    8(BX), Y4
+	VPSUBD       Y0, Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VSUBPS       Y2, Y4, Y4
+	VMOVUPS      Y4, 32(AX)
+	ADDQ         $0x10, BX
+	ADDQ         $0x40, AX
+	ADDQ         $0x04, DX
+	DECQ         CX
+	JNZ          part
+	VZEROUPPER
+	RET
+
+// func avx2Spans(spans *float32, y *float32, x *float32, parts int, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2Spans(SB), NOSPLIT, $0-40
+	MOVQ     spans+0(FP), AX
+	MOVQ     y+8(FP), BX
+	MOVQ     x+16(FP), DX
+	MOVQ     parts+24(FP), SI
+	MOVQ     n+32(FP), DI
+	VPCMPEQD Y10, Y10, Y10
+	VPSLLD   $0x1f, Y10, Y11
+	VPSRLD   $0x01, Y10, Y10
+
+part:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   DI, CX
+
+eight:
+	VMOVUPS      (DX), Y8
+	VMOVUPS      (BX), Y9
+	VMAXPS       Y9, Y2, Y2
+	VMINPS       Y9, Y3, Y3
+	VSUBPS       Y8, Y9, Y9
+	VANDPS       Y10, Y9, Y9
+	VANDPS       Y10, Y8, Y8
+	VMAXPS       Y9, Y0, Y0
+	VMAXPS       Y8, Y1, Y1
+	ADDQ         $0x20, DX
+	ADDQ         $0x20, BX
+	SUBQ         $0x08, CX
+	JNZ          eight
+	VXORPS       Y11, Y3, Y3
+	VUNPCKLPS    Y1, Y0, Y4
+	VUNPCKHPS    Y1, Y0, Y5
+	VMAXPS       Y5, Y4, Y4
+	VUNPCKLPS    Y3, Y2, Y6
+	VUNPCKHPS    Y3, Y2, Y7
+	VMAXPS       Y7, Y6, Y5
+	VUNPCKLPD    Y5, Y4, Y8
+	VUNPCKHPD    Y5, Y4, Y9
+	VMAXPS       Y9, Y8, Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VMAXPS       X9, X8, X8
+	VMOVUPS      X8, (AX)
+	ADDQ         $0x10, AX
+	DECQ         SI
+	JNZ          part
 	VZEROUPPER
 	RET
 

@@ -489,6 +489,11 @@ func avx2WidenQ8(dst *float32, src *byte, n int)
 //go:noescape
 func avx2BlockErrors(sums *float64, y *float32, x *float32, blocks int, n int)
 
+// avx2CompareQ8 is compareQ8Portable of each of blocks blocks.
+//
+//go:noescape
+func avx2CompareQ8(sums *float64, y *byte, x *float32, blocks int)
+
 // avx512Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //
 //go:noescape
@@ -498,6 +503,16 @@ func avx512Largest16(src *byte, n int) uint16
 //
 //go:noescape
 func avx2Largest16(src *byte, n int) uint16
+
+// avx512Patterns is SamePatterns of n codes: 0 if all are the same.
+//
+//go:noescape
+func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
+
+// avx2Patterns is SamePatterns of n codes: 0 if all are the same.
+//
+//go:noescape
+func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
 
 // avx2Losses is lossesPortable.
 //
@@ -538,6 +553,51 @@ func avx2FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int
 //
 //go:noescape
 func avx2FitStepwise(fit *float32)
+
+// avx512FitMinimums is minimumsPortable for all groups.
+//
+//go:noescape
+func avx512FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx512FitAbsolute is minimumsPortable for all groups.
+//
+//go:noescape
+func avx512FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx512FitSymmetric is symmetricPortable for all groups.
+//
+//go:noescape
+func avx512FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx512FitStepwise is stepwisePortable for all groups.
+//
+//go:noescape
+func avx512FitStepwise(fit *float32)
+
+// avx2FitGroups is the loops of setGroups.
+//
+//go:noescape
+func avx2FitGroups(dst *float32, src *float32, numbers int)
+
+// avx2FitWeights is weighPortable for all groups.
+//
+//go:noescape
+func avx2FitWeights(fit *float32, numbers int, share float32)
+
+// avx2EncodeLines is encodePortable.
+//
+//go:noescape
+func avx2EncodeLines(lines *float32, x *float32, least int, most int)
+
+// avx2DecodeLines is decodePortable.
+//
+//go:noescape
+func avx2DecodeLines(y *float32, lines *float32, zero int)
+
+// avx2Spans is spanPortable of each of parts parts.
+//
+//go:noescape
+func avx2Spans(spans *float32, y *float32, x *float32, parts int, n int)
 
 // avx512Exp is Exp of each number.
 //

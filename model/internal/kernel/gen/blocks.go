@@ -11,15 +11,23 @@ import (
 // packedOrder is the order in which packing 32 numbers to bytes leaves them, four at a time.
 var packedOrder operand.Mem
 
+// stepsQ8 holds the constants of halfStepQ8.
+var stepsQ8 operand.Mem
+
 // blocks writes the encoder and the decoder of Q8_0 and the kernel that measures quantising errors.
 func (s isa) blocks() {
 	packedOrder = GLOBL("packedOrder", 8|16)
 	for k, from := range []int{0, 4, 1, 5, 2, 6, 3, 7} {
 		DATA(4*k, operand.U32(from))
 	}
+	stepsQ8 = GLOBL("stepsQ8", 8|16)
+	for k, bits := range []uint32{0x3a000000, 0x33000000, 0x42fe0000, 0x3f000000} { // 2^-11, 2^-25, 127, 0.5
+		DATA(4*k, operand.U32(bits))
+	}
 	s.encodeQ8()
 	s.widenQ8()
-	s.blockErrors()
+	s.blockErrors(false)
+	s.blockErrors(true)
 }
 
 // encodeQ8 writes the encoder of Q8_0, a block at a time.
@@ -104,53 +112,72 @@ func (s isa) widenQ8() {
 	end()
 }
 
-// blockErrors writes the kernel that compares decoded blocks with their source.
-func (s isa) blockErrors() {
-	function(s.name+"BlockErrors", "(sums *float64, y, x *float32, blocks, n int)", "blockErrorsPortable of each of blocks blocks")
+// blockErrors writes the kernel that compares decoded blocks with their source or, of Q8_0, blocks that it decodes.
+// A square of a float32 is exact in float64, so that it may be fused with the sum.
+func (s isa) blockErrors(q8 bool) {
+	if q8 {
+		function(s.name+"CompareQ8", "(sums *float64, y *byte, x *float32, blocks int)", "compareQ8Portable of each of blocks blocks")
+	} else {
+		function(s.name+"BlockErrors", "(sums *float64, y, x *float32, blocks, n int)", "blockErrorsPortable of each of blocks blocks")
+	}
 	g, v := general(), s.vectors()
-	sums, py, px, word, blocks, n := g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
+	sums, py, px, blocks := g.one(), g.one(), g.one(), g.one()
 	Load(Param("sums"), sums)
 	Load(Param("y"), py)
 	Load(Param("x"), px)
 	Load(Param("blocks"), blocks)
-	Load(Param("n"), n)
 	squares, errors, largest, any, changed := v.one(), v.one(), v.one(), v.one(), v.one()
-	a, d, t, u, abs, one := v.one(), v.one(), v.one(), v.one(), v.one(), v.one()
+	a, d, t, u, abs, one, scale := v.one(), v.one(), v.one(), v.one(), v.one(), v.one(), v.one()
 	VPCMPEQD(abs, abs, abs)
 	VPSRLD(operand.Imm(1), abs, abs)
 	VPSRLD(operand.Imm(30), abs, one)
-	add := func(from, sum reg.VecPhysical) {
-		VCVTPS2PD(x(from), t)
-		VMULPD(t, t, t)
-		VADDPD(t, sum, sum)
-		VEXTRACTF128(operand.Imm(1), from, x(u))
-		VCVTPS2PD(x(u), t)
-		VMULPD(t, t, t)
-		VADDPD(t, sum, sum)
+	eight := func(at int, y func()) {
+		from := operand.Mem{Base: px, Disp: 4 * at}
+		VMOVUPS(from, a)
+		y()
+		VPOR(d, any, any)
+		VPAND(abs, a, t)
+		VPAND(abs, d, u)
+		VPCMPEQD(t, u, t)
+		VPADDD(one, t, t)
+		VPADDD(t, changed, changed)
+		VSUBPS(a, d, d)
+		VPAND(abs, d, t)
+		VPMAXUD(t, largest, largest)
+		VEXTRACTF128(operand.Imm(1), d, x(u))
+		for _, square := range []struct {
+			from operand.Op
+			sum  reg.VecPhysical
+		}{{from, squares}, {x(d), errors}, {from.Offset(16), squares}, {x(u), errors}} {
+			VCVTPS2PD(square.from, t)
+			VFMADD231PD(t, t, square.sum)
+		}
 	}
 	Label("block")
 	for _, r := range []reg.VecPhysical{squares, errors, largest, any, changed} {
 		s.zero(r)
 	}
-	MOVQ(n, left)
-	Label("eight")
-	VMOVUPS(operand.Mem{Base: px}, a)
-	VMOVUPS(operand.Mem{Base: py}, d)
-	VPOR(d, any, any)
-	VPAND(abs, a, t)
-	VPAND(abs, d, u)
-	VPCMPEQD(t, u, t)
-	VPADDD(one, t, t)
-	VPADDD(t, changed, changed)
-	VSUBPS(a, d, d)
-	VPAND(abs, d, t)
-	VPMAXUD(t, largest, largest)
-	add(a, squares)
-	add(d, errors)
-	ADDQ(operand.Imm(32), px)
-	ADDQ(operand.Imm(32), py)
-	SUBQ(operand.Imm(8), left)
-	JNZ(operand.LabelRef("eight"))
+	if q8 {
+		VPBROADCASTW(operand.Mem{Base: py}, x(scale))
+		VCVTPH2PS(x(scale), scale)
+		for at := 0; at < 32; at += 8 {
+			eight(at, func() {
+				VPMOVSXBD(operand.Mem{Base: py, Disp: 2 + at}, d)
+				VCVTDQ2PS(d, d)
+				VMULPS(scale, d, d)
+			})
+		}
+		ADDQ(operand.Imm(34), py)
+		ADDQ(operand.U32(128), px)
+	} else {
+		Load(Param("n"), left)
+		Label("eight")
+		eight(0, func() { VMOVUPS(operand.Mem{Base: py}, d) })
+		ADDQ(operand.Imm(32), px)
+		ADDQ(operand.Imm(32), py)
+		SUBQ(operand.Imm(8), left)
+		JNZ(operand.LabelRef("eight"))
+	}
 	for i, sum := range []reg.VecPhysical{squares, errors} {
 		VEXTRACTF128(operand.Imm(1), sum, x(t))
 		VHADDPD(x(t), x(sum), x(sum))
@@ -161,11 +188,24 @@ func (s isa) blockErrors() {
 	s.reduce(any, t, VPOR)
 	s.reduce(changed, t, addWords)
 	for i, r := range []reg.VecPhysical{largest, any, changed} {
-		VMOVD(x(r), word.As32())
-		MOVL(word.As32(), operand.Mem{Base: sums, Disp: 16 + 4*i})
+		VMOVD(x(r), operand.Mem{Base: sums, Disp: 16 + 4*i})
+	}
+	if q8 {
+		halfStepQ8(x(abs), x(scale), x(t))
+		VMOVD(x(t), operand.Mem{Base: sums, Disp: 28})
 	}
 	ADDQ(operand.Imm(32), sums) // of a BlockSums
 	DECQ(blocks)
 	JNZ(operand.LabelRef("block"))
 	end()
+}
+
+// halfStepQ8 sets t to halfStepQ8 of a scale.
+func halfStepQ8(abs, scale, t reg.VecPhysical) {
+	VANDPS(abs, scale, scale)
+	VMULSS(stepsQ8, scale, t)
+	VMAXSS(stepsQ8.Offset(4), t, t)
+	VMULSS(stepsQ8.Offset(8), t, t)
+	VMULSS(stepsQ8.Offset(12), scale, scale)
+	VADDSS(t, scale, t)
 }
