@@ -44,8 +44,8 @@ func TestVerifyInParts(t *testing.T) {
 		status  int
 		parts   []int
 	}{
-		{"v1-base", nil, 0, []int{1, 2, 3, 100}},
-		{"v3", nil, 0, []int{1, 2, 3, 100}},
+		{"v1-base", nil, 0, []int{1, 2, 3, 9}},
+		{"v3", nil, 0, []int{1, 2, 3, 9}},
 		{"v1-base", normaliseTopK, 1, []int{1, 2, 3}},
 	} {
 		dir := filepath.Join("..", "..", "fixtures", c.fixture)

@@ -3,6 +3,7 @@ package weights
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -16,7 +17,9 @@ import (
 func (s *Set) Ordered(c *config.Config) []*Weight {
 	list := make([]*Weight, 0, len(s.All()))
 	placed := make(map[*Weight]bool, len(s.All()))
-	parts := append([]string{""}, tensor.Parts()...)
+	parts := slices.DeleteFunc(append([]string{""}, tensor.Parts()...), func(part string) bool { // absent from all slots
+		return !slices.ContainsFunc(s.All(), func(w *Weight) bool { return strings.HasSuffix(w.Name, part) })
+	})
 	for slot := range table.FamilyOf(c).Slots(c) {
 		for _, part := range parts {
 			if w := s.Find(slot.Name + part); w != nil {
