@@ -123,6 +123,7 @@ func largestPart(p *plan.Plan) (n int64) {
 // shape is how the work is cut into workers and tiles.
 type shape struct {
 	workers int // tensors in work at once
+	least   int // smallest tile of a larger tensor, in bytes
 	limit   int // largest tile allowed, in bytes
 	largest int // largest tile of the plan, in bytes
 }
@@ -139,7 +140,8 @@ const (
 // newShape divides half the memory, or the memory that the plan leaves if that is less,
 // among workers. Each has a tile, a piece of source and room to gather one. The parts of uploads come out of all
 // that the plan leaves: their memory is used again, and never garbage.
-func newShape(p *plan.Plan, s Settings, uploading bool) (h shape) {
+func newShape(p *plan.Plan, s Settings, uploading bool) shape {
+	h := shape{least: minTile}
 	left := usable(s.Memory) - fixed(p)
 	room := int(min(s.Memory/2, left))
 	buffers := 3 * maxPiece
@@ -155,6 +157,19 @@ func newShape(p *plan.Plan, s Settings, uploading bool) (h shape) {
 		room = min(room, int(left-int64(h.workers)*parts))
 	}
 	h.limit = max(min(room/h.workers-buffers, maxTile)&^(disk.Block-1), disk.Block)
+	return h.cut(p)
+}
+
+// ofStore is the shape of the proof of an output in a store: no parts are in memory, and tiles are as large as they may be,
+// since each is a request.
+func ofStore(p *plan.Plan, s Settings) shape {
+	h := newShape(p, s, false)
+	h.least = maxTile
+	return h.cut(p)
+}
+
+// cut returns the shape with the largest tile of a plan.
+func (h shape) cut(p *plan.Plan) shape {
 	for i := range p.Tensors {
 		h.largest = max(h.largest, h.tileBytes(p.Tensors[i].Bytes()))
 	}
@@ -163,7 +178,7 @@ func newShape(p *plan.Plan, s Settings, uploading bool) (h shape) {
 
 // tileBytes returns the size of the tiles of a tensor of size bytes.
 func (h *shape) tileBytes(size int64) int {
-	n := min(max(size/tiles, minTile), int64(h.limit), size)
+	n := min(max(size/tiles, int64(h.least)), int64(h.limit), size)
 	return int(n+disk.Block-1) &^ (disk.Block - 1)
 }
 

@@ -375,5 +375,9 @@ func TestStoreMemory(t *testing.T) {
 		buffers := int64(h.workers) * int64(h.largest+3*maxPiece+readAhead)
 		require.LessOrEqual(t, buffers, test.memory/2)
 		require.LessOrEqual(t, buffers+int64(h.workers)*2*remote.PartSize(test.file), usable(test.memory))
+		proof := ofStore(p, s)
+		require.Equal(t, 16, proof.workers)
+		require.Equal(t, maxTile, proof.tileBytes(29<<20))
+		require.LessOrEqual(t, int64(proof.workers)*int64(proof.largest+3*maxPiece+readAhead), test.memory/2)
 	}
 }

@@ -82,7 +82,7 @@ func (e *execution) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.shape = newShape(e.plan, e.Settings, false)
+	e.shape = ofStore(e.plan, e.Settings)
 	_, proving = e.openSpans()
 	return e.workThrough(ctx, newQueue(nil, proving), false)
 }
