@@ -120,8 +120,8 @@ func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V)
 // heads would leave processors idle.
 const headBlock = 32
 
-// attendLatent is attend for heads whose queries are the columns of q [batch, seq, heads·qk_head_dim], and whose keys
-// without RoPE and values are those of kv.
+// attendLatent is attend for heads with queries q [batch, seq, heads·qk_head_dim], with keys without RoPE and values in
+// kv [batch, seq, heads·(qk_nope_head_dim + v_head_dim)], and with keys of RoPE in kRope [batch, 1, seq, qk_rope_head_dim].
 func (p *pass[V]) attendLatent(name string, heads int, q, kv, kRope V, mask *Mask) V {
 	c, nope := p.config, p.config.QKNopeHeadDim
 	q = p.rotated(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q))

@@ -16,7 +16,7 @@ type Tables struct {
 	whole  [][256]uint32      // for F32
 }
 
-// row makes the tables of a row of the grid from a column on, those of the blocks of scales. b is the dtype's.
+// row makes the tables of blocks with these scales, which lie in a row of the grid from a column on, for the dtype of b.
 func (t *Tables) row(scales []float32, column int, b *bounds) {
 	if t.dtype != b.dtype {
 		*t = Tables{dtype: b.dtype}
@@ -46,7 +46,7 @@ var magnitudesE4M3 = func() (values [128]float64) {
 	return values
 }()
 
-// fill sets the patterns of a column to those of the products of all codes.
+// fill makes the table of a column: the patterns of the products of all codes.
 func (t *Tables) fill(column int, scale float32, b *bounds) {
 	for code := range 128 {
 		p := b.pattern(magnitudesE4M3[code] * float64(scale))
