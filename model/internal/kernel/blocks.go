@@ -199,12 +199,6 @@ func (l *Lines) setMinimums(block []byte) {
 	}
 }
 
-// SetPart sets the lines of part p of 32 numbers.
-func (l *Lines) SetPart(p int, scale, low float32) {
-	l.Scale[2*p], l.Scale[2*p+1] = scale, scale
-	l.Low[2*p], l.Low[2*p+1] = low, low
-}
-
 // widenQ5_K decodes blocks of
 //
 //	d F16; dmin F16; scales[12]; qh[32]; qs[128]

@@ -24,8 +24,8 @@ type Fit struct {
 	L     [32][FitGroups]float32 // codes of Stepwise; of other fits undefined
 }
 
-// SetNumbers sets the numbers of the groups to n each, 16 or 32, that lie in x, group after group; those of groups that
-// x lacks to 0.
+// SetNumbers sets the first n numbers of each group, n being 16 or 32, to x, which holds one group after the other. Groups
+// behind the end of x become 0.
 func (f *Fit) SetNumbers(x []float32, n int) { setGroups(&f.X, x, n) }
 
 // SetWeights sets the weights as SetNumbers sets the numbers.
@@ -86,15 +86,6 @@ func (f *Fit) weighPortable(n int, rms bool) {
 		}
 	}
 }
-
-// Nearest is nearest_int of ggml: v rounded to the nearest integer, half to even, if |v| < 2²²;
-// otherwise the low bits of a sum.
-func Nearest(v float32) int32 {
-	return int32(math.Float32bits(float32(v)+12582912)&0x007fffff) - 0x00400000
-}
-
-// Clamp is max(low, min(high, v)).
-func Clamp(v, low, high int32) int32 { return max(low, min(high, v)) }
 
 // Minimums is make_qkx2_quants and make_qkx3_quants of the first n numbers of 16 groups, n being
 // 16 or 32, with the weights W. It tries the inverse scales tries[i]/(max - min), each with the

@@ -11,7 +11,13 @@ type Lines struct {
 	Codes      [256]byte // from 0 on
 }
 
-// Encode sets the codes to those nearest to x, (x + Low)/Scale, clamped to least … most, less least.
+// SetPart sets the lines of part p of 32 numbers.
+func (l *Lines) SetPart(p int, scale, low float32) {
+	l.Scale[2*p], l.Scale[2*p+1] = scale, scale
+	l.Low[2*p], l.Low[2*p+1] = low, low
+}
+
+// Encode sets the code of each number x to the integer nearest to (x + Low)/Scale, clamped to least … most, minus least.
 // Codes of a part without scale are undefined.
 func (l *Lines) Encode(x *[256]float32, least, most int32) {
 	if f := current().encodeLines; f != nil {
@@ -65,8 +71,8 @@ type Span struct {
 	Above, Below float32 // max y and max -y, at least 0
 }
 
-// Spans sets spans to those of parts of the same length, a positive multiple of 8 numbers. All numbers and
-// y - x are finite. Spans panics if lengths do not fit.
+// Spans sets spans[i] to the span of part i. All parts have the same length, a positive multiple of 8 numbers. All
+// numbers and y - x are finite. Spans panics if lengths do not fit.
 func Spans(spans []Span, y, x []float32) {
 	n := len(x) / max(1, len(spans))
 	if len(y) != len(x) || n*len(spans) != len(x) || n == 0 || n%8 != 0 || len(x) > chunk {

@@ -52,6 +52,15 @@ func Rounded(v float32, f Format) float32 {
 	return v
 }
 
+// Nearest is nearest_int of ggml: v rounded to the nearest integer, half to even, if |v| < 2²²;
+// otherwise the low bits of a sum.
+func Nearest(v float32) int32 {
+	return int32(math.Float32bits(float32(v)+12582912)&0x007fffff) - 0x00400000
+}
+
+// Clamp is max(low, min(high, v)).
+func Clamp(v, low, high int32) int32 { return max(low, min(high, v)) }
+
 // decodeF16 reads s eeeee mmmmmmmmmm: the value is (-1)^s · 2^(e-15) · 1.m, or
 // (-1)^s · 2^-14 · 0.m for e = 0; e = 31 is infinity if m = 0, else NaN.
 func decodeF16(h uint16) uint32 {
