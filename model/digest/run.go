@@ -18,10 +18,10 @@ import (
 // Chunk is the bytes of a chunk: runs begin at multiples of it.
 const Chunk = guts.ChunkSize
 
-// atOnce is the bytes that guts hashes at once, with vectors.
+// guts hashes the bytes of a subtree of this height at once, with vectors.
 const (
-	atOnce       = guts.MaxSIMD * Chunk
-	heightAtOnce = 4 // of their subtree
+	heightAtOnce = 4
+	atOnce       = Chunk << heightAtOnce
 )
 
 // tree is a subtree of 1 << height chunks. The last chunk of a message may be smaller.

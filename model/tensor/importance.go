@@ -235,11 +235,7 @@ func encodeWeightedQ3_K(dst []byte, x, weights []float32) {
 		putScaleQ3(dst[96:108], p, symmetricCode(fit.Per[0], scale, 32))
 	}
 	e.nearestQ3(dst, x)
-	for p, scale := range &e.lines.Scale {
-		for i := 16 * p; i < 16*p+16 && scale == 0; i++ {
-			e.lines.Codes[i] = symmetricCode(pers[p], x[i], 4)
-		}
-	}
+	e.codeUnscaled(func(p, i int) byte { return symmetricCode(pers[p], x[i], 4) })
 	packQ3_K(dst, &e.lines.Codes)
 }
 

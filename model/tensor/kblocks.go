@@ -73,11 +73,7 @@ func encodeQ3_K(dst []byte, x []float32) {
 		}
 	}
 	e.nearestQ3(dst, x)
-	for p, scale := range &e.lines.Scale {
-		for j := 0; j < 16 && scale == 0; j++ {
-			e.lines.Codes[16*p+j] = byte(int32(fit.L[j][p]) + 4)
-		}
-	}
+	e.codeUnscaled(func(p, i int) byte { return byte(int32(fit.L[i%16][p]) + 4) })
 	packQ3_K(dst, &e.lines.Codes)
 }
 
@@ -248,13 +244,23 @@ func (e *encoder) packMinimums(block []byte, x []float32, most, g int, d DType) 
 	}
 }
 
-// nearestCodes sets the codes to those nearest to x under the lines, 0 … most. Without scale the codes are
-// those of the fit, per·(x - from), whose groups of n numbers are those of x from g on.
+// nearestCodes sets the codes to the nearest ones to x under the lines, 0 … most. A part without scale takes the codes
+// per·(x - from) of the fit, in which the groups of x have n numbers each and begin with group g.
 func (e *encoder) nearestCodes(x []float32, most int32, g, n int) {
 	e.lines.Encode((*[256]float32)(x), 0, most)
+	e.codeUnscaled(func(_, i int) byte {
+		part := g + i/n
+		return byte(kernel.Clamp(kernel.Nearest(e.fit.Per[part]*(x[i]-e.fit.From[part])), 0, most))
+	})
+}
+
+// codeUnscaled gives each number i of a part p of 16 numbers whose line has no scale the code that code returns.
+func (e *encoder) codeUnscaled(code func(p, i int) byte) {
 	for p, scale := range &e.lines.Scale {
-		for i, part := 16*p, g+16*p/n; i < 16*p+16 && scale == 0; i++ {
-			e.lines.Codes[i] = byte(kernel.Clamp(kernel.Nearest(e.fit.Per[part]*(x[i]-e.fit.From[part])), 0, most))
+		if scale == 0 {
+			for i := 16 * p; i < 16*p+16; i++ {
+				e.lines.Codes[i] = code(p, i)
+			}
 		}
 	}
 }
@@ -303,13 +309,7 @@ func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
 		lines.Scale[p], lines.Low[p] = d*float32(packed), 0
 	}
 	lines.Encode((*[256]float32)(x), -32, 31)
-	for p, scale := range &lines.Scale {
-		for i := 16 * p; i < 16*p+16 && scale == 0; i++ {
-			if lines.Codes[i] = 0; fit.Per[p] != 0 { // not all zero
-				lines.Codes[i] = byte(kernel.Clamp(kernel.Nearest(fit.Per[p]*x[i]), -32, 31) + 32)
-			}
-		}
-	}
+	e.codeUnscaled(func(p, i int) byte { return symmetricCode(fit.Per[p], x[i], 32) })
 	packQ6_K(dst, &lines.Codes)
 }
 

@@ -37,7 +37,7 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) error {
 		part := x[:min(piece, len(x))]
 		out := dst[:q.To.Bytes(int64(len(part)))]
 		q.encode(out, part)
-		if err := q.compareAll(out, part, first, lost); err != nil {
+		if err := q.compareUnweighted(out, part, first, lost); err != nil {
 			return err
 		}
 		x, dst = x[len(part):], dst[len(out):]
@@ -55,8 +55,7 @@ func (q *Quantiser) ConvertRow(dst []byte, x, importance []float32, lost *Loss) 
 		part := x[first:min(first+piece, len(x))]
 		out := dst[q.To.Bytes(int64(first)):][:q.To.Bytes(int64(len(part)))]
 		err := q.compare(out, part, first, lost, func(_ *measure, y, x []float32, block []byte, at int, largest uint32) int {
-			const infinite = 0x7f800000
-			if largest >= infinite {
+			if largest >= infinityBits {
 				return -1
 			}
 			var weights [256]float32
@@ -92,8 +91,8 @@ func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
 	return nil
 }
 
-// compareAll is compare of blocks that were encoded without importance.
-func (q *Quantiser) compareAll(out []byte, x []float32, first int, lost *Loss) error {
+// compareUnweighted is compare of blocks that were encoded without importance.
+func (q *Quantiser) compareUnweighted(out []byte, x []float32, first int, lost *Loss) error {
 	within := func(m *measure, y, x []float32, block []byte, _ int, largest uint32) int {
 		return m.beyond(y, x, block, q.To, largest)
 	}

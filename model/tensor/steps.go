@@ -165,8 +165,7 @@ func (e *BeyondError) Error() string {
 // largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
 // finite is not checked.
 func (m *measure) beyond(y, x []float32, block []byte, d DType, largest uint32) int {
-	const infinite = 0x7f800000
-	if largest >= infinite || math.Float32frombits(largest) <= quickStep(block, d) {
+	if largest >= infinityBits || math.Float32frombits(largest) <= quickStep(block, d) {
 		return -1
 	}
 	switch d {
