@@ -38,8 +38,8 @@ type Options struct {
 	// AttnWeights adds a stage with the probabilities of attention, self_attn.attn_weights
 	// [batch, heads, seq, seq]: memory then grows with the square of seq.
 	AttnWeights bool
-	// HeadsTogether computes all heads of latent attention at once, for an Arithmetic that rounds a head's keys by those of
-	// others.
+	// HeadsTogether computes all heads of latent attention at once, for an Arithmetic that rounds the keys of all heads with
+	// one scale.
 	HeadsTogether bool
 	// Probes, by the number of a layer with a mixture of experts, add stages of experts that run
 	// on given rows: see Probe.

@@ -84,7 +84,7 @@ type Input struct {
 	// Largest holds the largest magnitudes of the blocks of the rows that GridRows of a Blockwise
 	// operation returns, row by row; a block with an infinity or NaN has that.
 	Largest []float32
-	// Tables are kept by who proves pieces of one tensor after the other; nil: they are made anew for this piece.
+	// Tables serve the proof of piece after piece by one goroutine; nil: they are made anew for this piece.
 	Tables *Tables
 }
 

@@ -70,8 +70,9 @@ func (v *View) Extent(from, to int64) (first, last int64) {
 	return first, last
 }
 
-// rows calls do for the runs that the view's elements from, …, to-1 lie in, those along one axis together: they
-// begin at at, at+step, …; of the first skip elements are left out, of the last those from end on. It stops when do returns false.
+// rows calls do for the runs that the view's elements from, …, to-1 lie in, for all runs along one axis at once: so many
+// rows, which begin at at, at+step, …. The first one lacks its first skip elements, and the last one has end elements,
+// counted from its begin. It stops when do returns false.
 func (v *View) rows(from, to int64, do func(at, step, rows, skip, end int64) bool) {
 	outer, inner := v.contiguous()
 	step, length := int64(0), int64(1)

@@ -118,7 +118,7 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 	}
 }
 
-// sigma is a standard deviation in units of u, as it is compared: infinite if it is no number.
+// sigma is the σ that a distance is measured in, of a standard deviation in units of u: infinite if that is not finite.
 func (m *Meter) sigma(deviation float32) float64 {
 	if s := m.factor * Unit * math.Abs(float64(deviation)); tensor.IsFinite(s) {
 		return s

@@ -17,11 +17,12 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Recorder is a model.Trace that puts the stages into a pack, without those of Manifest.Absent: each in a file of its own,
-// or in memory, in Pack.Replaced, if the pack has no directory.
+// Recorder is a model.Trace that puts each stage into a pack, unless it is in Manifest.Absent: into a file of its own, or
+// into Pack.Replaced, in memory, if the pack has no directory.
 type Recorder struct{ *pack.Pack }
 
-// NewRecorder returns a recorder with an empty pack in dir, or in memory if dir is "", of a right reference of c that computes in d.
+// NewRecorder returns a recorder with an empty pack in dir, or in memory if dir is "", of a right reference of c that
+// computes in d.
 func NewRecorder(dir string, c *config.Config, d tensor.DType) *Recorder {
 	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
 	kind := map[config.Reference]string{config.Remote: "remote code", config.Native: "transformers native"}[c.Reference]

@@ -142,8 +142,8 @@ func (f *TileFile) Finish() error {
 // TileMemory is room for one tile at a time.
 type TileMemory []byte
 
-// NewTileMemories makes room for a tile of n bytes count times, in large pages where the system has them: it looks up each
-// page of what bypasses the cache.
+// NewTileMemories makes count rooms for a tile of n bytes each, in large pages where the system has them: to read or write
+// past the cache it looks up each page of the memory.
 func NewTileMemories(count, n int) []TileMemory {
 	size := (n + 2*sector - 1) &^ (sector - 1)
 	b := make([]byte, count*size+sector)
