@@ -21,7 +21,7 @@ func expertsInspection() *inspection {
 most like it in weights and in function, and what is odd about it: duplicates,
 zeros, outliers. With --against ORIGINAL it prints how far each expert is from
 the original's instead. DeepSeekMoE-16B takes about 7 minutes of one core,
-DeepSeek-V3 about 4 hours.
+DeepSeek-V3 one to four hours.
 
 dsmoe help experts   the measures, memory and time
 dsmoe help findings  the kinds of findings`,
