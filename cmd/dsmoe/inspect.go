@@ -1,8 +1,6 @@
 package main
 
 import (
-	"runtime/debug"
-
 	"github.com/spf13/cobra"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
@@ -45,7 +43,7 @@ dsmoe help findings     what the commands below call a finding`,
 		no:        "it was read, and there are problems",
 		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1")},
 		run: func(q *query) (cli.Result, error) {
-			debug.SetGCPercent(400) // a list of tensors is all that is kept
+			defer collectAt(400)() // a list of tensors is all that is kept
 			c, err := scan(q.path, nil)
 			if err != nil {
 				return nil, err

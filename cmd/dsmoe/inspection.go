@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
 	"runtime/debug"
 	"strings"
 
@@ -143,12 +144,19 @@ func (reads reading) need(s inspect.Selection) checkpoint.Need {
 // selected reads every selected weight.
 func (q *query) selected(_ *config.Config, w *weights.Weight) bool { return q.selection.Has(w.Name) }
 
-// collectSoon has the collector run when garbage is a tenth of what lives, until the function that it returns is called. A
-// command that reads experts side by side holds little but weights, in which the collector looks for nothing.
-func collectSoon() (restore func()) {
-	before := debug.SetGCPercent(10)
+// collectAt has the collector run when garbage is percent of what lives, until the function that it returns is called.
+// The environment's GOGC stands.
+func collectAt(percent int) (restore func()) {
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
+	before := debug.SetGCPercent(percent)
 	return func() { debug.SetGCPercent(before) }
 }
+
+// collectSoon has the collector run soon. A command that reads experts side by side holds little but weights, in which
+// the collector looks for nothing.
+func collectSoon() (restore func()) { return collectAt(10) }
 
 // examine is read with errors of f that name the checkpoint.
 func (q *query) examine(reads reading, f func(w inspect.Weights) (cli.Result, error)) (cli.Result, error) {

@@ -67,7 +67,7 @@ func TestMemory(t *testing.T) {
 	for name, o := range map[string]Options{
 		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts, AllowFP8Fused: true}, "part": {Include: []string{"*norm*"}}, "gguf": {Format: "gguf", NoVocab: true},
 	} {
-		if !*every && name != "copy" && name != "gguf" {
+		if !*every && name != "copy" {
 			continue
 		}
 		p, err := Conversion(src, o)
