@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nlpodyssey/safetensors"
@@ -26,8 +27,11 @@ import (
 // rewritten copies a pack and lets edit change its files and manifest.
 func rewritten(t *testing.T, golden string, edit func(dir string, m map[string]any)) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "golden")
-	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture(golden))))
+	dir, original := filepath.Join(t.TempDir(), "golden"), copied(t, golden)
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	for _, file := range must(os.ReadDir(original)) {
+		require.NoError(t, os.Link(filepath.Join(original, file.Name()), filepath.Join(dir, file.Name())))
+	}
 	data, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
 	require.NoError(t, err)
 	var m map[string]any
@@ -35,8 +39,29 @@ func rewritten(t *testing.T, golden string, edit func(dir string, m map[string]a
 	edit(dir, m)
 	data, err = json.Marshal(m)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "manifest.json"), data, 0o600))
+	renew(t, filepath.Join(dir, "manifest.json"), data)
 	return dir
+}
+
+// copied is the folder of a copy of a pack, one for all tests, which they may link and must not write to.
+func copied(t *testing.T, golden string) string {
+	t.Helper()
+	copies.Lock()
+	defer copies.Unlock()
+	dir := filepath.Join(verify.Temp, golden)
+	if _, err := os.Stat(dir); err != nil {
+		require.NoError(t, os.CopyFS(dir, os.DirFS(fixture(golden))))
+	}
+	return dir
+}
+
+var copies sync.Mutex
+
+// renew puts a new file in the place of one that may be a link.
+func renew(t *testing.T, path string, data []byte) {
+	t.Helper()
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, data, 0o600))
 }
 
 // view is a tensor to be written to a pack's file.
@@ -65,7 +90,7 @@ func refile(t *testing.T, dir string, m map[string]any, file string, edit func(t
 // write replaces a file of a pack, and its hash.
 func write(t *testing.T, dir string, m map[string]any, file string, data []byte) {
 	t.Helper()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, file), data, 0o600))
+	renew(t, filepath.Join(dir, file), data)
 	m["files"].(map[string]any)[file] = must(pack.HashFile(filepath.Join(dir, file)))
 }
 
@@ -124,9 +149,7 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 			path := filepath.Join(dir, "layer-001.safetensors")
 			data := must(os.ReadFile(path))
 			data[len(data)-1] ^= 1
-			if err := os.WriteFile(path, data, 0o600); err != nil {
-				panic(err)
-			}
+			renew(t, path, data)
 		}, "layer-001.safetensors: is sha256:"},
 		"a file missing": {func(dir string, m map[string]any) {
 			if err := os.Remove(filepath.Join(dir, "head.safetensors")); err != nil {
@@ -286,7 +309,7 @@ func TestManifestsMayHoldAnything(t *testing.T) {
 	data := must(os.ReadFile(path))
 	data = append([]byte(`{"router_gap_min":{"a":Infinity,"b":[-Infinity, NaN],"c \"Infinity":"\\"},`), data[1:]...)
 	data = []byte(strings.Replace(string(data), `"router_gap_min":{"model`, `"router_gaps":{"model`, 1))
-	require.NoError(t, os.WriteFile(path, data, 0o600))
+	renew(t, path, data)
 	_, err := pack.Open(dir)
 	require.NoError(t, err)
 }
