@@ -157,11 +157,12 @@ type partialJob struct {
 	pooled *[]float32 // memory of x, from packedTokens
 }
 
-// partialBytes bounds the tokens of a block, which pass from the third-level cache through the
-// kernels; partialTokens bounds them for the states of their sums, in the second-level cache.
+// partialBytes bounds the tokens of a block, which pass from the third-level cache through the kernels, once for each
+// partialPanels panels of weights; partialTokens bounds them for the states of their sums.
 const (
-	partialBytes  = 5 << 20
+	partialBytes  = 8 << 20
 	partialTokens = 256
+	partialPanels = 4
 )
 
 // prepare sets up a job; it panics if lengths do not fit.
@@ -203,6 +204,11 @@ func (q *partialJob) blocks() int { return ceilDiv(q.tokens, q.block) }
 
 // states returns the number of sums in a partialKernel's state, for each token and row.
 func (q *partialJob) states() int { return 2 + 2*len(q.plans) }
+
+// stateSize returns the length of the state of all tokens of the block, for a panel.
+func (q *partialJob) stateSize() int {
+	return q.states() * q.panelRows() * q.panels[len(q.panels)-1].end()
+}
 
 // panelRows returns the number of rows of weights in a panel.
 func (q *partialJob) panelRows() int { return max(1, 2*q.im.partial.group) }
@@ -292,8 +298,8 @@ func (q *partialJob) rows(r, toR int) {
 		q.portable(s, r, toR)
 		return
 	}
-	for ; r < toR; r += q.panelRows() {
-		q.panel(s, r, min(q.panelRows(), toR-r))
+	for ; r < toR; r += partialPanels * q.panelRows() {
+		q.some(s, r, min(partialPanels*q.panelRows(), toR-r))
 	}
 }
 
@@ -315,21 +321,21 @@ func (q *partialJob) portable(s *scratch, r, toR int) {
 				state[2*s+3] = partial
 			}
 		}
-		q.give(p, r, 1)
+		q.give(p.state, r, 1)
 	}
 }
 
-// panel computes the rows r … r+rows, one panel of weights.
-func (q *partialJob) panel(s *scratch, r, rows int) {
+// some computes the rows r … r+rows, at most partialPanels panels of weights.
+func (q *partialJob) some(s *scratch, r, rows int) {
 	span := panelTerms // columns decoded at once
 	if q.w.Scales != nil && span%q.w.BlockCols != 0 {
 		span = max(span, roundUp(q.w.Cols, panelTerms))
 	}
 	p := &s.partial
 	p.rows = grow(p.rows, rows*span)
-	p.w = grow(p.w, q.panelRows()*panelTerms)
-	last := q.panels[len(q.panels)-1]
-	p.state = grow(p.state, q.states()*q.panelRows()*last.end())
+	panels := ceilDiv(rows, q.panelRows())
+	p.w = grow(p.w, panels*q.panelRows()*panelTerms)
+	p.state = grow(p.state, panels*q.stateSize())
 	clear(p.state)
 	for from := 0; from < q.w.Cols; from += span {
 		to := min(from+span, q.w.Cols)
@@ -341,7 +347,10 @@ func (q *partialJob) panel(s *scratch, r, rows int) {
 		}
 	}
 	clear(p.decoded[:])
-	q.give(p, r, rows)
+	for i := range panels {
+		at := i * q.panelRows()
+		q.give(p.state[i*q.stateSize():], r+at, min(q.panelRows(), rows-at))
+	}
 }
 
 // decode returns the numbers from … to-1 of a row, padded with 0 to whole steps: in dst, or in
@@ -357,47 +366,51 @@ func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
 	return dst[:whole]
 }
 
-// part continues the sums by n ≤ panelTerms terms, from column k on, which is decoded at place at.
+// part continues the sums of the rows by n ≤ panelTerms terms, from column k on, which is decoded at place at.
 func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 	kernels, group := &q.im.partial, q.im.partial.group
-	for g := range 2 {
+	panels := ceilDiv(rows, q.panelRows())
+	for g := range 2 * panels {
 		for i := range group {
 			p.src[i] = (*byte)(unsafe.Pointer(&p.decoded[min(g*group+i, rows-1)][at]))
 		}
 		kernels.pack(&p.w[g*group*panelTerms], &p.src, roundUp(n, 2*lanes)/lanes, lanes*group, group)
 	}
 	clear(p.src[:])
+	p.cuts = p.cuts[:0]
 	for cut, to := k, k+n; cut < to; {
 		from := cut
 		cut = min(to, nextCut(q.plans, cut, q.w.Cols))
-		ends := chainEnds(q.plans, cut, q.w.Cols)
-		steps, left := (cut-from)/sampled, (cut-from)%sampled
-		for _, run := range q.panels {
-			kernel := kernels.sums[run.width-1]
-			state := &p.state[q.states()*q.panelRows()*run.first]
-			w, x := p.w[(from-k)*group:], q.x[2*(q.length()*run.first+from*run.width):]
-			if steps > 0 {
-				ends := ends
-				if left > 0 {
-					ends = 0
+		p.cuts = append(p.cuts, termRun{from - k, cut - from, chainEnds(q.plans, cut, q.w.Cols)})
+	}
+	for _, run := range q.panels {
+		kernel, x := kernels.sums[run.width-1], q.x[2*(q.length()*run.first+k*run.width):]
+		for i := range panels {
+			state := &p.state[i*q.stateSize()+q.states()*q.panelRows()*run.first]
+			w := p.w[i*q.panelRows()*panelTerms:]
+			for _, c := range p.cuts {
+				ends, left := c.ends, c.n%sampled
+				if c.n > left {
+					if left > 0 {
+						ends = 0
+					}
+					kernel(state, &w[c.at*group], &x[2*c.at*run.width], c.n/sampled, sampled/chainStep, sampled, len(q.plans), ends)
 				}
-				kernel(state, &w[0], &x[0], steps, sampled/chainStep, sampled, len(q.plans), ends)
-			}
-			if left > 0 {
-				at := steps * sampled
-				kernel(state, &w[at*group], &x[2*at*run.width], 1, ceilDiv(left, chainStep), float32(left), len(q.plans), ends)
+				if at := c.at + c.n - left; left > 0 {
+					kernel(state, &w[at*group], &x[2*at*run.width], 1, ceilDiv(left, chainStep), float32(left), len(q.plans), c.ends)
+				}
 			}
 		}
 	}
 }
 
-// give passes the results of the rows r … r+rows to Each.
-func (q *partialJob) give(p *partialScratch, r, rows int) {
+// give passes the results of the rows r … r+rows, one panel with this state, to Each.
+func (q *partialJob) give(states []float32, r, rows int) {
 	var sums [3][]float32 // partial, squares, carried
 	i, n := 0, q.blockTokens()
 	for _, run := range q.panels {
 		size := q.panelRows() * run.width // length of one sum of the state
-		state := p.state[q.states()*q.panelRows()*run.first:]
+		state := states[q.states()*q.panelRows()*run.first:]
 		for at := 0; at < size && i < n; at, i = at+q.panelRows(), i+1 {
 			token := q.first + i
 			squares := state[size+at:][:rows]

@@ -99,11 +99,15 @@ func (s *panelScratch[F]) weightLane(steps int) int { return steps*s.k.rows + la
 // partialScratch is the memory of one worker for partialKernels.
 type partialScratch struct {
 	rows    []float32 // decoded rows of weights
-	w       []float32 // a panel of weights; in portable Go a token
-	state   []float32 // state of each panel of tokens
-	decoded [2 * maxGroup][]float32
+	w       []float32 // panels of weights; in portable Go a token
+	state   []float32 // state of each panel of weights and of tokens
+	decoded [partialPanels * 2 * maxGroup][]float32
 	src     [maxGroup]*byte
+	cuts    []termRun // of a panel
 }
+
+// termRun is n terms of a panel, from place at on, with which the chains of the plans end whose bits are set.
+type termRun struct{ at, n, ends int }
 
 // part is the steps step … step+steps of the rows r … r+rows of one panel.
 type part struct{ r, rows, step, steps int }
