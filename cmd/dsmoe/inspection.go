@@ -144,8 +144,8 @@ func (reads reading) need(s inspect.Selection) checkpoint.Need {
 // selected reads every selected weight.
 func (q *query) selected(_ *config.Config, w *weights.Weight) bool { return q.selection.Has(w.Name) }
 
-// collectAt has the collector run when garbage is percent of what lives, until the function that it returns is called.
-// The environment's GOGC stands.
+// collectAt has Go's collector run whenever the garbage is so many percent of what is in use, until restore is called. A
+// GOGC in the environment is left as it is.
 func collectAt(percent int) (restore func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
@@ -154,8 +154,8 @@ func collectAt(percent int) (restore func()) {
 	return func() { debug.SetGCPercent(before) }
 }
 
-// collectSoon has the collector run soon. A command that reads experts side by side holds little but weights, in which
-// the collector looks for nothing.
+// collectSoon is collectAt with a low percentage. A command that reads experts side by side holds little but weights, in
+// which the collector looks for nothing.
 func collectSoon() (restore func()) { return collectAt(10) }
 
 // examine is read with errors of f that name the checkpoint.
