@@ -132,16 +132,14 @@ func power(x float64) float64 {
 // addition is a sum whose terms are added in their natural order, in one chain.
 type addition struct{ y, v, partial, squares float64 }
 
-// add adds a term y of variance v.
-func (s *addition) add(y, v float64) {
+// add returns the sum with a term y of variance v more. By value it stays in registers.
+func (s addition) add(y, v float64) addition {
 	s.y += y
-	s.v += v
-	s.partial += Sq(power(s.y))
-	s.squares += Sq(y)
+	return addition{s.y, s.v + v, s.partial + Sq(power(s.y)), s.squares + Sq(y)}
 }
 
 // variance is the variance of the sum, that of its terms included.
-func (s *addition) variance(of *sums) float64 {
+func (s addition) variance(of *sums) float64 {
 	return s.v + of.variance(s.y, s.partial+Sq(power(s.y)), s.squares)
 }
 
@@ -196,14 +194,17 @@ func (a *Analysis) round(x *Value) {
 	x.shared = nil
 }
 
-// point is a rounding point inside an operation on values of dtype d; in float32 there is
-// nothing to round.
+// point is a rounding point inside an operation on values of dtype d; in float32, where it is inlined, there is nothing to
+// round.
 func point(d tensor.DType, y, v float64) (float64, float64) {
 	if d == tensor.F32 {
 		return y, v
 	}
-	return PrecisionOf(d).point(y, v)
+	return narrowPoint(d, y, v)
 }
+
+// narrowPoint is point of a dtype that is not F32.
+func narrowPoint(d tensor.DType, y, v float64) (float64, float64) { return PrecisionOf(d).point(y, v) }
 
 // Scope implements model.Arithmetic. It keeps no reference to x while f runs.
 func (a *Analysis) Scope(x *Value, f func(x *Value) *Value) *Value {

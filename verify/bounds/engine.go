@@ -473,7 +473,7 @@ func addSums(y *Value, all []blockSum, weight *model.Weight) {
 		more, v := 0.0, 0.0
 		for b, s := range all[row*n : (row+1)*n] {
 			m := float64(minima[column*n+b])
-			products.add(m*s.stored, 0)
+			products = products.add(m*s.stored, 0)
 			more += m * s.more
 			v += Sq(m) * s.v
 		}

@@ -179,7 +179,7 @@ func (a *Analysis) Collapse(pre, x *Value) *Value {
 			var sum addition
 			for j := range hc {
 				w, xj := pre.element(t*hc+j), x.element((t*hc+j)*width+c)
-				sum.add(times(w.y, w.v, xj.y, xj.v))
+				sum = sum.add(times(w.y, w.v, xj.y, xj.v))
 			}
 			y.Set(t*width+c, sum.y, roughly(sum.y, sum.variance(sums)))
 		}
@@ -214,7 +214,7 @@ func (a *Analysis) Expand(x, y, post, comb *Value) *Value {
 			var sum addition
 			for j, w := range m {
 				xj := x.element((t*hc+j)*width + c)
-				sum.add(w.y*xj.y, float64(w.v*Sq(xj.y))+float64(xj.v*Sq(w.y))+float64(w.v*xj.v*(Unit*Unit)))
+				sum = sum.add(w.y*xj.y, float64(w.v*Sq(xj.y))+float64(xj.v*Sq(w.y))+float64(w.v*xj.v*(Unit*Unit)))
 			}
 			mixed := float64(float32(sum.y))
 			mixed, vMixed := point(d, mixed, roughly(mixed, sum.variance(sums)))
