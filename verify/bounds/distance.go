@@ -173,7 +173,7 @@ func (m *Meter) measureFloat32(values, golden, deviations []float32) int {
 	return -1
 }
 
-// positive is max(0, x), also of NaN, without a branch.
+// positive is max(0, x) of a number, without a branch.
 func positive(x float64) float64 {
 	bits := int64(math.Float64bits(x))
 	return math.Float64frombits(uint64(bits &^ (bits >> 63)))
