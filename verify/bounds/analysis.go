@@ -37,13 +37,13 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
 		var units []float64
 		if x.sigma != nil {
-			p.V, units = a.perRow(x, func(_, v float64) float64 { return v })
+			p.V, units = a.perRow(x, 0)
 		}
 		p.Each = func(t, r int, partial, squares, carried []float32) {
-			unscale := Sq(1 / float64(p.Scale[t]))
-			for c := range partial {
-				i := t*width + r + c
-				out, v := float64(y.Values[i]), 0.0
+			unscale, at := Sq(1/float64(p.Scale[t])), t*width+r
+			values, sigma := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)]
+			for c, out := range values {
+				out, v := float64(out), 0.0
 				sum := out
 				if bias != nil {
 					sum -= float64(bias[r+c])
@@ -53,10 +53,10 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 					v += float64(float64(carried[c]) * units[t])
 				}
 				if moved != nil {
-					v += float64(float64(y.sigma.Values[i]) * moved[t])
+					v += float64(float64(sigma[c]) * moved[t])
 				}
 				v += sums.variance(sum, float64(unscale*float64(partial[c])), float64(unscale*float64(squares[c])))
-				y.sigma.Values[i] = float32(math.Sqrt(roughly(out, v)))
+				sigma[c] = float32(math.Sqrt(roughly(out, v)))
 			}
 		}
 		a.plain.LinearPartial(y.Activation, x.Activation, l, p)

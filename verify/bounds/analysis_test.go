@@ -289,9 +289,9 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 		return Exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
 	}
 	blocks, few := a.sums(7168), a.sumsOf(of(3, 7168))
-	require.Equal(t, sums{7168.0 / 24, 1.0 / 3, plans(7168, true)}, few)
+	require.Equal(t, &sums{7168.0 / 24, 1.0 / 3, plans(7168, true)}, few)
 	require.Equal(t, blocks, a.sumsOf(of(4, 7168)))
-	require.Equal(t, sums{a.kappa(2048), 1.0 / 3, plans(2048, true)}, a.sumsOf(of(1, 2048)), "blocks are no better there")
+	require.Equal(t, &sums{a.kappa(2048), 1.0 / 3, plans(2048, true)}, a.sumsOf(of(1, 2048)), "blocks are no better there")
 	a.chain = true
-	require.Equal(t, sums{7168.0 / 6, 1.0 / 3, plans(7168, true)}, a.sumsOf(of(1, 7168)))
+	require.Equal(t, &sums{7168.0 / 6, 1.0 / 3, plans(7168, true)}, a.sumsOf(of(1, 7168)))
 }

@@ -62,7 +62,7 @@ type sums struct {
 }
 
 // sums are the sums of K terms.
-func (a *Analysis) sums(k int) sums { return sums{a.kappa(k), a.noise / 3, plans(k, a.chain)} }
+func (a *Analysis) sums(k int) *sums { return &sums{a.kappa(k), a.noise / 3, plans(k, a.chain)} }
 
 // kappa is κ of sums of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
 // blocks have at most 512, and K/64 totals:
@@ -79,7 +79,7 @@ func (a *Analysis) kappa(k int) float64 {
 // sumsOf are the sums of a product with x. torch computes few rows by dot products, without blocks: four
 // sums of K/4 terms each, as was measured of torch 2.3 and 2.8 for 512 to 7168 terms, up to three
 // rows for each thread.
-func (a *Analysis) sumsOf(x *Value) sums {
+func (a *Analysis) sumsOf(x *Value) *sums {
 	s, k := a.sums(x.Width()), x.Width()
 	if x.Rows() <= a.few && !a.chain {
 		s.kappa, s.plans = max(s.kappa, a.noise*float64(k)/4/6), plans(k, true)
@@ -116,7 +116,7 @@ func plans(k int, oneChain bool) []int {
 // A float32 S is rounded to a multiple of 2u·r, or next to it, with variance (2u·r)²/12. Its mean over a
 // binade is (u·S)²/6, but sums of alike rows lie at one place of a binade. Measured of terms of one sign
 // and size per head, the worst that was found: RMS of z up to 1.05.
-func (s sums) variance(y, partial, squares float64) float64 {
+func (s *sums) variance(y, partial, squares float64) float64 {
 	random, ordered := float64(s.kappa*(squares+Sq(y))), s.ordered*partial
 	if ordered > random || ordered != ordered { // faster than max
 		return ordered
@@ -132,16 +132,14 @@ func power(x float64) float64 {
 // addition is a sum whose terms are added in their natural order, in one chain.
 type addition struct{ y, v, partial, squares float64 }
 
-// add adds a term y of variance v.
-func (s *addition) add(y, v float64) {
+// add returns the sum with a term y of variance v more. By value it stays in registers.
+func (s addition) add(y, v float64) addition {
 	s.y += y
-	s.v += v
-	s.partial += Sq(power(s.y))
-	s.squares += Sq(y)
+	return addition{s.y, s.v + v, s.partial + Sq(power(s.y)), s.squares + Sq(y)}
 }
 
 // variance is the variance of the sum, that of its terms included.
-func (s *addition) variance(of sums) float64 {
+func (s addition) variance(of *sums) float64 {
 	return s.v + of.variance(s.y, s.partial+Sq(power(s.y)), s.squares)
 }
 
@@ -196,14 +194,17 @@ func (a *Analysis) round(x *Value) {
 	x.shared = nil
 }
 
-// point is a rounding point inside an operation on values of dtype d; in float32 there is
-// nothing to round.
+// point is a rounding point inside an operation on values of dtype d; in float32, where it is inlined, there is nothing to
+// round.
 func point(d tensor.DType, y, v float64) (float64, float64) {
 	if d == tensor.F32 {
 		return y, v
 	}
-	return PrecisionOf(d).point(y, v)
+	return narrowPoint(d, y, v)
 }
+
+// narrowPoint is point of a dtype that is not F32.
+func narrowPoint(d tensor.DType, y, v float64) (float64, float64) { return PrecisionOf(d).point(y, v) }
 
 // Scope implements model.Arithmetic. It keeps no reference to x while f runs.
 func (a *Analysis) Scope(x *Value, f func(x *Value) *Value) *Value {
@@ -247,21 +248,28 @@ func scales(x *Value) []float32 {
 	return all
 }
 
-// perRow are f of x's elements and their variances, in units of the largest of each row, so that
-// small ones do not vanish.
-func (a *Analysis) perRow(x *Value, f func(y, v float64) float64) (terms []float32, units []float64) {
+// perRow are the variances v of x's elements y, or with a factor (y²/u² + v)·factor, in units of the largest of each
+// row, so that small ones do not vanish.
+func (a *Analysis) perRow(x *Value, factor float64) (terms []float32, units []float64) {
 	all := a.errors.Make(tensor.F32, x.Shape...)
 	units = make([]float64, x.Rows())
 	a.plain.Each(x.Rows(), 2*len(x.Values), func(t int) {
-		from := t * x.Width()
-		for i, y := range x.Row(t) {
-			units[t] = max(units[t], f(float64(y), x.Variance(from+i)))
+		term := func(i int) float64 {
+			v := x.Variance(i)
+			if factor > 0 {
+				v = (Sq(float64(x.Values[i])/Unit) + v) * factor
+			}
+			return v
 		}
-		if units[t] == 0 {
+		from, to, most := t*x.Width(), (t+1)*x.Width(), uint64(0)
+		for i := from; i < to; i++ {
+			most = max(most, math.Float64bits(term(i))) // as of numbers, which are not negative; of NaN more than all
+		}
+		if units[t] = math.Float64frombits(most); most == 0 {
 			units[t] = 1
 		}
-		for i, y := range x.Row(t) {
-			all.Values[from+i] = float32(f(float64(y), x.Variance(from+i)) / units[t])
+		for i := from; i < to; i++ {
+			all.Values[i] = float32(term(i) / units[t])
 		}
 	})
 	return all.Values, units

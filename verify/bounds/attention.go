@@ -118,7 +118,7 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 }
 
 // add returns a function that adds to the variances of y's elements, from at on, that of s.
-func (y *Value) add(s sums) func(at int, partial, squares []float32) {
+func (y *Value) add(s *sums) func(at int, partial, squares []float32) {
 	return func(at int, partial, squares []float32) {
 		for i, p := range partial {
 			y.sigma.Values[at+i] += float32(s.variance(float64(y.Values[at+i]), float64(p), float64(squares[i])))

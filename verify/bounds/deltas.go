@@ -88,7 +88,7 @@ func (a *Analysis) linearDeltas(sums []float32, x *Value, l *model.Linear) (unit
 	}
 	a.scratch(func() *model.Activation {
 		var terms []float32
-		terms, units = a.perRow(x, func(y, v float64) float64 { return (Sq(y/Unit) + v) * factor })
+		terms, units = a.perRow(x, factor)
 		rows, width := w.Shape[0], w.Shape[1]
 		for first := 0; first < rows; first += max(1, blockElements/width) {
 			part := errorsOf(w, first, min(max(1, blockElements/width), rows-first))

@@ -152,16 +152,17 @@ func (m *Meter) measure(values, golden, deviations []float32) int {
 // measureFloat32 is measure of float32, where values are rounded already. It does not ask whether values are equal: half
 // of the guesses would be wrong.
 func (m *Meter) measureFloat32(values, golden, deviations []float32) int {
-	p, zs, sigmas, goldens := PrecisionOf(tensor.F32), m.z[:len(values)], m.sigmas, m.goldens
+	p, zs, sigmas, goldens, unit := PrecisionOf(tensor.F32), m.z[:len(values)], m.sigmas, m.goldens, m.factor*Unit
 	golden, deviations = golden[:len(values)], deviations[:len(values)]
 	for c, value := range values {
-		g, y, s := float64(golden[c]), float64(value), m.sigma(deviations[c])
+		g, y, s := float64(golden[c]), float64(value), unit*math.Abs(float64(deviations[c]))
 		diff := math.Abs(g - y)
-		z := max(0, diff-p.Ulp(g)/2) / s
-		if !tensor.IsFinite(diff) || s == 0 {
+		z := positive(diff-p.Ulp(g)/2) / s
+		if !(diff <= math.MaxFloat64 && s > 0 && s <= math.MaxFloat64) {
 			if !Agree(g, y) {
 				return c
 			}
+			s = m.sigma(deviations[c])
 			z = p.Z(g, y, s)
 		}
 		zs[c] = z
@@ -170,6 +171,12 @@ func (m *Meter) measureFloat32(values, golden, deviations []float32) int {
 	}
 	m.sigmas, m.goldens = sigmas, goldens
 	return -1
+}
+
+// positive is max(0, x) of a number, without a branch.
+func positive(x float64) float64 {
+	bits := int64(math.Float64bits(x))
+	return math.Float64frombits(uint64(bits &^ (bits >> 63)))
 }
 
 // Distances are those of all rows that were added.

@@ -41,7 +41,7 @@ func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common fl
 	var spread, moved float64
 	for i, xi := range x.Row(t) {
 		v, d := x.Variance(t*x.Width()+i), Sq(float64(xi)-mean)
-		sum.add(float64(xi), v)
+		sum = sum.add(float64(xi), v)
 		spread += d
 		moved += float64(d * v)
 	}
@@ -88,7 +88,7 @@ func (a *Analysis) IndexScores(weights, s *Value, first int, mask *model.Mask) *
 			var sum addition
 			for h := range heads {
 				w, score := weights.element((b*rows+first+i)*heads+h), s.element(((b*heads+h)*n+i)*seq+u)
-				sum.add(float64(w.y*score.y), float64(w.v*Sq(score.y))+float64(score.v*Sq(w.y))+float64(w.v*score.v*(Unit*Unit)))
+				sum = sum.add(float64(w.y*score.y), float64(w.v*Sq(score.y))+float64(score.v*Sq(w.y))+float64(w.v*score.v*(Unit*Unit)))
 			}
 			v := sum.variance(sums)
 			if v > 0 {

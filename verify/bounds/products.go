@@ -123,7 +123,7 @@ func (c *chains) add(term, total float64, continues bool) {
 }
 
 // sumOf is one element of a product.
-func sumOf(a, b matrix, s sums) (y, v float64) {
+func sumOf(a, b matrix, s *sums) (y, v float64) {
 	var squares, last, partial float64
 	var of [model.MostPlans]chains
 	plans := of[:len(s.plans)]

@@ -35,8 +35,9 @@ func PrecisionOf(d tensor.DType) precision {
 
 // Ulp is the spacing of the values at |x|: 2^(max(e, least) - bits + 1), 2^e ≤ |x| < 2^(e+1).
 func (p precision) Ulp(x float64) float64 {
-	e := max(int(math.Float64bits(x)>>52&0x7ff)-1023, p.least) - p.bits + 1
-	return math.Float64frombits(uint64(e+1023) << 52)
+	const one, exponent = 1 << 52, 0x7ff << 52 // of exponents
+	e := max(math.Float64bits(x)&exponent, uint64(1023+p.least)*one)
+	return math.Float64frombits(e - uint64(p.bits-1)*one)
 }
 
 // Round is x rounded to nearest, ties to even, in one step. What is too large is infinite.

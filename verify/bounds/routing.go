@@ -194,7 +194,7 @@ func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Par
 	for c := range y.Width() {
 		var sum addition
 		for _, w := range terms {
-			sum.add(share(weight.DType, weight, parts, w, c))
+			sum = sum.add(share(weight.DType, weight, parts, w, c))
 		}
 		sum.y = float64(float32(sum.y))
 		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))

@@ -67,7 +67,7 @@ type sinkhorn struct {
 	n   int
 	c   []float64 // row by row
 	all int       // 3·n·n: errors of c's numbers, and relative errors of dividing each in its row and its column
-	cov []float64 // [all, all]
+	cov []float64 // [all, all]; those of c's errors with the divisions' are kept in c's rows alone
 }
 
 // newSinkhorn begins with e = e^(x - max) of each row of logits x with variances v and, together, the
@@ -146,21 +146,22 @@ func (s *sinkhorn) divide(first, step, rounding int, eps float64) {
 		s.c[i] /= sum
 	}
 	for other := range s.all {
-		s.project(s.cov[other:], s.all, first, step, rounding, sum)
+		s.project(s.cov[other:], s.all, s.cov[other*s.all+rounding:], first, step, sum)
 	}
-	for other := range s.all {
-		s.project(s.cov[other*s.all:], 1, first, step, rounding, sum)
+	for other := range s.n * s.n {
+		s.project(s.cov[other*s.all:], 1, s.cov[other*s.all+rounding:], first, step, sum)
 	}
 }
 
-// project carries out a division on the covariances of all errors with one, which are apart by stride.
-func (s *sinkhorn) project(cov []float64, stride, first, step, rounding int, sum float64) {
+// project carries out a division on the covariances of c's errors with one other error, which are apart by stride, given
+// those of the divisions' errors with that.
+func (s *sinkhorn) project(cov []float64, stride int, errors []float64, first, step int, sum float64) {
 	total, end := 0.0, first+s.n*step
 	for i := first; i < end; i += step {
 		total += cov[i*stride]
 	}
 	for i := first; i < end; i += step {
-		cov[i*stride] = (cov[i*stride]-float64(s.c[i]*total))/sum + float64(s.c[i]*cov[(rounding+i)*stride])
+		cov[i*stride] = (cov[i*stride]-float64(s.c[i]*total))/sum + float64(s.c[i]*errors[i])
 	}
 }
 
@@ -179,7 +180,7 @@ func (a *Analysis) Collapse(pre, x *Value) *Value {
 			var sum addition
 			for j := range hc {
 				w, xj := pre.element(t*hc+j), x.element((t*hc+j)*width+c)
-				sum.add(times(w.y, w.v, xj.y, xj.v))
+				sum = sum.add(times(w.y, w.v, xj.y, xj.v))
 			}
 			y.Set(t*width+c, sum.y, roughly(sum.y, sum.variance(sums)))
 		}
@@ -214,7 +215,7 @@ func (a *Analysis) Expand(x, y, post, comb *Value) *Value {
 			var sum addition
 			for j, w := range m {
 				xj := x.element((t*hc+j)*width + c)
-				sum.add(w.y*xj.y, float64(w.v*Sq(xj.y))+float64(xj.v*Sq(w.y))+float64(w.v*xj.v*(Unit*Unit)))
+				sum = sum.add(w.y*xj.y, float64(w.v*Sq(xj.y))+float64(xj.v*Sq(w.y))+float64(w.v*xj.v*(Unit*Unit)))
 			}
 			mixed := float64(float32(sum.y))
 			mixed, vMixed := point(d, mixed, roughly(mixed, sum.variance(sums)))
