@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nlpodyssey/safetensors"
@@ -276,6 +277,33 @@ func TestPastTheEnd(t *testing.T) {
 	require.Equal(t, 300, refused)
 }
 
+// twoGroups are bytes of a Q5_K block of whose last part the numbers are from 25.5 to 26.2 or from 27.8 to 28.6.
+const twoGroups = "\x01\x1aP\xbf\xda\xc4M\x85\x82\x04\xe5\x12\xca\x16\f\xe0\x91\xa7$\xf4 \xec\v\x12\x1bf\raTWB\x03"
+
+// TestTwoGroupsFarFromZero: the encoder gives each group one code, with a step of 2.6 times what the range needs. That is
+// right, and a block that is farther from the numbers than the encoder comes is not.
+func TestTwoGroupsFarFromZero(t *testing.T) {
+	blocks := []byte(strings.Repeat(twoGroups, 6)[:176])
+	x := dequantise(t, Q5_K, blocks)
+	block, _ := quantise(t, Q5_K, x)
+	y := dequantise(t, Q5_K, block)
+	groups := map[float32]int{}
+	for _, v := range y[224:] {
+		groups[v]++
+	}
+	require.Len(t, groups, 2)
+	beyond := func(x []float32) int { return new(measure).beyond(y, x, block, Q5_K, math.Float32bits(2)) }
+	require.Equal(t, -1, beyond(x))
+	all := slices.Clone(x)
+	for i := range all[224:] {
+		all[224+i] += 0.4
+	}
+	require.GreaterOrEqual(t, beyond(all), 224)
+	one := slices.Clone(x)
+	one[233] += 0.5
+	require.Equal(t, 233, beyond(one))
+}
+
 // TestNoQuantiser: types that nothing is quantised to.
 func TestNoQuantiser(t *testing.T) {
 	for _, d := range []DType{Invalid, F32, F8E4M3, F4, MXFP4, C64, Bool, 99} {
@@ -291,6 +319,8 @@ func TestNoQuantiser(t *testing.T) {
 func FuzzBlocks(f *testing.F) {
 	f.Add([]byte{1, 2, 3})
 	f.Add([]byte("\x00\x3c\xff\x7f\x01\x80\xff\xff"))
+	f.Add([]byte(twoGroups))
+	f.Add([]byte("<\x009d")) // steps of a part that are nothing beside its minimum's rounding
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) == 0 {
 			return

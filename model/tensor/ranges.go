@@ -13,8 +13,9 @@ import "math"
 // Q8_0, -8 of Q4_0, -16 of Q5_0. With importance they try scales of up to 0.9 codes less, so that the last code may be
 // -7 or -15. A scale of MXFP4 is a power of two, of which the largest number is 3 to 8 times. Other encoders fit the
 // scale to all numbers, each of which is then half a code off at most: the scale is at most twice what the extent of
-// the numbers needs. Parts of Q4_K and Q5_K nearly all of whose numbers have no importance are an exception. Half of
-// Q2_K's range is less than rounding takes from it: that type has no least.
+// the numbers needs. Parts of Q4_K and Q5_K nearly all of whose numbers have no importance are an exception, and those
+// whose numbers lie in two narrow groups far from 0 (see fitted). Half of Q2_K's range is less than rounding takes from
+// it: that type has no least.
 func (k weighing) leastUsed(d DType, coarse float64) (least, all float64) {
 	switch all = float64(k.most); d {
 	case Q8_0:

@@ -227,13 +227,41 @@ func (m *measure) beyondParts(all, x []float32, block []byte, d DType) int {
 		}
 		for i := p * k.part; i < (p+1)*k.part; i++ {
 			if off := abs32(all[i] - x[i]); !(step != 0 && off <= half*factor+slack) {
-				if !(off <= b.partStep(p, isEnd(codeAt(block, d, i)))*factor+slack) {
+				least := b.partStep(p, isEnd(codeAt(block, d, i)) || float32(k.most)*step <= slack) // all its codes are one number
+				if !(off <= least*factor+slack) && !(k.minimums && off <= least*b.scaleFactor()+slack &&
+					fitted(all[p*k.part:][:k.part], x[p*k.part:][:k.part], float64(k.most), float64(b.moved(p)+slack))) {
 					return i
 				}
 			}
 		}
 	}
 	return -1
+}
+
+// scaleFactor is the factor of excess for the scale of the block.
+func (b *blockScale) scaleFactor() float32 {
+	factor, _ := weighings[b.dtype].scaleExcess(b.block, b.dtype, b.super)
+	return float32(factor)
+}
+
+// fitted reports whether y is as near to a part x of Q4_K or Q5_K as the encoder comes with a step of any size. It tries
+// lines one after another, each within the range of the one before, and takes one whose weighted squares of errors sum
+// up to no more than those of the first. The first has steps of E/most, E the extent of the numbers and 0, from which no
+// number is more than half a step away. So numbers in two narrow groups far from 0 may take two codes with a step of
+// several times E/most. Rounding scale and minimum adds moved.
+func fitted(y, x []float32, most, moved float64) bool {
+	low, high := extent(x)
+	squares, weights, loss := 0.0, 0.0, 0.0
+	for _, v := range x {
+		squares += float64(v) * float64(v)
+	}
+	mean := math.Sqrt(squares / float64(len(x)))
+	for i, v := range x {
+		w, e := mean+math.Abs(float64(v)), float64(y[i])-float64(v)
+		weights, loss = weights+w, loss+w*e*e
+	}
+	rms := (high-low)/(2*most) + moved
+	return loss <= rms*rms*weights
 }
 
 // fills reports whether numbers of a part, and 0, are certain to reach as far as least.
