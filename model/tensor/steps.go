@@ -244,11 +244,11 @@ func (b *blockScale) scaleFactor() float32 {
 	return float32(factor)
 }
 
-// fitted reports whether y is as near to a part x of Q4_K or Q5_K as the encoder comes with a step of any size. It tries
-// lines one after another, each within the range of the one before, and takes one whose weighted squares of errors sum
-// up to no more than those of the first. The first has steps of E/most, E the extent of the numbers and 0, from which no
-// number is more than half a step away. So numbers in two narrow groups far from 0 may take two codes with a step of
-// several times E/most. Rounding scale and minimum adds moved.
+// fitted reports whether y is as near to the numbers x of a part of Q4_K or Q5_K as the encoder comes, whatever the step.
+// The encoder tries lines one after another, each for the range of the one that it has taken. It takes a line only if the
+// weighted squares of the errors have no larger sum. E is the extent of the numbers and 0. The first line has steps of
+// E/most, and no number is farther than half a step from it. So two narrow groups of numbers far from 0 may get one code
+// each, with a step of several times E/most. Rounding scale and minimum moves the line by moved.
 func fitted(y, x []float32, most, moved float64) bool {
 	low, high := extent(x)
 	squares, weights, loss := 0.0, 0.0, 0.0

@@ -67,7 +67,7 @@ type sinkhorn struct {
 	n   int
 	c   []float64 // row by row
 	all int       // 3·n·n: errors of c's numbers, and relative errors of dividing each in its row and its column
-	cov []float64 // [all, all]; those of c's errors with the divisions' are kept in c's rows alone
+	cov []float64 // [all, all]; a pair of an error of c and one of a division has its number in the row of c's error alone
 }
 
 // newSinkhorn begins with e = e^(x - max) of each row of logits x with variances v and, together, the
@@ -153,8 +153,8 @@ func (s *sinkhorn) divide(first, step, rounding int, eps float64) {
 	}
 }
 
-// project carries out a division on the covariances of c's errors with one other error, which are apart by stride, given
-// those of the divisions' errors with that.
+// project carries out a division on the covariances of c's errors with one other error, which are apart by stride. errors
+// has the covariances of the divisions' errors with that other error.
 func (s *sinkhorn) project(cov []float64, stride int, errors []float64, first, step int, sum float64) {
 	total, end := 0.0, first+s.n*step
 	for i := first; i < end; i += step {

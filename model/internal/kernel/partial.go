@@ -162,7 +162,6 @@ type partialJob struct {
 const (
 	partialBytes  = 8 << 20
 	partialTokens = 256
-	partialPanels = 4
 )
 
 // prepare sets up a job; it panics if lengths do not fit.

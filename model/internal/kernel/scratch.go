@@ -96,6 +96,9 @@ func (s *panelScratch[F]) tokenLane() int { return s.j.steps()*s.padded() + lane
 // weightLane returns the distance between lanes of weights, in numbers or pairs.
 func (s *panelScratch[F]) weightLane(steps int) int { return steps*s.k.rows + laneGap }
 
+// partialPanels is the largest number of panels of weights that a partialJob decodes at once.
+const partialPanels = 4
+
 // partialScratch is the memory of one worker for partialKernels.
 type partialScratch struct {
 	rows    []float32 // decoded rows of weights
