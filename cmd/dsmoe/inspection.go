@@ -144,8 +144,7 @@ func (reads reading) need(s inspect.Selection) checkpoint.Need {
 // selected reads every selected weight.
 func (q *query) selected(_ *config.Config, w *weights.Weight) bool { return q.selection.Has(w.Name) }
 
-// collectAt has Go's collector run whenever the garbage is so many percent of what is in use, until restore is called. A
-// GOGC in the environment is left as it is.
+// collectAt sets the percentage that GOGC sets, until restore is called. If the environment has GOGC, that stays.
 func collectAt(percent int) (restore func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}

@@ -37,7 +37,7 @@ import (
 // side, each on one processor unless GOMAXPROCS is set.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
-	os.Setenv("GOGC", "400")                 // and what a test calls leaves it so
+	os.Setenv("GOGC", "400")                 // commands that run in this process leave it so
 	os.Setenv("GORACE", "atexit_sleep_ms=0") // a command with the race detector waits a second at its exit
 	os.Setenv("GOMAXPROCS", cmp.Or(os.Getenv("GOMAXPROCS"), "1"))
 	testscript.Main(m, map[string]func(){"dsmoe": main})

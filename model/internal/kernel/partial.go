@@ -298,7 +298,7 @@ func (q *partialJob) rows(r, toR int) {
 		return
 	}
 	for ; r < toR; r += partialPanels * q.panelRows() {
-		q.some(s, r, min(partialPanels*q.panelRows(), toR-r))
+		q.computePanels(s, r, min(partialPanels*q.panelRows(), toR-r))
 	}
 }
 
@@ -324,8 +324,8 @@ func (q *partialJob) portable(s *scratch, r, toR int) {
 	}
 }
 
-// some computes the rows r … r+rows, at most partialPanels panels of weights.
-func (q *partialJob) some(s *scratch, r, rows int) {
+// computePanels computes the rows r … r+rows, at most partialPanels panels of weights.
+func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	span := panelTerms // columns decoded at once
 	if q.w.Scales != nil && span%q.w.BlockCols != 0 {
 		span = max(span, roundUp(q.w.Cols, panelTerms))
