@@ -27,11 +27,12 @@ ways=() # one beside the other: a report hardly fills two cores
 report default "$work/dsmoe" & ways+=($!)
 report one-core env GOMAXPROCS=1 "$work/dsmoe" & ways+=($!)
 report purego "$work/purego" & ways+=($!)
+report no-bf16 env GODEBUG=cpu.avx512bf16=off "$work/dsmoe" & ways+=($!)
 report no-avx512 env GODEBUG=cpu.avx512f=off "$work/dsmoe" & ways+=($!)
 report no-avx env GODEBUG=cpu.avx512f=off,cpu.avx2=off "$work/dsmoe" & ways+=($!)
 for way in "${ways[@]}"; do wait "$way"; done
 grep -q '"verdict":"pass"' <(tr -d ' ' < "$work/default.json")
-for way in one-core purego no-avx512 no-avx; do
+for way in one-core purego no-bf16 no-avx512 no-avx; do
   cmp "$work/default.json" "$work/$way.json"
 done
-echo "$(grep -c ' exit ' "$work/default.json") reports have the same bytes in 5 ways of computing"
+echo "$(grep -c ' exit ' "$work/default.json") reports have the same bytes in 6 ways of computing"

@@ -105,24 +105,28 @@ func (k *panelKernels[F]) tile(n int) *panelTile[F] {
 const maxGroup = 16
 
 // partialKernels are kernels for panels of rows of weights, and a few tokens. A panel is two
-// groups of rows; a group holds the numbers of its rows side by side, panelTerms of each at most:
+// groups of rows; a group holds the short numbers of its rows side by side, panelTerms of each at most. With pairs it
+// holds pairOf two of them, and of their squares:
 //
 //	panel[group][k][row of the group]
+//	panel[group][squares][k/2][row of the group], squares < 2
 type partialKernels struct {
-	group int                     // rows of a group: a register of float32; 0 means no kernels
-	pack  packKernel[float32]     // called with lane = group and stride = 16·group
-	sums  [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing
+	group int                            // rows of a group: a register of float32; 0 means no kernels
+	pairs bool                           // of weights, of numbers and of terms
+	pack  packKernel[float32]            // called with lane = group and stride = 16·group
+	short func(dst, src *float32, n int) // makes a group of a panel from what pack made; n is a multiple of 32·group
+	sums  [maxWidth]partialKernel        // the kernel at index i takes panels of i+1 tokens; nil if missing
 }
 
 // partialKernel continues PartialSums of a panel of weights and a panel of tokens by a number of
-// steps of 4·turns terms. w is a panel, and x holds for each k the numbers of all tokens, then
+// steps of 4·(turns + rest) terms. w is a panel, and x holds for each k, or pair of them, the numbers of all tokens, then
 // their terms. state is [s, squares, start and sum of each plan][token][row of the panel]:
 //
-//	for each step { s, squares as in PartialSums; sum = fma32(n*r, r, sum) with r = power(s-start) }
+//	for each step { s, squares as in PartialSums; sum = fma32(n*r, r, sum) with r = power(s-start) after 4·turns terms }
 //	for each plan whose bit is set in ends { r = power(s); sum = fma32(r, r, sum); start = s }
 //
 // plans is the number of plans; steps and turns are at least 1.
-type partialKernel func(state, w, x *float32, steps, turns int, n float32, plans, ends int)
+type partialKernel func(state, w, x *float32, steps, turns, rest int, n float32, plans, ends int)
 
 // available reports whether the implementation has these kernels.
 func (k *partialKernels) available() bool { return k.group > 0 }

@@ -125,8 +125,8 @@ func current() *implementation {
 // last is portable Go.
 func supported() []*implementation { return append(native(), &portable) }
 
-// Implementations names the implementations that this machine runs, best first: "avx512", "avx2",
-// "neon", "portable". The environment variable GODEBUG=cpu.avx512f=off (and the like) hides a
+// Implementations names the implementations that this machine runs, best first: "avx512bf16",
+// "avx512", "avx2", "neon", "portable". The environment variable GODEBUG=cpu.avx512f=off (and the like) hides a
 // feature of the processor.
 func Implementations() []string {
 	var names []string

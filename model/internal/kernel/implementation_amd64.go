@@ -12,6 +12,9 @@ func native() []*implementation {
 		return all
 	}
 	if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ {
+		if x.HasAVX512BF16 {
+			all = append(all, &avx512BF16)
+		}
 		all = append(all, &avx512)
 	}
 	return append(all, &avx2)
@@ -51,7 +54,7 @@ var avx512 = implementation{
 		},
 	},
 	partial: partialKernels{
-		group: 16, pack: avx512Pack32F32,
+		group: 16, pack: avx512Pack32F32, short: avx512Shorten,
 		sums: [...]partialKernel{avx512Partial1, avx512Partial2, nil, avx512Partial4},
 	},
 	element: elementKernels{
@@ -95,6 +98,15 @@ var avx512 = implementation{
 	spans:        avx2Spans,
 }
 
+// avx512BF16 is avx512 with an instruction that multiplies pairs of BF16.
+var avx512BF16 = func() implementation {
+	im := avx512
+	im.name = "avx512bf16"
+	im.partial.pairs, im.partial.short = true, avx512ShortPairs
+	im.partial.sums = [...]partialKernel{avx512PairsPartial1, avx512PairsPartial2, nil, avx512PairsPartial4}
+	return im
+}()
+
 // avx2 also needs FMA and F16C.
 var avx2 = implementation{
 	name: "avx2",
@@ -127,7 +139,7 @@ var avx2 = implementation{
 		},
 	},
 	partial: partialKernels{
-		group: 8, pack: avx2Pack32F32,
+		group: 8, pack: avx2Pack32F32, short: avx2Shorten,
 		sums: [...]partialKernel{avx2Partial1, avx2Partial2, nil, nil},
 	},
 	element: elementKernels{

@@ -17,7 +17,10 @@ var neon = implementation{
 			[...]tileKernel[float64]{neonTile64BF16x1, neonTile64BF16x2, nil, neonTile64BF16x4},
 		},
 	},
-	partial: partialKernels{group: 4, pack: neonPack4, sums: [...]partialKernel{nil, nil, nil, neonPartial4}},
+	partial: partialKernels{
+		group: 4, pack: neonPack4, short: neonShorten,
+		sums: [...]partialKernel{nil, nil, nil, neonPartial4},
+	},
 	element: elementKernels{ // the others in portable Go
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, BF16: nil},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, BF16: nil},

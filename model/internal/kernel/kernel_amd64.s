@@ -32,6 +32,60 @@ DATA permute64<>+48(SB)/8, $0x0000000000000005
 DATA permute64<>+56(SB)/8, $0x0000000000000007
 GLOBL permute64<>(SB), RODATA|NOPTR, $64
 
+DATA halfShort<>+0(SB)/4, $0x00008000
+DATA halfShort<>+4(SB)/4, $0x00008000
+DATA halfShort<>+8(SB)/4, $0x00008000
+DATA halfShort<>+12(SB)/4, $0x00008000
+DATA halfShort<>+16(SB)/4, $0x00008000
+DATA halfShort<>+20(SB)/4, $0x00008000
+DATA halfShort<>+24(SB)/4, $0x00008000
+DATA halfShort<>+28(SB)/4, $0x00008000
+DATA halfShort<>+32(SB)/4, $0x00008000
+DATA halfShort<>+36(SB)/4, $0x00008000
+DATA halfShort<>+40(SB)/4, $0x00008000
+DATA halfShort<>+44(SB)/4, $0x00008000
+DATA halfShort<>+48(SB)/4, $0x00008000
+DATA halfShort<>+52(SB)/4, $0x00008000
+DATA halfShort<>+56(SB)/4, $0x00008000
+DATA halfShort<>+60(SB)/4, $0x00008000
+GLOBL halfShort<>(SB), RODATA|NOPTR, $64
+
+DATA shortMask<>+0(SB)/4, $0xffff0000
+DATA shortMask<>+4(SB)/4, $0xffff0000
+DATA shortMask<>+8(SB)/4, $0xffff0000
+DATA shortMask<>+12(SB)/4, $0xffff0000
+DATA shortMask<>+16(SB)/4, $0xffff0000
+DATA shortMask<>+20(SB)/4, $0xffff0000
+DATA shortMask<>+24(SB)/4, $0xffff0000
+DATA shortMask<>+28(SB)/4, $0xffff0000
+DATA shortMask<>+32(SB)/4, $0xffff0000
+DATA shortMask<>+36(SB)/4, $0xffff0000
+DATA shortMask<>+40(SB)/4, $0xffff0000
+DATA shortMask<>+44(SB)/4, $0xffff0000
+DATA shortMask<>+48(SB)/4, $0xffff0000
+DATA shortMask<>+52(SB)/4, $0xffff0000
+DATA shortMask<>+56(SB)/4, $0xffff0000
+DATA shortMask<>+60(SB)/4, $0xffff0000
+GLOBL shortMask<>(SB), RODATA|NOPTR, $64
+
+DATA aboveShort<>+0(SB)/4, $0x3f810000
+DATA aboveShort<>+4(SB)/4, $0x3f810000
+DATA aboveShort<>+8(SB)/4, $0x3f810000
+DATA aboveShort<>+12(SB)/4, $0x3f810000
+DATA aboveShort<>+16(SB)/4, $0x3f810000
+DATA aboveShort<>+20(SB)/4, $0x3f810000
+DATA aboveShort<>+24(SB)/4, $0x3f810000
+DATA aboveShort<>+28(SB)/4, $0x3f810000
+DATA aboveShort<>+32(SB)/4, $0x3f810000
+DATA aboveShort<>+36(SB)/4, $0x3f810000
+DATA aboveShort<>+40(SB)/4, $0x3f810000
+DATA aboveShort<>+44(SB)/4, $0x3f810000
+DATA aboveShort<>+48(SB)/4, $0x3f810000
+DATA aboveShort<>+52(SB)/4, $0x3f810000
+DATA aboveShort<>+56(SB)/4, $0x3f810000
+DATA aboveShort<>+60(SB)/4, $0x3f810000
+GLOBL aboveShort<>(SB), RODATA|NOPTR, $64
+
 // func avx512Tile32F32x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·avx512Tile32F32x1(SB), NOSPLIT, $0-32
@@ -12617,14 +12671,45 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// func avx512Shorten(dst *float32, src *float32, n int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512Partial1(SB), NOSPLIT, $0-64
+TEXT ·avx512Shorten(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x7fffffff, DX
+	MOVQ         DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x1fffffff, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Z3
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS  (BX), Z0
+	VPANDD   Z2, Z0, Z1
+	VPCMPGTD Z3, Z1, K1
+	VPADDD   halfShort<>+0(SB), Z0, Z0
+	VPANDD.Z shortMask<>+0(SB), Z0, K1, Z0
+	VMOVUPS  Z0, (AX)
+	ADDQ     $0x40, BX
+	ADDQ     $0x00000040, AX
+	DECQ     CX
+	JNZ      block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512Partial1(SB), NOSPLIT, $0-72
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+40(FP), Z10
+	VBROADCASTSS n+48(FP), Z10
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z11
@@ -12639,8 +12724,12 @@ step:
 terms:
 	VMOVUPS      (BX), Z4
 	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
 	VMOVUPS      32768(BX), Z5
 	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
 	VBROADCASTSS (DX), Z8
 	VBROADCASTSS 4(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12649,8 +12738,12 @@ terms:
 	VFMADD231PS  Z7, Z9, Z3
 	VMOVUPS      64(BX), Z4
 	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
 	VMOVUPS      32832(BX), Z5
 	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
 	VBROADCASTSS 8(DX), Z8
 	VBROADCASTSS 12(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12659,8 +12752,12 @@ terms:
 	VFMADD231PS  Z7, Z9, Z3
 	VMOVUPS      128(BX), Z4
 	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
 	VMOVUPS      32896(BX), Z5
 	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
 	VBROADCASTSS 16(DX), Z8
 	VBROADCASTSS 20(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12669,8 +12766,12 @@ terms:
 	VFMADD231PS  Z7, Z9, Z3
 	VMOVUPS      192(BX), Z4
 	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
 	VMOVUPS      32960(BX), Z5
 	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
 	VBROADCASTSS 24(DX), Z8
 	VBROADCASTSS 28(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12681,18 +12782,20 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+48(FP), R8
+	MOVQ         plans+56(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         256(AX), DI
 
 plan:
 	VSUBPS      (DI), Z0, Z4
+	VMULPS      aboveShort<>+0(SB), Z4, Z4
 	VPANDD      Z11, Z4, Z4
 	VMULPS      Z10, Z4, Z6
 	VFMADD213PS 128(DI), Z4, Z6
 	VMOVUPS     Z6, 128(DI)
 	VSUBPS      64(DI), Z1, Z5
+	VMULPS      aboveShort<>+0(SB), Z5, Z5
 	VPANDD      Z11, Z5, Z5
 	VMULPS      Z10, Z5, Z7
 	VFMADD213PS 192(DI), Z5, Z7
@@ -12702,9 +12805,76 @@ plan:
 	JNZ         plan
 
 sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Z4
+	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VMOVUPS      32768(BX), Z5
+	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VBROADCASTSS (DX), Z8
+	VBROADCASTSS 4(DX), Z9
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z6, Z9, Z2
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z7, Z9, Z3
+	VMOVUPS      64(BX), Z4
+	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VMOVUPS      32832(BX), Z5
+	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VBROADCASTSS 8(DX), Z8
+	VBROADCASTSS 12(DX), Z9
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z6, Z9, Z2
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z7, Z9, Z3
+	VMOVUPS      128(BX), Z4
+	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VMOVUPS      32896(BX), Z5
+	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VBROADCASTSS 16(DX), Z8
+	VBROADCASTSS 20(DX), Z9
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z6, Z9, Z2
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z7, Z9, Z3
+	VMOVUPS      192(BX), Z4
+	VMULPS       Z4, Z4, Z6
+	VPADDD       halfShort<>+0(SB), Z6, Z6
+	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VMOVUPS      32960(BX), Z5
+	VMULPS       Z5, Z5, Z7
+	VPADDD       halfShort<>+0(SB), Z7, Z7
+	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VBROADCASTSS 24(DX), Z8
+	VBROADCASTSS 28(DX), Z9
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z6, Z9, Z2
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z7, Z9, Z3
+	ADDQ         $0x00000100, BX
+	ADDQ         $0x00000020, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+56(FP), R8
+	MOVQ ends+64(FP), R8
 	LEAQ 256(AX), DI
 
 end:
@@ -12713,12 +12883,14 @@ end:
 	SHRQ        $0x01, R8
 	JCC         next
 	VMOVUPS     Z0, (DI)
-	VPANDD      Z11, Z0, Z4
+	VMULPS      aboveShort<>+0(SB), Z0, Z4
+	VPANDD      Z11, Z4, Z4
 	VMOVUPS     128(DI), Z6
 	VFMADD231PS Z4, Z4, Z6
 	VMOVUPS     Z6, 128(DI)
 	VMOVUPS     Z1, 64(DI)
-	VPANDD      Z11, Z1, Z5
+	VMULPS      aboveShort<>+0(SB), Z1, Z5
+	VPANDD      Z11, Z5, Z5
 	VMOVUPS     192(DI), Z7
 	VFMADD231PS Z5, Z5, Z7
 	VMOVUPS     Z7, 192(DI)
@@ -12735,14 +12907,14 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512Partial2(SB), NOSPLIT, $0-64
+TEXT ·avx512Partial2(SB), NOSPLIT, $0-72
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+40(FP), Z14
+	VBROADCASTSS n+48(FP), Z14
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z15
@@ -12761,8 +12933,12 @@ step:
 terms:
 	VMOVUPS      (BX), Z8
 	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
 	VMOVUPS      32768(BX), Z9
 	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
 	VBROADCASTSS (DX), Z12
 	VBROADCASTSS 8(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12777,8 +12953,12 @@ terms:
 	VFMADD231PS  Z11, Z13, Z7
 	VMOVUPS      64(BX), Z8
 	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
 	VMOVUPS      32832(BX), Z9
 	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
 	VBROADCASTSS 16(DX), Z12
 	VBROADCASTSS 24(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12793,8 +12973,12 @@ terms:
 	VFMADD231PS  Z11, Z13, Z7
 	VMOVUPS      128(BX), Z8
 	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
 	VMOVUPS      32896(BX), Z9
 	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
 	VBROADCASTSS 32(DX), Z12
 	VBROADCASTSS 40(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12809,8 +12993,12 @@ terms:
 	VFMADD231PS  Z11, Z13, Z7
 	VMOVUPS      192(BX), Z8
 	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
 	VMOVUPS      32960(BX), Z9
 	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
 	VBROADCASTSS 48(DX), Z12
 	VBROADCASTSS 56(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12827,28 +13015,32 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+48(FP), R8
+	MOVQ         plans+56(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         512(AX), DI
 
 plan:
 	VSUBPS      (DI), Z0, Z8
+	VMULPS      aboveShort<>+0(SB), Z8, Z8
 	VPANDD      Z15, Z8, Z8
 	VMULPS      Z14, Z8, Z10
 	VFMADD213PS 256(DI), Z8, Z10
 	VMOVUPS     Z10, 256(DI)
 	VSUBPS      64(DI), Z1, Z9
+	VMULPS      aboveShort<>+0(SB), Z9, Z9
 	VPANDD      Z15, Z9, Z9
 	VMULPS      Z14, Z9, Z11
 	VFMADD213PS 320(DI), Z9, Z11
 	VMOVUPS     Z11, 320(DI)
 	VSUBPS      128(DI), Z2, Z12
+	VMULPS      aboveShort<>+0(SB), Z12, Z12
 	VPANDD      Z15, Z12, Z12
 	VMULPS      Z14, Z12, Z13
 	VFMADD213PS 384(DI), Z12, Z13
 	VMOVUPS     Z13, 384(DI)
 	VSUBPS      192(DI), Z3, Z8
+	VMULPS      aboveShort<>+0(SB), Z8, Z8
 	VPANDD      Z15, Z8, Z8
 	VMULPS      Z14, Z8, Z10
 	VFMADD213PS 448(DI), Z8, Z10
@@ -12858,9 +13050,100 @@ plan:
 	JNZ         plan
 
 sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Z8
+	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VMOVUPS      32768(BX), Z9
+	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VBROADCASTSS (DX), Z12
+	VBROADCASTSS 8(DX), Z13
+	VFMADD231PS  Z8, Z12, Z0
+	VFMADD231PS  Z10, Z13, Z4
+	VFMADD231PS  Z9, Z12, Z1
+	VFMADD231PS  Z11, Z13, Z5
+	VBROADCASTSS 4(DX), Z12
+	VBROADCASTSS 12(DX), Z13
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z10, Z13, Z6
+	VFMADD231PS  Z9, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z7
+	VMOVUPS      64(BX), Z8
+	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VMOVUPS      32832(BX), Z9
+	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VBROADCASTSS 16(DX), Z12
+	VBROADCASTSS 24(DX), Z13
+	VFMADD231PS  Z8, Z12, Z0
+	VFMADD231PS  Z10, Z13, Z4
+	VFMADD231PS  Z9, Z12, Z1
+	VFMADD231PS  Z11, Z13, Z5
+	VBROADCASTSS 20(DX), Z12
+	VBROADCASTSS 28(DX), Z13
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z10, Z13, Z6
+	VFMADD231PS  Z9, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z7
+	VMOVUPS      128(BX), Z8
+	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VMOVUPS      32896(BX), Z9
+	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VBROADCASTSS 32(DX), Z12
+	VBROADCASTSS 40(DX), Z13
+	VFMADD231PS  Z8, Z12, Z0
+	VFMADD231PS  Z10, Z13, Z4
+	VFMADD231PS  Z9, Z12, Z1
+	VFMADD231PS  Z11, Z13, Z5
+	VBROADCASTSS 36(DX), Z12
+	VBROADCASTSS 44(DX), Z13
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z10, Z13, Z6
+	VFMADD231PS  Z9, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z7
+	VMOVUPS      192(BX), Z8
+	VMULPS       Z8, Z8, Z10
+	VPADDD       halfShort<>+0(SB), Z10, Z10
+	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VMOVUPS      32960(BX), Z9
+	VMULPS       Z9, Z9, Z11
+	VPADDD       halfShort<>+0(SB), Z11, Z11
+	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VBROADCASTSS 48(DX), Z12
+	VBROADCASTSS 56(DX), Z13
+	VFMADD231PS  Z8, Z12, Z0
+	VFMADD231PS  Z10, Z13, Z4
+	VFMADD231PS  Z9, Z12, Z1
+	VFMADD231PS  Z11, Z13, Z5
+	VBROADCASTSS 52(DX), Z12
+	VBROADCASTSS 60(DX), Z13
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z10, Z13, Z6
+	VFMADD231PS  Z9, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z7
+	ADDQ         $0x00000100, BX
+	ADDQ         $0x00000040, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+56(FP), R8
+	MOVQ ends+64(FP), R8
 	LEAQ 512(AX), DI
 
 end:
@@ -12869,22 +13152,26 @@ end:
 	SHRQ        $0x01, R8
 	JCC         next
 	VMOVUPS     Z0, (DI)
-	VPANDD      Z15, Z0, Z8
+	VMULPS      aboveShort<>+0(SB), Z0, Z8
+	VPANDD      Z15, Z8, Z8
 	VMOVUPS     256(DI), Z10
 	VFMADD231PS Z8, Z8, Z10
 	VMOVUPS     Z10, 256(DI)
 	VMOVUPS     Z1, 64(DI)
-	VPANDD      Z15, Z1, Z9
+	VMULPS      aboveShort<>+0(SB), Z1, Z9
+	VPANDD      Z15, Z9, Z9
 	VMOVUPS     320(DI), Z11
 	VFMADD231PS Z9, Z9, Z11
 	VMOVUPS     Z11, 320(DI)
 	VMOVUPS     Z2, 128(DI)
-	VPANDD      Z15, Z2, Z12
+	VMULPS      aboveShort<>+0(SB), Z2, Z12
+	VPANDD      Z15, Z12, Z12
 	VMOVUPS     384(DI), Z13
 	VFMADD231PS Z12, Z12, Z13
 	VMOVUPS     Z13, 384(DI)
 	VMOVUPS     Z3, 192(DI)
-	VPANDD      Z15, Z3, Z8
+	VMULPS      aboveShort<>+0(SB), Z3, Z8
+	VPANDD      Z15, Z8, Z8
 	VMOVUPS     448(DI), Z10
 	VFMADD231PS Z8, Z8, Z10
 	VMOVUPS     Z10, 448(DI)
@@ -12905,14 +13192,14 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512Partial4(SB), NOSPLIT, $0-64
+TEXT ·avx512Partial4(SB), NOSPLIT, $0-72
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+40(FP), Z22
+	VBROADCASTSS n+48(FP), Z22
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z23
@@ -12939,8 +13226,12 @@ step:
 terms:
 	VMOVUPS      (BX), Z16
 	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
 	VMOVUPS      32768(BX), Z17
 	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
 	VBROADCASTSS (DX), Z20
 	VBROADCASTSS 16(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -12967,8 +13258,12 @@ terms:
 	VFMADD231PS  Z19, Z21, Z15
 	VMOVUPS      64(BX), Z16
 	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
 	VMOVUPS      32832(BX), Z17
 	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
 	VBROADCASTSS 32(DX), Z20
 	VBROADCASTSS 48(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -12995,8 +13290,12 @@ terms:
 	VFMADD231PS  Z19, Z21, Z15
 	VMOVUPS      128(BX), Z16
 	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
 	VMOVUPS      32896(BX), Z17
 	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
 	VBROADCASTSS 64(DX), Z20
 	VBROADCASTSS 80(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -13023,8 +13322,12 @@ terms:
 	VFMADD231PS  Z19, Z21, Z15
 	VMOVUPS      192(BX), Z16
 	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
 	VMOVUPS      32960(BX), Z17
 	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
 	VBROADCASTSS 96(DX), Z20
 	VBROADCASTSS 112(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -13053,48 +13356,56 @@ terms:
 	ADDQ         $0x00000080, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+48(FP), R8
+	MOVQ         plans+56(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         1024(AX), DI
 
 plan:
 	VSUBPS      (DI), Z0, Z16
+	VMULPS      aboveShort<>+0(SB), Z16, Z16
 	VPANDD      Z23, Z16, Z16
 	VMULPS      Z22, Z16, Z18
 	VFMADD213PS 512(DI), Z16, Z18
 	VMOVUPS     Z18, 512(DI)
 	VSUBPS      64(DI), Z1, Z17
+	VMULPS      aboveShort<>+0(SB), Z17, Z17
 	VPANDD      Z23, Z17, Z17
 	VMULPS      Z22, Z17, Z19
 	VFMADD213PS 576(DI), Z17, Z19
 	VMOVUPS     Z19, 576(DI)
 	VSUBPS      128(DI), Z2, Z20
+	VMULPS      aboveShort<>+0(SB), Z20, Z20
 	VPANDD      Z23, Z20, Z20
 	VMULPS      Z22, Z20, Z21
 	VFMADD213PS 640(DI), Z20, Z21
 	VMOVUPS     Z21, 640(DI)
 	VSUBPS      192(DI), Z3, Z16
+	VMULPS      aboveShort<>+0(SB), Z16, Z16
 	VPANDD      Z23, Z16, Z16
 	VMULPS      Z22, Z16, Z18
 	VFMADD213PS 704(DI), Z16, Z18
 	VMOVUPS     Z18, 704(DI)
 	VSUBPS      256(DI), Z4, Z17
+	VMULPS      aboveShort<>+0(SB), Z17, Z17
 	VPANDD      Z23, Z17, Z17
 	VMULPS      Z22, Z17, Z19
 	VFMADD213PS 768(DI), Z17, Z19
 	VMOVUPS     Z19, 768(DI)
 	VSUBPS      320(DI), Z5, Z20
+	VMULPS      aboveShort<>+0(SB), Z20, Z20
 	VPANDD      Z23, Z20, Z20
 	VMULPS      Z22, Z20, Z21
 	VFMADD213PS 832(DI), Z20, Z21
 	VMOVUPS     Z21, 832(DI)
 	VSUBPS      384(DI), Z6, Z16
+	VMULPS      aboveShort<>+0(SB), Z16, Z16
 	VPANDD      Z23, Z16, Z16
 	VMULPS      Z22, Z16, Z18
 	VFMADD213PS 896(DI), Z16, Z18
 	VMOVUPS     Z18, 896(DI)
 	VSUBPS      448(DI), Z7, Z17
+	VMULPS      aboveShort<>+0(SB), Z17, Z17
 	VPANDD      Z23, Z17, Z17
 	VMULPS      Z22, Z17, Z19
 	VFMADD213PS 960(DI), Z17, Z19
@@ -13104,9 +13415,148 @@ plan:
 	JNZ         plan
 
 sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Z16
+	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VMOVUPS      32768(BX), Z17
+	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VBROADCASTSS (DX), Z20
+	VBROADCASTSS 16(DX), Z21
+	VFMADD231PS  Z16, Z20, Z0
+	VFMADD231PS  Z18, Z21, Z8
+	VFMADD231PS  Z17, Z20, Z1
+	VFMADD231PS  Z19, Z21, Z9
+	VBROADCASTSS 4(DX), Z20
+	VBROADCASTSS 20(DX), Z21
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z18, Z21, Z10
+	VFMADD231PS  Z17, Z20, Z3
+	VFMADD231PS  Z19, Z21, Z11
+	VBROADCASTSS 8(DX), Z20
+	VBROADCASTSS 24(DX), Z21
+	VFMADD231PS  Z16, Z20, Z4
+	VFMADD231PS  Z18, Z21, Z12
+	VFMADD231PS  Z17, Z20, Z5
+	VFMADD231PS  Z19, Z21, Z13
+	VBROADCASTSS 12(DX), Z20
+	VBROADCASTSS 28(DX), Z21
+	VFMADD231PS  Z16, Z20, Z6
+	VFMADD231PS  Z18, Z21, Z14
+	VFMADD231PS  Z17, Z20, Z7
+	VFMADD231PS  Z19, Z21, Z15
+	VMOVUPS      64(BX), Z16
+	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VMOVUPS      32832(BX), Z17
+	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VBROADCASTSS 32(DX), Z20
+	VBROADCASTSS 48(DX), Z21
+	VFMADD231PS  Z16, Z20, Z0
+	VFMADD231PS  Z18, Z21, Z8
+	VFMADD231PS  Z17, Z20, Z1
+	VFMADD231PS  Z19, Z21, Z9
+	VBROADCASTSS 36(DX), Z20
+	VBROADCASTSS 52(DX), Z21
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z18, Z21, Z10
+	VFMADD231PS  Z17, Z20, Z3
+	VFMADD231PS  Z19, Z21, Z11
+	VBROADCASTSS 40(DX), Z20
+	VBROADCASTSS 56(DX), Z21
+	VFMADD231PS  Z16, Z20, Z4
+	VFMADD231PS  Z18, Z21, Z12
+	VFMADD231PS  Z17, Z20, Z5
+	VFMADD231PS  Z19, Z21, Z13
+	VBROADCASTSS 44(DX), Z20
+	VBROADCASTSS 60(DX), Z21
+	VFMADD231PS  Z16, Z20, Z6
+	VFMADD231PS  Z18, Z21, Z14
+	VFMADD231PS  Z17, Z20, Z7
+	VFMADD231PS  Z19, Z21, Z15
+	VMOVUPS      128(BX), Z16
+	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VMOVUPS      32896(BX), Z17
+	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VBROADCASTSS 64(DX), Z20
+	VBROADCASTSS 80(DX), Z21
+	VFMADD231PS  Z16, Z20, Z0
+	VFMADD231PS  Z18, Z21, Z8
+	VFMADD231PS  Z17, Z20, Z1
+	VFMADD231PS  Z19, Z21, Z9
+	VBROADCASTSS 68(DX), Z20
+	VBROADCASTSS 84(DX), Z21
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z18, Z21, Z10
+	VFMADD231PS  Z17, Z20, Z3
+	VFMADD231PS  Z19, Z21, Z11
+	VBROADCASTSS 72(DX), Z20
+	VBROADCASTSS 88(DX), Z21
+	VFMADD231PS  Z16, Z20, Z4
+	VFMADD231PS  Z18, Z21, Z12
+	VFMADD231PS  Z17, Z20, Z5
+	VFMADD231PS  Z19, Z21, Z13
+	VBROADCASTSS 76(DX), Z20
+	VBROADCASTSS 92(DX), Z21
+	VFMADD231PS  Z16, Z20, Z6
+	VFMADD231PS  Z18, Z21, Z14
+	VFMADD231PS  Z17, Z20, Z7
+	VFMADD231PS  Z19, Z21, Z15
+	VMOVUPS      192(BX), Z16
+	VMULPS       Z16, Z16, Z18
+	VPADDD       halfShort<>+0(SB), Z18, Z18
+	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VMOVUPS      32960(BX), Z17
+	VMULPS       Z17, Z17, Z19
+	VPADDD       halfShort<>+0(SB), Z19, Z19
+	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VBROADCASTSS 96(DX), Z20
+	VBROADCASTSS 112(DX), Z21
+	VFMADD231PS  Z16, Z20, Z0
+	VFMADD231PS  Z18, Z21, Z8
+	VFMADD231PS  Z17, Z20, Z1
+	VFMADD231PS  Z19, Z21, Z9
+	VBROADCASTSS 100(DX), Z20
+	VBROADCASTSS 116(DX), Z21
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z18, Z21, Z10
+	VFMADD231PS  Z17, Z20, Z3
+	VFMADD231PS  Z19, Z21, Z11
+	VBROADCASTSS 104(DX), Z20
+	VBROADCASTSS 120(DX), Z21
+	VFMADD231PS  Z16, Z20, Z4
+	VFMADD231PS  Z18, Z21, Z12
+	VFMADD231PS  Z17, Z20, Z5
+	VFMADD231PS  Z19, Z21, Z13
+	VBROADCASTSS 108(DX), Z20
+	VBROADCASTSS 124(DX), Z21
+	VFMADD231PS  Z16, Z20, Z6
+	VFMADD231PS  Z18, Z21, Z14
+	VFMADD231PS  Z17, Z20, Z7
+	VFMADD231PS  Z19, Z21, Z15
+	ADDQ         $0x00000100, BX
+	ADDQ         $0x00000080, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+56(FP), R8
+	MOVQ ends+64(FP), R8
 	LEAQ 1024(AX), DI
 
 end:
@@ -13115,42 +13565,50 @@ end:
 	SHRQ        $0x01, R8
 	JCC         next
 	VMOVUPS     Z0, (DI)
-	VPANDD      Z23, Z0, Z16
+	VMULPS      aboveShort<>+0(SB), Z0, Z16
+	VPANDD      Z23, Z16, Z16
 	VMOVUPS     512(DI), Z18
 	VFMADD231PS Z16, Z16, Z18
 	VMOVUPS     Z18, 512(DI)
 	VMOVUPS     Z1, 64(DI)
-	VPANDD      Z23, Z1, Z17
+	VMULPS      aboveShort<>+0(SB), Z1, Z17
+	VPANDD      Z23, Z17, Z17
 	VMOVUPS     576(DI), Z19
 	VFMADD231PS Z17, Z17, Z19
 	VMOVUPS     Z19, 576(DI)
 	VMOVUPS     Z2, 128(DI)
-	VPANDD      Z23, Z2, Z20
+	VMULPS      aboveShort<>+0(SB), Z2, Z20
+	VPANDD      Z23, Z20, Z20
 	VMOVUPS     640(DI), Z21
 	VFMADD231PS Z20, Z20, Z21
 	VMOVUPS     Z21, 640(DI)
 	VMOVUPS     Z3, 192(DI)
-	VPANDD      Z23, Z3, Z16
+	VMULPS      aboveShort<>+0(SB), Z3, Z16
+	VPANDD      Z23, Z16, Z16
 	VMOVUPS     704(DI), Z18
 	VFMADD231PS Z16, Z16, Z18
 	VMOVUPS     Z18, 704(DI)
 	VMOVUPS     Z4, 256(DI)
-	VPANDD      Z23, Z4, Z17
+	VMULPS      aboveShort<>+0(SB), Z4, Z17
+	VPANDD      Z23, Z17, Z17
 	VMOVUPS     768(DI), Z19
 	VFMADD231PS Z17, Z17, Z19
 	VMOVUPS     Z19, 768(DI)
 	VMOVUPS     Z5, 320(DI)
-	VPANDD      Z23, Z5, Z20
+	VMULPS      aboveShort<>+0(SB), Z5, Z20
+	VPANDD      Z23, Z20, Z20
 	VMOVUPS     832(DI), Z21
 	VFMADD231PS Z20, Z20, Z21
 	VMOVUPS     Z21, 832(DI)
 	VMOVUPS     Z6, 384(DI)
-	VPANDD      Z23, Z6, Z16
+	VMULPS      aboveShort<>+0(SB), Z6, Z16
+	VPANDD      Z23, Z16, Z16
 	VMOVUPS     896(DI), Z18
 	VFMADD231PS Z16, Z16, Z18
 	VMOVUPS     Z18, 896(DI)
 	VMOVUPS     Z7, 448(DI)
-	VPANDD      Z23, Z7, Z17
+	VMULPS      aboveShort<>+0(SB), Z7, Z17
+	VPANDD      Z23, Z17, Z17
 	VMOVUPS     960(DI), Z19
 	VFMADD231PS Z17, Z17, Z19
 	VMOVUPS     Z19, 960(DI)
@@ -13179,14 +13637,838 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX2, FMA3, SSE2
-TEXT ·avx2Partial1(SB), NOSPLIT, $0-64
+// func avx512ShortPairs(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512ShortPairs(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x7fffffff, DX
+	MOVQ         DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x1fffffff, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0x7fffffff, DX
+	MOVQ         DX, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x1fffffff, DX
+	MOVQ         DX, X7
+	VPBROADCASTD X7, Z7
+	SHRQ         $0x05, CX
+
+pair:
+	VMOVUPS  (BX), Z0
+	VPANDD   Z2, Z0, Z1
+	VPCMPGTD Z3, Z1, K1
+	VPADDD   halfShort<>+0(SB), Z0, Z0
+	VPANDD.Z shortMask<>+0(SB), Z0, K1, Z0
+	VMULPS   Z0, Z0, Z8
+	VPADDD   halfShort<>+0(SB), Z8, Z8
+	VPANDD   shortMask<>+0(SB), Z8, Z8
+	VMOVUPS  64(BX), Z4
+	VPANDD   Z6, Z4, Z5
+	VPCMPGTD Z7, Z5, K1
+	VPADDD   halfShort<>+0(SB), Z4, Z4
+	VPANDD.Z shortMask<>+0(SB), Z4, K1, Z4
+	VMULPS   Z4, Z4, Z9
+	VPADDD   halfShort<>+0(SB), Z9, Z9
+	VPANDD   shortMask<>+0(SB), Z9, Z9
+	VPSRLD   $0x10, Z4, Z4
+	VPORD    Z0, Z4, Z4
+	VMOVUPS  Z4, (AX)
+	VPSRLD   $0x10, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVUPS  Z9, 16384(AX)
+	ADDQ     $0x00000080, BX
+	ADDQ     $0x00000040, AX
+	DECQ     CX
+	JNZ      pair
+	VZEROUPPER
+	RET
+
+// func avx512PairsPartial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512PairsPartial1(SB), NOSPLIT, $0-72
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+40(FP), Y10
+	VBROADCASTSS n+48(FP), Z10
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Z11
+	VMOVUPS      (AX), Z0
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      192(AX), Z3
+
+step:
+	MOVQ turns+32(FP), SI
+
+terms:
+	VMOVUPS      (BX), Z4
+	VMOVUPS      16384(BX), Z6
+	VMOVUPS      32768(BX), Z5
+	VMOVUPS      49152(BX), Z7
+	VBROADCASTSS (DX), Z8
+	VBROADCASTSS 4(DX), Z9
+	LONG         $0x483ef262
+	WORD         $0xc452
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x483ef262
+	WORD         $0xcd52
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VMOVUPS      64(BX), Z4
+	VMOVUPS      16448(BX), Z6
+	VMOVUPS      32832(BX), Z5
+	VMOVUPS      49216(BX), Z7
+	VBROADCASTSS 8(DX), Z8
+	VBROADCASTSS 12(DX), Z9
+	LONG         $0x483ef262
+	WORD         $0xc452
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x483ef262
+	WORD         $0xcd52
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000010, DX
+	DECQ         SI
+	JNZ          terms
+	MOVQ         plans+56(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         256(AX), DI
+
+plan:
+	VSUBPS      (DI), Z0, Z4
+	VMULPS      aboveShort<>+0(SB), Z4, Z4
+	VPANDD      Z11, Z4, Z4
+	VMULPS      Z10, Z4, Z6
+	VFMADD213PS 128(DI), Z4, Z6
+	VMOVUPS     Z6, 128(DI)
+	VSUBPS      64(DI), Z1, Z5
+	VMULPS      aboveShort<>+0(SB), Z5, Z5
+	VPANDD      Z11, Z5, Z5
+	VMULPS      Z10, Z5, Z7
+	VFMADD213PS 192(DI), Z5, Z7
+	VMOVUPS     Z7, 192(DI)
+	ADDQ        $0x00000100, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Z4
+	VMOVUPS      16384(BX), Z6
+	VMOVUPS      32768(BX), Z5
+	VMOVUPS      49152(BX), Z7
+	VBROADCASTSS (DX), Z8
+	VBROADCASTSS 4(DX), Z9
+	LONG         $0x483ef262
+	WORD         $0xc452
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x483ef262
+	WORD         $0xcd52
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VMOVUPS      64(BX), Z4
+	VMOVUPS      16448(BX), Z6
+	VMOVUPS      32832(BX), Z5
+	VMOVUPS      49216(BX), Z7
+	VBROADCASTSS 8(DX), Z8
+	VBROADCASTSS 12(DX), Z9
+	LONG         $0x483ef262
+	WORD         $0xc452
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x483ef262
+	WORD         $0xcd52
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000010, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+64(FP), R8
+	LEAQ 256(AX), DI
+
+end:
+	TESTQ       R8, R8
+	JZ          store
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Z0, (DI)
+	VMULPS      aboveShort<>+0(SB), Z0, Z4
+	VPANDD      Z11, Z4, Z4
+	VMOVUPS     128(DI), Z6
+	VFMADD231PS Z4, Z4, Z6
+	VMOVUPS     Z6, 128(DI)
+	VMOVUPS     Z1, 64(DI)
+	VMULPS      aboveShort<>+0(SB), Z1, Z5
+	VPANDD      Z11, Z5, Z5
+	VMOVUPS     192(DI), Z7
+	VFMADD231PS Z5, Z5, Z7
+	VMOVUPS     Z7, 192(DI)
+
+next:
+	ADDQ $0x00000100, DI
+	JMP  end
+
+store:
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z2, 128(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z3, 192(AX)
+	VZEROUPPER
+	RET
+
+// func avx512PairsPartial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512PairsPartial2(SB), NOSPLIT, $0-72
+	MOVQ         state+0(FP), AX
+	MOVQ         w+8(FP), BX
+	MOVQ         x+16(FP), DX
+	MOVQ         steps+24(FP), CX
+	VBROADCASTSS n+48(FP), Z14
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Z15
+	VMOVUPS      (AX), Z0
+	VMOVUPS      256(AX), Z4
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      320(AX), Z5
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      384(AX), Z6
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      448(AX), Z7
+
+step:
+	MOVQ turns+32(FP), SI
+
+terms:
+	VMOVUPS      (BX), Z8
+	VMOVUPS      16384(BX), Z10
+	VMOVUPS      32768(BX), Z9
+	VMOVUPS      49152(BX), Z11
+	VBROADCASTSS (DX), Z12
+	VBROADCASTSS 8(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xc052
+	LONG         $0x4816d262
+	WORD         $0xe252
+	LONG         $0x481ed262
+	WORD         $0xc952
+	LONG         $0x4816d262
+	WORD         $0xeb52
+	VBROADCASTSS 4(DX), Z12
+	VBROADCASTSS 12(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xd052
+	LONG         $0x4816d262
+	WORD         $0xf252
+	LONG         $0x481ed262
+	WORD         $0xd952
+	LONG         $0x4816d262
+	WORD         $0xfb52
+	VMOVUPS      64(BX), Z8
+	VMOVUPS      16448(BX), Z10
+	VMOVUPS      32832(BX), Z9
+	VMOVUPS      49216(BX), Z11
+	VBROADCASTSS 16(DX), Z12
+	VBROADCASTSS 24(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xc052
+	LONG         $0x4816d262
+	WORD         $0xe252
+	LONG         $0x481ed262
+	WORD         $0xc952
+	LONG         $0x4816d262
+	WORD         $0xeb52
+	VBROADCASTSS 20(DX), Z12
+	VBROADCASTSS 28(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xd052
+	LONG         $0x4816d262
+	WORD         $0xf252
+	LONG         $0x481ed262
+	WORD         $0xd952
+	LONG         $0x4816d262
+	WORD         $0xfb52
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000020, DX
+	DECQ         SI
+	JNZ          terms
+	MOVQ         plans+56(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         512(AX), DI
+
+plan:
+	VSUBPS      (DI), Z0, Z8
+	VMULPS      aboveShort<>+0(SB), Z8, Z8
+	VPANDD      Z15, Z8, Z8
+	VMULPS      Z14, Z8, Z10
+	VFMADD213PS 256(DI), Z8, Z10
+	VMOVUPS     Z10, 256(DI)
+	VSUBPS      64(DI), Z1, Z9
+	VMULPS      aboveShort<>+0(SB), Z9, Z9
+	VPANDD      Z15, Z9, Z9
+	VMULPS      Z14, Z9, Z11
+	VFMADD213PS 320(DI), Z9, Z11
+	VMOVUPS     Z11, 320(DI)
+	VSUBPS      128(DI), Z2, Z12
+	VMULPS      aboveShort<>+0(SB), Z12, Z12
+	VPANDD      Z15, Z12, Z12
+	VMULPS      Z14, Z12, Z13
+	VFMADD213PS 384(DI), Z12, Z13
+	VMOVUPS     Z13, 384(DI)
+	VSUBPS      192(DI), Z3, Z8
+	VMULPS      aboveShort<>+0(SB), Z8, Z8
+	VPANDD      Z15, Z8, Z8
+	VMULPS      Z14, Z8, Z10
+	VFMADD213PS 448(DI), Z8, Z10
+	VMOVUPS     Z10, 448(DI)
+	ADDQ        $0x00000200, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Z8
+	VMOVUPS      16384(BX), Z10
+	VMOVUPS      32768(BX), Z9
+	VMOVUPS      49152(BX), Z11
+	VBROADCASTSS (DX), Z12
+	VBROADCASTSS 8(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xc052
+	LONG         $0x4816d262
+	WORD         $0xe252
+	LONG         $0x481ed262
+	WORD         $0xc952
+	LONG         $0x4816d262
+	WORD         $0xeb52
+	VBROADCASTSS 4(DX), Z12
+	VBROADCASTSS 12(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xd052
+	LONG         $0x4816d262
+	WORD         $0xf252
+	LONG         $0x481ed262
+	WORD         $0xd952
+	LONG         $0x4816d262
+	WORD         $0xfb52
+	VMOVUPS      64(BX), Z8
+	VMOVUPS      16448(BX), Z10
+	VMOVUPS      32832(BX), Z9
+	VMOVUPS      49216(BX), Z11
+	VBROADCASTSS 16(DX), Z12
+	VBROADCASTSS 24(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xc052
+	LONG         $0x4816d262
+	WORD         $0xe252
+	LONG         $0x481ed262
+	WORD         $0xc952
+	LONG         $0x4816d262
+	WORD         $0xeb52
+	VBROADCASTSS 20(DX), Z12
+	VBROADCASTSS 28(DX), Z13
+	LONG         $0x481ed262
+	WORD         $0xd052
+	LONG         $0x4816d262
+	WORD         $0xf252
+	LONG         $0x481ed262
+	WORD         $0xd952
+	LONG         $0x4816d262
+	WORD         $0xfb52
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000020, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+64(FP), R8
+	LEAQ 512(AX), DI
+
+end:
+	TESTQ       R8, R8
+	JZ          store
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Z0, (DI)
+	VMULPS      aboveShort<>+0(SB), Z0, Z8
+	VPANDD      Z15, Z8, Z8
+	VMOVUPS     256(DI), Z10
+	VFMADD231PS Z8, Z8, Z10
+	VMOVUPS     Z10, 256(DI)
+	VMOVUPS     Z1, 64(DI)
+	VMULPS      aboveShort<>+0(SB), Z1, Z9
+	VPANDD      Z15, Z9, Z9
+	VMOVUPS     320(DI), Z11
+	VFMADD231PS Z9, Z9, Z11
+	VMOVUPS     Z11, 320(DI)
+	VMOVUPS     Z2, 128(DI)
+	VMULPS      aboveShort<>+0(SB), Z2, Z12
+	VPANDD      Z15, Z12, Z12
+	VMOVUPS     384(DI), Z13
+	VFMADD231PS Z12, Z12, Z13
+	VMOVUPS     Z13, 384(DI)
+	VMOVUPS     Z3, 192(DI)
+	VMULPS      aboveShort<>+0(SB), Z3, Z8
+	VPANDD      Z15, Z8, Z8
+	VMOVUPS     448(DI), Z10
+	VFMADD231PS Z8, Z8, Z10
+	VMOVUPS     Z10, 448(DI)
+
+next:
+	ADDQ $0x00000200, DI
+	JMP  end
+
+store:
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z4, 256(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z5, 320(AX)
+	VMOVUPS Z2, 128(AX)
+	VMOVUPS Z6, 384(AX)
+	VMOVUPS Z3, 192(AX)
+	VMOVUPS Z7, 448(AX)
+	VZEROUPPER
+	RET
+
+// func avx512PairsPartial4(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512PairsPartial4(SB), NOSPLIT, $0-72
+	MOVQ         state+0(FP), AX
+	MOVQ         w+8(FP), BX
+	MOVQ         x+16(FP), DX
+	MOVQ         steps+24(FP), CX
+	VBROADCASTSS n+48(FP), Z22
+	MOVL         $0x7f800000, SI
+	MOVQ         SI, X0
+	VPBROADCASTD X0, Z23
+	VMOVUPS      (AX), Z0
+	VMOVUPS      512(AX), Z8
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      576(AX), Z9
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      640(AX), Z10
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      704(AX), Z11
+	VMOVUPS      256(AX), Z4
+	VMOVUPS      768(AX), Z12
+	VMOVUPS      320(AX), Z5
+	VMOVUPS      832(AX), Z13
+	VMOVUPS      384(AX), Z6
+	VMOVUPS      896(AX), Z14
+	VMOVUPS      448(AX), Z7
+	VMOVUPS      960(AX), Z15
+
+step:
+	MOVQ turns+32(FP), SI
+
+terms:
+	VMOVUPS      (BX), Z16
+	VMOVUPS      16384(BX), Z18
+	VMOVUPS      32768(BX), Z17
+	VMOVUPS      49152(BX), Z19
+	VBROADCASTSS (DX), Z20
+	VBROADCASTSS 16(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xc052
+	LONG         $0x40563262
+	WORD         $0xc252
+	LONG         $0x405eb262
+	WORD         $0xc952
+	LONG         $0x40563262
+	WORD         $0xcb52
+	VBROADCASTSS 4(DX), Z20
+	VBROADCASTSS 20(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xd052
+	LONG         $0x40563262
+	WORD         $0xd252
+	LONG         $0x405eb262
+	WORD         $0xd952
+	LONG         $0x40563262
+	WORD         $0xdb52
+	VBROADCASTSS 8(DX), Z20
+	VBROADCASTSS 24(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x40563262
+	WORD         $0xe252
+	LONG         $0x405eb262
+	WORD         $0xe952
+	LONG         $0x40563262
+	WORD         $0xeb52
+	VBROADCASTSS 12(DX), Z20
+	VBROADCASTSS 28(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf252
+	LONG         $0x405eb262
+	WORD         $0xf952
+	LONG         $0x40563262
+	WORD         $0xfb52
+	VMOVUPS      64(BX), Z16
+	VMOVUPS      16448(BX), Z18
+	VMOVUPS      32832(BX), Z17
+	VMOVUPS      49216(BX), Z19
+	VBROADCASTSS 32(DX), Z20
+	VBROADCASTSS 48(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xc052
+	LONG         $0x40563262
+	WORD         $0xc252
+	LONG         $0x405eb262
+	WORD         $0xc952
+	LONG         $0x40563262
+	WORD         $0xcb52
+	VBROADCASTSS 36(DX), Z20
+	VBROADCASTSS 52(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xd052
+	LONG         $0x40563262
+	WORD         $0xd252
+	LONG         $0x405eb262
+	WORD         $0xd952
+	LONG         $0x40563262
+	WORD         $0xdb52
+	VBROADCASTSS 40(DX), Z20
+	VBROADCASTSS 56(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x40563262
+	WORD         $0xe252
+	LONG         $0x405eb262
+	WORD         $0xe952
+	LONG         $0x40563262
+	WORD         $0xeb52
+	VBROADCASTSS 44(DX), Z20
+	VBROADCASTSS 60(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf252
+	LONG         $0x405eb262
+	WORD         $0xf952
+	LONG         $0x40563262
+	WORD         $0xfb52
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000040, DX
+	DECQ         SI
+	JNZ          terms
+	MOVQ         plans+56(FP), R8
+	TESTQ        R8, R8
+	JZ           sampled
+	LEAQ         1024(AX), DI
+
+plan:
+	VSUBPS      (DI), Z0, Z16
+	VMULPS      aboveShort<>+0(SB), Z16, Z16
+	VPANDD      Z23, Z16, Z16
+	VMULPS      Z22, Z16, Z18
+	VFMADD213PS 512(DI), Z16, Z18
+	VMOVUPS     Z18, 512(DI)
+	VSUBPS      64(DI), Z1, Z17
+	VMULPS      aboveShort<>+0(SB), Z17, Z17
+	VPANDD      Z23, Z17, Z17
+	VMULPS      Z22, Z17, Z19
+	VFMADD213PS 576(DI), Z17, Z19
+	VMOVUPS     Z19, 576(DI)
+	VSUBPS      128(DI), Z2, Z20
+	VMULPS      aboveShort<>+0(SB), Z20, Z20
+	VPANDD      Z23, Z20, Z20
+	VMULPS      Z22, Z20, Z21
+	VFMADD213PS 640(DI), Z20, Z21
+	VMOVUPS     Z21, 640(DI)
+	VSUBPS      192(DI), Z3, Z16
+	VMULPS      aboveShort<>+0(SB), Z16, Z16
+	VPANDD      Z23, Z16, Z16
+	VMULPS      Z22, Z16, Z18
+	VFMADD213PS 704(DI), Z16, Z18
+	VMOVUPS     Z18, 704(DI)
+	VSUBPS      256(DI), Z4, Z17
+	VMULPS      aboveShort<>+0(SB), Z17, Z17
+	VPANDD      Z23, Z17, Z17
+	VMULPS      Z22, Z17, Z19
+	VFMADD213PS 768(DI), Z17, Z19
+	VMOVUPS     Z19, 768(DI)
+	VSUBPS      320(DI), Z5, Z20
+	VMULPS      aboveShort<>+0(SB), Z20, Z20
+	VPANDD      Z23, Z20, Z20
+	VMULPS      Z22, Z20, Z21
+	VFMADD213PS 832(DI), Z20, Z21
+	VMOVUPS     Z21, 832(DI)
+	VSUBPS      384(DI), Z6, Z16
+	VMULPS      aboveShort<>+0(SB), Z16, Z16
+	VPANDD      Z23, Z16, Z16
+	VMULPS      Z22, Z16, Z18
+	VFMADD213PS 896(DI), Z16, Z18
+	VMOVUPS     Z18, 896(DI)
+	VSUBPS      448(DI), Z7, Z17
+	VMULPS      aboveShort<>+0(SB), Z17, Z17
+	VPANDD      Z23, Z17, Z17
+	VMULPS      Z22, Z17, Z19
+	VFMADD213PS 960(DI), Z17, Z19
+	VMOVUPS     Z19, 960(DI)
+	ADDQ        $0x00000400, DI
+	DECQ        R8
+	JNZ         plan
+
+sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Z16
+	VMOVUPS      16384(BX), Z18
+	VMOVUPS      32768(BX), Z17
+	VMOVUPS      49152(BX), Z19
+	VBROADCASTSS (DX), Z20
+	VBROADCASTSS 16(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xc052
+	LONG         $0x40563262
+	WORD         $0xc252
+	LONG         $0x405eb262
+	WORD         $0xc952
+	LONG         $0x40563262
+	WORD         $0xcb52
+	VBROADCASTSS 4(DX), Z20
+	VBROADCASTSS 20(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xd052
+	LONG         $0x40563262
+	WORD         $0xd252
+	LONG         $0x405eb262
+	WORD         $0xd952
+	LONG         $0x40563262
+	WORD         $0xdb52
+	VBROADCASTSS 8(DX), Z20
+	VBROADCASTSS 24(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x40563262
+	WORD         $0xe252
+	LONG         $0x405eb262
+	WORD         $0xe952
+	LONG         $0x40563262
+	WORD         $0xeb52
+	VBROADCASTSS 12(DX), Z20
+	VBROADCASTSS 28(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf252
+	LONG         $0x405eb262
+	WORD         $0xf952
+	LONG         $0x40563262
+	WORD         $0xfb52
+	VMOVUPS      64(BX), Z16
+	VMOVUPS      16448(BX), Z18
+	VMOVUPS      32832(BX), Z17
+	VMOVUPS      49216(BX), Z19
+	VBROADCASTSS 32(DX), Z20
+	VBROADCASTSS 48(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xc052
+	LONG         $0x40563262
+	WORD         $0xc252
+	LONG         $0x405eb262
+	WORD         $0xc952
+	LONG         $0x40563262
+	WORD         $0xcb52
+	VBROADCASTSS 36(DX), Z20
+	VBROADCASTSS 52(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xd052
+	LONG         $0x40563262
+	WORD         $0xd252
+	LONG         $0x405eb262
+	WORD         $0xd952
+	LONG         $0x40563262
+	WORD         $0xdb52
+	VBROADCASTSS 40(DX), Z20
+	VBROADCASTSS 56(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x40563262
+	WORD         $0xe252
+	LONG         $0x405eb262
+	WORD         $0xe952
+	LONG         $0x40563262
+	WORD         $0xeb52
+	VBROADCASTSS 44(DX), Z20
+	VBROADCASTSS 60(DX), Z21
+	LONG         $0x405eb262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf252
+	LONG         $0x405eb262
+	WORD         $0xf952
+	LONG         $0x40563262
+	WORD         $0xfb52
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000040, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
+	DECQ CX
+	JNZ  step
+	MOVQ ends+64(FP), R8
+	LEAQ 1024(AX), DI
+
+end:
+	TESTQ       R8, R8
+	JZ          store
+	SHRQ        $0x01, R8
+	JCC         next
+	VMOVUPS     Z0, (DI)
+	VMULPS      aboveShort<>+0(SB), Z0, Z16
+	VPANDD      Z23, Z16, Z16
+	VMOVUPS     512(DI), Z18
+	VFMADD231PS Z16, Z16, Z18
+	VMOVUPS     Z18, 512(DI)
+	VMOVUPS     Z1, 64(DI)
+	VMULPS      aboveShort<>+0(SB), Z1, Z17
+	VPANDD      Z23, Z17, Z17
+	VMOVUPS     576(DI), Z19
+	VFMADD231PS Z17, Z17, Z19
+	VMOVUPS     Z19, 576(DI)
+	VMOVUPS     Z2, 128(DI)
+	VMULPS      aboveShort<>+0(SB), Z2, Z20
+	VPANDD      Z23, Z20, Z20
+	VMOVUPS     640(DI), Z21
+	VFMADD231PS Z20, Z20, Z21
+	VMOVUPS     Z21, 640(DI)
+	VMOVUPS     Z3, 192(DI)
+	VMULPS      aboveShort<>+0(SB), Z3, Z16
+	VPANDD      Z23, Z16, Z16
+	VMOVUPS     704(DI), Z18
+	VFMADD231PS Z16, Z16, Z18
+	VMOVUPS     Z18, 704(DI)
+	VMOVUPS     Z4, 256(DI)
+	VMULPS      aboveShort<>+0(SB), Z4, Z17
+	VPANDD      Z23, Z17, Z17
+	VMOVUPS     768(DI), Z19
+	VFMADD231PS Z17, Z17, Z19
+	VMOVUPS     Z19, 768(DI)
+	VMOVUPS     Z5, 320(DI)
+	VMULPS      aboveShort<>+0(SB), Z5, Z20
+	VPANDD      Z23, Z20, Z20
+	VMOVUPS     832(DI), Z21
+	VFMADD231PS Z20, Z20, Z21
+	VMOVUPS     Z21, 832(DI)
+	VMOVUPS     Z6, 384(DI)
+	VMULPS      aboveShort<>+0(SB), Z6, Z16
+	VPANDD      Z23, Z16, Z16
+	VMOVUPS     896(DI), Z18
+	VFMADD231PS Z16, Z16, Z18
+	VMOVUPS     Z18, 896(DI)
+	VMOVUPS     Z7, 448(DI)
+	VMULPS      aboveShort<>+0(SB), Z7, Z17
+	VPANDD      Z23, Z17, Z17
+	VMOVUPS     960(DI), Z19
+	VFMADD231PS Z17, Z17, Z19
+	VMOVUPS     Z19, 960(DI)
+
+next:
+	ADDQ $0x00000400, DI
+	JMP  end
+
+store:
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z8, 512(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z9, 576(AX)
+	VMOVUPS Z2, 128(AX)
+	VMOVUPS Z10, 640(AX)
+	VMOVUPS Z3, 192(AX)
+	VMOVUPS Z11, 704(AX)
+	VMOVUPS Z4, 256(AX)
+	VMOVUPS Z12, 768(AX)
+	VMOVUPS Z5, 320(AX)
+	VMOVUPS Z13, 832(AX)
+	VMOVUPS Z6, 384(AX)
+	VMOVUPS Z14, 896(AX)
+	VMOVUPS Z7, 448(AX)
+	VMOVUPS Z15, 960(AX)
+	VZEROUPPER
+	RET
+
+// func avx2Shorten(dst *float32, src *float32, n int)
+// Requires: AVX, AVX2, SSE2
+TEXT ·avx2Shorten(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x7fffffff, DX
+	MOVQ         DX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0x1fffffff, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Y3
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS  (BX), Y0
+	VANDPS   Y2, Y0, Y1
+	VPCMPGTD Y3, Y1, Y1
+	VPADDD   halfShort<>+0(SB), Y0, Y0
+	VANDPS   shortMask<>+0(SB), Y0, Y0
+	VPAND    Y1, Y0, Y0
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  32(BX), Y0
+	VANDPS   Y2, Y0, Y1
+	VPCMPGTD Y3, Y1, Y1
+	VPADDD   halfShort<>+0(SB), Y0, Y0
+	VANDPS   shortMask<>+0(SB), Y0, Y0
+	VPAND    Y1, Y0, Y0
+	VMOVUPS  Y0, 32(AX)
+	ADDQ     $0x40, BX
+	ADDQ     $0x00000040, AX
+	DECQ     CX
+	JNZ      block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// Requires: AVX, AVX2, FMA3, SSE2
+TEXT ·avx2Partial1(SB), NOSPLIT, $0-72
+	MOVQ         state+0(FP), AX
+	MOVQ         w+8(FP), BX
+	MOVQ         x+16(FP), DX
+	MOVQ         steps+24(FP), CX
+	VBROADCASTSS n+48(FP), Y10
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Y11
@@ -13201,8 +14483,12 @@ step:
 terms:
 	VMOVUPS      (BX), Y4
 	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
 	VMOVUPS      16384(BX), Y5
 	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
 	VBROADCASTSS (DX), Y8
 	VBROADCASTSS 4(DX), Y9
 	VFMADD231PS  Y4, Y8, Y0
@@ -13211,8 +14497,12 @@ terms:
 	VFMADD231PS  Y7, Y9, Y3
 	VMOVUPS      32(BX), Y4
 	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
 	VMOVUPS      16416(BX), Y5
 	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
 	VBROADCASTSS 8(DX), Y8
 	VBROADCASTSS 12(DX), Y9
 	VFMADD231PS  Y4, Y8, Y0
@@ -13221,8 +14511,12 @@ terms:
 	VFMADD231PS  Y7, Y9, Y3
 	VMOVUPS      64(BX), Y4
 	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
 	VMOVUPS      16448(BX), Y5
 	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
 	VBROADCASTSS 16(DX), Y8
 	VBROADCASTSS 20(DX), Y9
 	VFMADD231PS  Y4, Y8, Y0
@@ -13231,8 +14525,12 @@ terms:
 	VFMADD231PS  Y7, Y9, Y3
 	VMOVUPS      96(BX), Y4
 	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
 	VMOVUPS      16480(BX), Y5
 	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
 	VBROADCASTSS 24(DX), Y8
 	VBROADCASTSS 28(DX), Y9
 	VFMADD231PS  Y4, Y8, Y0
@@ -13243,18 +14541,20 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+48(FP), R8
+	MOVQ         plans+56(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         128(AX), DI
 
 plan:
 	VSUBPS      (DI), Y0, Y4
+	VMULPS      aboveShort<>+0(SB), Y4, Y4
 	VANDPS      Y11, Y4, Y4
 	VMULPS      Y10, Y4, Y6
 	VFMADD213PS 64(DI), Y4, Y6
 	VMOVUPS     Y6, 64(DI)
 	VSUBPS      32(DI), Y1, Y5
+	VMULPS      aboveShort<>+0(SB), Y5, Y5
 	VANDPS      Y11, Y5, Y5
 	VMULPS      Y10, Y5, Y7
 	VFMADD213PS 96(DI), Y5, Y7
@@ -13264,9 +14564,76 @@ plan:
 	JNZ         plan
 
 sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Y4
+	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
+	VMOVUPS      16384(BX), Y5
+	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
+	VBROADCASTSS (DX), Y8
+	VBROADCASTSS 4(DX), Y9
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y6, Y9, Y2
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y7, Y9, Y3
+	VMOVUPS      32(BX), Y4
+	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
+	VMOVUPS      16416(BX), Y5
+	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
+	VBROADCASTSS 8(DX), Y8
+	VBROADCASTSS 12(DX), Y9
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y6, Y9, Y2
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y7, Y9, Y3
+	VMOVUPS      64(BX), Y4
+	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
+	VMOVUPS      16448(BX), Y5
+	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
+	VBROADCASTSS 16(DX), Y8
+	VBROADCASTSS 20(DX), Y9
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y6, Y9, Y2
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y7, Y9, Y3
+	VMOVUPS      96(BX), Y4
+	VMULPS       Y4, Y4, Y6
+	VPADDD       halfShort<>+0(SB), Y6, Y6
+	VANDPS       shortMask<>+0(SB), Y6, Y6
+	VMOVUPS      16480(BX), Y5
+	VMULPS       Y5, Y5, Y7
+	VPADDD       halfShort<>+0(SB), Y7, Y7
+	VANDPS       shortMask<>+0(SB), Y7, Y7
+	VBROADCASTSS 24(DX), Y8
+	VBROADCASTSS 28(DX), Y9
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y6, Y9, Y2
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y7, Y9, Y3
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000020, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+56(FP), R8
+	MOVQ ends+64(FP), R8
 	LEAQ 128(AX), DI
 
 end:
@@ -13275,12 +14642,14 @@ end:
 	SHRQ        $0x01, R8
 	JCC         next
 	VMOVUPS     Y0, (DI)
-	VANDPS      Y11, Y0, Y4
+	VMULPS      aboveShort<>+0(SB), Y0, Y4
+	VANDPS      Y11, Y4, Y4
 	VMOVUPS     64(DI), Y6
 	VFMADD231PS Y4, Y4, Y6
 	VMOVUPS     Y6, 64(DI)
 	VMOVUPS     Y1, 32(DI)
-	VANDPS      Y11, Y1, Y5
+	VMULPS      aboveShort<>+0(SB), Y1, Y5
+	VANDPS      Y11, Y5, Y5
 	VMOVUPS     96(DI), Y7
 	VFMADD231PS Y5, Y5, Y7
 	VMOVUPS     Y7, 96(DI)
@@ -13297,14 +14666,14 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
+// func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
 // Requires: AVX, AVX2, FMA3, SSE2
-TEXT ·avx2Partial2(SB), NOSPLIT, $0-64
+TEXT ·avx2Partial2(SB), NOSPLIT, $0-72
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+40(FP), Y14
+	VBROADCASTSS n+48(FP), Y14
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Y15
@@ -13323,8 +14692,12 @@ step:
 terms:
 	VMOVUPS      (BX), Y8
 	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
 	VMOVUPS      16384(BX), Y9
 	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
 	VBROADCASTSS (DX), Y12
 	VBROADCASTSS 8(DX), Y13
 	VFMADD231PS  Y8, Y12, Y0
@@ -13339,8 +14712,12 @@ terms:
 	VFMADD231PS  Y11, Y13, Y7
 	VMOVUPS      32(BX), Y8
 	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
 	VMOVUPS      16416(BX), Y9
 	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
 	VBROADCASTSS 16(DX), Y12
 	VBROADCASTSS 24(DX), Y13
 	VFMADD231PS  Y8, Y12, Y0
@@ -13355,8 +14732,12 @@ terms:
 	VFMADD231PS  Y11, Y13, Y7
 	VMOVUPS      64(BX), Y8
 	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
 	VMOVUPS      16448(BX), Y9
 	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
 	VBROADCASTSS 32(DX), Y12
 	VBROADCASTSS 40(DX), Y13
 	VFMADD231PS  Y8, Y12, Y0
@@ -13371,8 +14752,12 @@ terms:
 	VFMADD231PS  Y11, Y13, Y7
 	VMOVUPS      96(BX), Y8
 	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
 	VMOVUPS      16480(BX), Y9
 	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
 	VBROADCASTSS 48(DX), Y12
 	VBROADCASTSS 56(DX), Y13
 	VFMADD231PS  Y8, Y12, Y0
@@ -13389,28 +14774,32 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+48(FP), R8
+	MOVQ         plans+56(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         256(AX), DI
 
 plan:
 	VSUBPS      (DI), Y0, Y8
+	VMULPS      aboveShort<>+0(SB), Y8, Y8
 	VANDPS      Y15, Y8, Y8
 	VMULPS      Y14, Y8, Y10
 	VFMADD213PS 128(DI), Y8, Y10
 	VMOVUPS     Y10, 128(DI)
 	VSUBPS      32(DI), Y1, Y9
+	VMULPS      aboveShort<>+0(SB), Y9, Y9
 	VANDPS      Y15, Y9, Y9
 	VMULPS      Y14, Y9, Y11
 	VFMADD213PS 160(DI), Y9, Y11
 	VMOVUPS     Y11, 160(DI)
 	VSUBPS      64(DI), Y2, Y12
+	VMULPS      aboveShort<>+0(SB), Y12, Y12
 	VANDPS      Y15, Y12, Y12
 	VMULPS      Y14, Y12, Y13
 	VFMADD213PS 192(DI), Y12, Y13
 	VMOVUPS     Y13, 192(DI)
 	VSUBPS      96(DI), Y3, Y8
+	VMULPS      aboveShort<>+0(SB), Y8, Y8
 	VANDPS      Y15, Y8, Y8
 	VMULPS      Y14, Y8, Y10
 	VFMADD213PS 224(DI), Y8, Y10
@@ -13420,9 +14809,100 @@ plan:
 	JNZ         plan
 
 sampled:
+	MOVQ  rest+40(FP), SI
+	TESTQ SI, SI
+	JZ    stepped
+
+rest:
+	VMOVUPS      (BX), Y8
+	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
+	VMOVUPS      16384(BX), Y9
+	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
+	VBROADCASTSS (DX), Y12
+	VBROADCASTSS 8(DX), Y13
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y10, Y13, Y4
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y11, Y13, Y5
+	VBROADCASTSS 4(DX), Y12
+	VBROADCASTSS 12(DX), Y13
+	VFMADD231PS  Y8, Y12, Y2
+	VFMADD231PS  Y10, Y13, Y6
+	VFMADD231PS  Y9, Y12, Y3
+	VFMADD231PS  Y11, Y13, Y7
+	VMOVUPS      32(BX), Y8
+	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
+	VMOVUPS      16416(BX), Y9
+	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
+	VBROADCASTSS 16(DX), Y12
+	VBROADCASTSS 24(DX), Y13
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y10, Y13, Y4
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y11, Y13, Y5
+	VBROADCASTSS 20(DX), Y12
+	VBROADCASTSS 28(DX), Y13
+	VFMADD231PS  Y8, Y12, Y2
+	VFMADD231PS  Y10, Y13, Y6
+	VFMADD231PS  Y9, Y12, Y3
+	VFMADD231PS  Y11, Y13, Y7
+	VMOVUPS      64(BX), Y8
+	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
+	VMOVUPS      16448(BX), Y9
+	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
+	VBROADCASTSS 32(DX), Y12
+	VBROADCASTSS 40(DX), Y13
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y10, Y13, Y4
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y11, Y13, Y5
+	VBROADCASTSS 36(DX), Y12
+	VBROADCASTSS 44(DX), Y13
+	VFMADD231PS  Y8, Y12, Y2
+	VFMADD231PS  Y10, Y13, Y6
+	VFMADD231PS  Y9, Y12, Y3
+	VFMADD231PS  Y11, Y13, Y7
+	VMOVUPS      96(BX), Y8
+	VMULPS       Y8, Y8, Y10
+	VPADDD       halfShort<>+0(SB), Y10, Y10
+	VANDPS       shortMask<>+0(SB), Y10, Y10
+	VMOVUPS      16480(BX), Y9
+	VMULPS       Y9, Y9, Y11
+	VPADDD       halfShort<>+0(SB), Y11, Y11
+	VANDPS       shortMask<>+0(SB), Y11, Y11
+	VBROADCASTSS 48(DX), Y12
+	VBROADCASTSS 56(DX), Y13
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y10, Y13, Y4
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y11, Y13, Y5
+	VBROADCASTSS 52(DX), Y12
+	VBROADCASTSS 60(DX), Y13
+	VFMADD231PS  Y8, Y12, Y2
+	VFMADD231PS  Y10, Y13, Y6
+	VFMADD231PS  Y9, Y12, Y3
+	VFMADD231PS  Y11, Y13, Y7
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000040, DX
+	DECQ         SI
+	JNZ          rest
+
+stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+56(FP), R8
+	MOVQ ends+64(FP), R8
 	LEAQ 256(AX), DI
 
 end:
@@ -13431,22 +14911,26 @@ end:
 	SHRQ        $0x01, R8
 	JCC         next
 	VMOVUPS     Y0, (DI)
-	VANDPS      Y15, Y0, Y8
+	VMULPS      aboveShort<>+0(SB), Y0, Y8
+	VANDPS      Y15, Y8, Y8
 	VMOVUPS     128(DI), Y10
 	VFMADD231PS Y8, Y8, Y10
 	VMOVUPS     Y10, 128(DI)
 	VMOVUPS     Y1, 32(DI)
-	VANDPS      Y15, Y1, Y9
+	VMULPS      aboveShort<>+0(SB), Y1, Y9
+	VANDPS      Y15, Y9, Y9
 	VMOVUPS     160(DI), Y11
 	VFMADD231PS Y9, Y9, Y11
 	VMOVUPS     Y11, 160(DI)
 	VMOVUPS     Y2, 64(DI)
-	VANDPS      Y15, Y2, Y12
+	VMULPS      aboveShort<>+0(SB), Y2, Y12
+	VANDPS      Y15, Y12, Y12
 	VMOVUPS     192(DI), Y13
 	VFMADD231PS Y12, Y12, Y13
 	VMOVUPS     Y13, 192(DI)
 	VMOVUPS     Y3, 96(DI)
-	VANDPS      Y15, Y3, Y8
+	VMULPS      aboveShort<>+0(SB), Y3, Y8
+	VANDPS      Y15, Y8, Y8
 	VMOVUPS     224(DI), Y10
 	VFMADD231PS Y8, Y8, Y10
 	VMOVUPS     Y10, 224(DI)

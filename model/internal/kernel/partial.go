@@ -10,54 +10,87 @@ import (
 // square of the spacing of float32 numbers there, and this to the power of two below the partial
 // sum. GEMM kernels add in the natural order of k, in chains of some hundred terms, and add the
 // chains. A plan is a length of chains; libraries differ in it.
+//
+// For that, numbers of 8 bits are exact enough: their products are off by at most 2^-7 of themselves, in either
+// direction, where the variance of a float32 sum is known to a factor. Some processors multiply pairs of them, in BF16, in
+// the time of a float32. Limits keep what is added up away from denormal numbers, which that instruction takes for 0.
 
 const (
 	// panelTerms is the number of terms of a panel of weights.
 	panelTerms = 512
-	// sampled is the number of terms between two partial sums that are squared.
-	sampled = lanes
+	// sampled is the number of terms one of whose partial sums is squared.
+	sampled = 2 * lanes
 	// chainStep divides the length of a chain that is shorter than the sum.
 	chainStep = 4
 	// MostPlans is the largest number of plans.
 	MostPlans = 3
+
+	// Numbers and weights that are less are taken for 0. The last bit of a product of others is at least 2^-126, as
+	// is that of the partial sums.
+	leastNumber, leastWeight = 0x1p-49, 0x1p-63
+	// Terms are multiplied with termScale, and taken for 0 if they are then less than leastTerm. Their sums begin with
+	// squaresStart, to which a denormal product would add nothing.
+	termScale, leastTerm, squaresStart = 0x1p24, 0x1p-126, 0x1p-102
 )
 
 // PartialSums returns the sum Σ terms·w², and the largest of the plans' sums of squares of powers
 // of two below the partial sums of Σ x·w. All sums are float32 and in the order of k:
 //
-//	for k := range w {
-//		s = fma32(x[k], w[k], s)
-//		squares = fma32(terms[k], w[k]*w[k], squares)
-//		n++
-//		end := plan by plan, whether k+1 is a multiple of its chain's length, or k is the last
-//		if n == 16 || any end || k%512 == 511 {
-//			for each plan { r = power(s-start); sum = fma32(n*r, r, sum) }
-//			n = 0
+//	squares = squaresStart
+//	for from, to := 0, 0; from < len(w); from = to {
+//		to = from + 32, or before, where a chain of any plan, 512 terms or w end
+//		for k := from; k < to; k++ {
+//			weight := shortWeight(w[k])
+//			s = fma32(shortNumber(x[k]), weight, s)
+//			squares = fma32(shortTerm(terms[k]), short(weight*weight, 0), squares)
+//			if k == from + 15 and to == from + 32, or to < from + 32 and k == to - 1 {
+//				for each plan { r = power(s-start); sum = fma32((to-from)*r, r, sum) }
+//			}
 //		}
-//		for each plan that ends { r = power(s); sum = fma32(r, r, sum); start = s }
+//		for each plan whose chain ends { r = power(s); sum = fma32(r, r, sum); start = s }
 //	}
-//	return the largest sum, squares
+//	return the largest sum, (squares - squaresStart) / termScale
 //
 // start is the running total of the plan's chains, s-start the partial sum of its present chain.
-// One partial sum in 16 represents n of them. x and terms are at least as long as w. There are at
+// One partial sum in 32, the middle one, represents all of them. x and terms are at least as long as w. There are at
 // most MostPlans plans; a length less than len(w) is a multiple of 4.
 func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) {
+	n := len(w)
+	of := make([]float32, 3*n)
+	for k, v := range w {
+		of[k], of[n+k], of[2*n+k] = shortNumber(x[k]), shortTerm(terms[k]), shortWeight(v)
+	}
+	partial, squares = shortSums(of[:n], of[n:2*n], of[2*n:], plans)
+	return partial, sumOfTerms(squares)
+}
+
+// shortSums returns PartialSums of short numbers, with squares as they are before the last line.
+func shortSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
-	var s float32
+	s, squares := float32(0), float32(squaresStart)
 	var start, sum [MostPlans]float32
-	for k := 0; k < len(w); {
-		from, to := k, nextCut(plans, k, len(w))
-		to = min(to, k+sampled)
-		for ; k < to; k++ {
-			s = fma32(x[k], w[k], s)
-			squares = fma32(terms[k], w[k]*w[k], squares)
+	for from, to := 0, 0; from < len(w); from = to {
+		to = min(from+sampled, nextCut(plans, from, len(w)))
+		sample := to
+		if to == from+sampled {
+			sample -= sampled / 2
 		}
-		end := chainEnds(plans, k, len(w))
+		add := func(from, to int) {
+			for k := from; k < to; k++ {
+				s = fma32(x[k], w[k], s)
+				squares = fma32(terms[k], short(w[k]*w[k], 0), squares)
+			}
+		}
+		add(from, sample)
 		for p := range plans {
 			r := power(s - start[p])
-			sum[p] = fma32(float32(k-from)*r, r, sum[p])
-			if end>>p&1 == 1 {
-				r = power(s)
+			sum[p] = fma32(float32(to-from)*r, r, sum[p])
+		}
+		add(sample, to)
+		ends := chainEnds(plans, to, len(w))
+		for p := range plans {
+			if ends>>p&1 == 1 {
+				r := power(s)
 				sum[p] = fma32(r, r, sum[p])
 				start[p] = s
 			}
@@ -69,8 +102,28 @@ func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) 
 	return partial, squares
 }
 
-// power returns the largest power of two that is at most |x|: 0 of a denormal number, +Inf of NaN.
-func power(x float32) float32 { return math.Float32frombits(math.Float32bits(x) & 0x7f800000) }
+// sumOfTerms returns Σ terms·w² of its sum in a PartialSums.
+func sumOfTerms(squares float32) float32 { return (squares - squaresStart) / termScale }
+
+// short returns v rounded to 8 bits, ties away from 0; 0 if |v| < least.
+func short(v, least float32) float32 {
+	b := math.Float32bits(v)
+	if b&math.MaxInt32 < math.Float32bits(least) {
+		return 0
+	}
+	return math.Float32frombits((b + 1<<15) >> 16 << 16)
+}
+
+// shortNumber, shortTerm and shortWeight are what PartialSums takes of x, terms and w.
+func shortNumber(v float32) float32 { return short(v, leastNumber) }
+func shortTerm(v float32) float32   { return short(v*termScale, leastTerm) }
+func shortWeight(v float32) float32 { return short(v, leastWeight) }
+
+// power returns the largest power of two that is at most |x|·(1 + 2^-7), as products of short numbers may be so much
+// less: 0 of 0, +Inf of NaN.
+func power(x float32) float32 {
+	return math.Float32frombits(math.Float32bits(x*(1+0x1p-7)) & 0x7f800000)
+}
 
 // nextCut returns the first place behind k, in a sum of n terms, where a chain or a panel ends.
 func nextCut(plans []int, k, n int) int {
@@ -155,6 +208,7 @@ type partialJob struct {
 	panels []tokenRun
 	x      []float32
 	pooled *[]float32 // memory of x, from packedTokens
+	row    []float32  // a token's numbers, then its terms
 }
 
 // partialBytes bounds the tokens of a block, which pass from the third-level cache through the kernels, once for each
@@ -194,7 +248,7 @@ func (p *Partial) prepare(w Matrix) *partialJob {
 		}
 	}
 	q.tokens *= q.kinds
-	q.block = min(partialTokens, max(maxWidth, partialBytes/max(1, 8*w.Cols)/maxWidth*maxWidth))
+	q.block = min(partialTokens, max(maxWidth, partialBytes/max(1, 4*q.words(w.Cols))/maxWidth*maxWidth))
 	return q
 }
 
@@ -228,7 +282,7 @@ func (q *partialJob) run(workers int) {
 // packedTokens holds the memory of blocks of tokens.
 var packedTokens = sync.Pool{New: func() any { return new([]float32) }}
 
-// setTokens packs a block of tokens for the kernels: for each panel and each k the numbers of its
+// setTokens packs a block of tokens for the kernels: for each panel and each k, or pair of them, the numbers of its
 // tokens, then their terms. The last token is repeated where tokens are missing; each row is
 // padded with 0 to whole steps.
 func (q *partialJob) setTokens(block int) {
@@ -240,12 +294,20 @@ func (q *partialJob) setTokens(block int) {
 		q.panels, at = append(q.panels, run), run.end()
 	}
 	q.pooled = packedTokens.Get().(*[]float32)
-	q.x = grow(*q.pooled, 2*length*q.panels[len(q.panels)-1].end())
+	q.x = grow(*q.pooled, q.words(length)*q.panels[len(q.panels)-1].end())
 	for _, run := range q.panels {
 		for i := range run.width {
-			q.pack(q.x[2*length*run.first+i:], q.first+min(run.first+i, n-1), run.width)
+			q.pack(q.x[q.words(length)*run.first+i:], q.first+min(run.first+i, n-1), run.width)
 		}
 	}
+}
+
+// words returns the number of 32-bit words that k numbers of a token and their terms take, k being even with pairs.
+func (q *partialJob) words(k int) int {
+	if q.im.partial.pairs {
+		return k
+	}
+	return 2 * k
 }
 
 // blockTokens returns the number of tokens in the present block.
@@ -253,25 +315,41 @@ func (q *partialJob) blockTokens() int { return min(q.block, q.tokens-q.first) }
 
 // pack writes a token's numbers, and terms, to a panel of width tokens.
 func (q *partialJob) pack(panel []float32, token, width int) {
-	cols := q.w.Cols
+	cols, length := q.w.Cols, q.length()
 	from := token / q.kinds * cols
+	q.row = grow(q.row, 2*length)
+	clear(q.row)
+	numbers, terms := q.row[:length], q.row[length:]
 	if q.carries(token) {
 		for c, v := range q.V[from : from+cols] {
-			panel[2*c*width], panel[(2*c+1)*width] = 0, v
+			terms[c] = shortTerm(v)
 		}
 	} else {
 		scale := float32(1)
 		if q.Scale != nil {
 			scale = q.Scale[token/q.kinds]
 		}
+		numbers, terms := numbers[:cols], terms[:cols]
 		for c, v := range q.X[from : from+cols] {
 			v *= scale
-			panel[2*c*width], panel[(2*c+1)*width] = v, v*v
+			numbers[c], terms[c] = shortNumber(v), shortTerm(v*v)
 		}
 	}
-	for c := cols; c < q.length(); c++ {
-		panel[2*c*width], panel[(2*c+1)*width] = 0, 0
+	terms = terms[:len(numbers)]
+	if q.im.partial.pairs {
+		for c := 1; c < len(numbers); c += 2 {
+			panel[(c-1)*width], panel[c*width] = pairOf(numbers[c-1], numbers[c]), pairOf(terms[c-1], terms[c])
+		}
+		return
 	}
+	for c, v := range numbers {
+		panel[2*c*width], panel[(2*c+1)*width] = v, terms[c]
+	}
+}
+
+// pairOf returns two short numbers in one word, the first in the upper half.
+func pairOf(first, second float32) float32 {
+	return math.Float32frombits(math.Float32bits(first) | math.Float32bits(second)>>16)
 }
 
 // carries reports whether a token is a row of V.
@@ -308,13 +386,16 @@ func (q *partialJob) portable(s *scratch, r, toR int) {
 	p.rows, p.w = grow(p.rows, cols), grow(p.w, 2*cols)
 	p.state = grow(p.state, q.states()*len(q.panels))
 	for ; r < toR; r++ {
-		row := q.w.Row(p.rows, r)
+		row := p.rows
+		for c, v := range q.w.Row(p.rows, r) {
+			row[c] = shortWeight(v)
+		}
 		for i := range q.panels {
 			for c := range cols {
 				p.w[c], p.w[cols+c] = q.x[2*(length*i+c)], q.x[2*(length*i+c)+1]
 			}
 			state := p.state[q.states()*i:]
-			partial, squares := PartialSums(p.w[:cols], p.w[cols:], row, q.plans)
+			partial, squares := shortSums(p.w[:cols], p.w[cols:], row, q.plans)
 			state[1] = squares
 			for s := range q.plans {
 				state[2*s+3] = partial
@@ -335,7 +416,7 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	panels := ceilDiv(rows, q.panelRows())
 	p.w = grow(p.w, panels*q.panelRows()*panelTerms)
 	p.state = grow(p.state, panels*q.stateSize())
-	clear(p.state)
+	q.begin(p.state)
 	for from := 0; from < q.w.Cols; from += span {
 		to := min(from+span, q.w.Cols)
 		for i := range rows {
@@ -349,6 +430,17 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	for i := range panels {
 		at := i * q.panelRows()
 		q.give(p.state[i*q.stateSize():], r+at, min(q.panelRows(), rows-at))
+	}
+}
+
+// begin sets the states of panels to those of no terms.
+func (q *partialJob) begin(states []float32) {
+	clear(states)
+	for ; len(states) > 0; states = states[q.stateSize():] {
+		for _, run := range q.panels {
+			size := q.panelRows() * run.width
+			fill(states[q.states()*q.panelRows()*run.first+size:][:size], squaresStart)
+		}
 	}
 }
 
@@ -373,7 +465,9 @@ func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 		for i := range group {
 			p.src[i] = (*byte)(unsafe.Pointer(&p.decoded[min(g*group+i, rows-1)][at]))
 		}
-		kernels.pack(&p.w[g*group*panelTerms], &p.src, roundUp(n, 2*lanes)/lanes, lanes*group, group)
+		panel, terms := &p.w[g*group*panelTerms], roundUp(n, 2*lanes)
+		kernels.pack(&p.group[0], &p.src, terms/lanes, lanes*group, group)
+		kernels.short(panel, &p.group[0], terms*group)
 	}
 	clear(p.src[:])
 	p.cuts = p.cuts[:0]
@@ -383,20 +477,24 @@ func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 		p.cuts = append(p.cuts, termRun{from - k, cut - from, chainEnds(q.plans, cut, q.w.Cols)})
 	}
 	for _, run := range q.panels {
-		kernel, x := kernels.sums[run.width-1], q.x[2*(q.length()*run.first+k*run.width):]
+		kernel, x := kernels.sums[run.width-1], q.x[q.words(q.length()*run.first+k*run.width):]
 		for i := range panels {
 			state := &p.state[i*q.stateSize()+q.states()*q.panelRows()*run.first]
 			w := p.w[i*q.panelRows()*panelTerms:]
+			from := func(at int) (_, _ *float32) { return &w[q.words(at)*group/2], &x[q.words(at)*run.width] }
 			for _, c := range p.cuts {
 				ends, left := c.ends, c.n%sampled
 				if c.n > left {
 					if left > 0 {
 						ends = 0
 					}
-					kernel(state, &w[c.at*group], &x[2*c.at*run.width], c.n/sampled, sampled/chainStep, sampled, len(q.plans), ends)
+					w, x := from(c.at)
+					const half = sampled / 2 / chainStep
+					kernel(state, w, x, c.n/sampled, half, half, sampled, len(q.plans), ends)
 				}
-				if at := c.at + c.n - left; left > 0 {
-					kernel(state, &w[at*group], &x[2*at*run.width], 1, ceilDiv(left, chainStep), float32(left), len(q.plans), c.ends)
+				if left > 0 {
+					w, x := from(c.at + c.n - left)
+					kernel(state, w, x, 1, ceilDiv(left, chainStep), 0, float32(left), len(q.plans), c.ends)
 				}
 			}
 		}
@@ -413,6 +511,9 @@ func (q *partialJob) give(states []float32, r, rows int) {
 		for at := 0; at < size && i < n; at, i = at+q.panelRows(), i+1 {
 			token := q.first + i
 			squares := state[size+at:][:rows]
+			for r, sum := range squares {
+				squares[r] = sumOfTerms(sum)
+			}
 			if q.carries(token) {
 				sums[2] = squares
 			} else {

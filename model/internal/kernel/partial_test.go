@@ -157,6 +157,36 @@ func TestPartialTokensMayBeOthers(t *testing.T) {
 	})
 }
 
+// TestPartialSumsOfOneTermAreNotLess than those of exact numbers: the first term of 512 is nearly a power of two, and
+// rounding its factors to 8 bits may bring it below that.
+func TestPartialSumsOfOneTermAreNotLess(t *testing.T) {
+	r, x, w := rand.New(rand.NewPCG(9, 10)), make([]float32, 512), make([]float32, 512)
+	below := 0
+	for range 10_000 {
+		x[0] = 1 + r.Float32()
+		w[0] = (1 + r.Float32()*0x1p-9) / x[0]
+		partial, _ := PartialSums(x, x, w, []int{512})
+		if x[0]*w[0] >= 1 {
+			require.GreaterOrEqual(t, partial, float32(513), "%v, %v", x[0], w[0])
+		}
+		if shortNumber(x[0])*shortWeight(w[0]) < 1 {
+			below++
+		}
+	}
+	require.Greater(t, below, 1000)
+}
+
+// TestShort: 8 bits, ties away from 0, and 0 below a limit.
+func TestShort(t *testing.T) {
+	for _, test := range [][3]float32{
+		{1, 0, 1}, {0x1.01p0, 0, 0x1.02p0}, {-0x1.01p0, 0, -0x1.02p0}, {0x1.00fffep0, 0, 1}, {0x1.fffffep0, 0, 2},
+		{0x1p-63, 0x1p-63, 0x1p-63}, {0x1.fffffep-64, 0x1p-63, 0}, {-0x1.fffffep-64, 0x1p-63, 0}, {0x1p-149, 0x1p-126, 0},
+		{math.MaxFloat32, 0, float32(math.Inf(1))}, {float32(math.Inf(-1)), 1, float32(math.Inf(-1))},
+	} {
+		require.Equal(t, test[2], short(test[0], test[1]), "%v", test)
+	}
+}
+
 // TestPartialSumsArePowersOfPrefixes: against float64, whose sums are every term's, for terms of
 // one sign, where the sampling is at its worst, and for terms that go far from 0 and come back.
 func TestPartialSumsArePowersOfPrefixes(t *testing.T) {
@@ -190,8 +220,8 @@ func TestPartialSumsArePowersOfPrefixes(t *testing.T) {
 				if turns == n && n >= 512 && length >= 512 {
 					require.InEpsilon(t, want, float64(partial), 0.2, "%d terms, chains of %d", n, length)
 				}
-				require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 1e-5)
-				if length%sampled == 0 { // one plan does not change where the other's sums are sampled
+				require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 0x1p-7) // of weights, twice, their squares and terms
+				if length%sampled == 0 {                                             // one plan does not change where the other's sums are sampled
 					both, _ := PartialSums(x, x, w, []int{n, length})
 					one, _ := PartialSums(x, x, w, []int{n})
 					require.Equal(t, max(partial, one), both)

@@ -103,6 +103,7 @@ const partialPanels = 4
 type partialScratch struct {
 	rows    []float32 // decoded rows of weights
 	w       []float32 // panels of weights; in portable Go a token
+	group   [maxGroup * panelTerms]float32
 	state   []float32 // state of each panel of weights and of tokens
 	decoded [partialPanels * 2 * maxGroup][]float32
 	src     [maxGroup]*byte

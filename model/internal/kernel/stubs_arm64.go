@@ -69,7 +69,12 @@ func neonTile64BF16x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 //go:noescape
 func neonPack4(dst *float32, src *[16]*byte, steps, stride, lane int)
 
+// neonShorten is short of weights; dst may be src.
+//
+//go:noescape
+func neonShorten(dst, src *float32, n int)
+
 // neonPartial4 is the partialKernel of 8 rows and 4 tokens.
 //
 //go:noescape
-func neonPartial4(state, w, x *float32, steps, turns int, n float32, plans, ends int)
+func neonPartial4(state, w, x *float32, steps, turns, rest int, n float32, plans, ends int)

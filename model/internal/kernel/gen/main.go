@@ -25,6 +25,7 @@ func main() {
 	}
 	ConstraintExpr("!purego")
 	constants()
+	partialConstants()
 	for _, f := range formats {
 		for _, tokens := range avx512.tileWidths {
 			avx512Tile32(f, tokens)
@@ -39,8 +40,9 @@ func main() {
 	avx2.panels()
 	avx512Codecs()
 	avx2Codecs()
-	avx512.partials()
-	avx2.partials()
+	avx512.partials(false)
+	avx512.partials(true)
+	avx2.partials(false)
 	avx512.squares()
 	avx2.squares()
 	avx2.blocks()

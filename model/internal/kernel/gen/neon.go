@@ -42,6 +42,7 @@ func writeNEON(asm, stubs string) error {
 		}
 	}
 	n.partialPack()
+	n.shorten()
 	n.partial()
 	if err := os.WriteFile(asm, n.asm.Bytes(), 0o644); err != nil {
 		return err

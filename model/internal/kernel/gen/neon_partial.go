@@ -4,6 +4,7 @@ package main
 const (
 	fmul32        = 0x6e20dc00
 	fsub32        = 0x4ea0d400
+	cmhs32        = 0x6ea03c00 // all ones where, unsigned, the second operand is at least the first
 	fmlaByElement = 0x4f801000
 )
 
@@ -42,6 +43,7 @@ func (n *neon) partial() {
 	sum, squares := v.take(sums), v.take(sums)
 	weights, squared := v.take(partialGroups), v.take(partialGroups)
 	number, term, terms, exponent := v.one(), v.one(), v.one(), v.one()
+	above, half, short := v.one(), v.one(), v.one()   // constants of power and of rounding to 8 bits
 	a, b, total := weights[0], weights[1], squared[0] // free between two steps
 	const (
 		state, w, other, x, steps, turn, at = "R0", "R1", "R2", "R3", "R4", "R5", "R6"
@@ -68,52 +70,66 @@ func (n *neon) partial() {
 		n.op("VFMLA V%d.S4, V%d.S4, V%d.S4", a, b, total)
 		n.op("VST1.P [V%d.S4], %d(%s)", total, neonBytes, result)
 	}
+	// power sets a to power of r.
+	power := func(r int) {
+		n.word(fmul32, above, r, a, "FMUL.S4")
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", exponent, a, a)
+	}
 	// next moves over sums of the state.
 	next := func(sums int) {
 		n.op("ADD $%d, %s", sums*bytes, start)
 		n.op("ADD $%d, %s", sums*bytes, result)
 	}
-	n.function("neonPartial4", "(state, w, x *float32, steps, turns int, n float32, plans, ends int)", 64,
-		partialDefinition(4*partialGroups, partialTokens))
+	n.function("neonPartial4", partialSignature, 72, partialDefinition(4*partialGroups, partialTokens))
 	n.op("MOVD state+0(FP), %s", state)
 	n.op("MOVD w+8(FP), %s", w)
 	n.op("MOVD x+16(FP), %s", x)
 	n.op("MOVD steps+24(FP), %s", steps)
-	n.op("MOVWU n+40(FP), %s", turn)
+	n.op("MOVWU n+48(FP), %s", turn)
 	n.op("VDUP %s, V%d.S4", turn, terms)
-	n.op("MOVD $0x7f800000, %s", turn)
-	n.op("VDUP %s, V%d.S4", turn, exponent)
+	constant := func(value, register int) {
+		n.op("MOVD $0x%x, %s", value, turn)
+		n.op("VDUP %s, V%d.S4", turn, register)
+	}
+	constant(0x7f800000, exponent)
+	constant(0x3f810000, above)
+	constant(0x8000, half)
+	constant(0xffff0000, short)
 	n.op("ADD $%d, %s, %s", neonBytes*panelTerms, w, other)
 	n.op("MOVD %s, %s", state, at)
 	each("VLD1", sum)
 	each("VLD1", squares)
-	n.label("step")
-	n.op("MOVD turns+32(FP), %s", turn)
-	n.label("terms")
-	for range partialTerms {
-		n.op("VLD1.P 16(%s), [V%d.S4]", w, weights[0])
-		n.op("VLD1.P 16(%s), [V%d.S4]", other, weights[1])
-		n.op("VLD1.P 32(%s), [V%d.S4, V%d.S4]", x, number, term)
-		for g, r := range weights {
-			n.word(fmul32, r, r, squared[g], "FMUL.S4")
-		}
-		for i := range partialTokens {
-			for g := range partialGroups {
-				n.byElement(number, i, weights[g], sum[partialGroups*i+g])
-				n.byElement(term, i, squared[g], squares[partialGroups*i+g])
+	multiply := func(label string) {
+		n.label(label)
+		for range partialTerms {
+			n.op("VLD1.P 16(%s), [V%d.S4]", w, weights[0])
+			n.op("VLD1.P 16(%s), [V%d.S4]", other, weights[1])
+			n.op("VLD1.P 32(%s), [V%d.S4, V%d.S4]", x, number, term)
+			for g, r := range weights {
+				n.word(fmul32, r, r, squared[g], "FMUL.S4")
+				n.round(squared[g], half, short)
+			}
+			for i := range partialTokens {
+				for g := range partialGroups {
+					n.byElement(number, i, weights[g], sum[partialGroups*i+g])
+					n.byElement(term, i, squared[g], squares[partialGroups*i+g])
+				}
 			}
 		}
+		n.op("SUBS $1, %s", turn)
+		n.op("BNE %s", label)
 	}
-	n.op("SUBS $1, %s", turn)
-	n.op("BNE terms")
-	n.op("MOVD plans+48(FP), %s", plans)
+	n.label("step")
+	n.op("MOVD turns+32(FP), %s", turn)
+	multiply("terms")
+	n.op("MOVD plans+56(FP), %s", plans)
 	n.op("CBZ %s, sampled", plans)
 	firstPlan()
 	n.label("plan")
 	for _, r := range sum {
 		n.op("VLD1.P %d(%s), [V%d.S4]", neonBytes, start, a)
 		n.word(fsub32, a, r, a, "FSUB.S4")
-		n.op("VAND V%d.B16, V%d.B16, V%d.B16", exponent, a, a)
+		power(a)
 		n.word(fmul32, terms, a, b, "FMUL.S4")
 		add()
 	}
@@ -121,9 +137,13 @@ func (n *neon) partial() {
 	n.op("SUBS $1, %s", plans)
 	n.op("BNE plan")
 	n.label("sampled")
+	n.op("MOVD rest+40(FP), %s", turn)
+	n.op("CBZ %s, stepped", turn)
+	multiply("rest")
+	n.label("stepped")
 	n.op("SUBS $1, %s", steps)
 	n.op("BNE step")
-	n.op("MOVD ends+56(FP), %s", plans)
+	n.op("MOVD ends+64(FP), %s", plans)
 	firstPlan()
 	n.label("end")
 	n.op("CBZ %s, store", plans)
@@ -132,7 +152,7 @@ func (n *neon) partial() {
 	n.op("CBZ %s, over", turn)
 	for _, r := range sum {
 		n.op("VST1.P [V%d.S4], %d(%s)", r, neonBytes, start)
-		n.op("VAND V%d.B16, V%d.B16, V%d.B16", exponent, r, a)
+		power(r)
 		n.op("VORR V%d.B16, V%[1]d.B16, V%d.B16", a, b)
 		add()
 	}
@@ -145,6 +165,41 @@ func (n *neon) partial() {
 	n.op("MOVD %s, %s", state, at)
 	store(sum)
 	store(squares)
+	n.op("RET")
+}
+
+// round rounds numbers to 8 bits, ties away from 0, with the constants 0x8000 and 0xffff0000.
+func (n *neon) round(r, half, short int) {
+	n.op("VADD V%d.S4, V%d.S4, V%d.S4", half, r, r)
+	n.op("VAND V%d.B16, V%d.B16, V%d.B16", short, r, r)
+}
+
+// shorten writes the kernel of short for weights.
+func (n *neon) shorten() {
+	const dst, src, left, constant = "R0", "R1", "R2", "R3"
+	v := newBank(neonRegisters)
+	r, large, half, short, magnitude, least := v.take(4), v.one(), v.one(), v.one(), v.one(), v.one()
+	n.function("neonShorten", "(dst, src *float32, n int)", 24, "short of weights; dst may be src")
+	n.op("MOVD dst+0(FP), %s", dst)
+	n.op("MOVD src+8(FP), %s", src)
+	n.op("MOVD n+16(FP), %s", left)
+	for _, c := range []struct{ value, register int }{
+		{0x8000, half}, {0xffff0000, short}, {0x7fffffff, magnitude}, {leastWeight, least},
+	} {
+		n.op("MOVD $0x%x, %s", c.value, constant)
+		n.op("VDUP %s, V%d.S4", constant, c.register)
+	}
+	n.label("numbers")
+	n.op("VLD1.P 64(%s), %s", src, four(r))
+	for _, r := range r {
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", magnitude, r, large)
+		n.word(cmhs32, least, large, large, "CMHS.S4")
+		n.round(r, half, short)
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", large, r, r)
+	}
+	n.op("VST1.P %s, 64(%s)", four(r), dst)
+	n.op("SUBS $%d, %s", lanes, left)
+	n.op("BNE numbers")
 	n.op("RET")
 }
 

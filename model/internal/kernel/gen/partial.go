@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
@@ -11,12 +12,15 @@ import (
 const (
 	panelTerms   = 512 // numbers of a row in a panel
 	partialTerms = 4   // terms in a turn of the inner loop
+
+	leastWeight = 0x20000000 // 2^-63
 )
 
 // partialSums is a kernel of PartialSums and its registers.
 type partialSums struct {
 	isa
 	tokens int
+	pairs  bool // numbers lie in pairs of BF16, which an instruction multiplies
 
 	state, w, x, steps, turn reg.GPPhysical
 	plan, plans              reg.GPPhysical // the present plan's part of the state, plans left
@@ -29,30 +33,52 @@ type partialSums struct {
 	scratch          []reg.VecPhysical
 }
 
+// The constants of PartialSums, in all places of a register.
+var halfShort, shortMask, aboveShort operand.Mem
+
+// partialConstants declares them.
+func partialConstants() {
+	all := func(name string, v uint32) operand.Mem {
+		m := GLOBL(name, 8|16) // RODATA|NOPTR
+		for i := range 16 {
+			DATA(4*i, operand.U32(v))
+		}
+		return m
+	}
+	halfShort, shortMask, aboveShort = all("halfShort", 0x8000), all("shortMask", 0xffff0000), all("aboveShort", 0x3f810000)
+}
+
 // partials writes the kernels of PartialSums.
-func (s isa) partials() {
+func (s isa) partials(pairs bool) {
+	if pairs {
+		s.shortPairs()
+	} else {
+		s.shorten()
+	}
 	for _, tokens := range s.partialWidths {
-		s.partial(tokens)
+		s.partial(tokens, pairs)
 	}
 }
 
 // partial writes the kernel for a number of tokens.
-func (s isa) partial(tokens int) {
-	p := &partialSums{isa: s, tokens: tokens}
-	function(fmt.Sprintf("%sPartial%d", s.name, tokens), "(state, w, x *float32, steps, turns int, n float32, plans, ends int)",
+func (s isa) partial(tokens int, pairs bool) {
+	p := &partialSums{isa: s, tokens: tokens, pairs: pairs}
+	kind := "Partial"
+	if pairs {
+		kind = "PairsPartial"
+	}
+	function(fmt.Sprintf("%s%s%d", s.name, kind, tokens), partialSignature,
 		partialDefinition(panelVectors*s.perVector(32), tokens))
 	p.load()
 	Label("step")
 	Load(Param("turns"), p.turn)
-	Label("terms")
-	for k := range partialTerms {
-		p.multiply(k)
-	}
-	ADDQ(operand.U32(partialTerms*s.bytes), p.w)
-	ADDQ(operand.U32(partialTerms*2*tokens*4), p.x)
-	DECQ(p.turn)
-	JNZ(operand.LabelRef("terms"))
+	p.terms("terms")
 	p.sample()
+	Load(Param("rest"), p.turn)
+	TESTQ(p.turn, p.turn)
+	JZ(operand.LabelRef("stepped"))
+	p.terms("rest")
+	Label("stepped")
 	DECQ(p.steps)
 	JNZ(operand.LabelRef("step"))
 	p.end()
@@ -62,6 +88,25 @@ func (s isa) partial(tokens int) {
 	}
 	end()
 }
+
+// terms writes the loop that adds the products of the next terms.
+func (p *partialSums) terms(label string) {
+	Label(label)
+	terms := partialTerms
+	if p.pairs {
+		terms /= 2
+	}
+	for k := range terms {
+		p.multiply(k)
+	}
+	ADDQ(operand.U32(terms*p.bytes), p.w)
+	ADDQ(operand.U32(terms*2*p.tokens*4), p.x)
+	DECQ(p.turn)
+	JNZ(operand.LabelRef(label))
+}
+
+// partialSignature has the parameters of a kernel of PartialSums.
+const partialSignature = "(state, w, x *float32, steps, turns, rest int, n float32, plans, ends int)"
 
 // partialDefinition describes a kernel of PartialSums.
 func partialDefinition(rows, tokens int) string {
@@ -99,20 +144,112 @@ func (p *partialSums) load() {
 	}
 }
 
-// multiply adds the products of the term k places after the present one.
+// multiply adds the products of the term, or pair of terms, k places after the present one.
 func (p *partialSums) multiply(k int) {
 	for j, r := range p.weights {
-		VMOVUPS(operand.Mem{Base: p.w, Disp: k*p.bytes + j*panelTerms*p.bytes}, r)
+		at := operand.Mem{Base: p.w, Disp: k*p.bytes + j*panelTerms*p.bytes}
+		VMOVUPS(at, r)
+		if p.pairs {
+			at.Disp += panelTerms / 2 * p.bytes
+			VMOVUPS(at, p.squared[j])
+			continue
+		}
 		VMULPS(r, r, p.squared[j])
+		p.round(p.squared[j])
 	}
 	for i := range p.tokens {
 		at := 4 * (2*k*p.tokens + i)
 		VBROADCASTSS(operand.Mem{Base: p.x, Disp: at}, p.number)
 		VBROADCASTSS(operand.Mem{Base: p.x, Disp: at + 4*p.tokens}, p.term)
 		for j := range p.weights {
-			fma(32, p.weights[j], p.number, p.sum[panelVectors*i+j])
-			fma(32, p.squared[j], p.term, p.squares[panelVectors*i+j])
+			p.add(p.weights[j], p.number, p.sum[panelVectors*i+j])
+			p.add(p.squared[j], p.term, p.squares[panelVectors*i+j])
 		}
+	}
+}
+
+// add is sum += a·b.
+func (p *partialSums) add(a, b, sum reg.VecPhysical) {
+	if p.pairs {
+		dotPairs(a, b, sum)
+	} else {
+		fma(32, a, b, sum)
+	}
+}
+
+// dotPairs is VDPBF16PS, which the assembler lacks: sum += a·b of the upper halves of each place, then of the lower
+// halves.
+func dotPairs(a, b, sum reg.VecPhysical) {
+	n := func(r reg.VecPhysical) uint32 { return uint32(r.PhysicalIndex()) }
+	not := func(r reg.VecPhysical, bit int) uint32 { return ^n(r) >> bit & 1 }
+	const map0F38, one, prefixF3, wide = 2, 1 << 2, 2, 2 << 5
+	p0 := not(sum, 3)<<7 | not(a, 4)<<6 | not(a, 3)<<5 | not(sum, 4)<<4 | map0F38
+	p1 := ^n(b)&15<<3 | one | prefixF3
+	p2 := wide | not(b, 4)<<3
+	code := operand.U32(0x62 | p0<<8 | p1<<16 | p2<<24)
+	rest := operand.U16(0x52 | (0xc0|n(sum)&7<<3|n(a)&7)<<8)
+	Instruction(&ir.Instruction{Opcode: "LONG", Operands: []operand.Op{code}})
+	Instruction(&ir.Instruction{Opcode: "WORD", Operands: []operand.Op{rest}})
+}
+
+// round rounds numbers to 8 bits, ties away from 0.
+func (s isa) round(r reg.VecPhysical) {
+	VPADDD(halfShort, r, r)
+	s.and(shortMask, r, r)
+}
+
+// shorten writes the kernel of short for weights.
+func (s isa) shorten() {
+	e := s.beginElement("Shorten", "(dst, src *float32, n int)", "short of weights; dst may be src")
+	short := e.short()
+	e.loop(4, 4, func() {
+		for i := range lanes / s.perVector(32) {
+			VMOVUPS(short(i*s.bytes), e.to(i*s.bytes))
+		}
+	})
+}
+
+// shortPairs writes the kernel that makes a group of a panel of pairs from one of numbers.
+func (s isa) shortPairs() {
+	e := s.beginElement("ShortPairs", "(dst, src *float32, n int)", "short of weights and of their squares, in pairs")
+	short := [2]func(int) reg.VecPhysical{e.short(), e.short()}
+	SHRQ(operand.Imm(5), left)
+	Label("pair")
+	var number, square [2]reg.VecPhysical
+	for i := range number {
+		number[i], square[i] = short[i](i*s.bytes), e.vector.one()
+		VMULPS(number[i], number[i], square[i])
+		s.round(square[i])
+	}
+	for i, r := range [][2]reg.VecPhysical{number, square} {
+		VPSRLD(operand.Imm(16), r[1], r[1])
+		VPORD(r[0], r[1], r[1])
+		VMOVUPS(r[1], e.to(i*panelTerms/2*s.bytes))
+	}
+	ADDQ(operand.U32(2*s.bytes), e.src)
+	ADDQ(operand.U32(s.bytes), e.dst)
+	DECQ(left)
+	JNZ(operand.LabelRef("pair"))
+	end()
+}
+
+// short returns a function that loads numbers at an offset, rounded, or 0 where they are less than the least weight.
+func (e *element) short() func(offset int) reg.VecPhysical {
+	v, size := e.vector.one(), e.vector.one()
+	magnitude, before := e.constant32(0x7fffffff), e.constant32(leastWeight-1)
+	return func(offset int) reg.VecPhysical {
+		VMOVUPS(e.from(offset), v)
+		e.and(magnitude, v, size)
+		if e.bytes == 64 {
+			VPCMPGTD(before, size, reg.K1)
+			VPADDD(halfShort, v, v)
+			VPANDD_Z(shortMask, v, reg.K1, v)
+			return v
+		}
+		VPCMPGTD(before, size, size)
+		e.round(v)
+		VPAND(size, v, v)
+		return v
 	}
 }
 
@@ -132,7 +269,7 @@ func (p *partialSums) sample() {
 	for i, r := range p.sum {
 		a, b := p.scratch[2*i%len(p.scratch)], p.scratch[(2*i+1)%len(p.scratch)]
 		VSUBPS(p.at(p.plan, 0, i), r, a)
-		p.and(p.exponent, a, a)
+		p.power(a, a)
 		VMULPS(p.n, a, b)
 		VFMADD213PS(p.at(p.plan, 1, i), a, b)
 		VMOVUPS(b, p.at(p.plan, 1, i))
@@ -155,7 +292,7 @@ func (p *partialSums) end() {
 	for i, r := range p.sum {
 		a, b := p.scratch[2*i%len(p.scratch)], p.scratch[(2*i+1)%len(p.scratch)]
 		VMOVUPS(r, p.at(p.plan, 0, i))
-		p.and(p.exponent, r, a)
+		p.power(r, a)
 		VMOVUPS(p.at(p.plan, 1, i), b)
 		VFMADD231PS(a, a, b)
 		VMOVUPS(b, p.at(p.plan, 1, i))
@@ -164,6 +301,12 @@ func (p *partialSums) end() {
 	p.nextPlan()
 	JMP(operand.LabelRef("end"))
 	Label("store")
+}
+
+// power is d = power(r).
+func (p *partialSums) power(r, d reg.VecPhysical) {
+	VMULPS(aboveShort, r, d)
+	p.and(p.exponent, d, d)
 }
 
 // and is d = a & b, bit by bit.
