@@ -58,11 +58,15 @@ func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common fl
 func (a *Analysis) ReLU(x *Value) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
+	clear(y.sigma.Values)
 	for i, v := range x.Values {
-		if variance := x.Variance(i); float64(v) > -Lambda*Unit*math.Sqrt(variance) {
-			y.Set(i, float64(max(v, 0)), variance)
-		} else {
-			y.Set(i, 0, 0)
+		s := float32(0)
+		if x.sigma != nil {
+			s = x.sigma.Values[i]
+		}
+		y.Values[i] = max(v, 0)
+		if !(float64(v) <= -Lambda*Unit*float64(s)) {
+			y.sigma.Values[i] = s
 		}
 	}
 	return y.inherit(x)
