@@ -81,25 +81,19 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	}
 }
 
-// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, the middle one of 32 of
-// them for all, or the last of fewer before the next of the cuts, and of the totals.
+// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 16 of
+// them for all, and of the totals. Partial sums are also taken at these places.
 func inNaturalOrder(terms []float64, length int, cuts []int) float64 {
 	var sum, total, squares float64
 	r2 := func(sum float64) float64 { return Sq(power(sum * (1 + 0x1p-7))) }
-	for from, to := 0, 0; from < len(terms); from = to {
-		if to = from + 32; slices.ContainsFunc(cuts, func(cut int) bool { return from < cut && cut < to }) {
-			to = slices.Min(slices.DeleteFunc(slices.Clone(cuts), func(cut int) bool { return cut <= from }))
+	n := 0
+	for k, term := range terms {
+		sum += term
+		if n++; n == 16 || slices.Contains(cuts, k+1) || (k+1)%length == 0 {
+			squares += float64(n) * r2(sum)
+			n = 0
 		}
-		sample := to
-		if to == from+32 {
-			sample -= 16
-		}
-		for k := from; k < to; k++ {
-			if sum += terms[k]; k == sample-1 {
-				squares += float64(to-from) * r2(sum)
-			}
-		}
-		if to%length == 0 || to == len(terms) {
+		if (k+1)%length == 0 || k == len(terms)-1 {
 			total += sum
 			squares += r2(total)
 			sum = 0

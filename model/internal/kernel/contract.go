@@ -119,14 +119,14 @@ type partialKernels struct {
 }
 
 // partialKernel continues PartialSums of a panel of weights and a panel of tokens by a number of
-// steps of 4·(turns + rest) terms. w is a panel, and x holds for each k, or pair of them, the numbers of all tokens, then
+// steps of 4·turns terms. w is a panel, and x holds for each k, or pair of them, the numbers of all tokens, then
 // their terms. state is [s, squares, start and sum of each plan][token][row of the panel]:
 //
-//	for each step { s, squares as in PartialSums; sum = fma32(n*r, r, sum) with r = power(s-start) after 4·turns terms }
+//	for each step { s, squares as in PartialSums; sum = fma32(n*r, r, sum) with r = power(s-start) }
 //	for each plan whose bit is set in ends { r = power(s); sum = fma32(r, r, sum); start = s }
 //
 // plans is the number of plans; steps and turns are at least 1.
-type partialKernel func(state, w, x *float32, steps, turns, rest int, n float32, plans, ends int)
+type partialKernel func(state, w, x *float32, steps, turns int, n float32, plans, ends int)
 
 // available reports whether the implementation has these kernels.
 func (k *partialKernels) available() bool { return k.group > 0 }

@@ -12702,14 +12702,16 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512Partial1(SB), NOSPLIT, $0-72
+TEXT ·avx512Partial1(SB), NOSPLIT, $0-64
+	VMOVUPS      halfShort<>+0(SB), Z12
+	VMOVUPS      shortMask<>+0(SB), Z13
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Z10
+	VBROADCASTSS n+40(FP), Z10
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z11
@@ -12724,12 +12726,12 @@ step:
 terms:
 	VMOVUPS      (BX), Z4
 	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VPADDD       Z12, Z6, Z6
+	VPANDD       Z13, Z6, Z6
 	VMOVUPS      32768(BX), Z5
 	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VPADDD       Z12, Z7, Z7
+	VPANDD       Z13, Z7, Z7
 	VBROADCASTSS (DX), Z8
 	VBROADCASTSS 4(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12738,12 +12740,12 @@ terms:
 	VFMADD231PS  Z7, Z9, Z3
 	VMOVUPS      64(BX), Z4
 	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VPADDD       Z12, Z6, Z6
+	VPANDD       Z13, Z6, Z6
 	VMOVUPS      32832(BX), Z5
 	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VPADDD       Z12, Z7, Z7
+	VPANDD       Z13, Z7, Z7
 	VBROADCASTSS 8(DX), Z8
 	VBROADCASTSS 12(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12752,12 +12754,12 @@ terms:
 	VFMADD231PS  Z7, Z9, Z3
 	VMOVUPS      128(BX), Z4
 	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VPADDD       Z12, Z6, Z6
+	VPANDD       Z13, Z6, Z6
 	VMOVUPS      32896(BX), Z5
 	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VPADDD       Z12, Z7, Z7
+	VPANDD       Z13, Z7, Z7
 	VBROADCASTSS 16(DX), Z8
 	VBROADCASTSS 20(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12766,12 +12768,12 @@ terms:
 	VFMADD231PS  Z7, Z9, Z3
 	VMOVUPS      192(BX), Z4
 	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
+	VPADDD       Z12, Z6, Z6
+	VPANDD       Z13, Z6, Z6
 	VMOVUPS      32960(BX), Z5
 	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
+	VPADDD       Z12, Z7, Z7
+	VPANDD       Z13, Z7, Z7
 	VBROADCASTSS 24(DX), Z8
 	VBROADCASTSS 28(DX), Z9
 	VFMADD231PS  Z4, Z8, Z0
@@ -12782,7 +12784,7 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         256(AX), DI
@@ -12805,76 +12807,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Z4
-	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
-	VMOVUPS      32768(BX), Z5
-	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
-	VBROADCASTSS (DX), Z8
-	VBROADCASTSS 4(DX), Z9
-	VFMADD231PS  Z4, Z8, Z0
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z5, Z8, Z1
-	VFMADD231PS  Z7, Z9, Z3
-	VMOVUPS      64(BX), Z4
-	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
-	VMOVUPS      32832(BX), Z5
-	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
-	VBROADCASTSS 8(DX), Z8
-	VBROADCASTSS 12(DX), Z9
-	VFMADD231PS  Z4, Z8, Z0
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z5, Z8, Z1
-	VFMADD231PS  Z7, Z9, Z3
-	VMOVUPS      128(BX), Z4
-	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
-	VMOVUPS      32896(BX), Z5
-	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
-	VBROADCASTSS 16(DX), Z8
-	VBROADCASTSS 20(DX), Z9
-	VFMADD231PS  Z4, Z8, Z0
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z5, Z8, Z1
-	VFMADD231PS  Z7, Z9, Z3
-	VMOVUPS      192(BX), Z4
-	VMULPS       Z4, Z4, Z6
-	VPADDD       halfShort<>+0(SB), Z6, Z6
-	VPANDD       shortMask<>+0(SB), Z6, Z6
-	VMOVUPS      32960(BX), Z5
-	VMULPS       Z5, Z5, Z7
-	VPADDD       halfShort<>+0(SB), Z7, Z7
-	VPANDD       shortMask<>+0(SB), Z7, Z7
-	VBROADCASTSS 24(DX), Z8
-	VBROADCASTSS 28(DX), Z9
-	VFMADD231PS  Z4, Z8, Z0
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z5, Z8, Z1
-	VFMADD231PS  Z7, Z9, Z3
-	ADDQ         $0x00000100, BX
-	ADDQ         $0x00000020, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 256(AX), DI
 
 end:
@@ -12907,14 +12842,16 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512Partial2(SB), NOSPLIT, $0-72
+TEXT ·avx512Partial2(SB), NOSPLIT, $0-64
+	VMOVUPS      halfShort<>+0(SB), Z16
+	VMOVUPS      shortMask<>+0(SB), Z17
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Z14
+	VBROADCASTSS n+40(FP), Z14
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z15
@@ -12933,12 +12870,12 @@ step:
 terms:
 	VMOVUPS      (BX), Z8
 	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VPADDD       Z16, Z10, Z10
+	VPANDD       Z17, Z10, Z10
 	VMOVUPS      32768(BX), Z9
 	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VPADDD       Z16, Z11, Z11
+	VPANDD       Z17, Z11, Z11
 	VBROADCASTSS (DX), Z12
 	VBROADCASTSS 8(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12953,12 +12890,12 @@ terms:
 	VFMADD231PS  Z11, Z13, Z7
 	VMOVUPS      64(BX), Z8
 	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VPADDD       Z16, Z10, Z10
+	VPANDD       Z17, Z10, Z10
 	VMOVUPS      32832(BX), Z9
 	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VPADDD       Z16, Z11, Z11
+	VPANDD       Z17, Z11, Z11
 	VBROADCASTSS 16(DX), Z12
 	VBROADCASTSS 24(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12973,12 +12910,12 @@ terms:
 	VFMADD231PS  Z11, Z13, Z7
 	VMOVUPS      128(BX), Z8
 	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VPADDD       Z16, Z10, Z10
+	VPANDD       Z17, Z10, Z10
 	VMOVUPS      32896(BX), Z9
 	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VPADDD       Z16, Z11, Z11
+	VPANDD       Z17, Z11, Z11
 	VBROADCASTSS 32(DX), Z12
 	VBROADCASTSS 40(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -12993,12 +12930,12 @@ terms:
 	VFMADD231PS  Z11, Z13, Z7
 	VMOVUPS      192(BX), Z8
 	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
+	VPADDD       Z16, Z10, Z10
+	VPANDD       Z17, Z10, Z10
 	VMOVUPS      32960(BX), Z9
 	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
+	VPADDD       Z16, Z11, Z11
+	VPANDD       Z17, Z11, Z11
 	VBROADCASTSS 48(DX), Z12
 	VBROADCASTSS 56(DX), Z13
 	VFMADD231PS  Z8, Z12, Z0
@@ -13015,7 +12952,7 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         512(AX), DI
@@ -13050,100 +12987,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Z8
-	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
-	VMOVUPS      32768(BX), Z9
-	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
-	VBROADCASTSS (DX), Z12
-	VBROADCASTSS 8(DX), Z13
-	VFMADD231PS  Z8, Z12, Z0
-	VFMADD231PS  Z10, Z13, Z4
-	VFMADD231PS  Z9, Z12, Z1
-	VFMADD231PS  Z11, Z13, Z5
-	VBROADCASTSS 4(DX), Z12
-	VBROADCASTSS 12(DX), Z13
-	VFMADD231PS  Z8, Z12, Z2
-	VFMADD231PS  Z10, Z13, Z6
-	VFMADD231PS  Z9, Z12, Z3
-	VFMADD231PS  Z11, Z13, Z7
-	VMOVUPS      64(BX), Z8
-	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
-	VMOVUPS      32832(BX), Z9
-	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
-	VBROADCASTSS 16(DX), Z12
-	VBROADCASTSS 24(DX), Z13
-	VFMADD231PS  Z8, Z12, Z0
-	VFMADD231PS  Z10, Z13, Z4
-	VFMADD231PS  Z9, Z12, Z1
-	VFMADD231PS  Z11, Z13, Z5
-	VBROADCASTSS 20(DX), Z12
-	VBROADCASTSS 28(DX), Z13
-	VFMADD231PS  Z8, Z12, Z2
-	VFMADD231PS  Z10, Z13, Z6
-	VFMADD231PS  Z9, Z12, Z3
-	VFMADD231PS  Z11, Z13, Z7
-	VMOVUPS      128(BX), Z8
-	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
-	VMOVUPS      32896(BX), Z9
-	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
-	VBROADCASTSS 32(DX), Z12
-	VBROADCASTSS 40(DX), Z13
-	VFMADD231PS  Z8, Z12, Z0
-	VFMADD231PS  Z10, Z13, Z4
-	VFMADD231PS  Z9, Z12, Z1
-	VFMADD231PS  Z11, Z13, Z5
-	VBROADCASTSS 36(DX), Z12
-	VBROADCASTSS 44(DX), Z13
-	VFMADD231PS  Z8, Z12, Z2
-	VFMADD231PS  Z10, Z13, Z6
-	VFMADD231PS  Z9, Z12, Z3
-	VFMADD231PS  Z11, Z13, Z7
-	VMOVUPS      192(BX), Z8
-	VMULPS       Z8, Z8, Z10
-	VPADDD       halfShort<>+0(SB), Z10, Z10
-	VPANDD       shortMask<>+0(SB), Z10, Z10
-	VMOVUPS      32960(BX), Z9
-	VMULPS       Z9, Z9, Z11
-	VPADDD       halfShort<>+0(SB), Z11, Z11
-	VPANDD       shortMask<>+0(SB), Z11, Z11
-	VBROADCASTSS 48(DX), Z12
-	VBROADCASTSS 56(DX), Z13
-	VFMADD231PS  Z8, Z12, Z0
-	VFMADD231PS  Z10, Z13, Z4
-	VFMADD231PS  Z9, Z12, Z1
-	VFMADD231PS  Z11, Z13, Z5
-	VBROADCASTSS 52(DX), Z12
-	VBROADCASTSS 60(DX), Z13
-	VFMADD231PS  Z8, Z12, Z2
-	VFMADD231PS  Z10, Z13, Z6
-	VFMADD231PS  Z9, Z12, Z3
-	VFMADD231PS  Z11, Z13, Z7
-	ADDQ         $0x00000100, BX
-	ADDQ         $0x00000040, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 512(AX), DI
 
 end:
@@ -13192,14 +13038,16 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512Partial4(SB), NOSPLIT, $0-72
+TEXT ·avx512Partial4(SB), NOSPLIT, $0-64
+	VMOVUPS      halfShort<>+0(SB), Z24
+	VMOVUPS      shortMask<>+0(SB), Z25
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Z22
+	VBROADCASTSS n+40(FP), Z22
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z23
@@ -13226,12 +13074,12 @@ step:
 terms:
 	VMOVUPS      (BX), Z16
 	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VPADDD       Z24, Z18, Z18
+	VPANDD       Z25, Z18, Z18
 	VMOVUPS      32768(BX), Z17
 	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VPADDD       Z24, Z19, Z19
+	VPANDD       Z25, Z19, Z19
 	VBROADCASTSS (DX), Z20
 	VBROADCASTSS 16(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -13258,12 +13106,12 @@ terms:
 	VFMADD231PS  Z19, Z21, Z15
 	VMOVUPS      64(BX), Z16
 	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VPADDD       Z24, Z18, Z18
+	VPANDD       Z25, Z18, Z18
 	VMOVUPS      32832(BX), Z17
 	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VPADDD       Z24, Z19, Z19
+	VPANDD       Z25, Z19, Z19
 	VBROADCASTSS 32(DX), Z20
 	VBROADCASTSS 48(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -13290,12 +13138,12 @@ terms:
 	VFMADD231PS  Z19, Z21, Z15
 	VMOVUPS      128(BX), Z16
 	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VPADDD       Z24, Z18, Z18
+	VPANDD       Z25, Z18, Z18
 	VMOVUPS      32896(BX), Z17
 	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VPADDD       Z24, Z19, Z19
+	VPANDD       Z25, Z19, Z19
 	VBROADCASTSS 64(DX), Z20
 	VBROADCASTSS 80(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -13322,12 +13170,12 @@ terms:
 	VFMADD231PS  Z19, Z21, Z15
 	VMOVUPS      192(BX), Z16
 	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
+	VPADDD       Z24, Z18, Z18
+	VPANDD       Z25, Z18, Z18
 	VMOVUPS      32960(BX), Z17
 	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
+	VPADDD       Z24, Z19, Z19
+	VPANDD       Z25, Z19, Z19
 	VBROADCASTSS 96(DX), Z20
 	VBROADCASTSS 112(DX), Z21
 	VFMADD231PS  Z16, Z20, Z0
@@ -13356,7 +13204,7 @@ terms:
 	ADDQ         $0x00000080, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         1024(AX), DI
@@ -13415,148 +13263,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Z16
-	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
-	VMOVUPS      32768(BX), Z17
-	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
-	VBROADCASTSS (DX), Z20
-	VBROADCASTSS 16(DX), Z21
-	VFMADD231PS  Z16, Z20, Z0
-	VFMADD231PS  Z18, Z21, Z8
-	VFMADD231PS  Z17, Z20, Z1
-	VFMADD231PS  Z19, Z21, Z9
-	VBROADCASTSS 4(DX), Z20
-	VBROADCASTSS 20(DX), Z21
-	VFMADD231PS  Z16, Z20, Z2
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z17, Z20, Z3
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 8(DX), Z20
-	VBROADCASTSS 24(DX), Z21
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z18, Z21, Z12
-	VFMADD231PS  Z17, Z20, Z5
-	VFMADD231PS  Z19, Z21, Z13
-	VBROADCASTSS 12(DX), Z20
-	VBROADCASTSS 28(DX), Z21
-	VFMADD231PS  Z16, Z20, Z6
-	VFMADD231PS  Z18, Z21, Z14
-	VFMADD231PS  Z17, Z20, Z7
-	VFMADD231PS  Z19, Z21, Z15
-	VMOVUPS      64(BX), Z16
-	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
-	VMOVUPS      32832(BX), Z17
-	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
-	VBROADCASTSS 32(DX), Z20
-	VBROADCASTSS 48(DX), Z21
-	VFMADD231PS  Z16, Z20, Z0
-	VFMADD231PS  Z18, Z21, Z8
-	VFMADD231PS  Z17, Z20, Z1
-	VFMADD231PS  Z19, Z21, Z9
-	VBROADCASTSS 36(DX), Z20
-	VBROADCASTSS 52(DX), Z21
-	VFMADD231PS  Z16, Z20, Z2
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z17, Z20, Z3
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 40(DX), Z20
-	VBROADCASTSS 56(DX), Z21
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z18, Z21, Z12
-	VFMADD231PS  Z17, Z20, Z5
-	VFMADD231PS  Z19, Z21, Z13
-	VBROADCASTSS 44(DX), Z20
-	VBROADCASTSS 60(DX), Z21
-	VFMADD231PS  Z16, Z20, Z6
-	VFMADD231PS  Z18, Z21, Z14
-	VFMADD231PS  Z17, Z20, Z7
-	VFMADD231PS  Z19, Z21, Z15
-	VMOVUPS      128(BX), Z16
-	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
-	VMOVUPS      32896(BX), Z17
-	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
-	VBROADCASTSS 64(DX), Z20
-	VBROADCASTSS 80(DX), Z21
-	VFMADD231PS  Z16, Z20, Z0
-	VFMADD231PS  Z18, Z21, Z8
-	VFMADD231PS  Z17, Z20, Z1
-	VFMADD231PS  Z19, Z21, Z9
-	VBROADCASTSS 68(DX), Z20
-	VBROADCASTSS 84(DX), Z21
-	VFMADD231PS  Z16, Z20, Z2
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z17, Z20, Z3
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 72(DX), Z20
-	VBROADCASTSS 88(DX), Z21
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z18, Z21, Z12
-	VFMADD231PS  Z17, Z20, Z5
-	VFMADD231PS  Z19, Z21, Z13
-	VBROADCASTSS 76(DX), Z20
-	VBROADCASTSS 92(DX), Z21
-	VFMADD231PS  Z16, Z20, Z6
-	VFMADD231PS  Z18, Z21, Z14
-	VFMADD231PS  Z17, Z20, Z7
-	VFMADD231PS  Z19, Z21, Z15
-	VMOVUPS      192(BX), Z16
-	VMULPS       Z16, Z16, Z18
-	VPADDD       halfShort<>+0(SB), Z18, Z18
-	VPANDD       shortMask<>+0(SB), Z18, Z18
-	VMOVUPS      32960(BX), Z17
-	VMULPS       Z17, Z17, Z19
-	VPADDD       halfShort<>+0(SB), Z19, Z19
-	VPANDD       shortMask<>+0(SB), Z19, Z19
-	VBROADCASTSS 96(DX), Z20
-	VBROADCASTSS 112(DX), Z21
-	VFMADD231PS  Z16, Z20, Z0
-	VFMADD231PS  Z18, Z21, Z8
-	VFMADD231PS  Z17, Z20, Z1
-	VFMADD231PS  Z19, Z21, Z9
-	VBROADCASTSS 100(DX), Z20
-	VBROADCASTSS 116(DX), Z21
-	VFMADD231PS  Z16, Z20, Z2
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z17, Z20, Z3
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 104(DX), Z20
-	VBROADCASTSS 120(DX), Z21
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z18, Z21, Z12
-	VFMADD231PS  Z17, Z20, Z5
-	VFMADD231PS  Z19, Z21, Z13
-	VBROADCASTSS 108(DX), Z20
-	VBROADCASTSS 124(DX), Z21
-	VFMADD231PS  Z16, Z20, Z6
-	VFMADD231PS  Z18, Z21, Z14
-	VFMADD231PS  Z17, Z20, Z7
-	VFMADD231PS  Z19, Z21, Z15
-	ADDQ         $0x00000100, BX
-	ADDQ         $0x00000080, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 1024(AX), DI
 
 end:
@@ -13687,14 +13396,14 @@ pair:
 	VZEROUPPER
 	RET
 
-// func avx512PairsPartial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx512PairsPartial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512PairsPartial1(SB), NOSPLIT, $0-72
+TEXT ·avx512PairsPartial1(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Z10
+	VBROADCASTSS n+40(FP), Z10
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z11
@@ -13739,7 +13448,7 @@ terms:
 	ADDQ         $0x00000010, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         256(AX), DI
@@ -13762,48 +13471,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Z4
-	VMOVUPS      16384(BX), Z6
-	VMOVUPS      32768(BX), Z5
-	VMOVUPS      49152(BX), Z7
-	VBROADCASTSS (DX), Z8
-	VBROADCASTSS 4(DX), Z9
-	LONG         $0x483ef262
-	WORD         $0xc452
-	LONG         $0x4836f262
-	WORD         $0xd652
-	LONG         $0x483ef262
-	WORD         $0xcd52
-	LONG         $0x4836f262
-	WORD         $0xdf52
-	VMOVUPS      64(BX), Z4
-	VMOVUPS      16448(BX), Z6
-	VMOVUPS      32832(BX), Z5
-	VMOVUPS      49216(BX), Z7
-	VBROADCASTSS 8(DX), Z8
-	VBROADCASTSS 12(DX), Z9
-	LONG         $0x483ef262
-	WORD         $0xc452
-	LONG         $0x4836f262
-	WORD         $0xd652
-	LONG         $0x483ef262
-	WORD         $0xcd52
-	LONG         $0x4836f262
-	WORD         $0xdf52
-	ADDQ         $0x00000080, BX
-	ADDQ         $0x00000010, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 256(AX), DI
 
 end:
@@ -13836,14 +13506,14 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx512PairsPartial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx512PairsPartial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512PairsPartial2(SB), NOSPLIT, $0-72
+TEXT ·avx512PairsPartial2(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Z14
+	VBROADCASTSS n+40(FP), Z14
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z15
@@ -13912,7 +13582,7 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         512(AX), DI
@@ -13947,68 +13617,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Z8
-	VMOVUPS      16384(BX), Z10
-	VMOVUPS      32768(BX), Z9
-	VMOVUPS      49152(BX), Z11
-	VBROADCASTSS (DX), Z12
-	VBROADCASTSS 8(DX), Z13
-	LONG         $0x481ed262
-	WORD         $0xc052
-	LONG         $0x4816d262
-	WORD         $0xe252
-	LONG         $0x481ed262
-	WORD         $0xc952
-	LONG         $0x4816d262
-	WORD         $0xeb52
-	VBROADCASTSS 4(DX), Z12
-	VBROADCASTSS 12(DX), Z13
-	LONG         $0x481ed262
-	WORD         $0xd052
-	LONG         $0x4816d262
-	WORD         $0xf252
-	LONG         $0x481ed262
-	WORD         $0xd952
-	LONG         $0x4816d262
-	WORD         $0xfb52
-	VMOVUPS      64(BX), Z8
-	VMOVUPS      16448(BX), Z10
-	VMOVUPS      32832(BX), Z9
-	VMOVUPS      49216(BX), Z11
-	VBROADCASTSS 16(DX), Z12
-	VBROADCASTSS 24(DX), Z13
-	LONG         $0x481ed262
-	WORD         $0xc052
-	LONG         $0x4816d262
-	WORD         $0xe252
-	LONG         $0x481ed262
-	WORD         $0xc952
-	LONG         $0x4816d262
-	WORD         $0xeb52
-	VBROADCASTSS 20(DX), Z12
-	VBROADCASTSS 28(DX), Z13
-	LONG         $0x481ed262
-	WORD         $0xd052
-	LONG         $0x4816d262
-	WORD         $0xf252
-	LONG         $0x481ed262
-	WORD         $0xd952
-	LONG         $0x4816d262
-	WORD         $0xfb52
-	ADDQ         $0x00000080, BX
-	ADDQ         $0x00000020, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 512(AX), DI
 
 end:
@@ -14057,14 +13668,14 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx512PairsPartial4(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx512PairsPartial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX512F, SSE2
-TEXT ·avx512PairsPartial4(SB), NOSPLIT, $0-72
+TEXT ·avx512PairsPartial4(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Z22
+	VBROADCASTSS n+40(FP), Z22
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Z23
@@ -14181,7 +13792,7 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         1024(AX), DI
@@ -14240,108 +13851,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Z16
-	VMOVUPS      16384(BX), Z18
-	VMOVUPS      32768(BX), Z17
-	VMOVUPS      49152(BX), Z19
-	VBROADCASTSS (DX), Z20
-	VBROADCASTSS 16(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xc052
-	LONG         $0x40563262
-	WORD         $0xc252
-	LONG         $0x405eb262
-	WORD         $0xc952
-	LONG         $0x40563262
-	WORD         $0xcb52
-	VBROADCASTSS 4(DX), Z20
-	VBROADCASTSS 20(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xd052
-	LONG         $0x40563262
-	WORD         $0xd252
-	LONG         $0x405eb262
-	WORD         $0xd952
-	LONG         $0x40563262
-	WORD         $0xdb52
-	VBROADCASTSS 8(DX), Z20
-	VBROADCASTSS 24(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xe052
-	LONG         $0x40563262
-	WORD         $0xe252
-	LONG         $0x405eb262
-	WORD         $0xe952
-	LONG         $0x40563262
-	WORD         $0xeb52
-	VBROADCASTSS 12(DX), Z20
-	VBROADCASTSS 28(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xf052
-	LONG         $0x40563262
-	WORD         $0xf252
-	LONG         $0x405eb262
-	WORD         $0xf952
-	LONG         $0x40563262
-	WORD         $0xfb52
-	VMOVUPS      64(BX), Z16
-	VMOVUPS      16448(BX), Z18
-	VMOVUPS      32832(BX), Z17
-	VMOVUPS      49216(BX), Z19
-	VBROADCASTSS 32(DX), Z20
-	VBROADCASTSS 48(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xc052
-	LONG         $0x40563262
-	WORD         $0xc252
-	LONG         $0x405eb262
-	WORD         $0xc952
-	LONG         $0x40563262
-	WORD         $0xcb52
-	VBROADCASTSS 36(DX), Z20
-	VBROADCASTSS 52(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xd052
-	LONG         $0x40563262
-	WORD         $0xd252
-	LONG         $0x405eb262
-	WORD         $0xd952
-	LONG         $0x40563262
-	WORD         $0xdb52
-	VBROADCASTSS 40(DX), Z20
-	VBROADCASTSS 56(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xe052
-	LONG         $0x40563262
-	WORD         $0xe252
-	LONG         $0x405eb262
-	WORD         $0xe952
-	LONG         $0x40563262
-	WORD         $0xeb52
-	VBROADCASTSS 44(DX), Z20
-	VBROADCASTSS 60(DX), Z21
-	LONG         $0x405eb262
-	WORD         $0xf052
-	LONG         $0x40563262
-	WORD         $0xf252
-	LONG         $0x405eb262
-	WORD         $0xf952
-	LONG         $0x40563262
-	WORD         $0xfb52
-	ADDQ         $0x00000080, BX
-	ADDQ         $0x00000040, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 1024(AX), DI
 
 end:
@@ -14461,14 +13973,14 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX2, FMA3, SSE2
-TEXT ·avx2Partial1(SB), NOSPLIT, $0-72
+TEXT ·avx2Partial1(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Y10
+	VBROADCASTSS n+40(FP), Y10
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Y11
@@ -14541,7 +14053,7 @@ terms:
 	ADDQ         $0x00000020, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         128(AX), DI
@@ -14564,76 +14076,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Y4
-	VMULPS       Y4, Y4, Y6
-	VPADDD       halfShort<>+0(SB), Y6, Y6
-	VANDPS       shortMask<>+0(SB), Y6, Y6
-	VMOVUPS      16384(BX), Y5
-	VMULPS       Y5, Y5, Y7
-	VPADDD       halfShort<>+0(SB), Y7, Y7
-	VANDPS       shortMask<>+0(SB), Y7, Y7
-	VBROADCASTSS (DX), Y8
-	VBROADCASTSS 4(DX), Y9
-	VFMADD231PS  Y4, Y8, Y0
-	VFMADD231PS  Y6, Y9, Y2
-	VFMADD231PS  Y5, Y8, Y1
-	VFMADD231PS  Y7, Y9, Y3
-	VMOVUPS      32(BX), Y4
-	VMULPS       Y4, Y4, Y6
-	VPADDD       halfShort<>+0(SB), Y6, Y6
-	VANDPS       shortMask<>+0(SB), Y6, Y6
-	VMOVUPS      16416(BX), Y5
-	VMULPS       Y5, Y5, Y7
-	VPADDD       halfShort<>+0(SB), Y7, Y7
-	VANDPS       shortMask<>+0(SB), Y7, Y7
-	VBROADCASTSS 8(DX), Y8
-	VBROADCASTSS 12(DX), Y9
-	VFMADD231PS  Y4, Y8, Y0
-	VFMADD231PS  Y6, Y9, Y2
-	VFMADD231PS  Y5, Y8, Y1
-	VFMADD231PS  Y7, Y9, Y3
-	VMOVUPS      64(BX), Y4
-	VMULPS       Y4, Y4, Y6
-	VPADDD       halfShort<>+0(SB), Y6, Y6
-	VANDPS       shortMask<>+0(SB), Y6, Y6
-	VMOVUPS      16448(BX), Y5
-	VMULPS       Y5, Y5, Y7
-	VPADDD       halfShort<>+0(SB), Y7, Y7
-	VANDPS       shortMask<>+0(SB), Y7, Y7
-	VBROADCASTSS 16(DX), Y8
-	VBROADCASTSS 20(DX), Y9
-	VFMADD231PS  Y4, Y8, Y0
-	VFMADD231PS  Y6, Y9, Y2
-	VFMADD231PS  Y5, Y8, Y1
-	VFMADD231PS  Y7, Y9, Y3
-	VMOVUPS      96(BX), Y4
-	VMULPS       Y4, Y4, Y6
-	VPADDD       halfShort<>+0(SB), Y6, Y6
-	VANDPS       shortMask<>+0(SB), Y6, Y6
-	VMOVUPS      16480(BX), Y5
-	VMULPS       Y5, Y5, Y7
-	VPADDD       halfShort<>+0(SB), Y7, Y7
-	VANDPS       shortMask<>+0(SB), Y7, Y7
-	VBROADCASTSS 24(DX), Y8
-	VBROADCASTSS 28(DX), Y9
-	VFMADD231PS  Y4, Y8, Y0
-	VFMADD231PS  Y6, Y9, Y2
-	VFMADD231PS  Y5, Y8, Y1
-	VFMADD231PS  Y7, Y9, Y3
-	ADDQ         $0x00000080, BX
-	ADDQ         $0x00000020, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 128(AX), DI
 
 end:
@@ -14666,14 +14111,14 @@ store:
 	VZEROUPPER
 	RET
 
-// func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int, ends int)
+// func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 // Requires: AVX, AVX2, FMA3, SSE2
-TEXT ·avx2Partial2(SB), NOSPLIT, $0-72
+TEXT ·avx2Partial2(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
 	MOVQ         x+16(FP), DX
 	MOVQ         steps+24(FP), CX
-	VBROADCASTSS n+48(FP), Y14
+	VBROADCASTSS n+40(FP), Y14
 	MOVL         $0x7f800000, SI
 	MOVQ         SI, X0
 	VPBROADCASTD X0, Y15
@@ -14774,7 +14219,7 @@ terms:
 	ADDQ         $0x00000040, DX
 	DECQ         SI
 	JNZ          terms
-	MOVQ         plans+56(FP), R8
+	MOVQ         plans+48(FP), R8
 	TESTQ        R8, R8
 	JZ           sampled
 	LEAQ         256(AX), DI
@@ -14809,100 +14254,9 @@ plan:
 	JNZ         plan
 
 sampled:
-	MOVQ  rest+40(FP), SI
-	TESTQ SI, SI
-	JZ    stepped
-
-rest:
-	VMOVUPS      (BX), Y8
-	VMULPS       Y8, Y8, Y10
-	VPADDD       halfShort<>+0(SB), Y10, Y10
-	VANDPS       shortMask<>+0(SB), Y10, Y10
-	VMOVUPS      16384(BX), Y9
-	VMULPS       Y9, Y9, Y11
-	VPADDD       halfShort<>+0(SB), Y11, Y11
-	VANDPS       shortMask<>+0(SB), Y11, Y11
-	VBROADCASTSS (DX), Y12
-	VBROADCASTSS 8(DX), Y13
-	VFMADD231PS  Y8, Y12, Y0
-	VFMADD231PS  Y10, Y13, Y4
-	VFMADD231PS  Y9, Y12, Y1
-	VFMADD231PS  Y11, Y13, Y5
-	VBROADCASTSS 4(DX), Y12
-	VBROADCASTSS 12(DX), Y13
-	VFMADD231PS  Y8, Y12, Y2
-	VFMADD231PS  Y10, Y13, Y6
-	VFMADD231PS  Y9, Y12, Y3
-	VFMADD231PS  Y11, Y13, Y7
-	VMOVUPS      32(BX), Y8
-	VMULPS       Y8, Y8, Y10
-	VPADDD       halfShort<>+0(SB), Y10, Y10
-	VANDPS       shortMask<>+0(SB), Y10, Y10
-	VMOVUPS      16416(BX), Y9
-	VMULPS       Y9, Y9, Y11
-	VPADDD       halfShort<>+0(SB), Y11, Y11
-	VANDPS       shortMask<>+0(SB), Y11, Y11
-	VBROADCASTSS 16(DX), Y12
-	VBROADCASTSS 24(DX), Y13
-	VFMADD231PS  Y8, Y12, Y0
-	VFMADD231PS  Y10, Y13, Y4
-	VFMADD231PS  Y9, Y12, Y1
-	VFMADD231PS  Y11, Y13, Y5
-	VBROADCASTSS 20(DX), Y12
-	VBROADCASTSS 28(DX), Y13
-	VFMADD231PS  Y8, Y12, Y2
-	VFMADD231PS  Y10, Y13, Y6
-	VFMADD231PS  Y9, Y12, Y3
-	VFMADD231PS  Y11, Y13, Y7
-	VMOVUPS      64(BX), Y8
-	VMULPS       Y8, Y8, Y10
-	VPADDD       halfShort<>+0(SB), Y10, Y10
-	VANDPS       shortMask<>+0(SB), Y10, Y10
-	VMOVUPS      16448(BX), Y9
-	VMULPS       Y9, Y9, Y11
-	VPADDD       halfShort<>+0(SB), Y11, Y11
-	VANDPS       shortMask<>+0(SB), Y11, Y11
-	VBROADCASTSS 32(DX), Y12
-	VBROADCASTSS 40(DX), Y13
-	VFMADD231PS  Y8, Y12, Y0
-	VFMADD231PS  Y10, Y13, Y4
-	VFMADD231PS  Y9, Y12, Y1
-	VFMADD231PS  Y11, Y13, Y5
-	VBROADCASTSS 36(DX), Y12
-	VBROADCASTSS 44(DX), Y13
-	VFMADD231PS  Y8, Y12, Y2
-	VFMADD231PS  Y10, Y13, Y6
-	VFMADD231PS  Y9, Y12, Y3
-	VFMADD231PS  Y11, Y13, Y7
-	VMOVUPS      96(BX), Y8
-	VMULPS       Y8, Y8, Y10
-	VPADDD       halfShort<>+0(SB), Y10, Y10
-	VANDPS       shortMask<>+0(SB), Y10, Y10
-	VMOVUPS      16480(BX), Y9
-	VMULPS       Y9, Y9, Y11
-	VPADDD       halfShort<>+0(SB), Y11, Y11
-	VANDPS       shortMask<>+0(SB), Y11, Y11
-	VBROADCASTSS 48(DX), Y12
-	VBROADCASTSS 56(DX), Y13
-	VFMADD231PS  Y8, Y12, Y0
-	VFMADD231PS  Y10, Y13, Y4
-	VFMADD231PS  Y9, Y12, Y1
-	VFMADD231PS  Y11, Y13, Y5
-	VBROADCASTSS 52(DX), Y12
-	VBROADCASTSS 60(DX), Y13
-	VFMADD231PS  Y8, Y12, Y2
-	VFMADD231PS  Y10, Y13, Y6
-	VFMADD231PS  Y9, Y12, Y3
-	VFMADD231PS  Y11, Y13, Y7
-	ADDQ         $0x00000080, BX
-	ADDQ         $0x00000040, DX
-	DECQ         SI
-	JNZ          rest
-
-stepped:
 	DECQ CX
 	JNZ  step
-	MOVQ ends+64(FP), R8
+	MOVQ ends+56(FP), R8
 	LEAQ 256(AX), DI
 
 end:

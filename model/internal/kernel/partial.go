@@ -18,8 +18,8 @@ import (
 const (
 	// panelTerms is the number of terms of a panel of weights.
 	panelTerms = 512
-	// sampled is the number of terms one of whose partial sums is squared.
-	sampled = 2 * lanes
+	// sampled is the number of terms between two partial sums that are squared.
+	sampled = lanes
 	// chainStep divides the length of a chain that is shorter than the sum.
 	chainStep = 4
 	// MostPlans is the largest number of plans.
@@ -37,22 +37,22 @@ const (
 // of two below the partial sums of Σ x·w. All sums are float32 and in the order of k:
 //
 //	squares = squaresStart
-//	for from, to := 0, 0; from < len(w); from = to {
-//		to = from + 32, or before, where a chain of any plan, 512 terms or w end
-//		for k := from; k < to; k++ {
-//			weight := shortWeight(w[k])
-//			s = fma32(shortNumber(x[k]), weight, s)
-//			squares = fma32(shortTerm(terms[k]), short(weight*weight, 0), squares)
-//			if k == from + 15 and to == from + 32, or to < from + 32 and k == to - 1 {
-//				for each plan { r = power(s-start); sum = fma32((to-from)*r, r, sum) }
-//			}
+//	for k := range w {
+//		weight := shortWeight(w[k])
+//		s = fma32(shortNumber(x[k]), weight, s)
+//		squares = fma32(shortTerm(terms[k]), short(weight*weight, 0), squares)
+//		n++
+//		end := plan by plan, whether k+1 is a multiple of its chain's length, or k is the last
+//		if n == 16 || any end || k%512 == 511 {
+//			for each plan { r = power(s-start); sum = fma32(n*r, r, sum) }
+//			n = 0
 //		}
-//		for each plan whose chain ends { r = power(s); sum = fma32(r, r, sum); start = s }
+//		for each plan that ends { r = power(s); sum = fma32(r, r, sum); start = s }
 //	}
 //	return the largest sum, (squares - squaresStart) / termScale
 //
 // start is the running total of the plan's chains, s-start the partial sum of its present chain.
-// One partial sum in 32, the middle one, represents all of them. x and terms are at least as long as w. There are at
+// One partial sum in 16 represents n of them. x and terms are at least as long as w. There are at
 // most MostPlans plans; a length less than len(w) is a multiple of 4.
 func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	n := len(w)
@@ -69,28 +69,19 @@ func shortSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
 	s, squares := float32(0), float32(squaresStart)
 	var start, sum [MostPlans]float32
-	for from, to := 0, 0; from < len(w); from = to {
-		to = min(from+sampled, nextCut(plans, from, len(w)))
-		sample := to
-		if to == from+sampled {
-			sample -= sampled / 2
+	for k := 0; k < len(w); {
+		from, to := k, nextCut(plans, k, len(w))
+		to = min(to, k+sampled)
+		for ; k < to; k++ {
+			s = fma32(x[k], w[k], s)
+			squares = fma32(terms[k], short(w[k]*w[k], 0), squares)
 		}
-		add := func(from, to int) {
-			for k := from; k < to; k++ {
-				s = fma32(x[k], w[k], s)
-				squares = fma32(terms[k], short(w[k]*w[k], 0), squares)
-			}
-		}
-		add(from, sample)
+		end := chainEnds(plans, k, len(w))
 		for p := range plans {
 			r := power(s - start[p])
-			sum[p] = fma32(float32(to-from)*r, r, sum[p])
-		}
-		add(sample, to)
-		ends := chainEnds(plans, to, len(w))
-		for p := range plans {
-			if ends>>p&1 == 1 {
-				r := power(s)
+			sum[p] = fma32(float32(k-from)*r, r, sum[p])
+			if end>>p&1 == 1 {
+				r = power(s)
 				sum[p] = fma32(r, r, sum[p])
 				start[p] = s
 			}
@@ -489,12 +480,11 @@ func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 						ends = 0
 					}
 					w, x := from(c.at)
-					const half = sampled / 2 / chainStep
-					kernel(state, w, x, c.n/sampled, half, half, sampled, len(q.plans), ends)
+					kernel(state, w, x, c.n/sampled, sampled/chainStep, sampled, len(q.plans), ends)
 				}
 				if left > 0 {
 					w, x := from(c.at + c.n - left)
-					kernel(state, w, x, 1, ceilDiv(left, chainStep), 0, float32(left), len(q.plans), c.ends)
+					kernel(state, w, x, 1, ceilDiv(left, chainStep), float32(left), len(q.plans), c.ends)
 				}
 			}
 		}

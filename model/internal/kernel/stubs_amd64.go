@@ -437,20 +437,17 @@ func avx512Shorten(dst *float32, src *float32, n int)
 // avx512Partial1 is the partialKernel of 32 rows and 1 tokens.
 //
 //go:noescape
-func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512Partial2 is the partialKernel of 32 rows and 2 tokens.
 //
 //go:noescape
-func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512Partial4 is the partialKernel of 32 rows and 4 tokens.
 //
 //go:noescape
-func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512ShortPairs is short of weights and of their squares, in pairs.
 //
@@ -460,20 +457,17 @@ func avx512ShortPairs(dst *float32, src *float32, n int)
 // avx512PairsPartial1 is the partialKernel of 32 rows and 1 tokens.
 //
 //go:noescape
-func avx512PairsPartial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx512PairsPartial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512PairsPartial2 is the partialKernel of 32 rows and 2 tokens.
 //
 //go:noescape
-func avx512PairsPartial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx512PairsPartial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512PairsPartial4 is the partialKernel of 32 rows and 4 tokens.
 //
 //go:noescape
-func avx512PairsPartial4(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx512PairsPartial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx2Shorten is short of weights; dst may be src.
 //
@@ -483,14 +477,12 @@ func avx2Shorten(dst *float32, src *float32, n int)
 // avx2Partial1 is the partialKernel of 16 rows and 1 tokens.
 //
 //go:noescape
-func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx2Partial2 is the partialKernel of 16 rows and 2 tokens.
 //
 //go:noescape
-func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, rest int, n float32, plans int,
-	ends int)
+func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
 
 // avx512Square is square.
 //

@@ -77,4 +77,4 @@ func neonShorten(dst, src *float32, n int)
 // neonPartial4 is the partialKernel of 8 rows and 4 tokens.
 //
 //go:noescape
-func neonPartial4(state, w, x *float32, steps, turns, rest int, n float32, plans, ends int)
+func neonPartial4(state, w, x *float32, steps, turns int, n float32, plans, ends int)

@@ -80,12 +80,12 @@ func (n *neon) partial() {
 		n.op("ADD $%d, %s", sums*bytes, start)
 		n.op("ADD $%d, %s", sums*bytes, result)
 	}
-	n.function("neonPartial4", partialSignature, 72, partialDefinition(4*partialGroups, partialTokens))
+	n.function("neonPartial4", partialSignature, 64, partialDefinition(4*partialGroups, partialTokens))
 	n.op("MOVD state+0(FP), %s", state)
 	n.op("MOVD w+8(FP), %s", w)
 	n.op("MOVD x+16(FP), %s", x)
 	n.op("MOVD steps+24(FP), %s", steps)
-	n.op("MOVWU n+48(FP), %s", turn)
+	n.op("MOVWU n+40(FP), %s", turn)
 	n.op("VDUP %s, V%d.S4", turn, terms)
 	constant := func(value, register int) {
 		n.op("MOVD $0x%x, %s", value, turn)
@@ -99,30 +99,27 @@ func (n *neon) partial() {
 	n.op("MOVD %s, %s", state, at)
 	each("VLD1", sum)
 	each("VLD1", squares)
-	multiply := func(label string) {
-		n.label(label)
-		for range partialTerms {
-			n.op("VLD1.P 16(%s), [V%d.S4]", w, weights[0])
-			n.op("VLD1.P 16(%s), [V%d.S4]", other, weights[1])
-			n.op("VLD1.P 32(%s), [V%d.S4, V%d.S4]", x, number, term)
-			for g, r := range weights {
-				n.word(fmul32, r, r, squared[g], "FMUL.S4")
-				n.round(squared[g], half, short)
-			}
-			for i := range partialTokens {
-				for g := range partialGroups {
-					n.byElement(number, i, weights[g], sum[partialGroups*i+g])
-					n.byElement(term, i, squared[g], squares[partialGroups*i+g])
-				}
-			}
-		}
-		n.op("SUBS $1, %s", turn)
-		n.op("BNE %s", label)
-	}
 	n.label("step")
 	n.op("MOVD turns+32(FP), %s", turn)
-	multiply("terms")
-	n.op("MOVD plans+56(FP), %s", plans)
+	n.label("terms")
+	for range partialTerms {
+		n.op("VLD1.P 16(%s), [V%d.S4]", w, weights[0])
+		n.op("VLD1.P 16(%s), [V%d.S4]", other, weights[1])
+		n.op("VLD1.P 32(%s), [V%d.S4, V%d.S4]", x, number, term)
+		for g, r := range weights {
+			n.word(fmul32, r, r, squared[g], "FMUL.S4")
+			n.round(squared[g], half, short)
+		}
+		for i := range partialTokens {
+			for g := range partialGroups {
+				n.byElement(number, i, weights[g], sum[partialGroups*i+g])
+				n.byElement(term, i, squared[g], squares[partialGroups*i+g])
+			}
+		}
+	}
+	n.op("SUBS $1, %s", turn)
+	n.op("BNE terms")
+	n.op("MOVD plans+48(FP), %s", plans)
 	n.op("CBZ %s, sampled", plans)
 	firstPlan()
 	n.label("plan")
@@ -137,13 +134,9 @@ func (n *neon) partial() {
 	n.op("SUBS $1, %s", plans)
 	n.op("BNE plan")
 	n.label("sampled")
-	n.op("MOVD rest+40(FP), %s", turn)
-	n.op("CBZ %s, stepped", turn)
-	multiply("rest")
-	n.label("stepped")
 	n.op("SUBS $1, %s", steps)
 	n.op("BNE step")
-	n.op("MOVD ends+64(FP), %s", plans)
+	n.op("MOVD ends+56(FP), %s", plans)
 	firstPlan()
 	n.label("end")
 	n.op("CBZ %s, store", plans)

@@ -28,6 +28,7 @@ type partialSums struct {
 	sum, squares     []reg.VecPhysical // one per token and register of rows, token by token
 	weights, squared []reg.VecPhysical
 	number, term     reg.VecPhysical // a token's number and term, broadcast
+	half, short      operand.Op      // constants of round, in registers where some are free
 	n                reg.VecPhysical
 	exponent         reg.VecPhysical // mask of the bits of an exponent
 	scratch          []reg.VecPhysical
@@ -72,13 +73,19 @@ func (s isa) partial(tokens int, pairs bool) {
 	p.load()
 	Label("step")
 	Load(Param("turns"), p.turn)
-	p.terms("terms")
+	Label("terms")
+	terms := partialTerms
+	if pairs {
+		terms /= 2
+	}
+	for k := range terms {
+		p.multiply(k)
+	}
+	ADDQ(operand.U32(terms*s.bytes), p.w)
+	ADDQ(operand.U32(terms*2*tokens*4), p.x)
+	DECQ(p.turn)
+	JNZ(operand.LabelRef("terms"))
 	p.sample()
-	Load(Param("rest"), p.turn)
-	TESTQ(p.turn, p.turn)
-	JZ(operand.LabelRef("stepped"))
-	p.terms("rest")
-	Label("stepped")
 	DECQ(p.steps)
 	JNZ(operand.LabelRef("step"))
 	p.end()
@@ -89,24 +96,8 @@ func (s isa) partial(tokens int, pairs bool) {
 	end()
 }
 
-// terms writes the loop that adds the products of the next terms.
-func (p *partialSums) terms(label string) {
-	Label(label)
-	terms := partialTerms
-	if p.pairs {
-		terms /= 2
-	}
-	for k := range terms {
-		p.multiply(k)
-	}
-	ADDQ(operand.U32(terms*p.bytes), p.w)
-	ADDQ(operand.U32(terms*2*p.tokens*4), p.x)
-	DECQ(p.turn)
-	JNZ(operand.LabelRef(label))
-}
-
 // partialSignature has the parameters of a kernel of PartialSums.
-const partialSignature = "(state, w, x *float32, steps, turns, rest int, n float32, plans, ends int)"
+const partialSignature = "(state, w, x *float32, steps, turns int, n float32, plans, ends int)"
 
 // partialDefinition describes a kernel of PartialSums.
 func partialDefinition(rows, tokens int) string {
@@ -125,6 +116,11 @@ func (p *partialSums) load() {
 	p.sum, p.squares = v.take(panelVectors*p.tokens), v.take(panelVectors*p.tokens)
 	p.weights, p.squared = v.take(panelVectors), v.take(panelVectors)
 	p.number, p.term, p.n, p.exponent = v.one(), v.one(), v.one(), v.one()
+	if p.half, p.short = halfShort, shortMask; p.bytes == 64 && !p.pairs {
+		p.half, p.short = v.one(), v.one()
+		VMOVUPS(halfShort, p.half)
+		VMOVUPS(shortMask, p.short)
+	}
 	p.scratch = []reg.VecPhysical{p.weights[0], p.squared[0], p.weights[1], p.squared[1], p.number, p.term}
 	Load(Param("state"), p.state)
 	Load(Param("w"), p.w)
@@ -155,7 +151,7 @@ func (p *partialSums) multiply(k int) {
 			continue
 		}
 		VMULPS(r, r, p.squared[j])
-		p.round(p.squared[j])
+		p.round(p.squared[j], p.half, p.short)
 	}
 	for i := range p.tokens {
 		at := 4 * (2*k*p.tokens + i)
@@ -192,10 +188,10 @@ func dotPairs(a, b, sum reg.VecPhysical) {
 	Instruction(&ir.Instruction{Opcode: "WORD", Operands: []operand.Op{rest}})
 }
 
-// round rounds numbers to 8 bits, ties away from 0.
-func (s isa) round(r reg.VecPhysical) {
-	VPADDD(halfShort, r, r)
-	s.and(shortMask, r, r)
+// round rounds numbers to 8 bits, ties away from 0, with the constants halfShort and shortMask.
+func (s isa) round(r reg.VecPhysical, half, short operand.Op) {
+	VPADDD(half, r, r)
+	s.and(short, r, r)
 }
 
 // shorten writes the kernel of short for weights.
@@ -219,7 +215,7 @@ func (s isa) shortPairs() {
 	for i := range number {
 		number[i], square[i] = short[i](i*s.bytes), e.vector.one()
 		VMULPS(number[i], number[i], square[i])
-		s.round(square[i])
+		s.round(square[i], halfShort, shortMask)
 	}
 	for i, r := range [][2]reg.VecPhysical{number, square} {
 		VPSRLD(operand.Imm(16), r[1], r[1])
@@ -247,7 +243,7 @@ func (e *element) short() func(offset int) reg.VecPhysical {
 			return v
 		}
 		VPCMPGTD(before, size, size)
-		e.round(v)
+		e.round(v, halfShort, shortMask)
 		VPAND(size, v, v)
 		return v
 	}
