@@ -118,6 +118,33 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 	}
 }
 
+// TestSumsThatDriftAndReturn: of 128 terms of nearly one size, whose sum is small in the end, one partial sum of 16 says
+// the deviation of float32 sums to a fifth. The middle one of 32 would miss it by half.
+func TestSumsThatDriftAndReturn(t *testing.T) {
+	t.Parallel()
+	const rows, k, out = 64, 128, 64
+	r := rand.New(rand.NewPCG(7, 8))
+	x, w := make([]float32, rows*k), make([]float32, out*k)
+	for i := range x {
+		if x[i] = float32(1 + 0.1*r.NormFloat64()); i%k >= k/2 {
+			x[i] = -x[i]
+		}
+	}
+	for i := range w {
+		w[i] = float32(0.02 + 0.001*r.NormFloat64())
+	}
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	y := a.Linear(Exact(&model.Activation{DType: tensor.F32, Shape: []int{rows, k}, Values: x}),
+		&model.Linear{Weight: storedWeight(w, out, k)})
+	var golden []float32
+	for i := range rows * out {
+		golden = append(golden, inChains(x[i/out*k:][:k], w[i%out*k:][:k], 192))
+	}
+	d := Measure(y, golden, allRows(golden, y), 1)
+	require.InDelta(t, 1, d.Rms, 0.2)
+}
+
 // TestCoherentScoresAndContexts: float32 sums in their natural order are right references of
 // scores, of contexts, whose terms are in the order of the keys, and of sums over experts.
 func TestCoherentScoresAndContexts(t *testing.T) {
