@@ -115,7 +115,10 @@ type partialKernels struct {
 	pairs bool                           // of weights, of numbers and of terms
 	pack  packKernel[float32]            // called with lane = group and stride = 16·group
 	short func(dst, src *float32, n int) // makes a group of a panel from what pack made; n is a multiple of 32·group
-	sums  [maxWidth]partialKernel        // the kernel at index i takes panels of i+1 tokens; nil if missing
+	// With pairs the two do so of stored BF16; lane is group, and stride 8·group.
+	packPairs   packKernel[uint32]
+	shortStored func(dst, src *float32, n int)
+	sums        [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing
 }
 
 // partialKernel continues PartialSums of a panel of weights and a panel of tokens by a number of

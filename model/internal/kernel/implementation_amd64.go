@@ -103,6 +103,7 @@ var avx512BF16 = func() implementation {
 	im := avx512
 	im.name = "avx512bf16"
 	im.partial.pairs, im.partial.short = true, avx512ShortPairs
+	im.partial.packPairs, im.partial.shortStored = avx512PackPairs, avx512ShortStored
 	im.partial.sums = [...]partialKernel{avx512PairsPartial1, avx512PairsPartial2, nil, avx512PairsPartial4}
 	return im
 }()

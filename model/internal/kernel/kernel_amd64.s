@@ -13353,43 +13353,82 @@ TEXT ·avx512ShortPairs(SB), NOSPLIT, $0-24
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x7fffffff, DX
-	MOVQ         DX, X2
-	VPBROADCASTD X2, Z2
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Z5
 	MOVL         $0x1fffffff, DX
-	MOVQ         DX, X3
-	VPBROADCASTD X3, Z3
-	MOVL         $0x7fffffff, DX
 	MOVQ         DX, X6
 	VPBROADCASTD X6, Z6
-	MOVL         $0x1fffffff, DX
-	MOVQ         DX, X7
-	VPBROADCASTD X7, Z7
 	SHRQ         $0x05, CX
 
 pair:
 	VMOVUPS  (BX), Z0
-	VPANDD   Z2, Z0, Z1
-	VPCMPGTD Z3, Z1, K1
+	VMOVUPS  64(BX), Z1
+	VPANDD   Z5, Z0, Z4
+	VPCMPGTD Z6, Z4, K1
 	VPADDD   halfShort<>+0(SB), Z0, Z0
 	VPANDD.Z shortMask<>+0(SB), Z0, K1, Z0
-	VMULPS   Z0, Z0, Z8
-	VPADDD   halfShort<>+0(SB), Z8, Z8
-	VPANDD   shortMask<>+0(SB), Z8, Z8
-	VMOVUPS  64(BX), Z4
-	VPANDD   Z6, Z4, Z5
-	VPCMPGTD Z7, Z5, K1
-	VPADDD   halfShort<>+0(SB), Z4, Z4
-	VPANDD.Z shortMask<>+0(SB), Z4, K1, Z4
-	VMULPS   Z4, Z4, Z9
-	VPADDD   halfShort<>+0(SB), Z9, Z9
-	VPANDD   shortMask<>+0(SB), Z9, Z9
-	VPSRLD   $0x10, Z4, Z4
-	VPORD    Z0, Z4, Z4
-	VMOVUPS  Z4, (AX)
-	VPSRLD   $0x10, Z9, Z9
-	VPORD    Z8, Z9, Z9
-	VMOVUPS  Z9, 16384(AX)
+	VMULPS   Z0, Z0, Z2
+	VPADDD   halfShort<>+0(SB), Z2, Z2
+	VPANDD   shortMask<>+0(SB), Z2, Z2
+	VPANDD   Z5, Z1, Z4
+	VPCMPGTD Z6, Z4, K1
+	VPADDD   halfShort<>+0(SB), Z1, Z1
+	VPANDD.Z shortMask<>+0(SB), Z1, K1, Z1
+	VMULPS   Z1, Z1, Z3
+	VPADDD   halfShort<>+0(SB), Z3, Z3
+	VPANDD   shortMask<>+0(SB), Z3, Z3
+	VPSRLD   $0x10, Z1, Z1
+	VPORD    Z0, Z1, Z1
+	VMOVUPS  Z1, (AX)
+	VPSRLD   $0x10, Z3, Z3
+	VPORD    Z2, Z3, Z3
+	VMOVUPS  Z3, 16384(AX)
 	ADDQ     $0x00000080, BX
+	ADDQ     $0x00000040, AX
+	DECQ     CX
+	JNZ      pair
+	VZEROUPPER
+	RET
+
+// func avx512ShortStored(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F, SSE2
+TEXT ·avx512ShortStored(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x7fffffff, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x1fffffff, DX
+	MOVQ         DX, X6
+	VPBROADCASTD X6, Z6
+	SHRQ         $0x05, CX
+
+pair:
+	VPSLLD   $0x10, (BX), Z0
+	VMOVUPS  (BX), Z1
+	VPANDD   shortMask<>+0(SB), Z1, Z1
+	VPANDD   Z5, Z0, Z4
+	VPCMPGTD Z6, Z4, K1
+	VPADDD   halfShort<>+0(SB), Z0, Z0
+	VPANDD.Z shortMask<>+0(SB), Z0, K1, Z0
+	VMULPS   Z0, Z0, Z2
+	VPADDD   halfShort<>+0(SB), Z2, Z2
+	VPANDD   shortMask<>+0(SB), Z2, Z2
+	VPANDD   Z5, Z1, Z4
+	VPCMPGTD Z6, Z4, K1
+	VPADDD   halfShort<>+0(SB), Z1, Z1
+	VPANDD.Z shortMask<>+0(SB), Z1, K1, Z1
+	VMULPS   Z1, Z1, Z3
+	VPADDD   halfShort<>+0(SB), Z3, Z3
+	VPANDD   shortMask<>+0(SB), Z3, Z3
+	VPSRLD   $0x10, Z1, Z1
+	VPORD    Z0, Z1, Z1
+	VMOVUPS  Z1, (AX)
+	VPSRLD   $0x10, Z3, Z3
+	VPORD    Z2, Z3, Z3
+	VMOVUPS  Z3, 16384(AX)
+	ADDQ     $0x00000040, BX
 	ADDQ     $0x00000040, AX
 	DECQ     CX
 	JNZ      pair

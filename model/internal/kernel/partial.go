@@ -410,14 +410,21 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	q.begin(p.state)
 	for from := 0; from < q.w.Cols; from += span {
 		to := min(from+span, q.w.Cols)
+		stored := q.im.partial.pairs && q.w.raw() && q.w.format() == BF16 && (to-from)%(2*lanes) == 0
 		for i := range rows {
-			p.decoded[i] = q.decode(p.rows[i*span:(i+1)*span], r+i, from, to)
+			if stored {
+				p.start[i] = (*byte)(unsafe.Add(q.w.start(r+i), BF16.Bytes(from)))
+			} else {
+				p.start[i] = (*byte)(unsafe.Pointer(&q.decode(p.rows[i*span:(i+1)*span], r+i, from, to)[0]))
+			}
 		}
 		for at := 0; at < to-from; at += panelTerms {
-			q.part(p, rows, at, from+at, min(panelTerms, to-from-at))
+			n := min(panelTerms, to-from-at)
+			q.packWeights(p, rows, at, n, stored)
+			q.part(p, rows, from+at, n)
 		}
 	}
-	clear(p.decoded[:])
+	clear(p.start[:])
 	for i := range panels {
 		at := i * q.panelRows()
 		q.give(p.state[i*q.stateSize():], r+at, min(q.panelRows(), rows-at))
@@ -448,19 +455,34 @@ func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
 	return dst[:whole]
 }
 
-// part continues the sums of the rows by n ≤ panelTerms terms, from column k on, which is decoded at place at.
-func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
-	kernels, group := &q.im.partial, q.im.partial.group
-	panels := ceilDiv(rows, q.panelRows())
-	for g := range 2 * panels {
-		for i := range group {
-			p.src[i] = (*byte)(unsafe.Pointer(&p.decoded[min(g*group+i, rows-1)][at]))
+// packWeights makes panels of n ≤ panelTerms terms of the rows, at places at and behind: of float32 numbers, or BF16 as it
+// is stored.
+func (q *partialJob) packWeights(p *partialScratch, rows, at, n int, stored bool) {
+	kernels, group, terms := &q.im.partial, q.im.partial.group, roundUp(n, 2*lanes)
+	for g := range 2 * ceilDiv(rows, q.panelRows()) {
+		size := F32.Bytes(at)
+		if stored {
+			size = BF16.Bytes(at)
 		}
-		panel, terms := &p.w[g*group*panelTerms], roundUp(n, 2*lanes)
-		kernels.pack(&p.group[0], &p.src, terms/lanes, lanes*group, group)
-		kernels.short(panel, &p.group[0], terms*group)
+		for i := range group {
+			p.src[i] = (*byte)(unsafe.Add(unsafe.Pointer(p.start[min(g*group+i, rows-1)]), size))
+		}
+		panel, numbers := &p.w[g*group*panelTerms], &p.group[0]
+		if stored {
+			kernels.packPairs((*uint32)(unsafe.Pointer(numbers)), &p.src, terms/lanes, lanes/2*group, group)
+			kernels.shortStored(panel, numbers, terms*group)
+		} else {
+			kernels.pack(numbers, &p.src, terms/lanes, lanes*group, group)
+			kernels.short(panel, numbers, terms*group)
+		}
 	}
 	clear(p.src[:])
+}
+
+// part continues the sums of the rows by n ≤ panelTerms terms, from column k on, of which there are panels.
+func (q *partialJob) part(p *partialScratch, rows, k, n int) {
+	kernels, group := &q.im.partial, q.im.partial.group
+	panels := ceilDiv(rows, q.panelRows())
 	p.cuts = p.cuts[:0]
 	for cut, to := k, k+n; cut < to; {
 		from := cut

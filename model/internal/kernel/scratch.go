@@ -101,13 +101,13 @@ const partialPanels = 4
 
 // partialScratch is the memory of one worker for partialKernels.
 type partialScratch struct {
-	rows    []float32 // decoded rows of weights
-	w       []float32 // panels of weights; in portable Go a token
-	group   [maxGroup * panelTerms]float32
-	state   []float32 // state of each panel of weights and of tokens
-	decoded [partialPanels * 2 * maxGroup][]float32
-	src     [maxGroup]*byte
-	cuts    []termRun // of a panel
+	rows  []float32 // decoded rows of weights
+	w     []float32 // panels of weights; in portable Go a token
+	group [maxGroup * panelTerms]float32
+	state []float32                           // state of each panel of weights and of tokens
+	start [partialPanels * 2 * maxGroup]*byte // of rows, decoded or stored
+	src   [maxGroup]*byte
+	cuts  []termRun // of a panel
 }
 
 // termRun is n terms of a panel, from place at on, with which the chains of the plans end whose bits are set.

@@ -454,6 +454,11 @@ func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int
 //go:noescape
 func avx512ShortPairs(dst *float32, src *float32, n int)
 
+// avx512ShortStored is short of weights and of their squares, in pairs.
+//
+//go:noescape
+func avx512ShortStored(dst *float32, src *float32, n int)
+
 // avx512PairsPartial1 is the partialKernel of 32 rows and 1 tokens.
 //
 //go:noescape

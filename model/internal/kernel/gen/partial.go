@@ -52,7 +52,8 @@ func partialConstants() {
 // partials writes the kernels of PartialSums.
 func (s isa) partials(pairs bool) {
 	if pairs {
-		s.shortPairs()
+		s.shortPairs(false)
+		s.shortPairs(true)
 	} else {
 		s.shorten()
 	}
@@ -197,55 +198,66 @@ func (s isa) round(r reg.VecPhysical, half, short operand.Op) {
 // shorten writes the kernel of short for weights.
 func (s isa) shorten() {
 	e := s.beginElement("Shorten", "(dst, src *float32, n int)", "short of weights; dst may be src")
-	short := e.short()
+	v, short := e.vector.one(), e.short()
 	e.loop(4, 4, func() {
 		for i := range lanes / s.perVector(32) {
-			VMOVUPS(short(i*s.bytes), e.to(i*s.bytes))
+			VMOVUPS(e.from(i*s.bytes), v)
+			short(v)
+			VMOVUPS(v, e.to(i*s.bytes))
 		}
 	})
 }
 
-// shortPairs writes the kernel that makes a group of a panel of pairs from one of numbers.
-func (s isa) shortPairs() {
-	e := s.beginElement("ShortPairs", "(dst, src *float32, n int)", "short of weights and of their squares, in pairs")
-	short := [2]func(int) reg.VecPhysical{e.short(), e.short()}
+// shortPairs writes the kernel that makes a group of a panel of pairs from one of numbers, or from one of stored pairs of
+// BF16, whose first number is in the lower half.
+func (s isa) shortPairs(stored bool) {
+	name, src := "ShortPairs", 2
+	if stored {
+		name, src = "ShortStored", 1
+	}
+	e := s.beginElement(name, "(dst, src *float32, n int)", "short of weights and of their squares, in pairs")
+	number, square, short := e.vector.take(2), e.vector.take(2), e.short()
 	SHRQ(operand.Imm(5), left)
 	Label("pair")
-	var number, square [2]reg.VecPhysical
-	for i := range number {
-		number[i], square[i] = short[i](i*s.bytes), e.vector.one()
-		VMULPS(number[i], number[i], square[i])
+	if stored {
+		VPSLLD(operand.Imm(16), e.from(0), number[0])
+		VMOVUPS(e.from(0), number[1])
+		s.and(shortMask, number[1], number[1])
+	} else {
+		VMOVUPS(e.from(0), number[0])
+		VMOVUPS(e.from(s.bytes), number[1])
+	}
+	for i, r := range number {
+		short(r)
+		VMULPS(r, r, square[i])
 		s.round(square[i], halfShort, shortMask)
 	}
-	for i, r := range [][2]reg.VecPhysical{number, square} {
+	for i, r := range [][]reg.VecPhysical{number, square} {
 		VPSRLD(operand.Imm(16), r[1], r[1])
 		VPORD(r[0], r[1], r[1])
 		VMOVUPS(r[1], e.to(i*panelTerms/2*s.bytes))
 	}
-	ADDQ(operand.U32(2*s.bytes), e.src)
+	ADDQ(operand.U32(src*s.bytes), e.src)
 	ADDQ(operand.U32(s.bytes), e.dst)
 	DECQ(left)
 	JNZ(operand.LabelRef("pair"))
 	end()
 }
 
-// short returns a function that loads numbers at an offset, rounded, or 0 where they are less than the least weight.
-func (e *element) short() func(offset int) reg.VecPhysical {
-	v, size := e.vector.one(), e.vector.one()
-	magnitude, before := e.constant32(0x7fffffff), e.constant32(leastWeight-1)
-	return func(offset int) reg.VecPhysical {
-		VMOVUPS(e.from(offset), v)
-		e.and(magnitude, v, size)
+// short returns a function that rounds numbers, or sets them to 0 where they are less than the least weight.
+func (e *element) short() func(v reg.VecPhysical) {
+	large, magnitude, before := e.vector.one(), e.constant32(0x7fffffff), e.constant32(leastWeight-1)
+	return func(v reg.VecPhysical) {
+		e.and(magnitude, v, large)
 		if e.bytes == 64 {
-			VPCMPGTD(before, size, reg.K1)
+			VPCMPGTD(before, large, reg.K1)
 			VPADDD(halfShort, v, v)
 			VPANDD_Z(shortMask, v, reg.K1, v)
-			return v
+			return
 		}
-		VPCMPGTD(before, size, size)
+		VPCMPGTD(before, large, large)
 		e.round(v, halfShort, shortMask)
-		VPAND(size, v, v)
-		return v
+		VPAND(large, v, v)
 	}
 }
 
