@@ -81,15 +81,15 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	}
 }
 
-// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 16 of
-// them for all, and of the totals. Partial sums are also taken at these places.
+// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 4 of
+// them for all, as of few terms, and of the totals. Partial sums are also taken at these places.
 func inNaturalOrder(terms []float64, length int, cuts []int) float64 {
 	var sum, total, squares float64
 	r2 := func(sum float64) float64 { return Sq(power(sum * (1 + 0x1p-7))) }
 	n := 0
 	for k, term := range terms {
 		sum += term
-		if n++; n == 16 || slices.Contains(cuts, k+1) || (k+1)%length == 0 {
+		if n++; n == 4 || slices.Contains(cuts, k+1) || (k+1)%length == 0 {
 			squares += float64(n) * r2(sum)
 			n = 0
 		}

@@ -18,8 +18,8 @@ import (
 const (
 	// panelTerms is the number of terms of a panel of weights.
 	panelTerms = 512
-	// sampled is the number of terms between two partial sums that are squared.
-	sampled = lanes
+	// fewTerms is the number of terms up to which more partial sums are squared.
+	fewTerms = 384
 	// chainStep divides the length of a chain that is shorter than the sum.
 	chainStep = 4
 	// MostPlans is the largest number of plans.
@@ -43,7 +43,7 @@ const (
 //		squares = fma32(shortTerm(terms[k]), short(weight*weight, 0), squares)
 //		n++
 //		end := plan by plan, whether k+1 is a multiple of its chain's length, or k is the last
-//		if n == 16 || any end || k%512 == 511 {
+//		if n == sampled(len(w)) || any end || k%512 == 511 {
 //			for each plan { r = power(s-start); sum = fma32(n*r, r, sum) }
 //			n = 0
 //		}
@@ -52,7 +52,7 @@ const (
 //	return the largest sum, (squares - squaresStart) / termScale
 //
 // start is the running total of the plan's chains, s-start the partial sum of its present chain.
-// One partial sum in 16 represents n of them. x and terms are at least as long as w. There are at
+// A partial sum that is squared represents n of them. x and terms are at least as long as w. There are at
 // most MostPlans plans; a length less than len(w) is a multiple of 4.
 func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	n := len(w)
@@ -71,7 +71,7 @@ func shortSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	var start, sum [MostPlans]float32
 	for k := 0; k < len(w); {
 		from, to := k, nextCut(plans, k, len(w))
-		to = min(to, k+sampled)
+		to = min(to, k+sampled(len(w)))
 		for ; k < to; k++ {
 			s = fma32(x[k], w[k], s)
 			squares = fma32(terms[k], short(w[k]*w[k], 0), squares)
@@ -109,6 +109,15 @@ func short(v, least float32) float32 {
 func shortNumber(v float32) float32 { return short(v, leastNumber) }
 func shortTerm(v float32) float32   { return short(v*termScale, leastTerm) }
 func shortWeight(v float32) float32 { return short(v, leastWeight) }
+
+// sampled returns the number of terms between two partial sums of n terms that are squared. Where all terms have one sign
+// and nearly one size, the sum of few may double in 16.
+func sampled(n int) int {
+	if n <= fewTerms {
+		return chainStep
+	}
+	return lanes
+}
 
 // power returns the largest power of two that is at most |x|·(1 + 2^-7), as products of short numbers may be so much
 // less: 0 of 0, +Inf of NaN.
@@ -496,13 +505,14 @@ func (q *partialJob) part(p *partialScratch, rows, k, n int) {
 			w := p.w[i*q.panelRows()*panelTerms:]
 			from := func(at int) (_, _ *float32) { return &w[q.words(at)*group/2], &x[q.words(at)*run.width] }
 			for _, c := range p.cuts {
+				sampled := sampled(q.w.Cols)
 				ends, left := c.ends, c.n%sampled
 				if c.n > left {
 					if left > 0 {
 						ends = 0
 					}
 					w, x := from(c.at)
-					kernel(state, w, x, c.n/sampled, sampled/chainStep, sampled, len(q.plans), ends)
+					kernel(state, w, x, c.n/sampled, sampled/chainStep, float32(sampled), len(q.plans), ends)
 				}
 				if left > 0 {
 					w, x := from(c.at + c.n - left)
