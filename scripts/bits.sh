@@ -31,6 +31,7 @@ report no-bf16 env GODEBUG=cpu.avx512bf16=off "$work/dsmoe" & ways+=($!)
 report no-avx512 env GODEBUG=cpu.avx512f=off "$work/dsmoe" & ways+=($!)
 report no-avx env GODEBUG=cpu.avx512f=off,cpu.avx2=off "$work/dsmoe" & ways+=($!)
 for way in "${ways[@]}"; do wait "$way"; done
+sed -i '/^GODEBUG: unknown cpu feature/d' "$work/no-bf16.json" # the runtime reads GODEBUG, too
 grep -q '"verdict":"pass"' <(tr -d ' ' < "$work/default.json")
 for way in one-core purego no-bf16 no-avx512 no-avx; do
   cmp "$work/default.json" "$work/$way.json"
