@@ -134,7 +134,7 @@ func (a *Analysis) Pool(kv, gate *Value, ape *model.Weight, g *model.Pooling) *V
 			for i, s := range g.Slots(row % y.Shape[1]) {
 				p, x := probs.element(r*n+i), kv.element((row/y.Shape[1]*seq+s.Token)*kv.Width()+s.Column+c)
 				product, v := times(p.y, p.v, x.y, x.v)
-				product, v = point(kv.DType, product, v)
+				product, v = point(PrecisionOf(kv.DType), product, v)
 				products.Set(i, product, v)
 			}
 			sum, v := a.total(products.Values, products.deviations())
