@@ -269,9 +269,8 @@ func (a *Analysis) Clamp(x *Value, low, high float32) *Value {
 func (a *Analysis) Cast(x *Value, d tensor.DType) *Value {
 	x = a.settle(x)
 	y := a.result(d, x.Shape...)
-	for i, v := range x.Values {
-		y.Set(i, float64(v), x.Variance(i))
-	}
+	copy(y.Values, x.Values)
+	y.copyDeviations(x, 0, len(x.Values))
 	return y.inherit(x)
 }
 

@@ -38,11 +38,7 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	from, _ := r.Part(width)
 	a.plain.Each(x.Rows(), 16*width, func(t int) {
 		copy(y.Row(t), x.Row(t))
-		if x.sigma == nil {
-			clear(y.sigma.Row(t))
-		} else {
-			copy(y.sigma.Row(t), x.sigma.Row(t))
-		}
+		y.copyDeviations(x, t*width, (t+1)*width)
 		first, table := t*width+from, t%seq*r.Half
 		for i := range r.Half {
 			ia, ib := r.Pair(i)

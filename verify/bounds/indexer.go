@@ -58,11 +58,10 @@ func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common fl
 func (a *Analysis) ReLU(x *Value) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
+	y.copyDeviations(x, 0, len(x.Values))
 	for i, v := range x.Values {
-		if variance := x.Variance(i); float64(v) > -Lambda*Unit*math.Sqrt(variance) {
-			y.Set(i, float64(max(v, 0)), variance)
-		} else {
-			y.Set(i, 0, 0)
+		if y.Values[i] = max(v, 0); !(float64(v) > -Lambda*Unit*float64(y.sigma.Values[i])) {
+			y.Values[i], y.sigma.Values[i] = 0, 0
 		}
 	}
 	return y.inherit(x)
