@@ -303,9 +303,11 @@ func TestReLUAtItsLimit(t *testing.T) {
 	nan, s := float32(math.NaN()), float32(3)
 	limit := float32(-Lambda * Unit * 3)
 	x := &model.Activation{Shape: []int{1, 7}, Values: []float32{2, 0, -0x1p-30, limit, math.Nextafter32(limit, 0), -1, nan}, DType: tensor.F32}
-	y := a.ReLU(WithErrors(x, func(int) float64 { return Unit * float64(s) }))
-	require.Equal(t, []float32{2, 0, 0, 0, 0, 0, 0}, y.Values)
-	require.Equal(t, []float32{s, s, s, 0, s, 0, 0}, y.sigma.Values)
+	a.Try(func() { // whose memory the others take
+		y := a.ReLU(WithErrors(x, func(int) float64 { return Unit * float64(s) }))
+		require.Equal(t, []float32{2, 0, 0, 0, 0, 0, 0}, y.Values)
+		require.Equal(t, []float32{s, s, s, 0, s, 0, 0}, y.sigma.Values)
+	})
 	for _, y := range []*Value{a.ReLU(Exact(x)), a.Cast(Exact(x), tensor.BF16)} {
 		require.Equal(t, make([]float32, 7), y.sigma.Values)
 	}
