@@ -77,7 +77,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 // error.
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 	x = a.settle(x)
-	w, deltas := a.plain.Values(weight), a.deltas(weight)
+	w, deltas, p := a.plain.Values(weight), a.deltas(weight), PrecisionOf(x.DType)
 	y := a.result(x.DType, x.Shape...)
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
@@ -85,7 +85,7 @@ func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 		r := math.Sqrt(r2)
 		for i, xi := range row {
 			n := float64(float32(float64(xi) * r))
-			n, v := point(x.DType, n, roughly(n, float64(r2*x.Variance(from+i))+float64(Sq(n)*common)))
+			n, v := point(p, n, roughly(n, float64(r2*x.Variance(from+i))+float64(Sq(n)*common)))
 			wi := float64(w[i])
 			out := float64(float32(n * wi))
 			y.Set(from+i, out, exactly(out, float64(v*Sq(wi))+float64(Sq(n)*delta(deltas, i))))
@@ -131,7 +131,7 @@ func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
 		r2, common := x.inverseRMS(t, eps, a.serial)
 		r := float64(float32(math.Sqrt(r2)))
-		r, vr := point(x.DType, r, roughly(r, float64(r2*common)))
+		r, vr := point(PrecisionOf(x.DType), r, roughly(r, float64(r2*common)))
 		for i, xi := range x.Row(t) {
 			i += t * x.Width()
 			n, v := times(float64(xi), x.Variance(i), r, vr)
@@ -162,7 +162,7 @@ func (a *Analysis) Add(x, z *Value) *Value {
 //	· up, exact
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	gate, up = a.settle(gate), a.settle(up)
-	y := a.computed(a.plain.SiLU(gate.wide()), gate.DType)
+	y, p := a.computed(a.plain.SiLU(gate.wide()), gate.DType), PrecisionOf(gate.DType)
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
 			g, s, vg := float64(gate.Values[i]), float64(y.Values[i]), gate.Variance(i)
@@ -172,7 +172,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 			}
 			slope := logistic + float64(s*(1-logistic))
 			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(g, 0)))))
-			s, v = point(y.DType, s, roughly(s, v))
+			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			y.Set(i, s, v)
 		}
@@ -269,9 +269,8 @@ func (a *Analysis) Clamp(x *Value, low, high float32) *Value {
 func (a *Analysis) Cast(x *Value, d tensor.DType) *Value {
 	x = a.settle(x)
 	y := a.result(d, x.Shape...)
-	for i, v := range x.Values {
-		y.Set(i, float64(v), x.Variance(i))
-	}
+	copy(y.Values, x.Values)
+	y.copyDeviations(x, 0, len(x.Values))
 	return y.inherit(x)
 }
 

@@ -296,3 +296,22 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 	a.chain = true
 	require.Equal(t, &sums{7168.0 / 6, 1.0 / 3, plans(7168, true)}, a.sumsOf(of(1, 7168)))
 }
+
+// TestReLUAtItsLimit: what Lambda standard deviations leave below 0 is exactly 0, and what they do not keeps its deviation.
+// What is not a number stays so.
+func TestReLUAtItsLimit(t *testing.T) {
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	nan, s := float32(math.NaN()), float32(3)
+	limit := float32(-Lambda * Unit * 3)
+	x := &model.Activation{Shape: []int{1, 7}, Values: []float32{2, 0, -0x1p-30, limit, math.Nextafter32(limit, 0), -1, nan}, DType: tensor.F32}
+	a.Try(func() { // whose memory the others take
+		y := a.ReLU(WithErrors(x, func(int) float64 { return Unit * float64(s) }))
+		require.Equal(t, make([]float32, 5), y.Values[1:6])
+		require.True(t, y.Values[0] == 2 && math.IsNaN(float64(y.Values[6])))
+		require.Equal(t, []float32{s, s, s, 0, s, 0, s}, y.sigma.Values)
+	})
+	for _, y := range []*Value{a.ReLU(Exact(x)), a.Cast(Exact(x), tensor.BF16)} {
+		require.Equal(t, make([]float32, 7), y.sigma.Values)
+	}
+}

@@ -181,30 +181,28 @@ func (a *Analysis) round(x *Value) {
 		if x.shared != nil {
 			x.distributeShared(t)
 		}
-		for i := t * x.Width(); i < (t+1)*x.Width(); i++ {
-			y, v := x.Values[i], x.Variance(i)
-			if r, near := p.near(y, v); near || y == 0 && v <= denormal {
-				x.Values[i], x.sigma.Values[i] = r, 0
+		values, sigmas := x.Row(t), x.sigma.Row(t)
+		for i, y := range values {
+			v := Sq(float64(sigmas[i]))
+			if r, room, usual := p.nearest(y); usual && v < (1-unsure)*Sq(room) || y == 0 && v <= denormal {
+				values[i], sigmas[i] = r, 0
 			} else {
 				r, v := p.point(float64(y), v)
-				x.Set(i, r, v)
+				x.Set(t*x.Width()+i, r, v)
 			}
 		}
 	})
 	x.shared = nil
 }
 
-// point is a rounding point inside an operation on values of dtype d; in float32, where it is inlined, there is nothing to
-// round.
-func point(d tensor.DType, y, v float64) (float64, float64) {
-	if d == tensor.F32 {
+// point is a rounding point inside an operation on values of precision p; in float32, where it is inlined, there is nothing
+// to round.
+func point(p *precision, y, v float64) (float64, float64) {
+	if p == f32 {
 		return y, v
 	}
-	return narrowPoint(d, y, v)
+	return p.point(y, v)
 }
-
-// narrowPoint is point of a dtype that is not F32.
-func narrowPoint(d tensor.DType, y, v float64) (float64, float64) { return PrecisionOf(d).point(y, v) }
 
 // Scope implements model.Arithmetic. It keeps no reference to x while f runs.
 func (a *Analysis) Scope(x *Value, f func(x *Value) *Value) *Value {

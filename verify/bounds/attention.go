@@ -29,39 +29,36 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	x, cosines, sines = a.settle(x), a.settle(cosines), a.settle(sines)
 	y := a.result(x.DType, x.Shape...)
 	y.roundLater, y.ColumnsShare = false, x.sigma != nil
-	inner := x.DType
+	p := PrecisionOf(x.DType)
+	inner := p
 	if r.Whole {
-		inner = tensor.F32
+		inner = f32
 	}
 	width, seq := x.Width(), x.Shape[2]
 	from, _ := r.Part(width)
 	a.plain.Each(x.Rows(), 16*width, func(t int) {
 		copy(y.Row(t), x.Row(t))
-		if x.sigma == nil {
-			clear(y.sigma.Row(t))
-		} else {
-			copy(y.sigma.Row(t), x.sigma.Row(t))
-		}
+		y.copyDeviations(x, t*width, (t+1)*width)
 		first, table := t*width+from, t%seq*r.Half
 		for i := range r.Half {
 			ia, ib := r.Pair(i)
 			ia, ib = first+ia, first+ib
 			xa, xb, cos, sin := x.element(ia), x.element(ib), cosines.element(table+i), sines.element(table+i)
-			y.rotate(ia, inner, xa, cos, uncertain{-xb.y, xb.v}, sin)
-			y.rotate(ib, inner, xb, cos, xa, sin)
+			y.rotate(ia, p, inner, xa, cos, uncertain{-xb.y, xb.v}, sin)
+			y.rotate(ib, p, inner, xb, cos, xa, sin)
 		}
 	})
 	return y
 }
 
-// rotate sets element i to a·cos + b·sin, with products of dtype inner.
-func (x *Value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
+// rotate sets element i to a·cos + b·sin, with a sum of precision p and products of precision inner.
+func (x *Value) rotate(i int, p, inner *precision, a, cos, b, sin uncertain) {
 	ac, va := times(a.y, a.v, cos.y, cos.v)
 	bs, vb := times(b.y, b.v, sin.y, sin.v)
 	ac, va = point(inner, ac, va)
 	bs, vb = point(inner, bs, vb)
 	sum := float64(float32(ac + bs))
-	sum, v := point(x.DType, sum, exactly(sum, va+vb))
+	sum, v := point(p, sum, exactly(sum, va+vb))
 	x.Set(i, sum, v)
 }
 
@@ -72,21 +69,20 @@ func (x *Value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
 //
 // If attention is fused both roundings may happen or not; in Float32Scores they do not.
 func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
-	if !a.fused || q.DType == tensor.F32 {
-		return a.scores(q, k, first, n, &scoring{s, PrecisionOf(q.DType), point})
+	p := PrecisionOf(q.DType)
+	if !a.fused || p == f32 {
+		return a.scores(q, k, first, n, &scoring{s, p, p.point})
 	}
-	y := a.scores(q, k, first, n, &scoring{s, PrecisionOf(tensor.F32), mayRound})
-	y.Float32Scores = a.scores(q, k, first, n, &scoring{s, PrecisionOf(tensor.F32), func(_ tensor.DType, y, v float64) (float64, float64) {
-		return y, v
-	}})
+	y := a.scores(q, k, first, n, &scoring{s, f32, p.mayRound})
+	y.Float32Scores = a.scores(q, k, first, n, &scoring{s, f32, func(y, v float64) (float64, float64) { return y, v }})
 	return y
 }
 
 // scoring is a Scoring whose results are rounded twice, each time to certain or to float32.
 type scoring struct {
 	*model.Scoring
-	certain precision // where rounds is point, to a dtype of 16 bits
-	rounds  func(d tensor.DType, y, v float64) (float64, float64)
+	certain *precision // where rounds is point, to a dtype of 16 bits
+	rounds  func(y, v float64) (float64, float64)
 }
 
 // scores are Scores with the roundings of s.
@@ -149,14 +145,12 @@ func (x *Value) score(i int, s *scoring) {
 	single := x.Values[i]
 	y, v := float64(single), float64(x.sigma.Values[i])
 	v = roughly(y, v)
-	if s.certain.bits != 24 {
-		if r, near := s.certain.near(single, v); near {
-			x.Values[i], x.sigma.Values[i] = tensor.Rounded(float32(s.scaled(float64(r))), x.DType), 0
-			return
-		}
+	if r, room, usual := s.certain.nearest(single); usual && v < (1-unsure)*Sq(room) {
+		x.Values[i], x.sigma.Values[i] = tensor.Rounded(float32(s.scaled(float64(r))), x.DType), 0
+		return
 	}
 	if x.DType != tensor.F32 {
-		y, v = s.rounds(x.DType, y, v)
+		y, v = s.rounds(y, v)
 	}
 	y = float64(float32(s.scaled(y)))
 	if s.Divides {
@@ -165,7 +159,7 @@ func (x *Value) score(i int, s *scoring) {
 		v *= Sq(float64(s.By))
 	}
 	if v = exactly(y, v); x.DType != tensor.F32 {
-		y, v = s.rounds(x.DType, y, v)
+		y, v = s.rounds(y, v)
 	}
 	x.Set(i, y, v)
 }
@@ -178,15 +172,11 @@ func (s *scoring) scaled(y float64) float64 {
 	return y * float64(s.By)
 }
 
-// mayRound is y with variance v, both kept, where rounding to dtype d may happen or not, at
+// mayRound is y with variance v, both kept, where rounding to p, not F32, may happen or not, at
 // this value or at one that is up to twice as large in its own binade:
 //
 //	v + (2^(1-bits)·y)²/12
-func mayRound(d tensor.DType, y, v float64) (float64, float64) {
-	if d == tensor.F32 {
-		return y, v
-	}
-	p := PrecisionOf(d)
+func (p *precision) mayRound(y, v float64) (float64, float64) {
 	ulp := max(math.Ldexp(math.Abs(y), 1-p.bits), p.Ulp(0))
 	return y, v + Sq(ulp/Unit)/12
 }
@@ -247,7 +237,7 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	case a.fused && probs.sigma != nil: // golden probabilities are rounded
 		probs.roundLater = false
 		for i, p := range probs.Values {
-			y, v := mayRound(probs.DType, float64(p), probs.Variance(i))
+			y, v := PrecisionOf(probs.DType).mayRound(float64(p), probs.Variance(i))
 			probs.Set(i, y, v)
 		}
 	default:

@@ -60,7 +60,8 @@ type Meter struct {
 	factor    float64
 	d         Distances
 	compared  int       // rows, so far
-	z         []float64 // of a row
+	z         []float64 // of a row, in the columns off
+	off       []int     // columns of a row whose z is not 0; in F32 all
 	zeros     []float32 // deviations of a row whose values are exact
 	sums      []float64 // of z², per column
 	total     float64   // of z², over rows as they weigh
@@ -75,6 +76,9 @@ func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *Meter 
 		zeros: make([]float32, width), sums: make([]float64, width)}
 	m.d = Distances{Finite: true, Largest: -1, Columns: make([]bool, width),
 		Rows: make([]bool, selected.Padding+len(selected.Compared))}
+	for c := range width {
+		m.off = append(m.off, c)
+	}
 	return m
 }
 
@@ -100,8 +104,12 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 			*d = Distances{Worst: row*width + c, At: at(c)}
 			return
 		}
-		weight, rowSum, sums := m.selected.Weights[m.compared], 0.0, m.sums[:width]
-		for c, z := range m.z {
+		weight, rowSum, zs, sums := m.selected.Weights[m.compared], 0.0, m.z, m.sums[:width]
+		if d.Largest < 0 {
+			d.Largest, d.Worst, d.At = 0, row*width, at(0)
+		}
+		for _, c := range m.off {
+			z := zs[c]
 			if z > d.Largest {
 				d.Largest, d.Worst, d.At = z, row*width+c, at(c)
 			}
@@ -130,23 +138,47 @@ func (m *Meter) sigma(deviation float32) float64 {
 // or -1.
 func (m *Meter) measure(values, golden, deviations []float32) int {
 	p := PrecisionOf(m.dtype)
-	for c, value := range values {
-		g, y, s := float64(golden[c]), float64(value), m.sigma(deviations[c])
-		single, near := p.near(value, Sq(s/Unit))
-		r := float64(single)
-		if !near {
-			if r = p.Round(y); s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
-				m.ambiguous++
-			}
+	m.off = m.off[:0]
+	for c := 0; ; c++ {
+		if c += m.measureUsual(values[c:], golden[c:], deviations[c:]); c == len(values) {
+			return -1
+		}
+		g, y, s := float64(golden[c]), float64(values[c]), m.sigma(deviations[c])
+		r := p.Round(y)
+		if s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
+			m.ambiguous++
 		}
 		if !Agree(g, r) {
 			return c
 		}
-		m.z[c] = p.z(g, y, r, s)
+		if m.z[c] = p.z(g, y, r, s); m.z[c] != 0 {
+			m.off = append(m.off, c)
+		}
 		m.sigmas += float64(s * s)
 		m.goldens += float64(g * g)
 	}
-	return -1
+}
+
+// measureUsual is measure of the elements before the first that is not usual, or does not round to the golden. It returns
+// their number.
+func (m *Meter) measureUsual(values, golden, deviations []float32) int {
+	p, sigmas, goldens, ambiguous, unit := PrecisionOf(m.dtype), m.sigmas, m.goldens, uint64(0), m.factor*Unit
+	golden, deviations = golden[:len(values)], deviations[:len(values)]
+	n := len(values)
+	for c, value := range values {
+		r, room, usual := p.nearest(value)
+		g, s2, room2 := golden[c], Sq(unit*float64(deviations[c])), Sq(Unit*room)
+		gap := room2 - s2
+		if !(usual && math.Float32bits(r) == math.Float32bits(g) && Sq(gap) > Sq(unsure*room2)) {
+			n = c
+			break
+		}
+		ambiguous += math.Float64bits(gap) >> 63 // 1 if s is larger
+		sigmas += s2
+		goldens += Sq(float64(g))
+	}
+	m.sigmas, m.goldens, m.ambiguous = sigmas, goldens, m.ambiguous+int(ambiguous)
+	return n
 }
 
 // measureFloat32 is measure of float32, where values are rounded already. It does not ask whether values are equal: half
@@ -199,10 +231,10 @@ func (m *Meter) Distances() *Distances {
 func Agree(g, y float64) bool { return tensor.IsFinite(g) && tensor.IsFinite(y) || g == y }
 
 // Z is the distance of y from the golden g in standard deviations s.
-func (p precision) Z(g, y, s float64) float64 { return p.z(g, y, p.Round(y), s) }
+func (p *precision) Z(g, y, s float64) float64 { return p.z(g, y, p.Round(y), s) }
 
 // z is Z of a y that rounds to r.
-func (p precision) z(g, y, r, s float64) float64 {
+func (p *precision) z(g, y, r, s float64) float64 {
 	switch {
 	case g == r:
 		return 0

@@ -30,11 +30,11 @@ type Engine struct {
 // Rounding is what an engine rounds numbers to, before it multiplies them. Numbers of a block are codes times a step, the
 // largest over the largest code.
 type Rounding struct {
-	to    precision // of numbers, or of codes
-	block int       // numbers of a block; 0 for numbers by themselves, -1 for all numbers of a tensor
-	most  float64   // the largest code
-	half  bool      // steps are stored in F16
-	sums  bool      // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
+	to    *precision // of numbers, or of codes
+	block int        // numbers of a block; 0 for numbers by themselves, -1 for all numbers of a tensor
+	most  float64    // the largest code
+	half  bool       // steps are stored in F16
+	sums  bool       // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
 }
 
 // RoundingOf returns the rounding of that name, nil for f32; known is false if there is none:
@@ -49,14 +49,14 @@ type Rounding struct {
 //	fp8         E4M3
 func RoundingOf(name string) (r *Rounding, known bool) {
 	const integer, largest = 127, 448 // no code is larger
-	codes, fp8 := precision{8, 7, math.MaxFloat32}, precision{4, -6, math.MaxFloat32}
+	codes, fp8 := newPrecision(8, 7, math.MaxFloat32), newPrecision(4, -6, math.MaxFloat32)
 	known = true
 	switch name {
 	case "f32":
 	case "bf16":
-		r = &Rounding{to: PrecisionOf(tensor.BF16)}
+		r = &Rounding{to: bf16}
 	case "f16":
-		r = &Rounding{to: PrecisionOf(tensor.F16)}
+		r = &Rounding{to: f16}
 	case "q8_0":
 		r = &Rounding{codes, 32, integer, true, false}
 	case "q8_1":
@@ -64,7 +64,7 @@ func RoundingOf(name string) (r *Rounding, known bool) {
 	case "q8_k":
 		r = &Rounding{codes, 256, integer, false, false}
 	case "fp8":
-		r = &Rounding{to: precision{4, -6, largest}}
+		r = &Rounding{to: newPrecision(4, -6, largest)}
 	case "fp8-1x128":
 		r = &Rounding{fp8, 128, largest, false, false}
 	case "fp8-tensor":
@@ -411,7 +411,7 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	if r.block != 0 {
 		step, unsure = r.step(x, from, to)
 		if stored, off = step, step*unsure; r.half {
-			stored, off = PrecisionOf(tensor.F16).either(step, step*unsure, 0)
+			stored, off = f16.either(step, step*unsure, 0)
 		}
 		if step == 0 || stored == 0 {
 			return true // all are 0
@@ -422,7 +422,7 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 		code := float64(x.Values[i]) / step
 		s, tie := Unit*math.Sqrt(x.Variance(i))/step, 0.0
 		if r.block != 0 {
-			s, tie = math.Hypot(s, math.Abs(code)*unsure), tieUlps*PrecisionOf(tensor.F32).Ulp(code)
+			s, tie = math.Hypot(s, math.Abs(code)*unsure), tieUlps*f32.Ulp(code)
 		}
 		c, of := r.to.either(code, s, tie)
 		v := Sq(of*stored/Unit) + sameBlock*Sq(c*off/Unit)
@@ -438,7 +438,6 @@ type blockSum struct{ stored, more, v float64 }
 
 // blockSums are the sums of x's blocks, of which rounded has the rounded numbers.
 func (r *Rounding) blockSums(x, rounded *Value) (all []blockSum) {
-	f16, f32 := PrecisionOf(tensor.F16), PrecisionOf(tensor.F32)
 	for row := 0; row < len(x.Values); row += x.Width() {
 		for from := row; from < row+x.Width(); from += r.block {
 			to := min(from+r.block, row+x.Width())
@@ -522,7 +521,7 @@ func (r *Rounding) step(x *Value, from, to int) (step, unsure float64) {
 // either way. It returns the standard deviation of the result. Of a number that may be a tie that is what lies half way
 // between both, and of others that Lambda·s may carry over a tie the nearest one, with the deviation of a flip, as
 // point has it. Where s is no small part of the spacing, it is the number itself.
-func (p precision) either(y, s, tie float64) (r, off float64) {
+func (p *precision) either(y, s, tie float64) (r, off float64) {
 	r = p.Round(y)
 	reach, u := Lambda*s+tie, p.Ulp(y)
 	least, most := p.Round(y-reach), p.Round(y+reach)

@@ -58,15 +58,10 @@ func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common fl
 func (a *Analysis) ReLU(x *Value) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
-	clear(y.sigma.Values)
+	y.copyDeviations(x, 0, len(x.Values))
 	for i, v := range x.Values {
-		s := float32(0)
-		if x.sigma != nil {
-			s = x.sigma.Values[i]
-		}
-		y.Values[i] = max(v, 0)
-		if !(float64(v) <= -Lambda*Unit*float64(s)) {
-			y.sigma.Values[i] = s
+		if y.Values[i] = max(v, 0); float64(v) <= -Lambda*Unit*float64(y.sigma.Values[i]) {
+			y.sigma.Values[i] = 0
 		}
 	}
 	return y.inherit(x)
@@ -138,7 +133,7 @@ func (a *Analysis) Pool(kv, gate *Value, ape *model.Weight, g *model.Pooling) *V
 			for i, s := range g.Slots(row % y.Shape[1]) {
 				p, x := probs.element(r*n+i), kv.element((row/y.Shape[1]*seq+s.Token)*kv.Width()+s.Column+c)
 				product, v := times(p.y, p.v, x.y, x.v)
-				product, v = point(kv.DType, product, v)
+				product, v = point(PrecisionOf(kv.DType), product, v)
 				products.Set(i, product, v)
 			}
 			sum, v := a.total(products.Values, products.deviations())

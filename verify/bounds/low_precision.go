@@ -12,7 +12,7 @@ import (
 // shortProducts is an arithmetic whose products, scores and contexts round their operands first.
 type shortProducts struct {
 	Arithmetic
-	operands precision
+	operands *precision
 	cut      bool // toward zero; to nearest, ties to even, if not
 }
 
@@ -88,7 +88,7 @@ func (s *shortProducts) cutOff(y float64) float64 {
 
 // NewShortProducts rounds the operands of products to so many significant bits, toward zero or to nearest.
 func NewShortProducts(a Arithmetic, bits int, cut bool) model.Arithmetic[*Value] {
-	return &shortProducts{a, precision{bits, -126, math.MaxFloat32}, cut}
+	return &shortProducts{a, newPrecision(bits, -126, math.MaxFloat32), cut}
 }
 
 // coarser is by how much the sums of such products may have larger errors than float32 sums, as

@@ -20,28 +20,43 @@ type precision struct {
 	bits    int     // of the significand, the leading one included
 	least   int     // exponent of the smallest normal number
 	largest float64 // finite value
+
+	// Of the bits of a float32, for nearest.
+	cut, half uint32 // bits that the dtype lacks, and the highest of them
+	from, n   uint32 // exponent of the smallest normal number, and the distance from there to that of the largest
+	// Of the bits of a float64, for Ulp.
+	first, lower uint64 // exponent of the smallest normal number, and how much lower that of the spacing is
 }
 
+// newPrecision is a precision of at most 24 bits.
+func newPrecision(bits, least int, largest float64) *precision {
+	cut, from := uint32(1)<<(24-bits)-1, uint32(least+127)<<23
+	return &precision{bits, least, largest, cut, (cut + 1) / 2, from, math.Float32bits(float32(largest))&exponent32 - from,
+		uint64(1023+least) << 52, uint64(bits-1) << 52}
+}
+
+// The precisions of dtypes that stages have.
+var f32, bf16, f16 = newPrecision(24, -126, math.MaxFloat32), newPrecision(8, -126, 0x1.fep127), newPrecision(11, -14, 65504)
+
 // PrecisionOf returns the precision of F32, BF16 or F16.
-func PrecisionOf(d tensor.DType) precision {
+func PrecisionOf(d tensor.DType) *precision {
 	switch d {
 	case tensor.BF16:
-		return precision{8, -126, 0x1.fep127}
+		return bf16
 	case tensor.F16:
-		return precision{11, -14, 65504}
+		return f16
 	}
-	return precision{24, -126, math.MaxFloat32}
+	return f32
 }
 
 // Ulp is the spacing of the values at |x|: 2^(max(e, least) - bits + 1), 2^e ≤ |x| < 2^(e+1).
-func (p precision) Ulp(x float64) float64 {
-	const one, exponent = 1 << 52, 0x7ff << 52 // of exponents
-	e := max(math.Float64bits(x)&exponent, uint64(1023+p.least)*one)
-	return math.Float64frombits(e - uint64(p.bits-1)*one)
+func (p *precision) Ulp(x float64) float64 {
+	const exponent = 0x7ff << 52
+	return math.Float64frombits(max(math.Float64bits(x)&exponent, p.first) - p.lower)
 }
 
 // Round is x rounded to nearest, ties to even, in one step. What is too large is infinite.
-func (p precision) Round(x float64) float64 {
+func (p *precision) Round(x float64) float64 {
 	if p.bits == 24 {
 		return float64(float32(x))
 	}
@@ -62,44 +77,58 @@ func (p precision) Round(x float64) float64 {
 // probability erfc(b/(s√2)), b the distance of y to where it would flip:
 //
 //	ulp²·max(leastFlip, erfc(b/(s√2))),  plus s² if s > ulp/4
-func (p precision) point(y, v float64) (float64, float64) {
+func (p *precision) point(y, v float64) (float64, float64) {
 	if y == 0 && v <= denormal { // most often a probability of a key that the mask hides
 		return y, 0
 	}
 	if single := float32(y); float64(single) == y {
-		if r, near := p.near(single, v); near {
+		r, room, usual := p.nearest(single)
+		switch {
+		case usual && v < (1-unsure)*Sq(room):
 			return float64(r), 0
+		case usual && v > (1+unsure)*Sq(room):
+			return float64(r), p.flip(y, float64(r), v)
 		}
 	}
 	r := p.Round(y)
 	if v == 0 || math.IsInf(r, 0) || r != r {
 		return r, 0
 	}
-	s, u := Unit*math.Sqrt(v), p.Ulp(r)
+	s := Unit * math.Sqrt(v)
 	if p.Round(y-Lambda*s) == r && p.Round(y+Lambda*s) == r {
 		return r, 0
 	}
-	b := max(0, u/2-math.Abs(y-r))
-	flip := u / Unit * (u / Unit) * max(leastFlip, math.Erfc(b/(s*math.Sqrt2)))
+	return r, p.flip(y, r, v)
+}
+
+// flip is the variance of an ambiguous y of variance v that rounds to r.
+func (p *precision) flip(y, r, v float64) float64 {
+	s, u, probability := Unit*math.Sqrt(v), p.Ulp(r), leastFlip
+	if b := max(0, u/2-math.Abs(y-r)) / (s * math.Sqrt2); !(b > 1.4) { // erfc(1.4) is .048
+		probability = max(leastFlip, math.Erfc(b))
+	}
+	flip := u / Unit * (u / Unit) * probability
 	if s > u/4 {
 		flip += v
 	}
-	return r, flip
+	return flip
 }
 
-// near returns Round(y), and whether it is so near to y that Lambda standard deviations do not change it. Most numbers
-// are: this is the quick half of point, for dtypes of fewer bits than float32. Numbers that round to r reach to u/2 on
-// either side, of a power of two to u/4 on one side: point looks at these, and at the largest and the smallest.
-func (p precision) near(y float32, v float64) (r float32, near bool) {
-	const one, fraction = 1 << 23, 1<<23 - 1 // of exponents
-	b, half := math.Float32bits(y), uint32(1)<<(uint(23-p.bits)&31)
-	r = math.Float32frombits((b + half) &^ (2*half - 1)) // ties are not near
-	e, least := b&(0xff*one), uint32(max(p.least+127, p.bits)*one)
-	u := math.Float32frombits(e - uint32(p.bits-1)*one)
-	room := 0.49*float64(u) - math.Abs(float64(y-r))
-	return r, e-least < uint32(128-p.least)*one-least && math.Float32bits(r)&fraction != 0 && room > 0 &&
-		Lambda*Lambda*Unit*Unit*v < room*room
+// nearest is the quick half of rounding points, inlined. Of a usual y it returns Round(y) and the room: the standard
+// deviation, in units of u, of which Lambda just reach the middle between Round(y) and its neighbour; below the middle
+// it is negative. Most numbers are usual: no tie, normal, not among the largest, and not rounded to a power of two, which has
+// a nearer neighbour below.
+func (p *precision) nearest(y float32) (r float32, room float64, usual bool) {
+	b := math.Float32bits(y)
+	rounded, e, steps := (b+p.half)&^p.cut, b&exponent32, int32(b&p.cut-p.half) // steps of float32 numbers to the middle
+	room = float64(steps) * float64(math.Float32frombits(e)) / 4
+	return math.Float32frombits(rounded), room, rounded&fraction32 != 0 && steps != 0 && e-p.from < p.n
 }
+
+// unsure is the share of a room's square up to which variances around it are left to the definition.
+const unsure = 0.05
+
+const exponent32, fraction32 = 0xff << 23, 1<<23 - 1 // bits of a float32
 
 // RoundsTo returns what element i rounds to, and whether Lambda standard deviations leave nothing else.
 func (x *Value) RoundsTo(i int) (float32, bool) {
@@ -109,4 +138,4 @@ func (x *Value) RoundsTo(i int) (float32, bool) {
 
 // distance is how far y is from the reals that round to the golden g: |g - y| - ulp(g)/2,
 // or 0 among them.
-func (p precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.Ulp(g)/2) }
+func (p *precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.Ulp(g)/2) }

@@ -3,6 +3,7 @@ package bounds
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -163,35 +164,163 @@ func TestTablesAreUncertainWhereFrequenciesAre(t *testing.T) {
 	}
 }
 
-// TestNearIsTheQuickHalfOfRounding: of numbers at and beside the boundaries of rounding, near says of none that
-// it stays, unless it does with Lambda standard deviations to either side; and of most that do.
-func TestNearIsTheQuickHalfOfRounding(t *testing.T) {
+// TestNearest: a usual number is next to what nearest returns, stays that within its room, and may become another beyond it.
+// Most numbers are usual; ties, numbers that round to a power of two, and those that are not normal are not.
+func TestNearest(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
-		p, found, stay := PrecisionOf(d), 0, 0
-		for range 200000 {
+		p, usual, n := PrecisionOf(d), 0, 200000
+		for range n {
 			r := p.Round(math.Ldexp(1+random.Float64(), random.IntN(28)-14))
 			if random.IntN(8) == 0 {
 				r = math.Ldexp(1, random.IntN(28)-14)
 			}
-			y := math.Copysign(r+p.Ulp(r)*(random.Float64()-0.5), random.Float64()-0.5)
-			s := p.Ulp(r) * math.Exp2(-20*random.Float64())
-			y = float64(float32(y))
-			stays := p.Round(y-Lambda*s) == p.Round(y) && p.Round(y+Lambda*s) == p.Round(y)
-			got, near := p.near(float32(y), Sq(s/Unit))
-			if near {
-				require.True(t, stays, "%v ± %v", y, s)
-				require.Equal(t, p.Round(y), float64(got))
-				found++
+			y := float32(math.Copysign(r+p.Ulp(r)*(random.Float64()-0.5), random.Float64()-0.5))
+			got, room, ok := p.nearest(y)
+			if !ok {
+				continue
 			}
-			if stays {
-				stay++
+			usual++
+			y64 := float64(y)
+			require.Equal(t, p.Round(y64), float64(got))
+			s := Unit * math.Abs(room)
+			for _, f := range []float64{0, 0.5, 1 - unsure} {
+				require.Equal(t, float64(got), p.Round(y64-f*Lambda*s), "%v ± %v", y, f*s)
+				require.Equal(t, float64(got), p.Round(y64+f*Lambda*s), "%v ± %v", y, f*s)
+			}
+			for _, f := range []float64{1 + unsure, 2, 1000, math.Inf(1)} {
+				require.NotEqual(t, p.Round(y64-f*Lambda*s), p.Round(y64+f*Lambda*s), "%v ± %v", y, f*s)
 			}
 		}
-		require.Greater(t, found, stay*3/4)
+		require.Greater(t, usual, n*3/4)
+		for _, y := range unusual(p) {
+			_, _, ok := p.nearest(y)
+			require.False(t, ok, y)
+		}
 	}
-	for _, y := range []float64{0, math.Inf(1), math.NaN(), 65519, 0x1.ffp127} {
-		_, near := PrecisionOf(tensor.F16).near(float32(y), 0)
-		require.False(t, near, y)
+	_, _, ok := f32.nearest(math.Pi)
+	require.False(t, ok, "nothing is to be rounded")
+}
+
+// unusual are numbers that nearest leaves to the definition, of either sign.
+func unusual(p *precision) (all []float32) {
+	ulp := p.Ulp(1)
+	for _, y := range []float64{0, 0x1p-149, math.Ldexp(1, p.least) * 0.75, 1, 1 + ulp/4, 1 - ulp/8, 1 + ulp/2, 1 + 1.5*ulp, 2 - ulp/2,
+		p.largest, math.MaxFloat32, math.Inf(1), math.NaN()} {
+		all = append(all, float32(y), float32(-y))
 	}
+	return all
+}
+
+// awkward are numbers and their deviations, in units of u, near what decides whether a quick way is taken, or far off.
+func awkward(p *precision) (values, deviations []float32) {
+	random, numbers := rand.New(rand.NewPCG(7, 8)), unusual(p)
+	for range 300 {
+		y := math.Ldexp(random.NormFloat64(), random.IntN(28)-14)
+		numbers = append(numbers, float32(y), float32(p.Round(y)))
+	}
+	for _, y := range numbers {
+		_, room, ok := p.nearest(y)
+		if !ok {
+			room = p.Ulp(float64(y)) / (4 * Lambda * Unit) // of a power of two
+		}
+		for _, f := range []float64{0, 1e-20, 0.5, 0.97, 0.98, 0.9999, 1, 1.0001, 1.02, 1.03, 2, 100, 1e20, math.Inf(1), math.NaN()} {
+			values, deviations = append(values, y), append(deviations, float32(f*math.Abs(room)))
+		}
+	}
+	return values, deviations
+}
+
+// TestQuickRounding: point and round give what the definition of point says.
+func TestQuickRounding(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		p := PrecisionOf(d)
+		values, deviations := awkward(p)
+		x := &Value{Activation: &model.Activation{Shape: []int{1, len(values)}, Values: slices.Clone(values), DType: d},
+			sigma: &model.Activation{Shape: []int{1, len(values)}, Values: slices.Clone(deviations)}}
+		NewAnalysis(model.Options{DType: d}, nil).round(x)
+		for i, y := range values {
+			y, v := float64(y), Sq(float64(deviations[i]))
+			wantR, wantV := p.Round(y), 0.0
+			s := Unit * math.Sqrt(v)
+			if finite := tensor.IsFinite(wantR) && v != 0; finite && (y != 0 || !(v <= denormal)) &&
+				(p.Round(y-Lambda*s) != wantR || p.Round(y+Lambda*s) != wantR) {
+				ulp := p.Ulp(wantR)
+				b := max(0, ulp/2-math.Abs(y-wantR))
+				if wantV = Sq(ulp/Unit) * max(leastFlip, math.Erfc(b/(s*math.Sqrt2))); s > ulp/4 {
+					wantV += v
+				}
+			}
+			r, v := p.point(y, v)
+			same(t, wantR, r, "%v ± %v", y, s)
+			same(t, wantV, v, "%v ± %v", y, s)
+			same(t, wantR, float64(x.Values[i]), "%v ± %v", y, s)
+			same(t, math.Sqrt(wantV), float64(x.sigma.Values[i]), "%v ± %v", y, s)
+		}
+	}
+}
+
+// same requires the same float32, of a zero with its sign; all NaN are the same.
+func same(t *testing.T, want, got float64, words ...any) {
+	t.Helper()
+	require.Equal(t, math.Float32bits(float32(want)), math.Float32bits(float32(got)), words...)
+}
+
+// TestQuickDistances: distances and metrics of BF16 and F16 are what their definitions say, of each element alone and of all
+// in two rows.
+func TestQuickDistances(t *testing.T) {
+	const factor = 3
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		p := PrecisionOf(d)
+		var values, deviations, want []float32
+		var zs []float64
+		ambiguous, equal, largest := 0, 0, 0.0
+		ys, sigmas := awkward(p)
+		for i, y := range ys {
+			r := p.Round(float64(y))
+			for _, g := range []float64{r, r + p.Ulp(r), r - p.Ulp(r), -r, 0, math.Inf(1)} {
+				golden := []float32{float32(g)}
+				g = float64(golden[0])
+				m, metrics := measured([]float32{y}, sigmas[i:i+1], golden, 1, d, factor), Compare([]float32{y}, golden, 1, d)
+				require.Equal(t, Agree(g, r), m.d.Finite, "%v ± %v, %v", y, sigmas[i], g)
+				require.Equal(t, tensor.IsFinite(g-r), metrics.Finite, "%v, %v", y, g)
+				if !metrics.Finite {
+					continue
+				}
+				s, flips := m.sigma(sigmas[i]), 0
+				if s > 0 && p.Round(float64(y)-Lambda*s) != p.Round(float64(y)+Lambda*s) {
+					flips = 1
+				}
+				z := p.Z(g, float64(y), s)
+				require.Equal(t, []float64{z, Sq(s), Sq(g)}, []float64{m.d.Largest, m.sigmas, m.goldens}, "%v ± %v, %v", y, s, g)
+				require.Equal(t, flips, m.ambiguous, "%v ± %v, %v", y, s, g)
+				require.Equal(t, math.Abs(g-r), metrics.MaxAbs, "%v, %v", y, g)
+				values, deviations, want, zs = append(values, y), append(deviations, sigmas[i]), append(want, golden[0]), append(zs, z)
+				ambiguous += flips
+				largest = max(largest, math.Abs(g-r))
+				if g == r {
+					equal++
+				}
+			}
+		}
+		n := len(values) / 2
+		m := measured(values, deviations, want, n, d, factor)
+		got := make([]float64, n)
+		for _, c := range m.off {
+			got[c] = m.z[c]
+		}
+		require.Equal(t, zs[n:], got)
+		require.Equal(t, ambiguous, m.ambiguous)
+		metrics := Compare(values, want, n, d)
+		require.Equal(t, []float64{largest, float64(equal) / float64(2*n)}, []float64{metrics.MaxAbs, metrics.BitEqual})
+	}
+}
+
+// measured is a Meter of values, rows of width elements, to which all were added.
+func measured(values, deviations, want []float32, width int, d tensor.DType, factor float64) *Meter {
+	x := &Value{Activation: &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: d},
+		sigma: &model.Activation{Values: deviations}}
+	m := NewMeter(allRows(want, x), width, d, factor)
+	m.Add(0, x, want)
+	return m
 }

@@ -31,7 +31,7 @@ func (a *Analysis) SqrtSoftplus(x *Value) *Value {
 		s := Sq(float64(root)) // off by 4/3 of its square for the rounding of root
 		v := float64(Sq(math.Expm1(-s))*(x.Variance(i)+1)) + float64((2.25+4.0/3)*Sq(s)) + denormal
 		if x.DType != tensor.F32 {
-			s, v = point(x.DType, s, v)
+			s, v = point(PrecisionOf(x.DType), s, v)
 			root = float32(math.Sqrt(s))
 		}
 		off := Lambda * Unit * math.Sqrt(v)
@@ -99,7 +99,7 @@ func (a *Analysis) TopK(scores *Value, k int) []int {
 //	w/S:  v = (w/S)²·(v_w/w² + v_S/S²), exact
 func (a *Analysis) Normalise(w *Value, d model.Divisor) *Value {
 	w = a.settle(w)
-	y := a.result(w.DType, w.Shape...)
+	y, p := a.result(w.DType, w.Shape...), PrecisionOf(w.DType)
 	for t := range w.Rows() {
 		sum, v := 0.0, 0.0
 		for i, x := range w.Row(t) {
@@ -107,9 +107,9 @@ func (a *Analysis) Normalise(w *Value, d model.Divisor) *Value {
 			v += w.Variance(t*w.Width() + i)
 		}
 		sum = float64(float32(sum))
-		sum, v = point(w.DType, sum, roughly(sum, v+float64(2.25*Sq(sum))))
+		sum, v = point(p, sum, roughly(sum, v+float64(2.25*Sq(sum))))
 		sum = float64(d.Of(float32(sum)))
-		sum, v = point(w.DType, sum, exactly(sum, v))
+		sum, v = point(p, sum, exactly(sum, v))
 		for i, x := range w.Row(t) {
 			at := t*w.Width() + i
 			share := float64(float32(float64(x) / sum))
@@ -162,26 +162,27 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 	return y
 }
 
-// share is column c of a weighted part, of dtype d.
-func share(d tensor.DType, weight *Value, parts []model.Part[*Value], w weighted, c int) (float64, float64) {
+// share is column c of a weighted part, of precision p.
+func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, c int) (float64, float64) {
 	out := parts[w.part].Out
 	i := w.row*out.Width() + c
 	y, v := times(float64(out.Values[i]), out.Variance(i), float64(weight.Values[w.slot]), weight.Variance(w.slot))
-	return point(d, y, v)
+	return point(p, y, v)
 }
 
 // sumByExpert adds a token's weighted parts in the order of ascending experts.
 func (a *Analysis) sumByExpert(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
+	p := PrecisionOf(y.DType)
 	for c := range y.Width() {
 		sum, v := 0.0, 0.0
 		for i, w := range terms {
-			p, vp := share(y.DType, weight, parts, w, c)
+			out, vOut := share(p, weight, parts, w, c)
 			if i > 0 { // the sum begins at 0, to which adding is no rounding
-				sum, v = point(y.DType, sum, v)
-				p = float64(float32(sum + p))
-				vp = exactly(p, v+vp)
+				sum, v = point(p, sum, v)
+				out = float64(float32(sum + out))
+				vOut = exactly(out, v+vOut)
 			}
-			sum, v = p, vp
+			sum, v = out, vOut
 		}
 		y.Set(t*y.Width()+c, sum, v)
 	}
@@ -194,7 +195,7 @@ func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Par
 	for c := range y.Width() {
 		var sum addition
 		for _, w := range terms {
-			sum = sum.add(share(weight.DType, weight, parts, w, c))
+			sum = sum.add(share(PrecisionOf(weight.DType), weight, parts, w, c))
 		}
 		sum.y = float64(float32(sum.y))
 		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))

@@ -93,14 +93,23 @@ func alike(a, b []float32) bool {
 	return true
 }
 
-// largest returns the largest magnitude of numbers; NaN if one of them is NaN.
+// largest returns the largest magnitude of numbers; NaN if one of them is NaN. Its four maxima do not wait for each other.
 func largest(numbers []float32) float32 {
-	bits := uint32(0)
-	for _, v := range numbers {
-		bits = max(bits, math.Float32bits(v)&^(1<<31))
+	var a, b, c, d uint32
+	for ; len(numbers) >= 4; numbers = numbers[4:] {
+		a = max(a, magnitude(numbers[0]))
+		b = max(b, magnitude(numbers[1]))
+		c = max(c, magnitude(numbers[2]))
+		d = max(d, magnitude(numbers[3]))
 	}
-	return math.Float32frombits(bits)
+	for _, v := range numbers {
+		a = max(a, magnitude(v))
+	}
+	return math.Float32frombits(max(a, b, c, d))
 }
+
+// magnitude are the bits of |v|, in the order of magnitudes.
+func magnitude(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
 
 // Gather returns the values of the compared rows, one after the other.
 func (r *Rows) Gather(values []float32, width int) []float32 {

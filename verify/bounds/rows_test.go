@@ -132,3 +132,25 @@ func TestBlindnessIsOfTheType(t *testing.T) {
 		require.InEpsilon(t, min(2, 40*math.Sqrt(errors/squares)), Blindness(d), 0.07, d)
 	}
 }
+
+// TestLargest magnitude, at every place of rows of all lengths; a NaN exceeds all.
+func TestLargest(t *testing.T) {
+	nan := float32(math.NaN())
+	for n := range 11 {
+		row := make([]float32, n)
+		require.Zero(t, largest(row))
+		require.True(t, AllFinite(row))
+		for i := range row {
+			row[i] = -float32(i + 1)
+			require.Equal(t, float32(i+1), largest(row))
+		}
+		for i := range row {
+			for _, v := range []float32{nan, float32(math.Inf(-1))} {
+				wrong := slices.Clone(row)
+				wrong[i] = v
+				require.Equal(t, v != v, largest(wrong) != largest(wrong))
+				require.False(t, AllFinite(wrong))
+			}
+		}
+	}
+}

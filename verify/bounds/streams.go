@@ -196,29 +196,29 @@ func (a *Analysis) Collapse(pre, x *Value) *Value {
 // Errors of post and comb are common to all elements of a row.
 func (a *Analysis) Expand(x, y, post, comb *Value) *Value {
 	x, y, post, comb = a.settle(x), a.settle(y), a.settle(post), a.settle(comb)
-	hc, width, d := post.Width(), x.Width(), x.DType
-	z, sums := a.result(d, x.Shape...), a.sums(hc)
+	hc, width, p := post.Width(), x.Width(), PrecisionOf(x.DType)
+	z, sums := a.result(x.DType, x.Shape...), a.sums(hc)
 	cast := func(x *Value, i int) uncertain {
-		r, v := point(d, float64(x.Values[i]), x.Variance(i))
+		r, v := point(p, float64(x.Values[i]), x.Variance(i))
 		return uncertain{r, v}
 	}
 	a.plain.Each(z.Rows(), 16*hc*len(x.Values), func(row int) {
 		t, k := row/hc, row%hc
-		p, m := cast(post, row), make([]uncertain, hc)
+		post, m := cast(post, row), make([]uncertain, hc)
 		for j := range m {
 			m[j] = cast(comb, (t*hc+j)*hc+k)
 		}
 		for c := range width {
 			out := y.element(t*width + c)
-			own, vOwn := times(p.y, p.v, out.y, out.v)
-			own, vOwn = point(d, own, vOwn)
+			own, vOwn := times(post.y, post.v, out.y, out.v)
+			own, vOwn = point(p, own, vOwn)
 			var sum addition
 			for j, w := range m {
 				xj := x.element((t*hc+j)*width + c)
 				sum = sum.add(w.y*xj.y, float64(w.v*Sq(xj.y))+float64(xj.v*Sq(w.y))+float64(w.v*xj.v*(Unit*Unit)))
 			}
 			mixed := float64(float32(sum.y))
-			mixed, vMixed := point(d, mixed, roughly(mixed, sum.variance(sums)))
+			mixed, vMixed := point(p, mixed, roughly(mixed, sum.variance(sums)))
 			total := float64(float32(own + mixed))
 			z.Set(row*width+c, total, exactly(total, vOwn+vMixed))
 		}

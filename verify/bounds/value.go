@@ -60,6 +60,15 @@ func (x *Value) Set(i int, y, v float64) {
 	}
 }
 
+// copyDeviations gives x's elements from … to-1 the deviations of the same elements of another value.
+func (x *Value) copyDeviations(of *Value, from, to int) {
+	if of.sigma == nil {
+		clear(x.sigma.Values[from:to])
+	} else {
+		copy(x.sigma.Values[from:to], of.sigma.Values[from:to])
+	}
+}
+
 // wide is x for operations that do not round their result.
 func (x *Value) wide() *model.Activation {
 	return &model.Activation{Shape: x.Shape, Values: x.Values, DType: tensor.F32}
