@@ -96,7 +96,9 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 		a.errors.ScoresSquares(y.sigma, a.doubled(q, first, n), a.halved(k), first, s.Mask)
 		return y.sigma
 	})
-	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, s.Mask, sums.plans, y.add(sums))
+	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, s.Mask, sums.plans, func(at int, partial, squares []float32) {
+		y.add(sums, at, partial, squares)
+	})
 	heads, seq := q.Shape[1], k.Shape[2]
 	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
 		batch, query := t/(heads*n), first+t%n
@@ -113,12 +115,11 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 	return y.inherit(q, k)
 }
 
-// add returns a function that adds to the variances of y's elements, from at on, that of s.
-func (y *Value) add(s *sums) func(at int, partial, squares []float32) {
-	return func(at int, partial, squares []float32) {
-		for i, p := range partial {
-			y.sigma.Values[at+i] += float32(s.variance(float64(y.Values[at+i]), float64(p), float64(squares[i])))
-		}
+// add adds to the variances of y's elements, from at on, that of s.
+func (y *Value) add(s *sums, at int, partial, squares []float32) {
+	values, variances, squares := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)], squares[:len(partial)]
+	for i, p := range partial {
+		variances[i] += float32(s.variance(float64(values[i]), float64(p), float64(squares[i])))
 	}
 }
 
@@ -251,7 +252,9 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 		y.ColumnsShare = a.gatherAlike(squares, probs, vT)
 		return a.errors.Context(squares, a.halved(vT))
 	})
-	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.plans, y.add(sums))
+	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.plans, func(at int, partial, squares []float32) {
+		y.add(sums, at, partial, squares)
+	})
 	width := y.Width()
 	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
 		for i := t * width; i < (t+1)*width; i++ {

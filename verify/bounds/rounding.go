@@ -23,7 +23,7 @@ type precision struct {
 
 	// Of the bits of a float32, for nearest.
 	cut, half uint32 // bits that the dtype lacks, and the highest of them
-	from, n   uint32 // exponent of the smallest normal number, and the distance from there to that of the largest
+	from, n   uint32 // exponent of the smallest normal number, and the distance from there to that of the largest number
 	// Of the bits of a float64, for Ulp.
 	first, lower uint64 // exponent of the smallest normal number, and how much lower that of the spacing is
 }
