@@ -144,7 +144,7 @@ func (p *Plain) Column(weight *Weight, i int) []float32 {
 }
 
 // Squares returns x·(weight∘weight)ᵀ for x [tokens, in]. The weight is cast to the compute dtype
-// before it is squared. The sums are those of a Partial, exact to 2^-7 where all of x have one sign.
+// before it is squared. Each term is off by at most about 2^-7 of itself, as in a Partial.
 func (p *Plain) Squares(x *Activation, weight *Weight) *Activation {
 	y := p.Make(tensor.F32, x.Rows(), weight.Shape[0])
 	p.WeightPartial(weight, &Partial{V: x.Values, Each: func(t, row int, _, _, squares []float32) {

@@ -113,7 +113,7 @@ func plans(k int, oneChain bool) []int {
 //	v_B = Σ r²/3             of terms in natural order, the largest of the plans': partial = Σ r², r = power(S), of
 //	                         the partial sums S of chains, and of the totals of the chains
 //
-// A float32 S is rounded to a multiple of 2u·r, or next to it, with variance (2u·r)²/12. Its mean over a
+// Both are of numbers that are rounded to 8 bits. A float32 S is rounded to a multiple of 2u·r, or next to it, with variance (2u·r)²/12. Its mean over a
 // binade is (u·S)²/6, but sums of alike rows lie at one place of a binade. Measured of terms of one sign
 // and size per head, the worst that was found: RMS of z up to 1.05.
 func (s *sums) variance(y, partial, squares float64) float64 {

@@ -16,8 +16,6 @@ import (
 // the time of a float32. Limits keep what is added up away from denormal numbers, which that instruction takes for 0.
 
 const (
-	// panelTerms is the number of terms of a panel of weights.
-	panelTerms = 512
 	// fewTerms is the number of terms up to which more partial sums are squared.
 	fewTerms = 384
 	// chainStep divides the length of a chain that is shorter than the sum.
@@ -25,8 +23,8 @@ const (
 	// MostPlans is the largest number of plans.
 	MostPlans = 3
 
-	// Numbers and weights that are less are taken for 0. The last bit of a product of others is at least 2^-126, as
-	// is that of the partial sums.
+	// Numbers and weights that are less are taken for 0. Products of others, and so partial sums, are multiples of
+	// 2^-126.
 	leastNumber, leastWeight = 0x1p-49, 0x1p-63
 	// Terms are multiplied with termScale, and taken for 0 if they are then less than leastTerm. Their sums begin with
 	// squaresStart, to which a denormal product would add nothing.

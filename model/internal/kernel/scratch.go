@@ -96,14 +96,18 @@ func (s *panelScratch[F]) tokenLane() int { return s.j.steps()*s.padded() + lane
 // weightLane returns the distance between lanes of weights, in numbers or pairs.
 func (s *panelScratch[F]) weightLane(steps int) int { return steps*s.k.rows + laneGap }
 
-// partialPanels is the largest number of panels of weights that a partialJob decodes at once.
-const partialPanels = 4
+const (
+	// partialPanels is the largest number of panels of weights that a partialJob decodes at once.
+	partialPanels = 4
+	// panelTerms is the number of terms of such a panel.
+	panelTerms = 512
+)
 
 // partialScratch is the memory of one worker for partialKernels.
 type partialScratch struct {
-	rows  []float32 // decoded rows of weights
-	w     []float32 // panels of weights; in portable Go a token
-	group [maxGroup * panelTerms]float32
+	rows  []float32                           // decoded rows of weights
+	w     []float32                           // panels of weights; in portable Go a token
+	group [maxGroup * panelTerms]float32      // a packed group of a panel, before its numbers are made short
 	state []float32                           // state of each panel of weights and of tokens
 	start [partialPanels * 2 * maxGroup]*byte // of rows, decoded or stored
 	src   [maxGroup]*byte
