@@ -169,7 +169,7 @@ func TestTablesAreUncertainWhereFrequenciesAre(t *testing.T) {
 func TestNearest(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
-		p, usual, n := PrecisionOf(d), 0, 200000
+		p, usual, n := PrecisionOf(d), 0, 20000
 		for range n {
 			r := p.Round(math.Ldexp(1+random.Float64(), random.IntN(28)-14))
 			if random.IntN(8) == 0 {
