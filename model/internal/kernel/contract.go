@@ -105,17 +105,19 @@ func (k *panelKernels[F]) tile(n int) *panelTile[F] {
 const maxGroup = 16
 
 // partialKernels are kernels for panels of rows of weights, and a few tokens. A panel is two
-// groups of rows; a group holds the short numbers of its rows side by side, panelTerms of each at most. With pairs it
-// holds pairOf two of them, and of their squares:
+// groups of rows; a group holds the short numbers of its rows side by side, panelTerms of each at most:
 //
 //	panel[group][k][row of the group]
-//	panel[group][squares][k/2][row of the group], squares < 2
+//
+// With pairs, a group holds the pairOf each two numbers of a row, then the pairOf their squares:
+//
+//	panel[group][0 or 1][k/2][row of the group]
 type partialKernels struct {
 	group int                            // rows of a group: a register of float32; 0 means no kernels
-	pairs bool                           // of weights, of numbers and of terms
+	pairs bool                           // weights, numbers and terms lie in pairs, as pairOf makes them
 	pack  packKernel[float32]            // called with lane = group and stride = 16·group
 	short func(dst, src *float32, n int) // makes a group of a panel from what pack made; n is a multiple of 32·group
-	// With pairs the two do so of stored BF16; lane is group, and stride 8·group.
+	// packPairs and shortStored do the same with rows of stored BF16, lane = group and stride = 8·group; nil without pairs.
 	packPairs   packKernel[uint32]
 	shortStored func(dst, src *float32, n int)
 	sums        [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing

@@ -140,15 +140,6 @@ func (j *job) items() int { return j.tokenBlocks * j.rowBlocks }
 // kernels take two steps at a time.
 func (j *job) steps() int { return ceilDiv(j.w.Cols, 2*lanes) * 2 }
 
-// packedFormat returns the format in which rows of weights are packed: the format in memory, or
-// F32 if they are decoded first.
-func (j *job) packedFormat() Format {
-	if j.w.raw() {
-		return j.w.format()
-	}
-	return F32
-}
-
 // finish sets out to sums of the rows r, r+1, … plus their bias.
 func finish[F float32 | float64](out []float32, sum []F, bias []float32, r int) {
 	sum = sum[:len(out)]

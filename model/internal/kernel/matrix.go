@@ -59,6 +59,15 @@ func (m *Matrix) format() Format {
 	return m.Format
 }
 
+// packedFormat returns the format in which rows are packed: the format in memory, or F32 if they
+// are decoded first.
+func (m *Matrix) packedFormat() Format {
+	if m.raw() {
+		return m.format()
+	}
+	return F32
+}
+
 // rowBytes returns the size of a row in memory.
 func (m *Matrix) rowBytes() int { return m.format().Bytes(m.Cols) }
 

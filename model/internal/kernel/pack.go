@@ -40,7 +40,7 @@ func (s *panelScratch[F]) decode(r, rows int) {
 
 // packWeights packs a part of the weights. The last row is repeated where rows are missing.
 func (s *panelScratch[F]) packWeights(p part) {
-	format, lane := s.j.packedFormat(), s.weightLane(p.steps)
+	format, lane := s.j.w.packedFormat(), s.weightLane(p.steps)
 	n := min(p.steps*lanes, s.j.w.Cols-p.step*lanes)
 	if format == BF16 {
 		s.w, s.pairs = grow(s.w, lane), grow(s.pairs, lanes/2*lane)

@@ -132,7 +132,7 @@ func (s *panelScratch[F]) multiply(p part, turn, i int) {
 	}
 	x := &s.x[lane*s.tokenLane()+run.first*j.steps()+p.step*run.width]
 	switch {
-	case j.packedFormat() != BF16:
+	case j.w.packedFormat() != BF16:
 		tile.add(acc, &s.w[lane*s.weightLane(p.steps)], x, steps, run.panels, run.width*j.steps(),
 			p.step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
 	case i == 0:

@@ -11,12 +11,12 @@ import (
 // sum. GEMM kernels add in the natural order of k, in chains of some hundred terms, and add the
 // chains. A plan is a length of chains; libraries differ in it.
 //
-// For that, numbers of 8 bits are exact enough: their products are off by at most 2^-7 of themselves, in either
-// direction, where the variance of a float32 sum is known to a factor. Some processors multiply pairs of them, in BF16, in
-// the time of a float32. Limits keep what is added up away from denormal numbers, which that instruction takes for 0.
+// Numbers of 8 bits are exact enough for an estimate of that variance: a product of two is off by at most 2^-7 of itself.
+// Some processors multiply two pairs of such numbers, in BF16, in the time of one float32 product. That instruction takes
+// denormal numbers for 0; the limits below keep sums from being denormal.
 
 const (
-	// fewTerms is the number of terms up to which more partial sums are squared.
+	// fewTerms is the number of terms up to which sampleStep is smaller.
 	fewTerms = 384
 	// chainStep divides the length of a chain that is shorter than the sum.
 	chainStep = 4
@@ -41,7 +41,7 @@ const (
 //		squares = fma32(shortTerm(terms[k]), short(weight*weight, 0), squares)
 //		n++
 //		end := plan by plan, whether k+1 is a multiple of its chain's length, or k is the last
-//		if n == sampled(len(w)) || any end || k%512 == 511 {
+//		if n == sampleStep(len(w)) || any end || k%512 == 511 {
 //			for each plan { r = power(s-start); sum = fma32(n*r, r, sum) }
 //			n = 0
 //		}
@@ -62,14 +62,14 @@ func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) 
 	return partial, sumOfTerms(squares)
 }
 
-// shortSums returns PartialSums of short numbers, with squares as they are before the last line.
+// shortSums returns the largest sum and squares of the definition of PartialSums, of numbers that are short already.
 func shortSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
 	s, squares := float32(0), float32(squaresStart)
 	var start, sum [MostPlans]float32
 	for k := 0; k < len(w); {
 		from, to := k, nextCut(plans, k, len(w))
-		to = min(to, k+sampled(len(w)))
+		to = min(to, k+sampleStep(len(w)))
 		for ; k < to; k++ {
 			s = fma32(x[k], w[k], s)
 			squares = fma32(terms[k], short(w[k]*w[k], 0), squares)
@@ -91,7 +91,7 @@ func shortSums(x, terms, w []float32, plans []int) (partial, squares float32) {
 	return partial, squares
 }
 
-// sumOfTerms returns Σ terms·w² of its sum in a PartialSums.
+// sumOfTerms returns Σ terms·w² from squares in the definition of PartialSums.
 func sumOfTerms(squares float32) float32 { return (squares - squaresStart) / termScale }
 
 // short returns v rounded to 8 bits, ties away from 0; 0 if |v| < least.
@@ -108,9 +108,9 @@ func shortNumber(v float32) float32 { return short(v, leastNumber) }
 func shortTerm(v float32) float32   { return short(v*termScale, leastTerm) }
 func shortWeight(v float32) float32 { return short(v, leastWeight) }
 
-// sampled returns the number of terms between two partial sums of n terms that are squared. Where all terms have one sign
-// and nearly one size, the sum of few may double in 16.
-func sampled(n int) int {
+// sampleStep returns the number of terms from one squared partial sum to the next, in a sum of n terms. Few terms of one
+// sign and nearly one size may double their sum within 16 terms.
+func sampleStep(n int) int {
 	if n <= fewTerms {
 		return chainStep
 	}
@@ -206,7 +206,7 @@ type partialJob struct {
 	panels []tokenRun
 	x      []float32
 	pooled *[]float32 // memory of x, from packedTokens
-	row    []float32  // a token's numbers, then its terms
+	row    []float32  // short numbers of the token that is packed, then its terms
 }
 
 // partialBytes bounds the tokens of a block, which pass from the third-level cache through the kernels, once for each
@@ -417,9 +417,12 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	q.begin(p.state)
 	for from := 0; from < q.w.Cols; from += span {
 		to := min(from+span, q.w.Cols)
-		stored := q.im.partial.pairs && q.w.raw() && q.w.format() == BF16 && (to-from)%(2*lanes) == 0
+		format := F32 // of the rows that are packed
+		if q.im.partial.pairs && (to-from)%(2*lanes) == 0 {
+			format = q.w.packedFormat()
+		}
 		for i := range rows {
-			if stored {
+			if format == BF16 {
 				p.start[i] = (*byte)(unsafe.Add(q.w.start(r+i), BF16.Bytes(from)))
 			} else {
 				p.start[i] = (*byte)(unsafe.Pointer(&q.decode(p.rows[i*span:(i+1)*span], r+i, from, to)[0]))
@@ -427,7 +430,7 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 		}
 		for at := 0; at < to-from; at += panelTerms {
 			n := min(panelTerms, to-from-at)
-			q.packWeights(p, rows, at, n, stored)
+			q.packWeights(p, rows, at, n, format)
 			q.part(p, rows, from+at, n)
 		}
 	}
@@ -438,7 +441,7 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	}
 }
 
-// begin sets the states of panels to those of no terms.
+// begin sets the states of panels to what they are before the first term.
 func (q *partialJob) begin(states []float32) {
 	clear(states)
 	for ; len(states) > 0; states = states[q.stateSize():] {
@@ -462,20 +465,16 @@ func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
 	return dst[:whole]
 }
 
-// packWeights makes panels of n ≤ panelTerms terms of the rows, at places at and behind: of float32 numbers, or BF16 as it
-// is stored.
-func (q *partialJob) packWeights(p *partialScratch, rows, at, n int, stored bool) {
+// packWeights makes panels of n ≤ panelTerms terms of the rows. Term 0 is the number at index at of each row; the rows have
+// this format, F32 or BF16.
+func (q *partialJob) packWeights(p *partialScratch, rows, at, n int, format Format) {
 	kernels, group, terms := &q.im.partial, q.im.partial.group, roundUp(n, 2*lanes)
 	for g := range 2 * ceilDiv(rows, q.panelRows()) {
-		size := F32.Bytes(at)
-		if stored {
-			size = BF16.Bytes(at)
-		}
 		for i := range group {
-			p.src[i] = (*byte)(unsafe.Add(unsafe.Pointer(p.start[min(g*group+i, rows-1)]), size))
+			p.src[i] = (*byte)(unsafe.Add(unsafe.Pointer(p.start[min(g*group+i, rows-1)]), format.Bytes(at)))
 		}
 		panel, numbers := &p.w[g*group*panelTerms], &p.group[0]
-		if stored {
+		if format == BF16 {
 			kernels.packPairs((*uint32)(unsafe.Pointer(numbers)), &p.src, terms/lanes, lanes/2*group, group)
 			kernels.shortStored(panel, numbers, terms*group)
 		} else {
@@ -486,10 +485,10 @@ func (q *partialJob) packWeights(p *partialScratch, rows, at, n int, stored bool
 	clear(p.src[:])
 }
 
-// part continues the sums of the rows by n ≤ panelTerms terms, from column k on, of which there are panels.
+// part continues the sums of the rows by the n terms of their panels, which begin with column k.
 func (q *partialJob) part(p *partialScratch, rows, k, n int) {
 	kernels, group := &q.im.partial, q.im.partial.group
-	panels := ceilDiv(rows, q.panelRows())
+	panels, step := ceilDiv(rows, q.panelRows()), sampleStep(q.w.Cols)
 	p.cuts = p.cuts[:0]
 	for cut, to := k, k+n; cut < to; {
 		from := cut
@@ -503,14 +502,13 @@ func (q *partialJob) part(p *partialScratch, rows, k, n int) {
 			w := p.w[i*q.panelRows()*panelTerms:]
 			from := func(at int) (_, _ *float32) { return &w[q.words(at)*group/2], &x[q.words(at)*run.width] }
 			for _, c := range p.cuts {
-				sampled := sampled(q.w.Cols)
-				ends, left := c.ends, c.n%sampled
+				ends, left := c.ends, c.n%step
 				if c.n > left {
 					if left > 0 {
 						ends = 0
 					}
 					w, x := from(c.at)
-					kernel(state, w, x, c.n/sampled, sampled/chainStep, float32(sampled), len(q.plans), ends)
+					kernel(state, w, x, c.n/step, step/chainStep, float32(step), len(q.plans), ends)
 				}
 				if left > 0 {
 					w, x := from(c.at + c.n - left)

@@ -157,8 +157,8 @@ func TestPartialTokensMayBeOthers(t *testing.T) {
 	})
 }
 
-// TestPartialSumsOfOneTermAreNotLess than those of exact numbers: the first term of 512 is nearly a power of two, and
-// rounding its factors to 8 bits may bring it below that.
+// TestPartialSumsOfOneTermAreNotLess: the first of 512 terms is a little larger than 1, and the others are 0. Rounding the
+// first term's factors to 8 bits may make it less than 1; the squared powers of two must not become smaller by that.
 func TestPartialSumsOfOneTermAreNotLess(t *testing.T) {
 	r, x, w := rand.New(rand.NewPCG(9, 10)), make([]float32, 512), make([]float32, 512)
 	below := 0
@@ -221,7 +221,7 @@ func TestPartialSumsArePowersOfPrefixes(t *testing.T) {
 					require.InEpsilon(t, want, float64(partial), 0.2, "%d terms, chains of %d", n, length)
 				}
 				require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 0x1p-7) // of weights, twice, their squares and terms
-				if length%sampled(n) == 0 {                                          // one plan does not change where the other's sums are sampled
+				if length%sampleStep(n) == 0 {                                       // one plan does not change where the other's sums are sampled
 					both, _ := PartialSums(x, x, w, []int{n, length})
 					one, _ := PartialSums(x, x, w, []int{n})
 					require.Equal(t, max(partial, one), both)

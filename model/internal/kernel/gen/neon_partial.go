@@ -42,7 +42,7 @@ func (n *neon) partial() {
 	sums := partialTokens * partialGroups // token i and group g at 2*i + g
 	sum, squares := v.take(sums), v.take(sums)
 	weights, squared := v.take(partialGroups), v.take(partialGroups)
-	number, term, terms, exponent := v.one(), v.one(), v.one(), v.one()
+	number, term, terms, mask := v.one(), v.one(), v.one(), v.one()
 	above, half, short := v.one(), v.one(), v.one()   // constants of power and of rounding to 8 bits
 	a, b, total := weights[0], weights[1], squared[0] // free between two steps
 	const (
@@ -73,7 +73,7 @@ func (n *neon) partial() {
 	// power sets a to power of r.
 	power := func(r int) {
 		n.word(fmul32, above, r, a, "FMUL.S4")
-		n.op("VAND V%d.B16, V%d.B16, V%d.B16", exponent, a, a)
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", mask, a, a)
 	}
 	// next moves over sums of the state.
 	next := func(sums int) {
@@ -87,14 +87,10 @@ func (n *neon) partial() {
 	n.op("MOVD steps+24(FP), %s", steps)
 	n.op("MOVWU n+40(FP), %s", turn)
 	n.op("VDUP %s, V%d.S4", turn, terms)
-	constant := func(value, register int) {
-		n.op("MOVD $0x%x, %s", value, turn)
-		n.op("VDUP %s, V%d.S4", turn, register)
-	}
-	constant(0x7f800000, exponent)
-	constant(0x3f810000, above)
-	constant(0x8000, half)
-	constant(0xffff0000, short)
+	n.constant(exponent, turn, mask)
+	n.constant(aboveOne, turn, above)
+	n.constant(halfBit, turn, half)
+	n.constant(upperHalf, turn, short)
 	n.op("ADD $%d, %s, %s", neonBytes*panelTerms, w, other)
 	n.op("MOVD %s, %s", state, at)
 	each("VLD1", sum)
@@ -161,7 +157,13 @@ func (n *neon) partial() {
 	n.op("RET")
 }
 
-// round rounds numbers to 8 bits, ties away from 0, with the constants 0x8000 and 0xffff0000.
+// constant sets all places of a vector register to a value, by way of a general register.
+func (n *neon) constant(value int, general string, register int) {
+	n.op("MOVD $0x%x, %s", value, general)
+	n.op("VDUP %s, V%d.S4", general, register)
+}
+
+// round rounds numbers to 8 bits, ties away from 0, with the constants halfBit and upperHalf.
 func (n *neon) round(r, half, short int) {
 	n.op("VADD V%d.S4, V%d.S4, V%d.S4", half, r, r)
 	n.op("VAND V%d.B16, V%d.B16, V%d.B16", short, r, r)
@@ -169,23 +171,21 @@ func (n *neon) round(r, half, short int) {
 
 // shorten writes the kernel of short for weights.
 func (n *neon) shorten() {
-	const dst, src, left, constant = "R0", "R1", "R2", "R3"
+	const dst, src, left, general = "R0", "R1", "R2", "R3"
 	v := newBank(neonRegisters)
-	r, large, half, short, magnitude, least := v.take(4), v.one(), v.one(), v.one(), v.one(), v.one()
+	r, large, half, short, sizes, least := v.take(4), v.one(), v.one(), v.one(), v.one(), v.one()
 	n.function("neonShorten", "(dst, src *float32, n int)", 24, "short of weights; dst may be src")
 	n.op("MOVD dst+0(FP), %s", dst)
 	n.op("MOVD src+8(FP), %s", src)
 	n.op("MOVD n+16(FP), %s", left)
-	for _, c := range []struct{ value, register int }{
-		{0x8000, half}, {0xffff0000, short}, {0x7fffffff, magnitude}, {leastWeight, least},
-	} {
-		n.op("MOVD $0x%x, %s", c.value, constant)
-		n.op("VDUP %s, V%d.S4", constant, c.register)
-	}
+	n.constant(halfBit, general, half)
+	n.constant(upperHalf, general, short)
+	n.constant(magnitude, general, sizes)
+	n.constant(leastWeight, general, least)
 	n.label("numbers")
 	n.op("VLD1.P 64(%s), %s", src, four(r))
 	for _, r := range r {
-		n.op("VAND V%d.B16, V%d.B16, V%d.B16", magnitude, r, large)
+		n.op("VAND V%d.B16, V%d.B16, V%d.B16", sizes, r, large)
 		n.word(cmhs32, least, large, large, "CMHS.S4")
 		n.round(r, half, short)
 		n.op("VAND V%d.B16, V%d.B16, V%d.B16", large, r, r)

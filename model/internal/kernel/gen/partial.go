@@ -13,7 +13,13 @@ const (
 	panelTerms   = 512 // numbers of a row in a panel
 	partialTerms = 4   // terms in a turn of the inner loop
 
+	// Bits of a float32.
 	leastWeight = 0x20000000 // 2^-63
+	halfBit     = 0x8000     // half of the last of 8 bits
+	upperHalf   = 0xffff0000 // all 8 bits, with exponent and sign
+	magnitude   = 0x7fffffff
+	exponent    = 0x7f800000
+	aboveOne    = 0x3f810000 // 1 + 2^-7
 )
 
 // partialSums is a kernel of PartialSums and its registers.
@@ -46,7 +52,7 @@ func partialConstants() {
 		}
 		return m
 	}
-	halfShort, shortMask, aboveShort = all("halfShort", 0x8000), all("shortMask", 0xffff0000), all("aboveShort", 0x3f810000)
+	halfShort, shortMask, aboveShort = all("halfShort", halfBit), all("shortMask", upperHalf), all("aboveShort", aboveOne)
 }
 
 // partials writes the kernels of PartialSums.
@@ -132,7 +138,7 @@ func (p *partialSums) load() {
 		panic(err)
 	}
 	VBROADCASTSS(n.Addr, p.n)
-	MOVL(operand.U32(0x7f800000), p.turn.As32())
+	MOVL(operand.U32(exponent), p.turn.As32())
 	MOVQ(p.turn, x(p.sum[0])) // the assembler lacks this for the upper 16 registers
 	VPBROADCASTD(x(p.sum[0]), p.exponent)
 	for i := range p.sum {
@@ -246,9 +252,9 @@ func (s isa) shortPairs(stored bool) {
 
 // short returns a function that rounds numbers, or sets them to 0 where they are less than the least weight.
 func (e *element) short() func(v reg.VecPhysical) {
-	large, magnitude, before := e.vector.one(), e.constant32(0x7fffffff), e.constant32(leastWeight-1)
+	large, sizes, before := e.vector.one(), e.constant32(magnitude), e.constant32(leastWeight-1)
 	return func(v reg.VecPhysical) {
-		e.and(magnitude, v, large)
+		e.and(sizes, v, large)
 		if e.bytes == 64 {
 			VPCMPGTD(before, large, reg.K1)
 			VPADDD(halfShort, v, v)
