@@ -20,8 +20,8 @@ import (
 // to a few bits moves the end of its range. Of Q2_K, half of whose codes are outermost, these stand for a
 // step, and some numbers are farther away (see inPart). The error of a number that the reference encoder
 // rounded is then about uniform within ± half a step, of a variance of a third of its square. Where a scale is larger
-// than an encoder takes for the range of its block's numbers, half a step is that of the largest scale that one takes for
-// it: up to a seventh too little where the numbers of a part of Q4_K or Q5_K are two narrow groups far from 0 (see ranges.go).
+// than encoders take for the range of a block's numbers, the largest scale that they take for this range is used. For a part
+// of Q4_K or Q5_K whose numbers form two narrow groups far from 0 (see ranges.go), that is up to a seventh too little.
 func (t Tensor) HalfSteps(dst []float32) []float32 {
 	n := len(dst)
 	dst = append(dst, make([]float32, t.Len())...)

@@ -256,9 +256,9 @@ func (a *Analysis) Clamp(x *Value, low, high float32) *Value {
 		return y.inherit(x)
 	}
 	y.sigma = a.errors.Make(tensor.F32, x.Shape...)
+	y.copyDeviations(x, 0, len(x.Values))
 	for i, c := range y.Values {
-		y.sigma.Values[i] = x.sigma.Values[i]
-		if off := math.Abs(float64(x.Values[i]) - float64(c)); off > Lambda*Unit*math.Sqrt(x.Variance(i)) {
+		if off := math.Abs(float64(x.Values[i]) - float64(c)); off > Lambda*Unit*float64(y.sigma.Values[i]) {
 			y.sigma.Values[i] = 0
 		}
 	}

@@ -115,7 +115,7 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 	return y.inherit(q, k)
 }
 
-// add adds to the variances of y's elements, from at on, that of s.
+// add adds the variance of sums s to the variances of y's elements, from element at on.
 func (y *Value) add(s *sums, at int, partial, squares []float32) {
 	values, variances, squares := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)], squares[:len(partial)]
 	for i, p := range partial {
@@ -146,7 +146,7 @@ func (x *Value) score(i int, s *scoring) {
 	single := x.Values[i]
 	y, v := float64(single), float64(x.sigma.Values[i])
 	v = roughly(y, v)
-	if r, room, usual := s.certain.nearest(single); usual && v < (1-unsure)*Sq(room) {
+	if r, room, usual := s.certain.nearest(single); usual && within(v, room) {
 		x.Values[i], x.sigma.Values[i] = tensor.Rounded(float32(s.scaled(float64(r))), x.DType), 0
 		return
 	}

@@ -60,8 +60,8 @@ type Meter struct {
 	factor    float64
 	d         Distances
 	compared  int       // rows, so far
-	z         []float64 // of a row, in the columns off
-	off       []int     // columns of a row whose z is not 0; in F32 all
+	z         []float64 // of a row, in the columns nonzero
+	nonzero   []int     // columns of a row whose z is not 0; in F32 all columns
 	zeros     []float32 // deviations of a row whose values are exact
 	sums      []float64 // of z², per column
 	total     float64   // of z², over rows as they weigh
@@ -77,7 +77,7 @@ func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *Meter 
 	m.d = Distances{Finite: true, Largest: -1, Columns: make([]bool, width),
 		Rows: make([]bool, selected.Padding+len(selected.Compared))}
 	for c := range width {
-		m.off = append(m.off, c)
+		m.nonzero = append(m.nonzero, c)
 	}
 	return m
 }
@@ -108,7 +108,7 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 		if d.Largest < 0 {
 			d.Largest, d.Worst, d.At = 0, row*width, at(0)
 		}
-		for _, c := range m.off {
+		for _, c := range m.nonzero {
 			z := zs[c]
 			if z > d.Largest {
 				d.Largest, d.Worst, d.At = z, row*width+c, at(c)
@@ -138,7 +138,7 @@ func (m *Meter) sigma(deviation float32) float64 {
 // or -1.
 func (m *Meter) measure(values, golden, deviations []float32) int {
 	p := PrecisionOf(m.dtype)
-	m.off = m.off[:0]
+	m.nonzero = m.nonzero[:0]
 	for c := 0; ; c++ {
 		if c += m.measureUsual(values[c:], golden[c:], deviations[c:]); c == len(values) {
 			return -1
@@ -152,7 +152,7 @@ func (m *Meter) measure(values, golden, deviations []float32) int {
 			return c
 		}
 		if m.z[c] = p.z(g, y, r, s); m.z[c] != 0 {
-			m.off = append(m.off, c)
+			m.nonzero = append(m.nonzero, c)
 		}
 		m.sigmas += float64(s * s)
 		m.goldens += float64(g * g)

@@ -105,8 +105,8 @@ func (a *Analysis) MaskKeys(scores *Value, mask *model.Mask) *Value {
 	y := &Value{Activation: a.plain.MaskKeys(scores.Activation, mask)}
 	if scores.sigma != nil {
 		y.sigma = a.errors.Make(tensor.F32, scores.Shape...)
+		y.copyDeviations(scores, 0, len(y.Values))
 		for i, v := range y.Values {
-			y.sigma.Values[i] = scores.sigma.Values[i]
 			if Hidden(v) {
 				y.sigma.Values[i] = 0
 			}

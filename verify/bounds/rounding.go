@@ -21,17 +21,17 @@ type precision struct {
 	least   int     // exponent of the smallest normal number
 	largest float64 // finite value
 
-	// Of the bits of a float32, for nearest.
-	cut, half uint32 // bits that the dtype lacks, and the highest of them
-	from, n   uint32 // exponent of the smallest normal number, and the distance from there to that of the largest number
-	// Of the bits of a float64, for Ulp.
-	first, lower uint64 // exponent of the smallest normal number, and how much lower that of the spacing is
+	// Masks of the bits of a float32, for nearest.
+	cut, half   uint32 // fraction bits that the dtype lacks, and the highest of them
+	normal, top uint32 // exponent bits of the smallest normal number, and of the largest number less these
+	// Exponent bits of a float64, for Ulp.
+	normal64, below uint64 // of the smallest normal number, and what a spacing has less than its number
 }
 
 // newPrecision is a precision of at most 24 bits.
 func newPrecision(bits, least int, largest float64) *precision {
-	cut, from := uint32(1)<<(24-bits)-1, uint32(least+127)<<23
-	return &precision{bits, least, largest, cut, (cut + 1) / 2, from, math.Float32bits(float32(largest))&exponent32 - from,
+	cut, normal := uint32(1)<<(24-bits)-1, uint32(least+127)<<23
+	return &precision{bits, least, largest, cut, (cut + 1) / 2, normal, math.Float32bits(float32(largest))&exponent32 - normal,
 		uint64(1023+least) << 52, uint64(bits-1) << 52}
 }
 
@@ -52,7 +52,7 @@ func PrecisionOf(d tensor.DType) *precision {
 // Ulp is the spacing of the values at |x|: 2^(max(e, least) - bits + 1), 2^e ≤ |x| < 2^(e+1).
 func (p *precision) Ulp(x float64) float64 {
 	const exponent = 0x7ff << 52
-	return math.Float64frombits(max(math.Float64bits(x)&exponent, p.first) - p.lower)
+	return math.Float64frombits(max(math.Float64bits(x)&exponent, p.normal64) - p.below)
 }
 
 // Round is x rounded to nearest, ties to even, in one step. What is too large is infinite.
@@ -84,7 +84,7 @@ func (p *precision) point(y, v float64) (float64, float64) {
 	if single := float32(y); float64(single) == y {
 		r, room, usual := p.nearest(single)
 		switch {
-		case usual && v < (1-unsure)*Sq(room):
+		case usual && within(v, room):
 			return float64(r), 0
 		case usual && v > (1+unsure)*Sq(room):
 			return float64(r), p.flip(y, float64(r), v)
@@ -114,19 +114,22 @@ func (p *precision) flip(y, r, v float64) float64 {
 	return flip
 }
 
-// nearest is the quick half of rounding points, inlined. Of a usual y it returns Round(y) and the room: the standard
-// deviation, in units of u, of which Lambda just reach the middle between Round(y) and its neighbour; below the middle
-// it is negative. Most numbers are usual: no tie, normal, not among the largest, and not rounded to a power of two, which has
-// a nearer neighbour below.
+// nearest is the quick half of rounding points, inlined. For a usual y it returns Round(y) and the room: a standard
+// deviation, in units of u. Lambda times the room is the distance from y to the middle between Round(y) and its neighbour. The
+// room is negative if y is below that middle. Most numbers are usual: normal, no tie, not among the largest, and not rounded
+// to a power of two, whose lower neighbour is nearer than the upper one.
 func (p *precision) nearest(y float32) (r float32, room float64, usual bool) {
 	b := math.Float32bits(y)
 	rounded, e, steps := (b+p.half)&^p.cut, b&exponent32, int32(b&p.cut-p.half) // steps of float32 numbers to the middle
 	room = float64(steps) * float64(math.Float32frombits(e)) / 4
-	return math.Float32frombits(rounded), room, rounded&fraction32 != 0 && steps != 0 && e-p.from < p.n
+	return math.Float32frombits(rounded), room, rounded&fraction32 != 0 && steps != 0 && e-p.normal < p.top
 }
 
-// unsure is the share of a room's square up to which variances around it are left to the definition.
+// unsure is a share of a room's square: variances that are nearer to the square are left to the definition.
 const unsure = 0.05
+
+// within reports whether Lambda standard deviations of a variance v certainly stay within the room.
+func within(v, room float64) bool { return v < (1-unsure)*Sq(room) }
 
 const exponent32, fraction32 = 0xff << 23, 1<<23 - 1 // bits of a float32
 

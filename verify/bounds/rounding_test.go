@@ -306,7 +306,7 @@ func TestQuickDistances(t *testing.T) {
 		n := len(values) / 2
 		m := measured(values, deviations, want, n, d, factor)
 		got := make([]float64, n)
-		for _, c := range m.off {
+		for _, c := range m.nonzero {
 			got[c] = m.z[c]
 		}
 		require.Equal(t, zs[n:], got)

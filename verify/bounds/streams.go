@@ -67,7 +67,7 @@ type sinkhorn struct {
 	n   int
 	c   []float64 // row by row
 	all int       // 3·n·n: errors of c's numbers, and relative errors of dividing each in its row and its column
-	cov []float64 // [all, all]; a pair of an error of c and one of a division has its number in the row of c's error alone
+	cov []float64 // [all, all]; the covariance of an error of c with one of a division stands only in the row of c's error
 }
 
 // newSinkhorn begins with e = e^(x - max) of each row of logits x with variances v and, together, the
