@@ -15,11 +15,11 @@ import (
 // Stored tensors that contradict config.json, and what the model computes with in their place.
 
 // beside returns a line for each of them.
-func (t *run) beside() (lines []string, err error) {
+func (j *job) beside() (lines []string, err error) {
 	lines = []string{}
-	head, embedding := t.set.Find(table.HeadName), t.set.Find("model.embed_tokens.weight")
-	if c := t.m.Config; table.UsesStoredHead(c, t.set.Has) && isRead(head) && isRead(embedding) {
-		same, err := t.sameNumbers(head, embedding)
+	head, embedding := j.weights.Find(table.HeadName), j.weights.Find(embeddingName)
+	if c := j.model.Config; table.UsesStoredHead(c, j.weights.Has) && isRead(head) && isRead(embedding) {
+		same, err := j.sameNumbers(head, embedding)
 		if err != nil {
 			return nil, err
 		}
@@ -28,7 +28,7 @@ func (t *run) beside() (lines []string, err error) {
 				"model.embed_tokens.weight: transformers computes with the stored head, and so does this verification")
 		}
 	}
-	frequencies, err := t.storedFrequencies()
+	frequencies, err := j.storedFrequencies()
 	return append(lines, frequencies...), err
 }
 
@@ -36,13 +36,13 @@ func (t *run) beside() (lines []string, err error) {
 func isRead(w *weights.Weight) bool { return w != nil && !w.Unread() }
 
 // sameNumbers reports whether two matrices hold the same numbers, in whatever dtypes.
-func (t *run) sameNumbers(a, b *weights.Weight) (bool, error) {
+func (j *job) sameNumbers(a, b *weights.Weight) (bool, error) {
 	if a.DType == b.DType || a.Scaled() || b.Scaled() || !slices.Equal(a.Shape, b.Shape) {
-		return t.sameBytes(a, b)
+		return j.sameBytes(a, b)
 	}
-	next, stop := iter.Pull2(t.rowsOf(b))
+	next, stop := iter.Pull2(j.rowsOf(b))
 	defer stop()
-	for x, err := range t.rowsOf(a) {
+	for x, err := range j.rowsOf(a) {
 		if err != nil {
 			return false, err
 		}
@@ -54,13 +54,13 @@ func (t *run) sameNumbers(a, b *weights.Weight) (bool, error) {
 }
 
 // rowsOf yields the numbers of a weight without scales, row by row. A row is valid until the next one.
-func (t *run) rowsOf(w *weights.Weight) iter.Seq2[[]float32, error] {
+func (j *job) rowsOf(w *weights.Weight) iter.Seq2[[]float32, error] {
 	return func(yield func([]float32, error) bool) {
 		width := w.Shape[len(w.Shape)-1]
 		size := int(w.DType.Bytes(int64(width)))
 		var rest []byte // the begin of a row
 		var values []float32
-		for data, err := range t.pieces(w) {
+		for data, err := range j.pieces(w) {
 			if err != nil {
 				yield(nil, err)
 				return
@@ -81,18 +81,18 @@ func (t *run) rowsOf(w *weights.Weight) iter.Seq2[[]float32, error] {
 
 // storedFrequencies describes the layers whose rotary_emb.inv_freq, which transformers before 4.32 stored, is not that
 // of config.json.
-func (t *run) storedFrequencies() (lines []string, err error) {
+func (j *job) storedFrequencies() (lines []string, err error) {
 	layers := map[string][]string{} // by what they hold
 	var order []string
-	for _, w := range t.set.All() {
-		if !strings.HasSuffix(w.Name, table.InvFreqName) || !isRead(w) || !table.HoldsFrequencies(t.m.Config, w.Info) {
+	for _, w := range j.weights.All() {
+		if !strings.HasSuffix(w.Name, table.InvFreqName) || !isRead(w) || !table.HoldsFrequencies(j.model.Config, w.Info) {
 			continue
 		}
-		for row, err := range t.rowsOf(w) {
+		for row, err := range j.rowsOf(w) {
 			if err != nil {
 				return nil, err
 			}
-			if other := table.OtherFrequencies(t.m.Config, row, w.DType); other != "" {
+			if other := table.OtherFrequencies(j.model.Config, row, w.DType); other != "" {
 				if layers[other] == nil {
 					order = append(order, other)
 				}

@@ -26,10 +26,11 @@ const (
 	uncovered     = "not-covered" // places of the model that no report of a merge covers
 )
 
-// conclude works out what follows from the checks, the places, the doubts and the choices of experts of a report: the
-// counts, the reasons and the verdict, which is fail if a check failed, pass if nothing is open, else inconclusive. A
-// part of the model in which there is nothing to verify is skipped.
-func conclude(r *report.Report) {
+// conclude returns a report with what follows from its checks, places, doubts and choices of experts: the counts, the
+// reasons and the verdict, which is fail if a check failed, pass if nothing is open, else inconclusive. A part of the
+// model in which there is nothing to verify is skipped.
+func conclude(shown report.Report) *report.Report {
+	r := &shown
 	r.Limits = report.LimitsOf(r.Checks)
 	countChecks(r)
 	countPlaces(r)
@@ -41,12 +42,10 @@ func conclude(r *report.Report) {
 	} else if r.Reasons = reasons(r); len(r.Reasons) > 0 {
 		r.Verdict = report.Inconclusive
 	}
-	for _, c := range r.Checks {
-		if c.Verdict == report.Fail {
-			r.Verdict, r.FirstDivergence = report.Fail, &c.Tensor
-			break
-		}
+	if i := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Verdict == report.Fail }); i >= 0 {
+		r.Verdict, r.FirstDivergence = report.Fail, &r.Checks[i].Tensor
 	}
+	return r
 }
 
 // isEmptyPart reports whether the user's part has nothing to verify.

@@ -14,19 +14,20 @@ import (
 )
 
 // coverage counts what the places do not.
-func (t outcome) coverage() report.Coverage {
-	c := report.Coverage{VocabSize: t.m.Config.VocabSize, Beside: weights.Beside(t.m.Config, t.set.All())}
-	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
-		c.EmbeddingRows = distinctTokens(t.rows)
+func (e *evidence) coverage() report.Coverage {
+	j := e.job
+	c := report.Coverage{VocabSize: j.model.Config.VocabSize, Beside: weights.Beside(j.model.Config, j.weights.All()),
+		Padding: pack.PaddedTokens(j.rows, len(j.in.InputIDs)).Count()}
+	if course := &j.scope.course; course.Embedding || course.Predictions > 0 {
+		c.EmbeddingRows = distinctTokens(j.rows)
 	}
-	c.Padding = pack.PaddedTokens(t.rows, len(t.in.InputIDs)).Count()
-	for name := range t.pack.Manifest.Tensors {
-		if pack.Parse(name).IsStage() || !pack.Parse(name).IsInput() && t.scope.compares(name) {
+	for name := range j.pack.Manifest.Tensors {
+		if s := pack.Parse(name); s.IsStage() || !s.IsInput() && j.scope.compares(name) {
 			c.GoldenTensors++
 		}
 	}
-	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
-		if s.Layer >= t.layers() {
+	for s := range j.required() {
+		if s.Layer >= j.layers() {
 			c.OutsideForward++
 		}
 	}
@@ -34,45 +35,41 @@ func (t outcome) coverage() report.Coverage {
 }
 
 // places returns what was done with each part of the model, but prediction layers outside the forward pass.
-func (t outcome) places() []report.Place {
-	all, shown := []report.Place{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
-	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
-		if s.Layer >= t.layers() {
+func (e *evidence) places() []report.Place {
+	j := e.job
+	all, experts := []report.Place{}, map[expert]bool{} // that may show in what is checked
+	for s := range j.required() {
+		if s.Layer >= j.layers() {
 			continue
 		}
-		name := placeOf(s)
+		name := strconv.Itoa(s.Layer)
+		if s.Layer < 0 {
+			name = report.HeadPlace
+			if s.Row.LookedUp() {
+				name = report.EmbeddingPlace
+			}
+		}
 		if n := len(all); n == 0 || all[n-1].Name != name {
-			all = append(all, report.Place{Name: name, Needed: t.scope.needsPlace(s), Selected: t.scope.selectsPlace(s),
-				Ran: t.scope.runs(s) || t.scope.isRouter(s.Layer), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
+			all = append(all, report.Place{Name: name, Needed: j.scope.needsPlace(s), Selected: j.scope.selectsPlace(s),
+				Ran: j.scope.runs(s) || j.scope.isRouter(s.Layer), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
 				TellsHalf: []string{}, TellsTwice: []string{}})
 		}
-		t.count(&all[len(all)-1], s, shown)
+		e.countWeight(&all[len(all)-1], s, experts)
 	}
 	for i := range all {
-		t.countTold(&all[i])
-		t.countExperts(&all[i], shown[all[i].Layer()])
+		e.countTells(&all[i])
+		e.countExperts(&all[i], experts)
 	}
 	return all
 }
 
-// placeOf names the place of a weight.
-func placeOf(s table.Slot) string {
-	switch {
-	case s.Layer >= 0:
-		return strconv.Itoa(s.Layer)
-	case s.Row.LookedUp():
-		return report.EmbeddingPlace
-	}
-	return report.HeadPlace
-}
-
-// count counts a weight in its place, and notes an expert that may show.
-func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool) {
-	w := t.set.Find(s.Name)
-	_, used := t.exercised[s.Name]
-	_, leftOut := t.leftOut[s.Name]
-	_, unpinned := t.unpinned[s.Name]
-	if p.Weights++; p.Ran && !t.scope.runs(s) {
+// countWeight counts a weight in its place, and notes an expert that may show.
+func (e *evidence) countWeight(p *report.Place, s table.Slot, experts map[expert]bool) {
+	w := e.job.weights.Find(s.Name)
+	_, used := e.exercised[s.Name]
+	_, leftOut := e.leftOut[s.Name]
+	_, unpinned := e.unpinned[s.Name]
+	if p.Weights++; p.Ran && !e.job.scope.runs(s) {
 		p.Unread++
 		return
 	} else if !p.Ran {
@@ -85,102 +82,115 @@ func (t outcome) count(p *report.Place, s table.Slot, shown map[int]map[int]bool
 	if s.Row.LookedUp() && s.Row.Copied() {
 		p.Copies++
 	}
+	of := expert{s.Layer, s.Expert}
 	if s.Expert >= 0 && (used || !leftOut) {
-		if shown[s.Layer] == nil {
-			shown[s.Layer] = map[int]bool{}
-		}
-		shown[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
+		experts[of] = true
 	}
 	switch n := len(p.Unreached); {
 	case unpinned && !leftOut:
 		p.Unpinned = append(p.Unpinned, s.Name)
 	case used && !unpinned:
 		p.Checked++
-		of := s.Name
+		decider := s.Name
 		if role := s.Row.Role; role == table.EScoreCorrectionBias || role == table.TID2EID { // other weights may choose the same
-			of = strings.TrimSuffix(of, string(role)) + "weight" // the router's
+			decider = strings.TrimSuffix(decider, string(role)) + "weight" // the router's
 		}
-		_, failed := t.failed[of]
-		if _, passed := t.passed[of]; failed && !passed {
+		_, failed := e.failed[decider]
+		if _, passed := e.passed[decider]; failed && !passed {
 			p.Failed++
 		}
 	case leftOut:
 		p.LeftOut++
-	case s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped:
+	case s.Expert < 0 || e.reached[of] || e.stopped:
 		p.Unchecked = append(p.Unchecked, s.Name)
 	case n == 0 || p.Unreached[n-1] != s.Expert:
 		p.Unreached = append(p.Unreached, s.Expert)
 	}
 }
 
-// countExperts counts the routed experts of a place that ran, of which some may show in what is checked.
-func (t outcome) countExperts(p *report.Place, shown map[int]bool) {
-	l := p.Layer()
-	p.Keys = t.keys[l]
-	if clamped := t.clamped[l]; p.Ran && l >= 0 && t.m.Config.SwiGLULimit > 0 {
+// countTells lists the numbers of config.json that the stages of a place tell from others.
+func (e *evidence) countTells(p *report.Place) {
+	if p.Name == report.EmbeddingPlace {
+		return
+	}
+	for _, key := range e.job.settings.Tried {
+		if e.tells[tell{p.Layer(), key, 0.5}] {
+			p.TellsHalf = append(p.TellsHalf, key)
+		}
+		if e.tells[tell{p.Layer(), key, 2}] {
+			p.TellsTwice = append(p.TellsTwice, key)
+		}
+	}
+}
+
+// countExperts counts the routed experts of a place that ran, of those that may show in what is checked.
+func (e *evidence) countExperts(p *report.Place, experts map[expert]bool) {
+	c, l, shown := e.job.model.Config, p.Layer(), 0
+	p.Keys = e.keys[l]
+	if clamped := e.clamped[l]; p.Ran && l >= 0 && c.SwiGLULimit > 0 {
 		p.Clamped = &clamped
 	}
-	for e, reached := range shown {
-		if reached {
+	for n := range c.NRoutedExperts {
+		of := expert{l, n}
+		if !experts[of] {
+			continue
+		}
+		if shown++; e.reached[of] {
 			p.Reached++
-		} else if t.probed[l][e] {
+		} else if e.probed[of] {
 			p.Probed++
 		}
 	}
-	if n := t.m.Config.NRoutedExperts; p.Ran && l >= 0 && (p.Reached+p.Probed > 0 || len(shown) == n) {
-		p.Experts = n
+	if p.Ran && l >= 0 && (p.Reached+p.Probed > 0 || shown == c.NRoutedExperts) {
+		p.Experts = c.NRoutedExperts
 	}
 }
 
 // describeScope describes the parts that the verdict covers, as far as the places do not: parts with a weight that
 // took part in a checked stage.
-func (t outcome) describeScope(checks []report.Check) report.Scope {
-	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Part: t.o.Part,
-		Stages: append([]string{}, t.o.Stages...), Inputs: t.inputs(), NotLooked: t.countUnlooked(checks)}
-	for name := range t.exercised {
-		switch w := t.set.Find(name); {
+func (e *evidence) describeScope(checks []report.Check) report.Scope {
+	j := e.job
+	s := report.Scope{Of: j.model.Config.NumHiddenLayers, Selected: j.scope.restricted(), Part: j.options.Part,
+		Stages: append([]string{}, j.options.Stages...), Inputs: e.inputs()}
+	for name := range e.exercised {
+		switch w := j.weights.Find(name); {
 		case w == nil || w.Layer >= 0:
-		case w.Row.LookedUp() && t.scope.course.Embedding:
+		case w.Row.LookedUp() && j.scope.course.Embedding:
 			s.Embedding = true
 		default: // the head's may be the embedding's
 			s.Head = true
 		}
 	}
-	return s
-}
-
-// countUnlooked counts the pack's tensors that the user did not select, or that a stopped run did not reach.
-func (t outcome) countUnlooked(checks []report.Check) (n int) {
-	for name := range t.pack.Manifest.Tensors {
-		if pack.Parse(name).IsStage() && !t.scope.selects(name) {
-			n++
+	for name := range j.pack.Manifest.Tensors {
+		if pack.Parse(name).IsStage() && !j.scope.selects(name) {
+			s.NotLooked++
 		}
 	}
 	for _, c := range checks {
 		if c.Status == report.NotLookedAt {
-			n++
+			s.NotLooked++
 		}
 	}
-	return n
+	return s
 }
 
 // asThePack describes a golden tensor that a layer began with.
 func asThePack(name string) string { return name + " as the pack has it" }
 
 // inputs lists what layers began with where that was not the output of the part before.
-func (t outcome) inputs() []report.ScopeInput {
+func (e *evidence) inputs() []report.ScopeInput {
 	list := []report.ScopeInput{}
-	for _, s := range t.starts {
+	for _, s := range e.starts {
 		if slices.ContainsFunc(list, func(in report.ScopeInput) bool { return in.Layer == s.layer }) {
 			continue // a training pack is run twice
 		}
 		in := report.ScopeInput{Layer: s.layer, Kind: pack.Recorded, Text: asThePack(s.name)}
-		if told := t.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == pack.OwnInput(s.layer) {
-			in.Kind = told.Kind
-			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, told.Is)
-			if told.Kind == pack.Seeded {
+		if recorded := e.job.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == pack.OwnInput(s.layer) {
+			in.Kind = recorded.Kind
+			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, recorded.Is)
+			if recorded.Kind == pack.Seeded {
 				in.Text = fmt.Sprintf("%s, seeded: random numbers, seed %s, and not what the layer before gives", s.name,
-					text.Line(string(told.Seed)))
+					text.Line(string(recorded.Seed)))
 			}
 		}
 		list = append(list, in)

@@ -16,17 +16,17 @@ import (
 	"dsmoe/verify/report"
 )
 
-// diagnose looks for the mistakes behind the first divergence: it runs that layer again,
+// findCauses looks for the mistakes behind the first divergence: it runs that layer again,
 // from the golden's inputs, with each candidate undone, and names all with which the stage
 // is within its limits, in the order in which they were tried.
-func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
-	if r.FirstDivergence == nil || t.o.Mode != report.Local {
+func findCauses(ctx context.Context, e *evidence, r *report.Report) error {
+	if r.FirstDivergence == nil || e.job.options.Mode != report.Local {
 		return nil
 	}
 	if *r.FirstDivergence == pack.Embedded {
-		return t.diagnoseEmbedding(r)
+		return diagnoseEmbedding(e.job, r)
 	}
-	f, err := t.failure(ctx, *r.FirstDivergence)
+	f, err := rerunFailure(ctx, e, *r.FirstDivergence)
 	if err != nil || f == nil {
 		return err
 	}
@@ -40,24 +40,25 @@ func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
 }
 
 // diagnoseEmbedding looks for what the golden's rows of the embedding are.
-func (t outcome) diagnoseEmbedding(r *report.Report) error {
-	shape := []int{t.in.Batch, t.in.Seq, t.m.Config.HiddenSize}
-	if !slices.Equal(t.pack.Manifest.Tensors[pack.Embedded].Shape, shape) {
+func diagnoseEmbedding(j *job, r *report.Report) error {
+	c := j.model.Config
+	shape := []int{j.in.Batch, j.in.Seq, c.HiddenSize}
+	if !slices.Equal(j.pack.Manifest.Tensors[pack.Embedded].Shape, shape) {
 		return nil // the check tells
 	}
-	values, err := t.pack.Float32s(pack.Embedded)
+	values, err := j.pack.Float32s(pack.Embedded)
 	if err != nil {
 		return err
 	}
 	var ids []int
 	var want []float32
-	padded, width := pack.PaddedRows(t.m.Config, t.in, pack.Embedded, shape), t.m.Config.HiddenSize
-	for i, id := range t.in.InputIDs {
+	padded, width := pack.PaddedRows(c, j.in, pack.Embedded, shape), c.HiddenSize
+	for i, id := range j.in.InputIDs {
 		if !padded.Has(i) {
 			ids, want = append(ids, id), append(want, values[i*width:(i+1)*width]...)
 		}
 	}
-	causes, hints := diagnose.Embedding(t.m, ids, want, t.pack.DType)
+	causes, hints := diagnose.Embedding(j.model, ids, want, j.pack.DType)
 	if r.Causes = append([]report.Cause{}, causes...); len(causes) > 0 {
 		r.Cause = &r.Causes[0]
 	}
@@ -65,34 +66,34 @@ func (t outcome) diagnoseEmbedding(r *report.Report) error {
 	return nil
 }
 
-// failure runs the failed stage once more and keeps what it gave. It is nil if the
+// rerunFailure runs the failed stage once more and keeps what it gave. It is nil if the
 // stage cannot be run alone or compared with the golden; a choice of experts has
 // nothing to keep.
-func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, error) {
-	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(),
-		Rounded: t.rounded, Checks: t.checks,
-		Layers: t.scope.course.Layers, Name: name}
-	if t.pack.IsTrace() {
-		f.How = t.how
-		for _, w := range t.behind[name] {
-			f.Forms = append(f.Forms, t.forms(w)...)
+func rerunFailure(ctx context.Context, e *evidence, name string) (*diagnose.Failure, error) {
+	j := e.job
+	f := &diagnose.Failure{Pack: j.pack, Model: j.model, Set: j.weights, Source: j.source, In: j.in,
+		Options: j.modelOptions(), Rounded: j.rounded, Checks: e.checks, Layers: j.scope.course.Layers, Name: name}
+	if j.pack.IsTrace() {
+		f.How = j.engine
+		for _, w := range e.behind[name] {
+			f.Forms = append(f.Forms, j.forms(w)...)
 		}
 		slices.Sort(f.Forms)
 		f.Forms = slices.Compact(f.Forms)
 	}
 	s := pack.Parse(name)
 	f.Layer, f.Kind = s.Layer, s.Within
-	if f.Layer >= 0 && !slices.Contains(t.ran(), f.Layer) {
+	if f.Layer >= 0 && !slices.Contains(j.layersRun(), f.Layer) {
 		return nil, nil // a layer that the model has not, or that was not run
 	}
 	var err error
 	if f.Layer >= 0 {
-		if err = t.m.Hold(f.Layer); err != nil {
+		if err = j.model.Hold(f.Layer); err != nil {
 			return nil, err
 		}
 	}
-	again := &rerun{outcome: t, failure: f}
-	if again.hidden, err = again.input(); err != nil || again.hidden == nil || !t.pack.Has(name) {
+	again := &rerun{job: j, failure: f}
+	if again.hidden, err = again.input(); err != nil || again.hidden == nil || !j.pack.Has(name) {
 		return nil, err
 	}
 	f.Rerun, f.Sample = again.run, again.sample
@@ -112,7 +113,7 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 		return nil, nil // ids, or another shape: what is wrong is plain
 	}
 	if routing := fmt.Sprintf("model.layers.%d.%s", f.Layer, pack.TopKIdx); f.Kind == pack.ExpertsOutput &&
-		t.pack.Has(routing) {
+		j.pack.Has(routing) {
 		f.Idx, err = again.choices(routing)
 	}
 	return f, err
@@ -120,7 +121,7 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 
 // rerun runs the layer of a failure again, from the golden's input.
 type rerun struct {
-	outcome
+	job     *job
 	failure *diagnose.Failure
 	hidden  *model.Activation // golden input of the layer, or of the head; empty for RoPE's tables
 
@@ -148,8 +149,8 @@ func (p *products) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
 
 // choices are the golden's choices of experts of the compared rows.
 func (t *rerun) choices(routing string) (idx []int, err error) {
-	all, err := t.pack.Ints(routing)
-	k := t.m.Config.NumExpertsPerTok
+	all, err := t.job.pack.Ints(routing)
+	k := t.job.model.Config.NumExpertsPerTok
 	for _, row := range t.failure.Rows {
 		if last := (row + 1) * k; last <= len(all) {
 			idx = append(idx, all[last-k:last]...)
@@ -160,7 +161,7 @@ func (t *rerun) choices(routing string) (idx []int, err error) {
 
 // input returns the golden input of the layer or head; nil if the pack lacks it.
 func (t *rerun) input() (*model.Activation, error) {
-	f, m, golden := t.failure, t.m, t.pack
+	f, m, golden := t.failure, t.job.model, t.job.pack
 	before, kind := f.Layer-1, pack.LayerOutput
 	if f.Layer < 0 {
 		before = len(m.Model.Layers) - 1
@@ -172,7 +173,7 @@ func (t *rerun) input() (*model.Activation, error) {
 	switch {
 	case f.Layer >= 0 && f.Layer < len(m.Model.Layers) && golden.Has(pack.OwnInput(f.Layer)):
 		name = pack.OwnInput(f.Layer)
-	case t.scope.isRouter(f.Layer):
+	case t.job.scope.isRouter(f.Layer):
 		name = pack.StageOf(f.Layer, pack.AttentionNorm)
 	case before < 0:
 		name = pack.Embedded
@@ -185,16 +186,16 @@ func (t *rerun) input() (*model.Activation, error) {
 	if f.Name == pack.Embedded || !golden.Has(name) {
 		return nil, nil
 	}
-	shape := t.scope.inputShape(name, f.In.Batch, f.Seq())
+	shape := t.job.scope.inputShape(name, f.In.Batch, f.Seq())
 	values, err := golden.Float32s(name)
 	if err != nil || !slices.Equal(golden.Manifest.Tensors[name].Shape, shape) {
 		return nil, err
 	}
-	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(m.Config, t.rows, name, shape))
-	if t.scope.isRouter(f.Layer) {
+	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(m.Config, t.job.rows, name, shape))
+	if t.job.scope.isRouter(f.Layer) {
 		return &model.Activation{Shape: shape, Values: values, DType: golden.DType}, nil
 	}
-	return t.scope.asInput(shape, values), nil
+	return t.job.scope.asInput(shape, values), nil
 }
 
 // errKnown ends the run of a trial: nothing more has to be seen.
@@ -205,8 +206,8 @@ var errKnown = errors.New("known")
 func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string) (passes map[string]bool, err error) {
 	w := &witness{rerun: t, watched: watched, passes: map[string]bool{}, proves: x.Proves}
 	err = t.watch(ctx, x, &x.In, t.hidden, watched, func(net *network, trace *localTrace) {
-		w.localTrace, net.Trace = trace, w
-		net.Arithmetic = &knownProducts{net.Arithmetic, t.pack, x.Projections(), watched}
+		w.local, net.Trace = trace, w
+		net.Arithmetic = &knownProducts{net.Arithmetic, t.job.pack, x.Projections(), watched}
 	})
 	return w.passes, err
 }
@@ -214,25 +215,25 @@ func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string) (p
 // watch runs the trial's layer or head on an input, without the parts that none of the watched stages depends on.
 func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, hidden *model.Activation, watched []string,
 	prepare func(net *network, trace *localTrace)) (err error) {
-	f, o, selected := t.failure, *t.o, *t.scope
+	f, o, selected := t.failure, *t.job.options, *t.job.scope
 	o.Progress, o.FailFast, o.Stages, selected.stages = nil, false, watched, watched
-	r := t.copyWith(&o, x.Rounded)
-	r.m, r.trial, r.scope, r.how = &x.Model, true, &selected, x.How
+	j := t.job.with(&o, x.Rounded)
+	j.model, j.trial, j.scope, j.engine = &x.Model, true, &selected, x.How
 	if in != &x.In {
-		r.in, r.rows = in, in
+		j.in, j.rows = in, in
 	}
-	again := newTracer(r)
-	x.Options.Probes = t.scope.probes(func(name string) bool { return slices.Contains(watched, name) })
-	analysis := again.analysis(x.Options, again.rounded)
+	again := newPass(j)
+	x.Options.Probes = t.job.scope.probes(func(name string) bool { return slices.Contains(watched, name) })
+	analysis := again.analysis(x.Options)
 	defer analysis.Close()
-	net := again.local(in, x.Options, analysis)
+	net, trace := again.local(in, x.Options, analysis)
 	net.Arithmetic = x.Around(net.Arithmetic)
-	prepare(net, net.Trace.(*localTrace))
-	begin := bounds.Exact(&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: again.pack.DType})
+	prepare(net, trace)
+	begin := bounds.Exact(&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: j.pack.DType})
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, begin)
-	case t.scope.isRouter(f.Layer):
+	case t.job.scope.isRouter(f.Layer):
 		_, err = net.Router(ctx, f.Layer, begin)
 	case f.Layer >= 0:
 		_, err = net.Layer(ctx, f.Layer, begin)
@@ -280,13 +281,13 @@ func (t *rerun) sampling(ctx context.Context, x *diagnose.Trial) (*sampling, err
 	in := &model.Input{Batch: 1, Seq: 1, InputIDs: x.In.InputIDs[t.row : t.row+1]}
 	hidden := &model.Activation{Shape: slices.Concat([]int{1, 1}, t.hidden.Shape[2:]), Values: s.rowOf(t.hidden.Values)}
 	return s, t.watch(ctx, x, in, hidden, []string{f.Name}, func(net *network, trace *localTrace) {
-		s.localTrace, net.Trace = trace, s
+		s.local, net.Trace = trace, s
 		net.Given = func(p *model.Section) (*bounds.Value, bool, error) {
-			if p.Has(f.Name) || !t.pack.Has(p.Output) {
+			if p.Has(f.Name) || !t.job.pack.Has(p.Output) {
 				return nil, false, nil
 			}
-			values, err := t.pack.Float32s(p.Output)
-			return bounds.Exact(&model.Activation{Shape: p.Shape, Values: s.rowOf(values), DType: t.pack.DType}), true, err
+			values, err := t.job.pack.Float32s(p.Output)
+			return bounds.Exact(&model.Activation{Shape: p.Shape, Values: s.rowOf(values), DType: t.job.pack.DType}), true, err
 		}
 	})
 }
@@ -294,7 +295,7 @@ func (t *rerun) sampling(ctx context.Context, x *diagnose.Trial) (*sampling, err
 // sampling is a trace of a run on one row of the input: it puts the golden's row in the place of each stage, and judges
 // that of the failed one.
 type sampling struct {
-	*localTrace
+	local     *localTrace
 	name      string // of the failed stage
 	row, rows int
 	got       []float32 // of the failed stage, before its last rounding
@@ -309,21 +310,22 @@ func (s *sampling) rowOf(values []float32) []float32 {
 
 // Stage implements model.Trace.
 func (s *sampling) Stage(name string, x *bounds.Value) error {
-	if e := s.pack.Manifest.Tensors[name]; !s.pack.Has(name) || e.Elements() != s.rows*len(x.Values) {
+	j := s.local.pass.job
+	if e := j.pack.Manifest.Tensors[name]; !j.pack.Has(name) || e.Elements() != s.rows*len(x.Values) {
 		return nil
 	}
-	values, err := s.pack.Float32s(name)
+	values, err := j.pack.Float32s(name)
 	if err != nil {
 		return err
 	}
 	want := s.rowOf(values)
 	if name != s.name {
 		x.Replace(want)
-		s.attribution.checked(x)
+		s.local.attribution.checked(x)
 		return nil
 	}
 	s.got = slices.Clone(x.Values)
-	factor, _ := s.factor(name)
+	factor, _ := j.factor(name)
 	d := bounds.Measure(x, want, bounds.SelectRows(want, x.Width(), nil), factor)
 	s.passes = d.Finite && d.Largest <= bounds.Lambda
 	return errKnown
@@ -331,10 +333,11 @@ func (s *sampling) Stage(name string, x *bounds.Value) error {
 
 // TopK implements model.Trace.
 func (s *sampling) TopK(name string, ours *choice) error {
-	if !s.pack.Has(name) {
+	golden := s.local.pass.job.pack
+	if !golden.Has(name) {
 		return nil
 	}
-	want, err := s.pack.Ints(name)
+	want, err := golden.Ints(name)
 	if len(want) == s.rows*len(ours.Idx) {
 		copy(ours.Idx, want[s.row*len(ours.Idx):])
 	}
@@ -364,7 +367,7 @@ func (o *knownProducts) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
 // witness hands all stages on to a trace until those watched are known, and keeps what the
 // failed one gave at first.
 type witness struct {
-	*localTrace
+	local   *localTrace
 	rerun   *rerun
 	watched []string
 	passes  map[string]bool                       // verdict on each watched stage that was shown
@@ -374,32 +377,32 @@ type witness struct {
 // Stage implements model.Trace.
 func (w *witness) Stage(name string, x *bounds.Value) error {
 	if !slices.Contains(w.watched, name) {
-		return w.substitute(name, x)
+		return w.local.substitute(name, x)
 	}
 	keep := func() {
 		var want []float32
 		var rows *bounds.Rows
-		if e := w.pack.Manifest.Tensors[name]; e.DType != tensor.I64 && e.Elements() == len(x.Values) {
-			if golden, compared, err := w.goldenRows(name, x.Activation); err == nil {
+		if e := w.local.pass.job.pack.Manifest.Tensors[name]; e.DType != tensor.I64 && e.Elements() == len(x.Values) {
+			if golden, compared, err := w.local.pass.goldenRows(name, x.Activation); err == nil {
 				want, rows = golden, compared
 			}
 		}
 		w.keep(x.Shape, 0, x, want, rows)
 	}
 	proven := func() bool { return w.proves(x, 0) }
-	return w.see(name, keep, proven, func() error { return w.localTrace.Stage(name, x) })
+	return w.see(name, keep, proven, func() error { return w.local.Stage(name, x) })
 }
 
 // StageRows implements model.RowTrace. Of the failed stage it keeps the block that is worst.
 func (w *witness) StageRows(name string, shape []int, part func(first, n int) *bounds.Value) (bool, error) {
-	b := newLogits(w.run, name, shape, part)
+	b := newLogits(w.local.pass.job, name, shape, part)
 	if b == nil || !slices.Contains(w.watched, name) {
 		return b != nil, nil
 	}
 	f := w.rerun.failure
 	keep := func() {
 		first, x, want := 0, b.first, []float32(nil)
-		_, rows, err := b.begin(w.tracer, x.DType) // a golden of another shape has none
+		_, rows, err := b.begin(x.DType) // a golden of another shape has none
 		if err == nil && rows != nil {
 			row := rows.Compared[0]
 			if i := slices.IndexFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name }); len(f.Checks[i].Index) > 1 {
@@ -417,7 +420,7 @@ func (w *witness) StageRows(name string, shape []int, part func(first, n int) *b
 		return err == nil && w.proves(x, first)
 	}
 	return true, w.see(name, keep, proven, func() error {
-		return w.showLogits(b)
+		return w.local.showLogits(b)
 	})
 }
 
@@ -434,13 +437,13 @@ func (w *witness) see(name string, keep func(), proven func() bool, show func() 
 		return w.judged(name)
 	}
 	keep()
-	w.lastDistances = nil
+	w.local.lastDistances = nil
 	err := show()
-	if w.lastDistances != nil && w.lastDistances.Finite {
+	if w.local.lastDistances != nil && w.local.lastDistances.Finite {
 		for _, row := range f.Rows {
-			f.Beyond = append(f.Beyond, w.lastDistances.Rows[row])
+			f.Beyond = append(f.Beyond, w.local.lastDistances.Rows[row])
 		}
-		f.BeyondColumns = w.lastDistances.Columns
+		f.BeyondColumns = w.local.lastDistances.Columns
 	}
 	return cmp.Or(err, errKnown)
 }
@@ -448,7 +451,7 @@ func (w *witness) see(name string, keep func(), proven func() bool, show func() 
 // keep keeps what the failed stage gave, of which x has the rows from first on and want the golden ones. Without rows
 // there is nothing that could be compared.
 func (w *witness) keep(shape []int, first int, x *bounds.Value, want []float32, rows *bounds.Rows) {
-	f, t, products := w.rerun.failure, w.localTrace, w.rerun.products
+	f, t, products := w.rerun.failure, w.local, w.rerun.products
 	f.Weights, f.Shape, f.Got = t.attribution.weights(x), shape, &model.Activation{}
 	if rows == nil {
 		return // the check tells
@@ -487,11 +490,11 @@ func (w *witness) TopK(name string, ours *choice) error {
 		if ours.Groups != nil {
 			f.Scores = ours.Groups.Scores.Values
 		}
-		compared := bounds.SelectRows(f.Scores, ours.Scores.Width(), pack.PaddedTokens(w.rows, ours.Scores.Rows()))
+		compared := bounds.SelectRows(f.Scores, ours.Scores.Width(), pack.PaddedTokens(w.local.pass.job.rows, ours.Scores.Rows()))
 		f.Scores = slices.Clone(compared.Gather(f.Scores, ours.Scores.Width()))
 		f.Got = &model.Activation{}
 	}
-	if err := w.localTrace.TopK(name, ours); err != nil {
+	if err := w.local.TopK(name, ours); err != nil {
 		return err
 	}
 	return w.judged(name)
@@ -503,8 +506,9 @@ func (w *witness) judged(name string) error {
 	if !slices.Contains(w.watched, name) {
 		return nil
 	}
-	n := len(w.checks)
-	passes := n > 0 && w.checks[n-1].Tensor == name && w.checks[n-1].Verdict == report.Pass
+	checks := w.local.pass.evidence.checks
+	n := len(checks)
+	passes := n > 0 && checks[n-1].Tensor == name && checks[n-1].Verdict == report.Pass
 	w.passes[name] = passes
 	f := w.rerun.failure
 	spoils := !passes && slices.ContainsFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name && c.Verdict != report.Fail })

@@ -25,15 +25,15 @@ func checkEngine(golden *pack.Pack, o *Options) error {
 }
 
 // arithmetic is the analysis, or around it the arithmetic of the pack's engine.
-func (t *run) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
-	if !t.pack.IsTrace() {
+func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
+	if !j.pack.IsTrace() {
 		return a
 	}
-	e := &bounds.Engine{Inputs: t.inputsTo}
-	e.Cache, _ = bounds.RoundingOf(t.how.Cache)
-	e.Flash = slices.Contains(t.how.Attention, pack.Flash)
-	e.Narrow, e.Serial = t.how.Sums == pack.F16Sums, t.how.Sums == pack.SerialSums
-	if c := t.m.Config; slices.Contains(t.how.Attention, pack.Absorbed) && c.LatentAttention() {
+	e := &bounds.Engine{Inputs: j.inputsTo}
+	e.Cache, _ = bounds.RoundingOf(j.engine.Cache)
+	e.Flash = slices.Contains(j.engine.Attention, pack.Flash)
+	e.Narrow, e.Serial = j.engine.Sums == pack.F16Sums, j.engine.Sums == pack.SerialSums
+	if c := j.model.Config; slices.Contains(j.engine.Attention, pack.Absorbed) && c.LatentAttention() {
 		e.Absorbs = func(w *model.Weight) (keys, values int) {
 			if table.PlaceOf(c, w.Name).Is(table.Attention, table.KVBProj) {
 				return c.QKNopeHeadDim, c.ValueHeadDim()
@@ -47,7 +47,7 @@ func (t *run) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 // blindAs is the dtype by which bounds of x say nothing, where weights were rounded to another one, or to none: an
 // engine's rounding of the inputs of products does as much as one of weights to the same form.
 func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
-	if !t.pack.IsTrace() {
+	if !t.pass.job.pack.IsTrace() {
 		return rounded
 	}
 	is := func(to string) {
@@ -59,37 +59,37 @@ func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType
 			rounded = d
 		}
 	}
-	if is(t.how.Cache); t.how.Sums == pack.F16Sums {
+	if is(t.pass.job.engine.Cache); t.pass.job.engine.Sums == pack.F16Sums {
 		is("f16")
 	}
 	for _, w := range t.attribution.weights(x) {
-		for _, form := range t.forms(w) {
-			is(t.how.Activations[form])
+		for _, form := range t.pass.job.forms(w) {
+			is(t.pass.job.engine.Activations[form])
 		}
 	}
 	return rounded
 }
 
 // forms are the dtypes that a weight is stored in: of one that is made of keys' and of values' rows those of both.
-func (t *run) forms(name string) []string {
-	w := t.set.Find(name)
+func (j *job) forms(name string) []string {
+	w := j.weights.Find(name)
 	if w == nil {
 		return nil
 	}
-	if from := t.decodedFrom(w); from != "" {
+	if from := j.decodedFrom(w); from != "" {
 		return strings.Split(from, " and ")
 	}
 	return []string{w.DType.String()}
 }
 
 // inputsTo returns what the engine rounds the input of a product to.
-func (t *run) inputsTo(w *model.Weight) (keys, values *bounds.Rounding) {
-	forms := t.forms(w.Name)
+func (j *job) inputsTo(w *model.Weight) (keys, values *bounds.Rounding) {
+	forms := j.forms(w.Name)
 	if forms == nil {
 		return nil, nil
 	}
-	keys, _ = bounds.RoundingOf(t.how.Activations[forms[0]])
-	values, _ = bounds.RoundingOf(t.how.Activations[forms[len(forms)-1]])
+	keys, _ = bounds.RoundingOf(j.engine.Activations[forms[0]])
+	values, _ = bounds.RoundingOf(j.engine.Activations[forms[len(forms)-1]])
 	return keys, values
 }
 

@@ -19,8 +19,8 @@ import (
 // TestPaddedRows: which row of which stage is which token.
 func TestPaddedRows(t *testing.T) {
 	in := &model.Input{Batch: 2, Seq: 3, InputIDs: make([]int, 6), AttentionMask: []int{1, 1, 1, 0, 1, 1}}
-	tr := tracerOf(tensor.F32, Options{})
-	tr.in, tr.rows, tr.m.Config.NumExpertsPerTok = in, in, 2
+	tr := passOf(tensor.F32, Options{})
+	tr.job.in, tr.job.rows, tr.job.model.Config.NumExpertsPerTok = in, in, 2
 	tr.chosen = []int{0, 1, 2, 1, 0, 2, 1, 2, 2, 0, 1, 0} // two experts of each token; the fourth is padding
 	for name, test := range map[string]struct {
 		shape []int
@@ -55,7 +55,7 @@ func TestPaddedRows(t *testing.T) {
 	}
 	transposed, err := config.Parse(strings.NewReader(`{"model_type":"hy_v3"}`))
 	require.NoError(t, err)
-	tr.m.Config = transposed
+	tr.job.model.Config = transposed
 	for shape, want := range map[[4]int][]int{{2, 3, 3, 5}: {9, 12, 15}, {2, 2, 3, 5}: {6, 9}} {
 		a := &model.Activation{Shape: shape[:], Values: make([]float32, shape[0]*shape[1]*shape[2]*shape[3])}
 		require.Equal(t, want, bounds.Marked(tr.paddedRows("model.layers.1.self_attn.k_norm.output", a)), shape)

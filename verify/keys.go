@@ -3,12 +3,9 @@ package verify
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 
-	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -16,22 +13,23 @@ import (
 
 // topKeys compares the keys that an indexer chose for each query with the golden's, as sets, and puts the
 // golden's in their place.
-func (t *tracer) topKeys(name string, ours *choice) error {
-	if has, err := t.golden(name); err != nil || !has {
+func (t *pass) topKeys(name string, ours *choice) error {
+	j := t.job
+	if has, err := t.evidence.golden(name); err != nil || !has {
 		return err
 	}
-	c := report.Check{Tensor: name, Verdict: report.Fail, DType: t.pack.Manifest.Tensors[name].DType.String(),
-		Shape: t.pack.Manifest.Tensors[name].Shape}
-	rows := &keyRows{ours, len(ours.Idx) / ours.Scores.Rows(), t.in.Seq}
-	padded := pack.PaddedTokens(t.rows, ours.Scores.Rows())
-	want, reason, err := t.goldenKeys(name, rows.k, ours.Scores.Rows(), ours.Scores.Width())
+	c := j.check(name)
+	c.Verdict = report.Fail
+	rows := &keyRows{ours, len(ours.Idx) / ours.Scores.Rows(), j.in.Seq}
+	padded := pack.PaddedTokens(j.rows, ours.Scores.Rows())
+	want, reason, err := j.goldenKeys(name, rows.k, ours.Scores.Rows(), ours.Scores.Width())
 	if err != nil {
 		return err
 	}
 	if c.Reason, c.Padding = reason, padded.Count(); c.Reason == "" {
 		c.Reason = rows.notVisible(want, padded)
 	}
-	if !t.scope.compares(name) {
+	if !j.scope.compares(name) {
 		if c.Reason == "" {
 			copy(ours.Idx, want)
 		}
@@ -41,16 +39,16 @@ func (t *tracer) topKeys(name string, ours *choice) error {
 		t.compareKeys(&c, rows, want, padded)
 		copy(ours.Idx, want)
 	}
-	return t.add(c)
+	return t.evidence.add(c)
 }
 
 // goldenKeys returns the golden choice of an indexer, k of so many keys for each query, or why it is none.
-func (t *tracer) goldenKeys(name string, k, queries, all int) (keys []int, reason string, err error) {
-	if reason = pack.Misfit(t.pack.Manifest.Tensors[name], []int{t.in.Batch, queries / t.in.Batch, k},
+func (j *job) goldenKeys(name string, k, queries, all int) (keys []int, reason string, err error) {
+	if reason = pack.Misfit(j.pack.Manifest.Tensors[name], []int{j.in.Batch, queries / j.in.Batch, k},
 		tensor.I64); reason != "" {
 		return nil, reason, nil
 	}
-	if keys, err = t.pack.Ints(name); err != nil {
+	if keys, err = j.pack.Ints(name); err != nil {
 		return nil, "", err
 	}
 	last := make([]int, all) // 1 + the last query that chose a key
@@ -62,7 +60,7 @@ func (t *tracer) goldenKeys(name string, k, queries, all int) (keys []int, reaso
 			last[key] = i/k + 1
 		}
 	}
-	if t.pack.IsTrace() { // in any order; those that the mask hides go last
+	if j.pack.IsTrace() { // in any order; those that the mask hides go last
 		for row := range slices.Chunk(keys, k) {
 			slices.SortFunc(row, func(a, b int) int { return cmp.Compare(uint(a), uint(b)) })
 		}
@@ -71,11 +69,11 @@ func (t *tracer) goldenKeys(name string, k, queries, all int) (keys []int, reaso
 }
 
 // sharedKeys returns the golden choice of a layer's indexer that is not run.
-func (t *tracer) sharedKeys(layer int) ([]int, error) {
-	name, seq := pack.StageOf(layer, pack.IndexerTopK), t.in.Seq
-	keys, reason, err := t.goldenKeys(name, min(t.m.Config.IndexTopK, seq), len(t.in.InputIDs), seq)
+func (j *job) sharedKeys(layer int) ([]int, error) {
+	name, seq := pack.StageOf(layer, pack.IndexerTopK), j.in.Seq
+	keys, reason, err := j.goldenKeys(name, min(j.model.Config.IndexTopK, seq), len(j.in.InputIDs), seq)
 	if err == nil && reason != "" {
-		err = t.pack.Fault(name+", which later layers share", reason)
+		err = j.pack.Fault(name+", which later layers share", reason)
 	}
 	return keys, err
 }
@@ -134,9 +132,9 @@ func of(idx []int, row, k int) []int {
 }
 
 // compareKeys counts the golden's keys that are not ours by what excuses them. Padding does not count.
-func (t *tracer) compareKeys(c *report.Check, rows *keyRows, want []int, padded pack.Padding) {
-	count, wrong := &report.KeyChoices{}, 0
-	t.keys[c.Layer()] = count
+func (t *pass) compareKeys(c *report.Check, rows *keyRows, want []int, padded pack.Padding) {
+	count, wrong, seq := &report.KeyChoices{}, 0, t.job.in.Seq
+	t.evidence.keys[c.Layer()] = count
 	for row := range rows.Scores.Rows() {
 		if padded.Has(row) {
 			continue
@@ -145,7 +143,7 @@ func (t *tracer) compareKeys(c *report.Check, rows *keyRows, want []int, padded 
 		theirs := of(want, row, rows.k)
 		found := rows.compareRow(theirs, row)
 		if len(found.wrong) > 0 && wrong == 0 {
-			c.Index = []int{row / t.in.Seq, row % t.in.Seq, slices.Index(theirs, found.wrong[0])}
+			c.Index = []int{row / seq, row % seq, slices.Index(theirs, found.wrong[0])}
 			c.Want, c.Got = fmt.Sprintf("key %d", found.wrong[0]), fmt.Sprintf("keys %v", found.ours)
 		}
 		wrong += len(found.wrong)
@@ -153,30 +151,13 @@ func (t *tracer) compareKeys(c *report.Check, rows *keyRows, want []int, padded 
 		count.NearTies += found.nearTies
 	}
 	count.Mismatches += wrong
-	switch skip := t.unjudgedKeys(c.Tensor); {
-	case c.Padding == rows.Scores.Rows():
-		c.Verdict, c.Reason = report.Skipped, allPadding
-	case skip != "":
-		c.Verdict, c.Reason = report.Skipped, skip
-	case wrong > 0:
-		c.Reason = text.Plural(wrong, "choice") + " of another key, where rounding does not explain it"
-		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
-	default:
-		c.Verdict = report.Pass
+	skip := t.job.unjudged(c.Tensor)
+	if t.job.options.Mode == report.Chained && t.job.pack.DType == tensor.F32 {
+		if skip = ""; t.keysErr == nil {
+			skip = "end to end, without " + pack.IndexerScores + " in the pack, how far scores are off is not known"
+		}
 	}
-}
-
-// unjudgedKeys returns why the choice of keys is not judged end to end.
-func (t *tracer) unjudgedKeys(name string) string {
-	switch {
-	case t.o.Mode == report.Local:
-		return ""
-	case t.pack.DType != tensor.F32:
-		return t.unjudged(name)
-	case t.keysErr == nil:
-		return "end to end, without " + pack.IndexerScores + " in the pack, how far scores are off is not known"
-	}
-	return ""
+	judgeChoices(c, rows.Scores.Rows()-c.Padding, wrong, skip, "key")
 }
 
 // countCut counts a query that sees more keys than are chosen, and whether the choice falls among equal
@@ -206,21 +187,6 @@ func (r *keyRows) compareRow(theirs []int, row int) rowChoice {
 		found.count(r.Scores.Tie(first+dropped[i], first+key), key)
 	}
 	return found
-}
-
-// keyErrors are an indexer's scores with the errors that they have end to end, which are those of each
-// query's scores, and of rounding.
-func (t *tracer) keyErrors(scores *model.Activation) *bounds.Value {
-	return bounds.WithErrors(scores, func(i int) float64 {
-		if bounds.Hidden(scores.Values[i]) {
-			return 0
-		}
-		noise := float64(0x1p-22 * math.Abs(float64(scores.Values[i])))
-		if row := i / scores.Width(); row < len(t.keysErr) {
-			noise += t.keysErr[row]
-		}
-		return math.Sqrt2 * noise / bounds.Lambda
-	})
 }
 
 // visibleScores returns copies of an indexer's scores, and of the golden's, in which those that the mask

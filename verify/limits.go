@@ -32,9 +32,9 @@ const gradRelRMS = 1e-5
 
 // factor returns the user's factor for a stage, by the longest name that fits: the whole
 // name, or what follows a dot in it. It is 1 without one.
-func (t *run) factor(stage string) (factor float64, key string) {
+func (j *job) factor(stage string) (factor float64, key string) {
 	factor = 1
-	for name, f := range t.o.Limits {
+	for name, f := range j.options.Limits {
 		if matches(stage, name) && len(name) > len(key) {
 			factor, key = f, name
 		}
@@ -47,8 +47,8 @@ func matches(stage, name string) bool { return stage == name || strings.HasSuffi
 
 // userLimits returns l with the user's factor for the stage on limits of Metrics, and says whose
 // limits they are.
-func (t *run) userLimits(l report.Limits, stage string) report.Limits {
-	factor, key := t.factor(stage)
+func (j *job) userLimits(l report.Limits, stage string) report.Limits {
+	factor, key := j.factor(stage)
 	if key == "" {
 		return l
 	}
@@ -57,32 +57,36 @@ func (t *run) userLimits(l report.Limits, stage string) report.Limits {
 	return l
 }
 
-// metricLimits returns the limits of a stage that is held to Metrics: of losses and
-// gradients, and of chained mode.
-func (t *tracer) metricLimits(name string) report.Limits {
+// metricLimits returns the limits of a stage that is held to Metrics: of losses and gradients, and of chained mode.
+// There they let the reference's noise grow as it was measured to, with the root of the number of layers that ran one
+// after the other, ten times above it; stages outside the layers get the ceiling.
+func (t *pass) metricLimits(name string) report.Limits {
 	s := pack.Parse(name)
 	if s.IsLossOrGradient() {
-		return t.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
+		return t.job.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
-	l := chainedLimits(t.depth(s.Layer))
+	depth, rel := s.Layer, chainedCeiling
+	for _, start := range slices.Backward(t.evidence.starts) {
+		if start.layer <= s.Layer && s.Layer < len(t.job.model.Model.Layers) {
+			depth -= start.layer
+			break
+		}
+	}
+	if depth >= 0 {
+		rel = min(4e-6*math.Sqrt(float64(depth+1)), chainedCeiling)
+	}
+	l := report.Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel,
+		From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
 	if s.OfIndexer() == pack.IndexerScores { // the few scores of an early query may all be small differences
 		l.RowRMS = 0
 		l.From = "float32 pack, end to end, scores of indexers: rel RMS ≤ 4e-6·√layers, at most 2e-5; max/RMS ≤ 10 times that"
 	}
-	return t.userLimits(l, name)
+	return t.job.userLimits(l, name)
 }
 
 // fewBits is the least noise of a gradient: its own rounding.
 const fewBits = 0x1p-24
-
-// noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
-// difference of two runs of the reference that sum in other orders. size is the golden's RMS.
-func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
-	return t.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits),
-		MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, size), fewBits),
-		From:   "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
-}
 
 // undecidedUpTo is up to how many times its fixed limit a gradient of unmeasured noise may be off
 // without being called wrong. In trained models right references are up to 5 times beyond it, and
@@ -90,8 +94,8 @@ func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits
 const undecidedUpTo = 100
 
 // judgeGradient sets the verdict of a gradient that is compared end to end.
-func (t *tracer) judgeGradient(c *report.Check, m bounds.Metrics, want []float32) {
-	n, measured := t.pack.Manifest.Noise[c.Tensor]
+func (t *pass) judgeGradient(c *report.Check, m bounds.Metrics, want []float32) {
+	n, measured := t.job.pack.Manifest.Noise[c.Tensor] // by golden.py --repeat: two orders of sums in the reference
 	if !measured {
 		l := t.metricLimits(c.Tensor)
 		if judge(c, m, l, ""); c.Verdict == report.Fail && m.Finite && margin(l, m) <= undecidedUpTo {
@@ -99,7 +103,9 @@ func (t *tracer) judgeGradient(c *report.Check, m bounds.Metrics, want []float32
 		}
 		return
 	}
-	judge(c, m, t.noiseLimits(c.Tensor, n, bounds.RMS(want)), "")
+	judge(c, m, t.job.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits),
+		MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, bounds.RMS(want)), fewBits),
+		From:   "gradients, end to end: 8 times what another order of sums changes in the reference"}, c.Tensor), "")
 	if c.Verdict == report.Pass && n.RelRMS > bounds.Blindness(tensor.F32)/bounds.Lambda {
 		c.Skip(report.Noisy)
 	}
@@ -110,9 +116,9 @@ func (t *tracer) judgeGradient(c *report.Check, m bounds.Metrics, want []float32
 const undecidedStageUpTo = 10
 
 // judgeEndToEnd sets the verdict of a stage, or of a loss, that is compared end to end.
-func (t *tracer) judgeEndToEnd(c *report.Check, m bounds.Metrics) {
+func (t *pass) judgeEndToEnd(c *report.Check, m bounds.Metrics) {
 	l := t.metricLimits(c.Tensor)
-	judge(c, m, l, t.unjudged(c.Tensor))
+	judge(c, m, l, t.job.unjudged(c.Tensor))
 	if c.Verdict == report.Fail && m.Finite && !c.Stage().IsLossOrGradient() && l.Factor == 0 &&
 		margin(l, m) <= undecidedStageUpTo {
 		c.Skip(report.UndecidedStage)
@@ -121,28 +127,6 @@ func (t *tracer) judgeEndToEnd(c *report.Check, m bounds.Metrics) {
 
 // chainedCeiling is the relative RMS that no layer may exceed end to end, in float32.
 const chainedCeiling = 2e-5
-
-// depth counts the layers that were run, one after the other, before layer l: below 0 outside
-// the layers.
-func (t *tracer) depth(l int) int {
-	for _, s := range slices.Backward(t.starts) {
-		if s.layer <= l && l < len(t.m.Model.Layers) {
-			return l - s.layer
-		}
-	}
-	return l
-}
-
-// chainedLimits let the reference's noise grow as it was measured to, with the root
-// of the number of layers, ten times above it; logits (below 0) get the ceiling.
-func chainedLimits(layer int) report.Limits {
-	rel := chainedCeiling
-	if layer >= 0 {
-		rel = min(4e-6*math.Sqrt(float64(layer+1)), chainedCeiling)
-	}
-	return report.Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel,
-		From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
-}
 
 // margin returns how close m comes to l: the largest of metric/limit. Up to 1 is
 // within.
@@ -153,11 +137,6 @@ func margin(l report.Limits, m bounds.Metrics) float64 {
 	}
 	return margin
 }
-
-// roundedRMS is the limit of the RMS of a stage whose weights were rounded: no error of a
-// weight exceeds √3 of its standard deviation, and the errors of all rows share the
-// weights', so that they do not average out.
-func roundedRMS(width int) float64 { return math.Sqrt(3) + 4/math.Sqrt(float64(width)) }
 
 // judge sets the verdict of m under l; skip, unless empty, is the reason not to judge.
 func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
@@ -191,12 +170,12 @@ func record(c *report.Check, m bounds.Metrics) {
 }
 
 // unjudged returns why a stage is measured but not judged in this mode; empty if it is judged.
-func (t *run) unjudged(name string) string {
-	if t.o.Mode == report.Local {
+func (j *job) unjudged(name string) string {
+	if j.options.Mode == report.Local {
 		return ""
 	}
-	if t.pack.DType != tensor.F32 {
-		return "chained mode has no usable limit in " + t.pack.DType.String()
+	if j.pack.DType != tensor.F32 {
+		return "chained mode has no usable limit in " + j.pack.DType.String()
 	}
 	s := pack.Parse(name)
 	switch s.Within {

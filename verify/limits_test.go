@@ -14,11 +14,11 @@ import (
 	"dsmoe/verify/report"
 )
 
-// tracerOf returns a tracer for a pack of dtype d with options o, of a model of one layer.
-func tracerOf(d tensor.DType, o Options) *tracer {
+// passOf returns a pass for a pack of dtype d with options o, of a model of one layer.
+func passOf(d tensor.DType, o Options) *pass {
 	m := &model.DeepseekForCausalLM{Config: &config.Config{ModelType: "deepseek_v3", Reference: config.Native}}
 	m.Model.Layers = make([]model.DeepseekDecoderLayer, 1)
-	return newTracer(&run{pack: &pack.Pack{DType: d}, in: &model.Input{}, m: m, o: &o})
+	return newPass(&job{pack: &pack.Pack{DType: d}, in: &model.Input{}, rows: &model.Input{}, model: m, options: &o})
 }
 
 // TestMetricLimits: relative RMS, that of a row, and the largest difference over the RMS.
@@ -41,7 +41,7 @@ func TestMetricLimits(t *testing.T) {
 		"set for others":    {Options{Mode: report.Chained, Limits: map[string]float64{"ayers.0.output": 2}}, "model.layers.0.output", [3]float64{4e-6, 16e-6, 4e-5}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := tracerOf(tensor.F32, test.options).metricLimits(test.stage)
+			l := passOf(tensor.F32, test.options).metricLimits(test.stage)
 			require.InDeltaSlice(t, test.want[:], []float64{l.RelRMS, l.RowRMS, l.MaxRMS}, 1e-12)
 			require.Equal(t, test.factor, l.Factor)
 		})
@@ -94,7 +94,7 @@ func TestTenTimesTheLimitOfChainedModeIsUndecided(t *testing.T) {
 		"loss":          {"loss", 1.01e-5, nil, report.Fail},
 	} {
 		c := &report.Check{Tensor: test.stage}
-		tr := tracerOf(tensor.F32, Options{Mode: report.Chained, Limits: test.limits})
+		tr := passOf(tensor.F32, Options{Mode: report.Chained, Limits: test.limits})
 		tr.judgeEndToEnd(c, bounds.Metrics{RelRMS: test.relRMS, Finite: true})
 		require.Equal(t, test.want, c.Verdict, name)
 	}
@@ -108,8 +108,8 @@ func TestWhatChainedModeJudges(t *testing.T) {
 		"model.layers.1.mlp.gate.aux_loss": true, "loss": true, "lm_head.weight.grad": true,
 		"model.layers.0.mlp.output": false, "model.layers.0.self_attn.q_proj.output": false, "model.layers.1.mlp.gate.logits": false,
 	} {
-		require.Empty(t, tracerOf(tensor.F32, Options{Mode: report.Local}).unjudged(stage), stage)
-		require.Equal(t, judged, tracerOf(tensor.F32, Options{Mode: report.Chained}).unjudged(stage) == "", stage)
-		require.Equal(t, "chained mode has no usable limit in BF16", tracerOf(tensor.BF16, Options{Mode: report.Chained}).unjudged(stage))
+		require.Empty(t, passOf(tensor.F32, Options{Mode: report.Local}).job.unjudged(stage), stage)
+		require.Equal(t, judged, passOf(tensor.F32, Options{Mode: report.Chained}).job.unjudged(stage) == "", stage)
+		require.Equal(t, "chained mode has no usable limit in BF16", passOf(tensor.BF16, Options{Mode: report.Chained}).job.unjudged(stage))
 	}
 }

@@ -16,7 +16,7 @@ const logitsAtOnce = 1 << 23
 
 // logits are the logits of a stage, and the golden ones, of which a block of rows is in memory at once.
 type logits[V any] struct {
-	run   *run
+	job   *job
 	name  string // of the stage
 	width int    // of a row
 	size  int    // rows of a block; the last may have fewer
@@ -27,9 +27,9 @@ type logits[V any] struct {
 
 // newLogits returns the blocks of logits of a shape; nil if they are few enough to be looked at as a whole, or if
 // losses are computed of them.
-func newLogits[V any](r *run, name string, shape []int, part func(first, n int) V) *logits[V] {
-	b := &logits[V]{run: r, name: name, width: shape[2], rows: shape[0] * shape[1], part: part}
-	if b.size = max(1, cmp.Or(r.o.block, logitsAtOnce)/b.width); b.size >= b.rows || r.pack.Manifest.Mode == "train" {
+func newLogits[V any](j *job, name string, shape []int, part func(first, n int) V) *logits[V] {
+	b := &logits[V]{job: j, name: name, width: shape[2], rows: shape[0] * shape[1], part: part}
+	if b.size = max(1, cmp.Or(j.options.block, logitsAtOnce)/b.width); b.size >= b.rows || j.pack.Manifest.Mode == "train" {
 		return nil
 	}
 	b.first = part(0, b.size)
@@ -40,7 +40,7 @@ func newLogits[V any](r *run, name string, shape []int, part func(first, n int) 
 func (b *logits[V]) block(row int) (first int, x V, want []float32, err error) {
 	first = row / b.size * b.size
 	n := min(b.size, b.rows-first)
-	if want, err = b.run.pack.Elements(b.name, first*b.width, n*b.width); err != nil {
+	if want, err = b.job.pack.Elements(b.name, first*b.width, n*b.width); err != nil {
 		return first, x, nil, err
 	}
 	if first == 0 {
@@ -61,30 +61,31 @@ func (b *logits[V]) each(f func(first int, x V, want []float32)) error {
 	return nil
 }
 
-// begin is tracer.begin for b. The golden's rows are read one by one.
-func (b *logits[V]) begin(t *tracer, d tensor.DType) (c report.Check, rows *bounds.Rows, err error) {
-	c = t.check(b.name)
-	shape := []int{t.in.Batch, b.rows / t.in.Batch, b.width}
-	if c.Reason = pack.Misfit(t.pack.Manifest.Tensors[b.name], shape, d); c.Reason != "" {
+// begin is pass.begin for b. The golden's rows are read one by one.
+func (b *logits[V]) begin(d tensor.DType) (c report.Check, rows *bounds.Rows, err error) {
+	j := b.job
+	c = j.check(b.name)
+	shape := []int{j.in.Batch, b.rows / j.in.Batch, b.width}
+	if c.Reason = pack.Misfit(j.pack.Manifest.Tensors[b.name], shape, d); c.Reason != "" {
 		c.Verdict = report.Fail
 		return c, nil, nil
 	}
 	rows = bounds.SelectRowsOf(b.rows, func(i int) []float32 {
-		row, wrong := t.pack.Elements(b.name, i*b.width, b.width)
+		row, wrong := j.pack.Elements(b.name, i*b.width, b.width)
 		if wrong != nil {
 			row, err = make([]float32, b.width), wrong
 		}
 		return row
-	}, pack.PaddedRows(t.m.Config, t.rows, b.name, shape))
-	counted(&c, rows)
+	}, pack.PaddedRows(j.model.Config, j.rows, b.name, shape))
+	countRows(&c, rows)
 	return c, rows, err
 }
 
 // record records what a Comparison of b found.
-func (b *logits[V]) record(t *tracer, c *report.Check, comparison *bounds.Comparison) bounds.Metrics {
+func (b *logits[V]) record(e *evidence, c *report.Check, comparison *bounds.Comparison) bounds.Metrics {
 	m := comparison.Metrics()
 	if record(c, m); m.Scale == 0 {
-		t.zeros = append(t.zeros, b.name)
+		e.zeros = append(e.zeros, b.name)
 	}
 	return m
 }
@@ -106,19 +107,20 @@ func (b *logits[V]) distance(of func(x V, want []float32) func(i int) float64) f
 }
 
 // showLogits is Stage for b, which judge compares with the golden.
-func showLogits[V any](t *tracer, by *attribution[V], b *logits[*V],
+func showLogits[V any](t *pass, by *attribution[V], b *logits[*V],
 	judge func(c *report.Check, rows *bounds.Rows) error) error {
-	has, err := t.golden(b.name)
+	e := t.evidence
+	has, err := e.golden(b.name)
 	if err != nil {
 		return err
 	}
-	if !has || !t.scope.compares(b.name) {
-		if has || t.onPurpose(b.name) {
-			setAside(t, by, b.first)
+	if !has || !t.job.scope.compares(b.name) {
+		if has || t.job.mayLack(b.name) {
+			e.leaveOut(by.weights(b.first)...)
 		}
 		return nil
 	}
-	c, rows, err := b.begin(t, by.numbers(b.first).DType)
+	c, rows, err := b.begin(by.numbers(b.first).DType)
 	if err == nil && c.Verdict == "" {
 		err = judge(&c, rows)
 	}
@@ -126,12 +128,12 @@ func showLogits[V any](t *tracer, by *attribution[V], b *logits[*V],
 		return err
 	}
 	cover(t, c, by, b.first)
-	return t.add(c)
+	return e.add(c)
 }
 
 // StageRows implements model.RowTrace.
 func (t *localTrace) StageRows(name string, shape []int, part func(first, n int) *bounds.Value) (bool, error) {
-	b := newLogits(t.run, name, shape, part)
+	b := newLogits(t.pass.job, name, shape, part)
 	if b == nil {
 		return false, nil
 	}
@@ -140,9 +142,9 @@ func (t *localTrace) StageRows(name string, shape []int, part func(first, n int)
 
 // showLogits is Stage for b.
 func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
-	return showLogits(t.tracer, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
+	return showLogits(t.pass, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
 		x := b.first
-		factor, _ := t.factor(b.name)
+		factor, _ := t.pass.job.factor(b.name)
 		comparison, meter := bounds.NewComparison(rows, b.width, x.DType), bounds.NewMeter(rows, b.width, x.DType, factor)
 		err := b.each(func(first int, x *bounds.Value, want []float32) {
 			comparison.Add(first, x.Values, want)
@@ -151,10 +153,10 @@ func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
 		if err != nil {
 			return err
 		}
-		b.record(t.tracer, c, comparison)
+		b.record(t.pass.evidence, c, comparison)
 		d := meter.Distances()
 		if settle(c, d, rows, t.judgeDistances(c, x, d, rows, "")); c.Verdict == report.Fail {
-			c.Pattern = t.pattern(b.rows, b.width, rows, report.Sigmas,
+			c.Pattern = t.pass.evidence.pattern(b.rows, b.width, rows, report.Sigmas,
 				b.distance(func(x *bounds.Value, want []float32) func(i int) float64 { return deviations(x, want, factor) }))
 		}
 		return nil
@@ -163,19 +165,19 @@ func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
 
 // StageRows implements model.RowTrace.
 func (t *chainedTrace) StageRows(name string, shape []int, part func(first, n int) *model.Activation) (bool, error) {
-	b := newLogits(t.run, name, shape, part)
+	b := newLogits(t.pass.job, name, shape, part)
 	if b == nil {
 		return false, nil
 	}
-	return true, showLogits(t.tracer, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
+	return true, showLogits(t.pass, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
 		comparison := bounds.NewComparison(rows, b.width, b.first.DType)
 		err := b.each(func(first int, a *model.Activation, want []float32) { comparison.Add(first, a.Values, want) })
 		if err != nil {
 			return err
 		}
-		m := b.record(t.tracer, c, comparison)
-		if t.judgeEndToEnd(c, m); c.Verdict == report.Fail {
-			c.Pattern = t.pattern(b.rows, b.width, rows, ofGolden,
+		m := b.record(t.pass.evidence, c, comparison)
+		if t.pass.judgeEndToEnd(c, m); c.Verdict == report.Fail {
+			c.Pattern = t.pass.evidence.pattern(b.rows, b.width, rows, ofGolden,
 				b.distance(func(a *model.Activation, want []float32) func(i int) float64 { return shares(a, want, m.Scale) }))
 		}
 		return nil

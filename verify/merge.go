@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/go-json-experiment/json"
 
@@ -17,7 +17,7 @@ import (
 // Unmergeable returns why a report cannot be joined with others: how it was made, or that it was changed since. nil if
 // it can.
 func Unmergeable(r *report.Report) error {
-	switch again := *r; {
+	switch {
 	case r.Mode != report.Local:
 		return errors.New("made in chained mode, in which each layer begins with what the layers before it gave; " +
 			"verify in local mode")
@@ -30,10 +30,8 @@ func Unmergeable(r *report.Report) error {
 		return errors.New("its shapes, patterns or loads of experts do not fit each other: it was changed")
 	case !isKnown(r):
 		return errors.New("a verdict, or a kind of doubt, is unknown: it was changed, or made by another dsmoe")
-	default:
-		if conclude(&again); !reflect.DeepEqual(&again, r) {
-			return errors.New("its verdict and counts do not follow from its checks: it was changed, or made by another dsmoe")
-		}
+	case !reflect.DeepEqual(conclude(*r), r):
+		return errors.New("its verdict and counts do not follow from its checks: it was changed, or made by another dsmoe")
 	}
 	return nil
 }
@@ -83,63 +81,57 @@ func inWords(v any) string {
 // which reports differ: the checks of each are in the report, and the worse decides. The error names limits that no
 // report applied.
 func Merge(reports []*report.Report) (merged *report.Report, disputed []string, err error) {
-	r := *reports[0]
-	r.Cause, r.Causes, r.Hints, r.Next = nil, []report.Cause{}, []report.Cause{}, nil
-	r.Checks, disputed = joinChecks(reports)
-	r.Places, r.Doubts = joinPlaces(reports), joinDoubts(reports)
-	r.Routing, r.Rounding = joinRouting(reports), joinRounding(reports, r.Checks)
-	r.Free, r.Beside = []string{}, []string{}
-	for _, one := range reports {
-		r.Beside = append(r.Beside, one.Beside...)
-		r.Free = append(r.Free, one.Free...)
-		r.Stopped = r.Stopped || one.Stopped
-		r.Coverage.OutsideForward = min(r.Coverage.OutsideForward, one.Coverage.OutsideForward)
-		r.Coverage.EmbeddingRows = max(r.Coverage.EmbeddingRows, one.Coverage.EmbeddingRows)
-	}
-	slices.Sort(r.Beside)
-	r.Beside = slices.Compact(r.Beside)
-	slices.Sort(r.Free)
-	r.Free = slices.Compact(r.Free)
-	joinScope(&r, reports)
-	conclude(&r)
+	evidence, disputed := union(reports)
+	r := conclude(evidence)
 	for _, one := range reports {
 		if r.FirstDivergence != nil && one.FirstDivergence != nil && *one.FirstDivergence == *r.FirstDivergence {
 			r.Cause, r.Causes, r.Hints, r.Next = one.Cause, one.Causes, one.Hints, one.Next
 			break
 		}
 	}
-	r.OtherFiles = nil
-	for _, one := range reports {
-		r.OtherFiles = append(r.OtherFiles, one.OtherFiles...)
-	}
-	slices.Sort(r.OtherFiles)
-	r.OtherFiles = slices.Compact(r.OtherFiles)
-	r.OtherWeights = otherWeights(&r, slices.ContainsFunc(reports, func(one *report.Report) bool {
+	r.OtherWeights = otherWeights(r, slices.ContainsFunc(reports, func(one *report.Report) bool {
 		return one.OtherWeights == otherRun
 	}))
 	if r.Next != nil {
 		r.Next = nextOf(r.Next.Weights, r.OtherWeights != "")
 	}
 	if !r.Fits() {
-		return &r, disputed, errors.New("the loads of experts in these reports do not fit each other: one was changed")
+		return r, disputed, errors.New("the loads of experts in these reports do not fit each other: one was changed")
 	}
-	return &r, disputed, unusedLimits(r.Options.Limits, r.Checks)
+	return r, disputed, unusedLimits(r.Options.Limits, r.Checks)
 }
 
-// order is the place of a tensor, or of a sentence that begins with it, in a model of so many layers.
-func order(name string, layers int) int {
-	s := pack.Parse(strings.TrimPrefix(name, `"`))
-	switch {
-	case s.Layer >= layers:
-		return layers + 1 + s.Layer // prediction layers follow the head
-	case s.Layer >= 0:
-		return s.Layer
-	case strings.HasPrefix(s.Name, "model.embed_tokens"):
-		return -2
-	case s.IsTable():
-		return -1
+// union joins what the reports show, without what follows from it, and returns the tensors that have several checks.
+func union(reports []*report.Report) (r report.Report, disputed []string) {
+	r = *reports[0]
+	r.Cause, r.Causes, r.Hints, r.Next = nil, []report.Cause{}, []report.Cause{}, nil
+	r.Checks, disputed = joinChecks(reports)
+	r.Places, r.Doubts = joinPlaces(reports), joinDoubts(reports)
+	r.Routing, r.Rounding = joinRouting(reports), joinRounding(reports, r.Checks)
+	for _, one := range reports {
+		r.Stopped = r.Stopped || one.Stopped
+		r.Coverage.OutsideForward = min(r.Coverage.OutsideForward, one.Coverage.OutsideForward)
+		r.Coverage.EmbeddingRows = max(r.Coverage.EmbeddingRows, one.Coverage.EmbeddingRows)
 	}
-	return layers
+	r.Beside = append([]string{}, joinStrings(reports, func(r *report.Report) []string { return r.Beside })...)
+	r.Free = append([]string{}, joinStrings(reports, func(r *report.Report) []string { return r.Free })...)
+	r.OtherFiles = joinStrings(reports, func(r *report.Report) []string { return r.OtherFiles })
+	joinScope(&r, reports)
+	return r, disputed
+}
+
+// joinStrings returns the strings of all reports, sorted, each once.
+func joinStrings(reports []*report.Report, of func(*report.Report) []string) (list []string) {
+	for _, r := range reports {
+		list = append(list, of(r)...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// compareOrder compares the places of two tensors in a model of so many layers; all behind these are prediction layers.
+func compareOrder(a, b string, layers int) int {
+	return cmp.Compare(modelOrder(a, layers, math.MaxInt), modelOrder(b, layers, math.MaxInt))
 }
 
 // inModelOrder returns each of the names once.
@@ -149,7 +141,7 @@ func inModelOrder(names []string, layers int) (list []string) {
 			list = append(list, name)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b string) int { return cmp.Compare(order(a, layers), order(b, layers)) })
+	slices.SortStableFunc(list, func(a, b string) int { return compareOrder(a, b, layers) })
 	return list
 }
 
@@ -172,7 +164,7 @@ func joinChecks(reports []*report.Report) (checks []report.Check, disputed []str
 		}
 	}
 	slices.SortStableFunc(checks, func(a, b report.Check) int {
-		return cmp.Compare(order(a.Tensor, layers), order(b.Tensor, layers))
+		return compareOrder(a.Tensor, b.Tensor, layers)
 	})
 	first := slices.IndexFunc(checks, func(c report.Check) bool { return c.Verdict == report.Fail })
 	drawn := slices.IndexFunc(checks, func(c report.Check) bool { return c.Pattern != nil })
@@ -269,9 +261,7 @@ func joinRouting(reports []*report.Report) report.Routing {
 			if slices.ContainsFunc(r.Layers, func(known report.LayerRouting) bool { return known.Layer == l.Layer }) {
 				continue
 			}
-			r.Layers = append(r.Layers, l)
-			r.Choices, r.Pinned, r.Mismatches = r.Choices+l.Choices, r.Pinned+l.Pinned, r.Mismatches+l.Mismatches
-			r.ExactTies, r.NearTies = r.ExactTies+l.ExactTies, r.NearTies+l.NearTies
+			addLayer(&r, l)
 			for _, b := range one.Routing.Biases {
 				if b.Layer == l.Layer {
 					r.Biases = append(r.Biases, b)
@@ -280,10 +270,10 @@ func joinRouting(reports []*report.Report) report.Routing {
 		}
 	}
 	slices.SortStableFunc(r.Layers, func(a, b report.LayerRouting) int {
-		return cmp.Compare(order(a.Layer, of), order(b.Layer, of))
+		return compareOrder(a.Layer, b.Layer, of)
 	})
 	slices.SortStableFunc(r.Biases, func(a, b report.BiasPins) int {
-		return cmp.Compare(order(a.Layer, of), order(b.Layer, of))
+		return compareOrder(a.Layer, b.Layer, of)
 	})
 	return r
 }
@@ -300,13 +290,16 @@ func joinRounding(reports []*report.Report, checks []report.Check) *report.Round
 				Experts: ranked(checks, true)}
 		}
 		x.Weights = max(x.Weights, r.Rounding.Weights)
-		x.Operations = append(x.Operations, r.Rounding.Operations...)
 		x.Stages = append(x.Stages, r.Rounding.Stages...)
 		x.Error, x.Allowed = larger(x.Error, r.Rounding.Error), larger(x.Allowed, r.Rounding.Allowed)
 	}
 	if x != nil {
-		slices.Sort(x.Operations)
-		x.Operations = slices.Compact(x.Operations)
+		x.Operations = append(x.Operations, joinStrings(reports, func(r *report.Report) []string {
+			if r.Rounding == nil {
+				return nil
+			}
+			return r.Rounding.Operations
+		})...)
 		x.Stages = append([]string{}, inModelOrder(x.Stages, reports[0].Scope.Of)...)
 	}
 	return x

@@ -12,21 +12,27 @@ import (
 )
 
 // advise adds to the report of a failure what shows that the pack is of other weights, and what to do without a cause.
-func (t outcome) advise(r *report.Report) (err error) {
+func advise(e *evidence, r *report.Report) (err error) {
 	if r.Verdict != report.Fail {
 		return nil
 	}
 	same := false
-	if t.o.OtherFiles != nil {
-		r.OtherFiles, same, err = t.o.OtherFiles()
+	if e.job.options.OtherFiles != nil {
+		r.OtherFiles, same, err = e.job.options.OtherFiles()
 	}
 	r.OtherWeights = otherWeights(r, same)
-	names, known := t.behind[*r.FirstDivergence]
-	if r.Cause != nil || r.Mode != report.Local || !known {
+	weights, ran := e.behind[*r.FirstDivergence]
+	if r.Cause != nil || r.Mode != report.Local || !ran {
 		return err
 	}
 	first := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == *r.FirstDivergence })]
-	r.Next = nextOf(t.ofExperts(names, slices.Concat(first.Experts, first.ExpertOneOf)), r.OtherWeights != "")
+	names, experts := []string{}, slices.Concat(first.Experts, first.ExpertOneOf)
+	for _, name := range weights {
+		if w := e.job.weights.Find(name); len(experts) == 0 || w != nil && slices.Contains(experts, w.Expert) {
+			names = append(names, name)
+		}
+	}
+	r.Next = nextOf(names, r.OtherWeights != "")
 	return err
 }
 
@@ -46,17 +52,6 @@ func nextOf(names []string, others bool) *report.Next {
 		}
 	}
 	return n
-}
-
-// ofExperts returns the weights of these experts among names; all of them without experts.
-func (t outcome) ofExperts(names []string, experts []int) []string {
-	list := []string{}
-	for _, name := range names {
-		if w := t.set.Find(name); len(experts) == 0 || w != nil && slices.Contains(experts, w.Expert) {
-			list = append(list, name)
-		}
-	}
-	return list
 }
 
 // globsOf returns globs that match the weights: of the module of one layer that has them all, or of each one's module.

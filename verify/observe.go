@@ -34,33 +34,33 @@ func usual(form string) []string {
 
 // observe looks for roundings that an engine does not declare, in the first layer with a stage that fails, and in others
 // that fail with what was found. It returns the run with these roundings reproduced.
-func (t outcome) observe(ctx context.Context, r *report.Report) (outcome, *report.Report, error) {
-	if !t.pack.IsTrace() {
-		return t, r, nil
+func observe(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
+	if !e.job.pack.IsTrace() {
+		return e, r, nil
 	}
-	for looked := map[int]bool{}; r.Verdict == report.Fail; {
+	for observed := map[int]bool{}; r.Verdict == report.Fail; {
 		layer := pack.Parse(*r.FirstDivergence).Layer
-		if looked[layer] {
+		if observed[layer] {
 			break
 		}
-		looked[layer] = true
-		how, err := t.observeIn(ctx, layer, r)
-		if err != nil || how == t.how {
-			return t, r, err
+		observed[layer] = true
+		engine, err := observeLayer(ctx, e, layer, r)
+		if err != nil || engine == e.job.engine {
+			return e, r, err
 		}
-		again := *t.run
-		again.how = how
-		if t, err = again.verify(ctx); err != nil {
-			return t, r, err
+		again := *e.job
+		again.engine = engine
+		if e, err = again.gather(ctx); err != nil {
+			return e, r, err
 		}
-		r = t.report()
+		r = conclude(e.project())
 	}
-	return t, r, nil
+	return e, r, nil
 }
 
-// observeIn returns the arithmetic with which fewest stages of a layer, -1 for the head, fail.
-func (t outcome) observeIn(ctx context.Context, layer int, r *report.Report) (*pack.Arithmetic, error) {
-	o := *t.o
+// observeLayer returns the arithmetic with which fewest stages of a layer, -1 for the head, fail.
+func observeLayer(ctx context.Context, e *evidence, layer int, r *report.Report) (*pack.Arithmetic, error) {
+	o := *e.job.options
 	o.Progress, o.FailFast, o.Part = nil, false, nil
 	failing, forms := map[string]bool{}, []string{}
 	for _, c := range r.Checks {
@@ -68,25 +68,26 @@ func (t outcome) observeIn(ctx context.Context, layer int, r *report.Report) (*p
 			continue
 		}
 		failing[c.Tensor] = true
-		for _, w := range t.behind[c.Tensor] {
-			forms = append(forms, t.forms(w)...)
+		for _, w := range e.behind[c.Tensor] {
+			forms = append(forms, e.job.forms(w)...)
 		}
 	}
 	slices.Sort(forms)
+	forms = slices.Compact(forms)
 	if o.Layers = (text.Spans{{layer, layer}}); layer < 0 {
 		o.Layers, o.Stages = nil, slices.Sorted(maps.Keys(failing))
 	}
-	s, err := newScope(t.m.Config, t.pack, &o)
+	s, err := newScope(e.job.model.Config, e.job.pack, &o)
 	if err != nil {
 		return nil, err
 	}
-	part := *t.run
-	part.o, part.scope = &o, s
-	best, least := t.how, len(failing)
+	part := *e.job
+	part.options, part.scope = &o, s
+	best, least := e.job.engine, len(failing)
 	for improved := true; improved && least > 0; {
 		improved = false
-		for _, part.how = range candidates(best, slices.Compact(forms)) {
-			found, err := part.verify(ctx)
+		for _, part.engine = range candidates(best, forms) {
+			found, err := part.gather(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -97,7 +98,7 @@ func (t outcome) observeIn(ctx context.Context, layer int, r *report.Report) (*p
 				}
 			}
 			if n < least {
-				best, least, improved = part.how, n, true
+				best, least, improved = part.engine, n, true
 			}
 		}
 	}

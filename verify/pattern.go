@@ -41,16 +41,11 @@ func shares(a *model.Activation, want []float32, scale float64) func(i int) floa
 	}
 }
 
-// metricPattern is the pattern of a stage that is held to Metrics.
-func (t *tracer) metricPattern(a *model.Activation, want []float32, rows *bounds.Rows) *report.Pattern {
-	return t.pattern(a.Rows(), a.Width(), rows, ofGolden, shares(a, want, bounds.RMS(rows.Gather(want, a.Width()))))
-}
-
 // pattern keeps the largest distance in each cell of a stage [height, width], rows that are not compared being 0; nil
 // if another check has a pattern. It asks for the distances in the elements' order.
-func (t *tracer) pattern(height, width int, compared *bounds.Rows, unit string,
+func (e *evidence) pattern(height, width int, compared *bounds.Rows, unit string,
 	distance func(i int) float64) *report.Pattern {
-	if slices.ContainsFunc(t.checks, func(c report.Check) bool { return c.Pattern != nil }) {
+	if slices.ContainsFunc(e.checks, func(c report.Check) bool { return c.Pattern != nil }) {
 		return nil
 	}
 	steps := func(n, most int) (size, count int) {
@@ -86,8 +81,8 @@ func (t *tracer) pattern(height, width int, compared *bounds.Rows, unit string,
 			p.Padding = append(p.Padding, i)
 		}
 	}
-	if t.in.Batch > 1 && height == t.in.Batch*t.in.Seq {
-		p.Seq = t.in.Seq
+	if e.job.in.Batch > 1 && height == e.job.in.Batch*e.job.in.Seq {
+		p.Seq = e.job.in.Seq
 	}
 	return p
 }

@@ -17,10 +17,10 @@ import (
 // have fewer.
 func TestPatternIsCoarse(t *testing.T) {
 	a := &model.Activation{Shape: []int{3, 33, 130}, Values: make([]float32, 3*33*130), DType: tensor.F32}
-	tr := tracerOf(tensor.F32, Options{})
-	tr.in = &model.Input{Batch: 3, Seq: 33}
+	tr := passOf(tensor.F32, Options{})
+	tr.job.in = &model.Input{Batch: 3, Seq: 33}
 	all := bounds.SelectRows(a.Values, 130, nil)
-	p := tr.pattern(a.Rows(), a.Width(), all, "σ", func(i int) float64 {
+	p := tr.evidence.pattern(a.Rows(), a.Width(), all, "σ", func(i int) float64 {
 		switch row, column := i/130, i%130; {
 		case row == 98 && column == 129:
 			return 7
@@ -42,28 +42,29 @@ func TestPatternIsCoarse(t *testing.T) {
 	require.Equal(t, 33, p.Seq)
 	require.Nil(t, p.Padding)
 
-	tr.checks = []report.Check{{Pattern: p}}
-	require.Nil(t, tr.pattern(a.Rows(), a.Width(), all, "σ", nil), "one is enough")
+	tr.evidence.checks = []report.Check{{Pattern: p}}
+	require.Nil(t, tr.evidence.pattern(a.Rows(), a.Width(), all, "σ", nil), "one is enough")
 }
 
 // TestPatternsSayWhatTheLimitsSay: exact values that differ, and those that are not finite,
 // are infinitely far.
 func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
-	tr := tracerOf(tensor.F32, Options{})
-	tr.in = &model.Input{Batch: 1, Seq: 2}
+	tr := passOf(tensor.F32, Options{})
+	tr.job.in = &model.Input{Batch: 1, Seq: 2}
 	// The reals that round to the golden end half a unit in the last place, 2 u, before it.
 	nan := float32(math.NaN())
 	scores := &model.Activation{Shape: []int{1, 4}, Values: []float32{1, 2, 3, nan}, DType: tensor.F32}
 	x := bounds.WithErrors(scores, func(i int) float64 { return []float64{0, 0, bounds.Unit, bounds.Unit}[i] })
 	want := []float32{1, 2.5, 3 + 4*0x1p-22, 4}
-	p := tr.pattern(x.Rows(), x.Width(), bounds.SelectRows(want, x.Width(), nil), report.Sigmas, deviations(x, want, 1))
+	p := tr.evidence.pattern(x.Rows(), x.Width(), bounds.SelectRows(want, x.Width(), nil), report.Sigmas, deviations(x, want, 1))
 	require.Equal(t, 0.0, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, 14.0, *p.Cells[0][2])
 	require.Nil(t, p.Cells[0][3])
 
 	want = []float32{4, 4, 4, 4}
-	p = tr.metricPattern(&model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}, want, bounds.SelectRows(want, 2, pack.Padding{false, true}))
+	y := &model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}
+	p = tr.evidence.pattern(2, 2, bounds.SelectRows(want, 2, pack.Padding{false, true}), ofGolden, shares(y, want, 4))
 	require.Equal(t, 0.25, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, []float64{0, 0}, []float64{*p.Cells[1][0], *p.Cells[1][1]}, "padding")

@@ -15,7 +15,7 @@ import (
 
 // pinBias notes with which other biases the golden's choices of k experts, want, are the same. Biases that the
 // choices do not tell from zero, or from twice as much, are not pinned.
-func (t *tracer) pinBias(p *report.BiasPins, g *model.MoEGate, want []int, k int, padded pack.Padding) {
+func (t *pass) pinBias(p *report.BiasPins, g *model.MoEGate, want []int, k int, padded pack.Padding) {
 	if t.rechoose == nil {
 		return
 	}
@@ -25,26 +25,21 @@ func (t *tracer) pinBias(p *report.BiasPins, g *model.MoEGate, want []int, k int
 	}{{report.WithoutBias, 0}, {report.TwiceTheBias, 2}} {
 		scaled := *g
 		scaled.EScoreCorrectionBias = multiplied(&g.EScoreCorrectionBias, other.by)
-		t.rechoose(t.m.Config, &scaled, func(c *choice) {
+		t.rechoose(t.job.model.Config, &scaled, func(c *choice) {
 			if sameChoices(c, want, k, padded) {
 				p.Same = append(p.Same, other.name)
 			}
 		})
 	}
 	if len(p.Same) > 0 {
-		t.unpinned[g.EScoreCorrectionBias.Name] = struct{}{}
+		t.evidence.unpinned[g.EScoreCorrectionBias.Name] = struct{}{}
 	}
 }
 
-// leaveUndecided notes that what decides a gate's choices was not checked: the golden's choices took their place.
-func (t *tracer) leaveUndecided(g *model.MoEGate) {
-	decides := []string{g.EScoreCorrectionBias.Name}
-	if g.TID2EID != nil {
-		decides = append(decides, g.TID2EID.Name)
-	}
-	for _, name := range decides {
-		t.leftOut[name], t.unpinned[name] = struct{}{}, struct{}{}
-	}
+// leaveUndecided notes a weight that decides a gate's choices, which are not checked.
+func (t *pass) leaveUndecided(name string) {
+	t.evidence.leaveOut(name)
+	t.evidence.unpinned[name] = struct{}{}
 }
 
 // sameChoices reports whether rounding explains all differences of a choice from the golden's of k experts, want.
@@ -70,16 +65,18 @@ func multiplied(w *model.Weight, by float32) model.Weight {
 
 // tellGroups notes whether other numbers of groups would choose other experts than the golden's k, of which so many are
 // wrong already.
-func (t *tracer) tellGroups(layer, wrong int, want []int, k int, padded pack.Padding) {
+func (t *pass) tellGroups(layer, wrong int, want []int, k int, padded pack.Padding) {
 	if t.rechoose == nil {
 		return
 	}
-	for _, key := range groupKeys(t.m.Config) {
+	for _, key := range groupKeys(t.job.model.Config) {
 		for _, by := range halfAndTwice {
-			at := tell{layer, key, by}
-			t.told[at] = true // of numbers that the reference does not run with, or of choices that differ
-			if other := otherGroupCount(t.m.Config, key, by); wrong == 0 && other != nil {
-				t.rechoose(other, &t.m.Layer(layer).MoE.Gate, func(c *choice) { t.told[at] = !sameChoices(c, want, k, padded) })
+			differ := true // also where the reference does not run with the number, or where choices differ already
+			if other := otherGroupCount(t.job.model.Config, key, by); wrong == 0 && other != nil {
+				t.rechoose(other, &t.job.model.Layer(layer).MoE.Gate, func(c *choice) { differ = !sameChoices(c, want, k, padded) })
+			}
+			if differ {
+				t.evidence.tells[tell{layer, key, by}] = true
 			}
 		}
 	}

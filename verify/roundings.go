@@ -19,8 +19,8 @@ import (
 // roundings asks whoever knows, and gives stored tensors the names of the table. What is
 // cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
 // were rounded whoever made them, and are known without being asked for.
-func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded bounds.Roundings, err error) {
-	if t.o.Mode != report.Local || t.pack.IsTrace() { // whose weights these are
+func (j *job) roundings(by func() (map[string]tensor.Rounding, error)) (rounded bounds.Roundings, err error) {
+	if j.options.Mode != report.Local || j.pack.IsTrace() { // whose weights these are
 		return nil, nil
 	}
 	var stored map[string]tensor.Rounding
@@ -28,27 +28,27 @@ func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 		stored, err = by()
 	}
 	rounded = bounds.Roundings{}
-	for _, w := range t.set.All() {
+	for _, w := range j.weights.All() {
 		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16 || w.Scaled()
-		switch from := t.decodedFrom(w); {
+		switch from := j.decodedFrom(w); {
 		case from != "":
 			rounded[w.Name] = bounds.AllRounded("quantise " + from)
 		case w.DType.Blocked():
 			rounded[w.Name] = bounds.AllRounded("quantise " + w.DType.String())
-		case how.By != "" && narrow && w.DType != t.pack.DType:
+		case how.By != "" && narrow && w.DType != j.pack.DType:
 			rounded[w.Name] = how
 		}
 	}
 	return rounded, err
 }
 
-// repacked reports whether the blocks of a weight hold the reference's own numbers, as those that FP4 was repacked to:
+// isExact reports whether the blocks of a weight hold the reference's own numbers, as those that FP4 was repacked to:
 // every stage behind it passed without an error of the weight.
-func (t outcome) repacked(name string) bool {
-	w := t.set.Find(name)
-	_, exercised := t.exercised[name]
-	_, failed := t.failed[name]
-	return exercised && !failed && (w.DType.Blocked() || t.decodedFrom(w) != "")
+func (e *evidence) isExact(name string) bool {
+	w := e.job.weights.Find(name)
+	_, exercised := e.exercised[name]
+	_, failed := e.failed[name]
+	return exercised && !failed && (w.DType.Blocked() || e.job.decodedFrom(w) != "")
 }
 
 // explain compares the report with the one in which weights are taken as they are.
@@ -102,6 +102,7 @@ func ranked(checks []report.Check, experts bool) []report.RankedError {
 	return all
 }
 
+// larger returns the larger of two numbers; nil is none.
 func larger(a, b *float64) *float64 {
 	if a == nil || b != nil && *b > *a {
 		return b
@@ -110,33 +111,34 @@ func larger(a, b *float64) *float64 {
 }
 
 // decodedFrom returns the dtypes that a weight is decoded from.
-func (t *run) decodedFrom(w *weights.Weight) string {
-	if t.o.Decoded == nil {
+func (j *job) decodedFrom(w *weights.Weight) string {
+	if j.options.Decoded == nil {
 		return ""
 	}
-	return t.o.Decoded.DecodedFrom(w.Stored)
+	return j.options.Decoded.DecodedFrom(w.Stored)
 }
 
 // decodedSteps returns the half steps of a weight of the table that is decoded, nil of others.
 // An error ends the run.
-func (t *tracer) decodedSteps(name string) []float32 {
-	w := t.set.Find(name)
-	if t.decodedFrom(w) == "" {
+func (t *pass) decodedSteps(name string) []float32 {
+	w := t.job.weights.Find(name)
+	if t.job.decodedFrom(w) == "" {
 		return nil
 	}
-	steps, err := t.o.Decoded.HalfSteps(w.Stored)
-	if err != nil && t.stepsErr == nil {
-		t.stepsErr = err
+	steps, err := t.job.options.Decoded.HalfSteps(w.Stored)
+	if err != nil && t.evidence.stepsErr == nil {
+		t.evidence.stepsErr = err
 	}
 	return steps
 }
 
 // analysis returns the error analysis for the reference's torch.
-func (t *tracer) analysis(o model.Options, rounded bounds.Roundings) *bounds.Analysis {
-	a, ref := bounds.NewAnalysis(o, rounded), &t.pack.Manifest.Reference
-	fused := ref.Attention == pack.Sdpa || t.how != nil && len(t.how.Attention) > 0 && t.how.Attention[0] != pack.Eager
+func (t *pass) analysis(o model.Options) *bounds.Analysis {
+	j := t.job
+	a, ref, engine := bounds.NewAnalysis(o, j.rounded), &j.pack.Manifest.Reference, j.engine
+	fused := ref.Attention == pack.Sdpa || engine != nil && len(engine.Attention) > 0 && engine.Attention[0] != pack.Eager
 	a.SetReference(ref.Threads, fused)
-	if t.o.Decoded != nil && !t.pack.IsTrace() {
+	if j.options.Decoded != nil && !j.pack.IsTrace() {
 		a.Decoded = t.decodedSteps
 	}
 	return a

@@ -15,97 +15,68 @@ import (
 // topK compares the experts chosen with the golden's, as sets per token, and puts
 // the golden's in their place, so that a difference is found once and the weights
 // pair up by expert.
-func (t *tracer) topK(name string, ours *choice) error {
-	s := pack.Parse(name)
+func (t *pass) topK(name string, ours *choice) error {
+	j, s := t.job, pack.Parse(name)
 	if s.OfIndexer() == pack.IndexerTopK {
 		return t.topKeys(name, ours)
 	}
 	t.chosen = ours.Idx // what the pass goes on with
-	if has, err := t.golden(name); err != nil || !has {
+	if has, err := t.evidence.golden(name); err != nil || !has {
 		return err
 	}
-	if !t.scope.compares(name) {
-		t.leaveUndecided(&t.m.Layer(s.Layer).MoE.Gate)
+	if !j.scope.compares(name) { // what decides the choices is not checked: the golden's take their place
+		gate := &j.model.Layer(s.Layer).MoE.Gate
+		t.leaveUndecided(gate.EScoreCorrectionBias.Name)
+		if gate.TID2EID != nil {
+			t.leaveUndecided(gate.TID2EID.Name)
+		}
 		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
 	}
-	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.rows, ours.Scores.Rows())
-	e := t.pack.Manifest.Tensors[name]
-	c := report.Check{Tensor: name, Verdict: report.Fail, DType: e.DType.String(), Shape: e.Shape}
-	if c.Reason = pack.Misfit(e, []int{ours.Scores.Rows(), k}, tensor.I64); c.Reason == "" {
-		want, err := t.pack.Ints(name)
+	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(j.rows, ours.Scores.Rows())
+	c := j.check(name)
+	c.Verdict = report.Fail
+	c.Reason = pack.Misfit(j.pack.Manifest.Tensors[name], []int{ours.Scores.Rows(), k}, tensor.I64)
+	if c.Reason == "" {
+		want, err := j.pack.Ints(name)
 		if err != nil {
 			return err
 		}
 		c.Padding = padded.Count()
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
-			before := t.routing
-			wrong := t.compareTopK(&c, ours, want, k, padded)
-			addLayer(&t.routing, before, report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", s.Layer),
-				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded),
-				TableRows: t.tableRows(ours), Wrong: wrong})
+			addLayer(&t.evidence.routing, t.compareTopK(&c, ours, want, k, padded))
 			copy(ours.Idx, want)
 		}
 	}
-	return t.add(c)
+	return t.evidence.add(c)
 }
 
-// choose puts the golden's choice of experts in idx, if it is one.
-func (t *tracer) choose(name string, idx []int, tokens, experts int, repeats bool) error {
+// choose puts the golden's choice of experts in idx, if the pack has one.
+func (t *pass) choose(name string, idx []int, tokens, experts int, repeats bool) error {
 	k := len(idx) / tokens
-	if pack.Misfit(t.pack.Manifest.Tensors[name], []int{tokens, k}, tensor.I64) != "" {
+	if pack.Misfit(t.job.pack.Manifest.Tensors[name], []int{tokens, k}, tensor.I64) != "" {
 		return nil
 	}
-	want, err := t.pack.Ints(name)
+	want, err := t.job.pack.Ints(name)
 	if err == nil && notExperts(want, k, experts, repeats) == "" {
 		copy(idx, want)
 	}
 	return err
 }
 
-// tableRows counts the rows of a table of experts that the tokens read.
-func (t *tracer) tableRows(ours *choice) int {
-	if ours.Table == nil {
-		return 0
-	}
-	return distinctTokens(t.rows)
-}
-
-// addLayer adds a layer with the counts since before.
-func addLayer(r *report.Routing, before report.Routing, l report.LayerRouting) {
-	l.Choices, l.Pinned, l.Mismatches = r.Choices-before.Choices, r.Pinned-before.Pinned, r.Mismatches-before.Mismatches
-	l.ExactTies, l.NearTies = r.ExactTies-before.ExactTies, r.NearTies-before.NearTies
+// addLayer adds the choices of a layer.
+func addLayer(r *report.Routing, l report.LayerRouting) {
 	r.Layers = append(r.Layers, l)
-}
-
-// common counts the experts that two choices of k for each token have in common, without
-// padding.
-func common(a, b []int, k int, padded pack.Padding) (n int) {
-	for i, e := range a {
-		if !padded.Has(i/k) && slices.Contains(b[i/k*k:i/k*k+k], e) {
-			n++
-		}
-	}
-	return n
-}
-
-// loads counts how often tokens other than padding chose each expert, k of them each.
-func loads(chosen []int, k, experts int, padded pack.Padding) []int {
-	load := make([]int, experts)
-	for i, e := range chosen {
-		if !padded.Has(i / k) {
-			load[e]++
-		}
-	}
-	return load
+	r.Choices, r.Pinned, r.Mismatches = r.Choices+l.Choices, r.Pinned+l.Pinned, r.Mismatches+l.Mismatches
+	r.ExactTies, r.NearTies = r.ExactTies+l.ExactTies, r.NearTies+l.NearTies
 }
 
 // markReached records the experts whose output shows for some token other than padding, given the
 // weights of those last chosen.
-func (t *tracer) markReached(layer int, weights *model.Activation) {
-	padded := pack.PaddedTokens(t.rows, weights.Rows())
-	for slot, e := range t.chosen {
+func (t *pass) markReached(layer int, weights *model.Activation) {
+	padded := pack.PaddedTokens(t.job.rows, weights.Rows())
+	for slot, number := range t.chosen {
 		if contributes(weights, padded, slot) {
-			addExpert(t.reached, layer, e)
+			t.evidence.reached[expert{layer, number}] = true
 		}
 	}
 }
@@ -136,17 +107,27 @@ func notExperts(ids []int, k, experts int, repeats bool) string {
 }
 
 // compareTopK counts the golden's choices that are not ours by what excuses them, and those
-// that no rounding could change. Padding does not count. It returns the tokens with a choice that nothing excuses.
-func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, padded pack.Padding) (rows map[int]bool) {
-	rows = map[int]bool{}
-	wrong, tokens := 0, ours.Scores.Rows()-c.Padding
+// that no rounding could change. Padding does not count.
+func (t *pass) compareTopK(c *report.Check, ours *choice, want []int, k int, padded pack.Padding) report.LayerRouting {
+	j, tokens := t.job, ours.Scores.Rows()-c.Padding
+	l := report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", c.Layer()), Choices: tokens * k,
+		Load: make([]int, ours.Scores.Width()), Wrong: map[int]bool{}}
+	if ours.Table != nil {
+		l.TableRows = distinctTokens(j.rows)
+	}
 	for row := range ours.Scores.Rows() {
 		if padded.Has(row) {
 			continue
 		}
 		theirs := want[row*k : (row+1)*k]
+		for i, e := range theirs {
+			l.Load[e]++
+			if slices.Contains(theirs, ours.Idx[row*k+i]) {
+				l.Same++
+			}
+		}
 		found := compareRow(ours, theirs, row)
-		if len(found.wrong) > 0 && wrong == 0 {
+		if len(found.wrong) > 0 && l.Mismatches == 0 {
 			place := slices.Index(theirs, found.wrong[0])
 			for ours.Table != nil && theirs[place] == found.ours[place] { // the table lists it, too, elsewhere
 				place++
@@ -155,44 +136,46 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 			c.Gap = gapOf(ours, theirs, row, found.wrong[0])
 			c.Want, c.Got = fmt.Sprintf("expert %d", found.wrong[0]), fmt.Sprintf("experts %v", found.ours)
 		}
-		if wrong += len(found.wrong); len(found.wrong) > 0 {
-			rows[row] = true
+		if l.Mismatches += len(found.wrong); len(found.wrong) > 0 {
+			l.Wrong[row] = true
 		}
-		t.routing.ExactTies += found.exactTies
-		t.routing.NearTies += found.nearTies
-		t.routing.Pinned += pinned(ours, row, k)
+		l.ExactTies, l.NearTies = l.ExactTies+found.exactTies, l.NearTies+found.nearTies
+		l.Pinned += pinned(ours, row, k)
 	}
-	if layer := t.m.Layer(c.Layer()); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
+	if layer := j.model.Layer(c.Layer()); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
 		pins := biasPins(c.Layer(), ours, want, k, padded)
-		if wrong == 0 {
+		if l.Mismatches == 0 {
 			t.pinBias(&pins, &layer.MoE.Gate, want, k, padded)
 		}
-		t.routing.Biases = append(t.routing.Biases, pins)
+		t.evidence.routing.Biases = append(t.evidence.routing.Biases, pins)
 	}
 	if ours.Groups != nil {
-		t.tellGroups(c.Layer(), wrong, want, k, padded)
+		t.tellGroups(c.Layer(), l.Mismatches, want, k, padded)
 	}
-	t.routing.Choices += tokens * k
-	t.routing.Mismatches += wrong
 	skip := ""
-	if t.o.Mode == report.Chained && t.pack.DType != tensor.F32 {
-		skip = t.unjudged(c.Tensor)
+	if j.options.Mode == report.Chained && j.pack.DType != tensor.F32 {
+		skip = j.unjudged(c.Tensor)
 	}
+	if judgeChoices(c, tokens, l.Mismatches, skip, "expert"); c.Verdict == report.Fail && ours.Table != nil {
+		c.Reason = fmt.Sprintf("%s of another expert than %s lists for the token", text.Plural(l.Mismatches, "choice"),
+			ours.Table.Name)
+	}
+	return l
+}
+
+// judgeChoices sets the verdict of choices of experts or keys; skip, unless empty, is the reason not to judge.
+func judgeChoices(c *report.Check, rows, wrong int, skip, chosen string) {
 	switch {
-	case tokens == 0:
+	case rows == 0:
 		c.Verdict, c.Reason = report.Skipped, allPadding
 	case skip != "":
 		c.Verdict, c.Reason = report.Skipped, skip
 	case wrong > 0:
-		c.Reason = text.Plural(wrong, "choice") + " of another expert, where rounding does not explain it"
-		if ours.Table != nil {
-			c.Reason = fmt.Sprintf("%s of another expert than %s lists for the token", text.Plural(wrong, "choice"), ours.Table.Name)
-		}
+		c.Reason = fmt.Sprintf("%s of another %s, where rounding does not explain it", text.Plural(wrong, "choice"), chosen)
 		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
 	default:
 		c.Verdict = report.Pass
 	}
-	return rows
 }
 
 // biasPins says how far the golden's choices pin the bias of each expert: an expert that was

@@ -24,29 +24,29 @@ import (
 // scan looks for NaNs and infinities in weights that no product used whole: experts that no token reached, rows
 // of the embedding, prediction layers that were not run. A NaN in another weight would show in a stage. Weights
 // of parts that are not run are not read.
-func (t outcome) scan(ctx context.Context) error {
-	all := t.unread()
+func (e *evidence) scan(ctx context.Context) error {
+	all := e.unread()
 	found := make([]string, len(all))
 	g, ctx := errgroup.WithContext(ctx)
-	if g.SetLimit(t.o.Parallelism); t.o.Parallelism == 0 {
+	if g.SetLimit(e.job.options.Parallelism); e.job.options.Parallelism == 0 {
 		g.SetLimit(runtime.GOMAXPROCS(0))
 	}
 	for i, w := range all {
 		g.Go(func() (err error) {
-			found[i], err = t.notFiniteIn(ctx, w)
+			found[i], err = e.job.notFiniteIn(ctx, w)
 			return err
 		})
 	}
 	err := g.Wait()
-	t.notFinite = slices.DeleteFunc(found, func(where string) bool { return where == "" })
+	e.notFinite = slices.DeleteFunc(found, func(where string) bool { return where == "" })
 	return err
 }
 
 // unread lists the weights of the table that no product has shown whole, and their scales.
-func (t outcome) unread() (all []*weights.Weight) {
-	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
-		w := t.set.Find(s.Name)
-		if _, used := t.exercised[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Row.LookedUp() {
+func (e *evidence) unread() (all []*weights.Weight) {
+	for s := range table.FamilyOf(e.job.model.Config).Required(e.job.model.Config, e.job.weights.Has) {
+		w := e.job.weights.Find(s.Name)
+		if _, used := e.exercised[s.Name]; w == nil || !e.job.scope.reads(s) || used && !s.Row.LookedUp() {
 			continue
 		}
 		all = append(append(all, w), w.Sides()...)
@@ -55,9 +55,9 @@ func (t outcome) unread() (all []*weights.Weight) {
 }
 
 // notFiniteIn locates a NaN or an infinity in a weight; empty if there is none.
-func (t *run) notFiniteIn(ctx context.Context, w *weights.Weight) (where string, err error) {
+func (j *job) notFiniteIn(ctx context.Context, w *weights.Weight) (where string, err error) {
 	at := int64(0)
-	for data, err := range t.pieces(w) {
+	for data, err := range j.pieces(w) {
 		if err := cmp.Or(err, ctx.Err()); err != nil {
 			return "", err
 		}
@@ -76,13 +76,13 @@ func (t *run) notFiniteIn(ctx context.Context, w *weights.Weight) (where string,
 const pieceSize = 1 << 20
 
 // pieces yields the bytes of a weight: all at once, or where it has no view in parts.
-func (t *run) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
+func (j *job) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		u, unviewed := w.AsUnviewed(t.src)
+		u, unviewed := w.AsUnviewed(j.source)
 		if !unviewed {
-			x, err := w.View(t.src)
-			if yield(x.Data, err); t.o.Pages != nil && len(x.Data) > 0 {
-				t.o.Pages.DontNeed(x.Data)
+			x, err := w.View(j.source)
+			if yield(x.Data, err); j.options.Pages != nil && len(x.Data) > 0 {
+				j.options.Pages.DontNeed(x.Data)
 			}
 			return
 		}
@@ -102,27 +102,29 @@ func (t *run) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 
 // checkTied refuses a stored head that differs from the embedding it is tied to under the rules of
 // the published code. transformers' own classes compute with the stored one: model.Load binds it.
-func (t *run) checkTied() error {
-	head, embedding := t.set.Find(table.HeadName), t.set.Find("model.embed_tokens.weight")
-	if !t.m.Config.TieWordEmbeddings || t.m.Config.Reference != config.Remote || head == nil || embedding == nil ||
-		head.Unread() || embedding.Unread() {
+func (j *job) checkTied() error {
+	head, embedding := j.weights.Find(table.HeadName), j.weights.Find(embeddingName)
+	if !j.model.Config.TieWordEmbeddings || j.model.Config.Reference != config.Remote || !isRead(head) || !isRead(embedding) {
 		return nil
 	}
-	same, err := t.sameBytes(head, embedding)
+	same, err := j.sameBytes(head, embedding)
 	if err == nil && !same {
 		err = errTiedApart
 	}
 	return err
 }
 
+// embeddingName is the name of the embedding's weight.
+const embeddingName = "model.embed_tokens.weight"
+
 // sameBytes reports whether two weights have the same shape, dtype and bytes.
-func (t *run) sameBytes(a, b *weights.Weight) (bool, error) {
+func (j *job) sameBytes(a, b *weights.Weight) (bool, error) {
 	if a.DType != b.DType || a.Bytes() != b.Bytes() {
 		return false, nil
 	}
-	next, stop := iter.Pull2(t.pieces(b))
+	next, stop := iter.Pull2(j.pieces(b))
 	defer stop()
-	for x, err := range t.pieces(a) {
+	for x, err := range j.pieces(a) {
 		y, errB, _ := next()
 		if err := errors.Join(err, errB); err != nil || !bytes.Equal(x, y) {
 			return false, err

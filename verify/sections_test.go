@@ -80,15 +80,17 @@ func stagesRun(t *testing.T, fixture string, layer int, stages, lacks []string) 
 	require.NoError(t, err)
 	m, err := model.LoadPart(s.config, c, s.runs)
 	require.NoError(t, err)
-	tr := newTracer(newRun(s, c.Config, m, c, in, o))
-	analysis := tr.analysis(tr.options(), nil)
+	j, err := newJob(s, c.Config, m, c, in, o)
+	require.NoError(t, err)
+	tr := newPass(j)
+	analysis := tr.analysis(j.modelOptions())
 	defer analysis.Close()
-	net := tr.local(in, tr.options(), analysis)
+	net, _ := tr.local(in, j.modelOptions(), analysis)
 	shown := &shownStages{Trace: net.Trace, layer: layer}
 	net.Trace = shown
 	_, err = net.Run(context.Background(), newCourse(tr, bounds.Exact))
 	require.NoError(t, err)
-	for _, check := range tr.checks {
+	for _, check := range tr.evidence.checks {
 		of, kind := check.Stage().Layer, check.Stage().Within
 		require.Equal(t, of == layer && slices.Contains(lacks, kind), check.Verdict == report.Fail, "%s: %s", check.Tensor, check.Reason)
 	}

@@ -27,30 +27,31 @@ func TestChoicesOfExperts(t *testing.T) {
 	for name, test := range map[string]struct {
 		scores  []float32
 		golden  []int
-		want    report.Routing
+		want    report.LayerRouting
 		verdict report.Verdict
 	}{
-		"the same":                  {[]float32{4, 3, 2, 1}, []int{0, 1}, report.Routing{Choices: 2, Pinned: 2}, report.Pass},
-		"the same in another order": {[]float32{4, 3, 2, 1}, []int{1, 0}, report.Routing{Choices: 2, Pinned: 2}, report.Pass},
-		"equal to the bit":          {[]float32{4, 3, 3, 1}, []int{0, 2}, report.Routing{Choices: 2, Pinned: 1, ExactTies: 1}, report.Pass},
-		"8 σ apart":                 {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 2}, report.Routing{Choices: 2, Pinned: 1, NearTies: 1}, report.Pass},
-		"as near, and the same":     {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 1}, report.Routing{Choices: 2, Pinned: 1}, report.Pass},
-		"further":                   {[]float32{4, 0.5 + 12*u, 0.5, 0}, []int{0, 2}, report.Routing{Choices: 2, Pinned: 2, Mismatches: 1}, report.Fail},
-		"both of others":            {[]float32{4, 3, 2, 1}, []int{2, 3}, report.Routing{Choices: 2, Pinned: 2, Mismatches: 2}, report.Fail},
+		"the same":                  {[]float32{4, 3, 2, 1}, []int{0, 1}, report.LayerRouting{Choices: 2, Pinned: 2}, report.Pass},
+		"the same in another order": {[]float32{4, 3, 2, 1}, []int{1, 0}, report.LayerRouting{Choices: 2, Pinned: 2}, report.Pass},
+		"equal to the bit":          {[]float32{4, 3, 3, 1}, []int{0, 2}, report.LayerRouting{Choices: 2, Pinned: 1, ExactTies: 1}, report.Pass},
+		"8 σ apart":                 {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 2}, report.LayerRouting{Choices: 2, Pinned: 1, NearTies: 1}, report.Pass},
+		"as near, and the same":     {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 1}, report.LayerRouting{Choices: 2, Pinned: 1}, report.Pass},
+		"further":                   {[]float32{4, 0.5 + 12*u, 0.5, 0}, []int{0, 2}, report.LayerRouting{Choices: 2, Pinned: 2, Mismatches: 1}, report.Fail},
+		"both of others":            {[]float32{4, 3, 2, 1}, []int{2, 3}, report.LayerRouting{Choices: 2, Pinned: 2, Mismatches: 2}, report.Fail},
 		"one for the best, though it ties with the second": {[]float32{4, 3, 3, 1}, []int{1, 2},
-			report.Routing{Choices: 2, Pinned: 1, Mismatches: 1}, report.Fail},
+			report.LayerRouting{Choices: 2, Pinned: 1, Mismatches: 1}, report.Fail},
 		"any number of tokens may tie": {[]float32{4, 0.5 + u, 0.5, 0, 4, 0.5 + u, 0.5, 0}, []int{0, 2, 0, 2},
-			report.Routing{Choices: 4, Pinned: 2, NearTies: 2}, report.Pass},
+			report.LayerRouting{Choices: 4, Pinned: 2, NearTies: 2}, report.Pass},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ours := &choice{Scores: uncertainly(4, test.scores...)}
 			for row := range ours.Scores.Rows() {
 				ours.Idx = append(ours.Idx, model.TopK(ours.Scores.Row(row), 2)...)
 			}
-			tr := tracerOf(tensor.F32, Options{Mode: report.Local})
+			tr := passOf(tensor.F32, Options{Mode: report.Local})
 			c := report.Check{Tensor: "model.layers.0.mlp.gate.topk_idx", Verdict: report.Fail}
-			tr.compareTopK(&c, ours, test.golden, 2, nil)
-			require.Equal(t, test.want, tr.routing)
+			got := tr.compareTopK(&c, ours, test.golden, 2, nil)
+			require.Equal(t, test.want, report.LayerRouting{Choices: got.Choices, Pinned: got.Pinned, ExactTies: got.ExactTies,
+				NearTies: got.NearTies, Mismatches: got.Mismatches})
 			require.Equal(t, test.verdict, c.Verdict, c.Reason)
 		})
 	}
@@ -60,9 +61,9 @@ func TestChoicesOfExperts(t *testing.T) {
 // logits and their rounding; a difference of twice that ties.
 func TestNoiseOfScoresEndToEnd(t *testing.T) {
 	scores := &model.Activation{Shape: []int{2, 2}, Values: []float32{0.5, 0.25, 0.5, 0.25}, DType: tensor.F32}
-	tr := tracerOf(tensor.F32, Options{Mode: report.Chained})
+	tr := passOf(tensor.F32, Options{Mode: report.Chained})
 	tr.logitsErr = []float64{1e-6, 0}
-	x := tr.scoreErrors(scores)
+	x := newChainedTrace(tr).scoreErrors(scores)
 	ties := func(row int) float64 { // of two scores of 0.5
 		s := bounds.Unit * math.Sqrt(x.Variance(2*row))
 		return bounds.Lambda * math.Sqrt2 * s
@@ -130,13 +131,27 @@ func TestBiasPins(t *testing.T) {
 	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}, Same: []string{}}, p)
 }
 
-// TestRoutingByLayer: what is counted of a layer is what was added by it.
+// TestRoutingByLayer: a layer's counts leave padding out, and are added to those of all layers.
 func TestRoutingByLayer(t *testing.T) {
-	require.Equal(t, 3, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2, nil), "token by token")
-	require.Equal(t, 1, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2, pack.Padding{true, false}))
-	require.Equal(t, []int{1, 2, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, nil))
-	require.Equal(t, []int{0, 1, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, pack.Padding{true, false}))
+	ours := &choice{Scores: uncertainly(4, 4, 3, 2, 1, 1, 2, 3, 4), Idx: []int{0, 1, 3, 2}}
+	golden := []int{1, 0, 3, 1}
+	for _, test := range []struct {
+		padded pack.Padding
+		want   report.LayerRouting
+	}{
+		{nil, report.LayerRouting{Layer: "model.layers.0", Choices: 4, Same: 3, Pinned: 4, Mismatches: 1, Load: []int{1, 2, 0, 1},
+			Wrong: map[int]bool{1: true}}},
+		{pack.Padding{true, false}, report.LayerRouting{Layer: "model.layers.0", Choices: 2, Same: 1, Pinned: 2, Mismatches: 1,
+			Load: []int{0, 1, 0, 1}, Wrong: map[int]bool{1: true}}},
+	} {
+		c := report.Check{Tensor: "model.layers.0.mlp.gate.topk_idx", Verdict: report.Fail, Padding: test.padded.Count()}
+		got := passOf(tensor.F32, Options{Mode: report.Local}).compareTopK(&c, ours, golden, 2, test.padded)
+		require.Equal(t, test.want, got)
+		require.Equal(t, []int{1, 1}, c.Index)
+	}
 	r := report.Routing{Choices: 10, Pinned: 8, ExactTies: 3, NearTies: 2, Mismatches: 1}
-	addLayer(&r, report.Routing{Choices: 4, Pinned: 3, ExactTies: 3, Mismatches: 1}, report.LayerRouting{Layer: "model.layers.3", Same: 4})
-	require.Equal(t, []report.LayerRouting{{Layer: "model.layers.3", Choices: 6, Same: 4, Pinned: 5, NearTies: 2}}, r.Layers)
+	l := report.LayerRouting{Layer: "model.layers.3", Choices: 6, Same: 4, Pinned: 5, NearTies: 2}
+	addLayer(&r, l)
+	require.Equal(t, report.Routing{Choices: 16, Pinned: 13, ExactTies: 3, NearTies: 4, Mismatches: 1,
+		Layers: []report.LayerRouting{l}}, r)
 }

@@ -14,53 +14,64 @@ import (
 
 // chainedTrace compares the stages of a pass that runs end to end by their Metrics.
 type chainedTrace struct {
-	*tracer
+	pass        *pass
 	attribution *attribution[model.Activation]
+	// the error analysis has checked the stages: the pack's tensors take their places, and the loss and gradients alone
+	// are compared
+	replays bool
 }
 
-// chained runs the model without the error analysis, and backward if the pack is one of
-// training.
-func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activation]) error {
-	o := t.options()
+// newChainedTrace returns a trace of values of which no weights are known.
+func newChainedTrace(t *pass) *chainedTrace {
+	return &chainedTrace{pass: t, attribution: newAttribution[model.Activation](nil, t.job.rows, nil)}
+}
+
+// chained runs the model without the error analysis, and backward if the pack is one of training. replays: see
+// chainedTrace.
+func (t *pass) chained(ctx context.Context, replays bool) error {
+	j, o := t.job, t.job.modelOptions()
 	plain := model.NewPlain(o)
 	defer plain.Close(nil)
 	tape := model.NewTape(plain, func(weight string) bool {
-		return t.pack.Has(weight+pack.Grad) &&
-			t.scope.compares(weight+pack.Grad)
+		return j.pack.Has(weight+pack.Grad) && j.scope.compares(weight+pack.Grad)
 	})
 	var computes model.Arithmetic[*model.Activation] = plain
 	if o.Training {
 		computes = tape
 	}
-	watched := newAttribution(computes, t.rows, func(x *model.Activation) *model.Activation { return x })
-	if c, ok := trace.(*chainedTrace); ok {
-		c.attribution = watched
+	itself := func(x *model.Activation) *model.Activation { return x }
+	watched, trace := newAttribution(computes, j.rows, itself), newChainedTrace(t)
+	if trace.replays = replays; !replays {
+		trace.attribution = watched
 	}
-	net := &model.Network[*model.Activation]{Model: t.m, Input: t.in, Options: o, Arithmetic: watched, Trace: trace,
-		Keys: t.sharedKeys}
+	net := &model.Network[*model.Activation]{Model: j.model, Input: j.in, Options: o, Arithmetic: watched, Trace: trace,
+		Keys: j.sharedKeys}
 	var err error
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
 	} else {
-		_, err = net.Run(ctx, newCourse(t, func(x *model.Activation) *model.Activation { return x }))
+		_, err = net.Run(ctx, newCourse(t, itself))
 	}
 	return err
 }
 
 // Stage implements model.Trace.
 func (t *chainedTrace) Stage(name string, a *model.Activation) error {
-	s := pack.Parse(name)
-	t.noteClamped(s, a.Values)
-	has, err := t.golden(name)
+	s, j, e := pack.Parse(name), t.pass.job, t.pass.evidence
+	if t.replays && !s.IsLoss() {
+		return t.replay(name, a)
+	}
+	e.noteClamped(s, a.Values)
+	has, err := e.golden(name)
 	switch {
 	case err != nil:
 		return err
-	case !has || !t.scope.compares(name):
-		if has || t.onPurpose(name) {
-			setAside(t.tracer, t.attribution, a)
+	case !has || !j.scope.compares(name):
+		if has || j.mayLack(name) {
+			e.leaveOut(t.attribution.weights(a)...)
 		}
 	default:
-		c, want, rows, err := t.begin(name, a)
+		c, want, rows, err := t.pass.begin(name, a)
 		if err != nil {
 			return err
 		}
@@ -68,53 +79,71 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			a := a
 			switch {
 			case s.Within == pack.GateLogits:
-				t.logitsErr = rowErrors(a, want)
+				t.pass.logitsErr = rowErrors(a, want)
 			case s.OfIndexer() == pack.IndexerScores:
 				visible := &model.Activation{Shape: a.Shape, DType: a.DType}
 				visible.Values, want = visibleScores(a.Values, want)
-				a, t.keysErr = visible, rowErrors(visible, want)
+				a, t.pass.keysErr = visible, rowErrors(visible, want)
 			}
-			t.compare(&c, name, a, want, rows)
+			t.compare(&c, a, want, rows)
 		}
-		cover(t.tracer, c, t.attribution, a)
-		if err := t.add(c); err != nil {
+		cover(t.pass, c, t.attribution, a)
+		if err := e.add(c); err != nil {
 			return err
 		}
 	}
 	switch s.Within {
 	case pack.GateLogits:
-		t.rechoose = t.rechoosing(a)
+		t.pass.rechoose = func(c *config.Config, g *model.MoEGate, look func(*choice)) {
+			look(t.noisy(model.Choose(c, g, a)))
+		}
 	case pack.TopKWeight:
-		t.markReached(s.Layer, a)
+		t.pass.markReached(s.Layer, a)
 	}
 	return nil
 }
 
+// replay puts the golden tensor in a's place without comparing them.
+func (t *chainedTrace) replay(name string, a *model.Activation) error {
+	if pack.Misfit(t.pass.job.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
+		return nil
+	}
+	want, _, err := t.pass.goldenRows(name, a)
+	if err == nil && bounds.AllFinite(want) {
+		copy(a.Values, want)
+	}
+	return err
+}
+
 // compare judges the selected rows of a by their metrics.
-func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *bounds.Rows) {
+func (t *chainedTrace) compare(c *report.Check, a *model.Activation, want []float32, rows *bounds.Rows) {
 	m := rows.Metrics(a.Values, want, a.Width(), a.DType)
 	record(c, m)
-	if pack.Parse(name).IsGradient() {
-		t.judgeGradient(c, m, want)
+	if c.Stage().IsGradient() {
+		t.pass.judgeGradient(c, m, want)
 	} else {
-		t.judgeEndToEnd(c, m)
+		t.pass.judgeEndToEnd(c, m)
 	}
 	if c.Verdict == report.Fail {
-		c.Pattern = t.metricPattern(a, want, rows)
+		scale := bounds.RMS(rows.Gather(want, a.Width()))
+		c.Pattern = t.pass.evidence.pattern(a.Rows(), a.Width(), rows, ofGolden, shares(a, want, scale))
 	}
 }
 
 // TopK implements model.Trace. Scores vary by as much as the logits were off, and their
 // rounding; exactly as much that two that are equal may differ by twice that.
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
-	if pack.Parse(name).OfIndexer() == pack.IndexerTopK {
-		return t.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx, Mask: ours.Mask})
+	switch {
+	case t.replays:
+		return t.pass.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
+	case pack.Parse(name).OfIndexer() == pack.IndexerTopK:
+		return t.pass.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx, Mask: ours.Mask})
 	}
-	return t.topK(name, t.noisy(ours))
+	return t.pass.topK(name, t.noisy(ours))
 }
 
 // noisy returns a choice whose scores have errors.
-func (t *tracer) noisy(ours *model.Choice[*model.Activation]) *choice {
+func (t *chainedTrace) noisy(ours *model.Choice[*model.Activation]) *choice {
 	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx, Table: ours.Table}
 	if g := ours.Groups; g != nil {
 		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth),
@@ -125,14 +154,29 @@ func (t *tracer) noisy(ours *model.Choice[*model.Activation]) *choice {
 
 // scoreErrors is a gate's scores with the errors that they have end to end: of each its own size
 // times twice the error of the logits (d softmax), and its rounding.
-func (t *tracer) scoreErrors(scores *model.Activation) *bounds.Value {
+func (t *chainedTrace) scoreErrors(scores *model.Activation) *bounds.Value {
 	rounding := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[scores.DType]
 	return bounds.WithErrors(scores, func(i int) float64 {
 		noise, row := rounding, i/scores.Width()
-		if row < len(t.logitsErr) {
-			noise += 2 * t.logitsErr[row]
+		if row < len(t.pass.logitsErr) {
+			noise += 2 * t.pass.logitsErr[row]
 		}
 		return math.Sqrt2 * noise * math.Abs(float64(scores.Values[i])) / bounds.Lambda
+	})
+}
+
+// keyErrors are an indexer's scores with the errors that they have end to end, which are those of each
+// query's scores, and of rounding.
+func (t *chainedTrace) keyErrors(scores *model.Activation) *bounds.Value {
+	return bounds.WithErrors(scores, func(i int) float64 {
+		if bounds.Hidden(scores.Values[i]) {
+			return 0
+		}
+		noise := float64(0x1p-22 * math.Abs(float64(scores.Values[i])))
+		if row := i / scores.Width(); row < len(t.pass.keysErr) {
+			noise += t.pass.keysErr[row]
+		}
+		return math.Sqrt2 * noise / bounds.Lambda
 	})
 }
 
@@ -148,39 +192,4 @@ func rowErrors(a *model.Activation, want []float32) []float64 {
 		worst[r] = min(worst[r], 10*chainedCeiling*bounds.RMS(golden))
 	}
 	return worst
-}
-
-// replay puts the pack's tensors in the place of the stages, which the error analysis has
-// checked, and compares the loss and the gradients.
-type replay struct{ *tracer }
-
-// Stage implements model.Trace.
-func (t *replay) Stage(name string, a *model.Activation) error {
-	if pack.Parse(name).IsLoss() {
-		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[model.Activation](nil, t.rows, nil)}).Stage(name,
-			a)
-	}
-	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
-		return nil
-	}
-	want, _, err := t.goldenRows(name, a)
-	if err == nil && bounds.AllFinite(want) {
-		copy(a.Values, want)
-	}
-	return err
-}
-
-// TopK implements model.Trace.
-func (t *replay) TopK(name string, ours *model.Choice[*model.Activation]) error {
-	if !t.pack.Has(name) {
-		return nil
-	}
-	return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
-}
-
-// rechoosing returns how a gate with these logits chooses otherwise.
-func (t *chainedTrace) rechoosing(logits *model.Activation) rechoose {
-	return func(c *config.Config, g *model.MoEGate, look func(*choice)) {
-		look(t.noisy(model.Choose(c, g, logits)))
-	}
 }

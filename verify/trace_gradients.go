@@ -18,17 +18,16 @@ import (
 // goes back through that layer from the golden's gradient of the layer's output. Each stage's
 // gradient is compared and replaced by the golden's, so that no error travels.
 type learning struct {
-	*tracer
-	g           *bounds.Gradients
-	local       *localTrace
-	attribution *attribution[bounds.Value]
+	pass  *pass
+	g     *bounds.Gradients
+	local *localTrace // judges by the same analysis
 }
 
 // stageGradients reports whether the pack has what a backward pass a layer at a time begins with: the
 // gradients of the layers' outputs. Without them gradients are judged end to end.
-func (t *run) stageGradients() bool {
-	for l := range t.m.Model.Layers {
-		if name := pack.StageOf(l, pack.LayerOutput) + pack.Grad; !t.pack.Has(name) {
+func (j *job) stageGradients() bool {
+	for l := range j.model.Model.Layers {
+		if name := pack.StageOf(l, pack.LayerOutput) + pack.Grad; !j.pack.Has(name) {
 			return false
 		}
 	}
@@ -36,33 +35,29 @@ func (t *run) stageGradients() bool {
 }
 
 // learn runs the backward pass.
-func (t *tracer) learn(ctx context.Context) error {
-	if err := model.Learns(t.m.Config, t.in); err != nil {
+func (t *pass) learn(ctx context.Context) error {
+	if err := model.Learns(t.job.model.Config, t.job.in); err != nil {
 		return err
 	}
-	o := t.options()
+	j, o := t.job, t.job.modelOptions()
 	o.AttnWeights = true // all queries at once, as the reference has them
-	a := t.analysis(o, t.rounded)
+	a := t.analysis(o)
 	defer a.Close()
-	g := bounds.NewGradients(a, t.m)
-	watched := newAttribution[bounds.Value](nil, t.rows, nil)
-	l := &learning{tracer: t, g: g, attribution: watched, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
-	g.Wanted = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
-	g.OnWeight = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
+	l := &learning{pass: t, g: bounds.NewGradients(a, j.model), local: &localTrace{pass: t, analysis: a,
+		attribution: newAttribution[bounds.Value](nil, j.rows, nil)}}
+	l.g.Wanted = func(weight string) bool { return j.pack.Has(weight+pack.Grad) && j.scope.compares(weight+pack.Grad) }
+	l.g.OnWeight = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
 		return l.compare(weight+pack.Grad, dw, by)
 	}
-	net := &network{Model: t.m, Input: t.in, Options: o, Arithmetic: g, Trace: l}
+	net := &network{Model: j.model, Input: j.in, Options: o, Arithmetic: l.g, Trace: l}
 	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
 	return err
 }
 
 // TopK implements model.Trace.
 func (l *learning) TopK(name string, ours *choice) error {
-	var err error
-	if l.pack.Has(name) {
-		err = l.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), false)
-	}
-	l.chosen = slices.Clone(ours.Idx) // experts' rows are of these tokens
+	err := l.pass.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), false)
+	l.pass.chosen = slices.Clone(ours.Idx) // experts' rows are of these tokens
 	return err
 }
 
@@ -84,29 +79,25 @@ func (l *learning) Stage(name string, x *bounds.Value) error {
 	return nil
 }
 
-// stage compares the gradient of a stage, and goes on with the golden's.
+// stage compares the gradient of a stage, and goes on with the golden's. The pack may lack it if it does in all layers.
 func (l *learning) stage(name string, x *bounds.Value) error {
-	switch d := l.g.Adjoint(x); {
-	case l.pack.Has(name + pack.Grad):
+	j, grad, d := l.pass.job, name+pack.Grad, l.g.Adjoint(x)
+	switch selected := j.scope.selects(grad); {
+	case j.pack.Has(grad):
 		dx := l.g.Total(x)
-		if l.scope.compares(name + pack.Grad) {
-			if err := l.compare(name+pack.Grad, dx, d.By); err != nil {
+		if j.scope.compares(grad) {
+			if err := l.compare(grad, dx, d.By); err != nil {
 				return err
 			}
-		} else if err := l.local.substitute(name+pack.Grad, dx); err != nil {
+		} else if err := l.local.substitute(grad, dx); err != nil {
 			return err
 		}
 		l.g.Set(x, dx)
-	case l.misses(name + pack.Grad):
-		return l.add(report.Check{Tensor: name + pack.Grad, Verdict: report.Fail,
+	case selected && j.kinds[pack.Parse(grad).Kind]:
+		return l.pass.evidence.add(report.Check{Tensor: grad, Verdict: report.Fail,
 			Reason: "the pack has no such tensor here, though it has elsewhere"})
 	}
 	return nil
-}
-
-// misses reports whether the pack lacks a gradient that it has in another layer.
-func (l *learning) misses(name string) bool {
-	return l.kinds[pack.Parse(name).Kind] && l.scope.selects(name)
 }
 
 // layer goes back through a layer that has been run, from the golden's gradient of its output x.
@@ -130,8 +121,10 @@ func (l *learning) rewind(layer int) error {
 	if err := l.g.Rewind(); err != nil {
 		return err
 	}
-	for s := range table.FamilyOf(l.m.Config).Slots(l.m.Config) {
-		if name := s.Name + pack.Grad; s.Layer == layer && l.g.Wanted(s.Name) && !l.seen[name] && s.Name != l.g.Tied {
+	c := l.pass.job.model.Config
+	for s := range table.FamilyOf(c).Slots(c) {
+		name := s.Name + pack.Grad
+		if s.Layer == layer && l.g.Wanted(s.Name) && !l.pass.evidence.shown[name] && s.Name != l.g.Tied {
 			zeros := bounds.Exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()),
 				DType: tensor.F32})
 			if err := l.compare(name, zeros, nil); err != nil {
@@ -144,30 +137,29 @@ func (l *learning) rewind(layer int) error {
 
 // compare holds a gradient against the golden's, and becomes that.
 func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) error {
-	l.seen[name] = true
-	c, want, rows, err := l.begin(name, dx.Activation)
+	l.pass.evidence.shown[name] = true
+	c, want, rows, err := l.pass.begin(name, dx.Activation)
 	if err != nil {
 		return err
 	}
 	if c.Verdict == report.Skipped {
 		dx.Replace(want)
 	} else if c.Verdict != report.Fail {
-		l.attribution.sets[weak.Make(dx)] = by
+		l.local.attribution.sets[weak.Make(dx)] = by
 		l.local.judgeErrors(&c, dx, want, rows)
-		delete(l.attribution.sets, weak.Make(dx))
+		delete(l.local.attribution.sets, weak.Make(dx))
 		c.Blind = c.Blind && bounds.RMS(want) > 0 // nothing flows to an expert of last tokens
 		dx.Replace(want)
 	}
-	return l.add(c)
+	return l.pass.evidence.add(c)
 }
 
 // head computes the loss and the gradient of the logits, and goes back through the head.
 func (l *learning) head(x *bounds.Value) error {
-	sum, dx := l.g.CrossEntropy(x, l.tracer.in)
-	if l.pack.Has(pack.Loss) && l.scope.compares(pack.Loss) {
-		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[model.Activation](nil, l.tracer.rows, nil)}
-		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)},
-			DType: tensor.F32}); err != nil {
+	sum, dx := l.g.CrossEntropy(x, l.pass.job.in)
+	if l.pass.job.pack.Has(pack.Loss) && l.pass.job.scope.compares(pack.Loss) {
+		loss := &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)}, DType: tensor.F32}
+		if err := newChainedTrace(l.pass).Stage(pack.Loss, loss); err != nil {
 			return err
 		}
 	}

@@ -1,15 +1,12 @@
 package verify
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
-	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
@@ -19,67 +16,63 @@ import (
 // localTrace holds each stage against the pack, and puts the golden tensor in the stage's
 // place: what follows is computed from that.
 type localTrace struct {
-	*tracer
+	pass          *pass
 	analysis      *bounds.Analysis
 	attribution   *attribution[bounds.Value]
 	lastDistances *bounds.Distances // of the last stage that was compared
 }
 
-// local is the model over an analysis, with an engine's arithmetic around it, watched by t.
-func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis) *network {
-	watched := newAttribution(t.arithmetic(a), t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
-	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys, Given: t.given,
-		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
+// local is the model over an analysis, with an engine's arithmetic around it, watched by the trace.
+func (t *pass) local(in *model.Input, o model.Options, a *bounds.Analysis) (*network, *localTrace) {
+	j := t.job
+	watched := newAttribution(j.arithmetic(a), j.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
+	trace := &localTrace{pass: t, analysis: a, attribution: watched}
+	return &network{Model: j.model, Input: in, Options: o, Arithmetic: watched, Keys: j.sharedKeys, Given: t.goldenSection,
+		Trace: trace}, trace
 }
 
-// given returns the golden output of a part of a layer in which the user selects no stage. The weights of the part are
-// set aside: they take part in nothing.
-func (t *tracer) given(p *model.Section) (*bounds.Value, bool, error) {
-	if len(t.o.Stages) == 0 || t.pack.Manifest.Mode == "train" || t.comparesIn(p) ||
-		pack.Misfit(t.pack.Manifest.Tensors[p.Output], p.Shape, t.pack.DType) != "" {
+// goldenSection returns the golden output of a part of a layer in which no stage is compared that the user selects: not
+// in this layer, nor would be if the pack had it here, as it has in another layer. The weights of the part take part in
+// nothing.
+func (t *pass) goldenSection(p *model.Section) (*bounds.Value, bool, error) {
+	j := t.job
+	if len(j.options.Stages) == 0 || j.pack.Manifest.Mode == "train" ||
+		pack.Misfit(j.pack.Manifest.Tensors[p.Output], p.Shape, j.pack.DType) != "" {
 		return nil, false, nil
 	}
-	values, err := t.pack.Float32s(p.Output)
+	for name := range j.pack.Manifest.Tensors {
+		if here := pack.StageOf(p.Layer, pack.Parse(name).Within); p.Has(here) && j.scope.compares(here) {
+			return nil, false, nil
+		}
+	}
+	values, err := j.pack.Float32s(p.Output)
 	if err != nil || !bounds.AllFinite(values) {
 		return nil, false, err
 	}
-	x := &model.Activation{Shape: p.Shape, Values: values, DType: t.pack.DType}
-	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+	for s := range j.required() {
 		if p.Has(s.Name) {
-			t.leftOut[s.Name] = struct{}{}
+			t.evidence.leaveOut(s.Name)
 		}
 	}
-	return bounds.Exact(x), true, nil
-}
-
-// comparesIn reports whether stages of a part are compared that the pack has in this layer, or in another one:
-// there their absence is an error.
-func (t *tracer) comparesIn(p *model.Section) bool {
-	for name := range t.pack.Manifest.Tensors {
-		kind := pack.Parse(name).Within
-		if here := pack.StageOf(p.Layer, kind); p.Has(here) && t.scope.compares(here) {
-			return true
-		}
-	}
-	return false
+	return bounds.Exact(&model.Activation{Shape: p.Shape, Values: values, DType: j.pack.DType}), true, nil
 }
 
 // Stage implements model.Trace.
 func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	defer t.attribution.forget(x)
-	s := pack.Parse(name)
-	t.noteClamped(s, x.Values)
-	has, err := t.golden(name)
+	s, j, e := pack.Parse(name), t.pass.job, t.pass.evidence
+	e.noteClamped(s, x.Values)
+	has, err := e.golden(name)
 	switch {
 	case err != nil:
 		return err
 	case !has:
 		t.trustReadings(name, x)
-		if t.onPurpose(name) {
-			setAside(t.tracer, t.attribution, x)
+		if j.mayLack(name) {
+			e.leaveOut(t.attribution.weights(x)...)
 		}
-	case !t.scope.compares(name):
-		setAside(t.tracer, t.attribution, x)
+	case !j.scope.compares(name):
+		e.leaveOut(t.attribution.weights(x)...)
 		if err := t.substitute(name, x); err != nil {
 			return err
 		}
@@ -88,28 +81,28 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 		if err != nil {
 			return err
 		}
-		cover(t.tracer, c, t.attribution, x)
-		if err := t.add(c); err != nil {
+		cover(t.pass, c, t.attribution, x)
+		if err := e.add(c); err != nil {
 			return err
 		}
 	}
-	switch s.Within {
-	case pack.GateLogits:
-		if !t.trial {
-			t.rechoose = t.rechoosing(x)
+	switch {
+	case s.Within == pack.GateLogits && !j.trial:
+		t.pass.rechoose = func(c *config.Config, g *model.MoEGate, look func(*choice)) {
+			t.analysis.Try(func() { look(model.ChooseBy(t.analysis, c, g, x)) })
 		}
-	case pack.TopKWeight:
-		t.markReached(s.Layer, x.Activation)
+	case s.Within == pack.TopKWeight:
+		t.pass.markReached(s.Layer, x.Activation)
 	}
 	return nil
 }
 
 // substitute puts the golden tensor in x's place without comparing them.
 func (t *localTrace) substitute(name string, x *bounds.Value) error {
-	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
+	if pack.Misfit(t.pass.job.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
-	want, _, err := t.goldenRows(name, x.Activation)
+	want, _, err := t.pass.goldenRows(name, x.Activation)
 	if err == nil {
 		x.Replace(want)
 		t.attribution.checked(x)
@@ -119,7 +112,7 @@ func (t *localTrace) substitute(name string, x *bounds.Value) error {
 
 // compare checks x against the golden tensor, and replaces it.
 func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error) {
-	c, want, rows, err := t.begin(name, x.Activation)
+	c, want, rows, err := t.pass.begin(name, x.Activation)
 	if err != nil || c.Verdict == report.Fail {
 		return c, err
 	}
@@ -128,10 +121,10 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 		if pack.Parse(name).IsLossOrGradient() {
 			m := rows.Metrics(x.Values, want, x.Width(), x.DType)
 			record(&c, m)
-			judge(&c, m, t.metricLimits(name), "")
+			judge(&c, m, t.pass.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
-			if !t.trial {
+			if !t.pass.job.trial {
 				t.tryReadings(&c, x, want, rows)
 			}
 		}
@@ -150,24 +143,24 @@ func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *b
 	visible := *x
 	visible.Activation = &model.Activation{Shape: x.Shape, Values: values, DType: x.DType}
 	return t.attribution.inherit(&visible, x), golden,
-		bounds.SelectRows(golden, x.Width(), t.paddedRows(name, x.Activation))
+		bounds.SelectRows(golden, x.Width(), t.pass.paddedRows(name, x.Activation))
 }
 
 // judgeErrors measures the selected rows of x, and judges them by their errors' standard deviations.
 func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
-	factor, _ := t.factor(c.Tensor)
+	factor, _ := t.pass.job.factor(c.Tensor)
 	x.DistributeShared()
 	m, d := t.analysis.Measure(x, want, rows, factor)
 	record(c, m)
 	if x = t.judgeMeasured(c, x, d, want, rows); c.Verdict == report.Fail {
-		c.Pattern = t.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
+		c.Pattern = t.pass.evidence.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
 	}
 }
 
 // judgeMeasured is judgeErrors for distances d. It returns what was judged: x, or x of scores in float32.
 func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.Distances, want []float32,
 	rows *bounds.Rows) *bounds.Value {
-	factor, _ := t.factor(c.Tensor)
+	factor, _ := t.pass.job.factor(c.Tensor)
 	of := ""
 	if n := x.Float32Scores; n != nil {
 		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
@@ -175,7 +168,8 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 		}
 	}
 	margin := t.judgeDistances(c, x, d, rows, of)
-	if isMLP(c.Tensor) && x.Products != nil && d.Finite {
+	kind := c.Stage().Kind // of an MLP's output, an expert's on a probe among them
+	if (kind == pack.ProbeOutput || slices.Contains(pack.MLPOutputs, kind)) && x.Products != nil && d.Finite {
 		n, z := t.analysis.Neurons(x, want, rows, factor)
 		if c.ProbeRows != nil {
 			n.Expert = c.Stage().Expert
@@ -191,7 +185,7 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 // largest share of a limit. What they are distances of goes into the limits' words.
 func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.Distances, rows *bounds.Rows,
 	of string) (margin float64) {
-	factor, key := t.factor(c.Tensor)
+	factor, key := t.pass.job.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
 	if key != "" {
@@ -216,7 +210,12 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 		return max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	}
 	c.Ambiguous = report.JSONFloat(d.Ambiguous)
-	roundsTo(c, x.DType, d.At)
+	p, y, most := bounds.PrecisionOf(x.DType), float64(d.At.Got), bounds.Lambda*d.At.Sigma
+	for _, r := range []float64{p.Round(y - most), p.Round(y), p.Round(y + most)} {
+		if n := report.Number(float32(r)); !slices.Contains(c.Rounds, n) {
+			c.Rounds = append(c.Rounds, n)
+		}
+	}
 	return margin
 }
 
@@ -252,15 +251,14 @@ func limitsInWords(d tensor.DType, rounded bool) string {
 // roundedTo is the dtype to which weights of x were rounded, the one that says least if there
 // are several; x's own if none were.
 func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
-	d := x.DType
-	if len(t.rounded) == 0 {
+	d, j := x.DType, t.pass.job
+	if len(j.rounded) == 0 {
 		return d
 	}
 	for _, name := range t.attribution.weights(x) {
-		w := t.set.Find(name)
-		for _, from := range strings.Split(cmp.Or(t.decodedFrom(w), w.DType.String()), " and ") {
-			to, _ := tensor.ParseDType(from)
-			if t.rounded[name].By != "" && (d == x.DType || bounds.Blindness(to) > bounds.Blindness(d)) {
+		for _, form := range j.forms(name) {
+			to, _ := tensor.ParseDType(form)
+			if j.rounded[name].By != "" && (d == x.DType || bounds.Blindness(to) > bounds.Blindness(d)) {
 				d = to
 			}
 		}
@@ -283,7 +281,9 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 	}
 	l.RMSZ = lineRMS(distinct * width)
 	if rounded {
-		l.RMSZ = roundedRMS(width)
+		// No error of a weight exceeds √3 of its standard deviation. The errors of all rows share the weights': they do not
+		// average out.
+		l.RMSZ = math.Sqrt(3) + 4/math.Sqrt(float64(width))
 	} else {
 		c.ColumnZ, l.ColumnZ = report.JSONFloat(d.ColumnRMS), lineRMS(distinct)
 		if together { // they share an operand's error, as those of a row do
@@ -295,32 +295,8 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 	return max(margin, d.Rms/l.RMSZ)
 }
 
-// roundsTo lists the values that an element may round to in d.
-func roundsTo(c *report.Check, d tensor.DType, at bounds.At) {
-	p, y := bounds.PrecisionOf(d), float64(at.Got)
-	for _, r := range []float64{p.Round(y - bounds.Lambda*at.Sigma), p.Round(y), p.Round(y + bounds.Lambda*at.Sigma)} {
-		if n := report.Number(float32(r)); !slices.Contains(c.Rounds, n) {
-			c.Rounds = append(c.Rounds, n)
-		}
-	}
-}
-
-// isMLP reports whether a stage is the output of an MLP, such as a probe of an expert, or of the
-// routed experts.
-func isMLP(name string) bool {
-	kind := pack.Parse(name).Kind
-	return kind == pack.ProbeOutput || slices.Contains(pack.MLPOutputs, kind)
-}
-
 // TopK implements model.Trace.
-func (t *localTrace) TopK(name string, ours *choice) error { return t.topK(name, ours) }
-
-// rechoosing returns how a gate with these logits chooses otherwise.
-func (t *localTrace) rechoosing(logits *bounds.Value) rechoose {
-	return func(c *config.Config, g *model.MoEGate, look func(*choice)) {
-		t.analysis.Try(func() { look(model.ChooseBy(t.analysis, c, g, logits)) })
-	}
-}
+func (t *localTrace) TopK(name string, ours *choice) error { return t.pass.topK(name, ours) }
 
 // tryReadings notes which numbers the stage of a check, x, tells from others: with those it fails, if it did not fail
 // without.
@@ -328,28 +304,35 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 	if ignoresEps(c.Tensor) {
 		return
 	}
+	e := t.pass.evidence
 	for _, r := range t.attribution.readings(x) {
 		for _, by := range halfAndTwice {
 			at, other := tell{c.Layer(), r.key, by}, *c
-			if !t.told[at] && c.Verdict == report.Pass {
+			if !e.tells[at] && c.Verdict == report.Pass {
 				t.analysis.Try(func() {
 					y := r.again(by)
 					y.DistributeShared()
-					factor, _ := t.factor(c.Tensor)
+					factor, _ := t.pass.job.factor(c.Tensor)
 					t.judgeMeasured(&other, y, bounds.Measure(y, want, rows, factor), want, rows)
 				})
 			}
-			t.told[at] = t.told[at] || other.Verdict == report.Fail
+			if other.Verdict == report.Fail {
+				e.tells[at] = true
+			}
 		}
 	}
 }
 
-// trustReadings takes numbers for told where the pack lacks the stage of the operation: they show in a later stage.
+// trustReadings notes that the numbers are told where the pack lacks the stage of the operation: they show in a later
+// stage.
 func (t *localTrace) trustReadings(name string, x *bounds.Value) {
+	if ignoresEps(name) {
+		return
+	}
 	layer := pack.Parse(name).Layer
 	for _, r := range t.attribution.readings(x) {
 		for _, by := range halfAndTwice {
-			t.told[tell{layer, r.key, by}] = !ignoresEps(name)
+			t.pass.evidence.tells[tell{layer, r.key, by}] = true
 		}
 	}
 }

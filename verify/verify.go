@@ -19,7 +19,6 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
-	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -62,30 +61,27 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err := cmp.Or(s.checkProbes(in), s.checkChoices(in)); err != nil {
 		return nil, err
 	}
-	r := newRun(s, stored, m, src, in, &o)
-	if err := r.checkTied(); err != nil {
-		return nil, err
-	}
-	if r.contradictions, err = r.beside(); err != nil {
-		return nil, err
-	}
-	found, err := r.verify(ctx)
+	j, err := newJob(s, stored, m, src, in, &o)
 	if err != nil {
 		return nil, err
 	}
-	verdict := found.report()
-	if verdict.Verdict == report.Fail {
-		if found, verdict, err = found.withRoundings(ctx, verdict); err == nil {
-			found, verdict, err = found.observe(ctx, verdict)
+	found, err := j.gather(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := conclude(found.project())
+	if r.Verdict == report.Fail {
+		if found, r, err = withRoundings(ctx, found, r); err == nil {
+			found, r, err = observe(ctx, found, r)
 		}
 	}
 	if err == nil && !o.Undiagnosed {
-		err = found.diagnose(ctx, verdict)
+		err = findCauses(ctx, found, r)
 	}
 	if err == nil {
-		err = found.advise(verdict)
+		err = advise(found, r)
 	}
-	return verdict, err
+	return r, err
 }
 
 // Reads returns which weights Run reads of a checkpoint with the configuration c.
@@ -135,74 +131,61 @@ func checkIndexed(c *config.Config, golden *pack.Pack) error {
 // mostStreams is how many streams a model may have: the memory for each token grows with the fourth power, to 300 KB.
 const mostStreams = 8
 
-// verify runs the model once.
-func (r *run) verify(ctx context.Context) (found outcome, err error) {
-	t := newTracer(r)
-	t.leaveOut()
-	found = outcome{r, t.result}
-	if err := t.trace(ctx); errors.Is(err, errStopped) {
-		return found, nil
-	} else if err != nil {
-		return found, err
+// gather runs the model once, and looks for NaNs and infinities where that showed none.
+func (j *job) gather(ctx context.Context) (*evidence, error) {
+	t := newPass(j)
+	e := t.evidence
+	if !j.scope.course.Embedding { // prediction layers without one of their own look tokens up in it
+		e.leaveOut(embeddingName)
 	}
-	if t.o.Part == nil { // of a part, a merge sees which limits were of use
-		if err := unusedLimits(t.o.Limits, t.checks); err != nil {
-			return found, err
+	for _, name := range []string{pack.LastNorm, pack.Logits} {
+		if !j.scope.course.Head && j.scope.wantsEnd(name) { // behind a layer that is absent
+			e.lacked[name] = true
 		}
 	}
-	return found, found.scan(ctx)
+	if err := t.run(ctx); errors.Is(err, errStopped) {
+		return e, nil
+	} else if err != nil {
+		return e, err
+	}
+	if j.options.Part == nil { // of a part, a merge sees which limits were of use
+		if err := unusedLimits(j.options.Limits, e.checks); err != nil {
+			return e, err
+		}
+	}
+	return e, e.scan(ctx)
 }
 
 // withRoundings repeats a run that failed with report plain, if weights were rounded.
-func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outcome, *report.Report, error) {
-	rounded, err := t.roundings(t.o.Rounded)
+func withRoundings(ctx context.Context, e *evidence, plain *report.Report) (*evidence, *report.Report, error) {
+	j := e.job
+	rounded, err := j.roundings(j.options.Rounded)
 	if err != nil {
 		plain.Hints = append(plain.Hints, report.Cause{ID: "rounding", Text: "whether weights were rounded is not known: " +
 			err.Error()})
 	}
 	if len(rounded) == 0 {
-		return t, plain, ctx.Err()
+		return e, plain, ctx.Err()
 	}
-	o, all, whole := *t.o, t, plain
+	o, all, allFailed := *j.options, e, plain
 	o.Progress = nil
-	if t.stopped { // all stages that fail are counted
+	if e.stopped { // all stages that fail are counted
 		every := o
 		every.FailFast = false
-		if all, err = t.copyWith(&every, nil).verify(ctx); err != nil {
-			return t, nil, err
+		if all, err = j.with(&every, nil).gather(ctx); err != nil {
+			return e, nil, err
 		}
-		whole = all.report()
+		allFailed = conclude(all.project())
 	}
-	maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool { return all.repacked(name) })
+	maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool { return all.isExact(name) })
 	if len(rounded) == 0 {
-		return t, plain, ctx.Err()
+		return e, plain, ctx.Err()
 	}
-	again, err := t.copyWith(&o, rounded).verify(ctx)
+	again, err := j.with(&o, rounded).gather(ctx)
 	if err != nil {
-		return t, nil, err
+		return e, nil, err
 	}
-	r := again.report()
-	explain(r, rounded, whole)
+	r := conclude(again.project())
+	explain(r, rounded, allFailed)
 	return again, r, nil
-}
-
-// trace runs the model over the input, and backward if the pack is one of training. In local mode
-// that is a pass of its own.
-func (t *tracer) trace(ctx context.Context) error {
-	if t.o.Mode == report.Chained {
-		return t.chained(ctx, &chainedTrace{tracer: t})
-	}
-	o := t.options()
-	analysis := t.analysis(o, t.rounded)
-	defer analysis.Close()
-	net := t.local(t.in, o, analysis)
-	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
-	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
-	if err != nil || !o.Training || !t.comparesTraining() {
-		return err
-	}
-	if t.stageGradients() {
-		return t.learn(ctx)
-	}
-	return t.chained(ctx, &replay{t})
 }

@@ -21,24 +21,24 @@ func ignoresEps(name string) bool {
 }
 
 // tellRotations notes which numbers the rotations that took part in a checked stage tell from others.
-func (t *tracer) tellRotations(layer int, rotations []string) {
+func (t *pass) tellRotations(layer int, rotations []string) {
 	for _, name := range rotations {
 		if t.rotations[name] == nil {
-			t.rotations[name] = t.rotationTells(name == compressedRotation)
+			t.rotations[name] = t.job.rotationTells(name == compressedRotation)
 		}
 		for at := range t.rotations[name] {
-			t.told[tell{layer, at.key, at.by}] = true
+			t.evidence.tells[tell{layer, at.key, at.by}] = true
 		}
 	}
 }
 
 // rotationTells returns the numbers with half or twice of which RoPE's tables, or the scale of scores, are different
 // ones.
-func (t *tracer) rotationTells(compressed bool) map[tell]bool {
-	tells, o := map[tell]bool{}, t.options()
-	for _, n := range rotationNumbers(t.m.Config, compressed) {
+func (j *job) rotationTells(compressed bool) map[tell]bool {
+	c, tells, o := j.model.Config, map[tell]bool{}, j.modelOptions()
+	for _, n := range rotationNumbers(c, compressed) {
 		for _, by := range halfAndTwice {
-			if !model.RotatesAlike(t.m.Config, n.With(t.m.Config, by*n.Value(t.m.Config)), compressed, t.in.Seq, &o) {
+			if !model.RotatesAlike(c, n.With(c, by*n.Value(c)), compressed, j.in.Seq, &o) {
 				tells[tell{-1, n.Key, by}] = true
 			}
 		}
@@ -95,19 +95,4 @@ func tried(c *config.Config, mode report.Mode) []string {
 		keys = append(keys, n.Key)
 	}
 	return append(keys, groupKeys(c)...)
-}
-
-// countTold lists what the stages of a place tell.
-func (t outcome) countTold(p *report.Place) {
-	if p.Name == report.EmbeddingPlace {
-		return
-	}
-	for _, key := range t.settings.Tried {
-		if t.told[tell{p.Layer(), key, 0.5}] {
-			p.TellsHalf = append(p.TellsHalf, key)
-		}
-		if t.told[tell{p.Layer(), key, 2}] {
-			p.TellsTwice = append(p.TellsTwice, key)
-		}
-	}
 }

@@ -1,0 +1,118 @@
+package verify
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/model/weights"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// job is what a verification compares, and how. It does not change while the model runs.
+type job struct {
+	pack    *pack.Pack
+	in      *model.Input // of the pack
+	rows    *model.Input // in, without its mask if rows of padding are compared, too
+	model   *model.DeepseekForCausalLM
+	source  weights.Source   // of the model's weights
+	weights *weights.Set     // of the source, under the names of the table
+	scope   *scope           // parts of the model that are run, and stages that are compared
+	options *Options         // of the user
+	engine  *pack.Arithmetic // of an engine, as it is reproduced
+	rounded bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
+	trial   bool             // a mistake is undone: no numbers of config.json are tried
+
+	settings       report.Settings // how config.json and what the reference ran with go together
+	contradictions []string        // stored tensors that contradict config.json: see beside
+	expected       int             // number of golden tensors that are compared
+	kinds          map[string]bool // kinds of stages that the pack has in some layer
+	attnWeights    bool            // the pack has probabilities of the whole input
+}
+
+// newJob returns the job that compares all stages of the pack that the scope selects. The error says that a stored head
+// contradicts the embedding it is tied to, or that a weight cannot be read.
+func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
+	o *Options) (*job, error) {
+	j := &job{pack: s.pack, in: in, rows: in, model: m, source: src, weights: weights.New(m.Config, src), scope: s, options: o,
+		engine:   cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
+		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
+	if m.Config.Windowed() { // entries are made of padding, too, and all later tokens see them
+		rows := *in
+		rows.AttentionMask = nil
+		j.rows = &rows
+	}
+	for name, e := range s.pack.Manifest.Tensors {
+		stage := pack.Parse(name)
+		j.kinds[stage.Kind] = true
+		if !stage.IsInput() && s.compares(name) {
+			j.expected++
+		}
+		j.attnWeights = j.attnWeights || stage.Kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
+	}
+	err := j.checkTied()
+	if err == nil {
+		j.contradictions, err = j.beside()
+	}
+	return j, err
+}
+
+// with returns the job with other options and other rounded weights.
+func (j *job) with(o *Options, rounded bounds.Roundings) *job {
+	other := *j
+	other.options, other.rounded = o, rounded
+	return &other
+}
+
+// layers returns how many layers are run, prediction layers among them.
+func (j *job) layers() int { return len(j.model.Model.Layers) + j.scope.course.Predictions }
+
+// required yields the weights that the checkpoint must hold.
+func (j *job) required() iter.Seq[table.Slot] {
+	return table.FamilyOf(j.model.Config).Required(j.model.Config, j.weights.Has)
+}
+
+// modelOptions returns the model's options of a pass.
+func (j *job) modelOptions() model.Options {
+	var probes map[int]model.Probe
+	if j.options.Mode == report.Local {
+		probes = j.scope.probes(j.scope.compares)
+	}
+	return model.Options{
+		DType:         j.pack.DType,
+		Probes:        probes,
+		RotaryDType:   cmp.Or(j.options.RotaryDType, j.pack.Manifest.RotaryDType()),
+		Training:      j.pack.Manifest.Mode == "train",
+		AttnWeights:   j.attnWeights,
+		HeadsTogether: j.pack.IsTrace(),
+		Accumulate:    j.options.Accumulate,
+		Parallelism:   j.options.Parallelism,
+		Pages:         j.options.Pages,
+	}
+}
+
+// layersRun returns the layers that are run, prediction layers included.
+func (j *job) layersRun() []int {
+	layers := slices.Clone(j.scope.course.Layers)
+	for k := range j.scope.course.Predictions {
+		layers = append(layers, len(j.model.Model.Layers)+k)
+	}
+	return layers
+}
+
+// mayLack reports whether the manifest of a partial pack names a stage as absent. An engine's trace may lack any.
+func (j *job) mayLack(name string) bool {
+	return j.pack.IsTrace() || j.pack.Manifest.Partial != "" &&
+		slices.Contains(j.pack.Manifest.Absent.Stages, pack.Parse(name).Kind)
+}
+
+// check returns a check of a stage without a verdict.
+func (j *job) check(name string) report.Check {
+	e := j.pack.Manifest.Tensors[name]
+	return report.Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape}
+}

@@ -1,0 +1,154 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// pass is one walk through the model whose stages are compared with the pack's. Its traces hold it.
+type pass struct {
+	job       *job
+	evidence  *evidence
+	chosen    []int                    // experts, by the last gate
+	rechoose  rechoose                 // of the last gate
+	rotations map[string]map[tell]bool // what RoPE's tables tell, by their name
+	logitsErr []float64                // of the last gate in chained mode, per token: max |logit - golden|
+	keysErr   []float64                // of the last indexer likewise, per query: max |score - golden|
+}
+
+// rechoose hands look the choice of the last gate under another config, or with another gate. What it hands out is
+// valid during the call.
+type rechoose func(c *config.Config, g *model.MoEGate, look func(*choice))
+
+// newPass begins a pass that has found nothing yet.
+func newPass(j *job) *pass {
+	return &pass{job: j, evidence: newEvidence(j), rotations: map[string]map[tell]bool{}}
+}
+
+// run runs the model over the input, and backward if the pack is one of training. In local mode
+// that is a pass of its own.
+func (t *pass) run(ctx context.Context) error {
+	j := t.job
+	if j.options.Mode == report.Chained {
+		return t.chained(ctx, false)
+	}
+	o := j.modelOptions()
+	analysis := t.analysis(o)
+	defer analysis.Close()
+	net, _ := t.local(j.in, o, analysis)
+	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
+	err = cmp.Or(t.evidence.stepsErr, err) // without the steps, a failure says nothing
+	comparesLoss := func(name string) bool { return pack.Parse(name).IsLoss() && j.scope.compares(name) }
+	if err != nil || !o.Training || !slices.ContainsFunc(slices.Collect(maps.Keys(j.pack.Manifest.Tensors)), comparesLoss) {
+		return err
+	}
+	if j.stageGradients() {
+		return t.learn(ctx)
+	}
+	return t.chained(ctx, true)
+}
+
+// newCourse is the course of a pass over values that are made of what a part begins with.
+func newCourse[V any](t *pass, value func(*model.Activation) V) *model.Course[V] {
+	j, e, c := t.job, t.evidence, &t.job.scope.course
+	begin := func(l int) (v V, err error) {
+		x, name, err := j.scope.starts(l, j.rows)
+		if err != nil {
+			return v, err
+		}
+		e.shown[name] = true
+		e.starts = append(e.starts, start{l, name, l < len(j.model.Model.Layers) && sameRows(x, j.rows)})
+		padded := pack.PaddedRows(j.model.Config, j.rows, name, x.Shape)
+		e.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), padded).Gather(x.Values, x.Width()))
+		return value(x), nil
+	}
+	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions,
+		Given: c.Given, Routers: c.Routers, Start: begin}
+}
+
+// begin returns a check of a stage, failed if it cannot be compared, skipped if all its rows
+// are padding; the golden tensor, and its rows that are compared.
+func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *bounds.Rows,
+	err error) {
+	c = t.job.check(name)
+	manifest := &t.job.pack.Manifest
+	if s := pack.Parse(name); s.IsProbe() {
+		c.ProbeRows = manifest.Probes[strconv.Itoa(s.Layer)].Rows
+	}
+	if c.Reason = pack.Misfit(manifest.Tensors[name], a.Shape, a.DType); c.Reason != "" {
+		c.Verdict = report.Fail
+		return c, nil, nil, nil
+	}
+	if want, rows, err = t.goldenRows(name, a); err != nil {
+		return c, nil, nil, err
+	}
+	if countRows(&c, rows); c.Verdict == "" {
+		t.evidence.noteZeros(name, rows.Gather(want, a.Width()))
+	}
+	return c, want, rows, nil
+}
+
+// countRows notes the rows that are compared; a check of none is skipped.
+func countRows(c *report.Check, rows *bounds.Rows) {
+	if c.Padding, c.Distinct = rows.Padding, rows.Distinct; len(rows.Compared) == 0 {
+		c.Verdict, c.Reason = report.Skipped, allPadding
+	}
+}
+
+// allPadding is why a stage is not checked.
+const allPadding = "all its rows are padding"
+
+// goldenRows returns the golden tensor of a stage that has a's shape, and the rows of it that
+// are compared.
+func (t *pass) goldenRows(name string, a *model.Activation) ([]float32, *bounds.Rows, error) {
+	want, err := t.job.pack.Float32s(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	padded := t.paddedRows(name, a)
+	want = pack.ClearPadding(want, a.Width(), padded)
+	return want, bounds.SelectRows(want, a.Width(), padded), nil
+}
+
+// paddedRows marks the rows of padding of a stage; it is nil without a mask. Rows of a routed expert are the tokens that
+// chose it at the last gate.
+func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) {
+	j, s := t.job, pack.Parse(name)
+	if s.IsStageGradient() {
+		s = pack.Parse(strings.TrimSuffix(name, pack.Grad))
+	}
+	if s.Expert < 0 || s.IsLossOrGradient() || s.IsProbe() {
+		return pack.PaddedRows(j.model.Config, j.rows, s.Name, a.Shape)
+	}
+	if j.rows.AttentionMask == nil {
+		return nil
+	}
+	k := j.model.Config.NumExpertsPerTok
+	tokens := pack.PaddedTokens(j.rows, len(t.chosen)/k)
+	for slot, e := range t.chosen {
+		if e == s.Expert {
+			rows = append(rows, tokens.Has(slot/k))
+		}
+	}
+	return rows
+}
+
+// cover notes what a checked stage x shows: the weights behind it, and the rotations. by knows them.
+func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
+	if c.Verdict == report.Skipped {
+		return
+	}
+	t.evidence.noteWeights(&c, by.weights(x))
+	t.tellRotations(c.Layer(), by.rotations(x))
+	by.checked(x)
+}
