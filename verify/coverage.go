@@ -18,7 +18,7 @@ func (e *evidence) coverage() report.Coverage {
 	j := e.job
 	c := report.Coverage{VocabSize: j.model.Config.VocabSize, Beside: weights.Beside(j.model.Config, j.weights.All()),
 		Padding: pack.PaddedTokens(j.rows, len(j.in.InputIDs)).Count()}
-	if course := &j.scope.course; course.Embedding || course.Predictions > 0 {
+	if j.scope.units[0].runs || j.scope.predictions > 0 {
 		c.EmbeddingRows = distinctTokens(j.rows)
 	}
 	for name := range j.pack.Manifest.Tensors {
@@ -50,8 +50,8 @@ func (e *evidence) places() []report.Place {
 			}
 		}
 		if n := len(all); n == 0 || all[n-1].Name != name {
-			all = append(all, report.Place{Name: name, Needed: j.scope.needsPlace(s), Selected: j.scope.selectsPlace(s),
-				Ran: j.scope.runs(s) || j.scope.isRouter(s.Layer), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
+			u := j.scope.unitOf(s)
+			all = append(all, report.Place{Name: name, Needed: u.needed, Selected: u.compares, Ran: u.routerOnly || j.scope.runs(s), Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
 				TellsHalf: []string{}, TellsTwice: []string{}})
 		}
 		e.countWeight(&all[len(all)-1], s, experts)
@@ -155,7 +155,7 @@ func (e *evidence) describeScope(checks []report.Check) report.Scope {
 	for name := range e.exercised {
 		switch w := j.weights.Find(name); {
 		case w == nil || w.Layer >= 0:
-		case w.Row.LookedUp() && j.scope.course.Embedding:
+		case w.Row.LookedUp() && j.scope.units[0].runs:
 			s.Embedding = true
 		default: // the head's may be the embedding's
 			s.Head = true

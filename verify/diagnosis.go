@@ -72,7 +72,7 @@ func diagnoseEmbedding(j *job, r *report.Report) error {
 func rerunFailure(ctx context.Context, e *evidence, name string) (*diagnose.Failure, error) {
 	j := e.job
 	f := &diagnose.Failure{Pack: j.pack, Model: j.model, Set: j.weights, Source: j.source, In: j.in,
-		Options: j.modelOptions(), Rounded: j.rounded, Checks: e.checks, Layers: j.scope.course.Layers, Name: name}
+		Options: j.modelOptions(), Rounded: j.rounded, Checks: e.checks, Layers: j.scope.course().Layers, Name: name}
 	if j.pack.IsTrace() {
 		f.How = j.engine
 		for _, w := range e.behind[name] {

@@ -37,7 +37,7 @@ func (e *evidence) doubts(r *report.Report) []report.Doubt {
 	hasExperts := func(p report.Place) bool { return p.Experts > 0 }
 	add(slices.ContainsFunc(r.Places, hasExperts) && !j.kinds[pack.TopKIdx] && e.choiceMatters(), ofChoice,
 		"the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
-	add(j.scope.course.Embedding && !attends(j.in), ofInput,
+	add(j.scope.units[0].runs && !attends(j.in), ofInput,
 		"no token attends to a different one: attention and RoPE were not exercised")
 	for _, s := range e.starts {
 		add(s.uniform, ofInput, s.name+" is the same for all tokens: attention and RoPE were not exercised")

@@ -70,7 +70,7 @@ func (j *job) with(o *Options, rounded bounds.Roundings) *job {
 }
 
 // layers returns how many layers are run, prediction layers among them.
-func (j *job) layers() int { return len(j.model.Model.Layers) + j.scope.course.Predictions }
+func (j *job) layers() int { return len(j.model.Model.Layers) + j.scope.predictions }
 
 // required yields the weights that the checkpoint must hold.
 func (j *job) required() iter.Seq[table.Slot] {
@@ -98,8 +98,8 @@ func (j *job) modelOptions() model.Options {
 
 // layersRun returns the layers that are run, prediction layers included.
 func (j *job) layersRun() []int {
-	layers := slices.Clone(j.scope.course.Layers)
-	for k := range j.scope.course.Predictions {
+	layers := j.scope.course().Layers
+	for k := range j.scope.predictions {
 		layers = append(layers, len(j.model.Model.Layers)+k)
 	}
 	return layers

@@ -60,7 +60,7 @@ func (t *pass) run(ctx context.Context) error {
 
 // newCourse is the course of a pass over values that are made of what a part begins with.
 func newCourse[V any](t *pass, value func(*model.Activation) V) *model.Course[V] {
-	j, e, c := t.job, t.evidence, &t.job.scope.course
+	j, e, c := t.job, t.evidence, t.job.scope.course()
 	begin := func(l int) (v V, err error) {
 		x, name, err := j.scope.starts(l, j.rows)
 		if err != nil {

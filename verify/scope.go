@@ -26,15 +26,26 @@ import (
 
 // scope is which parts of the model are run, and which stages of the pack are compared.
 type scope struct {
-	pack    *pack.Pack
-	config  *config.Config
-	layers  text.Spans             // that the user selects; all if empty
-	stages  []string               // globs of stages that the user selects; all if empty
-	present map[int]bool           // layers that the pack has stages of
-	course  model.Course[struct{}] // what is run; without Start
-	absent  []int                  // layers without a stage that the manifest does not name as absent
-	part    map[int]bool           // layers that are the user's part, ends among them; nil if no part is selected
-	whole   *scope                 // of a run of everything; nil if this is it
+	pack        *pack.Pack
+	config      *config.Config
+	layers      text.Spans   // that the user selects; all if empty
+	stages      []string     // globs of stages that the user selects; all if empty
+	part        map[int]bool // layers that are the user's part, ends among them; nil if no part is selected
+	present     map[int]bool // layers that the pack has stages of
+	selected    map[int]bool // layers with a stage that the user selects by layers or stages
+	absent      []int        // layers without a stage that the manifest does not name as absent
+	units       []unit       // in the order of the forward pass
+	predictions int          // number of prediction layers that are run
+}
+
+// unit is a part of the model in a run: the embedding, a layer of the decoder, the head, or a prediction layer.
+type unit struct {
+	runs       bool // it is computed
+	routerOnly bool // if it runs: of the layer the router alone
+	given      bool // it begins with a tensor of the pack although the unit before it runs
+	wanted     bool // it has, or should have, a stage that is compared
+	needed     bool // a run of everything computes it
+	compares   bool // the verdict is to cover it: it is wanted or, without a selection, of what is needed
 }
 
 // ends stands for the embedding, the head and prediction layers in a part.
@@ -43,10 +54,11 @@ const ends = -1
 // newScope settles what is run. The error says what of the selection the pack has not, or
 // what the pack lacks to begin a layer with.
 func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
-	s := &scope{pack: golden, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}}
+	s := &scope{pack: golden, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}, selected: map[int]bool{}}
 	for name := range golden.Manifest.Tensors {
 		if at := pack.Parse(name); at.Layer >= 0 && !at.IsOwnInput() {
 			s.present[at.Layer] = true
+			s.selected[at.Layer] = s.selected[at.Layer] || s.picks() && s.selectsStage(name)
 		} else if at.Layer > 0 && golden.Manifest.LayerInputs[strconv.Itoa(at.Layer)].Kind == pack.Recorded {
 			s.present[at.Layer-1] = true // it is what that layer gives
 		}
@@ -54,39 +66,51 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
 		return nil, err
 	}
+	all := s // a run of everything
 	if o.Part != nil || s.picks() {
-		s.whole = &scope{pack: golden, config: c, present: s.present}
-		err := s.whole.settle()
+		all = &scope{pack: golden, config: c, present: s.present}
+		err := all.settle()
 		if err == nil && o.Part != nil {
-			err = s.takePart(*o.Part)
+			err = s.takePart(*o.Part, all)
 		}
 		if err != nil && o.Part != nil {
 			return nil, err
 		} else if err != nil { // no run of everything is possible, nor a merge that covers it
-			s.whole.course = model.Course[struct{}]{Embedding: true, Head: true, Layers: slices.Sorted(maps.Keys(s.present))}
+			all.units = make([]unit, c.NumHiddenLayers+2)
+			for l := range c.NumHiddenLayers {
+				all.units[1+l].runs = s.present[l]
+			}
+			all.units[0].runs, all.units[1+c.NumHiddenLayers].runs = true, true
 		}
 	}
 	if err := s.settle(); err != nil {
 		return nil, err
 	}
+	for i := range s.units {
+		u, layer := &s.units[i], i-1
+		if u.needed = i < len(all.units) && all.units[i].runs; layer >= c.NumHiddenLayers {
+			layer = ends
+		}
+		u.compares = u.wanted && s.picks() || u.needed && !s.picks() && s.inPart(layer)
+	}
 	return s, s.checkChain(o.Mode)
 }
 
-// takePart makes the scope a part of the whole.
-func (s *scope) takePart(p report.Part) error {
+// takePart makes the scope a part of a run of everything.
+func (s *scope) takePart(p report.Part, all *scope) error {
 	if s.pack.Manifest.Mode == "train" {
 		return s.pack.Fault("", "a pack of training has no parts: losses and gradients go through all layers; leave out --part")
 	}
-	units, bytes := s.whole.units(), s.whole.bytesOf()
-	size := make([]int64, len(units))
-	for i, unit := range units {
-		for _, l := range unit {
+	groups, bytes := all.groups(), all.bytesByLayer()
+	size := make([]int64, len(groups))
+	for i, layers := range groups {
+		for _, l := range layers {
 			size[i] += bytes[l]
 		}
 	}
 	s.part = map[int]bool{}
 	for i, part := range weights.Share(size, p.Of) {
-		for _, l := range units[i] {
+		for _, l := range groups[i] {
 			if part == p.Index-1 {
 				s.part[l] = true
 			}
@@ -95,32 +119,26 @@ func (s *scope) takePart(p report.Part) error {
 	return nil
 }
 
-// units returns the layers of the decoder, and the ends first, together with those that they begin with the output
-// of since the pack does not hold it.
-func (s *scope) units() [][]int {
-	units, last := [][]int{{ends}}, s.config.NumHiddenLayers
+// groups returns the layers of the decoder, and the ends first, together with those that they begin with the output of:
+// the pack does not hold it, or it is compared with the layer's own input.
+func (s *scope) groups() [][]int {
+	groups, last := [][]int{{ends}}, s.config.NumHiddenLayers
 	for l := range last {
-		if s.beginsInside(l) {
-			units[len(units)-1] = append(units[len(units)-1], l)
+		_, own := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
+		if s.units[1+l].runs && s.followsUnit(l) && (own || !s.pack.Has(pack.InputStage(l))) {
+			groups[len(groups)-1] = append(groups[len(groups)-1], l)
 		} else {
-			units = append(units, []int{l})
+			groups = append(groups, []int{l})
 		}
 	}
-	if n := len(units) - 1; s.course.Head && !s.pack.Has(pack.InputStage(last)) && n > 0 {
-		units[0], units = append(units[0], units[n]...), units[:n]
+	if n := len(groups) - 1; s.units[1+last].runs && !s.pack.Has(pack.InputStage(last)) && n > 0 {
+		groups[0], groups = append(groups[0], groups[n]...), groups[:n]
 	}
-	return units
+	return groups
 }
 
-// beginsInside reports whether layer l begins with what the part before it computes, for want of a golden tensor, or
-// that is compared with the layer's own input.
-func (s *scope) beginsInside(l int) bool {
-	_, own := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
-	return slices.Contains(s.course.Layers, l) && s.followsPart(l) && (own || !s.pack.Has(pack.InputStage(l)))
-}
-
-// bytesOf returns the bytes of the weights that run, by layer, as the config implies them: a file may not be there.
-func (s *scope) bytesOf() map[int]int64 {
+// bytesByLayer returns the bytes of the weights that run, as the config implies them: a file may not be there.
+func (s *scope) bytesByLayer() map[int]int64 {
 	bytes, family := map[int]int64{}, table.FamilyOf(s.config)
 	for _, slots := range []iter.Seq[table.Slot]{family.Slots(s.config), family.MTPSlots(s.config)} {
 		for slot := range slots {
@@ -138,34 +156,52 @@ func (s *scope) bytesOf() map[int]int64 {
 	return bytes
 }
 
-// needsPlace reports whether a run of everything compares stages of the part of the model that a weight is in.
-func (s *scope) needsPlace(slot table.Slot) bool {
-	if s.whole != nil {
-		return s.whole.needsPlace(slot)
-	}
-	c := &s.course
+// unitOf returns the unit that a weight is in.
+func (s *scope) unitOf(slot table.Slot) unit {
+	i, last := 1+slot.Layer, s.config.NumHiddenLayers
 	switch {
-	case slot.Layer >= s.config.NumHiddenLayers:
-		return slot.Layer < s.config.NumHiddenLayers+c.Predictions
-	case slot.Layer >= 0:
-		return slices.Contains(c.Layers, slot.Layer)
-	case slot.Row.LookedUp():
-		return c.Embedding
+	case slot.Layer >= last:
+		i++ // behind the head
+	case slot.Layer < 0 && !slot.Row.LookedUp():
+		i = 1 + last // the head
 	}
-	return c.Head
+	if i >= len(s.units) {
+		return unit{} // a prediction layer that the config does not announce
+	}
+	return s.units[i]
 }
 
-// selectsPlace reports whether this run compares stages of the part of the model that a weight is in.
-func (s *scope) selectsPlace(slot table.Slot) bool {
-	switch {
-	case !s.picks():
-		return s.needsPlace(slot) && s.inPart(slot.Layer)
-	case slot.Layer >= 0:
-		return s.wants(slot.Layer)
-	case slot.Row.LookedUp():
-		return s.wantsEnd(pack.Embedded)
+// isRouter reports whether of a layer the router alone is run.
+func (s *scope) isRouter(l int) bool {
+	return l >= 0 && l < s.config.NumHiddenLayers && s.units[1+l].routerOnly
+}
+
+// followsUnit reports whether layer l, or the head for num_hidden_layers, begins with the output of the unit before it.
+func (s *scope) followsUnit(l int) bool { return s.units[l].runs && !s.units[1+l].given }
+
+// course is what a pass runs; without Start.
+func (s *scope) course() model.Course[struct{}] {
+	last := s.config.NumHiddenLayers
+	c := model.Course[struct{}]{Embedding: s.units[0].runs, Head: s.units[1+last].runs, Predictions: s.predictions}
+	for l, u := range s.units[1 : 1+last] {
+		if u.runs {
+			c.Layers = append(c.Layers, l)
+		}
+		if u.given {
+			c.Given = append(c.Given, l)
+		}
+		if u.routerOnly {
+			c.Routers = append(c.Routers, l)
+		}
 	}
-	return s.wantsEnd(pack.LastNorm, pack.Logits)
+	return c
+}
+
+// limitPredictions leaves out prediction layers that the checkpoint lacks: it has the first n.
+func (s *scope) limitPredictions(n int) {
+	for ; s.predictions > n; s.predictions-- {
+		s.units[1+s.config.NumHiddenLayers+s.predictions].runs = false
+	}
 }
 
 // inPart reports whether a layer, or with ends or -1 what is outside the decoder's layers, is of the user's part.
@@ -183,7 +219,7 @@ func (s *scope) picks() bool { return len(s.layers)+len(s.stages) > 0 }
 // begins with the pack's tensor: that is a local check.
 func (s *scope) checkChain(mode report.Mode) error {
 	last := s.config.NumHiddenLayers
-	if mode == report.Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.followsPart(last) {
+	if mode == report.Chained && s.restricted() && s.units[1+last].runs && s.predictions == 0 && !s.followsUnit(last) {
 		return s.pack.Fault("chained mode", fmt.Sprintf("the layers before the head are not selected, and it would begin "+
 			"with the pack's %s; "+
 			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
@@ -261,41 +297,42 @@ func (s *scope) selectsStage(name string) bool {
 	return pack.Parse(name).IsStage() && !tables && s.selects(name)
 }
 
-// settle decides which parts are run.
+// settle decides which units are run.
 func (s *scope) settle() error {
-	c, last := &s.course, s.config.NumHiddenLayers
-	wanted := map[int]bool{} // layers
-	for l := range last {
-		if wanted[l] = s.wants(l); wanted[l] && !s.present[l] {
+	last := s.config.NumHiddenLayers
+	s.predictions = s.wantedPredictions()
+	s.units = make([]unit, last+2+max(s.config.NumNextNPredictLayers, s.predictions))
+	embedding, layers, head := &s.units[0], s.units[1:1+last], &s.units[1+last]
+	for l := range layers {
+		layers[l].wanted = s.wants(l)
+		layers[l].runs, layers[l].routerOnly = layers[l].wanted, s.routesOnly(l)
+		if layers[l].runs && !s.present[l] {
 			s.absent = append(s.absent, l)
 		}
 	}
-	c.Embedding, c.Predictions = s.wantsEnd(pack.Embedded), s.wantedPredictions()
-	c.Head = s.wantsEnd(pack.LastNorm, pack.Logits) || c.Predictions > 0
-	if c.Head && !s.pack.Has(pack.InputStage(last)) && !wanted[last-1] {
-		wanted[last-1] = !s.namesAbsent(last - 1)
-		if err := s.checkHeadInput(); !wanted[last-1] && err != nil {
-			return err
+	for k := range s.units[2+last:] {
+		s.units[2+last+k] = unit{runs: k < s.predictions, wanted: s.wants(last + k)}
+	}
+	embedding.wanted, head.wanted = s.wantsEnd(pack.Embedded), s.wantsEnd(pack.LastNorm, pack.Logits)
+	embedding.runs, head.runs = embedding.wanted, head.wanted || s.predictions > 0
+	if head.runs && !s.pack.Has(pack.InputStage(last)) && !layers[last-1].runs {
+		if s.namesAbsent(last - 1) {
+			for _, name := range []string{pack.LastNorm, pack.Logits} {
+				if s.pack.Has(name) || s.predictions > 0 {
+					return s.pack.Fault(name, "what it begins with is not there: "+pack.InputStage(last))
+				}
+			}
 		}
-		c.Head = wanted[last-1]
+		head.runs = !s.namesAbsent(last - 1)
+		layers[last-1].runs = head.runs
 	}
 	for l := last - 1; l >= 0; l-- {
-		if !wanted[l] {
-			continue
-		}
-		if err := s.provideInput(l, wanted); err != nil {
+		if !layers[l].runs {
+			layers[l].routerOnly = false
+		} else if err := s.provideInput(l); err != nil {
 			return err
 		}
 	}
-	for l := range last {
-		if wanted[l] {
-			c.Layers = append(c.Layers, l)
-		}
-		if wanted[l] && s.routesOnly(l) {
-			c.Routers = append(c.Routers, l)
-		}
-	}
-	slices.Sort(c.Given)
 	return nil
 }
 
@@ -314,56 +351,37 @@ func (s *scope) routesOnly(l int) bool {
 	return true
 }
 
-// isRouter reports whether of a layer the router alone is run.
-func (s *scope) isRouter(l int) bool { return slices.Contains(s.course.Routers, l) }
-
 // namesAbsent reports whether the manifest names layer l as absent.
 func (s *scope) namesAbsent(l int) bool { return slices.Contains(s.pack.Manifest.Absent.Layers, l) }
 
-// checkHeadInput refuses a pack with stages of the head, or of prediction layers, but without their input.
-func (s *scope) checkHeadInput() error {
-	for _, name := range []string{pack.LastNorm, pack.Logits} {
-		if s.pack.Has(name) || s.course.Predictions > 0 {
-			return s.pack.Fault(name, "what it begins with is not there: "+pack.InputStage(s.config.NumHiddenLayers))
-		}
-	}
-	return nil
-}
-
-// provideInput sees to it that there is something that layer l, which is wanted, begins with.
-func (s *scope) provideInput(l int, wanted map[int]bool) error {
-	in, told := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
+// provideInput sees to it that there is something that layer l, which runs, begins with.
+func (s *scope) provideInput(l int) error {
+	in, own := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
+	before := &s.units[l]
 	switch {
-	case told && (in.Kind == pack.Seeded || s.picks()):
-		s.course.Given = append(s.course.Given, l)
-	case s.routesOnly(l):
+	case own && (in.Kind == pack.Seeded || s.picks()):
+		s.units[1+l].given = true
+	case s.units[1+l].routerOnly:
 	case s.restricted() && s.pack.Has(pack.InputStage(l)):
-	case l == 0:
-		s.course.Embedding = true
-	case told || wanted[l-1] || s.pack.Has(pack.InputStage(l)):
-	case s.namesAbsent(l - 1):
-		return s.pack.Fault(fmt.Sprint("layer ", l), fmt.Sprintf("what it begins with is not there: neither %s nor %s",
-			pack.OwnInput(l), pack.InputStage(l)))
-	default:
-		wanted[l-1] = true
+	case l == 0 || !own && !before.runs && !s.pack.Has(pack.InputStage(l)):
+		if l > 0 && s.namesAbsent(l-1) {
+			return s.pack.Fault(fmt.Sprint("layer ", l), fmt.Sprintf("what it begins with is not there: neither %s nor %s",
+				pack.OwnInput(l), pack.InputStage(l)))
+		}
+		before.runs = true
 	}
 	return nil
 }
 
-// wants reports whether layer l of the decoder has, or should have, a stage to compare.
+// wants reports whether a layer has, or should have, a stage to compare.
 func (s *scope) wants(l int) bool {
 	switch {
 	case s.pack.Manifest.Mode == "train":
 		return true // for the loss, and gradients
-	case !s.picks():
-		return s.inPart(l) && !slices.Contains(s.pack.Manifest.Absent.Layers, l) && (s.present[l] || !s.pack.IsTrace())
+	case s.picks():
+		return s.selected[l]
 	}
-	for name := range s.pack.Manifest.Tensors {
-		if at := pack.Parse(name); at.Layer == l && !at.IsOwnInput() && s.selectsStage(name) {
-			return true
-		}
-	}
-	return false
+	return s.inPart(l) && !s.namesAbsent(l) && (s.present[l] || !s.pack.IsTrace())
 }
 
 // wantedPredictions returns how many prediction layers there are up to the last that has
@@ -394,18 +412,13 @@ func (s *scope) wantsEnd(names ...string) bool {
 	})
 }
 
-// runs reports whether a weight belongs to a part that is run.
+// runs reports whether a weight belongs to a unit that is run. The embedding serves prediction layers, and a tied head.
 func (s *scope) runs(slot table.Slot) bool {
-	c, last := &s.course, s.config.NumHiddenLayers
-	switch {
-	case slot.Layer >= last:
-		return slot.Layer < last+c.Predictions
-	case slot.Layer >= 0:
-		return slices.Contains(c.Layers, slot.Layer) && (!s.isRouter(slot.Layer) || slot.Module() == table.Router)
-	case slot.Row.LookedUp():
-		return c.Embedding || c.Predictions > 0 || c.Head && s.config.TieWordEmbeddings
+	u := s.unitOf(slot)
+	if slot.Layer < 0 && slot.Row.LookedUp() {
+		return u.runs || s.predictions > 0 || s.units[1+s.config.NumHiddenLayers].runs && s.config.TieWordEmbeddings
 	}
-	return c.Head
+	return u.runs && (!u.routerOnly || slot.Module() == table.Router)
 }
 
 // reads reports whether a weight is read, if only to look for a NaN: weights of the parts that are run, and of
@@ -418,14 +431,8 @@ func (s *scope) reads(slot table.Slot) bool {
 // needs reports whether a weight is read, or has to be compared with one that is read: a head and the
 // embedding that it is tied to.
 func (s *scope) needs(at table.Place) bool {
-	tied := s.config.TieWordEmbeddings && s.course.Embedding && at.Is(table.Head, table.LMHead)
+	tied := s.config.TieWordEmbeddings && s.units[0].runs && at.Is(table.Head, table.LMHead)
 	return at.Row != nil && (tied || s.reads(table.Slot{Place: at}))
-}
-
-// followsPart reports whether layer l, or the head, begins with the output of the part before it.
-func (s *scope) followsPart(l int) bool {
-	ran := l == 0 && s.course.Embedding || l > 0 && slices.Contains(s.course.Layers, l-1)
-	return ran && !slices.Contains(s.course.Given, l)
 }
 
 // compares reports whether a stage of the pack is compared: the user selects it, and it is no given input.
@@ -434,7 +441,7 @@ func (s *scope) compares(name string) bool {
 		return false
 	} else if at.IsOwnInput() {
 		in := s.pack.Manifest.LayerInputs[strconv.Itoa(at.Layer)]
-		return in.Kind == pack.Recorded && s.followsPart(at.Layer) && s.selects(name)
+		return in.Kind == pack.Recorded && s.followsUnit(at.Layer) && s.selects(name)
 	}
 	return s.selects(name)
 }

@@ -53,7 +53,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err := cmp.Or(golden.CheckShape(c), checkRecorded(c, golden, &o)); err != nil {
 		return nil, err
 	}
-	s.course.Predictions = min(s.course.Predictions, m.PredictionLayers())
+	s.limitPredictions(m.PredictionLayers())
 	in, err := golden.Input()
 	if err != nil {
 		return nil, err
@@ -135,11 +135,11 @@ const mostStreams = 8
 func (j *job) gather(ctx context.Context) (*evidence, error) {
 	t := newPass(j)
 	e := t.evidence
-	if !j.scope.course.Embedding { // prediction layers without one of their own look tokens up in it
+	if !j.scope.units[0].runs { // prediction layers without one of their own look tokens up in it
 		e.leaveOut(embeddingName)
 	}
 	for _, name := range []string{pack.LastNorm, pack.Logits} {
-		if !j.scope.course.Head && j.scope.wantsEnd(name) { // behind a layer that is absent
+		if !j.scope.units[1+j.model.Config.NumHiddenLayers].runs && j.scope.wantsEnd(name) { // behind a layer that is absent
 			e.lacked[name] = true
 		}
 	}
