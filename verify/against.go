@@ -47,7 +47,7 @@ func Against(here, there *pack.Pack, r, other *report.Report) (*report.Against, 
 			if padded.Has(t) {
 				continue
 			}
-			n := len(only(row, its, make([]float32, len(layer.Load))))
+			n := len(without(row, its, make([]float32, len(layer.Load))))
 			switch l.Differ += n; {
 			case layer.Wrong[t]:
 				l.WrongHere += n

@@ -56,15 +56,15 @@ func compareRow(ours *choice, theirs []int, row int) rowChoice {
 		r.count(kind, -1)
 	}
 	first := row * scores.Width()
-	dropped := only(r.ours, theirs, scores.Row(row))
-	for i, e := range only(theirs, r.ours, scores.Row(row)) {
+	dropped := without(r.ours, theirs, scores.Row(row))
+	for i, e := range without(theirs, r.ours, scores.Row(row)) {
 		r.count(scores.Tie(first+dropped[i], first+e), e)
 	}
 	return r
 }
 
-// only returns the experts of a that are not in b, best score first.
-func only(a, b []int, scores []float32) []int {
+// without returns the experts of a that are not in b, best score first.
+func without(a, b []int, scores []float32) []int {
 	var list []int
 	for _, e := range a {
 		if !slices.Contains(b, e) {
@@ -92,11 +92,11 @@ func otherGroups(ours *choice, theirs []int, row int) ([]int, bounds.TieKind) {
 			golden = append(golden, e/size)
 		}
 	}
-	added := only(golden, chosen, worth)
+	added := without(golden, chosen, worth)
 	if len(added) == 0 || len(golden) > count {
 		return nil, bounds.NoTie
 	}
-	dropped := only(chosen, golden, worth)
+	dropped := without(chosen, golden, worth)
 	kept := dropped[:len(dropped)-len(added)]
 	kind, first := bounds.ExactTie, row*g.Worth.Width()
 	for i, group := range added {
@@ -118,12 +118,12 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 		return nil
 	}
 	k := len(theirs)
-	scores, of, instead := ours.Scores, "expert", only(ours.Idx[row*k:(row+1)*k], theirs, ours.Scores.Row(row))
+	scores, of, instead := ours.Scores, "expert", without(ours.Idx[row*k:(row+1)*k], theirs, ours.Scores.Row(row))
 	if g := ours.Groups; g != nil {
 		count, size := len(g.Chosen)/g.Worth.Rows(), ours.Scores.Width()/g.Worth.Width()
 		if chosen := g.Chosen[row*count : (row+1)*count]; !slices.Contains(chosen, e/size) {
 			scores, of, e = g.Worth, "group", e/size
-			instead = only(chosen, nil, g.Worth.Row(row))
+			instead = without(chosen, nil, g.Worth.Row(row))
 		}
 	}
 	if len(instead) == 0 {

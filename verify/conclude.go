@@ -34,7 +34,7 @@ func conclude(shown report.Report) *report.Report {
 	r.Limits = report.LimitsOf(r.Checks)
 	countChecks(r)
 	countPlaces(r)
-	r.Coverage.Untold = untold(r)
+	r.Coverage.Untold = unexercisedNumbers(r)
 	r.Scope.Text = r.Scope.Describe()
 	empty := isEmptyPart(r)
 	if r.Verdict, r.FirstDivergence, r.Reasons = report.Pass, nil, nil; empty {
@@ -90,7 +90,12 @@ func countPlaces(r *report.Report) {
 			}
 			continue
 		}
-		addKeys(&r.Routing, p.Keys)
+		if p.Keys != nil {
+			if r.Routing.Keys == nil {
+				r.Routing.Keys = &report.KeyChoices{}
+			}
+			r.Routing.Keys.Add(p.Keys)
+		}
 		if p.Layer() >= 0 && p.Checked > 0 {
 			s.Layers = append(s.Layers, p.Layer())
 		}
@@ -118,20 +123,6 @@ func countPlaces(r *report.Report) {
 	}
 	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
 	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.LeftOut == 0 && len(s.Inputs) == 0 && !s.Selected && !r.Stopped
-}
-
-// addKeys adds the choices of keys of a layer, if there are any.
-func addKeys(r *report.Routing, k *report.KeyChoices) {
-	if k == nil {
-		return
-	}
-	if r.Keys == nil {
-		r.Keys = &report.KeyChoices{}
-	}
-	all := r.Keys
-	all.Queries, all.TiedCuts, all.ZeroCuts = all.Queries+k.Queries, all.TiedCuts+k.TiedCuts, all.ZeroCuts+k.ZeroCuts
-	all.ExactTies, all.NearTies = all.ExactTies+k.ExactTies, all.NearTies+k.NearTies
-	all.Mismatches += k.Mismatches
 }
 
 // reasons lists why the run is no pass although no check failed.
@@ -164,8 +155,13 @@ func reasons(r *report.Report) (list []string) {
 		text.Plural(skipped, "golden tensor"))
 	const unchecked = "took part in no checked stage"
 	add(len(c.WeightsUnchecked) > 0 && !measured, "%s", countWithFirst("weight", unchecked, unchecked, c.WeightsUnchecked))
-	add(len(of[unnamedLayer]) > 0, "the pack has no stage of layers %s, and its manifest does not name them as absent",
-		text.Ranges(numbers(of[unnamedLayer])))
+	var unnamed []int
+	for _, layer := range of[unnamedLayer] {
+		n, _ := strconv.Atoi(layer)
+		unnamed = append(unnamed, n)
+	}
+	add(unnamed != nil, "the pack has no stage of layers %s, and its manifest does not name them as absent",
+		text.Ranges(unnamed))
 	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the "+
 		"checkpoint")
 	list = append(list, of[ofChoice]...)
@@ -177,15 +173,6 @@ func reasons(r *report.Report) (list []string) {
 		list = append(list, weakEvidence(r, of[blind])...)
 	}
 	return slices.Concat(list, of[seldomReached], of[notFinite])
-}
-
-// numbers reads numbers.
-func numbers(words []string) (list []int) {
-	for _, w := range words {
-		n, _ := strconv.Atoi(w)
-		list = append(list, n)
-	}
-	return list
 }
 
 // countWithFirst counts a list of things of which one or more do something, and names the first: "1 weight has no
@@ -211,22 +198,18 @@ func weakEvidence(r *report.Report, blind []string) (reasons []string) {
 			"not checked", x.Choices-x.Pinned, x.Choices, text.Noun(x.Choices, "choice")))
 	}
 	if blind != nil {
+		remedy := ""
+		if r.Golden.Reference.Attention == pack.Sdpa && strings.Contains(strings.Join(blind, " "), ".self_attn.") {
+			remedy = "; sdpa may round the scores of attention or not: record the pack with eager attention (--attn eager)"
+		}
 		reasons = append(reasons, countWithFirst("stage", "may be off by so much for rounding alone that it proves nothing",
-			"may be off by so much for rounding alone that they prove nothing", blind)+scoresRemedy(r, blind))
+			"may be off by so much for rounding alone that they prove nothing", blind)+remedy)
 	}
 	if absent := absentKinds(r); absent != nil {
 		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+
 			strings.Join(absent, ", "))
 	}
 	return reasons
-}
-
-// scoresRemedy is what to do if stages of sdpa attention are among those that prove nothing.
-func scoresRemedy(r *report.Report, blind []string) string {
-	if r.Golden.Reference.Attention != pack.Sdpa || !strings.Contains(strings.Join(blind, " "), ".self_attn.") {
-		return ""
-	}
-	return "; sdpa may round the scores of attention or not: record the pack with eager attention (--attn eager)"
 }
 
 // absentKinds lists the kinds of stages that the pack has in no layer without saying so.
@@ -244,9 +227,9 @@ func absentKinds(r *report.Report) (kinds []string) {
 	return kinds
 }
 
-// untold lists the numbers that no stage tells from half as much, or from twice as much. A selection of stages, a run
+// unexercisedNumbers lists the numbers that no stage tells from half as much, or from twice as much. A selection of stages, a run
 // that was stopped, or a part without a layer says nothing of the config.
-func untold(r *report.Report) []report.Unexercised {
+func unexercisedNumbers(r *report.Report) []report.Unexercised {
 	list := []report.Unexercised{}
 	if len(r.Scope.Stages) > 0 || r.Stopped || isEmptyPart(r) {
 		return list

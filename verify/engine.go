@@ -10,26 +10,22 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
-	"dsmoe/verify/report"
 )
 
 // Traces of engines: what an engine declares of its arithmetic is reproduced; observe.go looks for what it does not declare.
-
-// checkEngine refuses what is not computed of an engine's trace.
-func checkEngine(golden *pack.Pack, o *Options) error {
-	if golden.IsTrace() && o.Mode != report.Local {
-		return golden.Fault("chained mode", "a trace of an engine is verified in local mode, where what the engine rounds is "+
-			"reproduced: leave out --mode")
-	}
-	return nil
-}
 
 // arithmetic is the analysis, or around it the arithmetic of the pack's engine.
 func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	if !j.pack.IsTrace() {
 		return a
 	}
-	e := &bounds.Engine{Inputs: j.inputsTo}
+	e := &bounds.Engine{Inputs: func(w *model.Weight) (keys, values *bounds.Rounding) {
+		if forms := j.forms(w.Name); forms != nil {
+			keys, _ = bounds.RoundingOf(j.engine.Activations[forms[0]])
+			values, _ = bounds.RoundingOf(j.engine.Activations[forms[len(forms)-1]])
+		}
+		return keys, values
+	}}
 	e.Cache, _ = bounds.RoundingOf(j.engine.Cache)
 	e.Flash = slices.Contains(j.engine.Attention, pack.Flash)
 	e.Narrow, e.Serial = j.engine.Sums == pack.F16Sums, j.engine.Sums == pack.SerialSums
@@ -80,17 +76,6 @@ func (j *job) forms(name string) []string {
 		return strings.Split(from, " and ")
 	}
 	return []string{w.DType.String()}
-}
-
-// inputsTo returns what the engine rounds the input of a product to.
-func (j *job) inputsTo(w *model.Weight) (keys, values *bounds.Rounding) {
-	forms := j.forms(w.Name)
-	if forms == nil {
-		return nil, nil
-	}
-	keys, _ = bounds.RoundingOf(j.engine.Activations[forms[0]])
-	values, _ = bounds.RoundingOf(j.engine.Activations[forms[len(forms)-1]])
-	return keys, values
 }
 
 // undeclared is what of how an engine computes it does not declare; nil if that is nothing.

@@ -88,7 +88,7 @@ func TestLinesOnBothSides(t *testing.T) {
 			margin := func(rms float64) float64 {
 				var d bounds.Distances
 				test.set(&d, rms)
-				return lines(&report.Check{}, &d, &report.Limits{}, test.width, test.distinct, test.rounded, false)
+				return judgeLines(&report.Check{}, &d, &report.Limits{}, test.width, test.distinct, test.rounded, false)
 			}
 			if math.IsInf(test.limit, 1) {
 				require.Zero(t, margin(1e9))

@@ -104,7 +104,7 @@ func (r *keyRows) notVisible(want []int, padded pack.Padding) string {
 		if padded.Has(row) {
 			continue
 		}
-		visible, chosen := r.visible(row), of(want, row, r.k)
+		visible, chosen := r.visible(row), keysOf(want, row, r.k)
 		if n := min(r.k, len(visible)); len(chosen) != n {
 			return fmt.Sprintf("the golden has %d keys of query %d, which sees %d: not %d", len(chosen), row, len(visible), n)
 		}
@@ -122,8 +122,8 @@ func (r *keyRows) notVisible(want []int, padded pack.Padding) string {
 	return ""
 }
 
-// of returns the keys of a query, without those that the mask hides.
-func of(idx []int, row, k int) []int {
+// keysOf returns the keys of a query, without those that the mask hides.
+func keysOf(idx []int, row, k int) []int {
 	keys := idx[row*k : (row+1)*k]
 	if hidden := slices.Index(keys, -1); hidden >= 0 {
 		return keys[:hidden]
@@ -131,7 +131,8 @@ func of(idx []int, row, k int) []int {
 	return keys
 }
 
-// compareKeys counts the golden's keys that are not ours by what excuses them. Padding does not count.
+// compareKeys counts the golden's keys that are not ours by what excuses them: those that only we chose and those that
+// only the golden chose are paired by score, best with best, and every pair has to tie. Padding does not count.
 func (t *pass) compareKeys(c *report.Check, rows *keyRows, want []int, padded pack.Padding) {
 	count, wrong, seq := &report.KeyChoices{}, 0, t.job.in.Seq
 	t.evidence.keys[c.Layer()] = count
@@ -140,8 +141,13 @@ func (t *pass) compareKeys(c *report.Check, rows *keyRows, want []int, padded pa
 			continue
 		}
 		rows.countCut(count, row)
-		theirs := of(want, row, rows.k)
-		found := rows.compareRow(theirs, row)
+		theirs := keysOf(want, row, rows.k)
+		found := rowChoice{ours: keysOf(rows.Idx, row, rows.k)}
+		scores, first := rows.Scores.Row(row), row*rows.Scores.Width()
+		dropped := without(found.ours, theirs, scores) // as many as those that only the golden chose
+		for i, key := range without(theirs, found.ours, scores) {
+			found.count(rows.Scores.Tie(first+dropped[i], first+key), key)
+		}
 		if len(found.wrong) > 0 && wrong == 0 {
 			c.Index = []int{row / seq, row % seq, slices.Index(theirs, found.wrong[0])}
 			c.Want, c.Got = fmt.Sprintf("key %d", found.wrong[0]), fmt.Sprintf("keys %v", found.ours)
@@ -175,18 +181,6 @@ func (r *keyRows) countCut(count *report.KeyChoices, row int) {
 			count.ZeroCuts++
 		}
 	}
-}
-
-// compareRow compares one query's keys. Those that only we chose and those that only the golden chose
-// are paired by score, best with best: every pair has to tie. A query sees as many keys in both.
-func (r *keyRows) compareRow(theirs []int, row int) rowChoice {
-	found := rowChoice{ours: of(r.Idx, row, r.k)}
-	first := row * r.Scores.Width()
-	dropped := only(found.ours, theirs, r.Scores.Row(row))
-	for i, key := range only(theirs, found.ours, r.Scores.Row(row)) {
-		found.count(r.Scores.Tie(first+dropped[i], first+key), key)
-	}
-	return found
 }
 
 // visibleScores returns copies of an indexer's scores, and of the golden's, in which those that the mask

@@ -17,6 +17,9 @@ import (
 // Unmergeable returns why a report cannot be joined with others: how it was made, or that it was changed since. nil if
 // it can.
 func Unmergeable(r *report.Report) error {
+	verdicts := []report.Verdict{report.Pass, report.Fail, report.Skipped}
+	unknown := slices.ContainsFunc(r.Checks, func(c report.Check) bool { return !slices.Contains(verdicts, c.Verdict) }) ||
+		slices.ContainsFunc(r.Doubts, func(d report.Doubt) bool { return !slices.Contains(doubtKinds(), d.Kind) })
 	switch {
 	case r.Mode != report.Local:
 		return errors.New("made in chained mode, in which each layer begins with what the layers before it gave; " +
@@ -28,7 +31,7 @@ func Unmergeable(r *report.Report) error {
 			"verifies it")
 	case !r.Fits():
 		return errors.New("its shapes, patterns or loads of experts do not fit each other: it was changed")
-	case !isKnown(r):
+	case unknown:
 		return errors.New("a verdict, or a kind of doubt, is unknown: it was changed, or made by another dsmoe")
 	case !reflect.DeepEqual(conclude(*r), r):
 		return errors.New("its verdict and counts do not follow from its checks: it was changed, or made by another dsmoe")
@@ -39,13 +42,6 @@ func Unmergeable(r *report.Report) error {
 // doubtKinds are all kinds of doubts of a run, in the order of reasons.
 func doubtKinds() []string {
 	return []string{ofPack, unnamedLayer, ofChoice, ofInput, allZero, ofConfig, blind, seldomReached, notFinite}
-}
-
-// isKnown reports whether all verdicts and kinds of doubts are those that a run gives.
-func isKnown(r *report.Report) bool {
-	verdicts := []report.Verdict{report.Pass, report.Fail, report.Skipped}
-	return !slices.ContainsFunc(r.Checks, func(c report.Check) bool { return !slices.Contains(verdicts, c.Verdict) }) &&
-		!slices.ContainsFunc(r.Doubts, func(d report.Doubt) bool { return !slices.Contains(doubtKinds(), d.Kind) })
 }
 
 // Differences returns how the checkpoint, pack or options of b differ from those of a, in words; none if the two can be

@@ -12,8 +12,8 @@ import (
 	"dsmoe/verify/report"
 )
 
-// usual are the roundings of the input of a product by engines that declare none, by the form of the weight.
-func usual(form string) []string {
+// usualRoundings are the roundings of the input of a product by engines that declare none, by the form of the weight.
+func usualRoundings(form string) []string {
 	d, _ := tensor.ParseDType(form)
 	switch {
 	case d == tensor.BF16:
@@ -112,7 +112,7 @@ func candidates(how *pack.Arithmetic, forms []string) (list []*pack.Arithmetic) 
 		if _, declared := how.Activations[form]; declared {
 			continue
 		}
-		for _, to := range usual(form) {
+		for _, to := range usualRoundings(form) {
 			other := *how
 			other.Activations = maps.Clone(how.Activations)
 			if other.Activations == nil {

@@ -42,15 +42,6 @@ func (j *job) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 	return rounded, err
 }
 
-// isExact reports whether the blocks of a weight hold the reference's own numbers, as those that FP4 was repacked to:
-// every stage behind it passed without an error of the weight.
-func (e *evidence) isExact(name string) bool {
-	w := e.job.weights.Find(name)
-	_, exercised := e.exercised[name]
-	_, failed := e.failed[name]
-	return exercised && !failed && (w.DType.Blocked() || e.job.decodedFrom(w) != "")
-}
-
 // explain compares the report with the one in which weights are taken as they are.
 func explain(r *report.Report, rounded bounds.Roundings, plain *report.Report) {
 	x := &report.Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{},

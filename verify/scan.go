@@ -25,7 +25,7 @@ import (
 // of the embedding, prediction layers that were not run. A NaN in another weight would show in a stage. Weights
 // of parts that are not run are not read.
 func (e *evidence) scan(ctx context.Context) error {
-	all := e.unread()
+	all := e.unscanned()
 	found := make([]string, len(all))
 	g, ctx := errgroup.WithContext(ctx)
 	if g.SetLimit(e.job.options.Parallelism); e.job.options.Parallelism == 0 {
@@ -42,8 +42,8 @@ func (e *evidence) scan(ctx context.Context) error {
 	return err
 }
 
-// unread lists the weights of the table that no product has shown whole, and their scales.
-func (e *evidence) unread() (all []*weights.Weight) {
+// unscanned lists the weights of the table that no product has shown whole, and their scales.
+func (e *evidence) unscanned() (all []*weights.Weight) {
 	for s := range table.FamilyOf(e.job.model.Config).Required(e.job.model.Config, e.job.weights.Has) {
 		w := e.job.weights.Find(s.Name)
 		if _, used := e.exercised[s.Name]; w == nil || !e.job.scope.reads(s) || used && !s.Row.LookedUp() {

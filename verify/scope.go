@@ -93,7 +93,13 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 		}
 		u.compares = u.wanted && s.picks() || u.needed && !s.picks() && s.inPart(layer)
 	}
-	return s, s.checkChain(o.Mode)
+	last := c.NumHiddenLayers
+	if o.Mode == report.Chained && s.restricted() && s.units[1+last].runs && s.predictions == 0 && !s.followsUnit(last) {
+		// nothing but the head is selected: that is a local check
+		return nil, golden.Fault("chained mode", fmt.Sprintf("the layers before the head are not selected, and it would begin "+
+			"with the pack's %s; select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
+	}
+	return s, nil
 }
 
 // takePart makes the scope a part of a run of everything.
@@ -215,18 +221,6 @@ func (s *scope) inPart(layer int) bool {
 // picks reports whether the user selects layers or stages.
 func (s *scope) picks() bool { return len(s.layers)+len(s.stages) > 0 }
 
-// checkChain refuses to call it a chain if the user selects nothing but the head, which then
-// begins with the pack's tensor: that is a local check.
-func (s *scope) checkChain(mode report.Mode) error {
-	last := s.config.NumHiddenLayers
-	if mode == report.Chained && s.restricted() && s.units[1+last].runs && s.predictions == 0 && !s.followsUnit(last) {
-		return s.pack.Fault("chained mode", fmt.Sprintf("the layers before the head are not selected, and it would begin "+
-			"with the pack's %s; "+
-			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
-	}
-	return nil
-}
-
 // restricted reports whether the user selected a part of the pack.
 func (s *scope) restricted() bool { return s.picks() || s.part != nil }
 
@@ -300,7 +294,10 @@ func (s *scope) selectsStage(name string) bool {
 // settle decides which units are run.
 func (s *scope) settle() error {
 	last := s.config.NumHiddenLayers
-	s.predictions = s.wantedPredictions()
+	s.predictions = pack.Predictions(s.config, s.pack)
+	for s.predictions > 0 && (!s.inPart(ends) || s.picks() && !s.wants(last+s.predictions-1)) {
+		s.predictions--
+	}
 	s.units = make([]unit, last+2+max(s.config.NumNextNPredictLayers, s.predictions))
 	embedding, layers, head := &s.units[0], s.units[1:1+last], &s.units[1+last]
 	for l := range layers {
@@ -384,19 +381,6 @@ func (s *scope) wants(l int) bool {
 	return s.inPart(l) && !s.namesAbsent(l) && (s.present[l] || !s.pack.IsTrace())
 }
 
-// wantedPredictions returns how many prediction layers there are up to the last that has
-// something to be compared.
-func (s *scope) wantedPredictions() int {
-	n := pack.Predictions(s.config, s.pack)
-	if !s.inPart(ends) {
-		return 0
-	}
-	for n > 0 && s.picks() && !s.wants(s.config.NumHiddenLayers+n-1) {
-		n--
-	}
-	return n
-}
-
 // wantsEnd reports whether one of these stages outside the layers is compared, or should be in the pack.
 func (s *scope) wantsEnd(names ...string) bool {
 	return slices.ContainsFunc(names, func(name string) bool {
@@ -426,13 +410,6 @@ func (s *scope) runs(slot table.Slot) bool {
 func (s *scope) reads(slot table.Slot) bool {
 	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.picks() && s.inPart(ends) &&
 		!s.namesAbsent(slot.Layer)
-}
-
-// needs reports whether a weight is read, or has to be compared with one that is read: a head and the
-// embedding that it is tied to.
-func (s *scope) needs(at table.Place) bool {
-	tied := s.config.TieWordEmbeddings && s.units[0].runs && at.Is(table.Head, table.LMHead)
-	return at.Row != nil && (tied || s.reads(table.Slot{Place: at}))
 }
 
 // compares reports whether a stage of the pack is compared: the user selects it, and it is no given input.

@@ -117,7 +117,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 		return c, err
 	}
 	if c.Verdict != report.Skipped {
-		x, want, rows := t.shown(name, x, want, rows)
+		x, want, rows := t.unmasked(name, x, want, rows)
 		if pack.Parse(name).IsLossOrGradient() {
 			m := rows.Metrics(x.Values, want, x.Width(), x.DType)
 			record(&c, m)
@@ -133,8 +133,8 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	return c, nil
 }
 
-// shown returns what is measured of a stage: of an indexer's scores those that the mask does not hide.
-func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *bounds.Rows) (*bounds.Value,
+// unmasked returns what is measured of a stage: of an indexer's scores those that the mask does not hide.
+func (t *localTrace) unmasked(name string, x *bounds.Value, want []float32, rows *bounds.Rows) (*bounds.Value,
 	[]float32, *bounds.Rows) {
 	if pack.Parse(name).OfIndexer() != pack.IndexerScores {
 		return x, want, rows
@@ -177,7 +177,7 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 		c.NeuronZ, c.Limits.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
 		margin = max(margin, z/bounds.NeuronLimit)
 	}
-	settle(c, d, rows, margin)
+	setVerdict(c, d, rows, margin)
 	return x
 }
 
@@ -207,7 +207,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		return max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
+		return max(margin, judgeLines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	}
 	c.Ambiguous = report.JSONFloat(d.Ambiguous)
 	p, y, most := bounds.PrecisionOf(x.DType), float64(d.At.Got), bounds.Lambda*d.At.Sigma
@@ -219,8 +219,8 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	return margin
 }
 
-// settle sets the verdict of a stage whose distances reach a share of a limit.
-func settle(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin float64) {
+// setVerdict sets the verdict of a stage whose distances reach a share of a limit.
+func setVerdict(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin float64) {
 	c.Verdict = report.Fail
 	if !d.Finite {
 		return
@@ -266,11 +266,11 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// lines holds the RMS of the tensor, its rows of width elements and its columns to their limits,
+// judgeLines holds the RMS of the tensor, its rows of width elements and its columns to their limits,
 // and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
 // Where weights were rounded, the elements of a column share that error, and columns have no
 // limit.
-func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded,
+func judgeLines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded,
 	together bool) (margin float64) {
 	if width >= leastRow {
 		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), rowRMS

@@ -153,7 +153,11 @@ func (p *Pack) Spell(c *config.Config) error {
 				Cause: fmt.Sprintf("tensors: %.120q: %d columns, the weight has %d rows", name, n, order.Len())})
 		}
 		if e.stored != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
-			e.putHeadsFirst()
+			// [batch, tokens, heads, width] of the file becomes [batch, heads, tokens, width]
+			tokens, heads, width := e.lies[1], e.lies[2], e.lies[3]
+			e.Shape = []int{e.lies[0], heads, tokens, width}
+			e.order = &tensor.View{Shape: []int64{int64(tokens), int64(heads), int64(width)},
+				Stride: []int64{int64(width), int64(tokens * width), 1}}
 		}
 		tensors[stage] = e
 	}

@@ -144,14 +144,6 @@ type Entry struct {
 	order  *tensor.View // of the columns there, or of all elements of a sequence; nil: as they are
 }
 
-// putHeadsFirst gives [batch, tokens, heads, width] of a file the order [batch, heads, tokens, width].
-func (e *Entry) putHeadsFirst() {
-	tokens, heads, width := e.lies[1], e.lies[2], e.lies[3]
-	e.Shape = []int{e.lies[0], heads, tokens, width}
-	e.order = &tensor.View{Shape: []int64{int64(tokens), int64(heads), int64(width)},
-		Stride: []int64{int64(width), int64(tokens * width), 1}}
-}
-
 // inOrder are rows of the tensor, or sequences, with their elements in the stage's order.
 func (e *Entry) inOrder(values []float32) []float32 {
 	if e.order == nil {

@@ -310,13 +310,9 @@ func (p *Pack) Ints(name string) ([]int, error) {
 	return values, nil
 }
 
-// references are the kinds of Reference, with whose behaviour a pack of that kind records.
+// references are the kinds of Reference, with whose behaviour a pack of that kind records. Engines follow the rules of the
+// checkpoint's family.
 var references = map[string]config.Reference{"remote code": config.Remote, "transformers native": config.Native}
-
-// referenceOf returns whose rules the pack follows: an engine's those of the checkpoint's family.
-func (p *Pack) referenceOf(c *config.Config) config.Reference {
-	return cmp.Or(references[p.Manifest.Reference.Kind], c.Reference)
-}
 
 // Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
 // config_overrides, and the rules of the reference, unless override names another. It refuses an override of a key
@@ -334,7 +330,7 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 			return nil, p.wrap("config_overrides", err)
 		}
 	}
-	c, err := c.As(cmp.Or(override, p.referenceOf(c)))
+	c, err := c.As(cmp.Or(override, references[p.Manifest.Reference.Kind], c.Reference))
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}

@@ -67,7 +67,11 @@ func (r *Report) pageDivergence(p *page.Page) {
 	if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Pattern != nil }); i >= 0 {
 		c := &r.Checks[i]
 		p.Section("Where it differs")
-		caption := fmt.Sprintf("%s: the largest residual of %s.", c.Tensor, c.Pattern.cells())
+		cell := "each element"
+		if p := c.Pattern; p.RowStep > 1 || p.ColumnStep > 1 {
+			cell = fmt.Sprintf("each %d × %d elements", p.RowStep, p.ColumnStep)
+		}
+		caption := fmt.Sprintf("%s: the largest residual of %s.", c.Tensor, cell)
 		if c.Pattern.Unit == Sigmas {
 			caption += fmt.Sprintf(" Beyond %d σ rounding does not explain it.", bounds.Lambda)
 		}
@@ -91,14 +95,6 @@ func cutFacts(facts []page.Fact, name string) (rest, taken []page.Fact) {
 	return rest, taken
 }
 
-// cells says what a cell of the pattern is.
-func (p *Pattern) cells() string {
-	if p.RowStep == 1 && p.ColumnStep == 1 {
-		return "each element"
-	}
-	return fmt.Sprintf("each %d × %d elements", p.RowStep, p.ColumnStep)
-}
-
 // heatmap draws the pattern of a check.
 func (c *Check) heatmap() page.Heatmap {
 	p := c.Pattern
@@ -120,9 +116,13 @@ func (c *Check) heatmap() page.Heatmap {
 		m.Rows = append(m.Rows, label)
 		values := make([]float64, len(row))
 		for j, v := range row {
-			values[j] = orInfinity(v)
-			if slices.Contains(p.Padding, i) {
+			switch {
+			case slices.Contains(p.Padding, i):
 				values[j] = math.NaN()
+			case v == nil:
+				values[j] = math.Inf(1)
+			default:
+				values[j] = *v
 			}
 		}
 		m.Values = append(m.Values, values)
@@ -138,14 +138,6 @@ func (c *Check) heatmap() page.Heatmap {
 		m.Limit, m.LimitName = bounds.Lambda, fmt.Sprintf("%d σ", bounds.Lambda)
 	}
 	return m
-}
-
-// orInfinity is what is missing because it is infinite.
-func orInfinity(v *float64) float64 {
-	if v == nil {
-		return math.Inf(1)
-	}
-	return *v
 }
 
 // ceiling is the power of ten above all finite values, 1e9 at most.

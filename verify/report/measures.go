@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"dsmoe/text"
@@ -32,24 +31,25 @@ func (c *Check) inSigmas() bool { return c.Limits != nil && c.Limits.Z > 0 && c.
 
 // failureText is one line: how far the golden is off, then each measure beyond its limit, or the reason of a failure
 // that no measure shows. It is empty if the check did not fail.
-func (c *Check) failureText() string {
-	return strings.Join(c.failureLines(), "; ")
-}
+func (c *Check) failureText() string { return strings.Join(c.failureLines(), "; ") }
 
 // failureLines are the parts of failureText.
 func (c *Check) failureLines() (lines []string) {
 	if c.Reason != "" {
 		return []string{c.Reason}
 	}
-	if len(c.Failed) == 0 {
-		return nil
+	if off := c.offText(); len(c.Failed) > 0 && off != "" {
+		lines = append(lines, off)
 	}
-	return slices.DeleteFunc([]string{c.offText(), c.beyondText()}, func(line string) bool { return line == "" })
-}
-
-// inWords is the first of failureLines, empty if the check did not fail.
-func (c *Check) inWords() string {
-	return strings.Join(c.failureLines()[:min(1, len(c.failureLines()))], "")
+	var beyond []string
+	for _, m := range c.Failed {
+		beyond = append(beyond, fmt.Sprintf("%s %s, limit %s", c.measureName(m.Name), orInfinite(m.Value),
+			text.Figure("%.3g", m.Limit)))
+	}
+	if beyond != nil {
+		lines = append(lines, strings.Join(beyond, "; "))
+	}
+	return lines
 }
 
 // offText says how far the golden is off, in shares of its RMS and at most; empty if that was not measured, or is 0.
@@ -64,28 +64,14 @@ func (c *Check) offText() string {
 	if c.RelRMS == nil {
 		return "off by " + most + ", where the golden is all 0"
 	}
-	return fmt.Sprintf("off by %s its RMS, %s", shareOf(*c.RelRMS), most)
-}
-
-// shareOf is a share in words: "61 % of", "12 times".
-func shareOf(share float64) string {
+	format, share, of := "%.2g", 100**c.RelRMS, "% of"
 	switch {
-	case share >= 10:
-		return text.Figure("%.3g", share) + " times"
-	case share >= 0.1:
-		return text.Figure("%.0f", 100*share) + " % of"
+	case *c.RelRMS >= 10:
+		format, share, of = "%.3g", *c.RelRMS, "times"
+	case *c.RelRMS >= 0.1:
+		format = "%.0f"
 	}
-	return text.Figure("%.2g", 100*share) + " % of"
-}
-
-// beyondText lists each measure beyond its limit.
-func (c *Check) beyondText() string {
-	var words []string
-	for _, m := range c.Failed {
-		words = append(words, fmt.Sprintf("%s %s, limit %s", c.measureName(m.Name), orInfinite(m.Value),
-			text.Figure("%.3g", m.Limit)))
-	}
-	return strings.Join(words, "; ")
+	return fmt.Sprintf("off by %s %s its RMS, %s", text.Figure(format, share), of, most)
 }
 
 // measureName is a measure's name for people.

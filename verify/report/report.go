@@ -420,6 +420,12 @@ type KeyChoices struct {
 	Mismatches int `json:"mismatches"` // other keys, for no such reason
 }
 
+// Add adds the counts of an indexer.
+func (k *KeyChoices) Add(one *KeyChoices) {
+	k.Queries, k.TiedCuts, k.ZeroCuts = k.Queries+one.Queries, k.TiedCuts+one.TiedCuts, k.ZeroCuts+one.ZeroCuts
+	k.ExactTies, k.NearTies, k.Mismatches = k.ExactTies+one.ExactTies, k.NearTies+one.NearTies, k.Mismatches+one.Mismatches
+}
+
 // LayerRouting counts the choices of one layer, as Routing does of all.
 type LayerRouting struct {
 	Layer      string `json:"layer"`      // such as "model.layers.3"

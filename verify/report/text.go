@@ -38,7 +38,7 @@ func (r *Report) WriteQuiet(w io.Writer) error {
 	f := r.answer()
 	if first := r.first(); first != nil {
 		f.add("DIVERGES", "%s  %s %v", text.Line(first.Tensor), first.DType, first.Shape)
-		f.add("", "%s", first.inWords())
+		f.add("", "%s", strings.Join(first.failureLines()[:min(1, len(first.failureLines()))], ""))
 		r.writeOrigin(&f)
 		r.writeCauses(&f)
 	}
@@ -480,8 +480,9 @@ func (c *Check) explain(line func(format string, args ...any)) {
 	for _, why := range c.failureLines() {
 		line("%s", why)
 	}
-	if c.ProbeRows != nil {
-		line("%s", c.probedRows())
+	if n := len(c.ProbeRows); n > 0 {
+		line("expert %d was run on %s %s of %s, whatever the gate chose", c.Stage().Expert, text.Noun(n, "row"),
+			text.Ranges(c.ProbeRows), pack.AttentionNorm)
 	}
 	if !c.inSigmas() && c.Got != "" {
 		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
@@ -724,16 +725,6 @@ func (c *Coverage) byExperts() string {
 	}
 	return fmt.Sprintf("%d of %d routed experts (%d by probes)", c.ExpertsReached+c.ExpertsProbed, c.Experts,
 		c.ExpertsProbed)
-}
-
-// probedRows says which rows an expert was run on, in the check of its probe.
-func (c *Check) probedRows() string {
-	rows := "rows"
-	if len(c.ProbeRows) == 1 {
-		rows = "row"
-	}
-	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", c.Stage().Expert, rows,
-		text.Ranges(c.ProbeRows), pack.AttentionNorm)
 }
 
 // String describes the limits and their reason.
