@@ -2,11 +2,14 @@ package verify
 
 import (
 	"cmp"
+	"fmt"
+	"slices"
+
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/report"
-	"slices"
 )
 
 // Choices of experts, and of keys, compared with the golden's row by row.
@@ -168,4 +171,19 @@ func pinned(ours *choice, row, k int) (n int) {
 		n++
 	}
 	return n
+}
+
+// judgeChoices sets the verdict of choices of experts or keys; skip, unless empty, is the reason not to judge.
+func judgeChoices(c *report.Check, rows, wrong int, skip, chosen string) {
+	switch {
+	case rows == 0:
+		c.Verdict, c.Reason = report.Skipped, allPadding
+	case skip != "":
+		c.Verdict, c.Reason = report.Skipped, skip
+	case wrong > 0:
+		c.Reason = fmt.Sprintf("%s of another %s, where rounding does not explain it", text.Plural(wrong, "choice"), chosen)
+		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
+	default:
+		c.Verdict = report.Pass
+	}
 }

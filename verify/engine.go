@@ -7,7 +7,6 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
@@ -38,32 +37,6 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 		}
 	}
 	return bounds.NewEngine(a, e)
-}
-
-// blindAs is the dtype by which bounds of x say nothing, where weights were rounded to another one, or to none: an
-// engine's rounding of the inputs of products does as much as one of weights to the same form.
-func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
-	if !t.pass.job.pack.IsTrace() {
-		return rounded
-	}
-	is := func(to string) {
-		d := map[string]tensor.DType{"bf16": tensor.BF16, "f16": tensor.BF16, "q8_0": tensor.Q8_0, "q8_1": tensor.Q8_0, "q8_k": tensor.Q8_0}[to]
-		if strings.HasPrefix(to, "fp8") {
-			d = tensor.F8E4M3
-		}
-		if d != tensor.Invalid && bounds.Blindness(d) > bounds.Blindness(rounded) {
-			rounded = d
-		}
-	}
-	if is(t.pass.job.engine.Cache); t.pass.job.engine.Sums == pack.F16Sums {
-		is("f16")
-	}
-	for _, w := range t.attribution.weights(x) {
-		for _, form := range t.pass.job.forms(w) {
-			is(t.pass.job.engine.Activations[form])
-		}
-	}
-	return rounded
 }
 
 // forms are the dtypes that a weight is stored in: of one that is made of keys' and of values' rows those of both.

@@ -5,7 +5,6 @@ import (
 	"iter"
 	"slices"
 
-	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
@@ -33,33 +32,6 @@ type job struct {
 	expected       int             // number of golden tensors that are compared
 	kinds          map[string]bool // kinds of stages that the pack has in some layer
 	attnWeights    bool            // the pack has probabilities of the whole input
-}
-
-// newJob returns the job that compares all stages of the pack that the scope selects. The error says that a stored head
-// contradicts the embedding it is tied to, or that a weight cannot be read.
-func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
-	o *Options) (*job, error) {
-	j := &job{pack: s.pack, in: in, rows: in, model: m, source: src, weights: weights.New(m.Config, src), scope: s, options: o,
-		engine:   cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
-		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
-	if m.Config.Windowed() { // entries are made of padding, too, and all later tokens see them
-		rows := *in
-		rows.AttentionMask = nil
-		j.rows = &rows
-	}
-	for name, e := range s.pack.Manifest.Tensors {
-		stage := pack.Parse(name)
-		j.kinds[stage.Kind] = true
-		if !stage.IsInput() && s.compares(name) {
-			j.expected++
-		}
-		j.attnWeights = j.attnWeights || stage.Kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
-	}
-	err := j.checkTied()
-	if err == nil {
-		j.contradictions, err = j.beside()
-	}
-	return j, err
 }
 
 // with returns the job with other options and other rounded weights.

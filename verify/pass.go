@@ -1,10 +1,6 @@
 package verify
 
 import (
-	"cmp"
-	"context"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -33,29 +29,6 @@ type rechoose func(c *config.Config, g *model.MoEGate, look func(*choice))
 // newPass begins a pass that has found nothing yet.
 func newPass(j *job) *pass {
 	return &pass{job: j, evidence: newEvidence(j), rotations: map[string]map[tell]bool{}}
-}
-
-// run runs the model over the input, and backward if the pack is one of training. In local mode
-// that is a pass of its own.
-func (t *pass) run(ctx context.Context) error {
-	j := t.job
-	if j.options.Mode == report.Chained {
-		return t.chained(ctx, false)
-	}
-	o := j.modelOptions()
-	analysis := t.analysis(o)
-	defer analysis.Close()
-	net, _ := t.local(j.in, o, analysis)
-	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
-	err = cmp.Or(t.evidence.stepsErr, err) // without the steps, a failure says nothing
-	comparesLoss := func(name string) bool { return pack.Parse(name).IsLoss() && j.scope.compares(name) }
-	if err != nil || !o.Training || !slices.ContainsFunc(slices.Collect(maps.Keys(j.pack.Manifest.Tensors)), comparesLoss) {
-		return err
-	}
-	if j.stageGradients() {
-		return t.learn(ctx)
-	}
-	return t.chained(ctx, true)
 }
 
 // newCourse is the course of a pass over values that are made of what a part begins with.
@@ -151,4 +124,16 @@ func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 	t.evidence.noteWeights(&c, by.weights(x))
 	t.tellRotations(c.Layer(), by.rotations(x))
 	by.checked(x)
+}
+
+// tellRotations notes which numbers the rotations that took part in a checked stage tell from others.
+func (t *pass) tellRotations(layer int, rotations []string) {
+	for _, name := range rotations {
+		if t.rotations[name] == nil {
+			t.rotations[name] = t.job.rotationTells(name == compressedRotation)
+		}
+		for at := range t.rotations[name] {
+			t.evidence.tells[tell{layer, at.key, at.by}] = true
+		}
+	}
 }

@@ -163,21 +163,6 @@ func (t *pass) compareTopK(c *report.Check, ours *choice, want []int, k int, pad
 	return l
 }
 
-// judgeChoices sets the verdict of choices of experts or keys; skip, unless empty, is the reason not to judge.
-func judgeChoices(c *report.Check, rows, wrong int, skip, chosen string) {
-	switch {
-	case rows == 0:
-		c.Verdict, c.Reason = report.Skipped, allPadding
-	case skip != "":
-		c.Verdict, c.Reason = report.Skipped, skip
-	case wrong > 0:
-		c.Reason = fmt.Sprintf("%s of another %s, where rounding does not explain it", text.Plural(wrong, "choice"), chosen)
-		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
-	default:
-		c.Verdict = report.Pass
-	}
-}
-
 // biasPins says how far the golden's choices pin the bias of each expert: an expert that was
 // chosen, by how much its score exceeds the best that was not; one that was not, by how much
 // the worst that was exceeds its. Experts of masked groups, whose scores are -∞, and padding take

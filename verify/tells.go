@@ -1,14 +1,15 @@
 package verify
 
 import (
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
-	"strconv"
-
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 // halfAndTwice are the factors that are tried.
@@ -18,18 +19,6 @@ var halfAndTwice = []float64{0.5, 2}
 func ignoresEps(name string) bool {
 	kind := pack.Parse(name).Within
 	return kind == pack.InAttention(table.QALayernorm) || kind == pack.InAttention(table.KVALayernorm)
-}
-
-// tellRotations notes which numbers the rotations that took part in a checked stage tell from others.
-func (t *pass) tellRotations(layer int, rotations []string) {
-	for _, name := range rotations {
-		if t.rotations[name] == nil {
-			t.rotations[name] = t.job.rotationTells(name == compressedRotation)
-		}
-		for at := range t.rotations[name] {
-			t.evidence.tells[tell{layer, at.key, at.by}] = true
-		}
-	}
 }
 
 // rotationTells returns the numbers with half or twice of which RoPE's tables, or the scale of scores, are different

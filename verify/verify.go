@@ -20,6 +20,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -83,6 +84,33 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 		err = advise(found, r)
 	}
 	return r, err
+}
+
+// newJob returns the job that compares all stages of the pack that the scope selects. The error says that a stored head
+// contradicts the embedding it is tied to, or that a weight cannot be read.
+func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
+	o *Options) (*job, error) {
+	j := &job{pack: s.pack, in: in, rows: in, model: m, source: src, weights: weights.New(m.Config, src), scope: s, options: o,
+		engine:   cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
+		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
+	if m.Config.Windowed() { // entries are made of padding, too, and all later tokens see them
+		rows := *in
+		rows.AttentionMask = nil
+		j.rows = &rows
+	}
+	for name, e := range s.pack.Manifest.Tensors {
+		stage := pack.Parse(name)
+		j.kinds[stage.Kind] = true
+		if !stage.IsInput() && s.compares(name) {
+			j.expected++
+		}
+		j.attnWeights = j.attnWeights || stage.Kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
+	}
+	err := j.checkTied()
+	if err == nil {
+		j.contradictions, err = j.beside()
+	}
+	return j, err
 }
 
 // Reads returns which weights Run reads of a checkpoint with the configuration c.
@@ -163,6 +191,29 @@ func (j *job) gather(ctx context.Context) (*evidence, error) {
 		}
 	}
 	return e, e.scan(ctx)
+}
+
+// run runs the model over the input, and backward if the pack is one of training. In local mode
+// that is a pass of its own.
+func (t *pass) run(ctx context.Context) error {
+	j := t.job
+	if j.options.Mode == report.Chained {
+		return t.chained(ctx, false)
+	}
+	o := j.modelOptions()
+	analysis := t.analysis(o)
+	defer analysis.Close()
+	net, _ := t.local(j.in, o, analysis)
+	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
+	err = cmp.Or(t.evidence.stepsErr, err) // without the steps, a failure says nothing
+	comparesLoss := func(name string) bool { return pack.Parse(name).IsLoss() && j.scope.compares(name) }
+	if err != nil || !o.Training || !slices.ContainsFunc(slices.Collect(maps.Keys(j.pack.Manifest.Tensors)), comparesLoss) {
+		return err
+	}
+	if j.stageGradients() {
+		return t.learn(ctx)
+	}
+	return t.chained(ctx, true)
 }
 
 // withRoundings repeats a run that failed with report plain, if weights were rounded.

@@ -50,7 +50,7 @@ func Roundings(form string) []string {
 const (
 	Flash      = "flash"
 	Absorbed   = "absorbed"
-	F32Sums    = "f32"
+	f32Sums    = "f32"
 	F16Sums    = "f16"
 	SerialSums = "serial"
 )
@@ -123,7 +123,7 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 		}
 	}
 	if a.Sums != "" {
-		one("sums", a.Sums, F32Sums, F16Sums, SerialSums)
+		one("sums", a.Sums, f32Sums, F16Sums, SerialSums)
 	}
 }
 

@@ -204,7 +204,7 @@ func (r *Report) bars(judged bool) page.Bars {
 	}
 	for checks := range r.places() {
 		worst, failed, checked := worstOf(checks)
-		bar := page.Bar{Label: PlaceOf(worst), Value: worst.boundShare(judged), Bad: failed > 0}
+		bar := page.Bar{Label: placeOf(worst), Value: worst.boundShare(judged), Bad: failed > 0}
 		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shareText(judged), " -")
 		switch {
 		case failed > 0:

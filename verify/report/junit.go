@@ -119,7 +119,7 @@ func (s *junitSuite) add(c junitCase) {
 // junit is the case of a check. Its class is the place in the model, behind the last dot:
 // Jenkins takes what is before that for a package.
 func (c *Check) junit(suite string) junitCase {
-	j := junitCase{Name: text.Line(c.Tensor), Class: suite + "." + PlaceOf(*c)}
+	j := junitCase{Name: text.Line(c.Tensor), Class: suite + "." + placeOf(*c)}
 	switch c.Verdict {
 	case Skipped:
 		j.Skipped = &junitResult{Type: "skipped", Message: text.Line(c.Reason)}

@@ -288,7 +288,7 @@ func (r *Report) places() iter.Seq[[]Check] {
 	return func(yield func([]Check) bool) {
 		for checks := r.Checks; len(checks) > 0; {
 			n := 1
-			for n < len(checks) && PlaceOf(checks[n]) == PlaceOf(checks[0]) {
+			for n < len(checks) && placeOf(checks[n]) == placeOf(checks[0]) {
 				n++
 			}
 			if !yield(checks[:n]) {
@@ -299,8 +299,8 @@ func (r *Report) places() iter.Seq[[]Check] {
 	}
 }
 
-// PlaceOf is the part of the model that a check belongs to: "layer 3", "head", "gradients", …
-func PlaceOf(c Check) string {
+// placeOf is the part of the model that a check belongs to: "layer 3", "head", "gradients", …
+func placeOf(c Check) string {
 	switch {
 	case c.Stage().IsGradient():
 		return "gradients"
@@ -347,7 +347,7 @@ func (r *Report) layerRow(checks []Check) []string {
 	if failed > 0 {
 		mark = fmt.Sprintf("%d FAIL", failed)
 	}
-	row := []string{PlaceOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(),
+	row := []string{placeOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(),
 		percent(worst.Margin)}
 	if r.Mode == Local {
 		return append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2g"), short(worst.Sees, "%.1e"),
