@@ -670,14 +670,18 @@ class Reference:
                        "device": self.device.type, "cpu": cpu(), "threads": a.threads} | self.precision()
 
     def replaced(self):
-        """Classes whose forward is neither the reference's nor torch's, with the module that it is from: kernels of the hub
-        (use_kernels), or a patch."""
-        found = {}
-        for module in self.model.modules():
-            origin = getattr(module.forward, "__module__", None) or "?"
-            if origin.split(".")[0] not in ("torch", "transformers", "transformers_modules", __name__):
-                found[type(module).__name__] = origin
-        return dict(sorted(found.items()))
+        """Classes and functions with code that is neither the reference's nor torch's, and the module that it is from: kernels
+        of the hub (use_kernels), or a patch."""
+        ran = {type(module).__name__: module.forward for module in self.model.modules()}
+        if self.kind == "native":
+            from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+            ran |= dict(inspect.getmembers(sys.modules[self.cls.__module__], inspect.isfunction))
+            ran |= {name: functions[name] for functions, name in ((ALL_ATTENTION_FUNCTIONS, self.config._attn_implementation),
+                    (ALL_EXPERTS_FUNCTIONS, self.config._experts_implementation)) if name in functions}
+        origins = {name: getattr(code, "__module__", None) or "unknown" for name, code in sorted(ran.items())}
+        own = ("torch", "transformers", "transformers_modules", "collections", "dataclasses", "functools", "typing", __name__)
+        return {name: origin for name, origin in origins.items() if origin.split(".")[0] not in own}
 
     def precision(self):
         """What products of torch are set to. Of a CPU this is the precision of float32 alone, of a GPU its name, too."""

@@ -28,6 +28,7 @@ type localTrace struct {
 // local is the model over an analysis, with an engine's arithmetic around it, watched by t.
 func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis) *network {
 	watched := newAttribution(t.arithmetic(a), t.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
+	watched.unknown = t.unknownRoundings()
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys, Given: t.given,
 		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }
@@ -131,6 +132,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 			judge(&c, m, t.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
+			t.excuseUnknown(&c, x)
 			if !t.trial {
 				t.tryReadings(&c, x, want, rows)
 			}
@@ -149,7 +151,7 @@ func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *b
 	values, golden := visibleScores(x.Values, want)
 	visible := *x
 	visible.Activation = &model.Activation{Shape: x.Shape, Values: values, DType: x.DType}
-	return t.attribution.inherit(&visible, x), golden,
+	return t.attribution.carry(&visible, x), golden,
 		bounds.SelectRows(golden, x.Width(), t.paddedRows(name, x.Activation))
 }
 

@@ -1,0 +1,70 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// unknownRoundings are the operations of a pack's reference that round in a way that is not known.
+type unknownRoundings struct {
+	attention bool // scores, probabilities and contexts
+	experts   bool // the routed sum
+	fused     bool // all operations but products, whose roundings to 16 bits may have been left out
+}
+
+// unknownRoundings returns what is not known of the reference by its manifest. In float32 fused operations round as
+// others do. An engine declares its arithmetic.
+func (t *run) unknownRoundings() unknownRoundings {
+	r := &t.pack.Manifest.Reference
+	if t.pack.IsTrace() {
+		return unknownRoundings{}
+	}
+	return unknownRoundings{
+		attention: !slices.Contains([]string{"", pack.Eager, pack.Sdpa}, r.Attention),
+		experts:   !slices.Contains([]string{"", pack.Eager, pack.GroupedMM, pack.BatchedMM}, r.Experts),
+		fused:     t.pack.DType != tensor.F32 && (r.Compiled || len(r.Replaced) > 0),
+	}
+}
+
+// excuseUnknown leaves a failed stage open if an operation took part in it that rounds in a way that is not known, and
+// no row is off by more than such a rounding may do: by the share of its RMS up to which a stage says nothing.
+func (t *localTrace) excuseUnknown(c *report.Check, x *bounds.Value) {
+	if c.Verdict == report.Fail && t.attribution.roundsUnknown(x) && c.RowRMS != nil &&
+		float64(*c.RowRMS) <= bounds.Blindness(x.DType) {
+		c.Skip(report.UnknownRounding)
+		t.attribution.checked(x) // no later stage proves these weights
+	}
+}
+
+// unknownReasons names what is not known of the reference's roundings. Fused code matters only where it shows.
+func (t *run) unknownReasons(checks []report.Check) (reasons []string) {
+	unknown, r := t.unknownRoundings(), &t.pack.Manifest.Reference
+	const ran = "the reference ran with %s %s, whose rounding errors are not known: record the pack with "
+	if unknown.attention {
+		reasons = append(reasons, fmt.Sprintf(ran+"eager or sdpa", "attn_implementation", text.Quote(r.Attention)))
+	}
+	if unknown.experts {
+		reasons = append(reasons, fmt.Sprintf(ran+"eager, grouped_mm or batched_mm", "experts_implementation",
+			text.Quote(r.Experts)))
+	}
+	excused := func(c report.Check) bool { return c.Status == report.UnknownRounding }
+	if !unknown.fused || !slices.ContainsFunc(checks, excused) {
+		return reasons
+	}
+	if r.Compiled {
+		reasons = append(reasons, "the reference ran code that torch.compile compiled, which may leave roundings out: record the "+
+			"pack without torch.compile")
+	}
+	for _, class := range slices.Sorted(maps.Keys(r.Replaced)) {
+		reasons = append(reasons, fmt.Sprintf("the reference ran %s with the forward of %s, whose rounding errors are not known: "+
+			"record the pack without that", text.Quote(class), text.Quote(r.Replaced[class])))
+	}
+	return reasons
+}
