@@ -39,6 +39,7 @@ func (t *localTrace) excuseUnknown(c *report.Check, x *bounds.Value) {
 	if c.Verdict == report.Fail && t.attribution.roundsUnknown(x) && c.RowRMS != nil &&
 		float64(*c.RowRMS) <= bounds.Blindness(x.DType) {
 		c.Skip(report.UnknownRounding)
+		c.Margin = nil
 		t.attribution.checked(x) // no later stage proves these weights
 	}
 }
