@@ -75,7 +75,7 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 # (torch, transformers) with which packs were made and verified.
-TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
+TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0"), ("2.15.0", "5.24.0")]}
 # Classes whose modules have the names below.
 KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],

@@ -34,9 +34,11 @@ func (t *run) unknownRoundings() unknownRoundings {
 }
 
 // excuseUnknown leaves a failed stage open if an operation took part in it that rounds in a way that is not known, and
-// no row is off by more than such a rounding may do: by the share of its RMS up to which a stage says nothing.
+// no row is off by more than such a rounding may do: by the share of its RMS up to which a stage says nothing. Of unknown
+// experts nothing is known inside an expert either.
 func (t *localTrace) excuseUnknown(c *report.Check, x *bounds.Value) {
-	if c.Verdict == report.Fail && t.attribution.roundsUnknown(x) && c.RowRMS != nil &&
+	inside := t.attribution.unknown.experts && c.Stage().Expert >= 0
+	if c.Verdict == report.Fail && (inside || t.attribution.roundsUnknown(x)) && c.RowRMS != nil &&
 		float64(*c.RowRMS) <= bounds.Blindness(x.DType) {
 		c.Skip(report.UnknownRounding)
 		c.Margin = nil

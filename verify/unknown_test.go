@@ -61,7 +61,7 @@ func TestUnknownRounding(t *testing.T) {
 			m["reference"].(map[string]any)[member] = value
 		})))
 	}
-	for golden, test := range map[string]struct {
+	for ran, test := range map[string]struct {
 		golden *pack.Pack
 		first  string
 		reason string
@@ -75,10 +75,10 @@ func TestUnknownRounding(t *testing.T) {
 		"attention": {attending(t, sdpaBF16, "flex_attention"), context, "the reference ran with attn_implementation flex_attention, " +
 			"whose rounding errors are not known: record the pack with eager or sdpa"},
 	} {
-		t.Run(golden, func(t *testing.T) {
+		t.Run(ran, func(t *testing.T) {
 			t.Parallel()
 			path := groupedBF16
-			if golden == "attention" {
+			if ran == "attention" {
 				path = sdpaBF16
 			}
 			c, _ := open(t, path)
@@ -100,10 +100,17 @@ func TestUnknownRounding(t *testing.T) {
 		})
 	}
 
-	c, _ := open(t, groupedBF16)
+	c, known := open(t, groupedBF16)
+	const probed = "model.layers.1.block_sparse_moe.experts.0.w2.weight" // no token chose it
+	x := get(t, c, probed)
+	near := replace(c, probed, scaled(t, x, 1.02, row(x, 3)...))
+	require.Equal(t, report.Fail, run(t, c.Config, near, known, verify.Options{Undiagnosed: true}).Verdict)
+	r := run(t, c.Config, near, eager("experts_implementation", "deepgemm"), verify.Options{})
+	require.Equal(t, report.UnknownRounding, checkOf(r, "model.layers.1.mlp.experts.0.probe.output").Status)
+
 	const name = "model.layers.1.block_sparse_moe.experts.1.w2.weight"
 	w := get(t, c, name)
-	r := run(t, c.Config, replace(c, name, scaled(t, w, 0, every(w)...)), eager("compiled", true), verify.Options{Undiagnosed: true})
+	r = run(t, c.Config, replace(c, name, scaled(t, w, 0, every(w)...)), eager("compiled", true), verify.Options{Undiagnosed: true})
 	require.Equal(t, report.Fail, r.Verdict, "an expert that is missing is no rounding")
 	require.Equal(t, routed, *r.FirstDivergence)
 }
