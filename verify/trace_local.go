@@ -132,7 +132,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 			judge(&c, m, t.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
-			t.excuseUnknown(&c, x)
+			t.excuseUnknown(&c, x, want, rows)
 			if !t.trial {
 				t.tryReadings(&c, x, want, rows)
 			}

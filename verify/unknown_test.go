@@ -31,7 +31,8 @@ func ranWith(t *testing.T, golden, member string, value any) *pack.Pack {
 func TestExpertsTogether(t *testing.T) {
 	t.Parallel()
 	for golden, expert := range map[string]string{
-		groupedBF16: "model.layers.1.block_sparse_moe.experts.1.w2.weight", batchedF16: "model.layers.2.mlp.experts.1.down_proj.weight",
+		groupedBF16: "model.layers.1.block_sparse_moe.experts.1.w2.weight",
+		batchedF16:  "model.layers.2.mlp.experts.1.down_proj.weight",
 	} {
 		c, p := open(t, golden)
 		r := run(t, c.Config, c, p, verify.Options{})
@@ -47,8 +48,8 @@ func TestExpertsTogether(t *testing.T) {
 	}
 }
 
-// TestUnknownRounding: where the reference rounds in a way that is not known, a stage that such a rounding explains is not
-// judged, nor are the weights behind it; other stages are, and so is a stage that is further off.
+// TestUnknownRounding: where the reference rounds in a way that is not known, a stage that such a rounding explains is
+// not judged, nor are the weights behind it; other stages are, and so is a stage that is further off.
 func TestUnknownRounding(t *testing.T) {
 	t.Parallel()
 	const (
@@ -66,14 +67,14 @@ func TestUnknownRounding(t *testing.T) {
 		first  string
 		reason string
 	}{
-		"experts": {eager("experts_implementation", "deepgemm"), routed, "the reference ran with experts_implementation deepgemm, " +
-			"whose rounding errors are not known: record the pack with eager, grouped_mm or batched_mm"},
-		"compiled": {eager("compiled", true), routed, "the reference ran code that torch.compile compiled, which may leave roundings " +
-			"out: record the pack without torch.compile"},
+		"experts": {eager("experts_implementation", "deepgemm"), routed, "the reference ran with experts_implementation " +
+			"deepgemm, whose rounding errors are not known: record the pack with eager, grouped_mm or batched_mm"},
+		"compiled": {eager("compiled", true), routed, "the reference ran code that torch.compile compiled, which may leave " +
+			"roundings out: record the pack without torch.compile"},
 		"replaced": {eager("replaced", map[string]string{"MiniMaxM2Experts": "kernels.moe"}), routed, "the reference ran " +
-			"MiniMaxM2Experts with the forward of kernels.moe, whose rounding errors are not known: record the pack without that"},
-		"attention": {attending(t, sdpaBF16, "flex_attention"), context, "the reference ran with attn_implementation flex_attention, " +
-			"whose rounding errors are not known: record the pack with eager or sdpa"},
+			"MiniMaxM2Experts with the code of kernels.moe, whose rounding errors are not known: record the pack without that"},
+		"attention": {attending(t, sdpaBF16, "flex_attention"), context, "the reference ran with attn_implementation " +
+			"flex_attention, whose rounding errors are not known: record the pack with eager or sdpa"},
 	} {
 		t.Run(ran, func(t *testing.T) {
 			t.Parallel()
@@ -94,7 +95,8 @@ func TestUnknownRounding(t *testing.T) {
 
 			name := "model.layers.1.self_attn.o_proj.weight" // a product
 			w := get(t, c, name)
-			r = run(t, c.Config, replace(c, name, scaled(t, w, 1.02, row(w, 3)...)), test.golden, verify.Options{Undiagnosed: true})
+			wrong := replace(c, name, scaled(t, w, 1.02, row(w, 3)...))
+			r = run(t, c.Config, wrong, test.golden, verify.Options{Undiagnosed: true})
 			require.Equal(t, report.Fail, r.Verdict)
 			require.Equal(t, "model.layers.1.self_attn.o_proj.output", *r.FirstDivergence)
 		})
@@ -110,7 +112,8 @@ func TestUnknownRounding(t *testing.T) {
 
 	const name = "model.layers.1.block_sparse_moe.experts.1.w2.weight"
 	w := get(t, c, name)
-	r = run(t, c.Config, replace(c, name, scaled(t, w, 0, every(w)...)), eager("compiled", true), verify.Options{Undiagnosed: true})
+	missing := replace(c, name, scaled(t, w, 0, every(w)...))
+	r = run(t, c.Config, missing, eager("compiled", true), verify.Options{Undiagnosed: true})
 	require.Equal(t, report.Fail, r.Verdict, "an expert that is missing is no rounding")
 	require.Equal(t, routed, *r.FirstDivergence)
 }
@@ -127,13 +130,14 @@ func every(w tensor.Tensor) (elements []int) {
 func TestFusedInFloat32(t *testing.T) {
 	t.Parallel()
 	c, _ := open(t, "v3/golden-f32")
-	for member, value := range map[string]any{"compiled": true, "replaced": map[string]string{"DeepseekV3RMSNorm": "liger"}} {
+	replaced := map[string]string{"DeepseekV3RMSNorm": "liger"}
+	for member, value := range map[string]any{"compiled": true, "replaced": replaced} {
 		r := run(t, c.Config, c, ranWith(t, "v3/golden-f32", member, value), verify.Options{})
 		require.Equal(t, report.Pass, r.Verdict, "%s: %v %v", member, r.FirstDivergence, r.Reasons)
 	}
 	r := run(t, c.Config, c, ranWith(t, "v3/golden-f32", "experts_implementation", "mine"), verify.Options{})
-	require.Equal(t, []string{"the reference ran with experts_implementation mine, whose rounding errors are not known: record the pack " +
-		"with eager, grouped_mm or batched_mm"}, r.Reasons)
+	require.Equal(t, []string{"the reference ran with experts_implementation mine, whose rounding errors are not known: " +
+		"record the pack with eager, grouped_mm or batched_mm"}, r.Reasons)
 	require.Contains(t, printed(t, r), "\n           experts mine\n")
 }
 
@@ -166,7 +170,7 @@ func TestKeptWeights(t *testing.T) {
 			}
 		}
 		_, err := verify.Run(context.Background(), c.Config, c, kept(bias, "self_attn.o_proj.weight"), verify.Options{})
-		require.ErrorContains(t, err, "kept_float32: the reference kept self_attn.o_proj.weight in float32, which is not computed for model_type "+
-			c.Config.ModelType)
+		require.ErrorContains(t, err, "kept_float32: the reference kept self_attn.o_proj.weight in float32, which is not "+
+			"computed for model_type "+c.Config.ModelType)
 	}
 }

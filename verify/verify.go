@@ -138,8 +138,8 @@ func checkKept(c *config.Config, golden *pack.Pack) error {
 	for s := range table.FamilyOf(c).Slots(c) {
 		kind := pack.Parse(s.Name).Kind
 		if slices.Contains(golden.Manifest.KeptFloat32, kind) && !model.InFloat32(c, s.Place) {
-			return golden.Fault("kept_float32", fmt.Sprintf("the reference kept %s in float32, which is not computed for model_type %s", kind,
-				c.ModelType))
+			return golden.Fault("kept_float32", fmt.Sprintf("the reference kept %s in float32, which is not computed for "+
+				"model_type %s", kind, c.ModelType))
 		}
 	}
 	return nil

@@ -42,7 +42,7 @@ type Manifest struct {
 	// KeptFloat32 are the kinds of weights that the reference kept in float32 beside a narrower compute dtype, such as
 	// "mlp.gate.weight"; nil if the manifest does not say.
 	KeptFloat32 []string          `json:"kept_float32"`
-	MadeBy      string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
+	MadeBy      string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", "model.to(dtype)"
 	Files       map[string]string `json:"files"`   // file -> "sha256:…"
 	Tensors     map[string]Entry  `json:"tensors"` // by name: HuggingFace's module and what it gave
 }
@@ -108,11 +108,11 @@ type Reference struct {
 	// rounding errors are not known here.
 	Experts  string            `json:"experts_implementation,omitzero"`
 	Compiled bool              `json:"compiled,omitzero"`  // torch.compile compiled code that ran
-	Replaced map[string]string `json:"replaced,omitempty"` // classes with another forward than the reference's -> its module
+	Replaced map[string]string `json:"replaced,omitempty"` // classes and functions -> module whose code ran instead
 
 	GPU string `json:"gpu,omitempty"` // its name; empty on a CPU
 
-	Precision *Precision `json:"precision,omitempty"` // what torch's products were set to; nil if the manifest does not say
+	Precision *Precision `json:"precision,omitempty"` // what torch's products were set to; nil if not said
 }
 
 // Precision is what torch was set to in products on a GPU; on a CPU Float32 alone has an effect.
@@ -131,8 +131,8 @@ func (p *Precision) String() string {
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
-// MatmulPrecision returns how precise float32 products were, as torch.set_float32_matmul_precision has it: highest, high
-// or medium; "" if the manifest does not say.
+// MatmulPrecision returns how precise float32 products were, as torch.set_float32_matmul_precision has it: highest,
+// high or medium; "" if the manifest does not say.
 func (r *Reference) MatmulPrecision() string {
 	if r.Precision == nil {
 		return ""

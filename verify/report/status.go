@@ -13,7 +13,7 @@ const (
 	LocalOnly       Status = "local-only"       // the gradient of a stage, where such are not compared
 	Undecided       Status = "undecided"        // a gradient beyond its fixed limit, but not far
 	UndecidedStage  Status = "undecided-stage"  // a stage in chained mode, likewise
-	UnknownRounding Status = "unknown-rounding" // a stage beyond its limits, of an operation that rounds in a way that is not known
+	UnknownRounding Status = "unknown-rounding" // a stage beyond its limits, of an operation whose roundings are not known
 	Noisy           Status = "noisy"            // a gradient whose noise says that it proves nothing
 )
 
