@@ -319,9 +319,9 @@ func (p *Pack) referenceOf(c *config.Config) config.Reference {
 	return cmp.Or(references[p.Manifest.Reference.Kind], c.Reference)
 }
 
-// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
-// config_overrides, and the rules of the reference, unless override names another, as the manifest
-// changes them. It refuses an override of a key that neither the family nor the checkpoint's config.json has: a typo would change nothing.
+// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's config_overrides, and the
+// rules of the reference, unless override names another, as the manifest changes them. It refuses an override of a key
+// that neither the family nor the checkpoint's config.json has: a typo would change nothing.
 func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Config, error) {
 	if len(p.Manifest.ConfigOverrides) > 0 {
 		for _, key := range slices.Sorted(maps.Keys(p.Manifest.ConfigOverrides)) {
