@@ -2,11 +2,13 @@ package verify_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -172,5 +174,18 @@ func TestKeptWeights(t *testing.T) {
 		_, err := verify.Run(context.Background(), c.Config, c, kept(bias, "self_attn.o_proj.weight"), verify.Options{})
 		require.ErrorContains(t, err, "kept_float32: the reference kept self_attn.o_proj.weight in float32, which is not "+
 			"computed for model_type "+c.Config.ModelType)
+	}
+}
+
+// TestPrecisionOfACPU: the report says where float32 products of a CPU are not of the highest precision.
+func TestPrecisionOfACPU(t *testing.T) {
+	t.Parallel()
+	c, _ := open(t, "v3/golden-f32")
+	for precision, said := range map[string]bool{"highest": false, "medium": true} {
+		p := ranWith(t, "v3/golden-f32", "precision", map[string]string{"float32_matmul_precision": precision})
+		require.Equal(t, precision, p.Manifest.Reference.MatmulPrecision())
+		shown := printed(t, run(t, c.Config, c, p, verify.Options{Layers: text.Spans{{0, 0}}}))
+		require.Equal(t, said, strings.Contains(shown, "\n           float32_matmul_precision "+precision+"\n"), shown)
+		require.NotContains(t, shown, "tf32")
 	}
 }
