@@ -20,6 +20,7 @@ type attribution[V any] struct {
 	in      *model.Input                 // the tokens: weights behind rows of padding alone take no part
 	numbers func(x *V) *model.Activation // what x amounts to
 	sets    map[weak.Pointer[V]]bounds.WeightSet
+	unknown unknownRoundings
 	read    []reading[V] // of the last operation, if it reads a number of config.json
 }
 
@@ -52,10 +53,11 @@ func (a *attribution[V]) forget(x *V) {
 	}
 }
 
-// Names beside those of weights: of RoPE's tables.
+// Names beside those of weights: of RoPE's tables, and of an operation that rounds in a way that is not known.
 const (
 	mainRotation       = "rotation"
 	compressedRotation = "compressed rotation"
+	unknownRounding    = "unknown rounding"
 )
 
 // rotations are the tables of RoPE that took part in x.
@@ -76,22 +78,41 @@ func newAttribution[V any](inner model.Arithmetic[*V], in *model.Input,
 // weights are the names of the weights that took part in x, sorted.
 func (a *attribution[V]) weights(x *V) []string {
 	names := slices.Sorted(maps.Keys(a.sets[weak.Make(x)]))
-	return slices.DeleteFunc(names, func(name string) bool { return name == mainRotation || name == compressedRotation })
+	return slices.DeleteFunc(names, func(name string) bool {
+		return name == mainRotation || name == compressedRotation || name == unknownRounding
+	})
+}
+
+// roundsUnknown reports whether an operation that rounds in a way that is not known took part in x.
+func (a *attribution[V]) roundsUnknown(x *V) bool {
+	_, has := a.sets[weak.Make(x)][unknownRounding]
+	return has
 }
 
 // checked forgets the weights of x: they took part in a checked stage.
 func (a *attribution[V]) checked(x *V) { delete(a.sets, weak.Make(x)) }
 
-// inherit gives y the weights of x, and returns it.
-func (a *attribution[V]) inherit(y, x *V) *V {
-	a.sets[weak.Make(y)] = a.sets[weak.Make(x)]
-	return y
+// inherit gives y, the result of an operation that rounds, the weights of x, and returns it.
+func (a *attribution[V]) inherit(y, x *V) *V { return a.union(y, x) }
+
+// union gives y, the result of an operation that rounds, the weights of all operands, and returns it.
+func (a *attribution[V]) union(y *V, operands ...*V) *V {
+	return a.mark(a.carry(y, operands...), a.unknown.fused)
 }
 
-// union gives y the weights of all operands, and returns it.
-func (a *attribution[V]) union(y *V, operands ...*V) *V {
+// mark notes that y is rounded in a way that is not known, if that is so, and returns it.
+func (a *attribution[V]) mark(y *V, unknown bool) *V {
+	if !unknown {
+		return y
+	}
+	return a.adding(y, &model.Weight{Name: unknownRounding})
+}
+
+// carry gives y the weights of all operands, and returns it.
+func (a *attribution[V]) carry(y *V, operands ...*V) *V {
 	if len(operands) == 1 {
-		return a.inherit(y, operands[0])
+		a.sets[weak.Make(y)] = a.sets[weak.Make(operands[0])]
+		return y
 	}
 	set := bounds.WeightSet{}
 	for _, x := range operands {
@@ -121,7 +142,7 @@ func (a *attribution[V]) Embed(w *model.Weight, ids []int) *V {
 
 // Linear gives its result the weights of x and of l.
 func (a *attribution[V]) Linear(x *V, l *model.Linear) *V {
-	return a.adding(a.inherit(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
+	return a.adding(a.carry(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
 }
 
 // RMSNorm gives its result the weights of x, and weight.
@@ -143,7 +164,7 @@ func (a *attribution[V]) SwiGLU(gate, up *V) *V {
 func (a *attribution[V]) Softmax(x *V) *V { return a.inherit(a.Arithmetic.Softmax(x), x) }
 
 // Float32 gives its result the weights of x.
-func (a *attribution[V]) Float32(x *V) *V { return a.inherit(a.Arithmetic.Float32(x), x) }
+func (a *attribution[V]) Float32(x *V) *V { return a.carry(a.Arithmetic.Float32(x), x) }
 
 // Cast gives its result the weights of x.
 func (a *attribution[V]) Cast(x *V, d tensor.DType) *V {
@@ -166,12 +187,12 @@ func (a *attribution[V]) UnitNorm(x *V, eps float64) *V {
 
 // Reshape gives its result the weights of x.
 func (a *attribution[V]) Reshape(x *V, shape ...int) *V {
-	return a.inherit(a.Arithmetic.Reshape(x, shape...), x)
+	return a.carry(a.Arithmetic.Reshape(x, shape...), x)
 }
 
 // Move gives its result the weights of all operands.
 func (a *attribution[V]) Move(m *model.Move, operands ...*V) *V {
-	return a.union(a.Arithmetic.Move(m, operands...), operands...)
+	return a.carry(a.Arithmetic.Move(m, operands...), operands...)
 }
 
 // rotation names the tables of r, as a weight.
@@ -195,12 +216,12 @@ func (a *attribution[V]) RoPE(x, cos, sin *V, r *model.Rotary) *V {
 
 // Scores gives its result the weights of queries and keys.
 func (a *attribution[V]) Scores(q, k *V, first, n int, s *model.Scoring) *V {
-	return a.union(a.Arithmetic.Scores(q, k, first, n, s), q, k)
+	return a.mark(a.union(a.Arithmetic.Scores(q, k, first, n, s), q, k), a.unknown.attention)
 }
 
 // Context gives its result the weights of probabilities and values.
 func (a *attribution[V]) Context(probs, vT *V) *V {
-	return a.union(a.Arithmetic.Context(probs, vT), probs, vT)
+	return a.mark(a.union(a.Arithmetic.Context(probs, vT), probs, vT), a.unknown.attention)
 }
 
 // SinkSoftmax gives its result the weights of the scores, and the sinks.
@@ -271,7 +292,7 @@ func (a *attribution[V]) Combine(weight *V, parts []model.Part[*V], order config
 			operands = append(operands, p.Out)
 		}
 	}
-	return a.union(a.Arithmetic.Combine(weight, parts, order), operands...)
+	return a.mark(a.union(a.Arithmetic.Combine(weight, parts, order), operands...), a.unknown.experts)
 }
 
 // contributes reports whether an expert's output shows in the routed sum of a token: the token, at

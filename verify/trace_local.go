@@ -27,6 +27,7 @@ type localTrace struct {
 func (t *pass) local(in *model.Input, o model.Options, a *bounds.Analysis) (*network, *localTrace) {
 	j := t.job
 	watched := newAttribution(j.arithmetic(a), j.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
+	watched.unknown = j.unknownRoundings()
 	trace := &localTrace{pass: t, analysis: a, attribution: watched}
 	return &network{Model: j.model, Input: in, Options: o, Arithmetic: watched, Keys: j.sharedKeys, Given: t.goldenSection,
 		Trace: trace}, trace
@@ -125,6 +126,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 			judge(&c, m, t.pass.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
+			t.excuseUnknown(&c, x, want, rows)
 			if !t.pass.job.trial {
 				t.tryReadings(&c, x, want, rows)
 			}
@@ -143,7 +145,7 @@ func (t *localTrace) unmasked(name string, x *bounds.Value, want []float32, rows
 	values, golden := visibleScores(x.Values, want)
 	visible := *x
 	visible.Activation = &model.Activation{Shape: x.Shape, Values: values, DType: x.DType}
-	return t.attribution.inherit(&visible, x), golden,
+	return t.attribution.carry(&visible, x), golden,
 		bounds.SelectRows(golden, x.Width(), t.pass.paddedRows(name, x.Activation))
 }
 
