@@ -119,7 +119,7 @@ func prepare(dst string, src *checkpoint.Checkpoint, o *Options) (target string,
 	}
 	o.Options = o.Into(target)
 	err = checkOverlap(src, target)
-	if err == nil && (o.Overwrite || o.StartOver || o.Update) {
+	if err == nil && (o.Overwrite || o.StartOver) {
 		err = checkSpared(src, target)
 	}
 	if err != nil {

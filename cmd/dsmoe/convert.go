@@ -95,8 +95,6 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.StartOver, "no-resume", false, "start over, whether DST was begun or finished")
 	cli.OverwriteFlag(cmd, &f.overwrite)
-	flags.BoolVar(&f.Update, "update", false,
-		"of a finished DST, replace all that differs but the weights: copied files, config.json, GGUF's keys")
 	f.part = cli.AddPart(cmd, "write and prove part `I/N` of DST, which --finish joins")
 	flags.BoolVar(&f.Finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
@@ -106,15 +104,12 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	cli.InGroup(flags, cli.Selection, "layers", "keep-experts", "prune", "include", "exclude", "no-mtp")
 	cli.InGroup(flags, cli.Numbers, "type", "scales", "imatrix", "allow-overflow", "allow-fp8-fused", "verify")
 	cli.InGroup(flags, cli.GGUF, "name", "pre", "no-vocab", "mtp")
-	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "update", "check", "discard")
+	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "check", "discard")
 	cli.InGroup(flags, cli.Parts, "finish")
 	cli.InGroup(flags, cli.Resources, "max-memory")
 	f.files.Flag(cmd, attestFlag, "json",
 		"with --check: write an in-toto statement of the output to `FILE`, to be signed")
-	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
-		cmd.MarkFlagsMutuallyExclusive("update", other)
-	}
-	for _, other := range []string{"finish", "no-resume", "dry-run", "update"} {
+	for _, other := range []string{"finish", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("part", other)
 		if other != "finish" {
 			cmd.MarkFlagsMutuallyExclusive("finish", other)

@@ -38,7 +38,6 @@ type Settings struct {
 	OverwriteChanged bool
 	Part             plan.Part // write a part of the output, and publish nothing
 	Finish           bool      // publish the output that all parts have written
-	Update           bool      // of a finished output of the same weights, replace all but the weights
 	AllowOverflow    bool      // write numbers that a cast makes infinite
 	// Origin is the URL of a source that is not on the disk, for the manifest. Its bytes are read once: a
 	// tile is compared with them when it is written, and by its hash when it is read again.
@@ -96,8 +95,6 @@ type Result struct {
 	Resumed  int64        // bytes that an interrupted run had written
 	Parts    int          // that were joined
 	Replaced bool         // an older output was replaced
-	Updated  []string     // files that were replaced, but for their weights, or removed
-	Outdated bool         // after an update: the source's weights may have changed since they were compared
 	Lost     []LostTensor // tensors with elements that changed or are not finite
 }
 

@@ -1,6 +1,6 @@
 // Package output holds a plan's output from its first file to its final name: on a disk, in parts on a disk that
 // machines share, or in an object store. It makes bytes durable and then records them in the journal, and it publishes
-// an output whole or not at all. Update replaces the rest of a finished output and keeps its weights.
+// an output whole or not at all.
 package output
 
 // What a run asks of an output, and the kinds of outputs.
