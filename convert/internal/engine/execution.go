@@ -108,7 +108,10 @@ func (e *execution) flush() error {
 	if err := e.out.Record(n); err != nil {
 		return err
 	}
-	e.queue.durable(n.Written)
+	e.queue.update(func() {
+		e.queue.volatile -= len(n.Written)
+		e.queue.proving = append(e.queue.proving, n.Written...)
+	})
 	return nil
 }
 

@@ -30,44 +30,36 @@ func finished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err = e.finished(ctx)
-	return r, e.intact, err
-}
-
-func (e *execution) finished(ctx context.Context) (*Result, error) {
 	unfinished, filling := e.out.Unfinished()
 	if filling { // a run was interrupted while it filled dst
-		return nil, nil
+		return nil, nil, nil
 	}
-	if err := e.target.LostFile(); err != nil && !unfinished {
-		return nil, err
+	if err := t.LostFile(); err != nil && !unfinished {
+		return nil, nil, err
 	}
-	m, err := e.target.ReadManifest(nil)
+	m, err := t.ReadManifest(nil)
 	switch {
-	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || unfinished):
-		return nil, nil
-	case m.Plan != e.plan.Hash && e.out.CheckReplaceable() != nil:
-		return nil, nil
-	case m.Plan != e.plan.Hash:
+	case err != nil, m.Plan != p.Hash && (s.Overwrite || unfinished || e.out.CheckReplaceable() != nil):
+		return nil, nil, nil
+	case m.Plan != p.Hash:
 		others, err := e.otherDifferences(ctx, m)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		const most = 20
-		another := e.target.AnotherOutput("--overwrite replaces it")
+		another := t.AnotherOutput("--overwrite replaces it")
 		another.Problems[0].Cause += ": " + cmp.Or(text.Some(e.differences(m, others), most, "; "),
 			"written by "+text.Quote(m.Tool)+", which planned it otherwise")
-		return nil, another
+		return nil, nil, another
 	}
 	changed, err := e.compareManifest(ctx, m)
-	if err != nil || changed && e.Overwrite {
-		return nil, err
+	if err != nil || changed {
+		return nil, nil, err
 	}
-	r, err := e.compareSource(ctx, m)
-	if e.Overwrite && errors.Is(err, errStale) {
-		return nil, nil
+	if r, err = e.compareSource(ctx, m); s.Overwrite && errors.Is(err, errStale) {
+		return nil, e.intact, nil
 	}
-	return r, err
+	return r, e.intact, err
 }
 
 // differences names what distinguishes the plan from that of the output with the manifest m; others are the files

@@ -97,13 +97,6 @@ func largestMatrix(p *plan.Plan) (most int64) {
 	return most
 }
 
-// hasViews reports whether a plan reads elements of a tensor in another order than they are stored in.
-func hasViews(p *plan.Plan) bool {
-	return slices.ContainsFunc(p.Tensors, func(t plan.Tensor) bool {
-		return slices.ContainsFunc(t.Segments, func(s plan.Segment) bool { return s.View != nil })
-	})
-}
-
 // uploads is the memory, in bytes, of the lists of parts of a plan's files.
 func uploads(p *plan.Plan) (n int64) {
 	for _, f := range p.Files {
@@ -145,7 +138,10 @@ func newShape(p *plan.Plan, s Settings, uploading bool) shape {
 	left := usable(s.Memory) - fixed(p)
 	room := int(min(s.Memory/2, left))
 	buffers := 3 * maxPiece
-	if s.Origin != "" || hasViews(p) {
+	views := slices.ContainsFunc(p.Tensors, func(t plan.Tensor) bool {
+		return slices.ContainsFunc(t.Segments, func(s plan.Segment) bool { return s.View != nil })
+	})
+	if s.Origin != "" || views {
 		buffers += readAhead
 	}
 	buffers += int(largestMatrix(p))

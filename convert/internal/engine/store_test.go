@@ -201,8 +201,7 @@ func TestStoreTwoRuns(t *testing.T) {
 	run, hub, dst, want := dense(t)
 	first, second := begunDense(t), begunDense(t)
 	require.ErrorIs(t, first.writeAndProve(t.Context()), progress.ErrBusy)
-	require.NoError(t, second.writeAndProve(t.Context()))
-	_, err := second.commit(t.Context())
+	_, err := second.finish(t.Context())
 	require.NoError(t, err)
 	requireContents(t, want, contents(t, dst))
 	require.Zero(t, hub.Uploads())
@@ -232,7 +231,7 @@ func TestStoreReplacedPartial(t *testing.T) {
 	require.NoError(t, err)
 	partial := ".dsmoe.partial/" + e.plan.Files[0].Name
 	require.NoError(t, store.Put(partial, make([]byte, e.plan.Files[0].Size)))
-	_, err = e.commit(t.Context())
+	_, err = e.finish(t.Context())
 	require.ErrorContains(t, err, "replaced")
 	_, err = run(Settings{})
 	require.NoError(t, err)

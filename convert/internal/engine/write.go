@@ -42,7 +42,7 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 		at, s.Done = end, end-t.From
 		if at < t.To {
 			if hash != nil {
-				s.Partial = hash.partial(!w.Unverified)
+				s.Partial = &progress.Proof{Hash: hash.output.Name(), Segments: slices.Clone(hash.hashes), Compared: !w.Unverified}
 			}
 			w.Mark(i, s)
 		}
@@ -144,15 +144,12 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 			})
 		})
 		all.Set(lost)
-		if err != nil || !w.comparesPiece(t, p) || lost.Overflow > 0 && !w.AllowOverflow {
+		// A source that is read once is compared now. An operation of blocks has compared them itself, and a plain copy is
+		// the source's bytes.
+		compares := w.Origin != "" && !w.Unverified && !t.Encodes() && (!p.segment.Copies() || p.segment.View != nil)
+		if err != nil || !compares || lost.Overflow > 0 && !w.AllowOverflow {
 			return err
 		}
 		return w.comparePiece(ctx, t, p, out, nil)
 	})
-}
-
-// comparesPiece reports whether a piece is compared when it is written. An operation of blocks compares
-// them itself, and a plain copy is the source's bytes.
-func (w *worker) comparesPiece(t *plan.Tensor, p piece) bool {
-	return w.Origin != "" && !w.Unverified && !t.Encodes() && (!p.segment.Copies() || p.segment.View != nil)
 }

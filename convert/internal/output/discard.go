@@ -81,8 +81,7 @@ func Discard(d *disk.Disk, dst string) (list []Leftover, err error) {
 // leftPlaces are the places in which runs to dst left something.
 func leftPlaces(dst string) (places []place) {
 	t := directoryAt(dst)
-	inside := place{*t, filepath.Join(dst, hiddenPrefix+"partial"), filepath.Join(dst, hiddenPrefix+"journal"), true}
-	for _, p := range []place{besideOf(t), inside} {
+	for _, p := range []place{besideOf(t), insideOf(t)} {
 		if exists(p.dir) || exists(p.journalPath) || exists(p.partsDir()) {
 			places = append(places, p)
 		}
@@ -95,28 +94,20 @@ func (p *place) leftover() Leftover {
 	return Leftover{Output: p.Path, Dir: p.dir, Bytes: disk.Used(p.dir)}
 }
 
-// isOurs returns an error unless a journal says that runs left what is in the place.
+// isOurs returns an error unless a journal says that runs left what is in the place and did not complete their output.
 func (p *place) isOurs() error {
-	if exists(p.journalPath) {
-		f, err := os.Open(p.journalPath)
-		if err != nil {
-			return problem.System(p.journalPath, "", err)
+	if !exists(p.journalPath) {
+		all, err := (&diskOutput{place: *p}).journals()
+		if err == nil && len(all) == 0 {
+			err = fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(p.dir))
 		}
-		defer f.Close()
-		return p.checkJournal(f)
-	}
-	all, err := (&diskOutput{place: *p}).journals()
-	if err != nil {
 		return err
 	}
-	if len(all) == 0 {
-		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(p.dir))
+	f, err := os.Open(p.journalPath)
+	if err != nil {
+		return problem.System(p.journalPath, "", err)
 	}
-	return nil
-}
-
-// checkJournal returns an error unless f is a journal of a run that has not completed its output.
-func (p *place) checkJournal(f *os.File) error {
+	defer f.Close()
 	ready, published := false, false
 	head, _, err := progress.ReadJournal(f, func(r progress.Record) {
 		ready = (ready || r.Ready) && !r.Void

@@ -127,8 +127,16 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.Stat
 			undone = append(undone, part.I)
 		}
 	}
-	if missing != nil || undone != nil {
-		return nil, o.incomplete(n, missing, undone)
+	var which []string
+	if missing != nil {
+		which = append(which, text.Ranges(missing)+" (no run recorded anything)")
+	}
+	if undone != nil {
+		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
+	}
+	if which != nil {
+		return nil, problem.New(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
+			strings.Join(which, ", "), n), "run these parts, then --finish")
 	}
 	states := make([]progress.State, len(tensors))
 	for i := range tensors {
@@ -152,19 +160,6 @@ func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span,
 		tensors[spans[i].Index].add(&spans[i], l.States[i])
 	}
 	return true, o.checkEdges(part, ends)
-}
-
-// incomplete is the error for parts that are missing, or not done.
-func (o *diskOutput) incomplete(n int, missing, undone []int) error {
-	var which []string
-	if missing != nil {
-		which = append(which, text.Ranges(missing)+" (no run recorded anything)")
-	}
-	if undone != nil {
-		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
-	}
-	return problem.New(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
-		strings.Join(which, ", "), n), "run these parts, then --finish")
 }
 
 // joint is a tensor of which parts have written spans.

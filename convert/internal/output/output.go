@@ -77,9 +77,12 @@ type Options struct {
 func New(t *Target, p *plan.Plan, o Options) Output {
 	switch {
 	case t.InStore():
-		return newStoreOutput(t, p, o)
+		return &storeOutput{storeObjects: newStoreObjects(t, p), Options: o, head: progress.HeadOf(p, o.Key),
+			pending: map[int]progress.Record{}}
 	case o.Part.N > 0:
-		return newPartOutput(t, p, o)
+		head := progress.HeadOf(p, o.Key)
+		head.Options, head.Sources, head.States = p.Options, p.Sources, o.States
+		return &partOutput{newDiskOutput(t, p, o), head}
 	}
 	return newDiskOutput(t, p, o)
 }

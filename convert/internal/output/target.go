@@ -83,20 +83,15 @@ func (t *Target) InStore() bool { return t.store != nil }
 
 // At returns the target that a finished output at dst had.
 func At(dst string) (*Target, error) {
-	if remote.Is(dst) {
-		return remoteAt(dst)
+	namesFile := func(name string) bool { return (plan.Options{}).Into(name).File != "" }
+	if !remote.Is(dst) {
+		if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && namesFile(dst) {
+			return fileAt(dst), nil
+		}
+		return directoryAt(dst), nil
 	}
-	if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && (plan.Options{}).Into(dst).File != "" {
-		return fileAt(dst), nil
-	}
-	return directoryAt(dst), nil
-}
-
-// remoteAt is At for a URL.
-func remoteAt(dst string) (*Target, error) {
 	dst = strings.TrimRight(dst, "/")
-	isFile := func(name string) bool { return (plan.Options{}).Into(name).File != "" }
-	dir, file, err := remote.Open(dst, isFile, []string{plan.ManifestName, path.Base(dst) + plan.FileManifest})
+	dir, file, err := remote.Open(dst, namesFile, []string{plan.ManifestName, path.Base(dst) + plan.FileManifest})
 	if err != nil {
 		return nil, err
 	}
