@@ -33,14 +33,23 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 		a.files = append(a.files, f.(*File))
 	}
 	a.shards()
-	a.index()
+	var infos []tensor.Info
+	for i, f := range a.files {
+		for _, e := range f.Entries {
+			infos = append(infos, e.Info)
+			if first, twice := a.where[e.Info.Name]; twice {
+				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].Path()))
+				continue
+			}
+			a.where[e.Info.Name] = i
+		}
+	}
 	arch, ok := a.architecture()
 	if !ok {
 		return nil, a.wrong
 	}
 	r := keyReader{File: a.files[0], arch: arch}
-	document, c := r.config(table.TorchName(torchDType(a.files)),
-		func(name string) bool { _, ok := a.where[name]; return ok })
+	document, c := r.config(table.TorchName(most(infos)), func(name string) bool { _, ok := a.where[name]; return ok })
 	if a.wrong = append(a.wrong, r.wrong...); a.wrong != nil {
 		return nil, a.wrong
 	}
@@ -48,7 +57,17 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 	a.tensors()
 	a.widened()
 	slices.SortStableFunc(a.found, func(x, y format.Assembled) int { return x.Parts[0].File - y.Parts[0].File })
-	return &format.Assembly{Config: document, Tensors: a.found, Notes: a.notes()}, a.wrong
+	decoded, notes := 0, []string(nil)
+	for i := range a.found {
+		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode.Blocked() || p.Decode.Casts() }) {
+			decoded++
+		}
+	}
+	if decoded > 0 {
+		notes = append(notes, text.Plural(decoded, "weight")+
+			", stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file")
+	}
+	return &format.Assembly{Config: document, Tensors: a.found, Notes: notes}, a.wrong
 }
 
 func (a *assembler) fail(file int, name, cause string, args ...any) {
@@ -99,19 +118,6 @@ func (a *assembler) shards() {
 		}
 		if present && n != int64(total) {
 			a.fail(i, "", "split.tensors.count is %v, but the files have %d", v.one, total)
-		}
-	}
-}
-
-// index finds the file of every stored tensor.
-func (a *assembler) index() {
-	for i, f := range a.files {
-		for _, e := range f.Entries {
-			if first, twice := a.where[e.Info.Name]; twice {
-				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].Path()))
-				continue
-			}
-			a.where[e.Info.Name] = i
 		}
 	}
 }
@@ -193,7 +199,7 @@ func mixed(pieces []format.Part, orders []table.Order) tensor.DType {
 
 // whole adds a weight that is a stored tensor or, for an expert, a slice of one.
 func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
-	part := format.Part{File: file, Tensor: info.Name, N: product(s.Shape)}
+	part := format.Part{File: file, Tensor: info.Name, N: int64(s.Info(info.DType).Len())}
 	want := s.Shape
 	if s.Expert >= 0 {
 		part.First = int64(s.Expert) * part.N
@@ -241,22 +247,17 @@ func putTogether(pieces []format.Part, orders []table.Order) (parts []format.Par
 			inner, _ := orders[i].View.Inner()
 			p.N = inner.Len()
 			p.First = place * p.N
-			if p.View = inner.Inverse(); isPlain(p.View) {
+			view, runs := inner.Inverse(), 0
+			for range view.Runs(0, view.Len()) {
+				runs++
+			}
+			if p.View = view; runs == 1 { // in stored order
 				p.View = nil
 			}
 			parts = append(parts, p)
 		}
 	}
 	return parts
-}
-
-// isPlain reports whether a view yields its elements in stored order.
-func isPlain(v *tensor.View) bool {
-	n := 0
-	for range v.Runs(0, v.Len()) {
-		n++
-	}
-	return n == 1
 }
 
 // widened finds the tensors that our writer had to widen.
@@ -281,22 +282,3 @@ func (a *assembler) widened() {
 		}
 	}
 }
-
-// notes lists the parts of the files that are not read.
-func (a *assembler) notes() (notes []string) {
-	decoded := 0
-	for i := range a.found {
-		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode.Blocked() || p.Decode.Casts() }) {
-			decoded++
-		}
-	}
-	if decoded > 0 {
-		notes = append(notes, fmt.Sprintf(
-			"%s, stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file",
-			text.Plural(decoded, "weight")))
-	}
-	return notes
-}
-
-// product is the number of elements of a shape.
-func product(shape []int) int64 { return int64(tensor.Info{Shape: shape}.Len()) }

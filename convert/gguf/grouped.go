@@ -91,8 +91,12 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
 	for _, row := range g.rows() {
 		v := row.value(c)
-		if row.key == feedForward && c.IntermediateSize == 0 {
-			v = natural(statedWidth(c)) // no layer has it
+		if row.key == feedForward && c.IntermediateSize == 0 { // no layer has it
+			var stated struct {
+				Width int `json:"intermediate_size"`
+			}
+			json.Unmarshal(c.JSON(), &stated) // the config was parsed
+			v = natural(cmp.Or(stated.Width, c.MoEIntermediateSize))
 		}
 		if v != nil {
 			w.of(row.key, v)
@@ -108,15 +112,6 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 	if c.NumNextNPredictLayers > 0 {
 		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
 	}
-}
-
-// statedWidth is intermediate_size as config.json has it, or the width of experts.
-func statedWidth(c *config.Config) int {
-	var said struct {
-		Width int `json:"intermediate_size"`
-	}
-	json.Unmarshal(c.JSON(), &said) // the config was parsed
-	return cmp.Or(said.Width, c.MoEIntermediateSize)
 }
 
 // unsayable gives refuse the reasons why llama.cpp would not load a model, or compute something else.
@@ -161,7 +156,16 @@ func (r *keyReader) grouped(g *grouped, has func(name string) bool) {
 		r.putInt("num_nextn_predict_layers", predicting)
 	}
 	r.headWidth(g)
-	r.normalises(g)
+	norm, full, present := r.find(weightsNorm)
+	_, is := norm.(bool)
+	switch {
+	case present && !is:
+		r.fail(full, "%v is not a boolean", norm)
+	case g.normalises && present && norm != true:
+		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
+	case !g.normalises:
+		r.put("norm_topk_prob", strconv.FormatBool(norm == true))
+	}
 	if g.read != nil {
 		g.read(r, min(max(blocks-predicting, 0), maxList), has)
 	}
@@ -180,9 +184,24 @@ func readDots1(r *keyReader, _ int, _ func(name string) bool) {
 	r.groups()
 }
 
+// readExaoneMoE takes which layers have a window: without a list every fourth has none.
 func readExaoneMoE(r *keyReader, layers int, _ func(name string) bool) {
 	r.leading("first_k_dense_replace")
-	r.windows(layers)
+	v, ok := r.values[r.arch+"."+windowPattern]
+	types := make([]string, layers)
+	for l := range types {
+		windowed := (l+1)%4 != 0
+		if ok && l < len(v.many) {
+			windowed = v.many[l] == true
+		}
+		if types[l] = `"full_attention"`; windowed {
+			types[l] = `"sliding_attention"`
+		}
+	}
+	if ok && (v.kind != array || v.of != boolean || len(v.many) < len(types)) {
+		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
+	}
+	r.put("layer_types", "["+strings.Join(types, ",")+"]")
 	r.groups()
 }
 
@@ -218,20 +237,6 @@ func (r *keyReader) headWidth(g *grouped) {
 	}
 }
 
-// normalises takes norm_topk_prob, which some models have no key for: their weights are always normalised.
-func (r *keyReader) normalises(g *grouped) {
-	norm, full, present := r.find(weightsNorm)
-	_, is := norm.(bool)
-	switch {
-	case present && !is:
-		r.fail(full, "%v is not a boolean", norm)
-	case g.normalises && present && norm != true:
-		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
-	case !g.normalises:
-		r.put("norm_topk_prob", strconv.FormatBool(norm == true))
-	}
-}
-
 // leading takes the number of first layers without experts.
 func (r *keyReader) leading(field string) {
 	n, _ := r.natural(denseCount)
@@ -254,23 +259,4 @@ func (r *keyReader) sparse(layers int, has func(name string) bool) {
 	} else if ok {
 		r.putInt("n_shared_experts", shared/width)
 	}
-}
-
-// windows takes which layers have a window: without a list every fourth has none.
-func (r *keyReader) windows(layers int) {
-	v, ok := r.values[r.arch+"."+windowPattern]
-	types := make([]string, layers)
-	for l := range types {
-		windowed := (l+1)%4 != 0
-		if ok && l < len(v.many) {
-			windowed = v.many[l] == true
-		}
-		if types[l] = `"full_attention"`; windowed {
-			types[l] = `"sliding_attention"`
-		}
-	}
-	if ok && (v.kind != array || v.of != boolean || len(v.many) < len(types)) {
-		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
-	}
-	r.put("layer_types", "["+strings.Join(types, ",")+"]")
 }

@@ -166,7 +166,11 @@ func readCard(d format.Description) (c card) {
 		c.note("is ignored: it has an alias (*name), which could make it larger than it is")
 	default:
 		c.note("goes into the keys general.*, nothing else of the file")
-		c.index(document.Content[0])
+		c.fields = map[string]*yaml.Node{}
+		pairs := document.Content[0].Content
+		for i := 0; i+1 < len(pairs); i += 2 {
+			c.fields[pairs[i].Value] = pairs[i+1] // of several with one name the last counts
+		}
 	}
 	return c
 }
@@ -174,14 +178,6 @@ func readCard(d format.Description) (c card) {
 // hasAlias reports whether a node, or one below it, is an alias.
 func hasAlias(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
-}
-
-// index finds the fields of a mapping; of several with one name the last counts.
-func (c *card) index(mapping *yaml.Node) {
-	c.fields = map[string]*yaml.Node{}
-	for i := 0; i+1 < len(mapping.Content); i += 2 {
-		c.fields[mapping.Content[i].Value] = mapping.Content[i+1]
-	}
 }
 
 func (c *card) note(what string, args ...any) {
@@ -205,17 +201,6 @@ func (c *card) scalar(field string, n *yaml.Node) string {
 	return n.Value
 }
 
-// items returns the values of a list, or the one value of a field without a list.
-func items(n *yaml.Node) []*yaml.Node {
-	switch {
-	case isNull(n):
-		return nil
-	case n.Kind == yaml.SequenceNode:
-		return n.Content
-	}
-	return []*yaml.Node{n}
-}
-
 // single is the text of the first of the fields that is not null; a list of licenses is
 // joined with commas.
 func (c *card) single(fields ...string) string {
@@ -235,7 +220,11 @@ func (c *card) single(fields ...string) string {
 // list joins the values of several fields.
 func (c *card) list(fields ...string) (values []string) {
 	for _, field := range fields {
-		for _, n := range items(c.fields[field]) {
+		items := []*yaml.Node{c.fields[field]} // one, or those of a list
+		if n := items[0]; n != nil && n.Kind == yaml.SequenceNode {
+			items = n.Content
+		}
+		for _, n := range items {
 			if s := c.scalar(field, n); s != "" {
 				values = append(values, s)
 			}

@@ -129,7 +129,15 @@ func (p *parser) parse() error {
 		for range keys {
 			p.pair()
 		}
-		p.alignment()
+		p.h.alignment = 32
+		if v, present := p.h.values[alignmentKey]; present {
+			n, is := v.one.(uint64)
+			if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
+				p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
+					maxAlign)
+			}
+			p.h.alignment = int64(n)
+		}
 		offsets := make([]uint64, 0, min(tensors, 1<<12))
 		for range tensors {
 			offsets = append(offsets, p.tensor())
@@ -189,7 +197,7 @@ func (p *parser) pair() {
 	p.h.keys = append(p.h.keys, key)
 }
 
-// value reads the value of a key.
+// value reads the value of a key. Of an array it keeps the elements if they are few.
 func (p *parser) value(key string) (v value) {
 	at := p.at
 	what := "key " + text.Quote(key)
@@ -204,22 +212,17 @@ func (p *parser) value(key string) (v value) {
 		p.fail(at, "%s is an array of %d elements, more than fit in a header", what, v.n)
 	}
 	p.need(v.n*uint64(kindTable[v.of].size), what)
-	p.list(&v, what)
-	return v
-}
-
-// list reads the elements of an array, and keeps them if they are few.
-func (p *parser) list(v *value, what string) {
 	keep := v.n <= maxList
 	if v.of != str && v.of != boolean && !keep {
 		p.skip(v.n*uint64(kindTable[v.of].size), what)
-		return
+		return v
 	}
 	for range v.n {
 		if one := p.one(v.of, p.at, what); keep {
 			v.many = append(v.many, one)
 		}
 	}
+	return v
 }
 
 // one reads a single value.
@@ -258,22 +261,8 @@ func number(k kind, bits uint64) any {
 // alignmentKey is the key of the alignment of tensors.
 const alignmentKey = "general.alignment"
 
-// alignment reads general.alignment; the default is 32.
-func (p *parser) alignment() {
-	p.h.alignment = 32
-	v, present := p.h.values[alignmentKey]
-	if !present {
-		return
-	}
-	n, is := v.one.(uint64)
-	if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
-		p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
-			maxAlign)
-	}
-	p.h.alignment = int64(n)
-}
-
-// tensor reads the entry of a tensor. Only what keeps the next from being found ends the reading.
+// tensor reads the entry of a tensor, adds it and records its problems. Only what keeps the next from being found ends
+// the reading.
 func (p *parser) tensor() (offset uint64) {
 	at := p.at
 	name := p.text(maxName, "a tensor's name")
@@ -293,26 +282,21 @@ func (p *parser) tensor() (offset uint64) {
 	}
 	number := p.uint32("the type of " + text.Quote(name))
 	offset = p.uint64("the offset of " + text.Quote(name))
-	p.take(tensor.Info{Name: name, Shape: shape}, number)
-	return offset
-}
-
-// take adds a tensor and records its problems.
-func (p *parser) take(info tensor.Info, number uint32) {
-	if err := format.CheckName(info.Name); err != nil {
-		p.failTensor(info.Name, "%v", err)
+	if err := format.CheckName(name); err != nil {
+		p.failTensor(name, "%v", err)
 	}
-	if _, _, twice := p.h.Lookup(info.Name); twice {
-		p.failTensor(info.Name, "name occurs twice")
+	if _, _, twice := p.h.Lookup(name); twice {
+		p.failTensor(name, "name occurs twice")
 	}
-	var err error
-	if info.DType, err = dtypeOf(number); err == nil {
-		_, err = tensor.Size(info.DType, info.Shape)
+	dtype, err := dtypeOf(number)
+	if err == nil {
+		_, err = tensor.Size(dtype, shape)
 	}
 	if err != nil {
-		p.failTensor(info.Name, "%v", err)
+		p.failTensor(name, "%v", err)
 	}
-	p.h.Add(format.Entry{Info: info})
+	p.h.Add(format.Entry{Info: tensor.Info{Name: name, DType: dtype, Shape: shape}})
+	return offset
 }
 
 // places checks that the tensors lie one behind the other, each aligned, as ggml demands,

@@ -48,14 +48,6 @@ func modelPairs(c *config.Config) pairs {
 // perFile are keys that describe one file, not the model.
 var perFile = []string{alignmentKey, "split.no", "split.count", "split.tensors.count"}
 
-// describeAny is Dialect.Describe.
-func describeAny(d format.Description) (format.Described, error) {
-	if d.Source != nil {
-		return rekeyed(d)
-	}
-	return describe(d)
-}
-
 // rekeyed returns the keys of the source's files, byte for byte and in their order, but those that
 // the type, the layers or the user change.
 func rekeyed(d format.Description) (format.Described, error) {

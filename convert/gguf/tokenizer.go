@@ -84,14 +84,6 @@ type addedToken struct {
 	Special bool   `json:"special"`
 }
 
-// written returns the token as llama.cpp has it, and its type.
-func (a addedToken) written() (token string, kind int32) {
-	if a.Special || looksSpecial(a.Content) {
-		return a.Content, controlToken
-	}
-	return strings.ReplaceAll(a.Content, "▁", " "), userToken
-}
-
 // processor is the post-processor of tokenizer.json, or one of a Sequence.
 type processor struct {
 	Type       string      `json:"type"`
@@ -322,13 +314,16 @@ func (n numbering) place(file string, id int, token string, kind int32) {
 	format.Fail(problem.New(file, cause, ""))
 }
 
-// add is place for an added token, which the model's vocabulary may have, too.
+// add is place for an added token, which the model's vocabulary may have, too, as llama.cpp has it.
 func (n numbering) add(file string, a addedToken) {
 	if 0 <= a.ID && a.ID < len(n.tokens) && n.tokens[a.ID] == a.Content {
 		n.types[a.ID] = 0
 	}
-	token, kind := a.written()
-	n.place(file, a.ID, token, kind)
+	if a.Special || looksSpecial(a.Content) {
+		n.place(file, a.ID, a.Content, controlToken)
+	} else {
+		n.place(file, a.ID, strings.ReplaceAll(a.Content, "▁", " "), userToken)
+	}
 }
 
 // tokens lists all tokens by number, with their types.
