@@ -220,8 +220,12 @@ func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 	if checkpoint.IsRemote(dst) {
 		return nil
 	}
-	if holds(src, dst) {
-		return errors.New("is the source itself")
+	if target, err := os.Stat(dst); err == nil {
+		for _, f := range src.Inventory.Files {
+			if stat, err := os.Stat(filepath.Join(src.Dir, f.Name)); err == nil && os.SameFile(stat, target) {
+				return errors.New("is the source itself")
+			}
+		}
 	}
 	if src.Alone {
 		return nil
@@ -254,15 +258,6 @@ func checkPrefixes(source, target string, alone bool) error {
 		return errors.New("holds the source")
 	}
 	return nil
-}
-
-// holds reports whether the file at dst is a weight file of the source.
-func holds(src *checkpoint.Checkpoint, dst string) bool {
-	target, err := os.Stat(dst)
-	return err == nil && slices.ContainsFunc(src.Inventory.Files, func(f checkpoint.FileInfo) bool {
-		stat, err := os.Stat(filepath.Join(src.Dir, f.Name))
-		return err == nil && os.SameFile(stat, target)
-	})
 }
 
 // checkOutside refuses a target that is the directory source, or inside it.

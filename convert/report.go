@@ -46,7 +46,15 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
-	r.Exact = countExact(p, done.Lost)
+	lossy := map[string]bool{}
+	for i := range done.Lost {
+		lossy[done.Lost[i].Name] = !done.Lost[i].Exact()
+	}
+	for i := range p.Tensors {
+		if t := &p.Tensors[i]; t.Counted() && !lossy[t.Name] {
+			r.Exact++
+		}
+	}
 	for _, f := range p.Files {
 		r.Files = append(r.Files, f.Name)
 	}
@@ -54,20 +62,6 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		r.Lost = []engine.LostTensor{}
 	}
 	return r
-}
-
-// countExact counts the tensors of which every element was counted, and is finite and the source's value.
-func countExact(p *plan.Plan, lost []engine.LostTensor) (n int) {
-	lossy := map[string]bool{}
-	for i := range lost {
-		lossy[lost[i].Name] = !lost[i].Exact()
-	}
-	for i := range p.Tensors {
-		if t := &p.Tensors[i]; t.Counted() && !lossy[t.Name] {
-			n++
-		}
-	}
-	return n
 }
 
 // WriteText writes the report, one finding per line.

@@ -21,34 +21,12 @@ type assembly struct {
 	byName map[string]int // index in Tensors
 }
 
-// infos yields the tensors.
-func (a *assembly) infos(yield func(tensor.Info) bool) {
-	for i := range a.Tensors {
-		if !yield(a.Tensors[i].Info) {
-			return
-		}
-	}
-}
-
 // find returns the named tensor, or nil.
 func (a *assembly) find(name string) *format.Assembled {
 	if i, ok := a.byName[name]; ok {
 		return &a.Tensors[i]
 	}
 	return nil
-}
-
-func (a *assembly) whole(name string) bool {
-	x := a.find(name)
-	return x != nil && x.Whole()
-}
-
-// memory is the bytes that are kept beside what every checkpoint keeps of its tensors.
-func (a *assembly) memory() (n int64) {
-	for i := range a.Tensors {
-		n += int64(unsafe.Sizeof(format.Assembled{})) + int64(len(a.Tensors[i].Parts))*partMemory
-	}
-	return n
 }
 
 // partMemory is the bytes that a part takes, and its view.
@@ -256,10 +234,16 @@ func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
 	steps := make([]float32, 0, x.Len())
 	for i := range x.Parts {
 		part := &x.Parts[i]
-		h, err := c.stepsOf(part, part.Stored(x.DType))
+		_, start, err := c.Place(part.Tensor)
 		if err != nil {
 			return nil, err
 		}
+		d := part.Stored(x.DType)
+		stored := tensor.Tensor{DType: d, Shape: []int{int(part.N)}, Data: make([]byte, d.Bytes(part.N))}
+		if err := c.ReadFile(part.File, stored.Data, start+d.Bytes(part.First)); err != nil {
+			return nil, err
+		}
+		h := stored.HalfSteps(nil)
 		if part.View == nil {
 			steps = append(steps, h...)
 			continue
@@ -269,17 +253,4 @@ func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
 		}
 	}
 	return steps, nil
-}
-
-// stepsOf are the half steps of a part's elements as they are stored.
-func (c *Checkpoint) stepsOf(part *format.Part, d tensor.DType) ([]float32, error) {
-	_, start, err := c.Place(part.Tensor)
-	if err != nil {
-		return nil, err
-	}
-	t := tensor.Tensor{DType: d, Shape: []int{int(part.N)}, Data: make([]byte, d.Bytes(part.N))}
-	if err := c.ReadFile(part.File, t.Data, start+d.Bytes(part.First)); err != nil {
-		return nil, err
-	}
-	return t.HalfSteps(nil), nil
 }

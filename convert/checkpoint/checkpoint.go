@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -52,10 +53,15 @@ var (
 // Tensors yields the tensors of one file after the other, each in file order, and then those of
 // files that were not read, without dtype and shape: see OpenPart.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
-	if c.assembly != nil {
-		return c.assembly.infos
-	}
 	return func(yield func(tensor.Info) bool) {
+		if c.assembly != nil {
+			for i := range c.assembly.Tensors {
+				if !yield(c.assembly.Tensors[i].Info) {
+					return
+				}
+			}
+			return
+		}
 		for _, f := range c.files {
 			for info := range f.Tensors() {
 				if !yield(info) {
@@ -93,7 +99,11 @@ func (c *Checkpoint) HasViews() bool { return c.hasViews() }
 // HasView reports whether the named tensor has a view: it is one run of stored elements, and
 // HasViews is true.
 func (c *Checkpoint) HasView(name string) bool {
-	return c.HasViews() && (c.assembly == nil || c.assembly.whole(name))
+	if !c.HasViews() || c.assembly == nil {
+		return c.HasViews()
+	}
+	x := c.assembly.find(name)
+	return x != nil && x.Whole()
 }
 
 // Room fails, with a *problem.Error, if n bytes cannot be read into memory.
@@ -241,7 +251,9 @@ func (c *Checkpoint) Memory() (n int64) {
 		n += perTensor + NameMemory(info.Name) + 8*int64(len(info.Shape))
 	}
 	if c.assembly != nil {
-		n += c.assembly.memory()
+		for i := range c.assembly.Tensors {
+			n += int64(unsafe.Sizeof(format.Assembled{})) + int64(len(c.assembly.Tensors[i].Parts))*partMemory
+		}
 	}
 	if d, ok := c.Source.(interface{ Memory() int64 }); ok {
 		n += d.Memory()

@@ -14,10 +14,8 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/source"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
@@ -63,17 +61,8 @@ func readIndex(dir source.Dir, file string, of *format.Format) (*index, error) {
 	return parseIndex(r, file, of)
 }
 
-// fits fails if the index names no weight that c implies: it is of another model.
-func (x *index) fits(c *config.Config) error {
-	if slices.ContainsFunc(x.weights, func(w weight) bool { return weights.Implied(c, w.tensor) }) {
-		return nil
-	}
-	return fmt.Errorf("weight_map names no weight that %s implies; its %s begin with %s", ConfigName,
-		text.Plural(x.Tensors, "name"), text.Quote(x.weights[0].tensor))
-}
-
-// parseIndex reads an index strictly: exact keys, no key twice in any object,
-// nothing after the object. Keys that it does not know are ignored.
+// parseIndex reads an index strictly: exact keys, no key twice in any object, nothing after the object. It ignores keys
+// that it does not know.
 func parseIndex(r io.Reader, file string, of *format.Format) (*index, error) {
 	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &index{File: file}}
 	if err := format.Parse(p.parse); err != nil {
@@ -119,16 +108,14 @@ func (p *indexParser) topLevel(key string) {
 		p.has = true
 		p.object(key, p.weight)
 	case key == "metadata" && p.dec.PeekKind() != 'n':
-		p.object(key, p.metadata)
+		p.object(key, func(key string) {
+			if key == "total_size" && p.dec.PeekKind() == '0' {
+				p.index.TotalSize = p.next().String()
+			} else {
+				p.skip()
+			}
+		})
 	default:
-		p.skip()
-	}
-}
-
-func (p *indexParser) metadata(key string) {
-	if key == "total_size" && p.dec.PeekKind() == '0' {
-		p.index.TotalSize = p.next().String()
-	} else {
 		p.skip()
 	}
 }

@@ -280,7 +280,9 @@ func isWholeSet(names []string) bool {
 // noWeights is the problem of a directory without weights; it names the files found instead.
 func noWeights(entries []string) problem.Problem {
 	for _, name := range entries {
-		if f := FormatOf(name); f != nil && !isTrainingState(name) {
+		ofTrainer := slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
+			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		if f := FormatOf(name); f != nil && !ofTrainer {
 			return misnamed(f, name)
 		}
 	}
@@ -294,12 +296,6 @@ func noWeights(entries []string) problem.Problem {
 		return problem.Problem{Cause: "directory is empty"}
 	}
 	return problem.Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
-}
-
-// isTrainingState recognises the files that trainers write beside a model's weights.
-func isTrainingState(name string) bool {
-	return slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
-		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // What is said of an adapter in a model's place, or beside a model.

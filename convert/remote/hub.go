@@ -67,11 +67,15 @@ func token() string {
 	if t := strings.TrimSpace(os.Getenv("HF_TOKEN")); t != "" {
 		return t
 	}
+	text, _ := os.ReadFile(cmp.Or(os.Getenv("HF_TOKEN_PATH"), filepath.Join(HubHome(), "token")))
+	return strings.TrimSpace(string(text))
+}
+
+// HubHome is the directory of huggingface_hub: of its downloads and the user's token.
+func HubHome() string {
 	user, _ := os.UserHomeDir()
 	user = cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(user, ".cache"))
-	home := cmp.Or(os.Getenv("HF_HOME"), filepath.Join(user, "huggingface"))
-	text, _ := os.ReadFile(cmp.Or(os.Getenv("HF_TOKEN_PATH"), filepath.Join(home, "token")))
-	return strings.TrimSpace(string(text))
+	return cmp.Or(os.Getenv("HF_HOME"), filepath.Join(user, "huggingface"))
 }
 
 // Offline reports whether HF_HUB_OFFLINE forbids requests to the hub.

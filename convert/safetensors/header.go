@@ -79,15 +79,24 @@ func readHeader(r io.ReaderAt, size int64, file string) (*header, error) {
 
 // headerLength reads the length of the JSON header and checks it against the file.
 func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
+	if size == 0 {
+		return 0, problem.New(file, "file is empty", hintDownload)
+	}
 	if size < prefixSize {
-		return 0, tooSmall(r, size, file)
+		if err := sniff(r, size, file); err != nil {
+			return 0, err
+		}
+		return 0, problem.New(file, fmt.Sprintf("file has %d bytes, too few for a safetensors header", size), hintDownload)
 	}
 	var prefix [prefixSize]byte
 	if _, err := r.ReadAt(prefix[:], 0); err != nil {
 		return 0, problem.System(file, "header length", err)
 	}
 	n := binary.LittleEndian.Uint64(prefix[:])
-	if n == 0 || n > maxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
+	var first [1]byte // of the header
+	got, _ := r.ReadAt(first[:], prefixSize)
+	beginsJSON := got == 0 || first[0] == '{' || isSpace(first[0])
+	if n == 0 || n > maxHeader || int64(n) > size-prefixSize && !beginsJSON {
 		if err := sniff(r, size, file); err != nil {
 			return 0, err
 		}
@@ -104,13 +113,6 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 			text.ExactBytes(int64(n)), text.ExactBytes(size)), hintDownload)
 	}
 	return int64(n), nil
-}
-
-// beginsJSON reports whether the byte after the length can begin a header.
-func beginsJSON(r io.ReaderAt) bool {
-	var c [1]byte
-	n, _ := r.ReadAt(c[:], prefixSize)
-	return n == 0 || c[0] == '{' || isSpace(c[0])
 }
 
 // index sorts the tensors and refuses a name that occurs twice.

@@ -87,14 +87,6 @@ func (a *archive) checkByteOrder() error {
 	return err
 }
 
-func (a *archive) pickle() ([]byte, error) {
-	e := a.entries["data.pkl"]
-	if e == nil {
-		return nil, errors.New("archive holds no data.pkl: not written by torch.save")
-	}
-	return a.content(e, maxPickle)
-}
-
 // content reads an entry of at most limit bytes and checks its checksum.
 func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 	if e.UncompressedSize64 > limit {
