@@ -144,7 +144,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	useEngine(&f.Settings, f.overwrite, b.Set)
+	useEngine(cmd.Context(), &f.Settings, f.overwrite, b.Set)
 	f.Part, f.Unverified = plan.Part{I: of.Index, N: of.Of}, !f.verify
 	switch {
 	case f.check:
@@ -161,7 +161,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		f.Options.Options = f.Into(args[1])
 	}
-	src, err := checkpoint.OpenPart(args[0], f.Needed)
+	src, err := openerOf(cmd.Context()).OpenPart(args[0], f.Needed)
 	if err != nil {
 		return err
 	}
@@ -177,9 +177,9 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 // useEngine fills in the settings that convert and synth share. Goroutines that wait for
 // the disk get processors of the scheduler beside those that compute, unless the user has
 // said by GOMAXPROCS how many there may be.
-func useEngine(s *convert.Settings, o cli.Overwriting, progress func(phase string, n, of int64)) {
+func useEngine(ctx context.Context, s *convert.Settings, o cli.Overwriting, progress func(phase string, n, of int64)) {
 	s.Compute, s.IO = min(runtime.GOMAXPROCS(0), runtime.NumCPU()), convert.DefaultIO
-	s.Tool, s.Progress = version(), progress
+	s.Client, s.Tool, s.Progress = clientOf(ctx), version(), progress
 	s.Overwrite, s.OverwriteChanged = o.Finished, o.Changed
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(s.Compute + s.IO)

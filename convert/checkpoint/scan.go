@@ -19,8 +19,8 @@ import (
 )
 
 // scan resolves the path and collects the inventory; need is nil for all weights.
-func scan(path string, need Need) (*scanner, error) {
-	loc, err := locate(path)
+func (o Opener) scan(path string, need Need) (*scanner, error) {
+	loc, err := o.locate(path)
 	if err != nil {
 		return nil, err
 	}

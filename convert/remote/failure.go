@@ -66,11 +66,6 @@ func withoutSecrets(message string) string {
 	return strings.Join(words, " ")
 }
 
-// repeated reports whether a request with this answer is made again.
-func repeated(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500
-}
-
 // explainStatus is the failure of a web server's answer.
 func explainStatus(resp *http.Response) *failure {
 	f := &failure{cause: "the server answers " + text.Quote(resp.Status), wait: -1}

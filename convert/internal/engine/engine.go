@@ -36,7 +36,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return nil, problem.New(dst, "an object store takes an output of one run only",
 			"write parts to a file system that all of them share")
 	}
-	t, err := output.TargetOf(dst, p)
+	t, err := output.TargetOf(dst, p, s.Client)
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ func (s Settings) CheckPlan(path string, p *plan.Plan) error {
 		err = s.check(path, "a matrix that is stored transposed", max(need+n, 2*usable(leastBuffers+n)))
 	}
 	if err == nil && remote.Is(path) {
-		err = s.check(path, "an upload in parts", need+uploads(p)+partsOfWorker*largestPart(p))
+		err = s.check(path, "an upload in parts", need+uploads(p, s.Client)+partsOfWorker*largestPart(p, s.Client))
 	}
 	return err
 }
@@ -98,17 +98,17 @@ func largestMatrix(p *plan.Plan) (most int64) {
 }
 
 // uploads is the memory, in bytes, of the lists of parts of a plan's files.
-func uploads(p *plan.Plan) (n int64) {
+func uploads(p *plan.Plan, c *remote.Client) (n int64) {
 	for _, f := range p.Files {
-		n += (f.Size/remote.PartSize(f.Size) + 1) * perPart
+		n += (f.Size/c.PartSize(f.Size) + 1) * perPart
 	}
 	return n
 }
 
 // largestPart is the size in bytes of the largest part of an upload of the plan's files.
-func largestPart(p *plan.Plan) (n int64) {
+func largestPart(p *plan.Plan, c *remote.Client) (n int64) {
 	for _, f := range p.Files {
-		n = max(n, remote.PartSize(f.Size))
+		n = max(n, c.PartSize(f.Size))
 	}
 	return n
 }
@@ -147,8 +147,8 @@ func newShape(p *plan.Plan, s Settings, uploading bool) shape {
 	buffers += int(largestMatrix(p))
 	h.workers = max(min(s.IO, room/(minTile+buffers)), 1)
 	if uploading {
-		parts := partsOfWorker * largestPart(p)
-		left -= uploads(p)
+		parts := partsOfWorker * largestPart(p, s.Client)
+		left -= uploads(p, s.Client)
 		h.workers = max(min(h.workers, int(left/(minTile+int64(buffers)+parts))), 1)
 		room = min(room, int(left-int64(h.workers)*parts))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -43,6 +44,7 @@ type Settings struct {
 	// tile is compared with them when it is written, and by its hash when it is read again.
 	Origin string
 
+	Client   *remote.Client                  // reads and writes an output in a store; nil is a new one
 	Tool     string                          // name and version of the program, for the manifest
 	Progress func(phase string, n, of int64) // called, one call at a time, with the bytes done; may be nil
 	Disk     *disk.Disk                      // makes the system calls; nil is the real disk
@@ -69,6 +71,9 @@ func (s Settings) withDefaults() Settings {
 	}
 	if s.Progress == nil {
 		s.Progress = func(string, int64, int64) {}
+	}
+	if s.Client == nil {
+		s.Client = remote.NewClient()
 	}
 	if s.Disk == nil {
 		s.Disk = &disk.Disk{}

@@ -28,9 +28,9 @@ type Leftover struct {
 }
 
 // Leftovers returns what unfinished runs to dst left, and those to other outputs in the directory dst.
-func Leftovers(dst string) (list []Leftover, err error) {
+func Leftovers(dst string, c *remote.Client) (list []Leftover, err error) {
 	if remote.Is(dst) {
-		o, err := leftObjects(dst)
+		o, err := leftObjects(dst, c)
 		if err != nil || len(o.lines)+len(o.partials) == 0 {
 			return nil, err
 		}
@@ -64,9 +64,9 @@ func Leftovers(dst string) (list []Leftover, err error) {
 
 // Discard removes what unfinished runs to dst left, and returns it. An output that is complete but for its name, and one
 // that a run on this machine writes, are errors.
-func Discard(d *disk.Disk, dst string) (list []Leftover, err error) {
+func Discard(dst string, d *disk.Disk, c *remote.Client) (list []Leftover, err error) {
 	if remote.Is(dst) {
-		return discardObjects(dst)
+		return discardObjects(dst, c)
 	}
 	for _, p := range leftPlaces(dst) {
 		x := p.leftover()
@@ -157,9 +157,9 @@ func (p *place) discardLeft(d *disk.Disk) error {
 }
 
 // leftObjects lists what runs to dst, in a store, left.
-func leftObjects(dst string) (*storeObjects, error) {
+func leftObjects(dst string, c *remote.Client) (*storeObjects, error) {
 	p := &plan.Plan{File: (plan.Options{}).Into(dst).File}
-	t, err := storeTarget(dst, p)
+	t, err := storeTarget(dst, p, c)
 	if err != nil {
 		return nil, err
 	}
@@ -181,8 +181,8 @@ func (o *storeObjects) leftover() (x Leftover, err error) {
 }
 
 // discardObjects removes what runs to dst, in a store, left. A run that is at work there ends with an error.
-func discardObjects(dst string) ([]Leftover, error) {
-	o, err := leftObjects(dst)
+func discardObjects(dst string, c *remote.Client) ([]Leftover, error) {
+	o, err := leftObjects(dst, c)
 	if err != nil || len(o.lines)+len(o.partials) == 0 {
 		return nil, err
 	}

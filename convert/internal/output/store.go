@@ -136,7 +136,7 @@ func (o *storeOutput) assembleFile(file int, id string) error {
 		o.uploads = make([]*weightFile, len(o.plan.Files))
 	}
 	f := o.plan.Files[file]
-	u, err := o.store.Upload(o.partial+f.Name, f.Size, remote.PartSize(f.Size), id)
+	u, err := o.store.Upload(o.partial+f.Name, f.Size, o.client.PartSize(f.Size), id)
 	if err != nil {
 		return err
 	}
