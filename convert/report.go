@@ -42,7 +42,8 @@ type Report struct {
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced,
-		Resumed: done.Resumed, Parts: done.Parts, Verified: done.Verified, Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
+		Resumed: done.Resumed, Parts: done.Parts, Verified: done.Verified,
+		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
 		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()

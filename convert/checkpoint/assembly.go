@@ -4,14 +4,12 @@ package checkpoint
 // reading of tensors that are stored in parts or in another order.
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"unsafe"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 	"dsmoe/text/problem"
 )
 
@@ -49,8 +47,8 @@ func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
 	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
 }
 
-// Tokenizer returns the files of the tokenizer that the weight files hold, and what there is to say
-// of them. A format without a dialect holds none.
+// Tokenizer returns the tokenizer that the weight files hold, as files, and a note about it. A format without a dialect
+// holds no tokenizer.
 func (c *Checkpoint) Tokenizer() (texts []format.Text, note string, err error) {
 	if c.assembly == nil {
 		return nil, "", nil
@@ -106,27 +104,16 @@ func (c *Checkpoint) Was(name string) tensor.DType {
 	return tensor.Invalid
 }
 
-// assembled views a tensor that is one run of stored elements.
-func (c *Checkpoint) assembled(name string) (tensor.Tensor, error) {
-	x := c.assembly.find(name)
-	switch {
-	case x == nil:
-		return tensor.Tensor{}, c.unknown(name)
-	case !x.Whole():
-		return tensor.Tensor{}, fmt.Errorf("%s: tensor %s: is stored in another order, which has no view",
-			text.Quote(c.Path), text.Quote(name))
+// ReadAt fills dst with the named tensor's bytes from offset on, in whole elements. It reads the file, not its mapping,
+// so that it needs no memory beside dst, except some MiB for a tensor in another order.
+func (c *Checkpoint) ReadAt(name string, dst []byte, offset int64) error {
+	if c.assembly == nil {
+		file, start, err := c.Place(name)
+		if err != nil {
+			return err
+		}
+		return c.ReadFile(file, dst, start+offset)
 	}
-	part := x.Parts[0]
-	t, err := c.files[part.File].Tensor(part.Tensor)
-	if err != nil {
-		return t, err
-	}
-	begin, end := x.DType.Bytes(part.First), x.DType.Bytes(part.First+part.N)
-	return tensor.Tensor{DType: x.DType, Shape: x.Shape, Data: t.Data[begin:end:end]}, nil
-}
-
-// readAssembled fills dst from the parts of a tensor.
-func (c *Checkpoint) readAssembled(name string, dst []byte, offset int64) error {
 	x := c.assembly.find(name)
 	if x == nil {
 		return c.unknown(name)

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -188,8 +190,18 @@ func (s *scanner) checkIndex() {
 			}
 		}
 	}
-	if len(s.inv.Files) == len(s.inv.Index.Shards) {
-		s.note(s.inv.Index.totalSizeNote(sum)...)
+	total := s.inv.Index.TotalSize
+	number, err := strconv.ParseFloat(total, 64)
+	switch {
+	case len(s.inv.Files) != len(s.inv.Index.Shards):
+	case total == "":
+		s.note(problem.Problem{File: s.inv.Index.File, Cause: "metadata.total_size is missing",
+			Hint: "some versions of transformers cannot load the checkpoint without it"})
+	case total == strconv.FormatInt(sum, 10):
+	case err == nil && number == float64(sum) && strings.ContainsAny(total, ".eE"): // some writers give a float
+	default:
+		s.note(problem.Problem{File: s.inv.Index.File,
+			Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s", text.Quote(total), text.ExactBytes(sum))})
 	}
 }
 

@@ -44,8 +44,17 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 			a.where[e.Info.Name] = i
 		}
 	}
-	arch, ok := a.architecture()
-	if !ok {
+	arch, present := a.files[0].values[architectureKey].one.(string)
+	if !present {
+		a.fail(0, "", "key %s is missing, or no string", architectureKey)
+		return nil, a.wrong
+	}
+	if architectureNamed(arch) == nil {
+		var names []string
+		for _, known := range architectures {
+			names = append(names, known.name)
+		}
+		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(names, ", "))
 		return nil, a.wrong
 	}
 	r := keyReader{File: a.files[0], arch: arch}
@@ -73,24 +82,6 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 func (a *assembler) fail(file int, name, cause string, args ...any) {
 	a.wrong = append(a.wrong, problem.Problem{File: filepath.Base(a.files[file].Path()), Tensor: name,
 		Cause: fmt.Sprintf(cause, args...)})
-}
-
-// architecture returns the model's architecture; ok is false if it cannot be read.
-func (a *assembler) architecture() (arch string, ok bool) {
-	arch, present := a.files[0].values[architectureKey].one.(string)
-	switch {
-	case !present:
-		a.fail(0, "", "key %s is missing, or no string", architectureKey)
-	case architectureNamed(arch) == nil:
-		var names []string
-		for _, known := range architectures {
-			names = append(names, known.name)
-		}
-		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(names, ", "))
-	default:
-		return arch, true
-	}
-	return "", false
 }
 
 // shards compares each file's number and count with the set of files.
@@ -152,7 +143,8 @@ func (a *assembler) tensors() {
 	}
 }
 
-// slot finds one weight of the table. A missing weight is left out.
+// slot finds one weight of the table. A missing weight is left out. Pieces of several dtypes, and pieces cut across
+// blocks, are decoded to F32.
 func (a *assembler) slot(s table.Slot) {
 	g := s.Row.GGUF
 	if info, file, ok := a.stored(s.InLayer(g.Name)); ok {
@@ -173,28 +165,21 @@ func (a *assembler) slot(s table.Slot) {
 		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len()), Decode: info.DType}
 	}
 	if len(pieces) > 0 {
-		dtype := mixed(pieces, orders)
+		dtype := pieces[0].Decode
+		for i := range pieces {
+			shape, strides := orders[i].Shape, orders[i].View.Stride
+			cut := pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1
+			if cut || pieces[i].Decode != dtype {
+				dtype = tensor.F32
+			}
+		}
+		for i := range pieces {
+			if pieces[i].Decode == dtype {
+				pieces[i].Decode = tensor.Invalid
+			}
+		}
 		a.found = append(a.found, format.Assembled{Info: s.Info(dtype), Parts: putTogether(pieces, orders)})
 	}
-}
-
-// mixed returns the dtype of a weight with these pieces, and sets their Decode. Pieces of
-// several dtypes, and pieces cut across blocks, are decoded to F32.
-func mixed(pieces []format.Part, orders []table.Order) tensor.DType {
-	dtype := pieces[0].Decode
-	for i := range pieces {
-		shape, strides := orders[i].Shape, orders[i].View.Stride
-		cut := pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1
-		if cut || pieces[i].Decode != dtype {
-			dtype = tensor.F32
-		}
-	}
-	for i := range pieces {
-		if pieces[i].Decode == dtype {
-			pieces[i].Decode = tensor.Invalid
-		}
-	}
-	return dtype
 }
 
 // whole adds a weight that is a stored tensor or, for an expert, a slice of one.

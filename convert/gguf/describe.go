@@ -28,7 +28,16 @@ func describe(d format.Description) (described format.Described, err error) {
 		w.model(c)
 		w.put(fileTypeKey, fileType(d))
 		w.put(quantisationKey, quantisationVersion)
-		w.widened(d)
+		for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
+			var names []string // of tensors that are F32 in the file only
+			for i, info := range d.Tensors {
+				if d.Was[i] == was && info.DType == tensor.F32 &&
+					(alwaysF32(w.arch, info.Name, len(info.Shape)) || plainF32(w.arch, info.Name)) {
+					names = append(names, info.Name)
+				}
+			}
+			w.putList(widenedKey+was.String(), names)
+		}
 		notes := w.putTokenizer(d)
 		w.importanceKeys(d.Imatrix)
 		if _, _, err := w.header(); err != nil { // texts from files beside the weights can exceed a reader's limits
@@ -145,22 +154,6 @@ func (w *keyWriter) indexer(c *config.Config) {
 		full = append(full, c.IndexerOf(l) == l)
 	}
 	w.of(indexerTypes, full)
-}
-
-// widened lists the tensors that are F32 in the file only, by the dtypes that they had.
-func (w *keyWriter) widened(d format.Description) {
-	for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
-		var names []string
-		for i, info := range d.Tensors {
-			if d.Was[i] == was && info.DType == tensor.F32 &&
-				(alwaysF32(w.arch, info.Name, len(info.Shape)) || plainF32(w.arch, info.Name)) {
-				names = append(names, info.Name)
-			}
-		}
-		if names != nil {
-			w.put(widenedKey+was.String(), names)
-		}
-	}
 }
 
 // warnings say what llama.cpp computes otherwise.

@@ -155,7 +155,26 @@ func (r *keyReader) grouped(g *grouped, has func(name string) bool) {
 	if r.model.predicts {
 		r.putInt("num_nextn_predict_layers", predicting)
 	}
-	r.headWidth(g)
+	width, ok := r.natural(keyLength)
+	if !ok { // each head's share
+		heads, _ := r.natural("attention.head_count")
+		hidden, _ := r.natural("embedding_length")
+		width = hidden / max(heads, 1)
+	}
+	r.putInt("head_dim", width)
+	switch dims, said := r.natural(ropeDims); {
+	case !said:
+	case g.rotary == "" && dims != width:
+		r.fail(r.arch+"."+ropeDims, "%d, but heads have %d", dims, width)
+	case g.rotary == "rotary_dim":
+		r.putInt(g.rotary, dims)
+	case g.rotary != "":
+		share := float64(dims) / float64(max(width, 1))
+		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
+			share = math.Nextafter(share, 1)
+		}
+		r.put(g.rotary, strconv.FormatFloat(share, 'g', -1, 64))
+	}
 	norm, full, present := r.find(weightsNorm)
 	_, is := norm.(bool)
 	switch {
@@ -209,31 +228,6 @@ func readErnie45MoE(r *keyReader, _ int, _ func(name string) bool) {
 	r.leading("moe_layer_start_index")
 	if step, ok := r.natural(moeStep); ok {
 		r.putInt("moe_layer_interval", step)
-	}
-}
-
-// headWidth takes head_dim, without a key each head's share, and how much of it RoPE rotates.
-func (r *keyReader) headWidth(g *grouped) {
-	width, ok := r.natural(keyLength)
-	if !ok {
-		heads, _ := r.natural("attention.head_count")
-		hidden, _ := r.natural("embedding_length")
-		width = hidden / max(heads, 1)
-	}
-	r.putInt("head_dim", width)
-	dims, said := r.natural(ropeDims)
-	switch {
-	case !said:
-	case g.rotary == "" && dims != width:
-		r.fail(r.arch+"."+ropeDims, "%d, but heads have %d", dims, width)
-	case g.rotary == "rotary_dim":
-		r.putInt(g.rotary, dims)
-	case g.rotary != "":
-		share := float64(dims) / float64(max(width, 1))
-		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
-			share = math.Nextafter(share, 1)
-		}
-		r.put(g.rotary, strconv.FormatFloat(share, 'g', -1, 64))
 	}
 }
 

@@ -122,10 +122,23 @@ func (p *parser) skip(n uint64, what string) {
 	p.at += int64(n)
 }
 
-// parse reads the header.
+// parse reads the header, whose magic the caller checked.
 func (p *parser) parse() error {
 	err := format.Parse(func() {
-		tensors, keys := p.begin()
+		p.skip(uint64(len(magic)), "the magic")
+		p.h.Version = p.uint32("the version")
+		switch v := p.h.Version; {
+		case v == 2 || v == 3:
+		case v&0xffff == 0 && v != 0:
+			format.Fail(problem.New(p.file,
+				"is big-endian, for machines such as IBM's z: this program reads little-endian files",
+				"gguf-convert-endian, of llama.cpp's gguf-py, changes it"))
+		case v == 1:
+			p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
+		default:
+			p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
+		}
+		tensors, keys := p.count("tensors", format.MaxTensors, 24), p.count("keys", maxKeys, 13)
 		for range keys {
 			p.pair()
 		}
@@ -149,25 +162,6 @@ func (p *parser) parse() error {
 		return err
 	}
 	return problem.In(p.file, append(p.bad, problem.Of("", err)...)...)
-}
-
-// begin reads what comes before the keys.
-func (p *parser) begin() (tensors, keys uint64) {
-	p.skip(uint64(len(magic)), "the magic") // checked by the caller
-	p.h.Version = p.uint32("the version")
-	switch v := p.h.Version; {
-	case v == 2 || v == 3:
-	case v&0xffff == 0 && v != 0:
-		format.Fail(problem.New(p.file,
-			"is big-endian, for machines such as IBM's z: this program reads little-endian files",
-			"gguf-convert-endian, of llama.cpp's gguf-py, changes it"))
-	case v == 1:
-		p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
-	default:
-		p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
-	}
-	tensors = p.count("tensors", format.MaxTensors, 24)
-	return tensors, p.count("keys", maxKeys, 13)
 }
 
 // count reads the number of items, each of at least least bytes.
@@ -229,21 +223,13 @@ func (p *parser) value(key string) (v value) {
 func (p *parser) one(k kind, at int64, what string) any {
 	switch {
 	case k == array || k >= kinds:
-		p.fail(at, "%s has a value of %s, which there is not", what, k)
+		p.fail(at, "%s: unknown value of %s", what, k)
 	case k == str:
 		return p.text(maxText, what)
 	}
 	var b [8]byte
 	p.read(b[:kindTable[k].size], what)
 	bits := binary.LittleEndian.Uint64(b[:])
-	if k == boolean && bits > 1 {
-		p.fail(at, "%s: %d is not a boolean", what, bits)
-	}
-	return number(k, bits)
-}
-
-// number makes a value of its bits.
-func number(k kind, bits uint64) any {
 	unused := 64 - 8*kindTable[k].size
 	switch k {
 	case i8, i16, i32, i64:
@@ -253,6 +239,9 @@ func number(k kind, bits uint64) any {
 	case f64:
 		return math.Float64frombits(bits)
 	case boolean:
+		if bits > 1 {
+			p.fail(at, "%s: %d is not a boolean", what, bits)
+		}
 		return bits == 1
 	}
 	return bits

@@ -21,8 +21,13 @@ func consumes(file string) bool {
 
 // putTokenizer writes the tokenizer. Without one, the model takes numbers of tokens.
 func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
-	t, settings := readTokenizer(d)
-	if t == nil {
+	t, settings := &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
+	found := !d.NoVocab && readJSON(d, tokenizerName, t)
+	if !d.NoVocab {
+		readJSON(d, settingsName, &settings)
+		found = found || t.readTiktoken(d, settings)
+	}
+	if !found {
 		w.put("tokenizer.ggml.model", "none")
 		return w.unnamed(d)
 	}
@@ -39,20 +44,6 @@ func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
 	w.put("tokenizer.ggml.merges", merges)
 	return slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens),
 		w.templates(d, settings))
-}
-
-// readTokenizer reads the vocabulary and tokenizer_config.json; nil if there is none, or none is to be written.
-func readTokenizer(d format.Description) (t *tokenizer, settings map[string]json.RawMessage) {
-	if d.NoVocab {
-		return nil, nil
-	}
-	t, settings = &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
-	found := readJSON(d, tokenizerName, t)
-	readJSON(d, settingsName, &settings)
-	if !found && !t.readTiktoken(d, settings) {
-		return nil, nil
-	}
-	return t, settings
 }
 
 // unnamed says that a file has no vocabulary as asked for, or refuses to write one without.
@@ -105,7 +96,13 @@ func (t *tokenizer) meaningsOf(settings map[string]json.RawMessage) *meanings {
 		case "TemplateProcessing":
 			m.template(p)
 		case "RobertaProcessing":
-			m.roberta(p)
+			for name, by := range map[string][]any{"cls": p.CLS, "sep": p.SEP} {
+				if len(by) > 0 {
+					content, _ := by[0].(string)
+					m.replace(name, token{content: content})
+				}
+			}
+			m.add["bos"], m.add["eos"], m.add["sep"] = true, true, true
 		case byteLevel:
 			bytes = true
 		}
@@ -182,20 +179,6 @@ func (m *meanings) separator(pair []piece, first, last string) {
 	if m.add["sep"] {
 		m.replace("sep", m.tokens["eos"])
 	}
-}
-
-// roberta reads RobertaProcessing.
-func (m *meanings) roberta(p processor) {
-	for _, x := range []struct {
-		name string
-		by   []any
-	}{{"cls", p.CLS}, {"sep", p.SEP}} {
-		if len(x.by) > 0 {
-			content, _ := x.by[0].(string)
-			m.replace(x.name, token{content: content})
-		}
-	}
-	m.add["bos"], m.add["eos"], m.add["sep"] = true, true, true
 }
 
 // meanings writes which tokens have a meaning, and which of them are added to texts.

@@ -188,9 +188,8 @@ func (v vocabFile) MarshalJSON() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// divided divides the tokens into those of the model and the added ones. Padding is left out. Added
-// tokens are in the model, too, unless their numbers are the next ones: a reader of tokenizer.json
-// gives those that it does not find there the next numbers.
+// divided divides the tokens into the model's and added ones, without padding. The model has added tokens, too, unless
+// their numbers follow its own: a reader of tokenizer.json gives added tokens that the model lacks the next numbers.
 func (v *storedTokenizer) divided() (vocab vocabFile, added []addedFile, err error) {
 	vocab.numbers = map[string]int{}
 	next := true

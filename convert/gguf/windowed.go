@@ -39,7 +39,7 @@ func (w *keyWriter) windowed(c *config.Config) {
 	for l := range c.NumHiddenLayers {
 		rates = append(rates, int32(c.CompressRate(l)))
 	}
-	var stated struct { // with those of prediction layers
+	var stated struct { // it may go on with prediction layers
 		Ratios []int32 `json:"compress_ratios"`
 	}
 	json.Unmarshal(c.JSON(), &stated) // the config was parsed

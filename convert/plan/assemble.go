@@ -40,9 +40,9 @@ type assembler struct {
 // elementwise is all that an operation depends on.
 type elementwise struct {
 	from, to   tensor.DType
-	scaling    tensor.Scaling // of codes, or of what becomes codes: its blocks alone
+	scaling    tensor.Scaling // of codes; for numbers that become codes, the blocks alone
 	exactly    bool           // nothing may be lost
-	ofScales   bool           // it makes the scales of what becomes to
+	ofScales   bool           // it makes scales, whose codes have dtype to
 	importance *operation.Importance
 	renumber   *operation.Renumber
 }

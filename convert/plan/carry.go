@@ -18,8 +18,8 @@ import (
 	"dsmoe/text/problem"
 )
 
-// companions plans config.json, the index, the files that go along, and those of the tokenizer that the source's weight
-// files hold, unless one of these goes along.
+// companions plans config.json, the index and the files that go along. A tokenizer in the source's weight files becomes
+// files, too, unless such a file goes along.
 func (huggingFace) companions(c *conversion, doc document, p *Plan) (others []Other, left []string, err error) {
 	if others, left, err = c.carry(); err != nil {
 		return nil, nil, err

@@ -40,7 +40,7 @@ type Client struct {
 	http            http.Client
 	runs            runs
 	blocks          sync.Map           // paths of blocks in Cache that are as their hashes say
-	flights         singleflight.Group // blocks of Cache that are being read, so that none is read twice at once
+	flights         singleflight.Group // reads each block of Cache once at a time
 	secrets         sync.Map           // URLs with user and query, by Name
 	telling         sync.Mutex
 	told            time.Time // when Waiting was called last
@@ -52,7 +52,7 @@ const (
 	maxHeaders   = 256 << 10        // bytes of a response's headers
 	maxRedirects = 10               // of one request
 	maxTries     = 12               // failures in a row without a byte: where 30 % fail, these are 1 in 2 million
-	firstTries   = 5                // the same before any server answered: a wrong address is told soon
+	firstTries   = 5                // the same before any server answered: a wrong address fails soon
 	maxWait      = time.Minute      // between two tries
 	stall        = time.Minute      // without a byte, after which a response counts as broken
 	maxListing   = 64 << 20         // bytes of a page of a listing
@@ -99,8 +99,8 @@ func (w *wire) Read(dst []byte) (int, error) {
 	return n, err
 }
 
-// Traffic returns the bytes that came over connections, those of headers and of responses that were cut off among
-// them, and the number of requests.
+// Traffic returns the bytes that came over connections, with headers and responses that were cut off, and the number of
+// requests.
 func (c *Client) Traffic() (bytes, requests int64) { return c.bytes.Load(), c.requests.Load() }
 
 // checkRedirect follows redirects to web servers alone, and takes the token to no other host.

@@ -229,7 +229,7 @@ type file struct {
 
 	mu       sync.Mutex
 	size     int64 // -1 until it is known
-	answered bool  // identity is that of an answer
+	answered bool  // identity comes from an answer
 	identity string
 	unlike   string // random: no other run's file has it
 

@@ -15,11 +15,10 @@ func Is(path string) bool {
 	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
 }
 
-// Open opens the directory at a URL. file is the name in it that the URL ends in; "" for the directory itself. names are
-// the files that a checkpoint may consist of: without a listing only these are found. An error is of type
-// *problem.Error.
-func (c *Client) Open(path string, isFile func(name string) bool, names []string) (d source.Dir, file string, err error) {
-	d, file, err = c.open(path, isFile, names)
+// Open opens the directory at a URL. file is the name in it that the URL ends in, or "". names are the files that a
+// checkpoint may consist of: without a listing only these are found. An error is of type *problem.Error.
+func (c *Client) Open(path string, isFile func(name string) bool, names []string) (source.Dir, string, error) {
+	d, file, err := c.open(path, isFile, names)
 	if err != nil {
 		return nil, "", about(Name(path), err)
 	}

@@ -30,7 +30,7 @@ import (
 // repeated: a try whose answer was lost does no harm.
 type Store struct {
 	c      *Client // waits long for an answer: the store may have to move gigabytes before it
-	reader *Client // of what was written: without a cache
+	reader *Client // reads written objects, without a cache
 	o      *bucket
 	prefix string // "", or ends in "/"
 	parts  parts
@@ -413,7 +413,7 @@ type parts struct {
 	idle [][]byte
 }
 
-// take returns n bytes of zeros, with room for those of most parts.
+// take returns n zero bytes, with capacity for at least most bytes.
 func (p *parts) take(n, most int64) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()

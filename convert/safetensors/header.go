@@ -156,14 +156,6 @@ func (h *header) checkContiguous(size int64, file string) error {
 		return problem.In(file, problem.Problem{Tensor: e.info.Name,
 			Cause: fmt.Sprintf("data begins at offset %d, but %s at %d: %s of %d bytes", e.begin, before, end, kind, n)})
 	}
-	return h.checkEnd(end, size, file)
-}
-
-// checkEnd compares the end of the last tensor with the end of the file.
-func (h *header) checkEnd(end, size int64, file string) error {
-	if end == size {
-		return nil
-	}
 	if end < size {
 		after := "the header, which names no tensor"
 		if n := len(h.entries); n > 0 {
@@ -171,10 +163,12 @@ func (h *header) checkEnd(end, size int64, file string) error {
 		}
 		return problem.New(file, fmt.Sprintf("%s too many, behind %s", text.ExactBytes(size-end), after), "")
 	}
-	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
-	return problem.In(file, problem.Problem{Tensor: h.entries[i].info.Name, Hint: hintDownload,
-		Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing; this is the first tensor that is not whole",
-			text.ExactBytes(end-size), text.ExactBytes(end))})
+	if i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size }); i >= 0 {
+		return problem.In(file, problem.Problem{Tensor: h.entries[i].info.Name, Hint: hintDownload,
+			Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing; this is the first tensor that is not whole",
+				text.ExactBytes(end-size), text.ExactBytes(end))})
+	}
+	return nil
 }
 
 // Len returns the number of tensors.

@@ -59,7 +59,7 @@ type file struct {
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
-// readData reads the archive and the pickle of d. It touches no weight. Errors are of type *problem.Error: they have the
+// readData reads the archive and the pickle of d. It touches no weight. Errors are of type *problem.Error, and have the
 // file's name and, where only the file can be at fault, a hint.
 func readData(d format.Data) (*file, error) {
 	opened, err := read(d, d.Size())

@@ -43,12 +43,6 @@ func (s storage) width() int64 {
 	return s.dtype.Bytes(1)
 }
 
-// bytes is the size of the storage, if that is a number of bytes that can be.
-func (s storage) bytes() (n int64, ok bool) {
-	ok = s.elements >= 0 && s.elements <= math.MaxInt64/s.width()
-	return s.elements * s.width(), ok
-}
-
 // state is a state dict: its tensors, in its order.
 type state struct {
 	tensors []pickled

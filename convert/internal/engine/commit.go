@@ -29,29 +29,23 @@ func (e *execution) finish(ctx context.Context) (replaced bool, err error) {
 	if e.Part.N == 0 {
 		e.startCarried("copying other files")
 	}
-	return e.out.Commit(e.content(ctx))
-}
-
-// content returns the function that writes a named file, nil for a weight file.
-func (e *execution) content(ctx context.Context) func(name string) func(io.Writer) error {
-	return func(name string) func(io.Writer) error {
+	return e.out.Commit(func(name string) func(io.Writer) error {
 		if name == e.plan.Manifest() {
 			return e.writeManifest
 		}
-		for _, f := range e.plan.Others {
-			if f.Name != name {
-				continue
-			}
-			return func(w io.Writer) (err error) {
-				if f.Carried {
-					e.carried[name], err = e.copyCarried(ctx, w, f)
-					return err
-				}
-				return e.plan.WriteOther(w, f)
-			}
+		i := slices.IndexFunc(e.plan.Others, func(f plan.Other) bool { return f.Name == name })
+		if i < 0 {
+			return nil
 		}
-		return nil
-	}
+		f := e.plan.Others[i]
+		return func(w io.Writer) (err error) {
+			if f.Carried {
+				e.carried[name], err = e.copyCarried(ctx, w, f)
+				return err
+			}
+			return e.plan.WriteOther(w, f)
+		}
+	})
 }
 
 // startCarried starts the phase that reads the files copied from the source.

@@ -62,8 +62,8 @@ func finished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s
 	return r, e.intact, err
 }
 
-// differences names what distinguishes the plan from that of the output with the manifest m; others are the files
-// without weights that differ.
+// differences names what distinguishes the plan from the plan of the output with the manifest m. others lists the
+// differing files without weights.
 func (e *execution) differences(m *manifest.Manifest, others []problem.Problem) []problem.Problem {
 	list := append(manifest.OptionDifferences(m.Options, e.plan.Options),
 		manifest.SourceDifferences(m.Sources, e.plan.Sources)...)

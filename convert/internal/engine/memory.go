@@ -25,8 +25,8 @@ const (
 	perSegment = 96 + 64
 	// perPart is the memory of a part of an upload: its number and hashes.
 	perPart = 200
-	// partsOfWorker is the number of parts that a worker keeps from being sent at most: the one that it writes, and the
-	// one that its tensor ends in, of which another worker wrote the rest.
+	// partsOfWorker is the most parts that a worker keeps from being sent: the part that it writes, and the part that its
+	// tensor ends in, whose rest another worker wrote.
 	partsOfWorker = 2
 )
 

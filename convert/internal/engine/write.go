@@ -54,9 +54,9 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 	return nil
 }
 
-// hashPartial returns a hasher of what an earlier run wrote of a span, which it reads again; of the source it
-// reads the segment that was not finished. Bytes that are not those that were written start over, as do those
-// that were not compared with the source if they are to be.
+// hashPartial returns a hasher that has read again what an earlier run wrote of a span and, of the source, the segment
+// that this run did not finish. The span starts over if its bytes changed since, or if they are to be compared with the
+// source and were not.
 func (w *worker) hashPartial(ctx context.Context, t *plan.Span, s *progress.State) (*hasher, error) {
 	h := w.newHasher(t)
 	if s.Done == 0 {

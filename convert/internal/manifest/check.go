@@ -101,7 +101,7 @@ type checker struct {
 	unlisted    map[string]int         // tensors in the headers of files, less those of the manifest; unused with a plan
 	listed      map[string]bool        // tensors that the manifest lists of one file; unused with a plan
 	listedOf    string                 // the file of listed
-	entered     map[string]bool        // files of which a tensor was listed
+	entered     map[string]bool        // files with a listed tensor
 	weights     format.File            // the file whose header is in memory: one at a time
 	weightsName string                 // its name
 	problems    []problem.Problem
@@ -241,7 +241,19 @@ func (c *checker) tensor(i int, want *Tensor) (f format.Data, offset int64, err 
 			return nil, 0, err
 		}
 		if info, offset, ok = c.weights.Lookup(want.Name); ok {
-			c.list(want)
+			if c.listedOf != want.File { // the tensors of a file are listed one after the other
+				c.listedOf, c.listed = want.File, map[string]bool{}
+				if c.entered[want.File] {
+					c.problem(c.Name, want.Name, "is listed apart from other tensors of its file")
+				}
+				c.entered[want.File] = true
+			}
+			if c.listed[want.Name] {
+				c.problem(c.Name, want.Name, "is listed twice")
+			} else {
+				c.listed[want.Name] = true
+				c.unlisted[want.File]--
+			}
 		}
 	} else if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
 		info, offset = c.plan.Tensors[i].Info(), c.plan.Tensors[i].Offset
@@ -257,24 +269,6 @@ func (c *checker) tensor(i int, want *Tensor) (f format.Data, offset int64, err 
 		return f, offset, nil
 	}
 	return nil, 0, nil
-}
-
-// list counts a tensor of the manifest that is in its file. The tensors of a file are listed one
-// after the other.
-func (c *checker) list(t *Tensor) {
-	if c.listedOf != t.File {
-		c.listedOf, c.listed = t.File, map[string]bool{}
-		if c.entered[t.File] {
-			c.problem(c.Name, t.Name, "is listed apart from other tensors of its file")
-		}
-		c.entered[t.File] = true
-	}
-	if c.listed[t.Name] {
-		c.problem(c.Name, t.Name, "is listed twice")
-		return
-	}
-	c.listed[t.Name] = true
-	c.unlisted[t.File]--
 }
 
 // hash hashes the bytes of a tensor.

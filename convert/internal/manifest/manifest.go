@@ -131,8 +131,8 @@ func (m *Manifest) Edited() string {
 	return fmt.Sprintf("was edited: its hash is %s, not %s", m.found, text.Quote(m.Hash))
 }
 
-// Read reads a manifest without its tensors, and refuses an unknown format and file names outside the directory. It hands
-// the tensors to each, one by one; each may be nil.
+// Read reads a manifest without its tensors: it hands them to each, one by one; each may be nil. It refuses an unknown
+// format and file names outside the directory.
 func Read(dir source.Dir, name string, each func(*Tensor) error) (*Manifest, error) {
 	f, err := dir.Data(name)
 	if err != nil {

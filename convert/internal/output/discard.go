@@ -54,7 +54,7 @@ func Leftovers(dst string, c *remote.Client) (list []Leftover, err error) {
 		}
 		path := filepath.Join(dst, strings.TrimSuffix(name, filepath.Ext(name)))
 		if slices.Contains(seen, path) || filepath.Base(path) == "dsmoe" {
-			continue // that of dst itself
+			continue // the hidden directory of dst itself
 		}
 		seen = append(seen, path)
 		add(besideOf(directoryAt(path)))

@@ -257,7 +257,7 @@ func (o *diskOutput) openFiles(open func(path string) (*disk.TileFile, error)) e
 	return nil
 }
 
-// create makes new files. It removes those of an earlier run only if ours is true: the journal proves that a run left
+// create makes new files. It removes files of an earlier run only if ours is true: the journal proves that a run left
 // them. A target that is one file stays until the new file replaces it, and so does its manifest.
 func (o *diskOutput) create(head progress.Head, ours bool) error {
 	if ours {

@@ -1,6 +1,6 @@
 package output
 
-// Parts become one output: the hashes of what they wrote are joined, and their journals.
+// Parts become one output: their journals are joined, and the hashes of the spans that they wrote.
 
 import (
 	"errors"
@@ -62,7 +62,7 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 	}, nil
 }
 
-// ours returns the parts if they are of this plan: those of another are not to be removed.
+// ours returns the parts if they belong to this plan: the journals of another plan are not removed.
 func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
 	for _, j := range parts {
 		head, err := o.readJournalOf(j, nil)
@@ -162,7 +162,7 @@ func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span,
 	return true, o.checkEdges(part, ends)
 }
 
-// joint is a tensor of which parts have written spans.
+// joint is a tensor whose spans were written by parts.
 type joint struct {
 	progress.State
 	hashes   []string   // of the spans; nil if one is the whole tensor

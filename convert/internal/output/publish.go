@@ -117,7 +117,7 @@ func (o *diskOutput) replace() error {
 		return err
 	}
 	err = o.Disk.Exchange(o.dir, o.Path)
-	if errors.Is(err, errors.ErrUnsupported) { // two renames, of which the first is undone if the second fails
+	if errors.Is(err, errors.ErrUnsupported) { // by two renames; if the second fails, the first is undone
 		older := replacedName(o.Path)
 		if err = o.Disk.Rename(o.Path, older); err == nil {
 			if err = o.Disk.Rename(o.dir, o.Path); err != nil {

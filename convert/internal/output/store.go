@@ -2,8 +2,8 @@ package output
 
 // An output in an object store. Weight files are assembled by multipart uploads below a hidden prefix, completed when
 // all tensors are written, read again there for the proof, and copied by the store to their names: the manifest,
-// config.json and the index last. The journal is a sequence of numbered objects that are written only if there is none
-// of that name: of two runs, one fails to write the next number.
+// config.json and the index last. The journal is a sequence of numbered objects. A number is written only once:
+// of two runs, one fails to write the next.
 
 import (
 	"cmp"
