@@ -59,7 +59,7 @@ func describe(q *query, seq int) (cli.Result, error) {
 	if seq < 0 || seq > maxSeq {
 		return nil, cli.Misuse(q.Command, "--seq is not in 1..100000000")
 	}
-	src, imagined, err := checkpointOrConfig(q.path)
+	src, imagined, err := checkpointOrConfig(q.Context(), q.path)
 	if err != nil {
 		return nil, err
 	}
@@ -145,20 +145,20 @@ func (f *compareFlags) report(q *query) (cli.Result, error) {
 	case q.path == "":
 		return header.Compare("", s, names), nil
 	case !q.Flags().Changed(splitFlag):
-		return compareConfig(q.path, 0, names)
+		return compareConfig(q, 0, names)
 	}
-	return compareConfig(q.path, f.m, names)
+	return compareConfig(q, f.m, names)
 }
 
-// compareConfig compares the layers of the config at path.
-func compareConfig(path string, m int, names []string) (cli.Result, error) {
-	c, _, err := configOf(path)
+// compareConfig compares the layers of the config at the path of q.
+func compareConfig(q *query, m int, names []string) (cli.Result, error) {
+	c, _, err := configOf(q.Context(), q.path)
 	if err != nil {
 		return nil, err
 	}
 	s, err := count.SegmentationOf(c, m)
 	if err != nil {
-		return nil, cli.Named(path, err)
+		return nil, cli.Named(q.path, err)
 	}
-	return header.Compare(path, s, names), nil
+	return header.Compare(q.path, s, names), nil
 }

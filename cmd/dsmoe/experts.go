@@ -68,7 +68,7 @@ dsmoe help findings  the kinds of findings`,
 
 // expertsAgainst compares experts with those of the original at path.
 func expertsAgainst(q *query, w inspect.Weights, path string, reads reading) (cli.Result, error) {
-	original, c, err := openWeights(path, reads.need(q.selection))
+	original, c, err := openWeights(q.Context(), path, reads.need(q.selection))
 	if err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ dsmoe help findings     what the commands below call a finding`,
 		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1")},
 		run: func(q *query) (cli.Result, error) {
 			defer collectAt(400)() // a list of tensors is all that is kept
-			c, err := scan(q.path, nil)
+			c, err := scan(q.Context(), q.path, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -110,7 +110,7 @@ dsmoe help findings  the kinds of findings`,
 			values = q.Flags().Bool("values", false, "read every weight, and look into its values")
 		},
 		run: func(q *query) (cli.Result, error) {
-			src, err := checkpoint.Examine(q.path)
+			src, err := openerOf(q.Context()).Examine(q.path)
 			if err != nil {
 				return nil, err
 			}

@@ -172,7 +172,7 @@ func (q *query) read(reads reading, f func(w inspect.Weights) (cli.Result, error
 	if err != nil {
 		return nil, err
 	}
-	w, c, err := openWeights(q.path, reads.need(q.selection))
+	w, c, err := openWeights(q.Context(), q.path, reads.need(q.selection))
 	if err != nil {
 		return nil, err
 	}
