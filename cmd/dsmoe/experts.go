@@ -39,16 +39,12 @@ dsmoe help findings  the kinds of findings`,
 		byUsage: "a row for each expert, or a few for each layer",
 		plot:    "likeness to the nearest by layer and expert; --against: relative errors",
 		failOn:  true,
-		merge:   mergerOf(experts.Merge, "by"),
 		flags: func(q *query) {
 			similarities = q.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")
 			against = q.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
 		},
 		run: func(q *query) (cli.Result, error) {
-			switch {
-			case q.parts.Given() && (*against != "" || *similarities):
-				return nil, cli.Misuse(q.Command, "--part does not go with --against and --similarities; select --layers")
-			case *against != "" && *similarities:
+			if *against != "" && *similarities {
 				return nil, cli.Misuse(q.Command, "--against does not go with --similarities")
 			}
 			reads := func(c *config.Config, w *weights.Weight) bool { return experts.Reads(q.selection, c.IsMoE, w) }

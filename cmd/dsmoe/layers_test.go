@@ -55,7 +55,7 @@ func TestLayers(t *testing.T) {
 		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
-		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/header":      {"inspect", "text/page", "model/count", "model/digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/stats":       {"inspect", "model/digest", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/matrix":      {"inspect", "model", "model/weights", "model/tensor"},
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor", "text/problem"},

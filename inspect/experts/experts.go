@@ -31,26 +31,8 @@ type Report struct {
 	Path   string  `json:"path"`   // of the checkpoint, as the user gave it
 	Layers []Layer `json:"layers"` // layers with a selected expert, in their order
 	inspect.Examined
-	// NotCompared says what was not compared since it is in different parts; absent if everything was.
-	NotCompared string        `json:"not_compared,omitempty"`
-	Part        *partFindings `json:"part,omitempty"` // of the checkpoint; absent if it is all
 
 	by inspect.Grouping
-}
-
-// OfPart returns the part that the report is about, nil if it is about all experts.
-func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) {
-	if r.Part == nil {
-		return nil, ""
-	}
-	return &r.Part.Part, ""
-}
-
-// partFindings is a part of a checkpoint, and the findings in it that a merge needs, one by one.
-type partFindings struct {
-	inspect.Part
-	Single []inspect.Observation `json:"single"` // within a layer
-	Twins  []inspect.Observation `json:"twins"`  // equal experts and matrices of any layers
 }
 
 // Matrices has one of something for each matrix of an expert.
@@ -284,7 +266,7 @@ func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not
 		}
 		*m.weights.Of(at.Role()) = x
 	}
-	if len(layers)+len(not) == 0 && w.Part == nil {
+	if len(layers)+len(not) == 0 {
 		return nil, nil, errors.New("no expert is selected, or there is none")
 	}
 	for _, x := range w.List {

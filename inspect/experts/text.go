@@ -86,19 +86,7 @@ func (r *Report) WriteText(w io.Writer) error {
 				text.Plural(n, "routed expert")))
 		}
 	}
-	if r.NotCompared != "" {
-		lines = append(lines, "not compared: "+r.NotCompared)
-	}
 	return r.WriteBelow(w, r.Sheet(), lines)
-}
-
-// WriteNotes writes the findings, and what was not compared.
-func (r *Report) WriteNotes(w io.Writer) error {
-	err := r.Examined.WriteNotes(w)
-	if err == nil && r.NotCompared != "" {
-		_, err = fmt.Fprintln(w, "note: not compared:", r.NotCompared)
-	}
-	return err
 }
 
 // null says what independent random weights would give; "" if there are no pairs.

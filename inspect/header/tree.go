@@ -6,9 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"lukechampine.com/blake3"
-
 	"dsmoe/inspect"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -74,11 +73,11 @@ func moduleNode(name string, below []branch) *treeNode {
 		below = below[end:]
 	}
 	n.Children = foldNodes(n.Children)
-	sum := blake3.New(32, nil)
+	var signatures []byte
 	for _, c := range n.Children {
-		fmt.Fprintf(sum, "%q %q\n", c.Name, c.signature)
+		signatures = fmt.Appendf(signatures, "%q %q\n", c.Name, c.signature)
 	}
-	n.signature = string(sum.Sum(nil))
+	n.signature = digest.Of(signatures)
 	return n
 }
 

@@ -36,8 +36,6 @@ type HashReport struct {
 	Model   *string        `json:"model"`   // of all tensors; null if not all are selected
 	Modules []hashedModule `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
 	Tensors []hashedTensor `json:"tensors"` // the selected ones, in the order of the model
-	// Part of the checkpoint; absent if it is all
-	Part *inspect.Part `json:"part,omitempty"`
 
 	by inspect.Grouping // what the sheet shows before the model's hash: ByTensor, ByModule, or ByModel for nothing
 }
@@ -58,9 +56,6 @@ type hashedTensor struct {
 	Hash  string       `json:"hash"`  // see HashReport
 }
 
-// OfPart returns the part that the report is about, nil if it is about all weights.
-func (r *HashReport) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, "" }
-
 // Hash reads the selected weights and names their values. by says which hashes the sheet of the report shows. What
 // cannot be read, and FP8 weights without usable scales, are an error that names all of them.
 func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspect.Grouping) (*HashReport, error) {
@@ -69,14 +64,14 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspec
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, (*weights.Weight).IsScales)
-	if len(list) == 0 && w.Part == nil {
+	if len(list) == 0 {
 		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
 	}
 	sums, err := hashAll(&w, w.Reading(ctx), list)
 	if err != nil {
 		return nil, err
 	}
-	r := &HashReport{Path: w.Path, Tensors: sums, Part: w.Part, by: by}
+	r := &HashReport{Path: w.Path, Tensors: sums, by: by}
 	var names []string
 	for _, x := range w.List {
 		if !x.IsScales() {
@@ -85,19 +80,6 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspec
 	}
 	r.Modules, r.Model = modulesOf(names, sums)
 	return r, nil
-}
-
-// MergeHashes joins the reports of all parts of a checkpoint, in their order, into the report of all its weights.
-func MergeHashes(parts []*HashReport, by inspect.Grouping) *HashReport {
-	r := &HashReport{Path: parts[0].Path, Tensors: []hashedTensor{}, by: by}
-	var names []string
-	for _, p := range parts {
-		for _, t := range p.Tensors {
-			r.Tensors, names = append(r.Tensors, t), append(names, t.Name)
-		}
-	}
-	r.Modules, r.Model = modulesOf(names, r.Tensors)
-	return r
 }
 
 // hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.

@@ -27,12 +27,11 @@ type Options struct {
 
 // Report is what the weights of a checkpoint are, in numbers.
 type Report struct {
-	Path       string               `json:"path"`           // of the checkpoint, as the user gave it
-	By         inspect.Grouping     `json:"by"`             // what a row is
-	Tensors    []Tensor             `json:"tensors"`        // by tensor: in the order of the model
-	Groups     []Group              `json:"groups"`         // otherwise: in the order of their first tensors
-	NotCounted []inspect.NotCounted `json:"not_counted"`    // selected tensors that have no numbers
-	Part       *inspect.Part        `json:"part,omitempty"` // of the checkpoint; absent if it is all
+	Path       string               `json:"path"`        // of the checkpoint, as the user gave it
+	By         inspect.Grouping     `json:"by"`          // what a row is
+	Tensors    []Tensor             `json:"tensors"`     // by tensor: in the order of the model
+	Groups     []Group              `json:"groups"`      // otherwise: in the order of their first tensors
+	NotCounted []inspect.NotCounted `json:"not_counted"` // selected tensors that have no numbers
 
 	quantiles []Quantile
 }
@@ -89,7 +88,7 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if o.By == "" {
 		o.By = inspect.ByTensor
 	}
-	r := &Report{Path: w.Path, By: o.By, Part: w.Part, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
+	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
 		quantiles: o.Quantiles}
 	s := newCounting(ctx, w, o)
 	name := grouping(&w, o.By)
@@ -102,7 +101,7 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 			s.take(group, x)
 		}
 	}
-	if len(s.groups)+len(r.NotCounted) == 0 && len(list) > 0 && w.Part == nil {
+	if len(s.groups)+len(r.NotCounted) == 0 && len(list) > 0 {
 		return nil, fmt.Errorf("nothing to count by %s: none of the selected tensors is in one", o.By)
 	}
 	for _, pass := range []func(){s.countAll, s.findQuantiles} {
@@ -115,39 +114,6 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 		r.add(g)
 	}
 	return r, nil
-}
-
-// OfPart returns the part that the report is about, nil if it is about all weights, and what a row is.
-func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, r.By }
-
-// Merge joins the reports of all parts of a checkpoint, in their order, into the report of all its weights. Their rows
-// stay what they are.
-func Merge(parts []*Report, _ inspect.Grouping) *Report {
-	r := *parts[0]
-	r.Part, r.Tensors, r.Groups, r.NotCounted = nil, []Tensor{}, []Group{}, []inspect.NotCounted{}
-	for _, p := range parts {
-		r.Tensors, r.Groups = append(r.Tensors, p.Tensors...), append(r.Groups, p.Groups...)
-		r.NotCounted = append(r.NotCounted, p.NotCounted...)
-	}
-	var most []QuantileValue // as asked for: a row without finite elements has none
-	for _, t := range r.Tensors {
-		most = longer(most, t.Quantiles)
-	}
-	for _, g := range r.Groups {
-		most = longer(most, g.Quantiles)
-	}
-	for _, q := range most {
-		r.quantiles = append(r.quantiles, Quantile{text: q.Q})
-	}
-	return &r
-}
-
-// longer returns the longer one of two lists, a if they are equally long.
-func longer(a, b []QuantileValue) []QuantileValue {
-	if len(b) > len(a) {
-		return b
-	}
-	return a
 }
 
 // grouping returns the function that names the group of a weight, "" if it is in none.
