@@ -4,6 +4,7 @@
 //
 //   - header: what a checkpoint holds, whether its parts fit together, what its config implies
 //   - stats: whether the numbers can be weights, what they are, and hashes of them
+//   - diff: two checkpoints compared: the measures of a pair, by tensor and by rank of the change
 //   - experts: norms, ranks, likeness and twins of experts, and how far they are from originals
 //   - router: rows of routers, and which choices they allow
 //   - routing: which experts tokens get

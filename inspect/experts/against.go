@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/diff"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -127,26 +128,12 @@ func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []weights.Pai
 
 // measure goes through both weights of a pair.
 func (m *MatrixError) measure(walk *weights.Walk, p weights.Pair) error {
-	squares, errorSquares, most := 0.0, 0.0, 0.0
-	err := walk.Numbers(p, weights.TileElements, func(_ int64, a, b []float32) {
-		tile, errorTile := 0.0, 0.0
-		for i, v := range b {
-			d := float64(a[i]) - float64(v)
-			if d != 0 && a[i] != v && (a[i] == a[i] || v == v) {
-				m.Different++
-				if !tensor.IsFinite(d) {
-					m.NotFinite++
-				}
-			}
-			most = max(most, d, -d)
-			tile += float64(v) * float64(v)
-			errorTile += float64(d * d)
+	x, err := diff.Measure(walk, p)
+	m.Different, m.NotFinite = x.Unequal(), x.NotFinite()
+	if x.AllFinite() {
+		if m.MaxAbs, m.RelativeRMS = &x.MaxAbs, inspect.Finite(0); x.SumD > 0 {
+			m.RelativeRMS = inspect.Finite(math.Sqrt(x.SumD / x.SumB))
 		}
-		squares, errorSquares = squares+tile, errorSquares+errorTile
-	})
-	m.MaxAbs = inspect.Finite(most)
-	if m.RelativeRMS = inspect.Finite(0); errorSquares != 0 {
-		m.RelativeRMS = inspect.Finite(math.Sqrt(errorSquares / squares))
 	}
 	return err
 }

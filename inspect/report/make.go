@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"dsmoe/inspect"
-	"dsmoe/inspect/change"
+	"dsmoe/inspect/diff"
 	"dsmoe/inspect/experts"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/router"
@@ -39,7 +39,7 @@ type Report struct {
 	Between    *experts.Between    `json:"between_layers"` // experts of different layers
 	Routers    *router.Report      `json:"router"`
 	Routing    *routing.Report     `json:"routing"` // null unless there are tokens
-	Against    *change.Report      `json:"against"` // null unless there is a base
+	Against    *diff.Changes       `json:"against"` // null unless there is a base
 
 	checkpoint *inspect.Checkpoint // nil for a config alone
 	pairs      []page.Captioned
@@ -293,7 +293,7 @@ func (m *maker) hash(ctx context.Context) error {
 
 // against compares with the base.
 func (m *maker) against(ctx context.Context) (err error) {
-	if m.Against, err = change.Against(ctx, m.weights("against the base"), *m.Base, m.Selection); err != nil {
+	if m.Against, err = diff.Against(ctx, m.weights("against the base"), *m.Base, m.Selection); err != nil {
 		return err
 	}
 	m.addChecked("%s against %s: relative changes and their ranks", text.Plural(len(m.Against.Weights), "weight"),

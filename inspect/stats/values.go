@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/diff"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -240,13 +241,9 @@ func (x *valueAudit) sum(p *checksum) error {
 // compare counts the different elements of two weights of one shape.
 func (x *valueAudit) compare(c *comparison) error {
 	walk := weights.Walk{Reading: x.Reading, A: x.Reader, B: x.Reader}
-	return walk.Numbers(weights.Pair{A: c.b.Weight, B: c.a.Weight}, weights.TileElements, func(_ int64, b, a []float32) {
-		for i, v := range a {
-			if v != b[i] && (v == v || b[i] == b[i]) {
-				c.different++
-			}
-		}
-	})
+	m, err := diff.Measure(&walk, weights.Pair{A: c.b.Weight, B: c.a.Weight})
+	c.different = m.Unequal()
+	return err
 }
 
 // beyondF16 is the first number that is infinite in F16.

@@ -2,114 +2,79 @@ package diff
 
 import (
 	"bytes"
-	"cmp"
-	"encoding/binary"
 	"math"
-	"slices"
 	"unsafe"
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
 
-// tileElements is how many elements of each side are in memory at once, per worker.
-const tileElements = 1 << 17
+// Measures is how the elements of two weights of one shape differ. Its sums are over the elements that are finite in
+// both.
+type Measures struct {
+	sums
+	MaxAbs float64 // the largest |a - b|
 
-// compare measures one pair.
-func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
-	f := Finding{Name: cmp.Or(p.A, p.B).Name, Status: Equal}
-	if p.A != nil {
-		f.DTypeA, f.ShapeA = &p.A.DType, p.A.Shape
-	}
-	if p.B != nil {
-		f.DTypeB, f.ShapeB = &p.B.DType, p.B.Shape
-	}
-	switch {
-	case p.B == nil:
-		f.Status = Removed
-		return f, nil
-	case p.A == nil:
-		f.Status = Added
-		return f, nil
-	case !slices.Equal(p.A.Shape, p.B.Shape):
-		f.Status = Shape
-		return f, nil
-	}
-	f.Elements = int64(p.A.Len())
-	if !decodes(p.A) || !decodes(p.B) {
-		return f, p.A.Failed(f.compareBytes(w, p))
-	}
-	f.Cosine, f.Measured = 1, true
-	m := metrics{nanBits: p.A.DType == p.B.DType && p.A.Scales == nil && p.B.Scales == nil}
-	err := w.Tiles(p, tileElements, func(at int64, a, b *weights.Stream) error { return m.addTile(p, at, a, b) })
-	m.report(&f)
-	return f, p.A.Failed(err)
-}
-
-// compareBytes compares tensors that are no floats, as integers are, or whose scales are
-// unknown: elements are equal or not. Those of two dtypes cannot be compared.
-func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
-	d := p.A.DType
-	if d != p.B.DType || (p.A.Scales == nil) != (p.B.Scales == nil) {
-		f.Status = Differs
-		return nil
-	}
-	return w.Tiles(p, tileElements, func(at int64, a, b *weights.Stream) error {
-		if x, y := a.Raw, b.Raw; !bytes.Equal(x, y) {
-			f.count(x, y, at, int(d.Elements(int64(len(x)))), int(d.Bytes(8)))
-		}
-		return nil
-	})
-}
-
-// count counts the different elements among n of so many bits, which are as many as eight
-// of them have bytes; the first has index at.
-func (f *Finding) count(x, y []byte, at int64, n, bits int) {
-	for i := range n {
-		if element(x, i, bits) != element(y, i, bits) {
-			if f.Different++; f.Different == 1 {
-				f.Status, f.Worst = Differs, at+int64(i)
-			}
-		}
-	}
-}
-
-// element returns the bits of element i, which do not cross a word of eight bytes from its
-// first byte on.
-func element(data []byte, i, bits int) uint64 {
-	var word [8]byte
-	copy(word[:], data[i*bits/8:])
-	return binary.LittleEndian.Uint64(word[:]) >> (i * bits % 8) << (64 - bits)
-}
-
-// decodes says whether a weight has values that can be compared.
-func decodes(w *weights.Weight) bool {
-	return w.NumberType().Casts()
-}
-
-// metrics sums up a tensor. Sums are in float64, in the order of the elements.
-type metrics struct {
 	steps
-	nonFinite      int64
-	onlyA, onlyB   int64 // elements that are not finite on one side
-	first          int64 // index of the first different element
-	maxAbs         float64
-	worst          int64 // index of maxAbs
-	aa, bb, ab, dd float64
+	nonFinite    int64 // different elements that are not finite in a or in b
+	onlyA, onlyB int64 // elements that are not finite on one side
+	nans         int64 // different elements that are NaN in both
+	alike        int64 // elements that are not finite and not different
+	first        int64 // index of the first different element
+	worst        int64 // index of MaxAbs
 
-	skipped bool // values of the last chunk that are not finite
+	skipped bool // the last chunk has values that are not finite
 	nanBits bool // two NaNs differ unless their bits are the same; otherwise all NaNs are one value
+}
+
+// sums are sums of products in float64: in the order of the elements within a tile, then of the tiles.
+type sums struct {
+	SumA, SumB float64 // Σa², Σb²
+	SumD       float64 // Σ(a - b)²
+	sumAB      float64 // Σab
 }
 
 // steps counts different elements, and the steps between their values.
 type steps struct {
-	different int64
+	different int64 // elements whose bits differ, as float32
+	zeros     int64 // those that are 0 and -0
 	rounded   int64 // different finite elements of which one is the other's rounding
 	maxULP    int64
 }
 
+// Unequal is how many elements are not equal: 0 equals -0, and NaN equals NaN.
+func (m *Measures) Unequal() int64 { return m.different - m.zeros - m.nans }
+
+// NotFinite is how many of Unequal are not finite in a or in b.
+func (m *Measures) NotFinite() int64 { return m.nonFinite - m.nans }
+
+// AllFinite reports whether all elements of both weights are finite.
+func (m *Measures) AllFinite() bool { return m.nonFinite+m.alike == 0 }
+
+// Measure measures a pair of weights of one shape, whose numbers are those that the models compute with: codes times
+// their scales. Errors about B name the checkpoint as w does.
+func Measure(w *weights.Walk, p weights.Pair) (m Measures, err error) {
+	m.nanBits = p.A.DType == p.B.DType && p.A.Scales == nil && p.B.Scales == nil
+	err = w.Tiles(p, weights.TileElements, func(at int64, a, b *weights.Stream) error {
+		whole := m.sums
+		m.sums = sums{}
+		err := m.addTile(w, p, at, a, b)
+		m.SumA, m.SumB, m.sumAB, m.SumD = whole.SumA+m.SumA, whole.SumB+m.SumB, whole.sumAB+m.sumAB, whole.SumD+m.SumD
+		return err
+	})
+	return m, err
+}
+
+// numberType is the dtype in which steps between a weight's numbers are counted.
+func numberType(w *weights.Weight) tensor.DType {
+	if d := w.NumberType(); d.Casts() {
+		return d
+	}
+	return tensor.F32
+}
+
 // addTile adds what was loaded of a pair, elements from at on.
-func (m *metrics) addTile(p weights.Pair, at int64, a, b *weights.Stream) error {
+func (m *Measures) addTile(w *weights.Walk, p weights.Pair, at int64, a, b *weights.Stream) error {
 	x, err := a.Values()
 	if err != nil {
 		return err
@@ -120,29 +85,31 @@ func (m *metrics) addTile(p weights.Pair, at int64, a, b *weights.Stream) error 
 	}
 	y, err := b.Values()
 	if err == nil {
-		m.add(x, y, at, p.A.NumberType(), p.B.NumberType())
+		m.add(x, y, at, numberType(p.A), numberType(p.B))
 	}
-	return err
+	return w.InB(err)
 }
 
 // same adds values that are equal on both sides.
-func (m *metrics) same(x []float32) {
+func (m *Measures) same(x []float32) {
 	sum := 0.0
 	for _, v := range x {
 		if tensor.IsFinite(v) {
 			sum += float64(v) * float64(v)
+		} else {
+			m.alike++
 		}
 	}
-	m.aa += sum
-	m.bb += sum
-	m.ab += sum
+	m.SumA += sum
+	m.SumB += sum
+	m.sumAB += sum
 }
 
 // chunk is how many values add takes at once: they stay in the nearest cache.
 const chunk = 2048
 
 // add adds values of dtypes da and db.
-func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
+func (m *Measures) add(a, b []float32, at int64, da, db tensor.DType) {
 	for len(a) > 0 {
 		n := min(len(a), chunk)
 		m.addChunk(a[:n], b[:n], at, da, db)
@@ -150,7 +117,7 @@ func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
 	}
 }
 
-func (m *metrics) addChunk(a, b []float32, at int64, da, db tensor.DType) {
+func (m *Measures) addChunk(a, b []float32, at int64, da, db tensor.DType) {
 	before, u, v := m.steps, patterns(a), patterns(b)
 	switch finite := m.finite(u, v, at, da); {
 	case !finite, da == tensor.F16, db == tensor.F16:
@@ -173,10 +140,10 @@ func patterns(values []float32) []uint32 {
 
 // finite adds finite values, by their patterns, and reports whether all are. Of others it adds nothing, but
 // its steps mean nothing then, nor do they of F16 or of two dtypes.
-func (m *metrics) finite(a, b []uint32, at int64, d tensor.DType) bool {
+func (m *Measures) finite(a, b []uint32, at int64, d tensor.DType) bool {
 	shift := stepShift(d)
-	aa, bb, ab, dd, different := m.aa, m.bb, m.ab, m.dd, m.different
-	top, most := m.maxAbs*m.maxAbs, m.maxULP<<shift
+	aa, bb, ab, dd, different, zeros := m.SumA, m.SumB, m.sumAB, m.SumD, m.different, m.zeros
+	top, most := m.MaxAbs*m.MaxAbs, m.maxULP<<shift
 	m.skipped, b = false, b[:len(a)]
 	for i, u := range a {
 		v := b[i]
@@ -188,26 +155,28 @@ func (m *metrics) finite(a, b []uint32, at int64, d tensor.DType) bool {
 				m.skipped = true
 				continue
 			}
-			top, m.maxAbs, m.worst = square, math.Abs(d), at+int64(i)
+			top, m.MaxAbs, m.worst = square, math.Abs(d), at+int64(i)
 		}
 		aa += p * p // exact, as is p·q, so fusing does not show
 		bb += q * q
 		ab += p * q
 		dd += square
 		if u != v {
-			different++
+			if different++; (u|v)<<1 == 0 {
+				zeros++
+			}
 		}
 		if int64(u<<1)+int64(v<<1) > most { // at most so far apart
 			most = max(most, apart(u, v))
 		}
 	}
-	m.aa, m.bb, m.ab, m.dd, m.different, m.maxULP = aa, bb, ab, dd, different, most>>shift
+	m.SumA, m.SumB, m.sumAB, m.SumD, m.different, m.zeros, m.maxULP = aa, bb, ab, dd, different, zeros, most>>shift
 	return !m.skipped
 }
 
 // roundings counts the values of F32 and BF16 that round to the same, and the steps between them, which are
 // fewer in BF16 than in F32.
-func (m *metrics) roundings(a, b []uint32) {
+func (m *Measures) roundings(a, b []uint32) {
 	shift := stepShift(tensor.BF16)
 	most := m.maxULP << shift
 	for i, u := range a {
@@ -256,27 +225,35 @@ func firstDifferent(a, b []float32) int {
 }
 
 // values compares values one by one.
-func (m *metrics) values(a, b []float32, at int64, da, db tensor.DType) {
+func (m *Measures) values(a, b []float32, at int64, da, db tensor.DType) {
 	for i, x := range a {
 		if y := b[i]; !sameBits(x, y) && (m.nanBits || x == x || y == y) {
 			m.differ(x, y, at+int64(i), da, db)
+		} else if !tensor.IsFinite(x) {
+			m.alike++
 		}
 	}
 }
 
 // differ takes note of a different element.
-func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
+func (m *Measures) differ(x, y float32, at int64, da, db tensor.DType) {
 	if m.different++; m.different == 1 {
 		m.first = at
 	}
 	if finiteA, finiteB := tensor.IsFinite(x), tensor.IsFinite(y); !finiteA || !finiteB {
 		m.nonFinite++
-		if finiteB {
+		switch {
+		case finiteB:
 			m.onlyA++
-		} else if finiteA {
+		case finiteA:
 			m.onlyB++
+		case x != x && y != y:
+			m.nans++
 		}
 		return
+	}
+	if x == y {
+		m.zeros++
 	}
 	if da != db && (sameBits(tensor.Rounded(x, db), y) || sameBits(tensor.Rounded(y, da), x)) {
 		m.rounded++
@@ -294,27 +271,4 @@ func sameBits(x, y float32) bool { return math.Float32bits(x) == math.Float32bit
 func stepsBetween(x, y float32, d tensor.DType) int64 {
 	n := tensor.Ordinal(x, d) - tensor.Ordinal(y, d)
 	return max(n, -n)
-}
-
-// report fills in a finding.
-func (m *metrics) report(f *Finding) {
-	f.Different, f.NonFinite, f.OnlyA, f.OnlyB = m.different, m.nonFinite, m.onlyA, m.onlyB
-	f.MaxAbs, f.MaxULP = m.maxAbs, m.maxULP
-	if m.different > 0 {
-		f.Status, f.Worst = Differs, m.first
-	}
-	if m.maxAbs > 0 {
-		f.Worst = m.worst
-	}
-	if m.different > 0 && m.rounded == m.different {
-		f.Status = Close
-	}
-	if m.dd > 0 {
-		f.RelRMS = math.Sqrt(m.dd / m.aa)
-		f.Cosine = 0
-		if m.aa > 0 && m.bb > 0 {
-			f.Cosine = m.ab / math.Sqrt(m.aa) / math.Sqrt(m.bb)
-		}
-	}
-	f.RelRMS = min(f.RelRMS, math.MaxFloat64) // JSON has no infinity
 }

@@ -154,7 +154,7 @@ func (s *search) sameRow(x *weights.Weight, i int, y *weights.Weight, j int) (bo
 	if err != nil {
 		return false, err
 	}
-	var m metrics
+	var m Measures
 	m.add(p, q, 0, x.NumberType(), y.NumberType())
 	return m.different == m.rounded, nil
 }

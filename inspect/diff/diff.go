@@ -6,8 +6,12 @@
 package diff
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 
 	"dsmoe/config"
@@ -170,6 +174,98 @@ func each(ctx context.Context, a, b Side, n int, progress func(done, total int64
 	}
 	return w.Reading.Wait()
 }
+
+// compare measures one pair.
+func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
+	f := Finding{Name: cmp.Or(p.A, p.B).Name, Status: Equal}
+	if p.A != nil {
+		f.DTypeA, f.ShapeA = &p.A.DType, p.A.Shape
+	}
+	if p.B != nil {
+		f.DTypeB, f.ShapeB = &p.B.DType, p.B.Shape
+	}
+	switch {
+	case p.B == nil:
+		f.Status = Removed
+		return f, nil
+	case p.A == nil:
+		f.Status = Added
+		return f, nil
+	case !slices.Equal(p.A.Shape, p.B.Shape):
+		f.Status = Shape
+		return f, nil
+	}
+	f.Elements = int64(p.A.Len())
+	if !decodes(p.A) || !decodes(p.B) {
+		return f, p.A.Failed(f.compareBytes(w, p))
+	}
+	m, err := Measure(w, p)
+	f.measured(&m)
+	return f, p.A.Failed(err)
+}
+
+// measured fills in what was measured.
+func (f *Finding) measured(m *Measures) {
+	f.Cosine, f.Measured = 1, true
+	f.Different, f.NonFinite, f.OnlyA, f.OnlyB = m.different, m.nonFinite, m.onlyA, m.onlyB
+	f.MaxAbs, f.MaxULP = m.MaxAbs, m.maxULP
+	if m.different > 0 {
+		f.Status, f.Worst = Differs, m.first
+	}
+	if m.MaxAbs > 0 {
+		f.Worst = m.worst
+	}
+	if m.different > 0 && m.rounded == m.different {
+		f.Status = Close
+	}
+	if m.SumD > 0 {
+		f.RelRMS = math.Sqrt(m.SumD / m.SumA)
+		f.Cosine = 0
+		if m.SumA > 0 && m.SumB > 0 {
+			f.Cosine = m.sumAB / math.Sqrt(m.SumA) / math.Sqrt(m.SumB)
+		}
+	}
+	f.RelRMS = min(f.RelRMS, math.MaxFloat64) // JSON has no infinity
+}
+
+// compareBytes compares tensors that are no floats, as integers are, or whose scales are
+// unknown: elements are equal or not. Those of two dtypes cannot be compared.
+func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
+	d := p.A.DType
+	if d != p.B.DType || (p.A.Scales == nil) != (p.B.Scales == nil) {
+		f.Status = Differs
+		return nil
+	}
+	return w.Tiles(p, weights.TileElements, func(at int64, a, b *weights.Stream) error {
+		if x, y := a.Raw, b.Raw; !bytes.Equal(x, y) {
+			f.count(x, y, at, int(d.Elements(int64(len(x)))), int(d.Bytes(8)))
+		}
+		return nil
+	})
+}
+
+// count counts the different elements among n of so many bits, which are as many as eight
+// of them have bytes; the first has index at.
+func (f *Finding) count(x, y []byte, at int64, n, bits int) {
+	for i := range n {
+		if element(x, i, bits) != element(y, i, bits) {
+			if f.Different++; f.Different == 1 {
+				f.Status, f.Worst = Differs, at+int64(i)
+			}
+		}
+	}
+}
+
+// element returns the bits of element i, which do not cross a word of eight bytes from its
+// first byte on.
+func element(data []byte, i, bits int) uint64 {
+	var word [8]byte
+	copy(word[:], data[i*bits/8:])
+	return binary.LittleEndian.Uint64(word[:]) >> (i * bits % 8) << (64 - bits)
+}
+
+// decodes reports whether a weight has numbers between which steps can be counted.
+func decodes(w *weights.Weight) bool { return w.NumberType().Casts() }
 
 // compareConfigs takes a difference of meaning for one of the checkpoints.
 func (r *Report) compareConfigs(a, b *config.Config) {

@@ -150,28 +150,41 @@ func TestAddIsTheDefinition(t *testing.T) {
 				for _, odd := range []bool{false, true} {
 					a := values(n, da, nil, odd)
 					b := values(n, db, a, odd)
-					got, want := metrics{nanBits: odd}, metrics{nanBits: odd}
+					got, want := Measures{nanBits: odd}, Measures{nanBits: odd}
 					got.add(a, b, 7, da, db)
 					want.define(a, b, 7, da, db)
 					got.skipped = false
 					require.Equal(t, want, got, "%s %s %d", da, db, n)
+					var unequal, notFinite, alike int64
+					for i, x := range a {
+						switch y := b[i]; {
+						case x != y && (x == x || y == y):
+							if unequal++; x-x != 0 || y-y != 0 {
+								notFinite++
+							}
+						case x-x != 0:
+							alike++
+						}
+					}
+					require.Equal(t, []int64{unequal, notFinite, alike},
+						[]int64{got.Unequal(), got.NotFinite(), got.alike + got.nans}, "%s %s %d", da, db, n)
 				}
 			}
 		}
 	}
 }
 
-// define adds values by the definition of metrics.
-func (m *metrics) define(a, b []float32, at int64, da, db tensor.DType) {
+// define adds values by the definition of Measures.
+func (m *Measures) define(a, b []float32, at int64, da, db tensor.DType) {
 	m.values(a, b, at, da, db)
 	for i := range a {
 		p, q := float64(a[i]), float64(b[i])
 		if p-p != 0 || q-q != 0 {
 			continue
 		}
-		m.aa, m.bb, m.ab, m.dd = m.aa+p*p, m.bb+q*q, m.ab+p*q, m.dd+float64((p-q)*(p-q))
-		if d := math.Abs(p - q); d > m.maxAbs {
-			m.maxAbs, m.worst = d, at+int64(i)
+		m.SumA, m.SumB, m.sumAB, m.SumD = m.SumA+p*p, m.SumB+q*q, m.sumAB+p*q, m.SumD+float64((p-q)*(p-q))
+		if d := math.Abs(p - q); d > m.MaxAbs {
+			m.MaxAbs, m.worst = d, at+int64(i)
 		}
 	}
 }
@@ -226,7 +239,7 @@ func TestLongNames(t *testing.T) {
 
 // TestTiles: a difference in the last element of many tiles.
 func TestTiles(t *testing.T) {
-	values := make([]float32, 3*tileElements+5)
+	values := make([]float32, 3*weights.TileElements+5)
 	for i := range values {
 		values[i] = float32(i % 7)
 	}
@@ -239,9 +252,9 @@ func TestTiles(t *testing.T) {
 
 // TestByteTiles: integers are compared to the last byte of many tiles.
 func TestByteTiles(t *testing.T) {
-	data := make([]byte, 2*tileElements+5)
+	data := make([]byte, 2*weights.TileElements+5)
 	for i := range data {
-		data[i] = byte(i / tileElements)
+		data[i] = byte(i / weights.TileElements)
 	}
 	a := tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: data}
 	r, _ := one(t, a, tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: bytes.Clone(data)}, Options{})
@@ -439,14 +452,14 @@ func TestUnmeasuredLines(t *testing.T) {
 
 // TestProgress: every byte of A is told of, once, whatever becomes of it, and never fewer than before.
 func TestProgress(t *testing.T) {
-	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*tileElements+3)...)).
-		add("x", tensortest.Vector(t, tensor.F32, 1, 2)).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{tileElements + 1}, Data: make([]byte, tileElements+1)})
+	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*weights.TileElements+3)...)).
+		add("x", tensortest.Vector(t, tensor.F32, 1, 2)).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{weights.TileElements + 1}, Data: make([]byte, weights.TileElements+1)})
 	last := int64(0)
 	_, err := Compare(t.Context(), m.side(), m.side(), Options{Progress: func(done, total int64) {
 		require.GreaterOrEqual(t, done, last)
-		require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, total)
+		require.EqualValues(t, 2*(2*weights.TileElements+3)+8+weights.TileElements+1, total)
 		last = done
 	}})
 	require.NoError(t, err)
-	require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, last)
+	require.EqualValues(t, 2*(2*weights.TileElements+3)+8+weights.TileElements+1, last)
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"iter"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
@@ -203,9 +202,7 @@ func (r *PrunedReport) compare(b stage, next func() (stage, error, bool)) error 
 		cause = difference(r.choice(a), b.choice, func(x, y int) bool { return x == y })
 		r.unchosen(b)
 	default:
-		cause = difference(r.numbers(a), b.x.Values, func(x, y float32) bool {
-			return math.Float32bits(x) == math.Float32bits(y)
-		})
+		cause = difference(r.numbers(a), b.x.Values, sameBits)
 	}
 	if b.x != nil && slices.ContainsFunc(b.x.Values, func(v float32) bool { return v != v }) && cause == "" {
 		return fmt.Errorf("%s: both compute NaN, which hides what differs behind it", b.name)
