@@ -69,19 +69,6 @@ func (s *Spread) Z(v *float64) *float64 {
 	return Finite(robustUnit * (*v - s.Median) / s.MAD)
 }
 
-// FarZ is the z-score beyond which a number may be far from the others. Trained weights have heavy tails, so
-// that the number must also be a given number of times larger or smaller.
-const FarZ = 8
-
-// Far reports whether v is far from the median: beyond FarZ, and by a factor.
-func (s *Spread) Far(v *float64, factor float64) bool {
-	if s == nil || v == nil || *v == s.Median {
-		return false
-	}
-	off := Magnitude(*v - s.Median)
-	return robustUnit*off >= FarZ*s.MAD && (*v >= factor*s.Median || *v*factor <= s.Median)
-}
-
 // Cells are the median and the MAD; s may be nil.
 func (s *Spread) Cells() []text.Cell {
 	if s == nil {

@@ -56,7 +56,8 @@ type MatrixError struct {
 	Z           *float64     `json:"z"`            // robust z-score of RelativeRMS among the layer's routed experts
 }
 
-// errorFactor is how many times its layer's median a relative error must be to be a finding.
+// errorFactor is how many times its layer's median a relative error must be to be a finding, beside being beyond
+// inspect.Peers.Limit.
 const errorFactor = 2
 
 // Against compares the selected experts of w with those of their original. Names are per expert, so that either
@@ -86,7 +87,7 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 	}
 	var found []inspect.Observation
 	for i := range r.Layers {
-		found = append(found, r.Layers[i].observe()...)
+		found = append(found, r.Layers[i].observe(len(r.Layers))...)
 	}
 	r.Conclude(found)
 	return r, nil
@@ -164,44 +165,39 @@ func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerErr
 	return r
 }
 
-// observe finds the experts whose error is far from those of their layer.
-func (l *layerError) observe() (found []inspect.Observation) {
-	routed := 0
-	for i := range l.Experts {
-		if l.Experts[i].Expert >= 0 {
-			routed++
-		}
-	}
+// observe finds the experts whose error is far from those of their layer, in a comparison of so many layers.
+func (l *layerError) observe(layers int) (found []inspect.Observation) {
+	var errs Matrices[[]float64]
 	for i := range l.Experts {
 		for role, m := range present(&l.Experts[i].Matrices) {
-			spread := *l.Of(role)
-			if routed < inspect.LeastPeers {
-				spread = nil
+			if l.Experts[i].Expert >= 0 {
+				*errs.Of(role) = append(*errs.Of(role), inspect.OrNaN(m.RelativeRMS))
 			}
-			found = append(found, l.aboutMatrix(&l.Experts[i], role, m, spread)...)
+		}
+	}
+	var peers Matrices[*inspect.Peers]
+	for role, list := range errs.All() {
+		*peers.Of(role) = inspect.PeersOf(list, layers*len(roles)*len(list))
+	}
+	for i := range l.Experts {
+		e := &Expert{Expert: l.Experts[i].Expert, Module: l.Experts[i].Module}
+		for role, m := range present(&l.Experts[i].Matrices) {
+			about := func(id string, value, expected *float64, format string, args ...any) {
+				found = append(found, observation(l.Layer, e, id, role, value, expected, format, args...))
+			}
+			switch p := *peers.Of(role); {
+			case m.NotFinite > 0:
+				about("not-finite", inspect.Finite(float64(m.NotFinite)), inspect.Finite(0),
+					"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
+			case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
+				about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
+			case p != nil && m.RelativeRMS != nil && p.Odd(*m.RelativeRMS, (errorFactor-1)*p.Median) && *m.RelativeRMS > p.Median:
+				about("error", m.RelativeRMS, &p.Median, "relative RMS error %.4g, the layer's median is %.4g",
+					*m.RelativeRMS, p.Median)
+			}
 		}
 	}
 	return found
-}
-
-// aboutMatrix returns what is odd about the error of a matrix; layer may be nil.
-func (l *layerError) aboutMatrix(e *expertErrors, role table.Role, m *MatrixError,
-	layer *inspect.Spread) []inspect.Observation {
-	about := func(id string, value, expected *float64, format string, args ...any) []inspect.Observation {
-		named := &Expert{Expert: e.Expert, Module: e.Module}
-		return []inspect.Observation{observation(l.Layer, named, id, role, value, expected, format, args...)}
-	}
-	switch {
-	case m.NotFinite > 0:
-		return about("not-finite", inspect.Finite(float64(m.NotFinite)), inspect.Finite(0),
-			"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
-	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
-		return about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
-	case layer.Far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
-		return about("error", m.RelativeRMS, &layer.Median, "relative RMS error %.4g, the layer's median is %.4g",
-			*m.RelativeRMS, layer.Median)
-	}
-	return nil
 }
 
 // Sheet is a row per expert, or layerSheet.

@@ -58,10 +58,13 @@ func (r *Report) Norms() page.Figure {
 	})
 }
 
+// farZ is the z-score at the ends of the scale of NormZ.
+const farZ = 8
+
 // NormZ draws how far each expert's norms are from its layer's.
 func (r *Report) NormZ() page.Figure {
 	return r.draw(page.Heatmap{Title: "how far each expert's norms are from its layer's",
-		Name: "robust z-score of the norm furthest off", Scale: page.Diverging, Min: -inspect.FarZ, Max: inspect.FarZ,
+		Name: "robust z-score of the norm furthest off", Scale: page.Diverging, Min: -farZ, Max: farZ,
 		NoValue: "none: equal norms, or not finite"}, func(_ *Layer, e *Expert) (far *float64) {
 		for _, m := range present(&e.Matrices) {
 			far = inspect.Larger(far, m.NormZ)
