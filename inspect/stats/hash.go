@@ -67,39 +67,33 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspec
 	if len(list) == 0 {
 		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
 	}
-	sums, err := hashAll(&w, w.Reading(ctx), list)
-	if err != nil {
+	r := &HashReport{Path: w.Path, Tensors: make([]hashedTensor, len(list)), by: by}
+	reading, order, errs := w.Reading(ctx), make([]int, len(list)), make([]error, len(list))
+	for i, x := range list {
+		order[i] = i
+		reading.Expect(x.Bytes())
+	}
+	// the largest first: each is hashed in one piece, and none is left for one worker at the end
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
+	for _, i := range order {
+		reading.Go(func() error {
+			x := list[i]
+			sum, err := hashWeight(&w, reading, x)
+			r.Tensors[i], errs[i] = hashedTensor{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
+			return nil
+		})
+	}
+	if err := errors.Join(reading.Wait(), errors.Join(errs...)); err != nil {
 		return nil, err
 	}
-	r := &HashReport{Path: w.Path, Tensors: sums, by: by}
 	var names []string
 	for _, x := range w.List {
 		if !x.IsScales() {
 			names = append(names, x.Name)
 		}
 	}
-	r.Modules, r.Model = modulesOf(names, sums)
+	r.Modules, r.Model = modulesOf(names, r.Tensors)
 	return r, nil
-}
-
-// hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.
-func hashAll(w *inspect.Weights, r *weights.Reading, list []*weights.Weight) ([]hashedTensor, error) {
-	order := make([]int, len(list))
-	for i, x := range list {
-		order[i] = i
-		r.Expect(x.Bytes())
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
-	sums, errs := make([]hashedTensor, len(list)), make([]error, len(list))
-	for _, i := range order {
-		r.Go(func() error {
-			x := list[i]
-			sum, err := hashWeight(w, r, x)
-			sums[i], errs[i] = hashedTensor{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
-			return nil
-		})
-	}
-	return sums, errors.Join(r.Wait(), errors.Join(errs...))
 }
 
 // hashWeight names the values of a weight.

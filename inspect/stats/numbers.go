@@ -97,17 +97,12 @@ const chunkElements = 1024
 func (t *sums) addValues(values []float32) {
 	tile := moments{}
 	for chunk := range slices.Chunk(values, chunkElements) {
-		tile.merge(t.addChunk(chunk))
+		for _, v := range chunk {
+			t.add(v, 1)
+		}
+		tile.merge(momentsOf(chunk))
 	}
 	t.moments.merge(tile)
-}
-
-// addChunk counts numbers, and returns the moments of the finite ones.
-func (t *sums) addChunk(values []float32) moments {
-	for _, v := range values {
-		t.add(v, 1)
-	}
-	return momentsOf(values)
 }
 
 // momentsOf returns the moments of the finite ones of some numbers.

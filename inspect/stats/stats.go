@@ -3,6 +3,7 @@ package stats
 // The report of statistics, and what its rows stand for.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,7 +92,7 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
 		quantiles: o.Quantiles}
 	s := newCounting(ctx, w, o)
-	name := grouping(&w, o.By)
+	name := grouping(w.Config, o.By)
 	for _, x := range list {
 		if group := name(x); group == "" {
 			continue
@@ -106,89 +107,62 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	}
 	for _, pass := range []func(){s.countAll, s.findQuantiles} {
 		pass()
-		if err := errors.Join(s.Wait(), s.errors()); err != nil {
+		errs := []error{s.Wait()}
+		for _, g := range s.groups {
+			errs = append(errs, g.err())
+		}
+		if err := errors.Join(errs...); err != nil {
 			return nil, err
 		}
 	}
 	for _, g := range s.groups {
-		r.add(g)
+		if g.search != nil {
+			g.numbers.Quantiles = g.search.values
+		}
+		if w := g.list[0]; r.By == inspect.ByTensor {
+			r.Tensors = append(r.Tensors, Tensor{w.Name, w.DType, w.Shape, g.numbers, g.rows})
+		} else {
+			r.Groups = append(r.Groups, Group{g.name, len(g.list), g.numbers})
+		}
 	}
 	return r, nil
 }
 
 // grouping returns the function that names the group of a weight, "" if it is in none.
-func grouping(w *inspect.Weights, by inspect.Grouping) func(x *weights.Weight) string {
-	if by == inspect.ByTensor {
-		return func(x *weights.Weight) string { return x.Name }
-	}
-	group := map[inspect.Grouping]func(at table.Place, name string) string{inspect.ByExpert: expertGroup,
-		inspect.ByLayer: layerGroup}[by]
+func grouping(c *config.Config, by inspect.Grouping) func(x *weights.Weight) string {
+	modules := map[string]table.Module{}
 	if by == inspect.ByModule {
-		group = moduleGroups(w.Config)
+		for slot := range table.FamilyOf(c).MTPSlots(c) {
+			modules[slot.Name] = table.MTP
+		}
+		for slot := range table.FamilyOf(c).Slots(c) {
+			modules[slot.Name] = slot.Module()
+		}
 	}
 	return func(x *weights.Weight) string {
-		if x.IsScales() {
+		layer, shared := fmt.Sprintf("model.layers.%d", x.Layer), fmt.Sprintf("model.layers.%d.mlp.shared_experts", x.Layer)
+		switch {
+		case by == inspect.ByTensor:
+			return x.Name
+		case x.IsScales():
 			return ""
+		case by == inspect.ByModule:
+			return cmp.Or(string(modules[x.Name]), otherModule)
+		case by == inspect.ByExpert && x.Layer >= 0 && x.Expert >= 0:
+			return fmt.Sprintf("%s.mlp.experts.%d", layer, x.Expert)
+		case by == inspect.ByExpert && strings.HasPrefix(x.Name, shared+"."):
+			return shared
+		case by == inspect.ByExpert:
+			return ""
+		case x.Layer >= 0:
+			return layer
 		}
-		return group(x.Place, x.Name)
+		return cmp.Or(x.Name[:max(strings.LastIndexByte(x.Name, '.'), 0)], x.Name) // the module of a weight outside the layers
 	}
-}
-
-// expertGroup returns the routed expert, or the shared ones, that a weight is of.
-func expertGroup(at table.Place, name string) string {
-	shared := fmt.Sprintf("model.layers.%d.mlp.shared_experts", at.Layer)
-	switch {
-	case at.Layer >= 0 && at.Expert >= 0:
-		return fmt.Sprintf("model.layers.%d.mlp.experts.%d", at.Layer, at.Expert)
-	case strings.HasPrefix(name, shared+"."):
-		return shared
-	}
-	return ""
-}
-
-// layerGroup returns the layer of a weight, or its module.
-func layerGroup(at table.Place, name string) string {
-	if at.Layer >= 0 {
-		return fmt.Sprint("model.layers.", at.Layer)
-	}
-	if end := strings.LastIndexByte(name, '.'); end > 0 {
-		return name[:end]
-	}
-	return name
 }
 
 // otherModule is the group of tensors that the table does not have.
 const otherModule = "other"
-
-// moduleGroups returns the function from names to modules of the table.
-func moduleGroups(c *config.Config) func(at table.Place, name string) string {
-	modules := map[string]table.Module{}
-	for slot := range table.FamilyOf(c).MTPSlots(c) {
-		modules[slot.Name] = table.MTP
-	}
-	for slot := range table.FamilyOf(c).Slots(c) {
-		modules[slot.Name] = slot.Module()
-	}
-	return func(_ table.Place, name string) string {
-		if m, ok := modules[name]; ok {
-			return string(m)
-		}
-		return otherModule
-	}
-}
-
-// add adds a group to the report.
-func (r *Report) add(h *group) {
-	if h.search != nil {
-		h.numbers.Quantiles = h.search.values
-	}
-	if r.By != inspect.ByTensor {
-		r.Groups = append(r.Groups, Group{h.name, len(h.list), h.numbers})
-		return
-	}
-	w := h.list[0]
-	r.Tensors = append(r.Tensors, Tensor{w.Name, w.DType, w.Shape, h.numbers, h.rows})
-}
 
 // Sheet is a row per tensor or group.
 func (r *Report) Sheet() *text.Sheet {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/diff"
 	"dsmoe/inspect/header"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
@@ -20,12 +21,31 @@ import (
 // ended.
 func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.AuditReport, error) {
 	x := newValueAudit(ctx, c, v)
-	x.readAll()
+	for _, w := range x.weights {
+		for at, n := range w.Jobs() {
+			x.Go(func() error { x.count(w, at, n); return nil })
+		}
+	}
+	for i := range x.sums {
+		x.Go(func() error { x.sums[i].err = x.sum(&x.sums[i]); return nil })
+	}
+	if t := x.tied; t != nil {
+		x.Go(func() error {
+			walk := weights.Walk{Reading: x.Reading, A: x.Reader, B: x.Reader}
+			m, err := diff.Measure(&walk, weights.Pair{A: t.b.Weight, B: t.a.Weight})
+			t.different, t.err = m.Unequal(), err
+			return nil
+		})
+	}
 	if err := x.Wait(); err != nil {
 		return nil, err
 	}
 	again := weights.NewReading(ctx, v.Threads, nil)
-	x.multiplyAll(again)
+	for _, w := range x.weights {
+		if w.Scaled() && w.err == nil && x.hasNumbers(w) {
+			again.Go(func() error { w.err = x.multiply(again, w); return nil })
+		}
+	}
 	if err := again.Wait(); err != nil {
 		return nil, err
 	}
@@ -52,7 +72,19 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 	found = append(found, x.aboutHead()...)
 	found = append(found, x.aboutFrequencies()...)
 	for i := range x.sums {
-		found = append(found, x.aboutSum(&x.sums[i])...)
+		p := &x.sums[i]
+		f := inspect.Broken.Of(problem.Problem{File: x.Files[p.File].Name, Tensor: p.Tensor,
+			Cause: "archive entry " + text.Quote(p.Name)})
+		switch {
+		case p.err != nil:
+			f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)
+		case p.actual != p.CRC32:
+			f.Cause += fmt.Sprintf(": CRC-32 is %08x, but the archive says %08x", p.actual, p.CRC32)
+			f.Hint = "bytes are damaged: fetch the file again; or torch was told to write no checksums"
+		default:
+			continue
+		}
+		found = append(found, f)
 	}
 	return found
 }
@@ -152,22 +184,6 @@ func (x *valueAudit) scaledForm() string {
 		}
 	}
 	return ""
-}
-
-// aboutSum returns the finding about a checksum that is wrong, or could not be computed.
-func (x *valueAudit) aboutSum(p *checksum) []inspect.Finding {
-	f := inspect.Broken.Of(problem.Problem{File: x.Files[p.File].Name, Tensor: p.Tensor,
-		Cause: "archive entry " + text.Quote(p.Name)})
-	switch {
-	case p.err != nil:
-		f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)
-	case p.actual != p.CRC32:
-		f.Cause += fmt.Sprintf(": CRC-32 is %08x, but the archive says %08x", p.actual, p.CRC32)
-		f.Hint = "bytes are damaged: fetch the file again; or torch was told to write no checksums"
-	default:
-		return nil
-	}
-	return []inspect.Finding{f}
 }
 
 // expertOf returns the layer and the number of the routed expert that a weight belongs to; -1 outside the experts.
