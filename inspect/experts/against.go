@@ -77,7 +77,17 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 		errors[p.A] = &MatrixError{DType: p.A.DType, Against: p.B.DType}
 	}
 	walk := weights.Walk{Reading: w.Reading(ctx), A: w.Reader, B: original.Reader, Other: theOriginal}
-	if err := walk.Each(pairs, func(_ int, p weights.Pair) error { return errors[p.A].measure(&walk, p) }); err != nil {
+	if err := walk.Each(pairs, func(_ int, p weights.Pair) error {
+		m := errors[p.A]
+		x, err := diff.Measure(&walk, p)
+		m.Different, m.NotFinite = x.Unequal(), x.NotFinite()
+		if x.AllFinite() {
+			if m.MaxAbs, m.RelativeRMS = &x.MaxAbs, inspect.Finite(0); x.SumD > 0 {
+				m.RelativeRMS = inspect.Finite(math.Sqrt(x.SumD / x.SumB))
+			}
+		}
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []layerError{}, by: o.By,
@@ -125,18 +135,6 @@ func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []weights.Pai
 		errs = append(errs, errors.New(line.Text))
 	}
 	return pairs, errors.Join(errs...)
-}
-
-// measure goes through both weights of a pair.
-func (m *MatrixError) measure(walk *weights.Walk, p weights.Pair) error {
-	x, err := diff.Measure(walk, p)
-	m.Different, m.NotFinite = x.Unequal(), x.NotFinite()
-	if x.AllFinite() {
-		if m.MaxAbs, m.RelativeRMS = &x.MaxAbs, inspect.Finite(0); x.SumD > 0 {
-			m.RelativeRMS = inspect.Finite(math.Sqrt(x.SumD / x.SumB))
-		}
-	}
-	return err
 }
 
 // layerErrors sums up a layer.
@@ -200,54 +198,44 @@ func (l *layerError) observe(layers int) (found []inspect.Observation) {
 	return found
 }
 
-// Sheet is a row per expert, or layerSheet.
+// Sheet is a row per expert; with ByLayer a row per layer and matrix: the spread of the routed experts' errors, the
+// expert that is farthest from its original, and what differs in all of them.
 func (r *ErrorReport) Sheet() *text.Sheet {
 	if r.by == inspect.ByLayer {
-		return r.layerSheet()
+		s := text.NewSheet("layer", "of", ">rms", ">rms_mad", ">largest", "expert", ">max_abs", ">different", ">not_finite")
+		for i := range r.Layers {
+			for _, role := range roles {
+				r.Layers[i].addRow(s, role)
+			}
+		}
+		return s
 	}
 	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs",
 		">different", ">not_finite")
 	for _, l := range r.Layers {
 		for i := range l.Experts {
-			l.Experts[i].addRow(s, l.Layer)
-		}
-	}
-	return s
-}
-
-// addRow adds the row of an expert.
-func (e *expertErrors) addRow(s *text.Sheet, layer int) {
-	var dtypes, against []string
-	var errs []text.Cell
-	var z, most *float64
-	different, notFinite := int64(0), int64(0)
-	for _, m := range e.All() {
-		if m == nil {
-			errs = append(errs, text.Real(nil))
-			continue
-		}
-		errs = append(errs, text.Real(m.RelativeRMS))
-		dtypes, against = append(dtypes, m.DType.String()), append(against, m.Against.String())
-		different, notFinite = different+m.Different, notFinite+m.NotFinite
-		z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
-	}
-	s.Row(layer, expertCell(e.Expert), once(dtypes), once(against), errs, z, most, different, notFinite)
-}
-
-// layerSheet is a row per layer and matrix: the spread of the routed experts' errors, the expert that is
-// farthest from its original, and what differs in all of them.
-func (r *ErrorReport) layerSheet() *text.Sheet {
-	s := text.NewSheet("layer", "of", ">rms", ">rms_mad", ">largest", "expert", ">max_abs", ">different", ">not_finite")
-	for _, l := range r.Layers {
-		for role, spread := range l.All() {
-			l.addRow(s, role, spread)
+			var dtypes, against []string
+			var errs []text.Cell
+			var z, most *float64
+			different, notFinite := int64(0), int64(0)
+			for _, m := range l.Experts[i].All() {
+				if m == nil {
+					errs = append(errs, text.Real(nil))
+					continue
+				}
+				errs = append(errs, text.Real(m.RelativeRMS))
+				dtypes, against = append(dtypes, m.DType.String()), append(against, m.Against.String())
+				different, notFinite = different+m.Different, notFinite+m.NotFinite
+				z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
+			}
+			s.Row(l.Layer, expertCell(l.Experts[i].Expert), once(dtypes), once(against), errs, z, most, different, notFinite)
 		}
 	}
 	return s
 }
 
 // addRow adds the row of a matrix, if an expert has it.
-func (l *layerError) addRow(s *text.Sheet, role table.Role, spread *inspect.Spread) {
+func (l *layerError) addRow(s *text.Sheet, role table.Role) {
 	var largest, most *float64
 	farthest := text.Real(nil)
 	different, notFinite, any := int64(0), int64(0), false
@@ -264,7 +252,7 @@ func (l *layerError) addRow(s *text.Sheet, role table.Role, spread *inspect.Spre
 		different, notFinite = different+m.Different, notFinite+m.NotFinite
 	}
 	if any {
-		s.Row(l.Layer, string(role), spread.Cells(), largest, farthest, most, different, notFinite)
+		s.Row(l.Layer, string(role), (*l.Of(role)).Cells(), largest, farthest, most, different, notFinite)
 	}
 }
 

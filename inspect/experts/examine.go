@@ -52,7 +52,9 @@ func examineLayer(x *matrix.Reader, l *layerMLPs, layers int, initializer float6
 	all := make([]*Expert, len(l.all))
 	for i, m := range l.all {
 		x.Go(func() (err error) {
-			all[i], err = examine(x, m, probes)
+			if all[i], err = read(x, m, probes, true); err == nil {
+				all[i].facts.responses = Matrices[[]float32]{} // they are many, and only the matching of twins needs them
+			}
 			return err
 		})
 	}

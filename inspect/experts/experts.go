@@ -261,7 +261,8 @@ func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not
 			byLayer[at.Layer], layers = l, append(layers, l)
 		}
 		if m == nil {
-			m = &mlp{layer: at.Layer, number: at.Expert, module: moduleOf(x, at)}
+			m = &mlp{layer: at.Layer, number: at.Expert,
+				module: x.Name[:len(x.Name)-len(weightName("", at.Role()))]}
 			byExpert[[2]int{at.Layer, at.Expert}], l.all = m, append(l.all, m)
 		}
 		*m.weights.Of(at.Role()) = x
@@ -279,11 +280,6 @@ func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not
 		slices.SortFunc(l.all, func(a, b *mlp) int { return cmp.Compare(uint(a.number), uint(b.number)) })
 	}
 	return layers, not, nil
-}
-
-// moduleOf returns the name of the expert that has a matrix.
-func moduleOf(x *weights.Weight, at table.Place) string {
-	return x.Name[:len(x.Name)-len(weightName("", at.Role()))]
 }
 
 // expertCell is the name of an expert in a sheet.

@@ -12,9 +12,6 @@ import (
 	"dsmoe/text/page"
 )
 
-// Figure draws how like each expert is to the one that it is most like.
-func (r *Report) Figure() page.Figure { return r.Likeness() }
-
 // draw draws a number of each routed expert.
 func (r *Report) draw(m page.Heatmap, number func(l *Layer, e *Expert) *float64) page.Figure {
 	c := inspect.NewCells()
@@ -27,8 +24,8 @@ func (r *Report) draw(m page.Heatmap, number func(l *Layer, e *Expert) *float64)
 	return c.Experts(m, r.Findings)
 }
 
-// Likeness draws the largest cosine of each expert with another one.
-func (r *Report) Likeness() page.Figure {
+// Figure draws how like each expert is to the one that it is most like.
+func (r *Report) Figure() page.Figure {
 	return r.draw(page.Heatmap{Title: "how like each expert is to the one that it is most like",
 		Name: "largest cosine with another expert",
 		Max:  1, NoValue: "no other to compare it with"}, func(_ *Layer, e *Expert) *float64 {

@@ -53,9 +53,21 @@ func (r *Layer) fillSpreads() {
 // observe returns what is odd about single experts, in a model of so many layers, and drops their channels' sizes.
 // initializer is the config's initializer_range.
 func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observation) {
-	zeros, peers, initial := r.zeroNeurons(layers), r.peers(layers), r.untrained(layers, initializer)
+	var neurons []float64 // that are zero, of each whole expert
+	for i := range r.Experts {
+		if r.Experts[i].facts.whole {
+			neurons = append(neurons, float64(r.Experts[i].ZeroNeurons))
+		}
+	}
+	zeros, peers, initial := inspect.PeersOf(neurons, layers*len(neurons)), r.peers(layers), r.untrained(layers, initializer)
 	for _, e := range r.all() {
-		found = append(append(found, r.notFinite(e)...), r.coded(e)...)
+		found = append(found, r.notFinite(e)...)
+		for role := range present(&e.Matrices) { // whose numbers went through few bits
+			if bits := e.facts.matrices.Of(role).bits; bits > 0 {
+				found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
+					inspect.CodedText(bits)))
+			}
+		}
 		zeroed := r.zeroed(e, zeros)
 		found = append(found, zeroed...)
 		isNew := func(o inspect.Observation) bool { return o.Tensor == e.Module }
@@ -74,17 +86,6 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 	return append(found, initial...)
 }
 
-// coded finds matrices whose numbers went through few bits.
-func (r *Layer) coded(e *Expert) (found []inspect.Observation) {
-	for role := range present(&e.Matrices) {
-		if bits := e.facts.matrices.Of(role).bits; bits > 0 {
-			found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
-				inspect.CodedText(bits)))
-		}
-	}
-	return found
-}
-
 // notFinite finds NaN and infinities.
 func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
 	add := func(role table.Role, m *MatrixNumbers, id, what string, n int64) {
@@ -98,17 +99,6 @@ func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
 		add(role, m, "infinite", "infinite", m.Infinite)
 	}
 	return found
-}
-
-// zeroNeurons is ZeroNeurons over the layer; nil if there are too few experts.
-func (r *Layer) zeroNeurons(layers int) *inspect.Peers {
-	var all []float64
-	for i := range r.Experts {
-		if r.Experts[i].facts.whole {
-			all = append(all, float64(r.Experts[i].ZeroNeurons))
-		}
-	}
-	return inspect.PeersOf(all, layers*len(all))
 }
 
 // zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others.

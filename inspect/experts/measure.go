@@ -24,16 +24,6 @@ func (x *facts) hashes() []uint64 {
 	return all
 }
 
-// zeroNeurons counts the neurons with a vector that is all zero.
-func (x *facts) zeroNeurons() (n int) {
-	for i := range x.matrices.Gate.zero {
-		if x.matrices.Gate.zero[i] || x.matrices.Up.zero[i] || x.matrices.Down.zero[i] {
-			n++
-		}
-	}
-	return n
-}
-
 // axis is the rows, or the columns, of a matrix.
 type axis struct {
 	zeros []int // how many numbers are 0
@@ -71,7 +61,11 @@ func measure(m *matrix.Stored, n *MatrixNumbers, role table.Role) (x matrixFacts
 	for first, values := range m.Runs() {
 		n.count(first, values, rows, cols)
 		if role == table.DownProj {
-			hashColumns(x.neurons, values)
+			for row := range slices.Chunk(values, m.Cols) {
+				for c, v := range row {
+					x.neurons[c] = matrix.Mix(x.neurons[c], matrix.Bits(v))
+				}
+			}
 		} else {
 			hashRows(x.neurons[first:], values, m.Cols)
 		}
@@ -170,15 +164,6 @@ func hashRows(hashes []uint64, values []float32, n int) {
 	}
 	for i, v := range values {
 		hashes[i/n] = matrix.Mix(hashes[i/n], matrix.Bits(v))
-	}
-}
-
-// hashColumns adds rows to the hashes of columns.
-func hashColumns(hashes []uint64, values []float32) {
-	for ; len(values) > 0; values = values[len(hashes):] {
-		for c, v := range values[:len(hashes)] {
-			hashes[c] = matrix.Mix(hashes[c], matrix.Bits(v))
-		}
 	}
 }
 
@@ -297,16 +282,7 @@ func (x *facts) respond(p *model.Plain, role table.Role, m *matrix.Stored, probe
 	x.output, x.whole = m.Products(inner.Values), true
 }
 
-// examine reads an expert, its bytes counted, and computes its spectra too.
-func examine(x *matrix.Reader, m *mlp, probes []float32) (*Expert, error) {
-	e, err := read(x, m, probes, true)
-	if err == nil {
-		e.facts.responses = Matrices[[]float32]{} // they are many, and only the matching of twins needs them
-	}
-	return e, err
-}
-
-// read reads an expert, the first time or again.
+// read reads an expert; the first time its bytes are counted, and its spectra computed.
 func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, error) {
 	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
 	defer x.Spaces.Put(space)
@@ -334,7 +310,11 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 		}
 	}
 	if m.isWhole() {
-		e.ZeroNeurons = e.facts.zeroNeurons()
+		for i, zero := range e.facts.matrices.Gate.zero {
+			if zero || e.facts.matrices.Up.zero[i] || e.facts.matrices.Down.zero[i] {
+				e.ZeroNeurons++
+			}
+		}
 	}
 	return e, nil
 }

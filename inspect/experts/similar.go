@@ -69,7 +69,7 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 	if len(s.list) < 2 {
 		return sum, nil
 	}
-	chunks, ended := s.chunks(), 0
+	chunks, ended := (s.list[0].Len()+matrix.ChunkTerms-1)/matrix.ChunkTerms, 0
 	most := max(1, int(s.list[0].DType.Elements(min(memory/int64(len(s.list)), gramRead)))/matrix.ChunkTerms)
 	reads := (chunks + most - 1) / most
 	streams := make([]*weights.Stream, len(s.list))
@@ -99,11 +99,6 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 	}
 	sum.Merge(lane)
 	return sum, nil
-}
-
-// chunks is the number of chunks of a matrix.
-func (s *roleMatrices) chunks() int {
-	return (s.list[0].Len() + matrix.ChunkTerms - 1) / matrix.ChunkTerms
 }
 
 // load loads the chunks from first up to end of each matrix, and their scales.

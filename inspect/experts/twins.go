@@ -151,8 +151,13 @@ func compare(x *matrix.Reader, a, b *suspect, probes []float32) (r comparison, e
 		return r, nil
 	}
 	sums := products{equal: true}
-	if err := sums.addAll(x, a, b, order); err != nil {
-		return r, err
+	for _, role := range roles {
+		if a.role != "" && a.role != role {
+			continue
+		}
+		if err := sums.addMatrices(x, *a.weights.Of(role), *b.weights.Of(role), order, role == table.DownProj); err != nil {
+			return r, err
+		}
 	}
 	cosine := sums.dot / (math.Sqrt(sums.squares) * math.Sqrt(sums.others))
 	return comparison{sums.equal, !slices.IsSorted(order), cosine}, nil
@@ -170,19 +175,6 @@ func (s *suspect) neurons(x *facts) []uint64 {
 type products struct {
 	equal                bool
 	dot, squares, others float64
-}
-
-// addAll adds all numbers of two suspects, neuron i of a with order[i] of b.
-func (s *products) addAll(x *matrix.Reader, a, b *suspect, order []int) error {
-	if a.role != "" {
-		return s.addMatrices(x, *a.weights.Of(a.role), *b.weights.Of(b.role), order, a.role == table.DownProj)
-	}
-	for _, role := range roles {
-		if err := s.addMatrices(x, *a.weights.Of(role), *b.weights.Of(role), order, role == table.DownProj); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers.
@@ -462,9 +454,15 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 	for _, h := range r.Shared.facts.hashes() {
 		neurons[h] = true
 	}
+	// R. Fisher's z, the hyperbolic arctangent, of the cosines of what routed experts and the shared ones compute: it is
+	// nearly normal
 	var angles []float64
 	for i := range r.Experts {
-		angles = append(angles, r.sharedLikeness(i))
+		angle := math.NaN()
+		if c := r.Similarity.Function; c != nil {
+			angle = math.Atanh(c[len(c)-1][i])
+		}
+		angles = append(angles, angle)
 	}
 	peers := inspect.PeersOf(angles, layers*len(angles))
 	for i := range r.Experts {
@@ -484,14 +482,4 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 		}
 	}
 	return found
-}
-
-// sharedLikeness is R. Fisher's z, the hyperbolic arctangent, of the cosine of what a routed expert and the shared ones
-// compute: it is nearly normal. NaN if they have none.
-func (r *Layer) sharedLikeness(i int) float64 {
-	c := r.Similarity.Function
-	if c == nil {
-		return math.NaN()
-	}
-	return math.Atanh(c[len(c)-1][i])
 }

@@ -94,9 +94,14 @@ func Make(ctx context.Context, in Input) (*Report, error) {
 	if c := in.Checkpoint.Config; c != nil {
 		r.Arch = header.Describe(in.Checkpoint.Path, c, in.Stored, 0)
 	}
-	if err := m.audit(ctx); err != nil {
+	v := in.Values
+	v.Selection, v.Progress = in.Selection, m.progressOf("values")
+	var err error
+	if r.Audit, err = stats.AuditValues(ctx, in.Checkpoint, v); err != nil {
 		return nil, err
 	}
+	r.Summary = header.Summarize(in.Checkpoint)
+	r.Checked, r.NotChecked = slices.Clone(r.Audit.Checked), slices.Clone(r.Audit.NotChecked)
 	for _, part := range m.parts() {
 		if err := part.run(ctx); ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -123,18 +128,6 @@ func (m *maker) progressOf(part string) func(done, total int64) {
 		return nil
 	}
 	return func(done, total int64) { m.Progress(part, done, total) }
-}
-
-// audit looks at the headers and at every selected value.
-func (m *maker) audit(ctx context.Context) (err error) {
-	v := m.Values
-	v.Selection, v.Progress = m.Selection, m.progressOf("values")
-	if m.Report.Audit, err = stats.AuditValues(ctx, m.Checkpoint, v); err != nil {
-		return err
-	}
-	m.Summary = header.Summarize(m.Checkpoint)
-	m.Checked, m.NotChecked = slices.Clone(m.Report.Audit.Checked), slices.Clone(m.Report.Audit.NotChecked)
-	return nil
 }
 
 // part is a part of a report behind the audit.
@@ -390,7 +383,13 @@ func (m *maker) routing(context.Context) error {
 
 // collect puts the findings of all parts together: errors of the audit, then observations by causes.
 func (m *maker) collect() {
-	observed := m.observed()
+	observed := slices.Clone(m.odd)
+	if m.Experts != nil {
+		observed = append(observed, m.Experts.Observed...)
+	}
+	if m.Routers != nil {
+		observed = append(observed, m.Routers.Observed...)
+	}
 	told := map[string]bool{} // tensors of which an observation says what the audit says
 	for _, o := range observed {
 		told[o.Tensor] = told[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
@@ -403,18 +402,6 @@ func (m *maker) collect() {
 	for _, o := range inspect.Cluster(observed) {
 		m.Findings = append(m.Findings, ofObservation(o))
 	}
-}
-
-// observed returns the observations of all parts, one by one.
-func (m *maker) observed() (all []inspect.Observation) {
-	all = append(all, m.odd...)
-	if m.Experts != nil {
-		all = append(all, m.Experts.Observed...)
-	}
-	if m.Routers != nil {
-		all = append(all, m.Routers.Observed...)
-	}
-	return all
 }
 
 // ofObservation is a finding of another part than the audit.

@@ -48,16 +48,6 @@ func (c *coupling) String() string {
 	return fmt.Sprintf("%s (%d fit their own row, %d another)", c.Verdict, c.Own, c.Other)
 }
 
-// exchanged returns the experts that fit another row than their own, and those rows.
-func (c *coupling) exchanged() (experts, rows []int) {
-	for e, row := range c.Rows {
-		if row >= 0 && row != e {
-			experts, rows = append(experts, e), append(rows, row)
-		}
-	}
-	return experts, rows
-}
-
 // couple compares the rows of a router with gate_proj of its experts, if all are present.
 //
 //	q[e][f] = ‖W_e'·r_f'‖² / ‖r_f'‖²
