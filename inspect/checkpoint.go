@@ -128,7 +128,9 @@ func (c *Checkpoint) Holders(set *weights.Set) map[string]string {
 // Complete reports whether every weight file that there should be was read.
 func (c *Checkpoint) Complete() bool {
 	for _, f := range c.Findings {
-		if f.Kind == Broken && f.File != ConfigFile && !c.hasRead(f.File) {
+		isIndex := c.Index != nil && f.File == c.Index.File
+		wasRead := slices.ContainsFunc(c.Files, func(w File) bool { return w.Name == f.File })
+		if f.Kind == Broken && f.File != ConfigFile && !isIndex && !wasRead {
 			return false
 		}
 	}
@@ -137,11 +139,3 @@ func (c *Checkpoint) Complete() bool {
 
 // ConfigFile is the name of a checkpoint's config.
 const ConfigFile = "config.json"
-
-// hasRead reports whether file is a weight file whose header was read, or the index.
-func (c *Checkpoint) hasRead(file string) bool {
-	if c.Index != nil && file == c.Index.File {
-		return true
-	}
-	return slices.ContainsFunc(c.Files, func(f File) bool { return f.Name == file })
-}

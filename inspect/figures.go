@@ -72,23 +72,19 @@ func (c *cells) Add(row, column string, v float64) { c.values[c.cell(row, column
 // Mark marks a cell.
 func (c *cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
 
-// SetExpert sets the number of an expert, and marks the expert; nil is no number.
+// SetExpert sets the number of an expert, -1 for the shared ones, and marks the expert; nil is no number.
 func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
-	at := c.cell(LayerLabel(layer), expertLabel(expert))
+	column := "shared"
+	if expert >= 0 {
+		column = strconv.Itoa(expert)
+	}
+	at := c.cell(LayerLabel(layer), column)
 	if v != nil {
 		c.values[at] = *v
 	}
 	if mark {
 		c.marked[at] = true
 	}
-}
-
-// expertLabel returns the name of an expert's column; -1 stands for the shared ones.
-func expertLabel(expert int) string {
-	if expert < 0 {
-		return "shared"
-	}
-	return strconv.Itoa(expert)
 }
 
 // OutsideRow is the row of tensors outside the layers.

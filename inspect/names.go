@@ -87,7 +87,11 @@ func boxes(tuples [][]int) []box {
 		for n < len(tuples) && tuples[n][0] == first {
 			n++
 		}
-		rest := boxes(tails(tuples[:n]))
+		tails := make([][]int, n)
+		for i := range tails {
+			tails[i] = tuples[i][1:]
+		}
+		rest := boxes(tails)
 		tuples = tuples[n:]
 		key := fmt.Sprint(rest)
 		i, seen := at[key]
@@ -103,14 +107,6 @@ func boxes(tuples [][]int) []box {
 		}
 	}
 	return all
-}
-
-func tails(tuples [][]int) [][]int {
-	rest := make([][]int, len(tuples))
-	for i, t := range tuples {
-		rest[i] = t[1:]
-	}
-	return rest
 }
 
 // names returns the names that a template stands for, numbers ascending.

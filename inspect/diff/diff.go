@@ -150,7 +150,10 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	}
 	r := summarise(findings, o)
 	if a.Config != nil && b.Config != nil {
-		r.compareConfigs(a.Config, b.Config)
+		r.Config = config.Differences(a.Config, b.Config)
+		if slices.ContainsFunc(r.Config, func(d config.Difference) bool { return d.Meaning }) {
+			r.Verdict = "differs"
+		}
 	}
 	if r.Rearranged, err = rearranged(ctx, a, b, r.Findings); err != nil {
 		return nil, err
@@ -237,23 +240,20 @@ func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
 		return nil
 	}
 	return w.Tiles(p, weights.TileElements, func(at int64, a, b *weights.Stream) error {
-		if x, y := a.Raw, b.Raw; !bytes.Equal(x, y) {
-			f.count(x, y, at, int(d.Elements(int64(len(x)))), int(d.Bytes(8)))
+		n, bits := int(d.Elements(int64(len(a.Raw)))), int(d.Bytes(8)) // eight elements have as many bytes as one has bits
+		if bytes.Equal(a.Raw, b.Raw) {
+			n = 0
 		}
-		return nil
-	})
-}
-
-// count counts the different elements among n of so many bits, which are as many as eight
-// of them have bytes; the first has index at.
-func (f *Finding) count(x, y []byte, at int64, n, bits int) {
-	for i := range n {
-		if element(x, i, bits) != element(y, i, bits) {
+		for i := range n {
+			if element(a.Raw, i, bits) == element(b.Raw, i, bits) {
+				continue
+			}
 			if f.Different++; f.Different == 1 {
 				f.Status, f.Worst = Differs, at+int64(i)
 			}
 		}
-	}
+		return nil
+	})
 }
 
 // element returns the bits of element i, which do not cross a word of eight bytes from its
@@ -266,16 +266,6 @@ func element(data []byte, i, bits int) uint64 {
 
 // decodes reports whether a weight has numbers between which steps can be counted.
 func decodes(w *weights.Weight) bool { return w.NumberType().Casts() }
-
-// compareConfigs takes a difference of meaning for one of the checkpoints.
-func (r *Report) compareConfigs(a, b *config.Config) {
-	r.Config = config.Differences(a, b)
-	for _, d := range r.Config {
-		if d.Meaning {
-			r.Verdict = "differs"
-		}
-	}
-}
 
 // summarise counts, and keeps what there is to say.
 func summarise(findings []Finding, o Options) *Report {

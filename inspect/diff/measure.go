@@ -129,7 +129,8 @@ func (m *Measures) addChunk(a, b []float32, at int64, da, db tensor.DType) {
 		m.roundings(u, v)
 	}
 	if before.different == 0 && m.different > 0 {
-		m.first = at + int64(firstDifferent(a, b))
+		for m.first = at; sameBits(a[m.first-at], b[m.first-at]); m.first++ {
+		}
 	}
 }
 
@@ -213,15 +214,6 @@ func ordinal(pattern uint32) int64 {
 // nearestBF16 returns the pattern of a finite value rounded to BF16, ties to even.
 func nearestBF16(pattern uint32) uint32 {
 	return (pattern + 0x7fff + pattern>>16&1) &^ 0xffff
-}
-
-// firstDifferent returns the index of the first different element; there is one.
-func firstDifferent(a, b []float32) int {
-	i := 0
-	for sameBits(a[i], b[i]) {
-		i++
-	}
-	return i
 }
 
 // values compares values one by one.

@@ -107,14 +107,6 @@ type stage struct {
 	choice []int
 }
 
-// len returns how many numbers the stage has.
-func (s stage) len() int {
-	if s.x == nil {
-		return len(s.choice)
-	}
-	return len(s.x.Values)
-}
-
 // stages runs a model and its prediction layers, and yields each stage, valid until the next. An error is the last.
 func stages(ctx context.Context, m *model.DeepseekForCausalLM, pages model.Pages, in *model.Input,
 	predictions int) iter.Seq2[stage, error] {
@@ -208,8 +200,11 @@ func (r *PrunedReport) compare(b stage, next func() (stage, error, bool)) error 
 		return fmt.Errorf("%s: both compute NaN, which hides what differs behind it", b.name)
 	}
 	if cause == "" {
-		r.Stages++
-		r.Values += int64(b.len())
+		if r.Stages++; b.x == nil {
+			r.Values += int64(len(b.choice))
+		} else {
+			r.Values += int64(len(b.x.Values))
+		}
 	} else {
 		r.Verdict, r.First = "differs", &Divergence{b.name, cause}
 	}
@@ -291,17 +286,16 @@ func checkExact(a, b Runnable, kept table.Kept) error {
 	}
 	for _, w := range b.Weights {
 		from := byName[kept.Larger(w.Name)]
-		if from != nil && w.Row != nil && !holds(w.DType, from.DType) {
+		if from == nil || w.Row == nil {
+			continue
+		}
+		holds := w.DType == from.DType || w.DType == tensor.F32 && (from.DType == tensor.BF16 || from.DType == tensor.F16)
+		if !holds {
 			return fmt.Errorf("%s: is %s, of %s in A: what rounded weights compute is not equal to what A computes; "+
 				"compare a model that was pruned without another --type", text.Quote(w.Name), w.DType, from.DType)
 		}
 	}
 	return nil
-}
-
-// holds reports whether each number of a dtype is one of another.
-func holds(to, from tensor.DType) bool {
-	return to == from || to == tensor.F32 && (from == tensor.BF16 || from == tensor.F16)
 }
 
 // WriteText writes what was compared, and what was not.

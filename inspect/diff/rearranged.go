@@ -44,16 +44,6 @@ type mlp struct {
 	gate, up, down *weights.Weight
 }
 
-// projections returns the weights of the two sides that are the same if b is a; exchanged
-// sets up against gate.
-func (a *mlp) projections(b *mlp, exchanged bool) []weights.Pair {
-	gate, up := b.gate, b.up
-	if exchanged {
-		gate, up = up, gate
-	}
-	return []weights.Pair{{A: a.gate, B: gate}, {A: a.up, B: up}, {A: a.down, B: b.down}}
-}
-
 // found is where an MLP of A is in B.
 type found struct {
 	a, b      *mlp
@@ -62,15 +52,21 @@ type found struct {
 
 // rearranged looks for the MLPs that differ elsewhere in their layer.
 func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearranged, error) {
-	all, at := []Rearranged{}, places(a, b)
-	differ, unlike := map[string]bool{}, map[string]bool{}
+	all, at := []Rearranged{}, map[string]table.Place{}
+	for _, w := range slices.Concat(a.Weights, b.Weights) {
+		at[w.Name] = w.Place
+	}
+	differ, unlike, layers := map[string]bool{}, map[string]bool{}, []string{}
 	for _, f := range findings {
 		if module := at[f.Name].MLP(); module != "" && f.Status != Equal && f.Status != Close {
 			unlike[module], differ[module] = true, differ[module] || f.Status == Differs
 		}
+		if layer := layerOf(at[f.Name]); layer != "" && f.Status == Differs && !slices.Contains(layers, layer) {
+			layers = append(layers, layer)
+		}
 	}
 	left, right := mlps(a, differ), mlps(b, differ)
-	for _, layer := range layers(findings, at) {
+	for _, layer := range layers {
 		s := search{a: a, b: b, left: left[layer], right: right[layer], unlike: unlike}
 		places, err := s.places(ctx)
 		if err != nil {
@@ -85,29 +81,6 @@ func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearrange
 		}
 	}
 	return all, nil
-}
-
-// places returns where in the model the weights of the sides are, by their names.
-func places(sides ...Side) map[string]table.Place {
-	at := map[string]table.Place{}
-	for _, s := range sides {
-		for _, w := range s.Weights {
-			at[w.Name] = w.Place
-		}
-	}
-	return at
-}
-
-// layers returns the modules that tensors which differ belong to, by layerOf, in the order of
-// the findings.
-func layers(findings []Finding, at map[string]table.Place) (all []string) {
-	seen := map[string]bool{}
-	for _, f := range findings {
-		if layer := layerOf(at[f.Name]); layer != "" && f.Status == Differs && !seen[layer] {
-			all, seen[layer] = append(all, layer), true
-		}
-	}
-	return all
 }
 
 // layerOf returns the module in which a weight may be found elsewhere: of a routed expert or a
@@ -255,7 +228,11 @@ func (s *search) confirm(ctx context.Context, candidates []found) ([]found, erro
 	same := make([]bool, len(candidates))
 	err := each(ctx, s.a, s.b, len(candidates), nil, func(w *weights.Walk, i int) error {
 		c := candidates[i]
-		for _, p := range c.a.projections(c.b, c.exchanged) {
+		gate, up := c.b.gate, c.b.up
+		if c.exchanged {
+			gate, up = up, gate
+		}
+		for _, p := range []weights.Pair{{A: c.a.gate, B: gate}, {A: c.a.up, B: up}, {A: c.a.down, B: c.b.down}} {
 			f, err := compare(w, p)
 			if err != nil {
 				return err
@@ -288,9 +265,15 @@ func (s *search) describe(layer string, places []found) (Rearranged, error) {
 		}
 	}
 	if len(r.Experts) == 0 {
-		if rows, err := s.rows(layer); err != nil || len(rows) > 0 {
-			r.Rows, r.Router = rows, s.without(layer, rows)
+		rows, err := s.rows(layer)
+		if err != nil || len(rows) == 0 {
 			return r, err
+		}
+		r.Rows, r.Router = rows, Alone
+		for _, m := range rows {
+			if s.unlike[layer+".experts."+strconv.Itoa(m.A)] {
+				r.Router = Other
+			}
 		}
 		return r, nil
 	}

@@ -5,7 +5,6 @@ package diff
 
 import (
 	"slices"
-	"strconv"
 
 	"dsmoe/model/weights"
 )
@@ -57,16 +56,6 @@ func (s *search) router(layer string, moved []Renumbered) (Router, error) {
 		return Stays, nil
 	}
 	return Other, nil
-}
-
-// without says how the experts stand to rows that are renumbered though no expert is.
-func (s *search) without(layer string, rows []Renumbered) Router {
-	for _, m := range rows {
-		if s.unlike[layer+".experts."+strconv.Itoa(m.A)] {
-			return Other
-		}
-	}
-	return Alone
 }
 
 // rows returns the rows of a layer's router that B holds under other numbers, if A's rows

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -49,8 +48,13 @@ func (r *Report) WriteText(w io.Writer) error {
 
 // lines returns the lines before the summary.
 func (r *Report) lines() (lines []string) {
+	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
 	for _, d := range r.Config {
-		lines = append(lines, "config.json: "+configLine(d))
+		line := fmt.Sprintf("config.json: %s: %s, then %s", d.Key, show(d.A), show(d.B))
+		if !d.Meaning {
+			line += ": does not count as a difference"
+		}
+		lines = append(lines, line)
 	}
 	var casts []string
 	for _, g := range r.groups() {
@@ -88,16 +92,6 @@ func (r *Report) summary() string {
 
 // maxValue is how much of a config's value a line shows.
 const maxValue = 200
-
-// configLine says what both configs hold under a key, and whether that matters.
-func configLine(d config.Difference) string {
-	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
-	line := fmt.Sprintf("%s: %s, then %s", d.Key, show(d.A), show(d.B))
-	if !d.Meaning {
-		line += ": does not count as a difference"
-	}
-	return line
-}
 
 // groups folds the findings by kind, in the order of the lines.
 func (r *Report) groups() []*group {
@@ -227,13 +221,8 @@ func (g *group) values() string {
 		line += fmt.Sprintf(", rel RMS %s, max abs %.3g at %d, %d ulp, cosine %.9f", relative, f.MaxAbs, f.Worst,
 			f.MaxULP, f.Cosine)
 	}
-	return line + f.notFinite()
-}
-
-// notFinite says how many elements are infinite or NaN, on which side.
-func (f *Finding) notFinite() (line string) {
 	if n := f.OnlyA + f.OnlyB; n > 0 {
-		line = fmt.Sprintf(", %s not finite in one only (%d in A, %d in B)", text.Plural(n, "element"), f.OnlyA, f.OnlyB)
+		line += fmt.Sprintf(", %s not finite in one only (%d in A, %d in B)", text.Plural(n, "element"), f.OnlyA, f.OnlyB)
 	}
 	if n := f.NonFinite - f.OnlyA - f.OnlyB; n > 0 {
 		line += fmt.Sprintf(", %s not finite in both, but not alike", text.Plural(n, "element"))

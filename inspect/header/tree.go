@@ -61,7 +61,9 @@ func moduleNode(name string, below []branch) *treeNode {
 	for len(below) > 0 {
 		first, _, inner := strings.Cut(below[0].name, ".")
 		if !inner {
-			n.Children = append(n.Children, tensorNode(first, below[0].tensor))
+			t := below[0].tensor
+			n.Children = append(n.Children, &treeNode{Name: first, Count: 1, Shape: t.Shape, Children: []*treeNode{}, tensor: t,
+				signature: fmt.Sprint(t.DType, t.Shape)})
 			below = below[1:]
 			continue
 		}
@@ -79,11 +81,6 @@ func moduleNode(name string, below []branch) *treeNode {
 	}
 	n.signature = digest.Of(signatures)
 	return n
-}
-
-func tensorNode(name string, t *inspect.Tensor) *treeNode {
-	return &treeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*treeNode{}, tensor: t,
-		signature: fmt.Sprint(t.DType, t.Shape)}
 }
 
 // merged returns the only tensor of a module, under both names. It returns any other node, and one with a number for
