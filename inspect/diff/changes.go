@@ -61,7 +61,18 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 	}
 	r := &Changes{Path: w.Path, Base: base.Path, Weights: []Change{}, NotCompared: []inspect.NotCounted{}}
 	others := slices.DeleteFunc(slices.Clone(base.List), func(b *weights.Weight) bool { return !s.Has(b.Name) })
-	pairs := r.comparablePairs(weights.Pairs(picked, others))
+	var pairs []weights.Pair
+	for _, p := range weights.Pairs(picked, others) {
+		kind, cause := inspect.Mismatch(p, "the base")
+		switch kind {
+		case "":
+			pairs = append(pairs, p)
+			continue
+		case inspect.Shape:
+			cause = "shape " + cause
+		}
+		r.NotCompared = append(r.NotCompared, inspect.Skip(cmp.Or(p.A, p.B), errors.New(cause)))
+	}
 	if len(pairs) == 0 {
 		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path),
 			text.Quote(w.Path))
@@ -75,22 +86,6 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 		return nil, err
 	}
 	return r, nil
-}
-
-// comparablePairs returns the pairs whose numbers can be compared; the others go into NotCompared.
-func (r *Changes) comparablePairs(all []weights.Pair) (pairs []weights.Pair) {
-	for _, p := range all {
-		kind, cause := inspect.Mismatch(p, "the base")
-		if kind == "" {
-			pairs = append(pairs, p)
-			continue
-		}
-		if kind == inspect.Shape {
-			cause = "shape " + cause
-		}
-		r.NotCompared = append(r.NotCompared, inspect.Skip(cmp.Or(p.A, p.B), errors.New(cause)))
-	}
-	return pairs
 }
 
 // comparer compares weights. It is safe for concurrent use.

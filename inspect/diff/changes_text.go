@@ -59,7 +59,19 @@ func (g *changed) relative() *float64 {
 
 // rank is "16", "8 to 16, of 3 not measured", "more than 64"; "-" if no matrix changed.
 func (g *changed) rank() string {
-	switch known := g.measured(); {
+	known, beyond := "-", fmt.Sprintf("more than %d", maxRank)
+	switch {
+	case g.least == nil && g.more:
+		known = beyond
+	case g.least == nil:
+	case g.more:
+		known = fmt.Sprintf("%d to %s", *g.least, beyond)
+	case *g.least == *g.most:
+		known = fmt.Sprint(*g.least)
+	default:
+		known = fmt.Sprintf("%d to %d", *g.least, *g.most)
+	}
+	switch {
 	case g.unmeasured == 0:
 		return known
 	case known == "-":
@@ -67,22 +79,6 @@ func (g *changed) rank() string {
 	default:
 		return fmt.Sprintf("%s, of %d not measured", known, g.unmeasured)
 	}
-}
-
-// measured is the rank of the matrices whose rank was measured.
-func (g *changed) measured() string {
-	beyond := fmt.Sprintf("more than %d", maxRank)
-	switch {
-	case g.least == nil && g.more:
-		return beyond
-	case g.least == nil:
-		return "-"
-	case g.more:
-		return fmt.Sprintf("%d to %s", *g.least, beyond)
-	case *g.least == *g.most:
-		return fmt.Sprint(*g.least)
-	}
-	return fmt.Sprintf("%d to %d", *g.least, *g.most)
 }
 
 // groups sums up the weights, in the order in which names first come; those without a name are left out.

@@ -80,7 +80,15 @@ func (m *Measures) addTile(w *weights.Walk, p weights.Pair, at int64, a, b *weig
 		return err
 	}
 	if m.nanBits && bytes.Equal(a.Raw, b.Raw) {
-		m.same(x)
+		sum := 0.0
+		for _, v := range x {
+			if tensor.IsFinite(v) {
+				sum += float64(v) * float64(v)
+			} else {
+				m.alike++
+			}
+		}
+		m.SumA, m.SumB, m.sumAB = m.SumA+sum, m.SumB+sum, m.sumAB+sum
 		return nil
 	}
 	y, err := b.Values()
@@ -90,46 +98,26 @@ func (m *Measures) addTile(w *weights.Walk, p weights.Pair, at int64, a, b *weig
 	return w.InB(err)
 }
 
-// same adds values that are equal on both sides.
-func (m *Measures) same(x []float32) {
-	sum := 0.0
-	for _, v := range x {
-		if tensor.IsFinite(v) {
-			sum += float64(v) * float64(v)
-		} else {
-			m.alike++
-		}
-	}
-	m.SumA += sum
-	m.SumB += sum
-	m.sumAB += sum
-}
-
 // chunk is how many values add takes at once: they stay in the nearest cache.
 const chunk = 2048
 
-// add adds values of dtypes da and db.
+// add adds values of dtypes da and db; the first has index at.
 func (m *Measures) add(a, b []float32, at int64, da, db tensor.DType) {
-	for len(a) > 0 {
-		n := min(len(a), chunk)
-		m.addChunk(a[:n], b[:n], at, da, db)
-		a, b, at = a[n:], b[n:], at+int64(n)
-	}
-}
-
-func (m *Measures) addChunk(a, b []float32, at int64, da, db tensor.DType) {
-	before, u, v := m.steps, patterns(a), patterns(b)
-	switch finite := m.finite(u, v, at, da); {
-	case !finite, da == tensor.F16, db == tensor.F16:
-		m.steps = before
-		m.values(a, b, at, da, db)
-		return
-	case da != db:
-		m.maxULP = before.maxULP
-		m.roundings(u, v)
-	}
-	if before.different == 0 && m.different > 0 {
-		for m.first = at; sameBits(a[m.first-at], b[m.first-at]); m.first++ {
+	for from := 0; from < len(a); from += chunk {
+		x, y, first := a[from:min(from+chunk, len(a))], b[from:min(from+chunk, len(a))], at+int64(from)
+		before, u, v := m.steps, patterns(x), patterns(y)
+		switch finite := m.finite(u, v, first, da); {
+		case !finite, da == tensor.F16, db == tensor.F16:
+			m.steps = before
+			m.values(x, y, first, da, db)
+			continue
+		case da != db:
+			m.maxULP = before.maxULP
+			m.roundings(u, v)
+		}
+		if before.different == 0 && m.different > 0 {
+			for m.first = first; sameBits(x[m.first-first], y[m.first-first]); m.first++ {
+			}
 		}
 	}
 }

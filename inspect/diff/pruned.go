@@ -192,7 +192,12 @@ func (r *PrunedReport) compare(b stage, next func() (stage, error, bool)) error 
 		cause = "A computes " + a.name + " in its place"
 	case b.x == nil:
 		cause = difference(r.choice(a), b.choice, func(x, y int) bool { return x == y })
-		r.unchosen(b)
+		if l := table.PlaceOf(nil, b.name).Layer; strings.HasSuffix(b.name, gateChoice) {
+			r.Unchosen[l] = slices.DeleteFunc(r.Unchosen[l], func(e int) bool { return slices.Contains(b.choice, e) })
+			if len(r.Unchosen[l]) == 0 {
+				delete(r.Unchosen, l)
+			}
+		}
 	default:
 		cause = difference(r.numbers(a), b.x.Values, sameBits)
 	}
@@ -259,18 +264,6 @@ func (r *PrunedReport) choice(a stage) (experts []int) {
 		experts = append(experts, number)
 	}
 	return experts
-}
-
-// unchosen takes the experts that B chose from Unchosen.
-func (r *PrunedReport) unchosen(b stage) {
-	l := table.PlaceOf(nil, b.name).Layer
-	if !strings.HasSuffix(b.name, gateChoice) {
-		return
-	}
-	r.Unchosen[l] = slices.DeleteFunc(r.Unchosen[l], func(e int) bool { return slices.Contains(b.choice, e) })
-	if len(r.Unchosen[l]) == 0 {
-		delete(r.Unchosen, l)
-	}
 }
 
 // checkExact refuses a B that has another number of experts, or weights whose dtype may not hold A's values.

@@ -181,26 +181,21 @@ func (r *Layer) peers(layers int) (all Matrices[*peers]) {
 		tests := layers * len(roles) * len(sizes)
 		p := &peers{size: inspect.PeersOf(sizes, tests), distinct: inspect.PeersOf(distinct, tests),
 			peak: inspect.PeersOf(peaks, tests)}
-		p.setChannels(channels, layers*len(roles))
+		column, off := make([]float64, len(channels)), []float64{}
+		for c := range channels[0] {
+			for i, row := range channels {
+				column[i] = row[c]
+			}
+			median := inspect.LowerMedian(column) // NaN sorts first
+			p.channels = append(p.channels, median)
+			for _, v := range column {
+				off = append(off, v-median)
+			}
+		}
+		p.channel = inspect.TailedPeersOf(off, layers*len(roles)*len(off))
 		*all.Of(role) = p
 	}
 	return all
-}
-
-// setChannels fills in what the channels of the experts are like, [experts, channels], in a model of so many matrices.
-func (p *peers) setChannels(rows [][]float64, matrices int) {
-	column, all := make([]float64, len(rows)), []float64{}
-	for c := range rows[0] {
-		for i, row := range rows {
-			column[i] = row[c]
-		}
-		median := inspect.LowerMedian(column) // NaN sorts first
-		p.channels = append(p.channels, median)
-		for _, v := range column {
-			all = append(all, v-median)
-		}
-	}
-	p.channel = inspect.TailedPeersOf(all, matrices*len(all))
 }
 
 // ratio returns 2 to the power of a logarithm.

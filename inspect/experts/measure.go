@@ -222,18 +222,6 @@ func distinct(m *matrix.Stored) *float64 {
 	return inspect.Finite(float64(different) / float64(all))
 }
 
-// rank computes σ₁ and the stable rank.
-func (n *MatrixNumbers) rank(m *matrix.Stored) {
-	if n.Norm == nil {
-		return
-	}
-	n.SpectralNorm = inspect.Finite(m.SpectralNorm())
-	if s := n.SpectralNorm; s != nil && *s > 0 {
-		ratio := *n.Norm / *s
-		n.StableRank = inspect.Finite(ratio * ratio)
-	}
-}
-
 // probeCount is the number of inputs that all experts of a layer are given.
 const probeCount = 8
 
@@ -302,8 +290,12 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 		if first && w.DType.Casts() {
 			e.facts.matrices.Of(role).bits = values.CodeBits()
 		}
-		if first {
-			n.rank(values)
+		if first && n.Norm != nil {
+			n.SpectralNorm = inspect.Finite(values.SpectralNorm())
+			if s := n.SpectralNorm; s != nil && *s > 0 {
+				ratio := *n.Norm / *s
+				n.StableRank = inspect.Finite(ratio * ratio)
+			}
 		}
 		if m.isWhole() && len(probes) == probeCount*m.weights.Gate.Shape[1] {
 			e.facts.respond(p, role, values, probes)

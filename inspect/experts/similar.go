@@ -37,7 +37,13 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 		if len(s.experts) > 1 {
 			c := sums.Cosines(len(routed), s.experts)
 			*r.Similarity.Of(role) = c
-			r.nearest(role, c)
+			numbers := r.numbers()
+			for i := range r.Experts {
+				if m := *r.Experts[i].Of(role); m != nil {
+					m.Nearest = c.Nearest(i, numbers, inspect.Magnitude)
+				}
+			}
+			(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(s.list[0].Len())))
 		}
 	}
 	if r.Shared != nil {
@@ -139,18 +145,6 @@ func (s *roleMatrices) products(x *matrix.Reader, streams []*weights.Stream, fir
 		})
 	}
 	return all, x.Wait()
-}
-
-// nearest fills in what the cosines of one matrix say.
-func (r *Layer) nearest(role table.Role, c matrix.Cosines) {
-	numbers := r.numbers()
-	var shape []int
-	for i := range r.Experts {
-		if m := *r.Experts[i].Of(role); m != nil {
-			m.Nearest, shape = c.Nearest(i, numbers, inspect.Magnitude), m.Shape
-		}
-	}
-	(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(shape[0])*float64(shape[1])))
 }
 
 // functions fills in the cosines of the experts' outputs, and drops the outputs, which take as much memory as many reads of

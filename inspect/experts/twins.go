@@ -177,7 +177,8 @@ type products struct {
 	dot, squares, others float64
 }
 
-// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers.
+// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers: of neuron i of a with those
+// of neuron order[i] of b.
 func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []int, columns bool) error {
 	space := x.Spaces.Get().(*matrix.Space)
 	defer x.Spaces.Put(space)
@@ -189,25 +190,20 @@ func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []i
 	if err != nil {
 		return err
 	}
-	s.add(m, o, order, columns)
-	return nil
-}
-
-// add adds the numbers of two matrices whose neurons are rows, or columns.
-func (s *products) add(a, b *matrix.Matrix, order []int, columns bool) {
-	for i, v := range a.Values {
-		row, col := i/a.Cols, i%a.Cols
+	for i, v := range m.Values {
+		row, col := i/m.Cols, i%m.Cols
 		if columns {
 			col = order[col]
 		} else {
 			row = order[row]
 		}
-		w := b.Values[row*b.Cols+col]
+		w := o.Values[row*o.Cols+col]
 		s.equal = s.equal && v == w
 		s.dot += float64(v) * float64(w) // products of two float32 are exact
 		s.squares += float64(v) * float64(v)
 		s.others += float64(w) * float64(w)
 	}
+	return nil
 }
 
 // matchHashes returns for each neuron of a where it is in b.

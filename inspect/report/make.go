@@ -400,20 +400,15 @@ func (m *maker) collect() {
 		}
 	}
 	for _, o := range inspect.Cluster(observed) {
-		m.Findings = append(m.Findings, ofObservation(o))
+		f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
+			Expected: o.Expected, Members: o.Members}
+		if o.Layer >= 0 {
+			f.Layer = &o.Layer
+		}
+		f.line = inspect.Kind(o.ID).Of(problem.Problem{Tensor: o.Tensor, Cause: o.Text})
+		f.line.Level = o.Level
+		m.Findings = append(m.Findings, f)
 	}
-}
-
-// ofObservation is a finding of another part than the audit.
-func ofObservation(o inspect.Observation) finding {
-	f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
-		Expected: o.Expected, Members: o.Members}
-	if o.Layer >= 0 {
-		f.Layer = &o.Layer
-	}
-	f.line = inspect.Kind(o.ID).Of(problem.Problem{Tensor: o.Tensor, Cause: o.Text})
-	f.line.Level = o.Level
-	return f
 }
 
 // ofAudit is a finding of the audit.

@@ -140,25 +140,20 @@ func (t *sums) addOrdinary(values []float32, rows *rowPeaks, at int64) bool {
 		at, from = at+int64(len(row)), from+len(row)
 	}
 	for runs := range slices.Chunk(values, tensor.Runs*chunkElements) {
-		all.addRuns(runs)
+		if len(runs) < tensor.Runs*chunkElements {
+			for chunk := range slices.Chunk(runs, chunkElements) {
+				all.moments.merge(momentsOf(chunk))
+			}
+			continue
+		}
+		var means, squares [tensor.Runs]float64
+		tensor.Moments(&means, &squares, runs)
+		for i, mean := range means {
+			all.moments.merge(moments{chunkElements, mean, squares[i]})
+		}
 	}
 	t.merge(&all)
 	return true
-}
-
-// addRuns adds the moments of chunks of finite numbers, at most tensor.Runs.
-func (m *moments) addRuns(values []float32) {
-	if len(values) < tensor.Runs*chunkElements {
-		for chunk := range slices.Chunk(values, chunkElements) {
-			m.merge(momentsOf(chunk))
-		}
-		return
-	}
-	var means, squares [tensor.Runs]float64
-	tensor.Moments(&means, &squares, values)
-	for i, mean := range means {
-		m.merge(moments{chunkElements, mean, squares[i]})
-	}
 }
 
 // counted is a finite number and how often it occurs.
