@@ -10,8 +10,8 @@
 //   - routing: which experts tokens get
 //   - report: all of that at once, as a page
 //
-// An inspection returns a report that is JSON as it stands and that WriteText prints; those with a method
-// Figure are a drawing, too. No package opens a file: the caller reads weights.
+// An inspection returns a report that is JSON as it stands and that WriteText writes into memory, where no write fails;
+// those with a method Figure are a drawing, too. No package opens a file: the caller reads weights.
 package inspect
 
 import (

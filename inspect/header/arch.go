@@ -5,7 +5,6 @@ import (
 	"io"
 	"math"
 	"math/big"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/count"
@@ -236,8 +235,7 @@ func (a *Arch) Sheet() *text.Sheet {
 
 // WriteText writes the table of modules and a line per derived number.
 func (a *Arch) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s, %d layers (%d dense, %d MoE)\n\n", text.Word(a.Path), a.ModelType, a.Layers.Total,
+	fmt.Fprintf(w, "%s: %s, %d layers (%d dense, %d MoE)\n\n", text.Word(a.Path), a.ModelType, a.Layers.Total,
 		a.Layers.Dense, a.Layers.MoE)
 	t := text.Table{Align: "lrrrrr"}
 	t.Add("MODULE", "TENSORS", "PARAMETERS", "SHARE", "ACTIVATED", "FLOP A TOKEN")
@@ -247,11 +245,9 @@ func (a *Arch) WriteText(w io.Writer) error {
 	}
 	t.Add("without embed_tokens", "", "", "", text.Grouped(a.Activated.WithoutEmbedding), "")
 	t.Add("without embed_tokens, lm_head", "", "", "", text.Grouped(a.Activated.WithoutEmbeddingAndHead), "")
-	t.WriteText(&b)
-	fmt.Fprintln(&b)
-	a.factTable().WriteText(&b)
-	_, err := io.WriteString(w, b.String())
-	return err
+	t.WriteText(w)
+	fmt.Fprintln(w)
+	return a.factTable().WriteText(w)
 }
 
 func (a *Arch) factTable() *text.Table {

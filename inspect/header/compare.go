@@ -130,21 +130,19 @@ func (c *Comparison) Sheet() *text.Sheet {
 // WriteText writes a row per layer, a second table of costs if the dimensions are
 // known, and what is equal and what is not.
 func (c *Comparison) WriteText(w io.Writer) error {
-	var b strings.Builder
 	if c.Path != "" {
-		fmt.Fprintf(&b, "%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d\n\n", text.Word(c.Path),
+		fmt.Fprintf(w, "%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d\n\n", text.Word(c.Path),
 			c.Experts, c.PerToken, c.Shared, c.M)
 	} else {
-		fmt.Fprintf(&b, "N = %d experts, K = %d active, split by m = %d, K_s = %d shared\n\n", c.Experts/c.M, c.PerToken/c.M,
+		fmt.Fprintf(w, "N = %d experts, K = %d active, split by m = %d, K_s = %d shared\n\n", c.Experts/c.M, c.PerToken/c.M,
 			c.M, c.Shared)
 	}
-	c.choiceTable().WriteText(&b)
+	c.choiceTable().WriteText(w)
 	if c.Layers[0].Cost != nil {
-		fmt.Fprintln(&b)
-		c.costTable().WriteText(&b)
+		fmt.Fprintln(w)
+		c.costTable().WriteText(w)
 	}
-	fmt.Fprintf(&b, "\n%s", c.conclusion())
-	_, err := io.WriteString(w, b.String())
+	_, err := fmt.Fprintf(w, "\n%s", c.conclusion())
 	return err
 }
 

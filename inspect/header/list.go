@@ -56,10 +56,9 @@ func (l *Listing) WriteText(w io.Writer) error {
 	for _, x := range l.Tensors {
 		t.Add(text.Word(x.Name), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), text.Word(x.File))
 	}
-	if err := t.WriteText(w); err != nil {
-		return err
-	}
-	return writeTotal(w, len(l.Tensors), l.Bytes, &l.BrokenFiles)
+	t.WriteText(w)
+	fmt.Fprintf(w, "%s, %s\n", text.Plural(len(l.Tensors), "tensor"), text.Bytes(l.Bytes))
+	return l.WriteNotes(w)
 }
 
 // Sheet is a row per tensor.
@@ -139,10 +138,9 @@ func (p *Patterns) WriteText(w io.Writer) error {
 		}
 		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), files)
 	}
-	if err := t.WriteText(w); err != nil {
-		return err
-	}
-	return writeTotal(w, p.Tensors, p.Bytes, &p.BrokenFiles)
+	t.WriteText(w)
+	fmt.Fprintf(w, "%s, %s\n", text.Plural(p.Tensors, "tensor"), text.Bytes(p.Bytes))
+	return p.WriteNotes(w)
 }
 
 // Sheet is a row per pattern.
@@ -152,12 +150,4 @@ func (p *Patterns) Sheet() *text.Sheet {
 		s.Row(text.Foreign(x.Name), x.Count, x.DType, fmt.Sprint(x.Shape), text.Size(x.Bytes), len(x.Files))
 	}
 	return s
-}
-
-// writeTotal ends a listing.
-func writeTotal(w io.Writer, tensors int, bytes int64, broken *inspect.BrokenFiles) error {
-	if _, err := fmt.Fprintf(w, "%s, %s\n", text.Plural(tensors, "tensor"), text.Bytes(bytes)); err != nil {
-		return err
-	}
-	return broken.WriteNotes(w)
 }

@@ -150,9 +150,6 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s: %s, weights %s; cache and activations in %s%s\n\n", text.Word(r.Path), r.ModelType, r.Weights,
 		r.DType, assumed(r.Assumed))
 	modules.WriteAs(&b, text.AsTable)
-	fmt.Fprintln(&b)
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return err
-	}
+	fmt.Fprintln(w, b.String())
 	return r.Sheet().WriteAs(w, text.AsTable)
 }

@@ -179,8 +179,6 @@ func (r *TreeReport) addRows(s *text.Sheet, n *treeNode, path string, depth int)
 
 // WriteText writes the sheet, and which files are not in it.
 func (r *TreeReport) WriteText(w io.Writer) error {
-	if err := r.Sheet().WriteAs(w, text.AsTable); err != nil {
-		return err
-	}
+	r.Sheet().WriteAs(w, text.AsTable)
 	return r.WriteNotes(w)
 }

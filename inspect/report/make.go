@@ -477,17 +477,15 @@ func (r *Report) differs() string {
 func (r *Report) WriteText(w io.Writer) error {
 	if r.Against != nil {
 		for _, line := range r.Against.Lines() {
-			if _, err := fmt.Fprintln(w, line); err != nil {
-				return err
-			}
+			fmt.Fprintln(w, line)
 		}
 	}
 	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
-	if err == nil && r.Routing != nil {
+	if r.Routing != nil {
 		fmt.Fprintln(w)
 		err = r.Routing.WriteNumbers(w)
 	}
-	if err != nil || r.Against == nil {
+	if r.Against == nil {
 		return err
 	}
 	return inspect.WriteSheet(w, r.Against.Sheet(), nil, r.Against.NotCompared)

@@ -197,18 +197,12 @@ func (r *Report) Sheet() *text.Sheet {
 
 // WriteText writes the tokens that the numbers hold for, the sheet, and the numbers that are missing.
 func (r *Report) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s\n", r.Title()); err != nil {
-		return err
-	}
-	if err := r.WriteNumbers(w); err != nil {
-		return err
-	}
+	fmt.Fprintln(w, r.Title())
+	err := r.WriteNumbers(w)
 	for _, m := range r.Missing {
-		if _, err := fmt.Fprintln(w, "not shown: "+m); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, "not shown: "+m)
 	}
-	return nil
+	return err
 }
 
 // WriteNumbers writes the sheet, and what is odd about its numbers.
