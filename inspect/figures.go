@@ -123,8 +123,8 @@ func (c *cells) Experts(m page.Heatmap, found []Observation) page.Figure {
 // mostTips is the number of cells up to which each shows its number as a tip: 4000 of them take half a megabyte.
 const mostTips = 4000
 
-// Heatmap fills in the cells of a heatmap; nil if there are none. A linear scale with an end has room for what is
-// above the end, but not for what page.Fences keeps out.
+// Heatmap fills in the cells of a heatmap; nil without a cell. A linear scale with an end grows to the numbers above the
+// end, but not to those that page.Fences keeps out.
 func (c *cells) Heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
 		return nil

@@ -81,7 +81,7 @@ func boxes(tuples [][]int) []box {
 		return []box{{}}
 	}
 	var all []box
-	at := map[string]int{} // a rest to its first box in all
+	firstBox := map[string]int{} // index in all of the first box of each rest
 	for len(tuples) > 0 {
 		first, n := tuples[0][0], 1
 		for n < len(tuples) && tuples[n][0] == first {
@@ -94,9 +94,9 @@ func boxes(tuples [][]int) []box {
 		rest := boxes(tails)
 		tuples = tuples[n:]
 		key := fmt.Sprint(rest)
-		i, seen := at[key]
+		i, seen := firstBox[key]
 		if !seen {
-			at[key] = len(all)
+			firstBox[key] = len(all)
 			for _, r := range rest {
 				all = append(all, append(box{{first}}, r...))
 			}

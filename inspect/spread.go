@@ -32,7 +32,7 @@ type Spread struct {
 	MAD    float64 `json:"mad"`    // median of |x - median|, the lower of the two middle values
 }
 
-// SpreadOf returns the spread of the values that are not nil; nil if there are none.
+// SpreadOf returns the spread of the values that are not nil; nil without one.
 func SpreadOf(values []*float64) *Spread {
 	var present []float64
 	for _, v := range values {

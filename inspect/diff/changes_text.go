@@ -20,7 +20,7 @@ type changed struct {
 	weights, changed int
 	squares, base    float64
 	least, most      *int // ranks of changed matrices that have one
-	more             bool // a changed matrix has a higher rank
+	beyond           bool // a changed matrix has a rank above maxRank
 	unmeasured       int  // changed matrices whose rank was not measured
 }
 
@@ -38,7 +38,7 @@ func (g *changed) add(w *Change) {
 			g.unmeasured++
 		}
 	case w.Rank == nil:
-		g.more = true
+		g.beyond = true
 	default:
 		if g.least == nil || *w.Rank < *g.least {
 			g.least = w.Rank
@@ -61,10 +61,10 @@ func (g *changed) relative() *float64 {
 func (g *changed) rank() string {
 	known, beyond := "-", fmt.Sprintf("more than %d", maxRank)
 	switch {
-	case g.least == nil && g.more:
+	case g.least == nil && g.beyond:
 		known = beyond
 	case g.least == nil:
-	case g.more:
+	case g.beyond:
 		known = fmt.Sprintf("%d to %s", *g.least, beyond)
 	case *g.least == *g.most:
 		known = fmt.Sprint(*g.least)

@@ -1,6 +1,6 @@
 package diff
 
-// What a model with some of another's routed experts computes, against that other model without the rest.
+// A model with some of another's routed experts, and what it computes beside that other model without the rest.
 
 import (
 	"context"

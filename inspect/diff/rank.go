@@ -11,11 +11,11 @@ import (
 	"dsmoe/model/weights"
 )
 
-// maxRank is the largest rank that is told from more.
+// maxRank is the largest rank that is measured.
 const maxRank = 64
 
-// spare is how many directions more are looked at: with them the first maxRank are found well. N. Halko, P. Martinsson
-// and J. Tropp, Finding Structure with Randomness, 2011.
+// spare is the number of directions beyond maxRank: they make the first maxRank exact enough. N. Halko, P. Martinsson and
+// J. Tropp, Finding Structure with Randomness, 2011.
 const spare = 8
 
 // floor is the smallest singular value, over the largest, that float32 products show.

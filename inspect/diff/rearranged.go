@@ -44,8 +44,8 @@ type mlp struct {
 	gate, up, down *weights.Weight
 }
 
-// found is where an MLP of A is in B.
-type found struct {
+// match is an MLP of A and the MLP of B that has its weights.
+type match struct {
 	a, b      *mlp
 	exchanged bool
 }
@@ -68,11 +68,11 @@ func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearrange
 	left, right := mlps(a, differ), mlps(b, differ)
 	for _, layer := range layers {
 		s := search{a: a, b: b, left: left[layer], right: right[layer], unlike: unlike}
-		places, err := s.places(ctx)
+		matches, err := s.matches(ctx)
 		if err != nil {
 			return nil, err
 		}
-		r, err := s.describe(layer, places)
+		r, err := s.describe(layer, matches)
 		if err != nil {
 			return nil, err
 		}
@@ -136,9 +136,8 @@ type search struct {
 	dtype       tensor.DType // that fingerprints are rounded to
 }
 
-// places returns where the MLPs of A are in B, in their order: whole, or with gate and up
-// exchanged.
-func (s *search) places(ctx context.Context) ([]found, error) {
+// matches returns the MLPs of A that B has, in the order of A: whole, or with gate and up exchanged.
+func (s *search) matches(ctx context.Context) ([]match, error) {
 	var all []*weights.Weight
 	for _, m := range slices.Concat(s.left, s.right) {
 		all = append(all, m.gate, m.up, m.down)
@@ -156,7 +155,7 @@ func (s *search) places(ctx context.Context) ([]found, error) {
 	for i, m := range s.right {
 		free[at[i]] = append(free[at[i]], m)
 	}
-	var candidates []found
+	var candidates []match
 	for i, m := range s.left {
 		for _, exchanged := range []bool{false, true} {
 			key := keys[i]
@@ -164,7 +163,7 @@ func (s *search) places(ctx context.Context) ([]found, error) {
 				key[0], key[1] = key[1], key[0]
 			}
 			if twins := free[key]; len(twins) > 0 {
-				candidates = append(candidates, found{m, twins[0], exchanged})
+				candidates = append(candidates, match{m, twins[0], exchanged})
 				free[key] = twins[1:]
 				break
 			}
@@ -223,8 +222,8 @@ func part(s Side, w *weights.Weight, at int64, n int) ([]float32, error) {
 	return values, w.Failed(err)
 }
 
-// confirm compares the candidates whole and returns those that are what they seem.
-func (s *search) confirm(ctx context.Context, candidates []found) ([]found, error) {
+// confirm compares the candidates whole and returns those with equal weights, or one side's rounded.
+func (s *search) confirm(ctx context.Context, candidates []match) ([]match, error) {
 	same := make([]bool, len(candidates))
 	err := each(ctx, s.a, s.b, len(candidates), nil, func(w *weights.Walk, i int) error {
 		c := candidates[i]
@@ -244,19 +243,19 @@ func (s *search) confirm(ctx context.Context, candidates []found) ([]found, erro
 		same[i] = true
 		return nil
 	})
-	var places []found
+	var matches []match
 	for i, c := range candidates {
 		if same[i] {
-			places = append(places, c)
+			matches = append(matches, c)
 		}
 	}
-	return places, err
+	return matches, err
 }
 
-// describe says what the places mean.
-func (s *search) describe(layer string, places []found) (Rearranged, error) {
+// describe says what the matches mean.
+func (s *search) describe(layer string, matches []match) (Rearranged, error) {
 	r := Rearranged{Module: layer, Experts: []Renumbered{}, Exchanged: []string{}, Rows: []Renumbered{}}
-	for _, p := range places {
+	for _, p := range matches {
 		if p.exchanged {
 			r.Exchanged = append(r.Exchanged, p.a.module)
 		}

@@ -62,7 +62,7 @@ const errorFactor = 2
 
 // Against compares the selected experts of w with those of their original. Names are per expert, so that either
 // may be fused; numbers are those that the model computes with, FP8 times its scales. Each weight of either is
-// read once. What has no counterpart of its shape, and what cannot be read, is an error that names all of it.
+// read once. The error names every matrix without a counterpart of its shape, and every weight that cannot be read.
 func Against(ctx context.Context, w, original inspect.Weights, o Options) (*ErrorReport, error) {
 	layers, not, err := selected(&w, o.Selection)
 	if err != nil {
@@ -163,7 +163,7 @@ func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerErr
 	return r
 }
 
-// observe finds the experts whose error is far from those of their layer, in a comparison of so many layers.
+// observe finds the experts whose error is far from the others of their layer. layers is the number of layers compared.
 func (l *layerError) observe(layers int) (found []inspect.Observation) {
 	var errs Matrices[[]float64]
 	for i := range l.Experts {

@@ -52,7 +52,7 @@ type sketched struct {
 	layer   int
 	routed  []*mlp
 	numbers []float32 // [routed, size], each of norm 1
-	shared  []float32 // [size]; nil if there are none
+	shared  []float32 // [size]; nil without shared experts
 }
 
 // CompareLayers reads the selected experts once, and of each two layers the two experts that are most alike twice more:

@@ -8,7 +8,7 @@ import (
 	"dsmoe/inspect/matrix"
 )
 
-// Examine looks at the selected experts. What cannot be read is an error that names all of it.
+// Examine looks at the selected experts. The error names every weight that cannot be read.
 func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
 	if err := w.Config.Computable(); err != nil {
 		return nil, err

@@ -153,8 +153,8 @@ type facts struct {
 type matrixFacts struct {
 	neurons  []uint64  // a hash of each neuron's numbers: rows of gate_proj and up_proj, columns of down_proj
 	print    uint64    // a hash of those, whatever their order
-	zero     []bool    // neurons all of whose numbers are 0
-	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	zero     []bool    // neurons with nothing but zeros
+	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN without one
 	fourth   float64   // Σw⁴
 	channels []float64 // the same of the other axis, which experts share, less their median; until Layer.observe
 	bits     int       // of codes that the numbers went through: see matrix.CodeBits
@@ -162,7 +162,7 @@ type matrixFacts struct {
 	neuron   int       // the neuron with that
 }
 
-// numbers are those of the routed experts.
+// numbers are the numbers of the routed experts.
 func (r *Layer) numbers() (all []int) {
 	for i := range r.Experts {
 		all = append(all, r.Experts[i].Expert)
@@ -226,7 +226,7 @@ func (l *layerMLPs) routed() []*mlp {
 	return l.all
 }
 
-// IsMatrix reports whether a place is that of a matrix of a routed or shared expert.
+// IsMatrix reports whether a routed or shared expert has a matrix at a place.
 func IsMatrix(at table.Place) bool {
 	return at.Layer >= 0 && (at.Module() == table.RoutedExperts || at.Module() == table.SharedExperts)
 }

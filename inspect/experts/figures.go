@@ -161,7 +161,7 @@ func (l *Layer) namedPairs(found []inspect.Observation, by int) map[[2]int]bool 
 }
 
 // pairLikeness is the magnitude of the cosine of what two experts compute, or with the first before the second the
-// largest of their matrices'; NaN if there is none.
+// largest of their matrices'; NaN if no cosine is known.
 func (l *Layer) pairLikeness(i, k int) float64 {
 	s := l.Similarity
 	cosines := []matrix.Cosines{s.Function}

@@ -62,7 +62,7 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 	zeros, peers, initial := inspect.PeersOf(neurons, layers*len(neurons)), r.peers(layers), r.untrained(layers, initializer)
 	for _, e := range r.all() {
 		found = append(found, r.notFinite(e)...)
-		for role := range present(&e.Matrices) { // whose numbers went through few bits
+		for role := range present(&e.Matrices) { // numbers that went through few bits
 			if bits := e.facts.matrices.Of(role).bits; bits > 0 {
 				found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
 					inspect.CodedText(bits)))
@@ -201,7 +201,7 @@ func (r *Layer) peers(layers int) (all Matrices[*peers]) {
 // ratio returns 2 to the power of a logarithm.
 func ratio(log2 float64) *float64 { return inspect.Finite(math.Exp2(log2)) }
 
-// apart returns how a matrix differs from those of the other experts. What channels explain is left out.
+// apart returns how a matrix differs from the other experts' matrices, beside what its channels explain.
 func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peers) (found []inspect.Observation) {
 	if others == nil || m.Norm == nil {
 		return nil

@@ -177,8 +177,8 @@ type products struct {
 	dot, squares, others float64
 }
 
-// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers: of neuron i of a with those
-// of neuron order[i] of b.
+// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers, neuron i of a with neuron
+// order[i] of b.
 func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []int, columns bool) error {
 	space := x.Spaces.Get().(*matrix.Space)
 	defer x.Spaces.Put(space)
@@ -403,8 +403,8 @@ func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
 	return []inspect.Observation{o}
 }
 
-// halfAlike is the share of what sets a matrix apart from the layer's common part, that another one has too, from which
-// on they are alike: the mean of two experts has a half of each.
+// halfAlike: two matrices are alike if they share at least so much of what sets them apart from the layer's common part.
+// The mean of two experts has a half of each.
 const halfAlike = 0.5
 
 // nearMatrices finds pairs of matrices that are alike though their experts are not twins, and are not equal: by their
@@ -450,8 +450,8 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 	for _, h := range r.Shared.facts.hashes() {
 		neurons[h] = true
 	}
-	// R. Fisher's z, the hyperbolic arctangent, of the cosines of what routed experts and the shared ones compute: it is
-	// nearly normal
+	// R. Fisher's z, the hyperbolic arctangent, of the cosine of the functions of an expert and the shared ones: it is nearly
+	// normal
 	var angles []float64
 	for i := range r.Experts {
 		angle := math.NaN()

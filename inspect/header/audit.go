@@ -199,7 +199,7 @@ func (x *auditor) absent() (found []inspect.Finding) {
 	return found
 }
 
-// scope returns what Audit could check of c, whose weights are set, and what it could not.
+// scope returns what Audit could check of c, and what it could not. set is its weights.
 func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	checked, not = []string{}, []string{}
 	tensors := c.List()
@@ -243,7 +243,7 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	return checked, append(not, valuesNotChecked)
 }
 
-// leftOut says that the model leaves prediction layers out which the checkpoint has; "" otherwise.
+// leftOut says that the model leaves out prediction layers of the checkpoint; "" otherwise.
 func leftOut(c *inspect.Checkpoint, set *weights.Set) string {
 	if c.Config == nil || !table.FamilyOf(c.Config).CarriesMTP {
 		return ""

@@ -70,7 +70,7 @@ type Input struct {
 	Base       *inspect.Weights // of the model that this one was made from; nil if there is none
 	Stored     header.Weights   // as the files hold them; the zero value if Weights is nil
 	Selection  inspect.Selection
-	// Route returns the routing that is to be part of the report, of these layers; it may be nil.
+	// Route returns the routing that becomes part of the report; it may be nil.
 	Route    func(o routing.Options) (*routing.Report, error)
 	Progress func(part string, done, total int64) // may be nil
 }
@@ -390,12 +390,12 @@ func (m *maker) collect() {
 	if m.Routers != nil {
 		observed = append(observed, m.Routers.Observed...)
 	}
-	told := map[string]bool{} // tensors of which an observation says what the audit says
+	repeated := map[string]bool{} // tensors with an observation that says what the audit says
 	for _, o := range observed {
-		told[o.Tensor] = told[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
+		repeated[o.Tensor] = repeated[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
 	}
 	for _, f := range m.Report.Audit.Findings {
-		if f.Kind != inspect.Note && !(f.Kind == inspect.Value && told[f.Tensor]) {
+		if f.Kind != inspect.Note && !(f.Kind == inspect.Value && repeated[f.Tensor]) {
 			m.Findings = append(m.Findings, ofAudit(f))
 		}
 	}

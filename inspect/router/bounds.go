@@ -27,8 +27,8 @@ import (
 	"dsmoe/config"
 )
 
-// roundingShare covers two roundings to BF16, each within 2⁻⁹ of a number; choiceSlack those of
-// scores and sums in float32.
+// roundingShare covers two roundings to BF16, each within 2⁻⁹ of a number; choiceSlack covers the
+// roundings of scores and sums in float32.
 const (
 	roundingShare = 1 + 1.0/128
 	choiceSlack   = 1e-4
@@ -140,7 +140,7 @@ func (p *gatePlan) groupAlways(g int) bool {
 	return p.groups == 1 || p.count(func(h int) bool { return !p.groupScore(g).above(p.groupScore(h)) }, g) < p.chosen
 }
 
-// count counts the groups other than g of which f holds.
+// count counts the groups h other than g with f(h).
 func (p *gatePlan) count(f func(h int) bool, g int) (n int) {
 	for h := range p.groups {
 		if h != g && f(h) {

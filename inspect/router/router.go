@@ -138,7 +138,7 @@ func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []ins
 	return all, not, nil
 }
 
-// Examine looks at the selected routers. What cannot be read is an error that names all of it.
+// Examine looks at the selected routers. The error names every weight that cannot be read.
 func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
 	if err := w.Config.Computable(); err != nil {
 		return nil, err

@@ -47,7 +47,7 @@ func (r *router) readTable(x *matrix.Reader) error {
 	return nil
 }
 
-// count adds the experts of a token, of which each counts once. It changes row.
+// count adds the experts of a token, each once. It changes row.
 func (t *Table) count(row []uint64, tokens []int64) {
 	for _, e := range row {
 		if e >= uint64(len(tokens)) {

@@ -1,7 +1,7 @@
 package routing
 
-// By how much the loads of sets of tokens differ by chance: if the blocks of tokens were divided among the sets in
-// other ways, of which the one that was observed is just one.
+// By how much the loads of sets of tokens differ by chance: the observed division of blocks of tokens among the sets is
+// compared with others.
 
 import (
 	"cmp"

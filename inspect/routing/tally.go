@@ -20,7 +20,7 @@ type layerTally struct {
 	scored            bool      // selection scores are known
 	margins           []float64
 	byTable           bool    // a table gives each token its experts: there are no margins, and an expert may come twice
-	below             int     // tokens without a margin, whose chosen experts the scores exclude
+	below             int     // tokens without a margin: the scores exclude a chosen expert
 	lastToken         []int   // by expert: the last token that chose it, from 1
 	blocks            *blocks // nil unless they are counted
 }

@@ -37,7 +37,7 @@ func (r *Report) Figure() page.Figure {
 // notFinite is what a legend says of marked cells.
 const notFinite = "has numbers that are not finite"
 
-// maxKinds is how many columns a drawing of tensors has, whose names are unbounded; others share a column.
+// maxKinds is how many columns a drawing of tensors has; further kinds share a column.
 const (
 	maxKinds   = 40
 	otherKinds = "(others)"

@@ -1,7 +1,6 @@
 package stats
 
-// The statistics of many numbers: counts, which are exact, and sums, whose order is that
-// of the elements.
+// The statistics of many numbers: counts, which are exact, and sums in the order of the elements.
 
 import (
 	"dsmoe/model/tensor"
@@ -56,12 +55,12 @@ func (m *moments) merge(o moments) {
 type sums struct {
 	moments
 	nan, infinite, zeros, beyond int64
-	min, max                     float32 // of the finite numbers; +∞ and -∞ if there are none
+	min, max                     float32 // of the finite numbers; +∞ and -∞ without one
 }
 
 func newSums() sums { return sums{min: float32(math.Inf(1)), max: float32(math.Inf(-1))} }
 
-// merge adds the numbers of o, which come after those of t.
+// merge adds the numbers of o, which follow the numbers of t.
 func (t *sums) merge(o *sums) {
 	t.moments.merge(o.moments)
 	t.nan += o.nan

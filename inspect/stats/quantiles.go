@@ -24,7 +24,7 @@ type Quantile struct {
 // maxQuantiles is how many quantiles can be asked for: each takes memory.
 const maxQuantiles = 16
 
-// ParseQuantiles reads "0.01,0.5,0.99": decimal shares from 0 to 1, of which each is given once.
+// ParseQuantiles reads "0.01,0.5,0.99": different decimal shares from 0 to 1.
 func ParseQuantiles(list string) ([]Quantile, error) {
 	var all []Quantile
 	for one := range strings.SplitSeq(list, ",") {

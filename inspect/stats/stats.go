@@ -80,7 +80,7 @@ type Group struct {
 // patternsFrom is the number of elements from which on counting by patterns is faster.
 const patternsFrom = 1 << 15
 
-// Compute reads the selected weights. What cannot be read is an error that names all of it.
+// Compute reads the selected weights. The error names every weight that cannot be read.
 func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
 	list, err := w.Pick(o.Selection)
 	if err != nil {
@@ -189,7 +189,7 @@ func (r *Report) Sheet() *text.Sheet {
 	return s
 }
 
-// cells are those of numbers.
+// cells are the cells of a row's numbers.
 func (r *Report) cells(n *Numbers) []text.Cell {
 	cells := []text.Cell{text.Whole(n.Elements), text.Real(n.Min), text.Real(n.Max), text.Real(n.Mean), text.Real(n.Std),
 		text.Whole(n.Zeros), text.Whole(n.NaN), text.Whole(n.Infinite), text.Whole(n.BeyondF16)}

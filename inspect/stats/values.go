@@ -32,7 +32,7 @@ type Values struct {
 type Part struct {
 	File   int    // index in Checkpoint.Files
 	Name   string // of the part: an entry of an archive
-	Tensor string // the first tensor in it; "" if there is none
+	Tensor string // the first tensor in it; "" without one
 	Offset int64  // of the first byte in the file
 	Size   int64  // in bytes
 	CRC32  uint32 // of the bytes

@@ -125,7 +125,7 @@ func (x *valueAudit) aboutFrequencies() (found []inspect.Finding) {
 	return found
 }
 
-// aboutWeight returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
+// aboutWeight returns the findings about a weight. It does not say of a dead expert's weight that every value is zero.
 func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Finding) {
 	n := w.Len()
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
@@ -197,7 +197,7 @@ func expertOf(w *audited) [2]int {
 // matrices is the number of an expert's weights: gate_proj, up_proj and down_proj.
 const matrices = 3
 
-// deadExperts returns the routed experts all of whose weights were read and are zero.
+// deadExperts returns the routed experts with nothing but zeros in all their weights.
 func (x *valueAudit) deadExperts() map[[2]int]bool {
 	zero, alive := map[[2]int]int{}, map[[2]int]bool{{-1, -1}: true}
 	for _, w := range x.weights {
