@@ -73,7 +73,7 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 	cmd.Flags().BoolP(quietFlag, "q", false, "print the verdict and, of a failure, the first divergence, its cause and what to do")
 	cli.InGroup(cmd.Flags(), cli.Reporting, quietFlag)
 	cmd.MarkFlagsMutuallyExclusive(quietFlag, "json")
-	merge, files := addMerge(cmd), cli.Files{}
+	merge, files := addMerge(cmd, junitFlag, htmlFlag, quietFlag), cli.Files{}
 	files.Flag(cmd, junitFlag, "xml", "also write the report to `FILE` as JUnit XML")
 	files.Flag(cmd, htmlFlag, "html", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = files.Around(func(cmd *cobra.Command, args []string) error {

@@ -17,11 +17,11 @@ import (
 )
 
 // addMerge adds --merge to dsmoe verify. With it the arguments are REPORTs, and all flags but those that say how to
-// print are refused.
-func addMerge(cmd *cobra.Command) *bool {
+// print, printing among them, are refused.
+func addMerge(cmd *cobra.Command, printing ...string) *bool {
 	merge := cmd.Flags().Bool("merge", false, "join the JSON of earlier runs: dsmoe ... --merge REPORT...")
 	cli.InGroup(cmd.Flags(), cli.Parts, "merge")
-	printing := []string{"merge", "json", cli.ColourFlag, cli.WideFlag, junitFlag, htmlFlag, quietFlag}
+	printing = append(printing, "merge", "json", cli.ColourFlag, cli.WideFlag)
 	expected := cmd.Args
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if !*merge {

@@ -31,16 +31,16 @@ type Side struct {
 // Status says how a tensor of A stands to that of B.
 type Status string
 
-// The statuses, from best to worst. Equal is every value, to the bit (of codes with
-// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). Close is every value of one
+// The statuses, from best to worst. statusEqual is every value, to the bit (of codes with
+// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). statusClose is every value of one
 // side being that of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
-	Equal   Status = "equal"
-	Close   Status = "close"
-	Differs Status = "differs"
-	Shape   Status = "shape"   // not comparable
-	Removed Status = "removed" // in A alone
-	Added   Status = "added"   // in B alone
+	statusEqual   Status = "equal"
+	statusClose   Status = "close"
+	statusDiffers Status = "differs"
+	statusShape   Status = "shape"   // not comparable
+	statusRemoved Status = "removed" // in A alone
+	statusAdded   Status = "added"   // in B alone
 )
 
 // Options are the options of Compare; the zero value is the default.
@@ -180,7 +180,7 @@ func each(ctx context.Context, a, b Side, n int, progress func(done, total int64
 
 // compare measures one pair.
 func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
-	f := Finding{Name: cmp.Or(p.A, p.B).Name, Status: Equal}
+	f := Finding{Name: cmp.Or(p.A, p.B).Name, Status: statusEqual}
 	if p.A != nil {
 		f.DTypeA, f.ShapeA = &p.A.DType, p.A.Shape
 	}
@@ -189,13 +189,13 @@ func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
 	}
 	switch {
 	case p.B == nil:
-		f.Status = Removed
+		f.Status = statusRemoved
 		return f, nil
 	case p.A == nil:
-		f.Status = Added
+		f.Status = statusAdded
 		return f, nil
 	case !slices.Equal(p.A.Shape, p.B.Shape):
-		f.Status = Shape
+		f.Status = statusShape
 		return f, nil
 	}
 	f.Elements = int64(p.A.Len())
@@ -213,13 +213,13 @@ func (f *Finding) measured(m *Measures) {
 	f.Different, f.NonFinite, f.OnlyA, f.OnlyB = m.different, m.nonFinite, m.onlyA, m.onlyB
 	f.MaxAbs, f.MaxULP = m.MaxAbs, m.maxULP
 	if m.different > 0 {
-		f.Status, f.Worst = Differs, m.first
+		f.Status, f.Worst = statusDiffers, m.first
 	}
 	if m.MaxAbs > 0 {
 		f.Worst = m.worst
 	}
 	if m.different > 0 && m.rounded == m.different {
-		f.Status = Close
+		f.Status = statusClose
 	}
 	if m.SumD > 0 {
 		f.RelRMS = math.Sqrt(m.SumD / m.SumA)
@@ -236,7 +236,7 @@ func (f *Finding) measured(m *Measures) {
 func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
 	d := p.A.DType
 	if d != p.B.DType || (p.A.Scales == nil) != (p.B.Scales == nil) {
-		f.Status = Differs
+		f.Status = statusDiffers
 		return nil
 	}
 	return w.Tiles(p, weights.TileElements, func(at int64, a, b *weights.Stream) error {
@@ -249,7 +249,7 @@ func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
 				continue
 			}
 			if f.Different++; f.Different == 1 {
-				f.Status, f.Worst = Differs, at+int64(i)
+				f.Status, f.Worst = statusDiffers, at+int64(i)
 			}
 		}
 		return nil
@@ -276,13 +276,13 @@ func summarise(findings []Finding, o Options) *Report {
 		if dtypes {
 			r.DTypes++
 		}
-		if f.Status == Equal || f.Status == Close || f.Status == Differs {
+		if f.Status == statusEqual || f.Status == statusClose || f.Status == statusDiffers {
 			r.Compared++
 		}
-		if f.Status != Equal && (f.Status != Close || o.Exact) || dtypes && o.Exact {
+		if f.Status != statusEqual && (f.Status != statusClose || o.Exact) || dtypes && o.Exact {
 			r.Verdict = "differs"
 		}
-		if f.Status != Equal || dtypes {
+		if f.Status != statusEqual || dtypes {
 			r.Findings = append(r.Findings, f)
 		}
 	}

@@ -63,7 +63,7 @@ func one(t *testing.T, a, b tensor.Tensor, o Options) (*Report, Finding) {
 	r, err := Compare(t.Context(), new(memory).add("w", a).side(), new(memory).add("w", b).side(), o)
 	require.NoError(t, err)
 	if len(r.Findings) == 0 {
-		return r, Finding{Status: Equal}
+		return r, Finding{Status: statusEqual}
 	}
 	require.Len(t, r.Findings, 1)
 	return r, r.Findings[0]
@@ -78,24 +78,24 @@ func TestStatus(t *testing.T) {
 		same  bool
 		exact bool
 	}{
-		"same":            {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.BF16, x...), Equal, true, true},
-		"wider":           {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.F32, x...), Equal, true, false},
-		"rounded":         {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.001), Close, true, false},
-		"rounded back":    {tensortest.Vector(t, tensor.F16, 1.001), tensortest.Vector(t, tensor.F32, 1.001), Close, true, false},
-		"not rounded":     {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.0078125), Differs, false, false},
-		"one step":        {tensortest.Vector(t, tensor.BF16, 1), tensortest.Vector(t, tensor.BF16, 1.0078125), Differs, false, false},
-		"minus zero":      {tensortest.Vector(t, tensor.F32, 0), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1))), Differs, false, false},
-		"NaN on both":     {tensortest.Vector(t, tensor.F32, nan), tensortest.Vector(t, tensor.BF16, nan), Equal, true, false},
-		"NaN on one":      {tensortest.Vector(t, tensor.F32, 1, nan), tensortest.Vector(t, tensor.F32, 1, 2), Differs, false, false},
-		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), Differs, false, false},
-		"infinities":      {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.BF16, inf), Equal, true, false},
-		"signs":           {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.F32, -inf), Differs, false, false},
-		"shape":           {tensortest.Vector(t, tensor.F32, 1, 2), tensortest.Vector(t, tensor.F32, 1), Shape, false, false},
-		"integers":        {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 3}}, Differs, false, false},
-		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, tensortest.Vector(t, tensor.F32, 0), Differs, false, false},
-		"equal integers":  {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, Equal, true, true},
-		"no elements":     {tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, Equal, true, true},
-		"all zero, other": {tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 1), Differs, false, false},
+		"same":            {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.BF16, x...), statusEqual, true, true},
+		"wider":           {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.F32, x...), statusEqual, true, false},
+		"rounded":         {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.001), statusClose, true, false},
+		"rounded back":    {tensortest.Vector(t, tensor.F16, 1.001), tensortest.Vector(t, tensor.F32, 1.001), statusClose, true, false},
+		"not rounded":     {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.0078125), statusDiffers, false, false},
+		"one step":        {tensortest.Vector(t, tensor.BF16, 1), tensortest.Vector(t, tensor.BF16, 1.0078125), statusDiffers, false, false},
+		"minus zero":      {tensortest.Vector(t, tensor.F32, 0), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1))), statusDiffers, false, false},
+		"NaN on both":     {tensortest.Vector(t, tensor.F32, nan), tensortest.Vector(t, tensor.BF16, nan), statusEqual, true, false},
+		"NaN on one":      {tensortest.Vector(t, tensor.F32, 1, nan), tensortest.Vector(t, tensor.F32, 1, 2), statusDiffers, false, false},
+		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), statusDiffers, false, false},
+		"infinities":      {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.BF16, inf), statusEqual, true, false},
+		"signs":           {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.F32, -inf), statusDiffers, false, false},
+		"shape":           {tensortest.Vector(t, tensor.F32, 1, 2), tensortest.Vector(t, tensor.F32, 1), statusShape, false, false},
+		"integers":        {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 3}}, statusDiffers, false, false},
+		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, tensortest.Vector(t, tensor.F32, 0), statusDiffers, false, false},
+		"equal integers":  {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, statusEqual, true, true},
+		"no elements":     {tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, statusEqual, true, true},
+		"all zero, other": {tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 1), statusDiffers, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, f := one(t, c.a, c.b, Options{})
@@ -262,7 +262,7 @@ func TestByteTiles(t *testing.T) {
 	changed := bytes.Clone(data)
 	changed[len(data)-1]++
 	_, f := one(t, a, tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: changed}, Options{})
-	assert.Equal(t, Differs, f.Status)
+	assert.Equal(t, statusDiffers, f.Status)
 }
 
 // TestFP8 against its dequantised twin, ragged blocks and all.
@@ -282,7 +282,7 @@ func TestFP8(t *testing.T) {
 		v.Shape = []int{3, 3}
 		return new(memory).add("w", v)
 	}
-	for d, want := range map[tensor.DType]Status{tensor.F32: Equal, tensor.BF16: Close} {
+	for d, want := range map[tensor.DType]Status{tensor.F32: statusEqual, tensor.BF16: statusClose} {
 		r, err := Compare(t.Context(), a.side(), plain(d).side(), Options{})
 		require.NoError(t, err)
 		require.Len(t, r.Findings, 1)
@@ -313,7 +313,7 @@ func TestAddedRemovedAndFolding(t *testing.T) {
 	b.add("new\x1b", tensortest.Vector(t, tensor.F32, 1))
 	r, err := Compare(t.Context(), a.side(), b.side(), Options{})
 	require.NoError(t, err)
-	assert.Equal(t, map[Status]int{Equal: 2, Differs: 2, Removed: 1, Added: 1}, r.Counts)
+	assert.Equal(t, map[Status]int{statusEqual: 2, statusDiffers: 2, statusRemoved: 1, statusAdded: 1}, r.Counts)
 	var text bytes.Buffer
 	require.NoError(t, r.WriteText(&text))
 	assert.Equal(t, `model.layers.1.mlp.experts.{1,3}.up_proj.weight: differs, at worst in model.layers.1.mlp.experts.3.up_proj.weight: 1 of 2 values, rel RMS 1.34, max abs 3 at 1, 10485760 ulp, cosine 0.964763821

@@ -58,10 +58,10 @@ func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearrange
 	}
 	differ, unlike, layers := map[string]bool{}, map[string]bool{}, []string{}
 	for _, f := range findings {
-		if module := at[f.Name].MLP(); module != "" && f.Status != Equal && f.Status != Close {
-			unlike[module], differ[module] = true, differ[module] || f.Status == Differs
+		if module := at[f.Name].MLP(); module != "" && f.Status != statusEqual && f.Status != statusClose {
+			unlike[module], differ[module] = true, differ[module] || f.Status == statusDiffers
 		}
-		if layer := layerOf(at[f.Name]); layer != "" && f.Status == Differs && !slices.Contains(layers, layer) {
+		if layer := layerOf(at[f.Name]); layer != "" && f.Status == statusDiffers && !slices.Contains(layers, layer) {
 			layers = append(layers, layer)
 		}
 	}
@@ -236,7 +236,7 @@ func (s *search) confirm(ctx context.Context, candidates []match) ([]match, erro
 			if err != nil {
 				return err
 			}
-			if f.Status != Equal && f.Status != Close {
+			if f.Status != statusEqual && f.Status != statusClose {
 				return nil
 			}
 		}
@@ -268,10 +268,10 @@ func (s *search) describe(layer string, matches []match) (Rearranged, error) {
 		if err != nil || len(rows) == 0 {
 			return r, err
 		}
-		r.Rows, r.Router = rows, Alone
+		r.Rows, r.Router = rows, routerAlone
 		for _, m := range rows {
 			if s.unlike[layer+".experts."+strconv.Itoa(m.A)] {
-				r.Router = Other
+				r.Router = routerOther
 			}
 		}
 		return r, nil
@@ -342,15 +342,15 @@ func moves(moved []Renumbered) string {
 // consequence says what renumbering does to the model.
 func (r *Rearranged) consequence() string {
 	switch {
-	case r.Router == Alone:
+	case r.Router == routerAlone:
 		return "the experts are not: tokens reach other experts"
 	case len(r.Rows) > 0:
 		return "the experts of these numbers differ"
-	case r.Router == Along && r.Regrouped:
+	case r.Router == routerAlong && r.Regrouped:
 		return "the router's rows are too, but the groups of n_group are others: tokens reach other experts"
-	case r.Router == Along:
+	case r.Router == routerAlong:
 		return "the router's rows are too: this alone changes nothing"
-	case r.Router == Stays:
+	case r.Router == routerStays:
 		return "the router's rows are not: tokens reach other experts"
 	}
 	return "the router's rows are others"

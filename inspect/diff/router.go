@@ -15,10 +15,10 @@ type Router string
 
 // What the router's rows can have done.
 const (
-	Along Router = "along" // they have the same new numbers: the same function
-	Stays Router = "stays" // they have their numbers of before: tokens reach other experts
-	Alone Router = "alone" // they have new numbers, and the experts those of before: tokens reach other experts
-	Other Router = "other" // none of these
+	routerAlong Router = "along" // they have the same new numbers: the same function
+	routerStays Router = "stays" // they have their numbers of before: tokens reach other experts
+	routerAlone Router = "alone" // they have new numbers, and the experts those of before: tokens reach other experts
+	routerOther Router = "other" // none of these
 )
 
 // routerPairs returns the weights of a layer's router that both sides have.
@@ -51,11 +51,11 @@ func (s *search) router(layer string, moved []Renumbered) (Router, error) {
 	}
 	switch {
 	case found && along:
-		return Along, nil
+		return routerAlong, nil
 	case found && stays:
-		return Stays, nil
+		return routerStays, nil
 	}
-	return Other, nil
+	return routerOther, nil
 }
 
 // rows returns the rows of a layer's router that B holds under other numbers, if A's rows
@@ -89,7 +89,7 @@ func (s *search) rows(layer string) (moved []Renumbered, err error) {
 		}
 		moved, free[h] = append(moved, Renumbered{i, free[h][0]}), free[h][1:]
 	}
-	if how, err := s.router(layer, moved); err != nil || how != Along {
+	if how, err := s.router(layer, moved); err != nil || how != routerAlong {
 		return nil, err
 	}
 	return moved, nil

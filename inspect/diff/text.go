@@ -28,10 +28,10 @@ type group struct {
 }
 
 // order is the order of the lines: what really differs, then what is only cast.
-var order = []Status{Differs, Shape, Removed, Added, Close, Equal}
+var order = []Status{statusDiffers, statusShape, statusRemoved, statusAdded, statusClose, statusEqual}
 
 // isCast reports whether values are the same but for their dtype.
-func (f *Finding) isCast() bool { return f.Status == Close || f.Status == Equal }
+func (f *Finding) isCast() bool { return f.Status == statusClose || f.Status == statusEqual }
 
 // compare orders findings by how much differs: by elements that are not finite, then by relative RMS.
 func (f *Finding) compare(g *Finding) int {
@@ -74,7 +74,7 @@ func (r *Report) lines() (lines []string) {
 func (r *Report) summary() string {
 	line := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
 		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
-		r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
+		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape], r.Counts[statusRemoved], r.Counts[statusAdded])
 	meaning := 0
 	for _, d := range r.Config {
 		if d.Meaning {
@@ -147,11 +147,11 @@ func (g *group) add(f Finding, layer, expert int) {
 func (g *group) String() string {
 	line := g.names() + ": " + string(g.first.Status)
 	switch g.first.Status {
-	case Removed:
+	case statusRemoved:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeA, g.first.ShapeA)
-	case Added:
+	case statusAdded:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeB, g.first.ShapeB)
-	case Shape:
+	case statusShape:
 		return fmt.Sprintf("%s: %v, then %v", line, g.first.ShapeA, g.first.ShapeB)
 	}
 	if *g.first.DTypeA != *g.first.DTypeB {
@@ -190,7 +190,7 @@ func (g *group) cast() string {
 		what = text.Plural(g.count, "weight") + " of " + text.Plural(len(g.modules), "module")
 	}
 	line := fmt.Sprintf("%s: %s in A, %s in B, equal after the cast", what, *g.first.DTypeA, *g.first.DTypeB)
-	if g.first.Status == Close {
+	if g.first.Status == statusClose {
 		line += ", which rounds" + g.values()
 	}
 	return line
