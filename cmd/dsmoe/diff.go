@@ -12,10 +12,10 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
+	"dsmoe/inspect/diff"
 	"dsmoe/model"
 	"dsmoe/model/weights"
 	"dsmoe/text/problem"
-	"dsmoe/verify/diff"
 )
 
 // diffDocuments are the JSON documents of dsmoe diff.

@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
-	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/stats"
 	"dsmoe/model/weights"
@@ -116,32 +115,22 @@ dsmoe help findings  the kinds of findings`,
 			}
 			defer src.Close()
 			if *values {
-				return auditValues(q, src)
+				c, v, err := valuesOf(src)
+				if err != nil {
+					return nil, err
+				}
+				b := cli.Bar{To: q.ErrOrStderr()}
+				defer b.Remove()
+				v.Progress = func(done, total int64) { b.Set("reading", done, total) }
+				return stats.AuditValues(q.Context(), c, v)
 			}
-			return auditHeaders(src)
+			c, err := inspected(src.Inventory)
+			if err != nil {
+				return nil, err
+			}
+			a := header.Audit(c)
+			a.Add(c.WrongShapes(weights.Mapped(src))...)
+			return a, nil
 		},
 	}
-}
-
-// auditHeaders audits what headers tell, and each weight_shape that can be viewed.
-func auditHeaders(src *checkpoint.Checkpoint) (cli.Result, error) {
-	c, err := inspected(src.Inventory)
-	if err != nil {
-		return nil, err
-	}
-	a := header.Audit(c)
-	a.Add(c.WrongShapes(weights.Mapped(src))...)
-	return a, nil
-}
-
-// auditValues reads every weight.
-func auditValues(q *query, src *checkpoint.Checkpoint) (cli.Result, error) {
-	c, v, err := valuesOf(src)
-	if err != nil {
-		return nil, err
-	}
-	b := cli.Bar{To: q.ErrOrStderr()}
-	defer b.Remove()
-	v.Progress = func(done, total int64) { b.Set("reading", done, total) }
-	return stats.AuditValues(q.Context(), c, v)
 }

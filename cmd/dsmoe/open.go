@@ -103,7 +103,8 @@ func scan(ctx context.Context, path string, need checkpoint.Need) (*inspect.Chec
 
 // inspected is what an inventory tells.
 func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
-	if isNothing(inv) {
+	ofWeights := func(p problem.Problem) bool { return p.File != "" && p.File != checkpoint.ConfigName }
+	if errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 && !slices.ContainsFunc(inv.Problems, ofWeights) {
 		return nil, problem.In(inv.Path, inv.Problems...)
 	}
 	c := &inspect.Checkpoint{Path: inv.Path, Config: inv.Config}
@@ -118,14 +119,6 @@ func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 	}
 	c.Findings = slices.Concat(findings(inspect.Broken, inv.Problems), findings(inspect.Note, inv.Notes))
 	return c, nil
-}
-
-// isNothing says of a directory that it has no part of a checkpoint.
-func isNothing(inv *checkpoint.Inventory) bool {
-	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p problem.Problem) bool {
-			return p.File != "" && p.File != checkpoint.ConfigName
-		})
 }
 
 func findings(kind inspect.Kind, problems []problem.Problem) (found []inspect.Finding) {

@@ -136,9 +136,7 @@ const mostDifferent = 10
 // WriteText writes the sets, the sheet, and the experts that differ most.
 func (c *Comparison) WriteText(w io.Writer) error {
 	for _, s := range c.Sets {
-		if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(s.Name), s.Routing.Title()); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: %s\n", text.Word(s.Name), s.Routing.Title())
 	}
 	var lines []string
 	all := 0
