@@ -62,10 +62,6 @@ func toJSON(value any) jsontext.Value {
 	return text
 }
 
-func shownScaling(c *Config) jsontext.Value { return jsontext.Value(c.RopeScaling.String()) }
-
-func shownReference(c *Config) jsontext.Value { return toJSON(c.Reference) }
-
 func shownDType(c *Config) jsontext.Value {
 	if c.TorchDType == "" {
 		return jsontext.Value("null")
@@ -93,9 +89,6 @@ func networksDiffer(a, b *Config) bool {
 	return a.ModelType != b.ModelType && !(okA && okB && rulesA == rulesB)
 }
 
-// scaleDynamically reports whether RoPE changes beyond max_position_embeddings.
-func scaleDynamically(a, b *Config) bool { return a.scalesDynamically() || b.scalesDynamically() }
-
 func (c *Config) scalesDynamically() bool {
 	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
 }
@@ -105,10 +98,6 @@ func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups(
 func haveWindows(a, b *Config) bool { return a.HasWindows() || b.HasWindows() }
 
 func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
-
-func haveDenseLayer(a, b *Config) bool {
-	return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
-}
 
 func topKWeightsDiffer(a, b *Config) bool {
 	normA, scaleA := a.TopKWeights()
@@ -125,5 +114,3 @@ func layersDiffer(a, b *Config) bool {
 	}
 	return false
 }
-
-func referencesDiffer(a, b *Config) bool { return topKWeightsDiffer(a, b) || layersDiffer(a, b) }

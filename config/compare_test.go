@@ -90,7 +90,7 @@ func compareFields(t *testing.T, base Config, compared map[string]bool) {
 		field := reflect.ValueOf(&changed).Elem().Field(i)
 		name := reflect.TypeFor[Config]().Field(i).Name
 		switch name {
-		case "doc", "wrapper", "changed": // what was parsed, where it stood, and what it is tried with
+		case "doc", "wrapper", "changed", "family": // what was parsed, where it stood, and what it is tried with
 			continue
 		}
 		switch v := field.Addr().Interface().(type) {
@@ -114,7 +114,7 @@ func compareFields(t *testing.T, base Config, compared map[string]bool) {
 			t.Fatalf("%s: a field of another type", name)
 		}
 		if name == "ModelType" {
-			changed.ModelType = "deepseek_v2"
+			changed.ModelType, changed.family = "deepseek_v2", &v2
 		}
 		compared[name] = compared[name] || len(Differences(&base, &changed)) > 0
 	}

@@ -28,6 +28,14 @@ type rule struct {
 	check  func(*Config) error
 }
 
+// errorIf returns an error if what the format tells is wrong.
+func errorIf(wrong bool, format string, args ...any) error {
+	if !wrong {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
 // fail records err, unless it is nil, as a problem of a key, or of a part of it: "key.part".
 func (d *decoding) fail(key string, err error) {
 	if err != nil {
@@ -91,12 +99,9 @@ type ropeForm struct {
 	number func(jsontext.Value, bound) (float64, error)
 }
 
-// store keeps what parse returns, or its error.
-func store[T any](d *decoding, key string, dst *T, parse func() (T, error)) {
-	v, err := parse()
-	if err != nil {
-		d.fail(key, err)
-		return
+// store keeps the value of a key, unless err is what is wrong with it.
+func store[T any](d *decoding, key string, dst *T, value T, err error) {
+	if d.fail(key, err); err == nil {
+		*dst = value
 	}
-	*dst = v
 }

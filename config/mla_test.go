@@ -58,7 +58,7 @@ func TestMLAFixtures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("../fixtures", filepath.FromSlash(name), "config.json"))
 			require.NoError(t, err)
-			assert.Equal(t, want, parse(t, string(text)))
+			assert.Equal(t, want, fieldsOf(t, string(text)))
 		})
 	}
 }
@@ -170,9 +170,13 @@ func TestWidths(t *testing.T) {
 	}
 }
 
-// TestRulesOfReferences pins the table of Rules.
+// TestRulesOfReferences pins the rules of the first families.
 func TestRulesOfReferences(t *testing.T) {
-	of := func(model string, r Reference) Rules { return (&Config{ModelType: model, Reference: r}).Rules() }
+	of := func(model string, r Reference) Rules {
+		c, err := Defaults(model).As(r)
+		require.NoError(t, err)
+		return c.Rules()
+	}
 	assert.Equal(t, Rules{}, of("deepseek", Remote))
 	assert.Equal(t, Rules{RouterFloat32: true, RoutedSum: ByChoice}, of("deepseek_v2", Remote))
 	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
@@ -182,7 +186,7 @@ func TestRulesOfReferences(t *testing.T) {
 		AnglesInFloat32: true}, of("deepseek_v3", Native))
 }
 
-// TestReferencesDiffer pins the table of Config.TopKWeights, and IsMoE.
+// TestReferencesDiffer pins Config.TopKWeights, and IsMoE.
 func TestReferencesDiffer(t *testing.T) {
 	const v2 = `{"model_type":"deepseek_v2","routed_scaling_factor":16.0,"moe_layer_freq":2,"num_experts_per_tok":`
 	const v3 = `{"model_type":"deepseek_v3","num_experts_per_tok":`

@@ -16,7 +16,7 @@ import (
 
 // tracerOf returns a tracer for a pack of dtype d with options o, of a model of one layer.
 func tracerOf(d tensor.DType, o Options) *tracer {
-	m := &model.DeepseekForCausalLM{Config: &config.Config{ModelType: "deepseek_v3", Reference: config.Native}}
+	m := &model.DeepseekForCausalLM{Config: config.Defaults("deepseek_v3")}
 	m.Model.Layers = make([]model.DeepseekDecoderLayer, 1)
 	return newTracer(&run{pack: &pack.Pack{DType: d}, in: &model.Input{}, m: m, o: &o})
 }
