@@ -62,13 +62,6 @@ func toJSON(value any) jsontext.Value {
 	return text
 }
 
-func shownDType(c *Config) jsontext.Value {
-	if c.TorchDType == "" {
-		return jsontext.Value("null")
-	}
-	return toJSON(c.TorchDType)
-}
-
 // shownQuantization is quantization_config as far as it says which modules are quantised in which blocks.
 func shownQuantization(c *Config) jsontext.Value {
 	q := c.Quantization

@@ -28,18 +28,6 @@ type member struct {
 	value jsontext.Value
 }
 
-// newMember checks that value is exactly one JSON value.
-func newMember(key string, value jsontext.Value) (member, error) {
-	raw, err := jsontext.AppendQuote(nil, key)
-	if err != nil {
-		return member{}, errors.New("the key is not valid UTF-8")
-	}
-	if !value.IsValid() {
-		return member{}, errors.New("the value is not one valid JSON value")
-	}
-	return member{key, raw, bytes.Trim(bytes.Clone(value), jsonSpace)}, nil
-}
-
 // put replaces the value of m's key, or appends m. It changes doc.
 func (doc document) put(m member) document {
 	for i := range doc {

@@ -58,7 +58,12 @@ var v1Fields = []field{
 	})},
 	{"rope_parameters", nil, readBy(readRopeParameters).ifSet()},
 	{"attention_bias", nil, boolean(func(c *Config) *bool { return &c.AttentionBias })},
-	{"torch_dtype", nil, readBy(readTorchDType).ifSet().showing(shownDType).deciding(never)},
+	{"torch_dtype", nil, readBy(readTorchDType).ifSet().showing(func(c *Config) jsontext.Value {
+		if c.TorchDType == "" {
+			return jsontext.Value("null")
+		}
+		return toJSON(c.TorchDType)
+	}).deciding(never)},
 	{"dtype", nil, readBy(readTorchDType).ifSet()},
 	{"quantization_config", nil, readBy(readQuantization).ifSet().showing(shownQuantization).deciding(never)},
 	{"quantization", nil, refused("weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize")},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -44,7 +45,11 @@ var v4 = family{
 		{"compress_ratios", nil, readBy(readCompressRatios).ifSet()},
 		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.LayerTypes }, slidingAttention, compressedSparse,
 			heavyCompression)},
-		{"num_hash_layers", nil, readBy(readHashLayers).ifSet()},
+		// the first layers, which choose experts by the token
+		{"num_hash_layers", nil, readBy(func(d *decoding, key string, value jsontext.Value) {
+			n, err := parseInteger(value, 0, maxLayers)
+			store(d, key, &d.config.MLPLayerTypes, mlpTypes(d.config.NumHiddenLayers, n), err)
+		}).ifSet()},
 		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.MLPLayerTypes }, hashMoE, "moe")},
 		v32.row("index_topk", 512),
 		v32.row("index_head_dim", 128),
@@ -141,8 +146,13 @@ func readCompressRates(d *decoding, key string, value jsontext.Value) {
 // readCompressRatios reads a rate for each layer: 0, 4 and 128 stand for the types of layers, whatever their
 // compress_rates. layer_types, which is read later, overrules it.
 func readCompressRatios(d *decoding, key string, value jsontext.Value) {
+	var values []jsontext.Value
+	if value.Kind() != '[' || json.Unmarshal(value, &values) != nil {
+		d.fail(key, errors.New("not a list"))
+		return
+	}
 	var types []string
-	values, err := parseList(value)
+	var err error
 	for i, v := range values {
 		n, failed := parseInteger(v, 0, maxDim)
 		name, known := map[int]string{0: slidingAttention, 4: compressedSparse, 128: heavyCompression}[n]
@@ -155,12 +165,6 @@ func readCompressRatios(d *decoding, key string, value jsontext.Value) {
 		}
 	}
 	store(d, key, &d.config.LayerTypes, types, err)
-}
-
-// readHashLayers reads the number of first layers that choose experts by the token.
-func readHashLayers(d *decoding, key string, value jsontext.Value) {
-	n, err := parseInteger(value, 0, maxLayers)
-	store(d, key, &d.config.MLPLayerTypes, mlpTypes(d.config.NumHiddenLayers, n), err)
 }
 
 // mlpTypes returns the types of layers of which the first ones choose experts by the token.

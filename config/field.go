@@ -93,7 +93,16 @@ func integer(get func(*Config) *int, min, max int) reader {
 // in the text is refused: no shared experts is null to the reference, and 0 would
 // make it build empty ones.
 func optional(get func(*Config) *int, max int) reader {
-	r := single(get, func(v jsontext.Value) (int, error) { return parseOptional(v, max) })
+	r := single(get, func(v jsontext.Value) (int, error) {
+		if v.Kind() == 'n' {
+			return 0, nil
+		}
+		n, err := parseInteger(v, 1, max)
+		if err != nil {
+			return 0, fmt.Errorf("%w, nor null", err)
+		}
+		return n, nil
+	})
 	r.value = func(c *Config) any {
 		if n := *get(c); n != 0 {
 			return n

@@ -145,12 +145,15 @@ func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	doc := c.language()
 	var problems []problem.Problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
-		m, err := newMember(key, fields[key])
-		if err != nil {
-			problems = append(problems, problem.Problem{Field: quote(key), Cause: err.Error()})
-			continue
+		raw, err := jsontext.AppendQuote(nil, key)
+		switch {
+		case err != nil:
+			problems = append(problems, problem.Problem{Field: quote(key), Cause: "the key is not valid UTF-8"})
+		case !fields[key].IsValid():
+			problems = append(problems, problem.Problem{Field: quote(key), Cause: "the value is not one valid JSON value"})
+		default:
+			doc = doc.put(member{key, raw, bytes.Trim(bytes.Clone(fields[key]), jsonSpace)})
 		}
-		doc = doc.put(m)
 	}
 	if problems != nil {
 		return nil, problem.In("", problems...)
