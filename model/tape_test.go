@@ -145,7 +145,7 @@ func TestRotaryTable(t *testing.T) {
 			x := []float32{1, 0}
 			r.rotate(x, r.Cos[pos*r.Half:], r.Sin[pos*r.Half:], kernel.F32)
 			require.Equal(t, []float32{kernel.Rounded(float32(cos), format), kernel.Rounded(float32(sin), format)}, x)
-			r.unrotate(x, r.Cos[pos*r.Half:], r.Sin[pos*r.Half:])
+			r.rotate(x, r.Cos[pos*r.Half:], []float32{-r.Sin[pos*r.Half]}, kernel.F32)
 			require.InDeltaSlice(t, []float32{1, 0}, x, 1e-2)
 		}
 	}
