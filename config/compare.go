@@ -6,6 +6,7 @@ package config
 import (
 	"bytes"
 	"encoding/json"
+	"reflect"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -37,6 +38,27 @@ func Differences(a, b *Config) []Difference {
 		}
 	}
 	return differences
+}
+
+// Fields lists the exported fields of Config, with the Index that reflect.Value.FieldByIndex takes. A field that is a
+// group of fields stands for these.
+func Fields() (list []reflect.StructField) {
+	var add func(t reflect.Type, index []int)
+	add = func(t reflect.Type, index []int) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			f.Index = append(slices.Clip(index), i)
+			switch {
+			case !f.IsExported():
+			case f.Type.Kind() == reflect.Struct && f.Type != reflect.TypeFor[Quantization]():
+				add(f.Type, f.Index)
+			default:
+				list = append(list, f)
+			}
+		}
+	}
+	add(reflect.TypeFor[Config](), nil)
+	return list
 }
 
 // json returns what c holds under the row's key, by its own family's row of that key if it has one; nil under a key that
