@@ -128,6 +128,17 @@ func TestMLAProblems(t *testing.T) {
 	}
 }
 
+// TestSmallestGroups: the least groups that the references can have are right, DeepSeek-V2's of one expert, DeepSeek-V3's
+// of two; so is a token that takes all experts of its groups.
+func TestSmallestGroups(t *testing.T) {
+	c := parse(t, `{"model_type":"deepseek_v2","topk_method":"group_limited_greedy","n_group":64,"topk_group":6,"num_experts_per_tok":6}`)
+	assert.True(t, c.LimitsGroups())
+	c = parse(t, `{"model_type":"deepseek_v3","n_group":128,"topk_group":4,"num_experts_per_tok":8}`)
+	assert.True(t, c.LimitsGroups())
+	c = parse(t, `{"model_type":"deepseek_v3","n_group":2,"topk_group":2,"num_experts_per_tok":256}`)
+	assert.Equal(t, 256, c.NumExpertsPerTok)
+}
+
 // TestMLASpellings: null, and values that mean nothing in a model.
 func TestMLASpellings(t *testing.T) {
 	const v3 = `{"model_type":"deepseek_v3"`
