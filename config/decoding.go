@@ -93,8 +93,10 @@ func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func
 // ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
 type ropeForm struct {
 	types []string // beside "default"
-	keys  []string // beside type, factor
-	share bool     // partial_rotary_factor, too
+	// called has other names of types, by which the family's files call them.
+	called map[string]string
+	keys   []string // beside type, factor
+	share  bool     // partial_rotary_factor, too
 	// number reads the factor and the like.
 	number func(jsontext.Value, bound) (float64, error)
 }

@@ -128,6 +128,27 @@ func TestMLAProblems(t *testing.T) {
 	}
 }
 
+// TestCalledYarn: a family whose files call "yarn" otherwise reads both names, and no third, in each spelling of RoPE.
+func TestCalledYarn(t *testing.T) {
+	form := *yarnForm
+	form.called = map[string]string{"its_yarn": "yarn"}
+	f := v3.derive("deepseek_v3", delta{rope: &form})
+	read := func(keys string) (*Config, error) {
+		doc, err := readDocument([]byte(`{"model_type":"deepseek_v3",` + keys + `,"factor":40,"original_max_position_embeddings":4096}}`))
+		require.NoError(t, err)
+		return f.decode(doc)
+	}
+	for _, name := range []string{"yarn", "its_yarn"} {
+		for _, keys := range []string{`"rope_scaling":{"type":"`, `"rope_scaling":{"rope_type":"`, `"rope_parameters":{"rope_type":"`} {
+			c, err := read(keys + name + `"`)
+			require.NoError(t, err)
+			assert.Equal(t, "yarn", c.RopeScaling.Type)
+		}
+	}
+	_, err := read(`"rope_scaling":{"type":"other"`)
+	assert.ErrorContains(t, err, `rope_scaling.type: "other" is not one of yarn, its_yarn`)
+}
+
 // TestSmallestGroups: the least groups that the references can have are right, DeepSeek-V2's of one expert, DeepSeek-V3's
 // of two; so is a token that takes all experts of its groups.
 func TestSmallestGroups(t *testing.T) {

@@ -4,7 +4,9 @@ package config
 // transformers 4 writes them, and rope_parameters as transformers 5 does.
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -63,7 +65,8 @@ func (d *decoding) readScaling(key string, value jsontext.Value, others ...strin
 func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value) *RopeScaling {
 	s := &RopeScaling{}
 	d.part(key, typeKey, o, func(v jsontext.Value) (err error) {
-		s.Type, err = parseOneOf(v, d.rope.types...)
+		s.Type, err = parseOneOf(v, slices.Concat(d.rope.types, slices.Sorted(maps.Keys(d.rope.called)))...)
+		s.Type = cmp.Or(d.rope.called[s.Type], s.Type)
 		return err
 	})
 	d.part(key, "factor", o, func(v jsontext.Value) (err error) {
