@@ -122,6 +122,17 @@ func (p *Precision) String() string {
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
+// Python names the class, its libraries and the device, as far as the manifest does.
+func (r *Reference) Python() string {
+	python := strings.TrimSpace(fmt.Sprintf("%s (%s)", r.Model, strings.TrimSpace(r.Kind+" "+r.File)))
+	for _, part := range [][2]string{{", transformers ", r.Transformers}, {", torch ", r.Torch}, {" on ", r.Device}} {
+		if part[1] != "" {
+			python += part[0] + part[1]
+		}
+	}
+	return python
+}
+
 // GPUText names the GPU that the reference ran on, and its settings; empty for a CPU.
 func (r *Reference) GPUText() string {
 	switch {
