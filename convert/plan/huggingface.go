@@ -88,22 +88,25 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 // names of its own, as published files. It is nil for a family whose files have the table's names.
 func (c *conversion) naming() *table.Naming {
 	f := table.FamilyOf(c.src.Config)
+	n := f.NamingOf(c.o.Names)
 	switch {
-	case f.Namings == nil && c.o.Names != "":
+	case n == nil && c.o.Names != "":
 		c.problem("", "names %s: files of model_type %s name their tensors in one way", c.o.Names, c.src.Config.ModelType)
 		return nil
 	case f.Namings == nil:
 		return nil
 	}
-	n := c.set.Naming()
-	if c.o.Names != "" {
-		n = f.NamingOf(c.o.Names)
-	} else if c.src.ConfigInside() {
-		n = &f.Namings[0]
+	if c.o.Names == "" {
+		if n = c.set.Naming(); c.src.ConfigInside() {
+			n = &f.Namings[0]
+		}
 	}
 	if c.o.Experts == FusedExperts && !n.Fuses {
-		c.problems = append(c.problems, problem.Problem{Cause: "files with these names hold each expert apart",
-			Hint: "--names transformers writes fused experts"})
+		hint := ""
+		if f.NamingOf("transformers") != nil {
+			hint = "--names transformers writes fused experts"
+		}
+		c.problems = append(c.problems, problem.Problem{Cause: "files with these names hold each expert apart", Hint: hint})
 	}
 	if c.o.Experts == PerExpert && n.Fuses {
 		c.problems = append(c.problems, problem.Problem{

@@ -31,10 +31,10 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 		return nil, nil
 	}
 	all, words := *c, []string{}
-	for i := range reflect.TypeFor[config.Config]().NumField() {
+	for _, field := range config.Fields() {
 		one := *c
-		from, to := reflect.ValueOf(recorded).Elem().Field(i), reflect.ValueOf(&one).Elem().Field(i)
-		if !to.CanSet() || reflect.DeepEqual(from.Interface(), to.Interface()) {
+		from, to := reflect.ValueOf(recorded).Elem().FieldByIndex(field.Index), reflect.ValueOf(&one).Elem().FieldByIndex(field.Index)
+		if reflect.DeepEqual(from.Interface(), to.Interface()) {
 			continue
 		}
 		to.Set(from)
@@ -42,7 +42,7 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 		if len(differ) == 0 {
 			continue
 		}
-		reflect.ValueOf(&all).Elem().Field(i).Set(from)
+		reflect.ValueOf(&all).Elem().FieldByIndex(field.Index).Set(from)
 		d := differ[0]
 		words = append(words, fmt.Sprintf("%s %s, here it is %s", d.Key, inConfig(d.B), inConfig(d.A)))
 		if _, err := c.Override(map[string]jsontext.Value{d.Key: d.B}); err == nil { // else it is none by itself

@@ -131,6 +131,17 @@ func (p *Precision) String() string {
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
+// Python names the class, its libraries and the device, as far as the manifest does.
+func (r *Reference) Python() string {
+	python := strings.TrimSpace(fmt.Sprintf("%s (%s)", r.Model, strings.TrimSpace(r.Kind+" "+r.File)))
+	for _, part := range [][2]string{{", transformers ", r.Transformers}, {", torch ", r.Torch}, {" on ", r.Device}} {
+		if part[1] != "" {
+			python += part[0] + part[1]
+		}
+	}
+	return python
+}
+
 // MatmulPrecision returns how precise float32 products were, as torch.set_float32_matmul_precision has it: highest,
 // high or medium; "" if the manifest does not say.
 func (r *Reference) MatmulPrecision() string {

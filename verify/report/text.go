@@ -119,9 +119,7 @@ func (r *Report) head() (f facts) {
 	if ref.Kind == pack.Engine {
 		r.writeEngine(&f)
 	} else {
-		f.add("reference", "%s",
-			text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
-				ref.Torch, ref.Device)))
+		f.add("reference", "%s", text.Line(ref.Python()))
 	}
 	if on := ref.DeviceText(); on != "" {
 		f.add("", "%s", text.Line(on))
