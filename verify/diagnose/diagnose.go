@@ -70,7 +70,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		err = try(together, false)
 	}
 	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes, elementMistakes,
-		rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
+		exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)
 		}
