@@ -117,6 +117,11 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cau
 			return nil, nil
 		}
 	}
+	if m.more != nil {
+		words, err := m.more(ctx)
+		cause.Text += words
+		return cause, err
+	}
 	return cause, nil
 }
 
