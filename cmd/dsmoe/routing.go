@@ -44,7 +44,7 @@ dsmoe help routing  the measures, where choices come from, memory`,
   dsmoe inspect routing dsmoe-demo/checkpoint --random 4x128 --choices c.jsonl`,
 		documents: cli.Documents{
 			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
-			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
+			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/2"),
 		},
 		expects: "GOLDEN or CHECKPOINT",
 		pipe:    text.TSV,

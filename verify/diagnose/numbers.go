@@ -327,6 +327,15 @@ func written(v float64, digits int) float64 {
 	return x
 }
 
+// unlike writes a number with so many digits, or with as many more as it takes to read otherwise than other numbers.
+func unlike(v float64, digits int, others ...float64) string {
+	for ; digits < 17 && slices.ContainsFunc(others, func(x float64) bool {
+		return x != v && fmt.Sprintf("%.*g", digits, x) == fmt.Sprintf("%.*g", digits, v)
+	}); digits++ {
+	}
+	return fmt.Sprintf("%.*g", digits, v)
+}
+
 // valuesWith returns what the failed stage is with another config, as Unrounded; nil if it does not come so far.
 func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float32, err error) {
 	x := f.NewTrial()
