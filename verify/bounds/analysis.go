@@ -23,6 +23,8 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
+//
+// Of columns of x that are one computation the first sum is that of carried.
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
@@ -33,11 +35,16 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		bias = a.plain.Values(&l.Bias)
 	}
 	deltas, width := a.deltas(&l.Bias), y.Width()
+	var equal *classes
 	a.scratch(func() *model.Activation {
 		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
 		var units []float64
+		var together *model.Activation
 		if x.sigma != nil {
 			p.V, units = a.perRow(x, 0)
+			if equal = classesOf(x); equal != nil {
+				together = a.together(&model.Activation{Shape: x.Shape, Values: p.V}, &l.Weight, equal)
+			}
 		}
 		p.Each = func(t, r int, partial, squares, carried []float32) {
 			unscale, at := Sq(1/float64(p.Scale[t])), t*width+r
@@ -50,7 +57,11 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 					v += Sq(sum)/3 + delta(deltas, r+c)
 				}
 				if carried != nil {
-					v += float64(float64(carried[c]) * units[t])
+					of := carried[c]
+					if together != nil {
+						of = max(of, together.Values[at+c])
+					}
+					v += float64(float64(of) * units[t])
 				}
 				if moved != nil {
 					v += float64(float64(sigma[c]) * moved[t])
@@ -64,7 +75,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	})
 	if x.sigma != nil {
 		l.Weight.Keep() // Neurons multiplies with it
-		y.Products = []product{{expert: -1, hidden: x.deviations(), down: l}}
+		y.Products = []product{{expert: -1, hidden: x.deviations(), equal: equal, down: l}}
 	}
 	return y.inherit(x)
 }

@@ -84,7 +84,7 @@ type noise struct {
 //
 //	q_o = s_o² - Σ_k D_ok²·v_hk,  and at least the variance of the golden's rounding
 //
-// where k runs over the neurons of all MLPs that the token is a sum of.
+// where k runs over the neurons of all MLPs that the token is a sum of, equal ones as in carried.
 func (f *filter) noises(tokens []int) []noise {
 	width := f.x.Width()
 	all := make([]noise, len(tokens))
@@ -101,7 +101,7 @@ func (f *filter) noises(tokens []int) []noise {
 		for i, r := range rows {
 			r.variances(terms.Row(i), all[r.at].least)
 		}
-		for i, own := range f.rows(f.errors.Squares(terms, &p.down.Weight)) {
+		for i, own := range f.rows(f.carried(terms, &p.down.Weight, p.equal)) {
 			for c, v := range own {
 				all[rows[i].at].rest[c] -= float64(v)
 			}
@@ -155,6 +155,8 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 // columns of D times its expert's weight:
 //
 //	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o
+//
+// Equal neurons are one neuron k, whose M_ik is the sum of theirs, if that is more.
 func (f *filter) examineExactly(suspects []suspect) {
 	n := len(suspects)
 	tokens := make([]int, n)
@@ -177,13 +179,29 @@ func (f *filter) examineExactly(suspects []suspect) {
 			copy(some.Row(i), columns.Row(r.at))
 			r.variances(own.Row(i), least[r.at])
 		}
+		independent, together := make([]float64, len(rows)), make([][]float64, len(rows)) // Σ_k M_ik²·v_hk; Σ M_ik of classes
+		if p.equal != nil {
+			for i := range together {
+				together[i] = make([]float64, len(p.equal.first))
+			}
+		}
 		f.errors.EachColumns(some, &p.down.Weight, func(from int, m *model.Activation) {
-			for i, r := range rows {
+			for i := range rows {
 				for k, mik := range m.Row(i) {
-					variances[r.at] += float64(Sq(float64(mik)) * float64(own.Row(i)[from+k]))
+					independent[i] += float64(Sq(float64(mik)) * float64(own.Row(i)[from+k]))
+					if p.equal != nil {
+						together[i][p.equal.of[from+k]] += float64(mik)
+					}
 				}
 			}
 		})
+		for i, r := range rows {
+			equal := 0.0
+			for class, sum := range together[i] {
+				equal += float64(Sq(sum) * float64(own.Row(i)[p.equal.first[class]]))
+			}
+			variances[r.at] += max(independent[i], equal)
+		}
 	})
 	for i := range suspects {
 		suspects[i].Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor

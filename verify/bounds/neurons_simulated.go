@@ -74,10 +74,17 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 	errors := f.errors.Make(tensor.F32, len(rows)*draws, width)
 	for i, r := range rows {
 		scale, next := Unit*r.weight()/math.Sqrt(noises[r.at].least), newSigns(p.tokens[r.row], p.expert)
+		signs := make([]uint64, width)
 		for k, s := range r.deviations() {
-			signs := next()
+			first := k
+			if p.equal != nil {
+				first = p.equal.first[p.equal.of[k]]
+			}
+			if signs[k] = signs[first]; first == k {
+				signs[k] = next()
+			}
 			for d := range draws {
-				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs>>d)
+				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs[k]>>d)
 			}
 		}
 	}

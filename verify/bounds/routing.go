@@ -150,7 +150,8 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 			from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
 		}
 		if len(out.Products) == 1 {
-			from.hidden, from.down = out.Products[0].hidden, out.Products[0].down
+			of := &out.Products[0]
+			from.hidden, from.equal, from.down = of.hidden, of.equal, of.down
 			y.Products = append(y.Products, from)
 		}
 	}

@@ -78,6 +78,7 @@ func (x *Value) wide() *model.Activation {
 type product struct {
 	expert int       // number of the routed expert, -1 for other MLPs
 	hidden []float32 // standard deviations of the neurons, in units of u
+	equal  *classes  // of the neurons; nil if no two are equal
 	down   *model.Linear
 	// Of a routed expert: the tokens that chose it, and the weights of its outputs.
 	tokens  []int
