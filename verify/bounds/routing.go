@@ -131,36 +131,88 @@ func (a *Analysis) Scale(x *Value, factor float32) *Value {
 }
 
 // weighted is an expert's output for a token: a row of it, and its position in topk_idx.
-type weighted struct{ part, row, slot int }
+type weighted struct {
+	part, row, slot int
+	equal           int // position of the token's first expert with the same output
+}
 
 // Combine implements model.Arithmetic. Products and, by expert, their sums are exact; by
 // choice the sum is one of K terms p:
 //
 //	v = Σ v_p + sums.variance
+//
+// Experts with one output, of equal weights, have one error: Σ v_p is (Σ √v_p)² of their terms.
 func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
 	weight = a.settle(weight)
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
 	y := a.result(parts[0].Out.DType, weight.Rows(), parts[0].Out.Width())
 	for p, part := range parts {
-		out := a.settle(part.Out)
-		y.inherit(weight, out)
-		from := product{expert: part.Expert}
+		y.inherit(weight, a.settle(part.Out))
 		for i, slot := range part.Slots {
-			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})
-			from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
-		}
-		if len(out.Products) == 1 {
-			of := &out.Products[0]
-			from.hidden, from.equal, from.down = of.hidden, of.equal, of.down
-			y.Products = append(y.Products, from)
+			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot, slot % k})
 		}
 	}
+	a.plain.Each(len(terms), 8*k*len(terms), func(t int) { findEqual(parts, terms[t]) })
+	y.Products = products(weight, parts, terms)
 	sum := a.sumByExpert
 	if order == config.ByChoice {
 		sum = a.sumByChoice
 	}
 	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) { sum(y, t, weight, parts, terms[t]) })
 	return y
+}
+
+// findEqual finds among a token's experts those with the same output, by their order.
+func findEqual(parts []model.Part[*Value], terms []weighted) {
+	for i := range terms {
+		for _, before := range terms[:i] {
+			if sameRow(parts[before.part].Out, before.row, parts[terms[i].part].Out, terms[i].row) {
+				terms[i].equal = before.equal
+				break
+			}
+		}
+	}
+}
+
+// sameRow reports whether rows i of x and j of z have the same numbers and the same deviations, which are not all 0.
+func sameRow(x *Value, i int, z *Value, j int) bool {
+	same := func(x, z float32) bool { return compareBits(x, z) == 0 }
+	return x.sigma != nil && z.sigma != nil && slices.EqualFunc(x.Row(i), z.Row(j), same) &&
+		slices.EqualFunc(x.sigma.Row(i), z.sigma.Row(j), same) && largest(x.sigma.Row(i)) > 0
+}
+
+// products are those of parts. Experts with the same output of a token are one, with the sum of their weights.
+func products(weight *Value, parts []model.Part[*Value], terms [][]weighted) (all []product) {
+	k := weight.Width()
+	sums := make([]float32, len(weight.Values)) // by the position of a token's first equal expert
+	for t, terms := range terms {
+		for _, w := range terms {
+			sums[t*k+w.equal] += weight.Values[w.slot]
+		}
+	}
+	first := make([]bool, len(weight.Values))
+	for t, terms := range terms {
+		for _, w := range terms {
+			first[w.slot] = w.equal == w.slot-t*k
+		}
+	}
+	for _, part := range parts {
+		if len(part.Out.Products) != 1 {
+			continue
+		}
+		of := part.Out.Products[0]
+		p, width := product{expert: part.Expert, equal: of.equal, down: of.down}, of.down.Weight.Shape[1]
+		for i, slot := range part.Slots {
+			if first[slot] {
+				p.tokens, p.weights = append(p.tokens, slot/k), append(p.weights, sums[slot])
+				p.hidden = append(p.hidden, of.hidden[i*width:(i+1)*width]...)
+			}
+		}
+		if p.tokens != nil {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // share is column c of a weighted part, of precision p.
@@ -171,19 +223,32 @@ func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, 
 	return point(p, y, v)
 }
 
+// together is what a term of variance v adds to that of a sum beside v, as it is of one error with the terms before it of the
+// deviation before, at most that of the sum: 2·√v·before. It adds √v to before.
+func together(v float64, before *float64, ofSum float64) float64 {
+	s := math.Sqrt(v)
+	more := 2 * s * min(*before, math.Sqrt(ofSum))
+	*before += s
+	return more
+}
+
 // sumByExpert adds a token's weighted parts in the order of ascending experts.
 func (a *Analysis) sumByExpert(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
-	p := PrecisionOf(y.DType)
+	p, deviations := PrecisionOf(y.DType), make([]float64, weight.Width())
 	for c := range y.Width() {
 		sum, v := 0.0, 0.0
+		clear(deviations)
 		for i, w := range terms {
 			out, vOut := share(p, weight, parts, w, c)
 			if i > 0 { // the sum begins at 0, to which adding is no rounding
 				sum, v = point(p, sum, v)
-				out = float64(float32(sum + out))
-				vOut = exactly(out, v+vOut)
 			}
-			sum, v = out, vOut
+			v += vOut + together(vOut, &deviations[w.equal], v)
+			if i > 0 {
+				out = float64(float32(sum + out))
+				v = exactly(out, v)
+			}
+			sum = out
 		}
 		y.Set(t*y.Width()+c, sum, v)
 	}
@@ -192,11 +257,13 @@ func (a *Analysis) sumByExpert(y *Value, t int, weight *Value, parts []model.Par
 // sumByChoice adds a token's weighted parts in one sum.
 func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
-	sums := a.sums(len(terms))
+	sums, deviations := a.sums(len(terms)), make([]float64, weight.Width())
 	for c := range y.Width() {
 		var sum addition
+		clear(deviations)
 		for _, w := range terms {
-			sum = sum.add(share(PrecisionOf(weight.DType), weight, parts, w, c))
+			out, v := share(PrecisionOf(weight.DType), weight, parts, w, c)
+			sum = sum.add(out, v+together(v, &deviations[w.equal], sum.v))
 		}
 		sum.y = float64(float32(sum.y))
 		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))
