@@ -34,6 +34,7 @@ type filter struct {
 	want     []float32 // its golden
 	selected *Rows     // its rows that are compared
 	factor   float64   // the user's, on standard deviations
+	outputs  *classes  // of the stage's columns; nil if no two are equal
 
 	terms    [][]term    // of each token, what its row is the sum of
 	suspects [][]suspect // of each token

@@ -15,6 +15,7 @@ func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64)
 	f := &filter{
 		Analysis: a, x: x, want: want, selected: rows, factor: factor, named: &Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
+		outputs: classesOf(x),
 	}
 	for i := range x.Products {
 		f.add(&x.Products[i])
@@ -78,6 +79,8 @@ type noise struct {
 	// rest is the variance of each output that is not its neurons' own, in units of least:
 	// that of down_proj's sum, of its weights' rounding, and of the golden's.
 	rest []float64
+	// flips is, of 16 bits, the noise of the residual that is left of what rounding the values computed makes; nil in float32.
+	flips *noise
 }
 
 // noises returns the noise of tokens:
@@ -112,8 +115,26 @@ func (f *filter) noises(tokens []int) []noise {
 			golden := s2 - float64(f.x.Variance(t*width+c)*(Unit*Unit))
 			all[i].rest[c] = max(0, all[i].rest[c]) + golden/all[i].least
 		}
+		if f.x.DType != tensor.F32 {
+			all[i].flips = f.flips(t, &all[i])
+		}
 	}
 	return all
+}
+
+// flips returns the noise of g - R(y) of a token, R(y) being what y rounds to: that of outputs that may round to another number. A
+// golden's rounding is no noise where y is certain: outputs that lie along one direction, of parallel columns of down_proj, may
+// all be rounded the same way, and then the residual lies on each neuron.
+func (f *filter) flips(t int, n *noise) *noise {
+	p, width := PrecisionOf(f.x.DType), f.x.Width()
+	flips := &noise{least: n.least, inverse: n.inverse, scaled: make([]float32, width), rest: make([]float64, width)}
+	for c, inverse := range n.inverse {
+		i := t*width + c
+		r, v := p.point(float64(f.x.Values[i]), f.x.Variance(i))
+		flips.scaled[c] = float32((float64(f.want[i]) - r) * float64(inverse) / math.Sqrt(n.least))
+		flips.rest[c] = v * (Unit * Unit) / n.least
+	}
+	return flips
 }
 
 // position is a product's row with the number of its token in a list.
@@ -156,7 +177,8 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 //
 //	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o
 //
-// Equal neurons are one neuron k, whose M_ik is the sum of theirs, if that is more.
+// Equal neurons are one neuron k, whose M_ik is the sum of theirs, if that is more; equal outputs likewise. In 16 bits z is that
+// of flips, if that is less.
 func (f *filter) examineExactly(suspects []suspect) {
 	n := len(suspects)
 	tokens := make([]int, n)
@@ -167,10 +189,16 @@ func (f *filter) examineExactly(suspects []suspect) {
 	noises := f.noises(distinct)
 	columns := f.errors.Make(tensor.F32, n, f.x.Width()) // D_oi·w_o
 	sums, variances, least := make([]float64, n), make([]float64, n), make([]float64, n)
+	flipped := make([]float64, n) // z of flips
 	for i, s := range suspects {
 		at, _ := slices.BinarySearch(distinct, s.Token)
-		least[i] = noises[at].least
-		sums[i], variances[i] = noises[at].project(columns.Row(i), f.errors.Column(&s.down.Weight, s.Index), s.weight())
+		least[i], flipped[i] = noises[at].least, math.Inf(1)
+		column := f.errors.Column(&s.down.Weight, s.Index)
+		if flips := noises[at].flips; flips != nil {
+			sum, variance := flips.project(columns.Row(i), column, s.weight(), f.outputs)
+			flipped[i] = Ratio(math.Abs(sum), math.Sqrt(variance))
+		}
+		sums[i], variances[i] = noises[at].project(columns.Row(i), column, s.weight(), f.outputs)
 	}
 	f.each(tokens, func(p *product, rows []position) {
 		some := f.errors.Make(tensor.F32, len(rows), f.x.Width())
@@ -204,21 +232,32 @@ func (f *filter) examineExactly(suspects []suspect) {
 		}
 	})
 	for i := range suspects {
-		suspects[i].Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
+		suspects[i].Z = min(Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])), flipped[i]) / f.factor
 	}
 }
 
 // project sets dst to D_oi·w_o of a column of D, and returns the projection of the residual on
 // it, with the variance that is not the neurons' own.
-func (n *noise) project(dst, column []float32, weight float64) (sum, variance float64) {
+func (n *noise) project(dst, column []float32, weight float64, equal *classes) (sum, variance float64) {
+	var together []float64
+	if equal != nil {
+		together = make([]float64, len(equal.first))
+	}
 	for o, d := range column {
 		d := weight * float64(d)
 		sum += float64(d * float64(n.scaled[o]))
 		a := d * float64(n.inverse[o])
 		dst[o] = float32(a)
 		variance += float64(Sq(a) * n.rest[o])
+		if equal != nil {
+			together[equal.of[o]] += float64(a * math.Sqrt(n.rest[o]))
+		}
 	}
-	return sum, variance
+	ofEqual := 0.0
+	for _, s := range together {
+		ofEqual += Sq(s)
+	}
+	return sum, max(variance, ofEqual)
 }
 
 // rows are the rows of x.

@@ -45,7 +45,7 @@ func (f *filter) simulateBlock(tokens []int) {
 	clear(residuals.Values)
 	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
 	for i, t := range tokens {
-		noises[i].drawOutputs(residuals, i, newSigns(t, -2))
+		noises[i].drawOutputs(residuals, i, f.outputs.signs(f.x.Width(), newSigns(t, -2)))
 	}
 	before := map[suspectKey]Neuron{}
 	for _, t := range tokens {
@@ -73,16 +73,8 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 	width := p.down.Weight.Shape[1]
 	errors := f.errors.Make(tensor.F32, len(rows)*draws, width)
 	for i, r := range rows {
-		scale, next := Unit*r.weight()/math.Sqrt(noises[r.at].least), newSigns(p.tokens[r.row], p.expert)
-		signs := make([]uint64, width)
+		scale, signs := Unit*r.weight()/math.Sqrt(noises[r.at].least), p.equal.signs(width, newSigns(p.tokens[r.row], p.expert))
 		for k, s := range r.deviations() {
-			first := k
-			if p.equal != nil {
-				first = p.equal.first[p.equal.of[k]]
-			}
-			if signs[k] = signs[first]; first == k {
-				signs[k] = next()
-			}
 			for d := range draws {
 				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs[k]>>d)
 			}
@@ -101,13 +93,13 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 
 // drawOutputs adds the outputs' own errors to the draws of token i, multiplies them by w, and
 // sets the row after them to the real residual.
-func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint64) {
+func (n *noise) drawOutputs(residuals *model.Activation, i int, signs []uint64) {
 	first := i * (draws + 1)
 	for o, q := range n.rest {
-		signs, s := next(), float32(math.Sqrt(q))
+		s := float32(math.Sqrt(q))
 		for d := range draws {
 			e := &residuals.Row(first + d)[o]
-			*e = (*e + signed(s, signs>>d)) * n.inverse[o]
+			*e = (*e + signed(s, signs[o]>>d)) * n.inverse[o]
 		}
 	}
 	copy(residuals.Row(first+draws), n.scaled)
@@ -135,6 +127,19 @@ func (f *filter) suspectAgain(t term, from int, projections *model.Activation, r
 // newSigns returns a generator of random bits, the same for the same token and expert.
 func newSigns(token, expert int) func() uint64 {
 	return rand.NewPCG(uint64(token), uint64(expert)).Uint64
+}
+
+// signs are random bits for each of n columns, the same for columns of one class.
+func (c *classes) signs(n int, next func() uint64) []uint64 {
+	signs := make([]uint64, n)
+	for i := range signs {
+		if c == nil || c.first[c.of[i]] == i {
+			signs[i] = next()
+		} else {
+			signs[i] = signs[c.first[c.of[i]]]
+		}
+	}
+	return signs
 }
 
 // signed is s or, if the lowest bit is set, -s.
