@@ -11,6 +11,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -174,7 +175,12 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 			x, d, of = n, narrow, "; of scores in float32"
 		}
 	}
-	margin := t.judgeDistances(c, x, d, rows, of)
+	margin := t.judgeDistances(c, x, d, rows, x.Width(), of)
+	if margin > 1 && d.Finite && d.Largest <= bounds.Lambda && x.DType == tensor.F32 {
+		if n := t.analysis.Independent(x, want, d.WorstRow); n < x.Width() {
+			margin = t.judgeDistances(c, x, d, rows, n, fmt.Sprintf("%s; %s to a row", of, text.Plural(n, "independent error")))
+		}
+	}
 	if isMLP(c.Tensor) && x.Products != nil && d.Finite {
 		n, z := t.analysis.Neurons(x, want, rows, factor)
 		if c.ProbeRows != nil {
@@ -188,9 +194,9 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 }
 
 // judgeDistances records the distances of x, or of a stage that x is a block of, and their limits, and returns the
-// largest share of a limit. What they are distances of goes into the limits' words.
+// largest share of a limit. Rows have so many independent errors. What they are distances of goes into the limits' words.
 func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.Distances, rows *bounds.Rows,
-	of string) (margin float64) {
+	independent int, of string) (margin float64) {
 	factor, key := t.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
@@ -213,7 +219,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		return max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
+		return max(margin, lines(c, d, &l, independent, rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	}
 	c.Ambiguous = report.JSONFloat(d.Ambiguous)
 	roundsTo(c, x.DType, d.At)
@@ -268,13 +274,13 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// lines holds the RMS of the tensor, its rows of width elements and its columns to their limits,
+// lines holds the RMS of the tensor, its rows of width independent errors and its columns to their limits,
 // and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
 // Where weights were rounded, the elements of a column share that error, and columns have no
 // limit.
 func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded,
 	together bool) (margin float64) {
-	if width >= leastRow {
+	if c.RowZ = nil; width >= leastRow {
 		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), rowRMS
 		margin = d.RowRMS / rowRMS
 	}

@@ -56,6 +56,16 @@ type suspect struct {
 	term
 }
 
+// filter returns the filter of a stage, with what its tokens are sums of.
+func (a *Analysis) filter(x *Value, want []float32) *filter {
+	f := &filter{Analysis: a, x: x, want: want, outputs: classesOf(x),
+		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
+	for i := range x.Products {
+		f.add(&x.Products[i])
+	}
+	return f
+}
+
 // add notes which tokens a product takes part in: all, unless it says which.
 func (f *filter) add(p *product) {
 	if p.tokens == nil {

@@ -12,14 +12,8 @@ import (
 // lies, of largest N_i²/E_i, of the token that says so most clearly. Once a neuron is beyond
 // the limit, neurons that are less suspicious are not examined any more.
 func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64) (named *Neuron, z float64) {
-	f := &filter{
-		Analysis: a, x: x, want: want, selected: rows, factor: factor, named: &Neuron{Expert: -1},
-		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
-		outputs: classesOf(x),
-	}
-	for i := range x.Products {
-		f.add(&x.Products[i])
-	}
+	f := a.filter(x, want)
+	f.selected, f.factor, f.named = rows, factor, &Neuron{Expert: -1}
 	for i := range x.Products {
 		f.inScope(func() { f.screen(&x.Products[i]) })
 		a.errors.DontNeed(&x.Products[i].down.Weight)

@@ -40,13 +40,7 @@ func (f *filter) simulate() {
 
 // simulateBlock does that for a block of tokens.
 func (f *filter) simulateBlock(tokens []int) {
-	noises := f.noises(tokens)
-	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width()) // draws, and the real one, of each token
-	clear(residuals.Values)
-	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
-	for i, t := range tokens {
-		noises[i].drawOutputs(residuals, i, f.outputs.signs(f.x.Width(), newSigns(t, -2)))
-	}
+	residuals, _ := f.draw(tokens)
 	before := map[suspectKey]Neuron{}
 	for _, t := range tokens {
 		for _, s := range f.suspects[t] {
@@ -66,6 +60,43 @@ func (f *filter) simulateBlock(tokens []int) {
 			}
 		})
 	})
+}
+
+// draw returns draws of the tokens' residuals, then the real one, of each token, all times w, and their noises.
+func (f *filter) draw(tokens []int) (*model.Activation, []noise) {
+	noises := f.noises(tokens)
+	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width())
+	clear(residuals.Values)
+	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
+	for i, t := range tokens {
+		noises[i].drawOutputs(residuals, i, f.outputs.signs(f.x.Width(), newSigns(t, -2)))
+	}
+	return residuals, noises
+}
+
+// Independent returns how many independent errors would spread as those of row t of a stage do: its width if they have nothing to
+// do with each other, 1 if all are one error, as those of outputs along one direction. With draws z of the errors in standard
+// deviations it is the mean of z·z, squared, over the mean of (z·z')² of two draws.
+func (a *Analysis) Independent(x *Value, want []float32, t int) int {
+	if x.Products == nil {
+		return x.Width()
+	}
+	f, own, mixed := a.filter(x, want), 0.0, 0.0
+	f.inScope(func() {
+		residuals, noises := f.draw([]int{t})
+		z := residuals.Values[:draws*x.Width()]
+		for i := range z {
+			z[i] /= float32(math.Sqrt(float64(noises[0].inverse[i%x.Width()])))
+		}
+		for i, product := range f.errors.Product(z, z, x.Width()) {
+			if product := float64(product); i/draws == i%draws {
+				own += product / draws
+			} else {
+				mixed += Sq(product) / (draws * (draws - 1))
+			}
+		}
+	})
+	return max(1, min(x.Width(), int(Sq(own)/mixed+0.5)))
 }
 
 // drawNeurons adds to the draws of tokens what errors of a product's neurons do to outputs.
