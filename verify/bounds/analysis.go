@@ -24,8 +24,9 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
 //
-// Of columns of x that are one computation the first sum is that of carried.
+// Of columns of x that are one computation the first sum is that of carried. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
+	common := a.commonOf(x, l)
 	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	sums := a.sumsOf(x)
@@ -66,6 +67,9 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 				if moved != nil {
 					v += float64(float64(sigma[c]) * moved[t])
 				}
+				if common != nil {
+					v += Sq(float64(common[at+c]))
+				}
 				v += sums.variance(sum, float64(unscale*float64(partial[c])), float64(unscale*float64(squares[c])))
 				sigma[c] = float32(math.Sqrt(roughly(out, v)))
 			}
@@ -75,7 +79,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	})
 	if x.sigma != nil {
 		l.Weight.Keep() // Neurons multiplies with it
-		y.Products = []product{{expert: -1, hidden: x.deviations(), equal: equal, down: l}}
+		y.Products = []product{{expert: -1, hidden: x.deviations(), equal: equal, common: common, down: l}}
 	}
 	return y.inherit(x)
 }
@@ -171,9 +175,16 @@ func (a *Analysis) Add(x, z *Value) *Value {
 //
 //	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
+//
+// Where gates are exactly the largest of all, as a limit makes them, silu(g) has one error, common to them.
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	gate, up = a.settle(gate), a.settle(up)
 	y, p := a.computed(a.plain.SiLU(gate.wide()), gate.DType), PrecisionOf(gate.DType)
+	limit := highest(gate.Values)
+	if gate.DType == tensor.F32 && gate.limited(limit) {
+		y.common, y.ColumnsShare = a.errors.Make(tensor.F32, y.Shape...), true
+		clear(y.common.Values)
+	}
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
 			g, s, vg := float64(gate.Values[i]), float64(y.Values[i]), gate.Variance(i)
@@ -182,13 +193,28 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 				logistic = s / g
 			}
 			slope := logistic + float64(s*(1-logistic))
-			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(g, 0)))))
+			own := float64(2.25 * Sq(s) * (1 + float64(0.1*Sq(min(g, 0)))))
+			if y.common != nil && vg == 0 && gate.Values[i] == limit {
+				y.common.Values[i], own = float32(math.Sqrt(own)*float64(up.Values[i])), 0
+			}
+			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + own
 			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			y.Set(i, s, v)
 		}
 	})
 	return y.inherit(gate, up)
+}
+
+// limited reports whether several elements are exactly that.
+func (x *Value) limited(limit float32) bool {
+	n := 0
+	for i, y := range x.Values {
+		if y == limit && x.Variance(i) == 0 {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // Softmax implements model.Arithmetic, with z = x - max:

@@ -118,3 +118,34 @@ func (a *Analysis) together(v *model.Activation, w *model.Weight, c *classes) *m
 	}
 	return y
 }
+
+// commonOf returns what x's common error does to its products with l, and takes it from x: [rows, out]; nil without one.
+func (a *Analysis) commonOf(x *Value, l *model.Linear) []float32 {
+	if x.common == nil {
+		return nil
+	}
+	y := a.errors.Linear(x.common, &model.Linear{Weight: l.Weight})
+	x.common = nil
+	return y.Values
+}
+
+// addCommon adds to the variances of y, the sum of its products, what their common error c adds beside those of each:
+//
+//	v += (Σ g·c)² - Σ (g·c)², if that is more than 0
+func (y *Value) addCommon() {
+	sums, squares := make([]float64, len(y.Values)), make([]float64, len(y.Values))
+	for i := range y.Products {
+		p := &y.Products[i]
+		for at, c := range p.common {
+			to := p.tokens[at/y.Width()]*y.Width() + at%y.Width()
+			c := float64(c) * float64(p.weights[at/y.Width()])
+			sums[to] += c
+			squares[to] += Sq(c)
+		}
+	}
+	for i, sum := range sums {
+		if more := Sq(sum) - squares[i]; more > 0 {
+			y.Set(i, float64(y.Values[i]), y.Variance(i)+more)
+		}
+	}
+}

@@ -94,6 +94,15 @@ func (t term) weight() float64 {
 	return float64(t.weights[t.row])
 }
 
+// addCommon adds to dst the deviations of the row's results from a common error, times its weight and scale.
+func (t term) addCommon(dst []float64, scale float64) {
+	if t.common != nil {
+		for c, s := range t.common[t.row*len(dst) : (t.row+1)*len(dst)] {
+			dst[c] += float64(scale * t.weight() * float64(s))
+		}
+	}
+}
+
 // deviations are the standard deviations of the row's neurons, in units of u.
 func (t term) deviations() []float32 {
 	width := t.down.Weight.Shape[1]

@@ -73,21 +73,26 @@ type noise struct {
 	// rest is the variance of each output that is not its neurons' own, in units of least:
 	// that of down_proj's sum, of its weights' rounding, and of the golden's.
 	rest []float64
+	// common are deviations of the outputs that one error makes, in units of √least.
+	common []float64
 	// flips is, of 16 bits, the noise of the residual that is left of what rounding the values computed makes; nil in float32.
 	flips *noise
 }
 
 // noises returns the noise of tokens:
 //
-//	q_o = s_o² - Σ_k D_ok²·v_hk,  and at least the variance of the golden's rounding
+//	q_o = s_o² - Σ_k D_ok²·v_hk - c_o²,  and at least the variance of the golden's rounding
 //
-// where k runs over the neurons of all MLPs that the token is a sum of, equal ones as in carried.
+// where k runs over the neurons of all MLPs that the token is a sum of, equal ones as in carried, and c_o is of their common error.
 func (f *filter) noises(tokens []int) []noise {
 	width := f.x.Width()
 	all := make([]noise, len(tokens))
 	for i, t := range tokens {
-		n := noise{inverse: make([]float32, width), scaled: make([]float32, width), rest: make([]float64, width)}
+		n := noise{inverse: make([]float32, width), scaled: make([]float32, width), rest: make([]float64, width), common: make([]float64, width)}
 		n.least, _ = f.residual(n.scaled, n.inverse, t)
+		for _, term := range f.terms[t] {
+			term.addCommon(n.common, Unit/math.Sqrt(n.least))
+		}
 		for c := range n.rest {
 			n.rest[c] = float64(f.x.Variance(t*width+c)*(Unit*Unit)) / n.least
 		}
@@ -107,7 +112,7 @@ func (f *filter) noises(tokens []int) []noise {
 	for i, t := range tokens {
 		for c, s2 := range f.variances(t) {
 			golden := s2 - float64(f.x.Variance(t*width+c)*(Unit*Unit))
-			all[i].rest[c] = max(0, all[i].rest[c]) + golden/all[i].least
+			all[i].rest[c] = max(0, all[i].rest[c]-Sq(all[i].common[c])) + golden/all[i].least
 		}
 		if f.x.DType != tensor.F32 {
 			all[i].flips = f.flips(t, &all[i])
@@ -122,6 +127,7 @@ func (f *filter) noises(tokens []int) []noise {
 func (f *filter) flips(t int, n *noise) *noise {
 	p, width := PrecisionOf(f.x.DType), f.x.Width()
 	flips := &noise{least: n.least, inverse: n.inverse, scaled: make([]float32, width), rest: make([]float64, width)}
+	flips.common = make([]float64, width)
 	for c, inverse := range n.inverse {
 		i := t*width + c
 		r, v := p.point(float64(f.x.Values[i]), f.x.Variance(i))
@@ -169,7 +175,7 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 // suspects' rows, and k over the neurons of all MLPs that the token is a sum of, each of their
 // columns of D times its expert's weight:
 //
-//	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o
+//	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o + (Σ_o D_oi·w_o·c_o)²
 //
 // Equal neurons are one neuron k, whose M_ik is the sum of theirs, if that is more; equal outputs likewise. In 16 bits z is that
 // of flips, if that is less.
@@ -247,11 +253,14 @@ func (n *noise) project(dst, column []float32, weight float64, equal *classes) (
 			together[equal.of[o]] += float64(a * math.Sqrt(n.rest[o]))
 		}
 	}
-	ofEqual := 0.0
+	ofCommon, ofEqual := 0.0, 0.0
+	for o, c := range n.common {
+		ofCommon += float64(c * float64(dst[o]))
+	}
 	for _, s := range together {
 		ofEqual += Sq(s)
 	}
-	return sum, max(variance, ofEqual)
+	return sum, max(variance, ofEqual) + Sq(ofCommon)
 }
 
 // rows are the rows of x.

@@ -69,7 +69,8 @@ func (f *filter) draw(tokens []int) (*model.Activation, []noise) {
 	clear(residuals.Values)
 	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
 	for i, t := range tokens {
-		noises[i].drawOutputs(residuals, i, f.outputs.signs(f.x.Width(), newSigns(t, -2)))
+		next := newSigns(t, -2)
+		noises[i].drawOutputs(residuals, i, next(), f.outputs.signs(f.x.Width(), next))
 	}
 	return residuals, noises
 }
@@ -122,15 +123,15 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 	}
 }
 
-// drawOutputs adds the outputs' own errors to the draws of token i, multiplies them by w, and
+// drawOutputs adds the outputs' own errors and their common one to the draws of token i, multiplies them by w, and
 // sets the row after them to the real residual.
-func (n *noise) drawOutputs(residuals *model.Activation, i int, signs []uint64) {
+func (n *noise) drawOutputs(residuals *model.Activation, i int, common uint64, signs []uint64) {
 	first := i * (draws + 1)
 	for o, q := range n.rest {
 		s := float32(math.Sqrt(q))
 		for d := range draws {
 			e := &residuals.Row(first + d)[o]
-			*e = (*e + signed(s, signs[o]>>d)) * n.inverse[o]
+			*e = (*e + signed(s, signs[o]>>d) + signed(float32(n.common[o]), common>>d)) * n.inverse[o]
 		}
 	}
 	copy(residuals.Row(first+draws), n.scaled)

@@ -159,6 +159,9 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 		sum = a.sumByChoice
 	}
 	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) { sum(y, t, weight, parts, terms[t]) })
+	if slices.ContainsFunc(y.Products, func(p product) bool { return p.common != nil }) {
+		y.addCommon()
+	}
 	return y
 }
 
@@ -206,6 +209,9 @@ func products(weight *Value, parts []model.Part[*Value], terms [][]weighted) (al
 			if first[slot] {
 				p.tokens, p.weights = append(p.tokens, slot/k), append(p.weights, sums[slot])
 				p.hidden = append(p.hidden, of.hidden[i*width:(i+1)*width]...)
+				if of.common != nil {
+					p.common = append(p.common, of.common[i*part.Out.Width():(i+1)*part.Out.Width()]...)
+				}
 			}
 		}
 		if p.tokens != nil {
