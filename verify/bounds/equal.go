@@ -11,7 +11,8 @@ import (
 )
 
 // Errors of equal computations are equal: neurons with equal rows of gate_proj and up_proj, as cloning makes them, are off
-// by the same. In a sum their deviations add up, not their variances.
+// by the same, and so are experts with equal weights, as upcycling makes them. In a sum their deviations add up, not their
+// variances. What is equal shows in what was computed: numbers and deviations are equal to the bit.
 
 // classes are the columns of a value that are one computation: their numbers and their deviations are equal in every row.
 type classes struct {
@@ -117,6 +118,206 @@ func (a *Analysis) together(v *model.Activation, w *model.Weight, c *classes) *m
 		}})
 	}
 	return y
+}
+
+// findEqual finds among a token's experts those with the same output, by their order.
+func findEqual(parts []model.Part[*Value], terms []weighted) {
+	for i := range terms {
+		for _, before := range terms[:i] {
+			if sameRow(parts[before.part].Out, before.row, parts[terms[i].part].Out, terms[i].row) {
+				terms[i].equal = before.equal
+				break
+			}
+		}
+	}
+}
+
+// sameRow reports whether rows i of x and j of z have the same numbers and the same deviations, which are not all 0.
+func sameRow(x *Value, i int, z *Value, j int) bool {
+	same := func(x, z float32) bool { return compareBits(x, z) == 0 }
+	return x.sigma != nil && z.sigma != nil && slices.EqualFunc(x.Row(i), z.Row(j), same) &&
+		slices.EqualFunc(x.sigma.Row(i), z.sigma.Row(j), same) && largest(x.sigma.Row(i)) > 0
+}
+
+// products are those of parts. Experts with the same output of a token are one, with the sum of their weights.
+func products(weight *Value, parts []model.Part[*Value], terms [][]weighted) (all []product) {
+	k := weight.Width()
+	sums, firsts := make([]float32, len(weight.Values)), make([][]int, len(parts)) // rows of parts that are a token's first
+	for t, terms := range terms {
+		for _, w := range terms {
+			sums[t*k+w.equal] += weight.Values[w.slot]
+			if w.equal == w.slot%k {
+				firsts[w.part] = append(firsts[w.part], w.row)
+			}
+		}
+	}
+	for i, part := range parts {
+		if len(part.Out.Products) != 1 || len(firsts[i]) == 0 {
+			continue
+		}
+		p := part.Out.Products[0]
+		p.expert = part.Expert
+		for _, row := range firsts[i] {
+			slot := part.Slots[row]
+			p.tokens, p.weights = append(p.tokens, slot/k), append(p.weights, sums[slot])
+		}
+		if len(firsts[i]) < len(part.Slots) {
+			p.hidden, p.common = rowsOf(p.hidden, p.down.Weight.Shape[1], firsts[i]), rowsOf(p.common, part.Out.Width(), firsts[i])
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// rowsOf are some rows of numbers, which may be nil.
+func rowsOf(numbers []float32, width int, rows []int) (some []float32) {
+	for _, row := range rows {
+		if numbers != nil {
+			some = append(some, numbers[row*width:(row+1)*width]...)
+		}
+	}
+	return some
+}
+
+// deviationsOfEqual has room for a deviation of each of a token's k experts; it is nil if no two are equal.
+func deviationsOfEqual(k int, terms []weighted) []float64 {
+	if !slices.ContainsFunc(terms, func(w weighted) bool { return w.equal != w.slot%k }) {
+		return nil
+	}
+	return make([]float64, k)
+}
+
+// together is what a term of variance v adds to that of a sum beside v, as its error is that of the equal experts before it: 2·√v
+// times their deviation, at most that of the sum. It adds √v to their deviation.
+func together(equal []float64, w weighted, v, ofSum float64) float64 {
+	if equal == nil {
+		return 0
+	}
+	s := math.Sqrt(v)
+	more := 2 * s * min(equal[w.equal], math.Sqrt(ofSum))
+	equal[w.equal] += s
+	return more
+}
+
+// related are two of a token's experts, not equal, that have neurons in common, and the correlation of their errors.
+type related struct {
+	a, b        weighted
+	correlation float64
+}
+
+// relatedExperts are those of each token.
+func (a *Analysis) relatedExperts(parts []model.Part[*Value], terms [][]weighted) [][]related {
+	all, known := make([][]related, len(terms)), map[[2]int]float64{}
+	for t, terms := range terms {
+		for i, w := range terms {
+			for _, v := range terms[:i] {
+				p, q := parts[v.part].Out.Products, parts[w.part].Out.Products
+				if w.equal == v.equal || len(p) != 1 || len(q) != 1 {
+					continue
+				}
+				x, y := p[0].neurons(v.row), q[0].neurons(w.row)
+				if !haveNeuronsInCommon(x, y) {
+					continue
+				}
+				key := [2]int{v.part, w.part}
+				if _, ok := known[key]; !ok {
+					known[key] = a.correlation(&p[0].down.Weight, &q[0].down.Weight, x, y)
+				}
+				if known[key] > 0 {
+					all[t] = append(all[t], related{v, w, known[key]})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// neurons are the standard deviations of the neurons of a row, in units of u.
+func (p *product) neurons(row int) []float32 {
+	width := p.down.Weight.Shape[1]
+	return p.hidden[row*width : (row+1)*width]
+}
+
+// haveNeuronsInCommon reports whether at least one in 16 uncertain neurons has the same deviation in both of two experts, which are
+// those of equal rows of gate_proj and up_proj. Fewer hardly add to a sum's variance.
+func haveNeuronsInCommon(x, y []float32) bool {
+	common, uncertain := 0, 0
+	for k, s := range x {
+		if s != 0 {
+			uncertain++
+			if s == y[k] {
+				common++
+			}
+		}
+	}
+	return common > 0 && 16*common >= uncertain
+}
+
+// squares returns the variance of a sum of errors of these deviations, signed: Σ s², or Σ (Σ s)² over classes if that is more.
+func (c *classes) squares(deviations []float32) float64 {
+	independent, together := 0.0, 0.0
+	for _, s := range deviations {
+		independent += Sq(float64(s))
+	}
+	if c == nil {
+		return independent
+	}
+	sums := make([]float64, len(c.first))
+	for i, s := range deviations {
+		sums[c.of[i]] += float64(s)
+	}
+	for _, sum := range sums {
+		together += Sq(sum)
+	}
+	return max(independent, together)
+}
+
+// contribution is what the neurons of an expert, of these standard deviations, do to a projection.
+type contribution struct{ neurons, of []float32 }
+
+// with returns what neurons that experts before have, too, add to the variance of the projection.
+func (c contribution) with(before []contribution) (more float64) {
+	for _, b := range before {
+		for k, s := range c.neurons {
+			if s == b.neurons[k] {
+				more += 2 * float64(c.of[k]) * float64(b.of[k])
+			}
+		}
+	}
+	return max(0, more)
+}
+
+// correlation is that of what neurons of the standard deviations x and y do to the outputs of two experts, where equal ones are
+// one neuron, on average of some rows of both down_proj:
+//
+//	Σ v·Σ d·e / √(Σ v_x·Σ d² · Σ v_y·Σ e²)
+func (a *Analysis) correlation(down, other *model.Weight, x, y []float32) float64 {
+	const sampled = 64
+	out, width := down.Shape[0], down.Shape[1]
+	d, e := make([]float32, width), make([]float32, width)
+	var both, ofX, ofY float64
+	for r := 0; r < out; r += (out + sampled - 1) / sampled {
+		d, e = a.plain.RowOf(d, down, r), a.plain.RowOf(e, other, r)
+		for k, s := range x {
+			dx, ey := float64(d[k])*float64(s), float64(e[k])*float64(y[k])
+			ofX += Sq(dx)
+			ofY += Sq(ey)
+			if s == y[k] {
+				both += float64(dx * ey)
+			}
+		}
+	}
+	return Ratio(both, math.Sqrt(ofX)*math.Sqrt(ofY))
+}
+
+// addRelated adds to a token's sum what the errors of two related experts do together: 2·ρ·√(v_a·v_b) of their terms.
+func (y *Value) addRelated(p *precision, t int, weight *Value, parts []model.Part[*Value], pair related) {
+	for c := range y.Width() {
+		_, va := share(p, weight, parts, pair.a, c)
+		_, vb := share(p, weight, parts, pair.b, c)
+		i := t*y.Width() + c
+		y.Set(i, float64(y.Values[i]), y.Variance(i)+float64(2*pair.correlation*math.Sqrt(va)*math.Sqrt(vb)))
+	}
 }
 
 // commonOf returns what x's common error does to its products with l, and takes it from x: [rows, out]; nil without one.

@@ -104,9 +104,18 @@ func (t term) addCommon(dst []float64, scale float64) {
 }
 
 // deviations are the standard deviations of the row's neurons, in units of u.
-func (t term) deviations() []float32 {
-	width := t.down.Weight.Shape[1]
-	return t.hidden[t.row*width : (t.row+1)*width]
+func (t term) deviations() []float32 { return t.neurons(t.row) }
+
+// related reports whether experts of a token have neurons in common.
+func (f *filter) related(t int) bool {
+	for i, x := range f.terms[t] {
+		for _, y := range f.terms[t][:i] {
+			if haveNeuronsInCommon(x.deviations(), y.deviations()) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // consider takes note of a neuron's z.

@@ -200,6 +200,7 @@ func (f *filter) examineExactly(suspects []suspect) {
 		}
 		sums[i], variances[i] = noises[at].project(columns.Row(i), column, s.weight(), f.outputs)
 	}
+	before := make([][]contribution, n)
 	f.each(tokens, func(p *product, rows []position) {
 		some := f.errors.Make(tensor.F32, len(rows), f.x.Width())
 		own := f.errors.Make(tensor.F32, len(rows), p.down.Weight.Shape[1])
@@ -207,28 +208,21 @@ func (f *filter) examineExactly(suspects []suspect) {
 			copy(some.Row(i), columns.Row(r.at))
 			r.variances(own.Row(i), least[r.at])
 		}
-		independent, together := make([]float64, len(rows)), make([][]float64, len(rows)) // Σ_k M_ik²·v_hk; Σ M_ik of classes
-		if p.equal != nil {
-			for i := range together {
-				together[i] = make([]float64, len(p.equal.first))
-			}
-		}
 		f.errors.EachColumns(some, &p.down.Weight, func(from int, m *model.Activation) {
 			for i := range rows {
 				for k, mik := range m.Row(i) {
-					independent[i] += float64(Sq(float64(mik)) * float64(own.Row(i)[from+k]))
-					if p.equal != nil {
-						together[i][p.equal.of[from+k]] += float64(mik)
-					}
+					v := &own.Row(i)[from+k]
+					*v = mik * float32(math.Sqrt(float64(*v))) // M_ik·σ_k
 				}
 			}
 		})
 		for i, r := range rows {
-			equal := 0.0
-			for class, sum := range together[i] {
-				equal += float64(Sq(sum) * float64(own.Row(i)[p.equal.first[class]]))
+			variances[r.at] += p.equal.squares(own.Row(i))
+			if f.related(tokens[r.at]) {
+				c := contribution{r.deviations(), slices.Clone(own.Row(i))}
+				variances[r.at] += c.with(before[r.at])
+				before[r.at] = append(before[r.at], c)
 			}
-			variances[r.at] += max(independent[i], equal)
 		}
 	})
 	for i := range suspects {
@@ -239,28 +233,15 @@ func (f *filter) examineExactly(suspects []suspect) {
 // project sets dst to D_oi·w_o of a column of D, and returns the projection of the residual on
 // it, with the variance that is not the neurons' own.
 func (n *noise) project(dst, column []float32, weight float64, equal *classes) (sum, variance float64) {
-	var together []float64
-	if equal != nil {
-		together = make([]float64, len(equal.first))
-	}
+	common, deviations := 0.0, make([]float32, len(column))
 	for o, d := range column {
 		d := weight * float64(d)
 		sum += float64(d * float64(n.scaled[o]))
 		a := d * float64(n.inverse[o])
-		dst[o] = float32(a)
-		variance += float64(Sq(a) * n.rest[o])
-		if equal != nil {
-			together[equal.of[o]] += float64(a * math.Sqrt(n.rest[o]))
-		}
+		dst[o], deviations[o] = float32(a), float32(a*math.Sqrt(n.rest[o]))
+		common += float64(a * n.common[o])
 	}
-	ofCommon, ofEqual := 0.0, 0.0
-	for o, c := range n.common {
-		ofCommon += float64(c * float64(dst[o]))
-	}
-	for _, s := range together {
-		ofEqual += Sq(s)
-	}
-	return sum, max(variance, ofEqual) + Sq(ofCommon)
+	return sum, equal.squares(deviations) + Sq(common)
 }
 
 // rows are the rows of x.

@@ -154,71 +154,21 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 	}
 	a.plain.Each(len(terms), 8*k*len(terms), func(t int) { findEqual(parts, terms[t]) })
 	y.Products = products(weight, parts, terms)
-	sum := a.sumByExpert
+	sum, p := a.sumByExpert, PrecisionOf(y.DType)
 	if order == config.ByChoice {
-		sum = a.sumByChoice
+		sum, p = a.sumByChoice, PrecisionOf(weight.DType)
 	}
-	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) { sum(y, t, weight, parts, terms[t]) })
+	pairs := a.relatedExperts(parts, terms)
+	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) {
+		sum(y, p, t, weight, parts, terms[t])
+		for _, pair := range pairs[t] {
+			y.addRelated(p, t, weight, parts, pair)
+		}
+	})
 	if slices.ContainsFunc(y.Products, func(p product) bool { return p.common != nil }) {
 		y.addCommon()
 	}
 	return y
-}
-
-// findEqual finds among a token's experts those with the same output, by their order.
-func findEqual(parts []model.Part[*Value], terms []weighted) {
-	for i := range terms {
-		for _, before := range terms[:i] {
-			if sameRow(parts[before.part].Out, before.row, parts[terms[i].part].Out, terms[i].row) {
-				terms[i].equal = before.equal
-				break
-			}
-		}
-	}
-}
-
-// sameRow reports whether rows i of x and j of z have the same numbers and the same deviations, which are not all 0.
-func sameRow(x *Value, i int, z *Value, j int) bool {
-	same := func(x, z float32) bool { return compareBits(x, z) == 0 }
-	return x.sigma != nil && z.sigma != nil && slices.EqualFunc(x.Row(i), z.Row(j), same) &&
-		slices.EqualFunc(x.sigma.Row(i), z.sigma.Row(j), same) && largest(x.sigma.Row(i)) > 0
-}
-
-// products are those of parts. Experts with the same output of a token are one, with the sum of their weights.
-func products(weight *Value, parts []model.Part[*Value], terms [][]weighted) (all []product) {
-	k := weight.Width()
-	sums := make([]float32, len(weight.Values)) // by the position of a token's first equal expert
-	for t, terms := range terms {
-		for _, w := range terms {
-			sums[t*k+w.equal] += weight.Values[w.slot]
-		}
-	}
-	first := make([]bool, len(weight.Values))
-	for t, terms := range terms {
-		for _, w := range terms {
-			first[w.slot] = w.equal == w.slot-t*k
-		}
-	}
-	for _, part := range parts {
-		if len(part.Out.Products) != 1 {
-			continue
-		}
-		of := part.Out.Products[0]
-		p, width := product{expert: part.Expert, equal: of.equal, down: of.down}, of.down.Weight.Shape[1]
-		for i, slot := range part.Slots {
-			if first[slot] {
-				p.tokens, p.weights = append(p.tokens, slot/k), append(p.weights, sums[slot])
-				p.hidden = append(p.hidden, of.hidden[i*width:(i+1)*width]...)
-				if of.common != nil {
-					p.common = append(p.common, of.common[i*part.Out.Width():(i+1)*part.Out.Width()]...)
-				}
-			}
-		}
-		if p.tokens != nil {
-			all = append(all, p)
-		}
-	}
-	return all
 }
 
 // share is column c of a weighted part, of precision p.
@@ -229,47 +179,36 @@ func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, 
 	return point(p, y, v)
 }
 
-// together is what a term of variance v adds to that of a sum beside v, as it is of one error with the terms before it of the
-// deviation before, at most that of the sum: 2·√v·before. It adds √v to before.
-func together(v float64, before *float64, ofSum float64) float64 {
-	s := math.Sqrt(v)
-	more := 2 * s * min(*before, math.Sqrt(ofSum))
-	*before += s
-	return more
-}
-
-// sumByExpert adds a token's weighted parts in the order of ascending experts.
-func (a *Analysis) sumByExpert(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
-	p, deviations := PrecisionOf(y.DType), make([]float64, weight.Width())
+// sumByExpert adds a token's weighted parts in the order of ascending experts, all of precision p.
+func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
+	equal := deviationsOfEqual(weight.Width(), terms)
 	for c := range y.Width() {
 		sum, v := 0.0, 0.0
-		clear(deviations)
+		clear(equal)
 		for i, w := range terms {
 			out, vOut := share(p, weight, parts, w, c)
-			if i > 0 { // the sum begins at 0, to which adding is no rounding
-				sum, v = point(p, sum, v)
+			if i == 0 { // the sum begins at 0, to which adding is no rounding
+				sum, v = out, vOut+together(equal, w, vOut, 0)
+				continue
 			}
-			v += vOut + together(vOut, &deviations[w.equal], v)
-			if i > 0 {
-				out = float64(float32(sum + out))
-				v = exactly(out, v)
-			}
-			sum = out
+			sum, v = point(p, sum, v)
+			sum = float64(float32(sum + out))
+			v = exactly(sum, v+vOut+together(equal, w, vOut, v))
 		}
 		y.Set(t*y.Width()+c, sum, v)
 	}
 }
 
-// sumByChoice adds a token's weighted parts in one sum.
-func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
+// sumByChoice adds a token's weighted parts, of precision p, in one sum.
+func (a *Analysis) sumByChoice(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
-	sums, deviations := a.sums(len(terms)), make([]float64, weight.Width())
+	sums, equal := a.sums(len(terms)), deviationsOfEqual(weight.Width(), terms)
 	for c := range y.Width() {
 		var sum addition
-		clear(deviations)
+		clear(equal)
 		for _, w := range terms {
-			out, v := share(PrecisionOf(weight.DType), weight, parts, w, c)
-			sum = sum.add(out, v+together(v, &deviations[w.equal], sum.v))
+			out, v := share(p, weight, parts, w, c)
+			sum = sum.add(out, v+together(equal, w, v, sum.v))
 		}
 		sum.y = float64(float32(sum.y))
 		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))
