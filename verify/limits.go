@@ -16,9 +16,9 @@ import (
 // The limits of stages that the error analysis judges. Measured on right references: at
 // most 5.3, 0.75, 1.6, and 0.7 of the column's; 4.7 for a neuron.
 const (
-	rowRMS = 3 // float32 goldens only, as lineRMS; of rows of leastRow independent errors and more
+	rowRMS = 3 // float32 goldens only, as lineRMS; of rows of leastRow elements and more
 
-	leastRow  = 16 // elements, if their errors are independent
+	leastRow  = 16 // elements
 	leastRows = 8  // distinct rows over which an RMS is judged, of the tensor or of a column
 )
 

@@ -219,7 +219,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		return max(margin, lines(c, d, &l, independent, rows.Distinct, rounded != x.DType, x.ColumnsShare))
+		return max(margin, lines(c, d, &l, x.Width(), independent, rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	}
 	c.Ambiguous = report.JSONFloat(d.Ambiguous)
 	roundsTo(c, x.DType, d.At)
@@ -274,22 +274,22 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// lines holds the RMS of the tensor, its rows of width independent errors and its columns to their limits,
-// and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
+// lines holds the RMS of the tensor, its rows of width elements, which have so many independent errors, and its columns to
+// their limits, and returns the largest share of a limit. One error may be Lambda in all of its row. Of few distinct rows only the rows' RMS is judged.
 // Where weights were rounded, the elements of a column share that error, and columns have no
 // limit.
-func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded,
+func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, independent, distinct int, rounded,
 	together bool) (margin float64) {
-	if c.RowZ = nil; width >= leastRow {
-		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), rowRMS
-		margin = d.RowRMS / rowRMS
+	if width >= leastRow {
+		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), max(rowRMS, bounds.Lambda/math.Sqrt(float64(independent)))
+		margin = d.RowRMS / l.RowZ
 	}
 	if distinct < leastRows {
 		return margin
 	}
-	l.RMSZ = lineRMS(distinct * width)
+	l.RMSZ = lineRMS(distinct * independent)
 	if rounded {
-		l.RMSZ = roundedRMS(width)
+		l.RMSZ = roundedRMS(independent)
 	} else {
 		c.ColumnZ, l.ColumnZ = report.JSONFloat(d.ColumnRMS), lineRMS(distinct)
 		if together { // they share an operand's error, as those of a row do

@@ -1,0 +1,149 @@
+package bounds
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// changed is a float32 weight whose element of row r and column c is at(r, c, its number).
+func changed(w model.Weight, at func(r, c int, v float32) float32) model.Weight {
+	values, _ := w.Float32s(nil)
+	w.Data = nil
+	for i, v := range values {
+		w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(at(i/w.Shape[1], i%w.Shape[1], v)))
+	}
+	return w
+}
+
+// cloned has each neuron of an expert's first n in place of others, with down_proj's columns as they are or all alike.
+func cloned(expert [3]model.Weight, n int, share bool) [3]model.Weight {
+	first, _ := expert[2].Float32s(nil)
+	for i := range 2 {
+		values, _ := expert[i].Float32s(nil)
+		expert[i] = changed(expert[i], func(r, c int, _ float32) float32 { return values[r%n*moeHidden+c] })
+	}
+	if share {
+		expert[2] = changed(expert[2], func(r, c int, _ float32) float32 { return first[r*moeNeurons+c%n] })
+	}
+	return expert
+}
+
+// TestEqualErrorsAddUp: a right float32 evaluation of experts that are copies of one, of some whose down_proj alone differs, and
+// of neurons that are clones. In standard deviations its errors are those of a usual layer.
+func TestEqualErrorsAddUp(t *testing.T) {
+	measured := func(m *moe) (*Distances, float64) {
+		a, x := m.analysed(false)
+		defer a.Close()
+		want := m.reference()
+		_, z := a.Neurons(x, want, allRows(want, x), 1)
+		return Measure(x, want, allRows(want, x), 1), z
+	}
+	usual, _ := measured(newMoE(0))
+	r := rand.New(rand.NewPCG(5, 6))
+	for name, change := range map[string]func(m *moe, e int){
+		"upcycled": func(m *moe, e int) { m.experts[e] = m.experts[0] },
+		"upcycled, other down_proj": func(m *moe, e int) {
+			m.experts[e][0], m.experts[e][1] = m.experts[0][0], m.experts[0][1]
+		},
+		"upcycled, down_proj with noise": func(m *moe, e int) {
+			if e > 0 {
+				m.experts[e] = m.experts[0]
+				m.experts[e][2] = changed(m.experts[0][2], func(_, _ int, v float32) float32 { return v * (1 + 0.05*r.Float32()) })
+			}
+		},
+		"upcycled, half of the neurons": func(m *moe, e int) {
+			for i := range 2 {
+				of, _ := m.experts[0][i].Float32s(nil)
+				m.experts[e][i] = changed(m.experts[e][i], func(r, c int, v float32) float32 {
+					if r%2 == 0 {
+						return of[r*moeHidden+c]
+					}
+					return v
+				})
+			}
+			of, _ := m.experts[0][2].Float32s(nil)
+			m.experts[e][2] = changed(m.experts[e][2], func(r, c int, v float32) float32 {
+				if c%2 == 0 {
+					return of[r*moeNeurons+c]
+				}
+				return v
+			})
+		},
+		"neurons 4 times":                 func(m *moe, e int) { m.experts[e] = cloned(m.experts[e], moeNeurons/4, true) },
+		"neurons 16 times":                func(m *moe, e int) { m.experts[e] = cloned(m.experts[e], moeNeurons/16, true) },
+		"neurons 16 times, other columns": func(m *moe, e int) { m.experts[e] = cloned(m.experts[e], moeNeurons/16, false) },
+		"upcycled and neurons 8 times":    func(m *moe, e int) { m.experts[e] = cloned(m.experts[0], moeNeurons/8, true) },
+		"two experts alike, two that aren't": func(m *moe, e int) {
+			if e == 2 {
+				m.experts[2] = m.experts[1]
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMoE(0)
+			for e := range m.experts {
+				change(m, e)
+			}
+			d, z := measured(m)
+			t.Logf("RMS %.2f, usually %.2f; z %.1f, of a neuron %.1f", d.Rms, usual.Rms, d.Largest, z)
+			require.InDelta(t, 1, d.Rms/usual.Rms, 0.3)
+			require.LessOrEqual(t, z, 4.7)
+		})
+	}
+}
+
+// TestWrongAmongEqual: a weight of one copy of an expert, or of one clone of a neuron, that is off by 2^-8 is beyond the limit.
+func TestWrongAmongEqual(t *testing.T) {
+	for name, build := range map[string]func(e [3]model.Weight) [3]model.Weight{
+		"experts": func(e [3]model.Weight) [3]model.Weight { return e },
+		"neurons": func(e [3]model.Weight) [3]model.Weight { return cloned(e, moeNeurons/8, true) },
+	} {
+		for i, of := range []string{"gate_proj", "up_proj", "down_proj"} {
+			m := newMoE(0)
+			for e := range m.experts {
+				m.experts[e] = build(m.experts[0])
+			}
+			want := m.reference()
+			m.experts[2][i] = changed(m.experts[2][i], func(r, c int, v float32) float32 {
+				if r == 3 && c == 5 {
+					v += 0x1p-8
+				}
+				return v
+			})
+			a, x := m.analysed(false)
+			named, z := a.Neurons(x, want, allRows(want, x), 1)
+			require.Greater(t, max(z/NeuronLimit, Measure(x, want, allRows(want, x), 1).Largest/Lambda), 2.0, "%s, %s", name, of)
+			if i < 2 {
+				require.Equal(t, 3, named.Index, "%s, %s", name, of)
+			}
+			a.Close()
+		}
+	}
+}
+
+// line are the outputs of an MLP in dtype d whose columns of down_proj are all parallel, and whose neurons, of the relative standard
+// deviation s, add up to sum: each output is a number of 8 bits times sum.
+func line(d tensor.DType, tokens int, sum, s float64) (*Analysis, *Value) {
+	const outputs, neurons = 64, 16
+	r := rand.New(rand.NewPCG(1, 2))
+	h := &model.Activation{DType: d, Shape: []int{tokens, neurons}, Values: make([]float32, tokens*neurons)}
+	for i := range h.Values {
+		h.Values[i] = float32(sum / neurons)
+	}
+	down := model.Weight{Name: "down_proj", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{outputs, neurons}}}
+	for range outputs {
+		v := tensor.Rounded(1+r.Float32(), tensor.BF16)
+		for k := range neurons {
+			down.Data = binary.LittleEndian.AppendUint32(down.Data, math.Float32bits(v*float32(1+k%2)*2/3))
+		}
+	}
+	a := NewAnalysis(model.Options{DType: d}, nil)
+	return a, a.Linear(WithErrors(h, func(i int) float64 { return s * math.Abs(float64(h.Values[i])) }), &model.Linear{Weight: down})
+}
