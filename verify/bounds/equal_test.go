@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
@@ -132,18 +134,104 @@ func TestWrongAmongEqual(t *testing.T) {
 // deviation s, add up to sum: each output is a number of 8 bits times sum.
 func line(d tensor.DType, tokens int, sum, s float64) (*Analysis, *Value) {
 	const outputs, neurons = 64, 16
-	r := rand.New(rand.NewPCG(1, 2))
 	h := &model.Activation{DType: d, Shape: []int{tokens, neurons}, Values: make([]float32, tokens*neurons)}
 	for i := range h.Values {
 		h.Values[i] = float32(sum / neurons)
 	}
 	down := model.Weight{Name: "down_proj", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{outputs, neurons}}}
-	for range outputs {
-		v := tensor.Rounded(1+r.Float32(), tensor.BF16)
+	for o := range outputs {
 		for k := range neurons {
-			down.Data = binary.LittleEndian.AppendUint32(down.Data, math.Float32bits(v*float32(1+k%2)*2/3))
+			down.Data = binary.LittleEndian.AppendUint32(down.Data, math.Float32bits((1+float32(o)/128)*float32(k%2)*2))
 		}
 	}
 	a := NewAnalysis(model.Options{DType: d}, nil)
 	return a, a.Linear(WithErrors(h, func(i int) float64 { return s * math.Abs(float64(h.Values[i])) }), &model.Linear{Weight: down})
+}
+
+// TestRoundingOfALine: outputs along one direction may all be rounded the same way, which is no error of a neuron; where elements that
+// were certain are rounded to another number, it is.
+func TestRoundingOfALine(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		nearly := 1 + 0.35*PrecisionOf(d).Ulp(1) // rounded to 1 in each product
+		a, x := line(d, 1, nearly, 0x1p-22)
+		defer a.Close()
+		want := make([]float32, len(x.Values))
+		for i := range want {
+			want[i] = x.Rounded(i)
+		}
+		f := filterOf(a, x, want)
+		require.Greater(t, f.screenedZ(), 6.0, "the residual lies on each neuron")
+		_, z := a.Neurons(x, want, allRows(want, x), 1)
+		require.LessOrEqual(t, z, 4.0)
+		off := slices.Clone(want)
+		for i := range off { // as if the sum were a whole spacing more
+			off[i] = tensor.Rounded(x.Values[i]*float32(1+PrecisionOf(d).Ulp(1)), d)
+		}
+		_, z = a.Neurons(x, off, allRows(off, x), 1)
+		require.Greater(t, z, 6.0)
+	}
+}
+
+// TestIndependentErrors: those of outputs along one direction are one, where neurons are off by much, and as many as the outputs
+// where down_proj's sums are; those of a usual layer lie between.
+func TestIndependentErrors(t *testing.T) {
+	a, x := line(tensor.F32, 2, 1, 0x1p-16)
+	defer a.Close()
+	require.Equal(t, 1, a.Independent(x, x.Values, 1))
+	sums, y := line(tensor.F32, 2, 1, 0x1p-40)
+	defer sums.Close()
+	require.InDelta(t, 64, sums.Independent(y, y.Values, 1), 8)
+	require.Equal(t, 64, sums.Independent(Exact(y.Activation), y.Values, 1))
+}
+
+// TestGatesAtTheirLimit: silu of a limit is one number, of one error, in all neurons and experts that reach it.
+func TestGatesAtTheirLimit(t *testing.T) {
+	const tokens, hidden, neurons, out, limit = 12, 16, 24, 256, 7
+	r := rand.New(rand.NewPCG(3, 4))
+	weight := func(rows, cols int, shift float32) model.Weight {
+		w := model.Weight{Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, cols}}}
+		for _, v := range numbers(r, rows*cols) {
+			w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(v+shift))
+		}
+		return w
+	}
+	x := &model.Activation{DType: tensor.F32, Shape: []int{tokens, hidden}, Values: numbers(r, tokens*hidden)}
+	for i, v := range x.Values {
+		x.Values[i] = float32(math.Abs(float64(v)))
+	}
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	var parts []model.Part[*Value]
+	off := make([]float64, tokens*out) // what an error of 1.4 units of silu(limit) does
+	weights := &model.Activation{DType: tensor.F32, Shape: []int{tokens, 3}}
+	for e := range 3 {
+		gate, up, down := weight(neurons, hidden, 2), weight(neurons, hidden, 0.5), weight(out, neurons, 1)
+		g := a.Clamp(a.Linear(Exact(x), &model.Linear{Weight: gate}), float32(math.Inf(-1)), limit)
+		u := a.Linear(Exact(x), &model.Linear{Weight: up})
+		part := model.Part[*Value]{Expert: e}
+		for token := range tokens {
+			part.Slots, weights.Values = append(part.Slots, token*3+e), append(weights.Values, 0.5)
+			for o := range out {
+				row, _ := down.Row(o).Float32s(nil)
+				for k, d := range row {
+					if g.Values[token*neurons+k] == limit {
+						off[token*out+o] += 0.5 * 1.4 * Unit * limit * float64(u.Values[token*neurons+k]) * float64(d)
+					}
+				}
+			}
+		}
+		part.Out = a.Linear(a.SwiGLU(g, u), &model.Linear{Weight: down})
+		parts = append(parts, part)
+	}
+	y := a.Combine(Exact(weights), parts, config.ByExpert)
+	want := slices.Clone(y.Values)
+	for i := range want {
+		want[i] += float32(off[i])
+	}
+	d := Measure(y, want, allRows(want, y), 1)
+	_, z := a.Neurons(y, want, allRows(want, y), 1)
+	t.Logf("z %.2f, RMS %.2f, of a neuron %.2f, of its screen %.2f", d.Largest, d.Rms, z, filterOf(a, y, want).screenedZ())
+	require.Less(t, d.Largest, 1.0)
+	require.Greater(t, filterOf(a, y, want).screenedZ(), 6.0)
+	require.Less(t, z, 3.999)
 }

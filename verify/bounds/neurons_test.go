@@ -155,11 +155,8 @@ func (m *moe) analysed(rounded bool) (*Analysis, *Value) {
 
 // filterOf returns a filter of x's neurons that has examined nothing.
 func filterOf(a *Analysis, x *Value, want []float32) *filter {
-	f := &filter{Analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &Neuron{Expert: -1},
-		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
-	for i := range x.Products {
-		f.add(&x.Products[i])
-	}
+	f := a.filter(x, want)
+	f.selected, f.factor, f.named = allRows(want, x), 1, &Neuron{Expert: -1}
 	return f
 }
 
