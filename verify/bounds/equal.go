@@ -120,86 +120,7 @@ func (a *Analysis) together(v *model.Activation, w *model.Weight, c *classes) *m
 	return y
 }
 
-// findEqual finds among a token's experts those with the same output, by their order.
-func findEqual(parts []model.Part[*Value], terms []weighted) {
-	for i := range terms {
-		for _, before := range terms[:i] {
-			if sameRow(parts[before.part].Out, before.row, parts[terms[i].part].Out, terms[i].row) {
-				terms[i].equal = before.equal
-				break
-			}
-		}
-	}
-}
-
-// sameRow reports whether rows i of x and j of z have the same numbers and the same deviations, which are not all 0.
-func sameRow(x *Value, i int, z *Value, j int) bool {
-	same := func(x, z float32) bool { return compareBits(x, z) == 0 }
-	return x.sigma != nil && z.sigma != nil && slices.EqualFunc(x.Row(i), z.Row(j), same) &&
-		slices.EqualFunc(x.sigma.Row(i), z.sigma.Row(j), same) && largest(x.sigma.Row(i)) > 0
-}
-
-// products are those of parts. Experts with the same output of a token are one, with the sum of their weights.
-func products(weight *Value, parts []model.Part[*Value], terms [][]weighted) (all []product) {
-	k := weight.Width()
-	sums, firsts := make([]float32, len(weight.Values)), make([][]int, len(parts)) // rows of parts that are a token's first
-	for t, terms := range terms {
-		for _, w := range terms {
-			sums[t*k+w.equal] += weight.Values[w.slot]
-			if w.equal == w.slot%k {
-				firsts[w.part] = append(firsts[w.part], w.row)
-			}
-		}
-	}
-	for i, part := range parts {
-		if len(part.Out.Products) != 1 || len(firsts[i]) == 0 {
-			continue
-		}
-		p := part.Out.Products[0]
-		p.expert = part.Expert
-		for _, row := range firsts[i] {
-			slot := part.Slots[row]
-			p.tokens, p.weights = append(p.tokens, slot/k), append(p.weights, sums[slot])
-		}
-		if len(firsts[i]) < len(part.Slots) {
-			p.hidden, p.common = rowsOf(p.hidden, p.down.Weight.Shape[1], firsts[i]), rowsOf(p.common, part.Out.Width(), firsts[i])
-		}
-		all = append(all, p)
-	}
-	return all
-}
-
-// rowsOf are some rows of numbers, which may be nil.
-func rowsOf(numbers []float32, width int, rows []int) (some []float32) {
-	for _, row := range rows {
-		if numbers != nil {
-			some = append(some, numbers[row*width:(row+1)*width]...)
-		}
-	}
-	return some
-}
-
-// deviationsOfEqual has room for a deviation of each of a token's k experts; it is nil if no two are equal.
-func deviationsOfEqual(k int, terms []weighted) []float64 {
-	if !slices.ContainsFunc(terms, func(w weighted) bool { return w.equal != w.slot%k }) {
-		return nil
-	}
-	return make([]float64, k)
-}
-
-// together is what a term of variance v adds to that of a sum beside v, as its error is that of the equal experts before it: 2·√v
-// times their deviation, at most that of the sum. It adds √v to their deviation.
-func together(equal []float64, w weighted, v, ofSum float64) float64 {
-	if equal == nil {
-		return 0
-	}
-	s := math.Sqrt(v)
-	more := 2 * s * min(equal[w.equal], math.Sqrt(ofSum))
-	equal[w.equal] += s
-	return more
-}
-
-// related are two of a token's experts, not equal, that have neurons in common, and the correlation of their errors.
+// related are two of a token's experts that have neurons in common, and the correlation of their errors: 1 of copies.
 type related struct {
 	a, b        weighted
 	correlation float64
@@ -212,7 +133,7 @@ func (a *Analysis) relatedExperts(parts []model.Part[*Value], terms [][]weighted
 		for i, w := range terms {
 			for _, v := range terms[:i] {
 				p, q := parts[v.part].Out.Products, parts[w.part].Out.Products
-				if w.equal == v.equal || len(p) != 1 || len(q) != 1 {
+				if len(p) != 1 || len(q) != 1 {
 					continue
 				}
 				x, y := p[0].neurons(v.row), q[0].neurons(w.row)

@@ -186,7 +186,7 @@ func TestIndependentErrors(t *testing.T) {
 
 // TestGatesAtTheirLimit: silu of a limit is one number, of one error, in all neurons and experts that reach it.
 func TestGatesAtTheirLimit(t *testing.T) {
-	const tokens, hidden, neurons, out, limit = 12, 16, 24, 256, 7
+	const tokens, hidden, neurons, out, limit = 12, 16, 24, 512, 7
 	r := rand.New(rand.NewPCG(3, 4))
 	weight := func(rows, cols int, shift float32) model.Weight {
 		w := model.Weight{Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, cols}}}
@@ -231,7 +231,6 @@ func TestGatesAtTheirLimit(t *testing.T) {
 	d := Measure(y, want, allRows(want, y), 1)
 	_, z := a.Neurons(y, want, allRows(want, y), 1)
 	t.Logf("z %.2f, RMS %.2f, of a neuron %.2f, of its screen %.2f", d.Largest, d.Rms, z, filterOf(a, y, want).screenedZ())
-	require.Less(t, d.Largest, 1.0)
-	require.Greater(t, filterOf(a, y, want).screenedZ(), 6.0)
-	require.Less(t, z, 3.999)
+	require.Less(t, d.Rms, 0.35)
+	require.Less(t, z, 2.0)
 }

@@ -131,29 +131,33 @@ func (a *Analysis) Scale(x *Value, factor float32) *Value {
 }
 
 // weighted is an expert's output for a token: a row of it, and its position in topk_idx.
-type weighted struct {
-	part, row, slot int
-	equal           int // position of the token's first expert with the same output
-}
+type weighted struct{ part, row, slot int }
 
 // Combine implements model.Arithmetic. Products and, by expert, their sums are exact; by
 // choice the sum is one of K terms p:
 //
 //	v = Σ v_p + sums.variance
 //
-// Experts with one output, of equal weights, have one error: Σ v_p is (Σ √v_p)² of their terms.
+// Errors that experts have in common add more: see addRelated and addCommon.
 func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
 	weight = a.settle(weight)
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
 	y := a.result(parts[0].Out.DType, weight.Rows(), parts[0].Out.Width())
 	for p, part := range parts {
-		y.inherit(weight, a.settle(part.Out))
+		out := a.settle(part.Out)
+		y.inherit(weight, out)
 		for i, slot := range part.Slots {
-			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot, slot % k})
+			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})
+		}
+		if len(out.Products) == 1 {
+			from := out.Products[0]
+			from.expert = part.Expert
+			for _, slot := range part.Slots {
+				from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
+			}
+			y.Products = append(y.Products, from)
 		}
 	}
-	a.plain.Each(len(terms), 8*k*len(terms), func(t int) { findEqual(parts, terms[t]) })
-	y.Products = products(weight, parts, terms)
 	sum, p := a.sumByExpert, PrecisionOf(y.DType)
 	if order == config.ByChoice {
 		sum, p = a.sumByChoice, PrecisionOf(weight.DType)
@@ -181,19 +185,16 @@ func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, 
 
 // sumByExpert adds a token's weighted parts in the order of ascending experts, all of precision p.
 func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
-	equal := deviationsOfEqual(weight.Width(), terms)
 	for c := range y.Width() {
 		sum, v := 0.0, 0.0
-		clear(equal)
 		for i, w := range terms {
 			out, vOut := share(p, weight, parts, w, c)
-			if i == 0 { // the sum begins at 0, to which adding is no rounding
-				sum, v = out, vOut+together(equal, w, vOut, 0)
-				continue
+			if i > 0 { // the sum begins at 0, to which adding is no rounding
+				sum, v = point(p, sum, v)
+				out = float64(float32(sum + out))
+				vOut = exactly(out, v+vOut)
 			}
-			sum, v = point(p, sum, v)
-			sum = float64(float32(sum + out))
-			v = exactly(sum, v+vOut+together(equal, w, vOut, v))
+			sum, v = out, vOut
 		}
 		y.Set(t*y.Width()+c, sum, v)
 	}
@@ -202,13 +203,11 @@ func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, par
 // sumByChoice adds a token's weighted parts, of precision p, in one sum.
 func (a *Analysis) sumByChoice(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
-	sums, equal := a.sums(len(terms)), deviationsOfEqual(weight.Width(), terms)
+	sums := a.sums(len(terms))
 	for c := range y.Width() {
 		var sum addition
-		clear(equal)
 		for _, w := range terms {
-			out, v := share(p, weight, parts, w, c)
-			sum = sum.add(out, v+together(equal, w, v, sum.v))
+			sum = sum.add(share(p, weight, parts, w, c))
 		}
 		sum.y = float64(float32(sum.y))
 		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))
