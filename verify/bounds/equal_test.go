@@ -101,6 +101,56 @@ func TestEqualErrorsAddUp(t *testing.T) {
 	}
 }
 
+// TestOneErrorOfEqualNeurons: an error of 5 standard deviations of a neuron that copies of an expert, or clones, have in common is
+// no more than that; it is also what the simulation estimates.
+func TestOneErrorOfEqualNeurons(t *testing.T) {
+	const token, clones = 7, 8
+	for name, test := range map[string]struct {
+		build    func(m *moe, e int) [3]model.Weight
+		distinct int // neurons
+	}{
+		"experts": {func(m *moe, _ int) [3]model.Weight { return m.experts[0] }, moeNeurons},
+		"neurons": {func(m *moe, e int) [3]model.Weight { return cloned(m.experts[e], moeNeurons/clones, true) }, moeNeurons / clones},
+	} {
+		m := newMoE(0)
+		for e := range m.experts {
+			m.experts[e] = test.build(m, e)
+		}
+		a, x := m.analysed(false)
+		defer a.Close()
+		want := slices.Clone(x.Values)
+		f := filterOf(a, x, want)
+		terms := f.terms[token]
+		if name == "neurons" {
+			terms = terms[:1]
+		}
+		most := slices.Max(terms[0].deviations())
+		neuron := slices.Index(terms[0].deviations(), most)
+		for _, of := range terms {
+			for k, s := range of.deviations() {
+				if k%test.distinct == neuron {
+					for o, d := range a.errors.Column(&of.down.Weight, k) {
+						want[token*moeHidden+o] += float32(5 * Unit * of.weight() * float64(s) * float64(d))
+					}
+				}
+			}
+		}
+		all := suspect{Neuron{Expert: terms[0].expert, Index: neuron, Token: token}, terms[0]}
+		exactly := []suspect{all}
+		f.examineExactly(exactly)
+		require.Less(t, exactly[0].Z, 5.0, name)
+		if name == "experts" {
+			require.Greater(t, exactly[0].Z, 2.5)
+		} else {
+			require.InEpsilon(t, f.explicitZ(terms[0], neuron), exactly[0].Z, 0.01)
+		}
+		f.crowded[token], f.factor = true, 1e-6
+		f.simulate()
+		i := slices.IndexFunc(f.suspects[token], func(s suspect) bool { return s.key() == all.key() })
+		require.InDelta(t, 0, math.Log(f.suspects[token][i].Z*1e-6/exactly[0].Z), 0.4, name)
+	}
+}
+
 // TestWrongAmongEqual: a weight of one copy of an expert, or of one clone of a neuron, that is off by 2^-8 is beyond the limit.
 func TestWrongAmongEqual(t *testing.T) {
 	for name, build := range map[string]func(e [3]model.Weight) [3]model.Weight{

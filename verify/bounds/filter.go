@@ -35,6 +35,7 @@ type filter struct {
 	selected *Rows     // its rows that are compared
 	factor   float64   // the user's, on standard deviations
 	outputs  *classes  // of the stage's columns; nil if no two are equal
+	related  []bool    // tokens some of whose experts have neurons in common
 
 	terms    [][]term    // of each token, what its row is the sum of
 	suspects [][]suspect // of each token
@@ -59,9 +60,17 @@ type suspect struct {
 // filter returns the filter of a stage, with what its tokens are sums of.
 func (a *Analysis) filter(x *Value, want []float32) *filter {
 	f := &filter{Analysis: a, x: x, want: want, outputs: classesOf(x),
-		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
+		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
+		related: make([]bool, x.Rows())}
 	for i := range x.Products {
 		f.add(&x.Products[i])
+	}
+	for t, terms := range f.terms {
+		for i, x := range terms {
+			f.related[t] = f.related[t] || slices.ContainsFunc(terms[:i], func(y term) bool {
+				return haveNeuronsInCommon(x.deviations(), y.deviations())
+			})
+		}
 	}
 	return f
 }
@@ -105,18 +114,6 @@ func (t term) addCommon(dst []float64, scale float64) {
 
 // deviations are the standard deviations of the row's neurons, in units of u.
 func (t term) deviations() []float32 { return t.neurons(t.row) }
-
-// related reports whether experts of a token have neurons in common.
-func (f *filter) related(t int) bool {
-	for i, x := range f.terms[t] {
-		for _, y := range f.terms[t][:i] {
-			if haveNeuronsInCommon(x.deviations(), y.deviations()) {
-				return true
-			}
-		}
-	}
-	return false
-}
 
 // consider takes note of a neuron's z.
 func (f *filter) consider(n Neuron) {

@@ -218,7 +218,7 @@ func (f *filter) examineExactly(suspects []suspect) {
 		})
 		for i, r := range rows {
 			variances[r.at] += p.equal.squares(own.Row(i))
-			if f.related(tokens[r.at]) {
+			if f.related[tokens[r.at]] {
 				c := contribution{r.deviations(), slices.Clone(own.Row(i))}
 				variances[r.at] += c.with(before[r.at])
 				before[r.at] = append(before[r.at], c)

@@ -105,7 +105,11 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 	width := p.down.Weight.Shape[1]
 	errors := f.errors.Make(tensor.F32, len(rows)*draws, width)
 	for i, r := range rows {
-		scale, signs := Unit*r.weight()/math.Sqrt(noises[r.at].least), p.equal.signs(width, newSigns(p.tokens[r.row], p.expert))
+		token, expert := p.tokens[r.row], p.expert
+		if f.related[token] {
+			expert = -1 // neurons in common have one error
+		}
+		scale, signs := Unit*r.weight()/math.Sqrt(noises[r.at].least), p.equal.signs(width, newSigns(token, expert))
 		for k, s := range r.deviations() {
 			for d := range draws {
 				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs[k]>>d)
