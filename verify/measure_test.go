@@ -97,8 +97,8 @@ func TestNoNumberIsNotFinite(t *testing.T) {
 	}
 }
 
-// TestFailureNamesItsMeasure: where a neuron's z alone is beyond its limit, every form of the report says that, behind how
-// much the stage is off.
+// TestFailureNamesItsMeasure: where a neuron's z alone is beyond its limit, every form of the report says that, behind
+// how much the stage is off.
 func TestFailureNamesItsMeasure(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v3-f16/golden-f16")

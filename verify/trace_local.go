@@ -194,7 +194,8 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 }
 
 // judgeDistances records the distances of x, or of a stage that x is a block of, and their limits, and returns the
-// largest share of a limit. Rows have so many independent errors. What they are distances of goes into the limits' words.
+// largest share of a limit. Rows have so many independent errors. What they are distances of goes into the limits'
+// words.
 func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.Distances, rows *bounds.Rows,
 	independent int, of string) (margin float64) {
 	factor, key := t.factor(c.Tensor)
@@ -274,10 +275,10 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// lines holds the RMS of the tensor, its rows of width elements, which have so many independent errors, and its columns to
-// their limits, and returns the largest share of a limit. One error may be Lambda in all of its row. Of few distinct rows only the rows' RMS is judged.
-// Where weights were rounded, the elements of a column share that error, and columns have no
-// limit.
+// lines holds the RMS of the tensor, its rows of width elements, which have so many independent errors, and its columns
+// to their limits, and returns the largest share of a limit. One error may be Lambda in all of its row. Of few distinct
+// rows only the rows' RMS is judged. Where weights were rounded, the elements of a column share that error, and columns
+// have no limit.
 func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, independent, distinct int, rounded,
 	together bool) (margin float64) {
 	if width >= leastRow {

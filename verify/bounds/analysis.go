@@ -24,9 +24,9 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
 //
-// Of columns of x that are one computation the first sum is that of carried. A common error c of x adds (Σ w·c)².
+// carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
-	common := a.commonOf(x, l)
+	common := a.takeCommon(x, l)
 	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	sums := a.sumsOf(x)
@@ -40,11 +40,11 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	a.scratch(func() *model.Activation {
 		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
 		var units []float64
-		var together *model.Activation
+		var ofClasses *model.Activation
 		if x.sigma != nil {
 			p.V, units = a.perRow(x, 0)
 			if equal = classesOf(x); equal != nil {
-				together = a.together(&model.Activation{Shape: x.Shape, Values: p.V}, &l.Weight, equal)
+				ofClasses = a.classSquares(&model.Activation{Shape: x.Shape, Values: p.V}, &l.Weight, equal)
 			}
 		}
 		p.Each = func(t, r int, partial, squares, carried []float32) {
@@ -58,11 +58,11 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 					v += Sq(sum)/3 + delta(deltas, r+c)
 				}
 				if carried != nil {
-					of := carried[c]
-					if together != nil {
-						of = max(of, together.Values[at+c])
+					squares := carried[c]
+					if ofClasses != nil {
+						squares = max(squares, ofClasses.Values[at+c])
 					}
-					v += float64(float64(of) * units[t])
+					v += float64(float64(squares) * units[t])
 				}
 				if moved != nil {
 					v += float64(float64(sigma[c]) * moved[t])
@@ -176,7 +176,7 @@ func (a *Analysis) Add(x, z *Value) *Value {
 //	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
 //
-// Where gates are exactly the largest of all, as a limit makes them, silu(g) has one error, common to them.
+// A limit makes gates exactly equal. Their silu(g) has one error, which is common to them.
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	gate, up = a.settle(gate), a.settle(up)
 	y, p := a.computed(a.plain.SiLU(gate.wide()), gate.DType), PrecisionOf(gate.DType)
@@ -206,7 +206,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	return y.inherit(gate, up)
 }
 
-// limited reports whether several elements are exactly that.
+// limited reports whether a limit cut elements of x: at least two are exactly limit.
 func (x *Value) limited(limit float32) bool {
 	n := 0
 	for i, y := range x.Values {

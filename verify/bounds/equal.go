@@ -10,17 +10,17 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Errors of equal computations are equal: neurons with equal rows of gate_proj and up_proj, as cloning makes them, are off
-// by the same, and so are experts with equal weights, as upcycling makes them. In a sum their deviations add up, not their
-// variances. What is equal shows in what was computed: numbers and deviations are equal to the bit.
+// Equal computations have equal errors. Cloning makes neurons with equal rows of gate_proj and up_proj, upcycling makes
+// experts with equal weights. A sum over them adds up deviations, not variances. The analysis finds them by their
+// results: numbers and deviations are equal to the bit.
 
-// classes are the columns of a value that are one computation: their numbers and their deviations are equal in every row.
+// classes groups the columns of a value. Columns of one class have equal numbers and equal deviations in every row.
 type classes struct {
-	of    []int // the class of each column, counted by its first column
-	first []int // the first column of each class
+	class []int // class of each column; classes are numbered by their first columns
+	first []int // first column of each class
 }
 
-// classesOf returns the classes of x's columns; nil if no two columns that are uncertain are equal.
+// classesOf returns the classes of x's columns; nil if no two uncertain columns are equal.
 func classesOf(x *Value) *classes {
 	width := x.Width()
 	uncertain := make([]bool, width)
@@ -51,19 +51,19 @@ func classesOf(x *Value) *classes {
 	if !found {
 		return nil
 	}
-	c := &classes{of: make([]int, width)}
+	c := &classes{class: make([]int, width)}
 	for i, first := range leader {
 		if first == i {
-			c.of[i] = len(c.first)
+			c.class[i] = len(c.first)
 			c.first = append(c.first, i)
 		} else {
-			c.of[i] = c.of[first]
+			c.class[i] = c.class[first]
 		}
 	}
 	return c
 }
 
-// ascending are the numbers from 0 on.
+// ascending returns the numbers 0 … n-1.
 func ascending(n int) []int {
 	numbers := make([]int, n)
 	for i := range numbers {
@@ -75,24 +75,25 @@ func ascending(n int) []int {
 // compareBits orders numbers by their bits.
 func compareBits(a, b float32) int { return cmp.Compare(math.Float32bits(a), math.Float32bits(b)) }
 
-// carried returns what rows of variances v of a value of these classes do to its products with w, [rows, out]: the larger of
+// carried returns the variances of products of w with rows whose columns have the variances v [rows, in]: [rows, out].
+// Each is the larger of two sums:
 //
-//	Σ w²·v              all errors are independent
-//	Σ (Σ w)²·v          errors of a class are equal; the inner sum is over its columns
+//	Σ w²·v         columns have independent errors
+//	Σ (Σ w)²·v     columns of a class have one error; the inner sum is over the class
 //
-// A reference may compute columns at the edge of a matrix in another way, so that equal errors that cancel are not counted on.
+// The first sum holds where a library computes the columns at the edge of a matrix in another order.
 func (a *Analysis) carried(v *model.Activation, w *model.Weight, c *classes) *model.Activation {
 	y := a.errors.Squares(v, w)
 	if c != nil {
-		for i, together := range a.together(v, w, c).Values {
-			y.Values[i] = max(y.Values[i], together)
+		for i, squares := range a.classSquares(v, w, c).Values {
+			y.Values[i] = max(y.Values[i], squares)
 		}
 	}
 	return y
 }
 
-// together returns Σ (Σ w)²·v over classes, the inner sum over the columns of a class: [rows, out].
-func (a *Analysis) together(v *model.Activation, w *model.Weight, c *classes) *model.Activation {
+// classSquares returns Σ (Σ w)²·v over the classes, the inner sum over the columns of a class: [rows, out].
+func (a *Analysis) classSquares(v *model.Activation, w *model.Weight, c *classes) *model.Activation {
 	out, width, n := w.Shape[0], w.Shape[1], len(c.first)
 	y, terms := a.errors.Make(tensor.F32, v.Rows(), out), a.errors.Make(tensor.F32, v.Rows(), n)
 	for t := range v.Rows() {
@@ -107,7 +108,7 @@ func (a *Analysis) together(v *model.Activation, w *model.Weight, c *classes) *m
 		a.plain.Each(rows, rows*width, func(r int) {
 			row := make([]float32, n)
 			for i, weight := range a.plain.RowOf(make([]float32, width), w, from+r) {
-				row[c.of[i]] += weight
+				row[c.class[i]] += weight
 			}
 			for class, sum := range row {
 				binary.LittleEndian.PutUint32(sums.Data[4*(r*n+class):], math.Float32bits(sum))
@@ -120,18 +121,23 @@ func (a *Analysis) together(v *model.Activation, w *model.Weight, c *classes) *m
 	return y
 }
 
-// related are two of a token's experts that have neurons in common, and the correlation of their errors: 1 of copies.
+// related is a pair of a token's experts that have neurons in common.
 type related struct {
 	a, b        weighted
-	correlation float64
+	correlation float64 // of the errors of their outputs; 1 for copies
 }
 
-// relatedExperts are those of each token.
+// relatedExperts returns the related pairs of each token. Copies have equal outputs; other pairs have equal deviations
+// of neurons.
 func (a *Analysis) relatedExperts(parts []model.Part[*Value], terms [][]weighted) [][]related {
 	all, known := make([][]related, len(terms)), map[[2]int]float64{}
 	for t, terms := range terms {
 		for i, w := range terms {
 			for _, v := range terms[:i] {
+				if sameRow(parts[v.part].Out, v.row, parts[w.part].Out, w.row) {
+					all[t] = append(all[t], related{v, w, 1})
+					continue
+				}
 				p, q := parts[v.part].Out.Products, parts[w.part].Out.Products
 				if len(p) != 1 || len(q) != 1 {
 					continue
@@ -153,14 +159,22 @@ func (a *Analysis) relatedExperts(parts []model.Part[*Value], terms [][]weighted
 	return all
 }
 
-// neurons are the standard deviations of the neurons of a row, in units of u.
+// sameRow reports whether row i of x and row j of z have equal numbers and equal deviations, not all 0.
+func sameRow(x *Value, i int, z *Value, j int) bool {
+	same := func(x, z float32) bool { return compareBits(x, z) == 0 }
+	return x.sigma != nil && z.sigma != nil && slices.EqualFunc(x.Row(i), z.Row(j), same) &&
+		slices.EqualFunc(x.sigma.Row(i), z.sigma.Row(j), same) && largest(x.sigma.Row(i)) > 0
+}
+
+// neurons returns the standard deviations of a row's neurons, in units of u.
 func (p *product) neurons(row int) []float32 {
 	width := p.down.Weight.Shape[1]
 	return p.hidden[row*width : (row+1)*width]
 }
 
-// haveNeuronsInCommon reports whether at least one in 16 uncertain neurons has the same deviation in both of two experts, which are
-// those of equal rows of gate_proj and up_proj. Fewer hardly add to a sum's variance.
+// haveNeuronsInCommon reports whether two experts, whose neurons have the deviations x and y, have at least 1 in 16
+// uncertain neurons in common. Neurons with equal rows of gate_proj and up_proj have equal deviations. Fewer neurons
+// hardly add to the variance of a sum.
 func haveNeuronsInCommon(x, y []float32) bool {
 	common, uncertain := 0, 0
 	for k, s := range x {
@@ -174,9 +188,10 @@ func haveNeuronsInCommon(x, y []float32) bool {
 	return common > 0 && 16*common >= uncertain
 }
 
-// squares returns the variance of a sum of errors of these deviations, signed: Σ s², or Σ (Σ s)² over classes if that is more.
+// squares returns the variance of a sum of errors with signed deviations s, the larger of Σ s² and Σ (Σ s)² over the
+// classes.
 func (c *classes) squares(deviations []float32) float64 {
-	independent, together := 0.0, 0.0
+	independent, ofClasses := 0.0, 0.0
 	for _, s := range deviations {
 		independent += Sq(float64(s))
 	}
@@ -185,39 +200,41 @@ func (c *classes) squares(deviations []float32) float64 {
 	}
 	sums := make([]float64, len(c.first))
 	for i, s := range deviations {
-		sums[c.of[i]] += float64(s)
+		sums[c.class[i]] += float64(s)
 	}
 	for _, sum := range sums {
-		together += Sq(sum)
+		ofClasses += Sq(sum)
 	}
-	return max(independent, together)
+	return max(independent, ofClasses)
 }
 
-// contribution is what the neurons of an expert, of these standard deviations, do to a projection.
-type contribution struct{ neurons, of []float32 }
+// contribution holds the deviations of an expert's neurons, and their products with a row of M.
+type contribution struct{ neurons, values []float32 }
 
-// with returns what neurons that experts before have, too, add to the variance of the projection.
-func (c contribution) with(before []contribution) (more float64) {
+// covariance returns what the neurons in common with earlier experts add to the variance of a projection: 2·Σ
+// M_ik·M'_ik·v_k.
+func (c contribution) covariance(before []contribution) (more float64) {
 	for _, b := range before {
 		for k, s := range c.neurons {
 			if s == b.neurons[k] {
-				more += 2 * float64(c.of[k]) * float64(b.of[k])
+				more += float64(2 * float64(c.values[k]) * float64(b.values[k]))
 			}
 		}
 	}
 	return max(0, more)
 }
 
-// correlation is that of what neurons of the standard deviations x and y do to the outputs of two experts, where equal ones are
-// one neuron, on average of some rows of both down_proj:
+// correlation returns the correlation that neurons in common give to the outputs of two experts. The neurons have the
+// standard deviations x and y, and v = x² = y² in common. It is the mean over up to 64 rows d and e of the two
+// down_proj:
 //
-//	Σ v·Σ d·e / √(Σ v_x·Σ d² · Σ v_y·Σ e²)
+//	Σ v·d·e / √(Σ (x·d)² · Σ (y·e)²)
 func (a *Analysis) correlation(down, other *model.Weight, x, y []float32) float64 {
-	const sampled = 64
+	const rows = 64
 	out, width := down.Shape[0], down.Shape[1]
 	d, e := make([]float32, width), make([]float32, width)
 	var both, ofX, ofY float64
-	for r := 0; r < out; r += (out + sampled - 1) / sampled {
+	for r := 0; r < out; r += (out + rows - 1) / rows {
 		d, e = a.plain.RowOf(d, down, r), a.plain.RowOf(e, other, r)
 		for k, s := range x {
 			dx, ey := float64(d[k])*float64(s), float64(e[k])*float64(y[k])
@@ -231,7 +248,7 @@ func (a *Analysis) correlation(down, other *model.Weight, x, y []float32) float6
 	return Ratio(both, math.Sqrt(ofX)*math.Sqrt(ofY))
 }
 
-// addRelated adds to a token's sum what the errors of two related experts do together: 2·ρ·√(v_a·v_b) of their terms.
+// addRelated adds the covariance of two related experts' terms to a token's sum: 2·ρ·√(v_a·v_b).
 func (y *Value) addRelated(p *precision, t int, weight *Value, parts []model.Part[*Value], pair related) {
 	for c := range y.Width() {
 		_, va := share(p, weight, parts, pair.a, c)
@@ -241,8 +258,9 @@ func (y *Value) addRelated(p *precision, t int, weight *Value, parts []model.Par
 	}
 }
 
-// commonOf returns what x's common error does to its products with l, and takes it from x: [rows, out]; nil without one.
-func (a *Analysis) commonOf(x *Value, l *model.Linear) []float32 {
+// takeCommon removes the common error from x and returns the deviations that it causes in x's products with l [rows,
+// out]; nil if x has no common error.
+func (a *Analysis) takeCommon(x *Value, l *model.Linear) []float32 {
 	if x.common == nil {
 		return nil
 	}
@@ -251,9 +269,9 @@ func (a *Analysis) commonOf(x *Value, l *model.Linear) []float32 {
 	return y.Values
 }
 
-// addCommon adds to the variances of y, the sum of its products, what their common error c adds beside those of each:
+// addCommon adds the covariances of the products' common error c to the variances of their sum y:
 //
-//	v += (Σ g·c)² - Σ (g·c)², if that is more than 0
+//	v += max(0, (Σ g·c)² - Σ (g·c)²)
 func (y *Value) addCommon() {
 	sums, squares := make([]float64, len(y.Values)), make([]float64, len(y.Values))
 	for i := range y.Products {

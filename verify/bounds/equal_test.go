@@ -37,8 +37,8 @@ func cloned(expert [3]model.Weight, n int, share bool) [3]model.Weight {
 	return expert
 }
 
-// TestEqualErrorsAddUp: a right float32 evaluation of experts that are copies of one, of some whose down_proj alone differs, and
-// of neurons that are clones. In standard deviations its errors are those of a usual layer.
+// TestEqualErrorsAddUp: a right float32 evaluation of copies of an expert, of copies with other down_proj, and of
+// cloned neurons. The RMS of z is the same as in a usual layer.
 func TestEqualErrorsAddUp(t *testing.T) {
 	measured := func(m *moe) (*Distances, float64) {
 		a, x := m.analysed(false)
@@ -101,8 +101,8 @@ func TestEqualErrorsAddUp(t *testing.T) {
 	}
 }
 
-// TestOneErrorOfEqualNeurons: an error of 5 standard deviations of a neuron that copies of an expert, or clones, have in common is
-// no more than that; it is also what the simulation estimates.
+// TestOneErrorOfEqualNeurons: an error of 5 standard deviations of a neuron that copies of an expert, or clones, have
+// in common is no more than that; it is also what the simulation estimates.
 func TestOneErrorOfEqualNeurons(t *testing.T) {
 	const token, clones = 7, 8
 	for name, test := range map[string]struct {
@@ -110,7 +110,8 @@ func TestOneErrorOfEqualNeurons(t *testing.T) {
 		distinct int // neurons
 	}{
 		"experts": {func(m *moe, _ int) [3]model.Weight { return m.experts[0] }, moeNeurons},
-		"neurons": {func(m *moe, e int) [3]model.Weight { return cloned(m.experts[e], moeNeurons/clones, true) }, moeNeurons / clones},
+		"neurons": {func(m *moe, e int) [3]model.Weight { return cloned(m.experts[e], moeNeurons/clones, true) },
+			moeNeurons / clones},
 	} {
 		m := newMoE(0)
 		for e := range m.experts {
@@ -151,7 +152,8 @@ func TestOneErrorOfEqualNeurons(t *testing.T) {
 	}
 }
 
-// TestWrongAmongEqual: a weight of one copy of an expert, or of one clone of a neuron, that is off by 2^-8 is beyond the limit.
+// TestWrongAmongEqual: a weight of one copy of an expert, or of one clone of a neuron, that is off by 2^-8 is beyond
+// the limit.
 func TestWrongAmongEqual(t *testing.T) {
 	for name, build := range map[string]func(e [3]model.Weight) [3]model.Weight{
 		"experts": func(e [3]model.Weight) [3]model.Weight { return e },
@@ -180,8 +182,8 @@ func TestWrongAmongEqual(t *testing.T) {
 	}
 }
 
-// line are the outputs of an MLP in dtype d whose columns of down_proj are all parallel, and whose neurons, of the relative standard
-// deviation s, add up to sum: each output is a number of 8 bits times sum.
+// line returns the outputs of an MLP in dtype d with parallel columns of down_proj. The neurons have the relative
+// standard deviation s and add up to sum. Each output is a number of 8 bits times sum.
 func line(d tensor.DType, tokens int, sum, s float64) (*Analysis, *Value) {
 	const outputs, neurons = 64, 16
 	h := &model.Activation{DType: d, Shape: []int{tokens, neurons}, Values: make([]float32, tokens*neurons)}
@@ -195,11 +197,12 @@ func line(d tensor.DType, tokens int, sum, s float64) (*Analysis, *Value) {
 		}
 	}
 	a := NewAnalysis(model.Options{DType: d}, nil)
-	return a, a.Linear(WithErrors(h, func(i int) float64 { return s * math.Abs(float64(h.Values[i])) }), &model.Linear{Weight: down})
+	deviation := func(i int) float64 { return s * math.Abs(float64(h.Values[i])) }
+	return a, a.Linear(WithErrors(h, deviation), &model.Linear{Weight: down})
 }
 
-// TestRoundingOfALine: outputs along one direction may all be rounded the same way, which is no error of a neuron; where elements that
-// were certain are rounded to another number, it is.
+// TestRoundingOfALine: rounding may move all outputs along one direction the same way, and no neuron is wrong. A neuron
+// is wrong where certain outputs round to another number.
 func TestRoundingOfALine(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
 		nearly := 1 + 0.35*PrecisionOf(d).Ulp(1) // rounded to 1 in each product
@@ -222,8 +225,8 @@ func TestRoundingOfALine(t *testing.T) {
 	}
 }
 
-// TestIndependentErrors: those of outputs along one direction are one, where neurons are off by much, and as many as the outputs
-// where down_proj's sums are; those of a usual layer lie between.
+// TestIndependentErrors: outputs along one direction have one error if the neurons' errors are large, and one error
+// each if the sums' own errors are larger.
 func TestIndependentErrors(t *testing.T) {
 	a, x := line(tensor.F32, 2, 1, 0x1p-16)
 	defer a.Close()
@@ -283,4 +286,29 @@ func TestGatesAtTheirLimit(t *testing.T) {
 	t.Logf("z %.2f, RMS %.2f, of a neuron %.2f, of its screen %.2f", d.Largest, d.Rms, z, filterOf(a, y, want).screenedZ())
 	require.Less(t, d.Rms, 0.35)
 	require.Less(t, z, 2.0)
+}
+
+// TestCopiesOfKnownNeurons: the sums of down_proj have equal errors in copies of an expert, although the pack holds
+// their neurons.
+func TestCopiesOfKnownNeurons(t *testing.T) {
+	m := newMoE(0)
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	down := &model.Linear{Weight: m.experts[0][2]}
+	weights := &model.Activation{DType: tensor.F32, Shape: []int{1, 3}, Values: []float32{1, 1, 1}}
+	h := &model.Activation{DType: tensor.F32, Shape: []int{1, moeNeurons}, Values: m.x.Values[:moeNeurons]}
+	for _, order := range []config.RoutedSum{config.ByExpert, config.ByChoice} {
+		var parts []model.Part[*Value]
+		for e := range 3 {
+			parts = append(parts, model.Part[*Value]{Expert: e, Slots: []int{e}, Out: a.Linear(Exact(h), down)})
+		}
+		want := slices.Clone(parts[0].Out.Values)
+		for o, s := range parts[0].Out.deviations() {
+			want[o] = 3 * (want[o] + float32(5*Unit*float64(s)))
+		}
+		y := a.Combine(Exact(weights), parts, order)
+		d := Measure(y, want, allRows(want, y), 1)
+		require.Less(t, d.Largest, 5.5)
+		require.Greater(t, d.Rms, 4.0)
+	}
 }

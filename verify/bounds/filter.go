@@ -35,7 +35,7 @@ type filter struct {
 	selected *Rows     // its rows that are compared
 	factor   float64   // the user's, on standard deviations
 	outputs  *classes  // of the stage's columns; nil if no two are equal
-	related  []bool    // tokens some of whose experts have neurons in common
+	related  []bool    // tokens with related experts
 
 	terms    [][]term    // of each token, what its row is the sum of
 	suspects [][]suspect // of each token
@@ -57,7 +57,7 @@ type suspect struct {
 	term
 }
 
-// filter returns the filter of a stage, with what its tokens are sums of.
+// filter returns a filter of stage x, with the terms of its tokens.
 func (a *Analysis) filter(x *Value, want []float32) *filter {
 	f := &filter{Analysis: a, x: x, want: want, outputs: classesOf(x),
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
@@ -103,7 +103,7 @@ func (t term) weight() float64 {
 	return float64(t.weights[t.row])
 }
 
-// addCommon adds to dst the deviations of the row's results from a common error, times its weight and scale.
+// addCommon adds the row's deviations by the common error to dst, times the row's weight and scale.
 func (t term) addCommon(dst []float64, scale float64) {
 	if t.common != nil {
 		for c, s := range t.common[t.row*len(dst) : (t.row+1)*len(dst)] {

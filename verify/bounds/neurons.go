@@ -73,9 +73,9 @@ type noise struct {
 	// rest is the variance of each output that is not its neurons' own, in units of least:
 	// that of down_proj's sum, of its weights' rounding, and of the golden's.
 	rest []float64
-	// common are deviations of the outputs that one error makes, in units of √least.
+	// common are the deviations of the outputs by the neurons' common error, in units of √least.
 	common []float64
-	// flips is, of 16 bits, the noise of the residual that is left of what rounding the values computed makes; nil in float32.
+	// flips is the noise of g - R(y), see filter.flips; nil in float32.
 	flips *noise
 }
 
@@ -83,7 +83,8 @@ type noise struct {
 //
 //	q_o = s_o² - Σ_k D_ok²·v_hk - c_o²,  and at least the variance of the golden's rounding
 //
-// where k runs over the neurons of all MLPs that the token is a sum of, equal ones as in carried, and c_o is of their common error.
+// where k runs over the neurons of all MLPs that the token is a sum of, equal neurons as in carried, and c_o is the
+// deviation by their common error.
 func (f *filter) noises(tokens []int) []noise {
 	width := f.x.Width()
 	all := make([]noise, len(tokens))
@@ -121,9 +122,9 @@ func (f *filter) noises(tokens []int) []noise {
 	return all
 }
 
-// flips returns the noise of g - R(y) of a token, R(y) being what y rounds to: that of outputs that may round to another number. A
-// golden's rounding is no noise where y is certain: outputs that lie along one direction, of parallel columns of down_proj, may
-// all be rounded the same way, and then the residual lies on each neuron.
+// flips returns a token's residual g - R(y), R(y) being y rounded, and its noise. Only outputs that may round to either
+// neighbour have noise. Parallel columns of down_proj put all outputs along one direction, and rounding may move them
+// all the same way. Then g - y lies along each neuron although every g is R(y).
 func (f *filter) flips(t int, n *noise) *noise {
 	p, width := PrecisionOf(f.x.DType), f.x.Width()
 	flips := &noise{least: n.least, inverse: n.inverse, scaled: make([]float32, width), rest: make([]float64, width)}
@@ -177,8 +178,8 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 //
 //	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o + (Σ_o D_oi·w_o·c_o)²
 //
-// Equal neurons are one neuron k, whose M_ik is the sum of theirs, if that is more; equal outputs likewise. In 16 bits z is that
-// of flips, if that is less.
+// classes.squares has the sums over k and o: equal neurons, and equal outputs, have one error. Experts with neurons in
+// common add contribution.covariance. In 16 bits z is at most the z of flips.
 func (f *filter) examineExactly(suspects []suspect) {
 	n := len(suspects)
 	tokens := make([]int, n)
@@ -220,7 +221,7 @@ func (f *filter) examineExactly(suspects []suspect) {
 			variances[r.at] += p.equal.squares(own.Row(i))
 			if f.related[tokens[r.at]] {
 				c := contribution{r.deviations(), slices.Clone(own.Row(i))}
-				variances[r.at] += c.with(before[r.at])
+				variances[r.at] += c.covariance(before[r.at])
 				before[r.at] = append(before[r.at], c)
 			}
 		}

@@ -62,7 +62,7 @@ func (f *filter) simulateBlock(tokens []int) {
 	})
 }
 
-// draw returns draws of the tokens' residuals, then the real one, of each token, all times w, and their noises.
+// draw returns the draws of each token's residual, followed by the real residual, all times w, and the tokens' noises.
 func (f *filter) draw(tokens []int) (*model.Activation, []noise) {
 	noises := f.noises(tokens)
 	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width())
@@ -75,9 +75,9 @@ func (f *filter) draw(tokens []int) (*model.Activation, []noise) {
 	return residuals, noises
 }
 
-// Independent returns how many independent errors would spread as those of row t of a stage do: its width if they have nothing to
-// do with each other, 1 if all are one error, as those of outputs along one direction. With draws z of the errors in standard
-// deviations it is the mean of z·z, squared, over the mean of (z·z')² of two draws.
+// Independent returns the number of independent errors in row t of a stage: its width if no two errors are correlated,
+// 1 if one error moves all outputs along one direction. The RMS of so many independent errors varies as much as the
+// row's. With simulated errors z and z', in standard deviations, it is (mean z·z)² / mean (z·z')².
 func (a *Analysis) Independent(x *Value, want []float32, t int) int {
 	if x.Products == nil {
 		return x.Width()
@@ -165,14 +165,14 @@ func newSigns(token, expert int) func() uint64 {
 	return rand.NewPCG(uint64(token), uint64(expert)).Uint64
 }
 
-// signs are random bits for each of n columns, the same for columns of one class.
+// signs returns random bits for each of n columns, the same bits for the columns of a class.
 func (c *classes) signs(n int, next func() uint64) []uint64 {
 	signs := make([]uint64, n)
 	for i := range signs {
-		if c == nil || c.first[c.of[i]] == i {
+		if c == nil || c.first[c.class[i]] == i {
 			signs[i] = next()
 		} else {
-			signs[i] = signs[c.first[c.of[i]]]
+			signs[i] = signs[c.first[c.class[i]]]
 		}
 	}
 	return signs

@@ -187,10 +187,10 @@ func (f *filter) explicitZ(t term, index int) float64 {
 		for k := range other.deviations() {
 			equal := []int{k}
 			if c := other.equal; c != nil {
-				if c.first[c.of[k]] < k {
+				if c.first[c.class[k]] < k {
 					continue
 				}
-				equal = slices.DeleteFunc(ascending(len(c.of)), func(i int) bool { return c.of[i] != c.of[k] })
+				equal = slices.DeleteFunc(ascending(len(c.class)), func(i int) bool { return c.class[i] != c.class[k] })
 			}
 			m := 0.0
 			for o := range width {

@@ -19,8 +19,8 @@ type Value struct {
 	// shared is, of probabilities, the relative variance per row that all elements of the
 	// row have in common, in units of u²; nil of other values.
 	shared []float64
-	// common are, of neurons in float32, deviations in units of u that one error makes in all of them, beside sigma; nil if
-	// there is none.
+	// common are the deviations of neurons, in units of u, by one error that many of them have; sigma does not contain
+	// it. It is nil if no limit cut the gates.
 	common *model.Activation
 	// roundLater says that the last rounding, to the dtype, is yet to be done.
 	roundLater bool
@@ -81,8 +81,8 @@ func (x *Value) wide() *model.Activation {
 type product struct {
 	expert int       // number of the routed expert, -1 for other MLPs
 	hidden []float32 // standard deviations of the neurons, in units of u
-	equal  *classes  // of the neurons; nil if no two are equal
-	common []float32 // deviations of the results, in units of u, from the neurons' common error; nil without one
+	equal  *classes  // classes of the neurons; nil if no two are equal
+	common []float32 // deviations of the results by the neurons' common error, in units of u; nil if they have none
 	down   *model.Linear
 	// Of a routed expert: the tokens that chose it, and the weights of its outputs.
 	tokens  []int
