@@ -93,7 +93,8 @@ func TestLinesOnBothSides(t *testing.T) {
 			margin := func(rms float64) float64 {
 				var d bounds.Distances
 				test.set(&d, rms)
-				return lines(&report.Check{}, &d, &report.Limits{}, test.width, cmp.Or(test.independent, test.width), test.distinct, test.rounded, false)
+				independent := cmp.Or(test.independent, test.width)
+				return lines(&report.Check{}, &d, &report.Limits{}, test.width, independent, test.distinct, test.rounded, false)
 			}
 			if math.IsInf(test.limit, 1) {
 				require.Zero(t, margin(1e9))

@@ -89,7 +89,8 @@ func (f *filter) noises(tokens []int) []noise {
 	width := f.x.Width()
 	all := make([]noise, len(tokens))
 	for i, t := range tokens {
-		n := noise{inverse: make([]float32, width), scaled: make([]float32, width), rest: make([]float64, width), common: make([]float64, width)}
+		n := noise{inverse: make([]float32, width), scaled: make([]float32, width),
+			rest: make([]float64, width), common: make([]float64, width)}
 		n.least, _ = f.residual(n.scaled, n.inverse, t)
 		for _, term := range f.terms[t] {
 			term.addCommon(n.common, Unit/math.Sqrt(n.least))
@@ -127,8 +128,8 @@ func (f *filter) noises(tokens []int) []noise {
 // all the same way. Then g - y lies along each neuron although every g is R(y).
 func (f *filter) flips(t int, n *noise) *noise {
 	p, width := PrecisionOf(f.x.DType), f.x.Width()
-	flips := &noise{least: n.least, inverse: n.inverse, scaled: make([]float32, width), rest: make([]float64, width)}
-	flips.common = make([]float64, width)
+	flips := &noise{least: n.least, inverse: n.inverse, scaled: make([]float32, width),
+		rest: make([]float64, width), common: make([]float64, width)}
 	for c, inverse := range n.inverse {
 		i := t*width + c
 		r, v := p.point(float64(f.x.Values[i]), f.x.Variance(i))

@@ -184,7 +184,8 @@ func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, 
 }
 
 // sumByExpert adds a token's weighted parts in the order of ascending experts, all of precision p.
-func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
+func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value],
+	terms []weighted) {
 	for c := range y.Width() {
 		sum, v := 0.0, 0.0
 		for i, w := range terms {
@@ -201,7 +202,8 @@ func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, par
 }
 
 // sumByChoice adds a token's weighted parts, of precision p, in one sum.
-func (a *Analysis) sumByChoice(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
+func (a *Analysis) sumByChoice(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value],
+	terms []weighted) {
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
 	sums := a.sums(len(terms))
 	for c := range y.Width() {
