@@ -26,7 +26,7 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 // carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
-	common := a.takeCommon(x, l)
+	x, common := a.splitCommon(x, l)
 	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	sums := a.sumsOf(x)

@@ -258,15 +258,15 @@ func (y *Value) addRelated(p *precision, t int, weight *Value, parts []model.Par
 	}
 }
 
-// takeCommon removes the common error from x and returns the deviations that it causes in x's products with l [rows,
-// out]; nil if x has no common error.
-func (a *Analysis) takeCommon(x *Value, l *model.Linear) []float32 {
+// splitCommon returns x without its common error, and the deviations that this error causes in x's products with l
+// [rows, out]; nil if x has no common error.
+func (a *Analysis) splitCommon(x *Value, l *model.Linear) (own *Value, common []float32) {
 	if x.common == nil {
-		return nil
+		return x, nil
 	}
-	y := a.errors.Linear(x.common, &model.Linear{Weight: l.Weight})
-	x.common = nil
-	return y.Values
+	without := *x
+	without.common = nil
+	return &without, a.errors.Linear(x.common, &model.Linear{Weight: l.Weight}).Values
 }
 
 // addCommon adds the covariances of the products' common error c to the variances of their sum y:
