@@ -135,7 +135,7 @@ func (t *tracer) decodedSteps(name string) []float32 {
 func (t *tracer) analysis(o model.Options, rounded bounds.Roundings) *bounds.Analysis {
 	a, ref := bounds.NewAnalysis(o, rounded), &t.pack.Manifest.Reference
 	fused := ref.Attention == pack.Sdpa || t.how != nil && len(t.how.Attention) > 0 && t.how.Attention[0] != pack.Eager
-	a.SetReference(ref.Threads, fused)
+	a.SetReference(ref.Threads, ref.Precision != nil && ref.GPU == "" && ref.Precision.Float32 != "highest", fused)
 	if t.o.Decoded != nil && !t.pack.IsTrace() {
 		a.Decoded = t.decodedSteps
 	}

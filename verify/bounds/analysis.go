@@ -21,12 +21,12 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 
 // Linear implements model.Arithmetic:
 //
-//	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
+//	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it, where that is added last
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
-	sums := a.sumsOf(x)
+	sums := a.linear(x, l.Weight.Shape[0])
 	moved := a.linearDeltas(y.sigma.Values, x, l)
 	var bias []float32
 	if l.Bias.Name != "" {
@@ -34,13 +34,13 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	}
 	deltas, width := a.deltas(&l.Bias), y.Width()
 	a.scratch(func() *model.Activation {
-		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
+		p := &model.Partial{X: x.Values, Start: bias, Plans: sums.plans}
 		var units []float64
 		if x.sigma != nil {
 			p.V, units = a.perRow(x, 0)
 		}
-		p.Each = func(t, r int, partial, squares, carried []float32) {
-			unscale, at := Sq(1/float64(p.Scale[t])), t*width+r
+		p.Each = func(t, r int, partial, squares, carried []float64) {
+			at := t*width + r
 			values, sigma := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)]
 			for c, out := range values {
 				out, v := float64(out), 0.0
@@ -50,16 +50,16 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 					v += Sq(sum)/3 + delta(deltas, r+c)
 				}
 				if carried != nil {
-					v += float64(float64(carried[c]) * units[t])
+					v += float64(carried[c] * units[t])
 				}
 				if moved != nil {
-					v += float64(float64(sigma[c]) * moved[t])
+					v += float64(Sq(float64(sigma[c])) * moved[t])
 				}
-				v += sums.variance(sum, float64(unscale*float64(partial[c])), float64(unscale*float64(squares[c])))
+				v += sums.variance(sum, partial[c], squares[c])
 				sigma[c] = float32(math.Sqrt(roughly(out, v)))
 			}
 		}
-		a.plain.LinearPartial(y.Activation, x.Activation, l, p)
+		a.plain.LinearPartial(y.Activation, x.Activation, &l.Weight, p)
 		return y.sigma
 	})
 	if x.sigma != nil {

@@ -90,13 +90,13 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 	q, k = a.settle(q), a.settle(k)
 	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
-	sums := a.sums(q.Width())
+	sums := a.gemm(q.DType, q.Width())
 	y.sigma = a.errors.Make(tensor.F32, y.Shape...)
 	a.scratch(func() *model.Activation {
 		a.errors.ScoresSquares(y.sigma, a.doubled(q, first, n), a.halved(k), first, s.Mask)
 		return y.sigma
 	})
-	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, s.Mask, sums.plans, func(at int, partial, squares []float32) {
+	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, s.Mask, sums.plans, func(at int, partial, squares []float64) {
 		y.add(sums, at, partial, squares)
 	})
 	heads, seq := q.Shape[1], k.Shape[2]
@@ -116,10 +116,10 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 }
 
 // add adds the variance of sums s to the variances of y's elements, from element at on.
-func (y *Value) add(s *sums, at int, partial, squares []float32) {
+func (y *Value) add(s *sums, at int, partial, squares []float64) {
 	values, variances, squares := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)], squares[:len(partial)]
 	for i, p := range partial {
-		variances[i] += float32(s.variance(float64(values[i]), float64(p), float64(squares[i])))
+		variances[i] += float32(s.variance(float64(values[i]), p, squares[i]))
 	}
 }
 
@@ -246,13 +246,13 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	}
 	y := &Value{Activation: a.plain.Context(probs.wide(), vT.wide()), roundLater: true}
 	y.DType = probs.DType
-	sums := a.sums(probs.Width())
+	sums := a.gemm(probs.DType, probs.Width())
 	y.sigma = a.scratch(func() *model.Activation {
 		squares := a.doubled(probs, 0, probs.Shape[2])
 		y.ColumnsShare = a.gatherAlike(squares, probs, vT)
 		return a.errors.Context(squares, a.halved(vT))
 	})
-	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.plans, func(at int, partial, squares []float32) {
+	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.plans, func(at int, partial, squares []float64) {
 		y.add(sums, at, partial, squares)
 	})
 	width := y.Width()

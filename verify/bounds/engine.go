@@ -223,9 +223,9 @@ func (e *engine) narrow(y, probs *Value) {
 	k := probs.Width()
 	chain := &sums{float64(k) / 6, 1.0 / 3, plans(k, true)}
 	wide := Sq(0x1p-11 / Unit)
-	e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float32) {
+	e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float64) {
 		for i := range partial {
-			more := wide * chain.variance(float64(y.Values[at+i]), float64(partial[i]), float64(squares[i]))
+			more := wide * chain.variance(float64(y.Values[at+i]), partial[i], squares[i])
 			y.Set(at+i, float64(y.Values[at+i]), y.Variance(at+i)+more)
 		}
 	})

@@ -94,7 +94,7 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 			require.Less(t, d.Rms, 1.0)
 			require.Greater(t, d.Rms, 0.2) // of few rows: one chain is allowed, too
 
-			kappa := a.sumsOf(in).kappa
+			kappa := a.linear(in, out).kappa
 			first := a.result(tensor.F32, test.rows, out) // what terms in random order allow
 			for i, sum := range y.Values {
 				squares := 0.0
