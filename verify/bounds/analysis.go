@@ -71,8 +71,9 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 
 // RMSNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
 //
-//	n = x·r:  v = r²·v_x + n²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
+//	n = x·r:  v = r²·v_x + n²·(v_r + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
 //
+// v_r is 1.5², and more where the partial sums of the squares are large, as beside a massive one: see ofRoot.
 // A serial sum of exact squares is reproduced; of others it adds n²·K/24, as one chain has K/6 of y² and r half of that
 // error.
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
@@ -96,35 +97,61 @@ func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 
 // inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of row t, and its relative variance.
 func (x *Value) inverseRMS(t int, eps float64, serial bool) (r2, relative float64) {
-	row, from := x.Row(t), t*x.Width()
+	row := x.Row(t)
+	if !serial {
+		r2, relative = inverseRMS(row, eps)
+	} else {
+		sum := 0.0
+		for _, v := range row {
+			sum = float64(float32(sum + float64(float32(Sq(float64(v))))))
+		}
+		r2, relative = 1/(sum/float64(len(row))+eps), 2.25
+	}
+	if x.sigma == nil {
+		return r2, relative
+	}
 	sum, moved := 0.0, 0.0
 	for i, v := range row {
 		square := Sq(float64(v))
-		if serial {
-			square = float64(float32(square))
-		}
-		if sum += square; serial {
-			sum = float64(float32(sum))
-		}
-		moved += float64(square * x.Variance(from+i))
+		sum += square
+		moved += float64(square * x.Variance(t*len(row)+i))
 	}
-	r2, relative = 1/(sum/float64(len(row))+eps), 2.25
-	if sum > 0 {
+	if moved > 0 {
 		relative += moved / Sq(sum)
-	}
-	if serial && moved > 0 {
-		relative += float64(len(row)) / 24
+		if serial {
+			relative += float64(len(row)) / 24
+		}
 	}
 	return r2, relative
 }
 
+// inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of a row, and the relative variance that rounding gives it.
+func inverseRMS(row []float32, eps float64) (r2, relative float64) {
+	var squares lanes
+	for i, v := range row {
+		squares.add(i, Sq(float64(v)))
+	}
+	sum, v := squares.total()
+	return 1 / (sum/float64(len(row)) + eps), ofRoot(sum, v)
+}
+
+// ofRoot is the relative variance of 1/√mean of numbers whose sum has a variance: half of the sum's error. The mean, eps,
+// root and quotient have at most 1; with a sum in many short lanes all have at most 1.5².
+func ofRoot(sum, v float64) float64 {
+	if sum == 0 {
+		return 2.25
+	}
+	return max(2.25, 1+v/Sq(sum)/4)
+}
+
 // UnitNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
 //
-//	r:    v = r²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point
+//	r:    v = r²·(v_r + Σ(x²·v_x)/(Σx²)²), a rounding point; v_r as RMSNorm
 //	x·r:  v = r²·v_x + x²·v_r, exact
 //
 // The elements of a row share r's error. A product with the row has, of rounding its own sum, κ·y² and more, which
-// covers that error, too: κ(K) is at least 2.25 for 14 terms or more.
+// covers that error, too: κ(K) is at least 2.25 for 14 terms or more, and more than K/96 of one massive square for up to
+// 10,000; few outputs have more.
 func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
@@ -183,7 +210,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 // Softmax implements model.Arithmetic, with z = x - max:
 //
 //	a = v_x + 1 + z²/3     what each element does on its own
-//	c = Σ p²·a + 1         what acts on the whole row, the denominator: shared
+//	c = Σ p²·a + 1 + v_S   what acts on the whole row, the denominator S: shared; v_S as lanes.total
 //	v = p²·(a + c)
 func (a *Analysis) Softmax(x *Value) *Value {
 	x = a.settle(x)
@@ -216,7 +243,7 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 			top = none.y
 		}
 		top = max(top, float64(highest(row)))
-		c, total := 1.0, 0.0
+		c, total, sum := 1.0, 0.0, lanes{}
 		own := func(p float64, x uncertain) float64 { return float64(Sq(p) * (x.v + 1 + Sq(x.y-top)/3)) }
 		for i := range row {
 			p := float64(y.Values[from+i])
@@ -227,7 +254,12 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 			v := own(p, x.element(from+i))
 			c += v
 			total += p
+			sum.add(i, p)
 			y.Set(from+i, p, roughly(p, v))
+		}
+		all, ofSum := sum.total()
+		if all > 0 {
+			c += ofSum / Sq(all)
 		}
 		if rest := 1 - total; sink != nil && rest > 0 {
 			c += own(rest, none)
