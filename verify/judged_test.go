@@ -73,7 +73,7 @@ func TestLinesOnBothSides(t *testing.T) {
 		width, distinct int
 		rounded         bool
 	}{
-		"tensor":                         {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1 + 4/math.Sqrt(512), 64, 8, false},
+		"tensor":                         {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1.12 + 3.5/math.Sqrt(512), 64, 8, false},
 		"tensor of rounded weights":      {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Sqrt(3) + 0.5, 64, 8, true},
 		"row":                            {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, false},
 		"row of rounded weights":         {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, true},
