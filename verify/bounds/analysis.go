@@ -56,7 +56,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 					v += float64(Sq(float64(sigma[c])) * moved[t])
 				}
 				v += sums.variance(sum, partial[c], squares[c])
-				sigma[c] = float32(math.Sqrt(roughly(out, v)))
+				sigma[c] = deviation(roughly(out, v))
 			}
 		}
 		a.plain.LinearPartial(y.Activation, x.Activation, &l.Weight, p)
@@ -185,7 +185,7 @@ func (a *Analysis) Add(x, z *Value) *Value {
 
 // SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):
 //
-//	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
+//	silu(g):  v = silu'²·v_g + 0.3·v_g², at most 1.21·v_g, + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	gate, up = a.settle(gate), a.settle(up)
@@ -198,13 +198,18 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 				logistic = s / g
 			}
 			slope := logistic + float64(s*(1-logistic))
-			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(g, 0)))))
+			v := throughSiLU(slope, vg) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(g, 0)))))
 			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			y.Set(i, s, v)
 		}
 	})
 	return y.inherit(gate, up)
+}
+
+// throughSiLU is the variance of silu(x) that x's variance v causes, where silu' is slope. |silu'| is at most 1.1.
+func throughSiLU(slope, v float64) float64 {
+	return min(float64(Sq(slope)*v)+float64(0.3*Unit*Unit*Sq(v)), 1.21*v)
 }
 
 // Softmax implements model.Arithmetic, with z = x - max:

@@ -295,15 +295,15 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 		return Exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
 	}
 	blocks, few := a.sums(7168), a.linear(of(3, 7168), 64)
-	require.Equal(t, &sums{7168.0 / 24, 1.0 / 3, plans(7168, true)}, few)
+	require.Equal(t, newSums(7168, 7168.0/24, 1, true), few)
 	require.Equal(t, few, a.linear(of(64, 7168), 8), "few outputs")
 	require.Equal(t, few, a.linear(of(64, 7168), 11))
 	require.Equal(t, blocks, a.linear(of(64, 7168), 12))
 	require.Equal(t, blocks, a.linear(of(64, 7168), 17))
 	require.Equal(t, blocks, a.linear(of(4, 7168), 64))
-	require.Equal(t, &sums{a.kappa(2048), 1.0 / 3, plans(2048, true)}, a.linear(of(1, 2048), 64), "blocks are no better there")
+	require.Equal(t, newSums(2048, a.kappa(2048), 1, true), a.linear(of(1, 2048), 64), "blocks are no better there")
 	a.chain = true
-	require.Equal(t, &sums{7168.0 / 6, 1.0 / 3, plans(7168, true)}, a.linear(of(1, 7168), 64))
+	require.Equal(t, newSums(7168, 7168.0/6, 1, true), a.linear(of(1, 7168), 64))
 	a.chain, a.threads = false, 4
 	require.Equal(t, few, a.linear(of(12, 7168), 64))
 	require.Equal(t, few, a.linear(of(64, 7168), 17), "one thread has the last output")

@@ -58,13 +58,19 @@ func (a *Analysis) Close() {
 
 // sums is how the reference adds up the terms of a sum, as far as its rounding errors depend on that.
 type sums struct {
+	least   float64 // variance of rounding all partial sums to the spacing of denormal numbers
 	kappa   float64 // κ: variance of terms in random order, over Σ(w·x)² + y²
 	ordered float64 // variance of terms in natural order, over the squares of the powers of two below partial sums
 	plans   []int   // lengths of the chains in which libraries add such terms, one of which the reference's has
 }
 
 // sums are the sums of K terms.
-func (a *Analysis) sums(k int) *sums { return &sums{a.kappa(k), a.noise / 3, plans(k, a.chain)} }
+func (a *Analysis) sums(k int) *sums { return newSums(k, a.kappa(k), a.noise, a.chain) }
+
+// newSums are the sums of K terms with this κ, in blocks or in one chain, too.
+func newSums(k int, kappa, noise float64, oneChain bool) *sums {
+	return &sums{denormal * float64(k) / 12, kappa, noise / 3, plans(k, oneChain)}
+}
 
 // kappa is κ of sums of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
 // blocks have at most 512, and K/64 totals:
@@ -146,9 +152,9 @@ func plans(k int, oneChain bool) []int {
 func (s *sums) variance(y, partial, squares float64) float64 {
 	random, ordered := float64(s.kappa*(squares+Sq(y))), s.ordered*partial
 	if ordered > random || ordered != ordered { // faster than max
-		return ordered
+		return s.least + ordered
 	}
-	return random
+	return s.least + random
 }
 
 // power is the largest power of two that is at most |x|; 0 of 0.

@@ -126,12 +126,13 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 	}
 }
 
-// sigma is the σ that a distance is measured in, of a standard deviation in units of u: infinite if that is not finite.
+// sigma is the σ that a distance is measured in, of a standard deviation in units of u: 0 if that is not finite, which
+// excuses nothing.
 func (m *Meter) sigma(deviation float32) float64 {
 	if s := m.factor * Unit * math.Abs(float64(deviation)); tensor.IsFinite(s) {
 		return s
 	}
-	return math.Inf(1)
+	return 0
 }
 
 // measure sets m.z to the distances of a row, and adds to the other sums. It returns the first element that is not finite,

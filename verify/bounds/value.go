@@ -27,9 +27,10 @@ type Value struct {
 	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
 	// with the variance that it has if they were not; nil elsewhere.
 	Float32Scores *Value
-	// squared are [x², v_x] of each row, of the keys and values of attention: all blocks of queries multiply with them.
-	// nil before the first block.
-	squared *model.Activation
+	// squared are [x², v_x] of each row, of the keys and values of attention, in units of squaredUnit: all blocks of queries
+	// multiply with them. nil before the first block.
+	squared     *model.Activation
+	squaredUnit float64
 	// alike are the groups of keys whose values are alike, of each head; nil before the first block.
 	alike [][][]int
 	// Products are those, of what is not exact, whose result the value is a (weighted) sum of.
@@ -56,9 +57,12 @@ func (x *Value) deviations() []float32 {
 func (x *Value) Set(i int, y, v float64) {
 	x.Values[i], x.sigma.Values[i] = float32(y), 0
 	if v != 0 {
-		x.sigma.Values[i] = float32(math.Sqrt(v))
+		x.sigma.Values[i] = deviation(v)
 	}
 }
+
+// deviation is the root of a variance, a finite number: errors larger than that are no excuse.
+func deviation(v float64) float32 { return float32(min(math.Sqrt(v), math.MaxFloat32)) }
 
 // copyDeviations gives x's elements from … to-1 the deviations of the same elements of another value.
 func (x *Value) copyDeviations(of *Value, from, to int) {
