@@ -170,7 +170,7 @@ func (m *Meter) measureUsual(values, golden, deviations []float32) int {
 		r, room, usual := p.nearest(value)
 		g, s2, room2 := golden[c], Sq(unit*float64(deviations[c])), Sq(Unit*room)
 		gap := room2 - s2
-		if !(usual && math.Float32bits(r) == math.Float32bits(g) && Sq(gap) > Sq(unsure*room2)) {
+		if !(usual && math.Float32bits(r) == math.Float32bits(g) && Sq(gap) > Sq(unsure*room2) && s2 <= math.MaxFloat64) {
 			n = c
 			break
 		}
