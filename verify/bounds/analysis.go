@@ -23,8 +23,9 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it, where that is added last
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
+//	in BF16 + (2⁻¹²⁶·Σ |x|)², and v_x = x² of denormal x: processors may take denormal numbers for 0
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
-	x = a.settle(x)
+	x = a.withDenormals(a.settle(x))
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	sums := a.linear(x, l.Weight.Shape[0])
 	moved := a.linearDeltas(y.sigma.Values, x, l)
@@ -32,7 +33,15 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	if l.Bias.Name != "" {
 		bias = a.plain.Values(&l.Bias)
 	}
-	deltas, width := a.deltas(&l.Bias), y.Width()
+	deltas, width, flushed := a.deltas(&l.Bias), y.Width(), make([]float64, x.Rows())
+	if x.DType == tensor.BF16 {
+		for t := range flushed {
+			for _, v := range x.Row(t) {
+				flushed[t] += math.Abs(float64(v))
+			}
+			flushed[t] = Sq(flushed[t] * (leastNormal / Unit))
+		}
+	}
 	a.scratch(func() *model.Activation {
 		p := &model.Partial{X: x.Values, Start: bias, Plans: sums.plans}
 		var units []float64
@@ -43,7 +52,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 			at := t*width + r
 			values, sigma := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)]
 			for c, out := range values {
-				out, v := float64(out), 0.0
+				out, v := float64(out), flushed[t]
 				sum := out
 				if bias != nil {
 					sum -= float64(bias[r+c])
@@ -67,6 +76,26 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		y.Products = []product{{expert: -1, hidden: x.deviations(), down: l}}
 	}
 	return y.inherit(x)
+}
+
+// leastNormal is the least normal number of float32 and BF16.
+const leastNormal = 0x1p-126
+
+// withDenormals is x of BF16, whose denormal numbers may be taken for 0: they are their own deviations.
+func (a *Analysis) withDenormals(x *Value) *Value {
+	isDenormal := func(v float32) bool { return v != 0 && math.Abs(float64(v)) < leastNormal }
+	if x.DType != tensor.BF16 || !slices.ContainsFunc(x.Values, isDenormal) {
+		return x
+	}
+	y := *x
+	y.sigma = a.errors.Make(tensor.F32, x.Shape...)
+	y.copyDeviations(x, 0, len(x.Values))
+	for i, v := range x.Values {
+		if isDenormal(v) {
+			y.sigma.Values[i] = deviation(x.Variance(i) + Sq(float64(v)/Unit))
+		}
+	}
+	return &y
 }
 
 // RMSNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):

@@ -131,6 +131,9 @@ func (x *Value) Replace(want []float32) {
 	}
 }
 
+// AllBelow reports whether all magnitudes are less than limit.
+func AllBelow(numbers []float32, limit float64) bool { return float64(largest(numbers)) < limit }
+
 // Rounded is x's element i as the reference holds it.
 func (x *Value) Rounded(i int) float32 { return rounded(x.Values[i], x.DType) }
 
