@@ -268,7 +268,7 @@ func (a *Analysis) SinkSoftmax(scores *Value, sinks *model.Weight) *Value {
 // softmax gives the probabilities p of x their variances; sink, which may be nil, returns one more element of a row.
 func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncertain) *Value {
 	y := a.computed(p, x.DType)
-	y.shared = make([]float64, y.Rows())
+	y.shared, y.queries = make([]float64, y.Rows()), x.queries
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
 		top, none := math.Inf(-1), uncertain{math.Inf(-1), 0}

@@ -334,6 +334,54 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	require.Greater(t, d.Rms, 0.2)
 }
 
+// TestQueriesMoveAllKeys: one element of each query is off by a unit, and values go with the keys' elements: contexts move
+// by about their deviation, however many keys there are.
+func TestQueriesMoveAllKeys(t *testing.T) {
+	t.Parallel()
+	const dim, off = 16, 0x1p-8
+	for _, keys := range []int{64, 4096} {
+		r := rand.New(rand.NewPCG(17, 18))
+		a := NewAnalysis(model.Options{DType: tensor.BF16}, nil)
+		defer a.Close()
+		random := func(n int) []float32 {
+			x := make([]float32, n)
+			for i := range x {
+				x[i] = tensor.Rounded(float32(r.NormFloat64()), tensor.BF16)
+			}
+			return x
+		}
+		given := func(values []float32, shape ...int) *model.Activation {
+			return &model.Activation{DType: tensor.BF16, Shape: shape, Values: values}
+		}
+		q, k, v := random(4*dim), random(keys*dim), make([]float32, dim*keys)
+		for i := range v {
+			v[i] = tensor.Rounded(k[i%keys*dim]+0.3*float32(r.NormFloat64()), tensor.BF16)
+		}
+		context := func(q *Value) *Value {
+			return a.Context(a.Softmax(a.Scores(q, Exact(given(k, 1, 1, keys, dim)), 0, 4, &model.Scoring{By: 0.25})),
+				Exact(given(v, 1, 1, dim, keys)))
+		}
+		y := context(WithErrors(given(q, 1, 1, 4, dim), func(i int) float64 {
+			if i%dim == 0 {
+				return off
+			}
+			return 0
+		}))
+		moved := append([]float32(nil), q...)
+		for i := 0; i < len(q); i += dim {
+			moved[i] += off
+		}
+		other := context(Exact(given(moved, 1, 1, 4, dim)))
+		largest, rms := 0.0, 0.0
+		for i, got := range other.Values {
+			z := math.Abs(float64(got-y.Values[i])) / (Unit * math.Sqrt(y.Variance(i)))
+			largest, rms = max(largest, z), rms+Sq(z)/float64(len(other.Values))
+		}
+		require.Less(t, largest, 1.6, "%d keys", keys)
+		require.InDelta(t, 0.8, math.Sqrt(rms), 0.3, "%d keys", keys)
+	}
+}
+
 // TestSumsOverExpertsHaveTheirPartialSums: of 64 experts whose outputs are of one sign, then of
 // the other, the partial sums are far larger than the terms.
 func TestSumsOverExpertsHaveTheirPartialSums(t *testing.T) {
