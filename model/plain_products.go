@@ -23,15 +23,11 @@ type Partial = kernel.Partial
 // MostPlans is the largest number of plans of a Partial.
 const MostPlans = kernel.MostPlans
 
-// LinearPartial sets y to Linear of x in float32, and computes the sums that q requests with the
+// LinearPartial sets y to Linear of x in float32, with the bias q.Start, and computes the sums that q requests with the
 // weight, cast to the compute dtype. y holds the elements of a row when q.Each receives the sums
 // of that row.
-func (p *Plain) LinearPartial(y, x *Activation, l *Linear, q *Partial) {
-	var bias []float32
-	if l.Bias.Name != "" {
-		bias = p.Values(&l.Bias)
-	}
-	kernel.MatMulPartial(y.Values, x.Values, p.matrix(&l.Weight), bias, p.o.Accumulate, q, p.o.Parallelism)
+func (p *Plain) LinearPartial(y, x *Activation, w *Weight, q *Partial) {
+	kernel.MatMulPartial(y.Values, x.Values, p.matrix(w), q.Start, p.o.Accumulate, q, p.o.Parallelism)
 }
 
 // WeightPartial computes the sums that q requests with a weight, cast to the compute dtype.
@@ -41,7 +37,7 @@ func (p *Plain) WeightPartial(w *Weight, q *Partial) {
 
 // eachPartial receives partial and squares, as PartialSums defines them, of the elements of a
 // result from at on.
-type eachPartial = func(at int, partial, squares []float32)
+type eachPartial = func(at int, partial, squares []float64)
 
 // ScoresPartial calls each with the sums of q·k, for the elements of Scores. It may leave out those of later keys, which
 // mask hides from all n queries.
@@ -83,7 +79,7 @@ func (p *Plain) ContextPartial(probs, vT *Activation, plans []int, each eachPart
 // partial calls each with the sums of rows x with w. The results of a row begin at element from, those of the next at from +
 // stride.
 func (p *Plain) partial(x []float32, w kernel.Matrix, plans []int, from, stride int, each eachPartial) {
-	kernel.MatPartial(w, &Partial{X: x, Plans: plans, Each: func(t, r int, partial, squares, _ []float32) {
+	kernel.MatPartial(w, &Partial{X: x, Plans: plans, Each: func(t, r int, partial, squares, _ []float64) {
 		each(from+t*stride+r, partial, squares)
 	}}, 1)
 }
@@ -147,8 +143,10 @@ func (p *Plain) Column(weight *Weight, i int) []float32 {
 // before it is squared. Each term is off by at most about 2^-7 of itself, as in a Partial.
 func (p *Plain) Squares(x *Activation, weight *Weight) *Activation {
 	y := p.Make(tensor.F32, x.Rows(), weight.Shape[0])
-	p.WeightPartial(weight, &Partial{V: x.Values, Each: func(t, row int, _, _, squares []float32) {
-		copy(y.Row(t)[row:], squares)
+	p.WeightPartial(weight, &Partial{V: x.Values, Each: func(t, row int, _, _, squares []float64) {
+		for i, v := range squares {
+			y.Row(t)[row+i] = float32(v)
+		}
 	}})
 	return y
 }

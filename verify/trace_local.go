@@ -187,6 +187,9 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 		margin = max(margin, z/bounds.NeuronLimit)
 	}
 	setVerdict(c, d, rows, margin)
+	if c.ProbeRows != nil && c.Verdict == report.Pass && c.Blind && bounds.AllBelow(want, report.DeadOutput) {
+		c.Dead, c.Blind = true, false
+	}
 	return x
 }
 

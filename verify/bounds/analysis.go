@@ -21,24 +21,33 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 
 // Linear implements model.Arithmetic:
 //
-//	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
+//	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it, where that is added last
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
+//	in BF16 + (2⁻¹²⁶·Σ |x|)², and v_x = x² of denormal x: processors may take denormal numbers for 0
 //
 // carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	x, common := a.splitCommon(x, l)
-	x = a.settle(x)
+	x = a.withDenormals(a.settle(x))
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
-	sums := a.sumsOf(x)
+	sums := a.linear(x, l.Weight.Shape[0])
 	moved := a.linearDeltas(y.sigma.Values, x, l)
 	var bias []float32
 	if l.Bias.Name != "" {
 		bias = a.plain.Values(&l.Bias)
 	}
-	deltas, width := a.deltas(&l.Bias), y.Width()
 	var equal *classes
+	deltas, width, flushed := a.deltas(&l.Bias), y.Width(), make([]float64, x.Rows())
+	if x.DType == tensor.BF16 {
+		for t := range flushed {
+			for _, v := range x.Row(t) {
+				flushed[t] += math.Abs(float64(v))
+			}
+			flushed[t] = Sq(flushed[t] * (leastNormal / Unit))
+		}
+	}
 	a.scratch(func() *model.Activation {
-		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
+		p := &model.Partial{X: x.Values, Start: bias, Plans: sums.plans}
 		var units []float64
 		var ofClasses *model.Activation
 		if x.sigma != nil {
@@ -47,11 +56,11 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 				ofClasses = a.classSquares(&model.Activation{Shape: x.Shape, Values: p.V}, &l.Weight, equal)
 			}
 		}
-		p.Each = func(t, r int, partial, squares, carried []float32) {
-			unscale, at := Sq(1/float64(p.Scale[t])), t*width+r
+		p.Each = func(t, r int, partial, squares, carried []float64) {
+			at := t*width + r
 			values, sigma := y.Values[at:at+len(partial)], y.sigma.Values[at:at+len(partial)]
 			for c, out := range values {
-				out, v := float64(out), 0.0
+				out, v := float64(out), flushed[t]
 				sum := out
 				if bias != nil {
 					sum -= float64(bias[r+c])
@@ -60,21 +69,21 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 				if carried != nil {
 					squares := carried[c]
 					if ofClasses != nil {
-						squares = max(squares, ofClasses.Values[at+c])
+						squares = max(squares, float64(ofClasses.Values[at+c]))
 					}
-					v += float64(float64(squares) * units[t])
+					v += float64(squares * units[t])
 				}
 				if moved != nil {
-					v += float64(float64(sigma[c]) * moved[t])
+					v += float64(Sq(float64(sigma[c])) * moved[t])
 				}
 				if common != nil {
 					v += Sq(float64(common[at+c]))
 				}
-				v += sums.variance(sum, float64(unscale*float64(partial[c])), float64(unscale*float64(squares[c])))
-				sigma[c] = float32(math.Sqrt(roughly(out, v)))
+				v += sums.variance(sum, partial[c], squares[c])
+				sigma[c] = deviation(roughly(out, v))
 			}
 		}
-		a.plain.LinearPartial(y.Activation, x.Activation, l, p)
+		a.plain.LinearPartial(y.Activation, x.Activation, &l.Weight, p)
 		return y.sigma
 	})
 	if x.sigma != nil {
@@ -84,10 +93,31 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	return y.inherit(x)
 }
 
+// leastNormal is the least normal number of float32 and BF16.
+const leastNormal = 0x1p-126
+
+// withDenormals is x of BF16, whose denormal numbers may be taken for 0: they are their own deviations.
+func (a *Analysis) withDenormals(x *Value) *Value {
+	isDenormal := func(v float32) bool { return v != 0 && math.Abs(float64(v)) < leastNormal }
+	if x.DType != tensor.BF16 || !slices.ContainsFunc(x.Values, isDenormal) {
+		return x
+	}
+	y := *x
+	y.sigma = a.errors.Make(tensor.F32, x.Shape...)
+	y.copyDeviations(x, 0, len(x.Values))
+	for i, v := range x.Values {
+		if isDenormal(v) {
+			y.sigma.Values[i] = deviation(x.Variance(i) + Sq(float64(v)/Unit))
+		}
+	}
+	return &y
+}
+
 // RMSNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
 //
-//	n = x·r:  v = r²·v_x + n²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
+//	n = x·r:  v = r²·v_x + n²·(v_r + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
 //
+// v_r is 1.5², and more where the partial sums of the squares are large, as beside a massive one: see ofRoot.
 // A serial sum of exact squares is reproduced; of others it adds n²·K/24, as one chain has K/6 of y² and r half of that
 // error.
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
@@ -111,35 +141,61 @@ func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 
 // inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of row t, and its relative variance.
 func (x *Value) inverseRMS(t int, eps float64, serial bool) (r2, relative float64) {
-	row, from := x.Row(t), t*x.Width()
+	row := x.Row(t)
+	if !serial {
+		r2, relative = inverseRMS(row, eps)
+	} else {
+		sum := 0.0
+		for _, v := range row {
+			sum = float64(float32(sum + float64(float32(Sq(float64(v))))))
+		}
+		r2, relative = 1/(sum/float64(len(row))+eps), 2.25
+	}
+	if x.sigma == nil {
+		return r2, relative
+	}
 	sum, moved := 0.0, 0.0
 	for i, v := range row {
 		square := Sq(float64(v))
-		if serial {
-			square = float64(float32(square))
-		}
-		if sum += square; serial {
-			sum = float64(float32(sum))
-		}
-		moved += float64(square * x.Variance(from+i))
+		sum += square
+		moved += float64(square * x.Variance(t*len(row)+i))
 	}
-	r2, relative = 1/(sum/float64(len(row))+eps), 2.25
-	if sum > 0 {
+	if moved > 0 {
 		relative += moved / Sq(sum)
-	}
-	if serial && moved > 0 {
-		relative += float64(len(row)) / 24
+		if serial {
+			relative += float64(len(row)) / 24
+		}
 	}
 	return r2, relative
 }
 
+// inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of a row, and the relative variance that rounding gives it.
+func inverseRMS(row []float32, eps float64) (r2, relative float64) {
+	var squares lanes
+	for i, v := range row {
+		squares.add(i, Sq(float64(v)))
+	}
+	sum, v := squares.total()
+	return 1 / (sum/float64(len(row)) + eps), ofRoot(sum, v)
+}
+
+// ofRoot is the relative variance of 1/√mean of numbers whose sum has a variance: half of the sum's error. The mean, eps,
+// root and quotient have at most 1; with a sum in many short lanes all have at most 1.5².
+func ofRoot(sum, v float64) float64 {
+	if sum == 0 {
+		return 2.25
+	}
+	return max(2.25, 1+v/Sq(sum)/4)
+}
+
 // UnitNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
 //
-//	r:    v = r²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point
+//	r:    v = r²·(v_r + Σ(x²·v_x)/(Σx²)²), a rounding point; v_r as RMSNorm
 //	x·r:  v = r²·v_x + x²·v_r, exact
 //
 // The elements of a row share r's error. A product with the row has, of rounding its own sum, κ·y² and more, which
-// covers that error, too: κ(K) is at least 2.25 for 14 terms or more.
+// covers that error, too: κ(K) is at least 2.25 for 14 terms or more, and more than K/96 of one massive square for up to
+// 10,000; few outputs have more.
 func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
@@ -173,7 +229,7 @@ func (a *Analysis) Add(x, z *Value) *Value {
 
 // SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):
 //
-//	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
+//	silu(g):  v = silu'²·v_g + 0.3·v_g², at most 1.21·v_g, + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
 //
 // A limit makes gates exactly equal. Their silu(g) has one error, which is common to them.
@@ -197,7 +253,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 			if y.common != nil && vg == 0 && gate.Values[i] == limit {
 				y.common.Values[i], own = float32(math.Sqrt(own)*float64(up.Values[i])), 0
 			}
-			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + own
+			v := throughSiLU(slope, vg) + own
 			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			y.Set(i, s, v)
@@ -217,10 +273,15 @@ func (x *Value) limited(limit float32) bool {
 	return n > 1
 }
 
+// throughSiLU is the variance of silu(x) that x's variance v causes, where silu' is slope. |silu'| is at most 1.1.
+func throughSiLU(slope, v float64) float64 {
+	return min(float64(Sq(slope)*v)+float64(0.3*Unit*Unit*Sq(v)), 1.21*v)
+}
+
 // Softmax implements model.Arithmetic, with z = x - max:
 //
 //	a = v_x + 1 + z²/3     what each element does on its own
-//	c = Σ p²·a + 1         what acts on the whole row, the denominator: shared
+//	c = Σ p²·a + 1 + v_S   what acts on the whole row, the denominator S: shared; v_S as lanes.total
 //	v = p²·(a + c)
 func (a *Analysis) Softmax(x *Value) *Value {
 	x = a.settle(x)
@@ -244,7 +305,7 @@ func (a *Analysis) SinkSoftmax(scores *Value, sinks *model.Weight) *Value {
 // softmax gives the probabilities p of x their variances; sink, which may be nil, returns one more element of a row.
 func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncertain) *Value {
 	y := a.computed(p, x.DType)
-	y.shared = make([]float64, y.Rows())
+	y.shared, y.queries = make([]float64, y.Rows()), x.queries
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
 		top, none := math.Inf(-1), uncertain{math.Inf(-1), 0}
@@ -253,7 +314,7 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 			top = none.y
 		}
 		top = max(top, float64(highest(row)))
-		c, total := 1.0, 0.0
+		c, total, sum := 1.0, 0.0, lanes{}
 		own := func(p float64, x uncertain) float64 { return float64(Sq(p) * (x.v + 1 + Sq(x.y-top)/3)) }
 		for i := range row {
 			p := float64(y.Values[from+i])
@@ -264,7 +325,12 @@ func (a *Analysis) softmax(x *Value, p *model.Activation, sink func(t int) uncer
 			v := own(p, x.element(from+i))
 			c += v
 			total += p
+			sum.add(i, p)
 			y.Set(from+i, p, roughly(p, v))
+		}
+		all, ofSum := sum.total()
+		if all > 0 {
+			c += ofSum / Sq(all)
 		}
 		if rest := 1 - total; sink != nil && rest > 0 {
 			c += own(rest, none)

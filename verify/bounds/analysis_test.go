@@ -41,10 +41,14 @@ func weight(r *rand.Rand, shape ...int) model.Weight {
 func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	const rows, k, out = 4, 300, 5
-	l := &model.Linear{Weight: weight(r, out, k), Bias: weight(r, out)}
+	l, biases := &model.Linear{Weight: weight(r, out, k)}, append(numbers(r, out-1), 150) // the last is more than the sums
 	for _, scale := range []float32{1, 0x1p-70, 0x1p-90} {
 		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 		defer a.Close()
+		l.Bias = storedWeight(biases, out)
+		for i, v := range biases {
+			binary.LittleEndian.PutUint32(l.Bias.Data[4*i:], math.Float32bits(v*scale))
+		}
 		w, b := a.plain.Values(&l.Weight), a.plain.Values(&l.Bias)
 		x := a.result(tensor.F32, rows, k)
 		for i, v := range numbers(r, rows*k) {
@@ -67,7 +71,7 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 			}
 			estimates := []float64{kappa * (squares + Sq(sum))}
 			for _, length := range []int{300, 192, 152} {
-				estimates = append(estimates, inNaturalOrder(terms, length, []int{152, 192, 300}))
+				estimates = append(estimates, inNaturalOrder(terms, float64(b[i%out]), length, []int{152, 192, 300}))
 			}
 			largest := slices.Max(estimates)
 			larger[slices.Index(estimates, largest)]++
@@ -82,9 +86,10 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 }
 
 // inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 4 of
-// them for all, as of few terms, and of the totals. Partial sums are also taken at these places.
-func inNaturalOrder(terms []float64, length int, cuts []int) float64 {
-	var sum, total, squares float64
+// them for all, as of few terms, and of the totals, which begin with start. Partial sums are also taken at these places.
+func inNaturalOrder(terms []float64, start float64, length int, cuts []int) float64 {
+	var sum, squares float64
+	total := start
 	r2 := func(sum float64) float64 { return Sq(power(sum * (1 + 0x1p-7))) }
 	n := 0
 	for k, term := range terms {
@@ -274,9 +279,9 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 		want[row] = float32(sums[0]+sums[1]) + float32(sums[2]+sums[3])
 	}
 	l := &model.Linear{Weight: model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, width}, Data: data}}}
-	rms := func(few int) float64 {
+	rms := func(threads int) float64 {
 		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
-		a.few = few
+		a.threads = threads
 		defer a.Close()
 		y := a.Linear(Exact(&model.Activation{DType: tensor.F32, Shape: []int{1, width}, Values: x}), l)
 		y.DistributeShared()
@@ -289,12 +294,20 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 	of := func(rows, width int) *Value {
 		return Exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
 	}
-	blocks, few := a.sums(7168), a.sumsOf(of(3, 7168))
-	require.Equal(t, &sums{7168.0 / 24, 1.0 / 3, plans(7168, true)}, few)
-	require.Equal(t, blocks, a.sumsOf(of(4, 7168)))
-	require.Equal(t, &sums{a.kappa(2048), 1.0 / 3, plans(2048, true)}, a.sumsOf(of(1, 2048)), "blocks are no better there")
+	blocks, few := a.sums(7168), a.linear(of(3, 7168), 64)
+	require.Equal(t, newSums(7168, 7168.0/24, 1, true), few)
+	require.Equal(t, few, a.linear(of(64, 7168), 8), "few outputs")
+	require.Equal(t, few, a.linear(of(64, 7168), 11))
+	require.Equal(t, blocks, a.linear(of(64, 7168), 12))
+	require.Equal(t, blocks, a.linear(of(64, 7168), 17))
+	require.Equal(t, blocks, a.linear(of(4, 7168), 64))
+	require.Equal(t, newSums(2048, a.kappa(2048), 1, true), a.linear(of(1, 2048), 64), "blocks are no better there")
 	a.chain = true
-	require.Equal(t, &sums{7168.0 / 6, 1.0 / 3, plans(7168, true)}, a.sumsOf(of(1, 7168)))
+	require.Equal(t, newSums(7168, 7168.0/6, 1, true), a.linear(of(1, 7168), 64))
+	a.chain, a.threads = false, 4
+	require.Equal(t, few, a.linear(of(12, 7168), 64))
+	require.Equal(t, few, a.linear(of(64, 7168), 17), "one thread has the last output")
+	require.Equal(t, blocks, a.linear(of(64, 7168), 64))
 }
 
 // TestReLUAtItsLimit: what Lambda standard deviations leave below 0 is exactly 0, and what they do not keeps its deviation.

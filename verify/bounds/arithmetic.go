@@ -17,13 +17,14 @@ type Arithmetic = model.Arithmetic[*Value]
 // An operation's last rounding is put off until its result is used: a trace sees what was
 // computed before it, with its variance.
 type Analysis struct {
-	plain  *model.Plain // computes values, unrounded
-	errors *model.Plain // computes variances, in float32
-	chain  bool         // the reference sums in one chain, not in blocks
-	serial bool         // sums of norms are one chain of float32, in order
-	fused  bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
-	few    int          // rows up to which the reference's products are dot products
-	noise  float64      // factor on the variance of products: 2 if our own sums are float32
+	plain   *model.Plain // computes values, unrounded
+	errors  *model.Plain // computes variances, in float32
+	chain   bool         // the reference sums in one chain, not in blocks
+	serial  bool         // sums of norms are one chain of float32, in order
+	fused   bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
+	oneDNN  bool         // oneDNN may compute the reference's products in float32
+	threads int          // of the reference
+	noise   float64      // factor on the variance of products: 2 if our own sums are float32
 	// rounded are weights that the reference had before they were rounded.
 	rounded Roundings
 	// Decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if
@@ -34,7 +35,7 @@ type Analysis struct {
 // NewAnalysis returns an arithmetic for one pass of a reference of dtype o.DType, with
 // weights some of which were rounded since.
 func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
-	a := &Analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, few: fewRows, noise: 1, rounded: rounded}
+	a := &Analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, threads: 1, noise: 1, rounded: rounded}
 	if o.Accumulate == model.Float32 {
 		a.noise = 2
 	}
@@ -43,9 +44,10 @@ func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
 	return a
 }
 
-// SetReference sets the reference's number of threads, and whether its attention is fused, as sdpa is.
-func (a *Analysis) SetReference(threads int, fused bool) {
-	a.few, a.fused = fewRows*max(1, threads), fused
+// SetReference sets the reference's number of threads, whether oneDNN may compute its products in float32, as it does on
+// a CPU with the float32_matmul_precision "medium", and whether its attention is fused, as sdpa is.
+func (a *Analysis) SetReference(threads int, oneDNN, fused bool) {
+	a.threads, a.oneDNN, a.fused = max(1, threads), oneDNN, fused
 }
 
 // Close takes all memory back. Nothing that the arithmetic gave must be used any more.
@@ -56,13 +58,19 @@ func (a *Analysis) Close() {
 
 // sums is how the reference adds up the terms of a sum, as far as its rounding errors depend on that.
 type sums struct {
+	least   float64 // variance of rounding all partial sums to the spacing of denormal numbers
 	kappa   float64 // κ: variance of terms in random order, over Σ(w·x)² + y²
 	ordered float64 // variance of terms in natural order, over the squares of the powers of two below partial sums
 	plans   []int   // lengths of the chains in which libraries add such terms, one of which the reference's has
 }
 
 // sums are the sums of K terms.
-func (a *Analysis) sums(k int) *sums { return &sums{a.kappa(k), a.noise / 3, plans(k, a.chain)} }
+func (a *Analysis) sums(k int) *sums { return newSums(k, a.kappa(k), a.noise, a.chain) }
+
+// newSums are the sums of K terms with this κ, in blocks or in one chain, too.
+func newSums(k int, kappa, noise float64, oneChain bool) *sums {
+	return &sums{denormal * float64(k) / 12, kappa, noise / 3, plans(k, oneChain)}
+}
 
 // kappa is κ of sums of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
 // blocks have at most 512, and K/64 totals:
@@ -76,15 +84,39 @@ func (a *Analysis) kappa(k int) float64 {
 	return a.noise * terms / 6
 }
 
-// sumsOf are the sums of a product with x. torch computes few rows by dot products, without blocks: four
-// sums of K/4 terms each, as was measured of torch 2.3 and 2.8 for 512 to 7168 terms, up to three
-// rows for each thread.
-func (a *Analysis) sumsOf(x *Value) *sums {
-	s, k := a.sums(x.Width()), x.Width()
-	if x.Rows() <= a.few && !a.chain {
+// gemm are the sums of K terms of a product of matrices of dtype d. oneDNN adds up to 544 terms in one chain, chains of
+// 512 up to 1055, and of 1024 beyond, as was found of torch 2.8 and 2.15; it computes all products in BF16. Terms in
+// random order have no more variance in these than κ says.
+func (a *Analysis) gemm(d tensor.DType, k int) *sums {
+	s := a.sums(k)
+	switch {
+	case k <= 512:
+	case d == tensor.BF16:
+		s.plans = []int{512, 1024}
+	case d == tensor.F32 && a.oneDNN:
+		s.plans = append(s.plans, 1024)
+	}
+	return s
+}
+
+// linear are the sums of a product of x with a weight of so many outputs. MKL computes few rows or outputs without
+// blocks, in four sums of every fourth term.
+func (a *Analysis) linear(x *Value, outputs int) *sums {
+	s, k := a.gemm(x.DType, x.Width()), x.Width()
+	if a.few(x.Rows(), outputs) && !a.chain {
 		s.kappa, s.plans = max(s.kappa, a.noise*float64(k)/4/6), plans(k, true)
 	}
 	return s
+}
+
+// few reports whether MKL computes a product of so many rows and outputs, or some of it, without blocks: up to 3 rows for
+// each thread, or up to 11 outputs. 4 threads and more share the outputs in 16, of which as few may remain. Found of
+// torch 2.8 and 2.15, for 256 to 7168 terms, by which terms are lost beside two large ones that cancel.
+func (a *Analysis) few(rows, outputs int) bool {
+	const fewRows, fewOutputs, shared = 3, 11, 16
+	remain := outputs % shared
+	return rows <= fewRows*a.threads || outputs <= fewOutputs ||
+		a.threads >= 4 && outputs < 256 && remain > 0 && remain <= fewOutputs
 }
 
 // plans returns the lengths of chains in which libraries add up k terms: torch 2.8, whose MKL was reproduced
@@ -120,9 +152,9 @@ func plans(k int, oneChain bool) []int {
 func (s *sums) variance(y, partial, squares float64) float64 {
 	random, ordered := float64(s.kappa*(squares+Sq(y))), s.ordered*partial
 	if ordered > random || ordered != ordered { // faster than max
-		return ordered
+		return s.least + ordered
 	}
-	return random
+	return s.least + random
 }
 
 // power is the largest power of two that is at most |x|; 0 of 0.
@@ -144,8 +176,43 @@ func (s addition) variance(of *sums) float64 {
 	return s.v + of.variance(s.y, s.partial+Sq(power(s.y)), s.squares)
 }
 
-// fewRows is up to how many rows a thread of torch takes dot products.
-const fewRows = 3
+// lanes are 8 float32 sums of every eighth of many numbers of one sign: a compiled sum with AVX2, whose partial sums are
+// at least those of more lanes, and of the shorter chains of torch's own sums. Their errors are not small beside one
+// massive number, nor independent: each partial sum is a multiple of its spacing, so that what is lost of a term is what
+// the term has beyond that. Of squares of BF16 numbers it has one sign: an odd number's square is 1 more than a multiple
+// of 8, and a tie goes down where the partial sum is even.
+type lanes struct {
+	sum     [8]float64
+	v, lost float64
+}
+
+// add adds number i.
+func (l *lanes) add(i int, term float64) {
+	if term == 0 {
+		return
+	}
+	s := &l.sum[i%len(l.sum)]
+	if *s += term; *s == term { // exact
+		return
+	}
+	r := power(*s)
+	c := 0x1.8p52 * 2 * Unit * r // sums of this size are multiples of the spacing
+	l.v += Sq(r) / 3
+	l.lost += (term - (term + c - c)) / Unit
+}
+
+// total returns the sum, and the variance that rounding gives it:
+//
+//	v = Σ r²/3 of the partial sums of the lanes, and twice of the totals of lanes + (Σ lost)²
+func (l *lanes) total() (sum, v float64) {
+	v = l.v + Sq(l.lost)
+	for i, s := range l.sum {
+		if sum += s; i > 0 {
+			v += 2 * Sq(power(sum)) / 3
+		}
+	}
+	return sum, v
+}
 
 // result returns a value whose elements are to be set.
 func (a *Analysis) result(d tensor.DType, shape ...int) *Value {
@@ -234,17 +301,6 @@ func (a *Analysis) Try(f func()) {
 // scratch returns what f made, and takes back what else f took from a.errors.
 func (a *Analysis) scratch(f func() *model.Activation) *model.Activation {
 	return a.errors.Scope(&model.Activation{}, func(*model.Activation) *model.Activation { return f() })
-}
-
-// scales are powers of two that bring the numbers of each row to at most 1, so that squares of
-// small ones do not vanish.
-func scales(x *Value) []float32 {
-	all := make([]float32, x.Rows())
-	for t := range all {
-		_, e := math.Frexp(float64(largest(x.Row(t))))
-		all[t] = float32(math.Ldexp(1, max(-120, min(-e, 120))))
-	}
-	return all
 }
 
 // perRow are the variances v of x's elements y, or with a factor (y²/u² + v)·factor, in units of the largest of each

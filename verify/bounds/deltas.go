@@ -68,9 +68,9 @@ func (a *Analysis) embedded(y *model.Activation, w *model.Weight, ids []int) *Va
 // blockElements is how many elements of a weight are taken at a time.
 const blockElements = 1 << 22
 
-// linearDeltas sets sums to the variances of l's products with x that the rounding of its weight
+// linearDeltas sets roots to the roots of the variances of l's products with x that the rounding of its weight
 // causes, Σ h²/3·(x² + v_x) with half units h, of row t in units[t]; nil units if it was not rounded.
-func (a *Analysis) linearDeltas(sums []float32, x *Value, l *model.Linear) (units []float64) {
+func (a *Analysis) linearDeltas(roots []float32, x *Value, l *model.Linear) (units []float64) {
 	how := a.rounded[l.Weight.Name]
 	if how.By == "" {
 		return nil
@@ -92,8 +92,10 @@ func (a *Analysis) linearDeltas(sums []float32, x *Value, l *model.Linear) (unit
 		rows, width := w.Shape[0], w.Shape[1]
 		for first := 0; first < rows; first += max(1, blockElements/width) {
 			part := errorsOf(w, first, min(max(1, blockElements/width), rows-first))
-			a.errors.WeightPartial(&part, &model.Partial{V: terms, Each: func(t, r int, _, _, carried []float32) {
-				copy(sums[t*rows+first+r:], carried)
+			a.errors.WeightPartial(&part, &model.Partial{V: terms, Each: func(t, r int, _, _, carried []float64) {
+				for i, v := range carried {
+					roots[t*rows+first+r+i] = float32(math.Sqrt(v))
+				}
 			}})
 		}
 		return x.Activation

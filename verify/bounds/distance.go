@@ -129,12 +129,13 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 	}
 }
 
-// sigma is the σ that a distance is measured in, of a standard deviation in units of u: infinite if that is not finite.
+// sigma is the σ that a distance is measured in, of a standard deviation in units of u: 0 if that is not finite, which
+// excuses nothing.
 func (m *Meter) sigma(deviation float32) float64 {
 	if s := m.factor * Unit * math.Abs(float64(deviation)); tensor.IsFinite(s) {
 		return s
 	}
-	return math.Inf(1)
+	return 0
 }
 
 // measure sets m.z to the distances of a row, and adds to the other sums. It returns the first element that is not finite,
@@ -172,7 +173,7 @@ func (m *Meter) measureUsual(values, golden, deviations []float32) int {
 		r, room, usual := p.nearest(value)
 		g, s2, room2 := golden[c], Sq(unit*float64(deviations[c])), Sq(Unit*room)
 		gap := room2 - s2
-		if !(usual && math.Float32bits(r) == math.Float32bits(g) && Sq(gap) > Sq(unsure*room2)) {
+		if !(usual && math.Float32bits(r) == math.Float32bits(g) && Sq(gap) > Sq(unsure*room2) && s2 <= math.MaxFloat64) {
 			n = c
 			break
 		}

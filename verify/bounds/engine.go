@@ -221,11 +221,11 @@ func (e *engine) narrow(y, probs *Value) {
 	p, v := *probs, *e.v
 	p.sigma, p.shared, v.sigma, v.squared = nil, nil, nil, nil
 	k := probs.Width()
-	chain := &sums{float64(k) / 6, 1.0 / 3, plans(k, true)}
+	chain := newSums(k, float64(k)/6, 1, true)
 	wide := Sq(0x1p-11 / Unit)
-	e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float32) {
+	e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float64) {
 		for i := range partial {
-			more := wide * chain.variance(float64(y.Values[at+i]), float64(partial[i]), float64(squares[i]))
+			more := wide * chain.variance(float64(y.Values[at+i]), partial[i], squares[i])
 			y.Set(at+i, float64(y.Values[at+i]), y.Variance(at+i)+more)
 		}
 	})
@@ -465,7 +465,7 @@ func (r *Rounding) blockSums(x, rounded *Value) (all []blockSum) {
 func addSums(y *Value, all []blockSum, weight *model.Weight) {
 	out := weight.Shape[0]
 	n := len(all) / y.Rows()
-	minima, chain := minima(weight), &sums{float64(n) / 6, 1.0 / 3, nil}
+	minima, chain := minima(weight), newSums(n, float64(n)/6, 1, true)
 	for i := range y.Values {
 		row, column := i/out, i%out
 		var products addition

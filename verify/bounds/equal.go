@@ -114,8 +114,10 @@ func (a *Analysis) classSquares(v *model.Activation, w *model.Weight, c *classes
 				binary.LittleEndian.PutUint32(sums.Data[4*(r*n+class):], math.Float32bits(sum))
 			}
 		})
-		a.errors.WeightPartial(&sums, &model.Partial{V: terms.Values, Each: func(t, r int, _, _, squares []float32) {
-			copy(y.Row(t)[from+r:], squares)
+		a.errors.WeightPartial(&sums, &model.Partial{V: terms.Values, Each: func(t, r int, _, _, squares []float64) {
+			for i, v := range squares {
+				y.Row(t)[from+r+i] = float32(v)
+			}
 		}})
 	}
 	return y

@@ -275,7 +275,7 @@ func (g *Gradients) weightSigmas(w *model.Weight) []float32 {
 // RMSNorm implements model.Arithmetic, of H columns, with n = x·r, r = 1/sqrt(mean(x²) + eps),
 // g = ∂y·weight, m = mean(g·n), and the two parts that autograd adds up, A = g·r and B = -n·r·m:
 //
-//	∂weight += Σ_t ∂y[t]·n[t], a product of as many terms as there are tokens; n: v = n²·1.5² + r²·v_x
+//	∂weight += Σ_t ∂y[t]·n[t], a product of as many terms as there are tokens; n: v = n²·v_r + r²·v_x
 //	∂x      += A + B: see normBackward
 func (g *Gradients) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 	y := g.Analysis.RMSNorm(x, weight, eps)
@@ -297,10 +297,10 @@ func (g *Gradients) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value 
 func (g *Gradients) normWeight(x, dy *Value, eps float64) *Value {
 	n := g.result(tensor.F32, x.Shape...)
 	for t := range x.Rows() {
-		r2 := inverseSquare(x.Row(t), eps)
+		r2, vr := inverseRMS(x.Row(t), eps)
 		for c, v := range x.Row(t) {
 			i, norm := t*x.Width()+c, float64(v)*math.Sqrt(r2)
-			n.Set(i, norm, roughly(norm, 2.25*Sq(norm)+r2*x.Variance(i)))
+			n.Set(i, norm, roughly(norm, vr*Sq(norm)+r2*x.Variance(i)))
 		}
 	}
 	width := x.Width()
@@ -313,18 +313,9 @@ func (g *Gradients) normWeight(x, dy *Value, eps float64) *Value {
 	return dw
 }
 
-// inverseSquare is 1/(mean(x²) + eps).
-func inverseSquare(x []float32, eps float64) float64 {
-	sum := 0.0
-	for _, v := range x {
-		sum += Sq(float64(v))
-	}
-	return 1 / (sum/float64(len(x)) + eps)
-}
-
 // normBackward adds what row t of an RMSNorm adds to ∂x: A + B, and the variance of
 //
-//	A = g·r, three roundings:      A²;  r itself, of which B has three: (A + 3B)²·1.5²
+//	A = g·r, three roundings:      A²;  r itself, of which B has three: (A + 3B)²·v_r, as RMSNorm
 //	S = Σ g·x, a product:          (B/S)²·(κ(H)·(Σ (g·x)² + S²) + Σ (g·x)²·2/3)
 //	B = -x·r³·S/H, six roundings:  2·B²
 //	A + B:                         (A + B)²/3
@@ -332,7 +323,7 @@ func inverseSquare(x []float32, eps float64) float64 {
 //	x:   r⁴·Σ_j v_xj·(δ_kj·m + (n_j·g_k + n_k·(g_j - 3·n_j·m))/H)²
 func (g *Gradients) normBackward(dx *adjoint, x, dy *Value, t int, w, sigmas []float32, eps float64) {
 	width, from := x.Width(), t*x.Width()
-	r2 := inverseSquare(x.Row(t), eps)
+	r2, vr := inverseRMS(x.Row(t), eps)
 	r, h := math.Sqrt(r2), float64(width)
 	gs, vs, ns := make([]float64, width), make([]float64, width), make([]float64, width)
 	s, squares, carried := 0.0, 0.0, 0.0
@@ -357,7 +348,7 @@ func (g *Gradients) normBackward(dx *adjoint, x, dy *Value, t int, w, sigmas []f
 	}
 	for k, n := range ns {
 		a, b := gs[k]*r, -n*r*m
-		v := Sq(a) + 2.25*Sq(a+3*b) + 2*Sq(b) + Sq(n*r2/h)*vS + Sq(a+b)/3
+		v := Sq(a) + vr*Sq(a+3*b) + 2*Sq(b) + Sq(n*r2/h)*vS + Sq(a+b)/3
 		v += r2 * (Sq(1-Sq(n)/h)*vs[k] + Sq(n/h)*(carried-Sq(n)*vs[k]))
 		if vx := x.Variance(from + k); p > 0 {
 			off := gs[k] - 3*n*m
@@ -414,7 +405,7 @@ func siluErrors(x uncertain, s float64) (float64, float64) {
 		logistic = s / x.y
 	}
 	slope := logistic + float64(s*(1-logistic))
-	v := float64(Sq(slope)*x.v) + float64(0.3*Unit*Unit*Sq(x.v)) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(x.y, 0)))))
+	v := throughSiLU(slope, x.v) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(x.y, 0)))))
 	return s, roughly(s, v)
 }
 

@@ -12,7 +12,7 @@ import (
 // columns:
 //
 //	m:  v = Σ v_x/D² + sums.variance/D²
-//	n:  v = r²·(v_x + v_m + (x² + m²)/3) + n²·(1.5² + Σ((x - m)²·v_x)/(Σ(x - m)²)²), of a serial sum + n²·D/24
+//	n:  v = r²·(v_x + v_m + (x² + m²)/3) + n²·(v_r + Σ((x - m)²·v_x)/(Σ(x - m)²)²), v_r as RMSNorm, of a serial sum + n²·D/24
 //	y = n·weight + bias:  v = v_n·weight² + (n·weight)²/3
 func (a *Analysis) LayerNorm(x *Value, norm *model.LayerNorm, eps float64) *Value {
 	x = a.settle(x)
@@ -38,14 +38,16 @@ func (a *Analysis) LayerNorm(x *Value, norm *model.LayerNorm, eps float64) *Valu
 // momentErrors returns the variance of the mean of row t, and the relative variance of 1/sqrt(var + eps).
 func (a *Analysis) momentErrors(x *Value, t int, mean float64) (vMean, common float64) {
 	var sum addition
-	var spread, moved float64
+	var squares lanes
+	var moved float64
 	for i, xi := range x.Row(t) {
 		v, d := x.Variance(t*x.Width()+i), Sq(float64(xi)-mean)
 		sum = sum.add(float64(xi), v)
-		spread += d
+		squares.add(i, d)
 		moved += float64(d * v)
 	}
-	if common = 2.25; spread > 0 {
+	spread, v := squares.total()
+	if common = ofRoot(spread, v); spread > 0 {
 		common += moved / Sq(spread)
 	}
 	if a.serial {

@@ -94,7 +94,7 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 			require.Less(t, d.Rms, 1.0)
 			require.Greater(t, d.Rms, 0.2) // of few rows: one chain is allowed, too
 
-			kappa := a.sumsOf(in).kappa
+			kappa := a.linear(in, out).kappa
 			first := a.result(tensor.F32, test.rows, out) // what terms in random order allow
 			for i, sum := range y.Values {
 				squares := 0.0
@@ -115,6 +115,133 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 			require.Greater(t, d.Largest, float64(Lambda))
 			require.Equal(t, row, d.Worst%out)
 		})
+	}
+}
+
+// TestSumsOfLinears: float32 sums of products as torch was found to compute them are right references. MKL's totals of
+// chains begin with the bias, or it is added last; up to 11 outputs are four sums of every fourth term; oneDNN has chains
+// of 1024 terms, in BF16 too.
+func TestSumsOfLinears(t *testing.T) {
+	t.Parallel()
+	beginning := func(x, w []float32, start float32) float32 {
+		for from := 0; from < len(x); from += 192 {
+			to := min(from+192, len(x))
+			start += inChains(x[from:to], w[from:to], 192)
+		}
+		return start
+	}
+	last := func(x, w []float32, bias float32) float32 { return beginning(x, w, 0) + bias }
+	fourth := func(x, w []float32, bias float32) float32 { return inFour(x, w, 0) + bias }
+	long := func(x, w []float32, bias float32) float32 { return inChains(x, w, 1024) + bias }
+	for _, test := range []struct {
+		name    string
+		k, out  int
+		bias    float64
+		oneDNN  bool
+		ordered bool
+		sum     func(x, w []float32, bias float32) float32
+	}{
+		{"bias first", 5120, 24, 30, false, false, beginning},
+		{"bias first, of 192 terms", 192, 24, 30, false, false, beginning},
+		{"bias last", 5120, 24, 30, false, false, last},
+		{"few outputs", 28672, 4, 0, false, false, fourth},
+		{"few outputs and a bias", 7168, 11, 30, false, false, fourth},
+		{"oneDNN", 4096, 24, 0, true, true, long},
+		{"oneDNN and a bias", 2048, 24, 30, true, true, long},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			const rows = 16
+			r := rand.New(rand.NewPCG(13, 14))
+			var x []float32
+			for range rows {
+				for i := range test.k {
+					v := r.NormFloat64()
+					if test.ordered { // of one sign, then the other
+						v = math.Copysign(1+0.1*v, float64(test.k/2-i))
+					}
+					x = append(x, float32(v))
+				}
+			}
+			w, biases := make([]float32, test.out*test.k), make([]float32, test.out)
+			for i := range w {
+				v := r.NormFloat64()
+				if test.ordered {
+					v = 1 + 0.1*v
+				}
+				w[i] = tensor.Rounded(float32(v/math.Sqrt(float64(test.k))), tensor.BF16)
+			}
+			for i := range biases {
+				biases[i] = float32(test.bias * r.NormFloat64())
+			}
+			l := &model.Linear{Weight: storedWeight(w, test.out, test.k)}
+			if test.bias > 0 {
+				l.Bias = storedWeight(biases, test.out)
+			}
+			var golden []float32
+			for i := range rows * test.out {
+				golden = append(golden, test.sum(x[i/test.out*test.k:][:test.k], w[i%test.out*test.k:][:test.k], biases[i%test.out]))
+			}
+			a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+			defer a.Close()
+			a.SetReference(1, test.oneDNN, false)
+			y := a.Linear(Exact(&model.Activation{DType: tensor.F32, Shape: []int{rows, test.k}, Values: x}), l)
+			d := Measure(y, golden, allRows(golden, y), 1)
+			require.Less(t, d.Largest, 5.5)
+			require.Less(t, d.Rms, 1.05)
+			require.Greater(t, d.Rms, 0.1, "the bound is no looser than that")
+		})
+	}
+}
+
+// TestNormsBesideMassiveSquares: a sum of squares in 16 lanes, as of a compiled norm, is a right reference beside a massive
+// activation, and of BF16 numbers, whose squares lose with one sign.
+func TestNormsBesideMassiveSquares(t *testing.T) {
+	t.Parallel()
+	const rows, k = 12, 7168
+	ones := make([]float32, k)
+	for i := range ones {
+		ones[i] = 1
+	}
+	for _, test := range []struct {
+		massive float32
+		d       tensor.DType // of the numbers
+		least   float64      // RMS of z with 1.5², at least
+	}{{300, tensor.F32, 2}, {3000, tensor.F32, 3}, {300, tensor.BF16, 2}, {0, tensor.BF16, 2}} {
+		r := rand.New(rand.NewPCG(15, 16))
+		x := make([]float32, rows*k)
+		for i := range x {
+			x[i] = tensor.Rounded(float32(r.NormFloat64()), test.d)
+		}
+		var golden []float32
+		for t := range rows {
+			row := x[t*k : (t+1)*k]
+			if test.massive != 0 {
+				row[3+t] = test.massive
+			}
+			var sums [16]float32
+			for i, v := range row {
+				sums[i%16] += float32(v * v)
+			}
+			total := float32(0)
+			for _, s := range sums {
+				total += s
+			}
+			inverse := 1 / float32(math.Sqrt(float64(float32(total/k)+1e-6)))
+			for _, v := range row {
+				golden = append(golden, float32(v*inverse))
+			}
+		}
+		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+		defer a.Close()
+		w := storedWeight(ones, k)
+		y := a.RMSNorm(Exact(&model.Activation{DType: tensor.F32, Shape: []int{rows, k}, Values: x}), &w, 1e-6)
+		d := Measure(y, golden, allRows(golden, y), 1)
+		require.Less(t, d.Largest, 5.0, "%v", test)
+		require.Less(t, d.RowRMS, 2.5, "%v", test)
+		require.Less(t, d.Rms, 1.1, "%v", test)
+		flat := WithErrors(y.Activation, func(i int) float64 { return Unit * math.Abs(float64(y.Values[i])) * math.Sqrt(2.25+2.0/3) })
+		require.Greater(t, Measure(flat, golden, allRows(golden, y), 1).Rms, test.least, "%v", test)
 	}
 }
 
@@ -205,6 +332,54 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	d = Measure(sum, golden, allRows(golden, sum), 1)
 	require.Less(t, d.Rms, 1.0)
 	require.Greater(t, d.Rms, 0.2)
+}
+
+// TestQueriesMoveAllKeys: one element of each query is off by a unit, and values go with the keys' elements: contexts move
+// by about their deviation, however many keys there are.
+func TestQueriesMoveAllKeys(t *testing.T) {
+	t.Parallel()
+	const dim, off = 16, 0x1p-8
+	for _, keys := range []int{64, 4096} {
+		r := rand.New(rand.NewPCG(17, 18))
+		a := NewAnalysis(model.Options{DType: tensor.BF16}, nil)
+		defer a.Close()
+		random := func(n int) []float32 {
+			x := make([]float32, n)
+			for i := range x {
+				x[i] = tensor.Rounded(float32(r.NormFloat64()), tensor.BF16)
+			}
+			return x
+		}
+		given := func(values []float32, shape ...int) *model.Activation {
+			return &model.Activation{DType: tensor.BF16, Shape: shape, Values: values}
+		}
+		q, k, v := random(4*dim), random(keys*dim), make([]float32, dim*keys)
+		for i := range v {
+			v[i] = tensor.Rounded(k[i%keys*dim]+0.3*float32(r.NormFloat64()), tensor.BF16)
+		}
+		context := func(q *Value) *Value {
+			return a.Context(a.Softmax(a.Scores(q, Exact(given(k, 1, 1, keys, dim)), 0, 4, &model.Scoring{By: 0.25})),
+				Exact(given(v, 1, 1, dim, keys)))
+		}
+		y := context(WithErrors(given(q, 1, 1, 4, dim), func(i int) float64 {
+			if i%dim == 0 {
+				return off
+			}
+			return 0
+		}))
+		moved := append([]float32(nil), q...)
+		for i := 0; i < len(q); i += dim {
+			moved[i] += off
+		}
+		other := context(Exact(given(moved, 1, 1, 4, dim)))
+		largest, rms := 0.0, 0.0
+		for i, got := range other.Values {
+			z := math.Abs(float64(got-y.Values[i])) / (Unit * math.Sqrt(y.Variance(i)))
+			largest, rms = max(largest, z), rms+Sq(z)/float64(len(other.Values))
+		}
+		require.Less(t, largest, 1.6, "%d keys", keys)
+		require.InDelta(t, 0.8, math.Sqrt(rms), 0.3, "%d keys", keys)
+	}
 }
 
 // TestSumsOverExpertsHaveTheirPartialSums: of 64 experts whose outputs are of one sign, then of

@@ -78,8 +78,8 @@ func (a *Analysis) gradient(p productOf, shape ...int) *Value {
 // occur give, add up: (Σ ±min(|term|/u, |S|))²/2 more.
 func (a *Analysis) product(left, right matrix, k int) productOf {
 	p := productOf{make([]float64, left.rows*right.rows), make([]float64, left.rows*right.rows)}
-	s := a.sums(k)
-	if left.rows <= a.few || right.rows <= a.few { // by dot products, or in one chain
+	s := a.gemm(tensor.F32, k)
+	if a.few(left.rows, right.rows) || a.few(right.rows, left.rows) { // by dot products, or in one chain
 		s.kappa, s.plans = max(s.kappa, a.noise*float64(k)/6), plans(k, true)
 	}
 	a.plain.Each(left.rows, 4*len(p.y)*left.cols, func(r int) {

@@ -128,14 +128,15 @@ func TestDistances(t *testing.T) {
 	require.False(t, Agree(math.NaN(), math.NaN()))
 }
 
-// TestErrorsThatAreNoNumbers hide nothing: the stage says nothing.
+// TestErrorsThatAreNoNumbers excuse nothing: what differs is wrong.
 func TestErrorsThatAreNoNumbers(t *testing.T) {
 	for _, s := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
 		x := uncertainly(2, 1, 2, 3, 4)
 		x.sigma.Values[2] = s
 		d := Measure(x, []float32{1, 2, 7, 4}, allRows([]float32{1, 2, 7, 4}, x), 1)
 		require.True(t, d.Finite)
-		require.True(t, d.SaysNothing(tensor.F32, tensor.F32))
+		require.True(t, math.IsInf(d.Largest, 1))
+		require.Equal(t, 2, d.Worst)
 	}
 }
 
@@ -255,7 +256,7 @@ func TestQuickRounding(t *testing.T) {
 			same(t, wantR, r, "%v ± %v", y, s)
 			same(t, wantV, v, "%v ± %v", y, s)
 			same(t, wantR, float64(x.Values[i]), "%v ± %v", y, s)
-			same(t, math.Sqrt(wantV), float64(x.sigma.Values[i]), "%v ± %v", y, s)
+			same(t, float64(deviation(wantV)), float64(x.sigma.Values[i]), "%v ± %v", y, s)
 		}
 	}
 }

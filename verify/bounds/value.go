@@ -27,12 +27,15 @@ type Value struct {
 	// ColumnsShare says that the elements of a column share an operand's errors: those of a row of
 	// another stage, which the pack does not hold.
 	ColumnsShare bool
+	// queries are, of scores and probabilities in BF16 and F16, what gave them errors that a row shares; nil elsewhere.
+	queries *queries
 	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
 	// with the variance that it has if they were not; nil elsewhere.
 	Float32Scores *Value
-	// squared are [x², v_x] of each row, of the keys and values of attention: all blocks of queries multiply with them.
-	// nil before the first block.
-	squared *model.Activation
+	// squared are [x², v_x] of each row, of the keys and values of attention, in units of squaredUnit: all blocks of queries
+	// multiply with them. nil before the first block.
+	squared     *model.Activation
+	squaredUnit float64
 	// alike are the groups of keys whose values are alike, of each head; nil before the first block.
 	alike [][][]int
 	// Products are those, of what is not exact, whose result the value is a (weighted) sum of.
@@ -59,9 +62,12 @@ func (x *Value) deviations() []float32 {
 func (x *Value) Set(i int, y, v float64) {
 	x.Values[i], x.sigma.Values[i] = float32(y), 0
 	if v != 0 {
-		x.sigma.Values[i] = float32(math.Sqrt(v))
+		x.sigma.Values[i] = deviation(v)
 	}
 }
+
+// deviation is the root of a variance, a finite number: errors larger than that are no excuse.
+func deviation(v float64) float32 { return float32(min(math.Sqrt(v), math.MaxFloat32)) }
 
 // copyDeviations gives x's elements from … to-1 the deviations of the same elements of another value.
 func (x *Value) copyDeviations(of *Value, from, to int) {
@@ -137,6 +143,9 @@ func (x *Value) Replace(want []float32) {
 		copy(x.Values, want)
 	}
 }
+
+// AllBelow reports whether all magnitudes are less than limit.
+func AllBelow(numbers []float32, limit float64) bool { return float64(largest(numbers)) < limit }
 
 // Rounded is x's element i as the reference holds it.
 func (x *Value) Rounded(i int) float32 { return rounded(x.Values[i], x.DType) }

@@ -296,9 +296,15 @@ type Check struct {
 	// [tokens, hidden_size], that the expert was run on.
 	ProbeRows []int `json:"probe_rows,omitempty"`
 
+	// Dead: of a probe that passed, that all its goldens are less than DeadOutput.
+	Dead bool `json:"dead,omitempty"`
+
 	// Blind: the bounds are too wide to say anything.
 	Blind bool `json:"-"`
 }
+
+// DeadOutput is 2⁻⁶⁴: an expert with smaller outputs changes no stream of numbers above 2⁻⁴⁰, in any dtype.
+const DeadOutput = 0x1p-64
 
 // Fits reports whether shapes, patterns and loads go together as those of a run do: what is written of r relies on it.
 func (r *Report) Fits() bool {

@@ -617,6 +617,7 @@ func (r *Report) coverage() (f facts) {
 	if c.ExpertsProbed > 0 {
 		nothing = "neither a token nor a probe"
 	}
+	r.writeDead(&f)
 	for _, l := range c.Unreached {
 		f.add("", "%s: %s reached experts %s", l.Layer, nothing, text.Ranges(l.Experts))
 	}
@@ -631,6 +632,23 @@ func (r *Report) coverage() (f facts) {
 			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
 	}
 	return f
+}
+
+// writeDead writes the experts whose outputs are too small to matter.
+func (r *Report) writeDead(f *facts) {
+	experts, layers := map[int][]int{}, []int(nil)
+	for _, c := range r.Checks {
+		if s := c.Stage(); c.Dead {
+			if experts[s.Layer] == nil {
+				layers = append(layers, s.Layer)
+			}
+			experts[s.Layer] = append(experts[s.Layer], s.Expert)
+		}
+	}
+	for _, l := range layers {
+		f.add("", "model.layers.%d: experts %s are dead: no output of their probes reaches %.1e, and rounding hides their weights", l,
+			text.Ranges(experts[l]), DeadOutput)
+	}
 }
 
 // writePins writes how far the choices pin the biases, over all layers.

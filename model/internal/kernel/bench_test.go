@@ -46,7 +46,7 @@ func BenchmarkPartial(b *testing.B) {
 					continue
 				}
 				const in, out = 2048, 1408
-				p := &Partial{Plans: []int{512, 192}, Each: func(_, _ int, _, _, _ []float32) {}}
+				p := &Partial{Plans: []int{512, 192}, Each: func(_, _ int, _, _, _ []float64) {}}
 				b.Run(fmt.Sprintf("%s/%v/alone/tokens=%d", name, f, tokens), func(b *testing.B) {
 					defer Use(name)()
 					rotate(b, name, f, Float32, in, out, tokens, 4, func(x []float32, w Matrix) {

@@ -63,7 +63,7 @@ func same[F float32 | float64](a, b F) bool {
 	return a == b && math.Signbit(float64(a)) == math.Signbit(float64(b)) || a != a && b != b
 }
 
-func requireSame(t *testing.T, want, got []float32) {
+func requireSame[F float32 | float64](t *testing.T, want, got []F) {
 	t.Helper()
 	require.Len(t, got, len(want))
 	for i := range want {

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"unsafe"
 )
@@ -29,12 +30,17 @@ const (
 	// Terms are multiplied with termScale, and taken for 0 if they are then less than leastTerm. Their sums begin with
 	// squaresStart, to which a denormal product would add nothing.
 	termScale, leastTerm, squaresStart = 0x1p24, 0x1p-126, 0x1p-102
+	// leastStart is the least start of a sum, which is a multiple of 2^-126, too. 2^startBits is more than the largest start
+	// beside scaled weights: weights that vanish beside a larger one would change no bit of the sum.
+	leastStart, startBits = 0x1p-112, 60
+	// leastSquares is the least Σ terms·w² of ordinary weights: what is taken for 0 of 2^15 terms is less than 2^-20 of it.
+	leastSquares = 0x1p-90
 )
 
 // PartialSums returns the sum Σ terms·w², and the largest of the plans' sums of squares of powers
-// of two below the partial sums of Σ x·w. All sums are float32 and in the order of k:
+// of two below the partial sums of start + Σ x·w. All sums are float32 and in the order of k:
 //
-//	squares = squaresStart
+//	s = short(start, leastStart), squares = squaresStart, each plan's start = s
 //	for k := range w {
 //		weight := shortWeight(w[k])
 //		s = fma32(shortNumber(x[k]), weight, s)
@@ -49,24 +55,75 @@ const (
 //	}
 //	return the largest sum, (squares - squaresStart) / termScale
 //
-// start is the running total of the plan's chains, s-start the partial sum of its present chain.
-// A partial sum that is squared represents n of them. x and terms are at least as long as w. There are at
-// most MostPlans plans; a length less than len(w) is a multiple of 4.
-func PartialSums(x, terms, w []float32, plans []int) (partial, squares float32) {
-	n := len(w)
-	of := make([]float32, 3*n)
-	for k, v := range w {
-		of[k], of[n+k], of[2*n+k] = shortNumber(x[k]), shortTerm(terms[k]), shortWeight(v)
+// A plan's start is the running total of its chains, s-start the partial sum of its present chain: the totals begin with
+// start, and the chains with 0. A partial sum that is squared represents n of them. x and terms are at most 1, and at
+// least as long as w. There are at most MostPlans plans; a length less than len(w) is a multiple of 4.
+//
+// Where these results are not ordinary, weights are too large or too small for them. They are computed again with the
+// weights, and start, times a power of two by which the largest weight is at least 1/2 and less than 1, or start is less
+// than 2^60.
+func PartialSums(x, terms, w []float32, start float64, plans []int) (partial, squares float64) {
+	numbers, of := make([]float32, len(w)), make([]float32, len(w))
+	for k := range w {
+		numbers[k], of[k] = shortNumber(x[k]), shortTerm(terms[k])
 	}
-	partial, squares = shortSums(of[:n], of[n:2*n], of[2*n:], plans)
-	return partial, sumOfTerms(squares)
+	partial32, squares32 := shortSums(numbers, of, shortWeights(nil, w, 1), float32(start), plans)
+	if squares32 = sumOfTerms(squares32); ordinary(partial32, squares32) {
+		return float64(partial32), float64(squares32)
+	}
+	return scaledSums(numbers, of, w, start, plans)
+}
+
+// ordinary reports whether float32 sums are large enough for what was taken for 0, and finite.
+func ordinary(partial, squares float32) bool {
+	return squares >= leastSquares && squares <= math.MaxFloat32 && partial <= math.MaxFloat32
+}
+
+// scaledSums is PartialSums, of short numbers and terms, where results are not ordinary.
+func scaledSums(x, terms, w []float32, start float64, plans []int) (partial, squares float64) {
+	if start == 0 && (allZero(w) || allZero(x) && allZero(terms)) {
+		return 0, 0
+	}
+	scale := 1 / scaleOf(w)
+	if _, e := math.Frexp(start * scale); e > startBits {
+		scale = math.Ldexp(scale, startBits-e)
+	}
+	p, sq := shortSums(x, terms, shortWeights(nil, w, scale), float32(start*scale), plans)
+	return float64(p) / (scale * scale), float64(sumOfTerms(sq)) / (scale * scale)
+}
+
+// allZero reports whether no number is other than 0.
+func allZero(numbers []float32) bool {
+	return !slices.ContainsFunc(numbers, func(v float32) bool { return v != 0 })
+}
+
+// scaleOf returns the power of two that is more than the largest magnitude of numbers, and at most twice that: 1 of zeros,
+// and of numbers that are not finite.
+func scaleOf(numbers []float32) float64 {
+	largest := uint32(0)
+	for _, v := range numbers {
+		largest = max(largest, math.Float32bits(v)&math.MaxInt32)
+	}
+	if largest == 0 || largest >= 0x7f800000 {
+		return 1
+	}
+	_, e := math.Frexp(float64(math.Float32frombits(largest)))
+	return math.Ldexp(1, e)
+}
+
+// shortWeights appends to dst what PartialSums takes of the weights times scale.
+func shortWeights(dst, w []float32, scale float64) []float32 {
+	for _, v := range w {
+		dst = append(dst, shortWeight(float32(float64(v)*scale)))
+	}
+	return dst
 }
 
 // shortSums returns the largest sum and squares of the definition of PartialSums, of numbers that are short already.
-func shortSums(x, terms, w []float32, plans []int) (partial, squares float32) {
+func shortSums(x, terms, w []float32, begin float32, plans []int) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
-	s, squares := float32(0), float32(squaresStart)
-	var start, sum [MostPlans]float32
+	s, squares := short(begin, leastStart), float32(squaresStart)
+	start, sum := [MostPlans]float32{s, s, s}, [MostPlans]float32{}
 	for k := 0; k < len(w); {
 		from, to := k, nextCut(plans, k, len(w))
 		to = min(to, k+sampleStep(len(w)))
@@ -145,18 +202,21 @@ func chainEnds(plans []int, k, n int) (ends int) {
 // Partial requests sums of rows of X and V with the rows of a matrix w. Each receives the sums of
 // a token with the rows of w from row on:
 //
-//	partial, squares = PartialSums(x, x∘x, w, Plans), x the token's row of X times its scale
+//	partial, squares = PartialSums(x, x∘x, w, start, Plans), x the token's row of X
 //	carried          = Σ v·w², v the token's row of V: the squares of PartialSums
+//
+// x and start are multiplied with a power of two, so that the largest number of x is at least 1/2 and less than 1, and
+// the sums are divided by its square.
 //
 // Several goroutines call Each at once, each for a part of the results. The slices have one number
 // per row and are valid during the call.
 type Partial struct {
 	X     []float32 // [tokens, w.Cols]; nil leaves partial and squares nil
-	Scale []float32 // factor of each token of X, a power of two; nil means 1
-	V     []float32 // [tokens, w.Cols]; nil leaves carried nil
+	Start []float32 // start of the sums of each row of w, as of a bias; nil means 0
+	V     []float32 // [tokens, w.Cols], at most 1; nil leaves carried nil
 
 	Plans []int // lengths of chains
-	Each  func(token, row int, partial, squares, carried []float32)
+	Each  func(token, row int, partial, squares, carried []float64)
 }
 
 // MatMulPartial computes dst = x·wᵀ + bias as MatMul does, and the sums that p requests. dst holds
@@ -204,6 +264,7 @@ type partialJob struct {
 	// The present block: its first token, its panels, and their numbers.
 	first  int
 	panels []tokenRun
+	scales []float64 // power of two that each token's numbers were divided by
 	x      []float32
 	pooled *[]float32 // memory of x, from packedTokens
 	row    []float32  // short numbers of the token that is packed, then its terms
@@ -232,7 +293,7 @@ func (p *Partial) prepare(w Matrix) *partialJob {
 			panic("kernel: Partial: lengths do not fit")
 		}
 	}
-	if p.X != nil && p.V != nil && len(p.X) != len(p.V) || p.Scale != nil && len(p.Scale) != q.tokens {
+	if p.X != nil && p.V != nil && len(p.X) != len(p.V) || p.Start != nil && len(p.Start) != w.Rows {
 		panic("kernel: Partial: lengths do not fit")
 	}
 	if p.X != nil {
@@ -291,11 +352,12 @@ func (q *partialJob) setTokens(block int) {
 		run := tokenRun{at, max(1, k.width(n-at)), 1}
 		q.panels, at = append(q.panels, run), run.end()
 	}
+	q.scales = make([]float64, n)
 	q.pooled = packedTokens.Get().(*[]float32)
 	q.x = grow(*q.pooled, q.words(length)*q.panels[len(q.panels)-1].end())
 	for _, run := range q.panels {
 		for i := range run.width {
-			q.pack(q.x[q.words(length)*run.first+i:], q.first+min(run.first+i, n-1), run.width)
+			q.pack(q.x[q.words(length)*run.first+i:], min(run.first+i, n-1), run.width)
 		}
 	}
 }
@@ -311,29 +373,13 @@ func (q *partialJob) words(k int) int {
 // blockTokens returns the number of tokens in the present block.
 func (q *partialJob) blockTokens() int { return min(q.block, q.tokens-q.first) }
 
-// pack writes a token's numbers, and terms, to a panel of width tokens.
+// pack writes the numbers, and terms, of a token of the block to a panel of width tokens.
 func (q *partialJob) pack(panel []float32, token, width int) {
-	cols, length := q.w.Cols, q.length()
-	from := token / q.kinds * cols
+	length := q.length()
 	q.row = grow(q.row, 2*length)
 	clear(q.row)
 	numbers, terms := q.row[:length], q.row[length:]
-	if q.carries(token) {
-		for c, v := range q.V[from : from+cols] {
-			terms[c] = shortTerm(v)
-		}
-	} else {
-		scale := float32(1)
-		if q.Scale != nil {
-			scale = q.Scale[token/q.kinds]
-		}
-		numbers, terms := numbers[:cols], terms[:cols]
-		for c, v := range q.X[from : from+cols] {
-			v *= scale
-			numbers[c], terms[c] = shortNumber(v), shortTerm(v*v)
-		}
-	}
-	terms = terms[:len(numbers)]
+	q.scales[token] = q.short(numbers, terms, token)
 	if q.im.partial.pairs {
 		for c := 1; c < len(numbers); c += 2 {
 			panel[(c-1)*width], panel[c*width] = pairOf(numbers[c-1], numbers[c]), pairOf(terms[c-1], terms[c])
@@ -343,6 +389,33 @@ func (q *partialJob) pack(panel []float32, token, width int) {
 	for c, v := range numbers {
 		panel[2*c*width], panel[(2*c+1)*width] = v, terms[c]
 	}
+}
+
+// short sets the numbers and terms that PartialSums takes of a token of the block. It returns what they were divided by.
+func (q *partialJob) short(numbers, terms []float32, token int) (scale float64) {
+	all := token + q.first
+	from, to := all/q.kinds*q.w.Cols, (all/q.kinds+1)*q.w.Cols
+	if q.carries(all) {
+		for c, v := range q.V[from:to] {
+			terms[c] = shortTerm(v)
+		}
+		return 1
+	}
+	x := q.X[from:to]
+	scale = scaleOf(x)
+	for c, v := range x {
+		v = float32(float64(v) / scale)
+		numbers[c], terms[c] = shortNumber(v), shortTerm(v*v)
+	}
+	return scale
+}
+
+// start returns the start of the sums of a token of the block with a row.
+func (q *partialJob) start(token, row int) float64 {
+	if q.Start == nil || q.carries(q.first+token) {
+		return 0
+	}
+	return float64(q.Start[row]) / q.scales[token]
 }
 
 // pairOf returns two short numbers in one word, the first in the upper half.
@@ -384,22 +457,19 @@ func (q *partialJob) portable(s *scratch, r, toR int) {
 	p.rows, p.w = grow(p.rows, cols), grow(p.w, 2*cols)
 	p.state = grow(p.state, q.states()*len(q.panels))
 	for ; r < toR; r++ {
-		row := p.rows
-		for c, v := range q.w.Row(p.rows, r) {
-			row[c] = shortWeight(v)
-		}
+		p.short = shortWeights(p.short[:0], q.w.Row(p.rows, r), 1)
 		for i := range q.panels {
 			for c := range cols {
 				p.w[c], p.w[cols+c] = q.x[2*(length*i+c)], q.x[2*(length*i+c)+1]
 			}
 			state := p.state[q.states()*i:]
-			partial, squares := shortSums(p.w[:cols], p.w[cols:], row, q.plans)
+			partial, squares := shortSums(p.w[:cols], p.w[cols:], p.short, float32(q.start(i, r)), q.plans)
 			state[1] = squares
 			for s := range q.plans {
 				state[2*s+3] = partial
 			}
 		}
-		q.give(p.state, r, 1)
+		q.give(p, p.state, r, 1)
 	}
 }
 
@@ -414,7 +484,7 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	panels := ceilDiv(rows, q.panelRows())
 	p.w = grow(p.w, panels*q.panelRows()*panelTerms)
 	p.state = grow(p.state, panels*q.stateSize())
-	q.begin(p.state)
+	q.begin(p.state, r, rows)
 	for from := 0; from < q.w.Cols; from += span {
 		to := min(from+span, q.w.Cols)
 		format := F32 // of the rows that are packed
@@ -437,18 +507,33 @@ func (q *partialJob) computePanels(s *scratch, r, rows int) {
 	clear(p.start[:])
 	for i := range panels {
 		at := i * q.panelRows()
-		q.give(p.state[i*q.stateSize():], r+at, min(q.panelRows(), rows-at))
+		q.give(p, p.state[i*q.stateSize():], r+at, min(q.panelRows(), rows-at))
 	}
 }
 
-// begin sets the states of panels to what they are before the first term.
-func (q *partialJob) begin(states []float32) {
+// begin sets the states of the panels of some rows to what they are before the first term.
+func (q *partialJob) begin(states []float32, r, rows int) {
 	clear(states)
-	for ; len(states) > 0; states = states[q.stateSize():] {
+	for at := 0; at < rows; at += q.panelRows() {
 		for _, run := range q.panels {
 			size := q.panelRows() * run.width
-			fill(states[q.states()*q.panelRows()*run.first+size:][:size], squaresStart)
+			state := states[q.states()*q.panelRows()*run.first:]
+			fill(state[size:][:size], squaresStart)
+			if q.Start == nil {
+				continue
+			}
+			for i := range size {
+				token, row := run.first+i/q.panelRows(), at+i%q.panelRows()
+				if token >= q.blockTokens() || row >= rows {
+					continue
+				}
+				state[i] = short(float32(q.start(token, r+row)), leastStart)
+				for p := range q.plans {
+					state[(2*p+2)*size+i] = state[i]
+				}
+			}
 		}
+		states = states[q.stateSize():]
 	}
 }
 
@@ -520,22 +605,21 @@ func (q *partialJob) part(p *partialScratch, rows, k, n int) {
 }
 
 // give passes the results of the rows r … r+rows, one panel with this state, to Each.
-func (q *partialJob) give(states []float32, r, rows int) {
-	var sums [3][]float32 // partial, squares, carried
+func (q *partialJob) give(p *partialScratch, states []float32, r, rows int) {
+	p.sums = grow(p.sums, 3*rows)
+	var sums [3][]float64 // partial, squares, carried
 	i, n := 0, q.blockTokens()
 	for _, run := range q.panels {
 		size := q.panelRows() * run.width // length of one sum of the state
 		state := states[q.states()*q.panelRows()*run.first:]
 		for at := 0; at < size && i < n; at, i = at+q.panelRows(), i+1 {
 			token := q.first + i
-			squares := state[size+at:][:rows]
-			for r, sum := range squares {
-				squares[r] = sumOfTerms(sum)
-			}
 			if q.carries(token) {
-				sums[2] = squares
+				sums[2] = p.sums[2*rows:]
+				q.results(p, state[at:], size, i, r, sums[2], sums[2])
 			} else {
-				sums[0], sums[1] = q.largest(state[2*size:], at, size, rows), squares
+				sums[0], sums[1] = p.sums[:rows], p.sums[rows:2*rows]
+				q.results(p, state[at:], size, i, r, sums[0], sums[1])
 			}
 			if token%q.kinds == q.kinds-1 {
 				q.Each(token/q.kinds, r, sums[0], sums[1], sums[2])
@@ -544,13 +628,27 @@ func (q *partialJob) give(states []float32, r, rows int) {
 	}
 }
 
-// largest returns the largest of the plans' sums of some rows, in the place of the first plan's.
-func (q *partialJob) largest(state []float32, at, size, rows int) []float32 {
-	most := state[size+at:][:rows]
-	for p := 1; p < len(q.plans); p++ {
-		for i, v := range state[(2*p+1)*size+at:][:rows] {
-			most[i] = max(most[i], v)
+// results sets partial and squares of a token of the block and of rows from r on. Sums of the state are size apart.
+func (q *partialJob) results(p *partialScratch, state []float32, size, token, r int, partial, squares []float64) {
+	unit := q.scales[token] * q.scales[token]
+	for i := range partial {
+		sum, most := sumOfTerms(state[size+i]), float32(0)
+		for plan := range q.plans {
+			most = max(most, state[(2*plan+3)*size+i])
 		}
+		partial64, squares64 := float64(most), float64(sum)
+		if !ordinary(most, sum) {
+			partial64, squares64 = q.scaled(p, token, r+i)
+		}
+		partial[i] = float64(partial64 * unit)
+		squares[i] = float64(squares64 * unit)
 	}
-	return most
+}
+
+// scaled returns scaledSums of a token of the block and a row.
+func (q *partialJob) scaled(p *partialScratch, token, row int) (partial, squares float64) {
+	x := make([]float32, 2*q.w.Cols)
+	q.short(x[:q.w.Cols], x[q.w.Cols:], token)
+	p.row = grow(p.row, q.w.Cols)
+	return scaledSums(x[:q.w.Cols], x[q.w.Cols:], q.w.Row(p.row, row), q.start(token, row), q.plans)
 }

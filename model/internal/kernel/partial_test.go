@@ -53,65 +53,77 @@ func decodedRows(w Matrix) (values []float32) {
 // requirePartial compares with PartialSums of each token and row.
 func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, plans []int) {
 	t.Helper()
-	x, v, scale := awkward(r, tokens*w.Cols), awkward(r, tokens*w.Cols), make([]float32, tokens)
-	for i := range v {
-		v[i] = float32(math.Abs(float64(v[i])))
+	for _, numbers := range []func(r *rand.Rand, n int) []float32{random, awkward} {
+		x, v := numbers(r, tokens*w.Cols), numbers(r, tokens*w.Cols)
+		for i := range v {
+			v[i] = float32(math.Abs(float64(v[i])))
+		}
+		requirePartialOf(t, x, v, random(r, w.Rows), w, plans)
 	}
-	for i := range scale {
-		scale[i] = float32(math.Ldexp(1, r.IntN(9)-4))
-	}
+}
+
+// requirePartialOf compares with PartialSums of each token of x and v and each row.
+func requirePartialOf(t *testing.T, x, v, start []float32, w Matrix, plans []int) {
+	t.Helper()
+	tokens := len(x) / w.Cols
 	n := tokens * w.Rows
-	var want [3][]float32
+	var want, without [3][]float64
 	rows := decodedRows(w)
 	for i := range n {
 		from, row := i/w.Rows*w.Cols, rows[i%w.Rows*w.Cols:][:w.Cols]
+		x, v := x[from:from+w.Cols], v[from:from+w.Cols]
+		scale := scaleOf(x)
 		scaled, squared := make([]float32, w.Cols), make([]float32, w.Cols)
 		for c := range w.Cols {
-			scaled[c] = x[from+c] * scale[i/w.Rows]
+			scaled[c] = float32(float64(x[c]) / scale)
 			squared[c] = scaled[c] * scaled[c]
 		}
-		partial, squares := PartialSums(scaled, squared, row, plans)
-		_, carried := PartialSums(scaled, v[from:from+w.Cols], row, plans)
-		want[0], want[1], want[2] = append(want[0], partial), append(want[1], squares), append(want[2], carried)
+		for all, start := range map[*[3][]float64]float64{&want: float64(start[i%w.Rows]), &without: 0} {
+			partial, squares := PartialSums(scaled, squared, row, start/scale, plans)
+			_, carried := PartialSums(scaled, v, row, 0, plans)
+			all[0], all[1], all[2] = append(all[0], partial*scale*scale), append(all[1], squares*scale*scale), append(all[2], carried)
+		}
 	}
-	product, bias := make([]float32, n), random(r, w.Rows)
-	MatMul(product, x, w, bias, Float64, 1)
-	all, dst := guarded(n), guarded(n)
-	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, Plans: plans}, n, w.Rows, func(p *Partial) {
+	product := make([]float32, n)
+	MatMul(product, x, w, start, Float64, 1)
+	all, dst := guarded[float32](n), guarded[float32](n)
+	requireGiven(t, want, &Partial{X: x, Start: start, V: v, Plans: plans}, n, w.Rows, func(p *Partial) {
 		each := p.Each
-		p.Each = func(token, row int, partial, squares, carried []float32) {
+		p.Each = func(token, row int, partial, squares, carried []float64) {
 			each(token, row, partial, squares, carried)
 			copy(all[token*w.Rows+row:], dst[token*w.Rows+row:][:len(partial)])
 		}
-		MatMulPartial(dst, x, w, bias, Float64, p, 2)
+		MatMulPartial(dst, x, w, start, Float64, p, 2)
 	})
 	requireSame(t, product, dst)
 	requireSame(t, product, all) // the product's results are there before
 	requireGuarded(t, all, dst)
-	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
-	requireGiven(t, [3][]float32{2: want[2]}, &Partial{V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
-	requireGiven(t, [3][]float32{want[0], want[1]}, &Partial{X: x, Scale: scale, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
+	requireGiven(t, want, &Partial{X: x, Start: start, V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
+	requireGiven(t, [3][]float64{2: want[2]}, &Partial{V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
+	requireGiven(t, [3][]float64{without[0], without[1]}, &Partial{X: x, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
 }
 
 // guarded are n numbers with others before and behind them, which requireGuarded looks at.
-func guarded(n int) []float32 {
-	all := make([]float32, n+2)
-	fill(all, -7)
+func guarded[F float32 | float64](n int) []F {
+	all := make([]F, n+2)
+	for i := range all {
+		all[i] = -7
+	}
 	return all[1 : n+1]
 }
 
-func requireGuarded(t *testing.T, all ...[]float32) {
+func requireGuarded[F float32 | float64](t *testing.T, all ...[]F) {
 	for _, x := range all {
-		require.Equal(t, float32(-7), x[:len(x)+1][len(x)])
+		require.Equal(t, F(-7), x[:len(x)+1][len(x)])
 	}
 }
 
 // requireGiven demands that p's results, which run asks for, are these, each given once.
-func requireGiven(t *testing.T, want [3][]float32, p *Partial, n, rows int, run func(p *Partial)) {
+func requireGiven(t *testing.T, want [3][]float64, p *Partial, n, rows int, run func(p *Partial)) {
 	t.Helper()
-	got, given := [3][]float32{guarded(n), guarded(n), guarded(n)}, make([]int, n)
-	p.Each = func(token, row int, partial, squares, carried []float32) {
-		for i, sums := range [][]float32{partial, squares, carried} {
+	got, given := [3][]float64{guarded[float64](n), guarded[float64](n), guarded[float64](n)}, make([]int, n)
+	p.Each = func(token, row int, partial, squares, carried []float64) {
+		for i, sums := range [][]float64{partial, squares, carried} {
 			if (sums == nil) != (want[i] == nil) {
 				panic("given what is not wanted")
 			}
@@ -133,6 +145,81 @@ func requireGiven(t *testing.T, want [3][]float32, p *Partial, n, rows int, run 
 	requireGuarded(t, got[:]...)
 }
 
+// TestPartialSumsHaveNoScale: tokens, weights and starts of any size, denormal ones and those whose squares overflow, give
+// the sums of ordinary ones times a power of two, for all implementations.
+func TestPartialSumsHaveNoScale(t *testing.T) {
+	const rows, cols = 37, 600
+	r := rand.New(rand.NewPCG(11, 12))
+	scaled := func(x []float32, e int) []float32 {
+		y := make([]float32, len(x))
+		for i, v := range x {
+			y[i] = float32(math.Ldexp(float64(v), e))
+		}
+		return y
+	}
+	short := func(n int) []float32 { // of few bits, which a denormal number holds
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(1+r.IntN(15)) * float32(1-2*r.IntN(2)) / 16
+		}
+		return x
+	}
+	x, v, w, start := short(3*cols), make([]float32, 3*cols), short(rows*cols), short(rows)
+	for i := range v {
+		v[i] = x[i] * x[i]
+	}
+	plans := []int{512, 192}
+	sums := func(x, w, start []float32) (all [3][]float64) {
+		for i := range all {
+			all[i] = make([]float64, 3*rows)
+		}
+		p := &Partial{X: x, V: v, Start: start, Plans: plans, Each: func(token, row int, partial, squares, carried []float64) {
+			for i, sums := range [][]float64{partial, squares, carried} {
+				copy(all[i][token*rows+row:], sums)
+			}
+		}}
+		MatPartial(Matrix{Rows: rows, Cols: cols, Values: w}, p, 1)
+		return all
+	}
+	each(t, func(t *testing.T) {
+		want := sums(x, w, start)
+		for _, e := range [][2]int{{-145, 0}, {120, 0}, {0, -70}, {0, -145}, {0, 62}, {0, 120}, {-100, -45}, {60, 60}, {-100, 127}} {
+			from, product := start, 0
+			if product = e[0] + e[1]; product > -145 { // else a float32 start is lost
+				from = scaled(start, product)
+			} else {
+				from = make([]float32, rows)
+			}
+			got, want := sums(scaled(x, e[0]), scaled(w, e[1]), from), want
+			if product <= -145 {
+				want = sums(x, w, from)
+			}
+			for i, unit := range []int{2 * product, 2 * product, 2 * e[1]} {
+				for k, sum := range want[i] {
+					require.Equal(t, math.Ldexp(sum, unit), got[i][k], "%v, sum %d", e, i)
+				}
+			}
+		}
+		requirePartialOf(t, x, v, scaled(start, 100), Matrix{Rows: rows, Cols: cols, Values: w}, plans)
+		requirePartialOf(t, scaled(x, -100), v, start, Matrix{Rows: rows, Cols: cols, Values: scaled(w, -40)}, plans)
+		zeros := make([]float32, rows*cols)
+		require.Equal(t, [3][]float64{make([]float64, 3*rows), make([]float64, 3*rows), make([]float64, 3*rows)}, sums(x, zeros, nil))
+	})
+}
+
+// TestTotalsBeginWithTheStart: each chain's partial sums begin with 0, and the totals of the chains with the start.
+func TestTotalsBeginWithTheStart(t *testing.T) {
+	x, w := make([]float32, 1024), make([]float32, 1024)
+	for k := range x {
+		x[k], w[k] = 1, 0x1p-10
+	}
+	chains, _ := PartialSums(x, x, w, 0, []int{256})
+	for _, start := range []float64{96, -96} {
+		partial, _ := PartialSums(x, x, w, start, []int{256})
+		require.InDelta(t, chains-(1+4+4+16)/16.0+4*64*64, partial, 0.01) // totals 1/4, 2/4, 3/4 and 1, whose powers are 1/4, 1/2, 1/2 and 1; 64 of 96 more
+	}
+}
+
 // TestPartialTokensMayBeOthers than the tokens of the product, and may be absent.
 func TestPartialTokensMayBeOthers(t *testing.T) {
 	each(t, func(t *testing.T) {
@@ -141,12 +228,12 @@ func TestPartialTokensMayBeOthers(t *testing.T) {
 		for _, tokens := range []int{0, 6} {
 			want, dst, x := make([]float32, 60), make([]float32, 60), random(r, 120)
 			MatMul(want, x, w, nil, Float64, 1)
-			v, sums := random(r, tokens*40), []float32{}
+			v, sums := random(r, tokens*40), []float64{}
 			for i := range tokens * 20 {
-				_, carried := PartialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), nil)
+				_, carried := PartialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), 0, nil)
 				sums = append(sums, carried)
 			}
-			requireGiven(t, [3][]float32{2: sums}, &Partial{V: v}, tokens*20, 20, func(p *Partial) { MatMulPartial(dst, x, w, nil, Float64, p, 1) })
+			requireGiven(t, [3][]float64{2: sums}, &Partial{V: v}, tokens*20, 20, func(p *Partial) { MatMulPartial(dst, x, w, nil, Float64, p, 1) })
 			requireSame(t, want, dst)
 		}
 		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 39), Plans: []int{40}}, 1) })
@@ -165,9 +252,9 @@ func TestPartialSumsOfOneTermAreNotLess(t *testing.T) {
 	for range 10_000 {
 		x[0] = 1 + r.Float32()
 		w[0] = (1 + r.Float32()*0x1p-9) / x[0]
-		partial, _ := PartialSums(x, x, w, []int{512})
+		partial, _ := PartialSums(x, x, w, 0, []int{512})
 		if x[0]*w[0] >= 1 {
-			require.GreaterOrEqual(t, partial, float32(513), "%v, %v", x[0], w[0])
+			require.GreaterOrEqual(t, partial, 513.0, "%v, %v", x[0], w[0])
 		}
 		if shortNumber(x[0])*shortWeight(w[0]) < 1 {
 			below++
@@ -215,15 +302,15 @@ func TestPartialSumsArePowersOfPrefixes(t *testing.T) {
 						sum = 0
 					}
 				}
-				partial, squares := PartialSums(x, x, w, []int{length})
-				require.InDelta(t, 1, math.Sqrt(float64(partial)/want), 1.3, "%d terms, chains of %d", n, length)
+				partial, squares := PartialSums(x, x, w, 0, []int{length})
+				require.InDelta(t, 1, math.Sqrt(partial/want), 1.3, "%d terms, chains of %d", n, length)
 				if turns == n && n >= 512 && length >= 512 {
-					require.InEpsilon(t, want, float64(partial), 0.2, "%d terms, chains of %d", n, length)
+					require.InEpsilon(t, want, partial, 0.2, "%d terms, chains of %d", n, length)
 				}
-				require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 0x1p-7) // of weights, twice, their squares and terms
-				if length%sampleStep(n) == 0 {                                       // one plan does not change where the other's sums are sampled
-					both, _ := PartialSums(x, x, w, []int{n, length})
-					one, _ := PartialSums(x, x, w, []int{n})
+				require.InEpsilon(t, float64(Dot32(w, w)), squares, 0x1p-7) // of weights, twice, their squares and terms
+				if length%sampleStep(n) == 0 {                              // one plan does not change where the other's sums are sampled
+					both, _ := PartialSums(x, x, w, 0, []int{n, length})
+					one, _ := PartialSums(x, x, w, 0, []int{n})
 					require.Equal(t, max(partial, one), both)
 				}
 			}

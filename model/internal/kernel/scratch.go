@@ -107,6 +107,9 @@ const (
 type partialScratch struct {
 	rows  []float32                           // decoded rows of weights
 	w     []float32                           // panels of weights; in portable Go a token
+	short []float32                           // in portable Go a row of short weights
+	row   []float32                           // a row that is computed again
+	sums  []float64                           // results of a token and some rows
 	group [maxGroup * panelTerms]float32      // a packed group of a panel, before its numbers are made short
 	state []float32                           // state of each panel of weights and of tokens
 	start [partialPanels * 2 * maxGroup]*byte // of rows, decoded or stored
