@@ -7,7 +7,6 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
@@ -33,12 +32,4 @@ func TestCutsAmongEqualScores(t *testing.T) {
 	rows.k = 3 // every query sees no more
 	rows.countCut(&count, 0)
 	require.Equal(t, 3, count.Queries)
-}
-
-// TestExpertsThatShow: an expert whose weight is at most a thousandth of its token's largest, or of padding, does not show.
-func TestExpertsThatShow(t *testing.T) {
-	weights := &model.Activation{Shape: []int{2, 3}, Values: []float32{2, 0.0021, 0.0019, 2, 2, 2}, DType: tensor.F32}
-	for slot, shows := range []bool{true, true, false, false, false, false} {
-		require.Equal(t, shows, contributes(weights, pack.Padding{false, true}, slot), slot)
-	}
 }

@@ -23,7 +23,7 @@ type chainedTrace struct {
 
 // newChainedTrace returns a trace of values of which no weights are known.
 func newChainedTrace(t *pass) *chainedTrace {
-	return &chainedTrace{pass: t, attribution: newAttribution[model.Activation](nil, t.job.rows, nil)}
+	return &chainedTrace{pass: t, attribution: newAttribution[model.Activation]()}
 }
 
 // chained runs the model without the error analysis, and backward if the pack is one of training. replays: see
@@ -40,10 +40,11 @@ func (t *pass) chained(ctx context.Context, replays bool) error {
 		computes = tape
 	}
 	itself := func(x *model.Activation) *model.Activation { return x }
-	watched, trace := newAttribution(computes, j.rows, itself), newChainedTrace(t)
+	trace, by := newChainedTrace(t), newAttribution[model.Activation]()
 	if trace.replays = replays; !replays {
-		trace.attribution = watched
+		trace.attribution = by
 	}
+	watched := &attributed[model.Activation]{computes, by, j.rows, itself}
 	net := &model.Network[*model.Activation]{Model: j.model, Input: j.in, Options: o, Arithmetic: watched, Trace: trace,
 		Keys: j.sharedKeys}
 	var err error

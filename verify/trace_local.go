@@ -26,8 +26,9 @@ type localTrace struct {
 // local is the model over an analysis, with an engine's arithmetic around it, watched by the trace.
 func (t *pass) local(in *model.Input, o model.Options, a *bounds.Analysis) (*network, *localTrace) {
 	j := t.job
-	watched := newAttribution(j.arithmetic(a), j.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
-	trace := &localTrace{pass: t, analysis: a, attribution: watched}
+	trace := &localTrace{pass: t, analysis: a, attribution: newAttribution[bounds.Value]()}
+	watched := &attributed[bounds.Value]{j.arithmetic(a), trace.attribution, j.rows,
+		func(x *bounds.Value) *model.Activation { return x.Activation }}
 	return &network{Model: j.model, Input: in, Options: o, Arithmetic: watched, Keys: j.sharedKeys, Given: t.goldenSection,
 		Trace: trace}, trace
 }
