@@ -10,8 +10,8 @@ import (
 	"dsmoe/verify/report"
 )
 
-// TestRowsAlikeWithinSequences: what a layer begins with exercises no attention if the tokens of each sequence are
-// alike, though those of two sequences differ; padding does not count.
+// TestRowsAlikeWithinSequences: a layer's input exercises no attention if all tokens of a sequence are alike. Two
+// sequences may differ. Padding does not count.
 func TestRowsAlikeWithinSequences(t *testing.T) {
 	in := &model.Input{Batch: 2, Seq: 3, InputIDs: make([]int, 6), AttentionMask: []int{1, 1, 1, 1, 0, 1}}
 	x := &model.Activation{Shape: []int{2, 3, 2}, Values: []float32{1, 2, 1, 2, 1, 2, 3, 4, 9, 9, 3, 4}, DType: tensor.F32}

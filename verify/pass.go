@@ -31,7 +31,7 @@ func newPass(j *job) *pass {
 	return &pass{job: j, evidence: newEvidence(j), rotations: map[string]map[tell]bool{}}
 }
 
-// newCourse is the course of a pass over values that are made of what a part begins with.
+// newCourse is the course of a pass. value turns a golden tensor that a unit begins with into a value.
 func newCourse[V any](t *pass, value func(*model.Activation) V) *model.Course[V] {
 	j, e, c := t.job, t.evidence, t.job.scope.course()
 	begin := func(l int) (v V, err error) {
@@ -71,7 +71,7 @@ func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []f
 	return c, want, rows, nil
 }
 
-// countRows notes the rows that are compared; a check of none is skipped.
+// countRows notes how many rows are compared. A check without such rows is skipped.
 func countRows(c *report.Check, rows *bounds.Rows) {
 	if c.Padding, c.Distinct = rows.Padding, rows.Distinct; len(rows.Compared) == 0 {
 		c.Verdict, c.Reason = report.Skipped, allPadding

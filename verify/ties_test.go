@@ -142,7 +142,7 @@ func TestBiasPins(t *testing.T) {
 	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}, Same: []string{}}, p)
 }
 
-// TestRoutingByLayer: a layer's counts leave padding out, and are added to those of all layers.
+// TestRoutingByLayer: the counts of a layer leave padding out. addLayer adds them to the totals.
 func TestRoutingByLayer(t *testing.T) {
 	ours := &choice{Scores: uncertainly(4, 4, 3, 2, 1, 1, 2, 3, 4), Idx: []int{0, 1, 3, 2}}
 	golden := []int{1, 0, 3, 1}

@@ -166,8 +166,7 @@ func (t *chainedTrace) scoreErrors(scores *model.Activation) *bounds.Value {
 	})
 }
 
-// keyErrors are an indexer's scores with the errors that they have end to end, which are those of each
-// query's scores, and of rounding.
+// keyErrors are an indexer's scores with their errors end to end: the largest error of each query's scores, and rounding.
 func (t *chainedTrace) keyErrors(scores *model.Activation) *bounds.Value {
 	return bounds.WithErrors(scores, func(i int) float64 {
 		if bounds.Hidden(scores.Values[i]) {

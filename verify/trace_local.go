@@ -268,8 +268,8 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// blindAs is the dtype by which bounds of x say nothing, where weights were rounded to another one, or to none: an
-// engine's rounding of the inputs of products does as much as one of weights to the same form.
+// blindAs is the dtype whose blindness holds for the bounds of x: the coarsest of the dtype to which weights were rounded
+// and of the forms to which an engine rounds the inputs of products.
 func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
 	if !t.pass.job.pack.IsTrace() {
 		return rounded
