@@ -53,16 +53,6 @@ const (
 	compressedRotation = "compressed rotation"
 )
 
-// rotations are the tables of RoPE that took part in x.
-func (a *attribution[V]) rotations(x *V) (names []string) {
-	for _, name := range []string{mainRotation, compressedRotation} {
-		if _, has := a.sets[weak.Make(x)][name]; has {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 func newAttribution[V any]() *attribution[V] {
 	return &attribution[V]{sets: map[weak.Pointer[V]]bounds.WeightSet{}}
 }

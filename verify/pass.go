@@ -3,6 +3,7 @@ package verify
 import (
 	"strconv"
 	"strings"
+	"weak"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -122,18 +123,20 @@ func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 		return
 	}
 	t.evidence.noteWeights(&c, by.weights(x))
-	t.tellRotations(c.Layer(), by.rotations(x))
+	for _, name := range []string{mainRotation, compressedRotation} {
+		if _, rotated := by.sets[weak.Make(x)][name]; rotated {
+			t.tellRotation(c.Layer(), name)
+		}
+	}
 	by.checked(x)
 }
 
-// tellRotations notes which numbers the rotations that took part in a checked stage tell from others.
-func (t *pass) tellRotations(layer int, rotations []string) {
-	for _, name := range rotations {
-		if t.rotations[name] == nil {
-			t.rotations[name] = t.job.rotationTells(name == compressedRotation)
-		}
-		for at := range t.rotations[name] {
-			t.evidence.tells[tell{layer, at.key, at.by}] = true
-		}
+// tellRotation notes which numbers a rotation that took part in a checked stage tells from others.
+func (t *pass) tellRotation(layer int, name string) {
+	if t.rotations[name] == nil {
+		t.rotations[name] = t.job.rotationTells(name == compressedRotation)
+	}
+	for at := range t.rotations[name] {
+		t.evidence.tells[tell{layer, at.key, at.by}] = true
 	}
 }
