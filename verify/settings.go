@@ -27,7 +27,7 @@ const untied = "tie_word_embeddings"
 // settingsOf compares a checkpoint's config with the config c that the reference ran with, and with the config
 // that the pack was recorded from.
 func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) report.Settings {
-	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Tried: tried(c, o.Mode),
+	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Tried: triedNumbers(c, o.Mode),
 		Differ: []pack.Difference{}}
 	if recorded, err := golden.RecordedConfig(c.Reference); err == nil &&
 		recorded != nil { // checkShape has seen the error

@@ -351,8 +351,7 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 	}
 }
 
-// trustReadings notes that the numbers are told where the pack lacks the stage of the operation: they show in a later
-// stage.
+// trustReadings notes that a later stage tells the numbers from others: the pack lacks the stage of the operation.
 func (t *localTrace) trustReadings(name string, x *bounds.Value) {
 	if ignoresEps(name) {
 		return
