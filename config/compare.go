@@ -6,6 +6,7 @@ package config
 import (
 	"bytes"
 	"encoding/json"
+	"reflect"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -39,6 +40,27 @@ func Differences(a, b *Config) []Difference {
 	return differences
 }
 
+// Fields lists the exported fields of Config, with the Index that reflect.Value.FieldByIndex takes. A field that is a
+// group of fields stands for these.
+func Fields() (list []reflect.StructField) {
+	var add func(t reflect.Type, index []int)
+	add = func(t reflect.Type, index []int) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			f.Index = append(slices.Clip(index), i)
+			switch {
+			case !f.IsExported():
+			case f.Type.Kind() == reflect.Struct && f.Type != reflect.TypeFor[Quantization]():
+				add(f.Type, f.Index)
+			default:
+				list = append(list, f)
+			}
+		}
+	}
+	add(reflect.TypeFor[Config](), nil)
+	return list
+}
+
 // json returns what c holds under the row's key, by its own family's row of that key if it has one; nil under a key that
 // is an alias of one before it, or that no Config can hold a value of.
 func (row field) json(c *Config) jsontext.Value {
@@ -62,17 +84,6 @@ func toJSON(value any) jsontext.Value {
 	return text
 }
 
-func shownScaling(c *Config) jsontext.Value { return jsontext.Value(c.RopeScaling.String()) }
-
-func shownReference(c *Config) jsontext.Value { return toJSON(c.Reference) }
-
-func shownDType(c *Config) jsontext.Value {
-	if c.TorchDType == "" {
-		return jsontext.Value("null")
-	}
-	return toJSON(c.TorchDType)
-}
-
 // shownQuantization is quantization_config as far as it says which modules are quantised in which blocks.
 func shownQuantization(c *Config) jsontext.Value {
 	q := c.Quantization
@@ -93,9 +104,6 @@ func networksDiffer(a, b *Config) bool {
 	return a.ModelType != b.ModelType && !(okA && okB && rulesA == rulesB)
 }
 
-// scaleDynamically reports whether RoPE changes beyond max_position_embeddings.
-func scaleDynamically(a, b *Config) bool { return a.scalesDynamically() || b.scalesDynamically() }
-
 func (c *Config) scalesDynamically() bool {
 	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
 }
@@ -105,10 +113,6 @@ func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups(
 func haveWindows(a, b *Config) bool { return a.HasWindows() || b.HasWindows() }
 
 func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
-
-func haveDenseLayer(a, b *Config) bool {
-	return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
-}
 
 func topKWeightsDiffer(a, b *Config) bool {
 	normA, scaleA := a.TopKWeights()
@@ -125,5 +129,3 @@ func layersDiffer(a, b *Config) bool {
 	}
 	return false
 }
-
-func referencesDiffer(a, b *Config) bool { return topKWeightsDiffer(a, b) || layersDiffer(a, b) }

@@ -85,15 +85,9 @@ func TestEveryFieldIsCompared(t *testing.T) {
 
 // compareFields notes which fields of base differ once they are changed.
 func compareFields(t *testing.T, base Config, compared map[string]bool) {
-	for i := range reflect.TypeFor[Config]().NumField() {
-		changed := base
-		field := reflect.ValueOf(&changed).Elem().Field(i)
-		name := reflect.TypeFor[Config]().Field(i).Name
-		switch name {
-		case "doc", "wrapper", "changed": // what was parsed, where it stood, and what it is tried with
-			continue
-		}
-		switch v := field.Addr().Interface().(type) {
+	for _, field := range Fields() {
+		changed, name := base, field.Name
+		switch v := reflect.ValueOf(&changed).Elem().FieldByIndex(field.Index).Addr().Interface().(type) {
 		case *int:
 			*v += 3
 		case *float64:
@@ -114,7 +108,7 @@ func compareFields(t *testing.T, base Config, compared map[string]bool) {
 			t.Fatalf("%s: a field of another type", name)
 		}
 		if name == "ModelType" {
-			changed.ModelType = "deepseek_v2"
+			changed.ModelType, changed.family = "deepseek_v2", &v2
 		}
 		compared[name] = compared[name] || len(Differences(&base, &changed)) > 0
 	}

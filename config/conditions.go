@@ -42,33 +42,27 @@ func sizeIsSane(c *Config) error {
 }
 
 // topKFitsExperts: torch.topk in MoEGate.forward takes top_k of n_routed_experts.
-func topKFitsExperts(c *Config) error {
+var topKFitsExperts = rule{[]string{"num_experts_per_tok", "n_routed_experts"}, func(c *Config) error {
 	switch {
 	case c.NRoutedExperts == 0:
 		return nil
 	case c.NumExpertsPerTok == 0:
 		return fmt.Errorf("null, but %s is %d", c.Key("n_routed_experts"), c.NRoutedExperts)
-	case c.NumExpertsPerTok > c.NRoutedExperts:
-		return fmt.Errorf("%d is more than %s %d", c.NumExpertsPerTok, c.Key("n_routed_experts"), c.NRoutedExperts)
 	}
-	return nil
-}
+	return errorIf(c.NumExpertsPerTok > c.NRoutedExperts, "%d is more than %s %d", c.NumExpertsPerTok,
+		c.Key("n_routed_experts"), c.NRoutedExperts)
+}}
 
 // scoringIsSoftmax: MoEGate.forward raises NotImplementedError otherwise; a model
 // without routed experts has no gate.
-func scoringIsSoftmax(c *Config) error {
-	if c.NRoutedExperts > 0 && c.ScoringFunc != "softmax" {
-		return fmt.Errorf(`%s is not "softmax", the only scoring function of the reference's MoEGate`, quote(c.ScoringFunc))
-	}
-	return nil
-}
+var scoringIsSoftmax = rule{[]string{"scoring_func", "n_routed_experts"}, func(c *Config) error {
+	return errorIf(c.NRoutedExperts > 0 && c.ScoringFunc != "softmax",
+		`%s is not "softmax", the only scoring function of the reference's MoEGate`, quote(c.ScoringFunc))
+}}
 
 // activationIsSiLU: the reference takes any name in ACT2FN; the published models
 // use one.
-func activationIsSiLU(c *Config) error {
-	if c.HiddenAct != "silu" {
-		return fmt.Errorf(`%s is not "silu", the activation of the published models and the only one computed here`,
-			quote(c.HiddenAct))
-	}
-	return nil
-}
+var activationIsSiLU = rule{[]string{"hidden_act"}, func(c *Config) error {
+	return errorIf(c.HiddenAct != "silu",
+		`%s is not "silu", the activation of the published models and the only one computed here`, quote(c.HiddenAct))
+}}

@@ -100,8 +100,9 @@ type Config struct {
 	Reference Reference
 
 	changed *Rules   // in place of those of the reference, see WithRules
+	family  *family  // whose table the document was read by
 	doc     document // parsed document
-	wrapper *wrapper // whose object the fields above are from; nil: doc's own
+	wrapper wrapper  // whose object the fields above are from; without a key: doc's own
 }
 
 // RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)

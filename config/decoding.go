@@ -28,6 +28,14 @@ type rule struct {
 	check  func(*Config) error
 }
 
+// errorIf returns an error if what the format tells is wrong.
+func errorIf(wrong bool, format string, args ...any) error {
+	if !wrong {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
 // fail records err, unless it is nil, as a problem of a key, or of a part of it: "key.part".
 func (d *decoding) fail(key string, err error) {
 	if err != nil {
@@ -85,18 +93,17 @@ func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func
 // ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
 type ropeForm struct {
 	types []string // beside "default"
-	keys  []string // beside type, factor
-	share bool     // partial_rotary_factor, too
+	// called has other names of types, by which the family's files call them.
+	called map[string]string
+	keys   []string // beside type, factor
+	share  bool     // partial_rotary_factor, too
 	// number reads the factor and the like.
 	number func(jsontext.Value, bound) (float64, error)
 }
 
-// store keeps what parse returns, or its error.
-func store[T any](d *decoding, key string, dst *T, parse func() (T, error)) {
-	v, err := parse()
-	if err != nil {
-		d.fail(key, err)
-		return
+// store keeps the value of a key, unless err is what is wrong with it.
+func store[T any](d *decoding, key string, dst *T, value T, err error) {
+	if d.fail(key, err); err == nil {
+		*dst = value
 	}
-	*dst = v
 }

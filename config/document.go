@@ -28,18 +28,6 @@ type member struct {
 	value jsontext.Value
 }
 
-// newMember checks that value is exactly one JSON value.
-func newMember(key string, value jsontext.Value) (member, error) {
-	raw, err := jsontext.AppendQuote(nil, key)
-	if err != nil {
-		return member{}, errors.New("the key is not valid UTF-8")
-	}
-	if !value.IsValid() {
-		return member{}, errors.New("the value is not one valid JSON value")
-	}
-	return member{key, raw, bytes.Trim(bytes.Clone(value), jsonSpace)}, nil
-}
-
 // put replaces the value of m's key, or appends m. It changes doc.
 func (doc document) put(m member) document {
 	for i := range doc {
@@ -84,10 +72,14 @@ func readDocument(data []byte) (document, error) {
 		return nil, err
 	}
 	doc, err := s.members()
-	if err == nil {
-		err = s.end()
+	if err != nil {
+		return nil, err
 	}
-	return doc, err
+	at := s.decoder.InputOffset()
+	if rest := bytes.TrimLeft(data[at:], jsonSpace); len(rest) > 0 {
+		return nil, documentError("%s follows the document at byte %d", quote(string(rest)), len(data)-len(rest))
+	}
+	return doc, nil
 }
 
 // scanner reads one document, keeping the place of every member in the text.
@@ -115,20 +107,14 @@ func (s *scanner) member() (member, error) {
 	if err != nil {
 		return member{}, s.syntaxError(err)
 	}
-	key, start := unquote(raw), s.decoder.InputOffset()
-	value, err := s.value()
-	return member{key, s.data[start-int64(len(raw)) : start], value}, err
-}
-
-// value reads the value that follows a key and returns its bytes.
-func (s *scanner) value() (jsontext.Value, error) {
-	level, start := s.decoder.StackDepth(), s.decoder.InputOffset()
+	key, level, start := unquote(raw), s.decoder.StackDepth(), s.decoder.InputOffset()
 	for more := true; more; more = s.decoder.StackDepth() > level {
 		if err := s.token(); err != nil {
-			return nil, err
+			return member{}, err
 		}
 	}
-	return bytes.TrimLeft(s.data[start:s.decoder.InputOffset()], jsonSpace+":"), nil
+	value := bytes.TrimLeft(s.data[start:s.decoder.InputOffset()], jsonSpace+":")
+	return member{key, s.data[start-int64(len(raw)) : start], value}, nil
 }
 
 // token reads one token and checks the depth and the object it leads to.
@@ -142,15 +128,6 @@ func (s *scanner) token() error {
 	}
 	if kind, n := s.decoder.StackIndex(depth); kind == '{' && n > 2*maxKeys { // names and values
 		return documentError("an object has more than %d keys at byte %d", maxKeys, at)
-	}
-	return nil
-}
-
-// end checks that only white space follows.
-func (s *scanner) end() error {
-	at := s.decoder.InputOffset()
-	if rest := bytes.TrimLeft(s.data[at:], jsonSpace); len(rest) > 0 {
-		return documentError("%s follows the document at byte %d", quote(string(rest)), len(s.data)-len(rest))
 	}
 	return nil
 }

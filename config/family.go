@@ -29,9 +29,6 @@ type family struct {
 	within bool // only a wrapper's: model_type alone does not name it
 }
 
-// families lists every model_type that Parse accepts: see families.go.
-var families []*family
-
 // delta is how a family differs from the one that it derives from.
 type delta struct {
 	missing map[string]any    // other values of absent keys
@@ -132,7 +129,7 @@ func (f *family) native(change func(r *Rules)) map[Reference]Rules {
 
 // defaults returns the Config of a document without keys.
 func (f *family) defaults() Config {
-	c := Config{ModelType: f.modelType, Reference: f.reference}
+	c := Config{ModelType: f.modelType, Reference: f.reference, family: f}
 	for _, rows := range [...][]field{f.fields, f.unread} {
 		for _, row := range rows {
 			if row.missing != nil {
@@ -145,14 +142,21 @@ func (f *family) defaults() Config {
 
 // decode reads a document by the family's table.
 func (f *family) decode(doc document) (*Config, error) {
-	values := doc.values()
-	d := &decoding{config: f.defaults(), rope: f.rope, values: values}
+	d := &decoding{config: f.defaults(), rope: f.rope, values: doc.values()}
 	d.config.doc = doc
-	d.readFields(f.fields)
+	for _, row := range f.fields {
+		if v, ok := d.values[row.key]; ok {
+			row.read(d, row.key, v)
+		}
+	}
 	if d.config.NumKeyValueHeads == 0 {
 		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
 	}
-	d.checkRules(f)
+	for _, r := range f.rules {
+		if !slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(f.keyOf(key)) }) {
+			d.fail(f.keyOf(r.fields[0]), r.check(&d.config))
+		}
+	}
 	if d.problems == nil {
 		return &d.config, nil
 	}
@@ -160,18 +164,13 @@ func (f *family) decode(doc document) (*Config, error) {
 	return nil, problem.In("", d.problems...)
 }
 
-// familyIn finds the family of a language model within a wrapper, which may be nil.
-func familyIn(w *wrapper, values map[string]jsontext.Value) (*family, error) {
+// familyOf finds the family of a language model: the wrapper's, or the one that model_type names.
+func familyOf(w wrapper, values map[string]jsontext.Value) (*family, error) {
 	for _, f := range families {
-		if w != nil && f.within && f.modelType == w.family {
+		if f.within && f.modelType == w.family {
 			return f, nil
 		}
 	}
-	return familyOf(values)
-}
-
-// familyOf finds the family that model_type names.
-func familyOf(values map[string]jsontext.Value) (*family, error) {
 	v, ok := values["model_type"]
 	if !ok {
 		return nil, unsupported("missing")
@@ -210,23 +209,6 @@ func unsupported(cause string) error {
 func (f *family) position(p problem.Problem) int {
 	key, _, _ := strings.Cut(p.Field, ".")
 	return f.index(key)
-}
-
-func (d *decoding) readFields(fields []field) {
-	for _, f := range fields {
-		if v, ok := d.values[f.key]; ok {
-			f.read(d, f.key, v)
-		}
-	}
-}
-
-func (d *decoding) checkRules(f *family) {
-	for _, r := range f.rules {
-		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(f.keyOf(key)) }) {
-			continue
-		}
-		d.fail(f.keyOf(r.fields[0]), r.check(&d.config))
-	}
 }
 
 // keyOf returns the key of the family that stands for another family's.

@@ -14,6 +14,6 @@ var axk1 = layerTyped.derive("axk1", delta{
 		{"first_k_dense_replace", nil, readBy(readDenseWithoutTypes)},
 		{"num_nextn_predict_layers", nil, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 0)},
 	},
-	rules:      slices.Concat([]rule{{[]string{"q_lora_rank"}, queriesAreCompressed}}, v3.rules),
+	rules:      slices.Concat([]rule{queriesAreCompressed}, v3.rules),
 	references: v3.native(func(r *Rules) { r.NormsExperts, r.UnbiasedChoice = true, true }),
 })

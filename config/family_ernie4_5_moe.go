@@ -17,7 +17,7 @@ var ernie45MoE = grouped.derive("ernie4_5_moe", delta{
 		{"moe_layer_end_index", -1, integer(func(c *Config) *int { return &c.MoEEnd }, -1, maxLayers).deciding(layersDiffer)},
 		{"moe_layer_interval", 1, integer(func(c *Config) *int { return &c.MoEInterval }, 1, maxLayers).deciding(layersDiffer)},
 		{"moe_norm_min", 1e-12, number(func(c *Config) *float64 { return &c.MoENormMin }, notNegative)},
-		{"use_bias", nil, readBy(readNoBias)},
+		{"use_bias", nil, withoutBias},
 	},
 	unread: []string{"first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor",
 		"attention_bias", "mlp_bias"},

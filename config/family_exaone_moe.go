@@ -15,8 +15,13 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 	fields: []field{
 		grouped.row("mlp_layer_types", nil),
 		{"sliding_window", 4096, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim)},
-		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern }, parsePattern).
-			deciding(never)}, // layer_types has what it says
+		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern },
+			func(v jsontext.Value) (int, error) {
+				if v.Kind() == '"' {
+					return 0, nil // a string, which the reference does not read
+				}
+				return parseInteger(v, 1, maxLayers)
+			}).deciding(never)}, // layer_types has what it says
 		grouped.row("layer_types", nil),
 		{"num_nextn_predict_layers", 0, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 1).
 			deciding(never)}, // the reference leaves the layer out; files have names for one
@@ -26,7 +31,7 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 	rules: append([]rule{
 		sparseFrom(func(c *Config) int { return c.FirstKDenseReplace }),
 		windowed(func(c *Config, n int) []string {
-			if c.WindowPattern == 0 { // a string, which the reference does not read
+			if c.WindowPattern == 0 {
 				return nil
 			}
 			return typed(n, fullAttention, slidingAttention, func(l int) bool { return (l+1)%c.WindowPattern == 0 })
@@ -34,11 +39,3 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 	}, grouped.rules...),
 	references: grouped.native(func(r *Rules) { r.QKNorm, r.RotatesWindows, r.DensePredictions = PerHeadTransposed, true, true }),
 })
-
-// parsePattern reads an integer, or a string as 0.
-func parsePattern(v jsontext.Value) (int, error) {
-	if v.Kind() == '"' {
-		return 0, nil
-	}
-	return parseInteger(v, 1, maxLayers)
-}

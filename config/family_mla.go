@@ -24,14 +24,20 @@ var v2 = v1.derive("deepseek_v2", delta{
 		{"rope_interleave", true, boolean(func(c *Config) *bool { return &c.RopeInterleave })},
 		{"num_nextn_predict_layers", nil, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64).
 			deciding(never)}, // the forward pass leaves these layers out; their weights are compared as such
-		{"mlp_bias", nil, readBy(readNoBias)},
-		{"auto_map", nil, readBy(readAutoMap).showing(shownReference).
-			deciding(referencesDiffer)},
+		{"mlp_bias", nil, withoutBias},
+		{"auto_map", nil, readBy(func(d *decoding, _ string, value jsontext.Value) {
+			if value.Kind() == '{' { // the checkpoint has its own code
+				d.config.Reference = Remote
+			}
+		}).showing(func(c *Config) jsontext.Value { return toJSON(c.Reference) }).
+			deciding(func(a, b *Config) bool { return topKWeightsDiffer(a, b) || layersDiffer(a, b) })},
 	},
 	reference: Native,
 	rules: append([]rule{
-		{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
-		{[]string{"rope_interleave"}, pairsAreInterleaved},
+		scoringIsSoftmax,
+		{[]string{"rope_interleave"}, func(c *Config) error {
+			return errorIf(!c.RopeInterleave, "false: DeepSeek-V2 rotates interleaved pairs")
+		}},
 		{groupKeys, methodOfV2},
 	}, latentRules...),
 	rope: yarnForm,
@@ -53,9 +59,12 @@ var v3 = v2.derive("deepseek_v3", delta{
 		"topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
 		"max_position_embeddings": 4096, "num_nextn_predict_layers": 1,
 	},
-	fields: []field{{"head_dim", nil, readBy(readHeadDim)}},
+	fields: []field{{"head_dim", nil, readBy(readHeadDim).ifSet()}},
 	rules: append([]rule{
-		{[]string{"scoring_func"}, scoringIsSigmoid},
+		{[]string{"scoring_func"}, func(c *Config) error {
+			return errorIf(c.ScoringFunc != "sigmoid", `%s is not "sigmoid", the scoring function of DeepSeek-V3`,
+				quote(c.ScoringFunc))
+		}},
 		{groupKeys, methodOfV3},
 	}, latentRules...),
 	references: map[Reference]Rules{
@@ -79,28 +88,18 @@ var latentSize = rule{[]string{"num_hidden_layers", "vocab_size", "hidden_size",
 // latentRules hold for V2 and V3.
 var latentRules = []rule{
 	latentSize,
-	{[]string{"num_key_value_heads", "num_attention_heads"}, latentHeadsAreEqual},
-	{[]string{"qk_rope_head_dim"}, rotaryIsEven},
-	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-	{[]string{"hidden_act"}, activationIsSiLU},
+	latentHeadsAreEqual,
+	rotaryIsEven,
+	topKFitsExperts,
+	activationIsSiLU,
 }
 
-// readNoBias refuses mlp_bias true: no published model has it.
-func readNoBias(d *decoding, key string, value jsontext.Value) {
-	has, err := parseBoolean(value)
-	if err == nil && has {
-		err = fmt.Errorf("true: biases of the MLPs are not supported, no published model has them")
-	}
-	d.fail(key, err)
-}
+var withoutBias = always(false, "biases of the MLPs are not supported, no published model has them")
 
 // readHeadDim refuses another head_dim than qk_rope_head_dim, which DeepseekV3Config sets it to:
 // the stored one replaces that, DeepseekV3RotaryEmbedding makes its tables of that width, and
 // apply_rotary_pos_emb fails.
 func readHeadDim(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	n, err := parseInteger(value, 1, maxDim)
 	if err == nil && d.valid("qk_rope_head_dim") && n != d.config.QKRopeHeadDim {
 		err = fmt.Errorf("%d is not qk_rope_head_dim %d: the reference fails at RoPE's tables", n, d.config.QKRopeHeadDim)
@@ -108,45 +107,15 @@ func readHeadDim(d *decoding, key string, value jsontext.Value) {
 	d.fail(key, err)
 }
 
-// readAutoMap selects the remote reference for a checkpoint with its own code.
-func readAutoMap(d *decoding, _ string, value jsontext.Value) {
-	if value.Kind() == '{' {
-		d.config.Reference = Remote
-	}
-}
-
 // latentHeadsAreEqual: MLA expands the latent into keys for every head.
-func latentHeadsAreEqual(c *Config) error {
-	if c.NumKeyValueHeads != c.NumAttentionHeads {
-		return fmt.Errorf("%d is not num_attention_heads %d, as latent attention demands", c.NumKeyValueHeads,
-			c.NumAttentionHeads)
-	}
-	return nil
-}
+var latentHeadsAreEqual = rule{[]string{"num_key_value_heads", "num_attention_heads"}, func(c *Config) error {
+	return errorIf(c.NumKeyValueHeads != c.NumAttentionHeads, "%d is not num_attention_heads %d, as latent attention demands",
+		c.NumKeyValueHeads, c.NumAttentionHeads)
+}}
 
-// rotaryIsEven: RoPE rotates pairs.
-func rotaryIsEven(c *Config) error {
-	if c.QKRopeHeadDim%2 != 0 {
-		return fmt.Errorf("%d is odd: RoPE rotates pairs", c.QKRopeHeadDim)
-	}
-	return nil
-}
-
-// pairsAreInterleaved: DeepSeek-V2 has no other layout.
-func pairsAreInterleaved(c *Config) error {
-	if !c.RopeInterleave {
-		return fmt.Errorf("false: DeepSeek-V2 rotates interleaved pairs")
-	}
-	return nil
-}
-
-// scoringIsSigmoid: DeepseekV3TopkRouter has no other.
-func scoringIsSigmoid(c *Config) error {
-	if c.ScoringFunc != "sigmoid" {
-		return fmt.Errorf(`%s is not "sigmoid", the scoring function of DeepSeek-V3`, quote(c.ScoringFunc))
-	}
-	return nil
-}
+var rotaryIsEven = rule{[]string{"qk_rope_head_dim"}, func(c *Config) error {
+	return errorIf(c.QKRopeHeadDim%2 != 0, "%d is odd: RoPE rotates pairs", c.QKRopeHeadDim)
+}}
 
 func methodOfV2(c *Config) error {
 	switch c.TopKMethod {
@@ -178,9 +147,7 @@ func groupsFit(c *Config, least int) error {
 		return fmt.Errorf("n_group %d does not divide n_routed_experts %d into groups of %d or more", g, n, least)
 	case c.TopKGroup > g:
 		return fmt.Errorf("topk_group %d is more than n_group %d", c.TopKGroup, g)
-	case c.NumExpertsPerTok > c.TopKGroup*(n/g):
-		return fmt.Errorf("num_experts_per_tok %d is more than topk_group %d groups of %d hold", c.NumExpertsPerTok,
-			c.TopKGroup, n/g)
 	}
-	return nil
+	return errorIf(c.NumExpertsPerTok > c.TopKGroup*(n/g), "num_experts_per_tok %d is more than topk_group %d groups of %d hold",
+		c.NumExpertsPerTok, c.TopKGroup, n/g)
 }

@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // v1 is the first DeepSeekMoE: the keys of DeepseekConfig (configuration_deepseek.py) that the model or its training
@@ -21,7 +23,9 @@ var v1Fields = []field{
 	{"vocab_size", 102400, integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
 	{"hidden_size", 4096, integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
 	{"intermediate_size", 11008, integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim).
-		deciding(haveDenseLayer)},
+		deciding(func(a, b *Config) bool {
+			return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
+		})},
 	{"moe_intermediate_size", 1407, integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim).
 		deciding(haveMoELayer)},
 	{"num_hidden_layers", 30, integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
@@ -42,59 +46,68 @@ var v1Fields = []field{
 	{"seq_aux", true, boolean(func(c *Config) *bool { return &c.SeqAux })},
 	{"hidden_act", "silu", str(func(c *Config) *string { return &c.HiddenAct })},
 	{"max_position_embeddings", 2048, integer(func(c *Config) *int { return &c.MaxPositionEmbeddings }, 1, maxDim).
-		deciding(scaleDynamically)},
+		deciding(func(a, b *Config) bool { return a.scalesDynamically() || b.scalesDynamically() })},
 	{"initializer_range", 0.02, number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative).
 		deciding(never)},
 	{"rms_norm_eps", 1e-6, number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},
 	{"pretraining_tp", 1, integer(func(c *Config) *int { return &c.PretrainingTP }, 1, maxDim).deciding(never)},
 	{"tie_word_embeddings", nil, boolean(func(c *Config) *bool { return &c.TieWordEmbeddings })},
 	{"rope_theta", 10000.0, number(func(c *Config) *float64 { return &c.RopeTheta }, positive)},
-	{"rope_scaling", nil, readBy(readRopeScaling).showing(shownScaling)},
-	{"rope_parameters", nil, readBy(readRopeParameters)},
+	{"rope_scaling", nil, readBy(readRopeScaling).showing(func(c *Config) jsontext.Value {
+		return jsontext.Value(c.RopeScaling.String())
+	})},
+	{"rope_parameters", nil, readBy(readRopeParameters).ifSet()},
 	{"attention_bias", nil, boolean(func(c *Config) *bool { return &c.AttentionBias })},
-	{"torch_dtype", nil, readBy(readTorchDType).showing(shownDType).deciding(never)},
-	{"dtype", nil, readBy(readTorchDType)},
-	{"quantization_config", nil, readBy(readQuantization).showing(shownQuantization).deciding(never)},
-	{"quantization", nil, readBy(refuseMLX)},
-	{"rotation_config", nil, readBy(refuseRotation)},
-	{"spinquant_config", nil, readBy(refuseRotation)},
+	{"torch_dtype", nil, readBy(readTorchDType).ifSet().showing(func(c *Config) jsontext.Value {
+		if c.TorchDType == "" {
+			return jsontext.Value("null")
+		}
+		return toJSON(c.TorchDType)
+	}).deciding(never)},
+	{"dtype", nil, readBy(readTorchDType).ifSet()},
+	{"quantization_config", nil, readBy(readQuantization).ifSet().showing(shownQuantization).deciding(never)},
+	{"quantization", nil, refused("weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize")},
+	// AutoRound writes these where there is no quantization_config.
+	{"rotation_config", nil, refused(rotates)},
+	{"spinquant_config", nil, refused(rotates)},
 }
+
+const rotates = "rotates while the model runs, which its weights do not hold; save the model without it"
 
 // v1Rules are checked between fields that are each in order.
 var v1Rules = []rule{
-	{[]string{"hidden_size", "num_attention_heads"}, headsDivideHidden},
+	headsDivideHidden,
 	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
 		"n_shared_experts", "n_routed_experts"}, sizeIsSane},
-	{[]string{"num_key_value_heads", "num_attention_heads"}, groupsDivideHeads},
-	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-	{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
-	{[]string{"hidden_act"}, activationIsSiLU},
+	groupsDivideHeads,
+	topKFitsExperts,
+	scoringIsSoftmax,
+	activationIsSiLU,
 	{[]string{"pretraining_tp", "vocab_size", "hidden_size", "num_key_value_heads", "num_attention_heads",
 		"intermediate_size"}, slicesDivide},
-	{[]string{"pretraining_tp", "attention_bias"}, slicesKeepBias},
+	// With pretraining_tp > 1 DeepseekAttention.forward multiplies with slices of the weights and leaves the biases out.
+	{[]string{"pretraining_tp", "attention_bias"}, func(c *Config) error {
+		return errorIf(c.PretrainingTP > 1 && c.AttentionBias, "%d with attention_bias: the reference would leave the biases out",
+			c.PretrainingTP)
+	}},
 }
 
 // headsDivideHidden: DeepseekAttention.__init__ demands head_dim * num_heads ==
 // hidden_size; rotate_half needs two halves.
-func headsDivideHidden(c *Config) error {
+var headsDivideHidden = rule{[]string{"hidden_size", "num_attention_heads"}, func(c *Config) error {
 	if c.HiddenSize%c.NumAttentionHeads != 0 {
 		return fmt.Errorf("%d is not divisible by num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
 	}
-	if c.HeadDim()%2 != 0 {
-		return fmt.Errorf(
-			"%d over num_attention_heads %d makes a head dimension of %d, which is odd: RoPE rotates its halves",
-			c.HiddenSize, c.NumAttentionHeads, c.HeadDim())
-	}
-	return nil
-}
+	return errorIf(c.HeadDim()%2 != 0,
+		"%d over num_attention_heads %d makes a head dimension of %d, which is odd: RoPE rotates its halves",
+		c.HiddenSize, c.NumAttentionHeads, c.HeadDim())
+}}
 
 // groupsDivideHeads: repeat_kv gives each key head the same number of query heads.
-func groupsDivideHeads(c *Config) error {
-	if c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
-		return fmt.Errorf("num_attention_heads %d is not divisible by %d", c.NumAttentionHeads, c.NumKeyValueHeads)
-	}
-	return nil
-}
+var groupsDivideHeads = rule{[]string{"num_key_value_heads", "num_attention_heads"}, func(c *Config) error {
+	return errorIf(c.NumAttentionHeads%c.NumKeyValueHeads != 0, "num_attention_heads %d is not divisible by %d",
+		c.NumAttentionHeads, c.NumKeyValueHeads)
+}}
 
 // slicesDivide: with pretraining_tp > 1 the reference cuts its weights into slices
 // of width // pretraining_tp and would lose the rest of an uneven cut.
@@ -112,15 +125,6 @@ func slicesDivide(c *Config) error {
 		if w.n%c.PretrainingTP != 0 {
 			return fmt.Errorf("%d does not divide %s %d: the reference would drop the rest", c.PretrainingTP, w.key, w.n)
 		}
-	}
-	return nil
-}
-
-// slicesKeepBias: with pretraining_tp > 1 DeepseekAttention.forward multiplies with
-// slices of the weights and leaves the biases out.
-func slicesKeepBias(c *Config) error {
-	if c.PretrainingTP > 1 && c.AttentionBias {
-		return fmt.Errorf("%d with attention_bias: the reference would leave the biases out", c.PretrainingTP)
 	}
 	return nil
 }

@@ -18,16 +18,24 @@ var v32 = layerTyped.derive("deepseek_v32", delta{
 	missing: map[string]any{"max_position_embeddings": 163840, "num_nextn_predict_layers": 0},
 	fields: []field{
 		{"first_k_dense_replace", nil, readBy(readDenseWithoutTypes)},
-		{"rope_interleave", nil, readBy(readInterleaved)},
+		{"rope_interleave", nil, interleaved},
 		{"num_experts", nil, readBy(integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts).read)},
 		{"index_topk", 2048, integer(func(c *Config) *int { return &c.IndexTopK }, 1, maxDim)},
 		{"index_head_dim", 128, integer(func(c *Config) *int { return &c.IndexHeadDim }, 1, maxDim)},
 		{"index_n_heads", 64, integer(func(c *Config) *int { return &c.IndexNHeads }, 1, maxDim)},
-		{"layer_types", nil, readBy(readIndexedLayers)},
+		{"layer_types", nil, refusal(func(value jsontext.Value) error {
+			types, err := parseNames(value)
+			for i, t := range types {
+				if t != "indexed_attention" && t != "deepseek_sparse_attention" {
+					return fmt.Errorf("layer %d: %s is not indexed_attention", i, quote(t))
+				}
+			}
+			return err
+		})},
 	},
 	rules: slices.Concat([]rule{
-		{[]string{"q_lora_rank"}, queriesAreCompressed},
-		{[]string{"index_head_dim", "qk_rope_head_dim"}, indexerRotates},
+		queriesAreCompressed,
+		indexerRotates,
 	}, v3.rules),
 })
 
@@ -41,34 +49,19 @@ var glmMoEDsa = v32.derive("glm_moe_dsa", delta{
 		"index_n_heads": 32,
 	},
 	fields: []field{
-		{"indexer_rope_interleave", nil, readBy(readInterleaved)},
+		{"indexer_rope_interleave", nil, interleaved},
 		{"index_topk_freq", nil, readBy(readIndexerFrequency)},
-		{"index_topk_pattern", nil, readBy(readIndexerTypes)},
-		{"indexer_types", nil, reader{read: readIndexerTypes, value: func(c *Config) any { return c.indexers() }}},
+		{"index_topk_pattern", nil, readBy(readIndexerTypes).ifSet()},
+		{"indexer_types", nil, reader{read: readIndexerTypes, value: func(c *Config) any { return c.indexers() }}.ifSet()},
 	},
-	rules:      slices.Concat([]rule{{[]string{"indexer_types"}, firstIndexerIsFull}}, v32.rules),
+	rules: slices.Concat([]rule{{[]string{"indexer_types"}, func(c *Config) error {
+		return errorIf(len(c.IndexerTypes) > 0 && c.IndexerTypes[0] == sharedIndexer,
+			"layer 0 shares the choice of an indexer before it, and there is none")
+	}}}, v32.rules),
 	references: v3.native(func(r *Rules) { r.IndexerInterleaves = true }),
 })
 
-// readInterleaved refuses a layout that the reference, which reads no such key, has not.
-func readInterleaved(d *decoding, key string, value jsontext.Value) {
-	pairs, err := parseBoolean(value)
-	if err == nil && !pairs {
-		err = fmt.Errorf("false: the reference rotates interleaved pairs")
-	}
-	d.fail(key, err)
-}
-
-// readIndexedLayers refuses layer_types other than layers with indexed attention.
-func readIndexedLayers(d *decoding, key string, value jsontext.Value) {
-	types, err := parseNames(value)
-	for i, t := range types {
-		if t != "indexed_attention" && t != "deepseek_sparse_attention" && err == nil {
-			err = fmt.Errorf("layer %d: %s is not indexed_attention", i, quote(t))
-		}
-	}
-	d.fail(key, err)
-}
+var interleaved = always(true, "the reference rotates interleaved pairs")
 
 // readIndexerFrequency reads index_topk_freq, of which index_skip_topk_offset is a part: layer l has
 // an indexer if max(l - offset + 1, 0) is a multiple of it. index_topk_pattern and indexer_types,
@@ -86,15 +79,12 @@ func readIndexerFrequency(d *decoding, key string, value jsontext.Value) {
 			types[l] = sharedIndexer
 		}
 	}
-	store(d, key, &d.config.IndexerTypes, func() ([]string, error) { return types, err })
+	store(d, key, &d.config.IndexerTypes, types, err)
 }
 
 // readIndexerTypes reads indexer_types, "full" for a layer with an indexer and "shared" for one
 // that takes the choice of the layer before, or index_topk_pattern, which may have their initials.
 func readIndexerTypes(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	types, err := parseIndexerTypes(value)
 	for i, t := range types {
 		if t != sharedIndexer && t != "full" && err == nil {
@@ -104,7 +94,7 @@ func readIndexerTypes(d *decoding, key string, value jsontext.Value) {
 	if n := d.config.NumHiddenLayers; err == nil && d.valid("num_hidden_layers") && len(types) < n {
 		err = fmt.Errorf("%d layers; num_hidden_layers is %d", len(types), n)
 	}
-	store(d, key, &d.config.IndexerTypes, func() ([]string, error) { return types, err })
+	store(d, key, &d.config.IndexerTypes, types, err)
 }
 
 // parseIndexerTypes reads a list of types, or a string of their initials.
@@ -121,17 +111,6 @@ func parseIndexerTypes(value jsontext.Value) ([]string, error) {
 }
 
 // indexerRotates: the first qk_rope_head_dim channels of the indexer's heads are rotated.
-func indexerRotates(c *Config) error {
-	if c.IndexHeadDim < c.QKRopeHeadDim {
-		return fmt.Errorf("%d is less than qk_rope_head_dim %d", c.IndexHeadDim, c.QKRopeHeadDim)
-	}
-	return nil
-}
-
-// firstIndexerIsFull: the first layer has none before it to share with.
-func firstIndexerIsFull(c *Config) error {
-	if len(c.IndexerTypes) > 0 && c.IndexerTypes[0] == sharedIndexer {
-		return fmt.Errorf("layer 0 shares the choice of an indexer before it, and there is none")
-	}
-	return nil
-}
+var indexerRotates = rule{[]string{"index_head_dim", "qk_rope_head_dim"}, func(c *Config) error {
+	return errorIf(c.IndexHeadDim < c.QKRopeHeadDim, "%d is less than qk_rope_head_dim %d", c.IndexHeadDim, c.QKRopeHeadDim)
+}}

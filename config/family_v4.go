@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -34,18 +34,23 @@ var v4 = family{
 		v2.row("tie_word_embeddings", nil),
 		{"q_lora_rank", 1024, integer(func(c *Config) *int { return &c.QLoraRank }, 1, maxDim)},
 		v2.row("qk_rope_head_dim", nil),
-		{"partial_rotary_factor", nil, readBy(readRotaryShare)},
+		{"partial_rotary_factor", nil, readBy(readRotaryShare).ifSet()},
 		{"o_groups", 8, integer(func(c *Config) *int { return &c.OGroups }, 1, maxDim)},
 		{"o_lora_rank", 1024, integer(func(c *Config) *int { return &c.OLoraRank }, 1, maxDim)},
 		{"sliding_window", 128, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim).
 			deciding(haveWindows)},
-		{"compress_rates", nil, readBy(readCompressRates)},
+		{"compress_rates", nil, readBy(readCompressRates).ifSet()},
 		{"compress_rate_csa", 4, integer(func(c *Config) *int { return &c.CompressRateCSA }, 1, maxDim)},
 		{"compress_rate_hca", 128, integer(func(c *Config) *int { return &c.CompressRateHCA }, 1, maxDim)},
-		{"compress_ratios", nil, readBy(readCompressRatios)},
-		{"layer_types", nil, reader{read: readAttentionTypes, value: func(c *Config) any { return c.LayerTypes }}},
-		{"num_hash_layers", nil, readBy(readHashLayers)},
-		{"mlp_layer_types", nil, reader{read: readMLPTypes, value: func(c *Config) any { return c.MLPLayerTypes }}},
+		{"compress_ratios", nil, readBy(readCompressRatios).ifSet()},
+		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.LayerTypes }, slidingAttention, compressedSparse,
+			heavyCompression)},
+		// the first layers, which choose experts by the token
+		{"num_hash_layers", nil, readBy(func(d *decoding, key string, value jsontext.Value) {
+			n, err := parseInteger(value, 0, maxLayers)
+			store(d, key, &d.config.MLPLayerTypes, mlpTypes(d.config.NumHiddenLayers, n), err)
+		}).ifSet()},
+		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.MLPLayerTypes }, hashMoE, "moe")},
 		v32.row("index_topk", 512),
 		v32.row("index_head_dim", 128),
 		v32.row("index_n_heads", 64),
@@ -57,7 +62,7 @@ var v4 = family{
 		{"compress_rope_theta", 160000.0, number(func(c *Config) *float64 { return &c.CompressRopeTheta }, positive)},
 		{"rope_scaling", nil, readBy(readCompressedScaling)},
 		{"rope_parameters", nil, reader{read: readTwoRopes,
-			value: func(c *Config) any { return jsontext.Value(c.CompressRopeScaling.String()) }}},
+			value: func(c *Config) any { return jsontext.Value(c.CompressRopeScaling.String()) }}.ifSet()},
 		v2.row("routed_scaling_factor", 1.5),
 		v2.row("num_nextn_predict_layers", 1),
 		v2.row("mlp_bias", nil),
@@ -67,7 +72,7 @@ var v4 = family{
 		v2.row("quantization", nil),
 		v2.row("rotation_config", nil),
 		v2.row("spinquant_config", nil),
-		{"expert_dtype", nil, readBy(readExpertDType)},
+		{"expert_dtype", nil, readBy(readExpertDType).ifSet()},
 	},
 	// The reference always normalises the weights of the chosen experts, and knows one method and one layout.
 	unread: []field{v2.row("norm_topk_prob", true), v2.row("topk_method", "noaux_tc"), v2.row("moe_layer_freq", 1),
@@ -76,13 +81,20 @@ var v4 = family{
 		{[]string{"num_hidden_layers", "layer_types", "mlp_layer_types"}, layersAreTyped},
 		{[]string{"qk_rope_head_dim", "head_dim"}, rotaryIsPart},
 		{[]string{"partial_rotary_factor", "qk_rope_head_dim", "head_dim"}, rotaryIsPart},
-		{[]string{"index_head_dim", "qk_rope_head_dim"}, indexerRotates},
-		{[]string{"o_groups", "num_attention_heads"}, groupsOfHeads},
+		indexerRotates,
+		{[]string{"o_groups", "num_attention_heads"}, func(c *Config) error {
+			return errorIf(c.NumAttentionHeads%c.OGroups != 0, "%d does not divide num_attention_heads %d", c.OGroups,
+				c.NumAttentionHeads)
+		}},
 		{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "moe_intermediate_size", "n_routed_experts", "hc_mult",
 			"num_attention_heads", "q_lora_rank", "head_dim", "o_groups", "o_lora_rank", "compress_rates"}, sizeIsSane},
-		{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-		{[]string{"scoring_func"}, scoringIsSqrtSoftplus},
-		{[]string{"hidden_act"}, activationIsSiLU},
+		topKFitsExperts,
+		// The class takes any name of an activation; the published models use one.
+		{[]string{"scoring_func"}, func(c *Config) error {
+			return errorIf(c.ScoringFunc != "sqrtsoftplus", `%s is not "sqrtsoftplus", the scoring function of the published `+
+				`models and the only one computed here`, quote(c.ScoringFunc))
+		}},
+		activationIsSiLU,
 	},
 	rope: yarnForm,
 	references: map[Reference]Rules{
@@ -98,20 +110,17 @@ func readWidthAgain(d *decoding, key string, value jsontext.Value) {
 		err = fmt.Errorf("%d; the reference takes it for moe_intermediate_size, which is %d", n,
 			d.config.MoEIntermediateSize)
 	}
-	store(d, key, &d.config.MoEIntermediateSize, func() (int, error) { return n, err })
+	store(d, key, &d.config.MoEIntermediateSize, n, err)
 }
 
 // readRotaryShare reads partial_rotary_factor, qk_rope_head_dim over head_dim, which it must not contradict.
 func readRotaryShare(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	share, err := parseNumber(value, positive)
 	n := rotated(d.config.VHeadDim, share)
 	if known := d.config.QKRopeHeadDim; known > 0 && n != known && err == nil && d.valid("head_dim") {
 		err = fmt.Errorf("%s of head_dim %d is %d; qk_rope_head_dim is %d", show(value), d.config.VHeadDim, n, known)
 	}
-	store(d, key, &d.config.QKRopeHeadDim, func() (int, error) { return n, err })
+	store(d, key, &d.config.QKRopeHeadDim, n, err)
 }
 
 // rotated is the number of a head's channels that are a share of them, as Python's int rounds it.
@@ -119,9 +128,6 @@ func rotated(head int, share float64) int { return int(float64(head) * min(share
 
 // readCompressRates reads the tokens of an entry by the layer's type.
 func readCompressRates(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	o, ok := d.object(key, value, compressedSparse, heavyCompression)
 	if !ok {
 		return
@@ -132,18 +138,21 @@ func readCompressRates(d *decoding, key string, value jsontext.Value) {
 			*dst = 0 // an error of fillLayers, if a layer needs it
 			continue
 		}
-		store(d, key+"."+name, dst, func() (int, error) { return parseInteger(o[name], 1, maxDim) })
+		n, err := parseInteger(o[name], 1, maxDim)
+		store(d, key+"."+name, dst, n, err)
 	}
 }
 
 // readCompressRatios reads a rate for each layer: 0, 4 and 128 stand for the types of layers, whatever their
 // compress_rates. layer_types, which is read later, overrules it.
 func readCompressRatios(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
+	var values []jsontext.Value
+	if value.Kind() != '[' || json.Unmarshal(value, &values) != nil {
+		d.fail(key, errors.New("not a list"))
 		return
 	}
 	var types []string
-	values, err := parseList(value)
+	var err error
 	for i, v := range values {
 		n, failed := parseInteger(v, 0, maxDim)
 		name, known := map[int]string{0: slidingAttention, 4: compressedSparse, 128: heavyCompression}[n]
@@ -155,40 +164,7 @@ func readCompressRatios(d *decoding, key string, value jsontext.Value) {
 			err = fmt.Errorf("layer %d: %w", i, failed)
 		}
 	}
-	store(d, key, &d.config.LayerTypes, func() ([]string, error) { return types, err })
-}
-
-// readAttentionTypes reads layer_types.
-func readAttentionTypes(d *decoding, key string, value jsontext.Value) {
-	readTypes(d, key, value, &d.config.LayerTypes, slidingAttention, compressedSparse, heavyCompression)
-}
-
-// readMLPTypes reads mlp_layer_types.
-func readMLPTypes(d *decoding, key string, value jsontext.Value) {
-	readTypes(d, key, value, &d.config.MLPLayerTypes, hashMoE, "moe")
-}
-
-// readTypes reads a list of types of layers; null leaves what another key said.
-func readTypes(d *decoding, key string, value jsontext.Value, dst *[]string, known ...string) {
-	if value.Kind() == 'n' {
-		return
-	}
-	types, err := parseNames(value)
-	for i, t := range types {
-		if err == nil && !slices.Contains(known, t) {
-			err = fmt.Errorf("layer %d: %s is not one of %s", i, quote(t), strings.Join(known, ", "))
-		}
-	}
-	store(d, key, dst, func() ([]string, error) { return types, err })
-}
-
-// readHashLayers reads the number of first layers that choose experts by the token.
-func readHashLayers(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
-	n, err := parseInteger(value, 0, maxLayers)
-	store(d, key, &d.config.MLPLayerTypes, func() ([]string, error) { return mlpTypes(d.config.NumHiddenLayers, n), err })
+	store(d, key, &d.config.LayerTypes, types, err)
 }
 
 // mlpTypes returns the types of layers of which the first ones choose experts by the token.
@@ -243,23 +219,6 @@ func rotaryIsPart(c *Config) error {
 	return nil
 }
 
-// groupsOfHeads: each group has as many heads.
-func groupsOfHeads(c *Config) error {
-	if c.NumAttentionHeads%c.OGroups != 0 {
-		return fmt.Errorf("%d does not divide num_attention_heads %d", c.OGroups, c.NumAttentionHeads)
-	}
-	return nil
-}
-
-// scoringIsSqrtSoftplus: the class takes any name of an activation; the published models use one.
-func scoringIsSqrtSoftplus(c *Config) error {
-	if c.ScoringFunc != "sqrtsoftplus" {
-		return fmt.Errorf(`%s is not "sqrtsoftplus", the scoring function of the published models and the only one `+
-			`computed here`, quote(c.ScoringFunc))
-	}
-	return nil
-}
-
 // readCompressedScaling reads rope_scaling, which layers with entries have.
 func readCompressedScaling(d *decoding, key string, value jsontext.Value) {
 	d.readScaling(key, value)
@@ -277,9 +236,6 @@ func (d *decoding) unscaled(key string) {
 // readTwoRopes reads rope_parameters: an object for layers without entries, "main", and one for those with,
 // "compress"; or the latter's scaling alone.
 func readTwoRopes(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	doc, ok := d.document(key, value)
 	if !ok {
 		return

@@ -14,7 +14,7 @@ var v41 = family{
 		v4.row("quantization_config", nil),
 	},
 	unread: []field{v4.row("moe_layer_freq", 1)},
-	rules:  []rule{{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts}},
+	rules:  []rule{topKFitsExperts},
 }
 
 // Computable returns why nothing is computed with a model of c; nil for most families.

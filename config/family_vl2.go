@@ -14,7 +14,10 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 	missing: map[string]any{"num_hidden_layers": 30, "num_key_value_heads": 32, "n_shared_experts": 0,
 		"n_routed_experts": 0, "topk_method": "gready"},
 	fields: []field{
-		{"model_type", nil, readBy(readLanguageType)},
+		{"model_type", nil, refusal(func(value jsontext.Value) error {
+			_, err := parseOneOf(value, "deepseek_v2")
+			return err
+		})},
 		{"kv_lora_rank", nil, natural(func(c *Config) *int { return &c.KVLoraRank }, maxDim)},
 		{"qk_nope_head_dim", nil, natural(func(c *Config) *int { return &c.QKNopeHeadDim }, maxDim)},
 		{"qk_rope_head_dim", nil, natural(func(c *Config) *int { return &c.QKRopeHeadDim }, maxDim)},
@@ -24,24 +27,23 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 	unread:    []string{"auto_map", "rope_interleave", "num_nextn_predict_layers", "mlp_bias"},
 	reference: Remote,
 	rules: []rule{
-		{[]string{"scoring_func"}, scoringIsKnown},
+		{[]string{"scoring_func"}, func(c *Config) error {
+			if c.ScoringFunc == "sigmoid" {
+				return nil
+			}
+			return scoringIsSoftmax.check(c)
+		}},
 		{groupKeys, methodOfVL2},
 		{[]string{"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads",
 			"num_key_value_heads", "hidden_size", "rope_scaling"}, attentionFits},
 		latentSize,
-		{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-		{[]string{"hidden_act"}, activationIsSiLU},
+		topKFitsExperts,
+		activationIsSiLU,
 	},
 	references: map[Reference]Rules{Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice,
 		AbsorbsKVB: true}},
 	within: true,
 })
-
-// readLanguageType accepts the one model_type that the language model's configuration has.
-func readLanguageType(d *decoding, key string, value jsontext.Value) {
-	_, err := parseOneOf(value, "deepseek_v2")
-	d.fail(key, err)
-}
 
 // readUseMLA: false means plain attention, transformers' LlamaAttention, whatever the widths of latent
 // attention are.
@@ -53,14 +55,6 @@ func readUseMLA(d *decoding, key string, value jsontext.Value) {
 		c.KVLoraRank, c.QLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim = 0, 0, 0, 0, 0
 		c.RopeInterleave = false
 	}
-}
-
-// scoringIsKnown: MoEGate.forward raises NotImplementedError otherwise.
-func scoringIsKnown(c *Config) error {
-	if c.ScoringFunc != "sigmoid" {
-		return scoringIsSoftmax(c)
-	}
-	return nil
 }
 
 // methodOfVL2: the gate has DeepSeek-V2's methods and DeepSeek-V3's.
@@ -83,17 +77,17 @@ func attentionFits(c *Config) error {
 		if c.RopeScaling != nil {
 			return fmt.Errorf("use_mla is false with rope_scaling %s: no published model has both", c.RopeScaling)
 		}
-		if err := headsDivideHidden(c); err != nil {
+		if err := headsDivideHidden.check(c); err != nil {
 			return err
 		}
-		return groupsDivideHeads(c)
+		return groupsDivideHeads.check(c)
 	}
 	if min(c.KVLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim) == 0 {
 		return fmt.Errorf("%d, qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d: without use_mla false all of "+
 			"them are 1 or more", c.KVLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim)
 	}
-	if err := latentHeadsAreEqual(c); err != nil {
+	if err := latentHeadsAreEqual.check(c); err != nil {
 		return err
 	}
-	return rotaryIsEven(c)
+	return rotaryIsEven.check(c)
 }

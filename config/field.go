@@ -4,7 +4,10 @@ package config
 // values to fields.
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -37,6 +40,38 @@ func readBy(read func(d *decoding, key string, value jsontext.Value)) reader {
 	return reader{read: read}
 }
 
+// ifSet returns r with null taken as if the key were absent.
+func (r reader) ifSet() reader {
+	read := r.read
+	r.read = func(d *decoding, key string, value jsontext.Value) {
+		if value.Kind() != 'n' {
+			read(d, key, value)
+		}
+	}
+	return r
+}
+
+// refusal reads a key without a field: check returns what is wrong with its value.
+func refusal(check func(value jsontext.Value) error) reader {
+	return readBy(func(d *decoding, key string, value jsontext.Value) { d.fail(key, check(value)) })
+}
+
+// always reads a truth value without a field, which is want; otherwise tells what is wrong with the other value.
+func always(want bool, otherwise string) reader {
+	return refusal(func(value jsontext.Value) error {
+		got, err := parseBoolean(value)
+		if err != nil {
+			return err
+		}
+		return errorIf(got != want, "%t: %s", got, otherwise)
+	})
+}
+
+// refused reads a key without a field that may only be null; why tells what is wrong with other values.
+func refused(why string) reader {
+	return refusal(func(jsontext.Value) error { return errors.New(why) }).ifSet()
+}
+
 // showing returns r of a key that no single field of Config is the key's.
 func (r reader) showing(shown func(c *Config) jsontext.Value) reader {
 	r.shown = shown
@@ -58,7 +93,16 @@ func integer(get func(*Config) *int, min, max int) reader {
 // in the text is refused: no shared experts is null to the reference, and 0 would
 // make it build empty ones.
 func optional(get func(*Config) *int, max int) reader {
-	r := single(get, func(v jsontext.Value) (int, error) { return parseOptional(v, max) })
+	r := single(get, func(v jsontext.Value) (int, error) {
+		if v.Kind() == 'n' {
+			return 0, nil
+		}
+		n, err := parseInteger(v, 1, max)
+		if err != nil {
+			return 0, fmt.Errorf("%w, nor null", err)
+		}
+		return n, nil
+	})
 	r.value = func(c *Config) any {
 		if n := *get(c); n != 0 {
 			return n
@@ -83,7 +127,8 @@ func str(get func(*Config) *string) reader { return single(get, parseString) }
 func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) reader {
 	return reader{
 		read: func(d *decoding, key string, value jsontext.Value) {
-			store(d, key, get(&d.config), func() (T, error) { return parse(value) })
+			v, err := parse(value)
+			store(d, key, get(&d.config), v, err)
 		},
 		value: func(c *Config) any { return *get(c) },
 		set:   func(c *Config, value any) { *get(c) = value.(T) },
@@ -93,17 +138,13 @@ func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) 
 // dtypes are the torch_dtype that a checkpoint's own weights can have.
 var dtypes = []string{"bfloat16", "float16", "float32", "float64"}
 
-// readTorchDType reads torch_dtype and, after it, transformers 5's dtype. It ignores null;
-// two names that differ are an error.
+// readTorchDType reads torch_dtype and, after it, transformers 5's dtype. Two names that differ are an error.
 func readTorchDType(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	name, err := parseOneOf(value, dtypes...)
 	if known := d.config.TorchDType; err == nil && known != "" && name != known {
 		err = fmt.Errorf("%q disagrees with torch_dtype %q", name, known)
 	}
-	store(d, key, &d.config.TorchDType, func() (string, error) { return name, err })
+	store(d, key, &d.config.TorchDType, name, err)
 }
 
 // natural reads an integer in 0..max, or null as 0.
@@ -114,4 +155,17 @@ func natural(get func(*Config) *int, max int) reader {
 		}
 		return parseInteger(v, 0, max)
 	})
+}
+
+// layerTypes reads a list of types of layers, all of them known.
+func layerTypes(get func(*Config) *[]string, known ...string) reader {
+	return single(get, func(v jsontext.Value) ([]string, error) {
+		types, err := parseNames(v)
+		for i, t := range types {
+			if !slices.Contains(known, t) {
+				return nil, fmt.Errorf("layer %d: %s is not one of %s", i, quote(t), strings.Join(known, ", "))
+			}
+		}
+		return types, err
+	}).ifSet()
 }

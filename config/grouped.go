@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 // grouped is what the families share that have DeepSeek-V3's mixture of experts behind plain attention, whose width of
@@ -36,8 +34,7 @@ var grouped = family{
 		v3.row("initializer_range", 0.02),
 		v3.row("rms_norm_eps", nil),
 		v3.row("tie_word_embeddings", nil),
-		{"partial_rotary_factor", nil, reader{read: readShare, value: func(c *Config) any { return c.RotaryShare },
-			set: func(c *Config, value any) { c.RotaryShare = value.(float64) }}},
+		{"partial_rotary_factor", nil, number(func(c *Config) *float64 { return &c.RotaryShare }, positive).ifSet()},
 		v3.row("rope_theta", 10000.0),
 		v3.row("rope_scaling", nil),
 		v3.row("rope_parameters", nil),
@@ -56,10 +53,16 @@ var grouped = family{
 		v3.row("num_nextn_predict_layers", 0),
 		{"use_qk_norm", true, boolean(func(c *Config) *bool { return &c.UseQKNorm })},
 		{"sliding_window", nil, optional(func(c *Config) *int { return &c.SlidingWindow }, maxDim).deciding(haveWindows)},
-		{"layer_types", nil, reader{read: readWindows, value: func(c *Config) any { return c.LayerTypes }}},
-		{"mlp_layer_types", nil, reader{read: readSparse, value: func(c *Config) any { return c.MLPLayerTypes }}},
+		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.LayerTypes }, slidingAttention, fullAttention)},
+		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.MLPLayerTypes }, denseMLP, sparseMLP)},
 	},
-	rules:      slices.Concat(groupedRules, []rule{{[]string{"partial_rotary_factor", "head_dim"}, wholeRotary}}),
+	rules: slices.Concat(groupedRules, []rule{
+		// The class has tables for all channels of a head.
+		{[]string{"partial_rotary_factor", "head_dim"}, func(c *Config) error {
+			return errorIf(c.QKRopeHeadDim != c.VHeadDim, "RoPE rotates %d of head_dim %d: the reference rotates all",
+				c.QKRopeHeadDim, c.VHeadDim)
+		}},
+	}),
 	rope:       &ropeForm{types: yarnForm.types, keys: yarnForm.keys, number: yarnForm.number, share: true},
 	references: v3.native(func(r *Rules) { r.ScalesScores = true }),
 }
@@ -69,18 +72,18 @@ var groupedRules = []rule{
 	{[]string{"head_dim", "hidden_size", "num_attention_heads", "partial_rotary_factor"}, headsAreSet},
 	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
 		"n_shared_experts", "n_routed_experts", "num_attention_heads", "head_dim"}, sizeIsSane},
-	{[]string{"num_key_value_heads", "num_attention_heads"}, groupsDivideHeads},
-	{[]string{"n_routed_experts"}, expertsAreSaid},
-	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-	{[]string{"n_routed_experts", "n_group", "topk_group", "num_experts_per_tok"}, groupsOfTwo},
-	{[]string{"hidden_act"}, activationIsSiLU},
-}
-
-// readShare reads partial_rotary_factor; null is as if it were not there.
-func readShare(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() != 'n' {
-		store(d, key, &d.config.RotaryShare, func() (float64, error) { return parseNumber(value, positive) })
-	}
+	groupsDivideHeads,
+	{[]string{"n_routed_experts"}, func(c *Config) error {
+		return errorIf(c.NRoutedExperts == 0, "missing: the reference has no default for it")
+	}},
+	topKFitsExperts,
+	{[]string{"n_routed_experts", "n_group", "topk_group", "num_experts_per_tok"}, func(c *Config) error {
+		if c.NGroup == 0 && c.TopKGroup == 0 {
+			return nil // no groups
+		}
+		return groupsFit(c, 2) // a group is worth its two best
+	}},
+	activationIsSiLU,
 }
 
 // headsAreSet gives heads their width, and RoPE its part of it: the first channels of a head, all without
@@ -104,40 +107,6 @@ func headsAreSet(c *Config) error {
 	}
 	c.QKNopeHeadDim = c.VHeadDim - c.QKRopeHeadDim
 	return nil
-}
-
-// wholeRotary: the class has tables for all channels of a head.
-func wholeRotary(c *Config) error {
-	if c.QKRopeHeadDim != c.VHeadDim {
-		return fmt.Errorf("RoPE rotates %d of head_dim %d: the reference rotates all", c.QKRopeHeadDim, c.VHeadDim)
-	}
-	return nil
-}
-
-// expertsAreSaid: some classes have no default.
-func expertsAreSaid(c *Config) error {
-	if c.NRoutedExperts == 0 {
-		return errors.New("missing: the reference has no default for it")
-	}
-	return nil
-}
-
-// groupsOfTwo: a group of experts is worth its two best. Without n_group there are no groups.
-func groupsOfTwo(c *Config) error {
-	if c.NGroup == 0 && c.TopKGroup == 0 {
-		return nil
-	}
-	return groupsFit(c, 2)
-}
-
-// readWindows reads layer_types: which layers have a window.
-func readWindows(d *decoding, key string, value jsontext.Value) {
-	readTypes(d, key, value, &d.config.LayerTypes, slidingAttention, fullAttention)
-}
-
-// readSparse reads mlp_layer_types: which layers have experts.
-func readSparse(d *decoding, key string, value jsontext.Value) {
-	readTypes(d, key, value, &d.config.MLPLayerTypes, denseMLP, sparseMLP)
 }
 
 // typed returns the type one for the layers of which is holds, the type other for the rest.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -12,22 +13,22 @@ import (
 // scoring_func, which therefore have to say the same, and auto_map, for transformers' class is the only reference.
 // They know one RoPE width.
 var layerTyped = v3.derive("", delta{
-	before: map[string]field{"first_k_dense_replace": {"mlp_layer_types", nil, readBy(readLayerTypes)}},
+	before: map[string]field{"first_k_dense_replace": {"mlp_layer_types", nil, readBy(readLayerTypes).ifSet()}},
 	fields: []field{
 		{"first_k_dense_replace", nil, readBy(readDenseAgain)},
 		{"moe_layer_freq", nil, integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, 1)},
-		{"partial_rotary_factor", nil, readBy(readWholeRotary)},
+		{"partial_rotary_factor", nil, refusal(func(value jsontext.Value) error {
+			x, err := parseNumber(value, positive)
+			return cmp.Or(err, errorIf(x != 1, "%s: only 1, the whole of qk_rope_head_dim, is supported", show(value)))
+		})},
 	},
 	unread:     []string{"auto_map"},
 	references: v3.native(func(*Rules) {}),
 })
 
-// readLayerTypes reads mlp_layer_types: "dense" for the first layers, "sparse" for the rest.
+// readLayerTypes reads mlp_layer_types: "dense" for the first layers, "sparse" for the rest; the first layer without it.
 // Config has no place for another order; no published model has one.
 func readLayerTypes(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return // then the first layer is dense
-	}
 	types, err := parseNames(value)
 	dense := slices.Index(append(slices.Clone(types), "sparse"), "sparse")
 	for i, t := range types {
@@ -43,7 +44,7 @@ func readLayerTypes(d *decoding, key string, value jsontext.Value) {
 	if layers := d.config.NumHiddenLayers; err == nil && d.valid("num_hidden_layers") && len(types) < layers {
 		err = fmt.Errorf("%d layers; num_hidden_layers is %d", len(types), layers)
 	}
-	store(d, key, &d.config.FirstKDenseReplace, func() (int, error) { return dense, err })
+	store(d, key, &d.config.FirstKDenseReplace, dense, err)
 }
 
 // readDenseAgain refuses a first_k_dense_replace that contradicts mlp_layer_types. The reference
@@ -56,15 +57,6 @@ func readDenseAgain(d *decoding, key string, value jsontext.Value) {
 	d.fail(key, err)
 }
 
-// readWholeRotary refuses a partial_rotary_factor other than 1.
-func readWholeRotary(d *decoding, key string, value jsontext.Value) {
-	x, err := parseNumber(value, positive)
-	if err == nil && x != 1 {
-		err = fmt.Errorf("%s: only 1, the whole of qk_rope_head_dim, is supported", show(value))
-	}
-	d.fail(key, err)
-}
-
 // readDenseWithoutTypes reads first_k_dense_replace, which mlp_layer_types, where it is set, must
 // not contradict.
 func readDenseWithoutTypes(d *decoding, key string, value jsontext.Value) {
@@ -72,13 +64,11 @@ func readDenseWithoutTypes(d *decoding, key string, value jsontext.Value) {
 		readDenseAgain(d, key, value)
 		return
 	}
-	store(d, key, &d.config.FirstKDenseReplace, func() (int, error) { return parseInteger(value, 0, maxLayers) })
+	n, err := parseInteger(value, 0, maxLayers)
+	store(d, key, &d.config.FirstKDenseReplace, n, err)
 }
 
 // queriesAreCompressed: the indexer's queries are made of the compressed ones.
-func queriesAreCompressed(c *Config) error {
-	if c.QLoraRank == 0 {
-		return fmt.Errorf("null: the indexer reads queries of this rank")
-	}
-	return nil
-}
+var queriesAreCompressed = rule{[]string{"q_lora_rank"}, func(c *Config) error {
+	return errorIf(c.QLoraRank == 0, "null: the indexer reads queries of this rank")
+}}

@@ -58,7 +58,7 @@ func TestMLAFixtures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("../fixtures", filepath.FromSlash(name), "config.json"))
 			require.NoError(t, err)
-			assert.Equal(t, want, parse(t, string(text)))
+			assert.Equal(t, want, fieldsOf(t, string(text)))
 		})
 	}
 }
@@ -128,6 +128,38 @@ func TestMLAProblems(t *testing.T) {
 	}
 }
 
+// TestCalledYarn: a family whose files call "yarn" otherwise reads both names, and no third, in each spelling of RoPE.
+func TestCalledYarn(t *testing.T) {
+	form := *yarnForm
+	form.called = map[string]string{"its_yarn": "yarn"}
+	f := v3.derive("deepseek_v3", delta{rope: &form})
+	read := func(keys string) (*Config, error) {
+		doc, err := readDocument([]byte(`{"model_type":"deepseek_v3",` + keys + `,"factor":40,"original_max_position_embeddings":4096}}`))
+		require.NoError(t, err)
+		return f.decode(doc)
+	}
+	for _, name := range []string{"yarn", "its_yarn"} {
+		for _, keys := range []string{`"rope_scaling":{"type":"`, `"rope_scaling":{"rope_type":"`, `"rope_parameters":{"rope_type":"`} {
+			c, err := read(keys + name + `"`)
+			require.NoError(t, err)
+			assert.Equal(t, "yarn", c.RopeScaling.Type)
+		}
+	}
+	_, err := read(`"rope_scaling":{"type":"other"`)
+	assert.ErrorContains(t, err, `rope_scaling.type: "other" is not one of yarn, its_yarn`)
+}
+
+// TestSmallestGroups: the least groups that the references can have are right, DeepSeek-V2's of one expert, DeepSeek-V3's
+// of two; so is a token that takes all experts of its groups.
+func TestSmallestGroups(t *testing.T) {
+	c := parse(t, `{"model_type":"deepseek_v2","topk_method":"group_limited_greedy","n_group":64,"topk_group":6,"num_experts_per_tok":6}`)
+	assert.True(t, c.LimitsGroups())
+	c = parse(t, `{"model_type":"deepseek_v3","n_group":128,"topk_group":4,"num_experts_per_tok":8}`)
+	assert.True(t, c.LimitsGroups())
+	c = parse(t, `{"model_type":"deepseek_v3","n_group":2,"topk_group":2,"num_experts_per_tok":256}`)
+	assert.Equal(t, 256, c.NumExpertsPerTok)
+}
+
 // TestMLASpellings: null, and values that mean nothing in a model.
 func TestMLASpellings(t *testing.T) {
 	const v3 = `{"model_type":"deepseek_v3"`
@@ -170,9 +202,13 @@ func TestWidths(t *testing.T) {
 	}
 }
 
-// TestRulesOfReferences pins the table of Rules.
+// TestRulesOfReferences pins the rules of the first families.
 func TestRulesOfReferences(t *testing.T) {
-	of := func(model string, r Reference) Rules { return (&Config{ModelType: model, Reference: r}).Rules() }
+	of := func(model string, r Reference) Rules {
+		c, err := Defaults(model).As(r)
+		require.NoError(t, err)
+		return c.Rules()
+	}
 	assert.Equal(t, Rules{}, of("deepseek", Remote))
 	assert.Equal(t, Rules{RouterFloat32: true, RoutedSum: ByChoice}, of("deepseek_v2", Remote))
 	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
@@ -182,7 +218,7 @@ func TestRulesOfReferences(t *testing.T) {
 		AnglesInFloat32: true}, of("deepseek_v3", Native))
 }
 
-// TestReferencesDiffer pins the table of Config.TopKWeights, and IsMoE.
+// TestReferencesDiffer pins Config.TopKWeights, and IsMoE.
 func TestReferencesDiffer(t *testing.T) {
 	const v2 = `{"model_type":"deepseek_v2","routed_scaling_factor":16.0,"moe_layer_freq":2,"num_experts_per_tok":`
 	const v3 = `{"model_type":"deepseek_v3","num_experts_per_tok":`

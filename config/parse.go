@@ -34,20 +34,15 @@ func Parse(r io.Reader) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return decode(doc)
-}
-
-// decode reads a document, of a language model or of a model around one.
-func decode(doc document) (*Config, error) {
-	if w := wrapperOf(doc.values()); w != nil {
+	if w := wrapperOf(doc.values()); w.key != "" {
 		return w.decode(doc)
 	}
-	return decodeFamily(nil, doc)
+	return decodeFamily(wrapper{}, doc)
 }
 
-// decodeFamily reads a document, within a wrapper or without one, by the table of its family.
-func decodeFamily(w *wrapper, doc document) (*Config, error) {
-	f, err := familyIn(w, doc.values())
+// decodeFamily reads a language model's document by the table of its family.
+func decodeFamily(w wrapper, doc document) (*Config, error) {
+	f, err := familyOf(w, doc.values())
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +55,7 @@ var beside = []string{"torch_dtype", "dtype", quantization}
 const quantization = "quantization_config"
 
 // decode reads the language model's configuration.
-func (w *wrapper) decode(doc document) (*Config, error) {
+func (w wrapper) decode(doc document) (*Config, error) {
 	inner, err := w.inner(doc)
 	if err != nil {
 		return nil, err
@@ -95,40 +90,36 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 // contradictions compares the keys of the language model that stand around its configuration once more with those
 // in it. DeepSeek-OCR's files say all twice: the published code goes by the one, others by the other. How weights are
 // stored no two places may say differently.
-func (w *wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []problem.Problem) {
+func (w wrapper) contradictions(doc document, inner map[string]jsontext.Value) (problems []problem.Problem) {
 	for _, m := range doc {
-		if m.key == quantization && inner[m.key] != nil && m.value.Kind() != 'n' && !equalJSON(m.value, inner[m.key]) {
-			problems = append(problems, problem.Problem{Field: w.key + "." + m.key,
-				Cause: "is not what config.json itself has there; leave out the wrong one"})
+		value, has := inner[m.key]
+		cause := ""
+		switch {
+		case m.key == quantization:
+			a, b := m.value.Clone(), value.Clone() // which may be spelled in two ways
+			if has && a.Kind() != 'n' && (a.Canonicalize() != nil || b.Canonicalize() != nil || !bytes.Equal(a, b)) {
+				cause = "is not what config.json itself has there; leave out the wrong one"
+			}
+		case w.says(m.key) && !has:
+			cause = "missing; config.json itself says " + show(m.value)
+		case w.says(m.key) && !bytes.Equal(m.value, value):
+			cause = show(value) + "; config.json itself says " + show(m.value)
 		}
-		if !w.says(m.key) || m.key == quantization || bytes.Equal(m.value, inner[m.key]) {
-			continue
+		if cause != "" {
+			problems = append(problems, problem.Problem{Field: w.key + "." + m.key, Cause: cause})
 		}
-		told := "missing"
-		if v, ok := inner[m.key]; ok {
-			told = show(v)
-		}
-		problems = append(problems, problem.Problem{Field: w.key + "." + m.key,
-			Cause: told + "; config.json itself says " + show(m.value)})
 	}
 	return problems
 }
 
-// equalJSON reports whether values are the same, however they are spelled.
-func equalJSON(a, b jsontext.Value) bool {
-	a, b = a.Clone(), b.Clone()
-	return a.Canonicalize() == nil && b.Canonicalize() == nil && bytes.Equal(a, b)
-}
-
 // says reports whether a key around the language model's configuration is one of it.
-func (w *wrapper) says(key string) bool {
-	f, err := familyIn(w, nil)
-	return err == nil && w.prefix == "" && key != "model_type" &&
-		slices.ContainsFunc(f.fields, func(row field) bool { return row.key == key })
+func (w wrapper) says(key string) bool {
+	f, err := familyOf(w, nil)
+	return err == nil && w.prefix == "" && key != "model_type" && f.index(key) >= 0
 }
 
 // inner reads the object with the language model's configuration.
-func (w *wrapper) inner(doc document) (document, error) {
+func (w wrapper) inner(doc document) (document, error) {
 	value := doc.values()[w.key]
 	if value.Kind() != '{' {
 		return nil, problem.In("", problem.Problem{Field: w.key,
@@ -139,7 +130,7 @@ func (w *wrapper) inner(doc document) (document, error) {
 
 // language returns a copy of the language model's document: c's own, or the wrapper's object of it.
 func (c *Config) language() document {
-	if c.wrapper == nil {
+	if c.wrapper.key == "" {
 		return slices.Clone(c.doc)
 	}
 	doc, _ := c.wrapper.inner(c.doc) // it was read before
@@ -154,17 +145,20 @@ func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	doc := c.language()
 	var problems []problem.Problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
-		m, err := newMember(key, fields[key])
-		if err != nil {
-			problems = append(problems, problem.Problem{Field: quote(key), Cause: err.Error()})
-			continue
+		raw, err := jsontext.AppendQuote(nil, key)
+		switch {
+		case err != nil:
+			problems = append(problems, problem.Problem{Field: quote(key), Cause: "the key is not valid UTF-8"})
+		case !fields[key].IsValid():
+			problems = append(problems, problem.Problem{Field: quote(key), Cause: "the value is not one valid JSON value"})
+		default:
+			doc = doc.put(member{key, raw, bytes.Trim(bytes.Clone(fields[key]), jsonSpace)})
 		}
-		doc = doc.put(m)
 	}
 	if problems != nil {
 		return nil, problem.In("", problems...)
 	}
-	if c.wrapper != nil {
+	if c.wrapper.key != "" {
 		values := doc.values()
 		doc = slices.Clone(c.doc).put(member{key: c.wrapper.key, value: doc.JSON()})
 		for i, m := range doc {

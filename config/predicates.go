@@ -64,15 +64,13 @@ func (c *Config) Window(l int) int {
 }
 
 // HasWindows reports whether some layer of the decoder has a window.
-func (c *Config) HasWindows() bool { return len(c.windowedLayers()) > 0 }
-
-func (c *Config) windowedLayers() (layers []int) {
+func (c *Config) HasWindows() bool {
 	for l := range c.NumHiddenLayers {
 		if c.Window(l) > 0 {
-			layers = append(layers, l)
+			return true
 		}
 	}
-	return layers
+	return false
 }
 
 // Rotates reports whether RoPE rotates queries and keys of layer l.
@@ -149,17 +147,11 @@ const sharedIndexer = "shared"
 // Within returns the key of the object of config.json that holds the language model's
 // configuration; "" if the document itself does.
 func (c *Config) Within() string {
-	if c.wrapper == nil {
-		return ""
-	}
 	return c.wrapper.key
 }
 
 // Prefix returns what a checkpoint puts before the names of the language model's tensors, such
 // as "language_model."; usually "".
 func (c *Config) Prefix() string {
-	if c.wrapper == nil {
-		return ""
-	}
 	return c.wrapper.prefix
 }

@@ -41,12 +41,12 @@ func TestPublishedConfigs(t *testing.T) {
 			doc, err := readDocument(text)
 			require.NoError(t, err)
 			w := wrapperOf(doc.values())
-			if w != nil {
+			if w.key != "" {
 				doc, err = w.inner(doc)
 				require.NoError(t, err)
 			}
 			values := doc.values()
-			f, err := familyIn(w, values)
+			f, err := familyOf(w, values)
 			require.NoError(t, err)
 			for key, value := range values {
 				switch {

@@ -13,12 +13,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// readQuantization reads quantization_config: null, or a method of quantMethods. It refuses any other
-// method by name.
+// readQuantization reads quantization_config: a method of quantMethods. It refuses any other method by name.
 func readQuantization(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	doc, ok := d.document(key, value)
 	if !ok {
 		return
@@ -30,7 +26,9 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 			read(d, key, o)
 			refuseUnknown(d, key, o, "quant_method "+denied(o)+knownKeys[strings.TrimPrefix(method, "intel/")])
 		} else if err == nil {
-			err = refusedMethod(method)
+			const read = "fp8, compressed-tensors, modelopt, awq, gptq and auto-round are"
+			err = fmt.Errorf("%q is not read, but %s; %s", method, read,
+				cmp.Or(remedies[method], "convert the checkpoint that it was made from"))
 		}
 		return err
 	})
@@ -51,13 +49,6 @@ var remedies = map[string]string{
 	"mxfp4":          "load it with transformers and dequantize=True in Mxfp4Config, and save it",
 }
 
-// refusedMethod says that a quant_method is not read, and what to do.
-func refusedMethod(method string) error {
-	remedy := cmp.Or(remedies[method], "convert the checkpoint that it was made from")
-	const read = "fp8, compressed-tensors, modelopt, awq, gptq and auto-round are"
-	return fmt.Errorf("%q is not read, but %s; %s", method, read, remedy)
-}
-
 // readFP8 reads FP8 E4M3 weights in blocks, as in the published DeepSeek-V3. It ignores the fields about
 // activations.
 func readFP8(d *decoding, key string, o map[string]jsontext.Value) {
@@ -69,7 +60,7 @@ func readFP8(d *decoding, key string, o map[string]jsontext.Value) {
 			return err
 		})
 	}
-	if v, ok := o["expert_dtype"]; ok {
+	if v, ok := o["expert_dtype"]; ok && v.Kind() != 'n' {
 		readExpertDType(d, key+".expert_dtype", v)
 	}
 	q.PowerOfTwo = show(o["scale_fmt"]) == `"ue8m0"`
@@ -357,20 +348,6 @@ func differs(module, rest map[string]jsontext.Value, unquantised bool) (key stri
 	return "", false
 }
 
-// refuseMLX refuses what MLX writes beside quantization_config: codes with scales and biases.
-func refuseMLX(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() != 'n' {
-		d.fail(key, errors.New("weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize"))
-	}
-}
-
-// refuseRotation refuses what AutoRound writes where there is no quantization_config.
-func refuseRotation(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() != 'n' {
-		d.fail(key, errors.New("rotates while the model runs, which its weights do not hold; save the model without it"))
-	}
-}
-
 // StaysUnquantised reports whether quantization_config excepts the module: an entry is the module's name,
 // its beginning or end ("model.layers.3", "lm_head"), or a pattern, of the stored name too.
 func (c *Config) StaysUnquantised(module string) bool {
@@ -398,15 +375,10 @@ func parseBlock(v jsontext.Value) (block [2]int, err error) {
 
 // readExpertDType reads how routed experts are quantised.
 func readExpertDType(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
+	name, err := parseOneOf(value, "fp4", "fp8")
+	// of quantization_config, where transformers looks first
+	if known := d.config.Quantization.Experts; err == nil && known != "" && name != known {
+		err = fmt.Errorf("%q disagrees with quantization_config.expert_dtype %q", name, known)
 	}
-	known := d.config.Quantization.Experts // of quantization_config, where transformers looks first
-	store(d, key, &d.config.Quantization.Experts, func() (string, error) {
-		name, err := parseOneOf(value, "fp4", "fp8")
-		if err == nil && known != "" && name != known {
-			err = fmt.Errorf("%q disagrees with quantization_config.expert_dtype %q", name, known)
-		}
-		return name, err
-	})
+	store(d, key, &d.config.Quantization.Experts, name, err)
 }

@@ -25,20 +25,10 @@ func (c *Config) HasReference(r Reference) bool {
 }
 
 func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
-	if f := c.family(); f != nil {
-		rules, ok = f.references[r]
+	if c.family != nil {
+		rules, ok = c.family.references[r]
 	}
 	return rules, ok
-}
-
-// family returns the family of c's model_type; nil for a model_type without one.
-func (c *Config) family() *family {
-	for _, f := range families {
-		if f.modelType == c.ModelType {
-			return f
-		}
-	}
-	return nil
 }
 
 // OfClass lists the model_types whose reference is a class of that name, such as "DeepseekV3ForCausalLM"; the first is the
@@ -73,12 +63,7 @@ func (c *Config) WithRules(change func(r *Rules)) *Config {
 
 // TopKWeights returns how a gate scales the scores of the chosen experts: divide them
 // by their sum, as TopKDivisor has it, if normalise is set, then multiply them by scale.
-//
-//	V1         norm_topk_prob and num_experts_per_tok > 1, 1
-//	V2 remote  the same; routed_scaling_factor if not normalised
-//	V2 native  false, routed_scaling_factor
-//	V3 remote  norm_topk_prob and num_experts_per_tok > 1, routed_scaling_factor
-//	V3 native  norm_topk_prob, routed_scaling_factor
+// Rules.NormTopK and Rules.ScalesNormalised decide what norm_topk_prob and routed_scaling_factor do.
 func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	rules := c.Rules()
 	switch rules.NormTopK {

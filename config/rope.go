@@ -4,7 +4,9 @@ package config
 // transformers 4 writes them, and rope_parameters as transformers 5 does.
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -63,7 +65,8 @@ func (d *decoding) readScaling(key string, value jsontext.Value, others ...strin
 func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value) *RopeScaling {
 	s := &RopeScaling{}
 	d.part(key, typeKey, o, func(v jsontext.Value) (err error) {
-		s.Type, err = parseOneOf(v, d.rope.types...)
+		s.Type, err = parseOneOf(v, slices.Concat(d.rope.types, slices.Sorted(maps.Keys(d.rope.called)))...)
+		s.Type = cmp.Or(d.rope.called[s.Type], s.Type)
 		return err
 	})
 	d.part(key, "factor", o, func(v jsontext.Value) (err error) {
@@ -116,12 +119,9 @@ var yarnNumbers = []struct {
 }
 
 // readRopeParameters reads transformers 5's object. It comes after rope_theta and
-// rope_scaling in the table and must agree with those that are present; null is ignored.
+// rope_scaling in the table and must agree with those that are present.
 // Keys that could change the rotation in a way unknown to the reference are refused.
 func readRopeParameters(d *decoding, key string, value jsontext.Value) {
-	if value.Kind() == 'n' {
-		return
-	}
 	o, ok := d.object(key, value, slices.Concat([]string{"rope_type", "type", "rope_theta", "factor"}, d.rope.keys,
 		d.rope.others())...)
 	if !ok {
@@ -132,8 +132,13 @@ func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 		d.adoptRopeTheta(key, raw)
 	}
 	found := len(d.problems)
-	if scaling := d.parametersScaling(key, o); len(d.problems) == found {
-		d.adoptRopeScaling(key, scaling)
+	s := d.parametersScaling(key, o)
+	switch old := d.config.RopeScaling; {
+	case len(d.problems) > found:
+	case d.hasValid("rope_scaling") && !s.equal(old):
+		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
+	default:
+		d.config.RopeScaling = s
 	}
 }
 
@@ -147,17 +152,8 @@ func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
 		err = fmt.Errorf("%v disagrees with %s %v", theta, d.thetaKey, old)
 	}
 	key += ".rope_theta"
-	store(d, key, &d.config.RopeTheta, func() (float64, error) { return theta, err })
+	store(d, key, &d.config.RopeTheta, theta, err)
 	d.thetaKey = key
-}
-
-// adoptRopeScaling takes the scaling of rope_parameters unless rope_scaling differs.
-func (d *decoding) adoptRopeScaling(key string, s *RopeScaling) {
-	if old := d.config.RopeScaling; d.hasValid("rope_scaling") && !s.equal(old) {
-		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
-		return
-	}
-	d.config.RopeScaling = s
 }
 
 // parametersScaling reads rope_type, for which older releases write type or both,
@@ -192,5 +188,5 @@ func (d *decoding) adoptShare(key string, o map[string]jsontext.Value) {
 	if old := d.config.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' && share != old {
 		err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
 	}
-	store(d, key+"."+ropeShare, &d.config.RotaryShare, func() (float64, error) { return share, err })
+	store(d, key+"."+ropeShare, &d.config.RotaryShare, share, err)
 }

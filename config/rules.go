@@ -1,17 +1,7 @@
 package config
 
-// Rules are the differences between references, of one family or several, that config.json
-// does not express. The zero value is the first
-// DeepSeekMoE's modeling_deepseek.py.
-//
-//	                      V1 remote  V2 remote  V2 native  V3 remote  V3 native
-//	RouterFloat32         no         yes        yes        yes        yes
-//	IgnoresMoELayerFreq   no         no         yes        no         yes
-//	NormTopK              if k > 1   if k > 1   never      if k > 1   for any k
-//	ScalesNormalised      no         no         yes        yes        yes
-//	RoutedSum             by expert  by choice  by expert  by choice  by expert
-//	AnglesInFloat32       no         no         yes        no         yes
-//	RotatesInFloat32      no         no         yes        no         no
+// Rules are the differences between references that config.json does not express. Each family lists the rules of its
+// references: see family.references. The zero value is the first DeepSeekMoE's modeling_deepseek.py.
 type Rules struct {
 	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
 	RouterFloat32 bool

@@ -30,18 +30,6 @@ func parseInteger(v jsontext.Value, min, max int) (int, error) {
 	return int(n), nil
 }
 
-// parseOptional reads an integer in 1..max, or null as 0.
-func parseOptional(v jsontext.Value, max int) (int, error) {
-	if v.Kind() == 'n' {
-		return 0, nil
-	}
-	n, err := parseInteger(v, 1, max)
-	if err != nil {
-		return 0, fmt.Errorf("%w, nor null", err)
-	}
-	return n, nil
-}
-
 // isFloat reports whether Python's json module parses the number as a float.
 func isFloat(v jsontext.Value) bool { return strings.ContainsAny(string(v), ".eE") }
 
@@ -123,12 +111,4 @@ func parseNames(v jsontext.Value) (names []string, err error) {
 		return nil, errors.New("not a list of names, nor null")
 	}
 	return names, nil
-}
-
-// parseList reads a list.
-func parseList(v jsontext.Value) (values []jsontext.Value, err error) {
-	if v.Kind() != '[' || json.Unmarshal(v, &values) != nil {
-		return nil, errors.New("not a list")
-	}
-	return values, nil
 }

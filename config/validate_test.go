@@ -110,14 +110,36 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// supported lists the model_types that Parse accepts, as the error of another one does.
+func supported() string {
+	names := map[string]bool{}
+	var list []string
+	add := func(name string) {
+		if !names[name] {
+			list = append(list, name)
+		}
+		names[name] = true
+	}
+	for _, f := range families {
+		if !f.within {
+			add(f.modelType)
+		}
+	}
+	for _, w := range wrappers {
+		add(w.modelType)
+	}
+	return "; supported: " + strings.Join(list, ", ")
+}
+
 func TestModelType(t *testing.T) {
+	assert.Regexp(t, "^; supported: deepseek, deepseek_v2, .*, kimi_k25, deepseek_vl_v2, deepseek_v41$", supported())
 	for name, test := range map[string]struct{ text, want string }{
-		"missing":  {`{"hidden_size":0}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, glm4_moe, dots1, solar_open, hy_v3, minimax_m2, exaone_moe, ernie4_5_moe, kimi_k25, deepseek_vl_v2, deepseek_v41`},
-		"null":     {`{"model_type":null}`, `model_type: null is not a string; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, glm4_moe, dots1, solar_open, hy_v3, minimax_m2, exaone_moe, ernie4_5_moe, kimi_k25, deepseek_vl_v2, deepseek_v41`},
-		"other":    {`{"model_type":"deepseek_v9"}`, `model_type: "deepseek_v9"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, glm4_moe, dots1, solar_open, hy_v3, minimax_m2, exaone_moe, ernie4_5_moe, kimi_k25, deepseek_vl_v2, deepseek_v41`},
-		"case":     {`{"model_type":"DeepSeek"}`, `model_type: "DeepSeek"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, glm4_moe, dots1, solar_open, hy_v3, minimax_m2, exaone_moe, ernie4_5_moe, kimi_k25, deepseek_vl_v2, deepseek_v41`},
-		"hostile":  {`{"model_type":"\u001b[31m\n` + strings.Repeat("x", 99) + `"}`, `model_type: "\x1b[31m\n` + strings.Repeat("x", 34) + `"…; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, glm4_moe, dots1, solar_open, hy_v3, minimax_m2, exaone_moe, ernie4_5_moe, kimi_k25, deepseek_vl_v2, deepseek_v41`},
-		"no field": {`{}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, axk1, deepseek_v32, glm_moe_dsa, deepseek_v4, glm4_moe, dots1, solar_open, hy_v3, minimax_m2, exaone_moe, ernie4_5_moe, kimi_k25, deepseek_vl_v2, deepseek_v41`},
+		"missing":  {`{"hidden_size":0}`, `model_type: missing` + supported()},
+		"null":     {`{"model_type":null}`, `model_type: null is not a string` + supported()},
+		"other":    {`{"model_type":"deepseek_v9"}`, `model_type: "deepseek_v9"` + supported()},
+		"case":     {`{"model_type":"DeepSeek"}`, `model_type: "DeepSeek"` + supported()},
+		"hostile":  {`{"model_type":"\u001b[31m\n` + strings.Repeat("x", 99) + `"}`, `model_type: "\x1b[31m\n` + strings.Repeat("x", 34) + `"…` + supported()},
+		"no field": {`{}`, `model_type: missing` + supported()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := problems(t, test.text)

@@ -4,6 +4,17 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// Defaults returns the Config of a config.json that names a family and says no more. No rule is checked.
+func Defaults(modelType string) *Config {
+	for _, f := range families {
+		if f.modelType == modelType {
+			c := f.defaults()
+			return &c
+		}
+	}
+	return &Config{ModelType: modelType}
+}
+
 // HasKey reports whether a key of config.json is one that c's family reads, or that c's document has. The keys are the
 // language model's: see Within.
 func (c *Config) HasKey(key string) bool {
@@ -17,17 +28,17 @@ func (c *Config) HasKey(key string) bool {
 // Key returns the key of config.json that c's family has for what DeepSeek's families say under key: "num_experts" for
 // "n_routed_experts".
 func (c *Config) Key(key string) string {
-	if f := c.family(); f != nil {
-		return f.keyOf(key)
+	if c.family == nil {
+		return key
 	}
-	return key
+	return c.family.keyOf(key)
 }
 
 // row returns the row of a key in the table of c's family; nil without one.
 func (c *Config) row(key string) *field {
-	if f := c.family(); f != nil {
-		if i := f.index(key); i >= 0 {
-			return &f.fields[i]
+	if c.family != nil {
+		if i := c.family.index(key); i >= 0 {
+			return &c.family.fields[i]
 		}
 	}
 	return nil

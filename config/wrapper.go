@@ -18,14 +18,14 @@ var wrappers = []wrapper{
 	{"deepseek_v41", "", "text_config", "", "deepseek_v41"},                        // DeepSeek-V4.1
 }
 
-// wrapperOf returns the wrapper that model_type and architectures name; nil if there is none.
-func wrapperOf(values map[string]jsontext.Value) *wrapper {
+// wrapperOf returns the wrapper that model_type and architectures name; the zero value for a language model's document.
+func wrapperOf(values map[string]jsontext.Value) wrapper {
 	name, _ := parseString(values["model_type"])
 	architectures, _ := parseNames(values["architectures"])
-	for i, w := range wrappers {
+	for _, w := range wrappers {
 		if w.modelType == name && (w.architecture == "" || slices.Contains(architectures, w.architecture)) {
-			return &wrappers[i]
+			return w
 		}
 	}
-	return nil
+	return wrapper{}
 }

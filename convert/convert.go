@@ -72,7 +72,7 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 // it against its manifest and reports so. It also compares it with the source if the source
 // may have changed since, or if the output was not verified.
 //
-// With Finish, Run publishes the output whose parts RunPart has written. The files are those of one run.
+// With Finish, Run publishes the output whose parts RunPart has written. Its files are the same as from one run.
 func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*Report, error) {
 	target, p, err := prepare(dst, src, &o)
 	if err != nil {
@@ -119,7 +119,7 @@ func prepare(dst string, src *checkpoint.Checkpoint, o *Options) (target string,
 	}
 	o.Options = o.Into(target)
 	err = checkOverlap(src, target)
-	if err == nil && (o.Overwrite || o.StartOver || o.Update) {
+	if err == nil && (o.Overwrite || o.StartOver) {
 		err = checkSpared(src, target)
 	}
 	if err != nil {
@@ -161,23 +161,14 @@ func targetOf(dst string) (string, error) {
 	return filepath.Abs(dst)
 }
 
-// checkName refuses a dst with the name of a file where a directory would be written. A directory that exists, or a
-// slash behind the name, says that a directory is meant.
-func checkName(dst string, p *plan.Plan) error {
-	if p.File != "" || !checkpoint.NamesFile(filepath.Base(dst)) || strings.HasSuffix(dst, "/") {
-		return nil
-	}
-	if stat, err := os.Stat(dst); err == nil && stat.IsDir() {
-		return nil
-	}
-	return problem.New(dst, "is the name of a file, and the output is a directory",
-		"give DST another name; NAME.gguf is one file, in GGUF")
-}
-
 // execute has a plan carried out.
 func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.Source, s Settings) (*engine.Result, error) {
-	if err := checkName(dst, p); err != nil {
-		return nil, err
+	// A directory that exists, or a slash behind the name, says that a directory is meant.
+	if p.File == "" && checkpoint.NamesFile(filepath.Base(dst)) && !strings.HasSuffix(dst, "/") {
+		if stat, err := os.Stat(dst); err != nil || !stat.IsDir() {
+			return nil, problem.New(dst, "is the name of a file, and the output is a directory",
+				"give DST another name; NAME.gguf is one file, in GGUF")
+		}
 	}
 	if err := s.CheckPlan(dst, p); err != nil {
 		return nil, err
@@ -214,14 +205,25 @@ func (nothing) States() (map[string]string, error) { return nil, nil }
 // checkOverlap refuses a target that is the source, or inside it: the source's path may be a
 // directory, an index or a hub's cache. A target beside a single weight file is allowed.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
-	if !src.Source.OnDisk() {
-		return checkPrefixes(strings.TrimRight(src.Path, "/")+"/", dst+"/", src.Alone)
-	}
-	if checkpoint.IsRemote(dst) {
+	switch source, target := strings.TrimRight(src.Path, "/")+"/", dst+"/"; {
+	case src.Source.OnDisk() && checkpoint.IsRemote(dst):
+		return nil
+	case src.Source.OnDisk():
+	case source == target:
+		return errors.New("is the source itself")
+	case strings.HasPrefix(target, source) && !src.Alone:
+		return errors.New("is inside the source")
+	case strings.HasPrefix(source, target):
+		return errors.New("holds the source")
+	default:
 		return nil
 	}
-	if holds(src, dst) {
-		return errors.New("is the source itself")
+	if target, err := os.Stat(dst); err == nil {
+		for _, f := range src.Inventory.Files {
+			if stat, err := os.Stat(filepath.Join(src.Dir, f.Name)); err == nil && os.SameFile(stat, target) {
+				return errors.New("is the source itself")
+			}
+		}
 	}
 	if src.Alone {
 		return nil
@@ -241,28 +243,6 @@ func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 		}
 	}
 	return nil
-}
-
-// checkPrefixes is checkOverlap for the URLs of the source and the target, with a slash at their ends.
-func checkPrefixes(source, target string, alone bool) error {
-	switch {
-	case source == target:
-		return errors.New("is the source itself")
-	case strings.HasPrefix(target, source) && !alone:
-		return errors.New("is inside the source")
-	case strings.HasPrefix(source, target):
-		return errors.New("holds the source")
-	}
-	return nil
-}
-
-// holds reports whether the file at dst is a weight file of the source.
-func holds(src *checkpoint.Checkpoint, dst string) bool {
-	target, err := os.Stat(dst)
-	return err == nil && slices.ContainsFunc(src.Inventory.Files, func(f checkpoint.FileInfo) bool {
-		stat, err := os.Stat(filepath.Join(src.Dir, f.Name))
-		return err == nil && os.SameFile(stat, target)
-	})
 }
 
 // checkOutside refuses a target that is the directory source, or inside it.

@@ -25,11 +25,11 @@ func Discard(dst string, list bool, s Settings) (*DiscardReport, error) {
 		return nil, err
 	}
 	r := &DiscardReport{Path: dst, Removed: !list, Unfinished: []engine.Leftover{}}
-	find := engine.Leftovers
-	if !list {
-		find = func(dst string) ([]engine.Leftover, error) { return engine.Discard(dst, s) }
+	find := engine.Discard
+	if list {
+		find = engine.Leftovers
 	}
-	found, err := find(target)
+	found, err := find(target, s)
 	if err != nil {
 		return nil, problem.In(dst, problem.Of("", err)...)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
@@ -37,7 +38,7 @@ func TestConversionsOfTheHub(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		path := fixture.Path(t, name+"/checkpoint")
-		remotetest.Start(t, map[string]string{"model": path}).Fail(30)
+		h := remotetest.Start(t, map[string]string{"model": path}).Fail(30)
 		for i, what := range slices.Sorted(maps.Keys(options[name])) {
 			if i%3 > 0 && !*every {
 				continue
@@ -45,13 +46,21 @@ func TestConversionsOfTheHub(t *testing.T) {
 			o := options[name][what]
 			want := converted(t, path, o)
 			dst := filepath.Join(t.TempDir(), "out")
-			r, err := Run(t.Context(), dst, open(t, "hf://org/model"), Options{o, inMemory()})
+			r, err := Run(t.Context(), dst, openRemote(t, h.Client, "hf://org/model"), Options{o, inMemory()})
 			require.NoError(t, err, what)
 			require.True(t, r.Verified)
 			requireSameOutput(t, want, dst)
 			require.Contains(t, fixture.Read(t, dst, plan.ManifestName), `"origin": "hf://org/model@`+remotetest.Commit+`"`)
 		}
 	}
+}
+
+func openRemote(t *testing.T, client *remote.Client, url string) *checkpoint.Checkpoint {
+	t.Helper()
+	c, err := checkpoint.Opener{Client: client}.Open(url)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
 }
 
 // requireSameOutput compares all files but the manifests.
@@ -74,9 +83,6 @@ func nameless(t *testing.T, dir string) string {
 		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
 	}))
 	t.Cleanup(s.Close)
-	old := remote.Default
-	remote.Default = remote.NewClient()
-	t.Cleanup(func() { remote.Default = old })
 	return s.URL + "/model"
 }
 
@@ -88,19 +94,19 @@ func TestSourceWithoutIdentity(t *testing.T) {
 	for _, s := range []Settings{{Part: plan.Part{I: 1, N: 2}}, {Finish: true}} {
 		s.Disk = inMemory().Disk
 		dst := filepath.Join(t.TempDir(), "out")
-		_, err := RunPart(t.Context(), dst, open(t, url), Options{plan.Options{}, s})
+		_, err := RunPart(t.Context(), dst, openRemote(t, remote.NewClient(), url), Options{plan.Options{}, s})
 		require.ErrorContains(t, err, "sends neither ETag nor Last-Modified: whether two parts read the same bytes is not known")
 	}
 
-	remotetest.StartStore(t, map[string]string{"models": t.TempDir()})
-	remote.Default = remote.NewClient()
+	store := remotetest.StartStore(t, map[string]string{"models": t.TempDir()})
 	for _, dst := range []string{filepath.Join(t.TempDir(), "out"), "s3://models/out"} {
-		testSourceWithoutIdentity(t, model, url, dst)
+		testSourceWithoutIdentity(t, store.Client, model, url, dst)
 	}
 }
 
-func testSourceWithoutIdentity(t *testing.T, model, url, dst string) {
+func testSourceWithoutIdentity(t *testing.T, client *remote.Client, model, url, dst string) {
 	o := Options{plan.Options{DType: tensor.F32}, inMemory()}
+	o.Client = client
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		o.Progress = func(_ string, n, of int64) {
@@ -108,7 +114,7 @@ func testSourceWithoutIdentity(t *testing.T, model, url, dst string) {
 				cancel()
 			}
 		}
-		_, err := Run(ctx, dst, open(t, url), o)
+		_, err := Run(ctx, dst, openRemote(t, client, url), o)
 		var left *Interrupted
 		require.ErrorAs(t, err, &left)
 		require.True(t, left.Restart)
@@ -121,7 +127,7 @@ func testSourceWithoutIdentity(t *testing.T, model, url, dst string) {
 	}
 	change("model-00001-of-00007.safetensors")
 	change("model-00007-of-00007.safetensors")
-	r, err := Run(t.Context(), dst, open(t, url), o)
+	r, err := Run(t.Context(), dst, openRemote(t, client, url), o)
 	require.NoError(t, err)
 	require.Zero(t, r.Resumed)
 	require.Contains(t, strings.Join(r.Notes, "\n"), "files that change while they are read are not noticed")
@@ -129,18 +135,18 @@ func testSourceWithoutIdentity(t *testing.T, model, url, dst string) {
 		requireSameOutput(t, converted(t, model, o.Options), dst)
 	}
 
-	read, _ := remote.Default.Traffic()
-	r, err = Run(t.Context(), dst, open(t, url), o)
+	read, _ := client.Traffic()
+	r, err = Run(t.Context(), dst, openRemote(t, client, url), o)
 	require.NoError(t, err)
 	require.True(t, r.Already)
-	now, _ := remote.Default.Traffic()
+	now, _ := client.Traffic()
 	require.Greater(t, now-read, r.Bytes/2)
 
 	change("model-00001-of-00007.safetensors")
-	_, err = Run(t.Context(), dst, open(t, url), o)
+	_, err = Run(t.Context(), dst, openRemote(t, client, url), o)
 	require.ErrorContains(t, err, "is the output of this very conversion, but of other weights")
 	o.Overwrite = true
-	r, err = Run(t.Context(), dst, open(t, url), o)
+	r, err = Run(t.Context(), dst, openRemote(t, client, url), o)
 	require.NoError(t, err)
 	require.True(t, r.Replaced)
 }

@@ -24,7 +24,6 @@ type Report struct {
 	Plan       string              `json:"plan"`             // hash of the plan
 	Already    bool                `json:"already_complete"` // the target was already the finished output of this plan
 	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
-	Updated    []string            `json:"updated"`          // files that an update removed, or replaced but for weights
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Parts      int                 `json:"parts,omitempty"`  // that were joined
 	Verified   bool                `json:"verified"`         // read again and compared with the source; of joined parts when each was written
@@ -43,40 +42,27 @@ type Report struct {
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced,
-		Updated: done.Updated, Resumed: done.Resumed, Parts: done.Parts,
-		Verified: done.Verified, Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
+		Resumed: done.Resumed, Parts: done.Parts, Verified: done.Verified,
+		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
 		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
-	r.Exact = countExact(p, done.Lost)
+	lossy := map[string]bool{}
+	for i := range done.Lost {
+		lossy[done.Lost[i].Name] = !done.Lost[i].Exact()
+	}
+	for i := range p.Tensors {
+		if t := &p.Tensors[i]; t.Counted() && !lossy[t.Name] {
+			r.Exact++
+		}
+	}
 	for _, f := range p.Files {
 		r.Files = append(r.Files, f.Name)
-	}
-	if done.Outdated {
-		r.Notes = append(slices.Clone(r.Notes), "SRC's weights may have changed since they were compared: "+
-			"the same command without --update compares them again")
-	}
-	if r.Updated == nil {
-		r.Updated = []string{}
 	}
 	if r.Lost == nil {
 		r.Lost = []engine.LostTensor{}
 	}
 	return r
-}
-
-// countExact counts the tensors of which every element was counted, and is finite and the source's value.
-func countExact(p *plan.Plan, lost []engine.LostTensor) (n int) {
-	lossy := map[string]bool{}
-	for i := range lost {
-		lossy[lost[i].Name] = !lost[i].Exact()
-	}
-	for i := range p.Tensors {
-		if t := &p.Tensors[i]; t.Counted() && !lossy[t.Name] {
-			n++
-		}
-	}
-	return n
 }
 
 // WriteText writes the report, one finding per line.
@@ -88,9 +74,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Verified && r.Parts > 0 && !r.Already {
 		state = "verified part by part"
 	}
-	if len(r.Updated) > 0 {
-		state = "updated, weights not checked"
-	}
 	if r.Already {
 		state += ", was complete already, matches its manifest"
 	}
@@ -100,7 +83,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Replaced {
 		b.WriteString("replaced: an older output\n")
 	}
-	plan.WriteNames(&b, "updated", r.Updated)
 	if r.Resumed > 0 {
 		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}

@@ -4,13 +4,14 @@
 //
 //   - header: what a checkpoint holds, whether its parts fit together, what its config implies
 //   - stats: whether the numbers can be weights, what they are, and hashes of them
+//   - diff: two checkpoints compared: the measures of a pair, by tensor and by rank of the change
 //   - experts: norms, ranks, likeness and twins of experts, and how far they are from originals
 //   - router: rows of routers, and which choices they allow
 //   - routing: which experts tokens get
 //   - report: all of that at once, as a page
 //
-// An inspection returns a report that is JSON as it stands and that WriteText prints; those with a method
-// Figure are a drawing, too. No package opens a file: the caller reads weights.
+// An inspection returns a report that is JSON as it stands and that WriteText writes into memory, where no write fails;
+// those with a method Figure are a drawing, too. No package opens a file: the caller reads weights.
 package inspect
 
 import (
@@ -127,7 +128,9 @@ func (c *Checkpoint) Holders(set *weights.Set) map[string]string {
 // Complete reports whether every weight file that there should be was read.
 func (c *Checkpoint) Complete() bool {
 	for _, f := range c.Findings {
-		if f.Kind == Broken && f.File != ConfigFile && !c.hasRead(f.File) {
+		isIndex := c.Index != nil && f.File == c.Index.File
+		wasRead := slices.ContainsFunc(c.Files, func(w File) bool { return w.Name == f.File })
+		if f.Kind == Broken && f.File != ConfigFile && !isIndex && !wasRead {
 			return false
 		}
 	}
@@ -136,11 +139,3 @@ func (c *Checkpoint) Complete() bool {
 
 // ConfigFile is the name of a checkpoint's config.
 const ConfigFile = "config.json"
-
-// hasRead reports whether file is a weight file whose header was read, or the index.
-func (c *Checkpoint) hasRead(file string) bool {
-	if c.Index != nil && file == c.Index.File {
-		return true
-	}
-	return slices.ContainsFunc(c.Files, func(f File) bool { return f.Name == file })
-}

@@ -28,7 +28,12 @@ func Cluster(found []Observation) []Observation {
 		}
 		all = append(all, o)
 	}
-	all = mergeBy(all, copiedLayers, 0, copied)
+	all = mergeBy(all, func(o *Observation) string {
+		if layers := o.layers(); len(layers) > 1 && (o.ID == "duplicate" || o.ID == "duplicate-matrix") {
+			return fmt.Sprint(layers)
+		}
+		return ""
+	}, 0, copied)
 	all = connect(all)
 	all = mergeBy(all, func(o *Observation) string { return fmt.Sprint(o.ID, " ", o.layers()) }, mostAlike, together)
 	all = mergeBy(all, func(o *Observation) string { return o.ID }, mostAlike, together)
@@ -167,14 +172,6 @@ func others(first Member, members []Member) string {
 		patterns = append(patterns, p.Brief)
 	}
 	return "such is also " + List(patterns)
-}
-
-// copiedLayers is the layers of equal weights, if there are several; otherwise "".
-func copiedLayers(o *Observation) string {
-	if layers := o.layers(); len(layers) > 1 && (o.ID == "duplicate" || o.ID == "duplicate-matrix") {
-		return fmt.Sprint(layers)
-	}
-	return ""
 }
 
 // copied returns one finding for the equal weights of the same layers.

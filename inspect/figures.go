@@ -72,23 +72,19 @@ func (c *cells) Add(row, column string, v float64) { c.values[c.cell(row, column
 // Mark marks a cell.
 func (c *cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
 
-// SetExpert sets the number of an expert, and marks the expert; nil is no number.
+// SetExpert sets the number of an expert, -1 for the shared ones, and marks the expert; nil is no number.
 func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
-	at := c.cell(LayerLabel(layer), expertLabel(expert))
+	column := "shared"
+	if expert >= 0 {
+		column = strconv.Itoa(expert)
+	}
+	at := c.cell(LayerLabel(layer), column)
 	if v != nil {
 		c.values[at] = *v
 	}
 	if mark {
 		c.marked[at] = true
 	}
-}
-
-// expertLabel returns the name of an expert's column; -1 stands for the shared ones.
-func expertLabel(expert int) string {
-	if expert < 0 {
-		return "shared"
-	}
-	return strconv.Itoa(expert)
 }
 
 // OutsideRow is the row of tensors outside the layers.
@@ -127,8 +123,8 @@ func (c *cells) Experts(m page.Heatmap, found []Observation) page.Figure {
 // mostTips is the number of cells up to which each shows its number as a tip: 4000 of them take half a megabyte.
 const mostTips = 4000
 
-// Heatmap fills in the cells of a heatmap; nil if there are none. A linear scale with an end has room for what is
-// above the end, but not for what page.Fences keeps out.
+// Heatmap fills in the cells of a heatmap; nil without a cell. A linear scale with an end grows to the numbers above the
+// end, but not to those that page.Fences keeps out.
 func (c *cells) Heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
 		return nil

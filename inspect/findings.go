@@ -121,20 +121,18 @@ const MaxLines = 50
 
 // WriteFindings writes at most limit lines, each hint below the last line that it is for.
 func WriteFindings(w io.Writer, findings []Finding, limit int) error {
-	var b strings.Builder
 	lines := Lines(findings)
 	shown := lines[:min(limit, len(lines))]
 	for i, l := range shown {
-		fmt.Fprintf(&b, "  %s\n", l.Text)
+		fmt.Fprintf(w, "  %s\n", l.Text)
 		if last := i+1 == len(shown) || shown[i+1].Hint != l.Hint; last && l.Hint != "" {
-			fmt.Fprintf(&b, "    hint: %s\n", l.Hint)
+			fmt.Fprintf(w, "    hint: %s\n", l.Hint)
 		}
 	}
 	if more := len(lines) - limit; more > 0 {
-		fmt.Fprintf(&b, "  … and %d more; --json lists every finding\n", more)
+		fmt.Fprintf(w, "  … and %d more; --json lists every finding\n", more)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return nil
 }
 
 // Level says how sure it is that a finding is a fault.
@@ -212,49 +210,39 @@ func CodedText(bits int) string {
 
 // writeObservations writes how many there are, and a line for each, at most MaxLines.
 func writeObservations(w io.Writer, found []Observation) error {
-	var b strings.Builder
 	var levels []Level
 	for _, o := range found {
 		levels = append(levels, o.Level)
 	}
-	fmt.Fprintln(&b, CountLevels(levels))
+	fmt.Fprintln(w, CountLevels(levels))
 	for _, o := range found[:min(len(found), MaxLines)] {
-		fmt.Fprintf(&b, "  %s: %s: %s: %s\n", o.Level, o.ID, text.Quote(o.Tensor), o.Text)
+		fmt.Fprintf(w, "  %s: %s: %s: %s\n", o.Level, o.ID, text.Quote(o.Tensor), o.Text)
 	}
 	if more := len(found) - MaxLines; more > 0 {
-		fmt.Fprintf(&b, "  … and %d more; --json lists all\n", more)
+		fmt.Fprintf(w, "  … and %d more; --json lists all\n", more)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return nil
 }
 
 // WriteSheet writes a sheet as a table, lines below it, and the tensors that are not counted.
 func WriteSheet(w io.Writer, s *text.Sheet, lines []string, not []NotCounted) error {
-	if err := s.WriteAs(w, text.AsTable); err != nil {
-		return err
-	}
-	var b strings.Builder
-	for _, line := range lines {
-		b.WriteString(line + "\n")
-	}
+	s.WriteAs(w, text.AsTable)
 	for _, n := range not[:min(len(not), MaxLines)] {
-		fmt.Fprintf(&b, "not counted: %s: %s\n", text.Quote(n.Name), n.Cause)
+		lines = append(lines, fmt.Sprintf("not counted: %s: %s", text.Quote(n.Name), n.Cause))
 	}
 	if more := len(not) - MaxLines; more > 0 {
-		fmt.Fprintf(&b, "… and %d more that are not counted; --json lists them\n", more)
+		lines = append(lines, fmt.Sprintf("… and %d more that are not counted; --json lists them", more))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	for _, line := range lines {
+		fmt.Fprintln(w, line)
+	}
+	return nil
 }
 
 // WriteAudit writes a line about a checkpoint, the findings, and what was checked.
 func WriteAudit(w io.Writer, path, verdict string, findings []Finding, checked, not []string) error {
-	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(path), verdict); err != nil {
-		return err
-	}
-	if err := WriteFindings(w, findings, MaxLines); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s: %s\n", text.Word(path), verdict)
+	WriteFindings(w, findings, MaxLines)
 	t := text.Table{Align: "ll"}
 	for _, what := range checked {
 		t.Add("checked", what)

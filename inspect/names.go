@@ -81,18 +81,22 @@ func boxes(tuples [][]int) []box {
 		return []box{{}}
 	}
 	var all []box
-	at := map[string]int{} // a rest to its first box in all
+	firstBox := map[string]int{} // index in all of the first box of each rest
 	for len(tuples) > 0 {
 		first, n := tuples[0][0], 1
 		for n < len(tuples) && tuples[n][0] == first {
 			n++
 		}
-		rest := boxes(tails(tuples[:n]))
+		tails := make([][]int, n)
+		for i := range tails {
+			tails[i] = tuples[i][1:]
+		}
+		rest := boxes(tails)
 		tuples = tuples[n:]
 		key := fmt.Sprint(rest)
-		i, seen := at[key]
+		i, seen := firstBox[key]
 		if !seen {
-			at[key] = len(all)
+			firstBox[key] = len(all)
 			for _, r := range rest {
 				all = append(all, append(box{{first}}, r...))
 			}
@@ -103,14 +107,6 @@ func boxes(tuples [][]int) []box {
 		}
 	}
 	return all
-}
-
-func tails(tuples [][]int) [][]int {
-	rest := make([][]int, len(tuples))
-	for i, t := range tuples {
-		rest[i] = t[1:]
-	}
-	return rest
 }
 
 // names returns the names that a template stands for, numbers ascending.

@@ -53,7 +53,8 @@ func PeersOf(values []float64, tests int) *Peers {
 	return p
 }
 
-// The shares of the values whose distances give the slope of a tail. The second is at least ten values.
+// The slope of a tail is measured between the distances that these shares of the values exceed. The second share is at
+// least ten values.
 const (
 	tailFrom = 0.1
 	tailTo   = 0.005

@@ -32,7 +32,7 @@ type Spread struct {
 	MAD    float64 `json:"mad"`    // median of |x - median|, the lower of the two middle values
 }
 
-// SpreadOf returns the spread of the values that are not nil; nil if there are none.
+// SpreadOf returns the spread of the values that are not nil; nil without one.
 func SpreadOf(values []*float64) *Spread {
 	var present []float64
 	for _, v := range values {
@@ -67,19 +67,6 @@ func (s *Spread) Z(v *float64) *float64 {
 		return nil
 	}
 	return Finite(robustUnit * (*v - s.Median) / s.MAD)
-}
-
-// FarZ is the z-score beyond which a number may be far from the others. Trained weights have heavy tails, so
-// that the number must also be a given number of times larger or smaller.
-const FarZ = 8
-
-// Far reports whether v is far from the median: beyond FarZ, and by a factor.
-func (s *Spread) Far(v *float64, factor float64) bool {
-	if s == nil || v == nil || *v == s.Median {
-		return false
-	}
-	off := Magnitude(*v - s.Median)
-	return robustUnit*off >= FarZ*s.MAD && (*v >= factor*s.Median || *v*factor <= s.Median)
 }
 
 // Cells are the median and the MAD; s may be nil.

@@ -14,15 +14,3 @@ func TestChanceOfPeers(t *testing.T) {
 	require.InEpsilon(t, 48.337445, PeersOf(values, 1000).Limit, 1e-6)
 	require.Nil(t, PeersOf(values[1:], 1))
 }
-
-// TestFar: 8 robust standard deviations, and a factor.
-func TestFar(t *testing.T) {
-	v := 5.0
-	require.True(t, (&Spread{Median: 1, MAD: 0.337}).Far(&v, 4))
-	require.False(t, (&Spread{Median: 1, MAD: 0.338}).Far(&v, 4))
-	require.True(t, (&Spread{Median: 1, MAD: 0.01}).Far(&v, 5))
-	require.False(t, (&Spread{Median: 1, MAD: 0.01}).Far(&v, 5.01))
-	v = 0.2
-	require.True(t, (&Spread{Median: 1, MAD: 0.01}).Far(&v, 5))
-	require.False(t, (&Spread{Median: 1, MAD: 0.01}).Far(&v, 5.01))
-}

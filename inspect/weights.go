@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
@@ -18,7 +17,6 @@ type Weights struct {
 	Reader   weights.ReaderAt        // of the stored tensors
 	Threads  int                     // workers that read at once; 0 is one per processor
 	Progress func(done, total int64) // called, one call at a time, with bytes read and bytes expected; may be nil
-	Part     *Part                   // of List that is looked at; nil is all
 }
 
 // Reading returns a reading of the weights, which reports its progress.
@@ -26,13 +24,9 @@ func (w *Weights) Reading(ctx context.Context) *weights.Reading {
 	return weights.NewReading(ctx, w.Threads, w.Progress)
 }
 
-// Pick returns the selected weights, of the part if there is one.
+// Pick returns the selected weights.
 func (w *Weights) Pick(s Selection) ([]*weights.Weight, error) {
-	list, err := Pick(s, w.List, func(x *weights.Weight) string { return x.Name })
-	if w.Part != nil {
-		list = slices.DeleteFunc(list, func(x *weights.Weight) bool { return !w.Part.names[x.Name] })
-	}
-	return list, err
+	return Pick(s, w.List, func(x *weights.Weight) string { return x.Name })
 }
 
 // Grouping names what a row of a report stands for.

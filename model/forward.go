@@ -180,7 +180,11 @@ func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
 // embed looks the input ids up in embed_tokens, and returns the input of the first layer.
 func (p *pass[V]) embed() V {
 	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
-	return p.streams(p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize)))
+	x = p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
+	if p.config.HCMult > 0 { // each stream is the embedding
+		x = p.Move(repeatRows(p.in, p.config.HCMult, p.config.HiddenSize), x)
+	}
+	return x
 }
 
 // layer mirrors DeepseekDecoderLayer.forward.
@@ -189,7 +193,16 @@ func (p *pass[V]) layer(l int, x V) V {
 	x = p.stage(name+".input", x)
 	x = p.connected(name+".attn_hc", d.AttnHC, x, func(x V) V {
 		x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
-		return p.whole(l, name+".self_attn", func() V { return p.selfAttention(l, name+".self_attn", d, x) })
+		name := name + ".self_attn"
+		return p.whole(l, name, func() V {
+			switch {
+			case d.Windowed != nil:
+				return p.windowedAttention(l, name, d.Windowed, x)
+			case d.MLA != nil:
+				return p.latentAttention(l, name, d.MLA, x)
+			}
+			return p.attention(l, name, d.SelfAttn, x)
+		})
 	})
 	if d.FFNHC != nil {
 		x = p.stage(name+".ffn_hc.input", x)
@@ -211,17 +224,6 @@ func (p *pass[V]) whole(l int, name string, f func() V) V { return p.section(p.w
 
 func (p *pass[V]) wholeOf(l int, name string) Section {
 	return Section{l, name + ".output", []int{p.in.Batch, p.in.Seq, p.config.HiddenSize}, name + ".", nil}
-}
-
-// selfAttention is the attention of layer l, on its normed input.
-func (p *pass[V]) selfAttention(l int, name string, d *DeepseekDecoderLayer, x V) V {
-	switch {
-	case d.Windowed != nil:
-		return p.windowedAttention(l, name, d.Windowed, x)
-	case d.MLA != nil:
-		return p.latentAttention(l, name, d.MLA, x)
-	}
-	return p.attention(l, name, d.SelfAttn, x)
 }
 
 // predict runs prediction layer k on h [batch, seq-k, hidden_size], the output of the final norm or
@@ -270,6 +272,10 @@ func (p *pass[V]) at(r rope[V], positions []int) rope[V] {
 
 // head returns the logits, and the output of the final norm.
 func (p *pass[V]) head(x V) (logits, normed V) {
-	normed = p.norm("model.norm", &p.m.Model.Norm, p.collapsed(x))
+	if h := p.m.Model.HCHead; h != nil {
+		pre := p.StreamGate(p.mixes(h, x), &Affine{Scale: &h.Scale, Base: &h.Base}, 1, float32(p.config.HCEps))
+		x = p.stage("model.hc_head.output", p.Collapse(p.stage("model.hc_head.pre", pre), x))
+	}
+	normed = p.norm("model.norm", &p.m.Model.Norm, x)
 	return p.logits("lm_head", &p.m.LMHead, normed), normed
 }

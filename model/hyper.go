@@ -1,14 +1,5 @@
 package model
 
-// streams returns the residual's streams, [batch, seq, hc, hidden_size], of an embedding: each is
-// the embedding. Without hyper-connections it returns the embedding.
-func (p *pass[V]) streams(x V) V {
-	if p.config.HCMult == 0 {
-		return x
-	}
-	return p.Move(repeatRows(p.in, p.config.HCMult, p.config.HiddenSize), x)
-}
-
 // connected carries the residual x past a module f: x + f(x). With a hyper-connection, mirroring
 // DeepseekV4DecoderLayer.forward, it is
 //
@@ -29,17 +20,6 @@ func (p *pass[V]) connected(name string, h *HyperConnection, x V, f func(V) V) V
 	comb = p.stage(name+".comb", p.Sinkhorn(comb, &Affine{&h.Scale, &h.Base, 2, 2 * hc}, c.HCSinkhornIters, eps))
 	y := p.Scope(p.stage(name+".collapsed", p.Collapse(pre, x)), f)
 	return p.Expand(x, y, post, comb)
-}
-
-// collapsed returns the one row of each token that the head takes of streams, as a stage; of a
-// model without streams it returns x.
-func (p *pass[V]) collapsed(x V) V {
-	h := p.m.Model.HCHead
-	if h == nil {
-		return x
-	}
-	pre := p.StreamGate(p.mixes(h, x), &Affine{Scale: &h.Scale, Base: &h.Base}, 1, float32(p.config.HCEps))
-	return p.stage("model.hc_head.output", p.Collapse(p.stage("model.hc_head.pre", pre), x))
 }
 
 // mixes returns what the weights of streams are made of, in float32: fn·x̂ of all streams of a token

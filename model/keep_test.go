@@ -53,6 +53,25 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// TestStandIns: an expert that is left out gives its place to the next one that is kept, cyclically, and that the row does
+// not have, from the row's first place on.
+func TestStandIns(t *testing.T) {
+	g := &model.MoEGate{}
+	g.Keep([]int{1, 4, 7}, 9)
+	for _, c := range []struct{ row, want []int }{
+		{[]int{5, 8}, []int{7, 1}},
+		{[]int{8, 5}, []int{1, 7}},
+		{[]int{2, 3}, []int{4, 7}},
+		{[]int{0, 8, 5}, []int{1, 4, 7}},
+		{[]int{2, 4}, []int{7, 4}},
+		{[]int{7, 4, 1}, []int{7, 4, 1}},
+	} {
+		row := slices.Clone(c.row)
+		g.StandIns(row)
+		require.Equal(t, c.want, row, "%v", c.row)
+	}
+}
+
 func activation(rows, width int) *model.Activation {
 	return &model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width), DType: tensor.F32}
 }

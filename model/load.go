@@ -46,7 +46,7 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 		if err != nil {
 			return nil, err
 		}
-		w.InFloat32 = inFloat32(c, s.Place)
+		w.InFloat32 = InFloat32(c, s.Place)
 		*m.at(s.Place) = w
 	}
 	if c.TieWordEmbeddings && !table.UsesStoredHead(c, set.Has) {
@@ -56,8 +56,8 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 	return m, nil
 }
 
-// inFloat32 reports whether the reference keeps a weight in float32, whatever the compute dtype.
-func inFloat32(c *config.Config, p table.Place) bool {
+// InFloat32 reports whether the reference keeps a weight in float32, whatever the compute dtype.
+func InFloat32(c *config.Config, p table.Place) bool {
 	rules := c.Rules()
 	switch p.Role() {
 	case table.EScoreCorrectionBias:

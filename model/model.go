@@ -194,14 +194,6 @@ func (x *Indexer) at(r table.Role) *Weight {
 		table.KNormBias: &x.KNorm.Bias, table.WeightsProj: &x.WeightsProj.Weight}[r]
 }
 
-// indexerOf returns the indexer that a layer has; nil if it has none of its own.
-func indexerOf(c *config.Config, l int) *Indexer {
-	if !c.HasIndexer() || c.IndexerOf(l) != l {
-		return nil
-	}
-	return &Indexer{}
-}
-
 // DeepseekV4Attention is attention to a window of the latest tokens and, in layers with a compressor, to entries
 // that stand for several tokens each. All heads share one head of keys, which are the values too.
 type DeepseekV4Attention struct {
@@ -231,18 +223,6 @@ type EntryIndexer struct {
 	Compressor
 	QBProj      Linear // [index_n_heads·index_head_dim, q_lora_rank]
 	WeightsProj Linear // scorer.weights_proj [index_n_heads, hidden_size], the weights of the heads
-}
-
-// windowedOf returns the attention of a layer.
-func windowedOf(c *config.Config, l int) *DeepseekV4Attention {
-	a := &DeepseekV4Attention{}
-	if c.CompressRate(l) > 0 {
-		a.Compressor = &Compressor{}
-	}
-	if c.Overlaps(l) {
-		a.Indexer = &EntryIndexer{}
-	}
-	return a
 }
 
 // at returns the weight with a role.
@@ -335,19 +315,13 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 	for l := range m.Model.Layers {
 		m.Model.Layers[l] = newLayer(c, l)
 	}
-	m.Model.MTP = make([]MtpLayer, predictionLayers(c))
+	if f := table.FamilyOf(c); !f.CarriesMTP {
+		m.Model.MTP = make([]MtpLayer, f.PredictionLayers(c))
+	}
 	for k := range m.Model.MTP {
 		m.Model.MTP[k].DeepseekDecoderLayer = newLayer(c, c.NumHiddenLayers+k)
 	}
 	return m
-}
-
-// predictionLayers returns the number of prediction layers that c implies; 0 where the reference leaves them out.
-func predictionLayers(c *config.Config) int {
-	if f := table.FamilyOf(c); !f.CarriesMTP {
-		return f.PredictionLayers(c)
-	}
-	return 0
 }
 
 // newLayer returns the modules of decoder layer l.
@@ -355,7 +329,13 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	layer.AttnHC, layer.FFNHC = hyperOf(c), hyperOf(c)
 	switch {
 	case c.Windowed():
-		layer.Windowed = windowedOf(c, l)
+		layer.Windowed = &DeepseekV4Attention{}
+		if c.CompressRate(l) > 0 {
+			layer.Windowed.Compressor = &Compressor{}
+		}
+		if c.Overlaps(l) {
+			layer.Windowed.Indexer = &EntryIndexer{}
+		}
 	case c.LatentAttention():
 		layer.MLA = &DeepseekV2Attention{
 			QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: config.LatentEps},
@@ -364,7 +344,9 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	default:
 		layer.SelfAttn = &DeepseekAttention{}
 	}
-	layer.Indexer = indexerOf(c, l)
+	if c.HasIndexer() && !c.Windowed() && c.IndexerOf(l) == l {
+		layer.Indexer = &Indexer{}
+	}
 	if !c.IsMoE(l) {
 		layer.MLP = &DeepseekMLP{}
 		return layer

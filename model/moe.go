@@ -65,12 +65,24 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 		order = config.ByChoice
 	}
 	k := p.config.NumExpertsPerTok
-	byExpert := slotsByExpert(idx, len(m.Experts))
-	used := usedExperts(byExpert)
+	byExpert := make([][]int, len(m.Experts)) // slots of topk_idx [tokens, k], ascending
+	for slot, e := range idx {
+		byExpert[e] = append(byExpert[e], slot)
+	}
+	var used []int
+	for e, slots := range byExpert {
+		if len(slots) > 0 {
+			used = append(used, e)
+		}
+	}
 	p.fetchExperts(l, used)
 	var parts []Part[V]
 	for e := range p.experts(l, m, used, false) {
-		out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(byExpert[e], k))
+		tokens := make([]int, len(byExpert[e]))
+		for i, slot := range byExpert[e] {
+			tokens[i] = slot / k
+		}
+		out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokens)
 		parts = append(parts, Part[V]{e, byExpert[e], out})
 	}
 	return p.Combine(weight, parts, order)
@@ -80,34 +92,6 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
 	in := p.Move(takeRows(rows, p.config.HiddenSize), x)
 	return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
-}
-
-// usedExperts returns the experts that at least one slot chose.
-func usedExperts(byExpert [][]int) (experts []int) {
-	for e, slots := range byExpert {
-		if len(slots) > 0 {
-			experts = append(experts, e)
-		}
-	}
-	return experts
-}
-
-// slotsByExpert returns, for each expert, the positions in idx that chose it, ascending.
-func slotsByExpert(idx []int, experts int) [][]int {
-	slots := make([][]int, experts)
-	for i, e := range idx {
-		slots[e] = append(slots[e], i)
-	}
-	return slots
-}
-
-// tokensOf returns the token of each slot of topk_idx [tokens, k].
-func tokensOf(slots []int, k int) []int {
-	tokens := make([]int, len(slots))
-	for i, slot := range slots {
-		tokens[i] = slot / k
-	}
-	return tokens
 }
 
 // gate routes each row of x, mirroring MoEGate.forward and DeepseekV3TopkRouter:

@@ -84,15 +84,6 @@ func (o *Options) dtypes() (compute, angles tensor.DType) {
 	return compute, angles
 }
 
-// check returns an error if the network cannot compute in the dtypes.
-func (o *Options) check() error {
-	compute, angles := o.dtypes()
-	if lowest[compute] == 0 || lowest[angles] == 0 {
-		return fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", compute, angles)
-	}
-	return nil
-}
-
 // Network is a model's decoder on one input: the formulas of the reference's Python over
 // the operations of an Arithmetic. They neither read nor change its values.
 type Network[V any] struct {
@@ -259,17 +250,17 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 
 // begin checks options and input, and returns a pass.
 func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
-	if err := n.Options.check(); err != nil {
-		return nil, err
-	}
 	c := n.Model.Config
+	compute, angles := n.Options.dtypes()
+	if lowest[compute] == 0 || lowest[angles] == 0 {
+		return nil, fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", compute, angles)
+	}
 	if n.Options.Training && c.HCMult > 0 {
 		return nil, untrained(c)
 	}
 	if err := n.Input.Check(c.VocabSize); err != nil {
 		return nil, err
 	}
-	compute, angles := n.Options.dtypes()
 	p := &pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
 		o: &n.Options, trace: n.Trace, main: rope[V]{Rotary: newRotary(c, mainRope(c), n.Input.Seq, compute, angles)},

@@ -51,10 +51,14 @@ type ropeParameters struct {
 
 // mainRope returns the parameters of RoPE, but for layers with entries.
 func mainRope(c *config.Config) ropeParameters {
-	if s := c.RopeScaling; s != nil && s.Type == "yarn" {
-		return ropeParameters{c.RopeTheta, s, yarnAttentionFactor(s)}
+	s, factor := c.RopeScaling, 1.0
+	if s != nil && s.Type == "yarn" {
+		factor = yarnMScale(s.Factor, 1)
+		if s.MScale != 0 && s.MScaleAllDim != 0 {
+			factor = yarnMScale(s.Factor, s.MScale) / yarnMScale(s.Factor, s.MScaleAllDim)
+		}
 	}
-	return ropeParameters{c.RopeTheta, c.RopeScaling, 1}
+	return ropeParameters{c.RopeTheta, s, factor}
 }
 
 // compressRope returns the parameters of RoPE in layers with entries.
@@ -210,14 +214,6 @@ func yarnMScale(factor, mscale float64) float64 {
 	return float64(0.1*mscale*math.Log(factor)) + 1
 }
 
-// yarnAttentionFactor returns the factor of cos and sin.
-func yarnAttentionFactor(s *config.RopeScaling) float64 {
-	if s.MScale != 0 && s.MScaleAllDim != 0 {
-		return yarnMScale(s.Factor, s.MScale) / yarnMScale(s.Factor, s.MScaleAllDim)
-	}
-	return yarnMScale(s.Factor, 1)
-}
-
 // softmaxScale returns the factor of attention's scores, 1/sqrt(qk_head_dim); mirroring
 // DeepseekV2Attention.__init__, that of latent attention is times yarnMScale² with YaRN's
 // mscale_all_dim.
@@ -274,16 +270,5 @@ func (r *Rotary) rotate(x, cosines, sines []float32, format kernel.Format) {
 		ac, bs := kernel.Rounded(float32(a*cos), products), kernel.Rounded(float32(b*sin), products)
 		bc, as := kernel.Rounded(float32(b*cos), products), kernel.Rounded(float32(a*sin), products)
 		x[ia], x[ib] = kernel.Rounded(ac-bs, format), kernel.Rounded(bc+as, format)
-	}
-}
-
-// unrotate carries a gradient back through rotate, in place: the inverse rotation.
-func (r *Rotary) unrotate(g, cosines, sines []float32) {
-	for i := range r.Half {
-		cos, sin := cosines[i], sines[i]
-		ia, ib := r.Pair(i)
-		a, b := g[ia], g[ib]
-		g[ia] = float32(a*cos) + float32(b*sin)
-		g[ib] = float32(b*cos) - float32(a*sin)
 	}
 }

@@ -207,20 +207,15 @@ func (t *Tape) Softmax(x *Activation) *Activation {
 	y := t.Plain.Softmax(x)
 	return t.record(y, func(dy gradient) {
 		for i := range y.Rows() {
-			softmaxBackward(t.of(x).row(i, x), dy.row(i, y), y.Row(i))
+			dx, dy, sum := t.of(x).row(i, x), dy.row(i, y), 0.0
+			for k, v := range y.Row(i) {
+				sum += float64(v) * float64(dy[k])
+			}
+			for k, v := range y.Row(i) {
+				dx[k] += float32(float64(v) * (float64(dy[k]) - sum))
+			}
 		}
 	})
-}
-
-// softmaxBackward adds the contribution of one row of a Softmax to ∂x.
-func softmaxBackward(dx, dy gradient, y []float32) {
-	sum := 0.0
-	for i, v := range y {
-		sum += float64(v) * float64(dy[i])
-	}
-	for i, v := range y {
-		dx[i] += float32(float64(v) * (float64(dy[i]) - sum))
-	}
 }
 
 // Float32 shares the gradient.
@@ -250,9 +245,10 @@ func (t *Tape) RoPE(x, cos, sin *Activation, r *Rotary) *Activation {
 	y := t.Plain.RoPE(x, cos, sin, r)
 	from, to := r.Part(x.Width())
 	return t.record(y, func(dy gradient) {
+		back := t.Plain.Scale(sin, -1)
 		for i := range y.Rows() {
 			d := append(gradient{}, dy.row(i, y)...)
-			r.unrotate(d[from:to], cos.Row(i%x.Shape[2]), sin.Row(i%x.Shape[2]))
+			r.rotate(d[from:to], cos.Row(i%x.Shape[2]), back.Row(i%x.Shape[2]), kernel.F32)
 			t.of(x).row(i, x).add(d)
 		}
 	})

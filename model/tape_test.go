@@ -133,7 +133,8 @@ func slope(v *float32, f func() float64) float64 {
 // TestRotaryTable: a unit vector becomes the cosine and sine of the angle, cast to the
 // compute dtype unless the reference rotates in float32.
 func TestRotaryTable(t *testing.T) {
-	c := &config.Config{ModelType: "deepseek_v2", HiddenSize: 4, NumAttentionHeads: 2, RopeTheta: 10000, RopeInterleave: true}
+	c := config.Defaults("deepseek_v2")
+	c.QKRopeHeadDim = 2
 	for ref, dtype := range map[config.Reference]tensor.DType{config.Remote: tensor.BF16, config.Native: tensor.F32} {
 		c.Reference = ref
 		r := newRotary(c, mainRope(c), 5, tensor.BF16, tensor.F32)
@@ -144,7 +145,7 @@ func TestRotaryTable(t *testing.T) {
 			x := []float32{1, 0}
 			r.rotate(x, r.Cos[pos*r.Half:], r.Sin[pos*r.Half:], kernel.F32)
 			require.Equal(t, []float32{kernel.Rounded(float32(cos), format), kernel.Rounded(float32(sin), format)}, x)
-			r.unrotate(x, r.Cos[pos*r.Half:], r.Sin[pos*r.Half:])
+			r.rotate(x, r.Cos[pos*r.Half:], []float32{-r.Sin[pos*r.Half]}, kernel.F32)
 			require.InDeltaSlice(t, []float32{1, 0}, x, 1e-2)
 		}
 	}

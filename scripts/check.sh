@@ -47,38 +47,13 @@ if [ "${1-}" != --ci ]; then
   GOMAXPROCS=$(nproc) go test -race -vet=off -timeout 30m ./... # scripts run dsmoe with as many threads
 fi
 
-# go test alone tries a selection. Tests that do not ask for the flag every, themselves or through a function, and scripts
-# that do not, ran before. There is no race detector here. With --ci a conversion in 1,000 parts is left to nightly.sh.
+# go test alone tries a selection: packages whose tests have the flag every are run again with it, without the race
+# detector. With --ci a conversion in 1,000 parts is left to nightly.sh.
 step "tests that try everything"
 mapfile -t selecting < <(grep -rl --include='*_test.go' 'flag.Bool("every"' . | xargs -n1 dirname | sort -u)
-asking() { # PACKAGE: prints the tests that ask for the flag, as a pattern
-  awk -v asks='\\*(verify\\.)?([eE]very|everything)[^A-Za-z]' '
-    FNR == 1 { name = "" }
-    /^func / { name = $0; sub(/^func (\([^)]*\) )?/, "", name); sub(/[([].*/, "", name) }
-    { body[name] = body[name] "\n" $0 }
-    END {
-      for (more = 1; more;) {
-        more = 0
-        for (name in body)
-          if (name != "" && !(name in found) && body[name] ~ asks) {
-            found[name]; asks = asks "|[^A-Za-z.]" name "\\("; more = 1
-          }
-      }
-      for (name in found) if (name ~ /^Test/) tests = tests "|" name
-      if (tests == "") exit 1
-      print substr(tests, 2)
-    }' "$1"/*_test.go
-}
-tests=
-for package in "${selecting[@]}"; do
-  found=$(asking "$package")
-  tests+="|$found"
-done
-skipped=TestScripts
-if [ "${1-}" = --ci ]; then skipped+='|TestManyParts'; fi
-go test -vet=off -timeout 30m "${selecting[@]}" -run "^(${tests#|})\$" -skip "^($skipped)\$" -every
-scripts=$(grep -lE '^\[!?every\]' cmd/dsmoe/testdata/*.txtar | xargs -n1 basename -s .txtar | paste -sd '|')
-go test -vet=off -timeout 30m ./cmd/dsmoe -run "^TestScripts\$/^($scripts)\$" -every
+skipped='^$'
+if [ "${1-}" = --ci ]; then skipped='^TestManyParts$'; fi
+go test -vet=off -timeout 30m "${selecting[@]}" -skip "$skipped" -every
 
 step "tests in portable Go" # of what kernels compute for; bits.sh compares whole reports, nightly.sh runs all
 go test -vet=off -tags purego -timeout 30m ./model ./model/internal/kernel ./model/tensor ./verify/bounds

@@ -4,9 +4,9 @@
 `dsmoe verify CHECKPOINT PACK` then holds its own computation against them. The reference is
 the checkpoint's own code (auto_map in config.json, "remote") or transformers' classes
 ("native"). It is built without memory and runs as it is, on the CPU or one GPU, with eager
-attention (or --attn sdpa) and eager experts; hooks give each module its weights when it is its
-turn, so that never more than one decoder layer is in memory, and of a mixture of experts only the
-expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
+attention and eager experts (or --attn sdpa, --experts grouped_mm); hooks give each module its weights
+when it is its turn, so that never more than one decoder layer is in memory, and of eager experts only
+the expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
 for transformers' classes (V2, V3, V3.2, V4, GLM-4.5 to GLM-5, A.X-K1, dots.llm1, Solar-Open, Hy3, MiniMax-M2, K-EXAONE, ERNIE-4.5;
@@ -75,7 +75,7 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 # (torch, transformers) with which packs were made and verified.
-TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
+TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0"), ("2.15.0", "5.24.0")]}
 # Classes whose modules have the names below.
 KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
@@ -167,6 +167,8 @@ def arguments(argv):
                    "torch is set to there: TF32 products, sums in fewer bits")
     p.add_argument("--attn", choices=["eager", "sdpa"], default="eager", help="attention (default eager); sdpa, transformers' own "
                    "default, gives no probabilities")
+    p.add_argument("--experts", choices=["eager", "grouped_mm", "batched_mm"], default="eager", help="how transformers' classes compute "
+                   "routed experts (default eager); grouped_mm, transformers' own default, and batched_mm need all experts of a layer in memory")
     p.add_argument("--cast", action="store_true", help="load in float32, then cast with model.to(DTYPE), which rounds RoPE's frequencies and "
                    "router biases too. Without it, from_pretrained(dtype) loads, which does not")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
@@ -514,7 +516,7 @@ class Reference:
     def __init__(self, a, checkpoint):
         self.kind = a.reference or checkpoint.only or ("remote" if self.architecture(checkpoint) not in KNOWN["native"] else "native")
         self.check(a, checkpoint)
-        self.dtype, self.device, self.attn = DTYPES[a.dtype], torch.device(a.device), a.attn
+        self.dtype, self.device, self.attn, self.experts = DTYPES[a.dtype], torch.device(a.device), a.attn, a.experts
         self.built = torch.float32 if a.cast else self.dtype  # dtype under which the modules are made
         self.cast = a.cast
         self.cls, config = self.load_class(a, checkpoint)
@@ -553,6 +555,8 @@ class Reference:
                             f"{tried}, or give --untried-versions")
         if self.kind == "remote" and not a.trust_remote_code:
             problems.append(f"the remote reference runs the Python code of {a.code or checkpoint.path}: give --trust-remote-code if you trust it")
+        if self.kind == "remote" and a.experts != "eager":
+            problems.append(f"--experts {a.experts}: the remote reference computes experts by its own code: give --reference native")
         if a.device == "cuda" and not torch.cuda.is_available():
             problems.append(f"--device cuda: torch {torch.__version__} finds no GPU that it can use")
         if a.train and name != "DeepseekForCausalLM":
@@ -609,7 +613,7 @@ class Reference:
     def build(self, config):
         options = {"attn_implementation": self.attn, "torch_dtype": self.built}
         if self.kind == "native":
-            options = {"attn_implementation": self.attn, "experts_implementation": "eager", "dtype": self.built}
+            options = {"attn_implementation": self.attn, "experts_implementation": self.experts, "dtype": self.built}
         try:
             with torch.device("meta"):
                 return self.cls._from_config(config, **options)
@@ -648,9 +652,11 @@ class Reference:
         told = {"model": self.cls.__name__, "kind": "remote code" if self.kind == "remote" else "transformers native"}
         told["file"] = os.path.basename(source) if self.kind == "remote" else "models/" + os.path.basename(os.path.dirname(source))
         told["file_sha256"] = "sha256:" + sha256(source)
-        told["attn_implementation"] = self.attn
+        told["attn_implementation"] = self.config._attn_implementation
         if self.kind == "native":
-            told["experts_implementation"] = "eager"
+            told["experts_implementation"] = self.config._experts_implementation
+        told |= {"compiled": True} if compiled() else {}
+        told |= {"replaced": replaced} if (replaced := self.replaced()) else {}
         if checkpoint.block:
             told["weights"] = "dequantised to f32 as float(q) * weight_scale_inv per {}x{} block".format(*checkpoint.block)
             if checkpoint.config.get("model_type") == "deepseek_v4":
@@ -661,18 +667,47 @@ class Reference:
         if a.mtp:
             told["mtp"] = "MtpModel.forward_layer, modeling_layers.py"
         return told | {"transformers": transformers.__version__, "torch": torch.__version__, "python": platform.python_version(),
-                       "device": self.device.type, "cpu": cpu(), "threads": a.threads} | self.gpu()
+                       "device": self.device.type, "cpu": cpu(), "threads": a.threads} | self.precision()
 
-    def gpu(self):
-        """The GPU's name and what torch is set to there; nothing of a CPU, where none of it has an effect."""
+    def replaced(self):
+        """Classes and functions with code that is neither the reference's nor torch's, and the module that it is from: kernels
+        of the hub (use_kernels), or a patch."""
+        ran = {type(module).__name__: module.forward for module in self.model.modules()}
+        if self.kind == "native":
+            from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+            ran |= dict(inspect.getmembers(sys.modules[self.cls.__module__], inspect.isfunction))
+            ran |= {name: functions[name] for functions, name in ((ALL_ATTENTION_FUNCTIONS, self.config._attn_implementation),
+                    (ALL_EXPERTS_FUNCTIONS, self.config._experts_implementation)) if name in functions}
+        origins = {name: getattr(code, "__module__", None) or "unknown" for name, code in sorted(ran.items())}
+        own = ("torch", "transformers", "transformers_modules", "collections", "dataclasses", "functools", "typing", __name__)
+        return {name: origin for name, origin in origins.items() if origin.split(".")[0] not in own}
+
+    def precision(self):
+        """What products of torch are set to. Of a CPU this is the precision of float32 alone, of a GPU its name, too."""
         if self.device.type != "cuda":
-            return {}
+            return {"precision": {"float32_matmul_precision": float32_precision()}}
         matmul = torch.backends.cuda.matmul
         return {"gpu": torch.cuda.get_device_name(self.device),
                 "precision": {"matmul_tf32": matmul.allow_tf32, "cudnn_tf32": torch.backends.cudnn.allow_tf32,
                               "reduced_bf16_sums": matmul.allow_bf16_reduced_precision_reduction,
                               "reduced_fp16_sums": matmul.allow_fp16_reduced_precision_reduction,
                               "float32_matmul_precision": torch.get_float32_matmul_precision()}}
+
+
+def float32_precision():
+    """How precise float32 products of a CPU are, in the words of torch.set_float32_matmul_precision. Newer torch has settings
+    of oneDNN beside that, which decide."""
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    if matmul is None:
+        return torch.get_float32_matmul_precision()
+    return {"bf16": "medium", "tf32": "high"}.get(matmul.fp32_precision, "highest")
+
+
+def compiled():
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0
 
 
 def cpu():
@@ -937,7 +972,8 @@ class Watch(TorchFunctionMode):
             self.shared = out
         elif name in ("add", "__add__") and self.shared is not None and any(x is self.shared for x in args):
             routed = args[1] if args[0] is self.shared else args[0]
-            self.recorder.take(self.base + "experts.output", routed, lambda t: t.reshape(-1, t.shape[-1]).to(self.hidden.dtype))
+            dtype = self.hidden.dtype  # a gradient comes when hidden is forgotten
+            self.recorder.take(self.base + "experts.output", routed, lambda t: t.reshape(-1, t.shape[-1]).to(dtype))
             self.shared = None
 
     def stacked(self, x, out):
@@ -1257,7 +1293,7 @@ class Unit:
             if name in self.run.tied:
                 module._parameters[attribute] = self.run.tied[name]
                 continue
-            dtype = self.run.reference.dtype_of(name)
+            dtype = self.dtype_of(name)
             t = torch.zeros(getattr(module, attribute).shape, dtype=dtype) if self.zero(name) else self.weight(name, dtype)
             if attribute in module._buffers:
                 module._buffers[attribute] = t
@@ -1265,6 +1301,13 @@ class Unit:
                 module._parameters[attribute] = torch.nn.Parameter(t, requires_grad=self.run.training)
                 if self.run.training and self is self.run.embedding:
                     self.run.tied[name] = module._parameters[attribute]
+
+    def dtype_of(self, name):
+        """The dtype that the reference keeps a weight in, noted if that is not the compute dtype."""
+        dtype = self.run.reference.dtype_of(name)
+        if dtype != self.run.reference.dtype:
+            self.run.kept.add(kind_of(name))
+        return dtype
 
     def zero(self, name):
         """Whether the reference takes a weight that the checkpoint lacks to be 0, as transformers does."""
@@ -1289,16 +1332,22 @@ class Unit:
         if self.stacked:
             for part in ("gate_up_proj", "down_proj"):
                 self.experts._parameters.pop(part, None)
-                setattr(self.experts, part, Stack(self.stack, self.run.watch, part))
+                setattr(self.experts, part, self.experts_of(part))
         elif self.experts is not None and not self.run.training:
             for number, expert in enumerate(self.experts):
                 self.lazy.append(expert.register_forward_pre_hook(
                     lambda m, x, n=number: self.fill(self.parts(m, f"{self.prefix}mlp.experts.{n}."))))
                 self.lazy.append(expert.register_forward_hook(lambda m, x, out: self.empty(self.parts(m, ""))))
 
+    def experts_of(self, part):
+        """What stands for the stacked weights of experts: they themselves, where all are multiplied with at once."""
+        if self.run.reference.experts == "eager":
+            return Stack(self.stack, self.run.watch, part)
+        return torch.stack([self.stack(part, number) for number in range(self.expert_count())])
+
     def stack(self, part, number):
         """One expert of a stack."""
-        c, dtype = self.run.checkpoint, self.run.reference.dtype_of(self.prefix + "mlp.experts." + part)
+        c, dtype = self.run.checkpoint, self.dtype_of(self.prefix + "mlp.experts." + part)
         whole = f"{self.prefix}mlp.experts.{part}"
         if c.resolve(whole) in c.where:
             return self.weight(whole, dtype, number)
@@ -1310,6 +1359,8 @@ class Unit:
         for h in self.lazy:
             h.remove()
         self.lazy = []
+        for part in ("gate_up_proj", "down_proj") if self.stacked else ():
+            setattr(self.experts, part, None)
         self.empty(self.parts())
         if hasattr(self.module, "self_attn") and not self.run.reference.one_rotary:
             self.module.self_attn.rotary_emb.to("meta")
@@ -1372,6 +1423,7 @@ class Run:
         self.tables, self.unwritten, self.embedded, self.normed = {}, {}, None, None
         self.probes = {}  # of layers: rows and experts of probes
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
+        self.kept = set()  # weights in float32 beside a narrower compute dtype, as kinds
         self.tied = {}  # in training the embedding's weight, which a tied head shares
         self.ends = (STREAMS if hasattr(self.base, "hc_head") else []) + HEAD  # stages behind the last layer
         ends = self.training or a.mtp or any(map(self.recorder.wanted, self.ends))
@@ -1731,6 +1783,8 @@ class Run:
              "compute_dtype": a.dtype, "made_by": "model.to(dtype)" if a.cast else "from_pretrained(checkpoint, dtype)",
              "recorder": {"name": "golden.py", "sha256": "sha256:" + sha256(os.path.abspath(__file__)), "arguments": sys.argv[1:]},
              "input": origin, "seed": a.seed}
+        if self.reference.dtype != torch.float32:
+            m["kept_float32"] = sorted(self.kept)
         if a.override:
             m["config_overrides"] = a.override
         if a.train:

@@ -16,6 +16,9 @@ from_pretrained, gives the same logits to the bit on this machine.
 --rules       checks instead what golden.py refuses, and which weights it reads: without torch,
               --mtp without prediction layers, a model.safetensors beside an index, --layers
               without the files of the other layers
+--paths       records instead a pack by every path of golden.py that its help and the docs name and this
+              environment has: those of transformers' classes, or those of the published code in --code DIR;
+              --dsmoe BIN verifies each of them
 --stages, --work DIR
 
 Exit status: 0 all packs were reproduced, 1 one was not, 2 nothing could be checked.
@@ -35,6 +38,27 @@ from transformers import dynamic_module_utils as dynamic
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+# By the kind of reference: a checkpoint of GOLDENS, and the flags of a path.
+PATHS = {
+    "native": [
+        ("v3", "--random 2x17 --mask --stages all"), ("v3", "--random 1x16 --dtype bfloat16 --repeat"),
+        ("v3", "--random 2x12 --mask --dtype bfloat16 --attn sdpa"), ("v3", "--random 1x12 --layers 1,3-4 --seed 9"),
+        ("v3", "--random 1x12 --stages self_attn.*,mlp.gate.topk_idx,output"), ("v3", "--random 1x12 --no-probes --threads 2"),
+        ("v3-trained", "--text func --text return --dtype float16 --cast"), ("v3-mtp", "--random 2x12 --mtp"),
+        ("v3-mtp-two", "--random 2x12 --mtp --dtype bfloat16"), ("v3-fp8", "--random 1x12 --dtype bfloat16"),
+        ("glm4-moe", "--random 2x12 --mtp --experts grouped_mm --dtype bfloat16"),
+        ("minimax-m2", "--random 2x12 --experts batched_mm --dtype float16"),
+        *((name, "--random 2x12 --dtype bfloat16") for name in (
+            "v2-lite", "glm4-moe-lite", "axk1", "v32", "glm5", "v4", "dots1", "solar-open", "hy-v3", "exaone-moe", "ernie45-moe")),
+    ],
+    "remote": [
+        ("v1-base", "--random 2x17 --mask --stages all"), ("v1-base", "--random 2x17 --dtype bfloat16 --repeat"),
+        ("v1-base", "--random 2x12 --mask --dtype bfloat16 --attn sdpa"), ("v1-base", "--random 1x12 --layers 1,3 --seed 9"),
+        ("v1-f16", "--random 2x12 --dtype float16 --cast"), ("v1-trained", "--text func --text return"),
+        ("v1-base", "--random 2x17 --train --override aux_loss_alpha=0.05"), ("v1-base", "--random 2x12 --mask --train --stages all --repeat"),
+        ("v1-rope-linear-tied-bias", "--random 2x12 --train"),
+    ],
+}
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden.py")
 # Relative to a tensor's RMS, through all layers: twice what another processor's order of sums was seen to make.
 LIMIT = {"float32": 4e-6, "bfloat16": 1e-2, "float16": 1e-3}
@@ -72,6 +96,8 @@ def options(manifest, code):
     o = ["--dtype", manifest["compute_dtype"]]
     o += ["--reference", "remote", "--trust-remote-code"] if r["kind"] == "remote code" else ["--reference", "native"]
     o += ["--code", code] if code and r["kind"] == "remote code" else []
+    o += ["--attn", r["attn_implementation"]] if "attn_implementation" in r else []
+    o += ["--experts", r["experts_implementation"]] if "experts_implementation" in r else []
     o += ["--cast"] if manifest["compute_dtype"] != "float32" and not manifest.get("made_by", "").startswith("from_pretrained") else []
     o += ["--mtp"] if "mtp" in manifest else []
     o += [] if "probes" in manifest else ["--no-probes"]
@@ -154,7 +180,8 @@ def whole(a, checkpoint, manifest, got, work):
         options["config"] = config
     else:
         cls = getattr(transformers, r["model"])
-        options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
+        options = {"attn_implementation": r.get("attn_implementation", "eager"), "experts_implementation": r.get("experts_implementation", "eager"),
+                   "dtype": torch.float32}
     dtype = getattr(torch, manifest["compute_dtype"])
     loaded = manifest.get("made_by", "").startswith("from_pretrained")
     if loaded:
@@ -227,6 +254,22 @@ def needed(work, checkpoint, weights):
     return same and refused
 
 
+def paths(a, work):
+    """Whether golden.py records a pack by each path, and dsmoe verifies it."""
+    kind, good = "remote" if a.code else "native", True
+    for number, (name, flags) in enumerate(PATHS[kind]):
+        checkpoint, pack = os.path.join(a.goldens, name, "checkpoint"), os.path.join(work, f"pack-{number}")
+        code = ["--reference", "remote", "--trust-remote-code", "--code", a.code] if a.code else ["--reference", "native"]
+        run = subprocess.run([sys.executable, GOLDEN, checkpoint, pack, *flags.split(), *code], capture_output=True, text=True)
+        if run.returncode == 0:
+            run = subprocess.run([a.dsmoe, "verify", checkpoint, pack], capture_output=True, text=True)
+        said = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
+        verdict = next((line for line in said if line.startswith("verdict")), said[-1] if said else "nothing was printed")
+        good &= run.returncode == 0
+        print("pass" if run.returncode == 0 else "WRONG", f"{name} {flags}: {verdict}", flush=True)
+    return good
+
+
 def fits(manifest):
     r = manifest["reference"]
     return [r["torch"].split("+")[0], r["transformers"]] == [torch.__version__.split("+")[0], transformers.__version__]
@@ -234,17 +277,20 @@ def fits(manifest):
 
 def main():
     p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
-    p.add_argument("goldens")
+    p.add_argument("goldens", metavar="GOLDENS")
     p.add_argument("names", nargs="*", metavar="NAME")
     p.add_argument("--code")
     p.add_argument("--dsmoe")
     p.add_argument("--stages", default="all")
     p.add_argument("--work")
     p.add_argument("--rules", action="store_true")
+    p.add_argument("--paths", action="store_true")
     a = p.parse_intermixed_args()
-    if a.rules:
+    if a.paths and not a.dsmoe:
+        p.error("--paths: give --dsmoe")
+    if a.rules or a.paths:
         with tempfile.TemporaryDirectory(dir=a.work) as work:
-            return 0 if rules(a, work) else 1
+            return 0 if (rules if a.rules else paths)(a, work) else 1
     results = {True: 0, False: 0, None: 0}
     for manifest in sorted(glob.glob(os.path.join(a.goldens, "*", "golden-*", "manifest.json"))):
         golden = os.path.dirname(manifest)

@@ -8,7 +8,7 @@ if [ "${1:-}" = --check ]; then
   out=$(mktemp -d)
   trap 'rm -rf "$out"' EXIT
 fi
-files=(kernel_amd64.s stubs_amd64.go kernel_arm64.s stubs_arm64.go)
+files=(generated_amd64.s generated_amd64.go generated_arm64.s generated_arm64.go)
 go vet .
 go run . -pkg kernel -out "$out/${files[0]}" -stubs "$out/${files[1]}" -neon "$out/${files[2]}" -neonstubs "$out/${files[3]}"
 for file in "${files[@]}"; do # avo writes its arguments there

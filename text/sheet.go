@@ -131,15 +131,36 @@ func Real(v *float64) Cell {
 
 // WriteAs writes the names of the columns and the rows in a form.
 func (s *Sheet) WriteAs(w io.Writer, f Form) error {
-	switch f {
+	var b strings.Builder
+	switch lines := s.lines(f == TSV || f == CSV); f {
 	case TSV:
-		return s.writeTSV(w)
+		for _, line := range lines {
+			b.WriteString(strings.Join(line, "\t") + "\n")
+		}
 	case CSV:
-		return s.writeCSV(w)
+		return csv.NewWriter(w).WriteAll(lines)
 	case Markdown:
-		return s.writeMarkdown(w)
+		for i, line := range lines {
+			for _, field := range line {
+				b.WriteString("| " + strings.ReplaceAll(field, "|", `\|`) + " ")
+			}
+			b.WriteString("|\n")
+			if i == 0 {
+				b.WriteString(s.align("|---", "|---:") + "|\n")
+			}
+		}
+	default:
+		t := Table{Align: s.align("l", "r")}
+		for i, name := range lines[0] {
+			lines[0][i] = strings.ToUpper(name)
+		}
+		for _, line := range lines {
+			t.Add(line...)
+		}
+		return t.WriteFitting(w, s.names())
 	}
-	return s.writeTable(w)
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // names returns the names of the columns.
@@ -178,43 +199,4 @@ func (s *Sheet) align(left, right string) (aligned string) {
 		}
 	}
 	return aligned
-}
-
-func (s *Sheet) writeTable(w io.Writer) error {
-	t, lines := Table{Align: s.align("l", "r")}, s.lines(false)
-	for i, name := range lines[0] {
-		lines[0][i] = strings.ToUpper(name)
-	}
-	for _, line := range lines {
-		t.Add(line...)
-	}
-	return t.WriteFitting(w, s.names())
-}
-
-func (s *Sheet) writeTSV(w io.Writer) error {
-	var b strings.Builder
-	for _, line := range s.lines(true) {
-		b.WriteString(strings.Join(line, "\t") + "\n")
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func (s *Sheet) writeCSV(w io.Writer) error {
-	return csv.NewWriter(w).WriteAll(s.lines(true))
-}
-
-func (s *Sheet) writeMarkdown(w io.Writer) error {
-	var b strings.Builder
-	for i, line := range s.lines(false) {
-		for _, f := range line {
-			b.WriteString("| " + strings.ReplaceAll(f, "|", `\|`) + " ")
-		}
-		b.WriteString("|\n")
-		if i == 0 {
-			b.WriteString(s.align("|---", "|---:") + "|\n")
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }

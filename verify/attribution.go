@@ -14,8 +14,9 @@ import (
 
 // attribution knows of values of any type which weights took part in each since the last checked stage.
 type attribution[V any] struct {
-	sets map[weak.Pointer[V]]bounds.WeightSet
-	read []reading[V] // of the last operation, if it reads a number of config.json
+	sets    map[weak.Pointer[V]]bounds.WeightSet
+	unknown unknownRoundings
+	read    []reading[V] // of the last operation, if it reads a number of config.json
 }
 
 // reading is an operation that reads a number of config.json.
@@ -47,10 +48,11 @@ func (a *attribution[V]) forget(x *V) {
 	}
 }
 
-// Names beside those of weights: of RoPE's tables.
+// Names beside those of weights: of RoPE's tables, and of an operation that rounds in a way that is not known.
 const (
 	mainRotation       = "rotation"
 	compressedRotation = "compressed rotation"
+	unknownRounding    = "unknown rounding"
 )
 
 func newAttribution[V any]() *attribution[V] {
@@ -60,22 +62,41 @@ func newAttribution[V any]() *attribution[V] {
 // weights are the names of the weights that took part in x, sorted.
 func (a *attribution[V]) weights(x *V) []string {
 	names := slices.Sorted(maps.Keys(a.sets[weak.Make(x)]))
-	return slices.DeleteFunc(names, func(name string) bool { return name == mainRotation || name == compressedRotation })
+	return slices.DeleteFunc(names, func(name string) bool {
+		return name == mainRotation || name == compressedRotation || name == unknownRounding
+	})
+}
+
+// roundsUnknown reports whether an operation that rounds in a way that is not known took part in x.
+func (a *attribution[V]) roundsUnknown(x *V) bool {
+	_, has := a.sets[weak.Make(x)][unknownRounding]
+	return has
 }
 
 // checked forgets the weights of x: they took part in a checked stage.
 func (a *attribution[V]) checked(x *V) { delete(a.sets, weak.Make(x)) }
 
-// inherit gives y the weights of x, and returns it.
-func (a *attribution[V]) inherit(y, x *V) *V {
-	a.sets[weak.Make(y)] = a.sets[weak.Make(x)]
-	return y
+// inherit gives y, the result of an operation that rounds, the weights of x, and returns it.
+func (a *attribution[V]) inherit(y, x *V) *V { return a.union(y, x) }
+
+// union gives y, the result of an operation that rounds, the weights of all operands, and returns it.
+func (a *attribution[V]) union(y *V, operands ...*V) *V {
+	return a.mark(a.carry(y, operands...), a.unknown.fused)
 }
 
-// union gives y the weights of all operands, and returns it.
-func (a *attribution[V]) union(y *V, operands ...*V) *V {
+// mark notes that y is rounded in a way that is not known, if that is so, and returns it.
+func (a *attribution[V]) mark(y *V, unknown bool) *V {
+	if !unknown {
+		return y
+	}
+	return a.adding(y, &model.Weight{Name: unknownRounding})
+}
+
+// carry gives y the weights of all operands, and returns it.
+func (a *attribution[V]) carry(y *V, operands ...*V) *V {
 	if len(operands) == 1 {
-		return a.inherit(y, operands[0])
+		a.sets[weak.Make(y)] = a.sets[weak.Make(operands[0])]
+		return y
 	}
 	set := bounds.WeightSet{}
 	for _, x := range operands {
@@ -114,7 +135,7 @@ func (a *attributed[V]) Embed(w *model.Weight, ids []int) *V {
 
 // Linear gives its result the weights of x and of l.
 func (a *attributed[V]) Linear(x *V, l *model.Linear) *V {
-	return a.by.adding(a.by.inherit(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
+	return a.by.adding(a.by.carry(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
 }
 
 // RMSNorm gives its result the weights of x, and weight.
@@ -136,7 +157,7 @@ func (a *attributed[V]) SwiGLU(gate, up *V) *V {
 func (a *attributed[V]) Softmax(x *V) *V { return a.by.inherit(a.Arithmetic.Softmax(x), x) }
 
 // Float32 gives its result the weights of x.
-func (a *attributed[V]) Float32(x *V) *V { return a.by.inherit(a.Arithmetic.Float32(x), x) }
+func (a *attributed[V]) Float32(x *V) *V { return a.by.carry(a.Arithmetic.Float32(x), x) }
 
 // Cast gives its result the weights of x.
 func (a *attributed[V]) Cast(x *V, d tensor.DType) *V {
@@ -159,12 +180,12 @@ func (a *attributed[V]) UnitNorm(x *V, eps float64) *V {
 
 // Reshape gives its result the weights of x.
 func (a *attributed[V]) Reshape(x *V, shape ...int) *V {
-	return a.by.inherit(a.Arithmetic.Reshape(x, shape...), x)
+	return a.by.carry(a.Arithmetic.Reshape(x, shape...), x)
 }
 
 // Move gives its result the weights of all operands.
 func (a *attributed[V]) Move(m *model.Move, operands ...*V) *V {
-	return a.by.union(a.Arithmetic.Move(m, operands...), operands...)
+	return a.by.carry(a.Arithmetic.Move(m, operands...), operands...)
 }
 
 // rotation names the tables of r, as a weight.
@@ -188,12 +209,12 @@ func (a *attributed[V]) RoPE(x, cos, sin *V, r *model.Rotary) *V {
 
 // Scores gives its result the weights of queries and keys.
 func (a *attributed[V]) Scores(q, k *V, first, n int, s *model.Scoring) *V {
-	return a.by.union(a.Arithmetic.Scores(q, k, first, n, s), q, k)
+	return a.by.mark(a.by.union(a.Arithmetic.Scores(q, k, first, n, s), q, k), a.by.unknown.attention)
 }
 
 // Context gives its result the weights of probabilities and values.
 func (a *attributed[V]) Context(probs, vT *V) *V {
-	return a.by.union(a.Arithmetic.Context(probs, vT), probs, vT)
+	return a.by.mark(a.by.union(a.Arithmetic.Context(probs, vT), probs, vT), a.by.unknown.attention)
 }
 
 // SinkSoftmax gives its result the weights of the scores, and the sinks.
@@ -264,7 +285,7 @@ func (a *attributed[V]) Combine(weight *V, parts []model.Part[*V], order config.
 			operands = append(operands, p.Out)
 		}
 	}
-	return a.by.union(a.Arithmetic.Combine(weight, parts, order), operands...)
+	return a.by.mark(a.by.union(a.Arithmetic.Combine(weight, parts, order), operands...), a.by.unknown.experts)
 }
 
 // contributes reports whether an expert's output shows in the routed sum of a token: the token, at

@@ -193,3 +193,34 @@ func TestWastedRangeIsNoExcuse(t *testing.T) {
 		require.Contains(t, *r.FirstDivergence, c.weight[:len("model.layers.0.")], c)
 	}
 }
+
+// TestExchangedRowsOfBlocks: two rows of gate_proj or up_proj in GGUF's blocks are named, though what quantising did to
+// the weights is as large as what they change.
+func TestExchangedRowsOfBlocks(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		golden, name string
+		d            tensor.DType
+	}{
+		{"v1-base/golden-f32", "model.layers.0.mlp.up_proj.weight", tensor.Q8_0},
+		{"v1-base/golden-f32", "model.layers.1.mlp.shared_experts.gate_proj.weight", tensor.Q4_0},
+		{"v3/golden-f32", "model.layers.1.mlp.up_proj.weight", tensor.Q5_1},
+	} {
+		c, p := open(t, test.golden)
+		src := quantised(t, altered{Source: c}, test.d)
+		src.tensors[test.name] = rowsBy(src.tensors[test.name], func(i int) int {
+			switch i {
+			case 5:
+				return 21
+			case 21:
+				return 5
+			}
+			return i
+		})
+		r := run(t, c.Config, src, p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, "%v", test)
+		require.NotNil(t, r.Cause, "%v", test)
+		require.Equal(t, "rows-permuted: the rows of "+test.name+" are in another order than the reference's: rows from 5 and rows from 21 "+
+			"are exchanged, 1 row each", r.Cause.String())
+	}
+}

@@ -153,6 +153,14 @@ func reasons(r *report.Report) (list []string) {
 	}
 	add(skipped > 0, "%s of prediction layers cannot be compared: the checkpoint lacks these layers, or one before",
 		text.Plural(skipped, "golden tensor"))
+	unjudged := []string{}
+	for _, check := range r.Checks {
+		if check.Status == report.UnknownRounding {
+			unjudged = append(unjudged, check.Tensor)
+		}
+	}
+	add(len(unjudged) > 0, "%s", countWithFirst("stage", "was not judged, for it is "+report.UnknownRounding.Words(),
+		"were not judged, for they are "+report.UnknownRounding.Words(), unjudged))
 	const unchecked = "took part in no checked stage"
 	add(len(c.WeightsUnchecked) > 0 && !measured, "%s", countWithFirst("weight", unchecked, unchecked, c.WeightsUnchecked))
 	var unnamed []int

@@ -204,7 +204,7 @@ var errKnown = errors.New("known")
 // run runs the trial's layer or head, and returns of the watched stages that it shows whether they pass. It ends
 // when all of them are known, when the failed stage fails again, or when one fails that did not.
 func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string) (passes map[string]bool, err error) {
-	w := &witness{rerun: t, watched: watched, passes: map[string]bool{}, proves: x.Proves}
+	w := &witness{rerun: t, watched: watched, own: x.Own, passes: map[string]bool{}, proves: x.Proves}
 	err = t.watch(ctx, x, &x.In, t.hidden, watched, func(net *network, trace *localTrace) {
 		w.local, net.Trace = trace, w
 		net.Arithmetic = &knownProducts{net.Arithmetic, t.job.pack, x.Projections(), watched}
@@ -370,12 +370,16 @@ type witness struct {
 	local   *localTrace
 	rerun   *rerun
 	watched []string
+	own     []string                              // of the trial
 	passes  map[string]bool                       // verdict on each watched stage that was shown
 	proves  func(x *bounds.Value, first int) bool // of the trial
 }
 
 // Stage implements model.Trace.
 func (w *witness) Stage(name string, x *bounds.Value) error {
+	if slices.Contains(w.own, name) {
+		return nil
+	}
 	if !slices.Contains(w.watched, name) {
 		return w.local.substitute(name, x)
 	}
@@ -485,6 +489,9 @@ func (w *witness) keep(shape []int, first int, x *bounds.Value, want []float32, 
 
 // TopK implements model.Trace.
 func (w *witness) TopK(name string, ours *choice) error {
+	if slices.Contains(w.own, name) {
+		return nil
+	}
 	if f := w.rerun.failure; name == f.Name && f.Scores == nil {
 		f.Scores = ours.Scores.Values
 		if ours.Groups != nil {

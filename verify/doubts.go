@@ -26,11 +26,8 @@ func (e *evidence) doubts(r *report.Report) []report.Doubt {
 			doubts = append(doubts, report.Doubt{Kind: kind, Of: of})
 		}
 	}
-	attention := j.pack.Manifest.Reference.Attention
 	add(r.Coverage.Padding == len(j.in.InputIDs), ofPack, "all tokens are padding: no row of a stage was compared")
-	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention), ofPack, fmt.Sprintf("the reference ran with "+
-		"attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa",
-		text.Quote(attention)))
+	add(true, ofPack, j.unknownReasons(r.Checks)...)
 	for _, l := range j.scope.absent {
 		add(true, unnamedLayer, strconv.Itoa(l))
 	}

@@ -392,7 +392,7 @@ func TestEngineFaults(t *testing.T) {
 			engine{best: 1}},
 		"no groups": {"v3-trained/golden-f32", "group-mask: the engine chose among all experts, here there are ",
 			engine{config: func(c *config.Config) { c.NGroup, c.TopKGroup = 1, 1 }}},
-		"bias in BF16": {"v3-trained/golden-f32", "router-bias: model.layers.1.mlp.gate.e_score_correction_bias is the engine's before it was rounded to BF16",
+		"bias in BF16": {"v3-trained/golden-f32", "router-bias: the engine chose experts as with model.layers.1.mlp.gate.e_score_correction_bias rounded to BF16",
 			engine{model: func(m *model.DeepseekForCausalLM) {
 				gates(m, func(g *model.MoEGate) {
 					values := must(g.EScoreCorrectionBias.Float32s(nil))

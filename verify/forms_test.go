@@ -94,3 +94,31 @@ func TestWeightShapesTell(t *testing.T) {
 		require.ErrorContains(t, err, ".up_proj.weight: weight_shape is [")
 	}
 }
+
+// TestExchangedWords: words of a packed weight, or zeros of its groups, in each other's place. Where the exchange is one of
+// columns the cause says so; zeros change the weight by a matrix of low rank, and no LoRA is claimed.
+func TestExchangedWords(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ form, name, cause, text string }{
+		{"awq", "layers.0.self_attn.o_proj.qweight", "columns-permuted", "columns from 0 and columns from 1 are exchanged, 1 column each"},
+		{"awq", "layers.0.mlp.down_proj.qweight", "columns-permuted", "columns from 0 and columns from 1 are exchanged, 1 column each, or the same rows"},
+		{"gptq", "layers.0.self_attn.q_a_proj.qweight", "columns-permuted", "columns from 0 and columns from 8 are exchanged, 8 columns each"},
+		{"gptq-v2", "layers.1.self_attn.o_proj.qweight", "columns-permuted", "columns from 0 and columns from 8 are exchanged, 8 columns each"},
+		{"gptq-desc-act", "layers.0.self_attn.q_a_proj.qzeros", "low-rank",
+			"by a matrix of rank 2, such as a LoRA or a few columns, or scales or zeros of a few groups"},
+		{"gptq-desc-act", "layers.0.mlp.down_proj.qzeros", "low-rank", "or scales or zeros of a few groups, or by a few rows of gate_proj or up_proj"},
+	} {
+		c, p := ofForm(t, test.form)
+		src := withWords(t, c, test.name, func(name string, words []uint32) {
+			width := must(c.Tensor(name)).Shape[1]
+			for i := range width {
+				words[i], words[width+i] = words[width+i], words[i]
+			}
+		})
+		r := run(t, c.Config, src, p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, "%v", test)
+		require.NotNil(t, r.Cause, "%v", test)
+		require.Equal(t, test.cause, r.Cause.ID, r.Cause.Text)
+		require.Contains(t, r.Cause.Text, test.text)
+	}
+}

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -72,23 +73,28 @@ func TestLinesOnBothSides(t *testing.T) {
 		limit           float64
 		width, distinct int
 		rounded         bool
+		independent     int // errors of a row; width if 0
 	}{
-		"tensor":                         {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1 + 4/math.Sqrt(512), 64, 8, false},
-		"tensor of rounded weights":      {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Sqrt(3) + 0.5, 64, 8, true},
-		"row":                            {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, false},
-		"row of rounded weights":         {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, true},
-		"column of 8 rows":               {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 1 + 4/math.Sqrt(8), 64, 8, false},
-		"column of 16 rows":              {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 2, 64, 16, false},
-		"no limit of 7 rows":             {func(d *bounds.Distances, rms float64) { d.Rms, d.ColumnRMS = rms, rms }, math.Inf(1), 64, 7, false},
-		"no limit of a narrow row":       {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, math.Inf(1), 15, 16, false},
-		"no column of rounded weights":   {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, math.Inf(1), 64, 16, true},
-		"no limit of 7 rows, if rounded": {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Inf(1), 64, 7, true},
+		"tensor":                         {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1 + 4/math.Sqrt(512), 64, 8, false, 0},
+		"tensor of rounded weights":      {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Sqrt(3) + 0.5, 64, 8, true, 0},
+		"row":                            {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, false, 0},
+		"row of rounded weights":         {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, true, 0},
+		"row of 4 errors":                {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 4, 16, 1, false, 4},
+		"row of one error":               {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 8, 64, 1, true, 1},
+		"tensor of few errors":           {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1 + 4/math.Sqrt(16), 64, 8, false, 2},
+		"column of 8 rows":               {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 1 + 4/math.Sqrt(8), 64, 8, false, 0},
+		"column of 16 rows":              {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 2, 64, 16, false, 0},
+		"no limit of 7 rows":             {func(d *bounds.Distances, rms float64) { d.Rms, d.ColumnRMS = rms, rms }, math.Inf(1), 64, 7, false, 0},
+		"no limit of a narrow row":       {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, math.Inf(1), 15, 16, false, 0},
+		"no column of rounded weights":   {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, math.Inf(1), 64, 16, true, 0},
+		"no limit of 7 rows, if rounded": {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Inf(1), 64, 7, true, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			margin := func(rms float64) float64 {
 				var d bounds.Distances
 				test.set(&d, rms)
-				return judgeLines(&report.Check{}, &d, &report.Limits{}, test.width, test.distinct, test.rounded, false)
+				independent := cmp.Or(test.independent, test.width)
+				return judgeLines(&report.Check{}, &d, &report.Limits{}, test.width, independent, test.distinct, test.rounded, false)
 			}
 			if math.IsInf(test.limit, 1) {
 				require.Zero(t, margin(1e9))

@@ -16,7 +16,7 @@ import (
 
 // passOf returns a pass for a pack of dtype d with options o, of a model of one layer.
 func passOf(d tensor.DType, o Options) *pass {
-	m := &model.DeepseekForCausalLM{Config: &config.Config{ModelType: "deepseek_v3", Reference: config.Native}}
+	m := &model.DeepseekForCausalLM{Config: config.Defaults("deepseek_v3")}
 	m.Model.Layers = make([]model.DeepseekDecoderLayer, 1)
 	return newPass(&job{pack: &pack.Pack{DType: d}, in: &model.Input{}, rows: &model.Input{}, model: m, options: &o})
 }

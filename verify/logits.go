@@ -155,7 +155,7 @@ func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
 		}
 		b.record(t.pass.evidence, c, comparison)
 		d := meter.Distances()
-		if setVerdict(c, d, rows, t.judgeDistances(c, x, d, rows, "")); c.Verdict == report.Fail {
+		if setVerdict(c, d, rows, t.judgeDistances(c, x, d, rows, x.Width(), "")); c.Verdict == report.Fail {
 			c.Pattern = t.pass.evidence.pattern(b.rows, b.width, rows, report.Sigmas,
 				b.distance(func(x *bounds.Value, want []float32) func(i int) float64 { return deviations(x, want, factor) }))
 		}

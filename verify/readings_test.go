@@ -92,6 +92,36 @@ func TestReadOffTheNumbers(t *testing.T) {
 			return replace(src, name, x)
 		}
 	}
+	columns := func(name string, a, b, size int) func(*testing.T, weights.Source) altered { // exchanged, of 16 bits
+		return func(t *testing.T, src weights.Source) altered {
+			w := get(t, src, name)
+			for row := range slices.Chunk(w.Data, 2*w.Shape[1]) {
+				for i := range 2 * size {
+					row[2*a+i], row[2*b+i] = row[2*b+i], row[2*a+i]
+				}
+			}
+			return replace(src, name, w)
+		}
+	}
+	cut := func(name string) func(*testing.T, weights.Source) altered { // the last bit of BF16
+		return func(t *testing.T, src weights.Source) altered {
+			w := get(t, src, name)
+			for i := 0; i < len(w.Data); i += 2 {
+				w.Data[i] &^= 1
+			}
+			return replace(src, name, w)
+		}
+	}
+	wide := func(name string, by float32) func(*testing.T, weights.Source) altered { // times a number, in F32
+		return func(t *testing.T, src weights.Source) altered {
+			w := get(t, src, name)
+			x := tensor.Tensor{DType: tensor.F32, Shape: w.Shape}
+			for _, v := range must(w.Float32s(nil)) {
+				x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(v*by))
+			}
+			return replace(src, name, x)
+		}
+	}
 	everyDown := func(by float32, rows ...int) func(*testing.T, weights.Source) altered {
 		return func(t *testing.T, src weights.Source) altered {
 			a := altered{Source: src, tensors: map[string]tensor.Tensor{}}
@@ -141,8 +171,8 @@ func TestReadOffTheNumbers(t *testing.T) {
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, "model.layers.1.self_attn.o_proj.weight", attn+"o_proj.weight")
 			}},
-		{"v3/golden-f32", "router-bias", "is the reference's with the other sign", times(bias, -1)},
-		{"v3/golden-f32", "router-bias", "is not the reference's, which is stored as model.layers.3.mlp.gate.e_score_correction_bias",
+		{"v3/golden-f32", "router-bias", "the reference chose experts as with the other sign of model.layers.2.mlp.gate.e_score_correction_bias", times(bias, -1)},
+		{"v3/golden-f32", "router-bias", "the reference chose experts as with model.layers.3.mlp.gate.e_score_correction_bias in the place of",
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, bias, "model.layers.3.mlp.gate.e_score_correction_bias")
 			}},
@@ -214,6 +244,41 @@ func TestReadOffTheNumbers(t *testing.T) {
 		{"v1-base/golden-f32", "low-rank", "o_proj.weight and the reference's differ by a matrix of rank 3,", merged(attn+"o_proj.weight", 3)},
 		{"v1-base/golden-f32", "low-rank", "shared_experts.down_proj.weight and the reference's differ by a matrix of rank 2,", merged(mlp+"shared_experts.down_proj.weight", 2)},
 		{"v1-base/golden-f32", "", "", merged(attn+"o_proj.weight", 40)},
+		{"v1-base/golden-f32", "columns-permuted", "the columns of model.layers.2.self_attn.o_proj.weight are in another order than the reference's: " +
+			"columns from 5 and columns from 9 are exchanged, 1 column each", columns(attn+"o_proj.weight", 5, 9, 1)},
+		{"v1-base/golden-f32", "columns-permuted", "columns from 0 and columns from 32 are exchanged, 16 columns each", columns(attn+"o_proj.weight", 0, 32, 16)},
+		{"v3/golden-bf16", "columns-permuted", "columns from 3 and columns from 20 are exchanged, 1 column each", columns(attn+"q_b_proj.weight", 3, 20, 1)},
+		{"v1-base/golden-f32", "columns-permuted", "columns from 5 and columns from 9 are exchanged, 1 column each", columns("model.layers.2.mlp.gate.weight", 5, 9, 1)},
+		{"v1-base/golden-f32", "columns-permuted", "shared_experts.down_proj.weight are in another order than the reference's: columns from 5 and columns from 9 " +
+			"are exchanged, 1 column each, or the same rows of gate_proj and up_proj", columns(mlp+"shared_experts.down_proj.weight", 5, 9, 1)},
+		{"v1-base/golden-f32", "rows-permuted", "experts.3.up_proj.weight are in another order than the reference's: rows from 5 and rows from 9 are exchanged, 1 row each",
+			order(mlp+"experts.3.up_proj.weight", pair(5, 9))},
+		{"v3/golden-bf16", "rows-permuted", "shared_experts.gate_proj.weight are in another order than the reference's: rows from 5 and rows from 9 are exchanged, 1 row each",
+			order(mlp+"shared_experts.gate_proj.weight", pair(5, 9))},
+		{"v1-base/golden-f32", "mlp-neurons", "in neuron 5", order(mlp+"shared_experts.up_proj.weight", func(_, i int) int { // and row 9 stays
+			if i == 5 {
+				return 9
+			}
+			return i
+		})},
+		{"v1-base/golden-f32", "low-rank", "differ by a matrix of rank 2, such as a LoRA or a few columns", func(t *testing.T, src weights.Source) altered {
+			name := attn + "o_proj.weight"
+			return replace(src, name, scaled(t, columns(name, 5, 9, 1)(t, src).tensors[name], 2, 100))
+		}},
+		{"v1-base/golden-f32", "", "", cut(embedded)},
+		{"v3/golden-bf16", "", "", cut(embedded)},
+		{"v1-base/golden-f32", "", "", cut("lm_head.weight")},
+		{"v1-base/golden-f32", "", "", cut(attn + "o_proj.weight")},
+		{"v1-base/golden-f32", "embedding-scaled", "embeddings are 0.999 times ours", wide(embedded, 1.0012)},
+		{"v1-base/golden-f32", "weight-scaled", "o_proj.weight is 1.0004 times the reference's", wide(attn+"o_proj.weight", 1.0004)},
+		{"v3/golden-f32", "weight-scaled", "q_a_proj.weight is 0.9997 times the reference's", wide(attn+"q_a_proj.weight", .9997)},
+		{"v1-base/golden-f32", "norm-weight", "is not the reference's: 64 of 64 channels are off, each by a factor of its own", // another's is near
+			func(t *testing.T, src weights.Source) altered {
+				const near = "model.layers.3.post_attention_layernorm.weight"
+				a := swap(t, src, norm, near)
+				a.tensors[near] = wide(norm, 1.005)(t, src).tensors[norm]
+				return a
+			}},
 		{"v1-base/golden-f32", "routed-sum-scaled", "the routed sum is 4 times the reference's", everyDown(4)},
 		{"v1-base/golden-f32", "routed-sum-scaled", "the routed sum is 0.37 times the reference's", everyDown(.37)},
 		{"v1-base/golden-f32", "weight-scaled", "down_proj.weight of all experts has 2 times the reference's numbers in rows 3, 9", everyDown(2, 3, 9)},

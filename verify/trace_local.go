@@ -9,6 +9,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -27,6 +28,7 @@ type localTrace struct {
 func (t *pass) local(in *model.Input, o model.Options, a *bounds.Analysis) (*network, *localTrace) {
 	j := t.job
 	trace := &localTrace{pass: t, analysis: a, attribution: newAttribution[bounds.Value]()}
+	trace.attribution.unknown = j.unknownRoundings()
 	watched := &attributed[bounds.Value]{j.arithmetic(a), trace.attribution, j.rows,
 		func(x *bounds.Value) *model.Activation { return x.Activation }}
 	return &network{Model: j.model, Input: in, Options: o, Arithmetic: watched, Keys: j.sharedKeys, Given: t.goldenSection,
@@ -126,6 +128,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 			judge(&c, m, t.pass.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
+			t.excuseUnknown(&c, x, want, rows)
 			if !t.pass.job.trial {
 				t.tryReadings(&c, x, want, rows)
 			}
@@ -144,7 +147,7 @@ func (t *localTrace) unmasked(name string, x *bounds.Value, want []float32, rows
 	values, golden := visibleScores(x.Values, want)
 	visible := *x
 	visible.Activation = &model.Activation{Shape: x.Shape, Values: values, DType: x.DType}
-	return t.attribution.inherit(&visible, x), golden,
+	return t.attribution.carry(&visible, x), golden,
 		bounds.SelectRows(golden, x.Width(), t.pass.paddedRows(name, x.Activation))
 }
 
@@ -169,7 +172,12 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 			x, d, of = n, narrow, "; of scores in float32"
 		}
 	}
-	margin := t.judgeDistances(c, x, d, rows, of)
+	margin := t.judgeDistances(c, x, d, rows, x.Width(), of)
+	if margin > 1 && d.Finite && d.Largest <= bounds.Lambda && x.DType == tensor.F32 {
+		if n := t.analysis.Independent(x, want, d.WorstRow); n < x.Width() {
+			margin = t.judgeDistances(c, x, d, rows, n, fmt.Sprintf("%s; %s to a row", of, text.Plural(n, "independent error")))
+		}
+	}
 	kind := c.Stage().Kind // of an MLP's output, an expert's on a probe among them
 	if (kind == pack.ProbeOutput || slices.Contains(pack.MLPOutputs, kind)) && x.Products != nil && d.Finite {
 		n, z := t.analysis.Neurons(x, want, rows, factor)
@@ -184,9 +192,10 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 }
 
 // judgeDistances records the distances of x, or of a stage that x is a block of, and their limits, and returns the
-// largest share of a limit. What they are distances of goes into the limits' words.
+// largest share of a limit. Rows have so many independent errors. What they are distances of goes into the limits'
+// words.
 func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.Distances, rows *bounds.Rows,
-	of string) (margin float64) {
+	independent int, of string) (margin float64) {
 	factor, key := t.pass.job.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
@@ -209,7 +218,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		return max(margin, judgeLines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
+		return max(margin, judgeLines(c, d, &l, x.Width(), independent, rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	}
 	c.Ambiguous = report.JSONFloat(d.Ambiguous)
 	p, y, most := bounds.PrecisionOf(x.DType), float64(d.At.Got), bounds.Lambda*d.At.Sigma
@@ -294,24 +303,24 @@ func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType
 	return rounded
 }
 
-// judgeLines holds the RMS of the tensor, its rows of width elements and its columns to their limits,
-// and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
-// Where weights were rounded, the elements of a column share that error, and columns have no
-// limit.
-func judgeLines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded,
+// judgeLines holds the RMS of the tensor, its rows of width elements, which have so many independent errors, and its columns
+// to their limits, and returns the largest share of a limit. One error may be Lambda in all of its row. Of few distinct
+// rows only the rows' RMS is judged. Where weights were rounded, the elements of a column share that error, and columns
+// have no limit.
+func judgeLines(c *report.Check, d *bounds.Distances, l *report.Limits, width, independent, distinct int, rounded,
 	together bool) (margin float64) {
 	if width >= leastRow {
-		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), rowRMS
-		margin = d.RowRMS / rowRMS
+		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), max(rowRMS, bounds.Lambda/math.Sqrt(float64(independent)))
+		margin = d.RowRMS / l.RowZ
 	}
 	if distinct < leastRows {
 		return margin
 	}
-	l.RMSZ = lineRMS(distinct * width)
+	l.RMSZ = lineRMS(distinct * independent)
 	if rounded {
 		// No error of a weight exceeds √3 of its standard deviation. The errors of all rows share the weights': they do not
 		// average out.
-		l.RMSZ = math.Sqrt(3) + 4/math.Sqrt(float64(width))
+		l.RMSZ = math.Sqrt(3) + 4/math.Sqrt(float64(independent))
 	} else {
 		c.ColumnZ, l.ColumnZ = report.JSONFloat(d.ColumnRMS), lineRMS(distinct)
 		if together { // they share an operand's error, as those of a row do

@@ -140,7 +140,7 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkIndexed(c, golden); err != nil {
+	if err := cmp.Or(checkIndexed(c, golden), checkKept(c, golden)); err != nil {
 		return nil, err
 	}
 	return newScope(c, golden, o)
@@ -161,6 +161,18 @@ func checkIndexed(c *config.Config, golden *pack.Pack) error {
 	case attention == pack.Sdpa:
 		return golden.Fault("model_type "+c.ModelType, "packs of sdpa attention are not supported: record it with eager "+
 			"attention")
+	}
+	return nil
+}
+
+// checkKept refuses packs whose references kept weights in float32 that are rounded to the compute dtype here.
+func checkKept(c *config.Config, golden *pack.Pack) error {
+	for s := range table.FamilyOf(c).Slots(c) {
+		kind := pack.Parse(s.Name).Kind
+		if slices.Contains(golden.Manifest.KeptFloat32, kind) && !model.InFloat32(c, s.Place) {
+			return golden.Fault("kept_float32", fmt.Sprintf("the reference kept %s in float32, which is not computed for "+
+				"model_type %s", kind, c.ModelType))
+		}
 	}
 	return nil
 }

@@ -43,33 +43,28 @@ dsmoe help memory  the formulas`,
 			q.ValidArgsFunction = cli.CompleteArguments("arch CONFIG")
 		},
 		run: func(q *query) (cli.Result, error) {
-			if compare.wanted(q.Command) {
+			switch {
+			case q.Flags().Changed("compare"):
 				return compare.report(q)
+			case seq < 0 || seq > maxSeq:
+				return nil, cli.Misuse(q.Command, "--seq is not in 1..100000000")
 			}
-			return describe(q, seq)
+			src, imagined, err := checkpointOrConfig(q.Context(), q.path)
+			if err != nil {
+				return nil, err
+			}
+			defer src.Close()
+			w, err := weightsOf(src, imagined, cli.WeightType{})
+			if err != nil {
+				return nil, err
+			}
+			return header.Describe(src.Path, src.Config, w, seq), nil
 		},
 	}
 }
 
 // maxSeq keeps the totals of any config within 64 bits.
 const maxSeq = 100_000_000
-
-// describe works out what a config implies.
-func describe(q *query, seq int) (cli.Result, error) {
-	if seq < 0 || seq > maxSeq {
-		return nil, cli.Misuse(q.Command, "--seq is not in 1..100000000")
-	}
-	src, imagined, err := checkpointOrConfig(q.path)
-	if err != nil {
-		return nil, err
-	}
-	defer src.Close()
-	w, err := weightsOf(src, imagined, cli.WeightType{})
-	if err != nil {
-		return nil, err
-	}
-	return header.Describe(src.Path, src.Config, w, seq), nil
-}
 
 // compareFlags are the flags of --compare. The defaults are the paper's example.
 type compareFlags struct {
@@ -96,17 +91,16 @@ func (f *compareFlags) add(cmd *cobra.Command) {
 	cli.NumberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
 }
 
-func (f *compareFlags) wanted(cmd *cobra.Command) bool { return cmd.Flags().Changed("compare") }
-
 // args demands a config, which --compare can do without.
 func (f *compareFlags) args(cmd *cobra.Command, given []string) error {
-	if f.wanted(cmd) && len(given) == 0 {
+	wanted := cmd.Flags().Changed("compare")
+	if wanted && len(given) == 0 {
 		return nil
 	}
 	if err := cli.Expect("CONFIG or CHECKPOINT")(cmd, given); err != nil {
 		return err
 	}
-	if f.wanted(cmd) {
+	if wanted {
 		return refuse(cmd, layerFlags(), "the config says that already")
 	}
 	return refuse(cmd, append(layerFlags(), splitFlag), "for --compare only")
@@ -139,26 +133,22 @@ func (f *compareFlags) report(q *query) (cli.Result, error) {
 	if q.path == "" || f.m < 1 {
 		err = errors.Join(err, wrong)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, cli.Misuse(q.Command, err.Error())
-	case q.path == "":
-		return header.Compare("", s, names), nil
-	case !q.Flags().Changed(splitFlag):
-		return compareConfig(q.path, 0, names)
 	}
-	return compareConfig(q.path, f.m, names)
-}
-
-// compareConfig compares the layers of the config at path.
-func compareConfig(path string, m int, names []string) (cli.Result, error) {
-	c, _, err := configOf(path)
+	if q.path == "" {
+		return header.Compare("", s, names), nil
+	}
+	c, _, err := configOf(q.Context(), q.path)
 	if err != nil {
 		return nil, err
 	}
-	s, err := count.SegmentationOf(c, m)
-	if err != nil {
-		return nil, cli.Named(path, err)
+	m := f.m
+	if !q.Flags().Changed(splitFlag) {
+		m = 0 // the config's own
 	}
-	return header.Compare(path, s, names), nil
+	if s, err = count.SegmentationOf(c, m); err != nil {
+		return nil, cli.Named(q.path, err)
+	}
+	return header.Compare(q.path, s, names), nil
 }

@@ -95,8 +95,6 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.StartOver, "no-resume", false, "start over, whether DST was begun or finished")
 	cli.OverwriteFlag(cmd, &f.overwrite)
-	flags.BoolVar(&f.Update, "update", false,
-		"of a finished DST, replace all that differs but the weights: copied files, config.json, GGUF's keys")
 	f.part = cli.AddPart(cmd, "write and prove part `I/N` of DST, which --finish joins")
 	flags.BoolVar(&f.Finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
@@ -106,15 +104,12 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	cli.InGroup(flags, cli.Selection, "layers", "keep-experts", "prune", "include", "exclude", "no-mtp")
 	cli.InGroup(flags, cli.Numbers, "type", "scales", "imatrix", "allow-overflow", "allow-fp8-fused", "verify")
 	cli.InGroup(flags, cli.GGUF, "name", "pre", "no-vocab", "mtp")
-	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "update", "check", "discard")
+	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "check", "discard")
 	cli.InGroup(flags, cli.Parts, "finish")
 	cli.InGroup(flags, cli.Resources, "max-memory")
 	f.files.Flag(cmd, attestFlag, "json",
 		"with --check: write an in-toto statement of the output to `FILE`, to be signed")
-	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
-		cmd.MarkFlagsMutuallyExclusive("update", other)
-	}
-	for _, other := range []string{"finish", "no-resume", "dry-run", "update"} {
+	for _, other := range []string{"finish", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("part", other)
 		if other != "finish" {
 			cmd.MarkFlagsMutuallyExclusive("finish", other)
@@ -149,7 +144,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	useEngine(&f.Settings, f.overwrite, b.Set)
+	useEngine(cmd.Context(), &f.Settings, f.overwrite, b.Set)
 	f.Part, f.Unverified = plan.Part{I: of.Index, N: of.Of}, !f.verify
 	switch {
 	case f.check:
@@ -166,7 +161,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		f.Options.Options = f.Into(args[1])
 	}
-	src, err := checkpoint.OpenPart(args[0], f.Needed)
+	src, err := openerOf(cmd.Context()).OpenPart(args[0], f.Needed)
 	if err != nil {
 		return err
 	}
@@ -182,9 +177,9 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 // useEngine fills in the settings that convert and synth share. Goroutines that wait for
 // the disk get processors of the scheduler beside those that compute, unless the user has
 // said by GOMAXPROCS how many there may be.
-func useEngine(s *convert.Settings, o cli.Overwriting, progress func(phase string, n, of int64)) {
+func useEngine(ctx context.Context, s *convert.Settings, o cli.Overwriting, progress func(phase string, n, of int64)) {
 	s.Compute, s.IO = min(runtime.GOMAXPROCS(0), runtime.NumCPU()), convert.DefaultIO
-	s.Tool, s.Progress = version(), progress
+	s.Client, s.Tool, s.Progress = clientOf(ctx), version(), progress
 	s.Overwrite, s.OverwriteChanged = o.Finished, o.Changed
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(s.Compute + s.IO)

@@ -12,10 +12,10 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
+	"dsmoe/inspect/diff"
 	"dsmoe/model"
 	"dsmoe/model/weights"
 	"dsmoe/text/problem"
-	"dsmoe/verify/diff"
 )
 
 // diffDocuments are the JSON documents of dsmoe diff.
@@ -103,12 +103,12 @@ rounded weights is refused.`,
 
 // compareWeights opens both sides and compares them.
 func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.Writer) (*diff.Report, error) {
-	left, err := openSide(a, o)
+	left, err := openSide(ctx, a, o)
 	if err != nil {
 		return nil, err
 	}
 	defer left.Close()
-	right, err := openSide(b, o)
+	right, err := openSide(ctx, b, o)
 	if err != nil {
 		return nil, err
 	}
@@ -135,11 +135,11 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 }
 
 // openSide opens a checkpoint as far as the comparison reads it.
-func openSide(path string, o diff.Options) (*checkpoint.Checkpoint, error) {
+func openSide(ctx context.Context, path string, o diff.Options) (*checkpoint.Checkpoint, error) {
 	if len(o.Include) == 0 {
-		return checkpoint.Open(path)
+		return openerOf(ctx).Open(path)
 	}
-	c, err := checkpoint.OpenPart(path, func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+	c, err := openerOf(ctx).OpenPart(path, func(c *config.Config, all weights.Headers) (map[string]bool, error) {
 		if c == nil {
 			return nil, nil
 		}
@@ -155,12 +155,12 @@ func openSide(path string, o diff.Options) (*checkpoint.Checkpoint, error) {
 // comparePruned runs the larger model at path a and the smaller at path b.
 func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *routingFlags,
 	stderr io.Writer) (*diff.PrunedReport, error) {
-	large, err := checkpoint.Open(a)
+	large, err := openerOf(ctx).Open(a)
 	if err != nil {
 		return nil, err
 	}
 	defer large.Close()
-	small, err := checkpoint.Open(b)
+	small, err := openerOf(ctx).Open(b)
 	if err != nil {
 		return nil, err
 	}

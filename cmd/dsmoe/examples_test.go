@@ -1,6 +1,7 @@
 package main
 
 import (
+	"dsmoe/convert/remote"
 	"io"
 	"os"
 	"os/exec"
@@ -80,7 +81,7 @@ func TestHelp(t *testing.T) {
 	for _, cmd := range everyCommand(newRoot()) {
 		var out strings.Builder
 		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
-		require.Zero(t, run(t.Context(), args, &out, io.Discard))
+		require.Zero(t, run(t.Context(), remote.NewClient(), args, &out, io.Discard))
 		requireWidth(t, out.String())
 		for list := range strings.SplitSeq(out.String(), "\n\n") {
 			assert.LessOrEqual(t, len(regexp.MustCompile(`(?m)^ +(-\w, )?--`).FindAllString(list, -1)), 10, list)
@@ -93,7 +94,7 @@ func TestHelp(t *testing.T) {
 		if cmd.IsAdditionalHelpTopicCommand() {
 			topics[cmd.Name()] = true
 			var out strings.Builder
-			require.Zero(t, run(t.Context(), []string{"help", cmd.Name()}, &out, io.Discard))
+			require.Zero(t, run(t.Context(), remote.NewClient(), []string{"help", cmd.Name()}, &out, io.Discard))
 			assert.Equal(t, cmd.Long, out.String())
 			requireWidth(t, out.String())
 		}

@@ -39,22 +39,27 @@ dsmoe help findings  the kinds of findings`,
 		byUsage: "a row for each expert, or a few for each layer",
 		plot:    "likeness to the nearest by layer and expert; --against: relative errors",
 		failOn:  true,
-		merge:   mergerOf(experts.Merge, "by"),
 		flags: func(q *query) {
 			similarities = q.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")
 			against = q.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
 		},
 		run: func(q *query) (cli.Result, error) {
-			switch {
-			case q.parts.Given() && (*against != "" || *similarities):
-				return nil, cli.Misuse(q.Command, "--part does not go with --against and --similarities; select --layers")
-			case *against != "" && *similarities:
+			if *against != "" && *similarities {
 				return nil, cli.Misuse(q.Command, "--against does not go with --similarities")
 			}
-			reads := func(c *config.Config, w *weights.Weight) bool { return experts.Reads(q.selection, c.IsMoE, w) }
+			var reads reading = func(c *config.Config, w *weights.Weight) bool { return experts.Reads(q.selection, c.IsMoE, w) }
 			if *against != "" {
 				return q.read(reads, func(w inspect.Weights) (cli.Result, error) {
-					return expertsAgainst(q, w, *against, reads)
+					original, c, err := openWeights(q.Context(), *against, reads.need(q.selection))
+					if err != nil {
+						return nil, err
+					}
+					defer c.Close()
+					r, err := experts.Against(q.Context(), w, original, experts.Options{Selection: q.selection, By: q.by})
+					if err != nil {
+						return nil, fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original.Path), err)
+					}
+					return r, nil
 				})
 			}
 			return q.examine(reads, func(w inspect.Weights) (cli.Result, error) {
@@ -64,18 +69,4 @@ dsmoe help findings  the kinds of findings`,
 			})
 		},
 	}
-}
-
-// expertsAgainst compares experts with those of the original at path.
-func expertsAgainst(q *query, w inspect.Weights, path string, reads reading) (cli.Result, error) {
-	original, c, err := openWeights(path, reads.need(q.selection))
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	r, err := experts.Against(q.Context(), w, original, experts.Options{Selection: q.selection, By: q.by})
-	if err != nil {
-		return nil, fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original.Path), err)
-	}
-	return r, nil
 }

@@ -61,7 +61,7 @@ dsmoe help packs  what a pack holds, and what it proves`,
 	cmd.Flags().AddFlagSet(r.flags)
 	cli.InGroup(r.flags, cli.Tokens, "random", "tokens", "text", "seed", "mask")
 	cli.InGroup(r.flags, cli.Selection, "layers", "stages", "no-probes", "mtp", "train")
-	cli.InGroup(r.flags, cli.Numbers, "dtype", "cast", "attn", "threads", "repeat", "override")
+	cli.InGroup(r.flags, cli.Numbers, "dtype", "cast", "attn", "experts", "threads", "repeat", "override")
 	cmd.RegisterFlagCompletionFunc("stages", cli.CompleteList(bareStages()...))
 	cmd.MarkFlagsMutuallyExclusive("random", "tokens", "text")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -76,15 +76,15 @@ dsmoe help packs  what a pack holds, and what it proves`,
 // recorderFlags are the flags of golden.py, whose values are checked before Python starts. golden.py checks which of
 // them go together, and patterns of stages.
 type recorderFlags struct {
-	flags                        *pflag.FlagSet
-	random                       tokenBatch
-	tokens                       *string
-	texts, overrides             *[]string
-	stages                       *string
-	seed                         uint64
-	threads                      int
-	layers                       text.Spans
-	reference, dtype, device, by string
+	flags                                 *pflag.FlagSet
+	random                                tokenBatch
+	tokens                                *string
+	texts, overrides                      *[]string
+	stages                                *string
+	seed                                  uint64
+	threads                               int
+	layers                                text.Spans
+	reference, dtype, device, by, experts string
 }
 
 // bareStages are the words of --stages that are not patterns of names with dots.
@@ -92,7 +92,7 @@ func bareStages() []string { return []string{"standard", "inner", "grad", "all",
 
 func newRecorderFlags() *recorderFlags {
 	f := pflag.NewFlagSet("golden.py", pflag.ContinueOnError)
-	r := &recorderFlags{flags: f, threads: 1, dtype: "float32", device: "cpu", by: "eager"}
+	r := &recorderFlags{flags: f, threads: 1, dtype: "float32", device: "cpu", by: pack.Eager, experts: pack.Eager}
 	f.Var(batchFlag(&r.random), "random", "`BxT`: B sequences of T tokens drawn from the whole vocabulary")
 	r.tokens = f.String("tokens", "", "JSON or safetensors `file` with input_ids, and attention_mask if any")
 	r.texts = f.StringArray("text", nil, "`string` for the checkpoint's tokenizer; again for more sequences")
@@ -105,7 +105,9 @@ func newRecorderFlags() *recorderFlags {
 	f.Var(cli.WordFlag(&r.dtype, "float32", "bfloat16", "float16"), "dtype",
 		"compute `dtype`: float32, bfloat16 or float16; bf16, fp16, half, … will do")
 	f.Var(cli.WordFlag(&r.device, "cpu", "cuda"), "device", "`device` of the reference: cpu or cuda")
-	f.Var(cli.WordFlag(&r.by, "eager", "sdpa"), "attn", "`kind` of attention: eager or sdpa")
+	f.Var(cli.WordFlag(&r.by, pack.Eager, pack.Sdpa), "attn", "`kind` of attention: eager or sdpa")
+	f.Var(cli.WordFlag(&r.experts, pack.Eager, pack.GroupedMM, pack.BatchedMM), "experts",
+		"`kind` of routed experts: eager, grouped_mm or batched_mm")
 	f.Bool("cast", false, "load in float32, then cast with model.to(dtype); otherwise from_pretrained(dtype) loads")
 	f.Var(cli.SpansFlag(&r.layers, "layers"), "layers", "record only these `layers`: 0,3-5,60")
 	r.stages = f.String("stages", "standard,grad", "`list` of standard, inner, grad, all, or patterns of stages")

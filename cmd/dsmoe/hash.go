@@ -25,11 +25,9 @@ dsmoe help hashes  what is hashed, byte by byte`,
 		selects:   true,
 		by:        []inspect.Grouping{inspect.ByTensor, inspect.ByModule, inspect.ByModel},
 		byUsage:   "a row for each tensor or module, or for the model alone",
-		merge:     mergerOf(stats.MergeHashes, "by"),
 		run: func(q *query) (cli.Result, error) {
-			if q.by == inspect.ByModel && (!q.selection.All() || q.parts.Given()) {
-				return nil, cli.Misuse(q.Command,
-					"--by model is about all tensors: not with --layers, --experts, --match or --part")
+			if q.by == inspect.ByModel && !q.selection.All() {
+				return nil, cli.Misuse(q.Command, "--by model is about all tensors: not with --layers, --experts or --match")
 			}
 			return q.examine(q.selected, func(w inspect.Weights) (cli.Result, error) {
 				return stats.Hash(q.Context(), w, q.selection, q.by)

@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
-	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/stats"
 	"dsmoe/model/weights"
@@ -44,7 +43,7 @@ dsmoe help findings     what the commands below call a finding`,
 		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1")},
 		run: func(q *query) (cli.Result, error) {
 			defer collectAt(400)() // a list of tensors is all that is kept
-			c, err := scan(q.path, nil)
+			c, err := scan(q.Context(), q.path, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -110,38 +109,28 @@ dsmoe help findings  the kinds of findings`,
 			values = q.Flags().Bool("values", false, "read every weight, and look into its values")
 		},
 		run: func(q *query) (cli.Result, error) {
-			src, err := checkpoint.Examine(q.path)
+			src, err := openerOf(q.Context()).Examine(q.path)
 			if err != nil {
 				return nil, err
 			}
 			defer src.Close()
 			if *values {
-				return auditValues(q, src)
+				c, v, err := valuesOf(src)
+				if err != nil {
+					return nil, err
+				}
+				b := cli.Bar{To: q.ErrOrStderr()}
+				defer b.Remove()
+				v.Progress = func(done, total int64) { b.Set("reading", done, total) }
+				return stats.AuditValues(q.Context(), c, v)
 			}
-			return auditHeaders(src)
+			c, err := inspected(src.Inventory)
+			if err != nil {
+				return nil, err
+			}
+			a := header.Audit(c)
+			a.Add(c.WrongShapes(weights.Mapped(src))...)
+			return a, nil
 		},
 	}
-}
-
-// auditHeaders audits what headers tell, and each weight_shape that can be viewed.
-func auditHeaders(src *checkpoint.Checkpoint) (cli.Result, error) {
-	c, err := inspected(src.Inventory)
-	if err != nil {
-		return nil, err
-	}
-	a := header.Audit(c)
-	a.Add(c.WrongShapes(weights.Mapped(src))...)
-	return a, nil
-}
-
-// auditValues reads every weight.
-func auditValues(q *query, src *checkpoint.Checkpoint) (cli.Result, error) {
-	c, v, err := valuesOf(src)
-	if err != nil {
-		return nil, err
-	}
-	b := cli.Bar{To: q.ErrOrStderr()}
-	defer b.Remove()
-	v.Progress = func(done, total int64) { b.Set("reading", done, total) }
-	return stats.AuditValues(q.Context(), c, v)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"os"
 	"runtime/debug"
@@ -33,7 +32,6 @@ type inspection struct {
 	byUsage string
 	plot    string       // --plot: what is drawn; "" without --plot
 	failOn  bool         // --fail-on
-	merge   *merger      // --part, --parts and --merge; nil without them
 	flags   func(*query) // adds the flags of this command alone; may be nil
 	run     func(*query) (cli.Result, error)
 }
@@ -44,8 +42,7 @@ type query struct {
 	path      string // the argument, "" without one
 	selection inspect.Selection
 	failOn    inspect.Level
-	parts     *cli.PartFlags // nil without --part
-	files     cli.Files      // beside stdout
+	files     cli.Files // beside stdout
 	by        inspect.Grouping
 }
 
@@ -88,20 +85,9 @@ func (i *inspection) command() *cobra.Command {
 	if i.flags != nil {
 		i.flags(q)
 	}
-	var merge *bool
-	if i.merge != nil {
-		q.parts = cli.AddPart(q.Command, "one of N parts of the weights")
-		merge = addMerge(q.Command, append(i.merge.printing, cli.PlotFlag, "fail-on")...)
-	}
 	q.RunE = q.files.Around(func(cmd *cobra.Command, args []string) error {
 		q.path = strings.Join(args[:min(1, len(args))], "")
-		var r cli.Result
-		var err error
-		if merge != nil && *merge {
-			r, err = i.merge.join(i.documents, args, q.by)
-		} else {
-			r, err = i.run(q)
-		}
+		r, err := i.run(q)
 		if err != nil {
 			return err
 		}
@@ -165,53 +151,15 @@ func (q *query) examine(reads reading, f func(w inspect.Weights) (cli.Result, er
 	})
 }
 
-// read calls f with the weights of the checkpoint, of the part that the flags name, of which reads tells those that
-// f reads. It shows the progress.
+// read opens the checkpoint and calls f with its weights; reads selects those that f needs. It shows the progress.
 func (q *query) read(reads reading, f func(w inspect.Weights) (cli.Result, error)) (cli.Result, error) {
-	p, err := q.part()
-	if err != nil {
-		return nil, err
-	}
-	w, c, err := openWeights(q.path, reads.need(q.selection))
+	w, c, err := openWeights(q.Context(), q.path, reads.need(q.selection))
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	if p.Of > 0 {
-		if err := takePart(q, c, &w, p, reads); err != nil {
-			return nil, err
-		}
-	}
 	b := cli.Bar{To: q.ErrOrStderr()}
 	defer b.Remove()
 	w.Progress = func(done, total int64) { b.Set("reading", done, total) }
 	return f(w)
-}
-
-// part is the part that the flags name.
-func (q *query) part() (p cli.Part, err error) {
-	if q.parts == nil {
-		return p, nil
-	}
-	if p, err = q.parts.Read(q.Command); err == nil && p.Of > 0 && !q.selection.All() {
-		err = cli.Misuse(q.Command, "--part selects weights by itself: not with --layers, --experts or --match")
-	}
-	return p, err
-}
-
-// takePart makes w the weights of a part, of which reads tells those that are to be shared out.
-func takePart(q *query, c *checkpoint.Checkpoint, w *inspect.Weights, p cli.Part, reads reading) error {
-	files := checkpointFiles{}
-	err := files.identify(c)
-	if err == nil && !c.ConfigInside() {
-		files.Identity[checkpoint.ConfigName], err = hashFile(c, checkpoint.ConfigName)
-	}
-	if err != nil {
-		return err
-	}
-	mine := &inspect.Part{Index: p.Index, Of: p.Of, Identity: files.Identity, Samples: files.Samples}
-	if !w.TakePart(mine, func(x *weights.Weight) bool { return reads(w.Config, x) }) {
-		fmt.Fprintf(q.ErrOrStderr(), "note: part %d of %d has nothing to read\n", p.Index, p.Of)
-	}
-	return nil
 }

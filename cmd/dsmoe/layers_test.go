@@ -23,8 +23,8 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
-			"inspect", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
+		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report",
+			"inspect", "inspect/diff", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts", "text/problem"},
 		"cmd/dsmoe/internal/cli": {"text/page", "text/problem", "convert", "convert/checkpoint", "convert/remote", "model/weights", "model/tensor"},
 
@@ -52,18 +52,17 @@ func TestLayers(t *testing.T) {
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/verifytest": {"verify/pack", "model", "config", "model/tensor"}, // for tests and scripts
-		"verify/diff":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 
 		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
-		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
-		"inspect/stats":       {"inspect", "model/digest", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/header":      {"inspect", "text/page", "model/count", "model/digest", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
+		"inspect/stats":       {"inspect", "inspect/diff", "model/digest", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor", "text/problem"},
 		"inspect/matrix":      {"inspect", "model", "model/weights", "model/tensor"},
-		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor", "text/problem"},
+		"inspect/experts":     {"inspect", "inspect/diff", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor", "text/problem"},
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
+		"inspect/diff":        {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/tensors":     {"inspect", "inspect/matrix", "model/weights", "model/table", "model/tensor"},
-		"inspect/report":      {"inspect", "inspect/tensors", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table", "text/problem"},
+		"inspect/report":      {"inspect", "inspect/tensors", "inspect/diff", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table", "text/problem"},
 		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/table", "model/tensor"}, // for tests
 
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel", "model/internal/arena"},

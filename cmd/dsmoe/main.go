@@ -24,20 +24,22 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the first signal cleans up, a second one kills
-	remote.Default.Context, remote.Default.Headers = ctx, remote.DefaultHeaders()
-	remote.Default.Waiting = func(why string) { printWaiting(os.Stderr, why) }
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	client := remote.NewClient()
+	client.Headers = remote.DefaultHeaders()
+	client.Waiting = func(why string) { printWaiting(os.Stderr, why) }
+	os.Exit(run(ctx, client, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run executes the command line and returns the exit status.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// run executes the command line, with a client for its requests, and returns the exit status.
+func run(ctx context.Context, client *remote.Client, args []string, stdout, stderr io.Writer) int {
+	client.Context = ctx
 	root := newRoot()
-	args = hideSecrets(args)
+	args = hideSecrets(client, args)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	defer printTraffic(stderr)
-	cmd, err := root.ExecuteContextC(ctx)
+	defer printTraffic(client, stderr)
+	cmd, err := root.ExecuteContextC(context.WithValue(ctx, clientKey{}, client))
 	var script scriptStatus
 	switch {
 	case err == nil:
@@ -60,7 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // hideSecrets returns the arguments without users and queries of URLs, which may be passwords and signatures:
 // what is printed of an argument shows none.
-func hideSecrets(args []string) []string {
+func hideSecrets(client *remote.Client, args []string) []string {
 	hidden := slices.Clone(args)
 	for i, arg := range args {
 		flag, value, is := strings.Cut(arg, "=")
@@ -68,7 +70,7 @@ func hideSecrets(args []string) []string {
 			flag, value, is = "", arg, false
 		}
 		if remote.Is(value) {
-			if hidden[i] = remote.Default.Hide(value); is {
+			if hidden[i] = client.Hide(value); is {
 				hidden[i] = flag + "=" + hidden[i]
 			}
 		}
@@ -77,8 +79,8 @@ func hideSecrets(args []string) []string {
 }
 
 // printTraffic writes what was read of servers, if anything was.
-func printTraffic(w io.Writer) {
-	if bytes, requests := remote.Default.Traffic(); requests > 0 {
+func printTraffic(client *remote.Client, w io.Writer) {
+	if bytes, requests := client.Traffic(); requests > 0 {
 		fmt.Fprintf(w, "note: %s were read in %s\n", text.Bytes(bytes), text.Plural(int(requests), "request"))
 	}
 }
@@ -94,7 +96,7 @@ func printWaiting(w io.Writer, why string) {
 // addCache adds --cache to a command and those below it.
 func addCache(cmd *cobra.Command) {
 	cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
-		func(dir string) error { remote.Default.Cache = dir; return nil })
+		func(dir string) error { clientOf(cmd.Root().Context()).Cache = dir; return nil })
 	cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 }
 

@@ -51,7 +51,7 @@ dsmoe help memory  the formulas`,
 			q.MarkFlagsMutuallyExclusive("fit", cli.PlotFlag)
 		},
 		run: func(q *query) (cli.Result, error) {
-			src, imagined, err := checkpointOrConfig(q.path)
+			src, imagined, err := checkpointOrConfig(q.Context(), q.path)
 			if err != nil {
 				return nil, err
 			}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/stats"
 	"dsmoe/model/table"
@@ -23,18 +25,27 @@ import (
 
 // What commands open: configs, the headers of checkpoints, weights.
 
+// clientKey is the key of the client of all requests in the context of a command.
+type clientKey struct{}
+
+// clientOf returns the client of a command: run puts it into the context.
+func clientOf(ctx context.Context) *remote.Client { return ctx.Value(clientKey{}).(*remote.Client) }
+
+func openerOf(ctx context.Context) checkpoint.Opener { return checkpoint.Opener{Client: clientOf(ctx)} }
+
 // configOf reads the config of a checkpoint, or a config, and returns its text too.
-func configOf(path string) (*config.Config, []byte, error) {
+func configOf(ctx context.Context, path string) (*config.Config, []byte, error) {
+	o := openerOf(ctx)
 	if checkpoint.IsRemote(path) {
-		return checkpoint.RemoteConfig(path)
+		return o.RemoteConfig(path)
 	}
-	if !checkpoint.HasConfigInside(path) {
+	if !o.HasConfigInside(path) {
 		if _, err := checkpoint.Snapshot(path); err != nil {
 			return nil, nil, err
 		}
 		return checkpoint.ReadConfig(configPath(path))
 	}
-	c, err := checkpoint.Open(path)
+	c, err := o.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -63,13 +74,14 @@ func configPath(path string) string {
 
 // checkpointOrConfig opens the checkpoint at path, or imagines the one of a config: a file, or
 // that of a directory whose weights are missing or incomplete.
-func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool, err error) {
-	if path != configPath(path) || checkpoint.HasConfigInside(path) {
-		if src, err = checkpoint.Open(path); err == nil {
+func checkpointOrConfig(ctx context.Context, path string) (src *checkpoint.Checkpoint, imagined bool, err error) {
+	o := openerOf(ctx)
+	if path != configPath(path) || o.HasConfigInside(path) {
+		if src, err = o.Open(path); err == nil {
 			return src, false, nil
 		}
 	}
-	c, document, err := configOf(path)
+	c, document, err := configOf(ctx, path)
 	if err != nil {
 		return nil, false, err
 	}
@@ -81,8 +93,8 @@ func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool,
 }
 
 // scan reads everything but the weights of the part of the checkpoint at path that a command needs; nil is all of it.
-func scan(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
-	inv, err := checkpoint.ScanPart(path, need)
+func scan(ctx context.Context, path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
+	inv, err := openerOf(ctx).ScanPart(path, need)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +103,8 @@ func scan(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
 
 // inspected is what an inventory tells.
 func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
-	if isNothing(inv) {
+	ofWeights := func(p problem.Problem) bool { return p.File != "" && p.File != checkpoint.ConfigName }
+	if errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 && !slices.ContainsFunc(inv.Problems, ofWeights) {
 		return nil, problem.In(inv.Path, inv.Problems...)
 	}
 	c := &inspect.Checkpoint{Path: inv.Path, Config: inv.Config}
@@ -106,14 +119,6 @@ func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 	}
 	c.Findings = slices.Concat(findings(inspect.Broken, inv.Problems), findings(inspect.Note, inv.Notes))
 	return c, nil
-}
-
-// isNothing says of a directory that it has no part of a checkpoint.
-func isNothing(inv *checkpoint.Inventory) bool {
-	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p problem.Problem) bool {
-			return p.File != "" && p.File != checkpoint.ConfigName
-		})
 }
 
 func findings(kind inspect.Kind, problems []problem.Problem) (found []inspect.Finding) {
@@ -145,8 +150,9 @@ func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, er
 }
 
 // openWeights opens what is needed of the checkpoint at path, which is to be closed, and lists its weights.
-func openWeights(path string, need checkpoint.Need) (w inspect.Weights, c *checkpoint.Checkpoint, err error) {
-	if c, err = checkpoint.OpenPart(path, need); err != nil {
+func openWeights(ctx context.Context, path string, need checkpoint.Need) (w inspect.Weights, c *checkpoint.Checkpoint,
+	err error) {
+	if c, err = openerOf(ctx).OpenPart(path, need); err != nil {
 		return w, nil, err
 	}
 	list, err := orderedWeights(c)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"dsmoe/convert/remote"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,7 +17,7 @@ import (
 func runJSON(t *testing.T, status int, args ...string) []byte {
 	t.Helper()
 	var out, errs bytes.Buffer
-	require.Equal(t, status, run(context.Background(), append(args, "--json"), &out, &errs), errs.String())
+	require.Equal(t, status, run(context.Background(), remote.NewClient(), append(args, "--json"), &out, &errs), errs.String())
 	return out.Bytes()
 }
 
@@ -26,7 +27,7 @@ func inParts(t *testing.T, n, status int, merge []string, args ...string) []byte
 	dir := t.TempDir()
 	for i := n; i > 0; i-- {
 		var out, errs bytes.Buffer
-		run(context.Background(), append(args, "--json", fmt.Sprintf("--part=%d/%d", i, n)), &out, &errs)
+		run(context.Background(), remote.NewClient(), append(args, "--json", fmt.Sprintf("--part=%d/%d", i, n)), &out, &errs)
 		file := filepath.Join(dir, fmt.Sprint(i))
 		require.NoError(t, os.WriteFile(file, out.Bytes(), 0o666))
 		merge = append(merge, file)

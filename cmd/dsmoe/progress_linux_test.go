@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/convert/remote"
 )
 
 // terminal is a terminal of the system, and what was drawn on it.
@@ -80,7 +81,7 @@ func TestProgressIsForTerminalsOnly(t *testing.T) {
 			x := openTerminal(t)
 			dst := filepath.Join(t.TempDir(), "out")
 			var stdout bytes.Buffer
-			status := run(t.Context(), command(dst), &stdout, x.File)
+			status := run(t.Context(), remote.NewClient(), command(dst), &stdout, x.File)
 			drawn := x.close(t)
 			require.Equal(t, cli.ExitYes, status, drawn)
 			word, _, _ := strings.Cut(what, ",")
@@ -93,7 +94,7 @@ func TestProgressIsForTerminalsOnly(t *testing.T) {
 			require.NoError(t, err)
 			defer file.Close()
 			var plain bytes.Buffer
-			require.Equal(t, cli.ExitYes, run(t.Context(), command(dst), &plain, file))
+			require.Equal(t, cli.ExitYes, run(t.Context(), remote.NewClient(), command(dst), &plain, file))
 			assert.Equal(t, withoutTime(plain.String()), withoutTime(stdout.String()))
 			stat, err := file.Stat()
 			require.NoError(t, err)
@@ -117,7 +118,7 @@ func TestTablesAreForTerminals(t *testing.T) {
 		if form != "" {
 			args = append(args, "-o", form)
 		}
-		status := run(t.Context(), args, x.File, io.Discard)
+		status := run(t.Context(), remote.NewClient(), args, x.File, io.Discard)
 		assert.Contains(t, x.close(t), want)
 		assert.Equal(t, cli.ExitYes, status)
 	}
@@ -130,7 +131,7 @@ func TestTerminals(t *testing.T) {
 	shown := func(args ...string) string {
 		x := openTerminal(t)
 		require.NoError(t, unix.IoctlSetWinsize(int(x.File.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 60}))
-		require.Equal(t, cli.ExitYes, run(t.Context(), args, x.File, io.Discard))
+		require.Equal(t, cli.ExitYes, run(t.Context(), remote.NewClient(), args, x.File, io.Discard))
 		return x.close(t)
 	}
 	mem := []string{"inspect", "mem", fixture("checkpoint")}

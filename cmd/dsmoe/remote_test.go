@@ -22,9 +22,6 @@ import (
 func TestHideSecrets(t *testing.T) {
 	fixture, err := filepath.Abs(filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint"))
 	require.NoError(t, err)
-	old := remote.Default
-	remote.Default = remote.NewClient()
-	t.Cleanup(func() { remote.Default = old })
 	files := http.FileServer(http.Dir(fixture))
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, word, _ := r.BasicAuth(); word != "word" || r.URL.RawQuery != "signature=1" {
@@ -39,7 +36,7 @@ func TestHideSecrets(t *testing.T) {
 		{"inspect", "mem", url + "?signature=1"}, {"inspect", "audit", url + "none?signature=1"}, {"inspect", url + "?signature=2"}} {
 		refused := strings.Contains(args[len(args)-1], "none") || strings.HasSuffix(args[len(args)-1], "2")
 		var out, errs bytes.Buffer
-		status := run(t.Context(), args, &out, &errs)
+		status := run(t.Context(), remote.NewClient(), args, &out, &errs)
 		require.Equal(t, refused, status == cli.ExitUnknown, errs.String())
 		for _, secret := range []string{"word", "signature", "me:"} {
 			require.NotContains(t, out.String()+errs.String(), secret)
@@ -53,10 +50,9 @@ func TestInterruptedRequests(t *testing.T) {
 	h := remotetest.Start(t, nil)
 	h.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	remote.Default.Context = ctx
 	cancel()
 	var errs bytes.Buffer
-	require.Equal(t, cli.ExitInterrupted, run(ctx, []string{"inspect", "hf://org/model"}, io.Discard, &errs))
+	require.Equal(t, cli.ExitInterrupted, run(ctx, h.Client, []string{"inspect", "hf://org/model"}, io.Discard, &errs))
 	require.Contains(t, errs.String(), "dsmoe: interrupted\n")
 }
 
@@ -72,10 +68,10 @@ func TestWaiting(t *testing.T) {
 func TestVerifyHub(t *testing.T) {
 	fixture, err := filepath.Abs(filepath.Join("..", "..", "fixtures", "v1-base"))
 	require.NoError(t, err)
-	remotetest.Start(t, map[string]string{"model": filepath.Join(fixture, "checkpoint")}).Fail(30)
+	h := remotetest.Start(t, map[string]string{"model": filepath.Join(fixture, "checkpoint")}).Fail(30)
 	report := func(path string) map[string]any {
 		var out bytes.Buffer
-		status := run(t.Context(), []string{"verify", "--json", "--hash", path, filepath.Join(fixture, "golden-f32")}, &out, io.Discard)
+		status := run(t.Context(), h.Client, []string{"verify", "--json", "--hash", path, filepath.Join(fixture, "golden-f32")}, &out, io.Discard)
 		require.Equal(t, cli.ExitYes, status)
 		var document map[string]any
 		require.NoError(t, json.Unmarshal(out.Bytes(), &document))

@@ -93,7 +93,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 	case cmd.Flags().Changed("seed") && f.random == tokenBatch{}:
 		return cli.Misuse(cmd, "--seed is that of --random")
 	case configPath(path) == path && (given > 0 || !f.selection.All() || f.against != ""):
-		if _, _, err := configOf(path); err != nil {
+		if _, _, err := configOf(cmd.Context(), path); err != nil {
 			return err
 		}
 		return cli.Misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
@@ -109,13 +109,13 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 // report makes the report on a checkpoint, or on a config alone.
 func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, error) {
 	if configPath(path) == path {
-		c, _, err := configOf(path)
+		c, _, err := configOf(cmd.Context(), path)
 		if err != nil {
 			return nil, err
 		}
 		return report.OfConfig(header.Describe(path, c, header.Weights{}, 0)), nil
 	}
-	src, err := checkpoint.Examine(path)
+	src, err := openerOf(cmd.Context()).Examine(path)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		return nil, err
 	}
 	if f.against != "" {
-		base, opened, err := openWeights(f.against, nil)
+		base, opened, err := openWeights(cmd.Context(), f.against, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -149,7 +149,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 			f.layers, f.experts = o.Layers, o.Experts
 			if f.golden != "" {
 				f.config = path
-				return f.routingFlags.golden(f.golden)
+				return f.routingFlags.golden(cmd.Context(), f.golden)
 			}
 			return f.forward(cmd, path, f.options())
 		}

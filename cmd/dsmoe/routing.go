@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -43,7 +44,7 @@ dsmoe help routing  the measures, where choices come from, memory`,
   dsmoe inspect routing dsmoe-demo/checkpoint --random 4x128 --choices c.jsonl`,
 		documents: cli.Documents{
 			cli.DocumentOf[*routing.Report]("dsmoe.inspect.routing/1"),
-			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/1"),
+			cli.DocumentOf[*routing.Comparison]("dsmoe.inspect.routing.compare/2"),
 		},
 		expects: "GOLDEN or CHECKPOINT",
 		pipe:    text.TSV,
@@ -148,7 +149,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	} else if err != nil {
 		return nil, cli.WithHint(err, "a checkpoint routes tokens: --tokens FILE or --random BxT")
 	}
-	return o.golden(path)
+	return o.golden(cmd.Context(), path)
 }
 
 // compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.
@@ -184,7 +185,7 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 
 // forward routes the tokens of the flags by the checkpoint at path.
 func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.Options) (*routing.Report, error) {
-	c, err := checkpoint.Open(path)
+	c, err := openerOf(cmd.Context()).Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +228,7 @@ func (o *routingFlags) input(vocab int) (*model.Input, error) {
 }
 
 // golden reads the pack at path.
-func (o *routingFlags) golden(path string) (*routing.Report, error) {
+func (o *routingFlags) golden(ctx context.Context, path string) (*routing.Report, error) {
 	pack, err := pack.Open(path)
 	if err != nil {
 		return nil, err
@@ -237,7 +238,7 @@ func (o *routingFlags) golden(path string) (*routing.Report, error) {
 		return nil, err
 	}
 	if o.config != "" {
-		c, err := o.recorded(&g, pack)
+		c, err := o.recorded(ctx, &g, pack)
 		if c != nil {
 			defer c.Close()
 		}
@@ -250,9 +251,10 @@ func (o *routingFlags) golden(path string) (*routing.Report, error) {
 
 // recorded sets what --config knows of the model of a pack. The checkpoint that it returns is
 // opened for the gates' biases alone; it is nil where there are none.
-func (o *routingFlags) recorded(g *routing.Golden, pack *pack.Pack) (*checkpoint.Checkpoint, error) {
+func (o *routingFlags) recorded(ctx context.Context, g *routing.Golden, pack *pack.Pack) (*checkpoint.Checkpoint,
+	error) {
 	g.Model = o.config
-	stored, _, err := configOf(o.config)
+	stored, _, err := configOf(ctx, o.config)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +262,7 @@ func (o *routingFlags) recorded(g *routing.Golden, pack *pack.Pack) (*checkpoint
 		configPath(o.config) == o.config {
 		return nil, err
 	}
-	c, err := checkpoint.Open(o.config)
+	c, err := openerOf(ctx).Open(o.config)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ import (
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 )
 
@@ -316,7 +317,7 @@ func tensorData(ts *testscript.TestScript, file string, data []byte, name string
 // dsmoe runs a command line in this process.
 func dsmoe(ctx context.Context, args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	status = run(ctx, args, &out, &errs)
+	status = run(ctx, remote.NewClient(), args, &out, &errs)
 	return status, out.String(), errs.String()
 }
 

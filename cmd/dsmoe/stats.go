@@ -27,16 +27,12 @@ dsmoe help statistics  the columns`,
 		byUsage:   "a row for each tensor, expert, layer or module",
 		plot: "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest " +
 			"magnitudes by layer and kind",
-		merge: mergerOf(stats.Merge),
 		flags: func(q *query) {
 			show := func(q []stats.Quantile) string { return text.Some(q, len(q), ",") }
 			q.Flags().Var(cli.ValueOf(&quantiles, "shares", stats.ParseQuantiles, show), "quantiles",
 				"`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
 		},
 		run: func(q *query) (cli.Result, error) {
-			if q.parts.Given() && q.by == inspect.ByModule {
-				return nil, cli.Misuse(q.Command, "--by module is over all layers: not with --part")
-			}
 			return q.examine(q.selected, func(w inspect.Weights) (cli.Result, error) {
 				return stats.Compute(q.Context(), w,
 					stats.Options{Selection: q.selection, By: q.by, Quantiles: quantiles})

@@ -86,7 +86,7 @@ func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.
 
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
-	c, document, err := configOf(configFile)
+	c, document, err := configOf(ctx, configFile)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	b := cli.Bar{To: stderr}
 	defer b.Remove()
 	var settings convert.Settings
-	useEngine(&settings, o.replace, b.Set)
+	useEngine(ctx, &settings, o.replace, b.Set)
 	done, err := convert.Synthesise(ctx, dst, p, settings)
 	if err != nil {
 		return nil, err

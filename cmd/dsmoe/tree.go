@@ -52,7 +52,7 @@ func listing(q *query) (*header.Listing, error) {
 		}
 		return names, nil
 	}
-	c, err := scan(q.path, need)
+	c, err := scan(q.Context(), q.path, need)
 	if err != nil {
 		return nil, err
 	}

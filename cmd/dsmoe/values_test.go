@@ -62,7 +62,7 @@ func TestUnreadableChecksums(t *testing.T) {
 func TestShortenedFile(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join("..", "..", "fixtures", "v1-dense", "checkpoint"))))
-	c, err := checkpoint.Examine(dir)
+	c, err := checkpoint.Opener{}.Examine(dir)
 	require.NoError(t, err)
 	defer c.Close()
 	in, err := inspected(c.Inventory)
@@ -108,7 +108,7 @@ func benchmarkCheckpoint(b *testing.B) *checkpoint.Checkpoint {
 		"moe_intermediate_size":1408,"num_hidden_layers":1,"num_attention_heads":16,"num_key_value_heads":16,"n_shared_experts":2,"n_routed_experts":8,"num_experts_per_tok":2}`), 0o666))
 	status, _, stderr := dsmoe(b.Context(), "synth", config, dir)
 	require.Equal(b, cli.ExitYes, status, stderr)
-	c, err := checkpoint.Examine(dir)
+	c, err := checkpoint.Opener{}.Examine(dir)
 	require.NoError(b, err)
 	b.Cleanup(func() { c.Close() })
 	return c

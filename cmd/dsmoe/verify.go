@@ -205,7 +205,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack
 	if err := exchanged(path); err != nil {
 		return r, err
 	}
-	c, err := checkpoint.OpenPart(path, o.needOf(p))
+	c, err := openerOf(ctx).OpenPart(path, o.needOf(p))
 	if err != nil {
 		return r, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/convert/remote"
 )
 
 // verifyArgs verify a fixture that passes, with both files in a directory.
@@ -26,11 +27,11 @@ func TestInterruptedFilesSaySo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	require.Equal(t, cli.ExitYes, run(t.Context(), verifyArgs(dir), &stdout, &stderr))
+	require.Equal(t, cli.ExitYes, run(t.Context(), remote.NewClient(), verifyArgs(dir), &stdout, &stderr))
 	assert.Contains(t, readFile(t, filepath.Join(dir, "verify.html")), "PASS")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Equal(t, cli.ExitInterrupted, run(ctx, verifyArgs(dir), &stdout, &stderr))
+	require.Equal(t, cli.ExitInterrupted, run(ctx, remote.NewClient(), verifyArgs(dir), &stdout, &stderr))
 	assert.Equal(t, []string{"verify.html", "verify.xml"}, entries(t, dir))
 	assert.NotContains(t, readFile(t, filepath.Join(dir, "verify.html")), "PASS")
 	assert.Contains(t, readFile(t, filepath.Join(dir, "verify.html")), "not a pass: interrupted")
@@ -57,7 +58,7 @@ func TestUnwrittenFilesAreAnError(t *testing.T) {
 	stdout := removing{dir: filepath.Join(t.TempDir(), "out")}
 	require.NoError(t, os.Mkdir(stdout.dir, 0o777))
 	var stderr bytes.Buffer
-	require.Equal(t, cli.ExitUnknown, run(t.Context(), verifyArgs(stdout.dir), &stdout, &stderr))
+	require.Equal(t, cli.ExitUnknown, run(t.Context(), remote.NewClient(), verifyArgs(stdout.dir), &stdout, &stderr))
 	var document struct{ Verdict string }
 	require.NoError(t, json.Unmarshal(stdout.Bytes(), &document), "one document")
 	assert.Equal(t, "pass", document.Verdict)

@@ -1,15 +1,45 @@
 package main
 
+// --merge: reports of parts, which earlier runs printed as JSON, read and joined into one.
+
 import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/report"
 )
+
+// addMerge adds --merge to dsmoe verify. With it the arguments are REPORTs, and all flags but those that say how to
+// print, printing among them, are refused.
+func addMerge(cmd *cobra.Command, printing ...string) *bool {
+	merge := cmd.Flags().Bool("merge", false, "join the JSON of earlier runs: dsmoe ... --merge REPORT...")
+	cli.InGroup(cmd.Flags(), cli.Parts, "merge")
+	printing = append(printing, "merge", "json", cli.ColourFlag, cli.WideFlag)
+	expected := cmd.Args
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if !*merge {
+			return expected(cmd, args)
+		}
+		var err error
+		cmd.Flags().Visit(func(f *pflag.Flag) {
+			if !slices.Contains(printing, f.Name) {
+				err = cli.Misuse(cmd, fmt.Sprintf("--%s does not go with --merge, which joins reports as they are", f.Name))
+			}
+		})
+		if err == nil && len(args) == 0 {
+			err = cli.Misuse(cmd, "want at least one REPORT, but 0 given")
+		}
+		return err
+	}
+	return merge
+}
 
 // mergeVerified joins the reports of verify in these files.
 func mergeVerified(paths []string) (*verified, error) {

@@ -4,14 +4,12 @@ package checkpoint
 // reading of tensors that are stored in parts or in another order.
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"unsafe"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 	"dsmoe/text/problem"
 )
 
@@ -21,34 +19,12 @@ type assembly struct {
 	byName map[string]int // index in Tensors
 }
 
-// infos yields the tensors.
-func (a *assembly) infos(yield func(tensor.Info) bool) {
-	for i := range a.Tensors {
-		if !yield(a.Tensors[i].Info) {
-			return
-		}
-	}
-}
-
 // find returns the named tensor, or nil.
 func (a *assembly) find(name string) *format.Assembled {
 	if i, ok := a.byName[name]; ok {
 		return &a.Tensors[i]
 	}
 	return nil
-}
-
-func (a *assembly) whole(name string) bool {
-	x := a.find(name)
-	return x != nil && x.Whole()
-}
-
-// memory is the bytes that are kept beside what every checkpoint keeps of its tensors.
-func (a *assembly) memory() (n int64) {
-	for i := range a.Tensors {
-		n += int64(unsafe.Sizeof(format.Assembled{})) + int64(len(a.Tensors[i].Parts))*partMemory
-	}
-	return n
 }
 
 // partMemory is the bytes that a part takes, and its view.
@@ -71,8 +47,8 @@ func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
 	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
 }
 
-// Tokenizer returns the files of the tokenizer that the weight files hold, and what there is to say
-// of them. A format without a dialect holds none.
+// Tokenizer returns the tokenizer that the weight files hold, as files, and a note about it. A format without a dialect
+// holds no tokenizer.
 func (c *Checkpoint) Tokenizer() (texts []format.Text, note string, err error) {
 	if c.assembly == nil {
 		return nil, "", nil
@@ -128,27 +104,16 @@ func (c *Checkpoint) Was(name string) tensor.DType {
 	return tensor.Invalid
 }
 
-// assembled views a tensor that is one run of stored elements.
-func (c *Checkpoint) assembled(name string) (tensor.Tensor, error) {
-	x := c.assembly.find(name)
-	switch {
-	case x == nil:
-		return tensor.Tensor{}, c.unknown(name)
-	case !x.Whole():
-		return tensor.Tensor{}, fmt.Errorf("%s: tensor %s: is stored in another order, which has no view",
-			text.Quote(c.Path), text.Quote(name))
+// ReadAt fills dst with the named tensor's bytes from offset on, in whole elements. It reads the file, not its mapping,
+// so that it needs no memory beside dst, except some MiB for a tensor in another order.
+func (c *Checkpoint) ReadAt(name string, dst []byte, offset int64) error {
+	if c.assembly == nil {
+		file, start, err := c.Place(name)
+		if err != nil {
+			return err
+		}
+		return c.ReadFile(file, dst, start+offset)
 	}
-	part := x.Parts[0]
-	t, err := c.files[part.File].Tensor(part.Tensor)
-	if err != nil {
-		return t, err
-	}
-	begin, end := x.DType.Bytes(part.First), x.DType.Bytes(part.First+part.N)
-	return tensor.Tensor{DType: x.DType, Shape: x.Shape, Data: t.Data[begin:end:end]}, nil
-}
-
-// readAssembled fills dst from the parts of a tensor.
-func (c *Checkpoint) readAssembled(name string, dst []byte, offset int64) error {
 	x := c.assembly.find(name)
 	if x == nil {
 		return c.unknown(name)
@@ -256,10 +221,16 @@ func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
 	steps := make([]float32, 0, x.Len())
 	for i := range x.Parts {
 		part := &x.Parts[i]
-		h, err := c.stepsOf(part, part.Stored(x.DType))
+		_, start, err := c.Place(part.Tensor)
 		if err != nil {
 			return nil, err
 		}
+		d := part.Stored(x.DType)
+		stored := tensor.Tensor{DType: d, Shape: []int{int(part.N)}, Data: make([]byte, d.Bytes(part.N))}
+		if err := c.ReadFile(part.File, stored.Data, start+d.Bytes(part.First)); err != nil {
+			return nil, err
+		}
+		h := stored.HalfSteps(nil)
 		if part.View == nil {
 			steps = append(steps, h...)
 			continue
@@ -269,17 +240,4 @@ func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
 		}
 	}
 	return steps, nil
-}
-
-// stepsOf are the half steps of a part's elements as they are stored.
-func (c *Checkpoint) stepsOf(part *format.Part, d tensor.DType) ([]float32, error) {
-	_, start, err := c.Place(part.Tensor)
-	if err != nil {
-		return nil, err
-	}
-	t := tensor.Tensor{DType: d, Shape: []int{int(part.N)}, Data: make([]byte, d.Bytes(part.N))}
-	if err := c.ReadFile(part.File, t.Data, start+d.Bytes(part.First)); err != nil {
-		return nil, err
-	}
-	return t.HalfSteps(nil), nil
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -49,13 +50,18 @@ var (
 	_ weights.Unviewed = (*Checkpoint)(nil)
 )
 
-// Tensors yields the tensors of one file after the other, each in file order, and then those of
-// files that were not read, without dtype and shape: see OpenPart.
+// Tensors yields the tensors of one file after the other, each in file order. Tensors of files that were not read come
+// last, without dtype and shape: see OpenPart.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
-	if c.assembly != nil {
-		return c.assembly.infos
-	}
 	return func(yield func(tensor.Info) bool) {
+		if c.assembly != nil {
+			for i := range c.assembly.Tensors {
+				if !yield(c.assembly.Tensors[i].Info) {
+					return
+				}
+			}
+			return
+		}
 		for _, f := range c.files {
 			for info := range f.Tensors() {
 				if !yield(info) {
@@ -76,14 +82,28 @@ func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
 // Tensor returns a view of the named tensor's mapped bytes, valid until Close. A tensor in
 // parts, or in another order, has no view.
 func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
-	if c.assembly != nil {
-		return c.assembled(name)
+	if c.assembly == nil {
+		i, ok := c.where[name]
+		if !ok {
+			return tensor.Tensor{}, c.unknown(name)
+		}
+		return c.files[i].Tensor(name)
 	}
-	i, ok := c.where[name]
-	if !ok {
+	x := c.assembly.find(name)
+	switch {
+	case x == nil:
 		return tensor.Tensor{}, c.unknown(name)
+	case !x.Whole():
+		return tensor.Tensor{}, fmt.Errorf("%s: tensor %s: is stored in another order, which has no view",
+			text.Quote(c.Path), text.Quote(name))
 	}
-	return c.files[i].Tensor(name)
+	part := x.Parts[0]
+	t, err := c.files[part.File].Tensor(part.Tensor)
+	if err != nil {
+		return t, err
+	}
+	begin, end := x.DType.Bytes(part.First), x.DType.Bytes(part.First+part.N)
+	return tensor.Tensor{DType: x.DType, Shape: x.Shape, Data: t.Data[begin:end:end]}, nil
 }
 
 // HasViews reports whether the address space has room for twice the bytes of all files. If
@@ -93,7 +113,11 @@ func (c *Checkpoint) HasViews() bool { return c.hasViews() }
 // HasView reports whether the named tensor has a view: it is one run of stored elements, and
 // HasViews is true.
 func (c *Checkpoint) HasView(name string) bool {
-	return c.HasViews() && (c.assembly == nil || c.assembly.whole(name))
+	if !c.HasViews() || c.assembly == nil {
+		return c.HasViews()
+	}
+	x := c.assembly.find(name)
+	return x != nil && x.Whole()
 }
 
 // Room fails, with a *problem.Error, if n bytes cannot be read into memory.
@@ -144,20 +168,6 @@ func (c *Checkpoint) Place(stored string) (file int, offset int64, err error) {
 	}
 	_, offset, _ = c.files[file].Lookup(stored)
 	return file, offset, nil
-}
-
-// ReadAt fills dst with the named tensor's bytes from offset on, in whole elements. It reads
-// the file, not its mapping, so that it needs no memory beside dst, except some MiB for a
-// tensor in another order.
-func (c *Checkpoint) ReadAt(name string, dst []byte, offset int64) error {
-	if c.assembly != nil {
-		return c.readAssembled(name, dst, offset)
-	}
-	file, start, err := c.Place(name)
-	if err != nil {
-		return err
-	}
-	return c.ReadFile(file, dst, start+offset)
 }
 
 // ReadFile fills dst from a weight file, an index in Inventory.Files. A file that became
@@ -241,7 +251,9 @@ func (c *Checkpoint) Memory() (n int64) {
 		n += perTensor + NameMemory(info.Name) + 8*int64(len(info.Shape))
 	}
 	if c.assembly != nil {
-		n += c.assembly.memory()
+		for i := range c.assembly.Tensors {
+			n += int64(unsafe.Sizeof(format.Assembled{})) + int64(len(c.assembly.Tensors[i].Parts))*partMemory
+		}
 	}
 	if d, ok := c.Source.(interface{ Memory() int64 }); ok {
 		n += d.Memory()

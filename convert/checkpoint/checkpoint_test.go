@@ -225,7 +225,7 @@ func TestBrokenCheckpoints(t *testing.T) {
 
 func requireFindings(t *testing.T, path string, c broken) {
 	t.Helper()
-	inv, err := ScanPart(path, nil)
+	inv, err := Opener{}.ScanPart(path, nil)
 	require.NoError(t, err)
 	notes := toJSON(t, inv.Notes)
 	for _, want := range c.notes {
@@ -264,7 +264,7 @@ func TestUnusablePaths(t *testing.T) {
 		filepath.Join(dir, "fifo.safetensors"): "neither a directory nor a regular file",
 		filepath.Join(whole, ConfigName):       "is a config, not a checkpoint",
 	} {
-		_, err := ScanPart(path, nil)
+		_, err := Opener{}.ScanPart(path, nil)
 		var all *problem.Error
 		require.ErrorAs(t, err, &all)
 		require.ErrorContains(t, err, want)
@@ -274,7 +274,7 @@ func TestUnusablePaths(t *testing.T) {
 }
 
 func TestInventory(t *testing.T) {
-	inv, err := ScanPart(sharded, nil)
+	inv, err := Opener{}.ScanPart(sharded, nil)
 	require.NoError(t, err)
 	require.Len(t, inv.Files, 3)
 	require.Equal(t, shard1, inv.Files[0].Name)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 	"dsmoe/text"
 	"dsmoe/text/problem"
@@ -91,7 +92,7 @@ func downloaded(path string) (string, error) {
 	if _, err := os.Lstat(path); err == nil || name == nil || FormatOf(name[2]) != nil || IsIndex(name[2]) {
 		return path, nil
 	}
-	hub := hubCache()
+	hub := cmp.Or(os.Getenv("HF_HUB_CACHE"), filepath.Join(remote.HubHome(), "hub"))
 	cache := filepath.Join(hub, hubModels+name[1]+"--"+name[2])
 	if isCache(cache) {
 		return cache, nil
@@ -102,14 +103,6 @@ func downloaded(path string) (string, error) {
 	return "", problem.New(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this "+
 		"name",
 		"`hf download "+path+"` fetches it")
-}
-
-// hubCache is the directory in which huggingface_hub keeps downloads.
-func hubCache() string {
-	user, _ := os.UserHomeDir()
-	user = cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(user, ".cache"))
-	home := cmp.Or(os.Getenv("HF_HOME"), filepath.Join(user, "huggingface"))
-	return cmp.Or(os.Getenv("HF_HUB_CACHE"), filepath.Join(home, "hub"))
 }
 
 // isCache recognises a cache by its name, or by the directories beside the snapshots.
@@ -125,11 +118,7 @@ func listed(snapshots []string) string {
 	if len(snapshots) == 0 {
 		return ""
 	}
-	quoted := make([]string, len(snapshots))
-	for i, s := range snapshots {
-		quoted[i] = text.Quote(s)
-	}
-	return ": there is " + strings.Join(quoted, ", ")
+	return ": there is " + strings.Join(quoteAll(snapshots), ", ")
 }
 
 // subdirectories lists the directories in dir, sorted.

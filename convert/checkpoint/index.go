@@ -9,17 +9,13 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/source"
-	"dsmoe/model/weights"
 	"dsmoe/text"
-	"dsmoe/text/problem"
 )
 
 // The limits on an index, far above those of any model.
@@ -63,17 +59,8 @@ func readIndex(dir source.Dir, file string, of *format.Format) (*index, error) {
 	return parseIndex(r, file, of)
 }
 
-// fits fails if the index names no weight that c implies: it is of another model.
-func (x *index) fits(c *config.Config) error {
-	if slices.ContainsFunc(x.weights, func(w weight) bool { return weights.Implied(c, w.tensor) }) {
-		return nil
-	}
-	return fmt.Errorf("weight_map names no weight that %s implies; its %s begin with %s", ConfigName,
-		text.Plural(x.Tensors, "name"), text.Quote(x.weights[0].tensor))
-}
-
-// parseIndex reads an index strictly: exact keys, no key twice in any object,
-// nothing after the object. Keys that it does not know are ignored.
+// parseIndex reads an index strictly: exact keys, no key twice in any object, nothing after the object. It ignores keys
+// that it does not know.
 func parseIndex(r io.Reader, file string, of *format.Format) (*index, error) {
 	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &index{File: file}}
 	if err := format.Parse(p.parse); err != nil {
@@ -86,14 +73,30 @@ type indexParser struct {
 	format *format.Format // of the files that it lists
 	dec    *jsontext.Decoder
 	index  *index
-	has    bool // weight_map was seen
 }
 
 func (p *indexParser) fail(cause string, args ...any) { format.Fail(fmt.Errorf(cause, args...)) }
 
 func (p *indexParser) parse() {
-	p.object("index", p.topLevel)
-	if !p.has {
+	hasWeights := false
+	p.object("index", func(key string) {
+		switch {
+		case key == "weight_map":
+			hasWeights = true
+			p.object(key, p.weight)
+		case key == "metadata" && p.dec.PeekKind() != 'n':
+			p.object(key, func(key string) {
+				if key == "total_size" && p.dec.PeekKind() == '0' {
+					p.index.TotalSize = p.next().String()
+				} else {
+					p.skip()
+				}
+			})
+		default:
+			p.skip()
+		}
+	})
+	if !hasWeights {
 		p.fail("weight_map is missing")
 	}
 	for _, w := range p.index.weights {
@@ -113,26 +116,8 @@ func (p *indexParser) parse() {
 	}
 }
 
-func (p *indexParser) topLevel(key string) {
-	switch {
-	case key == "weight_map":
-		p.has = true
-		p.object(key, p.weight)
-	case key == "metadata" && p.dec.PeekKind() != 'n':
-		p.object(key, p.metadata)
-	default:
-		p.skip()
-	}
-}
-
-func (p *indexParser) metadata(key string) {
-	if key == "total_size" && p.dec.PeekKind() == '0' {
-		p.index.TotalSize = p.next().String()
-	} else {
-		p.skip()
-	}
-}
-
+// weight reads the file of a weight. It refuses a name that could lead out of the directory, or to a file of another
+// format than the index's.
 func (p *indexParser) weight(name string) {
 	if err := format.CheckName(name); err != nil {
 		p.fail("weight_map: %s: %w", text.Quote(name), err)
@@ -145,27 +130,18 @@ func (p *indexParser) weight(name string) {
 		p.fail("weight_map: %s: file name is not a string", text.Quote(name))
 	}
 	file := tok.String()
-	if err := checkShardName(file, p.format); err != nil {
-		p.fail("weight_map: %s: %w", text.Quote(name), err)
+	switch {
+	case !p.format.Recognise(file) || filepath.Ext(file) == file:
+		p.fail("weight_map: %s: %s is not the name of a %s file", text.Quote(name), text.Quote(file), p.format.Name)
+	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file):
+		p.fail("weight_map: %s: %s leads out of the checkpoint's directory", text.Quote(name), text.Quote(file))
+	case len(file) > 255 || format.CheckName(file) != nil:
+		p.fail("weight_map: %s: %s is not a usable file name", text.Quote(name), text.Quote(file))
 	}
 	if n := len(p.index.weights); n > 0 && p.index.weights[n-1].file == file {
 		file = p.index.weights[n-1].file // share the string
 	}
 	p.index.weights = append(p.index.weights, weight{name, file})
-}
-
-// checkShardName refuses a file name that could lead out of the directory, or to a
-// file of another format than the index's.
-func checkShardName(file string, of *format.Format) error {
-	switch {
-	case !of.Recognise(file) || filepath.Ext(file) == file:
-		return fmt.Errorf("%s is not the name of a %s file", text.Quote(file), of.Name)
-	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file):
-		return fmt.Errorf("%s leads out of the checkpoint's directory", text.Quote(file))
-	case len(file) > 255 || format.CheckName(file) != nil:
-		return fmt.Errorf("%s is not a usable file name", text.Quote(file))
-	}
-	return nil
 }
 
 // next reads one token.
@@ -213,20 +189,4 @@ func explainJSON(err error) error {
 		cause = text.Quote(cause)
 	}
 	return fmt.Errorf("byte %d: not valid JSON: %s", syntactic.ByteOffset, cause)
-}
-
-// totalSizeNote compares metadata.total_size with the bytes of all tensors. Some
-// writers give a float, so 12.0 counts as 12.
-func (x *index) totalSizeNote(sum int64) []problem.Problem {
-	if x.TotalSize == "" {
-		return []problem.Problem{{File: x.File, Cause: "metadata.total_size is missing",
-			Hint: "some versions of transformers cannot load the checkpoint without it"}}
-	}
-	v, err := strconv.ParseFloat(x.TotalSize, 64)
-	if x.TotalSize == strconv.FormatInt(sum, 10) || err == nil && v == float64(sum) &&
-		strings.ContainsAny(x.TotalSize, ".eE") {
-		return nil
-	}
-	return []problem.Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s",
-		text.Quote(x.TotalSize), text.ExactBytes(sum))}}
 }

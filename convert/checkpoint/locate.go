@@ -71,23 +71,17 @@ func locateFile(path string, dir source.Dir, name string) (*location, error) {
 		return l, nil
 	}
 	f := indexFormat(name)
-	if f == nil {
-		return nil, refuseFile(path, name)
+	switch kind := foreignKind(name); {
+	case f == nil && kind != "":
+		return nil, problem.New(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
+	case f == nil && name == ConfigName:
+		return nil, problem.New(path, "is a config, not a checkpoint",
+			"give the directory that it is in; inspect arch, mem and report take a config alone")
+	case f == nil:
+		return nil, problem.New(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
 	}
 	entries, err := readDir(dir)
 	return &location{dir: dir, format: f, index: name, weightFiles: belonging(f, entries)}, err
-}
-
-// refuseFile is the error for a file that is not a checkpoint; it names the kind of file.
-func refuseFile(path, name string) error {
-	if kind := foreignKind(name); kind != "" {
-		return problem.New(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
-	}
-	if name == ConfigName {
-		return problem.New(path, "is a config, not a checkpoint",
-			"give the directory that it is in; inspect arch, mem and report take a config alone")
-	}
-	return problem.New(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
 }
 
 const foreignHint = "convert it to safetensors first, with the tool that wrote it"
@@ -280,7 +274,9 @@ func isWholeSet(names []string) bool {
 // noWeights is the problem of a directory without weights; it names the files found instead.
 func noWeights(entries []string) problem.Problem {
 	for _, name := range entries {
-		if f := FormatOf(name); f != nil && !isTrainingState(name) {
+		ofTrainer := slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
+			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		if f := FormatOf(name); f != nil && !ofTrainer {
 			return misnamed(f, name)
 		}
 	}
@@ -296,13 +292,7 @@ func noWeights(entries []string) problem.Problem {
 	return problem.Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
 }
 
-// isTrainingState recognises the files that trainers write beside a model's weights.
-func isTrainingState(name string) bool {
-	return slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
-		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
-}
-
-// What is said of an adapter in a model's place, or beside a model.
+// Messages about an adapter in a model's place, or beside a model.
 const (
 	isAdapter     = "belongs to a PEFT adapter such as LoRA, not to a model: it holds changes to the weights of another"
 	besideAdapter = "belongs to a PEFT adapter such as LoRA: transformers applies it to the weights beside it if peft is installed; " +

@@ -1,7 +1,6 @@
 package checkpoint
 
-// Checkpoints of which only a part is read: the weight files that hold nothing of it may be
-// absent.
+// Checkpoints that are read in part: a weight file without a needed tensor may be absent.
 
 import (
 	"errors"

@@ -35,7 +35,7 @@ func TestOpenPart(t *testing.T) {
 	}
 	dir := fixture.Clone(t, sharded)
 	fixture.Remove(t, dir, shard3)
-	c, err := OpenPart(dir, needs(embed))
+	c, err := Opener{}.OpenPart(dir, needs(embed))
 	require.NoError(t, err)
 	defer c.Close()
 	require.Len(t, c.Inventory.Files, 2)
@@ -57,12 +57,12 @@ func TestOpenPart(t *testing.T) {
 
 	index := "model.safetensors.index.json"
 	fixture.Replace(t, dir, index, `"`+embed+`": "`+shard1, `"`+embed+`": "`+shard3)
-	_, err = OpenPart(dir, needs("model.layers.0.self_attn.q_proj.weight"))
+	_, err = Opener{}.OpenPart(dir, needs("model.layers.0.self_attn.q_proj.weight"))
 	require.EqualError(t, err, dir+": "+shard1+": tensor "+embed+": is here, though "+index+" puts it in "+shard3)
 	fixture.Replace(t, dir, index, `"`+embed+`": "`+shard3, `"`+embed+`": "`+shard1)
 
 	fixture.Remove(t, dir, shard1)
-	_, err = OpenPart(dir, needs(embed, lmHead, "model.layers.0.self_attn.q_proj.weight"))
+	_, err = Opener{}.OpenPart(dir, needs(embed, lmHead, "model.layers.0.self_attn.q_proj.weight"))
 	require.EqualError(t, err, dir+": 2 problems: "+shard1+": missing, and needed for 2 of its 62 tensors: layer 0, "+embed+
 		"; "+shard3+": missing, and needed for 1 of its 62 tensors: lm_head.weight")
 }
@@ -71,13 +71,13 @@ func TestOpenPart(t *testing.T) {
 // for all tensors.
 func TestNeedIsAskedLate(t *testing.T) {
 	broken := func(*config.Config, weights.Headers) (map[string]bool, error) { return nil, errors.New("asked") }
-	c, err := OpenPart(sharded, broken)
+	c, err := Opener{}.OpenPart(sharded, broken)
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	dir := fixture.Clone(t, sharded)
 	fixture.Remove(t, dir, shard3)
-	_, err = OpenPart(dir, broken)
+	_, err = Opener{}.OpenPart(dir, broken)
 	require.EqualError(t, err, "asked")
-	_, err = OpenPart(dir, func(*config.Config, weights.Headers) (map[string]bool, error) { return nil, nil })
+	_, err = Opener{}.OpenPart(dir, func(*config.Config, weights.Headers) (map[string]bool, error) { return nil, nil })
 	require.ErrorContains(t, err, shard3+": missing, and model.safetensors.index.json names it for 62 tensors")
 }

@@ -9,8 +9,15 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/convert/remote"
 	"dsmoe/text/problem"
 )
+
+// Opener opens checkpoints, those on a server with its Client. The zero Opener has a new client for each.
+type Opener struct{ Client *remote.Client }
+
+// Open opens the checkpoint at path with the zero Opener.
+func Open(path string) (*Checkpoint, error) { return Opener{}.Open(path) }
 
 // Open opens the checkpoint at path: a directory with config.json and either
 // model.safetensors or shards with model.safetensors.index.json, the path of one
@@ -24,8 +31,8 @@ import (
 // missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
 // index. Open does not compare tensors and shapes with the config; model.Load does.
 // A model that nothing is computed with is refused: see config.Config.Computable.
-func Open(path string) (*Checkpoint, error) {
-	c, err := OpenPart(path, nil)
+func (o Opener) Open(path string) (*Checkpoint, error) {
+	c, err := o.OpenPart(path, nil)
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
 		return nil, problem.New(c.Path, c.Config.Computable().Error(), "")
@@ -37,8 +44,8 @@ func Open(path string) (*Checkpoint, error) {
 // the index puts nothing of that into it, and on a server it is not opened. Tensors yields the
 // tensors of such a file as entries of dtype tensor.Invalid without a shape, and a note of the
 // inventory counts the files. Without an index every file is needed, and so it is if need is nil.
-func OpenPart(path string, need Need) (*Checkpoint, error) {
-	s, err := scan(path, need)
+func (o Opener) OpenPart(path string, need Need) (*Checkpoint, error) {
+	s, err := o.scan(path, need)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +64,8 @@ func OpenPart(path string, need Need) (*Checkpoint, error) {
 // the forms of path), as far as a command needs them that reads what need returns: see OpenPart. It
 // collects all problems. It returns an error, of type *problem.Error, only if path is not a checkpoint at all.
 // Inventory.Unread has the files of the index that were not read, whether needed or not.
-func ScanPart(path string, need Need) (*Inventory, error) {
-	s, err := scan(path, need)
+func (o Opener) ScanPart(path string, need Need) (*Inventory, error) {
+	s, err := o.scan(path, need)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +74,8 @@ func ScanPart(path string, need Need) (*Inventory, error) {
 }
 
 // RemoteConfig reads the config of the checkpoint, or the config, at a URL, and returns its text too.
-func RemoteConfig(path string) (*config.Config, []byte, error) {
-	l, err := locateRemote(strings.TrimSuffix(path, ConfigName))
+func (o Opener) RemoteConfig(path string) (*config.Config, []byte, error) {
+	l, err := o.locateRemote(strings.TrimSuffix(path, ConfigName))
 	var e *problem.Error
 	switch {
 	case errors.As(err, &e):
@@ -76,7 +83,7 @@ func RemoteConfig(path string) (*config.Config, []byte, error) {
 	case l.format.Dialect == nil:
 		return computable(readConfig(l.dir, ConfigName))
 	}
-	c, err := Open(path)
+	c, err := o.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -87,16 +94,16 @@ func RemoteConfig(path string) (*config.Config, []byte, error) {
 
 // HasConfigInside reports whether the checkpoint at path has a format with the config inside
 // the weight files.
-func HasConfigInside(path string) bool {
-	l, err := locate(path)
+func (o Opener) HasConfigInside(path string) bool {
+	l, err := o.locate(path)
 	return err == nil && l.format.Dialect != nil
 }
 
 // Examine opens the readable parts of the checkpoint at path. Inventory.Problems lists the
 // problems, and Config may be nil. It returns an error, of type *problem.Error, only if path is not
 // a checkpoint at all.
-func Examine(path string) (*Checkpoint, error) {
-	s, err := scan(path, nil)
+func (o Opener) Examine(path string) (*Checkpoint, error) {
+	s, err := o.scan(path, nil)
 	if err != nil {
 		return nil, err
 	}

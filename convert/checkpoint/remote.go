@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"dsmoe/convert/remote"
-	"dsmoe/convert/source"
 	"dsmoe/text/problem"
 )
 
@@ -21,29 +20,13 @@ var companions = []string{ConfigName, ModelOptName, "adapter_config.json", "dsmo
 // IsRemote reports whether path is a URL that Open takes.
 func IsRemote(path string) bool { return remote.Is(path) }
 
-// openRemote opens the directory at a URL, and returns the name of the file in it that the URL ends in.
-func openRemote(path string) (source.Dir, string, error) {
-	names := slices.Clone(companions)
-	for _, f := range formats {
-		names = append(names, f.Single)
-		if f.Index != "" {
-			names = append(names, f.Index)
-		}
-	}
-	d, file, err := remote.Open(path, NamesFile, names)
-	if err != nil {
-		return nil, "", problem.In(remote.Name(path), problem.Of("", err)...)
-	}
-	return d, file, nil
-}
-
 // NamesFile reports whether a file of that name may stand for a checkpoint in a path.
 func NamesFile(name string) bool {
 	return IsWeights(name) || IsIndex(name) || filepath.Ext(name) == filepath.Ext(ConfigName)
 }
 
 // locateRemote resolves a URL.
-func locateRemote(path string) (*location, error) {
+func (o Opener) locateRemote(path string) (*location, error) {
 	if model, ok := strings.CutPrefix(path, "hf://"); ok && remote.Offline() {
 		dir, err := offline(path, model)
 		if err != nil {
@@ -51,9 +34,20 @@ func locateRemote(path string) (*location, error) {
 		}
 		return locateDir(dir)
 	}
-	d, file, err := openRemote(path)
+	names := slices.Clone(companions)
+	for _, f := range formats {
+		names = append(names, f.Single)
+		if f.Index != "" {
+			names = append(names, f.Index)
+		}
+	}
+	client := o.Client
+	if client == nil {
+		client = remote.NewClient()
+	}
+	d, file, err := client.Open(path, NamesFile, names)
 	if err != nil {
-		return nil, err
+		return nil, problem.In(remote.Name(path), problem.Of("", err)...)
 	}
 	l := &location{dir: d}
 	if file == "" {
@@ -90,9 +84,9 @@ func offline(path, model string) (string, error) {
 }
 
 // locate resolves the path, or the model's name in the hub, that the user gave.
-func locate(path string) (*location, error) {
+func (o Opener) locate(path string) (*location, error) {
 	if IsRemote(path) {
-		return locateRemote(path)
+		return o.locateRemote(path)
 	}
 	l, err := locateOnDisk(path)
 	if l != nil {

@@ -25,7 +25,7 @@ func TestRemote(t *testing.T) {
 		want, err := Open(path)
 		require.NoError(t, err)
 		for _, url := range []string{"hf://org/model", "hf://org/model@" + remotetest.Commit} {
-			got, err := Open(url)
+			got, err := Opener{h.Client}.Open(url)
 			require.NoError(t, err)
 			require.Equal(t, "hf://org/model@"+remotetest.Commit, got.Path)
 			requireEqual(t, want, got)
@@ -95,13 +95,13 @@ func TestWithheld(t *testing.T) {
 			files.ServeHTTP(w, r)
 		}))
 		defer s.Close()
-		_, err := Examine(s.URL + "/")
+		_, err := Opener{}.Examine(s.URL + "/")
 		var bad *problem.Error
 		require.ErrorAs(t, err, &bad, withheld)
 		require.Len(t, bad.Problems, 1, withheld)
 		require.ErrorContains(t, err, "403 Forbidden")
 		status = http.StatusNotFound
-		c, err := Examine(s.URL + "/")
+		c, err := Opener{}.Examine(s.URL + "/")
 		require.NoError(t, err, withheld)
 		require.Contains(t, c.Inventory.Problems[0].Cause, "no such file on the server")
 		require.NoError(t, c.Close())
@@ -112,7 +112,7 @@ func TestWithheld(t *testing.T) {
 func TestNeededOfTheHub(t *testing.T) {
 	path := fixture.Path(t, "v1-base/checkpoint")
 	h := remotetest.Start(t, map[string]string{"model": path})
-	c, err := OpenPart("hf://org/model", needs(embed))
+	c, err := Opener{h.Client}.OpenPart("hf://org/model", needs(embed))
 	require.NoError(t, err)
 	defer c.Close()
 	require.NoError(t, c.ReadAt(embed, make([]byte, 128), 0))

@@ -5,30 +5,40 @@ package checkpoint
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
 
 // scan resolves the path and collects the inventory; need is nil for all weights.
-func scan(path string, need Need) (*scanner, error) {
-	loc, err := locate(path)
+func (o Opener) scan(path string, need Need) (*scanner, error) {
+	loc, err := o.locate(path)
 	if err != nil {
 		return nil, err
 	}
 	s := &scanner{location: *loc, inv: &Inventory{Path: loc.path, Files: []FileInfo{}, Problems: []problem.Problem{},
 		Notes: []problem.Problem{}}}
 	if s.format.Dialect == nil {
-		s.readConfig()
+		s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
+		if s.inv.ConfigErr != nil {
+			s.unusable(s.inv.ConfigErr, problem.Of(ConfigName, s.inv.ConfigErr))
+		}
 	}
 	s.readIndex()
-	s.noteAdapter()
+	names, err := s.dir.List("")
+	if i := slices.IndexFunc(names, IsAdapter); err == nil && i >= 0 && !s.alone {
+		s.note(problem.Problem{File: names[i], Cause: besideAdapter, Hint: adapterHint})
+	}
 	s.inv.Problems = append(s.inv.Problems, s.problems...)
 	s.inv.Notes = append(s.inv.Notes, s.notes...)
 	if err := s.leaveOut(need); err != nil {
@@ -56,21 +66,6 @@ func scan(path string, need Need) (*scanner, error) {
 	return s, nil
 }
 
-// noteAdapter notes an adapter in the checkpoint's directory.
-func (s *scanner) noteAdapter() {
-	names, err := s.dir.List("")
-	if i := slices.IndexFunc(names, IsAdapter); err == nil && i >= 0 && !s.alone {
-		s.note(problem.Problem{File: names[i], Cause: besideAdapter, Hint: adapterHint})
-	}
-}
-
-func (s *scanner) readConfig() {
-	s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
-	if s.inv.ConfigErr != nil {
-		s.unusable(s.inv.ConfigErr, problem.Of(ConfigName, s.inv.ConfigErr))
-	}
-}
-
 // readIndex reads the index, if present, and takes the list of files from it. Without a
 // usable index it lists all shards in the directory.
 func (s *scanner) readIndex() {
@@ -78,8 +73,10 @@ func (s *scanner) readIndex() {
 		return
 	}
 	index, err := readIndex(s.dir, s.index, s.format)
-	if err == nil && s.inv.Config != nil {
-		err = index.fits(s.inv.Config)
+	if c := s.inv.Config; err == nil && c != nil &&
+		!slices.ContainsFunc(index.weights, func(w weight) bool { return weights.Implied(c, w.tensor) }) {
+		err = fmt.Errorf("weight_map names no weight that %s implies; its %s begin with %s", ConfigName,
+			text.Plural(index.Tensors, "name"), text.Quote(index.weights[0].tensor))
 	}
 	if err != nil {
 		s.unusable(err, problem.Of(s.index, err))
@@ -99,7 +96,10 @@ func (s *scanner) openFiles() {
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for i, name := range names {
 		g.Go(func() error {
-			opened[i], errs[i] = s.openFile(name)
+			var data format.Data
+			if data, errs[i] = s.dir.Data(name); errs[i] == nil {
+				opened[i], errs[i] = s.format.Open(data)
+			}
 			return nil
 		})
 	}
@@ -115,15 +115,6 @@ func (s *scanner) openFiles() {
 			s.note(problem.Problem{File: names[i], Cause: n})
 		}
 	}
-}
-
-// openFile opens a weight file.
-func (s *scanner) openFile(name string) (format.File, error) {
-	d, err := s.dir.Data(name)
-	if err != nil {
-		return nil, err
-	}
-	return s.format.Open(d)
 }
 
 // explain turns the error of an unreadable file into problems, which say what a missing file
@@ -173,10 +164,19 @@ func (s *scanner) checkIndex() {
 	listed := make(map[string]bool, len(s.inv.Index.weights))
 	for _, w := range s.inv.Index.weights {
 		listed[w.tensor] = true
-		if i, ok := readable[w.file]; ok && !s.holds(i, w.tensor) {
-			s.problem(problem.Problem{File: w.file, Tensor: w.tensor,
-				Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
-		} else if other, held := s.where[w.tensor]; !ok && held && s.needed != nil {
+		i, opened := readable[w.file]
+		other, held := s.where[w.tensor]
+		here := held && other == i
+		if opened && held && !here { // it may be in several
+			_, _, here = s.opened[i].Lookup(w.tensor)
+		}
+		if opened && !here {
+			cause := "missing, though " + s.inv.Index.File + " puts it here"
+			if held {
+				cause += "; it is in " + text.Quote(s.inv.Files[other].Name)
+			}
+			s.problem(problem.Problem{File: w.file, Tensor: w.tensor, Cause: cause})
+		} else if !opened && held && s.needed != nil {
 			s.problem(problem.Problem{File: s.inv.Files[other].Name, Tensor: w.tensor,
 				Cause: "is here, though " + s.inv.Index.File + " puts it in " + text.Quote(w.file)})
 		}
@@ -190,25 +190,19 @@ func (s *scanner) checkIndex() {
 			}
 		}
 	}
-	if len(s.inv.Files) == len(s.inv.Index.Shards) {
-		s.note(s.inv.Index.totalSizeNote(sum)...)
+	total := s.inv.Index.TotalSize
+	number, err := strconv.ParseFloat(total, 64)
+	switch {
+	case len(s.inv.Files) != len(s.inv.Index.Shards):
+	case total == "":
+		s.note(problem.Problem{File: s.inv.Index.File, Cause: "metadata.total_size is missing",
+			Hint: "some versions of transformers cannot load the checkpoint without it"})
+	case total == strconv.FormatInt(sum, 10):
+	case err == nil && number == float64(sum) && strings.ContainsAny(total, ".eE"): // some writers give a float
+	default:
+		s.note(problem.Problem{File: s.inv.Index.File,
+			Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s", text.Quote(total), text.ExactBytes(sum))})
 	}
-}
-
-// holds reports whether file i holds the tensor.
-func (s *scanner) holds(i int, name string) bool {
-	if first, ok := s.where[name]; !ok || first == i {
-		return ok
-	}
-	_, _, ok := s.opened[i].Lookup(name)
-	return ok
-}
-
-func (s *scanner) elsewhere(name string) string {
-	if i, ok := s.where[name]; ok {
-		return "; it is in " + text.Quote(s.inv.Files[i].Name)
-	}
-	return ""
 }
 
 // checkStrays looks for weight files that the index does not name: a problem if

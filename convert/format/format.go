@@ -62,7 +62,7 @@ type Dialect struct {
 	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []problem.Problem)
 	// Types are Arrange's words for mixtures of dtypes.
 	Types []string
-	// Describe encodes the files' content beside their tensors: that of d.Source, if present.
+	// Describe encodes the files' content beside their tensors; from d.Source, if present.
 	Describe func(d Description) (Described, error)
 	// Tokenizer returns the files of the tokenizer that a checkpoint's open files hold. The note says
 	// what was made, or why nothing was.

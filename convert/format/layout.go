@@ -10,8 +10,8 @@ type Layout struct {
 	header  func() []byte
 }
 
-// NewLayout returns the layout of a file with these tensors, in the order of their data, at these offsets, of which
-// the last one is the file's end. header makes the bytes before the data.
+// NewLayout returns the layout of a file with these tensors, in the order of their data, at these offsets; one more
+// offset is the file's end. header makes the bytes before the data.
 func NewLayout(tensors []tensor.Info, offsets []int64, header func() []byte) *Layout {
 	return &Layout{tensors, offsets, header}
 }

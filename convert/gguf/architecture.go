@@ -59,28 +59,22 @@ func architectureNamed(name string) *architecture {
 func unheld(c *config.Config) string {
 	m := modelOf(c)
 	if m.cause == "" {
-		if lacking := architectureNamed(m.arch).lacks(c); lacking != nil {
-			m.cause = fmt.Sprintf("llama.cpp's %s has no %s", m.arch, strings.Join(lacking, ", no "))
+		var lacking []string
+		hashes := slices.ContainsFunc(c.MoELayers(), c.Hashes)
+		for part, is := range map[string]bool{latent: c.LatentAttention(), indexers: c.HasIndexer(), windows: c.Windowed(),
+			sliding: c.HasWindows() && !c.Windowed(), streams: c.HCMult > 0, tokenTable: hashes,
+			normBehind: c.Rules().NormsExperts} {
+			if is && !slices.Contains(architectureNamed(m.arch).parts, part) {
+				lacking = append(lacking, part)
+			}
 		}
-	}
-	if m.cause == "" {
-		return ""
+		if lacking == nil {
+			return ""
+		}
+		slices.Sort(lacking)
+		m.cause = fmt.Sprintf("llama.cpp's %s has no %s", m.arch, strings.Join(lacking, ", no "))
 	}
 	return fmt.Sprintf("config.json: model_type is %s: %s", c.ModelType, m.cause)
-}
-
-// lacks returns the parts of c's network that the architecture does not have.
-func (a *architecture) lacks(c *config.Config) (lacking []string) {
-	hashes := slices.ContainsFunc(c.MoELayers(), c.Hashes)
-	for part, is := range map[string]bool{latent: c.LatentAttention(), indexers: c.HasIndexer(), windows: c.Windowed(),
-		sliding: c.HasWindows() && !c.Windowed(), streams: c.HCMult > 0, tokenTable: hashes,
-		normBehind: c.Rules().NormsExperts} {
-		if is && !slices.Contains(a.parts, part) {
-			lacking = append(lacking, part)
-		}
-	}
-	slices.Sort(lacking)
-	return lacking
 }
 
 // The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.

@@ -33,14 +33,32 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 		a.files = append(a.files, f.(*File))
 	}
 	a.shards()
-	a.index()
-	arch, ok := a.architecture()
-	if !ok {
+	var infos []tensor.Info
+	for i, f := range a.files {
+		for _, e := range f.Entries {
+			infos = append(infos, e.Info)
+			if first, twice := a.where[e.Info.Name]; twice {
+				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].Path()))
+				continue
+			}
+			a.where[e.Info.Name] = i
+		}
+	}
+	arch, present := a.files[0].values[architectureKey].one.(string)
+	if !present {
+		a.fail(0, "", "key %s is missing, or no string", architectureKey)
+		return nil, a.wrong
+	}
+	if architectureNamed(arch) == nil {
+		var names []string
+		for _, known := range architectures {
+			names = append(names, known.name)
+		}
+		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(names, ", "))
 		return nil, a.wrong
 	}
 	r := keyReader{File: a.files[0], arch: arch}
-	document, c := r.config(table.TorchName(torchDType(a.files)),
-		func(name string) bool { _, ok := a.where[name]; return ok })
+	document, c := r.config(table.TorchName(most(infos)), func(name string) bool { _, ok := a.where[name]; return ok })
 	if a.wrong = append(a.wrong, r.wrong...); a.wrong != nil {
 		return nil, a.wrong
 	}
@@ -48,30 +66,22 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 	a.tensors()
 	a.widened()
 	slices.SortStableFunc(a.found, func(x, y format.Assembled) int { return x.Parts[0].File - y.Parts[0].File })
-	return &format.Assembly{Config: document, Tensors: a.found, Notes: a.notes()}, a.wrong
+	decoded, notes := 0, []string(nil)
+	for i := range a.found {
+		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode.Blocked() || p.Decode.Casts() }) {
+			decoded++
+		}
+	}
+	if decoded > 0 {
+		notes = append(notes, text.Plural(decoded, "weight")+
+			", stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file")
+	}
+	return &format.Assembly{Config: document, Tensors: a.found, Notes: notes}, a.wrong
 }
 
 func (a *assembler) fail(file int, name, cause string, args ...any) {
 	a.wrong = append(a.wrong, problem.Problem{File: filepath.Base(a.files[file].Path()), Tensor: name,
 		Cause: fmt.Sprintf(cause, args...)})
-}
-
-// architecture returns the model's architecture; ok is false if it cannot be read.
-func (a *assembler) architecture() (arch string, ok bool) {
-	arch, present := a.files[0].values[architectureKey].one.(string)
-	switch {
-	case !present:
-		a.fail(0, "", "key %s is missing, or no string", architectureKey)
-	case architectureNamed(arch) == nil:
-		var names []string
-		for _, known := range architectures {
-			names = append(names, known.name)
-		}
-		a.fail(0, "", "%s is %s: this program reads %s", architectureKey, text.Quote(arch), strings.Join(names, ", "))
-	default:
-		return arch, true
-	}
-	return "", false
 }
 
 // shards compares each file's number and count with the set of files.
@@ -99,19 +109,6 @@ func (a *assembler) shards() {
 		}
 		if present && n != int64(total) {
 			a.fail(i, "", "split.tensors.count is %v, but the files have %d", v.one, total)
-		}
-	}
-}
-
-// index finds the file of every stored tensor.
-func (a *assembler) index() {
-	for i, f := range a.files {
-		for _, e := range f.Entries {
-			if first, twice := a.where[e.Info.Name]; twice {
-				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].Path()))
-				continue
-			}
-			a.where[e.Info.Name] = i
 		}
 	}
 }
@@ -146,7 +143,8 @@ func (a *assembler) tensors() {
 	}
 }
 
-// slot finds one weight of the table. A missing weight is left out.
+// slot finds one weight of the table. A missing weight is left out. Pieces of several dtypes, and pieces cut across
+// blocks, are decoded to F32.
 func (a *assembler) slot(s table.Slot) {
 	g := s.Row.GGUF
 	if info, file, ok := a.stored(s.InLayer(g.Name)); ok {
@@ -167,33 +165,26 @@ func (a *assembler) slot(s table.Slot) {
 		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len()), Decode: info.DType}
 	}
 	if len(pieces) > 0 {
-		dtype := mixed(pieces, orders)
+		dtype := pieces[0].Decode
+		for i := range pieces {
+			shape, strides := orders[i].Shape, orders[i].View.Stride
+			cut := pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1
+			if cut || pieces[i].Decode != dtype {
+				dtype = tensor.F32
+			}
+		}
+		for i := range pieces {
+			if pieces[i].Decode == dtype {
+				pieces[i].Decode = tensor.Invalid
+			}
+		}
 		a.found = append(a.found, format.Assembled{Info: s.Info(dtype), Parts: putTogether(pieces, orders)})
 	}
 }
 
-// mixed returns the dtype of a weight with these pieces, and sets their Decode. Pieces of
-// several dtypes, and pieces cut across blocks, are decoded to F32.
-func mixed(pieces []format.Part, orders []table.Order) tensor.DType {
-	dtype := pieces[0].Decode
-	for i := range pieces {
-		shape, strides := orders[i].Shape, orders[i].View.Stride
-		cut := pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1
-		if cut || pieces[i].Decode != dtype {
-			dtype = tensor.F32
-		}
-	}
-	for i := range pieces {
-		if pieces[i].Decode == dtype {
-			pieces[i].Decode = tensor.Invalid
-		}
-	}
-	return dtype
-}
-
 // whole adds a weight that is a stored tensor or, for an expert, a slice of one.
 func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
-	part := format.Part{File: file, Tensor: info.Name, N: product(s.Shape)}
+	part := format.Part{File: file, Tensor: info.Name, N: int64(s.Info(info.DType).Len())}
 	want := s.Shape
 	if s.Expert >= 0 {
 		part.First = int64(s.Expert) * part.N
@@ -241,22 +232,17 @@ func putTogether(pieces []format.Part, orders []table.Order) (parts []format.Par
 			inner, _ := orders[i].View.Inner()
 			p.N = inner.Len()
 			p.First = place * p.N
-			if p.View = inner.Inverse(); isPlain(p.View) {
+			view, runs := inner.Inverse(), 0
+			for range view.Runs(0, view.Len()) {
+				runs++
+			}
+			if p.View = view; runs == 1 { // in stored order
 				p.View = nil
 			}
 			parts = append(parts, p)
 		}
 	}
 	return parts
-}
-
-// isPlain reports whether a view yields its elements in stored order.
-func isPlain(v *tensor.View) bool {
-	n := 0
-	for range v.Runs(0, v.Len()) {
-		n++
-	}
-	return n == 1
 }
 
 // widened finds the tensors that our writer had to widen.
@@ -281,22 +267,3 @@ func (a *assembler) widened() {
 		}
 	}
 }
-
-// notes lists the parts of the files that are not read.
-func (a *assembler) notes() (notes []string) {
-	decoded := 0
-	for i := range a.found {
-		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode.Blocked() || p.Decode.Casts() }) {
-			decoded++
-		}
-	}
-	if decoded > 0 {
-		notes = append(notes, fmt.Sprintf(
-			"%s, stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file",
-			text.Plural(decoded, "weight")))
-	}
-	return notes
-}
-
-// product is the number of elements of a shape.
-func product(shape []int) int64 { return int64(tensor.Info{Shape: shape}.Len()) }

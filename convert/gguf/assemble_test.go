@@ -185,6 +185,17 @@ func TestOlderFiles(t *testing.T) {
 	require.Contains(t, string(a.Config), `"model_type": "deepseek_v3"`)
 }
 
+// TestScaleOfZero: llama.cpp does not scale by 0.
+func TestScaleOfZero(t *testing.T) {
+	for _, fixture := range []string{"v1-base", "v2-lite", "v3"} {
+		a, wrong := fileOf(t, fixture, tensor.BF16).with(t, weightsScale, float32(0)).assembled(t)
+		require.Empty(t, wrong, fixture)
+		c, err := config.Parse(strings.NewReader(string(a.Config)))
+		require.NoError(t, err)
+		require.EqualValues(t, 1, c.RoutedScalingFactor, fixture)
+	}
+}
+
 // TestMixedParts: a transposed tensor in blocks cannot be cut apart, and parts of several
 // dtypes have none in common: such weights are F32, and say how their parts are stored.
 func TestMixedParts(t *testing.T) {

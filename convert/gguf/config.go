@@ -3,6 +3,7 @@ package gguf
 // The config.json that the keys of a file say.
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +11,6 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -51,13 +51,8 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 	if r.wrong != nil {
 		return nil, nil
 	}
-	return r.parsed()
-}
-
-// parsed reads the members as package config does.
-func (r *keyReader) parsed() ([]byte, *config.Config) {
 	document := []byte("{\n  " + strings.Join(r.doc, ",\n  ") + "\n}\n")
-	c, err := config.Parse(strings.NewReader(string(document)))
+	c, err := config.Parse(bytes.NewReader(document))
 	if err != nil {
 		r.add("its keys make no config: " + err.Error())
 		return nil, nil
@@ -95,23 +90,19 @@ func (r *keyReader) family(has func(name string) bool) {
 	if (present || r.arch == deepseek4) && !slices.ContainsFunc(scoring, func(s string) bool { return int(gatings[s]) == gating }) {
 		r.fail(r.arch+"."+gatingFunc, "%d is a gating function that this architecture does not have", gating)
 	}
-	corrected := r.arch == deepseek2 && (gating == int(gatings[sigmoid]) || !present && r.hasRoutingBias(has))
+	corrected := r.arch == deepseek2 && gating == int(gatings[sigmoid])
+	if r.arch == deepseek2 && !present {
+		blocks, _ := r.natural(blockCount)
+		for l := range min(blocks, maxList) {
+			corrected = corrected || has(fmt.Sprintf("blk.%d.exp_probs_b.bias", l))
+		}
+	}
 	r.model = models[slices.IndexFunc(models, func(m model) bool {
 		return m.arch == r.arch && m.class != "" && (r.arch != deepseek2 || (m.scoring == sigmoid) == corrected)
 	})]
 	r.put("architectures", `["`+r.model.class+`"]`)
 	r.put("model_type", strconv.Quote(r.model.modelType))
 	r.put("scoring_func", strconv.Quote(r.model.scoring))
-}
-
-func (r *keyReader) hasRoutingBias(has func(name string) bool) bool {
-	blocks, _ := r.natural(blockCount)
-	for l := range min(blocks, maxList) {
-		if has(fmt.Sprintf("blk.%d.exp_probs_b.bias", l)) {
-			return true
-		}
-	}
-	return false
 }
 
 // vocabulary takes vocab_size, or counts the tokens.
@@ -275,7 +266,8 @@ func (r *keyReader) routing() {
 	r.put("topk_method", strconv.Quote(method))
 }
 
-// scaling takes RoPE's scaling.
+// scaling takes RoPE's scaling. The multiplier of YaRN's logarithm is a tenth of mscale_all_dim, and llama.cpp takes
+// mscale to be the same.
 func (r *keyReader) scaling() {
 	kind, full, present := r.find(scalingType)
 	factor, _ := r.real(scalingFactor)
@@ -285,41 +277,24 @@ func (r *keyReader) scaling() {
 	case kind == "linear" && r.arch == deepseek:
 		r.put("rope_scaling", fmt.Sprintf(`{"type": "linear", "factor": %s}`, shortest(factor)))
 	case kind == "yarn" && r.arch != deepseek:
-		r.put("rope_scaling", r.yarn(factor))
+		yarn := fmt.Sprintf(`{"type": "yarn", "factor": %s, "original_max_position_embeddings": %d`, shortest(factor),
+			r.need(scalingContext))
+		for _, x := range []struct{ key, field string }{{yarnFast, "beta_fast"}, {yarnSlow, "beta_slow"}} {
+			if v, ok := r.real(x.key); ok {
+				yarn += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))
+			}
+		}
+		if !slices.Contains(latents, r.arch) {
+		} else if log, ok := r.real(yarnLog); ok && log != 0 {
+			tenth, _ := strconv.ParseFloat(shortest(log), 64) // the decimal that was rounded to float32
+			all := shortest(10 * tenth)
+			yarn += fmt.Sprintf(`, "mscale": %s, "mscale_all_dim": %s`, all, all)
+		} else {
+			r.fail(r.arch+"."+yarnLog,
+				"is missing or 0: llama.cpp then scales the scores of attention as no config.json can say")
+		}
+		r.put("rope_scaling", yarn+"}")
 	default:
 		r.fail(full, "%s cannot be read with architecture %s", text.Quote(fmt.Sprint(kind)), r.arch)
 	}
-}
-
-// yarn spells the scaling of DeepSeek-V2 and V3. The multiplier of the logarithm is a tenth
-// of mscale_all_dim, and llama.cpp takes mscale to be the same.
-func (r *keyReader) yarn(factor float64) string {
-	s := fmt.Sprintf(`{"type": "yarn", "factor": %s, "original_max_position_embeddings": %d`, shortest(factor),
-		r.need(scalingContext))
-	for _, x := range []struct{ key, field string }{{yarnFast, "beta_fast"}, {yarnSlow, "beta_slow"}} {
-		if v, ok := r.real(x.key); ok {
-			s += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))
-		}
-	}
-	if !slices.Contains(latents, r.arch) {
-		return s + "}"
-	}
-	if log, ok := r.real(yarnLog); ok && log != 0 {
-		tenth, _ := strconv.ParseFloat(shortest(log), 64) // the decimal that was rounded to float32
-		all := shortest(10 * tenth)
-		s += fmt.Sprintf(`, "mscale": %s, "mscale_all_dim": %s`, all, all)
-	} else {
-		r.fail(r.arch+"."+yarnLog, "is missing or 0: llama.cpp then scales the scores of attention as no config.json can say")
-	}
-	return s + "}"
-}
-
-// torchDType returns what most elements of the files are, if it is a dtype of torch's that a
-// model is loaded in.
-func torchDType(files []*File) tensor.DType {
-	var all []tensor.Info
-	for _, f := range files {
-		all = slices.AppendSeq(all, f.Tensors())
-	}
-	return most(all)
 }

@@ -14,32 +14,43 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// describe returns the keys of a file that is made of another format's. Files beside the weights may be hostile: the
-// first thing that is wrong in them ends it.
+// describe is Dialect.Describe. Files beside the weights may be hostile: the first thing that is wrong in them ends it.
 func describe(d format.Description) (described format.Described, err error) {
-	err = format.Parse(func() { described = describeModel(d) })
+	if d.Source != nil {
+		return rekeyed(d)
+	}
+	err = format.Parse(func() {
+		c := d.Config
+		w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
+		w.put(architectureKey, w.arch)
+		w.put("general.type", "model")
+		metadataNotes := w.metadata(d)
+		w.model(c)
+		w.put(fileTypeKey, fileType(d))
+		w.put(quantisationKey, quantisationVersion)
+		for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
+			var names []string // of tensors that are F32 in the file only
+			for i, info := range d.Tensors {
+				if d.Was[i] == was && info.DType == tensor.F32 &&
+					(alwaysF32(w.arch, info.Name, len(info.Shape)) || plainF32(w.arch, info.Name)) {
+					names = append(names, info.Name)
+				}
+			}
+			w.putList(widenedKey+was.String(), names)
+		}
+		notes := w.putTokenizer(d)
+		w.importanceKeys(d.Imatrix)
+		if _, _, err := w.header(); err != nil { // texts from files beside the weights can exceed a reader's limits
+			format.Fail(fmt.Errorf("the keys of the output: %w", err))
+		}
+		described = format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
+			Notes: slices.Concat(warnings(c), notes, metadataNotes)}
+	})
 	return described, err
 }
 
-func describeModel(d format.Description) format.Described {
-	c := d.Config
-	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
-	w.put(architectureKey, w.arch)
-	w.put("general.type", "model")
-	metadataNotes := w.metadata(d)
-	w.model(c)
-	w.put(fileTypeKey, fileType(d))
-	w.put(quantisationKey, quantisationVersion)
-	w.widened(d)
-	notes := w.putTokenizer(d)
-	w.importanceKeys(d.Imatrix)
-	w.check()
-	return format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
-		Notes: slices.Concat(warnings(c), notes, metadataNotes)}
-}
-
-// stem returns the stem of the files' names: a name that the user gave, or naming_convention of
-// gguf-py, and the type.
+// stem returns the stem of the files' names: a name that the user gave, or naming_convention of gguf-py, and the type
+// as llama.cpp's file names have it; the dtype of most elements stands for an unknown one.
 func stem(d format.Description, fileType uint32, text func(key string) string) string {
 	name := strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(d.Named)
 	if name == "" {
@@ -48,7 +59,12 @@ func stem(d format.Description, fileType uint32, text func(key string) string) s
 		name = strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), "-")
 		name = strings.ToValidUTF8(name[:min(len(name), maxStem)], "")
 	}
-	return name + "-" + fileTypeName(fileType, d.Tensors)
+	for word, number := range fileTypes {
+		if number == fileType {
+			return name + "-" + strings.ToUpper(word)
+		}
+	}
+	return name + "-" + most(d.Tensors).String()
 }
 
 // maxStem bounds a name that comes from README.md or from keys, in bytes: systems take 255 for a
@@ -64,17 +80,6 @@ func fileName(s string) string {
 		}
 		return r
 	}, s), "-.")
-}
-
-// fileTypeName spells general.file_type as llama.cpp's file names do; the dtype of most elements
-// stands for an unknown one.
-func fileTypeName(number uint32, tensors []tensor.Info) string {
-	for name, n := range fileTypes {
-		if n == number {
-			return strings.ToUpper(name)
-		}
-	}
-	return most(tensors).String()
 }
 
 // model writes the keys that come from config.json.
@@ -106,7 +111,12 @@ func (w *keyWriter) model(c *config.Config) {
 	if w.arch == deepseek {
 		w.of(headCountKV, uint32(c.NumKeyValueHeads))
 		w.of(weightsScale, float32(1))
-		w.linear(c.RopeScaling)
+		if s := c.RopeScaling; s != nil {
+			w.of(scalingType, s.Type)
+			w.of(scalingFactor, float32(s.Factor))
+		} else {
+			w.of(scalingType, "none")
+		}
 		return
 	}
 	w.of(weightsScale, float32(scale))
@@ -114,7 +124,14 @@ func (w *keyWriter) model(c *config.Config) {
 		w.of(weightsNorm, true)
 	}
 	w.groups(c)
-	w.latentAttention(c)
+	if c.QLoraRank > 0 || !isLite(c.NumHiddenLayers, c.VocabSize) {
+		w.of(queryRank, uint32(c.QLoraRank)) // 0 means no rank; every model but the lite one needs the key
+	}
+	w.of(headCountKV, uint32(1)) // llama.cpp multiplies queries into the compressed keys and values, which are one head
+	w.of(keyLength, uint32(c.KVLoraRank+c.QKRopeHeadDim))
+	w.of(valueLength, uint32(c.KVLoraRank))
+	w.of(keyMLA, uint32(c.QKHeadDim()))
+	w.of(valueMLA, uint32(c.VHeadDim))
 	w.yarn(c.RopeScaling)
 	if c.NumNextNPredictLayers > 0 {
 		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
@@ -137,35 +154,6 @@ func (w *keyWriter) indexer(c *config.Config) {
 		full = append(full, c.IndexerOf(l) == l)
 	}
 	w.of(indexerTypes, full)
-}
-
-// latentAttention writes the widths of heads, as they are kept and as they are multiplied:
-// llama.cpp multiplies queries into the compressed keys and values, which are one head.
-func (w *keyWriter) latentAttention(c *config.Config) {
-	if c.QLoraRank > 0 || !isLite(c.NumHiddenLayers, c.VocabSize) {
-		w.of(queryRank, uint32(c.QLoraRank)) // 0 means no rank; every model but the lite one needs the key
-	}
-	w.of(headCountKV, uint32(1))
-	w.of(keyLength, uint32(c.KVLoraRank+c.QKRopeHeadDim))
-	w.of(valueLength, uint32(c.KVLoraRank))
-	w.of(keyMLA, uint32(c.QKHeadDim()))
-	w.of(valueMLA, uint32(c.VHeadDim))
-}
-
-// widened lists the tensors that are F32 in the file only, by the dtypes that they had.
-func (w *keyWriter) widened(d format.Description) {
-	for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
-		var names []string
-		for i, info := range d.Tensors {
-			if d.Was[i] == was && info.DType == tensor.F32 &&
-				(alwaysF32(w.arch, info.Name, len(info.Shape)) || plainF32(w.arch, info.Name)) {
-				names = append(names, info.Name)
-			}
-		}
-		if names != nil {
-			w.put(widenedKey+was.String(), names)
-		}
-	}
 }
 
 // warnings say what llama.cpp computes otherwise.

@@ -25,7 +25,7 @@ func Format() *format.Format {
 		Belongs:   isWeights,
 		Open:      format.Opener(read),
 		Layout:    newLayout,
-		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describeAny,
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe,
 			Predicts: predicts, Consumes: consumes, Tokenizer: tokenizerFiles},
 	}
 }

@@ -91,8 +91,12 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
 	for _, row := range g.rows() {
 		v := row.value(c)
-		if row.key == feedForward && c.IntermediateSize == 0 {
-			v = natural(statedWidth(c)) // no layer has it
+		if row.key == feedForward && c.IntermediateSize == 0 { // no layer has it
+			var stated struct {
+				Width int `json:"intermediate_size"`
+			}
+			json.Unmarshal(c.JSON(), &stated) // the config was parsed
+			v = natural(cmp.Or(stated.Width, c.MoEIntermediateSize))
 		}
 		if v != nil {
 			w.of(row.key, v)
@@ -108,15 +112,6 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 	if c.NumNextNPredictLayers > 0 {
 		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
 	}
-}
-
-// statedWidth is intermediate_size as config.json has it, or the width of experts.
-func statedWidth(c *config.Config) int {
-	var said struct {
-		Width int `json:"intermediate_size"`
-	}
-	json.Unmarshal(c.JSON(), &said) // the config was parsed
-	return cmp.Or(said.Width, c.MoEIntermediateSize)
 }
 
 // unsayable gives refuse the reasons why llama.cpp would not load a model, or compute something else.
@@ -160,8 +155,36 @@ func (r *keyReader) grouped(g *grouped, has func(name string) bool) {
 	if r.model.predicts {
 		r.putInt("num_nextn_predict_layers", predicting)
 	}
-	r.headWidth(g)
-	r.normalises(g)
+	width, ok := r.natural(keyLength)
+	if !ok { // each head's share
+		heads, _ := r.natural("attention.head_count")
+		hidden, _ := r.natural("embedding_length")
+		width = hidden / max(heads, 1)
+	}
+	r.putInt("head_dim", width)
+	switch dims, said := r.natural(ropeDims); {
+	case !said:
+	case g.rotary == "" && dims != width:
+		r.fail(r.arch+"."+ropeDims, "%d, but heads have %d", dims, width)
+	case g.rotary == "rotary_dim":
+		r.putInt(g.rotary, dims)
+	case g.rotary != "":
+		share := float64(dims) / float64(max(width, 1))
+		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
+			share = math.Nextafter(share, 1)
+		}
+		r.put(g.rotary, strconv.FormatFloat(share, 'g', -1, 64))
+	}
+	norm, full, present := r.find(weightsNorm)
+	_, is := norm.(bool)
+	switch {
+	case present && !is:
+		r.fail(full, "%v is not a boolean", norm)
+	case g.normalises && present && norm != true:
+		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
+	case !g.normalises:
+		r.put("norm_topk_prob", strconv.FormatBool(norm == true))
+	}
 	if g.read != nil {
 		g.read(r, min(max(blocks-predicting, 0), maxList), has)
 	}
@@ -180,9 +203,24 @@ func readDots1(r *keyReader, _ int, _ func(name string) bool) {
 	r.groups()
 }
 
+// readExaoneMoE takes which layers have a window: without a list every fourth has none.
 func readExaoneMoE(r *keyReader, layers int, _ func(name string) bool) {
 	r.leading("first_k_dense_replace")
-	r.windows(layers)
+	v, ok := r.values[r.arch+"."+windowPattern]
+	types := make([]string, layers)
+	for l := range types {
+		windowed := (l+1)%4 != 0
+		if ok && l < len(v.many) {
+			windowed = v.many[l] == true
+		}
+		if types[l] = `"full_attention"`; windowed {
+			types[l] = `"sliding_attention"`
+		}
+	}
+	if ok && (v.kind != array || v.of != boolean || len(v.many) < len(types)) {
+		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
+	}
+	r.put("layer_types", "["+strings.Join(types, ",")+"]")
 	r.groups()
 }
 
@@ -190,45 +228,6 @@ func readErnie45MoE(r *keyReader, _ int, _ func(name string) bool) {
 	r.leading("moe_layer_start_index")
 	if step, ok := r.natural(moeStep); ok {
 		r.putInt("moe_layer_interval", step)
-	}
-}
-
-// headWidth takes head_dim, without a key each head's share, and how much of it RoPE rotates.
-func (r *keyReader) headWidth(g *grouped) {
-	width, ok := r.natural(keyLength)
-	if !ok {
-		heads, _ := r.natural("attention.head_count")
-		hidden, _ := r.natural("embedding_length")
-		width = hidden / max(heads, 1)
-	}
-	r.putInt("head_dim", width)
-	dims, said := r.natural(ropeDims)
-	switch {
-	case !said:
-	case g.rotary == "" && dims != width:
-		r.fail(r.arch+"."+ropeDims, "%d, but heads have %d", dims, width)
-	case g.rotary == "rotary_dim":
-		r.putInt(g.rotary, dims)
-	case g.rotary != "":
-		share := float64(dims) / float64(max(width, 1))
-		for int(share*float64(width)) < dims && share < 1 { // the class cuts the product
-			share = math.Nextafter(share, 1)
-		}
-		r.put(g.rotary, strconv.FormatFloat(share, 'g', -1, 64))
-	}
-}
-
-// normalises takes norm_topk_prob, which some models have no key for: their weights are always normalised.
-func (r *keyReader) normalises(g *grouped) {
-	norm, full, present := r.find(weightsNorm)
-	_, is := norm.(bool)
-	switch {
-	case present && !is:
-		r.fail(full, "%v is not a boolean", norm)
-	case g.normalises && present && norm != true:
-		r.fail(full, "%v, but this architecture normalises the weights of experts", norm)
-	case !g.normalises:
-		r.put("norm_topk_prob", strconv.FormatBool(norm == true))
 	}
 }
 
@@ -254,23 +253,4 @@ func (r *keyReader) sparse(layers int, has func(name string) bool) {
 	} else if ok {
 		r.putInt("n_shared_experts", shared/width)
 	}
-}
-
-// windows takes which layers have a window: without a list every fourth has none.
-func (r *keyReader) windows(layers int) {
-	v, ok := r.values[r.arch+"."+windowPattern]
-	types := make([]string, layers)
-	for l := range types {
-		windowed := (l+1)%4 != 0
-		if ok && l < len(v.many) {
-			windowed = v.many[l] == true
-		}
-		if types[l] = `"full_attention"`; windowed {
-			types[l] = `"sliding_attention"`
-		}
-	}
-	if ok && (v.kind != array || v.of != boolean || len(v.many) < len(types)) {
-		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
-	}
-	r.put("layer_types", "["+strings.Join(types, ",")+"]")
 }

@@ -162,7 +162,7 @@ func hostile() map[string]struct {
 	add("an empty key", newHeader().raw("", 4, 0, 0, 0, 0), "is empty")
 	add("a key twice", newHeader().raw(architectureKey, 4, 0, 0, 0, 0), "key general.architecture occurs twice")
 	add("a key with a line in it", newHeader().raw("a\nb", 4, 0, 0, 0, 0), "cannot be printed")
-	add("a type that there is not", newHeader().raw("x", 13, 0, 0, 0, 0), "key x has a value of type 13, which there is not")
+	add("an unknown type", newHeader().raw("x", 13, 0, 0, 0, 0), "key x: unknown value of type 13")
 	add("a string longer than the file", newHeader().raw("x", 8, le64(1<<20)...), "key x needs 1.00 MiB (1,048,576 bytes)")
 	add("a string longer than any", newHeader().raw("x", 8, le64(1<<40)...), "key x has 1099511627776 bytes, more than the limit")
 	add("no truth value", newHeader().raw("x", 7, 2), "key x: 2 is not a boolean")

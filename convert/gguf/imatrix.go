@@ -138,7 +138,15 @@ func (m *Imatrix) readOld(size int64) error {
 			r.fail("", "is no importance matrix: %d entries", entries)
 		}
 		for range entries {
-			r.entry()
+			name, calls, n := r.word(), r.number(), r.number()
+			if n < 1 || int64(n) > (size-r.at)/4 {
+				r.fail(name, "%d values, but %s are left: it is no importance matrix, or is cut off", n, text.Bytes(size-r.at))
+			}
+			counts := []float32{float32(max(calls, 0))}
+			if err := m.add(name, importance{offset: r.at, n: int(n), counts: counts, old: true}); err != nil {
+				format.Fail(err)
+			}
+			r.at += 4 * int64(n)
 		}
 		if r.at == size {
 			return
@@ -186,19 +194,6 @@ func (r *oldReader) word() string {
 	r.at += int64(n)
 	name, _, _ := strings.Cut(string(b), "\x00")
 	return name
-}
-
-func (r *oldReader) entry() {
-	name, calls, n := r.word(), r.number(), r.number()
-	if n < 1 || int64(n) > (r.size-r.at)/4 {
-		r.fail(name, "%d values, but %s are left: it is no importance matrix, or is cut off", n,
-			text.Bytes(r.size-r.at))
-	}
-	counts := []float32{float32(max(calls, 0))}
-	if err := r.m.add(name, importance{offset: r.at, n: int(n), counts: counts, old: true}); err != nil {
-		format.Fail(err)
-	}
-	r.at += 4 * int64(n)
 }
 
 // add adds an entry after looking at all its values.

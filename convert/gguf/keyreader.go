@@ -104,8 +104,7 @@ func (r *keyReader) real(key string) (x float64, ok bool) {
 
 // put adds a member to config.json, under the key that the model has for a field of DeepSeek's.
 func (r *keyReader) put(field, value string) {
-	c := config.Config{ModelType: r.model.modelType}
-	r.doc = append(r.doc, strconv.Quote(c.Key(field))+": "+value)
+	r.doc = append(r.doc, strconv.Quote(config.Defaults(r.model.modelType).Key(field))+": "+value)
 }
 
 func (r *keyReader) putInt(field string, n int) { r.put(field, strconv.Itoa(n)) }

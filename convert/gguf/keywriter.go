@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"dsmoe/config"
-	"dsmoe/convert/format"
 )
 
 // keyWriter encodes keys.
@@ -83,14 +82,6 @@ func (w *keyWriter) putList(key string, list []string) {
 	}
 }
 
-// check refuses keys that a file's reader does not take: texts from files beside the weights can
-// exceed its limits.
-func (w *keyWriter) check() {
-	if _, _, err := w.header(); err != nil {
-		format.Fail(fmt.Errorf("the keys of the output: %w", err))
-	}
-}
-
 // header reads the keys as a file's reader does; data is the header that they are read from.
 func (w *keyWriter) header() (h *Header, data []byte, err error) {
 	const tensors = 8
@@ -98,16 +89,6 @@ func (w *keyWriter) header() (h *Header, data []byte, err error) {
 	data = append(data, w.b...)
 	h, err = readHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
 	return h, data, err
-}
-
-// linear writes the scaling of the first DeepSeekMoE.
-func (w *keyWriter) linear(s *config.RopeScaling) {
-	if s == nil {
-		w.of(scalingType, "none")
-		return
-	}
-	w.of(scalingType, s.Type)
-	w.of(scalingFactor, float32(s.Factor))
 }
 
 // yarn writes the scaling of later models; s may be nil.

@@ -52,8 +52,14 @@ func (l *layout) encode() []byte {
 	if l.head.Shard > 0 {
 		keys = make([]byte, 8)
 	}
-	if l.head.Shards > 1 {
-		keys = l.split(keys)
+	if l.head.Shards > 1 { // keys that say which of several files this is, of the types that gguf-split gives them
+		w := &keyWriter{b: keys}
+		w.key("split.no", u16)
+		w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shard))
+		w.key("split.count", u16)
+		w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shards))
+		w.key("split.tensors.count", i32)
+		keys = binary.LittleEndian.AppendUint32(w.b, uint32(l.head.Tensors))
 	}
 	b := append(make([]byte, 0, len(keys)+128*len(l.infos)+64), magic...)
 	b = binary.LittleEndian.AppendUint32(b, 3)
@@ -70,17 +76,4 @@ func (l *layout) encode() []byte {
 		offset = padded(offset+info.Bytes(), alignment)
 	}
 	return append(b, make([]byte, padded(int64(len(b)), alignment)-int64(len(b)))...)
-}
-
-// split adds the keys that say which of several files this is: of the types that gguf-split
-// gives them.
-func (l *layout) split(keys []byte) []byte {
-	w := &keyWriter{b: keys}
-	w.key("split.no", u16)
-	w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shard))
-	w.key("split.count", u16)
-	w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shards))
-	w.key("split.tensors.count", i32)
-	w.b = binary.LittleEndian.AppendUint32(w.b, uint32(l.head.Tensors))
-	return w.b
 }

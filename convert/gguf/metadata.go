@@ -38,7 +38,25 @@ func (w *keyWriter) metadata(d format.Description) (notes []string) {
 		}
 		w.putText(s.key, value)
 	}
-	w.baseModels(&c)
+	models := c.list("base_model") // as the hub names them: ORGANIZATION/NAME
+	if len(models) > maxBaseModels {
+		c.note("names %d in base_model, more than %d: they are not written", len(models), maxBaseModels)
+		models = nil
+	}
+	if len(models) > 0 {
+		w.put("general.base_model.count", uint32(len(models)))
+	}
+	for i, name := range models {
+		prefix := fmt.Sprintf("general.base_model.%d.", i)
+		organization, model, inHub := strings.Cut(name, "/")
+		if !inHub || strings.Contains(model, "/") { // a directory, or an address
+			w.put(prefix+"name", name)
+			continue
+		}
+		w.put(prefix+"name", model)
+		w.putText(prefix+"organization", organization)
+		w.put(prefix+"repo_url", "https://huggingface.co/"+name)
+	}
 	w.putList("general.tags", c.list("tags", "pipeline_tag"))
 	w.putList("general.languages", c.list("languages", "language"))
 	return append(notes, c.notes...)
@@ -74,36 +92,23 @@ func (w *keyWriter) sampling(d format.Description) (notes []string) {
 		if i < 0 || string(fields[s.fields[i]]) == "null" {
 			continue
 		}
-		if v := sampler(fields[s.fields[i]], s.kind); v != nil {
-			w.put("general.sampling."+s.key, v)
-		} else {
+		raw, key := fields[s.fields[i]], "general.sampling."+s.key
+		var word string
+		var whole int32
+		var number float64
+		switch {
+		case s.kind == str && json.Unmarshal(raw, &word) == nil:
+			w.put(key, word)
+		case s.kind == i32 && json.Unmarshal(raw, &whole) == nil:
+			w.put(key, whole)
+		case s.kind == f32 && json.Unmarshal(raw, &number) == nil && !math.IsInf(float64(float32(number)), 0):
+			w.put(key, float32(number))
+		default: // another type, or out of range
 			notes = append(notes, fmt.Sprintf("%s: %s is %s: it is not written", samplingName, s.fields[i],
-				text.Quote(strings.Trim(string(fields[s.fields[i]]), `"`))))
+				text.Quote(strings.Trim(string(raw), `"`))))
 		}
 	}
 	return notes
-}
-
-// sampler reads a parameter; nil if it has another type, or a number is out of range.
-func sampler(raw json.RawMessage, k kind) any {
-	switch k {
-	case str:
-		var s string
-		if json.Unmarshal(raw, &s) == nil {
-			return s
-		}
-	case i32:
-		var n int32
-		if json.Unmarshal(raw, &n) == nil {
-			return n
-		}
-	default:
-		var x float64
-		if json.Unmarshal(raw, &x) == nil && !math.IsInf(float64(float32(x)), 0) {
-			return float32(x)
-		}
-	}
-	return nil
 }
 
 // singles are the keys with one text, and their fields in the front matter, the first
@@ -166,7 +171,11 @@ func readCard(d format.Description) (c card) {
 		c.note("is ignored: it has an alias (*name), which could make it larger than it is")
 	default:
 		c.note("goes into the keys general.*, nothing else of the file")
-		c.index(document.Content[0])
+		c.fields = map[string]*yaml.Node{}
+		pairs := document.Content[0].Content
+		for i := 0; i+1 < len(pairs); i += 2 {
+			c.fields[pairs[i].Value] = pairs[i+1] // of several with one name the last counts
+		}
 	}
 	return c
 }
@@ -174,14 +183,6 @@ func readCard(d format.Description) (c card) {
 // hasAlias reports whether a node, or one below it, is an alias.
 func hasAlias(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
-}
-
-// index finds the fields of a mapping; of several with one name the last counts.
-func (c *card) index(mapping *yaml.Node) {
-	c.fields = map[string]*yaml.Node{}
-	for i := 0; i+1 < len(mapping.Content); i += 2 {
-		c.fields[mapping.Content[i].Value] = mapping.Content[i+1]
-	}
 }
 
 func (c *card) note(what string, args ...any) {
@@ -205,17 +206,6 @@ func (c *card) scalar(field string, n *yaml.Node) string {
 	return n.Value
 }
 
-// items returns the values of a list, or the one value of a field without a list.
-func items(n *yaml.Node) []*yaml.Node {
-	switch {
-	case isNull(n):
-		return nil
-	case n.Kind == yaml.SequenceNode:
-		return n.Content
-	}
-	return []*yaml.Node{n}
-}
-
 // single is the text of the first of the fields that is not null; a list of licenses is
 // joined with commas.
 func (c *card) single(fields ...string) string {
@@ -235,7 +225,11 @@ func (c *card) single(fields ...string) string {
 // list joins the values of several fields.
 func (c *card) list(fields ...string) (values []string) {
 	for _, field := range fields {
-		for _, n := range items(c.fields[field]) {
+		items := []*yaml.Node{c.fields[field]} // a single value, or the values of a list
+		if n := items[0]; n != nil && n.Kind == yaml.SequenceNode {
+			items = n.Content
+		}
+		for _, n := range items {
 			if s := c.scalar(field, n); s != "" {
 				values = append(values, s)
 			}
@@ -246,29 +240,6 @@ func (c *card) list(fields ...string) (values []string) {
 
 // maxBaseModels bounds base_model: a file has 65,536 keys at most, and each model takes three.
 const maxBaseModels = 1000
-
-// baseModels writes the models that base_model names as the hub does: ORGANIZATION/NAME.
-func (w *keyWriter) baseModels(c *card) {
-	names := c.list("base_model")
-	if len(names) > maxBaseModels {
-		c.note("names %d in base_model, more than %d: they are not written", len(names), maxBaseModels)
-		return
-	}
-	if len(names) > 0 {
-		w.put("general.base_model.count", uint32(len(names)))
-	}
-	for i, name := range names {
-		prefix := fmt.Sprintf("general.base_model.%d.", i)
-		organization, model, inHub := strings.Cut(name, "/")
-		if !inHub || strings.Contains(model, "/") { // a directory, or an address
-			w.put(prefix+"name", name)
-			continue
-		}
-		w.put(prefix+"name", model)
-		w.putText(prefix+"organization", organization)
-		w.put(prefix+"repo_url", "https://huggingface.co/"+name)
-	}
-}
 
 // maxTokenizer is the most bytes that a file of a tokenizer may have.
 const maxTokenizer = 64 << 20

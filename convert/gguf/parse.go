@@ -122,14 +122,35 @@ func (p *parser) skip(n uint64, what string) {
 	p.at += int64(n)
 }
 
-// parse reads the header.
+// parse reads the header, whose magic the caller checked.
 func (p *parser) parse() error {
 	err := format.Parse(func() {
-		tensors, keys := p.begin()
+		p.skip(uint64(len(magic)), "the magic")
+		p.h.Version = p.uint32("the version")
+		switch v := p.h.Version; {
+		case v == 2 || v == 3:
+		case v&0xffff == 0 && v != 0:
+			format.Fail(problem.New(p.file,
+				"is big-endian, for machines such as IBM's z: this program reads little-endian files",
+				"gguf-convert-endian, of llama.cpp's gguf-py, changes it"))
+		case v == 1:
+			p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
+		default:
+			p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
+		}
+		tensors, keys := p.count("tensors", format.MaxTensors, 24), p.count("keys", maxKeys, 13)
 		for range keys {
 			p.pair()
 		}
-		p.alignment()
+		p.h.alignment = 32
+		if v, present := p.h.values[alignmentKey]; present {
+			n, is := v.one.(uint64)
+			if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
+				p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
+					maxAlign)
+			}
+			p.h.alignment = int64(n)
+		}
 		offsets := make([]uint64, 0, min(tensors, 1<<12))
 		for range tensors {
 			offsets = append(offsets, p.tensor())
@@ -141,25 +162,6 @@ func (p *parser) parse() error {
 		return err
 	}
 	return problem.In(p.file, append(p.bad, problem.Of("", err)...)...)
-}
-
-// begin reads what comes before the keys.
-func (p *parser) begin() (tensors, keys uint64) {
-	p.skip(uint64(len(magic)), "the magic") // checked by the caller
-	p.h.Version = p.uint32("the version")
-	switch v := p.h.Version; {
-	case v == 2 || v == 3:
-	case v&0xffff == 0 && v != 0:
-		format.Fail(problem.New(p.file,
-			"is big-endian, for machines such as IBM's z: this program reads little-endian files",
-			"gguf-convert-endian, of llama.cpp's gguf-py, changes it"))
-	case v == 1:
-		p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
-	default:
-		p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
-	}
-	tensors = p.count("tensors", format.MaxTensors, 24)
-	return tensors, p.count("keys", maxKeys, 13)
 }
 
 // count reads the number of items, each of at least least bytes.
@@ -189,7 +191,7 @@ func (p *parser) pair() {
 	p.h.keys = append(p.h.keys, key)
 }
 
-// value reads the value of a key.
+// value reads the value of a key. Of an array it keeps the elements if they are few.
 func (p *parser) value(key string) (v value) {
 	at := p.at
 	what := "key " + text.Quote(key)
@@ -204,43 +206,30 @@ func (p *parser) value(key string) (v value) {
 		p.fail(at, "%s is an array of %d elements, more than fit in a header", what, v.n)
 	}
 	p.need(v.n*uint64(kindTable[v.of].size), what)
-	p.list(&v, what)
-	return v
-}
-
-// list reads the elements of an array, and keeps them if they are few.
-func (p *parser) list(v *value, what string) {
 	keep := v.n <= maxList
 	if v.of != str && v.of != boolean && !keep {
 		p.skip(v.n*uint64(kindTable[v.of].size), what)
-		return
+		return v
 	}
 	for range v.n {
 		if one := p.one(v.of, p.at, what); keep {
 			v.many = append(v.many, one)
 		}
 	}
+	return v
 }
 
 // one reads a single value.
 func (p *parser) one(k kind, at int64, what string) any {
 	switch {
 	case k == array || k >= kinds:
-		p.fail(at, "%s has a value of %s, which there is not", what, k)
+		p.fail(at, "%s: unknown value of %s", what, k)
 	case k == str:
 		return p.text(maxText, what)
 	}
 	var b [8]byte
 	p.read(b[:kindTable[k].size], what)
 	bits := binary.LittleEndian.Uint64(b[:])
-	if k == boolean && bits > 1 {
-		p.fail(at, "%s: %d is not a boolean", what, bits)
-	}
-	return number(k, bits)
-}
-
-// number makes a value of its bits.
-func number(k kind, bits uint64) any {
 	unused := 64 - 8*kindTable[k].size
 	switch k {
 	case i8, i16, i32, i64:
@@ -250,6 +239,9 @@ func number(k kind, bits uint64) any {
 	case f64:
 		return math.Float64frombits(bits)
 	case boolean:
+		if bits > 1 {
+			p.fail(at, "%s: %d is not a boolean", what, bits)
+		}
 		return bits == 1
 	}
 	return bits
@@ -258,22 +250,8 @@ func number(k kind, bits uint64) any {
 // alignmentKey is the key of the alignment of tensors.
 const alignmentKey = "general.alignment"
 
-// alignment reads general.alignment; the default is 32.
-func (p *parser) alignment() {
-	p.h.alignment = 32
-	v, present := p.h.values[alignmentKey]
-	if !present {
-		return
-	}
-	n, is := v.one.(uint64)
-	if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
-		p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
-			maxAlign)
-	}
-	p.h.alignment = int64(n)
-}
-
-// tensor reads the entry of a tensor. Only what keeps the next from being found ends the reading.
+// tensor reads the entry of a tensor, adds it and records its problems. Only what keeps the next from being found ends
+// the reading.
 func (p *parser) tensor() (offset uint64) {
 	at := p.at
 	name := p.text(maxName, "a tensor's name")
@@ -293,26 +271,21 @@ func (p *parser) tensor() (offset uint64) {
 	}
 	number := p.uint32("the type of " + text.Quote(name))
 	offset = p.uint64("the offset of " + text.Quote(name))
-	p.take(tensor.Info{Name: name, Shape: shape}, number)
-	return offset
-}
-
-// take adds a tensor and records its problems.
-func (p *parser) take(info tensor.Info, number uint32) {
-	if err := format.CheckName(info.Name); err != nil {
-		p.failTensor(info.Name, "%v", err)
+	if err := format.CheckName(name); err != nil {
+		p.failTensor(name, "%v", err)
 	}
-	if _, _, twice := p.h.Lookup(info.Name); twice {
-		p.failTensor(info.Name, "name occurs twice")
+	if _, _, twice := p.h.Lookup(name); twice {
+		p.failTensor(name, "name occurs twice")
 	}
-	var err error
-	if info.DType, err = dtypeOf(number); err == nil {
-		_, err = tensor.Size(info.DType, info.Shape)
+	dtype, err := dtypeOf(number)
+	if err == nil {
+		_, err = tensor.Size(dtype, shape)
 	}
 	if err != nil {
-		p.failTensor(info.Name, "%v", err)
+		p.failTensor(name, "%v", err)
 	}
-	p.h.Add(format.Entry{Info: info})
+	p.h.Add(format.Entry{Info: tensor.Info{Name: name, DType: dtype, Shape: shape}})
+	return offset
 }
 
 // places checks that the tensors lie one behind the other, each aligned, as ggml demands,

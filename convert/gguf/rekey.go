@@ -48,14 +48,6 @@ func modelPairs(c *config.Config) pairs {
 // perFile are keys that describe one file, not the model.
 var perFile = []string{alignmentKey, "split.no", "split.count", "split.tensors.count"}
 
-// describeAny is Dialect.Describe.
-func describeAny(d format.Description) (format.Described, error) {
-	if d.Source != nil {
-		return rekeyed(d)
-	}
-	return describe(d)
-}
-
 // rekeyed returns the keys of the source's files, byte for byte and in their order, but those that
 // the type, the layers or the user change.
 func rekeyed(d format.Description) (format.Described, error) {
@@ -124,13 +116,12 @@ func (w *keyWriter) pair(b []byte) {
 	w.b = append(w.b, b...)
 }
 
-// editedPairs returns the pairs that replace those of the source or are added, and the keys that are
-// removed.
+// editedPairs returns the pairs that replace pairs of the source or are added, and the keys that are removed.
 func editedPairs(d format.Description, source pairs) (written pairs, removed []string) {
 	w := &keyWriter{b: make([]byte, 8)}
 	before, after := modelPairs(d.Before), modelPairs(d.Config)
 	if split := architectureOf(d.Config) + "." + keyMLA; after.of[split] != nil && source.of[split] == nil {
-		before = pairs{} // the source has kv_b in one piece: all keys of the model are those of another layout
+		before = pairs{} // the source has kv_b in one piece: the keys of the model have another layout
 	}
 	for _, key := range after.keys {
 		if !bytes.Equal(before.of[key], after.of[key]) {

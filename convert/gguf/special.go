@@ -21,8 +21,13 @@ func consumes(file string) bool {
 
 // putTokenizer writes the tokenizer. Without one, the model takes numbers of tokens.
 func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
-	t, settings := readTokenizer(d)
-	if t == nil {
+	t, settings := &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
+	found := !d.NoVocab && readJSON(d, tokenizerName, t)
+	if !d.NoVocab {
+		readJSON(d, settingsName, &settings)
+		found = found || t.readTiktoken(d, settings)
+	}
+	if !found {
 		w.put("tokenizer.ggml.model", "none")
 		return w.unnamed(d)
 	}
@@ -39,20 +44,6 @@ func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
 	w.put("tokenizer.ggml.merges", merges)
 	return slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens),
 		w.templates(d, settings))
-}
-
-// readTokenizer reads the vocabulary and tokenizer_config.json; nil if there is none, or none is to be written.
-func readTokenizer(d format.Description) (t *tokenizer, settings map[string]json.RawMessage) {
-	if d.NoVocab {
-		return nil, nil
-	}
-	t, settings = &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
-	found := readJSON(d, tokenizerName, t)
-	readJSON(d, settingsName, &settings)
-	if !found && !t.readTiktoken(d, settings) {
-		return nil, nil
-	}
-	return t, settings
 }
 
 // unnamed says that a file has no vocabulary as asked for, or refuses to write one without.
@@ -105,47 +96,33 @@ func (t *tokenizer) meaningsOf(settings map[string]json.RawMessage) *meanings {
 		case "TemplateProcessing":
 			m.template(p)
 		case "RobertaProcessing":
-			m.roberta(p)
+			for name, by := range map[string][]any{"cls": p.CLS, "sep": p.SEP} {
+				if len(by) > 0 {
+					content, _ := by[0].(string)
+					m.replace(name, token{content: content})
+				}
+			}
+			m.add["bos"], m.add["eos"], m.add["sep"] = true, true, true
 		case byteLevel:
 			bytes = true
 		}
 	}
-	for _, name := range addable {
-		m.configure(name, settings["add_"+name+"_token"], bytes && name != "sep")
+	for _, name := range addable { // the config's word counts for a token that no template speaks of
+		said := string(settings["add_"+name+"_token"])
+		_, known := m.add[name]
+		switch {
+		case known:
+		case said == "true" || said == "false":
+			m.add[name] = said == "true"
+		case bytes && name != "sep": // ByteLevel adds none
+			m.add[name] = false
+		}
 	}
 	return m
 }
 
-// ofGLM gives each name that has no token, in config.json either, the token that _set_vocab_glm of llama.cpp's
-// converter gives it.
-func (m *meanings) ofGLM(t *tokenizer, ids map[string]json.RawMessage) {
-	for name, content := range map[string]string{"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>",
-		"eom": "<|observation|>"} {
-		var id int
-		if json.Unmarshal(ids[name+"_token_id"], &id) != nil && t.addedNumber(content) >= 0 {
-			m.replace(name, token{content: content})
-		}
-	}
-}
-
 // addable are the tokens that llama.cpp can add to texts.
 var addable = []string{"bos", "eos", "sep"}
-
-// configure takes the config's word for a token that no template speaks of; bytes reports
-// whether the post-processor is ByteLevel, which adds none.
-func (m *meanings) configure(name string, raw json.RawMessage, bytes bool) {
-	if _, known := m.add[name]; known {
-		return
-	}
-	switch string(raw) {
-	case "true", "false":
-		m.add[name] = string(raw) == "true"
-	default:
-		if bytes {
-			m.add[name] = false
-		}
-	}
-}
 
 // replace gives a name without a token the token.
 func (m *meanings) replace(name string, by token) {
@@ -167,26 +144,18 @@ func (m *meanings) template(p processor) {
 		}
 		m.add["bos"] = first == m.tokens["bos"].content || first == m.tokens["cls"].content
 	}
-	if last != "" {
-		m.endBy(token{content: last})
-	}
-	m.separator(p.Pair, first, last)
-}
-
-// endBy makes last the end of a text.
-func (m *meanings) endBy(last token) {
-	m.add["eos"] = true
-	former := m.tokens["eos"]
-	if former == last {
-		return
-	}
-	m.tokens["eos"] = last
-	for _, name := range []string{"eot", "eom"} {
-		if _, taken := m.tokens[name]; !taken {
-			m.tokens[name] = former
-			return
+	if end, former := (token{content: last}), m.tokens["eos"]; last != "" {
+		m.add["eos"] = true
+		if m.tokens["eos"] = end; former != end {
+			for _, name := range []string{"eot", "eom"} {
+				if _, taken := m.tokens[name]; !taken {
+					m.tokens[name] = former
+					break
+				}
+			}
 		}
 	}
+	m.separator(p.Pair, first, last)
 }
 
 // separator reads what stands between two texts.
@@ -212,27 +181,19 @@ func (m *meanings) separator(pair []piece, first, last string) {
 	}
 }
 
-// roberta reads RobertaProcessing.
-func (m *meanings) roberta(p processor) {
-	for _, x := range []struct {
-		name string
-		by   []any
-	}{{"cls", p.CLS}, {"sep", p.SEP}} {
-		if len(x.by) > 0 {
-			content, _ := x.by[0].(string)
-			m.replace(x.name, token{content: content})
-		}
-	}
-	m.add["bos"], m.add["eos"], m.add["sep"] = true, true, true
-}
-
 // meanings writes which tokens have a meaning, and which of them are added to texts.
 func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[string]json.RawMessage,
 	tokens []string) (notes []string) {
 	m, ids := t.meaningsOf(settings), map[string]json.RawMessage{}
 	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
-	if modelOf(d.Config).glm {
-		m.ofGLM(t, ids)
+	if modelOf(d.Config).glm {            // names without a token in config.json: _set_vocab_glm of llama.cpp's converter
+		for name, content := range map[string]string{"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>",
+			"eom": "<|observation|>"} {
+			var id int
+			if json.Unmarshal(ids[name+"_token_id"], &id) != nil && t.addedNumber(content) >= 0 {
+				m.replace(name, token{content: content})
+			}
+		}
 	}
 	for _, s := range specials {
 		named, known := m.tokens[s.name]
@@ -283,9 +244,15 @@ type chatTemplate struct {
 // templates writes the chat templates.
 func (w *keyWriter) templates(d format.Description, settings map[string]json.RawMessage) (notes []string) {
 	templates, bad := templatesOf(d, settings)
+	letter := func(r rune) rune { // of a template's name in a key
+		if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}
 	texts, names := map[string]string{}, []string{}
 	for _, t := range templates {
-		name := strings.Map(templateLetter, t.Name)
+		name := strings.Map(letter, t.Name)
 		if t.Template == nil || name == "" {
 			continue
 		}
@@ -310,20 +277,24 @@ func (w *keyWriter) templates(d format.Description, settings map[string]json.Raw
 
 const defaultTemplate = "default"
 
-// templateLetter is a letter of a template's name in a key.
-func templateLetter(r rune) rune {
-	if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {
-		return r
-	}
-	return '_'
-}
-
 // templatesOf finds the chat templates: chat_template.jinja with additional_chat_templates, or
 // chat_template of tokenizer_config.json, or chat_template.json. bad is the file whose
 // template has a wrong type.
 func templatesOf(d format.Description, settings map[string]json.RawMessage) (list []chatTemplate, bad string) {
 	if jinja := slurp(d, templateName); jinja != nil {
-		return additional(d, string(jinja)), ""
+		template := string(jinja)
+		list = []chatTemplate{{defaultTemplate, &template}}
+		names, err := d.List(templatesDir)
+		if err != nil {
+			format.Fail(err)
+		}
+		for _, name := range names {
+			if path.Ext(name) == ".jinja" {
+				template := string(slurp(d, path.Join(templatesDir, name)))
+				list = append(list, chatTemplate{strings.TrimSuffix(name, ".jinja"), &template})
+			}
+		}
+		return list, ""
 	}
 	raw, file := settings["chat_template"], settingsName
 	if raw == nil || string(raw) == "null" {
@@ -342,21 +313,4 @@ func templatesOf(d format.Description, settings map[string]json.RawMessage) (lis
 		return nil, file
 	}
 	return list, ""
-}
-
-// additional are chat_template.jinja and the templates in additional_chat_templates.
-func additional(d format.Description, jinja string) (list []chatTemplate) {
-	list = []chatTemplate{{defaultTemplate, &jinja}}
-	names, err := d.List(templatesDir)
-	if err != nil {
-		format.Fail(err)
-	}
-	for _, name := range names {
-		if path.Ext(name) != ".jinja" {
-			continue
-		}
-		template := string(slurp(d, path.Join(templatesDir, name)))
-		list = append(list, chatTemplate{strings.TrimSuffix(name, ".jinja"), &template})
-	}
-	return list
 }

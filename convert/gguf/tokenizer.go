@@ -84,14 +84,6 @@ type addedToken struct {
 	Special bool   `json:"special"`
 }
 
-// written returns the token as llama.cpp has it, and its type.
-func (a addedToken) written() (token string, kind int32) {
-	if a.Special || looksSpecial(a.Content) {
-		return a.Content, controlToken
-	}
-	return strings.ReplaceAll(a.Content, "▁", " "), userToken
-}
-
 // processor is the post-processor of tokenizer.json, or one of a Sequence.
 type processor struct {
 	Type       string      `json:"type"`
@@ -232,7 +224,20 @@ func (t *tokenizer) readTiktoken(d format.Description, settings map[string]json.
 			t.Model.Merges = append(t.Model.Merges, merge(spelled(pair[0])+" "+spelled(pair[1])))
 		}
 	}
-	t.reserve(len(ranks), d.Config.VocabSize, settings)
+	base, size := len(ranks), d.Config.VocabSize
+	names := map[int]string{}
+	for _, a := range t.decoder(settings["added_tokens_decoder"]) {
+		names[a.ID] = a.Content
+	}
+	delete(settings, "added_tokens_decoder")
+	if size > base+reservedTokens {
+		format.Fail(problem.New(tiktokenName, fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones",
+			base, size, reservedTokens), noVocabHint))
+	}
+	for id := base; id < size; id++ {
+		t.AddedTokens = append(t.AddedTokens,
+			addedToken{id, cmp.Or(names[id], fmt.Sprintf("<|reserved_token_%d|>", id)), true})
+	}
 	return true
 }
 
@@ -254,24 +259,6 @@ func parts(ranks map[string]int, token string) []string {
 			return all
 		}
 		all = slices.Replace(all, first, first+2, all[first]+all[first+1])
-	}
-}
-
-// reserve adds the special tokens from number base on.
-func (t *tokenizer) reserve(base, size int, settings map[string]json.RawMessage) {
-	decoder := t.decoder(settings["added_tokens_decoder"])
-	delete(settings, "added_tokens_decoder")
-	if size > base+reservedTokens {
-		format.Fail(problem.New(tiktokenName, fmt.Sprintf("has %d tokens, and vocab_size is %d: more than %d special ones", base, size,
-			reservedTokens), noVocabHint))
-	}
-	names := map[int]string{}
-	for _, a := range decoder {
-		names[a.ID] = a.Content
-	}
-	for id := base; id < size; id++ {
-		t.AddedTokens = append(t.AddedTokens,
-			addedToken{id, cmp.Or(names[id], fmt.Sprintf("<|reserved_token_%d|>", id)), true})
 	}
 }
 
@@ -322,13 +309,21 @@ func (n numbering) place(file string, id int, token string, kind int32) {
 	format.Fail(problem.New(file, cause, ""))
 }
 
-// add is place for an added token, which the model's vocabulary may have, too.
+// add is place for an added token, which the model's vocabulary may have, too, as llama.cpp has it. Some are control
+// tokens in spite of tokenizer.json: does_token_look_special.
 func (n numbering) add(file string, a addedToken) {
 	if 0 <= a.ID && a.ID < len(n.tokens) && n.tokens[a.ID] == a.Content {
 		n.types[a.ID] = 0
 	}
-	token, kind := a.written()
-	n.place(file, a.ID, token, kind)
+	special := a.Special || slices.Contains([]string{"<pad>", "<mask>", "<2mass>", "[@BOS@]"}, a.Content)
+	for _, around := range [][2]string{{"<|", "|>"}, {"<｜", "｜>"}, {"<unused", ">"}} {
+		special = special || strings.HasPrefix(a.Content, around[0]) && strings.HasSuffix(a.Content, around[1])
+	}
+	if special {
+		n.place(file, a.ID, a.Content, controlToken)
+	} else {
+		n.place(file, a.ID, strings.ReplaceAll(a.Content, "▁", " "), userToken)
+	}
 }
 
 // tokens lists all tokens by number, with their types.
@@ -370,9 +365,22 @@ func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessa
 	for _, a := range t.AddedTokens {
 		numbers[a.Content], added[a.Content] = a.ID, true
 	}
-	decoder := t.decoder(settings["added_tokens_decoder"])
-	named, listed := specialIn(settings)
-	for _, a := range decoder {
+	named, listed := map[string]bool{}, map[string]bool{} // the contents of tokens with a meaning, and in lists
+	for key, raw := range settings {
+		if strings.HasSuffix(key, "_token") {
+			named[tokenOf(raw).content] = true
+		}
+	}
+	for _, key := range []string{"additional_special_tokens", "extra_special_tokens"} {
+		var list []json.RawMessage
+		var object map[string]json.RawMessage
+		json.Unmarshal(settings[key], &list)
+		json.Unmarshal(settings[key], &object)
+		for _, raw := range slices.AppendSeq(list, maps.Values(object)) {
+			listed[tokenOf(raw).content] = true
+		}
+	}
+	for _, a := range t.decoder(settings["added_tokens_decoder"]) {
 		if id, known := numbers[a.Content]; known {
 			a.ID, n.types[id] = id, 0
 		}
@@ -411,27 +419,6 @@ func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken) {
 	return tokens
 }
 
-// specialIn are the contents of the tokens that tokenizer_config.json names special: those with a
-// meaning, and those in lists.
-func specialIn(settings map[string]json.RawMessage) (named, listed map[string]bool) {
-	named, listed = map[string]bool{}, map[string]bool{}
-	for key, raw := range settings {
-		if strings.HasSuffix(key, "_token") {
-			named[tokenOf(raw).content] = true
-		}
-	}
-	for _, key := range []string{"additional_special_tokens", "extra_special_tokens"} {
-		var list []json.RawMessage
-		var object map[string]json.RawMessage
-		json.Unmarshal(settings[key], &list)
-		json.Unmarshal(settings[key], &object)
-		for _, raw := range slices.AppendSeq(list, maps.Values(object)) {
-			listed[tokenOf(raw).content] = true
-		}
-	}
-	return named, listed
-}
-
 // token is a token of tokenizer_config.json: a string, or an object with one. SpecialVocab
 // takes an object for another token than the string with the same content.
 type token struct {
@@ -451,15 +438,4 @@ func tokenOf(raw json.RawMessage) (t token) {
 		return token{}
 	}
 	return token{object.Content, object.Content != ""}
-}
-
-// looksSpecial is does_token_look_special: added tokens that are control tokens in spite of
-// tokenizer.json.
-func looksSpecial(token string) bool {
-	for _, around := range [][2]string{{"<|", "|>"}, {"<｜", "｜>"}, {"<unused", ">"}} {
-		if strings.HasPrefix(token, around[0]) && strings.HasSuffix(token, around[1]) {
-			return true
-		}
-	}
-	return slices.Contains([]string{"<pad>", "<mask>", "<2mass>", "[@BOS@]"}, token)
 }

@@ -68,24 +68,17 @@ func tokenizerFiles(files []format.File) ([]format.Text, string, error) {
 		name    string
 		content any
 	}{{tokenizerName, t}, {settingsName, v.settings()}} {
-		data, err := indented(file.content)
-		if err != nil {
+		var b bytes.Buffer // encoded as Hugging Face does
+		e := json.NewEncoder(&b)
+		e.SetEscapeHTML(false)
+		e.SetIndent("", "  ")
+		if err := e.Encode(file.content); err != nil {
 			return nil, "", err
 		}
-		texts = append(texts, format.Text{Name: file.name, Data: data})
+		texts = append(texts, format.Text{Name: file.name, Data: b.Bytes()})
 	}
 	return texts, fmt.Sprintf("tokenizer.json and tokenizer_config.json are made of the keys, of %s: added tokens "+
 		"that the keys call control tokens are special in them", text.Plural(len(v.tokens), "token")), nil
-}
-
-// indented encodes a file as Hugging Face does.
-func indented(content any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	err := e.Encode(content)
-	return b.Bytes(), err
 }
 
 // storedTokenizer is the tokenizer in the keys of a file.
@@ -110,14 +103,24 @@ func (v *storedTokenizer) tokenizer() (any, error) {
 		return nil, fmt.Errorf("the pre-tokenizer in the keys is %s, not deepseek-llm, deepseek-coder or deepseek-v3",
 			text.Quote(name))
 	}
-	v.tokens, v.types = v.strings(tokensKey), v.numbers("tokenizer.ggml.token_type")
+	v.tokens = v.strings(tokensKey)
+	for b := v.elements("tokenizer.ggml.token_type", i32, u32); len(b) > 0; b = b[4:] {
+		v.types = append(v.types, int32(binary.LittleEndian.Uint32(b)))
+	}
 	merges := v.strings("tokenizer.ggml.merges")
 	vocab, added, err := v.divided()
-	if err == nil {
-		err = checkMerges(merges, vocab)
-	}
 	if err != nil {
 		return nil, err
+	}
+	for i, m := range merges {
+		left, right, ok := strings.Cut(m, " ")
+		for _, piece := range []string{left, right, left + right} {
+			_, known := vocab.numbers[piece]
+			ok = ok && known
+		}
+		if !ok { // a reader of tokenizer.json refuses it
+			return nil, fmt.Errorf("merge %d, %s, is not of two tokens", i, text.Quote(m))
+		}
 	}
 	return tokenizerFile{Version: "1.0", AddedTokens: added,
 		Normalizer:   rawJSON(`{"type": "Sequence", "normalizers": []}`),
@@ -185,9 +188,8 @@ func (v vocabFile) MarshalJSON() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// divided divides the tokens into those of the model and the added ones. Padding is left out. Added
-// tokens are in the model, too, unless their numbers are the next ones: a reader of tokenizer.json
-// gives those that it does not find there the next numbers.
+// divided divides the tokens into the model's and added ones, without padding. The model has added tokens, too, unless
+// their numbers follow its own: a reader of tokenizer.json gives added tokens that the model lacks the next numbers.
 func (v *storedTokenizer) divided() (vocab vocabFile, added []addedFile, err error) {
 	vocab.numbers = map[string]int{}
 	next := true
@@ -226,21 +228,6 @@ func (v *storedTokenizer) divided() (vocab vocabFile, added []addedFile, err err
 		}
 	}
 	return vocab, added, nil
-}
-
-// checkMerges refuses merges that a reader of tokenizer.json refuses.
-func checkMerges(merges []string, vocab vocabFile) error {
-	for i, m := range merges {
-		left, right, ok := strings.Cut(m, " ")
-		for _, piece := range []string{left, right, left + right} {
-			_, known := vocab.numbers[piece]
-			ok = ok && known
-		}
-		if !ok {
-			return fmt.Errorf("merge %d, %s, is not of two tokens", i, text.Quote(m))
-		}
-	}
-	return nil
 }
 
 // json returns pre_tokenizer.
@@ -308,25 +295,21 @@ func (v *storedTokenizer) settings() any {
 			settings["add_"+s.name+"_token"] = add
 		}
 	}
-	if templates := v.templates(); len(templates) == 1 && templates[0].Name == defaultTemplate {
+	var templates []chatTemplate
+	if template, ok := v.values["tokenizer.chat_template"].one.(string); ok {
+		templates = append(templates, chatTemplate{defaultTemplate, &template})
+	}
+	for _, name := range v.values["tokenizer.chat_templates"].many {
+		if template, ok := v.values[fmt.Sprintf("tokenizer.chat_template.%v", name)].one.(string); ok {
+			templates = append(templates, chatTemplate{fmt.Sprint(name), &template})
+		}
+	}
+	if len(templates) == 1 && templates[0].Name == defaultTemplate {
 		settings["chat_template"] = templates[0].Template
 	} else if templates != nil {
 		settings["chat_template"] = templates
 	}
 	return settings
-}
-
-// templates are the chat templates.
-func (v *storedTokenizer) templates() (list []chatTemplate) {
-	if template, ok := v.values["tokenizer.chat_template"].one.(string); ok {
-		list = append(list, chatTemplate{defaultTemplate, &template})
-	}
-	for _, name := range v.values["tokenizer.chat_templates"].many {
-		if template, ok := v.values[fmt.Sprintf("tokenizer.chat_template.%v", name)].one.(string); ok {
-			list = append(list, chatTemplate{fmt.Sprint(name), &template})
-		}
-	}
-	return list
 }
 
 // elements returns the bytes of an array's elements, if it is one of that kind.
@@ -347,16 +330,6 @@ func (v *storedTokenizer) strings(key string) []string {
 		end := 8 + binary.LittleEndian.Uint64(b)
 		list = append(list, string(b[8:end]))
 		b = b[end:]
-	}
-	return list
-}
-
-// numbers returns an array of numbers of 32 bits.
-func (v *storedTokenizer) numbers(key string) []int32 {
-	b := v.elements(key, i32, u32)
-	list := make([]int32, 0, len(b)/4)
-	for ; len(b) > 0; b = b[4:] {
-		list = append(list, int32(binary.LittleEndian.Uint32(b)))
 	}
 	return list
 }

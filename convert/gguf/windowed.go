@@ -35,24 +35,20 @@ func (w *keyWriter) windowed(c *config.Config) {
 	clamps := slices.Repeat([]float32{float32(c.SwiGLULimit)}, c.NumHiddenLayers)
 	w.of(clampExperts, clamps)
 	w.of(clampShared, clamps)
-	w.of(compressRatios, ratios(c))
-	w.of(streamsWidth, uint32(c.HiddenSize*c.HCMult))
-	w.yarn(c.CompressRopeScaling)
-}
-
-// ratios returns the rates of the layers, and those that config.json has for prediction layers.
-func ratios(c *config.Config) (list []int32) {
+	var rates []int32
 	for l := range c.NumHiddenLayers {
-		list = append(list, int32(c.CompressRate(l)))
+		rates = append(rates, int32(c.CompressRate(l)))
 	}
-	var said struct {
+	var stated struct { // it may go on with prediction layers
 		Ratios []int32 `json:"compress_ratios"`
 	}
-	json.Unmarshal(c.JSON(), &said) // the config was parsed
-	if n := len(list); len(said.Ratios) > n && slices.Equal(said.Ratios[:n], list) {
-		return said.Ratios
+	json.Unmarshal(c.JSON(), &stated) // the config was parsed
+	if n := len(rates); len(stated.Ratios) > n && slices.Equal(stated.Ratios[:n], rates) {
+		rates = stated.Ratios
 	}
-	return list
+	w.of(compressRatios, rates)
+	w.of(streamsWidth, uint32(c.HiddenSize*c.HCMult))
+	w.yarn(c.CompressRopeScaling)
 }
 
 // windowed takes the keys of DeepSeek-V4 that windowedRows does not have.

@@ -66,8 +66,9 @@ func mantissaAndBias(d tensor.DType) (mantissa, bias int) {
 // check reports whether exact may be written as the element at i of out. slack widens the
 // bounds by that share, for operations that round more than once.
 func (b *bounds) check(exact float64, out []byte, i int, slack float64) bool {
-	if b.dtype == tensor.F32 {
-		return b.checkF32(exact, math.Float32frombits(binary.LittleEndian.Uint32(out[4*i:])))
+	if b.dtype == tensor.F32 { // the one value that a product, exact in float64, rounds to
+		got := math.Float32frombits(binary.LittleEndian.Uint32(out[4*i:]))
+		return math.Float32bits(float32(exact)) == math.Float32bits(got) || exact != exact && got != got
 	}
 	h := binary.LittleEndian.Uint16(out[2*i:])
 	pattern := int(h & 0x7fff)
@@ -76,15 +77,6 @@ func (b *bounds) check(exact float64, out []byte, i int, slack float64) bool {
 	}
 	abs := math.Abs(exact)
 	return math.Signbit(exact) == (h&0x8000 != 0) && b.low[pattern]*(1-slack) <= abs && abs <= b.high[pattern]*(1+slack)
-}
-
-// checkF32 accepts the one value that a product, exact in float64, rounds to.
-func (b *bounds) checkF32(exact float64, got float32) bool {
-	if exact != exact {
-		return got != got
-	}
-	want := float32(exact)
-	return math.Float32bits(want) == math.Float32bits(got)
 }
 
 // checkAll checks n elements of out. rounded sets v to the values from element i on, rounded

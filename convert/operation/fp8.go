@@ -19,8 +19,8 @@ type Blockwise interface {
 	Grid() *tensor.Blocks
 	// GridRows returns the rows of the grid that n elements of the output from at on need.
 	GridRows(at, n int64) (first, end int)
-	// Magnitudes raises the largest magnitudes of the blocks of one row of the grid to those of
-	// data, elements of the matrix from at on.
+	// Magnitudes raises the largest magnitudes of the blocks of one row of the grid to the magnitudes in data, the
+	// elements of the matrix from at on.
 	Magnitudes(largest []float32, data []byte, at int64)
 	// MagnitudesByDefinition does the same for the proof, by the definition of the source's dtype.
 	MagnitudesByDefinition(largest []float32, data []byte, at int64)
@@ -293,7 +293,7 @@ func (s *Scales) Prove(out []byte, in Input) error {
 
 // defined reports whether a scale and its factor are right for a largest magnitude.
 func (s *scaling) defined(scale, factor, largest float64) bool {
-	const least, roundings = 0x1p-126, 0x1p-21     // three, of which one may be of a denormal reciprocal, to 22 bits
+	const least, roundings = 0x1p-126, 0x1p-21     // three roundings; one may be of a denormal reciprocal, to 22 bits
 	top := scale * float64(s.encoder.Form.Largest) // what the largest code stands for
 	fraction, _ := math.Frexp(scale)
 	switch {

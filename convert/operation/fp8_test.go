@@ -149,6 +149,29 @@ func TestFP8Edges(t *testing.T) {
 	require.Error(t, err)
 }
 
+// TestFP8ScalesByDefinition: of a scale and its factor three roundings are excused, and no more.
+func TestFP8ScalesByDefinition(t *testing.T) {
+	exact, err := NewScales(tensor.F32, tensor.F8E4M3, tensor.Blocks{Rows: 1, Cols: 1, BlockRows: 1, BlockCols: 1}, false)
+	require.NoError(t, err)
+	powers, err := NewScales(tensor.F32, tensor.F8E4M3, tensor.Blocks{Rows: 1, Cols: 1, BlockRows: 1, BlockCols: 1}, true)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		s                      *Scales
+		scale, factor, largest float64
+		right                  bool
+	}{
+		{exact, 1, 1, 448, true}, {exact, 1 + 0x1p-22, 1 - 0x1p-22, 448, true},
+		{exact, 1 + 0x1p-20, 1 - 0x1p-20, 448, false}, {exact, 1 - 0x1p-20, 1 + 0x1p-20, 448, false},
+		{exact, 1, 1 + 0x1p-20, 448, false}, {exact, 1, 1 - 0x1p-20, 448, false},
+		{exact, 1, 1, 0, true}, {exact, 2, 0.5, 0, false},
+		{exact, 0x1p-126, 0x1p126, 1e-40, true}, {exact, 0x1p-126, 0x1p126, 449 * 0x1p-126, false},
+		{powers, 1, 1, 448, true}, {powers, 1, 1, 225, true}, {powers, 1, 1, 224, false}, {powers, 1, 1, 449, false},
+		{powers, 1.5, 1 / 1.5, 448, false},
+	} {
+		require.Equal(t, c.right, c.s.defined(c.scale, c.factor, c.largest), "%+v", c)
+	}
+}
+
 // TestFP8PowersOfTwo: at the largest code times a power of two, and next to it.
 func TestFP8PowersOfTwo(t *testing.T) {
 	e := tensor.Encoder{Form: tensor.FP8, PowersOfTwo: true}

@@ -30,7 +30,7 @@ type Importance struct {
 	Row    int    `json:"row"`     // elements of a row
 	Matrix int    `json:"matrix"`  // elements of a matrix
 
-	// Read sets dst to the importance of values from first on, those of matrix m from m·Row on.
+	// Read sets dst to the importance of values from first on. The values of matrix m begin at m·Row.
 	Read func(dst []float32, first int) error `json:"-"`
 }
 
@@ -229,19 +229,15 @@ func (q *Quantise) Prove(out []byte, in Input) error {
 		out = out[len(again):]
 		elements, size := q.To.Block()
 		for i := 0; i < len(again) && string(got) != string(again); i += size {
-			if a, b := got[i:i+size], again[i:i+size]; string(a) != string(b) {
-				return differentBlock(q.To, first+i/size*elements, a, b)
+			at := 0
+			for at < size && got[i+at] == again[i+at] {
+				at++
+			}
+			if at < size {
+				return &Mismatch{first + i/size*elements, fmt.Sprintf("%02x in byte %d of its %s block", got[i+at], at, q.To),
+					fmt.Sprintf("%02x", again[i+at])}
 			}
 		}
 		return nil
 	})
-}
-
-// differentBlock names the first byte of a block that differs.
-func differentBlock(d tensor.DType, element int, got, want []byte) *Mismatch {
-	i := 0
-	for got[i] == want[i] {
-		i++
-	}
-	return &Mismatch{element, fmt.Sprintf("%02x in byte %d of its %s block", got[i], i, d), fmt.Sprintf("%02x", want[i])}
 }

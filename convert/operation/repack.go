@@ -61,7 +61,8 @@ func (r *Repack) eachBlock(in Input, do func(i int, grid tensor.Grid) error) err
 		return err
 	}
 	return in.each(int(r.From.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
-		top, width := r.Blocks.GridRow(in.At), r.gridWidth()
+		top := r.Blocks.GridRow(in.At)
+		_, width := r.Blocks.Grid()
 		for i := from; i < to; i, at = i+repacked, at+repacked {
 			block := (r.Blocks.GridRow(at)-top)*width + int(at)%r.Blocks.Cols/r.Blocks.BlockCols
 			if err := do(i/repacked, grid.From(block)); err != nil {
@@ -70,12 +71,6 @@ func (r *Repack) eachBlock(in Input, do func(i int, grid tensor.Grid) error) err
 		}
 		return nil
 	})
-}
-
-// gridWidth returns the scales of a row.
-func (r *Repack) gridWidth() int {
-	_, width := r.Blocks.Grid()
-	return width
 }
 
 // Apply writes every block.

@@ -40,9 +40,9 @@ type assembler struct {
 // elementwise is all that an operation depends on.
 type elementwise struct {
 	from, to   tensor.DType
-	scaling    tensor.Scaling // of codes, or of what becomes codes: its blocks alone
+	scaling    tensor.Scaling // of codes; for numbers that become codes, the blocks alone
 	exactly    bool           // nothing may be lost
-	ofScales   bool           // it makes the scales of what becomes to
+	ofScales   bool           // it makes scales, whose codes have dtype to
 	importance *operation.Importance
 	renumber   *operation.Renumber
 }
@@ -69,7 +69,13 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 		}
 	}
 	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
-	t.Operations = a.shared(operationNames(t.Segments, fused, out.parts[0].Shared))
+	names := operationNames(t.Segments, fused, out.parts[0].Shared)
+	i := slices.IndexFunc(a.names, func(known []string) bool { return slices.Equal(known, names) })
+	if i < 0 {
+		i = len(a.names)
+		a.names = append(a.names, names)
+	}
+	t.Operations = a.names[i]
 	return nil
 }
 
@@ -247,7 +253,10 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	case key.to.Blocked() && operation.RepackTo(key.from, key.scaling) == key.to:
 		op = &operation.Repack{From: key.from, To: key.to, Scaling: key.scaling}
 	case key.to.Blocked():
-		op, err = quantise(key)
+		var q *operation.Quantise
+		if q, err = operation.NewQuantise(key.from, key.to, key.scaling); err == nil {
+			q.Importance, op = key.importance, q
+		}
 	case key.from.Blocked():
 		op, err = operation.NewDequantiseBlocks(key.from, key.to)
 	case key.from.Scaled():
@@ -257,16 +266,6 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	}
 	a.operations[key] = op
 	return op, err
-}
-
-// quantise returns the operation that encodes blocks.
-func quantise(key elementwise) (operation.Operation, error) {
-	q, err := operation.NewQuantise(key.from, key.to, key.scaling)
-	if err != nil {
-		return nil, err
-	}
-	q.Importance = key.importance
-	return q, nil
 }
 
 // scales finds where the tensors beside a weight are.
@@ -284,16 +283,6 @@ func (a *assembler) scales(sides []*weights.Weight) ([]Side, error) {
 		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
 	}
 	return a.sides[n:len(a.sides):len(a.sides)], nil
-}
-
-// shared returns names, or the same that another tensor has.
-func (a *assembler) shared(names []string) []string {
-	i := slices.IndexFunc(a.names, func(known []string) bool { return slices.Equal(known, names) })
-	if i < 0 {
-		i = len(a.names)
-		a.names = append(a.names, names)
-	}
-	return a.names[i]
 }
 
 // operationNames names the operations of a tensor: how its parts are arranged, then how its

@@ -18,30 +18,26 @@ import (
 	"dsmoe/text/problem"
 )
 
-// companions plans config.json, the index, and the files that go along.
+// companions plans config.json, the index and the files that go along. A tokenizer in the source's weight files becomes
+// files, too, unless such a file goes along.
 func (huggingFace) companions(c *conversion, doc document, p *Plan) (others []Other, left []string, err error) {
 	if others, left, err = c.carry(); err != nil {
 		return nil, nil, err
 	}
-	made, err := c.tokenizer(others)
-	return slices.Concat(others, made, p.describe(doc.text)), left, err
-}
-
-// tokenizer plans the files of the tokenizer that the source's weight files hold. Files that are
-// carried go first.
-func (c *conversion) tokenizer(carried []Other) (others []Other, err error) {
 	texts, note, err := c.src.Tokenizer()
+	var made []Other
 	for _, t := range texts {
-		if slices.ContainsFunc(carried, func(f Other) bool { return f.Name == t.Name }) {
+		if slices.ContainsFunc(others, func(f Other) bool { return f.Name == t.Name }) {
 			c.note("%s is copied: the tokenizer in the weight files is not written", text.Quote(t.Name))
-			return nil, nil
+			made, note = nil, ""
+			break
 		}
-		others = append(others, Other{Name: t.Name, Size: int64(len(t.Data)), Hash: digest.Of(t.Data), Text: t.Data})
+		made = append(made, Other{Name: t.Name, Size: int64(len(t.Data)), Hash: digest.Of(t.Data), Text: t.Data})
 	}
 	if note != "" {
 		c.note("%s", note)
 	}
-	return others, err
+	return slices.Concat(others, made, p.describe(doc.text)), left, err
 }
 
 // carry finds the files to copy: regular files in the checkpoint's own directory that are not
@@ -55,7 +51,19 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 	}
 	left = []string{}
 	names = slices.DeleteFunc(names, c.isReplaced)
-	c.noteMetadata()
+	lost := map[string]bool{} // texts in the headers of weight files that the output does not have
+	for _, f := range c.src.Inventory.Files {
+		for key, value := range f.Metadata {
+			if key != "format" || value != "pt" {
+				lost[text.Quote(key)] = true
+			}
+		}
+	}
+	if len(lost) > 0 {
+		const most = 10
+		c.note("__metadata__ of the weight files is not carried over: %s",
+			text.Some(slices.Sorted(maps.Keys(lost)), most, ", "))
+	}
 	if c.src.Alone {
 		if len(names) > 0 {
 			c.note("only %s is converted: files beside it, such as a tokenizer, are not copied",
@@ -83,7 +91,8 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 // isReplaced reports whether a file is read and the output has its own, or none.
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
-	return name == checkpoint.ConfigName || isManifest(name) ||
+	file, beside := strings.CutSuffix(name, FileManifest)
+	return name == checkpoint.ConfigName || name == ManifestName || beside && checkpoint.IsWeights(file) ||
 		name == checkpoint.ModelOptName && c.o.DType != tensor.Invalid && !c.o.encodes() ||
 		index != nil && (name == index.File || slices.Contains(index.Shards, name)) ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
@@ -112,21 +121,4 @@ func (c *conversion) carried(name string) (Other, error) {
 			text.Quote(name))
 	}
 	return Other{Name: name, Size: stat.Size(), Carried: true, ModTime: stat.ModTime()}, err
-}
-
-// noteMetadata names the texts in the headers of weight files that the output does not have.
-func (c *conversion) noteMetadata() {
-	lost := map[string]bool{}
-	for _, f := range c.src.Inventory.Files {
-		for key, value := range f.Metadata {
-			if key != "format" || value != "pt" {
-				lost[text.Quote(key)] = true
-			}
-		}
-	}
-	if len(lost) > 0 {
-		const most = 10
-		c.note("__metadata__ of the weight files is not carried over: %s",
-			text.Some(slices.Sorted(maps.Keys(lost)), most, ", "))
-	}
 }

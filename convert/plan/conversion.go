@@ -20,7 +20,9 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.changes() && src.Config.Computable() != nil {
+	changes := c.format.Dialect != nil || o.DType != tensor.Invalid || o.Mixture != "" || o.Names != "" ||
+		o.Experts == FusedExperts || o.Experts == PerExpert || len(o.Layers) > 0 || o.MTP || o.NoMTP || o.Prune.some()
+	if changes && src.Config.Computable() != nil { // more than files of other sizes and fewer tensors
 		return nil, problem.New(src.Path, src.Config.Computable().Error(), "")
 	}
 	chosen := c.choose()
@@ -41,8 +43,12 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	}
 	p := &Plan{Format: c.format, Options: c.o.recorded(c.format, c.kept), Missing: doc.missing, File: o.File,
 		described: described, source: src.Memory()}
-	if p.Sources, err = c.sources(); err != nil {
-		return nil, err
+	for i, f := range src.Inventory.Files {
+		identity, err := src.Identity(i)
+		if err != nil {
+			return nil, err
+		}
+		p.Sources = append(p.Sources, Source{f.Name, f.Size, identity})
 	}
 	if err := c.layOut(p, outputs); err != nil {
 		return nil, err
@@ -55,12 +61,6 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	p.Dropped, p.Notes = chosen.dropped+derived, c.notes
 	p.seal()
 	return p, nil
-}
-
-// changes reports whether the options ask for more than files of other sizes and fewer tensors.
-func (c *conversion) changes() bool {
-	return c.format.Dialect != nil || c.o.DType != tensor.Invalid || c.o.Mixture != "" || c.o.Names != "" ||
-		c.o.Experts == FusedExperts || c.o.Experts == PerExpert || len(c.o.Layers) > 0 || c.o.MTP || c.o.NoMTP || c.o.Prune.some()
 }
 
 func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
@@ -117,20 +117,17 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(p.Tensors[i].Name), err)
 		}
 	}
-	if c.o.encodes() {
-		p.linkScales(outputs, sources)
+	if !c.o.encodes() {
+		return nil
+	}
+	tensors := make([]*Tensor, len(outputs))
+	for i := range p.Tensors {
+		tensors[sources[i]] = &p.Tensors[i]
+	}
+	for i, t := range tensors {
+		if outputs[i].scales { // they are behind their codes
+			t.Codes = tensors[i-1]
+		}
 	}
 	return nil
-}
-
-// sources lists the weight files that are read, with the identities of their contents.
-func (c *conversion) sources() (files []Source, err error) {
-	for i, f := range c.src.Inventory.Files {
-		identity, err := c.src.Identity(i)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, Source{f.Name, f.Size, identity})
-	}
-	return files, nil
 }

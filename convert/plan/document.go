@@ -53,7 +53,8 @@ func editDocument(document []byte, edits []edit) ([]byte, error) {
 		out = append(append(out, document[m.start:m.value]...), value...)
 		kept++
 	}
-	out = appendMembers(out, indentOf(document, members[0].start), edits, kept == 0)
+	before := document[:members[0].start]
+	out = appendMembers(out, string(before[len(bytes.TrimRight(before, " \t\r\n")):]), edits, kept == 0)
 	return append(out, document[members[len(members)-1].end:]...), nil
 }
 
@@ -72,12 +73,6 @@ func appendMembers(out []byte, indent string, edits []edit, first bool) []byte {
 		first = false
 	}
 	return out
-}
-
-// indentOf returns the white space before the first key.
-func indentOf(document []byte, start int) string {
-	space := document[:start]
-	return string(space[len(bytes.TrimRight(space, " \t\r\n")):])
 }
 
 // documentMembers finds the members of the object in document.

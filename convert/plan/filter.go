@@ -111,22 +111,7 @@ func (c *conversion) choose() selection {
 			s.dropped++
 		}
 	}
-	c.checkLayers()
-	c.checkGlobs(s.filter)
-	c.checkPrune(s)
-	beyond := c.checkSlots(s)
-	if len(s.kept) == 0 && len(c.problems) == 0 {
-		c.problem("", "the filters leave no tensor")
-	}
-	if beyond > 0 {
-		c.note("%s that config.json does not imply are converted too", text.Plural(beyond, "tensor"))
-	}
-	return s
-}
-
-// checkLayers refuses layers that the checkpoint does not have.
-func (c *conversion) checkLayers() {
-	has := make(map[int]bool, c.src.Config.NumHiddenLayers)
+	has := map[int]bool{}
 	for l := range c.src.Config.NumHiddenLayers {
 		has[l] = true
 	}
@@ -137,13 +122,9 @@ func (c *conversion) checkLayers() {
 	if err := c.o.Layers.Check("the checkpoint", "layers", has); err != nil {
 		c.problem("", "%v", err)
 	}
-}
-
-// checkGlobs refuses globs that match nothing, most likely for a typing mistake.
-func (c *conversion) checkGlobs(f *filter) {
 	for _, glob := range slices.Concat(c.o.Include, c.o.Exclude) {
-		switch f.matched[glob] {
-		case nothing:
+		switch s.filter.matched[glob] {
+		case nothing: // most likely a typing mistake
 			c.problems = append(c.problems, problem.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
 				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; " +
 					"scales go with their weight"})
@@ -151,6 +132,15 @@ func (c *conversion) checkGlobs(f *filter) {
 			c.note("the glob %q matches only tensors that are left out anyhow", glob)
 		}
 	}
+	c.checkPrune(s)
+	beyond := c.checkSlots(s)
+	if len(s.kept) == 0 && len(c.problems) == 0 {
+		c.problem("", "the filters leave no tensor")
+	}
+	if beyond > 0 {
+		c.note("%s that config.json does not imply are converted too", text.Plural(beyond, "tensor"))
+	}
+	return s
 }
 
 // checkSlots demands every weight that the config implies and the filter keeps, and
@@ -192,11 +182,15 @@ func (c *conversion) checkPrune(s selection) {
 	for _, w := range s.kept {
 		p := w.OwnerPlace()
 		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
+		divides := w.Role().CountsExperts() && w.Part == "" && !w.Scaled() // it has a row for each expert
+		if w.Is(table.Router, table.TID2EID) {
+			divides = w.DType == tensor.I64 && len(w.Shape) == 2 && w.Shape[1] <= c.src.Config.NumExpertsPerTok
+		}
 		switch _, listed := c.kept[p.Layer]; {
 		case p.Expert < 0 && !router:
 		case !listed:
 			unknown[p.Layer] = true
-		case router && !c.divides(w):
+		case router && !divides:
 			c.problem(w.Name, "cannot be divided among the experts")
 		}
 	}
@@ -204,14 +198,6 @@ func (c *conversion) checkPrune(s selection) {
 		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",
 			text.Ranges(slices.Sorted(maps.Keys(unknown))))
 	}
-}
-
-// divides reports whether a router's weight has a row for each expert, or is a table of experts to be renumbered.
-func (c *conversion) divides(w *weights.Weight) bool {
-	if w.Is(table.Router, table.TID2EID) {
-		return w.DType == tensor.I64 && len(w.Shape) == 2 && w.Shape[1] <= c.src.Config.NumExpertsPerTok
-	}
-	return w.Role().CountsExperts() && w.Part == "" && !w.Scaled()
 }
 
 // renumbers reports whether a weight is a table of experts that get other numbers.

@@ -185,19 +185,35 @@ func (c *conversion) refuseRequantising(outputs []output) {
 func (f foreign) describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described,
 	error) {
 	d := format.Description{Config: written, Name: modelName(c.src), Named: c.o.Name, Type: c.o.kind(),
-		Source: f.files, Before: c.src.Config, Was: make([]tensor.DType, len(outputs)),
-		Imatrix: c.o.imatrix(), Open: c.src.OpenOther, List: c.listBeside, Pre: c.o.Pre, NoVocab: c.o.NoVocab}
-	for i, out := range outputs {
-		d.Tensors = append(d.Tensors, out.Info)
-		if from := out.parts[0].DType; out.DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
-			d.Was[i] = from
+		Source: f.files, Before: c.src.Config, Was: make([]tensor.DType, len(outputs)), Pre: c.o.Pre, NoVocab: c.o.NoVocab}
+	if c.o.Imatrix != nil {
+		d.Imatrix = &c.o.Imatrix.Imatrix.Imatrix
+	}
+	if !c.src.Alone {
+		d.Open = c.src.OpenOther
+		d.List = func(dir string) (names []string, err error) { // of a directory beside the weights, which may be missing
+			if names, err = c.src.Source.List(dir); errors.Is(err, fs.ErrNotExist) {
+				return nil, nil
+			}
+			return names, err
 		}
 	}
-	if c.src.Alone {
-		d.Open, d.List = nil, nil
-	}
-	if c.o.kind() == keepTypes {
-		c.noteForms(outputs)
+	noted := map[string]bool{}
+	for i, out := range outputs {
+		d.Tensors = append(d.Tensors, out.Info)
+		w, to := out.parts[0], out.DType
+		if to == tensor.F32 && (w.DType == tensor.BF16 || w.DType == tensor.F16) {
+			d.Was[i] = w.DType
+		}
+		if key := w.Form().Name + to.String(); c.o.kind() != keepTypes || !w.Scaled() || noted[key] {
+			continue
+		} else if noted[key] = true; to.Blocked() {
+			c.note("%s with its scales becomes blocks of %s, of the same numbers", w.Form().Name, to)
+		} else if w.Scales != nil && w.Scaling().Scales == tensor.F8E8M0 {
+			c.note("%s has no %s: it becomes %s", c.format.Name, w.Form().Name, to) // a power of two rounds nothing
+		} else {
+			c.note("%s has no %s: it becomes %s, rounded", c.format.Name, w.Form().Name, to)
+		}
 	}
 	described, err := f.Describe(d)
 	c.notes = append(c.notes, described.Notes...)
@@ -206,31 +222,6 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 		c.problems = append(c.problems, problem.Of(filepath.Base(bad.Path), err)...)
 	}
 	return described, err
-}
-
-// noteForms says what becomes of the stored forms with scales, which the format does not have.
-func (c *conversion) noteForms(outputs []output) {
-	said := map[string]bool{}
-	for i := range outputs {
-		w, to := outputs[i].parts[0], outputs[i].DType
-		if key := w.Form().Name + to.String(); !w.Scaled() || said[key] {
-			continue
-		} else if said[key] = true; to.Blocked() {
-			c.note("%s with its scales becomes blocks of %s, of the same numbers", w.Form().Name, to)
-		} else if w.Scales != nil && w.Scaling().Scales == tensor.F8E8M0 {
-			c.note("%s has no %s: it becomes %s", c.format.Name, w.Form().Name, to) // a power of two rounds nothing
-		} else {
-			c.note("%s has no %s: it becomes %s, rounded", c.format.Name, w.Form().Name, to)
-		}
-	}
-}
-
-// listBeside lists a directory in the source's, which may be missing.
-func (c *conversion) listBeside(dir string) (names []string, err error) {
-	if names, err = c.src.Source.List(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return names, err
 }
 
 // modelName is the name of a model without a name of its own: its repository in the hub's

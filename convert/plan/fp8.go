@@ -19,8 +19,8 @@ import (
 // scaleFormat is scale_fmt of quantization_config for scales that are powers of two.
 const scaleFormat = "ue8m0"
 
-// quantizationConfig returns quantization_config as DeepSeek's files have it, indented like them.
-func quantizationConfig(powersOfTwo bool) []byte {
+// fp8Edits gives config.json a quantization_config as DeepSeek's files have it, indented like them, unless it has one.
+func (c *conversion) fp8Edits(values map[string]string) []edit {
 	q := struct {
 		ActivationScheme string `json:"activation_scheme"`
 		Fmt              string `json:"fmt"`
@@ -28,25 +28,16 @@ func quantizationConfig(powersOfTwo bool) []byte {
 		ScaleFmt         string `json:"scale_fmt,omitempty"`
 		WeightBlockSize  [2]int `json:"weight_block_size"`
 	}{"dynamic", "e4m3", tensor.FP8.Method, "", [2]int{fp8Block, fp8Block}}
-	if powersOfTwo {
-		q.ScaleFmt = scaleFormat
-	}
-	out, _ := json.MarshalIndent(q, "  ", "  ") // a plain struct: nothing can fail
-	return out
-}
-
-// fp8Edits gives config.json a quantization_config, unless it has one.
-func (c *conversion) fp8Edits(values map[string]string) []edit {
 	if have := values["quantization_config"]; have != "" && have != "null" {
-		var q struct {
-			ScaleFmt string `json:"scale_fmt"`
-		}
 		json.Unmarshal([]byte(have), &q) // the config was parsed; another scale_fmt is no ue8m0
 		c.powersOfTwo = q.ScaleFmt == scaleFormat
 		return nil
 	}
-	c.powersOfTwo = c.o.PowersOfTwo
-	edits := []edit{{"quantization_config", quantizationConfig(c.powersOfTwo)}}
+	if c.powersOfTwo = c.o.PowersOfTwo; c.powersOfTwo {
+		q.ScaleFmt = scaleFormat
+	}
+	written, _ := json.MarshalIndent(q, "  ", "  ") // a plain struct: nothing can fail
+	edits := []edit{{"quantization_config", written}}
 	if c.src.Config.Windowed() { // experts are FP4 without it
 		edits = append(edits, edit{"expert_dtype", []byte(`"fp8"`)})
 	}
@@ -100,7 +91,13 @@ func (e *encoder) encoded(parts []*weights.Weight) []output {
 		e.refuse(w, "is quantised already ("+w.Form().Name+"); --type bf16 decodes it")
 		return nil
 	} else if w.Scaled() {
-		e.keep(w)
+		e.kept++
+		if err := w.CheckScales(); err != nil {
+			e.problem(w.Name, "%v", err)
+		} else if e.o.PowersOfTwo && !e.powersOfTwo {
+			e.refuse(w, "is FP8 already, with scales that need not be powers of two: leave out --scales "+scaleFormat+
+				", or convert with --type bf16 first")
+		}
 		return []output{{Info: w.Info, parts: parts}}
 	}
 	if from := e.src.DecodedFrom(w.Stored); from != "" {
@@ -114,17 +111,6 @@ func (e *encoder) encoded(parts []*weights.Weight) []output {
 	}
 	infos := tensor.FP8.Tensors(w.Name, w.Shape, w.DType, [2]int{fp8Block, fp8Block})
 	return []output{{Info: infos[0], parts: parts}, {Info: infos[1], parts: parts, scales: true}}
-}
-
-// keep checks a weight that is FP8 in the source.
-func (e *encoder) keep(w *weights.Weight) {
-	e.kept++
-	if err := w.CheckScales(); err != nil {
-		e.problem(w.Name, "%v", err)
-	} else if e.o.PowersOfTwo && !e.powersOfTwo {
-		e.refuse(w, "is FP8 already, with scales that need not be powers of two: leave out --scales "+scaleFormat+
-			", or convert with --type bf16 first")
-	}
 }
 
 // finish reports the refusals, and tells what a reader should know of the outputs.
@@ -157,19 +143,5 @@ func (c *conversion) checkEncoded() {
 			"or has a class for it", have.ModelType)
 	} else if f := tensor.FormOf(have.Quantization.Method); c.o.encodes() && f != tensor.Plain && f != tensor.FP8 {
 		c.problem("", "its weights are quantised already (%s); --type bf16 decodes them", f.Name)
-	}
-}
-
-// linkScales tells each tensor of scales whose they are. outputs has scales behind their codes, and from the output of
-// each of the plan's tensors.
-func (p *Plan) linkScales(outputs []output, from []int32) {
-	tensors := make([]*Tensor, len(outputs))
-	for i := range p.Tensors {
-		tensors[from[i]] = &p.Tensors[i]
-	}
-	for i, t := range tensors {
-		if outputs[i].scales {
-			t.Codes = tensors[i-1]
-		}
 	}
 }

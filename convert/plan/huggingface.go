@@ -88,22 +88,25 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 // names of its own, as published files. It is nil for a family whose files have the table's names.
 func (c *conversion) naming() *table.Naming {
 	f := table.FamilyOf(c.src.Config)
+	n := f.NamingOf(c.o.Names)
 	switch {
-	case f.Namings == nil && c.o.Names != "":
+	case n == nil && c.o.Names != "":
 		c.problem("", "names %s: files of model_type %s name their tensors in one way", c.o.Names, c.src.Config.ModelType)
 		return nil
 	case f.Namings == nil:
 		return nil
 	}
-	n := c.set.Naming()
-	if c.o.Names != "" {
-		n = f.NamingOf(c.o.Names)
-	} else if c.src.ConfigInside() {
-		n = &f.Namings[0]
+	if c.o.Names == "" {
+		if n = c.set.Naming(); c.src.ConfigInside() {
+			n = &f.Namings[0]
+		}
 	}
 	if c.o.Experts == FusedExperts && !n.Fuses {
-		c.problems = append(c.problems, problem.Problem{Cause: "files with these names hold each expert apart",
-			Hint: "--names transformers writes fused experts"})
+		hint := ""
+		if f.NamingOf("transformers") != nil {
+			hint = "--names transformers writes fused experts"
+		}
+		c.problems = append(c.problems, problem.Problem{Cause: "files with these names hold each expert apart", Hint: hint})
 	}
 	if c.o.Experts == PerExpert && n.Fuses {
 		c.problems = append(c.problems, problem.Problem{
@@ -224,8 +227,12 @@ func (a *arrangement) fuseGroups() {
 			continue
 		}
 		first = cmp.Or(first, out.Name)
+		f, _ := g.first.Fused()
 		if absent := slices.Index(out.parts, nil); absent >= 0 {
-			a.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(a.partName(g.first, absent)))
+			n := len(f.Roles)
+			row := table.FamilyOf(a.src.Config).Row(table.RoutedExperts, f.Roles[absent%n])
+			a.problem(out.Name, "cannot be fused: %s is not among the tensors",
+				text.Quote(a.kept.Larger(row.NameIn(g.first.Layer, absent/n)+g.first.Part)))
 			continue
 		}
 		shape, err := fusedShape(out.parts, a.experts(g.first.Layer))
@@ -234,24 +241,28 @@ func (a *arrangement) fuseGroups() {
 			continue
 		}
 		out.Shape = shape
-		a.noteRagged(out.Name, out.parts[0])
-		if out.parts[0].IsScales() {
+		part := out.parts[0]
+		w := a.set.Find(part.Owner())
+		if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
+			a.note("%s: %d rows per projection are not whole blocks of %d: "+
+				"the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
+				text.Quote(out.Name), w.Shape[0], w.Block[0])
+		}
+		if part.IsScales() {
 			scales = cmp.Or(scales, out.Name)
 		}
 	}
 	if first != "" {
 		a.checkReaders(first)
 	}
-	if scales != "" && a.src.Config.HasReference(config.Native) {
-		a.checkScales(scales)
+	switch {
+	case scales == "" || !a.src.Config.HasReference(config.Native):
+	case a.o.Experts != FusedExperts || a.o.AllowFP8Fused: // they are fused already, or the user insists
+		a.note("%s: %s; --type bf16 writes experts that load right", text.Quote(scales), fusedScales)
+	default:
+		a.problems = append(a.problems, problem.Problem{Tensor: scales, Cause: fusedScales,
+			Hint: "--type bf16 writes experts that load right; --allow-fp8-fused writes these"})
 	}
-}
-
-// partName returns the name of part i of the fused tensor that w goes into.
-func (c *conversion) partName(w *weights.Weight, i int) string {
-	f, _ := w.Fused()
-	n := len(f.Roles)
-	return c.kept.Larger(table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part)
 }
 
 // checkReaders warns of readers that cannot read fused tensors such as first: only
@@ -275,19 +286,6 @@ func (c *conversion) checkReaders(first string) {
 	}
 }
 
-// checkScales refuses to fuse experts with scales, of which first is a tensor: transformers 5.23 finds no
-// place for the scales of fused experts where it dequantises, and takes the codes for the weights. Experts
-// that are fused already get a note.
-func (c *conversion) checkScales(first string) {
-	const cause = fusedScales
-	if c.o.Experts != FusedExperts || c.o.AllowFP8Fused {
-		c.note("%s: %s; --type bf16 writes experts that load right", text.Quote(first), cause)
-		return
-	}
-	c.problems = append(c.problems, problem.Problem{Tensor: first, Cause: cause,
-		Hint: "--type bf16 writes experts that load right; --allow-fp8-fused writes these"})
-}
-
 // fusedScales is why fused experts have no scales.
 const fusedScales = "transformers 5.23 ignores the scales of fused experts wherever it dequantises, as on a CPU, " +
 	"and computes with wrong weights"
@@ -303,15 +301,4 @@ func fusedShape(parts []*weights.Weight, experts int) ([]int, error) {
 		}
 	}
 	return []int{experts, first.Shape[0] * len(parts) / experts, first.Shape[1]}, nil
-}
-
-// noteRagged warns that other readers misread fused scales.
-func (c *conversion) noteRagged(fused string, part *weights.Weight) {
-	f, _ := part.Fused()
-	w := c.set.Find(part.Owner())
-	if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
-		c.note("%s: %d rows per projection are not whole blocks of %d: "+
-			"the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
-			text.Quote(fused), w.Shape[0], w.Block[0])
-	}
 }

@@ -3,19 +3,10 @@ package plan
 import (
 	"slices"
 
-	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
-
-// imatrix describes the importance matrix; nil without one.
-func (o Options) imatrix() *format.Imatrix {
-	if o.Imatrix == nil {
-		return nil
-	}
-	return &o.Imatrix.Imatrix.Imatrix
-}
 
 // longestRow bounds the elements of a row with importance, which is encoded at once.
 const longestRow = 1 << 16

@@ -65,8 +65,13 @@ func (o Options) check() error {
 	if o.DType != tensor.Invalid && !o.DType.Casts() && !o.encodes() {
 		return fmt.Errorf("dtype %s: weights are written as F32, F16, BF16 or F8_E4M3", o.DType)
 	}
-	if err := o.checkEncodes(); err != nil {
-		return err
+	switch {
+	case !o.encodes() && o.PowersOfTwo:
+		return errors.New("--scales is of --type fp8")
+	case o.encodes() && o.Format != "" && o.Format != "safetensors":
+		return fmt.Errorf("type fp8: %s does not have it", o.Format)
+	case o.encodes() && o.Experts == FusedExperts:
+		return errors.New("type fp8 writes each expert apart: transformers ignores the scales of fused experts")
 	}
 	const longest = 150 // systems take 255 bytes for a file's name, and a type and the number of a shard follow
 	if !text.Printable(o.Name) || len(o.Name) > longest {
@@ -82,21 +87,6 @@ func (o Options) check() error {
 		if err := text.CheckGlob(glob); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// checkEncodes refuses what FP8 excludes.
-func (o Options) checkEncodes() error {
-	switch {
-	case !o.encodes() && o.PowersOfTwo:
-		return errors.New("--scales is of --type fp8")
-	case !o.encodes():
-		return nil
-	case o.Format != "" && o.Format != "safetensors":
-		return fmt.Errorf("type fp8: %s does not have it", o.Format)
-	case o.Experts == FusedExperts:
-		return errors.New("type fp8 writes each expert apart: transformers ignores the scales of fused experts")
 	}
 	return nil
 }

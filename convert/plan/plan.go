@@ -9,7 +9,6 @@ import (
 	"io"
 	"iter"
 	"slices"
-	"strings"
 	"time"
 
 	"dsmoe/convert/checkpoint"
@@ -25,12 +24,6 @@ const (
 	ManifestName = "dsmoe.manifest.json"
 	FileManifest = ".manifest.json"
 )
-
-// isManifest recognises a manifest by its name.
-func isManifest(name string) bool {
-	file, beside := strings.CutSuffix(name, FileManifest)
-	return name == ManifestName || beside && checkpoint.IsWeights(file)
-}
 
 // Manifest returns the name of the manifest.
 func (p *Plan) Manifest() string {

@@ -150,7 +150,8 @@ func groupsKept(c *config.Config, experts []int) (groups string, causes []string
 	}
 	counts := groupSizes(c, experts)
 	n, size := len(counts), c.NRoutedExperts/c.NGroup
-	least := max(1, ceil(c.NumExpertsPerTok, min(c.TopKGroup, n)))
+	chosen := min(c.TopKGroup, n)
+	least := max(1, (c.NumExpertsPerTok+chosen-1)/chosen)
 	if c.TopKMethod == "noaux_tc" { // a group is worth its two best
 		least = max(2, least)
 	}
@@ -168,7 +169,7 @@ func groupsKept(c *config.Config, experts []int) (groups string, causes []string
 			keep = sizes + " of the group, or experts of more groups"
 		}
 		causes = append(causes, fmt.Sprintf("experts per group: %s, of %s: groups are of one size, here %s; keep %s",
-			ranged(each), text.Plural(n, "group"), sizes, keep))
+			text.Spans{{each[0], each[n-1]}}, text.Plural(n, "group"), sizes, keep))
 	}
 	return " of " + text.Plural(n, "group"), causes
 }
@@ -184,9 +185,3 @@ func groupSizes(c *config.Config, experts []int) map[int]int {
 
 // limitsGroups reports whether n_group has an effect.
 func limitsGroups(c *config.Config) bool { return c.LimitsGroups() && c.NGroup > 1 }
-
-// ceil returns a / b, rounded up.
-func ceil(a, b int) int { return (a + b - 1) / b }
-
-// ranged returns the least and the most of ascending numbers: "3-4".
-func ranged(n []int) string { return (text.Spans{{n[0], n[len(n)-1]}}).String() }

@@ -23,7 +23,23 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	if err != nil {
 		return d, err
 	}
-	if d.text, err = c.edited(raw, chosen); err != nil {
+	members, _ := documentMembers(raw) // the config was parsed
+	var inner []byte                   // the edited configuration of a language model within another
+	at := slices.IndexFunc(members, func(m documentMember) bool { return m.key == c.src.Config.Within() })
+	if at >= 0 {
+		inner = raw[members[at].value:members[at].end]
+		within, _ := documentMembers(inner)
+		if inner, err = editDocument(inner, c.edits(valuesOf(inner, within), chosen)); err != nil {
+			return d, err
+		}
+	}
+	values := valuesOf(raw, members)
+	edits := c.edits(values, chosen)
+	if at >= 0 { // what stands around it says the dtype once more
+		edits = slices.DeleteFunc(edits, func(e edit) bool { return values[e.key] == "" })
+		edits = append(edits, edit{members[at].key, inner})
+	}
+	if d.text, err = editDocument(raw, edits); err != nil {
 		return d, err
 	}
 	if d.config, err = config.Parse(bytes.NewReader(d.text)); err != nil {
@@ -32,28 +48,6 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	d.missing = c.missing(d.config, chosen)
 	c.checkExceptions(d.config, chosen)
 	return d, nil
-}
-
-// edited returns config.json with the changes that keep it true. What stands around a language model's
-// configuration says the dtype once more.
-func (c *conversion) edited(raw []byte, chosen selection) ([]byte, error) {
-	members, _ := documentMembers(raw) // the config was parsed
-	at := slices.IndexFunc(members, func(m documentMember) bool { return m.key == c.src.Config.Within() })
-	if at < 0 {
-		values := valuesOf(raw, members)
-		return editDocument(raw, c.edits(values, chosen))
-	}
-	inner := raw[members[at].value:members[at].end]
-	within, _ := documentMembers(inner)
-	values := valuesOf(inner, within)
-	inner, err := editDocument(inner, c.edits(values, chosen))
-	if err != nil {
-		return nil, err
-	}
-	around := valuesOf(raw, members)
-	edits := slices.DeleteFunc(c.edits(around, chosen),
-		func(e edit) bool { return around[e.key] == "" })
-	return editDocument(raw, append(edits, edit{members[at].key, inner}))
 }
 
 // edits are the changes to a document with these values.
@@ -98,8 +92,8 @@ func (c *conversion) dtypeEdits(values map[string]string) (edits []edit) {
 	return edits
 }
 
-// layerEdits returns the changes to the numbers of layers, of which values are the document's. It adds a
-// missing number, which would have a default.
+// layerEdits returns the changes to the numbers of layers in a document with these values. It adds a missing number,
+// which would have a default.
 func (c *conversion) layerEdits(values map[string]string, chosen selection) (edits []edit) {
 	have := c.src.Config
 	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }
@@ -125,7 +119,7 @@ func (c *conversion) layerEdits(values map[string]string, chosen selection) (edi
 	return edits
 }
 
-// expertEdits are the changes to the numbers of experts and of groups, of which values are the document's.
+// expertEdits returns the changes to the numbers of experts and of groups in a document with these values.
 func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
 	for _, experts := range c.kept {
 		n := strconv.Itoa(len(experts))

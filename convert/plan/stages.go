@@ -111,7 +111,7 @@ type output struct {
 	scales bool
 }
 
-// dtypes are the dtypes of what is read.
+// dtypes lists the dtypes of the tensors that are read.
 func (o *output) dtypes() (types []tensor.DType) {
 	if o.stored != nil {
 		return []tensor.DType{o.stored.DType}

@@ -53,7 +53,7 @@ func (a *Assembly) write(i int, b []byte, at int64) error {
 	}
 	part := a.open[i]
 	if part == nil {
-		part = a.s.parts.take(a.partSize(i))
+		part = a.s.parts.take(a.partSize(i), a.s.c.Part)
 		a.open[i] = part
 	}
 	a.mu.Unlock()
@@ -68,8 +68,11 @@ func (a *Assembly) write(i int, b []byte, at int64) error {
 	if !whole {
 		return nil
 	}
-	defer a.s.parts.give(part)
-	return a.Send(i, part)
+	err := a.Send(i, part)
+	a.s.parts.mu.Lock()
+	defer a.s.parts.mu.Unlock()
+	a.s.parts.idle = append(a.s.parts.idle, part)
+	return err
 }
 
 // HasBytes reports whether the store has the bytes from begin to end.
@@ -110,7 +113,7 @@ func (a *Assembly) Finish() error {
 
 // Write writes an object of the bytes that fill writes. It appears when it is complete.
 func (s *Store) Write(name string, fill func(io.Writer) error) error {
-	w := &writer{Upload: Upload{s: s, name: name, part: Default.Part}}
+	w := &writer{Upload: Upload{s: s, name: name, part: s.c.Part}}
 	if err := fill(w); err != nil {
 		return err
 	}

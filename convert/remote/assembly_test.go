@@ -19,8 +19,8 @@ import (
 func TestAssembly(t *testing.T) {
 	dir := t.TempDir()
 	hub := remotetest.StartStore(t, map[string]string{"models": dir})
-	remote.Default.Part = 50_000
-	s, err := remote.OpenStore("s3://models/below")
+	hub.Client.Part = 50_000
+	s, err := hub.Client.OpenStore("s3://models/below")
 	require.NoError(t, err)
 	want := make([]byte, 1_234_567)
 	rand.NewChaCha8([32]byte{1}).Read(want)
@@ -38,7 +38,7 @@ func TestAssembly(t *testing.T) {
 		ids, err := s.Uploads("x")
 		require.NoError(t, err)
 		id := append(ids["x"], "")[0]
-		u, err := s.Upload("x", int64(len(want)), remote.PartSize(int64(len(want))), id)
+		u, err := s.Upload("x", int64(len(want)), hub.Client.PartSize(int64(len(want))), id)
 		require.NoError(t, err)
 		a := remote.Assemble(u, each)
 		var g errgroup.Group
@@ -73,7 +73,7 @@ func TestAssembly(t *testing.T) {
 // TestPartSize: an object has at most 10,000 parts.
 func TestPartSize(t *testing.T) {
 	for _, size := range []int64{0, 1, 5 << 20, 50_000 << 20, 50_000<<20 + 1, 1 << 40, 5 << 40} {
-		part := remote.PartSize(size)
+		part := remote.NewClient().PartSize(size)
 		require.LessOrEqual(t, (size+part-1)/part, int64(10_000), size)
 		require.GreaterOrEqual(t, part, int64(5<<20))
 	}

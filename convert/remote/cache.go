@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sync/singleflight"
-
 	"dsmoe/model/digest"
 	"dsmoe/text"
 )
@@ -80,26 +78,12 @@ func publish(path string, fill func(w io.Writer) error) error {
 // cacheBlock is the bytes of a file of the cache of weights.
 const cacheBlock = 8 << 20
 
-// flights are the blocks that are being read, so that none is read twice at once.
-var flights singleflight.Group
-
-// blocksOf returns the directory of a file's blocks in the cache of weights; "" without a cache, or if
-// nothing tells this state of the file from another.
-func (c *Client) blocksOf(f *file) string {
-	state := f.state()
-	if c.Cache == "" || f.listed == "" && f.identity == "" {
-		return ""
-	}
-	hash := digest.Of([]byte(f.path() + "\n" + state))
-	return filepath.Join(c.Cache, strings.TrimPrefix(hash, "blake3:"))
-}
-
 // readBlocks reads a range through the cache of weights in the directory at.
 func (f *file) readBlocks(at string, dst []byte, offset int64) error {
 	for len(dst) > 0 {
 		i := offset / cacheBlock
 		path := filepath.Join(at, strconv.FormatInt(i, 10))
-		_, err, _ := flights.Do(path, func() (any, error) { return nil, f.cacheBlock(path, i*cacheBlock) })
+		_, err, _ := f.dir.c.flights.Do(path, func() (any, error) { return nil, f.cacheBlock(path, i*cacheBlock) })
 		if err != nil {
 			return about(f.path(), err)
 		}

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"dsmoe/text"
+
+	"golang.org/x/sync/singleflight"
 )
 
 // Client makes requests and counts them. Fields are set before the first request.
@@ -37,14 +39,12 @@ type Client struct {
 	answered        atomic.Bool // a server answered, if only that it is busy
 	http            http.Client
 	runs            runs
-	blocks          sync.Map // paths of blocks in Cache that are as their hashes say
-	secrets         sync.Map // URLs with user and query, by Name
+	blocks          sync.Map           // paths of blocks in Cache that are as their hashes say
+	flights         singleflight.Group // reads each block of Cache once at a time
+	secrets         sync.Map           // URLs with user and query, by Name
 	telling         sync.Mutex
 	told            time.Time // when Waiting was called last
 }
-
-// Default is the client of Open.
-var Default = NewClient()
 
 // The limits on a server. A model needs none of them; a hostile server would make its client wait or
 // allocate for ever.
@@ -52,7 +52,7 @@ const (
 	maxHeaders   = 256 << 10        // bytes of a response's headers
 	maxRedirects = 10               // of one request
 	maxTries     = 12               // failures in a row without a byte: where 30 % fail, these are 1 in 2 million
-	firstTries   = 5                // the same before any server answered: a wrong address is told soon
+	firstTries   = 5                // the same before any server answered: a wrong address fails soon
 	maxWait      = time.Minute      // between two tries
 	stall        = time.Minute      // without a byte, after which a response counts as broken
 	maxListing   = 64 << 20         // bytes of a page of a listing
@@ -67,27 +67,24 @@ const (
 // busy: they are as many as convert has workers, and some for the reader of headers.
 const connections = 24
 
-// NewClient returns a client without caches.
+// NewClient returns a client without caches. Its connections count what they receive.
 func NewClient() *Client {
 	var p http.Protocols
 	p.SetHTTP1(true) // of HTTP/2 Go opens one connection per server: its window limits all streams together
 	c := &Client{Context: context.Background(), Part: 5 << 20, Wait: 200 * time.Millisecond}
 	c.http = http.Client{CheckRedirect: checkRedirect,
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, Protocols: &p, DisableCompression: true,
-			DialContext:         c.dial,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				return &wire{conn, &c.bytes}, nil
+			},
 			TLSHandshakeTimeout: 30 * time.Second, ResponseHeaderTimeout: stall,
 			MaxResponseHeaderBytes: maxHeaders, MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections,
 			IdleConnTimeout: 90 * time.Second}}
 	return c
-}
-
-// dial connects to a server, and counts what it sends.
-func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	return &wire{conn, &c.bytes}, nil
 }
 
 // wire is a connection that counts the bytes that it receives.
@@ -102,8 +99,8 @@ func (w *wire) Read(dst []byte) (int, error) {
 	return n, err
 }
 
-// Traffic returns the bytes that came over connections, those of headers and of responses that were cut off among
-// them, and the number of requests.
+// Traffic returns the bytes that came over connections, with headers and responses that were cut off, and the number of
+// requests.
 func (c *Client) Traffic() (bytes, requests int64) { return c.bytes.Load(), c.requests.Load() }
 
 // checkRedirect follows redirects to web servers alone, and takes the token to no other host.
@@ -140,8 +137,8 @@ func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*ht
 	resp.Body.Close()
 	resp.Body = io.NopCloser(bytes.NewReader(start))
 	f := explain(resp)
-	f.wait = retryAfter(resp.Header.Get("Retry-After"))
-	f.final, f.code = !repeated(resp.StatusCode), resp.StatusCode
+	f.wait, f.code = retryAfter(resp.Header.Get("Retry-After")), resp.StatusCode
+	f.final = f.code != http.StatusTooManyRequests && f.code != http.StatusRequestTimeout && f.code < 500
 	return nil, f
 }
 

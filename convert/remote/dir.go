@@ -229,7 +229,7 @@ type file struct {
 
 	mu       sync.Mutex
 	size     int64 // -1 until it is known
-	answered bool  // identity is that of an answer
+	answered bool  // identity comes from an answer
 	identity string
 	unlike   string // random: no other run's file has it
 
@@ -386,8 +386,10 @@ func (f *file) readHead(dst []byte, offset int64) (done bool, err error) {
 // readRange reads a range from the cache of weights, or from the server, over several connections if it
 // is long.
 func (f *file) readRange(dst []byte, offset int64) error {
-	if at := f.dir.c.blocksOf(f); at != "" {
-		return f.readBlocks(at, dst, offset)
+	// Without an identity nothing tells this state of the file from another.
+	if state := f.state(); f.dir.c.Cache != "" && (f.listed != "" || f.identity != "") {
+		hash := digest.Of([]byte(f.path() + "\n" + state))
+		return f.readBlocks(filepath.Join(f.dir.c.Cache, strings.TrimPrefix(hash, "blake3:")), dst, offset)
 	}
 	if s := f.dir.c.takeRun(f, offset, int64(len(dst))); s != nil {
 		return f.dir.c.readRun(s, dst)

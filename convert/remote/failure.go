@@ -1,6 +1,6 @@
 package remote
 
-// Why requests fail, and what is said of it.
+// Why requests fail, and how messages say it.
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func (f *failure) Error() string { return f.cause }
 // Unwrap returns fs.ErrNotExist for a missing file, or errWhole.
 func (f *failure) Unwrap() error { return f.is }
 
-// Withheld reports whether err says that a server did not give a file, for another reason than that there is none.
+// Withheld reports whether err says that a server has a file, or may have it, and did not give it.
 func Withheld(err error) bool {
 	var f *failure
 	return errors.Is(err, context.Canceled) || errors.As(err, &f) && f.is == nil
@@ -64,11 +64,6 @@ func withoutSecrets(message string) string {
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-// repeated reports whether a request with this answer is made again.
-func repeated(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500
 }
 
 // explainStatus is the failure of a web server's answer.

@@ -56,10 +56,20 @@ func openHub(c *Client, path string) (o *hub, below string, err error) {
 	if strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, "", final("the token of HF_TOKEN or `hf auth login` has spaces or line breaks within: it is no token")
 	}
-	if o.commit = revision; !commitID.MatchString(revision) {
-		o.commit, err = o.resolve(c, revision)
+	if o.commit = revision; commitID.MatchString(revision) {
+		return o, m[3], nil
 	}
-	return o, m[3], err
+	var answer struct {
+		SHA string `json:"sha"`
+	}
+	u := o.endpoint.JoinPath("api/models", o.name, "revision", url.PathEscape(revision))
+	if _, err := o.api(c, u, &answer); err != nil {
+		return nil, "", err
+	}
+	if o.commit = answer.SHA; !commitID.MatchString(o.commit) {
+		return nil, "", final("the hub answers without a commit for revision " + text.Quote(revision))
+	}
+	return o, m[3], nil
 }
 
 // token is the user's token, as huggingface_hub finds it.
@@ -67,11 +77,15 @@ func token() string {
 	if t := strings.TrimSpace(os.Getenv("HF_TOKEN")); t != "" {
 		return t
 	}
+	text, _ := os.ReadFile(cmp.Or(os.Getenv("HF_TOKEN_PATH"), filepath.Join(HubHome(), "token")))
+	return strings.TrimSpace(string(text))
+}
+
+// HubHome is the directory of huggingface_hub: of its downloads and the user's token.
+func HubHome() string {
 	user, _ := os.UserHomeDir()
 	user = cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(user, ".cache"))
-	home := cmp.Or(os.Getenv("HF_HOME"), filepath.Join(user, "huggingface"))
-	text, _ := os.ReadFile(cmp.Or(os.Getenv("HF_TOKEN_PATH"), filepath.Join(home, "token")))
-	return strings.TrimSpace(string(text))
+	return cmp.Or(os.Getenv("HF_HOME"), filepath.Join(user, "huggingface"))
 }
 
 // Offline reports whether HF_HUB_OFFLINE forbids requests to the hub.
@@ -86,21 +100,6 @@ func (o *hub) path(file string) string {
 
 func (o *hub) key() string {
 	return strings.ReplaceAll(o.endpoint.Host, ":", "_") + "/" + strings.Replace(o.name, "/", "--", 1) + "/" + o.commit
-}
-
-// resolve finds the commit of a revision.
-func (o *hub) resolve(c *Client, revision string) (string, error) {
-	u := o.endpoint.JoinPath("api/models", o.name, "revision", url.PathEscape(revision))
-	var answer struct {
-		SHA string `json:"sha"`
-	}
-	if _, err := o.api(c, u, &answer); err != nil {
-		return "", err
-	}
-	if !commitID.MatchString(answer.SHA) {
-		return "", final("the hub answers without a commit for revision " + text.Quote(revision))
-	}
-	return answer.SHA, nil
 }
 
 // list lists all files, page by page.

@@ -15,35 +15,38 @@ func Is(path string) bool {
 	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
 }
 
-// Hide returns Name(path) of a web server's URL, and has Open read what path gives access to.
-func (c *Client) Hide(path string) string {
-	if !strings.HasPrefix(path, "http") {
-		return path
-	}
-	name := Name(path)
-	if name != path {
-		c.secrets.Store(name, path)
-	}
-	return name
-}
-
-// Open opens the directory at a URL with the Default client. file is the name in it that the URL ends in; ""
-// for the directory itself. names are the files that a checkpoint may consist of: without a listing only
-// these are found. An error is of type *problem.Error.
-func Open(path string, isFile func(name string) bool, names []string) (d source.Dir, file string, err error) {
-	d, file, err = Default.open(path, isFile, names)
+// Open opens the directory at a URL. file is the name in it that the URL ends in, or "". names are the files that a
+// checkpoint may consist of: without a listing only these are found. An error is of type *problem.Error.
+func (c *Client) Open(path string, isFile func(name string) bool, names []string) (source.Dir, string, error) {
+	d, file, err := c.open(path, isFile, names)
 	if err != nil {
 		return nil, "", about(Name(path), err)
 	}
 	return d, file, nil
 }
 
-func (c *Client) open(url string, isFile func(name string) bool, names []string) (source.Dir, string, error) {
-	o, below, err := c.originOf(url, names)
+func (c *Client) open(at string, isFile func(name string) bool, names []string) (source.Dir, string, error) {
+	var o origin
+	var below, file string
+	var err error
+	switch hidden, ok := c.secrets.Load(at); {
+	case strings.HasPrefix(at, "hf://"):
+		o, below, err = openHub(c, at)
+	case strings.HasPrefix(at, "s3://"):
+		o, below, err = openBucket(c, at)
+	default:
+		if ok {
+			at = hidden.(string)
+		}
+		base, invalid := url.Parse(at)
+		if invalid != nil || base.Host == "" {
+			return nil, "", final("is not the URL of a directory")
+		}
+		o, below = &web{base: base, names: names}, base.Path
+	}
 	if err != nil {
 		return nil, "", err
 	}
-	file := ""
 	if isFile(path.Base(below)) {
 		below, file = path.Split(below)
 	}
@@ -63,19 +66,14 @@ func (c *Client) open(url string, isFile func(name string) bool, names []string)
 	return d, file, nil
 }
 
-func (c *Client) originOf(path string, names []string) (o origin, below string, err error) {
-	if strings.HasPrefix(path, "hf://") {
-		return openHub(c, path)
+// Hide returns Name(path) of a web server's URL, and has Open read what path gives access to.
+func (c *Client) Hide(path string) string {
+	if !strings.HasPrefix(path, "http") {
+		return path
 	}
-	if strings.HasPrefix(path, "s3://") {
-		return openBucket(c, path)
+	name := Name(path)
+	if name != path {
+		c.secrets.Store(name, path)
 	}
-	if hidden, ok := c.secrets.Load(path); ok {
-		path = hidden.(string)
-	}
-	u, err := url.Parse(path)
-	if err != nil || u.Host == "" {
-		return nil, "", final("is not the URL of a directory")
-	}
-	return &web{base: u, names: names}, u.Path, nil
+	return name
 }

@@ -41,9 +41,9 @@ func model(t *testing.T) (dir string, large []byte) {
 	return dir, large
 }
 
-func open(t *testing.T, url string) source.Dir {
+func open(t *testing.T, c *remote.Client, url string) source.Dir {
 	t.Helper()
-	d, _, err := remote.Open(url, isFile, []string{"config.json", "large.bin"})
+	d, _, err := c.Open(url, isFile, []string{"config.json", "large.bin"})
 	require.NoError(t, err)
 	return d
 }
@@ -63,7 +63,7 @@ func TestHub(t *testing.T) {
 	dir, large := model(t)
 	h := remotetest.Start(t, map[string]string{"model": dir, "gated": dir})
 	h.Fail(40)
-	d := open(t, "hf://org/model")
+	d := open(t, h.Client, "hf://org/model")
 	names, err := d.List("")
 	require.NoError(t, err)
 	require.Equal(t, []string{"config.json", "empty.txt", "large.bin", "sub dir"}, names)
@@ -99,23 +99,23 @@ func TestHub(t *testing.T) {
 func TestToken(t *testing.T) {
 	dir, _ := model(t)
 	h := remotetest.Start(t, map[string]string{"gated": dir})
-	_, _, err := remote.Open("hf://org/gated", isFile, nil)
+	_, _, err := h.Client.Open("hf://org/gated", isFile, nil)
 	requireFailure(t, err, "hf://org/gated@"+remotetest.Commit+": is gated", "set HF_TOKEN")
 
 	path := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(path, []byte(remotetest.Token+"\n"), 0o600))
 	t.Setenv("HF_TOKEN_PATH", path)
-	require.Equal(t, "{}", read(t, open(t, "hf://org/gated@main"), "config.json"))
+	require.Equal(t, "{}", read(t, open(t, h.Client, "hf://org/gated@main"), "config.json"))
 	require.Empty(t, h.Tokens)
 
 	t.Setenv("HF_TOKEN", "hf_wrong")
 	t.Setenv("HF_ENDPOINT", strings.Replace(h.API.URL, "//", "//me:secret@", 1))
-	_, _, err = remote.Open("hf://org/gated", isFile, nil)
+	_, _, err = h.Client.Open("hf://org/gated", isFile, nil)
 	requireFailure(t, err, "is gated", "does not give access")
 
 	h.Forget()
 	t.Setenv("HF_TOKEN", "hf_\nsecret")
-	_, _, err = remote.Open("hf://org/gated", isFile, nil)
+	_, _, err = h.Client.Open("hf://org/gated", isFile, nil)
 	requireFailure(t, err, "it is no token", "")
 	require.Empty(t, h.Requests())
 }
@@ -136,7 +136,7 @@ func requireFailure(t *testing.T, err error, cause, hint string) {
 // TestRefusals: what the hub does not have, or does not give.
 func TestRefusals(t *testing.T) {
 	dir, _ := model(t)
-	remotetest.Start(t, map[string]string{"model": dir})
+	h := remotetest.Start(t, map[string]string{"model": dir})
 	for url, want := range map[string][2]string{
 		"hf://org/none":             {"no such repository, or it is private", "check the name"},
 		"hf://org/model/none.bin":   {"no such file on the server", ""},
@@ -145,18 +145,18 @@ func TestRefusals(t *testing.T) {
 		"hf://org/model@%zz":        {"revision is not readable", ""},
 		"https://?signature=secret": {"not the URL of a directory", ""},
 	} {
-		_, _, err := remote.Open(url, isFile, nil)
+		_, _, err := h.Client.Open(url, isFile, nil)
 		requireFailure(t, err, want[0], want[1])
 		require.Equal(t, !strings.Contains(want[0], "no such file") && !strings.Contains(want[0], "no such revision"), remote.Withheld(err), url)
 	}
 	t.Setenv("HF_ENDPOINT", "file:///etc")
-	_, _, err := remote.Open("hf://org/model", isFile, nil)
+	_, _, err := h.Client.Open("hf://org/model", isFile, nil)
 	requireFailure(t, err, "HF_ENDPOINT is not the URL", "")
 	ctx, cancel := context.WithCancel(t.Context())
-	remote.Default.Context = ctx
+	h.Client.Context = ctx
 	cancel()
 	t.Setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-	_, _, err = remote.Open("hf://org/model", isFile, nil)
+	_, _, err = h.Client.Open("hf://org/model", isFile, nil)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -168,7 +168,7 @@ func TestReplaced(t *testing.T) {
 	} {
 		dir, _ := model(t)
 		h := remotetest.Start(t, map[string]string{"model": dir})
-		data, err := open(t, "hf://org/model").Data("large.bin")
+		data, err := open(t, h.Client, "hf://org/model").Data("large.bin")
 		require.NoError(t, err)
 		_, err = data.ReadAt(make([]byte, 8), 0)
 		require.NoError(t, err)
@@ -190,7 +190,7 @@ func TestLostIdentity(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	data, err := open(t, s.URL+"/dir").Data("large.bin")
+	data, err := open(t, remote.NewClient(), s.URL+"/dir").Data("large.bin")
 	require.NoError(t, err)
 	_, err = data.ReadAt(make([]byte, 8), 0)
 	require.NoError(t, err)
@@ -231,7 +231,7 @@ func TestHostileServers(t *testing.T) {
 		}))
 		url := strings.Replace(s.URL, "//", "//user:secret@", 1) + "/dir?signature=secret"
 		require.Equal(t, s.URL+"/dir", remote.Name(url))
-		d := open(t, url)
+		d := open(t, remote.NewClient(), url)
 		names, err := d.List("")
 		require.NoError(t, err)
 		require.Equal(t, []string{"config.json", "large.bin"}, names)
@@ -265,11 +265,11 @@ func TestWebWithoutListing(t *testing.T) {
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	defer s.Close()
-	_, _, err := remote.Open(s.URL+"/dir", isFile, []string{"config.json"})
+	_, _, err := remote.NewClient().Open(s.URL+"/dir", isFile, []string{"config.json"})
 	requireFailure(t, err, "certificate", "")
 	s = httptest.NewServer(s.Config.Handler)
 	defer s.Close()
-	d := open(t, s.URL+"/dir?signature=secret")
+	d := open(t, remote.NewClient(), s.URL+"/dir?signature=secret")
 	names, err := d.List("")
 	require.NoError(t, err)
 	require.Equal(t, []string{"config.json", "large.bin"}, names)
@@ -280,7 +280,7 @@ func TestWebWithoutListing(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "large.bin"), large[1:], 0o600))
 	_, err = d.State("large.bin")
 	require.ErrorContains(t, err, "was replaced")
-	after, err := open(t, s.URL+"/dir?signature=secret").State("large.bin")
+	after, err := open(t, remote.NewClient(), s.URL+"/dir?signature=secret").State("large.bin")
 	require.NoError(t, err)
 	require.NotEqual(t, before, after)
 	require.False(t, errors.Is(err, fs.ErrNotExist))
@@ -304,7 +304,7 @@ func TestSmallFilesWithoutRanges(t *testing.T) {
 		fmt.Fprint(w, text)
 	}))
 	defer s.Close()
-	require.Equal(t, text, read(t, open(t, s.URL+"/dir/"), "config.json"))
+	require.Equal(t, text, read(t, open(t, remote.NewClient(), s.URL+"/dir/"), "config.json"))
 	require.Equal(t, 4, times)
 }
 
@@ -315,10 +315,10 @@ func TestCaches(t *testing.T) {
 	h := remotetest.Start(t, map[string]string{"model": dir})
 	headers, weights := t.TempDir(), t.TempDir()
 	for i := range 3 {
-		remote.Default = remote.NewClient()
-		remote.Default.Headers, remote.Default.Cache = headers, weights
+		c := remote.NewClient()
+		c.Headers, c.Cache = headers, weights
 		h.Forget()
-		d := open(t, "hf://org/model@"+remotetest.Commit)
+		d := open(t, c, "hf://org/model@"+remotetest.Commit)
 		require.Equal(t, "{}", read(t, d, "config.json"))
 		data, err := d.Data("large.bin")
 		require.NoError(t, err)
@@ -333,7 +333,7 @@ func TestCaches(t *testing.T) {
 		switch {
 		case i == 1:
 			require.Empty(t, h.Requests())
-			kept, err := filepath.Glob(filepath.Join(remote.Default.Headers, "*", "*", "*", "*"))
+			kept, err := filepath.Glob(filepath.Join(headers, "*", "*", "*", "*"))
 			require.NoError(t, err)
 			for _, path := range kept {
 				require.NoError(t, os.WriteFile(path, []byte("blake3:0\nx"), 0o600))

@@ -52,21 +52,19 @@ func (c *Client) takeRun(f *file, offset, n int64) (s *stream) {
 		s = r.open[i]
 		r.open = slices.Delete(r.open, i, i+1)
 		r.busy++
-	case follows && n > fewBytes && r.hasRoom():
-		s = f.run(offset)
-		r.busy++
+	case follows && n > fewBytes:
+		// The response that waits longest makes room if it is forgotten. More readers in turn than maxRuns would cut each
+		// other's responses.
+		if len(r.open) > 0 && len(r.open)+r.busy >= maxRuns && r.n-r.open[0].waits > forgotten {
+			r.open[0].Close()
+			r.open = slices.Delete(r.open, 0, 1)
+		}
+		if len(r.open)+r.busy < maxRuns {
+			s = f.run(offset)
+			r.busy++
+		}
 	}
 	return s
-}
-
-// hasRoom closes the response that waits longest if it is forgotten, and reports whether one more may be open. More
-// readers in turn than that would cut each other's responses.
-func (r *runs) hasRoom() bool {
-	if len(r.open) > 0 && len(r.open)+r.busy >= maxRuns && r.n-r.open[0].waits > forgotten {
-		r.open[0].Close()
-		r.open = slices.Delete(r.open, 0, 1)
-	}
-	return len(r.open)+r.busy < maxRuns
 }
 
 // run is a response that begins at offset. It ends with a tensor, or with a piece of a large one that one worker reads,

@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 )
 
@@ -31,7 +30,7 @@ func TestNoResponseIsCut(t *testing.T) {
 		"in turn":             func(step int) (int, int) { return step % tensors, step / tensors },
 	} {
 		hub := remotetest.Start(t, map[string]string{"model": dir})
-		f, err := open(t, "hf://org/model").Data("large.bin")
+		f, err := open(t, hub.Client, "hf://org/model").Data("large.bin")
 		require.NoError(t, err)
 		f.(interface{ Rest() }).Rest()
 		f.(interface{ TensorsEnd(at []int64) }).TensorsEnd(ends)
@@ -50,7 +49,7 @@ func TestNoResponseIsCut(t *testing.T) {
 		}
 		require.NoError(t, f.Close())
 		requests, cut, sent := hub.Traffic()
-		received, _ := remote.Default.Traffic()
+		received, _ := hub.Client.Traffic()
 		require.Greater(t, received, sent, "headers count")
 		require.Less(t, received, sent+int64(1000*requests))
 		require.Zero(t, cut, order)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 )
 
@@ -22,7 +21,7 @@ func TestStore(t *testing.T) {
 	h := remotetest.StartStore(t, map[string]string{"models": filepath.Dir(dir)})
 	h.Fail(40)
 	url := "s3://models/" + filepath.Base(dir)
-	d := open(t, url+"/")
+	d := open(t, h.Client, url+"/")
 	require.Equal(t, url+"/large.bin", d.Path("large.bin"))
 	names, err := d.List("")
 	require.NoError(t, err)
@@ -31,10 +30,10 @@ func TestStore(t *testing.T) {
 	require.Equal(t, "escaped", read(t, d, "sub dir/ä+=&.txt"))
 	require.Equal(t, "", read(t, d, "empty.txt"))
 	require.Equal(t, string(large), read(t, d, "large.bin"))
-	_, file, err := remote.Open(url+"/large.bin", isFile, nil)
+	_, file, err := h.Client.Open(url+"/large.bin", isFile, nil)
 	require.NoError(t, err)
 	require.Equal(t, "large.bin", file)
-	_, _, err = remote.Open(url[:len(url)-1], isFile, nil)
+	_, _, err = h.Client.Open(url[:len(url)-1], isFile, nil)
 	requireFailure(t, err, "the bucket has no object with this prefix", "")
 }
 
@@ -43,7 +42,7 @@ func TestStore(t *testing.T) {
 func TestStoreReplaced(t *testing.T) {
 	dir, _ := model(t)
 	h := remotetest.StartStore(t, map[string]string{"models": dir})
-	d := open(t, "s3://models")
+	d := open(t, h.Client, "s3://models")
 	data, err := d.Data("large.bin")
 	require.NoError(t, err)
 	_, err = data.ReadAt(make([]byte, 8), 0)
@@ -53,7 +52,7 @@ func TestStoreReplaced(t *testing.T) {
 	h.Replaced["/models/large.bin"] = "other"
 	_, err = data.ReadAt(make([]byte, 100_000), 100_000)
 	requireFailure(t, err, "s3://models/large.bin: was replaced", "")
-	after, err := open(t, "s3://models").State("large.bin")
+	after, err := open(t, h.Client, "s3://models").State("large.bin")
 	require.NoError(t, err)
 	require.NotEqual(t, before, after)
 
@@ -67,7 +66,7 @@ func TestStoreReplaced(t *testing.T) {
 	}))
 	defer s.Close()
 	t.Setenv("AWS_ENDPOINT_URL", s.URL)
-	data, err = open(t, "s3://models").Data("a")
+	data, err = open(t, h.Client, "s3://models").Data("a")
 	require.NoError(t, err)
 	_, err = data.ReadAt(make([]byte, 9), 0)
 	requireFailure(t, err, "s3://models/a: was replaced", "")
@@ -76,32 +75,32 @@ func TestStoreReplaced(t *testing.T) {
 // TestStoreRefuses: what a store refuses is one sentence without the key and its secret.
 func TestStoreRefuses(t *testing.T) {
 	dir, _ := model(t)
-	remotetest.StartStore(t, map[string]string{"models": dir, "public": dir})
+	h := remotetest.StartStore(t, map[string]string{"models": dir, "public": dir})
 	for url, want := range map[string][2]string{
 		"s3://none/x":      {"s3://none: the store has no such bucket", "AWS_ENDPOINT_URL"},
 		"s3://elsewhere/x": {"s3://elsewhere: the bucket is in region us-test-2", "AWS_REGION"},
 		"s3://":            {"is not s3://BUCKET/PREFIX", ""},
 		"s3://a@b/x":       {"is not s3://BUCKET/PREFIX", ""},
 	} {
-		_, _, err := remote.Open(url, isFile, nil)
+		_, _, err := h.Client.Open(url, isFile, nil)
 		requireFailure(t, err, want[0], want[1])
 	}
 	t.Setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
-	_, _, err := remote.Open("s3://models", isFile, nil)
+	_, _, err := h.Client.Open("s3://models", isFile, nil)
 	requireFailure(t, err, "s3://models: the store answers \"403 Forbidden\", AccessDenied", "the credentials do not give access")
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
-	_, _, err = remote.Open("s3://models", isFile, nil)
+	_, _, err = h.Client.Open("s3://models", isFile, nil)
 	requireFailure(t, err, "403", "set AWS_PROFILE")
-	require.Equal(t, "{}", read(t, open(t, "s3://public"), "config.json"))
+	require.Equal(t, "{}", read(t, open(t, h.Client, "s3://public"), "config.json"))
 	t.Setenv("AWS_ENDPOINT_URL", "file:///etc")
-	_, _, err = remote.Open("s3://models", isFile, nil)
+	_, _, err = h.Client.Open("s3://models", isFile, nil)
 	requireFailure(t, err, "the endpoint of S3", "")
 }
 
 // TestStoreRedirects: another server gets neither the signature nor the session's token.
 func TestStoreRedirects(t *testing.T) {
-	remotetest.StartStore(t, nil)
+	h := remotetest.StartStore(t, nil)
 	seen := make(chan http.Header, 1)
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		seen <- r.Header
@@ -112,7 +111,7 @@ func TestStoreRedirects(t *testing.T) {
 	defer s.Close()
 	t.Setenv("AWS_ENDPOINT_URL", s.URL)
 	t.Setenv("AWS_SESSION_TOKEN", "secrettoken")
-	_, _, err := remote.Open("s3://models", isFile, nil)
+	_, _, err := h.Client.Open("s3://models", isFile, nil)
 	requireFailure(t, err, "403", "")
 	header := <-seen
 	require.Empty(t, header.Get("Authorization"))
@@ -122,7 +121,7 @@ func TestStoreRedirects(t *testing.T) {
 // TestStoreOfProfile: endpoint, region and key of a profile in the shared files.
 func TestStoreOfProfile(t *testing.T) {
 	dir, _ := model(t)
-	remotetest.StartStore(t, map[string]string{"models": dir})
+	h := remotetest.StartStore(t, map[string]string{"models": dir})
 	settings := filepath.Join(t.TempDir(), "config")
 	require.NoError(t, os.WriteFile(settings, []byte("[profile store]\nregion = eu-test-1\nservices = own\n"+
 		"aws_access_key_id = "+remotetest.StoreKey+"\naws_secret_access_key = "+remotetest.StoreSecret+"\n"+
@@ -132,15 +131,15 @@ func TestStoreOfProfile(t *testing.T) {
 	}
 	t.Setenv("AWS_CONFIG_FILE", settings)
 	t.Setenv("AWS_PROFILE", "store")
-	require.Equal(t, "{}", read(t, open(t, "s3://models"), "config.json"))
+	require.Equal(t, "{}", read(t, open(t, h.Client, "s3://models"), "config.json"))
 	t.Setenv("AWS_PROFILE", "none")
-	_, _, err := remote.Open("s3://models", isFile, nil)
+	_, _, err := h.Client.Open("s3://models", isFile, nil)
 	requireFailure(t, err, "none", "")
 }
 
 // TestHostileStores: what no store should answer is an error, and soon.
 func TestHostileStores(t *testing.T) {
-	remotetest.StartStore(t, nil)
+	h := remotetest.StartStore(t, nil)
 	for want, answer := range map[string]string{
 		"does not speak S3":         "<html>",
 		"goes on without end":       "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
@@ -150,7 +149,7 @@ func TestHostileStores(t *testing.T) {
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, answer) }))
 		t.Setenv("AWS_ENDPOINT_URL", s.URL)
-		_, _, err := remote.Open("s3://models", isFile, nil)
+		_, _, err := h.Client.Open("s3://models", isFile, nil)
 		requireFailure(t, err, "s3://models: ", "")
 		require.ErrorContains(t, err, want)
 		s.Close()
@@ -159,14 +158,14 @@ func TestHostileStores(t *testing.T) {
 
 // TestEndlessUploads: lists of uploads and of their parts that go on with themselves are refused.
 func TestEndlessUploads(t *testing.T) {
-	remotetest.StartStore(t, nil)
+	h := remotetest.StartStore(t, nil)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "<List><IsTruncated>true</IsTruncated><Upload><Key>x</Key><UploadId>1</UploadId></Upload>"+
 			"<NextKeyMarker>x</NextKeyMarker><NextPartNumberMarker>1</NextPartNumberMarker></List>")
 	}))
 	defer s.Close()
 	t.Setenv("AWS_ENDPOINT_URL", s.URL)
-	store, err := remote.OpenStore("s3://models")
+	store, err := h.Client.OpenStore("s3://models")
 	require.NoError(t, err)
 	_, err = store.Uploads("x")
 	requireFailure(t, err, "goes on with a page that it had before", "")

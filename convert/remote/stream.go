@@ -187,18 +187,13 @@ func (s *stream) attempt(dst []byte) (int, error) {
 	} else {
 		err = nil
 	}
-	if s.at == s.end && s.end > 0 {
-		s.drain()
+	if s.at == s.end && s.end > 0 { // the end of the response is read, so that its connection can be used again
+		var one [1]byte
+		s.dog.Reset(stall)
+		s.body.Read(one[:])
+		s.Close()
 	}
 	return n, err
-}
-
-// drain reads the end of a response, so that its connection can be used again.
-func (s *stream) drain() {
-	var one [1]byte
-	s.dog.Reset(stall)
-	s.body.Read(one[:])
-	s.Close()
 }
 
 // open requests the rest of the range. The file must be the one that was seen before.

@@ -30,15 +30,16 @@ import (
 // repeated: a try whose answer was lost does no harm.
 type Store struct {
 	c      *Client // waits long for an answer: the store may have to move gigabytes before it
-	reader *Client // of what was written: without a cache
+	reader *Client // reads written objects, without a cache
 	o      *bucket
 	prefix string // "", or ends in "/"
 	parts  parts
 }
 
-// OpenStore finds the store of s3://BUCKET/PREFIX, with the context of the Default client. It makes no request.
-func OpenStore(path string) (*Store, error) {
-	o, prefix, err := openBucket(Default, path)
+// OpenStore finds the store of s3://BUCKET/PREFIX. It makes no request. The store's clients have the settings of c,
+// without its caches.
+func (c *Client) OpenStore(path string) (*Store, error) {
+	o, prefix, err := openBucket(c, path)
 	if prefix = strings.Trim(prefix, "/"); err == nil && prefix != "" && !fs.ValidPath(prefix) {
 		err = final("is not s3://BUCKET/PREFIX") // the listing leaves such names out
 	}
@@ -49,9 +50,9 @@ func OpenStore(path string) (*Store, error) {
 		prefix += "/"
 	}
 	s := &Store{c: NewClient(), reader: NewClient(), o: o, prefix: prefix}
-	s.c.Context, s.reader.Context = Default.Context, Default.Context
-	s.c.Waiting, s.reader.Waiting = Default.Waiting, Default.Waiting
-	s.c.Wait, s.reader.Wait = Default.Wait, Default.Wait
+	for _, own := range []*Client{s.c, s.reader} {
+		own.Context, own.Part, own.Wait, own.Waiting = c.Context, c.Part, c.Wait, c.Waiting
+	}
 	s.c.http.Transport.(*http.Transport).ResponseHeaderTimeout = maxDocument
 	return s, nil
 }
@@ -363,7 +364,7 @@ func (s *Store) Copy(from Object, to string) error {
 		return http.Header{"X-Amz-Copy-Source": {httpbinding.EscapePath("/"+s.o.name+"/"+s.prefix+from.Name, false)},
 			"X-Amz-Copy-Source-If-Match": {`"` + from.ETag + `"`}}
 	}
-	copyPart := max(partsPerCopy*Default.Part, PartSize(from.Size))
+	copyPart := max(partsPerCopy*s.c.Part, s.c.PartSize(from.Size))
 	if from.Size <= copyPart {
 		return s.copied(to, nil, source(), &uploaded{})
 	}
@@ -398,10 +399,10 @@ func (s *Store) copied(to string, query url.Values, source http.Header, part *up
 }
 
 // PartSize returns the size of the parts of an object of size bytes: the smallest, unless they would be too many.
-func PartSize(size int64) int64 {
+func (c *Client) PartSize(size int64) int64 {
 	const unit = 1 << 20
-	if size <= Default.Part*maxParts {
-		return Default.Part
+	if size <= c.Part*maxParts {
+		return c.Part
 	}
 	return (size/maxParts + unit) &^ (unit - 1)
 }
@@ -412,22 +413,16 @@ type parts struct {
 	idle [][]byte
 }
 
-// take returns n bytes of zeros.
-func (p *parts) take(n int64) []byte {
+// take returns n zero bytes, with capacity for at least most bytes.
+func (p *parts) take(n, most int64) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := len(p.idle) - 1
 	if last < 0 || int64(cap(p.idle[last])) < n {
-		return make([]byte, n, max(n, Default.Part))
+		return make([]byte, n, max(n, most))
 	}
 	b := p.idle[last][:n]
 	p.idle = p.idle[:last]
 	clear(b)
 	return b
-}
-
-func (p *parts) give(b []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.idle = append(p.idle, b)
 }

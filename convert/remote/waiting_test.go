@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -122,9 +123,9 @@ func TestStall(t *testing.T) {
 		fmt.Fprint(w, large[from:to+1])
 	}
 	tellingClient(t, stops, func(t *testing.T, c *Client, told *[]string) {
-		o, _, err := c.originOf("http://server/dir/", nil)
+		base, err := url.Parse("http://server/dir/")
 		require.NoError(t, err)
-		d := &dir{c: c, o: o, files: map[string]*file{}}
+		d := &dir{c: c, o: &web{base: base}, files: map[string]*file{}}
 		f := &file{dir: d, name: "large.bin", size: int64(len(large))}
 		begin, got := time.Now(), make([]byte, 50_000)
 		_, err = f.ReadAt(got, 100_000)

@@ -18,9 +18,11 @@ func Format() *format.Format {
 		// what transformers writes
 		ShardBytes: 5_000_000_000,
 		Index:      "model.safetensors.index.json",
-		IsIndex:    isIndex,
-		Belongs:    isWeights,
-		Open:       format.Opener(readData),
+		IsIndex: func(file string) bool { // or a variant of it, such as model.safetensors.index.fp16.json
+			return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
+		},
+		Belongs: isWeights,
+		Open:    format.Opener(readData),
 		Layout: func(tensors []tensor.Info, _ format.Head) (*format.Layout, error) {
 			Sort(tensors)
 			return NewLayout(tensors, nil)
@@ -29,12 +31,6 @@ func Format() *format.Format {
 }
 
 func isWeights(file string) bool { return filepath.Ext(file) == ".safetensors" }
-
-// isIndex accepts model.safetensors.index.json and its variants, such as
-// model.safetensors.index.fp16.json.
-func isIndex(file string) bool {
-	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
-}
 
 // file is an open safetensors file with a checked header. It is safe for concurrent use.
 type file struct {

@@ -79,15 +79,24 @@ func readHeader(r io.ReaderAt, size int64, file string) (*header, error) {
 
 // headerLength reads the length of the JSON header and checks it against the file.
 func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
+	if size == 0 {
+		return 0, problem.New(file, "file is empty", hintDownload)
+	}
 	if size < prefixSize {
-		return 0, tooSmall(r, size, file)
+		if err := sniff(r, size, file); err != nil {
+			return 0, err
+		}
+		return 0, problem.New(file, fmt.Sprintf("file has %d bytes, too few for a safetensors header", size), hintDownload)
 	}
 	var prefix [prefixSize]byte
 	if _, err := r.ReadAt(prefix[:], 0); err != nil {
 		return 0, problem.System(file, "header length", err)
 	}
 	n := binary.LittleEndian.Uint64(prefix[:])
-	if n == 0 || n > maxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
+	var first [1]byte // of the header
+	got, _ := r.ReadAt(first[:], prefixSize)
+	beginsJSON := got == 0 || first[0] == '{' || isSpace(first[0])
+	if n == 0 || n > maxHeader || int64(n) > size-prefixSize && !beginsJSON {
 		if err := sniff(r, size, file); err != nil {
 			return 0, err
 		}
@@ -104,13 +113,6 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 			text.ExactBytes(int64(n)), text.ExactBytes(size)), hintDownload)
 	}
 	return int64(n), nil
-}
-
-// beginsJSON reports whether the byte after the length can begin a header.
-func beginsJSON(r io.ReaderAt) bool {
-	var c [1]byte
-	n, _ := r.ReadAt(c[:], prefixSize)
-	return n == 0 || c[0] == '{' || isSpace(c[0])
 }
 
 // index sorts the tensors and refuses a name that occurs twice.
@@ -154,14 +156,6 @@ func (h *header) checkContiguous(size int64, file string) error {
 		return problem.In(file, problem.Problem{Tensor: e.info.Name,
 			Cause: fmt.Sprintf("data begins at offset %d, but %s at %d: %s of %d bytes", e.begin, before, end, kind, n)})
 	}
-	return h.checkEnd(end, size, file)
-}
-
-// checkEnd compares the end of the last tensor with the end of the file.
-func (h *header) checkEnd(end, size int64, file string) error {
-	if end == size {
-		return nil
-	}
 	if end < size {
 		after := "the header, which names no tensor"
 		if n := len(h.entries); n > 0 {
@@ -169,10 +163,12 @@ func (h *header) checkEnd(end, size int64, file string) error {
 		}
 		return problem.New(file, fmt.Sprintf("%s too many, behind %s", text.ExactBytes(size-end), after), "")
 	}
-	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
-	return problem.In(file, problem.Problem{Tensor: h.entries[i].info.Name, Hint: hintDownload,
-		Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing; this is the first tensor that is not whole",
-			text.ExactBytes(end-size), text.ExactBytes(end))})
+	if i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size }); i >= 0 {
+		return problem.In(file, problem.Problem{Tensor: h.entries[i].info.Name, Hint: hintDownload,
+			Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing; this is the first tensor that is not whole",
+				text.ExactBytes(end-size), text.ExactBytes(end))})
+	}
+	return nil
 }
 
 // Len returns the number of tensors.

@@ -23,17 +23,13 @@ type layout struct {
 	offsets  []int64 // of each tensor, and of the file's end
 }
 
-// defaultMetadata is what Python writes for PyTorch weights. Files without it
-// cannot be read by many versions of transformers.
-func defaultMetadata() map[string]string { return map[string]string{"format": "pt"} }
-
-// NewLayout lays out the tensors in the given order (Sort gives the order that
-// Python writes), with the bytes that Python's save_file writes. Nil metadata is
-// defaultMetadata; an empty map leaves __metadata__ out; keys are written sorted.
-// It refuses whatever readHeader would refuse.
+// NewLayout lays out the tensors in the given order (Sort gives the order that Python writes), with the bytes that
+// Python's save_file writes. Nil metadata is what Python writes for PyTorch weights: many versions of transformers cannot
+// read files without it. An empty map leaves __metadata__ out; keys are written sorted. It refuses whatever readHeader
+// would refuse.
 func NewLayout(infos []tensor.Info, metadata map[string]string) (*format.Layout, error) {
 	if metadata == nil {
-		metadata = defaultMetadata()
+		metadata = map[string]string{"format": "pt"}
 	}
 	if len(infos) > format.MaxTensors {
 		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), format.MaxTensors)

@@ -46,7 +46,7 @@ type source struct {
 
 var errLongToken = errors.New("a string or white space of more than 16 MiB")
 
-// readData implements io.Reader.
+// Read fills b, unless a token has become too long.
 func (s *source) Read(b []byte) (int, error) {
 	if s.handed-s.used > maxToken {
 		return 0, errLongToken

@@ -56,14 +56,3 @@ func sniff(r io.ReaderAt, size int64, file string) error {
 	}
 	return format.Substitute(file, head)
 }
-
-// tooSmall is the error for a file without room for a header length.
-func tooSmall(r io.ReaderAt, size int64, file string) error {
-	if size == 0 {
-		return problem.New(file, "file is empty", hintDownload)
-	}
-	if err := sniff(r, size, file); err != nil {
-		return err
-	}
-	return problem.New(file, fmt.Sprintf("file has %d bytes, too few for a safetensors header", size), hintDownload)
-}

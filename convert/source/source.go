@@ -35,7 +35,7 @@ type Dir interface {
 	CheckInside(name string) error
 }
 
-// Unknown begins the state of a file of which nothing tells its bytes from others.
+// Unknown begins the state of a file whose server gives no identity: other bytes may have the same state.
 const Unknown = "unknown "
 
 // Disk is a directory on the disk, by its path.

@@ -47,7 +47,14 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 		}
 		a.entries[rest] = e
 	}
-	return a, a.checkByteOrder()
+	if e := a.entries["byteorder"]; e != nil {
+		order, err := a.content(e, 16)
+		if err == nil && string(order) != "little" {
+			err = fmt.Errorf("byte order is %s, not little", text.Quote(string(order)))
+		}
+		return a, err
+	}
+	return a, nil
 }
 
 // legacyMagic is the opcodes of the number that a file of torch before 1.6 begins with, behind PROTO and FRAME.
@@ -72,27 +79,6 @@ func notArchive(f io.ReaderAt, size int64) error {
 		return problem.New("", "is a plain pickle, not written by torch.save", hintSafe)
 	}
 	return errors.New("is not a zip archive, as torch.save writes")
-}
-
-// checkByteOrder refuses files written on big-endian machines.
-func (a *archive) checkByteOrder() error {
-	e := a.entries["byteorder"]
-	if e == nil {
-		return nil
-	}
-	order, err := a.content(e, 16)
-	if err == nil && string(order) != "little" {
-		err = fmt.Errorf("byte order is %s, not little", text.Quote(string(order)))
-	}
-	return err
-}
-
-func (a *archive) pickle() ([]byte, error) {
-	e := a.entries["data.pkl"]
-	if e == nil {
-		return nil, errors.New("archive holds no data.pkl: not written by torch.save")
-	}
-	return a.content(e, maxPickle)
 }
 
 // content reads an entry of at most limit bytes and checks its checksum.
@@ -148,12 +134,12 @@ func (a *archive) place(t pickled) (format.Entry, error) {
 	if err != nil {
 		return e, fmt.Errorf("its storage %s %w", title(t.storage), err)
 	}
-	declared, ok := t.storage.bytes()
-	if !ok || declared > stored {
+	// the pickle's number of elements may be of no size that can be
+	if t.storage.elements < 0 || t.storage.elements > stored/t.storage.width() {
 		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes",
 			title(t.storage), stored, t.storage.elements, t.storage.width())
 	}
-	width := t.dtype.Bytes(1)
+	width, declared := t.dtype.Bytes(1), t.storage.elements*t.storage.width()
 	if t.offset > math.MaxInt64/8/width || t.offset*width > declared || size > declared-t.offset*width {
 		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size),
 			t.offset, title(t.storage), text.ExactBytes(int64(declared)))

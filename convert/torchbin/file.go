@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"dsmoe/convert/format"
@@ -32,32 +33,19 @@ const (
 func Format() *format.Format {
 	return &format.Format{
 		Name:      "PyTorch",
-		Recognise: isWeights,
+		Recognise: func(file string) bool { return slices.Contains([]string{".bin", ".pt", ".pth"}, filepath.Ext(file)) },
 		Single:    "pytorch_model.bin",
 		Index:     "pytorch_model.bin.index.json",
-		IsIndex:   isIndex,
-		Belongs:   belongs,
-		Open:      format.Opener(readData),
+		// or a variant of it
+		IsIndex: func(file string) bool {
+			return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")
+		},
+		// the names that transformers gives: a directory may hold other pickles, such as the state of an optimiser
+		Belongs: func(file string) bool {
+			return strings.HasSuffix(file, ".bin") && (strings.HasPrefix(file, "pytorch_model") || shard.MatchString(file))
+		},
+		Open: format.Opener(readData),
 	}
-}
-
-func isWeights(file string) bool {
-	switch filepath.Ext(file) {
-	case ".bin", ".pt", ".pth":
-		return true
-	}
-	return false
-}
-
-// isIndex accepts pytorch_model.bin.index.json and its variants.
-func isIndex(file string) bool {
-	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")
-}
-
-// belongs accepts the names that transformers gives to weights and shards: a directory may
-// hold other pickles, such as the state of an optimiser.
-func belongs(file string) bool {
-	return strings.HasSuffix(file, ".bin") && (strings.HasPrefix(file, "pytorch_model") || shard.MatchString(file))
 }
 
 var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
@@ -71,34 +59,28 @@ type file struct {
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
-// readData reads the archive and the pickle of d. It touches no weight. Errors are of type
-// *problem.Error.
+// readData reads the archive and the pickle of d. It touches no weight. Errors are of type *problem.Error, and have the
+// file's name and, where only the file can be at fault, a hint.
 func readData(d format.Data) (*file, error) {
-	file, err := read(d, d.Size())
-	if err != nil {
-		return nil, named(d.Path(), err)
+	opened, err := read(d, d.Size())
+	var known *problem.Error
+	var system *fs.PathError
+	switch {
+	case err == nil:
+		opened.Data = d
+		return opened, nil
+	case errors.As(err, &known):
+		known.Path = d.Path()
+		return nil, known
+	case errors.As(err, &system):
+		return nil, problem.System(d.Path(), "", err)
 	}
-	file.Data = d
-	return file, nil
+	return nil, problem.New(d.Path(), err.Error(), hintDamaged)
 }
 
 const hintDownload = "the download did not finish: fetch the file again"
 
 const hintDamaged = "the file is damaged, or another program than torch.save wrote it: fetch it again"
-
-// named gives an error the file's name and, where only the file can be at fault, a hint.
-func named(file string, err error) error {
-	var known *problem.Error
-	var system *fs.PathError
-	if errors.As(err, &known) {
-		known.Path = file
-		return known
-	}
-	if errors.As(err, &system) {
-		return problem.System(file, "", err)
-	}
-	return problem.New(file, err.Error(), hintDamaged)
-}
 
 // read checks the storages and the pickle, and finds every tensor's bytes.
 func read(f io.ReaderAt, size int64) (*file, error) {
@@ -106,7 +88,11 @@ func read(f io.ReaderAt, size int64) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	program, err := z.pickle()
+	pickle := z.entries["data.pkl"]
+	if pickle == nil {
+		return nil, errors.New("archive holds no data.pkl: not written by torch.save")
+	}
+	program, err := z.content(pickle, maxPickle)
 	if err != nil {
 		return nil, err
 	}

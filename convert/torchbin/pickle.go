@@ -43,12 +43,6 @@ func (s storage) width() int64 {
 	return s.dtype.Bytes(1)
 }
 
-// bytes is the size of the storage, if that is a number of bytes that can be.
-func (s storage) bytes() (n int64, ok bool) {
-	ok = s.elements >= 0 && s.elements <= math.MaxInt64/s.width()
-	return s.elements * s.width(), ok
-}
-
 // state is a state dict: its tensors, in its order.
 type state struct {
 	tensors []pickled
@@ -192,8 +186,13 @@ func (m *machine) step(op byte) {
 		m.persistent()
 	case 'R':
 		m.reduce()
-	case 'b':
-		m.build()
+	case 'b': // attributes of an object: a state dict's _metadata, which is dropped
+		_, okState := m.pop().(*dict)
+		target, okTarget := m.pop().(*dict)
+		if !okState || !okTarget {
+			fail("attributes for what has none")
+		}
+		m.push(target)
 	default:
 		m.at--
 		m.refuse("opcode %s is not allowed: no state dict needs it", opcodeName(op))
@@ -275,23 +274,19 @@ func (m *machine) number(op byte) {
 		m.push(int64(int32(binary.LittleEndian.Uint32(m.take(4)))))
 	case 'G':
 		m.push(math.Float64frombits(binary.BigEndian.Uint64(m.take(8))))
-	default:
-		m.long(int(m.readByte()))
+	default: // two's complement, of a number of bytes
+		n := int(m.readByte())
+		b := m.take(n)
+		if n > 8 {
+			fail("an integer of %d bytes", n)
+		}
+		var wide [8]byte
+		if n > 0 && b[n-1]&0x80 != 0 {
+			wide = [8]byte{255, 255, 255, 255, 255, 255, 255, 255}
+		}
+		copy(wide[:], b)
+		m.push(int64(binary.LittleEndian.Uint64(wide[:])))
 	}
-}
-
-// long pushes a two's complement integer of n bytes.
-func (m *machine) long(n int) {
-	b := m.take(n)
-	if n > 8 {
-		fail("an integer of %d bytes", n)
-	}
-	var wide [8]byte
-	if n > 0 && b[n-1]&0x80 != 0 {
-		wide = [8]byte{255, 255, 255, 255, 255, 255, 255, 255}
-	}
-	copy(wide[:], b)
-	m.push(int64(binary.LittleEndian.Uint64(wide[:])))
 }
 
 // memoize stores the top of the stack under a number, or pushes a stored value.
@@ -331,7 +326,16 @@ func (m *machine) tuple(op byte) {
 
 // fill appends to a list (APPEND, APPENDS) or adds to a dict (SETITEM, SETITEMS).
 func (m *machine) fill(op byte) {
-	items := m.items(op)
+	var items []any
+	switch op {
+	case 'e', 'u':
+		items = m.popMark()
+	case 'a':
+		items = []any{m.pop()}
+	case 's':
+		value := m.pop()
+		items = []any{m.pop(), value}
+	}
 	switch target := m.pop().(type) {
 	case *list:
 		if op == 'a' || op == 'e' {
@@ -350,17 +354,6 @@ func (m *machine) fill(op byte) {
 		}
 	}
 	fail("items for what cannot take them")
-}
-
-func (m *machine) items(op byte) []any {
-	if op == 'e' || op == 'u' {
-		return m.popMark()
-	}
-	v := m.pop()
-	if op == 'a' {
-		return []any{v}
-	}
-	return []any{m.pop(), v}
 }
 
 // global pushes a name that the pickle refers to; it refuses names that are not in globals.
@@ -472,16 +465,6 @@ func dims(v any) ([]int, bool) {
 		out[i] = int(n)
 	}
 	return out, true
-}
-
-// build sets attributes of an object: a state dict's _metadata, which is dropped.
-func (m *machine) build() {
-	_, okState := m.pop().(*dict)
-	target, okTarget := m.pop().(*dict)
-	if !okState || !okTarget {
-		fail("attributes for what has none")
-	}
-	m.push(target)
 }
 
 // nest is the key under which trainers put the state dict beside a state of their own.

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/diff"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -55,12 +56,13 @@ type MatrixError struct {
 	Z           *float64     `json:"z"`            // robust z-score of RelativeRMS among the layer's routed experts
 }
 
-// errorFactor is how many times its layer's median a relative error must be to be a finding.
+// errorFactor is how many times its layer's median a relative error must be to be a finding, beside being beyond
+// inspect.Peers.Limit.
 const errorFactor = 2
 
 // Against compares the selected experts of w with those of their original. Names are per expert, so that either
 // may be fused; numbers are those that the model computes with, FP8 times its scales. Each weight of either is
-// read once. What has no counterpart of its shape, and what cannot be read, is an error that names all of it.
+// read once. The error names every matrix without a counterpart of its shape, and every weight that cannot be read.
 func Against(ctx context.Context, w, original inspect.Weights, o Options) (*ErrorReport, error) {
 	layers, not, err := selected(&w, o.Selection)
 	if err != nil {
@@ -75,7 +77,17 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 		errors[p.A] = &MatrixError{DType: p.A.DType, Against: p.B.DType}
 	}
 	walk := weights.Walk{Reading: w.Reading(ctx), A: w.Reader, B: original.Reader, Other: theOriginal}
-	if err := walk.Each(pairs, func(_ int, p weights.Pair) error { return errors[p.A].measure(&walk, p) }); err != nil {
+	if err := walk.Each(pairs, func(_ int, p weights.Pair) error {
+		m := errors[p.A]
+		x, err := diff.Measure(&walk, p)
+		m.Different, m.NotFinite = x.Unequal(), x.NotFinite()
+		if x.AllFinite() {
+			if m.MaxAbs, m.RelativeRMS = &x.MaxAbs, inspect.Finite(0); x.SumD > 0 {
+				m.RelativeRMS = inspect.Finite(math.Sqrt(x.SumD / x.SumB))
+			}
+		}
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []layerError{}, by: o.By,
@@ -85,7 +97,7 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 	}
 	var found []inspect.Observation
 	for i := range r.Layers {
-		found = append(found, r.Layers[i].observe()...)
+		found = append(found, r.Layers[i].observe(len(r.Layers))...)
 	}
 	r.Conclude(found)
 	return r, nil
@@ -125,32 +137,6 @@ func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []weights.Pai
 	return pairs, errors.Join(errs...)
 }
 
-// measure goes through both weights of a pair.
-func (m *MatrixError) measure(walk *weights.Walk, p weights.Pair) error {
-	squares, errorSquares, most := 0.0, 0.0, 0.0
-	err := walk.Numbers(p, weights.TileElements, func(_ int64, a, b []float32) {
-		tile, errorTile := 0.0, 0.0
-		for i, v := range b {
-			d := float64(a[i]) - float64(v)
-			if d != 0 && a[i] != v && (a[i] == a[i] || v == v) {
-				m.Different++
-				if !tensor.IsFinite(d) {
-					m.NotFinite++
-				}
-			}
-			most = max(most, d, -d)
-			tile += float64(v) * float64(v)
-			errorTile += float64(d * d)
-		}
-		squares, errorSquares = squares+tile, errorSquares+errorTile
-	})
-	m.MaxAbs = inspect.Finite(most)
-	if m.RelativeRMS = inspect.Finite(0); errorSquares != 0 {
-		m.RelativeRMS = inspect.Finite(math.Sqrt(errorSquares / squares))
-	}
-	return err
-}
-
 // layerErrors sums up a layer.
 func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerError {
 	r := layerError{Layer: l.layer}
@@ -177,94 +163,79 @@ func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerErr
 	return r
 }
 
-// observe finds the experts whose error is far from those of their layer.
-func (l *layerError) observe() (found []inspect.Observation) {
-	routed := 0
-	for i := range l.Experts {
-		if l.Experts[i].Expert >= 0 {
-			routed++
-		}
-	}
+// observe finds the experts whose error is far from the others of their layer. layers is the number of layers compared.
+func (l *layerError) observe(layers int) (found []inspect.Observation) {
+	var errs Matrices[[]float64]
 	for i := range l.Experts {
 		for role, m := range present(&l.Experts[i].Matrices) {
-			spread := *l.Of(role)
-			if routed < inspect.LeastPeers {
-				spread = nil
+			if l.Experts[i].Expert >= 0 {
+				*errs.Of(role) = append(*errs.Of(role), inspect.OrNaN(m.RelativeRMS))
 			}
-			found = append(found, l.aboutMatrix(&l.Experts[i], role, m, spread)...)
+		}
+	}
+	var peers Matrices[*inspect.Peers]
+	for role, list := range errs.All() {
+		*peers.Of(role) = inspect.PeersOf(list, layers*len(roles)*len(list))
+	}
+	for i := range l.Experts {
+		e := &Expert{Expert: l.Experts[i].Expert, Module: l.Experts[i].Module}
+		for role, m := range present(&l.Experts[i].Matrices) {
+			about := func(id string, value, expected *float64, format string, args ...any) {
+				found = append(found, observation(l.Layer, e, id, role, value, expected, format, args...))
+			}
+			switch p := *peers.Of(role); {
+			case m.NotFinite > 0:
+				about("not-finite", inspect.Finite(float64(m.NotFinite)), inspect.Finite(0),
+					"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
+			case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
+				about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
+			case p != nil && m.RelativeRMS != nil && p.Odd(*m.RelativeRMS, (errorFactor-1)*p.Median) && *m.RelativeRMS > p.Median:
+				about("error", m.RelativeRMS, &p.Median, "relative RMS error %.4g, the layer's median is %.4g",
+					*m.RelativeRMS, p.Median)
+			}
 		}
 	}
 	return found
 }
 
-// aboutMatrix returns what is odd about the error of a matrix; layer may be nil.
-func (l *layerError) aboutMatrix(e *expertErrors, role table.Role, m *MatrixError,
-	layer *inspect.Spread) []inspect.Observation {
-	about := func(id string, value, expected *float64, format string, args ...any) []inspect.Observation {
-		named := &Expert{Expert: e.Expert, Module: e.Module}
-		return []inspect.Observation{observation(l.Layer, named, id, role, value, expected, format, args...)}
-	}
-	switch {
-	case m.NotFinite > 0:
-		return about("not-finite", inspect.Finite(float64(m.NotFinite)), inspect.Finite(0),
-			"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
-	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
-		return about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
-	case layer.Far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
-		return about("error", m.RelativeRMS, &layer.Median, "relative RMS error %.4g, the layer's median is %.4g",
-			*m.RelativeRMS, layer.Median)
-	}
-	return nil
-}
-
-// Sheet is a row per expert, or layerSheet.
+// Sheet is a row per expert; with ByLayer a row per layer and matrix: the spread of the routed experts' errors, the
+// expert that is farthest from its original, and what differs in all of them.
 func (r *ErrorReport) Sheet() *text.Sheet {
 	if r.by == inspect.ByLayer {
-		return r.layerSheet()
+		s := text.NewSheet("layer", "of", ">rms", ">rms_mad", ">largest", "expert", ">max_abs", ">different", ">not_finite")
+		for i := range r.Layers {
+			for _, role := range roles {
+				r.Layers[i].addRow(s, role)
+			}
+		}
+		return s
 	}
 	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs",
 		">different", ">not_finite")
 	for _, l := range r.Layers {
 		for i := range l.Experts {
-			l.Experts[i].addRow(s, l.Layer)
-		}
-	}
-	return s
-}
-
-// addRow adds the row of an expert.
-func (e *expertErrors) addRow(s *text.Sheet, layer int) {
-	var dtypes, against []string
-	var errs []text.Cell
-	var z, most *float64
-	different, notFinite := int64(0), int64(0)
-	for _, m := range e.All() {
-		if m == nil {
-			errs = append(errs, text.Real(nil))
-			continue
-		}
-		errs = append(errs, text.Real(m.RelativeRMS))
-		dtypes, against = append(dtypes, m.DType.String()), append(against, m.Against.String())
-		different, notFinite = different+m.Different, notFinite+m.NotFinite
-		z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
-	}
-	s.Row(layer, expertCell(e.Expert), once(dtypes), once(against), errs, z, most, different, notFinite)
-}
-
-// layerSheet is a row per layer and matrix: the spread of the routed experts' errors, the expert that is
-// farthest from its original, and what differs in all of them.
-func (r *ErrorReport) layerSheet() *text.Sheet {
-	s := text.NewSheet("layer", "of", ">rms", ">rms_mad", ">largest", "expert", ">max_abs", ">different", ">not_finite")
-	for _, l := range r.Layers {
-		for role, spread := range l.All() {
-			l.addRow(s, role, spread)
+			var dtypes, against []string
+			var errs []text.Cell
+			var z, most *float64
+			different, notFinite := int64(0), int64(0)
+			for _, m := range l.Experts[i].All() {
+				if m == nil {
+					errs = append(errs, text.Real(nil))
+					continue
+				}
+				errs = append(errs, text.Real(m.RelativeRMS))
+				dtypes, against = append(dtypes, m.DType.String()), append(against, m.Against.String())
+				different, notFinite = different+m.Different, notFinite+m.NotFinite
+				z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
+			}
+			s.Row(l.Layer, expertCell(l.Experts[i].Expert), once(dtypes), once(against), errs, z, most, different, notFinite)
 		}
 	}
 	return s
 }
 
 // addRow adds the row of a matrix, if an expert has it.
-func (l *layerError) addRow(s *text.Sheet, role table.Role, spread *inspect.Spread) {
+func (l *layerError) addRow(s *text.Sheet, role table.Role) {
 	var largest, most *float64
 	farthest := text.Real(nil)
 	different, notFinite, any := int64(0), int64(0), false
@@ -281,7 +252,7 @@ func (l *layerError) addRow(s *text.Sheet, role table.Role, spread *inspect.Spre
 		different, notFinite = different+m.Different, notFinite+m.NotFinite
 	}
 	if any {
-		s.Row(l.Layer, string(role), spread.Cells(), largest, farthest, most, different, notFinite)
+		s.Row(l.Layer, string(role), (*l.Of(role)).Cells(), largest, farthest, most, different, notFinite)
 	}
 }
 

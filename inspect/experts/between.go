@@ -52,7 +52,7 @@ type sketched struct {
 	layer   int
 	routed  []*mlp
 	numbers []float32 // [routed, size], each of norm 1
-	shared  []float32 // [size]; nil if there are none
+	shared  []float32 // [size]; nil without shared experts
 }
 
 // CompareLayers reads the selected experts once, and of each two layers the two experts that are most alike twice more:
@@ -78,12 +78,18 @@ func CompareLayers(ctx context.Context, w inspect.Weights, s inspect.Selection) 
 	}
 	r := &Between{Pairs: []layerPair{}, Shared: []sharedMatch{}}
 	for i, a := range all {
-		if m, ok := a.nearShared(); ok {
-			r.Shared = append(r.Shared, m)
+		if len(a.routed) == 0 {
+			continue
+		}
+		if len(a.shared) == a.size() {
+			k, _, cosine := largest(a.numbers, a.shared, a.size())
+			r.Shared = append(r.Shared, sharedMatch{a.layer, a.routed[k].number, cosine})
 		}
 		for _, b := range all[i+1:] {
-			if pair, ok := nearest(a, b); ok {
-				r.Pairs = append(r.Pairs, pair)
+			if len(b.routed) > 0 && a.size() == b.size() {
+				k, n, cosine := largest(a.numbers, b.numbers, a.size())
+				r.Pairs = append(r.Pairs, layerPair{Layers: [2]int{a.layer, b.layer},
+					Experts: [2]int{a.routed[k].number, b.routed[n].number}, Function: cosine})
 				r.Chance = max(r.Chance, chanceOf(a, b))
 			}
 		}
@@ -165,25 +171,6 @@ func summedUp(output []float32) []float32 {
 
 // size is the numbers of a function.
 func (k *sketched) size() int { return len(k.numbers) / max(1, len(k.routed)) }
-
-// nearest returns the experts of two layers that are most alike.
-func nearest(a, b *sketched) (pair layerPair, ok bool) {
-	if len(a.routed) == 0 || len(b.routed) == 0 || a.size() != b.size() {
-		return pair, false
-	}
-	i, k, cosine := largest(a.numbers, b.numbers, a.size())
-	return layerPair{Layers: [2]int{a.layer, b.layer}, Experts: [2]int{a.routed[i].number, b.routed[k].number},
-		Function: cosine}, true
-}
-
-// nearShared returns the routed expert most like the shared ones.
-func (k *sketched) nearShared() (m sharedMatch, ok bool) {
-	if k.shared == nil || len(k.routed) == 0 || len(k.shared) != k.size() {
-		return m, false
-	}
-	i, _, cosine := largest(k.numbers, k.shared, k.size())
-	return sharedMatch{k.layer, k.routed[i].number, cosine}, true
-}
 
 // largest returns the rows of a and b whose product is largest in magnitude, and the product.
 func largest(a, b []float32, size int) (i, k int, product float64) {

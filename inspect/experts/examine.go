@@ -8,7 +8,7 @@ import (
 	"dsmoe/inspect/matrix"
 )
 
-// Examine looks at the selected experts. What cannot be read is an error that names all of it.
+// Examine looks at the selected experts. The error names every weight that cannot be read.
 func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
 	if err := w.Config.Computable(); err != nil {
 		return nil, err
@@ -17,23 +17,14 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	r, count := newReport(w.Path, not, o.By), len(layers)
-	if w.Part != nil { // an expert is odd among those of all parts' layers
-		whole := w
-		whole.Part = nil
-		all, _, err := selected(&whole, o.Selection)
-		if err != nil {
-			return nil, err
-		}
-		count = len(all)
-	}
+	r := &Report{Path: w.Path, Layers: []Layer{}, Examined: inspect.Examined{NotCounted: not}, by: o.By}
 	x := matrix.NewReader(ctx, w)
 	for _, l := range layers {
 		x.Expect(2 * l.bytes())
 	}
 	var suspects []*suspect
 	for _, l := range layers {
-		layer, found, err := examineLayer(x, l, count, w.Config.InitializerRange)
+		layer, found, err := examineLayer(x, l, len(layers), w.Config.InitializerRange)
 		if err != nil {
 			return nil, err
 		}
@@ -47,55 +38,8 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	if w.Part != nil {
-		r.Part = &partFindings{Part: *w.Part, Single: withMembers(r.Observed), Twins: withMembers(twins)}
-		r.notCompared(w.Part.Of)
-	}
-	r.find(r.Observed, twins)
+	r.Conclude(slices.Concat(r.Observed, twins, untrainedLayers(r.Layers), trends(r.Layers)))
 	return r, nil
-}
-
-// newReport returns a report without layers.
-func newReport(path string, not []inspect.NotCounted, by inspect.Grouping) *Report {
-	return &Report{Path: path, Layers: []Layer{}, Examined: inspect.Examined{NotCounted: not}, by: by}
-}
-
-// find makes the findings of those within layers and of twins.
-func (r *Report) find(single, twins []inspect.Observation) {
-	r.Conclude(slices.Concat(single, twins, untrainedLayers(r.Layers), trends(r.Layers)))
-}
-
-// withMembers returns observations that have a list of members, if an empty one.
-func withMembers(found []inspect.Observation) []inspect.Observation {
-	list := []inspect.Observation{}
-	for _, o := range found {
-		if o.Members == nil {
-			o.Members = []inspect.Member{}
-		}
-		list = append(list, o)
-	}
-	return list
-}
-
-// notCompared notes what several parts leave open.
-func (r *Report) notCompared(parts int) {
-	if parts > 1 {
-		r.NotCompared = "experts in layers of different parts: whether they are equal is not known"
-	}
-}
-
-// Merge joins the reports of all parts of a checkpoint, in their order, into the report of all its experts: that of one
-// run, but that equal experts of different parts are not found.
-func Merge(parts []*Report, by inspect.Grouping) *Report {
-	r := newReport(parts[0].Path, []inspect.NotCounted{}, by)
-	var single, twins []inspect.Observation
-	for _, p := range parts {
-		r.Layers, r.NotCounted = append(r.Layers, p.Layers...), append(r.NotCounted, p.NotCounted...)
-		single, twins = append(single, p.Part.Single...), append(twins, p.Part.Twins...)
-	}
-	r.notCompared(len(parts))
-	r.find(single, twins)
-	return r
 }
 
 // examineLayer looks at the experts of one of so many layers, and returns what is odd about them. initializer is the
@@ -108,7 +52,9 @@ func examineLayer(x *matrix.Reader, l *layerMLPs, layers int, initializer float6
 	all := make([]*Expert, len(l.all))
 	for i, m := range l.all {
 		x.Go(func() (err error) {
-			all[i], err = examine(x, m, probes)
+			if all[i], err = read(x, m, probes, true); err == nil {
+				all[i].facts.responses = Matrices[[]float32]{} // they are many, and only the matching of twins needs them
+			}
 			return err
 		})
 	}

@@ -31,26 +31,8 @@ type Report struct {
 	Path   string  `json:"path"`   // of the checkpoint, as the user gave it
 	Layers []Layer `json:"layers"` // layers with a selected expert, in their order
 	inspect.Examined
-	// NotCompared says what was not compared since it is in different parts; absent if everything was.
-	NotCompared string        `json:"not_compared,omitempty"`
-	Part        *partFindings `json:"part,omitempty"` // of the checkpoint; absent if it is all
 
 	by inspect.Grouping
-}
-
-// OfPart returns the part that the report is about, nil if it is about all experts.
-func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) {
-	if r.Part == nil {
-		return nil, ""
-	}
-	return &r.Part.Part, ""
-}
-
-// partFindings is a part of a checkpoint, and the findings in it that a merge needs, one by one.
-type partFindings struct {
-	inspect.Part
-	Single []inspect.Observation `json:"single"` // within a layer
-	Twins  []inspect.Observation `json:"twins"`  // equal experts and matrices of any layers
 }
 
 // Matrices has one of something for each matrix of an expert.
@@ -171,8 +153,8 @@ type facts struct {
 type matrixFacts struct {
 	neurons  []uint64  // a hash of each neuron's numbers: rows of gate_proj and up_proj, columns of down_proj
 	print    uint64    // a hash of those, whatever their order
-	zero     []bool    // neurons all of whose numbers are 0
-	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	zero     []bool    // neurons with nothing but zeros
+	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN without one
 	fourth   float64   // Σw⁴
 	channels []float64 // the same of the other axis, which experts share, less their median; until Layer.observe
 	bits     int       // of codes that the numbers went through: see matrix.CodeBits
@@ -180,7 +162,7 @@ type matrixFacts struct {
 	neuron   int       // the neuron with that
 }
 
-// numbers are those of the routed experts.
+// numbers are the numbers of the routed experts.
 func (r *Layer) numbers() (all []int) {
 	for i := range r.Experts {
 		all = append(all, r.Experts[i].Expert)
@@ -244,7 +226,7 @@ func (l *layerMLPs) routed() []*mlp {
 	return l.all
 }
 
-// IsMatrix reports whether a place is that of a matrix of a routed or shared expert.
+// IsMatrix reports whether a routed or shared expert has a matrix at a place.
 func IsMatrix(at table.Place) bool {
 	return at.Layer >= 0 && (at.Module() == table.RoutedExperts || at.Module() == table.SharedExperts)
 }
@@ -279,12 +261,13 @@ func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not
 			byLayer[at.Layer], layers = l, append(layers, l)
 		}
 		if m == nil {
-			m = &mlp{layer: at.Layer, number: at.Expert, module: moduleOf(x, at)}
+			m = &mlp{layer: at.Layer, number: at.Expert,
+				module: x.Name[:len(x.Name)-len(weightName("", at.Role()))]}
 			byExpert[[2]int{at.Layer, at.Expert}], l.all = m, append(l.all, m)
 		}
 		*m.weights.Of(at.Role()) = x
 	}
-	if len(layers)+len(not) == 0 && w.Part == nil {
+	if len(layers)+len(not) == 0 {
 		return nil, nil, errors.New("no expert is selected, or there is none")
 	}
 	for _, x := range w.List {
@@ -297,11 +280,6 @@ func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not
 		slices.SortFunc(l.all, func(a, b *mlp) int { return cmp.Compare(uint(a.number), uint(b.number)) })
 	}
 	return layers, not, nil
-}
-
-// moduleOf returns the name of the expert that has a matrix.
-func moduleOf(x *weights.Weight, at table.Place) string {
-	return x.Name[:len(x.Name)-len(weightName("", at.Role()))]
 }
 
 // expertCell is the name of an expert in a sheet.

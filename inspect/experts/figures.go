@@ -12,9 +12,6 @@ import (
 	"dsmoe/text/page"
 )
 
-// Figure draws how like each expert is to the one that it is most like.
-func (r *Report) Figure() page.Figure { return r.Likeness() }
-
 // draw draws a number of each routed expert.
 func (r *Report) draw(m page.Heatmap, number func(l *Layer, e *Expert) *float64) page.Figure {
 	c := inspect.NewCells()
@@ -27,8 +24,8 @@ func (r *Report) draw(m page.Heatmap, number func(l *Layer, e *Expert) *float64)
 	return c.Experts(m, r.Findings)
 }
 
-// Likeness draws the largest cosine of each expert with another one.
-func (r *Report) Likeness() page.Figure {
+// Figure draws how like each expert is to the one that it is most like.
+func (r *Report) Figure() page.Figure {
 	return r.draw(page.Heatmap{Title: "how like each expert is to the one that it is most like",
 		Name: "largest cosine with another expert",
 		Max:  1, NoValue: "no other to compare it with"}, func(_ *Layer, e *Expert) *float64 {
@@ -58,10 +55,13 @@ func (r *Report) Norms() page.Figure {
 	})
 }
 
+// farZ is the z-score at the ends of the scale of NormZ.
+const farZ = 8
+
 // NormZ draws how far each expert's norms are from its layer's.
 func (r *Report) NormZ() page.Figure {
 	return r.draw(page.Heatmap{Title: "how far each expert's norms are from its layer's",
-		Name: "robust z-score of the norm furthest off", Scale: page.Diverging, Min: -inspect.FarZ, Max: inspect.FarZ,
+		Name: "robust z-score of the norm furthest off", Scale: page.Diverging, Min: -farZ, Max: farZ,
 		NoValue: "none: equal norms, or not finite"}, func(_ *Layer, e *Expert) (far *float64) {
 		for _, m := range present(&e.Matrices) {
 			far = inspect.Larger(far, m.NormZ)
@@ -161,7 +161,7 @@ func (l *Layer) namedPairs(found []inspect.Observation, by int) map[[2]int]bool 
 }
 
 // pairLikeness is the magnitude of the cosine of what two experts compute, or with the first before the second the
-// largest of their matrices'; NaN if there is none.
+// largest of their matrices'; NaN if no cosine is known.
 func (l *Layer) pairLikeness(i, k int) float64 {
 	s := l.Similarity
 	cosines := []matrix.Cosines{s.Function}

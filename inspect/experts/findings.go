@@ -53,9 +53,21 @@ func (r *Layer) fillSpreads() {
 // observe returns what is odd about single experts, in a model of so many layers, and drops their channels' sizes.
 // initializer is the config's initializer_range.
 func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observation) {
-	zeros, peers, initial := r.zeroNeurons(layers), r.peers(layers), r.untrained(layers, initializer)
+	var neurons []float64 // that are zero, of each whole expert
+	for i := range r.Experts {
+		if r.Experts[i].facts.whole {
+			neurons = append(neurons, float64(r.Experts[i].ZeroNeurons))
+		}
+	}
+	zeros, peers, initial := inspect.PeersOf(neurons, layers*len(neurons)), r.peers(layers), r.untrained(layers, initializer)
 	for _, e := range r.all() {
-		found = append(append(found, r.notFinite(e)...), r.coded(e)...)
+		found = append(found, r.notFinite(e)...)
+		for role := range present(&e.Matrices) { // numbers that went through few bits
+			if bits := e.facts.matrices.Of(role).bits; bits > 0 {
+				found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
+					inspect.CodedText(bits)))
+			}
+		}
 		zeroed := r.zeroed(e, zeros)
 		found = append(found, zeroed...)
 		isNew := func(o inspect.Observation) bool { return o.Tensor == e.Module }
@@ -74,17 +86,6 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 	return append(found, initial...)
 }
 
-// coded finds matrices whose numbers went through few bits.
-func (r *Layer) coded(e *Expert) (found []inspect.Observation) {
-	for role := range present(&e.Matrices) {
-		if bits := e.facts.matrices.Of(role).bits; bits > 0 {
-			found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
-				inspect.CodedText(bits)))
-		}
-	}
-	return found
-}
-
 // notFinite finds NaN and infinities.
 func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
 	add := func(role table.Role, m *MatrixNumbers, id, what string, n int64) {
@@ -98,17 +99,6 @@ func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
 		add(role, m, "infinite", "infinite", m.Infinite)
 	}
 	return found
-}
-
-// zeroNeurons is ZeroNeurons over the layer; nil if there are too few experts.
-func (r *Layer) zeroNeurons(layers int) *inspect.Peers {
-	var all []float64
-	for i := range r.Experts {
-		if r.Experts[i].facts.whole {
-			all = append(all, float64(r.Experts[i].ZeroNeurons))
-		}
-	}
-	return inspect.PeersOf(all, layers*len(all))
 }
 
 // zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others.
@@ -191,32 +181,27 @@ func (r *Layer) peers(layers int) (all Matrices[*peers]) {
 		tests := layers * len(roles) * len(sizes)
 		p := &peers{size: inspect.PeersOf(sizes, tests), distinct: inspect.PeersOf(distinct, tests),
 			peak: inspect.PeersOf(peaks, tests)}
-		p.setChannels(channels, layers*len(roles))
+		column, off := make([]float64, len(channels)), []float64{}
+		for c := range channels[0] {
+			for i, row := range channels {
+				column[i] = row[c]
+			}
+			median := inspect.LowerMedian(column) // NaN sorts first
+			p.channels = append(p.channels, median)
+			for _, v := range column {
+				off = append(off, v-median)
+			}
+		}
+		p.channel = inspect.TailedPeersOf(off, layers*len(roles)*len(off))
 		*all.Of(role) = p
 	}
 	return all
 }
 
-// setChannels fills in what the channels of the experts are like, [experts, channels], in a model of so many matrices.
-func (p *peers) setChannels(rows [][]float64, matrices int) {
-	column, all := make([]float64, len(rows)), []float64{}
-	for c := range rows[0] {
-		for i, row := range rows {
-			column[i] = row[c]
-		}
-		median := inspect.LowerMedian(column) // NaN sorts first
-		p.channels = append(p.channels, median)
-		for _, v := range column {
-			all = append(all, v-median)
-		}
-	}
-	p.channel = inspect.TailedPeersOf(all, matrices*len(all))
-}
-
 // ratio returns 2 to the power of a logarithm.
 func ratio(log2 float64) *float64 { return inspect.Finite(math.Exp2(log2)) }
 
-// apart returns how a matrix differs from those of the other experts. What channels explain is left out.
+// apart returns how a matrix differs from the other experts' matrices, beside what its channels explain.
 func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peers) (found []inspect.Observation) {
 	if others == nil || m.Norm == nil {
 		return nil

@@ -24,16 +24,6 @@ func (x *facts) hashes() []uint64 {
 	return all
 }
 
-// zeroNeurons counts the neurons with a vector that is all zero.
-func (x *facts) zeroNeurons() (n int) {
-	for i := range x.matrices.Gate.zero {
-		if x.matrices.Gate.zero[i] || x.matrices.Up.zero[i] || x.matrices.Down.zero[i] {
-			n++
-		}
-	}
-	return n
-}
-
 // axis is the rows, or the columns, of a matrix.
 type axis struct {
 	zeros []int // how many numbers are 0
@@ -71,7 +61,11 @@ func measure(m *matrix.Stored, n *MatrixNumbers, role table.Role) (x matrixFacts
 	for first, values := range m.Runs() {
 		n.count(first, values, rows, cols)
 		if role == table.DownProj {
-			hashColumns(x.neurons, values)
+			for row := range slices.Chunk(values, m.Cols) {
+				for c, v := range row {
+					x.neurons[c] = matrix.Mix(x.neurons[c], matrix.Bits(v))
+				}
+			}
 		} else {
 			hashRows(x.neurons[first:], values, m.Cols)
 		}
@@ -173,15 +167,6 @@ func hashRows(hashes []uint64, values []float32, n int) {
 	}
 }
 
-// hashColumns adds rows to the hashes of columns.
-func hashColumns(hashes []uint64, values []float32) {
-	for ; len(values) > 0; values = values[len(hashes):] {
-		for c, v := range values[:len(hashes)] {
-			hashes[c] = matrix.Mix(hashes[c], matrix.Bits(v))
-		}
-	}
-}
-
 // squares returns Σw² of each row of n, and adds to fourth. It overwrites values.
 func (x *matrixFacts) squares(values []float32, n int) []float64 {
 	var squares, fourths [tensor.Runs]float64
@@ -237,18 +222,6 @@ func distinct(m *matrix.Stored) *float64 {
 	return inspect.Finite(float64(different) / float64(all))
 }
 
-// rank computes σ₁ and the stable rank.
-func (n *MatrixNumbers) rank(m *matrix.Stored) {
-	if n.Norm == nil {
-		return
-	}
-	n.SpectralNorm = inspect.Finite(m.SpectralNorm())
-	if s := n.SpectralNorm; s != nil && *s > 0 {
-		ratio := *n.Norm / *s
-		n.StableRank = inspect.Finite(ratio * ratio)
-	}
-}
-
 // probeCount is the number of inputs that all experts of a layer are given.
 const probeCount = 8
 
@@ -297,16 +270,7 @@ func (x *facts) respond(p *model.Plain, role table.Role, m *matrix.Stored, probe
 	x.output, x.whole = m.Products(inner.Values), true
 }
 
-// examine reads an expert, its bytes counted, and computes its spectra too.
-func examine(x *matrix.Reader, m *mlp, probes []float32) (*Expert, error) {
-	e, err := read(x, m, probes, true)
-	if err == nil {
-		e.facts.responses = Matrices[[]float32]{} // they are many, and only the matching of twins needs them
-	}
-	return e, err
-}
-
-// read reads an expert, the first time or again.
+// read reads an expert; the first time its bytes are counted, and its spectra computed.
 func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, error) {
 	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
 	defer x.Spaces.Put(space)
@@ -326,15 +290,23 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 		if first && w.DType.Casts() {
 			e.facts.matrices.Of(role).bits = values.CodeBits()
 		}
-		if first {
-			n.rank(values)
+		if first && n.Norm != nil {
+			n.SpectralNorm = inspect.Finite(values.SpectralNorm())
+			if s := n.SpectralNorm; s != nil && *s > 0 {
+				ratio := *n.Norm / *s
+				n.StableRank = inspect.Finite(ratio * ratio)
+			}
 		}
 		if m.isWhole() && len(probes) == probeCount*m.weights.Gate.Shape[1] {
 			e.facts.respond(p, role, values, probes)
 		}
 	}
 	if m.isWhole() {
-		e.ZeroNeurons = e.facts.zeroNeurons()
+		for i, zero := range e.facts.matrices.Gate.zero {
+			if zero || e.facts.matrices.Up.zero[i] || e.facts.matrices.Down.zero[i] {
+				e.ZeroNeurons++
+			}
+		}
 	}
 	return e, nil
 }

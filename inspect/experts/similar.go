@@ -37,7 +37,13 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 		if len(s.experts) > 1 {
 			c := sums.Cosines(len(routed), s.experts)
 			*r.Similarity.Of(role) = c
-			r.nearest(role, c)
+			numbers := r.numbers()
+			for i := range r.Experts {
+				if m := *r.Experts[i].Of(role); m != nil {
+					m.Nearest = c.Nearest(i, numbers, inspect.Magnitude)
+				}
+			}
+			(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(s.list[0].Len())))
 		}
 	}
 	if r.Shared != nil {
@@ -69,7 +75,7 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 	if len(s.list) < 2 {
 		return sum, nil
 	}
-	chunks, ended := s.chunks(), 0
+	chunks, ended := (s.list[0].Len()+matrix.ChunkTerms-1)/matrix.ChunkTerms, 0
 	most := max(1, int(s.list[0].DType.Elements(min(memory/int64(len(s.list)), gramRead)))/matrix.ChunkTerms)
 	reads := (chunks + most - 1) / most
 	streams := make([]*weights.Stream, len(s.list))
@@ -99,11 +105,6 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 	}
 	sum.Merge(lane)
 	return sum, nil
-}
-
-// chunks is the number of chunks of a matrix.
-func (s *roleMatrices) chunks() int {
-	return (s.list[0].Len() + matrix.ChunkTerms - 1) / matrix.ChunkTerms
 }
 
 // load loads the chunks from first up to end of each matrix, and their scales.
@@ -144,18 +145,6 @@ func (s *roleMatrices) products(x *matrix.Reader, streams []*weights.Stream, fir
 		})
 	}
 	return all, x.Wait()
-}
-
-// nearest fills in what the cosines of one matrix say.
-func (r *Layer) nearest(role table.Role, c matrix.Cosines) {
-	numbers := r.numbers()
-	var shape []int
-	for i := range r.Experts {
-		if m := *r.Experts[i].Of(role); m != nil {
-			m.Nearest, shape = c.Nearest(i, numbers, inspect.Magnitude), m.Shape
-		}
-	}
-	(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(shape[0])*float64(shape[1])))
 }
 
 // functions fills in the cosines of the experts' outputs, and drops the outputs, which take as much memory as many reads of

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"dsmoe/inspect"
-	"dsmoe/model/table"
 	"dsmoe/text"
 )
 
@@ -21,28 +20,23 @@ func (r *Report) Sheet() *text.Sheet {
 		">cos_gate", ">cos_up", ">cos_down", ">function", ">nearest", ">zero_neurons", ">not_finite")
 	for i := range r.Layers {
 		for _, e := range r.Layers[i].all() {
-			e.addRow(s, r.Layers[i].Layer)
+			var norms, ranks, cosines []text.Cell
+			var z *float64
+			notFinite := int64(0)
+			for _, m := range e.All() {
+				if m == nil {
+					m = &MatrixNumbers{}
+				}
+				norms, ranks = append(norms, text.Real(m.Norm)), append(ranks, text.Real(m.StableRank))
+				cosines = append(cosines, text.Real(m.Nearest.Value()))
+				z = inspect.Larger(z, m.NormZ)
+				notFinite += m.NaN + m.Infinite
+			}
+			s.Row(r.Layers[i].Layer, expertCell(e.Expert), norms, z, ranks, cosines, e.Function.Value(), e.Function.Name(),
+				e.ZeroNeurons, notFinite)
 		}
 	}
 	return s
-}
-
-// addRow adds the row of an expert.
-func (e *Expert) addRow(s *text.Sheet, layer int) {
-	var norms, ranks, cosines []text.Cell
-	var z *float64
-	notFinite := int64(0)
-	for _, m := range e.All() {
-		if m == nil {
-			m = &MatrixNumbers{}
-		}
-		norms, ranks = append(norms, text.Real(m.Norm)), append(ranks, text.Real(m.StableRank))
-		cosines = append(cosines, text.Real(m.Nearest.Value()))
-		z = inspect.Larger(z, m.NormZ)
-		notFinite += m.NaN + m.Infinite
-	}
-	s.Row(layer, expertCell(e.Expert), norms, z, ranks, cosines, e.Function.Value(), e.Function.Name(), e.ZeroNeurons,
-		notFinite)
 }
 
 // LayerSheet is a row per layer and matrix, and one for the function of the experts.
@@ -53,8 +47,11 @@ func (r *Report) LayerSheet() *text.Sheet {
 	for i := range r.Layers {
 		l := &r.Layers[i]
 		for role, m := range present(&l.Matrices) {
-			s.Row(l.Layer, string(role), len(l.Experts), m.Norm.Cells(), l.sharedNorm(role), m.StableRank.Cells()[0],
-				m.NullStableRank,
+			var shared *float64
+			if l.Shared != nil && *l.Shared.Of(role) != nil {
+				shared = (*l.Shared.Of(role)).Norm
+			}
+			s.Row(l.Layer, string(role), len(l.Experts), m.Norm.Cells(), shared, m.StableRank.Cells()[0], m.NullStableRank,
 				m.Pairs.Cells())
 		}
 		if l.Function != nil {
@@ -64,20 +61,22 @@ func (r *Report) LayerSheet() *text.Sheet {
 	return s
 }
 
-// sharedNorm is the norm of a matrix of the shared experts; nil if there is none.
-func (l *Layer) sharedNorm(role table.Role) *float64 {
-	if l.Shared == nil || *l.Shared.Of(role) == nil {
-		return nil
-	}
-	return (*l.Shared.Of(role)).Norm
-}
-
 // WriteText writes the sheet, what random weights would give, and the findings.
 func (r *Report) WriteText(w io.Writer) error {
 	var lines []string
 	for i := range r.Layers {
-		if line := r.Layers[i].null(); line != "" && r.by != inspect.ByLayer {
-			lines = append(lines, line)
+		l := &r.Layers[i]
+		var random []string // what independent random weights would give
+		for role, m := range present(&l.Matrices) {
+			if m.Pairs != nil {
+				random = append(random, fmt.Sprintf("%s rank %.4g, cosines 0 ± %.2g", role, m.NullStableRank, m.Pairs.NullStd))
+			}
+		}
+		if l.Function != nil {
+			random = append(random, fmt.Sprintf("function 0 ± %.2g", l.Function.NullStd))
+		}
+		if random != nil && r.by != inspect.ByLayer {
+			lines = append(lines, fmt.Sprintf("random   layer %d: %s", l.Layer, strings.Join(random, "; ")))
 		}
 	}
 	for _, l := range r.Layers {
@@ -86,34 +85,5 @@ func (r *Report) WriteText(w io.Writer) error {
 				text.Plural(n, "routed expert")))
 		}
 	}
-	if r.NotCompared != "" {
-		lines = append(lines, "not compared: "+r.NotCompared)
-	}
 	return r.WriteBelow(w, r.Sheet(), lines)
-}
-
-// WriteNotes writes the findings, and what was not compared.
-func (r *Report) WriteNotes(w io.Writer) error {
-	err := r.Examined.WriteNotes(w)
-	if err == nil && r.NotCompared != "" {
-		_, err = fmt.Fprintln(w, "note: not compared:", r.NotCompared)
-	}
-	return err
-}
-
-// null says what independent random weights would give; "" if there are no pairs.
-func (l *Layer) null() string {
-	var parts []string
-	for role, m := range present(&l.Matrices) {
-		if m.Pairs != nil {
-			parts = append(parts, fmt.Sprintf("%s rank %.4g, cosines 0 ± %.2g", role, m.NullStableRank, m.Pairs.NullStd))
-		}
-	}
-	if l.Function != nil {
-		parts = append(parts, fmt.Sprintf("function 0 ± %.2g", l.Function.NullStd))
-	}
-	if parts == nil {
-		return ""
-	}
-	return fmt.Sprintf("random   layer %d: %s", l.Layer, strings.Join(parts, "; "))
 }

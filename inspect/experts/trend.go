@@ -38,7 +38,7 @@ func trends(layers []Layer) (found []inspect.Observation) {
 	return found
 }
 
-// size is log₂ of the RMS of the median expert's matrix; NaN if there is none.
+// size is log₂ of the RMS of the median expert's matrix; NaN if the layer has none or it is zero.
 func (r *Layer) size(role table.Role) float64 {
 	s := *r.Of(role)
 	if s == nil || s.Norm == nil || !(s.Norm.Median > 0) {
@@ -52,7 +52,7 @@ func (r *Layer) size(role table.Role) float64 {
 	return math.NaN()
 }
 
-// size is log₂ of the RMS of a matrix of an expert, which may be nil; NaN if there is none.
+// size is log₂ of the RMS of a matrix of an expert; NaN if the expert is nil, or the matrix is missing or zero.
 func (e *Expert) size(role table.Role) float64 {
 	if e == nil {
 		return math.NaN()

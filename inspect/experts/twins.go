@@ -151,8 +151,13 @@ func compare(x *matrix.Reader, a, b *suspect, probes []float32) (r comparison, e
 		return r, nil
 	}
 	sums := products{equal: true}
-	if err := sums.addAll(x, a, b, order); err != nil {
-		return r, err
+	for _, role := range roles {
+		if a.role != "" && a.role != role {
+			continue
+		}
+		if err := sums.addMatrices(x, *a.weights.Of(role), *b.weights.Of(role), order, role == table.DownProj); err != nil {
+			return r, err
+		}
 	}
 	cosine := sums.dot / (math.Sqrt(sums.squares) * math.Sqrt(sums.others))
 	return comparison{sums.equal, !slices.IsSorted(order), cosine}, nil
@@ -172,20 +177,8 @@ type products struct {
 	dot, squares, others float64
 }
 
-// addAll adds all numbers of two suspects, neuron i of a with order[i] of b.
-func (s *products) addAll(x *matrix.Reader, a, b *suspect, order []int) error {
-	if a.role != "" {
-		return s.addMatrices(x, *a.weights.Of(a.role), *b.weights.Of(b.role), order, a.role == table.DownProj)
-	}
-	for _, role := range roles {
-		if err := s.addMatrices(x, *a.weights.Of(role), *b.weights.Of(role), order, role == table.DownProj); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers.
+// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers, neuron i of a with neuron
+// order[i] of b.
 func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []int, columns bool) error {
 	space := x.Spaces.Get().(*matrix.Space)
 	defer x.Spaces.Put(space)
@@ -197,25 +190,20 @@ func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []i
 	if err != nil {
 		return err
 	}
-	s.add(m, o, order, columns)
-	return nil
-}
-
-// add adds the numbers of two matrices whose neurons are rows, or columns.
-func (s *products) add(a, b *matrix.Matrix, order []int, columns bool) {
-	for i, v := range a.Values {
-		row, col := i/a.Cols, i%a.Cols
+	for i, v := range m.Values {
+		row, col := i/m.Cols, i%m.Cols
 		if columns {
 			col = order[col]
 		} else {
 			row = order[row]
 		}
-		w := b.Values[row*b.Cols+col]
+		w := o.Values[row*o.Cols+col]
 		s.equal = s.equal && v == w
 		s.dot += float64(v) * float64(w) // products of two float32 are exact
 		s.squares += float64(v) * float64(v)
 		s.others += float64(w) * float64(w)
 	}
+	return nil
 }
 
 // matchHashes returns for each neuron of a where it is in b.
@@ -415,8 +403,8 @@ func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
 	return []inspect.Observation{o}
 }
 
-// halfAlike is the share of what sets a matrix apart from the layer's common part, that another one has too, from which
-// on they are alike: the mean of two experts has a half of each.
+// halfAlike: two matrices are alike if they share at least so much of what sets them apart from the layer's common part.
+// The mean of two experts has a half of each.
 const halfAlike = 0.5
 
 // nearMatrices finds pairs of matrices that are alike though their experts are not twins, and are not equal: by their
@@ -462,9 +450,15 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 	for _, h := range r.Shared.facts.hashes() {
 		neurons[h] = true
 	}
+	// R. Fisher's z, the hyperbolic arctangent, of the cosine of the functions of an expert and the shared ones: it is nearly
+	// normal
 	var angles []float64
 	for i := range r.Experts {
-		angles = append(angles, r.sharedLikeness(i))
+		angle := math.NaN()
+		if c := r.Similarity.Function; c != nil {
+			angle = math.Atanh(c[len(c)-1][i])
+		}
+		angles = append(angles, angle)
 	}
 	peers := inspect.PeersOf(angles, layers*len(angles))
 	for i := range r.Experts {
@@ -484,14 +478,4 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 		}
 	}
 	return found
-}
-
-// sharedLikeness is R. Fisher's z, the hyperbolic arctangent, of the cosine of what a routed expert and the shared ones
-// compute: it is nearly normal. NaN if they have none.
-func (r *Layer) sharedLikeness(i int) float64 {
-	c := r.Similarity.Function
-	if c == nil {
-		return math.NaN()
-	}
-	return math.Atanh(c[len(c)-1][i])
 }

@@ -10,8 +10,8 @@ import (
 	"dsmoe/inspect"
 )
 
-// The stable rank of random numbers is that of MatrixSpread.NullStableRank; training lowers it. An expert looks random
-// from randomRank of it on, in the geometric mean of its matrices, if the others' median is below trainedRank.
+// Random numbers have the stable rank MatrixSpread.NullStableRank; training lowers it. An expert looks random if the
+// geometric mean of its matrices' ranks is at least randomRank times that, and the others' median below trainedRank.
 const (
 	randomRank  = 0.85 // the smallest matrices of random numbers have 0.9
 	trainedRank = 0.6
@@ -107,7 +107,7 @@ func (r *Layer) untrained(layers int, initializer float64) (found []inspect.Obse
 	return found
 }
 
-// untrainedLayers finds layers of which every expert looks random, where none of any other layer does.
+// untrainedLayers finds layers in which every expert looks random, if no expert of another layer does.
 func untrainedLayers(layers []Layer) (found []inspect.Observation) {
 	const leastOthers = 2
 	for i := range layers {

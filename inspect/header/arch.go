@@ -5,7 +5,6 @@ import (
 	"io"
 	"math"
 	"math/big"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/count"
@@ -184,7 +183,14 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a.Weights = w.or(c).sum()
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = forwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
-	a.Training = trainingOf(c, a.Forward)
+	a.Training = trainingFLOPs{Positions: seq, Exact: 3 * float64(seq) * float64(a.Forward.Total),
+		Paper: count.PaperModelOf(c, seq).FLOPs()}
+	if a.Layers.MoE > 0 {
+		a.Training.PaperExpert = count.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+	}
+	if a.Layers.Dense > 0 {
+		a.Training.PaperDense = count.StandardFFNs(c.IntermediateSize, c.HiddenSize)
+	}
 	cache := count.CacheOf(c, int64(seq))
 	a.KVCache = kvCache{DType: d, BytesPerToken: count.KVBytes(c), Positions: seq, Bytes: cache.Sum()}
 	if a.Windowed = windowedOf(c); a.Windowed != nil {
@@ -195,19 +201,6 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 
 func moduleCount(x count.Total) moduleTotal {
 	return moduleTotal{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
-}
-
-func trainingOf(c *config.Config, forward forwardFLOPs) trainingFLOPs {
-	t := trainingFLOPs{Positions: forward.Positions, Exact: 3 * float64(forward.Positions) * float64(forward.Total),
-		Paper: count.PaperModelOf(c, forward.Positions).FLOPs()}
-	layers := layersOf(c)
-	if layers.MoE > 0 {
-		t.PaperExpert = count.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
-	}
-	if layers.Dense > 0 {
-		t.PaperDense = count.StandardFFNs(c.IntermediateSize, c.HiddenSize)
-	}
-	return t
 }
 
 func choiceOf(c *config.Config) *choice {
@@ -242,21 +235,9 @@ func (a *Arch) Sheet() *text.Sheet {
 
 // WriteText writes the table of modules and a line per derived number.
 func (a *Arch) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s, %s\n\n", text.Word(a.Path), a.ModelType, a.layers())
-	a.moduleTable().WriteText(&b)
-	fmt.Fprintln(&b)
-	a.factTable().WriteText(&b)
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func (a *Arch) layers() string {
-	return fmt.Sprintf("%d layers (%d dense, %d MoE)", a.Layers.Total, a.Layers.Dense, a.Layers.MoE)
-}
-
-func (a *Arch) moduleTable() *text.Table {
-	t := &text.Table{Align: "lrrrrr"}
+	fmt.Fprintf(w, "%s: %s, %d layers (%d dense, %d MoE)\n\n", text.Word(a.Path), a.ModelType, a.Layers.Total,
+		a.Layers.Dense, a.Layers.MoE)
+	t := text.Table{Align: "lrrrrr"}
 	t.Add("MODULE", "TENSORS", "PARAMETERS", "SHARE", "ACTIVATED", "FLOP A TOKEN")
 	for _, x := range append(a.Modules, a.Total) {
 		t.Add(x.Module, text.Grouped(x.Tensors), text.Grouped(x.Parameters), text.Percent(x.Parameters, a.Total.Parameters),
@@ -264,7 +245,9 @@ func (a *Arch) moduleTable() *text.Table {
 	}
 	t.Add("without embed_tokens", "", "", "", text.Grouped(a.Activated.WithoutEmbedding), "")
 	t.Add("without embed_tokens, lm_head", "", "", "", text.Grouped(a.Activated.WithoutEmbeddingAndHead), "")
-	return t
+	t.WriteText(w)
+	fmt.Fprintln(w)
+	return a.factTable().WriteText(w)
 }
 
 func (a *Arch) factTable() *text.Table {
@@ -291,8 +274,14 @@ func (a *Arch) factTable() *text.Table {
 	if a.Windowed != nil && a.Windowed.Hashes > 0 {
 		t.Add("", text.Plural(a.Windowed.Hashes, "layer")+" of them chosen by a table of tokens")
 	}
-	if a.Choice != nil {
-		a.addChoice(t)
+	if c := a.Choice; c != nil {
+		t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed,
+			100*c.Sparsity))
+		t.Add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", a.Experts.Routed,
+			a.Experts.PerToken, digits(c.Combinations), c.Log2))
+		if c.Groups > 0 {
+			t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", c.TopKGroup, c.Groups))
+		}
 	}
 	if a.MTP != nil {
 		t.Add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, "+
@@ -300,18 +289,6 @@ func (a *Arch) factTable() *text.Table {
 			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor")))
 	}
 	return t
-}
-
-// addChoice adds how many ways the gate has.
-func (a *Arch) addChoice(t *text.Table) {
-	t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed,
-		100*a.Choice.Sparsity))
-	t.Add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer",
-		a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
-	if a.Choice.Groups > 0 {
-		t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup,
-			a.Choice.Groups))
-	}
 }
 
 // String returns "6.18 GFLOP a token, 939.52 MFLOP of it attention over 4,096 positions".
@@ -349,9 +326,9 @@ func fraction(n float64) string {
 const maxDigits = 40
 
 // digits returns "74,974,368 = ", or nothing if the number is too long to read.
-func (c *choice) digits() string {
-	if len(c.Combinations) > maxDigits {
+func digits(combinations string) string {
+	if len(combinations) > maxDigits {
 		return ""
 	}
-	return text.GroupDigits(c.Combinations) + " = "
+	return text.GroupDigits(combinations) + " = "
 }

@@ -38,7 +38,7 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 	a.Add(c.Findings...)
 	set := c.Weights()
 	if set != nil {
-		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }), newHints(c.Config, set)}
+		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }), &hints{c.Config, table.FamilyOf(c.Config), set, map[*table.Row]string{}}}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
@@ -84,29 +84,23 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 	for _, w := range e.Wrong {
 		if w.Scales != nil {
 			found = append(found, x.wrongScales(w.Scales)...)
-		} else {
-			found = append(found, x.wrong(w))
+			continue
 		}
+		f := inspect.DType.Of(problem.Problem{File: x.files()[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause})
+		switch {
+		case w.Cause == "":
+			f.Kind, f.Hint = inspect.Shape, x.hints.hint(w.Got.Name)
+			f.Cause = fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want)
+		case w.Want == nil:
+			f.Kind = inspect.Unexpected
+		}
+		found = append(found, f)
 	}
 	for _, u := range e.Unexpected {
 		found = append(found, inspect.Unexpected.Of(problem.Problem{File: x.files()[u.Name], Tensor: u.Name,
 			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.hint(u.Name)}))
 	}
 	return found
-}
-
-// wrong returns the finding about a tensor of the table that has another shape, or with which the model cannot
-// compute, and about a tensor that cannot be a weight.
-func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
-	f := inspect.DType.Of(problem.Problem{File: x.files()[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause})
-	switch {
-	case w.Cause == "":
-		f.Kind, f.Hint = inspect.Shape, x.hints.hint(w.Got.Name)
-		f.Cause = fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want)
-	case w.Want == nil:
-		f.Kind = inspect.Unexpected
-	}
-	return f
 }
 
 // wrongScales returns the finding about the scales of a weight. A file that could not be read may hold the
@@ -205,7 +199,7 @@ func (x *auditor) absent() (found []inspect.Finding) {
 	return found
 }
 
-// scope returns what Audit could check of c, whose weights are set, and what it could not.
+// scope returns what Audit could check of c, and what it could not. set is its weights.
 func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	checked, not = []string{}, []string{}
 	tensors := c.List()
@@ -225,8 +219,14 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 		not = append(not, "the tensors against the config: there are none")
 	case c.Config.Computable() != nil:
 		checked = append(checked, fmt.Sprintf("names against the %s of config.json", text.Plural(required(c, set), "weight")))
+		unknown := 0
+		for _, w := range set.All() {
+			if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
+				unknown++
+			}
+		}
 		not = append(not, fmt.Sprintf("shapes and dtypes, and %s whose names are not known to be right (%s)",
-			text.Plural(unknown(c, set), "tensor"), strings.Join(table.FamilyOf(c.Config).Unknown, ", ")))
+			text.Plural(unknown, "tensor"), strings.Join(table.FamilyOf(c.Config).Unknown, ", ")))
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
 			text.Plural(required(c, set), "weight")))
@@ -243,7 +243,7 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	return checked, append(not, valuesNotChecked)
 }
 
-// leftOut says that the model leaves prediction layers out which the checkpoint has; "" otherwise.
+// leftOut says that the model leaves out prediction layers of the checkpoint; "" otherwise.
 func leftOut(c *inspect.Checkpoint, set *weights.Set) string {
 	if c.Config == nil || !table.FamilyOf(c.Config).CarriesMTP {
 		return ""
@@ -266,16 +266,6 @@ func leftOut(c *inspect.Checkpoint, set *weights.Set) string {
 func required(c *inspect.Checkpoint, set *weights.Set) (n int) {
 	for range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		n++
-	}
-	return n
-}
-
-// unknown counts the tensors of which it is not known whether the model has them.
-func unknown(c *inspect.Checkpoint, set *weights.Set) (n int) {
-	for _, w := range set.All() {
-		if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
-			n++
-		}
 	}
 	return n
 }

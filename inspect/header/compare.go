@@ -88,7 +88,15 @@ func Compare(path string, s count.Segmentation, names []string) *Comparison {
 	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
 		Hidden: s.Hidden, Intermediate: s.Intermediate, EqualParameters: true, EqualCompute: true}
 	for _, name := range names {
-		row := comparedRow(name, paperLayer(s, name))
+		l := paperLayer(s, name)
+		n := l.Combinations()
+		row := comparedLayer{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
+			WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(), Combinations: n.String(), Log2: log2(n),
+			Nonzero: l.Nonzero()}
+		if l.Width > 0 {
+			row.Cost = &layerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
+				l.RouterParameters(), 2 * l.RouterParameters()}
+		}
 		c.Layers = append(c.Layers, row)
 		c.EqualParameters = c.EqualParameters && row.ExpertFFNs == c.Layers[0].ExpertFFNs
 		c.EqualCompute = c.EqualCompute && row.ActivatedFFNs == c.Layers[0].ActivatedFFNs
@@ -108,18 +116,6 @@ func paperLayer(s count.Segmentation, name string) count.PaperLayer {
 	panic("inspect: Compare: no layer " + strconv.Quote(name))
 }
 
-func comparedRow(name string, l count.PaperLayer) comparedLayer {
-	n := l.Combinations()
-	row := comparedLayer{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
-		WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(),
-		Combinations: n.String(), Log2: log2(n), Nonzero: l.Nonzero()}
-	if l.Width > 0 {
-		row.Cost = &layerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
-			l.RouterParameters(), 2 * l.RouterParameters()}
-	}
-	return row
-}
-
 // Sheet is a row per layer.
 func (c *Comparison) Sheet() *text.Sheet {
 	s := text.NewSheet("layer", ">shared_experts", ">routed_experts", ">active_routed_experts", ">width_divisor", ">expert_ffns",
@@ -134,25 +130,20 @@ func (c *Comparison) Sheet() *text.Sheet {
 // WriteText writes a row per layer, a second table of costs if the dimensions are
 // known, and what is equal and what is not.
 func (c *Comparison) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n", c.title())
-	c.choiceTable().WriteText(&b)
-	if c.Layers[0].Cost != nil {
-		fmt.Fprintln(&b)
-		c.costTable().WriteText(&b)
-	}
-	fmt.Fprintf(&b, "\n%s", c.conclusion())
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func (c *Comparison) title() string {
 	if c.Path != "" {
-		return fmt.Sprintf("%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d",
-			text.Word(c.Path), c.Experts, c.PerToken, c.Shared, c.M)
+		fmt.Fprintf(w, "%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d\n\n", text.Word(c.Path),
+			c.Experts, c.PerToken, c.Shared, c.M)
+	} else {
+		fmt.Fprintf(w, "N = %d experts, K = %d active, split by m = %d, K_s = %d shared\n\n", c.Experts/c.M, c.PerToken/c.M,
+			c.M, c.Shared)
 	}
-	return fmt.Sprintf("N = %d experts, K = %d active, split by m = %d, K_s = %d shared",
-		c.Experts/c.M, c.PerToken/c.M, c.M, c.Shared)
+	c.choiceTable().WriteText(w)
+	if c.Layers[0].Cost != nil {
+		fmt.Fprintln(w)
+		c.costTable().WriteText(w)
+	}
+	_, err := fmt.Fprintf(w, "\n%s", c.conclusion())
+	return err
 }
 
 func (c *Comparison) choiceTable() *text.Table {
@@ -160,10 +151,14 @@ func (c *Comparison) choiceTable() *text.Table {
 	t.Add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g",
 		"SETS OF ROUTED EXPERTS")
 	for _, x := range c.Layers {
-		t.Add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs),
-			ffns(x.ActivatedFFNs),
-			fmt.Sprintf("%d·d", x.RoutedExperts), fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts,
-				100*x.Nonzero), x.sets())
+		width := "d_ff"
+		if x.WidthDivisor > 1 {
+			width = fmt.Sprintf("d_ff/%d", x.WidthDivisor)
+		}
+		t.Add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), width, ffns(x.ExpertFFNs), ffns(x.ActivatedFFNs),
+			fmt.Sprintf("%d·d", x.RoutedExperts),
+			fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts, 100*x.Nonzero),
+			fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, digits(x.Combinations), x.Log2))
 	}
 	return t
 }
@@ -199,19 +194,6 @@ func (x comparedLayer) count(routed int) string {
 	return fmt.Sprintf("%d+%d", x.SharedExperts, routed)
 }
 
-func (x comparedLayer) width() string {
-	if x.WidthDivisor == 1 {
-		return "d_ff"
-	}
-	return fmt.Sprintf("d_ff/%d", x.WidthDivisor)
-}
-
-// sets returns "C(16,2) = 120 = 2^6.9".
-func (x comparedLayer) sets() string {
-	n := choice{Combinations: x.Combinations}
-	return fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, n.digits(), x.Log2)
-}
-
 // ffns returns "16 FFN", "16.5 FFN".
 func ffns(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + " FFN" }
 
@@ -228,7 +210,17 @@ func (c *Comparison) conclusion() string {
 		b.WriteString(compared(c.EqualCompute, "activated expert parameters, and so expert FLOP", "mK", c.PerToken, c.M))
 		b.WriteString(c.growth())
 	}
-	return b.String() + c.isolation()
+	fine := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Fine })
+	shared := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Shared })
+	if fine >= 0 && shared >= 0 && c.Shared > 0 {
+		exponent := c.Layers[fine].Log2 - c.Layers[shared].Log2
+		factor := fmt.Sprintf("2^%.1f", exponent)
+		if v := math.Exp2(exponent); v < 1e6 {
+			factor = strconv.FormatFloat(v, 'g', 4, 64)
+		}
+		fmt.Fprintf(&b, "Isolating %s divides the sets of experts by %s.\n", text.Plural(c.Shared, "shared expert"), factor)
+	}
+	return b.String()
 }
 
 // compared says that a quantity is equal, or which division by m was not even.
@@ -238,25 +230,6 @@ func compared(equal bool, what, name string, total, m int) string {
 	}
 	return fmt.Sprintf("Not equal: %s, as %s/m = %d/%d is not whole; the conventional layer has %d.\n", what, name,
 		total, m, total/m)
-}
-
-// isolation says what the shared experts cost in sets, if both sides of it are shown.
-func (c *Comparison) isolation() string {
-	fine := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Fine })
-	shared := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Shared })
-	if fine < 0 || shared < 0 || c.Shared == 0 {
-		return ""
-	}
-	factor := power(c.Layers[fine].Log2 - c.Layers[shared].Log2)
-	return fmt.Sprintf("Isolating %s divides the sets of experts by %s.\n", text.Plural(c.Shared, "shared expert"), factor)
-}
-
-// power returns 2 to the given power, spelled out if it is below a million.
-func power(exponent float64) string {
-	if v := math.Exp2(exponent); v < 1e6 {
-		return strconv.FormatFloat(v, 'g', 4, 64)
-	}
-	return fmt.Sprintf("2^%.1f", exponent)
 }
 
 // growth says how the router's size, which is not equal, compares with the experts'.

@@ -95,9 +95,7 @@ func (r *FitReport) WriteText(w io.Writer) error {
 		r.ModelType, n, n+len(r.TooLarge), text.Bytes(r.Memory), text.Grouped(r.Context), r.Batch)
 	if n > 0 {
 		fmt.Fprintln(w)
-		if err := r.Sheet().WriteAs(w, text.AsTable); err != nil {
-			return err
-		}
+		r.Sheet().WriteAs(w, text.AsTable)
 		fmt.Fprintln(w, "\ncontext is the longest that fits, up to max_position_embeddings; cache and activations are in "+r.DType.String())
 	}
 	return r.WriteNotes(w)

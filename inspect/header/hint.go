@@ -19,10 +19,6 @@ type hints struct {
 	rows   map[*table.Row]string // "see hidden_size 64, moe_intermediate_size 24"
 }
 
-func newHints(c *config.Config, set *weights.Set) *hints {
-	return &hints{c, table.FamilyOf(c), set, map[*table.Row]string{}}
-}
-
 // hint returns the hint for a tensor that is missing, not expected or of another shape.
 func (h *hints) hint(name string) string {
 	known, _ := h.family.Spell(h.config, name)
@@ -35,7 +31,11 @@ func (h *hints) hint(name string) string {
 	case at.Row == nil:
 		return fmt.Sprintf("no weight of model_type %s has this name", h.config.ModelType)
 	case at.Layer >= 0 && !h.hasLayer(at):
-		return h.layers()
+		count := fmt.Sprintf("num_hidden_layers is %d", h.config.NumHiddenLayers)
+		if h.family.MTP != nil {
+			count += fmt.Sprintf(", num_nextn_predict_layers is %d", h.config.NumNextNPredictLayers)
+		}
+		return count
 	}
 	if keys := at.Row.Keys(); h.rows[at.Row] == "" && keys != nil {
 		var settings []string
@@ -52,28 +52,14 @@ func (h *hints) hint(name string) string {
 // hasLayer reports whether the model has the layer, and weights of the row may be in it. Prediction layers are
 // numbered on from the decoder's and have the rows of both.
 func (h *hints) hasLayer(at table.Place) bool {
-	decoder, all := h.config.NumHiddenLayers, h.config.NumHiddenLayers
+	first, last := 0, h.config.NumHiddenLayers-1
 	if h.family.MTP != nil {
-		all += h.config.NumNextNPredictLayers
+		last += h.config.NumNextNPredictLayers
 	}
-	return at.Layer < all && (!h.isMTP(at.Row) || at.Layer >= decoder)
-}
-
-// isMTP reports whether only multi-token prediction layers have weights of the row.
-func (h *hints) isMTP(row *table.Row) bool {
 	for i := range h.family.MTP {
-		if &h.family.MTP[i] == row {
-			return true
+		if &h.family.MTP[i] == at.Row { // only prediction layers have it
+			first = h.config.NumHiddenLayers
 		}
 	}
-	return false
-}
-
-// layers says how many layers the model has.
-func (h *hints) layers() string {
-	count := fmt.Sprintf("num_hidden_layers is %d", h.config.NumHiddenLayers)
-	if h.family.MTP != nil {
-		count += fmt.Sprintf(", num_nextn_predict_layers is %d", h.config.NumNextNPredictLayers)
-	}
-	return count
+	return first <= at.Layer && at.Layer <= last
 }

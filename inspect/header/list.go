@@ -26,7 +26,12 @@ type Listing struct {
 func List(c *inspect.Checkpoint) *Listing {
 	all := c.List()
 	slices.SortStableFunc(all, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) })
-	l := &Listing{c.Path, all, bytesOf(all), brokenFiles(c), c.ListUnread(), ""}
+	l := &Listing{c.Path, all, bytesOf(all), inspect.BrokenFiles{Broken: []inspect.Finding{}}, c.ListUnread(), ""}
+	for _, f := range c.Findings {
+		if f.Kind == inspect.Broken && f.File != inspect.ConfigFile {
+			l.Broken = append(l.Broken, f)
+		}
+	}
 	if c.Config != nil {
 		l.method = c.Config.Quantization.Method
 	}
@@ -45,27 +50,15 @@ func (l *Listing) Select(s inspect.Selection) (*Listing, error) {
 	return &Listing{l.Path, picked, bytesOf(picked), l.BrokenFiles, nil, l.method}, nil
 }
 
-// brokenFiles returns the findings that are about weight files and the index.
-func brokenFiles(c *inspect.Checkpoint) inspect.BrokenFiles {
-	found := []inspect.Finding{}
-	for _, f := range c.Findings {
-		if f.Kind == inspect.Broken && f.File != inspect.ConfigFile {
-			found = append(found, f)
-		}
-	}
-	return inspect.BrokenFiles{Broken: found}
-}
-
 // WriteText writes a line per tensor and a total.
 func (l *Listing) WriteText(w io.Writer) error {
 	t := text.Table{Align: "lllrl"}
 	for _, x := range l.Tensors {
 		t.Add(text.Word(x.Name), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), text.Word(x.File))
 	}
-	if err := t.WriteText(w); err != nil {
-		return err
-	}
-	return writeTotal(w, len(l.Tensors), l.Bytes, &l.BrokenFiles)
+	t.WriteText(w)
+	fmt.Fprintf(w, "%s, %s\n", text.Plural(len(l.Tensors), "tensor"), text.Bytes(l.Bytes))
+	return l.WriteNotes(w)
 }
 
 // Sheet is a row per tensor.
@@ -139,13 +132,15 @@ type pattern struct {
 func (p *Patterns) WriteText(w io.Writer) error {
 	t := text.Table{Align: "lrllrl"}
 	for _, x := range p.Patterns {
-		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes),
-			x.holder())
+		files := text.Plural(len(x.Files), "shard")
+		if len(x.Files) == 1 {
+			files = text.Word(x.Files[0])
+		}
+		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), files)
 	}
-	if err := t.WriteText(w); err != nil {
-		return err
-	}
-	return writeTotal(w, p.Tensors, p.Bytes, &p.BrokenFiles)
+	t.WriteText(w)
+	fmt.Fprintf(w, "%s, %s\n", text.Plural(p.Tensors, "tensor"), text.Bytes(p.Bytes))
+	return p.WriteNotes(w)
 }
 
 // Sheet is a row per pattern.
@@ -155,20 +150,4 @@ func (p *Patterns) Sheet() *text.Sheet {
 		s.Row(text.Foreign(x.Name), x.Count, x.DType, fmt.Sprint(x.Shape), text.Size(x.Bytes), len(x.Files))
 	}
 	return s
-}
-
-// holder names the file that holds the pattern, or the number of files.
-func (p *pattern) holder() string {
-	if len(p.Files) == 1 {
-		return text.Word(p.Files[0])
-	}
-	return text.Plural(len(p.Files), "shard")
-}
-
-// writeTotal ends a listing.
-func writeTotal(w io.Writer, tensors int, bytes int64, broken *inspect.BrokenFiles) error {
-	if _, err := fmt.Fprintf(w, "%s, %s\n", text.Plural(tensors, "tensor"), text.Bytes(bytes)); err != nil {
-		return err
-	}
-	return broken.WriteNotes(w)
 }

@@ -41,8 +41,8 @@ type memory struct {
 // maxTokens is the largest Context · Batch.
 const maxTokens = 1_000_000_000
 
-// MemoryOf works out the memory of c with the weights w for each context with each batch. What is
-// not 1 to maxTokens tokens, or too much memory for 64 bits, is an error that names all of it.
+// MemoryOf works out the memory of c with the weights w for each context with each batch. The error
+// names every context and batch that is not 1 to maxTokens tokens, or takes more memory than 64 bits count.
 func MemoryOf(path string, c *config.Config, w Weights, contexts, batches []int) (*MemoryReport, error) {
 	w = w.or(c)
 	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "",
@@ -150,9 +150,6 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s: %s, weights %s; cache and activations in %s%s\n\n", text.Word(r.Path), r.ModelType, r.Weights,
 		r.DType, assumed(r.Assumed))
 	modules.WriteAs(&b, text.AsTable)
-	fmt.Fprintln(&b)
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return err
-	}
+	fmt.Fprintln(w, b.String())
 	return r.Sheet().WriteAs(w, text.AsTable)
 }

@@ -66,8 +66,12 @@ type fileSum struct {
 // Summarize sums up c, and audits it.
 func Summarize(c *inspect.Checkpoint) *Summary {
 	tensors := c.List()
-	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: sumDTypes(tensors),
+	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: []dtypeSum{},
 		Files: []fileSum{}}
+	for _, t := range tensors {
+		s.DTypes = addDTypes(s.DTypes, []dtypeSum{{t.DType, 1, t.Bytes}})
+	}
+	sortDTypes(s.DTypes)
 	for _, f := range c.Files {
 		s.Files = append(s.Files, fileSum{f.Name, len(f.Tensors), f.Size})
 	}
@@ -94,16 +98,6 @@ func expertsOf(c *config.Config) *experts {
 		return nil
 	}
 	return &experts{c.NRoutedExperts, c.NumExpertsPerTok, c.NSharedExperts}
-}
-
-// sumDTypes adds up the tensors by dtype, most bytes first.
-func sumDTypes(tensors []inspect.Tensor) []dtypeSum {
-	sums := []dtypeSum{}
-	for _, t := range tensors {
-		sums = addDTypes(sums, []dtypeSum{{t.DType, 1, t.Bytes}})
-	}
-	sortDTypes(sums)
-	return sums
 }
 
 // addDTypes adds sums to others, dtype by dtype.
@@ -135,11 +129,9 @@ func (s *Summary) Passes(inspect.Level) bool { return s.Problems == 0 }
 
 // WriteText writes a line per fact, then the first findings.
 func (s *Summary) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintln(w, text.Word(s.Path)); err != nil {
-		return err
-	}
+	fmt.Fprintln(w, text.Word(s.Path))
 	t := text.Table{Align: "ll", Indent: "  "}
-	t.Add("family", s.family())
+	t.Add("family", cmp.Or(s.ModelType, "unknown: config.json cannot be used"))
 	if s.ModelType != "" {
 		t.Add("layers", s.Layers.String())
 		t.Add("experts", s.Experts.String())
@@ -154,17 +146,8 @@ func (s *Summary) WriteText(w io.Writer) error {
 			text.Bytes(d.Bytes)))
 	}
 	t.Add("audit", verdict(s.Findings))
-	if err := t.WriteText(w); err != nil {
-		return err
-	}
+	t.WriteText(w)
 	return inspect.WriteFindings(w, s.Findings, summaryLines)
-}
-
-func (s *Summary) family() string {
-	if s.ModelType == "" {
-		return "unknown: config.json cannot be used"
-	}
-	return s.ModelType
 }
 
 // String returns "28: 1 dense, 27 MoE".

@@ -6,9 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"lukechampine.com/blake3"
-
 	"dsmoe/inspect"
+	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -62,7 +61,9 @@ func moduleNode(name string, below []branch) *treeNode {
 	for len(below) > 0 {
 		first, _, inner := strings.Cut(below[0].name, ".")
 		if !inner {
-			n.Children = append(n.Children, tensorNode(first, below[0].tensor))
+			t := below[0].tensor
+			n.Children = append(n.Children, &treeNode{Name: first, Count: 1, Shape: t.Shape, Children: []*treeNode{}, tensor: t,
+				signature: fmt.Sprint(t.DType, t.Shape)})
 			below = below[1:]
 			continue
 		}
@@ -74,17 +75,12 @@ func moduleNode(name string, below []branch) *treeNode {
 		below = below[end:]
 	}
 	n.Children = foldNodes(n.Children)
-	sum := blake3.New(32, nil)
+	var signatures []byte
 	for _, c := range n.Children {
-		fmt.Fprintf(sum, "%q %q\n", c.Name, c.signature)
+		signatures = fmt.Appendf(signatures, "%q %q\n", c.Name, c.signature)
 	}
-	n.signature = string(sum.Sum(nil))
+	n.signature = digest.Of(signatures)
 	return n
-}
-
-func tensorNode(name string, t *inspect.Tensor) *treeNode {
-	return &treeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*treeNode{}, tensor: t,
-		signature: fmt.Sprint(t.DType, t.Shape)}
 }
 
 // merged returns the only tensor of a module, under both names. It returns any other node, and one with a number for
@@ -183,8 +179,6 @@ func (r *TreeReport) addRows(s *text.Sheet, n *treeNode, path string, depth int)
 
 // WriteText writes the sheet, and which files are not in it.
 func (r *TreeReport) WriteText(w io.Writer) error {
-	if err := r.Sheet().WriteAs(w, text.AsTable); err != nil {
-		return err
-	}
+	r.Sheet().WriteAs(w, text.AsTable)
 	return r.WriteNotes(w)
 }

@@ -49,7 +49,7 @@ func TestTree(t *testing.T) {
 		elements += int64(tensor.Info{Shape: x.Shape}.Len())
 	}
 	assert.Equal(t, []any{len(l.Tensors), elements, l.Bytes}, []any{root.Tensors, root.Parameters, root.Bytes})
-	assert.Equal(t, sumDTypes(l.Tensors), root.DTypes)
+	assert.Equal(t, Summarize(c).DTypes, root.DTypes)
 	both := root.child(t, "model", "layers", "{1,3}", "mlp", "experts", "{0..15}")
 	assert.Equal(t, []int{16, 96}, []int{both.Count, both.Tensors})
 	assert.Equal(t, int64(2*16*3*24*64), both.Parameters)

@@ -10,7 +10,7 @@ import (
 // such codes show: see tensor.Codes.
 func (m *Matrix) CodeBits() int { return codeBits(m.Rows, m.Row) }
 
-// CodeBits is that of Matrix.
+// CodeBits is Matrix.CodeBits.
 func (m *Stored) CodeBits() int {
 	return codeBits(m.Rows, func(r int) []float32 { return slices.Clone(m.Row(r)) })
 }

@@ -116,7 +116,7 @@ func (m *Stored) Runs() iter.Seq2[int, []float32] {
 // Products returns the products of rows x with the rows of m: [len(x)/m.Cols, m.Rows].
 func (m *Stored) Products(x []float32) []float32 { return m.p.Products(x, &m.weight) }
 
-// SpectralNorm is that of Matrix.
+// SpectralNorm is Matrix.SpectralNorm.
 func (m *Stored) SpectralNorm() float64 {
 	return spectralNorm(m.Rows, m.Cols, func(v []float32) []float32 { return m.p.Times(&m.weight, v) },
 		func(u []float32) []float32 { return m.p.TimesColumns(&m.weight, u) })
@@ -136,7 +136,7 @@ func Mix(h, v uint64) uint64 {
 	return h ^ h>>32
 }
 
-// Bits returns the bits of a float32; those of -0 are those of 0.
+// Bits returns the bits of a float32; -0 has the bits of 0.
 func Bits(v float32) uint64 { return uint64(math.Float32bits(v + 0)) }
 
 // LogSum adds the logarithms of numbers other than 0. A few large numbers among many hardly change their mean.

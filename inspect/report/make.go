@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"dsmoe/inspect"
-	"dsmoe/inspect/change"
+	"dsmoe/inspect/diff"
 	"dsmoe/inspect/experts"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/router"
@@ -39,7 +39,7 @@ type Report struct {
 	Between    *experts.Between    `json:"between_layers"` // experts of different layers
 	Routers    *router.Report      `json:"router"`
 	Routing    *routing.Report     `json:"routing"` // null unless there are tokens
-	Against    *change.Report      `json:"against"` // null unless there is a base
+	Against    *diff.Changes       `json:"against"` // null unless there is a base
 
 	checkpoint *inspect.Checkpoint // nil for a config alone
 	pairs      []page.Captioned
@@ -70,7 +70,7 @@ type Input struct {
 	Base       *inspect.Weights // of the model that this one was made from; nil if there is none
 	Stored     header.Weights   // as the files hold them; the zero value if Weights is nil
 	Selection  inspect.Selection
-	// Route returns the routing that is to be part of the report, of these layers; it may be nil.
+	// Route returns the routing that becomes part of the report; it may be nil.
 	Route    func(o routing.Options) (*routing.Report, error)
 	Progress func(part string, done, total int64) // may be nil
 }
@@ -94,9 +94,14 @@ func Make(ctx context.Context, in Input) (*Report, error) {
 	if c := in.Checkpoint.Config; c != nil {
 		r.Arch = header.Describe(in.Checkpoint.Path, c, in.Stored, 0)
 	}
-	if err := m.audit(ctx); err != nil {
+	v := in.Values
+	v.Selection, v.Progress = in.Selection, m.progressOf("values")
+	var err error
+	if r.Audit, err = stats.AuditValues(ctx, in.Checkpoint, v); err != nil {
 		return nil, err
 	}
+	r.Summary = header.Summarize(in.Checkpoint)
+	r.Checked, r.NotChecked = slices.Clone(r.Audit.Checked), slices.Clone(r.Audit.NotChecked)
 	for _, part := range m.parts() {
 		if err := part.run(ctx); ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -123,18 +128,6 @@ func (m *maker) progressOf(part string) func(done, total int64) {
 		return nil
 	}
 	return func(done, total int64) { m.Progress(part, done, total) }
-}
-
-// audit looks at the headers and at every selected value.
-func (m *maker) audit(ctx context.Context) (err error) {
-	v := m.Values
-	v.Selection, v.Progress = m.Selection, m.progressOf("values")
-	if m.Report.Audit, err = stats.AuditValues(ctx, m.Checkpoint, v); err != nil {
-		return err
-	}
-	m.Summary = header.Summarize(m.Checkpoint)
-	m.Checked, m.NotChecked = slices.Clone(m.Report.Audit.Checked), slices.Clone(m.Report.Audit.NotChecked)
-	return nil
 }
 
 // part is a part of a report behind the audit.
@@ -293,7 +286,7 @@ func (m *maker) hash(ctx context.Context) error {
 
 // against compares with the base.
 func (m *maker) against(ctx context.Context) (err error) {
-	if m.Against, err = change.Against(ctx, m.weights("against the base"), *m.Base, m.Selection); err != nil {
+	if m.Against, err = diff.Against(ctx, m.weights("against the base"), *m.Base, m.Selection); err != nil {
 		return err
 	}
 	m.addChecked("%s against %s: relative changes and their ranks", text.Plural(len(m.Against.Weights), "weight"),
@@ -390,43 +383,32 @@ func (m *maker) routing(context.Context) error {
 
 // collect puts the findings of all parts together: errors of the audit, then observations by causes.
 func (m *maker) collect() {
-	observed := m.observed()
-	told := map[string]bool{} // tensors of which an observation says what the audit says
+	observed := slices.Clone(m.odd)
+	if m.Experts != nil {
+		observed = append(observed, m.Experts.Observed...)
+	}
+	if m.Routers != nil {
+		observed = append(observed, m.Routers.Observed...)
+	}
+	repeated := map[string]bool{} // tensors with an observation that says what the audit says
 	for _, o := range observed {
-		told[o.Tensor] = told[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
+		repeated[o.Tensor] = repeated[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
 	}
 	for _, f := range m.Report.Audit.Findings {
-		if f.Kind != inspect.Note && !(f.Kind == inspect.Value && told[f.Tensor]) {
+		if f.Kind != inspect.Note && !(f.Kind == inspect.Value && repeated[f.Tensor]) {
 			m.Findings = append(m.Findings, ofAudit(f))
 		}
 	}
 	for _, o := range inspect.Cluster(observed) {
-		m.Findings = append(m.Findings, ofObservation(o))
+		f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
+			Expected: o.Expected, Members: o.Members}
+		if o.Layer >= 0 {
+			f.Layer = &o.Layer
+		}
+		f.line = inspect.Kind(o.ID).Of(problem.Problem{Tensor: o.Tensor, Cause: o.Text})
+		f.line.Level = o.Level
+		m.Findings = append(m.Findings, f)
 	}
-}
-
-// observed returns the observations of all parts, one by one.
-func (m *maker) observed() (all []inspect.Observation) {
-	all = append(all, m.odd...)
-	if m.Experts != nil {
-		all = append(all, m.Experts.Observed...)
-	}
-	if m.Routers != nil {
-		all = append(all, m.Routers.Observed...)
-	}
-	return all
-}
-
-// ofObservation is a finding of another part than the audit.
-func ofObservation(o inspect.Observation) finding {
-	f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
-		Expected: o.Expected, Members: o.Members}
-	if o.Layer >= 0 {
-		f.Layer = &o.Layer
-	}
-	f.line = inspect.Kind(o.ID).Of(problem.Problem{Tensor: o.Tensor, Cause: o.Text})
-	f.line.Level = o.Level
-	return f
 }
 
 // ofAudit is a finding of the audit.
@@ -495,17 +477,15 @@ func (r *Report) differs() string {
 func (r *Report) WriteText(w io.Writer) error {
 	if r.Against != nil {
 		for _, line := range r.Against.Lines() {
-			if _, err := fmt.Fprintln(w, line); err != nil {
-				return err
-			}
+			fmt.Fprintln(w, line)
 		}
 	}
 	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
-	if err == nil && r.Routing != nil {
+	if r.Routing != nil {
 		fmt.Fprintln(w)
 		err = r.Routing.WriteNumbers(w)
 	}
-	if err != nil || r.Against == nil {
+	if r.Against == nil {
 		return err
 	}
 	return inspect.WriteSheet(w, r.Against.Sheet(), nil, r.Against.NotCompared)

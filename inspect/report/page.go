@@ -19,7 +19,11 @@ import (
 // Page draws the report, which was made at that time.
 func (r *Report) Page(made time.Time) *page.Page {
 	p := page.New(r.title())
-	p.Facts(r.identity(made)...)
+	facts := []page.Fact{{Name: "made", Value: made.Format(time.DateOnly)}}
+	if r.Hash != nil {
+		facts = append(facts, page.Fact{Name: "hash", Value: *r.Hash})
+	}
+	p.Facts(facts...)
 	for _, section := range []func(p *page.Page){r.pageFindings, r.pageAgainst, r.pageScope, r.pageParameters,
 		r.pageExperts, r.pagePairs, r.pageBetween, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
 		section(p)
@@ -39,15 +43,6 @@ func (r *Report) title() string {
 		}
 	}
 	return title
-}
-
-// identity says which values the page is about, and when it was made.
-func (r *Report) identity(made time.Time) []page.Fact {
-	facts := []page.Fact{{Name: "made", Value: made.Format(time.DateOnly)}}
-	if r.Hash != nil {
-		facts = append(facts, page.Fact{Name: "hash", Value: *r.Hash})
-	}
-	return facts
 }
 
 // figure adds a drawing, if there is one.
@@ -163,7 +158,7 @@ func (r *Report) pageExperts(p *page.Page) {
 			"an order to look at them in, no finding.")
 		p.Table(odd)
 	}
-	figure(p, r.Experts.Likeness(), "How like each routed expert is to another one of its layer: "+
+	figure(p, r.Experts.Figure(), "How like each routed expert is to another one of its layer: "+
 		"the largest magnitude of the cosines of gate_proj, up_proj and down_proj, "+
 		"and of what the experts compute, which the order of neurons does not change.")
 	figure(p, r.Experts.NormZ(), "How many robust standard deviations the norm of a matrix is from its layer's median: "+

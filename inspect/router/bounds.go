@@ -27,8 +27,8 @@ import (
 	"dsmoe/config"
 )
 
-// roundingShare covers two roundings to BF16, each within 2⁻⁹ of a number; choiceSlack those of
-// scores and sums in float32.
+// roundingShare covers two roundings to BF16, each within 2⁻⁹ of a number; choiceSlack covers the
+// roundings of scores and sums in float32.
 const (
 	roundingShare = 1 + 1.0/128
 	choiceSlack   = 1e-4
@@ -58,8 +58,14 @@ type gatePlan struct {
 
 // prove fills in which experts are never chosen, or always.
 func (r *router) prove(c *config.Config) {
+	for e := range r.Rows {
+		if t := r.Table; t != nil && *r.Rows[e].Tokens == 0 {
+			r.Rows[e].Proven = "never"
+		} else if t != nil && *r.Rows[e].Tokens == int64(t.Tokens) {
+			r.Rows[e].Proven = "always"
+		}
+	}
 	if r.Table != nil {
-		r.Table.prove(r.Rows)
 		return
 	}
 	p := r.plan(c)
@@ -108,17 +114,14 @@ func (r *router) plan(c *config.Config) *gatePlan {
 	return p
 }
 
-// group returns the group of an expert, and the experts of a group.
+// group returns the group of an expert.
 func (p *gatePlan) group(e int) int { return e / (len(p.experts) / p.groups) }
-func (p *gatePlan) members(g int) []limits {
-	size := len(p.experts) / p.groups
-	return p.experts[g*size : (g+1)*size]
-}
 
 // groupScore bounds the sum of the two best of a group.
 func (p *gatePlan) groupScore(g int) limits {
 	var low, high []float64
-	for _, l := range p.members(g) {
+	size := len(p.experts) / p.groups
+	for _, l := range p.experts[g*size : (g+1)*size] {
 		low, high = append(low, l.low), append(high, l.high)
 	}
 	return limits{bestTwo(low), bestTwo(high)}
@@ -132,16 +135,12 @@ func bestTwo(values []float64) (sum float64) {
 	return sum
 }
 
-// groupNever reports whether as many groups as are chosen are above g, groupAlways whether fewer may be above g.
-func (p *gatePlan) groupNever(g int) bool {
-	return p.groups > 1 && p.count(func(h int) bool { return p.groupScore(h).above(p.groupScore(g)) }, g) >= p.chosen
-}
-
+// groupAlways reports whether fewer groups than are chosen may be above g.
 func (p *gatePlan) groupAlways(g int) bool {
 	return p.groups == 1 || p.count(func(h int) bool { return !p.groupScore(g).above(p.groupScore(h)) }, g) < p.chosen
 }
 
-// count counts the groups other than g of which f holds.
+// count counts the groups h other than g with f(h).
 func (p *gatePlan) count(f func(h int) bool, g int) (n int) {
 	for h := range p.groups {
 		if h != g && f(h) {
@@ -155,7 +154,8 @@ func (p *gatePlan) count(f func(h int) bool, g int) (n int) {
 // its group, and of whichever other groups are chosen with it.
 func (p *gatePlan) never(e int) bool {
 	own := p.group(e)
-	if p.groupNever(own) {
+	groupAbove := func(h int) bool { return p.groupScore(h).above(p.groupScore(own)) }
+	if p.groups > 1 && p.count(groupAbove, own) >= p.chosen {
 		return true
 	}
 	above := make([]int, p.groups)

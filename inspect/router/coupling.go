@@ -48,16 +48,6 @@ func (c *coupling) String() string {
 	return fmt.Sprintf("%s (%d fit their own row, %d another)", c.Verdict, c.Own, c.Other)
 }
 
-// exchanged returns the experts that fit another row than their own, and those rows.
-func (c *coupling) exchanged() (experts, rows []int) {
-	for e, row := range c.Rows {
-		if row >= 0 && row != e {
-			experts, rows = append(experts, e), append(rows, row)
-		}
-	}
-	return experts, rows
-}
-
 // couple compares the rows of a router with gate_proj of its experts, if all are present.
 //
 //	q[e][f] = ‖W_e'·r_f'‖² / ‖r_f'‖²
@@ -124,8 +114,8 @@ func (r *router) compareUps(x *matrix.Reader, rows []float32, own []float64) err
 // with the reverse to be told from the others.
 const leastExcess = 0.4
 
-// exchangedMatrices finds experts whose up_proj answers to their row as gate_proj of the others does, in a layer where
-// gate_proj answers more, beyond the spread of the experts.
+// exchangedMatrices finds experts whose up_proj, and not gate_proj, answers to their row, in a layer where gate_proj answers
+// more in the others. The difference is beyond the spread of the experts.
 func (r *router) exchangedMatrices() (found []inspect.Observation) {
 	p := inspect.PeersOf(r.excess, r.layers*len(r.excess))
 	if p == nil || p.Median < leastExcess {
@@ -310,7 +300,7 @@ func couplingOf(energies [][]float64, layers int) *coupling {
 	return c
 }
 
-// largest returns the first index of the largest of n numbers; -1 if there is none.
+// largest returns the first index of the largest of n numbers; -1 if all are NaN.
 func largest(n int, value func(i int) float64) int {
 	best := -1
 	for i := range n {

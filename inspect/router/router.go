@@ -115,34 +115,30 @@ func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []ins
 	}
 	for _, x := range w.List {
 		r := byLayer[x.Layer]
-		if r != nil && x.Is(table.Router, table.TID2EID) && x.DType.Integer() && x.DType.Bytes(1) == 8 &&
-			len(x.Shape) == 2 {
+		if r == nil {
+			continue
+		}
+		experts, width := r.gate.Shape[0], r.gate.Shape[1]
+		switch {
+		case x.Is(table.Router, table.TID2EID) && x.DType.Integer() && x.DType.Bytes(1) == 8 && len(x.Shape) == 2:
 			r.tableWeight = x
-		} else if r != nil && inspect.Countable(x) == nil {
-			r.take(x)
+		case inspect.Countable(x) != nil:
+		case x.Is(table.Router, table.EScoreCorrectionBias) && slices.Equal(x.Shape, []int{experts}):
+			r.biasWeight = x
+		case x.Role() == table.PostAttentionLayernorm && slices.Equal(x.Shape, []int{width}):
+			r.normWeight = x
+		case x.Expert >= experts || len(x.Shape) != 2 || x.Shape[1] != width:
+		case x.Is(table.RoutedExperts, table.GateProj):
+			r.experts[x.Expert] = x
+		case x.Is(table.RoutedExperts, table.UpProj):
+			r.ups[x.Expert] = x
 		}
 	}
 	slices.SortFunc(all, func(a, b *router) int { return a.Layer.Layer - b.Layer.Layer })
 	return all, not, nil
 }
 
-// take adds a weight of the layer, if its shape fits.
-func (r *router) take(w *weights.Weight) {
-	experts, width := r.gate.Shape[0], r.gate.Shape[1]
-	switch {
-	case w.Is(table.Router, table.EScoreCorrectionBias) && slices.Equal(w.Shape, []int{experts}):
-		r.biasWeight = w
-	case w.Role() == table.PostAttentionLayernorm && slices.Equal(w.Shape, []int{width}):
-		r.normWeight = w
-	case w.Expert >= experts || len(w.Shape) != 2 || w.Shape[1] != width:
-	case w.Is(table.RoutedExperts, table.GateProj):
-		r.experts[w.Expert] = w
-	case w.Is(table.RoutedExperts, table.UpProj):
-		r.ups[w.Expert] = w
-	}
-}
-
-// Examine looks at the selected routers. What cannot be read is an error that names all of it.
+// Examine looks at the selected routers. The error names every weight that cannot be read.
 func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
 	if err := w.Config.Computable(); err != nil {
 		return nil, err
@@ -156,7 +152,15 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	}
 	x := matrix.NewReader(ctx, w)
 	for _, r := range routers {
-		x.Expect(r.bytes(o.Coupling))
+		all := []*weights.Weight{r.gate, r.biasWeight, r.normWeight, r.tableWeight}
+		if o.Coupling {
+			all = append(all, r.experts...)
+		}
+		for _, w := range all {
+			if w != nil {
+				x.Expect(w.Bytes())
+			}
+		}
 	}
 	for _, r := range routers {
 		x.Go(func() error { return r.read(x) })
@@ -179,20 +183,6 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	}
 	report.Conclude(report.Observed)
 	return report, nil
-}
-
-// bytes is the size of what Examine reads of a layer.
-func (r *router) bytes(coupling bool) (n int64) {
-	all := []*weights.Weight{r.gate, r.biasWeight, r.normWeight, r.tableWeight}
-	if coupling {
-		all = append(all, r.experts...)
-	}
-	for _, w := range all {
-		if w != nil {
-			n += w.Bytes()
-		}
-	}
-	return n
 }
 
 // read reads and measures a router.
@@ -311,7 +301,12 @@ func (r *router) observe() (found []inspect.Observation) {
 	}
 	found = append(found, r.nearRows()...)
 	if c := r.Coupling; c != nil && c.Verdict == CoupledPermuted {
-		experts, rows := c.exchanged()
+		var experts, rows []int
+		for e, row := range c.Rows {
+			if row >= 0 && row != e {
+				experts, rows = append(experts, e), append(rows, row)
+			}
+		}
 		found = append(found, r.about("permuted", experts, inspect.Finite(float64(c.Other)), inspect.Finite(0),
 			"gate_proj of experts %s fit the rows %s, not their own: rows and experts may have been numbered apart",
 			inspect.List(experts), inspect.List(rows)))
@@ -355,9 +350,16 @@ func (r *router) observeRow(e int) (found []inspect.Observation) {
 	return found
 }
 
-// nearRows finds rows that are nearly equal to others, directly or by way of others.
+// nearRows finds rows that are nearly, but not quite, equal to others, directly or by way of others.
 func (r *router) nearRows() (found []inspect.Observation) {
-	for _, group := range connected(len(r.Rows), r.near) {
+	near := func(a, b int) bool {
+		if !(r.cosines[a][b] >= equalRows) || r.hashes[a] == r.hashes[b] {
+			return false
+		}
+		m, n := *r.Rows[a].Norm, *r.Rows[b].Norm
+		return max(m, n) <= equalNorms*min(m, n)
+	}
+	for _, group := range connected(len(r.Rows), near) {
 		least := 1.0
 		for i, a := range group {
 			for _, b := range group[i+1:] {
@@ -368,15 +370,6 @@ func (r *router) nearRows() (found []inspect.Observation) {
 			"rows %s are alike: the smallest cosine of two is %.4f", text.Ranges(group), least))
 	}
 	return found
-}
-
-// near reports whether two rows are nearly, but not quite, equal.
-func (r *router) near(a, b int) bool {
-	if !(r.cosines[a][b] >= equalRows) || r.hashes[a] == r.hashes[b] {
-		return false
-	}
-	m, n := *r.Rows[a].Norm, *r.Rows[b].Norm
-	return max(m, n) <= equalNorms*min(m, n)
 }
 
 // connected returns the sets of numbers below n that are alike, directly or by way of others, ascending.

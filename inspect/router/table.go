@@ -47,7 +47,7 @@ func (r *router) readTable(x *matrix.Reader) error {
 	return nil
 }
 
-// count adds the experts of a token, of which each counts once. It changes row.
+// count adds the experts of a token, each once. It changes row.
 func (t *Table) count(row []uint64, tokens []int64) {
 	for _, e := range row {
 		if e >= uint64(len(tokens)) {
@@ -66,28 +66,8 @@ func (t *Table) count(row []uint64, tokens []int64) {
 	}
 }
 
-// prove fills in which experts no token has, or every token.
-func (t *Table) prove(rows []row) {
-	for e := range rows {
-		switch *rows[e].Tokens {
-		case 0:
-			rows[e].Proven = "never"
-		case int64(t.Tokens):
-			rows[e].Proven = "always"
-		}
-	}
-}
-
 // String returns "table of 90 tokens: an expert has 32 to 47 of them, 3 tokens repeat an expert".
 func (t *Table) String() string {
 	return fmt.Sprintf("table of %s: an expert has %s to %s of them, %s repeat an expert", text.Plural(t.Tokens, "token"),
 		text.Grouped(t.Least), text.Grouped(t.Most), text.Plural(t.Repeats, "token"))
-}
-
-// tokens returns the cell of Tokens.
-func (row *row) tokens() any {
-	if row.Tokens == nil {
-		return ""
-	}
-	return *row.Tokens
 }

@@ -24,8 +24,12 @@ func (r *Report) Sheet() *text.Sheet {
 		for _, row := range l.Rows {
 			cells := []any{l.Layer, row.Expert, row.Norm, row.NormZ, row.MaxLogit, row.Nearest.Value(), row.Nearest.Name(),
 				row.Bias}
-			if hashes {
-				cells = append(cells, row.tokens())
+			switch {
+			case !hashes:
+			case row.Tokens == nil:
+				cells = append(cells, "")
+			default:
+				cells = append(cells, *row.Tokens)
 			}
 			s.Row(append(cells, row.Proven)...)
 		}
@@ -48,26 +52,22 @@ func (r *Report) LayerSheet() *text.Sheet {
 // WriteText writes the sheet, a line per layer, and the findings.
 func (r *Report) WriteText(w io.Writer) error {
 	var lines []string
-	for i := range r.Layers {
-		if r.by != inspect.ByLayer {
-			lines = append(lines, r.Layers[i].line())
+	for _, l := range r.Layers {
+		if r.by == inspect.ByLayer {
+			break
 		}
+		line := fmt.Sprintf("layer %d: condition %s, of random numbers %s", l.Layer, text.Real(l.Condition).Shown,
+			text.Real(l.NullCondition).Shown)
+		if l.Pairs != nil {
+			line += fmt.Sprintf("; cosines of random rows 0 ± %.2g", l.Pairs.NullStd)
+		}
+		if l.Table != nil {
+			line += "; " + l.Table.String()
+		}
+		if l.Coupling != nil {
+			line += fmt.Sprintf("; coupling to gate_proj: %s", l.Coupling)
+		}
+		lines = append(lines, line)
 	}
 	return r.WriteBelow(w, r.Sheet(), lines)
-}
-
-// line says what is about the router as a whole.
-func (l *Layer) line() string {
-	line := fmt.Sprintf("layer %d: condition %s, of random numbers %s", l.Layer, text.Real(l.Condition).Shown,
-		text.Real(l.NullCondition).Shown)
-	if l.Pairs != nil {
-		line += fmt.Sprintf("; cosines of random rows 0 ± %.2g", l.Pairs.NullStd)
-	}
-	if l.Table != nil {
-		line += "; " + l.Table.String()
-	}
-	if l.Coupling != nil {
-		line += fmt.Sprintf("; coupling to gate_proj: %s", l.Coupling)
-	}
-	return line
 }

@@ -1,7 +1,7 @@
 package routing
 
-// By how much the loads of sets of tokens differ by chance: if the blocks of tokens were divided among the sets in
-// other ways, of which the one that was observed is just one.
+// By how much the loads of sets of tokens differ by chance: the observed division of blocks of tokens among the sets is
+// compared with others.
 
 import (
 	"cmp"
@@ -140,7 +140,9 @@ func (d *divisions) chance(sets []*blocks, k int) *float64 {
 	for _, division := range d.others {
 		others = append(others, differenceOf(division, all, len(sets), k))
 	}
-	slices.SortFunc(others, inUnits)
+	slices.SortFunc(others, func(a, b difference) int {
+		return cmp.Or(cmp.Compare(a.largest/a.unit, b.largest/b.unit), cmp.Compare(a.largest, b.largest))
+	})
 	asLarge := (len(others)+1)/rate - 1 // so many others may be as large as the observed one
 	x, observed := others[len(others)-1-asLarge], differenceOf(d.observed(), all, len(sets), k)
 	if x.unit != observed.unit {
@@ -166,11 +168,6 @@ func (d *divisions) tooFew() string {
 type difference struct {
 	largest float64 // of an expert
 	unit    float64 // √(Σ 1/tokens), over the sets
-}
-
-// inUnits orders differences by how many units they are.
-func inUnits(a, b difference) int {
-	return cmp.Or(cmp.Compare(a.largest/a.unit, b.largest/b.unit), cmp.Compare(a.largest, b.largest))
 }
 
 // differenceOf returns the difference in a division of blocks among sets, each token with k experts.

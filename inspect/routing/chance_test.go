@@ -76,13 +76,14 @@ func TestChance(t *testing.T) {
 		l := c.Layers[0]
 		if n < 6 {
 			assert.Nil(t, l.Chance, n)
-			assert.Zero(t, l.beyond())
+			assert.Empty(t, l.beyond())
+			assert.Nil(t, l.Experts[0].Beyond)
 			continue
 		}
 		require.NotNil(t, l.Chance, n)
-		assert.Equal(t, 4, l.beyond(), n)
+		assert.Len(t, l.beyond(), 4, n)
 		assert.Equal(t, *l.Chance, *compared(8, apart(n)...).Layers[0].Chance, "the number of a layer")
-		assert.Zero(t, compared(7, alike(n, n)...).Layers[0].beyond(), n)
+		assert.Empty(t, compared(7, alike(n, n)...).Layers[0].beyond(), n)
 	}
 	assert.Contains(t, text(compared(1, apart(4)...)), "\ntoo few tokens to tell what chance gives: sets of 4 and 4 blocks can be "+
 		"exchanged in 35 ways, and 200 are needed\n")
@@ -134,7 +135,7 @@ func TestChanceIsOneIn200(t *testing.T) {
 						return []int{first, (first + 1 + random.IntN(testExperts-1)) % testExperts}
 					}))
 				}
-				if compared(layer, all...).Layers[0].beyond() > 0 {
+				if compared(layer, all...).Layers[0].beyond() != nil {
 					beyond++
 				}
 			}

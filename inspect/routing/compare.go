@@ -47,7 +47,7 @@ type expertLoads struct {
 	Expert     int       `json:"expert"`     // id
 	Loads      []float64 `json:"loads"`      // Expert.Load of each set
 	Difference float64   `json:"difference"` // the largest of Loads less the smallest
-	Beyond     bool      `json:"beyond"`     // Difference is larger than layerLoads.Chance
+	Beyond     *bool     `json:"beyond"`     // whether Difference is larger than layerLoads.Chance; null without Chance
 }
 
 // Compare joins reports of OfForward on the same model and layers with Options.Blocks. names are those of the sets.
@@ -81,7 +81,9 @@ func comparedLayer(layer int, sets [][]expert, chance *float64) layerLoads {
 			x.Loads = append(x.Loads, experts[e].Load)
 		}
 		x.Difference = slices.Max(x.Loads) - slices.Min(x.Loads)
-		x.Beyond = chance != nil && x.Difference > *chance
+		if chance != nil {
+			x.Beyond = new(x.Difference > *chance)
+		}
 		r.Experts = append(r.Experts, x)
 	}
 	return r
@@ -106,7 +108,11 @@ func (c *Comparison) Sheet() *text.Sheet {
 	for _, l := range c.Layers {
 		if len(l.Experts) > 0 {
 			e := slices.MaxFunc(l.Experts, func(a, b expertLoads) int { return cmp.Compare(a.Difference, b.Difference) })
-			s.Row(l.Layer, l.beyond(), l.Chance, e.Difference, e.Expert, e.cells())
+			beyond := text.Real(nil)
+			if l.Chance != nil {
+				beyond = text.Whole(len(l.beyond()))
+			}
+			s.Row(l.Layer, beyond, l.Chance, e.Difference, e.Expert, e.cells())
 		}
 	}
 	return s
@@ -120,14 +126,14 @@ func (e *expertLoads) cells() (cells []text.Cell) {
 	return cells
 }
 
-// beyond counts the experts whose loads differ by more than chance.
-func (l *layerLoads) beyond() (n int) {
+// beyond are the experts whose loads differ by more than chance gives.
+func (l *layerLoads) beyond() (list []expertLoads) {
 	for _, e := range l.Experts {
-		if e.Beyond {
-			n++
+		if e.Beyond != nil && *e.Beyond {
+			list = append(list, e)
 		}
 	}
-	return n
+	return list
 }
 
 // mostDifferent is how many experts WriteText names.
@@ -136,14 +142,12 @@ const mostDifferent = 10
 // WriteText writes the sets, the sheet, and the experts that differ most.
 func (c *Comparison) WriteText(w io.Writer) error {
 	for _, s := range c.Sets {
-		if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(s.Name), s.Routing.Title()); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: %s\n", text.Word(s.Name), s.Routing.Title())
 	}
 	var lines []string
 	all := 0
 	for _, l := range c.Layers {
-		all += l.beyond()
+		all += len(l.beyond())
 	}
 	switch {
 	case c.tooFew != "":
@@ -164,10 +168,8 @@ func (c *Comparison) most() (lines []string) {
 	}
 	var all []expert
 	for _, l := range c.Layers {
-		for _, e := range l.Experts {
-			if e.Beyond {
-				all = append(all, expert{l.Layer, e})
-			}
+		for _, e := range l.beyond() {
+			all = append(all, expert{l.Layer, e})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b expert) int { return cmp.Compare(b.Difference, a.Difference) })
@@ -196,7 +198,7 @@ func (c *Comparison) Figure() page.Figure {
 			if len(c.Sets) == 2 {
 				v = e.Loads[0] - e.Loads[1]
 			}
-			cells.SetExpert(l.Layer, e.Expert, &v, e.Beyond)
+			cells.SetExpert(l.Layer, e.Expert, &v, e.Beyond != nil && *e.Beyond)
 		}
 	}
 	return cells.Experts(m, nil)

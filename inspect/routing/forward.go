@@ -141,8 +141,11 @@ type pieceTrace struct {
 
 // TopK implements model.Trace.
 func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) error {
+	if !strings.HasSuffix(name, gateIDs) { // an indexer's choice is of keys, also in layers without experts
+		return nil
+	}
 	tally := t.run.tally(layerOf(name))
-	if tally == nil || !strings.HasSuffix(name, gateIDs) { // an indexer's choice is of keys
+	if tally == nil {
 		return nil
 	}
 	if t.run.options.Blocks && tally.blocks == nil {

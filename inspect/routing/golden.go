@@ -247,15 +247,22 @@ func (p *goldenPack) layer(l int, choices func(Choice) error) (*layerTally, erro
 	}
 	t := newTally(l, p.Experts, p.PerToken, weights != nil, scores != nil)
 	t.byTable = p.byTable(l)
+	n := len(ids) / p.PerToken / p.Input.Batch // rows of a sequence; those of a prediction layer are about a token and a later one
 	for row := range len(ids) / p.PerToken {
-		if p.padding(row, len(ids)/p.PerToken) {
+		first := row/n*p.Input.Seq + row%n
+		if p.Input.IsPadding(first) || p.Input.IsPadding(first+p.Input.Seq-n) {
 			continue
 		}
 		if err := countRow(t, row, ids, weights, scores); err != nil {
 			return nil, fmt.Errorf("%s: %s: row %d: %w", text.Quote(p.Report.Path), name, row, err)
 		}
 		if choices != nil {
-			if err := choices(p.choice(l, row, ids, weights)); err != nil {
+			c := Choice{Layer: l, Sequence: row / n, Position: row % n, Token: p.Input.InputIDs[first],
+				Experts: ids[row*p.PerToken : (row+1)*p.PerToken]}
+			if weights != nil {
+				c.Weights = weights[row*p.PerToken : (row+1)*p.PerToken]
+			}
+			if err := choices(c); err != nil {
 				return nil, err
 			}
 		}
@@ -264,18 +271,6 @@ func (p *goldenPack) layer(l int, choices func(Choice) error) (*layerTally, erro
 		return nil, fmt.Errorf("%s: %s: all tokens are padding", text.Quote(p.Report.Path), name)
 	}
 	return t, nil
-}
-
-// choice is a row of the ids of a layer, and of its weights if they are known. A row of a prediction layer is about the
-// position of its hidden state.
-func (p *goldenPack) choice(l, row int, ids []int, weights []float32) Choice {
-	n := len(ids) / p.PerToken / p.Input.Batch
-	c := Choice{Layer: l, Sequence: row / n, Position: row % n, Token: p.Input.InputIDs[row/n*p.Input.Seq+row%n],
-		Experts: ids[row*p.PerToken : (row+1)*p.PerToken]}
-	if weights != nil {
-		c.Weights = weights[row*p.PerToken : (row+1)*p.PerToken]
-	}
-	return c
 }
 
 // countRow counts a row of ids, and of weights and scores if they are known.
@@ -327,12 +322,4 @@ func (p *goldenPack) bias(l int, bias *model.Weight) error {
 	view, err := w.View(p.Golden.Weights)
 	*bias = model.Weight{Name: name, Tensor: view}
 	return err
-}
-
-// padding reports whether a row of a stage with so many rows is about padding. Rows of a prediction layer are about a
-// token and a later one.
-func (p *goldenPack) padding(row, rows int) bool {
-	seq, n := p.Input.Seq, rows/p.Input.Batch
-	first := row/n*seq + row%n
-	return p.Input.IsPadding(first) || p.Input.IsPadding(first+seq-n)
 }

@@ -165,61 +165,44 @@ func numbered(what string, numbers []int) string {
 func (r *Report) Sheet() *text.Sheet {
 	switch r.by {
 	case inspect.ByExpert:
-		return r.expertSheet()
+		s := text.NewSheet(">layer", ">expert", ">tokens", ">share", ">load", ">mass", ">mean_weight")
+		for _, l := range r.Layers {
+			for _, e := range l.Experts {
+				s.Row(l.Layer, e.Expert, e.Tokens, e.Share, e.Load, e.Mass, e.MeanWeight)
+			}
+		}
+		return s
 	case inspect.ByPair:
-		return r.pairSheet()
+		s := text.NewSheet(">layer", ">expert", ">with", ">tokens", ">expected", ">p_second", ">p_first")
+		for _, l := range r.Layers {
+			for _, p := range l.Pairs {
+				s.Row(l.Layer, p.Experts[0], p.Experts[1], p.Tokens, p.Expected, p.Second, p.First)
+			}
+		}
+		return s
 	}
 	s := text.NewSheet(">layer", ">tokens", ">entropy", ">max_entropy", ">maxvio", ">cv", ">cv_uniform", ">unreached",
 		">unreached_uniform",
 		">mass", ">margin_min", ">margin_q01", ">margin_median", ">ties", ">below")
 	for _, l := range r.Layers {
+		margins := slices.Repeat([]text.Cell{text.Real(nil)}, 5)
+		if m := l.Margins; m != nil {
+			margins = []text.Cell{text.Real(m.Min), text.Real(m.Q01), text.Real(m.Median), text.Whole(m.Ties), text.Whole(m.Below)}
+		}
 		s.Row(l.Layer, l.Tokens, l.Entropy, l.MaxEntropy, l.MaxVio, l.CV, l.CVUniform, len(l.Unreached), l.UnreachedUniform,
-			l.Mass, l.Margins.cells())
-	}
-	return s
-}
-
-func (m *margins) cells() []text.Cell {
-	if m == nil {
-		return slices.Repeat([]text.Cell{text.Real(nil)}, 5)
-	}
-	return []text.Cell{text.Real(m.Min), text.Real(m.Q01), text.Real(m.Median), text.Whole(m.Ties), text.Whole(m.Below)}
-}
-
-func (r *Report) expertSheet() *text.Sheet {
-	s := text.NewSheet(">layer", ">expert", ">tokens", ">share", ">load", ">mass", ">mean_weight")
-	for _, l := range r.Layers {
-		for _, e := range l.Experts {
-			s.Row(l.Layer, e.Expert, e.Tokens, e.Share, e.Load, e.Mass, e.MeanWeight)
-		}
-	}
-	return s
-}
-
-func (r *Report) pairSheet() *text.Sheet {
-	s := text.NewSheet(">layer", ">expert", ">with", ">tokens", ">expected", ">p_second", ">p_first")
-	for _, l := range r.Layers {
-		for _, p := range l.Pairs {
-			s.Row(l.Layer, p.Experts[0], p.Experts[1], p.Tokens, p.Expected, p.Second, p.First)
-		}
+			l.Mass, margins)
 	}
 	return s
 }
 
 // WriteText writes the tokens that the numbers hold for, the sheet, and the numbers that are missing.
 func (r *Report) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s\n", r.Title()); err != nil {
-		return err
-	}
-	if err := r.WriteNumbers(w); err != nil {
-		return err
-	}
+	fmt.Fprintln(w, r.Title())
+	err := r.WriteNumbers(w)
 	for _, m := range r.Missing {
-		if _, err := fmt.Fprintln(w, "not shown: "+m); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, "not shown: "+m)
 	}
-	return nil
+	return err
 }
 
 // WriteNumbers writes the sheet, and what is odd about its numbers.
@@ -253,18 +236,13 @@ func (r *Report) Title() string {
 	if r.Padding > 0 {
 		padding = fmt.Sprintf(" (%d more are padding, and left out)", r.Padding)
 	}
-	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), r.tokens(),
-		text.Plural(r.Sequences, "sequence"), padding, source, r.PerToken, r.Experts)
-}
-
-// tokens returns the number of tokens of the layers: "40 tokens", "30 to 40 tokens".
-func (r *Report) tokens() string {
-	least := r.Tokens
+	least, tokens := r.Tokens, text.Plural(r.Tokens, "token")
 	for _, l := range r.Layers {
 		least = min(least, l.Tokens)
 	}
 	if least < r.Tokens {
-		return text.Grouped(least) + " to " + text.Plural(r.Tokens, "token")
+		tokens = text.Grouped(least) + " to " + tokens
 	}
-	return text.Plural(r.Tokens, "token")
+	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), tokens,
+		text.Plural(r.Sequences, "sequence"), padding, source, r.PerToken, r.Experts)
 }

@@ -276,6 +276,26 @@ func TestRouteForward(t *testing.T) {
 	}
 }
 
+// TestDenseLayersDoNotRoute: a dense layer whose indexer chooses keys is none that routes, and sets are compared without it.
+func TestDenseLayersDoNotRoute(t *testing.T) {
+	for _, fixture := range []string{"v32/checkpoint", "glm5/checkpoint"} {
+		m := routedModel(t, fixture)
+		in := &model.Input{Batch: 8, Seq: 40, InputIDs: synth.Tokens(5, 8*40, m.Config.VocabSize)}
+		r, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in}, Options{Blocks: true})
+		require.NoError(t, err)
+		var layers []int
+		for _, l := range r.Layers {
+			layers = append(layers, l.Layer)
+			require.Equal(t, 8*40, l.Tokens)
+		}
+		require.Equal(t, m.Config.MoELayers(), layers, fixture)
+		require.NotContains(t, layers, 0)
+		c := Compare([]string{"a", "b"}, []*Report{r, r}, Options{})
+		require.Len(t, c.Layers, len(layers))
+		require.Zero(t, c.Layers[0].Experts[0].Difference)
+	}
+}
+
 // TestRouteForwardFails with what it cannot do.
 func TestRouteForwardFails(t *testing.T) {
 	m := routedModel(t, "v1-base/checkpoint")

@@ -20,7 +20,7 @@ type layerTally struct {
 	scored            bool      // selection scores are known
 	margins           []float64
 	byTable           bool    // a table gives each token its experts: there are no margins, and an expert may come twice
-	below             int     // tokens without a margin, whose chosen experts the scores exclude
+	below             int     // tokens without a margin: the scores exclude a chosen expert
 	lastToken         []int   // by expert: the last token that chose it, from 1
 	blocks            *blocks // nil unless they are counted
 }
@@ -117,7 +117,12 @@ func (t *layerTally) report(o Options) Layer {
 		squares += float64(off * off)
 		r.MaxVio = max(r.MaxVio, off/fair)
 		if o.Experts.Has(e) {
-			r.Experts = append(r.Experts, t.expert(e, share, fair))
+			x := expert{Expert: e, Tokens: count, Share: share, Load: float64(count) / fair}
+			if t.mass != nil {
+				mean := t.mass[e] / tokens
+				x.Mass, x.MeanWeight = &t.mass[e], &mean
+			}
+			r.Experts = append(r.Experts, x)
 		}
 	}
 	r.Entropy = decimals(r.Entropy)
@@ -131,16 +136,6 @@ func (t *layerTally) report(o Options) Layer {
 
 // decimals rounds to 12 of them: the last bits of a logarithm depend on the machine.
 func decimals(v float64) float64 { return math.Round(v*1e12)/1e12 + 0 }
-
-func (t *layerTally) expert(e int, share, fair float64) expert {
-	x := expert{Expert: e, Tokens: t.counts[e], Share: share, Load: float64(t.counts[e]) / fair}
-	if t.mass != nil {
-		mass := t.mass[e]
-		mean := mass / float64(t.tokens)
-		x.Mass, x.MeanWeight = &mass, &mean
-	}
-	return x
-}
 
 // pairReport returns the pairs of selected experts that share a token: all, or those furthest above what is expected.
 func (t *layerTally) pairReport(o Options) []pair {

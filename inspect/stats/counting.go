@@ -136,25 +136,19 @@ func (s *counting) count(g *group, w *countedWeight, i int, at, n int64) {
 		memory.patterns.Take(g.patterns[w.DType])
 	} else {
 		g.parts[i] = part
-		s.addUpper(g, memory)
+	}
+	if !w.byPattern && len(s.options.Quantiles) > 0 {
+		if g.upper == nil {
+			g.upper = s.counters.Get().(*[halves]int64)
+		}
+		for i, n := range memory.upper {
+			g.upper[i] += n
+		}
+		clear(memory.upper[:])
 	}
 	if g.jobsLeft--; g.jobsLeft == 0 {
 		s.sumUp(g, memory)
 	}
-}
-
-// addUpper moves the upper halves that a job counted for quantiles into the group.
-func (s *counting) addUpper(g *group, memory *scratch) {
-	if len(s.options.Quantiles) == 0 {
-		return
-	}
-	if g.upper == nil {
-		g.upper = s.counters.Get().(*[halves]int64)
-	}
-	for i, n := range memory.upper {
-		g.upper[i] += n
-	}
-	clear(memory.upper[:])
 }
 
 // countPatterns counts n elements of a weight from at on by their bit patterns.
@@ -278,15 +272,6 @@ func (g *group) err() error {
 	var errs []error
 	for _, w := range g.list {
 		errs = append(errs, w.Failed(w.err))
-	}
-	return errors.Join(errs...)
-}
-
-// errors names the weights that cannot be read.
-func (s *counting) errors() error {
-	var errs []error
-	for _, g := range s.groups {
-		errs = append(errs, g.err())
 	}
 	return errors.Join(errs...)
 }

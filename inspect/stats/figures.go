@@ -16,7 +16,13 @@ func (r *Report) Figure() page.Figure {
 	case inspect.ByTensor:
 		return r.TensorFigure()
 	case inspect.ByExpert:
-		return r.expertFigure()
+		c := inspect.NewCells()
+		for _, g := range r.Groups {
+			at := table.PlaceOf(nil, g.Name)
+			c.SetExpert(at.Layer, at.Expert, g.Std, g.NaN+g.Infinite > 0)
+		}
+		return c.Experts(page.Heatmap{Title: "standard deviation of each expert's weights", Name: "standard deviation",
+			MarkName: notFinite, NoValue: "no expert, or no finite number"}, nil)
 	}
 	bars := page.Bars{Title: "standard deviation of the weights of each " + string(r.By), Name: "standard deviation"}
 	for _, g := range r.Groups {
@@ -31,17 +37,7 @@ func (r *Report) Figure() page.Figure {
 // notFinite is what a legend says of marked cells.
 const notFinite = "has numbers that are not finite"
 
-func (r *Report) expertFigure() page.Figure {
-	c := inspect.NewCells()
-	for _, g := range r.Groups {
-		at := table.PlaceOf(nil, g.Name)
-		c.SetExpert(at.Layer, at.Expert, g.Std, g.NaN+g.Infinite > 0)
-	}
-	return c.Experts(page.Heatmap{Title: "standard deviation of each expert's weights", Name: "standard deviation",
-		MarkName: notFinite, NoValue: "no expert, or no finite number"}, nil)
-}
-
-// maxKinds is how many columns a drawing of tensors has, whose names are unbounded; others share a column.
+// maxKinds is how many columns a drawing of tensors has; further kinds share a column.
 const (
 	maxKinds   = 40
 	otherKinds = "(others)"

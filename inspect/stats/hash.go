@@ -36,8 +36,6 @@ type HashReport struct {
 	Model   *string        `json:"model"`   // of all tensors; null if not all are selected
 	Modules []hashedModule `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
 	Tensors []hashedTensor `json:"tensors"` // the selected ones, in the order of the model
-	// Part of the checkpoint; absent if it is all
-	Part *inspect.Part `json:"part,omitempty"`
 
 	by inspect.Grouping // what the sheet shows before the model's hash: ByTensor, ByModule, or ByModel for nothing
 }
@@ -58,9 +56,6 @@ type hashedTensor struct {
 	Hash  string       `json:"hash"`  // see HashReport
 }
 
-// OfPart returns the part that the report is about, nil if it is about all weights.
-func (r *HashReport) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, "" }
-
 // Hash reads the selected weights and names their values. by says which hashes the sheet of the report shows. What
 // cannot be read, and FP8 weights without usable scales, are an error that names all of them.
 func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspect.Grouping) (*HashReport, error) {
@@ -69,55 +64,36 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspec
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, (*weights.Weight).IsScales)
-	if len(list) == 0 && w.Part == nil {
+	if len(list) == 0 {
 		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
 	}
-	sums, err := hashAll(&w, w.Reading(ctx), list)
-	if err != nil {
+	r := &HashReport{Path: w.Path, Tensors: make([]hashedTensor, len(list)), by: by}
+	reading, order, errs := w.Reading(ctx), make([]int, len(list)), make([]error, len(list))
+	for i, x := range list {
+		order[i] = i
+		reading.Expect(x.Bytes())
+	}
+	// the largest first: each is hashed in one piece, and none is left for one worker at the end
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
+	for _, i := range order {
+		reading.Go(func() error {
+			x := list[i]
+			sum, err := hashWeight(&w, reading, x)
+			r.Tensors[i], errs[i] = hashedTensor{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
+			return nil
+		})
+	}
+	if err := errors.Join(reading.Wait(), errors.Join(errs...)); err != nil {
 		return nil, err
 	}
-	r := &HashReport{Path: w.Path, Tensors: sums, Part: w.Part, by: by}
 	var names []string
 	for _, x := range w.List {
 		if !x.IsScales() {
 			names = append(names, x.Name)
 		}
 	}
-	r.Modules, r.Model = modulesOf(names, sums)
-	return r, nil
-}
-
-// MergeHashes joins the reports of all parts of a checkpoint, in their order, into the report of all its weights.
-func MergeHashes(parts []*HashReport, by inspect.Grouping) *HashReport {
-	r := &HashReport{Path: parts[0].Path, Tensors: []hashedTensor{}, by: by}
-	var names []string
-	for _, p := range parts {
-		for _, t := range p.Tensors {
-			r.Tensors, names = append(r.Tensors, t), append(names, t.Name)
-		}
-	}
 	r.Modules, r.Model = modulesOf(names, r.Tensors)
-	return r
-}
-
-// hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.
-func hashAll(w *inspect.Weights, r *weights.Reading, list []*weights.Weight) ([]hashedTensor, error) {
-	order := make([]int, len(list))
-	for i, x := range list {
-		order[i] = i
-		r.Expect(x.Bytes())
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
-	sums, errs := make([]hashedTensor, len(list)), make([]error, len(list))
-	for _, i := range order {
-		r.Go(func() error {
-			x := list[i]
-			sum, err := hashWeight(w, r, x)
-			sums[i], errs[i] = hashedTensor{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
-			return nil
-		})
-	}
-	return sums, errors.Join(r.Wait(), errors.Join(errs...))
+	return r, nil
 }
 
 // hashWeight names the values of a weight.
@@ -180,7 +156,8 @@ func canonical(buffer *[4 * pieceElements]byte, values []float32) []byte {
 	return data
 }
 
-// modulesOf names the modules all of whose tensors, of these names, have a hash, and the model if all have.
+// modulesOf names each module whose tensors all have a hash, and the model if all tensors have one. all are the names of
+// the checkpoint's tensors.
 func modulesOf(all []string, hashed []hashedTensor) (modules []hashedModule, model *string) {
 	size := map[string]int{} // of modules, in tensors
 	for _, name := range all {

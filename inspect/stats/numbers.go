@@ -1,7 +1,6 @@
 package stats
 
-// The statistics of many numbers: counts, which are exact, and sums, whose order is that
-// of the elements.
+// The statistics of many numbers: counts, which are exact, and sums in the order of the elements.
 
 import (
 	"dsmoe/model/tensor"
@@ -56,12 +55,12 @@ func (m *moments) merge(o moments) {
 type sums struct {
 	moments
 	nan, infinite, zeros, beyond int64
-	min, max                     float32 // of the finite numbers; +∞ and -∞ if there are none
+	min, max                     float32 // of the finite numbers; +∞ and -∞ without one
 }
 
 func newSums() sums { return sums{min: float32(math.Inf(1)), max: float32(math.Inf(-1))} }
 
-// merge adds the numbers of o, which come after those of t.
+// merge adds the numbers of o, which follow the numbers of t.
 func (t *sums) merge(o *sums) {
 	t.moments.merge(o.moments)
 	t.nan += o.nan
@@ -97,17 +96,12 @@ const chunkElements = 1024
 func (t *sums) addValues(values []float32) {
 	tile := moments{}
 	for chunk := range slices.Chunk(values, chunkElements) {
-		tile.merge(t.addChunk(chunk))
+		for _, v := range chunk {
+			t.add(v, 1)
+		}
+		tile.merge(momentsOf(chunk))
 	}
 	t.moments.merge(tile)
-}
-
-// addChunk counts numbers, and returns the moments of the finite ones.
-func (t *sums) addChunk(values []float32) moments {
-	for _, v := range values {
-		t.add(v, 1)
-	}
-	return momentsOf(values)
 }
 
 // momentsOf returns the moments of the finite ones of some numbers.
@@ -145,25 +139,20 @@ func (t *sums) addOrdinary(values []float32, rows *rowPeaks, at int64) bool {
 		at, from = at+int64(len(row)), from+len(row)
 	}
 	for runs := range slices.Chunk(values, tensor.Runs*chunkElements) {
-		all.addRuns(runs)
+		if len(runs) < tensor.Runs*chunkElements {
+			for chunk := range slices.Chunk(runs, chunkElements) {
+				all.moments.merge(momentsOf(chunk))
+			}
+			continue
+		}
+		var means, squares [tensor.Runs]float64
+		tensor.Moments(&means, &squares, runs)
+		for i, mean := range means {
+			all.moments.merge(moments{chunkElements, mean, squares[i]})
+		}
 	}
 	t.merge(&all)
 	return true
-}
-
-// addRuns adds the moments of chunks of finite numbers, at most tensor.Runs.
-func (m *moments) addRuns(values []float32) {
-	if len(values) < tensor.Runs*chunkElements {
-		for chunk := range slices.Chunk(values, chunkElements) {
-			m.merge(momentsOf(chunk))
-		}
-		return
-	}
-	var means, squares [tensor.Runs]float64
-	tensor.Moments(&means, &squares, values)
-	for i, mean := range means {
-		m.merge(moments{chunkElements, mean, squares[i]})
-	}
 }
 
 // counted is a finite number and how often it occurs.

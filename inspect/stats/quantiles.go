@@ -24,7 +24,7 @@ type Quantile struct {
 // maxQuantiles is how many quantiles can be asked for: each takes memory.
 const maxQuantiles = 16
 
-// ParseQuantiles reads "0.01,0.5,0.99": decimal shares from 0 to 1, of which each is given once.
+// ParseQuantiles reads "0.01,0.5,0.99": different decimal shares from 0 to 1.
 func ParseQuantiles(list string) ([]Quantile, error) {
 	var all []Quantile
 	for one := range strings.SplitSeq(list, ",") {
@@ -117,7 +117,11 @@ func newSearch(quantiles []Quantile, known []counted, others *[halves]int64) *se
 		}
 		among := slices.DeleteFunc(slices.Clone(known), func(c counted) bool { return keyOf(c.v)>>16 != t.upper })
 		if others[t.upper] == 0 {
-			s.values[i] = q.value(nth(among, t.rank))
+			k := 0
+			for ; t.rank > among[k].n; k++ {
+				t.rank -= among[k].n
+			}
+			s.values[i] = q.value(among[k].v)
 			continue
 		}
 		if !slices.ContainsFunc(s.open, func(o target) bool { return o.upper == t.upper }) {
@@ -130,15 +134,6 @@ func newSearch(quantiles []Quantile, known []counted, others *[halves]int64) *se
 
 // value returns the quantile with its value; -0 becomes 0.
 func (q Quantile) value(v float32) QuantileValue { return QuantileValue{q.text, float64(v) + 0} }
-
-// nth returns the number of a rank, of numbers in ascending order.
-func nth(numbers []counted, rank int64) float32 {
-	i := 0
-	for ; rank > numbers[i].n; i++ {
-		rank -= numbers[i].n
-	}
-	return numbers[i].v
-}
 
 // begin makes room for numbers that are read again.
 func (s *search) begin() {

@@ -3,6 +3,7 @@ package stats
 // The report of statistics, and what its rows stand for.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,12 +28,11 @@ type Options struct {
 
 // Report is what the weights of a checkpoint are, in numbers.
 type Report struct {
-	Path       string               `json:"path"`           // of the checkpoint, as the user gave it
-	By         inspect.Grouping     `json:"by"`             // what a row is
-	Tensors    []Tensor             `json:"tensors"`        // by tensor: in the order of the model
-	Groups     []Group              `json:"groups"`         // otherwise: in the order of their first tensors
-	NotCounted []inspect.NotCounted `json:"not_counted"`    // selected tensors that have no numbers
-	Part       *inspect.Part        `json:"part,omitempty"` // of the checkpoint; absent if it is all
+	Path       string               `json:"path"`        // of the checkpoint, as the user gave it
+	By         inspect.Grouping     `json:"by"`          // what a row is
+	Tensors    []Tensor             `json:"tensors"`     // by tensor: in the order of the model
+	Groups     []Group              `json:"groups"`      // otherwise: in the order of their first tensors
+	NotCounted []inspect.NotCounted `json:"not_counted"` // selected tensors that have no numbers
 
 	quantiles []Quantile
 }
@@ -80,7 +80,7 @@ type Group struct {
 // patternsFrom is the number of elements from which on counting by patterns is faster.
 const patternsFrom = 1 << 15
 
-// Compute reads the selected weights. What cannot be read is an error that names all of it.
+// Compute reads the selected weights. The error names every weight that cannot be read.
 func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
 	list, err := w.Pick(o.Selection)
 	if err != nil {
@@ -89,10 +89,10 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if o.By == "" {
 		o.By = inspect.ByTensor
 	}
-	r := &Report{Path: w.Path, By: o.By, Part: w.Part, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
+	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
 		quantiles: o.Quantiles}
 	s := newCounting(ctx, w, o)
-	name := grouping(&w, o.By)
+	name := grouping(w.Config, o.By)
 	for _, x := range list {
 		if group := name(x); group == "" {
 			continue
@@ -102,127 +102,67 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 			s.take(group, x)
 		}
 	}
-	if len(s.groups)+len(r.NotCounted) == 0 && len(list) > 0 && w.Part == nil {
+	if len(s.groups)+len(r.NotCounted) == 0 && len(list) > 0 {
 		return nil, fmt.Errorf("nothing to count by %s: none of the selected tensors is in one", o.By)
 	}
 	for _, pass := range []func(){s.countAll, s.findQuantiles} {
 		pass()
-		if err := errors.Join(s.Wait(), s.errors()); err != nil {
+		errs := []error{s.Wait()}
+		for _, g := range s.groups {
+			errs = append(errs, g.err())
+		}
+		if err := errors.Join(errs...); err != nil {
 			return nil, err
 		}
 	}
 	for _, g := range s.groups {
-		r.add(g)
+		if g.search != nil {
+			g.numbers.Quantiles = g.search.values
+		}
+		if w := g.list[0]; r.By == inspect.ByTensor {
+			r.Tensors = append(r.Tensors, Tensor{w.Name, w.DType, w.Shape, g.numbers, g.rows})
+		} else {
+			r.Groups = append(r.Groups, Group{g.name, len(g.list), g.numbers})
+		}
 	}
 	return r, nil
 }
 
-// OfPart returns the part that the report is about, nil if it is about all weights, and what a row is.
-func (r *Report) OfPart() (*inspect.Part, inspect.Grouping) { return r.Part, r.By }
-
-// Merge joins the reports of all parts of a checkpoint, in their order, into the report of all its weights. Their rows
-// stay what they are.
-func Merge(parts []*Report, _ inspect.Grouping) *Report {
-	r := *parts[0]
-	r.Part, r.Tensors, r.Groups, r.NotCounted = nil, []Tensor{}, []Group{}, []inspect.NotCounted{}
-	for _, p := range parts {
-		r.Tensors, r.Groups = append(r.Tensors, p.Tensors...), append(r.Groups, p.Groups...)
-		r.NotCounted = append(r.NotCounted, p.NotCounted...)
-	}
-	var most []QuantileValue // as asked for: a row without finite elements has none
-	for _, t := range r.Tensors {
-		most = longer(most, t.Quantiles)
-	}
-	for _, g := range r.Groups {
-		most = longer(most, g.Quantiles)
-	}
-	for _, q := range most {
-		r.quantiles = append(r.quantiles, Quantile{text: q.Q})
-	}
-	return &r
-}
-
-// longer returns the longer one of two lists, a if they are equally long.
-func longer(a, b []QuantileValue) []QuantileValue {
-	if len(b) > len(a) {
-		return b
-	}
-	return a
-}
-
 // grouping returns the function that names the group of a weight, "" if it is in none.
-func grouping(w *inspect.Weights, by inspect.Grouping) func(x *weights.Weight) string {
-	if by == inspect.ByTensor {
-		return func(x *weights.Weight) string { return x.Name }
-	}
-	group := map[inspect.Grouping]func(at table.Place, name string) string{inspect.ByExpert: expertGroup,
-		inspect.ByLayer: layerGroup}[by]
+func grouping(c *config.Config, by inspect.Grouping) func(x *weights.Weight) string {
+	modules := map[string]table.Module{}
 	if by == inspect.ByModule {
-		group = moduleGroups(w.Config)
+		for slot := range table.FamilyOf(c).MTPSlots(c) {
+			modules[slot.Name] = table.MTP
+		}
+		for slot := range table.FamilyOf(c).Slots(c) {
+			modules[slot.Name] = slot.Module()
+		}
 	}
 	return func(x *weights.Weight) string {
-		if x.IsScales() {
+		layer, shared := fmt.Sprintf("model.layers.%d", x.Layer), fmt.Sprintf("model.layers.%d.mlp.shared_experts", x.Layer)
+		switch {
+		case by == inspect.ByTensor:
+			return x.Name
+		case x.IsScales():
 			return ""
+		case by == inspect.ByModule:
+			return cmp.Or(string(modules[x.Name]), otherModule)
+		case by == inspect.ByExpert && x.Layer >= 0 && x.Expert >= 0:
+			return fmt.Sprintf("%s.mlp.experts.%d", layer, x.Expert)
+		case by == inspect.ByExpert && strings.HasPrefix(x.Name, shared+"."):
+			return shared
+		case by == inspect.ByExpert:
+			return ""
+		case x.Layer >= 0:
+			return layer
 		}
-		return group(x.Place, x.Name)
+		return cmp.Or(x.Name[:max(strings.LastIndexByte(x.Name, '.'), 0)], x.Name) // the module of a weight outside the layers
 	}
-}
-
-// expertGroup returns the routed expert, or the shared ones, that a weight is of.
-func expertGroup(at table.Place, name string) string {
-	shared := fmt.Sprintf("model.layers.%d.mlp.shared_experts", at.Layer)
-	switch {
-	case at.Layer >= 0 && at.Expert >= 0:
-		return fmt.Sprintf("model.layers.%d.mlp.experts.%d", at.Layer, at.Expert)
-	case strings.HasPrefix(name, shared+"."):
-		return shared
-	}
-	return ""
-}
-
-// layerGroup returns the layer of a weight, or its module.
-func layerGroup(at table.Place, name string) string {
-	if at.Layer >= 0 {
-		return fmt.Sprint("model.layers.", at.Layer)
-	}
-	if end := strings.LastIndexByte(name, '.'); end > 0 {
-		return name[:end]
-	}
-	return name
 }
 
 // otherModule is the group of tensors that the table does not have.
 const otherModule = "other"
-
-// moduleGroups returns the function from names to modules of the table.
-func moduleGroups(c *config.Config) func(at table.Place, name string) string {
-	modules := map[string]table.Module{}
-	for slot := range table.FamilyOf(c).MTPSlots(c) {
-		modules[slot.Name] = table.MTP
-	}
-	for slot := range table.FamilyOf(c).Slots(c) {
-		modules[slot.Name] = slot.Module()
-	}
-	return func(_ table.Place, name string) string {
-		if m, ok := modules[name]; ok {
-			return string(m)
-		}
-		return otherModule
-	}
-}
-
-// add adds a group to the report.
-func (r *Report) add(h *group) {
-	if h.search != nil {
-		h.numbers.Quantiles = h.search.values
-	}
-	if r.By != inspect.ByTensor {
-		r.Groups = append(r.Groups, Group{h.name, len(h.list), h.numbers})
-		return
-	}
-	w := h.list[0]
-	r.Tensors = append(r.Tensors, Tensor{w.Name, w.DType, w.Shape, h.numbers, h.rows})
-}
 
 // Sheet is a row per tensor or group.
 func (r *Report) Sheet() *text.Sheet {
@@ -249,7 +189,7 @@ func (r *Report) Sheet() *text.Sheet {
 	return s
 }
 
-// cells are those of numbers.
+// cells are the cells of a row's numbers.
 func (r *Report) cells(n *Numbers) []text.Cell {
 	cells := []text.Cell{text.Whole(n.Elements), text.Real(n.Min), text.Real(n.Max), text.Real(n.Mean), text.Real(n.Std),
 		text.Whole(n.Zeros), text.Whole(n.NaN), text.Whole(n.Infinite), text.Whole(n.BeyondF16)}

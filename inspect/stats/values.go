@@ -32,7 +32,7 @@ type Values struct {
 type Part struct {
 	File   int    // index in Checkpoint.Files
 	Name   string // of the part: an entry of an archive
-	Tensor string // the first tensor in it; "" if there is none
+	Tensor string // the first tensor in it; "" without one
 	Offset int64  // of the first byte in the file
 	Size   int64  // in bytes
 	CRC32  uint32 // of the bytes
@@ -106,7 +106,12 @@ func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueA
 			x.Expect(p.Size)
 		}
 	}
-	x.tie()
+	// a stored head is compared with the embedding that the config ties it to
+	a, b := x.byName[embedding], x.byName[head]
+	if x.isTied() && a != nil && b != nil && slices.Equal(a.Shape, b.Shape) && a.DType.Casts() && b.DType.Casts() {
+		x.tied = &comparison{a: a, b: b}
+		x.Expect(b.Bytes())
+	}
 	return x
 }
 
@@ -141,32 +146,8 @@ const (
 	head      = "lm_head.weight"
 )
 
-// tie prepares the comparison of a stored head with the embedding that the config ties it to.
-func (x *valueAudit) tie() {
-	a, b := x.byName[embedding], x.byName[head]
-	if x.isTied() && a != nil && b != nil && slices.Equal(a.Shape, b.Shape) && a.DType.Casts() && b.DType.Casts() {
-		x.tied = &comparison{a: a, b: b}
-		x.Expect(b.Bytes())
-	}
-}
-
 // isTied reports whether the config makes head and embedding one.
 func (x *valueAudit) isTied() bool { return x.Config != nil && x.Config.TieWordEmbeddings }
-
-// readAll reads everything once. Errors are kept with the weights, the sums and the comparison.
-func (x *valueAudit) readAll() {
-	for _, w := range x.weights {
-		for at, n := range w.Jobs() {
-			x.Go(func() error { x.count(w, at, n); return nil })
-		}
-	}
-	for i := range x.sums {
-		x.Go(func() error { x.sums[i].err = x.sum(&x.sums[i]); return nil })
-	}
-	if x.tied != nil {
-		x.Go(func() error { x.tied.err = x.compare(x.tied); return nil })
-	}
-}
 
 // count counts what is odd in n elements of a weight from at on.
 func (x *valueAudit) count(w *audited, at, n int64) {
@@ -178,13 +159,22 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 			break
 		}
 		if w.DType.Integer() {
-			outside += countOutside(tile, uint64(x.Config.NRoutedExperts))
+			for ; len(tile) >= 8; tile = tile[8:] {
+				if binary.LittleEndian.Uint64(tile) >= uint64(x.Config.NRoutedExperts) {
+					outside++
+				}
+			}
 			continue
 		}
 		found.Add(tile, w.DType)
 		switch {
 		case w.IsScales():
-			notPositive += countNotPositive(tile, w.DType)
+			scales, _ := tensor.Tensor{DType: w.DType, Shape: []int{int(w.DType.Elements(int64(len(tile))))}, Data: tile}.Float32s(nil)
+			for _, v := range scales {
+				if v <= 0 {
+					notPositive++
+				}
+			}
 		case w.DType.Blocked():
 			some, all := tensor.Wasteful(tile, w.DType)
 			wasteful, blocks = wasteful+some, blocks+all
@@ -199,27 +189,6 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 	if w.err == nil {
 		w.err = failed
 	}
-}
-
-// countOutside counts the 64-bit integers that are not in 0 … n-1.
-func countOutside(data []byte, n uint64) (outside int64) {
-	for ; len(data) >= 8; data = data[8:] {
-		if binary.LittleEndian.Uint64(data) >= n {
-			outside++
-		}
-	}
-	return outside
-}
-
-// countNotPositive counts the numbers that are 0 or below. d has a format.
-func countNotPositive(data []byte, d tensor.DType) (n int64) {
-	values, _ := tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
-	for _, v := range values {
-		if v <= 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // sum computes the checksum of a part.
@@ -237,29 +206,8 @@ func (x *valueAudit) sum(p *checksum) error {
 	return nil
 }
 
-// compare counts the different elements of two weights of one shape.
-func (x *valueAudit) compare(c *comparison) error {
-	walk := weights.Walk{Reading: x.Reading, A: x.Reader, B: x.Reader}
-	return walk.Numbers(weights.Pair{A: c.b.Weight, B: c.a.Weight}, weights.TileElements, func(_ int64, b, a []float32) {
-		for i, v := range a {
-			if v != b[i] && (v == v || b[i] == b[i]) {
-				c.different++
-			}
-		}
-	})
-}
-
 // beyondF16 is the first number that is infinite in F16.
 const beyondF16 = 65520
-
-// multiplyAll counts the numbers of weights with scales that are infinite, or beyond F16, once they are multiplied.
-func (x *valueAudit) multiplyAll(again *weights.Reading) {
-	for _, w := range x.weights {
-		if w.Scaled() && w.err == nil && x.hasNumbers(w) {
-			again.Go(func() error { w.err = x.multiply(again, w); return nil })
-		}
-	}
-}
 
 // hasNumbers reports whether the scales of a weight were read and can be used.
 func (x *valueAudit) hasNumbers(w *audited) bool {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/diff"
 	"dsmoe/inspect/header"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
@@ -20,12 +21,31 @@ import (
 // ended.
 func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.AuditReport, error) {
 	x := newValueAudit(ctx, c, v)
-	x.readAll()
+	for _, w := range x.weights {
+		for at, n := range w.Jobs() {
+			x.Go(func() error { x.count(w, at, n); return nil })
+		}
+	}
+	for i := range x.sums {
+		x.Go(func() error { x.sums[i].err = x.sum(&x.sums[i]); return nil })
+	}
+	if t := x.tied; t != nil {
+		x.Go(func() error {
+			walk := weights.Walk{Reading: x.Reading, A: x.Reader, B: x.Reader}
+			m, err := diff.Measure(&walk, weights.Pair{A: t.b.Weight, B: t.a.Weight})
+			t.different, t.err = m.Unequal(), err
+			return nil
+		})
+	}
 	if err := x.Wait(); err != nil {
 		return nil, err
 	}
 	again := weights.NewReading(ctx, v.Threads, nil)
-	x.multiplyAll(again)
+	for _, w := range x.weights {
+		if w.Scaled() && w.err == nil && x.hasNumbers(w) {
+			again.Go(func() error { w.err = x.multiply(again, w); return nil })
+		}
+	}
 	if err := again.Wait(); err != nil {
 		return nil, err
 	}
@@ -52,7 +72,19 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 	found = append(found, x.aboutHead()...)
 	found = append(found, x.aboutFrequencies()...)
 	for i := range x.sums {
-		found = append(found, x.aboutSum(&x.sums[i])...)
+		p := &x.sums[i]
+		f := inspect.Broken.Of(problem.Problem{File: x.Files[p.File].Name, Tensor: p.Tensor,
+			Cause: "archive entry " + text.Quote(p.Name)})
+		switch {
+		case p.err != nil:
+			f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)
+		case p.actual != p.CRC32:
+			f.Cause += fmt.Sprintf(": CRC-32 is %08x, but the archive says %08x", p.actual, p.CRC32)
+			f.Hint = "bytes are damaged: fetch the file again; or torch was told to write no checksums"
+		default:
+			continue
+		}
+		found = append(found, f)
 	}
 	return found
 }
@@ -93,7 +125,7 @@ func (x *valueAudit) aboutFrequencies() (found []inspect.Finding) {
 	return found
 }
 
-// aboutWeight returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
+// aboutWeight returns the findings about a weight. It does not say of a dead expert's weight that every value is zero.
 func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Finding) {
 	n := w.Len()
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
@@ -154,22 +186,6 @@ func (x *valueAudit) scaledForm() string {
 	return ""
 }
 
-// aboutSum returns the finding about a checksum that is wrong, or could not be computed.
-func (x *valueAudit) aboutSum(p *checksum) []inspect.Finding {
-	f := inspect.Broken.Of(problem.Problem{File: x.Files[p.File].Name, Tensor: p.Tensor,
-		Cause: "archive entry " + text.Quote(p.Name)})
-	switch {
-	case p.err != nil:
-		f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)
-	case p.actual != p.CRC32:
-		f.Cause += fmt.Sprintf(": CRC-32 is %08x, but the archive says %08x", p.actual, p.CRC32)
-		f.Hint = "bytes are damaged: fetch the file again; or torch was told to write no checksums"
-	default:
-		return nil
-	}
-	return []inspect.Finding{f}
-}
-
 // expertOf returns the layer and the number of the routed expert that a weight belongs to; -1 outside the experts.
 func expertOf(w *audited) [2]int {
 	if w.Expert >= 0 && w.Owner() == w.Name {
@@ -181,7 +197,7 @@ func expertOf(w *audited) [2]int {
 // matrices is the number of an expert's weights: gate_proj, up_proj and down_proj.
 const matrices = 3
 
-// deadExperts returns the routed experts all of whose weights were read and are zero.
+// deadExperts returns the routed experts with nothing but zeros in all their weights.
 func (x *valueAudit) deadExperts() map[[2]int]bool {
 	zero, alive := map[[2]int]int{}, map[[2]int]bool{{-1, -1}: true}
 	for _, w := range x.weights {

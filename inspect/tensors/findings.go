@@ -11,8 +11,8 @@ import (
 	"dsmoe/text"
 )
 
-// Find reads the weights of w that have numbers, and returns what is odd about them. What cannot be read is an error
-// that names all of it. It takes the memory of two blocks for each worker.
+// Find reads the weights of w that have numbers, and returns what is odd about them. The error names every weight that
+// cannot be read. It takes the memory of two blocks for each worker.
 func Find(ctx context.Context, w inspect.Weights) ([]inspect.Observation, error) {
 	x := matrix.NewReader(ctx, w)
 	var all []*measured
@@ -66,8 +66,8 @@ func equal(all []*measured, tied bool) (found []inspect.Observation) {
 	return found
 }
 
-// rowFactor is how many times the median the typical magnitude of a token's row must be to be a finding. Rows of tokens
-// that no text has may be smaller than the others by far, so that small rows are none.
+// rowFactor: a token's row is a finding from so many times the median of typical magnitudes on. Small rows are no finding:
+// tokens that no text has may have rows far smaller than the others.
 const rowFactor = 6
 
 // upper returns the values above the median, as many as far below it, and the median: the spread of large rows does not
@@ -126,8 +126,8 @@ func rows(all []*measured) (found []inspect.Observation) {
 	return found
 }
 
-// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n:
-// a padded vocabulary has one. A single zero row is that of the padding token.
+// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n: a
+// padded vocabulary ends so. A single zero row belongs to the padding token.
 func blocks(numbers []int, n int) (all []int) {
 	for first, last := range text.Runs(numbers) {
 		for i := first; i <= last && last > first && last < n-1; i++ {
@@ -161,15 +161,15 @@ func norms(all []*measured) (found []inspect.Observation) {
 	return found
 }
 
-// A layer's attention looks random from randomRank on, in the geometric mean over its matrices, if that of every other
-// layer is below trainedRank, and there are leastOthers.
+// A layer's attention looks random if the geometric mean of its matrices' ranks is at least randomRank, every other
+// layer's below trainedRank, and there are more than leastOthers layers.
 const (
 	randomRank  = 0.85
 	trainedRank = 0.6
 	leastOthers = 2
 )
 
-// untrained finds layers whose attention looks random where that of the others does not.
+// untrained finds layers whose attention looks random among trained ones.
 func untrained(all []*measured) (found []inspect.Observation) {
 	attention := slices.DeleteFunc(slices.Clone(all), func(m *measured) bool {
 		return m.Layer < 0 || m.Module() != table.Attention || len(m.Shape) != 2
@@ -200,7 +200,7 @@ func untrained(all []*measured) (found []inspect.Observation) {
 	return found
 }
 
-// trends finds matrices whose typical magnitude is far from that of the layers around: see inspect.Trend.
+// trends finds matrices with a typical magnitude far from the layers around: see inspect.Trend.
 func trends(all []*measured) (found []inspect.Observation) {
 	kinds, matrices := byKind(all), 0
 	for _, kind := range kinds {

@@ -18,10 +18,10 @@ import (
 type measured struct {
 	*weights.Weight
 	hash     uint64          // of all numbers in their order
-	size     float64         // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	size     float64         // mean of log₂|w| over the numbers that are not 0; NaN without one
 	ones     int             // numbers that are 1
 	rows     []matrix.LogSum // of embedding and head; nil of others
-	rank     float64         // stable rank of the first rows and columns over that of random numbers; NaN if unknown
+	rank     float64         // stable rank of the first rows and columns, over the rank of random numbers; NaN if unknown
 	codeBits int             // see matrix.CodeBits
 }
 

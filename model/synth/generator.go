@@ -67,34 +67,23 @@ func twist(u, v uint32) uint32 {
 	return (u&0x80000000|v&0x7fffffff)>>1 ^ -(v&1)&0x9908b0df
 }
 
-// uniform fills dst with the next values in [-bound, bound]:
-//
-//	u = (draw mod 2^24) · 2^-24                  one draw per value
-//	v = u·2bound - bound                         in float32, rounded once
-//
-// It is torch.Tensor.uniform_ on float32 tensors (at::transformation::uniform_real) as
-// torch computes it on x86-64 with AVX2 or more, with a fused multiply-add. float64 gives the
-// same bits: it holds the product and the sum exactly.
-func (g *mt19937) uniform(dst []float32, bound float32) {
-	b := float64(bound)
-	for i := range dst {
-		u := float64(g.draw()&(1<<24-1)) * 0x1p-24
-		dst[i] = float32(u*(2*b) - b)
-	}
-}
-
 // kaimingUniform fills dst with the next values of a weight with rows of fanIn
 // values, as MoEGate.reset_parameters initialises [n_routed_experts, hidden_size]:
 // torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5)).
 //
 //	gain  = sqrt(2 / (1 + a²))
 //	bound = sqrt(3) · gain / sqrt(fanIn)         in float64, about 1/sqrt(fanIn)
-//	v     = uniform in [-bound, bound]           in float32
+//	u     = (draw mod 2^24) · 2^-24              one draw per value
+//	v     = u·2bound - bound                     in float32, rounded once
 //
-// A weight may be filled in parts, one after the other.
+// v is torch.Tensor.uniform_ on float32 tensors (at::transformation::uniform_real) as torch computes it on x86-64 with AVX2
+// or more, with a fused multiply-add. float64 gives the same bits: it holds the product and the sum exactly. A weight may be filled in parts, one after the other.
 func (g *mt19937) kaimingUniform(dst []float32, fanIn int) {
 	a := math.Sqrt(5)
 	gain := math.Sqrt(2 / (1 + float64(a*a)))
-	bound := math.Sqrt(3) * (gain / math.Sqrt(float64(fanIn)))
-	g.uniform(dst, float32(bound))
+	bound := float64(float32(math.Sqrt(3) * (gain / math.Sqrt(float64(fanIn)))))
+	for i := range dst {
+		u := float64(g.draw()&(1<<24-1)) * 0x1p-24
+		dst[i] = float32(u*(2*bound) - bound)
+	}
 }

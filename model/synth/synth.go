@@ -6,6 +6,7 @@ package synth
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"iter"
 	"math"
 	"slices"
@@ -119,18 +120,25 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d",
 			text.Quote(info.Name), offset, offset+int64(len(dst)), info.Bytes())
 	}
-	if s.gates.has(info.Name) {
-		s.gates.fill(info.Name, dst, offset)
-		return nil
+	if s.gates != nil {
+		if first, ok := s.gates.first[info.Name]; ok {
+			s.gates.fill(first, dst, offset)
+			return nil
+		}
 	}
-	g := generator{key: fnv1a64(info.Name) ^ s.seed}
+	hash := fnv.New64a()
+	hash.Write([]byte(info.Name))
+	g := generator{key: hash.Sum64() ^ s.seed}
 	switch form := own.slot.Form(s.config); {
 	case own.width > 0:
-		g.base = float32(math.Sqrt(3/float64(own.width)) / float64(form.Largest))
-		g.scale = 0.1
-		g.fillScales(dst, offset)
+		base := float32(math.Sqrt(3/float64(own.width)) / float64(form.Largest))
+		elements(dst, uint64(offset), 4, func(i uint64) uint64 {
+			return uint64(math.Float32bits(base * (1 + float32(0.1*g.u(i)))))
+		})
 	case info.DType.Scaled():
-		g.fillCodes(dst, form, uint64(offset))
+		for k := range dst { // one byte per code
+			dst[k] = form.Nearest(form.Largest * g.u(uint64(offset)+uint64(k)))
+		}
 	case own.slot.Row.Integer():
 		g.fillTable(dst, uint64(offset), uint64(info.Shape[1]), uint64(s.config.NRoutedExperts))
 	case info.DType == tensor.F32:
@@ -235,13 +243,4 @@ func mix(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
 	z = (z ^ z>>27) * 0x94D049BB133111EB
 	return z ^ z>>31
-}
-
-// fnv1a64 is the 64-bit FNV-1a hash.
-func fnv1a64(text string) uint64 {
-	h := uint64(0xcbf29ce484222325)
-	for i := range len(text) {
-		h = (h ^ uint64(text[i])) * 0x100000001b3
-	}
-	return h
 }

@@ -51,21 +51,14 @@ func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	return t
 }
 
-// has reports whether name is the weight of a gate; false if t is nil.
-func (t *torchGates) has(name string) bool {
-	if t == nil {
-		return false
-	}
-	_, ok := t.first[name]
-	return ok
-}
-
-// fill writes the bytes of a gate's weight from offset on. The last values drawn may
-// be more than dst takes; the generator is a copy.
-func (t *torchGates) fill(name string, dst []byte, offset int64) {
+// fill writes the bytes from offset on of a gate's weight, whose first value has the position first in the stream. The
+// last values drawn may be more than dst takes; the generator is a copy.
+func (t *torchGates) fill(first int64, dst []byte, offset int64) {
 	var values [512]float32
 	var data [2 * len(values)]byte
-	g := t.at(t.first[name] + offset/2)
+	next := first + offset/2
+	g := t.mark(int(next / markEvery))
+	g.skip(next % markEvery)
 	for from := offset % 2; len(dst) > 0; from = 0 {
 		g.kaimingUniform(values[:], t.fanIn)
 		for i, v := range values {
@@ -75,13 +68,7 @@ func (t *torchGates) fill(name string, dst []byte, offset int64) {
 	}
 }
 
-// at returns the generator that has drawn i values of the stream.
-func (t *torchGates) at(i int64) mt19937 {
-	g := t.mark(int(i / markEvery))
-	g.skip(i % markEvery)
-	return g
-}
-
+// mark returns the generator that has drawn n·markEvery values of the stream.
 func (t *torchGates) mark(n int) mt19937 {
 	t.lock.Lock()
 	defer t.lock.Unlock()

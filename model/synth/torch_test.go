@@ -33,7 +33,8 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 				require.Equal(t, want, got, info.Name)
 			}
 			for l := range c.NumHiddenLayers {
-				assert.Equal(t, c.IsMoE(l), s.gates.has(fmt.Sprintf("model.layers.%d.mlp.gate.weight", l)))
+				_, has := s.gates.first[fmt.Sprintf("model.layers.%d.mlp.gate.weight", l)]
+				assert.Equal(t, c.IsMoE(l), has)
 			}
 		})
 	}

@@ -7,6 +7,6 @@ var familyExaoneMoE = otherNames(Family{
 	Ignored:    familyV1.Ignored,
 	MTP:        familyV3.MTP,
 	CarriesMTP: true,
-}, map[string]string{"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"}, nil).predicting(map[string]string{
+}, map[string]string{"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"}, map[string]string{}).predicting(map[string]string{
 	"eh_proj.weight": "mtp.fc.weight", "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
 	"hnorm.weight": "mtp.pre_fc_norm_hidden.weight", "shared_head.norm.weight": "mtp.norm.weight"})

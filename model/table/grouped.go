@@ -46,8 +46,8 @@ var headNorms = []Row{
 		stored("blk.{l}.attn_k_norm.weight")},
 }
 
-// otherNames are the namings of a family that files are published with: what parts of the table's names are called in
-// them, and in transformers' modules.
+// otherNames returns f with the names of its published files, and of transformers' modules: what parts of the table's
+// names are called there. own is nil if transformers has no names of its own, empty if it has the table's.
 func otherNames(f Family, published, own map[string]string) Family {
 	naming := func(name, whose string, called map[string]string) Naming {
 		rows := slices.Concat(f.Rows, f.MTP)
@@ -61,8 +61,10 @@ func otherNames(f Family, published, own map[string]string) Family {
 		}
 		return Naming{Name: name, Whose: whose, Fuses: name != "published", names: names}
 	}
-	f.Namings = []Naming{naming("published", "a published name", published),
-		naming("transformers", "a name of transformers' modules", own)}
+	f.Namings = []Naming{naming("published", "a published name", published)}
+	if own != nil {
+		f.Namings = append(f.Namings, naming("transformers", "a name of transformers' modules", own))
+	}
 	f.spelled = spellings(f.Namings)
 	return f
 }

@@ -70,10 +70,10 @@ func dependences(c *config.Config, rows []*table.Row, seen map[dependence]bool) 
 // the family can have, and its key.
 func variants(c *config.Config, rows []*table.Row) iter.Seq2[string, *config.Config] {
 	return func(yield func(string, *config.Config) bool) {
-		for i := range reflect.TypeFor[config.Config]().NumField() {
+		for _, field := range config.Fields() {
 			for _, change := range []func(v reflect.Value) bool{increment, double, zero, toggle} {
 				changed := *c
-				if f := reflect.ValueOf(&changed).Elem().Field(i); !f.CanSet() || !change(f) {
+				if !change(reflect.ValueOf(&changed).Elem().FieldByIndex(field.Index)) {
 					continue
 				}
 				key := keyOf(c, &changed, rows)

@@ -52,7 +52,7 @@ func (w *Walk) Tiles(p Pair, size int64, measure func(at int64, a, b *Stream) er
 	defer w.Reading.Release(b)
 	for at, err := range w.Reading.tiles(a, 0, int64(p.A.Len()), size) {
 		if err == nil {
-			err = w.inB(b.Load(at, a.n))
+			err = w.InB(b.Load(at, a.n))
 		}
 		if err == nil {
 			err = measure(at, a, b)
@@ -75,12 +75,12 @@ func (w *Walk) Numbers(p Pair, size int64, measure func(at int64, a, b []float32
 		if err == nil {
 			measure(at, x, y)
 		}
-		return w.inB(err)
+		return w.InB(err)
 	})
 }
 
-// inB says that an error is about B.
-func (w *Walk) inB(err error) error {
+// InB says that an error is about B.
+func (w *Walk) InB(err error) error {
 	if err == nil || w.Other == "" {
 		return err
 	}

@@ -163,6 +163,23 @@ func fp8(t *testing.T, scales tensor.DType) memory {
 	}
 }
 
+// TestBlocksOfRows: in a family with tables, a matrix with a row of scales for each row has blocks of one row; in
+// others, and where there are fewer scales, the blocks are those of the config.
+func TestBlocksOfRows(t *testing.T) {
+	for _, c := range []struct {
+		family string
+		scales int // rows
+		want   [2]int
+	}{{"deepseek_v41", 4, [2]int{1, 2}}, {"deepseek_v41", 2, [2]int{2, 2}}, {"deepseek_v3", 4, [2]int{2, 2}},
+		{"deepseek_v3", 2, [2]int{2, 2}}} {
+		src := memory{"w": counting(tensor.F8E4M3, 4, 4), "w_scale_inv": counting(tensor.F32, c.scales, 2)}
+		fp8 := config.Quantization{Method: "fp8", Block: [2]int{2, 2}}
+		w := New(&config.Config{ModelType: c.family, Quantization: fp8}, src).Find("w")
+		require.Equal(t, c.want, w.Block, c)
+		require.Equal(t, c.scales == 4/c.want[0], w.CheckScales() == nil, c)
+	}
+}
+
 // TestStream: numbers come in parts of any size, FP8 times its scales whatever their
 // dtype.
 func TestStream(t *testing.T) {

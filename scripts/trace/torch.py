@@ -85,6 +85,8 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
                                   "device": hooks.device,
                                   "recorded": "forward hooks, one pass" + (scale == "sum") * "; routed_scaling_factor is in the sum"},
                     "compute_dtype": names[hooks.dtype], "config": json.loads(json.dumps(config, default=str))}
+        if hooks.device == "cpu":
+            manifest["reference"]["precision"] = {"float32_matmul_precision": float32_precision()}
         if stages == "router":
             manifest["partial"] = "router only"
         if stages == "all" and (arithmetic := arithmetic or hooks.known(model)):
@@ -92,6 +94,15 @@ def recording(model, pack, tokens, engine="torch", version=None, stages="all", c
         out.finish(manifest)
         if unseen := hooks.gates - hooks.routed:
             print(f"dsmoe_trace: no module or router showed the choices of experts of {len(unseen)} gates", file=sys.stderr)
+
+
+def float32_precision():
+    """How precise float32 products of a CPU are, in the words of torch.set_float32_matmul_precision. Newer torch has settings
+    of oneDNN beside that, which decide."""
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    if matmul is None:
+        return torch.get_float32_matmul_precision()
+    return {"bf16": "medium", "tf32": "high"}.get(matmul.fp32_precision, "highest")
 
 
 class Hooks:

@@ -23,7 +23,10 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
+//
+// carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
+	x, common := a.splitCommon(x, l)
 	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	sums := a.sumsOf(x)
@@ -33,11 +36,16 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		bias = a.plain.Values(&l.Bias)
 	}
 	deltas, width := a.deltas(&l.Bias), y.Width()
+	var equal *classes
 	a.scratch(func() *model.Activation {
 		p := &model.Partial{X: x.Values, Scale: scales(x), Plans: sums.plans}
 		var units []float64
+		var ofClasses *model.Activation
 		if x.sigma != nil {
 			p.V, units = a.perRow(x, 0)
+			if equal = classesOf(x); equal != nil {
+				ofClasses = a.classSquares(&model.Activation{Shape: x.Shape, Values: p.V}, &l.Weight, equal)
+			}
 		}
 		p.Each = func(t, r int, partial, squares, carried []float32) {
 			unscale, at := Sq(1/float64(p.Scale[t])), t*width+r
@@ -50,10 +58,17 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 					v += Sq(sum)/3 + delta(deltas, r+c)
 				}
 				if carried != nil {
-					v += float64(float64(carried[c]) * units[t])
+					squares := carried[c]
+					if ofClasses != nil {
+						squares = max(squares, ofClasses.Values[at+c])
+					}
+					v += float64(float64(squares) * units[t])
 				}
 				if moved != nil {
 					v += float64(float64(sigma[c]) * moved[t])
+				}
+				if common != nil {
+					v += Sq(float64(common[at+c]))
 				}
 				v += sums.variance(sum, float64(unscale*float64(partial[c])), float64(unscale*float64(squares[c])))
 				sigma[c] = float32(math.Sqrt(roughly(out, v)))
@@ -64,7 +79,7 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	})
 	if x.sigma != nil {
 		l.Weight.Keep() // Neurons multiplies with it
-		y.Products = []product{{expert: -1, hidden: x.deviations(), down: l}}
+		y.Products = []product{{expert: -1, hidden: x.deviations(), equal: equal, common: common, down: l}}
 	}
 	return y.inherit(x)
 }
@@ -160,9 +175,16 @@ func (a *Analysis) Add(x, z *Value) *Value {
 //
 //	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
+//
+// A limit makes gates exactly equal. Their silu(g) has one error, which is common to them.
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	gate, up = a.settle(gate), a.settle(up)
 	y, p := a.computed(a.plain.SiLU(gate.wide()), gate.DType), PrecisionOf(gate.DType)
+	limit := highest(gate.Values)
+	if gate.DType == tensor.F32 && gate.limited(limit) {
+		y.common, y.ColumnsShare = a.errors.Make(tensor.F32, y.Shape...), true
+		clear(y.common.Values)
+	}
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
 			g, s, vg := float64(gate.Values[i]), float64(y.Values[i]), gate.Variance(i)
@@ -171,13 +193,28 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 				logistic = s / g
 			}
 			slope := logistic + float64(s*(1-logistic))
-			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(g, 0)))))
+			own := float64(2.25 * Sq(s) * (1 + float64(0.1*Sq(min(g, 0)))))
+			if y.common != nil && vg == 0 && gate.Values[i] == limit {
+				y.common.Values[i], own = float32(math.Sqrt(own)*float64(up.Values[i])), 0
+			}
+			v := float64(Sq(slope)*vg) + float64(0.3*Unit*Unit*Sq(vg)) + own
 			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			y.Set(i, s, v)
 		}
 	})
 	return y.inherit(gate, up)
+}
+
+// limited reports whether a limit cut elements of x: at least two are exactly limit.
+func (x *Value) limited(limit float32) bool {
+	n := 0
+	for i, y := range x.Values {
+		if y == limit && x.Variance(i) == 0 {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // Softmax implements model.Arithmetic, with z = x - max:

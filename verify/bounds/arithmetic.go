@@ -210,7 +210,7 @@ func (a *Analysis) Scope(x *Value, f func(x *Value) *Value) *Value {
 	values, errors := a.plain.Enter(x.Activation), a.errors.Enter(x.sigma)
 	y := f(x)
 	for i, p := range y.Products {
-		y.Products[i].hidden = slices.Clone(p.hidden)
+		y.Products[i].hidden, y.Products[i].common = slices.Clone(p.hidden), slices.Clone(p.common)
 	}
 	if n := y.Float32Scores; n != nil {
 		n.Activation, n.sigma = copied(n.Activation), copied(n.sigma)

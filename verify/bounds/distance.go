@@ -17,6 +17,7 @@ type Distances struct {
 	Finite    bool    // both tensors are; if not, only Worst and At are set
 	Rms       float64 // of z, over distinct rows
 	RowRMS    float64 // the largest of a row
+	WorstRow  int     // of RowRMS
 	ColumnRMS float64 // the largest of a column, over distinct rows
 	Beyond    int     // elements further than Lambda
 	Columns   []bool  // that have such elements
@@ -121,7 +122,9 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 			sums[c] += float64(weight * float64(z*z))
 		}
 		m.total += float64(weight * rowSum)
-		d.RowRMS = max(d.RowRMS, math.Sqrt(rowSum/float64(width)))
+		if rms := math.Sqrt(rowSum / float64(width)); rms > d.RowRMS {
+			d.RowRMS, d.WorstRow = rms, row
+		}
 		m.compared++
 	}
 }

@@ -34,6 +34,8 @@ type filter struct {
 	want     []float32 // its golden
 	selected *Rows     // its rows that are compared
 	factor   float64   // the user's, on standard deviations
+	outputs  *classes  // of the stage's columns; nil if no two are equal
+	related  []bool    // tokens with related experts
 
 	terms    [][]term    // of each token, what its row is the sum of
 	suspects [][]suspect // of each token
@@ -53,6 +55,24 @@ type term struct {
 type suspect struct {
 	Neuron
 	term
+}
+
+// filter returns a filter of stage x, with the terms of its tokens.
+func (a *Analysis) filter(x *Value, want []float32) *filter {
+	f := &filter{Analysis: a, x: x, want: want, outputs: classesOf(x),
+		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
+		related: make([]bool, x.Rows())}
+	for i := range x.Products {
+		f.add(&x.Products[i])
+	}
+	for t, terms := range f.terms {
+		for i, x := range terms {
+			f.related[t] = f.related[t] || slices.ContainsFunc(terms[:i], func(y term) bool {
+				return haveNeuronsInCommon(x.deviations(), y.deviations())
+			})
+		}
+	}
+	return f
 }
 
 // add notes which tokens a product takes part in: all, unless it says which.
@@ -83,11 +103,17 @@ func (t term) weight() float64 {
 	return float64(t.weights[t.row])
 }
 
-// deviations are the standard deviations of the row's neurons, in units of u.
-func (t term) deviations() []float32 {
-	width := t.down.Weight.Shape[1]
-	return t.hidden[t.row*width : (t.row+1)*width]
+// addCommon adds the row's deviations by the common error to dst, times the row's weight and scale.
+func (t term) addCommon(dst []float64, scale float64) {
+	if t.common != nil {
+		for c, s := range t.common[t.row*len(dst) : (t.row+1)*len(dst)] {
+			dst[c] += float64(scale * t.weight() * float64(s))
+		}
+	}
 }
+
+// deviations are the standard deviations of the row's neurons, in units of u.
+func (t term) deviations() []float32 { return t.neurons(t.row) }
 
 // consider takes note of a neuron's z.
 func (f *filter) consider(n Neuron) {

@@ -40,13 +40,7 @@ func (f *filter) simulate() {
 
 // simulateBlock does that for a block of tokens.
 func (f *filter) simulateBlock(tokens []int) {
-	noises := f.noises(tokens)
-	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width()) // draws, and the real one, of each token
-	clear(residuals.Values)
-	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
-	for i, t := range tokens {
-		noises[i].drawOutputs(residuals, i, newSigns(t, -2))
-	}
+	residuals, _ := f.draw(tokens)
 	before := map[suspectKey]Neuron{}
 	for _, t := range tokens {
 		for _, s := range f.suspects[t] {
@@ -68,16 +62,57 @@ func (f *filter) simulateBlock(tokens []int) {
 	})
 }
 
+// draw returns the draws of each token's residual, followed by the real residual, all times w, and the tokens' noises.
+func (f *filter) draw(tokens []int) (*model.Activation, []noise) {
+	noises := f.noises(tokens)
+	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width())
+	clear(residuals.Values)
+	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
+	for i, t := range tokens {
+		next := newSigns(t, -2)
+		noises[i].drawOutputs(residuals, i, next(), f.outputs.signs(f.x.Width(), next))
+	}
+	return residuals, noises
+}
+
+// Independent returns the number of independent errors in row t of a stage: its width if no two errors are correlated,
+// 1 if one error moves all outputs along one direction. The RMS of so many independent errors varies as much as the
+// row's. With simulated errors z and z', in standard deviations, it is (mean z·z)² / mean (z·z')².
+func (a *Analysis) Independent(x *Value, want []float32, t int) int {
+	if x.Products == nil {
+		return x.Width()
+	}
+	f, own, mixed := a.filter(x, want), 0.0, 0.0
+	f.inScope(func() {
+		residuals, noises := f.draw([]int{t})
+		z := residuals.Values[:draws*x.Width()]
+		for i := range z {
+			z[i] /= float32(math.Sqrt(float64(noises[0].inverse[i%x.Width()])))
+		}
+		for i, product := range f.errors.Product(z, z, x.Width()) {
+			if product := float64(product); i/draws == i%draws {
+				own += product / draws
+			} else {
+				mixed += Sq(product) / (draws * (draws - 1))
+			}
+		}
+	})
+	return max(1, min(x.Width(), int(Sq(own)/mixed+0.5)))
+}
+
 // drawNeurons adds to the draws of tokens what errors of a product's neurons do to outputs.
 func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []position, noises []noise) {
 	width := p.down.Weight.Shape[1]
 	errors := f.errors.Make(tensor.F32, len(rows)*draws, width)
 	for i, r := range rows {
-		scale, next := Unit*r.weight()/math.Sqrt(noises[r.at].least), newSigns(p.tokens[r.row], p.expert)
+		token, expert := p.tokens[r.row], p.expert
+		if f.related[token] {
+			expert = -1 // neurons in common have one error
+		}
+		scale, signs := Unit*r.weight()/math.Sqrt(noises[r.at].least), p.equal.signs(width, newSigns(token, expert))
 		for k, s := range r.deviations() {
-			signs := next()
 			for d := range draws {
-				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs>>d)
+				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs[k]>>d)
 			}
 		}
 	}
@@ -92,15 +127,15 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 	}
 }
 
-// drawOutputs adds the outputs' own errors to the draws of token i, multiplies them by w, and
+// drawOutputs adds the outputs' own errors and their common one to the draws of token i, multiplies them by w, and
 // sets the row after them to the real residual.
-func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint64) {
+func (n *noise) drawOutputs(residuals *model.Activation, i int, common uint64, signs []uint64) {
 	first := i * (draws + 1)
 	for o, q := range n.rest {
-		signs, s := next(), float32(math.Sqrt(q))
+		s := float32(math.Sqrt(q))
 		for d := range draws {
 			e := &residuals.Row(first + d)[o]
-			*e = (*e + signed(s, signs>>d)) * n.inverse[o]
+			*e = (*e + signed(s, signs[o]>>d) + signed(float32(n.common[o]), common>>d)) * n.inverse[o]
 		}
 	}
 	copy(residuals.Row(first+draws), n.scaled)
@@ -128,6 +163,19 @@ func (f *filter) suspectAgain(t term, from int, projections *model.Activation, r
 // newSigns returns a generator of random bits, the same for the same token and expert.
 func newSigns(token, expert int) func() uint64 {
 	return rand.NewPCG(uint64(token), uint64(expert)).Uint64
+}
+
+// signs returns random bits for each of n columns, the same bits for the columns of a class.
+func (c *classes) signs(n int, next func() uint64) []uint64 {
+	signs := make([]uint64, n)
+	for i := range signs {
+		if c == nil || c.first[c.class[i]] == i {
+			signs[i] = next()
+		} else {
+			signs[i] = signs[c.first[c.class[i]]]
+		}
+	}
+	return signs
 }
 
 // signed is s or, if the lowest bit is set, -s.

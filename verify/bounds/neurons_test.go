@@ -155,11 +155,8 @@ func (m *moe) analysed(rounded bool) (*Analysis, *Value) {
 
 // filterOf returns a filter of x's neurons that has examined nothing.
 func filterOf(a *Analysis, x *Value, want []float32) *filter {
-	f := &filter{Analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &Neuron{Expert: -1},
-		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
-	for i := range x.Products {
-		f.add(&x.Products[i])
-	}
+	f := a.filter(x, want)
+	f.selected, f.factor, f.named = allRows(want, x), 1, &Neuron{Expert: -1}
 	return f
 }
 
@@ -175,7 +172,7 @@ func (f *filter) screenedZ() float64 {
 	return z
 }
 
-// explicitZ is the z of a neuron by the formula, with loops.
+// explicitZ is the z of a neuron by the formula, with loops; equal neurons of an expert are one.
 func (f *filter) explicitZ(t term, index int) float64 {
 	token, width := t.tokens[t.row], f.x.Width()
 	columns := func(t term) func(o, k int) float64 {
@@ -188,10 +185,21 @@ func (f *filter) explicitZ(t term, index int) float64 {
 	for _, other := range f.terms[token] {
 		d := columns(other)
 		for k := range other.deviations() {
+			equal := []int{k}
+			if c := other.equal; c != nil {
+				if c.first[c.class[k]] < k {
+					continue
+				}
+				equal = slices.DeleteFunc(ascending(len(c.class)), func(i int) bool { return c.class[i] != c.class[k] })
+			}
 			m := 0.0
 			for o := range width {
-				m += di(o, index) * d(o, k) / s2[o]
-				own[o] += Sq(d(o, k)) * v(other, k)
+				sum := 0.0
+				for _, i := range equal {
+					sum += d(o, i)
+				}
+				m += di(o, index) * sum / s2[o]
+				own[o] += Sq(sum) * v(other, k)
 			}
 			variance += Sq(m) * v(other, k)
 		}

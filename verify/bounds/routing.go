@@ -137,6 +137,8 @@ type weighted struct{ part, row, slot int }
 // choice the sum is one of K terms p:
 //
 //	v = Σ v_p + sums.variance
+//
+// Errors that experts have in common add more: see addRelated and addCommon.
 func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
 	weight = a.settle(weight)
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
@@ -144,21 +146,32 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 	for p, part := range parts {
 		out := a.settle(part.Out)
 		y.inherit(weight, out)
-		from := product{expert: part.Expert}
 		for i, slot := range part.Slots {
 			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})
-			from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
 		}
 		if len(out.Products) == 1 {
-			from.hidden, from.down = out.Products[0].hidden, out.Products[0].down
+			from := out.Products[0]
+			from.expert = part.Expert
+			for _, slot := range part.Slots {
+				from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
+			}
 			y.Products = append(y.Products, from)
 		}
 	}
-	sum := a.sumByExpert
+	sum, p := a.sumByExpert, PrecisionOf(y.DType)
 	if order == config.ByChoice {
-		sum = a.sumByChoice
+		sum, p = a.sumByChoice, PrecisionOf(weight.DType)
 	}
-	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) { sum(y, t, weight, parts, terms[t]) })
+	pairs := a.relatedExperts(parts, terms)
+	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) {
+		sum(y, p, t, weight, parts, terms[t])
+		for _, pair := range pairs[t] {
+			y.addRelated(p, t, weight, parts, pair)
+		}
+	})
+	if slices.ContainsFunc(y.Products, func(p product) bool { return p.common != nil }) {
+		y.addCommon()
+	}
 	return y
 }
 
@@ -170,9 +183,9 @@ func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, 
 	return point(p, y, v)
 }
 
-// sumByExpert adds a token's weighted parts in the order of ascending experts.
-func (a *Analysis) sumByExpert(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
-	p := PrecisionOf(y.DType)
+// sumByExpert adds a token's weighted parts in the order of ascending experts, all of precision p.
+func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value],
+	terms []weighted) {
 	for c := range y.Width() {
 		sum, v := 0.0, 0.0
 		for i, w := range terms {
@@ -188,14 +201,15 @@ func (a *Analysis) sumByExpert(y *Value, t int, weight *Value, parts []model.Par
 	}
 }
 
-// sumByChoice adds a token's weighted parts in one sum.
-func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Part[*Value], terms []weighted) {
+// sumByChoice adds a token's weighted parts, of precision p, in one sum.
+func (a *Analysis) sumByChoice(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value],
+	terms []weighted) {
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
 	sums := a.sums(len(terms))
 	for c := range y.Width() {
 		var sum addition
 		for _, w := range terms {
-			sum = sum.add(share(PrecisionOf(weight.DType), weight, parts, w, c))
+			sum = sum.add(share(p, weight, parts, w, c))
 		}
 		sum.y = float64(float32(sum.y))
 		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))

@@ -19,6 +19,9 @@ type Value struct {
 	// shared is, of probabilities, the relative variance per row that all elements of the
 	// row have in common, in units of u²; nil of other values.
 	shared []float64
+	// common are the deviations of neurons, in units of u, by one error that many of them have; sigma does not contain
+	// it. It is nil if no limit cut the gates.
+	common *model.Activation
 	// roundLater says that the last rounding, to the dtype, is yet to be done.
 	roundLater bool
 	// ColumnsShare says that the elements of a column share an operand's errors: those of a row of
@@ -78,6 +81,8 @@ func (x *Value) wide() *model.Activation {
 type product struct {
 	expert int       // number of the routed expert, -1 for other MLPs
 	hidden []float32 // standard deviations of the neurons, in units of u
+	equal  *classes  // classes of the neurons; nil if no two are equal
+	common []float32 // deviations of the results by the neurons' common error, in units of u; nil if they have none
 	down   *model.Linear
 	// Of a routed expert: the tokens that chose it, and the weights of its outputs.
 	tokens  []int
@@ -102,8 +107,14 @@ func (y *Value) inherit(operands ...*Value) *Value {
 	return y
 }
 
-// DistributeShared gives the errors that rows share to their elements.
+// DistributeShared gives the errors that elements share to them.
 func (x *Value) DistributeShared() {
+	if x.common != nil {
+		for i, y := range x.Values {
+			x.Set(i, float64(y), x.Variance(i)+Sq(float64(x.common.Values[i])))
+		}
+		x.common = nil
+	}
 	for t := range x.shared {
 		x.distributeShared(t)
 	}

@@ -10,7 +10,7 @@ import (
 // biasOffMistakes is a bias that is not the reference's, read off a failed projection of attention: all rows are off by
 // one vector.
 func biasOffMistakes(f *Failure) []mistake {
-	if f.Want == nil || f.Got.Rows() < 2 || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+	if f.Want == nil || f.distinctRows() < leastFactorRows || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
 		return nil
 	}
 	off := make([]float32, f.Got.Width())

@@ -70,7 +70,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		err = try(together, false)
 	}
 	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes, elementMistakes,
-		rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
+		exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)
 		}
@@ -116,6 +116,11 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cau
 		case !pass:
 			return nil, nil
 		}
+	}
+	if m.more != nil {
+		words, err := m.more(ctx)
+		cause.Text += words
+		return cause, err
 	}
 	return cause, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 )
 
@@ -26,7 +27,7 @@ func elementMistakes(f *Failure) []mistake {
 		return nil
 	}
 	name := f.module() + ".weight"
-	id, words := describeElements(elements)
+	id, words := describeElements(elements, f.Set.Find(name).DType)
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
 		x.changeProduct(name, func(in, y *bounds.Value) {
 			for _, e := range elements {
@@ -54,7 +55,7 @@ func (f *Failure) elements() (list []element) {
 	defer plain.Close(nil)
 	column := -1
 	for c := range f.Got.Width() {
-		if f.isColumn(c, c) {
+		if f.isColumn(c, c, 1) {
 			continue
 		}
 		e, ok := f.elementOf(c, column)
@@ -113,22 +114,28 @@ func (f *Failure) leaves(row, column int, by float64) bool {
 	return true
 }
 
-// describeElements names what differs in a weight, and describes it.
-func describeElements(list []element) (id, words string) {
+// describeElements names what differs in a weight of a dtype, and describes it.
+func describeElements(list []element, d tensor.DType) (id, words string) {
 	if len(list) <= bounds.Few {
 		var each []string
 		for _, e := range list {
 			digits := max(1, min(4, int(-math.Log10(4*e.err/math.Abs(e.ours+e.by)))))
-			each = append(each, fmt.Sprintf("[%d %d] is %.4g, the reference's %.*g", e.row, e.column, e.ours, digits, e.ours+e.by))
+			theirs := e.ours + e.by
+			each = append(each, fmt.Sprintf("[%d %d] is %s, the reference's %s", e.row, e.column, unlike(e.ours, 4, theirs),
+				unlike(theirs, digits, e.ours)))
 		}
 		return "weight-elements", "has other numbers than the reference's in single places: " + strings.Join(each, "; ")
 	}
 	words = fmt.Sprintf("differs from the reference's in column %d, the input channel", list[0].column)
-	factor := func(e element) float64 { return (e.ours + e.by) / e.ours }
+	by := new(fit) // the factor that makes the reference's numbers ours
 	for _, e := range list {
-		if math.Abs(factor(e)-factor(list[0])) > 1e-2*math.Abs(factor(list[0])) {
+		by.add((e.ours+e.by)/e.err, e.ours/e.err)
+	}
+	for _, e := range list { // ours may be a product that was rounded
+		certain := float64(bounds.Lambda*math.Abs(by.factor())*e.err) + bounds.PrecisionOf(d).Ulp(e.ours)/2
+		if by.yy < bounds.Lambda*bounds.Lambda || math.Abs(float64(by.factor()*(e.ours+e.by))-e.ours) > certain {
 			return "weight-column", words
 		}
 	}
-	return "weight-column", fmt.Sprintf("%s, which is %.3g times the reference's", words, 1/factor(list[0]))
+	return "weight-column", fmt.Sprintf("%s, which is %s times the reference's", words, unlike(by.factor(), 3, 1))
 }

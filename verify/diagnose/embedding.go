@@ -55,7 +55,7 @@ func Embedding(m *model.DeepseekForCausalLM, ids []int, want []float32, d tensor
 	if words := e.otherColumns(); words != "" {
 		return []report.Cause{{ID: "columns-permuted", Text: words}}, nil
 	}
-	if differ := e.differing(); len(differ) <= bounds.Few {
+	if differ := e.differing(); len(differ) <= bounds.Few && len(differ) < len(e.ids) {
 		return nil, []report.Cause{{ID: "embedding-tokens", Text: fmt.Sprintf(
 			"of the pack's %d token ids the rows of %s differ, those of the others are the reference's", len(e.ids), text.Ranges(differ))}}
 	}
@@ -82,8 +82,9 @@ func (e *embedding) factor(m *model.DeepseekForCausalLM, d tensor.DType) string 
 	for i, y := range e.ours {
 		all.add(float64(y), float64(e.want[i]))
 	}
-	by, unsure := all.factor(), 4*(p.Ulp(1)+stored.Ulp(1))/math.Sqrt(max(1, all.n))
-	if math.Abs(by-1) < leastFactor {
+	// a rounding has a standard deviation of a unit / √12
+	by, unsure := all.factor(), bounds.Lambda*math.Hypot(p.Ulp(1), stored.Ulp(1))/math.Sqrt(12*max(1, all.n))
+	if math.Abs(by-1) < max(leastFactor, unsure) || all.left(by) > mostLeft*all.left(1) {
 		return ""
 	}
 	root, what := math.Sqrt(float64(m.Config.HiddenSize)), ""
@@ -95,13 +96,14 @@ func (e *embedding) factor(m *model.DeepseekForCausalLM, d tensor.DType) string 
 			by, what = known.is, known.words
 		}
 	}
-	for i, want := range e.want { // the factor is off by roundings, and so are ours and the golden
+	for i, want := range e.want { // ours and the golden are off by half a unit at most
 		ours := float64(e.ours[i])
-		if math.Abs(float64(want)-by*ours) > p.Ulp(float64(want))+math.Abs(by)*stored.Ulp(ours)+unsure*math.Abs(by*ours) {
+		units := p.Ulp(float64(want)) + float64(math.Abs(by)*stored.Ulp(ours))
+		if math.Abs(float64(want)-float64(by*ours)) > units/2+float64(unsure*math.Abs(by*ours)) {
 			return ""
 		}
 	}
-	return fmt.Sprintf("the reference's embeddings are %.3g%s times ours", by, what)
+	return fmt.Sprintf("the reference's embeddings are %s%s times ours", unlike(by, 3, 1), what)
 }
 
 // otherRows describes in which rows of ours the golden's are; "" if one is nowhere.

@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -47,7 +48,7 @@ func factorMistakes(f *Failure) []mistake {
 	if !slices.ContainsFunc(factors, func(x float64) bool { return x != 1 }) { // a limit of the user's may fail without
 		return nil
 	}
-	id, words, exact := f.describeFactors(factors)
+	id, words, exact := f.describeFactors(factors, errors)
 	if f.Kind == pack.ExpertsOutput && f.Input == nil {
 		name := "down_proj.weight of all experts"
 		if !slices.Contains(factors, 1) && strings.HasSuffix(words, " times the reference's") {
@@ -201,7 +202,7 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 	differ := false
 	for c := range columns {
 		factors[c] = 1
-		if f.isColumn(c, c) {
+		if f.isColumn(c, c, 1) {
 			continue
 		}
 		factors[c], errors[c] = columns[c].factor(), columns[c].deviation()
@@ -287,19 +288,23 @@ func (f *Failure) hasBias() bool {
 	return slices.ContainsFunc(f.Weights, func(w string) bool { return strings.HasSuffix(w, ".bias") })
 }
 
-// describeFactors returns the name of the mistake and describes the factors; exact ones are powers of two, with which
-// nothing is rounded.
-func (f *Failure) describeFactors(factors []float64) (id, words string, exact bool) {
-	changed, exact := []int{}, true
+// describeFactors returns the name of the mistake and describes the factors, which have these standard deviations; exact
+// ones are powers of two, with which nothing is rounded.
+func (f *Failure) describeFactors(factors, errors []float64) (id, words string, exact bool) {
+	changed, zeros, exact := []int{}, []int{}, true
 	same := true
 	for c, factor := range factors {
+		if factor == 0 {
+			zeros = append(zeros, c)
+		}
 		if factor != 1 {
 			changed = append(changed, c)
-			same = same && math.Abs(factor-factors[changed[0]]) <= 1e-3*math.Abs(factor)
+			same = same && areAlike(factors, errors, c, changed[0], math.Inf(1))
 			exact = exact && isPowerOfTwo(factor)
 		}
 	}
-	id, of, by := "weight-scaled", "row", f.factorInWords(1/factors[changed[0]])
+	first := changed[0]
+	id, of, by := "weight-scaled", "row", f.factorInWords(1/factors[first], errors[first]/math.Abs(factors[first]))
 	if f.isNorm() {
 		id, of = "norm-weight", "channel"
 	}
@@ -307,6 +312,8 @@ func (f *Failure) describeFactors(factors []float64) (id, words string, exact bo
 		of += "s"
 	}
 	switch {
+	case len(zeros) > 0:
+		return id, fmt.Sprintf("is not zero in %s %s, where the reference's is", of, ranges(zeros)), false
 	case same && len(changed) == len(factors):
 		return id, "is " + by + " times the reference's", exact
 	case same:
@@ -314,14 +321,26 @@ func (f *Failure) describeFactors(factors []float64) (id, words string, exact bo
 	case len(changed) <= bounds.Few:
 		return id, fmt.Sprintf("has other multiples of the reference's numbers in %s %s", of, ranges(changed)), false
 	case f.isNorm():
-		return id, f.normInWords(factors), false
+		return id, f.normInWords(factors, len(changed)), false
 	}
-	least, most := slices.Min(factors), slices.Max(factors)
-	if size := commonBlock(factors); size > 1 {
-		return "weight-scaled", fmt.Sprintf("is the reference's times a number for every %d rows, from %.3g to %.3g", size, 1/most,
-			1/least), false
+	var numbers []float64
+	for _, factor := range factors {
+		numbers = append(numbers, 1/factor)
 	}
-	return "weight-scaled", fmt.Sprintf("is the reference's times a number for each row, from %.3g to %.3g", 1/most, 1/least), false
+	least, most := slices.Min(numbers), slices.Max(numbers)
+	each := "each row"
+	if size := commonBlock(factors, errors); size > 1 {
+		each = fmt.Sprintf("every %d rows", size)
+	}
+	return "weight-scaled", fmt.Sprintf("is the reference's times a number for %s, from %s to %s", each,
+		unlike(least, 3, 1, most), unlike(most, 3, 1, least)), false
+}
+
+// areAlike reports whether the factors of two rows are one number, as near as can be told, and may differ by this much.
+func areAlike(factors, errors []float64, a, b int, by float64) bool {
+	size := math.Abs(factors[a])
+	certain := float64(leastCertain*(errors[a]+errors[b])) + float64(1e-6*size)
+	return math.Abs(factors[a]-factors[b]) <= min(by, 1e-3*size, certain)
 }
 
 // ranges lists rows, a few of them if they are many.
@@ -337,11 +356,12 @@ func isPowerOfTwo(x float64) bool {
 
 // commonBlock returns how many rows, one behind the other, have the same factor everywhere: a power of two; 1 if there
 // is none.
-func commonBlock(factors []float64) int {
+func commonBlock(factors, errors []float64) int {
+	most := (slices.Max(factors) - slices.Min(factors)) / 16 // else rows are alike by chance
 	for size := 256; size > 1; size /= 2 {
 		same := len(factors) > size
 		for c := range factors {
-			same = same && math.Abs(factors[c]-factors[c-c%size]) <= 1e-3*math.Abs(factors[c])
+			same = same && areAlike(factors, errors, c, c-c%size, most)
 		}
 		if same {
 			return size
@@ -350,8 +370,8 @@ func commonBlock(factors []float64) int {
 	return 1
 }
 
-// factorInWords writes a factor, with what it is if that is known.
-func (f *Failure) factorInWords(by float64) string {
+// factorInWords writes a factor and, if it is a known number, that number's name. deviation is the factor's relative one.
+func (f *Failure) factorInWords(by, deviation float64) string {
 	c := f.Model.Config
 	root := math.Sqrt(float64(c.HiddenSize))
 	for _, known := range []struct {
@@ -361,19 +381,19 @@ func (f *Failure) factorInWords(by float64) string {
 		{root, "√hidden_size"}, {1 / root, "1/√hidden_size"},
 		{c.RoutedScalingFactor, "routed_scaling_factor"}, {1 / c.RoutedScalingFactor, "1/routed_scaling_factor"},
 	} {
-		if known.is != 1 && math.Abs(by/known.is-1) < 1e-3 {
-			return fmt.Sprintf("%.3g (%s)", by, known.words)
+		if known.is != 1 && math.Abs(by/known.is-1) <= min(1e-3, float64(leastCertain*deviation)+1e-6) {
+			return fmt.Sprintf("%s (%s)", unlike(by, 3, 1), known.words)
 		}
 	}
 	digits := 4
 	if f.Got.DType != tensor.F32 {
 		digits = 3
 	}
-	return fmt.Sprintf("%.*g", digits, by)
+	return unlike(by, digits, 1)
 }
 
-// normInWords describes a norm's weight of which each channel is off by a factor.
-func (f *Failure) normInWords(factors []float64) string {
+// normInWords describes a norm's weight of which some channels are off by a factor each.
+func (f *Failure) normInWords(factors []float64, changed int) string {
 	ours, err := f.numbers(f.Weights[0])
 	if err != nil {
 		return "is not the reference's"
@@ -382,36 +402,34 @@ func (f *Failure) normInWords(factors []float64) string {
 	for c, w := range ours {
 		reference[c] = float64(w) * factors[c]
 	}
-	near := func(of func(c int) float64) bool {
+	is := func(of func(c int) float64) bool { // with these numbers the golden is ours, within the limits
 		return !slices.ContainsFunc(indices(len(ours)), func(c int) bool {
-			return math.Abs(reference[c]-of(c)) > 1e-2*max(math.Abs(of(c)), 1e-2)
+			w := float64(ours[c])
+			return w == 0 && of(c) != 0 || w != 0 && !f.isColumn(c, c, of(c)/w)
 		})
 	}
 	ones := !slices.ContainsFunc(ours, func(v float32) bool { return v != 1 })
 	switch {
 	case ones:
 		return "is 1 in every channel, and the reference's is not"
-	case near(func(int) float64 { return 1 }):
+	case is(func(int) float64 { return 1 }):
 		return "is not 1 in every channel, as the reference's is"
 	}
 	for _, w := range f.Set.All() {
 		if other, err := f.numbers(w.Name); len(w.Shape) == 1 && w.Name != f.Weights[0] && err == nil &&
-			len(other) == len(ours) && near(func(c int) float64 { return float64(other[c]) }) {
+			len(other) == len(ours) && is(func(c int) float64 { return float64(other[c]) }) {
 			return "is not the reference's, which is stored as " + w.Name
 		}
 	}
-	ordered := func(values []float64) []float64 { return slices.Sorted(slices.Values(values)) }
-	mine := make([]float64, len(ours))
-	for c, w := range ours {
-		mine[c] = float64(w)
+	mine, order := slices.Sorted(slices.Values(ours)), indices(len(ours))
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(reference[a], reference[b]) })
+	for i, c := range order {
+		reference[c] = float64(mine[i])
 	}
-	mine, theirs := ordered(mine), ordered(reference)
-	if !slices.ContainsFunc(indices(len(mine)), func(i int) bool {
-		return math.Abs(mine[i]-theirs[i]) > 1e-2*max(math.Abs(mine[i]), 1e-2)
-	}) {
+	if is(func(c int) float64 { return reference[c] }) {
 		return "holds the reference's numbers in another order: the hidden channels may be permuted"
 	}
-	return "is not the reference's: each channel is off by a factor of its own"
+	return fmt.Sprintf("is not the reference's: %d of %d channels are off, each by a factor of its own", changed, len(ours))
 }
 
 // numbers returns the numbers of a vector.
@@ -427,7 +445,8 @@ func (f *Failure) numbers(name string) ([]float32, error) {
 	return t.Float32s(nil)
 }
 
-// biasMistakes are what the reference's router biases may be instead of ours, where experts are chosen otherwise.
+// biasMistakes are what router biases may be instead of ours, where experts are chosen otherwise. The choices tell no
+// more than that they are the reference's with these.
 func biasMistakes(f *Failure) (list []mistake) {
 	if f.Kind != pack.TopKIdx || f.Layer < 0 {
 		return nil
@@ -440,21 +459,21 @@ func biasMistakes(f *Failure) (list []mistake) {
 				return ""
 			}
 			bias.Tensor = vectorOf(values, func(_ int, v float32) float32 { return of(v) })
-			return bias.Name + " " + words
+			return fmt.Sprintf("the reference chose experts as "+words, bias.Name)
 		}})
 	}
-	try("took no part in the reference's choice", func(float32) float32 { return 0 })
-	try("is the reference's with the other sign", func(v float32) float32 { return -v })
-	try("is twice the reference's", func(v float32) float32 { return v / 2 })
-	try("is half of the reference's", func(v float32) float32 { return 2 * v })
-	try("is the reference's before it was rounded to BF16", func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
+	try("without %s", func(float32) float32 { return 0 })
+	try("with the other sign of %s", func(v float32) float32 { return -v })
+	try("with half of %s", func(v float32) float32 { return v / 2 })
+	try("with twice %s", func(v float32) float32 { return 2 * v })
+	try("with %s rounded to BF16", func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
 	list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
 		bias := &x.layer.MoE.Gate.EScoreCorrectionBias
 		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasInBF16{a} }
 		if bias.Name == "" {
 			return ""
 		}
-		return bias.Name + " was added to the scores in BF16 in the reference"
+		return fmt.Sprintf("the reference chose experts as with %s added to the scores in BF16", bias.Name)
 	}})
 	for l := range f.Model.Model.Layers {
 		list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
@@ -468,7 +487,8 @@ func biasMistakes(f *Failure) (list []mistake) {
 				return ""
 			}
 			gate.EScoreCorrectionBias.Tensor = from.Tensor
-			return fmt.Sprintf("%s is not the reference's, which is stored as %s", gate.EScoreCorrectionBias.Name, from.Name)
+			return fmt.Sprintf("the reference chose experts as with %s in the place of %s", from.Name,
+				gate.EScoreCorrectionBias.Name)
 		}})
 	}
 	return list

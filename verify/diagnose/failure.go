@@ -118,8 +118,11 @@ func (f *Failure) overflows() (causes []report.Cause) {
 				report.Number(scores[i]))})
 	}
 	if i := find(f.Want); i >= 0 {
-		causes = append(causes, report.Cause{ID: "reference-overflow",
-			Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", report.Number(f.Want[i]), f.Pack.DType)})
+		words := fmt.Sprintf("the golden holds %s", report.Number(f.Want[i]))
+		if f.Want[i] == f.Want[i] {
+			words += fmt.Sprintf(": the reference exceeded %s", f.Pack.DType)
+		}
+		causes = append(causes, report.Cause{ID: "reference-overflow", Text: words})
 	}
 	return causes
 }
@@ -211,6 +214,7 @@ type Trial struct {
 	Proves  func(x *bounds.Value, first int) bool
 	Rounded bounds.Roundings // weights that the reference had before they were rounded
 	How     *pack.Arithmetic // of an engine
+	Own     []string         // stages in whose place the golden is not put
 }
 
 // NewTrial returns a trial in which nothing is undone yet.
@@ -342,6 +346,8 @@ type mistake struct {
 	experts bool   // it gives routed experts other weights and changes nothing else
 	unless  string // id of a mistake that is more than this one: not tried if that was found
 	guess   bool   // one of many values: not tried if any cause was found
+
+	more func(ctx context.Context) (string, error) // what a run of the layer tells beside; may be nil
 }
 
 // token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.

@@ -1,14 +1,19 @@
 package diagnose
 
 import (
+	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // Mistakes of the gate: its weights, groups and auxiliary loss, and the order of its rows.
@@ -174,13 +179,17 @@ func undoAlpha(x *Trial) string {
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.
-func undoRouterRows(biasesStay bool) func(x *Trial) string {
+func undoRouterRows(restStays bool) func(x *Trial) string {
 	return func(x *Trial) string {
-		order := x.reorderRouter(biasesStay)
+		order := x.reorderRouter(restStays)
 		if order == nil {
 			return ""
 		}
-		return "the router's rows are in another order than the experts: " + rowOrder(order)
+		than := "the experts"
+		if x.failed.routedSum() == nil {
+			than = "the reference's (no stage of the experts was compared)"
+		}
+		return fmt.Sprintf("the router's rows are in another order than %s: %s", than, rowOrder(order))
 	}
 }
 
@@ -188,16 +197,17 @@ func undoRouterRows(biasesStay bool) func(x *Trial) string {
 // logits say, and what else is numbered by expert, unless that was left behind.
 func undoRenumbered(behind bool) func(x *Trial) string {
 	return func(x *Trial) string {
-		moe := x.layer.MoE
-		left := ""
+		moe, left := x.layer.MoE, ""
 		switch {
+		case moe.Gate.TID2EID != nil:
+			left = ", but tid2eid is not"
 		case moe.Gate.EScoreCorrectionBias.Name != "":
-			left = "e_score_correction_bias"
+			left = ", but e_score_correction_bias is not"
 		case behind:
 			return ""
 		}
 		order := x.reorderRouter(behind)
-		if order == nil || slices.IsSorted(order) {
+		if sum := x.failed.routedSum(); order == nil || slices.IsSorted(order) || sum == nil || sum.Verdict != report.Fail {
 			return ""
 		}
 		experts := make([]model.DeepseekMLP, len(order))
@@ -205,41 +215,65 @@ func undoRenumbered(behind bool) func(x *Trial) string {
 			experts[e] = moe.Experts[from]
 		}
 		moe.Experts = experts
-		harm := "the sums are the same, only the ids differ"
-		switch {
-		case behind:
-			return fmt.Sprintf("experts and the router's rows are numbered otherwise, but %s is not: other experts are chosen: %s",
-				left, rowOrder(order))
-		case x.Config.LimitsGroups() && !keepsGroups(order, x.Config.NGroup):
-			harm = "the ids differ, and so do the groups, which decide what is chosen"
+		if !behind {
+			left = ""
 		}
-		return fmt.Sprintf("experts and the router's rows are numbered otherwise, together: %s: %s", harm, rowOrder(order))
+		return fmt.Sprintf("experts and the router's rows are numbered otherwise%s: %s", left, rowOrder(order))
 	}
 }
 
-// keepsGroups reports whether experts of the same group, of n, stay in the same group.
-func keepsGroups(order []int, n int) bool {
-	size := len(order) / n
-	for e, from := range order {
-		if from/size != order[e/size*size]/size {
-			return false
+// routedSum is the check of a stage of the failed layer that its routed experts give; nil if none was compared.
+func (f *Failure) routedSum() *report.Check {
+	for _, kind := range []string{pack.ExpertsOutput, "mlp.output"} {
+		name := pack.StageOf(f.Layer, kind)
+		for i, c := range f.Checks {
+			if c.Tensor == name && c.Verdict != report.Skipped {
+				return &f.Checks[i]
+			}
 		}
 	}
-	return true
+	return nil
 }
 
-// reorderRouter reorders the gate's rows by the golden's logits, and the biases with them unless they stay.
+// sumsInWords runs the layer with its own logits, choice and weights, and reports whether the routed sums are the golden's.
+// In 16 bits the order of a sum shows, so that only float32 tells that they differ.
+func (f *Failure) sumsInWords(ctx context.Context) (string, error) {
+	x, name := f.NewTrial(), f.routedSum().Tensor
+	for _, kind := range []string{pack.GateLogits, pack.TopKIdx, pack.TopKWeight} {
+		x.Own = append(x.Own, pack.StageOf(f.Layer, kind))
+	}
+	passes, err := f.Rerun(ctx, x, []string{name})
+	switch {
+	case passes[name]:
+		return "; the routed sums are the same, only the ids differ", err
+	case f.Pack.DType == tensor.F32:
+		return "; the routed sums differ", err
+	}
+	return "", err
+}
+
+// reorderRouter reorders the gate's rows by the golden's logits. The biases and the table of experts follow unless the
+// rest stays.
 // It returns which row of ours each of the golden's experts is, nil if they are no others
 // than ours in another order.
-func (x *Trial) reorderRouter(biasesStay bool) []int {
+func (x *Trial) reorderRouter(restStays bool) []int {
 	order := x.failed.columnOrder() // golden column -> ours
 	if order == nil {
 		return nil
 	}
 	gate := &x.layer.MoE.Gate
 	gate.Weight.Data = rowsOf(&gate.Weight, order)
-	if gate.EScoreCorrectionBias.Name != "" && !biasesStay {
+	if gate.EScoreCorrectionBias.Name != "" && !restStays {
 		gate.EScoreCorrectionBias.Data = rowsOf(&gate.EScoreCorrectionBias, order)
+	}
+	if table := gate.TID2EID; table != nil && !restStays {
+		w := *table
+		w.Data = nil
+		for id := range slices.Chunk(table.Data, 8) {
+			was := int(binary.LittleEndian.Uint64(id))
+			w.Data = binary.LittleEndian.AppendUint64(w.Data, uint64(slices.Index(order, was)))
+		}
+		gate.TID2EID = &w
 	}
 	return order
 }

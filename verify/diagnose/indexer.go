@@ -65,7 +65,7 @@ func undoNormBias(x *Trial) string {
 	f := x.failed
 	bias := &x.layer.Indexer.KNorm.Bias
 	values, err := bias.Float32s(nil)
-	if err != nil || f.Got == nil || len(values) != f.Got.Width() {
+	if err != nil || f.Got == nil || len(values) != f.Got.Width() || f.distinctRows() < leastFactorRows {
 		return ""
 	}
 	zero := !slices.ContainsFunc(values, func(v float32) bool { return v != 0 })

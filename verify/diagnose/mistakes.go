@@ -75,8 +75,9 @@ func weightMistakes(f *Failure) []mistake {
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", pack.PredictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{pack.PredictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, undo: undoRenumbered(false)},
-		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRenumbered(true)},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, undo: undoRenumbered(false), more: f.sumsInWords},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRenumbered(true),
+			more: f.sumsInWords},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(false)},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(true)},
 	}...)

@@ -173,11 +173,13 @@ func mlpMistakes(f *Failure) []mistake {
 	for _, m := range all {
 		list := slices.Concat(orderMistakes(m.down), m.scaled())
 		if together || len(all) == 1 { // else what one of several experts does to a few tokens, another can do as well
-			directions := m.down.directions()
+			directions, exchanged := m.down.directions(), m.exchanged()
 			list = slices.Concat(list, m.neurons(directions))
 			if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
-				list = slices.Concat(elementMistakes(m.down), m.down.rankMistakes(directions), codedMistakes(m.down))
+				list = slices.Concat(elementMistakes(m.down),
+					m.down.rankMistakes(directions, ", or by a few rows of gate_proj or up_proj"), codedMistakes(m.down))
 			}
+			list = slices.Concat(exchanged, list)
 		}
 		if len(list) == 0 {
 			list = slices.Concat(m.others(), m.reordered())
@@ -220,6 +222,47 @@ func (m *mlp) scaled() []mistake {
 	return list
 }
 
+// exchanged are two rows of gate_proj or of up_proj that are exchanged, or two columns of down_proj.
+func (m *mlp) exchanged() (list []mistake) {
+	list = exchangeMistakes(m.down)
+	for i, known := range list {
+		list[i].undo = func(x *Trial) string { return known.undo(x) + ", or the same rows of gate_proj and up_proj" }
+	}
+	x := newExchange(m.down)
+	if x == nil {
+		return list
+	}
+	gates, ups, limit := make([][]float64, len(x.rows)), make([][]float64, len(x.rows)), m.down.Model.Config.SwiGLULimit
+	for t, row := range x.rows {
+		for k, v := range m.gate.Row(row) {
+			gate, up := float64(v), float64(m.up.Row(row)[k])
+			if limit > 0 {
+				gate, up = min(gate, limit), max(-limit, min(up, limit))
+			}
+			gates[t], ups[t] = append(gates[t], gate/(1+math.Exp(-gate))), append(ups[t], up)
+		}
+	}
+	for _, p := range []struct {
+		role   table.Role
+		change func(t, of, other int) float64
+	}{
+		{table.GateProj, func(t, of, other int) float64 { return (gates[t][other] - gates[t][of]) * ups[t][of] }},
+		{table.UpProj, func(t, of, other int) float64 { return gates[t][of] * (ups[t][other] - ups[t][of]) }},
+	} {
+		a, b, explains := x.best(1, p.change)
+		if !explains {
+			continue
+		}
+		list = append(list, mistake{id: "rows-permuted", kinds: []string{m.down.kind()}, undo: func(x *Trial) string {
+			name := m.in(x.layer).Linear(p.role).Weight.Name
+			x.orderProduct(name, false, exchangedOrder(m.gate.Width(), a, b, 1))
+			return fmt.Sprintf("the rows of %s are in another order than the reference's: %s", name,
+				exchangeInWords("row", a, b, 1))
+		}})
+	}
+	return list
+}
+
 // neurons are the few neurons that differ: what is left of the golden is their columns of down_proj.
 func (m *mlp) neurons(directions [][]float64) []mistake {
 	w := m.down.loaded(m.down.Weights[0])
@@ -255,8 +298,8 @@ func (m *mlp) neurons(directions [][]float64) []mistake {
 		return nil
 	}
 	name := m.down.Weights[0]
-	return []mistake{{id: "mlp-neurons", kinds: []string{m.down.kind()}, undo: func(x *Trial) string {
-		m.down.undoAlong(x, name, directions)
+	return []mistake{{id: "mlp-neurons", kinds: []string{m.down.kind()}, guess: true, undo: func(x *Trial) string {
+		m.down.undoAlong(x, name, directions, m.down.along)
 		of, where := "neuron", "a row of gate_proj or up_proj, or a column of down_proj"
 		if len(neurons) > 1 {
 			of, where = "neurons", "rows of gate_proj or up_proj, or columns of down_proj"

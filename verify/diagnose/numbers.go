@@ -31,10 +31,10 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 		return nil, nil
 	}
 	all, words := *c, []string{}
-	for i := range reflect.TypeFor[config.Config]().NumField() {
+	for _, field := range config.Fields() {
 		one := *c
-		from, to := reflect.ValueOf(recorded).Elem().Field(i), reflect.ValueOf(&one).Elem().Field(i)
-		if !to.CanSet() || reflect.DeepEqual(from.Interface(), to.Interface()) {
+		from, to := reflect.ValueOf(recorded).Elem().FieldByIndex(field.Index), reflect.ValueOf(&one).Elem().FieldByIndex(field.Index)
+		if reflect.DeepEqual(from.Interface(), to.Interface()) {
 			continue
 		}
 		to.Set(from)
@@ -42,7 +42,7 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 		if len(differ) == 0 {
 			continue
 		}
-		reflect.ValueOf(&all).Elem().Field(i).Set(from)
+		reflect.ValueOf(&all).Elem().FieldByIndex(field.Index).Set(from)
 		d := differ[0]
 		words = append(words, fmt.Sprintf("%s %s, here it is %s", d.Key, inConfig(d.B), inConfig(d.A)))
 		if _, err := c.Override(map[string]jsontext.Value{d.Key: d.B}); err == nil { // else it is none by itself
@@ -325,6 +325,15 @@ const mostSteps = 8 // of Newton's method
 func written(v float64, digits int) float64 {
 	x, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', digits, 64), 64)
 	return x
+}
+
+// unlike writes a number with so many digits, or with as many more as it takes to read otherwise than other numbers.
+func unlike(v float64, digits int, others ...float64) string {
+	for ; digits < 17 && slices.ContainsFunc(others, func(x float64) bool {
+		return x != v && fmt.Sprintf("%.*g", digits, x) == fmt.Sprintf("%.*g", digits, v)
+	}); digits++ {
+	}
+	return fmt.Sprintf("%.*g", digits, v)
 }
 
 // valuesWith returns what the failed stage is with another config, as Unrounded; nil if it does not come so far.

@@ -28,15 +28,24 @@ func orderMistakes(f *Failure) []mistake {
 	id, words := f.describeOrder(order)
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
 		name := f.module() + ".weight"
-		x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
-			y := a.Linear(x, l)
-			if l.Weight.Name == name {
-				y = a.Move(model.OrderColumns(y.Shape, order), y)
-			}
-			return y
-		}})
+		x.orderProduct(name, false, order)
 		return fmt.Sprintf("the rows of %s are in another order than the reference's: %s", name, words)
 	}}}
+}
+
+// orderProduct has a trial take the columns of the product with a weight in another order or, of inputs, the columns of the
+// weight.
+func (x *Trial) orderProduct(name string, inputs bool, order []int) {
+	x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
+		ordered := func(x *bounds.Value) *bounds.Value { return a.Move(model.OrderColumns(x.Shape, order), x) }
+		switch {
+		case l.Weight.Name != name:
+			return a.Linear(x, l)
+		case inputs:
+			return a.Linear(ordered(x), l)
+		}
+		return ordered(a.Linear(x, l))
+	}})
 }
 
 // kind is the kind of the failed stage, with * for an expert's number.
@@ -54,7 +63,7 @@ func (f *Failure) columnOrder() []int {
 	order, taken := make([]int, n), make([]bool, n)
 	for c := range n {
 		order[c] = -1
-		if f.isColumn(c, c) {
+		if f.isColumn(c, c, 1) {
 			order[c], taken[c] = c, true
 		}
 	}
@@ -70,23 +79,42 @@ func (f *Failure) columnOrder() []int {
 		}
 		want := float64(f.Want[e])
 		at, _ := slices.BinarySearchFunc(sorted, want-widest, func(c int, v float64) int { return cmp.Compare(first(c), v) })
-		for ; order[e] < 0; at++ {
-			if at == n || first(sorted[at]) > want+widest {
-				return nil
-			}
-			if c := sorted[at]; !taken[c] && f.isColumn(e, c) {
+		for ; at < n && first(sorted[at]) <= want+widest; at++ {
+			c := sorted[at]
+			switch {
+			case !f.isColumn(e, c, 1):
+			case order[e] >= 0 && !f.areEqual(order[e], c):
+				return nil // it may be either
+			case order[e] < 0 && !taken[c]:
 				order[e], taken[c] = c, true
 			}
+		}
+		if order[e] < 0 {
+			return nil
 		}
 	}
 	return order
 }
 
-// isColumn reports whether golden column e is our column c, within the limits.
-func (f *Failure) isColumn(e, c int) bool {
+// areEqual reports whether two of our columns have the same numbers.
+func (f *Failure) areEqual(a, b int) bool {
+	n := f.Got.Width()
+	for first := 0; first < len(f.Unrounded); first += n {
+		if f.Unrounded[first+a] != f.Unrounded[first+b] {
+			return false
+		}
+	}
+	return true
+}
+
+// isColumn reports whether golden column e is our column c times a factor, within the limits.
+func (f *Failure) isColumn(e, c int, factor float64) bool {
 	n := f.Got.Width()
 	for first := 0; first < len(f.Want); first += n {
-		if math.Abs(float64(f.Want[first+e])-float64(f.Unrounded[first+c])) > f.tolerance(first+e, first+c) {
+		ours := float64(factor * float64(f.Unrounded[first+c]))
+		rounding := float64(0x1p-50 * math.Abs(ours)) // of ours
+		most := float64(f.tolerance(first+e, first+c)*max(1, math.Abs(factor))) + rounding
+		if math.Abs(float64(f.Want[first+e])-ours) > most {
 			return false
 		}
 	}
@@ -116,7 +144,7 @@ func (f *Failure) describeOrder(order []int) (id, words string) {
 		if width := f.headWidth(); size == width && a%width == 0 && b%width == 0 {
 			return id, fmt.Sprintf("heads %d and %d are exchanged", a/width, b/width)
 		}
-		return id, fmt.Sprintf("rows from %d and rows from %d are exchanged, %s each", a, b, text.Plural(size, "row"))
+		return id, exchangeInWords("row", a, b, size)
 	}
 	moved := slices.DeleteFunc(indices(len(order)), func(i int) bool { return order[i] == i })
 	return id, fmt.Sprintf("%d of %d rows are elsewhere; row %d of the reference's is row %d", len(moved), len(order),
@@ -219,4 +247,9 @@ func exchangedRuns(order []int) (a, b, size int) {
 		}
 	}
 	return a, b, size
+}
+
+// exchangeInWords describes two runs of rows or columns.
+func exchangeInWords(of string, a, b, size int) string {
+	return fmt.Sprintf("%ss from %d and %[1]ss from %[3]d are exchanged, %[4]s each", of, a, b, text.Plural(size, of))
 }

@@ -27,32 +27,40 @@ const (
 const leastAlong = 0.98
 
 // rankMistakes is the low rank of the change of the failed product's weight, if it has one.
-func rankMistakes(f *Failure) []mistake { return f.rankMistakes(f.directions()) }
+func rankMistakes(f *Failure) []mistake { return f.rankMistakes(f.directions(), "") }
 
-// rankMistakes is the same of what is left of the golden in these directions.
-func (f *Failure) rankMistakes(directions [][]float64) []mistake {
+// rankMistakes is the same for given directions of the residual. or names further changes that give these directions.
+func (f *Failure) rankMistakes(directions [][]float64, or string) []mistake {
 	if directions == nil {
 		return nil
 	}
 	name := f.module() + ".weight"
-	id, words := "low-rank", fmt.Sprintf("%s and the reference's differ by a matrix of rank %d, as where a LoRA is merged into "+
-		"one of them only, or with another alpha", name, len(directions))
-	if c := f.channel(directions); c >= 0 {
-		id, words = "weight-column", fmt.Sprintf("%s differs from the reference's in column %d, the input channel", name, c)
+	id, along := "low-rank", f.along
+	words := fmt.Sprintf("%s and the reference's differ by a matrix of rank %d, such as a LoRA or a few columns", name,
+		len(directions))
+	if w := f.Set.Find(name); w != nil && w.Scaled() {
+		words += ", or scales or zeros of a few groups"
 	}
-	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
-		f.undoAlong(x, name, directions)
+	words += or
+	if c, by := f.channel(directions); c >= 0 {
+		id = "weight-column"
+		words = fmt.Sprintf("%s differs from the reference's in column %d, the input channel%s", name, c, or)
+		along = func(r int, _ []float64) float64 { return by * float64(f.Input.Row(r)[c]) }
+	}
+	return []mistake{{id: id, kinds: []string{f.kind()}, guess: true, undo: func(x *Trial) string {
+		f.undoAlong(x, name, directions, along)
 		return words
 	}}}
 }
 
-// channel returns the input channel that what is left of the golden follows, where it has one direction; -1 if that is
-// none, or several.
-func (f *Failure) channel(directions [][]float64) int {
+// channel returns the input channel that the residual follows, and the factor between them. It returns -1 if there is no
+// such channel, or several, or if the residual has several directions.
+func (f *Failure) channel(directions [][]float64) (found int, by float64) {
 	if len(directions) > 1 {
-		return -1
+		return -1, 0
 	}
-	found, along := -1, make([]float64, f.Got.Rows())
+	found = -1
+	along := make([]float64, f.Got.Rows())
 	for r := range along {
 		along[r] = f.along(r, directions[0])
 	}
@@ -63,12 +71,12 @@ func (f *Failure) channel(directions [][]float64) int {
 		}
 		if bounds.Sq(s.yg) > leastAlong*s.yy*s.gg {
 			if found >= 0 {
-				return -1
+				return -1, 0
 			}
-			found = c
+			found, by = c, s.factor()
 		}
 	}
-	return found
+	return found, by
 }
 
 // directions are orthonormal rows that what is left of the golden is made of, within the limits; nil if these are not
@@ -88,7 +96,7 @@ func (f *Failure) directions() [][]float64 {
 	}
 	right := 0
 	for c := range n {
-		if f.isColumn(c, c) {
+		if f.isColumn(c, c, 1) {
 			right++
 		}
 	}
@@ -179,8 +187,8 @@ func ranks(gram *mat.SymDense, most float64) (rank int, left *mat.Dense) {
 	return n - rank, left
 }
 
-// undoAlong changes the product with a weight by what the golden differs along a few directions.
-func (f *Failure) undoAlong(x *Trial, name string, directions [][]float64) {
+// undoAlong changes the product with a weight along a few directions: in each row by as much as along says.
+func (f *Failure) undoAlong(x *Trial, name string, directions [][]float64, along func(r int, direction []float64) float64) {
 	x.changeProduct(name, func(_, y *bounds.Value) {
 		n := y.Width()
 		for i, row := range f.Rows {
@@ -189,10 +197,10 @@ func (f *Failure) undoAlong(x *Trial, name string, directions [][]float64) {
 				y.Set(row*n+c, float64(y.Values[row*n+c]), y.Variance(row*n+c)+cast)
 			}
 			for _, d := range directions {
-				along := f.along(i, d)
+				by := along(i, d)
 				for c, v := range d {
 					k := row*n + c
-					y.Set(k, float64(y.Values[k])+float64(along*v), y.Variance(k))
+					y.Set(k, float64(y.Values[k])+float64(by*v), y.Variance(k))
 				}
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -373,7 +374,11 @@ func undoExponents(by int, all bool) func(x *Trial) string {
 			}
 			return y
 		}})
-		return fmt.Sprintf("the exponents of the scales are too %s by 1: F8_E8M0 has a bias of 127",
+		of := ""
+		if !all {
+			of = " of " + text.Some(failed, bounds.Few, ", ")
+		}
+		return fmt.Sprintf("the exponents of the scales%s are too %s by 1: F8_E8M0 has a bias of 127", of,
 			map[int]string{-1: "large", 1: "small"}[by])
 	}
 }

@@ -37,11 +37,14 @@ type Manifest struct {
 	LayerInputs map[string]LayerInput `json:"layer_inputs"`
 	// Noise is how far another order of sums moved a gradient, by its name; of other stages it is
 	// for people.
-	Noise   map[string]Noise  `json:"noise"`
-	Probes  map[string]Probe  `json:"probes"`  // by the layer's number: of experts that no token chose
-	MadeBy  string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
-	Files   map[string]string `json:"files"`   // file -> "sha256:…"
-	Tensors map[string]Entry  `json:"tensors"` // by name: HuggingFace's module and what it gave
+	Noise  map[string]Noise `json:"noise"`
+	Probes map[string]Probe `json:"probes"` // by the layer's number: of experts that no token chose
+	// KeptFloat32 are the kinds of weights that the reference kept in float32 beside a narrower compute dtype, such as
+	// "mlp.gate.weight"; nil if the manifest does not say.
+	KeptFloat32 []string          `json:"kept_float32"`
+	MadeBy      string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", "model.to(dtype)"
+	Files       map[string]string `json:"files"`   // file -> "sha256:…"
+	Tensors     map[string]Entry  `json:"tensors"` // by name: HuggingFace's module and what it gave
 }
 
 // Absent is what a pack leaves out on purpose.
@@ -101,12 +104,18 @@ type Reference struct {
 	// Attention is how transformers computes attention: "" or eager, sdpa, or one whose
 	// rounding errors are not known here.
 	Attention string `json:"attn_implementation,omitzero"`
-	GPU       string `json:"gpu,omitempty"` // its name; empty on a CPU
+	// Experts is how transformers computes routed experts: "" or eager, grouped_mm, batched_mm, or one whose
+	// rounding errors are not known here.
+	Experts  string            `json:"experts_implementation,omitzero"`
+	Compiled bool              `json:"compiled,omitzero"`  // torch.compile compiled code that ran
+	Replaced map[string]string `json:"replaced,omitempty"` // classes and functions -> module whose code ran instead
 
-	Precision *Precision `json:"precision,omitempty"` // what torch was set to on the GPU; nil if the manifest does not say
+	GPU string `json:"gpu,omitempty"` // its name; empty on a CPU
+
+	Precision *Precision `json:"precision,omitempty"` // what torch's products were set to; nil if not said
 }
 
-// Precision is what torch was set to in products on a GPU.
+// Precision is what torch was set to in products on a GPU; on a CPU Float32 alone has an effect.
 type Precision struct {
 	MatmulTF32      bool   `json:"matmul_tf32"`              // float32 operands are rounded to 10 bits of mantissa
 	CuDNNTF32       bool   `json:"cudnn_tf32"`               // the same in convolutions, of which these models have none
@@ -122,11 +131,36 @@ func (p *Precision) String() string {
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
-// GPUText names the GPU that the reference ran on, and its settings; empty for a CPU.
-func (r *Reference) GPUText() string {
+// Python names the class, its libraries and the device, as far as the manifest does.
+func (r *Reference) Python() string {
+	python := strings.TrimSpace(fmt.Sprintf("%s (%s)", r.Model, strings.TrimSpace(r.Kind+" "+r.File)))
+	for _, part := range [][2]string{{", transformers ", r.Transformers}, {", torch ", r.Torch}, {" on ", r.Device}} {
+		if part[1] != "" {
+			python += part[0] + part[1]
+		}
+	}
+	return python
+}
+
+// MatmulPrecision returns how precise float32 products were, as torch.set_float32_matmul_precision has it: highest,
+// high or medium; "" if the manifest does not say.
+func (r *Reference) MatmulPrecision() string {
+	if r.Precision == nil {
+		return ""
+	}
+	return r.Precision.Float32
+}
+
+// DeviceText names the GPU that the reference ran on, and its settings; for a CPU float32 products of less than the
+// highest precision. It is empty if there is nothing to say.
+func (r *Reference) DeviceText() string {
 	switch {
 	case r.Precision == nil:
 		return r.GPU
+	case r.Device == "cpu" && slices.Contains([]string{"", "highest"}, r.Precision.Float32):
+		return ""
+	case r.Device == "cpu":
+		return "float32_matmul_precision " + r.Precision.Float32
 	case r.GPU == "":
 		return r.Precision.String()
 	}

@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/go-json-experiment/json"
@@ -314,8 +315,8 @@ func (p *Pack) Ints(name string) ([]int, error) {
 // checkpoint's family.
 var references = map[string]config.Reference{"remote code": config.Remote, "transformers native": config.Native}
 
-// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
-// config_overrides, and the rules of the reference, unless override names another. It refuses an override of a key
+// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's config_overrides, and the
+// rules of the reference, unless override names another, as the manifest changes them. It refuses an override of a key
 // that neither the family nor the checkpoint's config.json has: a typo would change nothing.
 func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Config, error) {
 	if len(p.Manifest.ConfigOverrides) > 0 {
@@ -334,7 +335,21 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}
-	return c, nil
+	return c.WithRules(p.follow), nil
+}
+
+// follow gives r what the manifest says of how the reference ran.
+func (p *Pack) follow(r *config.Rules) {
+	m := &p.Manifest
+	if slices.Contains([]string{GroupedMM, BatchedMM}, m.Reference.Experts) {
+		r.RoutedSum = config.ByChoice
+	}
+	if kept := m.KeptFloat32; kept != nil { // models have the bias in modules of several names
+		r.KeepsGate = slices.Contains(kept, "mlp.gate.weight")
+		r.CastsRouterBias = !slices.ContainsFunc(kept, func(kind string) bool {
+			return strings.HasSuffix(kind, string(table.EScoreCorrectionBias))
+		})
+	}
 }
 
 // Input returns input_ids and attention_mask.

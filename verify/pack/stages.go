@@ -50,10 +50,12 @@ const (
 	PredictedLogits = "shared_head.head.output"
 )
 
-// What transformers calls the implementations of attention whose rounding errors are known.
+// What transformers calls the implementations of attention, and of experts, whose rounding errors are known.
 const (
-	Eager = "eager"
-	Sdpa  = "sdpa"
+	Eager     = "eager" // of both
+	Sdpa      = "sdpa"
+	GroupedMM = "grouped_mm"
+	BatchedMM = "batched_mm"
 )
 
 // Stage is what the name of a tensor of a pack says, such as "model.layers.3.mlp.experts.7.output".

@@ -13,6 +13,7 @@ const (
 	LocalOnly       Status = "local-only"       // the gradient of a stage, where such are not compared
 	Undecided       Status = "undecided"        // a gradient beyond its fixed limit, but not far
 	UndecidedStage  Status = "undecided-stage"  // a stage in chained mode, likewise
+	UnknownRounding Status = "unknown-rounding" // a stage beyond its limits, of an operation whose roundings are not known
 	Noisy           Status = "noisy"            // a gradient whose noise says that it proves nothing
 )
 
@@ -27,6 +28,7 @@ func (s Status) Words() string {
 		LocalOnly:       "gradients of stages are compared in local mode, if the pack has those of all layers' outputs",
 		Undecided:       "beyond the fixed limit of gradients, by no more than rounding may do in a trained model",
 		UndecidedStage:  "beyond the fixed limit of chained mode, by no more than rounding may do",
+		UnknownRounding: "off by more than known roundings explain, but by no more than unknown ones may",
 		Noisy:           "another order of sums changes it by so much in the reference that it proves nothing",
 	}[s]
 }

@@ -119,15 +119,22 @@ func (r *Report) head() (f facts) {
 	if ref.Kind == pack.Engine {
 		r.writeEngine(&f)
 	} else {
-		f.add("reference", "%s",
-			text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
-				ref.Torch, ref.Device)))
+		f.add("reference", "%s", text.Line(ref.Python()))
 	}
-	if on := ref.GPUText(); on != "" {
+	if on := ref.DeviceText(); on != "" {
 		f.add("", "%s", text.Line(on))
 	}
 	if ref.Attention != "" && ref.Attention != pack.Eager {
 		f.add("", "attention %s", text.Line(ref.Attention))
+	}
+	if ref.Experts != "" && ref.Experts != pack.Eager {
+		f.add("", "experts %s", text.Line(ref.Experts))
+	}
+	if ref.Compiled {
+		f.add("", "compiled by torch.compile")
+	}
+	for _, class := range slices.Sorted(maps.Keys(ref.Replaced)) {
+		f.add("", "%s", text.Line(fmt.Sprintf("%s of %s", class, ref.Replaced[class])))
 	}
 	f.add("golden", "%d × %d tokens in %s, %d tensors, files match their hashes", r.Golden.Batch,
 		r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)

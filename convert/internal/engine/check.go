@@ -28,7 +28,8 @@ type checked struct {
 // Check hashes every byte of the output at path and compares it with its manifest, which it
 // reads one tensor at a time. An error means that the comparison was not possible.
 func Check(ctx context.Context, path string, s Settings) (*checked, error) {
-	t, err := output.At(path)
+	s = s.withDefaults()
+	t, err := output.At(path, s.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +38,7 @@ func Check(ctx context.Context, path string, s Settings) (*checked, error) {
 		return nil, err
 	}
 	r := &checked{Plan: m.Plan, Verified: m.Verified}
-	r.Problems, err = checkManifest(ctx, t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+	r.Problems, err = checkManifest(ctx, t, m, nil, s, func(t *manifest.Tensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
 	})
@@ -77,7 +78,8 @@ func problemsByFile(problems []problem.Problem) (files []problem.Problem) {
 // Rounded returns the tensors of the output at path that were rounded to their dtype, and how,
 // by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
 func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Rounding, error) {
-	out, err := output.At(path)
+	s = s.withDefaults()
+	out, err := output.At(path, s.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +94,7 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 		return nil, fmt.Errorf("%s: %s", text.Quote(out.Manifest), edited)
 	}
 	rounded := map[string]tensor.Rounding{}
-	problems, err := checkManifest(ctx, out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+	problems, err := checkManifest(ctx, out, m, nil, s, func(t *manifest.Tensor) {
 		if r := t.Rounds(); r.By != "" {
 			rounded[t.Name] = r
 		}

@@ -14,31 +14,38 @@ import (
 	"dsmoe/text"
 )
 
-// commit adds the files without weights and the manifest, and publishes the output.
-func (e *execution) commit(ctx context.Context) (replaced bool, err error) {
+// finish writes and proves what is left of the output, or of a part, then adds the files without weights and the
+// manifest, and publishes the output; or records that the part is done.
+func (e *execution) finish(ctx context.Context) (replaced bool, err error) {
+	if err := e.writeAndProve(ctx); err != nil {
+		return false, err
+	}
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
 	if err := e.checkSource(); err != nil {
 		return false, err
 	}
-	e.startCarried("copying other files")
-	return e.out.Commit(e.content(ctx))
-}
-
-// content returns the function that writes a named file, nil for a weight file.
-func (e *execution) content(ctx context.Context) func(name string) func(io.Writer) error {
-	return func(name string) func(io.Writer) error {
+	if e.Part.N == 0 {
+		e.startCarried("copying other files")
+	}
+	return e.out.Commit(func(name string) func(io.Writer) error {
 		if name == e.plan.Manifest() {
 			return e.writeManifest
 		}
-		for _, f := range e.plan.Others {
-			if f.Name == name {
-				return func(w io.Writer) error { return e.writeOther(ctx, w, f) }
-			}
+		i := slices.IndexFunc(e.plan.Others, func(f plan.Other) bool { return f.Name == name })
+		if i < 0 {
+			return nil
 		}
-		return nil
-	}
+		f := e.plan.Others[i]
+		return func(w io.Writer) (err error) {
+			if f.Carried {
+				e.carried[name], err = e.copyCarried(ctx, w, f)
+				return err
+			}
+			return e.plan.WriteOther(w, f)
+		}
+	})
 }
 
 // startCarried starts the phase that reads the files copied from the source.
@@ -50,15 +57,6 @@ func (e *execution) startCarried(phase string) {
 		}
 	}
 	e.StartPhase(phase, total)
-}
-
-// writeOther writes a file without weights.
-func (e *execution) writeOther(ctx context.Context, w io.Writer, f plan.Other) (err error) {
-	if f.Carried {
-		e.carried[f.Name], err = e.copyCarried(ctx, w, f)
-		return err
-	}
-	return e.plan.WriteOther(w, f)
 }
 
 // copyCarried copies a file to w and returns its hash. The file must be as planned, also

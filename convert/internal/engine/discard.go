@@ -6,9 +6,12 @@ import "dsmoe/convert/internal/output"
 type Leftover = output.Leftover
 
 // Leftovers returns what unfinished runs to dst left, and those to other outputs in the directory dst.
-func Leftovers(dst string) ([]Leftover, error) { return output.Leftovers(dst) }
+func Leftovers(dst string, s Settings) ([]Leftover, error) {
+	return output.Leftovers(dst, s.withDefaults().Client)
+}
 
 // Discard removes what unfinished runs to dst left, and returns it.
 func Discard(dst string, s Settings) ([]Leftover, error) {
-	return output.Discard(s.withDefaults().Disk, dst)
+	s = s.withDefaults()
+	return output.Discard(dst, s.Disk, s.Client)
 }

@@ -26,8 +26,7 @@ import (
 //
 // If dst is the finished output of the same plan, Run checks it against its manifest. It
 // also compares it with the source if the source may have changed since, or if the output
-// is to be verified and was not. StartOver makes and replaces it in any case. With Update, if
-// dst is the finished output of a plan with the same weights, Run replaces the rest of it.
+// is to be verified and was not. StartOver makes and replaces it in any case.
 //
 // With Part, Run writes and proves that part of the output in the hidden directory, whatever other runs write
 // of it at the same time, and leaves a journal. With Finish it publishes the output that all parts have written.
@@ -37,7 +36,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return nil, problem.New(dst, "an object store takes an output of one run only",
 			"write parts to a file system that all of them share")
 	}
-	t, err := output.TargetOf(dst, p)
+	t, err := output.TargetOf(dst, p, s.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -51,9 +50,6 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		if err := output.RefuseParts(t, p, output.Options{Overwrite: s.Overwrite}); err != nil {
 			return nil, err
 		}
-	}
-	if s.Update {
-		return updateFinished(ctx, t, p, src, s)
 	}
 	return run(ctx, t, p, src, s)
 }

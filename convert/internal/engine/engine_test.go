@@ -59,9 +59,10 @@ func convert(ctx context.Context, t testing.TB, dst string, src *checkpoint.Chec
 // begun is a run that has begun to write a plan's output to dst, and is closed with the test.
 func begun(t testing.TB, dst string, p *plan.Plan, src Source, s Settings) *execution {
 	t.Helper()
-	to, err := output.TargetOf(dst, p)
+	s = s.withDefaults()
+	to, err := output.TargetOf(dst, p, s.Client)
 	require.NoError(t, err)
-	e, err := newExecution(to, p, src, s.withDefaults())
+	e, err := newExecution(to, p, src, s)
 	require.NoError(t, err)
 	_, err = e.begin(t.Context())
 	require.NoError(t, err)

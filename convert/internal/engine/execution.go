@@ -23,7 +23,6 @@ type execution struct {
 	source   Source
 	key      string              // state of the source: Source.Key
 	target   *output.Target      // where the output appears
-	options  output.Options      // of the output
 	out      output.Output       // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
@@ -43,7 +42,7 @@ func newExecution(t *output.Target, p *plan.Plan, src Source, s Settings) (*exec
 		return nil, err
 	}
 	options.Spans = p.Share(s.Part)
-	e := &execution{Settings: s, plan: p, source: src, key: options.Key, target: t, options: options,
+	e := &execution{Settings: s, plan: p, source: src, key: options.Key, target: t,
 		out: output.New(t, p, options), shape: newShape(p, s, t.InStore()),
 		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(options.Spans, s.Progress),
 		carried: map[string]string{}}
@@ -109,7 +108,10 @@ func (e *execution) flush() error {
 	if err := e.out.Record(n); err != nil {
 		return err
 	}
-	e.queue.durable(n.Written)
+	e.queue.update(func() {
+		e.queue.volatile -= len(n.Written)
+		e.queue.proving = append(e.queue.proving, n.Written...)
+	})
 	return nil
 }
 

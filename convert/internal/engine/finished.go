@@ -3,6 +3,7 @@ package engine
 // A target that is already a finished output: which checks call it complete.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,116 +30,92 @@ func finished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err = e.finished(ctx)
+	unfinished, filling := e.out.Unfinished()
+	if filling { // a run was interrupted while it filled dst
+		return nil, nil, nil
+	}
+	if err := t.LostFile(); err != nil && !unfinished {
+		return nil, nil, err
+	}
+	m, err := t.ReadManifest(nil)
+	switch {
+	case err != nil, m.Plan != p.Hash && (s.Overwrite || unfinished || e.out.CheckReplaceable() != nil):
+		return nil, nil, nil
+	case m.Plan != p.Hash:
+		others, err := e.otherDifferences(ctx, m)
+		if err != nil {
+			return nil, nil, err
+		}
+		const most = 20
+		another := t.AnotherOutput("--overwrite replaces it")
+		another.Problems[0].Cause += ": " + cmp.Or(text.Some(e.differences(m, others), most, "; "),
+			"written by "+text.Quote(m.Tool)+", which planned it otherwise")
+		return nil, nil, another
+	}
+	changed, err := e.compareManifest(ctx, m)
+	if err != nil || changed {
+		return nil, nil, err
+	}
+	if r, err = e.compareSource(ctx, m); s.Overwrite && errors.Is(err, errStale) {
+		return nil, e.intact, nil
+	}
 	return r, e.intact, err
 }
 
-func (e *execution) finished(ctx context.Context) (*Result, error) {
-	unfinished, filling := e.out.Unfinished()
-	if filling { // a run was interrupted while it filled dst
-		return nil, nil
-	}
-	if err := e.target.LostFile(); err != nil && !unfinished {
-		return nil, err
-	}
-	m, err := e.target.ReadManifest(nil)
-	switch {
-	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || unfinished):
-		return nil, nil
-	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.CheckReplaceable() != nil:
-		return nil, nil
-	case m.Plan != e.plan.Hash:
-		others, err := e.otherFiles(ctx, m)
-		if err != nil {
-			return nil, err
-		}
-		return nil, e.another(m, e.differences(m, others))
-	}
-	changed, err := e.compareManifest(ctx, m)
-	if err != nil || changed && e.Overwrite {
-		return nil, err
-	}
-	r, err := e.compareSource(ctx, m)
-	if e.Overwrite && errors.Is(err, errStale) {
-		return nil, nil
-	}
-	return r, err
-}
-
-// updates reports whether the output with the manifest m, on the disk, has the plan's weights, in files of
-// the same names.
-func (e *execution) updates(m *manifest.Manifest) bool {
-	same := func(a, b plan.File) bool { return a.Name == b.Name }
-	return !e.target.InStore() && m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
-}
-
-// another is the error for a finished output of another plan.
-func (e *execution) another(m *manifest.Manifest, different []problem.Problem) error {
-	hint := "--overwrite replaces it"
-	switch {
-	case e.updates(m):
-		hint = "--update replaces the files that differ, and keeps the weights"
-	case e.out.CheckReplaceable() != nil:
-		hint = ""
-	}
-	const most = 20
-	why := text.Some(different, most, "; ")
-	if different == nil {
-		why = "written by " + text.Quote(m.Tool) + ", which planned it otherwise"
-	}
-	err := e.target.AnotherOutput(hint)
-	err.Problems[0].Cause += ": " + why
-	return err
-}
-
-// differences names what distinguishes the plan from that of the output with the manifest m.
-func (e *execution) differences(m *manifest.Manifest, others []output.OtherFile) []problem.Problem {
+// differences names what distinguishes the plan from the plan of the output with the manifest m. others lists the
+// differing files without weights.
+func (e *execution) differences(m *manifest.Manifest, others []problem.Problem) []problem.Problem {
 	list := append(manifest.OptionDifferences(m.Options, e.plan.Options),
 		manifest.SourceDifferences(m.Sources, e.plan.Sources)...)
 	if len(list) == 0 && m.Weights != e.plan.Weights {
 		list = append(list, problem.Problem{Cause: "its weights would be written otherwise"})
 	}
-	list = append(list, otherDifferences(others)...)
-	for i, f := range e.plan.Files {
-		if e.updates(m) && f.Header != m.Files[i].Header {
-			list = append(list, problem.Problem{File: f.Name, Cause: "would have other bytes before its weights"})
+	list = append(list, others...)
+	sameName := func(a, b plan.File) bool { return a.Name == b.Name }
+	if m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, sameName) {
+		for i, f := range e.plan.Files {
+			if f.Header != m.Files[i].Header {
+				list = append(list, problem.Problem{File: f.Name, Cause: "would have other bytes before its weights"})
+			}
 		}
 	}
 	return list
 }
 
-// otherDifferences lists the files without weights that differ.
-func otherDifferences(others []output.OtherFile) (list []problem.Problem) {
-	for _, o := range others {
-		if cause := o.Difference(); cause != "" {
-			list = append(list, problem.Problem{File: o.Name, Cause: cause})
-		}
-	}
-	return list
-}
-
-// otherFiles lists the files without weights of the output with the manifest m and of the plan. It
+// otherDifferences lists the files without weights that differ between the plan and the output with the manifest m. It
 // hashes the source's, for the manifest too.
-func (e *execution) otherFiles(ctx context.Context, m *manifest.Manifest) ([]output.OtherFile, error) {
-	files := map[string]output.OtherFile{}
+func (e *execution) otherDifferences(ctx context.Context, m *manifest.Manifest) (list []problem.Problem, err error) {
+	planned, written := map[string]plan.Other{}, map[string]plan.Other{}
 	for _, f := range m.Others {
-		files[f.Name] = output.OtherFile{Name: f.Name, Old: f.Hash, Carried: f.Carried}
+		written[f.Name] = f
 	}
 	e.startCarried("comparing other files")
 	for _, f := range e.plan.Others {
-		hash := f.Hash
 		if f.Carried {
-			var err error
-			if hash, err = e.copyCarried(ctx, io.Discard, f); err != nil {
+			if f.Hash, err = e.copyCarried(ctx, io.Discard, f); err != nil {
 				return nil, err
 			}
-			e.carried[f.Name] = hash
+			e.carried[f.Name] = f.Hash
 		}
-		files[f.Name] = output.OtherFile{Name: f.Name, Old: files[f.Name].Old, Now: hash, Carried: f.Carried}
+		planned[f.Name] = f
 	}
-	var list []output.OtherFile
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		list = append(list, files[name])
+	all := maps.Clone(written)
+	maps.Copy(all, planned)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		now, old, cause := planned[name].Hash, written[name].Hash, ""
+		switch {
+		case now == old:
+			continue
+		case !all[name].Carried:
+			cause = "would have other content"
+		case old == "":
+			cause = "is new in the source"
+		case now == "":
+			cause = "is no longer in the source"
+		default:
+			cause = "is " + now + " now, not " + old
+		}
+		list = append(list, problem.Problem{File: name, Cause: cause})
 	}
 	return list, nil
 }
@@ -146,16 +123,12 @@ func (e *execution) otherFiles(ctx context.Context, m *manifest.Manifest) ([]out
 // compareSource compares the target with the source if the manifest may be outdated or does
 // not say verified.
 func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*Result, error) {
-	others, err := e.otherFiles(ctx, m)
+	others, err := e.otherDifferences(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	if different := otherDifferences(others); len(different) > 0 {
-		hint := "--update replaces them, and keeps the weights"
-		if e.target.InStore() {
-			hint = "--overwrite makes it anew"
-		}
-		return nil, e.stale("files that went along changed in the source since", hint, different...)
+	if len(others) > 0 {
+		return nil, e.stale("files that went along changed in the source since", "--overwrite makes it anew", others...)
 	}
 	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {

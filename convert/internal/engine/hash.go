@@ -3,8 +3,6 @@ package engine
 // The hashes of a span and of its source.
 
 import (
-	"slices"
-
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 	"dsmoe/model/digest"
@@ -65,12 +63,6 @@ func (h *hasher) next() {
 	h.begin += h.span.Segments[h.index].Bytes
 	h.index++
 	h.enter()
-}
-
-// partial returns the hashes of the bytes so far and of the segments that are finished; compared says whether
-// these were compared with the source.
-func (h *hasher) partial(compared bool) *progress.Proof {
-	return &progress.Proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
 }
 
 // finish returns the hash of the span, and the hashes of its segments if the source was

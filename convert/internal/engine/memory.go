@@ -25,8 +25,8 @@ const (
 	perSegment = 96 + 64
 	// perPart is the memory of a part of an upload: its number and hashes.
 	perPart = 200
-	// partsOfWorker is the number of parts that a worker keeps from being sent at most: the one that it writes, and the
-	// one that its tensor ends in, of which another worker wrote the rest.
+	// partsOfWorker is the most parts that a worker keeps from being sent: the part that it writes, and the part that its
+	// tensor ends in, whose rest another worker wrote.
 	partsOfWorker = 2
 )
 
@@ -54,7 +54,7 @@ func (s Settings) CheckPlan(path string, p *plan.Plan) error {
 		err = s.check(path, "a matrix that is stored transposed", max(need+n, 2*usable(leastBuffers+n)))
 	}
 	if err == nil && remote.Is(path) {
-		err = s.check(path, "an upload in parts", need+uploads(p)+partsOfWorker*largestPart(p))
+		err = s.check(path, "an upload in parts", need+uploads(p, s.Client)+partsOfWorker*largestPart(p, s.Client))
 	}
 	return err
 }
@@ -97,25 +97,18 @@ func largestMatrix(p *plan.Plan) (most int64) {
 	return most
 }
 
-// hasViews reports whether a plan reads elements of a tensor in another order than they are stored in.
-func hasViews(p *plan.Plan) bool {
-	return slices.ContainsFunc(p.Tensors, func(t plan.Tensor) bool {
-		return slices.ContainsFunc(t.Segments, func(s plan.Segment) bool { return s.View != nil })
-	})
-}
-
 // uploads is the memory, in bytes, of the lists of parts of a plan's files.
-func uploads(p *plan.Plan) (n int64) {
+func uploads(p *plan.Plan, c *remote.Client) (n int64) {
 	for _, f := range p.Files {
-		n += (f.Size/remote.PartSize(f.Size) + 1) * perPart
+		n += (f.Size/c.PartSize(f.Size) + 1) * perPart
 	}
 	return n
 }
 
 // largestPart is the size in bytes of the largest part of an upload of the plan's files.
-func largestPart(p *plan.Plan) (n int64) {
+func largestPart(p *plan.Plan, c *remote.Client) (n int64) {
 	for _, f := range p.Files {
-		n = max(n, remote.PartSize(f.Size))
+		n = max(n, c.PartSize(f.Size))
 	}
 	return n
 }
@@ -145,14 +138,17 @@ func newShape(p *plan.Plan, s Settings, uploading bool) shape {
 	left := usable(s.Memory) - fixed(p)
 	room := int(min(s.Memory/2, left))
 	buffers := 3 * maxPiece
-	if s.Origin != "" || hasViews(p) {
+	views := slices.ContainsFunc(p.Tensors, func(t plan.Tensor) bool {
+		return slices.ContainsFunc(t.Segments, func(s plan.Segment) bool { return s.View != nil })
+	})
+	if s.Origin != "" || views {
 		buffers += readAhead
 	}
 	buffers += int(largestMatrix(p))
 	h.workers = max(min(s.IO, room/(minTile+buffers)), 1)
 	if uploading {
-		parts := partsOfWorker * largestPart(p)
-		left -= uploads(p)
+		parts := partsOfWorker * largestPart(p, s.Client)
+		left -= uploads(p, s.Client)
 		h.workers = max(min(h.workers, int(left/(minTile+int64(buffers)+parts))), 1)
 		room = min(room, int(left-int64(h.workers)*parts))
 	}

@@ -25,21 +25,9 @@ func runPart(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s 
 	}
 	already := reached == output.Ended && e.Complete(e.Unverified)
 	if !already {
-		err = e.makePart(ctx)
+		_, err = e.finish(ctx)
 	}
 	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
-}
-
-// makePart writes and proves what is left of a part, and records that it is done.
-func (e *execution) makePart(ctx context.Context) error {
-	if err := e.writeAndProve(ctx); err != nil {
-		return err
-	}
-	if err := e.checkSource(); err != nil {
-		return err
-	}
-	_, err := e.out.Commit(e.content(ctx))
-	return err
 }
 
 // finishParts publishes the output that all parts have written: it makes the journal of a run that wrote and

@@ -177,6 +177,25 @@ func stopParts(t *testing.T, dst string, p *plan.Plan, src Source, n int64) (sto
 	return stopped
 }
 
+// TestRejectedPartIsWrittenAgain: bytes that a run found to be others than the source gives count for nothing, even if
+// an earlier run recorded that it wrote them.
+func TestRejectedPartIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	p := planned(t, src, crashOptions)
+	dst, s := filepath.Join(t.TempDir(), "out"), inMemory()
+	s.Part, s.Unverified = plan.Part{I: 1, N: 2}, true
+	_, err := Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err)
+	first := p.Share(s.Part)[0]
+	fixture.Flip(t, filepath.Join(beside(dst, "partial"), p.Files[first.File].Name), first.Offset+first.From+1)
+	s.Unverified = false
+	_, err = Run(t.Context(), dst, p, src, s)
+	require.ErrorContains(t, err, "but the source gives")
+	_, err = Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err)
+}
+
 // TestPartsSay: what is there already is said, and not done again.
 func TestPartsSay(t *testing.T) {
 	t.Parallel()

@@ -63,12 +63,28 @@ func elementBytes(s *plan.Segment, n int64) int64 {
 	return s.DType.Bytes(n)
 }
 
-// picked returns what picks the elements of a view.
-func (p *piece) picked(proof bool) func(v *tensor.View, take func(at, n int64) error) error {
-	if proof {
-		return p.byDefinition
+// pick calls take for the elements of a view that a piece has: run by run or, for the proof, one by one as the view
+// defines them, neighbours together.
+func (p *piece) pick(v *tensor.View, proof bool, take func(at, n int64) error) error {
+	if !proof {
+		for r := range v.Runs(p.from, p.to) {
+			if err := take(r.At, r.N); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	return p.byRuns
+	for i := p.from; i < p.to; {
+		at, n := v.Element(i), int64(1)
+		for i+n < p.to && v.Element(i+n) == at+n {
+			n++
+		}
+		if err := take(at, n); err != nil {
+			return err
+		}
+		i += n
+	}
+	return nil
 }
 
 // mismatch is an element that differs from the source, counted from the begin of the tensor.
@@ -93,29 +109,4 @@ func (p *piece) located(err error) error {
 func (p *piece) at() int64 {
 	u := p.segment.Operation.Unit()
 	return p.offset / int64(u.Out) * int64(u.Elements)
-}
-
-// byRuns picks the elements of a view run by run.
-func (p *piece) byRuns(v *tensor.View, take func(at, n int64) error) error {
-	for r := range v.Runs(p.from, p.to) {
-		if err := take(r.At, r.N); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// byDefinition picks the elements of a view one by one, neighbours together.
-func (p *piece) byDefinition(v *tensor.View, take func(at, n int64) error) error {
-	for i := p.from; i < p.to; {
-		at, n := v.Element(i), int64(1)
-		for i+n < p.to && v.Element(i+n) == at+n {
-			n++
-		}
-		if err := take(at, n); err != nil {
-			return err
-		}
-		i += n
-	}
-	return nil
 }

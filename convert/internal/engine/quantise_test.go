@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -114,6 +116,27 @@ func TestBlocksAreReadAgain(t *testing.T) {
 		require.ErrorContains(t, w.proveSpan(t.Context(), i), "block, but the source gives ")
 		require.Zero(t, e.State(i).Done)
 	}
+}
+
+// TestResumeTrustsWhatWasCompared: of a tensor of blocks that a run without verification began, a run with verification
+// takes over no byte: what that run read may not be the source.
+func TestResumeTrustsWhatWasCompared(t *testing.T) {
+	t.Parallel()
+	p, src, _ := quantisedPlan(t)
+	misread := slices.Clone(src)
+	misread[1000] ^= 0x40
+	ctx, cancel := context.WithCancel(t.Context())
+	s := inMemory()
+	s.Unverified, s.Progress = true, func(string, int64, int64) { cancel() } // after the first tile
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, misread, s)
+	require.ErrorIs(t, onlyWorker(e).writeSpan(ctx, 0), context.Canceled)
+	require.False(t, e.State(0).Partial.Compared)
+	e.source, e.Unverified = src, false
+	require.NoError(t, onlyWorker(e).writeSpan(t.Context(), 0))
+
+	right := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
+	require.NoError(t, onlyWorker(right).writeSpan(t.Context(), 0))
+	require.Equal(t, right.State(0).Proof, e.State(0).Proof)
 }
 
 // TestBlocksAfterCrash: a run that crashed while it encoded blocks goes on to the same bytes and

@@ -4,8 +4,6 @@ package engine
 // Disks that read and write at once do either more slowly.
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 )
 
@@ -67,39 +65,4 @@ func (q *queue) update(change func()) {
 	defer q.mu.Unlock()
 	change()
 	q.changed.Broadcast()
-}
-
-// wrote records that a span was written.
-func (q *queue) wrote(needsProof bool) {
-	q.update(func() {
-		if needsProof {
-			q.volatile++
-		} else {
-			q.open--
-		}
-	})
-}
-
-// durable records that written spans are on the disk and can be proven.
-func (q *queue) durable(spans []int) {
-	q.update(func() {
-		q.volatile -= len(spans)
-		q.proving = append(q.proving, spans...)
-	})
-}
-
-func (q *queue) proved() { q.update(func() { q.open-- }) }
-
-func (q *queue) stop() { q.update(func() { q.stopped = true }) }
-
-// largeFirst moves spans larger than a worker's share of all bytes to the front: one
-// worker writes a span from begin to end.
-func largeFirst(spans []int, workers int, size func(i int) int64) []int {
-	all := int64(0)
-	for _, i := range spans {
-		all += size(i)
-	}
-	share := all / int64(workers)
-	slices.SortStableFunc(spans, func(a, b int) int { return cmp.Compare(max(size(b), share), max(size(a), share)) })
-	return spans
 }

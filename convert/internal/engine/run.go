@@ -56,10 +56,7 @@ func run(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s Sett
 		r, _, err := finished(ctx, t, p, src, s)
 		return r, err
 	}
-	if err := e.writeAndProve(ctx); err != nil {
-		return nil, e.interrupted(err)
-	}
-	replaced, err := e.commit(ctx)
+	replaced, err := e.finish(ctx)
 	return &Result{Verified: !s.Unverified, Replaced: replaced, Resumed: e.Resumed, Lost: e.lost()}, e.interrupted(err)
 }
 

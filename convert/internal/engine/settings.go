@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/remote"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -38,12 +39,12 @@ type Settings struct {
 	OverwriteChanged bool
 	Part             plan.Part // write a part of the output, and publish nothing
 	Finish           bool      // publish the output that all parts have written
-	Update           bool      // of a finished output of the same weights, replace all but the weights
 	AllowOverflow    bool      // write numbers that a cast makes infinite
 	// Origin is the URL of a source that is not on the disk, for the manifest. Its bytes are read once: a
 	// tile is compared with them when it is written, and by its hash when it is read again.
 	Origin string
 
+	Client   *remote.Client                  // reads and writes an output in a store; nil is a new one
 	Tool     string                          // name and version of the program, for the manifest
 	Progress func(phase string, n, of int64) // called, one call at a time, with the bytes done; may be nil
 	Disk     *disk.Disk                      // makes the system calls; nil is the real disk
@@ -71,6 +72,9 @@ func (s Settings) withDefaults() Settings {
 	if s.Progress == nil {
 		s.Progress = func(string, int64, int64) {}
 	}
+	if s.Client == nil {
+		s.Client = remote.NewClient()
+	}
 	if s.Disk == nil {
 		s.Disk = &disk.Disk{}
 	}
@@ -96,8 +100,6 @@ type Result struct {
 	Resumed  int64        // bytes that an interrupted run had written
 	Parts    int          // that were joined
 	Replaced bool         // an older output was replaced
-	Updated  []string     // files that were replaced, but for their weights, or removed
-	Outdated bool         // after an update: the source's weights may have changed since they were compared
 	Lost     []LostTensor // tensors with elements that changed or are not finite
 }
 

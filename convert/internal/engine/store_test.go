@@ -15,7 +15,6 @@ import (
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
-	"dsmoe/convert/remote"
 	"dsmoe/convert/remote/remotetest"
 	"dsmoe/model/tensor"
 )
@@ -25,6 +24,14 @@ func startStore(t *testing.T) (*remotetest.Hub, string) {
 	t.Helper()
 	dir := t.TempDir()
 	return remotetest.StartStore(t, map[string]string{"models": dir}), dir
+}
+
+// requireStored demands that an output in a store fits its manifest.
+func requireStored(t *testing.T, hub *remotetest.Hub, dst string) {
+	t.Helper()
+	checked, err := Check(t.Context(), dst, Settings{Client: hub.Client})
+	require.NoError(t, err)
+	require.Empty(t, checked.Problems)
 }
 
 // contents returns the files below a directory by their names.
@@ -64,6 +71,7 @@ func TestStoreSameBytes(t *testing.T) {
 		s.Unverified = unverified
 		want := contents(t, converted(t, src, o, s))
 		hub, bucket := startStore(t)
+		s.Client = hub.Client
 		if !unverified {
 			hub.Fail(30)
 		}
@@ -75,7 +83,7 @@ func TestStoreSameBytes(t *testing.T) {
 		r, err = convert(t.Context(), t, "s3://models/a dir/out", open(t, src), o, s)
 		require.NoError(t, err)
 		require.True(t, r.Already)
-		requireChecked(t, "s3://models/a dir/out")
+		requireStored(t, hub, "s3://models/a dir/out")
 	}
 }
 
@@ -88,13 +96,13 @@ func TestStoreFile(t *testing.T) {
 	require.NoError(t, err)
 	hub, bucket := startStore(t)
 	fixture.Write(t, bucket, "x.gguf.other", "1")
-	_, err = convert(t.Context(), t, "s3://models/x.gguf", open(t, src), into("x.gguf"), inMemory())
+	_, err = convert(t.Context(), t, "s3://models/x.gguf", open(t, src), into("x.gguf"), Settings{Client: hub.Client})
 	require.NoError(t, err)
 	want := contents(t, dir)
 	want["x.gguf.other"] = "1"
 	requireContents(t, want, contents(t, bucket))
 	require.Zero(t, hub.Uploads())
-	requireChecked(t, "s3://models/x.gguf")
+	requireStored(t, hub, "s3://models/x.gguf")
 }
 
 // TestStoreCrash: a run that dies at any request leaves nothing that looks complete, and the next one goes on to the
@@ -106,6 +114,7 @@ func TestStoreCrash(t *testing.T) {
 	s.IO = 2
 	want := contents(t, converted(t, c.Path, o, s))
 	hub, bucket := startStore(t)
+	s.Client = hub.Client
 	dst := filepath.Join(bucket, "out")
 	for n := int64(1); ; n += crashStep(60, 12) {
 		require.NoError(t, os.RemoveAll(dst))
@@ -137,7 +146,7 @@ func dense(t *testing.T) (run func(s Settings) (*Result, error), hub *remotetest
 	want = contents(t, converted(t, c.Path, o, inMemory()))
 	hub, bucket := startStore(t)
 	return func(s Settings) (*Result, error) {
-		s.IO = 1
+		s.IO, s.Client = 1, hub.Client
 		return convert(t.Context(), t, "s3://models/out", c, o, s)
 	}, hub, filepath.Join(bucket, "out"), want
 }
@@ -199,10 +208,9 @@ func TestStoreProof(t *testing.T) {
 // TestStoreTwoRuns: of two runs at once the one that began last finishes, and the other one stops.
 func TestStoreTwoRuns(t *testing.T) {
 	run, hub, dst, want := dense(t)
-	first, second := begunDense(t), begunDense(t)
+	first, second := begunDense(t, hub), begunDense(t, hub)
 	require.ErrorIs(t, first.writeAndProve(t.Context()), progress.ErrBusy)
-	require.NoError(t, second.writeAndProve(t.Context()))
-	_, err := second.commit(t.Context())
+	_, err := second.finish(t.Context())
 	require.NoError(t, err)
 	requireContents(t, want, contents(t, dst))
 	require.Zero(t, hub.Uploads())
@@ -215,24 +223,24 @@ func TestStoreTwoRuns(t *testing.T) {
 }
 
 // begunDense is a run of the conversion dense that has begun.
-func begunDense(t *testing.T) *execution {
+func begunDense(t *testing.T, hub *remotetest.Hub) *execution {
 	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	p, err := plan.Conversion(c, plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000})
 	require.NoError(t, err)
-	return begun(t, "s3://models/out", p, c, Settings{})
+	return begun(t, "s3://models/out", p, c, Settings{Client: hub.Client})
 }
 
 // TestStoreReplacedPartial: an unfinished file that was replaced after its proof is made anew, and one that no
 // conversion left stays.
 func TestStoreReplacedPartial(t *testing.T) {
-	run, _, dst, want := dense(t)
-	e := begunDense(t)
+	run, hub, dst, want := dense(t)
+	e := begunDense(t, hub)
 	require.NoError(t, e.writeAndProve(t.Context()))
-	store, err := remote.OpenStore("s3://models/out")
+	store, err := hub.Client.OpenStore("s3://models/out")
 	require.NoError(t, err)
 	partial := ".dsmoe.partial/" + e.plan.Files[0].Name
 	require.NoError(t, store.Put(partial, make([]byte, e.plan.Files[0].Size)))
-	_, err = e.commit(t.Context())
+	_, err = e.finish(t.Context())
 	require.ErrorContains(t, err, "replaced")
 	_, err = run(Settings{})
 	require.NoError(t, err)
@@ -260,7 +268,7 @@ func TestStoreOverwrite(t *testing.T) {
 
 	other := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	older := func() {
-		o, s := plan.Options{DType: tensor.F16}, Settings{Unverified: true}
+		o, s := plan.Options{DType: tensor.F16}, Settings{Unverified: true, Client: hub.Client}
 		_, err := convert(t.Context(), t, "s3://models/out", other, o, s)
 		require.NoError(t, err)
 	}
@@ -279,8 +287,6 @@ func TestStoreOverwrite(t *testing.T) {
 	require.True(t, r.Replaced)
 	requireContents(t, want, contents(t, dst))
 
-	_, err = run(Settings{Update: true})
-	require.ErrorContains(t, err, "an output in an object store cannot be updated")
 	fixture.Flip(t, filepath.Join(dst, "model-00001-of-00003.safetensors"), 50_000)
 	_, err = run(Settings{})
 	require.ErrorContains(t, err, "was changed since")
@@ -338,7 +344,7 @@ func TestStoreStartOver(t *testing.T) {
 		hub.Expire()
 		hub.StopAfter(25)
 		o := plan.Options{DType: tensor.F16, MaxShardBytes: 100_000}
-		_, err := convert(t.Context(), t, "s3://models/out", other, o, Settings{Unverified: true, IO: 1})
+		_, err := convert(t.Context(), t, "s3://models/out", other, o, Settings{Unverified: true, IO: 1, Client: hub.Client})
 		require.Error(t, err)
 		hub.StopAfter(n)
 		_, err = run(Settings{Unverified: true, StartOver: true})
@@ -374,7 +380,7 @@ func TestStoreMemory(t *testing.T) {
 		require.Positive(t, h.limit)
 		buffers := int64(h.workers) * int64(h.largest+3*maxPiece+readAhead)
 		require.LessOrEqual(t, buffers, test.memory/2)
-		require.LessOrEqual(t, buffers+int64(h.workers)*2*remote.PartSize(test.file), usable(test.memory))
+		require.LessOrEqual(t, buffers+int64(h.workers)*2*s.Client.PartSize(test.file), usable(test.memory))
 		proof := ofStore(p, s)
 		require.Equal(t, 16, proof.workers)
 		require.Equal(t, maxTile, proof.tileBytes(29<<20))

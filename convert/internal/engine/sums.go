@@ -31,7 +31,8 @@ type Summed struct {
 // Sum takes the SHA-256 of every file of the output at path, then compares the output with its manifest, as Check does.
 // A file whose state changes in between is an error.
 func Sum(ctx context.Context, path string, s Settings) (*Summed, error) {
-	t, err := output.At(path)
+	s = s.withDefaults()
+	t, err := output.At(path, s.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +44,6 @@ func Sum(ctx context.Context, path string, s Settings) (*Summed, error) {
 	if err != nil {
 		return nil, err
 	}
-	s = s.withDefaults()
 	names := append(m.FileNames(), t.ManifestName())
 	states, r := make([]string, len(names)), &Summed{Manifest: m}
 	for i, name := range names {

@@ -3,9 +3,11 @@ package engine
 // The workers, and how often the journal records their progress.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -28,8 +30,22 @@ func (e *execution) writeAndProve(ctx context.Context) error {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		if err := e.flushRegularly(stop); err != nil {
-			cancel(err)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for last := time.Now(); ; {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			if ahead := e.Unflushed(); ahead == 0 || ahead < flushBytes && time.Since(last) <= flushTime {
+				continue
+			}
+			if err := e.flush(); err != nil {
+				cancel(err)
+				return
+			}
+			last = time.Now()
 		}
 	}()
 	err := e.work(ctx)
@@ -41,27 +57,6 @@ func (e *execution) writeAndProve(ctx context.Context) error {
 	return errors.Join(err, e.flush())
 }
 
-// flushRegularly flushes until stop is closed.
-func (e *execution) flushRegularly(stop chan struct{}) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	last := time.Now()
-	for {
-		select {
-		case <-stop:
-			return nil
-		case <-tick.C:
-		}
-		if ahead := e.Unflushed(); ahead == 0 || ahead < flushBytes && time.Since(last) <= flushTime {
-			continue
-		}
-		if err := e.flush(); err != nil {
-			return err
-		}
-		last = time.Now()
-	}
-}
-
 // work writes and proves all unfinished spans.
 func (e *execution) work(ctx context.Context) error {
 	readable, err := e.out.Start()
@@ -70,7 +65,7 @@ func (e *execution) work(ctx context.Context) error {
 	}
 	writing, proving := e.openSpans()
 	if readable {
-		return e.workThrough(ctx, newQueue(largeFirst(writing, e.shape.workers, e.spanBytes), proving), false)
+		return e.workThrough(ctx, newQueue(e.largeFirst(writing), proving), false)
 	}
 	err = e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
 	if err == nil {
@@ -87,8 +82,6 @@ func (e *execution) work(ctx context.Context) error {
 	return e.workThrough(ctx, newQueue(nil, proving), false)
 }
 
-func (e *execution) spanBytes(i int) int64 { return e.Spans[i].Size() }
-
 // workThrough does the work of a queue; writesOnly says that what it writes is proven later.
 func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) error {
 	e.flushing.Lock()
@@ -99,7 +92,7 @@ func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) 
 		g.Go(func() error {
 			err := e.newWorker(memory).work(ctx)
 			if err != nil {
-				e.queue.stop()
+				q.update(func() { q.stopped = true })
 			}
 			return err
 		})
@@ -122,13 +115,29 @@ func (e *execution) openSpans() (writing, proving []int) {
 	return writing, proving
 }
 
+// largeFirst moves spans larger than a worker's share of all bytes to the front: one worker writes a span from begin to
+// end.
+func (e *execution) largeFirst(spans []int) []int {
+	all := int64(0)
+	for _, i := range spans {
+		all += e.Spans[i].Size()
+	}
+	share := all / int64(e.shape.workers)
+	slices.SortStableFunc(spans, func(a, b int) int {
+		return cmp.Compare(max(e.Spans[b].Size(), share), max(e.Spans[a].Size(), share))
+	})
+	return spans
+}
+
 // work does jobs until the queue is empty.
 func (w *worker) work(ctx context.Context) error {
+	q := w.queue
 	for {
-		do, i := w.queue.next()
+		do, i := q.next()
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		var err error
 		switch do {
 		case noJob:
 			return nil
@@ -137,20 +146,22 @@ func (w *worker) work(ctx context.Context) error {
 				return err
 			}
 			continue
+		case writeSpan:
+			if err = w.writeSpan(ctx, i); err == nil {
+				q.update(func() {
+					if w.Unverified || w.writesOnly {
+						q.open--
+					} else {
+						q.volatile++
+					}
+				})
+			}
+		case proveSpan:
+			err = w.proveSpan(ctx, i)
+			q.update(func() { q.open-- })
 		}
-		if err := w.span(ctx, do, i); err != nil {
+		if err != nil {
 			return fmt.Errorf("tensor %s: %w", text.Quote(w.Spans[i].Name), err)
 		}
 	}
-}
-
-// span writes or proves a span.
-func (w *worker) span(ctx context.Context, do job, i int) (err error) {
-	if do == proveSpan {
-		err = w.proveSpan(ctx, i)
-		w.queue.proved()
-	} else if err = w.writeSpan(ctx, i); err == nil {
-		w.queue.wrote(!w.Unverified && !w.writesOnly)
-	}
-	return err
 }

@@ -98,7 +98,7 @@ func (w *worker) gather(p piece, dst []byte, proof bool) error {
 	if err != nil {
 		return err
 	}
-	return p.picked(proof)(s.View, func(at, n int64) error {
+	return p.pick(s.View, proof, func(at, n int64) error {
 		part := dst[:elementBytes(s, n)]
 		dst = dst[len(part):]
 		if window == nil {
@@ -168,21 +168,7 @@ func (w *worker) gatherMatrix(p piece, dst []byte, places *tensor.Places, proof 
 	if s.View == nil {
 		return take(p.from, p.to-p.from)
 	}
-	return p.picked(proof)(s.View, take)
-}
-
-// readSide reads the bytes that an operation needs of a side into the memory of buffer.
-func (w *worker) readSide(s *plan.Segment, i int, span operation.Span, buffer []byte, proof bool) ([]byte, error) {
-	side := s.Sides[i]
-	if p := s.Places().Sides[i]; p != nil {
-		stored, pick, err := w.matrix(1+i, side.File, side.Offset, p, proof)
-		if err != nil {
-			return buffer, err
-		}
-		return p.Part(buffer, stored, span.Begin, span.End, pick), nil
-	}
-	buffer = slices.Grow(buffer[:0], int(span.End-span.Begin))[:span.End-span.Begin]
-	return buffer, w.source.ReadFile(side.File, buffer, side.Offset+span.Begin)
+	return p.pick(s.View, proof, take)
 }
 
 // withSides reads the sides that the operation needs for a piece and calls do. The positions
@@ -210,8 +196,18 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 		w.sides = append(w.sides, nil)
 	}
 	for i, span := range spans {
-		var err error
-		if w.sides[i], err = w.readSide(s, i, span, w.sides[i], proof); err != nil {
+		side := s.Sides[i]
+		if p := s.Places().Sides[i]; p != nil {
+			stored, pick, err := w.matrix(1+i, side.File, side.Offset, p, proof)
+			if err != nil {
+				return err
+			}
+			w.sides[i] = p.Part(w.sides[i], stored, span.Begin, span.End, pick)
+			continue
+		}
+		n := int(span.End - span.Begin)
+		w.sides[i] = slices.Grow(w.sides[i][:0], n)[:n]
+		if err := w.source.ReadFile(side.File, w.sides[i], side.Offset+span.Begin); err != nil {
 			return err
 		}
 	}

@@ -42,7 +42,7 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 		at, s.Done = end, end-t.From
 		if at < t.To {
 			if hash != nil {
-				s.Partial = hash.partial(!w.Unverified)
+				s.Partial = &progress.Proof{Hash: hash.output.Name(), Segments: slices.Clone(hash.hashes), Compared: !w.Unverified}
 			}
 			w.Mark(i, s)
 		}
@@ -54,9 +54,9 @@ func (w *worker) writeSpan(ctx context.Context, i int) error {
 	return nil
 }
 
-// hashPartial returns a hasher of what an earlier run wrote of a span, which it reads again; of the source it
-// reads the segment that was not finished. Bytes that are not those that were written start over, as do those
-// that were not compared with the source if they are to be.
+// hashPartial returns a hasher that has read again what an earlier run wrote of a span and, of the source, the segment
+// that this run did not finish. The span starts over if its bytes changed since, or if they are to be compared with the
+// source and were not.
 func (w *worker) hashPartial(ctx context.Context, t *plan.Span, s *progress.State) (*hasher, error) {
 	h := w.newHasher(t)
 	if s.Done == 0 {
@@ -144,15 +144,12 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 			})
 		})
 		all.Set(lost)
-		if err != nil || !w.comparesPiece(t, p) || lost.Overflow > 0 && !w.AllowOverflow {
+		// A source that is read once is compared now. An operation of blocks has compared them itself, and a plain copy is
+		// the source's bytes.
+		compares := w.Origin != "" && !w.Unverified && !t.Encodes() && (!p.segment.Copies() || p.segment.View != nil)
+		if err != nil || !compares || lost.Overflow > 0 && !w.AllowOverflow {
 			return err
 		}
 		return w.comparePiece(ctx, t, p, out, nil)
 	})
-}
-
-// comparesPiece reports whether a piece is compared when it is written. An operation of blocks compares
-// them itself, and a plain copy is the source's bytes.
-func (w *worker) comparesPiece(t *plan.Tensor, p piece) bool {
-	return w.Origin != "" && !w.Unverified && !t.Encodes() && (!p.segment.Copies() || p.segment.View != nil)
 }

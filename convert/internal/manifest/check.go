@@ -40,7 +40,16 @@ func (o Output) Compare(ctx context.Context, m *Manifest, p *plan.Plan,
 	each func(*Tensor)) ([]problem.Problem, error) {
 	c := checker{Output: o, plan: p, files: map[string]format.Data{}, unlisted: map[string]int{},
 		entered: map[string]bool{}, problems: []problem.Problem{}}
-	defer c.close()
+	defer func() {
+		for _, f := range c.files {
+			if f != nil {
+				f.Close()
+			}
+		}
+		if c.weights != nil {
+			c.weights.Close()
+		}
+	}()
 	if edited := m.Edited(); edited != "" {
 		c.problem(c.Name, "", "%s", edited)
 	}
@@ -71,7 +80,17 @@ func (o Output) Compare(ctx context.Context, m *Manifest, p *plan.Plan,
 			return nil, err
 		}
 	}
-	return c.problems, c.strays(m)
+	if o.Alone {
+		return c.problems, nil
+	}
+	names, err := c.Dir.List("")
+	listed := m.FileNames()
+	for _, name := range names {
+		if (checkpoint.IsWeights(name) || checkpoint.IsIndex(name)) && !slices.Contains(listed, name) {
+			c.problem(name, "", "is not in the manifest")
+		}
+	}
+	return c.problems, err
 }
 
 // checker collects the differences from a manifest.
@@ -82,24 +101,13 @@ type checker struct {
 	unlisted    map[string]int         // tensors in the headers of files, less those of the manifest; unused with a plan
 	listed      map[string]bool        // tensors that the manifest lists of one file; unused with a plan
 	listedOf    string                 // the file of listed
-	entered     map[string]bool        // files of which a tensor was listed
+	entered     map[string]bool        // files with a listed tensor
 	weights     format.File            // the file whose header is in memory: one at a time
 	weightsName string                 // its name
 	problems    []problem.Problem
 	buffers     sync.Pool  // of *[]byte, for hash
 	mu          sync.Mutex // guards done and Progress
 	done, total int64
-}
-
-func (c *checker) close() {
-	for _, f := range c.files {
-		if f != nil {
-			f.Close()
-		}
-	}
-	if c.weights != nil {
-		c.weights.Close()
-	}
 }
 
 func (c *checker) problem(file, name, cause string, args ...any) {
@@ -142,30 +150,21 @@ func (c *checker) header(want plan.File) error {
 		c.problem(want.Name, "", "is not a weight file that can be read")
 		return f.Close()
 	}
-	identity, err := c.identity(f, want.Name)
+	h := digest.New()
+	if c.plan != nil {
+		_, err = io.Copy(h, io.NewSectionReader(f, 0, c.plan.DataStart(want.Name)))
+	} else if err = c.readHeader(want.Name); err == nil {
+		c.unlisted[want.Name] = c.weights.Stat().Tensors
+		err = c.weights.Identify(h)
+	}
 	if err != nil {
 		return errors.Join(c.recordProblems(want.Name, err), f.Close())
 	}
 	c.files[want.Name] = f
-	if identity != want.Header {
+	if h.Name() != want.Header {
 		c.problem(want.Name, "", "the header changed")
 	}
 	return nil
-}
-
-// identity hashes the header of a weight file.
-func (c *checker) identity(f format.Data, name string) (string, error) {
-	h := digest.New()
-	if c.plan != nil {
-		_, err := io.Copy(h, io.NewSectionReader(f, 0, c.plan.DataStart(name)))
-		return h.Name(), err
-	}
-	if err := c.readHeader(name); err != nil {
-		return "", err
-	}
-	c.unlisted[name] = c.weights.Stat().Tensors
-	err := c.weights.Identify(h)
-	return h.Name(), err
 }
 
 // readHeader reads the header of a weight file in place of the previous one.
@@ -235,10 +234,31 @@ func (c *checker) tensor(i int, want *Tensor) (f format.Data, offset int64, err 
 	if f == nil {
 		return nil, 0, nil
 	}
-	info, offset, ok, err := c.lookup(i, want)
+	var info tensor.Info
+	ok := false
+	if c.plan == nil {
+		if err := c.readHeader(want.File); err != nil {
+			return nil, 0, err
+		}
+		if info, offset, ok = c.weights.Lookup(want.Name); ok {
+			if c.listedOf != want.File { // the tensors of a file are listed one after the other
+				c.listedOf, c.listed = want.File, map[string]bool{}
+				if c.entered[want.File] {
+					c.problem(c.Name, want.Name, "is listed apart from other tensors of its file")
+				}
+				c.entered[want.File] = true
+			}
+			if c.listed[want.Name] {
+				c.problem(c.Name, want.Name, "is listed twice")
+			} else {
+				c.listed[want.Name] = true
+				c.unlisted[want.File]--
+			}
+		}
+	} else if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
+		info, offset = c.plan.Tensors[i].Info(), c.plan.Tensors[i].Offset
+	}
 	switch {
-	case err != nil:
-		return nil, 0, err
 	case !ok:
 		c.problem(want.File, want.Name, "missing")
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
@@ -249,41 +269,6 @@ func (c *checker) tensor(i int, want *Tensor) (f format.Data, offset int64, err 
 		return f, offset, nil
 	}
 	return nil, 0, nil
-}
-
-// lookup returns the header entry and the offset of the i-th tensor of the manifest.
-func (c *checker) lookup(i int, want *Tensor) (info tensor.Info, offset int64, ok bool, err error) {
-	if c.plan != nil {
-		if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
-			info, offset = c.plan.Tensors[i].Info(), c.plan.Tensors[i].Offset
-		}
-		return info, offset, ok, nil
-	}
-	if err := c.readHeader(want.File); err != nil {
-		return tensor.Info{}, 0, false, err
-	}
-	if info, offset, ok = c.weights.Lookup(want.Name); ok {
-		c.list(want)
-	}
-	return info, offset, ok, nil
-}
-
-// list counts a tensor of the manifest that is in its file. The tensors of a file are listed one
-// after the other.
-func (c *checker) list(t *Tensor) {
-	if c.listedOf != t.File {
-		c.listedOf, c.listed = t.File, map[string]bool{}
-		if c.entered[t.File] {
-			c.problem(c.Name, t.Name, "is listed apart from other tensors of its file")
-		}
-		c.entered[t.File] = true
-	}
-	if c.listed[t.Name] {
-		c.problem(c.Name, t.Name, "is listed twice")
-		return
-	}
-	c.listed[t.Name] = true
-	c.unlisted[t.File]--
 }
 
 // hash hashes the bytes of a tensor.
@@ -329,22 +314,4 @@ func (c *checker) other(ctx context.Context, want plan.Other) error {
 		c.problem(want.Name, "", "changed: %s, not %s", got, text.Quote(want.Hash))
 	}
 	return err
-}
-
-// strays records weight files in the directory that the manifest does not list.
-func (c *checker) strays(m *Manifest) error {
-	if c.Alone {
-		return nil
-	}
-	names, err := c.Dir.List("")
-	if err != nil {
-		return err
-	}
-	listed := m.FileNames()
-	for _, name := range names {
-		if (checkpoint.IsWeights(name) || checkpoint.IsIndex(name)) && !slices.Contains(listed, name) {
-			c.problem(name, "", "is not in the manifest")
-		}
-	}
-	return nil
 }

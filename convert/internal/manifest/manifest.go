@@ -131,8 +131,8 @@ func (m *Manifest) Edited() string {
 	return fmt.Sprintf("was edited: its hash is %s, not %s", m.found, text.Quote(m.Hash))
 }
 
-// Read reads and checks a manifest without its tensors. It hands these to each, one
-// by one; each may be nil.
+// Read reads a manifest without its tensors: it hands them to each, one by one; each may be nil. It refuses an unknown
+// format and file names outside the directory.
 func Read(dir source.Dir, name string, each func(*Tensor) error) (*Manifest, error) {
 	f, err := dir.Data(name)
 	if err != nil {
@@ -164,8 +164,16 @@ func Read(dir source.Dir, name string, each func(*Tensor) error) (*Manifest, err
 	case err != nil:
 		return nil, fmt.Errorf("%s: not a manifest: %s", text.Quote(path), text.Quote(err.Error()))
 	}
+	if m.Format != Format {
+		return nil, fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), Format)
+	}
+	for _, name := range m.FileNames() {
+		if filepath.Base(name) != name || !filepath.IsLocal(name) {
+			return nil, fmt.Errorf("%s: file name %s leads out of the directory", text.Quote(path), text.Quote(name))
+		}
+	}
 	m.found = h.Name()
-	return &m, m.check(path)
+	return &m, nil
 }
 
 // eachTensor reads a JSON array of tensors.
@@ -187,19 +195,6 @@ func eachTensor(d *jsontext.Decoder, do func(*Tensor) error) error {
 	}
 	_, err := d.ReadToken()
 	return err
-}
-
-// check refuses an unknown format, and file names outside the directory.
-func (m *Manifest) check(path string) error {
-	if m.Format != Format {
-		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), Format)
-	}
-	for _, name := range m.FileNames() {
-		if filepath.Base(name) != name || !filepath.IsLocal(name) {
-			return fmt.Errorf("%s: file name %s leads out of the directory", text.Quote(path), text.Quote(name))
-		}
-	}
-	return nil
 }
 
 // FileNames lists the files of the output, without the manifest.

@@ -28,9 +28,9 @@ type Leftover struct {
 }
 
 // Leftovers returns what unfinished runs to dst left, and those to other outputs in the directory dst.
-func Leftovers(dst string) (list []Leftover, err error) {
+func Leftovers(dst string, c *remote.Client) (list []Leftover, err error) {
 	if remote.Is(dst) {
-		o, err := leftObjects(dst)
+		o, err := leftObjects(dst, c)
 		if err != nil || len(o.lines)+len(o.partials) == 0 {
 			return nil, err
 		}
@@ -54,7 +54,7 @@ func Leftovers(dst string) (list []Leftover, err error) {
 		}
 		path := filepath.Join(dst, strings.TrimSuffix(name, filepath.Ext(name)))
 		if slices.Contains(seen, path) || filepath.Base(path) == "dsmoe" {
-			continue // that of dst itself
+			continue // the hidden directory of dst itself
 		}
 		seen = append(seen, path)
 		add(besideOf(directoryAt(path)))
@@ -64,9 +64,9 @@ func Leftovers(dst string) (list []Leftover, err error) {
 
 // Discard removes what unfinished runs to dst left, and returns it. An output that is complete but for its name, and one
 // that a run on this machine writes, are errors.
-func Discard(d *disk.Disk, dst string) (list []Leftover, err error) {
+func Discard(dst string, d *disk.Disk, c *remote.Client) (list []Leftover, err error) {
 	if remote.Is(dst) {
-		return discardObjects(dst)
+		return discardObjects(dst, c)
 	}
 	for _, p := range leftPlaces(dst) {
 		x := p.leftover()
@@ -81,8 +81,7 @@ func Discard(d *disk.Disk, dst string) (list []Leftover, err error) {
 // leftPlaces are the places in which runs to dst left something.
 func leftPlaces(dst string) (places []place) {
 	t := directoryAt(dst)
-	inside := place{*t, filepath.Join(dst, hiddenPrefix+"partial"), filepath.Join(dst, hiddenPrefix+"journal"), true}
-	for _, p := range []place{besideOf(t), inside} {
+	for _, p := range []place{besideOf(t), insideOf(t)} {
 		if exists(p.dir) || exists(p.journalPath) || exists(p.partsDir()) {
 			places = append(places, p)
 		}
@@ -95,28 +94,20 @@ func (p *place) leftover() Leftover {
 	return Leftover{Output: p.Path, Dir: p.dir, Bytes: disk.Used(p.dir)}
 }
 
-// isOurs returns an error unless a journal says that runs left what is in the place.
+// isOurs returns an error unless a journal says that runs left what is in the place and did not complete their output.
 func (p *place) isOurs() error {
-	if exists(p.journalPath) {
-		f, err := os.Open(p.journalPath)
-		if err != nil {
-			return problem.System(p.journalPath, "", err)
+	if !exists(p.journalPath) {
+		all, err := (&diskOutput{place: *p}).journals()
+		if err == nil && len(all) == 0 {
+			err = fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(p.dir))
 		}
-		defer f.Close()
-		return p.checkJournal(f)
-	}
-	all, err := (&diskOutput{place: *p}).journals()
-	if err != nil {
 		return err
 	}
-	if len(all) == 0 {
-		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(p.dir))
+	f, err := os.Open(p.journalPath)
+	if err != nil {
+		return problem.System(p.journalPath, "", err)
 	}
-	return nil
-}
-
-// checkJournal returns an error unless f is a journal of a run that has not completed its output.
-func (p *place) checkJournal(f *os.File) error {
+	defer f.Close()
 	ready, published := false, false
 	head, _, err := progress.ReadJournal(f, func(r progress.Record) {
 		ready = (ready || r.Ready) && !r.Void
@@ -166,9 +157,9 @@ func (p *place) discardLeft(d *disk.Disk) error {
 }
 
 // leftObjects lists what runs to dst, in a store, left.
-func leftObjects(dst string) (*storeObjects, error) {
+func leftObjects(dst string, c *remote.Client) (*storeObjects, error) {
 	p := &plan.Plan{File: (plan.Options{}).Into(dst).File}
-	t, err := storeTarget(dst, p)
+	t, err := storeTarget(dst, p, c)
 	if err != nil {
 		return nil, err
 	}
@@ -190,8 +181,8 @@ func (o *storeObjects) leftover() (x Leftover, err error) {
 }
 
 // discardObjects removes what runs to dst, in a store, left. A run that is at work there ends with an error.
-func discardObjects(dst string) ([]Leftover, error) {
-	o, err := leftObjects(dst)
+func discardObjects(dst string, c *remote.Client) ([]Leftover, error) {
+	o, err := leftObjects(dst, c)
 	if err != nil || len(o.lines)+len(o.partials) == 0 {
 		return nil, err
 	}

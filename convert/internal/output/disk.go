@@ -35,10 +35,13 @@ type diskOutput struct {
 }
 
 func newDiskOutput(t *Target, p *plan.Plan, s Options) *diskOutput {
-	o := &diskOutput{place: placeOf(t), Options: s, plan: p}
-	if s.Overwrite && t.CheckReplaceable() == nil {
-		o.place = besideOf(t)
+	o := &diskOutput{place: besideOf(t), Options: s, plan: p}
+	stat, err := os.Stat(t.Path)
+	if err != nil || !stat.IsDir() || t.IsFile() || exists(o.journalPath) || exists(o.partsDir()) ||
+		s.Overwrite && t.CheckReplaceable() == nil {
+		return o
 	}
+	o.place = insideOf(t)
 	return o
 }
 
@@ -254,11 +257,19 @@ func (o *diskOutput) openFiles(open func(path string) (*disk.TileFile, error)) e
 	return nil
 }
 
-// create makes new files. It removes existing files only if ours is true: the journal
-// proves that a run left them.
+// create makes new files. It removes files of an earlier run only if ours is true: the journal proves that a run left
+// them. A target that is one file stays until the new file replaces it, and so does its manifest.
 func (o *diskOutput) create(head progress.Head, ours bool) error {
 	if ours {
-		if err := o.discard(); err != nil {
+		for _, name := range o.published {
+			if o.IsFile() && exists(o.Path) {
+				break
+			}
+			if err := o.Disk.Remove(filepath.Join(o.home, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+		if err := o.Disk.RemoveAll(o.dir); err != nil {
 			return err
 		}
 	}
@@ -284,27 +295,19 @@ func (o *diskOutput) create(head progress.Head, ours bool) error {
 	return o.layOut()
 }
 
-// discard removes the files of an earlier run. A target that is one file stays until the new file
-// replaces it, and so does its manifest.
-func (o *diskOutput) discard() error {
-	for _, name := range o.published {
-		if o.IsFile() && exists(o.Path) {
-			break
-		}
-		if err := o.Disk.Remove(filepath.Join(o.home, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return o.Disk.RemoveAll(o.dir)
-}
-
 // layOut gives every file its size and its header, then records that in the journal.
 func (o *diskOutput) layOut() error {
 	if err := o.openFiles(o.Disk.OpenTiles); err != nil {
 		return err
 	}
-	for i := range o.weights {
-		if err := o.layOutFile(i); err != nil {
+	for i, f := range o.weights {
+		if err := f.Reserve(o.plan.Files[i].Size); err != nil {
+			return err
+		}
+		if err := o.writeHeader(i); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
 			return err
 		}
 	}
@@ -312,17 +315,6 @@ func (o *diskOutput) layOut() error {
 		return err
 	}
 	return o.journal.Append(progress.Record{Ready: true, Tensor: -1})
-}
-
-// layOutFile gives an open weight file its size and its header.
-func (o *diskOutput) layOutFile(i int) error {
-	if err := o.weights[i].Reserve(o.plan.Files[i].Size); err != nil {
-		return err
-	}
-	if err := o.writeHeader(i); err != nil {
-		return err
-	}
-	return o.weights[i].Sync()
 }
 
 func (o *diskOutput) writeHeader(i int) error {

@@ -1,6 +1,6 @@
 package output
 
-// Parts become one output: the hashes of what they wrote are joined, and their journals.
+// Parts become one output: their journals are joined, and the hashes of the spans that they wrote.
 
 import (
 	"errors"
@@ -62,7 +62,7 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 	}, nil
 }
 
-// ours returns the parts if they are of this plan: those of another are not to be removed.
+// ours returns the parts if they belong to this plan: the journals of another plan are not removed.
 func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
 	for _, j := range parts {
 		head, err := o.readJournalOf(j, nil)
@@ -127,8 +127,16 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.Stat
 			undone = append(undone, part.I)
 		}
 	}
-	if missing != nil || undone != nil {
-		return nil, o.incomplete(n, missing, undone)
+	var which []string
+	if missing != nil {
+		which = append(which, text.Ranges(missing)+" (no run recorded anything)")
+	}
+	if undone != nil {
+		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
+	}
+	if which != nil {
+		return nil, problem.New(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
+			strings.Join(which, ", "), n), "run these parts, then --finish")
 	}
 	states := make([]progress.State, len(tensors))
 	for i := range tensors {
@@ -154,20 +162,7 @@ func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span,
 	return true, o.checkEdges(part, ends)
 }
 
-// incomplete is the error for parts that are missing, or not done.
-func (o *diskOutput) incomplete(n int, missing, undone []int) error {
-	var which []string
-	if missing != nil {
-		which = append(which, text.Ranges(missing)+" (no run recorded anything)")
-	}
-	if undone != nil {
-		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
-	}
-	return problem.New(o.Path, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
-		strings.Join(which, ", "), n), "run these parts, then --finish")
-}
-
-// joint is a tensor of which parts have written spans.
+// joint is a tensor whose spans were written by parts.
 type joint struct {
 	progress.State
 	hashes   []string   // of the spans; nil if one is the whole tensor

@@ -1,6 +1,6 @@
 // Package output holds a plan's output from its first file to its final name: on a disk, in parts on a disk that
 // machines share, or in an object store. It makes bytes durable and then records them in the journal, and it publishes
-// an output whole or not at all. Update replaces the rest of a finished output and keeps its weights.
+// an output whole or not at all.
 package output
 
 // What a run asks of an output, and the kinds of outputs.
@@ -77,9 +77,12 @@ type Options struct {
 func New(t *Target, p *plan.Plan, o Options) Output {
 	switch {
 	case t.InStore():
-		return newStoreOutput(t, p, o)
+		return &storeOutput{storeObjects: newStoreObjects(t, p), Options: o, head: progress.HeadOf(p, o.Key),
+			pending: map[int]progress.Record{}}
 	case o.Part.N > 0:
-		return newPartOutput(t, p, o)
+		head := progress.HeadOf(p, o.Key)
+		head.Options, head.Sources, head.States = p.Options, p.Sources, o.States
+		return &partOutput{newDiskOutput(t, p, o), head}
 	}
 	return newDiskOutput(t, p, o)
 }

@@ -135,7 +135,14 @@ func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (
 // other files than are there count for nothing, and bytes that a run rejected only if another has proven them since.
 func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []progress.State, ends []progress.Edge) {
 	states = make([]progress.State, len(spans))
-	runs = slices.DeleteFunc(runs, func(r partRun) bool { return !o.haveFiles(r.files) })
+	runs = slices.DeleteFunc(runs, func(r partRun) bool {
+		for name, inode := range r.files {
+			if now, err := disk.Inode(filepath.Join(o.dir, name)); err != nil || now != inode {
+				return true
+			}
+		}
+		return false
+	})
 	for i := range spans {
 		rejected := slices.ContainsFunc(runs, func(r partRun) bool { return r.rejected[spans[i].Index] })
 		for _, r := range runs {
@@ -150,16 +157,6 @@ func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []progress
 		}
 	}
 	return states, ends
-}
-
-// haveFiles reports whether the files that are assembled have these identities.
-func (o *diskOutput) haveFiles(identities map[string]string) bool {
-	for name, inode := range identities {
-		if now, err := disk.Inode(filepath.Join(o.dir, name)); err != nil || now != inode {
-			return false
-		}
-	}
-	return true
 }
 
 // hashed returns an edge with the hash of the bytes that f has there; a file that is cut short has fewer.

@@ -25,12 +25,6 @@ type partOutput struct {
 	head progress.Head // of this run's journal
 }
 
-func newPartOutput(t *Target, p *plan.Plan, o Options) *partOutput {
-	head := progress.HeadOf(p, o.Key)
-	head.Options, head.Sources, head.States = p.Options, p.Sources, o.States
-	return &partOutput{newDiskOutput(t, p, o), head}
-}
-
 // Begin takes over what earlier runs of the part did.
 func (o *partOutput) Begin(apply func(progress.Record), _ func() error) (Stage, error) {
 	if err := o.checkParts(); err != nil {
@@ -56,16 +50,9 @@ func (o *partOutput) Begin(apply func(progress.Record), _ func() error) (Stage, 
 
 // Start makes the directories, if no other part has, and opens the weight files that the part has spans in.
 func (o *partOutput) Start() (readable bool, err error) {
-	if err := o.open(); err != nil {
-		return false, err
-	}
-	return o.diskOutput.Start()
-}
-
-func (o *partOutput) open() error {
 	for _, dir := range []string{o.partsDir(), o.dir} {
 		if err := o.Disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
+			return false, err
 		}
 	}
 	o.weights = make([]*disk.TileFile, len(o.plan.Files))
@@ -73,11 +60,14 @@ func (o *partOutput) open() error {
 	for i := range o.Spans {
 		if at := o.Spans[i].File; o.weights[at] == nil {
 			if err := o.openFile(at, &o.Spans[i]); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
-	return errors.Join(o.Disk.SyncDir(o.dir), o.Disk.SyncDir(filepath.Dir(o.dir)))
+	if err := errors.Join(o.Disk.SyncDir(o.dir), o.Disk.SyncDir(filepath.Dir(o.dir))); err != nil {
+		return false, err
+	}
+	return o.diskOutput.Start()
 }
 
 // openFile opens a weight file and gives it its size, unless another part has, and its identity to the head. The
@@ -103,25 +93,20 @@ func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
 	return errors.Join(err, f.Sync())
 }
 
-// edges returns the ends of a part, without hashes: a block more than to the first multiple of disk.Block, and than
-// from the last one on. A part of a file that was removed, and made again, differs in them.
-func edges(spans []plan.Span) []progress.Edge {
-	first, last := &spans[0], &spans[len(spans)-1]
-	begin, end := first.Offset+first.From, last.Offset+last.To
-	tail := min(end&(disk.Block-1)+disk.Block, last.Size())
-	return []progress.Edge{
-		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1)+disk.Block, first.Size())},
-		{File: last.File, Offset: end - tail, Bytes: tail},
-	}
-}
-
-// Commit hashes the ends of the part, which is proven, and records that.
+// Commit hashes the ends of the part, which is proven, and records that: a block more than to the first multiple of
+// disk.Block, and than from the last one on. A part of a file that was removed, and made again, differs in them.
 func (o *partOutput) Commit(func(name string) func(io.Writer) error) (replaced bool, err error) {
 	if len(o.Spans) == 0 {
 		return false, nil
 	}
+	first, last := &o.Spans[0], &o.Spans[len(o.Spans)-1]
+	begin, end := first.Offset+first.From, last.Offset+last.To
+	tail := min(end&(disk.Block-1)+disk.Block, last.Size())
 	r := progress.Record{Tensor: -1}
-	for _, g := range edges(o.Spans) {
+	for _, g := range []progress.Edge{
+		{File: first.File, Offset: begin, Bytes: min(-begin&(disk.Block-1)+disk.Block, first.Size())},
+		{File: last.File, Offset: end - tail, Bytes: tail},
+	} {
 		g, err := hashed(g, o.weights[g.File])
 		if err != nil {
 			return false, err
@@ -133,17 +118,7 @@ func (o *partOutput) Commit(func(name string) func(io.Writer) error) (replaced b
 
 // Record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
 func (o *partOutput) Record(n progress.Unrecorded) error {
-	if o.journal == nil {
-		if err := o.newJournal(); err != nil {
-			return err
-		}
-	}
-	return o.diskOutput.Record(n)
-}
-
-// newJournal makes a journal for this run.
-func (o *partOutput) newJournal() error {
-	for run := 1; ; run++ {
+	for run := 1; o.journal == nil; run++ {
 		j, err := progress.CreateJournal(o.Disk, filepath.Join(o.partsDir(), partJournal{o.Part, run}.name()))
 		if errors.Is(err, fs.ErrExist) {
 			continue
@@ -152,8 +127,11 @@ func (o *partOutput) newJournal() error {
 			return err
 		}
 		o.journal = j
-		return errors.Join(o.journal.Begin(o.head), o.Disk.SyncDir(o.partsDir()))
+		if err := errors.Join(j.Begin(o.head), o.Disk.SyncDir(o.partsDir())); err != nil {
+			return err
+		}
 	}
+	return o.diskOutput.Record(n)
 }
 
 // checkParts refuses to write a part where an output without parts, or with other parts, is unfinished.

@@ -26,17 +26,12 @@ type place struct {
 	fills       bool // the files move one by one from dir to home
 }
 
-func placeOf(t *Target) place {
-	beside := besideOf(t)
-	stat, err := os.Stat(t.Path)
-	if err != nil || !stat.IsDir() || t.IsFile() || exists(beside.journalPath) || exists(beside.partsDir()) {
-		return beside
-	}
-	return place{*t, filepath.Join(t.Path, ".dsmoe.partial"), filepath.Join(t.Path, ".dsmoe.journal"), true}
-}
-
 func besideOf(t *Target) place {
 	return place{*t, hidden(t.Path, "partial"), hidden(t.Path, "journal"), t.IsFile()}
+}
+
+func insideOf(t *Target) place {
+	return place{*t, filepath.Join(t.Path, hiddenPrefix+"partial"), filepath.Join(t.Path, hiddenPrefix+"journal"), true}
 }
 
 // partsDir is the directory with the journals of the parts, beside the directory that the output is assembled in.
@@ -83,18 +78,14 @@ func (p *place) check(own []string) error {
 	if err != nil {
 		return err
 	}
+	leftovers := []string{p.dir, p.journalPath, p.partsDir()}
 	for _, e := range entries {
-		if !slices.Contains(own, e.Name()) && !p.isLeftover(e) {
+		ofFileSystem := e.Name() == "lost+found" && e.IsDir()
+		if !slices.Contains(own, e.Name()) && !slices.Contains(leftovers, filepath.Join(p.Path, e.Name())) && !ofFileSystem {
 			return fmt.Errorf("directory is not empty: it holds %s", text.Quote(e.Name()))
 		}
 	}
 	return nil
-}
-
-// isLeftover reports whether a run or a new file system leaves such an entry in the target.
-func (p *place) isLeftover(e fs.DirEntry) bool {
-	path := filepath.Join(p.Path, e.Name())
-	return slices.Contains([]string{p.dir, p.journalPath, p.partsDir()}, path) || e.Name() == "lost+found" && e.IsDir()
 }
 
 // removeReplaced removes the replaced output, from either place, once dst is complete.

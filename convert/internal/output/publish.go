@@ -117,8 +117,13 @@ func (o *diskOutput) replace() error {
 		return err
 	}
 	err = o.Disk.Exchange(o.dir, o.Path)
-	if errors.Is(err, errors.ErrUnsupported) {
-		err = o.renameAside()
+	if errors.Is(err, errors.ErrUnsupported) { // by two renames; if the second fails, the first is undone
+		older := replacedName(o.Path)
+		if err = o.Disk.Rename(o.Path, older); err == nil {
+			if err = o.Disk.Rename(o.dir, o.Path); err != nil {
+				err = errors.Join(err, o.Disk.Rename(older, o.Path))
+			}
+		}
 	}
 	if err != nil {
 		return err
@@ -127,18 +132,6 @@ func (o *diskOutput) replace() error {
 		return err
 	}
 	return removeReplaced(o.Disk, o.Path)
-}
-
-// renameAside replaces the target by two renames; if the second fails, the first is undone.
-func (o *diskOutput) renameAside() error {
-	older := replacedName(o.Path)
-	if err := o.Disk.Rename(o.Path, older); err != nil {
-		return err
-	}
-	if err := o.Disk.Rename(o.dir, o.Path); err != nil {
-		return errors.Join(err, o.Disk.Rename(older, o.Path))
-	}
-	return nil
 }
 
 // RemoveOrphan removes the journal of a run that died after the output got its name. It

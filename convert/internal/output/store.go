@@ -2,8 +2,8 @@ package output
 
 // An output in an object store. Weight files are assembled by multipart uploads below a hidden prefix, completed when
 // all tensors are written, read again there for the proof, and copied by the store to their names: the manifest,
-// config.json and the index last. The journal is a sequence of numbered objects that are written only if there is none
-// of that name: of two runs, one fails to write the next number.
+// config.json and the index last. The journal is a sequence of numbered objects. A number is written only once:
+// of two runs, one fails to write the next.
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -20,7 +19,6 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/progress"
-	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 	"dsmoe/text"
@@ -36,11 +34,6 @@ type storeOutput struct {
 	data      []format.Data           // of complete files
 	replaces  bool                    // the target holds an older output, to be replaced
 	unchanged func() error            // refuses to replace files that changed since they were written
-}
-
-func newStoreOutput(t *Target, p *plan.Plan, o Options) *storeOutput {
-	return &storeOutput{storeObjects: newStoreObjects(t, p), Options: o, pending: map[int]progress.Record{},
-		head: progress.HeadOf(p, o.Key)}
 }
 
 // weightFile is a weight file on its way.
@@ -143,7 +136,7 @@ func (o *storeOutput) assembleFile(file int, id string) error {
 		o.uploads = make([]*weightFile, len(o.plan.Files))
 	}
 	f := o.plan.Files[file]
-	u, err := o.store.Upload(o.partial+f.Name, f.Size, remote.PartSize(f.Size), id)
+	u, err := o.store.Upload(o.partial+f.Name, f.Size, o.client.PartSize(f.Size), id)
 	if err != nil {
 		return err
 	}
@@ -151,7 +144,16 @@ func (o *storeOutput) assembleFile(file int, id string) error {
 	if err != nil {
 		return err
 	}
-	a := remote.Assemble(u, o.writtenSpans(file, int64(len(header))))
+	a := remote.Assemble(u, func(yield func(begin, end int64) bool) { // the spans that are written
+		if !yield(0, int64(len(header))) {
+			return
+		}
+		for i := range o.plan.Tensors {
+			if t := &o.plan.Tensors[i]; t.File == file && !yield(t.Offset, t.Offset+t.Bytes()) {
+				return
+			}
+		}
+	})
 	o.uploads[file] = &weightFile{a, sync.OnceValue(func() error {
 		header, err := o.plan.Header(file)
 		if err != nil {
@@ -160,20 +162,6 @@ func (o *storeOutput) assembleFile(file int, id string) error {
 		return a.WriteAt(header, 0)
 	})}
 	return nil
-}
-
-// writtenSpans yields the bytes of a file that are written, from begin to end.
-func (o *storeOutput) writtenSpans(file int, header int64) iter.Seq2[int64, int64] {
-	return func(yield func(begin, end int64) bool) {
-		if !yield(0, header) {
-			return
-		}
-		for i := range o.plan.Tensors {
-			if t := &o.plan.Tensors[i]; t.File == file && !yield(t.Offset, t.Offset+t.Bytes()) {
-				return
-			}
-		}
-	}
 }
 
 // takeUp goes on with the files that the journal's run left. Tensors that were sent count only while the store has

@@ -160,9 +160,16 @@ func (o *storeObjects) removeLines(which func(number int) bool) error {
 // publish copies the files to their names, and removes what is not needed any more. A reader of an older output that
 // is replaced finds it without its last files, and then the new one without them.
 func (o *storeObjects) publish() error {
-	if o.movable() {
-		if err := o.removeOlder(); err != nil {
-			return err
+	moved := slices.ContainsFunc(o.published, func(name string) bool { _, ok := o.partials[name]; return !ok })
+	if !moved {
+		first := []string{o.plan.Index, checkpoint.ConfigName, o.ManifestName(), o.plan.File} // a reader starts from them
+		for _, name := range append(first, o.older...) {
+			if !slices.Contains(o.older, name) {
+				continue
+			}
+			if err := o.store.Delete(name); err != nil {
+				return err
+			}
 		}
 	}
 	for _, name := range o.published {
@@ -176,30 +183,6 @@ func (o *storeObjects) publish() error {
 		}
 	}
 	return o.removeTraces()
-}
-
-// movable reports whether all files are still where they were assembled.
-func (o *storeObjects) movable() bool {
-	for _, name := range o.published {
-		if _, ok := o.partials[name]; !ok {
-			return false
-		}
-	}
-	return true
-}
-
-// removeOlder removes the files of the replaced output, those that a reader starts from first.
-func (o *storeObjects) removeOlder() error {
-	first := []string{o.plan.Index, checkpoint.ConfigName, o.ManifestName(), o.plan.File}
-	for _, name := range append(first, o.older...) {
-		if !slices.Contains(o.older, name) {
-			continue
-		}
-		if err := o.store.Delete(name); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // removeTraces removes unfinished files and the journal, whose last object voids the others meanwhile.

@@ -28,14 +28,15 @@ type Target struct {
 	Manifest string                     // path of the manifest
 	Files    func() (source.Dir, error) // opens the home as it is now
 	home     string                     // directory that the output's files appear in
+	client   *remote.Client             // of the store
 	store    *remote.Store              // that the output is written to; nil is the disk
 }
 
-// TargetOf returns the target of a plan whose output goes to dst.
-func TargetOf(dst string, p *plan.Plan) (*Target, error) {
+// TargetOf returns the target of a plan whose output goes to dst; c is the client of a store.
+func TargetOf(dst string, p *plan.Plan, c *remote.Client) (*Target, error) {
 	switch {
 	case remote.Is(dst):
-		return storeTarget(dst, p)
+		return storeTarget(dst, p, c)
 	case p.File != "":
 		return fileAt(dst), nil
 	}
@@ -56,16 +57,16 @@ func onDisk(home string) func() (source.Dir, error) {
 }
 
 // storeTarget is the target of a plan in a store.
-func storeTarget(dst string, p *plan.Plan) (*Target, error) {
+func storeTarget(dst string, p *plan.Plan, c *remote.Client) (*Target, error) {
 	home := dst
 	if p.File != "" {
 		home = strings.TrimSuffix(dst, "/"+path.Base(dst))
 	}
-	store, err := remote.OpenStore(home)
+	store, err := c.OpenStore(home)
 	if err != nil {
 		return nil, err
 	}
-	t := &Target{Path: dst, home: dst, Manifest: store.Path(plan.ManifestName), store: store}
+	t := &Target{Path: dst, home: dst, Manifest: store.Path(plan.ManifestName), client: c, store: store}
 	own := func(name string) bool { return !strings.HasPrefix(name, hiddenPrefix) }
 	if p.File != "" {
 		t.home, t.Manifest = store.Path(""), dst+plan.FileManifest
@@ -81,22 +82,17 @@ const hiddenPrefix = ".dsmoe."
 // InStore reports whether the output is written to an object store.
 func (t *Target) InStore() bool { return t.store != nil }
 
-// At returns the target that a finished output at dst had.
-func At(dst string) (*Target, error) {
-	if remote.Is(dst) {
-		return remoteAt(dst)
+// At returns the target that a finished output at dst had; c is the client of a URL.
+func At(dst string, c *remote.Client) (*Target, error) {
+	namesFile := func(name string) bool { return (plan.Options{}).Into(name).File != "" }
+	if !remote.Is(dst) {
+		if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && namesFile(dst) {
+			return fileAt(dst), nil
+		}
+		return directoryAt(dst), nil
 	}
-	if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && (plan.Options{}).Into(dst).File != "" {
-		return fileAt(dst), nil
-	}
-	return directoryAt(dst), nil
-}
-
-// remoteAt is At for a URL.
-func remoteAt(dst string) (*Target, error) {
 	dst = strings.TrimRight(dst, "/")
-	isFile := func(name string) bool { return (plan.Options{}).Into(name).File != "" }
-	dir, file, err := remote.Open(dst, isFile, []string{plan.ManifestName, path.Base(dst) + plan.FileManifest})
+	dir, file, err := c.Open(dst, namesFile, []string{plan.ManifestName, path.Base(dst) + plan.FileManifest})
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ type Ledger struct {
 	total   int64        // done at the end of the phase
 }
 
-// NewLedger returns a ledger of spans of which nothing is done.
+// NewLedger returns a ledger of spans without any progress.
 func NewLedger(spans []plan.Span, progress func(phase string, done, total int64)) *Ledger {
 	return &Ledger{Spans: spans, progress: progress, States: make([]State, len(spans)), changed: map[int]bool{}}
 }

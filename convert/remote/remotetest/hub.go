@@ -35,6 +35,7 @@ type Hub struct {
 	written Files            // the same of a store; nil of a hub
 	API     *httptest.Server // the hub; nil of a store
 	Storage *httptest.Server // where files lie, at another port
+	Client  *remote.Client   // of the test; nil of NewHub and NewStore
 
 	mu       sync.Mutex
 	faults   int // in percent: see Fail
@@ -58,8 +59,7 @@ func NewHub(files fs.FS) *Hub {
 	return h
 }
 
-// Start starts a hub with the directories as repositories org/NAME, and a client of it as the default one,
-// until the test ends.
+// Start starts a hub with the directories as repositories org/NAME, and a client of it, until the test ends.
 func Start(t *testing.T, dirs map[string]string) *Hub {
 	t.Helper()
 	root := t.TempDir()
@@ -76,13 +76,11 @@ func Start(t *testing.T, dirs map[string]string) *Hub {
 	return h
 }
 
-// useClient gives the test a client of its own, which hardly waits before it repeats a request, and closes the hub when the
-// test ends.
+// useClient makes a client, which hardly waits before it repeats a request, and closes the hub when the test ends.
 func (h *Hub) useClient(t *testing.T) {
-	old := remote.Default
-	remote.Default = remote.NewClient()
-	remote.Default.Wait = time.Millisecond
-	t.Cleanup(func() { remote.Default = old; h.Close() })
+	h.Client = remote.NewClient()
+	h.Client.Wait = time.Millisecond
+	t.Cleanup(h.Close)
 }
 
 // Close ends the hub.

@@ -13,8 +13,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dsmoe/convert/remote"
 )
 
 // The key that StartStore's store demands, and its secret.
@@ -33,7 +31,7 @@ func StartStore(t *testing.T, dirs map[string]string) *Hub {
 	}
 	h, settings := NewStore(Directory(root))
 	h.useClient(t)
-	remote.Default.Part = smallestPart
+	h.Client.Part = smallestPart
 	for name, value := range settings {
 		t.Setenv(name, value)
 	}

@@ -1,13 +1,3 @@
-// Package kernel holds the inner loops: dot products, matrix products, the widening and
-// narrowing of 8- and 16-bit floats, and exponentials. Every result is defined to the
-// bit: it depends neither on the machine, nor on the number of threads, nor on how a
-// batch is cut.
-//
-// The entry points are MatMul, which takes most of the time; Dot32 and Dot64, which
-// define the order of every sum; Widen and Narrow. KERNELS.md explains how the assembly
-// works, how it is generated and how to add to it.
-//
-// Functions panic if lengths do not fit: that is a programmer's mistake.
 package kernel
 
 // lanes is the number of partial sums of a dot product; element k belongs to lane k mod

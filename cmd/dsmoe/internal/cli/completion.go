@@ -47,7 +47,7 @@ func CompleteArguments(usage string) cobra.CompletionFunc {
 	}
 }
 
-// CompleteList completes words with commas between, each of which can be given once.
+// CompleteList completes a list of words, separated by commas, each at most once.
 func CompleteList(words ...string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, typed string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
 		given := strings.Split(typed, ",")

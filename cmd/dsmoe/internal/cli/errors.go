@@ -123,15 +123,6 @@ func Named(path string, err error) error {
 	return fmt.Errorf("%s: %w", text.Quote(path), err)
 }
 
-// overflowHint says what else can be done with numbers that a dtype cannot hold.
-func overflowHint(e *convert.OverflowError) string {
-	kept := "without --type they stay what they are"
-	if e.DType == tensor.F16 {
-		kept = "--type bf16 and f32 keep them"
-	}
-	return kept + ", with --no-resume; --allow-overflow writes infinities, and goes on from what is done"
-}
-
 // hintOf returns what the user can do about err, if anything is known.
 func hintOf(err error) string {
 	var known *hinted
@@ -140,7 +131,11 @@ func hintOf(err error) string {
 	var overflow *convert.OverflowError
 	switch {
 	case errors.As(err, &overflow):
-		return overflowHint(overflow)
+		kept := "without --type they stay what they are"
+		if overflow.DType == tensor.F16 {
+			kept = "--type bf16 and f32 keep them"
+		}
+		return kept + ", with --no-resume; --allow-overflow writes infinities, and goes on from what is done"
 	case errors.As(err, &known):
 		return known.hint
 	case errors.As(err, &mismatch):

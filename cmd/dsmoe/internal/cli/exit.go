@@ -2,7 +2,7 @@ package cli
 
 import "errors"
 
-// The exit statuses, those of cmp(1).
+// The exit statuses, as cmp(1) has them.
 const (
 	ExitYes         = 0
 	ExitNo          = 1

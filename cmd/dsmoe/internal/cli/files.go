@@ -79,19 +79,18 @@ func (f *Files) create(cmd *cobra.Command, inputs []string) error {
 			return err
 		}
 		for _, other := range f.flags[:i] {
-			if before := f.open[other.name]; before != nil && sameFile(before.name, out.name) {
+			before := f.open[other.name]
+			if before == nil {
+				continue
+			}
+			a, errA := filepath.Abs(before.name)
+			b, errB := filepath.Abs(out.name)
+			if errA == nil && errB == nil && a == b {
 				return problem.New(out.path, fmt.Sprintf("--%s and --%s name one file", other.name, name), "")
 			}
 		}
 	}
 	return nil
-}
-
-// sameFile reports whether two paths name one file.
-func sameFile(a, b string) bool {
-	a, errA := filepath.Abs(a)
-	b, errB := filepath.Abs(b)
-	return errA == nil && errB == nil && a == b
 }
 
 // discard removes what is not complete.
@@ -186,7 +185,9 @@ func checkNoInput(path string, inputs []string) error {
 		if err != nil {
 			continue
 		}
-		dir, isPart := input, func(name string) bool { return !isReport(name) }
+		dir, isPart := input, func(name string) bool { // not what this program writes beside what it prints
+			return !slices.Contains([]string{".html", ".htm", ".xml", ".svg"}, strings.ToLower(filepath.Ext(name)))
+		}
 		if !info.IsDir() {
 			dir, isPart = filepath.Dir(input), isCheckpointFile
 		}
@@ -196,11 +197,6 @@ func checkNoInput(path string, inputs []string) error {
 		}
 	}
 	return nil
-}
-
-// isReport recognises names of files that this program writes beside what it prints.
-func isReport(name string) bool {
-	return slices.Contains([]string{".html", ".htm", ".xml", ".svg"}, strings.ToLower(filepath.Ext(name)))
 }
 
 // isCheckpointFile recognises weights, their index, a config, and other JSON files of a checkpoint.

@@ -90,6 +90,32 @@ func TestOutFileRefuses(t *testing.T) {
 	assert.Equal(t, []string{"dangling", "file"}, names(t, dir))
 }
 
+// TestOutFileBesideInputs: a config stands for the checkpoint in its directory, whose files are not replaced; a list of
+// tokens stands for itself.
+func TestOutFileBesideInputs(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"config.json", "model.safetensors", "tokens.txt", "page.html"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o666))
+	}
+	for _, c := range []struct {
+		input, out string
+		refused    bool
+	}{
+		{"config.json", "model.safetensors", true}, {"config.json", "config.json", true}, {"config.json", "page.html", false},
+		{"tokens.txt", "config.json", false}, {"tokens.txt", "tokens.txt", true},
+		{"", "tokens.txt", true}, {"", "page.html", false},
+	} {
+		f, err := createFile(filepath.Join(dir, c.out), filepath.Join(dir, c.input))
+		if c.refused {
+			assert.ErrorContains(t, err, "is among the inputs of this command", c)
+			continue
+		}
+		require.NoError(t, err, c)
+		f.discard()
+	}
+}
+
 func read(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)

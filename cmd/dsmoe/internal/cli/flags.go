@@ -36,13 +36,6 @@ func dtypeNamed(word string) (tensor.DType, bool) {
 	return tensor.Invalid, false
 }
 
-// sameDType reports whether two words name one dtype.
-func sameDType(a, b string) bool {
-	x, known := dtypeNamed(a)
-	y, _ := dtypeNamed(b)
-	return known && x == y
-}
-
 // Value is a flag that sets *to, which holds its default: parse reads what show writes.
 type Value[T any] struct {
 	to    *T
@@ -105,7 +98,11 @@ func WordFlag[T ~string](to *T, words ...T) Value[T] {
 		list = append(list, string(w))
 	}
 	parse := func(word string) (T, error) {
-		i := slices.IndexFunc(list, func(w string) bool { return w == word || sameDType(w, word) })
+		dtype, known := dtypeNamed(word)
+		i := slices.IndexFunc(list, func(w string) bool {
+			d, is := dtypeNamed(w)
+			return w == word || known && is && d == dtype
+		})
 		if i < 0 {
 			return "", fmt.Errorf("not one of %s%s", strings.Join(list, ", "), near(word, list))
 		}

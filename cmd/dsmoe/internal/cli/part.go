@@ -58,9 +58,6 @@ func AddPart(cmd *cobra.Command, what string) *PartFlags {
 	return p
 }
 
-// Given reports whether --part is given.
-func (p *PartFlags) Given() bool { return p.part.Of != 0 }
-
 // Read returns the part that the flags, and with auto the environment, name.
 func (p *PartFlags) Read(cmd *cobra.Command) (Part, error) {
 	switch given := cmd.Flags().Changed("parts"); {

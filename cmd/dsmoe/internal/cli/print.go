@@ -15,7 +15,7 @@ import (
 
 // Result is what a command has found out. It is JSON as it stands.
 type Result interface {
-	// WriteText writes it for a reader.
+	// WriteText writes it for a reader, into memory: no write fails.
 	WriteText(w io.Writer) error
 }
 

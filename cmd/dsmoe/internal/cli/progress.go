@@ -7,8 +7,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// Bar is the progress of a command, in phases of which each has a bar of its own. It draws nothing where nobody
-// would see it.
+// Bar is the progress of a command, with a bar for each phase. It draws nothing where nobody would see it.
 type Bar struct {
 	To     io.Writer
 	Counts bool // are counted, not bytes

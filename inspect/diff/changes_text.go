@@ -1,4 +1,4 @@
-package change
+package diff
 
 import (
 	"cmp"
@@ -13,19 +13,19 @@ import (
 	"dsmoe/text/page"
 )
 
-// group is weights that are summed up.
-type group struct {
+// changed is the changes of some weights together.
+type changed struct {
 	name             string
 	layer, expert    int // of the first weight
 	weights, changed int
 	squares, base    float64
 	least, most      *int // ranks of changed matrices that have one
-	more             bool // a changed matrix has a higher rank
+	beyond           bool // a changed matrix has a rank above maxRank
 	unmeasured       int  // changed matrices whose rank was not measured
 }
 
 // add adds a weight.
-func (g *group) add(w *Weight) {
+func (g *changed) add(w *Change) {
 	g.weights++
 	g.squares, g.base = g.squares+w.squares, g.base+w.base
 	if w.Different == 0 {
@@ -38,7 +38,7 @@ func (g *group) add(w *Weight) {
 			g.unmeasured++
 		}
 	case w.Rank == nil:
-		g.more = true
+		g.beyond = true
 	default:
 		if g.least == nil || *w.Rank < *g.least {
 			g.least = w.Rank
@@ -50,7 +50,7 @@ func (g *group) add(w *Weight) {
 }
 
 // relative is √(ΣD² / Σb²); nil if that is no number.
-func (g *group) relative() *float64 {
+func (g *changed) relative() *float64 {
 	if g.base == 0 {
 		return nil
 	}
@@ -58,8 +58,20 @@ func (g *group) relative() *float64 {
 }
 
 // rank is "16", "8 to 16, of 3 not measured", "more than 64"; "-" if no matrix changed.
-func (g *group) rank() string {
-	switch known := g.measured(); {
+func (g *changed) rank() string {
+	known, beyond := "-", fmt.Sprintf("more than %d", maxRank)
+	switch {
+	case g.least == nil && g.beyond:
+		known = beyond
+	case g.least == nil:
+	case g.beyond:
+		known = fmt.Sprintf("%d to %s", *g.least, beyond)
+	case *g.least == *g.most:
+		known = fmt.Sprint(*g.least)
+	default:
+		known = fmt.Sprintf("%d to %d", *g.least, *g.most)
+	}
+	switch {
 	case g.unmeasured == 0:
 		return known
 	case known == "-":
@@ -69,25 +81,9 @@ func (g *group) rank() string {
 	}
 }
 
-// measured is the rank of the matrices whose rank was measured.
-func (g *group) measured() string {
-	beyond := fmt.Sprintf("more than %d", maxRank)
-	switch {
-	case g.least == nil && g.more:
-		return beyond
-	case g.least == nil:
-		return "-"
-	case g.more:
-		return fmt.Sprintf("%d to %s", *g.least, beyond)
-	case *g.least == *g.most:
-		return fmt.Sprint(*g.least)
-	}
-	return fmt.Sprintf("%d to %d", *g.least, *g.most)
-}
-
 // groups sums up the weights, in the order in which names first come; those without a name are left out.
-func (r *Report) groups(name func(*Weight) string) (groups []*group) {
-	index := map[string]*group{}
+func (r *Changes) groups(name func(*Change) string) (groups []*changed) {
+	index := map[string]*changed{}
 	for i := range r.Weights {
 		w := &r.Weights[i]
 		key := name(w)
@@ -96,7 +92,7 @@ func (r *Report) groups(name func(*Weight) string) (groups []*group) {
 		}
 		g := index[key]
 		if g == nil {
-			g = &group{name: key, layer: w.Layer, expert: w.Expert}
+			g = &changed{name: key, layer: w.Layer, expert: w.Expert}
 			index[key], groups = g, append(groups, g)
 		}
 		g.add(w)
@@ -104,24 +100,24 @@ func (r *Report) groups(name func(*Weight) string) (groups []*group) {
 	return groups
 }
 
-// moduleOf names the layer and module of a weight.
-func moduleOf(w *Weight) string {
+// moduleName names the layer and module of a weight.
+func moduleName(w *Change) string {
 	if w.Layer < 0 {
 		return string(w.Module)
 	}
 	return fmt.Sprintf("layer %d %s", w.Layer, w.Module)
 }
 
-// expertOf names the routed expert of a weight.
-func expertOf(w *Weight) string {
+// expertName names the routed expert of a weight.
+func expertName(w *Change) string {
 	if w.Expert < 0 {
 		return ""
 	}
 	return fmt.Sprintf("layer %d expert %d", w.Layer, w.Expert)
 }
 
-// layerOf names the layer of a weight.
-func layerOf(w *Weight) string {
+// layerName names the layer of a weight.
+func layerName(w *Change) string {
 	if w.Layer < 0 {
 		return ""
 	}
@@ -129,34 +125,34 @@ func layerOf(w *Weight) string {
 }
 
 // Sheet is a row per module of each layer.
-func (r *Report) Sheet() *text.Sheet {
+func (r *Changes) Sheet() *text.Sheet {
 	s := text.NewSheet("module", ">weights", ">changed", ">relative", "rank")
-	for _, g := range r.groups(moduleOf) {
+	for _, g := range r.groups(moduleName) {
 		s.Row(g.name, g.weights, g.changed, g.relative(), g.rank())
 	}
 	return s
 }
 
 // Experts is a row per routed expert, those that changed most first.
-func (r *Report) Experts() *text.Sheet {
+func (r *Changes) Experts() *text.Sheet {
 	s := text.NewSheet("expert", ">relative", "rank")
-	for _, g := range farthest(r.groups(expertOf)) {
+	for _, g := range farthest(r.groups(expertName)) {
 		s.Row(g.name, g.relative(), g.rank())
 	}
 	return s
 }
 
 // farthest sorts groups by how far they changed, and leaves out those that did not.
-func farthest(groups []*group) []*group {
-	groups = slices.DeleteFunc(groups, func(g *group) bool { return g.changed == 0 })
-	slices.SortStableFunc(groups, func(a, b *group) int {
+func farthest(groups []*changed) []*changed {
+	groups = slices.DeleteFunc(groups, func(g *changed) bool { return g.changed == 0 })
+	slices.SortStableFunc(groups, func(a, b *changed) int {
 		return cmp.Compare(inspect.OrNaN(b.relative()), inspect.OrNaN(a.relative()))
 	})
 	return groups
 }
 
 // Changed says how many weights changed: "9 of 186 weights changed". It is "" if all are equal.
-func (r *Report) Changed() string {
+func (r *Changes) Changed() string {
 	changed := 0
 	for _, w := range r.Weights {
 		if w.Different > 0 {
@@ -173,8 +169,8 @@ func (r *Report) Changed() string {
 const mostNamed = 5
 
 // Lines say what changed.
-func (r *Report) Lines() (lines []string) {
-	all := group{}
+func (r *Changes) Lines() (lines []string) {
+	all := changed{}
 	for i := range r.Weights {
 		all.add(&r.Weights[i])
 	}
@@ -188,16 +184,16 @@ func (r *Report) Lines() (lines []string) {
 	}
 	lines = append(lines, fmt.Sprintf("against %s: %s, by %s of the base's RMS; rank of the changes: %s%s",
 		text.Word(r.Base), r.Changed(), shown(&all), all.rank(), left))
-	routers := r.groups(func(w *Weight) string {
+	routers := r.groups(func(w *Change) string {
 		if w.Module != table.Router {
 			return ""
 		}
-		return layerOf(w)
+		return layerName(w)
 	})
 	for _, x := range []struct {
 		what   string
-		groups []*group
-	}{{"layers", r.groups(layerOf)}, {"experts", r.groups(expertOf)}, {"routers", routers}} {
+		groups []*changed
+	}{{"layers", r.groups(layerName)}, {"experts", r.groups(expertName)}, {"routers", routers}} {
 		if most := farthest(x.groups); len(most) > 0 {
 			line := x.what + " that changed most:"
 			for i, g := range most[:min(len(most), mostNamed)] {
@@ -212,14 +208,14 @@ func (r *Report) Lines() (lines []string) {
 }
 
 // shown is how far a group changed.
-func shown(g *group) string { return text.Real(g.relative()).Shown }
+func shown(g *changed) string { return text.Real(g.relative()).Shown }
 
 // Modules draws how far each module of each layer is from the base's; nil if there is none. Modules that did not change
 // have no colour.
-func (r *Report) Modules() page.Figure {
+func (r *Changes) Modules() page.Figure {
 	m := page.Heatmap{Title: "how far each module is from the base's", Name: "√(ΣD² / Σb²) of its weights", RowName: "layer",
 		Scale: page.Log, NoValue: "not there, or unchanged"}
-	groups := slices.DeleteFunc(r.groups(moduleOf), func(g *group) bool { return g.layer < 0 })
+	groups := slices.DeleteFunc(r.groups(moduleName), func(g *changed) bool { return g.layer < 0 })
 	for _, g := range groups {
 		row, column := fmt.Sprint(g.layer), strings.TrimPrefix(g.name, fmt.Sprintf("layer %d ", g.layer))
 		if !slices.Contains(m.Rows, row) {
@@ -248,8 +244,8 @@ func (r *Report) Modules() page.Figure {
 }
 
 // Figure draws how far each routed expert is from the base's; nil if there is none.
-func (r *Report) Figure() page.Figure {
-	groups := r.groups(expertOf)
+func (r *Changes) Figure() page.Figure {
+	groups := r.groups(expertName)
 	if groups == nil {
 		return nil
 	}

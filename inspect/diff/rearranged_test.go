@@ -164,7 +164,7 @@ func TestRegrouped(t *testing.T) {
 		}
 		assert.Equal(t, test.want, s.regrouped(moved), test.order)
 	}
-	r := Rearranged{Module: "m", Experts: []Renumbered{{0, 1}}, Router: Along, Regrouped: true}
+	r := Rearranged{Module: "m", Experts: []Renumbered{{0, 1}}, Router: routerAlong, Regrouped: true}
 	assert.Contains(t, r.lines()[0], "the groups of n_group are others")
 }
 
@@ -201,7 +201,7 @@ func TestOddRouters(t *testing.T) {
 		r, err := Compare(t.Context(), ordered.memory(t).side(), m.side(), Options{})
 		require.NoError(t, err)
 		require.Len(t, r.Rearranged, 1)
-		assert.Equal(t, Other, r.Rearranged[0].Router)
+		assert.Equal(t, routerOther, r.Rearranged[0].Router)
 	}
 }
 

@@ -1,4 +1,4 @@
-package change
+package diff
 
 import (
 	"math"
@@ -88,15 +88,15 @@ func TestRanks(t *testing.T) {
 				return inspecttest.Only(t, map[string]tensor.Tensor{name: f})
 			}
 			base := stored(x.base, values)
-			changed, err := tensor.Tensor{DType: x.base, Shape: shape, Data: base.Data[name]}.Float32s(nil)
+			tuned, err := tensor.Tensor{DType: x.base, Shape: shape, Data: base.Data[name]}.Float32s(nil)
 			require.NoError(t, err)
 			if x.rank > 0 {
-				lowRank(draw, changed, rows, cols, x.rank, x.share)
+				lowRank(draw, tuned, rows, cols, x.rank, x.share)
 			}
-			r, err := Against(t.Context(), stored(x.dtype, changed).Weights(), base.Weights(), inspect.Selection{})
+			r, err := Against(t.Context(), stored(x.dtype, tuned).Weights(), base.Weights(), inspect.Selection{})
 			require.NoError(t, err)
 			require.Len(t, r.Weights, 1)
-			g := group{}
+			g := changed{}
 			g.add(&r.Weights[0])
 			assert.Equal(t, x.want, g.rank())
 			if x.rank == 1 {
@@ -201,7 +201,7 @@ func TestAgainstIsTheSame(t *testing.T) {
 	for _, name := range []string{inspecttest.ExpertName(2, 4, "up"), "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"} {
 		a.Change(name, func(values []float32) { lowRank(rand.New(rand.NewPCG(2, 3)), values, len(values)/64, 64, 3, 0.1) })
 	}
-	var reports []*Report
+	var reports []*Changes
 	for _, threads := range []int{1, 7} {
 		w := a.Weights()
 		w.Threads = threads

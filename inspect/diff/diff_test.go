@@ -63,7 +63,7 @@ func one(t *testing.T, a, b tensor.Tensor, o Options) (*Report, Finding) {
 	r, err := Compare(t.Context(), new(memory).add("w", a).side(), new(memory).add("w", b).side(), o)
 	require.NoError(t, err)
 	if len(r.Findings) == 0 {
-		return r, Finding{Status: Equal}
+		return r, Finding{Status: statusEqual}
 	}
 	require.Len(t, r.Findings, 1)
 	return r, r.Findings[0]
@@ -78,24 +78,24 @@ func TestStatus(t *testing.T) {
 		same  bool
 		exact bool
 	}{
-		"same":            {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.BF16, x...), Equal, true, true},
-		"wider":           {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.F32, x...), Equal, true, false},
-		"rounded":         {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.001), Close, true, false},
-		"rounded back":    {tensortest.Vector(t, tensor.F16, 1.001), tensortest.Vector(t, tensor.F32, 1.001), Close, true, false},
-		"not rounded":     {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.0078125), Differs, false, false},
-		"one step":        {tensortest.Vector(t, tensor.BF16, 1), tensortest.Vector(t, tensor.BF16, 1.0078125), Differs, false, false},
-		"minus zero":      {tensortest.Vector(t, tensor.F32, 0), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1))), Differs, false, false},
-		"NaN on both":     {tensortest.Vector(t, tensor.F32, nan), tensortest.Vector(t, tensor.BF16, nan), Equal, true, false},
-		"NaN on one":      {tensortest.Vector(t, tensor.F32, 1, nan), tensortest.Vector(t, tensor.F32, 1, 2), Differs, false, false},
-		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), Differs, false, false},
-		"infinities":      {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.BF16, inf), Equal, true, false},
-		"signs":           {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.F32, -inf), Differs, false, false},
-		"shape":           {tensortest.Vector(t, tensor.F32, 1, 2), tensortest.Vector(t, tensor.F32, 1), Shape, false, false},
-		"integers":        {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 3}}, Differs, false, false},
-		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, tensortest.Vector(t, tensor.F32, 0), Differs, false, false},
-		"equal integers":  {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, Equal, true, true},
-		"no elements":     {tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, Equal, true, true},
-		"all zero, other": {tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 1), Differs, false, false},
+		"same":            {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.BF16, x...), statusEqual, true, true},
+		"wider":           {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.F32, x...), statusEqual, true, false},
+		"rounded":         {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.001), statusClose, true, false},
+		"rounded back":    {tensortest.Vector(t, tensor.F16, 1.001), tensortest.Vector(t, tensor.F32, 1.001), statusClose, true, false},
+		"not rounded":     {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.0078125), statusDiffers, false, false},
+		"one step":        {tensortest.Vector(t, tensor.BF16, 1), tensortest.Vector(t, tensor.BF16, 1.0078125), statusDiffers, false, false},
+		"minus zero":      {tensortest.Vector(t, tensor.F32, 0), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1))), statusDiffers, false, false},
+		"NaN on both":     {tensortest.Vector(t, tensor.F32, nan), tensortest.Vector(t, tensor.BF16, nan), statusEqual, true, false},
+		"NaN on one":      {tensortest.Vector(t, tensor.F32, 1, nan), tensortest.Vector(t, tensor.F32, 1, 2), statusDiffers, false, false},
+		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), statusDiffers, false, false},
+		"infinities":      {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.BF16, inf), statusEqual, true, false},
+		"signs":           {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.F32, -inf), statusDiffers, false, false},
+		"shape":           {tensortest.Vector(t, tensor.F32, 1, 2), tensortest.Vector(t, tensor.F32, 1), statusShape, false, false},
+		"integers":        {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 3}}, statusDiffers, false, false},
+		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, tensortest.Vector(t, tensor.F32, 0), statusDiffers, false, false},
+		"equal integers":  {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, statusEqual, true, true},
+		"no elements":     {tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, statusEqual, true, true},
+		"all zero, other": {tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 1), statusDiffers, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, f := one(t, c.a, c.b, Options{})
@@ -150,28 +150,41 @@ func TestAddIsTheDefinition(t *testing.T) {
 				for _, odd := range []bool{false, true} {
 					a := values(n, da, nil, odd)
 					b := values(n, db, a, odd)
-					got, want := metrics{nanBits: odd}, metrics{nanBits: odd}
+					got, want := Measures{nanBits: odd}, Measures{nanBits: odd}
 					got.add(a, b, 7, da, db)
 					want.define(a, b, 7, da, db)
 					got.skipped = false
 					require.Equal(t, want, got, "%s %s %d", da, db, n)
+					var unequal, notFinite, alike int64
+					for i, x := range a {
+						switch y := b[i]; {
+						case x != y && (x == x || y == y):
+							if unequal++; x-x != 0 || y-y != 0 {
+								notFinite++
+							}
+						case x-x != 0:
+							alike++
+						}
+					}
+					require.Equal(t, []int64{unequal, notFinite, alike},
+						[]int64{got.Unequal(), got.NotFinite(), got.alike + got.nans}, "%s %s %d", da, db, n)
 				}
 			}
 		}
 	}
 }
 
-// define adds values by the definition of metrics.
-func (m *metrics) define(a, b []float32, at int64, da, db tensor.DType) {
+// define adds values by the definition of Measures.
+func (m *Measures) define(a, b []float32, at int64, da, db tensor.DType) {
 	m.values(a, b, at, da, db)
 	for i := range a {
 		p, q := float64(a[i]), float64(b[i])
 		if p-p != 0 || q-q != 0 {
 			continue
 		}
-		m.aa, m.bb, m.ab, m.dd = m.aa+p*p, m.bb+q*q, m.ab+p*q, m.dd+float64((p-q)*(p-q))
-		if d := math.Abs(p - q); d > m.maxAbs {
-			m.maxAbs, m.worst = d, at+int64(i)
+		m.SumA, m.SumB, m.sumAB, m.SumD = m.SumA+p*p, m.SumB+q*q, m.sumAB+p*q, m.SumD+float64((p-q)*(p-q))
+		if d := math.Abs(p - q); d > m.MaxAbs {
+			m.MaxAbs, m.worst = d, at+int64(i)
 		}
 	}
 }
@@ -226,7 +239,7 @@ func TestLongNames(t *testing.T) {
 
 // TestTiles: a difference in the last element of many tiles.
 func TestTiles(t *testing.T) {
-	values := make([]float32, 3*tileElements+5)
+	values := make([]float32, 3*weights.TileElements+5)
 	for i := range values {
 		values[i] = float32(i % 7)
 	}
@@ -239,9 +252,9 @@ func TestTiles(t *testing.T) {
 
 // TestByteTiles: integers are compared to the last byte of many tiles.
 func TestByteTiles(t *testing.T) {
-	data := make([]byte, 2*tileElements+5)
+	data := make([]byte, 2*weights.TileElements+5)
 	for i := range data {
-		data[i] = byte(i / tileElements)
+		data[i] = byte(i / weights.TileElements)
 	}
 	a := tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: data}
 	r, _ := one(t, a, tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: bytes.Clone(data)}, Options{})
@@ -249,7 +262,7 @@ func TestByteTiles(t *testing.T) {
 	changed := bytes.Clone(data)
 	changed[len(data)-1]++
 	_, f := one(t, a, tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: changed}, Options{})
-	assert.Equal(t, Differs, f.Status)
+	assert.Equal(t, statusDiffers, f.Status)
 }
 
 // TestFP8 against its dequantised twin, ragged blocks and all.
@@ -269,7 +282,7 @@ func TestFP8(t *testing.T) {
 		v.Shape = []int{3, 3}
 		return new(memory).add("w", v)
 	}
-	for d, want := range map[tensor.DType]Status{tensor.F32: Equal, tensor.BF16: Close} {
+	for d, want := range map[tensor.DType]Status{tensor.F32: statusEqual, tensor.BF16: statusClose} {
 		r, err := Compare(t.Context(), a.side(), plain(d).side(), Options{})
 		require.NoError(t, err)
 		require.Len(t, r.Findings, 1)
@@ -300,7 +313,7 @@ func TestAddedRemovedAndFolding(t *testing.T) {
 	b.add("new\x1b", tensortest.Vector(t, tensor.F32, 1))
 	r, err := Compare(t.Context(), a.side(), b.side(), Options{})
 	require.NoError(t, err)
-	assert.Equal(t, map[Status]int{Equal: 2, Differs: 2, Removed: 1, Added: 1}, r.Counts)
+	assert.Equal(t, map[Status]int{statusEqual: 2, statusDiffers: 2, statusRemoved: 1, statusAdded: 1}, r.Counts)
 	var text bytes.Buffer
 	require.NoError(t, r.WriteText(&text))
 	assert.Equal(t, `model.layers.1.mlp.experts.{1,3}.up_proj.weight: differs, at worst in model.layers.1.mlp.experts.3.up_proj.weight: 1 of 2 values, rel RMS 1.34, max abs 3 at 1, 10485760 ulp, cosine 0.964763821
@@ -439,14 +452,14 @@ func TestUnmeasuredLines(t *testing.T) {
 
 // TestProgress: every byte of A is told of, once, whatever becomes of it, and never fewer than before.
 func TestProgress(t *testing.T) {
-	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*tileElements+3)...)).
-		add("x", tensortest.Vector(t, tensor.F32, 1, 2)).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{tileElements + 1}, Data: make([]byte, tileElements+1)})
+	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*weights.TileElements+3)...)).
+		add("x", tensortest.Vector(t, tensor.F32, 1, 2)).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{weights.TileElements + 1}, Data: make([]byte, weights.TileElements+1)})
 	last := int64(0)
 	_, err := Compare(t.Context(), m.side(), m.side(), Options{Progress: func(done, total int64) {
 		require.GreaterOrEqual(t, done, last)
-		require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, total)
+		require.EqualValues(t, 2*(2*weights.TileElements+3)+8+weights.TileElements+1, total)
 		last = done
 	}})
 	require.NoError(t, err)
-	require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, last)
+	require.EqualValues(t, 2*(2*weights.TileElements+3)+8+weights.TileElements+1, last)
 }

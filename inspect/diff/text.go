@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -29,10 +28,10 @@ type group struct {
 }
 
 // order is the order of the lines: what really differs, then what is only cast.
-var order = []Status{Differs, Shape, Removed, Added, Close, Equal}
+var order = []Status{statusDiffers, statusShape, statusRemoved, statusAdded, statusClose, statusEqual}
 
 // isCast reports whether values are the same but for their dtype.
-func (f *Finding) isCast() bool { return f.Status == Close || f.Status == Equal }
+func (f *Finding) isCast() bool { return f.Status == statusClose || f.Status == statusEqual }
 
 // compare orders findings by how much differs: by elements that are not finite, then by relative RMS.
 func (f *Finding) compare(g *Finding) int {
@@ -49,8 +48,13 @@ func (r *Report) WriteText(w io.Writer) error {
 
 // lines returns the lines before the summary.
 func (r *Report) lines() (lines []string) {
+	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
 	for _, d := range r.Config {
-		lines = append(lines, "config.json: "+configLine(d))
+		line := fmt.Sprintf("config.json: %s: %s, then %s", d.Key, show(d.A), show(d.B))
+		if !d.Meaning {
+			line += ": does not count as a difference"
+		}
+		lines = append(lines, line)
 	}
 	var casts []string
 	for _, g := range r.groups() {
@@ -70,7 +74,7 @@ func (r *Report) lines() (lines []string) {
 func (r *Report) summary() string {
 	line := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
 		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
-		r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
+		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape], r.Counts[statusRemoved], r.Counts[statusAdded])
 	meaning := 0
 	for _, d := range r.Config {
 		if d.Meaning {
@@ -88,16 +92,6 @@ func (r *Report) summary() string {
 
 // maxValue is how much of a config's value a line shows.
 const maxValue = 200
-
-// configLine says what both configs hold under a key, and whether that matters.
-func configLine(d config.Difference) string {
-	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
-	line := fmt.Sprintf("%s: %s, then %s", d.Key, show(d.A), show(d.B))
-	if !d.Meaning {
-		line += ": does not count as a difference"
-	}
-	return line
-}
 
 // groups folds the findings by kind, in the order of the lines.
 func (r *Report) groups() []*group {
@@ -153,11 +147,11 @@ func (g *group) add(f Finding, layer, expert int) {
 func (g *group) String() string {
 	line := g.names() + ": " + string(g.first.Status)
 	switch g.first.Status {
-	case Removed:
+	case statusRemoved:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeA, g.first.ShapeA)
-	case Added:
+	case statusAdded:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeB, g.first.ShapeB)
-	case Shape:
+	case statusShape:
 		return fmt.Sprintf("%s: %v, then %v", line, g.first.ShapeA, g.first.ShapeB)
 	}
 	if *g.first.DTypeA != *g.first.DTypeB {
@@ -196,7 +190,7 @@ func (g *group) cast() string {
 		what = text.Plural(g.count, "weight") + " of " + text.Plural(len(g.modules), "module")
 	}
 	line := fmt.Sprintf("%s: %s in A, %s in B, equal after the cast", what, *g.first.DTypeA, *g.first.DTypeB)
-	if g.first.Status == Close {
+	if g.first.Status == statusClose {
 		line += ", which rounds" + g.values()
 	}
 	return line
@@ -227,13 +221,8 @@ func (g *group) values() string {
 		line += fmt.Sprintf(", rel RMS %s, max abs %.3g at %d, %d ulp, cosine %.9f", relative, f.MaxAbs, f.Worst,
 			f.MaxULP, f.Cosine)
 	}
-	return line + f.notFinite()
-}
-
-// notFinite says how many elements are infinite or NaN, on which side.
-func (f *Finding) notFinite() (line string) {
 	if n := f.OnlyA + f.OnlyB; n > 0 {
-		line = fmt.Sprintf(", %s not finite in one only (%d in A, %d in B)", text.Plural(n, "element"), f.OnlyA, f.OnlyB)
+		line += fmt.Sprintf(", %s not finite in one only (%d in A, %d in B)", text.Plural(n, "element"), f.OnlyA, f.OnlyB)
 	}
 	if n := f.NonFinite - f.OnlyA - f.OnlyB; n > 0 {
 		line += fmt.Sprintf(", %s not finite in both, but not alike", text.Plural(n, "element"))

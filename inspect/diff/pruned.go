@@ -1,6 +1,6 @@
 package diff
 
-// What a model with some of another's routed experts computes, against that other model without the rest.
+// A model with some of another's routed experts, and what it computes beside that other model without the rest.
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"io"
 	"iter"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
@@ -108,14 +107,6 @@ type stage struct {
 	choice []int
 }
 
-// len returns how many numbers the stage has.
-func (s stage) len() int {
-	if s.x == nil {
-		return len(s.choice)
-	}
-	return len(s.x.Values)
-}
-
 // stages runs a model and its prediction layers, and yields each stage, valid until the next. An error is the last.
 func stages(ctx context.Context, m *model.DeepseekForCausalLM, pages model.Pages, in *model.Input,
 	predictions int) iter.Seq2[stage, error] {
@@ -201,18 +192,24 @@ func (r *PrunedReport) compare(b stage, next func() (stage, error, bool)) error 
 		cause = "A computes " + a.name + " in its place"
 	case b.x == nil:
 		cause = difference(r.choice(a), b.choice, func(x, y int) bool { return x == y })
-		r.unchosen(b)
+		if l := table.PlaceOf(nil, b.name).Layer; strings.HasSuffix(b.name, gateChoice) {
+			r.Unchosen[l] = slices.DeleteFunc(r.Unchosen[l], func(e int) bool { return slices.Contains(b.choice, e) })
+			if len(r.Unchosen[l]) == 0 {
+				delete(r.Unchosen, l)
+			}
+		}
 	default:
-		cause = difference(r.numbers(a), b.x.Values, func(x, y float32) bool {
-			return math.Float32bits(x) == math.Float32bits(y)
-		})
+		cause = difference(r.numbers(a), b.x.Values, sameBits)
 	}
 	if b.x != nil && slices.ContainsFunc(b.x.Values, func(v float32) bool { return v != v }) && cause == "" {
 		return fmt.Errorf("%s: both compute NaN, which hides what differs behind it", b.name)
 	}
 	if cause == "" {
-		r.Stages++
-		r.Values += int64(b.len())
+		if r.Stages++; b.x == nil {
+			r.Values += int64(len(b.choice))
+		} else {
+			r.Values += int64(len(b.x.Values))
+		}
 	} else {
 		r.Verdict, r.First = "differs", &Divergence{b.name, cause}
 	}
@@ -269,18 +266,6 @@ func (r *PrunedReport) choice(a stage) (experts []int) {
 	return experts
 }
 
-// unchosen takes the experts that B chose from Unchosen.
-func (r *PrunedReport) unchosen(b stage) {
-	l := table.PlaceOf(nil, b.name).Layer
-	if !strings.HasSuffix(b.name, gateChoice) {
-		return
-	}
-	r.Unchosen[l] = slices.DeleteFunc(r.Unchosen[l], func(e int) bool { return slices.Contains(b.choice, e) })
-	if len(r.Unchosen[l]) == 0 {
-		delete(r.Unchosen, l)
-	}
-}
-
 // checkExact refuses a B that has another number of experts, or weights whose dtype may not hold A's values.
 func checkExact(a, b Runnable, kept table.Kept) error {
 	for _, l := range slices.Sorted(maps.Keys(kept)) {
@@ -294,17 +279,16 @@ func checkExact(a, b Runnable, kept table.Kept) error {
 	}
 	for _, w := range b.Weights {
 		from := byName[kept.Larger(w.Name)]
-		if from != nil && w.Row != nil && !holds(w.DType, from.DType) {
+		if from == nil || w.Row == nil {
+			continue
+		}
+		holds := w.DType == from.DType || w.DType == tensor.F32 && (from.DType == tensor.BF16 || from.DType == tensor.F16)
+		if !holds {
 			return fmt.Errorf("%s: is %s, of %s in A: what rounded weights compute is not equal to what A computes; "+
 				"compare a model that was pruned without another --type", text.Quote(w.Name), w.DType, from.DType)
 		}
 	}
 	return nil
-}
-
-// holds reports whether each number of a dtype is one of another.
-func holds(to, from tensor.DType) bool {
-	return to == from || to == tensor.F32 && (from == tensor.BF16 || from == tensor.F16)
 }
 
 // WriteText writes what was compared, and what was not.

@@ -5,7 +5,6 @@ package diff
 
 import (
 	"slices"
-	"strconv"
 
 	"dsmoe/model/weights"
 )
@@ -16,10 +15,10 @@ type Router string
 
 // What the router's rows can have done.
 const (
-	Along Router = "along" // they have the same new numbers: the same function
-	Stays Router = "stays" // they have their numbers of before: tokens reach other experts
-	Alone Router = "alone" // they have new numbers, and the experts those of before: tokens reach other experts
-	Other Router = "other" // none of these
+	routerAlong Router = "along" // they have the same new numbers: the same function
+	routerStays Router = "stays" // they have their numbers of before: tokens reach other experts
+	routerAlone Router = "alone" // they have new numbers, and the experts those of before: tokens reach other experts
+	routerOther Router = "other" // none of these
 )
 
 // routerPairs returns the weights of a layer's router that both sides have.
@@ -52,21 +51,11 @@ func (s *search) router(layer string, moved []Renumbered) (Router, error) {
 	}
 	switch {
 	case found && along:
-		return Along, nil
+		return routerAlong, nil
 	case found && stays:
-		return Stays, nil
+		return routerStays, nil
 	}
-	return Other, nil
-}
-
-// without says how the experts stand to rows that are renumbered though no expert is.
-func (s *search) without(layer string, rows []Renumbered) Router {
-	for _, m := range rows {
-		if s.unlike[layer+".experts."+strconv.Itoa(m.A)] {
-			return Other
-		}
-	}
-	return Alone
+	return routerOther, nil
 }
 
 // rows returns the rows of a layer's router that B holds under other numbers, if A's rows
@@ -100,7 +89,7 @@ func (s *search) rows(layer string) (moved []Renumbered, err error) {
 		}
 		moved, free[h] = append(moved, Renumbered{i, free[h][0]}), free[h][1:]
 	}
-	if how, err := s.router(layer, moved); err != nil || how != Along {
+	if how, err := s.router(layer, moved); err != nil || how != routerAlong {
 		return nil, err
 	}
 	return moved, nil
@@ -154,7 +143,7 @@ func (s *search) sameRow(x *weights.Weight, i int, y *weights.Weight, j int) (bo
 	if err != nil {
 		return false, err
 	}
-	var m metrics
+	var m Measures
 	m.add(p, q, 0, x.NumberType(), y.NumberType())
 	return m.different == m.rounded, nil
 }

@@ -44,39 +44,35 @@ type mlp struct {
 	gate, up, down *weights.Weight
 }
 
-// projections returns the weights of the two sides that are the same if b is a; exchanged
-// sets up against gate.
-func (a *mlp) projections(b *mlp, exchanged bool) []weights.Pair {
-	gate, up := b.gate, b.up
-	if exchanged {
-		gate, up = up, gate
-	}
-	return []weights.Pair{{A: a.gate, B: gate}, {A: a.up, B: up}, {A: a.down, B: b.down}}
-}
-
-// found is where an MLP of A is in B.
-type found struct {
+// match is an MLP of A and the MLP of B that has its weights.
+type match struct {
 	a, b      *mlp
 	exchanged bool
 }
 
 // rearranged looks for the MLPs that differ elsewhere in their layer.
 func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearranged, error) {
-	all, at := []Rearranged{}, places(a, b)
-	differ, unlike := map[string]bool{}, map[string]bool{}
+	all, at := []Rearranged{}, map[string]table.Place{}
+	for _, w := range slices.Concat(a.Weights, b.Weights) {
+		at[w.Name] = w.Place
+	}
+	differ, unlike, layers := map[string]bool{}, map[string]bool{}, []string{}
 	for _, f := range findings {
-		if module := at[f.Name].MLP(); module != "" && f.Status != Equal && f.Status != Close {
-			unlike[module], differ[module] = true, differ[module] || f.Status == Differs
+		if module := at[f.Name].MLP(); module != "" && f.Status != statusEqual && f.Status != statusClose {
+			unlike[module], differ[module] = true, differ[module] || f.Status == statusDiffers
+		}
+		if layer := layerOf(at[f.Name]); layer != "" && f.Status == statusDiffers && !slices.Contains(layers, layer) {
+			layers = append(layers, layer)
 		}
 	}
 	left, right := mlps(a, differ), mlps(b, differ)
-	for _, layer := range layers(findings, at) {
+	for _, layer := range layers {
 		s := search{a: a, b: b, left: left[layer], right: right[layer], unlike: unlike}
-		places, err := s.places(ctx)
+		matches, err := s.matches(ctx)
 		if err != nil {
 			return nil, err
 		}
-		r, err := s.describe(layer, places)
+		r, err := s.describe(layer, matches)
 		if err != nil {
 			return nil, err
 		}
@@ -85,29 +81,6 @@ func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearrange
 		}
 	}
 	return all, nil
-}
-
-// places returns where in the model the weights of the sides are, by their names.
-func places(sides ...Side) map[string]table.Place {
-	at := map[string]table.Place{}
-	for _, s := range sides {
-		for _, w := range s.Weights {
-			at[w.Name] = w.Place
-		}
-	}
-	return at
-}
-
-// layers returns the modules that tensors which differ belong to, by layerOf, in the order of
-// the findings.
-func layers(findings []Finding, at map[string]table.Place) (all []string) {
-	seen := map[string]bool{}
-	for _, f := range findings {
-		if layer := layerOf(at[f.Name]); layer != "" && f.Status == Differs && !seen[layer] {
-			all, seen[layer] = append(all, layer), true
-		}
-	}
-	return all
 }
 
 // layerOf returns the module in which a weight may be found elsewhere: of a routed expert or a
@@ -163,9 +136,8 @@ type search struct {
 	dtype       tensor.DType // that fingerprints are rounded to
 }
 
-// places returns where the MLPs of A are in B, in their order: whole, or with gate and up
-// exchanged.
-func (s *search) places(ctx context.Context) ([]found, error) {
+// matches returns the MLPs of A that B has, in the order of A: whole, or with gate and up exchanged.
+func (s *search) matches(ctx context.Context) ([]match, error) {
 	var all []*weights.Weight
 	for _, m := range slices.Concat(s.left, s.right) {
 		all = append(all, m.gate, m.up, m.down)
@@ -183,7 +155,7 @@ func (s *search) places(ctx context.Context) ([]found, error) {
 	for i, m := range s.right {
 		free[at[i]] = append(free[at[i]], m)
 	}
-	var candidates []found
+	var candidates []match
 	for i, m := range s.left {
 		for _, exchanged := range []bool{false, true} {
 			key := keys[i]
@@ -191,7 +163,7 @@ func (s *search) places(ctx context.Context) ([]found, error) {
 				key[0], key[1] = key[1], key[0]
 			}
 			if twins := free[key]; len(twins) > 0 {
-				candidates = append(candidates, found{m, twins[0], exchanged})
+				candidates = append(candidates, match{m, twins[0], exchanged})
 				free[key] = twins[1:]
 				break
 			}
@@ -250,36 +222,40 @@ func part(s Side, w *weights.Weight, at int64, n int) ([]float32, error) {
 	return values, w.Failed(err)
 }
 
-// confirm compares the candidates whole and returns those that are what they seem.
-func (s *search) confirm(ctx context.Context, candidates []found) ([]found, error) {
+// confirm compares the candidates whole and returns those with equal weights, or one side's rounded.
+func (s *search) confirm(ctx context.Context, candidates []match) ([]match, error) {
 	same := make([]bool, len(candidates))
 	err := each(ctx, s.a, s.b, len(candidates), nil, func(w *weights.Walk, i int) error {
 		c := candidates[i]
-		for _, p := range c.a.projections(c.b, c.exchanged) {
+		gate, up := c.b.gate, c.b.up
+		if c.exchanged {
+			gate, up = up, gate
+		}
+		for _, p := range []weights.Pair{{A: c.a.gate, B: gate}, {A: c.a.up, B: up}, {A: c.a.down, B: c.b.down}} {
 			f, err := compare(w, p)
 			if err != nil {
 				return err
 			}
-			if f.Status != Equal && f.Status != Close {
+			if f.Status != statusEqual && f.Status != statusClose {
 				return nil
 			}
 		}
 		same[i] = true
 		return nil
 	})
-	var places []found
+	var matches []match
 	for i, c := range candidates {
 		if same[i] {
-			places = append(places, c)
+			matches = append(matches, c)
 		}
 	}
-	return places, err
+	return matches, err
 }
 
-// describe says what the places mean.
-func (s *search) describe(layer string, places []found) (Rearranged, error) {
+// describe says what the matches mean.
+func (s *search) describe(layer string, matches []match) (Rearranged, error) {
 	r := Rearranged{Module: layer, Experts: []Renumbered{}, Exchanged: []string{}, Rows: []Renumbered{}}
-	for _, p := range places {
+	for _, p := range matches {
 		if p.exchanged {
 			r.Exchanged = append(r.Exchanged, p.a.module)
 		}
@@ -288,9 +264,15 @@ func (s *search) describe(layer string, places []found) (Rearranged, error) {
 		}
 	}
 	if len(r.Experts) == 0 {
-		if rows, err := s.rows(layer); err != nil || len(rows) > 0 {
-			r.Rows, r.Router = rows, s.without(layer, rows)
+		rows, err := s.rows(layer)
+		if err != nil || len(rows) == 0 {
 			return r, err
+		}
+		r.Rows, r.Router = rows, routerAlone
+		for _, m := range rows {
+			if s.unlike[layer+".experts."+strconv.Itoa(m.A)] {
+				r.Router = routerOther
+			}
 		}
 		return r, nil
 	}
@@ -360,15 +342,15 @@ func moves(moved []Renumbered) string {
 // consequence says what renumbering does to the model.
 func (r *Rearranged) consequence() string {
 	switch {
-	case r.Router == Alone:
+	case r.Router == routerAlone:
 		return "the experts are not: tokens reach other experts"
 	case len(r.Rows) > 0:
 		return "the experts of these numbers differ"
-	case r.Router == Along && r.Regrouped:
+	case r.Router == routerAlong && r.Regrouped:
 		return "the router's rows are too, but the groups of n_group are others: tokens reach other experts"
-	case r.Router == Along:
+	case r.Router == routerAlong:
 		return "the router's rows are too: this alone changes nothing"
-	case r.Router == Stays:
+	case r.Router == routerStays:
 		return "the router's rows are not: tokens reach other experts"
 	}
 	return "the router's rows are others"

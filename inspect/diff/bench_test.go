@@ -5,20 +5,21 @@ import (
 	"testing"
 
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // BenchmarkDifferent measures tiles of two BF16 weights of which every element differs, in
 // bytes of one side.
 func BenchmarkDifferent(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
-	x, y := make([]float32, tileElements), make([]float32, tileElements)
+	x, y := make([]float32, weights.TileElements), make([]float32, weights.TileElements)
 	for i := range x {
 		x[i] = tensor.Rounded(float32(r.NormFloat64()), tensor.BF16)
 		y[i] = tensor.Rounded(float32(r.NormFloat64()), tensor.BF16)
 	}
-	b.SetBytes(tensor.BF16.Bytes(tileElements))
+	b.SetBytes(tensor.BF16.Bytes(weights.TileElements))
 	for b.Loop() {
-		var m metrics
+		var m Measures
 		m.add(x, y, 0, tensor.BF16, tensor.BF16)
 	}
 }

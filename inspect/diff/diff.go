@@ -6,8 +6,12 @@
 package diff
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 
 	"dsmoe/config"
@@ -27,16 +31,16 @@ type Side struct {
 // Status says how a tensor of A stands to that of B.
 type Status string
 
-// The statuses, from best to worst. Equal is every value, to the bit (of codes with
-// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). Close is every value of one
+// The statuses, from best to worst. statusEqual is every value, to the bit (of codes with
+// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). statusClose is every value of one
 // side being that of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
-	Equal   Status = "equal"
-	Close   Status = "close"
-	Differs Status = "differs"
-	Shape   Status = "shape"   // not comparable
-	Removed Status = "removed" // in A alone
-	Added   Status = "added"   // in B alone
+	statusEqual   Status = "equal"
+	statusClose   Status = "close"
+	statusDiffers Status = "differs"
+	statusShape   Status = "shape"   // not comparable
+	statusRemoved Status = "removed" // in A alone
+	statusAdded   Status = "added"   // in B alone
 )
 
 // Options are the options of Compare; the zero value is the default.
@@ -146,7 +150,10 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	}
 	r := summarise(findings, o)
 	if a.Config != nil && b.Config != nil {
-		r.compareConfigs(a.Config, b.Config)
+		r.Config = config.Differences(a.Config, b.Config)
+		if slices.ContainsFunc(r.Config, func(d config.Difference) bool { return d.Meaning }) {
+			r.Verdict = "differs"
+		}
 	}
 	if r.Rearranged, err = rearranged(ctx, a, b, r.Findings); err != nil {
 		return nil, err
@@ -171,15 +178,94 @@ func each(ctx context.Context, a, b Side, n int, progress func(done, total int64
 	return w.Reading.Wait()
 }
 
-// compareConfigs takes a difference of meaning for one of the checkpoints.
-func (r *Report) compareConfigs(a, b *config.Config) {
-	r.Config = config.Differences(a, b)
-	for _, d := range r.Config {
-		if d.Meaning {
-			r.Verdict = "differs"
+// compare measures one pair.
+func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
+	f := Finding{Name: cmp.Or(p.A, p.B).Name, Status: statusEqual}
+	if p.A != nil {
+		f.DTypeA, f.ShapeA = &p.A.DType, p.A.Shape
+	}
+	if p.B != nil {
+		f.DTypeB, f.ShapeB = &p.B.DType, p.B.Shape
+	}
+	switch {
+	case p.B == nil:
+		f.Status = statusRemoved
+		return f, nil
+	case p.A == nil:
+		f.Status = statusAdded
+		return f, nil
+	case !slices.Equal(p.A.Shape, p.B.Shape):
+		f.Status = statusShape
+		return f, nil
+	}
+	f.Elements = int64(p.A.Len())
+	if !decodes(p.A) || !decodes(p.B) {
+		return f, p.A.Failed(f.compareBytes(w, p))
+	}
+	m, err := Measure(w, p)
+	f.measured(&m)
+	return f, p.A.Failed(err)
+}
+
+// measured fills in what was measured.
+func (f *Finding) measured(m *Measures) {
+	f.Cosine, f.Measured = 1, true
+	f.Different, f.NonFinite, f.OnlyA, f.OnlyB = m.different, m.nonFinite, m.onlyA, m.onlyB
+	f.MaxAbs, f.MaxULP = m.MaxAbs, m.maxULP
+	if m.different > 0 {
+		f.Status, f.Worst = statusDiffers, m.first
+	}
+	if m.MaxAbs > 0 {
+		f.Worst = m.worst
+	}
+	if m.different > 0 && m.rounded == m.different {
+		f.Status = statusClose
+	}
+	if m.SumD > 0 {
+		f.RelRMS = math.Sqrt(m.SumD / m.SumA)
+		f.Cosine = 0
+		if m.SumA > 0 && m.SumB > 0 {
+			f.Cosine = m.sumAB / math.Sqrt(m.SumA) / math.Sqrt(m.SumB)
 		}
 	}
+	f.RelRMS = min(f.RelRMS, math.MaxFloat64) // JSON has no infinity
 }
+
+// compareBytes compares tensors that are no floats, as integers are, or whose scales are
+// unknown: elements are equal or not. Those of two dtypes cannot be compared.
+func (f *Finding) compareBytes(w *weights.Walk, p weights.Pair) error {
+	d := p.A.DType
+	if d != p.B.DType || (p.A.Scales == nil) != (p.B.Scales == nil) {
+		f.Status = statusDiffers
+		return nil
+	}
+	return w.Tiles(p, weights.TileElements, func(at int64, a, b *weights.Stream) error {
+		n, bits := int(d.Elements(int64(len(a.Raw)))), int(d.Bytes(8)) // eight elements have as many bytes as one has bits
+		if bytes.Equal(a.Raw, b.Raw) {
+			n = 0
+		}
+		for i := range n {
+			if element(a.Raw, i, bits) == element(b.Raw, i, bits) {
+				continue
+			}
+			if f.Different++; f.Different == 1 {
+				f.Status, f.Worst = statusDiffers, at+int64(i)
+			}
+		}
+		return nil
+	})
+}
+
+// element returns the bits of element i, which do not cross a word of eight bytes from its
+// first byte on.
+func element(data []byte, i, bits int) uint64 {
+	var word [8]byte
+	copy(word[:], data[i*bits/8:])
+	return binary.LittleEndian.Uint64(word[:]) >> (i * bits % 8) << (64 - bits)
+}
+
+// decodes reports whether a weight has numbers between which steps can be counted.
+func decodes(w *weights.Weight) bool { return w.NumberType().Casts() }
 
 // summarise counts, and keeps what there is to say.
 func summarise(findings []Finding, o Options) *Report {
@@ -190,13 +276,13 @@ func summarise(findings []Finding, o Options) *Report {
 		if dtypes {
 			r.DTypes++
 		}
-		if f.Status == Equal || f.Status == Close || f.Status == Differs {
+		if f.Status == statusEqual || f.Status == statusClose || f.Status == statusDiffers {
 			r.Compared++
 		}
-		if f.Status != Equal && (f.Status != Close || o.Exact) || dtypes && o.Exact {
+		if f.Status != statusEqual && (f.Status != statusClose || o.Exact) || dtypes && o.Exact {
 			r.Verdict = "differs"
 		}
-		if f.Status != Equal || dtypes {
+		if f.Status != statusEqual || dtypes {
 			r.Findings = append(r.Findings, f)
 		}
 	}

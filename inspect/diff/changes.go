@@ -1,5 +1,7 @@
-// Package change measures what a fine-tune changed: each weight of a checkpoint against the same weight of its base.
-package change
+package diff
+
+// What a fine-tune changed: each weight of a checkpoint against the same weight of its base, and the ranks of the
+// differences.
 
 import (
 	"cmp"
@@ -18,16 +20,16 @@ import (
 	"dsmoe/text"
 )
 
-// Report is how far the weights of a checkpoint are from those of its base.
-type Report struct {
+// Changes is how far the weights of a checkpoint are from those of its base.
+type Changes struct {
 	Path        string               `json:"path"`         // of the checkpoint, as the user gave it
 	Base        string               `json:"base"`         // of its base
-	Weights     []Weight             `json:"weights"`      // in the order of the model
+	Weights     []Change             `json:"weights"`      // in the order of the model
 	NotCompared []inspect.NotCounted `json:"not_compared"` // selected weights of one of the two alone, or without numbers
 }
 
-// Weight is a weight a of the checkpoint and the same weight b of the base, D = a - b.
-type Weight struct {
+// Change is a weight a of the checkpoint and the same weight b of the base, D = a - b.
+type Change struct {
 	Name      string       `json:"name"`
 	Layer     int          `json:"layer"`      // -1 outside the layers
 	Expert    int          `json:"expert"`     // -1 outside the routed experts
@@ -52,14 +54,25 @@ type Weight struct {
 // Against compares the selected weights of w with those of base, each read at most three times. Memory is a few MiB for
 // each worker, and 0.6 kB for each row of its matrix and twice as much for each column. The numbers do not depend on
 // the number of workers.
-func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) (*Report, error) {
+func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) (*Changes, error) {
 	picked, err := w.Pick(s)
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Path: w.Path, Base: base.Path, Weights: []Weight{}, NotCompared: []inspect.NotCounted{}}
+	r := &Changes{Path: w.Path, Base: base.Path, Weights: []Change{}, NotCompared: []inspect.NotCounted{}}
 	others := slices.DeleteFunc(slices.Clone(base.List), func(b *weights.Weight) bool { return !s.Has(b.Name) })
-	pairs := r.comparablePairs(weights.Pairs(picked, others))
+	var pairs []weights.Pair
+	for _, p := range weights.Pairs(picked, others) {
+		kind, cause := inspect.Mismatch(p, "the base")
+		switch kind {
+		case "":
+			pairs = append(pairs, p)
+			continue
+		case inspect.Shape:
+			cause = "shape " + cause
+		}
+		r.NotCompared = append(r.NotCompared, inspect.Skip(cmp.Or(p.A, p.B), errors.New(cause)))
+	}
 	if len(pairs) == 0 {
 		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path),
 			text.Quote(w.Path))
@@ -68,27 +81,11 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 		arithmetic: sync.Pool{New: func() any { return matrix.Arithmetic() }}}
 	c.again = c.Walk
 	c.again.Reading = weights.NewReading(ctx, w.Threads, nil)
-	r.Weights = make([]Weight, len(pairs))
+	r.Weights = make([]Change, len(pairs))
 	if err := c.Each(pairs, func(i int, p weights.Pair) error { return c.compare(&r.Weights[i], p) }); err != nil {
 		return nil, err
 	}
 	return r, nil
-}
-
-// comparablePairs returns the pairs whose numbers can be compared; the others go into NotCompared.
-func (r *Report) comparablePairs(all []weights.Pair) (pairs []weights.Pair) {
-	for _, p := range all {
-		kind, cause := inspect.Mismatch(p, "the base")
-		if kind == "" {
-			pairs = append(pairs, p)
-			continue
-		}
-		if kind == inspect.Shape {
-			cause = "shape " + cause
-		}
-		r.NotCompared = append(r.NotCompared, inspect.Skip(cmp.Or(p.A, p.B), errors.New(cause)))
-	}
-	return pairs
 }
 
 // comparer compares weights. It is safe for concurrent use.
@@ -99,21 +96,21 @@ type comparer struct {
 }
 
 // compare measures a pair.
-func (c *comparer) compare(x *Weight, p weights.Pair) error {
-	*x = Weight{Name: p.A.Name, Layer: p.A.Layer, Expert: p.A.Expert, Module: p.A.Module(), DType: p.A.DType,
-		BaseDType: p.B.DType, Elements: int64(p.A.Len())}
-	d := difference{Weight: x, steps: [2]step{stepOf(p.A), stepOf(p.B)}}
-	if err := c.Numbers(p, tileSize(p.A), d.add); err != nil {
-		return err
+func (c *comparer) compare(x *Change, p weights.Pair) error {
+	m, err := Measure(&c.Walk, p)
+	*x = Change{Name: p.A.Name, Layer: p.A.Layer, Expert: p.A.Expert, Module: p.A.Module(), DType: p.A.DType,
+		BaseDType: p.B.DType, Elements: int64(p.A.Len()), Different: m.Unequal() + m.nans + m.alike,
+		squares: m.SumD, base: m.SumB, matrix: len(p.A.Shape) == 2}
+	switch {
+	case !m.AllFinite():
+		x.squares = math.NaN()
+	case m.SumB > 0:
+		x.Relative = inspect.Finite(math.Sqrt(m.SumD / m.SumB))
 	}
-	x.squares, x.base, x.matrix = d.squares, d.base, len(p.A.Shape) == 2
-	if d.base > 0 {
-		x.Relative = inspect.Finite(math.Sqrt(d.squares / d.base))
+	if err == nil && x.squares > 0 && x.Relative != nil && x.matrix {
+		return c.rank(x, p, stepOf(p.A), stepOf(p.B))
 	}
-	if d.squares > 0 && x.Relative != nil && x.matrix && d.steps[0].known && d.steps[1].known {
-		return c.rank(x, p, math.Sqrt(d.variance/float64(x.Elements)))
-	}
-	return nil
+	return err
 }
 
 // tileSize returns how many elements of either weight are in memory at once: of a matrix whole rows.
@@ -126,28 +123,6 @@ func tileSize(w *weights.Weight) int64 {
 	return int64(max(1, most/cols) * cols)
 }
 
-// difference adds up what sets a weight apart from its base.
-type difference struct {
-	*Weight
-	steps                   [2]step
-	squares, base, variance float64
-}
-
-// add adds a tile.
-func (d *difference) add(_ int64, a, b []float32) {
-	squares, base, variance := 0.0, 0.0, 0.0
-	for i, v := range b {
-		e := float64(a[i]) - float64(v)
-		if e != 0 {
-			d.Different++ // NaN too
-		}
-		squares += float64(e * e)
-		base += float64(v) * float64(v)
-		variance += d.steps[0].variance(a[i]) + d.steps[1].variance(v)
-	}
-	d.squares, d.base, d.variance = d.squares+squares, d.base+base, d.variance+variance
-}
-
 // step is what rounding to a dtype does to numbers.
 type step struct {
 	known bool
@@ -155,7 +130,7 @@ type step struct {
 	sure  bool    // of a number times a scale: that distance is at most unit times the number
 }
 
-// stepOf returns that of a weight's dtype.
+// stepOf returns what rounding to a weight's dtype does.
 func stepOf(w *weights.Weight) step {
 	switch w.DType {
 	case tensor.F64, tensor.F32:

@@ -1,4 +1,4 @@
-package change
+package diff
 
 import (
 	"math"
@@ -11,11 +11,11 @@ import (
 	"dsmoe/model/weights"
 )
 
-// maxRank is the largest rank that is told from more.
+// maxRank is the largest rank that is measured.
 const maxRank = 64
 
-// spare is how many directions more are looked at: with them the first maxRank are found well. N. Halko, P. Martinsson
-// and J. Tropp, Finding Structure with Randomness, 2011.
+// spare is the number of directions beyond maxRank: they make the first maxRank exact enough. N. Halko, P. Martinsson and
+// J. Tropp, Finding Structure with Randomness, 2011.
 const spare = 8
 
 // floor is the smallest singular value, over the largest, that float32 products show.
@@ -24,10 +24,13 @@ const floor = 1e-5
 // margin widens the bound on the singular values of rounding errors, which holds for large matrices.
 const margin = 1.1
 
-// rank measures the singular values of D, whose rounding has standard deviation s: Y = D·Ω with columns Ω of ±1 spans
+// rank measures the singular values of D, whose rounding has the standard deviation s: Y = D·Ω with columns Ω of ±1 spans
 // the directions in which D is large, Q is an orthonormal basis of them, and the singular values of QᵀD are those of D
 // but for what Q misses, never larger.
-func (c *comparer) rank(x *Weight, p weights.Pair, s float64) error {
+func (c *comparer) rank(x *Change, p weights.Pair, stepA, stepB step) error {
+	if !stepA.known || !stepB.known {
+		return nil
+	}
 	m, n := p.A.Shape[0], p.A.Shape[1]
 	plain := c.arithmetic.Get().(*model.Plain)
 	defer c.arithmetic.Put(plain)
@@ -36,40 +39,47 @@ func (c *comparer) rank(x *Weight, p weights.Pair, s float64) error {
 	for i := range omega {
 		omega[i] = matrix.Sign(i/n+1, i%n)
 	}
-	y := make([]float32, m*k)
-	if err := c.rows(p, func(first int, d []float32) { copy(y[first*k:], plain.Product(d, omega, n)) }); err != nil {
+	y, variance := make([]float32, m*k), 0.0
+	if err := c.again.Numbers(p, tileSize(p.A), func(at int64, a, b []float32) {
+		tile := 0.0
+		for i, v := range b {
+			tile += stepA.variance(a[i]) + stepB.variance(v)
+		}
+		variance += tile
+		copy(y[int(at)/n*k:], plain.Product(subtract(a, b), omega, n))
+	}); err != nil {
 		return err
 	}
 	basis, k := orthonormal(y, m, k)
-	b := make([]float64, k*n) // QᵀD
+	qd := make([]float64, k*n) // QᵀD
 	var columns, turned []float32
-	err := c.rows(p, func(first int, d []float32) {
+	err := c.again.Numbers(p, tileSize(p.A), func(at int64, a, b []float32) {
+		d, first := subtract(a, b), int(at)/n
 		t := len(d) / n
 		columns, turned = sized(columns, t*n), sized(turned, t*k)
 		(&matrix.Matrix{Values: d, Rows: t, Cols: n}).Transpose(columns)
 		(&matrix.Matrix{Values: basis[first*k : (first+t)*k], Rows: t, Cols: k}).Transpose(turned)
 		for i, v := range plain.Product(turned, columns, t) {
-			b[i] += float64(v)
+			qd[i] += float64(v)
 		}
 	})
 	if err == nil {
-		x.judge(singularValues(b, k, n), s*margin*(math.Sqrt(float64(m))+math.Sqrt(float64(n))))
+		s := math.Sqrt(variance / float64(x.Elements))
+		x.judge(singularValues(qd, k, n), s*margin*(math.Sqrt(float64(m))+math.Sqrt(float64(n))))
 	}
 	return err
 }
 
-// rows calls use with some rows of the matrix D at a time, and the index of the first.
-func (c *comparer) rows(p weights.Pair, use func(first int, d []float32)) error {
-	return c.again.Numbers(p, tileSize(p.A), func(at int64, a, b []float32) {
-		for i, v := range b {
-			a[i] -= v
-		}
-		use(int(at)/p.A.Shape[1], a)
-	})
+// subtract sets a to a - b, and returns it.
+func subtract(a, b []float32) []float32 {
+	for i, v := range b {
+		a[i] -= v
+	}
+	return a
 }
 
 // judge sets the ranks of D, whose largest singular values these are; those up to noise are rounding.
-func (x *Weight) judge(values []float64, noise float64) {
+func (x *Change) judge(values []float64, noise float64) {
 	if len(values) == 0 || !(values[0] > 0) {
 		return
 	}
