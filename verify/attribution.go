@@ -12,13 +12,8 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// attribution is an arithmetic around another one, for values of any type. It computes
-// what that computes, and knows for each value which weights took part in it since the
-// last checked stage.
+// attribution knows of values of any type which weights took part in each since the last checked stage.
 type attribution[V any] struct {
-	model.Arithmetic[*V]
-	in      *model.Input                 // the tokens: weights behind rows of padding alone take no part
-	numbers func(x *V) *model.Activation // what x amounts to
 	sets    map[weak.Pointer[V]]bounds.WeightSet
 	unknown unknownRoundings
 	read    []reading[V] // of the last operation, if it reads a number of config.json
@@ -60,19 +55,8 @@ const (
 	unknownRounding    = "unknown rounding"
 )
 
-// rotations are the tables of RoPE that took part in x.
-func (a *attribution[V]) rotations(x *V) (names []string) {
-	for _, name := range []string{mainRotation, compressedRotation} {
-		if _, has := a.sets[weak.Make(x)][name]; has {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-func newAttribution[V any](inner model.Arithmetic[*V], in *model.Input,
-	numbers func(*V) *model.Activation) *attribution[V] {
-	return &attribution[V]{Arithmetic: inner, in: in, numbers: numbers, sets: map[weak.Pointer[V]]bounds.WeightSet{}}
+func newAttribution[V any]() *attribution[V] {
+	return &attribution[V]{sets: map[weak.Pointer[V]]bounds.WeightSet{}}
 }
 
 // weights are the names of the weights that took part in x, sorted.
@@ -135,64 +119,73 @@ func (a *attribution[V]) adding(y *V, added ...*model.Weight) *V {
 	return y
 }
 
+// attributed is an arithmetic around another one. It computes what that computes, and tells an attribution which
+// weights took part.
+type attributed[V any] struct {
+	model.Arithmetic[*V]
+	by      *attribution[V]
+	in      *model.Input                 // the tokens: weights behind rows of padding alone take no part
+	numbers func(x *V) *model.Activation // what x amounts to
+}
+
 // Embed gives its result the weight w.
-func (a *attribution[V]) Embed(w *model.Weight, ids []int) *V {
-	return a.adding(a.Arithmetic.Embed(w, ids), w)
+func (a *attributed[V]) Embed(w *model.Weight, ids []int) *V {
+	return a.by.adding(a.Arithmetic.Embed(w, ids), w)
 }
 
 // Linear gives its result the weights of x and of l.
-func (a *attribution[V]) Linear(x *V, l *model.Linear) *V {
-	return a.adding(a.carry(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
+func (a *attributed[V]) Linear(x *V, l *model.Linear) *V {
+	return a.by.adding(a.by.carry(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
 }
 
 // RMSNorm gives its result the weights of x, and weight.
-func (a *attribution[V]) RMSNorm(x *V, weight *model.Weight, eps float64) *V {
-	y := a.adding(a.inherit(a.Arithmetic.RMSNorm(x, weight, eps), x), weight)
-	a.read = []reading[V]{{rmsNormEps, y, func(by float64) *V { return a.Arithmetic.RMSNorm(x, weight, eps*by) }}}
+func (a *attributed[V]) RMSNorm(x *V, weight *model.Weight, eps float64) *V {
+	y := a.by.adding(a.by.inherit(a.Arithmetic.RMSNorm(x, weight, eps), x), weight)
+	a.by.read = []reading[V]{{rmsNormEps, y, func(by float64) *V { return a.Arithmetic.RMSNorm(x, weight, eps*by) }}}
 	return y
 }
 
 // Add gives its result the weights of both operands.
-func (a *attribution[V]) Add(x, y *V) *V { return a.union(a.Arithmetic.Add(x, y), x, y) }
+func (a *attributed[V]) Add(x, y *V) *V { return a.by.union(a.Arithmetic.Add(x, y), x, y) }
 
 // SwiGLU gives its result the weights of both operands.
-func (a *attribution[V]) SwiGLU(gate, up *V) *V {
-	return a.union(a.Arithmetic.SwiGLU(gate, up), gate, up)
+func (a *attributed[V]) SwiGLU(gate, up *V) *V {
+	return a.by.union(a.Arithmetic.SwiGLU(gate, up), gate, up)
 }
 
 // Softmax gives its result the weights of x.
-func (a *attribution[V]) Softmax(x *V) *V { return a.inherit(a.Arithmetic.Softmax(x), x) }
+func (a *attributed[V]) Softmax(x *V) *V { return a.by.inherit(a.Arithmetic.Softmax(x), x) }
 
 // Float32 gives its result the weights of x.
-func (a *attribution[V]) Float32(x *V) *V { return a.carry(a.Arithmetic.Float32(x), x) }
+func (a *attributed[V]) Float32(x *V) *V { return a.by.carry(a.Arithmetic.Float32(x), x) }
 
 // Cast gives its result the weights of x.
-func (a *attribution[V]) Cast(x *V, d tensor.DType) *V {
-	y := a.inherit(a.Arithmetic.Cast(x, d), x)
-	for i, r := range a.readings(x) {
-		a.read[i] = reading[V]{r.key, y, func(by float64) *V { return a.Arithmetic.Cast(r.again(by), d) }}
+func (a *attributed[V]) Cast(x *V, d tensor.DType) *V {
+	y := a.by.inherit(a.Arithmetic.Cast(x, d), x)
+	for i, r := range a.by.readings(x) {
+		a.by.read[i] = reading[V]{r.key, y, func(by float64) *V { return a.Arithmetic.Cast(r.again(by), d) }}
 	}
 	return y
 }
 
 // Clamp gives its result the weights of x.
-func (a *attribution[V]) Clamp(x *V, low, high float32) *V {
-	return a.inherit(a.Arithmetic.Clamp(x, low, high), x)
+func (a *attributed[V]) Clamp(x *V, low, high float32) *V {
+	return a.by.inherit(a.Arithmetic.Clamp(x, low, high), x)
 }
 
 // UnitNorm gives its result the weights of x.
-func (a *attribution[V]) UnitNorm(x *V, eps float64) *V {
-	return a.inherit(a.Arithmetic.UnitNorm(x, eps), x)
+func (a *attributed[V]) UnitNorm(x *V, eps float64) *V {
+	return a.by.inherit(a.Arithmetic.UnitNorm(x, eps), x)
 }
 
 // Reshape gives its result the weights of x.
-func (a *attribution[V]) Reshape(x *V, shape ...int) *V {
-	return a.carry(a.Arithmetic.Reshape(x, shape...), x)
+func (a *attributed[V]) Reshape(x *V, shape ...int) *V {
+	return a.by.carry(a.Arithmetic.Reshape(x, shape...), x)
 }
 
 // Move gives its result the weights of all operands.
-func (a *attribution[V]) Move(m *model.Move, operands ...*V) *V {
-	return a.carry(a.Arithmetic.Move(m, operands...), operands...)
+func (a *attributed[V]) Move(m *model.Move, operands ...*V) *V {
+	return a.by.carry(a.Arithmetic.Move(m, operands...), operands...)
 }
 
 // rotation names the tables of r, as a weight.
@@ -204,87 +197,87 @@ func rotation(r *model.Rotary) *model.Weight {
 }
 
 // Tables gives its results the tables' name.
-func (a *attribution[V]) Tables(r *model.Rotary) (cos, sin *V) {
+func (a *attributed[V]) Tables(r *model.Rotary) (cos, sin *V) {
 	cos, sin = a.Arithmetic.Tables(r)
-	return a.adding(cos, rotation(r)), a.adding(sin, rotation(r))
+	return a.by.adding(cos, rotation(r)), a.by.adding(sin, rotation(r))
 }
 
 // RoPE gives its result the weights of x, and the name of the tables.
-func (a *attribution[V]) RoPE(x, cos, sin *V, r *model.Rotary) *V {
-	return a.adding(a.inherit(a.Arithmetic.RoPE(x, cos, sin, r), x), rotation(r))
+func (a *attributed[V]) RoPE(x, cos, sin *V, r *model.Rotary) *V {
+	return a.by.adding(a.by.inherit(a.Arithmetic.RoPE(x, cos, sin, r), x), rotation(r))
 }
 
 // Scores gives its result the weights of queries and keys.
-func (a *attribution[V]) Scores(q, k *V, first, n int, s *model.Scoring) *V {
-	return a.mark(a.union(a.Arithmetic.Scores(q, k, first, n, s), q, k), a.unknown.attention)
+func (a *attributed[V]) Scores(q, k *V, first, n int, s *model.Scoring) *V {
+	return a.by.mark(a.by.union(a.Arithmetic.Scores(q, k, first, n, s), q, k), a.by.unknown.attention)
 }
 
 // Context gives its result the weights of probabilities and values.
-func (a *attribution[V]) Context(probs, vT *V) *V {
-	return a.mark(a.union(a.Arithmetic.Context(probs, vT), probs, vT), a.unknown.attention)
+func (a *attributed[V]) Context(probs, vT *V) *V {
+	return a.by.mark(a.by.union(a.Arithmetic.Context(probs, vT), probs, vT), a.by.unknown.attention)
 }
 
 // SinkSoftmax gives its result the weights of the scores, and the sinks.
-func (a *attribution[V]) SinkSoftmax(scores *V, sinks *model.Weight) *V {
-	return a.adding(a.inherit(a.Arithmetic.SinkSoftmax(scores, sinks), scores), sinks)
+func (a *attributed[V]) SinkSoftmax(scores *V, sinks *model.Weight) *V {
+	return a.by.adding(a.by.inherit(a.Arithmetic.SinkSoftmax(scores, sinks), scores), sinks)
 }
 
 // Pool gives its result the weights of kv and gate, and the position bias.
-func (a *attribution[V]) Pool(kv, gate *V, ape *model.Weight, g *model.Pooling) *V {
-	return a.adding(a.union(a.Arithmetic.Pool(kv, gate, ape, g), kv, gate), ape)
+func (a *attributed[V]) Pool(kv, gate *V, ape *model.Weight, g *model.Pooling) *V {
+	return a.by.adding(a.by.union(a.Arithmetic.Pool(kv, gate, ape, g), kv, gate), ape)
 }
 
 // LayerNorm gives its result the weights of x, and the norm's.
-func (a *attribution[V]) LayerNorm(x *V, n *model.LayerNorm, eps float64) *V {
-	return a.adding(a.inherit(a.Arithmetic.LayerNorm(x, n, eps), x), &n.Weight, &n.Bias)
+func (a *attributed[V]) LayerNorm(x *V, n *model.LayerNorm, eps float64) *V {
+	return a.by.adding(a.by.inherit(a.Arithmetic.LayerNorm(x, n, eps), x), &n.Weight, &n.Bias)
 }
 
 // ReLU gives its result the weights of x.
-func (a *attribution[V]) ReLU(x *V) *V { return a.inherit(a.Arithmetic.ReLU(x), x) }
+func (a *attributed[V]) ReLU(x *V) *V { return a.by.inherit(a.Arithmetic.ReLU(x), x) }
 
 // IndexScores gives its result the weights of the heads' weights and scores.
-func (a *attribution[V]) IndexScores(weights, s *V, first int, mask *model.Mask) *V {
-	return a.union(a.Arithmetic.IndexScores(weights, s, first, mask), weights, s)
+func (a *attributed[V]) IndexScores(weights, s *V, first int, mask *model.Mask) *V {
+	return a.by.union(a.Arithmetic.IndexScores(weights, s, first, mask), weights, s)
 }
 
 // MaskKeys gives its result the weights of the scores.
-func (a *attribution[V]) MaskKeys(scores *V, mask *model.Mask) *V {
-	return a.inherit(a.Arithmetic.MaskKeys(scores, mask), scores)
+func (a *attributed[V]) MaskKeys(scores *V, mask *model.Mask) *V {
+	return a.by.inherit(a.Arithmetic.MaskKeys(scores, mask), scores)
 }
 
 // SqrtSoftplus gives its result the weights of x.
-func (a *attribution[V]) SqrtSoftplus(x *V) *V { return a.inherit(a.Arithmetic.SqrtSoftplus(x), x) }
+func (a *attributed[V]) SqrtSoftplus(x *V) *V { return a.by.inherit(a.Arithmetic.SqrtSoftplus(x), x) }
 
 // TableExperts gives the table to the scores: it decides which of them become the top-k weights.
-func (a *attribution[V]) TableExperts(scores *V, table *model.Weight, ids []int) []int {
-	a.adding(scores, table)
+func (a *attributed[V]) TableExperts(scores *V, table *model.Weight, ids []int) []int {
+	a.by.adding(scores, table)
 	return a.Arithmetic.TableExperts(scores, table, ids)
 }
 
 // Sigmoid gives its result the weights of x.
-func (a *attribution[V]) Sigmoid(x *V) *V { return a.inherit(a.Arithmetic.Sigmoid(x), x) }
+func (a *attributed[V]) Sigmoid(x *V) *V { return a.by.inherit(a.Arithmetic.Sigmoid(x), x) }
 
 // AddBias gives the bias to the scores themselves: it decides which of them become the
 // top-k weights. Its result serves the choice of experts only, and has no weights.
-func (a *attribution[V]) AddBias(scores *V, bias *model.Weight) *V {
-	a.adding(scores, bias)
+func (a *attributed[V]) AddBias(scores *V, bias *model.Weight) *V {
+	a.by.adding(scores, bias)
 	return a.Arithmetic.AddBias(scores, bias)
 }
 
 // Normalise gives its result the weights of w.
-func (a *attribution[V]) Normalise(w *V, d model.Divisor) *V {
-	return a.inherit(a.Arithmetic.Normalise(w, d), w)
+func (a *attributed[V]) Normalise(w *V, d model.Divisor) *V {
+	return a.by.inherit(a.Arithmetic.Normalise(w, d), w)
 }
 
 // Scale gives its result the weights of x.
-func (a *attribution[V]) Scale(x *V, factor float32) *V {
-	return a.inherit(a.Arithmetic.Scale(x, factor), x)
+func (a *attributed[V]) Scale(x *V, factor float32) *V {
+	return a.by.inherit(a.Arithmetic.Scale(x, factor), x)
 }
 
 // Combine gives its result the weights of weight and of the parts. It leaves out the
 // experts that only padding chose, or whose outputs are weighted with next to nothing wherever
 // they were chosen: their weights hardly show in the sum.
-func (a *attribution[V]) Combine(weight *V, parts []model.Part[*V], order config.RoutedSum) *V {
+func (a *attributed[V]) Combine(weight *V, parts []model.Part[*V], order config.RoutedSum) *V {
 	operands, numbers := []*V{weight}, a.numbers(weight)
 	padded := pack.PaddedTokens(a.in, numbers.Rows())
 	for _, p := range parts {
@@ -292,7 +285,7 @@ func (a *attribution[V]) Combine(weight *V, parts []model.Part[*V], order config
 			operands = append(operands, p.Out)
 		}
 	}
-	return a.mark(a.union(a.Arithmetic.Combine(weight, parts, order), operands...), a.unknown.experts)
+	return a.by.mark(a.by.union(a.Arithmetic.Combine(weight, parts, order), operands...), a.by.unknown.experts)
 }
 
 // contributes reports whether an expert's output shows in the routed sum of a token: the token, at
@@ -304,18 +297,18 @@ func contributes(weights *model.Activation, padded pack.Padding, slot int) bool 
 }
 
 // StreamGate gives its result the weights of z, and the function's.
-func (a *attribution[V]) StreamGate(z *V, f *model.Affine, times, plus float32) *V {
-	y := a.adding(a.inherit(a.Arithmetic.StreamGate(z, f, times, plus), z), f.Scale, f.Base)
-	if a.read = nil; plus != 0 {
-		a.read = []reading[V]{{hcEps, y, func(by float64) *V { return a.Arithmetic.StreamGate(z, f, times, plus*float32(by)) }}}
+func (a *attributed[V]) StreamGate(z *V, f *model.Affine, times, plus float32) *V {
+	y := a.by.adding(a.by.inherit(a.Arithmetic.StreamGate(z, f, times, plus), z), f.Scale, f.Base)
+	if a.by.read = nil; plus != 0 {
+		a.by.read = []reading[V]{{hcEps, y, func(by float64) *V { return a.Arithmetic.StreamGate(z, f, times, plus*float32(by)) }}}
 	}
 	return y
 }
 
 // Sinkhorn gives its result the weights of z, and the function's.
-func (a *attribution[V]) Sinkhorn(z *V, f *model.Affine, iters int, eps float32) *V {
-	y := a.adding(a.inherit(a.Arithmetic.Sinkhorn(z, f, iters, eps), z), f.Scale, f.Base)
-	a.read = []reading[V]{
+func (a *attributed[V]) Sinkhorn(z *V, f *model.Affine, iters int, eps float32) *V {
+	y := a.by.adding(a.by.inherit(a.Arithmetic.Sinkhorn(z, f, iters, eps), z), f.Scale, f.Base)
+	a.by.read = []reading[V]{
 		{hcEps, y, func(by float64) *V { return a.Arithmetic.Sinkhorn(z, f, iters, eps*float32(by)) }},
 		{hcSinkhornIters, y, func(by float64) *V {
 			return a.Arithmetic.Sinkhorn(z, f, max(1, int(float64(iters)*by)), eps)
@@ -325,16 +318,16 @@ func (a *attribution[V]) Sinkhorn(z *V, f *model.Affine, iters int, eps float32)
 }
 
 // Collapse gives its result the weights of pre and of the streams.
-func (a *attribution[V]) Collapse(pre, x *V) *V {
-	return a.union(a.Arithmetic.Collapse(pre, x), pre, x)
+func (a *attributed[V]) Collapse(pre, x *V) *V {
+	return a.by.union(a.Arithmetic.Collapse(pre, x), pre, x)
 }
 
 // Expand gives its result the weights of the streams, of the module's output and of their mixing.
-func (a *attribution[V]) Expand(x, y, post, comb *V) *V {
-	return a.union(a.Arithmetic.Expand(x, y, post, comb), x, y, post, comb)
+func (a *attributed[V]) Expand(x, y, post, comb *V) *V {
+	return a.by.union(a.Arithmetic.Expand(x, y, post, comb), x, y, post, comb)
 }
 
 // AuxLoss gives its result the weights of the scores.
-func (a *attribution[V]) AuxLoss(scores *V, idx []int, sequences int, alpha float64) *V {
-	return a.inherit(a.Arithmetic.AuxLoss(scores, idx, sequences, alpha), scores)
+func (a *attributed[V]) AuxLoss(scores *V, idx []int, sequences int, alpha float64) *V {
+	return a.by.inherit(a.Arithmetic.AuxLoss(scores, idx, sequences, alpha), scores)
 }

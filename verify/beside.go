@@ -14,8 +14,8 @@ import (
 
 // Stored tensors that contradict config.json, and what the model computes with in their place.
 
-// beside returns a line for each of them.
-func (j *job) beside() (lines []string, err error) {
+// findContradictions returns a line for each of them.
+func (j *job) findContradictions() (lines []string, err error) {
 	lines = []string{}
 	head, embedding := j.weights.Find(table.HeadName), j.weights.Find(embeddingName)
 	if c := j.model.Config; table.UsesStoredHead(c, j.weights.Has) && isRead(head) && isRead(embedding) {

@@ -26,11 +26,11 @@ const (
 	uncovered     = "not-covered" // places of the model that no report of a merge covers
 )
 
-// conclude returns a report with what follows from its checks, places, doubts and choices of experts: the counts, the
-// reasons and the verdict, which is fail if a check failed, pass if nothing is open, else inconclusive. A part of the
-// model in which there is nothing to verify is skipped.
-func conclude(shown report.Report) *report.Report {
-	r := &shown
+// conclude adds counts, reasons and the verdict to a report. They follow from its checks, places, doubts and choices of
+// experts. The verdict is fail if a check failed, pass if no reason is against it, else inconclusive. A part of the model
+// without anything to verify is skipped.
+func conclude(evidence report.Report) *report.Report {
+	r := &evidence
 	r.Limits = report.LimitsOf(r.Checks)
 	countChecks(r)
 	countPlaces(r)

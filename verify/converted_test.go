@@ -71,6 +71,10 @@ func TestDenormalsOfACast(t *testing.T) {
 		require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 		require.Equal(t, []string{"cast F16"}, r.Rounding.Operations)
 		require.Equal(t, len(rounded), r.Rounding.Weights)
+		require.Greater(t, len(r.Rounding.Stages), 1)
+		fast := asked
+		fast.FailFast = true
+		require.Equal(t, r.Rounding, verdict(fast).Rounding, "all stages that fail are counted")
 
 		step := func(rounded bool, steps uint16) *report.Report {
 			move := func(steps uint16) {

@@ -28,7 +28,7 @@ type job struct {
 	trial   bool             // a mistake is undone: no numbers of config.json are tried
 
 	settings       report.Settings // how config.json and what the reference ran with go together
-	contradictions []string        // stored tensors that contradict config.json: see beside
+	contradictions []string        // stored tensors that contradict config.json: see findContradictions
 	expected       int             // number of golden tensors that are compared
 	kinds          map[string]bool // kinds of stages that the pack has in some layer
 	attnWeights    bool            // the pack has probabilities of the whole input

@@ -107,7 +107,7 @@ func (b *logits[V]) distance(of func(x V, want []float32) func(i int) float64) f
 }
 
 // showLogits is Stage for b, which judge compares with the golden.
-func showLogits[V any](t *pass, by *attribution[V], b *logits[*V],
+func showLogits[V any](t *pass, by *attribution[V], b *logits[*V], d tensor.DType,
 	judge func(c *report.Check, rows *bounds.Rows) error) error {
 	e := t.evidence
 	has, err := e.golden(b.name)
@@ -120,7 +120,7 @@ func showLogits[V any](t *pass, by *attribution[V], b *logits[*V],
 		}
 		return nil
 	}
-	c, rows, err := b.begin(by.numbers(b.first).DType)
+	c, rows, err := b.begin(d)
 	if err == nil && c.Verdict == "" {
 		err = judge(&c, rows)
 	}
@@ -142,7 +142,7 @@ func (t *localTrace) StageRows(name string, shape []int, part func(first, n int)
 
 // showLogits is Stage for b.
 func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
-	return showLogits(t.pass, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
+	return showLogits(t.pass, t.attribution, b, b.first.DType, func(c *report.Check, rows *bounds.Rows) error {
 		x := b.first
 		factor, _ := t.pass.job.factor(b.name)
 		comparison, meter := bounds.NewComparison(rows, b.width, x.DType), bounds.NewMeter(rows, b.width, x.DType, factor)
@@ -169,7 +169,7 @@ func (t *chainedTrace) StageRows(name string, shape []int, part func(first, n in
 	if b == nil {
 		return false, nil
 	}
-	return true, showLogits(t.pass, t.attribution, b, func(c *report.Check, rows *bounds.Rows) error {
+	return true, showLogits(t.pass, t.attribution, b, b.first.DType, func(c *report.Check, rows *bounds.Rows) error {
 		comparison := bounds.NewComparison(rows, b.width, b.first.DType)
 		err := b.each(func(first int, a *model.Activation, want []float32) { comparison.Add(first, a.Values, want) })
 		if err != nil {

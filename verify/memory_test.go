@@ -19,7 +19,7 @@ import (
 
 // TestAttributionKeepsNoValue: the weights of values are known as long as the values, which nothing else keeps.
 func TestAttributionKeepsNoValue(t *testing.T) {
-	a := newAttribution[model.Activation](nil, nil, nil)
+	a := newAttribution[model.Activation]()
 	kept := a.adding(&model.Activation{Values: make([]float32, 9)}, &model.Weight{Name: "kept"})
 	dropped := weak.Make(a.adding(&model.Activation{Values: make([]float32, 9)}, &model.Weight{Name: "dropped"}))
 	runtime.GC()
@@ -29,11 +29,12 @@ func TestAttributionKeepsNoValue(t *testing.T) {
 
 // TestReadingsKeepNoOperand: what a norm reads is kept until its stage has been compared, and no longer.
 func TestReadingsKeepNoOperand(t *testing.T) {
-	a := newAttribution[model.Activation](model.NewPlain(model.Options{}), nil, nil)
+	a := newAttribution[model.Activation]()
+	plain := &attributed[model.Activation]{Arithmetic: model.NewPlain(model.Options{}), by: a}
 	weight := &model.Weight{Name: "norm", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{9}, Data: make([]byte, 36)}}
 	x := &model.Activation{Shape: []int{1, 9}, Values: make([]float32, 9)}
 	operand := weak.Make(x)
-	y := a.RMSNorm(x, weight, 1e-6)
+	y := plain.RMSNorm(x, weight, 1e-6)
 	x = nil
 	runtime.GC()
 	require.NotNil(t, operand.Value())

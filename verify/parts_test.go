@@ -43,3 +43,23 @@ func TestPartsCompareOwnInputs(t *testing.T) {
 		require.Equal(t, 1, found, golden)
 	}
 }
+
+// TestMergedPredictionLayersAreCovered: prediction layers that one report covers are not outside the merge, and a right
+// run has no doubts.
+func TestMergedPredictionLayersAreCovered(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v3-mtp/golden-f32")
+	part := func(i int) *report.Report {
+		return run(t, c.Config, c, p, verify.Options{Part: &report.Part{Index: i, Of: 2}})
+	}
+	reports := []*report.Report{part(1), part(2)}
+	require.NotEqual(t, reports[0].Coverage.OutsideForward, reports[1].Coverage.OutsideForward)
+	for range 2 {
+		merged, _, err := verify.Merge(reports)
+		require.NoError(t, err)
+		require.Equal(t, report.Pass, merged.Verdict)
+		require.Zero(t, merged.Coverage.OutsideForward)
+		slices.Reverse(reports)
+	}
+	require.Empty(t, run(t, c.Config, c, p, verify.Options{}).Doubts)
+}

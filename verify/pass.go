@@ -3,6 +3,7 @@ package verify
 import (
 	"strconv"
 	"strings"
+	"weak"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -31,7 +32,7 @@ func newPass(j *job) *pass {
 	return &pass{job: j, evidence: newEvidence(j), rotations: map[string]map[tell]bool{}}
 }
 
-// newCourse is the course of a pass over values that are made of what a part begins with.
+// newCourse is the course of a pass. value turns a golden tensor that a unit begins with into a value.
 func newCourse[V any](t *pass, value func(*model.Activation) V) *model.Course[V] {
 	j, e, c := t.job, t.evidence, t.job.scope.course()
 	begin := func(l int) (v V, err error) {
@@ -71,7 +72,7 @@ func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []f
 	return c, want, rows, nil
 }
 
-// countRows notes the rows that are compared; a check of none is skipped.
+// countRows notes how many rows are compared. A check without such rows is skipped.
 func countRows(c *report.Check, rows *bounds.Rows) {
 	if c.Padding, c.Distinct = rows.Padding, rows.Distinct; len(rows.Compared) == 0 {
 		c.Verdict, c.Reason = report.Skipped, allPadding
@@ -122,18 +123,20 @@ func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 		return
 	}
 	t.evidence.noteWeights(&c, by.weights(x))
-	t.tellRotations(c.Layer(), by.rotations(x))
+	for _, name := range []string{mainRotation, compressedRotation} {
+		if _, rotated := by.sets[weak.Make(x)][name]; rotated {
+			t.tellRotation(c.Layer(), name)
+		}
+	}
 	by.checked(x)
 }
 
-// tellRotations notes which numbers the rotations that took part in a checked stage tell from others.
-func (t *pass) tellRotations(layer int, rotations []string) {
-	for _, name := range rotations {
-		if t.rotations[name] == nil {
-			t.rotations[name] = t.job.rotationTells(name == compressedRotation)
-		}
-		for at := range t.rotations[name] {
-			t.evidence.tells[tell{layer, at.key, at.by}] = true
-		}
+// tellRotation notes which numbers a rotation that took part in a checked stage tells from others.
+func (t *pass) tellRotation(layer int, name string) {
+	if t.rotations[name] == nil {
+		t.rotations[name] = t.job.rotationTells(name == compressedRotation)
+	}
+	for at := range t.rotations[name] {
+		t.evidence.tells[tell{layer, at.key, at.by}] = true
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"dsmoe/verify/report"
 )
 
-// project returns a report with what the evidence shows: checks, places, doubts and choices. conclude adds what follows.
+// project puts the evidence into a report: checks, places, doubts and choices. conclude adds counts and the verdict.
 func (e *evidence) project() report.Report {
 	j := e.job
 	o, m := j.options, &j.pack.Manifest

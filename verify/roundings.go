@@ -93,7 +93,7 @@ func ranked(checks []report.Check, experts bool) []report.RankedError {
 	return all
 }
 
-// larger returns the larger of two numbers; nil is none.
+// larger returns the larger of two numbers. nil is less than any number.
 func larger(a, b *float64) *float64 {
 	if a == nil || b != nil && *b > *a {
 		return b

@@ -45,7 +45,7 @@ type unit struct {
 	given      bool // it begins with a tensor of the pack although the unit before it runs
 	wanted     bool // it has, or should have, a stage that is compared
 	needed     bool // a run of everything computes it
-	compares   bool // the verdict is to cover it: it is wanted or, without a selection, of what is needed
+	compares   bool // the verdict covers it: it is wanted or, if no layers or stages are selected, needed
 }
 
 // ends stands for the embedding, the head and prediction layers in a part.

@@ -27,7 +27,7 @@ const untied = "tie_word_embeddings"
 // settingsOf compares a checkpoint's config with the config c that the reference ran with, and with the config
 // that the pack was recorded from.
 func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) report.Settings {
-	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Tried: tried(c, o.Mode),
+	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Tried: triedNumbers(c, o.Mode),
 		Differ: []pack.Difference{}}
 	if recorded, err := golden.RecordedConfig(c.Reference); err == nil &&
 		recorded != nil { // checkShape has seen the error
@@ -35,7 +35,12 @@ func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o 
 	} else if hash := golden.Manifest.Checkpoint["config.json"]; hash != "" && o.ConfigHash != "" {
 		s.Unknown = hash != o.ConfigHash
 	}
-	s.Origin = origin(&s)
+	if meaning := meaningful(s.Differ); len(meaning) > 0 {
+		s.Origin = "the pack was recorded from another checkpoint or config: " + pack.InWords(meaning)
+	} else if s.Unknown {
+		s.Origin = "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is " +
+			"not known"
+	}
 	var values map[string]jsontext.Value
 	_ = json.Unmarshal(stored.JSON(), &values) // config has parsed it
 	ran := golden.Manifest.ConfigOverrides
@@ -143,17 +148,4 @@ func configReasons(s *report.Settings) (reasons []string) {
 		}
 	}
 	return reasons
-}
-
-// origin describes the evidence that the pack was recorded from another checkpoint or config; empty without any.
-func origin(s *report.Settings) string {
-	meaning := meaningful(s.Differ)
-	switch {
-	case len(meaning) > 0:
-		return "the pack was recorded from another checkpoint or config: " + pack.InWords(meaning)
-	case s.Unknown:
-		return "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is " +
-			"not known"
-	}
-	return ""
 }

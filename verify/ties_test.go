@@ -108,6 +108,17 @@ func TestGroupsThatTie(t *testing.T) {
 	}
 }
 
+// TestGapToTheWorstOfOurs: an expert that the golden chose is compared with the worst that only we chose, and one of a
+// group that was not chosen with the worst group that was.
+func TestGapToTheWorstOfOurs(t *testing.T) {
+	ours := &choice{Scores: uncertainly(4, 8, 4, 2, 1), Idx: []int{0, 1}}
+	gap := gapOf(ours, []int{2, 3}, 0, 2)
+	require.Equal(t, report.Gap{Of: "expert", Golden: 2, Ours: 1, Score: 2, Z: gap.Z}, *gap)
+	ours.Groups = &model.Groups[*bounds.Value]{Scores: ours.Scores, Worth: uncertainly(4, 8, 4, 2, 1), Chosen: []int{0, 1}}
+	gap = gapOf(ours, []int{2, 3}, 0, 3)
+	require.Equal(t, report.Gap{Of: "group", Golden: 3, Ours: 1, Score: 3, Z: gap.Z}, *gap)
+}
+
 // TestGroupsPinTheirExperts: an expert whose score is far above all others' is not pinned
 // if its group might not have been chosen.
 func TestGroupsPinTheirExperts(t *testing.T) {
@@ -131,7 +142,7 @@ func TestBiasPins(t *testing.T) {
 	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}, Same: []string{}}, p)
 }
 
-// TestRoutingByLayer: a layer's counts leave padding out, and are added to those of all layers.
+// TestRoutingByLayer: the counts of a layer leave padding out. addLayer adds them to the totals.
 func TestRoutingByLayer(t *testing.T) {
 	ours := &choice{Scores: uncertainly(4, 4, 3, 2, 1, 1, 2, 3, 4), Idx: []int{0, 1, 3, 2}}
 	golden := []int{1, 0, 3, 1}

@@ -23,7 +23,7 @@ type chainedTrace struct {
 
 // newChainedTrace returns a trace of values of which no weights are known.
 func newChainedTrace(t *pass) *chainedTrace {
-	return &chainedTrace{pass: t, attribution: newAttribution[model.Activation](nil, t.job.rows, nil)}
+	return &chainedTrace{pass: t, attribution: newAttribution[model.Activation]()}
 }
 
 // chained runs the model without the error analysis, and backward if the pack is one of training. replays: see
@@ -40,10 +40,11 @@ func (t *pass) chained(ctx context.Context, replays bool) error {
 		computes = tape
 	}
 	itself := func(x *model.Activation) *model.Activation { return x }
-	watched, trace := newAttribution(computes, j.rows, itself), newChainedTrace(t)
+	trace, by := newChainedTrace(t), newAttribution[model.Activation]()
 	if trace.replays = replays; !replays {
-		trace.attribution = watched
+		trace.attribution = by
 	}
+	watched := &attributed[model.Activation]{computes, by, j.rows, itself}
 	net := &model.Network[*model.Activation]{Model: j.model, Input: j.in, Options: o, Arithmetic: watched, Trace: trace,
 		Keys: j.sharedKeys}
 	var err error
@@ -165,8 +166,7 @@ func (t *chainedTrace) scoreErrors(scores *model.Activation) *bounds.Value {
 	})
 }
 
-// keyErrors are an indexer's scores with the errors that they have end to end, which are those of each
-// query's scores, and of rounding.
+// keyErrors are an indexer's scores with their errors end to end: the largest error of each query's scores, and rounding.
 func (t *chainedTrace) keyErrors(scores *model.Activation) *bounds.Value {
 	return bounds.WithErrors(scores, func(i int) float64 {
 		if bounds.Hidden(scores.Values[i]) {

@@ -44,7 +44,7 @@ func (t *pass) learn(ctx context.Context) error {
 	a := t.analysis(o)
 	defer a.Close()
 	l := &learning{pass: t, g: bounds.NewGradients(a, j.model), local: &localTrace{pass: t, analysis: a,
-		attribution: newAttribution[bounds.Value](nil, j.rows, nil)}}
+		attribution: newAttribution[bounds.Value]()}}
 	l.g.Wanted = func(weight string) bool { return j.pack.Has(weight+pack.Grad) && j.scope.compares(weight+pack.Grad) }
 	l.g.OnWeight = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
 		return l.compare(weight+pack.Grad, dw, by)
@@ -147,7 +147,7 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 	} else if c.Verdict != report.Fail {
 		l.local.attribution.sets[weak.Make(dx)] = by
 		l.local.judgeErrors(&c, dx, want, rows)
-		delete(l.local.attribution.sets, weak.Make(dx))
+		l.local.attribution.checked(dx)
 		c.Blind = c.Blind && bounds.RMS(want) > 0 // nothing flows to an expert of last tokens
 		dx.Replace(want)
 	}

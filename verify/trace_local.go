@@ -27,9 +27,10 @@ type localTrace struct {
 // local is the model over an analysis, with an engine's arithmetic around it, watched by the trace.
 func (t *pass) local(in *model.Input, o model.Options, a *bounds.Analysis) (*network, *localTrace) {
 	j := t.job
-	watched := newAttribution(j.arithmetic(a), j.rows, func(x *bounds.Value) *model.Activation { return x.Activation })
-	watched.unknown = j.unknownRoundings()
-	trace := &localTrace{pass: t, analysis: a, attribution: watched}
+	trace := &localTrace{pass: t, analysis: a, attribution: newAttribution[bounds.Value]()}
+	trace.attribution.unknown = j.unknownRoundings()
+	watched := &attributed[bounds.Value]{j.arithmetic(a), trace.attribution, j.rows,
+		func(x *bounds.Value) *model.Activation { return x.Activation }}
 	return &network{Model: j.model, Input: in, Options: o, Arithmetic: watched, Keys: j.sharedKeys, Given: t.goldenSection,
 		Trace: trace}, trace
 }
@@ -279,8 +280,8 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// blindAs is the dtype by which bounds of x say nothing, where weights were rounded to another one, or to none: an
-// engine's rounding of the inputs of products does as much as one of weights to the same form.
+// blindAs is the dtype whose blindness holds for the bounds of x: the coarsest of the dtype to which weights were rounded
+// and of the forms to which an engine rounds the inputs of products.
 func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
 	if !t.pass.job.pack.IsTrace() {
 		return rounded
@@ -362,8 +363,7 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 	}
 }
 
-// trustReadings notes that the numbers are told where the pack lacks the stage of the operation: they show in a later
-// stage.
+// trustReadings notes that a later stage tells the numbers from others: the pack lacks the stage of the operation.
 func (t *localTrace) trustReadings(name string, x *bounds.Value) {
 	if ignoresEps(name) {
 		return

@@ -108,7 +108,7 @@ func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 	}
 	err := j.checkTied()
 	if err == nil {
-		j.contradictions, err = j.beside()
+		j.contradictions, err = j.findContradictions()
 	}
 	return j, err
 }

@@ -142,20 +142,20 @@ func (p *Pack) Spell(c *config.Config) error {
 		if stage == "" {
 			stage = name
 		} else {
-			e.stored, e.lies, e.order = name, e.Shape, order
+			e.storedName, e.storedShape, e.order = name, e.Shape, order
 		}
 		if other, twice := tensors[stage]; twice {
 			problems = append(problems, problem.Problem{File: manifestName,
-				Cause: fmt.Sprintf("tensors: %.120q and %.120q are one stage: %s", other.stored, name, stage)})
+				Cause: fmt.Sprintf("tensors: %.120q and %.120q are one stage: %s", other.storedName, name, stage)})
 		}
 		if n := e.Shape[len(e.Shape)-1]; order != nil && order.Len() != int64(n) {
 			problems = append(problems, problem.Problem{File: manifestName,
 				Cause: fmt.Sprintf("tensors: %.120q: %d columns, the weight has %d rows", name, n, order.Len())})
 		}
-		if e.stored != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
+		if e.storedName != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
 			// [batch, tokens, heads, width] of the file becomes [batch, heads, tokens, width]
-			tokens, heads, width := e.lies[1], e.lies[2], e.lies[3]
-			e.Shape = []int{e.lies[0], heads, tokens, width}
+			tokens, heads, width := e.storedShape[1], e.storedShape[2], e.storedShape[3]
+			e.Shape = []int{e.storedShape[0], heads, tokens, width}
 			e.order = &tensor.View{Shape: []int64{int64(tokens), int64(heads), int64(width)},
 				Stride: []int64{int64(width), int64(tokens * width), 1}}
 		}
@@ -168,8 +168,8 @@ func (p *Pack) Spell(c *config.Config) error {
 		p.stages = map[string]string{}
 	}
 	for stage, e := range tensors {
-		if e.stored != "" {
-			p.stages[e.stored] = stage
+		if e.storedName != "" {
+			p.stages[e.storedName] = stage
 		}
 	}
 	p.Manifest.Tensors = tensors

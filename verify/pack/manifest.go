@@ -173,9 +173,9 @@ type Entry struct {
 	DType tensor.DType `json:"dtype"` // of its elements
 	Shape []int        `json:"shape"` // in numbers of elements
 
-	stored string       // its name in the file, if another one: see Spell
-	lies   []int        // its shape there, if it has another name
-	order  *tensor.View // of the columns there, or of all elements of a sequence; nil: as they are
+	storedName  string       // its name in the file, if another one: see Spell
+	storedShape []int        // its shape there, if it has another name
+	order       *tensor.View // of the columns there, or of all elements of a sequence; nil: as they are
 }
 
 // inOrder are rows of the tensor, or sequences, with their elements in the stage's order.
@@ -275,7 +275,7 @@ func (m *Manifest) checkLayers(add func(cause string, args ...any)) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		s := Parse(name)
-		if _, told := m.LayerInputs[strconv.Itoa(s.Layer)]; s.Within == OwnInputKind && !told {
+		if _, described := m.LayerInputs[strconv.Itoa(s.Layer)]; s.Within == OwnInputKind && !described {
 			add("tensors: %.120q: layer_inputs does not say where it is from", name)
 		}
 		if slices.Contains(m.Absent.Layers, s.Layer) {

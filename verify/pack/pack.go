@@ -209,8 +209,8 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 		}
 	}
 	stored, shape := name, e.Shape
-	if e.stored != "" {
-		stored, shape = e.stored, e.lies
+	if e.storedName != "" {
+		stored, shape = e.storedName, e.storedShape
 	}
 	x, ok := p.extents[stored]
 	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, shape) {

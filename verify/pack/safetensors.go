@@ -1,7 +1,6 @@
 package pack
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
@@ -21,17 +20,6 @@ import (
 type extent struct {
 	tensor.Info
 	from int64
-}
-
-// parse returns the tensors of a safetensors file.
-func parse(data []byte) (map[string]tensor.Tensor, error) {
-	extents, from, err := extentsOf(bytes.NewReader(data), int64(len(data)))
-	tensors := map[string]tensor.Tensor{}
-	for name, e := range extents {
-		at := from + e.from
-		tensors[name] = tensor.Tensor{DType: e.DType, Shape: e.Shape, Data: data[at : at+e.Bytes()]}
-	}
-	return tensors, err
 }
 
 // extentsOf returns the tensors of a safetensors file of so many bytes, and where they begin in it.

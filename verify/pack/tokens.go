@@ -1,6 +1,7 @@
 package pack
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
@@ -61,22 +63,25 @@ func readSmall(path string, most int64) ([]byte, error) {
 }
 
 func tokensOfTensors(data []byte) (*model.Input, error) {
-	tensors, err := parse(data)
+	extents, from, err := extentsOf(bytes.NewReader(data), int64(len(data)))
 	if err != nil {
 		return nil, err
 	}
-	x, ok := tensors[inputIDs]
+	tensorOf := func(e extent) tensor.Tensor {
+		return tensor.Tensor{DType: e.DType, Shape: e.Shape, Data: data[from+e.from:][:e.Bytes()]}
+	}
+	x, ok := extents[inputIDs]
 	if !ok {
 		return nil, errors.New("no " + inputIDs)
 	}
-	ids, err := ints(x)
+	ids, err := ints(tensorOf(x))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", inputIDs, err)
 	}
 	var mask []int
-	padding, ok := tensors[attentionMask]
+	padding, ok := extents[attentionMask]
 	if ok {
-		if mask, err = ints(padding); err != nil {
+		if mask, err = ints(tensorOf(padding)); err != nil {
 			return nil, fmt.Errorf("%s: %w", attentionMask, err)
 		}
 	}

@@ -36,19 +36,19 @@ func (a *Against) Add(l AgainstChoices) {
 	a.WrongHere, a.WrongThere = a.WrongHere+l.WrongHere, a.WrongThere+l.WrongThere
 }
 
-// write says what the other trace shows.
+// write writes the verdict of the other trace, and counts the choices that differ.
 func (a *Against) write(f *facts) {
-	said := strings.ToUpper(string(a.Verdict))
+	verdict := strings.ToUpper(string(a.Verdict))
 	switch {
 	case a.FirstDivergence != nil:
-		said += " at " + *a.FirstDivergence
+		verdict += " at " + *a.FirstDivergence
 	case len(a.Reasons) > 0:
-		said += ": " + a.Reasons[0]
+		verdict += ": " + a.Reasons[0]
 	}
 	if a.Cause != nil {
-		said += "; " + a.Cause.String()
+		verdict += "; " + a.Cause.String()
 	}
-	f.add("against", "%s: %s", text.Quote(a.Golden), text.Line(said))
+	f.add("against", "%s: %s", text.Quote(a.Golden), text.Line(verdict))
 	f.add("", "%d of %d %s of experts differ from that trace's: %d where this engine chose what rounding does not explain, "+
 		"%d where the other engine did, %d for which the logits of the two differ", a.Differ, a.Choices,
 		text.Noun(a.Choices, "choice"), a.WrongHere, a.WrongThere, a.Differ-a.WrongHere-a.WrongThere)

@@ -27,7 +27,8 @@ const (
 	Inconclusive Verdict = "inconclusive"
 )
 
-// Report is what a verification found. Its JSON is the command's --json document.
+// Report is what a verification found. Its JSON is the command's --json document. The run shows Checks, Places, Doubts,
+// Routing, Free, Beside and the inputs of Scope; verdict, reasons and counts follow from these.
 type Report struct {
 	Verdict         Verdict `json:"verdict"`          // of the whole run
 	Mode            Mode    `json:"mode"`             // how stages were fed

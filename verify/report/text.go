@@ -783,11 +783,11 @@ func (r *Report) summary() string {
 	c := r.Coverage
 	switch r.Verdict {
 	case Fail:
-		said := append(r.origin(), *r.FirstDivergence+": "+r.first().failureText(), r.cause())
+		parts := append(r.origin(), *r.FirstDivergence+": "+r.first().failureText(), r.cause())
 		if next := r.next(); next != nil {
-			said = append(said, strings.Join(next, " "))
+			parts = append(parts, strings.Join(next, " "))
 		}
-		return text.Line(strings.Join(said, "; "))
+		return text.Line(strings.Join(parts, "; "))
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	case Skipped:
