@@ -77,7 +77,7 @@ func TestLinesOnBothSides(t *testing.T) {
 		"tensor of rounded weights":      {func(d *bounds.Distances, rms float64) { d.Rms = rms }, math.Sqrt(3) + 0.5, 64, 8, true},
 		"row":                            {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, false},
 		"row of rounded weights":         {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 3, 16, 1, true},
-		"column of 8 rows":               {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 1 + 4/math.Sqrt(8), 64, 8, false},
+		"column of 8 rows":               {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 1.12 + 3.5/math.Sqrt(8), 64, 8, false},
 		"column of 16 rows":              {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 2, 64, 16, false},
 		"no limit of 7 rows":             {func(d *bounds.Distances, rms float64) { d.Rms, d.ColumnRMS = rms, rms }, math.Inf(1), 64, 7, false},
 		"no limit of a narrow row":       {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, math.Inf(1), 15, 16, false},
