@@ -257,7 +257,7 @@ func limitsInWords(d tensor.DType, rounded bool) string {
 		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron"
 	case d == tensor.F32:
 		return "8 σ of rounding errors for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct " +
-			"rows RMS ≤ 1 + 4/√elements, a column's ≤ 1 + 4/√rows"
+			"rows RMS ≤ 1.12 + 3.5/√elements, a column's ≤ 1.12 + 3.5/√rows"
 	}
 	return "8 σ of rounding errors for each element, 6 for a neuron"
 }

@@ -143,7 +143,7 @@ func TestTerminals(t *testing.T) {
 	for line := range strings.Lines(shown(append(verify, "--color", "never")...)) {
 		assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(line, "\r\n")), 60, line)
 	}
-	assert.Contains(t, shown(append(verify, "--wide")...), "a column's ≤ 1 + 4/√rows\r\n")
+	assert.Contains(t, shown(append(verify, "--wide")...), "a column's ≤ 1.12 + 3.5/√rows\r\n")
 	const green = "\x1b[1;32mPASS\x1b[0m"
 	assert.Contains(t, shown(verify...), green)
 	assert.NotContains(t, shown(append(verify, "--color", "never")...), "\x1b")

@@ -542,9 +542,9 @@ const (
 // Limits are what the measures of a check may be at most. Zero is no limit.
 type Limits struct {
 	Z       float64 `json:"z,omitzero"`        // of Check.Z: 8
-	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1 + 4/√elements of distinct rows
+	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1.12 + 3.5/√elements of distinct rows
 	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
-	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1 + 4/√distinct rows
+	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1.12 + 3.5/√distinct rows
 	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6
 	RelRMS  float64 `json:"rel_rms,omitzero"`  // of Metrics.RelRMS
 	RowRMS  float64 `json:"row_rms,omitzero"`  // of Metrics.RowRMS
