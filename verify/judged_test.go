@@ -83,7 +83,7 @@ func TestLinesOnBothSides(t *testing.T) {
 		"row of one error":               {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, 8, 64, 1, true, 1},
 		"tensor of few errors":           {func(d *bounds.Distances, rms float64) { d.Rms = rms }, 1.12 + 3.5/math.Sqrt(16), 64, 8, false, 2},
 		"column of 8 rows":               {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 1.12 + 3.5/math.Sqrt(8), 64, 8, false, 0},
-		"column of 16 rows":              {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 2, 64, 16, false, 0},
+		"column of 16 rows":              {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, 1.12 + 3.5/math.Sqrt(16), 64, 16, false, 0},
 		"no limit of 7 rows":             {func(d *bounds.Distances, rms float64) { d.Rms, d.ColumnRMS = rms, rms }, math.Inf(1), 64, 7, false, 0},
 		"no limit of a narrow row":       {func(d *bounds.Distances, rms float64) { d.RowRMS = rms }, math.Inf(1), 15, 16, false, 0},
 		"no column of rounded weights":   {func(d *bounds.Distances, rms float64) { d.ColumnRMS = rms }, math.Inf(1), 64, 16, true, 0},
