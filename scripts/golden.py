@@ -676,7 +676,8 @@ class Reference:
         if self.kind == "native":
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
             from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-            ran |= dict(inspect.getmembers(sys.modules[self.cls.__module__], inspect.isfunction))
+            functions = inspect.getmembers(sys.modules[self.cls.__module__], inspect.isfunction)
+            ran |= {name: code for name, code in functions if not name.startswith("__")}  # torch.compile adds such names
             ran |= {name: functions[name] for functions, name in ((ALL_ATTENTION_FUNCTIONS, self.config._attn_implementation),
                     (ALL_EXPERTS_FUNCTIONS, self.config._experts_implementation)) if name in functions}
         origins = {name: getattr(code, "__module__", None) or "unknown" for name, code in sorted(ran.items())}

@@ -13,9 +13,9 @@ from_pretrained, gives the same logits to the bit on this machine.
 
 --code DIR    holds the published modeling_deepseek.py and configuration_deepseek.py
 --dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
---rules       checks instead what golden.py refuses, and which weights it reads: without torch,
-              --mtp without prediction layers, a model.safetensors beside an index, --layers
-              without the files of the other layers
+--rules       checks instead what golden.py refuses, which weights it reads, and what it says of patches:
+              without torch, --mtp without prediction layers, a model.safetensors beside an index,
+              --layers without the files of the other layers, a compiled norm
 --paths       records instead a pack by every path of golden.py that its help and the docs name and this
               environment has: those of transformers' classes, or those of the published code in --code DIR;
               --dsmoe BIN verifies each of them
@@ -222,7 +222,34 @@ def rules(a, work):
     model = transformers.DeepseekV3ForCausalLM.from_pretrained(both, dtype=torch.float32)
     doubled, read = torch.equal(2 * plain, single), torch.equal(model.model.norm.weight, 2 * weights["model.norm.weight"].float())
     print("model.safetensors beside an index: golden.py", "reads it" if doubled else "READS THE INDEX;", "from_pretrained", "too" if read else "NOT")
-    return needed(work, both, weights) and good and doubled and read
+    return needed(work, both, weights) and patched(work, checkpoint) and good and doubled and read
+
+
+# Runs golden.py, whose directory comes first, with a norm that torch.compile compiles.
+PATCH = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import golden, torch
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+norm = torch.compile(DeepseekV3RMSNorm.forward, backend="eager")
+def forward(self, x):
+    with torch._C.DisableTorchFunction():
+        return norm(self, x)
+DeepseekV3RMSNorm.forward = forward
+sys.exit(golden.main())
+"""
+
+
+def patched(work, checkpoint):
+    """Whether the manifest says that a norm was compiled and replaced, and nothing of the kind without."""
+    said = {}
+    for number, python in enumerate((["-c", PATCH, os.path.dirname(GOLDEN)], [GOLDEN])):
+        pack = os.path.join(work, f"patched-{number}")
+        subprocess.run([sys.executable, *python, checkpoint, pack, "--random", "1x4", "--layers", "1"], check=True, capture_output=True)
+        said[number] = {key: tensors(pack)[0]["reference"].get(key) for key in ("compiled", "replaced")}
+    right = said == {0: {"compiled": True, "replaced": {"DeepseekV3RMSNorm": "__main__"}}, 1: {"compiled": None, "replaced": None}}
+    print("said" if right else f"NOT SAID {said}", "what a patch did")
+    return right
 
 
 def needed(work, checkpoint, weights):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Records a pack by every path of golden.py that its help and the docs name, in an environment for each reference, and
-# verifies it. Needs Go, Python 3.10 to 3.12 (GOLDEN_PYTHON, default python3), 15 GB in $TMPDIR for the environments, or
+# Records a pack by every path of golden.py that its help and the docs name, in an environment for each reference,
+# verifies it, and checks golden.py's rules. Needs Go, Python 3.10 to 3.12 (GOLDEN_PYTHON, default python3), 15 GB in $TMPDIR for the environments, or
 # GOLDEN_VENVS, a directory to keep them in, and DSMOE_REFERENCE, a directory with the published modeling_deepseek.py and
 # configuration_deepseek.py of the first DeepSeekMoE.
 set -euo pipefail
@@ -22,6 +22,9 @@ for reference in native native-next v1; do
     code=(--code "$DSMOE_REFERENCE")
   fi
   echo "== $reference"
+  if [ "$reference" != v1 ]; then
+    "$venv/bin/python" scripts/golden_check.py fixtures --rules || status=1
+  fi
   "$venv/bin/python" scripts/golden_check.py fixtures --paths --dsmoe "$work/dsmoe" "${code[@]}" || status=1
 done
 exit "$status"

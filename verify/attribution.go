@@ -48,7 +48,7 @@ func (a *attribution[V]) forget(x *V) {
 	}
 }
 
-// Names beside those of weights: of RoPE's tables, and of an operation that rounds in a way that is not known.
+// Names beside those of weights: of RoPE's tables, and of operations whose roundings are not known.
 const (
 	mainRotation       = "rotation"
 	compressedRotation = "compressed rotation"

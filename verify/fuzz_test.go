@@ -342,6 +342,8 @@ func (r *recording) editManifest(what int, name string, at, with int) {
 			map[string]any{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}, 1e30, -1, 8, 16}[with%16]
 	case 12:
 		member("reference")["attn_implementation"] = []string{"", "eager", "sdpa", "flash_attention_2"}[with%4]
+		member("reference")["experts_implementation"] = []string{"eager", "grouped_mm", "deepgemm"}[at%3]
+		member("reference")["compiled"] = at%2 == 1
 	case 13:
 		member("reference")["kind"] = []string{"remote code", "transformers native", "x", ""}[with%4]
 	case 14:

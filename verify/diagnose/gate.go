@@ -91,10 +91,11 @@ func undoReference(x *Trial) string {
 	if x.Config.Reference == config.Remote {
 		other = config.Native
 	}
-	if !x.Config.HasReference(other) {
+	c, err := x.Config.As(other)
+	if err != nil {
 		return ""
 	}
-	x.Config.Reference = other
+	x.Config = *c
 	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
 }
 
