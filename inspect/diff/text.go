@@ -74,7 +74,8 @@ func (r *Report) lines() (lines []string) {
 func (r *Report) summary() string {
 	line := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
 		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
-		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape], r.Counts[statusRemoved], r.Counts[statusAdded])
+		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape],
+		r.Counts[statusRemoved], r.Counts[statusAdded])
 	meaning := 0
 	for _, d := range r.Config {
 		if d.Meaning {
