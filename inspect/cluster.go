@@ -80,12 +80,18 @@ func mergeBy(all []Observation, key func(o *Observation) string, most int,
 
 // connect merges findings of one kind in one layer that are about single experts, or share an expert.
 func connect(all []Observation) (merged []Observation) {
+	touch := func(a, b *Observation) bool {
+		sameLayer := slices.Equal(a.layers(), b.layers()) && len(a.layers()) == 1
+		single := len(a.Experts) < 2 && len(b.Experts) < 2
+		return a.ID == b.ID && sameLayer &&
+			(single || slices.ContainsFunc(a.Experts, func(e int) bool { return slices.Contains(b.Experts, e) }))
+	}
 	for len(all) > 0 {
 		group, rest := []Observation{all[0]}, all[1:]
 		for grown := true; grown; {
 			var apart []Observation
 			for _, o := range rest {
-				if slices.ContainsFunc(group, func(g Observation) bool { return g.touches(&o) }) {
+				if slices.ContainsFunc(group, func(g Observation) bool { return touch(&g, &o) }) {
 					group = append(group, o)
 				} else {
 					apart = append(apart, o)
@@ -96,15 +102,6 @@ func connect(all []Observation) (merged []Observation) {
 		merged, all = append(merged, together(group)), rest
 	}
 	return merged
-}
-
-// touches reports whether two findings have one cause: see Cluster.
-func (o *Observation) touches(b *Observation) bool {
-	if o.ID != b.ID || !slices.Equal(o.layers(), b.layers()) || len(o.layers()) > 1 {
-		return false
-	}
-	return len(o.Experts) < 2 && len(b.Experts) < 2 ||
-		slices.ContainsFunc(o.Experts, func(e int) bool { return slices.Contains(b.Experts, e) })
 }
 
 // together returns the finding of a group that is furthest from what is expected, with the members of all.

@@ -72,7 +72,7 @@ func (c *cells) Add(row, column string, v float64) { c.values[c.cell(row, column
 // Mark marks a cell.
 func (c *cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
 
-// SetExpert sets the number of an expert, -1 for the shared ones, and marks the expert; nil is no number.
+// SetExpert sets the number of an expert, and marks the expert; expert -1 is the shared ones, and nil is no number.
 func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
 	column := "shared"
 	if expert >= 0 {
@@ -123,8 +123,8 @@ func (c *cells) Experts(m page.Heatmap, found []Observation) page.Figure {
 // mostTips is the number of cells up to which each shows its number as a tip: 4000 of them take half a megabyte.
 const mostTips = 4000
 
-// Heatmap fills in the cells of a heatmap; nil without a cell. A linear scale with an end grows to the numbers above the
-// end, but not to those that page.Fences keeps out.
+// Heatmap fills in the cells of a heatmap; nil without a cell. A linear scale with an end grows to the numbers above it,
+// but not to outliers: see page.Fences.
 func (c *cells) Heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
 		return nil

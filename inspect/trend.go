@@ -5,18 +5,18 @@ import (
 )
 
 const (
-	// trendFactor: a matrix is off the trend from so many times the magnitude of its neighbours on, or that fraction of it,
-	// if this is beyond the spread of the layers.
+	// trendFactor: a matrix is off the trend from so many times the magnitude of its neighbours on, or at most that
+	// fraction of it, if this is beyond the spread of the layers.
 	trendFactor = 3
 	// farFactor is how many times as large as its neighbours a matrix of no healthy model is, or that fraction of them.
 	farFactor = 20
 )
 
 // Trend compares log₂ of the magnitudes of a matrix in the layers that have it, in their order; NaN is unknown. For
-// each layer usual is the lower median of the two layers before and after, NaN without neighbours. off reports whether the
-// layer is off the trend: farFactor or more from both middle values of its neighbours, or trendFactor or more from usual
-// and beyond the spread of these distances. Healthy models differ in their first and last layer, and so do models of few
-// layers: there only farFactor counts. matrices is the number of matrices that the caller compares.
+// each layer usual is the lower median of the two layers before and after, NaN without neighbours. off reports whether
+// the layer is off the trend: farFactor or more from both middle values of its neighbours, or trendFactor or more from
+// usual and beyond the spread of these distances. Healthy models differ in their first and last layer, and so do models
+// of few layers: there only farFactor counts. matrices is the number of matrices that the caller compares.
 func Trend(sizes []float64, matrices int) (usual []float64, off []bool) {
 	for i, size := range sizes {
 		var near []float64

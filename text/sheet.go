@@ -66,32 +66,28 @@ func (s *Sheet) Add(cells ...Cell) {
 func (s *Sheet) Row(values ...any) {
 	var cells []Cell
 	for _, v := range values {
-		cells = append(cells, cellsOf(v)...)
+		switch v := v.(type) {
+		case int:
+			cells = append(cells, Whole(v))
+		case int64:
+			cells = append(cells, Whole(v))
+		case float64:
+			cells = append(cells, Real(&v))
+		case *float64:
+			cells = append(cells, Real(v))
+		case string:
+			cells = append(cells, Plain(v))
+		case Cell:
+			cells = append(cells, v)
+		case []Cell:
+			cells = append(cells, v...)
+		case fmt.Stringer:
+			cells = append(cells, Plain(v.String()))
+		default:
+			panic(fmt.Sprintf("text: Sheet.Row: no cell for a %T", v))
+		}
 	}
 	s.Add(cells...)
-}
-
-// cellsOf returns the cells of a value.
-func cellsOf(v any) []Cell {
-	switch v := v.(type) {
-	case int:
-		return []Cell{Whole(v)}
-	case int64:
-		return []Cell{Whole(v)}
-	case float64:
-		return []Cell{Real(&v)}
-	case *float64:
-		return []Cell{Real(v)}
-	case string:
-		return []Cell{Plain(v)}
-	case Cell:
-		return []Cell{v}
-	case []Cell:
-		return v
-	case fmt.Stringer:
-		return []Cell{Plain(v.String())}
-	}
-	panic(fmt.Sprintf("text: Sheet.Row: no cell for a %T", v))
 }
 
 // Columns returns the columns.

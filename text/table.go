@@ -30,7 +30,15 @@ func (t *Table) WriteText(w io.Writer) error {
 	widths := t.widths()
 	var b strings.Builder
 	for _, row := range t.rows {
-		b.WriteString(strings.TrimRight(t.line(row, widths), " ") + "\n")
+		line := t.Indent
+		for i, cell := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if t.Align[i] == 'r' {
+				cell, pad = pad+cell, ""
+			}
+			line += cell + pad + "  "
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -51,19 +59,6 @@ func (t *Table) WriteFitting(w io.Writer, names []string) error {
 	_, err := fmt.Fprintf(w, "%s without room: %s; --wide shows all\n", Plural(len(t.Align)-n, "column"),
 		strings.Join(names[n:], ", "))
 	return err
-}
-
-// line returns a row as a line.
-func (t *Table) line(row []string, widths []int) string {
-	line := t.Indent
-	for i, cell := range row {
-		pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-		if t.Align[i] == 'r' {
-			cell, pad = pad+cell, ""
-		}
-		line += cell + pad + "  "
-	}
-	return line
 }
 
 // widths returns the width of each column in runes.

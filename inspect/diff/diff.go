@@ -31,9 +31,9 @@ type Side struct {
 // Status says how a tensor of A stands to that of B.
 type Status string
 
-// The statuses, from best to worst. statusEqual is every value, to the bit (of codes with
-// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). statusClose is every value of one
-// side being that of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
+// The statuses, from best to worst. statusEqual: every value is equal, to the bit (of codes with scales, the dequantised
+// ones; a NaN of another dtype, and of codes, is equal to any). statusClose: every value of one side is the other side's
+// value rounded to its dtype, as a cast leaves it, and finite where the other is finite.
 const (
 	statusEqual   Status = "equal"
 	statusClose   Status = "close"

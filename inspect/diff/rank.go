@@ -14,8 +14,8 @@ import (
 // maxRank is the largest rank that is measured.
 const maxRank = 64
 
-// spare is the number of directions beyond maxRank: they make the first maxRank exact enough. N. Halko, P. Martinsson and
-// J. Tropp, Finding Structure with Randomness, 2011.
+// spare is the number of directions beyond maxRank: they make the first maxRank exact enough. N. Halko, P. Martinsson
+// and J. Tropp, Finding Structure with Randomness, 2011.
 const spare = 8
 
 // floor is the smallest singular value, over the largest, that float32 products show.
@@ -24,9 +24,9 @@ const floor = 1e-5
 // margin widens the bound on the singular values of rounding errors, which holds for large matrices.
 const margin = 1.1
 
-// rank measures the singular values of D, whose rounding has the standard deviation s: Y = D·Ω with columns Ω of ±1 spans
-// the directions in which D is large, Q is an orthonormal basis of them, and the singular values of QᵀD are those of D
-// but for what Q misses, never larger.
+// rank measures the singular values of D: Y = D·Ω with columns Ω of ±1 spans the directions in which D is large, Q is an
+// orthonormal basis of them, and QᵀD has the singular values of D, less what Q misses. Rounding gives D the standard
+// deviation s.
 func (c *comparer) rank(x *Change, p weights.Pair, stepA, stepB step) error {
 	if !stepA.known || !stepB.known {
 		return nil

@@ -17,7 +17,7 @@ type Router string
 const (
 	routerAlong Router = "along" // they have the same new numbers: the same function
 	routerStays Router = "stays" // they have their numbers of before: tokens reach other experts
-	routerAlone Router = "alone" // they have new numbers, and the experts those of before: tokens reach other experts
+	routerAlone Router = "alone" // they have new numbers, and the experts have not: tokens reach other experts
 	routerOther Router = "other" // none of these
 )
 

@@ -74,7 +74,8 @@ func (r *Report) lines() (lines []string) {
 func (r *Report) summary() string {
 	line := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
 		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
-		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape], r.Counts[statusRemoved], r.Counts[statusAdded])
+		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape],
+		r.Counts[statusRemoved], r.Counts[statusAdded])
 	meaning := 0
 	for _, d := range r.Config {
 		if d.Meaning {
@@ -110,7 +111,17 @@ func (r *Report) groups() []*group {
 			at[key] = g
 			groups = append(groups, g)
 		}
-		g.add(f, layer, expert)
+		if g.count++; layer >= 0 {
+			g.layers[layer] = true
+		}
+		if expert >= 0 {
+			g.experts[expert] = true
+		}
+		module, _ := table.CutExpert(f.Name)
+		g.modules[module[:max(strings.LastIndexByte(module, '.'), 0)]] = true
+		if f.compare(&g.worst) > 0 {
+			g.worst = f
+		}
 	}
 	slices.SortStableFunc(groups, func(a, b *group) int {
 		return cmp.Or(cmp.Compare(slices.Index(order, a.first.Status), slices.Index(order, b.first.Status)),
@@ -125,22 +136,6 @@ func dtype(d *tensor.DType) string {
 		return "none"
 	}
 	return d.String()
-}
-
-// add counts f, which is about a layer and an expert, or, if these are -1, about none.
-func (g *group) add(f Finding, layer, expert int) {
-	g.count++
-	if layer >= 0 {
-		g.layers[layer] = true
-	}
-	if expert >= 0 {
-		g.experts[expert] = true
-	}
-	name, _ := table.CutExpert(f.Name)
-	g.modules[name[:max(strings.LastIndexByte(name, '.'), 0)]] = true
-	if f.compare(&g.worst) > 0 {
-		g.worst = f
-	}
 }
 
 // String is the group's line: "NAME: STATUS", and what there is to say of the status.

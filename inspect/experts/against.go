@@ -189,7 +189,8 @@ func (l *layerError) observe(layers int) (found []inspect.Observation) {
 					"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
 			case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
 				about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
-			case p != nil && m.RelativeRMS != nil && p.Odd(*m.RelativeRMS, (errorFactor-1)*p.Median) && *m.RelativeRMS > p.Median:
+			case p != nil && m.RelativeRMS != nil && *m.RelativeRMS > p.Median &&
+				p.Odd(*m.RelativeRMS, (errorFactor-1)*p.Median):
 				about("error", m.RelativeRMS, &p.Median, "relative RMS error %.4g, the layer's median is %.4g",
 					*m.RelativeRMS, p.Median)
 			}

@@ -59,7 +59,8 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 			neurons = append(neurons, float64(r.Experts[i].ZeroNeurons))
 		}
 	}
-	zeros, peers, initial := inspect.PeersOf(neurons, layers*len(neurons)), r.peers(layers), r.untrained(layers, initializer)
+	zeros, peers := inspect.PeersOf(neurons, layers*len(neurons)), r.peers(layers)
+	initial := r.untrained(layers, initializer)
 	for _, e := range r.all() {
 		found = append(found, r.notFinite(e)...)
 		for role := range present(&e.Matrices) { // numbers that went through few bits

@@ -24,7 +24,26 @@ type oddity struct {
 func (r *Report) Oddest(n int) *text.Sheet {
 	var all []oddity
 	for i := range r.Layers {
-		all = append(all, r.Layers[i].oddities()...)
+		l := &r.Layers[i]
+		worst := make([]oddity, len(l.Experts))
+		for role := range l.All() {
+			for _, measure := range measures {
+				values := make([]*float64, len(l.Experts))
+				for i := range l.Experts {
+					if m := *l.Experts[i].Of(role); m != nil {
+						values[i] = measure.of(m)
+					}
+				}
+				spread := inspect.SpreadOf(values)
+				for i, v := range values {
+					if z := spread.Z(v); z != nil && inspect.Magnitude(*z) > inspect.Magnitude(worst[i].z) {
+						worst[i] = oddity{layer: l.Layer, expert: l.Experts[i].Expert, measure: measure.name, value: *v,
+							median: spread.Median, z: *z, matrix: role}
+					}
+				}
+			}
+		}
+		all = append(all, slices.DeleteFunc(worst, func(o oddity) bool { return o.measure == "" })...)
 	}
 	slices.SortStableFunc(all, func(a, b oddity) int {
 		return cmp.Compare(inspect.Magnitude(b.z), inspect.Magnitude(a.z))
@@ -49,27 +68,4 @@ var measures = []struct {
 		}
 		return nil
 	}},
-}
-
-// oddities returns one for each routed expert of the layer that is comparable.
-func (l *Layer) oddities() []oddity {
-	worst := make([]oddity, len(l.Experts))
-	for role := range l.All() {
-		for _, measure := range measures {
-			values := make([]*float64, len(l.Experts))
-			for i := range l.Experts {
-				if m := *l.Experts[i].Of(role); m != nil {
-					values[i] = measure.of(m)
-				}
-			}
-			spread := inspect.SpreadOf(values)
-			for i, v := range values {
-				if z := spread.Z(v); z != nil && inspect.Magnitude(*z) > inspect.Magnitude(worst[i].z) {
-					worst[i] = oddity{layer: l.Layer, expert: l.Experts[i].Expert, measure: measure.name, value: *v,
-						median: spread.Median, z: *z, matrix: role}
-				}
-			}
-		}
-	}
-	return slices.DeleteFunc(worst, func(o oddity) bool { return o.measure == "" })
 }

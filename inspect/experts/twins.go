@@ -403,8 +403,8 @@ func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
 	return []inspect.Observation{o}
 }
 
-// halfAlike: two matrices are alike if they share at least so much of what sets them apart from the layer's common part.
-// The mean of two experts has a half of each.
+// halfAlike: two matrices are alike if they share at least so much of what sets each apart from the layer. The mean of
+// two experts has a half of each.
 const halfAlike = 0.5
 
 // nearMatrices finds pairs of matrices that are alike though their experts are not twins, and are not equal: by their
@@ -450,8 +450,8 @@ func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
 	for _, h := range r.Shared.facts.hashes() {
 		neurons[h] = true
 	}
-	// R. Fisher's z, the hyperbolic arctangent, of the cosine of the functions of an expert and the shared ones: it is nearly
-	// normal
+	// R. Fisher's z, the hyperbolic arctangent, of the cosine between the function of an expert and of the shared ones is
+	// nearly normal
 	var angles []float64
 	for i := range r.Experts {
 		angle := math.NaN()

@@ -38,7 +38,8 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 	a.Add(c.Findings...)
 	set := c.Weights()
 	if set != nil {
-		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }), &hints{c.Config, table.FamilyOf(c.Config), set, map[*table.Row]string{}}}
+		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }),
+			&hints{c.Config, table.FamilyOf(c.Config), set, map[*table.Row]string{}}}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)

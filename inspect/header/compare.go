@@ -137,16 +137,6 @@ func (c *Comparison) WriteText(w io.Writer) error {
 		fmt.Fprintf(w, "N = %d experts, K = %d active, split by m = %d, K_s = %d shared\n\n", c.Experts/c.M, c.PerToken/c.M,
 			c.M, c.Shared)
 	}
-	c.choiceTable().WriteText(w)
-	if c.Layers[0].Cost != nil {
-		fmt.Fprintln(w)
-		c.costTable().WriteText(w)
-	}
-	_, err := fmt.Fprintf(w, "\n%s", c.conclusion())
-	return err
-}
-
-func (c *Comparison) choiceTable() *text.Table {
 	t := &text.Table{Align: "lrrlrrrrl"}
 	t.Add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g",
 		"SETS OF ROUTED EXPERTS")
@@ -160,19 +150,21 @@ func (c *Comparison) choiceTable() *text.Table {
 			fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts, 100*x.Nonzero),
 			fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, digits(x.Combinations), x.Log2))
 	}
-	return t
-}
-
-func (c *Comparison) costTable() *text.Table {
-	t := &text.Table{Align: "lrrrrrr"}
-	t.Add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS",
-		"ROUTER FLOP A TOKEN")
-	for _, x := range c.Layers {
-		t.Add(c.label(x), strconv.Itoa(x.Cost.Width), text.Grouped(x.Cost.ExpertParameters),
-			text.Grouped(x.Cost.ActivatedParameters),
-			text.Grouped(x.Cost.ExpertFLOPs), text.Grouped(x.Cost.RouterParameters), text.Grouped(x.Cost.RouterFLOPs))
+	t.WriteText(w)
+	if c.Layers[0].Cost != nil {
+		fmt.Fprintln(w)
+		t := &text.Table{Align: "lrrrrrr"}
+		t.Add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS",
+			"ROUTER FLOP A TOKEN")
+		for _, x := range c.Layers {
+			t.Add(c.label(x), strconv.Itoa(x.Cost.Width), text.Grouped(x.Cost.ExpertParameters),
+				text.Grouped(x.Cost.ActivatedParameters),
+				text.Grouped(x.Cost.ExpertFLOPs), text.Grouped(x.Cost.RouterParameters), text.Grouped(x.Cost.RouterFLOPs))
+		}
+		t.WriteText(w)
 	}
-	return t
+	_, err := fmt.Fprintf(w, "\n%s", c.conclusion())
+	return err
 }
 
 // label describes a layer: "top-2", "fine-grained, m = 4", "1 shared expert".

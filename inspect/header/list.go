@@ -74,33 +74,26 @@ func (l *Listing) Sheet() *text.Sheet {
 func (l *Listing) Fold() *Patterns {
 	p := &Patterns{Path: l.Path, Patterns: []pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, BrokenFiles: l.BrokenFiles}
 	for _, alike := range inspect.GroupBy(l.Tensors, func(t inspect.Tensor) string { return fmt.Sprint(t.DType, t.Shape) }) {
-		p.Patterns = append(p.Patterns, foldAlike(alike)...)
+		files := map[string][]string{}
+		var names []string
+		for _, t := range alike {
+			names = append(names, t.Name)
+			files[t.Name] = append(files[t.Name], t.File)
+		}
+		for _, folded := range inspect.Fold(names) {
+			row := pattern{Name: folded.Name, DType: alike[0].DType, Shape: alike[0].Shape, first: folded.Names[0]}
+			for _, name := range folded.Names {
+				row.Files = append(row.Files, files[name]...)
+			}
+			row.Count = len(row.Files)
+			row.Bytes = int64(row.Count) * alike[0].Bytes
+			slices.Sort(row.Files)
+			row.Files = slices.Compact(row.Files)
+			p.Patterns = append(p.Patterns, row)
+		}
 	}
 	slices.SortStableFunc(p.Patterns, func(a, b pattern) int { return text.CompareNames(a.first, b.first) })
 	return p
-}
-
-// foldAlike folds tensors of one dtype and shape.
-func foldAlike(alike []inspect.Tensor) []pattern {
-	files := map[string][]string{}
-	var names []string
-	for _, t := range alike {
-		names = append(names, t.Name)
-		files[t.Name] = append(files[t.Name], t.File)
-	}
-	var rows []pattern
-	for _, p := range inspect.Fold(names) {
-		row := pattern{Name: p.Name, DType: alike[0].DType, Shape: alike[0].Shape, first: p.Names[0]}
-		for _, name := range p.Names {
-			row.Files = append(row.Files, files[name]...)
-		}
-		row.Count = len(row.Files)
-		row.Bytes = int64(row.Count) * alike[0].Bytes
-		slices.Sort(row.Files)
-		row.Files = slices.Compact(row.Files)
-		rows = append(rows, row)
-	}
-	return rows
 }
 
 // Patterns is a listing in which tensors that differ only in the numbers of their

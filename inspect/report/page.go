@@ -18,7 +18,16 @@ import (
 
 // Page draws the report, which was made at that time.
 func (r *Report) Page(made time.Time) *page.Page {
-	p := page.New(r.title())
+	title := text.Word(r.Path)
+	if r.Arch != nil {
+		title += fmt.Sprintf(": %s, %s parameters", r.Arch.ModelType, text.Grouped(r.Arch.Total.Parameters))
+	}
+	if r.Summary != nil {
+		for _, d := range r.Summary.DTypes {
+			title += ", " + d.DType.String()
+		}
+	}
+	p := page.New(title)
 	facts := []page.Fact{{Name: "made", Value: made.Format(time.DateOnly)}}
 	if r.Hash != nil {
 		facts = append(facts, page.Fact{Name: "hash", Value: *r.Hash})
@@ -29,20 +38,6 @@ func (r *Report) Page(made time.Time) *page.Page {
 		section(p)
 	}
 	return p
-}
-
-// title names the model: its path, family, size and dtypes.
-func (r *Report) title() string {
-	title := text.Word(r.Path)
-	if r.Arch != nil {
-		title += fmt.Sprintf(": %s, %s parameters", r.Arch.ModelType, text.Grouped(r.Arch.Total.Parameters))
-	}
-	if r.Summary != nil {
-		for _, d := range r.Summary.DTypes {
-			title += ", " + d.DType.String()
-		}
-	}
-	return title
 }
 
 // figure adds a drawing, if there is one.

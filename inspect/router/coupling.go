@@ -114,8 +114,8 @@ func (r *router) compareUps(x *matrix.Reader, rows []float32, own []float64) err
 // with the reverse to be told from the others.
 const leastExcess = 0.4
 
-// exchangedMatrices finds experts whose up_proj, and not gate_proj, answers to their row, in a layer where gate_proj answers
-// more in the others. The difference is beyond the spread of the experts.
+// exchangedMatrices finds experts with an up_proj, and not a gate_proj, that answers to their row, in a layer where the
+// gate_proj of the others does. The difference is beyond the spread of the experts.
 func (r *router) exchangedMatrices() (found []inspect.Observation) {
 	p := inspect.PeersOf(r.excess, r.layers*len(r.excess))
 	if p == nil || p.Median < leastExcess {

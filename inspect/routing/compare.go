@@ -185,8 +185,11 @@ func (c *Comparison) most() (lines []string) {
 
 // Figure draws the differences: of two sets the first's load less the second's, of more the largest less the smallest.
 func (c *Comparison) Figure() page.Figure {
-	cells := inspect.NewCells()
-	m := page.Heatmap{Title: "how the loads of experts differ between " + c.names(),
+	cells, names := inspect.NewCells(), []string{}
+	for _, s := range c.Sets {
+		names = append(names, s.Name)
+	}
+	m := page.Heatmap{Title: "how the loads of experts differ between " + strings.Join(names, ", "),
 		Name:     "largest load less the smallest",
 		MarkName: "more than chance gives"}
 	if len(c.Sets) == 2 {
@@ -202,13 +205,4 @@ func (c *Comparison) Figure() page.Figure {
 		}
 	}
 	return cells.Experts(m, nil)
-}
-
-// names joins the names of the sets.
-func (c *Comparison) names() string {
-	var names []string
-	for _, s := range c.Sets {
-		names = append(names, s.Name)
-	}
-	return strings.Join(names, ", ")
 }

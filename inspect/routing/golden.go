@@ -247,7 +247,7 @@ func (p *goldenPack) layer(l int, choices func(Choice) error) (*layerTally, erro
 	}
 	t := newTally(l, p.Experts, p.PerToken, weights != nil, scores != nil)
 	t.byTable = p.byTable(l)
-	n := len(ids) / p.PerToken / p.Input.Batch // rows of a sequence; those of a prediction layer are about a token and a later one
+	n := len(ids) / p.PerToken / p.Input.Batch // rows of a sequence; a row of a prediction layer is about two tokens
 	for row := range len(ids) / p.PerToken {
 		first := row/n*p.Input.Seq + row%n
 		if p.Input.IsPadding(first) || p.Input.IsPadding(first+p.Input.Seq-n) {

@@ -187,7 +187,8 @@ func (r *Report) Sheet() *text.Sheet {
 	for _, l := range r.Layers {
 		margins := slices.Repeat([]text.Cell{text.Real(nil)}, 5)
 		if m := l.Margins; m != nil {
-			margins = []text.Cell{text.Real(m.Min), text.Real(m.Q01), text.Real(m.Median), text.Whole(m.Ties), text.Whole(m.Below)}
+			margins = []text.Cell{text.Real(m.Min), text.Real(m.Q01), text.Real(m.Median), text.Whole(m.Ties),
+				text.Whole(m.Below)}
 		}
 		s.Row(l.Layer, l.Tokens, l.Entropy, l.MaxEntropy, l.MaxVio, l.CV, l.CVUniform, len(l.Unreached), l.UnreachedUniform,
 			l.Mass, margins)

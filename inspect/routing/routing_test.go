@@ -276,7 +276,8 @@ func TestRouteForward(t *testing.T) {
 	}
 }
 
-// TestDenseLayersDoNotRoute: a dense layer whose indexer chooses keys is none that routes, and sets are compared without it.
+// TestDenseLayersDoNotRoute: a dense layer with an indexer, which chooses keys, is not reported; sets are compared without
+// it.
 func TestDenseLayersDoNotRoute(t *testing.T) {
 	for _, fixture := range []string{"v32/checkpoint", "glm5/checkpoint"} {
 		m := routedModel(t, fixture)

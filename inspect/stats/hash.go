@@ -156,8 +156,8 @@ func canonical(buffer *[4 * pieceElements]byte, values []float32) []byte {
 	return data
 }
 
-// modulesOf names each module whose tensors all have a hash, and the model if all tensors have one. all are the names of
-// the checkpoint's tensors.
+// modulesOf names the modules with a hash for each of their tensors, and the model if every tensor has one. all are the
+// names of the checkpoint's tensors.
 func modulesOf(all []string, hashed []hashedTensor) (modules []hashedModule, model *string) {
 	size := map[string]int{} // of modules, in tensors
 	for _, name := range all {

@@ -157,7 +157,7 @@ func grouping(c *config.Config, by inspect.Grouping) func(x *weights.Weight) str
 		case x.Layer >= 0:
 			return layer
 		}
-		return cmp.Or(x.Name[:max(strings.LastIndexByte(x.Name, '.'), 0)], x.Name) // the module of a weight outside the layers
+		return cmp.Or(x.Name[:max(strings.LastIndexByte(x.Name, '.'), 0)], x.Name) // the module outside the layers
 	}
 }
 

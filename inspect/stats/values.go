@@ -169,7 +169,8 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 		found.Add(tile, w.DType)
 		switch {
 		case w.IsScales():
-			scales, _ := tensor.Tensor{DType: w.DType, Shape: []int{int(w.DType.Elements(int64(len(tile))))}, Data: tile}.Float32s(nil)
+			n := int(w.DType.Elements(int64(len(tile))))
+			scales, _ := tensor.Tensor{DType: w.DType, Shape: []int{n}, Data: tile}.Float32s(nil)
 			for _, v := range scales {
 				if v <= 0 {
 					notPositive++

@@ -66,8 +66,8 @@ func equal(all []*measured, tied bool) (found []inspect.Observation) {
 	return found
 }
 
-// rowFactor: a token's row is a finding from so many times the median of typical magnitudes on. Small rows are no finding:
-// tokens that no text has may have rows far smaller than the others.
+// rowFactor: a token's row is a finding from so many times the median of typical magnitudes on. Small rows are no
+// finding: tokens that no text has may have rows far smaller than the others.
 const rowFactor = 6
 
 // upper returns the values above the median, as many as far below it, and the median: the spread of large rows does not
@@ -126,8 +126,8 @@ func rows(all []*measured) (found []inspect.Observation) {
 	return found
 }
 
-// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n: a
-// padded vocabulary ends so. A single zero row belongs to the padding token.
+// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n:
+// a padded vocabulary ends so. A single zero row belongs to the padding token.
 func blocks(numbers []int, n int) (all []int) {
 	for first, last := range text.Runs(numbers) {
 		for i := first; i <= last && last > first && last < n-1; i++ {
