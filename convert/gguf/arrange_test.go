@@ -54,6 +54,14 @@ func TestIndexersWeights(t *testing.T) {
 	}
 }
 
+// TestIndexersTypes: the key that says which layers have an indexer is there only where the config says it.
+func TestIndexersTypes(t *testing.T) {
+	for fixture, key := range map[string]string{"v32": deepseek32 + "." + indexerTypes, "glm5": glmDSA + "." + indexerTypes} {
+		_, written := modelPairs(configtest.Fixture(t, fixture+"/checkpoint")).of[key]
+		require.Equal(t, fixture == "glm5", written, fixture)
+	}
+}
+
 // TestLayoutRefuses: what no GGUF file can hold is refused before a byte is written.
 func TestLayoutRefuses(t *testing.T) {
 	keys := make([]byte, 8)
