@@ -80,10 +80,10 @@ func (f *file) with(t testing.TB, key string, v any) *file {
 	return f
 }
 
-// withTokens gives the file a vocabulary of so many tokens.
-func (f *file) withTokens(t testing.TB, n int) *file {
-	w := &keyWriter{b: f.without(t, tokensKey).keys}
-	w.put(tokensKey, slices.Repeat([]string{"x"}, n))
+// put gives a key of every architecture a value.
+func (f *file) put(t testing.TB, key string, v any) *file {
+	w := &keyWriter{b: f.without(t, key).keys}
+	w.put(key, v)
 	f.keys = w.b
 	return f
 }
@@ -121,7 +121,8 @@ func (f *file) assembled(t testing.TB) (*format.Assembly, []problem.Problem) {
 // result depends on it.
 func TestConfigsComeBack(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-massive", "v2-lite", "v2-group-yarn", "v3", "v3-yarn",
-		"glm4-moe", "solar-open", "dots1", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe"} {
+		"kimi-k2", "v32", "v32-yarn", "glm5", "glm4-moe-lite", "glm4-moe", "solar-open", "dots1", "hy-v3", "minimax-m2",
+		"exaone-moe", "ernie45-moe"} {
 		f := fileOf(t, name, tensor.BF16)
 		a, wrong := f.assembled(t)
 		require.Empty(t, wrong, name)
@@ -185,6 +186,26 @@ func TestOlderFiles(t *testing.T) {
 	require.Contains(t, string(a.Config), `"model_type": "deepseek_v3"`)
 }
 
+// TestOtherWriters: what keys can say that this program does not write.
+func TestOtherWriters(t *testing.T) {
+	v1 := func() *file { return fileOf(t, "v1-base", tensor.BF16) }
+	words := slices.Repeat([]string{"x"}, 256)
+	linear := v1().with(t, scalingType, "linear").with(t, scalingFactor, float32(4))
+	for member, f := range map[string]*file{
+		`"rope_scaling": {"type": "linear", "factor": 4.0}`: linear,
+		`"n_routed_experts": null`:                          fileOf(t, "v1-dense", tensor.BF16).with(t, expertCount, uint32(0)),
+		`"vocab_size": 256`:                                 v1().without(t, vocabSize).put(t, tokensKey, words),
+		`"num_key_value_heads": 4`:                          v1().without(t, headCountKV),
+		`"head_dim": 16`:                                    fileOf(t, "dots1", tensor.BF16).without(t, keyLength),
+		`"bos_token_id": 3`:                                 v1().put(t, "tokenizer.ggml.bos_token_id", uint32(3)),
+		`"eos_token_id": 7`:                                 v1().put(t, "tokenizer.ggml.eos_token_id", uint32(7)),
+	} {
+		a, wrong := f.assembled(t)
+		require.Empty(t, wrong, member)
+		require.Contains(t, string(a.Config), member)
+	}
+}
+
 // TestScaleOfZero: llama.cpp does not scale by 0.
 func TestScaleOfZero(t *testing.T) {
 	for _, fixture := range []string{"v1-base", "v2-lite", "v3"} {
@@ -237,13 +258,16 @@ func TestWrongFiles(t *testing.T) {
 		"a sigmoid in V1":                       {v1().with(t, gatingFunc, gatings[sigmoid]), []string{"a gating function that this architecture does not have"}},
 		"more experts per token than there are": {v1().with(t, "expert_used_count", uint32(17)), []string{"its keys make no config: ", "num_experts_per_tok"}},
 		"scaling of another kind":               {v3().with(t, scalingType, "longrope"), []string{"longrope cannot be read with architecture deepseek2"}},
+		"scaling that V1 has alone":             {v3().with(t, scalingType, "linear"), []string{"linear cannot be read with architecture deepseek2"}},
+		"scaling that V1 does not have":         {v1().with(t, scalingType, "yarn").with(t, scalingContext, uint32(64)), []string{"yarn cannot be read with architecture deepseek"}},
+		"more prediction layers than layers":    {v3().with(t, nextnLayers, uint32(9)), []string{"key deepseek2.nextn_predict_layers: 9 of 5 blocks"}},
 		"yarn as nobody has it":                 {v3().with(t, scalingType, "yarn").with(t, scalingFactor, float32(40)).with(t, scalingContext, uint32(64)), []string{"yarn_log_multiplier: is missing or 0"}},
 		"a cache of other sizes": {v3().with(t, headCountKV, uint32(4)).with(t, keyLength, uint32(39)).with(t, valueLength, uint32(31)), []string{
 			"key deepseek2.attention.head_count_kv: 4, but the other keys make it 1", "key deepseek2.attention.key_length: 39, but the other keys make it 48",
 			"key deepseek2.attention.value_length: 31, but the other keys make it 32"}},
 		"heads of kv_b in one piece":    {v3().without(t, keyMLA).without(t, valueMLA).with(t, keyLength, uint32(24)).with(t, valueLength, uint32(16)), []string{"key deepseek2.attention.head_count_kv: 1, but the other keys make it 4"}},
 		"experts that are scaled in V1": {v1().with(t, weightsScale, float32(16)), []string{"key deepseek.expert_weights_scale: 16, but this architecture scales by 1"}},
-		"another vocabulary":            {v1().with(t, vocabSize, uint32(255)).withTokens(t, 256), []string{"key deepseek.vocab_size: 255, but the vocabulary has 256 tokens"}},
+		"another vocabulary":            {v1().with(t, vocabSize, uint32(255)).put(t, tokensKey, slices.Repeat([]string{"x"}, 256)), []string{"key deepseek.vocab_size: 255, but the vocabulary has 256 tokens"}},
 		"a stack of too few":            {v1().tensor(t, "blk.1.ffn_up_exps.weight", shape(15, 24, 64)), []string{"tensor blk.1.ffn_up_exps.weight: shape [15 24 64], the keys say [16 24 64]"}},
 		"shapes, all of them": {v3().tensor(t, "blk.0.attn_k_b.weight", shape(4, 24, 32)).tensor(t, "output_norm.weight", shape(63)),
 			[]string{"tensor blk.0.attn_k_b.weight: shape [4 24 32], the keys say [4 32 24]", "tensor output_norm.weight: shape [63], the keys say [64]"}},
@@ -257,10 +281,7 @@ func TestWrongFiles(t *testing.T) {
 	}
 	f := v1()
 	f.arch = "llama"
-	w := &keyWriter{b: f.without(t, architectureKey).keys}
-	w.put(architectureKey, "llama")
-	f.keys = w.b
-	_, wrong := f.assembled(t)
+	_, wrong := f.put(t, architectureKey, "llama").assembled(t)
 	require.Contains(t, wrong[0].Cause, "general.architecture is llama: this program reads deepseek, deepseek2, deepseek32, glm-dsa")
 }
 

@@ -195,9 +195,7 @@ func (r *keyReader) implied() {
 	switch _, split := r.values[r.arch+"."+keyMLA]; {
 	case r.arch == deepseek4:
 		want[streamsWidth] = number("embedding_length") * number("hyper_connection.count")
-	case r.arch == deepseek:
-	case architectureNamed(r.arch).grouped != nil:
-		want[valueLength] = number(keyLength)
+	case r.arch == deepseek, architectureNamed(r.arch).grouped != nil:
 	case split:
 		rank := number("attention.kv_lora_rank")
 		want[headCountKV], want[keyLength], want[valueLength] = 1, rank+number(ropeDims), rank

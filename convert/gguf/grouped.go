@@ -161,6 +161,9 @@ func (r *keyReader) grouped(g *grouped, has func(name string) bool) {
 		hidden, _ := r.natural("embedding_length")
 		width = hidden / max(heads, 1)
 	}
+	if n, ok := r.natural(valueLength); ok && n != width {
+		r.fail(r.arch+"."+valueLength, "%d, but the other keys make it %d", n, width)
+	}
 	r.putInt("head_dim", width)
 	switch dims, said := r.natural(ropeDims); {
 	case !said:

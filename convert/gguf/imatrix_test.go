@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -78,6 +79,24 @@ func TestImatrix(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, m.Importance(got, "x", 0))
 	require.Equal(t, []float32{2, 4}, got)
+}
+
+// TestImportanceKeys: of a text the keys have the 127 bytes that llama.cpp keeps, and none of what the matrix lacks.
+func TestImportanceKeys(t *testing.T) {
+	w := &keyWriter{b: make([]byte, 8)}
+	w.importanceKeys(&format.Imatrix{File: strings.Repeat("f", 128), Dataset: strings.Repeat("d", 128), Entries: 2, Chunks: 3})
+	h, _, err := w.header()
+	require.NoError(t, err)
+	require.Len(t, h.keys, 4)
+	require.Equal(t, strings.Repeat("f", 127), h.values["quantize.imatrix.file"].one)
+	require.Equal(t, strings.Repeat("d", 127), h.values["quantize.imatrix.dataset"].one)
+	require.EqualValues(t, 2, h.values["quantize.imatrix.entries_count"].one)
+	require.EqualValues(t, 3, h.values["quantize.imatrix.chunks_count"].one)
+	w = &keyWriter{b: make([]byte, 8)}
+	w.importanceKeys(&format.Imatrix{File: "f", Entries: 2})
+	h, _, err = w.header()
+	require.NoError(t, err)
+	require.Equal(t, []string{"quantize.imatrix.file", "quantize.imatrix.entries_count"}, h.keys)
 }
 
 // TestWrongImatrices: what is no importance matrix, or has values that nothing can be weighted with, is

@@ -190,6 +190,13 @@ func TestTiktoken(t *testing.T) {
 		_, _, err := of(c[0], c[1])
 		require.ErrorContains(t, err, want)
 	}
+	d := description(t, fstest.MapFS{tiktokenName: {Data: []byte(lines)}, settingsName: {Data: []byte(`{` + kimi + `}`)}})
+	d.Config.VocabSize = 8 + reservedTokens
+	_, _, err = describedAs(t, d)
+	require.NoError(t, err)
+	d.Config.VocabSize++
+	_, _, err = describedAs(t, d)
+	require.ErrorContains(t, err, "tiktoken.model: has 8 tokens, and vocab_size is 265: more than 256 special ones")
 }
 
 // TestGLM: GLM's pre-tokenizer has its name in its models alone, and its tokens the meanings that llama.cpp's converter gives them.

@@ -118,6 +118,7 @@ func TestTokenizerFilesRefused(t *testing.T) {
 		"keys hold no tokenizer":                                        put("deepseek-v3", "gpt2", nil, nil),
 		"2 tokens have 1 types":                                         put("deepseek-v3", "gpt2", []string{"a", "b"}, []int32{1}),
 		"token 1, a, is empty, not UTF-8, or occurs twice":              put("deepseek-v3", "gpt2", []string{"a", "a"}, []int32{1, 1}),
+		`token 0, "", is empty`:                                         put("deepseek-v3", "gpt2", []string{""}, []int32{1}),
 		`token 0, "\xff", is empty, not UTF-8`:                          put("deepseek-v3", "gpt2", []string{"\xff"}, []int32{1}),
 		"token 0, a, has type 6":                                        put("deepseek-v3", "gpt2", []string{"a"}, []int32{6}),
 		`added token 0 is "x y": whether it had a space or ▁ is not in`: put("deepseek-v3", "gpt2", []string{"x y"}, []int32{4}),

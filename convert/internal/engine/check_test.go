@@ -164,6 +164,21 @@ func TestManifestIsNotTrusted(t *testing.T) {
 	}
 }
 
+// TestListedApart: a tensor that is listed among those of another file is a problem, and so is the one behind it.
+func TestListedApart(t *testing.T) {
+	t.Parallel()
+	dst := converted(t, fixture.Path(t, "v1-dense/checkpoint"), plan.Options{MaxShardBytes: 100_000}, inMemory())
+	moved, before := lineOf(t, dst, "model.embed_tokens.weight"), lineOf(t, dst, "lm_head.weight")
+	edited(t, dst, moved, "")
+	edited(t, dst, before, before+moved)
+	checked, err := Check(t.Context(), dst, inMemory())
+	require.NoError(t, err)
+	require.Len(t, checked.Problems, 2)
+	for i, name := range []string{"model.embed_tokens.weight", "model.layers.1.input_layernorm.weight"} {
+		require.Contains(t, checked.Problems[i].String(), "tensor "+name+": is listed apart from other tensors of its file")
+	}
+}
+
 // TestEmptyListMatchesNothing: a manifest that lists nothing does not match an empty directory.
 func TestEmptyListMatchesNothing(t *testing.T) {
 	t.Parallel()

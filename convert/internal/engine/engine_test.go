@@ -745,6 +745,12 @@ func TestStartOverWhileFilling(t *testing.T) {
 	fixture.RequireEntries(t, dst, ".dsmoe.journal", ".dsmoe.partial", "generation_config.json", "model.safetensors")
 	_, err = checkpoint.Open(dst)
 	require.Error(t, err)
+	waiting := ".dsmoe.partial/" + checkpoint.ConfigName
+	config := fixture.Read(t, dst, waiting)
+	fixture.Remove(t, dst, waiting)
+	_, err = convert(t.Context(), t, dst, src, plan.Options{}, inMemory())
+	require.ErrorIs(t, err, fs.ErrNotExist, "a file that is neither there nor here")
+	fixture.Write(t, dst, waiting, config)
 	other := plan.Options{DType: tensor.F32}
 	_, err = convert(t.Context(), t, dst, src, other, inMemory())
 	require.ErrorContains(t, err, "an unfinished conversion with other options")
@@ -1211,4 +1217,31 @@ func TestCarriedFileChanges(t *testing.T) {
 // onlyWorker returns a worker that is not run with others.
 func onlyWorker(e *execution) *worker {
 	return e.newWorker(disk.NewTileMemories(1, e.shape.largest)[0])
+}
+
+// TestFileOfAnotherSize: of an unfinished weight file that was cut, or has bytes behind its end, nothing is taken over.
+func TestFileOfAnotherSize(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	want := fixture.Sums(t, converted(t, src.Path, plan.Options{}, inMemory()))
+	for _, by := range []int64{-1, 1} {
+		dst := filepath.Join(t.TempDir(), "out")
+		ctx, cancel := context.WithCancel(t.Context())
+		s := inMemory()
+		s.Progress = func(_ string, n, of int64) {
+			if n > of/2 {
+				cancel()
+			}
+		}
+		_, err := convert(ctx, t, dst, src, plan.Options{}, s)
+		require.ErrorIs(t, err, context.Canceled)
+		file := filepath.Join(beside(dst, "partial"), "model.safetensors")
+		stat, err := os.Stat(file)
+		require.NoError(t, err)
+		require.NoError(t, os.Truncate(file, stat.Size()+by))
+		r, err := convert(t.Context(), t, dst, src, plan.Options{}, inMemory())
+		require.NoError(t, err)
+		require.Zero(t, r.Resumed)
+		require.Equal(t, want, fixture.Sums(t, dst))
+	}
 }

@@ -139,6 +139,33 @@ func TestResumeTrustsWhatWasCompared(t *testing.T) {
 	require.Equal(t, right.State(0).Proof, e.State(0).Proof)
 }
 
+// TestResumeInALaterSegment: a run goes on behind the segments that an earlier one hashed, and hashes the begun one
+// anew.
+func TestResumeInALaterSegment(t *testing.T) {
+	t.Parallel()
+	const segments, each = 4, many / 4
+	_, src, op := quantisedPlan(t)
+	joined := plan.Tensor{Name: "joined", DType: tensor.U8, Operations: []string{op.Name()}}
+	for i := range int64(segments) {
+		joined.Segments = append(joined.Segments, plan.Segment{Tensor: "x", DType: tensor.BF16, Offset: 2 * each * i,
+			End: 2 * each, Bytes: tensor.Q8_0.Bytes(each), Operation: op})
+	}
+	joined.Shape = []int{int(segments * tensor.Q8_0.Bytes(each))}
+	p := planOf(t, joined)
+	ctx, cancel := context.WithCancel(t.Context())
+	s := inMemory()
+	s.Progress = func(string, int64, int64) { cancel() } // after the first tile
+	e := begun(t, filepath.Join(t.TempDir(), "out"), p, src, s)
+	require.ErrorIs(t, onlyWorker(e).writeSpan(ctx, 0), context.Canceled)
+	require.Len(t, e.State(0).Partial.Segments, 1)
+	require.NoError(t, onlyWorker(e).writeSpan(t.Context(), 0))
+
+	right := begun(t, filepath.Join(t.TempDir(), "out"), p, src, inMemory())
+	require.NoError(t, onlyWorker(right).writeSpan(t.Context(), 0))
+	require.Len(t, right.State(0).Proof.Segments, segments)
+	require.Equal(t, right.State(0).Proof, e.State(0).Proof)
+}
+
 // TestBlocksAfterCrash: a run that crashed while it encoded blocks goes on to the same bytes and
 // the same manifest.
 func TestBlocksAfterCrash(t *testing.T) {
