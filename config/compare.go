@@ -5,7 +5,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"reflect"
 	"slices"
 
@@ -74,58 +73,4 @@ func (row field) json(c *Config) jsontext.Value {
 		return toJSON(row.value(c))
 	}
 	return nil
-}
-
-func toJSON(value any) jsontext.Value {
-	text, err := json.Marshal(value)
-	if err != nil {
-		panic("config: " + err.Error()) // fields are finite numbers, strings and truth values
-	}
-	return text
-}
-
-// shownQuantization is quantization_config as far as it says which modules are quantised in which blocks.
-func shownQuantization(c *Config) jsontext.Value {
-	q := c.Quantization
-	if q.Method == "" {
-		return jsontext.Value("null")
-	}
-	return toJSON(map[string]any{"modules_to_not_convert": slices.Concat([]string{}, q.Except), "weight_block_size": q.Block})
-}
-
-// never is the condition of keys about how weights are stored or were drawn, and how products are cut.
-func never(a, b *Config) bool { return false }
-
-// networksDiffer reports whether model_type names different networks: transformers' classes compute alike.
-// Kimi-K2's and GLM-4.7-Flash's are DeepSeek-V3's.
-func networksDiffer(a, b *Config) bool {
-	rulesA, okA := a.rulesOf(Native)
-	rulesB, okB := b.rulesOf(Native)
-	return a.ModelType != b.ModelType && !(okA && okB && rulesA == rulesB)
-}
-
-func (c *Config) scalesDynamically() bool {
-	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
-}
-
-func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups() }
-
-func haveWindows(a, b *Config) bool { return a.HasWindows() || b.HasWindows() }
-
-func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
-
-func topKWeightsDiffer(a, b *Config) bool {
-	normA, scaleA := a.TopKWeights()
-	normB, scaleB := b.TopKWeights()
-	return normA != normB || scaleA != scaleB
-}
-
-// layersDiffer reports whether a layer that both configs have is dense in one of them.
-func layersDiffer(a, b *Config) bool {
-	for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
-		if a.IsMoE(l) != b.IsMoE(l) {
-			return true
-		}
-	}
-	return false
 }

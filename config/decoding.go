@@ -93,7 +93,7 @@ func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func
 // ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
 type ropeForm struct {
 	types []string // beside "default"
-	// called has other names of types, by which the family's files call them.
+	// called maps other names, as the family's files have them, to types.
 	called map[string]string
 	keys   []string // beside type, factor
 	share  bool     // partial_rotary_factor, too

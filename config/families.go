@@ -1,5 +1,78 @@
 package config
 
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text/problem"
+)
+
 // families lists every model_type that Parse accepts, in the order in which errors name them.
 var families = []*family{&v1, &v2, &v3, &kimiK2, &glm4MoELite, &axk1, &vl2, &v32, &glmMoEDsa, &v4, &v41,
 	&glm4MoE, &dots1, &solarOpen, &hyV3, &minimaxM2, &exaoneMoE, &ernie45MoE}
+
+// Defaults returns the Config of a config.json that names a family and says no more. No rule is checked.
+func Defaults(modelType string) *Config {
+	for _, f := range families {
+		if f.modelType == modelType {
+			c := f.defaults()
+			return &c
+		}
+	}
+	return &Config{ModelType: modelType}
+}
+
+// OfClass lists the model_types whose reference is a class of that name, such as "DeepseekV3ForCausalLM"; the first is the
+// one that the class is of.
+func OfClass(class string) (modelTypes []string) {
+	for _, f := range families {
+		if f.class == class && class != "" {
+			modelTypes = append(modelTypes, f.modelType)
+		}
+	}
+	return modelTypes
+}
+
+// familyOf finds the family of a language model: the wrapper's, or the one that model_type names.
+func familyOf(w wrapper, values map[string]jsontext.Value) (*family, error) {
+	for _, f := range families {
+		if f.within && f.modelType == w.family {
+			return f, nil
+		}
+	}
+	v, ok := values["model_type"]
+	if !ok {
+		return nil, unsupported("missing")
+	}
+	name, err := parseString(v)
+	if err != nil {
+		return nil, unsupported(err.Error())
+	}
+	for _, f := range families {
+		if f.modelType == name && !f.within {
+			return f, nil
+		}
+	}
+	return nil, unsupported(quote(name))
+}
+
+// unsupported is the *problem.Error for a model_type that no family has.
+func unsupported(cause string) error {
+	var names []string
+	for _, f := range families {
+		if !f.within {
+			names = append(names, f.modelType)
+		}
+	}
+	for _, w := range wrappers {
+		if !slices.Contains(names, w.modelType) {
+			names = append(names, w.modelType)
+		}
+	}
+	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
+	return problem.In("", problem.Problem{Field: "model_type", Cause: cause, Hint: "dsmoe does not know other models: " +
+		"convert_hf_to_gguf.py of llama.cpp makes GGUF files of them, transformers loads them"})
+}

@@ -2,11 +2,8 @@ package config
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/text/problem"
 )
@@ -162,47 +159,6 @@ func (f *family) decode(doc document) (*Config, error) {
 	}
 	slices.SortStableFunc(d.problems, func(a, b problem.Problem) int { return f.position(a) - f.position(b) })
 	return nil, problem.In("", d.problems...)
-}
-
-// familyOf finds the family of a language model: the wrapper's, or the one that model_type names.
-func familyOf(w wrapper, values map[string]jsontext.Value) (*family, error) {
-	for _, f := range families {
-		if f.within && f.modelType == w.family {
-			return f, nil
-		}
-	}
-	v, ok := values["model_type"]
-	if !ok {
-		return nil, unsupported("missing")
-	}
-	name, err := parseString(v)
-	if err != nil {
-		return nil, unsupported(err.Error())
-	}
-	for _, f := range families {
-		if f.modelType == name && !f.within {
-			return f, nil
-		}
-	}
-	return nil, unsupported(quote(name))
-}
-
-// unsupported is the *problem.Error for a model_type that no family has.
-func unsupported(cause string) error {
-	var names []string
-	for _, f := range families {
-		if !f.within {
-			names = append(names, f.modelType)
-		}
-	}
-	for _, w := range wrappers {
-		if !slices.Contains(names, w.modelType) {
-			names = append(names, w.modelType)
-		}
-	}
-	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
-	return problem.In("", problem.Problem{Field: "model_type", Cause: cause, Hint: "dsmoe does not know other models: " +
-		"convert_hf_to_gguf.py of llama.cpp makes GGUF files of them, transformers loads them"})
 }
 
 // position is the place of a problem's field in the table.

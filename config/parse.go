@@ -118,25 +118,6 @@ func (w wrapper) says(key string) bool {
 	return err == nil && w.prefix == "" && key != "model_type" && f.index(key) >= 0
 }
 
-// inner reads the object with the language model's configuration.
-func (w wrapper) inner(doc document) (document, error) {
-	value := doc.values()[w.key]
-	if value.Kind() != '{' {
-		return nil, problem.In("", problem.Problem{Field: w.key,
-			Cause: "is not an object with the language model's configuration"})
-	}
-	return readDocument(value)
-}
-
-// language returns a copy of the language model's document: c's own, or the wrapper's object of it.
-func (c *Config) language() document {
-	if c.wrapper.key == "" {
-		return slices.Clone(c.doc)
-	}
-	doc, _ := c.wrapper.inner(c.doc) // it was read before
-	return doc
-}
-
 // Override returns a copy in which the given config.json keys have the given JSON
 // values, parsed and validated anew. The keys are the language model's: see Within. A key that the
 // document has keeps its place; others are added at the end, sorted. Golden packs name such keys

@@ -31,17 +31,6 @@ func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
 	return rules, ok
 }
 
-// OfClass lists the model_types whose reference is a class of that name, such as "DeepseekV3ForCausalLM"; the first is the
-// one that the class is of.
-func OfClass(class string) (modelTypes []string) {
-	for _, f := range families {
-		if f.class == class && class != "" {
-			modelTypes = append(modelTypes, f.modelType)
-		}
-	}
-	return modelTypes
-}
-
 // As returns c with another reference of its family: see Rules. It fails if the family does not
 // have the reference.
 func (c *Config) As(r Reference) (*Config, error) {

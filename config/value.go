@@ -4,17 +4,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Defaults returns the Config of a config.json that names a family and says no more. No rule is checked.
-func Defaults(modelType string) *Config {
-	for _, f := range families {
-		if f.modelType == modelType {
-			c := f.defaults()
-			return &c
-		}
-	}
-	return &Config{ModelType: modelType}
-}
-
 // HasKey reports whether a key of config.json is one that c's family reads, or that c's document has. The keys are the
 // language model's: see Within.
 func (c *Config) HasKey(key string) bool {

@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text/problem"
 )
 
 // modelTypeVL2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.
@@ -28,4 +30,23 @@ func wrapperOf(values map[string]jsontext.Value) wrapper {
 		}
 	}
 	return wrapper{}
+}
+
+// inner reads the object with the language model's configuration.
+func (w wrapper) inner(doc document) (document, error) {
+	value := doc.values()[w.key]
+	if value.Kind() != '{' {
+		return nil, problem.In("", problem.Problem{Field: w.key,
+			Cause: "is not an object with the language model's configuration"})
+	}
+	return readDocument(value)
+}
+
+// language returns a copy of the language model's document: c's own, or the wrapper's object of it.
+func (c *Config) language() document {
+	if c.wrapper.key == "" {
+		return slices.Clone(c.doc)
+	}
+	doc, _ := c.wrapper.inner(c.doc) // it was read before
+	return doc
 }

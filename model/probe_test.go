@@ -83,6 +83,8 @@ func TestProbesThatAreNot(t *testing.T) {
 		"probes of layer 2: row 2 is not one of 2":    {2: {Rows: []int{2}, Experts: []int{0}}}, // a prediction layer, one token ahead
 		"probes of layer 1: row -1 is not one of 3":   {1: {Rows: []int{-1}, Experts: []int{0}}},
 		"probes of layer 1: expert 99 is not one of ": {1: {Rows: []int{0}, Experts: []int{1, 99}}},
+		fmt.Sprintf("probes of layer 1: expert %d is not one of %[1]d", c.NRoutedExperts): {1: {Rows: []int{0},
+			Experts: []int{c.NRoutedExperts}}},
 	} {
 		_, err := during(m, model.WholeCourse[*model.Activation](m, 1), model.Options{Probes: probes})
 		require.ErrorContains(t, err, want)

@@ -56,3 +56,17 @@ func TestFrequenciesAreMostlyCertain(t *testing.T) {
 	}
 	require.InDelta(t, 0.025, float64(uncertain)/float64(all), 0.005)
 }
+
+// TestRotatesAlike: configs that differ in cosines, or in the scale of scores alone, do not rotate alike.
+func TestRotatesAlike(t *testing.T) {
+	with := func(mscale, all float64) *config.Config {
+		c := config.Defaults("deepseek_v3")
+		c.RopeScaling = &config.RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1,
+			MScale: mscale, MScaleAllDim: all}
+		return c
+	}
+	o := &Options{}
+	require.True(t, RotatesAlike(with(1, 1), with(1, 1), false, 5, o))
+	require.False(t, RotatesAlike(with(1, 1), with(0.5, 0.5), false, 5, o), "the factor of cosines is 1, the scale is another")
+	require.False(t, RotatesAlike(with(1, 1), with(1, 0), false, 5, o))
+}

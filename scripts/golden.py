@@ -578,7 +578,8 @@ class Reference:
         try:
             if self.kind == "native":
                 cls = getattr(transformers, self.architecture(checkpoint))
-                return cls, self.configuration(cls.config_class, a, checkpoint)
+                model, known = checkpoint.config.get("model_type"), transformers.CONFIG_MAPPING  # whose class may be another family's
+                return cls, self.configuration(known[model] if model in known else cls.config_class, a, checkpoint)
             from transformers import dynamic_module_utils as dynamic
             imports = dynamic.get_imports  # 4.39 demands flash_attn of code that imports it only where it is installed
             dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]

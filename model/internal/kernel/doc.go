@@ -16,7 +16,7 @@
 //	contract.go, implementation*.go               which assembly this processor has: the only files that name it
 //	job.go, tile.go, panel.go, pack.go, copy.go   how MatMul cuts its work for the assembly
 //	parallel.go, scratch.go                       goroutines and their memory
-//	generated_*.s, generated_*.go                 assembly and its declarations, written by gen; nobody reads them
+//	generated_*.s, generated_*.go                 assembly and its declarations, written by gen, not for reading
 //
 // KERNELS.md has the same idea in drawings, how the assembly works, and how to add to it. ExampleMatMul and ExampleDot32
 // show the calls. Outside this package nothing knows assembly.
