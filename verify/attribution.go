@@ -19,6 +19,13 @@ type attribution[V any] struct {
 	read    []reading[V] // of the last operation, if it reads a number of config.json
 }
 
+// unknownRoundings are the operations of a pack's reference that round in a way that is not known.
+type unknownRoundings struct {
+	attention bool // scores, probabilities and contexts
+	experts   bool // the routed sum
+	fused     bool // all operations but products, whose roundings to 16 bits may have been left out
+}
+
 // reading is an operation that reads a number of config.json.
 type reading[V any] struct {
 	key   string

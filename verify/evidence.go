@@ -153,3 +153,6 @@ func (e *evidence) leaveOut(weights ...string) {
 		e.leftOut[w] = struct{}{}
 	}
 }
+
+// allPadding is why a stage is not checked.
+const allPadding = "all its rows are padding"

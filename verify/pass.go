@@ -79,9 +79,6 @@ func countRows(c *report.Check, rows *bounds.Rows) {
 	}
 }
 
-// allPadding is why a stage is not checked.
-const allPadding = "all its rows are padding"
-
 // goldenRows returns the golden tensor of a stage that has a's shape, and the rows of it that
 // are compared.
 func (t *pass) goldenRows(name string, a *model.Activation) ([]float32, *bounds.Rows, error) {

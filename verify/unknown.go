@@ -13,13 +13,6 @@ import (
 	"dsmoe/verify/report"
 )
 
-// unknownRoundings are the operations of a pack's reference that round in a way that is not known.
-type unknownRoundings struct {
-	attention bool // scores, probabilities and contexts
-	experts   bool // the routed sum
-	fused     bool // all operations but products, whose roundings to 16 bits may have been left out
-}
-
 // unknownRoundings returns what is not known of the reference by its manifest. In float32 fused operations round as
 // others do. An engine declares its arithmetic.
 func (j *job) unknownRoundings() unknownRoundings {
@@ -31,17 +24,6 @@ func (j *job) unknownRoundings() unknownRoundings {
 		attention: !slices.Contains([]string{"", pack.Eager, pack.Sdpa}, r.Attention),
 		experts:   !slices.Contains([]string{"", pack.Eager, pack.GroupedMM, pack.BatchedMM}, r.Experts),
 		fused:     j.pack.DType != tensor.F32 && (r.Compiled || len(r.Replaced) > 0),
-	}
-}
-
-// excuseUnknown leaves a failed stage open if an operation took part in it that rounds in a way that is not known, and
-// such a rounding explains the stage. Of unknown experts nothing is known inside an expert either.
-func (t *localTrace) excuseUnknown(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
-	inside := t.attribution.unknown.experts && c.Stage().Expert >= 0
-	if c.Verdict == report.Fail && (inside || t.attribution.roundsUnknown(x)) && roundingExplains(x, want, rows) {
-		c.Skip(report.UnknownRounding)
-		c.Margin = nil
-		t.attribution.checked(x) // no later stage proves these weights
 	}
 }
 
