@@ -123,8 +123,8 @@ func (f *filter) noises(tokens []int) []noise {
 	return all
 }
 
-// flips returns a token's residual g - R(y), R(y) being y rounded, and its noise. Only outputs that may round to either
-// neighbour have noise. Parallel columns of down_proj put all outputs along one direction, and rounding may move them
+// flips returns a token's residual g - R(y), R(y) being y rounded, and its noise, for outputs with deviations below 1/16
+// of the spacing of numbers. Only outputs that may round to either neighbour have noise. Parallel columns of down_proj put all outputs along one direction, and rounding may move them
 // all the same way. Then g - y lies along each neuron although every g is R(y).
 func (f *filter) flips(t int, n *noise) *noise {
 	p, width := PrecisionOf(f.x.DType), f.x.Width()
@@ -132,7 +132,12 @@ func (f *filter) flips(t int, n *noise) *noise {
 		rest: make([]float64, width), common: make([]float64, width)}
 	for c, inverse := range n.inverse {
 		i := t*width + c
-		r, v := p.point(float64(f.x.Values[i]), f.x.Variance(i))
+		y := float64(f.x.Values[i])
+		if Unit*math.Sqrt(f.x.Variance(i)) >= p.Ulp(y)/16 { // g - y says more than g - R(y)
+			flips.scaled[c], flips.rest[c] = n.scaled[c], n.rest[c]
+			continue
+		}
+		r, v := p.point(y, f.x.Variance(i))
 		flips.scaled[c] = float32((float64(f.want[i]) - r) * float64(inverse) / math.Sqrt(n.least))
 		flips.rest[c] = v * (Unit * Unit) / n.least
 	}
