@@ -29,6 +29,6 @@ func TestInFloat32(t *testing.T) {
 		c := config.Defaults(test.family)
 		row := table.FamilyOf(c).Row(test.module, test.role)
 		require.NotNil(t, row, "%+v", test)
-		require.Equal(t, test.kept, inFloat32(c, table.Place{Row: row}), "%+v", test)
+		require.Equal(t, test.kept, InFloat32(c, table.Place{Row: row}), "%+v", test)
 	}
 }
