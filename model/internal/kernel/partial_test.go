@@ -184,11 +184,9 @@ func TestPartialSumsHaveNoScale(t *testing.T) {
 	each(t, func(t *testing.T) {
 		want := sums(x, w, start)
 		for _, e := range [][2]int{{-145, 0}, {120, 0}, {0, -70}, {0, -145}, {0, 62}, {0, 120}, {-100, -45}, {60, 60}, {-100, 127}} {
-			from, product := start, 0
-			if product = e[0] + e[1]; product > -145 { // else a float32 start is lost
+			product, from := e[0]+e[1], make([]float32, rows)
+			if product > -145 { // else a float32 start is lost
 				from = scaled(start, product)
-			} else {
-				from = make([]float32, rows)
 			}
 			got, want := sums(scaled(x, e[0]), scaled(w, e[1]), from), want
 			if product <= -145 {
