@@ -218,7 +218,7 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	f, o, selected := t.failure, *t.job.options, *t.job.scope
 	o.Progress, o.FailFast, o.Stages, selected.stages = nil, false, watched, watched
 	j := t.job.with(&o, x.Rounded)
-	j.model, j.trial, j.scope, j.engine = &x.Model, true, &selected, x.How
+	j.model, j.trial, j.scope, j.engine = &x.Model, true, &selected, cmp.Or(x.How, j.engine)
 	if in != &x.In {
 		j.in, j.rows = in, in
 	}

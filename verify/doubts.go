@@ -28,6 +28,9 @@ func (e *evidence) doubts(r *report.Report) []report.Doubt {
 	}
 	add(r.Coverage.Padding == len(j.in.InputIDs), ofPack, "all tokens are padding: no row of a stage was compared")
 	add(true, ofPack, j.unknownReasons(r.Checks)...)
+	for i := range j.found {
+		add(!j.found[i].decided, ofPack, j.found[i].doubt())
+	}
 	for _, l := range j.scope.absent {
 		add(true, unnamedLayer, strconv.Itoa(l))
 	}

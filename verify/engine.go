@@ -28,7 +28,8 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	e.Cache, _ = bounds.RoundingOf(j.engine.Cache)
 	e.Flash = slices.Contains(j.engine.Attention, pack.Flash)
 	e.Narrow, e.Serial = j.engine.Sums == pack.F16Sums, j.engine.Sums == pack.SerialSums
-	if c := j.model.Config; slices.Contains(j.engine.Attention, pack.Absorbed) && c.LatentAttention() {
+	points := j.points()
+	if c := j.model.Config; (slices.Contains(j.engine.Attention, pack.Absorbed) || points.Absorbs()) && c.LatentAttention() {
 		e.Absorbs = func(w *model.Weight) (keys, values int) {
 			if table.PlaceOf(c, w.Name).Is(table.Attention, table.KVBProj) {
 				return c.QKNopeHeadDim, c.ValueHeadDim()
@@ -57,6 +58,7 @@ func undeclared(how, declared *pack.Arithmetic) *pack.Arithmetic {
 		declared = &pack.Arithmetic{}
 	}
 	seen := *how
+	seen.Rounding = nil // see Golden.Recognised
 	seen.Activations = maps.Clone(how.Activations)
 	maps.DeleteFunc(seen.Activations, func(form, _ string) bool { return declared.Activations[form] != "" })
 	if seen.Cache == declared.Cache {

@@ -28,6 +28,7 @@ type evidence struct {
 	tells     map[tell]bool       // numbers of config.json that a compared stage tells from others
 	stepsErr  error               // why half steps of a weight could not be read
 	stopped   bool                // at the first failing stage, because the user asked for that
+	misses    map[string]misses   // elements beyond the limit, by stage, if the job counts them
 	routing   report.Routing
 	keys      map[int]*report.KeyChoices // of indexers, by layer
 	clamped   map[int]bool               // layers with a neuron beyond swiglu_limit
@@ -59,7 +60,7 @@ type tell struct {
 func newEvidence(j *job) *evidence {
 	return &evidence{job: j, shown: map[string]bool{"input_ids": true, "attention_mask": true}, lacked: map[string]bool{},
 		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{},
-		leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, tells: map[tell]bool{}, reached: map[expert]bool{},
+		leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, tells: map[tell]bool{}, misses: map[string]misses{}, reached: map[expert]bool{},
 		probed: map[expert]bool{}, routing: report.Routing{Biases: []report.BiasPins{}, Layers: []report.LayerRouting{}},
 		keys: map[int]*report.KeyChoices{}, clamped: map[int]bool{}}
 }

@@ -25,6 +25,8 @@ type job struct {
 	options *Options         // of the user
 	engine  *pack.Arithmetic // of an engine, as it is reproduced
 	rounded bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
+	counts  bool             // elements that miss are noted
+	found   []recognised     // how an engine rounds, read off its numbers
 	trial   bool             // a mistake is undone: no numbers of config.json are tried
 
 	settings       report.Settings // how config.json and what the reference ran with go together

@@ -7,6 +7,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -18,6 +19,7 @@ type pass struct {
 	evidence  *evidence
 	chosen    []int                    // experts, by the last gate
 	rechoose  rechoose                 // of the last gate
+	inFloat32 []int                    // experts that the last gate chooses without rounding its logits; nil if it rounds none
 	rotations map[string]map[tell]bool // what RoPE's tables tell, by their name
 	logitsErr []float64                // of the last gate in chained mode, per token: max |logit - golden|
 	keysErr   []float64                // of the last indexer likewise, per query: max |score - golden|
@@ -32,8 +34,8 @@ func newPass(j *job) *pass {
 	return &pass{job: j, evidence: newEvidence(j), rotations: map[string]map[tell]bool{}}
 }
 
-// newCourse is the course of a pass. value turns a golden tensor that a unit begins with into a value.
-func newCourse[V any](t *pass, value func(*model.Activation) V) *model.Course[V] {
+// newCourse is the course of a pass. value turns a golden tensor that a unit begins with into a value of unit l.
+func newCourse[V any](t *pass, value func(l int, x *model.Activation) V) *model.Course[V] {
 	j, e, c := t.job, t.evidence, t.job.scope.course()
 	begin := func(l int) (v V, err error) {
 		x, name, err := j.scope.starts(l, j.rows)
@@ -44,7 +46,7 @@ func newCourse[V any](t *pass, value func(*model.Activation) V) *model.Course[V]
 		e.starts = append(e.starts, start{l, name, l < len(j.model.Model.Layers) && sameRows(x, j.rows)})
 		padded := pack.PaddedRows(j.model.Config, j.rows, name, x.Shape)
 		e.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), padded).Gather(x.Values, x.Width()))
-		return value(x), nil
+		return value(l, x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions,
 		Given: c.Given, Routers: c.Routers, Start: begin}
@@ -59,7 +61,7 @@ func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []f
 	if s := pack.Parse(name); s.IsProbe() {
 		c.ProbeRows = manifest.Probes[strconv.Itoa(s.Layer)].Rows
 	}
-	if c.Reason = pack.Misfit(manifest.Tensors[name], a.Shape, a.DType); c.Reason != "" {
+	if c.Reason = t.job.misfit(name, a); c.Reason != "" {
 		c.Verdict = report.Fail
 		return c, nil, nil, nil
 	}
@@ -70,6 +72,16 @@ func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []f
 		t.evidence.noteZeros(name, rows.Gather(want, a.Width()))
 	}
 	return c, want, rows, nil
+}
+
+// misfit returns why the golden tensor of a stage does not fit what is computed, "" if it does. An engine may keep a stage in
+// another dtype, float32 or the trace's: see adopt.
+func (j *job) misfit(name string, a *model.Activation) string {
+	e, d := j.pack.Manifest.Tensors[name], a.DType
+	if j.pack.IsTrace() && (e.DType == tensor.F32 || e.DType == j.pack.DType) {
+		d = e.DType
+	}
+	return pack.Misfit(e, a.Shape, d)
 }
 
 // countRows notes how many rows are compared. A check without such rows is skipped.

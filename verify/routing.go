@@ -43,7 +43,23 @@ func (t *pass) topK(name string, ours *choice) error {
 		}
 		c.Padding = padded.Count()
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
-			addLayer(&t.evidence.routing, t.compareTopK(&c, ours, want, k, padded))
+			layer := t.compareTopK(&c, ours, want, k, padded)
+			if t.inFloat32 != nil {
+				n := 0
+				for slot, e := range want {
+					if row := slot / k; !padded.Has(row) && !slices.Contains(t.inFloat32[row*k:(row+1)*k], e) {
+						n++
+					}
+				}
+				layer.Rounded = &n
+			}
+			if addLayer(&t.evidence.routing, layer); j.counts {
+				m := make(misses, ours.Scores.Rows()/64+1)
+				for row := range layer.Wrong {
+					m.set(row)
+				}
+				t.evidence.misses[name] = m
+			}
 			copy(ours.Idx, want)
 		}
 	}
@@ -68,6 +84,12 @@ func addLayer(r *report.Routing, l report.LayerRouting) {
 	r.Layers = append(r.Layers, l)
 	r.Choices, r.Pinned, r.Mismatches = r.Choices+l.Choices, r.Pinned+l.Pinned, r.Mismatches+l.Mismatches
 	r.ExactTies, r.NearTies = r.ExactTies+l.ExactTies, r.NearTies+l.NearTies
+	if l.Rounded != nil {
+		if r.Rounded == nil {
+			r.Rounded = new(int)
+		}
+		*r.Rounded += *l.Rounded
+	}
 }
 
 // markReached records the experts whose output shows for some token other than padding, given the

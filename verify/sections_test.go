@@ -88,7 +88,7 @@ func stagesRun(t *testing.T, fixture string, layer int, stages, lacks []string) 
 	net, _ := tr.local(in, j.modelOptions(), analysis)
 	shown := &shownStages{Trace: net.Trace, layer: layer}
 	net.Trace = shown
-	_, err = net.Run(context.Background(), newCourse(tr, bounds.Exact))
+	_, err = net.Run(context.Background(), newCourse(tr, j.exactStart))
 	require.NoError(t, err)
 	for _, check := range tr.evidence.checks {
 		of, kind := check.Stage().Layer, check.Stage().Within

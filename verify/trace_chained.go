@@ -51,7 +51,7 @@ func (t *pass) chained(ctx context.Context, replays bool) error {
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
 	} else {
-		_, err = net.Run(ctx, newCourse(t, itself))
+		_, err = net.Run(ctx, newCourse(t, func(_ int, x *model.Activation) *model.Activation { return x }))
 	}
 	return err
 }

@@ -50,7 +50,7 @@ func (t *pass) learn(ctx context.Context) error {
 		return l.compare(weight+pack.Grad, dw, by)
 	}
 	net := &network{Model: j.model, Input: j.in, Options: o, Arithmetic: l.g, Trace: l}
-	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
+	_, err := net.Run(ctx, newCourse(t, j.exactStart))
 	return err
 }
 

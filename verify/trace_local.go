@@ -81,6 +81,9 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 			return err
 		}
 	default:
+		if s.Within == pack.GateLogits {
+			t.chooseInFloat32(name, x)
+		}
 		c, err := t.compare(name, x)
 		if err != nil {
 			return err
@@ -101,9 +104,22 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	return nil
 }
 
+// chooseInFloat32 notes which experts the gate with logits x chooses, if an engine rounds them to 16 bits.
+func (t *localTrace) chooseInFloat32(name string, x *bounds.Value) {
+	j, at := t.pass.job, pack.Parse(name).Layer
+	rounds := j.pack.IsTrace() && x.DType == tensor.F32 && j.pack.DType != tensor.F32 &&
+		(j.pack.Manifest.Tensors[name].DType == j.pack.DType || j.engine.Rounding[bounds.Router] == bounds.InT)
+	if t.pass.inFloat32 = nil; rounds && j.model.Layer(at).MoE.Gate.TID2EID == nil {
+		t.analysis.Try(func() {
+			choice := model.ChooseBy(t.analysis, j.model.Config, &j.model.Layer(at).MoE.Gate, x)
+			t.pass.inFloat32 = slices.Clone(choice.Idx)
+		})
+	}
+}
+
 // substitute puts the golden tensor in x's place without comparing them.
 func (t *localTrace) substitute(name string, x *bounds.Value) error {
-	if pack.Misfit(t.pass.job.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
+	if t.pass.job.misfit(name, x.Activation) != "" {
 		return nil
 	}
 	want, _, err := t.pass.goldenRows(name, x.Activation)
@@ -116,6 +132,10 @@ func (t *localTrace) substitute(name string, x *bounds.Value) error {
 
 // compare checks x against the golden tensor, and replaces it.
 func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error) {
+	defer func(d tensor.DType) { x.DType = d }(x.DType)
+	if err := t.pass.adopt(name, x); err != nil {
+		return report.Check{}, err
+	}
 	c, want, rows, err := t.pass.begin(name, x.Activation)
 	if err != nil || c.Verdict == report.Fail {
 		return c, err
@@ -168,6 +188,9 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 	x.DistributeShared()
 	m, d := t.analysis.Measure(x, want, rows, factor)
 	record(c, m)
+	if t.pass.job.counts {
+		t.pass.evidence.noteMisses(c.Tensor, x, want, rows, factor)
+	}
 	if x = t.judgeMeasured(c, x, d, want, rows); c.Verdict == report.Fail {
 		c.Pattern = t.pass.evidence.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
 	}
@@ -197,6 +220,12 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 		}
 		c.NeuronZ, c.Limits.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
 		margin = max(margin, z/bounds.NeuronLimit)
+	}
+	if d.Finite && t.pass.job.roundsUnknown(c.Tensor) {
+		rms, slope := bounds.Slopes(x, want, rows, factor)
+		c.Rounded, c.Limits.Rounded = report.JSONFloat(rms), bounds.RoundedRMSLimit
+		c.Slope, c.Limits.Slope = report.JSONFloat(slope), bounds.SlopeLimit
+		margin = max(margin, rms/bounds.RoundedRMSLimit, slope/bounds.SlopeLimit)
 	}
 	setVerdict(c, d, rows, margin)
 	if c.ProbeRows != nil && c.Verdict == report.Pass && c.Blind && bounds.AllBelow(want, report.DeadOutput) {

@@ -20,7 +20,6 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
-	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -74,7 +73,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	r := conclude(found.project())
 	if r.Verdict == report.Fail {
 		if found, r, err = withRoundings(ctx, found, r); err == nil {
-			found, r, err = observe(ctx, found, r)
+			if found, r, err = recognise(ctx, found, r); err == nil {
+				found, r, err = observe(ctx, found, r)
+			}
 		}
 	}
 	if err == nil && !o.Undiagnosed {
@@ -140,7 +141,7 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(checkIndexed(c, golden), checkKept(c, golden)); err != nil {
+	if err := cmp.Or(checkIndexed(c, golden), checkKept(c, golden), checkRounding(golden)); err != nil {
 		return nil, err
 	}
 	return newScope(c, golden, o)
@@ -216,7 +217,7 @@ func (t *pass) run(ctx context.Context) error {
 	analysis := t.analysis(o)
 	defer analysis.Close()
 	net, _ := t.local(j.in, o, analysis)
-	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
+	_, err := net.Run(ctx, newCourse(t, j.exactStart))
 	err = cmp.Or(t.evidence.stepsErr, err) // without the steps, a failure says nothing
 	comparesLoss := func(name string) bool { return pack.Parse(name).IsLoss() && j.scope.compares(name) }
 	if err != nil || !o.Training || !slices.ContainsFunc(slices.Collect(maps.Keys(j.pack.Manifest.Tensors)), comparesLoss) {

@@ -9,6 +9,8 @@ package bounds
 import (
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -27,6 +29,12 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 // carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
+	if a.last = a.operation(&l.Weight); a.last == ExpertsGLU {
+		a.rows = a.points.Weights(&l.Weight)
+	}
+	if n, err := strconv.Atoi(a.way(Ranks)); a.last == Ranks && err == nil && n > 1 {
+		return NewReducedSums(a, Schedule{Parts: n, Even: true}).Linear(x, l)
+	}
 	x, common := a.splitCommon(x, l)
 	x = a.withDenormals(a.settle(x))
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
@@ -90,7 +98,21 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		l.Weight.Keep() // Neurons multiplies with it
 		y.Products = []product{{expert: -1, hidden: x.deviations(), equal: equal, common: common, down: l}}
 	}
+	if a.last == Ranks && a.way(Ranks) == Unknown && y.DType != tensor.F32 {
+		a.addRanks(y)
+	}
 	return y.inherit(x)
+}
+
+// addRanks adds to y what sums over up to mostRanks ranks may do, each rounded to T, and added one after the other.
+func (a *Analysis) addRanks(y *Value) {
+	const mostRanks = 8
+	p := PrecisionOf(y.DType)
+	for i, v := range y.Values {
+		y, v, part := y, float64(v), Sq(p.Ulp(float64(v)/math.Sqrt(mostRanks))/Unit)/12
+		all := addition{y: v, squares: Sq(v)}
+		y.Set(i, v, y.Variance(i)+mostRanks*part+p.partialSums(all, mostRanks))
+	}
 }
 
 // leastNormal is the least normal number of float32 and BF16.
@@ -117,20 +139,30 @@ func (a *Analysis) withDenormals(x *Value) *Value {
 //
 //	n = x·r:  v = r²·v_x + n²·(v_r + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
 //
+// An engine may round otherwise: see Points.
 // v_r is 1.5², and more where the partial sums of the squares are large, as beside a massive one: see ofRoot.
 // A serial sum of exact squares is reproduced; of others it adds n²·K/24, as one chain has K/6 of y² and r half of that
 // error.
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
-	x = a.settle(x)
-	w, deltas, p := a.plain.Values(weight), a.deltas(weight), PrecisionOf(x.DType)
 	y := a.result(x.DType, x.Shape...)
+	w, deltas, p := a.plain.Values(weight), a.deltas(weight), PrecisionOf(x.DType)
+	x, way := a.read(x, a.operation(weight))
+	root := f32
+	if p = rounds(p, way, once); way == rstd16 {
+		root = p
+	}
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
 		r2, common := x.inverseRMS(t, eps, a.serial)
-		r := math.Sqrt(r2)
+		r, vr := math.Sqrt(r2), 0.0
+		if root != f32 {
+			r, vr = root.point(float64(float32(r)), roughly(r, float64(r2*common)))
+			r2, common = Sq(r), 0
+		}
 		for i, xi := range row {
 			n := float64(float32(float64(xi) * r))
-			n, v := point(p, n, roughly(n, float64(r2*x.Variance(from+i))+float64(Sq(n)*common)))
+			v := float64(r2*x.Variance(from+i)) + float64(Sq(n)*common) + float64(Sq(float64(xi))*vr)
+			n, v = point(p, n, roughly(n, v))
 			wi := float64(w[i])
 			out := float64(float32(n * wi))
 			y.Set(from+i, out, exactly(out, float64(v*Sq(wi))+float64(Sq(n)*delta(deltas, i))))
@@ -212,19 +244,38 @@ func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
 	return y.inherit(x)
 }
 
-// Add implements model.Arithmetic: v = v_a + v_b.
+// Add implements model.Arithmetic: v = v_a + v_b. An engine may add shared experts to the unrounded sum of others.
 func (a *Analysis) Add(x, z *Value) *Value {
+	d := x.DType
+	switch shared := a.way(ExpertsShared); {
+	case !x.routed || !x.roundLater:
+	case shared == oneSum || a.way(ExpertsFactor) == alpha:
+		x = x.unrounded()
+	case shared == Unknown:
+		x = a.mayRound(x, d)
+	}
 	x, z = a.settle(x), a.settle(z)
 	sum := a.plain.Add(x.wide(), z.wide())
 	if x.sigma == nil && z.sigma == nil {
-		sum.DType = x.DType
-		return &Value{Activation: sum, roundLater: true}
+		sum.DType = d
+		return &Value{Activation: sum, roundLater: true, keepsSum: a.readsSums()}
 	}
-	y := a.computed(sum, x.DType)
+	y := a.computed(sum, d)
+	y.keepsSum = a.readsSums()
 	for i, s := range y.Values {
 		y.Set(i, float64(s), exactly(float64(s), x.Variance(i)+z.Variance(i)))
 	}
 	return y.inherit(x, z)
+}
+
+// readsSums reports whether a norm reads sums before they are rounded.
+func (a *Analysis) readsSums() bool {
+	for _, norm := range []string{InputAddNorm, FinalAddNorm} {
+		if strings.HasPrefix(a.points.Ways[norm], "un") { // unrounded, or unknown
+			return true
+		}
+	}
+	return false
 }
 
 // SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):
@@ -233,11 +284,29 @@ func (a *Analysis) Add(x, z *Value) *Value {
 //	· up, exact
 //
 // A limit makes gates exactly equal. Their silu(g) has one error, which is common to them.
+// An engine may round otherwise, and multiply with an expert's weight here: see Points. An engine that does not round gate
+// and up has an exponential that may be off by 8 units.
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
+	d, way, exponential := gate.DType, a.way(a.last), 1.5
+	p := rounds(PrecisionOf(d), way, once, unrounded)
+	switch {
+	case d == tensor.F32 || a.last != ExpertsGLU:
+	case way == unrounded:
+		gate, up, exponential = gate.unrounded(), up.unrounded(), 8
+	case way == Unknown:
+		gate, up, exponential = a.mayRound(gate, d), a.mayRound(up, d), 8
+	}
+	var weights []float32 // of the rows' expert
+	before := f32
+	if with := a.way(ExpertsWeight); a.last == ExpertsGLU && (with == beforeRounded || with == beforeOnce) {
+		if weights = a.rows; with == beforeRounded {
+			before = PrecisionOf(d)
+		}
+	}
 	gate, up = a.settle(gate), a.settle(up)
-	y, p := a.computed(a.plain.SiLU(gate.wide()), gate.DType), PrecisionOf(gate.DType)
+	y := a.computed(a.plain.SiLU(gate.wide()), d)
 	limit := highest(gate.Values)
-	if gate.DType == tensor.F32 && gate.limited(limit) {
+	if d == tensor.F32 && gate.limited(limit) {
 		y.common, y.ColumnsShare = a.errors.Make(tensor.F32, y.Shape...), true
 		clear(y.common.Values)
 	}
@@ -249,16 +318,24 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 				logistic = s / g
 			}
 			slope := logistic + float64(s*(1-logistic))
-			own := float64(2.25 * Sq(s) * (1 + float64(0.1*Sq(min(g, 0)))))
+			own := float64(Sq(exponential*s) * (1 + float64(0.1*Sq(min(g, 0)))))
 			if y.common != nil && vg == 0 && gate.Values[i] == limit {
 				y.common.Values[i], own = float32(math.Sqrt(own)*float64(up.Values[i])), 0
 			}
 			v := throughSiLU(slope, vg) + own
 			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
+			if weights != nil {
+				s, v = point(before, s, v)
+				s, v = times(s, v, float64(weights[t]), 0)
+			}
 			y.Set(i, s, v)
 		}
 	})
+	if way == Unknown && a.last == ExpertsGLU && d != tensor.F32 {
+		y = a.mayRound(y, d)
+		y.DType = d
+	}
 	return y.inherit(gate, up)
 }
 
@@ -286,6 +363,9 @@ func throughSiLU(slope, v float64) float64 {
 func (a *Analysis) Softmax(x *Value) *Value {
 	x = a.settle(x)
 	y := a.softmax(x, a.plain.Softmax(x.wide()), nil)
+	if a.last == Router {
+		return a.scored(y)
+	}
 	if x.Float32Scores != nil {
 		y.Float32Scores = a.Softmax(x.Float32Scores)
 	}
@@ -386,8 +466,11 @@ func (a *Analysis) Float32(x *Value) *Value {
 
 // Reshape implements model.Arithmetic.
 func (a *Analysis) Reshape(x *Value, shape ...int) *Value {
-	x = a.settle(x)
+	if !x.routed { // by which shared experts are added
+		x = a.settle(x)
+	}
 	y := Exact(a.plain.Reshape(x.Activation, shape...))
+	y.routed, y.roundLater = x.routed, x.roundLater
 	if x.sigma != nil {
 		y.sigma = a.errors.Reshape(x.sigma, shape...)
 	}

@@ -25,6 +25,10 @@ type Analysis struct {
 	oneDNN  bool         // oneDNN may compute the reference's products in float32
 	threads int          // of the reference
 	noise   float64      // factor on the variance of products: 2 if our own sums are float32
+	t       *precision   // of the compute dtype
+	points  Points       // where the reference, or an engine, rounds
+	last    string       // the operation of the last product's weight
+	rows    []float32    // topk_weight of its rows, of a routed expert
 	// rounded are weights that the reference had before they were rounded.
 	rounded Roundings
 	// Decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if
@@ -35,7 +39,7 @@ type Analysis struct {
 // NewAnalysis returns an arithmetic for one pass of a reference of dtype o.DType, with
 // weights some of which were rounded since.
 func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
-	a := &Analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, threads: 1, noise: 1, rounded: rounded}
+	a := &Analysis{t: PrecisionOf(o.DType), plain: model.NewPlain(o), chain: o.DType == tensor.F16, threads: 1, noise: 1, rounded: rounded}
 	if o.Accumulate == model.Float32 {
 		a.noise = 2
 	}
@@ -49,6 +53,9 @@ func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
 func (a *Analysis) SetReference(threads int, oneDNN, fused bool) {
 	a.threads, a.oneDNN, a.fused = max(1, threads), oneDNN, fused
 }
+
+// SetPoints sets where the reference, or an engine, rounds.
+func (a *Analysis) SetPoints(p Points) { a.points = p }
 
 // Close takes all memory back. Nothing that the arithmetic gave must be used any more.
 func (a *Analysis) Close() {
@@ -335,3 +342,14 @@ type Roundings map[string]tensor.Rounding
 
 // AllRounded says that all elements of a weight were rounded by an operation.
 func AllRounded(by string) tensor.Rounding { return tensor.Rounding{By: by} }
+
+// partialSums is the variance of rounding the sums of 2 … n-1 of a sum's n terms, in any order:
+//
+//	Σ_j ulp(|y|·j/n + √(j/n·Σ term²))²/12
+func (p *precision) partialSums(of addition, n int) (v float64) {
+	for j := 2; j < n; j++ {
+		part := float64(j) / float64(n)
+		v += Sq(p.Ulp(math.Abs(of.y)*part+math.Sqrt(part*of.squares))/Unit) / 12
+	}
+	return v
+}

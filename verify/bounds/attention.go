@@ -12,8 +12,11 @@ import (
 // sin²; where the reference may have another inv_freq, by its angle's distance d, too: v += sin²·d²
 // of the cosine, and of the sine likewise; where a table is cast, that is a rounding point.
 func (a *Analysis) Tables(r *model.Rotary) (cos, sin *Value) {
-	shape := []int{len(r.Angles) / r.Half, r.Half}
-	cos, sin = a.result(r.DType, shape...), a.result(r.DType, shape...)
+	shape, d := []int{len(r.Angles) / r.Half, r.Half}, r.DType
+	if a.way(RoPETables) == InF32 {
+		d = tensor.F32
+	}
+	cos, sin = a.result(d, shape...), a.result(d, shape...)
 	for i, angle := range r.Angles {
 		s, c := math.Sincos(float64(angle))
 		s, c = float64(float32(s)*r.Factor), float64(float32(c)*r.Factor)
@@ -31,7 +34,7 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	y.roundLater, y.ColumnsShare = false, x.sigma != nil
 	p := PrecisionOf(x.DType)
 	inner := p
-	if r.Whole {
+	if inner = rounds(p, a.way(RoPE), once); r.Whole {
 		inner = f32
 	}
 	width, seq := x.Width(), x.Shape[2]
@@ -70,19 +73,31 @@ func (x *Value) rotate(i int, p, inner *precision, a, cos, b, sin uncertain) {
 // If attention is fused both roundings may happen or not; in Float32Scores they do not.
 func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 	p := PrecisionOf(q.DType)
-	if !a.fused || p == f32 {
-		return a.scores(q, k, first, n, &scoring{s, p, p.point})
+	if a.fused && p != f32 {
+		y := a.scores(q, k, first, n, &scoring{s, f32, p.mayRound, p.mayRound})
+		y.Float32Scores = a.scores(q, k, first, n, &scoring{s, f32, f32.keep, f32.keep})
+		return y
 	}
-	y := a.scores(q, k, first, n, &scoring{s, f32, p.mayRound})
-	y.Float32Scores = a.scores(q, k, first, n, &scoring{s, f32, func(y, v float64) (float64, float64) { return y, v }})
-	return y
+	switch a.way(Scores) {
+	case Unknown:
+		return a.scores(q, k, first, n, &scoring{s, f32, p.mayRound, p.mayRound})
+	case InF32:
+		return a.scores(q, k, first, n, &scoring{s, f32, f32.keep, f32.keep})
+	case "R":
+		return a.scores(q, k, first, n, &scoring{s, f32, f32.keep, p.point})
+	}
+	return a.scores(q, k, first, n, &scoring{s, p, p.point, p.point})
 }
+
+// keep is y and v: no rounding.
+func (p *precision) keep(y, v float64) (float64, float64) { return y, v }
 
 // scoring is a Scoring whose results are rounded twice, each time to certain or to float32.
 type scoring struct {
 	*model.Scoring
-	certain *precision // where rounds is point, to a dtype of 16 bits
-	rounds  func(y, v float64) (float64, float64)
+	certain *precision // where both roundings are point, to a dtype of 16 bits
+	// product and scaled round a product of a query and a key, and the same with the scale.
+	product, score func(y, v float64) (float64, float64)
 }
 
 // scores are Scores with the roundings of s.
@@ -119,13 +134,6 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 		y.queries = &queries{q, k, first, n, s.scaled(1)}
 	}
 	return y.inherit(q, k)
-}
-
-// queries are the queries first … first+n-1 of q, and keys, whose products times by are scores.
-type queries struct {
-	q, k     *Value
-	first, n int
-	by       float64
 }
 
 // addTo adds to row t of the contexts y = probs·V what an error of one element d of a query does through all keys at once: it moves
@@ -202,7 +210,7 @@ func (x *Value) score(i int, unit float64, s *scoring) {
 		return
 	}
 	if x.DType != tensor.F32 {
-		y, v = s.rounds(y, v)
+		y, v = s.product(y, v)
 	}
 	y = float64(float32(s.scaled(y)))
 	if s.Divides {
@@ -211,7 +219,7 @@ func (x *Value) score(i int, unit float64, s *scoring) {
 		v *= Sq(float64(s.By))
 	}
 	if v = exactly(y, v); x.DType != tensor.F32 {
-		y, v = s.rounds(y, v)
+		y, v = s.score(y, v)
 	}
 	x.Set(i, y, v)
 }
@@ -222,15 +230,6 @@ func (s *scoring) scaled(y float64) float64 {
 		return y / float64(s.By)
 	}
 	return y * float64(s.By)
-}
-
-// mayRound is y with variance v, both kept, where rounding to p, not F32, may happen or not, at
-// this value or at one that is up to twice as large in its own binade:
-//
-//	v + (2^(1-bits)·y)²/12
-func (p *precision) mayRound(y, v float64) (float64, float64) {
-	ulp := max(math.Ldexp(math.Abs(y), 1-p.bits), p.Ulp(0))
-	return y, v + Sq(ulp/Unit)/12
 }
 
 // doubled is [v_x, x²] of the rows first … first+n-1 of each matrix of x [batch, heads, rows, width], beside which other.squared
@@ -297,9 +296,9 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 		c = make([]float64, probs.Rows())
 	}
 	switch {
-	case probs.DType == tensor.F32:
+	case probs.DType == tensor.F32, a.way(Probs) == InF32:
 		probs.roundLater = false
-	case a.fused && probs.sigma != nil: // golden probabilities are rounded
+	case (a.fused || a.way(Probs) == Unknown) && probs.sigma != nil: // golden probabilities are rounded
 		probs.roundLater = false
 		for i, p := range probs.Values {
 			y, v := PrecisionOf(probs.DType).mayRound(float64(p), probs.Variance(i))

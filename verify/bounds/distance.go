@@ -351,11 +351,8 @@ func Marked(marked []bool) (at []int) {
 	return at
 }
 
-// What rounding explains at most, in standard deviations.
-const (
-	Lambda      = 8 // of an element
-	NeuronLimit = 6 // of the residuals of a token, projected on a neuron
-)
+// NeuronLimit is what rounding explains at most of the residuals of a token, projected on a neuron, in standard deviations.
+const NeuronLimit = 6
 
 // Neuron is the neuron of an MLP on which most of a residual lies.
 type Neuron struct {

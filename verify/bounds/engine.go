@@ -177,9 +177,12 @@ func (e *engine) Context(probs, vT *Value) *Value {
 	return y
 }
 
-// Combine adds up in an order that is not known.
-func (e *engine) Combine(weight *Value, parts []model.Part[*Value], _ config.RoutedSum) *Value {
-	return e.Analysis.Combine(weight, parts, config.ByChoice)
+// Combine adds up in an order that is not known if it computes in float32.
+func (e *engine) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
+	if parts[0].Out.DType == tensor.F32 {
+		order = config.ByChoice
+	}
+	return e.Analysis.Combine(weight, parts, order)
 }
 
 // addFlips adds to y = p·v what other roundings of a query's numbers do, each to all scores of the query, where errors of
@@ -240,9 +243,11 @@ func (e *engine) absorbedQueries(q *Value) *Value {
 	rotated := columns(q, keys, q.Width())
 	weights := e.weights()
 	to, _ := e.Inputs(&e.up.Weight)
-	return beside(rotated, e.perHead(columns(q, 0, keys), to, rank, func(head int) []float32 {
+	absorbed := e.perHead(columns(q, 0, keys), to, rank, func(head int) []float32 {
 		return matrix{rows: keys, cols: rank, y: weights[head*each*rank : (head*each+keys)*rank]}.transposed().y
-	}))
+	})
+	absorbed.roundLater = e.way(AbsorbedQuery) != InF32
+	return beside(rotated, e.settle(absorbed))
 }
 
 // latentKeys are the part of keys with RoPE, of which all heads have the same, and the latent: [batch, 1, seq, rope +
@@ -264,6 +269,11 @@ func (e *engine) values(context *Value) *Value {
 	rank := e.latent.Width()
 	weights := e.weights()
 	_, to := e.Inputs(&e.up.Weight)
+	if e.way(AbsorbedContext) == InF32 {
+		context = context.unrounded()
+	} else {
+		context = e.settle(context)
+	}
 	y := e.perHead(context, to, each-keys, func(head int) []float32 {
 		return weights[(head*each+keys)*rank : (head+1)*each*rank]
 	})

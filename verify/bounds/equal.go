@@ -14,12 +14,6 @@ import (
 // experts with equal weights. A sum over them adds up deviations, not variances. The analysis finds them by their
 // results: numbers and deviations are equal to the bit.
 
-// classes groups the columns of a value. Columns of one class have equal numbers and equal deviations in every row.
-type classes struct {
-	class []int // class of each column; classes are numbered by their first columns
-	first []int // first column of each class
-}
-
 // classesOf returns the classes of x's columns; nil if no two uncertain columns are equal.
 func classesOf(x *Value) *classes {
 	width := x.Width()
@@ -251,11 +245,11 @@ func (a *Analysis) correlation(down, other *model.Weight, x, y []float32) float6
 }
 
 // addRelated adds the covariance of two related experts' terms to a token's sum: 2·ρ·√(v_a·v_b).
-func (y *Value) addRelated(p *precision, t int, weight *Value, parts []model.Part[*Value], pair related) {
-	for c := range y.Width() {
-		_, va := share(p, weight, parts, pair.a, c)
-		_, vb := share(p, weight, parts, pair.b, c)
-		i := t*y.Width() + c
+func (c *combination) addRelated(y *Value, t int, pair related) {
+	for column := range y.Width() {
+		_, va := c.share(pair.a, column)
+		_, vb := c.share(pair.b, column)
+		i := t*y.Width() + column
 		y.Set(i, float64(y.Values[i]), y.Variance(i)+float64(2*pair.correlation*math.Sqrt(va)*math.Sqrt(vb)))
 	}
 }

@@ -181,14 +181,6 @@ func (c *Comparison) Metrics() Metrics {
 	return m
 }
 
-// rounded is x rounded to d.
-func rounded(x float32, d tensor.DType) float32 {
-	if d == tensor.F32 {
-		return x
-	}
-	return tensor.Rounded(x, d)
-}
-
 // RMS is the root of the mean of squares.
 func RMS(x []float32) float64 {
 	sum := 0.0
@@ -214,6 +206,3 @@ func apart(a, b float32, d tensor.DType) int64 {
 	n := tensor.Ordinal(a, d) - tensor.Ordinal(b, d)
 	return max(n, -n)
 }
-
-// AllFinite reports whether all numbers are finite.
-func AllFinite(x []float32) bool { return tensor.IsFinite(largest(x)) }

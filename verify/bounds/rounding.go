@@ -13,10 +13,13 @@ const (
 	// leastFlip is the least probability given to a rounding that may go either way, so
 	// that a few at once stay within Lambda.
 	leastFlip = 1.0 / 16
+
+	Lambda = 8 // what rounding explains at most of an element, in standard deviations
 )
 
 // precision is what rounding to a dtype does.
 type precision struct {
+	may     bool    // a rounding point may be left out
 	bits    int     // of the significand, the leading one included
 	least   int     // exponent of the smallest normal number
 	largest float64 // finite value
@@ -31,12 +34,19 @@ type precision struct {
 // newPrecision is a precision of at most 24 bits.
 func newPrecision(bits, least int, largest float64) *precision {
 	cut, normal := uint32(1)<<(24-bits)-1, uint32(least+127)<<23
-	return &precision{bits, least, largest, cut, (cut + 1) / 2, normal, math.Float32bits(float32(largest))&exponent32 - normal,
+	return &precision{false, bits, least, largest, cut, (cut + 1) / 2, normal, math.Float32bits(float32(largest))&exponent32 - normal,
 		uint64(1023+least) << 52, uint64(bits-1) << 52}
 }
 
 // The precisions of dtypes that stages have.
 var f32, bf16, f16 = newPrecision(24, -126, math.MaxFloat32), newPrecision(8, -126, 0x1.fep127), newPrecision(11, -14, 65504)
+
+// mayRound returns p with rounding points that may be left out.
+func mayRound(p *precision) *precision {
+	q := *p
+	q.may = true
+	return &q
+}
 
 // PrecisionOf returns the precision of F32, BF16 or F16.
 func PrecisionOf(d tensor.DType) *precision {
@@ -78,6 +88,9 @@ func (p *precision) Round(x float64) float64 {
 //
 //	ulp²·max(leastFlip, erfc(b/(s√2))),  plus s² if s > ulp/4
 func (p *precision) point(y, v float64) (float64, float64) {
+	if p.may {
+		return p.mayRound(y, v)
+	}
 	if y == 0 && v <= denormal { // most often a probability of a key that the mask hides
 		return y, 0
 	}
@@ -142,3 +155,20 @@ func (x *Value) RoundsTo(i int) (float32, bool) {
 // distance is how far y is from the reals that round to the golden g: |g - y| - ulp(g)/2,
 // or 0 among them.
 func (p *precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.Ulp(g)/2) }
+
+// rounded is x rounded to d.
+func rounded(x float32, d tensor.DType) float32 {
+	if d == tensor.F32 {
+		return x
+	}
+	return tensor.Rounded(x, d)
+}
+
+// mayRound is y with variance v, both kept, where rounding to p, not F32, may happen or not, at
+// this value or at one that is up to twice as large in its own binade:
+//
+//	v + (2^(1-bits)·y)²/12
+func (p *precision) mayRound(y, v float64) (float64, float64) {
+	ulp := max(math.Ldexp(math.Abs(y), 1-p.bits), p.Ulp(0))
+	return y, v + Sq(ulp/Unit)/12
+}

@@ -17,7 +17,27 @@ func (a *Analysis) Sigmoid(x *Value) *Value {
 		p := float64(p)
 		y.Set(i, p, roughly(p, float64(Sq(p*(1-p))*x.Variance(i))+float64(2.25*Sq(p))))
 	}
-	return y.inherit(x)
+	return a.scored(y.inherit(x))
+}
+
+// scored is y, a router's scores, in the dtypes in which they choose experts and become weights.
+func (a *Analysis) scored(y *Value) *Value {
+	if a.way(ChoiceScore) != a.way(Score) {
+		choice := *y
+		choice.Activation, choice.sigma = copied(y.Activation), copied(y.sigma)
+		a.roundTo(&choice, ChoiceScore)
+		y.choice = &choice
+	}
+	a.roundTo(y, Score)
+	return y
+}
+
+// choosing is x as it chooses experts.
+func (x *Value) choosing() *Value {
+	if x.choice != nil {
+		return x.choice
+	}
+	return x
 }
 
 // SqrtSoftplus implements model.Arithmetic, with s = log(1 + e^x), whose derivative is 1 - e^-s:
@@ -38,7 +58,7 @@ func (a *Analysis) SqrtSoftplus(x *Value) *Value {
 		spread := max(float64(root)-math.Sqrt(max(0, s-off)), math.Sqrt(s+off)-float64(root)) / (Lambda * Unit)
 		y.Set(i, float64(root), roughly(float64(root), Sq(spread)))
 	}
-	return y.inherit(x)
+	return a.scored(y.inherit(x))
 }
 
 // TableExperts implements model.Arithmetic.
@@ -48,7 +68,7 @@ func (a *Analysis) TableExperts(scores *Value, table *model.Weight, ids []int) [
 
 // AddBias implements model.Arithmetic.
 func (a *Analysis) AddBias(scores *Value, bias *model.Weight) *Value {
-	scores = a.settle(scores)
+	scores = a.settle(scores.choosing())
 	y := a.computed(a.plain.AddBias(scores.wide(), bias), scores.DType)
 	y.roundLater = false
 	deltas := a.deltas(bias)
@@ -61,7 +81,7 @@ func (a *Analysis) AddBias(scores *Value, bias *model.Weight) *Value {
 // GroupWorth implements model.Arithmetic: the sum of the best scores' v, + worth² if they
 // are several.
 func (a *Analysis) GroupWorth(scores *Value, groups, best int) *Value {
-	scores = a.settle(scores)
+	scores = a.settle(scores.choosing())
 	y := a.computed(a.plain.GroupWorth(scores.wide(), groups, best), scores.DType)
 	y.roundLater = false
 	size := scores.Width() / groups
@@ -80,7 +100,7 @@ func (a *Analysis) GroupWorth(scores *Value, groups, best int) *Value {
 
 // MaskGroups implements model.Arithmetic. What is masked is exact.
 func (a *Analysis) MaskGroups(scores *Value, groups int, chosen []int, masked float32) *Value {
-	scores = a.settle(scores)
+	scores = a.settle(scores.choosing())
 	y := &Value{Activation: a.plain.MaskGroups(scores.Activation, groups, chosen, masked)}
 	if scores.sigma != nil {
 		y.sigma = a.errors.MaskGroups(scores.sigma, groups, chosen, 0)
@@ -90,7 +110,7 @@ func (a *Analysis) MaskGroups(scores *Value, groups int, chosen []int, masked fl
 
 // TopK implements model.Arithmetic.
 func (a *Analysis) TopK(scores *Value, k int) []int {
-	return a.plain.TopK(a.settle(scores).Activation, k)
+	return a.plain.TopK(a.settle(scores.choosing()).Activation, k)
 }
 
 // Normalise implements model.Arithmetic, S being a row's sum:
@@ -138,13 +158,23 @@ type weighted struct{ part, row, slot int }
 //
 //	v = Σ v_p + sums.variance
 //
-// Errors that experts have in common add more: see addRelated and addCommon.
+// Errors that experts have in common add more: see addRelated and addCommon. An engine may round otherwise: see Points.
 func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
-	weight = a.settle(weight)
+	d := parts[0].Out.DType
+	c := a.combination(weight, d, order)
+	weight = c.weight
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
-	y := a.result(parts[0].Out.DType, weight.Rows(), parts[0].Out.Width())
+	y := a.result(d, weight.Rows(), parts[0].Out.Width())
 	for p, part := range parts {
-		out := a.settle(part.Out)
+		switch {
+		case c.ofSums:
+			parts[p].Out = part.Out.unrounded()
+		case c.unknown:
+			parts[p].Out = a.mayRound(part.Out, d)
+		default:
+			a.settle(part.Out)
+		}
+		out := parts[p].Out
 		y.inherit(weight, out)
 		for i, slot := range part.Slots {
 			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})
@@ -158,61 +188,146 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 			y.Products = append(y.Products, from)
 		}
 	}
-	sum, p := a.sumByExpert, PrecisionOf(y.DType)
-	if order == config.ByChoice {
-		sum, p = a.sumByChoice, PrecisionOf(weight.DType)
-	}
+	c.parts = parts
 	pairs := a.relatedExperts(parts, terms)
 	a.plain.Each(y.Rows(), 8*k*len(y.Values), func(t int) {
-		sum(y, p, t, weight, parts, terms[t])
+		if !c.byExpert {
+			slices.SortFunc(terms[t], func(a, b weighted) int { return a.slot - b.slot })
+		}
+		c.sum(y, t, terms[t])
 		for _, pair := range pairs[t] {
-			y.addRelated(p, t, weight, parts, pair)
+			c.addRelated(y, t, pair)
 		}
 	})
 	if slices.ContainsFunc(y.Products, func(p product) bool { return p.common != nil }) {
 		y.addCommon()
 	}
+	return a.factored(y)
+}
+
+// combination is a sum of experts' outputs, each times its weight.
+type combination struct {
+	*Analysis
+	weight       *Value
+	parts        []model.Part[*Value]
+	product      *precision // of an output times its weight
+	running      *precision // of sums of some terms, which are added one after the other; nil of one sum
+	byExpert     bool       // in the order of experts, not of slots
+	unknownOrder bool       // sums of some terms are rounded, of which ones is not known
+	ofSums       bool       // outputs are not rounded before they are multiplied
+	weighed      bool       // outputs have their weights already
+	unknown      bool       // all of these may round or not
+}
+
+// combination returns how experts' outputs of dtype d are added up.
+func (a *Analysis) combination(weight *Value, d tensor.DType, order config.RoutedSum) *combination {
+	c := &combination{Analysis: a, weight: a.expertWeights(weight, d)}
+	p, sum := PrecisionOf(d), a.way(ExpertsSum)
+	if _, known := a.points.Ways[ExpertsSum]; !known && order == config.ByChoice {
+		sum = InF32
+	}
+	if c.product = PrecisionOf(weight.DType); sum != InF32 {
+		c.product = p
+	}
+	switch c.byExpert, c.unknownOrder = sum == byExpert, sum == unknownOrder; sum {
+	case byExpert, bySlot:
+		c.running = p
+	}
+	switch with := a.way(ExpertsWeight); with {
+	case Unknown:
+		c.unknown, c.byExpert, c.unknownOrder, c.running, c.product = p != f32, false, p != f32, nil, rounds(p, Unknown)
+	case roundedOf, roundedOfSum, ofSum:
+		c.ofSums = with != roundedOf && p != f32
+		if with != ofSum {
+			c.product = p
+		}
+	case beforeRounded, beforeOnce:
+		c.weighed = p != f32
+	}
+	return c
+}
+
+// expertWeights are the weights of experts' outputs of dtype d, without the factor if an engine applies that to the sum.
+func (a *Analysis) expertWeights(weight *Value, d tensor.DType) *Value {
+	weight = a.settle(weight)
+	if d == tensor.F32 || a.way(ExpertsFactor) == inWeight && a.way(ExpertsW) == InF32 {
+		return weight
+	}
+	y, p := a.result(tensor.F32, weight.Shape...), f32
+	if a.way(ExpertsW) != InF32 {
+		p = rounds(PrecisionOf(d), a.way(ExpertsW))
+	}
+	for i, w := range weight.Values {
+		w, v := float64(w), weight.Variance(i)
+		if a.way(ExpertsFactor) != inWeight { // which was multiplied with it, and rounded
+			w = float64(float32(w / a.points.Factor))
+			v = roughly(w, v/Sq(a.points.Factor))
+		}
+		y.Set(i, w, 0)
+		if w, v = point(p, w, v); v > 0 || p != f32 {
+			y.Set(i, w, v)
+		}
+	}
+	y.roundLater = false
 	return y
 }
 
-// share is column c of a weighted part, of precision p.
-func share(p *precision, weight *Value, parts []model.Part[*Value], w weighted, c int) (float64, float64) {
-	out := parts[w.part].Out
-	i := w.row*out.Width() + c
-	y, v := times(float64(out.Values[i]), out.Variance(i), float64(weight.Values[w.slot]), weight.Variance(w.slot))
-	return point(p, y, v)
-}
-
-// sumByExpert adds a token's weighted parts in the order of ascending experts, all of precision p.
-func (a *Analysis) sumByExpert(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value],
-	terms []weighted) {
-	for c := range y.Width() {
-		sum, v := 0.0, 0.0
-		for i, w := range terms {
-			out, vOut := share(p, weight, parts, w, c)
-			if i > 0 { // the sum begins at 0, to which adding is no rounding
-				sum, v = point(p, sum, v)
-				out = float64(float32(sum + out))
-				vOut = exactly(out, v+vOut)
-			}
-			sum, v = out, vOut
-		}
-		y.Set(t*y.Width()+c, sum, v)
+// factored is a routed sum with the factor that an engine applies to it.
+func (a *Analysis) factored(y *Value) *Value {
+	d, way := y.DType, a.way(ExpertsFactor)
+	y.routed = d != tensor.F32
+	switch {
+	case d == tensor.F32 || way == inWeight:
+		return y
+	case way == afterRounded, way == alpha:
+		y = a.settle(y)
+	case way == Unknown:
+		y = a.mayRound(y, d)
+		y.DType, y.routed = d, true
 	}
+	for i, sum := range y.Values {
+		product := float64(float32(float64(sum) * a.points.Factor))
+		y.Set(i, product, exactly(product, y.Variance(i)*Sq(a.points.Factor)))
+	}
+	y.roundLater = true
+	return y
 }
 
-// sumByChoice adds a token's weighted parts, of precision p, in one sum.
-func (a *Analysis) sumByChoice(y *Value, p *precision, t int, weight *Value, parts []model.Part[*Value],
-	terms []weighted) {
-	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
-	sums := a.sums(len(terms))
-	for c := range y.Width() {
+// share is column column of a weighted part.
+func (c *combination) share(w weighted, column int) (float64, float64) {
+	out := c.parts[w.part].Out
+	i := w.row*out.Width() + column
+	y, v := float64(out.Values[i]), out.Variance(i)
+	if !c.weighed {
+		y, v = times(y, v, float64(c.weight.Values[w.slot]), c.weight.Variance(w.slot))
+	}
+	return point(c.product, y, v)
+}
+
+// sum sets row t of y to a token's sum.
+func (c *combination) sum(y *Value, t int, terms []weighted) {
+	sums, p := c.sums(len(terms)), PrecisionOf(y.DType)
+	for column := range y.Width() {
 		var sum addition
-		for _, w := range terms {
-			sum = sum.add(share(p, weight, parts, w, c))
+		for i, w := range terms {
+			out, v := c.share(w, column)
+			if i > 0 && c.running != nil { // the sum begins at 0, to which adding is no rounding
+				sum.y, sum.v = point(c.running, sum.y, sum.v)
+			}
+			if sum = sum.add(out, v); i > 0 && c.running != nil {
+				sum.y = float64(float32(sum.y))
+				sum.v = exactly(sum.y, sum.v)
+			}
 		}
-		sum.y = float64(float32(sum.y))
-		y.Set(t*y.Width()+c, sum.y, roughly(sum.y, sum.variance(sums)))
+		if c.running == nil {
+			v := sum.variance(sums)
+			if c.unknownOrder {
+				v += p.partialSums(sum, len(terms))
+			}
+			sum.y = float64(float32(sum.y))
+			sum.v = roughly(sum.y, v)
+		}
+		y.Set(t*y.Width()+column, sum.y, sum.v)
 	}
 }
 

@@ -3,6 +3,8 @@ package bounds
 import (
 	"math"
 	"slices"
+
+	"dsmoe/model/tensor"
 )
 
 // Rows selects the rows of a golden tensor [rows, width] that are compared. Rows of padding
@@ -122,3 +124,6 @@ func (r *Rows) Gather(values []float32, width int) []float32 {
 	}
 	return gathered
 }
+
+// AllFinite reports whether all numbers are finite.
+func AllFinite(x []float32) bool { return tensor.IsFinite(largest(x)) }

@@ -38,6 +38,14 @@ type Value struct {
 	squaredUnit float64
 	// alike are the groups of keys whose values are alike, of each head; nil before the first block.
 	alike [][][]int
+	// keepsSum says that a norm may read the value before its last rounding; sum is the value before it was replaced by the
+	// golden, in float32.
+	keepsSum bool
+	sum      *Value
+	// routed says that the value is a sum of experts' outputs.
+	routed bool
+	// choice is, of a router's scores, the same in the dtype in which they choose experts; nil where that is the value's.
+	choice *Value
 	// Products are those, of what is not exact, whose result the value is a (weighted) sum of.
 	Products []product
 }
@@ -95,6 +103,12 @@ type product struct {
 	weights []float32
 }
 
+// WithSum returns x, which a norm may read as the sum that it was before it was rounded.
+func (x *Value) WithSum(sum *model.Activation) *Value {
+	x.sum = Exact(sum)
+	return x
+}
+
 // Exact is a value without errors.
 func Exact(y *model.Activation) *Value { return &Value{Activation: y} }
 
@@ -138,10 +152,18 @@ func (x *Value) distributeShared(t int) {
 
 // Replace puts golden values in x's place if they are finite.
 func (x *Value) Replace(want []float32) {
-	if AllFinite(want) {
-		*x = Value{Activation: x.Activation}
-		copy(x.Values, want)
+	if !AllFinite(want) {
+		return
 	}
+	sum := x.sum
+	if x.keepsSum && x.roundLater {
+		sum = x.unrounded()
+		if sum.Activation = copied(sum.Activation); sum.sigma != nil {
+			sum.sigma = copied(sum.sigma)
+		}
+	}
+	*x = Value{Activation: x.Activation, sum: sum}
+	copy(x.Values, want)
 }
 
 // AllBelow reports whether all magnitudes are less than limit.
@@ -189,3 +211,24 @@ type uncertain struct{ y, v float64 }
 
 // element is element i.
 func (x *Value) element(i int) uncertain { return uncertain{float64(x.Values[i]), x.Variance(i)} }
+
+// queries are the queries first … first+n-1 of q, and keys, whose products times by are scores.
+type queries struct {
+	q, k     *Value
+	first, n int
+	by       float64
+}
+
+// classes groups the columns of a value. Columns of one class have equal numbers and equal deviations in every row.
+type classes struct {
+	class []int // class of each column; classes are numbered by their first columns
+	first []int // first column of each class
+}
+
+// unrounded is x as an operation reads it that leaves out x's last rounding.
+func (x *Value) unrounded() *Value {
+	x.DistributeShared()
+	y := *x
+	y.Activation, y.roundLater = x.wide(), false
+	return &y
+}

@@ -32,6 +32,8 @@ type Arithmetic struct {
 	Attention []string `json:"attention,omitempty"`
 	// of flash attention over the keys: f32 or f16; or serial: those of norms are one chain of float32, in order
 	Sums string `json:"sums,omitempty"`
+	// where an engine in a 16-bit dtype rounds, by the name of an operation: see bounds.Points
+	Rounding map[string]string `json:"rounding,omitempty"`
 }
 
 // roundings are what an Arithmetic may name: see bounds.RoundingOf.

@@ -16,7 +16,7 @@ func (c *Check) Exceeded() (beyond []Measure) {
 	}
 	for _, m := range []Measure{
 		{"z", c.Z, l.Z}, {"rms_z", c.RMSZ, l.RMSZ}, {"row_z", c.RowZ, l.RowZ}, {"column_z", c.ColumnZ, l.ColumnZ},
-		{"neuron_z", c.NeuronZ, l.NeuronZ},
+		{"neuron_z", c.NeuronZ, l.NeuronZ}, {"rounded", c.Rounded, l.Rounded}, {"slope", c.Slope, l.Slope},
 		{"rel_rms", c.RelRMS, l.RelRMS}, {"row_rms", c.RowRMS, l.RowRMS}, {"max_rms", c.MaxRMS, l.MaxRMS},
 	} {
 		if m.Limit > 0 && (m.Value == nil || !(*m.Value <= m.Limit)) {

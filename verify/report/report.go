@@ -253,6 +253,10 @@ type Check struct {
 	ColumnZ *float64 `json:"column_z"` // of the column that has most; float32 goldens
 	// the largest of a neuron, of MLPs: exact beyond 4, an estimate up to that
 	NeuronZ *float64 `json:"neuron_z"`
+	// RMS of differences in standard deviations that have all roundings in them, and the largest slope of differences over
+	// values: of a stage that an engine rounds in a way that is not known; absent of others
+	Rounded *float64 `json:"rounded,omitempty"`
+	Slope   *float64 `json:"slope,omitempty"`
 	// that a residual lies on, or the one with NeuronZ, where the check failed
 	Neuron *bounds.Neuron `json:"neuron,omitempty"`
 	// 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
@@ -412,6 +416,9 @@ type Routing struct {
 	// Biases say how far the choices pin each layer's e_score_correction_bias.
 	Biases []BiasPins     `json:"biases"`
 	Layers []LayerRouting `json:"layers"` // those whose choices were compared, in model order
+	// Rounded counts the choices that are not those of a router in float32, where an engine rounds the router's logits to 16
+	// bits; absent where none does.
+	Rounded *int `json:"rounded,omitempty"`
 	// Keys counts the choices of keys by indexers; absent if none was compared.
 	Keys *KeyChoices `json:"keys,omitempty"`
 }
@@ -444,7 +451,8 @@ type LayerRouting struct {
 	Mismatches int    `json:"mismatches"` // of Routing
 	Load       []int  `json:"load"`       // how often the golden chose each routed expert, without padding
 	// TableRows counts the rows of tid2eid that the tokens read, where it lists the experts of each token id.
-	TableRows int `json:"table_rows,omitempty"`
+	TableRows int  `json:"table_rows,omitempty"`
+	Rounded   *int `json:"rounded,omitempty"` // of Routing
 
 	Wrong map[int]bool `json:"-"` // tokens with a choice that rounding does not explain
 }
@@ -517,6 +525,8 @@ type Golden struct {
 	Arithmetic *pack.Arithmetic `json:"arithmetic,omitempty"`
 	// what an engine does not declare and the numbers show, which is reproduced, too; absent if nothing is
 	Observed *pack.Arithmetic `json:"observed,omitempty"`
+	// how an engine in a 16-bit dtype rounds, where that is not as HuggingFace's eager classes do, read off its numbers
+	Recognised []Recognised `json:"recognised,omitempty"`
 	// why it proves less on purpose; empty if it does not
 	Partial    string            `json:"partial"`
 	Absent     pack.Absent       `json:"absent"`     // what it says it has not
@@ -525,6 +535,18 @@ type Golden struct {
 	Checkpoint map[string]string `json:"checkpoint"` // file -> hash
 	// hash of manifest.json, which has those of all other files
 	Manifest string `json:"manifest"`
+}
+
+// Recognised is how an engine rounds in operations of a kind.
+type Recognised struct {
+	Kind string            `json:"kind"` // such as "post-add-norm"
+	Ways map[string]string `json:"ways"` // by operation, as manifests declare them; "unknown" if no known way explains the numbers
+	// elements that no known way explains: wrong ones, or those of a way that is not known
+	Missed int `json:"missed"`
+	// elements that the ways explain and the next best ways do not; 0 if these predict the same numbers
+	Alone int `json:"alone"`
+	// these next best ways, likewise; absent if all others predict the same numbers
+	Rival map[string]string `json:"rival,omitempty"`
 }
 
 // Mode is how a run feeds its stages.
@@ -546,6 +568,8 @@ type Limits struct {
 	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
 	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1.12 + 3.5/√distinct rows
 	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6
+	Rounded float64 `json:"rounded,omitzero"`  // of Check.Rounded: 1.3
+	Slope   float64 `json:"slope,omitzero"`    // of Check.Slope: 6
 	RelRMS  float64 `json:"rel_rms,omitzero"`  // of Metrics.RelRMS
 	RowRMS  float64 `json:"row_rms,omitzero"`  // of Metrics.RowRMS
 	MaxRMS  float64 `json:"max_rms,omitzero"`  // of Metrics.MaxRMS

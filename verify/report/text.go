@@ -6,6 +6,7 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -202,7 +203,40 @@ func (r *Report) writeEngine(f *facts) {
 	if seen := r.Golden.Observed.String(); seen != "" {
 		f.add("", "not declared, but seen, and reproduced: %s", text.Line(seen))
 	}
+	r.Golden.writeRecognised(f)
 	f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
+}
+
+// writeRecognised writes how an engine rounds, read off its numbers.
+func (g *Golden) writeRecognised(f *facts) {
+	if len(g.Recognised) == 0 {
+		return
+	}
+	var known []string
+	least, same := math.MaxInt, []string{}
+	for _, k := range g.Recognised {
+		var ways []string
+		for _, operation := range slices.Sorted(maps.Keys(k.Ways)) {
+			way := k.Ways[operation]
+			if len(k.Ways) > 1 {
+				way = operation + " " + way
+			}
+			ways = append(ways, way)
+		}
+		known = append(known, k.Kind+": "+strings.Join(slices.Compact(ways), ", "))
+		if k.Rival == nil {
+			same = append(same, k.Kind)
+		} else {
+			least = min(least, k.Alone)
+		}
+	}
+	f.add("", "recognised: %s; all else as HuggingFace's eager classes round", text.Line(strings.Join(known, "; ")))
+	if least < math.MaxInt {
+		f.add("", "each explains at least %s that no other known way of rounding explains", text.Plural(least, "element"))
+	}
+	if len(same) > 0 {
+		f.add("", "not to be told from other ways by these numbers: %s", strings.Join(same, ", "))
+	}
 }
 
 // write writes a line per key that the verdict does not speak of.
@@ -624,6 +658,10 @@ func (r *Report) coverage() (f facts) {
 	if x := r.Routing; x.Choices > 0 {
 		f.add("routing", "%d %s of experts: %d differ%s; %d could not be changed by rounding", x.Choices,
 			text.Noun(x.Choices, "choice"), x.Mismatches, excused(x.ExactTies, x.NearTies), x.Pinned)
+		if x.Rounded != nil {
+			f.add("", "the router's logits are rounded to %s: %d of %d choices are not those of a router in float32",
+				r.Golden.ComputeDType, *x.Rounded, x.Choices)
+		}
 		r.writeUnpinned(&f)
 		r.writePins(&f)
 	}

@@ -1,0 +1,236 @@
+package bounds
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Points says where an engine, or a reference, rounds to its 16-bit dtype T. An operation that Ways does not name rounds as
+// HuggingFace's eager classes do.
+type Points struct {
+	Ways map[string]string // by the name of an operation, one of its WaysOf
+	// Of returns the name of the operation that reads a weight, "" of other weights.
+	Of func(w *model.Weight) string
+	// Weights returns topk_weight of the rows of a routed expert whose up_proj is w.
+	Weights func(w *model.Weight) []float32
+	Factor  float64 // routed_scaling_factor
+}
+
+// The names of operations that engines round in more than one way.
+const (
+	Norm         = "norm"           // the first layer's input_layernorm, and other norms that no sum comes before
+	LatentNorm   = "latent-norm"    // q_a_layernorm and kv_a_layernorm
+	QKNorm       = "qk-norm"        // q_norm and k_norm
+	InputAddNorm = "input-add-norm" // the sum that ends a layer, and the next layer's input_layernorm
+	PostAddNorm  = "post-add-norm"  // the sum after attention, and post_attention_layernorm
+	FinalAddNorm = "final-add-norm" // the sum that ends the last layer, and model.norm
+
+	SwiGLU       = "swiglu" // of a dense MLP
+	SharedSwiGLU = "shared-swiglu"
+
+	ExpertsGLU    = "experts.glu"
+	ExpertsWeight = "experts.weight" // how an expert's output meets its weight w
+	ExpertsW      = "experts.w"      // the dtype of w
+	ExpertsSum    = "experts.sum"    // of a token's experts
+	ExpertsFactor = "experts.factor" // where routed_scaling_factor s comes in
+	ExpertsShared = "experts.shared" // the sum with the shared experts
+
+	Ranks = "ranks" // tensor parallelism of o_proj, down_proj and experts
+
+	Router      = "router"       // the dtype of the router's logits
+	Score       = "score"        // the dtype of scores that become topk_weight
+	ChoiceScore = "choice-score" // the dtype of scores that choose experts
+	TopKWeight  = "topk-weight"  // the dtype of topk_weight
+
+	RoPE            = "rope"
+	RoPETables      = "tables"
+	Scores          = "scores"
+	Probs           = "probs"
+	AbsorbedQuery   = "absorbed.q"
+	AbsorbedContext = "absorbed.ctx"
+)
+
+// Ways of rounding that the arithmetic asks for. R stands for rounding to T.
+const (
+	InF32 = "f32"
+	InT   = "t"
+
+	twice  = "twice"  // w·R(n), or R(silu(gate))·up
+	once   = "once"   // w·n, or silu(gate)·up
+	rstd16 = "rstd16" // w·R(x·R(1/rms))
+
+	none = "none" // weights are not absorbed
+
+	unrounded = "unrounded" // gate and up are not rounded either
+
+	ofRounded     = "w·R(down)"
+	roundedOf     = "R(w·R(down))"
+	roundedOfSum  = "R(w·acc)"
+	ofSum         = "w·acc"
+	beforeRounded = "R(h·w) before" // h, rounded, is multiplied before down_proj
+	beforeOnce    = "R(silu·u·w) before"
+
+	byExpert     = "t by expert"
+	bySlot       = "t by slot"
+	unknownOrder = "unknown order"
+
+	inWeight     = "in w"
+	afterRounded = "R(R(sum)·s)"
+	alpha        = "alpha" // shared + R(sum)·s, rounded once
+	oneSum       = "one sum"
+
+	// Unknown is the way of an operation that rounds as no other way says: each rounding of one of the ways may happen or not.
+	Unknown = "unknown"
+)
+
+var (
+	normWays = []string{twice, once, rstd16}
+	sumWays  = []string{"rounded, twice", "rounded, once", "unrounded, once", "unrounded, twice"}
+	dtypes   = []string{InF32, InT}
+)
+
+// WaysOf returns the ways in which engines round an operation, HuggingFace's first; nil if no operation has the name.
+func WaysOf(operation string) []string {
+	switch operation {
+	case Norm, LatentNorm, QKNorm:
+		return normWays
+	case InputAddNorm, PostAddNorm, FinalAddNorm:
+		return sumWays
+	case SwiGLU, SharedSwiGLU:
+		return normWays[:2]
+	case ExpertsGLU:
+		return []string{twice, once, unrounded}
+	case ExpertsWeight:
+		return []string{ofRounded, roundedOfSum, roundedOf, ofSum, beforeRounded, beforeOnce}
+	case ExpertsSum:
+		return []string{byExpert, InF32, bySlot, unknownOrder}
+	case ExpertsFactor:
+		return []string{inWeight, afterRounded, "R(sum·s)", alpha}
+	case ExpertsShared:
+		return []string{"apart", oneSum}
+	case Ranks:
+		return []string{"1", "2", "4", "8"}
+	case ExpertsW, Router, Score, ChoiceScore, TopKWeight:
+		return dtypes
+	case RoPE:
+		return []string{"each", once}
+	case RoPETables:
+		return []string{InT, InF32}
+	case AbsorbedQuery, AbsorbedContext:
+		return []string{none, InT, InF32}
+	case Scores:
+		return []string{"R,R", "R", InF32}
+	case Probs:
+		return []string{"R", InF32}
+	}
+	return nil
+}
+
+// Absorbs reports whether the weights of latent attention are multiplied into queries and contexts.
+func (p *Points) Absorbs() bool {
+	way := p.Ways[AbsorbedQuery]
+	return way == InT || way == InF32
+}
+
+// ExpertsWays are the ways in which engines round experts: of ExpertsGLU, ExpertsWeight, ExpertsW and ExpertsSum, HuggingFace's
+// eager ones first.
+var ExpertsWays = [][]string{
+	{twice, ofRounded, InF32, byExpert}, {twice, ofRounded, InF32, InF32}, {twice, roundedOfSum, InF32, InF32},
+	{once, roundedOfSum, InF32, InF32}, {once, ofRounded, InF32, InF32}, {unrounded, ofSum, InF32, InF32},
+	{once, beforeOnce, InF32, InF32}, {twice, beforeRounded, InF32, InF32}, {twice, beforeRounded, InF32, byExpert},
+	{twice, ofRounded, InT, InF32}, {twice, roundedOf, InF32, InF32}, {twice, ofSum, InF32, InF32},
+}
+
+// SharedWays are the ways in which engines add the routed sum and shared experts: of ExpertsFactor and ExpertsShared.
+var SharedWays = [][]string{{inWeight, "apart"}, {afterRounded, "apart"}, {inWeight, oneSum}, {alpha, oneSum}}
+
+// AttentionWays are the ways in which engines round attention: of RoPE, RoPETables, Scores, Probs, AbsorbedQuery and
+// AbsorbedContext.
+var AttentionWays = [][]string{
+	{"each", InT, "R,R", "R", none, none}, {"each", InT, InF32, InF32, none, none}, {"each", InT, InF32, InF32, InT, InT},
+	{once, InT, InF32, InF32, none, none}, {once, InF32, InF32, InF32, none, none}, {"each", InF32, InF32, InF32, none, none},
+	{once, InT, InF32, InF32, InT, InT}, {once, InF32, InF32, InF32, InT, InT}, {"each", InT, InF32, InF32, InT, InF32},
+	{"each", InT, InF32, InF32, InF32, InF32}, {"each", InT, "R", "R", none, none}, {"each", InT, "R,R", InF32, none, none},
+	{"each", InT, InF32, "R", none, none}, {once, InF32, "R,R", "R", none, none},
+}
+
+// way returns how an operation rounds.
+func (a *Analysis) way(operation string) string {
+	if way, ok := a.points.Ways[operation]; ok {
+		return way
+	}
+	if ways := WaysOf(operation); ways != nil {
+		return ways[0]
+	}
+	return ""
+}
+
+// operation returns the name of the operation that reads a weight.
+func (a *Analysis) operation(w *model.Weight) string {
+	if a.points.Of == nil || w.Name == "" {
+		return ""
+	}
+	return a.points.Of(w)
+}
+
+// read returns x as an operation, a norm, reads it, and the norm's way: x settled, or the sum that x was before it was rounded. Of
+// a sum that is not known, and where the way is not, it is off by the variance of that rounding.
+func (a *Analysis) read(x *Value, operation string) (*Value, string) {
+	reads, norm, _ := strings.Cut(a.way(operation), ", ")
+	ofSum := operation == InputAddNorm || operation == PostAddNorm || operation == FinalAddNorm
+	switch {
+	case x.DType == tensor.F32 || !ofSum:
+		return a.settle(x), reads
+	case reads == "rounded":
+		return a.settle(x), norm
+	}
+	sum := x.sum
+	if sum == nil && x.roundLater {
+		sum = x.unrounded()
+	}
+	if reads == unrounded && sum != nil {
+		return sum, norm
+	}
+	if sum == nil {
+		sum = x
+	}
+	return a.mayRound(sum, x.DType), cmp.Or(norm, Unknown)
+}
+
+// mayRound is x without its last rounding to d, which may happen or not.
+func (a *Analysis) mayRound(x *Value, d tensor.DType) *Value {
+	p, y := PrecisionOf(d), a.result(tensor.F32, x.Shape...)
+	x.DistributeShared()
+	for i, v := range x.Values {
+		y.Set(i, float64(v), x.Variance(i)+Sq(p.Ulp(float64(v))/Unit)/12)
+	}
+	y.roundLater = false
+	return y.inherit(x)
+}
+
+// rounds returns the precision of a rounding point of T that ways of an operation have: p, f32 where the way leaves it out, and
+// one that may be left out if the way is not known.
+func rounds(p *precision, way string, left ...string) *precision {
+	switch {
+	case p == f32 || slices.Contains(left, way):
+		return f32
+	case way == Unknown:
+		return mayRound(p)
+	}
+	return p
+}
+
+// roundTo makes each element of x, of F32, a rounding point to T if an operation has a way InT.
+func (a *Analysis) roundTo(x *Value, operation string) {
+	if a.way(operation) != InT {
+		return
+	}
+	for i, y := range x.Values {
+		y, v := a.t.point(float64(y), x.Variance(i))
+		x.Set(i, y, v)
+	}
+}

@@ -1,0 +1,128 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+	"dsmoe/text/problem"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+)
+
+// points returns where the engine of a trace rounds.
+func (j *job) points() bounds.Points {
+	return bounds.Points{Ways: j.engine.Rounding, Factor: j.model.Config.RoutedScalingFactor, Weights: j.weightsOf,
+		Of: func(w *model.Weight) string {
+			return operationOf(table.PlaceOf(j.model.Config, w.Name), j.model.Config.NumHiddenLayers)
+		}}
+}
+
+// operationOf returns the operation of bounds.Points that reads the weight at a place; "" of other weights.
+func operationOf(at table.Place, layers int) string {
+	switch role := at.Role(); role {
+	case table.InputLayernorm:
+		if at.Layer == 0 || at.Layer >= layers { // prediction layers begin with a product
+			return bounds.Norm
+		}
+		return bounds.InputAddNorm
+	case table.PostAttentionLayernorm:
+		return bounds.PostAddNorm
+	case table.QALayernorm, table.KVALayernorm, table.QANorm, table.KVNorm:
+		return bounds.LatentNorm
+	case table.QNorm, table.KNorm:
+		return bounds.QKNorm
+	case table.OProj, table.OBProj, table.DownProj:
+		if at.Module() != table.RoutedExperts {
+			return bounds.Ranks
+		}
+	case table.Gate:
+		return bounds.Router
+	case table.UpProj:
+		return map[table.Module]string{table.DenseMLP: bounds.SwiGLU, table.SharedExperts: bounds.SharedSwiGLU,
+			table.RoutedExperts: bounds.ExpertsGLU}[at.Module()]
+	case table.ENorm, table.HNorm:
+		return bounds.Norm
+	default:
+		if at.Module() == table.Norms && at.Layer < 0 {
+			return bounds.FinalAddNorm
+		}
+	}
+	return ""
+}
+
+// weightsOf returns topk_weight of the rows of the expert that a weight belongs to, as the pack has it; nil of other rows.
+func (j *job) weightsOf(w *model.Weight) []float32 {
+	at := table.PlaceOf(j.model.Config, w.Name)
+	idx, err := j.pack.Ints(pack.StageOf(at.Layer, pack.TopKIdx))
+	weights, failed := j.pack.Float32s(pack.StageOf(at.Layer, pack.TopKWeight))
+	if err != nil || failed != nil {
+		return nil
+	}
+	var of []float32
+	for slot, e := range idx {
+		if e == at.Expert {
+			of = append(of, weights[slot])
+		}
+	}
+	return of
+}
+
+// exactStart is x, the golden that layer l or the head begins with, as a value. A norm of an engine may read it before it was
+// rounded: the sum of what the pack has of the layer before.
+func (j *job) exactStart(l int, x *model.Activation) *bounds.Value {
+	y, before := bounds.Exact(x), l-1
+	if before < 0 || len(j.engine.Rounding) == 0 || j.model.Config.HCMult > 0 {
+		return y
+	}
+	sum := &model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32}
+	for i, name := range []string{pack.InputStage(before), pack.StageOf(before, "self_attn.output"),
+		pack.StageOf(before, "mlp.output")} {
+		values, err := j.pack.Float32s(name)
+		if err != nil || len(values) != len(x.Values) {
+			return y
+		}
+		for at, v := range values {
+			if i == 2 { // the sum with attention is rounded
+				sum.Values[at] = tensor.Rounded(sum.Values[at], x.DType)
+			}
+			sum.Values[at] += v
+		}
+	}
+	for at, v := range x.Values {
+		if tensor.Rounded(sum.Values[at], x.DType) != v { // the layer begins with something else
+			return y
+		}
+	}
+	return y.WithSum(sum)
+}
+
+// checkRounding refuses declared ways of rounding that are not known.
+func checkRounding(golden *pack.Pack) error {
+	if golden.Manifest.Arithmetic == nil {
+		return nil
+	}
+	var problems []problem.Problem
+	rounding := golden.Manifest.Arithmetic.Rounding
+	for _, operation := range slices.Sorted(maps.Keys(rounding)) {
+		ways, cause := bounds.WaysOf(operation), ""
+		switch {
+		case ways == nil:
+			cause = "no operation that engines round in several ways: see dsmoe help traces"
+		case !slices.Contains(ways, rounding[operation]):
+			cause = fmt.Sprintf("%.40q is not one of %s", rounding[operation], strings.Join(ways, "; "))
+		}
+		if cause != "" {
+			problems = append(problems, problem.Problem{Field: "arithmetic.rounding: " + text.Quote(operation), Cause: cause})
+		}
+	}
+	if problems != nil {
+		return problem.In(golden.Dir, problems...)
+	}
+	return nil
+}

@@ -1,0 +1,184 @@
+package verify_test
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/verify"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// engines16 are traces of engines in BF16 that declare nothing, by the checkpoint that they are of.
+var engines16 = map[string]string{
+	"sglang-v3-trained-bf16":   "v3-trained",
+	"megatron-v3-trained-bf16": "v3-trained",
+	"torch-v3-add-norm-bf16":   "v3",
+}
+
+// traced opens a trace and its checkpoint.
+func traced(t *testing.T, name string) (*checkpoint.Checkpoint, *pack.Pack) {
+	t.Helper()
+	c := must(checkpoint.Open(fixture(engines16[name] + "/checkpoint")))
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c, must(pack.Open(fixture("engines/" + name)))
+}
+
+// TestEnginesAreRecognised: right engines that round elsewhere than HuggingFace's eager classes pass, and the report says where.
+func TestEnginesAreRecognised(t *testing.T) {
+	t.Parallel()
+	for name, ways := range map[string]map[string]string{
+		"sglang-v3-trained-bf16": {"norm": "once", "latent-norm": "once", "input-add-norm": "unrounded, once",
+			"post-add-norm": "unrounded, once", "final-add-norm": "unrounded, once", "score": "t", "scores": "f32", "probs": "f32",
+			"absorbed.q": "t", "absorbed.ctx": "t", "experts.factor": "R(R(sum)·s)", "experts.sum": "f32"},
+		"megatron-v3-trained-bf16": {"norm": "once", "latent-norm": "once", "input-add-norm": "rounded, once",
+			"post-add-norm": "rounded, once", "final-add-norm": "rounded, once", "experts.weight": "R(h·w) before", "experts.sum": "f32",
+			"scores": "f32", "probs": "f32", "absorbed.q": "none"},
+		"torch-v3-add-norm-bf16": {"post-add-norm": "unrounded, once", "experts.sum": "f32"},
+	} {
+		c, p := traced(t, name)
+		r := run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v %v", name, r.FirstDivergence, r.Reasons)
+		got := map[string]string{}
+		for _, k := range r.Golden.Recognised {
+			for operation, way := range k.Ways {
+				got[operation] = way
+			}
+			require.Zero(t, k.Missed)
+			require.NotZero(t, k.Alone, "%s: %s", name, k.Kind)
+		}
+		for operation, way := range ways {
+			require.Equal(t, way, got[operation], "%s: %s", name, operation)
+		}
+		require.Contains(t, printed(t, r), "\n           recognised: ")
+	}
+}
+
+// TestWrongEnginesFail: a fault in what an engine computes fails at its stage, whatever the engine's arithmetic.
+func TestWrongEnginesFail(t *testing.T) {
+	t.Parallel()
+	const layer = "model.layers.2."
+	for name := range engines16 {
+		c, p := traced(t, name)
+		experts := reachedMost(t, p, layer)
+		down := layer + "mlp.experts." + experts + ".down_proj.weight"
+		scale := func(of string, factor float32, elements func(w tensor.Tensor) []int) weights.Source {
+			w := get(t, c, of)
+			return replace(c, of, scaled(t, w, factor, elements(w)...))
+		}
+		all := func(w tensor.Tensor) (elements []int) {
+			for i := range int(w.Len()) {
+				elements = append(elements, i)
+			}
+			return elements
+		}
+		some := func(n int) func(tensor.Tensor) []int { return func(tensor.Tensor) []int { return []int{n} } }
+		channel := func(w tensor.Tensor) []int { return row(w, 3) }
+		rows := func(of string) weights.Source {
+			w := get(t, c, of)
+			return replace(c, of, rowsBy(w, func(i int) int {
+				if i < 2 {
+					return 1 - i
+				}
+				return i
+			}))
+		}
+		for fault, test := range map[string]struct {
+			src   weights.Source
+			stage string
+		}{
+			"one channel of a norm": {scale(layer+"post_attention_layernorm.weight", 1.01, some(5)), layer + "post_attention_layernorm.output"},
+			"one norm":              {scale(layer+"input_layernorm.weight", 1.01, all), layer + "input_layernorm.output"},
+			"another norm's weight": {replace(c, layer+"input_layernorm.weight", get(t, c, layer+"post_attention_layernorm.weight")),
+				layer + "input_layernorm.output"},
+			"an expert is nothing":        {scale(down, 0, all), layer + "mlp."},
+			"two rows exchanged":          {rows(down), layer + "mlp."},
+			"one expert":                  {scale(down, 1.02, all), layer + "mlp."},
+			"one channel of an expert":    {scale(down, 1.02, channel), layer + "mlp."},
+			"one channel of o_proj":       {scale(layer+"self_attn.o_proj.weight", 1.02, channel), layer + "self_attn.o"},
+			"one channel of kv_a_proj":    {scale(layer+"self_attn.kv_a_proj_with_mqa.weight", 1.02, channel), layer + "self_attn.kv_a_proj_with_mqa.output"},
+			"a channel of the final norm": {scale("model.norm.weight", 1.02, some(5)), "model.norm.output"},
+		} {
+			r := run(t, c.Config, test.src, p, verify.Options{Undiagnosed: true})
+			require.Equal(t, report.Fail, r.Verdict, "%s: %s", name, fault)
+			require.True(t, strings.HasPrefix(*r.FirstDivergence, test.stage), "%s: %s: %s", name, fault, *r.FirstDivergence)
+		}
+		for key, value := range map[string]string{"rms_norm_eps": "1e-2", "routed_scaling_factor": "2.53"} {
+			r := run(t, override(t, c.Config, key, value), c, p, verify.Options{Undiagnosed: true})
+			require.Equal(t, report.Fail, r.Verdict, "%s: %s", name, key)
+		}
+	}
+}
+
+// reachedMost returns the number of the expert that most tokens of a trace chose.
+func reachedMost(t *testing.T, p *pack.Pack, layer string) string {
+	t.Helper()
+	counts := map[int]int{}
+	for _, e := range must(p.Ints(layer + "mlp.gate.topk_idx")) {
+		counts[e]++
+	}
+	best := 0
+	for e, n := range counts {
+		if n > counts[best] || n == counts[best] && e < best {
+			best = e
+		}
+	}
+	return strconv.Itoa(best)
+}
+
+// TestRoundingsThatAreNotKnown: a norm that rounds otherwise than engines are known to is inconclusive, by name; with a factor
+// beside it fails.
+func TestRoundingsThatAreNotKnown(t *testing.T) {
+	t.Parallel()
+	for factor, verdict := range map[float64]report.Verdict{1: report.Inconclusive, 1.02: report.Fail} {
+		c, p := traced(t, "sglang-v3-trained-bf16")
+		stream, weight := must(p.Float32s("model.layers.3.output")), must(get(t, c, "model.norm.weight").Float32s(nil))
+		to16 := func(x float64) float64 { return float64(tensor.Rounded(float32(x), tensor.BF16)) }
+		of := tensor.Tensor{DType: tensor.BF16, Shape: p.Manifest.Tensors["model.norm.output"].Shape}
+		for row := range slices.Chunk(stream, len(weight)) {
+			sum := 0.0
+			for _, v := range row {
+				sum += float64(v) * float64(v)
+			}
+			r := 1 / math.Sqrt(sum/float64(len(row))+1e-6)
+			for i, v := range row {
+				y := to16(to16(float64(v)*float64(weight[i])) * r * factor)
+				of.Data = binary.LittleEndian.AppendUint16(of.Data, uint16(math.Float32bits(float32(y))>>16))
+			}
+		}
+		p.Replaced = map[string]tensor.Tensor{"model.norm.output": of}
+		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
+		require.Equal(t, verdict, r.Verdict, "%v %v", factor, r.Reasons)
+		if verdict == report.Inconclusive {
+			require.Contains(t, r.Reasons[0], "the engine rounds final-add-norm in a way that is not known")
+			continue
+		}
+		require.Equal(t, "model.norm.output", *r.FirstDivergence)
+	}
+}
+
+// TestDeclaredRoundings are demanded, and refused where they are none.
+func TestDeclaredRoundings(t *testing.T) {
+	t.Parallel()
+	c, p := traced(t, "sglang-v3-trained-bf16")
+	p.Manifest.Arithmetic = &pack.Arithmetic{Rounding: map[string]string{"final-add-norm": "unrounded, once"}}
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
+	p.Manifest.Arithmetic.Rounding["final-add-norm"] = "rounded, twice"
+	r = run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
+	require.Equal(t, report.Fail, r.Verdict)
+	require.Equal(t, "model.norm.output", *r.FirstDivergence)
+	p.Manifest.Arithmetic.Rounding = map[string]string{"final-add-norm": "thrice", "norms": "once"}
+	_, err := verify.Run(t.Context(), c.Config, c, p, verify.Options{})
+	require.ErrorContains(t, err, `arithmetic.rounding: final-add-norm: "thrice" is not one of rounded, twice; rounded, once`)
+	require.ErrorContains(t, err, `arithmetic.rounding: norms: no operation`)
+}
