@@ -74,11 +74,18 @@ func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []f
 	return c, want, rows, nil
 }
 
-// misfit returns why the golden tensor of a stage does not fit what is computed, "" if it does. An engine may keep a stage in
-// another dtype, float32 or the trace's: see adopt.
+// otherDType reports whether an engine may keep a stage in the dtype that its trace has it in, float32 or the trace's own,
+// whatever the reference does. A router that is declared to be in float32 has to be.
+func (j *job) otherDType(name string) bool {
+	d := j.pack.Manifest.Tensors[name].DType
+	return j.pack.IsTrace() && (d == tensor.F32 || d == j.pack.DType) &&
+		(pack.Parse(name).Within != pack.GateLogits || j.engine.Rounding[bounds.Router] != bounds.InF32)
+}
+
+// misfit returns why the golden tensor of a stage does not fit what is computed, "" if it does.
 func (j *job) misfit(name string, a *model.Activation) string {
 	e, d := j.pack.Manifest.Tensors[name], a.DType
-	if j.pack.IsTrace() && (e.DType == tensor.F32 || e.DType == j.pack.DType) {
+	if j.otherDType(name) {
 		d = e.DType
 	}
 	return pack.Misfit(e, a.Shape, d)

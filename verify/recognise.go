@@ -423,7 +423,7 @@ func (t *pass) adopt(name string, x *bounds.Value) error {
 	if pack.Parse(name).Within == pack.GateLogits && t.job.engine.Rounding[bounds.Router] == bounds.InT {
 		d = t.job.pack.DType // whatever they are recorded in
 	}
-	if !t.job.pack.IsTrace() || d == x.DType || t.job.pack.DType == tensor.F32 || d != tensor.F32 && d != t.job.pack.DType {
+	if d == x.DType || t.job.pack.DType == tensor.F32 || !t.job.otherDType(name) {
 		return nil
 	}
 	if d == tensor.F32 {

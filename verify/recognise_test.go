@@ -177,6 +177,9 @@ func TestDeclaredRoundings(t *testing.T) {
 	r = run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
 	require.Equal(t, report.Fail, r.Verdict)
 	require.Equal(t, "model.norm.output", *r.FirstDivergence)
+	p.Manifest.Arithmetic.Rounding = map[string]string{"router": "f32"}
+	r = run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
+	require.Equal(t, "model.layers.1.mlp.gate.logits", *r.FirstDivergence)
 	p.Manifest.Arithmetic.Rounding = map[string]string{"final-add-norm": "thrice", "norms": "once"}
 	_, err := verify.Run(t.Context(), c.Config, c, p, verify.Options{})
 	require.ErrorContains(t, err, `arithmetic.rounding: final-add-norm: "thrice" is not one of rounded, twice; rounded, once`)

@@ -39,12 +39,11 @@ const (
 	ExpertsFactor = "experts.factor" // where routed_scaling_factor s comes in
 	ExpertsShared = "experts.shared" // the sum with the shared experts
 
-	Ranks = "ranks" // tensor parallelism of o_proj, down_proj and experts
+	Ranks = "ranks" // tensor parallelism of o_proj and of down_proj, but of routed experts
 
 	Router      = "router"       // the dtype of the router's logits
 	Score       = "score"        // the dtype of scores that become topk_weight
 	ChoiceScore = "choice-score" // the dtype of scores that choose experts
-	TopKWeight  = "topk-weight"  // the dtype of topk_weight
 
 	RoPE            = "rope"
 	RoPETables      = "tables"
@@ -114,7 +113,7 @@ func WaysOf(operation string) []string {
 		return []string{"apart", oneSum}
 	case Ranks:
 		return []string{"1", "2", "4", "8"}
-	case ExpertsW, Router, Score, ChoiceScore, TopKWeight:
+	case ExpertsW, Router, Score, ChoiceScore:
 		return dtypes
 	case RoPE:
 		return []string{"each", once}
