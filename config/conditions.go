@@ -19,20 +19,24 @@ func sizeIsSane(c *Config) error {
 	if c.Windowed() {
 		rows = 40
 	}
-	if n := c.NumHiddenLayers * (3*c.NRoutedExperts + rows); n > maxTensors {
+	if n := c.NumHiddenLayers * (3*c.MoE.NRoutedExperts + rows); n > maxTensors {
 		return fmt.Errorf("%d layers with %d routed experts have about %d tensors, more than %d",
-			c.NumHiddenLayers, c.NRoutedExperts, n, maxTensors)
+			c.NumHiddenLayers, c.MoE.NRoutedExperts, n, maxTensors)
 	}
-	hidden, experts := float64(c.HiddenSize), float64(c.NRoutedExperts+c.NSharedExperts)
-	width := max(float64(c.IntermediateSize), float64(c.MoEIntermediateSize)*experts)
-	heads := float64(c.NumAttentionHeads) * float64(c.QKNopeHeadDim+c.QKRopeHeadDim+c.VHeadDim)
-	latent := float64(max(c.HiddenSize, c.QLoraRank, c.KVLoraRank))
-	streams := float64(c.HCMult)
-	layer := 4*hidden*hidden + 4*(heads+float64(c.QLoraRank+c.KVLoraRank))*latent + 3*hidden*width + hidden*experts +
-		float64(c.IndexNHeads)*(float64(c.IndexHeadDim)*float64(c.QLoraRank)+hidden) + float64(c.IndexHeadDim)*hidden +
-		float64(c.OLoraRank)*(heads+float64(c.OGroups)*hidden) + 2*streams*(2+streams)*streams*hidden +
-		float64(c.CompressRateCSA+c.CompressRateHCA)*2*(float64(c.VHeadDim)+float64(c.IndexHeadDim)) +
-		8*hidden*(float64(c.IndexHeadDim)+float64(c.VHeadDim)) + float64(c.VocabSize)*float64(c.NumExpertsPerTok)
+	hidden, experts := float64(c.HiddenSize), float64(c.MoE.NRoutedExperts+c.MoE.NSharedExperts)
+	width := max(float64(c.IntermediateSize), float64(c.MoE.MoEIntermediateSize)*experts)
+	heads := float64(c.Attention.NumAttentionHeads) *
+		float64(c.Attention.QKNopeHeadDim+c.Attention.QKRopeHeadDim+c.Attention.VHeadDim)
+	latent := float64(max(c.HiddenSize, c.Attention.QLoraRank, c.Attention.KVLoraRank))
+	streams := float64(c.HyperConnections.HCMult)
+	layer := 4*hidden*hidden + 4*(heads+float64(c.Attention.QLoraRank+c.Attention.KVLoraRank))*latent + 3*hidden*width +
+		hidden*experts +
+		float64(c.Indexer.IndexNHeads)*(float64(c.Indexer.IndexHeadDim)*float64(c.Attention.QLoraRank)+hidden) +
+		float64(c.Indexer.IndexHeadDim)*hidden +
+		float64(c.Windows.OLoraRank)*(heads+float64(c.Windows.OGroups)*hidden) + 2*streams*(2+streams)*streams*hidden +
+		float64(c.Windows.CompressRateCSA+c.Windows.CompressRateHCA)*2*(float64(c.Attention.VHeadDim)+float64(c.Indexer.IndexHeadDim)) +
+		8*hidden*(float64(c.Indexer.IndexHeadDim)+float64(c.Attention.VHeadDim)) +
+		float64(c.VocabSize)*float64(c.MoE.NumExpertsPerTok)
 	total := 2*float64(c.VocabSize)*hidden + float64(c.NumHiddenLayers)*layer
 	if total > maxParameters {
 		return fmt.Errorf("%d layers of these widths have about %.1e parameters, more than %.1e",
@@ -44,20 +48,20 @@ func sizeIsSane(c *Config) error {
 // topKFitsExperts: torch.topk in MoEGate.forward takes top_k of n_routed_experts.
 var topKFitsExperts = rule{[]string{"num_experts_per_tok", "n_routed_experts"}, func(c *Config) error {
 	switch {
-	case c.NRoutedExperts == 0:
+	case c.MoE.NRoutedExperts == 0:
 		return nil
-	case c.NumExpertsPerTok == 0:
-		return fmt.Errorf("null, but %s is %d", c.Key("n_routed_experts"), c.NRoutedExperts)
+	case c.MoE.NumExpertsPerTok == 0:
+		return fmt.Errorf("null, but %s is %d", c.Key("n_routed_experts"), c.MoE.NRoutedExperts)
 	}
-	return errorIf(c.NumExpertsPerTok > c.NRoutedExperts, "%d is more than %s %d", c.NumExpertsPerTok,
-		c.Key("n_routed_experts"), c.NRoutedExperts)
+	return errorIf(c.MoE.NumExpertsPerTok > c.MoE.NRoutedExperts, "%d is more than %s %d", c.MoE.NumExpertsPerTok,
+		c.Key("n_routed_experts"), c.MoE.NRoutedExperts)
 }}
 
 // scoringIsSoftmax: MoEGate.forward raises NotImplementedError otherwise; a model
 // without routed experts has no gate.
 var scoringIsSoftmax = rule{[]string{"scoring_func", "n_routed_experts"}, func(c *Config) error {
-	return errorIf(c.NRoutedExperts > 0 && c.ScoringFunc != "softmax",
-		`%s is not "softmax", the only scoring function of the reference's MoEGate`, quote(c.ScoringFunc))
+	return errorIf(c.MoE.NRoutedExperts > 0 && c.Router.ScoringFunc != "softmax",
+		`%s is not "softmax", the only scoring function of the reference's MoEGate`, quote(c.Router.ScoringFunc))
 }}
 
 // activationIsSiLU: the reference takes any name in ACT2FN; the published models

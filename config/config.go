@@ -17,81 +17,30 @@ import (
 type Config struct {
 	ModelType string // model_type: the family, such as "deepseek"
 
-	VocabSize           int // vocab_size: rows of embed_tokens and lm_head
-	HiddenSize          int // hidden_size: width of the residual stream
-	IntermediateSize    int // intermediate_size: width of a dense layer's DeepseekMLP
-	MoEIntermediateSize int // moe_intermediate_size: width of one expert's DeepseekMLP
-	NumHiddenLayers     int // num_hidden_layers
-	NumAttentionHeads   int // num_attention_heads: query heads
-	NumKeyValueHeads    int // num_key_value_heads: key and value heads; null means NumAttentionHeads
+	VocabSize        int // vocab_size: rows of embed_tokens and lm_head
+	HiddenSize       int // hidden_size: width of the residual stream
+	IntermediateSize int // intermediate_size: width of a dense layer's DeepseekMLP
+	NumHiddenLayers  int // num_hidden_layers
 
-	NSharedExperts     int     // n_shared_experts; 0 is null: DeepseekMoE has no shared_experts
-	NRoutedExperts     int     // n_routed_experts; 0 is null: every layer is dense
-	NumExpertsPerTok   int     // num_experts_per_tok: MoEGate.top_k; 0 is null, then NRoutedExperts is 0 too
-	MoELayerFreq       int     // moe_layer_freq: see IsMoE
-	FirstKDenseReplace int     // first_k_dense_replace: see IsMoE
-	NormTopKProb       bool    // norm_topk_prob: MoEGate divides the weights by their sum + 1e-20 if top_k > 1
-	ScoringFunc        string  // scoring_func: how MoEGate turns logits into scores
-	AuxLossAlpha       float64 // aux_loss_alpha: MoEGate.alpha, the weight of the auxiliary loss in training
-	SeqAux             bool    // seq_aux: the auxiliary loss is per sequence, not per batch
+	HiddenAct         string  // hidden_act: the activation of DeepseekMLP
+	InitializerRange  float64 // initializer_range: standard deviation in _init_weights
+	RMSNormEps        float64 // rms_norm_eps: DeepseekRMSNorm.variance_epsilon
+	PretrainingTP     int     // pretraining_tp: slices of the reference's matmuls; the mathematics is the same
+	TieWordEmbeddings bool    // tie_word_embeddings: lm_head is embed_tokens
+	TorchDType        string  // torch_dtype, or dtype, such as "bfloat16"; "" is null
 
-	HiddenAct             string       // hidden_act: the activation of DeepseekMLP
-	MaxPositionEmbeddings int          // max_position_embeddings: the trained length; dynamic scaling starts beyond it
-	InitializerRange      float64      // initializer_range: standard deviation in _init_weights
-	RMSNormEps            float64      // rms_norm_eps: DeepseekRMSNorm.variance_epsilon
-	PretrainingTP         int          // pretraining_tp: slices of the reference's matmuls; the mathematics is the same
-	TieWordEmbeddings     bool         // tie_word_embeddings: lm_head is embed_tokens
-	RopeTheta             float64      // rope_theta, or rope_parameters.rope_theta: DeepseekRotaryEmbedding.base
-	RopeScaling           *RopeScaling // rope_scaling, or the rest of rope_parameters; nil is null
-	AttentionBias         bool         // attention_bias: q_proj, k_proj, v_proj and o_proj have a bias
-	TorchDType            string       // torch_dtype, or dtype, such as "bfloat16"; "" is null
+	SwiGLULimit float64 // swiglu_limit L of an MLP: gate ≤ L, -L ≤ up ≤ L; 0 sets no limit
 
-	// Plain attention with head_dim: the widths are QKNopeHeadDim, QKRopeHeadDim and VHeadDim below, which is head_dim.
-	UseQKNorm   bool    // use_qk_norm: queries and keys are normed before RoPE, as Rules.QKNorm says
-	RotaryShare float64 // partial_rotary_factor: of a head's channels, the first, that RoPE rotates; 0 is not said: all
+	NumNextNPredictLayers int // num_nextn_predict_layers: MTP layers behind the decoder's
 
-	// Multi-head latent attention (MLA), DeepSeek-V2 and later: DeepseekV2Attention.
-	KVLoraRank    int // kv_lora_rank: width of the compressed keys and values; 0 is plain attention
-	QLoraRank     int // q_lora_rank: width of the compressed queries; 0 is null: q_proj in one piece
-	QKNopeHeadDim int // qk_nope_head_dim: width of a query or key head that RoPE leaves alone
-	QKRopeHeadDim int // qk_rope_head_dim: width of a query or key head that RoPE rotates
-	VHeadDim      int // v_head_dim: width of a value head
-
-	// DeepSeek Sparse Attention, DeepSeek-V3.2 and later: an indexer chooses the keys of each query.
-	IndexTopK    int      // index_topk: keys that a query attends to; 0 is attention to all keys
-	IndexHeadDim int      // index_head_dim: width of one of the indexer's heads
-	IndexNHeads  int      // index_n_heads: heads of the indexer's queries; its key has one
-	IndexerTypes []string // indexer_types: "full" or "shared" for each layer, see IndexerOf; nil is full
-
-	// Windows, see Window; and compressed entries, DeepSeek-V4, with one head of keys, which are the values too.
-	SlidingWindow   int      // sliding_window: latest tokens that a query sees, its own included; 0 is no window
-	LayerTypes      []string // layer_types, or compress_ratios: see Window and CompressRate
-	CompressRateCSA int      // compress_rates: tokens of an entry in layers of compressed sparse attention
-	CompressRateHCA int      // compress_rates: tokens of an entry in layers of heavily compressed attention
-	MaxWindowLayers int      // max_window_layers: layers without a window, where layer_types does not say it
-	WindowPattern   int      // sliding_window_pattern: of so many layers the last has no window, where layer_types does not say it
-	MLPLayerTypes   []string // mlp_layer_types, or what stands for it: see Hashes and IsMoE
-	OGroups         int      // o_groups: groups of heads with an o_a_proj of their own
-	OLoraRank       int      // o_lora_rank: width of o_a_proj's output for a group
-	SwiGLULimit     float64  // swiglu_limit L of an MLP: gate ≤ L, -L ≤ up ≤ L; 0 sets no limit
-
-	CompressRopeTheta   float64      // compress_rope_theta: RopeTheta of layers with entries
-	CompressRopeScaling *RopeScaling // RopeScaling of layers with entries; cosines and sines are not scaled
-
-	// Hyper-connections, DeepSeek-V4: a residual stream becomes several.
-	HCMult          int     // hc_mult: streams; 0 is one, added to without weights
-	HCSinkhornIters int     // hc_sinkhorn_iters: normalisations of the mixing matrix's columns
-	HCEps           float64 // hc_eps: what sums of the mixing matrix are increased by
-
-	TopKMethod            string  // topk_method: greedy, group_limited_greedy or noaux_tc
-	NGroup                int     // n_group: groups of experts; 0 is null
-	TopKGroup             int     // topk_group: groups that a token may choose from; 0 is null
-	RoutedScalingFactor   float64 // routed_scaling_factor: see TopKWeights
-	MoENormMin            float64 // moe_norm_min: see TopKDivisor
-	MoEStart, MoEEnd      int     // moe_layer_start_index, moe_layer_end_index: first and last layer with experts; -1: of all
-	MoEInterval           int     // moe_layer_interval: every so many layers one has experts
-	RopeInterleave        bool    // rope_interleave: RoPE rotates pairs (2i, 2i+1), not halves
-	NumNextNPredictLayers int     // num_nextn_predict_layers: MTP layers behind the decoder's
+	Attention        Attention
+	RoPE             RoPE
+	Layers           Layers
+	Windows          Windows
+	Indexer          Indexer
+	MoE              MoE
+	Router           Router
+	HyperConnections HyperConnections
 
 	Quantization Quantization // quantization_config: the zero value is null
 
@@ -103,6 +52,89 @@ type Config struct {
 	family  *family  // whose table the document was read by
 	doc     document // parsed document
 	wrapper wrapper  // whose object the fields above are from; without a key: doc's own
+}
+
+// Attention is plain attention, or multi-head latent attention (MLA), DeepSeek-V2 and later: DeepseekV2Attention.
+// Plain attention with head_dim has it in QKNopeHeadDim + QKRopeHeadDim, and in VHeadDim.
+type Attention struct {
+	NumAttentionHeads int  // num_attention_heads: query heads
+	NumKeyValueHeads  int  // num_key_value_heads: key and value heads; null means NumAttentionHeads
+	QKNopeHeadDim     int  // qk_nope_head_dim: width of a query or key head that RoPE leaves alone
+	QKRopeHeadDim     int  // qk_rope_head_dim: width of a query or key head that RoPE rotates
+	VHeadDim          int  // v_head_dim: width of a value head
+	KVLoraRank        int  // kv_lora_rank: width of the compressed keys and values; 0 is plain attention
+	QLoraRank         int  // q_lora_rank: width of the compressed queries; 0 is null: q_proj in one piece
+	AttentionBias     bool // attention_bias: q_proj, k_proj, v_proj and o_proj have a bias
+	UseQKNorm         bool // use_qk_norm: queries and keys are normed before RoPE, as Rules.QKNorm says
+}
+
+// RoPE is how positions rotate queries and keys.
+type RoPE struct {
+	RopeTheta             float64      // rope_theta, or rope_parameters.rope_theta: DeepseekRotaryEmbedding.base
+	RopeScaling           *RopeScaling // rope_scaling, or the rest of rope_parameters; nil is null
+	RopeInterleave        bool         // rope_interleave: RoPE rotates pairs (2i, 2i+1), not halves
+	RotaryShare           float64      // partial_rotary_factor: of a head's channels, the first, that RoPE rotates; 0 is not said: all
+	CompressRopeTheta     float64      // compress_rope_theta: RopeTheta of layers with entries
+	CompressRopeScaling   *RopeScaling // RopeScaling of layers with entries; cosines and sines are not scaled
+	MaxPositionEmbeddings int          // max_position_embeddings: the trained length; dynamic scaling starts beyond it
+}
+
+// Layers are the types of the layers: which attention, which MLP. See Window, CompressRate, IsMoE and Hashes.
+type Layers struct {
+	LayerTypes         []string // layer_types, or compress_ratios: see Window and CompressRate
+	MaxWindowLayers    int      // max_window_layers: layers without a window, where layer_types does not say it
+	WindowPattern      int      // sliding_window_pattern: of so many layers the last has no window, where layer_types does not say it
+	MLPLayerTypes      []string // mlp_layer_types, or what stands for it: see Hashes and IsMoE
+	MoELayerFreq       int      // moe_layer_freq: see IsMoE
+	FirstKDenseReplace int      // first_k_dense_replace: see IsMoE
+	MoEStart, MoEEnd   int      // moe_layer_start_index, moe_layer_end_index: first and last layer with experts; -1: of all
+	MoEInterval        int      // moe_layer_interval: every so many layers one has experts
+}
+
+// Windows are windows of the latest tokens, see Window; and the compressed entries of DeepSeek-V4, with one head of
+// keys, which are the values too.
+type Windows struct {
+	SlidingWindow   int // sliding_window: latest tokens that a query sees, its own included; 0 is no window
+	CompressRateCSA int // compress_rates: tokens of an entry in layers of compressed sparse attention
+	CompressRateHCA int // compress_rates: tokens of an entry in layers of heavily compressed attention
+	OGroups         int // o_groups: groups of heads with an o_a_proj of their own
+	OLoraRank       int // o_lora_rank: width of o_a_proj's output for a group
+}
+
+// Indexer is DeepSeek Sparse Attention, DeepSeek-V3.2 and later: an indexer chooses the keys of each query.
+type Indexer struct {
+	IndexTopK    int      // index_topk: keys that a query attends to; 0 is attention to all keys
+	IndexHeadDim int      // index_head_dim: width of one of the indexer's heads
+	IndexNHeads  int      // index_n_heads: heads of the indexer's queries; its key has one
+	IndexerTypes []string // indexer_types: "full" or "shared" for each layer, see IndexerOf; nil is full
+}
+
+// MoE is the mixture of experts.
+type MoE struct {
+	NRoutedExperts      int // n_routed_experts; 0 is null: every layer is dense
+	NSharedExperts      int // n_shared_experts; 0 is null: DeepseekMoE has no shared_experts
+	NumExpertsPerTok    int // num_experts_per_tok: MoEGate.top_k; 0 is null, then NRoutedExperts is 0 too
+	MoEIntermediateSize int // moe_intermediate_size: width of one expert's DeepseekMLP
+}
+
+// Router is the gate of the mixture of experts: MoEGate.
+type Router struct {
+	ScoringFunc         string  // scoring_func: how MoEGate turns logits into scores
+	TopKMethod          string  // topk_method: greedy, group_limited_greedy or noaux_tc
+	NGroup              int     // n_group: groups of experts; 0 is null
+	TopKGroup           int     // topk_group: groups that a token may choose from; 0 is null
+	NormTopKProb        bool    // norm_topk_prob: MoEGate divides the weights by their sum + 1e-20 if top_k > 1
+	RoutedScalingFactor float64 // routed_scaling_factor: see TopKWeights
+	MoENormMin          float64 // moe_norm_min: see TopKDivisor
+	AuxLossAlpha        float64 // aux_loss_alpha: MoEGate.alpha, the weight of the auxiliary loss in training
+	SeqAux              bool    // seq_aux: the auxiliary loss is per sequence, not per batch
+}
+
+// HyperConnections, DeepSeek-V4: a residual stream becomes several.
+type HyperConnections struct {
+	HCMult          int     // hc_mult: streams; 0 is one, added to without weights
+	HCSinkhornIters int     // hc_sinkhorn_iters: normalisations of the mixing matrix's columns
+	HCEps           float64 // hc_eps: what sums of the mixing matrix are increased by
 }
 
 // RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)

@@ -35,23 +35,26 @@ func fieldsOf(t *testing.T, text string) Config {
 
 func TestDefaults(t *testing.T) {
 	assert.Equal(t, Config{
-		ModelType: "deepseek", VocabSize: 102400, HiddenSize: 4096, IntermediateSize: 11008,
-		MoEIntermediateSize: 1407, NumHiddenLayers: 30, NumAttentionHeads: 32, NumKeyValueHeads: 32,
-		MoELayerFreq: 1, ScoringFunc: "softmax", AuxLossAlpha: 0.001, SeqAux: true, HiddenAct: "silu",
-		MaxPositionEmbeddings: 2048, InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1, RopeTheta: 10000,
-		RoutedScalingFactor: 1, Reference: Remote,
+		ModelType: "deepseek", VocabSize: 102400, HiddenSize: 4096, IntermediateSize: 11008, NumHiddenLayers: 30,
+		HiddenAct: "silu", InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1, Reference: Remote,
+		MoE:       MoE{MoEIntermediateSize: 1407},
+		Attention: Attention{NumAttentionHeads: 32, NumKeyValueHeads: 32},
+		Layers:    Layers{MoELayerFreq: 1},
+		Router:    Router{ScoringFunc: "softmax", AuxLossAlpha: 0.001, SeqAux: true, RoutedScalingFactor: 1},
+		RoPE:      RoPE{MaxPositionEmbeddings: 2048, RopeTheta: 10000},
 	}, fieldsOf(t, `{"model_type":"deepseek"}`))
 }
 
 // fixture is what the small fixtures share; a case changes what is its point.
 func fixture(change func(*Config)) Config {
 	c := Config{
-		ModelType: "deepseek", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, MoEIntermediateSize: 24,
-		NumHiddenLayers: 3, NumAttentionHeads: 4, NumKeyValueHeads: 4,
-		NSharedExperts: 2, NRoutedExperts: 16, NumExpertsPerTok: 4, MoELayerFreq: 1, FirstKDenseReplace: 1,
-		ScoringFunc: "softmax", AuxLossAlpha: 0.001, SeqAux: true, HiddenAct: "silu",
-		MaxPositionEmbeddings: 128, InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1,
-		RopeTheta: 10000, TorchDType: "bfloat16", RoutedScalingFactor: 1, Reference: Remote,
+		ModelType: "deepseek", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, NumHiddenLayers: 3, HiddenAct: "silu",
+		InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1, TorchDType: "bfloat16", Reference: Remote,
+		MoE:       MoE{MoEIntermediateSize: 24, NSharedExperts: 2, NRoutedExperts: 16, NumExpertsPerTok: 4},
+		Attention: Attention{NumAttentionHeads: 4, NumKeyValueHeads: 4},
+		Layers:    Layers{MoELayerFreq: 1, FirstKDenseReplace: 1},
+		Router:    Router{ScoringFunc: "softmax", AuxLossAlpha: 0.001, SeqAux: true, RoutedScalingFactor: 1},
+		RoPE:      RoPE{MaxPositionEmbeddings: 128, RopeTheta: 10000},
 	}
 	change(&c)
 	return c
@@ -61,40 +64,43 @@ func fixture(change func(*Config)) Config {
 var v1Fixtures = map[string]Config{
 	"v1-base/checkpoint": fixture(func(c *Config) { c.NumHiddenLayers = 4 }),
 	"v1-trained/checkpoint": fixture(func(c *Config) {
-		c.NumHiddenLayers, c.HiddenSize, c.IntermediateSize, c.MoEIntermediateSize, c.NRoutedExperts = 4, 192, 448, 32, 24
-		c.NumAttentionHeads, c.NumKeyValueHeads, c.MaxPositionEmbeddings, c.AuxLossAlpha = 6, 6, 1024, 0.003
+		c.NumHiddenLayers, c.HiddenSize, c.IntermediateSize, c.MoE.MoEIntermediateSize, c.MoE.NRoutedExperts = 4, 192, 448,
+			32, 24
+		c.Attention.NumAttentionHeads, c.Attention.NumKeyValueHeads, c.RoPE.MaxPositionEmbeddings,
+			c.Router.AuxLossAlpha = 6, 6, 1024, 0.003
 	}),
 	"v1-dense/checkpoint": fixture(func(c *Config) {
-		c.NumHiddenLayers, c.FirstKDenseReplace = 2, 0
-		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok = 0, 0, 0
+		c.NumHiddenLayers, c.Layers.FirstKDenseReplace = 2, 0
+		c.MoE.NSharedExperts, c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok = 0, 0, 0
 	}),
 	"v1-freq3-first2/checkpoint": fixture(func(c *Config) {
-		c.NumHiddenLayers, c.NumExpertsPerTok, c.MoELayerFreq, c.FirstKDenseReplace = 8, 2, 3, 2
+		c.NumHiddenLayers, c.MoE.NumExpertsPerTok, c.Layers.MoELayerFreq, c.Layers.FirstKDenseReplace = 8, 2, 3, 2
 	}),
 	"v1-gqa-norm-freq2/checkpoint": fixture(func(c *Config) {
-		c.NumHiddenLayers, c.NumKeyValueHeads, c.MoELayerFreq, c.FirstKDenseReplace = 5, 2, 2, 0
-		c.NormTopKProb, c.TorchDType = true, "float32"
+		c.NumHiddenLayers, c.Attention.NumKeyValueHeads, c.Layers.MoELayerFreq, c.Layers.FirstKDenseReplace = 5, 2, 2, 0
+		c.Router.NormTopKProb, c.TorchDType = true, "float32"
 	}),
 	"v1-rope-dynamic/checkpoint": fixture(func(c *Config) {
-		c.MaxPositionEmbeddings, c.RopeScaling = 32, &RopeScaling{Type: "dynamic", Factor: 2}
+		c.RoPE.MaxPositionEmbeddings, c.RoPE.RopeScaling = 32, &RopeScaling{Type: "dynamic", Factor: 2}
 	}),
 	"v1-rope-linear-tied-bias/checkpoint": fixture(func(c *Config) {
-		c.TieWordEmbeddings, c.AttentionBias, c.RopeScaling = true, true, &RopeScaling{Type: "linear", Factor: 4}
+		c.TieWordEmbeddings, c.Attention.AttentionBias, c.RoPE.RopeScaling = true, true, &RopeScaling{Type: "linear",
+			Factor: 4}
 	}),
 	"v1-router-ties/checkpoint": fixture(func(c *Config) {}),
 	"v1-top1-noshared/checkpoint": fixture(func(c *Config) {
-		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok, c.FirstKDenseReplace = 0, 8, 1, 0
-		c.NormTopKProb, c.TorchDType = true, "float16"
+		c.MoE.NSharedExperts, c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok, c.Layers.FirstKDenseReplace = 0, 8, 1, 0
+		c.Router.NormTopKProb, c.TorchDType = true, "float16"
 	}),
 	"v1-f16/checkpoint": fixture(func(c *Config) { c.TorchDType = "float16" }),
 	"v1-massive/checkpoint": fixture(func(c *Config) {
 		c.VocabSize, c.HiddenSize, c.IntermediateSize, c.NumHiddenLayers = 64, 128, 128, 2
-		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok = 1, 6, 2
+		c.MoE.NSharedExperts, c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok = 1, 6, 2
 	}),
 	"v1-bf16-wide/checkpoint": fixture(func(c *Config) {
 		widen16B(c, 512, 1)
-		c.MoEIntermediateSize = 24
-		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok, c.FirstKDenseReplace = 0, 0, 0, 0
+		c.MoE.MoEIntermediateSize = 24
+		c.MoE.NSharedExperts, c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok, c.Layers.FirstKDenseReplace = 0, 0, 0, 0
 	}),
 	"v1-16b-slice/checkpoint": fixture(func(c *Config) { widen16B(c, 4096, 3) }),
 	"states/deepseek-moe-16b": fixture(func(c *Config) { widen16B(c, 102400, 28) }),
@@ -102,9 +108,10 @@ var v1Fixtures = map[string]Config{
 
 // widen16B gives c the widths of DeepSeekMoE-16B.
 func widen16B(c *Config, vocab, layers int) {
-	c.VocabSize, c.NumHiddenLayers, c.MaxPositionEmbeddings = vocab, layers, 4096
-	c.HiddenSize, c.IntermediateSize, c.MoEIntermediateSize = 2048, 10944, 1408
-	c.NumAttentionHeads, c.NumKeyValueHeads, c.NRoutedExperts, c.NumExpertsPerTok = 16, 16, 64, 6
+	c.VocabSize, c.NumHiddenLayers, c.RoPE.MaxPositionEmbeddings = vocab, layers, 4096
+	c.HiddenSize, c.IntermediateSize, c.MoE.MoEIntermediateSize = 2048, 10944, 1408
+	c.Attention.NumAttentionHeads, c.Attention.NumKeyValueHeads, c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok = 16, 16,
+		64, 6
 }
 
 // fixtureFiles returns the V1 config.json files under fixtures/ by directory.
@@ -145,31 +152,45 @@ func TestSpellings(t *testing.T) {
 		get    func(Config) any
 		want   any
 	}{
-		"absent key and value heads":    {``, func(c Config) any { return c.NumKeyValueHeads }, 32},
-		"null key and value heads":      {`,"num_attention_heads":8,"num_key_value_heads":null`, func(c Config) any { return c.NumKeyValueHeads }, 8},
-		"minus zero":                    {`,"first_k_dense_replace":-0`, func(c Config) any { return c.FirstKDenseReplace }, 0},
-		"integer theta":                 {`,"rope_theta":500000`, func(c Config) any { return c.RopeTheta }, 5e5},
-		"exponent":                      {`,"rms_norm_eps":1E-05`, func(c Config) any { return c.RMSNormEps }, 1e-5},
-		"sliced matmuls":                {`,"pretraining_tp":2`, func(c Config) any { return c.PretrainingTP }, 2},
-		"escaped key":                   {`,"hidden\u005fsize":64`, func(c Config) any { return c.HiddenSize }, 64},
-		"case shadow":                   {`,"Hidden_Size":64,"HIDDEN_SIZE":"x"`, func(c Config) any { return c.HiddenSize }, 4096},
-		"scaling":                       {`,"rope_scaling":{"type":"linear","factor":4.0}`, func(c Config) any { return c.RopeScaling }, linear},
-		"parameters default":            {`,"rope_parameters":{"rope_type":"default","rope_theta":500.0}`, func(c Config) any { return c.RopeTheta }, 500.0},
-		"parameters null":               {`,"rope_scaling":{"type":"linear","factor":4.0},"rope_parameters":null`, func(c Config) any { return c.RopeScaling }, linear},
-		"parameters empty":              {`,"rope_parameters":{}`, func(c Config) any { return c.RopeTheta }, 10000.0},
-		"parameters linear":             {`,"rope_parameters":{"rope_type":"linear","factor":4.0}`, func(c Config) any { return c.RopeScaling }, linear},
-		"parameters type":               {`,"rope_parameters":{"type":"linear","factor":4.0}`, func(c Config) any { return c.RopeScaling }, linear},
-		"parameters both types":         {`,"rope_parameters":{"type":"linear","rope_type":"linear","factor":4.0}`, func(c Config) any { return c.RopeScaling }, linear},
-		"parameters agree":              {`,"rope_theta":10000,"rope_scaling":{"type":"linear","factor":4.0},"rope_parameters":{"rope_type":"linear","factor":4.00,"rope_theta":1e4}`, func(c Config) any { return c.RopeScaling }, linear},
-		"parameters first":              {`,"rope_parameters":{"rope_theta":500.0},"rope_theta":500`, func(c Config) any { return c.RopeTheta }, 500.0},
-		"parameters default, null":      {`,"rope_parameters":{"rope_type":"default"},"rope_scaling":null`, func(c Config) any { return c.RopeScaling }, (*RopeScaling)(nil)},
-		"dtype":                         {`,"dtype":"float16"`, func(c Config) any { return c.TorchDType }, "float16"},
-		"dtype twice":                   {`,"dtype":"float16","torch_dtype":"float16"`, func(c Config) any { return c.TorchDType }, "float16"},
-		"dtype null":                    {`,"dtype":null,"torch_dtype":"float16"`, func(c Config) any { return c.TorchDType }, "float16"},
-		"torch_dtype null":              {`,"dtype":"float16","torch_dtype":null`, func(c Config) any { return c.TorchDType }, "float16"},
-		"dense with any scoring":        {`,"scoring_func":"sigmoid"`, func(c Config) any { return c.ScoringFunc }, "sigmoid"},
-		"dense with experts per token":  {`,"num_experts_per_tok":6`, func(c Config) any { return c.NumExpertsPerTok }, 6},
-		"more dense layers than layers": {`,"first_k_dense_replace":99`, func(c Config) any { return c.FirstKDenseReplace }, 99},
+		"absent key and value heads": {``, func(c Config) any { return c.Attention.NumKeyValueHeads }, 32},
+		"null key and value heads": {`,"num_attention_heads":8,"num_key_value_heads":null`,
+			func(c Config) any { return c.Attention.NumKeyValueHeads }, 8},
+		"minus zero": {`,"first_k_dense_replace":-0`,
+			func(c Config) any { return c.Layers.FirstKDenseReplace }, 0},
+		"integer theta":  {`,"rope_theta":500000`, func(c Config) any { return c.RoPE.RopeTheta }, 5e5},
+		"exponent":       {`,"rms_norm_eps":1E-05`, func(c Config) any { return c.RMSNormEps }, 1e-5},
+		"sliced matmuls": {`,"pretraining_tp":2`, func(c Config) any { return c.PretrainingTP }, 2},
+		"escaped key":    {`,"hidden\u005fsize":64`, func(c Config) any { return c.HiddenSize }, 64},
+		"case shadow":    {`,"Hidden_Size":64,"HIDDEN_SIZE":"x"`, func(c Config) any { return c.HiddenSize }, 4096},
+		"scaling": {`,"rope_scaling":{"type":"linear","factor":4.0}`,
+			func(c Config) any { return c.RoPE.RopeScaling }, linear},
+		"parameters default": {`,"rope_parameters":{"rope_type":"default","rope_theta":500.0}`,
+			func(c Config) any { return c.RoPE.RopeTheta }, 500.0},
+		"parameters null": {`,"rope_scaling":{"type":"linear","factor":4.0},"rope_parameters":null`,
+			func(c Config) any { return c.RoPE.RopeScaling }, linear},
+		"parameters empty": {`,"rope_parameters":{}`, func(c Config) any { return c.RoPE.RopeTheta }, 10000.0},
+		"parameters linear": {`,"rope_parameters":{"rope_type":"linear","factor":4.0}`,
+			func(c Config) any { return c.RoPE.RopeScaling }, linear},
+		"parameters type": {`,"rope_parameters":{"type":"linear","factor":4.0}`,
+			func(c Config) any { return c.RoPE.RopeScaling }, linear},
+		"parameters both types": {`,"rope_parameters":{"type":"linear","rope_type":"linear","factor":4.0}`,
+			func(c Config) any { return c.RoPE.RopeScaling }, linear},
+		"parameters agree": {`,"rope_theta":10000,"rope_scaling":{"type":"linear","factor":4.0},"rope_parameters":{"rope_type":"linear","factor":4.00,"rope_theta":1e4}`, func(c Config) any { return c.RoPE.RopeScaling }, linear},
+		"parameters first": {`,"rope_parameters":{"rope_theta":500.0},"rope_theta":500`,
+			func(c Config) any { return c.RoPE.RopeTheta }, 500.0},
+		"parameters default, null": {`,"rope_parameters":{"rope_type":"default"},"rope_scaling":null`,
+			func(c Config) any { return c.RoPE.RopeScaling }, (*RopeScaling)(nil)},
+		"dtype": {`,"dtype":"float16"`, func(c Config) any { return c.TorchDType }, "float16"},
+		"dtype twice": {`,"dtype":"float16","torch_dtype":"float16"`, func(c Config) any { return c.TorchDType },
+			"float16"},
+		"dtype null":       {`,"dtype":null,"torch_dtype":"float16"`, func(c Config) any { return c.TorchDType }, "float16"},
+		"torch_dtype null": {`,"dtype":"float16","torch_dtype":null`, func(c Config) any { return c.TorchDType }, "float16"},
+		"dense with any scoring": {`,"scoring_func":"sigmoid"`, func(c Config) any { return c.Router.ScoringFunc },
+			"sigmoid"},
+		"dense with experts per token": {`,"num_experts_per_tok":6`, func(c Config) any { return c.MoE.NumExpertsPerTok },
+			6},
+		"more dense layers than layers": {`,"first_k_dense_replace":99`,
+			func(c Config) any { return c.Layers.FirstKDenseReplace }, 99},
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, test.want, test.get(parse(t, `{"model_type":"deepseek"`+test.fields+`}`)))
@@ -191,7 +212,8 @@ func TestIsMoE(t *testing.T) {
 		"dense":           {0, 0, 1, "dddddddd"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := Config{NRoutedExperts: test.experts, FirstKDenseReplace: test.first, MoELayerFreq: test.freq}
+			c := Config{MoE: MoE{NRoutedExperts: test.experts}, Layers: Layers{FirstKDenseReplace: test.first,
+				MoELayerFreq: test.freq}}
 			var got strings.Builder
 			for layer := range len(test.want) {
 				got.WriteByte(map[bool]byte{true: 'm', false: 'd'}[c.IsMoE(layer)])
@@ -202,7 +224,7 @@ func TestIsMoE(t *testing.T) {
 }
 
 func TestHeadDim(t *testing.T) {
-	assert.Equal(t, 128, (&Config{HiddenSize: 2048, NumAttentionHeads: 16}).HeadDim())
+	assert.Equal(t, 128, (&Config{HiddenSize: 2048, Attention: Attention{NumAttentionHeads: 16}}).HeadDim())
 }
 
 func TestRoundTripOfFixtures(t *testing.T) {
@@ -249,10 +271,10 @@ func TestOverride(t *testing.T) {
 		"rope_scaling": jsontext.Value(`{"type":"linear","factor":2.0}`),
 	})
 	require.NoError(t, err)
-	assert.False(t, o.SeqAux)
-	assert.Equal(t, 0.05, o.AuxLossAlpha)
+	assert.False(t, o.Router.SeqAux)
+	assert.Equal(t, 0.05, o.Router.AuxLossAlpha)
 	assert.Equal(t, 256, o.VocabSize)
-	assert.Equal(t, &RopeScaling{Type: "linear", Factor: 2}, o.RopeScaling)
+	assert.Equal(t, &RopeScaling{Type: "linear", Factor: 2}, o.RoPE.RopeScaling)
 	assert.Equal(t, `{
   "x": 1,
   "seq_aux": false,
@@ -264,7 +286,7 @@ func TestOverride(t *testing.T) {
 }
 `, string(o.JSON()))
 
-	assert.True(t, c.SeqAux, "the original changed")
+	assert.True(t, c.Router.SeqAux, "the original changed")
 	assert.Equal(t, before, string(c.JSON()), "the original changed")
 	same, err := c.Override(nil)
 	require.NoError(t, err)

@@ -146,8 +146,8 @@ func (f *family) decode(doc document) (*Config, error) {
 			row.read(d, row.key, v)
 		}
 	}
-	if d.config.NumKeyValueHeads == 0 {
-		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
+	if d.config.Attention.NumKeyValueHeads == 0 {
+		d.config.Attention.NumKeyValueHeads = d.config.Attention.NumAttentionHeads
 	}
 	for _, r := range f.rules {
 		if !slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(f.keyOf(key)) }) {

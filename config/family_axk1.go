@@ -15,5 +15,5 @@ var axk1 = layerTyped.derive("axk1", delta{
 		{"num_nextn_predict_layers", nil, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 0)},
 	},
 	rules:      slices.Concat([]rule{queriesAreCompressed}, v3.rules),
-	references: v3.native(func(r *Rules) { r.NormsExperts, r.UnbiasedChoice = true, true }),
+	references: v3.native(func(r *Rules) { r.MoE.NormsExperts, r.Router.UnbiasedChoice = true, true }),
 })

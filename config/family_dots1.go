@@ -11,11 +11,14 @@ var dots1 = grouped.derive("dots1", delta{
 	},
 	fields: []field{
 		grouped.row("sliding_window", 4096),
-		{"max_window_layers", 62, integer(func(c *Config) *int { return &c.MaxWindowLayers }, 0, maxLayers).
+		{"max_window_layers", 62, integer(func(c *Config) *int { return &c.Layers.MaxWindowLayers }, 0, maxLayers).
 			deciding(never)}, // layer_types has what it says
 		grouped.row("layer_types", nil),
 	},
 	rules: append([]rule{windowed(func(c *Config, n int) []string {
-		return typed(n, slidingAttention, fullAttention, func(l int) bool { return c.SlidingWindow > 0 && l >= c.MaxWindowLayers })
+		return typed(n, slidingAttention, fullAttention, func(l int) bool {
+			return c.Windows.SlidingWindow > 0 &&
+				l >= c.Layers.MaxWindowLayers
+		})
 	})}, grouped.rules...),
 })

@@ -12,11 +12,14 @@ var ernie45MoE = grouped.derive("ernie4_5_moe", delta{
 		"use_qk_norm": false, "scoring_func": "softmax", "rope_interleave": true,
 	},
 	fields: []field{
-		{"n_shared_experts", nil, natural(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
-		{"moe_layer_start_index", 1, integer(func(c *Config) *int { return &c.MoEStart }, 0, maxLayers).deciding(layersDiffer)},
-		{"moe_layer_end_index", -1, integer(func(c *Config) *int { return &c.MoEEnd }, -1, maxLayers).deciding(layersDiffer)},
-		{"moe_layer_interval", 1, integer(func(c *Config) *int { return &c.MoEInterval }, 1, maxLayers).deciding(layersDiffer)},
-		{"moe_norm_min", 1e-12, number(func(c *Config) *float64 { return &c.MoENormMin }, notNegative)},
+		{"n_shared_experts", nil, natural(func(c *Config) *int { return &c.MoE.NSharedExperts }, maxExperts)},
+		{"moe_layer_start_index", 1, integer(func(c *Config) *int { return &c.Layers.MoEStart }, 0,
+			maxLayers).deciding(layersDiffer)},
+		{"moe_layer_end_index", -1, integer(func(c *Config) *int { return &c.Layers.MoEEnd }, -1,
+			maxLayers).deciding(layersDiffer)},
+		{"moe_layer_interval", 1, integer(func(c *Config) *int { return &c.Layers.MoEInterval }, 1,
+			maxLayers).deciding(layersDiffer)},
+		{"moe_norm_min", 1e-12, number(func(c *Config) *float64 { return &c.Router.MoENormMin }, notNegative)},
 		{"use_bias", nil, withoutBias},
 	},
 	unread: []string{"first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor",
@@ -25,7 +28,8 @@ var ernie45MoE = grouped.derive("ernie4_5_moe", delta{
 		"n_shared_experts": "moe_num_shared_experts"},
 	rules: append([]rule{sparseBetween}, grouped.rules...),
 	references: grouped.native(func(r *Rules) {
-		r.RotatesInFloat32, r.JoinsTables, r.KeepsGate, r.NormsBare, r.CastsTopKWeights, r.FlatShared = true, true, true, true,
+		r.RoPE.RotatesInFloat32, r.RoPE.JoinsTables, r.Router.KeepsGate, r.Router.NormsBare, r.Router.CastsTopKWeights,
+			r.MoE.FlatShared = true, true, true, true,
 			true, true
 	}),
 })
@@ -33,12 +37,12 @@ var ernie45MoE = grouped.derive("ernie4_5_moe", delta{
 // sparseBetween: the layers of a range have experts, those whose numbers, counted from 1, are multiples of an interval.
 var sparseBetween = rule{[]string{"moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval",
 	"num_hidden_layers"}, func(c *Config) error {
-	end := c.MoEEnd
+	end := c.Layers.MoEEnd
 	if end == -1 {
 		end = c.NumHiddenLayers - 1
 	}
-	c.MLPLayerTypes = typed(c.NumHiddenLayers, sparseMLP, denseMLP, func(l int) bool {
-		return (l+1)%c.MoEInterval == 0 && c.MoEStart <= l && l <= end
+	c.Layers.MLPLayerTypes = typed(c.NumHiddenLayers, sparseMLP, denseMLP, func(l int) bool {
+		return (l+1)%c.Layers.MoEInterval == 0 && c.Layers.MoEStart <= l && l <= end
 	})
 	return nil
 }}

@@ -14,8 +14,8 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 	},
 	fields: []field{
 		grouped.row("mlp_layer_types", nil),
-		{"sliding_window", 4096, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim)},
-		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.WindowPattern },
+		{"sliding_window", 4096, integer(func(c *Config) *int { return &c.Windows.SlidingWindow }, 1, maxDim)},
+		{"sliding_window_pattern", 4, single(func(c *Config) *int { return &c.Layers.WindowPattern },
 			func(v jsontext.Value) (int, error) {
 				if v.Kind() == '"' {
 					return 0, nil // a string, which the reference does not read
@@ -29,13 +29,15 @@ var exaoneMoE = grouped.derive("exaone_moe", delta{
 	unread:  []string{"attention_bias", "mlp_bias"},
 	renamed: map[string]string{"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
 	rules: append([]rule{
-		sparseFrom(func(c *Config) int { return c.FirstKDenseReplace }),
+		sparseFrom(func(c *Config) int { return c.Layers.FirstKDenseReplace }),
 		windowed(func(c *Config, n int) []string {
-			if c.WindowPattern == 0 {
+			if c.Layers.WindowPattern == 0 {
 				return nil
 			}
-			return typed(n, fullAttention, slidingAttention, func(l int) bool { return (l+1)%c.WindowPattern == 0 })
+			return typed(n, fullAttention, slidingAttention, func(l int) bool { return (l+1)%c.Layers.WindowPattern == 0 })
 		}),
 	}, grouped.rules...),
-	references: grouped.native(func(r *Rules) { r.QKNorm, r.RotatesWindows, r.DensePredictions = PerHeadTransposed, true, true }),
+	references: grouped.native(func(r *Rules) {
+		r.Attention.QKNorm, r.RoPE.RotatesWindows, r.MoE.DensePredictions = PerHeadTransposed, true, true
+	}),
 })

@@ -14,5 +14,5 @@ var glm4MoE = grouped.derive("glm4_moe", delta{
 		grouped.row("num_nextn_predict_layers", 1),
 	},
 	rules:      groupedRules,
-	references: grouped.native(func(r *Rules) { r.OutputUnbiased = true }),
+	references: grouped.native(func(r *Rules) { r.Attention.OutputUnbiased = true }),
 })

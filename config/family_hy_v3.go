@@ -15,5 +15,5 @@ var hyV3 = grouped.derive("hy_v3", delta{
 	renamed: map[string]string{"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
 		"routed_scaling_factor": "router_scaling_factor"},
 	rules:      append([]rule{sparseFrom(func(*Config) int { return 1 })}, grouped.rules...),
-	references: grouped.native(func(r *Rules) { r.QKNorm, r.FlatShared = PerHeadTransposed, true }),
+	references: grouped.native(func(r *Rules) { r.Attention.QKNorm, r.MoE.FlatShared = PerHeadTransposed, true }),
 })

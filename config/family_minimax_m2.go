@@ -10,12 +10,13 @@ var minimaxM2 = grouped.derive("minimax_m2", delta{
 		"num_experts_per_tok": 8, "first_k_dense_replace": 0, "n_group": 0, "topk_group": 0, "max_position_embeddings": 196608,
 		"rope_theta": 5e6,
 	},
-	fields: []field{{"rotary_dim", nil, natural(func(c *Config) *int { return &c.QKRopeHeadDim }, maxDim)}},
+	fields: []field{{"rotary_dim", nil, natural(func(c *Config) *int { return &c.Attention.QKRopeHeadDim }, maxDim)}},
 	unread: []string{"first_k_dense_replace", "intermediate_size", "n_shared_experts", "n_group", "topk_group",
 		"norm_topk_prob", "routed_scaling_factor", "attention_bias", "mlp_bias"},
 	renamed: map[string]string{"n_routed_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
 	rules:   groupedRules,
 	references: grouped.native(func(r *Rules) {
-		r.QKNorm, r.RouterFloat32, r.ScoresInFloat32, r.CastsRouterBias, r.NormsBare = AllHeads, false, true, true, true
+		r.Attention.QKNorm, r.Router.RouterFloat32, r.Router.ScoresInFloat32, r.Router.CastsRouterBias,
+			r.Router.NormsBare = AllHeads, false, true, true, true
 	}),
 })

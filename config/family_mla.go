@@ -12,16 +12,16 @@ var v2 = v1.derive("deepseek_v2", delta{
 	class:   "DeepseekV2ForCausalLM",
 	missing: map[string]any{"num_hidden_layers": 32, "num_key_value_heads": 0, "n_shared_experts": 2, "n_routed_experts": 64},
 	fields: []field{
-		{"kv_lora_rank", 512, integer(func(c *Config) *int { return &c.KVLoraRank }, 1, maxDim)},
-		{"q_lora_rank", 1536, optional(func(c *Config) *int { return &c.QLoraRank }, maxDim)},
-		{"qk_nope_head_dim", 128, integer(func(c *Config) *int { return &c.QKNopeHeadDim }, 1, maxDim)},
-		{"qk_rope_head_dim", 64, integer(func(c *Config) *int { return &c.QKRopeHeadDim }, 1, maxDim)},
-		{"v_head_dim", 128, integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
-		{"topk_method", "greedy", str(func(c *Config) *string { return &c.TopKMethod })},
-		{"n_group", nil, optional(func(c *Config) *int { return &c.NGroup }, maxExperts).deciding(limitGroups)},
-		{"topk_group", nil, optional(func(c *Config) *int { return &c.TopKGroup }, maxExperts).deciding(limitGroups)},
+		{"kv_lora_rank", 512, integer(func(c *Config) *int { return &c.Attention.KVLoraRank }, 1, maxDim)},
+		{"q_lora_rank", 1536, optional(func(c *Config) *int { return &c.Attention.QLoraRank }, maxDim)},
+		{"qk_nope_head_dim", 128, integer(func(c *Config) *int { return &c.Attention.QKNopeHeadDim }, 1, maxDim)},
+		{"qk_rope_head_dim", 64, integer(func(c *Config) *int { return &c.Attention.QKRopeHeadDim }, 1, maxDim)},
+		{"v_head_dim", 128, integer(func(c *Config) *int { return &c.Attention.VHeadDim }, 1, maxDim)},
+		{"topk_method", "greedy", str(func(c *Config) *string { return &c.Router.TopKMethod })},
+		{"n_group", nil, optional(func(c *Config) *int { return &c.Router.NGroup }, maxExperts).deciding(limitGroups)},
+		{"topk_group", nil, optional(func(c *Config) *int { return &c.Router.TopKGroup }, maxExperts).deciding(limitGroups)},
 		v1.row("routed_scaling_factor", 1.0),
-		{"rope_interleave", true, boolean(func(c *Config) *bool { return &c.RopeInterleave })},
+		{"rope_interleave", true, boolean(func(c *Config) *bool { return &c.RoPE.RopeInterleave })},
 		{"num_nextn_predict_layers", nil, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64).
 			deciding(never)}, // the forward pass leaves these layers out; their weights are compared as such
 		{"mlp_bias", nil, withoutBias},
@@ -36,15 +36,18 @@ var v2 = v1.derive("deepseek_v2", delta{
 	rules: append([]rule{
 		scoringIsSoftmax,
 		{[]string{"rope_interleave"}, func(c *Config) error {
-			return errorIf(!c.RopeInterleave, "false: DeepSeek-V2 rotates interleaved pairs")
+			return errorIf(!c.RoPE.RopeInterleave, "false: DeepSeek-V2 rotates interleaved pairs")
 		}},
 		{groupKeys, methodOfV2},
 	}, latentRules...),
 	rope: yarnForm,
 	references: map[Reference]Rules{
-		Remote: {RouterFloat32: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
-			AnglesInFloat32: true, RotatesInFloat32: true},
+		Remote: {Router: RouterRules{RouterFloat32: true}, MoE: MoERules{RoutedSum: ByChoice}},
+		Native: {
+			Router: RouterRules{RouterFloat32: true, NormTopK: normNever, ScalesNormalised: true},
+			MoE:    MoERules{IgnoresMoELayerFreq: true},
+			RoPE:   RoPERules{AnglesInFloat32: true, RotatesInFloat32: true},
+		},
 	},
 })
 
@@ -62,15 +65,18 @@ var v3 = v2.derive("deepseek_v3", delta{
 	fields: []field{{"head_dim", nil, readBy(readHeadDim).ifSet()}},
 	rules: append([]rule{
 		{[]string{"scoring_func"}, func(c *Config) error {
-			return errorIf(c.ScoringFunc != "sigmoid", `%s is not "sigmoid", the scoring function of DeepSeek-V3`,
-				quote(c.ScoringFunc))
+			return errorIf(c.Router.ScoringFunc != "sigmoid", `%s is not "sigmoid", the scoring function of DeepSeek-V3`,
+				quote(c.Router.ScoringFunc))
 		}},
 		{groupKeys, methodOfV3},
 	}, latentRules...),
 	references: map[Reference]Rules{
-		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true,
-			AnglesInFloat32: true},
+		Remote: {Router: RouterRules{RouterFloat32: true, ScalesNormalised: true}, MoE: MoERules{RoutedSum: ByChoice}},
+		Native: {
+			Router: RouterRules{RouterFloat32: true, NormTopK: normAlways, ScalesNormalised: true},
+			MoE:    MoERules{IgnoresMoELayerFreq: true},
+			RoPE:   RoPERules{AnglesInFloat32: true},
+		},
 	},
 })
 
@@ -101,35 +107,37 @@ var withoutBias = always(false, "biases of the MLPs are not supported, no publis
 // apply_rotary_pos_emb fails.
 func readHeadDim(d *decoding, key string, value jsontext.Value) {
 	n, err := parseInteger(value, 1, maxDim)
-	if err == nil && d.valid("qk_rope_head_dim") && n != d.config.QKRopeHeadDim {
-		err = fmt.Errorf("%d is not qk_rope_head_dim %d: the reference fails at RoPE's tables", n, d.config.QKRopeHeadDim)
+	if err == nil && d.valid("qk_rope_head_dim") && n != d.config.Attention.QKRopeHeadDim {
+		err = fmt.Errorf("%d is not qk_rope_head_dim %d: the reference fails at RoPE's tables", n,
+			d.config.Attention.QKRopeHeadDim)
 	}
 	d.fail(key, err)
 }
 
 // latentHeadsAreEqual: MLA expands the latent into keys for every head.
 var latentHeadsAreEqual = rule{[]string{"num_key_value_heads", "num_attention_heads"}, func(c *Config) error {
-	return errorIf(c.NumKeyValueHeads != c.NumAttentionHeads, "%d is not num_attention_heads %d, as latent attention demands",
-		c.NumKeyValueHeads, c.NumAttentionHeads)
+	return errorIf(c.Attention.NumKeyValueHeads != c.Attention.NumAttentionHeads,
+		"%d is not num_attention_heads %d, as latent attention demands",
+		c.Attention.NumKeyValueHeads, c.Attention.NumAttentionHeads)
 }}
 
 var rotaryIsEven = rule{[]string{"qk_rope_head_dim"}, func(c *Config) error {
-	return errorIf(c.QKRopeHeadDim%2 != 0, "%d is odd: RoPE rotates pairs", c.QKRopeHeadDim)
+	return errorIf(c.Attention.QKRopeHeadDim%2 != 0, "%d is odd: RoPE rotates pairs", c.Attention.QKRopeHeadDim)
 }}
 
 func methodOfV2(c *Config) error {
-	switch c.TopKMethod {
+	switch c.Router.TopKMethod {
 	case "greedy":
 		return nil
 	case "group_limited_greedy":
 		return groupsFit(c, 1)
 	}
-	return fmt.Errorf("%s is not greedy or group_limited_greedy, DeepSeek-V2's", quote(c.TopKMethod))
+	return fmt.Errorf("%s is not greedy or group_limited_greedy, DeepSeek-V2's", quote(c.Router.TopKMethod))
 }
 
 func methodOfV3(c *Config) error {
-	if c.TopKMethod != "noaux_tc" {
-		return fmt.Errorf("%s is not noaux_tc, DeepSeek-V3's", quote(c.TopKMethod))
+	if c.Router.TopKMethod != "noaux_tc" {
+		return fmt.Errorf("%s is not noaux_tc, DeepSeek-V3's", quote(c.Router.TopKMethod))
 	}
 	return groupsFit(c, 2)
 }
@@ -137,17 +145,18 @@ func methodOfV3(c *Config) error {
 // groupsFit: experts fall into n_group equal groups of at least least experts, and topk_group
 // groups hold enough experts for a token.
 func groupsFit(c *Config, least int) error {
-	n, g := c.NRoutedExperts, c.NGroup
+	n, g := c.MoE.NRoutedExperts, c.Router.NGroup
 	switch {
 	case n == 0:
 		return nil
-	case g == 0 || c.TopKGroup == 0:
-		return fmt.Errorf("%s needs n_group and topk_group", c.TopKMethod)
+	case g == 0 || c.Router.TopKGroup == 0:
+		return fmt.Errorf("%s needs n_group and topk_group", c.Router.TopKMethod)
 	case n%g != 0 || n/g < least:
 		return fmt.Errorf("n_group %d does not divide n_routed_experts %d into groups of %d or more", g, n, least)
-	case c.TopKGroup > g:
-		return fmt.Errorf("topk_group %d is more than n_group %d", c.TopKGroup, g)
+	case c.Router.TopKGroup > g:
+		return fmt.Errorf("topk_group %d is more than n_group %d", c.Router.TopKGroup, g)
 	}
-	return errorIf(c.NumExpertsPerTok > c.TopKGroup*(n/g), "num_experts_per_tok %d is more than topk_group %d groups of %d hold",
-		c.NumExpertsPerTok, c.TopKGroup, n/g)
+	return errorIf(c.MoE.NumExpertsPerTok > c.Router.TopKGroup*(n/g),
+		"num_experts_per_tok %d is more than topk_group %d groups of %d hold",
+		c.MoE.NumExpertsPerTok, c.Router.TopKGroup, n/g)
 }

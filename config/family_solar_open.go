@@ -11,5 +11,5 @@ var solarOpen = grouped.derive("solar_open", delta{
 		"rope_theta": 1e6, "use_qk_norm": false,
 	},
 	unread:     []string{"first_k_dense_replace", "intermediate_size"},
-	references: grouped.native(func(r *Rules) { r.OutputUnbiased = true }),
+	references: grouped.native(func(r *Rules) { r.Attention.OutputUnbiased = true }),
 })

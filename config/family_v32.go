@@ -19,10 +19,10 @@ var v32 = layerTyped.derive("deepseek_v32", delta{
 	fields: []field{
 		{"first_k_dense_replace", nil, readBy(readDenseWithoutTypes)},
 		{"rope_interleave", nil, interleaved},
-		{"num_experts", nil, readBy(integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts).read)},
-		{"index_topk", 2048, integer(func(c *Config) *int { return &c.IndexTopK }, 1, maxDim)},
-		{"index_head_dim", 128, integer(func(c *Config) *int { return &c.IndexHeadDim }, 1, maxDim)},
-		{"index_n_heads", 64, integer(func(c *Config) *int { return &c.IndexNHeads }, 1, maxDim)},
+		{"num_experts", nil, readBy(integer(func(c *Config) *int { return &c.MoE.NRoutedExperts }, 1, maxExperts).read)},
+		{"index_topk", 2048, integer(func(c *Config) *int { return &c.Indexer.IndexTopK }, 1, maxDim)},
+		{"index_head_dim", 128, integer(func(c *Config) *int { return &c.Indexer.IndexHeadDim }, 1, maxDim)},
+		{"index_n_heads", 64, integer(func(c *Config) *int { return &c.Indexer.IndexNHeads }, 1, maxDim)},
 		{"layer_types", nil, refusal(func(value jsontext.Value) error {
 			types, err := parseNames(value)
 			for i, t := range types {
@@ -55,10 +55,10 @@ var glmMoEDsa = v32.derive("glm_moe_dsa", delta{
 		{"indexer_types", nil, reader{read: readIndexerTypes, value: func(c *Config) any { return c.indexers() }}.ifSet()},
 	},
 	rules: slices.Concat([]rule{{[]string{"indexer_types"}, func(c *Config) error {
-		return errorIf(len(c.IndexerTypes) > 0 && c.IndexerTypes[0] == sharedIndexer,
+		return errorIf(len(c.Indexer.IndexerTypes) > 0 && c.Indexer.IndexerTypes[0] == sharedIndexer,
 			"layer 0 shares the choice of an indexer before it, and there is none")
 	}}}, v32.rules),
-	references: v3.native(func(r *Rules) { r.IndexerInterleaves = true }),
+	references: v3.native(func(r *Rules) { r.RoPE.IndexerInterleaves = true }),
 })
 
 var interleaved = always(true, "the reference rotates interleaved pairs")
@@ -79,7 +79,7 @@ func readIndexerFrequency(d *decoding, key string, value jsontext.Value) {
 			types[l] = sharedIndexer
 		}
 	}
-	store(d, key, &d.config.IndexerTypes, types, err)
+	store(d, key, &d.config.Indexer.IndexerTypes, types, err)
 }
 
 // readIndexerTypes reads indexer_types, "full" for a layer with an indexer and "shared" for one
@@ -94,7 +94,7 @@ func readIndexerTypes(d *decoding, key string, value jsontext.Value) {
 	if n := d.config.NumHiddenLayers; err == nil && d.valid("num_hidden_layers") && len(types) < n {
 		err = fmt.Errorf("%d layers; num_hidden_layers is %d", len(types), n)
 	}
-	store(d, key, &d.config.IndexerTypes, types, err)
+	store(d, key, &d.config.Indexer.IndexerTypes, types, err)
 }
 
 // parseIndexerTypes reads a list of types, or a string of their initials.
@@ -112,5 +112,6 @@ func parseIndexerTypes(value jsontext.Value) ([]string, error) {
 
 // indexerRotates: the first qk_rope_head_dim channels of the indexer's heads are rotated.
 var indexerRotates = rule{[]string{"index_head_dim", "qk_rope_head_dim"}, func(c *Config) error {
-	return errorIf(c.IndexHeadDim < c.QKRopeHeadDim, "%d is less than qk_rope_head_dim %d", c.IndexHeadDim, c.QKRopeHeadDim)
+	return errorIf(c.Indexer.IndexHeadDim < c.Attention.QKRopeHeadDim, "%d is less than qk_rope_head_dim %d",
+		c.Indexer.IndexHeadDim, c.Attention.QKRopeHeadDim)
 }}

@@ -54,20 +54,20 @@ func TestDenseLayersOfIndexedModels(t *testing.T) {
 	for keys, want := range map[string]int{"": 3, `,"first_k_dense_replace":1`: 1, `,"first_k_dense_replace":2,"mlp_layer_types":null`: 2,
 		`,"mlp_layer_types":["dense","dense","sparse","sparse"]`: 2} {
 		c := parse(t, `{"model_type":"deepseek_v32","num_hidden_layers":4`+keys+"}")
-		assert.Equal(t, want, c.FirstKDenseReplace, keys)
+		assert.Equal(t, want, c.Layers.FirstKDenseReplace, keys)
 	}
 	c := parse(t, `{"model_type":"deepseek_v32","num_experts":128,"auto_map":{}}`)
-	assert.Equal(t, 128, c.NRoutedExperts)
+	assert.Equal(t, 128, c.MoE.NRoutedExperts)
 	assert.Equal(t, Native, c.Reference, "there is no other")
 }
 
 // TestWithRules: a config has other rules, and the fields that it had; another reference has its own.
 func TestWithRules(t *testing.T) {
 	v32 := parse(t, `{"model_type":"deepseek_v32"}`)
-	glm := v32.WithRules(func(r *Rules) { r.IndexerInterleaves = true })
-	assert.True(t, glm.Rules().IndexerInterleaves)
-	assert.False(t, v32.Rules().IndexerInterleaves)
-	assert.Equal(t, v32.Rules().NormTopK, glm.Rules().NormTopK)
+	glm := v32.WithRules(func(r *Rules) { r.RoPE.IndexerInterleaves = true })
+	assert.True(t, glm.Rules().RoPE.IndexerInterleaves)
+	assert.False(t, v32.Rules().RoPE.IndexerInterleaves)
+	assert.Equal(t, v32.Rules().Router.NormTopK, glm.Rules().Router.NormTopK)
 	again, err := glm.As(Native)
 	require.NoError(t, err)
 	assert.Equal(t, v32, *again)

@@ -14,7 +14,7 @@ import (
 var v4 = family{
 	modelType: "deepseek_v4", class: "DeepseekV4ForCausalLM", reference: Native,
 	fields: []field{
-		{"head_dim", 512, integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
+		{"head_dim", 512, integer(func(c *Config) *int { return &c.Attention.VHeadDim }, 1, maxDim)},
 		v2.row("model_type", nil),
 		v2.row("vocab_size", 129280),
 		v2.row("hidden_size", 4096),
@@ -22,47 +22,48 @@ var v4 = family{
 		{"intermediate_size", nil, readBy(readWidthAgain)},
 		v2.row("num_hidden_layers", 43),
 		v2.row("num_attention_heads", 64),
-		{"num_key_value_heads", 1, integer(func(c *Config) *int { return &c.NumKeyValueHeads }, 1, 1)},
-		{"n_shared_experts", 1, integer(func(c *Config) *int { return &c.NSharedExperts }, 1, 1)},
-		{"n_routed_experts", 256, integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts)},
-		{"num_experts_per_tok", 6, integer(func(c *Config) *int { return &c.NumExpertsPerTok }, 1, maxExperts)},
+		{"num_key_value_heads", 1, integer(func(c *Config) *int { return &c.Attention.NumKeyValueHeads }, 1, 1)},
+		{"n_shared_experts", 1, integer(func(c *Config) *int { return &c.MoE.NSharedExperts }, 1, 1)},
+		{"n_routed_experts", 256, integer(func(c *Config) *int { return &c.MoE.NRoutedExperts }, 1, maxExperts)},
+		{"num_experts_per_tok", 6, integer(func(c *Config) *int { return &c.MoE.NumExpertsPerTok }, 1, maxExperts)},
 		v2.row("scoring_func", "sqrtsoftplus"),
 		v2.row("hidden_act", "silu"),
 		v2.row("max_position_embeddings", 1048576),
 		v2.row("initializer_range", 0.02),
 		v2.row("rms_norm_eps", 1e-6),
 		v2.row("tie_word_embeddings", nil),
-		{"q_lora_rank", 1024, integer(func(c *Config) *int { return &c.QLoraRank }, 1, maxDim)},
+		{"q_lora_rank", 1024, integer(func(c *Config) *int { return &c.Attention.QLoraRank }, 1, maxDim)},
 		v2.row("qk_rope_head_dim", nil),
 		{"partial_rotary_factor", nil, readBy(readRotaryShare).ifSet()},
-		{"o_groups", 8, integer(func(c *Config) *int { return &c.OGroups }, 1, maxDim)},
-		{"o_lora_rank", 1024, integer(func(c *Config) *int { return &c.OLoraRank }, 1, maxDim)},
-		{"sliding_window", 128, integer(func(c *Config) *int { return &c.SlidingWindow }, 1, maxDim).
+		{"o_groups", 8, integer(func(c *Config) *int { return &c.Windows.OGroups }, 1, maxDim)},
+		{"o_lora_rank", 1024, integer(func(c *Config) *int { return &c.Windows.OLoraRank }, 1, maxDim)},
+		{"sliding_window", 128, integer(func(c *Config) *int { return &c.Windows.SlidingWindow }, 1, maxDim).
 			deciding(haveWindows)},
 		{"compress_rates", nil, readBy(readCompressRates).ifSet()},
-		{"compress_rate_csa", 4, integer(func(c *Config) *int { return &c.CompressRateCSA }, 1, maxDim)},
-		{"compress_rate_hca", 128, integer(func(c *Config) *int { return &c.CompressRateHCA }, 1, maxDim)},
+		{"compress_rate_csa", 4, integer(func(c *Config) *int { return &c.Windows.CompressRateCSA }, 1, maxDim)},
+		{"compress_rate_hca", 128, integer(func(c *Config) *int { return &c.Windows.CompressRateHCA }, 1, maxDim)},
 		{"compress_ratios", nil, readBy(readCompressRatios).ifSet()},
-		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.LayerTypes }, slidingAttention, compressedSparse,
+		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.Layers.LayerTypes }, slidingAttention,
+			compressedSparse,
 			heavyCompression)},
 		// the first layers, which choose experts by the token
 		{"num_hash_layers", nil, readBy(func(d *decoding, key string, value jsontext.Value) {
 			n, err := parseInteger(value, 0, maxLayers)
-			store(d, key, &d.config.MLPLayerTypes, mlpTypes(d.config.NumHiddenLayers, n), err)
+			store(d, key, &d.config.Layers.MLPLayerTypes, mlpTypes(d.config.NumHiddenLayers, n), err)
 		}).ifSet()},
-		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.MLPLayerTypes }, hashMoE, "moe")},
+		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.Layers.MLPLayerTypes }, hashMoE, "moe")},
 		v32.row("index_topk", 512),
 		v32.row("index_head_dim", 128),
 		v32.row("index_n_heads", 64),
-		{"hc_mult", 4, integer(func(c *Config) *int { return &c.HCMult }, 1, 64)},
-		{"hc_sinkhorn_iters", 20, integer(func(c *Config) *int { return &c.HCSinkhornIters }, 1, 1000)},
-		{"hc_eps", 1e-6, number(func(c *Config) *float64 { return &c.HCEps }, notNegative)},
+		{"hc_mult", 4, integer(func(c *Config) *int { return &c.HyperConnections.HCMult }, 1, 64)},
+		{"hc_sinkhorn_iters", 20, integer(func(c *Config) *int { return &c.HyperConnections.HCSinkhornIters }, 1, 1000)},
+		{"hc_eps", 1e-6, number(func(c *Config) *float64 { return &c.HyperConnections.HCEps }, notNegative)},
 		{"swiglu_limit", 10.0, number(func(c *Config) *float64 { return &c.SwiGLULimit }, positive)},
 		v2.row("rope_theta", 10000.0),
-		{"compress_rope_theta", 160000.0, number(func(c *Config) *float64 { return &c.CompressRopeTheta }, positive)},
+		{"compress_rope_theta", 160000.0, number(func(c *Config) *float64 { return &c.RoPE.CompressRopeTheta }, positive)},
 		{"rope_scaling", nil, readBy(readCompressedScaling)},
 		{"rope_parameters", nil, reader{read: readTwoRopes,
-			value: func(c *Config) any { return jsontext.Value(c.CompressRopeScaling.String()) }}.ifSet()},
+			value: func(c *Config) any { return jsontext.Value(c.RoPE.CompressRopeScaling.String()) }}.ifSet()},
 		v2.row("routed_scaling_factor", 1.5),
 		v2.row("num_nextn_predict_layers", 1),
 		v2.row("mlp_bias", nil),
@@ -83,44 +84,51 @@ var v4 = family{
 		{[]string{"partial_rotary_factor", "qk_rope_head_dim", "head_dim"}, rotaryIsPart},
 		indexerRotates,
 		{[]string{"o_groups", "num_attention_heads"}, func(c *Config) error {
-			return errorIf(c.NumAttentionHeads%c.OGroups != 0, "%d does not divide num_attention_heads %d", c.OGroups,
-				c.NumAttentionHeads)
+			return errorIf(c.Attention.NumAttentionHeads%c.Windows.OGroups != 0, "%d does not divide num_attention_heads %d",
+				c.Windows.OGroups,
+				c.Attention.NumAttentionHeads)
 		}},
 		{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "moe_intermediate_size", "n_routed_experts", "hc_mult",
 			"num_attention_heads", "q_lora_rank", "head_dim", "o_groups", "o_lora_rank", "compress_rates"}, sizeIsSane},
 		topKFitsExperts,
 		// The class takes any name of an activation; the published models use one.
 		{[]string{"scoring_func"}, func(c *Config) error {
-			return errorIf(c.ScoringFunc != "sqrtsoftplus", `%s is not "sqrtsoftplus", the scoring function of the published `+
-				`models and the only one computed here`, quote(c.ScoringFunc))
+			return errorIf(c.Router.ScoringFunc != "sqrtsoftplus",
+				`%s is not "sqrtsoftplus", the scoring function of the published `+
+					`models and the only one computed here`, quote(c.Router.ScoringFunc))
 		}},
 		activationIsSiLU,
 	},
 	rope: yarnForm,
 	references: map[Reference]Rules{
-		Native: {IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true, AnglesInFloat32: true,
-			RotatesInFloat32: true, CastsRotation: true, NormsOnce: true},
+		Native: {
+			NormsOnce: true,
+			MoE:       MoERules{IgnoresMoELayerFreq: true},
+			Router:    RouterRules{NormTopK: normAlways, ScalesNormalised: true},
+			RoPE:      RoPERules{AnglesInFloat32: true, RotatesInFloat32: true, CastsRotation: true},
+		},
 	},
 }
 
 // readWidthAgain reads intermediate_size, which the reference takes for moe_intermediate_size.
 func readWidthAgain(d *decoding, key string, value jsontext.Value) {
 	n, err := parseInteger(value, 1, maxDim)
-	if _, said := d.values["moe_intermediate_size"]; said && err == nil && n != d.config.MoEIntermediateSize {
+	if _, said := d.values["moe_intermediate_size"]; said && err == nil && n != d.config.MoE.MoEIntermediateSize {
 		err = fmt.Errorf("%d; the reference takes it for moe_intermediate_size, which is %d", n,
-			d.config.MoEIntermediateSize)
+			d.config.MoE.MoEIntermediateSize)
 	}
-	store(d, key, &d.config.MoEIntermediateSize, n, err)
+	store(d, key, &d.config.MoE.MoEIntermediateSize, n, err)
 }
 
 // readRotaryShare reads partial_rotary_factor, qk_rope_head_dim over head_dim, which it must not contradict.
 func readRotaryShare(d *decoding, key string, value jsontext.Value) {
 	share, err := parseNumber(value, positive)
-	n := rotated(d.config.VHeadDim, share)
-	if known := d.config.QKRopeHeadDim; known > 0 && n != known && err == nil && d.valid("head_dim") {
-		err = fmt.Errorf("%s of head_dim %d is %d; qk_rope_head_dim is %d", show(value), d.config.VHeadDim, n, known)
+	n := rotated(d.config.Attention.VHeadDim, share)
+	if known := d.config.Attention.QKRopeHeadDim; known > 0 && n != known && err == nil && d.valid("head_dim") {
+		err = fmt.Errorf("%s of head_dim %d is %d; qk_rope_head_dim is %d", show(value), d.config.Attention.VHeadDim, n,
+			known)
 	}
-	store(d, key, &d.config.QKRopeHeadDim, n, err)
+	store(d, key, &d.config.Attention.QKRopeHeadDim, n, err)
 }
 
 // rotated is the number of a head's channels that are a share of them, as Python's int rounds it.
@@ -132,8 +140,8 @@ func readCompressRates(d *decoding, key string, value jsontext.Value) {
 	if !ok {
 		return
 	}
-	for name, dst := range map[string]*int{compressedSparse: &d.config.CompressRateCSA,
-		heavyCompression: &d.config.CompressRateHCA} {
+	for name, dst := range map[string]*int{compressedSparse: &d.config.Windows.CompressRateCSA,
+		heavyCompression: &d.config.Windows.CompressRateHCA} {
 		if _, said := o[name]; !said {
 			*dst = 0 // an error of fillLayers, if a layer needs it
 			continue
@@ -164,7 +172,7 @@ func readCompressRatios(d *decoding, key string, value jsontext.Value) {
 			err = fmt.Errorf("layer %d: %w", i, failed)
 		}
 	}
-	store(d, key, &d.config.LayerTypes, types, err)
+	store(d, key, &d.config.Layers.LayerTypes, types, err)
 }
 
 // mlpTypes returns the types of layers of which the first ones choose experts by the token.
@@ -177,29 +185,30 @@ func mlpTypes(layers, hashed int) []string {
 // sparse ones in turn; the first three choose experts by the token.
 func fillLayers(c *Config) {
 	n := c.NumHiddenLayers
-	if c.LayerTypes == nil {
+	if c.Layers.LayerTypes == nil {
 		for l := range n {
-			c.LayerTypes = append(c.LayerTypes, heavyCompression)
+			c.Layers.LayerTypes = append(c.Layers.LayerTypes, heavyCompression)
 			if l >= 2 && l%2 == 1 {
-				c.LayerTypes[l] = compressedSparse
+				c.Layers.LayerTypes[l] = compressedSparse
 			}
 		}
 	}
-	if c.MLPLayerTypes == nil {
-		c.MLPLayerTypes = mlpTypes(n, 3)
+	if c.Layers.MLPLayerTypes == nil {
+		c.Layers.MLPLayerTypes = mlpTypes(n, 3)
 	}
-	c.LayerTypes, c.MLPLayerTypes = c.LayerTypes[:min(n, len(c.LayerTypes))], c.MLPLayerTypes[:min(n, len(c.MLPLayerTypes))]
+	c.Layers.LayerTypes, c.Layers.MLPLayerTypes = c.Layers.LayerTypes[:min(n, len(c.Layers.LayerTypes))],
+		c.Layers.MLPLayerTypes[:min(n, len(c.Layers.MLPLayerTypes))]
 }
 
 // layersAreTyped: each layer has a type, and a rate if it has entries.
 func layersAreTyped(c *Config) error {
 	fillLayers(c)
 	n := c.NumHiddenLayers
-	if len(c.LayerTypes) != n || len(c.MLPLayerTypes) != n {
+	if len(c.Layers.LayerTypes) != n || len(c.Layers.MLPLayerTypes) != n {
 		return fmt.Errorf("%d; attention has types for %d layers (layer_types, compress_ratios), mlp_layer_types for %d", n,
-			len(c.LayerTypes), len(c.MLPLayerTypes))
+			len(c.Layers.LayerTypes), len(c.Layers.MLPLayerTypes))
 	}
-	for l, t := range c.LayerTypes {
+	for l, t := range c.Layers.LayerTypes {
 		if t != slidingAttention && c.CompressRate(l) == 0 {
 			return fmt.Errorf("%d; layer %d has %s, which compress_rates does not have", n, l, t)
 		}
@@ -209,26 +218,26 @@ func layersAreTyped(c *Config) error {
 
 // rotaryIsPart: RoPE rotates pairs of the last channels of a head; an eighth of them without a key.
 func rotaryIsPart(c *Config) error {
-	if c.QKRopeHeadDim == 0 {
-		c.QKRopeHeadDim = rotated(c.VHeadDim, 64./512)
+	if c.Attention.QKRopeHeadDim == 0 {
+		c.Attention.QKRopeHeadDim = rotated(c.Attention.VHeadDim, 64./512)
 	}
-	if n := c.QKRopeHeadDim; n < 2 || n%2 != 0 || n > c.VHeadDim {
-		return fmt.Errorf("%d of head_dim %d: RoPE rotates pairs of a head's last channels", n, c.VHeadDim)
+	if n := c.Attention.QKRopeHeadDim; n < 2 || n%2 != 0 || n > c.Attention.VHeadDim {
+		return fmt.Errorf("%d of head_dim %d: RoPE rotates pairs of a head's last channels", n, c.Attention.VHeadDim)
 	}
-	c.QKNopeHeadDim = c.VHeadDim - c.QKRopeHeadDim
+	c.Attention.QKNopeHeadDim = c.Attention.VHeadDim - c.Attention.QKRopeHeadDim
 	return nil
 }
 
 // readCompressedScaling reads rope_scaling, which layers with entries have.
 func readCompressedScaling(d *decoding, key string, value jsontext.Value) {
 	d.readScaling(key, value)
-	d.config.CompressRopeScaling, d.config.RopeScaling = d.config.RopeScaling, nil
+	d.config.RoPE.CompressRopeScaling, d.config.RoPE.RopeScaling = d.config.RoPE.RopeScaling, nil
 	d.unscaled(key)
 }
 
 // unscaled refuses mscale, which the reference does not scale cosines and sines by.
 func (d *decoding) unscaled(key string) {
-	if s := d.config.CompressRopeScaling; s != nil && s.MScale+s.MScaleAllDim != 0 {
+	if s := d.config.RoPE.CompressRopeScaling; s != nil && s.MScale+s.MScaleAllDim != 0 {
 		d.fail(key, errors.New("mscale and mscale_all_dim are not read: the reference scales no cosine"))
 	}
 }
@@ -242,16 +251,17 @@ func readTwoRopes(d *decoding, key string, value jsontext.Value) {
 	}
 	o := doc.values()
 	if o["main"].Kind() != '{' || o["compress"].Kind() != '{' {
-		d.readRope(key, withoutKeys(doc, "main", "compress", "rope_theta", "partial_rotary_factor"), &d.config.CompressRopeScaling)
+		d.readRope(key, withoutKeys(doc, "main", "compress", "rope_theta", "partial_rotary_factor"),
+			&d.config.RoPE.CompressRopeScaling)
 		return
 	}
 	var main *RopeScaling
-	d.readRope(key+".main", d.takeTheta(key+".main", "rope_theta", o["main"], &d.config.RopeTheta), &main)
+	d.readRope(key+".main", d.takeTheta(key+".main", "rope_theta", o["main"], &d.config.RoPE.RopeTheta), &main)
 	if main != nil {
 		d.fail(key+".main", fmt.Errorf("%s: layers without entries have no scaling in a published model", main))
 	}
 	d.readRope(key+".compress", d.takeTheta(key+".compress", "compress_rope_theta", o["compress"],
-		&d.config.CompressRopeTheta), &d.config.CompressRopeScaling)
+		&d.config.RoPE.CompressRopeTheta), &d.config.RoPE.CompressRopeScaling)
 }
 
 // withoutKeys returns the members whose keys are not listed.
@@ -277,12 +287,12 @@ func (d *decoding) takeTheta(key, again string, value jsontext.Value, theta *flo
 	})
 	d.part(key, "partial_rotary_factor", o, func(v jsontext.Value) error {
 		share, err := parseNumber(v, positive)
-		if n := d.config.QKRopeHeadDim; err == nil && d.valid("head_dim") {
+		if n := d.config.Attention.QKRopeHeadDim; err == nil && d.valid("head_dim") {
 			if n == 0 {
-				n = rotated(d.config.VHeadDim, 64./512)
+				n = rotated(d.config.Attention.VHeadDim, 64./512)
 			}
-			if got := rotated(d.config.VHeadDim, share); got != n {
-				err = fmt.Errorf("%s of head_dim %d is %d; qk_rope_head_dim is %d", show(v), d.config.VHeadDim, got, n)
+			if got := rotated(d.config.Attention.VHeadDim, share); got != n {
+				err = fmt.Errorf("%s of head_dim %d is %d; qk_rope_head_dim is %d", show(v), d.config.Attention.VHeadDim, got, n)
 			}
 		}
 		return err

@@ -38,10 +38,10 @@ func TestV4(t *testing.T) {
 		assert.Equal(t, []bool{true, true, false, false, false}, []bool{c.Hashes(0), c.Hashes(1), c.Hashes(2), c.Hashes(3),
 			c.Hashes(4)})
 		assert.Equal(t, []int{-1, 1, -1, 3}, []int{c.IndexerOf(0), c.IndexerOf(1), c.IndexerOf(2), c.IndexerOf(3)})
-		assert.Equal(t, [4]int{8, 8, 16, 16}, [4]int{c.HeadDim(), c.QKNopeHeadDim, c.QKHeadDim(), c.ValueHeadDim()})
-		assert.Nil(t, c.RopeScaling)
-		assert.Equal(t, 16., c.CompressRopeScaling.Factor)
-		assert.Equal(t, [2]float64{10000, 160000}, [2]float64{c.RopeTheta, c.CompressRopeTheta})
+		assert.Equal(t, [4]int{8, 8, 16, 16}, [4]int{c.HeadDim(), c.Attention.QKNopeHeadDim, c.QKHeadDim(), c.ValueHeadDim()})
+		assert.Nil(t, c.RoPE.RopeScaling)
+		assert.Equal(t, 16., c.RoPE.CompressRopeScaling.Factor)
+		assert.Equal(t, [2]float64{10000, 160000}, [2]float64{c.RoPE.RopeTheta, c.RoPE.CompressRopeTheta})
 		assert.False(t, c.LimitsGroups())
 	}
 	other, err := parseV4(t, `[0, 4, 128, 4, 0]`, `[0, 4, 4, 4, 0]`)
@@ -60,7 +60,7 @@ func TestV4Defaults(t *testing.T) {
 	assert.Equal(t, []int{128, 128, 128, 4, 128, 4}, []int{c.CompressRate(0), c.CompressRate(1), c.CompressRate(2),
 		c.CompressRate(3), c.CompressRate(4), c.CompressRate(5)})
 	assert.Equal(t, []bool{true, true, true, false}, []bool{c.Hashes(0), c.Hashes(1), c.Hashes(2), c.Hashes(3)})
-	assert.Equal(t, [2]int{64, 512}, [2]int{c.QKRopeHeadDim, c.VHeadDim})
+	assert.Equal(t, [2]int{64, 512}, [2]int{c.Attention.QKRopeHeadDim, c.Attention.VHeadDim})
 	normalise, scale := c.TopKWeights()
 	assert.True(t, normalise)
 	assert.Equal(t, 1.5, scale)

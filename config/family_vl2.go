@@ -18,17 +18,17 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 			_, err := parseOneOf(value, "deepseek_v2")
 			return err
 		})},
-		{"kv_lora_rank", nil, natural(func(c *Config) *int { return &c.KVLoraRank }, maxDim)},
-		{"qk_nope_head_dim", nil, natural(func(c *Config) *int { return &c.QKNopeHeadDim }, maxDim)},
-		{"qk_rope_head_dim", nil, natural(func(c *Config) *int { return &c.QKRopeHeadDim }, maxDim)},
-		{"v_head_dim", nil, natural(func(c *Config) *int { return &c.VHeadDim }, maxDim)},
+		{"kv_lora_rank", nil, natural(func(c *Config) *int { return &c.Attention.KVLoraRank }, maxDim)},
+		{"qk_nope_head_dim", nil, natural(func(c *Config) *int { return &c.Attention.QKNopeHeadDim }, maxDim)},
+		{"qk_rope_head_dim", nil, natural(func(c *Config) *int { return &c.Attention.QKRopeHeadDim }, maxDim)},
+		{"v_head_dim", nil, natural(func(c *Config) *int { return &c.Attention.VHeadDim }, maxDim)},
 		{"use_mla", nil, readBy(readUseMLA)},
 	},
 	unread:    []string{"auto_map", "rope_interleave", "num_nextn_predict_layers", "mlp_bias"},
 	reference: Remote,
 	rules: []rule{
 		{[]string{"scoring_func"}, func(c *Config) error {
-			if c.ScoringFunc == "sigmoid" {
+			if c.Router.ScoringFunc == "sigmoid" {
 				return nil
 			}
 			return scoringIsSoftmax.check(c)
@@ -40,8 +40,11 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 		topKFitsExperts,
 		activationIsSiLU,
 	},
-	references: map[Reference]Rules{Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice,
-		AbsorbsKVB: true}},
+	references: map[Reference]Rules{Remote: {
+		Router:    RouterRules{RouterFloat32: true, ScalesNormalised: true},
+		MoE:       MoERules{RoutedSum: ByChoice},
+		Attention: AttentionRules{AbsorbsKVB: true},
+	}},
 	within: true,
 })
 
@@ -52,20 +55,21 @@ func readUseMLA(d *decoding, key string, value jsontext.Value) {
 	if err != nil {
 		d.fail(key, err)
 	} else if c := &d.config; !latent {
-		c.KVLoraRank, c.QLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim = 0, 0, 0, 0, 0
-		c.RopeInterleave = false
+		c.Attention.KVLoraRank, c.Attention.QLoraRank, c.Attention.QKNopeHeadDim, c.Attention.QKRopeHeadDim,
+			c.Attention.VHeadDim = 0, 0, 0, 0, 0
+		c.RoPE.RopeInterleave = false
 	}
 }
 
 // methodOfVL2: the gate has DeepSeek-V2's methods and DeepSeek-V3's.
 func methodOfVL2(c *Config) error {
 	switch {
-	case c.NRoutedExperts == 0:
+	case c.MoE.NRoutedExperts == 0:
 		return nil
-	case c.TopKMethod == "noaux_tc" && c.TopKGroup < c.NGroup:
+	case c.Router.TopKMethod == "noaux_tc" && c.Router.TopKGroup < c.Router.NGroup:
 		return fmt.Errorf("noaux_tc with topk_group %d of n_group %d: the published code gives the experts of other groups "+
-			"the score 0, which a chosen one may be below; no published model has it", c.TopKGroup, c.NGroup)
-	case c.TopKMethod == "noaux_tc":
+			"the score 0, which a chosen one may be below; no published model has it", c.Router.TopKGroup, c.Router.NGroup)
+	case c.Router.TopKMethod == "noaux_tc":
 		return methodOfV3(c)
 	}
 	return methodOfV2(c)
@@ -73,18 +77,19 @@ func methodOfVL2(c *Config) error {
 
 // attentionFits: use_mla false is plain attention without scaling, else all widths of latent attention count.
 func attentionFits(c *Config) error {
-	if !c.RopeInterleave {
-		if c.RopeScaling != nil {
-			return fmt.Errorf("use_mla is false with rope_scaling %s: no published model has both", c.RopeScaling)
+	if !c.RoPE.RopeInterleave {
+		if c.RoPE.RopeScaling != nil {
+			return fmt.Errorf("use_mla is false with rope_scaling %s: no published model has both", c.RoPE.RopeScaling)
 		}
 		if err := headsDivideHidden.check(c); err != nil {
 			return err
 		}
 		return groupsDivideHeads.check(c)
 	}
-	if min(c.KVLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim) == 0 {
+	if min(c.Attention.KVLoraRank, c.Attention.QKNopeHeadDim, c.Attention.QKRopeHeadDim, c.Attention.VHeadDim) == 0 {
 		return fmt.Errorf("%d, qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d: without use_mla false all of "+
-			"them are 1 or more", c.KVLoraRank, c.QKNopeHeadDim, c.QKRopeHeadDim, c.VHeadDim)
+			"them are 1 or more", c.Attention.KVLoraRank, c.Attention.QKNopeHeadDim, c.Attention.QKRopeHeadDim,
+			c.Attention.VHeadDim)
 	}
 	if err := latentHeadsAreEqual.check(c); err != nil {
 		return err

@@ -28,9 +28,9 @@ func TestVL2(t *testing.T) {
 	assert.Equal(t, "language.", c.Prefix())
 	c = read(plain, `,"architectures":["DeepseekOCRForCausalLM"]`)
 	assert.False(t, c.LatentAttention())
-	assert.False(t, c.RopeInterleave)
+	assert.False(t, c.RoPE.RopeInterleave)
 	assert.Equal(t, []int{128, 128, 128}, []int{c.HeadDim(), c.QKHeadDim(), c.ValueHeadDim()})
-	assert.Zero(t, c.QLoraRank)
+	assert.Zero(t, c.Attention.QLoraRank)
 	assert.Empty(t, c.Prefix())
 	assert.Equal(t, "language_config", c.Within())
 	for language, want := range map[string]string{

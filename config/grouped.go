@@ -20,10 +20,10 @@ var grouped = family{
 		v3.row("num_attention_heads", nil),
 		v3.row("num_key_value_heads", nil),
 		// without a default: hidden_size / num_attention_heads
-		{"head_dim", nil, optional(func(c *Config) *int { return &c.VHeadDim }, maxDim)},
-		{"n_shared_experts", 1, integer(func(c *Config) *int { return &c.NSharedExperts }, 1, maxExperts)},
-		{"n_routed_experts", nil, integer(func(c *Config) *int { return &c.NRoutedExperts }, 1, maxExperts)},
-		{"num_experts_per_tok", nil, integer(func(c *Config) *int { return &c.NumExpertsPerTok }, 1, maxExperts)},
+		{"head_dim", nil, optional(func(c *Config) *int { return &c.Attention.VHeadDim }, maxDim)},
+		{"n_shared_experts", 1, integer(func(c *Config) *int { return &c.MoE.NSharedExperts }, 1, maxExperts)},
+		{"n_routed_experts", nil, integer(func(c *Config) *int { return &c.MoE.NRoutedExperts }, 1, maxExperts)},
+		{"num_experts_per_tok", nil, integer(func(c *Config) *int { return &c.MoE.NumExpertsPerTok }, 1, maxExperts)},
 		v3.row("first_k_dense_replace", nil),
 		v3.row("n_group", 1),
 		v3.row("topk_group", 1),
@@ -34,7 +34,7 @@ var grouped = family{
 		v3.row("initializer_range", 0.02),
 		v3.row("rms_norm_eps", nil),
 		v3.row("tie_word_embeddings", nil),
-		{"partial_rotary_factor", nil, number(func(c *Config) *float64 { return &c.RotaryShare }, positive).ifSet()},
+		{"partial_rotary_factor", nil, number(func(c *Config) *float64 { return &c.RoPE.RotaryShare }, positive).ifSet()},
 		v3.row("rope_theta", 10000.0),
 		v3.row("rope_scaling", nil),
 		v3.row("rope_parameters", nil),
@@ -51,20 +51,24 @@ var grouped = family{
 		v3.row("scoring_func", "sigmoid"), v3.row("topk_method", "noaux_tc"), v3.row("moe_layer_freq", 1),
 		v3.row("pretraining_tp", 1), v3.row("rope_interleave", false),
 		v3.row("num_nextn_predict_layers", 0),
-		{"use_qk_norm", true, boolean(func(c *Config) *bool { return &c.UseQKNorm })},
-		{"sliding_window", nil, optional(func(c *Config) *int { return &c.SlidingWindow }, maxDim).deciding(haveWindows)},
-		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.LayerTypes }, slidingAttention, fullAttention)},
-		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.MLPLayerTypes }, denseMLP, sparseMLP)},
+		{"use_qk_norm", true, boolean(func(c *Config) *bool { return &c.Attention.UseQKNorm })},
+		{"sliding_window", nil, optional(func(c *Config) *int { return &c.Windows.SlidingWindow },
+			maxDim).deciding(haveWindows)},
+		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.Layers.LayerTypes }, slidingAttention,
+			fullAttention)},
+		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.Layers.MLPLayerTypes }, denseMLP,
+			sparseMLP)},
 	},
 	rules: slices.Concat(groupedRules, []rule{
 		// The class has tables for all channels of a head.
 		{[]string{"partial_rotary_factor", "head_dim"}, func(c *Config) error {
-			return errorIf(c.QKRopeHeadDim != c.VHeadDim, "RoPE rotates %d of head_dim %d: the reference rotates all",
-				c.QKRopeHeadDim, c.VHeadDim)
+			return errorIf(c.Attention.QKRopeHeadDim != c.Attention.VHeadDim,
+				"RoPE rotates %d of head_dim %d: the reference rotates all",
+				c.Attention.QKRopeHeadDim, c.Attention.VHeadDim)
 		}},
 	}),
 	rope:       &ropeForm{types: yarnForm.types, keys: yarnForm.keys, number: yarnForm.number, share: true},
-	references: v3.native(func(r *Rules) { r.ScalesScores = true }),
+	references: v3.native(func(r *Rules) { r.Attention.ScalesScores = true }),
 }
 
 // groupedRules hold for all of these families.
@@ -74,11 +78,11 @@ var groupedRules = []rule{
 		"n_shared_experts", "n_routed_experts", "num_attention_heads", "head_dim"}, sizeIsSane},
 	groupsDivideHeads,
 	{[]string{"n_routed_experts"}, func(c *Config) error {
-		return errorIf(c.NRoutedExperts == 0, "missing: the reference has no default for it")
+		return errorIf(c.MoE.NRoutedExperts == 0, "missing: the reference has no default for it")
 	}},
 	topKFitsExperts,
 	{[]string{"n_routed_experts", "n_group", "topk_group", "num_experts_per_tok"}, func(c *Config) error {
-		if c.NGroup == 0 && c.TopKGroup == 0 {
+		if c.Router.NGroup == 0 && c.Router.TopKGroup == 0 {
 			return nil // no groups
 		}
 		return groupsFit(c, 2) // a group is worth its two best
@@ -89,23 +93,24 @@ var groupedRules = []rule{
 // headsAreSet gives heads their width, and RoPE its part of it: the first channels of a head, all without
 // partial_rotary_factor and rotary_dim.
 func headsAreSet(c *Config) error {
-	if c.VHeadDim == 0 {
-		c.VHeadDim = c.HiddenSize / c.NumAttentionHeads
+	if c.Attention.VHeadDim == 0 {
+		c.Attention.VHeadDim = c.HiddenSize / c.Attention.NumAttentionHeads
 	}
 	switch {
-	case c.RotaryShare > 0:
-		c.QKRopeHeadDim = rotated(c.VHeadDim, c.RotaryShare)
-	case c.QKRopeHeadDim == 0:
-		c.QKRopeHeadDim = c.VHeadDim
+	case c.RoPE.RotaryShare > 0:
+		c.Attention.QKRopeHeadDim = rotated(c.Attention.VHeadDim, c.RoPE.RotaryShare)
+	case c.Attention.QKRopeHeadDim == 0:
+		c.Attention.QKRopeHeadDim = c.Attention.VHeadDim
 	}
-	if n := c.QKRopeHeadDim; n < 2 || n%2 != 0 || n > c.VHeadDim {
+	if n := c.Attention.QKRopeHeadDim; n < 2 || n%2 != 0 || n > c.Attention.VHeadDim {
 		by := ""
-		if c.RotaryShare > 0 {
-			by = fmt.Sprintf(", by partial_rotary_factor %v", c.RotaryShare)
+		if c.RoPE.RotaryShare > 0 {
+			by = fmt.Sprintf(", by partial_rotary_factor %v", c.RoPE.RotaryShare)
 		}
-		return fmt.Errorf("%d, of which RoPE rotates %d%s: it rotates pairs of a head's first channels", c.VHeadDim, n, by)
+		return fmt.Errorf("%d, of which RoPE rotates %d%s: it rotates pairs of a head's first channels",
+			c.Attention.VHeadDim, n, by)
 	}
-	c.QKNopeHeadDim = c.VHeadDim - c.QKRopeHeadDim
+	c.Attention.QKNopeHeadDim = c.Attention.VHeadDim - c.Attention.QKRopeHeadDim
 	return nil
 }
 
@@ -137,8 +142,8 @@ func layersHave(types *[]string, layers int, missing func(n int) []string) error
 // windowed is the rule of layer_types; missing returns the types of layers without the key, nil if they have none.
 func windowed(missing func(c *Config, n int) []string) rule {
 	return rule{[]string{"layer_types", "num_hidden_layers", "sliding_window"}, func(c *Config) error {
-		err := layersHave(&c.LayerTypes, c.NumHiddenLayers, func(n int) []string { return missing(c, n) })
-		if err == nil && c.SlidingWindow == 0 && slices.Contains(c.LayerTypes, slidingAttention) {
+		err := layersHave(&c.Layers.LayerTypes, c.NumHiddenLayers, func(n int) []string { return missing(c, n) })
+		if err == nil && c.Windows.SlidingWindow == 0 && slices.Contains(c.Layers.LayerTypes, slidingAttention) {
 			err = errors.New("has layers with a window, and sliding_window is null")
 		}
 		return err
@@ -149,8 +154,8 @@ func windowed(missing func(c *Config, n int) []string) rule {
 func sparseFrom(missing func(c *Config) int) rule {
 	return rule{[]string{"mlp_layer_types", "num_hidden_layers", "first_k_dense_replace"}, func(c *Config) error {
 		first := missing(c)
-		c.FirstKDenseReplace = 0
-		return layersHave(&c.MLPLayerTypes, c.NumHiddenLayers, func(n int) []string {
+		c.Layers.FirstKDenseReplace = 0
+		return layersHave(&c.Layers.MLPLayerTypes, c.NumHiddenLayers, func(n int) []string {
 			return typed(n, denseMLP, sparseMLP, func(l int) bool { return l < first })
 		})
 	}}

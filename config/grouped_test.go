@@ -33,7 +33,7 @@ func TestGroupedHeads(t *testing.T) {
 	} {
 		c := parse(t, `{"model_type":"`+test.model+`"`+groupedFamilies[test.model]+test.keys+"}")
 		assert.Equal(t, []int{test.head, test.rotated, test.head, test.head - test.rotated},
-			[]int{c.QKHeadDim(), c.HeadDim(), c.ValueHeadDim(), c.QKNopeHeadDim}, test.model+test.keys)
+			[]int{c.QKHeadDim(), c.HeadDim(), c.ValueHeadDim(), c.Attention.QKNopeHeadDim}, test.model+test.keys)
 		assert.True(t, c.RotaryFirst())
 		assert.False(t, c.LatentAttention() || c.Windowed())
 	}
@@ -89,7 +89,7 @@ func TestGroupedGates(t *testing.T) {
 		c := parse(t, `{"model_type":"`+model+`"`+groupedFamilies[model]+`,"head_dim":128,"scoring_func":"noaux_tc","topk_method":"none"}`)
 		normal, scale := c.TopKWeights()
 		eps, least := c.TopKDivisor()
-		assert.Equal(t, want.scoring, c.ScoringFunc, model)
+		assert.Equal(t, want.scoring, c.Router.ScoringFunc, model)
 		assert.Equal(t, []any{want.limits, want.normal, want.scale, want.eps, want.least},
 			[]any{c.LimitsGroups(), normal, scale, eps, least}, model)
 		assert.True(t, c.ChoosesByBias(), model)

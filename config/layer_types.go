@@ -16,7 +16,7 @@ var layerTyped = v3.derive("", delta{
 	before: map[string]field{"first_k_dense_replace": {"mlp_layer_types", nil, readBy(readLayerTypes).ifSet()}},
 	fields: []field{
 		{"first_k_dense_replace", nil, readBy(readDenseAgain)},
-		{"moe_layer_freq", nil, integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, 1)},
+		{"moe_layer_freq", nil, integer(func(c *Config) *int { return &c.Layers.MoELayerFreq }, 1, 1)},
 		{"partial_rotary_factor", nil, refusal(func(value jsontext.Value) error {
 			x, err := parseNumber(value, positive)
 			return cmp.Or(err, errorIf(x != 1, "%s: only 1, the whole of qk_rope_head_dim, is supported", show(value)))
@@ -44,14 +44,14 @@ func readLayerTypes(d *decoding, key string, value jsontext.Value) {
 	if layers := d.config.NumHiddenLayers; err == nil && d.valid("num_hidden_layers") && len(types) < layers {
 		err = fmt.Errorf("%d layers; num_hidden_layers is %d", len(types), layers)
 	}
-	store(d, key, &d.config.FirstKDenseReplace, dense, err)
+	store(d, key, &d.config.Layers.FirstKDenseReplace, dense, err)
 }
 
 // readDenseAgain refuses a first_k_dense_replace that contradicts mlp_layer_types. The reference
 // uses mlp_layer_types alone.
 func readDenseAgain(d *decoding, key string, value jsontext.Value) {
 	n, err := parseInteger(value, 0, maxLayers)
-	if dense := d.config.FirstKDenseReplace; err == nil && d.valid("mlp_layer_types") && n != dense {
+	if dense := d.config.Layers.FirstKDenseReplace; err == nil && d.valid("mlp_layer_types") && n != dense {
 		err = fmt.Errorf("%d; mlp_layer_types, by which the reference goes, says %d (without it: the first layer)", n, dense)
 	}
 	d.fail(key, err)
@@ -65,10 +65,10 @@ func readDenseWithoutTypes(d *decoding, key string, value jsontext.Value) {
 		return
 	}
 	n, err := parseInteger(value, 0, maxLayers)
-	store(d, key, &d.config.FirstKDenseReplace, n, err)
+	store(d, key, &d.config.Layers.FirstKDenseReplace, n, err)
 }
 
 // queriesAreCompressed: the indexer's queries are made of the compressed ones.
 var queriesAreCompressed = rule{[]string{"q_lora_rank"}, func(c *Config) error {
-	return errorIf(c.QLoraRank == 0, "null: the indexer reads queries of this rank")
+	return errorIf(c.Attention.QLoraRank == 0, "null: the indexer reads queries of this rank")
 }}

@@ -38,7 +38,7 @@ func networksDiffer(a, b *Config) bool {
 }
 
 func (c *Config) scalesDynamically() bool {
-	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
+	return c.RoPE.RopeScaling != nil && c.RoPE.RopeScaling.Type == "dynamic"
 }
 
 func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups() }

@@ -14,23 +14,24 @@ import (
 // point.
 func mlaFixture(change func(*Config)) Config {
 	c := Config{
-		ModelType: "deepseek_v3", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, MoEIntermediateSize: 24,
-		NumHiddenLayers: 5, NumAttentionHeads: 4, NumKeyValueHeads: 4,
-		NSharedExperts: 1, NRoutedExperts: 16, NumExpertsPerTok: 4, MoELayerFreq: 1, FirstKDenseReplace: 2,
-		NormTopKProb: true, ScoringFunc: "sigmoid", AuxLossAlpha: 0.001, SeqAux: true, HiddenAct: "silu",
-		MaxPositionEmbeddings: 128, InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1,
-		RopeTheta: 10000, TorchDType: "bfloat16",
-		KVLoraRank: 32, QLoraRank: 48, QKNopeHeadDim: 24, QKRopeHeadDim: 16, VHeadDim: 20,
-		TopKMethod: "noaux_tc", NGroup: 4, TopKGroup: 2, RoutedScalingFactor: 2.5, RopeInterleave: true,
+		ModelType: "deepseek_v3", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, NumHiddenLayers: 5,
+		HiddenAct: "silu", InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1, TorchDType: "bfloat16",
 		NumNextNPredictLayers: 1, Reference: Native,
+		MoE: MoE{MoEIntermediateSize: 24, NSharedExperts: 1, NRoutedExperts: 16, NumExpertsPerTok: 4},
+		Attention: Attention{NumAttentionHeads: 4, NumKeyValueHeads: 4, KVLoraRank: 32, QLoraRank: 48, QKNopeHeadDim: 24,
+			QKRopeHeadDim: 16, VHeadDim: 20},
+		Layers: Layers{MoELayerFreq: 1, FirstKDenseReplace: 2},
+		Router: Router{NormTopKProb: true, ScoringFunc: "sigmoid", AuxLossAlpha: 0.001, SeqAux: true,
+			TopKMethod: "noaux_tc", NGroup: 4, TopKGroup: 2, RoutedScalingFactor: 2.5},
+		RoPE: RoPE{MaxPositionEmbeddings: 128, RopeTheta: 10000, RopeInterleave: true},
 	}
 	change(&c)
 	return c
 }
 
 func asV2(c *Config) {
-	c.ModelType, c.NumHiddenLayers, c.FirstKDenseReplace, c.NSharedExperts = "deepseek_v2", 4, 1, 2
-	c.ScoringFunc, c.NormTopKProb, c.NumNextNPredictLayers = "softmax", false, 0
+	c.ModelType, c.NumHiddenLayers, c.Layers.FirstKDenseReplace, c.MoE.NSharedExperts = "deepseek_v2", 4, 1, 2
+	c.Router.ScoringFunc, c.Router.NormTopKProb, c.NumNextNPredictLayers = "softmax", false, 0
 }
 
 func TestMLAFixtures(t *testing.T) {
@@ -40,19 +41,22 @@ func TestMLAFixtures(t *testing.T) {
 	for name, want := range map[string]Config{
 		"v3/checkpoint":       mlaFixture(func(*Config) {}),
 		"v3/checkpoint-fused": mlaFixture(func(*Config) {}),
-		"v3-yarn/checkpoint":  mlaFixture(func(c *Config) { c.RopeScaling = yarn(40, 1) }),
+		"v3-yarn/checkpoint":  mlaFixture(func(c *Config) { c.RoPE.RopeScaling = yarn(40, 1) }),
 		"v3-fp8/checkpoint": mlaFixture(func(c *Config) {
-			c.HiddenSize, c.IntermediateSize, c.MoEIntermediateSize, c.NumHiddenLayers, c.FirstKDenseReplace = 192, 320, 72, 3, 1
-			c.KVLoraRank, c.QLoraRank, c.NRoutedExperts, c.NumExpertsPerTok, c.NGroup, c.TopKGroup = 140, 136, 8, 2, 2, 1
+			c.HiddenSize, c.IntermediateSize, c.MoE.MoEIntermediateSize, c.NumHiddenLayers, c.Layers.FirstKDenseReplace = 192,
+				320, 72, 3, 1
+			c.Attention.KVLoraRank, c.Attention.QLoraRank, c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok, c.Router.NGroup,
+				c.Router.TopKGroup = 140, 136, 8, 2, 2, 1
 			c.Quantization = Quantization{Method: "fp8", Block: [2]int{128, 128}}
 		}),
 		"v2-lite/checkpoint": mlaFixture(func(c *Config) {
 			asV2(c)
-			c.QLoraRank, c.TopKMethod, c.NGroup, c.TopKGroup, c.RoutedScalingFactor = 0, "greedy", 1, 1, 1
+			c.Attention.QLoraRank, c.Router.TopKMethod, c.Router.NGroup, c.Router.TopKGroup, c.Router.RoutedScalingFactor = 0,
+				"greedy", 1, 1, 1
 		}),
 		"v2-group-yarn/checkpoint": mlaFixture(func(c *Config) {
 			asV2(c)
-			c.TopKMethod, c.RoutedScalingFactor, c.RopeScaling = "group_limited_greedy", 16, yarn(4, 0.707)
+			c.Router.TopKMethod, c.Router.RoutedScalingFactor, c.RoPE.RopeScaling = "group_limited_greedy", 16, yarn(4, 0.707)
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,9 +74,10 @@ func TestPublishedSpellings(t *testing.T) {
 		"auto_map":{"AutoModel":"modeling_deepseek.DeepseekV2Model"},"rope_theta":10000,
 		"rope_scaling":{"beta_fast":32,"beta_slow":1,"factor":40,"mscale":0.707,"mscale_all_dim":0.707,
 		"original_max_position_embeddings":4096,"type":"yarn"}}`)
-	assert.Equal(t, &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1, MScale: 0.707, MScaleAllDim: 0.707}, c.RopeScaling)
+	assert.Equal(t, &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32,
+		BetaSlow: 1, MScale: 0.707, MScaleAllDim: 0.707}, c.RoPE.RopeScaling)
 	assert.Equal(t, Remote, c.Reference)
-	assert.Equal(t, 16, c.NumKeyValueHeads)
+	assert.Equal(t, 16, c.Attention.NumKeyValueHeads)
 }
 
 func TestMLAProblems(t *testing.T) {
@@ -142,7 +147,7 @@ func TestCalledYarn(t *testing.T) {
 		for _, keys := range []string{`"rope_scaling":{"type":"`, `"rope_scaling":{"rope_type":"`, `"rope_parameters":{"rope_type":"`} {
 			c, err := read(keys + name + `"`)
 			require.NoError(t, err)
-			assert.Equal(t, "yarn", c.RopeScaling.Type)
+			assert.Equal(t, "yarn", c.RoPE.RopeScaling.Type)
 		}
 	}
 	_, err := read(`"rope_scaling":{"type":"other"`)
@@ -157,7 +162,7 @@ func TestSmallestGroups(t *testing.T) {
 	c = parse(t, `{"model_type":"deepseek_v3","n_group":128,"topk_group":4,"num_experts_per_tok":8}`)
 	assert.True(t, c.LimitsGroups())
 	c = parse(t, `{"model_type":"deepseek_v3","n_group":2,"topk_group":2,"num_experts_per_tok":256}`)
-	assert.Equal(t, 256, c.NumExpertsPerTok)
+	assert.Equal(t, 256, c.MoE.NumExpertsPerTok)
 }
 
 // TestMLASpellings: null, and values that mean nothing in a model.
@@ -166,21 +171,21 @@ func TestMLASpellings(t *testing.T) {
 	c := parse(t, v3+`,"num_nextn_predict_layers":null,"quantization_config":null,"q_lora_rank":null,"mlp_bias":false,"auto_map":null}`)
 	assert.Zero(t, c.NumNextNPredictLayers)
 	assert.Zero(t, c.Quantization)
-	assert.Zero(t, c.QLoraRank)
+	assert.Zero(t, c.Attention.QLoraRank)
 	assert.Equal(t, Native, c.Reference)
 	c = parse(t, `{"model_type":"deepseek_v2","n_routed_experts":null,"topk_method":"group_limited_greedy"}`)
 	assert.False(t, c.IsMoE(0), "a dense model has no groups to fit")
 	c = parse(t, v3+`,"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096}}`)
 	yarn := &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1}
-	assert.Equal(t, yarn, c.RopeScaling)
+	assert.Equal(t, yarn, c.RoPE.RopeScaling)
 	for _, again := range []string{``, `,"rope_theta":50000`, `,"rope_parameters":{"rope_theta":5e4,"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096}`} {
 		c = parse(t, v3+`,"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096,"rope_theta":5e4}`+again+`}`)
-		assert.Equal(t, yarn, c.RopeScaling)
-		assert.Equal(t, 5e4, c.RopeTheta)
+		assert.Equal(t, yarn, c.RoPE.RopeScaling)
+		assert.Equal(t, 5e4, c.RoPE.RopeTheta)
 	}
 	c = parse(t, v3+`,"rope_scaling":{"rope_type":"default","rope_theta":5e4}}`)
-	assert.Nil(t, c.RopeScaling)
-	assert.Equal(t, 5e4, c.RopeTheta)
+	assert.Nil(t, c.RoPE.RopeScaling)
+	assert.Equal(t, 5e4, c.RoPE.RopeTheta)
 }
 
 // TestWidths of heads, and which rules make them.
@@ -210,12 +215,20 @@ func TestRulesOfReferences(t *testing.T) {
 		return c.Rules()
 	}
 	assert.Equal(t, Rules{}, of("deepseek", Remote))
-	assert.Equal(t, Rules{RouterFloat32: true, RoutedSum: ByChoice}, of("deepseek_v2", Remote))
-	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normNever, ScalesNormalised: true,
-		AnglesInFloat32: true, RotatesInFloat32: true}, of("deepseek_v2", Native))
-	assert.Equal(t, Rules{RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice}, of("deepseek_v3", Remote))
-	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: normAlways, ScalesNormalised: true,
-		AnglesInFloat32: true}, of("deepseek_v3", Native))
+	assert.Equal(t, Rules{Router: RouterRules{RouterFloat32: true}, MoE: MoERules{RoutedSum: ByChoice}},
+		of("deepseek_v2", Remote))
+	assert.Equal(t, Rules{
+		Router: RouterRules{RouterFloat32: true, NormTopK: normNever, ScalesNormalised: true},
+		MoE:    MoERules{IgnoresMoELayerFreq: true},
+		RoPE:   RoPERules{AnglesInFloat32: true, RotatesInFloat32: true},
+	}, of("deepseek_v2", Native))
+	assert.Equal(t, Rules{Router: RouterRules{RouterFloat32: true, ScalesNormalised: true},
+		MoE: MoERules{RoutedSum: ByChoice}}, of("deepseek_v3", Remote))
+	assert.Equal(t, Rules{
+		Router: RouterRules{RouterFloat32: true, NormTopK: normAlways, ScalesNormalised: true},
+		MoE:    MoERules{IgnoresMoELayerFreq: true},
+		RoPE:   RoPERules{AnglesInFloat32: true},
+	}, of("deepseek_v3", Native))
 }
 
 // TestReferencesDiffer pins Config.TopKWeights, and IsMoE.

@@ -20,7 +20,7 @@ func (n Number) Value(c *Config) float64 {
 // With returns c with the number set to v; an integer is at least 1.
 func (n Number) With(c *Config, v float64) *Config {
 	other := *c
-	for _, s := range []**RopeScaling{&other.RopeScaling, &other.CompressRopeScaling} {
+	for _, s := range []**RopeScaling{&other.RoPE.RopeScaling, &other.RoPE.CompressRopeScaling} {
 		if *s != nil {
 			scaling := **s
 			*s = &scaling
@@ -42,11 +42,11 @@ func NormEps() Number {
 // RotationNumbers returns the numbers that RoPE's tables and the scale of scores are made of, in layers without entries,
 // or in those with entries.
 func RotationNumbers(c *Config, compressed bool) []Number {
-	theta := Number{Key: "rope_theta", real: func(c *Config) *float64 { return &c.RopeTheta }}
-	scaling := func(c *Config) *RopeScaling { return c.RopeScaling }
+	theta := Number{Key: "rope_theta", real: func(c *Config) *float64 { return &c.RoPE.RopeTheta }}
+	scaling := func(c *Config) *RopeScaling { return c.RoPE.RopeScaling }
 	if compressed {
-		theta = Number{Key: "compress_rope_theta", real: func(c *Config) *float64 { return &c.CompressRopeTheta }}
-		scaling = func(c *Config) *RopeScaling { return c.CompressRopeScaling }
+		theta = Number{Key: "compress_rope_theta", real: func(c *Config) *float64 { return &c.RoPE.CompressRopeTheta }}
+		scaling = func(c *Config) *RopeScaling { return c.RoPE.CompressRopeScaling }
 	}
 	real := func(key string, of func(s *RopeScaling) *float64) Number {
 		return Number{Key: "rope_scaling." + key, real: func(c *Config) *float64 { return of(scaling(c)) }}

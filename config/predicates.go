@@ -8,21 +8,21 @@ const LatentEps = 1e-6
 
 // LatentAttention reports whether attention is multi-head latent attention,
 // DeepseekV2Attention: keys and values come from kv_lora_rank compressed values.
-func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }
+func (c *Config) LatentAttention() bool { return c.Attention.KVLoraRank > 0 }
 
 // LimitsGroups reports whether a token may choose only from topk_group of the n_group groups of
 // experts. With topk_method greedy or null, and in DeepSeek-V4, n_group and topk_group have no effect.
 func (c *Config) LimitsGroups() bool {
-	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc" && c.NGroup > 0
+	return c.Router.TopKMethod == "group_limited_greedy" || c.Router.TopKMethod == "noaux_tc" && c.Router.NGroup > 0
 }
 
 // HeadDim is the width that RoPE rotates in one attention head: qk_rope_head_dim, or the rotated share of head_dim; in
 // families without these hidden_size / num_attention_heads, the reference's head_dim. It is even.
 func (c *Config) HeadDim() int {
-	if c.QKRopeHeadDim > 0 {
-		return c.QKRopeHeadDim
+	if c.Attention.QKRopeHeadDim > 0 {
+		return c.Attention.QKRopeHeadDim
 	}
-	return c.HiddenSize / c.NumAttentionHeads
+	return c.HiddenSize / c.Attention.NumAttentionHeads
 }
 
 // RotaryFirst reports whether RoPE rotates the first channels of a head; with latent and windowed attention it rotates the
@@ -30,12 +30,12 @@ func (c *Config) HeadDim() int {
 func (c *Config) RotaryFirst() bool { return !c.LatentAttention() && !c.Windowed() }
 
 // QKHeadDim is the width of one query or key head.
-func (c *Config) QKHeadDim() int { return c.QKNopeHeadDim + c.HeadDim() }
+func (c *Config) QKHeadDim() int { return c.Attention.QKNopeHeadDim + c.HeadDim() }
 
 // ValueHeadDim is the width of one value head.
 func (c *Config) ValueHeadDim() int {
-	if c.VHeadDim > 0 {
-		return c.VHeadDim
+	if c.Attention.VHeadDim > 0 {
+		return c.Attention.VHeadDim
 	}
 	return c.HeadDim()
 }
@@ -53,12 +53,12 @@ const (
 
 // Windowed reports whether queries attend to a window of the latest tokens and to entries that stand for several
 // tokens each: DeepseekV4Attention.
-func (c *Config) Windowed() bool { return c.OGroups > 0 }
+func (c *Config) Windowed() bool { return c.Windows.OGroups > 0 }
 
 // Window returns how many of the latest tokens a query of layer l sees, its own included; 0 if it sees all.
 func (c *Config) Window(l int) int {
 	if c.Windowed() || c.layerType(l) == slidingAttention {
-		return c.SlidingWindow
+		return c.Windows.SlidingWindow
 	}
 	return 0
 }
@@ -74,15 +74,15 @@ func (c *Config) HasWindows() bool {
 }
 
 // Rotates reports whether RoPE rotates queries and keys of layer l.
-func (c *Config) Rotates(l int) bool { return !c.Rules().RotatesWindows || c.Window(l) > 0 }
+func (c *Config) Rotates(l int) bool { return !c.Rules().RoPE.RotatesWindows || c.Window(l) > 0 }
 
 // CompressRate returns how many tokens an entry of layer l stands for; 0 if the layer has no entries.
 func (c *Config) CompressRate(l int) int {
 	switch c.layerType(l) {
 	case compressedSparse:
-		return c.CompressRateCSA
+		return c.Windows.CompressRateCSA
 	case heavyCompression:
-		return c.CompressRateHCA
+		return c.Windows.CompressRateHCA
 	}
 	return 0
 }
@@ -102,8 +102,8 @@ func (c *Config) EntryTokens(l int) int {
 
 // layerType is sliding_attention for prediction layers.
 func (c *Config) layerType(l int) string {
-	if l >= 0 && l < min(len(c.LayerTypes), c.NumHiddenLayers) {
-		return c.LayerTypes[l]
+	if l >= 0 && l < min(len(c.Layers.LayerTypes), c.NumHiddenLayers) {
+		return c.Layers.LayerTypes[l]
 	}
 	return slidingAttention
 }
@@ -111,11 +111,11 @@ func (c *Config) layerType(l int) string {
 // Hashes reports whether layer l chooses experts by tid2eid, a table with a row of experts for each token of the
 // vocabulary.
 func (c *Config) Hashes(l int) bool {
-	return l >= 0 && l < min(len(c.MLPLayerTypes), c.NumHiddenLayers) && c.MLPLayerTypes[l] == hashMoE
+	return l >= 0 && l < min(len(c.Layers.MLPLayerTypes), c.NumHiddenLayers) && c.Layers.MLPLayerTypes[l] == hashMoE
 }
 
 // HasIndexer reports whether an indexer chooses the keys that each query attends to.
-func (c *Config) HasIndexer() bool { return c.IndexTopK > 0 }
+func (c *Config) HasIndexer() bool { return c.Indexer.IndexTopK > 0 }
 
 // IndexerOf returns the layer whose indexer chooses for layer l: l itself, or the nearest before it
 // with an indexer of its own. Prediction layers have their own. With windowed attention it is -1 for
@@ -124,7 +124,7 @@ func (c *Config) IndexerOf(l int) int {
 	if c.Windowed() && !c.Overlaps(l) {
 		return -1
 	}
-	for l > 0 && l < c.NumHiddenLayers && l < len(c.IndexerTypes) && c.IndexerTypes[l] == sharedIndexer {
+	for l > 0 && l < c.NumHiddenLayers && l < len(c.Indexer.IndexerTypes) && c.Indexer.IndexerTypes[l] == sharedIndexer {
 		l--
 	}
 	return l

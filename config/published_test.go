@@ -68,7 +68,7 @@ func TestPublishedConfigs(t *testing.T) {
 			require.NoError(t, json.Unmarshal(doc.JSON(), &told))
 			assert.Equal(t, told.Layers, c.NumHiddenLayers)
 			if experts, said := values[c.Key("n_routed_experts")]; said {
-				assert.Equal(t, string(experts), fmt.Sprint(c.NRoutedExperts))
+				assert.Equal(t, string(experts), fmt.Sprint(c.MoE.NRoutedExperts))
 			}
 			assert.Len(t, c.MoELayers(), told.Layers-told.Dense-told.First-told.Start)
 		})

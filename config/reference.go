@@ -6,7 +6,7 @@ import "fmt"
 
 // ChoosesByBias reports whether experts are chosen by scores to which e_score_correction_bias is added.
 func (c *Config) ChoosesByBias() bool {
-	return c.TopKMethod == "noaux_tc" && !c.Rules().UnbiasedChoice
+	return c.Router.TopKMethod == "noaux_tc" && !c.Rules().Router.UnbiasedChoice
 }
 
 // Rules returns the rules of c's family and reference.
@@ -55,25 +55,25 @@ func (c *Config) WithRules(change func(r *Rules)) *Config {
 // Rules.NormTopK and Rules.ScalesNormalised decide what norm_topk_prob and routed_scaling_factor do.
 func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	rules := c.Rules()
-	switch rules.NormTopK {
+	switch rules.Router.NormTopK {
 	case normAboveOne:
-		normalise = c.NormTopKProb && c.NumExpertsPerTok > 1
+		normalise = c.Router.NormTopKProb && c.MoE.NumExpertsPerTok > 1
 	case normAlways:
-		normalise = c.NormTopKProb
+		normalise = c.Router.NormTopKProb
 	}
-	if normalise && !rules.ScalesNormalised {
+	if normalise && !rules.Router.ScalesNormalised {
 		return true, 1
 	}
-	return normalise, c.RoutedScalingFactor
+	return normalise, c.Router.RoutedScalingFactor
 }
 
 // TopKDivisor returns what a gate does to the sum of the weights of the chosen experts before it divides them by it: it
 // adds eps, and takes least if that is more.
 func (c *Config) TopKDivisor() (eps, least float64) {
-	if !c.Rules().NormsBare {
+	if !c.Rules().Router.NormsBare {
 		eps = 1e-20
 	}
-	return eps, c.MoENormMin
+	return eps, c.Router.MoENormMin
 }
 
 // IsMoE reports whether a layer, counted from 0, has a DeepseekMoE where a dense
@@ -84,10 +84,10 @@ func (c *Config) TopKDivisor() (eps, least float64) {
 //
 // transformers' own classes leave the last condition out. Some have a list of layers, in which this one is not "dense".
 func (c *Config) IsMoE(layer int) bool {
-	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
-		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0) &&
-		!(layer >= 0 && layer < len(c.MLPLayerTypes) && c.MLPLayerTypes[layer] == denseMLP) &&
-		!(layer >= c.NumHiddenLayers && c.Rules().DensePredictions)
+	return c.MoE.NRoutedExperts > 0 && layer >= c.Layers.FirstKDenseReplace &&
+		(c.Rules().MoE.IgnoresMoELayerFreq || layer%c.Layers.MoELayerFreq == 0) &&
+		!(layer >= 0 && layer < len(c.Layers.MLPLayerTypes) && c.Layers.MLPLayerTypes[layer] == denseMLP) &&
+		!(layer >= c.NumHiddenLayers && c.Rules().MoE.DensePredictions)
 }
 
 // MoELayers lists the layers of the decoder that have a DeepseekMoE.

@@ -38,7 +38,7 @@ func (r *ropeForm) others() []string {
 // readScaling reads null or an object that may have other keys, too, and returns its members. A scaling "default" is
 // none if there are such keys.
 func (d *decoding) readScaling(key string, value jsontext.Value, others ...string) map[string]jsontext.Value {
-	d.config.RopeScaling = nil
+	d.config.RoPE.RopeScaling = nil
 	if value.Kind() == 'n' {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (d *decoding) readScaling(key string, value jsontext.Value, others ...strin
 		typeKey = "rope_type"
 	}
 	if others == nil || show(o[typeKey]) != `"default"` {
-		d.config.RopeScaling = d.ropeScaling(key, typeKey, o)
+		d.config.RoPE.RopeScaling = d.ropeScaling(key, typeKey, o)
 	}
 	return o
 }
@@ -133,12 +133,12 @@ func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 	}
 	found := len(d.problems)
 	s := d.parametersScaling(key, o)
-	switch old := d.config.RopeScaling; {
+	switch old := d.config.RoPE.RopeScaling; {
 	case len(d.problems) > found:
 	case d.hasValid("rope_scaling") && !s.equal(old):
 		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
 	default:
-		d.config.RopeScaling = s
+		d.config.RoPE.RopeScaling = s
 	}
 }
 
@@ -148,11 +148,11 @@ func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
 	if d.thetaKey == "" && d.hasValid("rope_theta") {
 		d.thetaKey = "rope_theta"
 	}
-	if old := d.config.RopeTheta; err == nil && d.thetaKey != "" && theta != old {
+	if old := d.config.RoPE.RopeTheta; err == nil && d.thetaKey != "" && theta != old {
 		err = fmt.Errorf("%v disagrees with %s %v", theta, d.thetaKey, old)
 	}
 	key += ".rope_theta"
-	store(d, key, &d.config.RopeTheta, theta, err)
+	store(d, key, &d.config.RoPE.RopeTheta, theta, err)
 	d.thetaKey = key
 }
 
@@ -185,8 +185,9 @@ func (d *decoding) adoptShare(key string, o map[string]jsontext.Value) {
 		return
 	}
 	share, err := parseNumber(raw, positive)
-	if old := d.config.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' && share != old {
+	if old := d.config.RoPE.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' &&
+		share != old {
 		err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
 	}
-	store(d, key+"."+ropeShare, &d.config.RotaryShare, share, err)
+	store(d, key+"."+ropeShare, &d.config.RoPE.RotaryShare, share, err)
 }

@@ -3,17 +3,29 @@ package config
 // Rules are the differences between references that config.json does not express. Each family lists the rules of its
 // references: see family.references. The zero value is the first DeepSeekMoE's modeling_deepseek.py.
 type Rules struct {
-	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
-	RouterFloat32 bool
-	// IgnoresMoELayerFreq: moe_layer_freq does not count, see IsMoE.
-	IgnoresMoELayerFreq bool
-	// NormTopK is when norm_topk_prob normalises the top-k weights, see TopKWeights.
-	NormTopK normTopK
-	// ScalesNormalised: top-k weights are scaled by routed_scaling_factor though they
-	// were normalised; otherwise they are scaled only if they were not.
-	ScalesNormalised bool
-	// RoutedSum is the order in which the experts' outputs are added.
-	RoutedSum RoutedSum
+	Attention AttentionRules
+	RoPE      RoPERules
+	Router    RouterRules
+	MoE       MoERules
+
+	// NormsOnce: RMSNorm multiplies with its weight in float32 and rounds once; otherwise it rounds before that, too.
+	NormsOnce bool
+}
+
+// AttentionRules are the rules of attention.
+type AttentionRules struct {
+	// AbsorbsKVB: latent attention multiplies kv_b_proj into queries and context, which is not what is computed here.
+	AbsorbsKVB bool
+	// QKNorm is how queries and keys are normed with use_qk_norm.
+	QKNorm QKNorm
+	// OutputUnbiased: attention_bias gives o_proj no bias.
+	OutputUnbiased bool
+	// ScalesScores: scores are multiplied with 1/sqrt(head_dim), not divided by sqrt(head_dim).
+	ScalesScores bool
+}
+
+// RoPERules are the rules of RoPE.
+type RoPERules struct {
 	// AnglesInFloat32: RoPE's positions and angles are float32, whatever inv_freq's
 	// dtype; otherwise they have that.
 	AnglesInFloat32 bool
@@ -23,41 +35,50 @@ type Rules struct {
 	RotatesInFloat32 bool
 	// CastsRotation: where RotatesInFloat32, cos and sin are cast to the compute dtype first.
 	CastsRotation bool
+	// JoinsTables: where RotatesInFloat32, RoPE's module still gives each cosine and sine twice, side by side.
+	JoinsTables bool
+	// RotatesWindows: RoPE rotates only in layers with a window.
+	RotatesWindows bool
 	// IndexerInterleaves: RoPE rotates pairs (2i, 2i+1) of the indexer's channels, not halves.
 	// GLM-5's does, DeepSeek-V3.2's does not; attention's own pairs are interleaved in both.
 	IndexerInterleaves bool
-	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
-	NormsExperts bool
-	// NormsOnce: RMSNorm multiplies with its weight in float32 and rounds once; otherwise it rounds before that, too.
-	NormsOnce bool
-	// AbsorbsKVB: latent attention multiplies kv_b_proj into queries and context, which is not what is computed here.
-	AbsorbsKVB bool
-	// QKNorm is how queries and keys are normed with use_qk_norm.
-	QKNorm QKNorm
-	// OutputUnbiased: attention_bias gives o_proj no bias.
-	OutputUnbiased bool
-	// ScalesScores: scores are multiplied with 1/sqrt(head_dim), not divided by sqrt(head_dim).
-	ScalesScores bool
-	// DensePredictions: prediction layers have no experts, whatever the other layers have.
-	DensePredictions bool
-	// RotatesWindows: RoPE rotates only in layers with a window.
-	RotatesWindows bool
-	// JoinsTables: where RotatesInFloat32, RoPE's module still gives each cosine and sine twice, side by side.
-	JoinsTables bool
+}
+
+// RouterRules are the rules of the gate.
+type RouterRules struct {
+	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
+	RouterFloat32 bool
 	// ScoresInFloat32: the gate's scores are float32, whatever its logits are.
 	ScoresInFloat32 bool
 	// KeepsGate: the gate's weight stays float32, whatever the compute dtype.
 	KeepsGate bool
 	// CastsRouterBias: e_score_correction_bias is cast to the compute dtype, as other weights are.
 	CastsRouterBias bool
-	// NormsBare: nothing is added to the sum that top-k weights are divided by, see TopKDivisor.
-	NormsBare bool
-	// CastsTopKWeights: top-k weights are cast to the compute dtype.
-	CastsTopKWeights bool
-	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].
-	FlatShared bool
 	// UnbiasedChoice: noaux_tc chooses by the scores alone, for the files have no e_score_correction_bias.
 	UnbiasedChoice bool
+	// NormTopK is when norm_topk_prob normalises the top-k weights, see TopKWeights.
+	NormTopK normTopK
+	// NormsBare: nothing is added to the sum that top-k weights are divided by, see TopKDivisor.
+	NormsBare bool
+	// ScalesNormalised: top-k weights are scaled by routed_scaling_factor though they
+	// were normalised; otherwise they are scaled only if they were not.
+	ScalesNormalised bool
+	// CastsTopKWeights: top-k weights are cast to the compute dtype.
+	CastsTopKWeights bool
+}
+
+// MoERules are the rules of the mixture of experts.
+type MoERules struct {
+	// IgnoresMoELayerFreq: moe_layer_freq does not count, see IsMoE.
+	IgnoresMoELayerFreq bool
+	// DensePredictions: prediction layers have no experts, whatever the other layers have.
+	DensePredictions bool
+	// RoutedSum is the order in which the experts' outputs are added.
+	RoutedSum RoutedSum
+	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
+	NormsExperts bool
+	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].
+	FlatShared bool
 }
 
 // QKNorm is how queries and keys are normed, and how the reference's module shows them.

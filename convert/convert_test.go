@@ -378,7 +378,9 @@ func legacyFile(t *testing.T, src string, blocks bool) string {
 	for i := range p.Tensors {
 		info := p.Tensors[i].Info()
 		if layer, is := strings.CutSuffix(info.Name, ".attn_k_b.weight"); is {
-			info = tensor.Info{Name: layer + ".attn_kv_b.weight", DType: tensor.F32, Shape: []int{c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim), c.KVLoraRank}}
+			info = tensor.Info{Name: layer + ".attn_kv_b.weight", DType: tensor.F32,
+				Shape: []int{c.Attention.NumAttentionHeads * (c.Attention.QKNopeHeadDim + c.Attention.VHeadDim),
+					c.Attention.KVLoraRank}}
 			if blocks {
 				info.DType = tensor.Q8_0
 			}
@@ -391,7 +393,8 @@ func legacyFile(t *testing.T, src string, blocks bool) string {
 	described, err := f.Dialect.Describe(d)
 	require.NoError(t, err)
 	keys := string(described.Keys)
-	for key, n := range map[string]int{"key_length": c.QKHeadDim(), "value_length": c.VHeadDim, "head_count_kv": c.NumAttentionHeads, "key_length_mla": -1, "value_length_mla": -1} {
+	for key, n := range map[string]int{"key_length": c.QKHeadDim(), "value_length": c.Attention.VHeadDim,
+		"head_count_kv": c.Attention.NumAttentionHeads, "key_length_mla": -1, "value_length_mla": -1} {
 		key = "deepseek2.attention." + key + "\x04\x00\x00\x00"
 		before, after, found := strings.Cut(keys, key)
 		require.True(t, found, key)

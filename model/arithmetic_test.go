@@ -199,7 +199,7 @@ func TestNetworkOverShapes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			counted := &shapes{}
 			seen := &stages[shape]{of: func(s shape) []int { return s }}
-			o := model.Options{Training: m.Config.HCMult == 0, AttnWeights: true}
+			o := model.Options{Training: m.Config.HyperConnections.HCMult == 0, AttnWeights: true}
 			net := &model.Network[shape]{Model: m, Input: in, Options: o, Arithmetic: counted, Trace: seen}
 			logits, err := net.Forward(context.Background())
 			require.NoError(t, err)
@@ -210,7 +210,8 @@ func TestNetworkOverShapes(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, plain.outsideExperts(), seen.outsideExperts())
 			require.Contains(t, seen.names, "model.layers.1.mlp.experts.0.down_proj.input")
-			require.Equal(t, []int{2, m.Config.NumAttentionHeads, tokens, tokens}, seen.dims[slices.Index(seen.names, "model.layers.0.self_attn.attn_weights")])
+			require.Equal(t, []int{2, m.Config.Attention.NumAttentionHeads, tokens, tokens}, seen.dims[slices.Index(seen.names,
+				"model.layers.0.self_attn.attn_weights")])
 		})
 	}
 }

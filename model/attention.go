@@ -20,7 +20,8 @@ func (p *pass[V]) attention(l int, name string, a *DeepseekAttention, x V) V {
 
 // attended is the part of attention before o_proj.
 func (p *pass[V]) attended(l int, name string) Section {
-	return Section{l, name + ".o_proj.input", []int{p.in.Batch, p.in.Seq, p.config.NumAttentionHeads * p.config.ValueHeadDim()},
+	return Section{l, name + ".o_proj.input", []int{p.in.Batch, p.in.Seq, p.config.Attention.NumAttentionHeads *
+		p.config.ValueHeadDim()},
 		name + ".", []string{"o_proj.weight", "o_proj.bias", "o_proj.output", "output"}}
 }
 
@@ -31,15 +32,15 @@ func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 	v := p.linear(name+".v_proj", &a.VProj, x)
 	context := p.Scope(q, func(q V) V {
 		c := p.config
-		groups, width := c.NumKeyValueHeads, c.ValueHeadDim()
-		q = p.positioned(l, p.headsOf(name+".q_norm", &a.QNorm, q, c.NumAttentionHeads))
+		groups, width := c.Attention.NumKeyValueHeads, c.ValueHeadDim()
+		q = p.positioned(l, p.headsOf(name+".q_norm", &a.QNorm, q, c.Attention.NumAttentionHeads))
 		k = p.positioned(l, p.headsOf(name+".k_norm", &a.KNorm, k, groups))
 		vT := p.Move(splitHeadsT(p.in, groups, width, 0, width), v)
 		scoring := &Scoring{By: float32(math.Sqrt(float64(c.QKHeadDim()))), Divides: true, Mask: p.maskOf(l)}
-		if p.rules.ScalesScores {
+		if p.rules.Attention.ScalesScores {
 			scoring.By, scoring.Divides = softmaxScale(c), false
 		}
-		return p.attend(name, c.NumAttentionHeads, q, k, vT, scoring)
+		return p.attend(name, c.Attention.NumAttentionHeads, q, k, vT, scoring)
 	})
 	return p.stage(name+".o_proj.input", context)
 }
@@ -48,10 +49,10 @@ func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 // with use_qk_norm: each head, or all heads of a token together before they are cut.
 func (p *pass[V]) headsOf(name string, norm *DeepseekRMSNorm, x V, heads int) V {
 	width := p.config.QKHeadDim()
-	if !p.config.UseQKNorm {
+	if !p.config.Attention.UseQKNorm {
 		return p.heads(x, heads, width)
 	}
-	switch p.rules.QKNorm {
+	switch p.rules.Attention.QKNorm {
 	case config.PerHeadTransposed:
 		return p.norm(name, norm, p.heads(x, heads, width))
 	case config.PerHead:
@@ -94,13 +95,14 @@ func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V)
 	c := p.config
 	q, low := p.latentQueries(name, a, x)
 	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
-	rank, width, nope := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim, c.QKNopeHeadDim
+	rank, width, nope := c.Attention.KVLoraRank, c.Attention.KVLoraRank+c.Attention.QKRopeHeadDim,
+		c.Attention.QKNopeHeadDim
 	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(TakeColumns(p.in, width, 0, rank), latentRope))
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
 	mask := p.indexed(l, name, x, low)
 	context := p.Scope(q, func(q V) V {
 		kRope := p.rotated(p.Move(splitHeads(p.in, 1, width, rank, width), latentRope))
-		heads, n := c.NumAttentionHeads, headBlock
+		heads, n := c.Attention.NumAttentionHeads, headBlock
 		if heads%n != 0 || p.o.AttnWeights || p.o.Training || p.o.HeadsTogether {
 			return p.attendLatent(name, heads, q, kv, kRope, mask)
 		}
@@ -108,10 +110,10 @@ func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V)
 		for first := 0; first < heads; first += n {
 			take := func(width int, x V) V { return p.Move(TakeColumns(p.in, heads*width, first*width, (first+n)*width), x) }
 			blocks = append(blocks, p.Scope(take(c.QKHeadDim(), q), func(q V) V {
-				return p.attendLatent(name, n, q, take(nope+c.VHeadDim, kv), kRope, mask)
+				return p.attendLatent(name, n, q, take(nope+c.Attention.VHeadDim, kv), kRope, mask)
 			}))
 		}
-		return p.Move(joinBlocks(p.in, len(blocks), n*c.VHeadDim), blocks...)
+		return p.Move(joinBlocks(p.in, len(blocks), n*c.Attention.VHeadDim), blocks...)
 	})
 	return p.stage(name+".o_proj.input", context)
 }
@@ -123,18 +125,18 @@ const headBlock = 32
 // attendLatent is attend for heads with queries q [batch, seq, heads·qk_head_dim], with keys without RoPE and values in
 // kv [batch, seq, heads·(qk_nope_head_dim + v_head_dim)], and with keys of RoPE in kRope [batch, 1, seq, qk_rope_head_dim].
 func (p *pass[V]) attendLatent(name string, heads int, q, kv, kRope V, mask *Mask) V {
-	c, nope := p.config, p.config.QKNopeHeadDim
+	c, nope := p.config, p.config.Attention.QKNopeHeadDim
 	q = p.rotated(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q))
-	kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
-	k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
-	vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
+	kNope := p.Move(splitHeads(p.in, heads, nope+c.Attention.VHeadDim, 0, nope), kv)
+	k := p.Move(joinHeads(p.in, heads, nope, c.Attention.QKRopeHeadDim), kNope, kRope)
+	vT := p.Move(splitHeadsT(p.in, heads, nope+c.Attention.VHeadDim, nope, nope+c.Attention.VHeadDim), kv)
 	return p.attend(name, heads, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
 }
 
 // latentQueries returns the queries of latent attention, and what they are made of: a low rank, if the
 // config has one.
 func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) (q, low V) {
-	if p.config.QLoraRank == 0 {
+	if p.config.Attention.QLoraRank == 0 {
 		return p.linear(name+".q_proj", &a.QProj, x), x
 	}
 	low = p.norm(name+".q_a_layernorm", &a.QALayernorm, p.linear(name+".q_a_proj", &a.QAProj, x))
@@ -194,7 +196,7 @@ func (p *pass[V]) makeTables(r *rope[V], name string) {
 // table shows one of RoPE's tables [seq, half] as the reference's module returns it: twice, side
 // by side, or once where the reference rotates in float32, see config.Rules.JoinsTables.
 func (p *pass[V]) table(name string, r *Rotary, table V) V {
-	if r.Whole && !p.rules.JoinsTables {
+	if r.Whole && !p.rules.RoPE.JoinsTables {
 		return p.stage(name, table)
 	}
 	once, half := &Input{Batch: 1, Seq: p.in.Seq}, r.Half

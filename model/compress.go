@@ -13,19 +13,20 @@ func (p *pass[V]) windowedAttention(l int, name string, a *DeepseekV4Attention, 
 	if a.Compressor != nil {
 		r = p.coarse
 	}
-	heads, width := c.NumAttentionHeads, c.VHeadDim
+	heads, width := c.Attention.NumAttentionHeads, c.Attention.VHeadDim
 	shape := []int{in.Batch, in.Seq, heads, width}
 	context := p.section(Section{l, name + ".context", shape, name + ".", []string{"o_a_proj.", "o_b_proj.", "output"}},
 		func() V { return p.windowedContext(l, name, a, r, x) })
 	r.sin = p.Scale(r.sin, -1)
-	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, c.OGroups, heads*width/c.OGroups)
+	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, c.Windows.OGroups,
+		heads*width/c.Windows.OGroups)
 	return p.stage(name+".output", p.groupedOutput(name, a, p.stage(name+".o_a_proj.input", context)))
 }
 
 // windowedContext is what attention gives before its results are rotated back.
 func (p *pass[V]) windowedContext(l int, name string, a *DeepseekV4Attention, r rope[V], x V) V {
 	c, in := p.config, p.in
-	heads, width := c.NumAttentionHeads, c.VHeadDim
+	heads, width := c.Attention.NumAttentionHeads, c.Attention.VHeadDim
 	low := p.norm(name+".q_a_norm", &a.QANorm, p.linear(name+".q_a_proj", &a.QAProj, x))
 	q := p.Scope(p.linear(name+".q_b_proj", &a.QBProj, low), func(q V) V {
 		return p.UnitNorm(p.Reshape(q, in.Batch, in.Seq, heads, width), float64(float32(c.RMSNormEps)))
@@ -55,8 +56,8 @@ func (p *pass[V]) turned(x V, r rope[V], heads, width int) V {
 // groupedOutput projects each group of heads [batch, seq, groups, width] by its rows of o_a_proj, mirroring
 // DeepseekV4GroupedLinear, and all results by o_b_proj.
 func (p *pass[V]) groupedOutput(name string, a *DeepseekV4Attention, x V) V {
-	groups, rank, in := p.config.OGroups, p.config.OLoraRank, p.in
-	width := p.config.NumAttentionHeads * p.config.VHeadDim / groups
+	groups, rank, in := p.config.Windows.OGroups, p.config.Windows.OLoraRank, p.in
+	width := p.config.Attention.NumAttentionHeads * p.config.Attention.VHeadDim / groups
 	var outs []V
 	for g := range groups {
 		group := p.Move(TakeColumns(in, groups*width, g*width, (g+1)*width), x)
@@ -71,7 +72,7 @@ func (p *pass[V]) groupedOutput(name string, a *DeepseekV4Attention, x V) V {
 // keys are those of tokens, [batch, 1, seq, width], and of entries, if there are any. A block of queries
 // takes only the tokens that their windows reach.
 func (p *pass[V]) attendWindow(name string, q V, keys []V, sinks *Weight, mask *Mask) V {
-	n, seq, width := queryBlock, p.in.Seq, p.config.VHeadDim
+	n, seq, width := queryBlock, p.in.Seq, p.config.Attention.VHeadDim
 	if p.o.AttnWeights {
 		n = seq
 	}
@@ -93,7 +94,7 @@ func (p *pass[V]) attendWindow(name string, q V, keys []V, sinks *Weight, mask *
 			})
 		}))
 	}
-	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, width, n), blocks...)
+	return p.Move(mergeHeads(p.in, p.config.Attention.NumAttentionHeads, width, n), blocks...)
 }
 
 // entries returns the entries of layer l, [batch, 1, entries, head_dim], and the mask of its attention. Without
@@ -104,7 +105,7 @@ func (p *pass[V]) entries(l int, name string, a *DeepseekV4Attention, x, low V) 
 	}
 	mask := *p.mask
 	mask.rate = p.config.CompressRate(l)
-	g := &Pooling{Rate: mask.rate, Width: p.config.VHeadDim, Overlap: p.config.Overlaps(l)}
+	g := &Pooling{Rate: mask.rate, Width: p.config.Attention.VHeadDim, Overlap: p.config.Overlaps(l)}
 	entries := p.compress(name, a.Compressor, g, x)
 	if a.Indexer == nil {
 		return entries, &mask
@@ -136,16 +137,17 @@ func (p *pass[V]) compress(name string, m *Compressor, g *Pooling, x V) []V {
 // rotations as in attention. The stage "scores" comes before the mask.
 func (p *pass[V]) chooseEntries(name string, ix *EntryIndexer, mask *Mask, x, low V) *Mask {
 	c, in := p.config, p.in
-	entries := p.compress(name, &ix.Compressor, &Pooling{mask.rate, c.IndexHeadDim, true}, x)
+	entries := p.compress(name, &ix.Compressor, &Pooling{mask.rate, c.Indexer.IndexHeadDim, true}, x)
 	q := p.linear(name+".q_b_proj", &ix.QBProj, low)
-	q = p.turned(q, p.coarse, c.IndexNHeads, c.IndexHeadDim)
-	q = p.stage(name+".q", p.Reshape(q, in.Batch, in.Seq, c.IndexNHeads, c.IndexHeadDim))
+	q = p.turned(q, p.coarse, c.Indexer.IndexNHeads, c.Indexer.IndexHeadDim)
+	q = p.stage(name+".q", p.Reshape(q, in.Batch, in.Seq, c.Indexer.IndexNHeads, c.Indexer.IndexHeadDim))
 	weights := p.linear(name+".scorer.weights_proj", &ix.WeightsProj, x)
 	if entries == nil {
 		return mask
 	}
 	n := mask.choices()
-	scores := p.stage(name+".scores", p.indexScores(p.heads(q, c.IndexNHeads, c.IndexHeadDim), entries[0], weights, n, nil))
-	k := min(c.IndexTopK, n)
+	scores := p.stage(name+".scores", p.indexScores(p.heads(q, c.Indexer.IndexNHeads, c.Indexer.IndexHeadDim),
+		entries[0], weights, n, nil))
+	k := min(c.Indexer.IndexTopK, n)
 	return mask.of(p.chosenKeys(name, scores, n, k, mask), k)
 }

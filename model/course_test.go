@@ -121,7 +121,7 @@ func TestAttnWeights(t *testing.T) {
 	require.Equal(t, logits.Values, same.Values)
 	require.Len(t, with.stages, len(without.stages)+len(m.Model.Layers))
 	probs := with.stages["model.layers.0.self_attn.attn_weights"]
-	require.Equal(t, []int{1, m.Config.NumAttentionHeads, 70, 70}, probs.Shape)
+	require.Equal(t, []int{1, m.Config.Attention.NumAttentionHeads, 70, 70}, probs.Shape)
 	for r := range probs.Rows() {
 		sum := float32(0)
 		for key, p := range probs.Row(r) {
@@ -142,5 +142,6 @@ func TestHeadsInBlocks(t *testing.T) {
 	blocks, _ := recorded(t, m, in, 0, model.Options{})
 	together, _ := recorded(t, m, in, 0, model.Options{HeadsTogether: true})
 	require.Equal(t, together.stages, blocks.stages)
-	require.Equal(t, []int{2, 70, 64 * m.Config.VHeadDim}, blocks.stages["model.layers.0.self_attn.o_proj.input"].Shape)
+	require.Equal(t, []int{2, 70, 64 * m.Config.Attention.VHeadDim},
+		blocks.stages["model.layers.0.self_attn.o_proj.input"].Shape)
 }

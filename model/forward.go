@@ -181,8 +181,8 @@ func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
 func (p *pass[V]) embed() V {
 	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
 	x = p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
-	if p.config.HCMult > 0 { // each stream is the embedding
-		x = p.Move(repeatRows(p.in, p.config.HCMult, p.config.HiddenSize), x)
+	if p.config.HyperConnections.HCMult > 0 { // each stream is the embedding
+		x = p.Move(repeatRows(p.in, p.config.HyperConnections.HCMult, p.config.HiddenSize), x)
 	}
 	return x
 }
@@ -273,7 +273,8 @@ func (p *pass[V]) at(r rope[V], positions []int) rope[V] {
 // head returns the logits, and the output of the final norm.
 func (p *pass[V]) head(x V) (logits, normed V) {
 	if h := p.m.Model.HCHead; h != nil {
-		pre := p.StreamGate(p.mixes(h, x), &Affine{Scale: &h.Scale, Base: &h.Base}, 1, float32(p.config.HCEps))
+		pre := p.StreamGate(p.mixes(h, x), &Affine{Scale: &h.Scale, Base: &h.Base}, 1,
+			float32(p.config.HyperConnections.HCEps))
 		x = p.stage("model.hc_head.output", p.Collapse(p.stage("model.hc_head.pre", pre), x))
 	}
 	normed = p.norm("model.norm", &p.m.Model.Norm, x)

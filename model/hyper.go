@@ -8,8 +8,8 @@ func (p *pass[V]) connected(name string, h *HyperConnection, x V, f func(V) V) V
 	if h == nil {
 		return p.Add(x, f(x))
 	}
-	c, hc := p.config, p.config.HCMult
-	z, width, eps := p.mixes(h, x), (2+hc)*hc, float32(c.HCEps)
+	c, hc := p.config, p.config.HyperConnections.HCMult
+	z, width, eps := p.mixes(h, x), (2+hc)*hc, float32(c.HyperConnections.HCEps)
 	gate := func(part int, times, plus float32) V {
 		affine := &Affine{&h.Scale, &h.Base, part, part * hc}
 		return p.StreamGate(p.Move(TakeColumns(p.in, width, part*hc, (part+1)*hc), z), affine, times, plus)
@@ -17,7 +17,8 @@ func (p *pass[V]) connected(name string, h *HyperConnection, x V, f func(V) V) V
 	pre := p.stage(name+".pre", gate(0, 1, eps))
 	post := p.stage(name+".post", gate(1, 2, 0))
 	comb := p.Move(TakeColumns(p.in, width, 2*hc, width), z)
-	comb = p.stage(name+".comb", p.Sinkhorn(comb, &Affine{&h.Scale, &h.Base, 2, 2 * hc}, c.HCSinkhornIters, eps))
+	comb = p.stage(name+".comb", p.Sinkhorn(comb, &Affine{&h.Scale, &h.Base, 2, 2 * hc},
+		c.HyperConnections.HCSinkhornIters, eps))
 	y := p.Scope(p.stage(name+".collapsed", p.Collapse(pre, x)), f)
 	return p.Expand(x, y, post, comb)
 }
@@ -26,6 +27,6 @@ func (p *pass[V]) connected(name string, h *HyperConnection, x V, f func(V) V) V
 // side by side, normed as one row.
 func (p *pass[V]) mixes(h *HyperConnection, x V) V {
 	c := p.config
-	flat := p.Reshape(p.Float32(x), p.in.Batch, p.in.Seq, c.HCMult*c.HiddenSize)
+	flat := p.Reshape(p.Float32(x), p.in.Batch, p.in.Seq, c.HyperConnections.HCMult*c.HiddenSize)
 	return p.Scope(p.UnitNorm(flat, float64(float32(c.RMSNormEps))), func(x V) V { return p.Linear(x, &h.Fn) })
 }

@@ -25,7 +25,7 @@ func (p *pass[V]) indexed(l int, name string, x, low V) *Mask {
 }
 
 // topKeys is how many keys an indexer chooses for each query: index_topk, or all.
-func (p *pass[V]) topKeys() int { return min(p.config.IndexTopK, p.in.Seq) }
+func (p *pass[V]) topKeys() int { return min(p.config.Indexer.IndexTopK, p.in.Seq) }
 
 // chooseKeys returns the keys that each query attends to, [batch, seq, topKeys], mirroring
 // DeepseekV32Indexer.forward:
@@ -45,8 +45,9 @@ func (p *pass[V]) chooseKeys(name string, ix *Indexer, x, low V) []int {
 	k := p.linear(name+".wk", &ix.WK, x)
 	k = p.stage(name+".k_norm.output", p.LayerNorm(k, &ix.KNorm, float64(float32(config.LatentEps))))
 	weights := p.linear(name+".weights_proj", &ix.WeightsProj, x)
-	q = p.rotatedFirst(name+".q", q, c.IndexNHeads, []int{p.in.Batch, seq, c.IndexNHeads, c.IndexHeadDim})
-	k = p.rotatedFirst(name+".k", k, 1, []int{p.in.Batch, seq, c.IndexHeadDim})
+	q = p.rotatedFirst(name+".q", q, c.Indexer.IndexNHeads, []int{p.in.Batch, seq, c.Indexer.IndexNHeads,
+		c.Indexer.IndexHeadDim})
+	k = p.rotatedFirst(name+".k", k, 1, []int{p.in.Batch, seq, c.Indexer.IndexHeadDim})
 	scores := p.stage(name+".scores", p.indexScores(q, k, weights, seq, p.mask))
 	return p.chosenKeys(name, scores, seq, p.topKeys(), p.mask)
 }
@@ -55,8 +56,8 @@ func (p *pass[V]) chooseKeys(name string, ix *Indexer, x, low V) []int {
 // seq, index_head_dim] and keys, of which each query has as many.
 func (p *pass[V]) indexScores(q, k, weights V, keys int, mask *Mask) V {
 	c, seq := p.config, p.in.Seq
-	weights = p.Scale(p.Float32(weights), float32(1/math.Sqrt(float64(c.IndexNHeads))))
-	scoring := &Scoring{By: float32(1 / math.Sqrt(float64(c.IndexHeadDim)))}
+	weights = p.Scale(p.Float32(weights), float32(1/math.Sqrt(float64(c.Indexer.IndexNHeads))))
+	scoring := &Scoring{By: float32(1 / math.Sqrt(float64(c.Indexer.IndexHeadDim)))}
 	q, k = p.Float32(q), p.Float32(k)
 	var blocks []V
 	for first := 0; first < seq; first += queryBlock {
@@ -84,10 +85,10 @@ func (p *pass[V]) chosenKeys(name string, scores V, keys, k int, mask *Mask) []i
 // positions, and shows them to the trace in shape: it returns [batch, heads, seq,
 // index_head_dim]. Where the reference rotates interleaved pairs it moves them to halves.
 func (p *pass[V]) rotatedFirst(name string, x V, heads int, shape []int) V {
-	width, rotated := p.config.IndexHeadDim, p.config.QKRopeHeadDim
+	width, rotated := p.config.Indexer.IndexHeadDim, p.config.Attention.QKRopeHeadDim
 	halves := *p.main.Rotary
 	halves.Interleave = false
-	last := p.Move(splitRotated(p.in, heads, width, rotated, p.rules.IndexerInterleaves), x)
+	last := p.Move(splitRotated(p.in, heads, width, rotated, p.rules.RoPE.IndexerInterleaves), x)
 	last = p.RoPE(last, p.main.cos, p.main.sin, &halves)
 	x = p.stage(name, p.Reshape(p.Move(joinRotated(p.in, heads, width, rotated), last), shape...))
 	return p.Move(splitHeads(p.in, heads, width, 0, width), x)

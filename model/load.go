@@ -61,9 +61,9 @@ func InFloat32(c *config.Config, p table.Place) bool {
 	rules := c.Rules()
 	switch p.Role() {
 	case table.EScoreCorrectionBias:
-		return !rules.CastsRouterBias
+		return !rules.Router.CastsRouterBias
 	case table.Gate:
-		return rules.KeepsGate
+		return rules.Router.KeepsGate
 	}
 	return p.Row.Parameter() || rules.NormsOnce && (p.Module() == table.Norms || p.Role() == table.KVNorm)
 }

@@ -252,7 +252,7 @@ type HyperConnection struct {
 
 // hyperOf returns the hyper-connection of a model with streams; nil for other models.
 func hyperOf(c *config.Config) *HyperConnection {
-	if c.HCMult == 0 {
+	if c.HyperConnections.HCMult == 0 {
 		return nil
 	}
 	return &HyperConnection{}
@@ -351,14 +351,14 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 		layer.MLP = &DeepseekMLP{}
 		return layer
 	}
-	layer.MoE = &DeepseekMoE{Experts: make([]DeepseekMLP, c.NRoutedExperts)}
-	if c.NSharedExperts > 0 {
+	layer.MoE = &DeepseekMoE{Experts: make([]DeepseekMLP, c.MoE.NRoutedExperts)}
+	if c.MoE.NSharedExperts > 0 {
 		layer.MoE.SharedExperts = &DeepseekMLP{}
 	}
 	if c.Hashes(l) {
 		layer.MoE.Gate.TID2EID = &Weight{}
 	}
-	if c.Rules().NormsExperts {
+	if c.Rules().MoE.NormsExperts {
 		layer.MoE.PostMLPLayernorm = &DeepseekRMSNorm{}
 	}
 	return layer

@@ -47,7 +47,7 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 // shared runs the shared experts on x, [batch, seq, hidden_size], or on flat, the same as [tokens, hidden_size].
 func (p *pass[V]) shared(l int, name string, m *DeepseekMLP, x, flat V) V {
 	part := p.wholeOf(l, name)
-	if p.rules.FlatShared {
+	if p.rules.MoE.FlatShared {
 		x, part.Shape = flat, []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}
 	}
 	return p.section(part, func() V { return p.stage(name+".output", p.mlp(name, m, x)) })
@@ -60,11 +60,11 @@ func (p *pass[V]) shared(l int, name string, m *DeepseekMLP, x, flat V) V {
 //
 // In training every reference sums in the order of topk_idx.
 func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, weight V) V {
-	order := p.rules.RoutedSum
+	order := p.rules.MoE.RoutedSum
 	if p.o.Training {
 		order = config.ByChoice
 	}
-	k := p.config.NumExpertsPerTok
+	k := p.config.MoE.NumExpertsPerTok
 	byExpert := make([][]int, len(m.Experts)) // slots of topk_idx [tokens, k], ascending
 	for slot, e := range idx {
 		byExpert[e] = append(byExpert[e], slot)
@@ -106,8 +106,8 @@ func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
 // a token's experts has no meaning. The auxiliary loss is per sequence if seq_aux is set,
 // else over the batch as one sequence.
 func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
-	c, k := p.config, p.config.NumExpertsPerTok
-	if p.rules.RouterFloat32 {
+	c, k := p.config, p.config.MoE.NumExpertsPerTok
+	if p.rules.Router.RouterFloat32 {
 		x = p.Float32(x)
 	}
 	logits := p.stage(name+".logits", p.Linear(x, &Linear{Weight: g.Weight}))
@@ -115,7 +115,7 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}
-	weight = p.Move(gather(choice.Idx, k, c.NRoutedExperts), scores)
+	weight = p.Move(gather(choice.Idx, k, c.MoE.NRoutedExperts), scores)
 	normalise, scale := c.TopKWeights()
 	if normalise {
 		eps, least := c.TopKDivisor()
@@ -124,17 +124,17 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	if scale != 1 {
 		weight = p.Scale(weight, float32(scale))
 	}
-	if p.rules.CastsTopKWeights {
+	if p.rules.Router.CastsTopKWeights {
 		compute, _ := p.o.dtypes()
 		weight = p.Cast(weight, compute)
 	}
 	weight = p.stage(name+".topk_weight", weight)
-	if p.o.Training && c.AuxLossAlpha > 0 {
+	if p.o.Training && c.Router.AuxLossAlpha > 0 {
 		sequences := 1
-		if c.SeqAux {
+		if c.Router.SeqAux {
 			sequences = p.in.Batch
 		}
-		p.stage(name+".aux_loss", p.AuxLoss(scores, choice.Idx, sequences, c.AuxLossAlpha))
+		p.stage(name+".aux_loss", p.AuxLoss(scores, choice.Idx, sequences, c.Router.AuxLossAlpha))
 	}
 	return choice.Idx, weight
 }
@@ -169,7 +169,7 @@ func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
 	}
 	choice = p.choice(g, p.masked(g, scores))
 	choice.Scores = p.masked(g, choice.Scores) // scores of groups that are not chosen may have become 0
-	choice.Idx = p.TopK(choice.Scores, p.config.NumExpertsPerTok)
+	choice.Idx = p.TopK(choice.Scores, p.config.MoE.NumExpertsPerTok)
 	return scores, choice
 }
 
@@ -178,12 +178,12 @@ func (p *pass[V]) fromTable(g *MoEGate, scores V) *Choice[V] {
 	table := g.TID2EID
 	idx := p.TableExperts(scores, table, p.in.InputIDs)
 	for i, e := range idx {
-		if n := p.config.NRoutedExperts; e < 0 || e >= n {
-			token := p.in.InputIDs[i/p.config.NumExpertsPerTok]
+		if n := p.config.MoE.NRoutedExperts; e < 0 || e >= n {
+			token := p.in.InputIDs[i/p.config.MoE.NumExpertsPerTok]
 			p.stopIf(fmt.Errorf("%s: token %d: expert %d is not one of %d", table.Name, token, e, n))
 		}
 	}
-	for row := range slices.Chunk(idx, p.config.NumExpertsPerTok) {
+	for row := range slices.Chunk(idx, p.config.MoE.NumExpertsPerTok) {
 		g.StandIns(row)
 	}
 	return &Choice[V]{Scores: scores, Idx: idx, Table: table}
@@ -212,10 +212,10 @@ func (g *MoEGate) StandIns(row []int) {
 
 // gateScores returns the scores of a gate's logits.
 func (p *pass[V]) gateScores(logits V) V {
-	if p.rules.ScoresInFloat32 {
+	if p.rules.Router.ScoresInFloat32 {
 		logits = p.Float32(logits)
 	}
-	switch p.config.ScoringFunc {
+	switch p.config.Router.ScoringFunc {
 	case "sigmoid":
 		return p.Sigmoid(logits)
 	case "sqrtsoftplus":
@@ -232,7 +232,7 @@ func (p *pass[V]) gateScores(logits V) V {
 //	noaux_tc              the sum of its two best of scores + e_score_correction_bias;
 //	                      other groups' scores become -inf
 func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
-	switch p.config.TopKMethod {
+	switch p.config.Router.TopKMethod {
 	case "group_limited_greedy":
 		return p.limited(scores, 1, 0)
 	case "noaux_tc":
@@ -249,9 +249,9 @@ func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 // limited masks all groups except the topk_group best of each token. The worth of a group is the
 // sum of its best scores.
 func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
-	n := p.config.NGroup
+	n := p.config.Router.NGroup
 	worth := p.GroupWorth(scores, n, best)
-	chosen := p.TopK(worth, p.config.TopKGroup)
+	chosen := p.TopK(worth, p.config.Router.TopKGroup)
 	return &Choice[V]{
 		Scores: p.MaskGroups(scores, n, chosen, masked),
 		Groups: &Groups[V]{Scores: scores, Worth: worth, Chosen: chosen, Masked: masked},

@@ -255,7 +255,7 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	if lowest[compute] == 0 || lowest[angles] == 0 {
 		return nil, fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", compute, angles)
 	}
-	if n.Options.Training && c.HCMult > 0 {
+	if n.Options.Training && c.HyperConnections.HCMult > 0 {
 		return nil, untrained(c)
 	}
 	if err := n.Input.Check(c.VocabSize); err != nil {
@@ -264,7 +264,7 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	p := &pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
 		o: &n.Options, trace: n.Trace, main: rope[V]{Rotary: newRotary(c, mainRope(c), n.Input.Seq, compute, angles)},
-		mask: &Mask{Lowest: lowest[compute], In: n.Input, Window: c.SlidingWindow}, keysOf: n.Keys, given: n.Given,
+		mask: &Mask{Lowest: lowest[compute], In: n.Input, Window: c.Windows.SlidingWindow}, keysOf: n.Keys, given: n.Given,
 	}
 	if c.Windowed() {
 		p.coarse.Rotary = newRotary(c, compressRope(c), n.Input.Seq, compute, angles)

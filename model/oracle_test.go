@@ -83,7 +83,7 @@ func (o *oracle) rotated(x []float64, pos int) []float64 {
 	out := slices.Clone(x)
 	for i := range len(x) / 2 {
 		a, b := i, i+len(x)/2
-		if o.c.RopeInterleave {
+		if o.c.RoPE.RopeInterleave {
 			a, b = 2*i, 2*i+1
 		}
 		angle, factor := o.angle(i, len(x), pos)
@@ -95,8 +95,8 @@ func (o *oracle) rotated(x []float64, pos int) []float64 {
 
 // angle returns the angle of the i-th pair of n values, and the factor of its cosine and sine.
 func (o *oracle) angle(i, n, position int) (angle, factor float64) {
-	pos, theta, exponent := float64(position), o.c.RopeTheta, float64(2*i)/float64(n)
-	scaling := o.c.RopeScaling
+	pos, theta, exponent := float64(position), o.c.RoPE.RopeTheta, float64(2*i)/float64(n)
+	scaling := o.c.RoPE.RopeScaling
 	if scaling == nil {
 		return pos * math.Pow(theta, -exponent), 1
 	}
@@ -104,7 +104,7 @@ func (o *oracle) angle(i, n, position int) (angle, factor float64) {
 	case "linear":
 		return pos / s.Factor * math.Pow(theta, -exponent), 1
 	case "dynamic":
-		if trained := float64(o.c.MaxPositionEmbeddings); float64(o.seq) > trained {
+		if trained := float64(o.c.RoPE.MaxPositionEmbeddings); float64(o.seq) > trained {
 			theta *= math.Pow(s.Factor*float64(o.seq)/trained-(s.Factor-1), float64(n)/float64(n-2))
 		}
 		return pos * math.Pow(theta, -exponent), 1
@@ -123,7 +123,7 @@ func (o *oracle) angle(i, n, position int) (angle, factor float64) {
 }
 
 // mscale is yarn_get_mscale.
-func (o *oracle) mscale(m float64) float64 { return 0.1*m*math.Log(o.c.RopeScaling.Factor) + 1 }
+func (o *oracle) mscale(m float64) float64 { return 0.1*m*math.Log(o.c.RoPE.RopeScaling.Factor) + 1 }
 
 func softmax64(x []float64) []float64 {
 	out, top, sum := make([]float64, len(x)), slices.Max(x), 0.0
@@ -143,9 +143,9 @@ type heads struct{ q, k, v [][][]float64 } // [head][token][width]
 // whole projects to heads that are side by side, and may share keys and values.
 func (o *oracle) whole(name string, x [][]float64) (h heads) {
 	dim := o.c.HeadDim()
-	for i := range o.c.NumAttentionHeads {
+	for i := range o.c.Attention.NumAttentionHeads {
 		var q, k, v [][]float64
-		g := i / (o.c.NumAttentionHeads / o.c.NumKeyValueHeads)
+		g := i / (o.c.Attention.NumAttentionHeads / o.c.Attention.NumKeyValueHeads)
 		for t, row := range x {
 			q = append(q, o.rotated(o.matrix(name+".q_proj", row)[i*dim:(i+1)*dim], t))
 			k = append(k, o.rotated(o.matrix(name+".k_proj", row)[g*dim:(g+1)*dim], t))
@@ -158,22 +158,22 @@ func (o *oracle) whole(name string, x [][]float64) (h heads) {
 
 // latent projects to heads by way of compressed rows.
 func (o *oracle) latent(name string, x [][]float64) (h heads) {
-	nope, width, rank := o.c.QKNopeHeadDim, o.c.QKHeadDim(), o.c.KVLoraRank
-	for i := range o.c.NumAttentionHeads {
+	nope, width, rank := o.c.Attention.QKNopeHeadDim, o.c.QKHeadDim(), o.c.Attention.KVLoraRank
+	for i := range o.c.Attention.NumAttentionHeads {
 		var q, k, v [][]float64
 		for t, row := range x {
 			query := row
-			if o.c.QLoraRank > 0 {
+			if o.c.Attention.QLoraRank > 0 {
 				query = o.matrix(name+".q_b_proj", o.norm(name+".q_a_layernorm", o.matrix(name+".q_a_proj", row)))
 			} else {
 				query = o.matrix(name+".q_proj", row)
 			}
 			query = query[i*width : (i+1)*width]
 			low := o.matrix(name+".kv_a_proj_with_mqa", row)
-			kv := o.matrix(name+".kv_b_proj", o.norm(name+".kv_a_layernorm", low[:rank]))[i*(nope+o.c.VHeadDim):]
+			kv := o.matrix(name+".kv_b_proj", o.norm(name+".kv_a_layernorm", low[:rank]))[i*(nope+o.c.Attention.VHeadDim):]
 			q = append(q, slices.Concat(query[:nope], o.rotated(query[nope:], t)))
 			k = append(k, slices.Concat(kv[:nope], o.rotated(low[rank:], t)))
-			v = append(v, kv[nope:nope+o.c.VHeadDim])
+			v = append(v, kv[nope:nope+o.c.Attention.VHeadDim])
 		}
 		h.q, h.k, h.v = append(h.q, q), append(h.k, k), append(h.v, v)
 	}
@@ -186,7 +186,7 @@ func (o *oracle) attention(name string, x [][]float64, mask []int) [][]float64 {
 	if o.w[name+".kv_b_proj.weight"] != nil {
 		project = o.latent
 	}
-	if s := o.c.RopeScaling; s != nil && s.Type == "yarn" {
+	if s := o.c.RoPE.RopeScaling; s != nil && s.Type == "yarn" {
 		scale *= o.mscale(s.MScaleAllDim) * o.mscale(s.MScaleAllDim)
 	}
 	h := project(name, x)
@@ -236,7 +236,7 @@ func add64(a, b []float64, scale float64) []float64 {
 // scores returns the scores of a token's experts.
 func (o *oracle) scores(name string, x []float64) []float64 {
 	logits := o.matrix(name+".gate", x)
-	if o.c.ScoringFunc == "softmax" {
+	if o.c.Router.ScoringFunc == "softmax" {
 		return softmax64(logits)
 	}
 	for e, l := range logits {
@@ -261,21 +261,21 @@ func (o *oracle) choice(name string, scores []float64) []int {
 	}
 	allowed, size := []int{0}, len(scores)
 	if o.c.LimitsGroups() {
-		size = len(scores) / o.c.NGroup
-		allowed = best(o.c.NGroup, func(g int) float64 {
+		size = len(scores) / o.c.Router.NGroup
+		allowed = best(o.c.Router.NGroup, func(g int) float64 {
 			group := slices.Sorted(slices.Values(scores[g*size : (g+1)*size]))
-			if o.c.TopKMethod == "noaux_tc" {
+			if o.c.Router.TopKMethod == "noaux_tc" {
 				return group[size-1] + group[size-2]
 			}
 			return group[size-1]
-		}, o.c.TopKGroup)
+		}, o.c.Router.TopKGroup)
 	}
 	chosen := best(len(scores), func(e int) float64 {
 		if !slices.Contains(allowed, e/size) {
 			return math.Inf(-1)
 		}
 		return scores[e]
-	}, o.c.NumExpertsPerTok)
+	}, o.c.MoE.NumExpertsPerTok)
 	slices.Sort(chosen)
 	return chosen
 }
@@ -331,7 +331,7 @@ func (o *oracle) layer(l int, x [][]float64, seq int, mask []int) (scores [][]fl
 	for t := range x {
 		in := o.norm(name+".post_attention_layernorm", x[t])
 		var y []float64
-		if k := o.c.NumExpertsPerTok; o.c.IsMoE(l) {
+		if k := o.c.MoE.NumExpertsPerTok; o.c.IsMoE(l) {
 			y, scores[t] = o.moe(name+".mlp", in, o.idx[l][t*k:(t+1)*k])
 		} else {
 			y = o.mlp(name+".mlp", in)
@@ -377,7 +377,7 @@ func (o *oracle) seen(l int, scores [][]float64) {
 		return
 	}
 	for t, s := range scores {
-		k := o.c.NumExpertsPerTok
+		k := o.c.MoE.NumExpertsPerTok
 		given := slices.Sorted(slices.Values(o.idx[l][t*k : (t+1)*k]))
 		require.Equal(o.t, o.choice("model.layers."+strconv.Itoa(l)+".mlp", s), given, "layer %d, token %d", l, t)
 	}
@@ -392,9 +392,9 @@ func (o *oracle) loss() float64 {
 
 // aux is MoEGate's auxiliary loss as its Python has it.
 func (o *oracle) aux(scores [][]float64, idx []int) float64 {
-	n, k := o.c.NRoutedExperts, o.c.NumExpertsPerTok
+	n, k := o.c.MoE.NRoutedExperts, o.c.MoE.NumExpertsPerTok
 	tokens := len(scores)
-	if o.c.SeqAux {
+	if o.c.Router.SeqAux {
 		tokens = o.seq
 	}
 	sum, groups := 0.0, len(scores)/tokens
@@ -410,7 +410,7 @@ func (o *oracle) aux(scores [][]float64, idx []int) float64 {
 			sum += count / (float64(tokens*k) / float64(n)) * mean / float64(groups)
 		}
 	}
-	return o.c.AuxLossAlpha * sum
+	return o.c.Router.AuxLossAlpha * sum
 }
 
 func (o *oracle) crossEntropy(x [][]float64) float64 {

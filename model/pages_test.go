@@ -166,7 +166,7 @@ func TestOneLayerIsRead(t *testing.T) {
 	require.NoError(t, m.Hold(1))
 	require.NotNil(t, m.Model.Layers[1].SelfAttn.QProj.Weight.Data)
 	require.NotNil(t, m.Model.Layers[1].MoE.Experts[0].GateProj.Weight.Data)
-	require.Equal(t, 3*c.NRoutedExperts, put, "routed experts lie aside")
+	require.Equal(t, 3*c.MoE.NRoutedExperts, put, "routed experts lie aside")
 	_, err = m.Forward(context.Background(), in, model.Options{Training: true})
 	require.NoError(t, err)
 	require.NotNil(t, m.Model.Layers[0].SelfAttn.QProj.Weight.Data, "kept for the gradient")

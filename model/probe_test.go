@@ -37,7 +37,7 @@ func TestProbes(t *testing.T) {
 	plain, err := during(m, course, model.Options{})
 	require.NoError(t, err)
 
-	all := make([]int, c.NRoutedExperts)
+	all := make([]int, c.MoE.NRoutedExperts)
 	for e := range all {
 		all[e] = e
 	}
@@ -53,7 +53,7 @@ func TestProbes(t *testing.T) {
 		for _, e := range all {
 			out := probed.stages[expertStage(l, e, "probe.output")]
 			require.Equal(t, []int{len(probe.Rows), c.HiddenSize}, out.Shape)
-			tokens := choosing(probed.idx[l], c.NumExpertsPerTok, e)
+			tokens := choosing(probed.idx[l], c.MoE.NumExpertsPerTok, e)
 			for i, row := range probe.Rows {
 				if at := slices.Index(tokens, row); at >= 0 {
 					require.Equal(t, probed.stages[expertStage(l, e, "output")].Row(at), out.Row(i), "layer %d, expert %d", l, e)
@@ -83,8 +83,8 @@ func TestProbesThatAreNot(t *testing.T) {
 		"probes of layer 2: row 2 is not one of 2":    {2: {Rows: []int{2}, Experts: []int{0}}}, // a prediction layer, one token ahead
 		"probes of layer 1: row -1 is not one of 3":   {1: {Rows: []int{-1}, Experts: []int{0}}},
 		"probes of layer 1: expert 99 is not one of ": {1: {Rows: []int{0}, Experts: []int{1, 99}}},
-		fmt.Sprintf("probes of layer 1: expert %d is not one of %[1]d", c.NRoutedExperts): {1: {Rows: []int{0},
-			Experts: []int{c.NRoutedExperts}}},
+		fmt.Sprintf("probes of layer 1: expert %d is not one of %[1]d", c.MoE.NRoutedExperts): {1: {Rows: []int{0},
+			Experts: []int{c.MoE.NRoutedExperts}}},
 	} {
 		_, err := during(m, model.WholeCourse[*model.Activation](m, 1), model.Options{Probes: probes})
 		require.ErrorContains(t, err, want)

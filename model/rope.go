@@ -51,19 +51,19 @@ type ropeParameters struct {
 
 // mainRope returns the parameters of RoPE, but for layers with entries.
 func mainRope(c *config.Config) ropeParameters {
-	s, factor := c.RopeScaling, 1.0
+	s, factor := c.RoPE.RopeScaling, 1.0
 	if s != nil && s.Type == "yarn" {
 		factor = yarnMScale(s.Factor, 1)
 		if s.MScale != 0 && s.MScaleAllDim != 0 {
 			factor = yarnMScale(s.Factor, s.MScale) / yarnMScale(s.Factor, s.MScaleAllDim)
 		}
 	}
-	return ropeParameters{c.RopeTheta, s, factor}
+	return ropeParameters{c.RoPE.RopeTheta, s, factor}
 }
 
 // compressRope returns the parameters of RoPE in layers with entries.
 func compressRope(c *config.Config) ropeParameters {
-	return ropeParameters{c.CompressRopeTheta, c.CompressRopeScaling, 1}
+	return ropeParameters{c.RoPE.CompressRopeTheta, c.RoPE.CompressRopeScaling, 1}
 }
 
 // newRotary returns the table for positions 0 … seq-1, computed in the reference's float32
@@ -83,14 +83,14 @@ func newRotary(c *config.Config, by ropeParameters, seq int, compute, buffer ten
 	r := &Rotary{
 		Angles: make([]float32, 0, n), Others: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
 		Factor: float32(by.factor), DType: compute,
-		Half: c.HeadDim() / 2, First: c.RotaryFirst(), Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
+		Half: c.HeadDim() / 2, First: c.RotaryFirst(), Interleave: c.RoPE.RopeInterleave, Whole: rules.RoPE.RotatesInFloat32,
 	}
-	if r.Whole && !rules.CastsRotation {
+	if r.Whole && !rules.RoPE.CastsRotation {
 		r.DType = tensor.F32
 	}
 	frequencies, _ := buffer.Format()
 	angles := frequencies
-	if rules.AnglesInFloat32 {
+	if rules.RoPE.AnglesInFloat32 {
 		angles = kernel.F32
 	}
 	freq, other := by.inverseFrequencies(c, seq)
@@ -123,8 +123,8 @@ func (r *Rotary) fill(scaling *config.RopeScaling, freq, other []float32, seq in
 func (by ropeParameters) inverseFrequencies(c *config.Config, seq int) (freq, other []float32) {
 	dim := c.HeadDim()
 	theta := by.theta
-	if s := by.scaling; s != nil && s.Type == "dynamic" && seq > c.MaxPositionEmbeddings {
-		stretch := s.Factor*float64(seq)/float64(c.MaxPositionEmbeddings) - (s.Factor - 1)
+	if s := by.scaling; s != nil && s.Type == "dynamic" && seq > c.RoPE.MaxPositionEmbeddings {
+		stretch := s.Factor*float64(seq)/float64(c.RoPE.MaxPositionEmbeddings) - (s.Factor - 1)
 		theta *= math.Pow(stretch, float64(dim)/float64(dim-2))
 	}
 	freq, other = make([]float32, dim/2), make([]float32, dim/2)
@@ -219,7 +219,7 @@ func yarnMScale(factor, mscale float64) float64 {
 // mscale_all_dim.
 func softmaxScale(c *config.Config) float32 {
 	scale := 1 / math.Sqrt(float64(c.QKHeadDim()))
-	if s := c.RopeScaling; c.LatentAttention() && s != nil && s.MScaleAllDim != 0 {
+	if s := c.RoPE.RopeScaling; c.LatentAttention() && s != nil && s.MScaleAllDim != 0 {
 		m := yarnMScale(s.Factor, s.MScaleAllDim)
 		scale *= m * m
 	}

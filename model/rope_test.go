@@ -32,7 +32,8 @@ func TestTorchsFrequencies(t *testing.T) {
 		{1e6, 64, &config.RopeScaling{Type: "dynamic", Factor: 4}, 4096, 6, 0x3d60f1cd},
 		{147762.459, 128, nil, 0, 5, 0x3eca0586},
 	} {
-		c := &config.Config{HiddenSize: 2 * test.dim, NumAttentionHeads: 2, MaxPositionEmbeddings: 2048}
+		c := &config.Config{HiddenSize: 2 * test.dim, Attention: config.Attention{NumAttentionHeads: 2},
+			RoPE: config.RoPE{MaxPositionEmbeddings: 2048}}
 		freq, other := ropeParameters{theta: test.theta, scaling: test.scaling}.inverseFrequencies(c, test.seq)
 		require.NotEqual(t, test.torch, math.Float32bits(freq[test.pair]), test)
 		require.Equal(t, test.torch, math.Float32bits(other[test.pair]), test)
@@ -44,7 +45,7 @@ func TestFrequenciesAreMostlyCertain(t *testing.T) {
 	uncertain, all := 0, 0
 	for theta := 500.0; theta < 1e8; theta *= 1.01 {
 		for _, dim := range []int{8, 16, 32, 64, 128} {
-			c := &config.Config{HiddenSize: 2 * dim, NumAttentionHeads: 2}
+			c := &config.Config{HiddenSize: 2 * dim, Attention: config.Attention{NumAttentionHeads: 2}}
 			freq, other := ropeParameters{theta: theta}.inverseFrequencies(c, 0)
 			require.Equal(t, float32(1), other[0])
 			for i, f := range freq {
@@ -61,7 +62,8 @@ func TestFrequenciesAreMostlyCertain(t *testing.T) {
 func TestRotatesAlike(t *testing.T) {
 	with := func(mscale, all float64) *config.Config {
 		c := config.Defaults("deepseek_v3")
-		c.RopeScaling = &config.RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1,
+		c.RoPE.RopeScaling = &config.RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096,
+			BetaFast: 32, BetaSlow: 1,
 			MScale: mscale, MScaleAllDim: all}
 		return c
 	}

@@ -134,7 +134,7 @@ func slope(v *float32, f func() float64) float64 {
 // compute dtype unless the reference rotates in float32.
 func TestRotaryTable(t *testing.T) {
 	c := config.Defaults("deepseek_v2")
-	c.QKRopeHeadDim = 2
+	c.Attention.QKRopeHeadDim = 2
 	for ref, dtype := range map[config.Reference]tensor.DType{config.Remote: tensor.BF16, config.Native: tensor.F32} {
 		c.Reference = ref
 		r := newRotary(c, mainRope(c), 5, tensor.BF16, tensor.F32)

@@ -45,7 +45,7 @@ func Learns(c *config.Config, in *Input) error {
 	if in.Seq < 2 {
 		return fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
-	if c.HCMult > 0 {
+	if c.HyperConnections.HCMult > 0 {
 		return untrained(c)
 	}
 	if c.LatentAttention() || c.Reference == config.Native {

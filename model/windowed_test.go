@@ -56,9 +56,9 @@ func TestWindowsAndEntries(t *testing.T) {
 	m := fixture(t, "v4/checkpoint")
 	c := m.Config
 	for l, reach := range map[int]func(row, token int) bool{
-		0: func(row, token int) bool { return row-token < c.SlidingWindow },
+		0: func(row, token int) bool { return row-token < c.Windows.SlidingWindow },
 		2: func(row, token int) bool {
-			return row-token < c.SlidingWindow || token/8 < (row+1)/8
+			return row-token < c.Windows.SlidingWindow || token/8 < (row+1)/8
 		},
 	} {
 		attention := func(in *model.Input) []float32 {
@@ -66,9 +66,9 @@ func TestWindowsAndEntries(t *testing.T) {
 			plain := model.NewPlain(model.Options{})
 			defer plain.Close(nil)
 			net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: plain, Trace: heard}
-			x := plain.Make(tensor.F32, 1, in.Seq, c.HCMult, c.HiddenSize)
+			x := plain.Make(tensor.F32, 1, in.Seq, c.HyperConnections.HCMult, c.HiddenSize)
 			for i := range x.Values {
-				x.Values[i] = float32(math.Sin(float64(i + 31*in.InputIDs[i/c.HCMult/c.HiddenSize])))
+				x.Values[i] = float32(math.Sin(float64(i + 31*in.InputIDs[i/c.HyperConnections.HCMult/c.HiddenSize])))
 			}
 			_, err := net.Layer(context.Background(), l, x)
 			require.NoError(t, err)

@@ -69,7 +69,7 @@ func TestFaultsOfFewBits(t *testing.T) {
 	require.Equal(t, "all in column 3", r.Checks[len(r.Checks)-1].Where)
 
 	channel := altered{Source: c, tensors: map[string]tensor.Tensor{}}
-	for e := range c.Config.NRoutedExperts {
+	for e := range c.Config.MoE.NRoutedExperts {
 		name := moe1 + "experts." + strconv.Itoa(e) + ".down_proj.weight"
 		w := get(t, c, name)
 		channel.tensors[name] = scaled(t, w, 1.02, row(w, 20)...)

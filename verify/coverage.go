@@ -130,7 +130,7 @@ func (e *evidence) countExperts(p *report.Place, experts map[expert]bool) {
 	if clamped := e.clamped[l]; p.Ran && l >= 0 && c.SwiGLULimit > 0 {
 		p.Clamped = &clamped
 	}
-	for n := range c.NRoutedExperts {
+	for n := range c.MoE.NRoutedExperts {
 		of := expert{l, n}
 		if !experts[of] {
 			continue
@@ -141,8 +141,8 @@ func (e *evidence) countExperts(p *report.Place, experts map[expert]bool) {
 			p.Probed++
 		}
 	}
-	if p.Ran && l >= 0 && (p.Reached+p.Probed > 0 || shown == c.NRoutedExperts) {
-		p.Experts = c.NRoutedExperts
+	if p.Ran && l >= 0 && (p.Reached+p.Probed > 0 || shown == c.MoE.NRoutedExperts) {
+		p.Experts = c.MoE.NRoutedExperts
 	}
 }
 

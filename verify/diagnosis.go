@@ -150,7 +150,7 @@ func (p *products) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
 // choices are the golden's choices of experts of the compared rows.
 func (t *rerun) choices(routing string) (idx []int, err error) {
 	all, err := t.job.pack.Ints(routing)
-	k := t.job.model.Config.NumExpertsPerTok
+	k := t.job.model.Config.MoE.NumExpertsPerTok
 	for _, row := range t.failure.Rows {
 		if last := (row + 1) * k; last <= len(all) {
 			idx = append(idx, all[last-k:last]...)

@@ -99,7 +99,7 @@ func (e *evidence) seldomReached() (reasons []string) {
 		if len(j.pack.Manifest.Probes[strconv.Itoa(l)].Experts) > 0 {
 			more = "; probes of others are run in local mode only"
 		}
-		for n := range c.NRoutedExperts {
+		for n := range c.MoE.NRoutedExperts {
 			of := expert{l, n}
 			if e.probed[of] {
 				what, more = "tokens and probes", ""
@@ -108,9 +108,9 @@ func (e *evidence) seldomReached() (reasons []string) {
 				reached++
 			}
 		}
-		if c.IsMoE(l) && !j.scope.isRouter(l) && 2*reached < c.NRoutedExperts && !e.expertsAside(l) {
+		if c.IsMoE(l) && !j.scope.isRouter(l) && 2*reached < c.MoE.NRoutedExperts && !e.expertsAside(l) {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what,
-				reached, c.NRoutedExperts, more))
+				reached, c.MoE.NRoutedExperts, more))
 		}
 	}
 	return reasons
@@ -139,7 +139,7 @@ func (e *evidence) untrained() []string {
 	}
 	c := e.job.model.Config
 	isGradient := func(c report.Check) bool { return c.Stage().IsGradient() }
-	lacksAux := c.NRoutedExperts > 0 && c.AuxLossAlpha != 0 && !e.job.kinds[pack.AuxLoss]
+	lacksAux := c.MoE.NRoutedExperts > 0 && c.Router.AuxLossAlpha != 0 && !e.job.kinds[pack.AuxLoss]
 	if !e.shown[pack.Loss] || !slices.ContainsFunc(e.checks, isGradient) || lacksAux {
 		return []string{"a training pack without loss, auxiliary losses or gradients: that part was not checked"}
 	}

@@ -32,7 +32,7 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	if c := j.model.Config; (slices.Contains(j.engine.Attention, pack.Absorbed) || points.Absorbs()) && c.LatentAttention() {
 		e.Absorbs = func(w *model.Weight) (keys, values int) {
 			if table.PlaceOf(c, w.Name).Is(table.Attention, table.KVBProj) {
-				return c.QKNopeHeadDim, c.ValueHeadDim()
+				return c.Attention.QKNopeHeadDim, c.ValueHeadDim()
 			}
 			return 0, 0
 		}

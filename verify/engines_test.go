@@ -381,17 +381,17 @@ func TestEngineFaults(t *testing.T) {
 		engine
 	}{
 		"scale twice": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 6.25, here it is 2.5",
-			engine{config: func(c *config.Config) { c.RoutedScalingFactor *= c.RoutedScalingFactor }}},
+			engine{config: func(c *config.Config) { c.Router.RoutedScalingFactor *= c.Router.RoutedScalingFactor }}},
 		"no scale": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 1, here it is 2.5",
-			engine{config: func(c *config.Config) { c.RoutedScalingFactor = 1 }}},
+			engine{config: func(c *config.Config) { c.Router.RoutedScalingFactor = 1 }}},
 		"not normalised": {"v3-trained/golden-f32", "norm-topk: the engine ran with norm_topk_prob false, here it is true",
-			engine{config: func(c *config.Config) { c.NormTopKProb = false }}},
+			engine{config: func(c *config.Config) { c.Router.NormTopKProb = false }}},
 		"gating function": {"v3-trained/golden-f32", "scoring-func: the engine ran with scoring_func softmax, here it is sigmoid",
-			engine{config: func(c *config.Config) { c.ScoringFunc = "softmax" }}},
+			engine{config: func(c *config.Config) { c.Router.ScoringFunc = "softmax" }}},
 		"best of groups": {"v3-trained/golden-f32", "group-worth: the engine chose groups by their best expert, here it is by their two best experts",
 			engine{best: 1}},
 		"no groups": {"v3-trained/golden-f32", "group-mask: the engine chose among all experts, here there are ",
-			engine{config: func(c *config.Config) { c.NGroup, c.TopKGroup = 1, 1 }}},
+			engine{config: func(c *config.Config) { c.Router.NGroup, c.Router.TopKGroup = 1, 1 }}},
 		"bias in BF16": {"v3-trained/golden-f32", "router-bias: the engine chose experts as with model.layers.1.mlp.gate.e_score_correction_bias rounded to BF16",
 			engine{model: func(m *model.DeepseekForCausalLM) {
 				gates(m, func(g *model.MoEGate) {
@@ -404,9 +404,9 @@ func TestEngineFaults(t *testing.T) {
 				})
 			}}},
 		"theta": {"v3-trained/golden-f32", "rope-theta: the engine ran with rope_theta 20000, here it is 10000",
-			engine{config: func(c *config.Config) { c.RopeTheta = 20000 }}},
+			engine{config: func(c *config.Config) { c.RoPE.RopeTheta = 20000 }}},
 		"YaRN": {"v3-yarn/golden-f32", "rope-scaling: the engine ran without the rope_scaling of config.json",
-			engine{config: func(c *config.Config) { c.RopeScaling = nil }}},
+			engine{config: func(c *config.Config) { c.RoPE.RopeScaling = nil }}},
 		"latent eps": {"kimi-k2/golden-f32", "latent-eps: the engine computed norms inside latent attention with rms_norm_eps 1e-05",
 			engine{model: func(m *model.DeepseekForCausalLM) {
 				for i := range m.Model.Layers {
@@ -469,9 +469,9 @@ func TestAgainst(t *testing.T) {
 		ids := must(wrong.Ints(name))
 		shape := wrong.Manifest.Tensors[name].Shape
 		last := ids[len(ids)-shape[len(shape)-1]:]
-		for last[0]++; slices.Contains(last[1:], last[0]%c.Config.NRoutedExperts); last[0]++ {
+		for last[0]++; slices.Contains(last[1:], last[0]%c.Config.MoE.NRoutedExperts); last[0]++ {
 		}
-		last[0] %= c.Config.NRoutedExperts
+		last[0] %= c.Config.MoE.NRoutedExperts
 		x := tensor.Tensor{DType: tensor.I64, Shape: shape}
 		for _, id := range ids {
 			x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(id))

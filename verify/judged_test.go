@@ -21,7 +21,7 @@ import (
 func TestPaddedRows(t *testing.T) {
 	in := &model.Input{Batch: 2, Seq: 3, InputIDs: make([]int, 6), AttentionMask: []int{1, 1, 1, 0, 1, 1}}
 	tr := passOf(tensor.F32, Options{})
-	tr.job.in, tr.job.rows, tr.job.model.Config.NumExpertsPerTok = in, in, 2
+	tr.job.in, tr.job.rows, tr.job.model.Config.MoE.NumExpertsPerTok = in, in, 2
 	tr.chosen = []int{0, 1, 2, 1, 0, 2, 1, 2, 2, 0, 1, 0} // two experts of each token; the fourth is padding
 	for name, test := range map[string]struct {
 		shape []int

@@ -71,7 +71,7 @@ func (j *job) goldenKeys(name string, k, queries, all int) (keys []int, reason s
 // sharedKeys returns the golden choice of a layer's indexer that is not run.
 func (j *job) sharedKeys(layer int) ([]int, error) {
 	name, seq := pack.StageOf(layer, pack.IndexerTopK), j.in.Seq
-	keys, reason, err := j.goldenKeys(name, min(j.model.Config.IndexTopK, seq), len(j.in.InputIDs), seq)
+	keys, reason, err := j.goldenKeys(name, min(j.model.Config.Indexer.IndexTopK, seq), len(j.in.InputIDs), seq)
 	if err == nil && reason != "" {
 		err = j.pack.Fault(name+", which later layers share", reason)
 	}

@@ -123,7 +123,7 @@ func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) 
 	if j.rows.AttentionMask == nil {
 		return nil
 	}
-	k := j.model.Config.NumExpertsPerTok
+	k := j.model.Config.MoE.NumExpertsPerTok
 	tokens := pack.PaddedTokens(j.rows, len(t.chosen)/k)
 	for slot, e := range t.chosen {
 		if e == s.Expert {

@@ -17,7 +17,7 @@ import (
 
 // points returns where the engine of a trace rounds.
 func (j *job) points() bounds.Points {
-	return bounds.Points{Ways: j.engine.Rounding, Factor: j.model.Config.RoutedScalingFactor, Weights: j.weightsOf,
+	return bounds.Points{Ways: j.engine.Rounding, Factor: j.model.Config.Router.RoutedScalingFactor, Weights: j.weightsOf,
 		Of: func(w *model.Weight) string {
 			return operationOf(table.PlaceOf(j.model.Config, w.Name), j.model.Config.NumHiddenLayers)
 		}}
@@ -77,7 +77,7 @@ func (j *job) weightsOf(w *model.Weight) []float32 {
 // rounded: the sum of what the pack has of the layer before.
 func (j *job) exactStart(l int, x *model.Activation) *bounds.Value {
 	y, before := bounds.Exact(x), l-1
-	if before < 0 || len(j.engine.Rounding) == 0 || j.model.Config.HCMult > 0 {
+	if before < 0 || len(j.engine.Rounding) == 0 || j.model.Config.HyperConnections.HCMult > 0 {
 		return y
 	}
 	sum := &model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32}

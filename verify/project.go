@@ -51,8 +51,8 @@ func (e *evidence) project() report.Report {
 
 // rulesOf returns the rules of a config on which references differ.
 func rulesOf(c *config.Config) report.Rules {
-	r := report.Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq,
-		IgnoresMoELayerFreq: c.Rules().IgnoresMoELayerFreq}
+	r := report.Rules{Reference: c.Reference, MoELayerFreq: c.Layers.MoELayerFreq,
+		IgnoresMoELayerFreq: c.Rules().MoE.IgnoresMoELayerFreq}
 	r.NormaliseTopK, r.TopKScale = c.TopKWeights()
 	if r.IgnoresMoELayerFreq {
 		r.MoELayerFreq = 1
@@ -127,7 +127,8 @@ func (e *evidence) unmatched(name string) report.Check {
 		check.Skip(report.NoProbes)
 	case s.IsStageGradient() && (j.options.Mode != report.Local || !j.stageGradients()):
 		check.Skip(report.LocalOnly)
-	case pack.Inner[s.Kind] && s.Expert >= 0 && s.Expert < c.NRoutedExperts && slices.Contains(j.layersRun(), s.Layer) &&
+	case pack.Inner[s.Kind] && s.Expert >= 0 && s.Expert < c.MoE.NRoutedExperts && slices.Contains(j.layersRun(),
+		s.Layer) &&
 		c.IsMoE(s.Layer):
 		check.Status, check.Reason = report.NoToken, report.NoToken.Words()
 	}

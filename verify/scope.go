@@ -454,7 +454,8 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 // inputShape is the shape of a stage that a layer begins with: in a model with streams, all stages but the embedding
 // have hc_mult rows for each token.
 func (s *scope) inputShape(name string, batch, seq int) []int {
-	if hc := s.config.HCMult; hc > 0 && name != pack.Embedded && pack.Parse(name).Within != pack.AttentionNorm {
+	if hc := s.config.HyperConnections.HCMult; hc > 0 && name != pack.Embedded &&
+		pack.Parse(name).Within != pack.AttentionNorm {
 		return []int{batch, seq, hc, s.config.HiddenSize}
 	}
 	return []int{batch, seq, s.config.HiddenSize}
@@ -462,7 +463,7 @@ func (s *scope) inputShape(name string, batch, seq int) []int {
 
 // asInput returns values of inputShape as a layer takes them: each stream begins as the embedding.
 func (s *scope) asInput(shape []int, values []float32) *model.Activation {
-	if hc := s.config.HCMult; hc > 0 && len(shape) == 3 {
+	if hc := s.config.HyperConnections.HCMult; hc > 0 && len(shape) == 3 {
 		shape = slices.Insert(slices.Clone(shape), 2, hc)
 		rows := slices.Chunk(values, s.config.HiddenSize)
 		values = nil
@@ -501,7 +502,7 @@ func (s *scope) checkChoices(in *model.Input) error {
 	}
 	c, choices, keys := s.config, in.Seq, pack.IndexerTopK
 	if c.Windowed() {
-		choices, keys = in.Seq/max(1, c.CompressRateCSA), pack.EntriesTopK
+		choices, keys = in.Seq/max(1, c.Windows.CompressRateCSA), pack.EntriesTopK
 	}
 	var problems []problem.Problem
 	for _, l := range slices.Sorted(maps.Keys(s.present)) {
@@ -513,8 +514,8 @@ func (s *scope) checkChoices(in *model.Input) error {
 		if s.isRouter(l) {
 			continue
 		}
-		if c.HasIndexer() && choices > c.IndexTopK && c.IndexerOf(l) == l && !has(keys) {
-			lacks(keys, fmt.Sprintf(", or sequences of which an indexer chooses all %d", c.IndexTopK))
+		if c.HasIndexer() && choices > c.Indexer.IndexTopK && c.IndexerOf(l) == l && !has(keys) {
+			lacks(keys, fmt.Sprintf(", or sequences of which an indexer chooses all %d", c.Indexer.IndexTopK))
 		}
 		if c.IsMoE(l) && !c.Hashes(l) && !has(pack.TopKIdx) &&
 			slices.ContainsFunc([]string{pack.ExpertsOutput, "mlp.output", pack.LayerOutput}, has) {
@@ -540,8 +541,8 @@ func (s *scope) checkProbes(in *model.Input) error {
 		case l < c.NumHiddenLayers && !c.IsMoE(l):
 			add("layer %d has no routed experts", l)
 			continue
-		case last >= c.NRoutedExperts:
-			add("layer %d: expert %d is not one of %d", l, last, c.NRoutedExperts)
+		case last >= c.MoE.NRoutedExperts:
+			add("layer %d: expert %d is not one of %d", l, last, c.MoE.NRoutedExperts)
 		}
 		for _, row := range probes[l].Rows {
 			switch {

@@ -81,19 +81,20 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 			list = append(list, report.Unexercised{Key: key, Why: fmt.Sprintf(format, args...)})
 		}
 	}
-	s := cmp.Or(c.RopeScaling, c.CompressRopeScaling, &config.RopeScaling{})
-	add(s.Type == "dynamic" && in.Seq <= c.MaxPositionEmbeddings, "rope_scaling",
-		"dynamic scaling begins beyond %d positions, the pack has %d", c.MaxPositionEmbeddings, in.Seq)
+	s := cmp.Or(c.RoPE.RopeScaling, c.RoPE.CompressRopeScaling, &config.RopeScaling{})
+	add(s.Type == "dynamic" && in.Seq <= c.RoPE.MaxPositionEmbeddings, "rope_scaling",
+		"dynamic scaling begins beyond %d positions, the pack has %d", c.RoPE.MaxPositionEmbeddings, in.Seq)
 	add(s.Type == "yarn" && in.Seq <= s.OriginalMaxPositionEmbeddings, "max_position_embeddings",
 		"the pack has %d positions, YaRN stretches %d", in.Seq, s.OriginalMaxPositionEmbeddings)
-	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == c.NRoutedExperts, "num_experts_per_tok",
-		"every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
-	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob",
+	add(c.MoE.NRoutedExperts > 0 && c.MoE.NumExpertsPerTok == c.MoE.NRoutedExperts, "num_experts_per_tok",
+		"every token goes to all %d experts: nothing is chosen", c.MoE.NRoutedExperts)
+	add(c.MoE.NRoutedExperts > 0 && c.MoE.NumExpertsPerTok == 1 && c.Router.NormTopKProb, "norm_topk_prob",
 		"one expert per token is not normalised")
-	add(c.HasIndexer() && !c.Windowed() && in.Seq <= c.IndexTopK, "index_topk",
+	add(c.HasIndexer() && !c.Windowed() && in.Seq <= c.Indexer.IndexTopK, "index_topk",
 		"the pack has %d positions: every query attends to all keys that it sees", in.Seq)
 	addWindowed(c, in.Seq, add)
-	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack was not recorded in training mode")
+	add(golden.Manifest.Mode != "train" && c.Router.AuxLossAlpha > 0, "aux_loss_alpha",
+		"the pack was not recorded in training mode")
 	n := pack.Predictions(c, golden)
 	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n,
 		c.NumNextNPredictLayers)
@@ -102,7 +103,7 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 
 // addWindowed adds the keys of windowed attention that change nothing on sequences of so many tokens.
 func addWindowed(c *config.Config, seq int, add func(holds bool, key, format string, args ...any)) {
-	add(c.HasWindows() && seq <= c.SlidingWindow, "sliding_window",
+	add(c.HasWindows() && seq <= c.Windows.SlidingWindow, "sliding_window",
 		"the pack has %d positions: every query's window holds all tokens before it", seq)
 	chooses := false
 	for l := range c.NumHiddenLayers {
@@ -110,8 +111,8 @@ func addWindowed(c *config.Config, seq int, add func(holds bool, key, format str
 		add(seq < rate, "layer_types", "layer %d makes an entry of %d tokens, the pack has %d", l, rate, seq)
 		chooses = chooses || c.Overlaps(l) && seq >= rate
 	}
-	add(chooses && seq/c.CompressRateCSA <= c.IndexTopK, "index_topk",
-		"the pack has %d entries: every query attends to all that it sees", seq/max(1, c.CompressRateCSA))
+	add(chooses && seq/c.Windows.CompressRateCSA <= c.Indexer.IndexTopK, "index_topk",
+		"the pack has %d entries: every query attends to all that it sees", seq/max(1, c.Windows.CompressRateCSA))
 }
 
 // checkRecorded refuses a pack whose manifest has the hash of the checkpoint's config.json, and holds another config.

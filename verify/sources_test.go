@@ -85,7 +85,7 @@ func lexicographic(t *testing.T, src weights.Source, c *config.Config) altered {
 	a := altered{Source: src, tensors: map[string]tensor.Tensor{}}
 	for l := range c.NumHiddenLayers {
 		var names []string
-		for e := range c.NRoutedExperts {
+		for e := range c.MoE.NRoutedExperts {
 			names = append(names, strconv.Itoa(e))
 		}
 		slices.Sort(names)

@@ -37,7 +37,7 @@ func (j *job) rotationTells(compressed bool) map[tell]bool {
 
 // groupKeys are the numbers of groups of experts.
 func groupKeys(c *config.Config) []string {
-	if c.NRoutedExperts == 0 || !c.LimitsGroups() {
+	if c.MoE.NRoutedExperts == 0 || !c.LimitsGroups() {
 		return nil
 	}
 	return []string{"n_group", "topk_group"}
@@ -58,9 +58,9 @@ func otherGroupCount(c *config.Config, key string, by float64) *config.Config {
 
 // rotationNumbers are the numbers of RoPE's tables in layers without entries, or in those with entries.
 func rotationNumbers(c *config.Config, compressed bool) []config.Number {
-	list, s := config.RotationNumbers(c, compressed), c.RopeScaling
+	list, s := config.RotationNumbers(c, compressed), c.RoPE.RopeScaling
 	if compressed {
-		s = c.CompressRopeScaling
+		s = c.RoPE.CompressRopeScaling
 	}
 	if s != nil && s.Type == "dynamic" {
 		return list[:1] // it begins where the pack may not reach: see unexercised
@@ -72,7 +72,7 @@ func rotationNumbers(c *config.Config, compressed bool) []config.Number {
 func triedNumbers(c *config.Config, mode report.Mode) []string {
 	keys := []string{}
 	if mode == report.Local {
-		if keys = append(keys, rmsNormEps); c.HCMult > 0 {
+		if keys = append(keys, rmsNormEps); c.HyperConnections.HCMult > 0 {
 			keys = append(keys, hcEps, hcSinkhornIters)
 		}
 	}

@@ -37,7 +37,7 @@ func TestNumbersTooSmallToShow(t *testing.T) {
 					in.InputIDs = append(in.InputIDs, (i*37+11)%src.Config.VocabSize)
 				}
 				keys := []string{rmsNormEps}
-				if src.Config.HCMult > 0 {
+				if src.Config.HyperConnections.HCMult > 0 {
 					keys = append(keys, hcEps)
 				}
 				with := func(eps string) *config.Config {

@@ -151,8 +151,8 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 func checkIndexed(c *config.Config, golden *pack.Pack) error {
 	switch attention := golden.Manifest.Reference.Attention; {
 	case !c.HasIndexer():
-	case c.HCMult > mostStreams:
-		return golden.Fault(fmt.Sprint("hc_mult ", c.HCMult), fmt.Sprintf(
+	case c.HyperConnections.HCMult > mostStreams:
+		return golden.Fault(fmt.Sprint("hc_mult ", c.HyperConnections.HCMult), fmt.Sprintf(
 			"the covariance of the weights of more than %d streams is not computed", mostStreams))
 	case golden.Manifest.Mode == "train":
 		return golden.Fault("model_type "+c.ModelType, "packs of training are not supported: no gradient passes an indexer")

@@ -60,7 +60,7 @@ dsmoe help memory  the formulas`,
 				return fitting(q, src, fit, contexts, batches)
 			}
 			if len(contexts) == 0 {
-				contexts = []int{src.Config.MaxPositionEmbeddings}
+				contexts = []int{src.Config.RoPE.MaxPositionEmbeddings}
 			}
 			w, err := weightsOf(src, imagined, dtype)
 			if err != nil {

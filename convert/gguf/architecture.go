@@ -62,8 +62,8 @@ func unheld(c *config.Config) string {
 		var lacking []string
 		hashes := slices.ContainsFunc(c.MoELayers(), c.Hashes)
 		for part, is := range map[string]bool{latent: c.LatentAttention(), indexers: c.HasIndexer(), windows: c.Windowed(),
-			sliding: c.HasWindows() && !c.Windowed(), streams: c.HCMult > 0, tokenTable: hashes,
-			normBehind: c.Rules().NormsExperts} {
+			sliding: c.HasWindows() && !c.Windowed(), streams: c.HyperConnections.HCMult > 0, tokenTable: hashes,
+			normBehind: c.Rules().MoE.NormsExperts} {
 			if is && !slices.Contains(architectureNamed(m.arch).parts, part) {
 				lacking = append(lacking, part)
 			}
@@ -97,24 +97,24 @@ func unsayable(c *config.Config) (reasons []string) {
 	}
 	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
 		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
-	refuse(c.NRoutedExperts > mostExperts, "%s is %d: llama.cpp takes %d at most", c.Key("n_routed_experts"),
-		c.NRoutedExperts, mostExperts)
+	refuse(c.MoE.NRoutedExperts > mostExperts, "%s is %d: llama.cpp takes %d at most", c.Key("n_routed_experts"),
+		c.MoE.NRoutedExperts, mostExperts)
 	if a := architectureNamed(arch); a.grouped != nil {
 		a.grouped.unsayable(c, arch, refuse)
 		return reasons
 	}
-	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
+	refuse(c.Attention.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
 	mixed := c.MoELayers() != nil
 	for l := range c.NumHiddenLayers {
-		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {
+		if c.IsMoE(l) != (l >= c.Layers.FirstKDenseReplace && mixed) {
 			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on "+
-				"have experts", c.MoELayerFreq, l, c.FirstKDenseReplace)
+				"have experts", c.Layers.MoELayerFreq, l, c.Layers.FirstKDenseReplace)
 			break
 		}
 	}
-	refuse(mixed && !slices.Contains(architectureNamed(arch).scoring, c.ScoringFunc),
-		"scoring_func is %s: llama.cpp's %s has no such gate", c.ScoringFunc, arch)
-	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
+	refuse(mixed && !slices.Contains(architectureNamed(arch).scoring, c.Router.ScoringFunc),
+		"scoring_func is %s: llama.cpp's %s has no such gate", c.Router.ScoringFunc, arch)
+	refuse(mixed && c.MoE.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
 	if arch == deepseek4 {
 		unsayableWindowed(c, refuse)
 		return reasons
@@ -123,17 +123,17 @@ func unsayable(c *config.Config) (reasons []string) {
 		normalise, _ := c.TopKWeights()
 		refuse(mixed && normalise,
 			"norm_topk_prob is true: llama.cpp's %s never normalises the weights of the chosen experts", arch)
-		refuse(c.RopeScaling != nil && c.RopeScaling.Type != "linear",
-			"rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RopeScaling)
+		refuse(c.RoPE.RopeScaling != nil && c.RoPE.RopeScaling.Type != "linear",
+			"rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RoPE.RopeScaling)
 		return reasons
 	}
-	refuse(!c.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
-	refuse(arch == deepseek2 && c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
+	refuse(!c.RoPE.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
+	refuse(arch == deepseek2 && c.Attention.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
 		"%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none",
 		c.NumHiddenLayers)
-	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts,
-		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
-	if s := c.RopeScaling; s != nil {
+	refuse(mixed && limited(c) && c.Router.NGroup >= c.MoE.NRoutedExperts,
+		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.Router.NGroup, c.MoE.NRoutedExperts)
+	if s := c.RoPE.RopeScaling; s != nil {
 		refuse(s.MScale != s.MScaleAllDim || s.MScaleAllDim == 0,
 			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp takes them to be equal, and not 0",
 			s.MScale, s.MScaleAllDim)
@@ -143,7 +143,7 @@ func unsayable(c *config.Config) (reasons []string) {
 
 // unsayableWindowed gives refuse the reasons why llama.cpp would not load a DeepSeek-V4, or compute something else.
 func unsayableWindowed(c *config.Config, refuse func(is bool, reason string, args ...any)) {
-	refuse(c.HCMult != 4, "hc_mult is %d: llama.cpp's deepseek4 has 4 streams", c.HCMult)
+	refuse(c.HyperConnections.HCMult != 4, "hc_mult is %d: llama.cpp's deepseek4 has 4 streams", c.HyperConnections.HCMult)
 	for l := range c.NumHiddenLayers {
 		rate, known := c.CompressRate(l), 128
 		if c.Overlaps(l) {

@@ -16,10 +16,10 @@ func TestUnheldModels(t *testing.T) {
 		"model_type is deepseek_v9: no architecture of llama.cpp is known for it": func(c *config.Config) { c.ModelType = "deepseek_v9" },
 		"model_type is deepseek_v41: no architecture of llama.cpp is known":       func(c *config.Config) { c.ModelType = "deepseek_v41" },
 		"model_type is axk1: llama.cpp has no norm behind the experts":            func(c *config.Config) { c.ModelType = "axk1" },
-		"model_type is deepseek_v3: llama.cpp's deepseek2 has no indexers":        func(c *config.Config) { c.IndexTopK = 8 },
-		"llama.cpp's deepseek2 has no hyper-connections, no windowed attention":   func(c *config.Config) { c.HCMult, c.OGroups = 4, 2 },
+		"model_type is deepseek_v3: llama.cpp's deepseek2 has no indexers":        func(c *config.Config) { c.Indexer.IndexTopK = 8 },
+		"llama.cpp's deepseek2 has no hyper-connections, no windowed attention":   func(c *config.Config) { c.HyperConnections.HCMult, c.Windows.OGroups = 4, 2 },
 		"model_type is deepseek: llama.cpp's deepseek has no latent attention":    func(c *config.Config) { c.ModelType = "deepseek" },
-		"scoring_func is tanh: llama.cpp's deepseek2 has no such gate":            func(c *config.Config) { c.ScoringFunc = "tanh" },
+		"scoring_func is tanh: llama.cpp's deepseek2 has no such gate":            func(c *config.Config) { c.Router.ScoringFunc = "tanh" },
 	} {
 		c := *configtest.Fixture(t, "v3/checkpoint")
 		require.Empty(t, unsayable(&c))

@@ -104,8 +104,8 @@ func (a *arranger) slot(s table.Slot) {
 		a.made[at].Weights = append(a.made[at].Weights, s.Name)
 	default:
 		a.stacks[name] = len(a.made)
-		weights := append(make([]string, 0, a.config.NRoutedExperts), s.Name)
-		a.add(s, format.Arranged{Name: name, Shape: append([]int{a.config.NRoutedExperts}, s.Shape...), Weights: weights})
+		weights := append(make([]string, 0, a.config.MoE.NRoutedExperts), s.Name)
+		a.add(s, format.Arranged{Name: name, Shape: append([]int{a.config.MoE.NRoutedExperts}, s.Shape...), Weights: weights})
 	}
 }
 

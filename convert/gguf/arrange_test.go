@@ -87,11 +87,11 @@ func TestLayoutRefuses(t *testing.T) {
 func TestReplacedPairs(t *testing.T) {
 	before := configtest.Fixture(t, "v1-base/checkpoint")
 	after := *before
-	after.NumExpertsPerTok--
+	after.MoE.NumExpertsPerTok--
 	w := &keyWriter{b: make([]byte, 8), arch: deepseek}
 	w.key("deepseek.context_length", u64)
-	w.b = append(w.b, le64(uint64(before.MaxPositionEmbeddings))...)
-	w.of("expert_used_count", uint32(before.NumExpertsPerTok))
+	w.b = append(w.b, le64(uint64(before.RoPE.MaxPositionEmbeddings))...)
+	w.of("expert_used_count", uint32(before.MoE.NumExpertsPerTok))
 	w.put("own.key", "kept")
 	source := pairsOf(w)
 	keys, changed := replacedPairs(source, format.Description{Config: &after, Before: before, Type: "keep"})

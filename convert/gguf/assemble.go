@@ -188,7 +188,7 @@ func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
 	want := s.Shape
 	if s.Expert >= 0 {
 		part.First = int64(s.Expert) * part.N
-		want = append([]int{a.config.NRoutedExperts}, want...)
+		want = append([]int{a.config.MoE.NRoutedExperts}, want...)
 	}
 	dtype := info.DType
 	if s.Row.Integer() && dtype == tensor.I32 {

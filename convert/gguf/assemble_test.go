@@ -156,10 +156,12 @@ func TestOlderFiles(t *testing.T) {
 	for _, key := range []string{keyMLA, valueMLA, gatingFunc, groupCount, groupUsed, weightsScale, queryRank} {
 		f.without(t, key)
 	}
-	f.with(t, keyLength, uint32(c.QKHeadDim())).with(t, valueLength, uint32(c.VHeadDim)).with(t, headCountKV, uint32(c.NumKeyValueHeads))
+	f.with(t, keyLength, uint32(c.QKHeadDim())).with(t, valueLength, uint32(c.Attention.VHeadDim)).with(t, headCountKV,
+		uint32(c.Attention.NumKeyValueHeads))
 	for l := range c.NumHiddenLayers {
 		f.tensor(t, fmt.Sprintf("blk.%d.attn_k_b.weight", l), func(i *tensor.Info) {
-			i.Name, i.Shape = fmt.Sprintf("blk.%d.attn_kv_b.weight", l), []int{c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim), c.KVLoraRank}
+			i.Name, i.Shape = fmt.Sprintf("blk.%d.attn_kv_b.weight", l), []int{c.Attention.NumAttentionHeads *
+				(c.Attention.QKNopeHeadDim + c.Attention.VHeadDim), c.Attention.KVLoraRank}
 		})
 		for i := range f.tensors {
 			if f.tensors[i].Name == fmt.Sprintf("blk.%d.attn_v_b.weight", l) {
@@ -213,7 +215,7 @@ func TestScaleOfZero(t *testing.T) {
 		require.Empty(t, wrong, fixture)
 		c, err := config.Parse(strings.NewReader(string(a.Config)))
 		require.NoError(t, err)
-		require.EqualValues(t, 1, c.RoutedScalingFactor, fixture)
+		require.EqualValues(t, 1, c.Router.RoutedScalingFactor, fixture)
 	}
 }
 

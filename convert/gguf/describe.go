@@ -99,19 +99,19 @@ func (w *keyWriter) model(c *config.Config) {
 		}
 	}
 	w.of(vocabSize, uint32(c.VocabSize))
-	dense := c.FirstKDenseReplace
+	dense := c.Layers.FirstKDenseReplace
 	if c.MoELayers() == nil {
 		dense = c.NumHiddenLayers
 	}
 	w.of(denseCount, uint32(dense))
-	w.of(sharedCount, uint32(c.NSharedExperts))
-	w.of(gatingFunc, cmp.Or(gatings[c.ScoringFunc], gatings[softmax])) // which a model without experts has, too
+	w.of(sharedCount, uint32(c.MoE.NSharedExperts))
+	w.of(gatingFunc, cmp.Or(gatings[c.Router.ScoringFunc], gatings[softmax])) // which a model without experts has, too
 	w.of(ropeDims, uint32(c.HeadDim()))
 	normalise, scale := c.TopKWeights()
 	if w.arch == deepseek {
-		w.of(headCountKV, uint32(c.NumKeyValueHeads))
+		w.of(headCountKV, uint32(c.Attention.NumKeyValueHeads))
 		w.of(weightsScale, float32(1))
-		if s := c.RopeScaling; s != nil {
+		if s := c.RoPE.RopeScaling; s != nil {
 			w.of(scalingType, s.Type)
 			w.of(scalingFactor, float32(s.Factor))
 		} else {
@@ -124,15 +124,15 @@ func (w *keyWriter) model(c *config.Config) {
 		w.of(weightsNorm, true)
 	}
 	w.groups(c)
-	if c.QLoraRank > 0 || !isLite(c.NumHiddenLayers, c.VocabSize) {
-		w.of(queryRank, uint32(c.QLoraRank)) // 0 means no rank; every model but the lite one needs the key
+	if c.Attention.QLoraRank > 0 || !isLite(c.NumHiddenLayers, c.VocabSize) {
+		w.of(queryRank, uint32(c.Attention.QLoraRank)) // 0 means no rank; every model but the lite one needs the key
 	}
 	w.of(headCountKV, uint32(1)) // llama.cpp multiplies queries into the compressed keys and values, which are one head
-	w.of(keyLength, uint32(c.KVLoraRank+c.QKRopeHeadDim))
-	w.of(valueLength, uint32(c.KVLoraRank))
+	w.of(keyLength, uint32(c.Attention.KVLoraRank+c.Attention.QKRopeHeadDim))
+	w.of(valueLength, uint32(c.Attention.KVLoraRank))
 	w.of(keyMLA, uint32(c.QKHeadDim()))
-	w.of(valueMLA, uint32(c.VHeadDim))
-	w.yarn(c.RopeScaling)
+	w.of(valueMLA, uint32(c.Attention.VHeadDim))
+	w.yarn(c.RoPE.RopeScaling)
 	if c.NumNextNPredictLayers > 0 {
 		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
 	}
@@ -143,10 +143,10 @@ func (w *keyWriter) model(c *config.Config) {
 
 // indexer writes the sizes of the indexers. Without types all layers have one.
 func (w *keyWriter) indexer(c *config.Config) {
-	w.of(indexerHeads, uint32(c.IndexNHeads))
-	w.of(indexerWidth, uint32(c.IndexHeadDim))
-	w.of(indexerTopK, uint32(c.IndexTopK))
-	if c.IndexerTypes == nil {
+	w.of(indexerHeads, uint32(c.Indexer.IndexNHeads))
+	w.of(indexerWidth, uint32(c.Indexer.IndexHeadDim))
+	w.of(indexerTopK, uint32(c.Indexer.IndexTopK))
+	if c.Indexer.IndexerTypes == nil {
 		return
 	}
 	var full []bool
@@ -158,7 +158,7 @@ func (w *keyWriter) indexer(c *config.Config) {
 
 // warnings say what llama.cpp computes otherwise.
 func warnings(c *config.Config) (notes []string) {
-	if c.TopKMethod == "group_limited_greedy" && limited(c) {
+	if c.Router.TopKMethod == "group_limited_greedy" && limited(c) {
 		notes = append(notes,
 			"llama.cpp chooses groups by the sum of their two best scores, "+
 				"DeepSeek-V2 by the best: some tokens go to other experts there")

@@ -43,7 +43,7 @@ type grouped struct {
 
 // groupedRows are the keys of all these models; those without a field are only written.
 var groupedRows = slices.Concat(rows, []row{
-	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return natural(c.NumKeyValueHeads) }},
+	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return natural(c.Attention.NumKeyValueHeads) }},
 	{keyLength, u32, "", func(c *config.Config) any { return natural(c.QKHeadDim()) }},
 	{valueLength, u32, "", func(c *config.Config) any { return natural(c.ValueHeadDim()) }},
 	{vocabSize, u32, "", func(c *config.Config) any { return natural(c.VocabSize) }},
@@ -52,14 +52,18 @@ var groupedRows = slices.Concat(rows, []row{
 // groupedOwn are the keys that some of these models have.
 var groupedOwn = []row{
 	{ropeDims, u32, "", func(c *config.Config) any { return natural(c.HeadDim()) }},
-	{gatingFunc, u32, "", func(c *config.Config) any { return gatings[c.ScoringFunc] }},
-	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return natural(c.NSharedExperts) }},
-	{sharedFF, u32, "", func(c *config.Config) any { return unlessZero(c.NSharedExperts * c.MoEIntermediateSize) }},
+	{gatingFunc, u32, "", func(c *config.Config) any { return gatings[c.Router.ScoringFunc] }},
+	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return natural(c.MoE.NSharedExperts) }},
+	{sharedFF, u32, "", func(c *config.Config) any {
+		return unlessZero(c.MoE.NSharedExperts *
+			c.MoE.MoEIntermediateSize)
+	}},
 	{denseCount, u32, "", func(c *config.Config) any { return natural(leadingDense(c)) }},
 	{moeStep, u32, "", func(*config.Config) any { return natural(1) }},
-	{weightsScale, f32, "routed_scaling_factor", func(c *config.Config) any { return float32(c.RoutedScalingFactor) }},
-	{weightsNorm, boolean, "", func(c *config.Config) any { return c.NormTopKProb }},
-	{window, u32, "sliding_window", func(c *config.Config) any { return natural(c.SlidingWindow) }},
+	{weightsScale, f32, "routed_scaling_factor",
+		func(c *config.Config) any { return float32(c.Router.RoutedScalingFactor) }},
+	{weightsNorm, boolean, "", func(c *config.Config) any { return c.Router.NormTopKProb }},
+	{window, u32, "sliding_window", func(c *config.Config) any { return natural(c.Windows.SlidingWindow) }},
 	{windowPattern, array, "", func(c *config.Config) any {
 		list := make([]bool, c.NumHiddenLayers)
 		for l := range list {
@@ -96,14 +100,14 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 				Width int `json:"intermediate_size"`
 			}
 			json.Unmarshal(c.JSON(), &stated) // the config was parsed
-			v = natural(cmp.Or(stated.Width, c.MoEIntermediateSize))
+			v = natural(cmp.Or(stated.Width, c.MoE.MoEIntermediateSize))
 		}
 		if v != nil {
 			w.of(row.key, v)
 		}
 	}
 	w.groups(c)
-	switch s := c.RopeScaling; {
+	switch s := c.RoPE.RopeScaling; {
 	case s != nil:
 		w.yarn(s)
 	case g.saysUnscaled:
@@ -116,11 +120,12 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 
 // unsayable gives refuse the reasons why llama.cpp would not load a model, or compute something else.
 func (g *grouped) unsayable(c *config.Config, arch string, refuse func(is bool, reason string, args ...any)) {
-	refuse(c.AttentionBias && !(g.biased && c.Rules().OutputUnbiased),
+	refuse(c.Attention.AttentionBias && !(g.biased && c.Rules().Attention.OutputUnbiased),
 		"attention_bias is true: llama.cpp's %s has no such biases", arch)
 	refuse(c.TieWordEmbeddings && g.untied, "tie_word_embeddings is true: llama.cpp's %s demands a head", arch)
-	refuse(g.equal && c.NumKeyValueHeads != c.NumAttentionHeads,
-		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.NumKeyValueHeads, c.NumAttentionHeads, arch)
+	refuse(g.equal && c.Attention.NumKeyValueHeads != c.Attention.NumAttentionHeads,
+		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.Attention.NumKeyValueHeads,
+		c.Attention.NumAttentionHeads, arch)
 	for l := leadingDense(c); l < c.NumHiddenLayers && g.leads; l++ {
 		if !c.IsMoE(l) {
 			refuse(true, "layer %d is dense, and a layer before it is not: to llama.cpp's %s all behind the first dense layers "+
@@ -128,10 +133,11 @@ func (g *grouped) unsayable(c *config.Config, arch string, refuse func(is bool, 
 			break
 		}
 	}
-	refuse(limited(c) && c.NGroup >= c.NRoutedExperts,
-		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
-	refuse(c.MoENormMin > leastSum, "moe_norm_min is %v: llama.cpp divides by %v at least", c.MoENormMin, leastSum)
-	if s := c.RopeScaling; s != nil {
+	refuse(limited(c) && c.Router.NGroup >= c.MoE.NRoutedExperts,
+		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.Router.NGroup, c.MoE.NRoutedExperts)
+	refuse(c.Router.MoENormMin > leastSum, "moe_norm_min is %v: llama.cpp divides by %v at least", c.Router.MoENormMin,
+		leastSum)
+	if s := c.RoPE.RopeScaling; s != nil {
 		refuse(s.MScale != 0 || s.MScaleAllDim != 0,
 			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp's %s has none", s.MScale, s.MScaleAllDim, arch)
 	}

@@ -111,9 +111,9 @@ func (w *keyWriter) yarn(s *config.RopeScaling) {
 func (w *keyWriter) groups(c *config.Config) {
 	switch {
 	case limited(c):
-		w.of(groupCount, uint32(c.NGroup))
-		w.of(groupUsed, uint32(c.TopKGroup))
-	case c.NGroup == 1 && c.TopKGroup == 1:
+		w.of(groupCount, uint32(c.Router.NGroup))
+		w.of(groupUsed, uint32(c.Router.TopKGroup))
+	case c.Router.NGroup == 1 && c.Router.TopKGroup == 1:
 		w.of(groupCount, uint32(1))
 		w.of(groupUsed, uint32(1))
 	}

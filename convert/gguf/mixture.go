@@ -54,9 +54,9 @@ func newMixer(word string, c *config.Config) *mixer {
 	for _, m := range mixtures {
 		if m.word == word {
 			x := &mixer{word: word, most: m.dtype, more: m.more, blocks: c.NumHiddenLayers + c.NumNextNPredictLayers,
-				eight: c.NRoutedExperts == 8, tied: c.TieWordEmbeddings}
+				eight: c.MoE.NRoutedExperts == 8, tied: c.TieWordEmbeddings}
 			if !c.LatentAttention() {
-				x.values, x.shared = c.NumHiddenLayers, c.NumAttentionHeads/max(c.NumKeyValueHeads, 1)
+				x.values, x.shared = c.NumHiddenLayers, c.Attention.NumAttentionHeads/max(c.Attention.NumKeyValueHeads, 1)
 			}
 			return x
 		}

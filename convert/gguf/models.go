@@ -96,5 +96,5 @@ func predicts(c *config.Config) bool { return modelOf(c).predicts }
 // limited reports whether groups restrict the choice of experts: there are several, and not
 // all of them are chosen from.
 func limited(c *config.Config) bool {
-	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
+	return c.LimitsGroups() && c.Router.NGroup > 1 && c.Router.TopKGroup < c.Router.NGroup
 }

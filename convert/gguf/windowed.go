@@ -29,7 +29,7 @@ func (w *keyWriter) windowed(c *config.Config) {
 		w.of(row.key, row.value(c))
 	}
 	w.of(vocabSize, uint32(c.VocabSize))
-	w.of(valueLength, uint32(c.VHeadDim))
+	w.of(valueLength, uint32(c.Attention.VHeadDim))
 	w.of(gatingFunc, gatings[sqrtSoftplus])
 	w.of(weightsNorm, true)
 	clamps := slices.Repeat([]float32{float32(c.SwiGLULimit)}, c.NumHiddenLayers)
@@ -47,8 +47,8 @@ func (w *keyWriter) windowed(c *config.Config) {
 		rates = stated.Ratios
 	}
 	w.of(compressRatios, rates)
-	w.of(streamsWidth, uint32(c.HiddenSize*c.HCMult))
-	w.yarn(c.CompressRopeScaling)
+	w.of(streamsWidth, uint32(c.HiddenSize*c.HyperConnections.HCMult))
+	w.yarn(c.RoPE.CompressRopeScaling)
 }
 
 // windowed takes the keys of DeepSeek-V4 that windowedRows does not have.

@@ -123,7 +123,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 		key.scaling.Blocks = fp8Blocks(w)
 	}
 	if kept, pruned := a.kept[w.Layer]; pruned && w.Is(table.Router, table.TID2EID) {
-		key.renumber = &operation.Renumber{Experts: a.src.Config.NRoutedExperts, Kept: kept, Row: w.Shape[1], To: to}
+		key.renumber = &operation.Renumber{Experts: a.src.Config.MoE.NRoutedExperts, Kept: kept, Row: w.Shape[1], To: to}
 	}
 	for _, part := range parts {
 		if err := a.part(part, key, first, sides); err != nil {

@@ -184,7 +184,7 @@ func (c *conversion) checkPrune(s selection) {
 		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
 		divides := w.Role().CountsExperts() && w.Part == "" && !w.Scaled() // it has a row for each expert
 		if w.Is(table.Router, table.TID2EID) {
-			divides = w.DType == tensor.I64 && len(w.Shape) == 2 && w.Shape[1] <= c.src.Config.NumExpertsPerTok
+			divides = w.DType == tensor.I64 && len(w.Shape) == 2 && w.Shape[1] <= c.src.Config.MoE.NumExpertsPerTok
 		}
 		switch _, listed := c.kept[p.Layer]; {
 		case p.Expert < 0 && !router:
@@ -220,7 +220,7 @@ func (c *conversion) noteKept(s selection) {
 	}
 	for _, experts := range c.kept {
 		c.note("%s of %d are kept in %s, renumbered from 0", text.Plural(len(experts), "routed expert"),
-			c.src.Config.NRoutedExperts, text.Plural(len(c.kept), "layer"))
+			c.src.Config.MoE.NRoutedExperts, text.Plural(len(c.kept), "layer"))
 		return
 	}
 }

@@ -115,7 +115,7 @@ func (c *conversion) naming() *table.Naming {
 	}
 	if n.Fuses && c.o.cast() == tensor.Invalid && (c.o.encodes() || slices.ContainsFunc(c.set.All(), (*weights.Weight).Scaled)) {
 		cause := "transformers 5.23 takes attn_hc.scale for scales of quantised weights where names are its own"
-		if c.src.Config.HCMult == 0 {
+		if c.src.Config.HyperConnections.HCMult == 0 {
 			cause = fusedScales
 		}
 		c.problems = append(c.problems, problem.Problem{Cause: cause, Hint: "--type bf16 writes weights that load right, --names published keeps quantised ones"})
@@ -214,7 +214,7 @@ func (c *conversion) experts(layer int) int {
 	if kept, pruned := c.kept[layer]; pruned {
 		return len(kept)
 	}
-	return c.src.Config.NRoutedExperts
+	return c.src.Config.MoE.NRoutedExperts
 }
 
 // fuseGroups completes the fused tensors.

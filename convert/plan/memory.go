@@ -33,7 +33,7 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
 		if f, _ := table.FusedAt(weights.OwnerOf(info.Name)); f != nil {
-			experts := src.Config.NRoutedExperts
+			experts := src.Config.MoE.NRoutedExperts
 			if len(info.Shape) > 0 {
 				experts = min(experts, info.Shape[0])
 			}

@@ -56,7 +56,7 @@ func (p Prune) Kept(c *config.Config) table.Kept {
 			continue
 		}
 		kept[l] = []int{}
-		for e := range c.NRoutedExperts {
+		for e := range c.MoE.NRoutedExperts {
 			if p.Layers == nil && p.All.Has(e) || slices.Contains(p.Layers[l], e) {
 				kept[l] = append(kept[l], e)
 			}
@@ -71,7 +71,7 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 		return []string{"there is no layer with routed experts to keep some of"}
 	}
 	present := map[int]bool{}
-	for e := range c.NRoutedExperts {
+	for e := range c.MoE.NRoutedExperts {
 		present[e] = true
 	}
 	if err := p.All.Check("a layer", "experts", present); err != nil {
@@ -127,17 +127,17 @@ func ofLayers(said map[string][]int, between string) (lines []string) {
 func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
 	list := slices.Sorted(slices.Values(p.Layers[layer]))
 	unique := slices.Compact(slices.Clone(list))
-	absent := slices.DeleteFunc(slices.Clone(unique), func(e int) bool { return e >= 0 && e < c.NRoutedExperts })
+	absent := slices.DeleteFunc(slices.Clone(unique), func(e int) bool { return e >= 0 && e < c.MoE.NRoutedExperts })
 	if len(absent) > 0 {
 		causes = append(causes, fmt.Sprintf("experts %s not there: a layer has 0-%d", text.Ranges(absent),
-			c.NRoutedExperts-1))
+			c.MoE.NRoutedExperts-1))
 	}
 	if len(unique) < len(list) {
 		causes = append(causes, "lists an expert twice")
 	}
-	if n < c.NumExpertsPerTok {
+	if n < c.MoE.NumExpertsPerTok {
 		causes = append(causes, fmt.Sprintf("%s, but a token chooses %s %d", text.Plural(n, "expert"),
-			c.Key("num_experts_per_tok"), c.NumExpertsPerTok))
+			c.Key("num_experts_per_tok"), c.MoE.NumExpertsPerTok))
 	}
 	return causes
 }
@@ -149,17 +149,17 @@ func groupsKept(c *config.Config, experts []int) (groups string, causes []string
 		return "", nil
 	}
 	counts := groupSizes(c, experts)
-	n, size := len(counts), c.NRoutedExperts/c.NGroup
-	chosen := min(c.TopKGroup, n)
-	least := max(1, (c.NumExpertsPerTok+chosen-1)/chosen)
-	if c.TopKMethod == "noaux_tc" { // a group is worth its two best
+	n, size := len(counts), c.MoE.NRoutedExperts/c.Router.NGroup
+	chosen := min(c.Router.TopKGroup, n)
+	least := max(1, (c.MoE.NumExpertsPerTok+chosen-1)/chosen)
+	if c.Router.TopKMethod == "noaux_tc" { // a group is worth its two best
 		least = max(2, least)
 	}
 	each := slices.Sorted(maps.Values(counts))
 	switch {
 	case least > size:
 		causes = append(causes, fmt.Sprintf("%s of n_group %d hold too few experts for num_experts_per_tok %d: keep some of "+
-			"more groups", text.Plural(n, "group"), c.NGroup, c.NumExpertsPerTok))
+			"more groups", text.Plural(n, "group"), c.Router.NGroup, c.MoE.NumExpertsPerTok))
 	case each[0] != each[n-1] || each[0] < least:
 		sizes, keep := fmt.Sprintf("%d to %d", least, size), fmt.Sprintf("a multiple of %d from %d to %d, as many of each "+
 			"group, or drop whole groups", n, n*least, n*size)
@@ -178,10 +178,10 @@ func groupsKept(c *config.Config, experts []int) (groups string, causes []string
 func groupSizes(c *config.Config, experts []int) map[int]int {
 	sizes := map[int]int{}
 	for _, e := range experts {
-		sizes[e/(c.NRoutedExperts/c.NGroup)]++
+		sizes[e/(c.MoE.NRoutedExperts/c.Router.NGroup)]++
 	}
 	return sizes
 }
 
 // limitsGroups reports whether n_group has an effect.
-func limitsGroups(c *config.Config) bool { return c.LimitsGroups() && c.NGroup > 1 }
+func limitsGroups(c *config.Config) bool { return c.LimitsGroups() && c.Router.NGroup > 1 }

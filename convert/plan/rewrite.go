@@ -135,7 +135,7 @@ func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
 		if have := c.src.Config; limitsGroups(have) {
 			groups := len(groupSizes(have, experts))
 			edits = append(edits, edit{"n_group", []byte(strconv.Itoa(groups))},
-				edit{"topk_group", []byte(strconv.Itoa(min(have.TopKGroup, groups)))})
+				edit{"topk_group", []byte(strconv.Itoa(min(have.Router.TopKGroup, groups)))})
 		}
 		return edits // all layers are alike
 	}

@@ -75,7 +75,7 @@ func Pruned(ctx context.Context, a, b Runnable, kept table.Kept, in *model.Input
 	maps.DeleteFunc(kept, func(l int, _ []int) bool { return l >= len(large.Model.Layers)+r.Predictions })
 	for l, experts := range kept {
 		gate := &large.Layer(l).MoE.Gate
-		if gate.Keep(experts, large.Config.NRoutedExperts); gate.TID2EID != nil {
+		if gate.Keep(experts, large.Config.MoE.NRoutedExperts); gate.TID2EID != nil {
 			r.Tables++
 		}
 		for e := range experts {
@@ -269,7 +269,7 @@ func (r *PrunedReport) choice(a stage) (experts []int) {
 // checkExact refuses a B that has another number of experts, or weights whose dtype may not hold A's values.
 func checkExact(a, b Runnable, kept table.Kept) error {
 	for _, l := range slices.Sorted(maps.Keys(kept)) {
-		if n := b.Model.Config.NRoutedExperts; len(kept[l]) != n {
+		if n := b.Model.Config.MoE.NRoutedExperts; len(kept[l]) != n {
 			return fmt.Errorf("n_routed_experts is %d, but layer %d is to keep %s", n, l, text.Plural(len(kept[l]), "expert"))
 		}
 	}

@@ -286,11 +286,11 @@ func (s *search) describe(layer string, matches []match) (Rearranged, error) {
 // groups limit a token's choice.
 func (s *search) regrouped(moved []Renumbered) bool {
 	c := s.a.Config
-	if c == nil || !c.LimitsGroups() || c.NGroup == 0 || c.NRoutedExperts < c.NGroup {
+	if c == nil || !c.LimitsGroups() || c.Router.NGroup == 0 || c.MoE.NRoutedExperts < c.Router.NGroup {
 		return false
 	}
-	size := c.NRoutedExperts / c.NGroup
-	numbers := make([]int, c.NRoutedExperts)
+	size := c.MoE.NRoutedExperts / c.Router.NGroup
+	numbers := make([]int, c.MoE.NRoutedExperts)
 	for e := range numbers {
 		numbers[e] = e
 	}

@@ -148,7 +148,7 @@ func TestRearrangedMLP(t *testing.T) {
 
 // TestRegrouped: with group-limited routing, numbers are also places in groups.
 func TestRegrouped(t *testing.T) {
-	c := &config.Config{TopKMethod: "noaux_tc", NGroup: 2, NRoutedExperts: 4}
+	c := &config.Config{Router: config.Router{TopKMethod: "noaux_tc", NGroup: 2}, MoE: config.MoE{NRoutedExperts: 4}}
 	for _, test := range []struct {
 		order []int // the expert of A under each number of B
 		want  bool

@@ -99,7 +99,8 @@ func windowedOf(c *config.Config) *windowed {
 	if !c.HasWindows() {
 		return nil
 	}
-	w := &windowed{Window: c.SlidingWindow, SparseRate: c.CompressRateCSA, HeavyRate: c.CompressRateHCA, Streams: c.HCMult}
+	w := &windowed{Window: c.Windows.SlidingWindow, SparseRate: c.Windows.CompressRateCSA,
+		HeavyRate: c.Windows.CompressRateHCA, Streams: c.HyperConnections.HCMult}
 	for l := range c.NumHiddenLayers {
 		switch {
 		case c.Overlaps(l):
@@ -158,7 +159,7 @@ type choice struct {
 // and the KV cache are given for; 0 is max_position_embeddings.
 func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	if seq == 0 {
-		seq = c.MaxPositionEmbeddings
+		seq = c.RoPE.MaxPositionEmbeddings
 	}
 	counts := count.Modules(c)
 	total := counts.Sum()
@@ -167,7 +168,7 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	if c.HasIndexer() {
-		a.Indexers = &indexers{c.IndexTopK, count.Indexers(c), "keys"}
+		a.Indexers = &indexers{c.Indexer.IndexTopK, count.Indexers(c), "keys"}
 		if c.Windowed() {
 			a.Indexers.chosen = "entries"
 		}
@@ -186,7 +187,7 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a.Training = trainingFLOPs{Positions: seq, Exact: 3 * float64(seq) * float64(a.Forward.Total),
 		Paper: count.PaperModelOf(c, seq).FLOPs()}
 	if a.Layers.MoE > 0 {
-		a.Training.PaperExpert = count.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+		a.Training.PaperExpert = count.StandardFFNs(c.MoE.MoEIntermediateSize, c.HiddenSize)
 	}
 	if a.Layers.Dense > 0 {
 		a.Training.PaperDense = count.StandardFFNs(c.IntermediateSize, c.HiddenSize)
@@ -209,9 +210,9 @@ func choiceOf(c *config.Config) *choice {
 		return nil
 	}
 	choice := &choice{Combinations: n.String(), Log2: log2(n),
-		Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
-	if c.LimitsGroups() && c.NGroup > c.TopKGroup {
-		choice.Groups, choice.TopKGroup = c.NGroup, c.TopKGroup
+		Sparsity: float64(c.MoE.NumExpertsPerTok) / float64(c.MoE.NRoutedExperts)}
+	if c.LimitsGroups() && c.Router.NGroup > c.Router.TopKGroup {
+		choice.Groups, choice.TopKGroup = c.Router.NGroup, c.Router.TopKGroup
 	}
 	return choice
 }

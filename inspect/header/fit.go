@@ -41,7 +41,7 @@ type fit struct {
 // into so many bytes of memory with batch sequences of context tokens, and then the longest context that fits, up to
 // max_position_embeddings. 0 is a context of 4,096 tokens, or max_position_embeddings if that is less.
 func FitOf(path string, c *config.Config, types map[string]Weights, memory int64, context, batch int) (*FitReport, error) {
-	context = cmp.Or(context, min(4096, c.MaxPositionEmbeddings))
+	context = cmp.Or(context, min(4096, c.RoPE.MaxPositionEmbeddings))
 	r := &FitReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Memory: memory, Context: context, Batch: batch,
 		Fits: []fit{}, TooLarge: []fit{}}
 	for name, w := range types {
@@ -58,7 +58,7 @@ func FitOf(path string, c *config.Config, types map[string]Weights, memory int64
 			r.TooLarge = append(r.TooLarge, least)
 			continue
 		}
-		more := sort.Search(max(c.MaxPositionEmbeddings-context, 0), func(i int) bool {
+		more := sort.Search(max(c.RoPE.MaxPositionEmbeddings-context, 0), func(i int) bool {
 			next, err := take(context + i + 1)
 			return err != nil || next.Total > memory
 		})

@@ -67,7 +67,8 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, erro
 	}
 	tokens := context * batch
 	token, logits := activations(c)
-	most := 2*count.CacheOf(c, 1).Sum() + 4*count.Indexers(c)*int64(c.IndexHeadDim) // windows and entries, 4 bytes a value
+	most := 2*count.CacheOf(c, 1).Sum() +
+		4*count.Indexers(c)*int64(c.Indexer.IndexHeadDim) // windows and entries, 4 bytes a value
 	for _, n := range []int64{most, token, logits} {
 		if n > math.MaxInt64/4/tokens {
 			return memory{}, errors.New("more bytes than 64 bits can count")
@@ -102,21 +103,22 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, erro
 // FlashAttention: the reference's eager attention takes 4 · batch · num_attention_heads ·
 // context² more.
 func activations(c *config.Config) (token, logits int64) {
-	hidden, expert := int64(c.HiddenSize), int64(c.MoEIntermediateSize)
-	widest := 2 * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	hidden, expert := int64(c.HiddenSize), int64(c.MoE.MoEIntermediateSize)
+	widest := 2 * int64(c.Attention.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
 	if c.Windowed() { // one head of keys, which are the values
-		widest = int64(2*c.NumAttentionHeads+1)*int64(c.ValueHeadDim()) + int64(c.OGroups)*int64(c.OLoraRank)
+		widest = int64(2*c.Attention.NumAttentionHeads+1)*int64(c.ValueHeadDim()) +
+			int64(c.Windows.OGroups)*int64(c.Windows.OLoraRank)
 	}
-	widest = max(widest, 2*int64(c.IndexNHeads)*int64(c.IndexHeadDim))
+	widest = max(widest, 2*int64(c.Indexer.IndexNHeads)*int64(c.Indexer.IndexHeadDim))
 	layers := layersOf(c)
 	if layers.Dense > 0 {
 		widest = max(widest, 3*int64(c.IntermediateSize))
 	}
 	if layers.MoE > 0 {
-		widest = max(widest, int64(c.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.NSharedExperts)*expert+hidden)
+		widest = max(widest, int64(c.MoE.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.MoE.NSharedExperts)*expert+hidden)
 	}
 	size := table.TorchDType(c).Bytes(1)
-	return (int64(max(c.HCMult, 1)+1)*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
+	return (int64(max(c.HyperConnections.HCMult, 1)+1)*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
 }
 
 // Sheet is a row per context and batch.

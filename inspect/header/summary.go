@@ -94,10 +94,10 @@ func layersOf(c *config.Config) *layers {
 }
 
 func expertsOf(c *config.Config) *experts {
-	if c.NRoutedExperts == 0 {
+	if c.MoE.NRoutedExperts == 0 {
 		return nil
 	}
-	return &experts{c.NRoutedExperts, c.NumExpertsPerTok, c.NSharedExperts}
+	return &experts{c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok, c.MoE.NSharedExperts}
 }
 
 // addDTypes adds sums to others, dtype by dtype.

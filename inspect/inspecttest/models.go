@@ -311,7 +311,7 @@ func (m *made) expert(w *weights.Weight, x []float64) {
 	if m.neurons[key] == nil {
 		m.experts[key] = m.Experts * m.NormFloat64()
 		pruned := m.Pruned * m.Float64()
-		m.neurons[key] = m.vector(m.c.MoEIntermediateSize, func() float64 {
+		m.neurons[key] = m.vector(m.c.MoE.MoEIntermediateSize, func() float64 {
 			if m.Float64() < pruned {
 				return 0
 			}

@@ -84,13 +84,13 @@ func (r *router) prove(c *config.Config) {
 
 // plan returns the bounds of all experts; nil if nothing can follow from them.
 func (r *router) plan(c *config.Config) *gatePlan {
-	if c == nil || c.TopKMethod != "noaux_tc" || r.bias == nil || c.NumExpertsPerTok < 1 ||
-		c.NumExpertsPerTok >= len(r.Rows) {
+	if c == nil || c.Router.TopKMethod != "noaux_tc" || r.bias == nil || c.MoE.NumExpertsPerTok < 1 ||
+		c.MoE.NumExpertsPerTok >= len(r.Rows) {
 		return nil
 	}
-	p := &gatePlan{k: c.NumExpertsPerTok, groups: 1, chosen: 1}
-	if c.NGroup > 1 && len(r.Rows)%c.NGroup == 0 && c.TopKGroup < c.NGroup {
-		p.groups, p.chosen = c.NGroup, c.TopKGroup
+	p := &gatePlan{k: c.MoE.NumExpertsPerTok, groups: 1, chosen: 1}
+	if c.Router.NGroup > 1 && len(r.Rows)%c.Router.NGroup == 0 && c.Router.TopKGroup < c.Router.NGroup {
+		p.groups, p.chosen = c.Router.NGroup, c.Router.TopKGroup
 	}
 	for e := range r.Rows {
 		row := &r.Rows[e]
@@ -99,14 +99,14 @@ func (r *router) plan(c *config.Config) *gatePlan {
 		}
 		l := limits{0, 1}
 		switch {
-		case c.ScoringFunc == "sigmoid" && row.MaxLogit != nil:
+		case c.Router.ScoringFunc == "sigmoid" && row.MaxLogit != nil:
 			l.low = 1 / (1 + math.Exp(roundingShare**row.MaxLogit))
 			l.high = 1 - l.low
-		case c.ScoringFunc == "sqrtsoftplus" && row.MaxLogit != nil:
+		case c.Router.ScoringFunc == "sqrtsoftplus" && row.MaxLogit != nil:
 			most := roundingShare * roundingShare * *row.MaxLogit
 			l.low = math.Sqrt(math.Log1p(math.Exp(-most))) / roundingShare
 			l.high = math.Sqrt(most+math.Log1p(math.Exp(-most))) * roundingShare
-		case c.ScoringFunc == "sqrtsoftplus":
+		case c.Router.ScoringFunc == "sqrtsoftplus":
 			l.high = math.Inf(1)
 		}
 		p.experts = append(p.experts, limits{l.low + *row.Bias, l.high + *row.Bias})

@@ -124,9 +124,9 @@ func TestProvenChoices(t *testing.T) {
 func TestLimitsOfRootsOfSoftplus(t *testing.T) {
 	c := configtest.Fixture(t, "v4/checkpoint")
 	for _, most := range []float64{0.1, 1, 8.7, 30, 200} {
-		r := router{bias: make([]float32, c.NRoutedExperts)}
+		r := router{bias: make([]float32, c.MoE.NRoutedExperts)}
 		zero := 0.0
-		for e := range c.NRoutedExperts {
+		for e := range c.MoE.NRoutedExperts {
 			r.Rows = append(r.Rows, row{Expert: e, Norm: &most, MaxLogit: &most, Bias: &zero})
 		}
 		l := r.plan(c).experts[0]

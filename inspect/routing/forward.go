@@ -37,11 +37,11 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 	if len(layers) == 0 {
 		return nil, fmt.Errorf("%s: the model has no routed experts", text.Quote(f.Path))
 	}
-	if err := cmp.Or(f.Input.Check(c.VocabSize), o.check("the checkpoint", layers, c.NRoutedExperts)); err != nil {
+	if err := cmp.Or(f.Input.Check(c.VocabSize), o.check("the checkpoint", layers, c.MoE.NRoutedExperts)); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(f.Path), err)
 	}
 	r := newReport(f.Path, fromForward, o)
-	r.Experts, r.PerToken, r.Reference = c.NRoutedExperts, c.NumExpertsPerTok, c.Reference
+	r.Experts, r.PerToken, r.Reference = c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok, c.Reference
 	if err := r.countTokens(f.Input); err != nil {
 		return nil, err
 	}

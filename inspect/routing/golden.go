@@ -110,7 +110,7 @@ func (p *goldenPack) has(layer int, stage string) bool {
 // measure finds the number of experts, and checks that all stages agree and that the selected layers and experts exist.
 func (p *goldenPack) measure(o Options) error {
 	if p.Config != nil {
-		p.Experts, p.PerToken = p.Config.NRoutedExperts, p.Config.NumExpertsPerTok
+		p.Experts, p.PerToken = p.Config.MoE.NRoutedExperts, p.Config.MoE.NumExpertsPerTok
 	}
 	var routed []int
 	for _, l := range slices.Sorted(maps.Keys(p.stages)) {

@@ -133,7 +133,7 @@ func TestGoldenLacks(t *testing.T) {
 			}
 			if c.v3 {
 				copied := *g.Config
-				copied.TopKMethod = "noaux_tc"
+				copied.Router.TopKMethod = "noaux_tc"
 				g.Config = &copied
 			}
 			r, err := OfGolden(g, Options{})

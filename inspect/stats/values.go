@@ -160,7 +160,7 @@ func (x *valueAudit) count(w *audited, at, n int64) {
 		}
 		if w.DType.Integer() {
 			for ; len(tile) >= 8; tile = tile[8:] {
-				if binary.LittleEndian.Uint64(tile) >= uint64(x.Config.NRoutedExperts) {
+				if binary.LittleEndian.Uint64(tile) >= uint64(x.Config.MoE.NRoutedExperts) {
 					outside++
 				}
 			}

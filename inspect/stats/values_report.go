@@ -138,7 +138,7 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 	if w.DType.Integer() {
 		if w.outside > 0 {
 			add(inspect.Value, "the reference fails at such a token, or takes another expert",
-				"%d of %d numbers are not experts: 0 to %d", w.outside, n, x.Config.NRoutedExperts-1)
+				"%d of %d numbers are not experts: 0 to %d", w.outside, n, x.Config.MoE.NRoutedExperts-1)
 		}
 		return found
 	}

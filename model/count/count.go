@@ -81,7 +81,7 @@ func (ts *Totals) of(m table.Module) *Total {
 func (t *Total) addRow(c *config.Config, p *table.Row, layers []int) {
 	n, used := int64(1), int64(1)
 	if p.PerExpert() {
-		n, used = int64(c.NRoutedExperts), int64(c.NumExpertsPerTok)
+		n, used = int64(c.MoE.NRoutedExperts), int64(c.MoE.NumExpertsPerTok)
 	}
 	multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings) &&
 		p.Role != table.PositionBias && p.Role != table.EScoreCorrectionBias
@@ -144,12 +144,12 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 			scored += int64(all)
 		}
 		if c.HasIndexer() && (!c.Windowed() || c.Overlaps(l)) {
-			all = min(all, c.IndexTopK)
+			all = min(all, c.Indexer.IndexTopK)
 		}
 		keys += int64(all + min(seq, c.Window(l)))
 	}
-	return keys*int64(c.NumAttentionHeads)*int64(c.QKHeadDim()+c.ValueHeadDim()) +
-		scored*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
+	return keys*int64(c.Attention.NumAttentionHeads)*int64(c.QKHeadDim()+c.ValueHeadDim()) +
+		scored*int64(c.Indexer.IndexNHeads)*int64(c.Indexer.IndexHeadDim+1)
 }
 
 func hasIndexer(c *config.Config, l int) bool { return c.HasIndexer() && c.IndexerOf(l) == l }
@@ -194,7 +194,7 @@ func CacheOf(c *config.Config, tokens int64) (x Cache) {
 		}
 		x.Entries += n * values
 		if hasIndexer(c, l) {
-			x.Indexer += n * int64(c.IndexHeadDim)
+			x.Indexer += n * int64(c.Indexer.IndexHeadDim)
 		}
 	}
 	size := table.TorchDType(c).Bytes
@@ -207,9 +207,9 @@ func cachedValues(c *config.Config) int64 {
 	case c.Windowed():
 		return int64(c.ValueHeadDim())
 	case c.LatentAttention():
-		return int64(c.KVLoraRank + c.QKRopeHeadDim)
+		return int64(c.Attention.KVLoraRank + c.Attention.QKRopeHeadDim)
 	}
-	return int64(c.NumKeyValueHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	return int64(c.Attention.NumKeyValueHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
 }
 
 // KVBytes returns what one token adds to the key-value cache, in bytes: once windows are full, nothing in their layers but
@@ -222,7 +222,7 @@ func KVBytes(c *config.Config) (n int64) {
 		if rate := int64(c.CompressRate(l)); rate > 0 {
 			values := cachedValues(c)
 			if hasIndexer(c, l) {
-				values += int64(c.IndexHeadDim)
+				values += int64(c.Indexer.IndexHeadDim)
 			}
 			n += (values + rate - 1) / rate
 		} else if c.Window(l) == 0 {
@@ -235,8 +235,8 @@ func KVBytes(c *config.Config) (n int64) {
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets
 // of experts that a gate can choose for a token, or nil for a dense model.
 func Combinations(c *config.Config) *big.Int {
-	if c.NRoutedExperts == 0 {
+	if c.MoE.NRoutedExperts == 0 {
 		return nil
 	}
-	return new(big.Int).Binomial(int64(c.NRoutedExperts), int64(c.NumExpertsPerTok))
+	return new(big.Int).Binomial(int64(c.MoE.NRoutedExperts), int64(c.MoE.NumExpertsPerTok))
 }

@@ -214,7 +214,7 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 			for s := range table.FamilyOf(c).Slots(c) {
 				x := want[s.Row.Module]
 				used := int64(1)
-				if s.Expert >= c.NumExpertsPerTok {
+				if s.Expert >= c.MoE.NumExpertsPerTok {
 					used = 0 // any num_experts_per_tok of them: the first
 				}
 				x.Module = s.Row.Module
@@ -263,7 +263,7 @@ func TestCombinationsAreExact(t *testing.T) {
 		{1, 1, "1"},
 	} {
 		t.Run(fmt.Sprintf("C(%d,%d)", test.n, test.k), func(t *testing.T) {
-			c := &config.Config{NRoutedExperts: test.n, NumExpertsPerTok: test.k}
+			c := &config.Config{MoE: config.MoE{NRoutedExperts: test.n, NumExpertsPerTok: test.k}}
 			assert.Equal(t, test.want, Combinations(c).String())
 		})
 	}

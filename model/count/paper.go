@@ -79,15 +79,16 @@ func problem(holds bool, format string, args ...any) error {
 // (intermediate_size is the width of a dense layer: in DeepSeekMoE-16B that layer is as large
 // as all active experts.)
 func SegmentationOf(c *config.Config, m int) (Segmentation, error) {
-	if c.NRoutedExperts == 0 {
+	if c.MoE.NRoutedExperts == 0 {
 		return Segmentation{}, errors.New("the model is dense: it has no experts to compare")
 	}
-	s := Segmentation{Experts: c.NRoutedExperts + c.NSharedExperts, PerToken: c.NumExpertsPerTok + c.NSharedExperts,
-		Shared: c.NSharedExperts, Hidden: c.HiddenSize}
+	s := Segmentation{Experts: c.MoE.NRoutedExperts + c.MoE.NSharedExperts, PerToken: c.MoE.NumExpertsPerTok +
+		c.MoE.NSharedExperts,
+		Shared: c.MoE.NSharedExperts, Hidden: c.HiddenSize}
 	if m == 0 {
 		m = min(4, s.PerToken)
 	}
-	s.M, s.Intermediate = m, m*c.MoEIntermediateSize
+	s.M, s.Intermediate = m, m*c.MoE.MoEIntermediateSize
 	return s, problem(m < 1 || m > s.PerToken, "m = %d is not in 1..%d, the active experts mK", m, s.PerToken)
 }
 
@@ -198,7 +199,7 @@ func PaperModelOf(c *config.Config, seq int) PaperModel {
 	ffns := 0.0
 	for l := range c.NumHiddenLayers {
 		if c.IsMoE(l) {
-			ffns += float64(c.NSharedExperts+c.NumExpertsPerTok) * StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+			ffns += float64(c.MoE.NSharedExperts+c.MoE.NumExpertsPerTok) * StandardFFNs(c.MoE.MoEIntermediateSize, c.HiddenSize)
 		} else {
 			ffns += StandardFFNs(c.IntermediateSize, c.HiddenSize)
 		}

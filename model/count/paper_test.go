@@ -50,7 +50,7 @@ func TestPaperTables(t *testing.T) {
 // standard FFN and two; so the paper's 74.4 T follow from config.json.
 func TestPaperModelOf16B(t *testing.T) {
 	c := configtest.Fixture(t, "states/deepseek-moe-16b")
-	assert.Equal(t, 0.25, StandardFFNs(c.MoEIntermediateSize, c.HiddenSize))
+	assert.Equal(t, 0.25, StandardFFNs(c.MoE.MoEIntermediateSize, c.HiddenSize))
 	assert.Equal(t, 2.0, StandardFFNs(c.IntermediateSize, c.HiddenSize))
 	p := PaperModelOf(c, 4096)
 	assert.Equal(t, PaperModel{28, 2048, 102400, 4096, 28 * 2 * 8 * 2048 * 2048}, p)

@@ -140,7 +140,7 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 			dst[k] = form.Nearest(form.Largest * g.u(uint64(offset)+uint64(k)))
 		}
 	case own.slot.Row.Integer():
-		g.fillTable(dst, uint64(offset), uint64(info.Shape[1]), uint64(s.config.NRoutedExperts))
+		g.fillTable(dst, uint64(offset), uint64(info.Shape[1]), uint64(s.config.MoE.NRoutedExperts))
 	case info.DType == tensor.F32:
 		g.base, g.scale = affine(own.slot.Role(), info.Shape)
 		elements(dst, uint64(offset), 4, func(i uint64) uint64 { return uint64(g.at(i)) << 16 })

@@ -45,7 +45,7 @@ func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	for slot := range table.FamilyOf(c).Slots(c) {
 		if slot.Role() == table.Gate { // the reference does not draw e_score_correction_bias
 			t.first[slot.Name] = next
-			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)
+			next += int64(c.MoE.NRoutedExperts) * int64(c.HiddenSize)
 		}
 	}
 	return t

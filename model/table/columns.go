@@ -17,14 +17,14 @@ var (
 	hashed = &when{[]string{"mlp_layer_types"}, (*config.Config).Hashes}
 	scored = &when{[]string{"mlp_layer_types"}, func(c *config.Config, layer int) bool { return !c.Hashes(layer) }}
 	shared = &when{append(slices.Clip(moeLayers), "n_shared_experts"),
-		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.NSharedExperts > 0 }}
+		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.MoE.NSharedExperts > 0 }}
 
-	bias   = &when{[]string{"attention_bias"}, func(c *config.Config, _ int) bool { return c.AttentionBias }}
-	wholeQ = &when{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank == 0 }}
-	loraQ  = &when{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank > 0 }}
+	bias   = &when{[]string{"attention_bias"}, func(c *config.Config, _ int) bool { return c.Attention.AttentionBias }}
+	wholeQ = &when{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.Attention.QLoraRank == 0 }}
+	loraQ  = &when{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.Attention.QLoraRank > 0 }}
 
 	loraQBias = &when{[]string{"q_lora_rank", "attention_bias"},
-		func(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }}
+		func(c *config.Config, _ int) bool { return c.Attention.QLoraRank > 0 && c.Attention.AttentionBias }}
 
 	// copied is that of a prediction layer's copy of a weight of the main model, see
 	// Row.Copied: no key of the config says whether a checkpoint has it.
@@ -41,32 +41,47 @@ var (
 	twoHidden = dim{[]string{"hidden_size"}, func(c *config.Config, _ int) int { return 2 * c.HiddenSize }}
 
 	denseFF  = dim{[]string{"intermediate_size"}, func(c *config.Config, _ int) int { return c.IntermediateSize }}
-	expertFF = dim{[]string{"moe_intermediate_size"}, func(c *config.Config, _ int) int { return c.MoEIntermediateSize }}
+	expertFF = dim{[]string{"moe_intermediate_size"}, func(c *config.Config,
+		_ int) int {
+		return c.MoE.MoEIntermediateSize
+	}}
 	sharedFF = dim{[]string{"moe_intermediate_size", "n_shared_experts"},
-		func(c *config.Config, _ int) int { return c.MoEIntermediateSize * c.NSharedExperts }}
-	routed = dim{[]string{"n_routed_experts"}, func(c *config.Config, _ int) int { return c.NRoutedExperts }}
+		func(c *config.Config, _ int) int { return c.MoE.MoEIntermediateSize * c.MoE.NSharedExperts }}
+	routed = dim{[]string{"n_routed_experts"}, func(c *config.Config, _ int) int { return c.MoE.NRoutedExperts }}
 
 	// DeepseekAttention: heads are hidden_size / num_attention_heads wide.
 	queries = dim{[]string{"hidden_size", "num_attention_heads"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * (c.HiddenSize / c.NumAttentionHeads) }}
+		func(c *config.Config, _ int) int {
+			return c.Attention.NumAttentionHeads * (c.HiddenSize / c.Attention.NumAttentionHeads)
+		}}
 	keys = dim{[]string{"hidden_size", "num_attention_heads", "num_key_value_heads"},
-		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * (c.HiddenSize / c.NumAttentionHeads) }}
+		func(c *config.Config, _ int) int {
+			return c.Attention.NumKeyValueHeads * (c.HiddenSize / c.Attention.NumAttentionHeads)
+		}}
 
 	// DeepseekV2Attention.
-	qRank      = dim{[]string{"q_lora_rank"}, func(c *config.Config, _ int) int { return c.QLoraRank }}
-	kvRank     = dim{[]string{"kv_lora_rank"}, func(c *config.Config, _ int) int { return c.KVLoraRank }}
+	qRank      = dim{[]string{"q_lora_rank"}, func(c *config.Config, _ int) int { return c.Attention.QLoraRank }}
+	kvRank     = dim{[]string{"kv_lora_rank"}, func(c *config.Config, _ int) int { return c.Attention.KVLoraRank }}
 	kvRankRope = dim{[]string{"kv_lora_rank", "qk_rope_head_dim"},
-		func(c *config.Config, _ int) int { return c.KVLoraRank + c.QKRopeHeadDim }}
+		func(c *config.Config, _ int) int { return c.Attention.KVLoraRank + c.Attention.QKRopeHeadDim }}
 	latentQueries = dim{[]string{"num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.QKHeadDim() }}
 	latentKeysValues = dim{[]string{"num_attention_heads", "qk_nope_head_dim", "v_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim) }}
+		func(c *config.Config, _ int) int {
+			return c.Attention.NumAttentionHeads * (c.Attention.QKNopeHeadDim + c.Attention.VHeadDim)
+		}}
 	latentContext = dim{[]string{"num_attention_heads", "v_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim }}
+		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.Attention.VHeadDim }}
 
 	// Heads, of GGUF's column.
-	queryHeads = dim{[]string{"num_attention_heads"}, func(c *config.Config, _ int) int { return c.NumAttentionHeads }}
-	keyHeads   = dim{[]string{"num_key_value_heads"}, func(c *config.Config, _ int) int { return c.NumKeyValueHeads }}
+	queryHeads = dim{[]string{"num_attention_heads"}, func(c *config.Config,
+		_ int) int {
+		return c.Attention.NumAttentionHeads
+	}}
+	keyHeads = dim{[]string{"num_key_value_heads"}, func(c *config.Config,
+		_ int) int {
+		return c.Attention.NumKeyValueHeads
+	}}
 )
 
 // What GGUF's column has.
@@ -97,7 +112,8 @@ func view(shape []int64, stride ...int64) *tensor.View {
 
 // latentSizes are num_attention_heads, qk_nope_head_dim, v_head_dim and kv_lora_rank.
 func latentSizes(c *config.Config) (heads, nope, value, rank int64) {
-	return int64(c.NumAttentionHeads), int64(c.QKNopeHeadDim), int64(c.VHeadDim), int64(c.KVLoraRank)
+	return int64(c.Attention.NumAttentionHeads), int64(c.Attention.QKNopeHeadDim), int64(c.Attention.VHeadDim),
+		int64(c.Attention.KVLoraRank)
 }
 
 // latentKeys has of kv_b_proj the rows that make keys, those of each head transposed:

@@ -31,8 +31,8 @@ var indexes = &when{[]string{"indexer_types"},
 
 // Dimensions of the indexer.
 var (
-	indexWidth   = dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return c.IndexHeadDim }}
-	indexHeads   = dim{[]string{"index_n_heads"}, func(c *config.Config, _ int) int { return c.IndexNHeads }}
+	indexWidth   = dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return c.Indexer.IndexHeadDim }}
+	indexHeads   = dim{[]string{"index_n_heads"}, func(c *config.Config, _ int) int { return c.Indexer.IndexNHeads }}
 	indexQueries = dim{[]string{"index_n_heads", "index_head_dim"},
-		func(c *config.Config, _ int) int { return c.IndexNHeads * c.IndexHeadDim }}
+		func(c *config.Config, _ int) int { return c.Indexer.IndexNHeads * c.Indexer.IndexHeadDim }}
 )

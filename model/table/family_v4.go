@@ -177,26 +177,46 @@ var (
 
 // Dimensions of windowed attention and of hyper-connections.
 var (
-	headWidth   = dim{[]string{"head_dim"}, func(c *config.Config, _ int) int { return c.VHeadDim }}
+	headWidth   = dim{[]string{"head_dim"}, func(c *config.Config, _ int) int { return c.Attention.VHeadDim }}
 	entryWidths = dim{[]string{"layer_types", "head_dim"}, func(c *config.Config, l int) int {
 		if c.Overlaps(l) {
-			return 2 * c.VHeadDim
+			return 2 * c.Attention.VHeadDim
 		}
-		return c.VHeadDim
+		return c.Attention.VHeadDim
 	}}
 	sharedQueries = dim{[]string{"num_attention_heads", "head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim }}
-	groupedRanks = dim{[]string{"o_groups", "o_lora_rank"}, func(c *config.Config, _ int) int { return c.OGroups * c.OLoraRank }}
+		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.Attention.VHeadDim }}
+	groupedRanks = dim{[]string{"o_groups", "o_lora_rank"}, func(c *config.Config,
+		_ int) int {
+		return c.Windows.OGroups * c.Windows.OLoraRank
+	}}
 	groupQueries = dim{[]string{"num_attention_heads", "head_dim", "o_groups"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.VHeadDim / c.OGroups }}
-	rate           = dim{[]string{"layer_types", "compress_rate_csa", "compress_rate_hca"}, (*config.Config).CompressRate}
-	sparseRate     = dim{[]string{"compress_rate_csa"}, func(c *config.Config, _ int) int { return c.CompressRateCSA }}
-	twoIndexWidths = dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int { return 2 * c.IndexHeadDim }}
-	chosenExperts  = dim{[]string{"num_experts_per_tok"}, func(c *config.Config, _ int) int { return c.NumExpertsPerTok }}
+		func(c *config.Config, _ int) int {
+			return c.Attention.NumAttentionHeads * c.Attention.VHeadDim / c.Windows.OGroups
+		}}
+	rate       = dim{[]string{"layer_types", "compress_rate_csa", "compress_rate_hca"}, (*config.Config).CompressRate}
+	sparseRate = dim{[]string{"compress_rate_csa"}, func(c *config.Config,
+		_ int) int {
+		return c.Windows.CompressRateCSA
+	}}
+	twoIndexWidths = dim{[]string{"index_head_dim"}, func(c *config.Config, _ int) int {
+		return 2 *
+			c.Indexer.IndexHeadDim
+	}}
+	chosenExperts = dim{[]string{"num_experts_per_tok"}, func(c *config.Config,
+		_ int) int {
+		return c.MoE.NumExpertsPerTok
+	}}
 
-	streams    = dim{[]string{"hc_mult"}, func(c *config.Config, _ int) int { return c.HCMult }}
-	mixings    = dim{[]string{"hc_mult"}, func(c *config.Config, _ int) int { return (2 + c.HCMult) * c.HCMult }}
-	allStreams = dim{[]string{"hc_mult", "hidden_size"}, func(c *config.Config, _ int) int { return c.HCMult * c.HiddenSize }}
-	one        = dim{nil, func(*config.Config, int) int { return 1 }}
-	three      = dim{nil, func(*config.Config, int) int { return 3 }}
+	streams = dim{[]string{"hc_mult"}, func(c *config.Config, _ int) int { return c.HyperConnections.HCMult }}
+	mixings = dim{[]string{"hc_mult"}, func(c *config.Config, _ int) int {
+		return (2 + c.HyperConnections.HCMult) *
+			c.HyperConnections.HCMult
+	}}
+	allStreams = dim{[]string{"hc_mult", "hidden_size"}, func(c *config.Config,
+		_ int) int {
+		return c.HyperConnections.HCMult * c.HiddenSize
+	}}
+	one   = dim{nil, func(*config.Config, int) int { return 1 }}
+	three = dim{nil, func(*config.Config, int) int { return 3 }}
 )

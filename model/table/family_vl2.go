@@ -61,10 +61,13 @@ var (
 	latentOnly = &when{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return c.LatentAttention() }}
 	plainOnly  = &when{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return !c.LatentAttention() }}
 	biased     = &when{append(slices.Clip(moeLayers), "topk_method"),
-		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.TopKMethod == "noaux_tc" }}
+		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.Router.TopKMethod == "noaux_tc" }}
 
 	headWidths  = []string{"hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "use_mla"}
-	headQueries = dim{headWidths, func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+	headQueries = dim{headWidths, func(c *config.Config, _ int) int {
+		return c.Attention.NumAttentionHeads *
+			c.QKHeadDim()
+	}}
 	headContext = dim{[]string{"hidden_size", "num_attention_heads", "use_mla", "v_head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
+		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.ValueHeadDim() }}
 )

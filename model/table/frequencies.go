@@ -30,7 +30,7 @@ func OtherFrequencies(c *config.Config, stored []float32, d tensor.DType) string
 		}
 		return true
 	}
-	if s := c.RopeScaling; s != nil && s.Type == "yarn" || is(c.RopeTheta) {
+	if s := c.RoPE.RopeScaling; s != nil && s.Type == "yarn" || is(c.RoPE.RopeTheta) {
 		return ""
 	}
 	if n > 1 && stored[n-1] > 0 {
@@ -39,8 +39,8 @@ func OtherFrequencies(c *config.Config, stored []float32, d tensor.DType) string
 			theta = rounded
 		}
 		if is(theta) {
-			return fmt.Sprintf("is that of rope_theta %g, config.json has %g", theta, c.RopeTheta)
+			return fmt.Sprintf("is that of rope_theta %g, config.json has %g", theta, c.RoPE.RopeTheta)
 		}
 	}
-	return fmt.Sprintf("is not that of config.json, rope_theta %g", c.RopeTheta)
+	return fmt.Sprintf("is not that of config.json, rope_theta %g", c.RoPE.RopeTheta)
 }

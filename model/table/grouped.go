@@ -86,27 +86,29 @@ func (f Family) predicting(called map[string]string) Family {
 
 // Conditions and dimensions of plain attention with head_dim.
 var (
-	headsNormed = &when{[]string{"use_qk_norm"}, func(c *config.Config, _ int) bool { return c.UseQKNorm }}
+	headsNormed = &when{[]string{"use_qk_norm"}, func(c *config.Config, _ int) bool { return c.Attention.UseQKNorm }}
 	outputBias  = &when{[]string{"attention_bias"},
-		func(c *config.Config, _ int) bool { return c.AttentionBias && !c.Rules().OutputUnbiased }}
+		func(c *config.Config, _ int) bool {
+			return c.Attention.AttentionBias && !c.Rules().Attention.OutputUnbiased
+		}}
 
 	queryWidths = dim{[]string{"num_attention_heads", "head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.QKHeadDim() }}
 	keyWidths = dim{[]string{"num_key_value_heads", "head_dim"},
-		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.QKHeadDim() }}
+		func(c *config.Config, _ int) int { return c.Attention.NumKeyValueHeads * c.QKHeadDim() }}
 	valueWidths = dim{[]string{"num_key_value_heads", "head_dim"},
-		func(c *config.Config, _ int) int { return c.NumKeyValueHeads * c.ValueHeadDim() }}
+		func(c *config.Config, _ int) int { return c.Attention.NumKeyValueHeads * c.ValueHeadDim() }}
 	contextWidths = dim{[]string{"num_attention_heads", "head_dim"},
-		func(c *config.Config, _ int) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
+		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.ValueHeadDim() }}
 	normedQueries = dim{[]string{"num_attention_heads", "head_dim"}, func(c *config.Config, _ int) int {
-		if c.Rules().QKNorm == config.AllHeads {
-			return c.NumAttentionHeads * c.QKHeadDim()
+		if c.Rules().Attention.QKNorm == config.AllHeads {
+			return c.Attention.NumAttentionHeads * c.QKHeadDim()
 		}
 		return c.QKHeadDim()
 	}}
 	normedKeys = dim{[]string{"num_key_value_heads", "head_dim"}, func(c *config.Config, _ int) int {
-		if c.Rules().QKNorm == config.AllHeads {
-			return c.NumKeyValueHeads * c.QKHeadDim()
+		if c.Rules().Attention.QKNorm == config.AllHeads {
+			return c.Attention.NumKeyValueHeads * c.QKHeadDim()
 		}
 		return c.QKHeadDim()
 	}}

@@ -223,7 +223,7 @@ func (r *Row) Parameter() bool {
 
 // Float32 reports whether the weight is published in F32 beside weights of other dtypes: Parameter, and some gates.
 func (r *Row) Float32(c *config.Config) bool {
-	return r.Parameter() || r.Role == Gate && c.Rules().KeepsGate
+	return r.Parameter() || r.Role == Gate && c.Rules().Router.KeepsGate
 }
 
 // PerLayer reports whether the row stands for a weight of each decoder layer.

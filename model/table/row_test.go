@@ -77,7 +77,7 @@ func variants(c *config.Config, rows []*table.Row) iter.Seq2[string, *config.Con
 					continue
 				}
 				key := keyOf(c, &changed, rows)
-				if string(changed.Value(key)) == "0" || (changed.KVLoraRank > 0) != (c.KVLoraRank > 0) ||
+				if string(changed.Value(key)) == "0" || (changed.Attention.KVLoraRank > 0) != (c.Attention.KVLoraRank > 0) ||
 					changed.Windowed() != c.Windowed() {
 					continue
 				}

@@ -95,7 +95,7 @@ func expandRows(rows []*Row, c *config.Config, layer int, yield func(Place) bool
 		n := leading(rows, (*Row).PerExpert)
 		first, end := -1, 0
 		if rows[0].PerExpert() {
-			first, end = 0, c.NRoutedExperts
+			first, end = 0, c.MoE.NRoutedExperts
 		}
 		for e := first; e < end; e++ {
 			for _, r := range rows[:n] {

@@ -25,7 +25,7 @@ func TestExpertNames(t *testing.T) {
 		"model.layers.3.mlp.shared_experts.1.gate_proj.weight_inv": "",
 	} {
 		src := memory{name: tensor.Tensor{DType: tensor.U8, Shape: []int{1, 1}}}
-		w := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, src).Find(name)
+		w := New(&config.Config{ModelType: "deepseek_v3", MoE: config.MoE{NRoutedExperts: 2}}, src).Find(name)
 		if want == "" {
 			if w != nil {
 				f, _ := w.Fused()

@@ -44,8 +44,10 @@ func TestSides(t *testing.T) {
 	} {
 		m := whole()
 		change(m)
-		c := &config.Config{ModelType: "deepseek_v3",
-			Quantization: config.Quantization{Method: "pack-quantized, asymmetric", Block: [2]int{1, 32}}}
+		c := &config.Config{
+			ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "pack-quantized, asymmetric", Block: [2]int{1,
+				32}},
+		}
 		w := New(c, m).Find("w.weight")
 		require.NotNil(t, w)
 		if cause != "" {
@@ -80,8 +82,9 @@ func TestWrongShapes(t *testing.T) {
 		m[name+".weight_scale"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{9, 2}, Data: make([]byte, 36)}
 		m[name+".weight_shape"] = s
 	}
-	c := &config.Config{ModelType: "deepseek_v3",
-		Quantization: config.Quantization{Method: "pack-quantized", Block: [2]int{1, 32}}}
+	c := &config.Config{
+		ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "pack-quantized", Block: [2]int{1, 32}},
+	}
 	set, causes := New(c, m), map[string]string{}
 	for _, w := range set.WrongShapes(Mapped(m)) {
 		causes[w.Got.Name] = w.Cause

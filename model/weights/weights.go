@@ -202,7 +202,7 @@ func Implied(c *config.Config, stored string) bool {
 	if fused, layer := table.FusedAt(name); fused != nil {
 		p = table.Place{Row: f.Row(table.RoutedExperts, fused.Roles[0]), Layer: layer}
 	}
-	return p.Row != nil && p.Layer < c.NumHiddenLayers+f.PredictionLayers(c) && p.Expert < c.NRoutedExperts &&
+	return p.Row != nil && p.Layer < c.NumHiddenLayers+f.PredictionLayers(c) && p.Expert < c.MoE.NRoutedExperts &&
 		(p.Row.Holds(c, p.Layer) || p.Is(table.Head, table.LMHead)) // a tied head may be stored
 }
 
@@ -294,7 +294,7 @@ func New(c *config.Config, h Headers) *Set {
 		n++
 	}
 	s := &Set{list: make([]*Weight, 0, n), byName: make(map[string]*Weight, n), misfit: map[string]bool{}, places: map[placesKey]*tensor.Places{},
-		family: table.FamilyOf(c), experts: c.NRoutedExperts, method: c.Quantization.Method,
+		family: table.FamilyOf(c), experts: c.MoE.NRoutedExperts, method: c.Quantization.Method,
 		block: c.Quantization.Block}
 	if s.block == [2]int{} {
 		s.block = defaultBlock

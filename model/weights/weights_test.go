@@ -57,7 +57,7 @@ func counting(d tensor.DType, shape ...int) tensor.Tensor {
 func TestFusedExpertsAreTakenApart(t *testing.T) {
 	const group = "model.layers.0.mlp.experts"
 	src := memory{group + ".gate_up_proj": counting(tensor.U8, 3, 4, 5), group + ".down_proj": counting(tensor.U8, 3, 5, 2)}
-	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 3}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", MoE: config.MoE{NRoutedExperts: 3}}, src)
 	require.Empty(t, set.Misfits)
 	require.Len(t, set.All(), 9)
 	for e := range 3 {
@@ -92,7 +92,7 @@ func TestMisfits(t *testing.T) {
 		"twice": {memory{group + ".down_proj": counting(tensor.U8, 2, 5, 2), group + ".1.down_proj.weight": counting(tensor.U8, 5, 2)},
 			"is there twice: in " + group + ".1.down_proj.weight and in " + group + ".down_proj"},
 	} {
-		set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, c.src)
+		set := New(&config.Config{ModelType: "deepseek_v3", MoE: config.MoE{NRoutedExperts: 2}}, c.src)
 		require.Len(t, set.Misfits, 1, name)
 		require.Contains(t, set.Misfits[0].Cause, c.want)
 	}
@@ -101,7 +101,8 @@ func TestMisfits(t *testing.T) {
 // TestInMisfit: the weights of a fused tensor that cannot be taken apart are not missing;
 // others are. Names are the table's, also those of a decoder alone.
 func TestInMisfit(t *testing.T) {
-	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, memory{"layers.0.mlp.experts.down_proj": counting(tensor.U8, 3, 5, 2)})
+	set := New(&config.Config{ModelType: "deepseek_v3", MoE: config.MoE{NRoutedExperts: 2}},
+		memory{"layers.0.mlp.experts.down_proj": counting(tensor.U8, 3, 5, 2)})
 	require.Equal(t, "model.layers.0.mlp.experts.down_proj", set.Misfits[0].Name)
 	for name, want := range map[string]bool{
 		"model.layers.0.mlp.experts.1.down_proj.weight":           true,
@@ -336,7 +337,7 @@ func TestBlockStream(t *testing.T) {
 	}
 	want, err := src["w"].Float32s(nil)
 	require.NoError(t, err)
-	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", MoE: config.MoE{NRoutedExperts: 2}}, src)
 	for name, from := range map[string]int{"w": 0, "model.layers.0.mlp.experts.1.down_proj.weight": rows * cols} {
 		w := set.Find(name)
 		require.Equal(t, tensor.F32, w.NumberType())
@@ -375,7 +376,8 @@ func TestFusedScales(t *testing.T) {
 		group + ".gate_up_proj":           counting(tensor.F8E4M3, 2, 4, 2),
 		group + ".gate_up_proj_scale_inv": tensortest.New(t, tensor.F32, []int{2, 2, 1}, []float32{1, 2, 4, 8}),
 	}
-	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2, Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2,
+		2}}, MoE: config.MoE{NRoutedExperts: 2}}, src)
 	require.Empty(t, set.Misfits)
 	for i, name := range []string{group + ".0.gate_proj.weight", group + ".0.up_proj.weight", group + ".1.gate_proj.weight", group + ".1.up_proj.weight"} {
 		w := set.Find(name)

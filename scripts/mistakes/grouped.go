@@ -14,7 +14,7 @@ func ofGrouped() []mistake {
 	window := func(by int) func(s *subject) bool {
 		return func(s *subject) bool {
 			return s.config.HasWindows() && !s.config.Windowed() &&
-				s.set(map[string]string{"sliding_window": strconv.Itoa(s.config.SlidingWindow + by)})
+				s.set(map[string]string{"sliding_window": strconv.Itoa(s.config.Windows.SlidingWindow + by)})
 		}
 	}
 	return []mistake{
@@ -25,7 +25,7 @@ func ofGrouped() []mistake {
 			scaling("{attn}q_norm.weight", 1.01, element(3))},
 		{"queries and keys normed after RoPE", "norm-after-rope", "model.layers.0.self_attn.q_norm.output", "", planted(0)},
 		{"all channels of a head rotated, not a part", "", "{rotated}", "differs (pack", func(s *subject) bool {
-			return s.config.QKNopeHeadDim > 0 && !s.config.LatentAttention() && !s.config.Windowed() &&
+			return s.config.Attention.QKNopeHeadDim > 0 && !s.config.LatentAttention() && !s.config.Windowed() &&
 				(s.set(map[string]string{"partial_rotary_factor": "1.0"}) || s.set(map[string]string{"rotary_dim": "null"}))
 		}},
 		{"a window of one token more", "sliding-window", "{windowed}o_proj.input", "", window(1)},
@@ -39,7 +39,7 @@ func ofGrouped() []mistake {
 		{"score 0 for experts of other groups", "group-fill", topKIdx, "in whose place it is", withNegativeScores(planted(0))},
 		{"weights with the router's bias", "bias-leak", topKWeight, "", planted(0)},
 		{"moe_norm_min 0.9", "norm-topk", topKWeight, "", func(s *subject) bool {
-			return s.config.MoENormMin > 0 && s.set(map[string]string{"moe_norm_min": "0.9"})
+			return s.config.Router.MoENormMin > 0 && s.set(map[string]string{"moe_norm_min": "0.9"})
 		}},
 		{"q_proj's bias zero", "bias-wrong", "model.layers.0.self_attn.q_proj.output", "",
 			editing("model.layers.0.self_attn.q_proj.bias", func(t *tensor.Tensor) bool {

@@ -21,7 +21,7 @@ func ofIndexer() []mistake {
 		{"an indexer without ReLU", "indexer-relu", "{scores}", "", planted(0)},
 		{"an indexer without 1/√index_n_heads", "indexer-head-scale", "{scores}", "", planted(0)},
 		{"index_topk less 1", "index-topk", "{index}topk_idx", "", func(s *subject) bool {
-			return s.indexes() && s.set(map[string]string{"index_topk": strconv.Itoa(s.config.IndexTopK - 1)})
+			return s.indexes() && s.set(map[string]string{"index_topk": strconv.Itoa(s.config.Indexer.IndexTopK - 1)})
 		}},
 		{"the next layer's indexer", "indexer-layer", "{index}wq_b.output", "", func(s *subject) bool {
 			next := 1

@@ -50,13 +50,13 @@ func ofGate() []mistake {
 	return []mistake{
 		{"norm_topk_prob the other way", "norm-topk", topKWeight, "", func(s *subject) bool {
 			was, _ := s.config.TopKWeights()
-			s.set(map[string]string{"norm_topk_prob": strconv.FormatBool(!s.config.NormTopKProb)})
+			s.set(map[string]string{"norm_topk_prob": strconv.FormatBool(!s.config.Router.NormTopKProb)})
 			is, _ := s.config.TopKWeights()
 			return was != is
 		}},
 		{"routed_scaling_factor doubled", "routed-scale", topKWeight, "", func(s *subject) bool {
 			_, was := s.config.TopKWeights()
-			factor := strconv.FormatFloat(2*s.config.RoutedScalingFactor, 'g', -1, 64)
+			factor := strconv.FormatFloat(2*s.config.Router.RoutedScalingFactor, 'g', -1, 64)
 			if !s.set(map[string]string{s.config.Key("routed_scaling_factor"): factor}) {
 				return false
 			}
@@ -64,22 +64,24 @@ func ofGate() []mistake {
 			return was != is
 		}},
 		{"groups that the reference has not", "group-mask", topKIdx, "in whose place it is", func(s *subject) bool {
-			return s.config.TopKMethod == "greedy" &&
+			return s.config.Router.TopKMethod == "greedy" &&
 				s.set(map[string]string{"topk_method": `"group_limited_greedy"`, "n_group": "4", "topk_group": "1"})
 		}},
 		{"groups ignored", "group-mask", topKIdx, "in whose place it is", func(s *subject) bool {
-			return s.config.TopKGroup < s.config.NGroup && s.set(map[string]string{"n_group": "1", "topk_group": "1"})
+			return s.config.Router.TopKGroup < s.config.Router.NGroup && s.set(map[string]string{"n_group": "1",
+				"topk_group": "1"})
 		}},
 		{"topk_group less 1", "topk-group", topKIdx, "the score of group ", func(s *subject) bool {
-			return s.config.TopKGroup > 1 && s.config.TopKGroup < s.config.NGroup &&
-				s.set(map[string]string{"topk_group": strconv.Itoa(s.config.TopKGroup - 1)})
+			return s.config.Router.TopKGroup > 1 && s.config.Router.TopKGroup < s.config.Router.NGroup &&
+				s.set(map[string]string{"topk_group": strconv.Itoa(s.config.Router.TopKGroup - 1)})
 		}},
 		{"n_group doubled", "group-count", topKIdx, "in whose place it is", func(s *subject) bool {
-			return s.config.TopKGroup < s.config.NGroup && s.set(map[string]string{"n_group": strconv.Itoa(2 * s.config.NGroup)})
+			return s.config.Router.TopKGroup < s.config.Router.NGroup && s.set(map[string]string{"n_group": strconv.Itoa(2 *
+				s.config.Router.NGroup)})
 		}},
 		{"num_experts_per_tok less 1", "experts-per-token", topKIdx, "", func(s *subject) bool {
 			return !s.config.Hashes(0) && // tables have as many columns
-				s.set(map[string]string{s.config.Key("num_experts_per_tok"): strconv.Itoa(s.config.NumExpertsPerTok - 1)})
+				s.set(map[string]string{s.config.Key("num_experts_per_tok"): strconv.Itoa(s.config.MoE.NumExpertsPerTok - 1)})
 		}},
 		{"e_score_correction_bias zero", "weight-zero", topKIdx, "in whose place it is",
 			editing("{moe}gate.e_score_correction_bias", func(t *tensor.Tensor) bool {
@@ -90,7 +92,7 @@ func ofGate() []mistake {
 			return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
 		})},
 		{"router and experts renumbered", "experts-renumbered", gateLogits, "", func(s *subject) bool {
-			n := s.config.NRoutedExperts
+			n := s.config.MoE.NRoutedExperts
 			order := func(e int) int { return (e + 3) % n }
 			rows := func(t *tensor.Tensor) bool {
 				if shape := t.Shape; shape[0] == 1 { // a row with an element for each expert
@@ -118,17 +120,17 @@ func ofExperts() []mistake {
 		}},
 		{"experts in the order of their names", "expert-order", experts, "", func(s *subject) bool {
 			var names []string
-			for e := range s.config.NRoutedExperts {
+			for e := range s.config.MoE.NRoutedExperts {
 				names = append(names, strconv.Itoa(e))
 			}
 			slices.Sort(names)
 			return len(names) > 10 && s.permute(func(e int) int { n, _ := strconv.Atoi(names[e]); return n })
 		}},
 		{"experts numbered from 1", "experts-rotated", experts, "", func(s *subject) bool {
-			return s.permute(func(e int) int { return (e + s.config.NRoutedExperts - 1) % s.config.NRoutedExperts })
+			return s.permute(func(e int) int { return (e + s.config.MoE.NRoutedExperts - 1) % s.config.MoE.NRoutedExperts })
 		}},
 		{"halves of the experts exchanged", "experts-rotated", experts, "", func(s *subject) bool {
-			return s.permute(func(e int) int { return (e + s.config.NRoutedExperts/2) % s.config.NRoutedExperts })
+			return s.permute(func(e int) int { return (e + s.config.MoE.NRoutedExperts/2) % s.config.MoE.NRoutedExperts })
 		}},
 		{"gate and up of one expert exchanged", "gate-up-swapped", experts, "expert {e}", func(s *subject) bool {
 			return s.swapProjections("{moe}experts.{e}.gate_proj", "{moe}experts.{e}.up_proj")
@@ -152,7 +154,7 @@ func ofExperts() []mistake {
 			})},
 		{"one expert's up_proj is another's", "other-weight", experts, "tokens of expert ", func(s *subject) bool {
 			return s.swap("{moe}experts.{e}.up_proj.weight",
-				"{moe}experts."+strconv.Itoa((s.expert+1)%s.config.NRoutedExperts)+".up_proj.weight")
+				"{moe}experts."+strconv.Itoa((s.expert+1)%s.config.MoE.NRoutedExperts)+".up_proj.weight")
 		}},
 		{"one neuron of an expert zero", "mlp-neurons", experts, "expert {e}, neuron 5:",
 			scaling("{moe}experts.{e}.up_proj.weight", 0, rowOf(5))},
@@ -161,7 +163,7 @@ func ofExperts() []mistake {
 		{"one weight of an expert doubled", "weight-elements", experts, "all in tokens of expert ",
 			scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
 		{"a channel of all experts × 1.02", "weight-scaled", experts, "all in column 20", func(s *subject) bool {
-			for e := range s.config.NRoutedExperts {
+			for e := range s.config.MoE.NRoutedExperts {
 				if !s.edit("{moe}experts."+strconv.Itoa(e)+".down_proj.weight",
 					func(t *tensor.Tensor) bool { return scale(t, 1.02, row(t, 20)) }) {
 					return false
@@ -182,13 +184,15 @@ func ofAttention() []mistake {
 	}
 	rotated := func(s *subject) int { return s.config.HeadDim() }
 	head := func(s *subject) int { return s.config.QKHeadDim() }
-	latent := func(s *subject) int { return s.config.KVLoraRank + s.config.QKRopeHeadDim }
+	latent := func(s *subject) int { return s.config.Attention.KVLoraRank + s.config.Attention.QKRopeHeadDim }
 	kvB := func(order func(r, heads, nope, v int) int) func(s *subject) bool {
 		return func(s *subject) bool {
 			return s.edit("{attn}kv_b_proj.weight", func(t *tensor.Tensor) bool {
 				c := s.config
 				return t.DType == tensor.BF16 && reorder(t,
-					func(r int) int { return order(r, c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim) })
+					func(r int) int {
+						return order(r, c.Attention.NumAttentionHeads, c.Attention.QKNopeHeadDim, c.Attention.VHeadDim)
+					})
 			})
 		}
 	}
@@ -237,8 +241,9 @@ func ofAttention() []mistake {
 				return r/v*(nope+v) + nope + r%v
 			})},
 		{"num_attention_heads doubled", "head-count", attended, "", func(s *subject) bool {
-			n := strconv.Itoa(2 * s.config.NumAttentionHeads)
-			return s.config.VHeadDim == 0 && s.set(map[string]string{"num_attention_heads": n, "num_key_value_heads": n})
+			n := strconv.Itoa(2 * s.config.Attention.NumAttentionHeads)
+			return s.config.Attention.VHeadDim == 0 && s.set(map[string]string{"num_attention_heads": n,
+				"num_key_value_heads": n})
 		}},
 		{"a row of o_proj × 1.02", "weight-scaled", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight",
 			scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
@@ -287,47 +292,48 @@ func transposeScales(t *tensor.Tensor) bool {
 func ofRotary() []mistake {
 	return []mistake{
 		{"rope_theta 1 % off", "rope-theta", rotated, "", func(s *subject) bool {
-			if s.config.RopeScaling != nil || s.config.CompressRate(0) > 0 { // whose table has another theta
+			if s.config.RoPE.RopeScaling != nil || s.config.CompressRate(0) > 0 { // whose table has another theta
 				return false
 			}
-			theta := strconv.FormatFloat(1.01*s.config.RopeTheta, 'f', -1, 64)
+			theta := strconv.FormatFloat(1.01*s.config.RoPE.RopeTheta, 'f', -1, 64)
 			return s.set(map[string]string{"rope_theta": theta}) ||
 				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":` + theta + `}`})
 		}},
 		{"rope_theta 50000, as Kimi-K2's", "rope-theta", rotated, "", func(s *subject) bool {
-			if s.config.RopeScaling != nil || s.config.CompressRate(0) > 0 {
+			if s.config.RoPE.RopeScaling != nil || s.config.CompressRate(0) > 0 {
 				return false
 			}
 			return s.set(map[string]string{"rope_theta": "50000"}) ||
 				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":50000.0}`})
 		}},
 		{"YaRN's factor doubled", "rope-scaling", rotated, "", func(s *subject) bool {
-			scaling := s.config.RopeScaling
+			scaling := s.config.RoPE.RopeScaling
 			return scaling != nil && scaling.Type == "yarn" && !s.config.Windowed() &&
 				s.set(map[string]string{"rope_parameters": fmt.Sprintf(`{"rope_type":"yarn","rope_theta":%g,"factor":%g,`+
 					`"original_max_position_embeddings":%d,"mscale":%g,"mscale_all_dim":%g,"beta_fast":%g,"beta_slow":%g}`,
-					s.config.RopeTheta, 2*scaling.Factor, scaling.OriginalMaxPositionEmbeddings, scaling.MScale,
+					s.config.RoPE.RopeTheta, 2*scaling.Factor, scaling.OriginalMaxPositionEmbeddings, scaling.MScale,
 					scaling.MScaleAllDim, scaling.BetaFast, scaling.BetaSlow)})
 		}},
 		{"rope_interleave the other way", "rope-layout", attended, "", func(s *subject) bool {
-			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RopeInterleave)}) &&
+			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RoPE.RopeInterleave)}) &&
 				s.config.LatentAttention()
 		}},
 		{"RoPE scaled where the reference does not", "rope-scaling", rotated, "", func(s *subject) bool {
-			if s.config.RopeScaling != nil {
+			if s.config.RoPE.RopeScaling != nil {
 				return false
 			}
-			return s.set(map[string]string{"rope_scaling": `{"type":"linear","factor":2.0}`}) && s.config.RopeScaling != nil ||
+			return s.set(map[string]string{"rope_scaling": `{"type":"linear","factor":2.0}`}) &&
+				s.config.RoPE.RopeScaling != nil ||
 				s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":` +
-					strconv.FormatFloat(s.config.RopeTheta, 'f', -1, 64) +
+					strconv.FormatFloat(s.config.RoPE.RopeTheta, 'f', -1, 64) +
 					`,"factor":4.0,"original_max_position_embeddings":32}`})
 		}},
 		{"RoPE not scaled where the reference does", "rope-scaling", rotated, "", func(s *subject) bool {
-			return s.config.RopeScaling != nil &&
+			return s.config.RoPE.RopeScaling != nil &&
 				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10000.0}`})
 		}},
 		{"mscale missing", "yarn-mscale", attended, "", func(s *subject) bool {
-			scaling := s.config.RopeScaling
+			scaling := s.config.RoPE.RopeScaling
 			if scaling == nil {
 				return false
 			}
@@ -447,11 +453,11 @@ func outOfReach() []mistake {
 		{name: "an e_score_correction_bias × 1.01",
 			make: scaling("{moe}gate.e_score_correction_bias", 1.01, element(0))},
 		{name: "RoPE scaled beyond the pack's positions only", make: func(s *subject) bool {
-			return s.config.RopeScaling == nil && !s.config.LatentAttention() &&
+			return s.config.RoPE.RopeScaling == nil && !s.config.LatentAttention() &&
 				s.set(map[string]string{"rope_scaling": `{"type":"dynamic","factor":2.0}`})
 		}},
 		{name: "aux_loss_alpha 0, which inference does not read", make: func(s *subject) bool {
-			return s.config.AuxLossAlpha > 0 && s.set(map[string]string{"aux_loss_alpha": "0"})
+			return s.config.Router.AuxLossAlpha > 0 && s.set(map[string]string{"aux_loss_alpha": "0"})
 		}},
 	}
 }

@@ -29,12 +29,13 @@ func ofStreams() []mistake {
 		{"MLPs that clamp up on one side", "swiglu-clamp", experts, "", planted(1)},
 		{"sliding_window less 1", "sliding-window", layer + "self_attn.context", "", func(s *subject) bool {
 			return s.config.Windowed() &&
-				s.set(map[string]string{"sliding_window": strconv.Itoa(s.config.SlidingWindow - 1)})
+				s.set(map[string]string{"sliding_window": strconv.Itoa(s.config.Windows.SlidingWindow - 1)})
 		}},
 		{"thetas of RoPE exchanged", "rope-tables", layer + "self_attn.query", "", func(s *subject) bool {
 			c := s.config
-			return c.Windowed() && s.set(map[string]string{"rope_theta": strconv.FormatFloat(c.CompressRopeTheta, 'g', -1, 64),
-				"compress_rope_theta": strconv.FormatFloat(c.RopeTheta, 'g', -1, 64)})
+			return c.Windowed() && s.set(map[string]string{"rope_theta": strconv.FormatFloat(c.RoPE.CompressRopeTheta, 'g', -1,
+				64),
+				"compress_rope_theta": strconv.FormatFloat(c.RoPE.RopeTheta, 'g', -1, 64)})
 		}},
 		{"tid2eid shifted by a row", "hash-table-shifted", topKIdx, "",
 			editing("layers.0.ffn.gate.tid2eid", func(t *tensor.Tensor) bool {
@@ -42,7 +43,7 @@ func ofStreams() []mistake {
 			})},
 		{"groups of o_a_proj rotated", "output-groups", layer + "self_attn.o_a_proj.output", "", func(s *subject) bool {
 			return s.config.Windowed() && s.edit("layers.0.attn.wo_a.weight", func(t *tensor.Tensor) bool {
-				return reorder(t, func(r int) int { return (r + s.config.OLoraRank) % t.Shape[0] })
+				return reorder(t, func(r int) int { return (r + s.config.Windows.OLoraRank) % t.Shape[0] })
 			})
 		}},
 		{"w1 and w3 of one expert exchanged", "gate-up-swapped", experts, "expert {e}", func(s *subject) bool {

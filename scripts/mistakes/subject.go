@@ -115,7 +115,7 @@ func (s *subject) unchosen() string {
 	for l := s.moe; l < s.config.NumHiddenLayers; l++ {
 		chosen, err := s.golden.Ints(fmt.Sprintf("model.layers.%d.mlp.gate.topk_idx", l))
 		s.err = err
-		for e := range s.config.NRoutedExperts {
+		for e := range s.config.MoE.NRoutedExperts {
 			if !slices.Contains(chosen, e) {
 				return fmt.Sprintf("model.layers.%d.mlp.experts.%d.", l, e)
 			}

@@ -48,7 +48,7 @@ func ofWeights() []mistake {
 	}
 	downs := func(by func(s *subject) float32) func(*subject) bool {
 		return func(s *subject) bool {
-			for e := range s.config.NRoutedExperts {
+			for e := range s.config.MoE.NRoutedExperts {
 				if !scaling("{moe}experts."+strconv.Itoa(e)+".down_proj.weight", by(s), every)(s) {
 					return false
 				}
@@ -73,10 +73,13 @@ func ofWeights() []mistake {
 			return rows("{attn}v_proj", order)(s)
 		}},
 		{"heads of kv_b_proj rotated", "rows-permuted", "{attn}kv_b_proj.output", "", func(s *subject) bool {
-			return rows("{attn}kv_b_proj", func(n, r int) int { return (r + s.config.QKNopeHeadDim + s.config.VHeadDim) % n })(s)
+			return rows("{attn}kv_b_proj", func(n, r int) int {
+				return (r + s.config.Attention.QKNopeHeadDim +
+					s.config.Attention.VHeadDim) % n
+			})(s)
 		}},
 		{"two heads of kv_b_proj exchanged", "rows-permuted", "{attn}kv_b_proj.output", "", func(s *subject) bool {
-			width := s.config.QKNopeHeadDim + s.config.VHeadDim
+			width := s.config.Attention.QKNopeHeadDim + s.config.Attention.VHeadDim
 			return rows("{attn}kv_b_proj", exchanged(0, 2*width, width))(s)
 		}},
 		{"rows of q_a_proj reversed", "rows-permuted", "{attn}q_a_proj.output", "", rows("{attn}q_a_proj", reversed)},
@@ -130,7 +133,7 @@ func ofWeights() []mistake {
 		{"the shared experts' down_proj × 0.4", "weight-scaled", shared + "output", "", times(shared+"down_proj", .4)},
 		{"one expert's down_proj × 4", "weight-scaled", experts, "", times("{moe}experts.{e}.down_proj", 4)},
 		{"routed_scaling_factor in down_proj of all experts", "routed-sum-scaled", experts, "",
-			downs(func(s *subject) float32 { return float32(s.config.RoutedScalingFactor) })},
+			downs(func(s *subject) float32 { return float32(s.config.Router.RoutedScalingFactor) })},
 		{"down_proj of all experts halved", "routed-sum-scaled", experts, "", downs(func(*subject) float32 { return .5 })},
 		{"the embedding × √hidden_size", "embedding-scaled", "model.embed_tokens.output", "", root("model.embed_tokens", .5)},
 		{"the embedding × 0.4", "embedding-scaled", "model.embed_tokens.output", "", times("model.embed_tokens", .4)},
@@ -158,7 +161,8 @@ func ofWeights() []mistake {
 			return next("experts."+strconv.Itoa(s.expert)+".gate_proj", swap)(s)
 		}},
 		{"down_proj of two experts exchanged", "other-weight", experts, "", func(s *subject) bool {
-			return swap("{moe}experts.{e}.down_proj", "{moe}experts."+strconv.Itoa((s.expert+1)%s.config.NRoutedExperts)+".down_proj")(s)
+			return swap("{moe}experts.{e}.down_proj",
+				"{moe}experts."+strconv.Itoa((s.expert+1)%s.config.MoE.NRoutedExperts)+".down_proj")(s)
 		}},
 		{"the embedding and the head exchanged", "other-weight", "model.embed_tokens.output", "", swap("model.embed_tokens", "lm_head")},
 
@@ -172,7 +176,7 @@ func ofWeights() []mistake {
 				"model.layers."+strconv.Itoa(s.moe+1)+".mlp.gate.e_score_correction_bias")
 		}},
 		{"the router renumbered, but not the experts' biases", "experts-renumbered", gateLogits, "", func(s *subject) bool {
-			n := s.config.NRoutedExperts
+			n := s.config.MoE.NRoutedExperts
 			order := func(e int) int { return (e + 3) % n }
 			return s.has("{moe}gate.e_score_correction_bias") &&
 				s.edit("{moe}gate.weight", func(t *tensor.Tensor) bool { return reorder(t, order) }) && s.permute(order)

@@ -47,7 +47,7 @@ func (m published) generate(files map[string]remotetest.Blob) (int64, error) {
 		return 0, err
 	}
 	s := plan.Synthetic{Config: document, Rule: "rings"}
-	rings, of := rings{experts: uint64(c.NRoutedExperts)}, map[string]*window{}
+	rings, of := rings{experts: uint64(c.MoE.NRoutedExperts)}, map[string]*window{}
 	for _, info := range table.FamilyOf(c).Implied(c) {
 		w := rings.window(info)
 		if namings := table.FamilyOf(c).Namings; namings != nil {

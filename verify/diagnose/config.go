@@ -10,10 +10,10 @@ import (
 // Mistakes in what the reference ran with: config.json, the pack's inputs, dtypes.
 
 func undoRopeScaling(x *Trial) string {
-	if x.Config.RopeScaling == nil {
+	if x.Config.RoPE.RopeScaling == nil {
 		return ""
 	}
-	x.Config.RopeScaling = nil
+	x.Config.RoPE.RopeScaling = nil
 	return "the reference ran without the rope_scaling of config.json"
 }
 
@@ -21,7 +21,7 @@ func undoRopeScaling(x *Trial) string {
 // of lengths that max_position_embeddings may follow from.
 func scalings(c *config.Config) (list []config.RopeScaling) {
 	lengths := []int{4096}
-	for n := c.MaxPositionEmbeddings; n >= 16 && n >= c.MaxPositionEmbeddings/64; n /= 2 {
+	for n := c.RoPE.MaxPositionEmbeddings; n >= 16 && n >= c.RoPE.MaxPositionEmbeddings/64; n /= 2 {
 		if n != 4096 {
 			lengths = append(lengths, n)
 		}
@@ -39,10 +39,10 @@ func scalings(c *config.Config) (list []config.RopeScaling) {
 
 func undoMissingScaling(s config.RopeScaling) func(x *Trial) string {
 	return func(x *Trial) string {
-		if x.Config.RopeScaling != nil {
+		if x.Config.RoPE.RopeScaling != nil {
 			return ""
 		}
-		x.Config.RopeScaling = &s
+		x.Config.RoPE.RopeScaling = &s
 		return missingScaling(&s)
 	}
 }
@@ -61,12 +61,12 @@ func missingScaling(s *config.RopeScaling) string {
 func undoHeads(heads int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
-		was, kv := c.NumAttentionHeads, c.NumKeyValueHeads*heads/c.NumAttentionHeads
-		if c.VHeadDim > 0 || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 ||
-			kv*was != c.NumKeyValueHeads*heads {
+		was, kv := c.Attention.NumAttentionHeads, c.Attention.NumKeyValueHeads*heads/c.Attention.NumAttentionHeads
+		if c.Attention.VHeadDim > 0 || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 ||
+			kv*was != c.Attention.NumKeyValueHeads*heads {
 			return ""
 		}
-		c.NumAttentionHeads, c.NumKeyValueHeads = heads, kv
+		c.Attention.NumAttentionHeads, c.Attention.NumKeyValueHeads = heads, kv
 		return fmt.Sprintf("the reference ran with num_attention_heads %d, here it is %d", heads, was)
 	}
 }
@@ -92,9 +92,9 @@ func undoRotaryDType(x *Trial) string {
 }
 
 func undoLayout(x *Trial) string {
-	x.Config.RopeInterleave = !x.Config.RopeInterleave
-	return fmt.Sprintf("the reference rotates %s, here it is %s", layoutOf(x.Config.RopeInterleave),
-		layoutOf(!x.Config.RopeInterleave))
+	x.Config.RoPE.RopeInterleave = !x.Config.RoPE.RopeInterleave
+	return fmt.Sprintf("the reference rotates %s, here it is %s", layoutOf(x.Config.RoPE.RopeInterleave),
+		layoutOf(!x.Config.RoPE.RopeInterleave))
 }
 
 // layoutOf says what RoPE rotates.
@@ -107,13 +107,13 @@ func layoutOf(interleaved bool) string {
 
 func undoMScale(mscale float64) func(x *Trial) string {
 	return func(x *Trial) string {
-		was := x.Config.RopeScaling
+		was := x.Config.RoPE.RopeScaling
 		if was == nil || was.Type != "yarn" || was.MScaleAllDim == mscale {
 			return ""
 		}
 		scaling := *was
 		scaling.MScale, scaling.MScaleAllDim = mscale, mscale
-		x.Config.RopeScaling = &scaling
+		x.Config.RoPE.RopeScaling = &scaling
 		return fmt.Sprintf("the reference ran with mscale_all_dim %g, here it is %g", mscale, was.MScaleAllDim)
 	}
 }

@@ -46,22 +46,23 @@ func engineMistakes(f *Failure) []mistake {
 // undoScoring makes scores of logits in another way.
 func undoScoring(scoring string) func(x *Trial) string {
 	return func(x *Trial) string {
-		was := x.Config.ScoringFunc
+		was := x.Config.Router.ScoringFunc
 		if was == scoring {
 			return ""
 		}
-		x.Config.ScoringFunc = scoring
+		x.Config.Router.ScoringFunc = scoring
 		return fmt.Sprintf("the reference ran with scoring_func %s, here it is %s", scoring, was)
 	}
 }
 
 // undoGroupWorth compares groups by their best expert, or by their two best.
 func undoGroupWorth(x *Trial) string {
-	if c := &x.Config; !c.LimitsGroups() || c.TopKGroup >= c.NGroup || c.NRoutedExperts < 2*c.NGroup {
+	if c := &x.Config; !c.LimitsGroups() || c.Router.TopKGroup >= c.Router.NGroup ||
+		c.MoE.NRoutedExperts < 2*c.Router.NGroup {
 		return ""
 	}
 	theirs, ours := "two best experts", "best expert"
-	if x.Config.TopKMethod == "noaux_tc" {
+	if x.Config.Router.TopKMethod == "noaux_tc" {
 		theirs, ours = ours, theirs
 	}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &otherGroups{a} }

@@ -379,7 +379,8 @@ func (f *Failure) factorInWords(by, deviation float64) string {
 		words string
 	}{
 		{root, "√hidden_size"}, {1 / root, "1/√hidden_size"},
-		{c.RoutedScalingFactor, "routed_scaling_factor"}, {1 / c.RoutedScalingFactor, "1/routed_scaling_factor"},
+		{c.Router.RoutedScalingFactor, "routed_scaling_factor"}, {1 / c.Router.RoutedScalingFactor,
+			"1/routed_scaling_factor"},
 	} {
 		if known.is != 1 && math.Abs(by/known.is-1) <= min(1e-3, float64(leastCertain*deviation)+1e-6) {
 			return fmt.Sprintf("%s (%s)", unlike(by, 3, 1), known.words)

@@ -19,41 +19,42 @@ import (
 // Mistakes of the gate: its weights, groups and auxiliary loss, and the order of its rows.
 
 func undoNormTopK(x *Trial) string {
-	x.Config.NormTopKProb = !x.Config.NormTopKProb
-	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.Config.NormTopKProb,
-		!x.Config.NormTopKProb)
+	x.Config.Router.NormTopKProb = !x.Config.Router.NormTopKProb
+	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.Config.Router.NormTopKProb,
+		!x.Config.Router.NormTopKProb)
 }
 
 func undoGroups(x *Trial) string {
-	if !x.Config.LimitsGroups() || x.Config.TopKGroup >= x.Config.NGroup {
+	if !x.Config.LimitsGroups() || x.Config.Router.TopKGroup >= x.Config.Router.NGroup {
 		return ""
 	}
-	was := x.Config.NGroup
-	x.Config.NGroup, x.Config.TopKGroup = 1, 1
+	was := x.Config.Router.NGroup
+	x.Config.Router.NGroup, x.Config.Router.TopKGroup = 1, 1
 	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
 }
 
 // undoExpertsPerTok takes num_experts_per_tok from the golden.
 func undoExpertsPerTok(x *Trial) string {
-	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.NumExpertsPerTok
-	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.Config.NRoutedExperts {
+	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.MoE.NumExpertsPerTok
+	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.Config.MoE.NRoutedExperts {
 		return ""
 	}
-	x.Config.NumExpertsPerTok = shape[len(shape)-1]
-	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.Config.NumExpertsPerTok, was)
+	x.Config.MoE.NumExpertsPerTok = shape[len(shape)-1]
+	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.Config.MoE.NumExpertsPerTok, was)
 }
 
 // undoNoGroups puts the experts into groups, where the config knows none.
 func undoNoGroups(n, chosen int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
-		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 ||
-			chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || c.TopKMethod == "" {
+		if c.LimitsGroups() && c.Router.TopKGroup < c.Router.NGroup || c.MoE.NRoutedExperts%n != 0 ||
+			c.MoE.NRoutedExperts/n < 2 ||
+			chosen*(c.MoE.NRoutedExperts/n) < c.MoE.NumExpertsPerTok || c.Router.TopKMethod == "" {
 			return ""
 		}
-		c.NGroup, c.TopKGroup = n, chosen
-		if c.TopKMethod == "greedy" {
-			c.TopKMethod = "group_limited_greedy"
+		c.Router.NGroup, c.Router.TopKGroup = n, chosen
+		if c.Router.TopKMethod == "greedy" {
+			c.Router.TopKMethod = "group_limited_greedy"
 		}
 		return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts", chosen, n)
 	}
@@ -62,12 +63,13 @@ func undoNoGroups(n, chosen int) func(x *Trial) string {
 // undoTopKGroup sets the number of groups that a token may choose from.
 func undoTopKGroup(n int) func(x *Trial) string {
 	return func(x *Trial) string {
-		was := x.Config.TopKGroup
-		if !x.Config.LimitsGroups() || n == was || n*(x.Config.NRoutedExperts/x.Config.NGroup) < x.Config.NumExpertsPerTok ||
-			n == x.Config.NGroup {
+		was := x.Config.Router.TopKGroup
+		if !x.Config.LimitsGroups() || n == was ||
+			n*(x.Config.MoE.NRoutedExperts/x.Config.Router.NGroup) < x.Config.MoE.NumExpertsPerTok ||
+			n == x.Config.Router.NGroup {
 			return "" // all groups: no limit
 		}
-		x.Config.TopKGroup = n
+		x.Config.Router.TopKGroup = n
 		return fmt.Sprintf("the reference ran with topk_group %d, here it is %d", n, was)
 	}
 }
@@ -76,12 +78,13 @@ func undoTopKGroup(n int) func(x *Trial) string {
 func undoNGroup(n int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
-		was := c.NGroup
-		if !c.LimitsGroups() || c.TopKGroup >= was || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 ||
-			c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
+		was := c.Router.NGroup
+		if !c.LimitsGroups() || c.Router.TopKGroup >= was || n == was || n <= c.Router.TopKGroup ||
+			c.MoE.NRoutedExperts%n != 0 ||
+			c.MoE.NRoutedExperts/n < 2 || c.Router.TopKGroup*(c.MoE.NRoutedExperts/n) < c.MoE.NumExpertsPerTok {
 			return ""
 		}
-		c.NGroup = n
+		c.Router.NGroup = n
 		return fmt.Sprintf("the reference ran with n_group %d, here it is %d", n, was)
 	}
 }
@@ -101,9 +104,9 @@ func undoReference(x *Trial) string {
 
 // undoScale takes routed_scaling_factor from the golden.
 func undoScale(x *Trial) string {
-	was := x.Config.RoutedScalingFactor
+	was := x.Config.Router.RoutedScalingFactor
 	scale := x.failed.scaled(was)
-	x.Config.RoutedScalingFactor = scale
+	x.Config.Router.RoutedScalingFactor = scale
 	if !(scale > 0) || scale == was {
 		return ""
 	}
@@ -158,25 +161,25 @@ func (f *Failure) scaled(factor float64) float64 {
 }
 
 func undoSeqAux(x *Trial) string {
-	x.Config.SeqAux = !x.Config.SeqAux
-	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.Config.SeqAux, !x.Config.SeqAux)
+	x.Config.Router.SeqAux = !x.Config.Router.SeqAux
+	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.Config.Router.SeqAux, !x.Config.Router.SeqAux)
 }
 
 // undoCounts leaves the division of the experts' counts by their fair share out.
 func undoCounts(x *Trial) string {
 	tokens := x.In.Seq
-	if !x.Config.SeqAux {
+	if !x.Config.Router.SeqAux {
 		tokens *= x.In.Batch
 	}
-	x.Config.AuxLossAlpha *= float64(tokens*x.Config.NumExpertsPerTok) / float64(x.Config.NRoutedExperts)
+	x.Config.Router.AuxLossAlpha *= float64(tokens*x.Config.MoE.NumExpertsPerTok) / float64(x.Config.MoE.NRoutedExperts)
 	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
 }
 
 // undoAlpha takes aux_loss_alpha from the golden.
 func undoAlpha(x *Trial) string {
-	was := x.Config.AuxLossAlpha
-	x.Config.AuxLossAlpha = x.failed.scaled(was)
-	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.Config.AuxLossAlpha, was)
+	was := x.Config.Router.AuxLossAlpha
+	x.Config.Router.AuxLossAlpha = x.failed.scaled(was)
+	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.Config.Router.AuxLossAlpha, was)
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.

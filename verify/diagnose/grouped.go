@@ -39,7 +39,7 @@ func groupedMistakes(f *Failure) []mistake {
 // undoHeadNorms exchanges the norms of queries and keys.
 func undoHeadNorms(x *Trial) string {
 	a := x.layer.SelfAttn
-	if !x.Config.UseQKNorm || !slices.Equal(a.QNorm.Weight.Shape, a.KNorm.Weight.Shape) {
+	if !x.Config.Attention.UseQKNorm || !slices.Equal(a.QNorm.Weight.Shape, a.KNorm.Weight.Shape) {
 		return ""
 	}
 	a.QNorm.Weight, a.KNorm.Weight = a.KNorm.Weight, a.QNorm.Weight
@@ -48,7 +48,7 @@ func undoHeadNorms(x *Trial) string {
 
 // undoLateNorm norms heads when they are rotated.
 func undoLateNorm(x *Trial) string {
-	if !x.Config.UseQKNorm || x.Config.Rules().QKNorm == config.AllHeads {
+	if !x.Config.Attention.UseQKNorm || x.Config.Rules().Attention.QKNorm == config.AllHeads {
 		return ""
 	}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &lateNorm{Arithmetic: a} }
@@ -85,7 +85,7 @@ func (n *lateNorm) RoPE(x, cos, sin *bounds.Value, r *model.Rotary) *bounds.Valu
 // undoRotatedLayer rotates the queries and keys of a layer without RoPE, or the other way.
 func undoRotatedLayer(x *Trial) string {
 	rotates := x.Config.Rotates(x.failed.Layer)
-	x.Config = *x.Config.WithRules(func(r *config.Rules) { r.RotatesWindows = !r.RotatesWindows })
+	x.Config = *x.Config.WithRules(func(r *config.Rules) { r.RoPE.RotatesWindows = !r.RoPE.RotatesWindows })
 	if x.Config.Rotates(x.failed.Layer) == rotates {
 		return ""
 	}
@@ -97,19 +97,19 @@ func undoRotatedLayer(x *Trial) string {
 
 // undoNoWindow lets every query see all tokens before it.
 func undoNoWindow(x *Trial) string {
-	was := x.Config.SlidingWindow
-	x.Config.SlidingWindow = math.MaxInt32
+	was := x.Config.Windows.SlidingWindow
+	x.Config.Windows.SlidingWindow = math.MaxInt32
 	return fmt.Sprintf("the reference ran without a window, here sliding_window is %d", was)
 }
 
 // undoFill gives the experts of groups that are not chosen the score 0, where they have minus infinity, or the other way.
 func undoFill(x *Trial) string {
 	c := x.Config
-	if !c.LimitsGroups() || c.TopKGroup >= c.NGroup {
+	if !c.LimitsGroups() || c.Router.TopKGroup >= c.Router.NGroup {
 		return ""
 	}
 	fill, words := float32(0), "0, here minus infinity"
-	if c.TopKMethod == "group_limited_greedy" {
+	if c.Router.TopKMethod == "group_limited_greedy" {
 		fill, words = float32(math.Inf(-1)), "minus infinity, here 0"
 	}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &filledGroups{a, fill} }

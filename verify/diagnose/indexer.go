@@ -99,9 +99,9 @@ func undoIndexerLayout(x *Trial) string {
 	if !x.Config.HasIndexer() || x.Config.Windowed() {
 		return ""
 	}
-	x.Config = *x.Config.WithRules(func(r *config.Rules) { r.IndexerInterleaves = !r.IndexerInterleaves })
+	x.Config = *x.Config.WithRules(func(r *config.Rules) { r.RoPE.IndexerInterleaves = !r.RoPE.IndexerInterleaves })
 	theirs, ours := "interleaved pairs, as GLM-5 does", "halves, as DeepSeek-V3.2 does"
-	if !x.Config.Rules().IndexerInterleaves {
+	if !x.Config.Rules().RoPE.IndexerInterleaves {
 		theirs, ours = ours, theirs
 	}
 	return fmt.Sprintf("the reference's indexer rotates %s, here %s", theirs, ours)
@@ -123,7 +123,7 @@ func undoHeadScale(x *Trial) string {
 	if !x.Config.HasIndexer() {
 		return ""
 	}
-	heads := math.Sqrt(float64(x.Config.IndexNHeads))
+	heads := math.Sqrt(float64(x.Config.Indexer.IndexNHeads))
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		return &otherIndexer{Arithmetic: a, scale: float32(heads)}
 	}
@@ -155,12 +155,12 @@ func (o *otherIndexer) IndexScores(weights, s *bounds.Value, first int, mask *mo
 
 // undoIndexTopK takes index_topk from the golden's choices.
 func undoIndexTopK(x *Trial) string {
-	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.IndexTopK
+	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.Indexer.IndexTopK
 	if len(shape) == 0 || shape[len(shape)-1] == was {
 		return ""
 	}
-	x.Config.IndexTopK = shape[len(shape)-1]
-	return fmt.Sprintf("the reference ran with index_topk %d, here it is %d", x.Config.IndexTopK, was)
+	x.Config.Indexer.IndexTopK = shape[len(shape)-1]
+	return fmt.Sprintf("the reference ran with index_topk %d, here it is %d", x.Config.Indexer.IndexTopK, was)
 }
 
 // undoIndexer puts another layer's indexer in the place of the layer's.

@@ -37,10 +37,10 @@ func configMistakes(f *Failure) []mistake {
 		{id: "padding-mask", kinds: attendStages, undo: undoPaddingMask},
 	}
 	c := f.Model.Config
-	for n := range c.NGroup {
+	for n := range c.Router.NGroup {
 		list = append(list, mistake{id: "topk-group", kinds: []string{pack.TopKIdx}, undo: undoTopKGroup(n + 1)})
 	}
-	for n := range c.NRoutedExperts {
+	for n := range c.MoE.NRoutedExperts {
 		list = append(list, mistake{id: "group-count", kinds: []string{pack.TopKIdx}, undo: undoNGroup(n + 1)})
 	}
 	for n := 2; n <= 16; n++ {
@@ -112,7 +112,7 @@ func (f *Failure) expertMistakes(kind string) (list []mistake) {
 		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, experts: true, unless: "gate-up-swapped",
 			undo: undoGateUpOf(e)})
 	}
-	for _, by := range rotations(f.Model.Config.NRoutedExperts) {
+	for _, by := range rotations(f.Model.Config.MoE.NRoutedExperts) {
 		list = append(list, mistake{id: "experts-rotated", kinds: kinds, experts: true, undo: undoRotated(by)})
 	}
 	for _, pair := range f.suspectPairs() {

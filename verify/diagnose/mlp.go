@@ -500,7 +500,7 @@ func fusedMistakes(f *Failure) (list []mistake) {
 	if f.Kind != pack.ExpertsOutput || f.wrong == nil {
 		return nil
 	}
-	for _, order := range neuronOrders(f.Model.Config.MoEIntermediateSize)[:2] {
+	for _, order := range neuronOrders(f.Model.Config.MoE.MoEIntermediateSize)[:2] {
 		list = append(list, mistake{id: "rows-permuted", kinds: []string{pack.ExpertsOutput}, undo: func(x *Trial) string {
 			others := indices(len(x.layer.MoE.Experts))
 			for _, of := range f.wrong.experts { // whose rows are copied first

@@ -133,9 +133,9 @@ func (f *Failure) shownNumbers() (list []number) {
 		}
 	}
 	for _, kind := range []string{"linear", "dynamic"} {
-		if c.RopeScaling == nil && !c.Windowed() && (kind == "linear" || f.In.Seq > c.MaxPositionEmbeddings) {
+		if c.RoPE.RopeScaling == nil && !c.Windowed() && (kind == "linear" || f.In.Seq > c.RoPE.MaxPositionEmbeddings) {
 			scaled := *c
-			scaled.RopeScaling = &config.RopeScaling{Type: kind, Factor: 1}
+			scaled.RoPE.RopeScaling = &config.RopeScaling{Type: kind, Factor: 1}
 			list = append(list, number{config.RotationNumbers(&scaled, false)[1], &scaled, powers(1, 2, 8), true, 4})
 		}
 	}
@@ -144,7 +144,7 @@ func (f *Failure) shownNumbers() (list []number) {
 
 // scalesScores reports whether a number of YaRN changes the scale of scores, beside RoPE's tables.
 func (f *Failure) scalesScores(n config.Number) bool {
-	s := f.Model.Config.RopeScaling
+	s := f.Model.Config.RoPE.RopeScaling
 	return s != nil && s.MScaleAllDim != 0 && (n.Key == "rope_scaling.factor" || n.Key == "rope_scaling.mscale_all_dim")
 }
 
@@ -216,7 +216,7 @@ func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error
 		ran := func(value float64) mistake {
 			c := x.With(x.base, value)
 			if x.base != f.Model.Config {
-				return f.configMistake(causeOf(x.Key), c, missingScaling(c.RopeScaling))
+				return f.configMistake(causeOf(x.Key), c, missingScaling(c.RoPE.RopeScaling))
 			}
 			words := fmt.Sprintf("the reference ran with %s %g, here it is %g", x.Key, value, x.Value(x.base))
 			return f.configMistake(causeOf(x.Key), c, words)

@@ -161,7 +161,7 @@ func (f *Failure) headWidth() int {
 	case pack.InAttention(table.VProj):
 		return c.ValueHeadDim()
 	case pack.InAttention(table.KVBProj):
-		return c.QKNopeHeadDim + c.VHeadDim
+		return c.Attention.QKNopeHeadDim + c.Attention.VHeadDim
 	}
 	return f.Got.Width()
 }
@@ -194,7 +194,8 @@ func (f *Failure) patterns(n, by int) (list []pattern) {
 			list = append(list, pattern{id, what, inHeads(first, paired, of)})
 		}
 	}
-	if nope, v, heads := c.QKNopeHeadDim, c.VHeadDim, c.NumAttentionHeads; f.Kind == pack.InAttention(table.KVBProj) {
+	if nope, v, heads := c.Attention.QKNopeHeadDim, c.Attention.VHeadDim,
+		c.Attention.NumAttentionHeads; f.Kind == pack.InAttention(table.KVBProj) {
 		list = append(list,
 			pattern{"keys-values-exchanged", "keys and values are exchanged in each head",
 				inHeads(0, width, func(i int) int { return (i + v) % width })},

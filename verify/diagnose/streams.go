@@ -41,7 +41,7 @@ func windowedMistakes(f *Failure) []mistake {
 			mistake{id: "scale-exponent", kinds: products, undo: undoExponents(by, true)},
 			mistake{id: "scale-exponent", kinds: products, unless: "scale-exponent", undo: undoExponents(by, false)})
 	}
-	for group := 1; group < f.Model.Config.OGroups; group++ {
+	for group := 1; group < f.Model.Config.Windows.OGroups; group++ {
 		list = append(list, mistake{id: "output-groups", kinds: []string{"self_attn.o_a_proj.output"},
 			undo: undoGroupsOf(group)})
 	}
@@ -172,18 +172,19 @@ func undoTransposedStreams(x *Trial) string {
 // undoIterations changes the number of Sinkhorn iterations.
 func undoIterations(by int) func(x *Trial) string {
 	return func(x *Trial) string {
-		was := x.Config.HCSinkhornIters
-		if x.Config.HCSinkhornIters += by; x.Config.HCSinkhornIters < 1 {
+		was := x.Config.HyperConnections.HCSinkhornIters
+		if x.Config.HyperConnections.HCSinkhornIters += by; x.Config.HyperConnections.HCSinkhornIters < 1 {
 			return ""
 		}
-		return fmt.Sprintf("the reference ran with hc_sinkhorn_iters %d, here it is %d", x.Config.HCSinkhornIters, was)
+		return fmt.Sprintf("the reference ran with hc_sinkhorn_iters %d, here it is %d",
+			x.Config.HyperConnections.HCSinkhornIters, was)
 	}
 }
 
 // undoOrder divides by the sums of rows first and last. The first division changes nothing, as a softmax has made
 // the sums.
 func undoOrder(x *Trial) string {
-	if x.Config.HCSinkhornIters < 2 {
+	if x.Config.HyperConnections.HCSinkhornIters < 2 {
 		return ""
 	}
 	x.with(otherStreams{sinkhorn: func(a bounds.Arithmetic, z *bounds.Value, g *model.Affine, iters int,
@@ -197,7 +198,7 @@ func undoOrder(x *Trial) string {
 
 // undoPositions rotates entries by the positions behind theirs.
 func undoPositions(x *Trial) string {
-	x.with(otherStreams{later: x.Config.QKRopeHeadDim / 2})
+	x.with(otherStreams{later: x.Config.Attention.QKRopeHeadDim / 2})
 	return "the reference rotated compressed keys by the positions of the second token of their windows, here of the first"
 }
 
@@ -252,21 +253,21 @@ func undoTables(x *Trial) string {
 			words = "are exchanged"
 		}
 	}
-	if c.RopeTheta == c.CompressRopeTheta {
+	if c.RoPE.RopeTheta == c.RoPE.CompressRopeTheta {
 		return ""
 	}
-	c.RopeTheta, c.CompressRopeTheta = c.CompressRopeTheta, c.RopeTheta
-	return fmt.Sprintf("rope_theta %g and compress_rope_theta %g %s", c.CompressRopeTheta, c.RopeTheta, words)
+	c.RoPE.RopeTheta, c.RoPE.CompressRopeTheta = c.RoPE.CompressRopeTheta, c.RoPE.RopeTheta
+	return fmt.Sprintf("rope_theta %g and compress_rope_theta %g %s", c.RoPE.CompressRopeTheta, c.RoPE.RopeTheta, words)
 }
 
 // undoWindow changes sliding_window.
 func undoWindow(by int) func(x *Trial) string {
 	return func(x *Trial) string {
-		was := x.Config.SlidingWindow
-		if x.Config.SlidingWindow += by; x.Config.SlidingWindow < 1 {
+		was := x.Config.Windows.SlidingWindow
+		if x.Config.Windows.SlidingWindow += by; x.Config.Windows.SlidingWindow < 1 {
 			return ""
 		}
-		return fmt.Sprintf("the reference ran with sliding_window %d, here it is %d", x.Config.SlidingWindow, was)
+		return fmt.Sprintf("the reference ran with sliding_window %d, here it is %d", x.Config.Windows.SlidingWindow, was)
 	}
 }
 
@@ -312,7 +313,7 @@ func movedRows(t tensor.Tensor, by int) tensor.Tensor {
 // undoGroupsOf moves the rows of o_a_proj by groups.
 func undoGroupsOf(by int) func(x *Trial) string {
 	return func(x *Trial) string {
-		w, rank := &x.layer.Windowed.OAProj.Weight, x.Config.OLoraRank
+		w, rank := &x.layer.Windowed.OAProj.Weight, x.Config.Windows.OLoraRank
 		x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
 			if l.Weight.Name != w.Name {
 				return a.Linear(x, l)

@@ -70,7 +70,7 @@ func (f *Failure) suspects() (suspects []int) {
 		seen[e] = true
 		right[e] = right[e] || !f.isBeyond(i/k)
 	}
-	for e := range f.Model.Config.NRoutedExperts {
+	for e := range f.Model.Config.MoE.NRoutedExperts {
 		if seen[e] && !right[e] {
 			suspects = append(suspects, e)
 		}

@@ -25,7 +25,7 @@ func TestCulprits(t *testing.T) {
 		{[][]int{{0, 1}, {0, 2}, {0, 3}, {1, 2}}, nil, []int{0}},
 	} {
 		f := &Failure{Kind: pack.ExpertsOutput, Idx: slices.Concat(c.chosen...), Beyond: []bool{true, true, false, false},
-			Model: &model.DeepseekForCausalLM{Config: &config.Config{NRoutedExperts: 6}},
+			Model: &model.DeepseekForCausalLM{Config: &config.Config{MoE: config.MoE{NRoutedExperts: 6}}},
 			Got:   &model.Activation{Shape: []int{4, 1}, Values: make([]float32, 4)}}
 		together, oneOf := f.culprits()
 		require.Equal(t, c.together, together, c.chosen)

@@ -29,7 +29,8 @@ func TestUnlike(t *testing.T) {
 // TestFactorsInWords: factors of rows that are nearly 1, of both signs, zero, or alike by chance.
 func TestFactorsInWords(t *testing.T) {
 	t.Parallel()
-	f := &Failure{Model: &model.DeepseekForCausalLM{Config: &config.Config{HiddenSize: 64, RoutedScalingFactor: 2.5}},
+	f := &Failure{Model: &model.DeepseekForCausalLM{Config: &config.Config{HiddenSize: 64,
+		Router: config.Router{RoutedScalingFactor: 2.5}}},
 		Got: &model.Activation{DType: tensor.F32}}
 	for _, c := range []struct {
 		factors []float64

@@ -154,7 +154,8 @@ func (p *Pack) Spell(c *config.Config) error {
 			problems = append(problems, problem.Problem{File: manifestName,
 				Cause: fmt.Sprintf("tensors: %.120q: %d columns, the weight has %d rows", name, n, order.Len())})
 		}
-		if e.storedName != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed {
+		if e.storedName != "" && len(e.Shape) == 4 && Parse(stage).IsHeadNorm() &&
+			c.Rules().Attention.QKNorm == config.PerHeadTransposed {
 			// [batch, tokens, heads, width] of the file becomes [batch, heads, tokens, width]
 			tokens, heads, width := e.storedShape[1], e.storedShape[2], e.storedShape[3]
 			e.Shape = []int{e.storedShape[0], heads, tokens, width}

@@ -21,7 +21,7 @@ func (p *Pack) CheckFamily(c *config.Config) error {
 	modelTypes := config.OfClass(class)
 	switch {
 	case slices.Contains(modelTypes, c.ModelType):
-		if c.Rules().AbsorbsKVB && c.LatentAttention() && p.Manifest.ComputeDType != "float32" {
+		if c.Rules().Attention.AbsorbsKVB && c.LatentAttention() && p.Manifest.ComputeDType != "float32" {
 			return p.Fault("", fmt.Sprintf("it was recorded in %s: the latent attention of %s's code multiplies kv_b_proj into "+
 				"queries and context, and what it rounds there is not computed here; record it in float32",
 				p.Manifest.ComputeDType, c.ModelType))
@@ -45,7 +45,7 @@ func (p *Pack) CheckShape(c *config.Config) error {
 			"%s", recorded.ModelType, c.ModelType))
 	case recorded != nil && !sameShape(c, recorded):
 		remedy := ""
-		if c.NRoutedExperts < recorded.NRoutedExperts {
+		if c.MoE.NRoutedExperts < recorded.MoE.NRoutedExperts {
 			remedy = "; dsmoe diff --keep-experts compares a pruned model with the whole one"
 		}
 		return p.Fault("", "the pack is not of this model: it was recorded from weights of other shapes: "+
@@ -66,11 +66,11 @@ func (p *Pack) checkChoices(recorded *config.Config) error {
 		kind := Parse(name).Within
 		switch shape := p.Manifest.Tensors[name].Shape; {
 		case kind != TopKIdx:
-		case shape[len(shape)-1] == recorded.NumExpertsPerTok:
+		case shape[len(shape)-1] == recorded.MoE.NumExpertsPerTok:
 			return nil
 		case other == "":
 			other = fmt.Sprintf("manifest.json contradicts itself: config has num_experts_per_tok %d, %s has the shape %v",
-				recorded.NumExpertsPerTok, name, shape)
+				recorded.MoE.NumExpertsPerTok, name, shape)
 		}
 	}
 	if other == "" {
@@ -183,7 +183,7 @@ func moduleStage(c *config.Config, s table.Slot) (stage string, width int) {
 	case s.Row.LookedUp():
 		return stage, s.Shape[1]
 	case s.Is(table.Attention, table.OAProj): // a row for each group of heads
-		return stage, s.Shape[0] / c.OGroups
+		return stage, s.Shape[0] / c.Windows.OGroups
 	}
 	return stage, s.Shape[0]
 }

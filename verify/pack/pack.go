@@ -342,11 +342,11 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 func (p *Pack) follow(r *config.Rules) {
 	m := &p.Manifest
 	if slices.Contains([]string{GroupedMM, BatchedMM}, m.Reference.Experts) {
-		r.RoutedSum = config.ByChoice
+		r.MoE.RoutedSum = config.ByChoice
 	}
 	if kept := m.KeptFloat32; kept != nil { // models have the bias in modules of several names
-		r.KeepsGate = slices.Contains(kept, "mlp.gate.weight")
-		r.CastsRouterBias = !slices.ContainsFunc(kept, func(kind string) bool {
+		r.Router.KeepsGate = slices.Contains(kept, "mlp.gate.weight")
+		r.Router.CastsRouterBias = !slices.ContainsFunc(kept, func(kind string) bool {
 			return strings.HasSuffix(kind, string(table.EScoreCorrectionBias))
 		})
 	}

@@ -136,7 +136,7 @@ func (s Stage) tokenAxis(c *config.Config, axes int) int {
 	case s.IsLossOrGradient() || s.IsTable() || s.IsProbe():
 		return -1
 	case s.Within == AttnWeights, // [batch, heads, queries, keys]
-		s.IsHeadNorm() && c.Rules().QKNorm == config.PerHeadTransposed: // [batch, heads, tokens, head_dim]
+		s.IsHeadNorm() && c.Rules().Attention.QKNorm == config.PerHeadTransposed: // [batch, heads, tokens, head_dim]
 		return 2
 	}
 	return min(1, axes-2)
