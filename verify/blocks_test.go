@@ -156,7 +156,8 @@ func TestUnreadHalfSteps(t *testing.T) {
 	}
 }
 
-// coarser returns a Q8_0 weight whose scales are so many times what its numbers need, each of them rounded to the nearest code.
+// coarser returns a Q8_0 weight whose scales are so many times what its numbers need, each of them rounded to the
+// nearest code.
 func coarser(t *testing.T, w tensor.Tensor, times float32) tensor.Tensor {
 	values, err := w.Float32s(nil)
 	require.NoError(t, err)
@@ -172,8 +173,8 @@ func coarser(t *testing.T, w tensor.Tensor, times float32) tensor.Tensor {
 	return out
 }
 
-// TestWastedRangeIsNoExcuse: a Q8_0 weight with scales 43 or 8 times too large, whose codes are at most 3 or 16 of 127, is
-// not within the rounding of Q8_0, though every number is the nearest one.
+// TestWastedRangeIsNoExcuse: a Q8_0 weight with scales 43 or 8 times too large, whose codes are at most 3 or 16 of 127,
+// is not within the rounding of Q8_0, though every number is the nearest one.
 func TestWastedRangeIsNoExcuse(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

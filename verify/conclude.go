@@ -27,8 +27,8 @@ const (
 )
 
 // conclude adds counts, reasons and the verdict to a report. They follow from its checks, places, doubts and choices of
-// experts. The verdict is fail if a check failed, pass if no reason is against it, else inconclusive. A part of the model
-// without anything to verify is skipped.
+// experts. The verdict is fail if a check failed, pass if no reason is against it, else inconclusive. A part of the
+// model without anything to verify is skipped.
 func conclude(evidence report.Report) *report.Report {
 	r := &evidence
 	r.Limits = report.LimitsOf(r.Checks)
@@ -235,8 +235,8 @@ func absentKinds(r *report.Report) (kinds []string) {
 	return kinds
 }
 
-// unexercisedNumbers lists the numbers that no stage tells from half as much, or from twice as much. A selection of stages, a run
-// that was stopped, or a part without a layer says nothing of the config.
+// unexercisedNumbers lists the numbers that no stage tells from half as much, or from twice as much. A selection of
+// stages, a run that was stopped, or a part without a layer says nothing of the config.
 func unexercisedNumbers(r *report.Report) []report.Unexercised {
 	list := []report.Unexercised{}
 	if len(r.Scope.Stages) > 0 || r.Stopped || isEmptyPart(r) {

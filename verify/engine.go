@@ -11,7 +11,8 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Traces of engines: what an engine declares of its arithmetic is reproduced; observe.go looks for what it does not declare.
+// Traces of engines: what an engine declares of its arithmetic is reproduced; observe.go looks for what it does not
+// declare.
 
 // arithmetic is the analysis, or around it the arithmetic of the pack's engine.
 func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {

@@ -118,8 +118,8 @@ func inBlocks(x *model.Activation, n int) *model.Activation {
 	return y
 }
 
-// withMinima is the product with a weight in Q5_1 as ggml_vec_dot_q5_1_q8_1 computes it: of blocks of codes, and of each
-// minimum with the sum of a block, d·Σ codes, in F16.
+// withMinima is the product with a weight in Q5_1 as ggml_vec_dot_q5_1_q8_1 computes it: of blocks of codes, and of
+// each minimum with the sum of a block, d·Σ codes, in F16.
 func withMinima(x *model.Activation, l *model.Linear) *model.Activation {
 	f16 := func(v float32) float32 { return tensor.Rounded(v, tensor.F16) }
 	y := &model.Activation{Shape: append(slices.Clone(x.Shape[:len(x.Shape)-1]), l.Weight.Shape[0]), DType: x.DType}
@@ -304,8 +304,8 @@ func TestEnginesWithMinima(t *testing.T) {
 	}
 }
 
-// TestEnginesInFP8: activations in FP8, of blocks and of tensors, are reproduced where they are declared; those of other
-// steps than declared do not pass.
+// TestEnginesInFP8: activations in FP8, of blocks and of tensors, are reproduced where they are declared; those of
+// other steps than declared do not pass.
 func TestEnginesInFP8(t *testing.T) {
 	t.Parallel()
 	for did, declares := range map[string]map[string]report.Verdict{
@@ -327,8 +327,8 @@ func TestEnginesInFP8(t *testing.T) {
 	}
 }
 
-// TestSerialNorms: norms that add up squares one after the other are reproduced where that is declared, and where nothing
-// is, which the report then says; other sums than declared do not pass.
+// TestSerialNorms: norms that add up squares one after the other are reproduced where that is declared, and where
+// nothing is, which the report then says; other sums than declared do not pass.
 func TestSerialNorms(t *testing.T) {
 	t.Parallel()
 	for sums, verdict := range map[string]report.Verdict{pack.SerialSums: report.Pass, "": report.Pass, "f32": report.Fail} {
@@ -344,8 +344,8 @@ func TestSerialNorms(t *testing.T) {
 	}
 }
 
-// TestTraceWithoutChoices: a trace that lacks the keys which indexers chose, or the experts that gates did, is refused, unless
-// it has nothing that depends on them.
+// TestTraceWithoutChoices: a trace that lacks the keys which indexers chose, or the experts that gates did, is refused,
+// unless it has nothing that depends on them.
 func TestTraceWithoutChoices(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v32/golden-f32")
@@ -457,8 +457,8 @@ func TestEngineFaults(t *testing.T) {
 	}
 }
 
-// TestAgainst: of two packs of the same tokens, each choice that differs is counted, in prediction layers too, which have
-// fewer rows than tokens; and the reports in short and for a CI have the other verdict.
+// TestAgainst: of two packs of the same tokens, each choice that differs is counted, in prediction layers too, which
+// have fewer rows than tokens; and the reports in short and for a CI have the other verdict.
 func TestAgainst(t *testing.T) {
 	t.Parallel()
 	const golden = "v3-mtp/golden-f32"

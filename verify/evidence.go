@@ -127,7 +127,8 @@ func (e *evidence) noteClamped(s pack.Stage, values []float32) {
 	}
 }
 
-// noteWeights notes the weights behind a stage that was checked. A stage of an expert shows that the expert was reached.
+// noteWeights notes the weights behind a stage that was checked. A stage of an expert shows that the expert was
+// reached.
 func (e *evidence) noteWeights(c *report.Check, weights []string) {
 	for _, w := range weights {
 		e.exercised[w] = struct{}{}

@@ -95,8 +95,8 @@ func TestWeightShapesTell(t *testing.T) {
 	}
 }
 
-// TestExchangedWords: words of a packed weight, or zeros of its groups, in each other's place. Where the exchange is one of
-// columns the cause says so; zeros change the weight by a matrix of low rank, and no LoRA is claimed.
+// TestExchangedWords: words of a packed weight, or zeros of its groups, in each other's place. Where the exchange is
+// one of columns the cause says so; zeros change the weight by a matrix of low rank, and no LoRA is claimed.
 func TestExchangedWords(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ form, name, cause, text string }{

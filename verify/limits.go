@@ -23,8 +23,8 @@ const (
 )
 
 // lineRMS is the limit of the RMS of n elements: of a column, or of the tensor, of distinct rows. Of right products of
-// terms of one sign and size it is 1.02 to 1.10, however many there are. The RMS of n numbers has a deviation of 1/√2n: of
-// the largest of some thousand columns that is 5 times as much.
+// terms of one sign and size it is 1.02 to 1.10, however many there are. The RMS of n numbers has a deviation of 1/√2n:
+// of the largest of some thousand columns that is 5 times as much.
 func lineRMS(n int) float64 { return 1.12 + 3.5/math.Sqrt(float64(n)) }
 
 // gradRelRMS is the limit of losses and gradients: a gradient has passed backward

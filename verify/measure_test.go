@@ -176,7 +176,8 @@ func TestChangedReportsCanBeWritten(t *testing.T) {
 	require.Greater(t, written, 100)
 }
 
-// change changes one part of v at a time, and calls f: slices get longer and shorter, pointers nil, numbers and texts others.
+// change changes one part of v at a time, and calls f: slices get longer and shorter, pointers nil, numbers and texts
+// others.
 func change(v reflect.Value, f func()) {
 	set := func(to reflect.Value) {
 		was := reflect.New(v.Type()).Elem()

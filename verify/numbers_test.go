@@ -13,8 +13,8 @@ import (
 	"dsmoe/verify/report"
 )
 
-// TestNumbersOfTheConfigAreSolvedFor: from the failed stage alone, without the pack's config, and no other cause is said
-// unless it gives the same numbers.
+// TestNumbersOfTheConfigAreSolvedFor: from the failed stage alone, without the pack's config, and no other cause is
+// said unless it gives the same numbers.
 func TestNumbersOfTheConfigAreSolvedFor(t *testing.T) {
 	t.Parallel()
 	const (
@@ -76,7 +76,8 @@ func inWords(causes []report.Cause) (words []string) {
 	return words
 }
 
-// TestTheConfigOfThePackIsTriedFirst: a value that no list has and nobody would write, and several that differ together.
+// TestTheConfigOfThePackIsTriedFirst: a value that no list has and nobody would write, and several that differ
+// together.
 func TestTheConfigOfThePackIsTriedFirst(t *testing.T) {
 	t.Parallel()
 	src, p := open(t, "v1-base/golden-f32")
@@ -107,8 +108,8 @@ func TestTheConfigOfThePackIsTriedFirst(t *testing.T) {
 	}
 }
 
-// TestNumbersThatExplainAPartAreNoCause: what would make the first stage right is a hint where later stages show that it
-// is something else.
+// TestNumbersThatExplainAPartAreNoCause: what would make the first stage right is a hint where later stages show that
+// it is something else.
 func TestNumbersThatExplainAPartAreNoCause(t *testing.T) {
 	t.Parallel()
 	times := func(golden, tensor string, by float32) *pack.Pack {

@@ -32,8 +32,8 @@ func usualRoundings(form string) []string {
 	return []string{"bf16", "f16"}
 }
 
-// observe looks for roundings that an engine does not declare, in the first layer with a stage that fails, and in others
-// that fail with what was found. It returns the run with these roundings reproduced.
+// observe looks for roundings that an engine does not declare, in the first layer with a stage that fails, and in
+// others that fail with what was found. It returns the run with these roundings reproduced.
 func observe(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
 	if !e.job.pack.IsTrace() {
 		return e, r, nil

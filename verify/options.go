@@ -45,8 +45,8 @@ type Options struct {
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.
 	Rounded func() (map[string]tensor.Rounding, error)
-	// OtherFiles returns the weight files whose hashes are not the pack's, see report.Report, and whether all of the pack's
-	// have its hashes. It is asked if a stage fails. It may be nil.
+	// OtherFiles returns the weight files whose hashes are not the pack's, see report.Report, and whether all of the
+	// pack's have its hashes. It is asked if a stage fails. It may be nil.
 	OtherFiles  func() (others []string, same bool, err error)
 	ConfigHash  string                // "sha256:…" of the checkpoint's config.json; "" if it has none
 	Decoded     Decoded               // what src knows of weights that it decodes; may be nil

@@ -20,8 +20,8 @@ func withOwnInput(t *testing.T, p *pack.Pack, l int) {
 	p.Replaced = map[string]tensor.Tensor{pack.OwnInput(l): must(p.Tensor(of))}
 }
 
-// TestPartsCompareOwnInputs: a layer whose own input is compared is in the part of the layer before it, which gives that
-// input. The pack has that layer's output, too.
+// TestPartsCompareOwnInputs: a layer whose own input is compared is in the part of the layer before it, which gives
+// that input. The pack has that layer's output, too.
 func TestPartsCompareOwnInputs(t *testing.T) {
 	t.Parallel()
 	for _, golden := range []string{"v1-base/golden-f32", "v3/golden-f32"} {

@@ -74,8 +74,8 @@ func (t *pass) begin(name string, a *model.Activation) (c report.Check, want []f
 	return c, want, rows, nil
 }
 
-// otherDType reports whether an engine may keep a stage in the dtype that its trace has it in, float32 or the trace's own,
-// whatever the reference does. A router that is declared to be in float32 has to be.
+// otherDType reports whether an engine may keep a stage in the dtype that its trace has it in, float32 or the trace's
+// own, whatever the reference does. A router that is declared to be in float32 has to be.
 func (j *job) otherDType(name string) bool {
 	d := j.pack.Manifest.Tensors[name].DType
 	return j.pack.IsTrace() && (d == tensor.F32 || d == j.pack.DType) &&
@@ -110,8 +110,8 @@ func (t *pass) goldenRows(name string, a *model.Activation) ([]float32, *bounds.
 	return want, bounds.SelectRows(want, a.Width(), padded), nil
 }
 
-// paddedRows marks the rows of padding of a stage; it is nil without a mask. Rows of a routed expert are the tokens that
-// chose it at the last gate.
+// paddedRows marks the rows of padding of a stage; it is nil without a mask. Rows of a routed expert are the tokens
+// that chose it at the last gate.
 func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) {
 	j, s := t.job, pack.Parse(name)
 	if s.IsStageGradient() {

@@ -163,8 +163,8 @@ func times(x, by float64) jsontext.Value {
 // multiples are the words of factors in reports; others have none.
 var multiples = map[float64]string{2: "twice", 0.5: "half", 10: "-"}
 
-// TestNoNumberIsBelievedUnsaid: another number in config.json that changes the model fails, or is refused, or the report
-// says that the pack does not exercise its key.
+// TestNoNumberIsBelievedUnsaid: another number in config.json that changes the model fails, or is refused, or the
+// report says that the pack does not exercise its key.
 func TestNoNumberIsBelievedUnsaid(t *testing.T) {
 	t.Parallel()
 	for i, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-rope-dynamic/golden-f32", "v2-lite/golden-f32",
@@ -221,7 +221,8 @@ func saidOf(t *testing.T, r *report.Report) (lines string) {
 	return lines
 }
 
-// TestTablesOfOtherIntegers: a table of experts whose ids are of 32 bits is refused by name, be its numbers right or not.
+// TestTablesOfOtherIntegers: a table of experts whose ids are of 32 bits is refused by name, be its numbers right or
+// not.
 func TestTablesOfOtherIntegers(t *testing.T) {
 	t.Parallel()
 	for _, golden := range []string{"v4/golden-f32", "v4/golden-bf16", "v4-128/golden-f32", "v4-fp4/golden-f32"} {

@@ -56,7 +56,8 @@ func operationOf(at table.Place, layers int) string {
 	return ""
 }
 
-// weightsOf returns topk_weight of the rows of the expert that a weight belongs to, as the pack has it; nil of other rows.
+// weightsOf returns topk_weight of the rows of the expert that a weight belongs to, as the pack has it; nil of other
+// rows.
 func (j *job) weightsOf(w *model.Weight) []float32 {
 	at := table.PlaceOf(j.model.Config, w.Name)
 	idx, err := j.pack.Ints(pack.StageOf(at.Layer, pack.TopKIdx))
@@ -73,8 +74,8 @@ func (j *job) weightsOf(w *model.Weight) []float32 {
 	return of
 }
 
-// exactStart is x, the golden that layer l or the head begins with, as a value. A norm of an engine may read it before it was
-// rounded: the sum of what the pack has of the layer before.
+// exactStart is x, the golden that layer l or the head begins with, as a value. A norm of an engine may read it before
+// it was rounded: the sum of what the pack has of the layer before.
 func (j *job) exactStart(l int, x *model.Activation) *bounds.Value {
 	y, before := bounds.Exact(x), l-1
 	if before < 0 || len(j.engine.Rounding) == 0 || j.model.Config.HyperConnections.HCMult > 0 {

@@ -94,8 +94,8 @@ func (e *evidence) inOrder() []report.Check {
 	return checks
 }
 
-// modelOrder is the place of a tensor, or of a sentence that begins with it, in a model of so many layers and prediction
-// layers. Layers that the model has not come before the head.
+// modelOrder is the place of a tensor, or of a sentence that begins with it, in a model of so many layers and
+// prediction layers. Layers that the model has not come before the head.
 func modelOrder(name string, layers, predictions int) int {
 	const head = math.MaxInt / 2
 	switch s := pack.Parse(strings.TrimPrefix(name, `"`)); {

@@ -13,8 +13,9 @@ import (
 	"dsmoe/verify/report"
 )
 
-// Recognition: where an engine in a 16-bit dtype rounds is read off its numbers. For each kind of operations one way of rounding
-// is taken for the whole run, HuggingFace's eager one if all elements fit it, else the one that most elements fit.
+// Recognition: where an engine in a 16-bit dtype rounds is read off its numbers. For each kind of operations one way of
+// rounding is taken for the whole run, HuggingFace's eager one if all elements fit it, else the one that most elements
+// fit.
 
 // kind is operations whose ways of rounding are recognised together.
 type kind struct {
@@ -165,9 +166,9 @@ const (
 	leastShare    = 0.95 // of the elements on which it and a rival differ
 )
 
-// decide returns what the misses of each way, by stage, say of a kind. A way without misses is recognised. Another one is if it
-// explains nearly all elements on which it differs from each rival, in the stages that it explains if these show enough:
-// what it misses then is wrong.
+// decide returns what the misses of each way, by stage, say of a kind. A way without misses is recognised. Another one
+// is if it explains nearly all elements on which it differs from each rival, in the stages that it explains if these
+// show enough: what it misses then is wrong.
 func decide(k *kind, by []map[string]misses) recognised {
 	total := func(i int) (n int) {
 		for _, m := range by[i] {
@@ -209,8 +210,8 @@ func decide(k *kind, by []map[string]misses) recognised {
 	return r
 }
 
-// recognise looks for the ways of rounding of an engine in a 16-bit dtype, where stages fail by those that it is taken to have. It
-// returns the run with what was found.
+// recognise looks for the ways of rounding of an engine in a 16-bit dtype, where stages fail by those that it is taken
+// to have. It returns the run with what was found.
 func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
 	j := e.job
 	if !j.pack.IsTrace() || j.pack.DType == tensor.F32 {
@@ -333,7 +334,8 @@ func (j *job) openKinds(r *report.Report, declared map[string]string) (open []*k
 	return open
 }
 
-// stagesOf returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one fails.
+// stagesOf returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one
+// fails.
 func (j *job) stagesOf(open []*kind, r *report.Report, everywhere bool) (stages []string) {
 	for _, k := range open {
 		of := func(stage string) bool { return slices.Contains(j.kindsOf(stage), k.name) }
@@ -353,11 +355,12 @@ func (j *job) stagesOf(open []*kind, r *report.Report, everywhere bool) (stages 
 	return slices.Compact(stages)
 }
 
-// recognisedLayers is the number of layers of a kind in which its ways are tried; the way that is found is confirmed in all.
+// recognisedLayers is the number of layers of a kind in which its ways are tried; the way that is found is confirmed in
+// all.
 const recognisedLayers = 2
 
-// tryWays runs the layers in which stages of the open kinds fail with each of their ways, all kinds at once: each is computed from
-// goldens, so that they do not depend on one another.
+// tryWays runs the layers in which stages of the open kinds fail with each of their ways, all kinds at once: each is
+// computed from goldens, so that they do not depend on one another.
 func (j *job) tryWays(ctx context.Context, open []*kind, r *report.Report, everywhere bool) ([]recognised, error) {
 	o := *j.options
 	o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, j.stagesOf(open, r, everywhere)
@@ -416,8 +419,8 @@ func (e *evidence) noteMisses(stage string, x *bounds.Value, want []float32, row
 	e.misses[stage] = m
 }
 
-// adopt gives x the dtype in which an engine's trace has the stage. An engine may keep router and head in float32, or in 16 bits,
-// where the reference does not; numbers of float32 that all are numbers of x's dtype are of that.
+// adopt gives x the dtype in which an engine's trace has the stage. An engine may keep router and head in float32, or
+// in 16 bits, where the reference does not; numbers of float32 that all are numbers of x's dtype are of that.
 func (t *pass) adopt(name string, x *bounds.Value) error {
 	d := t.job.pack.Manifest.Tensors[name].DType
 	if pack.Parse(name).Within == pack.GateLogits && t.job.engine.Rounding[bounds.Router] == bounds.InT {

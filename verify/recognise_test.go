@@ -33,7 +33,8 @@ func traced(t *testing.T, name string) (*checkpoint.Checkpoint, *pack.Pack) {
 	return c, must(pack.Open(fixture("engines/" + name)))
 }
 
-// TestEnginesAreRecognised: right engines that round elsewhere than HuggingFace's eager classes pass, and the report says where.
+// TestEnginesAreRecognised: right engines that round elsewhere than HuggingFace's eager classes pass, and the report
+// says where.
 func TestEnginesAreRecognised(t *testing.T) {
 	t.Parallel()
 	for name, ways := range map[string]map[string]string{
@@ -135,8 +136,8 @@ func reachedMost(t *testing.T, p *pack.Pack, layer string) string {
 	return strconv.Itoa(best)
 }
 
-// TestRoundingsThatAreNotKnown: a norm that rounds otherwise than engines are known to is inconclusive, by name; with a factor
-// beside it fails.
+// TestRoundingsThatAreNotKnown: a norm that rounds otherwise than engines are known to is inconclusive, by name; with a
+// factor beside it fails.
 func TestRoundingsThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	for factor, verdict := range map[float64]report.Verdict{1: report.Inconclusive, 1.02: report.Fail} {

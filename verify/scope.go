@@ -333,7 +333,8 @@ func (s *scope) settle() error {
 	return nil
 }
 
-// routesOnly reports whether the pack is an engine's trace that has of layer l nothing but what its router takes and gives.
+// routesOnly reports whether the pack is an engine's trace that has of layer l nothing but what its router takes and
+// gives.
 func (s *scope) routesOnly(l int) bool {
 	if !s.pack.IsTrace() || !s.config.IsMoE(l) || !s.pack.Has(pack.StageOf(l, pack.AttentionNorm)) {
 		return false
@@ -494,8 +495,8 @@ func sameRows(x *model.Activation, in *model.Input) bool {
 	return true
 }
 
-// checkChoices refuses a trace that lacks what an indexer or a gate chose, and has stages that depend on it: at a near tie
-// an engine may choose otherwise than is chosen here.
+// checkChoices refuses a trace that lacks what an indexer or a gate chose, and has stages that depend on it: at a near
+// tie an engine may choose otherwise than is chosen here.
 func (s *scope) checkChoices(in *model.Input) error {
 	if !s.pack.IsTrace() {
 		return nil

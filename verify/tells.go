@@ -68,7 +68,8 @@ func rotationNumbers(c *config.Config, compressed bool) []config.Number {
 	return list
 }
 
-// triedNumbers lists the numbers of c that others are tried of, in either mode; those that operations read in local mode.
+// triedNumbers lists the numbers of c that others are tried of, in either mode; those that operations read in local
+// mode.
 func triedNumbers(c *config.Config, mode report.Mode) []string {
 	keys := []string{}
 	if mode == report.Local {

@@ -104,8 +104,8 @@ func TestStoredHeadOfPublishedCode(t *testing.T) {
 	}
 }
 
-// TestContradictionsAreReported: a stored head under tie_word_embeddings, and a stored inv_freq of another theta, are said in the
-// report. Numbers that are the same in another dtype are no contradiction.
+// TestContradictionsAreReported: a stored head under tie_word_embeddings, and a stored inv_freq of another theta, are
+// said in the report. Numbers that are the same in another dtype are no contradiction.
 func TestContradictionsAreReported(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v2-lite/golden-f32")

@@ -166,7 +166,8 @@ func (t *chainedTrace) scoreErrors(scores *model.Activation) *bounds.Value {
 	})
 }
 
-// keyErrors are an indexer's scores with their errors end to end: the largest error of each query's scores, and rounding.
+// keyErrors are an indexer's scores with their errors end to end: the largest error of each query's scores, and
+// rounding.
 func (t *chainedTrace) keyErrors(scores *model.Activation) *bounds.Value {
 	return bounds.WithErrors(scores, func(i int) float64 {
 		if bounds.Hidden(scores.Values[i]) {

@@ -320,8 +320,8 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// blindAs is the dtype whose blindness holds for the bounds of x: the coarsest of the dtype to which weights were rounded
-// and of the forms to which an engine rounds the inputs of products.
+// blindAs is the dtype whose blindness holds for the bounds of x: the coarsest of the dtype to which weights were
+// rounded and of the forms to which an engine rounds the inputs of products.
 func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
 	if !t.pass.job.pack.IsTrace() {
 		return rounded
@@ -346,10 +346,10 @@ func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType
 	return rounded
 }
 
-// judgeLines holds the RMS of the tensor, its rows of width elements, which have so many independent errors, and its columns
-// to their limits, and returns the largest share of a limit. One error may be Lambda in all of its row. Of few distinct
-// rows only the rows' RMS is judged. Where weights were rounded, the elements of a column share that error, and columns
-// have no limit.
+// judgeLines holds the RMS of the tensor, its rows of width elements, which have so many independent errors, and its
+// columns to their limits, and returns the largest share of a limit. One error may be Lambda in all of its row. Of few
+// distinct rows only the rows' RMS is judged. Where weights were rounded, the elements of a column share that error,
+// and columns have no limit.
 func judgeLines(c *report.Check, d *bounds.Distances, l *report.Limits, width, independent, distinct int, rounded,
 	together bool) (margin float64) {
 	if width >= leastRow {

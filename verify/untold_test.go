@@ -71,7 +71,8 @@ func TestNumbersTooSmallToShow(t *testing.T) {
 	}
 }
 
-// TestNormsThatThePackLacks: where the pack has no stage of a norm, eps shows in the stage behind it, and is not listed.
+// TestNormsThatThePackLacks: where the pack has no stage of a norm, eps shows in the stage behind it, and is not
+// listed.
 func TestNormsThatThePackLacks(t *testing.T) {
 	t.Parallel()
 	src, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3", "checkpoint"))

@@ -250,7 +250,8 @@ func withRoundings(ctx context.Context, e *evidence, plain *report.Report) (*evi
 		}
 		allFailed = conclude(all.project())
 	}
-	// Blocks may hold the reference's own numbers, as those that FP4 was repacked to: then every stage behind them passed.
+	// Blocks may hold the reference's own numbers, as those that FP4 was repacked to: then every stage behind them
+	// passed.
 	maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool {
 		w := j.weights.Find(name)
 		_, exercised := all.exercised[name]

@@ -211,8 +211,8 @@ func inverseRMS(row []float32, eps float64) (r2, relative float64) {
 	return 1 / (sum/float64(len(row)) + eps), ofRoot(sum, v)
 }
 
-// ofRoot is the relative variance of 1/√mean of numbers whose sum has a variance: half of the sum's error. The mean, eps,
-// root and quotient have at most 1; with a sum in many short lanes all have at most 1.5².
+// ofRoot is the relative variance of 1/√mean of numbers whose sum has a variance: half of the sum's error. The mean,
+// eps, root and quotient have at most 1; with a sum in many short lanes all have at most 1.5².
 func ofRoot(sum, v float64) float64 {
 	if sum == 0 {
 		return 2.25
@@ -226,8 +226,8 @@ func ofRoot(sum, v float64) float64 {
 //	x·r:  v = r²·v_x + x²·v_r, exact
 //
 // The elements of a row share r's error. A product with the row has, of rounding its own sum, κ·y² and more, which
-// covers that error, too: κ(K) is at least 2.25 for 14 terms or more, and more than K/96 of one massive square for up to
-// 10,000; few outputs have more.
+// covers that error, too: κ(K) is at least 2.25 for 14 terms or more, and more than K/96 of one massive square for up
+// to 10,000; few outputs have more.
 func (a *Analysis) UnitNorm(x *Value, eps float64) *Value {
 	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
@@ -283,9 +283,9 @@ func (a *Analysis) readsSums() bool {
 //	silu(g):  v = silu'²·v_g + 0.3·v_g², at most 1.21·v_g, + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
 //
-// A limit makes gates exactly equal. Their silu(g) has one error, which is common to them.
-// An engine may round otherwise, and multiply with an expert's weight here: see Points. An engine that does not round gate
-// and up has an exponential that may be off by 8 units.
+// A limit makes gates exactly equal. Their silu(g) has one error, which is common to them. An engine may round
+// otherwise, and multiply with an expert's weight here: see Points. An engine that does not round gate and up has an
+// exponential that may be off by 8 units.
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	d, way, exponential := gate.DType, a.way(a.last), 1.5
 	p := rounds(PrecisionOf(d), way, once, unrounded)

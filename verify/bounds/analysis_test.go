@@ -85,8 +85,8 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	}
 }
 
-// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 4 of
-// them for all, as of few terms, and of the totals, which begin with start. Partial sums are also taken at these places.
+// inNaturalOrder is the variance of a sum in chains of a length: Σ r²/3 of the partial sums, one of up to 4 of them for
+// all, as of few terms, and of the totals, which begin with start. Partial sums are also taken at these places.
 func inNaturalOrder(terms []float64, start float64, length int, cuts []int) float64 {
 	var sum, squares float64
 	total := start
@@ -310,8 +310,8 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 	require.Equal(t, blocks, a.linear(of(64, 7168), 64))
 }
 
-// TestReLUAtItsLimit: what Lambda standard deviations leave below 0 is exactly 0, and what they do not keeps its deviation.
-// What is not a number stays so.
+// TestReLUAtItsLimit: what Lambda standard deviations leave below 0 is exactly 0, and what they do not keeps its
+// deviation. What is not a number stays so.
 func TestReLUAtItsLimit(t *testing.T) {
 	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 	defer a.Close()

@@ -48,8 +48,8 @@ func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
 	return a
 }
 
-// SetReference sets the reference's number of threads, whether oneDNN may compute its products in float32, as it does on
-// a CPU with the float32_matmul_precision "medium", and whether its attention is fused, as sdpa is.
+// SetReference sets the reference's number of threads, whether oneDNN may compute its products in float32, as it does
+// on a CPU with the float32_matmul_precision "medium", and whether its attention is fused, as sdpa is.
 func (a *Analysis) SetReference(threads int, oneDNN, fused bool) {
 	a.threads, a.oneDNN, a.fused = max(1, threads), oneDNN, fused
 }
@@ -116,9 +116,9 @@ func (a *Analysis) linear(x *Value, outputs int) *sums {
 	return s
 }
 
-// few reports whether MKL computes a product of so many rows and outputs, or some of it, without blocks: up to 3 rows for
-// each thread, or up to 11 outputs. 4 threads and more share the outputs in 16, of which as few may remain. Found of
-// torch 2.8 and 2.15, for 256 to 7168 terms, by which terms are lost beside two large ones that cancel.
+// few reports whether MKL computes a product of so many rows and outputs, or some of it, without blocks: up to 3 rows
+// for each thread, or up to 11 outputs. 4 threads and more share the outputs in 16, of which as few may remain. Found
+// of torch 2.8 and 2.15, for 256 to 7168 terms, by which terms are lost beside two large ones that cancel.
 func (a *Analysis) few(rows, outputs int) bool {
 	const fewRows, fewOutputs, shared = 3, 11, 16
 	remain := outputs % shared
@@ -152,10 +152,10 @@ func plans(k int, oneChain bool) []int {
 //	v_B = Σ r²/3             of terms in natural order, the largest of the plans': partial = Σ r², r = power(S), of
 //	                         the partial sums S of chains, and of the totals of the chains
 //
-// squares and partial are sums over numbers of 8 bits (see model.Partial). A float32 S is rounded to a multiple of 2u·r, or next to it, with
-// variance (2u·r)²/12. Its mean over a binade is (u·S)²/6, but sums of alike rows lie at one place of a binade. Measured of
-// terms of one sign and size per head, or of two signs one after the other, the worst that was found: RMS of z up to 1.06
-// with 128 terms and more, 1.10 with 32.
+// squares and partial are sums over numbers of 8 bits (see model.Partial). A float32 S is rounded to a multiple of
+// 2u·r, or next to it, with variance (2u·r)²/12. Its mean over a binade is (u·S)²/6, but sums of alike rows lie at one
+// place of a binade. Measured of terms of one sign and size per head, or of two signs one after the other, the worst
+// that was found: RMS of z up to 1.06 with 128 terms and more, 1.10 with 32.
 func (s *sums) variance(y, partial, squares float64) float64 {
 	random, ordered := float64(s.kappa*(squares+Sq(y))), s.ordered*partial
 	if ordered > random || ordered != ordered { // faster than max
@@ -183,11 +183,11 @@ func (s addition) variance(of *sums) float64 {
 	return s.v + of.variance(s.y, s.partial+Sq(power(s.y)), s.squares)
 }
 
-// lanes are 8 float32 sums of every eighth of many numbers of one sign: a compiled sum with AVX2, whose partial sums are
-// at least those of more lanes, and of the shorter chains of torch's own sums. Their errors are not small beside one
-// massive number, nor independent: each partial sum is a multiple of its spacing, so that what is lost of a term is what
-// the term has beyond that. Of squares of BF16 numbers it has one sign: an odd number's square is 1 more than a multiple
-// of 8, and a tie goes down where the partial sum is even.
+// lanes are 8 float32 sums of every eighth of many numbers of one sign: a compiled sum with AVX2, whose partial sums
+// are at least those of more lanes, and of the shorter chains of torch's own sums. Their errors are not small beside
+// one massive number, nor independent: each partial sum is a multiple of its spacing, so that what is lost of a term is
+// what the term has beyond that. Of squares of BF16 numbers it has one sign: an odd number's square is 1 more than a
+// multiple of 8, and a tie goes down where the partial sum is even.
 type lanes struct {
 	sum     [8]float64
 	v, lost float64
@@ -270,8 +270,8 @@ func (a *Analysis) round(x *Value) {
 	x.shared = nil
 }
 
-// point is a rounding point inside an operation on values of precision p; in float32, where it is inlined, there is nothing
-// to round.
+// point is a rounding point inside an operation on values of precision p; in float32, where it is inlined, there is
+// nothing to round.
 func point(p *precision, y, v float64) (float64, float64) {
 	if p == f32 {
 		return y, v

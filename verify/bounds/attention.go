@@ -136,15 +136,15 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *scoring) *Value {
 	return y.inherit(q, k)
 }
 
-// addTo adds to row t of the contexts y = probs·V what an error of one element d of a query does through all keys at once: it moves
-// each score by its key, so that contexts move by what the keys' element and the values have in common:
+// addTo adds to row t of the contexts y = probs·V what an error of one element d of a query does through all keys at
+// once: it moves each score by its key, so that contexts move by what the keys' element and the values have in common:
 //
 //	v += Σ_d v_q·(Σ_j p_j·(k_jd - Σ p·k_d)·V_j)²
 //
-// Beside it the errors of single scores vanish with the root of the number of keys: of two elements that were rounded the
-// other way z was 5.9 at token 2,635. In float32, where all elements of a query have errors, those of sums and exponentials
-// are larger: for 32,768 tokens and keys and values that are random images of the same 512 numbers, or more, this would
-// make deviations at most 1.12 times as large.
+// Beside it the errors of single scores vanish with the root of the number of keys: of two elements that were rounded
+// the other way z was 5.9 at token 2,635. In float32, where all elements of a query have errors, those of sums and
+// exponentials are larger: for 32,768 tokens and keys and values that are random images of the same 512 numbers, or
+// more, this would make deviations at most 1.12 times as large.
 func (s *queries) addTo(y, probs, vT *Value, t int) {
 	keys, width, dim := probs.Width(), y.Width(), s.q.Width()
 	row := (t/s.n)*s.q.Shape[2] + s.first + t%s.n
@@ -232,8 +232,9 @@ func (s *scoring) scaled(y float64) float64 {
 	return y * float64(s.By)
 }
 
-// doubled is [v_x, x²] of the rows first … first+n-1 of each matrix of x [batch, heads, rows, width], beside which other.squared
-// is [z², v_z] of each row of other, settled keys or values. Units are those of the rows' products with the latter.
+// doubled is [v_x, x²] of the rows first … first+n-1 of each matrix of x [batch, heads, rows, width], beside which
+// other.squared is [z², v_z] of each row of other, settled keys or values. Units are those of the rows' products with
+// the latter.
 func (a *Analysis) doubled(x, other *Value, first, n int) (both *model.Activation, units []float64) {
 	if other.squared == nil {
 		other.squared = &model.Activation{Shape: slices.Concat(other.Shape[:3], []int{2 * other.Width()}),
@@ -255,8 +256,8 @@ func (a *Analysis) doubled(x, other *Value, first, n int) (both *model.Activatio
 	return both, units
 }
 
-// scale returns a power of two near the largest of the numbers and deviations from … to-1, so that their squares neither
-// vanish nor overflow: 1 if all are 0.
+// scale returns a power of two near the largest of the numbers and deviations from … to-1, so that their squares
+// neither vanish nor overflow: 1 if all are 0.
 func (x *Value) scale(from, to int) float64 {
 	most := largest(x.Values[from:to])
 	if x.sigma != nil {

@@ -138,8 +138,8 @@ func (m *Meter) sigma(deviation float32) float64 {
 	return 0
 }
 
-// measure sets m.z to the distances of a row, and adds to the other sums. It returns the first element that is not finite,
-// or -1.
+// measure sets m.z to the distances of a row, and adds to the other sums. It returns the first element that is not
+// finite, or -1.
 func (m *Meter) measure(values, golden, deviations []float32) int {
 	p := PrecisionOf(m.dtype)
 	m.nonzero = m.nonzero[:0]
@@ -163,8 +163,8 @@ func (m *Meter) measure(values, golden, deviations []float32) int {
 	}
 }
 
-// measureUsual is measure of the elements before the first that is not usual, or does not round to the golden. It returns
-// their number.
+// measureUsual is measure of the elements before the first that is not usual, or does not round to the golden. It
+// returns their number.
 func (m *Meter) measureUsual(values, golden, deviations []float32) int {
 	p, sigmas, goldens, ambiguous, unit := PrecisionOf(m.dtype), m.sigmas, m.goldens, uint64(0), m.factor*Unit
 	golden, deviations = golden[:len(values)], deviations[:len(values)]
@@ -185,8 +185,8 @@ func (m *Meter) measureUsual(values, golden, deviations []float32) int {
 	return n
 }
 
-// measureFloat32 is measure of float32, where values are rounded already. It does not ask whether values are equal: half
-// of the guesses would be wrong.
+// measureFloat32 is measure of float32, where values are rounded already. It does not ask whether values are equal:
+// half of the guesses would be wrong.
 func (m *Meter) measureFloat32(values, golden, deviations []float32) int {
 	p, zs, sigmas, goldens, unit := PrecisionOf(tensor.F32), m.z[:len(values)], m.sigmas, m.goldens, m.factor*Unit
 	golden, deviations = golden[:len(values)], deviations[:len(values)]
@@ -351,7 +351,8 @@ func Marked(marked []bool) (at []int) {
 	return at
 }
 
-// NeuronLimit is what rounding explains at most of the residuals of a token, projected on a neuron, in standard deviations.
+// NeuronLimit is what rounding explains at most of the residuals of a token, projected on a neuron, in standard
+// deviations.
 const NeuronLimit = 6
 
 // Neuron is the neuron of an MLP on which most of a residual lies.

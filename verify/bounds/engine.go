@@ -22,13 +22,13 @@ type Engine struct {
 	Flash, Narrow bool
 	// Serial says that the sums of norms are one chain of float32, in order.
 	Serial bool
-	// Absorbs returns of the weight that gives keys and values of a latent, kv_b_proj, the rows of a head: keys, then values.
-	// It returns 0, 0 of other weights, and is nil if none is absorbed.
+	// Absorbs returns of the weight that gives keys and values of a latent, kv_b_proj, the rows of a head: keys, then
+	// values. It returns 0, 0 of other weights, and is nil if none is absorbed.
 	Absorbs func(w *model.Weight) (keys, values int)
 }
 
-// Rounding is what an engine rounds numbers to, before it multiplies them. Numbers of a block are codes times a step, the
-// largest over the largest code.
+// Rounding is what an engine rounds numbers to, before it multiplies them. Numbers of a block are codes times a step,
+// the largest over the largest code.
 type Rounding struct {
 	to    *precision // of numbers, or of codes
 	block int        // numbers of a block; 0 for numbers by themselves, -1 for all numbers of a tensor
@@ -185,8 +185,8 @@ func (e *engine) Combine(weight *Value, parts []model.Part[*Value], order config
 	return e.Analysis.Combine(weight, parts, order)
 }
 
-// addFlips adds to y = p·v what other roundings of a query's numbers do, each to all scores of the query, where errors of
-// scores that have nothing to do with each other are in it already:
+// addFlips adds to y = p·v what other roundings of a query's numbers do, each to all scores of the query, where errors
+// of scores that have nothing to do with each other are in it already:
 //
 //	v += Σ_i v_i·(Σ_j p_j·(k_ji - Σ_l p_l·k_li)·v_j)²·scale²
 func (e *engine) addFlips(y, probs *Value) {
@@ -234,8 +234,8 @@ func (e *engine) narrow(y, probs *Value) {
 	})
 }
 
-// absorbedQueries are the parts of queries with RoPE, then those without times the weights of the keys: [batch, heads, seq,
-// rope + rank].
+// absorbedQueries are the parts of queries with RoPE, then those without times the weights of the keys: [batch, heads,
+// seq, rope + rank].
 func (e *engine) absorbedQueries(q *Value) *Value {
 	keys, each := e.rows()
 	rank := e.latent.Width()
@@ -442,8 +442,8 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	return exact
 }
 
-// A blockSum is the sum of a block's rounded numbers as it is stored, and how much more that is than their sum, with the
-// variance of both.
+// A blockSum is the sum of a block's rounded numbers as it is stored, and how much more that is than their sum, with
+// the variance of both.
 type blockSum struct{ stored, more, v float64 }
 
 // blockSums are the sums of x's blocks, of which rounded has the rounded numbers.
@@ -491,8 +491,8 @@ func addSums(y *Value, all []blockSum, weight *model.Weight) {
 	y.roundLater = true
 }
 
-// minima are the stored minima of a weight's blocks of Q5_1. Of a weight that was decoded they are the least number of each
-// block: the encoder gives that the code 0.
+// minima are the stored minima of a weight's blocks of Q5_1. Of a weight that was decoded they are the least number of
+// each block: the encoder gives that the code 0.
 func minima(w *model.Weight) (all []float32) {
 	block, size := tensor.Q5_1.Block()
 	if w.DType == tensor.Q5_1 {
@@ -512,7 +512,8 @@ func minima(w *model.Weight) (all []float32) {
 // sameBlock is the factor of the variance of numbers whose errors are all those of one step.
 const sameBlock = 4
 
-// step is the step of a block, the largest number over the largest code in float32, and its relative standard deviation.
+// step is the step of a block, the largest number over the largest code in float32, and its relative standard
+// deviation.
 func (r *Rounding) step(x *Value, from, to int) (step, unsure float64) {
 	top := from
 	for i := from; i < to; i++ {

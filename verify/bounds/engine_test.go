@@ -55,8 +55,8 @@ func TestRoundingOfBlocks(t *testing.T) {
 	require.InDelta(t, 12.7/448*5.5, e.rounded(x, fp8).Values[1], 1e-6)
 }
 
-// TestSumsOfBlocks: a product with a weight in Q5_1 is off by its minima times what F16 takes from the sums of blocks, as are
-// those with the decoded weight, of a head, too; where a sum may be rounded either way, more uncertain.
+// TestSumsOfBlocks: a product with a weight in Q5_1 is off by its minima times what F16 takes from the sums of blocks,
+// as are those with the decoded weight, of a head, too; where a sum may be rounded either way, more uncertain.
 func TestSumsOfBlocks(t *testing.T) {
 	const width = 64
 	numbers := func(i int) float32 { return float32(math.Sin(0.7 + 1.9*float64(i))) }
@@ -112,8 +112,8 @@ func TestSumsOfBlocks(t *testing.T) {
 	}
 }
 
-// TestAbsorbedAttention: with the weights of keys and values multiplied into queries and contexts, attention is the same
-// but for rounding errors.
+// TestAbsorbedAttention: with the weights of keys and values multiplied into queries and contexts, attention is the
+// same but for rounding errors.
 func TestAbsorbedAttention(t *testing.T) {
 	const heads, seq, nope, rope, value, rank = 2, 5, 3, 2, 4, 6
 	numbers := func(seed float64, shape ...int) *Value {
@@ -161,7 +161,8 @@ func TestAbsorbedAttention(t *testing.T) {
 	}
 }
 
-// TestSerialNorm: of exact numbers a serial sum of squares is reproduced, and of others its errors are those of one chain.
+// TestSerialNorm: of exact numbers a serial sum of squares is reproduced, and of others its errors are those of one
+// chain.
 func TestSerialNorm(t *testing.T) {
 	const width = 1 << 16
 	weight := &model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{width}}}

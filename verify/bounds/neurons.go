@@ -123,9 +123,10 @@ func (f *filter) noises(tokens []int) []noise {
 	return all
 }
 
-// flips returns a token's residual g - R(y), R(y) being y rounded, and its noise, for outputs with deviations below 1/16
-// of the spacing of numbers. Only outputs that may round to either neighbour have noise. Parallel columns of down_proj put all outputs along one direction, and rounding may move them
-// all the same way. Then g - y lies along each neuron although every g is R(y).
+// flips returns a token's residual g - R(y), R(y) being y rounded, and its noise, for outputs with deviations below
+// 1/16 of the spacing of numbers. Only outputs that may round to either neighbour have noise. Parallel columns of
+// down_proj put all outputs along one direction, and rounding may move them all the same way. Then g - y lies along
+// each neuron although every g is R(y).
 func (f *filter) flips(t int, n *noise) *noise {
 	p, width := PrecisionOf(f.x.DType), f.x.Width()
 	flips := &noise{least: n.least, inverse: n.inverse, scaled: make([]float32, width),

@@ -119,8 +119,8 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 }
 
 // TestSumsOfLinears: float32 sums of products as torch was found to compute them are right references. MKL's totals of
-// chains begin with the bias, or it is added last; up to 11 outputs are four sums of every fourth term; oneDNN has chains
-// of 1024 terms, in BF16 too.
+// chains begin with the bias, or it is added last; up to 11 outputs are four sums of every fourth term; oneDNN has
+// chains of 1024 terms, in BF16 too.
 func TestSumsOfLinears(t *testing.T) {
 	t.Parallel()
 	beginning := func(x, w []float32, start float32) float32 {
@@ -194,8 +194,8 @@ func TestSumsOfLinears(t *testing.T) {
 	}
 }
 
-// TestNormsBesideMassiveSquares: a sum of squares in 16 lanes, as of a compiled norm, is a right reference beside a massive
-// activation, and of BF16 numbers, whose squares lose with one sign.
+// TestNormsBesideMassiveSquares: a sum of squares in 16 lanes, as of a compiled norm, is a right reference beside a
+// massive activation, and of BF16 numbers, whose squares lose with one sign.
 func TestNormsBesideMassiveSquares(t *testing.T) {
 	t.Parallel()
 	const rows, k = 12, 7168
@@ -334,8 +334,8 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	require.Greater(t, d.Rms, 0.2)
 }
 
-// TestQueriesMoveAllKeys: one element of each query is off by a unit, and values go with the keys' elements: contexts move
-// by about their deviation, however many keys there are.
+// TestQueriesMoveAllKeys: one element of each query is off by a unit, and values go with the keys' elements: contexts
+// move by about their deviation, however many keys there are.
 func TestQueriesMoveAllKeys(t *testing.T) {
 	t.Parallel()
 	const dim, off = 16, 0x1p-8

@@ -9,8 +9,8 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Points says where an engine, or a reference, rounds to its 16-bit dtype T. An operation that Ways does not name rounds as
-// HuggingFace's eager classes do.
+// Points says where an engine, or a reference, rounds to its 16-bit dtype T. An operation that Ways does not name
+// rounds as HuggingFace's eager classes do.
 type Points struct {
 	Ways map[string]string // by the name of an operation, one of its WaysOf
 	// Of returns the name of the operation that reads a weight, "" of other weights.
@@ -82,7 +82,8 @@ const (
 	alpha        = "alpha" // shared + R(sum)·s, rounded once
 	oneSum       = "one sum"
 
-	// Unknown is the way of an operation that rounds as no other way says: each rounding of one of the ways may happen or not.
+	// Unknown is the way of an operation that rounds as no other way says: each rounding of one of the ways may happen or
+	// not.
 	Unknown = "unknown"
 )
 
@@ -135,8 +136,8 @@ func (p *Points) Absorbs() bool {
 	return way == InT || way == InF32
 }
 
-// ExpertsWays are the ways in which engines round experts: of ExpertsGLU, ExpertsWeight, ExpertsW and ExpertsSum, HuggingFace's
-// eager ones first.
+// ExpertsWays are the ways in which engines round experts: of ExpertsGLU, ExpertsWeight, ExpertsW and ExpertsSum,
+// HuggingFace's eager ones first.
 var ExpertsWays = [][]string{
 	{twice, ofRounded, InF32, byExpert}, {twice, ofRounded, InF32, InF32}, {twice, roundedOfSum, InF32, InF32},
 	{once, roundedOfSum, InF32, InF32}, {once, ofRounded, InF32, InF32}, {unrounded, ofSum, InF32, InF32},
@@ -176,8 +177,8 @@ func (a *Analysis) operation(w *model.Weight) string {
 	return a.points.Of(w)
 }
 
-// read returns x as an operation, a norm, reads it, and the norm's way: x settled, or the sum that x was before it was rounded. Of
-// a sum that is not known, and where the way is not, it is off by the variance of that rounding.
+// read returns x as an operation, a norm, reads it, and the norm's way: x settled, or the sum that x was before it was
+// rounded. Of a sum that is not known, and where the way is not, it is off by the variance of that rounding.
 func (a *Analysis) read(x *Value, operation string) (*Value, string) {
 	reads, norm, _ := strings.Cut(a.way(operation), ", ")
 	ofSum := operation == InputAddNorm || operation == PostAddNorm || operation == FinalAddNorm
@@ -211,8 +212,8 @@ func (a *Analysis) mayRound(x *Value, d tensor.DType) *Value {
 	return y.inherit(x)
 }
 
-// rounds returns the precision of a rounding point of T that ways of an operation have: p, f32 where the way leaves it out, and
-// one that may be left out if the way is not known.
+// rounds returns the precision of a rounding point of T that ways of an operation have: p, f32 where the way leaves it
+// out, and one that may be left out if the way is not known.
 func rounds(p *precision, way string, left ...string) *precision {
 	switch {
 	case p == f32 || slices.Contains(left, way):

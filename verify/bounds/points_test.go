@@ -40,8 +40,8 @@ func weight16(name string, x []float32, shape ...int) model.Weight {
 	return w
 }
 
-// TestPoints: of what an engine computes that rounds in one way no element is further than 8 σ from the analysis of that
-// way, and some are from those of other ways.
+// TestPoints: of what an engine computes that rounds in one way no element is further than 8 σ from the analysis of
+// that way, and some are from those of other ways.
 func TestPoints(t *testing.T) {
 	t.Parallel()
 	const rows, width, experts = 24, 96, 4

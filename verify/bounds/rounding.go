@@ -128,9 +128,9 @@ func (p *precision) flip(y, r, v float64) float64 {
 }
 
 // nearest is the quick half of rounding points, inlined. For a usual y it returns Round(y) and the room: a standard
-// deviation, in units of u. Lambda times the room is the distance from y to the middle between Round(y) and its neighbour. The
-// room is negative if y is below that middle. Most numbers are usual: normal, no tie, not among the largest, and not rounded
-// to a power of two, whose lower neighbour is nearer than the upper one.
+// deviation, in units of u. Lambda times the room is the distance from y to the middle between Round(y) and its
+// neighbour. The room is negative if y is below that middle. Most numbers are usual: normal, no tie, not among the
+// largest, and not rounded to a power of two, whose lower neighbour is nearer than the upper one.
 func (p *precision) nearest(y float32) (r float32, room float64, usual bool) {
 	b := math.Float32bits(y)
 	rounded, e, steps := (b+p.half)&^p.cut, b&exponent32, int32(b&p.cut-p.half) // steps of float32 numbers to the middle

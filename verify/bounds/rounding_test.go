@@ -165,8 +165,8 @@ func TestTablesAreUncertainWhereFrequenciesAre(t *testing.T) {
 	}
 }
 
-// TestNearest: a usual number is next to what nearest returns, stays that within its room, and may become another beyond it.
-// Most numbers are usual; ties, numbers that round to a power of two, and those that are not normal are not.
+// TestNearest: a usual number is next to what nearest returns, stays that within its room, and may become another
+// beyond it. Most numbers are usual; ties, numbers that round to a power of two, and those that are not normal are not.
 func TestNearest(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
@@ -267,8 +267,8 @@ func same(t *testing.T, want, got float64, words ...any) {
 	require.Equal(t, math.Float32bits(float32(want)), math.Float32bits(float32(got)), words...)
 }
 
-// TestQuickDistances: distances and metrics of BF16 and F16 are what their definitions say, of each element alone and of all
-// in two rows.
+// TestQuickDistances: distances and metrics of BF16 and F16 are what their definitions say, of each element alone and
+// of all in two rows.
 func TestQuickDistances(t *testing.T) {
 	const factor = 3
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {

@@ -247,7 +247,8 @@ func (a *Analysis) combination(weight *Value, d tensor.DType, order config.Route
 	return c
 }
 
-// expertWeights are the weights of experts' outputs of dtype d, without the factor if an engine applies that to the sum.
+// expertWeights are the weights of experts' outputs of dtype d, without the factor if an engine applies that to the
+// sum.
 func (a *Analysis) expertWeights(weight *Value, d tensor.DType) *Value {
 	weight = a.settle(weight)
 	if d == tensor.F32 || a.way(ExpertsFactor) == inWeight && a.way(ExpertsW) == InF32 {

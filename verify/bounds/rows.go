@@ -95,7 +95,8 @@ func alike(a, b []float32) bool {
 	return true
 }
 
-// largest returns the largest magnitude of numbers; NaN if one of them is NaN. Its four maxima do not wait for each other.
+// largest returns the largest magnitude of numbers; NaN if one of them is NaN. Its four maxima do not wait for each
+// other.
 func largest(numbers []float32) float32 {
 	var a, b, c, d uint32
 	for ; len(numbers) >= 4; numbers = numbers[4:] {

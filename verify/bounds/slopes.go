@@ -2,15 +2,16 @@ package bounds
 
 import "math"
 
-// What a stage whose roundings are not known is held to beside Lambda: roundings to nearest have no direction, a wrong factor has.
+// What a stage whose roundings are not known is held to beside Lambda: roundings to nearest have no direction, a wrong
+// factor has.
 const (
 	RoundedRMSLimit = 1.3 // of the RMS of differences
 	SlopeLimit      = 6   // of a slope
 	leastSlopeRows  = 40  // distinct rows from which on the slope of a tensor is judged
 )
 
-// Slopes returns the RMS of the selected rows' differences d from the golden, in standard deviations s that have the golden's own
-// rounding in them, and the largest slope of d over the values y:
+// Slopes returns the RMS of the selected rows' differences d from the golden, in standard deviations s that have the
+// golden's own rounding in them, and the largest slope of d over the values y:
 //
 //	|Σ_t d·y| / √(Σ_t s²·y²)            of a column
 //	|Σ_t S_t| / √(Σ_t S_t²), S_t = Σ d·y  of the tensor's rows, if there are enough

@@ -153,8 +153,8 @@ func (s *sinkhorn) divide(first, step, rounding int, eps float64) {
 	}
 }
 
-// project carries out a division on the covariances of c's errors with one other error, which are apart by stride. errors
-// has the covariances of the divisions' errors with that other error.
+// project carries out a division on the covariances of c's errors with one other error, which are apart by stride.
+// errors has the covariances of the divisions' errors with that other error.
 func (s *sinkhorn) project(cov []float64, stride int, errors []float64, first, step int, sum float64) {
 	total, end := 0.0, first+s.n*step
 	for i := first; i < end; i += step {

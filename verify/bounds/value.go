@@ -32,14 +32,14 @@ type Value struct {
 	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
 	// with the variance that it has if they were not; nil elsewhere.
 	Float32Scores *Value
-	// squared are [x², v_x] of each row, of the keys and values of attention, in units of squaredUnit: all blocks of queries
-	// multiply with them. nil before the first block.
+	// squared are [x², v_x] of each row, of the keys and values of attention, in units of squaredUnit: all blocks of
+	// queries multiply with them. nil before the first block.
 	squared     *model.Activation
 	squaredUnit float64
 	// alike are the groups of keys whose values are alike, of each head; nil before the first block.
 	alike [][][]int
-	// keepsSum says that a norm may read the value before its last rounding; sum is the value before it was replaced by the
-	// golden, in float32.
+	// keepsSum says that a norm may read the value before its last rounding; sum is the value before it was replaced by
+	// the golden, in float32.
 	keepsSum bool
 	sum      *Value
 	// routed says that the value is a sum of experts' outputs.

@@ -23,8 +23,8 @@ func (p *Pack) IsTrace() bool { return p.Manifest.Reference.Kind == Engine }
 
 // Arithmetic is what an engine declares of how it computes. A member that is absent is undeclared.
 type Arithmetic struct {
-	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_1, q8_k,
-	// fp8, fp8-1x128 or fp8-tensor
+	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_1,
+	// q8_k, fp8, fp8-1x128 or fp8-tensor
 	Activations map[string]string `json:"activations,omitempty"`
 	// what keys and values are rounded to, and with them queries and probabilities: likewise
 	Cache string `json:"cache,omitempty"`
@@ -39,8 +39,8 @@ type Arithmetic struct {
 // roundings are what an Arithmetic may name: see bounds.RoundingOf.
 var roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
 
-// Roundings are what an Arithmetic may name for the inputs of products with weights of a form, "" for the cache: q8_1 is of
-// blocks with a minimum, those of Q5_1.
+// Roundings are what an Arithmetic may name for the inputs of products with weights of a form, "" for the cache: q8_1
+// is of blocks with a minimum, those of Q5_1.
 func Roundings(form string) []string {
 	if form == tensor.Q5_1.String() {
 		return roundings
@@ -129,9 +129,9 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 	}
 }
 
-// Spell gives the tensors of an engine's trace that are named by the weights of a GGUF file the names of the stages that
-// they are in a model of configuration c, and their columns and heads the order that they have there. Other tensors keep
-// their names.
+// Spell gives the tensors of an engine's trace that are named by the weights of a GGUF file the names of the stages
+// that they are in a model of configuration c, and their columns and heads the order that they have there. Other
+// tensors keep their names.
 func (p *Pack) Spell(c *config.Config) error {
 	if !p.IsTrace() {
 		return nil
