@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Records a pack by every path of golden.py that its help and the docs name, in an environment for each reference,
-# verifies it, and checks golden.py's rules. Needs Go, Python 3.10 to 3.12 (GOLDEN_PYTHON, default python3), 15 GB in $TMPDIR for the environments, or
+# verifies it, and checks golden.py's rules. Needs Go, Python 3.10 to 3.12 (GOLDEN_PYTHON, default python3), 15 GB in
+# $TMPDIR for the environments, or
 # GOLDEN_VENVS, a directory to keep them in, and DSMOE_REFERENCE, a directory with the published modeling_deepseek.py and
 # configuration_deepseek.py of the first DeepSeekMoE.
 set -euo pipefail
