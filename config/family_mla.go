@@ -42,11 +42,11 @@ var v2 = v1.derive("deepseek_v2", delta{
 	}, latentRules...),
 	rope: yarnForm,
 	references: map[Reference]Rules{
-		Remote: {Router: RouterRules{RouterFloat32: true}, MoE: MoERules{RoutedSum: ByChoice}},
+		Remote: {Router: routerRules{RouterFloat32: true}, MoE: moeRules{RoutedSum: ByChoice}},
 		Native: {
-			Router: RouterRules{RouterFloat32: true, NormTopK: normNever, ScalesNormalised: true},
-			MoE:    MoERules{IgnoresMoELayerFreq: true},
-			RoPE:   RoPERules{AnglesInFloat32: true, RotatesInFloat32: true},
+			Router: routerRules{RouterFloat32: true, NormTopK: normNever, ScalesNormalised: true},
+			MoE:    moeRules{IgnoresMoELayerFreq: true},
+			RoPE:   ropeRules{AnglesInFloat32: true, RotatesInFloat32: true},
 		},
 	},
 })
@@ -71,11 +71,11 @@ var v3 = v2.derive("deepseek_v3", delta{
 		{groupKeys, methodOfV3},
 	}, latentRules...),
 	references: map[Reference]Rules{
-		Remote: {Router: RouterRules{RouterFloat32: true, ScalesNormalised: true}, MoE: MoERules{RoutedSum: ByChoice}},
+		Remote: {Router: routerRules{RouterFloat32: true, ScalesNormalised: true}, MoE: moeRules{RoutedSum: ByChoice}},
 		Native: {
-			Router: RouterRules{RouterFloat32: true, NormTopK: normAlways, ScalesNormalised: true},
-			MoE:    MoERules{IgnoresMoELayerFreq: true},
-			RoPE:   RoPERules{AnglesInFloat32: true},
+			Router: routerRules{RouterFloat32: true, NormTopK: normAlways, ScalesNormalised: true},
+			MoE:    moeRules{IgnoresMoELayerFreq: true},
+			RoPE:   ropeRules{AnglesInFloat32: true},
 		},
 	},
 })

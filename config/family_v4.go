@@ -103,9 +103,9 @@ var v4 = family{
 	references: map[Reference]Rules{
 		Native: {
 			NormsOnce: true,
-			MoE:       MoERules{IgnoresMoELayerFreq: true},
-			Router:    RouterRules{NormTopK: normAlways, ScalesNormalised: true},
-			RoPE:      RoPERules{AnglesInFloat32: true, RotatesInFloat32: true, CastsRotation: true},
+			MoE:       moeRules{IgnoresMoELayerFreq: true},
+			Router:    routerRules{NormTopK: normAlways, ScalesNormalised: true},
+			RoPE:      ropeRules{AnglesInFloat32: true, RotatesInFloat32: true, CastsRotation: true},
 		},
 	},
 }

@@ -41,9 +41,9 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 		activationIsSiLU,
 	},
 	references: map[Reference]Rules{Remote: {
-		Router:    RouterRules{RouterFloat32: true, ScalesNormalised: true},
-		MoE:       MoERules{RoutedSum: ByChoice},
-		Attention: AttentionRules{AbsorbsKVB: true},
+		Router:    routerRules{RouterFloat32: true, ScalesNormalised: true},
+		MoE:       moeRules{RoutedSum: ByChoice},
+		Attention: attentionRules{AbsorbsKVB: true},
 	}},
 	within: true,
 })

@@ -215,19 +215,19 @@ func TestRulesOfReferences(t *testing.T) {
 		return c.Rules()
 	}
 	assert.Equal(t, Rules{}, of("deepseek", Remote))
-	assert.Equal(t, Rules{Router: RouterRules{RouterFloat32: true}, MoE: MoERules{RoutedSum: ByChoice}},
+	assert.Equal(t, Rules{Router: routerRules{RouterFloat32: true}, MoE: moeRules{RoutedSum: ByChoice}},
 		of("deepseek_v2", Remote))
 	assert.Equal(t, Rules{
-		Router: RouterRules{RouterFloat32: true, NormTopK: normNever, ScalesNormalised: true},
-		MoE:    MoERules{IgnoresMoELayerFreq: true},
-		RoPE:   RoPERules{AnglesInFloat32: true, RotatesInFloat32: true},
+		Router: routerRules{RouterFloat32: true, NormTopK: normNever, ScalesNormalised: true},
+		MoE:    moeRules{IgnoresMoELayerFreq: true},
+		RoPE:   ropeRules{AnglesInFloat32: true, RotatesInFloat32: true},
 	}, of("deepseek_v2", Native))
-	assert.Equal(t, Rules{Router: RouterRules{RouterFloat32: true, ScalesNormalised: true},
-		MoE: MoERules{RoutedSum: ByChoice}}, of("deepseek_v3", Remote))
+	assert.Equal(t, Rules{Router: routerRules{RouterFloat32: true, ScalesNormalised: true},
+		MoE: moeRules{RoutedSum: ByChoice}}, of("deepseek_v3", Remote))
 	assert.Equal(t, Rules{
-		Router: RouterRules{RouterFloat32: true, NormTopK: normAlways, ScalesNormalised: true},
-		MoE:    MoERules{IgnoresMoELayerFreq: true},
-		RoPE:   RoPERules{AnglesInFloat32: true},
+		Router: routerRules{RouterFloat32: true, NormTopK: normAlways, ScalesNormalised: true},
+		MoE:    moeRules{IgnoresMoELayerFreq: true},
+		RoPE:   ropeRules{AnglesInFloat32: true},
 	}, of("deepseek_v3", Native))
 }
 

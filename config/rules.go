@@ -3,17 +3,17 @@ package config
 // Rules are the differences between references that config.json does not express. Each family lists the rules of its
 // references: see family.references. The zero value is the first DeepSeekMoE's modeling_deepseek.py.
 type Rules struct {
-	Attention AttentionRules
-	RoPE      RoPERules
-	Router    RouterRules
-	MoE       MoERules
+	Attention attentionRules
+	RoPE      ropeRules
+	Router    routerRules
+	MoE       moeRules
 
 	// NormsOnce: RMSNorm multiplies with its weight in float32 and rounds once; otherwise it rounds before that, too.
 	NormsOnce bool
 }
 
-// AttentionRules are the rules of attention.
-type AttentionRules struct {
+// attentionRules are the rules of attention.
+type attentionRules struct {
 	// AbsorbsKVB: latent attention multiplies kv_b_proj into queries and context, which is not what is computed here.
 	AbsorbsKVB bool
 	// QKNorm is how queries and keys are normed with use_qk_norm.
@@ -24,8 +24,8 @@ type AttentionRules struct {
 	ScalesScores bool
 }
 
-// RoPERules are the rules of RoPE.
-type RoPERules struct {
+// ropeRules are the rules of RoPE.
+type ropeRules struct {
 	// AnglesInFloat32: RoPE's positions and angles are float32, whatever inv_freq's
 	// dtype; otherwise they have that.
 	AnglesInFloat32 bool
@@ -44,8 +44,8 @@ type RoPERules struct {
 	IndexerInterleaves bool
 }
 
-// RouterRules are the rules of the gate.
-type RouterRules struct {
+// routerRules are the rules of the gate.
+type routerRules struct {
 	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
 	RouterFloat32 bool
 	// ScoresInFloat32: the gate's scores are float32, whatever its logits are.
@@ -67,8 +67,8 @@ type RouterRules struct {
 	CastsTopKWeights bool
 }
 
-// MoERules are the rules of the mixture of experts.
-type MoERules struct {
+// moeRules are the rules of the mixture of experts.
+type moeRules struct {
 	// IgnoresMoELayerFreq: moe_layer_freq does not count, see IsMoE.
 	IgnoresMoELayerFreq bool
 	// DensePredictions: prediction layers have no experts, whatever the other layers have.

@@ -127,3 +127,102 @@ func checkRounding(golden *pack.Pack) error {
 	}
 	return nil
 }
+
+// kindsOf returns the kinds whose roundings show in a stage.
+func (j *job) kindsOf(stage string) []string {
+	s, c := pack.Parse(stage), j.model.Config
+	has := func(within string) bool { return j.pack.Has(pack.StageOf(s.Layer, within)) }
+	switch s.Within {
+	case "input_layernorm.output":
+		if s.Layer == 0 || s.Layer >= c.NumHiddenLayers {
+			return []string{bounds.Norm}
+		}
+		return []string{bounds.InputAddNorm}
+	case pack.AttentionNorm:
+		return []string{bounds.PostAddNorm}
+	case pack.LastNorm:
+		return []string{bounds.FinalAddNorm}
+	case "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output":
+		return []string{bounds.LatentNorm}
+	case "self_attn.q_norm.output", "self_attn.k_norm.output":
+		return []string{bounds.QKNorm}
+	case "mlp.down_proj.input":
+		return []string{bounds.SwiGLU}
+	case "mlp.shared_experts.down_proj.input":
+		return []string{bounds.SharedSwiGLU}
+	case pack.SharedOutput:
+		if has("mlp.shared_experts.down_proj.input") {
+			return []string{bounds.Ranks}
+		}
+		return []string{bounds.SharedSwiGLU, bounds.Ranks}
+	case "self_attn.o_proj.output", "self_attn.output":
+		return []string{bounds.Ranks}
+	case pack.ExpertsOutput:
+		return []string{routedSums}
+	case "mlp.output":
+		switch {
+		case c.IsMoE(s.Layer) && !has(pack.ExpertsOutput):
+			return []string{mixtures}
+		case c.IsMoE(s.Layer):
+			return []string{bounds.ExpertsShared}
+		case has("mlp.down_proj.input"):
+			return []string{bounds.Ranks}
+		}
+		return []string{bounds.SwiGLU, bounds.Ranks}
+	case pack.GateLogits:
+		return []string{bounds.Router}
+	case pack.TopKIdx:
+		return []string{bounds.ChoiceScore}
+	case pack.TopKWeight:
+		return []string{bounds.Score}
+	case pack.Attended, pack.AttnWeights:
+		return []string{attention}
+	}
+	return nil
+}
+
+// roundsUnknown reports whether the roundings of a stage are not known.
+func (j *job) roundsUnknown(stage string) bool {
+	if len(j.engine.Rounding) == 0 {
+		return false
+	}
+	of := j.kindsOf(stage)
+	return slices.ContainsFunc(kinds, func(k kind) bool {
+		return slices.Contains(of, k.name) && slices.ContainsFunc(k.operations, func(operation string) bool {
+			return j.engine.Rounding[operation] == bounds.Unknown
+		})
+	})
+}
+
+// noteMisses notes the elements of a stage that are beyond the limit.
+func (e *evidence) noteMisses(stage string, x *bounds.Value, want []float32, rows *bounds.Rows, factor float64) {
+	m, distance := make(misses, len(want)/64+1), deviations(x, want, factor)
+	for _, row := range rows.Compared {
+		for i := row * x.Width(); i < (row+1)*x.Width(); i++ {
+			if distance(i) > bounds.Lambda {
+				m.set(i)
+			}
+		}
+	}
+	e.misses[stage] = m
+}
+
+// adopt gives x the dtype in which an engine's trace has the stage. An engine may keep router and head in float32, or
+// in 16 bits, where the reference does not; numbers of float32 that all are numbers of x's dtype are of that.
+func (t *pass) adopt(name string, x *bounds.Value) error {
+	d := t.job.pack.Manifest.Tensors[name].DType
+	if pack.Parse(name).Within == pack.GateLogits && t.job.engine.Rounding[bounds.Router] == bounds.InT {
+		d = t.job.pack.DType // whatever they are recorded in
+	}
+	if d == x.DType || t.job.pack.DType == tensor.F32 || !t.job.otherDType(name) {
+		return nil
+	}
+	if d == tensor.F32 {
+		want, err := t.job.pack.Float32s(name)
+		if err != nil || !slices.ContainsFunc(want, func(v float32) bool { return tensor.Rounded(v, x.DType) != v }) {
+			return err
+		}
+	}
+	x.DType = d
+	return nil
+}
