@@ -84,9 +84,6 @@ type engine struct {
 
 	seenQ, seenV *Value // operands of the last scores and context
 	q, k, v      *Value // the same as the engine has them
-	flips        *Value // q, of whose elements some may be rounded to other numbers; nil if none are
-	first        int    // query of the last scores
-	by           float64
 }
 
 // NewEngine returns the arithmetic of an engine.
@@ -140,15 +137,12 @@ func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 		if e.Cache != nil && e.k.sigma != nil { // all queries have the same other roundings of a key
 			e.k.ColumnsShare = true
 		}
-		if e.flips = nil; e.Cache != nil && e.q.sigma != nil {
-			e.flips = e.q
-		}
 	}
-	e.first, e.by = first, float64(s.By)
-	if s.Divides {
-		e.by = 1 / e.by
+	y := e.Analysis.Scores(e.q, e.k, first, n, s)
+	if e.Cache != nil && e.q.sigma != nil { // some numbers of queries may be rounded to others
+		y.queries = &queries{e.q, e.k, first, n, (&scoring{Scoring: s}).scaled(1)}
 	}
-	return e.Analysis.Scores(e.q, e.k, first, n, s)
+	return y
 }
 
 // Context rounds probabilities and values. Of absorbed weights it is the context of latents, times the weights of the
@@ -162,12 +156,11 @@ func (e *engine) Context(probs, vT *Value) *Value {
 		}
 	}
 	if !e.Flash {
+		moved := probs.queries
 		probs = e.rounded(probs, e.Cache)
+		probs.queries = moved
 	}
 	y := e.Analysis.Context(probs, e.v)
-	if e.flips != nil {
-		e.addFlips(y, probs)
-	}
 	if e.Flash && e.Narrow {
 		e.narrow(y, probs)
 	}
@@ -183,40 +176,6 @@ func (e *engine) Combine(weight *Value, parts []model.Part[*Value], order config
 		order = config.ByChoice
 	}
 	return e.Analysis.Combine(weight, parts, order)
-}
-
-// addFlips adds to y = p·v what other roundings of a query's numbers do, each to all scores of the query, where errors
-// of scores that have nothing to do with each other are in it already:
-//
-//	v += Σ_i v_i·(Σ_j p_j·(k_ji - Σ_l p_l·k_li)·v_j)²·scale²
-func (e *engine) addFlips(y, probs *Value) {
-	n, keys, dim, width := y.Shape[2], probs.Width(), e.k.Width(), y.Width()
-	e.plain.Each(y.Rows(), keys*len(y.Values), func(t int) {
-		head, p := t/n, probs.Row(t)
-		query := head*e.flips.Shape[2] + e.first + t%n
-		k, values := e.k.matrixAt(groupOf(head, y, e.k)), e.v.matrixAt(groupOf(head, y, e.v))
-		for i := range dim {
-			v := e.flips.Variance(query*dim + i)
-			if v == 0 {
-				continue
-			}
-			mean := 0.0
-			for j, pj := range p {
-				mean += float64(pj) * float64(k.y[j*dim+i])
-			}
-			for c := range width {
-				sum := 0.0
-				for j, pj := range p {
-					if pj != 0 {
-						sum += float64(pj) * (float64(k.y[j*dim+i]) - mean) * float64(values.y[c*keys+j])
-					}
-				}
-				at := t*width + c
-				y.Set(at, float64(y.Values[at]), y.Variance(at)+v*Sq(sum*e.by))
-			}
-		}
-	})
-	y.roundLater = true
 }
 
 // narrow adds to y = p·v what sums in F16 may do, those of one chain: u² times that of sums in float32.

@@ -27,7 +27,8 @@ type Value struct {
 	// ColumnsShare says that the elements of a column share an operand's errors: those of a row of
 	// another stage, which the pack does not hold.
 	ColumnsShare bool
-	// queries are, of scores and probabilities in BF16 and F16, what gave them errors that a row shares; nil elsewhere.
+	// queries are the queries of scores and probabilities, if an error of one of their numbers moves all scores of a row:
+	// in BF16 and F16, and where an engine rounds queries.
 	queries *queries
 	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
 	// with the variance that it has if they were not; nil elsewhere.
