@@ -55,7 +55,7 @@ func (a *attribution[V]) forget(x *V) {
 	}
 }
 
-// Names beside those of weights: of RoPE's tables, and of operations whose roundings are not known.
+// Names in a weight set that are no weights: RoPE's tables, and an operation whose roundings are not known.
 const (
 	mainRotation       = "rotation"
 	compressedRotation = "compressed rotation"

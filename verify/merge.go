@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -108,6 +109,16 @@ func union(reports []*report.Report) (r report.Report, disputed []string) {
 		r.Stopped = r.Stopped || one.Stopped
 		r.Coverage.OutsideForward = min(r.Coverage.OutsideForward, one.Coverage.OutsideForward)
 		r.Coverage.EmbeddingRows = max(r.Coverage.EmbeddingRows, one.Coverage.EmbeddingRows)
+	}
+	r.Golden.Recognised = nil
+	for _, one := range reports {
+		for _, k := range one.Golden.Recognised {
+			if !slices.ContainsFunc(r.Golden.Recognised, func(other report.Recognised) bool {
+				return other.Kind == k.Kind && maps.Equal(other.Ways, k.Ways)
+			}) {
+				r.Golden.Recognised = append(r.Golden.Recognised, k)
+			}
+		}
 	}
 	r.Beside = append([]string{}, joinStrings(reports, func(r *report.Report) []string { return r.Beside })...)
 	r.Free = append([]string{}, joinStrings(reports, func(r *report.Report) []string { return r.Free })...)

@@ -56,8 +56,8 @@ func operationOf(at table.Place, layers int) string {
 	return ""
 }
 
-// weightsOf returns topk_weight of the rows of the expert that a weight belongs to, as the pack has it; nil of other
-// rows.
+// weightsOf returns topk_weight of the tokens that chose the expert a weight belongs to, as the pack has it; nil if the
+// pack lacks it.
 func (j *job) weightsOf(w *model.Weight) []float32 {
 	at := table.PlaceOf(j.model.Config, w.Name)
 	idx, err := j.pack.Ints(pack.StageOf(at.Layer, pack.TopKIdx))
@@ -132,20 +132,12 @@ func checkRounding(golden *pack.Pack) error {
 func (j *job) kindsOf(stage string) []string {
 	s, c := pack.Parse(stage), j.model.Config
 	has := func(within string) bool { return j.pack.Has(pack.StageOf(s.Layer, within)) }
+	weight := strings.TrimSuffix(stage, ".output") + ".weight"
+	switch of := operationOf(table.PlaceOf(c, weight), c.NumHiddenLayers); of {
+	case bounds.Norm, bounds.InputAddNorm, bounds.PostAddNorm, bounds.FinalAddNorm, bounds.LatentNorm, bounds.QKNorm, bounds.Ranks:
+		return []string{of}
+	}
 	switch s.Within {
-	case "input_layernorm.output":
-		if s.Layer == 0 || s.Layer >= c.NumHiddenLayers {
-			return []string{bounds.Norm}
-		}
-		return []string{bounds.InputAddNorm}
-	case pack.AttentionNorm:
-		return []string{bounds.PostAddNorm}
-	case pack.LastNorm:
-		return []string{bounds.FinalAddNorm}
-	case "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output":
-		return []string{bounds.LatentNorm}
-	case "self_attn.q_norm.output", "self_attn.k_norm.output":
-		return []string{bounds.QKNorm}
 	case "mlp.down_proj.input":
 		return []string{bounds.SwiGLU}
 	case "mlp.shared_experts.down_proj.input":
@@ -155,7 +147,7 @@ func (j *job) kindsOf(stage string) []string {
 			return []string{bounds.Ranks}
 		}
 		return []string{bounds.SharedSwiGLU, bounds.Ranks}
-	case "self_attn.o_proj.output", "self_attn.output":
+	case "self_attn.output":
 		return []string{bounds.Ranks}
 	case pack.ExpertsOutput:
 		return []string{routedSums}

@@ -14,38 +14,49 @@ import (
 // rounding is taken for the whole run, HuggingFace's eager one if all elements fit it, else the one that most elements
 // fit.
 
-// recognise looks for the ways of rounding of an engine in a 16-bit dtype, where stages fail by those that it is taken
-// to have. It returns the run with what was found.
+// recognise looks for an engine's ways of rounding if stages of a trace in a 16-bit dtype fail. It returns the run with the
+// ways that were found.
 func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
-	j := e.job
+	j, user := e.job, e.job.options
 	if !j.pack.IsTrace() || j.pack.DType == tensor.F32 {
 		return e, r, nil
 	}
-	declared := map[string]string{}
-	if a := j.pack.Manifest.Arithmetic; a != nil {
-		declared = a.Rounding
-	}
-	for _, everywhere := range []bool{false, true} {
-		open := j.openKinds(r, declared)
-		if everywhere { // what the first layers said to be wrong is wrong
-			open = slices.DeleteFunc(open, func(k *kind) bool {
-				return slices.ContainsFunc(j.found, func(f recognised) bool { return f.kind == k && f.decided && f.missed > 0 })
-			})
-		}
-		if len(open) == 0 {
-			break
-		}
-		found, err := j.tryWays(ctx, open, r, everywhere)
+	seen, all := r, *user
+	if all.FailFast = false; e.stopped { // all stages that fail are looked at
+		again, err := j.with(&all, j.rounded).gather(ctx)
 		if err != nil {
 			return e, r, err
 		}
-		if e, err = j.recognising(found).gather(ctx); err != nil {
+		seen = conclude(again.project())
+	}
+	for _, everywhere := range []bool{false, true} {
+		open := slices.DeleteFunc(j.openKinds(seen), func(k *kind) bool { // what the first layers said to be wrong is wrong
+			return slices.ContainsFunc(j.found, func(f recognised) bool {
+				return f.kind.name == k.name && f.decided && f.missed > 0
+			})
+		})
+		if len(open) == 0 {
+			break
+		}
+		found, err := j.tryWays(ctx, open, seen, everywhere)
+		if err != nil {
 			return e, r, err
 		}
-		j = e.job
+		j = j.recognising(found)
+		if e, err = j.with(&all, j.rounded).gather(ctx); err != nil {
+			return e, r, err
+		}
 		if r = conclude(e.project()); r.Verdict != report.Fail {
 			break
 		}
+		seen = r
+	}
+	if r.Verdict == report.Fail && user.FailFast && !e.stopped {
+		var err error
+		if e, err = j.gather(ctx); err != nil {
+			return e, r, err
+		}
+		r = conclude(e.project())
 	}
 	return e, r, nil
 }
@@ -58,7 +69,7 @@ func (j *job) recognising(found []recognised) *job {
 		}
 	})
 	again.found = slices.DeleteFunc(slices.Clone(j.found), func(old recognised) bool {
-		return slices.ContainsFunc(found, func(f recognised) bool { return f.kind == old.kind })
+		return slices.ContainsFunc(found, func(f recognised) bool { return f.kind.name == old.kind.name })
 	})
 	for _, f := range found {
 		if f.way > 0 || f.missed > 0 { // otherwise as HuggingFace's eager classes
@@ -80,9 +91,10 @@ func (j *job) rounding(set func(ways map[string]string)) *job {
 	return &again
 }
 
-// openKinds returns the kinds of the stages that fail, but for what is declared.
-func (j *job) openKinds(r *report.Report, declared map[string]string) (open []*kind) {
-	failing := map[string]bool{}
+// openKinds returns the kinds of the stages that fail, with the ways that agree with what is declared, if there are
+// several.
+func (j *job) openKinds(r *report.Report) (open []*kind) {
+	failing, declared := map[string]bool{}, map[string]string{}
 	for _, c := range r.Checks {
 		if c.Verdict == report.Fail {
 			for _, name := range j.kindsOf(c.Tensor) {
@@ -90,10 +102,12 @@ func (j *job) openKinds(r *report.Report, declared map[string]string) (open []*k
 			}
 		}
 	}
-	for i := range kinds {
-		k := &kinds[i]
-		if failing[k.name] && !slices.ContainsFunc(k.operations, func(o string) bool { return declared[o] != "" }) {
-			open = append(open, k)
+	if a := j.pack.Manifest.Arithmetic; a != nil {
+		declared = a.Rounding
+	}
+	for _, k := range kinds {
+		if k = k.with(declared); failing[k.name] && len(k.ways) > 1 {
+			open = append(open, &k)
 		}
 	}
 	return open

@@ -161,19 +161,49 @@ func TestRoundingsThatAreNotKnown(t *testing.T) {
 		require.Equal(t, verdict, r.Verdict, "%v %v", factor, r.Reasons)
 		if verdict == report.Inconclusive {
 			require.Contains(t, r.Reasons[0], "the engine rounds final-add-norm in a way that is not known")
+			require.Contains(t, printed(t, r), "not recognised: final-add-norm\n")
 			continue
 		}
 		require.Equal(t, "model.norm.output", *r.FirstDivergence)
 	}
 }
 
-// TestDeclaredRoundings are demanded, and refused where they are none.
+// TestRecognitionWithOptions: a right engine passes, too, if the run stops at the first failure, has a limit of the user's for
+// another stage, or is in parts.
+func TestRecognitionWithOptions(t *testing.T) {
+	t.Parallel()
+	c, p := traced(t, "sglang-v3-trained-bf16")
+	wrong := replace(c, "model.norm.weight", scaled(t, get(t, c, "model.norm.weight"), 1.02, 5))
+	for _, o := range []verify.Options{{FailFast: true}, {Limits: map[string]float64{"self_attn.q_a_proj.output": 2}}} {
+		r := run(t, c.Config, c, p, o)
+		require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+		o.Undiagnosed = true
+		r = run(t, c.Config, wrong, p, o)
+		require.Equal(t, "model.norm.output", *r.FirstDivergence)
+		require.Equal(t, o.FailFast, r.Stopped)
+	}
+	var parts []*report.Report
+	for n := range 4 {
+		parts = append(parts, run(t, c.Config, c, p, verify.Options{Part: &report.Part{Index: n + 1, Of: 4}}))
+	}
+	merged, _, err := verify.Merge(parts)
+	require.NoError(t, err)
+	require.Equal(t, report.Pass, merged.Verdict, merged.Reasons)
+	whole := run(t, c.Config, c, p, verify.Options{})
+	require.Len(t, merged.Golden.Recognised, len(whole.Golden.Recognised))
+}
+
+// TestDeclaredRoundings are demanded, and refused where they are none. What is not declared beside them is recognised.
 func TestDeclaredRoundings(t *testing.T) {
 	t.Parallel()
 	c, p := traced(t, "sglang-v3-trained-bf16")
-	p.Manifest.Arithmetic = &pack.Arithmetic{Rounding: map[string]string{"final-add-norm": "unrounded, once"}}
+	p.Manifest.Arithmetic = &pack.Arithmetic{Rounding: map[string]string{"final-add-norm": "unrounded, once", "experts.sum": "f32"}}
 	r := run(t, c.Config, c, p, verify.Options{})
 	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
+	p.Manifest.Arithmetic.Rounding["experts.sum"] = "t by expert"
+	r = run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
+	require.Equal(t, "model.layers.1.mlp.output", *r.FirstDivergence)
+	delete(p.Manifest.Arithmetic.Rounding, "experts.sum")
 	p.Manifest.Arithmetic.Rounding["final-add-norm"] = "rounded, twice"
 	r = run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
 	require.Equal(t, report.Fail, r.Verdict)

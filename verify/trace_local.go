@@ -223,9 +223,9 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 	}
 	if d.Finite && t.pass.job.roundsUnknown(c.Tensor) {
 		rms, slope := bounds.Slopes(x, want, rows, factor)
-		c.Rounded, c.Limits.Rounded = report.JSONFloat(rms), bounds.RoundedRMSLimit
+		c.RoundingRMS, c.Limits.RoundingRMS = report.JSONFloat(rms), bounds.RoundingRMSLimit
 		c.Slope, c.Limits.Slope = report.JSONFloat(slope), bounds.SlopeLimit
-		margin = max(margin, rms/bounds.RoundedRMSLimit, slope/bounds.SlopeLimit)
+		margin = max(margin, rms/bounds.RoundingRMSLimit, slope/bounds.SlopeLimit)
 	}
 	setVerdict(c, d, rows, margin)
 	if c.ProbeRows != nil && c.Verdict == report.Pass && c.Blind && bounds.AllBelow(want, report.DeadOutput) {

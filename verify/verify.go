@@ -67,6 +67,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 		return nil, err
 	}
 	found, err := j.gather(ctx)
+	if err == nil && o.Part == nil && !found.stopped { // of a part, a merge sees which limits were of use
+		err = unusedLimits(o.Limits, found.checks)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -197,11 +200,6 @@ func (j *job) gather(ctx context.Context) (*evidence, error) {
 		return e, nil
 	} else if err != nil {
 		return e, err
-	}
-	if j.options.Part == nil { // of a part, a merge sees which limits were of use
-		if err := unusedLimits(j.options.Limits, e.checks); err != nil {
-			return e, err
-		}
 	}
 	return e, e.scan(ctx)
 }

@@ -29,9 +29,7 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 // carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
-	if a.last = a.operation(&l.Weight); a.last == ExpertsGLU {
-		a.rows = a.points.Weights(&l.Weight)
-	}
+	a.last, a.lastWeight = a.operation(&l.Weight), &l.Weight
 	if n, err := strconv.Atoi(a.way(Ranks)); a.last == Ranks && err == nil && n > 1 {
 		return NewReducedSums(a, Schedule{Parts: n, Even: true}).Linear(x, l)
 	}
@@ -271,7 +269,7 @@ func (a *Analysis) Add(x, z *Value) *Value {
 // readsSums reports whether a norm reads sums before they are rounded.
 func (a *Analysis) readsSums() bool {
 	for _, norm := range []string{InputAddNorm, FinalAddNorm} {
-		if strings.HasPrefix(a.points.Ways[norm], "un") { // unrounded, or unknown
+		if way := a.points.Ways[norm]; way == Unknown || strings.HasPrefix(way, unrounded) {
 			return true
 		}
 	}
@@ -299,7 +297,10 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	var weights []float32 // of the rows' expert
 	before := f32
 	if with := a.way(ExpertsWeight); a.last == ExpertsGLU && (with == beforeRounded || with == beforeOnce) {
-		if weights = a.rows; with == beforeRounded {
+		if weights = a.points.Weights(a.lastWeight); len(weights) != gate.Rows() { // rows that did not choose the expert
+			weights = nil
+		}
+		if with == beforeRounded {
 			before = PrecisionOf(d)
 		}
 	}
@@ -311,6 +312,10 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 		clear(y.common.Values)
 	}
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
+		weight, vw := 1.0, 0.0
+		if weights != nil {
+			weight, vw = a.ownWeight(float64(weights[t]), 0, PrecisionOf(d))
+		}
 		for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
 			g, s, vg := float64(gate.Values[i]), float64(y.Values[i]), gate.Variance(i)
 			logistic := 0.5
@@ -327,7 +332,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			if weights != nil {
 				s, v = point(before, s, v)
-				s, v = times(s, v, float64(weights[t]), 0)
+				s, v = times(s, v, weight, vw)
 			}
 			y.Set(i, s, v)
 		}

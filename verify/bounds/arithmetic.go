@@ -28,7 +28,8 @@ type Analysis struct {
 	t       *precision   // of the compute dtype
 	points  Points       // where the reference, or an engine, rounds
 	last    string       // the operation of the last product's weight
-	rows    []float32    // topk_weight of its rows, of a routed expert
+	// lastWeight is that weight.
+	lastWeight *model.Weight
 	// rounded are weights that the reference had before they were rounded.
 	rounded Roundings
 	// Decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if

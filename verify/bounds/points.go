@@ -177,8 +177,8 @@ func (a *Analysis) operation(w *model.Weight) string {
 	return a.points.Of(w)
 }
 
-// read returns x as an operation, a norm, reads it, and the norm's way: x settled, or the sum that x was before it was
-// rounded. Of a sum that is not known, and where the way is not, it is off by the variance of that rounding.
+// read returns the input of a norm, and the norm's way. The input is x, settled, or the sum that x was before it was
+// rounded. Where that sum, or the way, is not known, the variance of the input allows for the rounding of the sum.
 func (a *Analysis) read(x *Value, operation string) (*Value, string) {
 	reads, norm, _ := strings.Cut(a.way(operation), ", ")
 	ofSum := operation == InputAddNorm || operation == PostAddNorm || operation == FinalAddNorm
@@ -201,7 +201,7 @@ func (a *Analysis) read(x *Value, operation string) (*Value, string) {
 	return a.mayRound(sum, x.DType), cmp.Or(norm, Unknown)
 }
 
-// mayRound is x without its last rounding to d, which may happen or not.
+// mayRound returns x unrounded. Its variance allows for a last rounding to d.
 func (a *Analysis) mayRound(x *Value, d tensor.DType) *Value {
 	p, y := PrecisionOf(d), a.result(tensor.F32, x.Shape...)
 	x.DistributeShared()
@@ -212,19 +212,19 @@ func (a *Analysis) mayRound(x *Value, d tensor.DType) *Value {
 	return y.inherit(x)
 }
 
-// rounds returns the precision of a rounding point of T that ways of an operation have: p, f32 where the way leaves it
-// out, and one that may be left out if the way is not known.
+// rounds returns the precision of a rounding point: p; f32 in ways that leave the rounding out; p with a rounding that
+// may be left out if the way is not known.
 func rounds(p *precision, way string, left ...string) *precision {
 	switch {
 	case p == f32 || slices.Contains(left, way):
 		return f32
 	case way == Unknown:
-		return mayRound(p)
+		return optional(p)
 	}
 	return p
 }
 
-// roundTo makes each element of x, of F32, a rounding point to T if an operation has a way InT.
+// roundTo rounds each element of x, which is F32, to T if the way of the operation is InT.
 func (a *Analysis) roundTo(x *Value, operation string) {
 	if a.way(operation) != InT {
 		return

@@ -152,7 +152,7 @@ func TestPoints(t *testing.T) {
 			{once, beforeOnce, InF32, InF32, inWeight}, {twice, beforeRounded, InF32, InF32, inWeight},
 			{twice, beforeRounded, InF32, byExpert, inWeight}, {twice, ofRounded, InT, InF32, inWeight},
 			{twice, roundedOf, InF32, InF32, inWeight}, {twice, ofSum, InF32, InF32, inWeight},
-			{twice, ofRounded, InF32, InF32, afterRounded},
+			{twice, ofRounded, InF32, InF32, afterRounded}, {once, beforeOnce, InF32, InF32, afterRounded},
 			{twice, roundedOfSum, InF32, bySlot, inWeight},
 		}, func(ways []string) []float32 {
 			glu, with, of, sum, scale := ways[0], ways[1], ways[2], ways[3], ways[4]
@@ -162,6 +162,9 @@ func TestPoints(t *testing.T) {
 				gate, ups := product(b, &down), product(b, &up)
 				for i := range h {
 					weight := topk[i/width*experts+e]
+					if scale != inWeight {
+						weight /= factor
+					}
 					g, u := gate[i]/float32(int(1)<<e), ups[i]
 					if glu != unrounded {
 						g, u = to16(g), to16(u)
@@ -269,4 +272,39 @@ func TestPoints(t *testing.T) {
 		}
 	}
 	t.Log(all)
+}
+
+// TestPointsOfNeurons: neurons that have their expert's weight already are not weighed again, and a factor on the sum is
+// theirs, too; rows that did not choose the expert have no weight.
+func TestPointsOfNeurons(t *testing.T) {
+	t.Parallel()
+	const rows, width = 3, 32
+	r := rand.New(rand.NewPCG(3, 4))
+	up := weight16("up", numbers16(r, width*width), width, width)
+	down := weight16("", numbers16(r, width*width), width, width)
+	chosen := []float32{0.5, 0.25, 1}
+	for with, want := range map[string][]float32{beforeOnce: {1, 1, 1}, ofRounded: chosen} {
+		for _, scale := range []string{inWeight, "R(sum·s)"} {
+			a := NewAnalysis(model.Options{DType: tensor.BF16}, nil)
+			a.SetPoints(Points{Ways: map[string]string{ExpertsWeight: with, ExpertsFactor: scale, ExpertsSum: InF32}, Factor: 2,
+				Of:      func(w *model.Weight) string { return map[string]string{"up": ExpertsGLU}[w.Name] },
+				Weights: func(*model.Weight) []float32 { return chosen }})
+			mlp := func(n int) *Value {
+				x := value16(numbers16(r, n*width), n, width)
+				gate := a.Linear(x, &model.Linear{Weight: down})
+				return a.Linear(a.SwiGLU(gate, a.Linear(x, &model.Linear{Weight: up})), &model.Linear{Weight: down})
+			}
+			weight := Exact(&model.Activation{Shape: []int{rows, 1}, Values: chosen, DType: tensor.F32})
+			y := a.Combine(weight, []model.Part[*Value]{{Slots: []int{0, 1, 2}, Out: mlp(rows)}}, config.ByExpert)
+			require.Len(t, y.Products, 1)
+			for i, w := range want {
+				if with == beforeOnce && scale != inWeight { // neurons have half of the weight
+					w *= 2
+				}
+				require.Equal(t, w, y.Products[0].weights[i], "%s, %s", with, scale)
+			}
+			require.NotPanics(t, func() { mlp(rows + 1) })
+			a.Close()
+		}
+	}
 }

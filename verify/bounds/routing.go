@@ -162,7 +162,7 @@ type weighted struct{ part, row, slot int }
 func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
 	d := parts[0].Out.DType
 	c := a.combination(weight, d, order)
-	weight = c.weight
+	weight, parts = c.weight, slices.Clone(parts)
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
 	y := a.result(d, weight.Rows(), parts[0].Out.Width())
 	for p, part := range parts {
@@ -183,7 +183,11 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 			from := out.Products[0]
 			from.expert = part.Expert
 			for _, slot := range part.Slots {
-				from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
+				by := weight.Values[slot]
+				if c.weighed { // its neurons have the weight
+					by = 1
+				}
+				from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, by)
 			}
 			y.Products = append(y.Products, from)
 		}
@@ -207,7 +211,7 @@ func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order conf
 
 // combination is a sum of experts' outputs, each times its weight.
 type combination struct {
-	*Analysis
+	analysis     *Analysis
 	weight       *Value
 	parts        []model.Part[*Value]
 	product      *precision // of an output times its weight
@@ -221,7 +225,7 @@ type combination struct {
 
 // combination returns how experts' outputs of dtype d are added up.
 func (a *Analysis) combination(weight *Value, d tensor.DType, order config.RoutedSum) *combination {
-	c := &combination{Analysis: a, weight: a.expertWeights(weight, d)}
+	c := &combination{analysis: a, weight: a.expertWeights(weight, d)}
 	p, sum := PrecisionOf(d), a.way(ExpertsSum)
 	if _, known := a.points.Ways[ExpertsSum]; !known && order == config.ByChoice {
 		sum = InF32
@@ -254,23 +258,26 @@ func (a *Analysis) expertWeights(weight *Value, d tensor.DType) *Value {
 	if d == tensor.F32 || a.way(ExpertsFactor) == inWeight && a.way(ExpertsW) == InF32 {
 		return weight
 	}
-	y, p := a.result(tensor.F32, weight.Shape...), f32
-	if a.way(ExpertsW) != InF32 {
-		p = rounds(PrecisionOf(d), a.way(ExpertsW))
-	}
+	y := a.result(tensor.F32, weight.Shape...)
 	for i, w := range weight.Values {
-		w, v := float64(w), weight.Variance(i)
-		if a.way(ExpertsFactor) != inWeight { // which was multiplied with it, and rounded
-			w = float64(float32(w / a.points.Factor))
-			v = roughly(w, v/Sq(a.points.Factor))
-		}
-		y.Set(i, w, 0)
-		if w, v = point(p, w, v); v > 0 || p != f32 {
-			y.Set(i, w, v)
-		}
+		own, v := a.ownWeight(float64(w), weight.Variance(i), PrecisionOf(d))
+		y.Set(i, own, v)
 	}
 	y.roundLater = false
 	return y
+}
+
+// ownWeight is the weight that an engine multiplies an expert's numbers of precision p with, of topk_weight w of variance
+// v: without the factor, if that is applied to the sum.
+func (a *Analysis) ownWeight(w, v float64, p *precision) (float64, float64) {
+	if a.way(ExpertsFactor) != inWeight { // with which it was multiplied, and rounded
+		w = float64(float32(w / a.points.Factor))
+		v = roughly(w, v/Sq(a.points.Factor))
+	}
+	if of := a.way(ExpertsW); of != InF32 {
+		return point(rounds(p, of), w, v)
+	}
+	return w, v
 }
 
 // factored is a routed sum with the factor that an engine applies to it.
@@ -290,6 +297,11 @@ func (a *Analysis) factored(y *Value) *Value {
 		product := float64(float32(float64(sum) * a.points.Factor))
 		y.Set(i, product, exactly(product, y.Variance(i)*Sq(a.points.Factor)))
 	}
+	for i := range y.Products {
+		for n := range y.Products[i].weights {
+			y.Products[i].weights[n] *= float32(a.points.Factor)
+		}
+	}
 	y.roundLater = true
 	return y
 }
@@ -307,7 +319,7 @@ func (c *combination) share(w weighted, column int) (float64, float64) {
 
 // sum sets row t of y to a token's sum.
 func (c *combination) sum(y *Value, t int, terms []weighted) {
-	sums, p := c.sums(len(terms)), PrecisionOf(y.DType)
+	sums, p := c.analysis.sums(len(terms)), PrecisionOf(y.DType)
 	for column := range y.Width() {
 		var sum addition
 		for i, w := range terms {

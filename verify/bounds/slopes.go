@@ -5,9 +5,9 @@ import "math"
 // What a stage whose roundings are not known is held to beside Lambda: roundings to nearest have no direction, a wrong
 // factor has.
 const (
-	RoundedRMSLimit = 1.3 // of the RMS of differences
-	SlopeLimit      = 6   // of a slope
-	leastSlopeRows  = 40  // distinct rows from which on the slope of a tensor is judged
+	RoundingRMSLimit = 1.3 // of the RMS of differences
+	SlopeLimit       = 6   // of a slope
+	leastSlopeRows   = 40  // distinct rows from which on the slope of a tensor is judged
 )
 
 // Slopes returns the RMS of the selected rows' differences d from the golden, in standard deviations s that have the

@@ -16,7 +16,7 @@ func (c *Check) Exceeded() (beyond []Measure) {
 	}
 	for _, m := range []Measure{
 		{"z", c.Z, l.Z}, {"rms_z", c.RMSZ, l.RMSZ}, {"row_z", c.RowZ, l.RowZ}, {"column_z", c.ColumnZ, l.ColumnZ},
-		{"neuron_z", c.NeuronZ, l.NeuronZ}, {"rounded", c.Rounded, l.Rounded}, {"slope", c.Slope, l.Slope},
+		{"neuron_z", c.NeuronZ, l.NeuronZ}, {"rounding_rms", c.RoundingRMS, l.RoundingRMS}, {"slope", c.Slope, l.Slope},
 		{"rel_rms", c.RelRMS, l.RelRMS}, {"row_rms", c.RowRMS, l.RowRMS}, {"max_rms", c.MaxRMS, l.MaxRMS},
 	} {
 		if m.Limit > 0 && (m.Value == nil || !(*m.Value <= m.Limit)) {
@@ -85,6 +85,10 @@ func (c *Check) measureName(key string) string {
 		return "RMS of z in a column"
 	case "neuron_z":
 		return "z of a neuron"
+	case "rounding_rms":
+		return "RMS in standard deviations of rounding"
+	case "slope":
+		return "slope of differences over values"
 	case "rel_rms":
 		return "rel RMS"
 	case "row_rms":

@@ -255,8 +255,8 @@ type Check struct {
 	NeuronZ *float64 `json:"neuron_z"`
 	// RMS of differences in standard deviations that have all roundings in them, and the largest slope of differences over
 	// values: of a stage that an engine rounds in a way that is not known; absent of others
-	Rounded *float64 `json:"rounded,omitempty"`
-	Slope   *float64 `json:"slope,omitempty"`
+	RoundingRMS *float64 `json:"rounding_rms,omitempty"`
+	Slope       *float64 `json:"slope,omitempty"`
 	// that a residual lies on, or the one with NeuronZ, where the check failed
 	Neuron *bounds.Neuron `json:"neuron,omitempty"`
 	// 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
@@ -563,16 +563,16 @@ const (
 
 // Limits are what the measures of a check may be at most. Zero is no limit.
 type Limits struct {
-	Z       float64 `json:"z,omitzero"`        // of Check.Z: 8
-	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1.12 + 3.5/√elements of distinct rows
-	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
-	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1.12 + 3.5/√distinct rows
-	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6
-	Rounded float64 `json:"rounded,omitzero"`  // of Check.Rounded: 1.3
-	Slope   float64 `json:"slope,omitzero"`    // of Check.Slope: 6
-	RelRMS  float64 `json:"rel_rms,omitzero"`  // of Metrics.RelRMS
-	RowRMS  float64 `json:"row_rms,omitzero"`  // of Metrics.RowRMS
-	MaxRMS  float64 `json:"max_rms,omitzero"`  // of Metrics.MaxRMS
+	Z           float64 `json:"z,omitzero"`            // of Check.Z: 8
+	RMSZ        float64 `json:"rms_z,omitzero"`        // of Check.RMSZ: 1.12 + 3.5/√elements of distinct rows
+	RowZ        float64 `json:"row_z,omitzero"`        // of Check.RowZ: 3
+	ColumnZ     float64 `json:"column_z,omitzero"`     // of Check.ColumnZ: 1.12 + 3.5/√distinct rows
+	NeuronZ     float64 `json:"neuron_z,omitzero"`     // of Check.NeuronZ: 6
+	RoundingRMS float64 `json:"rounding_rms,omitzero"` // of Check.RoundingRMS: 1.3
+	Slope       float64 `json:"slope,omitzero"`        // of Check.Slope: 6
+	RelRMS      float64 `json:"rel_rms,omitzero"`      // of Metrics.RelRMS
+	RowRMS      float64 `json:"row_rms,omitzero"`      // of Metrics.RowRMS
+	MaxRMS      float64 `json:"max_rms,omitzero"`      // of Metrics.MaxRMS
 	// Factor is the user's: on standard deviations, or on limits of Metrics. 0 if the
 	// limits are the tool's own.
 	Factor float64 `json:"factor,omitzero"`

@@ -209,12 +209,13 @@ func (r *Report) writeEngine(f *facts) {
 
 // writeRecognised writes how an engine rounds, read off its numbers.
 func (g *Golden) writeRecognised(f *facts) {
-	if len(g.Recognised) == 0 {
-		return
-	}
-	var known []string
-	least, same := math.MaxInt, []string{}
+	var known, unknown, same []string
+	least := math.MaxInt
 	for _, k := range g.Recognised {
+		if slices.Contains(slices.Collect(maps.Values(k.Ways)), bounds.Unknown) {
+			unknown = append(unknown, k.Kind)
+			continue
+		}
 		var ways []string
 		for _, operation := range slices.Sorted(maps.Keys(k.Ways)) {
 			way := k.Ways[operation]
@@ -223,19 +224,25 @@ func (g *Golden) writeRecognised(f *facts) {
 			}
 			ways = append(ways, way)
 		}
-		known = append(known, k.Kind+": "+strings.Join(slices.Compact(ways), ", "))
+		known = append(known, k.Kind+": "+strings.Join(ways, ", "))
 		if k.Rival == nil {
 			same = append(same, k.Kind)
 		} else {
 			least = min(least, k.Alone)
 		}
 	}
-	f.add("", "recognised: %s; all else as HuggingFace's eager classes round", text.Line(strings.Join(known, "; ")))
-	if least < math.MaxInt {
-		f.add("", "each explains at least %s that no other known way of rounding explains", text.Plural(least, "element"))
+	if known != nil {
+		f.add("", "recognised: %s; what is not named rounds as HuggingFace's eager classes do",
+			text.Line(strings.Join(known, "; ")))
 	}
-	if len(same) > 0 {
-		f.add("", "not to be told from other ways by these numbers: %s", strings.Join(same, ", "))
+	if least < math.MaxInt {
+		f.add("", "each explains at least %s that the nearest other way does not", text.Plural(least, "element"))
+	}
+	if same != nil {
+		f.add("", "other ways give the same numbers: %s", strings.Join(same, ", "))
+	}
+	if unknown != nil {
+		f.add("", "not recognised: %s", strings.Join(unknown, ", "))
 	}
 }
 
