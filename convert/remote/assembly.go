@@ -36,43 +36,39 @@ func (a *Assembly) WriteAt(b []byte, at int64) error {
 	for len(b) > 0 {
 		i := int(at / a.part)
 		begin := at - int64(i)*a.part
-		n := min(int64(len(b)), a.part-begin)
-		if err := a.write(i, b[:n], begin); err != nil {
+		run := b[:min(int64(len(b)), a.part-begin)]
+		b, at = b[len(run):], at+int64(len(run))
+		a.mu.Lock()
+		if a.Has(i) {
+			a.mu.Unlock()
+			continue
+		}
+		part := a.open[i]
+		if part == nil {
+			part = a.s.parts.take(a.partSize(i), a.s.c.Part)
+			a.open[i] = part
+		}
+		a.mu.Unlock()
+		copy(part[begin:], run)
+		a.mu.Lock()
+		a.missing[i] -= int64(len(run))
+		whole := a.missing[i] == 0
+		if whole {
+			delete(a.open, i)
+		}
+		a.mu.Unlock()
+		if !whole {
+			continue
+		}
+		err := a.Send(i, part)
+		a.s.parts.mu.Lock()
+		a.s.parts.idle = append(a.s.parts.idle, part)
+		a.s.parts.mu.Unlock()
+		if err != nil {
 			return err
 		}
-		b, at = b[n:], at+n
 	}
 	return nil
-}
-
-func (a *Assembly) write(i int, b []byte, at int64) error {
-	a.mu.Lock()
-	if a.Has(i) {
-		a.mu.Unlock()
-		return nil
-	}
-	part := a.open[i]
-	if part == nil {
-		part = a.s.parts.take(a.partSize(i), a.s.c.Part)
-		a.open[i] = part
-	}
-	a.mu.Unlock()
-	copy(part[at:], b)
-	a.mu.Lock()
-	a.missing[i] -= int64(len(b))
-	whole := a.missing[i] == 0
-	if whole {
-		delete(a.open, i)
-	}
-	a.mu.Unlock()
-	if !whole {
-		return nil
-	}
-	err := a.Send(i, part)
-	a.s.parts.mu.Lock()
-	defer a.s.parts.mu.Unlock()
-	a.s.parts.idle = append(a.s.parts.idle, part)
-	return err
 }
 
 // HasBytes reports whether the store has the bytes from begin to end.

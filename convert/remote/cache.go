@@ -27,13 +27,15 @@ func DefaultHeaders() string {
 	return filepath.Join(user, "dsmoe")
 }
 
-// kept returns what read reads of an origin whose state has a key, from the disk if it was read before.
-// A file there begins with the hash of the rest. What cannot be kept is read again the next time.
+// kept returns what read reads of a commit of the hub, from the disk if it was read before; other origins are read
+// each time. A file there begins with the hash of the rest. What cannot be kept is read again the next time.
 func (c *Client) kept(o origin, name string, read func() ([]byte, error)) ([]byte, error) {
-	if c.Headers == "" || o.key() == "" || !filepath.IsLocal(name) {
+	h, ok := o.(*hub)
+	if !ok || c.Headers == "" || !filepath.IsLocal(name) {
 		return read()
 	}
-	path := filepath.Join(c.Headers, filepath.FromSlash(o.key()), filepath.FromSlash(name))
+	path := filepath.Join(c.Headers, strings.ReplaceAll(h.endpoint.Host, ":", "_"),
+		strings.Replace(h.name, "/", "--", 1), h.commit, filepath.FromSlash(name))
 	if text, err := os.ReadFile(path); err == nil {
 		hash, data, _ := strings.Cut(string(text), "\n")
 		if digest.Of([]byte(data)) == hash {
@@ -85,25 +87,20 @@ func (f *file) readBlocks(at string, dst []byte, offset int64) error {
 		path := filepath.Join(at, strconv.FormatInt(i, 10))
 		_, err, _ := f.dir.c.flights.Do(path, func() (any, error) { return nil, f.cacheBlock(path, i*cacheBlock) })
 		if err != nil {
-			return about(f.path(), err)
+			return about(f.Path(), err)
 		}
 		n := min(int64(len(dst)), (i+1)*cacheBlock-offset)
-		if err := readFileAt(path, dst[:n], offset-i*cacheBlock); err != nil {
+		block, err := os.Open(path)
+		if err == nil {
+			_, err = block.ReadAt(dst[:n], offset-i*cacheBlock)
+			block.Close()
+		}
+		if err != nil {
 			return about(path, err)
 		}
 		dst, offset = dst[n:], offset+n
 	}
 	return nil
-}
-
-func readFileAt(path string, dst []byte, offset int64) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = file.ReadAt(dst, offset)
-	return err
 }
 
 // cacheBlock has the block of a file from offset on in the cache, with its hash at the end. A block that an

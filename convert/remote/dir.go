@@ -37,21 +37,6 @@ type dir struct {
 
 var _ source.Dir = (*dir)(nil)
 
-// newDir lists the files.
-func newDir(c *Client, o origin, below string) (*dir, error) {
-	d := &dir{c: c, o: o, files: map[string]*file{}}
-	if below = strings.Trim(below, "/"); below != "" {
-		d.below = below + "/"
-	}
-	listed, all, err := o.list(c, d.below)
-	if err != nil {
-		return nil, about(o.path(""), err)
-	}
-	d.all = all
-	d.take(listed)
-	return d, nil
-}
-
 // take adds the files of a listing that lie below.
 func (d *dir) take(listed []entry) {
 	for _, e := range listed {
@@ -135,7 +120,7 @@ func (d *dir) Open(name string) (fs.File, error) {
 	data, err := d.c.kept(d.o, f.name,
 		func() ([]byte, error) { return io.ReadAll(&stream{f: f, end: f.Size(), small: true}) })
 	if err == nil && int64(len(data)) != f.Size() {
-		err = about(f.path(), final("is "+text.Bytes(int64(len(data)))+" in the cache, and "+text.Bytes(f.Size())+" long"))
+		err = about(f.Path(), final("is "+text.Bytes(int64(len(data)))+" in the cache, and "+text.Bytes(f.Size())+" long"))
 	}
 	if err != nil {
 		return nil, err
@@ -240,10 +225,8 @@ type file struct {
 	ends []int64 // where tensors end, ascending
 }
 
-func (f *file) path() string { return f.dir.o.path(f.name) }
-
 // Path is the URL of the file.
-func (f *file) Path() string { return f.path() }
+func (f *file) Path() string { return f.dir.o.path(f.name) }
 
 // Size returns the bytes of the file.
 func (f *file) Size() int64 {
@@ -264,7 +247,15 @@ func (f *file) TensorsEnd(at []int64) { f.ends = slices.Sorted(slices.Values(at)
 
 // Close ends the responses that are not read to their ends. The file remains usable.
 func (f *file) Close() error {
-	f.dir.c.closeRuns(f)
+	r := &f.dir.c.runs
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open = slices.DeleteFunc(r.open, func(s *stream) bool {
+		if s.f == f {
+			s.Close()
+		}
+		return s.f == f
+	})
 	return nil
 }
 
@@ -349,24 +340,18 @@ func (f *file) extend(n int64) error {
 
 // ReadAt reads a range. Reads that follow the first bytes, as those of a header do, go through them.
 func (f *file) ReadAt(dst []byte, offset int64) (int, error) {
-	size := f.Size()
-	n := min(int64(len(dst)), max(size-offset, 0))
-	if done, err := f.readHead(dst[:n], offset); done || err != nil {
-		return int(n), short(n, dst, err)
+	n := int(min(int64(len(dst)), max(f.Size()-offset, 0)))
+	done, err := f.readHead(dst[:n], offset)
+	if !done && err == nil {
+		err = f.readRange(dst[:n], offset)
 	}
-	err := f.readRange(dst[:n], offset)
-	return int(n), short(n, dst, err)
+	if err == nil && n < len(dst) {
+		err = io.EOF
+	}
+	return n, err
 }
 
-// short is io.EOF for a read that ends behind the file.
-func short(n int64, dst []byte, err error) error {
-	if err == nil && n < int64(len(dst)) {
-		return io.EOF
-	}
-	return err
-}
-
-// readHead reads from the first bytes, or from small blocks. It reports whether the range is there.
+// readHead reads from the first bytes. It reports whether the range is there.
 func (f *file) readHead(dst []byte, offset int64) (done bool, err error) {
 	f.reading.Lock()
 	defer f.reading.Unlock()
@@ -388,7 +373,7 @@ func (f *file) readHead(dst []byte, offset int64) (done bool, err error) {
 func (f *file) readRange(dst []byte, offset int64) error {
 	// Without an identity nothing tells this state of the file from another.
 	if state := f.state(); f.dir.c.Cache != "" && (f.listed != "" || f.identity != "") {
-		hash := digest.Of([]byte(f.path() + "\n" + state))
+		hash := digest.Of([]byte(f.Path() + "\n" + state))
 		return f.readBlocks(filepath.Join(f.dir.c.Cache, strings.TrimPrefix(hash, "blake3:")), dst, offset)
 	}
 	if s := f.dir.c.takeRun(f, offset, int64(len(dst))); s != nil {

@@ -52,7 +52,12 @@ func openHub(c *Client, path string) (o *hub, below string, err error) {
 	if err != nil || endpoint.Scheme != "https" && endpoint.Scheme != "http" || endpoint.Host == "" {
 		return nil, "", final("HF_ENDPOINT is not the URL of a web server")
 	}
-	o = &hub{endpoint: endpoint, name: m[1], token: token(), places: map[string]*url.URL{}}
+	o = &hub{endpoint: endpoint, name: m[1], token: strings.TrimSpace(os.Getenv("HF_TOKEN")),
+		places: map[string]*url.URL{}}
+	if o.token == "" { // huggingface_hub looks there, too
+		file, _ := os.ReadFile(cmp.Or(os.Getenv("HF_TOKEN_PATH"), filepath.Join(HubHome(), "token")))
+		o.token = strings.TrimSpace(string(file))
+	}
 	if strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, "", final("the token of HF_TOKEN or `hf auth login` has spaces or line breaks within: it is no token")
 	}
@@ -72,15 +77,6 @@ func openHub(c *Client, path string) (o *hub, below string, err error) {
 	return o, m[3], nil
 }
 
-// token is the user's token, as huggingface_hub finds it.
-func token() string {
-	if t := strings.TrimSpace(os.Getenv("HF_TOKEN")); t != "" {
-		return t
-	}
-	text, _ := os.ReadFile(cmp.Or(os.Getenv("HF_TOKEN_PATH"), filepath.Join(HubHome(), "token")))
-	return strings.TrimSpace(string(text))
-}
-
 // HubHome is the directory of huggingface_hub: of its downloads and the user's token.
 func HubHome() string {
 	user, _ := os.UserHomeDir()
@@ -96,10 +92,6 @@ func Offline() bool {
 // path names a file with the commit, so that whoever reads it later finds the same bytes.
 func (o *hub) path(file string) string {
 	return strings.TrimSuffix("hf://"+o.name+"@"+o.commit+"/"+file, "/")
-}
-
-func (o *hub) key() string {
-	return strings.ReplaceAll(o.endpoint.Host, ":", "_") + "/" + strings.Replace(o.name, "/", "--", 1) + "/" + o.commit
 }
 
 // list lists all files, page by page.

@@ -15,27 +15,19 @@ func Is(path string) bool {
 	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
 }
 
-// Open opens the directory at a URL. file is the name in it that the URL ends in, or "". names are the files that a
+// Open opens the directory at a URL. last is the name of the file in it that the URL ends in, or "". names are the files that a
 // checkpoint may consist of: without a listing only these are found. An error is of type *problem.Error.
-func (c *Client) Open(path string, isFile func(name string) bool, names []string) (source.Dir, string, error) {
-	d, file, err := c.open(path, isFile, names)
-	if err != nil {
-		return nil, "", about(Name(path), err)
-	}
-	return d, file, nil
-}
-
-func (c *Client) open(at string, isFile func(name string) bool, names []string) (source.Dir, string, error) {
+func (c *Client) Open(at string, isFile func(name string) bool, names []string) (_ source.Dir, last string, err error) {
+	defer func() { err = about(Name(at), err) }()
 	var o origin
-	var below, file string
-	var err error
-	switch hidden, ok := c.secrets.Load(at); {
+	var below string
+	switch {
 	case strings.HasPrefix(at, "hf://"):
 		o, below, err = openHub(c, at)
 	case strings.HasPrefix(at, "s3://"):
 		o, below, err = openBucket(c, at)
 	default:
-		if ok {
+		if hidden, ok := c.secrets.Load(at); ok {
 			at = hidden.(string)
 		}
 		base, invalid := url.Parse(at)
@@ -48,22 +40,30 @@ func (c *Client) open(at string, isFile func(name string) bool, names []string) 
 		return nil, "", err
 	}
 	if isFile(path.Base(below)) {
-		below, file = path.Split(below)
+		below, last = path.Split(below)
 	}
 	if w, ok := o.(*web); ok {
 		w.base.Path, w.base.RawPath = strings.TrimSuffix(below, "/")+"/", ""
-		if below = ""; file != "" {
-			w.names = append(slices.Clone(names), file)
+		if below = ""; last != "" {
+			w.names = append(slices.Clone(names), last)
 		}
 	}
-	d, err := newDir(c, o, below)
-	if err == nil && file != "" {
-		_, err = d.file(file)
+	d := &dir{c: c, o: o, files: map[string]*file{}}
+	if below = strings.Trim(below, "/"); below != "" {
+		d.below = below + "/"
 	}
+	listed, all, err := o.list(c, d.below)
 	if err != nil {
-		return nil, "", err
+		return nil, "", about(o.path(""), err)
 	}
-	return d, file, nil
+	d.all = all
+	d.take(listed)
+	if last != "" {
+		if _, err = d.file(last); err != nil {
+			return nil, "", err
+		}
+	}
+	return d, last, nil
 }
 
 // Hide returns Name(path) of a web server's URL, and has Open read what path gives access to.

@@ -104,16 +104,3 @@ func (c *Client) readRun(s *stream, dst []byte) error {
 		s = s.f.run(s.at)
 	}
 }
-
-// closeRuns ends the responses of a file.
-func (c *Client) closeRuns(f *file) {
-	r := &c.runs
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.open = slices.DeleteFunc(r.open, func(s *stream) bool {
-		if s.f == f {
-			s.Close()
-		}
-		return s.f == f
-	})
-}

@@ -96,19 +96,42 @@ func (o *bucket) place(endpoint string) (*url.URL, error) {
 
 func (o *bucket) path(file string) string { return strings.TrimSuffix("s3://"+o.name+"/"+file, "/") }
 
-func (o *bucket) key() string { return "" }
-
 // list lists the objects with a prefix, page by page.
 func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err error) {
 	query := url.Values{"list-type": {"2"}, "prefix": {prefix}}
 	read := pages{}
 	for more := true; more; {
-		if err = read.read(query.Get("continuation-token")); err == nil {
-			more, err = o.page(c, query, &list)
+		if err := read.read(query.Get("continuation-token")); err != nil {
+			return nil, false, err
 		}
+		data, _, err := c.document(o.path(""),
+			func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "", query) }, o.explain)
 		if err != nil {
 			return nil, false, err
 		}
+		var page struct {
+			XMLName  xml.Name `xml:"ListBucketResult"`
+			Contents []struct {
+				Key, ETag string
+				Size      int64
+			}
+			IsTruncated           bool
+			NextContinuationToken string
+		}
+		if err := xml.Unmarshal(data, &page); err != nil {
+			return nil, false, final("what answers does not speak S3: " + text.Line(err.Error()))
+		}
+		for _, e := range page.Contents {
+			if fs.ValidPath(e.Key) && e.Size >= 0 {
+				tag := strings.Trim(e.ETag, `"`)
+				list = append(list, entry{e.Key, e.Size, tag})
+				o.etags[e.Key] = tag
+			}
+		}
+		if more = page.IsTruncated; more && (page.NextContinuationToken == "" || len(page.Contents) == 0) {
+			return nil, false, final("the store's listing goes on without end")
+		}
+		query.Set("continuation-token", page.NextContinuationToken)
 		if len(list) > maxFiles {
 			return nil, false, final(fmt.Sprintf("lists more than %d files", maxFiles))
 		}
@@ -117,39 +140,6 @@ func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err err
 		return nil, false, &failure{cause: "the bucket has no object with this prefix", is: fs.ErrNotExist, final: true}
 	}
 	return list, true, nil
-}
-
-// page adds a page of the listing, and prepares query for the next one.
-func (o *bucket) page(c *Client, query url.Values, list *[]entry) (more bool, err error) {
-	data, _, err := c.document(o.path(""),
-		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "", query) }, o.explain)
-	if err != nil {
-		return false, err
-	}
-	page := struct {
-		XMLName  xml.Name `xml:"ListBucketResult"`
-		Contents []struct {
-			Key, ETag string
-			Size      int64
-		}
-		IsTruncated           bool
-		NextContinuationToken string
-	}{}
-	if err := xml.Unmarshal(data, &page); err != nil {
-		return false, final("what answers does not speak S3: " + text.Line(err.Error()))
-	}
-	for _, e := range page.Contents {
-		if fs.ValidPath(e.Key) && e.Size >= 0 {
-			tag := strings.Trim(e.ETag, `"`)
-			*list = append(*list, entry{e.Key, e.Size, tag})
-			o.etags[e.Key] = tag
-		}
-	}
-	if page.IsTruncated && (page.NextContinuationToken == "" || len(page.Contents) == 0) {
-		return false, final("the store's listing goes on without end")
-	}
-	query.Set("continuation-token", page.NextContinuationToken)
-	return page.IsTruncated, nil
 }
 
 // noBytes is the hash of a request's empty body.

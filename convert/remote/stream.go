@@ -25,8 +25,6 @@ type origin interface {
 	// fetch requests the bytes of a file from offset on, up to the one before end; all of them if
 	// end is negative.
 	fetch(ctx context.Context, c *Client, file string, offset, end int64) (*part, error)
-	// key names the state of all files for ever, for a cache; "" if nothing does.
-	key() string
 }
 
 // entry is a file of a listing.
@@ -45,16 +43,6 @@ type part struct {
 
 var contentRange = regexp.MustCompile(`^bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+)$`)
 
-// readPart checks that a response has the range that was asked for.
-func readPart(resp *http.Response, offset, end int64) (*part, error) {
-	p := &part{body: resp.Body, identity: identityOf(resp.Header), size: resp.ContentLength}
-	if err := p.check(resp, offset, end); err != nil {
-		resp.Body.Close()
-		return nil, err
-	}
-	return p, nil
-}
-
 // identityOf is what tells the file's bytes from others: its ETag or else its time, but not an empty ETag, nor the time of
 // files that were packed without theirs, in 1970 or 1980.
 func identityOf(header http.Header) string {
@@ -68,48 +56,49 @@ func identityOf(header http.Header) string {
 	return at
 }
 
-func (p *part) check(resp *http.Response, offset, end int64) error {
-	wrong := func(what string) *failure {
-		f := final(fmt.Sprintf("the server sends %s, where bytes %d-%d were asked for", what, offset, end-1))
-		f.hint = "dsmoe reads files by ranges, which this server does not give; download the files"
-		return f
+// readPart checks that a response has the range that was asked for.
+func readPart(resp *http.Response, offset, end int64) (*part, error) {
+	p := &part{body: resp.Body, identity: identityOf(resp.Header), size: resp.ContentLength}
+	wrong := func(what string, is error) (*part, error) {
+		resp.Body.Close()
+		return nil, &failure{cause: fmt.Sprintf("the server sends %s, where bytes %d-%d were asked for", what, offset, end-1),
+			hint: "dsmoe reads files by ranges, which this server does not give; download the files", is: is, final: true}
 	}
+	encoding := resp.Header.Get("Content-Encoding")
 	switch {
-	case resp.Header.Get("Content-Encoding") != "" && !strings.EqualFold(resp.Header.Get("Content-Encoding"), "identity"):
-		return wrong("a compressed file")
+	case encoding != "" && !strings.EqualFold(encoding, "identity"):
+		return wrong("a compressed file", nil)
 	case resp.StatusCode == http.StatusOK && offset > 0:
-		f := wrong("the whole file")
-		f.is = errWhole
-		return f
+		return wrong("the whole file", errWhole)
 	case resp.StatusCode == http.StatusOK:
-		return nil
+		return p, nil
 	}
 	header := resp.Header.Get("Content-Range")
+	other := "the range " + text.Quote(header)
 	m := contentRange.FindStringSubmatch(header)
 	if m == nil {
-		return wrong("the range " + text.Quote(header))
+		return wrong(other, nil)
 	}
-	size, err := strconv.ParseInt(m[3], 10, 64)
-	if err != nil {
-		return wrong("the range " + text.Quote(header))
+	var err error
+	if p.size, err = strconv.ParseInt(m[3], 10, 64); err != nil {
+		return wrong(other, nil)
 	}
-	p.size = size
 	if resp.StatusCode == http.StatusRequestedRangeNotSatisfiable {
+		if offset < p.size {
+			return wrong("no range", nil)
+		}
 		resp.Body.Close()
 		p.body = nil
-		if offset < size {
-			return wrong("no range")
-		}
-		return nil
+		return p, nil
 	}
-	last := size - 1
+	last := p.size - 1
 	if end >= 0 {
 		last = min(last, end-1)
 	}
 	if m[1] != strconv.FormatInt(offset, 10) || m[2] != strconv.FormatInt(last, 10) {
-		return wrong("the range " + text.Quote(header))
+		return wrong(other, nil)
 	}
-	return nil
+	return p, nil
 }
 
 // errWhole is the failure of a server that sends a whole file where a range was asked for.
@@ -129,9 +118,13 @@ type stream struct {
 	dog    *time.Timer // cancels a response that stalls
 }
 
+// progress is the bytes after which a response that breaks off counts as a step forward: the rest is asked
+// for at once.
+const progress = 512
+
 // Read reads, and asks again for what breaks off. Errors are of type *problem.Error.
 func (s *stream) Read(dst []byte) (int, error) {
-	since := time.Now()
+	c, since := s.f.dir.c, time.Now() // no byte came since then
 	for {
 		if s.end >= 0 && s.at >= s.end {
 			return 0, io.EOF
@@ -140,29 +133,22 @@ func (s *stream) Read(dst []byte) (int, error) {
 		if n > 0 || err == io.EOF {
 			return n, err
 		}
-		if err != nil {
-			if err = s.again(err, since); err != nil {
-				return 0, about(s.f.path(), err)
-			}
+		if err == nil {
+			continue
+		}
+		s.Close()
+		if s.got >= progress {
+			s.tries = 0
+			c.tell(s.f.Path(), err.Error()+"; asking for the rest", time.Since(since))
+			err = c.Context.Err()
+		} else {
+			s.tries++
+			err = c.pause(s.f.Path(), err, s.tries, since)
+		}
+		if s.got = 0; err != nil {
+			return 0, about(s.f.Path(), err)
 		}
 	}
-}
-
-// progress is the bytes after which a response that breaks off counts as a step forward: the rest is asked
-// for at once.
-const progress = 512
-
-// again prepares for another try, or returns the error. No byte came since then.
-func (s *stream) again(err error, since time.Time) error {
-	s.Close()
-	got := s.got
-	if s.got = 0; got >= progress {
-		s.tries = 0
-		s.f.dir.c.tell(s.f.path(), err.Error()+"; asking for the rest", time.Since(since))
-		return s.f.dir.c.Context.Err()
-	}
-	s.tries++
-	return s.f.dir.c.pause(s.f.path(), err, s.tries, since)
 }
 
 // attempt reads once. The end of a response before its range is a failure.
@@ -196,12 +182,23 @@ func (s *stream) attempt(dst []byte) (int, error) {
 	return n, err
 }
 
-// open requests the rest of the range. The file must be the one that was seen before.
+// open requests the rest of the range; of a small file that a server sends only whole, all of it. The file must be the
+// one that was seen before.
 func (s *stream) open() error {
-	ctx, cancel := context.WithCancel(s.f.dir.c.Context)
-	p, err := s.fetch(ctx)
+	f := s.f
+	ctx, cancel := context.WithCancel(f.dir.c.Context)
+	p, err := f.dir.o.fetch(ctx, f.dir.c, f.name, s.at, s.end)
+	if s.small && errors.Is(err, errWhole) {
+		p, err = f.dir.o.fetch(ctx, f.dir.c, f.name, 0, s.end)
+		if err == nil && p.body != nil {
+			if _, err = io.CopyN(io.Discard, p.body, s.at); err != nil {
+				p.body.Close()
+				err = &failure{cause: "the connection broke again", wait: -1}
+			}
+		}
+	}
 	if err == nil {
-		err = s.f.seen(p)
+		err = f.seen(p)
 	}
 	if err != nil {
 		cancel()
@@ -215,22 +212,6 @@ func (s *stream) open() error {
 		s.Close()
 	}
 	return nil
-}
-
-// fetch requests the rest of the range; of a small file that a server sends only whole, all of it.
-func (s *stream) fetch(ctx context.Context) (*part, error) {
-	p, err := s.f.dir.o.fetch(ctx, s.f.dir.c, s.f.name, s.at, s.end)
-	if !s.small || !errors.Is(err, errWhole) {
-		return p, err
-	}
-	p, err = s.f.dir.o.fetch(ctx, s.f.dir.c, s.f.name, 0, s.end)
-	if err == nil && p.body != nil {
-		if _, err = io.CopyN(io.Discard, p.body, s.at); err != nil {
-			p.body.Close()
-			err = &failure{cause: "the connection broke again", wait: -1}
-		}
-	}
-	return p, err
 }
 
 // Close ends a response.

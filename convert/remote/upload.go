@@ -122,9 +122,6 @@ func (s *Store) call(method, name string, query url.Values, header http.Header,
 	return data, answer, about(s.Path(name), err)
 }
 
-// errExists is the error of PutNew for an object that exists.
-var errExists = errors.New("exists already")
-
 // Put writes a small object.
 func (s *Store) Put(name string, data []byte) error {
 	_, _, err := s.call(http.MethodPut, name, nil, checksum(data), data)
@@ -145,7 +142,7 @@ func (s *Store) PutNew(name string, data []byte) error {
 	if getErr != nil && !errors.Is(getErr, fs.ErrNotExist) || getErr == nil && bytes.Equal(have, data) {
 		return getErr
 	}
-	return about(s.Path(name), &failure{cause: errExists.Error(), is: fs.ErrExist, final: true})
+	return about(s.Path(name), &failure{cause: "exists already", is: fs.ErrExist, final: true})
 }
 
 // Get reads a small object.
@@ -190,7 +187,7 @@ type uploaded struct {
 const maxParts = 10_000
 
 // Upload is the upload of an object of size bytes. It goes on with the unfinished one of this id, of Uploads; with
-// "" it begins anew. The store keeps the hashes of its parts.
+// "" it begins anew. The store keeps the hashes of its parts. A part of another size than planned is sent again.
 func (s *Store) Upload(name string, size, part int64, id string) (*Upload, error) {
 	u := &Upload{s: s, name: name, size: size, part: part, id: id, parts: make([]uploaded, max((size+part-1)/part, 1)),
 		header: http.Header{"X-Amz-Checksum-Algorithm": {"SHA256"}, "X-Amz-Checksum-Type": {"COMPOSITE"}}}
@@ -200,7 +197,33 @@ func (s *Store) Upload(name string, size, part int64, id string) (*Upload, error
 	if id == "" {
 		return u, nil
 	}
-	return u, u.list()
+	read := pages{}
+	for marker := "0"; marker != ""; {
+		if err := read.read(marker); err != nil {
+			return nil, about(s.Path(name), err)
+		}
+		var page struct {
+			Part []struct {
+				uploaded
+				Size int64
+			}
+			IsTruncated          bool
+			NextPartNumberMarker string
+		}
+		query := url.Values{"uploadId": {id}, "part-number-marker": {marker}}
+		if err := s.ask(http.MethodGet, name, query, nil, nil, &page); err != nil {
+			return nil, err
+		}
+		for _, p := range page.Part {
+			if i := p.PartNumber - 1; i >= 0 && i < len(u.parts) && p.Size == u.partSize(i) {
+				u.parts[i] = p.uploaded
+			}
+		}
+		if marker = page.NextPartNumberMarker; !page.IsTruncated {
+			marker = ""
+		}
+	}
+	return u, nil
 }
 
 // Uploads returns the ids of unfinished uploads whose names begin with prefix. An object may have several.
@@ -266,37 +289,6 @@ func (s *Store) ask(method, name string, query url.Values, header http.Header, b
 		}
 	}
 	return err
-}
-
-// list learns which parts are there. A part of another size than planned is sent again.
-func (u *Upload) list() error {
-	read := pages{}
-	for marker := "0"; marker != ""; {
-		if err := read.read(marker); err != nil {
-			return about(u.s.Path(u.name), err)
-		}
-		var page struct {
-			Part []struct {
-				uploaded
-				Size int64
-			}
-			IsTruncated          bool
-			NextPartNumberMarker string
-		}
-		query := url.Values{"uploadId": {u.id}, "part-number-marker": {marker}}
-		if err := u.s.ask(http.MethodGet, u.name, query, nil, nil, &page); err != nil {
-			return err
-		}
-		for _, p := range page.Part {
-			if i := p.PartNumber - 1; i >= 0 && i < len(u.parts) && p.Size == u.partSize(i) {
-				u.parts[i] = p.uploaded
-			}
-		}
-		if marker = page.NextPartNumberMarker; !page.IsTruncated {
-			marker = ""
-		}
-	}
-	return nil
 }
 
 func (u *Upload) partSize(i int) int64 { return min(u.part, u.size-int64(i)*u.part) }

@@ -188,7 +188,7 @@ func TestEndlessListings(t *testing.T) {
 			fmt.Fprint(w, "["+one+strings.Repeat(","+one, answer.files-1)+"]")
 		}))
 		t.Setenv("HF_ENDPOINT", s.URL)
-		_, _, err := NewClient().open("hf://org/model@"+strings.Repeat("0", 40), func(string) bool { return false }, nil)
+		_, _, err := NewClient().Open("hf://org/model@"+strings.Repeat("0", 40), func(string) bool { return false }, nil)
 		require.ErrorContains(t, err, strings.TrimSuffix(want, "."))
 		require.Equal(t, answer.requests, requests, want)
 		s.Close()

@@ -27,18 +27,28 @@ func (o *web) path(file string) string {
 	return strings.TrimSuffix(u.String(), "/") + strings.TrimSuffix("/"+file, "/")
 }
 
-func (o *web) key() string { return "" }
-
 // href finds the links of a page.
 var href = regexp.MustCompile(`(?i)<a\s[^>]*href\s*=\s*["']?([^"'\s>]+)`)
 
 // list takes the files that the directory's page links to, as web servers make it. Without such a page it
 // looks for the files that a checkpoint may have.
 func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
-	linked, err := o.links(c)
-	if err != nil {
+	page, _, err := c.document(o.path(""),
+		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "") }, explainStatus)
+	var f *failure
+	if err != nil && !(errors.As(err, &f) && f.code != 0 && f.final) {
 		return nil, false, err
 	}
+	var linked []string
+	for _, m := range href.FindAllSubmatch(page, maxFiles) {
+		u, err := o.base.Parse(html.UnescapeString(string(m[1])))
+		if err == nil && u.Host == o.base.Host && !strings.HasSuffix(u.Path, "/") &&
+			strings.TrimSuffix(path.Dir(u.Path), "/")+"/" == o.base.Path {
+			linked = append(linked, path.Base(u.Path))
+		}
+	}
+	slices.Sort(linked)
+	linked, err = slices.Compact(linked), nil
 	if slices.ContainsFunc(linked, func(name string) bool { return slices.Contains(o.names, name) }) {
 		for _, name := range linked {
 			list = append(list, entry{name, -1, ""})
@@ -60,25 +70,6 @@ func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
 		err = &failure{cause: "the server has no config.json and no weights there", is: fs.ErrNotExist, final: true}
 	}
 	return nil, false, err
-}
-
-// links returns the names of files that the directory's page links to; none if the server has no page.
-func (o *web) links(c *Client) (names []string, err error) {
-	page, _, err := c.document(o.path(""),
-		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "") }, explainStatus)
-	var f *failure
-	if errors.As(err, &f) && f.code != 0 && f.final {
-		return nil, nil
-	}
-	for _, m := range href.FindAllSubmatch(page, maxFiles) {
-		u, err := o.base.Parse(html.UnescapeString(string(m[1])))
-		if err == nil && u.Host == o.base.Host && !strings.HasSuffix(u.Path, "/") &&
-			strings.TrimSuffix(path.Dir(u.Path), "/")+"/" == o.base.Path {
-			names = append(names, path.Base(u.Path))
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names), err
 }
 
 func (o *web) request(ctx context.Context, file string) (*http.Request, error) {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -95,7 +96,7 @@ func (h *Hub) Close() {
 func (h *Hub) Requests() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]string(nil), h.Log...)
+	return slices.Clone(h.Log)
 }
 
 // Traffic returns how many requests there were, how many responses the client closed before their end, and the bytes of
@@ -120,6 +121,7 @@ const (
 	noFault fault = iota
 	unavailable
 	breaksOff
+	stopped // see StopAfter
 )
 
 // Fail makes a share of the requests, in percent, fail or break off, from now on.
@@ -138,10 +140,13 @@ func (h *Hub) record(request *http.Request) fault {
 	h.requests++
 	h.Log = append(h.Log, strings.TrimSpace(request.Method+" "+request.URL.Path+" "+request.Header.Get("Range")))
 	r := rand.New(rand.NewPCG(uint64(h.requests), 1))
-	if r.IntN(100) >= h.faults {
+	switch {
+	case h.last > 0 && h.requests > h.last:
+		return stopped
+	case r.IntN(100) >= h.faults:
 		return noFault
 	}
-	return fault(1 + r.IntN(2))
+	return unavailable + fault(r.IntN(2))
 }
 
 // api answers requests to the hub.
@@ -174,7 +179,13 @@ func (h *Hub) api(w http.ResponseWriter, r *http.Request) {
 	case verb == "revision":
 		json.NewEncoder(w).Encode(map[string]any{"id": name, "sha": Commit, "siblings": h.list(name, "rfilename")})
 	case verb == "tree":
-		h.tree(w, r, h.list(name, "path"))
+		list, from := h.list(name, "path"), 0
+		fmt.Sscanf(r.URL.Query().Get("cursor"), "%d", &from)
+		if end := from + perPage; end < len(list) {
+			w.Header().Set("Link", fmt.Sprintf(`<%s%s?recursive=true&cursor=%d>; rel="next"`, h.API.URL, r.URL.Path, end))
+			list = list[:end]
+		}
+		json.NewEncoder(w).Encode(list[from:])
 	case verb == "resolve":
 		h.resolve(w, r, name, strings.Join(parts[4:], "/"))
 	default:
@@ -211,17 +222,6 @@ func (h *Hub) list(dir, key string) []map[string]any {
 		return err
 	})
 	return list
-}
-
-// tree answers with a page of the listing.
-func (h *Hub) tree(w http.ResponseWriter, r *http.Request, list []map[string]any) {
-	from := 0
-	fmt.Sscanf(r.URL.Query().Get("cursor"), "%d", &from)
-	if end := from + perPage; end < len(list) {
-		w.Header().Set("Link", fmt.Sprintf(`<%s%s?recursive=true&cursor=%d>; rel="next"`, h.API.URL, r.URL.Path, end))
-		list = list[:end]
-	}
-	json.NewEncoder(w).Encode(list[from:])
 }
 
 // resolve redirects to the storage, with a signature in the query.

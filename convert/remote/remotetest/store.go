@@ -59,7 +59,7 @@ func (h *Hub) store(w http.ResponseWriter, r *http.Request) {
 	fault := h.record(r)
 	name, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch {
-	case h.stopped():
+	case fault == stopped:
 		refuseXML(w, http.StatusForbidden, "Stopped")
 	case fault == unavailable:
 		unavailableNow(w)

@@ -43,12 +43,6 @@ func (h *Hub) StopAfter(n int) {
 	}
 }
 
-func (h *Hub) stopped() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.last > 0 && h.requests > h.last
-}
-
 // Uploads returns the number of unfinished uploads.
 func (h *Hub) Uploads() int {
 	h.mu.Lock()
@@ -66,7 +60,8 @@ func (h *Hub) Expire() {
 // change answers requests that write, and those about unfinished uploads. A fault lets it happen, and breaks the
 // answer off.
 func (h *Hub) change(w http.ResponseWriter, r *http.Request, bucket, key string, fault fault) {
-	body, err := receive(r)
+	body := make([]byte, max(r.ContentLength, 0)) // clients say the length: they sign the body's hash
+	_, err := io.ReadFull(r.Body, body)
 	sum := sha256.Sum256(body)
 	checksum := r.Header.Get("X-Amz-Checksum-Sha256")
 	if err != nil || r.Header.Get("X-Amz-Content-Sha256") != hex.EncodeToString(sum[:]) ||
@@ -99,16 +94,6 @@ func (h *Hub) change(w http.ResponseWriter, r *http.Request, bucket, key string,
 	if answer != nil {
 		_ = xml.NewEncoder(w).Encode(answer)
 	}
-}
-
-// receive reads the body of a request.
-func receive(r *http.Request) ([]byte, error) {
-	if r.ContentLength < 0 {
-		return io.ReadAll(r.Body)
-	}
-	body := make([]byte, r.ContentLength)
-	_, err := io.ReadFull(r.Body, body)
-	return body, err
 }
 
 // changed returns a status, and an ETag, the code of an error, or a document.
@@ -219,8 +204,11 @@ func (h *Hub) complete(id string, u *upload, body []byte) (status int, answer an
 		blobs[i] = part.blob
 		io.WriteString(tags, part.tag)
 	}
-	if h.Spoil != "" && strings.HasPrefix(u.key, h.Spoil) {
-		blobs[len(blobs)-1] = spoiled(blobs[len(blobs)-1])
+	if last := len(blobs) - 1; h.Spoil != "" && strings.HasPrefix(u.key, h.Spoil) {
+		data := make([]byte, blobs[last].Size())
+		blobs[last].ReadAt(data, 0)
+		data[len(data)-1]++
+		blobs[last] = bytes.NewReader(data)
 	}
 	tag := tagOf(tags.Sum(nil))
 	if err := h.write(u.bucket, u.key, tag, blobs...); err != nil {
@@ -231,14 +219,6 @@ func (h *Hub) complete(id string, u *upload, body []byte) (status int, answer an
 		XMLName xml.Name `xml:"CompleteMultipartUploadResult"`
 		ETag    string
 	}{ETag: tag}
-}
-
-// spoiled returns the bytes with another last one.
-func spoiled(b Blob) Blob {
-	data := make([]byte, b.Size())
-	b.ReadAt(data, 0)
-	data[len(data)-1]++
-	return bytes.NewReader(data)
 }
 
 func (h *Hub) listUploads(bucket, prefix string) any {
