@@ -17,10 +17,20 @@ import (
 
 // points returns where the engine of a trace rounds.
 func (j *job) points() bounds.Points {
-	return bounds.Points{Ways: j.engine.Rounding, Factor: j.model.Config.Router.RoutedScalingFactor, Weights: j.weightsOf,
-		Of: func(w *model.Weight) string {
-			return operationOf(table.PlaceOf(j.model.Config, w.Name), j.model.Config.NumHiddenLayers)
+	p := bounds.Points{Ways: j.engine.Rounding, Layers: map[int]map[string]string{}, Weights: j.weightsOf,
+		Factor: j.model.Config.Router.RoutedScalingFactor, Of: func(w *model.Weight) (string, int) {
+			at := table.PlaceOf(j.model.Config, w.Name)
+			return operationOf(at, j.model.Config.NumHiddenLayers), at.Layer
 		}}
+	for _, f := range j.found {
+		for layer, way := range f.layers {
+			if p.Layers[layer] == nil {
+				p.Layers[layer] = map[string]string{}
+			}
+			maps.Copy(p.Layers[layer], f.kind.waysOf(way))
+		}
+	}
+	return p
 }
 
 // operationOf returns the operation of bounds.Points that reads the weight at a place; "" of other weights.

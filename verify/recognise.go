@@ -72,7 +72,7 @@ func (j *job) recognising(found []recognised) *job {
 		return slices.ContainsFunc(found, func(f recognised) bool { return f.kind.name == old.kind.name })
 	})
 	for _, f := range found {
-		if f.way > 0 || f.missed > 0 { // otherwise as HuggingFace's eager classes
+		if f.way > 0 || f.missed > 0 || len(f.layers) > 0 { // otherwise as HuggingFace's eager classes
 			again.found = append(again.found, f)
 		}
 	}
@@ -148,6 +148,9 @@ func (j *job) tryWays(ctx context.Context, open []*kind, r *report.Report, every
 		return nil, err
 	}
 	part := *j
+	part.found = slices.DeleteFunc(slices.Clone(j.found), func(f recognised) bool { // their layers have no way of their own
+		return slices.ContainsFunc(open, func(k *kind) bool { return k.name == f.kind.name })
+	})
 	part.options, part.scope, part.trial, part.counts = &o, s, true, true
 	by, most := map[string][]map[string]misses{}, 0
 	for _, k := range open {

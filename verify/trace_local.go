@@ -83,6 +83,9 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	default:
 		if s.Within == pack.GateLogits {
 			t.chooseInFloat32(name, x)
+			if x.DType == tensor.F32 && j.roundsUnknown(name) {
+				t.analysis.RoundTo(x, bounds.Router)
+			}
 		}
 		c, err := t.compare(name, x)
 		if err != nil {

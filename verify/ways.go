@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strconv"
 
 	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
@@ -115,6 +117,8 @@ type recognised struct {
 	rival   int  // the way that comes nearest among those that predict other numbers; -1 if all predict the same
 	alone   int  // elements that way explains and the rival does not
 	decided bool // way is the engine's; if not, its way is not known
+	// layers have another way, as kernels may be chosen by the shapes of a layer.
+	layers map[int]int
 }
 
 // The limits of recognition. Measured: of traces with a fault in one norm, one expert or eps the right way explains at least
@@ -166,7 +170,34 @@ func decide(k *kind, by []map[string]misses) recognised {
 		r.decided = r.decided && share >= leastShare && of[0] >= leastContrast
 	}
 	r.decided = r.decided || r.missed == 0 || k.declared
+	if r.decided && r.missed > 0 && !k.declared {
+		r.mix(by)
+	}
 	return r
+}
+
+// mix gives the layers in which elements miss another way, if that explains all of a layer's elements and the way of
+// the run misses enough of them.
+func (r *recognised) mix(by []map[string]misses) {
+	missed := map[int]int{}
+	r.layers = map[int]int{}
+	for stage, m := range by[r.way] {
+		missed[pack.Parse(stage).Layer] += m.count()
+	}
+	for layer, most := range missed {
+		for i := range by {
+			n := 0
+			for stage, m := range by[i] {
+				if pack.Parse(stage).Layer == layer {
+					n += m.count()
+				}
+			}
+			if _, mixed := r.layers[layer]; n == 0 && most >= leastContrast && !mixed {
+				r.layers[layer] = i
+				r.missed -= most
+			}
+		}
+	}
 }
 
 // ways are the ways of rounding that were found, by operation.
@@ -183,6 +214,12 @@ func (r *recognised) ways() map[string]string {
 // reported is what a report says of a kind.
 func (r *recognised) reported() report.Recognised {
 	says := report.Recognised{Kind: r.kind.name, Ways: r.ways(), Missed: r.missed, Alone: r.alone}
+	for layer, way := range r.layers {
+		if says.Layers == nil {
+			says.Layers = map[string]map[string]string{}
+		}
+		says.Layers[strconv.Itoa(layer)] = r.kind.waysOf(way)
+	}
 	if r.rival >= 0 {
 		says.Rival = r.kind.waysOf(r.rival)
 	}

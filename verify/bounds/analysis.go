@@ -7,6 +7,7 @@
 package bounds
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -268,12 +269,12 @@ func (a *Analysis) Add(x, z *Value) *Value {
 
 // readsSums reports whether a norm reads sums before they are rounded.
 func (a *Analysis) readsSums() bool {
-	for _, norm := range []string{InputAddNorm, FinalAddNorm} {
-		if way := a.points.Ways[norm]; way == Unknown || strings.HasPrefix(way, unrounded) {
-			return true
-		}
+	reads := func(ways map[string]string) bool {
+		return slices.ContainsFunc([]string{InputAddNorm, FinalAddNorm}, func(norm string) bool {
+			return ways[norm] == Unknown || strings.HasPrefix(ways[norm], unrounded)
+		})
 	}
-	return false
+	return reads(a.points.Ways) || slices.ContainsFunc(slices.Collect(maps.Values(a.points.Layers)), reads)
 }
 
 // SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):

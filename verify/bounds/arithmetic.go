@@ -30,6 +30,7 @@ type Analysis struct {
 	last    string       // the operation of the last product's weight
 	// lastWeight is that weight.
 	lastWeight *model.Weight
+	layer      int // of the last weight that was read
 	// rounded are weights that the reference had before they were rounded.
 	rounded Roundings
 	// Decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if

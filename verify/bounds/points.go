@@ -12,9 +12,10 @@ import (
 // Points says where an engine, or a reference, rounds to its 16-bit dtype T. An operation that Ways does not name
 // rounds as HuggingFace's eager classes do.
 type Points struct {
-	Ways map[string]string // by the name of an operation, one of its WaysOf
-	// Of returns the name of the operation that reads a weight, "" of other weights.
-	Of func(w *model.Weight) string
+	Ways   map[string]string         // by the name of an operation, one of its WaysOf
+	Layers map[int]map[string]string // the same of layers that round otherwise
+	// Of returns the name of the operation that reads a weight, "" of other weights, and the weight's layer.
+	Of func(w *model.Weight) (operation string, layer int)
 	// Weights returns topk_weight of the rows of a routed expert whose up_proj is w.
 	Weights func(w *model.Weight) []float32
 	Factor  float64 // routed_scaling_factor
@@ -160,8 +161,10 @@ var AttentionWays = [][]string{
 
 // way returns how an operation rounds.
 func (a *Analysis) way(operation string) string {
-	if way, ok := a.points.Ways[operation]; ok {
-		return way
+	for _, ways := range []map[string]string{a.points.Layers[a.layer], a.points.Ways} {
+		if way, ok := ways[operation]; ok {
+			return way
+		}
 	}
 	if ways := WaysOf(operation); ways != nil {
 		return ways[0]
@@ -169,12 +172,13 @@ func (a *Analysis) way(operation string) string {
 	return ""
 }
 
-// operation returns the name of the operation that reads a weight.
-func (a *Analysis) operation(w *model.Weight) string {
+// operation returns the name of the operation that reads a weight. The operations that follow are of the weight's layer.
+func (a *Analysis) operation(w *model.Weight) (operation string) {
 	if a.points.Of == nil || w.Name == "" {
 		return ""
 	}
-	return a.points.Of(w)
+	operation, a.layer = a.points.Of(w)
+	return operation
 }
 
 // read returns the input of a norm, and the norm's way. The input is x, settled, or the sum that x was before it was
@@ -224,13 +228,17 @@ func rounds(p *precision, way string, left ...string) *precision {
 	return p
 }
 
-// roundTo rounds each element of x, which is F32, to T if the way of the operation is InT.
-func (a *Analysis) roundTo(x *Value, operation string) {
-	if a.way(operation) != InT {
+// RoundTo rounds each element of x, which is F32, to T if the way of the operation is InT, or perhaps if it is not known.
+func (a *Analysis) RoundTo(x *Value, operation string) {
+	t := a.t
+	switch a.way(operation) {
+	case InF32:
 		return
+	case Unknown:
+		t = optional(t)
 	}
 	for i, y := range x.Values {
-		y, v := a.t.point(float64(y), x.Variance(i))
+		y, v := t.point(float64(y), x.Variance(i))
 		x.Set(i, y, v)
 	}
 }

@@ -252,8 +252,8 @@ func TestPoints(t *testing.T) {
 			golden := test.engine(right)
 			for j, tried := range test.ways {
 				analysis := NewAnalysis(model.Options{DType: tensor.BF16}, nil)
-				points := Points{Ways: map[string]string{}, Factor: factor, Of: func(w *model.Weight) string {
-					return map[string]string{"norm": Norm, "add-norm": InputAddNorm, "expert.up": ExpertsGLU}[w.Name]
+				points := Points{Ways: map[string]string{}, Factor: factor, Of: func(w *model.Weight) (string, int) {
+					return map[string]string{"norm": Norm, "add-norm": InputAddNorm, "expert.up": ExpertsGLU}[w.Name], 0
 				}}
 				for k, operation := range test.operations {
 					points.Ways[operation] = tried[k]
@@ -287,7 +287,7 @@ func TestPointsOfNeurons(t *testing.T) {
 		for _, scale := range []string{inWeight, "R(sum·s)"} {
 			a := NewAnalysis(model.Options{DType: tensor.BF16}, nil)
 			a.SetPoints(Points{Ways: map[string]string{ExpertsWeight: with, ExpertsFactor: scale, ExpertsSum: InF32}, Factor: 2,
-				Of:      func(w *model.Weight) string { return map[string]string{"up": ExpertsGLU}[w.Name] },
+				Of:      func(w *model.Weight) (string, int) { return map[string]string{"up": ExpertsGLU}[w.Name], 0 },
 				Weights: func(*model.Weight) []float32 { return chosen }})
 			mlp := func(n int) *Value {
 				x := value16(numbers16(r, n*width), n, width)

@@ -25,10 +25,10 @@ func (a *Analysis) scored(y *Value) *Value {
 	if a.way(ChoiceScore) != a.way(Score) {
 		choice := *y
 		choice.Activation, choice.sigma = copied(y.Activation), copied(y.sigma)
-		a.roundTo(&choice, ChoiceScore)
+		a.RoundTo(&choice, ChoiceScore)
 		y.choice = &choice
 	}
-	a.roundTo(y, Score)
+	a.RoundTo(y, Score)
 	return y
 }
 

@@ -547,6 +547,8 @@ type Recognised struct {
 	Alone int `json:"alone"`
 	// these next best ways, likewise; absent if all others predict the same numbers
 	Rival map[string]string `json:"rival,omitempty"`
+	// layers that round in other ways than ways, as kernels may be chosen by shapes; absent if there are none
+	Layers map[string]map[string]string `json:"layers,omitempty"`
 }
 
 // Mode is how a run feeds its stages.

@@ -216,15 +216,11 @@ func (g *Golden) writeRecognised(f *facts) {
 			unknown = append(unknown, k.Kind)
 			continue
 		}
-		var ways []string
-		for _, operation := range slices.Sorted(maps.Keys(k.Ways)) {
-			way := k.Ways[operation]
-			if len(k.Ways) > 1 {
-				way = operation + " " + way
-			}
-			ways = append(ways, way)
+		says := k.Kind + ": " + waysInWords(k.Ways)
+		for _, layer := range slices.Sorted(maps.Keys(k.Layers)) {
+			says += fmt.Sprintf(", but in layer %s %s", layer, waysInWords(k.Layers[layer]))
 		}
-		known = append(known, k.Kind+": "+strings.Join(ways, ", "))
+		known = append(known, says)
 		if k.Rival == nil {
 			same = append(same, k.Kind)
 		} else {
@@ -244,6 +240,18 @@ func (g *Golden) writeRecognised(f *facts) {
 	if unknown != nil {
 		f.add("", "not recognised: %s", strings.Join(unknown, ", "))
 	}
+}
+
+// waysInWords names the ways of operations: of several with the operation's name.
+func waysInWords(ways map[string]string) string {
+	var words []string
+	for _, operation := range slices.Sorted(maps.Keys(ways)) {
+		if len(ways) == 1 {
+			return ways[operation]
+		}
+		words = append(words, operation+" "+ways[operation])
+	}
+	return strings.Join(words, ", ")
 }
 
 // write writes a line per key that the verdict does not speak of.
