@@ -73,7 +73,7 @@ type RoPE struct {
 	RopeTheta             float64      // rope_theta, or rope_parameters.rope_theta: DeepseekRotaryEmbedding.base
 	RopeScaling           *RopeScaling // rope_scaling, or the rest of rope_parameters; nil is null
 	RopeInterleave        bool         // rope_interleave: RoPE rotates pairs (2i, 2i+1), not halves
-	RotaryShare           float64      // partial_rotary_factor: of a head's channels, the first, that RoPE rotates; 0 is not said: all
+	RotaryShare           float64      // partial_rotary_factor: share of a head's channels, the first ones, that RoPE rotates; 0 is absent: all
 	CompressRopeTheta     float64      // compress_rope_theta: RopeTheta of layers with entries
 	CompressRopeScaling   *RopeScaling // RopeScaling of layers with entries; cosines and sines are not scaled
 	MaxPositionEmbeddings int          // max_position_embeddings: the trained length; dynamic scaling starts beyond it
@@ -83,7 +83,7 @@ type RoPE struct {
 type Layers struct {
 	LayerTypes         []string // layer_types, or compress_ratios: see Window and CompressRate
 	MaxWindowLayers    int      // max_window_layers: layers without a window, where layer_types does not say it
-	WindowPattern      int      // sliding_window_pattern: of so many layers the last has no window, where layer_types does not say it
+	WindowPattern      int      // sliding_window_pattern: every so many layers one has no window, where layer_types does not say it
 	MLPLayerTypes      []string // mlp_layer_types, or what stands for it: see Hashes and IsMoE
 	MoELayerFreq       int      // moe_layer_freq: see IsMoE
 	FirstKDenseReplace int      // first_k_dense_replace: see IsMoE
@@ -134,7 +134,7 @@ type Router struct {
 type HyperConnections struct {
 	HCMult          int     // hc_mult: streams; 0 is one, added to without weights
 	HCSinkhornIters int     // hc_sinkhorn_iters: normalisations of the mixing matrix's columns
-	HCEps           float64 // hc_eps: what sums of the mixing matrix are increased by
+	HCEps           float64 // hc_eps: added to sums of the mixing matrix
 }
 
 // RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)

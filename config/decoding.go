@@ -96,7 +96,7 @@ type ropeForm struct {
 	// called maps other names, as the family's files have them, to types.
 	called map[string]string
 	keys   []string // beside type, factor
-	share  bool     // partial_rotary_factor, too
+	others []string // of the object, beside the scaling's and rope_theta: partial_rotary_factor
 	// number reads the factor and the like.
 	number func(jsontext.Value, bound) (float64, error)
 }

@@ -71,8 +71,15 @@ func readDocument(data []byte) (document, error) {
 	if err := s.token(); err != nil {
 		return nil, err
 	}
-	doc, err := s.members()
-	if err != nil {
+	var doc document
+	for s.decoder.PeekKind() != '}' {
+		m, err := s.member()
+		if err != nil {
+			return nil, err
+		}
+		doc = append(doc, m)
+	}
+	if err := s.token(); err != nil {
 		return nil, err
 	}
 	at := s.decoder.InputOffset()
@@ -86,19 +93,6 @@ func readDocument(data []byte) (document, error) {
 type scanner struct {
 	data    []byte
 	decoder *jsontext.Decoder
-}
-
-// members reads up to and including the brace that closes the object.
-func (s *scanner) members() (document, error) {
-	var doc document
-	for s.decoder.PeekKind() != '}' {
-		m, err := s.member()
-		if err != nil {
-			return nil, err
-		}
-		doc = append(doc, m)
-	}
-	return doc, s.token()
 }
 
 // member reads a key and its value.

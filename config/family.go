@@ -60,7 +60,20 @@ func (f *family) derive(modelType string, d delta) family {
 		derived.fields = slices.Insert(derived.fields, derived.index(key), row)
 	}
 	for _, row := range d.fields {
-		derived.put(row)
+		i := derived.index(row.key)
+		if i < 0 {
+			derived.fields = append(derived.fields, row)
+			derived.unread = slices.DeleteFunc(derived.unread, named(row.key))
+			continue
+		}
+		old := &derived.fields[i]
+		old.read = row.read
+		if row.value != nil {
+			old.value, old.set = row.value, row.set
+		}
+		if row.missing != nil {
+			old.missing = row.missing
+		}
 	}
 	for _, key := range d.unread {
 		i := derived.index(key)
@@ -82,24 +95,6 @@ func (f *family) derive(modelType string, d delta) family {
 
 // named returns whether a row is that of a key.
 func named(key string) func(row field) bool { return func(row field) bool { return row.key == key } }
-
-// put changes the row of a key, or adds it.
-func (f *family) put(row field) {
-	i := f.index(row.key)
-	if i < 0 {
-		f.fields = append(f.fields, row)
-		f.unread = slices.DeleteFunc(f.unread, func(old field) bool { return old.key == row.key })
-		return
-	}
-	old := &f.fields[i]
-	old.read = row.read
-	if row.value != nil {
-		old.value, old.set = row.value, row.set
-	}
-	if row.missing != nil {
-		old.missing = row.missing
-	}
-}
 
 // index returns the place of a key among the family's; -1 without it.
 func (f *family) index(key string) int {

@@ -18,8 +18,8 @@ var v2 = v1.derive("deepseek_v2", delta{
 		{"qk_rope_head_dim", 64, integer(func(c *Config) *int { return &c.Attention.QKRopeHeadDim }, 1, maxDim)},
 		{"v_head_dim", 128, integer(func(c *Config) *int { return &c.Attention.VHeadDim }, 1, maxDim)},
 		{"topk_method", "greedy", str(func(c *Config) *string { return &c.Router.TopKMethod })},
-		{"n_group", nil, optional(func(c *Config) *int { return &c.Router.NGroup }, maxExperts).deciding(limitGroups)},
-		{"topk_group", nil, optional(func(c *Config) *int { return &c.Router.TopKGroup }, maxExperts).deciding(limitGroups)},
+		{"n_group", nil, optional(func(c *Config) *int { return &c.Router.NGroup }, maxExperts).deciding(either((*Config).LimitsGroups))},
+		{"topk_group", nil, optional(func(c *Config) *int { return &c.Router.TopKGroup }, maxExperts).deciding(either((*Config).LimitsGroups))},
 		v1.row("routed_scaling_factor", 1.0),
 		{"rope_interleave", true, boolean(func(c *Config) *bool { return &c.RoPE.RopeInterleave })},
 		{"num_nextn_predict_layers", nil, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64).

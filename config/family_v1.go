@@ -23,9 +23,7 @@ var v1Fields = []field{
 	{"vocab_size", 102400, integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
 	{"hidden_size", 4096, integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
 	{"intermediate_size", 11008, integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim).
-		deciding(func(a, b *Config) bool {
-			return len(a.MoELayers()) < a.NumHiddenLayers || len(b.MoELayers()) < b.NumHiddenLayers
-		})},
+		deciding(either(func(c *Config) bool { return len(c.MoELayers()) < c.NumHiddenLayers }))},
 	{"moe_intermediate_size", 1407, integer(func(c *Config) *int { return &c.MoE.MoEIntermediateSize }, 1, maxDim).
 		deciding(haveMoELayer)},
 	{"num_hidden_layers", 30, integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
@@ -46,7 +44,9 @@ var v1Fields = []field{
 	{"seq_aux", true, boolean(func(c *Config) *bool { return &c.Router.SeqAux })},
 	{"hidden_act", "silu", str(func(c *Config) *string { return &c.HiddenAct })},
 	{"max_position_embeddings", 2048, integer(func(c *Config) *int { return &c.RoPE.MaxPositionEmbeddings }, 1, maxDim).
-		deciding(func(a, b *Config) bool { return a.scalesDynamically() || b.scalesDynamically() })},
+		deciding(either(func(c *Config) bool {
+			return c.RoPE.RopeScaling != nil && c.RoPE.RopeScaling.Type == "dynamic"
+		}))},
 	{"initializer_range", 0.02, number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative).
 		deciding(never)},
 	{"rms_norm_eps", 1e-6, number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},

@@ -52,7 +52,14 @@ var glmMoEDsa = v32.derive("glm_moe_dsa", delta{
 		{"indexer_rope_interleave", nil, interleaved},
 		{"index_topk_freq", nil, readBy(readIndexerFrequency)},
 		{"index_topk_pattern", nil, readBy(readIndexerTypes).ifSet()},
-		{"indexer_types", nil, reader{read: readIndexerTypes, value: func(c *Config) any { return c.indexers() }}.ifSet()},
+		// the layer whose indexer chooses, for each layer of the decoder; with windowed attention layer_types says it
+		{"indexer_types", nil, reader{read: readIndexerTypes, value: func(c *Config) any {
+			var layers []int
+			for l := 0; l < c.NumHiddenLayers && !c.Windowed(); l++ {
+				layers = append(layers, c.IndexerOf(l))
+			}
+			return layers
+		}}.ifSet()},
 	},
 	rules: slices.Concat([]rule{{[]string{"indexer_types"}, func(c *Config) error {
 		return errorIf(len(c.Indexer.IndexerTypes) > 0 && c.Indexer.IndexerTypes[0] == sharedIndexer,
@@ -85,7 +92,13 @@ func readIndexerFrequency(d *decoding, key string, value jsontext.Value) {
 // readIndexerTypes reads indexer_types, "full" for a layer with an indexer and "shared" for one
 // that takes the choice of the layer before, or index_topk_pattern, which may have their initials.
 func readIndexerTypes(d *decoding, key string, value jsontext.Value) {
-	types, err := parseIndexerTypes(value)
+	types, err := parseNames(value)
+	if value.Kind() == '"' {
+		types, err = strings.Split(unquote(value), ""), nil
+		for i, initial := range types {
+			types[i] = cmp.Or(map[string]string{"F": "full", "S": sharedIndexer}[initial], initial)
+		}
+	}
 	for i, t := range types {
 		if t != sharedIndexer && t != "full" && err == nil {
 			err = fmt.Errorf("layer %d: %s is neither full nor shared", i, quote(t))
@@ -95,19 +108,6 @@ func readIndexerTypes(d *decoding, key string, value jsontext.Value) {
 		err = fmt.Errorf("%d layers; num_hidden_layers is %d", len(types), n)
 	}
 	store(d, key, &d.config.Indexer.IndexerTypes, types, err)
-}
-
-// parseIndexerTypes reads a list of types, or a string of their initials.
-func parseIndexerTypes(value jsontext.Value) ([]string, error) {
-	if value.Kind() != '"' {
-		return parseNames(value)
-	}
-	initials, err := parseString(value)
-	types := strings.Split(initials, "")
-	for i, initial := range types {
-		types[i] = cmp.Or(map[string]string{"F": "full", "S": sharedIndexer}[initial], initial)
-	}
-	return types, err
 }
 
 // indexerRotates: the first qk_rope_head_dim channels of the indexer's heads are rotated.

@@ -25,7 +25,7 @@ func TestIndexers(t *testing.T) {
 		"pattern is null": {`,"index_topk_pattern":null,"indexer_types":null`, []int{0, 1, 2, 3, 4, 5}},
 	} {
 		c := parse(t, glm+test.keys+"}")
-		assert.Equal(t, test.want, c.indexers(), name)
+		assert.Equal(t, test.want, c.row("indexer_types").value(&c), name)
 		assert.Equal(t, 6, c.IndexerOf(6), "%s: prediction layers have their own", name)
 	}
 	for name, test := range map[string]struct{ keys, want string }{

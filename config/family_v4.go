@@ -10,7 +10,7 @@ import (
 )
 
 // v4 is transformers' DeepseekV4Config with its defaults, DeepSeek-V4-Flash's. LayerTypes and MLPLayerTypes without
-// their keys: see fillLayers.
+// their keys: see layersAreTyped.
 var v4 = family{
 	modelType: "deepseek_v4", class: "DeepseekV4ForCausalLM", reference: Native,
 	fields: []field{
@@ -38,7 +38,7 @@ var v4 = family{
 		{"o_groups", 8, integer(func(c *Config) *int { return &c.Windows.OGroups }, 1, maxDim)},
 		{"o_lora_rank", 1024, integer(func(c *Config) *int { return &c.Windows.OLoraRank }, 1, maxDim)},
 		{"sliding_window", 128, integer(func(c *Config) *int { return &c.Windows.SlidingWindow }, 1, maxDim).
-			deciding(haveWindows)},
+			deciding(either((*Config).HasWindows))},
 		{"compress_rates", nil, readBy(readCompressRates).ifSet()},
 		{"compress_rate_csa", 4, integer(func(c *Config) *int { return &c.Windows.CompressRateCSA }, 1, maxDim)},
 		{"compress_rate_hca", 128, integer(func(c *Config) *int { return &c.Windows.CompressRateHCA }, 1, maxDim)},
@@ -131,9 +131,6 @@ func readRotaryShare(d *decoding, key string, value jsontext.Value) {
 	store(d, key, &d.config.Attention.QKRopeHeadDim, n, err)
 }
 
-// rotated is the number of a head's channels that are a share of them, as Python's int rounds it.
-func rotated(head int, share float64) int { return int(float64(head) * min(share, 2)) }
-
 // readCompressRates reads the tokens of an entry by the layer's type.
 func readCompressRates(d *decoding, key string, value jsontext.Value) {
 	o, ok := d.object(key, value, compressedSparse, heavyCompression)
@@ -143,7 +140,7 @@ func readCompressRates(d *decoding, key string, value jsontext.Value) {
 	for name, dst := range map[string]*int{compressedSparse: &d.config.Windows.CompressRateCSA,
 		heavyCompression: &d.config.Windows.CompressRateHCA} {
 		if _, said := o[name]; !said {
-			*dst = 0 // an error of fillLayers, if a layer needs it
+			*dst = 0 // an error of layersAreTyped, if a layer needs it
 			continue
 		}
 		n, err := parseInteger(o[name], 1, maxDim)
@@ -175,40 +172,28 @@ func readCompressRatios(d *decoding, key string, value jsontext.Value) {
 	store(d, key, &d.config.Layers.LayerTypes, types, err)
 }
 
-// mlpTypes returns the types of layers of which the first ones choose experts by the token.
+// mlpTypes returns the types of layers whose first ones choose experts by the token.
 func mlpTypes(layers, hashed int) []string {
-	hashed = min(hashed, layers)
-	return slices.Concat(slices.Repeat([]string{hashMoE}, hashed), slices.Repeat([]string{"moe"}, layers-hashed))
+	return typed(layers, hashMoE, "moe", func(l int) bool { return l < hashed })
 }
 
-// fillLayers gives layers the types that they have without the keys: two that compress heavily, then such layers and
-// sparse ones in turn; the first three choose experts by the token.
-func fillLayers(c *Config) {
-	n := c.NumHiddenLayers
-	if c.Layers.LayerTypes == nil {
-		for l := range n {
-			c.Layers.LayerTypes = append(c.Layers.LayerTypes, heavyCompression)
-			if l >= 2 && l%2 == 1 {
-				c.Layers.LayerTypes[l] = compressedSparse
-			}
-		}
-	}
-	if c.Layers.MLPLayerTypes == nil {
-		c.Layers.MLPLayerTypes = mlpTypes(n, 3)
-	}
-	c.Layers.LayerTypes, c.Layers.MLPLayerTypes = c.Layers.LayerTypes[:min(n, len(c.Layers.LayerTypes))],
-		c.Layers.MLPLayerTypes[:min(n, len(c.Layers.MLPLayerTypes))]
-}
-
-// layersAreTyped: each layer has a type, and a rate if it has entries.
+// layersAreTyped: each layer has a type, and a rate if it has entries. Without the keys two layers compress heavily, then
+// such layers and sparse ones follow in turn; the first three layers choose experts by the token.
 func layersAreTyped(c *Config) error {
-	fillLayers(c)
-	n := c.NumHiddenLayers
-	if len(c.Layers.LayerTypes) != n || len(c.Layers.MLPLayerTypes) != n {
-		return fmt.Errorf("%d; attention has types for %d layers (layer_types, compress_ratios), mlp_layer_types for %d", n,
-			len(c.Layers.LayerTypes), len(c.Layers.MLPLayerTypes))
+	n, layers := c.NumHiddenLayers, &c.Layers
+	if layers.LayerTypes == nil {
+		layers.LayerTypes = typed(n, compressedSparse, heavyCompression, func(l int) bool { return l >= 2 && l%2 == 1 })
 	}
-	for l, t := range c.Layers.LayerTypes {
+	if layers.MLPLayerTypes == nil {
+		layers.MLPLayerTypes = mlpTypes(n, 3)
+	}
+	layers.LayerTypes = layers.LayerTypes[:min(n, len(layers.LayerTypes))]
+	layers.MLPLayerTypes = layers.MLPLayerTypes[:min(n, len(layers.MLPLayerTypes))]
+	if len(layers.LayerTypes) != n || len(layers.MLPLayerTypes) != n {
+		return fmt.Errorf("%d; attention has types for %d layers (layer_types, compress_ratios), mlp_layer_types for %d", n,
+			len(layers.LayerTypes), len(layers.MLPLayerTypes))
+	}
+	for l, t := range layers.LayerTypes {
 		if t != slidingAttention && c.CompressRate(l) == 0 {
 			return fmt.Errorf("%d; layer %d has %s, which compress_rates does not have", n, l, t)
 		}
@@ -309,19 +294,7 @@ func (d *decoding) takeTheta(key, again string, value jsontext.Value, theta *flo
 // readRope reads the scaling of an object; rope_scaling may say it again.
 func (d *decoding) readRope(key string, doc document, dst **RopeScaling) {
 	known := slices.Concat([]string{"rope_type", "type", "factor"}, d.rope.keys)
-	o, ok := d.object(key, doc.JSON(), known...)
-	if !ok {
-		return
+	if o, ok := d.object(key, doc.JSON(), known...); ok && d.adoptScaling(key, o, dst) {
+		d.unscaled(key)
 	}
-	found := len(d.problems)
-	s := d.parametersScaling(key, o)
-	if len(d.problems) > found {
-		return
-	}
-	if old := *dst; d.hasValid("rope_scaling") && !s.equal(old) {
-		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
-		return
-	}
-	*dst = s
-	d.unscaled(key)
 }

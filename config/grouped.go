@@ -53,7 +53,7 @@ var grouped = family{
 		v3.row("num_nextn_predict_layers", 0),
 		{"use_qk_norm", true, boolean(func(c *Config) *bool { return &c.Attention.UseQKNorm })},
 		{"sliding_window", nil, optional(func(c *Config) *int { return &c.Windows.SlidingWindow },
-			maxDim).deciding(haveWindows)},
+			maxDim).deciding(either((*Config).HasWindows))},
 		{"layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.Layers.LayerTypes }, slidingAttention,
 			fullAttention)},
 		{"mlp_layer_types", nil, layerTypes(func(c *Config) *[]string { return &c.Layers.MLPLayerTypes }, denseMLP,
@@ -67,7 +67,7 @@ var grouped = family{
 				c.Attention.QKRopeHeadDim, c.Attention.VHeadDim)
 		}},
 	}),
-	rope:       &ropeForm{types: yarnForm.types, keys: yarnForm.keys, number: yarnForm.number, share: true},
+	rope:       &ropeForm{types: yarnForm.types, keys: yarnForm.keys, number: yarnForm.number, others: []string{ropeShare}},
 	references: v3.native(func(r *Rules) { r.Attention.ScalesScores = true }),
 }
 

@@ -37,13 +37,10 @@ func networksDiffer(a, b *Config) bool {
 	return a.ModelType != b.ModelType && !(okA && okB && rulesA == rulesB)
 }
 
-func (c *Config) scalesDynamically() bool {
-	return c.RoPE.RopeScaling != nil && c.RoPE.RopeScaling.Type == "dynamic"
+// either is the condition of keys that count in configs for which is holds.
+func either(is func(c *Config) bool) func(a, b *Config) bool {
+	return func(a, b *Config) bool { return is(a) || is(b) }
 }
-
-func limitGroups(a, b *Config) bool { return a.LimitsGroups() || b.LimitsGroups() }
-
-func haveWindows(a, b *Config) bool { return a.HasWindows() || b.HasWindows() }
 
 func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers()) > 0 }
 

@@ -34,19 +34,7 @@ func Parse(r io.Reader) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w := wrapperOf(doc.values()); w.key != "" {
-		return w.decode(doc)
-	}
-	return decodeFamily(wrapper{}, doc)
-}
-
-// decodeFamily reads a language model's document by the table of its family.
-func decodeFamily(w wrapper, doc document) (*Config, error) {
-	f, err := familyOf(w, doc.values())
-	if err != nil {
-		return nil, err
-	}
-	return f.decode(doc)
+	return decode(doc)
 }
 
 // beside are keys that may stand beside the language model's configuration in place of in it.
@@ -54,8 +42,9 @@ var beside = []string{"torch_dtype", "dtype", quantization}
 
 const quantization = "quantization_config"
 
-// decode reads the language model's configuration.
-func (w wrapper) decode(doc document) (*Config, error) {
+// decode reads the language model's configuration by the table of its family.
+func decode(doc document) (c *Config, err error) {
+	w := wrapperOf(doc.values())
 	inner, err := w.inner(doc)
 	if err != nil {
 		return nil, err
@@ -66,7 +55,13 @@ func (w wrapper) decode(doc document) (*Config, error) {
 			inner = append(inner, m)
 		}
 	}
-	c, err := decodeFamily(w, inner)
+	f, err := familyOf(w, inner.values())
+	if err == nil {
+		c, err = f.decode(inner)
+	}
+	if w.key == "" {
+		return c, err
+	}
 	var wrong *problem.Error
 	if errors.As(err, &wrong) {
 		for i := range wrong.Problems {
@@ -123,7 +118,10 @@ func (w wrapper) says(key string) bool {
 // document has keeps its place; others are added at the end, sorted. Golden packs name such keys
 // in config_overrides. Problems are returned as one *problem.Error.
 func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
-	doc := c.language()
+	doc, err := c.wrapper.inner(c.doc)
+	if err != nil {
+		return nil, err
+	}
 	var problems []problem.Problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		raw, err := jsontext.AppendQuote(nil, key)

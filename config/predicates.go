@@ -130,17 +130,6 @@ func (c *Config) IndexerOf(l int) int {
 	return l
 }
 
-// indexers returns for each layer of the decoder the layer whose indexer chooses for it.
-func (c *Config) indexers() (layers []int) {
-	for l := range c.NumHiddenLayers {
-		if c.Windowed() {
-			break // layer_types says it
-		}
-		layers = append(layers, c.IndexerOf(l))
-	}
-	return layers
-}
-
 // sharedIndexer stands in IndexerTypes for a layer that takes the choice of the indexer before it.
 const sharedIndexer = "shared"
 

@@ -69,7 +69,7 @@ func refuseUnknown(d *decoding, place string, o map[string]jsontext.Value, known
 }
 
 // refuseSchemes refuses what the groups of config_groups have beyond codes and scales, and returns what they say of
-// weights, by their places. format is the config's.
+// weights, by their places; format is the config's.
 func refuseSchemes(d *decoding, key string, o map[string]jsontext.Value, format string) map[string]map[string]jsontext.Value {
 	var groups map[string]map[string]jsontext.Value
 	v, ok := o["config_groups"]
@@ -78,27 +78,22 @@ func refuseSchemes(d *decoding, key string, o map[string]jsontext.Value, format 
 	}
 	places := map[string]map[string]jsontext.Value{}
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
-		place := key + ".config_groups." + name
-		places[place] = refuseScheme(d, place, groups[name], format)
+		place, group, known := key+".config_groups."+name, groups[name], schemeKeys+"weights "
+		if v, ok := group["format"]; ok && string(v) == `"`+format+`"` {
+			known += "format "
+		}
+		refuseUnknown(d, place, group, known+denied(group))
+		var weights map[string]jsontext.Value
+		if v, ok := group["weights"]; !ok || json.Unmarshal(v, &weights) != nil {
+			continue // its reader says so
+		}
+		if v := weights["dynamic"]; v.Kind() == 'f' {
+			delete(weights, "dynamic")
+		}
+		refuseUnknown(d, place+".weights", weights, weightKeys)
+		places[place] = weights
 	}
 	return places
-}
-
-// refuseScheme refuses what a group of config_groups has beyond codes and scales, and returns what it says of weights.
-func refuseScheme(d *decoding, place string, group map[string]jsontext.Value, format string) (weights map[string]jsontext.Value) {
-	known := schemeKeys
-	if v, ok := group["format"]; ok && string(v) == `"`+format+`"` {
-		known += "format "
-	}
-	refuseUnknown(d, place, group, known+"weights "+denied(group))
-	if v, ok := group["weights"]; !ok || json.Unmarshal(v, &weights) != nil {
-		return nil // its reader says so
-	}
-	if v := weights["dynamic"]; v.Kind() == 'f' {
-		delete(weights, "dynamic")
-	}
-	refuseUnknown(d, place+".weights", weights, weightKeys)
-	return weights
 }
 
 // denied lists what ModelOpt says of weights and is not so: factors of their inputs, and zeros.

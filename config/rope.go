@@ -20,19 +20,7 @@ func readRopeScaling(d *decoding, key string, value jsontext.Value) {
 		d.readScaling(key, value)
 		return
 	}
-	o := d.readScaling(key, value, append(d.rope.others(), "rope_theta")...)
-	d.adoptShare(key, o)
-	if theta, ok := o["rope_theta"]; ok {
-		d.adoptRopeTheta(key, theta)
-	}
-}
-
-// others are keys of an object beside those of the scaling, and rope_theta.
-func (r *ropeForm) others() []string {
-	if r.share {
-		return []string{ropeShare}
-	}
-	return nil
+	d.adoptRotation(key, d.readScaling(key, value, append(slices.Clone(d.rope.others), "rope_theta")...))
 }
 
 // readScaling reads null or an object that may have other keys, too, and returns its members. A scaling "default" is
@@ -60,8 +48,8 @@ func (d *decoding) readScaling(key string, value jsontext.Value, others ...strin
 	return o
 }
 
-// ropeScaling reads the type, under the name typeKey, and the factor of o. The
-// result counts only if nothing failed.
+// ropeScaling reads the type of a scaling, under the name typeKey, its factor, and the numbers of "yarn". The result
+// counts only if nothing failed.
 func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value) *RopeScaling {
 	s := &RopeScaling{}
 	d.part(key, typeKey, o, func(v jsontext.Value) (err error) {
@@ -73,22 +61,9 @@ func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value)
 		s.Factor, err = d.rope.number(v, aboveOne)
 		return err
 	})
-	if d.rope.keys != nil {
-		d.yarn(key, o, s)
+	if d.rope.keys == nil {
+		return s
 	}
-	return s
-}
-
-// yarnForm is the rope_scaling of DeepSeek-V2 and later. Its numbers may be written
-// as integers.
-var yarnForm = &ropeForm{
-	types:  []string{"yarn"},
-	keys:   []string{"original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
-	number: parseNumber,
-}
-
-// yarn reads what "yarn" has beside its factor.
-func (d *decoding) yarn(key string, o map[string]jsontext.Value, s *RopeScaling) {
 	d.part(key, "original_max_position_embeddings", o, func(v jsontext.Value) (err error) {
 		s.OriginalMaxPositionEmbeddings, err = parseInteger(v, 1, maxDim)
 		return err
@@ -103,6 +78,15 @@ func (d *decoding) yarn(key string, o map[string]jsontext.Value, s *RopeScaling)
 			})
 		}
 	}
+	return s
+}
+
+// yarnForm is the rope_scaling of DeepSeek-V2 and later. Its numbers may be written
+// as integers.
+var yarnForm = &ropeForm{
+	types:  []string{"yarn"},
+	keys:   []string{"original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
+	number: parseNumber,
 }
 
 // yarnNumbers are the numbers of "yarn" that may be absent.
@@ -123,27 +107,33 @@ var yarnNumbers = []struct {
 // Keys that could change the rotation in a way unknown to the reference are refused.
 func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 	o, ok := d.object(key, value, slices.Concat([]string{"rope_type", "type", "rope_theta", "factor"}, d.rope.keys,
-		d.rope.others())...)
-	if !ok {
-		return
-	}
-	d.adoptShare(key, o)
-	if raw, present := o["rope_theta"]; present {
-		d.adoptRopeTheta(key, raw)
-	}
-	found := len(d.problems)
-	s := d.parametersScaling(key, o)
-	switch old := d.config.RoPE.RopeScaling; {
-	case len(d.problems) > found:
-	case d.hasValid("rope_scaling") && !s.equal(old):
-		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
-	default:
-		d.config.RoPE.RopeScaling = s
+		d.rope.others)...)
+	if ok {
+		d.adoptRotation(key, o)
+		d.adoptScaling(key, o, &d.config.RoPE.RopeScaling)
 	}
 }
 
-// adoptRopeTheta takes the rope_theta of an object unless a key before it says another one.
-func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
+// ropeShare is the key of the share of a head's channels that RoPE rotates.
+const ropeShare = "partial_rotary_factor"
+
+// rotated returns how many of a head's channels a share of them is, as Python's int rounds it.
+func rotated(head int, share float64) int { return int(float64(head) * min(share, 2)) }
+
+// adoptRotation takes the partial_rotary_factor and the rope_theta of an object unless a key before it says another one.
+func (d *decoding) adoptRotation(key string, o map[string]jsontext.Value) {
+	if raw, said := o[ropeShare]; said && d.rope.others != nil {
+		share, err := parseNumber(raw, positive)
+		if old := d.config.RoPE.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' &&
+			share != old {
+			err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
+		}
+		store(d, key+"."+ropeShare, &d.config.RoPE.RotaryShare, share, err)
+	}
+	raw, said := o["rope_theta"]
+	if !said {
+		return
+	}
 	theta, err := parseNumber(raw, positive)
 	if d.thetaKey == "" && d.hasValid("rope_theta") {
 		d.thetaKey = "rope_theta"
@@ -151,43 +141,33 @@ func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
 	if old := d.config.RoPE.RopeTheta; err == nil && d.thetaKey != "" && theta != old {
 		err = fmt.Errorf("%v disagrees with %s %v", theta, d.thetaKey, old)
 	}
-	key += ".rope_theta"
-	store(d, key, &d.config.RoPE.RopeTheta, theta, err)
-	d.thetaKey = key
+	d.thetaKey = key + ".rope_theta"
+	store(d, d.thetaKey, &d.config.RoPE.RopeTheta, theta, err)
 }
 
-// parametersScaling reads rope_type, for which older releases write type or both,
-// and the factor. "default", or no type at all, means no scaling.
-func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *RopeScaling {
-	typeKey := "rope_type"
+// adoptScaling takes the scaling of an object unless rope_scaling says another one, and reports whether it did. Older
+// releases write type for rope_type, or both. "default", or no type at all, means no scaling.
+func (d *decoding) adoptScaling(key string, o map[string]jsontext.Value, dst **RopeScaling) bool {
+	found, typeKey := len(d.problems), "rope_type"
 	if _, ok := o[typeKey]; !ok {
 		typeKey = "type"
 	}
 	if alias, ok := o["type"]; ok && show(alias) != show(o[typeKey]) {
 		d.fail(key+".type", fmt.Errorf("%s disagrees with rope_type %s", show(alias), show(o[typeKey])))
 	}
+	var s *RopeScaling
 	if name, ok := o[typeKey]; ok && show(name) != `"default"` {
-		return d.ropeScaling(key, typeKey, o)
-	}
-	if _, ok := o["factor"]; ok {
+		s = d.ropeScaling(key, typeKey, o)
+	} else if _, ok := o["factor"]; ok {
 		d.fail(key+".factor", fmt.Errorf("a factor needs rope_type %q", d.rope.types[0]))
 	}
-	return nil
-}
-
-// ropeShare is the key of the share of a head's channels that RoPE rotates.
-const ropeShare = "partial_rotary_factor"
-
-// adoptShare takes the partial_rotary_factor of an object of RoPE's, unless the key by itself says another.
-func (d *decoding) adoptShare(key string, o map[string]jsontext.Value) {
-	raw, said := o[ropeShare]
-	if !said || !d.rope.share {
-		return
+	switch old := *dst; {
+	case len(d.problems) > found:
+		return false
+	case d.hasValid("rope_scaling") && !s.equal(old):
+		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
+		return false
 	}
-	share, err := parseNumber(raw, positive)
-	if old := d.config.RoPE.RotaryShare; err == nil && d.hasValid(ropeShare) && d.values[ropeShare].Kind() != 'n' &&
-		share != old {
-		err = fmt.Errorf("%v disagrees with %s %v", share, ropeShare, old)
-	}
-	store(d, key+"."+ropeShare, &d.config.RoPE.RotaryShare, share, err)
+	*dst = s
+	return true
 }

@@ -10,7 +10,8 @@ func (c *Config) HasKey(key string) bool {
 	if c.row(key) != nil {
 		return true
 	}
-	_, has := c.language().values()[key]
+	doc, _ := c.wrapper.inner(c.doc) // it was read before
+	_, has := doc.values()[key]
 	return has
 }
 

@@ -32,21 +32,15 @@ func wrapperOf(values map[string]jsontext.Value) wrapper {
 	return wrapper{}
 }
 
-// inner reads the object with the language model's configuration.
+// inner returns a copy of the language model's document: the object that holds it, or doc itself.
 func (w wrapper) inner(doc document) (document, error) {
+	if w.key == "" {
+		return slices.Clone(doc), nil
+	}
 	value := doc.values()[w.key]
 	if value.Kind() != '{' {
 		return nil, problem.In("", problem.Problem{Field: w.key,
 			Cause: "is not an object with the language model's configuration"})
 	}
 	return readDocument(value)
-}
-
-// language returns a copy of the language model's document: c's own, or the wrapper's object of it.
-func (c *Config) language() document {
-	if c.wrapper.key == "" {
-		return slices.Clone(c.doc)
-	}
-	doc, _ := c.wrapper.inner(c.doc) // it was read before
-	return doc
 }
