@@ -37,9 +37,18 @@ dsmoe help memory  the formulas`,
 		pipe: text.AsTable,
 		plot: "bars of parameters, and of those that a token uses; --compare: of the choices",
 		flags: func(q *query) {
-			cli.NumberFlag(q.Flags(), &seq, "seq", "",
+			flags, f := q.Flags(), compare
+			cli.NumberFlag(flags, &seq, "seq", "",
 				"`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
-			compare.add(q.Command)
+			flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
+			q.RegisterFlagCompletionFunc("compare", cli.CompleteList(header.Top2, header.Fine, header.Shared))
+			cli.NumberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
+			cli.NumberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
+			cli.NumberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active "+
+				"experts")
+			cli.NumberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
+			cli.NumberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
+			cli.NumberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
 			q.ValidArgsFunction = cli.CompleteArguments("arch CONFIG")
 		},
 		run: func(q *query) (cli.Result, error) {
@@ -77,19 +86,6 @@ const splitFlag = "split"
 
 // layerFlags are the others; a config takes their place.
 func layerFlags() []string { return []string{"experts", "active", "shared", "hidden", "intermediate"} }
-
-func (f *compareFlags) add(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
-	cmd.RegisterFlagCompletionFunc("compare", cli.CompleteList(header.Top2, header.Fine, header.Shared))
-	cli.NumberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
-	cli.NumberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
-	cli.NumberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active "+
-		"experts")
-	cli.NumberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
-	cli.NumberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
-	cli.NumberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
-}
 
 // args demands a config, which --compare can do without.
 func (f *compareFlags) args(cmd *cobra.Command, given []string) error {

@@ -150,7 +150,11 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	case f.check:
 		return f.runCheck(cmd, args[0], &b)
 	case f.discard:
-		return f.runDiscard(cmd, args[0])
+		r, err := convert.Discard(args[0], f.dryRun, f.Settings)
+		if err != nil {
+			return err
+		}
+		return cli.Answer(convertDocuments.Print(cmd, r), len(r.Unfinished) > 0)
 	case cmd.Flags().Changed(attestFlag):
 		return cli.Misuse(cmd, "--attest is of --check: convert first, then check and attest the output")
 	}
@@ -166,7 +170,23 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer src.Close()
-	r, err := f.convert(cmd.Context(), src, args)
+	if f.imatrix != "" {
+		m, err := checkpoint.OpenImatrix(f.imatrix)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		f.Imatrix = m
+	}
+	var r cli.Result
+	switch {
+	case f.dryRun:
+		r, err = convert.Plan(src, f.Options)
+	case f.Part.N > 0:
+		r, err = convert.RunPart(cmd.Context(), args[1], src, f.Options)
+	default:
+		r, err = convert.Run(cmd.Context(), args[1], src, f.Options)
+	}
 	if err != nil {
 		return err
 	}
@@ -184,25 +204,6 @@ func useEngine(ctx context.Context, s *convert.Settings, o cli.Overwriting, prog
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(s.Compute + s.IO)
 	}
-}
-
-// convert plans or converts.
-func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string) (cli.Result, error) {
-	if f.imatrix != "" {
-		m, err := checkpoint.OpenImatrix(f.imatrix)
-		if err != nil {
-			return nil, err
-		}
-		defer m.Close()
-		f.Imatrix = m
-	}
-	switch {
-	case f.dryRun:
-		return convert.Plan(src, f.Options)
-	case f.Part.N > 0:
-		return convert.RunPart(ctx, args[1], src, f.Options)
-	}
-	return convert.Run(ctx, args[1], src, f.Options)
 }
 
 // attestFlag names the file of a statement.
@@ -225,12 +226,4 @@ func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) erro
 	}
 	b.Remove()
 	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Problems) == 0)
-}
-
-func (f *convertFlags) runDiscard(cmd *cobra.Command, dst string) error {
-	r, err := convert.Discard(dst, f.dryRun, f.Settings)
-	if err != nil {
-		return err
-	}
-	return cli.Answer(convertDocuments.Print(cmd, r), len(r.Unfinished) > 0)
 }

@@ -76,7 +76,7 @@ rounded weights is refused.`,
 	cmd.MarkFlagsMutuallyExclusive("tokens", "random")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "seed")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		switch pruned := prune.given(cmd); {
+		switch pruned := flags.Changed("keep-experts") || flags.Changed("prune"); {
 		case pruned && (flags.Changed("exact") || flags.Changed("include")):
 			return cli.Misuse(cmd, "--exact and --include compare weights: not with --keep-experts or --prune")
 		case pruned:

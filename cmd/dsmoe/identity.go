@@ -165,22 +165,3 @@ func (f *checkpointFiles) identify(c *checkpoint.Checkpoint) error {
 	}
 	return nil
 }
-
-// sheet lists the checkpoint's files with what is known of their hashes, and the pack's.
-func (f *checkpointFiles) sheet(pack map[string]string) *text.Sheet {
-	s := text.NewSheet("file", "is_the_pack's", "hash", "of_the_pack")
-	names := slices.AppendSeq(slices.Collect(maps.Keys(f.Files)), maps.Keys(f.Hashes))
-	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
-		s.Add(text.Foreign(name), text.Plain(orDash(f.Files[name])), text.Plain(orDash(f.Hashes[name])),
-			text.Plain(orDash(pack[name])))
-	}
-	return s
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}

@@ -38,7 +38,11 @@ func run(ctx context.Context, client *remote.Client, args []string, stdout, stde
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	defer printTraffic(client, stderr)
+	defer func() {
+		if bytes, requests := client.Traffic(); requests > 0 {
+			fmt.Fprintf(stderr, "note: %s were read in %s\n", text.Bytes(bytes), text.Plural(int(requests), "request"))
+		}
+	}()
 	cmd, err := root.ExecuteContextC(context.WithValue(ctx, clientKey{}, client))
 	var script scriptStatus
 	switch {
@@ -78,26 +82,12 @@ func hideSecrets(client *remote.Client, args []string) []string {
 	return hidden
 }
 
-// printTraffic writes what was read of servers, if anything was.
-func printTraffic(client *remote.Client, w io.Writer) {
-	if bytes, requests := client.Traffic(); requests > 0 {
-		fmt.Fprintf(w, "note: %s were read in %s\n", text.Bytes(bytes), text.Plural(int(requests), "request"))
-	}
-}
-
 // printWaiting writes why a server does not answer, over the progress bar of a terminal.
 func printWaiting(w io.Writer, why string) {
 	if cli.IsTerminal(w) {
 		fmt.Fprint(w, "\r\x1b[K")
 	}
 	fmt.Fprintln(w, "note: "+text.Line(why))
-}
-
-// addCache adds --cache to a command and those below it.
-func addCache(cmd *cobra.Command) {
-	cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
-		func(dir string) error { clientOf(cmd.Root().Context()).Cache = dir; return nil })
-	cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 }
 
 func newRoot() *cobra.Command {
@@ -134,14 +124,19 @@ ones.`,
 	cli.AddColour(inspect)
 	convert, diff := newConvert(), newDiff()
 	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
-		addCache(cmd)
+		cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
+			func(dir string) error { clientOf(cmd.Root().Context()).Cache = dir; return nil })
+		cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 	}
 	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(), newTraceScript(),
 		newDemo(), newVersion(), newMan())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
-	refuseUnknown(root, "completion")
+	if completion, _, err := root.Find([]string{"completion"}); err == nil { // it has none but commands below it
+		completion.Args = noCommand
+		completion.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	cli.AddCompletion(root)
 	return root
 }
@@ -152,21 +147,6 @@ func noCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	return cli.Misuse(cmd, cli.UnknownCommand(cmd, args[0]))
-}
-
-// refuseUnknown makes a command that has none but commands below it refuse other words.
-func refuseUnknown(root *cobra.Command, name string) {
-	cmd, _, err := root.Find([]string{name})
-	if err != nil {
-		return
-	}
-	cmd.Args = cobra.ArbitraryArgs
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return cli.Misuse(cmd, cli.UnknownCommand(cmd, args[0]))
-		}
-		return cmd.Help()
-	}
 }
 
 // newHelp is the command help: what --help prints, by the name of the command.
@@ -190,10 +170,8 @@ func newHelp() *cobra.Command {
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (names []cobra.Completion,
 			_ cobra.ShellCompDirective) {
 			if topic, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
-				for _, sub := range topic.Commands() {
-					if sub.IsAvailableCommand() || sub.IsAdditionalHelpTopicCommand() {
-						names = append(names, cobra.CompletionWithDesc(sub.Name(), sub.Short))
-					}
+				for _, sub := range documented(topic) {
+					names = append(names, cobra.CompletionWithDesc(sub.Name(), sub.Short))
 				}
 			}
 			return names, cobra.ShellCompDirectiveNoFileComp

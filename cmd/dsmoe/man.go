@@ -73,7 +73,15 @@ func manual(cmd *cobra.Command) string {
 		page += roff(line) + "\n"
 	}
 	if section == "1" {
-		page += manualUsage(cmd)
+		cmd.InitDefaultHelpFlag()
+		for line := range strings.SplitSeq(strings.TrimSpace(cmd.UsageString()), "\n") {
+			title, heading := strings.CutSuffix(line, ":")
+			if heading && !strings.HasPrefix(line, " ") || line == "EXIT STATUS" {
+				page += ".fi\n.SH " + strings.ToUpper(title) + "\n.nf\n"
+			} else {
+				page += roff(line) + "\n"
+			}
+		}
 	}
 	page += ".fi\n.SH SEE ALSO\n"
 	related := documented(cmd)
@@ -85,20 +93,6 @@ func manual(cmd *cobra.Command) string {
 		page += fmt.Sprintf(".BR %s (%s)\n", roff(name), section)
 	}
 	return page
-}
-
-// manualUsage is the usage of a command as sections of a manual page.
-func manualUsage(cmd *cobra.Command) (sections string) {
-	cmd.InitDefaultHelpFlag()
-	for line := range strings.SplitSeq(strings.TrimSpace(cmd.UsageString()), "\n") {
-		title, heading := strings.CutSuffix(line, ":")
-		if heading && !strings.HasPrefix(line, " ") || line == "EXIT STATUS" {
-			sections += ".fi\n.SH " + strings.ToUpper(title) + "\n.nf\n"
-		} else {
-			sections += roff(line) + "\n"
-		}
-	}
-	return sections
 }
 
 // roff is a line of text as the formatter of manual pages takes it: no character commands anything.

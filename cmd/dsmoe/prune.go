@@ -30,11 +30,6 @@ func (f *pruneFlags) add(cmd *cobra.Command) {
 // maxPruneBytes is the size of a file for --prune, more than lists of all experts of any config take.
 const maxPruneBytes = 16 << 20
 
-// given reports whether one of the flags was.
-func (f *pruneFlags) given(cmd *cobra.Command) bool {
-	return cmd.Flags().Changed("keep-experts") || cmd.Flags().Changed("prune")
-}
-
 // read reads the file.
 func (f *pruneFlags) read(cmd *cobra.Command) (p plan.Prune, err error) {
 	if p.All = f.experts; !cmd.Flags().Changed("prune") {

@@ -44,7 +44,18 @@ dsmoe help findings  the kinds of findings`,
 		documents: cli.Documents{cli.DocumentOf[*report.Report]("dsmoe.inspect.report/1")},
 		expects:   "CHECKPOINT or CONFIG",
 		failOn:    true,
-		flags:     f.add,
+		flags: func(q *query) {
+			flags := q.Flags()
+			q.files.Flag(q.Command, htmlFlag, "html", "write a page, too, into a `file`")
+			addSelection(flags, &f.selection)
+			flags.StringVar(&f.against, "against", "",
+				"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
+			flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
+			flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
+			flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
+			cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
+			cli.InGroup(flags, cli.Tokens, "golden", "tokens", "random", "seed")
+		},
 		run: func(q *query) (cli.Result, error) {
 			if err := f.check(q.Command, q.path); err != nil {
 				return nil, err
@@ -63,20 +74,6 @@ type reportFlags struct {
 	routingFlags
 	golden, against string
 	selection       inspect.Selection
-}
-
-// add adds the flags to the command.
-func (f *reportFlags) add(q *query) {
-	flags := q.Flags()
-	q.files.Flag(q.Command, htmlFlag, "html", "write a page, too, into a `file`")
-	addSelection(flags, &f.selection)
-	flags.StringVar(&f.against, "against", "",
-		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
-	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
-	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
-	flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
-	cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
-	cli.InGroup(flags, cli.Tokens, "golden", "tokens", "random", "seed")
 }
 
 // check refuses what can be refused before anything is read.

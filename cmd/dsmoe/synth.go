@@ -74,16 +74,6 @@ type synthOptions struct {
 	replace  cli.Overwriting
 }
 
-func (o synthOptions) source(c *config.Config) *synth.Source {
-	if o.gates == torchGates {
-		return synth.Torch(c, o.seed)
-	}
-	return synth.New(c, o.seed)
-}
-
-// rule names what the values follow from.
-func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates) }
-
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
 	c, document, err := configOf(ctx, configFile)
@@ -97,9 +87,13 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	if c.Windowed() && o.gates == torchGates {
 		return nil, fmt.Errorf("--init torch: the gates of model_type %s are not drawn so", c.ModelType)
 	}
-	source := o.source(c)
+	source := synth.New(c, o.seed)
+	if o.gates == torchGates {
+		source = synth.Torch(c, o.seed)
+	}
 	made := slices.Collect(source.Tensors())
-	s := plan.Synthetic{Tensors: slices.Clone(made), Config: document, Rule: o.rule()}
+	s := plan.Synthetic{Tensors: slices.Clone(made), Config: document, // the values follow from the rule
+		Rule: fmt.Sprintf("seed %d, gates %s", o.seed, o.gates)}
 	own := map[string]string{} // the source's names
 	for i := range s.Tensors {
 		if s.Tensors[i].Name = c.Prefix() + made[i].Name; table.FamilyOf(c).Namings != nil {
@@ -107,7 +101,8 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		}
 		own[s.Tensors[i].Name] = made[i].Name
 	}
-	if i := slices.IndexFunc(made, notSynthetic); i >= 0 {
+	drawn := []tensor.DType{tensor.BF16, tensor.F32, tensor.FP8.Codes, tensor.I64}
+	if i := slices.IndexFunc(made, func(t tensor.Info) bool { return !slices.Contains(drawn, t.DType) }); i >= 0 {
 		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s as %s; leave quantization_config out",
 			text.Quote(configFile), text.Quote(s.Tensors[i].Name), made[i].DType)
 	}
@@ -130,11 +125,6 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	r := describeSynthetic(dst, o, c, made)
 	r.Already = done.Already
 	return r, nil
-}
-
-// notSynthetic reports whether synth has no rule for tensors of the dtype.
-func notSynthetic(t tensor.Info) bool {
-	return !slices.Contains([]tensor.DType{tensor.BF16, tensor.F32, tensor.FP8.Codes, tensor.I64}, t.DType)
 }
 
 // synthesised says what was written.

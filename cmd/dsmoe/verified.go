@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -145,7 +146,13 @@ func (r *verified) about() report.About {
 		about.Facts[1].Value += ": " + files
 	}
 	if len(c.Files)+len(c.Hashes) > 0 {
-		about.Files = c.sheet(r.Golden.Checkpoint)
+		about.Files = text.NewSheet("file", "is_the_pack's", "hash", "of_the_pack")
+		names := slices.AppendSeq(slices.Collect(maps.Keys(c.Files)), maps.Keys(c.Hashes))
+		slices.Sort(names)
+		for _, name := range slices.Compact(names) {
+			about.Files.Add(text.Foreign(name), text.Plain(cmp.Or(c.Files[name], "-")), text.Plain(cmp.Or(c.Hashes[name], "-")),
+				text.Plain(cmp.Or(r.Golden.Checkpoint[name], "-")))
+		}
 	}
 	return about
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -202,8 +201,8 @@ func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, std
 func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack.Pack, unopened error,
 	stderr io.Writer) (*verified, error) {
 	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
-	if err := exchanged(path); err != nil {
-		return r, err
+	if isFile(filepath.Join(path, "manifest.json")) && !isFile(filepath.Join(path, checkpoint.ConfigName)) {
+		return r, problem.New(path, "a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN", "")
 	}
 	c, err := openerOf(ctx).OpenPart(path, o.needOf(p))
 	if err != nil {
@@ -266,16 +265,4 @@ func (o *verifyOptions) needOf(p *pack.Pack) checkpoint.Need {
 		}
 		return weights.Holders(c, all, reads), nil
 	}
-}
-
-// exchanged says that a golden pack stands in the checkpoint's place.
-func exchanged(path string) error {
-	holds := func(dir, name string) bool {
-		info, err := os.Stat(filepath.Join(dir, name))
-		return err == nil && info.Mode().IsRegular()
-	}
-	if holds(path, "manifest.json") && !holds(path, checkpoint.ConfigName) {
-		return problem.New(path, "a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN", "")
-	}
-	return nil
 }

@@ -7,8 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-
-	"dsmoe/text"
 )
 
 // The words of --color.
@@ -33,16 +31,6 @@ var colours = regexp.MustCompile(`^(verdict +|  )(PASS|FAIL|INCONCLUSIVE|error|n
 
 // codes are the colours: bold, and green, red or yellow.
 var codes = map[string]string{"PASS": "1;32", "FAIL": "1;31", "error": "1;31", "INCONCLUSIVE": "1;33", "notice": "1;33"}
-
-// paint colours the verdict or the level that a line begins with.
-func paint(line string) string {
-	m := colours.FindStringSubmatchIndex(line)
-	if m == nil {
-		return line
-	}
-	word := line[m[4]:m[5]]
-	return line[:m[4]] + "\x1b[" + codes[word] + "m" + word + "\x1b[0m" + line[m[5]:]
-}
 
 // isColoured reports whether the result of cmd is printed in colours.
 func isColoured(cmd *cobra.Command) bool {
@@ -78,21 +66,4 @@ const WideFlag = "wide"
 func AddWide(cmd *cobra.Command) {
 	cmd.Flags().Bool(WideFlag, false, "all columns of a table, wider than the terminal")
 	InGroup(cmd.Flags(), Reporting, WideFlag)
-}
-
-// roomOf returns how many columns lines of the result of cmd have; 0 is any number.
-func roomOf(cmd *cobra.Command) int {
-	if f := cmd.Flags().Lookup(WideFlag); f != nil && f.Value.String() == "true" {
-		return 0
-	}
-	return columnsOf(cmd.OutOrStdout())
-}
-
-// screenOf returns w as the screen that the result of cmd is made for.
-func screenOf(cmd *cobra.Command, w io.Writer) text.Screen {
-	s := text.Screen{Writer: w}
-	if cmd.Flags().Lookup(WideFlag) != nil {
-		s.Columns = roomOf(cmd)
-	}
-	return s
 }

@@ -25,9 +25,22 @@ import (
 // Fail tells the user why a command has no answer.
 func Fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
 	PrintError(stderr, err)
-	if AsksJSON(cmd, args) {
-		_ = ErrorDocuments.write(stdout, describeError(cmd, err)) // the exit status says it, too
+	if !AsksJSON(cmd, args) {
+		return
 	}
+	var d ErrorDocument
+	problems := faultsOf(err)
+	d.Error.fault = problems[0]
+	if len(problems) > 1 {
+		cause := strings.TrimPrefix(err.Error(), text.Quote(problems[0].Thing)+": ")
+		d.Error.fault = fault{Thing: problems[0].Thing, Cause: text.Line(cause)}
+		d.Error.Problems = problems
+	}
+	if d.Error.Thing == "" {
+		d.Error.Thing = cmd.Name()
+	}
+	d.Error.Hint = hintOf(err)
+	_ = ErrorDocuments.write(stdout, d) // the exit status says it, too
 }
 
 // AsksJSON reports whether the command line asks for JSON, even if it makes no sense.
@@ -42,22 +55,6 @@ func AsksJSON(cmd *cobra.Command, args []string) bool {
 		args = args[:end]
 	}
 	return slices.Contains(args, "--json")
-}
-
-// describeError takes an error apart.
-func describeError(cmd *cobra.Command, err error) (d ErrorDocument) {
-	problems := faultsOf(err)
-	d.Error.fault = problems[0]
-	if len(problems) > 1 {
-		cause := strings.TrimPrefix(err.Error(), text.Quote(problems[0].Thing)+": ")
-		d.Error.fault = fault{Thing: problems[0].Thing, Cause: text.Line(cause)}
-		d.Error.Problems = problems
-	}
-	if d.Error.Thing == "" {
-		d.Error.Thing = cmd.Name()
-	}
-	d.Error.Hint = hintOf(err)
-	return d
 }
 
 // faultsOf takes an error apart into its problems, at least one. A layer that wraps an

@@ -53,50 +53,38 @@ func (f outFlag) check(path string) error {
 // behind but whole files.
 func (f *Files) Around(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		defer f.discard()
-		if err := f.create(cmd, inputsOf(cmd, args)); err != nil {
-			return err
-		}
-		return run(cmd, args)
-	}
-}
-
-// create begins the files that are asked for.
-func (f *Files) create(cmd *cobra.Command, inputs []string) error {
-	f.open = map[string]*outFile{}
-	for i, one := range f.flags {
-		name := one.name
-		flag := cmd.Flags().Lookup(name)
-		if !flag.Changed {
-			continue
-		}
-		out, err := createFile(flag.Value.String(), inputs...)
-		if err != nil {
-			return err
-		}
-		f.open[name] = out
-		if err := one.check(out.path); err != nil {
-			return err
-		}
-		for _, other := range f.flags[:i] {
-			before := f.open[other.name]
-			if before == nil {
+		f.open = map[string]*outFile{}
+		defer func() {
+			for _, out := range f.open {
+				out.discard()
+			}
+		}()
+		inputs := inputsOf(cmd, args)
+		for i, flag := range f.flags {
+			if !cmd.Flags().Changed(flag.name) {
 				continue
 			}
-			a, errA := filepath.Abs(before.name)
-			b, errB := filepath.Abs(out.name)
-			if errA == nil && errB == nil && a == b {
-				return problem.New(out.path, fmt.Sprintf("--%s and --%s name one file", other.name, name), "")
+			out, err := createFile(cmd.Flags().Lookup(flag.name).Value.String(), inputs...)
+			if err != nil {
+				return err
+			}
+			f.open[flag.name] = out
+			if err := flag.check(out.path); err != nil {
+				return err
+			}
+			for _, other := range f.flags[:i] {
+				before := f.open[other.name]
+				if before == nil {
+					continue
+				}
+				a, errA := filepath.Abs(before.name)
+				b, errB := filepath.Abs(out.name)
+				if errA == nil && errB == nil && a == b {
+					return problem.New(out.path, fmt.Sprintf("--%s and --%s name one file", other.name, flag.name), "")
+				}
 			}
 		}
-	}
-	return nil
-}
-
-// discard removes what is not complete.
-func (f *Files) discard() {
-	for _, out := range f.open {
-		out.discard()
+		return run(cmd, args)
 	}
 }
 
@@ -192,7 +180,11 @@ func checkNoInput(path string, inputs []string) error {
 			dir, isPart = filepath.Dir(input), isCheckpointFile
 		}
 		whole := info.IsDir() || isCheckpointFile(filepath.Base(input))
-		if os.SameFile(info, there) || whole && holdsFile(dir, there, isPart) {
+		entries, _ := os.ReadDir(dir)
+		if os.SameFile(info, there) || whole && slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+			info, err := os.Stat(filepath.Join(dir, e.Name())) // also of what a link leads to
+			return err == nil && os.SameFile(info, there) && isPart(e.Name())
+		}) {
 			return errors.New("is among the inputs of this command: give another name")
 		}
 	}
@@ -202,15 +194,6 @@ func checkNoInput(path string, inputs []string) error {
 // isCheckpointFile recognises weights, their index, a config, and other JSON files of a checkpoint.
 func isCheckpointFile(name string) bool {
 	return checkpoint.IsWeights(name) || checkpoint.IsIndex(name) || strings.EqualFold(filepath.Ext(name), ".json")
-}
-
-// holdsFile reports whether a directory holds a file, or a link to it, under a name that isPart takes.
-func holdsFile(dir string, file os.FileInfo, isPart func(name string) bool) bool {
-	entries, _ := os.ReadDir(dir)
-	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		info, err := os.Stat(filepath.Join(dir, e.Name()))
-		return err == nil && os.SameFile(info, file) && isPart(e.Name())
-	})
 }
 
 // commit gives the file its content and its name.

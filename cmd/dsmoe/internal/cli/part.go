@@ -3,6 +3,7 @@ package cli
 // --part: which share of the work a run does, given in words or by the array job that it is a task of.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -73,19 +74,26 @@ func (p *PartFlags) Read(cmd *cobra.Command) (Part, error) {
 	return found, nil
 }
 
-// arrayPart returns the part that a task of an array is. parts is the number of parts, 0 if only the
-// environment says it.
+// arrayPart returns the part that a task of Slurm's array is, or a pod of Kubernetes' Indexed Job: the completions
+// 0, 1, … are parts 1 to parts. parts is the number of parts, 0 if only the environment says it.
 func arrayPart(parts int, env func(string) string) (Part, error) {
-	slurm, kubernetes := env("SLURM_ARRAY_TASK_ID") != "", env("JOB_COMPLETION_INDEX") != ""
+	slurm, index := env("SLURM_ARRAY_TASK_ID") != "", env("JOB_COMPLETION_INDEX")
+	i, err := parseNumber[int](index)
 	switch {
-	case slurm && kubernetes:
+	case slurm && index != "":
 		return Part{}, errors.New("SLURM_ARRAY_TASK_ID and JOB_COMPLETION_INDEX are both set; give --part I/N")
 	case slurm:
 		return slurmPart(parts, env)
-	case kubernetes:
-		return kubernetesPart(parts, env("JOB_COMPLETION_INDEX"))
+	case index == "":
+		return Part{}, errors.New("neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set; give --part I/N")
+	case err != nil:
+		return Part{}, fmt.Errorf("JOB_COMPLETION_INDEX=%q: %w", index, err)
+	case parts == 0:
+		return Part{}, errors.New("JOB_COMPLETION_INDEX does not say of how many; give --parts N, the Job's completions")
+	case i >= parts:
+		return Part{}, fmt.Errorf("JOB_COMPLETION_INDEX=%d, but --parts %d has the indices 0-%d", i, parts, parts-1)
 	}
-	return Part{}, errors.New("neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set; give --part I/N")
+	return Part{i + 1, parts}, nil
 }
 
 // slurmPart returns the part that a task of Slurm's array is: the tasks MIN, MIN + STEP, … MAX are parts 1 to COUNT.
@@ -93,10 +101,7 @@ func slurmPart(parts int, env func(string) string) (Part, error) {
 	var bad []string
 	number := func(name, otherwise string) int {
 		name = "SLURM_ARRAY_TASK_" + name
-		word := env(name)
-		if word == "" {
-			word = otherwise
-		}
+		word := cmp.Or(env(name), otherwise)
 		n, err := parseNumber[int](word)
 		if err != nil {
 			bad = append(bad, fmt.Sprintf("%s=%q", name, word))
@@ -116,18 +121,4 @@ func slurmPart(parts int, env func(string) string) (Part, error) {
 			"without gaps; give --part I/N", id, count, first, last, step)
 	}
 	return Part{(id-first)/step + 1, count}, nil
-}
-
-// kubernetesPart returns the part that a pod of an Indexed Job is: the completions 0, 1, … are parts 1 to parts.
-func kubernetesPart(parts int, index string) (Part, error) {
-	i, err := parseNumber[int](index)
-	switch {
-	case err != nil:
-		return Part{}, fmt.Errorf("JOB_COMPLETION_INDEX=%q: %w", index, err)
-	case parts == 0:
-		return Part{}, errors.New("JOB_COMPLETION_INDEX does not say of how many; give --parts N, the Job's completions")
-	case i >= parts:
-		return Part{}, fmt.Errorf("JOB_COMPLETION_INDEX=%d, but --parts %d has the indices 0-%d", i, parts, parts-1)
-	}
-	return Part{i + 1, parts}, nil
 }

@@ -35,14 +35,21 @@ func (d Documents) printAs(cmd *cobra.Command, r Result, asJSON bool) error {
 		return w.Flush()
 	}
 	var b strings.Builder
-	if err := r.WriteText(screenOf(cmd, &b)); err != nil {
+	coloured, columns, screen := isColoured(cmd), columnsOf(cmd.OutOrStdout()), text.Screen{Writer: &b}
+	if wide := cmd.Flags().Lookup(WideFlag); wide != nil {
+		if wide.Value.String() == "true" {
+			columns = 0
+		}
+		screen.Columns = columns // of tables
+	}
+	if err := r.WriteText(screen); err != nil {
 		return err
 	}
-	coloured, columns := isColoured(cmd), roomOf(cmd)
 	for line := range strings.Lines(b.String()) {
 		for i, line := range text.Wrap(text.Line(strings.TrimSuffix(line, "\n")), columns) {
-			if coloured && i == 0 {
-				line = paint(line)
+			if m := colours.FindStringSubmatchIndex(line); coloured && i == 0 && m != nil {
+				word := line[m[4]:m[5]]
+				line = line[:m[4]] + "\x1b[" + codes[word] + "m" + word + "\x1b[0m" + line[m[5]:]
 			}
 			fmt.Fprintln(w, line)
 		}

@@ -52,14 +52,21 @@ func showSize(size int64) string {
 	return strconv.FormatInt(size, 10)
 }
 
-// parseSize reads a size: 5GB, 5G, 5gb, 1.5GiB, 5000000. What is less than a byte is dropped. Less than leastPlain has a
-// unit: 5 is hardly 5 bytes.
+// parseSize reads a size: 5GB, 5G, 5gb, 1.5GiB, 5000000. A small b behind a large prefix is refused: Hugging Face takes
+// 5Gb for bits. What is less than a byte is dropped. Less than leastPlain has a unit: 5 is hardly 5 bytes.
 func parseSize(word string) (int64, error) {
 	digits := strings.TrimRight(word, "TGMKBtgmkbi ")
 	name := strings.TrimLeft(word[len(digits):], " ")
-	unit, ok := unitBytes(name)
+	bits := strings.HasSuffix(name, "b") && name != strings.ToLower(name)
+	full := strings.TrimSuffix(strings.ToUpper(name), "B") + "B"
+	unit := int64(0)
+	for _, u := range units {
+		if strings.ToUpper(u.name) == full {
+			unit = u.bytes
+		}
+	}
 	n, isNumber := new(big.Rat).SetString(digits)
-	if !ok || !isNumber || strings.Trim(digits, "0123456789.") != "" {
+	if bits || unit == 0 || !isNumber || strings.Trim(digits, "0123456789.") != "" {
 		return 0, errNoSize
 	}
 	n.Mul(n, new(big.Rat).SetInt64(unit))
@@ -77,21 +84,3 @@ func parseSize(word string) (int64, error) {
 const leastPlain = 1_000_000
 
 var errNoSize = errors.New("not a size such as 5GB, 1.5GiB or 500MB")
-
-// unitBytes returns what a unit stands for. A small b behind a large prefix is refused:
-// Hugging Face takes 5Gb for bits.
-func unitBytes(name string) (int64, bool) {
-	if strings.HasSuffix(name, "b") && name != strings.ToLower(name) {
-		return 0, false
-	}
-	full := strings.ToUpper(name)
-	if !strings.HasSuffix(full, "B") {
-		full += "B"
-	}
-	for _, u := range units {
-		if strings.ToUpper(u.name) == full {
-			return u.bytes, true
-		}
-	}
-	return 0, false
-}
