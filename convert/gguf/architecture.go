@@ -43,7 +43,11 @@ var architectures = []architecture{
 
 // ofGrouped returns an architecture of models with plain attention and head_dim.
 func ofGrouped(name string, parts []string, scoring string, g grouped) architecture {
-	return architecture{name, parts, []string{scoring}, g.rows(), &g}
+	rows := slices.Concat(groupedRows, only(groupedOwn, g.keys...))
+	if g.sparse {
+		rows[slices.IndexFunc(rows, func(r row) bool { return r.key == feedForward })].field = ""
+	}
+	return architecture{name, parts, []string{scoring}, rows, &g}
 }
 
 // architectureNamed returns the architecture of that name; nil for a name of none.
@@ -89,7 +93,7 @@ func unsayable(c *config.Config) (reasons []string) {
 	if reason := unheld(c); reason != "" {
 		return []string{reason}
 	}
-	arch := architectureOf(c)
+	arch := modelOf(c).arch
 	refuse := func(is bool, reason string, args ...any) {
 		if is {
 			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))

@@ -33,7 +33,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 	for _, reason := range unsayable(c) {
 		a.fail("", "%s", reason)
 	}
-	arch, mix, dtypes := architectureOf(c), newMixer(kind, c), map[string]tensor.DType{}
+	arch, mix, dtypes := modelOf(c).arch, newMixer(kind, c), map[string]tensor.DType{}
 	if arch == "" {
 		return nil, a.wrong
 	}
@@ -64,8 +64,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		switch {
 		case a.places[i].Row.Integer():
 			x.DType = tensor.I32
-		case alwaysF32(arch, x.Name, len(x.Shape)),
-			mix == nil && plainF32(arch, x.Name):
+		case storedF32(arch, x.Name, len(x.Shape), mix):
 			x.DType = tensor.F32
 		case arch == deepseek4:
 			x.DType = asPublished(a.places[i], dtypes[x.Weights[0]], x.Shape[len(x.Shape)-1], mix)
@@ -113,10 +112,10 @@ func (a *arranger) add(s table.Slot, x format.Arranged) {
 	a.made, a.places = append(a.made, x), append(a.places, s.Place)
 }
 
-// alwaysF32 reports whether llama.cpp stores a tensor in F32 in files of every type: vectors,
-// norms, the gate, and tensors that are not weights. ModelBase.prepare_tensors of conversion/base.py. DeepSeek-V4's
-// gate stays as it is stored; its matrices that are published in F32 stay that.
-func alwaysF32(arch, name string, rank int) bool {
+// storedF32 reports whether llama.cpp stores a tensor in F32: in files of every type vectors, norms, the gate, and
+// tensors that are not weights (ModelBase.prepare_tensors of conversion/base.py); in files without a mixture the weights
+// of an indexer's heads, too. DeepSeek-V4's gate stays as it is stored; its matrices that are published in F32 stay that.
+func storedF32(arch, name string, rank int, mix *mixer) bool {
 	ends := func(suffix string) bool { return strings.HasSuffix(name, suffix) }
 	switch {
 	case rank <= 1, !ends(".weight"):
@@ -124,11 +123,5 @@ func alwaysF32(arch, name string, rank int) bool {
 	case arch == deepseek4:
 		return ends("_fn.weight") || ends("_ape.weight")
 	}
-	return ends("_norm.weight") || ends(".ffn_gate_inp.weight")
-}
-
-// plainF32 reports whether llama.cpp's converter stores a matrix in F32 in every file without quantised types: the
-// weights of an indexer's heads.
-func plainF32(arch, name string) bool {
-	return arch != deepseek4 && strings.HasSuffix(name, ".indexer.proj.weight")
+	return ends("_norm.weight") || ends(".ffn_gate_inp.weight") || mix == nil && ends(".indexer.proj.weight")
 }

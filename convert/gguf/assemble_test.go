@@ -43,7 +43,7 @@ func fileOf(t testing.TB, fixture string, d tensor.DType) *file {
 	}
 	arranged, wrong := arrange(c, infos, "keep")
 	require.Empty(t, wrong)
-	f := &file{config: c, arch: architectureOf(c)}
+	f := &file{config: c, arch: modelOf(c).arch}
 	for _, x := range arranged {
 		if x.DType == tensor.Invalid {
 			x.DType = d

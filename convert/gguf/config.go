@@ -36,11 +36,7 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 		r.plainAttention(has)
 	default:
 		r.layers()
-		r.latentAttention()
-		r.routing()
-	}
-	if r.arch == deepseek32 || r.arch == glmDSA {
-		r.indexer()
+		r.latent()
 	}
 	r.scaling()
 	r.implied()
@@ -167,9 +163,10 @@ func (r *keyReader) plainAttention(has func(name string) bool) {
 	r.put("norm_topk_prob", "false")
 }
 
-// latentAttention adds the widths of heads, which files store in two ways: files with kv_b in
-// one piece have the widths of keys and values in products; later files also those in the cache.
-func (r *keyReader) latentAttention() {
+// latent adds the fields of models with latent attention that rows do not have: the widths of heads, what V2 and V3 do
+// with the gate's scores, and the indexers. Files store the widths in two ways: files with kv_b in one piece have the
+// widths of keys and values in products; later files also those in the cache.
+func (r *keyReader) latent() {
 	r.putInt("num_key_value_heads", r.need("attention.head_count"))
 	key, value := keyMLA, valueMLA
 	if _, split := r.values[r.arch+"."+keyMLA]; !split {
@@ -184,6 +181,43 @@ func (r *keyReader) latentAttention() {
 	} else {
 		r.put("q_lora_rank", "null")
 	}
+	norm, _, present := r.find(weightsNorm)
+	if _, is := norm.(bool); present && !is {
+		r.fail(r.arch+"."+weightsNorm, "%v is not a boolean", norm)
+	}
+	r.put("norm_topk_prob", strconv.FormatBool(norm == true))
+	if x, ok := r.real(weightsScale); ok && x != 0 {
+		r.put("routed_scaling_factor", shortest(x))
+	} else {
+		r.put("routed_scaling_factor", "1.0")
+	}
+	method := "greedy"
+	switch several := r.groups(); {
+	case r.model.scoring == sigmoid: // the gates are DeepSeek-V3's
+		method = "noaux_tc"
+	case several:
+		method = "group_limited_greedy"
+	}
+	r.put("topk_method", strconv.Quote(method))
+	if r.arch == deepseek2 {
+		return
+	}
+	r.putInt("index_n_heads", r.need(indexerHeads))
+	r.putInt("index_head_dim", r.need(indexerWidth))
+	r.putInt("index_topk", r.need(indexerTopK))
+	v, ok := r.values[r.arch+"."+indexerTypes] // which layers share an indexer
+	if !ok {
+		return
+	}
+	var types []string
+	for _, full := range v.many {
+		name := `"shared"`
+		if full == true {
+			name = `"full"`
+		}
+		types = append(types, name)
+	}
+	r.put("indexer_types", "["+strings.Join(types, ",")+"]")
 }
 
 // implied compares keys that llama.cpp sizes its memory or computes by, and that other keys imply, with what these say.
@@ -220,48 +254,6 @@ func (r *keyReader) implied() {
 	if shared, ok := r.real(clampShared); ok && has && shared != experts {
 		r.fail(r.arch+"."+clampShared, "%v, but that of routed experts is %v, and config.json has one", shared, experts)
 	}
-}
-
-// indexer takes the sizes of the indexers, and which layers share one.
-func (r *keyReader) indexer() {
-	r.putInt("index_n_heads", r.need(indexerHeads))
-	r.putInt("index_head_dim", r.need(indexerWidth))
-	r.putInt("index_topk", r.need(indexerTopK))
-	v, ok := r.values[r.arch+"."+indexerTypes]
-	if !ok {
-		return
-	}
-	var types []string
-	for _, full := range v.many {
-		name := `"shared"`
-		if full == true {
-			name = `"full"`
-		}
-		types = append(types, name)
-	}
-	r.put("indexer_types", "["+strings.Join(types, ",")+"]")
-}
-
-// routing takes what V2 and V3 do with the gate's scores.
-func (r *keyReader) routing() {
-	norm, _, present := r.find(weightsNorm)
-	if _, is := norm.(bool); present && !is {
-		r.fail(r.arch+"."+weightsNorm, "%v is not a boolean", norm)
-	}
-	r.put("norm_topk_prob", strconv.FormatBool(norm == true))
-	if x, ok := r.real(weightsScale); ok && x != 0 {
-		r.put("routed_scaling_factor", shortest(x))
-	} else {
-		r.put("routed_scaling_factor", "1.0")
-	}
-	method := "greedy"
-	switch several := r.groups(); {
-	case r.model.scoring == sigmoid: // the gates are DeepSeek-V3's
-		method = "noaux_tc"
-	case several:
-		method = "group_limited_greedy"
-	}
-	r.put("topk_method", strconv.Quote(method))
 }
 
 // scaling takes RoPE's scaling. The multiplier of YaRN's logarithm is a tenth of mscale_all_dim, and llama.cpp takes

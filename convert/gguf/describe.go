@@ -21,7 +21,7 @@ func describe(d format.Description) (described format.Described, err error) {
 	}
 	err = format.Parse(func() {
 		c := d.Config
-		w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
+		w := &keyWriter{b: make([]byte, 8), arch: modelOf(c).arch, texts: map[string]string{}}
 		w.put(architectureKey, w.arch)
 		w.put("general.type", "model")
 		metadataNotes := w.metadata(d)
@@ -31,8 +31,7 @@ func describe(d format.Description) (described format.Described, err error) {
 		for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
 			var names []string // of tensors that are F32 in the file only
 			for i, info := range d.Tensors {
-				if d.Was[i] == was && info.DType == tensor.F32 &&
-					(alwaysF32(w.arch, info.Name, len(info.Shape)) || plainF32(w.arch, info.Name)) {
+				if d.Was[i] == was && info.DType == tensor.F32 && storedF32(w.arch, info.Name, len(info.Shape), nil) {
 					names = append(names, info.Name)
 				}
 			}
@@ -84,16 +83,17 @@ func fileName(s string) string {
 
 // model writes the keys that come from config.json.
 func (w *keyWriter) model(c *config.Config) {
+	a := architectureNamed(w.arch)
 	switch {
 	case w.arch == deepseek4:
 		w.windowed(c)
 		return
-	case architectureNamed(w.arch).grouped != nil:
-		w.grouped(c, architectureNamed(w.arch).grouped)
+	case a.grouped != nil:
+		w.grouped(c, a)
 		return
 	}
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
-	for _, row := range architectureNamed(w.arch).rows {
+	for _, row := range a.rows {
 		if v := row.value(c); v != nil {
 			w.of(row.key, v)
 		}
@@ -136,24 +136,19 @@ func (w *keyWriter) model(c *config.Config) {
 	if c.NumNextNPredictLayers > 0 {
 		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
 	}
-	if c.HasIndexer() {
-		w.indexer(c)
+	if !c.HasIndexer() {
+		return
 	}
-}
-
-// indexer writes the sizes of the indexers. Without types all layers have one.
-func (w *keyWriter) indexer(c *config.Config) {
 	w.of(indexerHeads, uint32(c.Indexer.IndexNHeads))
 	w.of(indexerWidth, uint32(c.Indexer.IndexHeadDim))
 	w.of(indexerTopK, uint32(c.Indexer.IndexTopK))
-	if c.Indexer.IndexerTypes == nil {
-		return
+	if c.Indexer.IndexerTypes != nil { // without them each layer has an indexer
+		var full []bool
+		for l := range c.NumHiddenLayers {
+			full = append(full, c.IndexerOf(l) == l)
+		}
+		w.of(indexerTypes, full)
 	}
-	var full []bool
-	for l := range c.NumHiddenLayers {
-		full = append(full, c.IndexerOf(l) == l)
-	}
-	w.of(indexerTypes, full)
 }
 
 // warnings say what llama.cpp computes otherwise.
@@ -167,7 +162,7 @@ func warnings(c *config.Config) (notes []string) {
 		notes = append(notes, fmt.Sprintf("llama.cpp takes rms_norm_eps %g in q_a_layernorm and kv_a_layernorm too, "+
 			"where the reference has %g: its logits are slightly different ones", c.RMSNormEps, config.LatentEps))
 	}
-	if architectureOf(c) == glmDSA {
+	if modelOf(c).arch == glmDSA {
 		notes = append(notes, fmt.Sprintf("llama.cpp computes the indexers' LayerNorm with eps 0, where the reference has %g",
 			config.LatentEps))
 	}
@@ -190,7 +185,7 @@ var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q2_
 // type for DeepSeek-V4 as it is published.
 func fileType(d format.Description) uint32 {
 	is := func(info tensor.Info) bool { return info.DType == tensor.MXFP4 }
-	if architectureOf(d.Config) == deepseek4 && slices.ContainsFunc(d.Tensors, is) {
+	if modelOf(d.Config).arch == deepseek4 && slices.ContainsFunc(d.Tensors, is) {
 		return fileTypes["mxfp4"]
 	}
 	if n, known := fileTypes[d.Type]; known {

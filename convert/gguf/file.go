@@ -21,7 +21,18 @@ func readHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 		return nil, problem.System(file, "first bytes", err)
 	}
 	if string(head[:]) != magic {
-		return nil, notGGUF(r, head[:], file)
+		pointer := make([]byte, len(format.LFSPointer))
+		r.ReadAt(pointer, 0)
+		switch {
+		case string(pointer) == format.LFSPointer:
+			return nil, problem.New(file, format.LFSCause, format.LFSHint)
+		case string(head[:]) == "FUGG":
+			return nil, problem.New(file, "is a big-endian GGUF file: this program reads little-endian ones", "")
+		case len(bytes.Trim(head[:], "\x00")) == 0:
+			return nil, problem.New(file, "is not a GGUF file: it is empty, or begins with zeros", hintDownload)
+		}
+		return nil, problem.New(file, fmt.Sprintf("is not a GGUF file: it begins with %s, not GGUF",
+			text.Quote(string(head[:]))), "")
 	}
 	h := &Header{values: map[string]value{}}
 	p := parser{r: bufio.NewReaderSize(io.NewSectionReader(r, 0, size), 1<<16), file: file, size: size, h: h}
@@ -29,22 +40,6 @@ func readHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 		return nil, err
 	}
 	return h, nil
-}
-
-// notGGUF is the error for a file without GGUF's magic; it names the kind of file.
-func notGGUF(r io.ReaderAt, head []byte, file string) error {
-	pointer := make([]byte, len(format.LFSPointer))
-	r.ReadAt(pointer, 0)
-	switch {
-	case string(pointer) == format.LFSPointer:
-		return problem.New(file, format.LFSCause, format.LFSHint)
-	case string(head) == "FUGG":
-		return problem.New(file, "is a big-endian GGUF file: this program reads little-endian ones", "")
-	case len(bytes.Trim(head, "\x00")) == 0:
-		return problem.New(file, "is not a GGUF file: it is empty, or begins with zeros", hintDownload)
-	}
-	return problem.New(file, fmt.Sprintf("is not a GGUF file: it begins with %s, not GGUF",
-		text.Quote(string(head))), "")
 }
 
 // File is an open GGUF file with a checked header. It is safe for concurrent use. Its

@@ -17,6 +17,10 @@ import (
 
 // Format is GGUF, as llama.cpp reads and writes it.
 func Format() *format.Format {
+	var types []string
+	for _, m := range mixtures {
+		types = append(types, m.word)
+	}
 	return &format.Format{
 		Name:      "GGUF",
 		Recognise: isWeights,
@@ -25,7 +29,7 @@ func Format() *format.Format {
 		Belongs:   isWeights,
 		Open:      format.Opener(read),
 		Layout:    newLayout,
-		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe,
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: types, Describe: describe,
 			Predicts: predicts, Consumes: consumes, Tokenizer: tokenizerFiles},
 	}
 }

@@ -43,27 +43,27 @@ type grouped struct {
 
 // groupedRows are the keys of all these models; those without a field are only written.
 var groupedRows = slices.Concat(rows, []row{
-	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return natural(c.Attention.NumKeyValueHeads) }},
-	{keyLength, u32, "", func(c *config.Config) any { return natural(c.QKHeadDim()) }},
-	{valueLength, u32, "", func(c *config.Config) any { return natural(c.ValueHeadDim()) }},
-	{vocabSize, u32, "", func(c *config.Config) any { return natural(c.VocabSize) }},
+	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return uint32(c.Attention.NumKeyValueHeads) }},
+	{keyLength, u32, "", func(c *config.Config) any { return uint32(c.QKHeadDim()) }},
+	{valueLength, u32, "", func(c *config.Config) any { return uint32(c.ValueHeadDim()) }},
+	{vocabSize, u32, "", func(c *config.Config) any { return uint32(c.VocabSize) }},
 })
 
 // groupedOwn are the keys that some of these models have.
 var groupedOwn = []row{
-	{ropeDims, u32, "", func(c *config.Config) any { return natural(c.HeadDim()) }},
+	{ropeDims, u32, "", func(c *config.Config) any { return uint32(c.HeadDim()) }},
 	{gatingFunc, u32, "", func(c *config.Config) any { return gatings[c.Router.ScoringFunc] }},
-	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return natural(c.MoE.NSharedExperts) }},
+	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return uint32(c.MoE.NSharedExperts) }},
 	{sharedFF, u32, "", func(c *config.Config) any {
 		return unlessZero(c.MoE.NSharedExperts *
 			c.MoE.MoEIntermediateSize)
 	}},
-	{denseCount, u32, "", func(c *config.Config) any { return natural(leadingDense(c)) }},
-	{moeStep, u32, "", func(*config.Config) any { return natural(1) }},
+	{denseCount, u32, "", func(c *config.Config) any { return uint32(leadingDense(c)) }},
+	{moeStep, u32, "", func(*config.Config) any { return uint32(1) }},
 	{weightsScale, f32, "routed_scaling_factor",
 		func(c *config.Config) any { return float32(c.Router.RoutedScalingFactor) }},
 	{weightsNorm, boolean, "", func(c *config.Config) any { return c.Router.NormTopKProb }},
-	{window, u32, "sliding_window", func(c *config.Config) any { return natural(c.Windows.SlidingWindow) }},
+	{window, u32, "sliding_window", func(c *config.Config) any { return uint32(c.Windows.SlidingWindow) }},
 	{windowPattern, array, "", func(c *config.Config) any {
 		list := make([]bool, c.NumHiddenLayers)
 		for l := range list {
@@ -71,15 +71,6 @@ var groupedOwn = []row{
 		}
 		return list
 	}},
-}
-
-// rows returns groupedRows and the architecture's own.
-func (g grouped) rows() []row {
-	all := slices.Concat(groupedRows, only(groupedOwn, g.keys...))
-	if g.sparse {
-		all[slices.IndexFunc(all, func(r row) bool { return r.key == feedForward })].field = ""
-	}
-	return all
 }
 
 // leadingDense returns how many layers, from the first on, have no experts.
@@ -91,16 +82,16 @@ func leadingDense(c *config.Config) (n int) {
 }
 
 // grouped writes the keys of these models.
-func (w *keyWriter) grouped(c *config.Config, g *grouped) {
+func (w *keyWriter) grouped(c *config.Config, a *architecture) {
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
-	for _, row := range g.rows() {
+	for _, row := range a.rows {
 		v := row.value(c)
 		if row.key == feedForward && c.IntermediateSize == 0 { // no layer has it
 			var stated struct {
 				Width int `json:"intermediate_size"`
 			}
 			json.Unmarshal(c.JSON(), &stated) // the config was parsed
-			v = natural(cmp.Or(stated.Width, c.MoE.MoEIntermediateSize))
+			v = uint32(cmp.Or(stated.Width, c.MoE.MoEIntermediateSize))
 		}
 		if v != nil {
 			w.of(row.key, v)
@@ -110,7 +101,7 @@ func (w *keyWriter) grouped(c *config.Config, g *grouped) {
 	switch s := c.RoPE.RopeScaling; {
 	case s != nil:
 		w.yarn(s)
-	case g.saysUnscaled:
+	case a.grouped.saysUnscaled:
 		w.of(scalingType, "none")
 	}
 	if c.NumNextNPredictLayers > 0 {

@@ -67,33 +67,30 @@ type row struct {
 // rows are the keys of all models, in the order in which llama.cpp's converter writes them.
 var rows = []row{
 	{"context_length", u32, "max_position_embeddings",
-		func(c *config.Config) any { return natural(c.RoPE.MaxPositionEmbeddings) }},
-	{"embedding_length", u32, "hidden_size", func(c *config.Config) any { return natural(c.HiddenSize) }},
-	{"feed_forward_length", u32, "intermediate_size", func(c *config.Config) any { return natural(c.IntermediateSize) }},
+		func(c *config.Config) any { return uint32(c.RoPE.MaxPositionEmbeddings) }},
+	{"embedding_length", u32, "hidden_size", func(c *config.Config) any { return uint32(c.HiddenSize) }},
+	{"feed_forward_length", u32, "intermediate_size", func(c *config.Config) any { return uint32(c.IntermediateSize) }},
 	{"attention.head_count", u32, "num_attention_heads",
-		func(c *config.Config) any { return natural(c.Attention.NumAttentionHeads) }},
+		func(c *config.Config) any { return uint32(c.Attention.NumAttentionHeads) }},
 	{"rope.freq_base", f32, "rope_theta", func(c *config.Config) any { return float32(c.RoPE.RopeTheta) }},
 	{"attention.layer_norm_rms_epsilon", f32, "rms_norm_eps", func(c *config.Config) any { return float32(c.RMSNormEps) }},
 	{expertCount, u32, "n_routed_experts", func(c *config.Config) any { return unlessZero(c.MoE.NRoutedExperts) }},
 	{"expert_used_count", u32, "num_experts_per_tok",
 		func(c *config.Config) any { return unlessZero(c.MoE.NumExpertsPerTok) }},
 	{"expert_feed_forward_length", u32, "moe_intermediate_size",
-		func(c *config.Config) any { return natural(c.MoE.MoEIntermediateSize) }},
+		func(c *config.Config) any { return uint32(c.MoE.MoEIntermediateSize) }},
 }
 
 // latentRows are the keys of models with latent attention.
 var latentRows = []row{
-	{"attention.kv_lora_rank", u32, "kv_lora_rank", func(c *config.Config) any { return natural(c.Attention.KVLoraRank) }},
+	{"attention.kv_lora_rank", u32, "kv_lora_rank", func(c *config.Config) any { return uint32(c.Attention.KVLoraRank) }},
 }
-
-// natural is a number that package config has found to be one.
-func natural(n int) any { return uint32(n) }
 
 func unlessZero(n int) any {
 	if n == 0 {
 		return nil
 	}
-	return natural(n)
+	return uint32(n)
 }
 
 // shortest spells the shortest decimal that is a float32, in JSON.
@@ -109,27 +106,27 @@ func shortest(x float64) string {
 var windowedRows = slices.Concat(only(rows, "context_length", "embedding_length", "attention.head_count",
 	"rope.freq_base", "attention.layer_norm_rms_epsilon", expertCount, "expert_used_count",
 	"expert_feed_forward_length"), []row{
-	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return natural(c.Attention.NumKeyValueHeads) }},
-	{keyLength, u32, "head_dim", func(c *config.Config) any { return natural(c.Attention.VHeadDim) }},
-	{ropeDims, u32, "qk_rope_head_dim", func(c *config.Config) any { return natural(c.Attention.QKRopeHeadDim) }},
-	{queryRank, u32, "q_lora_rank", func(c *config.Config) any { return natural(c.Attention.QLoraRank) }},
+	{headCountKV, u32, "num_key_value_heads", func(c *config.Config) any { return uint32(c.Attention.NumKeyValueHeads) }},
+	{keyLength, u32, "head_dim", func(c *config.Config) any { return uint32(c.Attention.VHeadDim) }},
+	{ropeDims, u32, "qk_rope_head_dim", func(c *config.Config) any { return uint32(c.Attention.QKRopeHeadDim) }},
+	{queryRank, u32, "q_lora_rank", func(c *config.Config) any { return uint32(c.Attention.QLoraRank) }},
 	{"attention.sliding_window", u32, "sliding_window",
-		func(c *config.Config) any { return natural(c.Windows.SlidingWindow) }},
-	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return natural(c.MoE.NSharedExperts) }},
+		func(c *config.Config) any { return uint32(c.Windows.SlidingWindow) }},
+	{sharedCount, u32, "n_shared_experts", func(c *config.Config) any { return uint32(c.MoE.NSharedExperts) }},
 	{weightsScale, f32, "routed_scaling_factor",
 		func(c *config.Config) any { return float32(c.Router.RoutedScalingFactor) }},
-	{indexerHeads, u32, "index_n_heads", func(c *config.Config) any { return natural(c.Indexer.IndexNHeads) }},
-	{indexerWidth, u32, "index_head_dim", func(c *config.Config) any { return natural(c.Indexer.IndexHeadDim) }},
-	{indexerTopK, u32, "index_topk", func(c *config.Config) any { return natural(c.Indexer.IndexTopK) }},
-	{"attention.output_group_count", u32, "o_groups", func(c *config.Config) any { return natural(c.Windows.OGroups) }},
-	{"attention.output_lora_rank", u32, "o_lora_rank", func(c *config.Config) any { return natural(c.Windows.OLoraRank) }},
+	{indexerHeads, u32, "index_n_heads", func(c *config.Config) any { return uint32(c.Indexer.IndexNHeads) }},
+	{indexerWidth, u32, "index_head_dim", func(c *config.Config) any { return uint32(c.Indexer.IndexHeadDim) }},
+	{indexerTopK, u32, "index_topk", func(c *config.Config) any { return uint32(c.Indexer.IndexTopK) }},
+	{"attention.output_group_count", u32, "o_groups", func(c *config.Config) any { return uint32(c.Windows.OGroups) }},
+	{"attention.output_lora_rank", u32, "o_lora_rank", func(c *config.Config) any { return uint32(c.Windows.OLoraRank) }},
 	{"attention.compress_rope_freq_base", f32, "compress_rope_theta",
 		func(c *config.Config) any { return float32(c.RoPE.CompressRopeTheta) }},
-	{"hyper_connection.count", u32, "hc_mult", func(c *config.Config) any { return natural(c.HyperConnections.HCMult) }},
+	{"hyper_connection.count", u32, "hc_mult", func(c *config.Config) any { return uint32(c.HyperConnections.HCMult) }},
 	{"hyper_connection.sinkhorn_iterations", u32, "hc_sinkhorn_iters",
-		func(c *config.Config) any { return natural(c.HyperConnections.HCSinkhornIters) }},
+		func(c *config.Config) any { return uint32(c.HyperConnections.HCSinkhornIters) }},
 	{"hyper_connection.epsilon", f32, "hc_eps", func(c *config.Config) any { return float32(c.HyperConnections.HCEps) }},
-	{"hash_layer_count", u32, "num_hash_layers", func(c *config.Config) any { return natural(hashLayers(c)) }},
+	{"hash_layer_count", u32, "num_hash_layers", func(c *config.Config) any { return uint32(hashLayers(c)) }},
 })
 
 // only returns the rows with these keys.

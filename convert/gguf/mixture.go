@@ -28,14 +28,6 @@ var mixtures = []struct {
 	{"q6_k", tensor.Q6_K, false},
 }
 
-// mixtureWords lists them for Dialect.Types.
-func mixtureWords() (words []string) {
-	for _, m := range mixtures {
-		words = append(words, m.word)
-	}
-	return words
-}
-
 // mixer chooses the types of a model's tensors, in the order of their layers.
 type mixer struct {
 	word   string

@@ -34,7 +34,7 @@ func TestMixturesAreLlamas(t *testing.T) {
 			infos = append(infos, s.Info(tensor.F32))
 		}
 		var lines []string
-		for _, word := range mixtureWords() {
+		for _, word := range Format().Dialect.Types {
 			lines = append(lines, typeLines(t, c, infos, word)...)
 		}
 		want, err := os.ReadFile(strings.TrimSuffix(path, ".json") + ".txt")

@@ -87,9 +87,6 @@ func modelOf(c *config.Config) model {
 	return model{cause: "no architecture of llama.cpp is known for it"}
 }
 
-// architectureOf returns a model's general.architecture; "" for a model that no file holds.
-func architectureOf(c *config.Config) string { return modelOf(c).arch }
-
 // predicts reports whether llama.cpp's converter writes the prediction layers of c.
 func predicts(c *config.Config) bool { return modelOf(c).predicts }
 

@@ -140,7 +140,18 @@ func (p *parser) parse() error {
 		}
 		tensors, keys := p.count("tensors", format.MaxTensors, 24), p.count("keys", maxKeys, 13)
 		for range keys {
-			p.pair()
+			at := p.at
+			key := p.text(maxKey, "a key")
+			if key == "" || !text.Printable(key) {
+				p.fail(at, "key %s is empty, or has characters that cannot be printed", text.Quote(key))
+			}
+			if _, twice := p.h.values[key]; twice {
+				p.fail(at, "key %s occurs twice", text.Quote(key))
+			}
+			v := p.value(key)
+			v.at, v.end = at, p.at
+			p.h.values[key] = v
+			p.h.keys = append(p.h.keys, key)
 		}
 		p.h.alignment = 32
 		if v, present := p.h.values[alignmentKey]; present {
@@ -173,22 +184,6 @@ func (p *parser) count(what string, limit, least uint64) uint64 {
 	}
 	p.need(n*least, fmt.Sprintf("a list of %d %s", n, what))
 	return n
-}
-
-// pair reads a key and its value.
-func (p *parser) pair() {
-	at := p.at
-	key := p.text(maxKey, "a key")
-	if key == "" || !text.Printable(key) {
-		p.fail(at, "key %s is empty, or has characters that cannot be printed", text.Quote(key))
-	}
-	if _, twice := p.h.values[key]; twice {
-		p.fail(at, "key %s occurs twice", text.Quote(key))
-	}
-	v := p.value(key)
-	v.at, v.end = at, p.at
-	p.h.values[key] = v
-	p.h.keys = append(p.h.keys, key)
 }
 
 // value reads the value of a key. Of an array it keeps the elements if they are few.
@@ -277,14 +272,15 @@ func (p *parser) tensor() (offset uint64) {
 	if _, _, twice := p.h.Lookup(name); twice {
 		p.failTensor(name, "name occurs twice")
 	}
-	dtype, err := dtypeOf(number)
-	if err == nil {
-		_, err = tensor.Size(dtype, shape)
-	}
-	if err != nil {
+	t, known := types[number]
+	if !known {
+		p.failTensor(name, "type %d is not a type of ggml", number)
+	} else if t.dtype == tensor.Invalid {
+		p.failTensor(name, "type %s cannot be read", t.name)
+	} else if _, err := tensor.Size(t.dtype, shape); err != nil {
 		p.failTensor(name, "%v", err)
 	}
-	p.h.Add(format.Entry{Info: tensor.Info{Name: name, DType: dtype, Shape: shape}})
+	p.h.Add(format.Entry{Info: tensor.Info{Name: name, DType: t.dtype, Shape: shape}})
 	return offset
 }
 

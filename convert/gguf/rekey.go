@@ -40,7 +40,7 @@ func pairsIn(h *Header, data []byte) pairs {
 
 // modelPairs are the pairs that come from config.json.
 func modelPairs(c *config.Config) pairs {
-	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c)}
+	w := &keyWriter{b: make([]byte, 8), arch: modelOf(c).arch}
 	w.model(c)
 	return pairsOf(w)
 }
@@ -120,7 +120,7 @@ func (w *keyWriter) pair(b []byte) {
 func editedPairs(d format.Description, source pairs) (written pairs, removed []string) {
 	w := &keyWriter{b: make([]byte, 8)}
 	before, after := modelPairs(d.Before), modelPairs(d.Config)
-	if split := architectureOf(d.Config) + "." + keyMLA; after.of[split] != nil && source.of[split] == nil {
+	if split := modelOf(d.Config).arch + "." + keyMLA; after.of[split] != nil && source.of[split] == nil {
 		before = pairs{} // the source has kv_b in one piece: the keys of the model have another layout
 	}
 	for _, key := range after.keys {

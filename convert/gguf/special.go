@@ -19,17 +19,28 @@ func consumes(file string) bool {
 		samplingName}, file)
 }
 
-// putTokenizer writes the tokenizer. Without one, the model takes numbers of tokens.
+// putTokenizer writes the tokenizer, or that a file has none as asked for. It refuses to write a file without one
+// otherwise: llama.cpp then takes numbers of tokens only.
 func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
-	t, settings := &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
-	found := !d.NoVocab && readJSON(d, tokenizerName, t)
-	if !d.NoVocab {
-		readJSON(d, settingsName, &settings)
-		found = found || t.readTiktoken(d, settings)
-	}
-	if !found {
+	if d.NoVocab {
 		w.put("tokenizer.ggml.model", "none")
-		return w.unnamed(d)
+		return []string{"the file has no vocabulary, as asked for: llama.cpp takes numbers of tokens only"}
+	}
+	t, settings := &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
+	found := readJSON(d, tokenizerName, t)
+	readJSON(d, settingsName, &settings)
+	if !found && !t.readTiktoken(d, settings) {
+		name, cause, hint := tokenizerName, "is missing: llama.cpp and Ollama need the vocabulary for texts",
+			"download tokenizer.json and tokenizer_config.json"
+		if d.Open == nil {
+			cause, hint = "is not read with a single weight file", "give the directory, whose tokenizer is then read"
+		} else if f, err := d.Open(pieceName); err == nil {
+			f.Close()
+			name, cause = pieceName, "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json"
+			hint = "save_pretrained of transformers' AutoTokenizer writes a tokenizer.json"
+		}
+		format.Fail(problem.New(name, cause, hint+
+			"; --no-vocab writes a file without a vocabulary, with which llama.cpp takes numbers of tokens only"))
 	}
 	pre, notes := t.pre(d.Pre, d.Config)
 	tokens, types := t.tokens(d.Config.VocabSize, settings)
@@ -44,27 +55,6 @@ func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
 	w.put("tokenizer.ggml.merges", merges)
 	return slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens),
 		w.templates(d, settings))
-}
-
-// unnamed says that a file has no vocabulary as asked for, or refuses to write one without.
-func (w *keyWriter) unnamed(d format.Description) (notes []string) {
-	if d.NoVocab {
-		return []string{"the file has no vocabulary, as asked for: llama.cpp takes numbers of tokens only"}
-	}
-	const without = "; --no-vocab writes a file without a vocabulary, with which llama.cpp takes numbers of tokens only"
-	if d.Open == nil {
-		format.Fail(problem.New(tokenizerName, "is not read with a single weight file",
-			"give the directory, whose tokenizer is then read"+without))
-	}
-	f, err := d.Open(pieceName)
-	if err == nil {
-		f.Close()
-		format.Fail(problem.New(pieceName, "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
-			"save_pretrained of transformers' AutoTokenizer writes a tokenizer.json"+without))
-	}
-	format.Fail(problem.New(tokenizerName, "is missing: llama.cpp and Ollama need the vocabulary for texts",
-		"download tokenizer.json and tokenizer_config.json"+without))
-	return nil
 }
 
 // meanings are the tokens with a meaning, and which of them llama.cpp adds to texts.
@@ -155,11 +145,7 @@ func (m *meanings) template(p processor) {
 			}
 		}
 	}
-	m.separator(p.Pair, first, last)
-}
-
-// separator reads what stands between two texts.
-func (m *meanings) separator(pair []piece, first, last string) {
+	pair := p.Pair // of two texts, and what stands between them
 	if n := len(pair); n > 0 && first != "" && pair[0].SpecialToken.ID == first {
 		pair = pair[1:]
 	}

@@ -123,33 +123,26 @@ func (m *merge) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// known returns llama.cpp's name of the pre-tokenizer, "" if its patterns are unknown, and whether it reads bytes.
-func (t *tokenizer) known(c *config.Config) (name string, bytes bool) {
-	if t.file == tiktokenName {
-		return t.name, true
-	}
-	h := sha256.New()
-	bytes = t.PreTokenizer.Type == byteLevel
-	for _, p := range t.PreTokenizer.PreTokenizers {
-		if p.Type == "Split" {
-			io.WriteString(h, p.Pattern.Regex)
-		}
-		bytes = bytes || p.Type == byteLevel
-	}
-	hash := hex.EncodeToString(h.Sum(nil))
-	if hash == glmSplit && modelOf(c).glm {
-		return "glm4", bytes
-	}
-	return splits[hash], bytes
-}
-
-// pre names the pre-tokenizer, as the file has it, or as asked for if its patterns are unknown.
+// pre returns llama.cpp's name of the pre-tokenizer: by its patterns, or as asked for if these are unknown.
 func (t *tokenizer) pre(asked string, c *config.Config) (name string, notes []string) {
 	if t.Model.Type != "BPE" {
 		format.Fail(problem.New(tokenizerName, fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)),
 			noVocabHint))
 	}
-	name, bytes := t.known(c)
+	name, bytes := t.name, t.file == tiktokenName || t.PreTokenizer.Type == byteLevel // bytes: it reads texts as bytes
+	if t.file != tiktokenName {
+		h := sha256.New()
+		for _, p := range t.PreTokenizer.PreTokenizers {
+			if p.Type == "Split" {
+				io.WriteString(h, p.Pattern.Regex)
+			}
+			bytes = bytes || p.Type == byteLevel
+		}
+		hash := hex.EncodeToString(h.Sum(nil))
+		if name = splits[hash]; hash == glmSplit && modelOf(c).glm {
+			name = "glm4"
+		}
+	}
 	cause, hint := "", ""
 	switch {
 	case name != "" && (asked == "" || asked == name):

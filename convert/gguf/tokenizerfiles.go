@@ -122,14 +122,21 @@ func (v *storedTokenizer) tokenizer() (any, error) {
 			return nil, fmt.Errorf("merge %d, %s, is not of two tokens", i, text.Quote(m))
 		}
 	}
+	var steps []any
+	for _, s := range pre.splits {
+		steps = append(steps, splitFile{"Split", map[string]string{"Regex": s}, "Isolated", false})
+	}
+	if pre.digits {
+		steps = append(steps, json.RawMessage(`{"type": "Digits", "individual_digits": true}`))
+	}
+	steps = append(steps, json.RawMessage(`{"type": "ByteLevel", "add_prefix_space": false, `+
+		`"trim_offsets": true, "use_regex": false}`))
 	return tokenizerFile{Version: "1.0", AddedTokens: added,
-		Normalizer:   rawJSON(`{"type": "Sequence", "normalizers": []}`),
-		PreTokenizer: pre.json(), PostProcessor: v.postProcessor(),
-		Decoder: rawJSON(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}`),
+		Normalizer:   json.RawMessage(`{"type": "Sequence", "normalizers": []}`),
+		PreTokenizer: map[string]any{"type": "Sequence", "pretokenizers": steps}, PostProcessor: v.postProcessor(),
+		Decoder: json.RawMessage(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}`),
 		Model:   modelFile{Type: "BPE", Vocab: vocab, Merges: merges}}, nil
 }
-
-func rawJSON(s string) json.RawMessage { return json.RawMessage(s) }
 
 // tokenizerFile is tokenizer.json.
 type tokenizerFile struct {
@@ -230,20 +237,6 @@ func (v *storedTokenizer) divided() (vocab vocabFile, added []addedFile, err err
 	return vocab, added, nil
 }
 
-// json returns pre_tokenizer.
-func (p preTokenizer) json() any {
-	var list []any
-	for _, s := range p.splits {
-		list = append(list, splitFile{"Split", map[string]string{"Regex": s}, "Isolated", false})
-	}
-	if p.digits {
-		list = append(list, rawJSON(`{"type": "Digits", "individual_digits": true}`))
-	}
-	list = append(list, rawJSON(`{"type": "ByteLevel", "add_prefix_space": false, `+
-		`"trim_offsets": true, "use_regex": false}`))
-	return map[string]any{"type": "Sequence", "pretokenizers": list}
-}
-
 type splitFile struct {
 	Type     string            `json:"type"`
 	Pattern  map[string]string `json:"pattern"`
@@ -253,7 +246,7 @@ type splitFile struct {
 
 // postProcessor adds the tokens to texts that the keys say.
 func (v *storedTokenizer) postProcessor() any {
-	bytes := rawJSON(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}`)
+	bytes := json.RawMessage(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}`)
 	tokens := map[string]any{}
 	added := func(name, key string) []any {
 		id, token, ok := v.special(key)

@@ -1,7 +1,6 @@
 package gguf
 
 import (
-	"fmt"
 	"strconv"
 
 	"dsmoe/model/tensor"
@@ -28,18 +27,6 @@ var types = map[uint32]ggmlType{
 	16: {name: "IQ2_XXS"}, 17: {name: "IQ2_XS"}, 18: {name: "IQ3_XXS"}, 19: {name: "IQ1_S"}, 20: {name: "IQ4_NL"},
 	21: {name: "IQ3_S"}, 22: {name: "IQ2_S"}, 23: {name: "IQ4_XS"}, 29: {name: "IQ1_M"},
 	34: {name: "TQ1_0"}, 35: {name: "TQ2_0"}, 40: {name: "NVFP4"}, 41: {name: "Q1_0"}, 42: {name: "Q2_0"},
-}
-
-// dtypeOf returns the dtype that a tensor of this ggml type is read as.
-func dtypeOf(number uint32) (tensor.DType, error) {
-	t, known := types[number]
-	switch {
-	case !known:
-		return tensor.Invalid, fmt.Errorf("type %d is not a type of ggml", number)
-	case t.dtype == tensor.Invalid:
-		return tensor.Invalid, fmt.Errorf("type %s cannot be read", t.name)
-	}
-	return t.dtype, nil
 }
 
 // typeOf returns ggml's number of a dtype.
