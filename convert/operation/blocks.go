@@ -103,7 +103,11 @@ func blockValues(v []float32, b []byte, d tensor.DType) {
 		scale = float64(f16(b[108:]))
 		for i := range v {
 			code := int(b[32+i/128*32+i%32]>>(i%128/32*2)&3) | int(b[i%32]>>(i/32)&1)<<2
-			v[i] = float32(float64(scale*float64(sixBitsQ3(b[96:108], i/16)-32)) * float64(code-4))
+			// The low four bits of scales j and j+8 are a byte's halves, the high two of scales j, j+4, j+8 and j+12 lie in
+			// one byte.
+			six, j := b[96:108], i/16
+			s := int(six[j%8]>>(4*(j/8))&15) + int(six[8+j%4]>>(2*(j/4))&3)*16
+			v[i] = float32(float64(scale*float64(s-32)) * float64(code-4))
 		}
 	case tensor.Q6_K:
 		scale = float64(f16(b[208:]))
@@ -128,8 +132,12 @@ func minimumValues(v []float32, b []byte, d tensor.DType) {
 	if d == tensor.Q5_K {
 		codes = b[48:]
 	}
+	six := b[4:16] // scales and minimums of 6 bits
 	for part := range 8 {
-		step, least := sixBits(b[4:16], part)
+		step, least := six[part%4]&63, six[4+part%4]&63
+		if part >= 4 {
+			step, least = six[part+4]&15+six[part-4]>>6*16, six[part+4]>>4+six[part]>>6*16
+		}
 		scale, low := float64(f16(b))*float64(step), float64(float64(f16(b[2:]))*float64(least))
 		for place := range 32 {
 			code := int(codes[32*(part/2)+place] >> (part % 2 * 4) & 15)
@@ -139,18 +147,4 @@ func minimumValues(v []float32, b []byte, d tensor.DType) {
 			v[32*part+place] = float32(float64(scale*float64(code)) - low)
 		}
 	}
-}
-
-// sixBitsQ3 returns scale j of 16 of the 12 bytes of a Q3_K block: the low four bits of scales j and j+8
-// are a byte's halves, the high two of scales j, j+4, j+8 and j+12 lie in one byte.
-func sixBitsQ3(b []byte, j int) int {
-	return int(b[j%8]>>(4*(j/8))&15) + int(b[8+j%4]>>(2*(j/4))&3)*16
-}
-
-// sixBits returns scale and minimum j of 8, of 6 bits each, of the 12 bytes that hold them.
-func sixBits(b []byte, j int) (scale, low int) {
-	if j < 4 {
-		return int(b[j] & 63), int(b[j+4] & 63)
-	}
-	return int(b[j+4]&15) + int(b[j-4]>>6)*16, int(b[j+4]>>4) + int(b[j]>>6)*16
 }

@@ -26,7 +26,7 @@ func newBounds(d tensor.DType) *bounds {
 		return b
 	}
 	b.mantissa, b.bias = mantissaAndBias(d)
-	inf := patternOfInf(d)
+	inf := (2*b.bias + 1) << b.mantissa // the pattern of infinity
 	b.low, b.high = make([]float64, inf+1), make([]float64, inf+1)
 	for i := range inf {
 		half := (magnitude(i+1, d) - magnitude(i, d)) / 2
@@ -35,13 +35,6 @@ func newBounds(d tensor.DType) *bounds {
 	}
 	b.high[inf] = math.Inf(1)
 	return b
-}
-
-func patternOfInf(d tensor.DType) int {
-	if d == tensor.BF16 {
-		return 0x7f80
-	}
-	return 0x7c00
 }
 
 // magnitude is the value of a pattern by the definition of the dtype; infinity's is
@@ -131,22 +124,6 @@ func (b *bounds) plain(v []float32, out []byte) int {
 	return len(v)
 }
 
-// valueF16 is the value of an F16.
-func valueF16(h uint16) float64 {
-	abs := int(h & 0x7fff)
-	v := math.NaN()
-	switch {
-	case abs < 0x7c00:
-		v = magnitude(abs, tensor.F16)
-	case abs == 0x7c00:
-		v = math.Inf(1)
-	}
-	if h&0x8000 != 0 {
-		v = -v
-	}
-	return v
-}
-
 // The tables of values, made when they are first needed.
 var (
 	boundsF32  = sync.OnceValue(func() *bounds { return newBounds(tensor.F32) })
@@ -157,7 +134,17 @@ var (
 	valuesF16 = sync.OnceValue(func() []float64 {
 		values := make([]float64, 1<<16)
 		for i := range values {
-			values[i] = valueF16(uint16(i))
+			abs := i & 0x7fff
+			values[i] = math.NaN()
+			switch {
+			case abs < 0x7c00:
+				values[i] = magnitude(abs, tensor.F16)
+			case abs == 0x7c00:
+				values[i] = math.Inf(1)
+			}
+			if i&0x8000 != 0 {
+				values[i] = -values[i]
+			}
 		}
 		return values
 	})

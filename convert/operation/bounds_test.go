@@ -17,7 +17,7 @@ func TestBoundsAcceptOnlyTheRounding(t *testing.T) {
 		b := newBounds(d)
 		c, err := tensor.NewCast(tensor.F32, d)
 		require.NoError(t, err)
-		for pattern := 0; pattern < patternOfInf(d); pattern++ {
+		for pattern := 0; pattern < len(boundsOf(d).high)-1; pattern++ {
 			edge := float32(b.high[pattern])
 			for _, v := range []float32{math.Nextafter32(edge, 0), math.Nextafter32(edge, math.MaxFloat32), -math.Nextafter32(edge, 0)} {
 				requireOneRounding(t, b, c, v)
@@ -49,7 +49,7 @@ func TestPlainIsAccepted(t *testing.T) {
 			out := binary.LittleEndian.AppendUint16(nil, uint16(pattern))
 			middle, half := uint32(pattern)<<16, uint32(1)<<15
 			if d == tensor.F16 {
-				middle, half = math.Float32bits(float32(valueF16(uint16(pattern)))), 1<<12
+				middle, half = math.Float32bits(float32(valuesF16()[pattern])), 1<<12
 			}
 			for _, bits := range []uint32{middle, middle + half - 1, middle + half, middle + half + 1, middle - half + 1, middle - half, middle - half - 1, middle ^ 1<<31, ^middle, 0x7fc00000, 0x7f800000} {
 				v := math.Float32frombits(bits)

@@ -16,7 +16,8 @@ type Tables struct {
 	whole  [][256]uint32      // for F32
 }
 
-// row makes the tables of blocks with these scales, which lie in a row of the grid from a column on, for the dtype of b.
+// row makes the tables of blocks with these scales, which lie in a row of the grid from a column on, for the dtype of b:
+// the patterns of the products of all codes.
 func (t *Tables) row(scales []float32, column int, b *bounds) {
 	if t.dtype != b.dtype {
 		*t = Tables{dtype: b.dtype}
@@ -31,9 +32,18 @@ func (t *Tables) row(scales []float32, column int, b *bounds) {
 	}
 	const made = 1 << 32
 	for i, scale := range scales {
-		if bits := made | uint64(math.Float32bits(scale)); t.scales[column+i] != bits {
-			t.scales[column+i] = bits
-			t.fill(column+i, scale, b)
+		bits := made | uint64(math.Float32bits(scale))
+		if t.scales[column+i] == bits {
+			continue
+		}
+		t.scales[column+i] = bits
+		for code := range 128 {
+			p := b.pattern(magnitudesE4M3[code] * float64(scale))
+			if b.dtype == tensor.F32 {
+				t.whole[column+i][code], t.whole[column+i][code+128] = p, p^1<<31
+			} else {
+				t.words[column+i].Set(code, uint16(p))
+			}
 		}
 	}
 }
@@ -45,18 +55,6 @@ var magnitudesE4M3 = func() (values [128]float64) {
 	}
 	return values
 }()
-
-// fill makes the table of a column: the patterns of the products of all codes.
-func (t *Tables) fill(column int, scale float32, b *bounds) {
-	for code := range 128 {
-		p := b.pattern(magnitudesE4M3[code] * float64(scale))
-		if b.dtype == tensor.F32 {
-			t.whole[column][code], t.whole[column][code+128] = p, p^1<<31
-		} else {
-			t.words[column].Set(code, uint16(p))
-		}
-	}
-}
 
 // same returns how many of the first codes, of blocks of that length from a column on, have their pattern in out.
 func (t *Tables) same(column int, codes, out []byte, block int) int {
@@ -77,11 +75,15 @@ func (b *bounds) pattern(exact float64) uint32 {
 		return math.Float32bits(float32(exact))
 	}
 	abs, inf := math.Abs(exact), len(b.high)-1
-	p := b.nearest(abs)
-	if p <= 1<<b.mantissa || p >= inf { // not certainly a normal number
+	bits, shift, lead := math.Float64bits(abs), 52-b.mantissa, (1023-b.bias)<<b.mantissa
+	p := int((bits+1<<(shift-1)-1+bits>>shift&1)>>shift) - lead // the nearest, of two the even one
+	if p <= 1<<b.mantissa || p >= inf {                         // not certainly a normal number
 		p = inf + 1 // NaN
 		if exact == exact {
-			p = b.below(abs)
+			p = min(int(bits>>shift)-lead, inf) // the pattern of the largest magnitude that is at most abs
+			if p < 1<<b.mantissa {              // denormal numbers are multiples of the least
+				p = int(abs * math.Float64frombits(uint64(1023+b.bias-1+b.mantissa)<<52))
+			}
 			if p < inf && (abs > b.high[p] || abs == b.high[p] && p%2 == 1) {
 				p++
 			}
@@ -91,18 +93,4 @@ func (b *bounds) pattern(exact float64) uint32 {
 		p |= 0x8000
 	}
 	return uint32(p)
-}
-
-// nearest returns the pattern nearest to abs, of two the even one, if that is above the least normal number.
-func (b *bounds) nearest(abs float64) int {
-	bits, shift := math.Float64bits(abs), 52-b.mantissa
-	return int((bits+1<<(shift-1)-1+bits>>shift&1)>>shift) - (1023-b.bias)<<b.mantissa
-}
-
-// below returns the pattern of the largest magnitude that is at most abs.
-func (b *bounds) below(abs float64) int {
-	if p := int(math.Float64bits(abs)>>(52-b.mantissa)) - (1023-b.bias)<<b.mantissa; p >= 1<<b.mantissa {
-		return min(p, len(b.high)-1)
-	}
-	return int(abs * math.Float64frombits(uint64(1023+b.bias-1+b.mantissa)<<52)) // denormals are multiples of the least
 }

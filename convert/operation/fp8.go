@@ -61,20 +61,14 @@ func (s *scaling) MagnitudesByDefinition(largest []float32, data []byte, at int6
 		for end := 0; end < len(x); {
 			block, begin := (col+end)/s.Blocks.BlockCols, end
 			end = min((block+1)*s.Blocks.BlockCols-col, len(x))
-			largest[block] = largestOf(largest[block], x[begin:end])
+			for _, v := range x[begin:end] {
+				if abs := max(v, -v); abs > largest[block] || abs != abs {
+					largest[block] = abs
+				}
+			}
 		}
 		return nil
 	})
-}
-
-// largestOf returns the largest magnitude of x and most; NaN if there is one.
-func largestOf(most float32, x []float32) float32 {
-	for _, v := range x {
-		if abs := max(v, -v); abs > most || abs != abs {
-			most = abs
-		}
-	}
-	return most
 }
 
 func isFinite(x float32) bool { return -math.MaxFloat32 <= x && x <= math.MaxFloat32 }
@@ -196,7 +190,10 @@ func (e *Encode) Prove(out []byte, in Input) error {
 		_, factor := e.encoder.Scale(largest)
 		for i, code := range out[first : first+len(x)] {
 			y := float32(x[i] * factor)
-			if !(codes.low[code] < y && y < codes.high[code]) && !codes.atBound(y, code) {
+			low, high := codes.low[code], codes.high[code]
+			// A half-way point rounds to the even code, zero to the zero of its sign.
+			if !(low < y && y < high) &&
+				!((y == low || y == high) && code%2 == 0 && math.Signbit(float64(y)) == (code >= 128)) {
 				return &Mismatch{first + i, fmt.Sprintf("code %02x", code), fmt.Sprintf("%v before it is rounded", y)}
 			}
 		}
@@ -229,12 +226,6 @@ func boundsOfCodes(f *tensor.Form) (b codeBounds) {
 		b.low[i+128], b.high[i+128] = -high, -low
 	}
 	return b
-}
-
-// atBound reports whether y is a bound of the code and rounds to it: a half-way point to the
-// even code, zero to the zero of its sign.
-func (b *codeBounds) atBound(y float32, code byte) bool {
-	return (y == b.low[code] || y == b.high[code]) && code%2 == 0 && math.Signbit(float64(y)) == (code >= 128)
 }
 
 // Scales writes the scales of a matrix that Encode makes codes of, in F32, a row for each row of blocks.

@@ -164,17 +164,14 @@ func (m Make) Unit() Unit {
 
 // Apply fills dst.
 func (m Make) Apply(dst []byte, in Input, _ *tensor.Loss) error {
-	return m.Fill(m.Info, dst, m.offset(in.At))
+	return m.Fill(m.Info, dst, m.Info.DType.Bytes(in.At))
 }
 
 // Prove makes the elements once more and demands the same bytes.
 func (m Make) Prove(out []byte, in Input) error {
 	again := make([]byte, len(out))
-	if err := m.Fill(m.Info, again, m.offset(in.At)); err != nil {
+	if err := m.Fill(m.Info, again, m.Info.DType.Bytes(in.At)); err != nil {
 		return err
 	}
 	return Copy{m.Info.DType}.Prove(out, Input{Data: again})
 }
-
-// offset returns where in the tensor an element begins.
-func (m Make) offset(element int64) int64 { return m.Info.DType.Bytes(element) }

@@ -99,7 +99,7 @@ func (e *notFiniteError) Error() string {
 // Apply encodes every block.
 func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	w := columns{matrix: -1}
-	return q.each(in, q.widen(in), func(x []float32, first int) error {
+	return q.each(in, func(x []float32, first int) error {
 		size := q.To.Bytes(int64(len(x)))
 		if err := q.encode(dst[:size], x, first, in.Into, &w, lost); err != nil {
 			return err
@@ -109,39 +109,29 @@ func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	})
 }
 
-// columns is the importance of the columns of one matrix.
+// columns is the importance of the columns of the matrix that was encoded last.
 type columns struct {
 	matrix int64
 	values []float32
 }
 
-// at returns the importance of the row that begins with that element of the output.
-func (c *columns) at(i *Importance, element int64) ([]float32, error) {
-	if matrix := element / int64(i.Matrix); matrix != c.matrix {
-		c.matrix, c.values = matrix, make([]float32, i.Row)
-		return c.values, i.Read(c.values, int(matrix)*i.Row)
-	}
-	return c.values, nil
-}
-
-// convert encodes x, which begins with that element of the output: a row if it has importance.
-func (q *Quantise) convert(dst []byte, x []float32, element int64, w *columns, lost *tensor.Loss) error {
-	if q.Importance == nil {
-		return q.codec.Convert(dst, x, lost)
-	}
-	values, err := w.at(q.Importance, element)
-	if err != nil {
-		return err
-	}
-	return q.codec.ConvertRow(dst, x, values, lost)
-}
-
-// encode sets dst to the blocks of x, which begins with element first of a piece. A block with a
-// number more than half a step away is a *Mismatch: numbers beyond 10⁸, whose fourth powers
-// overflow in ggml's encoder, can give one.
+// encode sets dst to the blocks of x, which begins with element first of a piece, and is a row if it has importance. A
+// block with a number more than half a step away is a *Mismatch: numbers beyond 10⁸, whose fourth powers overflow in
+// ggml's encoder, can give one.
 func (q *Quantise) encode(dst []byte, x []float32, first int, into int64, w *columns, lost *tensor.Loss) error {
+	var err error
 	before := lost.NotFinite
-	err := q.convert(dst, x, into+int64(first), w, lost)
+	if i := q.Importance; i == nil {
+		err = q.codec.Convert(dst, x, lost)
+	} else {
+		if matrix := (into + int64(first)) / int64(i.Matrix); matrix != w.matrix {
+			w.matrix, w.values = matrix, make([]float32, i.Row)
+			err = i.Read(w.values, int(matrix)*i.Row)
+		}
+		if err == nil {
+			err = q.codec.ConvertRow(dst, x, w.values, lost)
+		}
+	}
 	if n := lost.NotFinite - before; n > 0 {
 		return &notFiniteError{n, q.To}
 	}
@@ -153,15 +143,12 @@ func (q *Quantise) encode(dst []byte, x []float32, first int, into int64, w *col
 	return err
 }
 
-// widening sets dst to the first numbers of a part of a piece.
-type widening func(dst []float32, p part)
-
 // numbersAtOnce is a whole number of blocks of every type; that many numbers fit in a cache.
 const numbersAtOnce = 2048
 
 // each calls do for parts of the numbers of a piece, whole blocks or, with importance, rows, and for the
 // index of their first.
-func (q *Quantise) each(in Input, widen widening, do func(x []float32, first int) error) error {
+func (q *Quantise) each(in Input, do func(x []float32, first int) error) error {
 	most := numbersAtOnce
 	if q.Importance != nil {
 		most = q.Importance.Row
@@ -171,7 +158,12 @@ func (q *Quantise) each(in Input, widen widening, do func(x []float32, first int
 		for p.from < p.to {
 			have, more := len(x), min(p.to-p.from, most-len(x))
 			x = x[:have+more]
-			widen(x[have:], p)
+			if q.Scaled == nil {
+				data := in.Data[q.From.Bytes(int64(p.from)):][:q.From.Bytes(int64(more))]
+				tensor.Tensor{DType: q.From, Shape: []int{more}, Data: data}.Float32s(x[have:have])
+			} else {
+				q.From.Form().Widen(x[have:], codesAt(q.From, in.Data, p.from), int(p.at), p.blocks, p.grid)
+			}
 			if p = p.after(more); len(x) < most {
 				continue
 			}
@@ -200,26 +192,13 @@ func (q *Quantise) parts(in Input, n int, do func(p part) error) error {
 	return q.Scaled.parts(in, n, grid, do)
 }
 
-// widen returns what decodes the elements of a piece.
-func (q *Quantise) widen(in Input) widening {
-	if q.Scaled == nil {
-		return func(dst []float32, p part) {
-			data := in.Data[q.From.Bytes(int64(p.from)):][:q.From.Bytes(int64(len(dst)))]
-			tensor.Tensor{DType: q.From, Shape: []int{len(dst)}, Data: data}.Float32s(dst[:0])
-		}
-	}
-	return func(dst []float32, p part) {
-		q.From.Form().Widen(dst, codesAt(q.From, in.Data, p.from), int(p.at), p.blocks, p.grid)
-	}
-}
-
 // Prove encodes every block again and demands the same bytes. Apply already checked that each
 // number is within the bounds of its block; Prove finds bytes of the source or the output
 // that changed since.
 func (q *Quantise) Prove(out []byte, in Input) error {
 	var room []byte
 	w := columns{matrix: -1}
-	return q.each(in, q.widen(in), func(x []float32, first int) error {
+	return q.each(in, func(x []float32, first int) error {
 		room = slices.Grow(room[:0], int(q.To.Bytes(int64(len(x)))))
 		again, lost := room[:q.To.Bytes(int64(len(x)))], tensor.Loss{}
 		if err := q.encode(again, x, first, in.Into, &w, &lost); err != nil {

@@ -60,27 +60,14 @@ func (r *Renumber) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 				}
 				taken = append(taken, r.Kept[n])
 			}
-			r.put(dst, at+i, n)
+			if r.To == tensor.I32 {
+				binary.LittleEndian.PutUint32(dst[4*(at+i):], uint32(n))
+			} else {
+				binary.LittleEndian.PutUint64(dst[8*(at+i):], uint64(n))
+			}
 		}
 		return nil
 	})
-}
-
-// put writes an element.
-func (r *Renumber) put(dst []byte, i, expert int) {
-	if r.To == tensor.I32 {
-		binary.LittleEndian.PutUint32(dst[4*i:], uint32(expert))
-		return
-	}
-	binary.LittleEndian.PutUint64(dst[8*i:], uint64(expert))
-}
-
-// get reads an element.
-func (r *Renumber) get(out []byte, i int) int64 {
-	if r.To == tensor.I32 {
-		return int64(int32(binary.LittleEndian.Uint32(out[4*i:])))
-	}
-	return int64(binary.LittleEndian.Uint64(out[8*i:]))
 }
 
 // Prove demands that each entry names the source's expert if that is kept; else an expert that the row does not have,
@@ -92,7 +79,12 @@ func (r *Renumber) Prove(out []byte, in Input) error {
 			had[e] = true
 		}
 		for i, e := range row {
-			n := r.get(out, at+i)
+			n := int64(0)
+			if r.To == tensor.I32 {
+				n = int64(int32(binary.LittleEndian.Uint32(out[4*(at+i):])))
+			} else {
+				n = int64(binary.LittleEndian.Uint64(out[8*(at+i):]))
+			}
 			if n < 0 || n >= int64(len(r.Kept)) {
 				return &Mismatch{at + i, fmt.Sprint(n), fmt.Sprintf("one of %d experts", len(r.Kept))}
 			}
