@@ -14,63 +14,48 @@ import (
 type cells struct {
 	Unsorted bool // rows and columns keep the order in which they came; otherwise they are in the order of names
 
-	rows, columns axis
-	values        map[[2]int]float64
-	marked        map[[2]int]bool
-}
-
-// axis is the names of rows or of columns.
-type axis struct {
-	names []string
-	index map[string]int
+	rows, columns []string
+	values        map[[2]string]float64
+	marked        map[[2]string]bool
 }
 
 // NewCells returns no cells.
-func NewCells() *cells {
-	return &cells{rows: axis{index: map[string]int{}}, columns: axis{index: map[string]int{}},
-		values: map[[2]int]float64{}, marked: map[[2]int]bool{}}
-}
+func NewCells() *cells { return &cells{values: map[[2]string]float64{}, marked: map[[2]string]bool{}} }
 
-// add returns the index of a name, which it adds if it is new.
-func (a *axis) add(name string) int {
-	i, known := a.index[name]
-	if !known {
-		i = len(a.names)
-		a.index[name], a.names = i, append(a.names, name)
+// at returns the key of a row and a column, and adds them if they are new.
+func (c *cells) at(row, column string) [2]string {
+	if !slices.Contains(c.rows, row) {
+		c.rows = append(c.rows, row)
 	}
-	return i
-}
-
-// sorted returns the names, numbers by value and before words.
-func (a *axis) sorted() []string { return slices.SortedFunc(slices.Values(a.names), text.CompareNames) }
-
-// cell returns the place of a row and a column, and adds them if they are new.
-func (c *cells) cell(row, column string) [2]int {
-	return [2]int{c.rows.add(row), c.columns.add(column)}
+	c.AddColumn(column)
+	return [2]string{row, column}
 }
 
 // AddColumn adds a column if it is new.
-func (c *cells) AddColumn(name string) { c.columns.add(name) }
+func (c *cells) AddColumn(name string) {
+	if !slices.Contains(c.columns, name) {
+		c.columns = append(c.columns, name)
+	}
+}
 
 // Columns returns how many columns there are, and whether one of them has that name.
 func (c *cells) Columns(name string) (n int, known bool) {
-	_, known = c.columns.index[name]
-	return len(c.columns.names), known
+	return len(c.columns), slices.Contains(c.columns, name)
 }
 
 // Raise sets a number unless a larger one is there; nil only adds the row and the column.
 func (c *cells) Raise(row, column string, v *float64) {
-	at := c.cell(row, column)
+	at := c.at(row, column)
 	if old, ok := c.values[at]; v != nil && (!ok || old < *v) {
 		c.values[at] = *v
 	}
 }
 
 // Add adds to a number, which is 0 at first.
-func (c *cells) Add(row, column string, v float64) { c.values[c.cell(row, column)] += v }
+func (c *cells) Add(row, column string, v float64) { c.values[c.at(row, column)] += v }
 
 // Mark marks a cell.
-func (c *cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
+func (c *cells) Mark(row, column string) { c.marked[c.at(row, column)] = true }
 
 // SetExpert sets the number of an expert, and marks the expert; expert -1 is the shared ones, and nil is no number.
 func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
@@ -78,7 +63,7 @@ func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
 	if expert >= 0 {
 		column = strconv.Itoa(expert)
 	}
-	at := c.cell(LayerLabel(layer), column)
+	at := c.at(LayerLabel(layer), column)
 	if v != nil {
 		c.values[at] = *v
 	}
@@ -137,13 +122,14 @@ func (c *cells) Heatmap(m page.Heatmap) page.Figure {
 		_, fence := page.Fences(slices.Collect(maps.Values(c.values)))
 		m.Max = max(m.Max, min(most, fence))
 	}
-	if m.Rows, m.Columns = c.rows.names, c.columns.names; !c.Unsorted {
-		m.Rows, m.Columns = c.rows.sorted(), c.columns.sorted()
+	if m.Rows, m.Columns = slices.Clone(c.rows), slices.Clone(c.columns); !c.Unsorted {
+		slices.SortFunc(m.Rows, text.CompareNames)
+		slices.SortFunc(m.Columns, text.CompareNames)
 	}
 	for _, row := range m.Rows {
 		line := make([]float64, len(m.Columns))
 		for k, column := range m.Columns {
-			v, ok := c.values[c.cell(row, column)]
+			v, ok := c.values[[2]string{row, column}]
 			if line[k] = v; !ok {
 				line[k] = math.NaN()
 			}
@@ -151,7 +137,7 @@ func (c *cells) Heatmap(m page.Heatmap) page.Figure {
 		m.Values = append(m.Values, line)
 	}
 	if len(c.marked) > 0 {
-		m.Marked = func(row, col int) bool { return c.marked[c.cell(m.Rows[row], m.Columns[col])] }
+		m.Marked = func(row, col int) bool { return c.marked[[2]string{m.Rows[row], m.Columns[col]}] }
 	}
 	m.Quiet = m.Quiet || len(m.Rows)*len(m.Columns) > mostTips
 	return m

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -89,29 +90,23 @@ func Lines(findings []Finding) (lines []line) {
 		}
 	}
 	for _, g := range groups {
-		lines = append(lines, g.lines(names[g])...)
-	}
-	return lines
-}
-
-// lines returns a line per pattern of names.
-func (f *Finding) lines(names []string) (lines []line) {
-	prefix := string(f.Kind) + ": "
-	if f.Level != "" {
-		prefix = string(f.Level) + ": " + prefix
-	}
-	if f.File != "" {
-		prefix += text.Quote(f.File) + ": "
-	}
-	if len(names) == 0 {
-		return []line{{prefix + f.Cause, f.Hint}}
-	}
-	for _, p := range Fold(names) {
-		name := p.Brief
-		if len(p.Names) > 1 {
-			name += fmt.Sprintf(" (%s)", text.Plural(len(p.Names), "tensor"))
+		prefix := string(g.Kind) + ": "
+		if g.Level != "" {
+			prefix = string(g.Level) + ": " + prefix
 		}
-		lines = append(lines, line{prefix + name + ": " + f.Cause, f.Hint})
+		if g.File != "" {
+			prefix += text.Quote(g.File) + ": "
+		}
+		if len(names[g]) == 0 {
+			lines = append(lines, line{prefix + g.Cause, g.Hint})
+		}
+		for _, p := range Fold(names[g]) {
+			name := p.Brief
+			if len(p.Names) > 1 {
+				name += fmt.Sprintf(" (%s)", text.Plural(len(p.Names), "tensor"))
+			}
+			lines = append(lines, line{prefix + name + ": " + g.Cause, g.Hint})
+		}
 	}
 	return lines
 }
@@ -182,22 +177,17 @@ func (l Level) AtLeast(least Level) bool { return l == least || l == Error && le
 
 // CountLevels says how many findings there are of each level: "2 errors, 1 notice".
 func CountLevels(levels []Level) string {
+	count := map[Level]int{}
+	for _, l := range levels {
+		count[l]++
+	}
 	var parts []string
-	for _, level := range []Level{Error, Notice} {
-		n := 0
-		for _, l := range levels {
-			if l == level {
-				n++
-			}
-		}
-		if n > 0 {
-			parts = append(parts, text.Plural(n, string(level)))
+	for _, l := range []Level{Error, Notice} {
+		if count[l] > 0 {
+			parts = append(parts, text.Plural(count[l], string(l)))
 		}
 	}
-	if parts == nil {
-		return "no finding"
-	}
-	return strings.Join(parts, ", ")
+	return cmp.Or(strings.Join(parts, ", "), "no finding")
 }
 
 // CodedText says that the numbers of a matrix went through codes of 4 or 8 bits.

@@ -20,19 +20,6 @@ const hole = "\x00"
 // have, and few enough for boxes, whose work grows with the square.
 const maxHoles = 8
 
-// split takes the first numbers out of a name: "layers.3.mlp.experts.17.up" gives
-// "layers.H.mlp.experts.H.up", H the hole, and [3 17].
-func split(name string) (template string, numbers []int) {
-	parts := strings.Split(name, ".")
-	for i, part := range parts {
-		if n, ok := Number(part); ok && len(numbers) < maxHoles {
-			numbers = append(numbers, n)
-			parts[i] = hole
-		}
-	}
-	return strings.Join(parts, "."), numbers
-}
-
 // Number reads a component of a name that is a number as it is usually written.
 func Number(part string) (int, bool) {
 	n, err := strconv.Atoi(part)
@@ -140,7 +127,14 @@ func Fold(names []string) []pattern {
 	var templates []string
 	tuples := map[string][][]int{}
 	for _, name := range slices.Compact(names) {
-		t, numbers := split(name)
+		parts, numbers := strings.Split(name, "."), []int{}
+		for i, part := range parts { // "layers.3.mlp.experts.17.up" is "layers.H.mlp.experts.H.up", H the hole, and [3 17]
+			if n, ok := Number(part); ok && len(numbers) < maxHoles {
+				numbers = append(numbers, n)
+				parts[i] = hole
+			}
+		}
+		t := strings.Join(parts, ".")
 		if tuples[t] == nil {
 			templates = append(templates, t)
 		}

@@ -52,18 +52,6 @@ func isFused(name string) bool {
 // Pick returns the selected ones of all, in their order. Layers and experts that are absent, and globs that match
 // nothing, are an error. Something is always selected unless all is empty.
 func Pick[T any](s Selection, all []T, name func(T) string) ([]T, error) {
-	if err := check(s, all, name); err != nil {
-		return nil, err
-	}
-	picked := slices.DeleteFunc(slices.Clone(all), func(x T) bool { return !s.Has(name(x)) })
-	if len(picked) == 0 && len(all) > 0 {
-		return nil, errors.New("nothing is selected: no tensor is in all of the given layers, experts and globs")
-	}
-	return picked, nil
-}
-
-// check compares a selection with all that can be selected.
-func check[T any](s Selection, all []T, name func(T) string) error {
 	layers, experts, fused := map[int]bool{}, map[int]bool{}, false
 	for _, x := range all {
 		at := table.PlaceOf(nil, name(x))
@@ -82,5 +70,12 @@ func check[T any](s Selection, all []T, name func(T) string) error {
 			errs = append(errs, fmt.Errorf("the glob %s matches no tensor", strconv.Quote(glob)))
 		}
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	picked := slices.DeleteFunc(slices.Clone(all), func(x T) bool { return !s.Has(name(x)) })
+	if len(picked) == 0 && len(all) > 0 {
+		return nil, errors.New("nothing is selected: no tensor is in all of the given layers, experts and globs")
+	}
+	return picked, nil
 }

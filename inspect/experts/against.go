@@ -13,7 +13,6 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/diff"
-	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -93,13 +92,10 @@ func Against(ctx context.Context, w, original inspect.Weights, o Options) (*Erro
 	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []layerError{}, by: o.By,
 		Examined: inspect.Examined{NotCounted: not}}
 	for _, l := range layers {
-		r.Layers = append(r.Layers, layerErrors(l, errors))
+		layer, found := layerErrors(l, errors, len(layers))
+		r.Layers, r.Observed = append(r.Layers, layer), append(r.Observed, found...)
 	}
-	var found []inspect.Observation
-	for i := range r.Layers {
-		found = append(found, r.Layers[i].observe(len(r.Layers))...)
-	}
-	r.Conclude(found)
+	r.Conclude(r.Observed)
 	return r, nil
 }
 
@@ -137,9 +133,10 @@ func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []weights.Pai
 	return pairs, errors.Join(errs...)
 }
 
-// layerErrors sums up a layer.
-func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerError {
-	r := layerError{Layer: l.layer}
+// layerErrors sums up a layer, one of so many, and finds the experts whose error is far from the others'.
+func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError, layers int) (r layerError,
+	found []inspect.Observation) {
+	r.Layer = l.layer
 	var relative Matrices[[]*float64]
 	for _, m := range l.all {
 		e := expertErrors{Expert: m.number, Module: m.module}
@@ -151,37 +148,20 @@ func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) layerErr
 		}
 		r.Experts = append(r.Experts, e)
 	}
-	for role, list := range relative.All() {
-		spread := inspect.SpreadOf(list)
-		*r.Of(role) = spread
-		for i := range r.Experts {
-			if m := *r.Experts[i].Of(role); m != nil {
-				m.Z = spread.Z(m.RelativeRMS)
-			}
-		}
-	}
-	return r
-}
-
-// observe finds the experts whose error is far from the others of their layer. layers is the number of layers compared.
-func (l *layerError) observe(layers int) (found []inspect.Observation) {
-	var errs Matrices[[]float64]
-	for i := range l.Experts {
-		for role, m := range present(&l.Experts[i].Matrices) {
-			if l.Experts[i].Expert >= 0 {
-				*errs.Of(role) = append(*errs.Of(role), inspect.OrNaN(m.RelativeRMS))
-			}
-		}
-	}
 	var peers Matrices[*inspect.Peers]
-	for role, list := range errs.All() {
-		*peers.Of(role) = inspect.PeersOf(list, layers*len(roles)*len(list))
+	for role, list := range relative.All() {
+		var known []float64
+		for _, v := range list {
+			known = append(known, inspect.OrNaN(v))
+		}
+		*r.Of(role), *peers.Of(role) = inspect.SpreadOf(list), inspect.PeersOf(known, layers*len(roles)*len(list))
 	}
-	for i := range l.Experts {
-		e := &Expert{Expert: l.Experts[i].Expert, Module: l.Experts[i].Module}
-		for role, m := range present(&l.Experts[i].Matrices) {
+	for i := range r.Experts {
+		e := &Expert{Expert: r.Experts[i].Expert, Module: r.Experts[i].Module}
+		for role, m := range present(&r.Experts[i].Matrices) {
+			m.Z = (*r.Of(role)).Z(m.RelativeRMS)
 			about := func(id string, value, expected *float64, format string, args ...any) {
-				found = append(found, observation(l.Layer, e, id, role, value, expected, format, args...))
+				found = append(found, observation(l.layer, e, id, role, value, expected, format, args...))
 			}
 			switch p := *peers.Of(role); {
 			case m.NotFinite > 0:
@@ -196,7 +176,7 @@ func (l *layerError) observe(layers int) (found []inspect.Observation) {
 			}
 		}
 	}
-	return found
+	return r, found
 }
 
 // Sheet is a row per expert; with ByLayer a row per layer and matrix: the spread of the routed experts' errors, the
@@ -204,9 +184,26 @@ func (l *layerError) observe(layers int) (found []inspect.Observation) {
 func (r *ErrorReport) Sheet() *text.Sheet {
 	if r.by == inspect.ByLayer {
 		s := text.NewSheet("layer", "of", ">rms", ">rms_mad", ">largest", "expert", ">max_abs", ">different", ">not_finite")
-		for i := range r.Layers {
+		for _, l := range r.Layers {
 			for _, role := range roles {
-				r.Layers[i].addRow(s, role)
+				var largest, most *float64
+				farthest := text.Real(nil)
+				different, notFinite, known := int64(0), int64(0), false
+				for i := range l.Experts {
+					m := *l.Experts[i].Of(role)
+					if m == nil {
+						continue
+					}
+					known = true
+					if m.RelativeRMS != nil && (largest == nil || *m.RelativeRMS > *largest) {
+						largest, farthest = m.RelativeRMS, expertCell(l.Experts[i].Expert)
+					}
+					most = inspect.Larger(most, m.MaxAbs)
+					different, notFinite = different+m.Different, notFinite+m.NotFinite
+				}
+				if known {
+					s.Row(l.Layer, string(role), (*l.Of(role)).Cells(), largest, farthest, most, different, notFinite)
+				}
 			}
 		}
 		return s
@@ -233,28 +230,6 @@ func (r *ErrorReport) Sheet() *text.Sheet {
 		}
 	}
 	return s
-}
-
-// addRow adds the row of a matrix, if an expert has it.
-func (l *layerError) addRow(s *text.Sheet, role table.Role) {
-	var largest, most *float64
-	farthest := text.Real(nil)
-	different, notFinite, any := int64(0), int64(0), false
-	for i := range l.Experts {
-		m := *l.Experts[i].Of(role)
-		if m == nil {
-			continue
-		}
-		any = true
-		if m.RelativeRMS != nil && (largest == nil || *m.RelativeRMS > *largest) {
-			largest, farthest = m.RelativeRMS, expertCell(l.Experts[i].Expert)
-		}
-		most = inspect.Larger(most, m.MaxAbs)
-		different, notFinite = different+m.Different, notFinite+m.NotFinite
-	}
-	if any {
-		s.Row(l.Layer, string(role), (*l.Of(role)).Cells(), largest, farthest, most, different, notFinite)
-	}
 }
 
 // once joins the different ones of words.

@@ -90,7 +90,13 @@ func CompareLayers(ctx context.Context, w inspect.Weights, s inspect.Selection) 
 				k, n, cosine := largest(a.numbers, b.numbers, a.size())
 				r.Pairs = append(r.Pairs, layerPair{Layers: [2]int{a.layer, b.layer},
 					Experts: [2]int{a.routed[k].number, b.routed[n].number}, Function: cosine})
-				r.Chance = max(r.Chance, chanceOf(a, b))
+				hidden := float64(a.routed[0].weights.Gate.Shape[1])
+				variance := 1 / (probeCount * hidden)
+				if probeCount*hidden > sketchSize {
+					variance += 1.0 / sketchSize
+				}
+				pairs := float64(len(a.routed)) * float64(len(b.routed))
+				r.Chance = max(r.Chance, min(1, math.Sqrt(variance*2*math.Log(pairs))))
 			}
 		}
 	}
@@ -183,16 +189,6 @@ func largest(a, b []float32, size int) (i, k int, product float64) {
 		}
 	}
 	return i, k, product
-}
-
-// chanceOf is Between.Chance for two layers.
-func chanceOf(a, b *sketched) float64 {
-	hidden := float64(a.routed[0].weights.Gate.Shape[1])
-	variance := 1 / (probeCount * hidden)
-	if probeCount*hidden > sketchSize {
-		variance += 1.0 / sketchSize
-	}
-	return min(1, math.Sqrt(variance*2*math.Log(float64(len(a.routed))*float64(len(b.routed)))))
 }
 
 // match compares the experts of each pair of layers whole.

@@ -45,9 +45,15 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 // examineLayer looks at the experts of one of so many layers, and returns what is odd about them. initializer is the
 // config's initializer_range.
 func examineLayer(x *matrix.Reader, l *layerMLPs, layers int, initializer float64) (*Layer, []inspect.Observation, error) {
-	probes, err := probes(x, l)
-	if err != nil {
-		return nil, nil, err
+	var norm, probes []float32 // probes are the inputs of the experts; nil without a whole one
+	if i := slices.IndexFunc(l.all, (*mlp).isWhole); i >= 0 {
+		if l.norm != nil && inspect.Countable(l.norm) == nil {
+			var err error
+			if norm, err = x.Again.All(x.Reader, l.norm, nil); err != nil {
+				return nil, nil, err
+			}
+		}
+		probes = probesOf(l.all[i].weights.Gate.Shape[1], norm)
 	}
 	all := make([]*Expert, len(l.all))
 	for i, m := range l.all {

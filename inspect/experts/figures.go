@@ -127,52 +127,35 @@ func (l *Layer) Pairs(found []inspect.Observation) page.Figure {
 			m.Values[i][k] = math.NaN()
 		}
 	}
-	named := l.namedPairs(found, by)
-	m.Marked = func(row, col int) bool { return named[[2]int{row, col}] }
-	for i := range n {
-		for k := range n {
-			if v := l.pairLikeness(i, k); i != k && !(v <= m.Values[i/by][k/by]) && v == v {
-				m.Values[i/by][k/by] = v
-			}
-		}
-	}
-	return m
-}
-
-// namedPairs returns the cells, by experts wide, with a pair that a finding names.
-func (l *Layer) namedPairs(found []inspect.Observation, by int) map[[2]int]bool {
-	index := map[int]int{}
+	index, named := map[int]int{}, map[[2]int]bool{}
 	for i := range l.Experts {
-		index[l.Experts[i].Expert] = i
+		index[l.Experts[i].Expert] = i / by
 	}
-	pairs := map[[2]int]bool{}
 	for _, o := range found {
 		for _, at := range o.Members {
 			for _, a := range at.Experts {
 				for _, b := range at.Experts {
 					if at.Layer == l.Layer && a != b {
-						pairs[[2]int{index[a] / by, index[b] / by}] = true
+						named[[2]int{index[a], index[b]}] = true
 					}
 				}
 			}
 		}
 	}
-	return pairs
-}
-
-// pairLikeness is the magnitude of the cosine of what two experts compute, or with the first before the second the
-// largest of their matrices'; NaN if no cosine is known.
-func (l *Layer) pairLikeness(i, k int) float64 {
+	m.Marked = func(row, col int) bool { return named[[2]int{row, col}] }
 	s := l.Similarity
-	cosines := []matrix.Cosines{s.Function}
-	if i < k {
-		cosines = []matrix.Cosines{s.Gate, s.Up, s.Down}
-	}
-	most := math.NaN()
-	for _, c := range cosines {
-		if c != nil && !(inspect.Magnitude(c[i][k]) <= most) && c[i][k] == c[i][k] {
-			most = inspect.Magnitude(c[i][k])
+	for i := range n {
+		for k := range n {
+			cosines := []matrix.Cosines{s.Function}
+			if i < k {
+				cosines = []matrix.Cosines{s.Gate, s.Up, s.Down}
+			}
+			for _, c := range cosines {
+				if i != k && c != nil && c[i][k] == c[i][k] && !(inspect.Magnitude(c[i][k]) <= m.Values[i/by][k/by]) {
+					m.Values[i/by][k/by] = inspect.Magnitude(c[i][k])
+				}
+			}
 		}
 	}
-	return most
+	return m
 }

@@ -62,8 +62,16 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 	zeros, peers := inspect.PeersOf(neurons, layers*len(neurons)), r.peers(layers)
 	initial := r.untrained(layers, initializer)
 	for _, e := range r.all() {
-		found = append(found, r.notFinite(e)...)
-		for role := range present(&e.Matrices) { // numbers that went through few bits
+		for role, m := range present(&e.Matrices) {
+			for _, x := range []struct {
+				id, what string
+				n        int64
+			}{{"nan", "NaN", m.NaN}, {"infinite", "infinite", m.Infinite}} {
+				if x.n > 0 {
+					found = append(found, observation(r.Layer, e, x.id, role, inspect.Finite(float64(x.n)), inspect.Finite(0),
+						"%s of %s numbers are %s", text.Grouped(x.n), text.Grouped(m.Shape[0]*m.Shape[1]), x.what))
+				}
+			}
 			if bits := e.facts.matrices.Of(role).bits; bits > 0 {
 				found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
 					inspect.CodedText(bits)))
@@ -87,70 +95,44 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 	return append(found, initial...)
 }
 
-// notFinite finds NaN and infinities.
-func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
-	add := func(role table.Role, m *MatrixNumbers, id, what string, n int64) {
-		if n > 0 {
-			found = append(found, observation(r.Layer, e, id, role, inspect.Finite(float64(n)), inspect.Finite(0),
-				"%s of %s numbers are %s", text.Grouped(n), text.Grouped(m.Shape[0]*m.Shape[1]), what))
+// zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others. Of an expert
+// that is not selected as a whole, or has numbers that are not finite, it finds matrices that are all zero: 0 times what
+// is not finite is not 0.
+func (r *Layer) zeroed(e *Expert, others *inspect.Peers) (found []inspect.Observation) {
+	if !e.facts.whole || e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil {
+		for role, m := range present(&e.Matrices) {
+			if m.Zeros == int64(m.Shape[0])*int64(m.Shape[1]) {
+				found = append(found, observation(r.Layer, e, "zeroed", role, inspect.Finite(0), nil, "every number is zero"))
+			}
 		}
-	}
-	for role, m := range present(&e.Matrices) {
-		add(role, m, "nan", "NaN", m.NaN)
-		add(role, m, "infinite", "infinite", m.Infinite)
-	}
-	return found
-}
-
-// zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others.
-func (r *Layer) zeroed(e *Expert, others *inspect.Peers) []inspect.Observation {
-	switch {
-	case !e.facts.whole:
-		return r.zeroMatrices(e)
-	case e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil:
-		return r.zeroMatrices(e) // 0 times what is not finite is not 0
+		return found
 	}
 	neurons, zero := e.Down.Shape[1], inspect.Finite(float64(e.ZeroNeurons))
 	switch {
 	case e.ZeroNeurons == neurons:
-		return []inspect.Observation{observation(r.Layer, e, "zeroed", "", zero, inspect.Finite(0),
-			"%s are zero: it adds nothing to any token", e.zeroParts())}
+		var names []string
+		for role, m := range present(&e.Matrices) {
+			if *m.Norm == 0 {
+				names = append(names, string(role))
+			}
+		}
+		what := "all numbers of " + strings.Join(names, " and ")
+		switch len(names) {
+		case len(roles):
+			what = "all weights"
+		case 0:
+			what = "a vector of every neuron, of gate_proj, up_proj or down_proj,"
+		}
+		return append(found, observation(r.Layer, e, "zeroed", "", zero, inspect.Finite(0),
+			"%s are zero: it adds nothing to any token", what))
 	case e.Expert < 0 || others == nil:
-		return nil
 	case others.Odd(*zero, max(1, zeroShare*float64(neurons))) && *zero > others.Median:
-		return []inspect.Observation{observation(r.Layer, e, "zeroed-neurons", "", zero, &others.Median,
+		return append(found, observation(r.Layer, e, "zeroed-neurons", "", zero, &others.Median,
 			"%d of %d neurons add nothing: their row of gate_proj or up_proj, or column of down_proj, is zero; "+
 				"the layer's median is %g",
-			e.ZeroNeurons, neurons, others.Median)}
+			e.ZeroNeurons, neurons, others.Median))
 	}
 	return nil
-}
-
-// zeroMatrices finds matrices that are all zero, of an expert that is not selected as a whole.
-func (r *Layer) zeroMatrices(e *Expert) (found []inspect.Observation) {
-	for role, m := range present(&e.Matrices) {
-		if m.Zeros == int64(m.Shape[0])*int64(m.Shape[1]) {
-			found = append(found, observation(r.Layer, e, "zeroed", role, inspect.Finite(0), nil, "every number is zero"))
-		}
-	}
-	return found
-}
-
-// zeroParts names what of an expert without effect is zero.
-func (e *Expert) zeroParts() string {
-	var names []string
-	for role, m := range present(&e.Matrices) {
-		if *m.Norm == 0 {
-			names = append(names, string(role))
-		}
-	}
-	switch len(names) {
-	case len(roles):
-		return "all weights"
-	case 0:
-		return "a vector of every neuron, of gate_proj, up_proj or down_proj,"
-	}
-	return "all numbers of " + strings.Join(names, " and ")
 }
 
 // peers is one matrix over the experts of a layer, to compare an expert with.
@@ -202,7 +184,10 @@ func (r *Layer) peers(layers int) (all Matrices[*peers]) {
 // ratio returns 2 to the power of a logarithm.
 func ratio(log2 float64) *float64 { return inspect.Finite(math.Exp2(log2)) }
 
-// apart returns how a matrix differs from the other experts' matrices, beside what its channels explain.
+// apart returns how a matrix differs from the other experts' matrices: by channels, inputs of gate_proj and up_proj, that
+// are large in this expert alone, or else by a neuron or by its size; and by coarse numbers. Outputs of down_proj are no
+// finding: healthy models have experts that write massive activations through a few of them (Z. Su et al., Unveiling Super
+// Experts in Mixture-of-Experts Large Language Models, 2025).
 func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peers) (found []inspect.Observation) {
 	if others == nil || m.Norm == nil {
 		return nil
@@ -211,7 +196,26 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 		found = append(found, observation(r.Layer, e, id, role, value, expected, format, args...))
 	}
 	x := e.facts.matrices.Of(role)
-	found = r.channels(e, role, x, others)
+	if len(x.channels) == len(others.channels) && role != table.DownProj {
+		var odd []int
+		worst, most, also := 0, 0.0, ""
+		for c, v := range x.channels {
+			if over := v - others.channels[c]; over > 0 && others.channel.Odd(over, math.Log2(channelFactor)) {
+				if odd = append(odd, c); over > most {
+					worst, most = c, over
+				}
+			}
+		}
+		if len(odd) > 1 {
+			also = fmt.Sprintf("; so are %s in all: %s", text.Plural(len(odd), "channel"), inspect.List(odd))
+		}
+		if odd != nil {
+			own, usual := ratio(x.channels[worst]), ratio(others.channels[worst])
+			add("channel", own, usual,
+				"channel %d is %.3g times as large as the median channel, in the layer's median expert %.3g times%s",
+				worst, *own, *usual, also)
+		}
+	}
 	if p := others.peak; len(found) == 0 && p.Odd(x.peak, math.Log2(channelFactor)) && x.peak > p.Median {
 		add("neuron", ratio(x.peak), ratio(p.Median),
 			"neuron %d is %.3g times as large as the expert's median neuron; "+
@@ -230,33 +234,4 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 			100*d, 100*p.Median)
 	}
 	return found
-}
-
-// channels finds channels that are large in this expert and not in the others: inputs of gate_proj and up_proj. Outputs
-// of down_proj are no finding: healthy models have experts that write massive activations through a few of them
-// (Z. Su et al., Unveiling Super Experts in Mixture-of-Experts Large Language Models, 2025).
-func (r *Layer) channels(e *Expert, role table.Role, x *matrixFacts, others *peers) []inspect.Observation {
-	if len(x.channels) != len(others.channels) || role == table.DownProj {
-		return nil
-	}
-	var odd []int
-	worst, most := 0, 0.0
-	for c, v := range x.channels {
-		if over := v - others.channels[c]; over > 0 && others.channel.Odd(over, math.Log2(channelFactor)) {
-			if odd = append(odd, c); over > most {
-				worst, most = c, over
-			}
-		}
-	}
-	if odd == nil {
-		return nil
-	}
-	also := ""
-	if len(odd) > 1 {
-		also = fmt.Sprintf("; so are %s in all: %s", text.Plural(len(odd), "channel"), inspect.List(odd))
-	}
-	own, usual := ratio(x.channels[worst]), ratio(others.channels[worst])
-	return []inspect.Observation{observation(r.Layer, e, "channel", role, own, usual,
-		"channel %d is %.3g times as large as the median channel, in the layer's median expert %.3g times%s",
-		worst, *own, *usual, also)}
 }

@@ -92,7 +92,8 @@ func measure(m *matrix.Stored, n *MatrixNumbers, role table.Role) (x matrixFacts
 	return x
 }
 
-// count counts the values of rows from first on.
+// count counts the values of rows from first on. Of as many rows as it adds together, zeros are taken off one by one; other
+// rows are counted value by value.
 func (n *MatrixNumbers) count(first int, values []float32, rows, cols *axis) {
 	width := len(cols.logs)
 	var zeros [tensor.Runs]uint32
@@ -105,32 +106,29 @@ func (n *MatrixNumbers) count(first int, values []float32, rows, cols *axis) {
 		addFour(rows.logs[first+i:], cols.logs, values[i*width:])
 	}
 	for i := range len(values) / width {
-		if r := first + i; !together || zeros[i] > 0 {
-			n.countRow(r, values[i*width:][:width], rows, cols, together)
+		if together && zeros[i] == 0 {
+			continue
 		}
-	}
-}
-
-// countRow counts the values of row r one by one. If they were added, zeros among them are taken off.
-func (n *MatrixNumbers) countRow(r int, values []float32, rows, cols *axis, added bool) {
-	for c, v := range values {
-		switch {
-		case v == 0:
-			n.Zeros++
-			rows.zeros[r]++
-			cols.zeros[c]++
-			if added {
-				rows.logs[r].AddBits(0, -1)
-				cols.logs[c].AddBits(0, -1)
+		r := first + i
+		for c, v := range values[i*width:][:width] {
+			switch {
+			case v == 0:
+				n.Zeros++
+				rows.zeros[r]++
+				cols.zeros[c]++
+				if together {
+					rows.logs[r].AddBits(0, -1)
+					cols.logs[c].AddBits(0, -1)
+				}
+			case together:
+			case v != v:
+				n.NaN++
+			case !tensor.IsFinite(v):
+				n.Infinite++
+			default:
+				rows.logs[r].Add(v)
+				cols.logs[c].Add(v)
 			}
-		case added:
-		case v != v:
-			n.NaN++
-		case !tensor.IsFinite(v):
-			n.Infinite++
-		default:
-			rows.logs[r].Add(v)
-			cols.logs[c].Add(v)
 		}
 	}
 }
@@ -239,22 +237,6 @@ func probesOf(hidden int, norm []float32) []float32 {
 		}
 	}
 	return probes
-}
-
-// probes returns the inputs of the experts of a layer; nil if there are no whole experts.
-func probes(x *matrix.Reader, l *layerMLPs) ([]float32, error) {
-	i := slices.IndexFunc(l.all, (*mlp).isWhole)
-	if i < 0 {
-		return nil, nil
-	}
-	var norm []float32
-	if l.norm != nil && inspect.Countable(l.norm) == nil {
-		var err error
-		if norm, err = x.Again.All(x.Reader, l.norm, nil); err != nil {
-			return nil, err
-		}
-	}
-	return probesOf(l.all[i].weights.Gate.Shape[1], norm), nil
 }
 
 // respond takes the probes through a matrix. The matrices come in the order of roles.

@@ -85,7 +85,19 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 	}
 	for read := range reads {
 		first, end := read*chunks/reads, (read+1)*chunks/reads
-		if err := s.load(x, streams, first, end); err != nil {
+		for i, stream := range streams {
+			at := first * matrix.ChunkTerms
+			n := min(end*matrix.ChunkTerms, s.list[0].Len()) - at
+			x.Go(func() error {
+				err := stream.Load(int64(at), n)
+				if err == nil {
+					err = stream.LoadScales()
+				}
+				x.Done(s.list[i].DType.Bytes(int64(n)))
+				return s.list[i].Failed(err)
+			})
+		}
+		if err := x.Wait(); err != nil {
 			return nil, err
 		}
 		for at := first; at < end; at += gramAhead {
@@ -105,23 +117,6 @@ func (s *roleMatrices) compute(x *matrix.Reader, memory int64) (*matrix.Gram, er
 	}
 	sum.Merge(lane)
 	return sum, nil
-}
-
-// load loads the chunks from first up to end of each matrix, and their scales.
-func (s *roleMatrices) load(x *matrix.Reader, streams []*weights.Stream, first, end int) error {
-	at := first * matrix.ChunkTerms
-	n := min(end*matrix.ChunkTerms, s.list[0].Len()) - at
-	for i, stream := range streams {
-		x.Go(func() error {
-			err := stream.Load(int64(at), n)
-			if err == nil {
-				err = stream.LoadScales()
-			}
-			x.Done(s.list[i].DType.Bytes(int64(n)))
-			return s.list[i].Failed(err)
-		})
-	}
-	return x.Wait()
 }
 
 // products returns the products of n chunks from one on, of those that were loaded from first on.

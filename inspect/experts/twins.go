@@ -9,7 +9,6 @@ import (
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -74,7 +73,18 @@ func duplicates(x *matrix.Reader, all []*suspect) (found []inspect.Observation, 
 		found = append(found, describe(equal, moved, "duplicate"))
 	}
 	for _, same := range byHash(all, func(s *suspect) bool { return !isWhole(s) }) {
-		equal, moved, err := confirm(x, onePerGroup(same, group))
+		type matrixOf struct {
+			group int
+			role  table.Role
+		}
+		seen := map[matrixOf]bool{} // of a group of equal experts one is compared
+		same = slices.DeleteFunc(same, func(s *suspect) bool {
+			key := matrixOf{group[s.mlp], s.role}
+			repeats := key.group > 0 && seen[key]
+			seen[key] = true
+			return repeats
+		})
+		equal, moved, err := confirm(x, same)
 		if err != nil {
 			return nil, err
 		}
@@ -90,23 +100,6 @@ func byHash(all []*suspect, kind func(*suspect) bool) (groups [][]*suspect) {
 	all = slices.DeleteFunc(slices.Clone(all), func(s *suspect) bool { return !kind(s) })
 	groups = inspect.GroupBy(all, func(s *suspect) uint64 { return s.hash })
 	return slices.DeleteFunc(groups, func(g []*suspect) bool { return len(g) < 2 })
-}
-
-// onePerGroup keeps of each group of equal experts one, for each of its matrices.
-func onePerGroup(same []*suspect, group map[*mlp]int) (kept []*suspect) {
-	type matrixOf struct {
-		group int
-		role  table.Role
-	}
-	seen := map[matrixOf]bool{}
-	for _, s := range same {
-		key := matrixOf{group[s.mlp], s.role}
-		if key.group == 0 || !seen[key] {
-			kept = append(kept, s)
-		}
-		seen[key] = true
-	}
-	return kept
 }
 
 // confirm compares suspects with the first of them whole, and returns those that are equal, and whether neurons of
@@ -150,17 +143,38 @@ func compare(x *matrix.Reader, a, b *suspect, probes []float32) (r comparison, e
 	if !ok {
 		return r, nil
 	}
-	sums := products{equal: true}
+	space := x.Spaces.Get().(*matrix.Space)
+	defer x.Spaces.Put(space)
+	r.equal, r.moved = true, !slices.IsSorted(order)
+	var dot, squares, others float64 // Σab, Σa², Σb²
 	for _, role := range roles {
 		if a.role != "" && a.role != role {
 			continue
 		}
-		if err := sums.addMatrices(x, *a.weights.Of(role), *b.weights.Of(role), order, role == table.DownProj); err != nil {
+		m, err := x.Matrix(x.Again, *a.weights.Of(role), &space.First)
+		if err != nil {
 			return r, err
 		}
+		o, err := x.Matrix(x.Again, *b.weights.Of(role), &space.Second)
+		if err != nil {
+			return r, err
+		}
+		for i, v := range m.Values {
+			row, col := i/m.Cols, i%m.Cols
+			if role == table.DownProj { // neurons are columns
+				col = order[col]
+			} else {
+				row = order[row]
+			}
+			w := o.Values[row*o.Cols+col]
+			r.equal = r.equal && v == w
+			dot += float64(v) * float64(w) // products of two float32 are exact
+			squares += float64(v) * float64(v)
+			others += float64(w) * float64(w)
+		}
 	}
-	cosine := sums.dot / (math.Sqrt(sums.squares) * math.Sqrt(sums.others))
-	return comparison{sums.equal, !slices.IsSorted(order), cosine}, nil
+	r.cosine = dot / (math.Sqrt(squares) * math.Sqrt(others))
+	return r, nil
 }
 
 // neurons returns the hashes of the neurons of the suspected matrix or expert.
@@ -169,41 +183,6 @@ func (s *suspect) neurons(x *facts) []uint64 {
 		return x.hashes()
 	}
 	return x.matrices.Of(s.role).neurons
-}
-
-// products is whether the numbers of two are equal, and Σab, Σa² and Σb².
-type products struct {
-	equal                bool
-	dot, squares, others float64
-}
-
-// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers, neuron i of a with neuron
-// order[i] of b.
-func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []int, columns bool) error {
-	space := x.Spaces.Get().(*matrix.Space)
-	defer x.Spaces.Put(space)
-	m, err := x.Matrix(x.Again, a, &space.First)
-	if err != nil {
-		return err
-	}
-	o, err := x.Matrix(x.Again, b, &space.Second)
-	if err != nil {
-		return err
-	}
-	for i, v := range m.Values {
-		row, col := i/m.Cols, i%m.Cols
-		if columns {
-			col = order[col]
-		} else {
-			row = order[row]
-		}
-		w := o.Values[row*o.Cols+col]
-		s.equal = s.equal && v == w
-		s.dot += float64(v) * float64(w) // products of two float32 are exact
-		s.squares += float64(v) * float64(v)
-		s.others += float64(w) * float64(w)
-	}
-	return nil
 }
 
 // matchHashes returns for each neuron of a where it is in b.
@@ -323,7 +302,18 @@ func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32, layer
 	twins := make([]twin, len(routed))
 	for i := range routed {
 		twins[i] = twin{leader: i}
-		for _, k := range r.likeliest(i, twins) {
+		var likely []int // leaders before expert i that it may be but for noise, the likeliest first
+		for k := range i {
+			a, b := &r.Experts[i], &r.Experts[k]
+			sameShape := a.facts.whole && b.facts.whole && slices.Equal(a.Gate.Shape, b.Gate.Shape)
+			if twins[k].leader == k && sameShape && r.Similarity.likeness(k, i) >= alike {
+				likely = append(likely, k)
+			}
+		}
+		slices.SortStableFunc(likely, func(a, b int) int {
+			return cmp.Compare(r.Similarity.likeness(b, i), r.Similarity.likeness(a, i))
+		})
+		for _, k := range likely[:min(len(likely), maxTrials)] {
 			p, err := compare(x, &suspect{mlp: routed[k]}, &suspect{mlp: routed[i]}, probes)
 			if err != nil {
 				return nil, err
@@ -351,22 +341,6 @@ func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32, layer
 // maxTrials is how many others an expert is compared with whole, so that experts that compute much the same with
 // other weights do not take the square of their number.
 const maxTrials = 4
-
-// likeliest returns the leaders before expert i that it may be but for noise, the likeliest first.
-func (r *Layer) likeliest(i int, twins []twin) (all []int) {
-	a := &r.Experts[i]
-	for k := range i {
-		b := &r.Experts[k]
-		sameShape := a.facts.whole && b.facts.whole && slices.Equal(a.Gate.Shape, b.Gate.Shape)
-		if twins[k].leader == k && sameShape && r.Similarity.likeness(k, i) >= alike {
-			all = append(all, k)
-		}
-	}
-	slices.SortStableFunc(all, func(a, b int) int {
-		return cmp.Compare(r.Similarity.likeness(b, i), r.Similarity.likeness(a, i))
-	})
-	return all[:min(len(all), maxTrials)]
-}
 
 // likeness is the largest magnitude of the cosines of two experts; 0 if they have none.
 func (s *Similarity) likeness(a, b int) (most float64) {
