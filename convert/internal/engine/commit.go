@@ -87,27 +87,24 @@ func (e *execution) writeManifest(w io.Writer) error {
 		}
 	}
 	m := manifest.Manifest{Format: manifest.Format, Tool: e.Tool, Plan: p.Hash, Weights: p.Weights, Options: p.Options,
-		Verified: !e.Unverified,
-		Origin:   e.Origin, Sources: p.Sources, State: e.key, Files: p.Files, Others: others}
-	return m.Write(w, len(p.Tensors), e.manifestTensor)
-}
-
-func (e *execution) manifestTensor(i int) manifest.Tensor {
-	t, s := &e.plan.Tensors[i], &e.States[i]
-	m := manifest.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
-		Hash: s.Proof.Hash, Operations: t.Operations, Sources: make([]manifest.Source, len(t.Segments))}
-	if lost := s.Lost.Total(); lost.Any() {
-		m.Lost = &lost
-	}
-	for j, g := range t.Segments {
-		m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End,
-			Places: g.Places().Codes, View: g.View}
-		if s.Proof.Segments != nil && g.Tensor != "" {
-			m.Sources[j].Hash = s.Proof.Segments[j]
+		Verified: !e.Unverified, Origin: e.Origin, Sources: p.Sources, State: e.key, Files: p.Files, Others: others}
+	return m.Write(w, len(p.Tensors), func(i int) manifest.Tensor {
+		t, s := &p.Tensors[i], &e.States[i]
+		m := manifest.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: p.Files[t.File].Name,
+			Hash: s.Proof.Hash, Operations: t.Operations, Sources: make([]manifest.Source, len(t.Segments))}
+		if lost := s.Lost.Total(); lost.Any() {
+			m.Lost = &lost
 		}
-		for _, side := range g.Sides {
-			m.Sources[j].Beside = append(m.Sources[j].Beside, side.Tensor)
+		for j, g := range t.Segments {
+			m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End,
+				Places: g.Places().Codes, View: g.View}
+			if s.Proof.Segments != nil && g.Tensor != "" {
+				m.Sources[j].Hash = s.Proof.Segments[j]
+			}
+			for _, side := range g.Sides {
+				m.Sources[j].Beside = append(m.Sources[j].Beside, side.Tensor)
+			}
 		}
-	}
-	return m
+		return m
+	})
 }

@@ -10,8 +10,8 @@ import (
 	"dsmoe/convert/plan"
 )
 
-// measure has largest hold the largest magnitudes that a piece of t needs, if its operation needs
-// any. It uses the memory of pieces.
+// measure has magnitudes hold the largest magnitudes that a piece of t needs, if its operation needs any. It reads the
+// source of each row of blocks, unless that row was the last one that it read. It uses the memory of pieces.
 func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof bool) error {
 	op, is := p.segment.Operation.(operation.Blockwise)
 	w.magnitudes = w.magnitudes[:0]
@@ -22,13 +22,26 @@ func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof boo
 		t = t.Codes
 	}
 	first, end := op.GridRows(p.at(), p.size/int64(op.Unit().Out)*int64(op.Unit().Elements))
-	r := &w.written
+	r, compare, b := &w.written, op.Magnitudes, op.Grid()
 	if proof {
-		r = &w.proven
+		r, compare = &w.proven, op.MagnitudesByDefinition
 	}
+	_, width := b.Grid()
 	for row := first; row < end; row++ {
-		if err := w.measureRow(ctx, t, op, r, row); err != nil {
-			return err
+		if r.codes != t || r.row != row {
+			*r = gridRow{row: row, largest: append(r.largest[:0], make([]float32, width)...)}
+			begin, end := int64(row*b.BlockRows)*int64(b.Cols), int64(min((row+1)*b.BlockRows, b.Rows))*int64(b.Cols)
+			err := pieces(t, begin, end-begin, buffered, func(p piece) error {
+				src := w.room(p)
+				if err := w.gather(p, src, proof); err != nil {
+					return err
+				}
+				return w.computing(ctx, func() error { compare(r.largest, src, p.at()); return nil })
+			})
+			if err != nil {
+				return err
+			}
+			r.codes = t
 		}
 		w.magnitudes = append(w.magnitudes, r.largest...)
 	}
@@ -45,31 +58,4 @@ func (w *worker) forgetSource() {
 	for i := range w.matrices {
 		w.matrices[i].stored = w.matrices[i].stored[:0]
 	}
-}
-
-// measureRow has r be a row of blocks of t; it reads their source.
-func (w *worker) measureRow(ctx context.Context, t *plan.Tensor, op operation.Blockwise, r *gridRow, row int) error {
-	proof := r == &w.proven
-	if r.codes == t && r.row == row {
-		return nil
-	}
-	b := op.Grid()
-	_, width := b.Grid()
-	*r = gridRow{row: row, largest: append(r.largest[:0], make([]float32, width)...)}
-	compare := op.Magnitudes
-	if proof {
-		compare = op.MagnitudesByDefinition
-	}
-	begin, end := int64(row*b.BlockRows)*int64(b.Cols), int64(min((row+1)*b.BlockRows, b.Rows))*int64(b.Cols)
-	err := pieces(t, begin, end-begin, buffered, func(p piece) error {
-		src := w.room(p)
-		if err := w.gather(p, src, proof); err != nil {
-			return err
-		}
-		return w.computing(ctx, func() error { compare(r.largest, src, p.at()); return nil })
-	})
-	if err == nil {
-		r.codes = t
-	}
-	return err
 }

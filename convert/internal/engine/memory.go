@@ -54,7 +54,8 @@ func (s Settings) CheckPlan(path string, p *plan.Plan) error {
 		err = s.check(path, "a matrix that is stored transposed", max(need+n, 2*usable(leastBuffers+n)))
 	}
 	if err == nil && remote.Is(path) {
-		err = s.check(path, "an upload in parts", need+uploads(p, s.Client)+partsOfWorker*largestPart(p, s.Client))
+		lists, ofWorker := uploads(p, s.Client)
+		err = s.check(path, "an upload in parts", need+lists+ofWorker)
 	}
 	return err
 }
@@ -97,20 +98,15 @@ func largestMatrix(p *plan.Plan) (most int64) {
 	return most
 }
 
-// uploads is the memory, in bytes, of the lists of parts of a plan's files.
-func uploads(p *plan.Plan, c *remote.Client) (n int64) {
+// uploads returns what uploads of a plan's files take in bytes: the lists of their parts, and the parts that a worker
+// keeps from being sent.
+func uploads(p *plan.Plan, c *remote.Client) (lists, ofWorker int64) {
 	for _, f := range p.Files {
-		n += (f.Size/c.PartSize(f.Size) + 1) * perPart
+		part := c.PartSize(f.Size)
+		lists += (f.Size/part + 1) * perPart
+		ofWorker = max(ofWorker, partsOfWorker*part)
 	}
-	return n
-}
-
-// largestPart is the size in bytes of the largest part of an upload of the plan's files.
-func largestPart(p *plan.Plan, c *remote.Client) (n int64) {
-	for _, f := range p.Files {
-		n = max(n, c.PartSize(f.Size))
-	}
-	return n
+	return lists, ofWorker
 }
 
 // shape is how the work is cut into workers and tiles.
@@ -147,8 +143,8 @@ func newShape(p *plan.Plan, s Settings, uploading bool) shape {
 	buffers += int(largestMatrix(p))
 	h.workers = max(min(s.IO, room/(minTile+buffers)), 1)
 	if uploading {
-		parts := partsOfWorker * largestPart(p, s.Client)
-		left -= uploads(p, s.Client)
+		lists, parts := uploads(p, s.Client)
+		left -= lists
 		h.workers = max(min(h.workers, int(left/(minTile+int64(buffers)+parts))), 1)
 		room = min(room, int(left-int64(h.workers)*parts))
 	}

@@ -23,12 +23,9 @@ import (
 // while it was encoded, with its hash. A span that differs is written again by the next run.
 func (w *worker) proveSpan(ctx context.Context, i int) error {
 	t, s := &w.Spans[i], w.State(i)
-	h, compare := w.newHasher(t), w.compareSource
+	h := w.newHasher(t)
 	w.forgetSource()
 	encoded := s.Proof != nil && s.Proof.Segments != nil && w.comparedWriting(t.Tensor)
-	if encoded {
-		compare = w.hashTile
-	}
 	for from, end := t.From, int64(0); from < t.To; from = end {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -38,7 +35,13 @@ func (w *worker) proveSpan(ctx context.Context, i int) error {
 		if err := w.out.ReadTile(t.File, tile, t.Offset+from); err != nil {
 			return err
 		}
-		if err := compare(ctx, t.Tensor, tile, from, h); err != nil {
+		err := w.computing(ctx, func() error { h.output.Write(tile); return nil })
+		if err == nil && !encoded {
+			err = pieces(t.Tensor, from, end-from, buffered, func(p piece) error {
+				return w.comparePiece(ctx, t.Tensor, p, tile[p.offset-from:][:p.size], h)
+			})
+		}
+		if err != nil {
 			return w.reject(i, err)
 		}
 		w.Advance(int64(len(tile)))
@@ -66,21 +69,6 @@ func (w *worker) reject(i int, err error) error {
 		w.Mark(i, progress.State{})
 	}
 	return fmt.Errorf("%s: %w", text.Quote(w.out.PathOf(w.Spans[i].File)), err)
-}
-
-// hashTile hashes a tile that was read again.
-func (w *worker) hashTile(ctx context.Context, _ *plan.Tensor, tile []byte, _ int64, h *hasher) error {
-	return w.computing(ctx, func() error { h.output.Write(tile); return nil })
-}
-
-// compareSource compares a tile that was read again with the source, and hashes both.
-func (w *worker) compareSource(ctx context.Context, t *plan.Tensor, tile []byte, offset int64, h *hasher) error {
-	if err := w.hashTile(ctx, t, tile, offset, h); err != nil {
-		return err
-	}
-	return pieces(t, offset, int64(len(tile)), buffered, func(p piece) error {
-		return w.comparePiece(ctx, t, p, tile[p.offset-offset:][:p.size], h)
-	})
 }
 
 // comparePiece compares a piece with the source, and hashes the source; h may be nil.

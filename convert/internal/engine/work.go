@@ -65,7 +65,16 @@ func (e *execution) work(ctx context.Context) error {
 	}
 	writing, proving := e.openSpans()
 	if readable {
-		return e.workThrough(ctx, newQueue(e.largeFirst(writing), proving), false)
+		// Spans larger than a worker's share of all bytes go first: one worker writes a span from begin to end.
+		share := int64(0)
+		for _, i := range writing {
+			share += e.Spans[i].Size()
+		}
+		share /= int64(e.shape.workers)
+		slices.SortStableFunc(writing, func(a, b int) int {
+			return cmp.Compare(max(e.Spans[b].Size(), share), max(e.Spans[a].Size(), share))
+		})
+		return e.workThrough(ctx, newQueue(writing, proving), false)
 	}
 	err = e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
 	if err == nil {
@@ -113,20 +122,6 @@ func (e *execution) openSpans() (writing, proving []int) {
 		}
 	}
 	return writing, proving
-}
-
-// largeFirst moves spans larger than a worker's share of all bytes to the front: one worker writes a span from begin to
-// end.
-func (e *execution) largeFirst(spans []int) []int {
-	all := int64(0)
-	for _, i := range spans {
-		all += e.Spans[i].Size()
-	}
-	share := all / int64(e.shape.workers)
-	slices.SortStableFunc(spans, func(a, b int) int {
-		return cmp.Compare(max(e.Spans[b].Size(), share), max(e.Spans[a].Size(), share))
-	})
-	return spans
 }
 
 // work does jobs until the queue is empty.

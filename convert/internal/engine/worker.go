@@ -94,9 +94,18 @@ func (w *worker) gather(p piece, dst []byte, proof bool) error {
 	if s.View == nil {
 		return w.read(s, dst, p.from, p.to-p.from)
 	}
-	begin, window, err := w.around(p)
-	if err != nil {
-		return err
+	// Unless they are far apart, one read fetches everything between the elements: window, from byte begin of the segment.
+	first, last := s.View.Extent(p.from, p.to)
+	begin, end := elementBytes(s, first), elementBytes(s, last)
+	var window []byte
+	if end-begin <= 2*maxPiece {
+		if w.window == nil {
+			w.window = make([]byte, 2*maxPiece)
+		}
+		window = w.window[:end-begin]
+		if err := w.read(s, window, first, last-first); err != nil {
+			return err
+		}
 	}
 	return p.pick(s.View, proof, func(at, n int64) error {
 		part := dst[:elementBytes(s, n)]
@@ -107,22 +116,6 @@ func (w *worker) gather(p piece, dst []byte, proof bool) error {
 		copy(part, window[elementBytes(s, at)-begin:])
 		return nil
 	})
-}
-
-// around reads everything between the elements of a view's piece: the bytes of the segment
-// from begin on. It returns nil for elements too far apart for one read.
-func (w *worker) around(p piece) (begin int64, window []byte, err error) {
-	s := p.segment
-	first, last := s.View.Extent(p.from, p.to)
-	begin, end := elementBytes(s, first), elementBytes(s, last)
-	if end-begin > 2*maxPiece {
-		return 0, nil, nil
-	}
-	if w.window == nil {
-		w.window = make([]byte, 2*maxPiece)
-	}
-	window = w.window[:end-begin]
-	return begin, window, w.read(s, window, first, last-first)
 }
 
 // matrix is a whole stored tensor whose elements lie in another order.

@@ -74,13 +74,8 @@ func (w *worker) hashPartial(ctx context.Context, t *plan.Span, s *progress.Stat
 		*s = progress.State{}
 		return w.newHasher(t), nil
 	}
-	return h, w.hashPartialSource(ctx, t, s, h)
-}
-
-// hashPartialSource has h go on with the segments of the source where an earlier run stopped.
-func (w *worker) hashPartialSource(ctx context.Context, t *plan.Span, s *progress.State, h *hasher) error {
 	if w.Unverified || t.Copies() {
-		return nil // the source is not hashed
+		return h, nil // the source is not hashed
 	}
 	for range s.Partial.Segments {
 		h.next()
@@ -91,7 +86,7 @@ func (w *worker) hashPartialSource(ctx context.Context, t *plan.Span, s *progres
 		begin += t.Segments[i].Bytes
 	}
 	begin = max(begin, t.From)
-	return pieces(t.Tensor, begin, t.From+s.Done-begin, buffered, func(p piece) error {
+	return h, pieces(t.Tensor, begin, t.From+s.Done-begin, buffered, func(p piece) error {
 		src := w.room(p)
 		if err := w.gather(p, src, false); err != nil {
 			return err

@@ -64,7 +64,9 @@ func LockJournal(d *disk.Disk, path string) (*Journal, error) {
 			}
 			return nil, err
 		}
-		if sameFile(f, path) {
+		opened, errOpened := f.Stat()
+		at, errAt := os.Lstat(path)
+		if errOpened == nil && errAt == nil && os.SameFile(opened, at) {
 			return &Journal{f: f}, nil
 		}
 		f.Close()
@@ -87,12 +89,6 @@ func (j *Journal) Close() error { return j.f.Close() }
 func HasRecords(journal string) bool {
 	stat, err := os.Lstat(journal)
 	return err == nil && stat.Size() > 0
-}
-
-func sameFile(f *disk.File, path string) bool {
-	a, errA := f.Stat()
-	b, errB := os.Lstat(path)
-	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
 // Read hands every whole line to apply and returns the journal's head, nil without a whole
