@@ -17,8 +17,9 @@ func directFlag(f *os.File) int {
 	return unix.O_DIRECT
 }
 
-// dropCache asks the system to drop the file's clean pages from the cache.
-func dropCache(f *os.File) { unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
+// DropCache asks the system to drop the file's clean pages from the cache, so that the next
+// read comes from the disk.
+func (f *File) DropCache() { unix.Fadvise(int(f.file.Fd()), 0, 0, unix.FADV_DONTNEED) }
 
 // largePage is the size of a large page of x86-64 and of most others. The system ignores a request that it cannot fulfil.
 const largePage = 2 << 20

@@ -7,8 +7,8 @@ import "os"
 // directFlag returns 0: this system has no flag that bypasses the page cache.
 func directFlag(*os.File) int { return 0 }
 
-// dropCache does nothing on this system.
-func dropCache(*os.File) {}
+// DropCache does nothing on this system.
+func (f *File) DropCache() {}
 
 // wantLargePages does nothing on this system.
 func wantLargePages([]byte) {}

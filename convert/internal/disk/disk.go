@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // State names the state of a file without reading it: another state may mean other bytes.
@@ -22,6 +23,14 @@ func State(path string) (string, error) {
 	}
 	id, err := identity(path)
 	return fmt.Sprintf("%d %d %s", stat.Size(), stat.ModTime().UnixNano(), id), err
+}
+
+// Inode names a file, not its content, on every machine that has its file system. A file in its place has
+// another name. It is empty on a system that has no inodes.
+func Inode(path string) (string, error) {
+	id, err := identity(path)
+	inode, _, _ := strings.Cut(id, " ")
+	return inode, err
 }
 
 // Used returns the bytes on disk that the files of a directory take.
@@ -96,18 +105,6 @@ func (d *Disk) Chmod(path string, mode os.FileMode) error {
 	return d.call("chmod", path, func() error { return os.Chmod(path, mode) })
 }
 
-// Exchange swaps the directories of two existing names atomically. The error is
-// errors.ErrUnsupported if the system cannot.
-func (d *Disk) Exchange(a, b string) error {
-	if err := d.ask("exchange", b); err != nil {
-		return err
-	}
-	if err := exchange(a, b); err != nil {
-		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
-	}
-	return nil
-}
-
 // Remove removes a file or an empty directory.
 func (d *Disk) Remove(path string) error {
 	return d.call("remove", path, func() error { return os.Remove(path) })
@@ -116,14 +113,6 @@ func (d *Disk) Remove(path string) error {
 // RemoveAll removes a directory and its content.
 func (d *Disk) RemoveAll(path string) error {
 	return d.call("remove", path, func() error { return os.RemoveAll(path) })
-}
-
-// SyncDir makes the names in a directory durable.
-func (d *Disk) SyncDir(path string) error {
-	if err := d.ask("fsync", path); err != nil || d.NoSync {
-		return err
-	}
-	return syncDir(path)
 }
 
 // WriteFile makes a durable file with the content that fill writes.
@@ -203,19 +192,6 @@ func (f *File) Sync() error {
 func (f *File) Truncate(size int64) error {
 	return f.disk.call("ftruncate", f.Name(), func() error { return f.file.Truncate(size) })
 }
-
-// Reserve gives the file its size and, where the system can, its blocks on disk.
-func (f *File) Reserve(size int64) error {
-	return f.disk.call("fallocate", f.Name(), func() error { return reserve(f.file, size) })
-}
-
-// TryLock locks the file for this process alone, until the file is closed or the process
-// ends.
-func (f *File) TryLock() (locked bool, err error) { return tryLock(f.file) }
-
-// DropCache asks the system to drop the file's clean pages from the cache, so that the next
-// read comes from the disk.
-func (f *File) DropCache() { dropCache(f.file) }
 
 // Finish closes a written file: an error may mean lost bytes.
 func (f *File) Finish() error {

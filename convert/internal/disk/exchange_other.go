@@ -4,5 +4,7 @@ package disk
 
 import "errors"
 
-// exchange is not supported on this system.
-func exchange(_, _ string) error { return errors.ErrUnsupported }
+// Exchange is not supported on this system.
+func (d *Disk) Exchange(_, b string) error {
+	return d.call("exchange", b, func() error { return errors.ErrUnsupported })
+}

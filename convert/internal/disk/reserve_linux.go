@@ -6,19 +6,20 @@ import (
 	"syscall"
 )
 
-// reserve allocates the file's blocks, so that a full disk fails before any work. A file
+// Reserve gives the file its size and allocates its blocks, so that a full disk fails before any work. A file
 // system that cannot allocate sets the size alone.
-func reserve(f *os.File, size int64) error {
+func (f *File) Reserve(size int64) error {
+	if err := f.disk.ask("fallocate", f.Name()); err != nil {
+		return err
+	}
 	for {
-		err := syscall.Fallocate(int(f.Fd()), 0, 0, size)
+		err := syscall.Fallocate(int(f.file.Fd()), 0, 0, size)
 		switch {
-		case err == nil:
-			return f.Truncate(size)
 		case errors.Is(err, syscall.EINTR):
-			continue
-		case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
-			return f.Truncate(size)
+		case err == nil, errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
+			return f.file.Truncate(size)
+		default:
+			return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
 		}
-		return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
 	}
 }

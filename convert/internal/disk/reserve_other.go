@@ -2,7 +2,7 @@
 
 package disk
 
-import "os"
-
-// reserve sets the size; the file system allocates blocks as they are written.
-func reserve(f *os.File, size int64) error { return f.Truncate(size) }
+// Reserve gives the file its size; the file system allocates blocks as they are written.
+func (f *File) Reserve(size int64) error {
+	return f.disk.call("fallocate", f.Name(), func() error { return f.file.Truncate(size) })
+}

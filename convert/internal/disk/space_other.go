@@ -10,11 +10,8 @@ func FreeSpace(string) (free uint64, ok bool) { return 0, false }
 // allocated returns the size of a file: what it takes on disk is unknown on this system.
 func allocated(info os.FileInfo) int64 { return info.Size() }
 
-// syncDir does nothing: on this system a directory cannot be synced.
-func syncDir(string) error { return nil }
-
-// Inode is unknown on this system.
-func Inode(string) (string, error) { return "", nil }
+// SyncDir does nothing: on this system a directory cannot be synced.
+func (d *Disk) SyncDir(path string) error { return d.ask("fsync", path) }
 
 // identity is unknown on this system.
 func identity(string) (string, error) { return "", nil }

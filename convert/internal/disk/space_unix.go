@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -21,16 +20,6 @@ func identity(path string) (string, error) {
 	}
 	sec, nsec := st.Ctim.Unix()
 	return fmt.Sprintf("%d %d.%09d", st.Ino, sec, nsec), nil
-}
-
-// Inode names a file, not its content, on every machine that has its file system. A file in its place has
-// another name.
-func Inode(path string) (string, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return "", &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return strconv.FormatUint(st.Ino, 10), nil
 }
 
 // FreeSpace returns the free bytes on the disk of dir; ok is false if they are unknown.
@@ -50,15 +39,18 @@ func allocated(info os.FileInfo) int64 {
 	return info.Size()
 }
 
-// syncDir makes the names in dir durable, on file systems that can.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+// SyncDir makes the names in a directory durable, on file systems that can.
+func (d *Disk) SyncDir(path string) error {
+	if err := d.ask("fsync", path); err != nil || d.NoSync {
+		return err
+	}
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	err = d.Sync()
+	err = dir.Sync()
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOTSUP) {
 		err = nil
 	}
-	return errors.Join(err, d.Close())
+	return errors.Join(err, dir.Close())
 }

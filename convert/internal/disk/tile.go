@@ -85,8 +85,10 @@ func (f *TileFile) ReadTile(tile []byte, at int64) error {
 // transfer calls move past the cache for the whole blocks of a tile, and through the cache
 // for its ends.
 func (f *TileFile) transfer(tile []byte, at int64, move func(*File, []byte, int64) (int, error)) error {
-	begin, end := f.wholeBlocks(tile, at)
-	if begin < end {
+	begin, end := int(-at&(Block-1)), len(tile)-int((at+int64(len(tile)))&(Block-1))
+	if f.direct == nil || f.refused.Load() || begin >= end || uintptr(unsafe.Pointer(&tile[begin]))%sector != 0 {
+		begin, end = len(tile), len(tile)
+	} else {
 		err := f.disk.ask("direct", f.Name())
 		if err == nil {
 			_, err = move(f.direct, tile[begin:end], at+int64(begin))
@@ -109,16 +111,6 @@ func (f *TileFile) transfer(tile []byte, at int64, move func(*File, []byte, int6
 		}
 	}
 	return nil
-}
-
-// wholeBlocks returns the bytes of a tile that can bypass the cache: from begin to end if
-// begin < end.
-func (f *TileFile) wholeBlocks(tile []byte, at int64) (begin, end int) {
-	begin, end = int(-at&(Block-1)), len(tile)-int((at+int64(len(tile)))&(Block-1))
-	if f.direct == nil || f.refused.Load() || begin >= end || uintptr(unsafe.Pointer(&tile[begin]))%sector != 0 {
-		return len(tile), len(tile)
-	}
-	return begin, end
 }
 
 // Close closes both handles of the file.

@@ -63,10 +63,28 @@ func Leftovers(dst string, c *remote.Client) (list []Leftover, err error) {
 }
 
 // Discard removes what unfinished runs to dst left, and returns it. An output that is complete but for its name, and one
-// that a run on this machine writes, are errors.
+// that a run on this machine writes, are errors. In a store, a run that is at work there ends with an error.
 func Discard(dst string, d *disk.Disk, c *remote.Client) (list []Leftover, err error) {
 	if remote.Is(dst) {
-		return discardObjects(dst, c)
+		o, err := leftObjects(dst, c)
+		if err != nil || len(o.lines)+len(o.partials) == 0 {
+			return nil, err
+		}
+		if _, _, err := o.readLines(func(progress.Record) {}); err != nil {
+			return nil, err
+		}
+		switch {
+		case o.published != nil:
+			return nil, errComplete
+		case len(o.lines) == 0:
+			return nil, fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
+				text.Quote(o.store.Path(o.partial)))
+		}
+		x, err := o.leftover()
+		if err != nil {
+			return nil, err
+		}
+		return []Leftover{x}, o.removeTraces()
 	}
 	for _, p := range leftPlaces(dst) {
 		x := p.leftover()
@@ -82,7 +100,7 @@ func Discard(dst string, d *disk.Disk, c *remote.Client) (list []Leftover, err e
 func leftPlaces(dst string) (places []place) {
 	t := directoryAt(dst)
 	for _, p := range []place{besideOf(t), insideOf(t)} {
-		if exists(p.dir) || exists(p.journalPath) || exists(p.partsDir()) {
+		if exists(p.dir) || exists(p.journalPath) || exists(p.partsDir) {
 			places = append(places, p)
 		}
 	}
@@ -145,7 +163,7 @@ func (p *place) discardLeft(d *disk.Disk) error {
 			return err
 		}
 	}
-	for _, dir := range []string{p.dir, p.partsDir()} {
+	for _, dir := range []string{p.dir, p.partsDir} {
 		if err := d.RemoveAll(dir); err != nil {
 			return err
 		}
@@ -178,27 +196,4 @@ func (o *storeObjects) leftover() (x Leftover, err error) {
 		x.Uploads += len(list)
 	}
 	return x, err
-}
-
-// discardObjects removes what runs to dst, in a store, left. A run that is at work there ends with an error.
-func discardObjects(dst string, c *remote.Client) ([]Leftover, error) {
-	o, err := leftObjects(dst, c)
-	if err != nil || len(o.lines)+len(o.partials) == 0 {
-		return nil, err
-	}
-	if _, _, err := o.readLines(func(progress.Record) {}); err != nil {
-		return nil, err
-	}
-	switch {
-	case o.published != nil:
-		return nil, errComplete
-	case len(o.lines) == 0:
-		return nil, fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it",
-			text.Quote(o.store.Path(o.partial)))
-	}
-	x, err := o.leftover()
-	if err != nil {
-		return nil, err
-	}
-	return []Leftover{x}, o.removeTraces()
 }

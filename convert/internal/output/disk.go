@@ -37,7 +37,7 @@ type diskOutput struct {
 func newDiskOutput(t *Target, p *plan.Plan, s Options) *diskOutput {
 	o := &diskOutput{place: besideOf(t), Options: s, plan: p}
 	stat, err := os.Stat(t.Path)
-	if err != nil || !stat.IsDir() || t.IsFile() || exists(o.journalPath) || exists(o.partsDir()) ||
+	if err != nil || !stat.IsDir() || t.IsFile() || exists(o.journalPath) || exists(o.partsDir) ||
 		s.Overwrite && t.CheckReplaceable() == nil {
 		return o
 	}

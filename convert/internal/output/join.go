@@ -23,7 +23,7 @@ func RefuseParts(t *Target, p *plan.Plan, s Options) error {
 	if parts, err := o.journals(); err != nil || len(parts) == 0 || t.IsOutputOf(p) {
 		return err
 	}
-	return problem.New(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
+	return problem.New(o.Path, "parts of an unfinished conversion are in "+text.Quote(o.partsDir),
 		"--part and --finish complete it; to start over, remove it by dsmoe convert --discard DST")
 }
 
@@ -58,7 +58,7 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 		return 0, nil, err
 	}
 	return parts[0].N, func() error {
-		return errors.Join(o.Disk.RemoveAll(o.partsDir()), o.Disk.SyncDir(filepath.Dir(o.partsDir())))
+		return errors.Join(o.Disk.RemoveAll(o.partsDir), o.Disk.SyncDir(filepath.Dir(o.partsDir)))
 	}, nil
 }
 
@@ -116,15 +116,22 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.Stat
 		if err != nil {
 			return nil, err
 		}
-		done, err := o.joinPart(part, runs, spans, tensors, unverified)
-		switch {
-		case err != nil:
+		l := progress.NewLedger(spans, nil)
+		var ends []progress.Edge
+		l.States, ends = o.merge(runs, spans)
+		switch done := l.Complete(unverified) && (ends != nil || len(spans) == 0); {
+		case !done && runs == nil:
+			missing = append(missing, i)
+			continue
+		case !done:
+			undone = append(undone, i)
+			continue
+		}
+		for k := range spans {
+			tensors[spans[k].Index].add(&spans[k], l.States[k])
+		}
+		if err := o.checkEdges(part, ends); err != nil {
 			return nil, err
-		case done:
-		case runs == nil:
-			missing = append(missing, part.I)
-		default:
-			undone = append(undone, part.I)
 		}
 	}
 	var which []string
@@ -146,20 +153,6 @@ func (o *diskOutput) join(parts []partJournal, unverified bool) ([]progress.Stat
 		states[i] = tensors[i].State
 	}
 	return states, nil
-}
-
-// joinPart adds the spans of a part to their tensors, and reports whether all are done.
-func (o *diskOutput) joinPart(part plan.Part, runs []partRun, spans []plan.Span, tensors []joint,
-	unverified bool) (done bool, err error) {
-	l := progress.NewLedger(spans, nil)
-	var ends []progress.Edge
-	if l.States, ends = o.merge(runs, spans); !l.Complete(unverified) || ends == nil && len(spans) > 0 {
-		return false, nil
-	}
-	for i := range spans {
-		tensors[spans[i].Index].add(&spans[i], l.States[i])
-	}
-	return true, o.checkEdges(part, ends)
 }
 
 // joint is a tensor whose spans were written by parts.

@@ -34,7 +34,7 @@ func (j partJournal) name() string { return fmt.Sprintf("%d-of-%d.%d.journal", j
 
 // otherParts is the error for parts of another conversion.
 func (o *diskOutput) otherParts(cause string) error {
-	return problem.In(o.Path, problem.Problem{File: o.partsDir(), Cause: cause,
+	return problem.In(o.Path, problem.Problem{File: o.partsDir, Cause: cause,
 		Hint: "to start over, remove it by dsmoe convert --discard DST"})
 }
 
@@ -63,7 +63,7 @@ func (o *diskOutput) samePart(p plan.Part, head *progress.Head) error {
 
 // journals lists the journals of all parts, in order.
 func (o *diskOutput) journals() (list []partJournal, err error) {
-	entries, err := os.ReadDir(o.partsDir())
+	entries, err := os.ReadDir(o.partsDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -72,7 +72,7 @@ func (o *diskOutput) journals() (list []partJournal, err error) {
 		if n, _ := fmt.Sscanf(entry.Name(), "%d-of-%d.%d.", &j.I, &j.N, &j.run); n < 3 || entry.Name() != j.name() ||
 			j.I < 1 || j.I > j.N || j.N > plan.MaxParts {
 			return nil, fmt.Errorf("%s is not the journal of a part: remove it",
-				text.Quote(filepath.Join(o.partsDir(), entry.Name())))
+				text.Quote(filepath.Join(o.partsDir, entry.Name())))
 		}
 		list = append(list, j)
 	}
@@ -84,7 +84,7 @@ func (o *diskOutput) journals() (list []partJournal, err error) {
 
 // readJournalOf hands the records of a run to apply and returns the head of its journal, nil without a whole head.
 func (o *diskOutput) readJournalOf(j partJournal, apply func(progress.Record)) (*progress.Head, error) {
-	f, _, err := format.OpenRegular(filepath.Join(o.partsDir(), j.name()))
+	f, _, err := format.OpenRegular(filepath.Join(o.partsDir, j.name()))
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ package output
 // same bytes, each with a journal of its own.
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/progress"
-	"dsmoe/convert/plan"
 	"dsmoe/text"
 	"dsmoe/text/problem"
 )
@@ -25,16 +23,41 @@ type partOutput struct {
 	head progress.Head // of this run's journal
 }
 
-// Begin takes over what earlier runs of the part did.
+// Begin takes over what earlier runs of the part did. It refuses to write a part where an output without parts, or with
+// other parts, is unfinished.
 func (o *partOutput) Begin(apply func(progress.Record), _ func() error) (Stage, error) {
-	if err := o.checkParts(); err != nil {
+	if err := o.check(nil); err != nil {
 		return Fresh, err
 	}
-	all, err := o.journals()
+	if progress.HasRecords(o.journalPath) {
+		return Fresh, problem.New(o.Path, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
+			"the same command without --part finishes it")
+	}
+	assembled := exists(o.dir) // before the parts are looked at: another run may begin meanwhile
+	parts, err := o.journals()
+	switch {
+	case err != nil:
+		return Fresh, err
+	case len(parts) == 0 && assembled && !exists(o.partsDir):
+		return Fresh, fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
+	case len(parts) == 0 && !assembled:
+		err = checkFree(filepath.Dir(o.dir), o.plan.Size())
+	}
+	for _, j := range parts {
+		if j.N != o.Part.N {
+			return Fresh, o.otherParts(fmt.Sprintf("holds part %d of %d; this is part %d of %d", j.I, j.N, o.Part.I, o.Part.N))
+		}
+	}
+	var head *progress.Head // the first that is whole
+	for i := 0; err == nil && head == nil && i < len(parts); i++ {
+		if head, err = o.readJournalOf(parts[i], nil); head != nil {
+			err = o.samePart(parts[i].Part, head)
+		}
+	}
 	if err != nil {
 		return Fresh, err
 	}
-	runs, err := o.runsOf(o.Part, all, o.Spans)
+	runs, err := o.runsOf(o.Part, parts, o.Spans)
 	if err != nil {
 		return Fresh, err
 	}
@@ -48,9 +71,11 @@ func (o *partOutput) Begin(apply func(progress.Record), _ func() error) (Stage, 
 	return Resumed, nil
 }
 
-// Start makes the directories, if no other part has, and opens the weight files that the part has spans in.
+// Start makes the directories, if no other part has, and opens the weight files that the part has spans in. It gives each
+// file its size, unless another part has, and its identity to the head. The part with the first byte of the first tensor
+// writes the header.
 func (o *partOutput) Start() (readable bool, err error) {
-	for _, dir := range []string{o.partsDir(), o.dir} {
+	for _, dir := range []string{o.partsDir, o.dir} {
 		if err := o.Disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 			return false, err
 		}
@@ -58,39 +83,36 @@ func (o *partOutput) Start() (readable bool, err error) {
 	o.weights = make([]*disk.TileFile, len(o.plan.Files))
 	o.head.Files = map[string]string{}
 	for i := range o.Spans {
-		if at := o.Spans[i].File; o.weights[at] == nil {
-			if err := o.openFile(at, &o.Spans[i]); err != nil {
+		first := &o.Spans[i]
+		file := first.File
+		if o.weights[file] != nil {
+			continue
+		}
+		f, err := o.Disk.OpenSharedTiles(o.PathOf(file))
+		if err != nil {
+			return false, err
+		}
+		o.weights[file] = f
+		size := o.plan.Files[file].Size
+		if stat, err := f.Stat(); err != nil || stat.Size() != size {
+			if err := f.Reserve(size); err != nil {
 				return false, err
 			}
+		}
+		if first.From == 0 && (first.Index == 0 || o.plan.Tensors[first.Index-1].File != file) {
+			if err := o.writeHeader(file); err != nil {
+				return false, err
+			}
+		}
+		o.head.Files[o.plan.Files[file].Name], err = disk.Inode(o.PathOf(file))
+		if err := errors.Join(err, f.Sync()); err != nil {
+			return false, err
 		}
 	}
 	if err := errors.Join(o.Disk.SyncDir(o.dir), o.Disk.SyncDir(filepath.Dir(o.dir))); err != nil {
 		return false, err
 	}
 	return o.diskOutput.Start()
-}
-
-// openFile opens a weight file and gives it its size, unless another part has, and its identity to the head. The
-// part with the first byte of the first tensor writes the header.
-func (o *partOutput) openFile(i int, first *plan.Span) (err error) {
-	f, err := o.Disk.OpenSharedTiles(o.PathOf(i))
-	if err != nil {
-		return err
-	}
-	o.weights[i] = f
-	size := o.plan.Files[i].Size
-	if stat, err := f.Stat(); err != nil || stat.Size() != size {
-		if err := f.Reserve(size); err != nil {
-			return err
-		}
-	}
-	if first.From == 0 && (first.Index == 0 || o.plan.Tensors[first.Index-1].File != i) {
-		if err := o.writeHeader(i); err != nil {
-			return err
-		}
-	}
-	o.head.Files[o.plan.Files[i].Name], err = disk.Inode(o.PathOf(i))
-	return errors.Join(err, f.Sync())
 }
 
 // Commit hashes the ends of the part, which is proven, and records that: a block more than to the first multiple of
@@ -119,7 +141,7 @@ func (o *partOutput) Commit(func(name string) func(io.Writer) error) (replaced b
 // Record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
 func (o *partOutput) Record(n progress.Unrecorded) error {
 	for run := 1; o.journal == nil; run++ {
-		j, err := progress.CreateJournal(o.Disk, filepath.Join(o.partsDir(), partJournal{o.Part, run}.name()))
+		j, err := progress.CreateJournal(o.Disk, filepath.Join(o.partsDir, partJournal{o.Part, run}.name()))
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
@@ -127,41 +149,9 @@ func (o *partOutput) Record(n progress.Unrecorded) error {
 			return err
 		}
 		o.journal = j
-		if err := errors.Join(j.Begin(o.head), o.Disk.SyncDir(o.partsDir())); err != nil {
+		if err := errors.Join(j.Begin(o.head), o.Disk.SyncDir(o.partsDir)); err != nil {
 			return err
 		}
 	}
 	return o.diskOutput.Record(n)
-}
-
-// checkParts refuses to write a part where an output without parts, or with other parts, is unfinished.
-func (o *partOutput) checkParts() error {
-	if err := o.check(nil); err != nil {
-		return err
-	}
-	if progress.HasRecords(o.journalPath) {
-		return problem.New(o.Path, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
-			"the same command without --part finishes it")
-	}
-	assembled := exists(o.dir) // before the parts are looked at: another run may begin meanwhile
-	parts, err := o.journals()
-	switch {
-	case err != nil:
-		return err
-	case len(parts) == 0 && assembled && !exists(o.partsDir()):
-		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
-	case len(parts) == 0 && !assembled:
-		return checkFree(filepath.Dir(o.dir), o.plan.Size())
-	}
-	for _, p := range parts {
-		if p.N != o.Part.N {
-			return o.otherParts(fmt.Sprintf("holds part %d of %d; this is part %d of %d", p.I, p.N, o.Part.I, o.Part.N))
-		}
-	}
-	for _, j := range parts {
-		if head, err := o.readJournalOf(j, nil); err != nil || head != nil {
-			return cmp.Or(err, o.samePart(j.Part, head))
-		}
-	}
-	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/text"
@@ -23,19 +22,18 @@ type place struct {
 	Target
 	dir         string // hidden directory in which the output is assembled
 	journalPath string
-	fills       bool // the files move one by one from dir to home
+	partsDir    string // directory with the journals of the parts
+	fills       bool   // the files move one by one from dir to home
 }
 
 func besideOf(t *Target) place {
-	return place{*t, hidden(t.Path, "partial"), hidden(t.Path, "journal"), t.IsFile()}
+	return place{*t, hidden(t.Path, "partial"), hidden(t.Path, "journal"), hidden(t.Path, "parts"), t.IsFile()}
 }
 
 func insideOf(t *Target) place {
-	return place{*t, filepath.Join(t.Path, hiddenPrefix+"partial"), filepath.Join(t.Path, hiddenPrefix+"journal"), true}
+	prefix := filepath.Join(t.Path, hiddenPrefix)
+	return place{*t, prefix + "partial", prefix + "journal", prefix + "parts", true}
 }
-
-// partsDir is the directory with the journals of the parts, beside the directory that the output is assembled in.
-func (p *place) partsDir() string { return strings.TrimSuffix(p.dir, "partial") + "parts" }
 
 // replacedName is the directory in which a replaced output waits for its removal.
 func replacedName(dst string) string { return hidden(dst, "replaced") }
@@ -78,7 +76,7 @@ func (p *place) check(own []string) error {
 	if err != nil {
 		return err
 	}
-	leftovers := []string{p.dir, p.journalPath, p.partsDir()}
+	leftovers := []string{p.dir, p.journalPath, p.partsDir}
 	for _, e := range entries {
 		ofFileSystem := e.Name() == "lost+found" && e.IsDir()
 		if !slices.Contains(own, e.Name()) && !slices.Contains(leftovers, filepath.Join(p.Path, e.Name())) && !ofFileSystem {

@@ -189,8 +189,21 @@ func (t *Target) AnotherOutput(hint string) *problem.Error {
 // CheckReplaceable demands that the target is an output of this program and, if it is a directory,
 // holds nothing else.
 func (t *Target) CheckReplaceable() error {
+	const unfinished = "cannot be overwritten, as it is not a finished output: %w"
 	if t.IsFile() {
-		return t.checkReplaceableFile()
+		for _, path := range []string{t.Path, t.Manifest} {
+			stat, err := os.Lstat(path)
+			if err == nil && !stat.Mode().IsRegular() {
+				err = fmt.Errorf("%s is a link, a directory or a device", text.Quote(filepath.Base(path)))
+			}
+			if err != nil {
+				return fmt.Errorf(unfinished, err)
+			}
+		}
+		if _, err := t.ReadManifest(nil); err != nil {
+			return fmt.Errorf(unfinished, err)
+		}
+		return nil
 	}
 	dst := t.Path
 	stat, err := os.Lstat(dst)
@@ -210,7 +223,7 @@ func (t *Target) CheckReplaceable() error {
 	}
 	m, err := t.ReadManifest(nil)
 	if err != nil {
-		return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
+		return fmt.Errorf(unfinished, err)
 	}
 	entries, err := os.ReadDir(dst)
 	if err != nil {
@@ -221,23 +234,6 @@ func (t *Target) CheckReplaceable() error {
 		if !entry.Type().IsRegular() || !slices.Contains(listed, entry.Name()) {
 			return fmt.Errorf("cannot be overwritten: it holds %s, which its manifest does not list", text.Quote(entry.Name()))
 		}
-	}
-	return nil
-}
-
-// checkReplaceableFile is checkReplaceable for a file.
-func (t *Target) checkReplaceableFile() error {
-	for _, path := range []string{t.Path, t.Manifest} {
-		stat, err := os.Lstat(path)
-		if err == nil && !stat.Mode().IsRegular() {
-			err = fmt.Errorf("%s is a link, a directory or a device", text.Quote(filepath.Base(path)))
-		}
-		if err != nil {
-			return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
-		}
-	}
-	if _, err := t.ReadManifest(nil); err != nil {
-		return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
 	}
 	return nil
 }
