@@ -5,7 +5,6 @@ package tensor
 
 import (
 	"encoding/binary"
-	"math/bits"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -24,9 +23,6 @@ var (
 	beyondF16 = [...]uint32{kernel.F32: 0x477ff000, kernel.F16: 0x7c00, kernel.BF16: 0x4780, kernel.F8E4M3: 0x7f}
 )
 
-// scanned is how many bytes are searched before what was found in them is counted.
-const scanned = 4096
-
 // Add counts the elements of data, whole ones of F32, F16, BF16, F8 or codes of four bits, or what whole
 // blocks of a block type stand for. The order in which the parts of a tensor are added does
 // not matter.
@@ -43,14 +39,17 @@ func (a *Anomalies) Add(data []byte, d DType) {
 	if !ok {
 		panic("tensor: Anomalies.Add: dtype " + d.String())
 	}
-	beyond := wordOf(f)
-	beyond.gap = beyond.gapTo(f, beyondF16[f])
+	w := wordOf(f)
+	beyond := word{w.sign, w.gapTo(f, beyondF16[f])}
 	for len(data) > 0 {
 		part := data[:min(scanned, len(data))]
 		some, found := beyond.search(part)
 		a.Nonzero = a.Nonzero || some
 		if found {
-			a.count(part, f)
+			nan, infinite := w.atLeast(part, w.gapTo(f, firstNaN[f])), w.atLeast(part, w.gap)
+			a.NaN += nan
+			a.Infinite += infinite - nan
+			a.BeyondF16 += w.atLeast(part, beyond.gap) - infinite
 		}
 		data = data[len(part):]
 	}
@@ -87,32 +86,4 @@ func (w word) search(data []byte) (nonzero, found bool) {
 		high |= x + gap
 	}
 	return any != 0, high&w.sign != 0
-}
-
-// count counts the anomalies of data.
-func (a *Anomalies) count(data []byte, f kernel.Format) {
-	w := wordOf(f)
-	nan := w.atLeast(data, w.gapTo(f, firstNaN[f]))
-	infinite := w.atLeast(data, w.gap)
-	a.NaN += nan
-	a.Infinite += infinite - nan
-	a.BeyondF16 += w.atLeast(data, w.gapTo(f, beyondF16[f])) - infinite
-}
-
-// atLeast counts the elements of at least the magnitude that a gap stands for.
-func (w word) atLeast(data []byte, gap uint64) (n int64) {
-	for ; len(data) > 0; data = data[min(8, len(data)):] {
-		n += int64(bits.OnesCount64((wordAt(data)&^w.sign + gap) & w.sign))
-	}
-	return n
-}
-
-// wordAt returns the first eight bytes of data; those that it lacks are 0.
-func wordAt(data []byte) uint64 {
-	if len(data) >= 8 {
-		return binary.LittleEndian.Uint64(data)
-	}
-	var b [8]byte
-	copy(b[:], data)
-	return binary.LittleEndian.Uint64(b[:])
 }

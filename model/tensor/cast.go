@@ -53,21 +53,16 @@ func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 		} else {
 			lost.narrowed(back[:len(wide)], dst[:n], wide, to)
 		}
-		if lost.NotFinite > before {
-			keepNaN(dst[:n], to, src[:m], from)
+		if lost.NotFinite > before { // every NaN again by the definition, which keeps payloads
+			for i := range wide {
+				if p := load(src, i, from); p&^signBit[from] > top[from] {
+					store(dst, i, to, kernel.Encode(kernel.Decode(p, from), to))
+				}
+			}
 		}
 		src, dst = src[m:], dst[n:]
 	}
 	return lost
-}
-
-// keepNaN does every NaN of src again by the definition, which keeps payloads.
-func keepNaN(dst []byte, to kernel.Format, src []byte, from kernel.Format) {
-	for i := range len(src) / from.Size() {
-		if p := load(src, i, from); p&^signBit[from] > top[from] {
-			store(dst, i, to, kernel.Encode(kernel.Decode(p, from), to))
-		}
-	}
 }
 
 // Rounded returns v rounded to F32, F16 or BF16, as a cast there and back does.

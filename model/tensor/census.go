@@ -21,29 +21,12 @@ var (
 // bits, and how far below those top is.
 type word struct{ sign, gap uint64 }
 
+// scanned is how many bytes are searched before what was found in them is counted.
+const scanned = 4096
+
 func wordOf(f kernel.Format) word {
 	ones := [...]uint64{1: 0x0101_0101_0101_0101, 2: 0x0001_0001_0001_0001, 4: 0x0000_0001_0000_0001}[f.Size()]
 	return word{ones * uint64(signBit[f]), ones * uint64(signBit[f]-top[f])}
-}
-
-// infinite returns the sign bits of the elements of x that are infinite or NaN: added to a
-// magnitude, the gap carries into that bit from top on.
-func (w word) infinite(x uint64) uint64 { return (x&^w.sign + w.gap) & w.sign }
-
-// finite says whether all elements of data, a multiple of 8 bytes, are finite.
-func (w word) finite(data []byte) bool {
-	sign, gap, any := w.sign, w.gap, uint64(0)
-	for ; len(data) >= 32; data = data[32:] {
-		b := (*[32]byte)(data)
-		any |= binary.LittleEndian.Uint64(b[0:])&^sign + gap
-		any |= binary.LittleEndian.Uint64(b[8:])&^sign + gap
-		any |= binary.LittleEndian.Uint64(b[16:])&^sign + gap
-		any |= binary.LittleEndian.Uint64(b[24:])&^sign + gap
-	}
-	for ; len(data) >= 8; data = data[8:] {
-		any |= binary.LittleEndian.Uint64(data)&^sign + gap
-	}
-	return any&sign == 0
 }
 
 // Finite says whether no element of t is infinite or NaN: see NotFinite.
@@ -77,21 +60,46 @@ func NotFinite(data []byte, d DType) (n int64) {
 	return 0
 }
 
-// count counts the elements that are infinite or NaN.
+// count counts the elements that are infinite or NaN: added to a magnitude, the gap carries into the sign bit from
+// top on.
 func (w word) count(data []byte) (n int64) {
-	for len(data) >= 8 {
-		whole := data[:min(len(data), 4<<10)&^7]
-		data = data[len(whole):]
-		if w.finite(whole) {
-			continue
+	sign, gap := w.sign, w.gap
+	for len(data) > 0 {
+		part, any := data[:min(len(data), scanned)], uint64(0)
+		rest := part
+		for ; len(rest) >= 32; rest = rest[32:] {
+			b := (*[32]byte)(rest)
+			any |= binary.LittleEndian.Uint64(b[0:])&^sign + gap
+			any |= binary.LittleEndian.Uint64(b[8:])&^sign + gap
+			any |= binary.LittleEndian.Uint64(b[16:])&^sign + gap
+			any |= binary.LittleEndian.Uint64(b[24:])&^sign + gap
 		}
-		for ; len(whole) > 0; whole = whole[8:] {
-			n += int64(bits.OnesCount64(w.infinite(binary.LittleEndian.Uint64(whole))))
+		if any&sign != 0 {
+			n += w.atLeast(part, gap)
+		} else {
+			n += w.atLeast(rest, gap)
 		}
+		data = data[len(part):]
 	}
-	var rest [8]byte // what is missing is zero
-	copy(rest[:], data)
-	return n + int64(bits.OnesCount64(w.infinite(binary.LittleEndian.Uint64(rest[:]))))
+	return n
+}
+
+// atLeast counts the elements of at least the magnitude that a gap stands for.
+func (w word) atLeast(data []byte, gap uint64) (n int64) {
+	for ; len(data) > 0; data = data[min(8, len(data)):] {
+		n += int64(bits.OnesCount64((wordAt(data)&^w.sign + gap) & w.sign))
+	}
+	return n
+}
+
+// wordAt returns the first eight bytes of data; those that it lacks are 0.
+func wordAt(data []byte) uint64 {
+	if len(data) >= 8 {
+		return binary.LittleEndian.Uint64(data)
+	}
+	var b [8]byte
+	copy(b[:], data)
+	return binary.LittleEndian.Uint64(b[:])
 }
 
 // load returns the bits of element i.

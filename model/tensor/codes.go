@@ -32,7 +32,13 @@ func CodesOf(runs [][]float32) Codes {
 	groups, four, floats := 0, true, true
 	for _, run := range runs {
 		for at := 0; at+codeGroup <= len(run); at += codeGroup {
-			values, significands := bitsOf(run[at : at+codeGroup])
+			var values [codeGroup]uint32
+			significands := make([]uint32, 0, codeGroup) // of numbers other than 0
+			for i, v := range run[at : at+codeGroup] {
+				if values[i] = math.Float32bits(v); v != 0 {
+					significands = append(significands, values[i]&(1<<23-1))
+				}
+			}
 			if len(significands) < leastCodes {
 				continue
 			}
@@ -84,18 +90,6 @@ func CodeRuns(rows int, row func(i int) []float32) (all [][]float32) {
 		all = append(all, numbers[:min(codeRun, len(numbers))])
 	}
 	return all
-}
-
-// bitsOf returns the bits of the numbers of a group, and the significands of those other than 0.
-func bitsOf(group []float32) (values [codeGroup]uint32, significands []uint32) {
-	significands = make([]uint32, 0, codeGroup)
-	for i, v := range group {
-		values[i] = math.Float32bits(v)
-		if v != 0 {
-			significands = append(significands, values[i]&(1<<23-1))
-		}
-	}
-	return values, significands
 }
 
 // atMost reports whether at most n of the numbers differ from each other. It overwrites them.

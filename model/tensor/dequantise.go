@@ -15,8 +15,8 @@ type Dequantiser struct {
 	From *Form // the form of the codes
 	To   DType // dtype of the products: F32, F16 or BF16
 
-	fractions [256]uint8 // of the codes: see rounded
-	all       uint8      // of them
+	fractions [256]uint8 // of each code: bit f for ±(1 + f/8)·2ⁿ, none for 0
+	all       uint8      // of all codes
 	kept      uint32     // bits of an F32 number, but for its exponent, that are zero where the dtype has it
 }
 
@@ -27,7 +27,9 @@ func (f *Form) Dequantiser(to DType) (*Dequantiser, error) {
 	}
 	q := &Dequantiser{From: f, To: to, kept: map[DType]uint32{F16: 1<<13 - 1, BF16: 1<<16 - 1}[to]}
 	for i, v := range f.values {
-		q.fractions[i] = fraction(v)
+		if v != 0 {
+			q.fractions[i] = 1 << (math.Float64bits(v) >> 49 & 7)
+		}
 		q.all |= q.fractions[i]
 	}
 	return q, nil
@@ -135,7 +137,7 @@ func (q *Dequantiser) byElement(known []lossy, b *Blocks, g Grid, col, n int) bo
 }
 
 // rounded returns the codes of the grid's first block whose product F32 rounds to a number that the dtype
-// has: bit f stands for ±(1 + f/8)·2ⁿ.
+// has, as fractions.
 func (q *Dequantiser) rounded(g Grid) (set uint8) {
 	if math.Float32bits(g.Scales[0])&15 == 0 && !g.rounded(0) { // 20 bits times 4
 		return 0
@@ -154,14 +156,6 @@ func (q *Dequantiser) rounded(g Grid) (set uint8) {
 		}
 	}
 	return set
-}
-
-// fraction returns bit f of a number ±(1 + f/8)·2ⁿ; 0 for 0.
-func fraction(v float64) uint8 {
-	if v == 0 {
-		return 0
-	}
-	return 1 << (math.Float64bits(v) >> 49 & 7)
 }
 
 // products counts the codes of src from … to whose product with the scale of the grid's first block F32 rounds.

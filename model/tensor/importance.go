@@ -26,7 +26,7 @@ func (d DType) encodeRow(dst []byte, x, importance []float32) {
 		}
 		switch d {
 		case Q6_K:
-			encodeWeightedQ6_K(block, part, weights)
+			encodeQ6_K(block, part, weights)
 		case Q2_K:
 			encodeWeightedQ2_K(block, part, weights)
 		case Q3_K:
@@ -208,7 +208,7 @@ func encodeWeightedMinimums(dst []byte, x, weights []float32, d DType) {
 		PutF16(dst[2:], positiveScale(lm[:], mins[g:g+8], sums[g:], 63))
 		clear(dst[4:16])
 		for j := range ls {
-			putScaleMin((*[12]byte)(dst[4:]), j, ls[j], lm[j])
+			putScaleMin(dst, j, ls[j], lm[j])
 		}
 		e.packMinimums(dst, x, s.most, g, d)
 		x, dst = x[256:], dst[d.Bytes(256):]

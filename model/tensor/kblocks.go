@@ -116,36 +116,6 @@ func packQ3_K(dst []byte, codes *[256]byte) {
 	packTwoBits(dst[32:96], codes)
 }
 
-// encodeQ4_K is quantize_row_q4_K_ref: the parts' scales and minimums of kernel.Fit, rounded to
-// 6 bits of two F16, and the codes nearest under these.
-func encodeQ4_K(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ4_K, Q4_K) }
-
-// packQ4_K sets the last 128 bytes of a block to its codes.
-func packQ4_K(dst []byte, codes *[256]byte) {
-	for i := 0; i < 128; i += 8 {
-		low, high := binary.LittleEndian.Uint64(codes[i/32*64+i%32:]), binary.LittleEndian.Uint64(codes[i/32*64+i%32+32:])
-		binary.LittleEndian.PutUint64(dst[16+i:], low|high<<4)
-	}
-}
-
-// encodeQ5_K is quantize_row_q5_K_ref: as Q4_K, with 5 bits.
-func encodeQ5_K(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5_K) }
-
-// packQ5_K sets the last 160 bytes of a block to its codes: the fifth bit of number j of part p is bit p
-// of byte j.
-func packQ5_K(dst []byte, codes *[256]byte) {
-	const four, one = 0x0f0f0f0f0f0f0f0f, 0x0101010101010101
-	for j := 0; j < 32; j += 8 {
-		high := uint64(0)
-		for i := range 4 {
-			a, b := binary.LittleEndian.Uint64(codes[64*i+j:]), binary.LittleEndian.Uint64(codes[64*i+32+j:])
-			binary.LittleEndian.PutUint64(dst[48+32*i+j:], a&four|b&four<<4)
-			high |= a>>4&one<<(2*i) | b>>4&one<<(2*i+1)
-		}
-		binary.LittleEndian.PutUint64(dst[16+j:], high)
-	}
-}
-
 // search is what make_qkx2_quants is called with.
 type search struct {
 	most  int       // the largest code
@@ -174,7 +144,8 @@ type encoder struct {
 
 var encoding = sync.Pool{New: func() any { return new(encoder) }}
 
-// encodeMinimums encodes one or two blocks of Q4_K or Q5_K.
+// encodeMinimums is quantize_row_q4_K_ref or quantize_row_q5_K_ref of one or two blocks: the parts' scales and minimums of
+// kernel.Fit, rounded to 6 bits of two F16, and the codes nearest under these.
 func encodeMinimums(dst []byte, x []float32, s *search, d DType) {
 	e := encoding.Get().(*encoder)
 	defer encoding.Put(e)
@@ -194,7 +165,12 @@ func encodeMinimums(dst []byte, x []float32, s *search, d DType) {
 		}
 		PutF16(dst, maxScale/63)
 		PutF16(dst[2:], maxMin/63)
-		packScales((*[12]byte)(dst[4:]), fit.Scale[g:], fit.Low[g:], ratio(63, maxScale), ratio(63, maxMin))
+		clear(dst[4:16])
+		perScale, perMin := ratio(63, maxScale), ratio(63, maxMin)
+		for j := range 8 {
+			scale, low := kernel.Nearest(perScale*fit.Scale[g+j]), kernel.Nearest(perMin*-fit.Low[g+j])
+			putScaleMin(dst, j, min(63, byte(scale)), min(63, byte(low)))
+		}
 		e.packMinimums(dst, x, s.most, g, d)
 		x, dst = x[256:], dst[d.Bytes(256):]
 	}
@@ -208,17 +184,10 @@ func ratio(n, v float32) float32 {
 	return 0
 }
 
-// packScales rounds the scales and minimums, which are -lows, to 6 bits.
-func packScales(q *[12]byte, scales, lows []float32, perScale, perMin float32) {
-	*q = [12]byte{}
-	for j := range 8 {
-		putScaleMin(q, j, min(63, byte(kernel.Nearest(perScale*scales[j]))), min(63, byte(kernel.Nearest(perMin*-lows[j]))))
-	}
-}
-
-// putScaleMin stores the scale and minimum of part j as kernel.ScaleMin reads them, in order of j, in
-// bytes that were 0.
-func putScaleMin(q *[12]byte, j int, ls, lm byte) {
+// putScaleMin stores the scale and minimum of part j of a Q4_K or Q5_K block as kernel.ScaleMin reads them, in order of
+// j, in bytes that were 0.
+func putScaleMin(block []byte, j int, ls, lm byte) {
+	q := (*[12]byte)(block[4:])
 	if j < 4 {
 		q[j], q[j+4] = ls, lm
 		return
@@ -228,8 +197,8 @@ func putScaleMin(q *[12]byte, j int, ls, lm byte) {
 	q[j] |= lm >> 4 << 6
 }
 
-// packMinimums sets the codes of a Q4_K or Q5_K block to those nearest under its own d, dmin, scales and minimums,
-// 0 … most. Its parts are the groups of the fit from g on.
+// packMinimums sets the codes of a Q4_K or Q5_K block, 0 … most, to those nearest under its own d, dmin, scales and
+// minimums. Its parts are the groups of the fit from g on.
 func (e *encoder) packMinimums(block []byte, x []float32, most, g int, d DType) {
 	super, superMin, packed := getF16(block), getF16(block[2:]), (*[12]byte)(block[4:])
 	for p := range 8 {
@@ -237,10 +206,21 @@ func (e *encoder) packMinimums(block []byte, x []float32, most, g int, d DType) 
 		e.lines.SetPart(p, super*float32(scale), float32(superMin*float32(low)))
 	}
 	e.nearestCodes(x, int32(most), g, 32)
+	const four, one = 0x0f0f0f0f0f0f0f0f, 0x0101010101010101
+	codes := block[16:]
 	if d == Q5_K {
-		packQ5_K(block, &e.lines.Codes)
-	} else {
-		packQ4_K(block, &e.lines.Codes)
+		codes = block[48:]
+	}
+	for j := 0; j < 32; j += 8 {
+		high := uint64(0) // the fifth bit of number j of part p is bit p of byte j
+		for i := range 4 {
+			a, b := binary.LittleEndian.Uint64(e.lines.Codes[64*i+j:]), binary.LittleEndian.Uint64(e.lines.Codes[64*i+32+j:])
+			binary.LittleEndian.PutUint64(codes[32*i+j:], a&four|b&four<<4)
+			high |= a>>4&one<<(2*i) | b>>4&one<<(2*i+1)
+		}
+		if d == Q5_K {
+			binary.LittleEndian.PutUint64(block[16+j:], high)
+		}
 	}
 }
 
@@ -280,11 +260,8 @@ func symmetricTries(most float32) []float32 {
 }
 
 // encodeQ6_K is quantize_row_q6_K_ref: 16 scales of make_qx_quants, rounded to int8 times an F16,
-// and the codes nearest under these.
-func encodeQ6_K(dst []byte, x []float32) { encodeWeightedQ6_K(dst, x, nil) }
-
-// encodeWeightedQ6_K is quantize_row_q6_K_impl; without weights these are x².
-func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
+// and the codes nearest under these. With weights, which otherwise are x², it is quantize_row_q6_K_impl.
+func encodeQ6_K(dst []byte, x, weights []float32) {
 	e := encoding.Get().(*encoder)
 	defer encoding.Put(e)
 	fit := &e.fit
@@ -310,17 +287,12 @@ func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
 	}
 	lines.Encode((*[256]float32)(x), -32, 31)
 	e.codeUnscaled(func(p, i int) byte { return symmetricCode(fit.Per[p], x[i], 32) })
-	packQ6_K(dst, &lines.Codes)
-}
-
-// packQ6_K sets the first 192 bytes of a block to its codes.
-func packQ6_K(dst []byte, codes *[256]byte) {
 	const four, two = 0x0f0f0f0f0f0f0f0f, 0x0303030303030303
-	for i := 0; i < 64; i += 8 {
+	for i := 0; i < 64; i += 8 { // the codes, in the first 192 bytes
 		half, j := i/32, i%32
 		var q [4]uint64
 		for k := range q {
-			q[k] = binary.LittleEndian.Uint64(codes[128*half+32*k+j:])
+			q[k] = binary.LittleEndian.Uint64(lines.Codes[128*half+32*k+j:])
 		}
 		binary.LittleEndian.PutUint64(dst[64*half+j:], q[0]&four|q[2]&four<<4)
 		binary.LittleEndian.PutUint64(dst[64*half+32+j:], q[1]&four|q[3]&four<<4)

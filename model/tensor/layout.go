@@ -22,7 +22,8 @@ type layout struct {
 // ends are what files have behind the name of a module for each part of a weight.
 var ends = map[string]string{"qweight": "", "scales": scalePart, "qzeros": ZerosPart, "g_idx": OrderPart}
 
-// partOf tells what a stored tensor is: its header entry as the form has it, and which part of its weight.
+// partOf returns the header entry of a stored tensor as the form has it, which part of its weight it is, and where its
+// elements lie; nil for tensors that are not transposed.
 func (l *layout) partOf(stored Info) (info Info, part string, places *Places, ok bool) {
 	dot := strings.LastIndexByte(stored.Name, '.') + 1
 	part, ok = ends[stored.Name[dot:]]
@@ -35,29 +36,20 @@ func (l *layout) partOf(stored Info) (info Info, part string, places *Places, ok
 		return info, part, nil, true
 	}
 	info.Shape = []int{info.Shape[1], info.Shape[0]}
-	places = l.places(&info, part)
-	return info, part, places, true
-}
-
-// places returns where the elements of a part lie, whose header entry is transposed. Of codes it makes that the
-// entry of the codes.
-func (l *layout) places(info *Info, part string) *Places {
 	rows, cols := int64(info.Shape[0]), int64(info.Shape[1])
+	view := View{[]int64{rows, cols, 8}, []int64{8, 8 * rows, 1}}
 	switch {
 	case part == scalePart:
-		return &Places{info.DType, View{[]int64{rows, cols}, []int64{1, rows}}}
+		return info, part, &Places{info.DType, View{[]int64{rows, cols}, []int64{1, rows}}}, true
+	case part != "" && l.interleaved:
+		view = View{[]int64{rows, cols, 4, 2}, []int64{8, 8 * rows, 1, 4}}
+	case part == "" && l.interleaved:
+		info.DType, info.Shape[0] = INT4, 8*info.Shape[0] // row 8v+k is nibble 0, 4, 1, 5, 2, 6, 3, 7 of word v
+		view = View{[]int64{rows, 4, 2, cols}, []int64{8, 1, 4, 8 * rows}}
 	case part == "":
-		info.DType = INT4
-		if !l.interleaved {
-			info.Shape[1] *= 8
-			return &Places{INT4, View{[]int64{rows, cols, 8}, []int64{8, 8 * rows, 1}}}
-		}
-		info.Shape[0] *= 8 // row 8v+k is nibble 0, 4, 1, 5, 2, 6, 3, 7 of word v
-		return &Places{INT4, View{[]int64{rows, 4, 2, cols}, []int64{8, 1, 4, 8 * rows}}}
-	case l.interleaved:
-		return &Places{INT4, View{[]int64{rows, cols, 4, 2}, []int64{8, 8 * rows, 1, 4}}}
+		info.DType, info.Shape[1] = INT4, 8*info.Shape[1]
 	}
-	return &Places{INT4, View{[]int64{rows, cols, 8}, []int64{8, 8 * rows, 1}}}
+	return info, part, &Places{INT4, view}, true
 }
 
 // tensors returns the header entries of a matrix of rows and columns whose rows have that many scales.

@@ -188,7 +188,11 @@ func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 // encoders holds the encoder of encodedAtOnce numbers of each type that can be written; nil for others.
 var encoders = [...]func(dst []byte, x []float32){
 	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
-	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K, Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
+	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K,
+	Q4_K:  func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ4_K, Q4_K) },
+	Q5_K:  func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5_K) },
+	Q6_K:  func(dst []byte, x []float32) { encodeQ6_K(dst, x, nil) },
+	MXFP4: nil,
 }
 
 // Weighs reports whether the encoder of d uses importance.

@@ -60,7 +60,7 @@ func TestRightBlocksUseTheirRange(t *testing.T) {
 				}
 				for i := 0; i < 256; i += elements {
 					block := out[i/elements*size:][:size]
-					factors, wasted := d.excess(nil, block, dequantise(t, d, block))
+					factors, wasted := excess(d, block, dequantise(t, d, block))
 					if wasted || slices.ContainsFunc(factors, func(f float64) bool { return f != 1 }) {
 						t.Fatalf("%s: kind %d: %v %x: %v %v", d, round%9, x[i:i+elements], block, wasted, factors)
 					}
@@ -92,7 +92,7 @@ func TestWastedRange(t *testing.T) {
 				for p := 0; p < len(x); p += k.part {
 					y[p] = 0
 				}
-				factors, wasted := d.excess(nil, block, y)
+				factors, wasted := excess(d, block, y)
 				if wasted {
 					found++
 					require.Less(t, slices.Min(factors), 1.0, d)
@@ -112,13 +112,19 @@ func TestWastedRange(t *testing.T) {
 		wasted bool
 	}{{30, true}, {31, false}, {63, false}} {
 		clear(block[4:16])
-		putScaleMin((*[12]byte)(block[4:]), 2, c.scale, 0)
-		factors, wasted := Q4_K.excess(nil, block, dequantise(t, Q4_K, block))
+		putScaleMin(block, 2, c.scale, 0)
+		factors, wasted := excess(Q4_K, block, dequantise(t, Q4_K, block))
 		require.Equal(t, c.wasted, wasted, c.scale)
 		require.Equal(t, c.wasted, factors[0] < 1)
 		wasteful, blocks := Wasteful(append(block, block...), Q4_K)
 		require.Equal(t, []int64{map[bool]int64{true: 2}[c.wasted], 2}, []int64{wasteful, blocks})
 	}
+}
+
+// excess is that of a block of d.
+func excess(d DType, data []byte, y []float32) (factors []float64, wasted bool) {
+	b := blockOf(data, d)
+	return b.excess(nil, y)
 }
 
 // TestWastedHalfSteps: Q8_0 codes of at most 3 have half a step of the scale under which the largest would be 127.

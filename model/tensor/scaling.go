@@ -16,16 +16,6 @@ const (
 	divided    secondScale = "divided"
 )
 
-// apply puts a scale through the second one, and reports whether the result is rounded.
-func (s secondScale) apply(scale, second float32) (result float32, rounded bool) {
-	if s == divided {
-		result = scale / second
-		return result, float64(result)*float64(second) != float64(scale)
-	}
-	result = scale * second
-	return result, float64(scale)*float64(second) != float64(result)
-}
-
 // Scaling says which tensors beside the codes of a matrix turn them into numbers,
 //
 //	number = (code - zero)·scale,    scale = stored scale [·, /] second scale
@@ -148,7 +138,13 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 		second, _ := Tensor{DType: F32, Shape: []int{1}, Data: sides[1]}.Float32s(nil)
 		g.Rounded = make([]bool, len(g.Scales))
 		for i, scale := range g.Scales {
-			g.Scales[i], g.Rounded[i] = s.Second.apply(scale, second[0])
+			if s.Second == divided {
+				g.Scales[i] = scale / second[0]
+				g.Rounded[i] = float64(g.Scales[i])*float64(second[0]) != float64(scale)
+			} else {
+				g.Scales[i] = scale * second[0]
+				g.Rounded[i] = float64(scale)*float64(second[0]) != float64(g.Scales[i])
+			}
 		}
 	}
 	if s.Shape != Invalid {
@@ -157,9 +153,7 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 		}
 	}
 	if s.Zeros {
-		width := s.width()
-		g.Zeros = zeros(sides[1], first, len(g.Scales)/width, width)
-		if err := s.raise(g.Zeros); err != nil {
+		if g.Zeros, err = s.zeros(sides[1], first, len(g.Scales)/s.width()); err != nil {
 			return g, err
 		}
 	}
@@ -181,18 +175,6 @@ func (b Blocks) CheckShape(data []byte, d DType) error {
 	}
 	if want := [2]int64{int64(b.Rows), int64(b.Cols)}; shape != want {
 		return fmt.Errorf("weight_shape is %d, which libraries unpack by, but the packed codes have shape %d", shape, want)
-	}
-	return nil
-}
-
-// raise adds Above to zeros.
-func (s *Scaling) raise(zeros []float32) error {
-	for i, zero := range zeros {
-		if s.Above > 0 && zero == float32(valuesINT4[15]) {
-			return errors.New("a zero is stored as 15, less 1, which libraries read as 0 and as 16: " +
-				"dequantise it with the library that wrote it")
-		}
-		zeros[i] = zero + float32(s.Above)
 	}
 	return nil
 }
@@ -222,16 +204,21 @@ func (s *Scaling) ordered(stored Grid, index []byte) (g Grid, err error) {
 	return g, nil
 }
 
-// zeros decodes the zeros of n rows of the grid.
-func zeros(packed []byte, first, n, width int) (all []float32) {
+// zeros decodes the zeros of n rows of the grid, and adds Above to each.
+func (s *Scaling) zeros(packed []byte, first, n int) (all []float32, err error) {
+	width := s.width()
 	for row := first; row < first+n; row++ {
 		words := packed[(row/zeroRows-first/zeroRows)*width*4:]
 		for i := range width {
 			code := binary.LittleEndian.Uint32(words[4*i:]) >> (row % zeroRows * 4) & 15
-			all = append(all, float32(valuesINT4[code]))
+			if s.Above > 0 && code == 15 {
+				return nil, errors.New("a zero is stored as 15, less 1, which libraries read as 0 and as 16: " +
+					"dequantise it with the library that wrote it")
+			}
+			all = append(all, float32(valuesINT4[code])+float32(s.Above))
 		}
 	}
-	return all
+	return all, nil
 }
 
 // Blocks says how a matrix of codes is scaled: the number at (r, c) is its

@@ -26,12 +26,26 @@ func (t Tensor) HalfSteps(dst []float32) []float32 {
 	n := len(dst)
 	dst = append(dst, make([]float32, t.Len())...)
 	if t.DType.Blocked() {
-		blockSteps(dst[n:], t)
-	} else {
-		halfUnits(dst[n:], t)
+		elements, bytes := t.DType.Block()
+		var y [256]float32
+		for h, data := dst[n:], t.Data; len(data) > 0; h, data = h[elements:], data[bytes:] {
+			kernel.Widen(y[:elements], data[:bytes], blockFormats[t.DType])
+			halfSteps(h[:elements], data[:bytes], y[:elements], t.DType)
+		}
+		return dst
+	}
+	if p, ok := precisions[t.DType]; ok {
+		dst, _ = t.Float32s(dst[:n]) // of these dtypes there is no error
+		for i, v := range dst[n:] {
+			exponent := max(int(math.Float32bits(v)>>23&0xff)-127, p.least)
+			dst[n+i] = float32(math.Ldexp(1, exponent-p.bits))
+		}
 	}
 	return dst
 }
+
+// precisions holds the significant bits of dtypes that numbers are rounded to, and the exponent of the least normal one.
+var precisions = map[DType]struct{ bits, least int }{F16: {11, -14}, BF16: {8, -126}, F8E4M3: {4, -6}}
 
 // Rounding says how elements of a tensor were rounded to its dtype.
 type Rounding struct {
@@ -67,80 +81,43 @@ func (r Rounding) HalfSteps(dst []float32, t Tensor) []float32 {
 	return dst
 }
 
-// halfUnits is HalfSteps of F16, BF16 and F8_E4M3, which have 11, 8 and 4 significant bits and
-// smallest normal numbers of 2^-14, 2^-126 and 2^-6; other dtypes keep 0.
-func halfUnits(dst []float32, t Tensor) {
-	bits, least := 11, -14
-	switch t.DType {
-	case BF16:
-		bits, least = 8, -126
-	case F8E4M3:
-		bits, least = 4, -6
-	case F16:
-	default:
-		return
-	}
-	dst, _ = t.Float32s(dst[:0]) // of these dtypes there is no error
-	for i, v := range dst {
-		exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
-		dst[i] = float32(math.Ldexp(1, exponent-bits))
-	}
-}
-
-// blockSteps is HalfSteps of the block types.
-func blockSteps(dst []float32, t Tensor) {
-	elements, bytes := t.DType.Block()
-	var room [256]float32
-	y := room[:elements]
-	for data := t.Data; len(data) > 0; data = data[bytes:] {
-		kernel.Widen(y, data[:bytes], blockFormats[t.DType])
-		halfSteps(dst[:elements], data[:bytes], y, t.DType)
-		dst = dst[elements:]
-	}
-}
-
-// halfSteps is HalfSteps of one block, which stands for y.
-func halfSteps(h []float32, block []byte, y []float32, d DType) {
-	storedSteps(h, block, d)
-	var room [16]float64
-	factors, _ := d.excess(room[:0], block, y)
-	for i := range h {
-		if f := factors[i*len(factors)/len(h)]; f < 1 {
-			h[i] *= float32(f)
-		}
-	}
-}
-
-// storedSteps is halfSteps of the scales as they are.
-func storedSteps(h []float32, b []byte, d DType) {
+// halfSteps is HalfSteps of one block, which stands for y: the steps of the stored scales, reduced by excess.
+func halfSteps(h []float32, data []byte, y []float32, d DType) {
+	b := blockOf(data, d)
 	switch d {
 	case Q8_0:
-		oneScale(h, getF16(b), 0, func(i int) int { return int(int8(b[2+i])) }, math.MaxInt)
+		b.oneScale(h, func(i int) int { return int(int8(data[2+i])) }, math.MaxInt)
 	case Q4_0:
-		oneScale(h, getF16(b), 0, func(i int) int { return low(b[2:], i) - 8 }, 7)
+		b.oneScale(h, func(i int) int { return low(data[2:], i) - 8 }, 7)
 	case Q5_0:
-		oneScale(h, getF16(b), 0, func(i int) int { return low(b[6:], i) + fifth(b[2:], i) - 16 }, 15)
+		b.oneScale(h, func(i int) int { return low(data[6:], i) + fifth(data[2:], i) - 16 }, 15)
 	case Q5_1:
-		oneScale(h, getF16(b), getF16(b[2:]), func(i int) int { return low(b[8:], i) + fifth(b[4:], i) }, math.MaxInt)
+		b.oneScale(h, func(i int) int { return low(data[8:], i) + fifth(data[4:], i) }, math.MaxInt)
 	case MXFP4:
 		var unit [32]float32
-		kernel.Widen(unit[:], append([]byte{b[0]},
+		kernel.Widen(unit[:], append([]byte{data[0]},
 			[]byte("\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11")...), kernel.MXFP4)
 		for i := range h { // in units of half the least magnitude; 12 stands for numbers to 16
-			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(b[1:], i)&7]
+			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(data[1:], i)&7]
 		}
 	default:
-		size, scales := weighings[d].part, scalesOf(b, d)
-		for p := 0; p < len(h); p += size {
-			step, inner, end := abs32(scales.step(p/size)), scales.partStep(p/size, false), scales.partStep(p/size, true)
+		for p := 0; p < len(h); p += b.part {
+			step, inner, end := b.step(p/b.part), b.partStep(p/b.part, false), b.partStep(p/b.part, true)
 			if d == Q2_K && step != 0 {
 				end = step
 			}
-			for i := p; i < p+size; i++ {
-				if h[i] = inner; isEnd(codeAt(b, d, i)) {
+			for i := p; i < p+b.part; i++ {
+				if h[i] = inner; isEnd(b.code(i)) {
 					h[i] = end
 				}
 			}
+		}
+	}
+	var room [16]float64
+	factors, _ := b.excess(room[:0], y)
+	for i := range h {
+		if f := factors[i*len(factors)/len(h)]; f < 1 {
+			h[i] *= float32(f)
 		}
 	}
 }
@@ -166,7 +143,11 @@ func (e *BeyondError) Error() string {
 // largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
 // finite is not checked.
 func (m *measure) beyond(y, x []float32, block []byte, d DType, largest uint32) int {
-	if largest >= infinityBits || math.Float32frombits(largest) <= quickStep(block, d) {
+	half := float32(0) // a step of a block of one scale; of Q8_0 the kernel knows it
+	if d == Q4_0 || d == Q5_0 || d == Q5_1 {
+		half = 0.5 * abs32(getF16(block))
+	}
+	if largest >= infinityBits || math.Float32frombits(largest) <= half {
 		return -1
 	}
 	switch d {
@@ -207,42 +188,36 @@ func (m *measure) spansOf(y, x []float32, part int) (spans []kernel.Span, slack 
 
 // beyondParts is beyond for the other types K, a part at a time: half a step is allowed at every code, so that few
 // numbers need a look at their code.
-func (m *measure) beyondParts(all, x []float32, block []byte, d DType) int {
-	k := &weighings[d]
-	spans, slack := m.spansOf(all, x, k.part)
+func (m *measure) beyondParts(all, x []float32, data []byte, d DType) int {
+	b := blockOf(data, d)
+	spans, slack := m.spansOf(all, x, b.part)
 	var room [16]float64
 	var factors []float64 // of excess, if they are needed
-	b := scalesOf(block, d)
-	filled := b.filled()
+	ofScales, _ := b.scaleExcess()
 	for p := range spans {
-		s, step := &spans[p], abs32(b.step(p))
-		half, factor := 0.5*step, float32(1)
-		if step == 0 || !filled || !k.fills(s, float32(k.most)*half) {
+		s, step := &spans[p], b.step(p)
+		half, factor, most := 0.5*step, float32(1), float32(b.most)
+		filled := b.minimums && s.Above+s.Below >= most*half || max(s.Below, s.Above) >= most*half // the numbers, and 0, reach so far
+		if step == 0 || ofScales < 1 || !filled {
 			if factors == nil {
-				factors, _ = d.excess(room[:0], block, all)
+				factors, _ = b.excess(room[:0], all)
 			}
 			factor = float32(min(1, factors[p]))
 		}
 		if step != 0 && s.Farthest <= half*factor+slack {
 			continue
 		}
-		for i := p * k.part; i < (p+1)*k.part; i++ {
+		for i := p * b.part; i < (p+1)*b.part; i++ {
 			if off := abs32(all[i] - x[i]); !(step != 0 && off <= half*factor+slack) {
-				least := b.partStep(p, isEnd(codeAt(block, d, i)) || float32(k.most)*step <= slack) // all its codes are one number
-				if !(off <= least*factor+slack) && !(k.minimums && off <= least*b.scaleFactor()+slack &&
-					fitted(all[p*k.part:][:k.part], x[p*k.part:][:k.part], float64(k.most), float64(b.moved(p)+slack))) {
+				least := b.partStep(p, isEnd(b.code(i)) || most*step <= slack) // all its codes are one number
+				if !(off <= least*factor+slack) && !(b.minimums && off <= least*float32(ofScales)+slack &&
+					fitted(all[p*b.part:][:b.part], x[p*b.part:][:b.part], float64(b.most), float64(b.moved(p)+slack))) {
 					return i
 				}
 			}
 		}
 	}
 	return -1
-}
-
-// scaleFactor is the factor of excess for the scale of the block.
-func (b *blockScale) scaleFactor() float32 {
-	factor, _ := weighings[b.dtype].scaleExcess(b.block, b.dtype, b.super)
-	return float32(factor)
 }
 
 // fitted reports whether y is as near to the numbers x of a part of Q4_K or Q5_K as the encoder comes, whatever the step.
@@ -265,17 +240,12 @@ func fitted(y, x []float32, most, moved float64) bool {
 	return loss <= rms*rms*weights
 }
 
-// fills reports whether numbers of a part, and 0, are certain to reach as far as least.
-func (k weighing) fills(s *kernel.Span, least float32) bool {
-	return k.minimums && s.Above+s.Below >= least || s.Below >= least || s.Above >= least
-}
-
 // beyondFewBits is beyond for Q2_K and Q3_K, whose few codes often stand for numbers beyond them.
 func (m *measure) beyondFewBits(y, x []float32, block []byte, d DType) int {
 	spans, slack := m.spansOf(y, x, 16)
-	b := scalesOf(block, d)
+	b := blockOf(block, d)
 	for p := range spans {
-		step := b.step(p)
+		step, _ := b.line(p)
 		half := float32(0.5*abs32(step)) + slack
 		if spans[p].Farthest <= half {
 			continue
@@ -297,8 +267,8 @@ func (m *measure) beyondFewBits(y, x []float32, block []byte, d DType) int {
 // pastEnd reports whether number i of a Q2_K or Q3_K block, which is off from what the block has, lies
 // past the end of its part's range: its code is an outermost one, and the next one is no nearer. A part
 // without scale is all end.
-func (b *blockScale) pastEnd(i int, off, step, slack float32) bool {
-	code, most := codeAt(b.block, b.dtype, i)
+func (b *storedBlock) pastEnd(i int, off, step, slack float32) bool {
+	code, most := b.code(i)
 	switch {
 	case step == 0:
 		return true
@@ -336,120 +306,63 @@ func inPart(i int, y, x []float32, d DType, moved float32) bool {
 	return math.Abs(float64(x[i])-float64(y[i])) <= extent+float64(moved) && loss <= mean*weights
 }
 
-// blockScale is a block of a type K and its F16 scale and minimum without their signs.
-type blockScale struct {
-	block           []byte
-	dtype           DType
-	super, superMin float32
-	signed          float32 // super with its sign, of Q3_K
-}
-
-func scalesOf(block []byte, d DType) blockScale {
-	super, superMin := blockScales(block, d)
-	b := blockScale{block: block, dtype: d, super: super, superMin: superMin}
-	if d == Q3_K {
-		b.signed = getF16(block[108:])
-	}
-	return b
-}
-
-// filled reports whether the scale of a part is at least half of the largest.
-func (b *blockScale) filled() bool {
-	k := &weighings[b.dtype]
-	for p := range 256 / k.part {
-		if abs32(b.step(p)) >= k.levels/2*b.super {
-			return true
-		}
-	}
-	return false
-}
-
-// step returns the step from one code to the next of part p.
-func (b *blockScale) step(p int) float32 {
-	switch b.dtype {
-	case Q2_K:
-		return b.super * float32(b.block[p]&15)
-	case Q3_K:
-		return b.signed * float32(kernel.ScaleQ3(p, (*[12]byte)(b.block[96:])))
-	case Q6_K:
-		return b.super * float32(int8(b.block[192+p]))
-	}
-	scale, _ := kernel.ScaleMin(p, (*[12]byte)(b.block[4:]))
-	return b.super * float32(scale)
-}
-
 // moved returns how far rounding the scale and minimum of part p, and the block's, moves the end of its range. Of Q3_K's
 // scales 31 also stands for 32.
-func (b *blockScale) moved(p int) float32 {
-	k := &weighings[b.dtype]
+func (b *storedBlock) moved(p int) float32 {
 	rounded := float32(0.5 * b.super)
-	if b.dtype == Q3_K && kernel.ScaleQ3(p, (*[12]byte)(b.block[96:])) == 31 {
+	if b.dtype == Q3_K && kernel.ScaleQ3(p, (*[12]byte)(b.data[96:])) == 31 {
 		rounded = b.super
 	}
-	moved := float32(float32(k.most) * (rounded + float32(k.levels*errorF16(b.super))))
-	if k.minimums {
-		moved = moved + float32(0.5*b.superMin) + float32(k.levels*errorF16(b.superMin))
+	moved := float32(float32(b.most) * (rounded + float32(b.levels*errorF16(b.super))))
+	if b.minimums {
+		moved = moved + float32(0.5*b.superMin) + float32(b.levels*errorF16(b.superMin))
 	}
 	return moved
 }
 
-// codeAt returns the code of number i of a block of a type K, 0 … most.
-func codeAt(b []byte, d DType, i int) (code, most int) {
-	switch d {
+// code returns the code of number i of a block of a type K, 0 … most.
+func (b *storedBlock) code(i int) (code, most int) {
+	half, quarter, place := i/128, i%128/32, i%32
+	switch data := b.data; b.dtype {
 	case Q2_K:
-		return twoBits(b[16:], i), 3
+		return int(data[16+32*half+place] >> (2 * quarter) & 3), 3
 	case Q3_K:
-		return twoBits(b[32:], i) | int(b[i%32]>>(i/32)&1)<<2, 7
+		return int(data[32+32*half+place]>>(2*quarter)&3) | int(data[place]>>(i/32)&1)<<2, 7
 	case Q6_K:
-		half, quarter, place := i/128, i%128/32, i%32
-		return int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4, 63
+		return int(data[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(data[128+32*half+place]>>(2*quarter)&3)<<4, 63
 	case Q5_K:
-		return int(b[48+32*(i/64)+i%32]>>(i%64/32*4)&15) | int(b[16+i%32]>>(i/32)&1)<<4, 31
+		return int(data[48+32*(i/64)+place]>>(quarter%2*4)&15) | int(data[16+place]>>(i/32)&1)<<4, 31
+	default:
+		return int(data[16+32*(i/64)+place] >> (quarter % 2 * 4) & 15), 15
 	}
-	return int(b[16+32*(i/64)+i%32] >> (i % 64 / 32 * 4) & 15), 15
 }
 
 // isEnd reports whether a code is an outermost one.
 func isEnd(code, most int) bool { return code == 0 || code == most }
 
-// quickStep is half a step of a block of one scale. It is 0 for blocks of several scales, and for Q8_0, whose kernel knows
-// half a step.
-func quickStep(block []byte, d DType) float32 {
-	switch d {
-	case Q4_0, Q5_0, Q5_1:
-		return 0.5 * abs32(getF16(block))
-	}
-	return 0
-}
-
-// oneScale sets h for blocks of one scale d and minimum m: half a step, or a step at the
-// largest code, where the code that it was chosen for may be the next; and the errors of d
-// and m as F16.
-func oneScale(h []float32, d, m float32, code func(i int) int, largest int) {
-	d = abs32(d)
-	ofD, ofM := errorF16(d), errorF16(abs32(m))
+// oneScale sets h for blocks of one scale and minimum: half a step, or a step at the largest code, where the code that it
+// was chosen for may be the next; and the errors of scale and minimum as F16.
+func (b *storedBlock) oneScale(h []float32, code func(i int) int, largest int) {
+	ofScale, ofMinimum := errorF16(b.super), errorF16(b.superMin)
 	for i := range h {
 		q, step := code(i), float32(0.5)
 		if q == largest {
 			step = 1
 		}
-		h[i] = float32(d*step) + float32((abs32(float32(q))+1)*ofD) + ofM
+		h[i] = float32(b.super*step) + float32((abs32(float32(q))+1)*ofScale) + ofMinimum
 	}
 }
 
 // partStep is half the interval of a code of part p, which has a rounded scale: half a
 // step; at the ends of its range a step and half more, and as far as roundings of the part's
 // scale and minimum, and of the block's, moved them. A part without scale is all one number.
-func (b *blockScale) partStep(p int, end bool) float32 {
-	step := abs32(b.step(p))
+func (b *storedBlock) partStep(p int, end bool) float32 {
+	step := b.step(p)
 	if !end && step > 0 {
 		return 0.5 * step
 	}
 	return float32(1.5*max(step, 0.5*b.super, errorF16(b.super))) + b.moved(p)
 }
-
-// twoBits returns the low two bits of code i of 256, which lie in 64 bytes.
-func twoBits(q []byte, i int) int { return int(q[i/128*32+i%32] >> (i % 128 / 32 * 2) & 3) }
 
 // low returns the low four bits of code i of 32, which lie in 16 bytes; fifth its bit of a
 // uint32, as the code's fifth.
