@@ -82,10 +82,23 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 	c.again = c.Walk
 	c.again.Reading = weights.NewReading(ctx, w.Threads, nil)
 	r.Weights = make([]Change, len(pairs))
-	if err := c.Each(pairs, func(i int, p weights.Pair) error { return c.compare(&r.Weights[i], p) }); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return r, c.Each(pairs, func(i int, p weights.Pair) error {
+		m, err := Measure(&c.Walk, p)
+		x := &r.Weights[i]
+		*x = Change{Name: p.A.Name, Layer: p.A.Layer, Expert: p.A.Expert, Module: p.A.Module(), DType: p.A.DType,
+			BaseDType: p.B.DType, Elements: int64(p.A.Len()), Different: m.Unequal() + m.nans + m.alike,
+			squares: m.SumD, base: m.SumB, matrix: len(p.A.Shape) == 2}
+		switch {
+		case !m.AllFinite():
+			x.squares = math.NaN()
+		case m.SumB > 0:
+			x.Relative = inspect.Finite(math.Sqrt(m.SumD / m.SumB))
+		}
+		if err == nil && x.squares > 0 && x.Relative != nil && x.matrix {
+			return c.rank(x, p, stepOf(p.A), stepOf(p.B))
+		}
+		return err
+	})
 }
 
 // comparer compares weights. It is safe for concurrent use.
@@ -93,24 +106,6 @@ type comparer struct {
 	weights.Walk
 	again      weights.Walk // for a second time, whose bytes are not counted
 	arithmetic sync.Pool    // of *model.Plain
-}
-
-// compare measures a pair.
-func (c *comparer) compare(x *Change, p weights.Pair) error {
-	m, err := Measure(&c.Walk, p)
-	*x = Change{Name: p.A.Name, Layer: p.A.Layer, Expert: p.A.Expert, Module: p.A.Module(), DType: p.A.DType,
-		BaseDType: p.B.DType, Elements: int64(p.A.Len()), Different: m.Unequal() + m.nans + m.alike,
-		squares: m.SumD, base: m.SumB, matrix: len(p.A.Shape) == 2}
-	switch {
-	case !m.AllFinite():
-		x.squares = math.NaN()
-	case m.SumB > 0:
-		x.Relative = inspect.Finite(math.Sqrt(m.SumD / m.SumB))
-	}
-	if err == nil && x.squares > 0 && x.Relative != nil && x.matrix {
-		return c.rank(x, p, stepOf(p.A), stepOf(p.B))
-	}
-	return err
 }
 
 // tileSize returns how many elements of either weight are in memory at once: of a matrix whole rows.

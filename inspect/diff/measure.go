@@ -56,11 +56,28 @@ func (m *Measures) AllFinite() bool { return m.nonFinite+m.alike == 0 }
 func Measure(w *weights.Walk, p weights.Pair) (m Measures, err error) {
 	m.nanBits = p.A.DType == p.B.DType && p.A.Scales == nil && p.B.Scales == nil
 	err = w.Tiles(p, weights.TileElements, func(at int64, a, b *weights.Stream) error {
+		x, err := a.Values()
+		if err != nil {
+			return err
+		}
 		whole := m.sums
 		m.sums = sums{}
-		err := m.addTile(w, p, at, a, b)
+		if m.nanBits && bytes.Equal(a.Raw, b.Raw) {
+			for _, v := range x {
+				if tensor.IsFinite(v) {
+					m.SumA += float64(v) * float64(v)
+				} else {
+					m.alike++
+				}
+			}
+			m.SumB, m.sumAB = m.SumA, m.SumA
+		} else if y, err := b.Values(); err != nil {
+			return w.InB(err)
+		} else {
+			m.add(x, y, at, numberType(p.A), numberType(p.B))
+		}
 		m.SumA, m.SumB, m.sumAB, m.SumD = whole.SumA+m.SumA, whole.SumB+m.SumB, whole.sumAB+m.sumAB, whole.SumD+m.SumD
-		return err
+		return nil
 	})
 	return m, err
 }
@@ -71,31 +88,6 @@ func numberType(w *weights.Weight) tensor.DType {
 		return d
 	}
 	return tensor.F32
-}
-
-// addTile adds what was loaded of a pair, elements from at on.
-func (m *Measures) addTile(w *weights.Walk, p weights.Pair, at int64, a, b *weights.Stream) error {
-	x, err := a.Values()
-	if err != nil {
-		return err
-	}
-	if m.nanBits && bytes.Equal(a.Raw, b.Raw) {
-		sum := 0.0
-		for _, v := range x {
-			if tensor.IsFinite(v) {
-				sum += float64(v) * float64(v)
-			} else {
-				m.alike++
-			}
-		}
-		m.SumA, m.SumB, m.sumAB = m.SumA+sum, m.SumB+sum, m.sumAB+sum
-		return nil
-	}
-	y, err := b.Values()
-	if err == nil {
-		m.add(x, y, at, numberType(p.A), numberType(p.B))
-	}
-	return w.InB(err)
 }
 
 // chunk is how many values add takes at once: they stay in the nearest cache.

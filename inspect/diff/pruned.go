@@ -149,26 +149,20 @@ func (y yielding) TopK(name string, choice *model.Choice[*model.Activation]) err
 		}
 	}
 	if choice.Table != nil {
-		entries := y.tableOf(table.PlaceOf(nil, name).Layer)
+		moe := &y.model.Layer(table.PlaceOf(nil, name).Layer).MoE.Gate
+		tokens := make([]int, moe.TID2EID.Shape[0])
+		for id := range tokens {
+			tokens[id] = id
+		}
+		entries := (*model.Plain)(nil).TableExperts(nil, moe.TID2EID, tokens) // as the gate reads them, row by row
+		for row := range slices.Chunk(entries, moe.TID2EID.Shape[1]) {
+			moe.StandIns(row)
+		}
 		if err := y.hand(stage{name: gate + gateTable, choice: entries}); err != nil {
 			return err
 		}
 	}
 	return y.hand(stage{name: name, choice: choice.Idx})
-}
-
-// tableOf returns the entries of a layer's table of experts as its gate reads them, row by row.
-func (y yielding) tableOf(layer int) []int {
-	gate := &y.model.Layer(layer).MoE.Gate
-	tokens := make([]int, gate.TID2EID.Shape[0])
-	for id := range tokens {
-		tokens[id] = id
-	}
-	entries := (*model.Plain)(nil).TableExperts(nil, gate.TID2EID, tokens)
-	for row := range slices.Chunk(entries, gate.TID2EID.Shape[1]) {
-		gate.StandIns(row)
-	}
-	return entries
 }
 
 func (y yielding) hand(s stage) error {

@@ -63,11 +63,20 @@ func (c *comparer) rank(x *Change, p weights.Pair, stepA, stepB step) error {
 			qd[i] += float64(v)
 		}
 	})
-	if err == nil {
-		s := math.Sqrt(variance / float64(x.Elements))
-		x.judge(singularValues(qd, k, n), s*margin*(math.Sqrt(float64(m))+math.Sqrt(float64(n))))
+	values := singularValues(qd, k, n)
+	if err != nil || len(values) == 0 || !(values[0] > 0) {
+		return err
 	}
-	return err
+	noise := math.Sqrt(variance/float64(x.Elements)) * margin * (math.Sqrt(float64(m)) + math.Sqrt(float64(n)))
+	x.StableRank = inspect.Finite(max(1, x.squares/(values[0]*values[0])))
+	rank := 0
+	for rank < len(values) && values[rank] > max(noise, floor*values[0]) {
+		rank++
+	}
+	if rank <= maxRank {
+		x.Rank = &rank
+	}
+	return nil
 }
 
 // subtract sets a to a - b, and returns it.
@@ -76,21 +85,6 @@ func subtract(a, b []float32) []float32 {
 		a[i] -= v
 	}
 	return a
-}
-
-// judge sets the ranks of D, whose largest singular values these are; those up to noise are rounding.
-func (x *Change) judge(values []float64, noise float64) {
-	if len(values) == 0 || !(values[0] > 0) {
-		return
-	}
-	x.StableRank = inspect.Finite(max(1, x.squares/(values[0]*values[0])))
-	n := 0
-	for n < len(values) && values[n] > max(noise, floor*values[0]) {
-		n++
-	}
-	if n <= maxRank {
-		x.Rank = &n
-	}
 }
 
 // sized returns a slice of n numbers, with the memory of dst if that is enough.
@@ -104,7 +98,21 @@ func sized(dst []float32, n int) []float32 {
 // orthonormal returns an orthonormal basis, m × rank row by row, of the columns of y, m × k: the left singular vectors,
 // without those of singular values that rounding could have made.
 func orthonormal(y []float32, m, k int) (basis []float32, rank int) {
-	values, vectors := eigen(gram(y, m, k), k)
+	products, sums := mat.NewSymDense(k, nil), make([]float64, k*k) // of the columns
+	for r := range m {
+		row := y[r*k : (r+1)*k]
+		for i, v := range row {
+			for j := i; j < k; j++ {
+				sums[i*k+j] += float64(v) * float64(row[j])
+			}
+		}
+	}
+	for i := range k {
+		for j := i; j < k; j++ {
+			products.SetSym(i, j, sums[i*k+j])
+		}
+	}
+	values, vectors := eigen(products, k)
 	for rank < k && values[rank] > 1e-11*values[0] { // float32 products: 3·10⁻⁶ of the largest singular value
 		rank++
 	}
@@ -119,26 +127,6 @@ func orthonormal(y []float32, m, k int) (basis []float32, rank int) {
 		}
 	}
 	return basis, rank
-}
-
-// gram returns the products of the columns of y.
-func gram(y []float32, m, k int) *mat.SymDense {
-	g := mat.NewSymDense(k, nil)
-	sums := make([]float64, k*k)
-	for r := range m {
-		row := y[r*k : (r+1)*k]
-		for i, v := range row {
-			for j := i; j < k; j++ {
-				sums[i*k+j] += float64(v) * float64(row[j])
-			}
-		}
-	}
-	for i := range k {
-		for j := i; j < k; j++ {
-			g.SetSym(i, j, sums[i*k+j])
-		}
-	}
-	return g
 }
 
 // eigen returns the eigenvalues, largest first, and the eigenvectors, in the opposite order.

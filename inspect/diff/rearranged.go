@@ -321,8 +321,17 @@ func (r *Rearranged) lines() (lines []string) {
 			text.Quote(r.Module), text.Plural(n, "row"), moves(r.Rows), r.consequence()))
 	}
 	if len(r.Exchanged) > 0 {
-		name := text.Quote(exchangedName(r.Exchanged))
-		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", name))
+		name, experts := r.Exchanged[0], []int{}
+		for _, m := range r.Exchanged {
+			if _, e := table.CutExpert(m); e >= 0 {
+				experts = append(experts, e)
+			}
+		}
+		if len(experts) > 1 {
+			folded, _ := table.CutExpert(name)
+			name = strings.Replace(folded, "{e}", "{"+strings.ReplaceAll(text.Ranges(experts), " ", "")+"}", 1)
+		}
+		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", text.Quote(name)))
 	}
 	return lines
 }
@@ -354,18 +363,4 @@ func (r *Rearranged) consequence() string {
 		return "the router's rows are not: tokens reach other experts"
 	}
 	return "the router's rows are others"
-}
-
-// exchangedName folds the names of experts of one layer.
-func exchangedName(modules []string) string {
-	var experts []int
-	for _, m := range modules {
-		_, e := table.CutExpert(m)
-		if e < 0 || len(modules) == 1 {
-			return m
-		}
-		experts = append(experts, e)
-	}
-	folded, _ := table.CutExpert(modules[0])
-	return strings.Replace(folded, "{e}", "{"+strings.ReplaceAll(text.Ranges(experts), " ", "")+"}", 1)
 }

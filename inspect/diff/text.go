@@ -40,26 +40,23 @@ func (f *Finding) compare(g *Finding) int {
 }
 
 // WriteText writes a line per key of the configs that differs, a line per kind of finding, the largest
-// difference first, what of that is the same weights elsewhere, a line per kind of cast, and a summary.
+// difference first, what of that is the same weights elsewhere, a line per kind of cast, and the verdict with its counts.
 func (r *Report) WriteText(w io.Writer) error {
-	_, err := io.WriteString(w, strings.Join(append(r.lines(), r.summary()), "\n")+"\n")
-	return err
-}
-
-// lines returns the lines before the summary.
-func (r *Report) lines() (lines []string) {
 	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
+	var lines, casts []string
+	meaning := 0
 	for _, d := range r.Config {
 		line := fmt.Sprintf("config.json: %s: %s, then %s", d.Key, show(d.A), show(d.B))
-		if !d.Meaning {
+		if d.Meaning {
+			meaning++
+		} else {
 			line += ": does not count as a difference"
 		}
 		lines = append(lines, line)
 	}
-	var casts []string
 	for _, g := range r.groups() {
 		if g.first.isCast() {
-			casts = append(casts, g.cast())
+			casts = append(casts, g.String())
 		} else {
 			lines = append(lines, g.String())
 		}
@@ -67,28 +64,18 @@ func (r *Report) lines() (lines []string) {
 	for _, x := range r.Rearranged {
 		lines = append(lines, x.lines()...)
 	}
-	return append(lines, casts...)
-}
-
-// summary is the last line: the verdict, and what it counts.
-func (r *Report) summary() string {
-	line := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
+	last := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
 		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
 		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape],
 		r.Counts[statusRemoved], r.Counts[statusAdded])
-	meaning := 0
-	for _, d := range r.Config {
-		if d.Meaning {
-			meaning++
-		}
-	}
 	if meaning > 0 {
-		line += "; config.json differs in " + text.Plural(meaning, "key")
+		last += "; config.json differs in " + text.Plural(meaning, "key")
 	}
 	for i, glob := range r.Include {
-		line += []string{"; compared only what matches ", ", "}[min(i, 1)] + text.Quote(glob)
+		last += []string{"; compared only what matches ", ", "}[min(i, 1)] + text.Quote(glob)
 	}
-	return line
+	_, err := io.WriteString(w, strings.Join(slices.Concat(lines, casts, []string{last}), "\n")+"\n")
+	return err
 }
 
 // maxValue is how much of a config's value a line shows.
@@ -138,35 +125,40 @@ func dtype(d *tensor.DType) string {
 	return d.String()
 }
 
-// String is the group's line: "NAME: STATUS", and what there is to say of the status.
+// String is the group's line: "NAME: STATUS", and what there is to say of the status. The name is folded, "3 of NAMES"
+// if not every named layer has every named expert in the group.
 func (g *group) String() string {
-	line := g.names() + ": " + string(g.first.Status)
-	switch g.first.Status {
-	case statusRemoved:
-		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeA, g.first.ShapeA)
-	case statusAdded:
-		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeB, g.first.ShapeB)
-	case statusShape:
-		return fmt.Sprintf("%s: %v, then %v", line, g.first.ShapeA, g.first.ShapeB)
+	f, name := &g.first, text.Quote(g.first.Name)
+	if f.isCast() {
+		if g.count > 1 {
+			name = text.Plural(g.count, "weight") + " of " + text.Plural(len(g.modules), "module")
+		}
+		line := fmt.Sprintf("%s: %s in A, %s in B, equal after the cast", name, *f.DTypeA, *f.DTypeB)
+		if f.Status == statusClose {
+			line += ", which rounds" + g.values()
+		}
+		return line
 	}
-	if *g.first.DTypeA != *g.first.DTypeB {
-		line += fmt.Sprintf(", %s then %s", *g.first.DTypeA, *g.first.DTypeB)
+	if g.count > 1 {
+		name = strings.Replace(text.Quote(g.name), "{l}", numbers(g.layers), 1)
+		name = strings.Replace(name, "{e}", numbers(g.experts), 1)
+	}
+	if g.count < max(len(g.layers), 1)*max(len(g.experts), 1) {
+		name = fmt.Sprintf("%d of %s", g.count, name)
+	}
+	line := name + ": " + string(f.Status)
+	switch f.Status {
+	case statusRemoved:
+		return fmt.Sprintf("%s: %s %v", line, *f.DTypeA, f.ShapeA)
+	case statusAdded:
+		return fmt.Sprintf("%s: %s %v", line, *f.DTypeB, f.ShapeB)
+	case statusShape:
+		return fmt.Sprintf("%s: %v, then %v", line, f.ShapeA, f.ShapeB)
+	}
+	if *f.DTypeA != *f.DTypeB {
+		line += fmt.Sprintf(", %s then %s", *f.DTypeA, *f.DTypeB)
 	}
 	return line + g.values()
-}
-
-// names returns the name of the group's weight, or of its weights, folded; "3 of NAMES" if not every named
-// layer has every named expert in the group.
-func (g *group) names() string {
-	if g.count == 1 {
-		return text.Quote(g.first.Name)
-	}
-	name := strings.Replace(text.Quote(g.name), "{l}", numbers(g.layers), 1)
-	name = strings.Replace(name, "{e}", numbers(g.experts), 1)
-	if g.count < max(len(g.layers), 1)*max(len(g.experts), 1) {
-		return fmt.Sprintf("%d of %s", g.count, name)
-	}
-	return name
 }
 
 // numbers names numbers in one word: "7", "{0-3,7}".
@@ -176,19 +168,6 @@ func numbers(set map[int]bool) string {
 		return list
 	}
 	return "{" + list + "}"
-}
-
-// cast is the line of a group of casts.
-func (g *group) cast() string {
-	what := text.Quote(g.first.Name)
-	if g.count > 1 {
-		what = text.Plural(g.count, "weight") + " of " + text.Plural(len(g.modules), "module")
-	}
-	line := fmt.Sprintf("%s: %s in A, %s in B, equal after the cast", what, *g.first.DTypeA, *g.first.DTypeB)
-	if g.first.Status == statusClose {
-		line += ", which rounds" + g.values()
-	}
-	return line
 }
 
 // values says how the values of the worst of the group differ.

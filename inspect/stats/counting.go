@@ -5,7 +5,6 @@ package stats
 // for that to pay, by their numbers.
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"sync"
@@ -25,16 +24,6 @@ type counting struct {
 	decoded  map[tensor.DType]*[halves]float32 // the number of each bit pattern
 	scratch  sync.Pool                         // of *scratch
 	counters sync.Pool                         // of *[halves]int64, all zeros
-}
-
-func newCounting(ctx context.Context, w inspect.Weights, o Options) *counting {
-	decoded := map[tensor.DType]*[halves]float32{}
-	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
-		decoded[d] = tensor.PatternValues(d)
-	}
-	return &counting{Weights: w, Reading: w.Reading(ctx), options: o, byName: map[string]*group{}, decoded: decoded,
-		scratch:  sync.Pool{New: func() any { return new(scratch) }},
-		counters: sync.Pool{New: func() any { return new([halves]int64) }}}
 }
 
 // scratch is the memory of a worker.
@@ -125,7 +114,15 @@ func (s *counting) count(g *group, w *countedWeight, i int, at, n int64) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	rows.merge(w)
+	if rows != nil { // two parts may share a row
+		if w.rows == nil {
+			w.rows = make([]float32, w.Shape[0])
+		}
+		for i, p := range rows.peaks {
+			row := &w.rows[rows.first+int64(i)]
+			*row = max(*row, p)
+		}
+	}
 	if w.err == nil {
 		w.err = err
 	}
@@ -199,7 +196,8 @@ func (s *counting) sumUp(g *group, memory *scratch) {
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
 		if counts := g.patterns[d]; counts != nil {
 			known = all.addCounts(counts, s.decoded[d], known)
-			s.giveBack(counts)
+			clear(counts[:])
+			s.counters.Put(counts)
 		}
 	}
 	memory.decoded = known
@@ -211,19 +209,14 @@ func (s *counting) sumUp(g *group, memory *scratch) {
 		g.search = newSearch(s.options.Quantiles, known, g.upper)
 	}
 	if g.upper != nil {
-		s.giveBack(g.upper)
+		clear(g.upper[:])
+		s.counters.Put(g.upper)
 	}
 	if len(g.list) == 1 && s.options.By == inspect.ByTensor {
 		g.rows = rowStats(g.list[0].rows)
 		g.list[0].rows = nil
 	}
 	g.patterns, g.parts, g.upper = nil, nil, nil
-}
-
-// giveBack keeps counters for the next group.
-func (s *counting) giveBack(counts *[halves]int64) {
-	clear(counts[:])
-	s.counters.Put(counts)
 }
 
 // findQuantiles reads the numbers again among which quantiles are.

@@ -48,7 +48,13 @@ func (r *Report) TensorFigure() page.Figure {
 	c := inspect.NewCells()
 	for _, t := range r.Tensors {
 		at := table.PlaceOf(nil, t.Name)
-		row, kind := inspect.LayerLabel(at.Layer), kindOf(at, t.Name)
+		row, kind := inspect.LayerLabel(at.Layer), strings.TrimSuffix(strings.TrimPrefix(t.Name, "model."), ".weight")
+		if at.Layer >= 0 {
+			kind = strings.TrimPrefix(kind, fmt.Sprintf("layers.%d.", at.Layer))
+		}
+		if at.Expert >= 0 { // the kind is "mlp.experts.*.up_proj"
+			kind = strings.Replace(kind, fmt.Sprintf(".experts.%d", at.Expert), ".experts.*", 1)
+		}
 		if n, known := c.Columns(kind); !known && n >= maxKinds {
 			kind = otherKinds
 		}
@@ -60,16 +66,4 @@ func (r *Report) TensorFigure() page.Figure {
 	return c.Heatmap(page.Heatmap{Title: "largest magnitude in each layer's tensors", Name: "largest magnitude",
 		Scale:   page.Log,
 		RowName: "layer", ColName: "tensor", MarkName: notFinite, Blank: true})
-}
-
-// kindOf returns what the names of like tensors in other layers and experts share: "mlp.experts.*.up_proj".
-func kindOf(at table.Place, name string) string {
-	kind := strings.TrimSuffix(strings.TrimPrefix(name, "model."), ".weight")
-	if at.Layer >= 0 {
-		kind = strings.TrimPrefix(kind, fmt.Sprintf("layers.%d.", at.Layer))
-	}
-	if at.Expert >= 0 {
-		kind = strings.Replace(kind, fmt.Sprintf(".experts.%d", at.Expert), ".experts.*", 1)
-	}
-	return kind
 }

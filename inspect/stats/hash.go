@@ -98,9 +98,20 @@ func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by inspec
 
 // hashWeight names the values of a weight.
 func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (string, error) {
-	sum := digest.New()
-	if _, ok := x.DType.Format(); !ok {
-		io.WriteString(sum, heading(x.DType, x.Shape))
+	sum, dtype := digest.New(), x.DType
+	_, isNumber := dtype.Format()
+	if isNumber {
+		if err := x.CheckScales(); err != nil {
+			return "", err
+		}
+		dtype = tensor.F32
+	}
+	fmt.Fprint(sum, dtype)
+	for _, n := range x.Shape {
+		fmt.Fprint(sum, " ", n)
+	}
+	fmt.Fprintln(sum)
+	if !isNumber {
 		for tile, err := range r.Bytes(w.Reader, x, 0, int64(x.Len())) {
 			if err != nil {
 				return "", err
@@ -109,29 +120,25 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 		}
 		return sum.Name(), nil
 	}
-	if err := x.CheckScales(); err != nil {
-		return "", err
-	}
-	io.WriteString(sum, heading(tensor.F32, x.Shape))
 	var buffer [4 * pieceElements]byte
 	for values, err := range r.Numbers(w.Reader, x, 0, int64(x.Len())) {
 		if err != nil {
 			return "", err
 		}
 		for piece := range slices.Chunk(values, pieceElements) {
-			sum.Write(canonical(&buffer, piece))
+			data := buffer[:4*len(piece)]
+			tensor.PutFloat32s(data, piece)
+			if largest := tensor.ExtremesOf(piece).Largest; largest != largest { // there are NaN
+				for i, v := range piece {
+					if v != v {
+						binary.LittleEndian.PutUint32(data[4*i:], canonicalNaN)
+					}
+				}
+			}
+			sum.Write(data)
 		}
 	}
 	return sum.Name(), nil
-}
-
-// heading begins what is hashed.
-func heading(d tensor.DType, shape []int) string {
-	line := d.String()
-	for _, n := range shape {
-		line += fmt.Sprint(" ", n)
-	}
-	return line + "\n"
 }
 
 // canonicalNaN is what every NaN is hashed as.
@@ -139,22 +146,6 @@ const canonicalNaN = 0x7fc00000
 
 // pieceElements is how many numbers are made bytes at a time: both stay in the nearest cache.
 const pieceElements = 2048
-
-// canonical writes numbers, at most a piece, as they are hashed into buffer.
-func canonical(buffer *[4 * pieceElements]byte, values []float32) []byte {
-	data := buffer[:4*len(values)]
-	largest := tensor.ExtremesOf(values).Largest
-	tensor.PutFloat32s(data, values)
-	if largest == largest {
-		return data
-	}
-	for i, v := range values {
-		if v != v {
-			binary.LittleEndian.PutUint32(data[4*i:], canonicalNaN)
-		}
-	}
-	return data
-}
 
 // modulesOf names the modules with a hash for each of their tensors, and the model if every tensor has one. all are the
 // names of the checkpoint's tensors.
@@ -177,13 +168,22 @@ func modulesOf(all []string, hashed []hashedTensor) (modules []hashedModule, mod
 	}
 	modules = []hashedModule{}
 	for _, m := range order {
-		switch sum := moduleHash(m, inside[m]); {
-		case len(inside[m]) < size[m]:
-		case m == "":
-			model = &sum
-		case size[m] == 1: // its tensor's hash says as much
-		default:
-			modules = append(modules, hashedModule{m, size[m], sum})
+		if len(inside[m]) < size[m] || m != "" && size[m] == 1 { // the hash of the only tensor says as much
+			continue
+		}
+		slices.SortFunc(inside[m], func(a, b hashedTensor) int { return strings.Compare(a.Name, b.Name) })
+		sum := digest.New()
+		for _, t := range inside[m] {
+			name := t.Name
+			if m != "" {
+				name = name[len(m)+1:]
+			}
+			fmt.Fprintf(sum, "%s %s\n", name, t.Hash)
+		}
+		if name := sum.Name(); m == "" {
+			model = &name
+		} else {
+			modules = append(modules, hashedModule{m, size[m], name})
 		}
 	}
 	return modules, model
@@ -201,20 +201,6 @@ func enclosing(name string) func(yield func(string) bool) {
 			}
 		}
 	}
-}
-
-// moduleHash names the values of the tensors of a module.
-func moduleHash(module string, tensors []hashedTensor) string {
-	slices.SortFunc(tensors, func(a, b hashedTensor) int { return strings.Compare(a.Name, b.Name) })
-	sum := digest.New()
-	for _, t := range tensors {
-		name := t.Name
-		if module != "" {
-			name = name[len(module)+1:]
-		}
-		fmt.Fprintf(sum, "%s %s\n", name, t.Hash)
-	}
-	return sum.Name()
 }
 
 // Sheet is a row per name of the level.

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 )
 
 // rowPeaks are the largest finite magnitudes of the rows that a job reads. Methods of nil do nothing.
@@ -57,20 +56,6 @@ func (r *rowPeaks) raiseAll(at int64, values []float32) {
 	}
 }
 
-// merge notes the magnitudes in the weight. Two jobs may share a row.
-func (r *rowPeaks) merge(w *countedWeight) {
-	if r == nil {
-		return
-	}
-	if w.rows == nil {
-		w.rows = make([]float32, w.Shape[0])
-	}
-	for i, p := range r.peaks {
-		row := &w.rows[r.first+int64(i)]
-		*row = max(*row, p)
-	}
-}
-
 // rowStats sums up the largest magnitudes of rows.
 func rowStats(peaks []float32) *rowSpread {
 	if len(peaks) == 0 {
@@ -88,16 +73,4 @@ func rowStats(peaks []float32) *rowSpread {
 	slices.SortStableFunc(s.Largest, func(a, b rowPeak) int { return cmp.Compare(b.AbsMax, a.AbsMax) })
 	s.Largest = slices.Clone(s.Largest[:min(len(s.Largest), maxPeaks)])
 	return s
-}
-
-// cells are the median, the number of outliers, and the largest of them.
-func (s *rowSpread) cells() []text.Cell {
-	if s == nil {
-		return []text.Cell{text.Real(nil), text.Real(nil), text.Plain("")}
-	}
-	cells := []text.Cell{text.Real(&s.Median), text.Whole(s.Outliers), text.Plain("")}
-	if len(s.Largest) > 0 {
-		cells[2] = text.Whole(s.Largest[0].Row)
-	}
-	return cells
 }

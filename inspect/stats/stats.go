@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 
 	"dsmoe/config"
 	"dsmoe/inspect"
@@ -91,7 +92,13 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	}
 	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
 		quantiles: o.Quantiles}
-	s := newCounting(ctx, w, o)
+	s := &counting{Weights: w, Reading: w.Reading(ctx), options: o, byName: map[string]*group{},
+		decoded:  map[tensor.DType]*[halves]float32{},
+		scratch:  sync.Pool{New: func() any { return new(scratch) }},
+		counters: sync.Pool{New: func() any { return new([halves]int64) }}}
+	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
+		s.decoded[d] = tensor.PatternValues(d)
+	}
 	name := grouping(w.Config, o.By)
 	for _, x := range list {
 		if group := name(x); group == "" {
@@ -184,7 +191,14 @@ func (r *Report) Sheet() *text.Sheet {
 	rows := []string{">absmax", ">median_row_absmax", ">outlier_rows", "largest_row"}
 	s := text.NewSheet(slices.Concat([]string{"tensor", "dtype", "shape"}, numbers, rows)...)
 	for _, t := range r.Tensors {
-		s.Row(text.Foreign(t.Name), t.DType, fmt.Sprint(t.Shape), r.cells(&t.Numbers), t.AbsMax, t.Rows.cells())
+		median, outliers, largest := text.Real(nil), text.Real(nil), text.Plain("")
+		if t.Rows != nil {
+			median, outliers = text.Real(&t.Rows.Median), text.Whole(t.Rows.Outliers)
+			if len(t.Rows.Largest) > 0 {
+				largest = text.Whole(t.Rows.Largest[0].Row)
+			}
+		}
+		s.Row(text.Foreign(t.Name), t.DType, fmt.Sprint(t.Shape), r.cells(&t.Numbers), t.AbsMax, median, outliers, largest)
 	}
 	return s
 }

@@ -115,15 +115,6 @@ func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueA
 	return x
 }
 
-// readShape reads a weight_shape of a selected weight.
-func (x *valueAudit) readShape(part *weights.Weight) ([]byte, error) {
-	if !x.Selection.Has(part.Owner()) {
-		return nil, nil
-	}
-	data := make([]byte, part.Bytes())
-	return data, part.ReadAt(x.Reader, data, 0)
-}
-
 // take adds a weight to those that are read.
 func (x *valueAudit) take(w *weights.Weight) {
 	if !x.Selection.Has(w.Name) {

@@ -51,7 +51,13 @@ func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.
 	}
 	a := header.Audit(c)
 	a.Add(x.findings()...)
-	a.Add(x.WrongShapes(x.readShape)...)
+	a.Add(x.WrongShapes(func(shape *weights.Weight) ([]byte, error) {
+		if !x.Selection.Has(shape.Owner()) {
+			return nil, nil
+		}
+		data := make([]byte, shape.Bytes())
+		return data, shape.ReadAt(x.Reader, data, 0)
+	})...)
 	checked, not := x.scope()
 	a.Checked, a.NotChecked = append(a.Checked, checked...), append(a.NotChecked[:len(a.NotChecked)-1], not...)
 	return a, nil
@@ -69,7 +75,18 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 				Hint:  "padding, or an expert that a conversion lost: tokens that are sent to it get nothing"}))
 		}
 	}
-	found = append(found, x.aboutHead()...)
+	differs, t := "", x.tied
+	switch a, b := x.byName[embedding], x.byName[head]; {
+	case t != nil && t.err == nil && t.different > 0:
+		differs = fmt.Sprintf("%d of %d values are not those of %s", t.different, t.b.Len(), embedding)
+	case x.isTied() && a != nil && b != nil && !slices.Equal(a.Shape, b.Shape):
+		differs = fmt.Sprintf("shape %v, but %s has %v", b.Shape, embedding, a.Shape)
+	}
+	if differs != "" {
+		found = append(found, inspect.Value.Of(problem.Problem{File: x.holders[head], Tensor: head,
+			Cause: differs + ", though tie_word_embeddings is true",
+			Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}))
+	}
 	found = append(found, x.aboutFrequencies()...)
 	for i := range x.sums {
 		p := &x.sums[i]
@@ -87,22 +104,6 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 		found = append(found, f)
 	}
 	return found
-}
-
-// aboutHead returns the finding about a stored head that differs from the embedding that it is tied to.
-func (x *valueAudit) aboutHead() []inspect.Finding {
-	differs, t := "", x.tied
-	switch a, b := x.byName[embedding], x.byName[head]; {
-	case t != nil && t.err == nil && t.different > 0:
-		differs = fmt.Sprintf("%d of %d values are not those of %s", t.different, t.b.Len(), embedding)
-	case x.isTied() && a != nil && b != nil && !slices.Equal(a.Shape, b.Shape):
-		differs = fmt.Sprintf("shape %v, but %s has %v", b.Shape, embedding, a.Shape)
-	default:
-		return nil
-	}
-	return []inspect.Finding{inspect.Value.Of(problem.Problem{File: x.holders[head], Tensor: head,
-		Cause: differs + ", though tie_word_embeddings is true",
-		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"})}
 }
 
 // aboutFrequencies returns the findings about stored inv_freq that are not the config's. Readers compute their own.
