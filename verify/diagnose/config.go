@@ -7,14 +7,77 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Mistakes in what the reference ran with: config.json, the pack's inputs, dtypes.
+// Mistakes in what the reference ran with: RoPE, heads, the pack's inputs, dtypes.
 
-func undoRopeScaling(x *Trial) string {
-	if x.Config.RoPE.RopeScaling == nil {
-		return ""
+// attentionMistakes are first seen in RoPE's tables or in attention.
+func attentionMistakes(f *Failure) []mistake {
+	list := []mistake{
+		{id: "rotary-dtype", kinds: ropeStages, undo: func(x *Trial) string {
+			if x.failed.Pack.DType == tensor.F32 {
+				return ""
+			}
+			to, flag := tensor.F32, "float32"
+			if x.Options.RotaryDType == tensor.F32 {
+				to, flag = x.failed.Pack.DType, "compute"
+			}
+			x.Options.RotaryDType = to
+			return fmt.Sprintf("the reference kept RoPE's inv_freq in %s: verify with --rotary-dtype %s", to, flag)
+		}},
+		{id: "rope-layout", kinds: attendStages, undo: func(x *Trial) string {
+			x.Config.RoPE.RopeInterleave = !x.Config.RoPE.RopeInterleave
+			if x.Config.RoPE.RopeInterleave {
+				return "the reference rotates interleaved pairs, here it is halves"
+			}
+			return "the reference rotates halves, here it is interleaved pairs"
+		}},
+		{id: "rope-scaling", kinds: ropeStages, undo: func(x *Trial) string {
+			if x.Config.RoPE.RopeScaling == nil {
+				return ""
+			}
+			x.Config.RoPE.RopeScaling = nil
+			return "the reference ran without the rope_scaling of config.json"
+		}},
+		{id: "padding-mask", kinds: attendStages, undo: func(x *Trial) string {
+			if x.In.AttentionMask == nil {
+				return ""
+			}
+			x.In.AttentionMask = nil
+			return "the reference ran without the attention_mask of the pack"
+		}},
 	}
-	x.Config.RoPE.RopeScaling = nil
-	return "the reference ran without the rope_scaling of config.json"
+	for _, mscale := range []float64{1, 0.707, 0} {
+		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, unless: "yarn-mscale", undo: func(x *Trial) string {
+			was := x.Config.RoPE.RopeScaling
+			if was == nil || was.Type != "yarn" {
+				return ""
+			}
+			scaling := *was
+			scaling.MScale, x.Config.RoPE.RopeScaling = mscale, &scaling
+			return ran("mscale_all_dim", &scaling.MScaleAllDim, mscale)
+		}})
+	}
+	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} { // that give projections of the same shapes
+		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: func(x *Trial) string {
+			a := &x.Config.Attention
+			kv := a.NumKeyValueHeads * heads / a.NumAttentionHeads
+			if a.VHeadDim > 0 || x.Config.HiddenSize%(2*heads) != 0 || kv < 1 ||
+				kv*a.NumAttentionHeads != a.NumKeyValueHeads*heads {
+				return ""
+			}
+			a.NumKeyValueHeads = kv
+			return ran("num_attention_heads", &a.NumAttentionHeads, heads)
+		}})
+	}
+	for _, s := range scalings(f.Model.Config) {
+		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, guess: true, undo: func(x *Trial) string {
+			if x.Config.RoPE.RopeScaling != nil {
+				return ""
+			}
+			x.Config.RoPE.RopeScaling = &s
+			return missingScaling(&s)
+		}})
+	}
+	return list
 }
 
 // scalings are the rope_scaling entries of YaRN to try where config.json has none: those of DeepSeek models, and the same
@@ -37,16 +100,6 @@ func scalings(c *config.Config) (list []config.RopeScaling) {
 	return list
 }
 
-func undoMissingScaling(s config.RopeScaling) func(x *Trial) string {
-	return func(x *Trial) string {
-		if x.Config.RoPE.RopeScaling != nil {
-			return ""
-		}
-		x.Config.RoPE.RopeScaling = &s
-		return missingScaling(&s)
-	}
-}
-
 // missingScaling describes a rope_scaling that config.json lacks.
 func missingScaling(s *config.RopeScaling) string {
 	what := fmt.Sprintf("%s, factor %g", s.Type, s.Factor)
@@ -55,65 +108,4 @@ func missingScaling(s *config.RopeScaling) string {
 			s.OriginalMaxPositionEmbeddings, s.MScale)
 	}
 	return "config.json has no rope_scaling, and the reference ran as with " + what
-}
-
-// undoHeads sets the number of heads to another that gives projections of the same shapes.
-func undoHeads(heads int) func(x *Trial) string {
-	return func(x *Trial) string {
-		c := &x.Config
-		was, kv := c.Attention.NumAttentionHeads, c.Attention.NumKeyValueHeads*heads/c.Attention.NumAttentionHeads
-		if c.Attention.VHeadDim > 0 || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 ||
-			kv*was != c.Attention.NumKeyValueHeads*heads {
-			return ""
-		}
-		c.Attention.NumAttentionHeads, c.Attention.NumKeyValueHeads = heads, kv
-		return fmt.Sprintf("the reference ran with num_attention_heads %d, here it is %d", heads, was)
-	}
-}
-
-func undoPaddingMask(x *Trial) string {
-	if x.In.AttentionMask == nil {
-		return ""
-	}
-	x.In.AttentionMask = nil
-	return "the reference ran without the attention_mask of the pack"
-}
-
-func undoRotaryDType(x *Trial) string {
-	if x.failed.Pack.DType == tensor.F32 {
-		return ""
-	}
-	to, flag := tensor.F32, "float32"
-	if x.Options.RotaryDType == tensor.F32 {
-		to, flag = x.failed.Pack.DType, "compute"
-	}
-	x.Options.RotaryDType = to
-	return fmt.Sprintf("the reference kept RoPE's inv_freq in %s: verify with --rotary-dtype %s", to, flag)
-}
-
-func undoLayout(x *Trial) string {
-	x.Config.RoPE.RopeInterleave = !x.Config.RoPE.RopeInterleave
-	return fmt.Sprintf("the reference rotates %s, here it is %s", layoutOf(x.Config.RoPE.RopeInterleave),
-		layoutOf(!x.Config.RoPE.RopeInterleave))
-}
-
-// layoutOf says what RoPE rotates.
-func layoutOf(interleaved bool) string {
-	if interleaved {
-		return "interleaved pairs"
-	}
-	return "halves"
-}
-
-func undoMScale(mscale float64) func(x *Trial) string {
-	return func(x *Trial) string {
-		was := x.Config.RoPE.RopeScaling
-		if was == nil || was.Type != "yarn" || was.MScaleAllDim == mscale {
-			return ""
-		}
-		scaling := *was
-		scaling.MScale, scaling.MScaleAllDim = mscale, mscale
-		x.Config.RoPE.RopeScaling = &scaling
-		return fmt.Sprintf("the reference ran with mscale_all_dim %g, here it is %g", mscale, was.MScaleAllDim)
-	}
 }

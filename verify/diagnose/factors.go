@@ -2,7 +2,6 @@ package diagnose
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -42,121 +41,102 @@ const (
 	mostAlike = 0.9
 )
 
-// factorMistakes are the factors of the failed product's or norm's weight, if it has any.
+// factorMistakes are the factors of the failed product's or norm's weight, or of the routed sum, if it has any.
 func factorMistakes(f *Failure) []mistake {
 	factors, errors := f.columnFactors()
 	if !slices.ContainsFunc(factors, func(x float64) bool { return x != 1 }) { // a limit of the user's may fail without
 		return nil
 	}
 	id, words, exact := f.describeFactors(factors, errors)
-	if f.Kind == pack.ExpertsOutput && f.Input == nil {
-		name := "down_proj.weight of all experts"
-		if !slices.Contains(factors, 1) && strings.HasSuffix(words, " times the reference's") {
-			id, name = "routed-sum-scaled", "the routed sum"
-		}
-		return []mistake{{id: id, kinds: []string{pack.ExpertsOutput}, undo: func(x *Trial) string {
-			x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
-				return &factored{a, sumOfExperts, factors, errors, !exact}
-			}
-			return name + " " + words
-		}}}
+	of, name := "", ""
+	switch {
+	case f.Kind != pack.ExpertsOutput || f.Input != nil:
+		of = f.module() + ".weight"
+		name = of
+	case !slices.Contains(factors, 1) && strings.HasSuffix(words, " times the reference's"):
+		id, name = "routed-sum-scaled", "the routed sum"
+	default:
+		name = "down_proj.weight of all experts"
 	}
-	name := f.module() + ".weight"
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &factored{a, name, factors, errors, !exact} }
-		return fmt.Sprintf("%s %s", name, words)
+		x.change(func(a bounds.Arithmetic, o *operations) { o.multiply(a, of, factors, errors, !exact) })
+		return name + " " + words
 	}}}
 }
 
-// factored is an arithmetic in which each column of what a weight gives, in a product or a norm, is multiplied by a
-// factor.
-type factored struct {
-	bounds.Arithmetic
-	name    string
-	factors []float64
-	errors  []float64 // standard deviations of the factors
-	rounded bool      // what was stored is the reference's times a number, rounded
-}
-
-// Linear implements model.Arithmetic.
-func (o *factored) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
-	y := o.Arithmetic.Linear(x, l)
-	if l.Weight.Name != o.name {
-		return y
-	}
-	return o.times(y, func(c int) func(t int) float64 {
-		if l.Weight.Scales != nil {
-			return func(int) float64 { return 0 }
-		}
-		row, _ := l.Weight.Row(c).Float32s(nil) // columnFactors leaves blocks out
-		p := bounds.PrecisionOf(l.Weight.DType)
-		return func(t int) (squares float64) {
-			for k, w := range row {
-				squares += bounds.Sq(p.Ulp(float64(w)) * float64(x.Rounded(t*len(row)+k)))
+// multiply multiplies each column of what a weight gives, in a product or a norm, or of the routed sum if no weight is
+// named, by a factor. What was stored may be the reference's times the factor, rounded.
+func (o *operations) multiply(a bounds.Arithmetic, name string, factors, errors []float64, rounded bool) {
+	// times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
+	// of the weights, each times what it was multiplied by.
+	times := func(y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
+		z, width := a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width()
+		for c, factor := range factors {
+			if factor == 1 {
+				continue
 			}
-			return squares
-		}
-	})
-}
-
-// RMSNorm implements model.Arithmetic.
-func (o *factored) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
-	y := o.Arithmetic.RMSNorm(x, weight, eps)
-	if weight.Name != o.name {
-		return y
-	}
-	ours, _ := weight.Float32s(nil)
-	p := bounds.PrecisionOf(weight.DType)
-	return o.times(y, func(c int) func(t int) float64 {
-		w := float64(ours[c])
-		return func(t int) float64 {
-			if w == 0 {
-				return 0
+			units := squares(c)
+			for t := range y.Rows() {
+				i := t*width + c
+				v, variance := float64(z.Values[i]), z.Variance(i)
+				if rounded {
+					variance += bounds.Sq(v*errors[c]/bounds.Unit) + sharedRoundings*units(t)/(12*bounds.Unit*bounds.Unit)
+				}
+				z.Set(i, v*factor, variance*bounds.Sq(factor))
 			}
-			return bounds.Sq(p.Ulp(w) / w * float64(y.Values[t*y.Width()+c]))
 		}
-	})
-}
-
-// sumOfExperts is the routed sum, as the name of what gives it.
-const sumOfExperts = pack.ExpertsOutput
-
-// Combine implements model.Arithmetic.
-func (o *factored) Combine(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value {
-	y := o.Arithmetic.Combine(weight, parts, order)
-	if o.name != sumOfExperts {
-		return y
+		return z
 	}
-	return o.times(y, func(int) func(t int) float64 { // of weights in BF16
-		return func(t int) float64 {
-			size := 0.0
-			for _, v := range y.Row(t) {
-				size += bounds.Sq(float64(v)) / float64(y.Width())
-			}
-			return size * bounds.Sq(bounds.PrecisionOf(tensor.BF16).Ulp(1))
+	if name == "" {
+		o.combine = func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value {
+			y := a.Combine(weight, parts, order)
+			return times(y, func(int) func(t int) float64 { // of weights in BF16
+				return func(t int) (size float64) {
+					for _, v := range y.Row(t) {
+						size += bounds.Sq(float64(v)) / float64(y.Width())
+					}
+					return size * bounds.Sq(bounds.PrecisionOf(tensor.BF16).Ulp(1))
+				}
+			})
 		}
-	})
-}
-
-// times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
-// of the weights, each times what it was multiplied by.
-func (o *factored) times(y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
-	z, width := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width()
-	for c, factor := range o.factors {
-		if factor == 1 {
-			continue
-		}
-		units := squares(c)
-		for t := range y.Rows() {
-			i := t*width + c
-			v, variance := float64(z.Values[i]), z.Variance(i)
-			if o.rounded {
-				variance += bounds.Sq(v*o.errors[c]/bounds.Unit) + sharedRoundings*units(t)/(12*bounds.Unit*bounds.Unit)
-			}
-			z.Set(i, v*factor, variance*bounds.Sq(factor))
-		}
+		return
 	}
-	return z
+	o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
+		y := a.Linear(x, l)
+		if l.Weight.Name != name {
+			return y
+		}
+		return times(y, func(c int) func(t int) float64 {
+			if l.Weight.Scales != nil {
+				return func(int) float64 { return 0 }
+			}
+			row, _ := l.Weight.Row(c).Float32s(nil) // columnFactors leaves blocks out
+			p := bounds.PrecisionOf(l.Weight.DType)
+			return func(t int) (squares float64) {
+				for k, w := range row {
+					squares += bounds.Sq(p.Ulp(float64(w)) * float64(x.Rounded(t*len(row)+k)))
+				}
+				return squares
+			}
+		})
+	}
+	o.rmsNorm = func(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
+		y := a.RMSNorm(x, weight, eps)
+		if weight.Name != name {
+			return y
+		}
+		ours, _ := weight.Float32s(nil)
+		p := bounds.PrecisionOf(weight.DType)
+		return times(y, func(c int) func(t int) float64 {
+			return func(t int) float64 {
+				w := float64(ours[c])
+				if w == 0 {
+					return 0
+				}
+				return bounds.Sq(p.Ulp(w) / w * float64(y.Values[t*y.Width()+c]))
+			}
+		})
+	}
 }
 
 // columnFactors returns by which factor each column of the golden is ours, and its standard deviation; nil if a column
@@ -300,7 +280,8 @@ func (f *Failure) describeFactors(factors, errors []float64) (id, words string, 
 		if factor != 1 {
 			changed = append(changed, c)
 			same = same && areAlike(factors, errors, c, changed[0], math.Inf(1))
-			exact = exact && isPowerOfTwo(factor)
+			e := math.Log2(factor) // nothing is rounded with a power of two
+			exact = exact && math.Abs(e-math.Round(e)) < 1e-5
 		}
 	}
 	first := changed[0]
@@ -346,12 +327,6 @@ func areAlike(factors, errors []float64, a, b int, by float64) bool {
 // ranges lists rows, a few of them if they are many.
 func ranges(rows []int) string {
 	return text.Some(strings.Split(text.Ranges(rows), ", "), 4, ", ")
-}
-
-// isPowerOfTwo reports whether x is a power of two, as near as it can be told.
-func isPowerOfTwo(x float64) bool {
-	e := math.Log2(math.Abs(x))
-	return x > 0 && math.Abs(e-math.Round(e)) < 1e-5
 }
 
 // commonBlock returns how many rows, one behind the other, have the same factor everywhere: a power of two; 1 if there
@@ -444,62 +419,4 @@ func (f *Failure) numbers(name string) ([]float32, error) {
 		return nil, err
 	}
 	return t.Float32s(nil)
-}
-
-// biasMistakes are what router biases may be instead of ours, where experts are chosen otherwise. The choices tell no
-// more than that they are the reference's with these.
-func biasMistakes(f *Failure) (list []mistake) {
-	if f.Kind != pack.TopKIdx || f.Layer < 0 {
-		return nil
-	}
-	try := func(words string, of func(v float32) float32) {
-		list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
-			bias := &x.layer.MoE.Gate.EScoreCorrectionBias
-			values, err := bias.Float32s(nil)
-			if bias.Name == "" || err != nil {
-				return ""
-			}
-			bias.Tensor = vectorOf(values, func(_ int, v float32) float32 { return of(v) })
-			return fmt.Sprintf("the reference chose experts as "+words, bias.Name)
-		}})
-	}
-	try("without %s", func(float32) float32 { return 0 })
-	try("with the other sign of %s", func(v float32) float32 { return -v })
-	try("with half of %s", func(v float32) float32 { return v / 2 })
-	try("with twice %s", func(v float32) float32 { return 2 * v })
-	try("with %s rounded to BF16", func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
-	list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
-		bias := &x.layer.MoE.Gate.EScoreCorrectionBias
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasInBF16{a} }
-		if bias.Name == "" {
-			return ""
-		}
-		return fmt.Sprintf("the reference chose experts as with %s added to the scores in BF16", bias.Name)
-	}})
-	for l := range f.Model.Model.Layers {
-		list = append(list, mistake{id: "router-bias", kinds: []string{pack.TopKIdx}, undo: func(x *Trial) string {
-			other := f.Model.Model.Layers[l].MoE
-			if l == f.Layer || !slices.Contains(f.Layers, l) || other == nil {
-				return ""
-			}
-			gate := &x.layer.MoE.Gate
-			from := other.Gate.EScoreCorrectionBias
-			if from.Name == "" || gate.EScoreCorrectionBias.Name == "" {
-				return ""
-			}
-			gate.EScoreCorrectionBias.Tensor = from.Tensor
-			return fmt.Sprintf("the reference chose experts as with %s in the place of %s", from.Name,
-				gate.EScoreCorrectionBias.Name)
-		}})
-	}
-	return list
-}
-
-// vectorOf is a float32 vector of changed numbers.
-func vectorOf(values []float32, of func(i int, v float32) float32) tensor.Tensor {
-	var data []byte
-	for i, v := range values {
-		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(of(i, v)))
-	}
-	return tensor.Tensor{DType: tensor.F32, Shape: []int{len(values)}, Data: data}
 }

@@ -106,9 +106,11 @@ func (f *Failure) notFiniteWeights() ([]report.Cause, error) {
 func (f *Failure) overflows() (causes []report.Cause) {
 	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !tensor.IsFinite(v) }) }
 	if i := find(f.Got.Values); i >= 0 {
+		width := f.Got.Width()
+		at := report.Unflatten(f.Rows[i/width]*width+i%width, f.Shape)
 		causes = append(causes, report.Cause{ID: "overflow",
 			Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType,
-				report.Number(f.Got.Values[i]), f.place(i))})
+				report.Number(f.Got.Values[i]), at)})
 	}
 	masked := func(v float32) bool { return pack.Parse(f.Kind).OfIndexer() != "" && bounds.Hidden(v) }
 	scores := slices.DeleteFunc(slices.Clone(f.Scores), masked)
@@ -192,12 +194,6 @@ func FirstNotFinite(w tensor.Tensor) (int, float32) {
 		}
 	}
 	return -1, 0
-}
-
-// place is where in the stage element i of got is.
-func (f *Failure) place(i int) []int {
-	width := f.Got.Width()
-	return report.Unflatten(f.Rows[i/width]*width+i%width, f.Shape)
 }
 
 // Trial is the model with a mistake undone: a copy of the parts that one may touch,
@@ -295,27 +291,29 @@ func (f *Failure) loaded(name string) *model.Weight {
 	return nil
 }
 
+// change has a trial compute some operations otherwise: of sets functions of o, the operations of the arithmetic a.
+func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
+	before := x.Around
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		a = before(a)
+		o := operationsOf(a)
+		of(a, o)
+		return o
+	}
+}
+
 // changeProduct has a trial change the product with a weight: change gets what was multiplied, and a copy of the product.
 func (x *Trial) changeProduct(name string, change func(in, y *bounds.Value)) {
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &changedProduct{a, name, change} }
-}
-
-// changedProduct is an arithmetic in which the product with a weight is changed.
-type changedProduct struct {
-	bounds.Arithmetic
-	name   string
-	change func(in, y *bounds.Value)
-}
-
-// Linear implements model.Arithmetic.
-func (o *changedProduct) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
-	y := o.Arithmetic.Linear(x, l)
-	if l.Weight.Name != o.name {
-		return y
-	}
-	z := o.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
-	o.change(x, z)
-	return z
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
+			y := a.Linear(x, l)
+			if l.Weight.Name == name {
+				y = a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
+				change(x, y)
+			}
+			return y
+		}
+	})
 }
 
 // distinctRows is the number of rows of the failed stage that are not alike.
@@ -333,21 +331,6 @@ func indices(n int) []int {
 		list[i] = i
 	}
 	return list
-}
-
-// mistake is one known way to get a conversion or a config wrong: its name, the
-// stages at which it can be the first divergence, and how to undo it in a trial.
-// undo returns what to tell the user, "" if the mistake cannot be there.
-type mistake struct {
-	id    string
-	kinds []string
-	undo  func(x *Trial) string
-
-	experts bool   // it gives routed experts other weights and changes nothing else
-	unless  string // id of a mistake that is more than this one: not tried if that was found
-	guess   bool   // one of many values: not tried if any cause was found
-
-	more func(ctx context.Context) (string, error) // what a run of the layer tells beside; may be nil
 }
 
 // token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.

@@ -18,129 +18,139 @@ import (
 
 // Mistakes of the gate: its weights, groups and auxiliary loss, and the order of its rows.
 
-func undoNormTopK(x *Trial) string {
-	x.Config.Router.NormTopKProb = !x.Config.Router.NormTopKProb
-	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.Config.Router.NormTopKProb,
-		!x.Config.Router.NormTopKProb)
-}
-
-func undoGroups(x *Trial) string {
-	if !x.Config.LimitsGroups() || x.Config.Router.TopKGroup >= x.Config.Router.NGroup {
-		return ""
+// gateMistakes are first seen in a choice of experts, in their weights or in the auxiliary loss.
+func gateMistakes(f *Failure) []mistake {
+	choice, weight, loss := []string{pack.TopKIdx}, []string{pack.TopKWeight}, []string{pack.AuxLoss}
+	list := []mistake{
+		{id: "experts-per-token", kinds: choice, undo: func(x *Trial) string {
+			n := x.failed.goldenWidth()
+			if n == 0 || n > x.Config.MoE.NRoutedExperts {
+				return ""
+			}
+			return ran("num_experts_per_tok", &x.Config.MoE.NumExpertsPerTok, n)
+		}},
+		{id: "group-mask", kinds: choice, undo: func(x *Trial) string {
+			r := &x.Config.Router
+			if !hasGroups(&x.Config) {
+				return ""
+			}
+			was := r.NGroup
+			r.NGroup, r.TopKGroup = 1, 1
+			return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
+		}},
+		{id: "norm-topk", kinds: weight, undo: func(x *Trial) string {
+			return ran("norm_topk_prob", &x.Config.Router.NormTopKProb, !x.Config.Router.NormTopKProb)
+		}},
+		{id: "reference", kinds: []string{pack.TopKWeight, pack.ExpertsOutput}, undo: func(x *Trial) string {
+			other := config.Remote
+			if x.Config.Reference == config.Remote {
+				other = config.Native
+			}
+			c, err := x.Config.As(other)
+			if err != nil {
+				return ""
+			}
+			x.Config = *c
+			return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
+		}},
+		{id: "routed-scale", kinds: weight, undo: func(x *Trial) string {
+			scale := x.failed.scaled(x.Config.Router.RoutedScalingFactor)
+			if !(scale > 0) {
+				return ""
+			}
+			return ran("routed_scaling_factor", &x.Config.Router.RoutedScalingFactor, scale)
+		}},
+		{id: "bias-leak", kinds: weight, undo: undoBiasLeak},
+		{id: "aux-loss-form", kinds: loss, undo: func(x *Trial) string {
+			return ran("seq_aux", &x.Config.Router.SeqAux, !x.Config.Router.SeqAux)
+		}},
+		{id: "aux-loss-counts", kinds: loss, undo: func(x *Trial) string {
+			tokens := x.In.Seq
+			if !x.Config.Router.SeqAux {
+				tokens *= x.In.Batch
+			}
+			x.Config.Router.AuxLossAlpha *= float64(tokens*x.Config.MoE.NumExpertsPerTok) / float64(x.Config.MoE.NRoutedExperts)
+			return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
+		}},
+		{id: "aux-loss-alpha", kinds: loss, undo: func(x *Trial) string {
+			return ran("aux_loss_alpha", &x.Config.Router.AuxLossAlpha, x.failed.scaled(x.Config.Router.AuxLossAlpha))
+		}},
 	}
-	was := x.Config.Router.NGroup
-	x.Config.Router.NGroup, x.Config.Router.TopKGroup = 1, 1
-	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
-}
-
-// undoExpertsPerTok takes num_experts_per_tok from the golden.
-func undoExpertsPerTok(x *Trial) string {
-	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.MoE.NumExpertsPerTok
-	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.Config.MoE.NRoutedExperts {
-		return ""
+	for n := 1; n < f.Model.Config.Router.NGroup; n++ { // of all groups: no limit
+		list = append(list, mistake{id: "topk-group", kinds: choice, undo: func(x *Trial) string {
+			r, moe := &x.Config.Router, x.Config.MoE
+			if !x.Config.LimitsGroups() || n*(moe.NRoutedExperts/r.NGroup) < moe.NumExpertsPerTok {
+				return ""
+			}
+			return ran("topk_group", &r.TopKGroup, n)
+		}})
 	}
-	x.Config.MoE.NumExpertsPerTok = shape[len(shape)-1]
-	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.Config.MoE.NumExpertsPerTok, was)
-}
-
-// undoNoGroups puts the experts into groups, where the config knows none.
-func undoNoGroups(n, chosen int) func(x *Trial) string {
-	return func(x *Trial) string {
-		c := &x.Config
-		if c.LimitsGroups() && c.Router.TopKGroup < c.Router.NGroup || c.MoE.NRoutedExperts%n != 0 ||
-			c.MoE.NRoutedExperts/n < 2 ||
-			chosen*(c.MoE.NRoutedExperts/n) < c.MoE.NumExpertsPerTok || c.Router.TopKMethod == "" {
-			return ""
+	for n := 1; n <= f.Model.Config.MoE.NRoutedExperts; n++ {
+		list = append(list, mistake{id: "group-count", kinds: choice, undo: func(x *Trial) string {
+			r := &x.Config.Router
+			if !hasGroups(&x.Config) || n <= r.TopKGroup || !holds(&x.Config, n, r.TopKGroup) {
+				return ""
+			}
+			return ran("n_group", &r.NGroup, n)
+		}})
+	}
+	for n := 2; n <= 16; n++ {
+		for chosen := 1; chosen < n; chosen++ {
+			list = append(list, mistake{id: "group-mask", kinds: choice, undo: func(x *Trial) string {
+				r := &x.Config.Router
+				if hasGroups(&x.Config) || !holds(&x.Config, n, chosen) || r.TopKMethod == "" {
+					return ""
+				}
+				r.NGroup, r.TopKGroup = n, chosen
+				if r.TopKMethod == "greedy" {
+					r.TopKMethod = "group_limited_greedy"
+				}
+				return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts", chosen, n)
+			}})
 		}
-		c.Router.NGroup, c.Router.TopKGroup = n, chosen
-		if c.Router.TopKMethod == "greedy" {
-			c.Router.TopKMethod = "group_limited_greedy"
-		}
-		return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts", chosen, n)
 	}
+	return list
 }
 
-// undoTopKGroup sets the number of groups that a token may choose from.
-func undoTopKGroup(n int) func(x *Trial) string {
-	return func(x *Trial) string {
-		was := x.Config.Router.TopKGroup
-		if !x.Config.LimitsGroups() || n == was ||
-			n*(x.Config.MoE.NRoutedExperts/x.Config.Router.NGroup) < x.Config.MoE.NumExpertsPerTok ||
-			n == x.Config.Router.NGroup {
-			return "" // all groups: no limit
-		}
-		x.Config.Router.TopKGroup = n
-		return fmt.Sprintf("the reference ran with topk_group %d, here it is %d", n, was)
-	}
+// hasGroups reports whether tokens choose from some of several groups of experts.
+func hasGroups(c *config.Config) bool {
+	return c.LimitsGroups() && c.Router.TopKGroup < c.Router.NGroup
 }
 
-// undoNGroup sets the number of groups that the experts are in.
-func undoNGroup(n int) func(x *Trial) string {
-	return func(x *Trial) string {
-		c := &x.Config
-		was := c.Router.NGroup
-		if !c.LimitsGroups() || c.Router.TopKGroup >= was || n == was || n <= c.Router.TopKGroup ||
-			c.MoE.NRoutedExperts%n != 0 ||
-			c.MoE.NRoutedExperts/n < 2 || c.Router.TopKGroup*(c.MoE.NRoutedExperts/n) < c.MoE.NumExpertsPerTok {
-			return ""
-		}
-		c.Router.NGroup = n
-		return fmt.Sprintf("the reference ran with n_group %d, here it is %d", n, was)
-	}
+// holds reports whether the experts may be in n groups, of which those chosen hold enough experts for a token.
+func holds(c *config.Config, n, chosen int) bool {
+	experts := c.MoE.NRoutedExperts
+	return experts%n == 0 && experts/n >= 2 && chosen*(experts/n) >= c.MoE.NumExpertsPerTok
 }
 
-func undoReference(x *Trial) string {
-	other := config.Remote
-	if x.Config.Reference == config.Remote {
-		other = config.Native
+// goldenWidth is the last dimension of the failed stage's golden; 0 of a golden without one.
+func (f *Failure) goldenWidth() int {
+	shape := f.Pack.Manifest.Tensors[f.Name].Shape
+	if len(shape) == 0 {
+		return 0
 	}
-	c, err := x.Config.As(other)
-	if err != nil {
-		return ""
-	}
-	x.Config = *c
-	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
+	return shape[len(shape)-1]
 }
 
-// undoScale takes routed_scaling_factor from the golden.
-func undoScale(x *Trial) string {
-	was := x.Config.Router.RoutedScalingFactor
-	scale := x.failed.scaled(was)
-	x.Config.Router.RoutedScalingFactor = scale
-	if !(scale > 0) || scale == was {
-		return ""
-	}
-	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was)
-}
-
-// undoBiasLeak takes the weights from what the experts are chosen by.
+// undoBiasLeak takes the experts' weights from the scores with the bias, which they are chosen by.
 func undoBiasLeak(x *Trial) string {
 	if x.layer.MoE.Gate.EScoreCorrectionBias.Name == "" {
 		return ""
 	}
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasLeak[*bounds.Value]{Arithmetic: a} }
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		var scores, biased *bounds.Value
+		o.addBias = func(of *bounds.Value, bias *model.Weight) *bounds.Value {
+			scores, biased = of, a.AddBias(of, bias)
+			return biased
+		}
+		o.move = func(m *model.Move, operands ...*bounds.Value) *bounds.Value {
+			if operands[0] == scores {
+				operands = []*bounds.Value{biased}
+			}
+			return a.Move(m, operands...)
+		}
+	})
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
-}
-
-// biasLeak is an arithmetic with a mistake: the top-k weights are taken from the scores
-// with e_score_correction_bias.
-type biasLeak[V comparable] struct {
-	model.Arithmetic[V]
-	scores, biased V
-}
-
-// AddBias remembers what the scores become with the bias.
-func (b *biasLeak[V]) AddBias(scores V, bias *model.Weight) V {
-	b.scores, b.biased = scores, b.Arithmetic.AddBias(scores, bias)
-	return b.biased
-}
-
-// Move takes from the biased scores what is taken from the scores.
-func (b *biasLeak[V]) Move(m *model.Move, operands ...V) V {
-	if operands[0] == b.scores {
-		operands = []V{b.biased}
-	}
-	return b.Arithmetic.Move(m, operands...)
 }
 
 // scaled returns the factor that the failed stage is multiplied by, had it been such that the stage is the golden: a
@@ -158,28 +168,6 @@ func (f *Failure) scaled(factor float64) float64 {
 		}
 	}
 	return written(solved, 3)
-}
-
-func undoSeqAux(x *Trial) string {
-	x.Config.Router.SeqAux = !x.Config.Router.SeqAux
-	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.Config.Router.SeqAux, !x.Config.Router.SeqAux)
-}
-
-// undoCounts leaves the division of the experts' counts by their fair share out.
-func undoCounts(x *Trial) string {
-	tokens := x.In.Seq
-	if !x.Config.Router.SeqAux {
-		tokens *= x.In.Batch
-	}
-	x.Config.Router.AuxLossAlpha *= float64(tokens*x.Config.MoE.NumExpertsPerTok) / float64(x.Config.MoE.NRoutedExperts)
-	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
-}
-
-// undoAlpha takes aux_loss_alpha from the golden.
-func undoAlpha(x *Trial) string {
-	was := x.Config.Router.AuxLossAlpha
-	x.Config.Router.AuxLossAlpha = x.failed.scaled(was)
-	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.Config.Router.AuxLossAlpha, was)
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.

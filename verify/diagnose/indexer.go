@@ -15,24 +15,64 @@ import (
 
 // Mistakes of indexers, and of the norm that their queries come from.
 
-// indexerMistakes are first seen in stages of an indexer.
+// indexerMistakes are first seen in stages of an indexer, or of a norm inside latent attention.
 func indexerMistakes(f *Failure) []mistake {
-	scores, first := []string{pack.IndexerScores, pack.EntriesScores}, []string{pack.InIndexer(table.WQB)}
+	scores := []string{pack.IndexerScores, pack.EntriesScores}
 	list := []mistake{
 		{id: "indexer-norm-bias", kinds: []string{pack.InIndexer(table.KNorm)}, undo: undoNormBias},
-		{id: "indexer-rope-layout", kinds: []string{pack.IndexerQueries},
-			undo: undoIndexerLayout},
-		{id: "indexer-relu", kinds: scores, undo: undoReLU},
-		{id: "indexer-head-scale", kinds: scores, undo: undoHeadScale},
-		{id: "index-topk", kinds: []string{pack.IndexerTopK, pack.EntriesTopK}, undo: undoIndexTopK},
+		{id: "indexer-rope-layout", kinds: []string{pack.IndexerQueries}, undo: func(x *Trial) string {
+			if !x.Config.HasIndexer() || x.Config.Windowed() {
+				return ""
+			}
+			x.Config = *x.Config.WithRules(func(r *config.Rules) { r.RoPE.IndexerInterleaves = !r.RoPE.IndexerInterleaves })
+			theirs, ours := "interleaved pairs, as GLM-5 does", "halves, as DeepSeek-V3.2 does"
+			if !x.Config.Rules().RoPE.IndexerInterleaves {
+				theirs, ours = ours, theirs
+			}
+			return fmt.Sprintf("the reference's indexer rotates %s, here %s", theirs, ours)
+		}},
+		{id: "indexer-relu", kinds: scores, undo: func(x *Trial) string {
+			if !x.Config.HasIndexer() {
+				return ""
+			}
+			x.change(func(a bounds.Arithmetic, o *operations) { o.relu = func(x *bounds.Value) *bounds.Value { return x } })
+			return "the reference added the heads' scores without ReLU"
+		}},
+		{id: "indexer-head-scale", kinds: scores, undo: func(x *Trial) string {
+			if !x.Config.HasIndexer() || x.Config.Indexer.IndexNHeads == 1 {
+				return ""
+			}
+			by := float32(math.Sqrt(float64(x.Config.Indexer.IndexNHeads)))
+			x.change(func(a bounds.Arithmetic, o *operations) {
+				o.indexScores = func(weights, s *bounds.Value, first int, mask *model.Mask) *bounds.Value {
+					return a.IndexScores(a.Scale(weights, by), s, first, mask)
+				}
+			})
+			return "the reference left the factor 1/√index_n_heads of the heads' weights out"
+		}},
+		{id: "index-topk", kinds: []string{pack.IndexerTopK, pack.EntriesTopK}, undo: func(x *Trial) string {
+			n := x.failed.goldenWidth()
+			if n == 0 {
+				return ""
+			}
+			return ran("index_topk", &x.Config.Indexer.IndexTopK, n)
+		}},
 	}
 	for _, of := range [][2]bool{{true, true}, {true, false}, {false, true}} {
 		list = append(list, mistake{id: "latent-eps", unless: "latent-eps", undo: undoLatentEps(of[0], of[1]),
 			kinds: []string{pack.InAttention(table.QALayernorm), pack.InAttention(table.KVALayernorm)}})
 	}
-	for l := range f.Model.Model.Layers {
-		list = append(list, mistake{id: "indexer-layer", kinds: first, unless: "layers-exchanged",
-			undo: undoIndexer(l)})
+	for l, d := range f.Model.Model.Layers {
+		list = append(list, mistake{id: "indexer-layer", kinds: []string{pack.InIndexer(table.WQB)}, unless: "layers-exchanged",
+			undo: func(x *Trial) string {
+				if x.layer == nil || x.layer.Indexer == nil || l == f.Layer || !slices.Contains(f.Layers, l) ||
+					d.Indexer == nil {
+					return ""
+				}
+				x.layer.Indexer = d.Indexer
+				return fmt.Sprintf("the indexer of model.layers.%d is not its own: with that of model.layers.%d it is right",
+					f.Layer, l)
+			}})
 	}
 	return list
 }
@@ -92,87 +132,4 @@ func (f *Failure) columnOffset(c int) float64 {
 		return sum / float64(f.Got.Rows())
 	}
 	return (least + most) / 2
-}
-
-// undoIndexerLayout gives the indexer the other layout of RoPE.
-func undoIndexerLayout(x *Trial) string {
-	if !x.Config.HasIndexer() || x.Config.Windowed() {
-		return ""
-	}
-	x.Config = *x.Config.WithRules(func(r *config.Rules) { r.RoPE.IndexerInterleaves = !r.RoPE.IndexerInterleaves })
-	theirs, ours := "interleaved pairs, as GLM-5 does", "halves, as DeepSeek-V3.2 does"
-	if !x.Config.Rules().RoPE.IndexerInterleaves {
-		theirs, ours = ours, theirs
-	}
-	return fmt.Sprintf("the reference's indexer rotates %s, here %s", theirs, ours)
-}
-
-// undoReLU leaves ReLU out.
-func undoReLU(x *Trial) string {
-	if !x.Config.HasIndexer() {
-		return ""
-	}
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
-		return &otherIndexer{Arithmetic: a, scale: 1, signed: true}
-	}
-	return "the reference added the heads' scores without ReLU"
-}
-
-// undoHeadScale leaves the scale of the heads' weights out.
-func undoHeadScale(x *Trial) string {
-	if !x.Config.HasIndexer() {
-		return ""
-	}
-	heads := math.Sqrt(float64(x.Config.Indexer.IndexNHeads))
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
-		return &otherIndexer{Arithmetic: a, scale: float32(heads)}
-	}
-	return "the reference left the factor 1/√index_n_heads of the heads' weights out"
-}
-
-// otherIndexer is an arithmetic with a mistake in the indexer.
-type otherIndexer struct {
-	bounds.Arithmetic
-	scale  float32 // of the heads' weights
-	signed bool    // without ReLU
-}
-
-// ReLU implements model.Arithmetic.
-func (o *otherIndexer) ReLU(x *bounds.Value) *bounds.Value {
-	if o.signed {
-		return x
-	}
-	return o.Arithmetic.ReLU(x)
-}
-
-// IndexScores implements model.Arithmetic.
-func (o *otherIndexer) IndexScores(weights, s *bounds.Value, first int, mask *model.Mask) *bounds.Value {
-	if o.scale != 1 {
-		weights = o.Scale(weights, o.scale)
-	}
-	return o.Arithmetic.IndexScores(weights, s, first, mask)
-}
-
-// undoIndexTopK takes index_topk from the golden's choices.
-func undoIndexTopK(x *Trial) string {
-	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.Indexer.IndexTopK
-	if len(shape) == 0 || shape[len(shape)-1] == was {
-		return ""
-	}
-	x.Config.Indexer.IndexTopK = shape[len(shape)-1]
-	return fmt.Sprintf("the reference ran with index_topk %d, here it is %d", x.Config.Indexer.IndexTopK, was)
-}
-
-// undoIndexer puts another layer's indexer in the place of the layer's.
-func undoIndexer(other int) func(x *Trial) string {
-	return func(x *Trial) string {
-		f := x.failed
-		if x.layer == nil || x.layer.Indexer == nil || other == f.Layer || !slices.Contains(f.Layers, other) ||
-			f.Model.Model.Layers[other].Indexer == nil {
-			return ""
-		}
-		x.layer.Indexer = f.Model.Model.Layers[other].Indexer
-		return fmt.Sprintf("the indexer of model.layers.%d is not its own: with that of model.layers.%d it is right", f.Layer,
-			other)
-	}
 }

@@ -196,11 +196,7 @@ func mlpMistakes(f *Failure) []mistake {
 	joint.undo = func(x *Trial) string {
 		var said []string
 		for _, list := range lists {
-			before := x.Around
-			x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return a }
 			said = append(said, list[0].undo(x))
-			own := x.Around
-			x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return own(before(a)) }
 		}
 		return strings.Join(said, "; ")
 	}
@@ -525,13 +521,6 @@ func fusedMistakes(f *Failure) (list []mistake) {
 	return list
 }
 
-func dataOf(m *model.DeepseekMLP) (of mlpData) {
-	for i, w := range []*model.Weight{&m.GateProj.Weight, &m.UpProj.Weight, &m.DownProj.Weight} {
-		of.codes[i], of.scales[i] = unsafe.SliceData(w.Data), unsafe.SliceData(w.Scales)
-	}
-	return of
-}
-
 // wrongToken is the first token that is wrong in a failed routed sum; nil if there is none.
 func (f *Failure) wrongToken() *token {
 	row := slices.Index(f.Beyond, true)
@@ -565,7 +554,10 @@ func (f *Failure) nearSum(x *Trial) bool {
 	sum := make([]float64, n)
 	for i, e := range w.experts {
 		m := &x.layer.MoE.Experts[e]
-		of := dataOf(m)
+		var of mlpData
+		for i, w := range []*model.Weight{&m.GateProj.Weight, &m.UpProj.Weight, &m.DownProj.Weight} {
+			of.codes[i], of.scales[i] = unsafe.SliceData(w.Data), unsafe.SliceData(w.Scales)
+		}
 		if w.outputs[of] == nil {
 			hidden := f.hidden(plain, plain.Linear(w.x, &m.GateProj), plain.Linear(w.x, &m.UpProj))
 			w.outputs[of] = slices.Clone(plain.Linear(hidden, &m.DownProj).Values)

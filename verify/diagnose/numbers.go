@@ -112,10 +112,15 @@ func (f *Failure) shownNumbers() (list []number) {
 	if !slices.Contains(rotationStages, f.kind()) {
 		return list
 	}
+	attentionFails := slices.ContainsFunc(f.Checks, func(c report.Check) bool {
+		return c.Verdict == report.Fail && strings.HasPrefix(c.Stage().Within, "self_attn.")
+	})
 	compressed := strings.Contains(f.Kind, "compress") || c.Windowed() && f.Layer >= 0 && c.CompressRate(f.Layer) > 0
 	for _, n := range config.RotationNumbers(c, compressed) {
 		around := powers(n.Value(c)/32, 2, 11)
-		if pack.Parse(f.Name).IsTable() && f.scalesScores(n) != f.failsInAttention() {
+		s := c.RoPE.RopeScaling // some numbers of YaRN change the scale of scores, beside RoPE's tables
+		scales := s != nil && s.MScaleAllDim != 0 && (n.Key == "rope_scaling.factor" || n.Key == "rope_scaling.mscale_all_dim")
+		if pack.Parse(f.Name).IsTable() && scales != attentionFails {
 			continue
 		}
 		switch n.Key {
@@ -140,20 +145,6 @@ func (f *Failure) shownNumbers() (list []number) {
 		}
 	}
 	return list
-}
-
-// scalesScores reports whether a number of YaRN changes the scale of scores, beside RoPE's tables.
-func (f *Failure) scalesScores(n config.Number) bool {
-	s := f.Model.Config.RoPE.RopeScaling
-	return s != nil && s.MScaleAllDim != 0 && (n.Key == "rope_scaling.factor" || n.Key == "rope_scaling.mscale_all_dim")
-}
-
-// failsInAttention reports whether a stage of attention failed.
-func (f *Failure) failsInAttention() bool {
-	return slices.ContainsFunc(f.Checks, func(c report.Check) bool {
-		kind := c.Stage().Within
-		return c.Verdict == report.Fail && strings.HasPrefix(kind, "self_attn.")
-	})
 }
 
 // usual are values that most configs have.

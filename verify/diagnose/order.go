@@ -36,16 +36,18 @@ func orderMistakes(f *Failure) []mistake {
 // orderProduct has a trial take the columns of the product with a weight in another order or, of inputs, the columns of the
 // weight.
 func (x *Trial) orderProduct(name string, inputs bool, order []int) {
-	x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
-		ordered := func(x *bounds.Value) *bounds.Value { return a.Move(model.OrderColumns(x.Shape, order), x) }
-		switch {
-		case l.Weight.Name != name:
-			return a.Linear(x, l)
-		case inputs:
-			return a.Linear(ordered(x), l)
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
+			ordered := func(x *bounds.Value) *bounds.Value { return a.Move(model.OrderColumns(x.Shape, order), x) }
+			switch {
+			case l.Weight.Name != name:
+				return a.Linear(x, l)
+			case inputs:
+				return a.Linear(ordered(x), l)
+			}
+			return ordered(a.Linear(x, l))
 		}
-		return ordered(a.Linear(x, l))
-	}})
+	})
 }
 
 // kind is the kind of the failed stage, with * for an expert's number.

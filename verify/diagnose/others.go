@@ -18,45 +18,42 @@ func otherMistakes(f *Failure) (list []mistake) {
 	if !f.isProduct() || !bounds.AllFinite(f.Want) {
 		return nil
 	}
-	name, kinds := f.module()+".weight", []string{f.kind()}
+	name := f.module() + ".weight"
 	of := f.Set.Find(name)
 	if of == nil { // a head that is the embedding
 		return nil
+	}
+	add := func(undo func(x *Trial) string) {
+		list = append(list, mistake{id: "other-weight", kinds: []string{f.kind()}, unless: "other-weight", undo: undo})
 	}
 	for layer, w := range f.loadedWeights() {
 		if w.Name == name || !slices.Equal(w.Shape, of.Shape) || !f.gives(w) {
 			continue
 		}
-		list = append(list, mistake{id: "other-weight", kinds: kinds, unless: "other-weight", undo: func(x *Trial) string {
-			x.with(otherStreams{linear: func(a bounds.Arithmetic, x *bounds.Value, l *model.Linear) *bounds.Value {
-				if l.Weight.Name == name {
-					l = &model.Linear{Weight: *w, Bias: l.Bias}
+		add(func(x *Trial) string {
+			x.change(func(a bounds.Arithmetic, o *operations) {
+				o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
+					if l.Weight.Name == name {
+						l = &model.Linear{Weight: *w, Bias: l.Bias}
+					}
+					return a.Linear(x, l)
 				}
-				return a.Linear(x, l)
-			}})
+			})
 			return fmt.Sprintf("%s is not the reference's, which is stored as %s", name, w.Name)
-		}})
-		if layer >= 0 && layer != f.Layer && strings.HasPrefix(f.Kind, "self_attn.") {
-			list = append(list, mistake{id: "other-weight", kinds: kinds, unless: "other-weight",
-				undo: undoAttentionOf(layer)})
+		})
+		if layer < 0 || layer == f.Layer || max(layer, f.Layer) >= len(f.Model.Model.Layers) ||
+			!strings.HasPrefix(f.Kind, "self_attn.") || !sameModules(f.Model.Config, layer, f.Layer) {
+			continue
 		}
+		add(func(x *Trial) string {
+			other := ownLayer(&f.Model.Model.Layers[layer])
+			x.layer.SelfAttn, x.layer.MLA = other.SelfAttn, other.MLA
+			x.layer.Windowed, x.layer.Indexer = other.Windowed, other.Indexer
+			return fmt.Sprintf("model.layers.%d.self_attn has the weights of another layer: with those of "+
+				"model.layers.%d.self_attn it is right", f.Layer, layer)
+		})
 	}
 	return list
-}
-
-// undoAttentionOf puts another layer's attention in the place of the layer's.
-func undoAttentionOf(l int) func(x *Trial) string {
-	return func(x *Trial) string {
-		f := x.failed
-		if f.Predicts() >= 0 || l >= len(f.Model.Model.Layers) || !sameModules(f.Model.Config, l, f.Layer) {
-			return ""
-		}
-		other := ownLayer(&f.Model.Model.Layers[l])
-		x.layer.SelfAttn, x.layer.MLA, x.layer.Windowed, x.layer.Indexer = other.SelfAttn, other.MLA, other.Windowed,
-			other.Indexer
-		return fmt.Sprintf("model.layers.%d.self_attn has the weights of another layer: with those of "+
-			"model.layers.%d.self_attn it is right", f.Layer, l)
-	}
 }
 
 const (

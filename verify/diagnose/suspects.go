@@ -59,7 +59,7 @@ func (f *Failure) covering(suspects []int) (culprits []int) {
 // suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
 func (f *Failure) suspects() (suspects []int) {
 	if f.kind() == expertGate {
-		return f.wrongGates()
+		return f.failedExperts(expertGate)
 	}
 	if f.Kind != pack.ExpertsOutput || f.Idx == nil {
 		return nil
@@ -68,7 +68,7 @@ func (f *Failure) suspects() (suspects []int) {
 	right, seen := map[int]bool{}, map[int]bool{}
 	for i, e := range f.Idx {
 		seen[e] = true
-		right[e] = right[e] || !f.isBeyond(i/k)
+		right[e] = right[e] || i/k >= len(f.Beyond) || !f.Beyond[i/k]
 	}
 	for e := range f.Model.Config.MoE.NRoutedExperts {
 		if seen[e] && !right[e] {
@@ -78,56 +78,15 @@ func (f *Failure) suspects() (suspects []int) {
 	return suspects
 }
 
-// suspectPairs are the pairs of experts that may be exchanged with each other: exactly
-// the tokens routed to either of them are wrong, or its probe is.
-func (f *Failure) suspectPairs() (pairs [][2]int) {
-	suspects := f.suspects()
-	for _, e := range f.wrongProbes() {
-		if !slices.Contains(suspects, e) {
-			suspects = append(suspects, e)
-		}
-	}
-	if len(suspects) > mostPaired {
-		return nil
-	}
-	slices.Sort(suspects)
-	for i, a := range suspects {
-		for _, b := range suspects[i+1:] {
-			pairs = append(pairs, [2]int{a, b})
-		}
-	}
-	return pairs
-}
-
-// wrongGates are the experts of the layer whose gate_proj gave what is wrong.
-func (f *Failure) wrongGates() (experts []int) {
+// failedExperts are the experts of the layer of which a stage of a kind failed.
+func (f *Failure) failedExperts(kind string) (experts []int) {
 	for _, c := range f.Checks {
-		if s := c.Stage(); s.Kind == expertGate && s.Layer == f.Layer && c.Verdict == report.Fail {
+		if s := c.Stage(); s.Kind == kind && s.Layer == f.Layer && c.Verdict == report.Fail {
 			experts = append(experts, s.Expert)
 		}
 	}
 	return experts
 }
-
-// wrongProbes are the experts of the layer whose probes fail; nil if they are more than may be
-// tried in pairs.
-func (f *Failure) wrongProbes() (experts []int) {
-	for _, c := range f.Checks {
-		if s := c.Stage(); s.Kind == pack.ProbeOutput && s.Layer == f.Layer && c.Verdict == report.Fail {
-			experts = append(experts, s.Expert)
-		}
-	}
-	if len(experts) > mostPaired {
-		return nil
-	}
-	return experts
-}
-
-// isBeyond reports whether a row of the failed stage is beyond its limits.
-func (f *Failure) isBeyond(row int) bool { return row < len(f.Beyond) && f.Beyond[row] }
-
-// mostPaired is how many experts are tried in pairs, whose number grows with the square.
-const mostPaired = 8
 
 // Locate says in the check of the failure which experts, and which rows of the weight, it
 // lies in, if these are few.

@@ -11,58 +11,50 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
 )
 
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
 
-// undoGateUp exchanges gate_proj and up_proj of the failed MLP, of all routed experts alike.
-func undoGateUp(x *Trial) string {
-	moe, of := x.layer.MoE, []*model.DeepseekMLP{x.layer.MLP}
-	switch {
-	case moe == nil:
-	case strings.HasPrefix(x.failed.Kind, sharedMLP+"."):
-		of = []*model.DeepseekMLP{moe.SharedExperts}
-	default:
-		of = nil
-		for e := range moe.Experts {
-			of = append(of, &moe.Experts[e])
-		}
-		if x.failed.Kind == "mlp.output" {
-			of = append(of, moe.SharedExperts)
-		}
+// weightMistakes are those of layers, norms, MLPs and routers as a whole.
+func weightMistakes(f *Failure) (list []mistake) {
+	for l := range f.Model.Model.Layers {
+		list = append(list, mistake{id: "layers-exchanged", kinds: normStages, undo: func(x *Trial) string {
+			if !slices.Contains(f.Layers, l) { // its weights were not read
+				return ""
+			}
+			if x.layer == nil || l == f.Layer || !sameModules(f.Model.Config, l, f.Layer) ||
+				(f.Model.Layer(l).Indexer == nil) != (x.layer.Indexer == nil) {
+				return ""
+			}
+			*x.layer = ownLayer(&f.Model.Model.Layers[l])
+			return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right",
+				f.Layer, l)
+		}})
 	}
-	for _, m := range of {
-		if m != nil {
-			m.GateProj, m.UpProj = m.UpProj, m.GateProj
-		}
+	for _, offset := range []struct {
+		by    float32
+		words string
+	}{
+		{1, "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"},
+		{-1, "the weight is the reference's plus 1"},
+	} {
+		list = append(list, mistake{id: "norm-off-by-one", kinds: normStages, undo: func(x *Trial) string {
+			x.offsetNorm(strings.TrimSuffix(f.Name, ".output")+".weight", offset.by)
+			return offset.words
+		}})
 	}
-	return "gate_proj and up_proj are exchanged"
-}
-
-// undoGateUpOf exchanges gate_proj and up_proj of one expert.
-func undoGateUpOf(e int) func(x *Trial) string {
-	return func(x *Trial) string {
-		m := &x.layer.MoE.Experts[e]
-		m.GateProj, m.UpProj = m.UpProj, m.GateProj
-		return fmt.Sprintf("gate_proj and up_proj of expert %d are exchanged", e)
-	}
-}
-
-// undoLayer puts another layer's weights in the place of the layer's.
-func undoLayer(other int) func(x *Trial) string {
-	return func(x *Trial) string {
-		f := x.failed
-		if !slices.Contains(f.Layers, other) {
-			return "" // its weights were not read
-		}
-		if x.layer == nil || other == f.Layer || !sameModules(f.Model.Config, other, f.Layer) ||
-			(f.Model.Layer(other).Indexer == nil) != (x.layer.Indexer == nil) {
-			return "" // they have other weights
-		}
-		*x.layer = ownLayer(&f.Model.Model.Layers[other])
-		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right",
-			f.Layer, other)
-	}
+	return append(list, []mistake{
+		{id: "gate-up-swapped", kinds: pack.MLPOutputs, experts: true, undo: undoGateUp},
+		{id: "gate-up-swapped", kinds: gateStages, undo: undoGateUp},
+		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, experts: true, undo: undoLexicographic},
+		{id: "expert-order", kinds: []string{expertGate}, undo: undoLexicographic},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, undo: undoRenumbered(false), more: f.sumsInWords},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRenumbered(true),
+			more: f.sumsInWords},
+		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(false)},
+		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(true)},
+	}...)
 }
 
 // sameModules reports whether two layers have the same modules, but for an indexer.
@@ -71,74 +63,57 @@ func sameModules(c *config.Config, a, b int) bool {
 		c.Overlaps(a) == c.Overlaps(b)
 }
 
-// undoNormOffset adds an offset to the weight of the norm.
-func undoNormOffset(by float32) func(x *Trial) string {
-	return func(x *Trial) string {
-		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &normOffset{a, x.failed.Name, by} }
-		x.Rounded = bounds.Roundings{strings.TrimSuffix(x.failed.Name, ".output") +
-			".weight": bounds.AllRounded("stored off by 1")}
-		maps.Copy(x.Rounded, x.failed.Rounded)
-		if by > 0 {
-			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"
+// offsetNorm has a trial add a number to the weight of a norm. What the weight lost when it was stored off by that number
+// is an error of half a unit.
+func (x *Trial) offsetNorm(name string, by float32) {
+	x.Rounded = bounds.Roundings{name: bounds.AllRounded("stored off by 1")}
+	maps.Copy(x.Rounded, x.failed.Rounded)
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		o.rmsNorm = func(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
+			if weight.Name != name {
+				return a.RMSNorm(x, weight, eps)
+			}
+			stored, _ := weight.Float32s(nil) // loading has checked the dtype
+			moved, p := *weight, bounds.PrecisionOf(weight.DType)
+			moved.Tensor = vectorOf(stored, func(_ int, w float32) float32 { return w + by })
+			y := a.RMSNorm(x, &moved, eps)
+			for i, v := range y.Values {
+				if w := stored[i%y.Width()]; w+by != 0 {
+					y.Set(i, float64(v), y.Variance(i)+bounds.Sq(float64(v)/float64(w+by)*p.Ulp(float64(w))/bounds.Unit)/12)
+				}
+			}
+			return y
 		}
-		return "the weight is the reference's plus 1"
-	}
+	})
 }
 
-// normOffset is an arithmetic in which a number is added to the weight of one norm.
-type normOffset struct {
-	bounds.Arithmetic
-	stage string
-	by    float32
+// mlpsOf are the MLPs of the trial's layer that the failed stage is of: the MLP, the shared experts or all routed experts.
+func (x *Trial) mlpsOf() (list []*model.DeepseekMLP) {
+	moe := x.layer.MoE
+	switch {
+	case moe == nil:
+		return []*model.DeepseekMLP{x.layer.MLP}
+	case strings.HasPrefix(x.failed.Kind, sharedMLP+"."):
+		return []*model.DeepseekMLP{moe.SharedExperts}
+	}
+	for e := range moe.Experts {
+		list = append(list, &moe.Experts[e])
+	}
+	return list
 }
 
-// RMSNorm implements model.Arithmetic. What the weight lost when it was stored off by that
-// number is an error of half a unit.
-func (o *normOffset) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
-	module := strings.TrimSuffix(o.stage, ".output")
-	if weight.Name != module+".weight" {
-		return o.Arithmetic.RMSNorm(x, weight, eps)
+// undoGateUp exchanges gate_proj and up_proj of the failed MLP, of all routed experts alike.
+func undoGateUp(x *Trial) string {
+	of := x.mlpsOf()
+	if x.layer.MoE != nil && x.failed.Kind == "mlp.output" {
+		of = append(of, x.layer.MoE.SharedExperts)
 	}
-	stored, _ := weight.Float32s(nil) // loading has checked the dtype
-	moved, p := *weight, bounds.PrecisionOf(weight.DType)
-	moved.Tensor = vectorOf(stored, func(_ int, w float32) float32 { return w + o.by })
-	y := o.Arithmetic.RMSNorm(x, &moved, eps)
-	for i, v := range y.Values {
-		c := i % y.Width()
-		if w := stored[c]; w+o.by != 0 {
-			y.Set(i, float64(v), y.Variance(i)+bounds.Sq(float64(v)/float64(w+o.by)*p.Ulp(float64(w))/bounds.Unit)/12)
+	for _, m := range of {
+		if m != nil {
+			m.GateProj, m.UpProj = m.UpProj, m.GateProj
 		}
 	}
-	return y
-}
-
-// rotations are how far experts' numbers may be off: by one, or by a share of the experts, as
-// several devices hold them.
-func rotations(experts int) (by []int) {
-	for n := 1; n < experts; n *= 2 {
-		by = append(by, n)
-		if 2*n != experts {
-			by = append(by, experts-n)
-		}
-	}
-	if half := experts / 2; experts%2 == 0 && !slices.Contains(by, half) {
-		by = append(by, half)
-	}
-	return by
-}
-
-// undoRotated gives each expert the weights that are stored under a number higher by some.
-func undoRotated(by int) func(x *Trial) string {
-	return func(x *Trial) string {
-		was := x.layer.MoE.Experts
-		rotated := slices.Concat(was[by:], was[:by])
-		x.layer.MoE.Experts = rotated
-		off := fmt.Sprintf("%d too high", by)
-		if 2*by > len(was) {
-			off = fmt.Sprintf("%d too low", len(was)-by)
-		}
-		return fmt.Sprintf("the experts' numbers are %s, in a circle: expert 0 is stored as %d", off, by)
-	}
+	return "gate_proj and up_proj are exchanged"
 }
 
 // undoLexicographic puts experts that were numbered in the order "0", "1", "10", …
@@ -162,26 +137,155 @@ func undoLexicographic(x *Trial) string {
 	return "the experts are in the order of their names as text: 0, 1, 10, 11, …, 2, …"
 }
 
-// undoSwapped exchanges two experts.
-func undoSwapped(pair [2]int) func(x *Trial) string {
-	return func(x *Trial) string {
-		a, b := pair[0], pair[1]
-		experts := x.layer.MoE.Experts
-		experts[a], experts[b] = experts[b], experts[a]
-		return fmt.Sprintf("experts %d and %d are exchanged", a, b)
+// expertMistakes are mistakes of single routed experts, and of their numbers.
+func expertMistakes(f *Failure) (list []mistake) {
+	kind := f.kind()
+	add := func(id, unless string, undo func(experts []model.DeepseekMLP) (words string)) {
+		list = append(list, mistake{id: id, kinds: []string{kind}, experts: kind != pack.ProbeOutput, unless: unless,
+			undo: func(x *Trial) string { return undo(x.layer.MoE.Experts) }})
 	}
+	exchange := func(e int, unless string) {
+		add("gate-up-swapped", unless, func(experts []model.DeepseekMLP) string {
+			m := &experts[e]
+			m.GateProj, m.UpProj = m.UpProj, m.GateProj
+			return fmt.Sprintf("gate_proj and up_proj of expert %d are exchanged", e)
+		})
+	}
+	swap := func(a, b int) {
+		add("experts-swapped", "", func(experts []model.DeepseekMLP) string {
+			experts[a], experts[b] = experts[b], experts[a]
+			return fmt.Sprintf("experts %d and %d are exchanged", a, b)
+		})
+	}
+	probes := f.failedExperts(pack.ProbeOutput)
+	if len(probes) > mostPaired {
+		probes = nil
+	}
+	switch kind {
+	case pack.ProbeOutput: // of one expert; those before it are right
+		e := pack.Parse(f.Kind).Expert
+		exchange(e, "")
+		for _, other := range probes {
+			if other > e {
+				swap(e, other)
+			}
+		}
+	case pack.ExpertsOutput, expertGate:
+		suspects := f.suspects()
+		for _, e := range suspects {
+			exchange(e, "gate-up-swapped")
+		}
+		for _, by := range rotations(f.Model.Config.MoE.NRoutedExperts) {
+			add("experts-rotated", "", func(experts []model.DeepseekMLP) string {
+				n := len(experts)
+				copy(experts, slices.Concat(experts[by:], experts[:by]))
+				off := fmt.Sprintf("%d too high", by)
+				if 2*by > n {
+					off = fmt.Sprintf("%d too low", n-by)
+				}
+				return fmt.Sprintf("the experts' numbers are %s, in a circle: expert 0 is stored as %d", off, by)
+			})
+		}
+		suspects = slices.Compact(slices.Sorted(slices.Values(append(suspects, probes...))))
+		if len(suspects) > mostPaired {
+			break
+		}
+		for i, a := range suspects {
+			for _, b := range suspects[i+1:] {
+				swap(a, b)
+			}
+		}
+	}
+	return list
 }
 
-// undoExchanged exchanges two projections of equal shape.
-func undoExchanged(a, b table.Role) func(x *Trial) string {
-	return func(x *Trial) string {
-		p, q := x.layer.Projection(a), x.layer.Projection(b)
-		if p == nil || q == nil || !slices.Equal(p.Weight.Shape, q.Weight.Shape) {
-			return ""
+// mostPaired is how many experts are tried in pairs, whose number grows with the square.
+const mostPaired = 8
+
+// rotations are how far experts' numbers may be off: by one, or by a share of the experts, as
+// several devices hold them.
+func rotations(experts int) (by []int) {
+	for n := 1; n < experts; n *= 2 {
+		by = append(by, n)
+		if 2*n != experts {
+			by = append(by, experts-n)
 		}
-		*p, *q = *q, *p
-		return fmt.Sprintf("%s and %s are exchanged", a, b)
 	}
+	if half := experts / 2; experts%2 == 0 && !slices.Contains(by, half) {
+		by = append(by, half)
+	}
+	return by
+}
+
+// projectionMistakes are projections of attention that are exchanged or transposed.
+func projectionMistakes(*Failure) (list []mistake) {
+	plain := []table.Role{table.QProj, table.KProj, table.VProj, table.OProj}
+	for i, a := range plain {
+		for _, b := range plain[i+1:] {
+			list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(a), undo: func(x *Trial) string {
+				p, q := x.layer.Projection(a), x.layer.Projection(b)
+				if p == nil || q == nil || !slices.Equal(p.Weight.Shape, q.Weight.Shape) {
+					return ""
+				}
+				*p, *q = *q, *p
+				return fmt.Sprintf("%s and %s are exchanged", a, b)
+			}})
+		}
+	}
+	for _, role := range projections {
+		add := func(id string, undo func(w *model.Weight) (words string)) {
+			list = append(list, mistake{id: id, kinds: stageOf(role), undo: func(x *Trial) string {
+				if l := x.layer.Projection(role); l != nil {
+					return undo(&l.Weight)
+				}
+				return ""
+			}})
+		}
+		add("transposed", func(w *model.Weight) string {
+			if w.Shape[0] != w.Shape[1] || w.Scales != nil || w.DType.Blocked() {
+				return ""
+			}
+			n, size := w.Shape[0], int(w.DType.Bytes(1))
+			t := make([]byte, len(w.Data))
+			for r := range n {
+				for c := range n {
+					copy(t[(c*n+r)*size:(c*n+r+1)*size], w.Data[(r*n+c)*size:])
+				}
+			}
+			w.Data = t
+			return string(role) + ".weight is transposed"
+		})
+		add("scales-transposed", func(w *model.Weight) string {
+			if !transposeScales(w) {
+				return ""
+			}
+			return fmt.Sprintf("%s.weight%s is transposed", role, w.DType.Form().Parts[0])
+		})
+	}
+	return list
+}
+
+// scaleMistakes are transposed scales of projections of every MLP that takes part.
+func scaleMistakes(*Failure) (list []mistake) {
+	for _, roles := range [][]table.Role{{table.GateProj, table.UpProj, table.DownProj}, {table.GateProj}, {table.UpProj},
+		{table.GateProj, table.UpProj}, {table.DownProj}} {
+		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, pack.MLPOutputs),
+			experts: true, undo: func(x *Trial) string {
+				changed, scales := map[string]bool{}, ""
+				for _, m := range x.mlpsOf() {
+					for _, role := range roles {
+						if w := &m.Linear(role).Weight; transposeScales(w) {
+							changed[string(role)], scales = true, w.DType.Form().Parts[0]
+						}
+					}
+				}
+				if len(changed) == 0 {
+					return ""
+				}
+				return fmt.Sprintf("weight%s is transposed: %s", scales, strings.Join(slices.Sorted(maps.Keys(changed)), ", "))
+			}})
+	}
+	return list
 }
 
 // transposeScales reads w's scales column by column. It reports whether there are several.
@@ -201,67 +305,4 @@ func transposeScales(w *model.Weight) bool {
 	}
 	w.Scales = scales
 	return true
-}
-
-func undoProjectionScales(proj table.Role) func(x *Trial) string {
-	return func(x *Trial) string {
-		l := x.layer.Projection(proj)
-		if l == nil || !transposeScales(&l.Weight) {
-			return ""
-		}
-		scales := l.Weight.DType.Form().Parts[0]
-		return fmt.Sprintf("%s.weight%s is transposed", proj, scales)
-	}
-}
-
-// undoMLPScales transposes the scales of gate_proj, up_proj or down_proj of every MLP that
-// takes part.
-func undoMLPScales(parts []bool) func(x *Trial) string {
-	return func(x *Trial) string {
-		var mlps []*model.DeepseekMLP
-		switch moe := x.layer.MoE; {
-		case moe == nil:
-			mlps = append(mlps, x.layer.MLP)
-		case strings.HasPrefix(x.failed.Kind, sharedMLP+"."):
-			mlps = append(mlps, moe.SharedExperts)
-		default:
-			for e := range moe.Experts {
-				mlps = append(mlps, &moe.Experts[e])
-			}
-		}
-		changed, scales := map[string]bool{}, ""
-		for _, m := range mlps {
-			for i, role := range []table.Role{table.GateProj, table.UpProj, table.DownProj} {
-				if w := &m.Linear(role).Weight; parts[i] && transposeScales(w) {
-					changed[string(role)], scales = true, w.DType.Form().Parts[0]
-				}
-			}
-		}
-		if len(changed) == 0 {
-			return ""
-		}
-		return fmt.Sprintf("weight%s is transposed: %s", scales, strings.Join(slices.Sorted(maps.Keys(changed)), ", "))
-	}
-}
-
-func undoTransposed(proj table.Role) func(x *Trial) string {
-	return func(x *Trial) string {
-		l := x.layer.Projection(proj)
-		if l == nil {
-			return ""
-		}
-		w := &l.Weight
-		if w.Shape[0] != w.Shape[1] || w.Scales != nil || w.DType.Blocked() {
-			return ""
-		}
-		n, size := w.Shape[0], int(w.DType.Bytes(1))
-		t := make([]byte, len(w.Data))
-		for r := range n {
-			for c := range n {
-				copy(t[(c*n+r)*size:(c*n+r+1)*size], w.Data[(r*n+c)*size:])
-			}
-		}
-		w.Data = t
-		return string(proj) + ".weight is transposed"
-	}
 }

@@ -1,0 +1,99 @@
+package diagnose
+
+import (
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/verify/bounds"
+)
+
+// operations is an arithmetic in which a mistake changes some operations: each is the field of its name.
+type operations struct {
+	bounds.Arithmetic
+	linear      func(x *bounds.Value, l *model.Linear) *bounds.Value
+	rmsNorm     func(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value
+	layerNorm   func(x *bounds.Value, n *model.LayerNorm, eps float64) *bounds.Value
+	relu        func(x *bounds.Value) *bounds.Value
+	clamp       func(x *bounds.Value, low, high float32) *bounds.Value
+	scale       func(x *bounds.Value, factor float32) *bounds.Value
+	move        func(m *model.Move, operands ...*bounds.Value) *bounds.Value
+	rope        func(x, cos, sin *bounds.Value, r *model.Rotary) *bounds.Value
+	sinkSoftmax func(scores *bounds.Value, sinks *model.Weight) *bounds.Value
+	pool        func(kv, gate *bounds.Value, ape *model.Weight, g *model.Pooling) *bounds.Value
+	sinkhorn    func(z *bounds.Value, g *model.Affine, iters int, eps float32) *bounds.Value
+	expand      func(x, y, post, comb *bounds.Value) *bounds.Value
+	indexScores func(weights, s *bounds.Value, first int, mask *model.Mask) *bounds.Value
+	addBias     func(scores *bounds.Value, bias *model.Weight) *bounds.Value
+	groupWorth  func(scores *bounds.Value, groups, best int) *bounds.Value
+	maskGroups  func(scores *bounds.Value, groups int, chosen []int, masked float32) *bounds.Value
+	combine     func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value
+}
+
+// operationsOf returns the operations of an arithmetic.
+func operationsOf(a bounds.Arithmetic) *operations {
+	return &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax, a.Pool,
+		a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.Combine}
+}
+
+// Linear and the other methods implement model.Arithmetic.
+func (o *operations) Linear(x *bounds.Value, l *model.Linear) *bounds.Value { return o.linear(x, l) }
+
+func (o *operations) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
+	return o.rmsNorm(x, weight, eps)
+}
+
+func (o *operations) LayerNorm(x *bounds.Value, n *model.LayerNorm, eps float64) *bounds.Value {
+	return o.layerNorm(x, n, eps)
+}
+
+func (o *operations) ReLU(x *bounds.Value) *bounds.Value { return o.relu(x) }
+
+func (o *operations) Clamp(x *bounds.Value, low, high float32) *bounds.Value {
+	return o.clamp(x, low, high)
+}
+
+func (o *operations) Scale(x *bounds.Value, factor float32) *bounds.Value { return o.scale(x, factor) }
+
+func (o *operations) Move(m *model.Move, operands ...*bounds.Value) *bounds.Value {
+	return o.move(m, operands...)
+}
+
+func (o *operations) RoPE(x, cos, sin *bounds.Value, r *model.Rotary) *bounds.Value {
+	return o.rope(x, cos, sin, r)
+}
+
+func (o *operations) SinkSoftmax(scores *bounds.Value, sinks *model.Weight) *bounds.Value {
+	return o.sinkSoftmax(scores, sinks)
+}
+
+func (o *operations) Pool(kv, gate *bounds.Value, ape *model.Weight, g *model.Pooling) *bounds.Value {
+	return o.pool(kv, gate, ape, g)
+}
+
+func (o *operations) Sinkhorn(z *bounds.Value, g *model.Affine, iters int, eps float32) *bounds.Value {
+	return o.sinkhorn(z, g, iters, eps)
+}
+
+func (o *operations) Expand(x, y, post, comb *bounds.Value) *bounds.Value {
+	return o.expand(x, y, post, comb)
+}
+
+func (o *operations) IndexScores(weights, s *bounds.Value, first int, mask *model.Mask) *bounds.Value {
+	return o.indexScores(weights, s, first, mask)
+}
+
+func (o *operations) AddBias(scores *bounds.Value, bias *model.Weight) *bounds.Value {
+	return o.addBias(scores, bias)
+}
+
+func (o *operations) GroupWorth(scores *bounds.Value, groups, best int) *bounds.Value {
+	return o.groupWorth(scores, groups, best)
+}
+
+func (o *operations) MaskGroups(scores *bounds.Value, groups int, chosen []int, masked float32) *bounds.Value {
+	return o.maskGroups(scores, groups, chosen, masked)
+}
+
+func (o *operations) Combine(weight *bounds.Value, parts []model.Part[*bounds.Value],
+	order config.RoutedSum) *bounds.Value {
+	return o.combine(weight, parts, order)
+}
