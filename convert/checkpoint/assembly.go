@@ -19,10 +19,12 @@ type assembly struct {
 	byName map[string]int // index in Tensors
 }
 
-// find returns the named tensor, or nil.
+// find returns the named tensor, or nil; a may be nil.
 func (a *assembly) find(name string) *format.Assembled {
-	if i, ok := a.byName[name]; ok {
-		return &a.Tensors[i]
+	if a != nil {
+		if i, ok := a.byName[name]; ok {
+			return &a.Tensors[i]
+		}
 	}
 	return nil
 }
@@ -33,14 +35,11 @@ const partMemory = int64(unsafe.Sizeof(format.Part{})) + int64(unsafe.Sizeof(ten
 // Parts returns where the elements of the named tensor are, one part behind the other. Most
 // tensors are one part, in the order in which it is stored.
 func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
-	if c.assembly != nil {
-		if x := c.assembly.find(name); x != nil {
-			return x.Parts, nil
-		}
-		return nil, c.unknown(name)
+	if x := c.assembly.find(name); x != nil {
+		return x.Parts, nil
 	}
 	file, ok := c.where[name]
-	if !ok {
+	if !ok || c.assembly != nil {
 		return nil, c.unknown(name)
 	}
 	info, _, _ := c.files[file].Lookup(name)
@@ -95,9 +94,6 @@ func (c *Checkpoint) Named(stored map[string]tensor.Rounding) map[string]tensor.
 // Was returns the dtype of the named tensor before its format widened it without loss; Invalid
 // if the format did not, or the files do not record it.
 func (c *Checkpoint) Was(name string) tensor.DType {
-	if c.assembly == nil {
-		return tensor.Invalid
-	}
 	if x := c.assembly.find(name); x != nil {
 		return x.Was
 	}
@@ -195,9 +191,6 @@ func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, sta
 // F32 and one of them is a block type: then its elements were rounded. For other tensors it
 // returns "".
 func (c *Checkpoint) DecodedFrom(name string) string {
-	if c.assembly == nil {
-		return ""
-	}
 	x := c.assembly.find(name)
 	if x == nil || !slices.ContainsFunc(x.Parts, func(p format.Part) bool { return p.Decode.Blocked() }) {
 		return ""

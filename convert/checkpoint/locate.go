@@ -126,8 +126,15 @@ func (l *location) find(f *format.Format, entries []string) bool {
 	switch {
 	case f.Index == "":
 		return l.sets()
-	case slices.Contains(entries, f.Single):
-		l.single(slices.Contains(entries, f.Index))
+	case slices.Contains(entries, f.Single): // it wins over everything else
+		l.files = []string{f.Single}
+		others := slices.DeleteFunc(slices.Clone(l.weightFiles), func(name string) bool { return name == f.Single })
+		if slices.Contains(entries, f.Index) {
+			others = slices.Insert(others, 0, f.Index)
+		}
+		for _, name := range others {
+			l.notes = append(l.notes, problem.Problem{File: name, Cause: "not read: " + f.Single + " is there and goes first"})
+		}
 	case slices.Contains(entries, f.Index):
 		l.index = f.Index
 	case len(l.weightFiles) > 0:
@@ -206,20 +213,6 @@ func readDir(dir source.Dir) ([]string, error) {
 		return nil, problem.In(dir.Path(""), problem.Of("", err)...)
 	}
 	return names, nil
-}
-
-// single takes the format's one file, which wins over everything else.
-func (l *location) single(hasIndex bool) {
-	one := l.format.Single
-	l.files = []string{one}
-	if hasIndex {
-		l.notes = append(l.notes, problem.Problem{File: l.format.Index, Cause: "not read: " + one + " is there and goes first"})
-	}
-	for _, name := range l.weightFiles {
-		if name != one {
-			l.notes = append(l.notes, problem.Problem{File: name, Cause: "not read: " + one + " is there and goes first"})
-		}
-	}
 }
 
 // unnamed handles weight files without an index. Shards with names that prove the set complete

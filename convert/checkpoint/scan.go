@@ -106,7 +106,18 @@ func (s *scanner) openFiles() {
 	g.Wait()
 	for i, f := range opened {
 		if errs[i] != nil {
-			s.unusable(errs[i], s.explain(names[i], errs[i]))
+			problems := problem.Of(names[i], errs[i])
+			switch { // a file that is not there, by what it would be read for
+			case s.inv.Index == nil:
+			case !slices.Contains(s.weightFiles, names[i]):
+				problems[0].Cause, problems[0].Hint = "missing, and "+s.purpose(names[i]), ""
+				if s.dir.OnDisk() {
+					problems[0].Hint = "download the file"
+				}
+			case s.needed != nil && s.isAbsent(names[i]):
+				problems[0].Cause += ", and " + s.purpose(names[i])
+			}
+			s.unusable(errs[i], problems)
 			continue
 		}
 		s.opened = append(s.opened, f)
@@ -115,23 +126,6 @@ func (s *scanner) openFiles() {
 			s.note(problem.Problem{File: names[i], Cause: n})
 		}
 	}
-}
-
-// explain turns the error of an unreadable file into problems, which say what a missing file
-// would be read for.
-func (s *scanner) explain(name string, err error) []problem.Problem {
-	problems := problem.Of(name, err)
-	switch {
-	case s.inv.Index == nil:
-	case !slices.Contains(s.weightFiles, name):
-		problems[0].Cause, problems[0].Hint = "missing, and "+s.purpose(name), ""
-		if s.dir.OnDisk() {
-			problems[0].Hint = "download the file"
-		}
-	case s.needed != nil && s.isAbsent(name):
-		problems[0].Cause += ", and " + s.purpose(name)
-	}
-	return problems
 }
 
 // indexTensors finds out where each tensor is. One that two files of a checkpoint

@@ -8,6 +8,7 @@
 package safetensors
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -63,8 +64,9 @@ func readHeader(r io.ReaderAt, size int64, file string) (*header, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := newParser(io.NewSectionReader(r, prefixSize, n), file)
-	if err := p.parse(); err != nil {
+	head := bufio.NewReaderSize(io.NewSectionReader(r, prefixSize, n), 64<<10)
+	p := &parser{file: file, src: &source{r: head, base: prefixSize}}
+	if err := format.Parse(p.header); err != nil {
 		return nil, err
 	}
 	h := &header{Metadata: p.metadata, DataStart: prefixSize + n, entries: p.entries}

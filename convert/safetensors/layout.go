@@ -35,9 +35,21 @@ func NewLayout(infos []tensor.Info, metadata map[string]string) (*format.Layout,
 		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), format.MaxTensors)
 	}
 	l := &layout{metadata: metadata, infos: infos, offsets: make([]int64, 0, len(infos)+1)}
-	end, err := l.place()
-	if err != nil {
-		return nil, err
+	names, end := make(map[string]bool, len(infos)), int64(0)
+	for _, info := range infos {
+		size, err := checkInfo(info)
+		if err == nil && names[info.Name] {
+			err = fmt.Errorf("name occurs twice")
+		}
+		if err == nil && size > 1<<62-end {
+			err = fmt.Errorf("file would exceed 2^62 bytes")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("layout: tensor %s: %w", text.Quote(info.Name), err)
+		}
+		names[info.Name] = true
+		l.offsets = append(l.offsets, end)
+		end += size
 	}
 	l.offsets = append(l.offsets, end)
 	header, err := l.encode()
@@ -51,27 +63,6 @@ func NewLayout(infos []tensor.Info, metadata map[string]string) (*format.Layout,
 		header, _ := l.encode() // it succeeded before
 		return header
 	}), nil
-}
-
-// place checks the tensors and gives each its offset from the data's start.
-func (l *layout) place() (end int64, err error) {
-	names := make(map[string]bool, len(l.infos))
-	for _, info := range l.infos {
-		size, err := checkInfo(info)
-		if err == nil && names[info.Name] {
-			err = fmt.Errorf("name occurs twice")
-		}
-		if err == nil && size > 1<<62-end {
-			err = fmt.Errorf("file would exceed 2^62 bytes")
-		}
-		if err != nil {
-			return 0, fmt.Errorf("layout: tensor %s: %w", text.Quote(info.Name), err)
-		}
-		names[info.Name] = true
-		l.offsets = append(l.offsets, end)
-		end += size
-	}
-	return end, nil
 }
 
 // checkInfo refuses a tensor that readHeader would refuse and returns its size.
@@ -111,7 +102,17 @@ func (l *layout) encode() ([]byte, error) {
 			b = append(b, ',')
 		}
 		b, _ = jsontext.AppendQuote(b, info.Name) // checkName saw valid UTF-8
-		b = appendEntry(b, info, l.offsets[i]-start)
+		b = append(b, `:{"dtype":"`+info.DType.String()+`","shape":[`...)
+		for i, d := range info.Shape {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendInt(b, int64(d), 10)
+		}
+		b = append(b, `],"data_offsets":[`...)
+		offset := l.offsets[i] - start
+		b = append(strconv.AppendInt(b, offset, 10), ',')
+		b = append(strconv.AppendInt(b, offset+info.Bytes(), 10), "]}"...)
 	}
 	b = append(b, '}')
 	for len(b)%8 != 0 {
@@ -146,23 +147,6 @@ func appendMetadata(b []byte, metadata map[string]string) ([]byte, error) {
 		sep = ','
 	}
 	return append(b, '}'), nil
-}
-
-func appendEntry(b []byte, info tensor.Info, offset int64) []byte {
-	b = append(b, `:{"dtype":"`...)
-	b = append(b, info.DType.String()...)
-	b = append(b, `","shape":[`...)
-	for i, d := range info.Shape {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendInt(b, int64(d), 10)
-	}
-	b = append(b, `],"data_offsets":[`...)
-	b = strconv.AppendInt(b, offset, 10)
-	b = append(b, ',')
-	b = strconv.AppendInt(b, offset+info.Bytes(), 10)
-	return append(b, "]}"...)
 }
 
 // writeOrder is the order in which the format's own library writes dtypes: by

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -29,10 +30,6 @@ type parser struct {
 	tensor   string // the tensor being read, for errors
 	entries  []entry
 	metadata map[string]string
-}
-
-func newParser(r io.Reader, file string) *parser {
-	return &parser{file: file, src: &source{r: bufio.NewReaderSize(r, 64<<10), base: prefixSize}}
 }
 
 // source feeds the decoder and refuses to go on when a token, or the white space
@@ -72,17 +69,14 @@ func (s *source) skipSpace() error {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
 
-// parse reads the whole header.
-func (p *parser) parse() error { return format.Parse(p.header) }
-
+// header reads the whole header.
 func (p *parser) header() {
 	if err := p.src.skipSpace(); err != nil {
 		p.syntax(err)
 	}
 	p.dec = jsontext.NewDecoder(p.src, jsontext.AllowDuplicateNames(true)) // index and the key checks find them
-	p.open('{', "header")
 	hasMetadata := false
-	for name, more := p.key(); more; name, more = p.key() {
+	for name := range p.members("header") {
 		switch {
 		case name != metadataName:
 			p.parseTensor(name)
@@ -96,6 +90,9 @@ func (p *parser) header() {
 	p.trailing()
 }
 
+// fieldNames are the keys of a tensor's entry.
+var fieldNames = [...]string{"dtype", "shape", "data_offsets"}
+
 // parseTensor reads {"dtype":…,"shape":…,"data_offsets":…}, in any order.
 func (p *parser) parseTensor(name string) {
 	p.tensor = name
@@ -105,48 +102,28 @@ func (p *parser) parseTensor(name string) {
 	if len(p.entries) == format.MaxTensors {
 		p.fail("more than %d tensors in one file", format.MaxTensors)
 	}
-	p.open('{', "entry")
 	e := entry{info: tensor.Info{Name: name}}
-	var seen fields
-	for key, more := p.key(); more; key, more = p.key() {
-		p.field(key, &seen, &e)
-	}
-	p.checkEntry(seen, &e)
-	p.entries = append(p.entries, e)
-	p.tensor = ""
-}
-
-// fieldNames are the keys of a tensor's entry; fields records which were seen.
-var fieldNames = [...]string{"dtype", "shape", "data_offsets"}
-
-type fields [len(fieldNames)]bool
-
-// field reads the value of one key of a tensor's entry.
-func (p *parser) field(key string, seen *fields, e *entry) {
-	i := slices.Index(fieldNames[:], key)
-	if i < 0 {
-		p.fail("unknown key %s", text.Quote(key))
-	}
-	if seen[i] {
-		p.fail("key %s occurs twice", key)
-	}
-	seen[i] = true
-	switch key {
-	case "dtype":
-		e.info.DType = p.dtype()
-	case "shape":
-		e.info.Shape = p.shape()
-	case "data_offsets":
-		e.begin, e.end = p.offsets()
-	}
-}
-
-// checkEntry checks what needs all three fields of a tensor.
-func (p *parser) checkEntry(seen fields, e *entry) {
-	for i, ok := range seen {
-		if !ok {
-			p.fail("%s is missing", fieldNames[i])
+	var seen [len(fieldNames)]bool
+	for key := range p.members("entry") {
+		i := slices.Index(fieldNames[:], key)
+		if i < 0 {
+			p.fail("unknown key %s", text.Quote(key))
 		}
+		if seen[i] {
+			p.fail("key %s occurs twice", key)
+		}
+		seen[i] = true
+		switch key {
+		case "dtype":
+			e.info.DType = p.dtype()
+		case "shape":
+			e.info.Shape = p.shape()
+		case "data_offsets":
+			e.begin, e.end = p.offsets()
+		}
+	}
+	if i := slices.Index(seen[:], false); i >= 0 {
+		p.fail("%s is missing", fieldNames[i])
 	}
 	size, err := tensor.Size(e.info.DType, e.info.Shape)
 	if err != nil {
@@ -156,6 +133,8 @@ func (p *parser) checkEntry(seen fields, e *entry) {
 		p.fail("data_offsets [%d, %d] hold %d bytes, but %s of shape %v needs %d",
 			e.begin, e.end, e.end-e.begin, e.info.DType, e.info.Shape, size)
 	}
+	p.entries = append(p.entries, e)
+	p.tensor = ""
 }
 
 func (p *parser) dtype() tensor.DType {
@@ -171,10 +150,9 @@ func (p *parser) dtype() tensor.DType {
 }
 
 func (p *parser) shape() []int {
-	p.open('[', "shape")
 	var dims [maxRank]int
 	n := 0
-	for dim, more := p.dimension(); more; dim, more = p.dimension() {
+	for dim := range p.numbers("shape", "dimension", min(maxDim, math.MaxInt)) {
 		if n == maxRank {
 			p.fail("shape has more than %d dimensions", maxRank)
 		}
@@ -184,15 +162,10 @@ func (p *parser) shape() []int {
 	return slices.Clone(dims[:n:n])
 }
 
-func (p *parser) dimension() (n int64, more bool) {
-	return p.element("dimension", min(maxDim, math.MaxInt))
-}
-
 func (p *parser) offsets() (begin, end int64) {
-	p.open('[', "data_offsets")
 	var pair [2]int64
 	n := 0
-	for v, more := p.offset(); more; v, more = p.offset() {
+	for v := range p.numbers("data_offsets", "data offset", 1<<62) {
 		if n == len(pair) {
 			p.fail("data_offsets must be two numbers")
 		}
@@ -208,18 +181,15 @@ func (p *parser) offsets() (begin, end int64) {
 	return pair[0], pair[1]
 }
 
-func (p *parser) offset() (n int64, more bool) { return p.element("data offset", 1<<62) }
-
 // parseMetadata reads an object of strings, or null.
 func (p *parser) parseMetadata() {
 	if p.dec.PeekKind() == 'n' {
 		p.next()
 		return
 	}
-	p.open('{', metadataName)
 	p.metadata = map[string]string{}
 	size := 0
-	for key, more := p.key(); more; key, more = p.key() {
+	for key := range p.members(metadataName) {
 		if _, ok := p.metadata[key]; ok {
 			p.fail("__metadata__: key %s occurs twice", text.Quote(key))
 		}
@@ -270,13 +240,16 @@ func (p *parser) open(kind jsontext.Kind, what string) {
 	}
 }
 
-// key reads the next key of an object, or its end.
-func (p *parser) key() (key string, more bool) {
-	tok := p.next()
-	if tok.Kind() == '}' {
-		return "", false
+// members yields the keys of an object, each of whose values is read before the next.
+func (p *parser) members(what string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		p.open('{', what)
+		for tok := p.next(); tok.Kind() != '}'; tok = p.next() {
+			if !yield(tok.String()) {
+				return
+			}
+		}
 	}
-	return tok.String(), true
 }
 
 // text reads a string.
@@ -288,25 +261,27 @@ func (p *parser) text(what string) string {
 	return tok.String()
 }
 
-// element reads the next number of an array, or its end. Only plain digits are
-// a number here: no sign, fraction or exponent.
-func (p *parser) element(what string, limit int64) (v int64, more bool) {
-	tok := p.next()
-	if tok.Kind() == ']' {
-		return 0, false
+// numbers yields the numbers of an array. Only plain digits are a number here: no sign, fraction or exponent.
+func (p *parser) numbers(array, what string, limit int64) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		p.open('[', array)
+		for tok := p.next(); tok.Kind() != ']'; tok = p.next() {
+			if tok.Kind() != '0' {
+				p.fail("%s is %s, not a number", what, kindName(tok.Kind()))
+			}
+			raw := tok.String()
+			u, err := strconv.ParseUint(raw, 10, 64)
+			if err != nil && !errors.Is(err, strconv.ErrRange) {
+				p.fail("%s %s is not a plain non-negative integer", what, text.Quote(raw))
+			}
+			if err != nil || u > uint64(limit) {
+				p.fail("%s %s exceeds the limit of %d", what, text.Quote(raw), limit)
+			}
+			if !yield(int64(u)) {
+				return
+			}
+		}
 	}
-	if tok.Kind() != '0' {
-		p.fail("%s is %s, not a number", what, kindName(tok.Kind()))
-	}
-	raw := tok.String()
-	u, err := strconv.ParseUint(raw, 10, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		p.fail("%s %s is not a plain non-negative integer", what, text.Quote(raw))
-	}
-	if err != nil || u > uint64(limit) {
-		p.fail("%s %s exceeds the limit of %d", what, text.Quote(raw), limit)
-	}
-	return int64(u), true
 }
 
 func kindName(k jsontext.Kind) string {

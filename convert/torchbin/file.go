@@ -96,7 +96,14 @@ func read(f io.ReaderAt, size int64) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := unpickle(program)
+	value, end, err := execute(program)
+	if err != nil {
+		return nil, err
+	}
+	if rest := len(program) - end; rest > 0 {
+		return nil, fmt.Errorf("data.pkl: byte %d: the pickle ends here, and %d bytes follow", end, rest)
+	}
+	s, err := stateDict(value)
 	if err != nil {
 		return nil, err
 	}

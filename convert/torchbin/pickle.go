@@ -5,6 +5,7 @@ package torchbin
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -103,25 +104,9 @@ type machine struct {
 	storages map[string]storage // all that the pickle names
 }
 
-func newMachine(program []byte) *machine {
-	return &machine{program: program, memo: map[int]any{}, storages: map[string]storage{}}
-}
-
-// unpickle returns the state dict in data.pkl.
-func unpickle(program []byte) (*state, error) {
-	m := newMachine(program)
-	v, err := m.run()
-	if err != nil {
-		return nil, err
-	}
-	if rest := len(program) - m.at; rest > 0 {
-		return nil, fmt.Errorf("data.pkl: byte %d: the pickle ends here, and %d bytes follow", m.at, rest)
-	}
-	return m.state(v)
-}
-
-// run runs the pickle, and returns the one value that it leaves.
-func (m *machine) run() (value any, err error) {
+// execute runs the pickle, and returns the one value that it leaves, and where in the program it ended.
+func execute(program []byte) (value any, end int, err error) {
+	m := &machine{program: program, memo: map[int]any{}, storages: map[string]storage{}}
 	start := 0
 	err = format.Parse(func() {
 		for op := m.readByte(); op != '.'; op = m.readByte() {
@@ -136,7 +121,7 @@ func (m *machine) run() (value any, err error) {
 	if err != nil && !errors.As(err, &known) {
 		err = fmt.Errorf("data.pkl: byte %d: %w", start, err)
 	}
-	return value, err
+	return value, m.at, err
 }
 
 // fail ends the run.
@@ -176,8 +161,14 @@ func (m *machine) step(op byte) {
 		m.push(string(m.take(int(m.readByte()))))
 	case 'q', 'r', 0x94, 'h', 'j':
 		m.memoize(op)
-	case 't', 0x85, 0x86, 0x87:
-		m.tuple(op)
+	case 't':
+		m.push(tuple(m.popMark()))
+	case 0x85, 0x86, 0x87: // TUPLE1, TUPLE2, TUPLE3
+		items := make(tuple, op-0x84)
+		for i := range slices.Backward(items) {
+			items[i] = m.pop()
+		}
+		m.push(items)
 	case 'a', 'e', 's', 'u':
 		m.fill(op)
 	case 'c', 0x93:
@@ -195,24 +186,18 @@ func (m *machine) step(op byte) {
 		m.push(target)
 	default:
 		m.at--
-		m.refuse("opcode %s is not allowed: no state dict needs it", opcodeName(op))
+		m.refuse("opcode %s is not allowed: no state dict needs it", cmp.Or(opcodeNames[op], fmt.Sprintf("0x%02x", op)))
 	}
 }
 
-// opcodeName names the opcodes that hostile pickles use.
-func opcodeName(op byte) string {
-	names := map[byte]string{
-		'i': "INST", 'o': "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
-		'P': "PERSID", 'I': "INT", 'L': "LONG", 'F': "FLOAT", 'S': "STRING", 'T': "BINSTRING", 'U': "SHORT_BINSTRING",
-		'V': "UNICODE", 'd': "DICT", 'l': "LIST", 0x8b: "LONG4", 0x8d: "BINUNICODE8", 0x8e: "BINBYTES8",
-		0x8f: "EMPTY_SET", 0x90: "ADDITEMS", 0x91: "FROZENSET", 0x96: "BYTEARRAY8", 0x97: "NEXT_BUFFER",
-		0x98: "READONLY_BUFFER", 'B': "BINBYTES", 'C': "SHORT_BINBYTES", '0': "POP", '1': "POP_MARK", '2': "DUP",
-		'g': "GET", 'p': "PUT"}
-	if name, ok := names[op]; ok {
-		return name
-	}
-	return fmt.Sprintf("0x%02x", op)
-}
+// opcodeNames are the opcodes that hostile pickles use.
+var opcodeNames = map[byte]string{
+	'i': "INST", 'o': "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+	'P': "PERSID", 'I': "INT", 'L': "LONG", 'F': "FLOAT", 'S': "STRING", 'T': "BINSTRING", 'U': "SHORT_BINSTRING",
+	'V': "UNICODE", 'd': "DICT", 'l': "LIST", 0x8b: "LONG4", 0x8d: "BINUNICODE8", 0x8e: "BINBYTES8",
+	0x8f: "EMPTY_SET", 0x90: "ADDITEMS", 0x91: "FROZENSET", 0x96: "BYTEARRAY8", 0x97: "NEXT_BUFFER",
+	0x98: "READONLY_BUFFER", 'B': "BINBYTES", 'C': "SHORT_BINBYTES", '0': "POP", '1': "POP_MARK", '2': "DUP",
+	'g': "GET", 'p': "PUT"}
 
 func (m *machine) readByte() byte { return m.take(1)[0] }
 
@@ -309,19 +294,6 @@ func (m *machine) memoize(op byte) {
 	v := m.pop()
 	m.memo[key] = v
 	m.push(v)
-}
-
-// tuple makes a tuple of the top of the stack.
-func (m *machine) tuple(op byte) {
-	if op == 't' {
-		m.push(tuple(m.popMark()))
-		return
-	}
-	items := make(tuple, op-0x84)
-	for i := range slices.Backward(items) {
-		items[i] = m.pop()
-	}
-	m.push(items)
 }
 
 // fill appends to a list (APPEND, APPENDS) or adds to a dict (SETITEM, SETITEMS).
@@ -470,8 +442,8 @@ func dims(v any) ([]int, bool) {
 // nest is the key under which trainers put the state dict beside a state of their own.
 const nest = "state_dict"
 
-// state takes the tensors out of a state dict, or of one in a dict under nest.
-func (m *machine) state(v any) (*state, error) {
+// stateDict takes the tensors out of a state dict, or of one in a dict under nest.
+func stateDict(v any) (*state, error) {
 	d, ok := v.(*dict)
 	if !ok {
 		return nil, fmt.Errorf("data.pkl: holds no state dict")

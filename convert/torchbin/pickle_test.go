@@ -17,7 +17,10 @@ import (
 var oneTensor = stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))
 
 // run is the value that a pickle leaves, and the error if it is none.
-func run(program string) (any, error) { return newMachine([]byte(program)).run() }
+func run(program string) (any, error) {
+	value, _, err := execute([]byte(program))
+	return value, err
+}
 
 // TestValues: every opcode that makes a value makes the one that Python's pickle names.
 func TestValues(t *testing.T) {
