@@ -14,8 +14,8 @@ var blocks = [...]struct {
 	numbers, bytes int
 	widen          func(dst []float32, src []byte)
 }{
-	INT4:  {2, 1, widenINT4},
-	F4:    {2, 1, widenF4},
+	INT4:  {2, 1, nil}, // WidenBlocks decodes these two
+	F4:    {2, 1, nil},
 	Q4_0:  {32, 18, widenQ4_0},
 	Q5_0:  {32, 22, widenQ5_0},
 	Q5_1:  {32, 24, widenQ5_1},

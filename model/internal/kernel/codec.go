@@ -24,20 +24,19 @@ var unscaled = []float32{1}
 // value is exact, or as a block format defines it; a NaN stays a NaN. Widen panics if src is too
 // short.
 func Widen(dst []float32, src []byte, f Format) {
-	if f.Blocked() {
-		blocks[f].widen(dst, src[:f.Bytes(len(dst))])
-		return
-	}
-	if f == F8E4M3 {
+	src = src[:f.Bytes(len(dst))]
+	switch {
+	case f == F8E4M3 || f == INT4 || f == F4:
 		WidenBlocks(dst, src, f, unscaled, nil, max(1, len(dst)))
+		return
+	case f == F8E8M0:
+		widenPortable(dst, src, f)
+		return
+	case f.Blocked():
+		blocks[f].widen(dst, src)
 		return
 	}
 	size := f.Size()
-	src = src[:len(dst)*size]
-	if f == F8E8M0 {
-		widenPortable(dst, src, f)
-		return
-	}
 	im := current()
 	widen, head := im.element.widen[f], 0
 	if stream := im.stream.widen[f]; stream != nil && 4*len(dst) >= streamFrom {

@@ -92,13 +92,8 @@ func compareQ8Portable(s *BlockSums, block []byte, x []float32) {
 	var y [32]float32
 	widenQ8_0(y[:], block)
 	blockErrorsPortable(s, y[:], x)
-	s.Half = halfStepQ8(math.Float32frombits(Decode(uint32(binary.LittleEndian.Uint16(block)), F16)))
-}
-
-// halfStepQ8 is Half of a scale, which was rounded by half a unit of F16 at most.
-func halfStepQ8(scale float32) float32 {
-	scale = math.Float32frombits(math.Float32bits(scale) &^ (1 << 31))
-	return float32(127*max(float32(0x1p-11*scale), 0x1p-25)) + float32(0.5*scale)
+	scale := math.Float32frombits(math.Float32bits(f16At(block)) &^ (1 << 31)) // rounded by half a unit of F16 at most
+	s.Half = float32(127*max(float32(0x1p-11*scale), 0x1p-25)) + float32(0.5*scale)
 }
 
 // blockErrorsPortable is Compare of one block in portable Go.

@@ -105,15 +105,10 @@ func Softplus(x float64) float64 {
 		}
 		t, shift = fraction-1, float64(float64(e)*math.Ln2)
 	}
-	return shift + logOnePlus(t)
-}
-
-// logOnePlus is log(1 + t) = 2·artanh(t/(2+t)) for t in [√½ - 1, 0.5].
-func logOnePlus(t float64) float64 {
-	s := t / (2 + t)
+	s := t / (2 + t) // log(1 + t) = 2·artanh(t/(2+t)) for t in [√½ - 1, 0.5]
 	square, sum := float64(s*s), 0.0
 	for k := 23; k > 0; k -= 2 {
 		sum = float64(sum*square) + 1/float64(k)
 	}
-	return float64(2 * s * sum)
+	return shift + float64(2*s*sum)
 }

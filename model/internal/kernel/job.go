@@ -92,11 +92,14 @@ func (j *job) release() { *j = job{} }
 // cut chooses the grid of items: tokens that fit a cache against all rows, and smaller
 // blocks of both if workers would have nothing to do.
 func (j *job) cut() {
-	least, rows := blockStep, tileRows
-	block := tileBlockBytes / max(1, j.tokenBytes())
+	tokenBytes := 4 * max(1, j.length) // of the numbers of a token, as they are multiplied
+	if j.acc == Float64 {
+		tokenBytes *= 2
+	}
+	least, rows, block := blockStep, tileRows, tileBlockBytes/tokenBytes
 	if j.panels {
 		least, rows = leastPanelTokens, j.im.panelRows(j.acc)
-		block = min(panelBlockBytes/max(1, j.tokenBytes()), mostPanelTokens)
+		block = min(panelBlockBytes/tokenBytes, mostPanelTokens)
 	}
 	j.cutTokens(max(least, block))
 	j.cutRows(max(rows, j.w.Rows))
@@ -109,14 +112,6 @@ func (j *job) cut() {
 	if j.items() < want {
 		j.cutTokens(min(j.tokenBlock, max(least, j.tokens*j.rowBlocks/want)))
 	}
-}
-
-// tokenBytes is the size of the numbers of a token, as they are multiplied.
-func (j *job) tokenBytes() int {
-	if j.acc == Float64 {
-		return 8 * j.length
-	}
-	return 4 * j.length
 }
 
 // cutTokens cuts the tokens into blocks of at most block tokens, a multiple of blockStep,

@@ -9,13 +9,6 @@ var nibbleValues = [...]*[16]float32{
 		float32(math.Copysign(0, -1)), -0.5, -1, -1.5, -2, -3, -4, -6},
 }
 
-func widenINT4(dst []float32, src []byte) {
-	widenNibbles(dst, src, nibbleValues[INT4], unscaled, nil, len(dst))
-}
-func widenF4(dst []float32, src []byte) {
-	widenNibbles(dst, src, nibbleValues[F4], unscaled, nil, len(dst))
-}
-
 // widenNibbles is WidenBlocks for values of two codes to a byte. All products of a block are in a
 // table, which the codes of the block are looked up in. A block of an odd length ends within a byte.
 func widenNibbles(dst []float32, src []byte, values *[16]float32, scales, zeros []float32, block int) {

@@ -9,39 +9,22 @@ func (s *panelScratch[F]) packTokens() {
 	}
 	s.packedFor, s.packedFrom = s.j.serial, s.first
 	s.x = grow(s.x, lanes*s.tokenLane())
+	cols := s.j.w.Cols
 	for _, run := range s.runs {
 		for at := run.first; at < run.end(); at += run.width {
-			s.packPanel(at, run.width)
+			for i := range s.k.group {
+				token := s.first + min(at+min(i, run.width-1), s.tokens-1)
+				s.src[i] = (*byte)(unsafe.Pointer(&s.j.x[token*cols]))
+			}
+			arrange(s, s.k.pack, s.x[at*s.j.steps():], F32, cols, run.width, s.tokenLane())
 		}
-	}
-}
-
-// packPanel packs width tokens of the block from token at on.
-func (s *panelScratch[F]) packPanel(at, width int) {
-	cols := s.j.w.Cols
-	for i := range s.k.group {
-		token := s.first + min(at+min(i, width-1), s.tokens-1)
-		s.src[i] = (*byte)(unsafe.Pointer(&s.j.x[token*cols]))
-	}
-	arrange(s, s.k.pack, s.x[at*s.j.steps():], F32, cols, width, s.tokenLane())
-}
-
-// decode sets rows to the weights r … r+rows, unless the kernels read them as stored.
-func (s *panelScratch[F]) decode(r, rows int) {
-	m := &s.j.w
-	if m.raw() {
-		return
-	}
-	s.rows = grow(s.rows, rows*m.Cols)
-	for i := range rows {
-		m.Row(s.rows[i*m.Cols:], r+i)
 	}
 }
 
 // packWeights packs a part of the weights. The last row is repeated where rows are missing.
 func (s *panelScratch[F]) packWeights(p part) {
-	format, lane := s.j.w.packedFormat(), s.weightLane(p.steps)
-	n := min(p.steps*lanes, s.j.w.Cols-p.step*lanes)
+	m, first, lane := &s.j.w, p.step*lanes, s.weightLane(p.steps)
+	format, n := m.packedFormat(), min(p.steps*lanes, m.Cols-first)
 	if format == BF16 {
 		s.w, s.pairs = grow(s.w, lane), grow(s.pairs, lanes/2*lane)
 	} else {
@@ -49,7 +32,12 @@ func (s *panelScratch[F]) packWeights(p part) {
 	}
 	for at := 0; at < s.k.rows; at += s.k.group {
 		for i := range s.k.group {
-			s.src[i] = s.weight(p, min(at+i, p.rows-1))
+			row := min(at+i, p.rows-1)
+			if m.raw() {
+				s.src[i] = (*byte)(unsafe.Add(m.start(p.r+row), first*m.format().Size()))
+			} else {
+				s.src[i] = (*byte)(unsafe.Pointer(&s.rows[row*m.Cols+first]))
+			}
 		}
 		if format == BF16 {
 			arrange(s, s.k.packPairs, s.pairs[at:], format, n, s.k.rows, lane)
@@ -57,15 +45,6 @@ func (s *panelScratch[F]) packWeights(p part) {
 			arrange(s, s.k.pack, s.w[at:], format, n, s.k.rows, lane)
 		}
 	}
-}
-
-// weight returns the address of the first number of row i of a part, in the packed format.
-func (s *panelScratch[F]) weight(p part, i int) *byte {
-	m, first := &s.j.w, p.step*lanes
-	if m.raw() {
-		return (*byte)(unsafe.Add(m.start(p.r+i), first*m.format().Size()))
-	}
-	return (*byte)(unsafe.Pointer(&s.rows[i*m.Cols+first]))
 }
 
 // arrange runs a pack kernel on n numbers of each row of s.src. The kernel takes pairs of

@@ -70,7 +70,12 @@ func (s *panelScratch[F]) panel(r, rows, toR int) {
 		next += (s.j.workers - 1) * s.j.rowBlock
 	}
 	s.prefetch(next)
-	s.decode(r, rows)
+	if m := &s.j.w; !m.raw() {
+		s.rows = grow(s.rows, rows*m.Cols)
+		for i := range rows {
+			m.Row(s.rows[i*m.Cols:], r+i)
+		}
+	}
 	for step := 0; step < s.j.steps(); step += panelSteps {
 		p := part{r, rows, step, min(panelSteps, s.j.steps()-step)}
 		s.packWeights(p)
@@ -80,7 +85,14 @@ func (s *panelScratch[F]) panel(r, rows, toR int) {
 			}
 		}
 	}
-	s.finish(r, rows)
+	for _, run := range s.runs {
+		if s.direct(run, rows) {
+			continue
+		}
+		for token := run.first; token < min(run.end(), s.tokens); token++ {
+			finish(s.j.dst[(s.first+token)*s.j.w.Rows+r:][:rows], s.sums[token*s.k.rows:], s.j.bias, r)
+		}
+	}
 }
 
 // slotSize returns the length of a slot of sums.
@@ -150,16 +162,4 @@ func (s *panelScratch[F]) multiply(p part, turn, i int) {
 func (s *panelScratch[F]) direct(run tokenRun, rows int) bool {
 	sameType := unsafe.Sizeof(s.sums[0]) == unsafe.Sizeof(s.j.dst[0])
 	return sameType && s.j.bias == nil && rows == s.k.rows && run.end() <= s.tokens
-}
-
-// finish writes the results of the runs that were not written directly.
-func (s *panelScratch[F]) finish(r, rows int) {
-	for _, run := range s.runs {
-		if s.direct(run, rows) {
-			continue
-		}
-		for token := run.first; token < min(run.end(), s.tokens); token++ {
-			finish(s.j.dst[(s.first+token)*s.j.w.Rows+r:][:rows], s.sums[token*s.k.rows:], s.j.bias, r)
-		}
-	}
 }

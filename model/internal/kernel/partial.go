@@ -638,17 +638,13 @@ func (q *partialJob) results(p *partialScratch, state []float32, size, token, r 
 		}
 		partial64, squares64 := float64(most), float64(sum)
 		if !ordinary(most, sum) {
-			partial64, squares64 = q.scaled(p, token, r+i)
+			x := make([]float32, 2*q.w.Cols) // short numbers and terms
+			q.short(x[:q.w.Cols], x[q.w.Cols:], token)
+			p.row = grow(p.row, q.w.Cols)
+			row := q.w.Row(p.row, r+i)
+			partial64, squares64 = scaledSums(x[:q.w.Cols], x[q.w.Cols:], row, q.start(token, r+i), q.plans)
 		}
 		partial[i] = float64(partial64 * unit)
 		squares[i] = float64(squares64 * unit)
 	}
-}
-
-// scaled returns scaledSums of a token of the block and a row.
-func (q *partialJob) scaled(p *partialScratch, token, row int) (partial, squares float64) {
-	x := make([]float32, 2*q.w.Cols)
-	q.short(x[:q.w.Cols], x[q.w.Cols:], token)
-	p.row = grow(p.row, q.w.Cols)
-	return scaledSums(x[:q.w.Cols], x[q.w.Cols:], q.w.Row(p.row, row), q.start(token, row), q.plans)
 }

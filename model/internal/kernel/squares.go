@@ -46,24 +46,21 @@ func Columns(products, a, squares, b []float32, w Matrix, workers int) {
 	block := roundUp(columnBlock, max(1, w.BlockCols))
 	clear(products)
 	clear(squares)
+	im := current()
 	Parallel(ceilDiv(w.Cols, block), workers, func(i int) {
-		columns(products, a, squares, b, &w, i*block, min((i+1)*block, w.Cols))
-	})
-}
-
-// columns computes the columns from … to-1.
-func columns(products, a, squares, b []float32, w *Matrix, from, to int) {
-	s, im := scratches.Get().(*scratch), current()
-	defer scratches.Put(s)
-	n := to - from
-	s.rows = grow(s.rows, 2*n)
-	for r := range w.Rows {
-		part := w.part(s.rows, r, from, to)
-		squared := squareAll(s.rows[n:2*n], part)
-		for t := range len(a) / w.Rows {
-			at, x := t*w.Cols+from, t*w.Rows+r
-			addScaled(im, products[at:at+n], part, a[x])
-			addScaled(im, squares[at:at+n], squared, b[x])
+		s := scratches.Get().(*scratch)
+		defer scratches.Put(s)
+		from, to := i*block, min((i+1)*block, w.Cols)
+		n := to - from
+		s.rows = grow(s.rows, 2*n)
+		for r := range w.Rows {
+			part := w.part(s.rows, r, from, to)
+			squared := squareAll(s.rows[n:2*n], part)
+			for t := range len(a) / w.Rows {
+				at, x := t*w.Cols+from, t*w.Rows+r
+				addScaled(im, products[at:at+n], part, a[x])
+				addScaled(im, squares[at:at+n], squared, b[x])
+			}
 		}
-	}
+	})
 }

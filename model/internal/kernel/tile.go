@@ -8,13 +8,23 @@ import (
 // Products of few tokens run on tiles. A tile is a kernel that multiplies tileRows rows of
 // weights, as they lie in memory, with a few tokens, and holds one sum per lane in registers.
 
-// tiled computes the rows r … toR of the tokens t … toT with tiles.
+// tiled computes the rows r … toR of the tokens t … toT, which are the block of s, with tiles.
 func (j *job) tiled(s *scratch, r, toR, t, toT int) {
+	set := &j.im.tile[j.format]
 	for ; r < toR; r += tileRows {
 		rows := min(tileRows, toR-r)
 		j.tileWeights(s, r, rows)
 		for i := t; i < toT; {
-			i += j.tile(s, r, rows, t, i, toT-i)
+			at, width := (i-t)*j.length, set.width(toT-i)
+			n := min(width, toT-i)
+			if j.acc == Float32 {
+				s.tile32.run(set.float32[width-1], &s.w, s.x[at:], width, n, j.length)
+				s.tile32.finish(j, i, n, r, rows)
+			} else {
+				s.tile64.run(set.float64[width-1], &s.w, s.wide[at:], width, n, j.length)
+				s.tile64.finish(j, i, n, r, rows)
+			}
+			i += n
 		}
 	}
 	s.w, s.tile32.x = [tileRows]*byte{}, [maxWidth]*float32{} // the caller's memory
@@ -39,22 +49,6 @@ func (j *job) tileWeights(s *scratch, r, rows int) {
 		}
 		s.w[k] = (*byte)(unsafe.Pointer(&dst[0]))
 	}
-}
-
-// tile multiplies rows of weights with the first of the tokens t … t+left and returns the
-// number of those tokens. The block of tokens in s begins at token first.
-func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
-	set, at := &j.im.tile[j.format], (t-first)*j.length
-	width := set.width(left)
-	n := min(width, left)
-	if j.acc == Float32 {
-		s.tile32.run(set.float32[width-1], &s.w, s.x[at:], width, n, j.length)
-		s.tile32.finish(j, t, n, r, rows)
-	} else {
-		s.tile64.run(set.float64[width-1], &s.w, s.wide[at:], width, n, j.length)
-		s.tile64.finish(j, t, n, r, rows)
-	}
-	return n
 }
 
 // run runs the kernel of a width on n tokens of a length. The last token is repeated where

@@ -31,7 +31,7 @@ func Times(dst, x []float32, w Matrix) {
 // at sets the scales to those of the rows r, r + apart, r + 2·apart and r + 3·apart, and returns the address of row r.
 func (f *fourRows) at(w *Matrix, r, apart int) *byte {
 	for i := range f.scales {
-		f.scales[i] = w.scalesOf(r + i*apart)
+		f.scales[i] = &w.Scales[(r+i*apart)/w.BlockRows*ceilDiv(w.Cols, w.BlockCols)]
 	}
 	return &w.Data[r*w.Cols]
 }
@@ -44,11 +44,6 @@ func (m *Matrix) isE4M3() bool {
 		is = -128 < m.Scales[i] && m.Scales[i] < 128
 	}
 	return is
-}
-
-// scalesOf returns the address of the scales of row r.
-func (m *Matrix) scalesOf(r int) *float32 {
-	return &m.Scales[r/m.BlockRows*ceilDiv(m.Cols, m.BlockCols)]
 }
 
 // TimesColumns sets dst[c] = Dot32(x, column c of w), for x of w.Rows and dst of w.Cols numbers. A row is added to the

@@ -200,7 +200,7 @@ func (s isa) blockErrors(q8 bool) {
 	end()
 }
 
-// halfStepQ8 sets t to halfStepQ8 of a scale.
+// halfStepQ8 sets t to Half of compareQ8Portable, of a scale.
 func halfStepQ8(abs, scale, t reg.VecPhysical) {
 	VANDPS(abs, scale, scale)
 	VMULSS(stepsQ8, scale, t)
