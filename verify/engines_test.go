@@ -481,13 +481,17 @@ func TestAgainst(t *testing.T) {
 	r := run(t, c.Config, c, right, verify.Options{Undiagnosed: true})
 	other := run(t, c.Config, c, wrong, verify.Options{Undiagnosed: true})
 	require.Equal(t, []report.Verdict{report.Pass, report.Fail}, []report.Verdict{r.Verdict, other.Verdict})
-	a := must(verify.Against(right, wrong, r, other))
+	beside := func(p, beside *pack.Pack, its *report.Report) *report.Report {
+		return run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Against: &verify.Trace{Pack: beside, Report: its}})
+	}
+	b := beside(wrong, right, r).Against
+	require.Equal(t, []int{2, 2, 0}, []int{b.Differ, b.WrongHere, b.WrongThere})
+	r = beside(right, wrong, other)
+	a := r.Against
 	require.Equal(t, []int{2, 0, 2}, []int{a.Differ, a.WrongHere, a.WrongThere})
 	require.Equal(t, []int{1, 1}, []int{a.Layers[0].Differ, a.Layers[1].Differ})
-	b := must(verify.Against(wrong, right, other, r))
-	require.Equal(t, []int{2, 2, 0}, []int{b.Differ, b.WrongHere, b.WrongThere})
+	require.Empty(t, a.Arithmetics)
 
-	r.Against = a
 	var quiet, junit strings.Builder
 	require.NoError(t, r.WriteQuiet(&quiet))
 	require.NoError(t, r.WriteJUnit(&junit, report.About{Name: "m"}))

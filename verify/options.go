@@ -11,6 +11,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
@@ -54,7 +55,16 @@ type Options struct {
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
 	Progress    func(done, total int) // called after each golden tensor; may be nil
 
+	// Against is another trace of the same tokens, such as a rollout's beside a trainer's: see report.Against.
+	Against *Trace
+
 	block int // logits that are in memory at once; 0 for logitsAtOnce
+}
+
+// Trace is a trace that was verified against the same checkpoint.
+type Trace struct {
+	Pack   *pack.Pack
+	Report *report.Report
 }
 
 // Decoded knows the weights that a source decodes to the dtype that they seem to have.

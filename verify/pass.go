@@ -15,14 +15,15 @@ import (
 
 // pass is one walk through the model whose stages are compared with the pack's. Its traces hold it.
 type pass struct {
-	job       *job
-	evidence  *evidence
-	chosen    []int                    // experts, by the last gate
-	rechoose  rechoose                 // of the last gate
-	inFloat32 []int                    // experts that the last gate chooses without rounding its logits; nil if it rounds none
-	rotations map[string]map[tell]bool // what RoPE's tables tell, by their name
-	logitsErr []float64                // of the last gate in chained mode, per token: max |logit - golden|
-	keysErr   []float64                // of the last indexer likewise, per query: max |score - golden|
+	job          *job
+	evidence     *evidence
+	chosen       []int                    // experts, by the last gate
+	rechoose     rechoose                 // of the last gate
+	inFloat32    []int                    // experts that the last gate chooses in float32; nil if it rounds nothing to 16 bits
+	rotations    map[string]map[tell]bool // what RoPE's tables tell, by their name
+	roundsLogits bool                     // the last gate rounds its logits to 16 bits
+	logitsErr    []float64                // of the last gate in chained mode, per token: max |logit - golden|
+	keysErr      []float64                // of the last indexer likewise, per query: max |score - golden|
 }
 
 // rechoose hands look the choice of the last gate under another config, or with another gate. What it hands out is

@@ -61,6 +61,8 @@ func TestEnginesAreRecognised(t *testing.T) {
 			require.Equal(t, way, got[operation], "%s: %s", name, operation)
 		}
 		require.Contains(t, printed(t, r), "\n           recognised: ")
+		has(t, junit(t, r), `<property name="arithmetic recognised" value="`)
+		has(t, html(t, r), "<dt>arithmetic recognised</dt><dd>")
 	}
 }
 
@@ -160,6 +162,11 @@ func TestRoundingsThatAreNotKnown(t *testing.T) {
 		if verdict == report.Inconclusive {
 			require.Contains(t, r.Reasons[0], "the engine rounds final-add-norm in a way that is not known")
 			require.Contains(t, printed(t, r), "not recognised: final-add-norm\n")
+			const held = "held to wider limits, which allow for any rounding: model.norm.output"
+			for name, value := range map[string]string{"arithmetic not recognised": "final-add-norm", "stages not recognised": held} {
+				has(t, junit(t, r), `<property name="`+name+`" value="`+value+`"></property>`)
+				has(t, html(t, r), "<dt>"+name+"</dt><dd>"+value+"</dd>")
+			}
 			continue
 		}
 		require.Equal(t, "model.norm.output", *r.FirstDivergence)

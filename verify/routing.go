@@ -44,7 +44,7 @@ func (t *pass) topK(name string, ours *choice) error {
 		c.Padding = padded.Count()
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
 			layer := t.compareTopK(&c, ours, want, k, padded)
-			if t.inFloat32 != nil {
+			if layer.InFloat32 = t.inFloat32; t.roundsLogits {
 				n := 0
 				for slot, e := range want {
 					if row := slot / k; !padded.Has(row) && !slices.Contains(t.inFloat32[row*k:(row+1)*k], e) {

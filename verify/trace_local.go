@@ -107,16 +107,17 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	return nil
 }
 
-// chooseInFloat32 notes which experts the gate with logits x chooses, if an engine rounds them to 16 bits.
+// chooseInFloat32 notes which experts the gate with logits x chooses in float32, if an engine rounds its logits or the
+// scores that choose to 16 bits.
 func (t *localTrace) chooseInFloat32(name string, x *bounds.Value) {
-	j, at := t.pass.job, pack.Parse(name).Layer
-	rounds := j.pack.IsTrace() && x.DType == tensor.F32 && j.pack.DType != tensor.F32 &&
+	j := t.pass.job
+	gate := &j.model.Layer(pack.Parse(name).Layer).MoE.Gate
+	narrow := j.pack.IsTrace() && x.DType == tensor.F32 && j.pack.DType != tensor.F32 && gate.TID2EID == nil
+	t.pass.roundsLogits = narrow &&
 		(j.pack.Manifest.Tensors[name].DType == j.pack.DType || j.engine.Rounding[bounds.Router] == bounds.InT)
-	if t.pass.inFloat32 = nil; rounds && j.model.Layer(at).MoE.Gate.TID2EID == nil {
-		t.analysis.Try(func() {
-			choice := model.ChooseBy(t.analysis, j.model.Config, &j.model.Layer(at).MoE.Gate, x)
-			t.pass.inFloat32 = slices.Clone(choice.Idx)
-		})
+	t.pass.inFloat32 = nil
+	if t.pass.roundsLogits || narrow && j.engine.Rounding[bounds.ChoiceScore] == bounds.InT {
+		t.pass.inFloat32 = slices.Clone(model.Choose(j.model.Config, gate, x.Activation).Idx)
 	}
 }
 
@@ -193,6 +194,9 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 	record(c, m)
 	if t.pass.job.counts {
 		t.pass.evidence.noteMisses(c.Tensor, x, want, rows, factor)
+	}
+	if t.pass.job.watch != nil {
+		t.pass.job.watch(c.Tensor, x, rows)
 	}
 	if x = t.judgeMeasured(c, x, d, want, rows); c.Verdict == report.Fail {
 		c.Pattern = t.pass.evidence.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))

@@ -87,6 +87,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err == nil {
 		err = advise(found, r)
 	}
+	if err == nil && o.Against != nil {
+		r.Against, err = found.against(ctx, r)
+	}
 	return r, err
 }
 

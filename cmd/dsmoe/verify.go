@@ -185,21 +185,22 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 // verifyBoth is verify, with the other trace if there is one.
 func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
 	p, unopened := pack.Open(golden)
-	r, err := o.verify(ctx, path, golden, p, unopened, stderr)
-	if err != nil || o.against == "" {
-		return r, err
+	if unopened != nil || o.against == "" {
+		return o.verify(ctx, path, golden, p, unopened, nil, stderr)
 	}
 	other, unopened := pack.Open(o.against)
-	its, err := o.verify(ctx, path, o.against, other, unopened, stderr)
-	if err == nil {
-		r.Against, err = verify.Against(p, other, r.Report, its.Report)
+	its, err := o.verify(ctx, path, o.against, other, unopened, nil, stderr)
+	if err != nil {
+		its.Checkpoint.Golden = golden
+		return its, err
 	}
-	return r, err
+	return o.verify(ctx, path, golden, p, nil, &verify.Trace{Pack: other, Report: its.Report}, stderr)
 }
 
-// verify returns the report or, with the error, what was to be verified. The pack may be nil: unopened says why.
+// verify returns the report or, with the error, what was to be verified. The pack may be nil: unopened says why. The other
+// trace may be nil.
 func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack.Pack, unopened error,
-	stderr io.Writer) (*verified, error) {
+	other *verify.Trace, stderr io.Writer) (*verified, error) {
 	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	if isFile(filepath.Join(path, "manifest.json")) && !isFile(filepath.Join(path, checkpoint.ConfigName)) {
 		return r, problem.New(path, "a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN", "")
@@ -217,7 +218,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack
 	b := cli.Bar{To: stderr, Counts: true}
 	defer b.Remove()
 	options := o.options(p.DType, func(done, total int) { b.Set("verifying", int64(done), int64(total)) })
-	options.Pages, options.Decoded = c, c
+	options.Pages, options.Decoded, options.Against = c, c, other
 	if !c.ConfigInside() {
 		if options.ConfigHash, err = hashFile(c, checkpoint.ConfigName); err != nil {
 			return r, err

@@ -84,6 +84,9 @@ func (a *Arithmetic) String() string {
 	case a.Sums != "" && slices.Contains(a.Attention, Flash):
 		words = append(words, "its sums in "+a.Sums)
 	}
+	for _, operation := range slices.Sorted(maps.Keys(a.Rounding)) {
+		words = append(words, operation+": "+a.Rounding[operation])
+	}
 	return strings.Join(words, "; ")
 }
 

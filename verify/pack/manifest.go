@@ -131,8 +131,18 @@ func (p *Precision) String() string {
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
-// Python names the class, its libraries and the device, as far as the manifest does.
-func (r *Reference) Python() string {
+// String names the engine, or the class and its libraries, and the device, as far as the manifest does.
+func (r *Reference) String() string {
+	if r.Kind == Engine {
+		engine := fmt.Sprintf("%s, %s", r.Name, r.Version)
+		if r.Device != "" {
+			engine += " on " + r.Device
+		}
+		if r.Recorded != "" {
+			engine += "; recorded by " + r.Recorded
+		}
+		return engine
+	}
 	python := strings.TrimSpace(fmt.Sprintf("%s (%s)", r.Model, strings.TrimSpace(r.Kind+" "+r.File)))
 	for _, part := range [][2]string{{", transformers ", r.Transformers}, {", torch ", r.Torch}, {" on ", r.Device}} {
 		if part[1] != "" {

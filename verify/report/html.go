@@ -25,6 +25,7 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 		}
 	}
 	if !r.unfinished {
+		p.Facts(r.ofArithmetic()...)
 		r.pageDivergence(p)
 		r.pageBounds(p)
 		r.pageRouting(p)
@@ -312,6 +313,7 @@ func (r *Report) pageRouting(p *page.Page) {
 	p.Section("Coverage and routing")
 	f := r.coverage()
 	if r.Against != nil {
+		r.Against.writeArithmetics(&f)
 		r.Against.write(&f)
 	}
 	p.Facts(f.onPage()...)

@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"dsmoe/text"
@@ -75,7 +76,7 @@ type (
 // A case has no time of its own, since stages are not timed.
 func (r *Report) WriteJUnit(w io.Writer, about About) error {
 	s := junitSuite{Name: text.Line(about.Name), Time: fmt.Sprintf("%.3f", about.Duration)}
-	for _, f := range append([]page.Fact{{Name: "verdict", Value: r.verdict()}}, about.Facts...) {
+	for _, f := range slices.Concat([]page.Fact{{Name: "verdict", Value: r.verdict()}}, r.ofArithmetic(), about.Facts) {
 		s.Properties = append(s.Properties, junitProperty{text.Line(f.Name), text.Line(f.Value)})
 	}
 	for _, c := range r.Checks {
@@ -151,12 +152,15 @@ func (r *Report) junit(suite string) junitCase {
 // junit is the case of the other trace's verdict.
 func (a *Against) junit(suite string) junitCase {
 	j := junitCase{Name: "against", Class: suite + ".verdict"}
-	var f facts
-	switch a.write(&f); a.Verdict {
+	var verdict, all facts
+	a.write(&verdict)
+	a.writeArithmetics(&all)
+	message, details := text.Line(verdict[0].Value), block(append(all, verdict...).String())
+	switch a.Verdict {
 	case Fail:
-		j.Failure = &junitResult{"fail", text.Line(f[0].Value), block(f.String())}
+		j.Failure = &junitResult{"fail", message, details}
 	case Inconclusive:
-		j.Error = &junitResult{"inconclusive", text.Line(f[0].Value), block(f.String())}
+		j.Error = &junitResult{"inconclusive", message, details}
 	}
 	return j
 }

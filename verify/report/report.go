@@ -455,6 +455,8 @@ type LayerRouting struct {
 	Rounded   *int `json:"rounded,omitempty"` // of Routing
 
 	Wrong map[int]bool `json:"-"` // tokens with a choice that rounding does not explain
+	// experts that the gate chooses in float32, if the engine rounds its logits or scores to 16 bits [tokens × k]
+	InFloat32 []int `json:"-"`
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much

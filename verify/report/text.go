@@ -2,6 +2,7 @@ package report
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"iter"
@@ -30,7 +31,11 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.FirstDivergence != nil {
 		fmt.Fprintln(b, r.divergence())
 	}
-	fmt.Fprintf(b, "%s%s", r.coverage(), r.answer())
+	f := r.coverage()
+	if r.Against != nil {
+		r.Against.writeArithmetics(&f)
+	}
+	fmt.Fprintf(b, "%s%s", f, r.answer())
 	return b.Flush()
 }
 
@@ -47,7 +52,7 @@ func (r *Report) WriteQuiet(w io.Writer) error {
 	return err
 }
 
-// answer is the verdict and its reasons, behind what another trace shows.
+// answer is the verdict and its reasons, behind those of another trace.
 func (r *Report) answer() (f facts) {
 	if r.Against != nil {
 		r.Against.write(&f)
@@ -118,9 +123,11 @@ func (c *Coverage) exercised() string {
 func (r *Report) head() (f facts) {
 	ref := r.Golden.Reference
 	if ref.Kind == pack.Engine {
-		r.writeEngine(&f)
+		f.add("engine", "%s", text.Line(ref.String()))
+		r.Golden.writeArithmetic(&f, "arithmetic")
+		f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
 	} else {
-		f.add("reference", "%s", text.Line(ref.Python()))
+		f.add("reference", "%s", text.Line(ref.String()))
 	}
 	if on := ref.DeviceText(); on != "" {
 		f.add("", "%s", text.Line(on))
@@ -184,31 +191,23 @@ func (r *Report) head() (f facts) {
 	return f
 }
 
-// writeEngine writes which engine ran, and how it computes: what it declares, and what it does not and the numbers show.
-func (r *Report) writeEngine(f *facts) {
-	ref := r.Golden.Reference
-	what := fmt.Sprintf("%s, %s", ref.Name, ref.Version)
-	if ref.Device != "" {
-		what += " on " + ref.Device
-	}
-	if ref.Recorded != "" {
-		what += "; recorded by " + ref.Recorded
-	}
-	f.add("engine", "%s", text.Line(what))
-	declared := r.Golden.Arithmetic.String()
-	if declared == "" {
-		declared = "nothing"
-	}
-	f.add("arithmetic", "declared, and reproduced: %s", text.Line(declared))
-	if seen := r.Golden.Observed.String(); seen != "" {
+// writeArithmetic writes how an engine computes under a name: what it declares, what its numbers show beside that, and
+// where it rounds.
+func (g *Golden) writeArithmetic(f *facts, name string) {
+	f.add(name, "declared, and reproduced: %s", text.Line(cmp.Or(g.Arithmetic.String(), "nothing")))
+	if seen := g.Observed.String(); seen != "" {
 		f.add("", "not declared, but seen, and reproduced: %s", text.Line(seen))
 	}
-	r.Golden.writeRecognised(f)
-	f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
+	for _, line := range g.recognised() {
+		if line.Name != "" {
+			line.Value = line.Name + ": " + line.Value
+		}
+		f.add("", "%s", line.Value)
+	}
 }
 
-// writeRecognised writes how an engine rounds, read off its numbers.
-func (g *Golden) writeRecognised(f *facts) {
+// recognised says how an engine rounds, read off its numbers.
+func (g *Golden) recognised() (f facts) {
 	var known, unknown, same []string
 	least := math.MaxInt
 	for _, k := range g.Recognised {
@@ -228,8 +227,7 @@ func (g *Golden) writeRecognised(f *facts) {
 		}
 	}
 	if known != nil {
-		f.add("", "recognised: %s; what is not named rounds as HuggingFace's eager classes do",
-			text.Line(strings.Join(known, "; ")))
+		f.add("recognised", "%s; what is not named rounds as HuggingFace's eager classes do", text.Line(strings.Join(known, "; ")))
 	}
 	if least < math.MaxInt {
 		f.add("", "each explains at least %s that the nearest other way does not", text.Plural(least, "element"))
@@ -238,8 +236,25 @@ func (g *Golden) writeRecognised(f *facts) {
 		f.add("", "other ways give the same numbers: %s", strings.Join(same, ", "))
 	}
 	if unknown != nil {
-		f.add("", "not recognised: %s", strings.Join(unknown, ", "))
+		f.add("not recognised", "%s", strings.Join(unknown, ", "))
 	}
+	return f
+}
+
+// ofArithmetic says how an engine rounds, by itself: each line has a name, and what is not recognised the stages that
+// were held to wider limits for it.
+func (r *Report) ofArithmetic() (f facts) {
+	for _, line := range r.Golden.recognised() {
+		if line.Name == "" && len(f) > 0 {
+			f[len(f)-1].Value += "; " + line.Value
+		} else {
+			f.add("arithmetic "+line.Name, "%s", line.Value)
+		}
+	}
+	if stages := r.grouped(func(c *Check) bool { return c.RoundingRMS != nil && c.Verdict == Pass }); stages != nil {
+		f.add("stages not recognised", "held to wider limits, which allow for any rounding: %s", strings.Join(stages, ", "))
+	}
+	return f
 }
 
 // waysInWords names the ways of operations: of several with the operation's name.
@@ -503,18 +518,25 @@ func (r *Report) cause() string {
 
 // writeFailing lists the other stages that fail, grouped by kind.
 func (r *Report) writeFailing(f *facts) {
+	for i, stages := range r.grouped(func(c *Check) bool { return c.Verdict == Fail && c.Tensor != *r.FirstDivergence }) {
+		f.add([]string{"also", ""}[min(i, 1)], "%s", stages)
+	}
+}
+
+// grouped names the stages of some checks, those of a kind together.
+func (r *Report) grouped(are func(c *Check) bool) (names []string) {
 	layers, kinds := map[string][]int{}, []string{}
-	for _, c := range r.Checks {
-		if c.Verdict != Fail || c.Tensor == *r.FirstDivergence {
+	for i := range r.Checks {
+		if !are(&r.Checks[i]) {
 			continue
 		}
-		s := c.Stage()
+		s := r.Checks[i].Stage()
 		if layers[s.Within] == nil {
 			kinds = append(kinds, s.Within)
 		}
 		layers[s.Within] = append(layers[s.Within], s.Layer)
 	}
-	for i, kind := range kinds {
+	for _, kind := range kinds {
 		name, at := text.Line(kind), layers[kind]
 		switch {
 		case len(at) > 1:
@@ -522,8 +544,9 @@ func (r *Report) writeFailing(f *facts) {
 		case at[0] >= 0:
 			name = fmt.Sprintf("model.layers.%d.%s", at[0], name)
 		}
-		f.add([]string{"also", ""}[min(i, 1)], "%s", name)
+		names = append(names, name)
 	}
+	return names
 }
 
 func (c *Check) write(f *facts) {
