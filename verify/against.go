@@ -169,6 +169,13 @@ func (j *job) waysShown(r *report.Report) map[string]string {
 	}
 	for _, k := range r.Golden.Recognised {
 		maps.Copy(found, k.Ways)
+		for _, layer := range slices.Sorted(maps.Keys(k.Layers)) {
+			for operation, way := range k.Layers[layer] {
+				if way != k.Ways[operation] {
+					found[operation] += ", in layer " + layer + " " + way
+				}
+			}
+		}
 	}
 	if r.Routing.Rounded != nil {
 		found[bounds.Router] = bounds.InT
@@ -185,8 +192,8 @@ func (j *job) waysShown(r *report.Report) map[string]string {
 // from the inputs in the job's pack. As in recognition, the first layers with a stage are enough.
 func (j *job) moved(ctx context.Context, differ []report.TwoWays) ([]report.Moved, error) {
 	theirs := map[string]string{}
-	for _, d := range differ {
-		if bounds.WaysOf(d.Of) != nil && d.Here != bounds.Unknown && d.There != bounds.Unknown {
+	for _, d := range differ { // in both known, and one way in all layers
+		if ways := bounds.WaysOf(d.Of); slices.Contains(ways, d.Here) && slices.Contains(ways, d.There) {
 			theirs[d.Of] = d.There
 		}
 	}

@@ -19,15 +19,15 @@ type job struct {
 	in      *model.Input // of the pack
 	rows    *model.Input // in, without its mask if rows of padding are compared, too
 	model   *model.DeepseekForCausalLM
-	source  weights.Source                                         // of the model's weights
-	weights *weights.Set                                           // of the source, under the names of the table
-	scope   *scope                                                 // parts of the model that are run, and stages that are compared
-	options *Options                                               // of the user
-	engine  *pack.Arithmetic                                       // of an engine, as it is reproduced
-	rounded bounds.Roundings                                       // weights that the reference had before they were rounded; nil takes weights as they are
-	counts  bool                                                   // elements that miss are noted
-	found   []recognised                                           // how an engine rounds, read off its numbers
-	trial   bool                                                   // a mistake is undone: no numbers of config.json are tried
+	source  weights.Source   // of the model's weights
+	weights *weights.Set     // of the source, under the names of the table
+	scope   *scope           // parts of the model that are run, and stages that are compared
+	options *Options         // of the user
+	engine  *pack.Arithmetic // of an engine, as it is reproduced
+	rounded bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
+	counts  bool             // elements that miss are noted
+	found   []recognised     // how an engine rounds, read off its numbers
+	trial   bool             // a mistake is undone: no numbers of config.json are tried
 
 	// watch is called with each stage that is held to the error analysis; may be nil
 	watch func(stage string, x *bounds.Value, rows *bounds.Rows)

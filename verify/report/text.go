@@ -227,7 +227,8 @@ func (g *Golden) recognised() (f facts) {
 		}
 	}
 	if known != nil {
-		f.add("recognised", "%s; what is not named rounds as HuggingFace's eager classes do", text.Line(strings.Join(known, "; ")))
+		f.add("recognised", "%s; what is not named rounds as HuggingFace's eager classes do",
+			text.Line(strings.Join(known, "; ")))
 	}
 	if least < math.MaxInt {
 		f.add("", "each explains at least %s that the nearest other way does not", text.Plural(least, "element"))
