@@ -36,8 +36,25 @@ func Modules(c *config.Config) Totals {
 	var totals Totals
 	rows := table.FamilyOf(c).Rows
 	for i := range rows {
-		if layers := layersOf(c, &rows[i]); layers != nil {
-			totals.of(rows[i].Module).addRow(c, &rows[i], layers)
+		p, l, end := &rows[i], -1, 0
+		if p.PerLayer() {
+			l, end = 0, c.NumHiddenLayers
+		}
+		n, used := int64(1), int64(1)
+		if p.PerExpert() {
+			n, used = int64(c.MoE.NRoutedExperts), int64(c.MoE.NumExpertsPerTok)
+		}
+		multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings) &&
+			p.Role != table.PositionBias && p.Role != table.EScoreCorrectionBias
+		for ; l < end; l++ {
+			if !p.Holds(c, l) {
+				continue
+			}
+			if t := totals.of(p.Module); p.Integer() {
+				t.Tensors++
+			} else {
+				t.add(p.Sizes(c, l), n, used, multiplies)
+			}
 		}
 	}
 	return totals
@@ -77,23 +94,6 @@ func (ts *Totals) of(m table.Module) *Total {
 	return &(*ts)[i]
 }
 
-// addRow adds the weights that layers have of a row.
-func (t *Total) addRow(c *config.Config, p *table.Row, layers []int) {
-	n, used := int64(1), int64(1)
-	if p.PerExpert() {
-		n, used = int64(c.MoE.NRoutedExperts), int64(c.MoE.NumExpertsPerTok)
-	}
-	multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings) &&
-		p.Role != table.PositionBias && p.Role != table.EScoreCorrectionBias
-	for _, l := range layers {
-		if shape := p.Sizes(c, l); p.Integer() {
-			t.Tensors++
-		} else {
-			t.add(shape, n, used, multiplies)
-		}
-	}
-}
-
 // add counts n tensors of the given shape, of which a token uses used; multiply reports whether
 // a token is multiplied with them.
 func (t *Total) add(shape []int, n, used int64, multiply bool) {
@@ -104,19 +104,6 @@ func (t *Total) add(shape []int, n, used int64, multiply bool) {
 	if multiply {
 		t.MACs += used * size
 	}
-}
-
-// layersOf lists the layers with a weight of the row; -1 for a row that is not per layer.
-func layersOf(c *config.Config, p *table.Row) (layers []int) {
-	if !p.PerLayer() && p.Holds(c, -1) {
-		return []int{-1}
-	}
-	for l := range c.NumHiddenLayers {
-		if p.PerLayer() && p.Holds(c, l) {
-			layers = append(layers, l)
-		}
-	}
-	return layers
 }
 
 // AttentionMACs returns the multiplications of one token's attention scores and of

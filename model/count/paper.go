@@ -37,7 +37,7 @@ func Segment(n, k, m, shared, hidden, intermediate int) (Segmentation, error) {
 		problem(shared < 0 || shared >= m*k && m > 0 && k > 0, "K_s = %d is not in 0..%d, below mK", shared, m*k-1),
 		problem((hidden == 0) != (intermediate == 0), "hidden size d and intermediate size d_ff are needed together"),
 		problem(m > 0 && intermediate%m != 0, "intermediate size d_ff = %d is not a multiple of m = %d: "+
-			"parameters would not stay equal; %d is one", intermediate, m, above(intermediate, m)),
+			"parameters would not stay equal; %d is one", intermediate, m, (intermediate+m-1)/max(m, 1)*m),
 	)
 	if err == nil {
 		err = problem(m*n > maxSegments, "mN = %d is more than %d", m*n, maxSegments)
@@ -51,14 +51,6 @@ const (
 	maxSegments = 1 << 16
 	maxWidth    = 1 << 22
 )
-
-// above returns the least multiple of m that is at least n; 0 if m < 1.
-func above(n, m int) int {
-	if m < 1 {
-		return 0
-	}
-	return (n + m - 1) / m * m
-}
 
 // limited returns an error unless low ≤ n ≤ high.
 func limited(name string, n, low, high int) error {

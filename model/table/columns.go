@@ -89,9 +89,6 @@ var (
 // stored is a tensor with the elements as they lie.
 func stored(name string) gguf { return gguf{Name: name} }
 
-// split is pieces, or in older files one tensor.
-func split(name string, pieces ...ggufPiece) gguf { return gguf{name, pieces} }
-
 // rotated has the rows of each head paired as RoPE rotates them in llama.cpp: row i of the
 // first half of the head, then row i of the second. DeepseekModel.permute of
 // conversion/deepseek.py.

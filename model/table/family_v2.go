@@ -46,8 +46,8 @@ var latentAttention = []Row{
 	{"model.layers.{l}.self_attn.kv_a_layernorm.weight", Norms, KVALayernorm, nil, []dim{kvRank},
 		stored("blk.{l}.attn_kv_a_norm.weight")},
 	{"model.layers.{l}.self_attn.kv_b_proj.weight", Attention, KVBProj, nil, []dim{latentKeysValues, kvRank},
-		split("blk.{l}.attn_kv_b.weight", latentKeys("blk.{l}.attn_k_b.weight"),
-			latentValues("blk.{l}.attn_v_b.weight"))},
+		gguf{"blk.{l}.attn_kv_b.weight", // in older files; split since
+			[]ggufPiece{latentKeys("blk.{l}.attn_k_b.weight"), latentValues("blk.{l}.attn_v_b.weight")}}},
 	{"model.layers.{l}.self_attn.o_proj.weight", Attention, OProj, nil, []dim{hidden, latentContext},
 		stored("blk.{l}.attn_output.weight")},
 	{"model.layers.{l}.self_attn.o_proj.bias", Attention, oProjBias, bias, []dim{hidden},

@@ -22,8 +22,9 @@ type gguf struct {
 
 // ggufPiece is a tensor with elements of a weight in an order of its own.
 type ggufPiece struct {
-	Name  string // of the tensor; "{l}" stands for a layer
-	order func(c *config.Config, shape []int) Order
+	Name string // of the tensor; "{l}" stands for a layer
+	// Order returns what the piece has of a weight of that shape.
+	Order func(c *config.Config, shape []int) Order
 }
 
 // Order is which elements of a weight a tensor has.
@@ -34,9 +35,6 @@ type Order struct {
 	// along the first axis.
 	View *tensor.View
 }
-
-// Order returns what the piece has of a weight of that shape.
-func (p *ggufPiece) Order(c *config.Config, shape []int) Order { return p.order(c, shape) }
 
 // StageOf returns the stage that an engine's number of this name is, which is named by the weight of a GGUF file that gave
 // or took it: "blk.3.attn_q_a.output" is model.layers.3.self_attn.q_a_proj.output, "blk.3.ffn_down_exps.7.input" is

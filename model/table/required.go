@@ -23,7 +23,9 @@ func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq
 			}
 		}
 		if UsesStoredHead(c, has) {
-			for s := range slots([]*Row{f.head()}, c, 0, 0) {
+			head := *f.Row(Head, LMHead)
+			head.When = nil
+			for s := range slots([]*Row{&head}, c, 0, 0) {
 				if !yield(s) {
 					return
 				}
@@ -47,13 +49,6 @@ const HeadName = "lm_head.weight"
 // their values are the same.
 func UsesStoredHead(c *config.Config, has func(name string) bool) bool {
 	return c.TieWordEmbeddings && c.Reference == config.Native && has(HeadName)
-}
-
-// head is the row of the head, without its condition.
-func (f *Family) head() *Row {
-	row := *f.Row(Head, LMHead)
-	row.When = nil
-	return &row
 }
 
 // AbsentMTP returns the prediction layers of c, by their numbers behind the decoder's, of

@@ -56,9 +56,14 @@ func slots(rows []*Row, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		each := func(p Place) bool { return yield(Slot{p.Row.NameIn(p.Layer, p.Expert), p.Row.Sizes(c, p.Layer), p}) }
 		for rest := rows; len(rest) > 0; {
-			n := leading(rest, (*Row).PerLayer)
-			if !expandLayers(rest[:n], c, first, end, each) {
-				return
+			n, l, last := leading(rest, (*Row).PerLayer), first, end
+			if !rest[0].PerLayer() {
+				l, last = -1, 0
+			}
+			for ; l < last; l++ {
+				if !expandRows(rest[:n], c, l, each) {
+					return
+				}
 			}
 			rest = rest[n:]
 		}
@@ -73,19 +78,6 @@ func leading(rows []*Row, property func(*Row) bool) int {
 		}
 	}
 	return len(rows)
-}
-
-// expandLayers yields the rows layer by layer; rows that are not per layer, once.
-func expandLayers(rows []*Row, c *config.Config, first, end int, yield func(Place) bool) bool {
-	if !rows[0].PerLayer() {
-		return expandRows(rows, c, -1, yield)
-	}
-	for l := first; l < end; l++ {
-		if !expandRows(rows, c, l, yield) {
-			return false
-		}
-	}
-	return true
 }
 
 // expandRows yields the rows of one layer; consecutive expert rows are yielded
