@@ -159,7 +159,7 @@ func unsayableWindowed(c *config.Config, refuse func(is bool, reason string, arg
 			break
 		}
 	}
-	for l := hashLayers(c); l < c.NumHiddenLayers; l++ {
+	for l := firstLayers(c.Hashes); l < c.NumHiddenLayers; l++ {
 		refuse(c.Hashes(l), "layer %d chooses experts by the token, and a layer before it does not: llama.cpp has "+
 			"a number of first layers", l)
 	}

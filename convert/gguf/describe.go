@@ -35,7 +35,7 @@ func describe(d format.Description) (described format.Described, err error) {
 					names = append(names, info.Name)
 				}
 			}
-			w.putList(widenedKey+was.String(), names)
+			w.putSome(widenedKey+was.String(), names)
 		}
 		notes := w.putTokenizer(d)
 		w.importanceKeys(d.Imatrix)

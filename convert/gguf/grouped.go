@@ -58,7 +58,9 @@ var groupedOwn = []row{
 		return unlessZero(c.MoE.NSharedExperts *
 			c.MoE.MoEIntermediateSize)
 	}},
-	{denseCount, u32, "", func(c *config.Config) any { return uint32(leadingDense(c)) }},
+	{denseCount, u32, "", func(c *config.Config) any {
+		return uint32(firstLayers(func(l int) bool { return l < c.NumHiddenLayers && !c.IsMoE(l) }))
+	}},
 	{moeStep, u32, "", func(*config.Config) any { return uint32(1) }},
 	{weightsScale, f32, "routed_scaling_factor",
 		func(c *config.Config) any { return float32(c.Router.RoutedScalingFactor) }},
@@ -71,14 +73,6 @@ var groupedOwn = []row{
 		}
 		return list
 	}},
-}
-
-// leadingDense returns how many layers, from the first on, have no experts.
-func leadingDense(c *config.Config) (n int) {
-	for n < c.NumHiddenLayers && !c.IsMoE(n) {
-		n++
-	}
-	return n
 }
 
 // grouped writes the keys of these models.
@@ -117,8 +111,8 @@ func (g *grouped) unsayable(c *config.Config, arch string, refuse func(is bool, 
 	refuse(g.equal && c.Attention.NumKeyValueHeads != c.Attention.NumAttentionHeads,
 		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.Attention.NumKeyValueHeads,
 		c.Attention.NumAttentionHeads, arch)
-	for l := leadingDense(c); l < c.NumHiddenLayers && g.leads; l++ {
-		if !c.IsMoE(l) {
+	for l := 1; l < c.NumHiddenLayers && g.leads; l++ {
+		if c.IsMoE(l-1) && !c.IsMoE(l) {
 			refuse(true, "layer %d is dense, and a layer before it is not: to llama.cpp's %s all behind the first dense layers "+
 				"have experts", l, arch)
 			break

@@ -126,7 +126,7 @@ var windowedRows = slices.Concat(only(rows, "context_length", "embedding_length"
 	{"hyper_connection.sinkhorn_iterations", u32, "hc_sinkhorn_iters",
 		func(c *config.Config) any { return uint32(c.HyperConnections.HCSinkhornIters) }},
 	{"hyper_connection.epsilon", f32, "hc_eps", func(c *config.Config) any { return float32(c.HyperConnections.HCEps) }},
-	{"hash_layer_count", u32, "num_hash_layers", func(c *config.Config) any { return uint32(hashLayers(c)) }},
+	{"hash_layer_count", u32, "num_hash_layers", func(c *config.Config) any { return uint32(firstLayers(c.Hashes)) }},
 })
 
 // only returns the rows with these keys.
@@ -134,9 +134,9 @@ func only(rows []row, keys ...string) []row {
 	return slices.DeleteFunc(slices.Clone(rows), func(r row) bool { return !slices.Contains(keys, r.key) })
 }
 
-// hashLayers returns how many layers, from the first on, choose experts by the token.
-func hashLayers(c *config.Config) (n int) {
-	for c.Hashes(n) {
+// firstLayers returns how many layers, from the first on, have a property.
+func firstLayers(has func(layer int) bool) (n int) {
+	for has(n) {
 		n++
 	}
 	return n

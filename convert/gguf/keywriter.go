@@ -68,17 +68,10 @@ func (w *keyWriter) put(key string, v any) {
 // of writes a key behind the architecture's name.
 func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
 
-// putText writes a text that is not empty.
-func (w *keyWriter) putText(key, s string) {
-	if s != "" {
-		w.put(key, s)
-	}
-}
-
-// putList writes a list that is not empty.
-func (w *keyWriter) putList(key string, list []string) {
-	if len(list) > 0 {
-		w.put(key, list)
+// putSome writes a text or a list that is not empty.
+func (w *keyWriter) putSome(key string, v any) {
+	if reflect.ValueOf(v).Len() > 0 {
+		w.put(key, v)
 	}
 }
 

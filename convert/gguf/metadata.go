@@ -36,7 +36,7 @@ func (w *keyWriter) metadata(d format.Description) (notes []string) {
 		if s.key == nameKey {
 			value = cmp.Or(d.Named, value)
 		}
-		w.putText(s.key, value)
+		w.putSome(s.key, value)
 	}
 	models := c.list("base_model") // as the hub names them: ORGANIZATION/NAME
 	if len(models) > maxBaseModels {
@@ -54,11 +54,11 @@ func (w *keyWriter) metadata(d format.Description) (notes []string) {
 			continue
 		}
 		w.put(prefix+"name", model)
-		w.putText(prefix+"organization", organization)
+		w.putSome(prefix+"organization", organization)
 		w.put(prefix+"repo_url", "https://huggingface.co/"+name)
 	}
-	w.putList("general.tags", c.list("tags", "pipeline_tag"))
-	w.putList("general.languages", c.list("languages", "language"))
+	w.putSome("general.tags", c.list("tags", "pipeline_tag"))
+	w.putSome("general.languages", c.list("languages", "language"))
 	return append(notes, c.notes...)
 }
 

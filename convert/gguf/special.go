@@ -248,12 +248,10 @@ func (w *keyWriter) templates(d format.Description, settings map[string]json.Raw
 		texts[name] = *t.Template
 	}
 	for _, name := range names {
-		w.putText("tokenizer.chat_template."+name, texts[name])
+		w.putSome("tokenizer.chat_template."+name, texts[name])
 	}
-	if len(names) > 0 {
-		w.put("tokenizer.chat_templates", names)
-	}
-	w.putText("tokenizer.chat_template", texts[defaultTemplate])
+	w.putSome("tokenizer.chat_templates", names)
+	w.putSome("tokenizer.chat_template", texts[defaultTemplate])
 	if bad != "" {
 		notes = append(notes, bad+
 			" has a chat_template that is neither a text nor a list of named texts: it is not written")
