@@ -106,7 +106,17 @@ func RunPart(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Opti
 	if err != nil {
 		return nil, err
 	}
-	return newPartReport(dst, p, o.Part, done), nil
+	share := p.Share(o.Part)
+	r := &PartReport{Path: dst, Plan: p.Hash, Part: o.Part, Finished: done.Finished, Already: done.Already,
+		Resumed: done.Resumed, Verified: done.Verified, Tensors: len(share), Lost: done.Lost, Notes: p.Notes}
+	for i := range share {
+		r.Bytes += share[i].Size()
+	}
+	_, r.Of = p.Bytes()
+	if r.Lost == nil {
+		r.Lost = []engine.LostTensor{}
+	}
+	return r, nil
 }
 
 // prepare checks where src is to be written and plans that. It sets o.Origin.
@@ -185,16 +195,8 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 	return r, nil
 }
 
-// nothing is the empty source of a synthetic checkpoint.
-type nothing struct{}
-
-// ReadFile is never called.
-func (nothing) ReadFile(int, []byte, int64) error { return errors.New("there is no source") }
-
-// OpenOther is never called.
-func (nothing) OpenOther(string) (fs.File, error) {
-	return nil, errors.New("there is no source")
-}
+// nothing is the empty source of a synthetic checkpoint. Its plan reads no file: no other method is called.
+type nothing struct{ engine.Source }
 
 // Key returns "": the plan names the rule.
 func (nothing) Key() (string, error) { return "", nil }

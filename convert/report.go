@@ -124,20 +124,6 @@ type PartReport struct {
 	Notes    []string            `json:"notes"`         // for the user
 }
 
-func newPartReport(dst string, p *plan.Plan, part plan.Part, done *engine.Result) *PartReport {
-	share := p.Share(part)
-	r := &PartReport{Path: dst, Plan: p.Hash, Part: part, Finished: done.Finished, Already: done.Already,
-		Resumed: done.Resumed, Verified: done.Verified, Tensors: len(share), Lost: done.Lost, Notes: p.Notes}
-	for i := range share {
-		r.Bytes += share[i].Size()
-	}
-	_, r.Of = p.Bytes()
-	if r.Lost == nil {
-		r.Lost = []engine.LostTensor{}
-	}
-	return r
-}
-
 // WriteText writes the report, one finding per line.
 func (r *PartReport) WriteText(w io.Writer) error {
 	var b strings.Builder

@@ -69,7 +69,24 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 		}
 	}
 	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
-	names := operationNames(t.Segments, fused, out.parts[0].Shared)
+	var names []string // how the parts are arranged, then how elements change, then copies if nothing else is done
+	switch wasFused := out.parts[0].Shared; {
+	case fused && !wasFused:
+		names = append(names, stackExperts)
+	case !fused && wasFused:
+		names = append(names, unstackExperts)
+	}
+	if slices.ContainsFunc(t.Segments, func(s Segment) bool { return s.View != nil }) {
+		names = append(names, reorder)
+	}
+	for i := range t.Segments {
+		if name := t.Segments[i].Operation.Name(); !t.Segments[i].Copies() && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if names == nil {
+		names = []string{t.Segments[0].Operation.Name()}
+	}
 	i := slices.IndexFunc(a.names, func(known []string) bool { return slices.Equal(known, names) })
 	if i < 0 {
 		i = len(a.names)
@@ -94,8 +111,14 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
 	if experts, pruned := a.kept[w.Layer]; pruned && w.Role().CountsExperts() {
-		if parts, err = rows(parts, experts, int64(w.Len()/w.Shape[0])); err != nil {
-			return err
+		if len(parts) != 1 || parts[0].View != nil {
+			return errors.New("is stored in an order of its own, and its rows cannot be taken apart: " +
+				"convert to safetensors first")
+		}
+		whole, width := parts[0], int64(w.Len()/w.Shape[0])
+		parts = nil
+		for first, last := range text.Runs(experts) {
+			parts = append(parts, run(whole, int64(first)*width, int64(last-first+1)*width))
 		}
 	}
 	first, from := int64(0), w.DType
@@ -220,18 +243,6 @@ func run(part format.Part, first, n int64) format.Part {
 	return part
 }
 
-// rows returns the given rows, of width elements each, of a weight's one part.
-func rows(parts []format.Part, numbers []int, width int64) (runs []format.Part, err error) {
-	if len(parts) != 1 || parts[0].View != nil {
-		return nil, errors.New("is stored in an order of its own, and its rows cannot be taken apart: " +
-			"convert to safetensors first")
-	}
-	for first, last := range text.Runs(numbers) {
-		runs = append(runs, run(parts[0], int64(first)*width, int64(last-first+1)*width))
-	}
-	return runs, nil
-}
-
 // operation returns the one operation of its kind.
 func (a *assembler) operation(key elementwise) (op operation.Operation, err error) {
 	if known := a.operations[key]; known != nil {
@@ -283,27 +294,4 @@ func (a *assembler) scales(sides []*weights.Weight) ([]Side, error) {
 		a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
 	}
 	return a.sides[n:len(a.sides):len(a.sides)], nil
-}
-
-// operationNames names the operations of a tensor: how its parts are arranged, then how its
-// elements change. It names copies only if the tensor has no other operation.
-func operationNames(segments []Segment, fused, wasFused bool) (names []string) {
-	switch {
-	case fused && !wasFused:
-		names = append(names, stackExperts)
-	case !fused && wasFused:
-		names = append(names, unstackExperts)
-	}
-	if slices.ContainsFunc(segments, func(s Segment) bool { return s.View != nil }) {
-		names = append(names, reorder)
-	}
-	for i := range segments {
-		if name := segments[i].Operation.Name(); !segments[i].Copies() && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	if names == nil {
-		names = []string{segments[0].Operation.Name()}
-	}
-	return names
 }

@@ -105,7 +105,7 @@ func (e *encoder) encoded(parts []*weights.Weight) []output {
 	} else if !w.DType.Casts() {
 		e.refuse(w, "dtype "+w.DType.String()+" cannot be quantised")
 	}
-	if raggedBlocks(w.Shape[0]) || raggedBlocks(w.Shape[1]) {
+	if slices.ContainsFunc(w.Shape, func(n int) bool { return n > fp8Block && n%fp8Block != 0 }) {
 		e.ragged++
 		e.first = cmp.Or(e.first, w.Name)
 	}
@@ -130,18 +130,5 @@ func (e *encoder) finish() {
 			"transformers takes the blocks of a matrix for equal where it dequantises (without a GPU), and refuses or "+
 			"misreads it",
 			fp8Block, fp8Block, text.Plural(e.ragged, "weight"), text.Quote(e.first))
-	}
-}
-
-// raggedBlocks reports whether n rows or columns are in blocks of different sizes.
-func raggedBlocks(n int) bool { return n > fp8Block && n%fp8Block != 0 }
-
-// checkEncoded refuses FP8 of a model that no reader has FP8 for.
-func (c *conversion) checkEncoded() {
-	if have := c.src.Config; c.o.encodes() && !have.HasReference(config.Native) {
-		c.problem("", "nothing can read FP8 of model_type %s: no transformers with FP8 runs its published code "+
-			"or has a class for it", have.ModelType)
-	} else if f := tensor.FormOf(have.Quantization.Method); c.o.encodes() && f != tensor.Plain && f != tensor.FP8 {
-		c.problem("", "its weights are quantised already (%s); --type bf16 decodes them", f.Name)
 	}
 }

@@ -4,7 +4,6 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -33,7 +32,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 			shared[w.FusedName()] = true
 		}
 	}
-	if c.checkEncoded(); c.refusesBlocks(chosen) {
+	if c.refusesForms(chosen) {
 		return nil, 0
 	}
 	naming := c.naming()
@@ -132,8 +131,15 @@ func (c *conversion) fuses(n *table.Naming, w *weights.Weight, shared bool) bool
 	return c.o.Experts != PerExpert && !c.o.encodes() && (c.o.Experts == FusedExperts || shared)
 }
 
-// refusesBlocks makes quantised weights that would keep their dtype one problem.
-func (c *conversion) refusesBlocks(chosen selection) bool {
+// refusesForms makes FP8 one problem where the source's weights are quantised or no reader has FP8 for the model, and
+// weights in blocks that would keep their dtype. It reports whether there are such blocks.
+func (c *conversion) refusesForms(chosen selection) bool {
+	if have := c.src.Config; c.o.encodes() && !have.HasReference(config.Native) {
+		c.problem("", "nothing can read FP8 of model_type %s: no transformers with FP8 runs its published code "+
+			"or has a class for it", have.ModelType)
+	} else if f := tensor.FormOf(have.Quantization.Method); c.o.encodes() && f != tensor.Plain && f != tensor.FP8 {
+		c.problem("", "its weights are quantised already (%s); --type bf16 decodes them", f.Name)
+	}
 	var types []string
 	for _, w := range chosen.kept {
 		if d := w.DType.String(); c.o.cast() == tensor.Invalid && w.DType.Blocked() && !slices.Contains(types, d) {
@@ -235,13 +241,15 @@ func (a *arrangement) fuseGroups() {
 				text.Quote(a.kept.Larger(row.NameIn(g.first.Layer, absent/n)+g.first.Part)))
 			continue
 		}
-		shape, err := fusedShape(out.parts, a.experts(g.first.Layer))
-		if err != nil {
-			a.problem(out.Name, "%v", err)
+		part, experts := out.parts[0], a.experts(g.first.Layer)
+		if i := slices.IndexFunc(out.parts, func(p *weights.Weight) bool {
+			return len(p.Shape) != 2 || !slices.Equal(p.Shape, part.Shape)
+		}); i >= 0 {
+			a.problem(out.Name, "cannot be fused: %s has shape %v, but %s %v", text.Quote(part.Name), part.Shape,
+				text.Quote(out.parts[i].Name), out.parts[i].Shape)
 			continue
 		}
-		out.Shape = shape
-		part := out.parts[0]
+		out.Shape = []int{experts, part.Shape[0] * len(out.parts) / experts, part.Shape[1]}
 		w := a.set.Find(part.Owner())
 		if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
 			a.note("%s: %d rows per projection are not whole blocks of %d: "+
@@ -289,16 +297,3 @@ func (c *conversion) checkReaders(first string) {
 // fusedScales is why fused experts have no scales.
 const fusedScales = "transformers 5.23 ignores the scales of fused experts wherever it dequantises, as on a CPU, " +
 	"and computes with wrong weights"
-
-// fusedShape returns the shape of the fused tensor that the parts, in the order of
-// its elements, make up, or what keeps them from it.
-func fusedShape(parts []*weights.Weight, experts int) ([]int, error) {
-	first := parts[0]
-	for _, p := range parts {
-		if len(p.Shape) != 2 || !slices.Equal(p.Shape, first.Shape) {
-			return nil, fmt.Errorf("cannot be fused: %s has shape %v, but %s %v",
-				text.Quote(first.Name), first.Shape, text.Quote(p.Name), p.Shape)
-		}
-	}
-	return []int{experts, first.Shape[0] * len(parts) / experts, first.Shape[1]}, nil
-}

@@ -22,7 +22,18 @@ const perWeight = 584
 // PlanningMemory returns the bytes of memory that the conversion of src takes at most
 // before a weight is read, src's headers included.
 func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
-	n, names := int64(0), consumed(src, o)*perConsumed
+	consumed := src.HeaderBytes() // bytes of the files that go into the keys, and of the source's keys
+	if f, err := checkpoint.Written(o.Format); err == nil && f.Dialect != nil && !src.Alone {
+		files, _ := src.Source.List("")
+		for _, name := range files {
+			if f.Dialect.Consumes(name) {
+				if stat, err := src.Source.Stat(name); err == nil {
+					consumed += stat.Size()
+				}
+			}
+		}
+	}
+	n, names := int64(0), consumed*perConsumed
 	for info := range src.Tensors() {
 		n++
 		if o.encodes() { // it may get scales
@@ -50,23 +61,6 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 // while it becomes keys of weight files, or a key while it becomes another's or a file: its text,
 // the decoded values and the encoded keys.
 const perConsumed = 8
-
-// consumed is the bytes of the files that go into the keys, and of the source's keys.
-func consumed(src *checkpoint.Checkpoint, o Options) (n int64) {
-	f, err := checkpoint.Written(o.Format)
-	if n = src.HeaderBytes(); err != nil || f.Dialect == nil || src.Alone {
-		return n
-	}
-	names, _ := src.Source.List("")
-	for _, name := range names {
-		if f.Dialect.Consumes(name) {
-			if stat, err := src.Source.Stat(name); err == nil {
-				n += stat.Size()
-			}
-		}
-	}
-	return n
-}
 
 // Memory returns the bytes of memory that the plan takes at most, and the headers of the
 // source, which stay open with it.

@@ -145,7 +145,7 @@ func (p Prune) checkLayer(c *config.Config, layer, n int) (causes []string) {
 // groupsKept returns " of 2 groups" for experts of two groups if tokens choose by groups, and why the experts make no
 // groups of one size.
 func groupsKept(c *config.Config, experts []int) (groups string, causes []string) {
-	if !limitsGroups(c) || len(experts) == 0 {
+	if !c.LimitsGroups() || c.Router.NGroup <= 1 || len(experts) == 0 {
 		return "", nil
 	}
 	counts := groupSizes(c, experts)
@@ -182,6 +182,3 @@ func groupSizes(c *config.Config, experts []int) map[int]int {
 	}
 	return sizes
 }
-
-// limitsGroups reports whether n_group has an effect.
-func limitsGroups(c *config.Config) bool { return c.LimitsGroups() && c.Router.NGroup > 1 }

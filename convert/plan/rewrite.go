@@ -132,7 +132,7 @@ func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
 		if edits == nil { // the default is another
 			edits = []edit{{own, []byte(n)}}
 		}
-		if have := c.src.Config; limitsGroups(have) {
+		if have := c.src.Config; have.LimitsGroups() && have.Router.NGroup > 1 {
 			groups := len(groupSizes(have, experts))
 			edits = append(edits, edit{"n_group", []byte(strconv.Itoa(groups))},
 				edit{"topk_group", []byte(strconv.Itoa(min(have.Router.TopKGroup, groups)))})
