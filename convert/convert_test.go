@@ -328,7 +328,7 @@ func TestUnknownInGGUF(t *testing.T) {
 	l, err := f.Layout(infos, format.Head{Keys: keys})
 	require.NoError(t, err)
 	data := append(l.Header(), make([]byte, l.Size()-int64(len(l.Header())))...)
-	copy(data[l.Offset(len(infos)-1):], "vendor's numbers")
+	copy(data[l.Offsets[len(infos)-1]:], "vendor's numbers")
 	dir := t.TempDir()
 	fixture.Write(t, dir, "source.gguf", string(data))
 
@@ -408,7 +408,7 @@ func legacyFile(t *testing.T, src string, blocks bool) string {
 	require.NoError(t, err)
 	data := append(l.Header(), make([]byte, l.Size()-int64(len(l.Header())))...)
 	for i, info := range d.Tensors {
-		for at := l.Offset(i); at < l.Offset(i)+info.Bytes(); at += 2 { // small F16 numbers; F32 numbers of two of them
+		for at := l.Offsets[i]; at < l.Offsets[i]+info.Bytes(); at += 2 { // small F16 numbers; F32 numbers of two of them
 			binary.LittleEndian.PutUint16(data[at:], 0x3000+uint16(at%509))
 		}
 	}

@@ -45,8 +45,12 @@ func Substitute(file string, head []byte) error {
 // the size too; errors are of type *problem.Error.
 func OpenRegular(path string) (*os.File, int64, error) {
 	stat, err := os.Stat(path)
+	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
+		return nil, 0, problem.New(path, "is a link to "+text.Quote(filepath.ToSlash(target))+", which does not exist",
+			"a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again")
+	}
 	if err != nil {
-		return nil, 0, statError(path, err)
+		return nil, 0, problem.System(path, "", err)
 	}
 	if !stat.Mode().IsRegular() {
 		return nil, 0, problem.New(path, "is "+modeName(stat.Mode())+", not a regular file", "")
@@ -67,15 +71,6 @@ func OpenRegular(path string) (*os.File, int64, error) {
 		return nil, 0, err
 	}
 	return f, stat.Size(), nil
-}
-
-// statError explains a missing file.
-func statError(path string, err error) error {
-	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
-		return problem.New(path, "is a link to "+text.Quote(filepath.ToSlash(target))+", which does not exist",
-			"a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again")
-	}
-	return problem.System(path, "", err)
 }
 
 func modeName(m os.FileMode) string {

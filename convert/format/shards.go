@@ -23,15 +23,24 @@ type Shard struct {
 }
 
 // Shards divides tensors, given in the order of the model, among files of at most maxBytes
-// of tensor data, and lays out each. The zero Described gives the files the format's own keys
-// and names.
+// of tensor data, and lays out each. It refuses a name that occurs twice and a shape of no size. The zero
+// Described gives the files the format's own keys and names.
 func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]Shard, error) {
 	if len(tensors) == 0 {
 		return nil, errors.New("no tensors to write")
 	}
-	if err := checkInfos(tensors); err != nil {
-		return nil, err
+	seen := make(map[string]bool, len(tensors))
+	for _, info := range tensors {
+		if seen[info.Name] {
+			return nil, fmt.Errorf("tensor %s: name occurs twice", text.Quote(info.Name))
+		}
+		seen[info.Name] = true
+		if _, err := tensor.Size(info.DType, info.Shape); err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", text.Quote(info.Name), err)
+		}
 	}
+	ending := filepath.Ext(f.Single)
+	stem := cmp.Or(d.Stem, strings.TrimSuffix(f.Single, ending))
 	groups := divide(tensors, maxBytes)
 	shards := make([]Shard, len(groups))
 	for i, group := range groups {
@@ -39,34 +48,12 @@ func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]S
 		if err != nil {
 			return nil, err
 		}
-		shards[i] = Shard{f.fileName(d.Stem, i, len(groups)), l}
+		shards[i] = Shard{stem + ending, l}
+		if len(groups) > 1 {
+			shards[i].Name = fmt.Sprintf("%s-%05d-of-%05d%s", stem, i+1, len(groups), ending)
+		}
 	}
 	return shards, nil
-}
-
-// checkInfos refuses a name that occurs twice and a shape of no size.
-func checkInfos(tensors []tensor.Info) error {
-	seen := make(map[string]bool, len(tensors))
-	for _, info := range tensors {
-		if seen[info.Name] {
-			return fmt.Errorf("tensor %s: name occurs twice", text.Quote(info.Name))
-		}
-		seen[info.Name] = true
-		if _, err := tensor.Size(info.DType, info.Shape); err != nil {
-			return fmt.Errorf("tensor %s: %w", text.Quote(info.Name), err)
-		}
-	}
-	return nil
-}
-
-// fileName names file i of n.
-func (f *Format) fileName(stem string, i, n int) string {
-	ending := filepath.Ext(f.Single)
-	stem = cmp.Or(stem, strings.TrimSuffix(f.Single, ending))
-	if n > 1 {
-		stem = fmt.Sprintf("%s-%05d-of-%05d", stem, i+1, n)
-	}
-	return stem + ending
 }
 
 // divide divides tensors among files as huggingface_hub's

@@ -31,8 +31,8 @@ func TestShards(t *testing.T) {
 		var got []string
 		for i, s := range shards {
 			names := ""
-			for j := range s.Layout.Len() {
-				names += s.Layout.Info(j).Name
+			for j := range s.Layout.Infos {
+				names += s.Layout.Infos[j].Name
 			}
 			got = append(got, names)
 			if len(shards) > 1 {

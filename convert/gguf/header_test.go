@@ -63,10 +63,10 @@ func TestLayoutIsPythons(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want[:f.DataStart], l.Header())
 	require.EqualValues(t, len(want), l.Size())
-	for i := range l.Len() {
-		_, offset, ok := f.Lookup(l.Info(i).Name)
+	for i := range l.Infos {
+		_, offset, ok := f.Lookup(l.Infos[i].Name)
 		require.True(t, ok)
-		require.Equal(t, offset, l.Offset(i))
+		require.Equal(t, offset, l.Offsets[i])
 	}
 }
 

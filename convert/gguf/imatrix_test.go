@@ -32,7 +32,7 @@ func imatrixFile(t *testing.T, keys []string, names []string, values ...[]float3
 	data := append(l.Header(), make([]byte, int(l.Size())-len(l.Header()))...)
 	for i, v := range values {
 		for k, x := range v {
-			binary.LittleEndian.PutUint32(data[int(l.Offset(i))+4*k:], math.Float32bits(x))
+			binary.LittleEndian.PutUint32(data[int(l.Offsets[i])+4*k:], math.Float32bits(x))
 		}
 	}
 	return data

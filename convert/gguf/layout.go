@@ -43,7 +43,7 @@ func newLayout(tensors []tensor.Info, head format.Head) (*format.Layout, error) 
 	for i, info := range tensors {
 		offsets = append(offsets, padded(offsets[i]+info.Bytes(), alignment))
 	}
-	return format.NewLayout(l.infos, offsets, l.encode), nil
+	return &format.Layout{Infos: l.infos, Offsets: offsets, Header: l.encode}, nil
 }
 
 // encode returns the header, padded to the alignment.

@@ -34,14 +34,13 @@ func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (sources []int
 	}
 	p.order, p.Tensors = make([]int32, len(tensors)), make([]Tensor, 0, len(tensors))
 	for i, s := range shards {
-		p.Files = append(p.Files, File{s.Name, s.Layout.Size(), s.Layout.Len(), digest.Of(s.Layout.Header())})
-		for j := range s.Layout.Len() {
-			info := s.Layout.Info(j)
+		p.Files = append(p.Files, File{s.Name, s.Layout.Size(), len(s.Layout.Infos), digest.Of(s.Layout.Header())})
+		for j, info := range s.Layout.Infos {
 			at := index[info.Name]
 			p.order[at] = int32(len(p.Tensors))
 			sources = append(sources, at)
 			p.Tensors = append(p.Tensors, Tensor{Name: info.Name, DType: info.DType, Shape: info.Shape, File: i,
-				Offset: s.Layout.Offset(j)})
+				Offset: s.Layout.Offsets[j]})
 		}
 	}
 	return sources, nil

@@ -134,6 +134,6 @@ func requireLayoutAgrees(t *testing.T, h *header) {
 		got, offset, ok := again.Lookup(info.Name)
 		require.True(t, ok)
 		require.Equal(t, info, got)
-		require.Equal(t, l.Offset(i), offset)
+		require.Equal(t, l.Offsets[i], offset)
 	}
 }

@@ -175,7 +175,7 @@ func TestManyTensors(t *testing.T) {
 		got, offset, ok := h.Lookup(info.Name)
 		require.True(t, ok)
 		require.Equal(t, info, got)
-		require.Equal(t, l.Offset(i), offset)
+		require.Equal(t, l.Offsets[i], offset)
 	}
 }
 
@@ -275,8 +275,8 @@ func TestLayout(t *testing.T) {
 	require.Equal(t, `{"__metadata__":{"a":"é","k":"<\n\u0001>"},"a<b>&\"é":{"dtype":"F32","shape":[],"data_offsets":[0,4]},`+
 		`"z":{"dtype":"F4","shape":[2,3],"data_offsets":[4,7]}}`, strings.TrimRight(string(l.Header()[8:]), " "))
 	require.Zero(t, len(l.Header())%8)
-	require.Equal(t, int64(len(l.Header())), l.Offset(0))
-	require.Equal(t, l.Offset(1)+3, l.Size())
+	require.Equal(t, int64(len(l.Header())), l.Offsets[0])
+	require.Equal(t, l.Offsets[1]+3, l.Size())
 
 	l, err = NewLayout(nil, map[string]string{})
 	require.NoError(t, err)

@@ -59,10 +59,10 @@ func NewLayout(infos []tensor.Info, metadata map[string]string) (*format.Layout,
 	for i := range l.offsets {
 		l.offsets[i] += int64(len(header))
 	}
-	return format.NewLayout(infos, l.offsets, func() []byte {
+	return &format.Layout{Infos: infos, Offsets: l.offsets, Header: func() []byte {
 		header, _ := l.encode() // it succeeded before
 		return header
-	}), nil
+	}}, nil
 }
 
 // checkInfo refuses a tensor that readHeader would refuse and returns its size.

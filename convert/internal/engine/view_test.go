@@ -49,11 +49,11 @@ func planOf(t *testing.T, tensors ...plan.Tensor) *plan.Plan {
 	shards, err := safetensors.Format().Shards(infos, 1<<40, format.Described{})
 	require.NoError(t, err)
 	l := shards[0].Layout
-	p.Files = []plan.File{{Name: shards[0].Name, Size: l.Size(), Tensors: l.Len()}}
-	for i := range l.Len() {
+	p.Files = []plan.File{{Name: shards[0].Name, Size: l.Size(), Tensors: len(l.Infos)}}
+	for i := range l.Infos {
 		for _, x := range tensors {
-			if x.Name == l.Info(i).Name {
-				x.Offset = l.Offset(i)
+			if x.Name == l.Infos[i].Name {
+				x.Offset = l.Offsets[i]
 				p.Tensors = append(p.Tensors, x)
 			}
 		}
