@@ -32,8 +32,8 @@ func decoderAlone(t *testing.T, fixture string) string {
 	l, err := safetensors.NewLayout(infos, nil)
 	require.NoError(t, err)
 	data := append([]byte{}, l.Header()...)
-	for i := range l.Len() {
-		x, err := c.Tensor(stored[l.Info(i).Name])
+	for i := range l.Infos {
+		x, err := c.Tensor(stored[l.Infos[i].Name])
 		require.NoError(t, err)
 		data = append(data, x.Data...)
 	}

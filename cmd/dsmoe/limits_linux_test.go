@@ -61,9 +61,9 @@ func padded(t *testing.T, fixture string) string {
 	require.NoError(t, f.Truncate(l.Size()))
 	_, err = f.Write(l.Header())
 	require.NoError(t, err)
-	for i := range l.Len() {
-		if x, err := c.Tensor(l.Info(i).Name); err == nil {
-			_, err = f.WriteAt(x.Data, l.Offset(i))
+	for i := range l.Infos {
+		if x, err := c.Tensor(l.Infos[i].Name); err == nil {
+			_, err = f.WriteAt(x.Data, l.Offsets[i])
 			require.NoError(t, err)
 		}
 	}
