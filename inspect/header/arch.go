@@ -119,28 +119,12 @@ func windowedOf(c *config.Config) *windowed {
 	return w
 }
 
-// String returns "the last 128 tokens; in 21 layers entries of 4 tokens too, in 20 of 128; 2 have neither".
-func (w *windowed) String() string {
-	if w.SparseRate == 0 {
-		return fmt.Sprintf("the last %s in %s, all in %d", text.Plural(w.Window, "token"), text.Plural(w.Sliding, "layer"),
-			w.Full)
-	}
-	return fmt.Sprintf("the last %s; entries of %s in %s, of %s in %d; %d without entries",
-		text.Plural(w.Window, "token"), text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"),
-		text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
-}
-
 // indexers are what chooses the keys that each token attends to.
 type indexers struct {
 	Keys   int   `json:"keys"`   // index_topk: keys, or entries, of a token, in each layer
 	Layers int64 `json:"layers"` // layers with an indexer of their own; the others share the choice of one before
 
 	chosen string // "keys" or "entries"
-}
-
-// String returns "61, each token attends to the 2,048 keys that one chooses".
-func (x *indexers) String() string {
-	return fmt.Sprintf("%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.chosen)
 }
 
 // choice is how many ways a gate has to route a token.
@@ -165,8 +149,15 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	total := counts.Sum()
 	total.Module = "total"
 	d := table.TorchDType(c)
-	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
+	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
+	if n := count.Combinations(c); n != nil {
+		a.Choice = &choice{Combinations: n.String(), Log2: log2(n),
+			Sparsity: float64(c.MoE.NumExpertsPerTok) / float64(c.MoE.NRoutedExperts)}
+		if c.LimitsGroups() && c.Router.NGroup > c.Router.TopKGroup {
+			a.Choice.Groups, a.Choice.TopKGroup = c.Router.NGroup, c.Router.TopKGroup
+		}
+	}
 	if c.HasIndexer() {
 		a.Indexers = &indexers{c.Indexer.IndexTopK, count.Indexers(c), "keys"}
 		if c.Windowed() {
@@ -204,19 +195,6 @@ func moduleCount(x count.Total) moduleTotal {
 	return moduleTotal{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
 }
 
-func choiceOf(c *config.Config) *choice {
-	n := count.Combinations(c)
-	if n == nil {
-		return nil
-	}
-	choice := &choice{Combinations: n.String(), Log2: log2(n),
-		Sparsity: float64(c.MoE.NumExpertsPerTok) / float64(c.MoE.NRoutedExperts)}
-	if c.LimitsGroups() && c.Router.NGroup > c.Router.TopKGroup {
-		choice.Groups, choice.TopKGroup = c.Router.NGroup, c.Router.TopKGroup
-	}
-	return choice
-}
-
 // log2 returns the logarithm of a number of any size.
 func log2(n *big.Int) float64 {
 	mantissa := new(big.Float)
@@ -248,71 +226,61 @@ func (a *Arch) WriteText(w io.Writer) error {
 	t.Add("without embed_tokens, lm_head", "", "", "", text.Grouped(a.Activated.WithoutEmbeddingAndHead), "")
 	t.WriteText(w)
 	fmt.Fprintln(w)
-	return a.factTable().WriteText(w)
+	return a.facts().WriteText(w)
 }
 
-func (a *Arch) factTable() *text.Table {
+// facts are the lines of derived numbers.
+func (a *Arch) facts() *text.Table {
 	t := &text.Table{Align: "ll"}
-	t.Add("weights", fmt.Sprintf("%s %s", text.Bytes(a.Weights.Bytes), a.Weights))
-	t.Add("forward", a.Forward.String())
-	t.Add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact),
-		text.Plural(a.Training.Positions, "token")))
-	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper),
-		a.Training.idealised()))
-	t.Add("KV cache", a.KVCache.String()+assumed(a.Assumed))
+	add := func(name, format string, args ...any) { t.Add(name, fmt.Sprintf(format, args...)) }
+	add("weights", "%s %s", text.Bytes(a.Weights.Bytes), a.Weights)
+	add("forward", "%s a token, %s of it attention over %s positions", text.FLOP(float64(a.Forward.Total)),
+		text.FLOP(float64(a.Forward.Attention)), text.Grouped(a.Forward.Positions))
+	add("training", "%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact),
+		text.Plural(a.Training.Positions, "token"))
+	sizes := ""
+	if a.Training.PaperExpert > 0 {
+		sizes = ", an expert " + fraction(a.Training.PaperExpert) + " of it"
+	}
+	if a.Training.PaperDense > 0 {
+		sizes += ", a dense layer " + fraction(a.Training.PaperDense)
+	}
+	add("", "%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper), sizes)
+	add("KV cache", "%s bytes a token in %s, %s for %s positions%s", text.Grouped(a.KVCache.BytesPerToken), a.KVCache.DType,
+		text.Bytes(a.KVCache.Bytes), text.Grouped(a.KVCache.Positions), assumed(a.Assumed))
 	if x := a.KVCache.Parts; x != nil {
-		t.Add("", fmt.Sprintf("%s of windows, %s of entries, %s of indexers' keys", text.Bytes(x.Window), text.Bytes(x.Entries),
-			text.Bytes(x.Indexer)))
-		t.Add("attention", a.Windowed.String())
+		add("", "%s of windows, %s of entries, %s of indexers' keys", text.Bytes(x.Window), text.Bytes(x.Entries),
+			text.Bytes(x.Indexer))
 	}
-	if a.Windowed != nil && a.Windowed.Streams > 0 {
-		t.Add("streams", fmt.Sprintf("%d residual streams, mixed before and after attention and experts", a.Windowed.Streams))
+	if w := a.Windowed; w != nil && w.SparseRate == 0 {
+		add("attention", "the last %s in %s, all in %d", text.Plural(w.Window, "token"), text.Plural(w.Sliding, "layer"), w.Full)
+	} else if w != nil {
+		add("attention", "the last %s; entries of %s in %s, of %s in %d; %d without entries", text.Plural(w.Window, "token"),
+			text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"), text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
 	}
-	if a.Indexers != nil {
-		t.Add("indexers", a.Indexers.String())
+	if w := a.Windowed; w != nil && w.Streams > 0 {
+		add("streams", "%d residual streams, mixed before and after attention and experts", w.Streams)
 	}
-	t.Add("experts", a.Experts.String())
-	if a.Windowed != nil && a.Windowed.Hashes > 0 {
-		t.Add("", text.Plural(a.Windowed.Hashes, "layer")+" of them chosen by a table of tokens")
+	if x := a.Indexers; x != nil {
+		add("indexers", "%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.chosen)
+	}
+	add("experts", "%s", a.Experts)
+	if w := a.Windowed; w != nil && w.Hashes > 0 {
+		add("", "%s of them chosen by a table of tokens", text.Plural(w.Hashes, "layer"))
 	}
 	if c := a.Choice; c != nil {
-		t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed,
-			100*c.Sparsity))
-		t.Add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", a.Experts.Routed,
-			a.Experts.PerToken, digits(c.Combinations), c.Log2))
+		add("routing", "%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*c.Sparsity)
+		add("choices", "C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", a.Experts.Routed, a.Experts.PerToken,
+			digits(c.Combinations), c.Log2)
 		if c.Groups > 0 {
-			t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", c.TopKGroup, c.Groups))
+			add("", "fewer of them occur: a token chooses from %d of %d groups", c.TopKGroup, c.Groups)
 		}
 	}
 	if a.MTP != nil {
-		t.Add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, "+
-			"not part of the forward pass and not counted above",
-			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor")))
+		add("MTP", "%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
+			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor"))
 	}
 	return t
-}
-
-// String returns "6.18 GFLOP a token, 939.52 MFLOP of it attention over 4,096 positions".
-func (f forwardFLOPs) String() string {
-	return fmt.Sprintf("%s a token, %s of it attention over %s positions",
-		text.FLOP(float64(f.Total)), text.FLOP(float64(f.Attention)), text.Grouped(f.Positions))
-}
-
-// String returns "229,376 bytes a token in BF16, 896.00 MiB for 4,096 positions".
-func (k kvCache) String() string {
-	return fmt.Sprintf("%s bytes a token in %s, %s for %s positions",
-		text.Grouped(k.BytesPerToken), k.DType, text.Bytes(k.Bytes), text.Grouped(k.Positions))
-}
-
-// idealised returns ", an expert 1/4 of it, a dense layer 2".
-func (t trainingFLOPs) idealised() (sizes string) {
-	if t.PaperExpert > 0 {
-		sizes = ", an expert " + fraction(t.PaperExpert) + " of it"
-	}
-	if t.PaperDense > 0 {
-		sizes += ", a dense layer " + fraction(t.PaperDense)
-	}
-	return sizes
 }
 
 // fraction returns a whole number as it is, and one below 1 as 1/n.

@@ -44,7 +44,12 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
 		a.Add(x.torchDType()...)
-		a.Add(x.absent()...)
+		if c.Complete() { // what the config announces and no reader needs
+			for _, note := range table.FamilyOf(c.Config).Notes(c.Config, set.Has) {
+				a.Add(inspect.Note.Of(problem.Problem{File: inspect.ConfigFile, Cause: note,
+					Hint: "the model computes the same without them, but cannot draft tokens by multi-token prediction"}))
+			}
+		}
 	}
 	a.Checked, a.NotChecked = scope(c, set)
 	return a
@@ -188,18 +193,6 @@ func (x *auditor) torchDType() []inspect.Finding {
 			", ")})}
 }
 
-// absent notes what the config announces and no reader needs.
-func (x *auditor) absent() (found []inspect.Finding) {
-	if !x.Complete() {
-		return nil
-	}
-	for _, note := range table.FamilyOf(x.Config).Notes(x.Config, x.weights.Has) {
-		found = append(found, inspect.Note.Of(problem.Problem{File: inspect.ConfigFile, Cause: note,
-			Hint: "the model computes the same without them, but cannot draft tokens by multi-token prediction"}))
-	}
-	return found
-}
-
 // scope returns what Audit could check of c, and what it could not. set is its weights.
 func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	checked, not = []string{}, []string{}
@@ -235,31 +228,22 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 			not = append(not, "names and shapes of "+beside)
 		}
 	}
-	if left := leftOut(c, set); left != "" {
-		not = append(not, left)
+	if c.Config != nil && table.FamilyOf(c.Config).CarriesMTP {
+		n := 0
+		for _, w := range set.All() {
+			if w.Layer >= c.Config.NumHiddenLayers {
+				n++
+			}
+		}
+		if n > 0 {
+			not = append(not, fmt.Sprintf("what the %s of prediction layers compute: the reference leaves them out of the model",
+				text.Plural(n, "tensor")))
+		}
 	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
 		not = append(not, "which weights are missing: not every file can be used")
 	}
 	return checked, append(not, valuesNotChecked)
-}
-
-// leftOut says that the model leaves out prediction layers of the checkpoint; "" otherwise.
-func leftOut(c *inspect.Checkpoint, set *weights.Set) string {
-	if c.Config == nil || !table.FamilyOf(c.Config).CarriesMTP {
-		return ""
-	}
-	n := 0
-	for _, w := range set.All() {
-		if w.Layer >= c.Config.NumHiddenLayers {
-			n++
-		}
-	}
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("what the %s of prediction layers compute: the reference leaves them out of the model",
-		text.Plural(n, "tensor"))
 }
 
 // required counts the weights that the checkpoint must hold: those of the decoder, and of the prediction layers

@@ -200,7 +200,21 @@ func (c *Comparison) conclusion() string {
 	if len(c.Layers) > 1 {
 		b.WriteString(compared(c.EqualParameters, "expert parameters", "mN", c.Experts, c.M))
 		b.WriteString(compared(c.EqualCompute, "activated expert parameters, and so expert FLOP", "mK", c.PerToken, c.M))
-		b.WriteString(c.growth())
+		byRouter := func(a, b comparedLayer) int { return a.RoutedExperts - b.RoutedExperts } // its size is not equal
+		low, high := slices.MinFunc(c.Layers, byRouter), slices.MaxFunc(c.Layers, byRouter)
+		share := func(part, whole int64) string { return fmt.Sprintf("%.3f %%", 100*float64(part)/float64(whole)) }
+		if low.RoutedExperts == high.RoutedExperts {
+			b.WriteString("Equal in all rows: the router.\n")
+		} else {
+			fmt.Fprintf(&b, "Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters",
+				low.RoutedExperts, high.RoutedExperts)
+			if l, h := low.Cost, high.Cost; h != nil {
+				fmt.Fprintf(&b, ",\n%s to %s of the experts', and %s to %s of the experts' FLOP a token",
+					share(l.RouterParameters, l.ExpertParameters), share(h.RouterParameters, h.ExpertParameters),
+					share(l.RouterFLOPs, l.ExpertFLOPs), share(h.RouterFLOPs, h.ExpertFLOPs))
+			}
+			b.WriteString(".\n")
+		}
 	}
 	fine := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Fine })
 	shared := slices.IndexFunc(c.Layers, func(x comparedLayer) bool { return x.Name == Shared })
@@ -222,27 +236,4 @@ func compared(equal bool, what, name string, total, m int) string {
 	}
 	return fmt.Sprintf("Not equal: %s, as %s/m = %d/%d is not whole; the conventional layer has %d.\n", what, name,
 		total, m, total/m)
-}
-
-// growth says how the router's size, which is not equal, compares with the experts'.
-func (c *Comparison) growth() string {
-	byRouter := func(a, b comparedLayer) int { return a.RoutedExperts - b.RoutedExperts }
-	low, high := slices.MinFunc(c.Layers, byRouter), slices.MaxFunc(c.Layers, byRouter)
-	if low.RoutedExperts == high.RoutedExperts {
-		return "Equal in all rows: the router.\n"
-	}
-	growth := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters",
-		low.RoutedExperts, high.RoutedExperts)
-	if high.Cost == nil {
-		return growth + ".\n"
-	}
-	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.\n", growth,
-		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters,
-			high.Cost.ExpertParameters),
-		tiny(low.Cost.RouterFLOPs, low.Cost.ExpertFLOPs), tiny(high.Cost.RouterFLOPs, high.Cost.ExpertFLOPs))
-}
-
-// tiny returns part of whole in percent, to three decimals.
-func tiny(part, whole int64) string {
-	return fmt.Sprintf("%.3f %%", 100*float64(part)/float64(whole))
 }

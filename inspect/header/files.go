@@ -7,15 +7,13 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/text/page"
 )
 
 // DTypeMap draws how many bytes of each dtype each layer has.
 func DTypeMap(c *inspect.Checkpoint) page.Figure {
-	return layerBytes(c, "bytes of each layer by dtype", "dtype", func(_ int,
-		t *inspect.Tensor) string {
-		return t.DType.String()
-	})
+	return layerBytes(c, "bytes of each layer by dtype", "dtype", func(_ int, d tensor.DType) string { return d.String() })
 }
 
 // maxFiles is how many rows the drawing of files has. Of more files, several share a row.
@@ -24,7 +22,7 @@ const maxFiles = 100
 // FileMap draws how many bytes of each layer each file has.
 func FileMap(c *inspect.Checkpoint) page.Figure {
 	by := max(1, (len(c.Files)+maxFiles-1)/maxFiles)
-	return layerBytes(c, "bytes of each layer by file", "file", func(file int, _ *inspect.Tensor) string {
+	return layerBytes(c, "bytes of each layer by file", "file", func(file int, _ tensor.DType) string {
 		first, last := file/by*by, min((file/by+1)*by, len(c.Files))-1
 		if first == last {
 			return c.Files[first].Name
@@ -36,11 +34,11 @@ func FileMap(c *inspect.Checkpoint) page.Figure {
 // maxLayers is how many columns these drawings have. Of more layers, several share a column.
 const maxLayers = 200
 
-// layerBytes draws bytes by layer and the row that rowOf gives a tensor of a file.
-func layerBytes(c *inspect.Checkpoint, title, rows string, rowOf func(file int, t *inspect.Tensor) string) page.Figure {
+// layerBytes draws bytes by layer and the row that rowOf gives a tensor of a file and a dtype.
+func layerBytes(c *inspect.Checkpoint, title, rows string, rowOf func(file int, d tensor.DType) string) page.Figure {
 	x, last := inspect.NewCells(), 0
 	for t := range c.Tensors() {
-		last = max(last, layerOf(t.Name))
+		last = max(last, table.PlaceOf(nil, t.Name).Layer)
 	}
 	by := last/maxLayers + 1
 	column := func(layer int) string {
@@ -54,14 +52,10 @@ func layerBytes(c *inspect.Checkpoint, title, rows string, rowOf func(file int, 
 		x.AddColumn(column(first))
 	}
 	for i, f := range c.Files {
-		for _, info := range f.Tensors {
-			t := inspect.Tensor{Name: info.Name, DType: info.DType}
-			x.Add(rowOf(i, &t), column(layerOf(t.Name)), float64(info.Bytes())/(1<<20))
+		for _, t := range f.Tensors {
+			x.Add(rowOf(i, t.DType), column(table.PlaceOf(nil, t.Name).Layer), float64(t.Bytes())/(1<<20))
 		}
 	}
 	return x.Heatmap(page.Heatmap{Title: title, Name: "MiB", RowName: rows, ColName: "layer", Scale: page.Log,
 		Blank: true})
 }
-
-// layerOf returns the layer that a tensor is in; -1 outside the layers.
-func layerOf(name string) int { return table.PlaceOf(nil, name).Layer }

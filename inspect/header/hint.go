@@ -24,13 +24,22 @@ func (h *hints) hint(name string) string {
 	known, _ := h.family.Spell(h.config, name)
 	at := h.family.Place(known)
 	near := h.set.Nearest(name)
+	first, last := 0, h.config.NumHiddenLayers-1 // layers that may have weights of the row
+	if h.family.MTP != nil {                     // prediction layers are numbered on, and have the rows of both
+		last += h.config.NumNextNPredictLayers
+	}
+	for i := range h.family.MTP {
+		if &h.family.MTP[i] == at.Row { // only prediction layers have it
+			first = h.config.NumHiddenLayers
+		}
+	}
 	switch {
 	case at.Row == nil && near != "":
 		return fmt.Sprintf("no weight of model_type %s has this name; the nearest is %s", h.config.ModelType,
 			text.Quote(near))
 	case at.Row == nil:
 		return fmt.Sprintf("no weight of model_type %s has this name", h.config.ModelType)
-	case at.Layer >= 0 && !h.hasLayer(at):
+	case at.Layer >= 0 && (at.Layer < first || at.Layer > last):
 		count := fmt.Sprintf("num_hidden_layers is %d", h.config.NumHiddenLayers)
 		if h.family.MTP != nil {
 			count += fmt.Sprintf(", num_nextn_predict_layers is %d", h.config.NumNextNPredictLayers)
@@ -47,19 +56,4 @@ func (h *hints) hint(name string) string {
 		h.rows[at.Row] = "see " + strings.Join(settings, ", ")
 	}
 	return h.rows[at.Row]
-}
-
-// hasLayer reports whether the model has the layer, and weights of the row may be in it. Prediction layers are
-// numbered on from the decoder's and have the rows of both.
-func (h *hints) hasLayer(at table.Place) bool {
-	first, last := 0, h.config.NumHiddenLayers-1
-	if h.family.MTP != nil {
-		last += h.config.NumNextNPredictLayers
-	}
-	for i := range h.family.MTP {
-		if &h.family.MTP[i] == at.Row { // only prediction layers have it
-			first = h.config.NumHiddenLayers
-		}
-	}
-	return first <= at.Layer && at.Layer <= last
 }

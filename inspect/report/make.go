@@ -332,14 +332,7 @@ func (m *maker) routers(ctx context.Context) (err error) {
 		return err
 	}
 	m.addChecked("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
-	m.coupled()
-	m.skip(m.Routers.NotCounted)
-	return nil
-}
-
-// coupled says in how many layers it could be told whether experts fit the rows of their router.
-func (m *maker) coupled() {
-	layers := map[string]int{}
+	layers := map[string]int{} // by verdict
 	for _, l := range m.Routers.Layers {
 		layers[l.Coupling.Verdict]++
 	}
@@ -355,6 +348,8 @@ func (m *maker) coupled() {
 		m.addNotChecked(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"),
 			router.LeastCoupled)
 	}
+	m.skip(m.Routers.NotCounted)
+	return nil
 }
 
 // routing routes the tokens, in the selected layers that route.
@@ -395,9 +390,23 @@ func (m *maker) collect() {
 		repeated[o.Tensor] = repeated[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
 	}
 	for _, f := range m.Report.Audit.Findings {
-		if f.Kind != inspect.Note && !(f.Kind == inspect.Value && repeated[f.Tensor]) {
-			m.Findings = append(m.Findings, ofAudit(f))
+		if f.Kind == inspect.Note || f.Kind == inspect.Value && repeated[f.Tensor] {
+			continue
 		}
+		x := finding{Level: inspect.Error, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f,
+			Members: []inspect.Member{}}
+		x.line.Level = x.Level
+		if f.File != "" && f.Tensor == "" {
+			x.Text = text.Quote(f.File) + ": " + f.Cause
+		}
+		at := table.PlaceOf(nil, f.Tensor) // may be the module of an expert
+		if at.Layer >= 0 {
+			x.Layer = &at.Layer
+		}
+		if at.Expert >= 0 {
+			x.Experts = append(x.Experts, at.Expert)
+		}
+		m.Findings = append(m.Findings, x)
 	}
 	for _, o := range inspect.Cluster(observed) {
 		f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
@@ -409,24 +418,6 @@ func (m *maker) collect() {
 		f.line.Level = o.Level
 		m.Findings = append(m.Findings, f)
 	}
-}
-
-// ofAudit is a finding of the audit.
-func ofAudit(f inspect.Finding) finding {
-	r := finding{Level: inspect.Error, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f,
-		Members: []inspect.Member{}}
-	r.line.Level = r.Level
-	if f.File != "" && f.Tensor == "" {
-		r.Text = text.Quote(f.File) + ": " + f.Cause
-	}
-	at := table.PlaceOf(nil, f.Tensor) // may be the module of an expert
-	if at.Layer >= 0 {
-		r.Layer = &at.Layer
-	}
-	if at.Expert >= 0 {
-		r.Experts = append(r.Experts, at.Expert)
-	}
-	return r
 }
 
 // lines are the findings as the audit writes them.

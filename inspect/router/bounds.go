@@ -34,16 +34,6 @@ const (
 	choiceSlack   = 1e-4
 )
 
-// largestLogit is L_e, without roundingShare.
-func (r *router) largestLogit(e int) float64 {
-	squares := 0.0
-	for c, v := range r.matrix.Row(e) {
-		a := float64(v) * float64(r.norm[c])
-		squares += float64(a * a)
-	}
-	return math.Sqrt(squares) * math.Sqrt(float64(r.matrix.Cols))
-}
-
 // limits bound the number that an expert, or a group, is chosen by.
 type limits struct{ low, high float64 }
 
@@ -56,28 +46,15 @@ type gatePlan struct {
 	experts           []limits
 }
 
-// prove fills in which experts are never chosen, or always.
+// prove fills in which experts are never chosen, or always: by the table of a layer that has one.
 func (r *router) prove(c *config.Config) {
+	p, t := r.plan(c), r.Table
 	for e := range r.Rows {
-		if t := r.Table; t != nil && *r.Rows[e].Tokens == 0 {
-			r.Rows[e].Proven = "never"
-		} else if t != nil && *r.Rows[e].Tokens == int64(t.Tokens) {
-			r.Rows[e].Proven = "always"
-		}
-	}
-	if r.Table != nil {
-		return
-	}
-	p := r.plan(c)
-	if p == nil {
-		return
-	}
-	for e := range r.Rows {
-		switch {
-		case p.never(e):
-			r.Rows[e].Proven = "never"
-		case p.always(e):
-			r.Rows[e].Proven = "always"
+		switch row := &r.Rows[e]; {
+		case t != nil && *row.Tokens == 0, t == nil && p != nil && p.never(e):
+			row.Proven = "never"
+		case t != nil && *row.Tokens == int64(t.Tokens), t == nil && p != nil && p.always(e):
+			row.Proven = "always"
 		}
 	}
 }

@@ -221,7 +221,12 @@ func (r *router) measure() {
 		}
 		row := row{Expert: e, Norm: inspect.Finite(math.Sqrt(g.Sums[e*n+e]))}
 		if r.norm != nil {
-			row.MaxLogit = inspect.Finite(r.largestLogit(e))
+			squares := 0.0
+			for c, v := range r.matrix.Row(e) {
+				a := float64(v) * float64(r.norm[c])
+				squares += float64(a * a)
+			}
+			row.MaxLogit = inspect.Finite(math.Sqrt(squares) * math.Sqrt(float64(r.matrix.Cols)))
 		}
 		if r.bias != nil {
 			row.Bias = inspect.Finite(float64(r.bias[e]))
@@ -243,7 +248,10 @@ func (r *router) measure() {
 		r.Rows[e].Nearest = r.cosines.Nearest(e, numbers, inspect.Magnitude)
 	}
 	r.spectrum(g)
-	r.equal = r.equalRows()
+	r.equal = connected(n, func(a, b int) bool { // and not zero
+		norm := r.Rows[a].Norm
+		return norm != nil && *norm > 0 && r.hashes[a] == r.hashes[b] && slices.Equal(r.matrix.Row(a), r.matrix.Row(b))
+	})
 }
 
 // leastSingular is the share of the largest singular value below which one is 0: to the precision of the roots of
@@ -390,23 +398,6 @@ func connected(n int, alike func(a, b int) bool) (groups [][]int) {
 		}
 		if len(group) > 1 {
 			slices.Sort(group)
-			groups = append(groups, group)
-		}
-	}
-	return groups
-}
-
-// equalRows returns the rows that are equal to others and not zero.
-func (r *router) equalRows() (groups [][]int) {
-	done := map[int]bool{}
-	for e, row := range r.Rows {
-		group := []int{e}
-		for k := e + 1; k < len(r.Rows) && row.Norm != nil && *row.Norm > 0; k++ {
-			if !done[k] && r.hashes[k] == r.hashes[e] && slices.Equal(r.matrix.Row(k), r.matrix.Row(e)) {
-				group, done[k] = append(group, k), true
-			}
-		}
-		if len(group) > 1 && !done[e] {
 			groups = append(groups, group)
 		}
 	}

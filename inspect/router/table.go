@@ -33,10 +33,22 @@ func (r *router) readTable(x *matrix.Reader) error {
 			return w.Failed(err)
 		}
 		for ; len(tile) > 0; tile = tile[8:] {
-			if row = append(row, binary.LittleEndian.Uint64(tile)); len(row) == t.Chosen {
-				t.count(row, tokens)
-				row = row[:0]
+			if row = append(row, binary.LittleEndian.Uint64(tile)); len(row) < t.Chosen {
+				continue
 			}
+			slices.Sort(row)
+			for i, e := range row {
+				switch {
+				case e >= uint64(len(tokens)):
+					t.Outside++
+				case i == 0 || e != row[i-1]: // each expert of a token once
+					tokens[e]++
+				}
+			}
+			if len(slices.Compact(row)) < t.Chosen {
+				t.Repeats++
+			}
+			row = row[:0]
 		}
 	}
 	for e := range r.Rows {
@@ -45,25 +57,6 @@ func (r *router) readTable(x *matrix.Reader) error {
 	t.Least, t.Most = slices.Min(tokens), slices.Max(tokens)
 	r.Table = t
 	return nil
-}
-
-// count adds the experts of a token, each once. It changes row.
-func (t *Table) count(row []uint64, tokens []int64) {
-	for _, e := range row {
-		if e >= uint64(len(tokens)) {
-			t.Outside++
-		}
-	}
-	slices.Sort(row)
-	different := slices.Compact(row)
-	if len(different) < t.Chosen {
-		t.Repeats++
-	}
-	for _, e := range different {
-		if e < uint64(len(tokens)) {
-			tokens[e]++
-		}
-	}
 }
 
 // String returns "table of 90 tokens: an expert has 32 to 47 of them, 3 tokens repeat an expert".

@@ -50,7 +50,16 @@ func newDivisions(sets []*blocks) *divisions {
 		d.list(make([]int, 0, n), slices.Clone(d.sizes))
 		d.others = d.others[1:] // the first is the observed one
 	default:
-		d.draw()
+		observed := d.observed()
+		drawn, random := map[string]bool{fmt.Sprint(observed): true}, rand.New(rand.NewPCG(0, 0))
+		for len(d.others) < rate-1 { // that differ from each other and from the observed one
+			division := slices.Clone(observed)
+			random.Shuffle(n, func(i, j int) { division[i], division[j] = division[j], division[i] })
+			if key := fmt.Sprint(d.named(division)); !drawn[key] {
+				drawn[key] = true
+				d.others = append(d.others, division)
+			}
+		}
 	}
 	return d
 }
@@ -87,20 +96,6 @@ func (d *divisions) observed() (division []int) {
 		division = append(division, slices.Repeat([]int{set}, size)...)
 	}
 	return division
-}
-
-// draw draws rate - 1 divisions that differ from each other and from the observed one.
-func (d *divisions) draw() {
-	observed := d.observed()
-	drawn, random := map[string]bool{fmt.Sprint(observed): true}, rand.New(rand.NewPCG(0, 0))
-	for len(d.others) < rate-1 {
-		division := slices.Clone(observed)
-		random.Shuffle(len(division), func(i, j int) { division[i], division[j] = division[j], division[i] })
-		if key := fmt.Sprint(d.named(division)); !drawn[key] {
-			drawn[key] = true
-			d.others = append(d.others, division)
-		}
-	}
 }
 
 // named gives sets of as many blocks their names in the order of their first blocks.

@@ -58,35 +58,29 @@ func Compare(names []string, reports []*Report, o Options) *Comparison {
 	}
 	var d *divisions // of the first layer, as of all
 	for i, l := range reports[0].Layers {
-		var loads [][]expert
 		var sets []*blocks
 		for _, r := range reports {
-			loads, sets = append(loads, r.Layers[i].Experts), append(sets, r.Layers[i].blocks)
+			sets = append(sets, r.Layers[i].blocks)
 		}
 		if d == nil {
 			d = newDivisions(sets)
 			c.tooFew = d.tooFew()
 		}
-		c.Layers = append(c.Layers, comparedLayer(l.Layer, loads, d.chance(sets, reports[0].PerToken)))
+		layer := layerLoads{Layer: l.Layer, Chance: d.chance(sets, reports[0].PerToken), Experts: []expertLoads{}}
+		for e := range l.Experts {
+			x := expertLoads{Expert: l.Experts[e].Expert}
+			for _, r := range reports {
+				x.Loads = append(x.Loads, r.Layers[i].Experts[e].Load)
+			}
+			x.Difference = slices.Max(x.Loads) - slices.Min(x.Loads)
+			if layer.Chance != nil {
+				x.Beyond = new(x.Difference > *layer.Chance)
+			}
+			layer.Experts = append(layer.Experts, x)
+		}
+		c.Layers = append(c.Layers, layer)
 	}
 	return c
-}
-
-// comparedLayer compares the experts of a layer.
-func comparedLayer(layer int, sets [][]expert, chance *float64) layerLoads {
-	r := layerLoads{Layer: layer, Chance: chance, Experts: []expertLoads{}}
-	for e := range sets[0] {
-		x := expertLoads{Expert: sets[0][e].Expert}
-		for _, experts := range sets {
-			x.Loads = append(x.Loads, experts[e].Load)
-		}
-		x.Difference = slices.Max(x.Loads) - slices.Min(x.Loads)
-		if chance != nil {
-			x.Beyond = new(x.Difference > *chance)
-		}
-		r.Experts = append(r.Experts, x)
-	}
-	return r
 }
 
 // Sheet is a row per layer, or with inspect.ByExpert per expert.
@@ -144,35 +138,24 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	for _, s := range c.Sets {
 		fmt.Fprintf(w, "%s: %s\n", text.Word(s.Name), s.Routing.Title())
 	}
-	var lines []string
-	all := 0
-	for _, l := range c.Layers {
-		all += len(l.beyond())
-	}
-	switch {
-	case c.tooFew != "":
-		lines = append(lines, c.tooFew)
-	case all == 0:
-		lines = append(lines, "no expert's loads differ by more than chance gives")
-	default:
-		lines = append(lines, fmt.Sprintf("%s: loads differ by more than chance gives; most:", text.Plural(all, "expert")))
-	}
-	return inspect.WriteSheet(w, c.Sheet(), append(lines, c.most()...), nil)
-}
-
-// most names the experts that differ most, of those beyond chance.
-func (c *Comparison) most() (lines []string) {
 	type expert struct {
 		layer int
 		expertLoads
 	}
-	var all []expert
+	var all []expert // beyond chance, the farthest first
 	for _, l := range c.Layers {
 		for _, e := range l.beyond() {
 			all = append(all, expert{l.Layer, e})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b expert) int { return cmp.Compare(b.Difference, a.Difference) })
+	lines := []string{fmt.Sprintf("%s: loads differ by more than chance gives; most:", text.Plural(len(all), "expert"))}
+	switch {
+	case c.tooFew != "":
+		lines[0] = c.tooFew
+	case len(all) == 0:
+		lines[0] = "no expert's loads differ by more than chance gives"
+	}
 	for _, e := range all[:min(len(all), mostDifferent)] {
 		var loads []string
 		for i, s := range c.Sets {
@@ -180,7 +163,7 @@ func (c *Comparison) most() (lines []string) {
 		}
 		lines = append(lines, fmt.Sprintf("  model.layers.%d expert %d: %s", e.layer, e.Expert, strings.Join(loads, ", ")))
 	}
-	return lines
+	return inspect.WriteSheet(w, c.Sheet(), lines, nil)
 }
 
 // Figure draws the differences: of two sets the first's load less the second's, of more the largest less the smallest.

@@ -53,13 +53,8 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 		r.lack(prediction, "multi-token prediction layers are not run")
 	}
 	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
-	return r, f.run(ctx, r, o, layers[len(layers)-1]+1)
-}
-
-// run runs the first layers and puts what their gates choose into r.
-func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) error {
-	run := &forward{Report: r, options: o, batch: f.Input.Batch, total: len(f.Input.InputIDs) * layers,
-		progress: f.Progress}
+	n := layers[len(layers)-1] + 1 // layers to run
+	run := &forward{Report: r, options: o, batch: f.Input.Batch, total: len(f.Input.InputIDs) * n, progress: f.Progress}
 	run.passed(0)
 	options := model.Options{Accumulate: model.Float32, Parallelism: f.Threads, Pages: f.Pages}
 	plain := model.NewPlain(options)
@@ -68,15 +63,14 @@ func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) err
 	first := 0
 	for _, piece := range pieces(f.Input, cmp.Or(f.atOnce, pieceTokens)) {
 		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options,
-			Arithmetic: plain,
-			Trace:      &pieceTrace{run, piece, first, nil}})
+			Arithmetic: plain, Trace: &pieceTrace{run, piece, first, nil}})
 		first += len(piece.InputIDs)
 	}
-	if err := model.Decode(ctx, layers, nets); err != nil {
-		return err
+	if err := model.Decode(ctx, n, nets); err != nil {
+		return r, err
 	}
 	run.finish()
-	return nil
+	return r, nil
 }
 
 // pieces cuts an input into pieces of whole sequences, of at most so many tokens if it can.

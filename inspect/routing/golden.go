@@ -61,7 +61,17 @@ func OfGolden(g Golden, o Options) (*Report, error) {
 	if p.choosesByBias() && g.Weights != nil {
 		p.biases = weights.New(g.Config, g.Weights)
 	}
-	p.find()
+	for info := range p.Recording.Tensors() { // the stages of the gates
+		at := strings.Index(info.Name, gateStage)
+		l := layerOf(info.Name)
+		if at < 0 || l < 0 || info.Name != stageName(l, info.Name[at:]) {
+			continue
+		}
+		if p.stages[l] == nil {
+			p.stages[l] = map[string]tensor.Info{}
+		}
+		p.stages[l][info.Name[at:]] = info
+	}
 	if err := p.measure(o); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(g.Path), err)
 	}
@@ -87,21 +97,6 @@ type goldenPack struct {
 	biases *weights.Set                   // nil if not needed, or not known
 }
 
-// find finds the stages of the gates.
-func (p *goldenPack) find() {
-	for info := range p.Recording.Tensors() {
-		at := strings.Index(info.Name, gateStage)
-		l := layerOf(info.Name)
-		if at < 0 || l < 0 || info.Name != stageName(l, info.Name[at:]) {
-			continue
-		}
-		if p.stages[l] == nil {
-			p.stages[l] = map[string]tensor.Info{}
-		}
-		p.stages[l][info.Name[at:]] = info
-	}
-}
-
 func (p *goldenPack) has(layer int, stage string) bool {
 	_, ok := p.stages[layer][stage]
 	return ok
@@ -109,8 +104,9 @@ func (p *goldenPack) has(layer int, stage string) bool {
 
 // measure finds the number of experts, and checks that all stages agree and that the selected layers and experts exist.
 func (p *goldenPack) measure(o Options) error {
-	if p.Config != nil {
-		p.Experts, p.PerToken = p.Config.MoE.NRoutedExperts, p.Config.MoE.NumExpertsPerTok
+	c := p.Config
+	if c != nil {
+		p.Experts, p.PerToken = c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok
 	}
 	var routed []int
 	for _, l := range slices.Sorted(maps.Keys(p.stages)) {
@@ -118,7 +114,12 @@ func (p *goldenPack) measure(o Options) error {
 			continue
 		}
 		routed = append(routed, l)
-		if err := errors.Join(p.isMoE(l), p.shapes(l)); err != nil {
+		var err error
+		decoder := c == nil || l < c.NumHiddenLayers && c.IsMoE(l)
+		if !decoder && (l < c.NumHiddenLayers || l >= c.NumHiddenLayers+c.NumNextNPredictLayers) {
+			err = fmt.Errorf("%s: by the config this layer has no routed experts", stageName(l, gateIDs))
+		}
+		if err = errors.Join(err, p.shapes(l)); err != nil {
 			return err
 		}
 	}
@@ -129,16 +130,6 @@ func (p *goldenPack) measure(o Options) error {
 		return fmt.Errorf("no %s: how many experts there are is not known without the model's config", gateLogits)
 	}
 	return o.check("the pack", routed, p.Experts)
-}
-
-// isMoE returns an error if by the config a layer has no routed experts.
-func (p *goldenPack) isMoE(l int) error {
-	c := p.Config
-	decoder := c == nil || l < c.NumHiddenLayers && c.IsMoE(l)
-	if decoder || l >= c.NumHiddenLayers && l < c.NumHiddenLayers+c.NumNextNPredictLayers {
-		return nil
-	}
-	return fmt.Errorf("%s: by the config this layer has no routed experts", stageName(l, gateIDs))
 }
 
 // choosesByBias reports whether selection scores depend on e_score_correction_bias.
@@ -253,15 +244,20 @@ func (p *goldenPack) layer(l int, choices func(Choice) error) (*layerTally, erro
 		if p.Input.IsPadding(first) || p.Input.IsPadding(first+p.Input.Seq-n) {
 			continue
 		}
-		if err := countRow(t, row, ids, weights, scores); err != nil {
+		from, to := row*p.PerToken, (row+1)*p.PerToken
+		c := Choice{Layer: l, Sequence: row / n, Position: row % n, Token: p.Input.InputIDs[first], Experts: ids[from:to]}
+		err := t.choose(c.Experts)
+		if err == nil && weights != nil {
+			c.Weights = weights[from:to]
+			err = t.weigh(c.Experts, c.Weights)
+		}
+		if err == nil && scores != nil {
+			err = t.score(c.Experts, scores.Row(row))
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%s: %s: row %d: %w", text.Quote(p.Report.Path), name, row, err)
 		}
 		if choices != nil {
-			c := Choice{Layer: l, Sequence: row / n, Position: row % n, Token: p.Input.InputIDs[first],
-				Experts: ids[row*p.PerToken : (row+1)*p.PerToken]}
-			if weights != nil {
-				c.Weights = weights[row*p.PerToken : (row+1)*p.PerToken]
-			}
 			if err := choices(c); err != nil {
 				return nil, err
 			}
@@ -271,20 +267,6 @@ func (p *goldenPack) layer(l int, choices func(Choice) error) (*layerTally, erro
 		return nil, fmt.Errorf("%s: %s: all tokens are padding", text.Quote(p.Report.Path), name)
 	}
 	return t, nil
-}
-
-// countRow counts a row of ids, and of weights and scores if they are known.
-func countRow(t *layerTally, row int, ids []int, weights []float32, scores *model.Activation) error {
-	from := row * t.k
-	chosen := ids[from : from+t.k]
-	err := t.choose(chosen)
-	if err == nil && weights != nil {
-		err = t.weigh(chosen, weights[from:])
-	}
-	if err == nil && scores != nil {
-		err = t.score(chosen, scores.Row(row))
-	}
-	return err
 }
 
 // scores returns a layer's selection scores; nil if they are not known.
@@ -299,27 +281,22 @@ func (p *goldenPack) scores(l int) (*model.Activation, error) {
 	}
 	gate := &model.MoEGate{}
 	if p.biases != nil {
-		if err := p.bias(l, &gate.EScoreCorrectionBias); err != nil {
+		name := stageName(l, gateStage+"e_score_correction_bias")
+		w := p.biases.Find(name)
+		if w == nil {
+			return nil, fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
+		}
+		whole := len(w.Shape) > 0 && w.Shape[len(w.Shape)-1] == p.Experts && w.Len() == p.Experts
+		if _, ok := w.DType.Format(); !ok || w.Scaled() || !whole { // ERNIE-4.5's is [1, experts]
+			return nil, fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected",
+				text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
+		}
+		view, err := w.View(p.Golden.Weights)
+		if err != nil {
 			return nil, err
 		}
+		gate.EScoreCorrectionBias = model.Weight{Name: name, Tensor: view}
 	}
 	return model.Choose(p.Config, gate, &model.Activation{Shape: info.Shape, Values: values,
 		DType: info.DType}).Scores, nil
-}
-
-// bias finds the bias of a layer's gate.
-func (p *goldenPack) bias(l int, bias *model.Weight) error {
-	name := stageName(l, gateStage+"e_score_correction_bias")
-	w := p.biases.Find(name)
-	if w == nil {
-		return fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
-	}
-	whole := len(w.Shape) > 0 && w.Shape[len(w.Shape)-1] == p.Experts && (tensor.Tensor{Shape: w.Shape}).Len() == p.Experts
-	if _, ok := w.DType.Format(); !ok || w.Scaled() || !whole { // ERNIE-4.5's is [1, experts]
-		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected",
-			text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
-	}
-	view, err := w.View(p.Golden.Weights)
-	*bias = model.Weight{Name: name, Tensor: view}
-	return err
 }

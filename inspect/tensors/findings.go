@@ -108,10 +108,16 @@ func rows(all []*measured) (found []inspect.Observation) {
 				}
 			}
 		}
-		if zeros = blocks(zeros, len(sizes)); zeros != nil {
-			n := float64(len(zeros))
+		var blocks []int // a single zero row belongs to the padding token; a padded vocabulary ends in zero rows
+		for first, last := range text.Runs(zeros) {
+			for i := first; i <= last && last > first && last < len(sizes)-1; i++ {
+				blocks = append(blocks, i)
+			}
+		}
+		if blocks != nil {
+			n := float64(len(blocks))
 			found = append(found, m.about("zero-rows", &n, inspect.Finite(0), "%s in blocks are zero, rows %s",
-				text.Plural(len(zeros), "row"), text.Ranges(zeros[:min(len(zeros), 100)])))
+				text.Plural(len(blocks), "row"), text.Ranges(blocks[:min(len(blocks), 100)])))
 		}
 		if large != nil {
 			size, usual := math.Exp2(sizes[most]), math.Exp2(p.Median)
@@ -124,17 +130,6 @@ func rows(all []*measured) (found []inspect.Observation) {
 		}
 	}
 	return found
-}
-
-// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n:
-// a padded vocabulary ends so. A single zero row belongs to the padding token.
-func blocks(numbers []int, n int) (all []int) {
-	for first, last := range text.Runs(numbers) {
-		for i := first; i <= last && last > first && last < n-1; i++ {
-			all = append(all, i)
-		}
-	}
-	return all
 }
 
 // norms finds norms that are all ones where fewer than half of the numbers of all others are: training in BF16 leaves
