@@ -238,6 +238,27 @@ func TestInfiniteScale(t *testing.T) {
 	require.Len(t, r.Causes, 1)
 }
 
+// TestHugeScale: an exponent of a block of gate_proj that is 66 too large makes gates so large that their own rounding is
+// larger than all else. Where they are below 0, that excuses nothing.
+func TestHugeScale(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v4-fp4/golden-f32")
+	for module, stage := range map[string]string{"0.ffn.shared_experts": "0.mlp.shared_experts.output", "1.ffn.experts.4": "1.mlp.experts.output"} {
+		name := "layers." + module + ".w1.scale"
+		w := get(t, c, name)
+		w.Data[0] += 66
+		r := run(t, c.Config, replace(c, name, w), p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, module)
+		require.Equal(t, "model.layers."+stage, *r.FirstDivergence, module)
+	}
+	const up = "layers.0.ffn.shared_experts.w3.scale"
+	w := get(t, c, up)
+	w.Data[0] += 66
+	r := run(t, c.Config, replace(c, up, w), p, verify.Options{})
+	require.Equal(t, report.Fail, r.Verdict)
+	require.NotContains(t, fmt.Sprint(r.Causes), "gate-up-swapped", "as gates these rows hide nothing")
+}
+
 // TestKeysPermutedForHalves: the rotary rows of kv_a_proj_with_mqa in the other layout.
 func TestKeysPermutedForHalves(t *testing.T) {
 	t.Parallel()

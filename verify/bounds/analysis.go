@@ -26,7 +26,7 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it, where that is added last
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
-//	in BF16 + (2⁻¹²⁶·Σ |x|)², and v_x = x² of denormal x: processors may take denormal numbers for 0
+//	in BF16 + (2⁻¹²⁶·Σ |x|)², and v_x = x² of denormal x: processors may take denormal numbers for 0, as partial sums, too
 //
 // carried says what the first sum is where columns of x are equal. A common error c of x adds (Σ w·c)².
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
@@ -279,7 +279,7 @@ func (a *Analysis) readsSums() bool {
 
 // SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):
 //
-//	silu(g):  v = silu'²·v_g + 0.3·v_g², at most 1.21·v_g, + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
+//	silu(g):  v = silu'²·v_g + 0.3·v_g²·(2·silu”)², at most 1.21·v_g, + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
 //
 // A limit makes gates exactly equal. Their silu(g) has one error, which is common to them. An engine may round
@@ -328,7 +328,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 			if y.common != nil && vg == 0 && gate.Values[i] == limit {
 				y.common.Values[i], own = float32(math.Sqrt(own)*float64(up.Values[i])), 0
 			}
-			v := throughSiLU(slope, vg) + own
+			v := throughSiLU(g, slope, vg) + own
 			s, v = point(p, s, roughly(s, v))
 			s, v = times(s, v, float64(up.Values[i]), up.Variance(i))
 			if weights != nil {
@@ -356,9 +356,15 @@ func (x *Value) limited(limit float32) bool {
 	return n > 1
 }
 
-// throughSiLU is the variance of silu(x) that x's variance v causes, where silu' is slope. |silu'| is at most 1.1.
-func throughSiLU(slope, v float64) float64 {
-	return min(float64(Sq(slope)*v)+float64(0.3*Unit*Unit*Sq(v)), 1.21*v)
+// throughSiLU is the variance of silu(x) that x's variance v causes, where silu' is slope. |silu'| is at most 1.1. With m the
+// least |x| within λσ, |silu”| is at most 1/2 and at most e^-m·(2 + m), and e^-m at most (1 + m/8)^-8: a gate far below 0
+// gives 0, however uncertain it is.
+func throughSiLU(x, slope, v float64) float64 {
+	bend := 1.0 // of 1/2
+	if least := math.Abs(x) - Lambda*Unit*math.Sqrt(v); least > 0 {
+		bend = min(1, 2*(2+least)/Sq(Sq(Sq(1+least/8))))
+	}
+	return min(float64(Sq(slope)*v)+float64(0.3*Unit*Unit*Sq(v)*Sq(bend)), 1.21*v)
 }
 
 // Softmax implements model.Arithmetic, with z = x - max:

@@ -328,3 +328,20 @@ func TestReLUAtItsLimit(t *testing.T) {
 		require.Equal(t, make([]float32, 7), y.sigma.Values)
 	}
 }
+
+// TestUncertainGates: silu of a gate that is off by up to 4 σ is within 8 σ; far below 0 it is 0, however uncertain.
+func TestUncertainGates(t *testing.T) {
+	t.Parallel()
+	silu := func(x float64) float64 { return x / (1 + math.Exp(-x)) }
+	for _, sigma := range []float64{1e-3, 0.1, 1, 10, 1e3} {
+		for _, x := range []float64{-1e4, -200, -40, -20, -9, -3, -1.3, -0.2, 0, 0.4, 2, 5, 15, 60, 1e4} {
+			slope := (silu(x+1e-5) - silu(x-1e-5)) / 2e-5
+			allowed := Lambda * Unit * math.Sqrt(throughSiLU(x, slope, Sq(sigma/Unit)))
+			for off := -4.0; off <= 4; off += 0.25 {
+				moved := math.Abs(silu(x+float64(off*sigma)) - silu(x))
+				require.LessOrEqual(t, moved, 1.01*allowed+1e-9, "%g ± %g, off by %g", x, sigma, off)
+			}
+		}
+	}
+	require.Less(t, throughSiLU(-1e20, 0, Sq(1e13/Unit)), 1e-30)
+}

@@ -1,6 +1,8 @@
 package bounds
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,4 +44,38 @@ func TestSchedules(t *testing.T) {
 		}
 		require.Equal(t, c.cuts, c.s.Cuts(c.k), c)
 	}
+}
+
+// TestDenormalPartialSums: processors' products of BF16 numbers turn partial sums below the least normal number into 0.
+// Sums of the usual size have no more variance for it.
+func TestDenormalPartialSums(t *testing.T) {
+	t.Parallel()
+	const tokens, in, out = 12, 96, 40
+	a := NewAnalysis(model.Options{DType: tensor.BF16}, nil)
+	defer a.Close()
+	for name, shift := range map[string]float64{"two signs": -0.5, "one sign": 0} {
+		r := rand.New(rand.NewPCG(1, 2))
+		x, w := make([]float32, tokens*in), make([]float32, out*in)
+		for i := range x {
+			x[i] = to16(float32(math.Ldexp(0.5+r.Float64(), -124)))
+		}
+		for i := range w {
+			w[i] = to16(float32(r.Float64()+shift) / 8)
+		}
+		y := a.Linear(value16(x, tokens, in), &model.Linear{Weight: weight16("w", w, out, in)})
+		want := make([]float32, tokens*out)
+		for i := range want {
+			for k := range in {
+				want[i] += float32(x[i/out*in+k] * w[i%out*in+k])
+				if math.Abs(float64(want[i])) < leastNormal {
+					want[i] = 0
+				}
+			}
+			want[i] = to16(want[i])
+		}
+		require.LessOrEqual(t, Measure(y, want, allRows(want, y), 1).Largest, float64(Lambda), name)
+	}
+	lossy := a.gemm(tensor.BF16, 4096)
+	require.Equal(t, a.sums(4096).variance(0x1p-40, 0x1p-80, 0x1p-80), lossy.variance(0x1p-40, 0x1p-80, 0x1p-80))
+	require.Zero(t, lossy.variance(0, 0, 0), "terms of 0 lose nothing")
 }
