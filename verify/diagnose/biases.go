@@ -70,20 +70,19 @@ func biasMistakes(f *Failure) (list []mistake) {
 // biasOffMistakes is a bias that is not the reference's, read off a failed projection of attention: all rows are off by
 // one vector.
 func biasOffMistakes(f *Failure) []mistake {
-	if f.Want == nil || f.distinctRows() < leastFactorRows || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+	if f.Want == nil || f.distinctRows() < leastFactorRows || !f.isFinite() {
 		return nil
 	}
 	width := f.Got.Width()
 	off := make([]float32, width)
-	left := func(i int) float64 { return float64(f.Want[i]) - float64(f.Unrounded[i]) }
 	for c := range off {
 		sum := 0.0
 		for i := c; i < len(f.Want); i += width {
-			sum += left(i)
+			sum += f.residual(i)
 		}
 		mean := sum / float64(f.Got.Rows())
 		for i := c; i < len(f.Want); i += width {
-			if math.Abs(left(i)-mean) > f.tolerance(i, i) {
+			if math.Abs(f.residual(i)-mean) > f.tolerance(i, i) {
 				return nil
 			}
 		}

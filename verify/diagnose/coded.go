@@ -17,7 +17,7 @@ const leastCoded, mostCoded = 0.4, 1.6
 
 // codedMistakes is the rounding of the failed product's weight to codes, if that explains the failure.
 func codedMistakes(f *Failure) []mistake {
-	if !f.isProduct() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+	if !f.isProduct() || !f.isFinite() {
 		return nil
 	}
 	w := f.loaded(f.module() + ".weight")
@@ -35,7 +35,7 @@ func codedMistakes(f *Failure) []mistake {
 	for c := range n {
 		steps := stepsOf(w, c, codes)
 		for r := range f.Got.Rows() {
-			squares += bounds.Sq(float64(f.Want[r*n+c]) - float64(f.Unrounded[r*n+c]))
+			squares += bounds.Sq(f.residual(r*n + c))
 			expected += roundings(steps, f.Input.Row(r))
 		}
 	}

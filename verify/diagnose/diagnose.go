@@ -90,8 +90,14 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cau
 	if text == "" || m.experts && f.Kind == pack.ExpertsOutput && !f.nearSum(x) {
 		return nil, ctx.Err()
 	}
-	if !readOff {
-		if passes, err := f.passes(ctx, x); err != nil || !passes {
+	if !readOff { // the failed stage first, in one row if that tells
+		known, passes, err := f.Sample(ctx, x)
+		if !known && err == nil {
+			var stages map[string]bool
+			stages, err = f.Rerun(ctx, x, []string{f.Name})
+			passes = stages[f.Name]
+		}
+		if err != nil || !passes {
 			return nil, err
 		}
 	}
@@ -125,13 +131,15 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cau
 	return cause, nil
 }
 
-// passes reports whether the failed stage is within its limits in a trial, or may be as far as one row tells.
-func (f *Failure) passes(ctx context.Context, x *Trial) (bool, error) {
-	if known, passes, err := f.Sample(ctx, x); known || err != nil {
-		return passes, err
+// mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of
+// the config first, then what a conversion does to weights, from whole layers to rows.
+func mistakes(f *Failure) (list []mistake) {
+	for _, of := range []func(f *Failure) []mistake{gateMistakes, attentionMistakes, productMistakes, sumMistakes,
+		biasMistakes, engineMistakes, weightMistakes, predictionMistakes, expertMistakes, projectionMistakes, scaleMistakes,
+		indexerMistakes, streamMistakes, entryMistakes, tableMistakes, publishedMistakes, groupedMistakes} {
+		list = append(list, of(f)...)
 	}
-	passes, err := f.Rerun(ctx, x, []string{f.Name})
-	return passes[f.Name], err
+	return list
 }
 
 // hasCause reports whether the mistake id is among the causes.

@@ -43,8 +43,7 @@ func elementMistakes(f *Failure) []mistake {
 
 // elements are those of the failed product's weight that differ; nil if others may, or inputs are too much alike to tell.
 func (f *Failure) elements() (list []element) {
-	if !f.isProduct() || f.hasBias() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) ||
-		f.distinctRows() < leastFactorRows || f.sameInputs() {
+	if !f.isProduct() || f.hasBias() || !f.isFinite() || f.distinctRows() < leastFactorRows || f.sameInputs() {
 		return nil
 	}
 	w := f.loaded(f.module() + ".weight")
@@ -87,7 +86,7 @@ func (f *Failure) elementOf(row, column int) (e element, ok bool) {
 		for r := range f.Got.Rows() {
 			i := r*n + row
 			unit := f.tolerance(i, i)
-			s.add(float64(f.Input.Row(r)[k])/unit, (float64(f.Want[i])-float64(f.Unrounded[i]))/unit)
+			s.add(float64(f.Input.Row(r)[k])/unit, f.residual(i)/unit)
 		}
 		by := s.factor()
 		if s.yy == 0 || s.left(by) > math.Sqrt(s.n) || !f.leaves(row, k, by) {
@@ -106,8 +105,7 @@ func (f *Failure) leaves(row, column int, by float64) bool {
 	n := f.Got.Width()
 	for r := range f.Got.Rows() {
 		i := r*n + row
-		left := float64(f.Want[i]) - float64(f.Unrounded[i]) - by*float64(f.Input.Row(r)[column])
-		if math.Abs(left) > 1.5*f.tolerance(i, i) {
+		if math.Abs(f.residual(i)-float64(by*float64(f.Input.Row(r)[column]))) > 1.5*f.tolerance(i, i) {
 			return false
 		}
 	}

@@ -35,7 +35,7 @@ type exchange struct {
 
 // newExchange measures the residual of a failed product; nil of other stages, and without the weight in memory.
 func newExchange(f *Failure) *exchange {
-	if !f.isProduct() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+	if !f.isProduct() || !f.isFinite() {
 		return nil
 	}
 	w, n := f.loaded(f.module()+".weight"), f.Got.Width()
@@ -47,12 +47,11 @@ func newExchange(f *Failure) *exchange {
 	for i := range outputs {
 		outputs[i] = i * n / len(outputs)
 	}
-	left := func(row, c int) float64 { return float64(f.Want[row*n+c]) - float64(f.Unrounded[row*n+c]) }
 	sums, units := make([]float64, f.Got.Rows()), make([]float64, f.Got.Rows())
 	for row := range sums {
 		variance := 0.0
 		for _, c := range outputs {
-			sums[row] += bounds.Sq(left(row, c))
+			sums[row] += bounds.Sq(f.residual(row*n + c))
 			variance += bounds.Sq(f.Deviations[row*n+c]) + bounds.Sq(p.Ulp(float64(f.Want[row*n+c])))/12
 		}
 		units[row] = float64(len(outputs)) / variance
@@ -74,7 +73,7 @@ func newExchange(f *Failure) *exchange {
 			x.columns[k] = append(x.columns[k], float64(v))
 		}
 		for t, row := range x.rows {
-			by := left(row, c) * x.unit[t]
+			by := f.residual(row*n+c) * x.unit[t]
 			for k, v := range values {
 				x.along[t][k] += float64(by * float64(v))
 			}

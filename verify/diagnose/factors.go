@@ -59,38 +59,25 @@ func factorMistakes(f *Failure) []mistake {
 		name = "down_proj.weight of all experts"
 	}
 	return []mistake{{id: id, kinds: []string{f.kind()}, undo: func(x *Trial) string {
-		x.change(func(a bounds.Arithmetic, o *operations) { o.multiply(a, of, factors, errors, !exact) })
+		x.change((&factored{of, factors, errors, !exact}).change)
 		return name + " " + words
 	}}}
 }
 
-// multiply multiplies each column of what a weight gives, in a product or a norm, or of the routed sum if no weight is
-// named, by a factor. What was stored may be the reference's times the factor, rounded.
-func (o *operations) multiply(a bounds.Arithmetic, name string, factors, errors []float64, rounded bool) {
-	// times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
-	// of the weights, each times what it was multiplied by.
-	times := func(y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
-		z, width := a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width()
-		for c, factor := range factors {
-			if factor == 1 {
-				continue
-			}
-			units := squares(c)
-			for t := range y.Rows() {
-				i := t*width + c
-				v, variance := float64(z.Values[i]), z.Variance(i)
-				if rounded {
-					variance += bounds.Sq(v*errors[c]/bounds.Unit) + sharedRoundings*units(t)/(12*bounds.Unit*bounds.Unit)
-				}
-				z.Set(i, v*factor, variance*bounds.Sq(factor))
-			}
-		}
-		return z
-	}
-	if name == "" {
+// factored are the factors of the columns of a product, a norm or the routed sum.
+type factored struct {
+	of      string // name of the weight; empty for the routed sum
+	factors []float64
+	errors  []float64 // standard deviations of the factors
+	rounded bool      // what was stored is the reference's times a number, rounded
+}
+
+// change multiplies the columns of what the weight gives, or of the routed sum.
+func (s *factored) change(a bounds.Arithmetic, o *operations) {
+	if s.of == "" {
 		o.combine = func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value {
 			y := a.Combine(weight, parts, order)
-			return times(y, func(int) func(t int) float64 { // of weights in BF16
+			return s.times(a, y, func(int) func(t int) float64 { // of weights in BF16
 				return func(t int) (size float64) {
 					for _, v := range y.Row(t) {
 						size += bounds.Sq(float64(v)) / float64(y.Width())
@@ -103,10 +90,10 @@ func (o *operations) multiply(a bounds.Arithmetic, name string, factors, errors 
 	}
 	o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
 		y := a.Linear(x, l)
-		if l.Weight.Name != name {
+		if l.Weight.Name != s.of {
 			return y
 		}
-		return times(y, func(c int) func(t int) float64 {
+		return s.times(a, y, func(c int) func(t int) float64 {
 			if l.Weight.Scales != nil {
 				return func(int) float64 { return 0 }
 			}
@@ -122,12 +109,12 @@ func (o *operations) multiply(a bounds.Arithmetic, name string, factors, errors 
 	}
 	o.rmsNorm = func(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
 		y := a.RMSNorm(x, weight, eps)
-		if weight.Name != name {
+		if weight.Name != s.of {
 			return y
 		}
 		ours, _ := weight.Float32s(nil)
 		p := bounds.PrecisionOf(weight.DType)
-		return times(y, func(c int) func(t int) float64 {
+		return s.times(a, y, func(c int) func(t int) float64 {
 			return func(t int) float64 {
 				w := float64(ours[c])
 				if w == 0 {
@@ -139,11 +126,32 @@ func (o *operations) multiply(a bounds.Arithmetic, name string, factors, errors 
 	}
 }
 
+// times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
+// of the weights, each times what it was multiplied by.
+func (s *factored) times(a bounds.Arithmetic, y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
+	z, width := a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width()
+	for c, factor := range s.factors {
+		if factor == 1 {
+			continue
+		}
+		units := squares(c)
+		for t := range y.Rows() {
+			i := t*width + c
+			v, variance := float64(z.Values[i]), z.Variance(i)
+			if s.rounded {
+				variance += bounds.Sq(v*s.errors[c]/bounds.Unit) + sharedRoundings*units(t)/(12*bounds.Unit*bounds.Unit)
+			}
+			z.Set(i, v*factor, variance*bounds.Sq(factor))
+		}
+	}
+	return z
+}
+
 // columnFactors returns by which factor each column of the golden is ours, and its standard deviation; nil if a column
 // is none, or there are too few rows to tell. Where one factor fits all columns they have that.
 func (f *Failure) columnFactors() (factors, errors []float64) {
 	sum := f.Kind == pack.ExpertsOutput && f.Input == nil
-	if !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() {
+	if !f.isFinite() || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() {
 		return nil, nil
 	}
 	d, scaled := tensor.BF16, false

@@ -291,30 +291,11 @@ func (f *Failure) loaded(name string) *model.Weight {
 	return nil
 }
 
-// change has a trial compute some operations otherwise: of sets functions of o, the operations of the arithmetic a.
-func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
-	before := x.Around
-	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
-		a = before(a)
-		o := operationsOf(a)
-		of(a, o)
-		return o
-	}
-}
+// isFinite reports whether the golden and the failed stage are finite.
+func (f *Failure) isFinite() bool { return bounds.AllFinite(f.Want) && bounds.AllFinite(f.Unrounded) }
 
-// changeProduct has a trial change the product with a weight: change gets what was multiplied, and a copy of the product.
-func (x *Trial) changeProduct(name string, change func(in, y *bounds.Value)) {
-	x.change(func(a bounds.Arithmetic, o *operations) {
-		o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
-			y := a.Linear(x, l)
-			if l.Weight.Name == name {
-				y = a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
-				change(x, y)
-			}
-			return y
-		}
-	})
-}
+// residual is how far element i of the golden is from ours.
+func (f *Failure) residual(i int) float64 { return float64(f.Want[i]) - float64(f.Unrounded[i]) }
 
 // distinctRows is the number of rows of the failed stage that are not alike.
 func (f *Failure) distinctRows() (n float64) {

@@ -70,20 +70,6 @@ func groupedMistakes(f *Failure) []mistake {
 	return list
 }
 
-// windowMistakes are windows of one token more or less.
-func windowMistakes(kinds []string) (list []mistake) {
-	for _, by := range []int{-1, 1} {
-		list = append(list, mistake{id: "sliding-window", kinds: kinds, undo: func(x *Trial) string {
-			window := &x.Config.Windows.SlidingWindow
-			if *window+by < 1 {
-				return ""
-			}
-			return ran("sliding_window", window, *window+by)
-		}})
-	}
-	return list
-}
-
 // undoLateNorm norms queries and keys, whose rows are heads, when they are rotated.
 func undoLateNorm(x *Trial) string {
 	if !x.Config.Attention.UseQKNorm || x.Config.Rules().Attention.QKNorm == config.AllHeads {

@@ -100,7 +100,8 @@ func undoLatentEps(queries, keys bool) func(x *Trial) string {
 	}
 }
 
-// undoNormBias takes the bias of the indexer's norm from the golden, of which each column is off by one number.
+// undoNormBias takes the bias of the indexer's norm from the golden, of which each column is off by one number: in the
+// mean or, where the golden was rounded, by one that all rows leave.
 func undoNormBias(x *Trial) string {
 	f := x.failed
 	bias := &x.layer.Indexer.KNorm.Bias
@@ -108,28 +109,22 @@ func undoNormBias(x *Trial) string {
 	if err != nil || f.Got == nil || len(values) != f.Got.Width() || f.distinctRows() < leastFactorRows {
 		return ""
 	}
+	p, rows := bounds.PrecisionOf(f.Got.DType), f.Got.Rows()
 	zero := !slices.ContainsFunc(values, func(v float32) bool { return v != 0 })
 	bias.Tensor = vectorOf(values, func(c int, v float32) float32 {
-		return tensor.Rounded(float32(float64(v)+f.columnOffset(c)), bias.DType)
+		sum, least, most := 0.0, math.Inf(-1), math.Inf(1)
+		for i := c; i < len(f.Want); i += len(values) {
+			by, half := f.residual(i), p.Ulp(float64(f.Want[i]))/2
+			sum, least, most = sum+by, max(least, by-half), min(most, by+half)
+		}
+		off := (least + most) / 2
+		if f.Got.DType == tensor.F32 || least > most {
+			off = sum / float64(rows)
+		}
+		return tensor.Rounded(float32(float64(v)+off), bias.DType)
 	})
 	if zero {
 		return bias.Name + " is zero, and the reference's is not"
 	}
 	return bias.Name + " is not the reference's: each channel is off by one number"
-}
-
-// columnOffset returns the number by which a column of the golden exceeds the stage's: in the mean or, where the
-// golden was rounded, one that all rows leave.
-func (f *Failure) columnOffset(c int) float64 {
-	p, width := bounds.PrecisionOf(f.Got.DType), f.Got.Width()
-	sum, least, most := 0.0, math.Inf(-1), math.Inf(1)
-	for r := range f.Got.Rows() {
-		want := float64(f.Want[r*width+c])
-		by, half := want-float64(f.Unrounded[r*width+c]), p.Ulp(want)/2
-		sum, least, most = sum+by, max(least, by-half), min(most, by+half)
-	}
-	if f.Got.DType == tensor.F32 || least > most {
-		return sum / float64(f.Got.Rows())
-	}
-	return (least + most) / 2
 }

@@ -9,6 +9,8 @@ package diagnose
 import (
 	"context"
 	"fmt"
+
+	"dsmoe/config"
 )
 
 // mistake is one known way to get a conversion or a config wrong: its name, the
@@ -26,17 +28,6 @@ type mistake struct {
 	more func(ctx context.Context) (string, error) // what a run of the layer tells beside; may be nil
 }
 
-// mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of
-// the config first, then what a conversion does to weights, from whole layers to rows.
-func mistakes(f *Failure) (list []mistake) {
-	for _, of := range []func(f *Failure) []mistake{gateMistakes, attentionMistakes, productMistakes, sumMistakes,
-		biasMistakes, engineMistakes, weightMistakes, predictionMistakes, expertMistakes, projectionMistakes, scaleMistakes,
-		indexerMistakes, streamMistakes, entryMistakes, tableMistakes, publishedMistakes, groupedMistakes} {
-		list = append(list, of(f)...)
-	}
-	return list
-}
-
 // ran sets a value of the config to the reference's, and says so; it returns "" if the value was that before.
 func ran[T comparable](key string, value *T, theirs T) string {
 	ours := *value
@@ -44,4 +35,24 @@ func ran[T comparable](key string, value *T, theirs T) string {
 		return ""
 	}
 	return fmt.Sprintf("the reference ran with %s %v, here it is %v", key, theirs, ours)
+}
+
+// nextTo are a number of the config that is one more or one less.
+func nextTo(id, key string, kinds []string, number func(c *config.Config) *int) (list []mistake) {
+	for _, by := range []int{-1, 1} {
+		list = append(list, mistake{id: id, kinds: kinds, undo: func(x *Trial) string {
+			n := number(&x.Config)
+			if *n+by < 1 {
+				return ""
+			}
+			return ran(key, n, *n+by)
+		}})
+	}
+	return list
+}
+
+// windowMistakes are windows of one token more or less.
+func windowMistakes(kinds []string) []mistake {
+	return nextTo("sliding-window", "sliding_window", kinds,
+		func(c *config.Config) *int { return &c.Windows.SlidingWindow })
 }

@@ -61,7 +61,7 @@ func (f *Failure) failedMLPs() (list []*mlp, together bool) {
 		}
 	}
 	switch {
-	case f.Layer < 0 || f.Got == nil || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded):
+	case f.Layer < 0 || f.Got == nil || !f.isFinite():
 	case f.Kind == "mlp.output":
 		add(layer+"mlp", -1, nil, func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP { return d.MLP })
 	case f.Kind == pack.SharedOutput:

@@ -170,7 +170,7 @@ func powers(first, by float64, n int) (list []float64) {
 
 // numberMistakes are the values of numbers with which the failed stage is nearest to the golden, the nearest first.
 func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error) {
-	if f.Want == nil || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+	if f.Want == nil || !f.isFinite() {
 		return nil, nil
 	}
 	type fitted struct {

@@ -28,10 +28,30 @@ type operations struct {
 	combine     func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value
 }
 
-// operationsOf returns the operations of an arithmetic.
-func operationsOf(a bounds.Arithmetic) *operations {
-	return &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax, a.Pool,
-		a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.Combine}
+// change has a trial compute some operations otherwise: of sets fields of o, which are the operations of the arithmetic a.
+func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
+	before := x.Around
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		a = before(a)
+		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax, a.Pool,
+			a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.Combine}
+		of(a, o)
+		return o
+	}
+}
+
+// changeProduct has a trial change the product with a weight: change gets what was multiplied, and a copy of the product.
+func (x *Trial) changeProduct(name string, change func(in, y *bounds.Value)) {
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {
+			y := a.Linear(x, l)
+			if l.Weight.Name == name {
+				y = a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
+				change(x, y)
+			}
+			return y
+		}
+	})
 }
 
 // Linear and the other methods implement model.Arithmetic.

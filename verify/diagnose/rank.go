@@ -82,7 +82,7 @@ func (f *Failure) channel(directions [][]float64) (found int, by float64) {
 // directions are orthonormal rows that what is left of the golden is made of, within the limits; nil if these are not
 // few, or only few columns differ.
 func (f *Failure) directions() [][]float64 {
-	if !f.isProduct() || !bounds.AllFinite(f.Want) || !bounds.AllFinite(f.Unrounded) {
+	if !f.isProduct() || !f.isFinite() {
 		return nil
 	}
 	n := f.Got.Width()
@@ -104,7 +104,7 @@ func (f *Failure) directions() [][]float64 {
 		return nil
 	}
 	at := func(t, c int) int { return rows[t]*n + c }
-	left := func(t, c int) float64 { return float64(f.Want[at(t, c)]) - float64(f.Unrounded[at(t, c)]) }
+	left := func(t, c int) float64 { return f.residual(at(t, c)) }
 	product := func(t, c int) float64 { return float64(f.Unrounded[at(t, c)]) }
 	noise, size, whole := 0.0, 0.0, 0.0
 	for t, r := range rows {
@@ -211,7 +211,7 @@ func (f *Failure) undoAlong(x *Trial, name string, directions [][]float64, along
 func (f *Failure) along(r int, direction []float64) (sum float64) {
 	n := f.Got.Width()
 	for c, v := range direction {
-		sum += float64(v * (float64(f.Want[r*n+c]) - float64(f.Unrounded[r*n+c])))
+		sum += float64(v * f.residual(r*n+c))
 	}
 	return sum
 }

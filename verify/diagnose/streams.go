@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -27,7 +28,7 @@ func streamMistakes(f *Failure) []mistake {
 		return nil
 	}
 	combs := []string{"attn_hc.comb", "ffn_hc.comb"}
-	list := []mistake{
+	return append([]mistake{
 		{id: "streams-transposed", kinds: []string{"ffn_hc.input", pack.LayerOutput}, undo: func(x *Trial) string {
 			x.change(func(a bounds.Arithmetic, o *operations) {
 				o.expand = func(x, y, post, comb *bounds.Value) *bounds.Value {
@@ -50,17 +51,8 @@ func streamMistakes(f *Failure) []mistake {
 			})
 			return "the reference's Sinkhorn iterations divide rows before columns, here columns before rows"
 		}},
-	}
-	for _, by := range []int{-1, 1} {
-		list = append(list, mistake{id: "sinkhorn-iterations", kinds: combs, undo: func(x *Trial) string {
-			iterations := &x.Config.HyperConnections.HCSinkhornIters
-			if *iterations+by < 1 {
-				return ""
-			}
-			return ran("hc_sinkhorn_iters", iterations, *iterations+by)
-		}})
-	}
-	return list
+	}, nextTo("sinkhorn-iterations", "hc_sinkhorn_iters", combs,
+		func(c *config.Config) *int { return &c.HyperConnections.HCSinkhornIters })...)
 }
 
 // entryMistakes are first seen in compressed keys, or in the context of attention.

@@ -144,57 +144,55 @@ func expertMistakes(f *Failure) (list []mistake) {
 		list = append(list, mistake{id: id, kinds: []string{kind}, experts: kind != pack.ProbeOutput, unless: unless,
 			undo: func(x *Trial) string { return undo(x.layer.MoE.Experts) }})
 	}
-	exchange := func(e int, unless string) {
+	probes := f.failedExperts(pack.ProbeOutput)
+	if len(probes) > mostPaired {
+		probes = nil
+	}
+	single, unless, rotated, pairs := f.suspects(), "gate-up-swapped", []int(nil), [][2]int(nil)
+	switch kind {
+	case pack.ProbeOutput: // of one expert; those before it are right
+		e := pack.Parse(f.Kind).Expert
+		single, unless = []int{e}, ""
+		for _, other := range probes {
+			if other > e {
+				pairs = append(pairs, [2]int{e, other})
+			}
+		}
+	case pack.ExpertsOutput, expertGate:
+		rotated = rotations(f.Model.Config.MoE.NRoutedExperts)
+		paired := slices.Compact(slices.Sorted(slices.Values(slices.Concat(single, probes))))
+		for i, a := range paired {
+			for _, b := range paired[i+1:] {
+				if len(paired) <= mostPaired {
+					pairs = append(pairs, [2]int{a, b})
+				}
+			}
+		}
+	}
+	for _, e := range single {
 		add("gate-up-swapped", unless, func(experts []model.DeepseekMLP) string {
 			m := &experts[e]
 			m.GateProj, m.UpProj = m.UpProj, m.GateProj
 			return fmt.Sprintf("gate_proj and up_proj of expert %d are exchanged", e)
 		})
 	}
-	swap := func(a, b int) {
+	for _, by := range rotated {
+		add("experts-rotated", "", func(experts []model.DeepseekMLP) string {
+			n := len(experts)
+			copy(experts, slices.Concat(experts[by:], experts[:by]))
+			off := fmt.Sprintf("%d too high", by)
+			if 2*by > n {
+				off = fmt.Sprintf("%d too low", n-by)
+			}
+			return fmt.Sprintf("the experts' numbers are %s, in a circle: expert 0 is stored as %d", off, by)
+		})
+	}
+	for _, pair := range pairs {
 		add("experts-swapped", "", func(experts []model.DeepseekMLP) string {
+			a, b := pair[0], pair[1]
 			experts[a], experts[b] = experts[b], experts[a]
 			return fmt.Sprintf("experts %d and %d are exchanged", a, b)
 		})
-	}
-	probes := f.failedExperts(pack.ProbeOutput)
-	if len(probes) > mostPaired {
-		probes = nil
-	}
-	switch kind {
-	case pack.ProbeOutput: // of one expert; those before it are right
-		e := pack.Parse(f.Kind).Expert
-		exchange(e, "")
-		for _, other := range probes {
-			if other > e {
-				swap(e, other)
-			}
-		}
-	case pack.ExpertsOutput, expertGate:
-		suspects := f.suspects()
-		for _, e := range suspects {
-			exchange(e, "gate-up-swapped")
-		}
-		for _, by := range rotations(f.Model.Config.MoE.NRoutedExperts) {
-			add("experts-rotated", "", func(experts []model.DeepseekMLP) string {
-				n := len(experts)
-				copy(experts, slices.Concat(experts[by:], experts[:by]))
-				off := fmt.Sprintf("%d too high", by)
-				if 2*by > n {
-					off = fmt.Sprintf("%d too low", n-by)
-				}
-				return fmt.Sprintf("the experts' numbers are %s, in a circle: expert 0 is stored as %d", off, by)
-			})
-		}
-		suspects = slices.Compact(slices.Sorted(slices.Values(append(suspects, probes...))))
-		if len(suspects) > mostPaired {
-			break
-		}
-		for i, a := range suspects {
-			for _, b := range suspects[i+1:] {
-				swap(a, b)
-			}
-		}
 	}
 	return list
 }
