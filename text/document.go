@@ -14,20 +14,18 @@ import (
 // WriteJSON writes a report as one JSON document in the form of encoding/json, indented by two
 // spaces. NaN and infinities, which JSON lacks, become null.
 func WriteJSON(w io.Writer, document any) error {
+	finite := json.MarshalToFunc(func(e *jsontext.Encoder, v float64) error {
+		if v-v == 0 {
+			return errors.ErrUnsupported // the default marshals v
+		}
+		return e.WriteToken(jsontext.Null)
+	})
 	data, err := json.Marshal(document, jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false),
-		jsontext.WithIndent("  "), json.WithMarshalers(json.MarshalToFunc(finiteOrNull)))
+		jsontext.WithIndent("  "), json.WithMarshalers(finite))
 	if err == nil {
 		_, err = w.Write(append(data, '\n'))
 	}
 	return err
-}
-
-// finiteOrNull writes null in place of NaN and infinities.
-func finiteOrNull(e *jsontext.Encoder, v float64) error {
-	if v-v == 0 {
-		return errors.ErrUnsupported // the default marshals v
-	}
-	return e.WriteToken(jsontext.Null)
 }
 
 // Figure returns v in a format of package fmt, such as "%.3g"; "infinite", "-infinite" or "not a

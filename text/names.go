@@ -13,10 +13,18 @@ func CompareNames(a, b string) int {
 	for {
 		x, restA, moreA := strings.Cut(a, ".")
 		y, restB, moreB := strings.Cut(b, ".")
-		if c := compareComponents(x, y); c != 0 {
-			return c
+		c := strings.Compare(x, y)
+		switch numberA, numberB := isNumber(x), isNumber(y); {
+		case numberA && numberB:
+			c = cmp.Or(cmp.Compare(len(x), len(y)), c)
+		case numberA:
+			c = -1
+		case numberB:
+			c = 1
 		}
 		switch {
+		case c != 0:
+			return c
 		case moreA && moreB:
 			a, b = restA, restB
 		case moreA:
@@ -29,29 +37,8 @@ func CompareNames(a, b string) int {
 	}
 }
 
-// compareComponents compares one component of two names.
-func compareComponents(a, b string) int {
-	switch x, y := isNumber(a), isNumber(b); {
-	case x && y:
-		return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
-	case x:
-		return -1
-	case y:
-		return 1
-	}
-	return strings.Compare(a, b)
-}
-
 // isNumber reports whether s is a non-negative integer in its usual form: ASCII digits without a
 // leading zero. The longer of two such numbers is the larger.
 func isNumber(s string) bool {
-	if s == "" || s[0] == '0' && s != "0" {
-		return false
-	}
-	for i := range len(s) {
-		if s[i] < '0' || s[i] > '9' {
-			return false
-		}
-	}
-	return true
+	return s != "" && (s[0] != '0' || s == "0") && strings.Trim(s, "0123456789") == ""
 }

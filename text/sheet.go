@@ -127,8 +127,20 @@ func Real(v *float64) Cell {
 
 // WriteAs writes the names of the columns and the rows in a form.
 func (s *Sheet) WriteAs(w io.Writer, f Form) error {
+	lines := [][]string{s.names()}
+	for _, row := range s.rows {
+		var fields []string
+		for _, c := range row {
+			if f == TSV || f == CSV {
+				fields = append(fields, c.Exact)
+			} else {
+				fields = append(fields, c.Shown)
+			}
+		}
+		lines = append(lines, fields)
+	}
 	var b strings.Builder
-	switch lines := s.lines(f == TSV || f == CSV); f {
+	switch f {
 	case TSV:
 		for _, line := range lines {
 			b.WriteString(strings.Join(line, "\t") + "\n")
@@ -165,24 +177,6 @@ func (s *Sheet) names() (names []string) {
 		names = append(names, c.Name)
 	}
 	return names
-}
-
-// lines returns the names of the columns, then the fields of each row: exact for programs, or
-// shown for readers.
-func (s *Sheet) lines(exact bool) [][]string {
-	lines := [][]string{s.names()}
-	for _, row := range s.rows {
-		var fields []string
-		for _, c := range row {
-			if exact {
-				fields = append(fields, c.Exact)
-			} else {
-				fields = append(fields, c.Shown)
-			}
-		}
-		lines = append(lines, fields)
-	}
-	return lines
 }
 
 // align returns right for each column aligned to the right, and left for the others.

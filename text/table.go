@@ -48,7 +48,14 @@ func (t *Table) WriteText(w io.Writer) error {
 // names are the columns' names.
 func (t *Table) WriteFitting(w io.Writer, names []string) error {
 	screen, _ := w.(Screen)
-	n := t.fitting(screen.Columns)
+	n, end := len(t.Align), utf8.RuneCountInString(t.Indent)
+	for i, width := range t.widths() {
+		if end += width; screen.Columns > 0 && i > 0 && end > screen.Columns {
+			n = i
+			break
+		}
+		end += len("  ")
+	}
 	cut := Table{Align: t.Align[:n], Indent: t.Indent}
 	for _, row := range t.rows {
 		cut.rows = append(cut.rows, row[:min(n, len(row))])
@@ -70,16 +77,4 @@ func (t *Table) widths() []int {
 		}
 	}
 	return widths
-}
-
-// fitting returns how many columns, at least one, stand in a line of room runes; 0 is any number.
-func (t *Table) fitting(room int) (n int) {
-	end := utf8.RuneCountInString(t.Indent)
-	for i, width := range t.widths() {
-		if end += width; room > 0 && i > 0 && end > room {
-			return i
-		}
-		end += len("  ")
-	}
-	return len(t.Align)
 }

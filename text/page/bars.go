@@ -1,6 +1,9 @@
 package page
 
-import "math"
+import (
+	"cmp"
+	"math"
+)
 
 // Bars is a drawing of horizontal bars, one below the other.
 type Bars struct {
@@ -27,24 +30,6 @@ const (
 	plotWidth = 420.0
 )
 
-// span returns the scale of the bars.
-func (b Bars) span() span {
-	if b.Scale == Linear && b.Min == 0 && b.Max == 0 {
-		return spanOf(Linear, 0, 0, func(yield func(float64)) { yield(0); b.values(yield) })
-	}
-	return spanOf(b.Scale, b.Min, b.Max, b.values)
-}
-
-// values yields all numbers of the drawing.
-func (b Bars) values(yield func(float64)) {
-	for _, r := range b.Rows {
-		yield(r.Value)
-	}
-	if b.Limit != 0 {
-		yield(b.Limit)
-	}
-}
-
 func (b Bars) draw() *drawing {
 	var labels []string
 	right := 0.0
@@ -54,7 +39,17 @@ func (b Bars) draw() *drawing {
 	left, top := widest(labels)+10, 2*fontHeight+10
 	bottom := top + barHeight*float64(len(b.Rows))
 	d := &drawing{Title: b.Title, Width: length(math.Ceil(left + plotWidth + right + 20)), Height: length(bottom + 6)}
-	s := b.span()
+	s := spanOf(b.Scale, b.Min, b.Max, func(yield func(float64)) {
+		if b.Scale == Linear {
+			yield(0)
+		}
+		for _, r := range b.Rows {
+			yield(r.Value)
+		}
+		if b.Limit != 0 {
+			yield(b.Limit)
+		}
+	})
 	d.text("soft", left, fontHeight-2, b.Name)
 	for _, v := range s.ticks(7) {
 		x := left + float64(plotWidth*s.at(v))
@@ -62,32 +57,24 @@ func (b Bars) draw() *drawing {
 		d.text("soft mid", x, top-7, tick(v))
 	}
 	for i, r := range b.Rows {
-		b.row(d, s, r, left, top+float64(barHeight*float64(i)))
+		y, tip := top+float64(barHeight*float64(i)), cmp.Or(r.Tip, r.Label+": "+r.shown())
+		d.text("end", left-6, y+13, label(r.Label)).Tip = tipFor(r.Label)
+		class, text := "bar", "soft"
+		if r.Bad {
+			class, text = "badbar", "badtext"
+		}
+		if math.IsNaN(r.Value) {
+			d.path("none", crossed(left, y+3, barHeight, barHeight-6), tip)
+		} else {
+			d.rect(class, left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6, tip)
+		}
+		d.text(text, left+plotWidth+8, y+13, r.number())
 	}
 	if b.Limit != 0 {
 		x := left + float64(plotWidth*s.at(b.Limit))
 		d.line("limit", x, top-4, x, bottom+4)
 	}
 	return d
-}
-
-// row draws one bar; a missing number is a crossed box.
-func (b Bars) row(d *drawing, s span, r Bar, left, y float64) {
-	tip := r.Tip
-	if tip == "" {
-		tip = r.Label + ": " + r.shown()
-	}
-	d.text("end", left-6, y+13, label(r.Label)).Tip = tipFor(r.Label)
-	class, text := "bar", "soft"
-	if r.Bad {
-		class, text = "badbar", "badtext"
-	}
-	if math.IsNaN(r.Value) {
-		d.path("none", crossed(left, y+3, barHeight, barHeight-6), tip)
-	} else {
-		d.rect(class, left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6, tip)
-	}
-	d.text(text, left+plotWidth+8, y+13, r.number())
 }
 
 // number returns the text behind the bar.

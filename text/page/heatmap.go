@@ -175,7 +175,8 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 			case n < steps && tips:
 				path = box(x, y, g.w, g.h)
 			case n < steps:
-				path = together[n].run(x-float64(g.w*float64(run)), y+g.h/2, g.w*float64(run+1))
+				path = fmt.Sprintf("m%s %sh%s", length(x-float64(g.w*float64(run))-together[n].x), length(y+g.h/2-together[n].y),
+					length(g.w*float64(run+1)))
 			}
 			switch {
 			case tips && (n < steps || !m.Blank):
@@ -222,11 +223,6 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 type trail struct {
 	strings.Builder
 	x, y float64
-}
-
-// run returns the path of a line from x, y on, which begins where the last one ended: that is short.
-func (t *trail) run(x, y, width float64) string {
-	return fmt.Sprintf("m%s %sh%s", length(x-t.x), length(y-t.y), length(width))
 }
 
 // outliers returns the cells beyond the ends of the scale that are not marked, unless these are many.
