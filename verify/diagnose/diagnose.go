@@ -9,8 +9,8 @@ import (
 	"dsmoe/verify/report"
 )
 
-// Diagnose returns all causes that explain the failure, and hints: mistakes that explain a part of it, and
-// what is odd about its weights.
+// Diagnose returns all causes that explain the failure, and hints: mistakes that explain a part of it, and weights that
+// look wrong by themselves.
 func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, err error) {
 	if causes, hints, err = f.explanations(ctx); err != nil {
 		return nil, nil, err
@@ -25,8 +25,8 @@ func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, e
 	return causes, hints, err
 }
 
-// explanations are the causes of the failure: weights that are not finite, overflow, then mistakes that explain
-// all that failed in the layer. A mistake that explains a part of that is a hint.
+// explanations returns the causes: weights that are not finite, overflow, then mistakes that explain every failed stage
+// of the layer. Mistakes that explain only some of these stages are hints.
 func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Cause, err error) {
 	causes, err = f.notFiniteWeights()
 	if err != nil || len(causes) > 0 {
@@ -81,9 +81,9 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	return causes, hints, nil
 }
 
-// try returns the mistake, with how much of what failed in the layer it explains: with it undone these stages
-// pass. It is nil if the first one does not, or if a stage fails that passed. What was read off the failed stage is not
-// tried on that alone first.
+// try undoes the mistake and runs the layer. It returns the mistake with the number of failed stages that pass then;
+// nil if the failed stage still fails, or if another stage fails that passed. A mistake that was not read off the
+// failed stage is first tried on that stage alone.
 func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cause, error) {
 	x := f.NewTrial()
 	text := m.undo(x)

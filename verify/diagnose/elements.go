@@ -11,8 +11,8 @@ import (
 	"dsmoe/verify/bounds"
 )
 
-// Single numbers of a weight, or one of its columns, that are not the reference's, read off a failed product: what is
-// left of each of the golden's columns is one input channel times a number.
+// Single numbers of a weight, or one of its columns, that are not the reference's, read off a failed product: the
+// residual of each column is one input channel times a number.
 
 // element is a number of a weight that differs.
 type element struct {
@@ -41,7 +41,8 @@ func elementMistakes(f *Failure) []mistake {
 	}}}
 }
 
-// elements are those of the failed product's weight that differ; nil if others may, or inputs are too much alike to tell.
+// elements returns the elements of the failed product's weight that differ; nil if others may differ, or if the inputs
+// are too much alike to tell.
 func (f *Failure) elements() (list []element) {
 	if !f.isProduct() || f.hasBias() || !f.isFinite() || f.distinctRows() < leastFactorRows || f.sameInputs() {
 		return nil

@@ -23,8 +23,7 @@ type embedding struct {
 	width int
 }
 
-// Embedding returns what explains the golden, want [tokens, hidden_size], of the embedding of a model whose own rows
-// differ from it; and hints.
+// Embedding returns causes and hints for a failed embedding: want is its golden [tokens, hidden_size].
 func Embedding(m *model.DeepseekForCausalLM, ids []int, want []float32, d tensor.DType) (causes, hints []report.Cause) {
 	e := &embedding{w: &m.Model.EmbedTokens, plain: model.NewPlain(model.Options{DType: d}), width: m.Config.HiddenSize}
 	defer e.plain.Close(nil)
@@ -76,7 +75,7 @@ func (e *embedding) differing() (ids []int) {
 	return ids
 }
 
-// factor describes the number that the golden is times ours, rounded once; "" if it is none.
+// factor describes the number that our rows times it are the golden, rounded once; "" if no number fits.
 func (e *embedding) factor(m *model.DeepseekForCausalLM, d tensor.DType) string {
 	all, p, stored := new(fit), bounds.PrecisionOf(d), bounds.PrecisionOf(e.w.DType)
 	for i, y := range e.ours {

@@ -79,7 +79,7 @@ func engineMistakes(f *Failure) []mistake {
 	return list
 }
 
-// rounded says that the engine rounded numbers otherwise than declared; "" if it is what is declared.
+// rounded says that the engine rounded numbers to another dtype than it declares; "" if it declares that dtype.
 func rounded(what, to, declared string) string {
 	if to == declared || to == "f32" && declared == "" {
 		return ""

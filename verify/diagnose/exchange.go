@@ -12,9 +12,9 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Two columns of a weight that are exchanged, or two runs of columns, or two rows of gate_proj or up_proj. Such an
-// exchange changes the factors of a few columns of a product. A search finds the two columns that explain most of the
-// residual, the golden less ours; the trial exchanges them.
+// Exchanged columns of a weight, runs of columns, or rows of gate_proj or up_proj. An exchange changes the factors of a
+// few columns of a product. A search finds the two columns that explain most of the residual, the golden less ours; the
+// trial exchanges them.
 
 const (
 	exchangedRows    = 32  // rows of the failed product that a search reads, those with the largest residuals
@@ -101,8 +101,9 @@ func (x *exchange) gain(a, b int, change func(t, of, other int) float64) (gain, 
 	return gain, ofFirst, ofSecond
 }
 
-// best returns the two runs of columns, of a size, whose exchange gains most, and whether it explains the residual: it
-// leaves little, and both runs gain more than the best of many pairs does by chance.
+// best returns the first columns of the two runs of columns, of a size, whose exchange gains most. The exchange
+// explains the residual if it leaves little of it, and if both runs gain more than the best of many pairs does by
+// chance.
 func (x *exchange) best(size int, change func(t, of, other int) float64) (a, b int, explains bool) {
 	runs := len(x.columns) / size
 	share := make([]float64, runs) // part of the residual that each run explains

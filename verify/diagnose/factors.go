@@ -41,7 +41,7 @@ const (
 	mostAlike = 0.9
 )
 
-// factorMistakes are the factors of the failed product's or norm's weight, or of the routed sum, if it has any.
+// factorMistakes are factors of the failed product's or norm's weight, or of the routed sum.
 func factorMistakes(f *Failure) []mistake {
 	factors, errors := f.columnFactors()
 	if !slices.ContainsFunc(factors, func(x float64) bool { return x != 1 }) { // a limit of the user's may fail without
@@ -72,7 +72,7 @@ type factored struct {
 	rounded bool      // what was stored is the reference's times a number, rounded
 }
 
-// change multiplies the columns of what the weight gives, or of the routed sum.
+// change multiplies the columns of the weight's output, or of the routed sum.
 func (s *factored) change(a bounds.Arithmetic, o *operations) {
 	if s.of == "" {
 		o.combine = func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value {
@@ -126,8 +126,8 @@ func (s *factored) change(a bounds.Arithmetic, o *operations) {
 	}
 }
 
-// times multiplies the columns of y. squares gives, of a column and then of a row, the sum of the squares of the units
-// of the weights, each times what it was multiplied by.
+// times multiplies the columns of y. squares returns for a column a function of the row: the sum of the squares of the
+// weights' units, each times its input.
 func (s *factored) times(a bounds.Arithmetic, y *bounds.Value, squares func(c int) func(t int) float64) *bounds.Value {
 	z, width := a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y), y.Width()
 	for c, factor := range s.factors {
@@ -147,8 +147,8 @@ func (s *factored) times(a bounds.Arithmetic, y *bounds.Value, squares func(c in
 	return z
 }
 
-// columnFactors returns by which factor each column of the golden is ours, and its standard deviation; nil if a column
-// is none, or there are too few rows to tell. Where one factor fits all columns they have that.
+// columnFactors returns the factor between each column of the golden and ours, and its standard deviation; nil if a
+// column has no factor, or if there are too few rows to tell. If one factor fits all columns, they all have it.
 func (f *Failure) columnFactors() (factors, errors []float64) {
 	sum := f.Kind == pack.ExpertsOutput && f.Input == nil
 	if !f.isFinite() || !f.isProduct() && !f.isNorm() && !sum || f.hasBias() {
@@ -228,43 +228,6 @@ func (f *Failure) sameInputs() bool {
 	return along > mostAlike*whole
 }
 
-// dot is the product of two rows.
-func dot(a, b []float32) (sum float64) {
-	for i, x := range a {
-		sum += float64(float64(x) * float64(b[i]))
-	}
-	return sum
-}
-
-// fit has the sums over n numbers y of ours and g of the golden, in units of their errors, that a factor is fitted
-// with.
-type fit struct{ n, yy, yg, gg float64 }
-
-func (s *fit) add(y, g float64) {
-	s.n, s.yy, s.yg, s.gg = s.n+1, s.yy+bounds.Sq(y), s.yg+float64(y*g), s.gg+bounds.Sq(g)
-}
-
-// deviation is the standard deviation of the factor.
-func (s *fit) deviation() float64 {
-	if s.yy == 0 {
-		return 0
-	}
-	return s.left(s.factor()) / math.Sqrt(s.yy*max(1, s.n-1))
-}
-
-// factor is the number that y times it is nearest to g.
-func (s *fit) factor() float64 {
-	if s.yy == 0 {
-		return 1
-	}
-	return s.yg / s.yy
-}
-
-// left is the root of the sum of squares of g - factor·y.
-func (s *fit) left(factor float64) float64 {
-	return math.Sqrt(max(0, s.gg-float64(2*factor*s.yg)+float64(factor*factor*s.yy)))
-}
-
 // isNorm reports whether the stage is the output of a norm.
 func (f *Failure) isNorm() bool {
 	return len(f.Weights) == 1 && f.Weights[0] == strings.TrimSuffix(f.Name, ".output")+".weight" &&
@@ -276,8 +239,8 @@ func (f *Failure) hasBias() bool {
 	return slices.ContainsFunc(f.Weights, func(w string) bool { return strings.HasSuffix(w, ".bias") })
 }
 
-// describeFactors returns the name of the mistake and describes the factors, which have these standard deviations; exact
-// ones are powers of two, with which nothing is rounded.
+// describeFactors returns the id of the mistake and describes the factors, which have these standard deviations. exact
+// factors are powers of two, which round nothing.
 func (f *Failure) describeFactors(factors, errors []float64) (id, words string, exact bool) {
 	changed, zeros, exact := []int{}, []int{}, true
 	same := true
@@ -337,8 +300,8 @@ func ranges(rows []int) string {
 	return text.Some(strings.Split(text.Ranges(rows), ", "), 4, ", ")
 }
 
-// commonBlock returns how many rows, one behind the other, have the same factor everywhere: a power of two; 1 if there
-// is none.
+// commonBlock returns the largest power of two such that the rows of each block of that size have one factor; 1 if no
+// size fits.
 func commonBlock(factors, errors []float64) int {
 	most := (slices.Max(factors) - slices.Min(factors)) / 16 // else rows are alike by chance
 	for size := 256; size > 1; size /= 2 {
@@ -376,7 +339,7 @@ func (f *Failure) factorInWords(by, deviation float64) string {
 	return unlike(by, digits, 1)
 }
 
-// normInWords describes a norm's weight of which some channels are off by a factor each.
+// normInWords describes a norm's weight with a factor of its own in some channels.
 func (f *Failure) normInWords(factors []float64, changed int) string {
 	ours, err := f.numbers(f.Weights[0])
 	if err != nil {

@@ -180,8 +180,8 @@ func (f *Failure) findWeights(cause func(name string, w tensor.Tensor) *report.C
 	return found, nil
 }
 
-// FirstNotFinite returns the flat index and value of w's first NaN or infinity, -1 if
-// there is none, decoding a row at a time.
+// FirstNotFinite returns the flat index and value of w's first NaN or infinity, -1 if all numbers are finite. It
+// decodes a row at a time.
 func FirstNotFinite(w tensor.Tensor) (int, float32) {
 	var row []float32
 	if len(w.Shape) == 0 { // a second scale
@@ -206,7 +206,7 @@ type Trial struct {
 	In      model.Input                               // tokens and mask
 	Options model.Options                             // of the pass
 	Around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
-	// Proves is what the failed stage must satisfy beside its limits, of which x has the rows from first on; nil if nothing.
+	// Proves is what the failed stage must satisfy beside its limits; x has its rows from first on. It may be nil.
 	Proves  func(x *bounds.Value, first int) bool
 	Rounded bounds.Roundings // weights that the reference had before they were rounded
 	How     *pack.Arithmetic // of an engine
@@ -281,7 +281,7 @@ func (f *Failure) loadedWeights() iter.Seq2[int, *model.Weight] {
 	}
 }
 
-// loaded returns a weight that is in memory; nil if it is not.
+// loaded returns the weight of a name if it is in memory, else nil.
 func (f *Failure) loaded(name string) *model.Weight {
 	for _, w := range f.loadedWeights() {
 		if w.Name == name {
@@ -296,6 +296,15 @@ func (f *Failure) isFinite() bool { return bounds.AllFinite(f.Want) && bounds.Al
 
 // residual is how far element i of the golden is from ours.
 func (f *Failure) residual(i int) float64 { return float64(f.Want[i]) - float64(f.Unrounded[i]) }
+
+// goldenWidth is the last dimension of the failed stage's golden; 0 if the pack has no shape of it.
+func (f *Failure) goldenWidth() int {
+	shape := f.Pack.Manifest.Tensors[f.Name].Shape
+	if len(shape) == 0 {
+		return 0
+	}
+	return shape[len(shape)-1]
+}
 
 // distinctRows is the number of rows of the failed stage that are not alike.
 func (f *Failure) distinctRows() (n float64) {
@@ -314,13 +323,13 @@ func indices(n int) []int {
 	return list
 }
 
-// token is one that is wrong in a failed routed sum: what its experts are given and how they are weighed.
+// token is a wrong token of a failed routed sum: its input, its experts and their weights.
 type token struct {
 	row     int // of Got
 	x       *model.Activation
 	experts []int
 	weights []float32
-	outputs map[mlpData][]float32 // of experts, as they were computed
+	outputs map[mlpData][]float32 // outputs of experts computed so far
 }
 
 // mlpData are the numbers of an MLP's weights: the addresses of their codes and of their scales.

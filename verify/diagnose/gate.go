@@ -117,19 +117,10 @@ func hasGroups(c *config.Config) bool {
 	return c.LimitsGroups() && c.Router.TopKGroup < c.Router.NGroup
 }
 
-// holds reports whether the experts may be in n groups, of which those chosen hold enough experts for a token.
+// holds reports whether the experts can be in n groups such that the chosen groups hold enough experts for a token.
 func holds(c *config.Config, n, chosen int) bool {
 	experts := c.MoE.NRoutedExperts
 	return experts%n == 0 && experts/n >= 2 && chosen*(experts/n) >= c.MoE.NumExpertsPerTok
-}
-
-// goldenWidth is the last dimension of the failed stage's golden; 0 of a golden without one.
-func (f *Failure) goldenWidth() int {
-	shape := f.Pack.Manifest.Tensors[f.Name].Shape
-	if len(shape) == 0 {
-		return 0
-	}
-	return shape[len(shape)-1]
 }
 
 // undoBiasLeak takes the experts' weights from the scores with the bias, which they are chosen by.
@@ -153,8 +144,8 @@ func undoBiasLeak(x *Trial) string {
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
 }
 
-// scaled returns the factor that the failed stage is multiplied by, had it been such that the stage is the golden: a
-// number that somebody would have written, of as few digits as its error allows.
+// scaled returns the factor of the failed stage with which it would be the golden: a number that somebody would have
+// written, of as few digits as its error allows.
 func (f *Failure) scaled(factor float64) float64 {
 	all := new(fit)
 	for i, want := range f.Want {
@@ -170,7 +161,7 @@ func (f *Failure) scaled(factor float64) float64 {
 	return written(solved, 3)
 }
 
-// undoRouterRows looks for the expert whose logits each of the gate's rows gives.
+// undoRouterRows reorders the gate's rows by the golden's logits.
 func undoRouterRows(restStays bool) func(x *Trial) string {
 	return func(x *Trial) string {
 		order := x.reorderRouter(restStays)
@@ -185,8 +176,8 @@ func undoRouterRows(restStays bool) func(x *Trial) string {
 	}
 }
 
-// undoRenumbered gives the router's rows and the experts the numbers that the golden's
-// logits say, and what else is numbered by expert, unless that was left behind.
+// undoRenumbered gives the router's rows and the experts the numbers that the golden's logits show. What else is
+// numbered by expert follows, unless it was left behind.
 func undoRenumbered(behind bool) func(x *Trial) string {
 	return func(x *Trial) string {
 		moe, left := x.layer.MoE, ""
@@ -214,7 +205,7 @@ func undoRenumbered(behind bool) func(x *Trial) string {
 	}
 }
 
-// routedSum is the check of a stage of the failed layer that its routed experts give; nil if none was compared.
+// routedSum is the check of the failed layer's stage that its routed experts give; nil if no such stage was compared.
 func (f *Failure) routedSum() *report.Check {
 	for _, kind := range []string{pack.ExpertsOutput, "mlp.output"} {
 		name := pack.StageOf(f.Layer, kind)
@@ -244,10 +235,9 @@ func (f *Failure) sumsInWords(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// reorderRouter reorders the gate's rows by the golden's logits. The biases and the table of experts follow unless the
-// rest stays.
-// It returns which row of ours each of the golden's experts is, nil if they are no others
-// than ours in another order.
+// reorderRouter reorders the gate's rows by the golden's logits; the biases and the table of experts follow unless the
+// rest stays. It returns our row of each of the golden's experts, nil if the golden's rows are not ours in another
+// order.
 func (x *Trial) reorderRouter(restStays bool) []int {
 	order := x.failed.columnOrder() // golden column -> ours
 	if order == nil {

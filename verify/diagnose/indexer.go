@@ -100,8 +100,8 @@ func undoLatentEps(queries, keys bool) func(x *Trial) string {
 	}
 }
 
-// undoNormBias takes the bias of the indexer's norm from the golden, of which each column is off by one number: in the
-// mean or, where the golden was rounded, by one that all rows leave.
+// undoNormBias takes the bias of the indexer's norm from the golden: each column is off by one number, the mean or, of
+// a rounded golden, a number within the rounding of all rows.
 func undoNormBias(x *Trial) string {
 	f := x.failed
 	bias := &x.layer.Indexer.KNorm.Bias

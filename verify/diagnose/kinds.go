@@ -12,7 +12,7 @@ var (
 	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output",
 		"self_attn.kv_a_layernorm.output", pack.LastNorm}
 
-	// Where a pack has them, of RoPE and of what else decides who attends to whom.
+	// Stages that RoPE, and other choices of who attends to whom, change.
 	ropeStages   = []string{pack.RotaryCos, pack.IndexerQueries, pack.AttnWeights, pack.Attended}
 	attendStages = []string{pack.AttnWeights, pack.Attended}
 	// Where a pack has them, of MLPs.

@@ -15,8 +15,8 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Weights of an MLP, read off its failed output. What the MLP was given and what its projections gave are known, so
-// that another weight in the place of one of them is tried on a few rows first.
+// Weights of an MLP, read off its failed output. The MLP's input and the outputs of its projections are known: another
+// weight is tried on a few rows first.
 
 // mlp is an MLP of the failed layer. The rows of its activations are those of down.Got.
 type mlp struct {
@@ -27,7 +27,7 @@ type mlp struct {
 	down     *Failure                                               // of down_proj, as a product of its own
 }
 
-// mlpInput is what the MLPs of the failed layer were given, [tokens, hidden_size]; nil if the pack does not hold it.
+// mlpInput returns the input of the failed layer's MLPs, [tokens, hidden_size]; nil if the pack does not hold it.
 func (f *Failure) mlpInput() *model.Activation {
 	name, width := pack.StageOf(f.Layer, "post_attention_layernorm.output"), f.Model.Config.HiddenSize
 	values, err := f.Pack.Float32s(name)
@@ -37,7 +37,7 @@ func (f *Failure) mlpInput() *model.Activation {
 	return &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: f.Pack.DType}
 }
 
-// routing returns the golden's choice of experts, [tokens, k], and by what their outputs are multiplied; nil if the pack does
+// routing returns the golden's choice of experts, [tokens, k], and the weights of their outputs; nil if the pack does
 // not hold both.
 func (f *Failure) routing() (idx []int, weights []float32) {
 	idx, err := f.Pack.Ints(pack.StageOf(f.Layer, pack.TopKIdx))
@@ -80,8 +80,8 @@ func (f *Failure) failedMLPs() (list []*mlp, together bool) {
 	return list, together
 }
 
-// inside computes an MLP alone; nil if no row tells. Of an expert these are the rows of tokens that chose none of the others
-// besides.
+// inside computes an MLP alone; nil if no row tells. For an expert it takes the rows of tokens that chose none of the
+// experts besides.
 func (f *Failure) inside(name string, expert int, besides []int, in func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP) *mlp {
 	all := f.mlpInput()
 	rows, at, shares := indices(len(f.Rows)), f.Rows, []float32(nil) // of Got, of the MLP, and by what an expert's is multiplied
@@ -110,8 +110,8 @@ func (f *Failure) inside(name string, expert int, besides []int, in func(d *mode
 	return m
 }
 
-// rowsOf returns the rows of a failed routed sum in which an expert is, and none of the others besides, which of the
-// expert's own rows these are, and by what its output is multiplied.
+// rowsOf returns the rows of a failed routed sum that contain an expert and none of the experts besides, the numbers of
+// these rows among the expert's own, and the weights of its output.
 func (f *Failure) rowsOf(expert int, besides []int) (rows, own []int, shares []float32) {
 	idx, weights := f.routing()
 	n, k := 0, len(f.Idx)/f.Got.Rows() // own rows so far
@@ -130,8 +130,8 @@ func (f *Failure) rowsOf(expert int, besides []int) (rows, own []int, shares []f
 	return rows, own, shares
 }
 
-// alone leaves of a failed routed sum what one expert gives in some rows: the others' outputs are taken from both sides, and
-// the rest is divided by what the expert's output, own, is multiplied by.
+// alone leaves one expert's share of a failed routed sum in some rows: the other experts' outputs are taken off ours
+// and the golden, and the rest is divided by the weight of the expert's output, own.
 func (f *Failure) alone(sum *Failure, rows []int, shares []float32, own *model.Activation) {
 	width, k := f.Got.Width(), len(f.Idx)/f.Got.Rows()
 	f.Want, f.Unrounded, f.Deviations, f.RowWeights, f.BeyondColumns = nil, nil, nil, nil, nil
@@ -163,7 +163,7 @@ func rowsAt(a *model.Activation, rows []int) *model.Activation {
 	return y
 }
 
-// mlpMistakes are what the reference has in the place of an MLP's weights, or of those of several experts.
+// mlpMistakes are differences of an MLP's weights, or of the weights of several experts.
 func mlpMistakes(f *Failure) []mistake {
 	all, together := f.failedMLPs()
 	if len(all) == 0 {
@@ -259,7 +259,7 @@ func (m *mlp) exchanged() (list []mistake) {
 	return list
 }
 
-// neurons are the few neurons that differ: what is left of the golden is their columns of down_proj.
+// neurons are a few neurons that differ: the residual lies along their columns of down_proj.
 func (m *mlp) neurons(directions [][]float64) []mistake {
 	w := m.down.loaded(m.down.Weights[0])
 	if directions == nil || w == nil {
@@ -304,8 +304,8 @@ func (m *mlp) neurons(directions [][]float64) []mistake {
 	}}}
 }
 
-// others are other weights of the checkpoint in the place of one projection, or of all three: those of the layer, and
-// those of the same name in other layers.
+// others are other weights of the checkpoint in the place of one projection, or of all three: weights of the layer, and
+// of the same name in other layers.
 func (m *mlp) others() (list []mistake) {
 	f, of := m.down, m.in(m.down.Model.Layer(m.down.Layer))
 	add := func(words string, change func(mine *model.DeepseekMLP)) {
@@ -491,7 +491,7 @@ func (o *neuronOrder) undo(name string, m *model.DeepseekMLP) string {
 	return name + ": " + o.words
 }
 
-// fusedMistakes are all experts whose gate_proj and up_proj were cut out of one matrix otherwise than the reference's.
+// fusedMistakes are experts whose gate_proj and up_proj were cut out of one matrix in another way.
 func fusedMistakes(f *Failure) (list []mistake) {
 	if f.Kind != pack.ExpertsOutput || f.wrong == nil {
 		return nil
@@ -521,7 +521,7 @@ func fusedMistakes(f *Failure) (list []mistake) {
 	return list
 }
 
-// wrongToken is the first token that is wrong in a failed routed sum; nil if there is none.
+// wrongToken returns the first wrong token of a failed routed sum, nil at other stages.
 func (f *Failure) wrongToken() *token {
 	row := slices.Index(f.Beyond, true)
 	if f.Kind != pack.ExpertsOutput || f.Idx == nil || row < 0 {
@@ -538,11 +538,11 @@ func (f *Failure) wrongToken() *token {
 	return w
 }
 
-// mostWorth is the share of isNear with which a mistake of experts, tried on one token, is worth a run of the layer.
+// mostWorth is the largest share for isNear: a mistake of experts that leaves more of one token's error is not worth a
+// run of the layer.
 const mostWorth = 0.7
 
-// nearSum reports whether the experts of a trial give a wrong token what the golden says, or nearly; true if there is no
-// such token.
+// nearSum reports whether the experts of a trial give the wrong token nearly the golden; true without such a token.
 func (f *Failure) nearSum(x *Trial) bool {
 	w := f.wrong
 	if w == nil {

@@ -19,8 +19,8 @@ import (
 	"dsmoe/verify/report"
 )
 
-// Numbers of config.json that the reference ran with: those of the pack's config, and such as are solved for. The failed
-// stage is computed with other numbers, and the one with which it is nearest to the golden, rounded to few digits, is
+// Numbers of config.json that the reference ran with: from the pack's config, or solved for. To solve for a number, the
+// failed stage is computed with several values; the one that brings it nearest to the golden, rounded to few digits, is
 // tried.
 
 // recordedMistakes are the differences of the config from the pack's, each by itself, and all of them together.
@@ -168,7 +168,7 @@ func powers(first, by float64, n int) (list []float64) {
 	return list
 }
 
-// numberMistakes are the values of numbers with which the failed stage is nearest to the golden, the nearest first.
+// numberMistakes are the values of numbers that bring the failed stage nearest to the golden, the nearest first.
 func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error) {
 	if f.Want == nil || !f.isFinite() {
 		return nil, nil
@@ -244,7 +244,8 @@ func (f *Failure) isNearer(a, b float64) bool {
 	return a+bounds.Lambda*bounds.Lambda*max(1, a/float64(len(f.Want))) < b
 }
 
-// solve returns the written value of a number with which the failed stage is nearest to the golden, and what it leaves.
+// solve returns the value of a number, written with few digits, that brings the failed stage nearest to the golden, and
+// the sum of squares that is left.
 func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err error) {
 	c := n.base
 	value, left = n.Value(c), f.left(f.Unrounded)
@@ -312,22 +313,8 @@ func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err
 
 const mostSteps = 8 // of Newton's method
 
-// written rounds a number to so many digits.
-func written(v float64, digits int) float64 {
-	x, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', digits, 64), 64)
-	return x
-}
-
-// unlike writes a number with so many digits, or with as many more as it takes to read otherwise than other numbers.
-func unlike(v float64, digits int, others ...float64) string {
-	for ; digits < 17 && slices.ContainsFunc(others, func(x float64) bool {
-		return x != v && fmt.Sprintf("%.*g", digits, x) == fmt.Sprintf("%.*g", digits, v)
-	}); digits++ {
-	}
-	return fmt.Sprintf("%.*g", digits, v)
-}
-
-// valuesWith returns what the failed stage is with another config, as Unrounded; nil if it does not come so far.
+// valuesWith returns the failed stage under another config, before its last rounding; nil if it is not reached or not
+// finite.
 func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float32, err error) {
 	x := f.NewTrial()
 	x.Config = *c
@@ -344,8 +331,8 @@ func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float
 	return got, err
 }
 
-// residualWeights are the weights of the elements in a sum of squares: 1 over their variance, that of the golden's
-// rounding included.
+// residualWeights returns the weight of each element in a sum of squares: 1 over its variance, with the golden's
+// rounding.
 func (f *Failure) residualWeights() []float64 {
 	if f.weights == nil {
 		p := bounds.PrecisionOf(f.Got.DType)
@@ -373,7 +360,7 @@ func (f *Failure) left(y []float32) (sum float64) {
 	return sum
 }
 
-// streamStages are the first stages of DeepSeek-V4's streams, whose mixtures are normalised first.
+// streamStages are the stages that first show the eps of the norm before DeepSeek-V4's streams are mixed.
 var streamStages = []string{"attn_hc.pre", "attn_hc.post", "attn_hc.comb", "ffn_hc.pre", "ffn_hc.post", "ffn_hc.comb",
 	"model.hc_head.pre"}
 

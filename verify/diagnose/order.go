@@ -15,8 +15,7 @@ import (
 
 // Rows of a weight in another order, read off a failed product: the golden's columns are ours in another order.
 
-// orderMistakes is the order of the rows of the failed product's weight, if it is another one than the
-// reference's.
+// orderMistakes is an order of the rows of the failed product's weight that is not the reference's.
 func orderMistakes(f *Failure) []mistake {
 	if !f.isProduct() || f.Kind == pack.GateLogits { // whose order is that of experts, too
 		return nil
@@ -55,8 +54,8 @@ func (f *Failure) kind() string {
 	return pack.Parse(f.Kind).Kind
 }
 
-// columnOrder returns which column of ours each column of the golden is, within the limits; nil if they are no
-// others than ours in another order. A column that is its own stays.
+// columnOrder returns our column of each column of the golden, within the limits; nil if the golden's columns are not
+// ours in another order. A column that is its own stays.
 func (f *Failure) columnOrder() []int {
 	if f.Got == nil {
 		return nil
@@ -123,7 +122,7 @@ func (f *Failure) isColumn(e, c int, factor float64) bool {
 	return true
 }
 
-// tolerance is how far element g of the golden may be from element y of ours, had it been computed in its place.
+// tolerance is how far element g of the golden may be from element y of ours if y stood in the place of g.
 func (f *Failure) tolerance(g, y int) float64 {
 	return bounds.Lambda*f.Deviations[y] + bounds.PrecisionOf(f.Got.DType).Ulp(float64(f.Want[g]))/2
 }
@@ -226,7 +225,7 @@ func (f *Failure) patterns(n, by int) (list []pattern) {
 			func(i int) int { return i%((n+1)/2)*2 + i/((n+1)/2) }})
 }
 
-// rotatedStages are the products whose rows, the last of each head, are rotated by RoPE.
+// rotatedStages are the products with rows that RoPE rotates, the last rows of each head.
 var rotatedStages = stagesOf([]table.Role{table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA})
 
 // exchangedRuns returns the first rows of two runs of rows that are exchanged, and their size; 0 if the order is

@@ -80,8 +80,8 @@ func (f *Failure) gives(w *model.Weight) bool {
 	return isNear(y, want, ours, mostLeft)
 }
 
-// isNear reports whether the distance of y to what is wanted, in root mean square, is at most a share of that of ours, and
-// the same share of what is wanted itself.
+// isNear reports whether the distance of y from want, in root mean square, is at most a share of the distance of ours,
+// and of want's size.
 func isNear[T float32 | float64](y []T, want, ours []float32, most float64) bool {
 	left, before, whole := 0.0, 0.0, 0.0
 	for i, v := range y {

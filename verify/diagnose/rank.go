@@ -11,8 +11,8 @@ import (
 	"dsmoe/verify/bounds"
 )
 
-// A change of low rank, as a LoRA that was merged on one side, read off a failed product: what is left of the golden
-// has few directions, though the inputs have many.
+// A change of low rank, such as a LoRA that was merged on one side, read off a failed product: the residual has few
+// directions, though the inputs have many.
 
 const (
 	// mostGrams is the largest number of rows whose directions are looked for.
@@ -22,11 +22,11 @@ const (
 	ranksOfProduct = 3
 )
 
-// leastAlong is how much of a column of down_proj lies in what is left of the golden, if that is a neuron's, and how much of
-// an input channel, squared: columns and channels of trained models are not that much alike.
+// leastAlong is the least share, squared, of a column of down_proj along the residual of a neuron, and of an input
+// channel: columns and channels of trained models are not that much alike.
 const leastAlong = 0.98
 
-// rankMistakes is the low rank of the change of the failed product's weight, if it has one.
+// rankMistakes is a change of the failed product's weight that has a low rank.
 func rankMistakes(f *Failure) []mistake { return f.rankMistakes(f.directions(), "") }
 
 // rankMistakes is the same for given directions of the residual. or names further changes that give these directions.
@@ -79,8 +79,8 @@ func (f *Failure) channel(directions [][]float64) (found int, by float64) {
 	return found, by
 }
 
-// directions are orthonormal rows that what is left of the golden is made of, within the limits; nil if these are not
-// few, or only few columns differ.
+// directions returns orthonormal rows that span the residual, within the limits; nil if these are many, or if only few
+// columns differ.
 func (f *Failure) directions() [][]float64 {
 	if !f.isProduct() || !f.isFinite() {
 		return nil
@@ -152,7 +152,7 @@ func (f *Failure) cast(row []float32) float64 {
 	return bounds.PrecisionOf(f.Pack.DType).Ulp(1) * math.Sqrt(squares/float64(len(row))/12)
 }
 
-// gram is A·Aᵀ of a matrix A [rows, n], some columns of which are in memory at a time.
+// gram is A·Aᵀ of a matrix A [rows, n]. A few columns are in memory at a time.
 func gram(rows, n int, at func(t, c int) float64) *mat.SymDense {
 	const columns = 256
 	sum, part := mat.NewSymDense(rows, nil), mat.NewSymDense(rows, nil)
@@ -165,8 +165,8 @@ func gram(rows, n int, at func(t, c int) float64) *mat.SymDense {
 	return sum
 }
 
-// ranks returns how many directions leave at most a sum of squares of a matrix A, and its left singular vectors, those of
-// large values first. gram is A·Aᵀ.
+// ranks returns how many directions leave at most a sum of squares of a matrix A, and A's left singular vectors,
+// largest values first. gram is A·Aᵀ.
 func ranks(gram *mat.SymDense, most float64) (rank int, left *mat.Dense) {
 	n := gram.SymmetricDim()
 	var eigen mat.EigenSym

@@ -8,9 +8,9 @@ import (
 	"dsmoe/verify/report"
 )
 
-// culprits are experts that account for all tokens that are wrong, if not all tokens are: one
-// all of whose tokens are wrong, or one of several such, else one of those that the wrong tokens have in common, else as
-// few suspects as do so together.
+// culprits returns experts that account for all wrong tokens, unless all tokens are wrong. They do so together, or one
+// of them does: an expert whose tokens are all wrong, else an expert that the wrong tokens have in common, else as few
+// suspects as possible.
 func (f *Failure) culprits() (together, oneOf []int) {
 	if f.Kind != pack.ExpertsOutput || f.Idx == nil || !slices.Contains(f.Beyond, false) {
 		return nil, nil
@@ -35,7 +35,7 @@ func (f *Failure) culprits() (together, oneOf []int) {
 	return nil, common
 }
 
-// covering are as few suspects as account for all tokens that are wrong; nil if they do not.
+// covering returns as few suspects as account for all wrong tokens; nil if they do not.
 func (f *Failure) covering(suspects []int) (culprits []int) {
 	k, open := len(f.Idx)/f.Got.Rows(), bounds.Marked(f.Beyond)
 	has := func(token, e int) bool { return slices.Contains(f.Idx[token*k:(token+1)*k], e) }
@@ -56,7 +56,7 @@ func (f *Failure) covering(suspects []int) (culprits []int) {
 	return culprits
 }
 
-// suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
+// suspects returns the experts whose tokens are all wrong, or with a failed inner stage.
 func (f *Failure) suspects() (suspects []int) {
 	if f.kind() == expertGate {
 		return f.failedExperts(expertGate)
@@ -78,7 +78,7 @@ func (f *Failure) suspects() (suspects []int) {
 	return suspects
 }
 
-// failedExperts are the experts of the layer of which a stage of a kind failed.
+// failedExperts returns the experts of the layer with a failed stage of this kind.
 func (f *Failure) failedExperts(kind string) (experts []int) {
 	for _, c := range f.Checks {
 		if s := c.Stage(); s.Kind == kind && s.Layer == f.Layer && c.Verdict == report.Fail {
@@ -88,8 +88,8 @@ func (f *Failure) failedExperts(kind string) (experts []int) {
 	return experts
 }
 
-// Locate says in the check of the failure which experts, and which rows of the weight, it
-// lies in, if these are few.
+// Locate notes in the check of the failure the experts, and the rows of the weight, that account for it, if these are
+// few.
 func (f *Failure) Locate(c *report.Check) {
 	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= bounds.Few {
 		c.Experts, c.ExpertOneOf = together, oneOf

@@ -16,7 +16,7 @@ import (
 
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
 
-// weightMistakes are those of layers, norms, MLPs and routers as a whole.
+// weightMistakes are mistakes in layers, norms, MLPs and routers as a whole.
 func weightMistakes(f *Failure) (list []mistake) {
 	for l := range f.Model.Model.Layers {
 		list = append(list, mistake{id: "layers-exchanged", kinds: normStages, undo: func(x *Trial) string {
@@ -87,7 +87,7 @@ func (x *Trial) offsetNorm(name string, by float32) {
 	})
 }
 
-// mlpsOf are the MLPs of the trial's layer that the failed stage is of: the MLP, the shared experts or all routed experts.
+// mlpsOf returns the MLPs behind the failed stage: the layer's MLP, the shared experts or all routed experts.
 func (x *Trial) mlpsOf() (list []*model.DeepseekMLP) {
 	moe := x.layer.MoE
 	switch {
