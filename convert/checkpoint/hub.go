@@ -21,11 +21,9 @@ import (
 
 // The parts of a cache.
 const (
-	hubModels    = "models--" // begins the cache's name
-	hubSnapshots = source.HubSnapshots
-	hubBlobs     = source.HubBlobs
-	hubRefs      = "refs"
-	hubMain      = "main" // in refs: the revision that is used unless another is asked for
+	hubModels = "models--" // begins the cache's name
+	hubRefs   = "refs"
+	hubMain   = "main" // in refs: the revision that is used unless another is asked for
 )
 
 const snapshotHint = "give the path of a snapshot"
@@ -45,7 +43,7 @@ func Snapshot(path string) (string, error) {
 	if !isCache(path) {
 		return path, nil
 	}
-	snapshots, err := subdirectories(filepath.Join(path, hubSnapshots))
+	snapshots, err := subdirectories(filepath.Join(path, source.HubSnapshots))
 	if err != nil {
 		return "", problem.New(path, err.Error(), "")
 	}
@@ -65,14 +63,14 @@ func Snapshot(path string) (string, error) {
 	default:
 		return "", problem.New(path, "is a cache of the hub without refs/main"+listed(snapshots), snapshotHint)
 	}
-	return filepath.Join(path, hubSnapshots, revision), nil
+	return filepath.Join(path, source.HubSnapshots, revision), nil
 }
 
 // Repository returns the name, without the owner's, of the model that a snapshot in the hub's
 // cache is of; empty if dir is no such directory.
 func Repository(dir string) string {
 	name, is := strings.CutPrefix(filepath.Base(filepath.Join(dir, "..", "..")), hubModels)
-	if !is || filepath.Base(filepath.Dir(dir)) != hubSnapshots {
+	if !is || filepath.Base(filepath.Dir(dir)) != source.HubSnapshots {
 		return ""
 	}
 	if _, after, owned := strings.Cut(name, "--"); owned {
@@ -108,8 +106,8 @@ func downloaded(path string) (string, error) {
 // isCache recognises a cache by its name, or by the directories beside the snapshots.
 func isCache(path string) bool {
 	beside, _ := subdirectories(path)
-	return slices.Contains(beside, hubSnapshots) &&
-		(strings.HasPrefix(filepath.Base(path), hubModels) || slices.Contains(beside, hubBlobs) ||
+	return slices.Contains(beside, source.HubSnapshots) &&
+		(strings.HasPrefix(filepath.Base(path), hubModels) || slices.Contains(beside, source.HubBlobs) ||
 			slices.Contains(beside, hubRefs))
 }
 

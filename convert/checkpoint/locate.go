@@ -115,7 +115,24 @@ func (l *location) search(path string) (*location, error) {
 	if i := slices.IndexFunc(entries, IsAdapter); i >= 0 {
 		return nil, problem.In(path, problem.Problem{File: entries[i], Cause: isAdapter, Hint: adapterHint})
 	}
-	l.problems = append(l.problems, noWeights(entries))
+	// The problem of a directory without weights names the files that are there instead.
+	found := problem.Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
+	ofTrainer := func(name string) bool {
+		return slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
+			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	}
+	readable := slices.IndexFunc(entries, func(name string) bool { return FormatOf(name) != nil && !ofTrainer(name) })
+	foreign := slices.IndexFunc(entries, func(name string) bool { return FormatOf(name) == nil && foreignKind(name) != "" })
+	switch {
+	case readable >= 0:
+		found = misnamed(FormatOf(entries[readable]), entries[readable])
+	case foreign >= 0:
+		found = problem.Problem{Cause: "holds no safetensors; " + text.Quote(entries[foreign]) + " is " +
+			foreignKind(entries[foreign]) + ", which cannot be read", Hint: foreignHint}
+	case len(entries) == 0:
+		found = problem.Problem{Cause: "directory is empty"}
+	}
+	l.problems = append(l.problems, found)
 	return l, nil
 }
 
@@ -262,27 +279,6 @@ func isWholeSet(names []string) bool {
 		seen[i] = true
 	}
 	return len(seen) == len(names)
-}
-
-// noWeights is the problem of a directory without weights; it names the files found instead.
-func noWeights(entries []string) problem.Problem {
-	for _, name := range entries {
-		ofTrainer := slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
-			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
-		if f := FormatOf(name); f != nil && !ofTrainer {
-			return misnamed(f, name)
-		}
-	}
-	for _, name := range entries {
-		if kind := foreignKind(name); kind != "" && FormatOf(name) == nil {
-			return problem.Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read",
-				Hint: foreignHint}
-		}
-	}
-	if len(entries) == 0 {
-		return problem.Problem{Cause: "directory is empty"}
-	}
-	return problem.Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
 }
 
 // Messages about an adapter in a model's place, or beside a model.

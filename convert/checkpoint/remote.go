@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"dsmoe/convert/remote"
+	"dsmoe/convert/source"
 	"dsmoe/text/problem"
 )
 
@@ -75,7 +76,7 @@ func offline(path, model string) (string, error) {
 	if commit, err := os.ReadFile(filepath.Join(cache, hubRefs, filepath.FromSlash(revision))); err == nil {
 		revision = strings.TrimSpace(string(commit))
 	}
-	dir := filepath.Join(cache, hubSnapshots, revision)
+	dir := filepath.Join(cache, source.HubSnapshots, revision)
 	if _, err := os.Stat(dir); err != nil || !filepath.IsLocal(revision) {
 		return "", problem.New(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have this revision",
 			"unset HF_HUB_OFFLINE, or download the revision")

@@ -29,7 +29,7 @@ type dir struct {
 
 	mu     sync.Mutex
 	files  map[string]*file
-	listed []entry // sorted by name
+	listed []Entry // sorted by name
 	all    bool    // there are no other files
 	small  [64]smallBlock
 	next   int // index in small of the block that is replaced
@@ -38,13 +38,13 @@ type dir struct {
 var _ source.Dir = (*dir)(nil)
 
 // take adds the files of a listing that lie below.
-func (d *dir) take(listed []entry) {
+func (d *dir) take(listed []Entry) {
 	for _, e := range listed {
 		if name, ok := strings.CutPrefix(e.Name, d.below); ok && filepath.IsLocal(filepath.FromSlash(name)) {
-			d.listed = append(d.listed, entry{name, e.Size, e.Identity})
+			d.listed = append(d.listed, Entry{name, e.Size, e.Identity})
 		}
 	}
-	slices.SortFunc(d.listed, func(a, b entry) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(d.listed, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // Path is the URL of the file.
@@ -78,7 +78,7 @@ func (d *dir) file(name string) (*file, error) {
 		return f, nil
 	}
 	i, ok := slices.BinarySearchFunc(d.listed, name,
-		func(e entry, name string) int { return strings.Compare(e.Name, name) })
+		func(e Entry, name string) int { return strings.Compare(e.Name, name) })
 	f := &file{dir: d, name: d.below + name, size: -1, unlike: rand.Text()}
 	switch {
 	case ok:

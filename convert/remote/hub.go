@@ -95,7 +95,7 @@ func (o *hub) path(file string) string {
 }
 
 // list lists all files, page by page.
-func (o *hub) list(c *Client, _ string) (list []entry, all bool, err error) {
+func (o *hub) list(c *Client, _ string) (list []Entry, all bool, err error) {
 	data, err := c.kept(o, ".tree", func() ([]byte, error) {
 		u := o.endpoint.JoinPath("api/models", o.name, "tree", o.commit)
 		u.RawQuery = "recursive=true"
@@ -122,7 +122,7 @@ func (o *hub) list(c *Client, _ string) (list []entry, all bool, err error) {
 var nextPage = regexp.MustCompile(`<([^>]*)>;\s*rel="next"`)
 
 // page adds a page of the listing, and returns the URL of the next; nil for the last one.
-func (o *hub) page(c *Client, u *url.URL, list *[]entry) (*url.URL, error) {
+func (o *hub) page(c *Client, u *url.URL, list *[]Entry) (*url.URL, error) {
 	var page []struct {
 		Type string `json:"type"`
 		Path string `json:"path"`
@@ -139,7 +139,7 @@ func (o *hub) page(c *Client, u *url.URL, list *[]entry) (*url.URL, error) {
 	}
 	for _, e := range page {
 		if e.Type == "file" && fs.ValidPath(e.Path) && e.Size >= 0 {
-			*list = append(*list, entry{e.Path, e.Size, cmp.Or(e.LFS.OID, e.OID, o.commit)})
+			*list = append(*list, Entry{e.Path, e.Size, cmp.Or(e.LFS.OID, e.OID, o.commit)})
 		}
 	}
 	m := nextPage.FindStringSubmatch(header.Get("Link"))

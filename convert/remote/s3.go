@@ -97,7 +97,7 @@ func (o *bucket) place(endpoint string) (*url.URL, error) {
 func (o *bucket) path(file string) string { return strings.TrimSuffix("s3://"+o.name+"/"+file, "/") }
 
 // list lists the objects with a prefix, page by page.
-func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err error) {
+func (o *bucket) list(c *Client, prefix string) (list []Entry, all bool, err error) {
 	query := url.Values{"list-type": {"2"}, "prefix": {prefix}}
 	read := pages{}
 	for more := true; more; {
@@ -124,7 +124,7 @@ func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err err
 		for _, e := range page.Contents {
 			if fs.ValidPath(e.Key) && e.Size >= 0 {
 				tag := strings.Trim(e.ETag, `"`)
-				list = append(list, entry{e.Key, e.Size, tag})
+				list = append(list, Entry{e.Key, e.Size, tag})
 				o.etags[e.Key] = tag
 			}
 		}

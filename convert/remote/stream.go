@@ -21,17 +21,17 @@ type origin interface {
 	// path names a file in messages; "" is the directory.
 	path(file string) string
 	// list returns the files, at least those whose names begin with below. all is false if there may be more.
-	list(c *Client, below string) (list []entry, all bool, err error)
+	list(c *Client, below string) (list []Entry, all bool, err error)
 	// fetch requests the bytes of a file from offset on, up to the one before end; all of them if
 	// end is negative.
 	fetch(ctx context.Context, c *Client, file string, offset, end int64) (*part, error)
 }
 
-// entry is a file of a listing.
-type entry struct {
+// Entry is a file of a listing, or an object of a store.
+type Entry struct {
 	Name     string `json:"name"`
 	Size     int64  `json:"size"`     // in bytes; -1 if the listing does not have it
-	Identity string `json:"identity"` // another one means other bytes; "" if the listing does not have it
+	Identity string `json:"identity"` // another one means other bytes: an ETag or a hash; "" if the listing does not have it
 }
 
 // part is an answer to fetch.

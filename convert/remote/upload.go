@@ -60,23 +60,13 @@ func (c *Client) OpenStore(path string) (*Store, error) {
 // Path is the URL of an object; "" is the store's own.
 func (s *Store) Path(name string) string { return s.o.path(s.prefix + name) }
 
-// Object is an object of a store.
-type Object struct {
-	Name string
-	Size int64
-	ETag string
-}
-
 // List lists the objects whose names begin with prefix.
-func (s *Store) List(prefix string) (objects []Object, err error) {
+func (s *Store) List(prefix string) ([]Entry, error) {
 	d, err := s.dir(prefix)
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range d.listed {
-		objects = append(objects, Object{e.Name, e.Size, e.Identity})
-	}
-	return objects, nil
+	return d.listed, nil
 }
 
 // Dir is the directory of those objects, as they are now, that keep chooses and whose names begin with prefix.
@@ -85,7 +75,7 @@ func (s *Store) Dir(prefix string, keep func(name string) bool) (source.Dir, err
 	if err != nil {
 		return nil, err
 	}
-	d.listed = slices.DeleteFunc(d.listed, func(e entry) bool { return !keep(e.Name) })
+	d.listed = slices.DeleteFunc(d.listed, func(e Entry) bool { return !keep(e.Name) })
 	return d, nil
 }
 
@@ -351,10 +341,10 @@ const (
 
 // Copy gives the bytes of an object another name too, without moving them. An object that was replaced since it was
 // listed is an error.
-func (s *Store) Copy(from Object, to string) error {
+func (s *Store) Copy(from Entry, to string) error {
 	source := func() http.Header {
 		return http.Header{"X-Amz-Copy-Source": {httpbinding.EscapePath("/"+s.o.name+"/"+s.prefix+from.Name, false)},
-			"X-Amz-Copy-Source-If-Match": {`"` + from.ETag + `"`}}
+			"X-Amz-Copy-Source-If-Match": {`"` + from.Identity + `"`}}
 	}
 	copyPart := max(partsPerCopy*s.c.Part, s.c.PartSize(from.Size))
 	if from.Size <= copyPart {

@@ -32,7 +32,7 @@ var href = regexp.MustCompile(`(?i)<a\s[^>]*href\s*=\s*["']?([^"'\s>]+)`)
 
 // list takes the files that the directory's page links to, as web servers make it. Without such a page it
 // looks for the files that a checkpoint may have.
-func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
+func (o *web) list(c *Client, _ string) (list []Entry, all bool, err error) {
 	page, _, err := c.document(o.path(""),
 		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "") }, explainStatus)
 	var f *failure
@@ -51,14 +51,14 @@ func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
 	linked, err = slices.Compact(linked), nil
 	if slices.ContainsFunc(linked, func(name string) bool { return slices.Contains(o.names, name) }) {
 		for _, name := range linked {
-			list = append(list, entry{name, -1, ""})
+			list = append(list, Entry{name, -1, ""})
 		}
 		return list, true, nil
 	}
 	for _, name := range o.names {
 		f := file{dir: &dir{c: c, o: o}, name: name, size: -1}
 		if missed := f.measure(); missed == nil {
-			list = append(list, entry{name, -1, ""})
+			list = append(list, Entry{name, -1, ""})
 		} else if err == nil {
 			err = missed
 		}

@@ -265,12 +265,11 @@ func (m *machine) number(op byte) {
 		if n > 8 {
 			fail("an integer of %d bytes", n)
 		}
-		var wide [8]byte
-		if n > 0 && b[n-1]&0x80 != 0 {
-			wide = [8]byte{255, 255, 255, 255, 255, 255, 255, 255}
+		var v int64
+		for i, c := range b {
+			v |= int64(c) << (8 * i)
 		}
-		copy(wide[:], b)
-		m.push(int64(binary.LittleEndian.Uint64(wide[:])))
+		m.push(v << (64 - 8*n) >> (64 - 8*n)) // with its sign
 	}
 }
 

@@ -71,15 +71,11 @@ func (d *Disk) call(name, path string, do func() error) error {
 	return do()
 }
 
-// Open opens a file for reading and writing, and creates a missing file.
-func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_RDWR|os.O_CREATE) }
+// ReadWrite is the flags of Open for reading and writing a file, which is made if it is missing.
+const ReadWrite = os.O_RDWR | os.O_CREATE
 
-// Create makes a file that does not exist; an error of fs.ErrExist if it does.
-func (d *Disk) Create(path string) (*File, error) {
-	return d.openWith(path, os.O_RDWR|os.O_CREATE|os.O_EXCL)
-}
-
-func (d *Disk) openWith(path string, flag int) (*File, error) {
+// Open opens a file with flags of package os.
+func (d *Disk) Open(path string, flag int) (*File, error) {
 	if err := d.ask("open", path); err != nil {
 		return nil, err
 	}
@@ -117,7 +113,7 @@ func (d *Disk) RemoveAll(path string) error {
 
 // WriteFile makes a durable file with the content that fill writes.
 func (d *Disk) WriteFile(path string, fill func(w io.Writer) error) error {
-	f, err := d.Open(path)
+	f, err := d.Open(path, ReadWrite)
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,8 @@ func TestEveryCallCanFail(t *testing.T) {
 		do   func(d *Disk, path string) error
 		done func(path string) bool // whether the file system shows it
 	}{
-		"open":       {"open", func(d *Disk, path string) error { _, err := d.Open(path); return err }, exists},
-		"tiles":      {"open", func(d *Disk, path string) error { _, err := d.OpenTiles(path); return err }, exists},
+		"open":       {"open", func(d *Disk, path string) error { _, err := d.Open(path, ReadWrite); return err }, exists},
+		"tiles":      {"open", func(d *Disk, path string) error { _, err := d.OpenTiles(path, ReadWrite); return err }, exists},
 		"mkdir":      {"mkdir", func(d *Disk, path string) error { return d.Mkdir(path) }, exists},
 		"rename":     {"rename", func(d *Disk, path string) error { return d.Rename(filepath.Dir(path)+"/file", path) }, exists},
 		"remove":     {"remove", func(d *Disk, path string) error { return d.Remove(filepath.Dir(path) + "/file") }, lacks("file")},
@@ -91,7 +91,7 @@ func holds(content string) func(path string) bool {
 // onFile does something to an open file.
 func onFile(do func(f *File) error) func(d *Disk, path string) error {
 	return func(d *Disk, path string) error {
-		f, err := d.Open(path)
+		f, err := d.Open(path, ReadWrite)
 		if err != nil {
 			return err
 		}
@@ -123,7 +123,7 @@ func TestLock(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "file")
 	open := func() *File {
-		f, err := new(Disk).Open(path)
+		f, err := new(Disk).Open(path, ReadWrite)
 		require.NoError(t, err)
 		return f
 	}
@@ -159,7 +159,7 @@ func TestMissing(t *testing.T) {
 // TestReserve: the size is what is asked for, also if it was more.
 func TestReserve(t *testing.T) {
 	t.Parallel()
-	f, err := new(Disk).Open(filepath.Join(t.TempDir(), "file"))
+	f, err := new(Disk).Open(filepath.Join(t.TempDir(), "file"), ReadWrite)
 	require.NoError(t, err)
 	defer f.Close()
 	for _, size := range []int64{100_000, 10, 100_000} {

@@ -28,29 +28,14 @@ type TileFile struct {
 	refused atomic.Bool // the system has the mode, but not for this file
 }
 
-// OpenTiles is Open for a file of tiles.
-func (d *Disk) OpenTiles(path string) (*TileFile, error) {
-	return d.openTiles(path, os.O_RDWR|os.O_CREATE)
-}
-
-// OpenSharedTiles is OpenTiles for a file that other machines write to, too. What goes through the cache
-// is written at once, and alone: a network file system may otherwise write what it has of the rest of the page,
-// which another machine has written since.
-func (d *Disk) OpenSharedTiles(path string) (*TileFile, error) {
-	flag := os.O_RDWR | os.O_CREATE
-	if !d.NoSync {
-		flag |= os.O_SYNC
+// OpenTiles is Open for a file of tiles. A file that other machines write to, too, needs O_SYNC: what goes through the
+// cache is then written at once, and alone. A network file system may otherwise write what it has of the rest of the
+// page, which another machine has written since.
+func (d *Disk) OpenTiles(path string, flag int) (*TileFile, error) {
+	if d.NoSync {
+		flag &^= os.O_SYNC
 	}
-	return d.openTiles(path, flag)
-}
-
-// OpenTilesToRead opens an existing file of tiles for reading.
-func (d *Disk) OpenTilesToRead(path string) (*TileFile, error) {
-	return d.openTiles(path, os.O_RDONLY)
-}
-
-func (d *Disk) openTiles(path string, flag int) (*TileFile, error) {
-	f, err := d.openWith(path, flag)
+	f, err := d.Open(path, flag)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +44,7 @@ func (d *Disk) openTiles(path string, flag int) (*TileFile, error) {
 	if direct == 0 {
 		return t, nil
 	}
-	t.direct, err = d.openWith(path, flag&^os.O_CREATE|direct)
+	t.direct, err = d.Open(path, flag&^os.O_CREATE|direct)
 	if err != nil && !refuses(err) {
 		f.Close()
 		return nil, err

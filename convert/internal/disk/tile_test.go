@@ -40,7 +40,7 @@ func TestTilesPassTheCacheBy(t *testing.T) {
 				}
 				return nil
 			}}
-			f, err := d.OpenTiles(filepath.Join(t.TempDir(), "weights"))
+			f, err := d.OpenTiles(filepath.Join(t.TempDir(), "weights"), ReadWrite)
 			require.NoError(t, err)
 			defer f.Close()
 			require.NoError(t, f.Reserve(size))

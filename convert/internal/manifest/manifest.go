@@ -147,12 +147,25 @@ func Read(dir source.Dir, name string, each func(*Tensor) error) (*Manifest, err
 	var m Manifest
 	var own error // of each
 	tensors := func(d *jsontext.Decoder, _ *[]Tensor) error {
-		return eachTensor(d, func(t *Tensor) error {
-			if each != nil {
-				own = each(t)
+		if d.PeekKind() != '[' {
+			return errors.New("tensors: not an array")
+		}
+		if _, err := d.ReadToken(); err != nil {
+			return err
+		}
+		for d.PeekKind() != ']' {
+			var t Tensor
+			if err := json.UnmarshalDecode(d, &t); err != nil {
+				return err
 			}
-			return own
-		})
+			if each != nil {
+				if own = each(&t); own != nil {
+					return own
+				}
+			}
+		}
+		_, err := d.ReadToken()
+		return err
 	}
 	h, end := digest.New(), int64(len(HashLine(digest.Of(nil))))
 	sealed := io.NewSectionReader(f, 0, max(size-end, 0))
@@ -174,27 +187,6 @@ func Read(dir source.Dir, name string, each func(*Tensor) error) (*Manifest, err
 	}
 	m.found = h.Name()
 	return &m, nil
-}
-
-// eachTensor reads a JSON array of tensors.
-func eachTensor(d *jsontext.Decoder, do func(*Tensor) error) error {
-	if d.PeekKind() != '[' {
-		return errors.New("tensors: not an array")
-	}
-	if _, err := d.ReadToken(); err != nil {
-		return err
-	}
-	for d.PeekKind() != ']' {
-		var t Tensor
-		if err := json.UnmarshalDecode(d, &t); err != nil {
-			return err
-		}
-		if err := do(&t); err != nil {
-			return err
-		}
-	}
-	_, err := d.ReadToken()
-	return err
 }
 
 // FileNames lists the files of the output, without the manifest.

@@ -235,20 +235,20 @@ func (o *diskOutput) reopen() bool {
 			return false
 		}
 	}
-	return o.openFiles(o.Disk.OpenTiles) == nil
+	return o.openFiles(disk.ReadWrite) == nil
 }
 
 // OpenFinished opens the weight files of a finished output to read them.
 func (o *diskOutput) OpenFinished() error {
 	o.dir = o.home
-	return o.openFiles(o.Disk.OpenTilesToRead)
+	return o.openFiles(os.O_RDONLY)
 }
 
-func (o *diskOutput) openFiles(open func(path string) (*disk.TileFile, error)) error {
+func (o *diskOutput) openFiles(flag int) error {
 	o.closeFiles()
 	o.weights = make([]*disk.TileFile, len(o.plan.Files))
 	for i, planned := range o.plan.Files {
-		f, err := open(filepath.Join(o.dir, planned.Name))
+		f, err := o.Disk.OpenTiles(filepath.Join(o.dir, planned.Name), flag)
 		if err != nil {
 			return err
 		}
@@ -297,7 +297,7 @@ func (o *diskOutput) create(head progress.Head, ours bool) error {
 
 // layOut gives every file its size and its header, then records that in the journal.
 func (o *diskOutput) layOut() error {
-	if err := o.openFiles(o.Disk.OpenTiles); err != nil {
+	if err := o.openFiles(disk.ReadWrite); err != nil {
 		return err
 	}
 	for i, f := range o.weights {

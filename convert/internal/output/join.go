@@ -37,7 +37,15 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 		return 0, nil, err
 	}
 	if progress.HasRecords(o.journalPath) || t.IsOutputOf(p) { // they were joined already
-		parts, err = o.ours(parts)
+		for _, j := range parts {
+			head, err := o.readJournalOf(j, nil)
+			if errors.Is(err, fs.ErrNotExist) { // the run that joined them is done
+				return 0, nil, nil
+			}
+			if err != nil || head != nil && head.Plan != p.Hash { // the journals of another plan are not removed
+				return 0, nil, err
+			}
+		}
 	} else {
 		var states []progress.State
 		if err = o.check(nil); err == nil {
@@ -60,20 +68,6 @@ func JoinParts(t *Target, p *plan.Plan, s Options, unverified bool) (n int, remo
 	return parts[0].N, func() error {
 		return errors.Join(o.Disk.RemoveAll(o.partsDir), o.Disk.SyncDir(filepath.Dir(o.partsDir)))
 	}, nil
-}
-
-// ours returns the parts if they belong to this plan: the journals of another plan are not removed.
-func (o *diskOutput) ours(parts []partJournal) ([]partJournal, error) {
-	for _, j := range parts {
-		head, err := o.readJournalOf(j, nil)
-		if errors.Is(err, fs.ErrNotExist) { // the run that joined them is done
-			return nil, nil
-		}
-		if err != nil || head != nil && head.Plan != o.plan.Hash {
-			return nil, err
-		}
-	}
-	return parts, nil
 }
 
 // writeJoined writes the journal of a run that did what all parts did.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"dsmoe/convert/internal/disk"
@@ -88,7 +89,7 @@ func (o *partOutput) Start() (readable bool, err error) {
 		if o.weights[file] != nil {
 			continue
 		}
-		f, err := o.Disk.OpenSharedTiles(o.PathOf(file))
+		f, err := o.Disk.OpenTiles(o.PathOf(file), disk.ReadWrite|os.O_SYNC)
 		if err != nil {
 			return false, err
 		}

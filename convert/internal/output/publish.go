@@ -46,31 +46,27 @@ func (o *diskOutput) Commit(content func(name string) func(io.Writer) error) (re
 }
 
 // publish moves the finished output to the target and removes the journal.
-func (o *diskOutput) publish() error {
-	appear := o.rename
+func (o *diskOutput) publish() (err error) {
 	switch {
 	case o.fills:
-		appear = o.fill
+		err = o.fill()
 	case o.replaces:
-		appear = o.replace
+		err = o.replace()
+	default: // the hidden directory gets the target's name; an empty target is replaced
+		if exists(o.Path) {
+			err = o.Disk.Remove(o.Path)
+		}
+		if err == nil {
+			err = o.Disk.Rename(o.dir, o.Path)
+		}
+		if err == nil {
+			err = o.Disk.SyncDir(filepath.Dir(o.Path))
+		}
 	}
-	if err := appear(); err != nil {
+	if err != nil {
 		return err
 	}
 	return o.Disk.Remove(o.journalPath)
-}
-
-// rename gives the hidden directory the target's name. An empty target is replaced.
-func (o *diskOutput) rename() error {
-	if exists(o.Path) {
-		if err := o.Disk.Remove(o.Path); err != nil {
-			return err
-		}
-	}
-	if err := o.Disk.Rename(o.dir, o.Path); err != nil {
-		return err
-	}
-	return o.Disk.SyncDir(filepath.Dir(o.Path))
 }
 
 // fill moves the files from the hidden directory into the target around it, or beside it. The

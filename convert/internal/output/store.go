@@ -170,7 +170,7 @@ func (o *storeOutput) takeUp(sent []bool, apply func(progress.Record)) error {
 	whole := make([]bool, len(o.plan.Files))
 	for i, f := range o.plan.Files {
 		x, ok := o.partials[f.Name]
-		whole[i] = ok && x.Size == f.Size && (o.etags == nil || x.ETag == o.etags[i])
+		whole[i] = ok && x.Size == f.Size && (o.etags == nil || x.Identity == o.etags[i])
 	}
 	for i := range sent {
 		t := &o.plan.Tensors[i]
@@ -289,7 +289,7 @@ func (o *storeOutput) CompleteFiles() error {
 	o.etags = make([]string, len(o.plan.Files))
 	for i, f := range o.plan.Files {
 		x := o.partials[f.Name]
-		if o.etags[i] = x.ETag; x.Size != f.Size {
+		if o.etags[i] = x.Identity; x.Size != f.Size {
 			return fmt.Errorf("%s: has %s, not %s: the store did not keep what was sent", text.Quote(o.PathOf(i)),
 				text.ExactBytes(x.Size), text.ExactBytes(f.Size))
 		}
@@ -393,7 +393,7 @@ func (o *storeOutput) Commit(content func(name string) func(io.Writer) error) (r
 		}
 	}
 	for i, f := range o.plan.Files {
-		if o.partials[f.Name].ETag != o.etags[i] {
+		if o.partials[f.Name].Identity != o.etags[i] {
 			return false, fmt.Errorf("%s: was replaced since it was completed", text.Quote(o.PathOf(i)))
 		}
 	}

@@ -29,9 +29,9 @@ type storeObjects struct {
 	partial string // what the names of unfinished files begin with
 	journal string // what the names of the journal's objects begin with
 
-	objects  map[string]remote.Object // in the target
-	partials map[string]remote.Object // unfinished files, by the names that they will have
-	lines    []remote.Object          // the journal, in its order
+	objects  map[string]remote.Entry // in the target
+	partials map[string]remote.Entry // unfinished files, by the names that they will have
+	lines    []remote.Entry          // the journal, in its order
 
 	number    int      // of the journal's next object
 	etags     []string // of complete files, since they were completed; nil before
@@ -49,7 +49,7 @@ func newStoreObjects(t *Target, p *plan.Plan) *storeObjects {
 
 // refresh lists the objects.
 func (o *storeObjects) refresh() error {
-	o.objects, o.partials, o.lines = map[string]remote.Object{}, map[string]remote.Object{}, nil
+	o.objects, o.partials, o.lines = map[string]remote.Entry{}, map[string]remote.Entry{}, nil
 	prefixes := []string{""}
 	if o.IsFile() {
 		prefixes = []string{o.plan.File, hidden(o.plan.File, "")}

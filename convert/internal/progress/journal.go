@@ -52,7 +52,7 @@ var ErrBusy = errors.New("another run is writing it")
 // lock was taken, LockJournal opens a new one.
 func LockJournal(d *disk.Disk, path string) (*Journal, error) {
 	for {
-		f, err := d.Open(path)
+		f, err := d.Open(path, disk.ReadWrite)
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func LockJournal(d *disk.Disk, path string) (*Journal, error) {
 
 // CreateJournal makes a journal at a path that is free; an error of fs.ErrExist if it is not.
 func CreateJournal(d *disk.Disk, path string) (*Journal, error) {
-	f, err := d.Create(path)
+	f, err := d.Open(path, disk.ReadWrite|os.O_EXCL)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 func journalOf(t testing.TB, path, data string) *Journal {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
-	f, err := (&disk.Disk{NoSync: true}).Open(path)
+	f, err := (&disk.Disk{NoSync: true}).Open(path, disk.ReadWrite)
 	require.NoError(t, err)
 	return &Journal{f: f}
 }

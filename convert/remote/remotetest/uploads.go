@@ -131,11 +131,23 @@ func tagOf(sum []byte) string { return hex.EncodeToString(sum[:8]) }
 
 // put writes an object or a part, of the bytes sent or of another object.
 func (h *Hub) put(r *http.Request, bucket, key string, u *upload, sent part) (status int, answer any) {
-	source := r.Header.Get("X-Amz-Copy-Source")
-	if source != "" {
-		if status, answer = h.copied(r, source, &sent); status != http.StatusOK {
-			return status, answer
+	from, _ := url.PathUnescape(r.Header.Get("X-Amz-Copy-Source"))
+	if from != "" {
+		name := strings.TrimPrefix(from, "/")
+		stat, err := fs.Stat(h.files, name)
+		if err != nil {
+			return http.StatusNotFound, "NoSuchKey"
 		}
+		if tag := r.Header.Get("X-Amz-Copy-Source-If-Match"); tag != `"`+h.Replaced[from]+`"` {
+			return http.StatusPreconditionFailed, "PreconditionFailed"
+		}
+		begin, end := int64(0), stat.Size()-1
+		fmt.Sscanf(r.Header.Get("X-Amz-Copy-Source-Range"), "bytes=%d-%d", &begin, &end)
+		if sent.blob, err = h.written.Range(name, begin, end+1); err != nil {
+			return http.StatusInternalServerError, err.Error()
+		}
+		sum := sha256.Sum256(fmt.Append(nil, h.Replaced[from], begin, end))
+		sent.tag, sent.sum = tagOf(sum[:]), nil
 	}
 	if u != nil {
 		number, _ := strconv.Atoi(r.URL.Query().Get("partNumber"))
@@ -145,34 +157,13 @@ func (h *Hub) put(r *http.Request, bucket, key string, u *upload, sent part) (st
 	} else if err := h.write(bucket, key, sent.tag, sent.blob); err != nil {
 		return http.StatusInternalServerError, err.Error()
 	}
-	if source == "" {
+	if from == "" {
 		return http.StatusOK, `"` + sent.tag + `"`
 	}
 	return http.StatusOK, struct {
 		XMLName xml.Name `xml:"CopyObjectResult"`
 		ETag    string
 	}{ETag: sent.tag}
-}
-
-// copied puts bytes of another object in the place of those sent.
-func (h *Hub) copied(r *http.Request, source string, sent *part) (status int, answer any) {
-	from, _ := url.PathUnescape(source)
-	name := strings.TrimPrefix(from, "/")
-	stat, err := fs.Stat(h.files, name)
-	if err != nil {
-		return http.StatusNotFound, "NoSuchKey"
-	}
-	if tag := r.Header.Get("X-Amz-Copy-Source-If-Match"); tag != `"`+h.Replaced[from]+`"` {
-		return http.StatusPreconditionFailed, "PreconditionFailed"
-	}
-	begin, end := int64(0), stat.Size()-1
-	fmt.Sscanf(r.Header.Get("X-Amz-Copy-Source-Range"), "bytes=%d-%d", &begin, &end)
-	if sent.blob, err = h.written.Range(name, begin, end+1); err != nil {
-		return http.StatusInternalServerError, err.Error()
-	}
-	sum := sha256.Sum256(fmt.Append(nil, h.Replaced[from], begin, end))
-	sent.tag, sent.sum = tagOf(sum[:]), nil
-	return http.StatusOK, nil
 }
 
 func (h *Hub) write(bucket, key, tag string, blobs ...Blob) error {
