@@ -1168,7 +1168,7 @@ func TestSettings(t *testing.T) {
 	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
 	for _, memory := range []int64{minMemory, DefaultMemory} {
 		for _, goroutines := range []int{1, 8, 1000} {
-			h := newShape(p, Settings{Memory: memory, IO: goroutines}, false)
+			h := newShape(p, Settings{Memory: memory, IO: goroutines}, minTile, false)
 			require.Positive(t, h.workers)
 			require.LessOrEqual(t, int64(h.workers*(h.largest+3*maxPiece)), memory/2)
 		}

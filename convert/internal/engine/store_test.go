@@ -375,13 +375,13 @@ func TestStoreMemory(t *testing.T) {
 	for _, test := range []struct{ memory, file, workers int64 }{{512 << 20, 1 << 30, 16}, {512 << 20, 670 << 30, 2}, {4 << 30, 670 << 30, 16}} {
 		p.Files[0].Size = test.file
 		s := Settings{Memory: test.memory, Origin: "https://example.org/model"}.withDefaults()
-		h := newShape(p, s, true)
+		h := newShape(p, s, minTile, true)
 		require.EqualValues(t, test.workers, h.workers)
 		require.Positive(t, h.limit)
 		buffers := int64(h.workers) * int64(h.largest+3*maxPiece+readAhead)
 		require.LessOrEqual(t, buffers, test.memory/2)
 		require.LessOrEqual(t, buffers+int64(h.workers)*2*s.Client.PartSize(test.file), usable(test.memory))
-		proof := ofStore(p, s)
+		proof := newShape(p, s, maxTile, false)
 		require.Equal(t, 16, proof.workers)
 		require.Equal(t, maxTile, proof.tileBytes(29<<20))
 		require.LessOrEqual(t, int64(proof.workers)*int64(proof.largest+3*maxPiece+readAhead), test.memory/2)

@@ -86,7 +86,8 @@ func (e *execution) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.shape = ofStore(e.plan, e.Settings)
+	// For the proof no parts are in memory, and tiles are as large as they may be, since each is a request.
+	e.shape = newShape(e.plan, e.Settings, maxTile, false)
 	_, proving = e.openSpans()
 	return e.workThrough(ctx, newQueue(nil, proving), false)
 }

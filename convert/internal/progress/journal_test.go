@@ -1,6 +1,7 @@
 package progress
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,11 +30,11 @@ func linesOf(t testing.TB, j *Journal) (head *Head, records []Record) {
 
 // sealed is the text of a journal of these lines.
 func sealed(payloads ...string) (s string) {
-	var b []byte
 	for _, p := range payloads {
-		b = seal(b, []byte(p))
+		b, _ := Seal(json.RawMessage(p))
+		s += string(b)
 	}
-	return string(b)
+	return s
 }
 
 const (
