@@ -183,7 +183,7 @@ func (r *Changes) Lines() (lines []string) {
 			text.Plural(all.weights, "weight"), left))
 	}
 	lines = append(lines, fmt.Sprintf("against %s: %s, by %s of the base's RMS; rank of the changes: %s%s",
-		text.Word(r.Base), r.Changed(), shown(&all), all.rank(), left))
+		text.Word(r.Base), r.Changed(), text.Real(all.relative()).Shown, all.rank(), left))
 	routers := r.groups(func(w *Change) string {
 		if w.Module != table.Router {
 			return ""
@@ -197,7 +197,8 @@ func (r *Changes) Lines() (lines []string) {
 		if most := farthest(x.groups); len(most) > 0 {
 			line := x.what + " that changed most:"
 			for i, g := range most[:min(len(most), mostNamed)] {
-				line += []string{"", ","}[min(i, 1)] + fmt.Sprintf(" %s by %s (rank %s)", g.name, shown(g), g.rank())
+				by := text.Real(g.relative()).Shown
+				line += []string{"", ","}[min(i, 1)] + fmt.Sprintf(" %s by %s (rank %s)", g.name, by, g.rank())
 			}
 			lines = append(lines, line)
 		} else if len(x.groups) > 0 {
@@ -206,9 +207,6 @@ func (r *Changes) Lines() (lines []string) {
 	}
 	return lines
 }
-
-// shown is how far a group changed.
-func shown(g *changed) string { return text.Real(g.relative()).Shown }
 
 // Modules draws how far each module of each layer is from the base's; nil if there is none. Modules that did not change
 // have no colour.

@@ -58,24 +58,6 @@ func (o Options) Selects(c *config.Config, w *weights.Weight) bool {
 	})
 }
 
-// check refuses globs that are malformed, or select nothing of either side.
-func (o Options) check(sides ...Side) error {
-	for _, glob := range o.Include {
-		if err := text.CheckGlob(glob); err != nil {
-			return err
-		}
-		one, found := Options{Include: []string{glob}}, false
-		for _, s := range sides {
-			found = found || slices.ContainsFunc(s.Weights, func(w *weights.Weight) bool { return one.Selects(s.Config, w) })
-		}
-		if !found {
-			return fmt.Errorf("the glob %q matches no tensor; globs are of per-expert names such as "+
-				"model.layers.1.mlp.experts.0.up_proj.weight", glob)
-		}
-	}
-	return nil
-}
-
 // Report is what Compare found. It is JSON as it stands.
 type Report struct {
 	A       string `json:"a"`       // path of one side; the caller sets it
@@ -122,10 +104,21 @@ type Finding struct {
 	Worst int64 `json:"worst"`
 }
 
-// Compare compares the configs, and every tensor of a with that of b.
+// Compare compares the configs, and every tensor of a with that of b. A malformed glob is an error, and so is one that
+// selects nothing of either side.
 func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
-	if err := o.check(a, b); err != nil {
-		return nil, err
+	for _, glob := range o.Include {
+		if err := text.CheckGlob(glob); err != nil {
+			return nil, err
+		}
+		one, found := Options{Include: []string{glob}}, false
+		for _, s := range []Side{a, b} {
+			found = found || slices.ContainsFunc(s.Weights, func(w *weights.Weight) bool { return one.Selects(s.Config, w) })
+		}
+		if !found {
+			return nil, fmt.Errorf("the glob %q matches no tensor; globs are of per-expert names such as "+
+				"model.layers.1.mlp.experts.0.up_proj.weight", glob)
+		}
 	}
 	total := int64(0)
 	for _, s := range []*Side{&a, &b} {

@@ -198,49 +198,46 @@ func nearestBF16(pattern uint32) uint32 {
 
 // values compares values one by one.
 func (m *Measures) values(a, b []float32, at int64, da, db tensor.DType) {
+	steps := func(x, y float32, d tensor.DType) int64 { // values of d between x and y, rounded to it
+		n := tensor.Ordinal(x, d) - tensor.Ordinal(y, d)
+		return max(n, -n)
+	}
 	for i, x := range a {
-		if y := b[i]; !sameBits(x, y) && (m.nanBits || x == x || y == y) {
-			m.differ(x, y, at+int64(i), da, db)
-		} else if !tensor.IsFinite(x) {
-			m.alike++
+		y := b[i]
+		finiteA, finiteB := tensor.IsFinite(x), tensor.IsFinite(y)
+		if sameBits(x, y) || !m.nanBits && x != x && y != y {
+			if !finiteA {
+				m.alike++
+			}
+			continue
 		}
-	}
-}
-
-// differ takes note of a different element.
-func (m *Measures) differ(x, y float32, at int64, da, db tensor.DType) {
-	if m.different++; m.different == 1 {
-		m.first = at
-	}
-	if finiteA, finiteB := tensor.IsFinite(x), tensor.IsFinite(y); !finiteA || !finiteB {
-		m.nonFinite++
-		switch {
-		case finiteB:
-			m.onlyA++
-		case finiteA:
-			m.onlyB++
-		case x != x && y != y:
-			m.nans++
+		if m.different++; m.different == 1 {
+			m.first = at + int64(i)
 		}
-		return
+		if !finiteA || !finiteB {
+			m.nonFinite++
+			switch {
+			case finiteB:
+				m.onlyA++
+			case finiteA:
+				m.onlyB++
+			case x != x && y != y:
+				m.nans++
+			}
+			continue
+		}
+		if x == y {
+			m.zeros++
+		}
+		if da != db && (sameBits(tensor.Rounded(x, db), y) || sameBits(tensor.Rounded(y, da), x)) {
+			m.rounded++
+		}
+		ulp := steps(x, y, da)
+		if da != db {
+			ulp = min(ulp, steps(x, y, db))
+		}
+		m.maxULP = max(m.maxULP, ulp)
 	}
-	if x == y {
-		m.zeros++
-	}
-	if da != db && (sameBits(tensor.Rounded(x, db), y) || sameBits(tensor.Rounded(y, da), x)) {
-		m.rounded++
-	}
-	ulp := stepsBetween(x, y, da)
-	if da != db {
-		ulp = min(ulp, stepsBetween(x, y, db))
-	}
-	m.maxULP = max(m.maxULP, ulp)
 }
 
 func sameBits(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) }
-
-// stepsBetween counts the values of d between x and y, rounded to it.
-func stepsBetween(x, y float32, d tensor.DType) int64 {
-	n := tensor.Ordinal(x, d) - tensor.Ordinal(y, d)
-	return max(n, -n)
-}

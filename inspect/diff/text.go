@@ -40,7 +40,7 @@ func (f *Finding) compare(g *Finding) int {
 }
 
 // WriteText writes a line per key of the configs that differs, a line per kind of finding, the largest
-// difference first, what of that is the same weights elsewhere, a line per kind of cast, and the verdict with its counts.
+// difference first, the weights that are elsewhere, a line per kind of cast, and the verdict with its counts.
 func (r *Report) WriteText(w io.Writer) error {
 	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
 	var lines, casts []string

@@ -95,9 +95,9 @@ func (r *Layer) observe(layers int, initializer float64) (found []inspect.Observ
 	return append(found, initial...)
 }
 
-// zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others. Of an expert
-// that is not selected as a whole, or has numbers that are not finite, it finds matrices that are all zero: 0 times what
-// is not finite is not 0.
+// zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others. An expert
+// with a missing matrix, or with NaN or infinities, which times 0 are not 0, is searched for matrices that are all
+// zero.
 func (r *Layer) zeroed(e *Expert, others *inspect.Peers) (found []inspect.Observation) {
 	if !e.facts.whole || e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil {
 		for role, m := range present(&e.Matrices) {
@@ -184,9 +184,9 @@ func (r *Layer) peers(layers int) (all Matrices[*peers]) {
 // ratio returns 2 to the power of a logarithm.
 func ratio(log2 float64) *float64 { return inspect.Finite(math.Exp2(log2)) }
 
-// apart returns how a matrix differs from the other experts' matrices: by channels, inputs of gate_proj and up_proj, that
-// are large in this expert alone, or else by a neuron or by its size; and by coarse numbers. Outputs of down_proj are no
-// finding: healthy models have experts that write massive activations through a few of them (Z. Su et al., Unveiling Super
+// apart returns how a matrix differs from the other experts' matrices: by input channels that are large in this expert
+// alone, or else by a neuron or by its size; and by coarse numbers. Output channels, of down_proj, are no finding:
+// healthy models have experts that write massive activations through a few of them (Z. Su et al., Unveiling Super
 // Experts in Mixture-of-Experts Large Language Models, 2025).
 func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peers) (found []inspect.Observation) {
 	if others == nil || m.Norm == nil {

@@ -92,8 +92,8 @@ func measure(m *matrix.Stored, n *MatrixNumbers, role table.Role) (x matrixFacts
 	return x
 }
 
-// count counts the values of rows from first on. Of as many rows as it adds together, zeros are taken off one by one; other
-// rows are counted value by value.
+// count counts the values of rows from first on. It adds tensor.Runs finite rows together and then takes their zeros
+// off; other rows it counts value by value.
 func (n *MatrixNumbers) count(first int, values []float32, rows, cols *axis) {
 	width := len(cols.logs)
 	var zeros [tensor.Runs]uint32

@@ -302,7 +302,7 @@ func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32, layer
 	twins := make([]twin, len(routed))
 	for i := range routed {
 		twins[i] = twin{leader: i}
-		var likely []int // leaders before expert i that it may be but for noise, the likeliest first
+		var likely []int // earlier leaders that expert i may equal but for noise, the likeliest first
 		for k := range i {
 			a, b := &r.Experts[i], &r.Experts[k]
 			sameShape := a.facts.whole && b.facts.whole && slices.Equal(a.Gate.Shape, b.Gate.Shape)

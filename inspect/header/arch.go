@@ -246,17 +246,20 @@ func (a *Arch) facts() *text.Table {
 		sizes += ", a dense layer " + fraction(a.Training.PaperDense)
 	}
 	add("", "%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper), sizes)
-	add("KV cache", "%s bytes a token in %s, %s for %s positions%s", text.Grouped(a.KVCache.BytesPerToken), a.KVCache.DType,
-		text.Bytes(a.KVCache.Bytes), text.Grouped(a.KVCache.Positions), assumed(a.Assumed))
-	if x := a.KVCache.Parts; x != nil {
+	k := a.KVCache
+	add("KV cache", "%s bytes a token in %s, %s for %s positions%s", text.Grouped(k.BytesPerToken), k.DType,
+		text.Bytes(k.Bytes), text.Grouped(k.Positions), assumed(a.Assumed))
+	if x := k.Parts; x != nil {
 		add("", "%s of windows, %s of entries, %s of indexers' keys", text.Bytes(x.Window), text.Bytes(x.Entries),
 			text.Bytes(x.Indexer))
 	}
 	if w := a.Windowed; w != nil && w.SparseRate == 0 {
-		add("attention", "the last %s in %s, all in %d", text.Plural(w.Window, "token"), text.Plural(w.Sliding, "layer"), w.Full)
+		add("attention", "the last %s in %s, all in %d", text.Plural(w.Window, "token"), text.Plural(w.Sliding, "layer"),
+			w.Full)
 	} else if w != nil {
-		add("attention", "the last %s; entries of %s in %s, of %s in %d; %d without entries", text.Plural(w.Window, "token"),
-			text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"), text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
+		add("attention", "the last %s; entries of %s in %s, of %s in %d; %d without entries",
+			text.Plural(w.Window, "token"), text.Plural(w.SparseRate, "token"), text.Plural(w.Sparse, "layer"),
+			text.Grouped(w.HeavyRate), w.Heavy, w.Sliding)
 	}
 	if w := a.Windowed; w != nil && w.Streams > 0 {
 		add("streams", "%d residual streams, mixed before and after attention and experts", w.Streams)

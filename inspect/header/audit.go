@@ -236,8 +236,8 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 			}
 		}
 		if n > 0 {
-			not = append(not, fmt.Sprintf("what the %s of prediction layers compute: the reference leaves them out of the model",
-				text.Plural(n, "tensor")))
+			not = append(not, fmt.Sprintf("what the %s of prediction layers compute: "+
+				"the reference leaves them out of the model", text.Plural(n, "tensor")))
 		}
 	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {

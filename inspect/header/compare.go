@@ -87,8 +87,9 @@ func ParseLayers(list string) ([]string, error) {
 func Compare(path string, s count.Segmentation, names []string) *Comparison {
 	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
 		Hidden: s.Hidden, Intermediate: s.Intermediate, EqualParameters: true, EqualCompute: true}
+	layers := map[string]func() count.PaperLayer{Top2: s.Conventional, Fine: s.FineGrained, Shared: s.SharedIsolated}
 	for _, name := range names {
-		l := paperLayer(s, name)
+		l := layers[name]()
 		n := l.Combinations()
 		row := comparedLayer{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
 			WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(), Combinations: n.String(), Log2: log2(n),
@@ -102,18 +103,6 @@ func Compare(path string, s count.Segmentation, names []string) *Comparison {
 		c.EqualCompute = c.EqualCompute && row.ActivatedFFNs == c.Layers[0].ActivatedFFNs
 	}
 	return c
-}
-
-func paperLayer(s count.Segmentation, name string) count.PaperLayer {
-	switch name {
-	case Top2:
-		return s.Conventional()
-	case Fine:
-		return s.FineGrained()
-	case Shared:
-		return s.SharedIsolated()
-	}
-	panic("inspect: Compare: no layer " + strconv.Quote(name))
 }
 
 // Sheet is a row per layer.

@@ -13,7 +13,8 @@ import (
 
 // DTypeMap draws how many bytes of each dtype each layer has.
 func DTypeMap(c *inspect.Checkpoint) page.Figure {
-	return layerBytes(c, "bytes of each layer by dtype", "dtype", func(_ int, d tensor.DType) string { return d.String() })
+	byDType := func(_ int, d tensor.DType) string { return d.String() }
+	return layerBytes(c, "bytes of each layer by dtype", "dtype", byDType)
 }
 
 // maxFiles is how many rows the drawing of files has. Of more files, several share a row.

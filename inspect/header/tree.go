@@ -71,7 +71,13 @@ func moduleNode(name string, below []branch) *treeNode {
 		for ; end < len(below) && strings.HasPrefix(below[end].name, first+"."); end++ {
 			below[end].name = below[end].name[len(first)+1:]
 		}
-		n.Children = append(n.Children, moduleNode(first, below[:end]).merged())
+		child := moduleNode(first, below[:end])
+		if _, numbered := inspect.Number(first); !numbered && len(child.Children) == 1 && child.Children[0].tensor != nil {
+			child = child.Children[0] // the only tensor of a module, under both names
+			child.Name = first + "." + child.Name
+			child.signature = strconv.Quote(child.Name) + child.signature
+		}
+		n.Children = append(n.Children, child)
 		below = below[end:]
 	}
 	n.Children = foldNodes(n.Children)
@@ -81,18 +87,6 @@ func moduleNode(name string, below []branch) *treeNode {
 	}
 	n.signature = digest.Of(signatures)
 	return n
-}
-
-// merged returns the only tensor of a module, under both names. It returns any other node, and one with a number for
-// a name, as it is.
-func (n *treeNode) merged() *treeNode {
-	if _, numbered := inspect.Number(n.Name); numbered || len(n.Children) != 1 || n.Children[0].tensor == nil {
-		return n
-	}
-	t := *n.Children[0]
-	t.Name = n.Name + "." + t.Name
-	t.signature = strconv.Quote(t.Name) + t.signature
-	return &t
 }
 
 // foldNodes makes one node of nodes that have numbers for names and are alike.

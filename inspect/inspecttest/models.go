@@ -112,17 +112,14 @@ func Model(t testing.TB, k Kind, seed uint64) *Stored {
 	if !ok {
 		s, _ = models.LoadOrStore(key, newModel(t, k, seed))
 	}
-	return s.(*Stored).clone()
-}
-
-func (s *Stored) clone() *Stored {
+	made := s.(*Stored)
 	c := &Stored{Checkpoint: &inspect.Checkpoint{}, Data: map[string][]byte{}, Broken: map[string]bool{}}
-	*c.Checkpoint = *s.Checkpoint
-	c.Files = slices.Clone(s.Files)
-	for i, f := range s.Files {
+	*c.Checkpoint = *made.Checkpoint
+	c.Files = slices.Clone(made.Files)
+	for i, f := range made.Files {
 		c.Files[i].Tensors = slices.Clone(f.Tensors)
 	}
-	for name, data := range s.Data {
+	for name, data := range made.Data {
 		c.Data[name] = slices.Clone(data)
 	}
 	return c
@@ -165,21 +162,16 @@ func newModel(t testing.TB, k Kind, seed uint64) *Stored {
 		s.Data[w.Name] = Floats(tensor.F32, []int{len(values)}, func(i int) float32 { return float32(values[i]) }).Data
 		if w.DType == tensor.BF16 {
 			Retype(t, s.Checkpoint, w.Name, tensor.BF16)
-			s.round(w.Name, values)
+			s.Data[w.Name] = make([]byte, 2*len(values))
+			s.Change(w.Name, func(to []float32) {
+				for i := range to {
+					to[i] = float32(values[i])
+				}
+			})
 		}
 	}
 	require.NotEmpty(t, all)
 	return s
-}
-
-// round stores numbers as BF16.
-func (s *Stored) round(name string, values []float64) {
-	s.Data[name] = make([]byte, 2*len(values))
-	s.Change(name, func(to []float32) {
-		for i := range to {
-			to[i] = float32(values[i])
-		}
-	})
 }
 
 // make returns the numbers of a weight.

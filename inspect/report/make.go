@@ -102,7 +102,23 @@ func Make(ctx context.Context, in Input) (*Report, error) {
 	}
 	r.Summary = header.Summarize(in.Checkpoint)
 	r.Checked, r.NotChecked = slices.Clone(r.Audit.Checked), slices.Clone(r.Audit.NotChecked)
-	for _, part := range m.parts() {
+	parts := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts},
+		{"experts of different layers", m.between}, {"routers", m.routers}}
+	if m.Selection.All() {
+		parts = append(parts, part{"the model's hash", m.hash})
+	}
+	if m.Base != nil {
+		parts = append(parts, part{"what changed against the base", m.against})
+	}
+	if m.Route != nil {
+		parts = append(parts, part{"routing", m.routing})
+	} else if m.Weights != nil {
+		m.addNotChecked("how tokens are routed: none were given")
+	}
+	if m.Weights == nil {
+		parts = []part{{"the numbers of tensors, experts and routers", func(context.Context) error { return m.Unusable }}}
+	}
+	for _, part := range parts {
 		if err := part.run(ctx); ctx.Err() != nil {
 			return nil, ctx.Err()
 		} else if err != nil && r.Audit.Clean {
@@ -134,27 +150,6 @@ func (m *maker) progressOf(part string) func(done, total int64) {
 type part struct {
 	name string
 	run  func(ctx context.Context) error
-}
-
-// parts returns those for which there is something.
-func (m *maker) parts() []part {
-	if m.Weights == nil {
-		return []part{{"the numbers of tensors, experts and routers", func(context.Context) error { return m.Unusable }}}
-	}
-	all := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts},
-		{"experts of different layers", m.between}, {"routers", m.routers}}
-	if m.Selection.All() {
-		all = append(all, part{"the model's hash", m.hash})
-	}
-	if m.Base != nil {
-		all = append(all, part{"what changed against the base", m.against})
-	}
-	if m.Route != nil {
-		all = append(all, part{"routing", m.routing})
-	} else {
-		m.addNotChecked("how tokens are routed: none were given")
-	}
-	return all
 }
 
 // split divides the selected weights into matrices of experts, with their scales, and others.

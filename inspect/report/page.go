@@ -254,7 +254,7 @@ func (r *Report) pageFiles(p *page.Page) {
 	figure(p, header.FileMap(r.checkpoint), "Which file holds how much of each layer.")
 	s := text.NewSheet("file", ">tensors", ">size")
 	for _, f := range r.Summary.Files[:min(len(r.Summary.Files), maxListed)] {
-		s.Add(text.Foreign(f.Name), text.Whole(f.Tensors), text.Size(f.Size))
+		s.Row(text.Foreign(f.Name), f.Tensors, text.Size(f.Size))
 	}
 	p.Fold(text.Plural(len(r.Summary.Files), "file")+firstOf(len(s.Rows()), len(r.Summary.Files)), s)
 }

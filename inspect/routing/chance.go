@@ -64,30 +64,23 @@ func newDivisions(sets []*blocks) *divisions {
 	return d
 }
 
-// list appends all divisions that begin with some blocks, when each set has so many blocks left to take.
+// list appends all divisions that begin with some blocks, when each set has so many blocks left to take. Sets of one
+// size without blocks so far can be exchanged: the first of them takes the next block.
 func (d *divisions) list(begin, left []int) {
 	if len(begin) == cap(begin) {
 		d.others = append(d.others, slices.Clone(begin))
 		return
 	}
-	for set := range left {
-		if left[set] == 0 || d.interchangeable(left, set) {
+	untouched := map[int]bool{} // sizes of sets without blocks so far
+	for set, n := range d.sizes {
+		if left[set] == 0 || left[set] == n && untouched[n] {
 			continue
 		}
+		untouched[n] = untouched[n] || left[set] == n
 		left[set]--
 		d.list(append(begin, set), left)
 		left[set]++
 	}
-}
-
-// interchangeable reports whether a set without blocks so far could be exchanged with one before it.
-func (d *divisions) interchangeable(left []int, set int) bool {
-	for before := range set {
-		if d.sizes[before] == d.sizes[set] && left[before] == left[set] && left[set] == d.sizes[set] {
-			return true
-		}
-	}
-	return false
 }
 
 // observed is the division that was observed: the blocks are in the order of the sets.

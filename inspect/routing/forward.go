@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/text"
 )
 
@@ -138,7 +139,7 @@ func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) 
 	if !strings.HasSuffix(name, gateIDs) { // an indexer's choice is of keys, also in layers without experts
 		return nil
 	}
-	tally := t.run.tally(layerOf(name))
+	tally := t.run.tally(table.PlaceOf(nil, name).Layer)
 	if tally == nil {
 		return nil
 	}
@@ -164,7 +165,7 @@ func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) 
 
 // Stage implements model.Trace.
 func (t *pieceTrace) Stage(name string, x *model.Activation) error {
-	layer := layerOf(name)
+	layer := table.PlaceOf(nil, name).Layer
 	switch {
 	case strings.HasSuffix(name, gateWeights):
 		if tally := t.run.tally(layer); tally != nil {

@@ -26,9 +26,6 @@ const (
 	gateWeights = gateStage + "topk_weight" // as topk_idx
 )
 
-// layerOf returns the layer of a stage; -1 outside the layers.
-func layerOf(stage string) int { return table.PlaceOf(nil, stage).Layer }
-
 // stageName returns the name of a stage of a layer.
 func stageName(layer int, stage string) string {
 	return fmt.Sprintf("model.layers.%d.%s", layer, stage)
@@ -63,7 +60,7 @@ func OfGolden(g Golden, o Options) (*Report, error) {
 	}
 	for info := range p.Recording.Tensors() { // the stages of the gates
 		at := strings.Index(info.Name, gateStage)
-		l := layerOf(info.Name)
+		l := table.PlaceOf(nil, info.Name).Layer
 		if at < 0 || l < 0 || info.Name != stageName(l, info.Name[at:]) {
 			continue
 		}
