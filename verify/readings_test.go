@@ -233,6 +233,9 @@ func TestReadOffTheNumbers(t *testing.T) {
 		{"v1-base/golden-f32", "weight-elements", "o_proj.weight has other numbers than the reference's in single places: [1 36] is ", elements(attn+"o_proj.weight", 2, 100)},
 		{"v1-base/golden-bf16", "weight-elements", "o_proj.weight has other numbers than the reference's in single places: [1 36] is ", elements(attn+"o_proj.weight", 8, 100)},
 		{"v3/golden-f32", "weight-elements", "in single places: [0 3] is ", elements(attn+"q_a_proj.weight", -1, 3, 131)},
+		{"v3/golden-f32", "weight-elements", "q_a_proj.weight has other numbers than the reference's in single places: [0 3] is 2.538e+29, the reference's at most 3e+23",
+			elements(attn+"q_a_proj.weight", 0x1p100, 3)},
+		{"v3/golden-bf16", "weight-elements", ", the reference's at most ", elements(attn+"q_a_proj.weight", 0x1p100, 3)},
 		{"v1-base/golden-f32", "weight-elements", "experts.3.down_proj.weight has other numbers than the reference's in single places: [4 4] is ", elements(mlp+"experts.3.down_proj.weight", 3, 100)},
 		{"v1-base/golden-f32", "weight-column", "o_proj.weight differs from the reference's in column 5, the input channel, which is 2 times", func(t *testing.T, src weights.Source) altered {
 			var column []int

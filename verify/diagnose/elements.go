@@ -113,15 +113,23 @@ func (f *Failure) leaves(row, column int, by float64) bool {
 	return true
 }
 
+// theirs is the reference's number in words, to the digits that are known. err does not count what is lost of a sum as
+// large as ours. If the number may be 0, the words are what it is at most.
+func (e element) theirs() string {
+	theirs, deviation := e.ours+e.by, e.err+float64(math.Abs(e.ours)*bounds.Unit)
+	if most := math.Abs(theirs) + float64(bounds.Lambda*deviation); most > 2*math.Abs(theirs) {
+		return fmt.Sprintf("at most %.1g", 1.5*most) // one digit may be a third less
+	}
+	return unlike(theirs, max(1, min(4, int(-math.Log10(4*deviation/math.Abs(theirs))))), e.ours)
+}
+
 // describeElements names what differs in a weight of a dtype, and describes it.
 func describeElements(list []element, d tensor.DType) (id, words string) {
 	if len(list) <= bounds.Few {
 		var each []string
 		for _, e := range list {
-			digits := max(1, min(4, int(-math.Log10(4*e.err/math.Abs(e.ours+e.by)))))
 			theirs := e.ours + e.by
-			each = append(each, fmt.Sprintf("[%d %d] is %s, the reference's %s", e.row, e.column, unlike(e.ours, 4, theirs),
-				unlike(theirs, digits, e.ours)))
+			each = append(each, fmt.Sprintf("[%d %d] is %s, the reference's %s", e.row, e.column, unlike(e.ours, 4, theirs), e.theirs()))
 		}
 		return "weight-elements", "has other numbers than the reference's in single places: " + strings.Join(each, "; ")
 	}
