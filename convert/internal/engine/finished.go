@@ -65,8 +65,7 @@ func finished(ctx context.Context, t *output.Target, p *plan.Plan, src Source, s
 // differences names what distinguishes the plan from the plan of the output with the manifest m. others lists the
 // differing files without weights.
 func (e *execution) differences(m *manifest.Manifest, others []problem.Problem) []problem.Problem {
-	list := append(manifest.OptionDifferences(m.Options, e.plan.Options),
-		manifest.SourceDifferences(m.Sources, e.plan.Sources)...)
+	list := manifest.Differences(m.Options, m.Sources, e.plan)
 	if len(list) == 0 && m.Weights != e.plan.Weights {
 		list = append(list, problem.Problem{Cause: "its weights would be written otherwise"})
 	}

@@ -263,7 +263,7 @@ func (c *checker) tensor(i int, want *Tensor) (f format.Data, offset int64, err 
 		c.problem(want.File, want.Name, "missing")
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
 		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
-	case want.IsCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
+	case want.isCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
 		c.problem(c.Name, want.Name, "the manifest gives another hash to its source, which it copies")
 	default:
 		return f, offset, nil

@@ -77,8 +77,8 @@ type Source struct {
 	Beside []string       `json:"beside,omitempty"` // sides, such as scales
 }
 
-// IsCopy reports whether the tensor is one run of the source's bytes.
-func (t *Tensor) IsCopy() bool {
+// isCopy reports whether the tensor is one run of the source's bytes.
+func (t *Tensor) isCopy() bool {
 	return len(t.Sources) == 1 && t.Sources[0].View == nil && slices.Equal(t.Operations, []string{operation.Copy{}.Name()})
 }
 
@@ -200,13 +200,39 @@ func (m *Manifest) FileNames() (names []string) {
 	return names
 }
 
-// OptionDifferences compares the recorded options of two plans.
-func OptionDifferences(old, now any) (list []problem.Problem) {
-	a, b := optionMembers(old), optionMembers(now)
-	for _, key := range unionOfKeys(a, b) {
-		if a[key] != b[key] {
+// Differences compares the options and the weight files of the source that a plan had with those of the plan now.
+func Differences(options any, sources []plan.Source, now *plan.Plan) (list []problem.Problem) {
+	was, is := optionMembers(options), optionMembers(now.Options)
+	for _, key := range unionOfKeys(was, is) {
+		if was[key] != is[key] {
 			list = append(list, problem.Problem{Cause: fmt.Sprintf("option %s: %s, not %s", text.Quote(key),
-				cmp.Or(b[key], "absent"), cmp.Or(a[key], "absent"))})
+				cmp.Or(is[key], "absent"), cmp.Or(was[key], "absent"))})
+		}
+	}
+	byName := func(files []plan.Source) map[string]plan.Source {
+		names := map[string]plan.Source{}
+		for _, f := range files {
+			names[f.Name] = f
+		}
+		return names
+	}
+	old, files := byName(sources), byName(now.Sources)
+	for _, name := range unionOfKeys(old, files) {
+		was, had := old[name]
+		is, has := files[name]
+		cause := ""
+		switch {
+		case !had:
+			cause = "is new in the source"
+		case !has:
+			cause = "is no longer in the source"
+		case was.Size != is.Size:
+			cause = fmt.Sprintf("has %s in the source, not %s", text.ExactBytes(is.Size), text.ExactBytes(was.Size))
+		case was.Identity != is.Identity:
+			cause = "has another header in the source"
+		}
+		if cause != "" {
+			list = append(list, problem.Problem{File: name, Cause: cause})
 		}
 	}
 	return list
@@ -234,37 +260,6 @@ func unionOfKeys[V any](a, b map[string]V) []string {
 	all := maps.Clone(a)
 	maps.Copy(all, b)
 	return slices.Sorted(maps.Keys(all))
-}
-
-// SourceDifferences compares the weight files of two sources.
-func SourceDifferences(old, now []plan.Source) (list []problem.Problem) {
-	byName := func(files []plan.Source) map[string]plan.Source {
-		names := map[string]plan.Source{}
-		for _, f := range files {
-			names[f.Name] = f
-		}
-		return names
-	}
-	a, b := byName(old), byName(now)
-	for _, name := range unionOfKeys(a, b) {
-		was, had := a[name]
-		is, has := b[name]
-		cause := ""
-		switch {
-		case !had:
-			cause = "is new in the source"
-		case !has:
-			cause = "is no longer in the source"
-		case was.Size != is.Size:
-			cause = fmt.Sprintf("has %s in the source, not %s", text.ExactBytes(is.Size), text.ExactBytes(was.Size))
-		case was.Identity != is.Identity:
-			cause = "has another header in the source"
-		}
-		if cause != "" {
-			list = append(list, problem.Problem{File: name, Cause: cause})
-		}
-	}
-	return list
 }
 
 // Rounds describes how the tensor was rounded, if it was.

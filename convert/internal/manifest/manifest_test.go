@@ -19,6 +19,6 @@ func TestSourceDifferences(t *testing.T) {
 		{File: "longer", Cause: "has 2 bytes in the source, not 1 byte"},
 		{File: "new", Cause: "is new in the source"},
 		{File: "other", Cause: "has another header in the source"},
-	}, SourceDifferences(old, now))
-	require.Empty(t, SourceDifferences(old, old))
+	}, Differences(nil, old, &plan.Plan{Sources: now}))
+	require.Empty(t, Differences(nil, old, &plan.Plan{Sources: old}))
 }

@@ -44,8 +44,7 @@ func (o *diskOutput) samePart(p plan.Part, head *progress.Head) error {
 	name := fmt.Sprintf("part %d of %d", p.I, p.N)
 	switch {
 	case head.Plan != o.plan.Hash:
-		list := append(manifest.OptionDifferences(head.Options, o.plan.Options),
-			manifest.SourceDifferences(head.Sources, o.plan.Sources)...)
+		list := manifest.Differences(head.Options, head.Sources, o.plan)
 		return o.otherParts(name + " is of another conversion: " +
 			cmp.Or(text.Some(list, most, "; "), "files without weights would be others"))
 	case head.Key != o.Key:
