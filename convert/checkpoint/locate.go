@@ -115,14 +115,15 @@ func (l *location) search(path string) (*location, error) {
 	if i := slices.IndexFunc(entries, IsAdapter); i >= 0 {
 		return nil, problem.In(path, problem.Problem{File: entries[i], Cause: isAdapter, Hint: adapterHint})
 	}
-	// The problem of a directory without weights names the files that are there instead.
+	// A directory without weights: the problem names the files found instead.
 	found := problem.Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
 	ofTrainer := func(name string) bool {
 		return slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
 			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	}
 	readable := slices.IndexFunc(entries, func(name string) bool { return FormatOf(name) != nil && !ofTrainer(name) })
-	foreign := slices.IndexFunc(entries, func(name string) bool { return FormatOf(name) == nil && foreignKind(name) != "" })
+	foreign := slices.IndexFunc(entries,
+		func(name string) bool { return FormatOf(name) == nil && foreignKind(name) != "" })
 	switch {
 	case readable >= 0:
 		found = misnamed(FormatOf(entries[readable]), entries[readable])

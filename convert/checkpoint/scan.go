@@ -107,7 +107,7 @@ func (s *scanner) openFiles() {
 	for i, f := range opened {
 		if errs[i] != nil {
 			problems := problem.Of(names[i], errs[i])
-			switch { // a file that is not there, by what it would be read for
+			switch { // an absent file: the problem says what needs it
 			case s.inv.Index == nil:
 			case !slices.Contains(s.weightFiles, names[i]):
 				problems[0].Cause, problems[0].Hint = "missing, and "+s.purpose(names[i]), ""

@@ -31,7 +31,7 @@ type origin interface {
 type Entry struct {
 	Name     string `json:"name"`
 	Size     int64  `json:"size"`     // in bytes; -1 if the listing does not have it
-	Identity string `json:"identity"` // another one means other bytes: an ETag or a hash; "" if the listing does not have it
+	Identity string `json:"identity"` // ETag or hash: another one means other bytes; "" if the listing has none
 }
 
 // part is an answer to fetch.

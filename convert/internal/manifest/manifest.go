@@ -200,7 +200,7 @@ func (m *Manifest) FileNames() (names []string) {
 	return names
 }
 
-// Differences compares the options and the weight files of the source that a plan had with those of the plan now.
+// Differences compares the recorded options and source files of an older plan with those of now.
 func Differences(options any, sources []plan.Source, now *plan.Plan) (list []problem.Problem) {
 	was, is := optionMembers(options), optionMembers(now.Options)
 	for _, key := range unionOfKeys(was, is) {

@@ -63,7 +63,7 @@ func Leftovers(dst string, c *remote.Client) (list []Leftover, err error) {
 }
 
 // Discard removes what unfinished runs to dst left, and returns it. An output that is complete but for its name, and one
-// that a run on this machine writes, are errors. In a store, a run that is at work there ends with an error.
+// that a run on this machine writes, are errors. A run that writes to a store meanwhile ends with an error.
 func Discard(dst string, d *disk.Disk, c *remote.Client) (list []Leftover, err error) {
 	if remote.Is(dst) {
 		o, err := leftObjects(dst, c)

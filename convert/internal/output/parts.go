@@ -72,9 +72,9 @@ func (o *partOutput) Begin(apply func(progress.Record), _ func() error) (Stage, 
 	return Resumed, nil
 }
 
-// Start makes the directories, if no other part has, and opens the weight files that the part has spans in. It gives each
-// file its size, unless another part has, and its identity to the head. The part with the first byte of the first tensor
-// writes the header.
+// Start makes the directories, if no other part has, and opens the weight files that the part has spans in. It gives
+// each file its size, unless another part has, and writes the file's identity into the head. The part with the first
+// byte of the first tensor writes the header.
 func (o *partOutput) Start() (readable bool, err error) {
 	for _, dir := range []string{o.partsDir, o.dir} {
 		if err := o.Disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
