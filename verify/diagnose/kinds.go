@@ -21,20 +21,17 @@ var (
 	expertGate = pack.InMLP(routedMLP, table.GateProj)
 )
 
-// stageOf is the stage of a projection of the attention.
-func stageOf(proj table.Role) []string { return []string{pack.InAttention(proj)} }
-
 // projections are the projections of either kind of attention.
 var projections = []table.Role{table.QProj, table.QAProj, table.QBProj, table.KVAProjWithMQA, table.KVBProj,
 	table.KProj, table.VProj, table.OProj}
 
 // rowStages are computed row by row: those of MLPs, and of the attention's projections.
-var rowStages = slices.Concat(pack.MLPOutputs, stagesOf(projections))
+var rowStages = slices.Concat(pack.MLPOutputs, stagesOf(projections...))
 
 // stagesOf are the stages of projections of the attention.
-func stagesOf(projections []table.Role) (kinds []string) {
+func stagesOf(projections ...table.Role) (kinds []string) {
 	for _, p := range projections {
-		kinds = append(kinds, stageOf(p)...)
+		kinds = append(kinds, pack.InAttention(p))
 	}
 	return kinds
 }

@@ -320,23 +320,16 @@ func (m *mlp) others() (list []mistake) {
 			continue
 		}
 		other := model.Linear{Weight: *w}
-		for _, p := range []struct {
-			role table.Role
-			of   func(m *model.DeepseekMLP) *model.Linear
-		}{
-			{table.GateProj, func(m *model.DeepseekMLP) *model.Linear { return &m.GateProj }},
-			{table.UpProj, func(m *model.DeepseekMLP) *model.Linear { return &m.UpProj }},
-			{table.DownProj, func(m *model.DeepseekMLP) *model.Linear { return &m.DownProj }},
-		} {
-			mine := p.of(of)
+		for _, role := range []table.Role{table.GateProj, table.UpProj, table.DownProj} {
+			mine := of.Linear(role)
 			if w.Name == mine.Weight.Name || !slices.Equal(w.Shape, mine.Weight.Shape) {
 				continue
 			}
 			changed := *of
-			*p.of(&changed) = other
-			if m.gives(&changed, p.role) {
+			*changed.Linear(role) = other
+			if m.gives(&changed, role) {
 				add(fmt.Sprintf("%s is not the reference's, which is stored as %s", mine.Weight.Name, w.Name),
-					func(mine *model.DeepseekMLP) { *p.of(mine) = other })
+					func(mine *model.DeepseekMLP) { *mine.Linear(role) = other })
 			}
 		}
 	}

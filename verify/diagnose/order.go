@@ -226,7 +226,7 @@ func (f *Failure) patterns(n, by int) (list []pattern) {
 }
 
 // rotatedStages are the products with rows that RoPE rotates, the last rows of each head.
-var rotatedStages = stagesOf([]table.Role{table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA})
+var rotatedStages = stagesOf(table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA)
 
 // exchangedRuns returns the first rows of two runs of rows that are exchanged, and their size; 0 if the order is
 // another one.

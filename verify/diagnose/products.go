@@ -15,7 +15,7 @@ import (
 // productStages are what a product is first seen at.
 var productStages = slices.Concat(pack.MLPOutputs, gateStages, upStages, attendStages,
 	[]string{pack.GateLogits, pack.Logits, pack.ExpertOutput, pack.PredictedFrom, pack.PredictedLogits},
-	stagesOf(projections))
+	stagesOf(projections...))
 
 // productMistakes are products of TF32 and of BF16 numbers, to nearest or cut off.
 func productMistakes(f *Failure) (list []mistake) {

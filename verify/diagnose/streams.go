@@ -213,7 +213,7 @@ func publishedMistakes(f *Failure) []mistake {
 	}}}
 	for _, by := range []int{-1, 1} {
 		for _, all := range []bool{true, false} { // all weights, or those of the failed stage
-			exponents := mistake{id: "scale-exponent", kinds: slices.Concat(stageOf(table.QAProj), pack.MLPOutputs, gateStages)}
+			exponents := mistake{id: "scale-exponent", kinds: slices.Concat(stagesOf(table.QAProj), pack.MLPOutputs, gateStages)}
 			of := ""
 			if !all {
 				exponents.unless, of = "scale-exponent", " of "+text.Some(f.Weights, bounds.Few, ", ")

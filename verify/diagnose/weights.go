@@ -220,7 +220,7 @@ func projectionMistakes(*Failure) (list []mistake) {
 	plain := []table.Role{table.QProj, table.KProj, table.VProj, table.OProj}
 	for i, a := range plain {
 		for _, b := range plain[i+1:] {
-			list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(a), undo: func(x *Trial) string {
+			list = append(list, mistake{id: "projections-exchanged", kinds: stagesOf(a), undo: func(x *Trial) string {
 				p, q := x.layer.Projection(a), x.layer.Projection(b)
 				if p == nil || q == nil || !slices.Equal(p.Weight.Shape, q.Weight.Shape) {
 					return ""
@@ -232,7 +232,7 @@ func projectionMistakes(*Failure) (list []mistake) {
 	}
 	for _, role := range projections {
 		add := func(id string, undo func(w *model.Weight) (words string)) {
-			list = append(list, mistake{id: id, kinds: stageOf(role), undo: func(x *Trial) string {
+			list = append(list, mistake{id: id, kinds: stagesOf(role), undo: func(x *Trial) string {
 				if l := x.layer.Projection(role); l != nil {
 					return undo(&l.Weight)
 				}
