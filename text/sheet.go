@@ -20,8 +20,8 @@ const (
 	Markdown Form = "md"    // a table of GitHub's Markdown
 )
 
-// Screen is a writer whose lines have room for Columns runes; 0 is any number. A Sheet, or a Table by WriteFitting, leaves
-// out its last columns if it is wider.
+// Screen is a writer whose lines have room for Columns runes; 0 is any number. A Sheet, or a Table by WriteFitting,
+// leaves out its last columns if it is wider.
 type Screen struct {
 	io.Writer
 	Columns int

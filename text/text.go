@@ -14,8 +14,9 @@ import (
 // named matches the begin of a line of a report: indentation, or a name and the spaces up to what it names.
 var named = regexp.MustCompile(`^(?: +|\S+(?: \S+)* {2,})`)
 
-// Wrap cuts a line at spaces into lines of at most columns runes; 0 is any number. Lines after the first begin below what
-// the line's name names. A word that is longer is not cut, and neither is a command line of dsmoe, which is to be copied.
+// Wrap cuts a line at spaces into lines of at most columns runes; 0 is any number. Lines after the first begin below
+// what the line's name names. A word that is longer is not cut, and neither is a command line of dsmoe, which is to be
+// copied.
 func Wrap(line string, columns int) (lines []string) {
 	indent := utf8.RuneCountInString(named.FindString(line))
 	if columns == 0 || strings.HasPrefix(line[len(named.FindString(line)):], "dsmoe ") {

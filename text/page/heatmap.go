@@ -175,8 +175,8 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 			case n < steps && tips:
 				path = box(x, y, g.w, g.h)
 			case n < steps:
-				path = fmt.Sprintf("m%s %sh%s", length(x-float64(g.w*float64(run))-together[n].x), length(y+g.h/2-together[n].y),
-					length(g.w*float64(run+1)))
+				path = fmt.Sprintf("m%s %sh%s", length(x-float64(g.w*float64(run))-together[n].x),
+					length(y+g.h/2-together[n].y), length(g.w*float64(run+1)))
 			}
 			switch {
 			case tips && (n < steps || !m.Blank):

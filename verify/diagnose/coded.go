@@ -9,8 +9,8 @@ import (
 	"dsmoe/verify/bounds"
 )
 
-// A weight that went through codes of few bits, unlike the reference's: its numbers show the codes, and the residual has
-// the size of their rounding.
+// A weight that went through codes of few bits, unlike the reference's: its numbers show the codes, and the residual
+// has the size of their rounding.
 
 // The share of the size that roundings of the codes have, within which what differs is theirs.
 const leastCoded, mostCoded = 0.4, 1.6

@@ -46,15 +46,16 @@ func attentionMistakes(f *Failure) []mistake {
 		}},
 	}
 	for _, mscale := range []float64{1, 0.707, 0} {
-		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, unless: "yarn-mscale", undo: func(x *Trial) string {
-			was := x.Config.RoPE.RopeScaling
-			if was == nil || was.Type != "yarn" {
-				return ""
-			}
-			scaling := *was
-			scaling.MScale, x.Config.RoPE.RopeScaling = mscale, &scaling
-			return ran("mscale_all_dim", &scaling.MScaleAllDim, mscale)
-		}})
+		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, unless: "yarn-mscale",
+			undo: func(x *Trial) string {
+				was := x.Config.RoPE.RopeScaling
+				if was == nil || was.Type != "yarn" {
+					return ""
+				}
+				scaling := *was
+				scaling.MScale, x.Config.RoPE.RopeScaling = mscale, &scaling
+				return ran("mscale_all_dim", &scaling.MScaleAllDim, mscale)
+			}})
 	}
 	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} { // that give projections of the same shapes
 		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: func(x *Trial) string {
@@ -80,8 +81,8 @@ func attentionMistakes(f *Failure) []mistake {
 	return list
 }
 
-// scalings are the rope_scaling entries of YaRN to try where config.json has none: those of DeepSeek models, and the same
-// of lengths that max_position_embeddings may follow from.
+// scalings are the rope_scaling entries of YaRN to try where config.json has none: those of DeepSeek models, and the
+// same of lengths that max_position_embeddings may follow from.
 func scalings(c *config.Config) (list []config.RopeScaling) {
 	lengths := []int{4096}
 	for n := c.RoPE.MaxPositionEmbeddings; n >= 16 && n >= c.RoPE.MaxPositionEmbeddings/64; n /= 2 {

@@ -69,8 +69,8 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	if err == nil && len(causes) == 0 {
 		err = try(together, false)
 	}
-	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes, elementMistakes,
-		exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
+	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes,
+		elementMistakes, exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)
 		}

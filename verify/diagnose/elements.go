@@ -20,7 +20,8 @@ type element struct {
 	ours, by, err float64 // the reference's is ours + by; err is the standard deviation of by
 }
 
-// elementMistakes are the few elements, or the one column, of the failed product's weight that differ, if these are all.
+// elementMistakes are the few elements, or the one column, of the failed product's weight that differ, if these are
+// all.
 func elementMistakes(f *Failure) []mistake {
 	elements := f.elements()
 	if elements == nil {

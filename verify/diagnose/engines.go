@@ -24,7 +24,7 @@ func engineMistakes(f *Failure) []mistake {
 		}
 		x.change(func(a bounds.Arithmetic, o *operations) {
 			o.groupWorth = func(scores *bounds.Value, groups, best int) *bounds.Value {
-				return a.GroupWorth(scores, groups, 3-best) // two scores in the place of one, and one in that of two
+				return a.GroupWorth(scores, groups, 3-best) // two scores in the place of one, and one in the place of two
 			}
 		})
 		if x.Config.Router.TopKMethod == "noaux_tc" {
@@ -33,8 +33,8 @@ func engineMistakes(f *Failure) []mistake {
 		return "the reference chose groups by their two best experts, here it is by their best expert"
 	}}}
 	for _, scoring := range []string{"softmax", "sigmoid", "sqrtsoftplus"} {
-		list = append(list, mistake{id: "scoring-func", kinds: []string{pack.TopKIdx, pack.TopKWeight}, unless: "scoring-func",
-			undo: func(x *Trial) string { return ran("scoring_func", &x.Config.Router.ScoringFunc, scoring) }})
+		list = append(list, mistake{id: "scoring-func", kinds: []string{pack.TopKIdx, pack.TopKWeight},
+			unless: "scoring-func", undo: func(x *Trial) string { return ran("scoring_func", &x.Config.Router.ScoringFunc, scoring) }})
 	}
 	for _, eps := range []float64{f.Model.Config.RMSNormEps, 1e-5, 1e-12} {
 		list = append(list, mistake{id: "indexer-eps", kinds: []string{pack.InIndexer(table.KNorm)}, unless: "indexer-eps",

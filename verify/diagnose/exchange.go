@@ -83,8 +83,8 @@ func newExchange(f *Failure) *exchange {
 }
 
 // gain is how much smaller the residual becomes if two columns of the weight are multiplied with other numbers. ofFirst
-// and ofSecond are how much of the gain is lost if only the first, or only the second column is. change is the difference
-// of the number in row t for the first of two columns.
+// and ofSecond are how much of the gain is lost if only the first, or only the second column is. change is the
+// difference of the number in row t for the first of two columns.
 func (x *exchange) gain(a, b int, change func(t, of, other int) float64) (gain, ofFirst, ofSecond float64) {
 	aa, ab, bb := 0.0, 0.0, 0.0
 	for i, v := range x.columns[a] {

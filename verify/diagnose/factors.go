@@ -316,7 +316,8 @@ func commonBlock(factors, errors []float64) int {
 	return 1
 }
 
-// factorInWords writes a factor and, if it is a known number, that number's name. deviation is the factor's relative one.
+// factorInWords writes a factor and, if it is a known number, that number's name. deviation is the factor's relative
+// one.
 func (f *Failure) factorInWords(by, deviation float64) string {
 	c := f.Model.Config
 	root := math.Sqrt(float64(c.HiddenSize))

@@ -67,8 +67,8 @@ func (f *Failure) Predicts() int { return f.Layer - len(f.Model.Model.Layers) }
 // Seq returns how many tokens of a sequence the failed layer's input has.
 func (f *Failure) Seq() int { return f.In.Seq - max(0, f.Predicts()) }
 
-// OfRows reports whether each row of the failed stage depends on the same row of the layer's input alone, if the output of
-// attention is known.
+// OfRows reports whether each row of the failed stage depends on the same row of the layer's input alone, if the output
+// of attention is known.
 func (f *Failure) OfRows() bool {
 	return f.Predicts() < 0 && slices.Contains(rowStages, f.Kind)
 }

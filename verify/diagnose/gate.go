@@ -65,11 +65,11 @@ func gateMistakes(f *Failure) []mistake {
 			return ran("seq_aux", &x.Config.Router.SeqAux, !x.Config.Router.SeqAux)
 		}},
 		{id: "aux-loss-counts", kinds: loss, undo: func(x *Trial) string {
-			tokens := x.In.Seq
+			tokens, moe := x.In.Seq, x.Config.MoE
 			if !x.Config.Router.SeqAux {
 				tokens *= x.In.Batch
 			}
-			x.Config.Router.AuxLossAlpha *= float64(tokens*x.Config.MoE.NumExpertsPerTok) / float64(x.Config.MoE.NRoutedExperts)
+			x.Config.Router.AuxLossAlpha *= float64(tokens*moe.NumExpertsPerTok) / float64(moe.NRoutedExperts)
 			return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
 		}},
 		{id: "aux-loss-alpha", kinds: loss, undo: func(x *Trial) string {
@@ -105,7 +105,8 @@ func gateMistakes(f *Failure) []mistake {
 				if r.TopKMethod == "greedy" {
 					r.TopKMethod = "group_limited_greedy"
 				}
-				return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts", chosen, n)
+				return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts",
+					chosen, n)
 			}})
 		}
 	}
@@ -218,8 +219,8 @@ func (f *Failure) routedSum() *report.Check {
 	return nil
 }
 
-// sumsInWords runs the layer with its own logits, choice and weights, and reports whether the routed sums are the golden's.
-// In 16 bits the order of a sum shows, so that only float32 tells that they differ.
+// sumsInWords runs the layer with its own logits, choice and weights, and reports whether the routed sums are the
+// golden's. In 16 bits the order of a sum shows, so that only float32 tells that they differ.
 func (f *Failure) sumsInWords(ctx context.Context) (string, error) {
 	x, name := f.NewTrial(), f.routedSum().Tensor
 	for _, kind := range []string{pack.GateLogits, pack.TopKIdx, pack.TopKWeight} {

@@ -63,8 +63,8 @@ func indexerMistakes(f *Failure) []mistake {
 			kinds: []string{pack.InAttention(table.QALayernorm), pack.InAttention(table.KVALayernorm)}})
 	}
 	for l, d := range f.Model.Model.Layers {
-		list = append(list, mistake{id: "indexer-layer", kinds: []string{pack.InIndexer(table.WQB)}, unless: "layers-exchanged",
-			undo: func(x *Trial) string {
+		list = append(list, mistake{id: "indexer-layer", kinds: []string{pack.InIndexer(table.WQB)},
+			unless: "layers-exchanged", undo: func(x *Trial) string {
 				if x.layer == nil || x.layer.Indexer == nil || l == f.Layer || !slices.Contains(f.Layers, l) ||
 					d.Indexer == nil {
 					return ""

@@ -119,7 +119,8 @@ func (f *Failure) shownNumbers() (list []number) {
 	for _, n := range config.RotationNumbers(c, compressed) {
 		around := powers(n.Value(c)/32, 2, 11)
 		s := c.RoPE.RopeScaling // some numbers of YaRN change the scale of scores, beside RoPE's tables
-		scales := s != nil && s.MScaleAllDim != 0 && (n.Key == "rope_scaling.factor" || n.Key == "rope_scaling.mscale_all_dim")
+		scales := s != nil && s.MScaleAllDim != 0 &&
+			(n.Key == "rope_scaling.factor" || n.Key == "rope_scaling.mscale_all_dim")
 		if pack.Parse(f.Name).IsTable() && scales != attentionFails {
 			continue
 		}

@@ -28,19 +28,21 @@ type operations struct {
 	combine     func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value
 }
 
-// change has a trial compute some operations otherwise: of sets fields of o, which are the operations of the arithmetic a.
+// change has a trial compute some operations otherwise: of sets fields of o, which are the operations of the arithmetic
+// a.
 func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
 	before := x.Around
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		a = before(a)
-		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax, a.Pool,
-			a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.Combine}
+		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax,
+			a.Pool, a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.Combine}
 		of(a, o)
 		return o
 	}
 }
 
-// changeProduct has a trial change the product with a weight: change gets what was multiplied, and a copy of the product.
+// changeProduct has a trial change the product with a weight: change gets what was multiplied, and a copy of the
+// product.
 func (x *Trial) changeProduct(name string, change func(in, y *bounds.Value)) {
 	x.change(func(a bounds.Arithmetic, o *operations) {
 		o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {

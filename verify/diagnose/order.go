@@ -32,8 +32,8 @@ func orderMistakes(f *Failure) []mistake {
 	}}}
 }
 
-// orderProduct has a trial take the columns of the product with a weight in another order or, of inputs, the columns of the
-// weight.
+// orderProduct has a trial take the columns of the product with a weight in another order or, of inputs, the columns of
+// the weight.
 func (x *Trial) orderProduct(name string, inputs bool, order []int) {
 	x.change(func(a bounds.Arithmetic, o *operations) {
 		o.linear = func(x *bounds.Value, l *model.Linear) *bounds.Value {

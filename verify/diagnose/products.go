@@ -9,8 +9,8 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// Mistakes of the reference's arithmetic: products of float32 numbers that a GPU, or a setting of torch, rounded to fewer
-// bits first, and sums of BF16 or F16 products that it rounded to 16 bits on the way.
+// Mistakes of the reference's arithmetic: products of float32 numbers that a GPU, or a setting of torch, rounded to
+// fewer bits first, and sums of BF16 or F16 products that it rounded to 16 bits on the way.
 
 // productStages are what a product is first seen at.
 var productStages = slices.Concat(pack.MLPOutputs, gateStages, upStages, attendStages,

@@ -53,8 +53,8 @@ func (f *Failure) rankMistakes(directions [][]float64, or string) []mistake {
 	}}}
 }
 
-// channel returns the input channel that the residual follows, and the factor between them. It returns -1 if there is no
-// such channel, or several, or if the residual has several directions.
+// channel returns the input channel that the residual follows, and the factor between them. It returns -1 if there is
+// no such channel, or several, or if the residual has several directions.
 func (f *Failure) channel(directions [][]float64) (found int, by float64) {
 	if len(directions) > 1 {
 		return -1, 0

@@ -35,7 +35,8 @@ func streamMistakes(f *Failure) []mistake {
 					return a.Expand(x, y, post, a.Move(model.TransposeLast(comb.Shape), comb))
 				}
 			})
-			return "the reference mixed the streams by comb, here they are mixed by its transpose, as transformers' class does"
+			return "the reference mixed the streams by comb, here they are mixed by its transpose, as transformers' " +
+				"class does"
 		}},
 		{id: "sinkhorn-order", kinds: combs, undo: func(x *Trial) string {
 			if x.Config.HyperConnections.HCSinkhornIters < 2 {
@@ -212,8 +213,9 @@ func publishedMistakes(f *Failure) []mistake {
 		return "the two FP4 codes of each byte are exchanged: the first one is the lower half"
 	}}}
 	for _, by := range []int{-1, 1} {
-		for _, all := range []bool{true, false} { // all weights, or those of the failed stage
-			exponents := mistake{id: "scale-exponent", kinds: slices.Concat(stagesOf(table.QAProj), pack.MLPOutputs, gateStages)}
+		for _, all := range []bool{true, false} { // all weights, or the failed stage's
+			exponents := mistake{id: "scale-exponent",
+				kinds: slices.Concat(stagesOf(table.QAProj), pack.MLPOutputs, gateStages)}
 			of := ""
 			if !all {
 				exponents.unless, of = "scale-exponent", " of "+text.Some(f.Weights, bounds.Few, ", ")
@@ -249,7 +251,9 @@ func publishedMistakes(f *Failure) []mistake {
 		}},
 		mistake{id: "swiglu-clamp", kinds: clamped, undo: func(x *Trial) string {
 			x.change(func(a bounds.Arithmetic, o *operations) {
-				o.clamp = func(x *bounds.Value, _, high float32) *bounds.Value { return a.Clamp(x, float32(math.Inf(-1)), high) }
+				o.clamp = func(x *bounds.Value, _, high float32) *bounds.Value {
+					return a.Clamp(x, float32(math.Inf(-1)), high)
+				}
 			})
 			return "the reference clamped the output of up_proj from above only"
 		}})

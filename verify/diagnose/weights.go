@@ -50,8 +50,8 @@ func weightMistakes(f *Failure) (list []mistake) {
 		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, experts: true, undo: undoLexicographic},
 		{id: "expert-order", kinds: []string{expertGate}, undo: undoLexicographic},
 		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, undo: undoRenumbered(false), more: f.sumsInWords},
-		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRenumbered(true),
-			more: f.sumsInWords},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, unless: "experts-renumbered",
+			undo: undoRenumbered(true), more: f.sumsInWords},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(false)},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows(true)},
 	}...)
@@ -63,8 +63,8 @@ func sameModules(c *config.Config, a, b int) bool {
 		c.Overlaps(a) == c.Overlaps(b)
 }
 
-// offsetNorm has a trial add a number to the weight of a norm. What the weight lost when it was stored off by that number
-// is an error of half a unit.
+// offsetNorm has a trial add a number to the weight of a norm. What the weight lost when it was stored off by that
+// number is an error of half a unit.
 func (x *Trial) offsetNorm(name string, by float32) {
 	x.Rounded = bounds.Roundings{name: bounds.AllRounded("stored off by 1")}
 	maps.Copy(x.Rounded, x.failed.Rounded)
