@@ -24,8 +24,10 @@ const (
 // routerPairs returns the weights of a layer's router that both sides have.
 func (s *search) routerPairs(layer string) (pairs []weights.Pair) {
 	for _, name := range []string{layer + ".gate.weight", layer + ".gate.e_score_correction_bias"} {
-		if x, y := s.a.find(name), s.b.find(name); x != nil && y != nil {
-			pairs = append(pairs, weights.Pair{A: x, B: y})
+		named := func(w *weights.Weight) bool { return w.Name == name }
+		x, y := slices.IndexFunc(s.a.Weights, named), slices.IndexFunc(s.b.Weights, named)
+		if x >= 0 && y >= 0 {
+			pairs = append(pairs, weights.Pair{A: s.a.Weights[x], B: s.b.Weights[y]})
 		}
 	}
 	return pairs
@@ -116,16 +118,6 @@ func (s *search) rowHashes(side Side, router []*weights.Weight) ([][2]uint64, er
 		}
 	}
 	return rows, nil
-}
-
-// find returns the side's weight of that name, nil if there is none.
-func (s Side) find(name string) *weights.Weight {
-	for _, w := range s.Weights {
-		if w.Name == name {
-			return w
-		}
-	}
-	return nil
 }
 
 // sameRow says whether row i of x and row j of y are the same, or the other's rounding.

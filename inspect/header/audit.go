@@ -43,7 +43,17 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
-		a.Add(x.torchDType()...)
+		want, dtypes := table.TorchDType(c.Config), []string{}
+		for t := range c.Tensors() {
+			dtypes = append(dtypes, t.DType.String())
+		}
+		if c.Config.TorchDType != "" && len(dtypes) > 0 && !slices.Contains(dtypes, want.String()) {
+			slices.Sort(dtypes)
+			a.Add(inspect.Note.Of(problem.Problem{File: inspect.ConfigFile,
+				Cause: fmt.Sprintf("torch_dtype is %s, but no tensor is %s", c.Config.TorchDType, want),
+				Hint: "transformers will convert the weights when it loads them; they are " +
+					strings.Join(slices.Compact(dtypes), ", ")}))
+		}
 		if c.Complete() { // what the config announces and no reader needs
 			for _, note := range table.FamilyOf(c.Config).Notes(c.Config, set.Has) {
 				a.Add(inspect.Note.Of(problem.Problem{File: inspect.ConfigFile, Cause: note,
@@ -175,22 +185,6 @@ func (x *auditor) otherExperts() (found []inspect.Finding) {
 			Hint: fmt.Sprintf("set expert_dtype to %q", is)}))
 	}
 	return found
-}
-
-// torchDType notes a torch_dtype that no tensor has.
-func (x *auditor) torchDType() []inspect.Finding {
-	want, dtypes := table.TorchDType(x.Config), []string{}
-	for t := range x.Tensors() {
-		dtypes = append(dtypes, t.DType.String())
-	}
-	if x.Config.TorchDType == "" || len(dtypes) == 0 || slices.Contains(dtypes, want.String()) {
-		return nil
-	}
-	slices.Sort(dtypes)
-	return []inspect.Finding{inspect.Note.Of(problem.Problem{File: inspect.ConfigFile,
-		Cause: fmt.Sprintf("torch_dtype is %s, but no tensor is %s", x.Config.TorchDType, want),
-		Hint: "transformers will convert the weights when it loads them; they are " + strings.Join(slices.Compact(dtypes),
-			", ")})}
 }
 
 // scope returns what Audit could check of c, and what it could not. set is its weights.

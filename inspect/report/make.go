@@ -41,12 +41,13 @@ type Report struct {
 	Routing    *routing.Report     `json:"routing"` // null unless there are tokens
 	Against    *diff.Changes       `json:"against"` // null unless there is a base
 
+	lines      []inspect.Finding   // Findings, as text and page have them
 	checkpoint *inspect.Checkpoint // nil for a config alone
 	pairs      []page.Captioned
 	pairsText  string
 }
 
-// finding is an inspect.Observation, or an inspect.Finding of the audit.
+// finding is an inspect.Observation, or an inspect.Finding of the audit, as JSON has it.
 type finding struct {
 	Level    inspect.Level    `json:"level"`    // of the audit inspect.Error
 	ID       string           `json:"id"`       // of an observation its ID, of the audit its Kind
@@ -57,8 +58,6 @@ type finding struct {
 	Value    *float64         `json:"value"`    // the measured number; null if there is none
 	Expected *float64         `json:"expected"` // a median, a null value or a bound to compare Value with; or null
 	Members  []inspect.Member `json:"members"`  // everything with the same cause; of the audit empty
-
-	line inspect.Finding // as text has it
 }
 
 // Input is what a Report is made of.
@@ -388,9 +387,9 @@ func (m *maker) collect() {
 		if f.Kind == inspect.Note || f.Kind == inspect.Value && repeated[f.Tensor] {
 			continue
 		}
-		x := finding{Level: inspect.Error, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f,
+		f.Level = inspect.Error
+		x := finding{Level: f.Level, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause,
 			Members: []inspect.Member{}}
-		x.line.Level = x.Level
 		if f.File != "" && f.Tensor == "" {
 			x.Text = text.Quote(f.File) + ": " + f.Cause
 		}
@@ -401,7 +400,7 @@ func (m *maker) collect() {
 		if at.Expert >= 0 {
 			x.Experts = append(x.Experts, at.Expert)
 		}
-		m.Findings = append(m.Findings, x)
+		m.Findings, m.lines = append(m.Findings, x), append(m.lines, f)
 	}
 	for _, o := range inspect.Cluster(observed) {
 		f := finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
@@ -409,18 +408,10 @@ func (m *maker) collect() {
 		if o.Layer >= 0 {
 			f.Layer = &o.Layer
 		}
-		f.line = inspect.Kind(o.ID).Of(problem.Problem{Tensor: o.Tensor, Cause: o.Text})
-		f.line.Level = o.Level
 		m.Findings = append(m.Findings, f)
+		m.lines = append(m.lines, inspect.Finding{Kind: inspect.Kind(o.ID), Level: o.Level,
+			Problem: problem.Problem{Tensor: o.Tensor, Cause: o.Text}})
 	}
-}
-
-// lines are the findings as the audit writes them.
-func (r *Report) lines() (all []inspect.Finding) {
-	for _, f := range r.Findings {
-		all = append(all, f.line)
-	}
-	return all
 }
 
 // verdict says how much was found.
@@ -466,7 +457,7 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintln(w, line)
 		}
 	}
-	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
+	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines, r.Checked, r.NotChecked)
 	if r.Routing != nil {
 		fmt.Fprintln(w)
 		err = r.Routing.WriteNumbers(w)

@@ -69,7 +69,7 @@ func (r *Report) pageFindings(p *page.Page) {
 	default:
 		p.Verdict(page.Unclear, found, outlined)
 	}
-	lines := inspect.Lines(r.lines())
+	lines := inspect.Lines(r.lines)
 	var facts []page.Fact
 	for _, l := range lines[:min(len(lines), inspect.MaxLines)] {
 		level, rest, _ := strings.Cut(l.Text, ": ")
