@@ -15,8 +15,8 @@ func Is(path string) bool {
 	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
 }
 
-// Open opens the directory at a URL. last is the name of the file in it that the URL ends in, or "". names are the files
-// that a checkpoint may consist of: without a listing only these are found. An error is of type *problem.Error.
+// Open opens the directory at a URL. last is the name of the file that the URL ends in, or "". names are the files that
+// a checkpoint may consist of: without a listing only these are found. An error is of type *problem.Error.
 func (c *Client) Open(at string, isFile func(name string) bool, names []string) (_ source.Dir, last string, err error) {
 	defer func() { err = about(Name(at), err) }()
 	var o origin

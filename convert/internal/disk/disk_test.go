@@ -22,7 +22,10 @@ func TestEveryCallCanFail(t *testing.T) {
 		done func(path string) bool // whether the file system shows it
 	}{
 		"open":       {"open", func(d *Disk, path string) error { _, err := d.Open(path, ReadWrite); return err }, exists},
-		"tiles":      {"open", func(d *Disk, path string) error { _, err := d.OpenTiles(path, ReadWrite); return err }, exists},
+		"tiles":      {"open", func(d *Disk, path string) error {
+			_, err := d.OpenTiles(path, ReadWrite)
+			return err
+		}, exists},
 		"mkdir":      {"mkdir", func(d *Disk, path string) error { return d.Mkdir(path) }, exists},
 		"rename":     {"rename", func(d *Disk, path string) error { return d.Rename(filepath.Dir(path)+"/file", path) }, exists},
 		"remove":     {"remove", func(d *Disk, path string) error { return d.Remove(filepath.Dir(path) + "/file") }, lacks("file")},
