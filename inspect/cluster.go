@@ -33,10 +33,10 @@ func Cluster(found []Observation) []Observation {
 			return fmt.Sprint(layers)
 		}
 		return ""
-	}, 0, copied)
-	all = connect(all)
-	all = mergeBy(all, func(o *Observation) string { return fmt.Sprint(o.ID, " ", o.layers()) }, mostAlike, together)
-	all = mergeBy(all, func(o *Observation) string { return o.ID }, mostAlike, together)
+	}, 0, copiedLayers)
+	all = mergeConnected(all)
+	all = mergeBy(all, func(o *Observation) string { return fmt.Sprint(o.ID, " ", o.layers()) }, mostAlike, mergeGroup)
+	all = mergeBy(all, func(o *Observation) string { return o.ID }, mostAlike, mergeGroup)
 	slices.SortStableFunc(all, func(a, b Observation) int {
 		return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(b.size(), a.size()), cmp.Compare(a.Layer, b.Layer))
 	})
@@ -78,8 +78,8 @@ func mergeBy(all []Observation, key func(o *Observation) string, most int,
 	return merged
 }
 
-// connect merges findings of one kind in one layer that are about single experts, or share an expert.
-func connect(all []Observation) (merged []Observation) {
+// mergeConnected merges findings of one kind in one layer that are about single experts, or share an expert.
+func mergeConnected(all []Observation) (merged []Observation) {
 	touch := func(a, b *Observation) bool {
 		sameLayer := slices.Equal(a.layers(), b.layers()) && len(a.layers()) == 1
 		single := len(a.Experts) < 2 && len(b.Experts) < 2
@@ -99,13 +99,13 @@ func connect(all []Observation) (merged []Observation) {
 			}
 			grown, rest = len(apart) < len(rest), apart
 		}
-		merged, all = append(merged, together(group)), rest
+		merged, all = append(merged, mergeGroup(group)), rest
 	}
 	return merged
 }
 
-// together returns the finding of a group that is furthest from what is expected, with the members of all.
-func together(group []Observation) Observation {
+// mergeGroup returns the finding of a group that is furthest from what is expected, with the members of all.
+func mergeGroup(group []Observation) Observation {
 	lead := group[0]
 	var members []Member
 	for _, o := range group {
@@ -120,7 +120,7 @@ func together(group []Observation) Observation {
 	slices.SortStableFunc(members, func(a, b Member) int { return cmp.Compare(a.Layer, b.Layer) })
 	own := Member{lead.Layer, lead.Experts, lead.Tensor, lead.Value}
 	lead.Members, lead.Experts = members, nil
-	lead.Text += "; " + others(own, members)
+	lead.Text += "; " + describeMembers(own, members)
 	for _, m := range members {
 		if m.Layer == lead.Layer {
 			lead.Experts = append(lead.Experts, m.Experts...)
@@ -142,8 +142,8 @@ func (o *Observation) far() float64 {
 	return Magnitude(*o.Value - *o.Expected)
 }
 
-// others says what else than the first one has the cause.
-func others(first Member, members []Member) string {
+// describeMembers names the members of a finding beside the first.
+func describeMembers(first Member, members []Member) string {
 	var layers, experts []int
 	var names []string
 	for _, m := range members {
@@ -171,8 +171,8 @@ func others(first Member, members []Member) string {
 	return "such is also " + List(patterns)
 }
 
-// copied returns one finding for the equal weights of the same layers.
-func copied(group []Observation) Observation {
+// copiedLayers returns one finding for the equal weights of the same layers.
+func copiedLayers(group []Observation) Observation {
 	first, layers := group[0], group[0].layers()
 	first.ID, first.Members, first.Experts = "duplicate-layer", nil, []int{}
 	experts, matrices, aligned := 0, 0, true
