@@ -21,8 +21,8 @@ func TestEveryCallCanFail(t *testing.T) {
 		do   func(d *Disk, path string) error
 		done func(path string) bool // whether the file system shows it
 	}{
-		"open":       {"open", func(d *Disk, path string) error { _, err := d.Open(path, ReadWrite); return err }, exists},
-		"tiles":      {"open", func(d *Disk, path string) error {
+		"open": {"open", func(d *Disk, path string) error { _, err := d.Open(path, ReadWrite); return err }, exists},
+		"tiles": {"open", func(d *Disk, path string) error {
 			_, err := d.OpenTiles(path, ReadWrite)
 			return err
 		}, exists},
