@@ -3,7 +3,6 @@ package convert
 import (
 	"bytes"
 	"context"
-	"flag"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
@@ -24,12 +24,9 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
-// TestConversionsOfTheHub: what is converted from the hub, with 30 % of the requests failing or breaking off,
+// TestConversionsOfTheHub_every: what is converted from the hub, with 30 % of the requests failing or breaking off,
 // is what is converted from the disk, byte for byte but for the manifest.
-func TestConversionsOfTheHub(t *testing.T) {
+func TestConversionsOfTheHub_every(t *testing.T) {
 	options := map[string]map[string]plan.Options{
 		"v3-fp8": {"copy": {}, "bf16": {DType: tensor.BF16}, "fused": {Experts: plan.FusedExperts, DType: tensor.F32},
 			"q8_0": {Format: "gguf", NoVocab: true, Mixture: "q8_0", Name: "x"}},
@@ -40,7 +37,7 @@ func TestConversionsOfTheHub(t *testing.T) {
 		path := fixture.Path(t, name+"/checkpoint")
 		h := remotetest.Start(t, map[string]string{"model": path}).Fail(30)
 		for i, what := range slices.Sorted(maps.Keys(options[name])) {
-			if i%3 > 0 && !*every {
+			if i%3 > 0 && !configtest.Every(t) {
 				continue
 			}
 			o := options[name][what]

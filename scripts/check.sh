@@ -47,13 +47,13 @@ if [ "${1-}" != --ci ]; then
   GOMAXPROCS=$(nproc) go test -race -vet=off -timeout 30m ./... # scripts run dsmoe with as many threads
 fi
 
-# go test alone tries a selection: packages whose tests have the flag every are run again with it, without the race
-# detector. With --ci a conversion in 1,000 parts is left to nightly.sh.
+# Tests whose names end in _every try a selection without the flag: they run again with it, without the race detector,
+# which tries all other tests but one, for want of address space. With --ci a conversion in 1,000 parts is left to nightly.sh.
 step "tests that try everything"
-mapfile -t selecting < <(grep -rl --include='*_test.go' 'flag.Bool("every"' . | xargs -n1 dirname | sort -u)
+mapfile -t selecting < <(grep -rl --include='*_test.go' '^func Test.*_every(' . | xargs -n1 dirname | sort -u)
 skipped='^$'
-if [ "${1-}" = --ci ]; then skipped='^TestManyParts$'; fi
-go test -vet=off -timeout 30m "${selecting[@]}" -skip "$skipped" -every
+if [ "${1-}" = --ci ]; then skipped='^TestManyParts_every$'; fi
+go test -vet=off -timeout 30m "${selecting[@]}" -run '_every$|^TestLimitedAddressSpace$' -skip "$skipped" -every
 
 step "tests in portable Go" # of what kernels compute for; bits.sh compares whole reports, nightly.sh runs all
 go test -vet=off -tags purego -timeout 30m ./model ./model/internal/kernel ./model/tensor ./verify/bounds

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
 	"dsmoe/verify/report"
@@ -36,13 +37,13 @@ func quantised(t *testing.T, src altered, d tensor.DType) altered {
 	return out
 }
 
-// TestQuantisedPacks: what quantising did to the weights is the explanation, whoever did it;
+// TestQuantisedPacks_every: what quantising did to the weights is the explanation, whoever did it;
 // a weight of which a row is wrong beside that is none.
-func TestQuantisedPacks(t *testing.T) {
+func TestQuantisedPacks_every(t *testing.T) {
 	for i, golden := range []string{"v1-base/golden-f32", "v1-massive/golden-bf16"} {
 		c, p := open(t, golden)
 		for j, d := range []tensor.DType{tensor.Q8_0, tensor.Q4_0, tensor.Q5_1} {
-			if i != j%2 && !*verify.Every {
+			if i != j%2 && !configtest.Every(t) {
 				continue
 			}
 			src := quantised(t, altered{Source: c}, d)

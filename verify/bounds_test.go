@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
@@ -77,9 +78,9 @@ func TestFaultsOfFewBits(t *testing.T) {
 	require.Equal(t, moe1+"experts.output", *run(t, c.Config, channel, p, verify.Options{Undiagnosed: true}).FirstDivergence)
 }
 
-// TestFaultsOfAllDTypes: small mistakes of one row, one element or one number of the config,
+// TestFaultsOfAllDTypes_every: small mistakes of one row, one element or one number of the config,
 // on a float32, a BF16 and an F16 pack, one of them with a massive activation.
-func TestFaultsOfAllDTypes(t *testing.T) {
+func TestFaultsOfAllDTypes_every(t *testing.T) {
 	t.Parallel()
 	for i, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-f16/golden-f16", "v1-massive/golden-f32", "v1-massive/golden-bf16"} {
 		c, p := open(t, golden)
@@ -105,7 +106,7 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 			{moe1 + "gate.weight", moe1 + "gate.logits", 1.01, true},
 			{moe1 + "shared_experts.down_proj.weight", moe1 + "shared_experts.output", 1.02, true},
 		} {
-			if i%3 != j%3 && !*verify.Every {
+			if i%3 != j%3 && !configtest.Every(t) {
 				continue
 			}
 			w := get(t, c, fault.weight)

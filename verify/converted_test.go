@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
@@ -19,12 +20,12 @@ import (
 	"dsmoe/verify/report"
 )
 
-// TestDenormalsOfACast: a BF16 checkpoint of tiny weights, and its conversion to F16, held to packs of
+// TestDenormalsOfACast_every: a BF16 checkpoint of tiny weights, and its conversion to F16, held to packs of
 // the original. The cast rounds below 2^-17 only. Without what the manifest says of that the
 // embedding is held to the bit and fails; with it all stages pass, and half steps count of the
 // elements that were rounded alone: another F16 some steps away, or eight from a number that
 // the cast kept, is no rounding.
-func TestDenormalsOfACast(t *testing.T) {
+func TestDenormalsOfACast_every(t *testing.T) {
 	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "f16")
 	require.NoError(t, os.CopyFS(src, os.DirFS(filepath.Join("..", "fixtures", "v1-base", "checkpoint"))))
 	original := reopened(t, src)
@@ -54,7 +55,7 @@ func TestDenormalsOfACast(t *testing.T) {
 	require.Equal(t, tensor.Rounding{By: "cast F16", Denormals: true}, rounded[embedding])
 	row := 2 * original.Config.HiddenSize
 	for d, far := range map[tensor.DType]uint16{tensor.F32: 3, tensor.BF16: 4} { // steps
-		if d == tensor.BF16 && !*Every {
+		if d == tensor.BF16 && !configtest.Every(t) {
 			continue
 		}
 		golden := recorded(t, original.Config, original, in, d)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -254,14 +255,14 @@ func inForm(t *testing.T, form string, src weights.Source) weights.Source {
 	return src
 }
 
-// TestEngines: right runs pass with what they declare, and with what they do not, which the report then says; an engine
+// TestEngines_every: right runs pass with what they declare, and with what they do not, which the report then says; an engine
 // that declares no rounding where it rounds does not pass, and that is the cause.
-func TestEngines(t *testing.T) {
+func TestEngines_every(t *testing.T) {
 	t.Parallel()
 	for i, golden := range []string{"v3-trained/golden-f32", "v1-base/golden-f32", "v2-lite/golden-f32"} {
 		for j, form := range []string{"Q8_0", "BF16", "F32"} {
 			for _, f16 := range []bool{true, false} {
-				if !*verify.Every && (i != j || !f16) {
+				if !configtest.Every(t) && (i != j || !f16) {
 					continue
 				}
 				inputs := engineForms[form]
@@ -304,16 +305,16 @@ func TestEnginesWithMinima(t *testing.T) {
 	}
 }
 
-// TestEnginesInFP8: activations in FP8, of blocks and of tensors, are reproduced where they are declared; those of
+// TestEnginesInFP8_every: activations in FP8, of blocks and of tensors, are reproduced where they are declared; those of
 // other steps than declared do not pass.
-func TestEnginesInFP8(t *testing.T) {
+func TestEnginesInFP8_every(t *testing.T) {
 	t.Parallel()
 	for did, declares := range map[string]map[string]report.Verdict{
 		"fp8-1x128":                  {"fp8-1x128": report.Pass, "fp8-tensor": report.Fail},
 		"fp8-tensor":                 {"fp8-tensor": report.Pass, "fp8-1x128": report.Fail},
 		"fp8-1x128 by powers of two": {"fp8-1x128": report.Fail},
 	} {
-		if did == "fp8-tensor" && !*verify.Every {
+		if did == "fp8-tensor" && !configtest.Every(t) {
 			continue
 		}
 		for declared, verdict := range declares {
@@ -366,8 +367,8 @@ func TestTraceWithoutChoices(t *testing.T) {
 	require.NotEqual(t, report.Fail, run(t, c.Config, c, p, verify.Options{}).Verdict)
 }
 
-// TestEngineFaults: what engines do wrong is named, with the roundings of F32 and of Q8_0 weights.
-func TestEngineFaults(t *testing.T) {
+// TestEngineFaults_every: what engines do wrong is named, with the roundings of F32 and of Q8_0 weights.
+func TestEngineFaults_every(t *testing.T) {
 	t.Parallel()
 	gates := func(m *model.DeepseekForCausalLM, f func(g *model.MoEGate)) {
 		for i := range m.Model.Layers {
@@ -420,7 +421,7 @@ func TestEngineFaults(t *testing.T) {
 	}
 	for name, fault := range faults {
 		for form, inputs := range engineForms {
-			if (form == "Q8_0") != (name != "products") && !*verify.Every || form == "F32" && name == "products" ||
+			if (form == "Q8_0") != (name != "products") && !configtest.Every(t) || form == "F32" && name == "products" ||
 				form == "BF16" && name != "products" {
 				continue
 			}

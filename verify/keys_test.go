@@ -9,6 +9,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
@@ -84,9 +85,9 @@ func TestKeysThatAreNotTheGoldens(t *testing.T) {
 	}
 }
 
-// TestScoresWithoutTheMask: the reference scored, and chose, keys that the mask hides from one query, the first
+// TestScoresWithoutTheMask_every: the reference scored, and chose, keys that the mask hides from one query, the first
 // or a later one; or the pack's choice is one that the mask allows.
-func TestScoresWithoutTheMask(t *testing.T) {
+func TestScoresWithoutTheMask_every(t *testing.T) {
 	t.Parallel()
 	for golden, layer := range map[string]string{"v32-yarn/golden-f32": "model.layers.1.", "v32/golden-bf16": "model.layers.1.",
 		"glm5/golden-f32": "model.layers.0."} {
@@ -112,7 +113,7 @@ func TestScoresWithoutTheMask(t *testing.T) {
 				}))
 				require.NoError(t, err)
 				for _, mode := range []report.Mode{report.Local, report.Chained} {
-					if (mode == report.Chained) != (query > 0) && !*verify.Every {
+					if (mode == report.Chained) != (query > 0) && !configtest.Every(t) {
 						continue
 					}
 					r := run(t, c.Config, c, p, verify.Options{Mode: mode})

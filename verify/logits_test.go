@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -44,13 +45,13 @@ func (w wrongHead) Tensor(name string) (tensor.Tensor, error) {
 	return changed, err
 }
 
-// TestLogitsInBlocks: what a report says of the stages does not depend on how many logits are in memory at once.
-func TestLogitsInBlocks(t *testing.T) {
+// TestLogitsInBlocks_every: what a report says of the stages does not depend on how many logits are in memory at once.
+func TestLogitsInBlocks_every(t *testing.T) {
 	t.Parallel()
 	nothing := func([]float32) {}
 	for i, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v3-mtp/golden-f32", "v3-mtp-two/golden-bf16",
 		"v1-rope-linear-tied-bias/golden-f32", "v32/golden-f32"} {
-		if i%3 > 0 && !*Every {
+		if i%3 > 0 && !configtest.Every(t) {
 			continue
 		}
 		for name, change := range map[string]func([]float32){
@@ -69,7 +70,7 @@ func TestLogitsInBlocks(t *testing.T) {
 				for _, mode := range []report.Mode{report.Local, report.Chained} {
 					want := documentOf(t, verifiedWith(t, golden, change, Options{Mode: mode, Undiagnosed: true}, 0))
 					for _, rows := range []int{1, 7} {
-						if (rows == 1) != (mode == report.Local) && !*Every {
+						if (rows == 1) != (mode == report.Local) && !configtest.Every(t) {
 							continue
 						}
 						got := documentOf(t, verifiedWith(t, golden, change, Options{Mode: mode, Undiagnosed: true}, rows))

@@ -1,14 +1,10 @@
 package verify
 
 import (
-	"flag"
 	"os"
 	"runtime/debug"
 	"testing"
 )
-
-// Every is set by scripts/check.sh.
-var Every = flag.Bool("every", false, "try everything, not a selection")
 
 // Temp is a folder for the whole run.
 var Temp string

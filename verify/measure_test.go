@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/verify"
@@ -147,8 +148,8 @@ func TestEveryFailureSaysWhy(t *testing.T) {
 	}
 }
 
-// TestChangedReportsCanBeWritten: a report that was changed in one place is refused by a merge, or can be written.
-func TestChangedReportsCanBeWritten(t *testing.T) {
+// TestChangedReportsCanBeWritten_every: a report that was changed in one place is refused by a merge, or can be written.
+func TestChangedReportsCanBeWritten_every(t *testing.T) {
 	c, p := open(t, "v3/golden-f32")
 	tensors := map[string]tensor.Tensor{}
 	const name = "model.layers.1.self_attn.o_proj.weight"
@@ -164,7 +165,7 @@ func TestChangedReportsCanBeWritten(t *testing.T) {
 	pattern.Cells = [][]*float64{pattern.Cells[0][:2], pattern.Cells[1][:2]} // which is quick to draw
 	written, changes := 0, 0
 	change(reflect.ValueOf(r).Elem(), func() {
-		if changes++; changes%3 > 0 && !*verify.Every {
+		if changes++; changes%3 > 0 && !configtest.Every(t) {
 			return
 		}
 		if verify.Unmergeable(r) == nil {

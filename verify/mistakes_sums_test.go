@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
@@ -75,9 +76,9 @@ const (
 	fp16Setting = "allow_fp16_reduced_precision_reduction"
 )
 
-// TestReducedSumsAreNamed: references that keep sums in 16 bits fail, and the only cause is this one,
+// TestReducedSumsAreNamed_every: references that keep sums in 16 bits fail, and the only cause is this one,
 // with the schedule. A wrong row of the weight is not explained by it, beside such sums and alone.
-func TestReducedSumsAreNamed(t *testing.T) {
+func TestReducedSumsAreNamed_every(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {
 		fixture string
@@ -94,7 +95,7 @@ func TestReducedSumsAreNamed(t *testing.T) {
 		{"v1-f16", tensor.F16, shortSums{parts: 2}, "F16: K in 2 parts (" + fp16Setting + ")"},
 		{"v3-f16", tensor.F16, shortSums{terms: 16}, "F16: an accumulator that is rounded after every 16 terms"},
 	} {
-		if i%2 > 0 && !*Every {
+		if i%2 > 0 && !configtest.Every(t) {
 			continue
 		}
 		t.Run(c.fixture+" "+c.words, func(t *testing.T) {
@@ -139,9 +140,9 @@ func (w *wrongWeights) Linear(x *model.Activation, l *model.Linear) *model.Activ
 	return w.Plain.Linear(x, changed(w.Plain, l, w.change))
 }
 
-// TestOtherFaultsAreNoReducedSums: wrong weights in all rows move as many elements as such sums do,
+// TestOtherFaultsAreNoReducedSums_every: wrong weights in all rows move as many elements as such sums do,
 // and have no such cause, also with a limit of the user's that only the worst element exceeds.
-func TestOtherFaultsAreNoReducedSums(t *testing.T) {
+func TestOtherFaultsAreNoReducedSums_every(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(v float32, column int) float32{
 		"rounded to 6 bits":        func(v float32, _ int) float32 { return (&shortened{drop: 18}).bits(v) },
@@ -151,7 +152,7 @@ func TestOtherFaultsAreNoReducedSums(t *testing.T) {
 		"half of K times 1.002":    func(v float32, column int) float32 { return v * (1 + 0.002*float32(column/32%2)) },
 	} {
 		for fixture, d := range map[string]tensor.DType{"v1-base": tensor.BF16, "v3-f16": tensor.F16} {
-			if (d == tensor.BF16) != strings.HasPrefix(name, "rounded") && !*Every {
+			if (d == tensor.BF16) != strings.HasPrefix(name, "rounded") && !configtest.Every(t) {
 				continue
 			}
 			t.Run(fixture+" "+name, func(t *testing.T) {

@@ -7,15 +7,16 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
-// TestNumbersOfTheConfigAreSolvedFor: from the failed stage alone, without the pack's config, and no other cause is
+// TestNumbersOfTheConfigAreSolvedFor_every: from the failed stage alone, without the pack's config, and no other cause is
 // said unless it gives the same numbers.
-func TestNumbersOfTheConfigAreSolvedFor(t *testing.T) {
+func TestNumbersOfTheConfigAreSolvedFor_every(t *testing.T) {
 	t.Parallel()
 	const (
 		kimi  = `{"factor": %f, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": %m, "mscale_all_dim": %a, "original_max_position_embeddings": 16, "type": "yarn"}`
@@ -54,7 +55,7 @@ func TestNumbersOfTheConfigAreSolvedFor(t *testing.T) {
 		{"v4/golden-bf16", "routed_scaling_factor", "2.75", "routed-scale: the reference ran with routed_scaling_factor 1.5, here it is 2.75"},
 		{"glm4-moe-lite/golden-f32", "routed_scaling_factor", "2.5", "routed-scale: the reference ran with routed_scaling_factor 1.8, here it is 2.5"},
 	} {
-		if i%4 > 0 && !*verify.Every {
+		if i%4 > 0 && !configtest.Every(t) {
 			continue
 		}
 		t.Run(c.pack+" "+c.cause, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -95,13 +96,13 @@ func poisoned(t *testing.T, golden string) *pack.Pack {
 	return must(pack.Open(dir))
 }
 
-// TestPaddingIsNotLookedAt: with NaN in all rows of padding the verdict is the same, of a right
+// TestPaddingIsNotLookedAt_every: with NaN in all rows of padding the verdict is the same, of a right
 // model and of a wrong one, and so is its cause.
-func TestPaddingIsNotLookedAt(t *testing.T) {
+func TestPaddingIsNotLookedAt_every(t *testing.T) {
 	t.Parallel()
 	for i, golden := range []string{"v1-base/golden-f32", layersBF16, paddedF32} {
 		for j, mode := range []report.Mode{report.Local, report.Chained} {
-			if i%2 != j && !*verify.Every {
+			if i%2 != j && !configtest.Every(t) {
 				continue
 			}
 			c, p := open(t, golden)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -80,9 +81,9 @@ func TestMistakesInPredictionLayers(t *testing.T) {
 	}
 }
 
-// TestEveryWeightOfAPredictionLayerIsHeld: a row of any of them, doubled, is found, but of the
+// TestEveryWeightOfAPredictionLayerIsHeld_every: a row of any of them, doubled, is found, but of the
 // experts that no token reached.
-func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
+func TestEveryWeightOfAPredictionLayerIsHeld_every(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v3-mtp/golden-f32")
 	right := run(t, c.Config, c, p, verify.Options{})
@@ -95,7 +96,7 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 		if slices.Contains([]int{0, 1, 2, 3, 15}, s.Expert) {
 			continue
 		}
-		if held++; held%3 > 0 && !*verify.Every {
+		if held++; held%3 > 0 && !configtest.Every(t) {
 			continue
 		}
 		w := get(t, c, s.Name)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -19,12 +20,12 @@ import (
 	"dsmoe/verify/verifytest"
 )
 
-// TestOwnForwardIsWithinTheBounds: what Plain computes with float32 sums is a right reference,
+// TestOwnForwardIsWithinTheBounds_every: what Plain computes with float32 sums is a right reference,
 // in every dtype, of models with and without latent attention, groups and biases.
-func TestOwnForwardIsWithinTheBounds(t *testing.T) {
+func TestOwnForwardIsWithinTheBounds_every(t *testing.T) {
 	for i, name := range []string{"v1-base", "v2-group-yarn", "v3-yarn", "v1-rope-linear-tied-bias", "v3-fp8"} {
 		for j, d := range []tensor.DType{tensor.F32, tensor.BF16, tensor.F16} {
-			if i%3 != j && !*Every {
+			if i%3 != j && !configtest.Every(t) {
 				continue
 			}
 			t.Run(fmt.Sprint(name, d), func(t *testing.T) {
@@ -87,9 +88,9 @@ func recordedBy(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *
 	return r.Pack
 }
 
-// TestRepeatedTokensWithoutAStage: batches of two ids are right references whatever the pack lacks
+// TestRepeatedTokensWithoutAStage_every: batches of two ids are right references whatever the pack lacks
 // of attention. Where rows share the errors of what it lacks, columns have the limit of rows.
-func TestRepeatedTokensWithoutAStage(t *testing.T) {
+func TestRepeatedTokensWithoutAStage_every(t *testing.T) {
 	t.Parallel()
 	in := &model.Input{Batch: 2, Seq: 120}
 	for i := range in.Batch * in.Seq {
@@ -109,7 +110,7 @@ func TestRepeatedTokensWithoutAStage(t *testing.T) {
 		{"v3", []string{"self_attn.q_b_proj.output", "self_attn.kv_b_proj.output"}, attention},
 		{"v3", []string{"self_attn.kv_b_proj.output", attention, "self_attn.o_proj.output", "self_attn.output", "post_attention_layernorm.output", "mlp.output"}, behind},
 	} {
-		if i != 1 && i != 5 && !*Every {
+		if i != 1 && i != 5 && !configtest.Every(t) {
 			continue // the last case lacks most
 		}
 		t.Run(fmt.Sprint(test.fixture, test.absent), func(t *testing.T) {

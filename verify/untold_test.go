@@ -12,19 +12,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/report"
 )
 
-// TestNumbersTooSmallToShow: eps of norms and of streams so small beside what they are added to that nothing tells them
+// TestNumbersTooSmallToShow_every: eps of norms and of streams so small beside what they are added to that nothing tells them
 // from twice as much are listed; the reference's usual eps fails.
-func TestNumbersTooSmallToShow(t *testing.T) {
+func TestNumbersTooSmallToShow_every(t *testing.T) {
 	t.Parallel()
 	for i, name := range []string{"v1-base", "v3", "v4"} {
 		for j, d := range []tensor.DType{tensor.F32, tensor.BF16} {
-			if i%2 != j && !*Every {
+			if i%2 != j && !configtest.Every(t) {
 				continue
 			}
 			t.Run(fmt.Sprint(name, d), func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/table"
@@ -80,13 +81,13 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// TestPacksPassStageByStage verifies every pack in local mode: everything is checked and within its
+// TestPacksPassStageByStage_every verifies every pack in local mode: everything is checked and within its
 // limits, with either accumulator.
-func TestPacksPassStageByStage(t *testing.T) {
+func TestPacksPassStageByStage_every(t *testing.T) {
 	t.Parallel()
 	for i, golden := range packs {
 		for j, acc := range []model.Accumulator{model.Float64, model.Float32} {
-			if !*verify.Every && i%2 != j {
+			if !configtest.Every(t) && i%2 != j {
 				continue
 			}
 			t.Run(golden, func(t *testing.T) {

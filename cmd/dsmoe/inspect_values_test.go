@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/experts"
 	"dsmoe/inspect/matrix"
@@ -145,9 +146,9 @@ func TestInspectedRouters(t *testing.T) {
 	}
 }
 
-// TestFixturesHaveNoFindings, but for one whose second prediction layer is the first in another order,
+// TestFixturesHaveNoFindings_every, but for one whose second prediction layer is the first in another order,
 // and one with two equal rows in a router.
-func TestFixturesHaveNoFindings(t *testing.T) {
+func TestFixturesHaveNoFindings_every(t *testing.T) {
 	t.Parallel()
 	fixtures, err := filepath.Glob(filepath.Join("..", "..", "fixtures", "*", "checkpoint", "*.safetensors*"))
 	require.NoError(t, err)
@@ -159,7 +160,7 @@ func TestFixturesHaveNoFindings(t *testing.T) {
 			continue
 		}
 		checked[name] = true
-		if len(checked)%6 > 0 && name != "v3-mtp-two" && name != "v1-router-ties" && !*every {
+		if len(checked)%6 > 0 && name != "v3-mtp-two" && name != "v1-router-ties" && !configtest.Every(t) {
 			continue
 		}
 		want := map[string][]int{"v1-dense": {cli.ExitUnknown, cli.ExitUnknown}, "v3-mtp-two": {cli.ExitNo, cli.ExitYes}, "v1-router-ties": {cli.ExitYes, cli.ExitNo}}[name]

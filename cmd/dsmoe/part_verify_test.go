@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/remote"
 	"fmt"
 	"os"
@@ -35,9 +36,9 @@ func inParts(t *testing.T, n, status int, merge []string, args ...string) []byte
 	return runJSON(t, status, merge...)
 }
 
-// TestVerifyInParts: the merged report of any number of parts is the report of one run, but for its time and the list
+// TestVerifyInParts_every: the merged report of any number of parts is the report of one run, but for its time and the list
 // of what was joined.
-func TestVerifyInParts(t *testing.T) {
+func TestVerifyInParts_every(t *testing.T) {
 	ofOneRun := regexp.MustCompile(`(?s)"duration_s": [0-9.e-]+|,\s+"merged": \[.*\]`)
 	for i, c := range []struct {
 		fixture string
@@ -59,7 +60,7 @@ func TestVerifyInParts(t *testing.T) {
 		args := []string{"verify", checkpoint, filepath.Join(dir, "golden-f32")}
 		want := ofOneRun.ReplaceAllString(string(runJSON(t, c.status, args...)), "")
 		for j, n := range c.parts {
-			if i%2 == j%2 && !*every {
+			if i%2 == j%2 && !configtest.Every(t) {
 				continue
 			}
 			got := inParts(t, n, c.status, []string{"verify", "--merge"}, args...)

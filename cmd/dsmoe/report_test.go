@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 )
 
@@ -104,9 +105,9 @@ func makeReport(t *testing.T, args ...string) *made {
 	return m
 }
 
-// TestReportOfHealthyCheckpoints: no finding, what was looked at is said, all parts are there, and no
+// TestReportOfHealthyCheckpoints_every: no finding, what was looked at is said, all parts are there, and no
 // byte depends on the number of threads.
-func TestReportOfHealthyCheckpoints(t *testing.T) {
+func TestReportOfHealthyCheckpoints_every(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for i, args := range [][]string{
 		{fixture("v1-base", "checkpoint"), "--random", "2x16", "--seed", "7"},
@@ -114,7 +115,7 @@ func TestReportOfHealthyCheckpoints(t *testing.T) {
 		{fixture("v3", "checkpoint-fused"), "--golden", fixture("v3", "golden-f32")},
 		{fixture("v3-fp8", "checkpoint"), "--tokens", fixture("v3-fp8", "golden-f32", "inputs.safetensors")},
 	} {
-		if i%2 == 0 && !*every {
+		if i%2 == 0 && !configtest.Every(t) {
 			continue
 		}
 		runtime.GOMAXPROCS(1)

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -27,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/remote"
@@ -44,26 +44,30 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"dsmoe": main})
 }
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
-// TestScripts runs the command line as a user does. Beyond testscript's own
+// TestScripts_every runs the command line as a user does. Beyond testscript's own
 // commands there are those of scriptCommands; $FIXTURES is the folder of fixtures. Behind "[!every] stop" a
 // script tries further forms, families and combinations.
-func TestScripts(t *testing.T) {
+func TestScripts_every(t *testing.T) {
 	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
 	require.NoError(t, err)
 	c := newSchemaChecker(t)
 	t.Cleanup(func() { c.finish(t) })
+	every := configtest.Every(t)
+	scripts, err := filepath.Glob(filepath.Join("testdata", "*.txtar"))
+	require.NoError(t, err)
+	scripts = slices.DeleteFunc(scripts, func(name string) bool {
+		text, err := os.ReadFile(name)
+		return err == nil && every && !bytes.Contains(text, []byte("every]"))
+	})
 	testscript.Run(t, testscript.Params{
-		Dir:                "testdata",
+		Files:              scripts,
 		RequireUniqueNames: true,
 		Cmds:               scriptCommands(c),
 		Condition: func(name string) (bool, error) {
 			if name != "every" {
 				return false, fmt.Errorf("no condition %q", name)
 			}
-			return *every, nil
+			return every, nil
 		},
 		Setup: func(e *testscript.Env) error {
 			c.scripts.Add(1)

@@ -1,9 +1,10 @@
-// Package configtest reads configs for tests. Only tests import it.
+// Package configtest reads configs for tests, and tells tests how much to try. Only tests import it.
 package configtest
 
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -17,6 +18,17 @@ import (
 
 // init lets tests collect garbage less often than a user's dsmoe does: their checkpoints are small.
 func init() { debug.SetGCPercent(400) }
+
+// every is set by scripts/check.sh.
+var every = flag.Bool("every", false, "try everything, not a selection")
+
+// Every reports whether a test tries everything, not a selection. The test's name ends in _every: scripts/check.sh runs
+// these tests alone with the flag, for the race detector's run has tried the others.
+func Every(t testing.TB) bool {
+	t.Helper()
+	require.Regexp(t, "_every(/|$)", t.Name())
+	return *every
+}
 
 // Parse returns the config of a config.json's text.
 func Parse(t testing.TB, text string) *config.Config {

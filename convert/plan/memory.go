@@ -1,7 +1,7 @@
 package plan
 
 // How much memory plans take. The constants were measured with runtime.ReadMemStats after
-// a collection, on conversions of DeepSeek-V3's 91,991 tensors; TestMemory measures again.
+// a collection, on conversions of DeepSeek-V3's 91,991 tensors; TestMemory_every measures again.
 
 import (
 	"strings"

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"flag"
 	"runtime"
 	"slices"
 	"strings"
@@ -48,13 +47,10 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
-// TestMemory: plans of DeepSeek-V3's 91,991 tensors and the headers of their source take
+// TestMemory_every: plans of DeepSeek-V3's 91,991 tensors and the headers of their source take
 // what Memory says, or up to a quarter less; planning takes more, but not more than
 // PlanningMemory says.
-func TestMemory(t *testing.T) {
+func TestMemory_every(t *testing.T) {
 	dir := t.TempDir()
 	c := configtest.Fixture(t, "states/deepseek-v3")
 	document := strings.Replace(fixture.Read(t, fixture.Path(t, "states/deepseek-v3"), checkpoint.ConfigName),
@@ -67,7 +63,7 @@ func TestMemory(t *testing.T) {
 	for name, o := range map[string]Options{
 		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts, AllowFP8Fused: true}, "part": {Include: []string{"*norm*"}}, "gguf": {Format: "gguf", NoVocab: true},
 	} {
-		if !*every && name != "copy" {
+		if !configtest.Every(t) && name != "copy" {
 			continue
 		}
 		p, err := Conversion(src, o)

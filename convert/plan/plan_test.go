@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/safetensors"
@@ -125,17 +126,17 @@ func TestPlanProblems(t *testing.T) {
 	}
 }
 
-// TestPlanNeedsNoWeights plans DeepSeek-V3, 1.3 TB of it, from its shapes: the
+// TestPlanNeedsNoWeights_every plans DeepSeek-V3, 1.3 TB of it, from its shapes: the
 // shards are holes in sparse files.
-func TestPlanNeedsNoWeights(t *testing.T) {
+func TestPlanNeedsNoWeights_every(t *testing.T) {
 	dir := sparseModel(t, fixture.Path(t, "states/deepseek-v3"))
 	var before, after runtime.MemStats
 	c := open(t, dir)
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for _, experts := range []Experts{KeepExperts, FusedExperts} {
-		if experts == KeepExperts && !*every {
-			continue // TestMemory has it, of fewer layers
+		if experts == KeepExperts && !configtest.Every(t) {
+			continue // TestMemory_every has it, of fewer layers
 		}
 		p, err := Conversion(c, Options{Experts: experts, DType: tensor.F16})
 		require.NoError(t, err)

@@ -59,7 +59,7 @@ func (f *file) Tensor(name string) (tensor.Tensor, error) {
 
 // Stat describes the file.
 func (f *file) Stat() format.Stat {
-	return format.Stat{Size: f.Size(), Tensors: len(f.entries), Metadata: f.Metadata}
+	return format.Stat{Size: f.Size(), Tensors: f.Len(), Metadata: f.Metadata}
 }
 
 // Identify writes the header's bytes.

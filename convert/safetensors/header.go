@@ -173,6 +173,9 @@ func (h *header) checkContiguous(size int64, file string) error {
 	return nil
 }
 
+// Len returns the number of tensors.
+func (h *header) Len() int { return len(h.entries) }
+
 // Tensors yields the tensors in the order of their data; empty tensors, which
 // share an offset, come by name. Shapes are shared: do not change them.
 func (h *header) Tensors() iter.Seq[tensor.Info] {

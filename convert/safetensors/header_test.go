@@ -170,7 +170,7 @@ func TestManyTensors(t *testing.T) {
 	require.NoError(t, err)
 	h, err := readHeader(bytes.NewReader(l.Header()), l.Size(), "model.safetensors")
 	require.NoError(t, err)
-	require.Len(t, h.entries, n)
+	require.Equal(t, n, h.Len())
 	for i, info := range infos {
 		got, offset, ok := h.Lookup(info.Name)
 		require.True(t, ok)
@@ -207,7 +207,7 @@ func TestOpen(t *testing.T) {
 func TestOpenWithoutData(t *testing.T) {
 	f, err := Open(write(t, pack("{}", 0)))
 	require.NoError(t, err)
-	require.Empty(t, f.entries)
+	require.Zero(t, f.Len())
 	require.NoError(t, f.Close())
 }
 

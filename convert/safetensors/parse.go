@@ -209,7 +209,8 @@ func (p *parser) trailing() {
 		n, err := rest.Read(buf)
 		for i, c := range buf[:n] {
 			if !isSpace(c) {
-				p.failAt(at+int64(i), fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c))
+				cause := fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)
+				format.Fail(problem.New(p.file, problem.Byte(at+int64(i), cause), ""))
 			}
 		}
 		at += int64(n)

@@ -99,7 +99,28 @@ func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 	return data, nil
 }
 
-// place finds the bytes of a tensor. Its storage's entry must lie in the file as it is.
+// title is the name of the storage's entry.
+func title(s storage) string { return text.Quote(path.Join("data", s.key)) }
+
+// extent finds the storage's entry, which must lie in the file as it is.
+func (a *archive) extent(s storage) (start, size int64, err error) {
+	z := a.entries[path.Join("data", s.key)]
+	if z == nil {
+		return 0, 0, errors.New("is not in the archive")
+	}
+	if z.Method != zip.Store || z.CompressedSize64 != z.UncompressedSize64 {
+		return 0, 0, errors.New("is compressed, which torch.save never does")
+	}
+	if start, err = z.DataOffset(); err != nil {
+		return 0, 0, fmt.Errorf("cannot be found: %w", err)
+	}
+	if n := z.UncompressedSize64; start < 0 || n > uint64(a.size) || start > a.size-int64(n) {
+		return 0, 0, errors.New("lies beyond the end of the file")
+	}
+	return start, int64(z.UncompressedSize64), nil
+}
+
+// place finds the bytes of a tensor.
 func (a *archive) place(t pickled) (format.Entry, error) {
 	e := format.Entry{Info: tensor.Info{Name: t.name, DType: t.dtype, Shape: t.shape}}
 	size, err := tensor.Size(t.dtype, t.shape)
@@ -109,30 +130,19 @@ func (a *archive) place(t pickled) (format.Entry, error) {
 	if err := t.checkContiguous(); err != nil {
 		return e, err
 	}
-	name := path.Join("data", t.storage.key)
-	z, its := a.entries[name], "its storage "+text.Quote(name)
-	if z == nil {
-		return e, fmt.Errorf("%s is not in the archive", its)
-	}
-	if z.Method != zip.Store || z.CompressedSize64 != z.UncompressedSize64 {
-		return e, fmt.Errorf("%s is compressed, which torch.save never does", its)
-	}
-	start, err := z.DataOffset()
+	start, stored, err := a.extent(t.storage)
 	if err != nil {
-		return e, fmt.Errorf("%s cannot be found: %w", its, err)
+		return e, fmt.Errorf("its storage %s %w", title(t.storage), err)
 	}
-	if n := z.UncompressedSize64; start < 0 || n > uint64(a.size) || start > a.size-int64(n) {
-		return e, fmt.Errorf("%s lies beyond the end of the file", its)
+	// the pickle's number of elements may be of no size that can be
+	if t.storage.elements < 0 || t.storage.elements > stored/t.storage.width() {
+		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes",
+			title(t.storage), stored, t.storage.elements, t.storage.width())
 	}
-	stored, elements, width := int64(z.UncompressedSize64), t.storage.elements, t.storage.width()
-	if elements < 0 || elements > stored/width { // the pickle's number of elements may be of no size that can be
-		return e, fmt.Errorf("%s has %d bytes, but the pickle says %d elements of %d bytes", its, stored, elements, width)
-	}
-	declared := elements * width
-	width = t.dtype.Bytes(1)
+	width, declared := t.dtype.Bytes(1), t.storage.elements*t.storage.width()
 	if t.offset > math.MaxInt64/8/width || t.offset*width > declared || size > declared-t.offset*width {
-		return e, fmt.Errorf("it needs %s from element %d of %s on, which has %s", text.ExactBytes(size),
-			t.offset, its, text.ExactBytes(declared))
+		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size),
+			t.offset, title(t.storage), text.ExactBytes(int64(declared)))
 	}
 	e.Offset = start + t.offset*width
 	return e, nil

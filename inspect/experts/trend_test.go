@@ -1,21 +1,18 @@
 package experts
 
 import (
-	"flag"
 	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect/inspecttest"
 )
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
-// TestLimitOfTrends: the experts of a layer, or its shared ones, that are 20 times as large as those of the layers around
+// TestLimitOfTrends_every: the experts of a layer, or its shared ones, that are 20 times as large as those of the layers around
 // it, or a twentieth.
-func TestLimitOfTrends(t *testing.T) {
+func TestLimitOfTrends_every(t *testing.T) {
 	t.Parallel()
 	found := func(planted []string, by float64) (names []string) {
 		s := inspecttest.Model(t, inspecttest.Kind{Layers: 7}, 2)
@@ -31,7 +28,7 @@ func TestLimitOfTrends(t *testing.T) {
 		return names
 	}
 	for i, layer := range []int{2, 4, 6} {
-		if i > 0 && !*every {
+		if i > 0 && !configtest.Every(t) {
 			break
 		}
 		var routed []string

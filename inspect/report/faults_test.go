@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/experts"
 	"dsmoe/inspect/inspecttest"
@@ -94,9 +95,9 @@ func attention(layer int) (names []string) {
 	return names
 }
 
-// TestPlantedFaults: what is planted into a trained model is found, and nothing else is. Without -every one fault of
+// TestPlantedFaults_every: what is planted into a trained model is found, and nothing else is. Without -every one fault of
 // each kind of finding is planted.
-func TestPlantedFaults(t *testing.T) {
+func TestPlantedFaults_every(t *testing.T) {
 	t.Parallel()
 	kinds := map[string]bool{}
 	faults := map[string]struct {
@@ -172,7 +173,7 @@ func TestPlantedFaults(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(faults)) {
 		c := faults[name]
 		kind := strings.Split(c.want, ": ")[1]
-		if kinds[kind] && !*every {
+		if kinds[kind] && !configtest.Every(t) {
 			continue
 		}
 		kinds[kind] = true
@@ -199,12 +200,12 @@ func TestOffTheTrend(t *testing.T) {
 	}
 }
 
-// TestUntrainedInABriefRun: an expert at its initial values, normal or uniform, among experts that were trained briefly,
+// TestUntrainedInABriefRun_every: an expert at its initial values, normal or uniform, among experts that were trained briefly,
 // whose ranks vary so much that the rank alone does not always tell. Where more than a quarter are so, none is odd.
-func TestUntrainedInABriefRun(t *testing.T) {
+func TestUntrainedInABriefRun_every(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {
-		if seed%4 > 0 && !*every {
+		if seed%4 > 0 && !configtest.Every(t) {
 			continue
 		}
 		p := &planter{inspecttest.Trained(t, "v3-trained"), rand.New(rand.NewPCG(seed, 6))}

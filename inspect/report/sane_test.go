@@ -1,12 +1,12 @@
 package report
 
 import (
-	"flag"
 	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/inspect/stats"
 )
@@ -23,16 +23,13 @@ func found(t *testing.T, s *inspecttest.Stored) (all []string) {
 	return all
 }
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
-// TestSaneModelsHaveNoFinding: healthy models of every kind, and trained ones.
-func TestSaneModelsHaveNoFinding(t *testing.T) {
+// TestSaneModelsHaveNoFinding_every: healthy models of every kind, and trained ones.
+func TestSaneModelsHaveNoFinding_every(t *testing.T) {
 	t.Parallel()
 	const seeds = 2
 	for i, k := range inspecttest.SaneKinds() {
 		for seed := range uint64(seeds) {
-			if !*every && (i%6 > 0 || int(seed) != i/6%seeds) {
+			if !configtest.Every(t) && (i%6 > 0 || int(seed) != i/6%seeds) {
 				continue
 			}
 			require.Empty(t, found(t, inspecttest.Model(t, k, seed)), "%s %d", k.Name, seed)

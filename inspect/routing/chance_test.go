@@ -2,7 +2,6 @@ package routing
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -10,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/config/configtest"
 )
 
 const (
@@ -100,12 +101,9 @@ func TestChance(t *testing.T) {
 	assert.Nil(t, compared(1, padded...).Layers[0].Chance)
 }
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
-// TestChanceIsOneIn200: of sets that are alike, whose blocks are as different from each other as those of real texts or
+// TestChanceIsOneIn200_every: of sets that are alike, whose blocks are as different from each other as those of real texts or
 // not at all, at most about one layer of 200 has an expert beyond chance; sets of short and of long blocks too.
-func TestChanceIsOneIn200(t *testing.T) {
+func TestChanceIsOneIn200_every(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	for i, sets := range [][][2]int{ // blocks, and their length
@@ -113,11 +111,11 @@ func TestChanceIsOneIn200(t *testing.T) {
 		{{16, 64}, {16, 16}}, {{40, 64}, {8, 16}}, {{8, 64}, {40, 16}},
 	} {
 		for j, unlike := range []float64{0, 0.3} {
-			if (i+j)%2 > 0 && !*every {
+			if (i+j)%2 > 0 && !configtest.Every(t) {
 				continue
 			}
 			beyond, layers := 0, 100
-			if *every {
+			if configtest.Every(t) {
 				layers = 400
 			}
 			for layer := range layers {

@@ -24,8 +24,8 @@ func rows(table string) (rows [][]string) {
 	return rows
 }
 
-// TestTableOfMistakes compares one column of the table in MISTAKES.md, for exchanged matrices or, with -every, all
-// that is exchanged, with a run; scripts/check.sh compares the whole table.
+// TestTableOfMistakes compares one column of the table in MISTAKES.md, for exchanged matrices, with a run;
+// scripts/check.sh compares the whole table.
 func TestTableOfMistakes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "MISTAKES.md"))
@@ -33,10 +33,7 @@ func TestTableOfMistakes(t *testing.T) {
 	_, table, _ := strings.Cut(string(text), "\n| mistake ")
 	table, _, _ = strings.Cut("| mistake "+table, "\n\n")
 	const pack = "v1-base/golden-bf16"
-	only := "gate and up"
-	if *everything {
-		only = "exchanged"
-	}
+	const only = "gate and up"
 	got, _, err := run(filepath.Join("..", "..", "fixtures"), only, []string{pack}, false)
 	require.NoError(t, err)
 	of := 2 + slices.Index(packs, pack)
@@ -56,11 +53,11 @@ func TestTableOfMistakes(t *testing.T) {
 }
 
 // TestStreamsAreNamed: mistakes of DeepSeek-V4 have their stage and their name, in weights as they are published and,
-// in both modes, in all forms of reports.
+// in both modes, in all forms of reports. All of these are rows of the table, which scripts/check.sh compares.
 func TestStreamsAreNamed(t *testing.T) {
 	t.Parallel()
 	for i, m := range ofStreams() {
-		if !*everything && i%8 > 0 {
+		if i%8 > 0 {
 			continue
 		}
 		grade, said, err := try(m, filepath.Join("..", "..", "fixtures"), "v4-fp4/golden-f32", true)

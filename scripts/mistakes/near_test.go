@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/binary"
-	"flag"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
@@ -19,12 +19,9 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// everything is set by scripts/check.sh.
-var everything = flag.Bool("every", false, "try everything, not a selection")
-
-// TestNearMistakesHaveNoName: a mistake that would explain what failed but for one number in some rows is not named, whatever
+// TestNearMistakesHaveNoName_every: a mistake that would explain what failed but for one number in some rows is not named, whatever
 // its kind. What is not finite explains itself.
-func TestNearMistakesHaveNoName(t *testing.T) {
+func TestNearMistakesHaveNoName_every(t *testing.T) {
 	t.Parallel()
 	finite := func(m mistake) bool {
 		return m.cause != "" && !slices.Contains([]string{"weight-not-finite", "overflow", "weight-zero", "weight-copied"}, m.cause)
@@ -35,7 +32,7 @@ func TestNearMistakesHaveNoName(t *testing.T) {
 			continue
 		}
 		near[m.cause] = true
-		if !*everything && len(near)%12 > 0 {
+		if !configtest.Every(t) && len(near)%12 > 0 {
 			continue
 		}
 		t.Run(m.name, func(t *testing.T) {

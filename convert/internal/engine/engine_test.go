@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
@@ -99,10 +99,10 @@ func requireChecked(t testing.TB, dst string) {
 	require.Empty(t, checked.Problems)
 }
 
-// TestSameBytes: neither the number of goroutines, nor memory, nor the way to the disk,
+// TestSameBytes_every: neither the number of goroutines, nor memory, nor the way to the disk,
 // nor verification, nor the run decides about a byte; only the manifest knows whether it
 // was verified.
-func TestSameBytes(t *testing.T) {
+func TestSameBytes_every(t *testing.T) {
 	t.Parallel()
 	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +123,7 @@ func requireSameBytes(t *testing.T, src string) {
 				fail = refuseDirect
 			}
 			for _, unverified := range []bool{false, true} {
-				if !*every && (goroutines == 2) != (unverified == (memory == 0)) {
+				if !configtest.Every(t) && (goroutines == 2) != (unverified == (memory == 0)) {
 					continue // each pair of settings is there without it
 				}
 				s := Settings{Memory: memory, Compute: goroutines, IO: goroutines, AllowOverflow: true, Unverified: unverified, Disk: &disk.Disk{Fail: fail, NoSync: true}}
@@ -166,25 +166,22 @@ func crash(n int64, err error) (*disk.Disk, *atomic.Int64) {
 var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, MaxShardBytes: 250_000,
 	Layers: plan.Layers{{0, 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
 
-// every is set by scripts/check.sh.
-var every = flag.Bool("every", false, "try everything, not a selection")
-
 // crashStep returns how many calls of a run lie between two crashes, if a plain test crashes it some times.
-func crashStep(calls, times int64) int64 {
-	if *every {
+func crashStep(t *testing.T, calls, times int64) int64 {
+	if configtest.Every(t) {
 		return 1
 	}
 	return max(calls/times, 1)
 }
 
-// TestResumeAfterCrash stops the disk at calls all along a run. The same call goes on
+// TestResumeAfterCrash_every stops the disk at calls all along a run. The same call goes on
 // then, and ends with the same bytes.
-func TestResumeAfterCrash(t *testing.T) {
+func TestResumeAfterCrash_every(t *testing.T) {
 	t.Parallel()
 	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
 		for _, unverified := range []bool{false, true} {
 			for _, place := range []string{"beside", "inside"} {
-				if !*every && (name == "FP8") == (unverified == (place == "inside")) {
+				if !configtest.Every(t) && (name == "FP8") == (unverified == (place == "inside")) {
 					continue // each pair of the three is there without it
 				}
 				t.Run(fmt.Sprintf("%s, not verified %t, %s the target", name, unverified, place), func(t *testing.T) {
@@ -212,7 +209,7 @@ func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool, p
 	require.NoError(t, err)
 	want, resumed := fixture.Sums(t, dst), 0
 	n := int64(0)
-	for crashed := true; crashed; n += crashStep(count.Load(), 12) {
+	for crashed := true; crashed; n += crashStep(t, count.Load(), 12) {
 		var took bool
 		if crashed, took = crashAndResume(t, src, unverified, place, n, want); took {
 			resumed++
@@ -246,9 +243,9 @@ func crashAndResume(t *testing.T, src *checkpoint.Checkpoint, unverified bool, p
 	return crashed, r.Resumed > 0
 }
 
-// TestOneFault: one call fails, those after it work: the error names path and
+// TestOneFault_every: one call fails, those after it work: the error names path and
 // cause, nothing has the final name, and the same call ends well.
-func TestOneFault(t *testing.T) {
+func TestOneFault_every(t *testing.T) {
 	t.Parallel()
 	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
 	want := fixture.Sums(t, converted(t, src.Path, crashOptions, inMemory()))
@@ -258,7 +255,7 @@ func TestOneFault(t *testing.T) {
 			causes := []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT}
 			for n, turn := int64(1), 0; ; n, turn = n*4+1, turn+1 {
 				some := causes[turn%3:][:1]
-				if *every {
+				if configtest.Every(t) {
 					some = causes
 				}
 				for _, cause := range some {
@@ -1168,7 +1165,7 @@ func TestSettings(t *testing.T) {
 	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
 	for _, memory := range []int64{minMemory, DefaultMemory} {
 		for _, goroutines := range []int{1, 8, 1000} {
-			h := newShape(p, Settings{Memory: memory, IO: goroutines}, minTile, false)
+			h := newShape(p, Settings{Memory: memory, IO: goroutines}, false)
 			require.Positive(t, h.workers)
 			require.LessOrEqual(t, int64(h.workers*(h.largest+3*maxPiece)), memory/2)
 		}

@@ -43,7 +43,7 @@ func newExecution(t *output.Target, p *plan.Plan, src Source, s Settings) (*exec
 	}
 	options.Spans = p.Share(s.Part)
 	e := &execution{Settings: s, plan: p, source: src, key: options.Key, target: t,
-		out: output.New(t, p, options), shape: newShape(p, s, minTile, t.InStore()),
+		out: output.New(t, p, options), shape: newShape(p, s, t.InStore()),
 		compute: semaphore.NewWeighted(int64(s.Compute)), Ledger: progress.NewLedger(options.Spans, s.Progress),
 		carried: map[string]string{}}
 	bytes := e.Bytes()

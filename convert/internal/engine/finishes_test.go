@@ -9,19 +9,20 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/internal/progress"
 	"dsmoe/convert/plan"
 )
 
-// TestFinishesAtOnce: of several runs that join the same parts one publishes the output, and the others say that another
+// TestFinishesAtOnce_every: of several runs that join the same parts one publishes the output, and the others say that another
 // run is writing it, or that it is complete.
-func TestFinishesAtOnce(t *testing.T) {
+func TestFinishesAtOnce_every(t *testing.T) {
 	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
 	p := planned(t, src, crashOptions)
 	tries := 1
-	if *every {
+	if configtest.Every(t) {
 		tries = 4
 	}
 	for try := range tries {

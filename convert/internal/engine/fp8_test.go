@@ -146,8 +146,8 @@ func TestFP8IsProven(t *testing.T) {
 	}
 }
 
-// TestFP8AfterCrash: a run that crashed goes on to the same bytes and the same manifest.
-func TestFP8AfterCrash(t *testing.T) {
+// TestFP8AfterCrash_every: a run that crashed goes on to the same bytes and the same manifest.
+func TestFP8AfterCrash_every(t *testing.T) {
 	t.Parallel()
 	p, src := fp8Plan(t)
 	run := func(dst string, n int64) (calls int64, err error) {
@@ -158,7 +158,7 @@ func TestFP8AfterCrash(t *testing.T) {
 	whole := targetPath(t, "beside")
 	calls, err := run(whole, 1<<60)
 	require.NoError(t, err)
-	for n := int64(0); n < calls; n += crashStep(calls, 4) {
+	for n := int64(0); n < calls; n += crashStep(t, calls, 4) {
 		dst := targetPath(t, "beside")
 		if _, err := run(dst, n); err == nil || present(dst) { // finished
 			break

@@ -128,9 +128,9 @@ const (
 
 // newShape divides half the memory, or the memory that the plan leaves if that is less,
 // among workers. Each has a tile, a piece of source and room to gather one. The parts of uploads come out of all
-// that the plan leaves: their memory is used again, and never garbage. least is the smallest tile of a larger tensor.
-func newShape(p *plan.Plan, s Settings, least int, uploading bool) shape {
-	h := shape{least: least}
+// that the plan leaves: their memory is used again, and never garbage.
+func newShape(p *plan.Plan, s Settings, uploading bool) shape {
+	h := shape{least: minTile}
 	left := usable(s.Memory) - fixed(p)
 	room := int(min(s.Memory/2, left))
 	buffers := 3 * maxPiece
@@ -149,6 +149,19 @@ func newShape(p *plan.Plan, s Settings, least int, uploading bool) shape {
 		room = min(room, int(left-int64(h.workers)*parts))
 	}
 	h.limit = max(min(room/h.workers-buffers, maxTile)&^(disk.Block-1), disk.Block)
+	return h.cut(p)
+}
+
+// ofStore is the shape of the proof of an output in a store: no parts are in memory, and tiles are as large as they may be,
+// since each is a request.
+func ofStore(p *plan.Plan, s Settings) shape {
+	h := newShape(p, s, false)
+	h.least = maxTile
+	return h.cut(p)
+}
+
+// cut returns the shape with the largest tile of a plan.
+func (h shape) cut(p *plan.Plan) shape {
 	for i := range p.Tensors {
 		h.largest = max(h.largest, h.tileBytes(p.Tensors[i].Bytes()))
 	}

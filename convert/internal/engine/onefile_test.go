@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
@@ -25,10 +26,10 @@ func intoFile(t *testing.T, dir string, src *checkpoint.Checkpoint, d tensor.DTy
 	return convert(t.Context(), t, dst, src, plan.Options{DType: d, NoVocab: true, Exclude: []string{"*.mlp.*"}}.Into(dst), s)
 }
 
-// TestOneFile: an output that is one file lies beside its manifest and beside other files. Of a
+// TestOneFile_every: an output that is one file lies beside its manifest and beside other files. Of a
 // crash at any call the file is absent, or the old one, or the new one; the same call ends with the
 // same bytes and leaves nothing beside.
-func TestOneFile(t *testing.T) {
+func TestOneFile_every(t *testing.T) {
 	t.Parallel()
 	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	written := func(d tensor.DType) (sums map[string][32]byte, manifest string) {
@@ -60,7 +61,7 @@ func TestOneFile(t *testing.T) {
 		_, _, calls, err := run(math.MaxInt64)
 		require.NoError(t, err)
 		for n, crashed := int64(0), true; crashed; n++ { // above all at the end, where the old file goes
-			if !*every && n%4 > 0 && n < calls.Load()-10 {
+			if !configtest.Every(t) && n%4 > 0 && n < calls.Load()-10 {
 				continue
 			}
 			dir, s, _, err := run(n)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
@@ -47,9 +48,9 @@ func inParts(t testing.TB, dst string, p *plan.Plan, src Source, s Settings, n i
 	return r
 }
 
-// TestParts: whatever the number of parts, their order, and what is done to the weights, the files are those of
+// TestParts_every: whatever the number of parts, their order, and what is done to the weights, the files are those of
 // one run, the manifest among them, and so are the losses.
-func TestParts(t *testing.T) {
+func TestParts_every(t *testing.T) {
 	t.Parallel()
 	small, tiles := fixture.Path(t, "v3-fp8/checkpoint"), manyTiles(t)
 	for name, c := range map[string]struct {
@@ -77,7 +78,7 @@ func TestParts(t *testing.T) {
 			want, err := Run(t.Context(), once, p, src, c.s)
 			require.NoError(t, err)
 			parts := []int{3}
-			if *every {
+			if configtest.Every(t) {
 				parts = []int{1, 2, 3, 8, 100}
 			} else if name == "fused blocks" || name == "cut in tensors" {
 				parts = []int{3, 100}
@@ -115,8 +116,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestPartsStop: parts that stop at any call go on, and so does the finish; runs of a part at once do no harm.
-func TestPartsStop(t *testing.T) {
+// TestPartsStop_every: parts that stop at any call go on, and so does the finish; runs of a part at once do no harm.
+func TestPartsStop_every(t *testing.T) {
 	t.Parallel()
 	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
 	p := planned(t, src, crashOptions)
@@ -128,7 +129,7 @@ func TestPartsStop(t *testing.T) {
 			require.NoError(t, err)
 			want, stopped := fixture.Sums(t, once), 0
 			step := int64(1)
-			if *every {
+			if configtest.Every(t) {
 				step = 6
 			}
 			for n := int64(0); n < 400; n += 1 + n/step {
@@ -389,12 +390,12 @@ func TestPartsDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "the directory to write it in does not exist")
 }
 
-// TestManyParts: parts of a model with DeepSeek-V3's tensors, all but its widths, run in random order, some
+// TestManyParts_every: parts of a model with DeepSeek-V3's tensors, all but its widths, run in random order, some
 // killed at random calls, and give the bytes of one run. The long gate has all layers and 1,000 parts.
-func TestManyParts(t *testing.T) {
+func TestManyParts_every(t *testing.T) {
 	t.Parallel()
 	layers, n := "6", 60
-	if *every {
+	if configtest.Every(t) {
 		layers, n = "61", 1000
 	}
 	document := likeV3(t, map[string]string{"hidden_size": "32", "intermediate_size": "32", "moe_intermediate_size": "16",
@@ -402,7 +403,7 @@ func TestManyParts(t *testing.T) {
 		"qk_rope_head_dim": "8", "v_head_dim": "8", "vocab_size": "99", "num_hidden_layers": layers})
 	src := synthesised(t, document)
 	p := planned(t, src, plan.Options{MaxShardBytes: 3_000_000})
-	if *every {
+	if configtest.Every(t) {
 		require.Greater(t, len(p.Tensors), 90_000)
 	}
 	once, dst := filepath.Join(t.TempDir(), "out"), filepath.Join(t.TempDir(), "out")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
@@ -180,10 +181,10 @@ func relink(t *testing.T, dst string) {
 	require.NoError(t, os.Symlink(elsewhere, path))
 }
 
-// TestOverwriteCrashes stops the disk at calls all along a replacement, and at every one
+// TestOverwriteCrashes_every stops the disk at calls all along a replacement, and at every one
 // from the manifest on: the old output or the new one is whole under its name, and the same command
 // ends with the new one. Where the system cannot exchange names, the old one may wait beside.
-func TestOverwriteCrashes(t *testing.T) {
+func TestOverwriteCrashes_every(t *testing.T) {
 	t.Parallel()
 	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	want := fixture.Sums(t, converted(t, src.Path, newer, inMemory()))
@@ -233,7 +234,7 @@ func requireOverwriteSurvives(t *testing.T, src *checkpoint.Checkpoint, made str
 		_, all, err := attempt(1<<60, late)
 		require.NoError(t, err)
 		step := int64(1)
-		if !late && !*every {
+		if !late && !configtest.Every(t) {
 			step = all / 3
 		}
 		for n := int64(0); n < all; n += step {

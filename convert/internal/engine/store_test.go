@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/internal/progress"
@@ -59,12 +60,12 @@ func requireContents(t *testing.T, want, got map[string]string) {
 	}
 }
 
-// TestStoreSameBytes: an output in a store has the bytes of one on the disk, with 30 % of the requests failing.
-func TestStoreSameBytes(t *testing.T) {
+// TestStoreSameBytes_every: an output in a store has the bytes of one on the disk, with 30 % of the requests failing.
+func TestStoreSameBytes_every(t *testing.T) {
 	o := plan.Options{DType: tensor.BF16, MaxShardBytes: 1_500_000}
 	src := fixture.Path(t, "v3-fp8/checkpoint")
 	for _, unverified := range []bool{false, true} {
-		if unverified && !*every {
+		if unverified && !configtest.Every(t) {
 			continue
 		}
 		s := inMemory()
@@ -105,9 +106,9 @@ func TestStoreFile(t *testing.T) {
 	requireStored(t, hub, "s3://models/x.gguf")
 }
 
-// TestStoreCrash: a run that dies at any request leaves nothing that looks complete, and the next one goes on to the
+// TestStoreCrash_every: a run that dies at any request leaves nothing that looks complete, and the next one goes on to the
 // same bytes.
-func TestStoreCrash(t *testing.T) {
+func TestStoreCrash_every(t *testing.T) {
 	o := plan.Options{DType: tensor.BF16, MaxShardBytes: 100_000}
 	c := open(t, fixture.Path(t, "v1-dense/checkpoint"))
 	s := inMemory()
@@ -116,7 +117,7 @@ func TestStoreCrash(t *testing.T) {
 	hub, bucket := startStore(t)
 	s.Client = hub.Client
 	dst := filepath.Join(bucket, "out")
-	for n := int64(1); ; n += crashStep(60, 12) {
+	for n := int64(1); ; n += crashStep(t, 60, 12) {
 		require.NoError(t, os.RemoveAll(dst))
 		hub.StopAfter(int(n))
 		_, err := convert(t.Context(), t, "s3://models/out", c, o, s)
@@ -253,9 +254,9 @@ func TestStoreReplacedPartial(t *testing.T) {
 	require.Equal(t, map[string]string{partial: "mine"}, contents(t, dst))
 }
 
-// TestStoreOverwrite: objects in the way are refused. A finished output is replaced if that is asked for, and it is as
+// TestStoreOverwrite_every: objects in the way are refused. A finished output is replaced if that is asked for, and it is as
 // it was written.
-func TestStoreOverwrite(t *testing.T) {
+func TestStoreOverwrite_every(t *testing.T) {
 	run, hub, dst, want := dense(t)
 	require.NoError(t, os.Mkdir(dst, 0o755))
 	fixture.Write(t, dst, "mine", "1")
@@ -297,7 +298,7 @@ func TestStoreOverwrite(t *testing.T) {
 	require.NoError(t, err)
 	last := len(hub.Requests()) - 20
 	for n := 1; ; n++ { // a run that replaces an output dies anywhere, above all at its end
-		if n%9 > 0 && n < last || !*every && n%4 > 0 {
+		if n%9 > 0 && n < last || !configtest.Every(t) && n%4 > 0 {
 			continue
 		}
 		require.NoError(t, os.RemoveAll(dst))
@@ -375,13 +376,13 @@ func TestStoreMemory(t *testing.T) {
 	for _, test := range []struct{ memory, file, workers int64 }{{512 << 20, 1 << 30, 16}, {512 << 20, 670 << 30, 2}, {4 << 30, 670 << 30, 16}} {
 		p.Files[0].Size = test.file
 		s := Settings{Memory: test.memory, Origin: "https://example.org/model"}.withDefaults()
-		h := newShape(p, s, minTile, true)
+		h := newShape(p, s, true)
 		require.EqualValues(t, test.workers, h.workers)
 		require.Positive(t, h.limit)
 		buffers := int64(h.workers) * int64(h.largest+3*maxPiece+readAhead)
 		require.LessOrEqual(t, buffers, test.memory/2)
 		require.LessOrEqual(t, buffers+int64(h.workers)*2*s.Client.PartSize(test.file), usable(test.memory))
-		proof := newShape(p, s, maxTile, false)
+		proof := ofStore(p, s)
 		require.Equal(t, 16, proof.workers)
 		require.Equal(t, maxTile, proof.tileBytes(29<<20))
 		require.LessOrEqual(t, int64(proof.workers)*int64(proof.largest+3*maxPiece+readAhead), test.memory/2)

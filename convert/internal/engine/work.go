@@ -86,8 +86,7 @@ func (e *execution) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// For the proof no parts are in memory, and tiles are as large as they may be, since each is a request.
-	e.shape = newShape(e.plan, e.Settings, maxTile, false)
+	e.shape = ofStore(e.plan, e.Settings)
 	_, proving = e.openSpans()
 	return e.workThrough(ctx, newQueue(nil, proving), false)
 }

@@ -110,9 +110,13 @@ func ReadJournal(f io.ReaderAt, apply func(Record)) (head *Head, end int64, err 
 		if err != nil {
 			return nil, 0, err
 		}
+		payload, ok := unseal(line)
+		if !ok {
+			return head, end, nil
+		}
 		if head == nil {
 			h := &Head{}
-			if !Unseal(line, h) || h.Format != Format {
+			if json.Unmarshal(payload, h) != nil || h.Format != Format {
 				return nil, 0, nil
 			}
 			if head = h; apply == nil {
@@ -120,7 +124,7 @@ func ReadJournal(f io.ReaderAt, apply func(Record)) (head *Head, end int64, err 
 			}
 		} else {
 			var rec Record
-			if !Unseal(line, &rec) {
+			if json.Unmarshal(payload, &rec) != nil {
 				return head, end, nil
 			}
 			apply(rec)
@@ -163,13 +167,14 @@ func appendLines[T any](j *Journal, lines ...T) error {
 		return err
 	}
 	var b []byte
-	at := j.end
+	var payload bytes.Buffer
+	encoder, at := json.NewEncoder(&payload), j.end
 	for i, line := range lines {
-		sealed, err := Seal(line)
-		if err != nil {
+		payload.Reset()
+		if err := encoder.Encode(line); err != nil {
 			return err
 		}
-		if b = append(b, sealed...); len(b) < writeSize && i < len(lines)-1 {
+		if b = seal(b, bytes.TrimSuffix(payload.Bytes(), []byte("\n"))); len(b) < writeSize && i < len(lines)-1 {
 			continue
 		}
 		if _, err := j.f.WriteAt(b, at); err != nil {
@@ -184,20 +189,31 @@ func appendLines[T any](j *Journal, lines ...T) error {
 	return nil
 }
 
-// Seal returns lines, each of which begins with its checksum.
+// seal appends a line that begins with its checksum.
+func seal(b, payload []byte) []byte {
+	b = fmt.Appendf(b, "%08x ", crc32.ChecksumIEEE(payload))
+	return append(append(b, payload...), '\n')
+}
+
+// Seal returns lines with their checksums.
 func Seal(lines ...any) (b []byte, err error) {
 	for _, line := range lines {
 		payload, err := json.Marshal(line)
 		if err != nil {
 			return nil, err
 		}
-		b = fmt.Appendf(b, "%08x %s\n", crc32.ChecksumIEEE(payload), payload)
+		b = seal(b, payload)
 	}
 	return b, nil
 }
 
 // Unseal decodes a line, and reports whether it is whole.
 func Unseal(line []byte, value any) bool {
+	payload, ok := unseal(line)
+	return ok && json.Unmarshal(payload, value) == nil
+}
+
+func unseal(line []byte) (payload []byte, ok bool) {
 	check, payload, ok := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
-	return ok && string(check) == fmt.Sprintf("%08x", crc32.ChecksumIEEE(payload)) && json.Unmarshal(payload, value) == nil
+	return payload, ok && string(check) == fmt.Sprintf("%08x", crc32.ChecksumIEEE(payload))
 }

@@ -1,7 +1,6 @@
 package progress
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -30,11 +29,11 @@ func linesOf(t testing.TB, j *Journal) (head *Head, records []Record) {
 
 // sealed is the text of a journal of these lines.
 func sealed(payloads ...string) (s string) {
+	var b []byte
 	for _, p := range payloads {
-		b, _ := Seal(json.RawMessage(p))
-		s += string(b)
+		b = seal(b, []byte(p))
 	}
-	return s
+	return string(b)
 }
 
 const (
