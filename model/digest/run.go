@@ -129,25 +129,14 @@ func Join(names ...string) (string, error) {
 		if err != nil || first != next {
 			return "", errors.Join(errJoin, err)
 		}
-		for i, t := range of {
-			if i > 0 || len(trees) > 0 {
-				trees = settle(trees, next)
+		for _, t := range of {
+			if n := len(trees) - 1; n >= 0 { // the last subtree is joined when another follows: it is not the root
+				trees = push(trees[:n], trees[n], next)
 			}
 			trees = append(trees, t)
 			next += 1 << t.height
 		}
 	}
-	return root(trees)
-}
-
-// settle joins the pairs of subtrees that are complete and end before the chunk end.
-func settle(trees []tree, end uint64) []tree {
-	n := len(trees)
-	return push(trees[:n-1], trees[n-1], end)
-}
-
-// root names the message that subtrees, from left to right, make up.
-func root(trees []tree) (string, error) {
 	if len(trees) < 2 {
 		return "", errJoin
 	}

@@ -15,8 +15,6 @@ type wide struct {
 	rest  []byte // bytes behind trees, at most atOnce: the last ones of a message are hashed otherwise
 }
 
-func newWide() *wide { return &wide{rest: make([]byte, 0, atOnce)} }
-
 // Reset implements Hash.
 func (w *wide) Reset() { w.trees, w.next, w.rest = w.trees[:0], 0, w.rest[:0] }
 

@@ -171,18 +171,18 @@ type generator struct {
 	base, scale float32
 }
 
-// fill writes the bytes from offset on; it may begin and end inside a value.
+// fill writes the bytes from offset on, four values at a time; it may begin and end inside a value.
 func (g generator) fill(dst []byte, offset uint64) {
 	i := offset / 2
 	if offset%2 == 1 && len(dst) > 0 {
 		dst[0] = byte(g.at(i) >> 8)
 		dst, i = dst[1:], i+1
 	}
-	n := len(dst) / 2
-	g.values(dst[:2*n], i)
-	if len(dst)%2 == 1 {
-		dst[2*n] = byte(g.at(i + uint64(n)))
+	for ; len(dst) >= 8; dst, i = dst[8:], i+4 {
+		four := uint64(g.at(i)) | uint64(g.at(i+1))<<16 | uint64(g.at(i+2))<<32 | uint64(g.at(i+3))<<48
+		binary.LittleEndian.PutUint64(dst, four)
 	}
+	elements(dst, 2*i, 2, func(i uint64) uint64 { return uint64(g.at(i)) })
 }
 
 // fillTable writes bytes of a table with rows of k experts of n.
@@ -208,18 +208,6 @@ func elements(dst []byte, offset, size uint64, at func(i uint64) uint64) {
 		binary.LittleEndian.PutUint64(element[:], at(offset/size))
 		n := copy(dst, element[offset%size:size])
 		dst, offset = dst[n:], offset+uint64(n)
-	}
-}
-
-// values writes the values from index i on, four at a time.
-func (g generator) values(dst []byte, i uint64) {
-	for len(dst) >= 8 {
-		four := uint64(g.at(i)) | uint64(g.at(i+1))<<16 | uint64(g.at(i+2))<<32 | uint64(g.at(i+3))<<48
-		binary.LittleEndian.PutUint64(dst, four)
-		dst, i = dst[8:], i+4
-	}
-	for ; len(dst) > 0; dst, i = dst[2:], i+1 {
-		binary.LittleEndian.PutUint16(dst, g.at(i))
 	}
 }
 

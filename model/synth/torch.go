@@ -22,7 +22,14 @@ import (
 // value of the stream.
 func Torch(c *config.Config, seed uint64) *Source {
 	s := New(c, seed)
-	s.gates = newTorchGates(c, seed)
+	s.gates = &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
+	next := int64(0)
+	for slot := range table.FamilyOf(c).Slots(c) {
+		if slot.Role() == table.Gate { // the reference does not draw e_score_correction_bias
+			s.gates.first[slot.Name] = next
+			next += int64(c.MoE.NRoutedExperts) * int64(c.HiddenSize)
+		}
+	}
 	return s
 }
 
@@ -37,19 +44,6 @@ type torchGates struct {
 
 // markEvery is the distance between marks: skipping it takes a few milliseconds.
 const markEvery = 1 << 20
-
-// newTorchGates returns the stream of the gates of c.
-func newTorchGates(c *config.Config, seed uint64) *torchGates {
-	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
-	next := int64(0)
-	for slot := range table.FamilyOf(c).Slots(c) {
-		if slot.Role() == table.Gate { // the reference does not draw e_score_correction_bias
-			t.first[slot.Name] = next
-			next += int64(c.MoE.NRoutedExperts) * int64(c.HiddenSize)
-		}
-	}
-	return t
-}
 
 // fill writes the bytes from offset on of a gate's weight, whose first value has the position first in the stream. The
 // last values drawn may be more than dst takes; the generator is a copy.

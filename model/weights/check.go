@@ -131,20 +131,16 @@ func (k *checker) check(s table.Slot) {
 		}
 	default:
 		if _, ok := w.DType.Format(); !ok {
-			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s and the blocks of GGUF", w.DType, computed()))
+			computed := []string{"F32", "F16", "BF16"}
+			for _, f := range tensor.Forms() {
+				computed = append(computed, f.Codes.String())
+			}
+			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s and the blocks of GGUF", w.DType,
+				strings.Join(slices.Compact(computed), ", ")))
 		} else if _, err := tensor.Size(w.DType, w.Shape); err != nil {
 			k.wrong(s, w, err.Error())
 		}
 	}
-}
-
-// computed lists the dtypes that the model computes with, blocks aside.
-func computed() string {
-	list := []string{"F32", "F16", "BF16"}
-	for _, f := range tensor.Forms() {
-		list = append(list, f.Codes.String())
-	}
-	return strings.Join(slices.Compact(list), ", ")
 }
 
 func (k *checker) wrong(s table.Slot, w *Weight, cause string) {

@@ -99,7 +99,7 @@ func (s *Stream) Values() ([]float32, error) {
 	var err error
 	if s.w.Scales != nil {
 		s.values = slices.Grow(s.values[:0], n)[:n]
-		err = s.dequantise()
+		err = s.Decode(s.values, -s.lead)
 	} else {
 		s.values, err = tensor.Tensor{DType: s.w.DType, Shape: []int{n}, Data: s.Raw}.Float32s(s.values[:0])
 	}
@@ -166,9 +166,6 @@ func (s *Stream) smallGrid() bool {
 	rows, cols := s.w.Scaling().Blocks.Grid()
 	return rows*cols <= smallGrid
 }
-
-// dequantise fills values with Raw's codes times their scales.
-func (s *Stream) dequantise() error { return s.Decode(s.values, -s.lead) }
 
 // side reads the bytes begin … end of a side into its buffer.
 func (s *Stream) side(side *Weight, begin, end int64) ([]byte, error) {

@@ -147,7 +147,11 @@ func (w *Weight) CheckScales() error {
 		return fmt.Errorf("dtype %s, shape %v: only a matrix can have a scale per block", w.DType, w.Shape)
 	}
 	rows, cols := w.Blocks().Grid()
-	if e := (&ScalesError{Weight: w, Want: []int{rows, cols}}); e.Missing() || e.Misshapen() || !e.readable() {
+	e := &ScalesError{Weight: w, Want: []int{rows, cols}}
+	if e.Missing() || e.Misshapen() {
+		return e
+	}
+	if d := w.Scales.DType; !d.Casts() && d != tensor.F8E8M0 && (d != tensor.F8E4M3 || w.Form().Second == "") {
 		return e
 	}
 	return w.checkParts()
@@ -164,12 +168,6 @@ type ScalesError struct {
 func (e *ScalesError) Name() string {
 	f := e.Weight.Form()
 	return f.PartName(e.Weight.Name, f.Parts[0])
-}
-
-// readable reports whether the scales have a dtype that scales have.
-func (e *ScalesError) readable() bool {
-	d := e.Weight.Scales.DType
-	return d.Casts() || d == tensor.F8E8M0 || d == tensor.F8E4M3 && e.Weight.Form().Second != ""
 }
 
 // Missing reports whether there are no scales.
@@ -299,7 +297,15 @@ func New(c *config.Config, h Headers) *Set {
 	if s.block == [2]int{} {
 		s.block = defaultBlock
 	}
-	prefix := missingPrefix(h)
+	prefix := ""
+	for info := range h.Tensors() {
+		if strings.HasPrefix(info.Name, "model.") {
+			prefix = ""
+			break
+		} else if strings.HasPrefix(info.Name, "layers.") {
+			prefix = "model."
+		}
+	}
 	if s.family.Namings != nil {
 		s.spell(c, h)
 		s.linkScales()
@@ -326,7 +332,14 @@ func (s *Set) spell(c *config.Config, h Headers) {
 		name, namings := s.family.Spell(c, stored.Name)
 		info.Name = name
 		if namings != 0 && s.namings&namings == 0 {
-			s.refuse(stored, s.otherNaming(namings, first))
+			cause := fmt.Sprintf("is %s, but the other tensors have %s", s.whose(namings), s.whose(s.namings))
+			for _, others := range slices.Sorted(maps.Keys(first)) {
+				if others&namings == 0 {
+					cause = fmt.Sprintf("is %s, but %s is %s", s.whose(namings), text.Quote(first[others]), s.whose(others))
+					break
+				}
+			}
+			s.refuse(stored, cause)
 		} else if namings != 0 {
 			s.namings &= namings
 			if _, known := first[namings]; !known {
@@ -335,16 +348,6 @@ func (s *Set) spell(c *config.Config, h Headers) {
 		}
 		s.take(info, stored.Name)
 	}
-}
-
-// otherNaming says which tensor has a name of another naming; first has one for each set of namings so far.
-func (s *Set) otherNaming(namings uint, first map[uint]string) string {
-	for _, others := range slices.Sorted(maps.Keys(first)) {
-		if others&namings == 0 {
-			return fmt.Sprintf("is %s, but %s is %s", s.whose(namings), text.Quote(first[others]), s.whose(others))
-		}
-	}
-	return fmt.Sprintf("is %s, but the other tensors have %s", s.whose(namings), s.whose(s.namings))
 }
 
 // whose describes namings: "a published name or a name of save_pretrained".
@@ -398,8 +401,15 @@ func (s *Set) take(info tensor.Info, stored string) {
 	named := info
 	info, part, form, places := partOf(s.family, info, s.method)
 	owner := strings.TrimSuffix(info.Name, part)
-	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block,
-		Places: s.shared(places, part, info), form: form}
+	if places != nil { // tensors that are alike share one
+		key := placesKey{part, info.DType, [2]int(info.Shape)}
+		if s.places[key] == nil {
+			s.places[key] = places
+		}
+		places = s.places[key]
+	}
+	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, Places: places,
+		form: form}
 	if info.Name != named.Name || info.DType != named.DType {
 		w.Header = &named
 	}
@@ -434,38 +444,12 @@ type placesKey struct {
 	shape [2]int
 }
 
-// shared returns the Places of a tensor, the same as those of a tensor that is like it.
-func (s *Set) shared(p *tensor.Places, part string, info tensor.Info) *tensor.Places {
-	if p == nil {
-		return nil
-	}
-	key := placesKey{part, info.DType, [2]int(info.Shape)}
-	if s.places[key] == nil {
-		s.places[key] = p
-	}
-	return s.places[key]
-}
-
 // place finishes a weight whose Place is that of its owner.
 func (s *Set) place(w Weight) *Weight {
 	if w.row = w.Row; w.Part != "" {
 		w.Row = nil
 	}
 	return &w
-}
-
-// missingPrefix returns "model." if h's names lack it.
-func missingPrefix(h Headers) string {
-	prefix := ""
-	for info := range h.Tensors() {
-		switch {
-		case strings.HasPrefix(info.Name, "model."):
-			return ""
-		case strings.HasPrefix(info.Name, "layers."):
-			prefix = "model."
-		}
-	}
-	return prefix
 }
 
 func (s *Set) add(w *Weight) {

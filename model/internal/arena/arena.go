@@ -36,8 +36,12 @@ func (a *Arena) Close(keep []float32) {
 
 // Get returns n numbers with undefined values.
 func (a *Arena) Get(n int) []float32 {
-	if n > large {
-		return a.getLarge(n)
+	if n > large { // a buffer of its own; a collection costs little where most of the memory is numbers
+		if a.made += n; a.made > garbage {
+			runtime.GC()
+			a.made = n
+		}
+		return make([]float32, n)
 	}
 	class := bits.Len(uint(max(n, 1) - 1))
 	if last := len(a.free[class]) - 1; last >= 0 {
@@ -49,15 +53,6 @@ func (a *Arena) Get(n int) []float32 {
 	buf := make([]float32, n, 1<<class)
 	a.used = append(a.used, buf)
 	return buf
-}
-
-// getLarge returns a buffer of its own. A collection costs little where most of the memory is numbers.
-func (a *Arena) getLarge(n int) []float32 {
-	if a.made += n; a.made > garbage {
-		runtime.GC()
-		a.made = n
-	}
-	return make([]float32, n)
 }
 
 // Own returns values if their buffer is the arena's, else nil: who keeps them keeps no large buffer.
@@ -74,9 +69,12 @@ func (a *Arena) Mark() int { return len(a.used) }
 // Release takes back the buffers handed out since mark and the buffer of dropped, however old,
 // but not the buffer of keep.
 func (a *Arena) Release(mark int, dropped, keep []float32) {
-	if i := a.find(mark, dropped); i >= 0 && !sameBuffer(dropped, keep) {
-		mark--
-		a.used[i], a.used[mark] = a.used[mark], a.used[i]
+	for i := mark - 1; i >= 0 && !sameBuffer(dropped, keep); i-- {
+		if sameBuffer(a.used[i], dropped) {
+			mark--
+			a.used[i], a.used[mark] = a.used[mark], a.used[i]
+			break
+		}
 	}
 	kept := a.used[:mark]
 	for _, buf := range a.used[mark:] {
@@ -88,16 +86,6 @@ func (a *Arena) Release(mark int, dropped, keep []float32) {
 		}
 	}
 	a.used = kept
-}
-
-// find returns the index of values among the first n buffers in use, or -1.
-func (a *Arena) find(n int, values []float32) int {
-	for i := n - 1; i >= 0; i-- {
-		if sameBuffer(a.used[i], values) {
-			return i
-		}
-	}
-	return -1
 }
 
 // sameBuffer reports whether two slices begin at the same number.
