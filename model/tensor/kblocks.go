@@ -144,8 +144,8 @@ type encoder struct {
 
 var encoding = sync.Pool{New: func() any { return new(encoder) }}
 
-// encodeMinimums is quantize_row_q4_K_ref or quantize_row_q5_K_ref of one or two blocks: the parts' scales and minimums of
-// kernel.Fit, rounded to 6 bits of two F16, and the codes nearest under these.
+// encodeMinimums is quantize_row_q4_K_ref or quantize_row_q5_K_ref of one or two blocks: the parts' scales and minimums
+// of kernel.Fit, rounded to 6 bits of two F16, and the codes nearest under these.
 func encodeMinimums(dst []byte, x []float32, s *search, d DType) {
 	e := encoding.Get().(*encoder)
 	defer encoding.Put(e)

@@ -44,7 +44,8 @@ func (t Tensor) HalfSteps(dst []float32) []float32 {
 	return dst
 }
 
-// precisions holds the significant bits of dtypes that numbers are rounded to, and the exponent of the least normal one.
+// precisions holds the significant bits of dtypes that numbers are rounded to, and the exponent of their least
+// normal number.
 var precisions = map[DType]struct{ bits, least int }{F16: {11, -14}, BF16: {8, -126}, F8E4M3: {4, -6}}
 
 // Rounding says how elements of a tensor were rounded to its dtype.
@@ -197,7 +198,8 @@ func (m *measure) beyondParts(all, x []float32, data []byte, d DType) int {
 	for p := range spans {
 		s, step := &spans[p], b.step(p)
 		half, factor, most := 0.5*step, float32(1), float32(b.most)
-		filled := b.minimums && s.Above+s.Below >= most*half || max(s.Below, s.Above) >= most*half // the numbers, and 0, reach so far
+		// filled: the numbers, and 0, are certain to fill half of the range
+		filled := b.minimums && s.Above+s.Below >= most*half || max(s.Below, s.Above) >= most*half
 		if step == 0 || ofScales < 1 || !filled {
 			if factors == nil {
 				factors, _ = b.excess(room[:0], all)
