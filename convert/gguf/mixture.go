@@ -59,8 +59,7 @@ func newMixer(word string, c *config.Config) *mixer {
 // hasMore is use_more_bits: the first and last eighth of n, and every third between.
 func hasMore(i, n int) bool { return i < n/8 || i >= 7*n/8 || (i-n/8)%3 == 2 }
 
-// dtype returns the type of a tensor that is quantised: of a weight with that place, in rows of
-// so many elements.
+// dtype returns the type of the next tensor that is quantised: of a weight with that place, in rows of so many elements.
 func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 	d := m.most
 	switch role := p.Role(); {
@@ -71,65 +70,48 @@ func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 			d = tensor.Q6_K
 		}
 	case role == table.VProj:
-		d = m.valueType()
+		switch {
+		case m.eight:
+			d = tensor.Q8_0
+		case m.more && hasMore(m.value, m.values):
+			d = tensor.Q6_K
+		case m.word == "q2_k" && m.shared >= 4, m.word == "q3_k_m" && m.value >= 2:
+			d = tensor.Q4_K
+		case m.word == "q2_k":
+			d = tensor.Q3_K
+		case m.word == "q3_k_m", m.word == "q3_k_l", m.word == "q4_k_s" && m.value < 4:
+			d = tensor.Q5_K
+		}
 		m.value++
 	case (role == table.KProj || role == table.WK) && m.eight:
 		d = tensor.Q8_0
+	case role == table.OProj && m.eight:
+		switch m.word {
+		case "q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m":
+			d = tensor.Q5_K
+		}
 	case role == table.OProj:
-		d = m.outputType()
+		switch m.word {
+		case "q2_k":
+			d = tensor.Q3_K
+		case "q3_k_m":
+			d = tensor.Q4_K
+		case "q3_k_l":
+			d = tensor.Q5_K
+		}
 	case role == table.DownProj:
-		d = m.downType(p.Layer)
-	}
-	return fitting(d, row)
-}
-
-// valueType is the type of the next attn_v tensor.
-func (m *mixer) valueType() tensor.DType {
-	switch {
-	case m.eight:
-		return tensor.Q8_0
-	case m.more && hasMore(m.value, m.values):
-		return tensor.Q6_K
-	case m.word == "q2_k" && m.shared >= 4:
-		return tensor.Q4_K
-	case m.word == "q2_k":
-		return tensor.Q3_K
-	case m.word == "q3_k_m" && m.value < 2, m.word == "q3_k_l", m.word == "q4_k_s" && m.value < 4:
-		return tensor.Q5_K
-	case m.word == "q3_k_m":
-		return tensor.Q4_K
-	}
-	return m.most
-}
-
-// outputType is the type of attn_output tensors.
-func (m *mixer) outputType() tensor.DType {
-	switch m.word {
-	case "q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m":
-		if m.eight {
-			return tensor.Q5_K
+		switch l := p.Layer; {
+		case m.more && hasMore(l, m.blocks):
+			d = tensor.Q6_K
+		case m.word == "q3_k_m" && l < m.blocks/16, m.word == "q3_k_l", m.word == "q4_k_s" && l < m.blocks/8:
+			d = tensor.Q5_K
+		case m.word == "q3_k_m":
+			d = tensor.Q4_K
+		case m.word == "q2_k":
+			d = tensor.Q3_K
 		}
 	}
-	few := map[string]tensor.DType{"q2_k": tensor.Q3_K, "q3_k_m": tensor.Q4_K, "q3_k_l": tensor.Q5_K}
-	if d, known := few[m.word]; known && !m.eight {
-		return d
-	}
-	return m.most
-}
-
-// downType is the type of the ffn_down tensors of a layer.
-func (m *mixer) downType(layer int) tensor.DType {
-	switch {
-	case m.more && hasMore(layer, m.blocks):
-		return tensor.Q6_K
-	case m.word == "q3_k_m" && layer < m.blocks/16, m.word == "q3_k_l", m.word == "q4_k_s" && layer < m.blocks/8:
-		return tensor.Q5_K
-	case m.word == "q3_k_m":
-		return tensor.Q4_K
-	case m.word == "q2_k":
-		return tensor.Q3_K
-	}
-	return m.most
+	return fitting(d, row)
 }
 
 // fitting is tensor_type_fallback: what rows are quantised to that are not whole blocks.
