@@ -4,17 +4,11 @@ import "slices"
 
 // familyV2 is the table of DeepSeek-V2 and V2-Lite (model_type "deepseek_v2"): the first DeepSeekMoE's with other
 // attention.
-var familyV2 = Family{ModelTypes: []string{"deepseek_v2"}, Rows: latentRows(), Ignored: familyV1.Ignored}
-
-func latentRows() (rows []Row) {
-	for _, row := range familyV1.Rows {
-		if row.Module != Attention {
-			rows = append(rows, row)
-		} else if row.Role == QProj {
-			rows = append(rows, latentAttention...)
-		}
-	}
-	return rows
+var familyV2 = Family{
+	ModelTypes: []string{"deepseek_v2"},
+	Rows: behind(slices.DeleteFunc(slices.Clone(familyV1.Rows), func(r Row) bool { return r.Module == Attention }),
+		EmbedTokens, latentAttention...),
+	Ignored: familyV1.Ignored,
 }
 
 // behind returns rows with others behind the last one of a role.

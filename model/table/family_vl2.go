@@ -14,14 +14,21 @@ var familyVL2 = Family{
 	Ignored:    familyV1.Ignored,
 }
 
-// eitherAttention puts the rows of plain attention before those of latent attention, each on its condition.
+// eitherAttention puts the rows of the first DeepSeekMoE's attention before those of latent attention, each on its condition.
 // q_proj and o_proj are rows of both: their widths are those of the heads.
 func eitherAttention(latent []Row) (rows []Row) {
 	for _, row := range latent {
 		switch {
 		case row.Role == QProj:
 			row.Shape = []dim{headQueries, hidden}
-			rows = append(append(rows, row), plainAttention()...)
+			rows = append(rows, row)
+			for _, plain := range familyV1.Rows {
+				switch plain.Role {
+				case qProjBias, KProj, kProjBias, VProj, vProjBias:
+					plain.When = and(plain.When, plainOnly)
+					rows = append(rows, plain)
+				}
+			}
 		case row.Role == OProj:
 			row.Shape = []dim{hidden, headContext}
 			rows = append(rows, row)
@@ -29,18 +36,6 @@ func eitherAttention(latent []Row) (rows []Row) {
 			rows = append(rows, row)
 		default:
 			row.When = and(row.When, latentOnly)
-			rows = append(rows, row)
-		}
-	}
-	return rows
-}
-
-// plainAttention is the first DeepSeekMoE's attention without q_proj and o_proj.
-func plainAttention() (rows []Row) {
-	for _, row := range familyV1.Rows {
-		switch row.Role {
-		case qProjBias, KProj, kProjBias, VProj, vProjBias:
-			row.When = and(row.When, plainOnly)
 			rows = append(rows, row)
 		}
 	}
