@@ -74,11 +74,7 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 //
 // With Finish, Run publishes the output whose parts RunPart has written. Its files are the same as from one run.
 func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*Report, error) {
-	target, p, err := prepare(dst, src, &o)
-	if err != nil {
-		return nil, err
-	}
-	done, err := execute(ctx, dst, target, p, src, o.Settings)
+	p, done, err := convert(ctx, dst, src, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -98,11 +94,7 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 // are written in any order, at once, again, by any machines that share the directory; dst appears when Run is
 // called with Finish. All calls need the same options and the same src.
 func RunPart(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*PartReport, error) {
-	target, p, err := prepare(dst, src, &o)
-	if err != nil {
-		return nil, err
-	}
-	done, err := execute(ctx, dst, target, p, src, o.Settings)
+	p, done, err := convert(ctx, dst, src, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -119,13 +111,15 @@ func RunPart(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Opti
 	return r, nil
 }
 
-// prepare checks where src is to be written and plans that. It sets o.Origin.
-func prepare(dst string, src *checkpoint.Checkpoint, o *Options) (target string, p *plan.Plan, err error) {
+// convert checks where src is to be written, plans that, and has the plan carried out. It sets o.Origin.
+func convert(ctx context.Context, dst string, src *checkpoint.Checkpoint, o *Options) (p *plan.Plan, r *engine.Result,
+	err error) {
 	if err := o.Settings.Check(); err != nil {
-		return "", nil, err
+		return nil, nil, err
 	}
-	if target, err = targetOf(dst); err != nil {
-		return "", nil, err
+	target, err := targetOf(dst)
+	if err != nil {
+		return nil, nil, err
 	}
 	o.Options = o.Into(target)
 	err = checkOverlap(src, target)
@@ -133,13 +127,16 @@ func prepare(dst string, src *checkpoint.Checkpoint, o *Options) (target string,
 		err = checkSpared(src, target)
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
+		return nil, nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
 	if !src.Source.OnDisk() {
 		o.Origin = src.Path
 	}
-	p, err = Plan(src, *o)
-	return target, p, err
+	if p, err = Plan(src, *o); err != nil {
+		return nil, nil, err
+	}
+	r, err = execute(ctx, dst, target, p, src, o.Settings)
+	return p, r, err
 }
 
 // Synthesise writes a checkpoint from a rule into a new directory dst, as Run does. Its

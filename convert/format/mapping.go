@@ -67,8 +67,7 @@ type mapping struct {
 
 var _ Data = (*mapping)(nil)
 
-// NewMapping is a Mapping of the file at path. Errors, here and of the methods, are of type
-// *problem.Error.
+// NewMapping opens the file at path. Errors, here and of the methods, are of type *problem.Error.
 func NewMapping(path string) (*mapping, error) {
 	f, _, err := OpenRegular(path)
 	if err != nil {
@@ -139,44 +138,34 @@ func (m *mapping) reopen() (*os.File, error) {
 }
 
 // View maps the file, if it is not yet.
-func (m *mapping) View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error) {
+func (m *mapping) View(name string, info tensor.Info, offset int64, found bool) (t tensor.Tensor, err error) {
 	if !found {
-		return tensor.Tensor{}, problem.In(m.path, problem.Problem{Tensor: name, Cause: "no such tensor in this file"})
+		return t, problem.In(m.path, problem.Problem{Tensor: name, Cause: "no such tensor in this file"})
 	}
-	data, err := m.mapped()
-	if err != nil {
-		return tensor.Tensor{}, err
-	}
-	end := offset + info.Bytes()
-	return tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: data[offset:end:end]}, nil
-}
-
-// mapped maps the file, if it is not yet.
-func (m *mapping) mapped() (mmap.MMap, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, problem.New(m.path, "file is closed", "")
+		return t, problem.New(m.path, "file is closed", "")
 	}
-	if m.data != nil {
-		return m.data, nil
+	if m.data == nil {
+		f, err := m.reopen()
+		if err != nil {
+			return t, err
+		}
+		defer f.Close() // the mapping outlives the descriptor
+		if stat, err := f.Stat(); err != nil || stat.Size() != m.Size() {
+			return t, problem.New(m.path, "had "+text.Bytes(m.Size())+
+				" when its header was read, and has another size now", "")
+		}
+		if err := Room(m.Size()); err != nil {
+			return t, problem.New(m.path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
+		}
+		if m.data, err = mmap.MapRegion(f, int(m.Size()), mmap.RDONLY, 0, 0); err != nil {
+			return t, problem.System(m.path, "mapping "+text.Bytes(m.Size()), err)
+		}
 	}
-	f, err := m.reopen()
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close() // the mapping outlives the descriptor
-	if stat, err := f.Stat(); err != nil || stat.Size() != m.Size() {
-		return nil, problem.New(m.path, "had "+text.Bytes(m.Size())+
-			" when its header was read, and has another size now", "")
-	}
-	if err := Room(m.Size()); err != nil {
-		return nil, problem.New(m.path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
-	}
-	if m.data, err = mmap.MapRegion(f, int(m.Size()), mmap.RDONLY, 0, 0); err != nil {
-		return nil, problem.System(m.path, "mapping "+text.Bytes(m.Size()), err)
-	}
-	return m.data, nil
+	end := offset + info.Bytes()
+	return tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: m.data[offset:end:end]}, nil
 }
 
 // Aside moves data to a file without a name, in the directory of temporary files, and maps it: the system keeps it in memory

@@ -107,18 +107,18 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 // notListed is what is wrong with a layer without a list.
 const notListed = "no list of experts; each layer with routed experts has one, of the same length"
 
-// ofLayers returns a line for each text of said: its layers, between, and the text. Texts come in the order of their
-// first layers.
-func ofLayers(said map[string][]int, between string) (lines []string) {
-	order := slices.SortedFunc(maps.Keys(said), func(a, b string) int {
-		return cmp.Or(cmp.Compare(said[a][0], said[b][0]), cmp.Compare(a, b))
+// ofLayers returns a line for each text: its layers, between, and the text. Texts come in the order of their first
+// layers.
+func ofLayers(layers map[string][]int, between string) (lines []string) {
+	order := slices.SortedFunc(maps.Keys(layers), func(a, b string) int {
+		return cmp.Or(cmp.Compare(layers[a][0], layers[b][0]), cmp.Compare(a, b))
 	})
 	for _, what := range order {
 		noun := "layers "
-		if len(said[what]) == 1 {
+		if len(layers[what]) == 1 {
 			noun = "layer "
 		}
-		lines = append(lines, noun+text.Ranges(said[what])+between+what)
+		lines = append(lines, noun+text.Ranges(layers[what])+between+what)
 	}
 	return lines
 }
