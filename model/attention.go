@@ -36,7 +36,9 @@ func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 		q = p.positioned(l, p.headsOf(name+".q_norm", &a.QNorm, q, c.Attention.NumAttentionHeads))
 		k = p.positioned(l, p.headsOf(name+".k_norm", &a.KNorm, k, groups))
 		vT := p.Move(splitHeadsT(p.in, groups, width, 0, width), v)
-		scoring := &Scoring{By: float32(math.Sqrt(float64(c.QKHeadDim()))), Divides: true, Mask: p.maskOf(l)}
+		mask := *p.mask
+		mask.Window = c.Window(l)
+		scoring := &Scoring{By: float32(math.Sqrt(float64(c.QKHeadDim()))), Divides: true, Mask: &mask}
 		if p.rules.Attention.ScalesScores {
 			scoring.By, scoring.Divides = softmaxScale(c), false
 		}
@@ -67,13 +69,6 @@ func (p *pass[V]) positioned(l int, heads V) V {
 		return heads
 	}
 	return p.rotated(heads)
-}
-
-// maskOf returns the mask of layer l's attention.
-func (p *pass[V]) maskOf(l int) *Mask {
-	mask := *p.mask
-	mask.Window = p.config.Window(l)
-	return &mask
 }
 
 // latentAttention is causal latent attention, mirroring DeepseekV2Attention.forward and

@@ -52,7 +52,15 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 	if c.TieWordEmbeddings && !table.UsesStoredHead(c, set.Has) {
 		m.LMHead.Weight = m.Model.EmbedTokens
 	}
-	m.shareCopies()
+	for k := range m.Model.MTP { // prediction layers without embedding or head use the model's
+		layer := &m.Model.MTP[k]
+		if layer.EmbedTokens.Name == "" {
+			layer.EmbedTokens = m.Model.EmbedTokens
+		}
+		if layer.SharedHead.Head.Weight.Name == "" {
+			layer.SharedHead.Head = m.LMHead
+		}
+	}
 	return m, nil
 }
 
@@ -66,19 +74,6 @@ func InFloat32(c *config.Config, p table.Place) bool {
 		return rules.Router.KeepsGate
 	}
 	return p.Row.Parameter() || rules.NormsOnce && (p.Module() == table.Norms || p.Role() == table.KVNorm)
-}
-
-// shareCopies lets prediction layers without embedding or head use the model's.
-func (m *DeepseekForCausalLM) shareCopies() {
-	for k := range m.Model.MTP {
-		layer := &m.Model.MTP[k]
-		if layer.EmbedTokens.Name == "" {
-			layer.EmbedTokens = m.Model.EmbedTokens
-		}
-		if layer.SharedHead.Head.Weight.Name == "" {
-			layer.SharedHead.Head = m.LMHead
-		}
-	}
 }
 
 // bind views a weight, and reads its scales. A layer's weight whose source has no views is read
@@ -376,7 +371,13 @@ func (p *pass[V]) forget(list []*Weight) (any bool) {
 	for _, w := range list {
 		p.o.dontNeed(w)
 		if w.unread != nil && !p.o.Training && w.Data != nil {
-			w.letGo()
+			if w.unread.free != nil {
+				w.unread.free()
+			}
+			w.Data, w.unread.free, w.unread.kept = nil, nil, false
+			if w.unread.w.Places != nil {
+				w.Grid = tensor.Grid{}
+			}
 			any = true
 		}
 	}

@@ -50,17 +50,6 @@ func (w *Weight) Keep() {
 // setAside moves a weight that was read out of memory, until it is let go.
 func (w *Weight) setAside() { w.Data, w.unread.free = w.unread.src.Aside(w.Data) }
 
-// letGo lets a weight that was read go.
-func (w *Weight) letGo() {
-	if w.unread.free != nil {
-		w.unread.free()
-	}
-	w.Data, w.unread.free, w.unread.kept = nil, nil, false
-	if w.unread.w.Places != nil {
-		w.Grid = tensor.Grid{}
-	}
-}
-
 // Rows returns rows from … to-1 of a matrix, under the name of the whole. Each has scales of its own.
 func (w *Weight) Rows(from, to int) Weight {
 	rows, bytes := *w, len(w.Data)/w.Shape[0]
