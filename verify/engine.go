@@ -29,6 +29,19 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	e.Cache, _ = bounds.RoundingOf(j.engine.Cache)
 	e.Flash = slices.Contains(j.engine.Attention, pack.Flash)
 	e.Narrow, e.Serial = j.engine.Sums == pack.F16Sums, j.engine.Sums == pack.SerialSums
+	if j.counts { // of the other stages the goldens are taken
+		e.Given = func(w *model.Weight) []float32 {
+			stage := strings.TrimSuffix(w.Name, ".weight") + ".output"
+			if !j.pack.Has(stage) || j.scope.compares(stage) {
+				return nil
+			}
+			values, err := j.pack.Float32s(stage)
+			if err != nil || !bounds.AllFinite(values) {
+				return nil
+			}
+			return values
+		}
+	}
 	points := j.points()
 	if c := j.model.Config; (slices.Contains(j.engine.Attention, pack.Absorbed) || points.Absorbs()) && c.LatentAttention() {
 		e.Absorbs = func(w *model.Weight) (keys, values int) {

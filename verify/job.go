@@ -26,8 +26,10 @@ type job struct {
 	engine  *pack.Arithmetic // of an engine, as it is reproduced
 	rounded bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
 	counts  bool             // elements that miss are noted
-	found   []recognised     // how an engine rounds, read off its numbers
-	trial   bool             // a mistake is undone: no numbers of config.json are tried
+	// recognises says that ways of rounding are read off the numbers; found are those that were.
+	recognises bool
+	found      []recognised
+	trial      bool // a mistake is undone: no numbers of config.json are tried
 
 	// watch is called with each stage that is held to the error analysis; may be nil
 	watch func(stage string, x *bounds.Value, rows *bounds.Rows)

@@ -37,9 +37,9 @@ func (e *evidence) project() report.Report {
 	}
 	if j.pack.IsTrace() {
 		r.Golden.Observed = undeclared(j.engine, m.Arithmetic)
-		for i := range j.found {
-			r.Golden.Recognised = append(r.Golden.Recognised, j.found[i].reported())
-		}
+	}
+	for i := range j.found {
+		r.Golden.Recognised = append(r.Golden.Recognised, j.found[i].reported())
 	}
 	if o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"

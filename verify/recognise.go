@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -14,11 +13,33 @@ import (
 // rounding is taken for the whole run, HuggingFace's eager one if all elements fit it, else the one that most elements
 // fit.
 
+// recogniseFused looks for the ways in which the reference's fused operations round, which are not known. If they are
+// recognised, and no stage of another kind of operation fails, it returns the run with these ways.
+func recogniseFused(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
+	excused := func(c report.Check) bool { return c.Status == report.UnknownRounding }
+	if !e.job.unknownRoundings().fused || e.job.options.Mode != report.Local || !slices.ContainsFunc(r.Checks, excused) {
+		return e, r, nil
+	}
+	strict := *e.job
+	strict.recognises = true
+	again, err := strict.gather(ctx)
+	if err != nil {
+		return e, r, err
+	}
+	again, found, err := recognise(ctx, again, conclude(again.project()))
+	unknown := func(f recognised) bool { return !f.decided }
+	other := func(c report.Check) bool { return c.Verdict == report.Fail && again.job.kindsOf(c.Tensor) == nil }
+	if err != nil || slices.ContainsFunc(again.job.found, unknown) || slices.ContainsFunc(found.Checks, other) {
+		return e, r, err
+	}
+	return again, found, nil
+}
+
 // recognise looks for an engine's ways of rounding if stages of a trace in a 16-bit dtype fail. It returns the run with the
 // ways that were found.
 func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
 	j, user := e.job, e.job.options
-	if !j.pack.IsTrace() || j.pack.DType == tensor.F32 {
+	if !j.recognises || r.Verdict != report.Fail {
 		return e, r, nil
 	}
 	seen, all := r, *user

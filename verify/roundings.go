@@ -129,7 +129,7 @@ func (t *pass) analysis(o model.Options) *bounds.Analysis {
 	a, ref, engine := bounds.NewAnalysis(o, j.rounded), &j.pack.Manifest.Reference, j.engine
 	fused := ref.Attention == pack.Sdpa || engine != nil && len(engine.Attention) > 0 && engine.Attention[0] != pack.Eager
 	a.SetReference(ref.Threads, ref.GPU == "" && !slices.Contains([]string{"", "highest"}, ref.MatmulPrecision()), fused)
-	if j.pack.IsTrace() && j.pack.DType != tensor.F32 {
+	if j.recognises {
 		a.SetPoints(j.points())
 	}
 	if j.options.Decoded != nil && !j.pack.IsTrace() {

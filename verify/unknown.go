@@ -23,7 +23,7 @@ func (j *job) unknownRoundings() unknownRoundings {
 	return unknownRoundings{
 		attention: !slices.Contains([]string{"", pack.Eager, pack.Sdpa}, r.Attention),
 		experts:   !slices.Contains([]string{"", pack.Eager, pack.GroupedMM, pack.BatchedMM}, r.Experts),
-		fused:     j.pack.DType != tensor.F32 && (r.Compiled || len(r.Replaced) > 0),
+		fused:     j.pack.DType != tensor.F32 && (r.Compiled || len(r.Replaced) > 0) && !j.recognises,
 	}
 }
 

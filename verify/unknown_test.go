@@ -2,6 +2,8 @@ package verify_test
 
 import (
 	"context"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,10 +73,6 @@ func TestUnknownRounding(t *testing.T) {
 	}{
 		"experts": {eager("experts_implementation", "deepgemm"), routed, "the reference ran with experts_implementation " +
 			"deepgemm, whose rounding errors are not known: record the pack with eager, grouped_mm or batched_mm"},
-		"compiled": {eager("compiled", true), routed, "the reference ran code that torch.compile compiled, which may leave " +
-			"roundings out: record the pack without torch.compile"},
-		"replaced": {eager("replaced", map[string]string{"MiniMaxM2Experts": "kernels.moe"}), routed, "the reference ran " +
-			"MiniMaxM2Experts with the code of kernels.moe, whose rounding errors are not known: record the pack without that"},
 		"attention": {attending(t, sdpaBF16, "flex_attention"), context, "the reference ran with attn_implementation " +
 			"flex_attention, whose rounding errors are not known: record the pack with eager or sdpa"},
 	} {
@@ -118,6 +116,56 @@ func TestUnknownRounding(t *testing.T) {
 	r = run(t, c.Config, missing, eager("compiled", true), verify.Options{Undiagnosed: true})
 	require.Equal(t, report.Fail, r.Verdict, "an expert that is missing is no rounding")
 	require.Equal(t, routed, *r.FirstDivergence)
+}
+
+// TestFusedIsRecognised: a norm of a compiled reference that rounds once is reproduced: it passes, and a wrong channel of its
+// weight fails. One that rounds as no norm does is left open.
+func TestFusedIsRecognised(t *testing.T) {
+	t.Parallel()
+	const stage, before = "model.norm.output", "model.layers.4.output"
+	c, _ := open(t, "v3/golden-bf16")
+	weight := must(get(t, c, "model.norm.weight").Float32s(nil))
+	once := func(x, r, w float64) float64 { return x * r * w }
+	weightFirst := func(x, r, w float64) float64 { return to16(x*w) * r }
+	for _, test := range []struct {
+		of      func(x, r, w float64) float64
+		member  string
+		value   any
+		verdict report.Verdict
+		reason  string
+	}{
+		{once, "compiled", true, report.Pass, ""},
+		{once, "replaced", map[string]string{"DeepseekV3RMSNorm": "kernels.norm"}, report.Pass, ""},
+		{weightFirst, "compiled", true, report.Inconclusive, "the reference ran code that torch.compile compiled, which may leave " +
+			"roundings out: record the pack without torch.compile"},
+		{weightFirst, "replaced", map[string]string{"DeepseekV3RMSNorm": "kernels.norm"}, report.Inconclusive, "the reference ran " +
+			"DeepseekV3RMSNorm with the code of kernels.norm, whose rounding errors are not known: record the pack without that"},
+	} {
+		p := ranWith(t, "v3/golden-bf16", test.member, test.value)
+		stream := must(p.Float32s(before))
+		p.Replaced = map[string]tensor.Tensor{stage: in16(p, stage, func(yield func(float64)) {
+			for row := range slices.Chunk(stream, len(weight)) {
+				squares := 0.0
+				for _, v := range row {
+					squares += float64(v) * float64(v)
+				}
+				for i, v := range row {
+					yield(test.of(float64(v), 1/math.Sqrt(squares/float64(len(row))+c.Config.RMSNormEps), float64(weight[i])))
+				}
+			}
+		})}
+		o := verify.Options{Undiagnosed: true, Stages: []string{stage}}
+		r := run(t, c.Config, c, p, o)
+		require.Equal(t, test.verdict, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+		wrong := run(t, c.Config, replace(c, "model.norm.weight", scaled(t, get(t, c, "model.norm.weight"), 1.02, 5)), p, o)
+		if test.verdict == report.Pass {
+			require.Contains(t, printed(t, r), "recognised: final-add-norm: rounded, once;")
+			require.Equal(t, stage, *wrong.FirstDivergence)
+		} else {
+			require.Contains(t, r.Reasons, test.reason)
+			require.Equal(t, report.UnknownRounding, checkOf(wrong, stage).Status)
+		}
+	}
 }
 
 // every lists the elements of w.

@@ -80,6 +80,8 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 				found, r, err = observe(ctx, found, r)
 			}
 		}
+	} else {
+		found, r, err = recogniseFused(ctx, found, r)
 	}
 	if err == nil && !o.Undiagnosed {
 		err = findCauses(ctx, found, r)
@@ -98,8 +100,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
 	o *Options) (*job, error) {
 	j := &job{pack: s.pack, in: in, rows: in, model: m, source: src, weights: weights.New(m.Config, src), scope: s, options: o,
-		engine:   cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
-		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
+		engine:     cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
+		recognises: s.pack.IsTrace() && s.pack.DType != tensor.F32,
+		settings:   settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	if m.Config.Windowed() { // entries are made of padding, too, and all later tokens see them
 		rows := *in
 		rows.AttentionMask = nil

@@ -83,6 +83,8 @@ func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 		return a.scores(q, k, first, n, &scoring{s, f32, p.mayRound, p.mayRound})
 	case InF32:
 		return a.scores(q, k, first, n, &scoring{s, f32, f32.keep, f32.keep})
+	case "R,f32":
+		return a.scores(q, k, first, n, &scoring{s, f32, p.point, f32.keep})
 	case "R":
 		return a.scores(q, k, first, n, &scoring{s, f32, f32.keep, p.point})
 	}
@@ -299,6 +301,8 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	switch {
 	case probs.DType == tensor.F32, a.way(Probs) == InF32:
 		probs.roundLater = false
+	case a.way(Probs) == ofExponentials:
+		probs.roundExponentials()
 	case (a.fused || a.way(Probs) == Unknown) && probs.sigma != nil: // golden probabilities are rounded
 		probs.roundLater = false
 		for i, p := range probs.Values {
@@ -335,6 +339,33 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 		y.Float32Scores = a.Context(probs.Float32Scores, vT)
 	}
 	return y.inherit(vT)
+}
+
+// roundExponentials rounds probabilities p as their exponentials p/m are, where m is the largest of a row, whose score
+// all exponentials are of:
+//
+//	p/m:  v = (v_p + (p/m)²·v_m)/m², a rounding point;  · m, exact
+func (x *Value) roundExponentials() {
+	x.roundLater = false
+	p := PrecisionOf(x.DType)
+	for t := range x.Rows() {
+		row, from := x.Row(t), t*x.Width()
+		top := 0
+		for i, y := range row {
+			if y > row[top] {
+				top = i
+			}
+		}
+		most, unsure := float64(row[top]), x.Variance(from+top)
+		for i, y := range row {
+			if share := float64(y) / most; i == top {
+				x.Set(from+i, most, 0)
+			} else {
+				share, v := p.point(share, (x.Variance(from+i)+float64(Sq(share)*unsure))/Sq(most))
+				x.Set(from+i, share*most, v*Sq(most))
+			}
+		}
+	}
 }
 
 // gatherAlike sums the errors of keys whose values are alike. Rows of squares are [v_p, p²]: of these

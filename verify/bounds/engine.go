@@ -22,6 +22,9 @@ type Engine struct {
 	Flash, Narrow bool
 	// Serial says that the sums of norms are one chain of float32, in order.
 	Serial bool
+	// Given returns the output of a product that need not be computed, with as many elements; nil of others. It is nil if all
+	// are computed.
+	Given func(w *model.Weight) []float32
 	// Absorbs returns of the weight that gives keys and values of a latent, kv_b_proj, the rows of a head: keys, then
 	// values. It returns 0, 0 of other weights, and is nil if none is absorbed.
 	Absorbs func(w *model.Weight) (keys, values int)
@@ -97,6 +100,12 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	if e.Absorbs != nil {
 		if keys, _ := e.Absorbs(&l.Weight); keys > 0 {
 			e.latent, e.up = x, l
+		}
+	}
+	if e.Given != nil {
+		shape := slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])
+		if y := e.Given(&l.Weight); len(y) == x.Rows()*shape[len(shape)-1] {
+			return Exact(&model.Activation{Shape: shape, Values: y, DType: x.DType})
 		}
 	}
 	to, _ := e.Inputs(&l.Weight)

@@ -65,6 +65,8 @@ const (
 
 	none = "none" // weights are not absorbed
 
+	ofExponentials = "R(exp)" // exp(score - largest score), whose sum is of those that are not rounded
+
 	unrounded = "unrounded" // gate and up are not rounded either
 
 	ofRounded     = "w·R(down)"
@@ -124,9 +126,9 @@ func WaysOf(operation string) []string {
 	case AbsorbedQuery, AbsorbedContext:
 		return []string{none, InT, InF32}
 	case Scores:
-		return []string{"R,R", "R", InF32}
+		return []string{"R,R", "R", InF32, "R,f32"}
 	case Probs:
-		return []string{"R", InF32}
+		return []string{"R", InF32, ofExponentials}
 	}
 	return nil
 }
@@ -150,14 +152,21 @@ var ExpertsWays = [][]string{
 var SharedWays = [][]string{{inWeight, "apart"}, {afterRounded, "apart"}, {inWeight, oneSum}, {alpha, oneSum}}
 
 // AttentionWays are the ways in which engines round attention: of RoPE, RoPETables, Scores, Probs, AbsorbedQuery and
-// AbsorbedContext.
-var AttentionWays = [][]string{
-	{"each", InT, "R,R", "R", none, none}, {"each", InT, InF32, InF32, none, none}, {"each", InT, InF32, InF32, InT, InT},
-	{once, InT, InF32, InF32, none, none}, {once, InF32, InF32, InF32, none, none}, {"each", InF32, InF32, InF32, none, none},
-	{once, InT, InF32, InF32, InT, InT}, {once, InF32, InF32, InF32, InT, InT}, {"each", InT, InF32, InF32, InT, InF32},
-	{"each", InT, InF32, InF32, InF32, InF32}, {"each", InT, "R", "R", none, none}, {"each", InT, "R,R", InF32, none, none},
-	{"each", InT, InF32, "R", none, none}, {once, InF32, "R,R", "R", none, none},
-}
+// AbsorbedContext. Kernels that absorb weights round no scores.
+var AttentionWays = func() (all [][]string) {
+	for _, absorbed := range [][]string{{none, none}, {InT, InT}, {InT, InF32}, {InF32, InF32}} {
+		for _, scores := range []string{"R,R", InF32, "R", "R,f32"} {
+			for _, probs := range WaysOf(Probs) {
+				for _, rope := range [][]string{{"each", InT}, {once, InT}, {once, InF32}, {"each", InF32}} {
+					if absorbed[0] == none || scores == InF32 && probs != "R" {
+						all = append(all, slices.Concat(rope, []string{scores, probs}, absorbed))
+					}
+				}
+			}
+		}
+	}
+	return all
+}()
 
 // way returns how an operation rounds.
 func (a *Analysis) way(operation string) string {

@@ -131,6 +131,51 @@ func TestPoints(t *testing.T) {
 				sum.Replace(golden)
 				return analysis.RMSNorm(sum, &of, 1e-6)
 			}},
+		"attention": {[]string{Scores, Probs}, [][]string{{"R,R", "R"}, {"R", "R"}, {InF32, "R"}, {InF32, InF32}, {InF32, ofExponentials}},
+			func(ways []string) (y []float32) {
+				for q := range rows {
+					p, most, total := make([]float64, rows), math.Inf(-1), 0.0
+					for k := range rows {
+						for i := range width {
+							p[k] += float64(a[q*width+i]) * float64(b[k*width+i])
+						}
+						if ways[0] == "R,R" {
+							p[k] = float64(to16(float32(p[k])))
+						}
+						if p[k] = float64(float32(p[k] * float64(float32(0.13)))); ways[0] != InF32 {
+							p[k] = float64(to16(float32(p[k])))
+						}
+						most = max(most, p[k])
+					}
+					for k := range p {
+						p[k] = math.Exp(p[k] - most)
+						total += p[k]
+					}
+					for k := range p {
+						if ways[1] == ofExponentials {
+							p[k] = float64(to16(float32(p[k])))
+						}
+						if p[k] /= total; ways[1] == "R" {
+							p[k] = float64(to16(float32(p[k])))
+						}
+					}
+					for i := range width {
+						sum := 0.0
+						for k := range rows {
+							sum += p[k] * float64(a[k*width+i])
+						}
+						y = append(y, to16(float32(sum)))
+					}
+				}
+				return y
+			}, func(analysis *Analysis) *Value {
+				turned := make([]float32, len(a))
+				for i, v := range a {
+					turned[i%width*rows+i/width] = v
+				}
+				scores := analysis.Scores(value16(a, 1, 1, rows, width), value16(b, 1, 1, rows, width), 0, rows, &model.Scoring{By: 0.13})
+				return analysis.Context(analysis.Softmax(scores), value16(turned, 1, 1, width, rows))
+			}},
 		"swiglu": {[]string{SwiGLU}, [][]string{{twice}, {once}}, func(ways []string) []float32 {
 			y := make([]float32, len(a))
 			for i := range a {

@@ -144,6 +144,9 @@ func (r *Report) head() (f facts) {
 	for _, class := range slices.Sorted(maps.Keys(ref.Replaced)) {
 		f.add("", "%s", text.Line(fmt.Sprintf("%s of %s", class, ref.Replaced[class])))
 	}
+	if ref.Kind != pack.Engine {
+		r.Golden.writeRecognised(&f)
+	}
 	f.add("golden", "%d × %d tokens in %s, %d tensors, files match their hashes", r.Golden.Batch,
 		r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Partial != "" {
