@@ -162,37 +162,32 @@ const recognisedLayers = 2
 // tryWays runs the layers in which stages of the open kinds fail with each of their ways, all kinds at once: each is
 // computed from goldens, so that they do not depend on one another.
 func (j *job) tryWays(ctx context.Context, open []*kind, r *report.Report, everywhere bool) ([]recognised, error) {
-	o := *j.options
-	o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, j.stagesOf(open, r, everywhere)
-	s, err := newScope(j.model.Config, j.pack, &o)
-	if err != nil {
-		return nil, err
-	}
-	part := *j
-	part.found = slices.DeleteFunc(slices.Clone(j.found), func(f recognised) bool { // their layers have no way of their own
-		return slices.ContainsFunc(open, func(k *kind) bool { return k.name == f.kind.name })
-	})
-	part.options, part.scope, part.trial, part.counts = &o, s, true, true
-	by, most := map[string][]map[string]misses{}, 0
-	for _, k := range open {
-		most = max(most, len(k.ways))
-	}
-	for i := range most {
-		part := part.rounding(func(ways map[string]string) {
-			for _, k := range open {
-				if i < len(k.ways) {
-					maps.Copy(ways, k.waysOf(i))
-				}
+	by := map[string][]map[string]misses{}
+	for i := 0; ; i++ {
+		left := slices.DeleteFunc(slices.Clone(open), func(k *kind) bool { return i >= len(k.ways) })
+		if len(left) == 0 {
+			break
+		}
+		o := *j.options
+		o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, j.stagesOf(left, r, everywhere)
+		s, err := newScope(j.model.Config, j.pack, &o)
+		if err != nil {
+			return nil, err
+		}
+		part := *j.rounding(func(ways map[string]string) {
+			for _, k := range left {
+				maps.Copy(ways, k.waysOf(i))
 			}
+		})
+		part.options, part.scope, part.trial, part.counts = &o, s, true, true
+		part.found = slices.DeleteFunc(slices.Clone(j.found), func(f recognised) bool { // their layers have no way of their own
+			return slices.ContainsFunc(open, func(k *kind) bool { return k.name == f.kind.name })
 		})
 		found, err := part.gather(ctx)
 		if err != nil {
 			return nil, err
 		}
-		for _, k := range open {
-			if i >= len(k.ways) {
-				continue
-			}
+		for _, k := range left {
 			of := map[string]misses{}
 			for stage, m := range found.misses {
 				if slices.Contains(j.kindsOf(stage), k.name) {
