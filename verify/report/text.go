@@ -201,6 +201,11 @@ func (g *Golden) writeArithmetic(f *facts, name string) {
 	if seen := g.Observed.String(); seen != "" {
 		f.add("", "not declared, but seen, and reproduced: %s", text.Line(seen))
 	}
+	g.writeRecognised(f)
+}
+
+// writeRecognised writes how an engine rounds, read off its numbers.
+func (g *Golden) writeRecognised(f *facts) {
 	for _, line := range g.recognised() {
 		if line.Name != "" {
 			line.Value = line.Name + ": " + line.Value
@@ -209,7 +214,7 @@ func (g *Golden) writeArithmetic(f *facts, name string) {
 	}
 }
 
-// recognised says how an engine rounds, read off its numbers.
+// recognised lists what writeRecognised writes.
 func (g *Golden) recognised() (f facts) {
 	var known, unknown, same []string
 	least := math.MaxInt
