@@ -59,11 +59,15 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		if len(open) == 0 {
 			break
 		}
-		found, err := j.tryWays(ctx, open, seen, everywhere)
-		if err != nil {
-			return e, r, err
+		for len(open) > 0 {
+			now, later := j.separable(open, seen)
+			found, err := j.tryWays(ctx, now, later, seen, everywhere)
+			if err != nil {
+				return e, r, err
+			}
+			j, open = j.recognising(found), later
 		}
-		j = j.recognising(found)
+		var err error
 		if e, err = j.with(&all, j.rounded).gather(ctx); err != nil {
 			return e, r, err
 		}
@@ -134,11 +138,37 @@ func (j *job) openKinds(r *report.Report) (open []*kind) {
 	return open
 }
 
-// stagesOf returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one
-// fails.
-func (j *job) stagesOf(open []*kind, r *report.Report, everywhere bool) (stages []string) {
+// separable splits the open kinds: those of which a stage fails that shows no other open kind, and others, whose stages
+// say nothing as long as the former are not known. If all stages show several kinds, the first kind is taken for the cause.
+func (j *job) separable(open []*kind, r *report.Report) (now, later []*kind) {
 	for _, k := range open {
-		of := func(stage string) bool { return slices.Contains(j.kindsOf(stage), k.name) }
+		others := slices.DeleteFunc(slices.Clone(open), func(other *kind) bool { return other == k })
+		alone := func(c report.Check) bool {
+			return c.Verdict == report.Fail && j.shows(c.Tensor, []*kind{k}) && !j.shows(c.Tensor, others)
+		}
+		if slices.ContainsFunc(r.Checks, alone) {
+			now = append(now, k)
+		} else {
+			later = append(later, k)
+		}
+	}
+	if now == nil {
+		return open[:1], open[1:]
+	}
+	return now, later
+}
+
+// shows reports whether a stage shows the roundings of one of the kinds.
+func (j *job) shows(stage string, any []*kind) bool {
+	names := j.kindsOf(stage)
+	return slices.ContainsFunc(any, func(k *kind) bool { return slices.Contains(names, k.name) })
+}
+
+// stagesOf returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one fails. If
+// some show none of the later kinds, these alone.
+func (j *job) stagesOf(open, later []*kind, r *report.Report, everywhere bool) (stages []string) {
+	for _, k := range open {
+		of := func(stage string) bool { return j.shows(stage, []*kind{k}) && !j.shows(stage, later) }
 		layers := map[int]bool{}
 		for _, c := range r.Checks {
 			if c.Verdict == report.Fail && of(c.Tensor) && len(layers) < recognisedLayers {
@@ -151,7 +181,9 @@ func (j *job) stagesOf(open []*kind, r *report.Report, everywhere bool) (stages 
 			}
 		}
 	}
-	slices.Sort(stages)
+	if slices.Sort(stages); stages == nil && later != nil {
+		return j.stagesOf(open, nil, r, everywhere)
+	}
 	return slices.Compact(stages)
 }
 
@@ -160,16 +192,18 @@ func (j *job) stagesOf(open []*kind, r *report.Report, everywhere bool) (stages 
 const recognisedLayers = 2
 
 // tryWays runs the layers in which stages of the open kinds fail with each of their ways, all kinds at once: each is
-// computed from goldens, so that they do not depend on one another.
-func (j *job) tryWays(ctx context.Context, open []*kind, r *report.Report, everywhere bool) ([]recognised, error) {
+// computed from goldens, so that they do not depend on one another. A kind whose first way explains all is tried in no other.
+func (j *job) tryWays(ctx context.Context, open, later []*kind, r *report.Report, everywhere bool) ([]recognised, error) {
 	by := map[string][]map[string]misses{}
 	for i := 0; ; i++ {
-		left := slices.DeleteFunc(slices.Clone(open), func(k *kind) bool { return i >= len(k.ways) })
+		left := slices.DeleteFunc(slices.Clone(open), func(k *kind) bool {
+			return i >= len(k.ways) || i == 1 && total(by[k.name][0]) == 0 || i > len(by[k.name])
+		})
 		if len(left) == 0 {
 			break
 		}
 		o := *j.options
-		o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, j.stagesOf(left, r, everywhere)
+		o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, j.stagesOf(left, later, r, everywhere)
 		s, err := newScope(j.model.Config, j.pack, &o)
 		if err != nil {
 			return nil, err
@@ -190,7 +224,7 @@ func (j *job) tryWays(ctx context.Context, open []*kind, r *report.Report, every
 		for _, k := range left {
 			of := map[string]misses{}
 			for stage, m := range found.misses {
-				if slices.Contains(j.kindsOf(stage), k.name) {
+				if j.shows(stage, []*kind{k}) {
 					of[stage] = m
 				}
 			}

@@ -259,6 +259,38 @@ func TestLayersThatRoundOtherwise(t *testing.T) {
 	}
 }
 
+// TestStagesOfTwoKinds: without the input of down_proj, an MLP's output shows the roundings of SwiGLU and of ranks. SwiGLU is
+// recognised, and no doubt is left of the ranks.
+func TestStagesOfTwoKinds(t *testing.T) {
+	t.Parallel()
+	const mlp, stage = "model.layers.0.mlp.", "model.layers.0.mlp.output"
+	c, p := traced(t, "torch-v3-add-norm-bf16")
+	firstTokens(t, p, 24) // all: no tensor is read from a file
+	gate, up := must(p.Float32s(mlp+"gate_proj.output")), must(p.Float32s(mlp+"up_proj.output"))
+	w := get(t, c, mlp+"down_proj.weight")
+	down, width := must(w.Float32s(nil)), w.Shape[1]
+	p.Replaced[stage] = in16(p, stage, func(yield func(float64)) {
+		for from := 0; from < len(gate); from += width {
+			for row := range slices.Chunk(down, width) {
+				sum := 0.0
+				for i, w := range row {
+					g := float64(gate[from+i])
+					sum += to16(g/(1+math.Exp(-g))*float64(up[from+i])) * float64(w)
+				}
+				yield(sum)
+			}
+		}
+	})
+	delete(p.Manifest.Tensors, mlp+"down_proj.input")
+	o := verify.Options{Undiagnosed: true, Stages: []string{stage}}
+	r := run(t, c.Config, c, p, o)
+	require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+	require.Len(t, r.Golden.Recognised, 1)
+	require.Equal(t, map[string]string{"swiglu": "once"}, r.Golden.Recognised[0].Ways)
+	r = run(t, c.Config, replace(c, mlp+"down_proj.weight", scaled(t, w, 1.02, row(w, 3)...)), p, o)
+	require.Equal(t, report.Fail, r.Verdict)
+}
+
 // TestRecognitionWithOptions: a right engine passes, too, if the run stops at the first failure, has a limit of the user's for
 // another stage, or is in parts.
 func TestRecognitionWithOptions(t *testing.T) {

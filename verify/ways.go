@@ -109,6 +109,14 @@ func (m misses) without(other misses) (n int) {
 	return n
 }
 
+// total counts the misses of all stages.
+func total(stages map[string]misses) (n int) {
+	for _, m := range stages {
+		n += m.count()
+	}
+	return n
+}
+
 // recognised is what the numbers of a run say of a kind.
 type recognised struct {
 	kind    *kind
@@ -133,15 +141,9 @@ const (
 // is if it explains nearly all elements on which it differs from each rival, in the stages that it explains if these
 // show enough: what it misses then is wrong.
 func decide(k *kind, by []map[string]misses) recognised {
-	total := func(i int) (n int) {
-		for _, m := range by[i] {
-			n += m.count()
-		}
-		return n
-	}
-	r := recognised{kind: k, missed: total(0), rival: -1}
+	r := recognised{kind: k, missed: total(by[0]), rival: -1}
 	for i := 1; i < len(by); i++ {
-		if n := total(i); n < r.missed {
+		if n := total(by[i]); n < r.missed {
 			r.way, r.missed = i, n
 		}
 	}

@@ -104,6 +104,7 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	}
 	if e.Given != nil {
 		shape := slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])
+		e.last, e.lastWeight = e.operation(&l.Weight), &l.Weight
 		if y := e.Given(&l.Weight); len(y) == x.Rows()*shape[len(shape)-1] {
 			return Exact(&model.Activation{Shape: shape, Values: y, DType: x.DType})
 		}
