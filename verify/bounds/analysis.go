@@ -114,9 +114,6 @@ func (a *Analysis) addRanks(y *Value) {
 	}
 }
 
-// leastNormal is the least normal number of float32 and BF16.
-const leastNormal = 0x1p-126
-
 // withDenormals is x of BF16, whose denormal numbers may be taken for 0: they are their own deviations.
 func (a *Analysis) withDenormals(x *Value) *Value {
 	isDenormal := func(v float32) bool { return v != 0 && math.Abs(float64(v)) < leastNormal }

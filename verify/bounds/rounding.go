@@ -41,6 +41,9 @@ func newPrecision(bits, least int, largest float64) *precision {
 // The precisions of dtypes that stages have.
 var f32, bf16, f16 = newPrecision(24, -126, math.MaxFloat32), newPrecision(8, -126, 0x1.fep127), newPrecision(11, -14, 65504)
 
+// leastNormal is the least normal number of float32 and BF16.
+const leastNormal = 0x1p-126
+
 // optional returns p with rounding points that may be left out.
 func optional(p *precision) *precision {
 	q := *p
