@@ -26,8 +26,8 @@ func (e *evidence) coverage() report.Coverage {
 			c.GoldenTensors++
 		}
 	}
-	for s := range j.required() {
-		if s.Layer >= j.layers() {
+	for s := range j.weights.required() {
+		if s.Layer >= j.scope.layersEnd() {
 			c.OutsideForward++
 		}
 	}
@@ -38,8 +38,8 @@ func (e *evidence) coverage() report.Coverage {
 func (e *evidence) places() []report.Place {
 	j := e.job
 	all, experts := []report.Place{}, map[expert]bool{} // that may show in what is checked
-	for s := range j.required() {
-		if s.Layer >= j.layers() {
+	for s := range j.weights.required() {
+		if s.Layer >= j.scope.layersEnd() {
 			continue
 		}
 		name := strconv.Itoa(s.Layer)

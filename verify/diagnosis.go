@@ -71,19 +71,19 @@ func diagnoseEmbedding(j *job, r *report.Report) error {
 // nothing to keep.
 func rerunFailure(ctx context.Context, e *evidence, name string) (*diagnose.Failure, error) {
 	j := e.job
-	f := &diagnose.Failure{Pack: j.pack, Model: j.model, Set: j.weights, Source: j.source, In: j.in,
+	f := &diagnose.Failure{Pack: j.pack, Model: j.model, Set: j.weights.Set, Source: j.weights.source, In: j.in,
 		Options: j.modelOptions(), Rounded: j.rounded, Checks: e.checks, Layers: j.scope.course().Layers, Name: name}
 	if j.pack.IsTrace() {
 		f.How = j.engine
 		for _, w := range e.behind[name] {
-			f.Forms = append(f.Forms, j.forms(w)...)
+			f.Forms = append(f.Forms, j.weights.forms(w)...)
 		}
 		slices.Sort(f.Forms)
 		f.Forms = slices.Compact(f.Forms)
 	}
 	s := pack.Parse(name)
 	f.Layer, f.Kind = s.Layer, s.Within
-	if f.Layer >= 0 && !slices.Contains(j.layersRun(), f.Layer) {
+	if f.Layer >= 0 && !slices.Contains(j.scope.layersRun(), f.Layer) {
 		return nil, nil // a layer that the model has not, or that was not run
 	}
 	var err error
@@ -325,7 +325,7 @@ func (s *sampling) Stage(name string, x *bounds.Value) error {
 		return nil
 	}
 	s.got = slices.Clone(x.Values)
-	factor, _ := j.factor(name)
+	factor, _ := j.options.factor(name)
 	d := bounds.Measure(x, want, bounds.SelectRows(want, x.Width(), nil), factor)
 	s.passes = d.Finite && d.Largest <= bounds.Lambda
 	return errKnown

@@ -94,7 +94,7 @@ func (e *evidence) seldomReached() (reasons []string) {
 	if j.pack.Manifest.Partial != "" {
 		return nil
 	}
-	for _, l := range j.layersRun() {
+	for _, l := range j.scope.layersRun() {
 		reached, what, more := 0, "tokens", ""
 		if len(j.pack.Manifest.Probes[strconv.Itoa(l)].Experts) > 0 {
 			more = "; probes of others are run in local mode only"
@@ -175,7 +175,7 @@ func (e *evidence) undecided(checks []report.Check) (reasons []string) {
 		of[c.Status] = append(of[c.Status], c.Tensor)
 	}
 	remedy := ": a pack of golden.py --train decides, which has the gradients of stages"
-	if e.job.stageGradients() {
+	if e.job.pack.HasStageGradients(e.job.model.Config.NumHiddenLayers) {
 		remedy = ": local mode decides, by the gradients of stages"
 	}
 	if names, words := of[report.Undecided], report.Undecided.Words(); names != nil {

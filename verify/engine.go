@@ -20,7 +20,7 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 		return a
 	}
 	e := &bounds.Engine{Inputs: func(w *model.Weight) (keys, values *bounds.Rounding) {
-		if forms := j.forms(w.Name); forms != nil {
+		if forms := j.weights.forms(w.Name); forms != nil {
 			keys, _ = bounds.RoundingOf(j.engine.Activations[forms[0]])
 			values, _ = bounds.RoundingOf(j.engine.Activations[forms[len(forms)-1]])
 		}
@@ -52,18 +52,6 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 		}
 	}
 	return bounds.NewEngine(a, e)
-}
-
-// forms are the dtypes that a weight is stored in: of one that is made of keys' and of values' rows those of both.
-func (j *job) forms(name string) []string {
-	w := j.weights.Find(name)
-	if w == nil {
-		return nil
-	}
-	if from := j.decodedFrom(w); from != "" {
-		return strings.Split(from, " and ")
-	}
-	return []string{w.DType.String()}
 }
 
 // undeclared is what of how an engine computes it does not declare; nil if that is nothing.

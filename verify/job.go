@@ -2,12 +2,8 @@ package verify
 
 import (
 	"cmp"
-	"iter"
-	"slices"
 
 	"dsmoe/model"
-	"dsmoe/model/table"
-	"dsmoe/model/weights"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -19,8 +15,7 @@ type job struct {
 	in      *model.Input // of the pack
 	rows    *model.Input // in, without its mask if rows of padding are compared, too
 	model   *model.DeepseekForCausalLM
-	source  weights.Source   // of the model's weights
-	weights *weights.Set     // of the source, under the names of the table
+	weights *storedWeights   // that the model is made of
 	scope   *scope           // parts of the model that are run, and stages that are compared
 	options *Options         // of the user
 	engine  *pack.Arithmetic // of an engine, as it is reproduced
@@ -48,14 +43,6 @@ func (j *job) with(o *Options, rounded bounds.Roundings) *job {
 	return &other
 }
 
-// layers returns how many layers are run, prediction layers among them.
-func (j *job) layers() int { return len(j.model.Model.Layers) + j.scope.predictions }
-
-// required yields the weights that the checkpoint must hold.
-func (j *job) required() iter.Seq[table.Slot] {
-	return table.FamilyOf(j.model.Config).Required(j.model.Config, j.weights.Has)
-}
-
 // modelOptions returns the model's options of a pass.
 func (j *job) modelOptions() model.Options {
 	var probes map[int]model.Probe
@@ -73,21 +60,6 @@ func (j *job) modelOptions() model.Options {
 		Parallelism:   j.options.Parallelism,
 		Pages:         j.options.Pages,
 	}
-}
-
-// layersRun returns the layers that are run, prediction layers included.
-func (j *job) layersRun() []int {
-	layers := j.scope.course().Layers
-	for k := range j.scope.predictions {
-		layers = append(layers, len(j.model.Model.Layers)+k)
-	}
-	return layers
-}
-
-// mayLack reports whether the manifest of a partial pack names a stage as absent. An engine's trace may lack any.
-func (j *job) mayLack(name string) bool {
-	return j.pack.IsTrace() || j.pack.Manifest.Partial != "" &&
-		slices.Contains(j.pack.Manifest.Absent.Stages, pack.Parse(name).Kind)
 }
 
 // check returns a check of a stage without a verdict.

@@ -34,9 +34,9 @@ const gradRelRMS = 1e-5
 
 // factor returns the user's factor for a stage, by the longest name that fits: the whole
 // name, or what follows a dot in it. It is 1 without one.
-func (j *job) factor(stage string) (factor float64, key string) {
+func (o *Options) factor(stage string) (factor float64, key string) {
 	factor = 1
-	for name, f := range j.options.Limits {
+	for name, f := range o.Limits {
 		if matches(stage, name) && len(name) > len(key) {
 			factor, key = f, name
 		}
@@ -49,8 +49,8 @@ func matches(stage, name string) bool { return stage == name || strings.HasSuffi
 
 // userLimits returns l with the user's factor for the stage on limits of Metrics, and says whose
 // limits they are.
-func (j *job) userLimits(l report.Limits, stage string) report.Limits {
-	factor, key := j.factor(stage)
+func (o *Options) userLimits(l report.Limits, stage string) report.Limits {
+	factor, key := o.factor(stage)
 	if key == "" {
 		return l
 	}
@@ -65,7 +65,7 @@ func (j *job) userLimits(l report.Limits, stage string) report.Limits {
 func (t *pass) metricLimits(name string) report.Limits {
 	s := pack.Parse(name)
 	if s.IsLossOrGradient() {
-		return t.job.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
+		return t.job.options.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
 	depth, rel := s.Layer, chainedCeiling
@@ -84,7 +84,7 @@ func (t *pass) metricLimits(name string) report.Limits {
 		l.RowRMS = 0
 		l.From = "float32 pack, end to end, scores of indexers: rel RMS ≤ 4e-6·√layers, at most 2e-5; max/RMS ≤ 10 times that"
 	}
-	return t.job.userLimits(l, name)
+	return t.job.options.userLimits(l, name)
 }
 
 // fewBits is the least noise of a gradient: its own rounding.
@@ -105,7 +105,7 @@ func (t *pass) judgeGradient(c *report.Check, m bounds.Metrics, want []float32) 
 		}
 		return
 	}
-	judge(c, m, t.job.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits),
+	judge(c, m, t.job.options.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits),
 		MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, bounds.RMS(want)), fewBits),
 		From:   "gradients, end to end: 8 times what another order of sums changes in the reference"}, c.Tensor), "")
 	if c.Verdict == report.Pass && n.RelRMS > bounds.Blindness(tensor.F32)/bounds.Lambda {

@@ -115,7 +115,7 @@ func showLogits[V any](t *pass, by *attribution[V], b *logits[*V], d tensor.DTyp
 		return err
 	}
 	if !has || !t.job.scope.compares(b.name) {
-		if has || t.job.mayLack(b.name) {
+		if has || t.job.pack.MayLack(b.name) {
 			e.leaveOut(by.weights(b.first)...)
 		}
 		return nil
@@ -144,7 +144,7 @@ func (t *localTrace) StageRows(name string, shape []int, part func(first, n int)
 func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
 	return showLogits(t.pass, t.attribution, b, b.first.DType, func(c *report.Check, rows *bounds.Rows) error {
 		x := b.first
-		factor, _ := t.pass.job.factor(b.name)
+		factor, _ := t.pass.job.options.factor(b.name)
 		comparison, meter := bounds.NewComparison(rows, b.width, x.DType), bounds.NewMeter(rows, b.width, x.DType, factor)
 		err := b.each(func(first int, x *bounds.Value, want []float32) {
 			comparison.Add(first, x.Values, want)

@@ -69,7 +69,7 @@ func observeLayer(ctx context.Context, e *evidence, layer int, r *report.Report)
 		}
 		failing[c.Tensor] = true
 		for _, w := range e.behind[c.Tensor] {
-			forms = append(forms, e.job.forms(w)...)
+			forms = append(forms, e.job.weights.forms(w)...)
 		}
 	}
 	slices.Sort(forms)

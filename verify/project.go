@@ -121,13 +121,13 @@ func (e *evidence) unmatched(name string) report.Check {
 	switch {
 	case e.stopped:
 		check.Skip(report.NotLookedAt)
-	case s.Layer >= j.layers() && predicted:
+	case s.Layer >= j.scope.layersEnd() && predicted:
 		check.Skip(report.PredictionLayer)
 	case j.options.Mode == report.Chained && s.IsProbe():
 		check.Skip(report.NoProbes)
-	case s.IsStageGradient() && (j.options.Mode != report.Local || !j.stageGradients()):
+	case s.IsStageGradient() && (j.options.Mode != report.Local || !j.pack.HasStageGradients(c.NumHiddenLayers)):
 		check.Skip(report.LocalOnly)
-	case pack.Inner[s.Kind] && s.Expert >= 0 && s.Expert < c.MoE.NRoutedExperts && slices.Contains(j.layersRun(),
+	case pack.Inner[s.Kind] && s.Expert >= 0 && s.Expert < c.MoE.NRoutedExperts && slices.Contains(j.scope.layersRun(),
 		s.Layer) &&
 		c.IsMoE(s.Layer):
 		check.Status, check.Reason = report.NoToken, report.NoToken.Words()

@@ -6,7 +6,6 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -30,7 +29,7 @@ func (j *job) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 	rounded = bounds.Roundings{}
 	for _, w := range j.weights.All() {
 		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16 || w.Scaled()
-		switch from := j.decodedFrom(w); {
+		switch from := j.weights.decodedFrom(w); {
 		case from != "":
 			rounded[w.Name] = bounds.AllRounded("quantise " + from)
 		case w.DType.Blocked():
@@ -101,19 +100,11 @@ func larger(a, b *float64) *float64 {
 	return a
 }
 
-// decodedFrom returns the dtypes that a weight is decoded from.
-func (j *job) decodedFrom(w *weights.Weight) string {
-	if j.options.Decoded == nil {
-		return ""
-	}
-	return j.options.Decoded.DecodedFrom(w.Stored)
-}
-
 // decodedSteps returns the half steps of a weight of the table that is decoded, nil of others.
 // An error ends the run.
 func (t *pass) decodedSteps(name string) []float32 {
 	w := t.job.weights.Find(name)
-	if t.job.decodedFrom(w) == "" {
+	if t.job.weights.decodedFrom(w) == "" {
 		return nil
 	}
 	steps, err := t.job.options.Decoded.HalfSteps(w.Stored)

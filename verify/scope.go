@@ -568,3 +568,15 @@ func (s *scope) probes(wanted func(name string) bool) map[int]model.Probe {
 	}
 	return probes
 }
+
+// layersRun returns the layers that are run, prediction layers included.
+func (s *scope) layersRun() []int {
+	layers := s.course().Layers
+	for l := s.config.NumHiddenLayers; l < s.layersEnd(); l++ {
+		layers = append(layers, l)
+	}
+	return layers
+}
+
+// layersEnd is the number behind the last layer that is run, prediction layers among them.
+func (s *scope) layersEnd() int { return s.config.NumHiddenLayers + s.predictions }

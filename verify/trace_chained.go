@@ -68,7 +68,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 	case err != nil:
 		return err
 	case !has || !j.scope.compares(name):
-		if has || j.mayLack(name) {
+		if has || j.pack.MayLack(name) {
 			e.leaveOut(t.attribution.weights(a)...)
 		}
 	default:

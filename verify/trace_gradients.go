@@ -23,17 +23,6 @@ type learning struct {
 	local *localTrace // judges by the same analysis
 }
 
-// stageGradients reports whether the pack has what a backward pass a layer at a time begins with: the
-// gradients of the layers' outputs. Without them gradients are judged end to end.
-func (j *job) stageGradients() bool {
-	for l := range j.model.Model.Layers {
-		if name := pack.StageOf(l, pack.LayerOutput) + pack.Grad; !j.pack.Has(name) {
-			return false
-		}
-	}
-	return true
-}
-
 // learn runs the backward pass.
 func (t *pass) learn(ctx context.Context) error {
 	if err := model.Learns(t.job.model.Config, t.job.in); err != nil {

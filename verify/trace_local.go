@@ -53,7 +53,7 @@ func (t *pass) goldenSection(p *model.Section) (*bounds.Value, bool, error) {
 	if err != nil || !bounds.AllFinite(values) {
 		return nil, false, err
 	}
-	for s := range j.required() {
+	for s := range j.weights.required() {
 		if p.Has(s.Name) {
 			t.evidence.leaveOut(s.Name)
 		}
@@ -72,7 +72,7 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 		return err
 	case !has:
 		t.trustReadings(name, x)
-		if j.mayLack(name) {
+		if j.pack.MayLack(name) {
 			e.leaveOut(t.attribution.weights(x)...)
 		}
 	case !j.scope.compares(name):
@@ -188,7 +188,7 @@ func (t *localTrace) unmasked(name string, x *bounds.Value, want []float32, rows
 
 // judgeErrors measures the selected rows of x, and judges them by their errors' standard deviations.
 func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
-	factor, _ := t.pass.job.factor(c.Tensor)
+	factor, _ := t.pass.job.options.factor(c.Tensor)
 	x.DistributeShared()
 	m, d := t.analysis.Measure(x, want, rows, factor)
 	record(c, m)
@@ -206,7 +206,7 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 // judgeMeasured is judgeErrors for distances d. It returns what was judged: x, or x of scores in float32.
 func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.Distances, want []float32,
 	rows *bounds.Rows) *bounds.Value {
-	factor, _ := t.pass.job.factor(c.Tensor)
+	factor, _ := t.pass.job.options.factor(c.Tensor)
 	of := ""
 	if n := x.Float32Scores; n != nil {
 		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
@@ -246,7 +246,7 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 // words.
 func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.Distances, rows *bounds.Rows,
 	independent int, of string) (margin float64) {
-	factor, key := t.pass.job.factor(c.Tensor)
+	factor, key := t.pass.job.options.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
 	if key != "" {
@@ -317,7 +317,7 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 		return d
 	}
 	for _, name := range t.attribution.weights(x) {
-		for _, form := range j.forms(name) {
+		for _, form := range j.weights.forms(name) {
 			to, _ := tensor.ParseDType(form)
 			if j.rounded[name].By != "" && (d == x.DType || bounds.Blindness(to) > bounds.Blindness(d)) {
 				d = to
@@ -346,7 +346,7 @@ func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType
 		is("f16")
 	}
 	for _, w := range t.attribution.weights(x) {
-		for _, form := range t.pass.job.forms(w) {
+		for _, form := range t.pass.job.weights.forms(w) {
 			is(t.pass.job.engine.Activations[form])
 		}
 	}
@@ -399,7 +399,7 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 				t.analysis.Try(func() {
 					y := r.again(by)
 					y.DistributeShared()
-					factor, _ := t.pass.job.factor(c.Tensor)
+					factor, _ := t.pass.job.options.factor(c.Tensor)
 					t.judgeMeasured(&other, y, bounds.Measure(y, want, rows, factor), want, rows)
 				})
 			}

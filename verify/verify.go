@@ -99,7 +99,8 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 // contradicts the embedding it is tied to, or that a weight cannot be read.
 func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
 	o *Options) (*job, error) {
-	j := &job{pack: s.pack, in: in, rows: in, model: m, source: src, weights: weights.New(m.Config, src), scope: s, options: o,
+	j := &job{pack: s.pack, in: in, rows: in, model: m, scope: s, options: o,
+		weights:    &storedWeights{weights.New(m.Config, src), src, m.Config, o.Pages, o.Decoded},
 		engine:     cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
 		recognises: s.pack.IsTrace() && s.pack.DType != tensor.F32,
 		settings:   settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
@@ -116,9 +117,9 @@ func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 		}
 		j.attnWeights = j.attnWeights || stage.Kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
 	}
-	err := j.checkTied()
+	err := j.weights.checkTied()
 	if err == nil {
-		j.contradictions, err = j.findContradictions()
+		j.contradictions, err = j.weights.findContradictions()
 	}
 	return j, err
 }
@@ -227,7 +228,7 @@ func (t *pass) run(ctx context.Context) error {
 	if err != nil || !o.Training || !slices.ContainsFunc(slices.Collect(maps.Keys(j.pack.Manifest.Tensors)), comparesLoss) {
 		return err
 	}
-	if j.stageGradients() {
+	if j.pack.HasStageGradients(j.model.Config.NumHiddenLayers) {
 		return t.learn(ctx)
 	}
 	return t.chained(ctx, true)
@@ -260,7 +261,7 @@ func withRoundings(ctx context.Context, e *evidence, plain *report.Report) (*evi
 		w := j.weights.Find(name)
 		_, exercised := all.exercised[name]
 		_, failed := all.failed[name]
-		return exercised && !failed && (w.DType.Blocked() || j.decodedFrom(w) != "")
+		return exercised && !failed && (w.DType.Blocked() || j.weights.decodedFrom(w) != "")
 	})
 	if len(rounded) == 0 {
 		return e, plain, ctx.Err()

@@ -373,3 +373,19 @@ func (p *Pack) Input() (*model.Input, error) {
 	}
 	return in, nil
 }
+
+// MayLack reports whether the manifest of a partial pack names a stage as absent. An engine's trace may lack any.
+func (p *Pack) MayLack(name string) bool {
+	return p.IsTrace() || p.Manifest.Partial != "" && slices.Contains(p.Manifest.Absent.Stages, Parse(name).Kind)
+}
+
+// HasStageGradients reports whether the pack has what a backward pass a layer at a time begins with: the gradients of
+// the outputs of that many layers. Without them gradients are judged end to end.
+func (p *Pack) HasStageGradients(layers int) bool {
+	for l := range layers {
+		if !p.Has(StageOf(l, LayerOutput) + Grad) {
+			return false
+		}
+	}
+	return true
+}
