@@ -134,7 +134,8 @@ func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) 
 	return rows
 }
 
-// cover notes what a checked stage x shows: the weights behind it, and the rotations. by knows them.
+// cover notes what a checked stage x shows: the weights behind it, and the numbers that the rotations behind it tell from
+// others. by knows them.
 func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 	if c.Verdict == report.Skipped {
 		return
@@ -142,18 +143,13 @@ func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 	t.evidence.noteWeights(&c, by.weights(x))
 	for _, name := range []string{mainRotation, compressedRotation} {
 		if _, rotated := by.sets[weak.Make(x)][name]; rotated {
-			t.tellRotation(c.Layer(), name)
+			if t.rotations[name] == nil {
+				t.rotations[name] = t.job.rotationTells(name == compressedRotation)
+			}
+			for at := range t.rotations[name] {
+				t.evidence.tells[tell{c.Layer(), at.key, at.by}] = true
+			}
 		}
 	}
 	by.checked(x)
-}
-
-// tellRotation notes which numbers a rotation that took part in a checked stage tells from others.
-func (t *pass) tellRotation(layer int, name string) {
-	if t.rotations[name] == nil {
-		t.rotations[name] = t.job.rotationTells(name == compressedRotation)
-	}
-	for at := range t.rotations[name] {
-		t.evidence.tells[tell{layer, at.key, at.by}] = true
-	}
 }

@@ -23,7 +23,14 @@ import (
 // of the embedding, prediction layers that were not run. A NaN in another weight would show in a stage. Weights
 // of parts that are not run are not read.
 func (e *evidence) scan(ctx context.Context) error {
-	all := e.unscanned()
+	var all []*weights.Weight // and their scales
+	for s := range e.job.weights.required() {
+		w := e.job.weights.Find(s.Name)
+		if _, used := e.exercised[s.Name]; w == nil || !e.job.scope.reads(s) || used && !s.Row.LookedUp() {
+			continue
+		}
+		all = append(append(all, w), w.Sides()...)
+	}
 	found := make([]string, len(all))
 	g, ctx := errgroup.WithContext(ctx)
 	if g.SetLimit(e.job.options.Parallelism); e.job.options.Parallelism == 0 {
@@ -38,18 +45,6 @@ func (e *evidence) scan(ctx context.Context) error {
 	err := g.Wait()
 	e.notFinite = slices.DeleteFunc(found, func(where string) bool { return where == "" })
 	return err
-}
-
-// unscanned lists the weights of the table that no product has shown whole, and their scales.
-func (e *evidence) unscanned() (all []*weights.Weight) {
-	for s := range e.job.weights.required() {
-		w := e.job.weights.Find(s.Name)
-		if _, used := e.exercised[s.Name]; w == nil || !e.job.scope.reads(s) || used && !s.Row.LookedUp() {
-			continue
-		}
-		all = append(append(all, w), w.Sides()...)
-	}
-	return all
 }
 
 // notFiniteIn locates a NaN or an infinity in a weight; empty if there is none.

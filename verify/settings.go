@@ -92,27 +92,22 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 		"one expert per token is not normalised")
 	add(c.HasIndexer() && !c.Windowed() && in.Seq <= c.Indexer.IndexTopK, "index_topk",
 		"the pack has %d positions: every query attends to all keys that it sees", in.Seq)
-	addWindowed(c, in.Seq, add)
+	add(c.HasWindows() && in.Seq <= c.Windows.SlidingWindow, "sliding_window",
+		"the pack has %d positions: every query's window holds all tokens before it", in.Seq)
+	chooses := false
+	for l := range c.NumHiddenLayers {
+		rate := c.CompressRate(l)
+		add(in.Seq < rate, "layer_types", "layer %d makes an entry of %d tokens, the pack has %d", l, rate, in.Seq)
+		chooses = chooses || c.Overlaps(l) && in.Seq >= rate
+	}
+	add(chooses && in.Seq/c.Windows.CompressRateCSA <= c.Indexer.IndexTopK, "index_topk",
+		"the pack has %d entries: every query attends to all that it sees", in.Seq/max(1, c.Windows.CompressRateCSA))
 	add(golden.Manifest.Mode != "train" && c.Router.AuxLossAlpha > 0, "aux_loss_alpha",
 		"the pack was not recorded in training mode")
 	n := pack.Predictions(c, golden)
 	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n,
 		c.NumNextNPredictLayers)
 	return list
-}
-
-// addWindowed adds the keys of windowed attention that change nothing on sequences of so many tokens.
-func addWindowed(c *config.Config, seq int, add func(holds bool, key, format string, args ...any)) {
-	add(c.HasWindows() && seq <= c.Windows.SlidingWindow, "sliding_window",
-		"the pack has %d positions: every query's window holds all tokens before it", seq)
-	chooses := false
-	for l := range c.NumHiddenLayers {
-		rate := c.CompressRate(l)
-		add(seq < rate, "layer_types", "layer %d makes an entry of %d tokens, the pack has %d", l, rate, seq)
-		chooses = chooses || c.Overlaps(l) && seq >= rate
-	}
-	add(chooses && seq/c.Windows.CompressRateCSA <= c.Indexer.IndexTopK, "index_topk",
-		"the pack has %d entries: every query attends to all that it sees", seq/max(1, c.Windows.CompressRateCSA))
 }
 
 // checkRecorded refuses a pack whose manifest has the hash of the checkpoint's config.json, and holds another config.

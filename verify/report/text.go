@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"dsmoe/config"
 	"dsmoe/text"
 	"dsmoe/text/page"
@@ -155,8 +153,12 @@ func (r *Report) head() (f facts) {
 	if r.Golden.Mode == "train" {
 		f.add("", "forward in training mode, loss and gradients")
 	}
-	if ran := overrides(r.Golden.ConfigOverrides); ran != "" {
-		f.add("", "the reference ran %s", text.Line(ran))
+	var ran []string // beside config.json
+	for _, key := range slices.Sorted(maps.Keys(r.Golden.ConfigOverrides)) {
+		ran = append(ran, fmt.Sprintf("%s %s", key, r.Golden.ConfigOverrides[key]))
+	}
+	if ran != nil {
+		f.add("", "the reference ran with %s", text.Line(strings.Join(ran, ", ")))
 	}
 	how := "every stage is fed the golden's own input"
 	if len(r.Free) > 0 {
@@ -328,18 +330,6 @@ func (r Rules) String() string {
 	return rules
 }
 
-// overrides prints the configuration that the reference ran with, beside config.json.
-func overrides(fields map[string]jsontext.Value) string {
-	var parts []string
-	for _, key := range slices.Sorted(maps.Keys(fields)) {
-		parts = append(parts, fmt.Sprintf("%s %s", key, fields[key]))
-	}
-	if parts == nil {
-		return ""
-	}
-	return "with " + strings.Join(parts, ", ")
-}
-
 // writeLayers writes a line per layer: its stages and the one nearest to its limit, what matters most first.
 func (r *Report) writeLayers(w io.Writer) {
 	failed := slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Verdict == Fail })
@@ -357,7 +347,19 @@ func (r *Report) writeLayers(w io.Writer) {
 	t := &text.Table{Align: strings.Repeat("l", len(columns))}
 	t.Add(columns...)
 	for checks := range r.places() {
-		t.Add(shown(r.layerRow(checks))...)
+		worst, failed, checked := worstOf(checks)
+		mark := ""
+		if failed > 0 {
+			mark = fmt.Sprintf("%d FAIL", failed)
+		}
+		row := []string{placeOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(), percent(worst.Margin)}
+		if r.Mode == Local {
+			row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2g"), short(worst.Sees, "%.1e"),
+				percent(worst.Ambiguous))
+		} else {
+			row = append(row, short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual))
+		}
+		t.Add(shown(row)...)
 	}
 	t.WriteFitting(w, columns)
 	fmt.Fprintln(w)
@@ -420,22 +422,6 @@ func (c *Check) kindOf() string {
 	return strings.TrimSuffix(strings.TrimPrefix(text.Line(kind), "model."), ".output")
 }
 
-// layerRow is the row of a layer's checks: how many there are, and the worst of them.
-func (r *Report) layerRow(checks []Check) []string {
-	worst, failed, checked := worstOf(checks)
-	mark := ""
-	if failed > 0 {
-		mark = fmt.Sprintf("%d FAIL", failed)
-	}
-	row := []string{placeOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(),
-		percent(worst.Margin)}
-	if r.Mode == Local {
-		return append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2g"), short(worst.Sees, "%.1e"),
-			percent(worst.Ambiguous))
-	}
-	return append(row, short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual))
-}
-
 // worse orders failed checks without a margin before all, then by margin.
 func worse(a, b Check) bool {
 	rank := func(c Check) float64 {
@@ -467,7 +453,10 @@ func (r *Report) divergence() (f facts) {
 	}
 	r.writeOrigin(&f)
 	r.first().write(&f)
-	r.writeFailing(&f)
+	others := r.grouped(func(c *Check) bool { return c.Verdict == Fail && c.Tensor != *r.FirstDivergence })
+	for i, stages := range others {
+		f.add([]string{"also", ""}[min(i, 1)], "%s", stages)
+	}
 	r.writeCauses(&f)
 	return f
 }
@@ -523,13 +512,6 @@ func (r *Report) cause() string {
 		return "none of the known mistakes explains it"
 	}
 	return "run with --mode local to find the stage at fault"
-}
-
-// writeFailing lists the other stages that fail, grouped by kind.
-func (r *Report) writeFailing(f *facts) {
-	for i, stages := range r.grouped(func(c *Check) bool { return c.Verdict == Fail && c.Tensor != *r.FirstDivergence }) {
-		f.add([]string{"also", ""}[min(i, 1)], "%s", stages)
-	}
 }
 
 // grouped names the stages of some checks, those of a kind together.
