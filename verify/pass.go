@@ -134,8 +134,8 @@ func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) 
 	return rows
 }
 
-// cover notes what a checked stage x shows: the weights behind it, and the numbers that the rotations behind it tell from
-// others. by knows them.
+// cover notes what a checked stage x shows: the weights behind it, and the numbers that the rotations behind it tell
+// from others. by knows them.
 func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 	if c.Verdict == report.Skipped {
 		return

@@ -352,7 +352,8 @@ func (r *Report) writeLayers(w io.Writer) {
 		if failed > 0 {
 			mark = fmt.Sprintf("%d FAIL", failed)
 		}
-		row := []string{placeOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(), percent(worst.Margin)}
+		row := []string{placeOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(),
+			percent(worst.Margin)}
 		if r.Mode == Local {
 			row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2g"), short(worst.Sees, "%.1e"),
 				percent(worst.Ambiguous))
