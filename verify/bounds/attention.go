@@ -154,7 +154,7 @@ func (s *queries) addTo(y, probs, vT *Value, t int) {
 	var moves []float64
 	for d := range dim {
 		v := s.q.Variance(row*dim + d)
-		if v == 0 {
+		if q := float64(s.q.Values[row*dim+d]); v <= Sq(64*q) { // exact, or of float32: a flip of 16 bits is larger
 			continue
 		}
 		mean := 0.0
