@@ -99,7 +99,7 @@ func (j *job) compareChoices(here, there report.LayerRouting, r *report.Report, 
 			l.Tied += len(differ)
 		default:
 			for _, e := range differ {
-				if slices.Contains(inFloat32(here, ours), e) && !slices.Contains(inFloat32(there, theirs), e) {
+				if slices.Contains(inFloat32(here, ours), e) != slices.Contains(inFloat32(there, theirs), e) {
 					l.Inputs++
 				} else {
 					l.Precision++

@@ -117,6 +117,17 @@ func TestAgainstRoundsDifferently(t *testing.T) {
 	require.Zero(t, a.Differ)
 	require.Contains(t, text, "no difference is seen in how the two round\n")
 
+	here, there := usual.Report.Routing.Layers[0], narrow.Report.Routing.Layers[0]
+	chosen := here.Layer + "." + pack.TopKIdx
+	here.InFloat32, err = narrow.Pack.Ints(chosen) // each would choose in float32 what the other chose
+	require.NoError(t, err)
+	there.InFloat32, err = usual.Pack.Ints(chosen)
+	require.NoError(t, err)
+	l, err := (&job{pack: usual.Pack, in: in}).compareChoices(here, there, usual.Report, narrow)
+	require.NoError(t, err)
+	require.Zero(t, l.Precision, "in float32 the choices differ, too")
+	require.NotZero(t, l.Inputs)
+
 	delete(usual.Pack.Manifest.Tensors, "model.layers.1.mlp.gate.logits")
 	a, _ = against(usual, narrow)
 	require.Equal(t, a.Layers[0].Differ, a.Layers[0].Untold, "without logits the reason is not told")
