@@ -15,7 +15,7 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// points returns where the engine of a trace rounds.
+// points returns where the engine of a trace rounds, or the fused code of a reference.
 func (j *job) points() bounds.Points {
 	p := bounds.Points{Ways: j.engine.Rounding, Layers: map[int]map[string]string{}, Weights: j.weightsOf,
 		Factor: j.model.Config.Router.RoutedScalingFactor, Of: func(w *model.Weight) (string, int) {

@@ -16,7 +16,6 @@ import (
 // recogniseFused looks for the ways in which the reference's fused operations round, which are not known. If they are
 // recognised, and no stage of another kind of operation fails, it returns the run with these ways.
 func recogniseFused(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
-	excused := func(c report.Check) bool { return c.Status == report.UnknownRounding }
 	if !e.job.unknownRoundings().fused || e.job.options.Mode != report.Local || !slices.ContainsFunc(r.Checks, excused) {
 		return e, r, nil
 	}
@@ -138,8 +137,9 @@ func (j *job) openKinds(r *report.Report) (open []*kind) {
 	return open
 }
 
-// separable splits the open kinds: those of which a stage fails that shows no other open kind, and others, whose stages
-// say nothing as long as the former are not known. If all stages show several kinds, the first kind is taken for the cause.
+// separable splits the open kinds. A kind can be tried now if a stage fails that shows this kind alone. The stages of the
+// others show several kinds: they are tried later, when the former are known. If all failing stages show several kinds, the
+// first kind is tried now.
 func (j *job) separable(open []*kind, r *report.Report) (now, later []*kind) {
 	for _, k := range open {
 		others := slices.DeleteFunc(slices.Clone(open), func(other *kind) bool { return other == k })
@@ -158,10 +158,10 @@ func (j *job) separable(open []*kind, r *report.Report) (now, later []*kind) {
 	return now, later
 }
 
-// shows reports whether a stage shows the roundings of one of the kinds.
-func (j *job) shows(stage string, any []*kind) bool {
+// shows reports whether a stage shows the roundings of one of some kinds.
+func (j *job) shows(stage string, some []*kind) bool {
 	names := j.kindsOf(stage)
-	return slices.ContainsFunc(any, func(k *kind) bool { return slices.Contains(names, k.name) })
+	return slices.ContainsFunc(some, func(k *kind) bool { return slices.Contains(names, k.name) })
 }
 
 // stagesOf returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one fails. If
@@ -197,7 +197,7 @@ func (j *job) tryWays(ctx context.Context, open, later []*kind, r *report.Report
 	by := map[string][]map[string]misses{}
 	for i := 0; ; i++ {
 		left := slices.DeleteFunc(slices.Clone(open), func(k *kind) bool {
-			return i >= len(k.ways) || i == 1 && total(by[k.name][0]) == 0 || i > len(by[k.name])
+			return i >= len(k.ways) || i > 0 && total(by[k.name][0]) == 0
 		})
 		if len(left) == 0 {
 			break

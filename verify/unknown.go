@@ -47,6 +47,9 @@ func roundingExplains(x *bounds.Value, want []float32, rows *bounds.Rows) bool {
 	return true
 }
 
+// excused reports whether a stage is left open for a rounding that is not known.
+func excused(c report.Check) bool { return c.Status == report.UnknownRounding }
+
 // unknownReasons names what is not known of the reference's roundings. Fused code matters only where it shows.
 func (j *job) unknownReasons(checks []report.Check) (reasons []string) {
 	unknown, r := j.unknownRoundings(), &j.pack.Manifest.Reference
@@ -58,7 +61,6 @@ func (j *job) unknownReasons(checks []report.Check) (reasons []string) {
 		reasons = append(reasons, fmt.Sprintf(ran+"eager, grouped_mm or batched_mm", "experts_implementation",
 			text.Quote(r.Experts)))
 	}
-	excused := func(c report.Check) bool { return c.Status == report.UnknownRounding }
 	if !unknown.fused || !slices.ContainsFunc(checks, excused) {
 		return reasons
 	}

@@ -527,7 +527,8 @@ type Golden struct {
 	Arithmetic *pack.Arithmetic `json:"arithmetic,omitempty"`
 	// what an engine does not declare and the numbers show, which is reproduced, too; absent if nothing is
 	Observed *pack.Arithmetic `json:"observed,omitempty"`
-	// how an engine in a 16-bit dtype rounds, where that is not as HuggingFace's eager classes do, read off its numbers
+	// how an engine in a 16-bit dtype, or compiled or replaced code of a reference, rounds where that is not as
+	// HuggingFace's eager classes do; read off the numbers
 	Recognised []Recognised `json:"recognised,omitempty"`
 	// why it proves less on purpose; empty if it does not
 	Partial    string            `json:"partial"`
@@ -539,7 +540,7 @@ type Golden struct {
 	Manifest string `json:"manifest"`
 }
 
-// Recognised is how an engine rounds in operations of a kind.
+// Recognised is how an engine, or fused code of a reference, rounds in operations of a kind.
 type Recognised struct {
 	Kind string            `json:"kind"` // such as "post-add-norm"
 	Ways map[string]string `json:"ways"` // by operation, as manifests declare them; "unknown" if no known way explains the numbers
@@ -549,7 +550,7 @@ type Recognised struct {
 	Alone int `json:"alone"`
 	// these next best ways, likewise; absent if all others predict the same numbers
 	Rival map[string]string `json:"rival,omitempty"`
-	// layers that round in other ways than ways, as kernels may be chosen by shapes; absent if there are none
+	// the ways of layers that round otherwise, by the layer's number; absent if there are none
 	Layers map[string]map[string]string `json:"layers,omitempty"`
 }
 

@@ -206,7 +206,7 @@ func (g *Golden) writeArithmetic(f *facts, name string) {
 	g.writeRecognised(f)
 }
 
-// writeRecognised writes how an engine rounds, read off its numbers.
+// writeRecognised writes how an engine, or fused code of a reference, rounds.
 func (g *Golden) writeRecognised(f *facts) {
 	for _, line := range g.recognised() {
 		if line.Name != "" {
@@ -216,7 +216,7 @@ func (g *Golden) writeRecognised(f *facts) {
 	}
 }
 
-// recognised lists what writeRecognised writes.
+// recognised returns the lines of writeRecognised: the ways that were read off the numbers.
 func (g *Golden) recognised() (f facts) {
 	var known, unknown, same []string
 	least := math.MaxInt
@@ -237,8 +237,11 @@ func (g *Golden) recognised() (f facts) {
 		}
 	}
 	if known != nil {
-		f.add("recognised", "%s; what is not named rounds as HuggingFace's eager classes do",
-			text.Line(strings.Join(known, "; ")))
+		others := "HuggingFace's eager classes do"
+		if g.Reference.Kind != pack.Engine {
+			others = "transformers' own code does"
+		}
+		f.add("recognised", "%s; what is not named rounds as %s", text.Line(strings.Join(known, "; ")), others)
 	}
 	if least < math.MaxInt {
 		f.add("", "each explains at least %s that the nearest other way does not", text.Plural(least, "element"))
