@@ -108,8 +108,9 @@ ones.`,
 			}
 			return cmd.Help()
 		},
-		SilenceErrors: true,
-		SilenceUsage:  true,
+		PersistentPreRunE: cli.Together,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
 	}
 	cli.JSONFlag(root) // so that an error has a document
 	root.Flags().MarkHidden("json")

@@ -54,7 +54,13 @@ func AsksJSON(cmd *cobra.Command, args []string) bool {
 	if end := slices.Index(args, "--"); end >= 0 {
 		args = args[:end]
 	}
-	return slices.Contains(args, "--json")
+	asked := false
+	for _, arg := range args {
+		if name, value, _ := strings.Cut(arg, "="); name == "--json" {
+			asked, _ = strconv.ParseBool(cmp.Or(value, "true"))
+		}
+	}
+	return asked
 }
 
 // faultsOf takes an error apart into its problems, at least one. A layer that wraps an
@@ -167,6 +173,22 @@ func Misuse(cmd *cobra.Command, cause string) error {
 		err = fmt.Errorf("%s: %w", sub, err)
 	}
 	return &hinted{err, path + " --help shows how it is used"}
+}
+
+// Together refuses flags that exclude each other, and names those that were given. A flag of yes or no that is set to
+// its default, as by --json=false, counts as not given.
+func Together(cmd *cobra.Command, _ []string) error {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		f.Changed = f.Value.Type() != "bool" || f.Value.String() != f.DefValue
+	})
+	err := cmd.ValidateFlagGroups()
+	if err == nil {
+		return nil
+	}
+	_, list, _ := strings.Cut(err.Error(), "; [")
+	given := strings.Fields("--" + strings.ReplaceAll(strings.TrimSuffix(list, "] were all set"), " ", " --"))
+	last := len(given) - 1
+	return Misuse(cmd, strings.Join(given[:last], ", ")+" and "+given[last]+": one of them")
 }
 
 // UnknownCommand says that word is no command below cmd, and which are near.
