@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -63,6 +65,33 @@ func TestProgressIsDrawnFromTheStart(t *testing.T) {
 	assert.Contains(t, drawn, "1.0 GiB/1.0 TiB")
 }
 
+// TestProgressFits: no line of a bar is longer than the terminal, whose width may change.
+func TestProgressFits(t *testing.T) {
+	x := openTerminal(t)
+	b := cli.Bar{To: x.File}
+	for _, columns := range []uint16{140, 80, 79, 70, 56, 55, 30, 24, 10, 60} {
+		require.NoError(t, unix.IoctlSetWinsize(int(x.File.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}))
+		fmt.Fprintf(x.File, "\n%d\n", columns)
+		b.Set("comparing", 333<<30, 1000<<30)
+		b.Set("comparing", 666<<30, 1000<<30)
+	}
+	controls := regexp.MustCompile("\x1b\\[[0-9]*K")
+	columns, bars := 0, 0
+	for line := range strings.SplitSeq(controls.ReplaceAllString(x.close(t), ""), "\n") {
+		if line = strings.Trim(line, "\r"); strings.Trim(line, "0123456789") == "" && line != "" {
+			columns, _ = strconv.Atoi(line)
+			continue
+		}
+		for drawn := range strings.SplitSeq(line, "\r") {
+			assert.LessOrEqual(t, utf8.RuneCountInString(drawn), columns, drawn)
+			if strings.Contains(drawn, "comparing") {
+				bars++
+			}
+		}
+	}
+	assert.Equal(t, 9, bars, "a terminal of 10 columns has none")
+}
+
 // TestProgressIsForTerminalsOnly: a command draws its progress on stderr if that is a
 // terminal, and removes it in the end; a file gets not a byte. The result on stdout is
 // the same.
@@ -87,7 +116,7 @@ func TestProgressIsForTerminalsOnly(t *testing.T) {
 			word, _, _ := strings.Cut(what, ",")
 			assert.Contains(t, drawn, word)
 			left := drawn[strings.LastIndex(strings.TrimSuffix(drawn, "\r"), "\r")+1:]
-			assert.Empty(t, strings.Trim(left, " \r"), "the last line is empty")
+			assert.Empty(t, strings.Trim(strings.ReplaceAll(left, "\x1b[2K", ""), " \r"), "the last line is empty")
 
 			require.NoError(t, os.RemoveAll(dst))
 			file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))

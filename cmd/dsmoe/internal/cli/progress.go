@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"io"
 	"time"
 
@@ -9,27 +10,45 @@ import (
 
 // Bar is the progress of a command, with a bar for each phase. It draws nothing where nobody would see it.
 type Bar struct {
-	To     io.Writer
-	Counts bool // are counted, not bytes
-	phase  string
-	drawn  *progressbar.ProgressBar
+	To      io.Writer
+	Counts  bool // are counted, not bytes
+	phase   string
+	columns int // of the terminal
+	drawn   *progressbar.ProgressBar
 }
+
+// What a line shows beside the share and the bar needs so many columns at most, for a phase of nine letters, counts of
+// a thousand TiB, and hundreds of hours. A line that is longer than the terminal is drawn on two, and stays there.
+const (
+	leastColumns = 24
+	countColumns = 56 // with count and rate
+	timeColumns  = 79 // with the times, too
+)
 
 // Set shows that n of so many are done in a phase, if the writer is a terminal.
 func (b *Bar) Set(phase string, n, of int64) {
-	if phase != b.phase {
+	if !IsTerminal(b.To) {
+		return
+	}
+	columns := cmp.Or(columnsOf(b.To), 80) // some terminals do not know theirs
+	if phase != b.phase || columns != b.columns {
 		b.Remove()
-		b.phase, b.drawn = phase, nil
-		if IsTerminal(b.To) {
-			b.drawn = progressbar.NewOptions64(of,
+		if b.phase, b.columns, b.drawn = phase, columns, nil; columns >= leastColumns {
+			options := []progressbar.Option{
 				progressbar.OptionSetWriter(b.To),
 				progressbar.OptionSetDescription(phase),
-				progressbar.OptionShowBytes(!b.Counts),
-				progressbar.OptionShowCount(), // without it, a bar of terabytes is first drawn at 1 %
 				progressbar.OptionUseIECUnits(true),
-				progressbar.OptionThrottle(100*time.Millisecond),
+				progressbar.OptionUseANSICodes(true), // which clear a line of any length
+				progressbar.OptionThrottle(100 * time.Millisecond),
 				progressbar.OptionFullWidth(),
-				progressbar.OptionClearOnFinish())
+				progressbar.OptionClearOnFinish(),
+				progressbar.OptionSetPredictTime(columns >= timeColumns),
+				progressbar.OptionSetElapsedTime(columns >= timeColumns),
+			}
+			if columns >= countColumns { // without the count, a bar of terabytes is first drawn at 1 %
+				options = append(options, progressbar.OptionShowCount(), progressbar.OptionShowBytes(!b.Counts))
+			}
+			b.drawn = progressbar.NewOptions64(of, options...)
 		}
 	}
 	if b.drawn != nil {
