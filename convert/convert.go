@@ -160,9 +160,9 @@ func targetOf(dst string) (string, error) {
 	case dst == "":
 		return "", errors.New("DST is empty: say where to write, or . for this directory")
 	case strings.HasPrefix(dst, "s3://"):
-		return strings.TrimRight(dst, "/"), nil
+		return "s3://" + strings.TrimRight(dst[len("s3://"):], "/"), nil
 	case checkpoint.IsRemote(dst):
-		return "", fmt.Errorf("%s: nothing is written to such a server: DST is a path on the disk, or s3://BUCKET/PREFIX",
+		return "", fmt.Errorf("%s: nothing is written to such a URL: DST is a path on the disk, or s3://BUCKET/PREFIX",
 			text.Quote(dst))
 	}
 	return filepath.Abs(dst)

@@ -47,9 +47,10 @@ prints what to run next. DIR must not exist; by default it is dsmoe-demo.`,
 	}
 	cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		dir := filepath.Clean(append(args, "dsmoe-demo")[0])
+		given := append(args, "dsmoe-demo")[0]
+		dir := filepath.Clean(given)
 		if err := os.Mkdir(dir, 0o777); err != nil {
-			return problem.System(dir, "", err)
+			return problem.System(given, "", err)
 		}
 		if err := writeDemo(cmd.Context(), dir, cmd.ErrOrStderr()); err != nil {
 			os.RemoveAll(dir)

@@ -132,6 +132,8 @@ func (r *recorderFlags) check(cmd *cobra.Command, path, to string) error {
 		return cli.Misuse(cmd, "--threads: at least 1")
 	case checkpoint.IsRemote(path):
 		return problem.New(path, "golden.py reads a directory on this disk", "hf download fetches a model of the hub")
+	case checkpoint.IsRemote(to):
+		return problem.New(to, "golden.py writes a directory on this disk", "")
 	case taken == nil:
 		return problem.New(to, "exists already", "remove it, or give PACK another name")
 	}

@@ -126,7 +126,13 @@ ones.`,
 	convert, diff := newConvert(), newDiff()
 	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
 		cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
-			func(dir string) error { clientOf(cmd.Root().Context()).Cache = dir; return nil })
+			func(dir string) error {
+				if remote.Is(dir) {
+					return errors.New("not a directory on the disk")
+				}
+				clientOf(cmd.Root().Context()).Cache = dir
+				return nil
+			})
 		cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 	}
 	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(), newTraceScript(),

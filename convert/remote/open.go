@@ -9,10 +9,10 @@ import (
 	"dsmoe/convert/source"
 )
 
-// Is reports whether path is the URL of a place that Open opens.
+// Is reports whether path is a URL. Open refuses schemes that it does not know.
 func Is(path string) bool {
 	scheme, _, ok := strings.Cut(path, "://")
-	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
+	return ok && scheme != "" && strings.Trim(strings.ToLower(scheme), "abcdefghijklmnopqrstuvwxyz0123456789+-.") == ""
 }
 
 // Open opens the directory at a URL. last is the name of the file that the URL ends in, or "". names are the files that
@@ -21,11 +21,16 @@ func (c *Client) Open(at string, isFile func(name string) bool, names []string) 
 	defer func() { err = about(Name(at), err) }()
 	var o origin
 	var below string
-	switch {
-	case strings.HasPrefix(at, "hf://"):
+	switch scheme, rest, _ := strings.Cut(at, "://"); {
+	case scheme == "hf":
 		o, below, err = openHub(c, at)
-	case strings.HasPrefix(at, "s3://"):
+	case scheme == "s3":
 		o, below, err = openBucket(c, at)
+	case scheme == "file":
+		return nil, "", &failure{cause: "is a file of this disk", hint: "leave file:// out: " + rest, final: true}
+	case scheme != "https" && scheme != "http":
+		return nil, "", &failure{cause: scheme + ":// is no scheme that dsmoe knows", final: true,
+			hint: "it knows hf://ORG/NAME, s3://BUCKET/PREFIX, https://HOST/DIR/ and paths on the disk"}
 	default:
 		if hidden, ok := c.secrets.Load(at); ok {
 			at = hidden.(string)
@@ -68,7 +73,7 @@ func (c *Client) Open(at string, isFile func(name string) bool, names []string) 
 
 // Hide returns Name(path) of a web server's URL, and has Open read what path gives access to.
 func (c *Client) Hide(path string) string {
-	if !strings.HasPrefix(path, "http") {
+	if !strings.HasPrefix(strings.ToLower(path), "http") {
 		return path
 	}
 	name := Name(path)

@@ -91,15 +91,18 @@ func In(path string, problems ...Problem) error {
 
 // System returns the error for a failed action on path: err is the system's, what names the action and may be empty.
 func System(path, what string, err error) *Error {
-	cause := err
+	cause, hint := err, ""
 	var perr *fs.PathError
 	if errors.As(err, &perr) {
 		cause = perr.Err // the path is known
+		if strings.Contains(path, "://") {
+			hint = "a path on the disk is expected here, not a URL"
+		}
 	}
 	if what != "" {
 		what += ": "
 	}
-	return &Error{path, []Problem{{Cause: what + cause.Error(), Err: err}}}
+	return &Error{path, []Problem{{Cause: what + cause.Error(), Hint: hint, Err: err}}}
 }
 
 // Byte returns the cause of a problem at or before a byte of a file; byte 0 is no place.

@@ -91,7 +91,8 @@ func At(dst string, c *remote.Client) (*Target, error) {
 		}
 		return directoryAt(dst), nil
 	}
-	dst = strings.TrimRight(dst, "/")
+	scheme, below, _ := strings.Cut(dst, "://")
+	dst = scheme + "://" + strings.TrimRight(below, "/")
 	dir, file, err := c.Open(dst, namesFile, []string{plan.ManifestName, path.Base(dst) + plan.FileManifest})
 	if err != nil {
 		return nil, err
