@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"dsmoe/config"
+	"dsmoe/model/table"
 )
 
 // attention is causal self-attention, mirroring DeepseekAttention.forward:
@@ -12,17 +13,18 @@ import (
 //	context = softmax(q·kᵀ / sqrt(head_dim) + mask)·v
 //	y       = o_proj(context)
 //
-// A layer may have a window, or no RoPE.
-func (p *pass[V]) attention(l int, name string, a *DeepseekAttention, x V) V {
-	context := p.section(p.attended(l, name), func() V { return p.context(l, name, a, x) })
-	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
-}
-
-// attended is the part of attention before o_proj.
-func (p *pass[V]) attended(l int, name string) Section {
-	return Section{l, name + ".o_proj.input", []int{p.in.Batch, p.in.Seq, p.config.Attention.NumAttentionHeads *
-		p.config.ValueHeadDim()},
+// A layer may have a window, or no RoPE. With multi-head latent attention the context is that of latentContext.
+func (p *pass[V]) attention(l int, name string, d *DeepseekDecoderLayer, x V) V {
+	beforeOutput := Section{l, name + ".o_proj.input",
+		[]int{p.in.Batch, p.in.Seq, p.config.Attention.NumAttentionHeads * p.config.ValueHeadDim()},
 		name + ".", []string{"o_proj.weight", "o_proj.bias", "o_proj.output", "output"}}
+	context := p.section(beforeOutput, func() V {
+		if d.MLA != nil {
+			return p.latentContext(l, name, d.MLA, x)
+		}
+		return p.context(l, name, d.SelfAttn, x)
+	})
+	return p.stage(name+".output", p.linear(name+".o_proj", d.Projection(table.OProj), context))
 }
 
 // context is what attention gives before o_proj.
@@ -71,7 +73,7 @@ func (p *pass[V]) positioned(l int, heads V) V {
 	return p.rotated(heads)
 }
 
-// latentAttention is causal latent attention, mirroring DeepseekV2Attention.forward and
+// latentContext is what causal latent attention gives before o_proj, mirroring DeepseekV2Attention.forward and
 // DeepseekV3Attention.forward:
 //
 //	q                = q_proj(x), or q_b_proj(q_a_layernorm(q_a_proj(x)))
@@ -79,16 +81,16 @@ func (p *pass[V]) positioned(l int, heads V) V {
 //	[k_nope, v]      = kv_b_proj(kv_a_layernorm(latent))    of each head
 //	k                = [k_nope, rotated k_rope]; the last qk_rope_head_dim of q rotated
 //	context          = softmax(q·kᵀ · softmaxScale + mask)·v    mask: see indexed
-//	y                = o_proj(context)
-func (p *pass[V]) latentAttention(l int, name string, a *DeepseekV2Attention, x V) V {
-	context := p.section(p.attended(l, name), func() V { return p.latentContext(l, name, a, x) })
-	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
-}
-
-// latentContext is what latent attention gives before o_proj.
 func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V) V {
 	c := p.config
-	q, low := p.latentQueries(name, a, x)
+	var q V
+	low := x // what the queries are made of: a low rank, if the config has one
+	if c.Attention.QLoraRank == 0 {
+		q = p.linear(name+".q_proj", &a.QProj, x)
+	} else {
+		low = p.norm(name+".q_a_layernorm", &a.QALayernorm, p.linear(name+".q_a_proj", &a.QAProj, x))
+		q = p.linear(name+".q_b_proj", &a.QBProj, low)
+	}
 	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
 	rank, width, nope := c.Attention.KVLoraRank, c.Attention.KVLoraRank+c.Attention.QKRopeHeadDim,
 		c.Attention.QKNopeHeadDim
@@ -126,16 +128,6 @@ func (p *pass[V]) attendLatent(name string, heads int, q, kv, kRope V, mask *Mas
 	k := p.Move(joinHeads(p.in, heads, nope, c.Attention.QKRopeHeadDim), kNope, kRope)
 	vT := p.Move(splitHeadsT(p.in, heads, nope+c.Attention.VHeadDim, nope, nope+c.Attention.VHeadDim), kv)
 	return p.attend(name, heads, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
-}
-
-// latentQueries returns the queries of latent attention, and what they are made of: a low rank, if the
-// config has one.
-func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) (q, low V) {
-	if p.config.Attention.QLoraRank == 0 {
-		return p.linear(name+".q_proj", &a.QProj, x), x
-	}
-	low = p.norm(name+".q_a_layernorm", &a.QALayernorm, p.linear(name+".q_a_proj", &a.QAProj, x))
-	return p.linear(name+".q_b_proj", &a.QBProj, low), low
 }
 
 // rotated rotates heads by their positions.

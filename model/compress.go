@@ -18,9 +18,18 @@ func (p *pass[V]) windowedAttention(l int, name string, a *DeepseekV4Attention, 
 	context := p.section(Section{l, name + ".context", shape, name + ".", []string{"o_a_proj.", "o_b_proj.", "output"}},
 		func() V { return p.windowedContext(l, name, a, r, x) })
 	r.sin = p.Scale(r.sin, -1)
-	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, c.Windows.OGroups,
-		heads*width/c.Windows.OGroups)
-	return p.stage(name+".output", p.groupedOutput(name, a, p.stage(name+".o_a_proj.input", context)))
+	groups, rank := c.Windows.OGroups, c.Windows.OLoraRank
+	group := heads * width / groups // width of a group's context
+	context = p.Reshape(p.turned(context, r, heads, width), in.Batch, in.Seq, groups, group)
+	context = p.stage(name+".o_a_proj.input", context)
+	var outs []V // each group by its rows of o_a_proj, mirroring DeepseekV4GroupedLinear
+	for g := range groups {
+		columns := p.Move(TakeColumns(in, groups*group, g*group, (g+1)*group), context)
+		rows := &Linear{Weight: a.OAProj.Weight.Rows(g*rank, (g+1)*rank)}
+		outs = append(outs, p.Scope(columns, func(x V) V { return p.Linear(x, rows) }))
+	}
+	y := p.stage(name+".o_a_proj.output", p.Move(joinGroups(in, groups, rank), outs...))
+	return p.stage(name+".output", p.Linear(p.Reshape(y, in.Batch, in.Seq, groups*rank), &a.OBProj))
 }
 
 // windowedContext is what attention gives before its results are rotated back.
@@ -51,21 +60,6 @@ func (p *pass[V]) turned(x V, r rope[V], heads, width int) V {
 	x = p.Scope(x, func(x V) V { return p.heads(x, heads, width) })
 	x = p.Scope(x, func(x V) V { return p.RoPE(x, r.cos, r.sin, r.Rotary) })
 	return p.Scope(x, func(x V) V { return p.Move(mergeHeads(p.in, heads, width, p.in.Seq), x) })
-}
-
-// groupedOutput projects each group of heads [batch, seq, groups, width] by its rows of o_a_proj, mirroring
-// DeepseekV4GroupedLinear, and all results by o_b_proj.
-func (p *pass[V]) groupedOutput(name string, a *DeepseekV4Attention, x V) V {
-	groups, rank, in := p.config.Windows.OGroups, p.config.Windows.OLoraRank, p.in
-	width := p.config.Attention.NumAttentionHeads * p.config.Attention.VHeadDim / groups
-	var outs []V
-	for g := range groups {
-		group := p.Move(TakeColumns(in, groups*width, g*width, (g+1)*width), x)
-		rows := &Linear{Weight: a.OAProj.Weight.Rows(g*rank, (g+1)*rank)}
-		outs = append(outs, p.Scope(group, func(x V) V { return p.Linear(x, rows) }))
-	}
-	y := p.stage(name+".o_a_proj.output", p.Move(joinGroups(in, groups, rank), outs...))
-	return p.Linear(p.Reshape(y, in.Batch, in.Seq, groups*rank), &a.OBProj)
 }
 
 // attendWindow returns SinkSoftmax(scores)·values, [batch, seq, heads·width], of queries [batch, heads, seq, width].

@@ -43,12 +43,35 @@ func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err 
 // [batch, seq, vocab_size] if c runs the head, else the output of
 // the last decoder layer.
 func (n *Network[V]) Run(ctx context.Context, c *Course[V]) (y V, err error) {
-	if err := c.check(n.Model, n.Input); err != nil {
-		return y, err
+	switch k := c.Predictions; {
+	case k > n.Model.PredictionLayers():
+		return y, fmt.Errorf("%d prediction layers, the model has %d", k, n.Model.PredictionLayers())
+	case k >= n.Input.Seq && k > 0:
+		return y, fmt.Errorf("input: sequences of %d tokens leave nothing to predict for %d prediction layers", n.Input.Seq, k)
 	}
 	return n.run(ctx, func(p *pass[V]) V {
 		p.course = c
-		return p.run()
+		var x V
+		if c.Embedding {
+			x = p.embed()
+		}
+		p.tables()
+		for _, l := range c.Layers {
+			if slices.Contains(c.Routers, l) {
+				p.stopIf(p.m.Hold(l))
+				x = p.Scope(p.start(l, x), func(x V) V { return p.routed(l, x) })
+				continue
+			}
+			x = p.within(l, p.start(l, x), func(x V) V { return p.layer(l, x) })
+		}
+		if !c.Head {
+			return x
+		}
+		logits, h := p.head(p.start(len(p.m.Model.Layers), x))
+		for k := range c.Predictions {
+			h = p.within(len(p.m.Model.Layers)+k, h, func(h V) V { return p.predict(k, h) })
+		}
+		return logits
 	})
 }
 
@@ -81,37 +104,14 @@ func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
 	})
 }
 
-// run runs the course.
-func (p *pass[V]) run() (x V) {
-	c := p.course
-	if c.Embedding {
-		x = p.embed()
-	}
-	p.tables()
-	for _, l := range c.Layers {
-		if slices.Contains(c.Routers, l) {
-			p.stopIf(p.m.Hold(l))
-			x = p.Scope(p.start(l, x), func(x V) V { return p.routed(l, x) })
-			continue
-		}
-		x = p.within(l, p.start(l, x), func(x V) V { return p.layer(l, x) })
-	}
-	if !c.Head {
-		return x
-	}
-	logits, h := p.head(p.start(len(p.m.Model.Layers), x))
-	for k := range c.Predictions {
-		h = p.within(len(p.m.Model.Layers)+k, h, func(h V) V { return p.predict(k, h) })
-	}
-	return logits
-}
-
 // start returns the input of layer l, or of the head; x is the output of the part before.
 func (p *pass[V]) start(l int, x V) V {
-	if p.course.follows(l) {
+	c := p.course
+	if !slices.Contains(c.Given, l) && !slices.Contains(c.Routers, l) && !slices.Contains(c.Routers, l-1) &&
+		(l == 0 && c.Embedding || l > 0 && slices.Contains(c.Layers, l-1)) {
 		return x
 	}
-	x, err := p.course.Start(l)
+	x, err := c.Start(l)
 	p.stopIf(err)
 	return x
 }
@@ -195,13 +195,10 @@ func (p *pass[V]) layer(l int, x V) V {
 		x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
 		name := name + ".self_attn"
 		return p.whole(l, name, func() V {
-			switch {
-			case d.Windowed != nil:
+			if d.Windowed != nil {
 				return p.windowedAttention(l, name, d.Windowed, x)
-			case d.MLA != nil:
-				return p.latentAttention(l, name, d.MLA, x)
 			}
-			return p.attention(l, name, d.SelfAttn, x)
+			return p.attention(l, name, d, x)
 		})
 	})
 	if d.FFNHC != nil {
@@ -251,10 +248,13 @@ func (p *pass[V]) predict(k int, h V) V {
 	return h
 }
 
-// from returns the pass for the tokens from position first on.
+// from returns the pass for the tokens of each sequence from position first on, without a padding mask.
 func (p *pass[V]) from(first int) *pass[V] {
 	later := *p
-	later.in = p.in.from(first)
+	later.in = &Input{Batch: p.in.Batch, Seq: p.in.Seq - first}
+	for b := range p.in.Batch {
+		later.in.InputIDs = append(later.in.InputIDs, p.in.InputIDs[b*p.in.Seq+first:(b+1)*p.in.Seq]...)
+	}
 	rows := make([]int, later.in.Seq)
 	for i := range rows {
 		rows[i] = first + i

@@ -34,15 +34,6 @@ func (in *Input) Check(vocab int) error {
 // IsPadding reports whether token i of the batch is padding.
 func (in *Input) IsPadding(i int) bool { return in.AttentionMask != nil && in.AttentionMask[i] == 0 }
 
-// from returns the tokens of each sequence from position first on, without a padding mask.
-func (in *Input) from(first int) *Input {
-	later := &Input{Batch: in.Batch, Seq: in.Seq - first}
-	for b := range in.Batch {
-		later.InputIDs = append(later.InputIDs, in.InputIDs[b*in.Seq+first:(b+1)*in.Seq]...)
-	}
-	return later
-}
-
 // Mask is the causal mask with padding, mirroring _prepare_4d_causal_attention_mask:
 // 0 where a query may look, Lowest elsewhere. A score plus Lowest is Lowest, whatever the
 // score, so that a query with all its keys masked attends to all keys alike, later ones too.

@@ -119,20 +119,16 @@ func (m *DeepseekForCausalLM) at(p table.Place) *Weight {
 	case table.HCHead:
 		return m.Model.HCHead.at(p.Role())
 	case table.MTP:
-		return m.Model.MTP[p.Layer-len(m.Model.Layers)].at(p.Role())
+		x := &m.Model.MTP[p.Layer-len(m.Model.Layers)] // what its decoder layer does not have
+		return map[table.Role]*Weight{
+			table.EmbedTokens: &x.EmbedTokens, table.ENorm: &x.ENorm.Weight, table.HNorm: &x.HNorm.Weight,
+			table.EHProj:         &x.EHProj.Weight,
+			table.SharedHeadNorm: &x.SharedHead.Norm.Weight, table.SharedHeadHead: &x.SharedHead.Head.Weight}[p.Role()]
 	}
 	if p.Layer < 0 {
 		return &m.Model.Norm.Weight
 	}
 	return m.Layer(p.Layer).at(p)
-}
-
-// at returns a weight of a prediction layer that its decoder layer does not have.
-func (x *MtpLayer) at(r table.Role) *Weight {
-	return map[table.Role]*Weight{
-		table.EmbedTokens: &x.EmbedTokens, table.ENorm: &x.ENorm.Weight, table.HNorm: &x.HNorm.Weight,
-		table.EHProj:         &x.EHProj.Weight,
-		table.SharedHeadNorm: &x.SharedHead.Norm.Weight, table.SharedHeadHead: &x.SharedHead.Head.Weight}[r]
 }
 
 // at returns the weight of a decoder layer.
@@ -165,17 +161,15 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 		if x.Windowed != nil {
 			return x.Windowed.Indexer.at(role)
 		}
-		return x.Indexer.at(role)
+		ix := x.Indexer
+		return map[table.Role]*Weight{table.WQB: &ix.WQB.Weight, table.WK: &ix.WK.Weight, table.KNorm: &ix.KNorm.Weight,
+			table.KNormBias: &ix.KNorm.Bias, table.WeightsProj: &ix.WeightsProj.Weight}[role]
 	case table.Router:
-		return x.MoE.Gate.at(role)
+		g := &x.MoE.Gate
+		return map[table.Role]*Weight{table.Gate: &g.Weight, table.EScoreCorrectionBias: &g.EScoreCorrectionBias,
+			table.TID2EID: g.TID2EID}[role]
 	}
 	return nil
-}
-
-// at returns the weight with a role.
-func (g *MoEGate) at(r table.Role) *Weight {
-	return map[table.Role]*Weight{table.Gate: &g.Weight, table.EScoreCorrectionBias: &g.EScoreCorrectionBias,
-		table.TID2EID: g.TID2EID}[r]
 }
 
 // norm returns the layer's norm of a role; nil for other roles.

@@ -177,12 +177,6 @@ type Indexer struct {
 // LayerNorm is weight · (x - mean(x)) / sqrt(var(x) + 1e-6) + bias.
 type LayerNorm struct{ Weight, Bias Weight } // [width] each
 
-// at returns the weight with a role.
-func (x *Indexer) at(r table.Role) *Weight {
-	return map[table.Role]*Weight{table.WQB: &x.WQB.Weight, table.WK: &x.WK.Weight, table.KNorm: &x.KNorm.Weight,
-		table.KNormBias: &x.KNorm.Bias, table.WeightsProj: &x.WeightsProj.Weight}[r]
-}
-
 // DeepseekV4Attention is attention to a window of the latest tokens and, in layers with a compressor, to entries
 // that stand for several tokens each. All heads share one head of keys, which are the values too.
 type DeepseekV4Attention struct {

@@ -35,22 +35,18 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	p.probe(l, name+".experts", m, flat)
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
-		y = p.Add(y, p.Reshape(p.shared(l, name+".shared_experts", m.SharedExperts, x, flat), p.in.Batch, p.in.Seq,
-			p.config.HiddenSize))
+		name := name + ".shared_experts"
+		part := p.wholeOf(l, name)
+		if p.rules.MoE.FlatShared {
+			x, part.Shape = flat, []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}
+		}
+		shared := p.section(part, func() V { return p.stage(name+".output", p.mlp(name, m.SharedExperts, x)) })
+		y = p.Add(y, p.Reshape(shared, p.in.Batch, p.in.Seq, p.config.HiddenSize))
 	}
 	if m.PostMLPLayernorm != nil {
 		y = p.normed(m.PostMLPLayernorm, y)
 	}
 	return p.stage(name+".output", y)
-}
-
-// shared runs the shared experts on x, [batch, seq, hidden_size], or on flat, the same as [tokens, hidden_size].
-func (p *pass[V]) shared(l int, name string, m *DeepseekMLP, x, flat V) V {
-	part := p.wholeOf(l, name)
-	if p.rules.MoE.FlatShared {
-		x, part.Shape = flat, []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}
-	}
-	return p.section(part, func() V { return p.stage(name+".output", p.mlp(name, m, x)) })
 }
 
 // moeInfer returns each token's routed sum [tokens, hidden_size], mirroring moe_infer:
@@ -163,7 +159,18 @@ func (p *pass[V]) masked(g *MoEGate, scores V) V {
 
 // choose returns the scores of a gate's logits, and its choice.
 func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
-	scores = p.gateScores(p.masked(g, logits))
+	logits = p.masked(g, logits)
+	if p.rules.Router.ScoresInFloat32 {
+		logits = p.Float32(logits)
+	}
+	switch p.config.Router.ScoringFunc {
+	case "sigmoid":
+		scores = p.Sigmoid(logits)
+	case "sqrtsoftplus":
+		scores = p.SqrtSoftplus(logits)
+	default:
+		scores = p.Softmax(logits)
+	}
 	if g.TID2EID != nil {
 		return scores, p.fromTable(g, scores)
 	}
@@ -208,20 +215,6 @@ func (g *MoEGate) StandIns(row []int) {
 			}
 		}
 	}
-}
-
-// gateScores returns the scores of a gate's logits.
-func (p *pass[V]) gateScores(logits V) V {
-	if p.rules.Router.ScoresInFloat32 {
-		logits = p.Float32(logits)
-	}
-	switch p.config.Router.ScoringFunc {
-	case "sigmoid":
-		return p.Sigmoid(logits)
-	case "sqrtsoftplus":
-		return p.SqrtSoftplus(logits)
-	}
-	return p.Softmax(logits)
 }
 
 // choice returns the scores by which experts are chosen. A greedy method chooses by the gate's

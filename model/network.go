@@ -184,22 +184,6 @@ func firstLayers(n int) (layers []int) {
 	return layers
 }
 
-// check returns an error if the course cannot be run.
-func (c *Course[V]) check(m *DeepseekForCausalLM, in *Input) error {
-	switch n := c.Predictions; {
-	case n > m.PredictionLayers():
-		return fmt.Errorf("%d prediction layers, the model has %d", n, m.PredictionLayers())
-	case n >= in.Seq && n > 0:
-		return fmt.Errorf("input: sequences of %d tokens leave nothing to predict for %d prediction layers", in.Seq, n)
-	}
-	return nil
-}
-
-// follows reports whether layer l, or the head, takes the output of the part before.
-func (c *Course[V]) follows(l int) bool {
-	return !slices.Contains(c.Given, l) && !slices.Contains(c.Routers, l) && !slices.Contains(c.Routers, l-1) && (l == 0 && c.Embedding || l > 0 && slices.Contains(c.Layers, l-1))
-}
-
 // next returns the layer that runs after layer l of a decoder with the given number of layers, or
 // -1 if l is the last.
 func (c *Course[V]) next(l, layers int) int {

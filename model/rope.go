@@ -96,17 +96,11 @@ func newRotary(c *config.Config, by ropeParameters, seq int, compute, buffer ten
 	freq, other := by.inverseFrequencies(c, seq)
 	kernel.RoundTo(freq, frequencies)
 	kernel.RoundTo(other, frequencies)
-	r.fill(by.scaling, freq, other, seq, angles)
-	return r
-}
-
-// fill computes the rows from inv_freq, rounding the angles.
-func (r *Rotary) fill(scaling *config.RopeScaling, freq, other []float32, seq int, angles kernel.Format) {
 	table, _ := r.DType.Format()
 	for pos := range seq {
 		position := kernel.Rounded(float32(pos), angles)
-		if scaling != nil && scaling.Type == "linear" {
-			position = kernel.Rounded(position/float32(scaling.Factor), angles)
+		if s := by.scaling; s != nil && s.Type == "linear" {
+			position = kernel.Rounded(position/float32(s.Factor), angles)
 		}
 		for i, f := range freq {
 			angle := kernel.Rounded(position*f, angles)
@@ -117,6 +111,7 @@ func (r *Rotary) fill(scaling *config.RopeScaling, freq, other []float32, seq in
 			r.Sin = append(r.Sin, kernel.Rounded(float32(sin)*r.Factor, table))
 		}
 	}
+	return r
 }
 
 // inverseFrequencies returns inv_freq, and the other one that the reference may have.
