@@ -125,13 +125,23 @@ func (p *pass[V]) within(l int, x V, f func(x V) V) V {
 	return x
 }
 
-// hold is how within begins; drop ends it. Routed experts are read when they run, but for a gradient.
+// hold is how within begins; drop ends it. Routed experts are read when they run, but for a gradient. hold also fetches
+// ahead what the next layer reads whatever its gate decides, but the embedding, of which rows are read;
+// fetchExperts fetches the experts once the gate has chosen them.
 func (p *pass[V]) hold(l int) {
 	if p.o.Training {
 		p.stopIf(p.m.Hold(l))
 	}
 	p.stopIf(read(l, p.m.layer(l, func(of table.Place) bool { return of.Expert < 0 })))
-	p.willNeed(p.course.next(l, len(p.m.Model.Layers)))
+	next := p.course.next(l, len(p.m.Model.Layers))
+	if p.o.Pages == nil || next < 0 {
+		return
+	}
+	for place, w := range p.m.LayerWeights(next) {
+		if place.Expert < 0 && !place.Row.LookedUp() {
+			fetch(p.o.Pages, w)
+		}
+	}
 }
 
 // Layer runs decoder layer l alone on x, [batch, seq, hidden_size] or its streams, as Forward would.

@@ -242,20 +242,6 @@ func (m *DeepseekForCausalLM) LayerWeights(l int) iter.Seq2[table.Place, *Weight
 	}
 }
 
-// willNeed fetches ahead the weights that layer l reads whatever its gate decides, except an
-// embedding, of which it reads only rows. fetchExperts fetches the experts once the gate has
-// chosen them. A negative l stands for no layer.
-func (p *pass[V]) willNeed(l int) {
-	if p.o.Pages == nil || l < 0 {
-		return
-	}
-	for place, w := range p.m.LayerWeights(l) {
-		if place.Expert < 0 && !place.Row.LookedUp() {
-			fetch(p.o.Pages, w)
-		}
-	}
-}
-
 // fetchExperts fetches experts of layer l ahead.
 func (p *pass[V]) fetchExperts(l int, experts []int) {
 	if p.o.Pages == nil {

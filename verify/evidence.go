@@ -56,15 +56,6 @@ type tell struct {
 	by    float64 // 0.5 or 2
 }
 
-// newEvidence is the evidence of a job before its first pass.
-func newEvidence(j *job) *evidence {
-	return &evidence{job: j, shown: map[string]bool{"input_ids": true, "attention_mask": true}, lacked: map[string]bool{},
-		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{},
-		leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, tells: map[tell]bool{}, misses: map[string]misses{}, reached: map[expert]bool{},
-		probed: map[expert]bool{}, routing: report.Routing{Biases: []report.BiasPins{}, Layers: []report.LayerRouting{}},
-		keys: map[int]*report.KeyChoices{}, clamped: map[int]bool{}}
-}
-
 // golden notes that the model shows a stage, and reports whether the pack has it. A stage that the pack lacks in this
 // layer only is a failed check.
 func (e *evidence) golden(name string) (bool, error) {
@@ -124,28 +115,6 @@ func (e *evidence) noteClamped(s pack.Stage, values []float32) {
 	if beyond := func(v float32) bool { return v > limit || up && v < -limit }; limit > 0 && !e.clamped[s.Layer] &&
 		(up || slices.Contains(pack.InMLPs(table.GateProj), s.Kind)) {
 		e.clamped[s.Layer] = slices.ContainsFunc(values, beyond)
-	}
-}
-
-// noteWeights notes the weights behind a stage that was checked. A stage of an expert shows that the expert was
-// reached.
-func (e *evidence) noteWeights(c *report.Check, weights []string) {
-	for _, w := range weights {
-		e.exercised[w] = struct{}{}
-		if c.Verdict == report.Fail {
-			e.failed[w] = struct{}{}
-		} else {
-			e.passed[w] = struct{}{}
-		}
-	}
-	if c.Verdict == report.Fail {
-		e.behind[c.Tensor] = weights
-	}
-	switch s := c.Stage(); s.Kind {
-	case pack.ExpertOutput:
-		e.reached[expert{s.Layer, s.Expert}] = true
-	case pack.ProbeOutput:
-		e.probed[expert{s.Layer, s.Expert}] = true
 	}
 }
 

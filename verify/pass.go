@@ -32,7 +32,13 @@ type rechoose func(c *config.Config, g *model.MoEGate, look func(*choice))
 
 // newPass begins a pass that has found nothing yet.
 func newPass(j *job) *pass {
-	return &pass{job: j, evidence: newEvidence(j), rotations: map[string]map[tell]bool{}}
+	return &pass{job: j, rotations: map[string]map[tell]bool{}, evidence: &evidence{job: j,
+		shown: map[string]bool{"input_ids": true, "attention_mask": true}, lacked: map[string]bool{},
+		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{},
+		leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, tells: map[tell]bool{}, misses: map[string]misses{},
+		reached: map[expert]bool{}, probed: map[expert]bool{},
+		routing: report.Routing{Biases: []report.BiasPins{}, Layers: []report.LayerRouting{}},
+		keys:    map[int]*report.KeyChoices{}, clamped: map[int]bool{}}}
 }
 
 // newCourse is the course of a pass. value turns a golden tensor that a unit begins with into a value of unit l.
@@ -134,20 +140,37 @@ func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) 
 	return rows
 }
 
-// cover notes what a checked stage x shows: the weights behind it, and the numbers that the rotations behind it tell
-// from others. by knows them.
+// cover notes what a checked stage x shows: the weights behind it, the expert that it is of, and the numbers that the
+// rotations behind it tell from others. by knows them.
 func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 	if c.Verdict == report.Skipped {
 		return
 	}
-	t.evidence.noteWeights(&c, by.weights(x))
+	e, weights := t.evidence, by.weights(x)
+	for _, w := range weights {
+		e.exercised[w] = struct{}{}
+		if c.Verdict == report.Fail {
+			e.failed[w] = struct{}{}
+		} else {
+			e.passed[w] = struct{}{}
+		}
+	}
+	if c.Verdict == report.Fail {
+		e.behind[c.Tensor] = weights
+	}
+	switch s := c.Stage(); s.Kind {
+	case pack.ExpertOutput:
+		e.reached[expert{s.Layer, s.Expert}] = true
+	case pack.ProbeOutput:
+		e.probed[expert{s.Layer, s.Expert}] = true
+	}
 	for _, name := range []string{mainRotation, compressedRotation} {
 		if _, rotated := by.sets[weak.Make(x)][name]; rotated {
 			if t.rotations[name] == nil {
 				t.rotations[name] = t.job.rotationTells(name == compressedRotation)
 			}
 			for at := range t.rotations[name] {
-				t.evidence.tells[tell{c.Layer(), at.key, at.by}] = true
+				e.tells[tell{c.Layer(), at.key, at.by}] = true
 			}
 		}
 	}

@@ -196,19 +196,6 @@ func (j *job) roundsUnknown(stage string) bool {
 	})
 }
 
-// noteMisses notes the elements of a stage that are beyond the limit.
-func (e *evidence) noteMisses(stage string, x *bounds.Value, want []float32, rows *bounds.Rows, factor float64) {
-	m, distance := make(misses, len(want)/64+1), deviations(x, want, factor)
-	for _, row := range rows.Compared {
-		for i := row * x.Width(); i < (row+1)*x.Width(); i++ {
-			if distance(i) > bounds.Lambda {
-				m.set(i)
-			}
-		}
-	}
-	e.misses[stage] = m
-}
-
 // adopt gives x the dtype in which an engine's trace has the stage. An engine may keep router and head in float32, or
 // in 16 bits, where the reference does not; numbers of float32 that all are numbers of x's dtype are of that.
 func (t *pass) adopt(name string, x *bounds.Value) error {

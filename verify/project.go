@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -16,7 +15,7 @@ import (
 // project puts the evidence into a report: checks, places, doubts and choices. conclude adds counts and the verdict.
 func (e *evidence) project() report.Report {
 	j := e.job
-	o, m := j.options, &j.pack.Manifest
+	o, m, c := j.options, &j.pack.Manifest, j.model.Config
 	r := report.Report{
 		Mode:       o.Mode,
 		Accumulate: "float64",
@@ -24,8 +23,9 @@ func (e *evidence) project() report.Report {
 		Golden: report.Golden{Reference: m.Reference, Mode: m.Mode, ConfigOverrides: m.ConfigOverrides,
 			ComputeDType: m.ComputeDType, Partial: m.Partial, Arithmetic: m.Arithmetic, Absent: m.Absent, Batch: j.in.Batch,
 			Seq: j.in.Seq, Checkpoint: m.Checkpoint, Manifest: j.pack.Hash},
-		Stopped:    e.stopped,
-		Rules:      rulesOf(j.model.Config),
+		Stopped: e.stopped,
+		Rules: report.Rules{Reference: c.Reference, MoELayerFreq: c.Layers.MoELayerFreq,
+			IgnoresMoELayerFreq: c.Rules().MoE.IgnoresMoELayerFreq},
 		Config:     j.settings,
 		Beside:     j.contradictions,
 		Free:       append([]string{}, slices.Sorted(maps.Keys(e.lacked))...),
@@ -34,6 +34,13 @@ func (e *evidence) project() report.Report {
 		Checks:     e.inOrder(),
 		Causes:     []report.Cause{},
 		Hints:      []report.Cause{},
+	}
+	r.Rules.NormaliseTopK, r.Rules.TopKScale = c.TopKWeights()
+	if r.Rules.IgnoresMoELayerFreq {
+		r.Rules.MoELayerFreq = 1
+	}
+	if c.Windowed() {
+		r.Rules.Official = windowedOfficial
 	}
 	if j.pack.IsTrace() {
 		r.Golden.Observed = undeclared(j.engine, m.Arithmetic)
@@ -46,20 +53,6 @@ func (e *evidence) project() report.Report {
 	}
 	r.Coverage, r.Scope, r.Places = e.coverage(), e.describeScope(r.Checks), e.places()
 	r.Doubts = e.doubts(&r)
-	return r
-}
-
-// rulesOf returns the rules of a config on which references differ.
-func rulesOf(c *config.Config) report.Rules {
-	r := report.Rules{Reference: c.Reference, MoELayerFreq: c.Layers.MoELayerFreq,
-		IgnoresMoELayerFreq: c.Rules().MoE.IgnoresMoELayerFreq}
-	r.NormaliseTopK, r.TopKScale = c.TopKWeights()
-	if r.IgnoresMoELayerFreq {
-		r.MoELayerFreq = 1
-	}
-	if c.Windowed() {
-		r.Official = windowedOfficial
-	}
 	return r
 }
 

@@ -192,8 +192,28 @@ func (t *pass) compareTopK(c *report.Check, ours *choice, want []int, k int, pad
 func biasPins(layer int, ours *choice, want []int, k int, padded pack.Padding) report.BiasPins {
 	pins := slices.Repeat([]float64{math.Inf(1)}, ours.Scores.Width())
 	for row := range ours.Scores.Rows() {
-		if !padded.Has(row) {
-			pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
+		if padded.Has(row) {
+			continue
+		}
+		scores, chosen := ours.Scores.Row(row), want[row*k:(row+1)*k]
+		least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
+		for e, s := range scores {
+			switch {
+			case !tensor.IsFinite(s):
+			case slices.Contains(chosen, e):
+				least = min(least, float64(s))
+			default:
+				most = max(most, float64(s))
+			}
+		}
+		for e, s := range scores {
+			slack := least - float64(s)
+			if slices.Contains(chosen, e) {
+				slack = float64(s) - most
+			}
+			if tensor.IsFinite(s) {
+				pins[e] = min(pins[e], max(0, slack))
+			}
 		}
 	}
 	p := report.BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}, Same: []string{}}
@@ -211,29 +231,6 @@ func biasPins(layer int, ours *choice, want []int, k int, padded pack.Padding) r
 		p.Median = known[len(known)/2]
 	}
 	return p
-}
-
-// pinBiases lowers pins, one of each expert, to what the choice of one token leaves them.
-func pinBiases(pins []float64, scores []float32, chosen []int) {
-	least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
-	for e, s := range scores {
-		switch {
-		case !tensor.IsFinite(s):
-		case slices.Contains(chosen, e):
-			least = min(least, float64(s))
-		default:
-			most = max(most, float64(s))
-		}
-	}
-	for e, s := range scores {
-		slack := least - float64(s)
-		if slices.Contains(chosen, e) {
-			slack = float64(s) - most
-		}
-		if tensor.IsFinite(s) {
-			pins[e] = min(pins[e], max(0, slack))
-		}
-	}
 }
 
 // distinctTokens counts the token ids of an input, without padding.

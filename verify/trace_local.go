@@ -193,7 +193,15 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 	m, d := t.analysis.Measure(x, want, rows, factor)
 	record(c, m)
 	if t.pass.job.counts {
-		t.pass.evidence.noteMisses(c.Tensor, x, want, rows, factor)
+		beyond, distance := make(misses, len(want)/64+1), deviations(x, want, factor)
+		for _, row := range rows.Compared {
+			for i := row * x.Width(); i < (row+1)*x.Width(); i++ {
+				if distance(i) > bounds.Lambda {
+					beyond.set(i)
+				}
+			}
+		}
+		t.pass.evidence.misses[c.Tensor] = beyond
 	}
 	if t.pass.job.watch != nil {
 		t.pass.job.watch(c.Tensor, x, rows)

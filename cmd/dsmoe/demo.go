@@ -56,7 +56,15 @@ prints what to run next. DIR must not exist; by default it is dsmoe-demo.`,
 			os.RemoveAll(dir)
 			return err
 		}
-		return demoDocuments.Print(cmd, describeDemo(dir))
+		if strings.HasPrefix(dir, "-") {
+			dir = "./" + dir // no flag
+		}
+		d := &demo{Path: dir, Checkpoint: dir + "/checkpoint", Golden: dir + "/golden"}
+		verify := cli.CommandLine([]string{"dsmoe", "verify", d.Checkpoint, d.Golden})
+		edit := cli.CommandLine([]string{"sed", "-i.bak", `s/"norm_topk_prob": true/"norm_topk_prob": false/`,
+			d.Checkpoint + "/config.json"})
+		d.Commands = []string{verify, edit, verify}
+		return demoDocuments.Print(cmd, d)
 	}
 	return cmd
 }
@@ -84,18 +92,6 @@ type demo struct {
 	Checkpoint string   `json:"checkpoint"` // the checkpoint in it
 	Golden     string   `json:"golden"`     // its golden pack
 	Commands   []string `json:"commands"`   // to run next: verify, a wrong edit of config.json, verify
-}
-
-func describeDemo(dir string) *demo {
-	if strings.HasPrefix(dir, "-") {
-		dir = "./" + dir // no flag
-	}
-	d := &demo{Path: dir, Checkpoint: dir + "/checkpoint", Golden: dir + "/golden"}
-	verify := cli.CommandLine([]string{"dsmoe", "verify", d.Checkpoint, d.Golden})
-	edit := cli.CommandLine([]string{"sed", "-i.bak", `s/"norm_topk_prob": true/"norm_topk_prob": false/`,
-		d.Checkpoint + "/config.json"})
-	d.Commands = []string{verify, edit, verify}
-	return d
 }
 
 // WriteText writes a line that says what it is, and the commands.

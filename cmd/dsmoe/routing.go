@@ -16,7 +16,6 @@ import (
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
@@ -238,36 +237,24 @@ func (o *routingFlags) golden(ctx context.Context, path string) (*routing.Report
 		return nil, err
 	}
 	if o.config != "" {
-		c, err := o.recorded(ctx, &g, pack)
-		if c != nil {
-			defer c.Close()
-		}
+		g.Model = o.config
+		stored, _, err := configOf(ctx, o.config)
 		if err != nil {
 			return nil, err
 		}
+		if g.Config, err = pack.Config(stored, ""); err != nil {
+			return nil, err
+		}
+		if g.Config.ChoosesByBias() && configPath(o.config) != o.config { // a checkpoint, for the gates' biases alone
+			c, err := openerOf(ctx).Open(o.config)
+			if err != nil {
+				return nil, err
+			}
+			defer c.Close()
+			g.Weights = c
+		}
 	}
 	return routing.OfGolden(g, o.options())
-}
-
-// recorded sets what --config knows of the model of a pack. The checkpoint that it returns is
-// opened for the gates' biases alone; it is nil where there are none.
-func (o *routingFlags) recorded(ctx context.Context, g *routing.Golden, pack *pack.Pack) (*checkpoint.Checkpoint,
-	error) {
-	g.Model = o.config
-	stored, _, err := configOf(ctx, o.config)
-	if err != nil {
-		return nil, err
-	}
-	if g.Config, err = pack.Config(stored, ""); err != nil || !g.Config.ChoosesByBias() ||
-		configPath(o.config) == o.config {
-		return nil, err
-	}
-	c, err := openerOf(ctx).Open(o.config)
-	if err != nil {
-		return nil, err
-	}
-	g.Weights = c
-	return c, nil
 }
 
 // tokenBatch is so many sequences of so many tokens.

@@ -63,10 +63,23 @@ func readIndex(dir source.Dir, file string, of *format.Format) (*index, error) {
 // that it does not know.
 func parseIndex(r io.Reader, file string, of *format.Format) (*index, error) {
 	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &index{File: file}}
-	if err := format.Parse(p.parse); err != nil {
-		return nil, explainJSON(err)
+	err := format.Parse(p.parse)
+	var syntactic *jsontext.SyntacticError
+	switch {
+	case err == nil:
+		return p.index, nil
+	case err == io.EOF:
+		return nil, errors.New("file is empty")
+	case !errors.As(err, &syntactic):
+		return nil, err
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return nil, fmt.Errorf("key %s occurs twice", text.Quote(syntactic.JSONPointer.LastToken()))
 	}
-	return p.index, nil
+	cause := syntactic.Err.Error()
+	if !text.Printable(cause) || len(cause) > 200 {
+		cause = text.Quote(cause)
+	}
+	return nil, fmt.Errorf("byte %d: not valid JSON: %s", syntactic.ByteOffset, cause)
 }
 
 type indexParser struct {
@@ -171,22 +184,4 @@ func (p *indexParser) skip() {
 			p.fail("nested more than %d levels", maxIndexDepth)
 		}
 	}
-}
-
-// explainJSON shortens the decoder's errors and names a key that occurs twice.
-func explainJSON(err error) error {
-	var syntactic *jsontext.SyntacticError
-	switch {
-	case err == io.EOF:
-		return errors.New("file is empty")
-	case !errors.As(err, &syntactic):
-		return err
-	case errors.Is(err, jsontext.ErrDuplicateName):
-		return fmt.Errorf("key %s occurs twice", text.Quote(syntactic.JSONPointer.LastToken()))
-	}
-	cause := syntactic.Err.Error()
-	if !text.Printable(cause) || len(cause) > 200 {
-		cause = text.Quote(cause)
-	}
-	return fmt.Errorf("byte %d: not valid JSON: %s", syntactic.ByteOffset, cause)
 }

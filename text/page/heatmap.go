@@ -180,7 +180,11 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 			}
 			switch {
 			case tips && (n < steps || !m.Blank):
-				d.path(s.classOf(n), path, m.tip(i, j))
+				tip := m.Rows[i] + ", " + m.Columns[j] + ": " + shown(v) // the text under the pointer
+				if m.Tip != nil {
+					tip = m.Tip(i, j)
+				}
+				d.path(s.classOf(n), path, tip)
 			case n < steps && j+1 < len(row) && s.cell(row[j+1]) == n:
 				run++
 			case n < steps || !m.Blank:
@@ -251,14 +255,6 @@ func (g grid) outline(x, y float64) string {
 		by = -1
 	}
 	return box(x+by, y+by, g.w-float64(2*by), g.h-float64(2*by))
-}
-
-// tip returns the text under the pointer for a cell.
-func (m Heatmap) tip(i, j int) string {
-	if m.Tip != nil {
-		return m.Tip(i, j)
-	}
-	return m.Rows[i] + ", " + m.Columns[j] + ": " + shown(m.Values[i][j])
 }
 
 // The measures of the legend.

@@ -188,19 +188,6 @@ type Entry struct {
 	order       *tensor.View // of the columns there, or of all elements of a sequence; nil: as they are
 }
 
-// inOrder are rows of the tensor, or sequences, with their elements in the stage's order.
-func (e *Entry) inOrder(values []float32) []float32 {
-	if e.order == nil {
-		return values
-	}
-	n := int(e.order.Len())
-	ordered := make([]float32, len(values))
-	for i, v := range values {
-		ordered[i/n*n+int(e.order.Element(int64(i%n)))] = v
-	}
-	return ordered
-}
-
 // Elements is the number of elements of the tensor.
 func (e *Entry) Elements() int { return elements(e.Shape) }
 

@@ -60,8 +60,18 @@ const (
 // every file it lists. All problems are in one error.
 func Open(dir string) (*Pack, error) {
 	p := &Pack{Dir: dir}
-	if err := p.readManifest(); err != nil {
+	if err := Look(dir); err != nil {
 		return nil, err
+	}
+	path := filepath.Join(dir, manifestName)
+	data, err := readSmall(path, maxManifest)
+	if err != nil {
+		return nil, err
+	}
+	hash := sha256.Sum256(data)
+	p.Hash = "sha256:" + hex.EncodeToString(hash[:])
+	if err := json.Unmarshal(withoutNaN(data), &p.Manifest); err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	p.DType = table.ParseTorch(p.Manifest.ComputeDType)
 	problems := p.Manifest.check()
@@ -98,23 +108,6 @@ func Look(dir string) error {
 	}
 	if _, err := os.Stat(filepath.Join(dir, manifestName)); errors.Is(err, os.ErrNotExist) {
 		return problem.New(dir, "not a golden pack: there is no "+manifestName, "")
-	}
-	return nil
-}
-
-func (p *Pack) readManifest() error {
-	if err := Look(p.Dir); err != nil {
-		return err
-	}
-	path := filepath.Join(p.Dir, manifestName)
-	data, err := readSmall(path, maxManifest)
-	if err != nil {
-		return err
-	}
-	hash := sha256.Sum256(data)
-	p.Hash = "sha256:" + hex.EncodeToString(hash[:])
-	if err := json.Unmarshal(withoutNaN(data), &p.Manifest); err != nil {
-		return fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return nil
 }
@@ -291,8 +284,15 @@ func (p *Pack) Elements(name string, first, n int) ([]float32, error) {
 		return values[first:min(first+n, len(values))], err
 	}
 	err := p.pieces(name, int64(first), int64(first+n), pieceBytes, decode)
-	e := p.Manifest.Tensors[name]
-	return e.inOrder(values), err
+	order := p.Manifest.Tensors[name].order
+	if order == nil {
+		return values, err
+	}
+	n, ordered := int(order.Len()), make([]float32, len(values)) // rows, or sequences, in the stage's order
+	for i, v := range values {
+		ordered[i/n*n+int(order.Element(int64(i%n)))] = v
+	}
+	return ordered, err
 }
 
 // pieceBytes is the size of the pieces in which a golden tensor is read and decoded: it is not in memory twice.

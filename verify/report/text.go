@@ -98,23 +98,20 @@ func (r *Report) verdict() string {
 	if !r.Scope.Whole {
 		verdict += ": " + r.Scope.Text
 	}
-	return verdict + " (" + r.Coverage.exercised() + ")"
-}
-
-// exercised counts the experts and weights that took part in checked stages.
-func (c *Coverage) exercised() string {
-	weights := fmt.Sprintf("%s of %s exercised", text.Grouped(c.WeightsChecked), text.Plural(c.Weights, "weight"))
+	c, experts := r.Coverage, ""
+	if c.Experts > 0 {
+		experts = fmt.Sprintf("%s of %s", text.Grouped(c.ExpertsReached+c.ExpertsProbed), text.Plural(c.Experts, "expert"))
+		if c.ExpertsProbed > 0 {
+			experts += fmt.Sprintf(", %s of them by probes", text.Grouped(c.ExpertsProbed))
+		}
+		experts += ", "
+	}
+	unpinned := ""
 	if n := len(c.WeightsUnpinned); n > 0 {
-		weights += fmt.Sprintf(", %s not pinned", text.Grouped(n))
+		unpinned = fmt.Sprintf(", %s not pinned", text.Grouped(n))
 	}
-	if c.Experts == 0 {
-		return weights
-	}
-	experts := fmt.Sprintf("%s of %s", text.Grouped(c.ExpertsReached+c.ExpertsProbed), text.Plural(c.Experts, "expert"))
-	if c.ExpertsProbed > 0 {
-		experts += fmt.Sprintf(", %s of them by probes", text.Grouped(c.ExpertsProbed))
-	}
-	return experts + ", " + weights
+	return fmt.Sprintf("%s (%s%s of %s exercised%s)", verdict, experts, text.Grouped(c.WeightsChecked),
+		text.Plural(c.Weights, "weight"), unpinned)
 }
 
 // head says what was compared, and how.

@@ -133,9 +133,6 @@ type partialKernels struct {
 // plans is the number of plans; steps and turns are at least 1.
 type partialKernel func(state, w, x *float32, steps, turns int, n float32, plans, ends int)
 
-// available reports whether the implementation has these kernels.
-func (k *partialKernels) available() bool { return k.group > 0 }
-
 // width returns the smallest width of a kernel for n tokens, or the largest width if all are
 // smaller than n.
 func (k *partialKernels) width(n int) int {

@@ -442,7 +442,7 @@ func (q *partialJob) length() int { return roundUp(q.w.Cols, 2*lanes) }
 func (q *partialJob) rows(r, toR int) {
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
-	if !q.im.partial.available() {
+	if q.im.partial.group == 0 { // the implementation has no such kernels
 		q.portable(s, r, toR)
 		return
 	}
