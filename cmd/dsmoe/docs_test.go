@@ -29,6 +29,7 @@ type markdown struct {
 //	console  lines after "$ " are commands, the lines below are what each prints; see transcript
 //	sh       a script, which ends with exit status 0
 //	yaml     a job of a CI, whose steps that begin with dsmoe are run
+//	go       a part of a tested example, or a program, which prints the lines behind its "// Output:"
 //	text     not run: it needs a cluster, a network, Python or a compiler
 type block struct {
 	lang, text string
@@ -126,6 +127,15 @@ func (b block) run(t *testing.T, dir string) {
 			assert.NoError(t, err, "%s\n%s", step[1], out)
 		}
 	case "go":
+		if strings.HasPrefix(b.text, "package main\n") {
+			program := filepath.Join(dir, "main.go")
+			require.NoError(t, os.WriteFile(program, []byte(b.text), 0o600))
+			out, err := paste(repository, "GOFLAGS= go run "+program+" fixtures/v1-base/checkpoint")
+			assert.NoError(t, err, out)
+			_, want, _ := strings.Cut(flush(b.text), "// Output:\n")
+			assert.Equal(t, strings.ReplaceAll(strings.TrimSuffix(want, "}\n"), "// ", ""), out)
+			return
+		}
 		assert.True(t, slices.ContainsFunc(exampleFiles(t), func(code string) bool { return strings.Contains(code, flush(b.text)) }),
 			"not a part of an example_test.go:\n%s", b.text)
 	default:
