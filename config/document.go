@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -138,5 +139,9 @@ func (s *scanner) syntaxError(err error) error {
 		return documentError("key %s appears twice at byte %d", quote(syntactic.JSONPointer.LastToken()),
 			syntactic.ByteOffset)
 	}
-	return documentError("byte %d: %s", syntactic.ByteOffset, clip(syntactic.Err.Error()))
+	cause := syntactic.Err.Error()
+	if strings.Contains(cause, `'\ufeff'`) {
+		cause = "a byte order mark (BOM), which JSON does not allow; save the file as UTF-8 without one"
+	}
+	return documentError("byte %d: %s", syntactic.ByteOffset, clip(cause))
 }

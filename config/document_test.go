@@ -17,7 +17,7 @@ var hostile = map[string]struct{ text, want string }{
 	"array":                  {`[{"model_type":"deepseek"}]`, `the document is an array, not an object`},
 	"string":                 {`"deepseek"`, `the document is a string, not an object`},
 	"number":                 {`1`, `the document is a number, not an object`},
-	"byte order mark":        {"\ufeff" + `{"model_type":"deepseek"}`, `byte 0: invalid character`},
+	"byte order mark":        {"\ufeff" + `{"model_type":"deepseek"}`, `byte 0: a byte order mark (BOM), which JSON does not allow; save the file as UTF-8 without one`},
 	"git-lfs pointer":        {"version https://git-lfs.github.com/spec/v1\n", `byte 0: invalid character 'v'`},
 	"truncated":              {`{"model_type":"deepseek"`, `byte 24: unexpected EOF`},
 	"truncated in a value":   {`{"model_type":"deep`, `unexpected EOF`},

@@ -80,6 +80,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes),
 		text.Plural(len(r.Files), "file"), state)
+	if len(r.Files) > 0 && filepath.Ext(r.Files[0]) == ".gguf" && filepath.Base(r.Path) != r.Files[0] { // a name that dsmoe made
+		plan.WriteNames(&b, text.Noun(len(r.Files), "file"), r.Files)
+	}
 	if r.Replaced {
 		b.WriteString("replaced: an older output\n")
 	}

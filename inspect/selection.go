@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
 
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
@@ -67,7 +66,7 @@ func Pick[T any](s Selection, all []T, name func(T) string) ([]T, error) {
 		if err := text.CheckGlob(glob); err != nil {
 			errs = append(errs, err)
 		} else if !slices.ContainsFunc(all, func(x T) bool { return matches(glob, name(x)) }) {
-			errs = append(errs, fmt.Errorf("the glob %s matches no tensor", strconv.Quote(glob)))
+			errs = append(errs, fmt.Errorf("the glob \"%s\" matches no tensor", text.Line(glob)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -22,14 +22,18 @@ func Quote(s string) string {
 	return Word(s)
 }
 
-// Word returns a foreign word in full, for complete listings. Printable text without spaces,
-// quotation marks and backslashes is unchanged; any other text, and the empty word, becomes a
-// string literal of Go.
+// Word returns a foreign word in full, for complete listings. Printable text without spaces and quotation marks is
+// unchanged. Of other text a path with backslashes is put in apostrophes, in which they stay single; the rest, and the
+// empty word, becomes a string literal of Go.
 func Word(s string) string {
-	if q := strconv.Quote(s); s == "" || q != `"`+s+`"` || strings.ContainsAny(s, " '`") {
-		return q
+	switch {
+	case s == "" || !Printable(s):
+	case !strings.ContainsAny(s, " \"'`"):
+		return s
+	case strings.Contains(s, `\`) && !strings.Contains(s, "'"):
+		return "'" + s + "'"
 	}
-	return s
+	return strconv.Quote(s)
 }
 
 // Literal returns s as a string literal of Go, always in quotation marks, such as a value of a

@@ -255,13 +255,13 @@ func (s *scope) checkSelection() error {
 	names := slices.Collect(maps.Keys(s.pack.Manifest.Tensors))
 	for _, glob := range s.stages {
 		if _, err := path.Match(glob, ""); err != nil {
-			problems = append(problems, problem.Problem{Field: "stages " + strconv.Quote(glob),
+			problems = append(problems, problem.Problem{Field: `stages "` + text.Line(glob) + `"`,
 				Cause: "not a glob: * stands for anything, ? for a character, [a-z] for one of a set"})
 		} else if !slices.ContainsFunc(names, func(name string) bool {
 			return pack.Parse(name).IsStage() &&
 				matchesGlob(glob, name)
 		}) {
-			problems = append(problems, problem.Problem{Field: "stages " + strconv.Quote(glob),
+			problems = append(problems, problem.Problem{Field: `stages "` + text.Line(glob) + `"`,
 				Cause: "the pack has no such stage"})
 		}
 	}

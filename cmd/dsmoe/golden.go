@@ -206,6 +206,9 @@ func runRecorder(cmd *cobra.Command, python string, words []string) error {
 	recorder.Stdin, recorder.Stdout, recorder.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
 	recorder.Cancel = func() error { return recorder.Process.Signal(os.Interrupt) }
 	if err := recorder.Start(); err != nil {
+		if missing := new(exec.Error); errors.As(err, &missing) {
+			err = cli.Named(missing.Name, missing.Err) // exec doubles backslashes
+		}
 		return cli.WithHint(fmt.Errorf("golden: --python: %w", err),
 			"--python PATH names a Python that has torch and transformers")
 	}

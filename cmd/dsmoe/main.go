@@ -11,10 +11,12 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/convert/remote"
@@ -116,7 +118,11 @@ ones.`,
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return cli.Misuse(cmd, err.Error()+cli.NearFlags(cmd, err))
+		cause := err.Error()
+		if bad := new(pflag.InvalidValueError); errors.As(err, &bad) { // which doubles backslashes
+			cause = strings.Replace(cause, strconv.Quote(bad.GetValue()), `"`+text.Line(bad.GetValue())+`"`, 1)
+		}
+		return cli.Misuse(cmd, cause+cli.NearFlags(cmd, err))
 	})
 	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + cli.ExitStatusTemplate)
 	cli.GroupFlags(root)

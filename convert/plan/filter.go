@@ -125,11 +125,11 @@ func (c *conversion) choose() selection {
 	for _, glob := range slices.Concat(c.o.Include, c.o.Exclude) {
 		switch s.filter.matched[glob] {
 		case nothing: // most likely a typing mistake
-			c.problems = append(c.problems, problem.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
+			c.problems = append(c.problems, problem.Problem{Cause: fmt.Sprintf("the glob \"%s\" matches no tensor", text.Line(glob)),
 				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; " +
 					"scales go with their weight"})
 		case dropped:
-			c.note("the glob %q matches only tensors that are left out anyhow", glob)
+			c.note("the glob \"%s\" matches only tensors that are left out anyhow", text.Line(glob))
 		}
 	}
 	c.checkPrune(s)

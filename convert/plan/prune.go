@@ -29,7 +29,7 @@ func ReadPrune(r io.Reader) (layers map[int][]int, err error) {
 	var byName map[string][]int
 	if err := json.UnmarshalRead(r, &byName); err != nil {
 		return nil, fmt.Errorf("not an object with a list of experts for each layer, such as "+
-			`{"1": [0, 3], "2": [1, 2]}: %s`, text.Quote(err.Error()))
+			`{"1": [0, 3], "2": [1, 2]}: %s`, text.Line(err.Error()))
 	}
 	layers = map[int][]int{}
 	for name, experts := range byName {

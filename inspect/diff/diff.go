@@ -116,8 +116,8 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 			found = found || slices.ContainsFunc(s.Weights, func(w *weights.Weight) bool { return one.Selects(s.Config, w) })
 		}
 		if !found {
-			return nil, fmt.Errorf("the glob %q matches no tensor; globs are of per-expert names such as "+
-				"model.layers.1.mlp.experts.0.up_proj.weight", glob)
+			return nil, fmt.Errorf("the glob \"%s\" matches no tensor; globs are of per-expert names such as "+
+				"model.layers.1.mlp.experts.0.up_proj.weight", text.Line(glob))
 		}
 	}
 	total := int64(0)

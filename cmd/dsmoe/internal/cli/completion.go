@@ -32,6 +32,17 @@ func AddCompletion(cmd *cobra.Command) {
 	}
 }
 
+// unmarkUsages has the shell show what flags of a command, and of those below it, do without the marks that name their
+// values in the help.
+func unmarkUsages(cmd *cobra.Command) {
+	for _, flags := range []*pflag.FlagSet{cmd.Flags(), cmd.PersistentFlags()} {
+		flags.VisitAll(func(f *pflag.Flag) { f.Usage = strings.ReplaceAll(f.Usage, "`", "") })
+	}
+	for _, sub := range cmd.Commands() {
+		unmarkUsages(sub)
+	}
+}
+
 // CompleteArguments completes the arguments that a line of usage names: directories for
 // those that are always one, files for others, and nothing behind the last.
 func CompleteArguments(usage string) cobra.CompletionFunc {

@@ -92,7 +92,9 @@ func faultsOf(err error) []fault {
 	if before = strings.TrimSuffix(before, ": "); before == "" {
 		return problems
 	}
-	if whole, err := strconv.Unquote(before); err == nil {
+	if path := strings.TrimSuffix(strings.TrimPrefix(before, "'"), "'"); len(path) == len(before)-2 {
+		before = path // as text.Word has it
+	} else if whole, err := strconv.Unquote(before); err == nil {
 		before = whole
 	}
 	for i, p := range problems {
@@ -150,6 +152,9 @@ func hintOf(err error) string {
 			}
 		}
 	}
+	if err != nil && (strings.Contains(err.Error(), `'\ufeff'`) || strings.Contains(err.Error(), `'\xff'`)) {
+		return "not plain UTF-8: save the file as UTF-8 without a byte order mark (BOM)"
+	}
 	return ""
 }
 
@@ -178,6 +183,9 @@ func Misuse(cmd *cobra.Command, cause string) error {
 // Together refuses flags that exclude each other, and names those that were given. A flag of yes or no that is set to
 // its default, as by --json=false, counts as not given.
 func Together(cmd *cobra.Command, _ []string) error {
+	if cmd.Name() == cobra.ShellCompRequestCmd {
+		unmarkUsages(cmd.Root())
+	}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		f.Changed = f.Value.Type() != "bool" || f.Value.String() != f.DefValue
 	})
@@ -193,7 +201,7 @@ func Together(cmd *cobra.Command, _ []string) error {
 
 // UnknownCommand says that word is no command below cmd, and which are near.
 func UnknownCommand(cmd *cobra.Command, word string) string {
-	cause := fmt.Sprintf("unknown command %q", word)
+	cause := fmt.Sprintf("unknown command \"%s\"", text.Line(word))
 	if near := nearCommands(cmd, word); near != "" {
 		cause += ", is it " + near + "?"
 	}
