@@ -57,10 +57,8 @@ type Tensor struct {
 	File  string       `json:"file"`  // relative to the checkpoint
 }
 
-// List returns all tensors, file after file.
-func (c *Checkpoint) List() []Tensor { return list(c.Files) }
-
-func list(files []File) []Tensor {
+// TensorsIn lists the tensors of files, file after file.
+func TensorsIn(files []File) []Tensor {
 	all := []Tensor{}
 	for _, f := range files {
 		for _, i := range f.Tensors {
@@ -69,9 +67,6 @@ func list(files []File) []Tensor {
 	}
 	return all
 }
-
-// ListUnread returns the tensors that are in no file whose header was read, with names and files alone.
-func (c *Checkpoint) ListUnread() []Tensor { return list(c.Unread) }
 
 // Tensors implements weights.Headers: it yields the header entries, file after file.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
@@ -114,7 +109,7 @@ func (c *Checkpoint) WrongShapes(read func(shape *weights.Weight) ([]byte, error
 // Holders maps each tensor, by its own name and by the table's, to the file that holds it. set is Weights.
 func (c *Checkpoint) Holders(set *weights.Set) map[string]string {
 	files := map[string]string{}
-	for _, t := range c.List() {
+	for _, t := range TensorsIn(c.Files) {
 		files[t.Name] = t.File
 	}
 	if set != nil {

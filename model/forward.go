@@ -47,7 +47,8 @@ func (n *Network[V]) Run(ctx context.Context, c *Course[V]) (y V, err error) {
 	case k > n.Model.PredictionLayers():
 		return y, fmt.Errorf("%d prediction layers, the model has %d", k, n.Model.PredictionLayers())
 	case k >= n.Input.Seq && k > 0:
-		return y, fmt.Errorf("input: sequences of %d tokens leave nothing to predict for %d prediction layers", n.Input.Seq, k)
+		return y, fmt.Errorf("input: sequences of %d tokens leave nothing to predict for %d prediction layers", n.Input.Seq,
+			k)
 	}
 	return n.run(ctx, func(p *pass[V]) V {
 		p.course = c

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"runtime"
@@ -159,7 +160,9 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 		return x.Windowed.Compressor.at(role)
 	case table.Indexer:
 		if x.Windowed != nil {
-			return x.Windowed.Indexer.at(role)
+			ix := x.Windowed.Indexer
+			own := map[table.Role]*Weight{table.QBProj: &ix.QBProj.Weight, table.WeightsProj: &ix.WeightsProj.Weight}
+			return cmp.Or(own[role], ix.Compressor.at(role))
 		}
 		ix := x.Indexer
 		return map[table.Role]*Weight{table.WQB: &ix.WQB.Weight, table.WK: &ix.WK.Weight, table.KNorm: &ix.KNorm.Weight,

@@ -214,17 +214,6 @@ func (m *Compressor) at(r table.Role) *Weight {
 		table.PositionBias: &m.PositionBias, table.KVNorm: &m.KVNorm.Weight}[r]
 }
 
-// at returns the weight with a role.
-func (x *EntryIndexer) at(r table.Role) *Weight {
-	switch r {
-	case table.QBProj:
-		return &x.QBProj.Weight
-	case table.WeightsProj:
-		return &x.WeightsProj.Weight
-	}
-	return x.Compressor.at(r)
-}
-
 // HyperConnection weighs the streams of the residual around a module, mirroring
 // DeepseekV4HyperConnection, or before the head, mirroring DeepseekV4HyperHead.
 type HyperConnection struct {

@@ -37,7 +37,27 @@ func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float
 	}
 	loss = tape.crossEntropy(logits, in)
 	tape.rewind()
-	return loss, tape.show(n, loss)
+	if n.Trace == nil {
+		return loss, nil
+	}
+	shown := &Activation{Shape: []int{1}, Values: []float32{float32(loss)}, DType: tensor.F32}
+	if err := n.Trace.Stage("loss", shown); err != nil {
+		return loss, err
+	}
+	for s := range table.FamilyOf(n.Model.Config).Slots(n.Model.Config) {
+		if !tape.wants(s.Name) {
+			continue
+		}
+		values := tape.weights[s.Name]
+		if values == nil { // an expert that no token reached
+			values = make(gradient, s.Info(tensor.F32).Len())
+		}
+		grad := &Activation{Shape: s.Shape, Values: values, DType: tensor.F32}
+		if err := n.Trace.Stage(s.Name+".grad", grad); err != nil {
+			return loss, err
+		}
+	}
+	return loss, nil
 }
 
 // Learns returns an error if a model of config c cannot be trained on in.
@@ -54,31 +74,6 @@ func Learns(c *config.Config, in *Input) error {
 			why = "no reference has confirmed its gradients"
 		}
 		return fmt.Errorf("model_type %s: %s", c.ModelType, why)
-	}
-	return nil
-}
-
-// show shows the loss and the gradients to the trace of n.
-func (t *Tape) show(n *Network[*Activation], loss float64) error {
-	if n.Trace == nil {
-		return nil
-	}
-	shown := &Activation{Shape: []int{1}, Values: []float32{float32(loss)}, DType: tensor.F32}
-	if err := n.Trace.Stage("loss", shown); err != nil {
-		return err
-	}
-	for s := range table.FamilyOf(n.Model.Config).Slots(n.Model.Config) {
-		if !t.wants(s.Name) {
-			continue
-		}
-		values := t.weights[s.Name]
-		if values == nil { // an expert that no token reached
-			values = make(gradient, s.Info(tensor.F32).Len())
-		}
-		grad := &Activation{Shape: s.Shape, Values: values, DType: tensor.F32}
-		if err := n.Trace.Stage(s.Name+".grad", grad); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -74,12 +74,6 @@ func (a *attribution[V]) weights(x *V) []string {
 	})
 }
 
-// roundsUnknown reports whether an operation that rounds in a way that is not known took part in x.
-func (a *attribution[V]) roundsUnknown(x *V) bool {
-	_, has := a.sets[weak.Make(x)][unknownRounding]
-	return has
-}
-
 // checked forgets the weights of x: they took part in a checked stage.
 func (a *attribution[V]) checked(x *V) { delete(a.sets, weak.Make(x)) }
 

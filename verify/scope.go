@@ -203,13 +203,6 @@ func (s *scope) course() model.Course[struct{}] {
 	return c
 }
 
-// limitPredictions leaves out prediction layers that the checkpoint lacks: it has the first n.
-func (s *scope) limitPredictions(n int) {
-	for ; s.predictions > n; s.predictions-- {
-		s.units[1+s.config.NumHiddenLayers+s.predictions].runs = false
-	}
-}
-
 // inPart reports whether a layer, or with ends or -1 what is outside the decoder's layers, is of the user's part.
 func (s *scope) inPart(layer int) bool {
 	if layer >= s.config.NumHiddenLayers {

@@ -138,7 +138,18 @@ func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) 
 	case t.replays:
 		return t.pass.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width(), ours.Table != nil)
 	case pack.Parse(name).OfIndexer() == pack.IndexerTopK:
-		return t.pass.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx, Mask: ours.Mask})
+		// the largest error of the query's scores end to end, and rounding
+		scores := bounds.WithErrors(ours.Scores, func(i int) float64 {
+			if bounds.Hidden(ours.Scores.Values[i]) {
+				return 0
+			}
+			noise := float64(0x1p-22 * math.Abs(float64(ours.Scores.Values[i])))
+			if row := i / ours.Scores.Width(); row < len(t.pass.keysErr) {
+				noise += t.pass.keysErr[row]
+			}
+			return math.Sqrt2 * noise / bounds.Lambda
+		})
+		return t.pass.topK(name, &choice{Scores: scores, Idx: ours.Idx, Mask: ours.Mask})
 	}
 	return t.pass.topK(name, t.noisy(ours))
 }
@@ -163,21 +174,6 @@ func (t *chainedTrace) scoreErrors(scores *model.Activation) *bounds.Value {
 			noise += 2 * t.pass.logitsErr[row]
 		}
 		return math.Sqrt2 * noise * math.Abs(float64(scores.Values[i])) / bounds.Lambda
-	})
-}
-
-// keyErrors are an indexer's scores with their errors end to end: the largest error of each query's scores, and
-// rounding.
-func (t *chainedTrace) keyErrors(scores *model.Activation) *bounds.Value {
-	return bounds.WithErrors(scores, func(i int) float64 {
-		if bounds.Hidden(scores.Values[i]) {
-			return 0
-		}
-		noise := float64(0x1p-22 * math.Abs(float64(scores.Values[i])))
-		if row := i / scores.Width(); row < len(t.pass.keysErr) {
-			noise += t.pass.keysErr[row]
-		}
-		return math.Sqrt2 * noise / bounds.Lambda
 	})
 }
 

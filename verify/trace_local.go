@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"weak"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -134,7 +135,8 @@ func (t *localTrace) substitute(name string, x *bounds.Value) error {
 	return err
 }
 
-// compare checks x against the golden tensor, and replaces it.
+// compare checks x against the golden tensor, and replaces it. It leaves a failed stage open if an operation took part
+// in it that rounds in a way that is not known, and such a rounding explains the stage.
 func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error) {
 	defer func(d tensor.DType) { x.DType = d }(x.DType)
 	if err := t.pass.adopt(name, x); err != nil {
@@ -152,7 +154,14 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 			judge(&c, m, t.pass.metricLimits(name), "")
 		} else {
 			t.judgeErrors(&c, x, want, rows)
-			t.excuseUnknown(&c, x, want, rows)
+			_, unknown := t.attribution.sets[weak.Make(x)][unknownRounding]
+			// of unknown experts nothing is known inside an expert either
+			unknown = unknown || t.attribution.unknown.experts && c.Stage().Expert >= 0
+			if c.Verdict == report.Fail && unknown && roundingExplains(x, want, rows) {
+				c.Skip(report.UnknownRounding)
+				c.Margin = nil
+				t.attribution.checked(x) // no later stage proves these weights
+			}
 			if !t.pass.job.trial {
 				t.tryReadings(&c, x, want, rows)
 			}
@@ -160,17 +169,6 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	}
 	x.Replace(want)
 	return c, nil
-}
-
-// excuseUnknown leaves a failed stage open if an operation took part in it that rounds in a way that is not known, and
-// such a rounding explains the stage. Of unknown experts nothing is known inside an expert either.
-func (t *localTrace) excuseUnknown(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
-	inside := t.attribution.unknown.experts && c.Stage().Expert >= 0
-	if c.Verdict == report.Fail && (inside || t.attribution.roundsUnknown(x)) && roundingExplains(x, want, rows) {
-		c.Skip(report.UnknownRounding)
-		c.Margin = nil
-		t.attribution.checked(x) // no later stage proves these weights
-	}
 }
 
 // unmasked returns what is measured of a stage: of an indexer's scores those that the mask does not hide.

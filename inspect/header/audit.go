@@ -190,7 +190,7 @@ func (x *auditor) otherExperts() (found []inspect.Finding) {
 // scope returns what Audit could check of c, and what it could not. set is its weights.
 func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	checked, not = []string{}, []string{}
-	tensors := c.List()
+	tensors := inspect.TensorsIn(c.Files)
 	if x := c.Index; x != nil {
 		checked = append(checked, fmt.Sprintf("%s: %s in %s", text.Word(x.File), text.Plural(x.Tensors, "name"),
 			text.Plural(x.Shards, "file")))

@@ -91,12 +91,14 @@ func Compare(path string, s count.Segmentation, names []string) *Comparison {
 	for _, name := range names {
 		l := layers[name]()
 		n := l.Combinations()
+		all, activated := l.FFNs()
 		row := comparedLayer{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
-			WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(), Combinations: n.String(), Log2: log2(n),
+			WidthDivisor: l.M, ExpertFFNs: all, ActivatedFFNs: activated, Combinations: n.String(), Log2: log2(n),
 			Nonzero: l.Nonzero()}
 		if l.Width > 0 {
-			row.Cost = &layerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
-				l.RouterParameters(), 2 * l.RouterParameters()}
+			all, activated := l.ExpertParameters()
+			row.Cost = &layerCost{l.Width, all, activated, 2 * activated, l.RouterParameters(),
+				2 * l.RouterParameters()}
 		}
 		c.Layers = append(c.Layers, row)
 		c.EqualParameters = c.EqualParameters && row.ExpertFFNs == c.Layers[0].ExpertFFNs

@@ -24,9 +24,10 @@ type Listing struct {
 
 // List lists the tensors of c.
 func List(c *inspect.Checkpoint) *Listing {
-	all := c.List()
+	all := inspect.TensorsIn(c.Files)
 	slices.SortStableFunc(all, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) })
-	l := &Listing{c.Path, all, bytesOf(all), inspect.BrokenFiles{Broken: []inspect.Finding{}}, c.ListUnread(), ""}
+	l := &Listing{c.Path, all, bytesOf(all), inspect.BrokenFiles{Broken: []inspect.Finding{}},
+		inspect.TensorsIn(c.Unread), ""}
 	for _, f := range c.Findings {
 		if f.Kind == inspect.Broken && f.File != inspect.ConfigFile {
 			l.Broken = append(l.Broken, f)

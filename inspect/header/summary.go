@@ -65,7 +65,7 @@ type fileSum struct {
 
 // Summarize sums up c, and audits it.
 func Summarize(c *inspect.Checkpoint) *Summary {
-	tensors := c.List()
+	tensors := inspect.TensorsIn(c.Files)
 	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: []dtypeSum{},
 		Files: []fileSum{}}
 	for _, t := range tensors {

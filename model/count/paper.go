@@ -116,23 +116,18 @@ type PaperLayer struct {
 	Width  int // d_ff/M: moe_intermediate_size
 }
 
-// Experts returns the experts' parameters in conventional FFNs:
-// (Shared + Routed) / M.
-func (l PaperLayer) Experts() float64 { return float64(l.Shared+l.Routed) / float64(l.M) }
+// FFNs returns the experts' parameters in conventional FFNs: (Shared + Routed) / M of all experts and
+// (Shared + Active) / M of those that one token uses. The experts' compute is proportional to the latter.
+func (l PaperLayer) FFNs() (all, activated float64) {
+	return float64(l.Shared+l.Routed) / float64(l.M), float64(l.Shared+l.Active) / float64(l.M)
+}
 
-// Activated returns the parameters of the experts that one token uses in
-// conventional FFNs: (Shared + Active) / M. The experts' compute is proportional.
-func (l PaperLayer) Activated() float64 { return float64(l.Shared+l.Active) / float64(l.M) }
-
-// ExpertParameters returns the experts' parameters: (Shared + Routed) · 3 · d · width.
-func (l PaperLayer) ExpertParameters() int64 { return int64(l.Shared+l.Routed) * l.expert() }
-
-// ActivatedParameters returns the experts' parameters that one token uses: (Shared + Active) · 3 · d ·
-// width.
-func (l PaperLayer) ActivatedParameters() int64 { return int64(l.Shared+l.Active) * l.expert() }
-
-// expert returns the parameters of one DeepseekMLP: gate_proj, up_proj and down_proj.
-func (l PaperLayer) expert() int64 { return 3 * int64(l.Hidden) * int64(l.Width) }
+// ExpertParameters returns the parameters of all experts and of those that one token uses. An expert is gate_proj,
+// up_proj and down_proj, 3 · d · width.
+func (l PaperLayer) ExpertParameters() (all, activated int64) {
+	expert := 3 * int64(l.Hidden) * int64(l.Width)
+	return int64(l.Shared+l.Routed) * expert, int64(l.Shared+l.Active) * expert
+}
 
 // RouterParameters returns Routed · d, the size of MoEGate.weight. It grows with m: the paper
 // keeps only the experts' parameters equal.

@@ -100,8 +100,9 @@ func TestPaperConstancy(t *testing.T) {
 		"nothing split, no shared": {segment(1, 0).SharedIsolated(), 16, 2, "120", 6.9},
 	} {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, want.experts, want.l.Experts())
-			assert.Equal(t, want.activated, want.l.Activated())
+			experts, activated := want.l.FFNs()
+			assert.Equal(t, want.experts, experts)
+			assert.Equal(t, want.activated, activated)
 			n := want.l.Combinations()
 			assert.Equal(t, want.combinations, n.String())
 			f, _ := n.Float64()
@@ -117,8 +118,9 @@ func TestSegmentation(t *testing.T) {
 	assert.Equal(t, PaperLayer{0, 64, 8, 4, 2048, 1408}, s.FineGrained())
 	assert.Equal(t, PaperLayer{1, 63, 7, 4, 2048, 1408}, s.SharedIsolated())
 	for _, l := range []PaperLayer{s.Conventional(), s.FineGrained(), s.SharedIsolated()} {
-		assert.EqualValues(t, 16*3*2048*5632, l.ExpertParameters())
-		assert.EqualValues(t, 2*3*2048*5632, l.ActivatedParameters())
+		all, activated := l.ExpertParameters()
+		assert.EqualValues(t, 16*3*2048*5632, all)
+		assert.EqualValues(t, 2*3*2048*5632, activated)
 		assert.EqualValues(t, l.Routed*2048, l.RouterParameters())
 	}
 	assert.Equal(t, 7.0/63, s.SharedIsolated().Nonzero())
@@ -133,8 +135,9 @@ func TestSegmentationOf16B(t *testing.T) {
 	assert.Equal(t, PaperLayer{2, 64, 6, 4, 2048, 1408}, s.SharedIsolated())
 	counts := Modules(c)
 	experts := counts.Sum(table.Embedding, table.Attention, table.DenseMLP, table.Norms, table.Head, table.Router)
-	assert.Equal(t, experts.Parameters, 27*s.SharedIsolated().ExpertParameters())
-	assert.Equal(t, experts.Activated, 27*s.SharedIsolated().ActivatedParameters())
+	all, activated := s.SharedIsolated().ExpertParameters()
+	assert.Equal(t, experts.Parameters, 27*all)
+	assert.Equal(t, experts.Activated, 27*activated)
 	assert.Equal(t, 0.09375, s.SharedIsolated().Nonzero())
 
 	_, err = SegmentationOf(c, 9)

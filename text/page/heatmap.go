@@ -180,9 +180,11 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 			}
 			switch {
 			case tips && (n < steps || !m.Blank):
-				tip := m.Rows[i] + ", " + m.Columns[j] + ": " + shown(v) // the text under the pointer
+				tip := "" // the text under the pointer
 				if m.Tip != nil {
 					tip = m.Tip(i, j)
+				} else {
+					tip = m.Rows[i] + ", " + m.Columns[j] + ": " + shown(v)
 				}
 				d.path(s.classOf(n), path, tip)
 			case n < steps && j+1 < len(row) && s.cell(row[j+1]) == n:

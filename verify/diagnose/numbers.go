@@ -250,7 +250,21 @@ func (f *Failure) isNearer(a, b float64) bool {
 func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err error) {
 	c := n.base
 	value, left = n.Value(c), f.left(f.Unrounded)
-	try := func(v float64) ([]float32, error) { return f.valuesWith(ctx, n.With(c, v)) }
+	// try returns the failed stage with another number, before its last rounding; nil if not reached or not finite
+	try := func(v float64) (got []float32, err error) {
+		x := f.NewTrial()
+		x.Config = *n.With(c, v)
+		x.Proves = func(y *bounds.Value, first int) bool {
+			for _, row := range f.Rows {
+				got = append(got, y.Row(row-first)...)
+			}
+			return false
+		}
+		if _, err = f.Rerun(ctx, x, []string{f.Name}); !bounds.AllFinite(got) {
+			got = nil
+		}
+		return got, err
+	}
 	far := func(v float64) float64 { return math.Abs(math.Log(v / n.Value(c))) }
 	slices.SortFunc(n.starts, func(a, b float64) int { return cmp.Compare(far(a), far(b)) }) // of equals the nearest counts
 	shows := false
@@ -313,24 +327,6 @@ func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err
 }
 
 const mostSteps = 8 // of Newton's method
-
-// valuesWith returns the failed stage under another config, before its last rounding; nil if it is not reached or not
-// finite.
-func (f *Failure) valuesWith(ctx context.Context, c *config.Config) (got []float32, err error) {
-	x := f.NewTrial()
-	x.Config = *c
-	x.Proves = func(y *bounds.Value, first int) bool {
-		for _, row := range f.Rows {
-			got = append(got, y.Row(row-first)...)
-		}
-		return false
-	}
-	_, err = f.Rerun(ctx, x, []string{f.Name})
-	if !bounds.AllFinite(got) {
-		got = nil
-	}
-	return got, err
-}
 
 // residualWeights returns the weight of each element in a sum of squares: 1 over its variance, with the golden's
 // rounding.

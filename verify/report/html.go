@@ -170,7 +170,19 @@ func (r *Report) pageBounds(p *page.Page) {
 	if m := r.stages(true, judged); len(m.Rows) > 0 {
 		p.Figure(m, "Gradients of each layer's weights; of routed experts the worst one's.")
 	}
-	p.Fold(fmt.Sprintf("All %s", text.Plural(len(r.Checks), "check")), r.checksSheet())
+	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype",
+		"shape", "why")
+	for _, c := range r.Checks {
+		z := text.Real(c.Z)
+		if c.inSigmas() {
+			z = text.Plain(orInfinite(c.Z))
+		}
+		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
+		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ),
+			text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
+			text.Plain(c.DType), text.Plain(shape), text.Plain(c.failureText()))
+	}
+	p.Fold(fmt.Sprintf("All %s", text.Plural(len(r.Checks), "check")), s)
 }
 
 // boundShare is what a drawing shows of a check: the share of its bound, or its relative RMS if none
@@ -286,23 +298,6 @@ func indexIn(list *[]string, s string) int {
 		i, *list = len(*list), append(*list, s)
 	}
 	return i
-}
-
-// checksSheet has a row for each check.
-func (r *Report) checksSheet() *text.Sheet {
-	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype",
-		"shape", "why")
-	for _, c := range r.Checks {
-		z := text.Real(c.Z)
-		if c.inSigmas() {
-			z = text.Plain(orInfinite(c.Z))
-		}
-		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
-		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ),
-			text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
-			text.Plain(c.DType), text.Plain(shape), text.Plain(c.failureText()))
-	}
-	return s
 }
 
 // manyLayers is how many rows a table has at most that is not folded.

@@ -100,7 +100,8 @@ func (r *Report) verdict() string {
 	}
 	c, experts := r.Coverage, ""
 	if c.Experts > 0 {
-		experts = fmt.Sprintf("%s of %s", text.Grouped(c.ExpertsReached+c.ExpertsProbed), text.Plural(c.Experts, "expert"))
+		experts = fmt.Sprintf("%s of %s", text.Grouped(c.ExpertsReached+c.ExpertsProbed),
+			text.Plural(c.Experts, "expert"))
 		if c.ExpertsProbed > 0 {
 			experts += fmt.Sprintf(", %s of them by probes", text.Grouped(c.ExpertsProbed))
 		}

@@ -18,7 +18,7 @@ func (e *execution) begin(ctx context.Context) (output.Stage, error) {
 	switch {
 	case err != nil:
 	case reached == output.Fresh:
-		e.Reset()
+		clear(e.States)
 	default:
 		e.Resume(e.hashesWriting)
 	}

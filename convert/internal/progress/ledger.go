@@ -52,9 +52,6 @@ func (l *Ledger) Apply(r Record) {
 	}
 }
 
-// Reset forgets the applied records.
-func (l *Ledger) Reset() { clear(l.States) }
-
 // Resume counts the bytes of the applied records. A span that is hashed while it is
 // written, and has no hash of what was written, starts over.
 func (l *Ledger) Resume(hashesWriting func(*plan.Tensor) bool) {

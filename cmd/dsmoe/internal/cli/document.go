@@ -17,10 +17,10 @@ import (
 	"dsmoe/text"
 )
 
-// OutputFlag is the name of -o, JSONForm its value that --json stands for.
+// outputFlag is the name of -o, jsonForm its value that --json stands for.
 const (
-	OutputFlag = "output"
-	JSONForm   = "json"
+	outputFlag = "output"
+	jsonForm   = "json"
 )
 
 // Documents are the kinds of JSON documents that a command prints.

@@ -48,8 +48,8 @@ func AsksJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("json"); f != nil && f.Changed {
 		return f.Value.String() == "true"
 	}
-	if f := cmd.Flags().Lookup(OutputFlag); f != nil && f.Changed {
-		return f.Value.String() == JSONForm
+	if f := cmd.Flags().Lookup(outputFlag); f != nil && f.Changed {
+		return f.Value.String() == jsonForm
 	}
 	if end := slices.Index(args, "--"); end >= 0 {
 		args = args[:end]

@@ -14,7 +14,7 @@ type Group string
 
 // The groups, in the order of the help.
 const (
-	OwnFlags  Group = "Flags" // those in no other group
+	ownFlags  Group = "Flags" // those in no other group
 	Tokens    Group = "Tokens"
 	Selection Group = "Selection"
 	Numbers   Group = "Numbers"
@@ -66,7 +66,7 @@ func flagsInGroups(cmd *cobra.Command) string {
 		if f.Hidden {
 			return
 		}
-		g := OwnFlags
+		g := ownFlags
 		if note := f.Annotations[groupNote]; note != nil {
 			g = Group(note[0])
 		}
@@ -83,10 +83,10 @@ func flagsInGroups(cmd *cobra.Command) string {
 		for _, flags := range members {
 			all.AddFlagSet(flags)
 		}
-		members = map[Group]*pflag.FlagSet{OwnFlags: all}
+		members = map[Group]*pflag.FlagSet{ownFlags: all}
 	}
 	var lists []string
-	for _, g := range []Group{OwnFlags, Tokens, Selection, Numbers, GGUF, Existing, Parts, Reporting, Resources} {
+	for _, g := range []Group{ownFlags, Tokens, Selection, Numbers, GGUF, Existing, Parts, Reporting, Resources} {
 		if flags := members[g]; flags != nil {
 			lists = append(lists, string(g)+":\n"+strings.TrimRight(flags.FlagUsagesWrapped(helpWidth), "\n"))
 		}

@@ -34,18 +34,18 @@ func AddOutput(cmd *cobra.Command, d Documents, pipe text.Form) *Output {
 	if JSONFlag(cmd); pipe == "" {
 		return o
 	}
-	form := WordFlag(&o.form, text.AsTable, text.TSV, text.CSV, JSONForm, text.Markdown)
+	form := WordFlag(&o.form, text.AsTable, text.TSV, text.CSV, jsonForm, text.Markdown)
 	usage := "print in a `form`: table, tsv, csv, json or md"
 	if pipe == text.TSV {
 		usage += " (default table on a terminal, else tsv)"
 	} else {
 		usage += " (default table)"
 	}
-	cmd.Flags().VarP(form, OutputFlag, "o", usage)
-	InGroup(cmd.Flags(), Reporting, OutputFlag)
+	cmd.Flags().VarP(form, outputFlag, "o", usage)
+	InGroup(cmd.Flags(), Reporting, outputFlag)
 	AddWide(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if givenJSON(cmd) && o.form != "" && o.form != JSONForm {
+		if givenJSON(cmd) && o.form != "" && o.form != jsonForm {
 			return Misuse(cmd, "--json and -o "+string(o.form)+": one of them")
 		}
 		return nil
@@ -84,20 +84,20 @@ func (o *Output) Print(cmd *cobra.Command, r Result) error {
 	if o.IsSheet(cmd) {
 		return r.(sheeted).Sheet().WriteAs(cmd.OutOrStdout(), o.chosen(cmd))
 	}
-	return o.documents.printAs(cmd, r, o.chosen(cmd) == JSONForm)
+	return o.documents.printAs(cmd, r, o.chosen(cmd) == jsonForm)
 }
 
 // IsSheet reports whether Print prints the sheet of a report alone.
 func (o *Output) IsSheet(cmd *cobra.Command) bool {
 	form := o.chosen(cmd)
-	return form != JSONForm && form != text.AsTable
+	return form != jsonForm && form != text.AsTable
 }
 
 // chosen returns the form in which Print prints.
 func (o *Output) chosen(cmd *cobra.Command) text.Form {
 	switch {
 	case givenJSON(cmd):
-		return JSONForm
+		return jsonForm
 	case o.form != "":
 		return o.form
 	case o.pipe == "" || IsTerminal(cmd.OutOrStdout()):
