@@ -117,8 +117,9 @@ def record(a):
         try:
             with Watch(model, stages):
                 mx.eval(model(mx.array(ids)))
-        except (RuntimeError, ValueError) as e:  # MLX's own; on a CPU it multiplies with experts in float32 only
-            raise Trouble(f"{a.model}: mlx-lm does not run it: {reason(e)}") from None
+        except (RuntimeError, ValueError) as e:  # MLX's own
+            cure = ": on a CPU MLX multiplies with experts in float32 only: dsmoe convert MODEL_DIR DST --type f32 first" if "GatherMM" in str(e) else ""
+            raise Trouble(f"{a.model}: mlx-lm does not run it: {reason(e).rstrip('.')}{cure}") from None
         pack.flush("stages")
         pack.add("input_ids", ids)
         pack.flush("inputs")

@@ -35,8 +35,14 @@ import signal
 import sys
 import tempfile
 
-import numpy as np
-import torch
+try:
+    import numpy as np
+    import torch
+except (ImportError, OSError) as e:
+    if __name__ != "__main__":
+        raise
+    print(f"trace.py: {' '.join(str(e).split())}: this is a module to import in the engine's own Python, which has torch and numpy", file=sys.stderr)
+    sys.exit(2)
 
 # How an engine lays out tokens, and what its modules are called, as patterns of HuggingFace's names.
 LAYOUTS = {"torch": "batch", "vllm": "packed", "sglang": "packed", "megatron": "sequence"}  # first axis
