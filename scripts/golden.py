@@ -43,6 +43,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -57,7 +58,39 @@ def announce(doing):
         print(f"{CLEAR}golden.py: {doing}" if doing else CLEAR, end="", file=sys.stderr, flush=True)
 
 
+def interrupt(*_):
+    """Ends the run; later signals are ignored, so that what is left of the pack is removed: a terminal signals dsmoe and
+    its script, and dsmoe passes it on."""
+    for s in SIGNALS:
+        signal.signal(s, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def interrupted():
+    """Tells the user, and returns the exit status."""
+    print(f"{CLEAR}golden.py: interrupted: nothing is left of the pack", file=sys.stderr, flush=True)
+    return 130
+
+
+def handle(handler):
+    """Has the signals that end the run call a handler, but for those that are ignored, as nohup has it."""
+    for s in SIGNALS:
+        if signal.getsignal(s) != signal.SIG_IGN:
+            signal.signal(s, handler)
+
+
+def follow():
+    """Ends the run when dsmoe, which holds the other end of standard input, is gone, and removes its copy of this script."""
+    os.read(0, 1)
+    shutil.rmtree(os.path.dirname(__file__), ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+SIGNALS = [getattr(signal, s) for s in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, s)]
 if __name__ == "__main__":
+    handle(lambda *_: os._exit(interrupted()))  # what torch imports may swallow an exception
+    if os.environ.get("DSMOE_HOLDS_STDIN"):
+        threading.Thread(target=follow, daemon=True).start()
     announce("loading torch and transformers")
 
 try:
@@ -71,8 +104,6 @@ except (ImportError, OSError) as e:  # OSError: a library of the system that tor
     native, published = re.findall("pip install .*", __doc__)
     print(f"{CLEAR}golden.py: {' '.join(str(e).split())}: {native}, or for the published code of the first DeepSeekMoE {published}", file=sys.stderr)
     sys.exit(2)
-except KeyboardInterrupt:
-    sys.exit(130)
 
 # (torch, transformers) with which packs were made and verified.
 TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0"), ("2.15.0", "5.24.0")]}
@@ -1923,20 +1954,8 @@ def record(a):
           f"({reference.kind}), {len(run.chosen)} of {run.count} layers")
 
 
-SIGNALS = [getattr(signal, s) for s in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, s)]
-
-
-def interrupt(*_):
-    """Ends the run; later signals are ignored, so that what is left of the pack is removed: a terminal signals dsmoe and
-    its script, and dsmoe passes it on."""
-    for s in SIGNALS:
-        signal.signal(s, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def main():
-    for s in SIGNALS:
-        signal.signal(s, interrupt)
+    handle(interrupt)
     transformers.logging.set_verbosity_error()
     announce("")
     a = arguments(sys.argv[1:])
@@ -1947,8 +1966,7 @@ def main():
         print(f"{CLEAR}golden.py: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{CLEAR}golden.py: interrupted: nothing is left of the pack", file=sys.stderr)
-        return 130
+        return interrupted()
     return 0
 
 

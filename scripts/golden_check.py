@@ -215,6 +215,13 @@ def rules(a, work):
         right = run.returncode == 2 and run.stderr.startswith("golden.py: ") and said in run.stderr and run.stderr.count("\n") == 1
         print("refused" if right else f"NOT REFUSED ({run.returncode})", f"{what}: {run.stderr.strip()}")
         good &= right
+    orphan = os.path.join(work, "orphan")
+    os.mkdir(orphan)
+    shutil.copy(GOLDEN, orphan)  # as dsmoe golden makes it, which is gone
+    run = subprocess.run([sys.executable, orphan + "/golden.py", checkpoint, os.path.join(work, "refused"), "--random", "1x4"],
+                         stdin=subprocess.DEVNULL, env=os.environ | {"DSMOE_HOLDS_STDIN": "1"}, capture_output=True, text=True)
+    ended = (run.returncode, run.stderr) == (130, "golden.py: interrupted: nothing is left of the pack\n") and not os.path.exists(orphan)
+    print("without dsmoe:", "ends" if ended else f"DOES NOT END ({run.returncode}): {run.stderr}")
     packs = [os.path.join(work, name) for name in ("plain", "single")]
     for source, pack in zip((checkpoint, both), packs):
         subprocess.run([sys.executable, GOLDEN, source, pack, "--random", "1x4"], check=True, capture_output=True)
@@ -222,7 +229,7 @@ def rules(a, work):
     model = transformers.DeepseekV3ForCausalLM.from_pretrained(both, dtype=torch.float32)
     doubled, read = torch.equal(2 * plain, single), torch.equal(model.model.norm.weight, 2 * weights["model.norm.weight"].float())
     print("model.safetensors beside an index: golden.py", "reads it" if doubled else "READS THE INDEX;", "from_pretrained", "too" if read else "NOT")
-    return needed(work, both, weights) and patched(work, checkpoint) and good and doubled and read
+    return needed(work, both, weights) and patched(work, checkpoint) and good and ended and doubled and read
 
 
 # Runs golden.py, whose directory comes first, with a norm that torch.compile compiles.

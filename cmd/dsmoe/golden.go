@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -190,8 +191,8 @@ type scriptStatus int
 // Error names the exit status.
 func (s scriptStatus) Error() string { return fmt.Sprintf("golden.py: exit status %d", int(s)) }
 
-// runRecorder runs golden.py with the words of a command line. It reads and writes where dsmoe does, and
-// an interruption of dsmoe reaches it.
+// runRecorder runs golden.py with the words of a command line. It writes where dsmoe does, and an interruption of dsmoe
+// reaches it. Its standard input ends with dsmoe: golden.py then ends, too, however dsmoe was killed.
 func runRecorder(cmd *cobra.Command, python string, words []string) error {
 	dir, err := os.MkdirTemp("", "dsmoe-golden-")
 	if err != nil {
@@ -203,8 +204,12 @@ func runRecorder(cmd *cobra.Command, python string, words []string) error {
 		return err
 	}
 	recorder := exec.CommandContext(cmd.Context(), python, append([]string{script}, words...)...)
-	recorder.Stdin, recorder.Stdout, recorder.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
-	recorder.Cancel = func() error { return recorder.Process.Signal(os.Interrupt) }
+	recorder.Stdout, recorder.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	recorder.Env = append(os.Environ(), "DSMOE_HOLDS_STDIN=1")
+	if _, err := recorder.StdinPipe(); err != nil {
+		return err
+	}
+	recorder.Cancel = func() error { return recorder.Process.Signal(syscall.SIGTERM) }
 	if err := recorder.Start(); err != nil {
 		if missing := new(exec.Error); errors.As(err, &missing) {
 			err = cli.Named(missing.Name, missing.Err) // exec doubles backslashes

@@ -24,7 +24,9 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
+	signals = slices.DeleteFunc(signals, signal.Ignored) // as nohup has it
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	context.AfterFunc(ctx, stop) // the first signal cleans up, a second one kills
 	client := remote.NewClient()
 	client.Headers = remote.DefaultHeaders()

@@ -236,7 +236,7 @@ def tried(a, name, version, versions):
 
 def main():
     for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # as nohup has it
             signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         record(arguments())
