@@ -19,7 +19,7 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	if !j.pack.IsTrace() {
 		return a
 	}
-	e := &bounds.Engine{Inputs: func(w *model.Weight) (keys, values *bounds.Rounding) {
+	e := &bounds.Engine{Seen: j.seen, Inputs: func(w *model.Weight) (keys, values *bounds.Rounding) {
 		if forms := j.weights.forms(w.Name); forms != nil {
 			keys, _ = bounds.RoundingOf(j.engine.Activations[forms[0]])
 			values, _ = bounds.RoundingOf(j.engine.Activations[forms[len(forms)-1]])

@@ -20,7 +20,8 @@ type job struct {
 	options *Options         // of the user
 	engine  *pack.Arithmetic // of an engine, as it is reproduced
 	rounded bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
-	counts  bool             // elements that miss are noted
+	counts  bool             // of stages that are held to the error analysis, only elements that miss are noted
+	seen    *bounds.Seen     // products of trials; nil if each computes its own
 	// recognises says that ways of rounding are read off the numbers; found are those that were.
 	recognises bool
 	found      []recognised

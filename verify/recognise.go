@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -21,7 +22,11 @@ func recogniseFused(ctx context.Context, e *evidence, r *report.Report) (*eviden
 	}
 	strict := *e.job
 	strict.recognises = true
-	again, err := strict.gather(ctx)
+	sampled, err := strict.recogniseSample(ctx, sampleElements)
+	if err != nil {
+		return e, r, err
+	}
+	again, err := sampled.gather(ctx)
 	if err != nil {
 		return e, r, err
 	}
@@ -58,15 +63,10 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		if len(open) == 0 {
 			break
 		}
-		for len(open) > 0 {
-			now, later := j.separable(open, seen)
-			found, err := j.tryWays(ctx, now, later, seen, everywhere)
-			if err != nil {
-				return e, r, err
-			}
-			j, open = j.recognising(found), later
-		}
 		var err error
+		if j, err = j.tryKinds(ctx, open, seen, everywhere); err != nil {
+			return e, r, err
+		}
 		if e, err = j.with(&all, j.rounded).gather(ctx); err != nil {
 			return e, r, err
 		}
@@ -83,6 +83,85 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		r = conclude(e.project())
 	}
 	return e, r, nil
+}
+
+// sampleElements is how many elements of a stage as wide as the stream tell ways of rounding apart: of engines that round
+// otherwise, at least .002 of the elements were seen to differ.
+const sampleElements = 1 << 16
+
+// recogniseSample returns the job with the ways of rounding that explain all of the first tokens in one MoE layer, one dense
+// layer and the head, in about so many elements of a stage. Most of an engine's ways are known then before all is run. A
+// short trace is no larger than its sample.
+func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
+	c := j.model.Config
+	n := 1 + elements/(c.HiddenSize*j.in.Batch)
+	if !j.recognises || 2*n > j.in.Seq || j.in.AttentionMask != nil || c.HasIndexer() || c.Windowed() {
+		return j, nil
+	}
+	layers := []int{-1} // the first MoE layer, the first dense one, and what is outside the layers
+	for _, moe := range []bool{false, true} {
+		for l, u := range j.scope.units[1 : 1+c.NumHiddenLayers] {
+			if u.compares && c.IsMoE(l) == moe {
+				layers = slices.Insert(layers, 0, l)
+				break
+			}
+		}
+	}
+	sample, o, shown := *j, *j.options, map[string]bool{}
+	o.Progress, o.FailFast, o.Part, o.Layers, o.Stages = nil, false, nil, nil, nil
+	for _, l := range layers { // each kind in one of them
+		var of []string
+		for name := range j.pack.Manifest.Tensors {
+			all := j.kindsOf(name)
+			if pack.Parse(name).Layer == l && j.scope.compares(name) &&
+				slices.ContainsFunc(all, func(k string) bool { return !shown[k] }) {
+				o.Stages, of = append(o.Stages, name), append(of, all...)
+			}
+		}
+		for _, k := range of {
+			shown[k] = true
+		}
+	}
+	if o.Stages == nil {
+		return j, nil
+	}
+	var err error
+	if sample.pack, err = j.pack.First(c, n, func(s pack.Stage) bool {
+		return slices.Contains(layers, s.Layer) || slices.Contains(layers, s.Layer+1) || s.Layer == c.NumHiddenLayers-1
+	}); err != nil {
+		return nil, err
+	}
+	if sample.in, err = sample.pack.Input(); err != nil {
+		return nil, err
+	}
+	sample.rows, sample.options, sample.trial, sample.counts, sample.seen = sample.in, &o, true, true, &bounds.Seen{}
+	if sample.scope, err = newScope(c, sample.pack, &o); err != nil {
+		return nil, err
+	}
+	e, err := sample.gather(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := conclude(e.project())
+	found, err := sample.tryKinds(ctx, sample.openKinds(r), r, false)
+	if err != nil {
+		return nil, err
+	}
+	return j.recognising(slices.DeleteFunc(found.found, func(f recognised) bool { return !f.decided || f.missed > 0 })), nil
+}
+
+// tryKinds returns the job with what the ways of the open kinds say, of which stages fail: everywhere, or in the first
+// layers.
+func (j *job) tryKinds(ctx context.Context, open []*kind, r *report.Report, everywhere bool) (*job, error) {
+	for len(open) > 0 {
+		now, later := j.separable(open, r)
+		found, err := j.tryWays(ctx, now, later, r, everywhere)
+		if err != nil {
+			return nil, err
+		}
+		j, open = j.recognising(found), later
+	}
+	return j, nil
 }
 
 // recognising returns the job with the ways of rounding that were found.

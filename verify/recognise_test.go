@@ -173,25 +173,6 @@ func TestRoundingsThatAreNotKnown(t *testing.T) {
 	}
 }
 
-// firstTokens cuts a trace of one sequence to its first n tokens.
-func firstTokens(t *testing.T, p *pack.Pack, n int) {
-	t.Helper()
-	seq, cut := must(p.Input()).Seq, map[string]tensor.Tensor{}
-	for name, e := range p.Manifest.Tensors {
-		of, axis := must(p.Tensor(name)), 0
-		if e.Shape[0] == 1 {
-			axis = 1
-		}
-		require.Equal(t, seq, e.Shape[axis], name)
-		of.Shape = slices.Clone(e.Shape)
-		of.Shape[axis] = n
-		of.Data = of.Data[:len(of.Data)/seq*n]
-		e.Shape = of.Shape
-		cut[name], p.Manifest.Tensors[name] = of, e
-	}
-	p.Replaced = cut
-}
-
 // TestFewTokens: no stage of a right engine fails at one token or two; what these cannot tell apart is said. A wrong
 // channel fails.
 func TestFewTokens(t *testing.T) {
@@ -200,7 +181,7 @@ func TestFewTokens(t *testing.T) {
 	for name := range engines16 {
 		for _, n := range []int{1, 2} {
 			c, p := traced(t, name)
-			firstTokens(t, p, n)
+			p = must(p.First(c.Config, n, func(pack.Stage) bool { return true }))
 			r := run(t, c.Config, c, p, verify.Options{})
 			require.Equal(t, report.Inconclusive, r.Verdict, "%s: %v %v", name, r.FirstDivergence, r.Reasons) // most experts did not run
 			require.NotEmpty(t, r.Golden.Recognised)
@@ -265,7 +246,7 @@ func TestStagesOfTwoKinds(t *testing.T) {
 	t.Parallel()
 	const mlp, stage = "model.layers.0.mlp.", "model.layers.0.mlp.output"
 	c, p := traced(t, "torch-v3-add-norm-bf16")
-	firstTokens(t, p, 24) // all: no tensor is read from a file
+	p = must(p.First(c.Config, 24, func(pack.Stage) bool { return true })) // all: no tensor is read from a file
 	gate, up := must(p.Float32s(mlp+"gate_proj.output")), must(p.Float32s(mlp+"up_proj.output"))
 	w := get(t, c, mlp+"down_proj.weight")
 	down, width := must(w.Float32s(nil)), w.Shape[1]

@@ -8,9 +8,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -75,13 +77,7 @@ func stagesRun(t *testing.T, fixture string, layer int, stages, lacks []string) 
 	for _, kind := range lacks {
 		delete(golden.Manifest.Tensors, pack.StageOf(layer, kind))
 	}
-	o := &Options{Stages: stages}
-	s, err := scopeOf(c.Config, golden, o)
-	require.NoError(t, err)
-	m, err := model.LoadPart(s.config, c, s.runs)
-	require.NoError(t, err)
-	j, err := newJob(s, c.Config, m, c, in, o)
-	require.NoError(t, err)
+	j := jobOf(t, c.Config, c, golden, &Options{Stages: stages})
 	tr := newPass(j)
 	analysis := tr.analysis(j.modelOptions())
 	defer analysis.Close()
@@ -95,4 +91,55 @@ func stagesRun(t *testing.T, fixture string, layer int, stages, lacks []string) 
 		require.Equal(t, of == layer && slices.Contains(lacks, kind), check.Verdict == report.Fail, "%s: %s", check.Tensor, check.Reason)
 	}
 	return shown.kinds
+}
+
+// jobOf returns the job that compares weights with a pack.
+func jobOf(t *testing.T, c *config.Config, src weights.Source, golden *pack.Pack, o *Options) *job {
+	t.Helper()
+	s, err := scopeOf(c, golden, o)
+	require.NoError(t, err)
+	m, err := model.LoadPart(s.config, src, s.runs)
+	require.NoError(t, err)
+	in, err := golden.Input()
+	require.NoError(t, err)
+	j, err := newJob(s, c, m, src, in, o)
+	require.NoError(t, err)
+	return j
+}
+
+// TestSamplesOfTraces: the first tokens of a trace give the ways that all of it gives, and none of what is wrong in them.
+func TestSamplesOfTraces(t *testing.T) {
+	t.Parallel()
+	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3-trained", "checkpoint"))
+	require.NoError(t, err)
+	defer c.Close()
+	for _, name := range []string{"sglang-v3-trained-bf16", "megatron-v3-trained-bf16"} {
+		golden, err := pack.Open(filepath.Join("..", "fixtures", "engines", name))
+		require.NoError(t, err)
+		r, err := Run(t.Context(), c.Config, c, golden, Options{})
+		require.NoError(t, err)
+		all := map[string]map[string]string{}
+		for _, f := range r.Golden.Recognised {
+			all[f.Kind] = f.Ways
+		}
+		sample := func(elements int) (found []string) {
+			j, err := jobOf(t, c.Config, c, golden, &Options{Mode: report.Local}).recogniseSample(t.Context(), elements)
+			require.NoError(t, err)
+			for _, f := range j.found {
+				require.Equal(t, all[f.kind.name], f.ways(), "%s: %s", name, f.kind.name)
+				found = append(found, f.kind.name)
+			}
+			return found
+		}
+		eight := 7 * c.Config.HiddenSize
+		found := sample(eight)
+		require.Subset(t, found, []string{bounds.InputAddNorm, bounds.PostAddNorm, bounds.FinalAddNorm, mixtures, attention})
+		require.Empty(t, sample(12*c.Config.HiddenSize), "more than half of the trace")
+		const norm = "model.norm.output"
+		wrong, err := golden.Tensor(norm)
+		require.NoError(t, err)
+		wrong.Data[1] ^= 1 // half as much, or twice
+		golden.Replaced = map[string]tensor.Tensor{norm: wrong}
+		require.Equal(t, slices.DeleteFunc(found, func(kind string) bool { return kind == bounds.FinalAddNorm }), sample(eight))
+	}
 }

@@ -188,8 +188,6 @@ func (t *localTrace) unmasked(name string, x *bounds.Value, want []float32, rows
 func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
 	factor, _ := t.pass.job.options.factor(c.Tensor)
 	x.DistributeShared()
-	m, d := t.analysis.Measure(x, want, rows, factor)
-	record(c, m)
 	if t.pass.job.counts {
 		beyond, distance := make(misses, len(want)/64+1), deviations(x, want, factor)
 		for _, row := range rows.Compared {
@@ -200,7 +198,13 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 			}
 		}
 		t.pass.evidence.misses[c.Tensor] = beyond
+		if c.Verdict = report.Pass; beyond.count() > 0 {
+			c.Verdict = report.Fail
+		}
+		return
 	}
+	m, d := t.analysis.Measure(x, want, rows, factor)
+	record(c, m)
 	if t.pass.job.watch != nil {
 		t.pass.job.watch(c.Tensor, x, rows)
 	}

@@ -68,6 +68,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err != nil {
 		return nil, err
 	}
+	if j, err = j.recogniseSample(ctx, sampleElements); err != nil {
+		return nil, err
+	}
 	found, err := j.gather(ctx)
 	if err == nil && o.Part == nil && !found.stopped { // of a part, a merge sees which limits were of use
 		err = unusedLimits(o.Limits, found.checks)
@@ -209,6 +212,9 @@ func (j *job) gather(ctx context.Context) (*evidence, error) {
 		return e, nil
 	} else if err != nil {
 		return e, err
+	}
+	if j.counts { // a trial: only misses are looked at
+		return e, nil
 	}
 	return e, e.scan(ctx)
 }

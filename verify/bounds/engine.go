@@ -1,7 +1,9 @@
 package bounds
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 
@@ -25,6 +27,8 @@ type Engine struct {
 	// Given returns the output of a product that need not be computed, with as many elements; nil of others. It is nil if all
 	// are computed.
 	Given func(w *model.Weight) []float32
+	// Seen has the products of earlier runs, and gets this one's; nil if there are no other runs.
+	Seen *Seen
 	// Absorbs returns of the weight that gives keys and values of a latent, kv_b_proj, the rows of a head: keys, then
 	// values. It returns 0, 0 of other weights, and is nil if none is absorbed.
 	Absorbs func(w *model.Weight) (keys, values int)
@@ -111,11 +115,53 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	}
 	to, _ := e.Inputs(&l.Weight)
 	rounded := e.rounded(x, to)
-	y := e.Analysis.Linear(rounded, l)
+	seen := e.Seen
+	if e.last, e.lastWeight = e.operation(&l.Weight), &l.Weight; e.last == Ranks { // rounded in a way of the run
+		seen = nil
+	}
+	y := seen.product(l.Weight.Name, rounded, func() *Value { return e.Analysis.Linear(rounded, l) })
 	if to != nil && to.sums {
 		addSums(y, to.blockSums(x, rounded), &l.Weight)
 	}
 	return y
+}
+
+// Seen are the products that several runs of an engine in different ways compute of equal numbers.
+type Seen struct{ products map[seenProduct]*Value }
+
+// seenProduct is a weight, or a part of one, and the SHA-256 of what it was multiplied with.
+type seenProduct struct {
+	weight string
+	input  [sha256.Size]byte
+}
+
+// product returns the product of a weight with x, which compute computes if no run has.
+func (s *Seen) product(weight string, x *Value, compute func() *Value) *Value {
+	if s == nil || x.common != nil || x.shared != nil {
+		return compute()
+	}
+	of, _ := binary.Append(fmt.Appendln(nil, x.Shape, x.DType, x.roundLater, x.ColumnsShare, x.sigma != nil), binary.LittleEndian,
+		x.Values)
+	of, _ = binary.Append(of, binary.LittleEndian, x.deviations())
+	key := seenProduct{weight, sha256.Sum256(of)}
+	if s.products == nil {
+		s.products = map[seenProduct]*Value{}
+	}
+	if s.products[key] == nil {
+		s.products[key] = compute().kept()
+	}
+	return s.products[key].kept()
+}
+
+// kept is a product in memory of its own.
+func (x *Value) kept() *Value {
+	y := *x
+	y.Activation, y.sigma = copied(x.Activation), copied(x.sigma)
+	y.Products = slices.Clone(x.Products)
+	for i, p := range y.Products {
+		y.Products[i].hidden, y.Products[i].common = slices.Clone(p.hidden), slices.Clone(p.common)
+	}
+	return &y
 }
 
 // Tables are of angles that engines make of the first pair's by a product for each pair, with a factor that is rounded
@@ -264,24 +310,26 @@ func (e *engine) weights() []float32 {
 // perHead multiplies each head of x [batch, heads, n, width], rounded, with a matrix [out, width] of its own.
 func (e *engine) perHead(x *Value, to *Rounding, out int, weights func(head int) []float32) *Value {
 	var sums []blockSum
-	unrounded := x
+	unrounded, seen := x, e.Seen
 	if x = e.rounded(x, to); to != nil && to.sums {
-		sums = to.blockSums(unrounded, x)
+		sums, seen = to.blockSums(unrounded, x), nil // they need the weight
 	}
 	batch, heads, n, width := x.Shape[0], x.Shape[1], x.Shape[2], x.Width()
 	y := made(x.DType, true, batch, heads, n, out)
 	for i := range batch * heads {
-		w := model.Weight{Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{out, width}}}
-		for _, v := range weights(i % heads) {
-			w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(v))
-		}
 		from, to := i*n*width, (i+1)*n*width
 		rows := &Value{Activation: &model.Activation{Shape: []int{n, width}, Values: x.Values[from:to], DType: x.DType}}
 		if x.sigma != nil {
 			rows.sigma = &model.Activation{Shape: rows.Shape, Values: x.sigma.Values[from:to]}
 		}
 		e.Try(func() {
-			part := e.Analysis.Linear(rows, &model.Linear{Weight: w})
+			w := model.Weight{Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{out, width}}}
+			part := seen.product(fmt.Sprintf("%s, %d values of head %d", e.up.Weight.Name, out, i%heads), rows, func() *Value {
+				for _, v := range weights(i % heads) {
+					w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(v))
+				}
+				return e.Analysis.Linear(rows, &model.Linear{Weight: w})
+			})
 			if each := len(sums) / (batch * heads); each > 0 {
 				addSums(part, sums[i*each:(i+1)*each], &w)
 			}

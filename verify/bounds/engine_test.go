@@ -85,7 +85,7 @@ func TestSumsOfBlocks(t *testing.T) {
 		return NewEngine(a, &Engine{Inputs: func(*model.Weight) (k, v *Rounding) { return r, r }}).Linear(x, &model.Linear{Weight: w})
 	}
 	q8, _ := RoundingOf("q8_1")
-	e := &engine{Analysis: NewAnalysis(model.Options{DType: tensor.F32}, nil)}
+	e := &engine{Analysis: NewAnalysis(model.Options{DType: tensor.F32}, nil), Engine: &Engine{}, up: &model.Linear{}}
 	defer e.Close()
 	rounded := e.rounded(x, q8)
 	without, with, same := product("q8_0", x, stored), product("q8_1", x, stored), product("q8_1", x, decoded)
@@ -190,4 +190,30 @@ func TestSerialNorm(t *testing.T) {
 	require.Greater(t, first[0], 3.0)
 	require.Less(t, first[1], 0.5)
 	require.Greater(t, layer[1], layer[0]+100)
+}
+
+// TestSeenProducts: a product of equal numbers is computed once, and each run has its own; others are computed.
+func TestSeenProducts(t *testing.T) {
+	x := WithErrors(&model.Activation{Shape: []int{1, 2}, Values: []float32{1, 2}, DType: tensor.BF16}, func(int) float64 { return 1 })
+	seen, computed := &Seen{}, 0
+	double := func() *Value {
+		computed++
+		y := made(x.DType, true, x.Shape...)
+		for i, v := range x.Values {
+			y.Set(i, float64(2*v), 4*x.Variance(i))
+		}
+		return y
+	}
+	first := seen.product("w", x, double)
+	first.Set(0, 9, 9)
+	again := seen.product("w", x, double)
+	require.Equal(t, []float32{2, 4}, again.Values)
+	require.Equal(t, x.Variance(0)*4, again.Variance(0))
+	require.Equal(t, 1, computed)
+	seen.product("v", x, double)
+	x.sigma.Values[1] *= 2
+	seen.product("w", x, double)
+	x.Values[1] = 3
+	require.Equal(t, []float32{2, 6}, seen.product("w", x, double).Values)
+	require.Equal(t, 4, computed)
 }

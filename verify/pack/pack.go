@@ -374,6 +374,49 @@ func (p *Pack) Input() (*model.Input, error) {
 	return in, nil
 }
 
+// First returns the pack of the first n tokens of each sequence. Of the stages it has those that keep selects, in every
+// row of which is a token, and RoPE's tables.
+func (p *Pack) First(c *config.Config, n int, keep func(Stage) bool) (*Pack, error) {
+	ids := p.Manifest.Tensors[inputIDs].Shape
+	batch, seq := elements(ids[:len(ids)-1]), ids[len(ids)-1]
+	cut := &Pack{Dir: p.Dir, Manifest: p.Manifest, Hash: p.Hash, DType: p.DType, Replaced: map[string]tensor.Tensor{}}
+	cut.Manifest.Tensors = map[string]Entry{}
+	for name, e := range p.Manifest.Tensors {
+		s, axis := Parse(name), 0
+		switch axis = s.tokenAxis(c, len(e.Shape)); {
+		case s.IsTable():
+			axis = len(e.Shape) - 2
+		case s.IsInput():
+			axis = len(e.Shape) - 1
+		case s.Expert >= 0 || s.Within == AttnWeights || !keep(s):
+			continue
+		}
+		if axis < 0 || e.order != nil {
+			continue
+		}
+		shape := slices.Clone(e.Shape)
+		sequences := elements(shape[:axis])
+		if axis == 0 && !s.IsTable() && !s.IsInput() { // the tokens of a batch in one axis
+			sequences = batch
+		}
+		if elements(shape[:axis+1]) != sequences*seq {
+			continue
+		}
+		whole, err := p.Tensor(name)
+		if err != nil {
+			return nil, err
+		}
+		shape[axis] = shape[axis] / seq * n
+		first := tensor.Tensor{DType: e.DType, Shape: shape}
+		each := len(whole.Data) / sequences
+		for i := range sequences {
+			first.Data = append(first.Data, whole.Data[i*each:i*each+each/seq*n]...)
+		}
+		cut.Manifest.Tensors[name], cut.Replaced[name] = Entry{DType: e.DType, Shape: shape}, first
+	}
+	return cut, nil
+}
+
 // MayLack reports whether the manifest of a partial pack names a stage as absent. An engine's trace may lack any.
 func (p *Pack) MayLack(name string) bool {
 	return p.IsTrace() || p.Manifest.Partial != "" && slices.Contains(p.Manifest.Absent.Stages, Parse(name).Kind)
