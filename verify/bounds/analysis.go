@@ -46,12 +46,9 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	var equal *classes
 	deltas, width, flushed := a.deltas(&l.Bias), y.Width(), make([]float64, x.Rows())
 	if x.DType == tensor.BF16 {
-		for t := range flushed {
-			for _, v := range x.Row(t) {
-				flushed[t] += math.Abs(float64(v))
-			}
-			flushed[t] = Sq(flushed[t] * (leastNormal / Unit))
-		}
+		a.plain.Each(len(flushed), len(x.Values), func(t int) {
+			flushed[t] = Sq(sumOfMagnitudes(x.Row(t)) * (leastNormal / Unit))
+		})
 	}
 	a.scratch(func() *model.Activation {
 		p := &model.Partial{X: x.Values, Start: bias, Plans: sums.plans}
@@ -101,6 +98,21 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 		a.addRanks(y)
 	}
 	return y.inherit(x)
+}
+
+// sumOfMagnitudes returns Σ |x|. Its four sums do not wait for each other.
+func sumOfMagnitudes(x []float32) float64 {
+	var a, b, c, d float64
+	for ; len(x) >= 4; x = x[4:] {
+		a += math.Abs(float64(x[0]))
+		b += math.Abs(float64(x[1]))
+		c += math.Abs(float64(x[2]))
+		d += math.Abs(float64(x[3]))
+	}
+	for _, v := range x {
+		a += math.Abs(float64(v))
+	}
+	return a + b + c + d
 }
 
 // addRanks adds to y what sums over up to mostRanks ranks may do, each rounded to T, and added one after the other.
@@ -200,9 +212,7 @@ func (x *Value) inverseRMS(t int, eps float64, serial bool) (r2, relative float6
 // inverseRMS returns the square of 1/sqrt(mean(x²) + eps) of a row, and the relative variance that rounding gives it.
 func inverseRMS(row []float32, eps float64) (r2, relative float64) {
 	var squares lanes
-	for i, v := range row {
-		squares.add(i, Sq(float64(v)))
-	}
+	squares.addSquares(row)
 	sum, v := squares.total()
 	return 1 / (sum/float64(len(row)) + eps), ofRoot(sum, v)
 }

@@ -211,10 +211,31 @@ func (l *lanes) add(i int, term float64) {
 	if *s += term; *s == term { // exact
 		return
 	}
-	r := power(*s)
+	v, lost := rounding(*s, term)
+	l.v, l.lost = l.v+v, l.lost+lost
+}
+
+// addSquares adds the squares of a row. Sums that are not in memory wait less for each other.
+func (l *lanes) addSquares(row []float32) {
+	v, lost := l.v, l.lost
+	for i, x := range row {
+		if x == 0 {
+			continue
+		}
+		s, term := &l.sum[i%len(l.sum)], Sq(float64(x))
+		if *s += term; *s != term {
+			vs, losts := rounding(*s, term)
+			v, lost = v+vs, lost+losts
+		}
+	}
+	l.v, l.lost = v, lost
+}
+
+// rounding returns the variance of rounding a partial sum s to float32, and what is lost of its last term.
+func rounding(s, term float64) (v, lost float64) {
+	r := power(s)
 	c := 0x1.8p52 * 2 * Unit * r // sums of this size are multiples of the spacing
-	l.v += Sq(r) / 3
-	l.lost += (term - (term + c - c)) / Unit
+	return Sq(r) * (1.0 / 3), (term - (term + c - c)) / Unit
 }
 
 // total returns the sum, and the variance that rounding gives it:

@@ -14,35 +14,47 @@ import (
 // experts with equal weights. A sum over them adds up deviations, not variances. The analysis finds them by their
 // results: numbers and deviations are equal to the bit.
 
-// classesOf returns the classes of x's columns; nil if no two uncertain columns are equal.
+// classesOf returns the classes of x's columns; nil if no two uncertain columns are equal. It goes row by row: a column
+// that differs from the first one of its class leaves the class, with those that differ alike.
 func classesOf(x *Value) *classes {
 	width := x.Width()
-	uncertain := make([]bool, width)
-	for t := range x.Rows() {
+	uncertain, certain := make([]bool, width), width
+	for t := 0; t < x.Rows() && certain > 0; t++ {
 		for i, s := range x.sigma.Row(t) {
-			uncertain[i] = uncertain[i] || s != 0
-		}
-	}
-	order := slices.DeleteFunc(ascending(width), func(i int) bool { return !uncertain[i] })
-	compare := func(i, j int) int {
-		for at := 0; at < len(x.Values); at += width {
-			if c := compareBits(x.Values[at+i], x.Values[at+j]); c != 0 {
-				return c
-			}
-			if c := compareBits(x.sigma.Values[at+i], x.sigma.Values[at+j]); c != 0 {
-				return c
+			if s != 0 && !uncertain[i] {
+				uncertain[i] = true
+				certain--
 			}
 		}
-		return 0
 	}
-	slices.SortFunc(order, func(i, j int) int { return cmp.Or(compare(i, j), i-j) })
-	leader, found := ascending(width), false
-	for n := 1; n < len(order); n++ {
-		if compare(order[n-1], order[n]) == 0 {
-			leader[order[n]], found = leader[order[n-1]], true
+	leader, equal := ascending(width), slices.DeleteFunc(ascending(width), func(i int) bool { return !uncertain[i] })
+	for _, i := range equal {
+		leader[i] = equal[0]
+	}
+	var other []differing
+	for t := 0; t < x.Rows() && len(equal) > 0; t++ {
+		values, sigmas, kept := x.Row(t), x.sigma.Row(t), equal[:0]
+		element := func(i int) uint64 {
+			return uint64(math.Float32bits(values[i]))<<32 | uint64(math.Float32bits(sigmas[i]))
 		}
+		other = other[:0]
+		for _, i := range equal {
+			if first, e := leader[i], element(i); e != element(first) {
+				other = append(other, differing{first, i, e})
+			} else if first != i {
+				kept = append(kept, i)
+			}
+		}
+		slices.SortFunc(other, differing.compare)
+		for n, d := range other {
+			if leader[d.column] = d.column; n > 0 && other[n-1].first == d.first && other[n-1].element == d.element {
+				leader[d.column] = leader[other[n-1].column]
+				kept = append(kept, d.column)
+			}
+		}
+		equal = kept
 	}
-	if !found {
+	if len(equal) == 0 {
 		return nil
 	}
 	c := &classes{class: make([]int, width)}
@@ -55,6 +67,16 @@ func classesOf(x *Value) *classes {
 		}
 	}
 	return c
+}
+
+// differing is a column whose element differs from that of its class' first column.
+type differing struct {
+	first, column int
+	element       uint64 // bits of the number and of its deviation
+}
+
+func (d differing) compare(e differing) int {
+	return cmp.Or(d.first-e.first, cmp.Compare(d.element, e.element), d.column-e.column)
 }
 
 // ascending returns the numbers 0 … n-1.

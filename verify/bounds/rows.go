@@ -1,7 +1,6 @@
 package bounds
 
 import (
-	"math"
 	"slices"
 
 	"dsmoe/model/tensor"
@@ -95,24 +94,8 @@ func alike(a, b []float32) bool {
 	return true
 }
 
-// largest returns the largest magnitude of numbers; NaN if one of them is NaN. Its four maxima do not wait for each
-// other.
-func largest(numbers []float32) float32 {
-	var a, b, c, d uint32
-	for ; len(numbers) >= 4; numbers = numbers[4:] {
-		a = max(a, magnitude(numbers[0]))
-		b = max(b, magnitude(numbers[1]))
-		c = max(c, magnitude(numbers[2]))
-		d = max(d, magnitude(numbers[3]))
-	}
-	for _, v := range numbers {
-		a = max(a, magnitude(v))
-	}
-	return math.Float32frombits(max(a, b, c, d))
-}
-
-// magnitude are the bits of |v|, in the order of magnitudes.
-func magnitude(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
+// largest returns the largest magnitude of numbers; NaN if one of them is NaN.
+func largest(numbers []float32) float32 { return tensor.ExtremesOf(numbers).Largest }
 
 // Gather returns the values of the compared rows, one after the other.
 func (r *Rows) Gather(values []float32, width int) []float32 {

@@ -100,14 +100,11 @@ func allZero(numbers []float32) bool {
 // scaleOf returns the power of two that is more than the largest magnitude of numbers, and at most twice that: 1 of zeros,
 // and of numbers that are not finite.
 func scaleOf(numbers []float32) float64 {
-	largest := uint32(0)
-	for _, v := range numbers {
-		largest = max(largest, math.Float32bits(v)&math.MaxInt32)
-	}
-	if largest == 0 || largest >= 0x7f800000 {
+	largest := ExtremesOf(numbers).Largest
+	if largest == 0 || !(largest <= math.MaxFloat32) {
 		return 1
 	}
-	_, e := math.Frexp(float64(math.Float32frombits(largest)))
+	_, e := math.Frexp(float64(largest))
 	return math.Ldexp(1, e)
 }
 
@@ -274,7 +271,7 @@ type partialJob struct {
 // partialPanels panels of weights; partialTokens bounds them for the states of their sums.
 const (
 	partialBytes  = 8 << 20
-	partialTokens = 256
+	partialTokens = 512
 )
 
 // prepare sets up a job; it panics if lengths do not fit.
@@ -403,8 +400,9 @@ func (q *partialJob) short(numbers, terms []float32, token int) (scale float64) 
 	}
 	x := q.X[from:to]
 	scale = scaleOf(x)
+	numbers, terms, inverse := numbers[:len(x)], terms[:len(x)], 1/scale
 	for c, v := range x {
-		v = float32(float64(v) / scale)
+		v = float32(float64(v) * inverse)
 		numbers[c], terms[c] = shortNumber(v), shortTerm(v*v)
 	}
 	return scale
@@ -631,13 +629,18 @@ func (q *partialJob) give(p *partialScratch, states []float32, r, rows int) {
 // results sets partial and squares of a token of the block and of rows from r on. Sums of the state are size apart.
 func (q *partialJob) results(p *partialScratch, state []float32, size, token, r int, partial, squares []float64) {
 	unit := q.scales[token] * q.scales[token]
-	for i := range partial {
-		sum, most := sumOfTerms(state[size+i]), float32(0)
-		for plan := range q.plans {
-			most = max(most, state[(2*plan+3)*size+i])
+	squared, all := state[size:][:len(partial)], [MostPlans][]float32{}
+	plans := all[:len(q.plans)]
+	for plan := range plans {
+		plans[plan] = state[(2*plan+3)*size:][:len(partial)]
+	}
+	for i, sum := range squared {
+		sum, most := sumOfTerms(sum), uint32(0) // bits of sums, which are not negative; those of NaN are more than all
+		for _, s := range plans {
+			most = max(most, math.Float32bits(s[i]))
 		}
-		partial64, squares64 := float64(most), float64(sum)
-		if !ordinary(most, sum) {
+		partial64, squares64 := float64(math.Float32frombits(most)), float64(sum)
+		if !ordinary(math.Float32frombits(most), sum) {
 			x := make([]float32, 2*q.w.Cols) // short numbers and terms
 			q.short(x[:q.w.Cols], x[q.w.Cols:], token)
 			p.row = grow(p.row, q.w.Cols)
