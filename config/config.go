@@ -7,6 +7,8 @@ package config
 import (
 	"fmt"
 	"regexp"
+
+	"dsmoe/text/problem"
 )
 
 // Config is a checkpoint's configuration as the reference's DeepseekConfig
@@ -160,9 +162,12 @@ func (c *Config) MarshalJSON() ([]byte, error) { return c.JSON(), nil }
 
 // Quantization is quantization_config: how the matrices of a checkpoint are stored.
 type Quantization struct {
-	Method string   // quant_method; of compressed-tensors its format, of ModelOpt "nvfp4"; "" without quantization_config
-	Block  [2]int   // rows and columns that share a scale; 0 columns: a whole row
+	Method string   // of the Scheme of the modules that no group names
+	Block  [2]int   // of that Scheme
+	Groups []Group  // modules that are stored in other ways; the first that names a module counts
 	Except []string // modules_to_not_convert or ignore: see StaysUnquantised
+
+	Unread []problem.Problem // why the config, which may be right, is not read: see Config.Computable
 
 	Experts    string // expert_dtype: of routed experts beside FP8, "fp4" or "fp8"; "" is as all matrices
 	PowerOfTwo bool   // scale_fmt is ue8m0: scales are powers of two
@@ -172,6 +177,22 @@ type Quantization struct {
 	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.
 	Unclear bool
 }
+
+// Scheme is how quantization_config says that a module's weight is stored. The zero value is a plain weight.
+type Scheme struct {
+	Method string // of a tensor.Form: quant_method; of compressed-tensors its format, of ModelOpt what that would be there
+	Block  [2]int // rows and columns that share a scale; 0 columns: a whole row; zero: all of the weight
+}
+
+// Group is modules that share a Scheme.
+type Group struct {
+	Scheme
+	Targets  []string // names, or patterns, of modules: see StaysUnquantised
+	patterns []*regexp.Regexp
+}
+
+// Announced reports whether config.json has a quantization_config.
+func (q *Quantization) Announced() bool { return q.Method != "" || q.Groups != nil || q.Unread != nil }
 
 // Reference names an implementation of a family in Python.
 type Reference string

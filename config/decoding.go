@@ -36,11 +36,17 @@ func errorIf(wrong bool, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// fail records err, unless it is nil, as a problem of a key, or of a part of it: "key.part".
+// fail records err, unless it is nil, as a problem of a key, or of a part of it: "key.part". What is only notRead does
+// not keep the config from being used.
 func (d *decoding) fail(key string, err error) {
-	if err != nil {
-		d.problems = append(d.problems, problem.Problem{Field: key, Cause: err.Error()})
+	if err == nil {
+		return
 	}
+	p, list := problem.Problem{Field: key, Cause: err.Error()}, &d.problems
+	if errors.As(err, new(notRead)) {
+		list = &d.config.Quantization.Unread
+	}
+	*list = append(*list, p)
 }
 
 // valid reports whether no problem was found with the key or a part of it.

@@ -152,6 +152,7 @@ func (f *family) decode(doc document) (*Config, error) {
 	if d.problems == nil {
 		return &d.config, nil
 	}
+	d.problems = append(d.problems, d.config.Quantization.Unread...)
 	slices.SortStableFunc(d.problems, func(a, b problem.Problem) int { return f.position(a) - f.position(b) })
 	return nil, problem.In("", d.problems...)
 }

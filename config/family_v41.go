@@ -1,6 +1,10 @@
 package config
 
-import "errors"
+import (
+	"errors"
+
+	"dsmoe/text/problem"
+)
 
 // v41 is DeepSeek-V4.1: the keys of text_config that names depend on, with DeepSeek-V4.1-Flash's values. Nothing is
 // computed from the others.
@@ -17,8 +21,12 @@ var v41 = family{
 	rules:  []rule{topKFitsExperts},
 }
 
-// Computable returns why nothing is computed with a model of c; nil for most families.
+// Computable returns why nothing is computed with a checkpoint of c: its quantization_config is not read, or the family
+// is not computed with. It is nil for most.
 func (c *Config) Computable() error {
+	if c.Quantization.Unread != nil {
+		return problem.In("", c.Quantization.Unread...)
+	}
 	if c.ModelType != v41.modelType {
 		return nil
 	}

@@ -69,7 +69,7 @@ func always(want bool, otherwise string) reader {
 
 // refused reads a key without a field that may only be null; why tells what is wrong with other values.
 func refused(why string) reader {
-	return refusal(func(jsontext.Value) error { return errors.New(why) }).ifSet()
+	return refusal(func(jsontext.Value) error { return notRead{errors.New(why)} }).ifSet()
 }
 
 // showing returns r of a key that no single field of Config is the key's.

@@ -20,7 +20,7 @@ func toJSON(value any) jsontext.Value {
 // shownQuantization is quantization_config as far as it says which modules are quantised in which blocks.
 func shownQuantization(c *Config) jsontext.Value {
 	q := c.Quantization
-	if q.Method == "" {
+	if !q.Announced() {
 		return jsontext.Value("null")
 	}
 	return toJSON(map[string]any{"modules_to_not_convert": slices.Concat([]string{}, q.Except), "weight_block_size": q.Block})

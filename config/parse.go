@@ -63,13 +63,17 @@ func decode(doc document) (c *Config, err error) {
 		return c, err
 	}
 	var wrong *problem.Error
-	if errors.As(err, &wrong) {
-		for i := range wrong.Problems {
-			field := &wrong.Problems[i].Field
-			if key, _, _ := strings.Cut(*field, "."); values[key] != nil || !slices.Contains(beside, key) {
-				*field = strings.TrimSuffix(w.key+"."+*field, ".")
-			}
+	listed := errors.As(err, &wrong)
+	if err == nil {
+		wrong = &problem.Error{Problems: c.Quantization.Unread}
+	}
+	for i := 0; wrong != nil && i < len(wrong.Problems); i++ {
+		field := &wrong.Problems[i].Field
+		if key, _, _ := strings.Cut(*field, "."); values[key] != nil || !slices.Contains(beside, key) {
+			*field = strings.TrimSuffix(w.key+"."+*field, ".")
 		}
+	}
+	if listed {
 		return nil, wrong
 	}
 	if err != nil {

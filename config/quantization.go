@@ -24,40 +24,52 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 		method, err := parseString(v)
 		if read := quantMethods[method]; err == nil && read != nil {
 			read(d, key, o)
-			refuseUnknown(d, key, o, "quant_method "+denied(o)+knownKeys[strings.TrimPrefix(method, "intel/")])
+			known := "quant_method " + denied(o) + knownKeys[strings.TrimPrefix(method, "intel/")]
+			if _, ok := o["quant_algo"]; ok && method == "fp8" {
+				known += modelOptKeys
+			}
+			refuseUnknown(d, key, o, known)
 		} else if err == nil {
-			const read = "fp8, compressed-tensors, modelopt, awq, gptq and auto-round are"
-			err = fmt.Errorf("%q is not read, but %s; %s", method, read,
-				cmp.Or(remedies[method], "convert the checkpoint that it was made from"))
+			const read = "fp8, compressed-tensors, modelopt, awq, gptq, auto-round, blockwise_int8 and w8a8_int8 are"
+			err = notRead{fmt.Errorf("%q is not read, but %s; %s", method, read,
+				cmp.Or(remedies[method], "convert the checkpoint that it was made from"))}
 		}
 		return err
 	})
 }
 
+// notRead is why a quantization_config that may be right is not read. decoding.fail keeps it apart from what is wrong.
+type notRead struct{ error }
+
+// unread marks err as notRead; nil stays nil.
+func unread(err error) error {
+	if err == nil {
+		return nil
+	}
+	return notRead{err}
+}
+
 // quantMethods lists what reads the quantization_config of each quant_method.
 var quantMethods = map[string]func(d *decoding, key string, o map[string]jsontext.Value){
 	"fp8": readFP8, "compressed-tensors": readCompressed, "modelopt": readModelOpt, "awq": readAWQ, "gptq": readGPTQ,
-	"auto-round": readAutoRound, "intel/auto-round": readAutoRound,
+	"auto-round": readAutoRound, "intel/auto-round": readAutoRound, "blockwise_int8": readINT8, "w8a8_int8": readINT8,
 }
 
 // remedies says what to do with the weights of methods that are not read.
 var remedies = map[string]string{
-	"bitsandbytes":   "load it with transformers, call dequantize(), and save it",
-	"blockwise_int8": "multiply its INT8 codes with their scales in Python",
-	"w8a8_int8":      "multiply its INT8 codes with their scales in Python",
-	"w4afp8":         "convert the FP8 checkpoint that it was made from",
-	"mxfp4":          "load it with transformers and dequantize=True in Mxfp4Config, and save it",
+	"bitsandbytes": "load it with transformers, call dequantize(), and save it",
+	"w4afp8":       "convert the FP8 checkpoint that it was made from",
+	"mxfp4":        "load it with transformers and dequantize=True in Mxfp4Config, and save it",
 }
 
-// readFP8 reads FP8 E4M3 weights in blocks, as in the published DeepSeek-V3. It ignores the fields about
-// activations.
+// readFP8 reads FP8 E4M3 weights in blocks, as in the published DeepSeek-V3, or with one scale each, as AutoFP8 writes
+// them. It ignores the fields about activations. ModelOpt adds what it quantised further.
 func readFP8(d *decoding, key string, o map[string]jsontext.Value) {
 	q := &d.config.Quantization
-	q.Method = "fp8"
 	if _, ok := o["fmt"]; ok {
 		d.part(key, "fmt", o, func(v jsontext.Value) error {
-			_, err := parseOneOf(v, "e4m3")
-			return err
+			_, err := parseOneOf(v, "e4m3", "e4m3fn", "float8_e4m3fn", "float8_e4m3")
+			return unread(err)
 		})
 	}
 	if v, ok := o["expert_dtype"]; ok && v.Kind() != 'n' {
@@ -66,18 +78,38 @@ func readFP8(d *decoding, key string, o map[string]jsontext.Value) {
 	q.PowerOfTwo = show(o["scale_fmt"]) == `"ue8m0"`
 	q.readExcept(d, key, o, "modules_to_not_convert")
 	q.readExcept(d, key, o, "ignored_layers") // as vLLM and AutoFP8 call it
-	d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
-		q.Block, err = parseBlock(v)
-		return err
-	})
+	if v, ok := o["weight_block_size"]; ok && v.Kind() != 'n' {
+		q.Method = "fp8"
+		d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
+			q.Block, err = parseBlock(v)
+			return err
+		})
+	} else { // one scale for each weight
+		q.Method = "float-quantized"
+	}
+	if _, ok := o["quant_algo"]; ok {
+		readAlgorithms(d, key, o)
+	}
+}
+
+// readINT8 reads INT8 weights with a scale for each row, or in blocks.
+func readINT8(d *decoding, key string, o map[string]jsontext.Value) {
+	q := &d.config.Quantization
+	q.Method, q.Block = "int-quantized", [2]int{1, 0}
+	if _, ok := o["weight_block_size"]; ok || unquote(o["quant_method"]) == "blockwise_int8" {
+		d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
+			q.Method = "blockwise_int8"
+			q.Block, err = parseBlock(v)
+			return err
+		})
+	}
+	q.readExcept(d, key, o, "modules_to_not_convert")
+	q.readExcept(d, key, o, "ignored_layers")
 }
 
 // ExceptKey returns the key of quantization_config whose entries Except has.
 func (q *Quantization) ExceptKey() string {
-	if q.Method == "fp8" {
-		return "modules_to_not_convert"
-	}
-	return cmp.Or(q.exceptKey, "ignore")
+	return cmp.Or(q.exceptKey, "modules_to_not_convert")
 }
 
 // readExcept reads a list of modules that are not quantised, if there is one, after those that were read before.
@@ -90,13 +122,12 @@ func (q *Quantization) readExcept(d *decoding, key string, o map[string]jsontext
 		q.Except = append(q.Except, names...)
 		return err
 	})
-	q.compile()
+	q.patterns = q.compile(q.Except)
 }
 
-// compile finds the patterns among Except.
-func (q *Quantization) compile() {
-	q.patterns = nil
-	for _, entry := range q.Except {
+// compile returns the patterns among entries that name modules.
+func (q *Quantization) compile(entries []string) (patterns []*regexp.Regexp) {
+	for _, entry := range entries {
 		pattern, is := strings.CutPrefix(entry, "re:") // of Python, found at the beginning of a name
 		if !is && strings.Contains(entry, "*") {       // of ModelOpt: a whole name, * stands for anything
 			pattern, is = strings.ReplaceAll(regexp.QuoteMeta(entry), `\*`, ".*")+"$", true
@@ -109,20 +140,15 @@ func (q *Quantization) compile() {
 			q.Unclear = true
 			continue
 		}
-		q.patterns = append(q.patterns, compiled)
+		patterns = append(patterns, compiled)
 	}
+	return patterns
 }
 
-// readCompressed reads what compressed-tensors writes: weights of four bits in groups of a row.
+// readCompressed reads what compressed-tensors writes: groups of modules, each with a scheme of its own.
 func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 	q := &d.config.Quantization
-	d.part(key, "format", o, func(v jsontext.Value) (err error) {
-		q.Method, err = parseOneOf(v, "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
-		if err != nil {
-			err = fmt.Errorf("%w; dequantise the weights with compressed-tensors", err)
-		}
-		return err
-	})
+	q.exceptKey = "ignore"
 	q.readExcept(d, key, o, "ignore")
 	if _, ok := o["sparsity_config"]; ok {
 		d.part(key, "sparsity_config", o, refuseSparsity)
@@ -130,31 +156,36 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 	if _, ok := o["transform_config"]; ok {
 		d.part(key, "transform_config", o, refuseOnline)
 	}
-	refuseSchemes(d, key, o, unquote(o["format"]))
+	format := unquote(o["format"])
+	refuseSchemes(d, key, o, format)
 	d.part(key, "config_groups", o, func(v jsontext.Value) (err error) {
 		var groups map[string]struct {
 			Weights *weightScheme `json:"weights"`
+			Targets []string      `json:"targets"`
+			Format  string        `json:"format"`
 		}
 		if json.Unmarshal(v, &groups) != nil || len(groups) == 0 {
 			return errors.New("not an object of groups with weights")
 		}
-		var first *weightScheme
 		for _, name := range slices.Sorted(maps.Keys(groups)) {
-			scheme := groups[name].Weights
-			if scheme != nil && scheme.Symmetric == nil {
-				scheme.Symmetric = true
+			g, scheme := groups[name], Scheme{}
+			if g.Weights != nil { // else activations alone are rounded
+				if scheme, err = g.Weights.scheme(cmp.Or(g.Format, format)); err != nil {
+					return fmt.Errorf("%s: %w", quote(name), err)
+				}
 			}
-			if first == nil {
-				first = scheme
-			}
-			if scheme == nil || *scheme != *first {
-				return errors.New("groups of weights that are quantised in several ways are not read")
+			classes := slices.DeleteFunc(g.Targets, func(target string) bool { // others than torch's Linear
+				return !strings.ContainsAny(target, ".:*") && target != "Linear"
+			})
+			if len(g.Targets) > 0 && !slices.Contains(classes, "Linear") {
+				q.Groups = append(q.Groups, Group{scheme, classes, q.compile(classes)})
+			} else if q.Method == "" {
+				q.Method, q.Block = scheme.Method, scheme.Block
+			} else if (scheme != Scheme{q.Method, q.Block}) {
+				return unread(errors.New("groups of the same modules that are quantised in several ways are not read"))
 			}
 		}
-		if q.Block, err = first.block(q.Method); first.Symmetric == false && err == nil {
-			q.Method += asymmetric
-		}
-		return err
+		return nil
 	})
 }
 
@@ -164,55 +195,140 @@ type weightScheme struct {
 	Type     string `json:"type"`
 	Strategy string `json:"strategy"`
 	Group    int    `json:"group_size"`
+	Block    []int  `json:"block_structure"`
 
-	Symmetric any `json:"symmetric"` // false if there are zeros; true by default
+	Symmetric *bool `json:"symmetric"` // false if there are zeros; true by default
 }
 
 // asymmetric is what Method has behind a format of weights with zeros.
 const asymmetric = ", asymmetric"
 
-// block returns the rows and columns that share a scale, 0 columns for a whole row, if method has weights
-// of the scheme.
-func (s weightScheme) block(method string) ([2]int, error) {
-	want := map[string]weightScheme{"pack-quantized": {4, "int", "group", s.Group, s.Symmetric},
-		"nvfp4-pack-quantized": {4, "float", "tensor_group", 16, true},
-		"mxfp4-pack-quantized": {4, "float", "group", 32, true}}[method]
-	channel := s == weightScheme{4, "int", "channel", s.Group, s.Symmetric} && method == "pack-quantized"
-	switch {
-	case channel:
-		return [2]int{1, 0}, nil
-	case s != want || s.Group < 1 || s.Group > maxDim:
-		return [2]int{}, fmt.Errorf("weights of %d bits, type %q, strategy %q and group_size %d are not read as %s: "+
-			"dequantise them with compressed-tensors", s.Bits, s.Type, s.Strategy, s.Group, method)
+// scheme returns what the weights of a format of compressed-tensors are stored as.
+func (s weightScheme) scheme(format string) (scheme Scheme, err error) {
+	symmetric, block := s.Symmetric == nil || *s.Symmetric, [2]int{1, s.Group}
+	switch s.Strategy {
+	case "channel":
+		block = [2]int{1, 0}
+	case "tensor":
+		block = [2]int{}
+	case "block":
+		if len(s.Block) != 2 || min(s.Block[0], s.Block[1]) < 1 || max(s.Block[0], s.Block[1]) > maxDim {
+			return scheme, fmt.Errorf("block_structure %v is not two integers, such as [128, 128]", s.Block)
+		}
+		block = [2]int(s.Block)
 	}
-	return [2]int{1, s.Group}, nil
+	fits, method := false, format
+	switch format {
+	case "pack-quantized":
+		fits = s.Type == "int" && s.Bits >= 2 && s.Bits <= 8 && (s.Strategy == "group" || s.Strategy == "channel")
+		if s.Bits != 4 {
+			method += fmt.Sprintf(", %d bits", s.Bits)
+		}
+	case "int-quantized", "float-quantized", "naive-quantized":
+		kind, _, _ := strings.Cut(format, "-")
+		fits = s.Bits == 8 && (s.Type == kind || kind == "naive") && (s.Type == "int" || symmetric)
+		method = s.Type + "-quantized"
+	case "nvfp4-pack-quantized":
+		fits = s.Bits == 4 && s.Type == "float" && s.Strategy == "tensor_group" && s.Group == 16 && symmetric
+	case "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized":
+		bits := int(format[len("mxfp")] - '0')
+		fits = s.Bits == bits && s.Type == "float" && s.Strategy == "group" && s.Group == 32 && symmetric
+	default:
+		return scheme, unread(fmt.Errorf("format %s is not read; dequantise the weights with compressed-tensors", quote(format)))
+	}
+	if strings.Contains(s.Strategy, "group") && (s.Group < 1 || s.Group > maxDim) || !fits ||
+		!slices.Contains([]string{"tensor", "channel", "group", "tensor_group", "block"}, s.Strategy) {
+		return scheme, unread(fmt.Errorf("weights of %d bits, type %q, strategy %q and group_size %d are not read as %s: "+
+			"dequantise them with compressed-tensors", s.Bits, s.Type, s.Strategy, s.Group, format))
+	}
+	if !symmetric {
+		method += asymmetric
+	}
+	return Scheme{method, block}, nil
 }
 
-// readModelOpt reads what ModelOpt writes: NVFP4.
+// algorithm is a quant_algo of ModelOpt: how weights are stored, and what config_groups says of them.
+type algorithm struct {
+	Scheme
+	bits, kind string
+}
+
+// algorithms lists those that are read. Others scale activations by what lies beside the weights, or store more.
+var algorithms = map[string]algorithm{
+	"NVFP4":                     {Scheme{"nvfp4", [2]int{1, 16}}, "4", `"float"`},
+	"W4A16_NVFP4":               {Scheme{"nvfp4", [2]int{1, 16}}, "4", `"float"`},
+	"W4A8_NVFP4_FP8":            {Scheme{"nvfp4", [2]int{1, 16}}, "4", `"float"`},
+	"FP8":                       {Scheme{"float-quantized", [2]int{}}, "8", `"float"`},
+	"FP8_PER_CHANNEL_PER_TOKEN": {Scheme{"float-quantized", [2]int{1, 0}}, "8", `"float"`},
+	"MXFP8":                     {Scheme{"mxfp8-quantized", [2]int{1, 32}}, "8", `"float"`},
+	"W4A8_MXFP4_FP8":            {Scheme{"mxfp4", [2]int{1, 32}}, "4", `"float"`},
+	"W8A16":                     {Scheme{"int-quantized", [2]int{1, 0}}, "8", `"int"`},
+}
+
+// readAlgorithm reads one of algorithms.
+func readAlgorithm(v jsontext.Value) (algorithm, error) {
+	name, err := parseOneOf(v, slices.Sorted(maps.Keys(algorithms))...)
+	if err != nil {
+		err = unread(fmt.Errorf("%w; convert the checkpoint that it was made from", err))
+	}
+	return algorithms[name], err
+}
+
+// readModelOpt reads what ModelOpt writes.
 func readModelOpt(d *decoding, key string, o map[string]jsontext.Value) {
 	q := &d.config.Quantization
-	d.part(key, "quant_algo", o, func(v jsontext.Value) error {
-		_, err := parseOneOf(v, "NVFP4")
-		if q.Method = "nvfp4"; err != nil {
-			err = fmt.Errorf("%w; convert the checkpoint that it was made from", err)
-		}
-		return err
-	})
-	q.Block = [2]int{1, 16}
-	requireNVFP4(d, key, o)
-	groups := refuseSchemes(d, key, o, "")
-	for _, place := range slices.Sorted(maps.Keys(groups)) {
-		requireNVFP4(d, place+".weights", groups[place])
-	}
+	q.exceptKey = "ignore"
+	readAlgorithms(d, key, o)
 	q.readExcept(d, key, o, "ignore")
 	q.readExcept(d, key, o, "exclude_modules")
 }
 
-// requireNVFP4 refuses other weights than NVFP4, in what says something of them.
-func requireNVFP4(d *decoding, place string, o map[string]jsontext.Value) {
-	for _, x := range [][2]string{{"num_bits", "4"}, {"type", `"float"`}, {"group_size", "16"}, {"strategy", `"tensor_group"`}} {
-		if v, ok := o[x[0]]; ok && v.Kind() != 'n' && string(v) != x[1] {
-			d.fail(place+"."+x[0], fmt.Errorf("%s is not that of NVFP4, %s", show(v), x[1]))
+// readAlgorithms reads quant_algo, of MIXED_PRECISION that of each of quantized_layers. What only repeats it in other
+// words has to agree.
+func readAlgorithms(d *decoding, key string, o map[string]jsontext.Value) {
+	q := &d.config.Quantization
+	if unquote(o["quant_algo"]) == "MIXED_PRECISION" {
+		d.part(key, "quantized_layers", o, func(v jsontext.Value) error {
+			var layers map[string]map[string]jsontext.Value
+			if json.Unmarshal(v, &layers) != nil {
+				return errors.New("not an object of modules")
+			}
+			for _, name := range slices.Sorted(maps.Keys(layers)) {
+				a, err := readAlgorithm(layers[name]["quant_algo"])
+				if d.fail(key+".quantized_layers."+name, err); err == nil {
+					q.Groups = append(q.Groups, Group{a.Scheme, []string{name}, q.compile([]string{name})})
+					a.require(d, key+".quantized_layers."+name, layers[name])
+				}
+			}
+			return nil
+		})
+		refuseSchemes(d, key, o, "")
+		return
+	}
+	d.part(key, "quant_algo", o, func(v jsontext.Value) error {
+		a, err := readAlgorithm(v)
+		if err != nil {
+			return err
+		}
+		q.Method, q.Block = a.Method, a.Block
+		a.require(d, key, o)
+		groups := refuseSchemes(d, key, o, "")
+		for _, place := range slices.Sorted(maps.Keys(groups)) {
+			a.require(d, place+".weights", groups[place])
+		}
+		return nil
+	})
+}
+
+// require refuses what says something else of the weights.
+func (a algorithm) require(d *decoding, place string, o map[string]jsontext.Value) {
+	group := fmt.Sprint(a.Block[1])
+	strategies := map[string]string{"nvfp4": `"tensor_group"`, "float-quantized": o["strategy"].String()}
+	for _, x := range [][2]string{{"num_bits", a.bits}, {"type", a.kind}, {"group_size", group},
+		{"strategy", cmp.Or(strategies[a.Method], `"group"`)}} {
+		if v, ok := o[x[0]]; ok && v.Kind() != 'n' && string(v) != x[1] && (x[0] != "group_size" || group != "0") {
+			name := strings.ToUpper(a.Method)
+			d.fail(place+"."+x[0], fmt.Errorf("%s is not that of %s, %s", show(v), name, x[1]))
 		}
 	}
 }
@@ -222,7 +338,7 @@ func (q *Quantization) readGrouped(d *decoding, key string, o map[string]jsontex
 	q.Block = [2]int{1, 0}
 	d.part(key, "bits", o, func(v jsontext.Value) error {
 		if bits, err := parseInteger(v, 1, 32); err != nil || bits != 4 {
-			return cmp.Or(err, fmt.Errorf("weights of %d bits are not read: dequantise them with %s", bits, remedy))
+			return cmp.Or(err, unread(fmt.Errorf("weights of %d bits are not read: dequantise them with %s", bits, remedy)))
 		}
 		return nil
 	})
@@ -237,7 +353,7 @@ func (q *Quantization) readGrouped(d *decoding, key string, o map[string]jsontex
 	if v, ok := o["act_bits"]; ok && v.Kind() != 'n' {
 		d.part(key, "act_bits", o, func(v jsontext.Value) error {
 			_, err := parseInteger(v, 16, 32)
-			return err
+			return unread(err)
 		})
 	}
 }
@@ -247,7 +363,7 @@ func readOneOf(d *decoding, key string, o map[string]jsontext.Value, name string
 	if v, ok := o[name]; ok && v.Kind() != 'n' {
 		d.part(key, name, o, func(v jsontext.Value) (err error) {
 			value, err = parseOneOf(jsontext.Value(strings.ToLower(string(v))), names...)
-			return err
+			return unread(err)
 		})
 	}
 	return value
@@ -266,7 +382,7 @@ func readAWQ(d *decoding, key string, o map[string]jsontext.Value) {
 		readOneOf(d, key, o, name, "gemm")
 	}
 	if show(o["backend"]) == `"llm-awq"` {
-		d.fail(key+".backend", errors.New("weights of llm-awq are not read: dequantise them with it"))
+		d.fail(key+".backend", unread(errors.New("weights of llm-awq are not read: dequantise them with it")))
 	}
 }
 
@@ -282,7 +398,7 @@ func readGPTQ(d *decoding, key string, o map[string]jsontext.Value) {
 		q.Method += ", desc_act"
 	}
 	if v, ok := o["is_marlin_format"]; ok && v.Kind() == 't' {
-		d.fail(key+".is_marlin_format", errors.New("weights of Marlin are not read: dequantise them with AutoGPTQ"))
+		d.fail(key+".is_marlin_format", unread(errors.New("weights of Marlin are not read: dequantise them with AutoGPTQ")))
 	}
 	q.readDifferent(d, key, o, "GPTQModel")
 	if v, ok := o["modules_in_block_to_quantize"]; ok && v.Kind() != 'n' {
@@ -320,8 +436,8 @@ func (q *Quantization) readDifferent(d *decoding, key string, o map[string]jsont
 			pattern, left := strings.CutPrefix(name, "-:")
 			unquantised := left || string(modules[name]["bits"]) == "16"
 			if k, ok := differs(modules[name], o, unquantised); ok {
-				return fmt.Errorf("%s is quantised in another way than the rest: dequantise the weights with %s (%s)",
-					quote(name), remedy, k)
+				return unread(fmt.Errorf("%s is quantised in another way than the rest: dequantise the weights with %s (%s)",
+					quote(name), remedy, k))
 			}
 			if unquantised {
 				if left || strings.ContainsAny(name, `*^$\(`) {
@@ -330,7 +446,7 @@ func (q *Quantization) readDifferent(d *decoding, key string, o map[string]jsont
 				q.Except = append(q.Except, name)
 			}
 		}
-		q.compile()
+		q.patterns = q.compile(q.Except)
 		return nil
 	})
 }
@@ -348,15 +464,33 @@ func differs(module, rest map[string]jsontext.Value, unquantised bool) (key stri
 	return "", false
 }
 
-// StaysUnquantised reports whether quantization_config excepts the module: an entry is the module's name,
-// its beginning or end ("model.layers.3", "lm_head"), or a pattern, of the stored name too.
-func (c *Config) StaysUnquantised(module string) bool {
-	match := func(p *regexp.Regexp) bool { return p.MatchString(module) || p.MatchString(c.Prefix()+module) }
-	names := func(entry string) bool {
-		entry = strings.TrimPrefix(entry, c.Prefix())
-		return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)
+// StaysUnquantised reports whether quantization_config excepts the module, by its name or another one that files have.
+func (c *Config) StaysUnquantised(names ...string) bool {
+	return c.matches(c.Quantization.Except, c.Quantization.patterns, names)
+}
+
+// SchemeOf returns how quantization_config says that the module is stored that has these names; the zero Scheme is plain.
+func (c *Config) SchemeOf(names ...string) Scheme {
+	q := &c.Quantization
+	for _, g := range q.Groups {
+		if c.matches(g.Targets, g.patterns, names) {
+			return g.Scheme
+		}
 	}
-	return slices.ContainsFunc(c.Quantization.patterns, match) || slices.ContainsFunc(c.Quantization.Except, names)
+	return Scheme{q.Method, q.Block}
+}
+
+// matches reports whether a module of these names is one that entries and patterns name: an entry is the module's name,
+// its beginning or end ("model.layers.3", "lm_head"), or a pattern, of the stored name too.
+func (c *Config) matches(entries []string, patterns []*regexp.Regexp, names []string) bool {
+	return slices.ContainsFunc(names, func(module string) bool {
+		return slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool {
+			return p.MatchString(module) || p.MatchString(c.Prefix()+module)
+		}) || slices.ContainsFunc(entries, func(entry string) bool {
+			entry = strings.TrimPrefix(entry, c.Prefix())
+			return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)
+		})
+	})
 }
 
 // parseBlock reads [rows, columns].

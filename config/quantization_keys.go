@@ -29,7 +29,12 @@ const (
 	// of the schemes of compressed-tensors and ModelOpt
 	schemeKeys = " targets input_activations output_activations "
 	// of weights there
-	weightKeys = " num_bits type symmetric group_size strategy actorder observer observer_kwargs scale_dtype zp_dtype "
+	weightKeys = " num_bits type symmetric group_size strategy block_structure actorder observer observer_kwargs" +
+		" scale_dtype zp_dtype "
+	// of ModelOpt
+	modelOptKeys = " quant_algo quantized_layers ignore exclude_modules config_groups group_size kv_cache_scheme" +
+		" kv_cache_quant_algo producer" + schemeKeys
+	int8Keys = " modules_to_not_convert ignored_layers weight_block_size activation_scheme is_checkpoint_int8_serialized "
 	// of weights in groups
 	groupedKeys = " bits group_size pack_dtype data_type format checkpoint_format act_bits "
 )
@@ -37,11 +42,11 @@ const (
 // knownKeys lists the keys of each quant_method, those that change no weight and those that its reader reads.
 var knownKeys = map[string]string{
 	"fp8": " fmt expert_dtype scale_fmt modules_to_not_convert ignored_layers weight_block_size activation_scheme" +
-		" modules_to_convert dequantize ",
+		" modules_to_convert dequantize kv_cache_scheme kv_cache_quant_algo ",
+	"blockwise_int8": int8Keys, "w8a8_int8": int8Keys,
 	"compressed-tensors": " format ignore config_groups sparsity_config transform_config quantization_status" +
 		" kv_cache_scheme global_compression_ratio version run_compressed dequantize use_optimized_inference provider ",
-	"modelopt": " quant_algo ignore exclude_modules config_groups group_size kv_cache_scheme kv_cache_quant_algo" +
-		" producer" + schemeKeys,
+	"modelopt": modelOptKeys,
 	"awq": groupedKeys + "zero_point version backend modules_to_not_convert ignore modules_to_fuse do_fuse" +
 		" fuse_max_seq_len exllama_config method lm_head desc_act meta" + roundingKeys,
 	"gptq": groupedKeys + "desc_act is_marlin_format dynamic modules_in_block_to_quantize backend method lm_head meta" +
@@ -62,8 +67,8 @@ func has(keys, key string) bool { return strings.Contains(" "+keys+" ", " "+key+
 func refuseUnknown(d *decoding, place string, o map[string]jsontext.Value, known string) {
 	for _, key := range slices.Sorted(maps.Keys(o)) {
 		if o[key].Kind() != 'n' && !has(known, key) {
-			d.fail(place+"."+key, errors.New("unknown key, which may change what the model computes; "+
-				"dequantise the weights with the library that wrote them"))
+			d.fail(place+"."+key, unread(errors.New("unknown key, which may change what the model computes; "+
+				"dequantise the weights with the library that wrote them")))
 		}
 	}
 }
@@ -79,7 +84,7 @@ func refuseSchemes(d *decoding, key string, o map[string]jsontext.Value, format 
 	places := map[string]map[string]jsontext.Value{}
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		place, group, known := key+".config_groups."+name, groups[name], schemeKeys+"weights "
-		if v, ok := group["format"]; ok && string(v) == `"`+format+`"` {
+		if v, ok := group["format"]; ok && (format == "mixed-precision" || string(v) == `"`+format+`"`) {
 			known += "format "
 		}
 		refuseUnknown(d, place, group, known+denied(group))
@@ -112,8 +117,8 @@ func refuseSparsity(v jsontext.Value) error {
 	if v.Kind() == 'n' || json.Unmarshal(v, &sparsity) == nil && (len(sparsity) == 0 || string(sparsity["format"]) == `"dense"`) {
 		return nil
 	}
-	return fmt.Errorf("sparse weights (format %s) are not read; decompress them with compressed-tensors",
-		show(sparsity["format"]))
+	return unread(fmt.Errorf("sparse weights (format %s) are not read; decompress them with compressed-tensors",
+		show(sparsity["format"])))
 }
 
 // refuseOnline refuses a transform_config that rotates activations while the model runs. What it applies to weights
@@ -141,13 +146,13 @@ func refuseOnline(v jsontext.Value) error {
 		if errors.As(err, &semantic) { // whose own words change from process to process
 			place = ", at " + quote(string(semantic.JSONPointer))
 		}
-		return errors.New("not transforms as compressed-tensors writes them" + place)
+		return unread(errors.New("not transforms as compressed-tensors writes them" + place))
 	}
 	for _, name := range slices.Sorted(maps.Keys(transforms.Groups)) {
 		for _, a := range transforms.Groups[name].Apply {
 			if a.Location != "weight_input" && a.Location != "weight_output" {
-				return fmt.Errorf("%s rotates at %s while the model runs, which its weights do not hold; "+
-					"save the model without that transform", quote(name), quote(a.Location))
+				return unread(fmt.Errorf("%s rotates at %s while the model runs, which its weights do not hold; "+
+					"save the model without that transform", quote(name), quote(a.Location)))
 			}
 		}
 	}

@@ -8,6 +8,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// parseRead is Parse, with the error of what is not read.
+func parseRead(document string) (*Config, error) {
+	c, err := Parse(strings.NewReader(document))
+	if err == nil {
+		err = c.Computable()
+	}
+	return c, err
+}
+
 // TestQuantizationKeys: keys that change no weight are known, and any other key is refused by name, wherever it stands.
 func TestQuantizationKeys(t *testing.T) {
 	const (
@@ -62,7 +71,7 @@ func TestQuantizationKeys(t *testing.T) {
 		{round + `,"extra_config":{"x":{"bits":16,"rotation_config":{}}}`, `extra_config: "x" is quantised in another way than the rest: dequantise the weights with AutoRound ("rotation_config")`},
 		{round + `,"extra_config":{"x":{"act_bits":8}}`, `("act_bits")`},
 	} {
-		_, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":{` + c.config + `}}`))
+		_, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":{` + c.config + `}}`)
 		if c.problem == "" {
 			require.NoError(t, err, c.config)
 			continue
@@ -71,7 +80,7 @@ func TestQuantizationKeys(t *testing.T) {
 	}
 	for _, location := range []string{"input", "output", "k_cache", "q_attn", "weight", ""} {
 		config := strings.Replace(plain, `"transform_config":{}`, fmt.Sprintf(online, location), 1)
-		_, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":{` + config + `}}`))
+		_, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":{` + config + `}}`)
 		require.ErrorContains(t, err, `quantization_config.transform_config: "R4" rotates at "`+location+`" while the model runs, `+
 			`which its weights do not hold; save the model without that transform`)
 	}
@@ -81,10 +90,10 @@ func TestQuantizationKeys(t *testing.T) {
 			config := func(value string) string {
 				return `{"model_type":"deepseek_v3","quantization_config":{` + method + `,"` + key + `":` + value + `}}`
 			}
-			_, err := Parse(strings.NewReader(config("{}")))
+			_, err := parseRead(config("{}"))
 			require.ErrorContains(t, err, "quantization_config."+key+": unknown key, which may change what the model computes; "+
 				"dequantise the weights with the library that wrote them", method)
-			_, err = Parse(strings.NewReader(config("null")))
+			_, err = parseRead(config("null"))
 			require.NoError(t, err, method)
 		}
 	}
@@ -113,12 +122,26 @@ func TestQuantization(t *testing.T) {
 		{packed("nvfp4-pack-quantized", group("4", "float", "tensor_group", "16")), "nvfp4-pack-quantized [1 16]", ""},
 		{packed("mxfp4-pack-quantized", group("4", "float", "group", "32")), "mxfp4-pack-quantized [1 32]", ""},
 		{`{"quant_method":"modelopt","quant_algo":"NVFP4","exclude_modules":["lm_head","*self_attn*"]}`, "nvfp4 [1 16]", ""},
-		{packed("pack-quantized", int4, group("8", "int", "group", "32")), "", "config_groups: groups of weights that are quantised in several ways are not read"},
-		{packed("pack-quantized", group("8", "int", "group", "32")), "", `config_groups: weights of 8 bits, type "int", strategy "group" and group_size 32 are not read as pack-quantized: dequantise them with compressed-tensors`},
+		{packed("pack-quantized", int4, group("8", "int", "group", "32")), "", "config_groups: groups of the same modules that are quantised in several ways are not read"},
+		{packed("pack-quantized", group("8", "int", "group", "32")), "pack-quantized, 8 bits [1 32]", ""},
+		{packed("pack-quantized", group("1", "int", "group", "32")), "", `config_groups: "group_0": weights of 1 bits, type "int", strategy "group" and group_size 32 are not read as pack-quantized: dequantise them with compressed-tensors`},
 		{packed("pack-quantized", group("4", "int", "group", "0")), "", `group_size 0 are not read`},
 		{packed("nvfp4-pack-quantized", group("4", "float", "tensor_group", "32")), "", `group_size 32 are not read as nvfp4-pack-quantized`},
-		{packed("int-quantized", int4), "", `format: "int-quantized" is not one of pack-quantized, nvfp4-pack-quantized, mxfp4-pack-quantized`},
-		{packed("pack-quantized", `{"weights":null}`), "", "config_groups: groups of weights"},
+		{packed("int-quantized", int4), "", `config_groups: "group_0": weights of 4 bits, type "int", strategy "group" and group_size 32 are not read as int-quantized`},
+		{packed("marlin-24", int4), "", `format "marlin-24" is not read; dequantise the weights with compressed-tensors`},
+		{packed("pack-quantized", `{"weights":null}`), " [0 0]", ""},
+		{packed("float-quantized", group("8", "float", "channel", "null")), "float-quantized [1 0]", ""},
+		{packed("float-quantized", group("8", "float", "tensor", "null")), "float-quantized [0 0]", ""},
+		{packed("naive-quantized", strings.Replace(group("8", "float", "block", "null"), `"type"`, `"block_structure":[128,64],"type"`, 1)), "float-quantized [128 64]", ""},
+		{packed("float-quantized", group("8", "float", "block", "null")), "", `block_structure [] is not two integers`},
+		{packed("int-quantized", group("8", "int", "channel", "null")), "int-quantized [1 0]", ""},
+		{packed("mxfp8-quantized", group("8", "float", "group", "32")), "mxfp8-quantized [1 32]", ""},
+		{packed("mxfp6-pack-quantized", group("6", "float", "group", "32")), "mxfp6-pack-quantized [1 32]", ""},
+		{`{"quant_method":"fp8","fmt":"float8_e4m3fn","activation_scheme":"static","weight_block_size":null,"ignored_layers":["lm_head","self_attn.o_proj"]}`, "float-quantized [0 0]", ""},
+		{`{"quant_method":"blockwise_int8","weight_block_size":[128,128],"ignored_layers":["lm_head","self_attn.o_proj"]}`, "blockwise_int8 [128 128]", ""},
+		{`{"quant_method":"w8a8_int8","ignored_layers":["lm_head","self_attn.o_proj"]}`, "int-quantized [1 0]", ""},
+		{`{"quant_method":"modelopt","quant_algo":"FP8","exclude_modules":["lm_head","*self_attn*"]}`, "float-quantized [0 0]", ""},
+		{`{"quant_method":"modelopt","quant_algo":"W4A8_NVFP4_FP8","exclude_modules":["lm_head","*self_attn*"]}`, "nvfp4 [1 16]", ""},
 		{packed("pack-quantized"), "", "config_groups: not an object of groups with weights"},
 		{`{"quant_method":"awq","bits":4,"group_size":128,"zero_point":true,"version":"GEMM","modules_to_not_convert":["lm_head","self_attn"]}`, "awq [1 128]", ""},
 		{`{"quant_method":"awq","bits":4,"group_size":-1,"modules_to_not_convert":["lm_head","model.layers.3.self_attn."]}`, "awq [1 0]", ""},
@@ -141,17 +164,17 @@ func TestQuantization(t *testing.T) {
 		{`{"quant_method":"auto-round","bits":4,"group_size":32,"data_type":"mx_fp"}`, "", `data_type: "mx_fp" is not one of int`},
 		{`{"quant_method":"auto-round","bits":4,"group_size":32,"act_bits":8}`, "", "act_bits: 8 is not in 16..32"},
 		{`{"quant_method":"auto-round","bits":4,"group_size":32,"extra_config":{"model.layers.0.mlp.up_proj":{"bits":8}}}`, "", `extra_config: "model.layers.0.mlp.up_proj" is quantised in another way`},
-		{`{"quant_method":"modelopt","quant_algo":"W4A8_AWQ"}`, "", `quant_algo: "W4A8_AWQ" is not one of NVFP4`},
-		{`{"quant_method":"bitsandbytes"}`, "", `quant_method: "bitsandbytes" is not read, but fp8, compressed-tensors, modelopt, awq, gptq and auto-round are; load it with transformers, call dequantize(), and save it`},
+		{`{"quant_method":"modelopt","quant_algo":"W4A8_AWQ"}`, "", `quant_algo: "W4A8_AWQ" is not one of FP8, `},
+		{`{"quant_method":"bitsandbytes"}`, "", `quant_method: "bitsandbytes" is not read, but fp8, compressed-tensors, modelopt, awq, gptq, auto-round, blockwise_int8 and w8a8_int8 are; load it with transformers, call dequantize(), and save it`},
 		{`{"quant_method":"w4afp8"}`, "", `; convert the FP8 checkpoint that it was made from`},
 		{`{"quant_method":"hqq"}`, "", `; convert the checkpoint that it was made from`},
 		{`null,"quantization":{"group_size":64,"bits":4}`, "", "quantization: weights of MLX are not read; dequantise them with mlx_lm.convert --dequantize"},
 		{`null,"rotation_config":{"algorithm":"hadamard"}`, "", "rotation_config: rotates while the model runs, which its weights do not hold"},
 		{`null,"spinquant_config":{"r4":true}`, "", "spinquant_config: rotates while the model runs"},
 		{`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["lm_head"],"ignored_layers":["re:.*self_attn.*"],"dequantize":false}`, "fp8 [128 128]", ""},
-		{`{"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{}}`, "", "; dequantise the weights with compressed-tensors"},
+		{`{"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{}}`, "", "config_groups: not an object of groups with weights"},
 	} {
-		got, err := Parse(strings.NewReader(`{"model_type":"deepseek_v3","quantization_config":` + c.config + `}`))
+		got, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":` + c.config + `}`)
 		if c.problem != "" {
 			require.ErrorContains(t, err, c.problem, c.config)
 			continue

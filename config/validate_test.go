@@ -12,10 +12,13 @@ import (
 	"dsmoe/text/problem"
 )
 
-// problems parses text, which must be refused, and returns what is wrong.
+// problems parses text, which must be refused or not be read, and returns what is wrong.
 func problems(t *testing.T, text string) []problem.Problem {
 	t.Helper()
-	_, err := Parse(strings.NewReader(text))
+	c, err := Parse(strings.NewReader(text))
+	if err == nil && c.Quantization.Unread != nil {
+		return c.Quantization.Unread
+	}
 	var e *problem.Error
 	require.ErrorAs(t, err, &e)
 	require.NotContains(t, err.Error(), "\n")

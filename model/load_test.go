@@ -72,7 +72,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 		{Tensor: "model.norm.weight", Cause: "missing, shape [8] is expected"},
 		{Tensor: "model.layers.0.self_attn.q_proj.weight", Cause: "shape [8 4], config says [8 8]"},
 		{Tensor: "lm_head.weight",
-			Cause: "dtype F64, the model computes with F32, F16, BF16, F8_E4M3, INT4, F4 and the blocks of GGUF"},
+			Cause: "dtype F64, the model computes with F32, F16, BF16, codes with scales and the blocks of GGUF"},
 		{Tensor: experts + "5.up_proj.weight", Cause: "unexpected, shape [4 8]"},
 		{Tensor: "model.layers.2.input_layernorm.weight", Cause: "unexpected, shape [8]"},
 	}, mismatch.Problems())

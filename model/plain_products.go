@@ -125,8 +125,8 @@ func (p *Plain) EachColumns(a *Activation, weight *Weight, f func(from int, prod
 func (p *Plain) Column(weight *Weight, i int) []float32 {
 	m, width := p.matrix(weight), 1
 	switch {
-	case m.Scales != nil && m.Format.Blocked(): // two codes to a byte
-		width = max(m.BlockCols, 2)
+	case m.Scales != nil && m.BlockCols == 1 && m.Format.Blocked(): // as many codes as fill bytes
+		width = 8
 	case m.Scales != nil:
 		width = m.BlockCols
 	case m.Format.Blocked():

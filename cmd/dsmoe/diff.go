@@ -147,7 +147,7 @@ func openSide(ctx context.Context, path string, o diff.Options) (*checkpoint.Che
 	})
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
-		return nil, problem.New(c.Path, c.Config.Computable().Error(), "")
+		return nil, problem.In(c.Path, problem.Of(checkpoint.ConfigName, c.Config.Computable())...)
 	}
 	return c, err
 }

@@ -23,13 +23,14 @@ import (
 // ReadConfig reads the config.json at path, and returns its text too. Its error is a *problem.Error, with all
 // fields that are wrong.
 func ReadConfig(path string) (*config.Config, []byte, error) {
-	return computable(readConfig(source.Disk(filepath.Dir(path)), filepath.Base(path)))
+	return computable(source.Disk(filepath.Dir(path)), filepath.Base(path))
 }
 
-// computable refuses the config of a model that nothing is computed with.
-func computable(c *config.Config, document []byte, err error) (*config.Config, []byte, error) {
-	if err == nil {
-		err = c.Computable()
+// computable reads a config, and refuses that of a model that nothing is computed with.
+func computable(dir source.Dir, name string) (*config.Config, []byte, error) {
+	c, document, err := readConfig(dir, name)
+	if err == nil && c.Computable() != nil {
+		err = problem.In(dir.Path(name), problem.Of("", c.Computable())...)
 	}
 	return c, document, err
 }
@@ -52,7 +53,7 @@ func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {
 	case err != nil:
 		err = problem.System(dir.Path(name), "", err)
 	}
-	if err == nil && name == ConfigName && c.Quantization.Method == "" {
+	if err == nil && name == ConfigName && !c.Quantization.Announced() {
 		c, err = modelOpt(dir, c)
 	}
 	return c, document.Bytes(), err
@@ -85,6 +86,9 @@ func modelOpt(dir source.Dir, c *config.Config) (*config.Config, error) {
 	quantised, err := c.Override(map[string]jsontext.Value{"quantization_config": text})
 	if err != nil {
 		return nil, problem.New(dir.Path(ConfigName), fmt.Sprintf("with the quantization of %s: %v", ModelOptName, err), "")
+	}
+	for i := range quantised.Quantization.Unread {
+		quantised.Quantization.Unread[i].File = ModelOptName
 	}
 	return quantised, nil
 }

@@ -18,7 +18,7 @@ type Repack struct {
 // RepackTo returns the block type that holds codes of dtype from with such scales; Invalid if none does.
 func RepackTo(from tensor.DType, s tensor.Scaling) tensor.DType {
 	switch {
-	case s.Zeros || s.Second != "" || s.Blocks.Cols%repacked != 0 || s.Blocks.BlockCols%repacked != 0:
+	case s.Zeros != tensor.Invalid || s.Second != "" || s.Blocks.Cols%repacked != 0 || s.Blocks.BlockCols%repacked != 0:
 	case from == tensor.INT4:
 		return tensor.Q4_0
 	case from == tensor.F4 && s.Scales == tensor.F8E8M0:

@@ -64,7 +64,7 @@ func TestRepack(t *testing.T) {
 			out[i] ^= 0x10
 		}
 	}
-	for _, s := range []tensor.Scaling{{Scales: tensor.BF16, Zeros: true, Blocks: b}, {Scales: tensor.F8E4M3, Second: "divided", Blocks: b},
+	for _, s := range []tensor.Scaling{{Scales: tensor.BF16, Zeros: tensor.INT4, Blocks: b}, {Scales: tensor.F8E4M3, Second: "divided", Blocks: b},
 		{Scales: tensor.BF16, Blocks: tensor.Blocks{Rows: 2, Cols: 64, BlockRows: 1, BlockCols: 16}}} {
 		require.Equal(t, tensor.Invalid, RepackTo(tensor.INT4, s))
 	}

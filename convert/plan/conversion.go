@@ -23,7 +23,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	changes := c.format.Dialect != nil || o.DType != tensor.Invalid || o.Mixture != "" || o.Names != "" ||
 		o.Experts == FusedExperts || o.Experts == PerExpert || len(o.Layers) > 0 || o.MTP || o.NoMTP || o.Prune.some()
 	if changes && src.Config.Computable() != nil { // more than files of other sizes and fewer tensors
-		return nil, problem.New(src.Path, src.Config.Computable().Error(), "")
+		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, src.Config.Computable())...)
 	}
 	chosen := c.choose()
 	if err := c.refused(nil); err != nil {

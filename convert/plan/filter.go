@@ -3,6 +3,7 @@ package plan
 // Which tensors a conversion keeps, and which weights the output then lacks.
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -104,12 +105,20 @@ func (c *conversion) choose() selection {
 		c.findings.problem(m.Name, "%s", m.Cause)
 	}
 	s := selection{filter: newFilter(c.src.Config, c.o), set: c.set}
+	activations, changes := 0, c.format.Dialect != nil || c.o.DType != tensor.Invalid
 	for _, w := range c.set.Ordered(c.src.Config) {
-		if s.filter.keeps(w.Owner(), w.Place) {
+		if changes && w.ScalesActivations() {
+			activations++
+			s.dropped++
+		} else if s.filter.keeps(w.Owner(), w.Place) {
 			s.kept = append(s.kept, w)
 		} else {
 			s.dropped++
 		}
+	}
+	if activations > 0 {
+		c.note("%s of activations and caches: not written, as the output's weights are not used with them",
+			text.Plural(activations, "scale"))
 	}
 	has := map[int]bool{}
 	for l := range c.src.Config.NumHiddenLayers {
@@ -147,10 +156,11 @@ func (c *conversion) choose() selection {
 // returns how many weights are kept beyond these.
 func (c *conversion) checkSlots(s selection) (beyond int) {
 	for _, w := range s.kept {
-		if !w.IsScales() && !table.Outside(c.src.Config, w.Name) {
+		if !w.IsScales() && !w.ScalesActivations() && !table.Outside(c.src.Config, w.Name) {
 			beyond++
 		}
 	}
+	disagreeing, first := 0, ""
 	for slot := range table.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
 		if !s.filter.keeps(slot.Name, slot.Place) {
 			continue
@@ -163,7 +173,16 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
 		default:
 			beyond--
+			if !w.Scaled() {
+				continue
+			}
+			if cause := w.Disagreement(c.src.Config, slot); cause != "" {
+				disagreeing, first = disagreeing+1, cmp.Or(first, text.Quote(w.Name)+" "+cause)
+			}
 		}
+	}
+	if disagreeing > 0 {
+		c.note("%s read as their tensors say, and not as config.json does: %s", text.Plural(disagreeing, "weight"), first)
 	}
 	return beyond
 }

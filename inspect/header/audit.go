@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -37,9 +38,14 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 	a := &AuditReport{Path: c.Path, Findings: []inspect.Finding{}}
 	a.Add(c.Findings...)
 	set := c.Weights()
+	var x *auditor
 	if set != nil {
-		x := &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }),
-			&hints{c.Config, table.FamilyOf(c.Config), set, map[*table.Row]string{}}}
+		x = &auditor{c, set, sync.OnceValue(func() map[string]string { return c.Holders(set) }),
+			&hints{c.Config, table.FamilyOf(c.Config), set, map[*table.Row]string{}}, map[string]bool{}}
+		for _, p := range problem.Of(inspect.ConfigFile, problem.In("", c.Config.Quantization.Unread...)) {
+			p.Cause = "not read: " + p.Cause
+			a.Add(inspect.Note.Of(p))
+		}
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
@@ -62,6 +68,11 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		}
 	}
 	a.Checked, a.NotChecked = scope(c, set)
+	if x != nil && len(x.unread) > 0 {
+		names := slices.Sorted(maps.Keys(x.unread))
+		a.NotChecked = slices.Insert(a.NotChecked, 0, fmt.Sprintf("%s in a stored form that is not read, the first is %s",
+			text.Plural(len(names), "weight"), text.Quote(names[0])))
+	}
 	return a
 }
 
@@ -78,6 +89,7 @@ type auditor struct {
 	weights *weights.Set
 	files   func() map[string]string // Checkpoint.Holders, once there is a finding
 	hints   *hints
+	unread  map[string]bool // modules whose weights are stored in a form that is not read
 }
 
 // mismatches compares the tensors with the config's weights. If a file could not be read, no weight is called
@@ -89,6 +101,9 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 	}
 	if !x.Complete() {
 		e.Missing = nil
+	}
+	if x.Config.Quantization.Unread != nil {
+		x.leaveUnread(e)
 	}
 	for _, m := range e.Missing {
 		cause := "the config asks for it"
@@ -117,6 +132,30 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.hint(u.Name)}))
 	}
 	return found
+}
+
+// leaveUnread takes out of e what may be so in a stored form that is not read: tensors of a weight's module that are no
+// numbers, or have other names, and the weight that they stand for.
+func (x *auditor) leaveUnread(e *weights.MismatchError) {
+	f, inModule := table.FamilyOf(x.Config), map[string]bool{}
+	e.Unexpected = slices.DeleteFunc(e.Unexpected, func(u tensor.Info) bool {
+		for module := u.Name; strings.Contains(module, "."); {
+			module = module[:strings.LastIndexByte(module, '.')]
+			name := strings.TrimSuffix(module, ".weight") + ".weight"
+			if f.Place(name).Row != nil {
+				x.unread[name], inModule[name] = true, true
+				return true
+			}
+		}
+		return false
+	})
+	e.Missing = slices.DeleteFunc(e.Missing, func(m table.Slot) bool { return inModule[m.Name] })
+	e.Wrong = slices.DeleteFunc(e.Wrong, func(w weights.Wrong) bool {
+		if !w.Got.DType.Casts() {
+			x.unread[w.Got.Name] = true
+		}
+		return !w.Got.DType.Casts()
+	})
 }
 
 // wrongScales returns the finding about the scales of a weight. A file that could not be read may hold the
@@ -205,7 +244,7 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 		not = append(not, "the tensors against the config: config.json cannot be used")
 	case len(tensors) == 0:
 		not = append(not, "the tensors against the config: there are none")
-	case c.Config.Computable() != nil:
+	case table.FamilyOf(c.Config).Unknown != nil:
 		checked = append(checked, fmt.Sprintf("names against the %s of config.json", text.Plural(required(c, set), "weight")))
 		unknown := 0
 		for _, w := range set.All() {

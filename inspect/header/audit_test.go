@@ -89,7 +89,7 @@ func TestAuditFindings(t *testing.T) {
 		},
 		"dtype that the model does not compute with": {
 			func(t *testing.T, c *inspect.Checkpoint) { c.Files[0].Tensors[0].DType = tensor.I8 },
-			[]string{"dtype: model.embed_tokens.weight: dtype I8, the model computes with F32, F16, BF16, F8_E4M3, INT4, F4 and the blocks of GGUF"}, "missing",
+			[]string{"dtype: model.embed_tokens.weight: dtype I8, the model computes with F32, F16, BF16, codes with scales and the blocks of GGUF"}, "missing",
 		},
 		"foreign name": {
 			func(t *testing.T, c *inspect.Checkpoint) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -19,7 +20,7 @@ type Listing struct {
 	inspect.BrokenFiles
 
 	unread []inspect.Tensor // in files of the index that were not read
-	method string           // of the config's quantization
+	config *config.Config   // nil if there is none
 }
 
 // List lists the tensors of c.
@@ -27,14 +28,11 @@ func List(c *inspect.Checkpoint) *Listing {
 	all := inspect.TensorsIn(c.Files)
 	slices.SortStableFunc(all, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) })
 	l := &Listing{c.Path, all, bytesOf(all), inspect.BrokenFiles{Broken: []inspect.Finding{}},
-		inspect.TensorsIn(c.Unread), ""}
+		inspect.TensorsIn(c.Unread), c.Config}
 	for _, f := range c.Findings {
 		if f.Kind == inspect.Broken && f.File != inspect.ConfigFile {
 			l.Broken = append(l.Broken, f)
 		}
-	}
-	if c.Config != nil {
-		l.method = c.Config.Quantization.Method
 	}
 	return l
 }
@@ -48,7 +46,7 @@ func (l *Listing) Select(s inspect.Selection) (*Listing, error) {
 		return nil, err
 	}
 	picked = slices.DeleteFunc(picked, func(t inspect.Tensor) bool { return t.DType == tensor.Invalid })
-	return &Listing{l.Path, picked, bytesOf(picked), l.BrokenFiles, nil, l.method}, nil
+	return &Listing{l.Path, picked, bytesOf(picked), l.BrokenFiles, nil, l.config}, nil
 }
 
 // WriteText writes a line per tensor and a total.

@@ -9,6 +9,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/model/count"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -78,7 +79,7 @@ func Summarize(c *inspect.Checkpoint) *Summary {
 	if c.Config != nil {
 		s.ModelType = c.Config.ModelType
 		s.Layers, s.Experts = layersOf(c.Config), expertsOf(c.Config)
-		if c.Config.Computable() == nil {
+		if table.FamilyOf(c.Config).Unknown == nil {
 			sum := count.Modules(c.Config).Sum()
 			s.Parameters = &Parameters{sum.Parameters, sum.Activated}
 		}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
@@ -45,7 +46,11 @@ func (l *Listing) Tree(depth int) *TreeReport {
 		all = append(all, branch{l.Tensors[i].Name, &l.Tensors[i]})
 	}
 	root := moduleNode("", all)
-	root.total(1, l.method)
+	headers := map[string]tensor.Info{}
+	for _, t := range l.Tensors {
+		headers[t.Name] = tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
+	}
+	root.total(1, headers, l.config)
 	return &TreeReport{l.Path, root, l.BrokenFiles, depth}
 }
 
@@ -114,24 +119,29 @@ func foldNodes(nodes []*treeNode) []*treeNode {
 	return kept
 }
 
-// total adds up the tensors in so many of the node. method is the config's: codes count one by one.
-func (n *treeNode) total(times int, method string) {
+// total adds up the tensors in so many of the node. headers are of all tensors, c may be nil: codes count one by one.
+func (n *treeNode) total(times int, headers map[string]tensor.Info, c *config.Config) {
 	times *= n.Count
 	if t := n.tensor; t != nil {
 		n.Tensors, n.Bytes = times, int64(times)*t.Bytes
-		if info, part, _, _ := tensor.PartOf(tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, method); part == "" {
+		var announced *tensor.Form
+		if c != nil {
+			announced = tensor.FormOf(c.SchemeOf(t.Name[:max(strings.LastIndexByte(t.Name, '.'), 0)]).Method)
+		}
+		find := func(name string) (tensor.Info, bool) { info, ok := headers[name]; return info, ok }
+		if info, part, _, _ := tensor.PartOf(headers[t.Name], find, announced, 0); part == "" {
 			n.Parameters = int64(times) * int64(info.Len())
 		}
 		n.DTypes = []dtypeSum{{t.DType, n.Tensors, n.Bytes}}
 		return
 	}
 	n.DTypes = []dtypeSum{}
-	for _, c := range n.Children {
-		c.total(times, method)
-		n.Tensors += c.Tensors
-		n.Parameters += c.Parameters
-		n.Bytes += c.Bytes
-		n.DTypes = addDTypes(n.DTypes, c.DTypes)
+	for _, child := range n.Children {
+		child.total(times, headers, c)
+		n.Tensors += child.Tensors
+		n.Parameters += child.Parameters
+		n.Bytes += child.Bytes
+		n.DTypes = addDTypes(n.DTypes, child.DTypes)
 	}
 	sortDTypes(n.DTypes)
 }

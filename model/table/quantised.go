@@ -14,10 +14,10 @@ import (
 // norms, biases, compressors and what else a prediction layer has of its own are plain, and so are the modules that
 // modules_to_not_convert lists.
 func (s Slot) Form(c *config.Config) *tensor.Form {
-	form := tensor.FormOf(c.Quantization.Method)
-	if len(s.Shape) != 2 || s.Excepted(c) {
+	if len(s.Shape) != 2 || !c.Quantization.Announced() || s.Excepted(c) {
 		return tensor.Plain
 	}
+	form := tensor.FormOf(s.Scheme(c).Method)
 	switch s.Module() {
 	case RoutedExperts:
 		if form == tensor.FP8 && c.Windowed() && c.Quantization.Experts != "fp8" {
@@ -48,7 +48,7 @@ func (s Slot) Tensors(c *config.Config, d tensor.DType) []tensor.Info {
 		d = tensor.F32
 	}
 	form := s.Form(c)
-	all := form.Tensors(s.Name, s.Shape, d, c.Quantization.Block)
+	all := form.Tensors(s.Name, s.Shape, d, s.Scheme(c).Block)
 	if form == tensor.FP8 && c.Windowed() && c.Quantization.PowerOfTwo && c.Quantization.Experts != "fp8" {
 		all[1].DType = tensor.F8E8M0
 	}
@@ -77,5 +77,17 @@ func (f *Family) Implied(c *config.Config) iter.Seq2[Module, tensor.Info] {
 
 // Excepted reports whether modules_to_not_convert lists the weight's module.
 func (s Slot) Excepted(c *config.Config) bool {
-	return c.StaysUnquantised(strings.TrimSuffix(s.Name, ".weight"))
+	return c.StaysUnquantised(s.modules(c)...)
+}
+
+// Scheme returns how quantization_config says that the weight's module is stored.
+func (s Slot) Scheme(c *config.Config) config.Scheme { return c.SchemeOf(s.modules(c)...) }
+
+// modules returns what the table and files call the weight's module.
+func (s Slot) modules(c *config.Config) []string {
+	names := []string{strings.TrimSuffix(s.Name, ".weight")}
+	for _, n := range FamilyOf(c).Namings {
+		names = append(names, strings.TrimSuffix(n.Of(c, s.Name), ".weight"))
+	}
+	return names
 }

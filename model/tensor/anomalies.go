@@ -23,11 +23,11 @@ var (
 	beyondF16 = [...]uint32{kernel.F32: 0x477ff000, kernel.F16: 0x7c00, kernel.BF16: 0x4780, kernel.F8E4M3: 0x7f}
 )
 
-// Add counts the elements of data, whole ones of F32, F16, BF16, F8 or codes of four bits, or what whole
+// Add counts the elements of data, whole ones of F32, F16, BF16, F8 or codes, or what whole
 // blocks of a block type stand for. The order in which the parts of a tensor are added does
 // not matter.
 func (a *Anomalies) Add(data []byte, d DType) {
-	if d.Blocked() || d == F8E8M0 || d == INT4 || d == F4 {
+	if _, coded := d.codes(); coded || d.Blocked() || d == F8E8M0 {
 		var wide [4 * piece]byte
 		d.eachDecoded(data, func(x []float32) {
 			kernel.Narrow(wide[:4*len(x)], x, kernel.F32)

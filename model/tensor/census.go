@@ -51,7 +51,8 @@ func NotFinite(data []byte, d DType) (n int64) {
 		return int64(bytes.Count(data, []byte{0x80}))
 	case F8E8M0:
 		return int64(bytes.Count(data, []byte{0xff}))
-	case INT4, F4:
+	}
+	if _, coded := d.codes(); coded {
 		return 0
 	}
 	if f, ok := d.Format(); ok {

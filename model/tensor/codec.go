@@ -28,10 +28,11 @@ func (d DType) Format() (kernel.Format, bool) {
 		return kernel.F8E4M3, true
 	case F8E8M0:
 		return kernel.F8E8M0, true
-	case INT4:
-		return kernel.INT4, true
-	case F4:
-		return kernel.F4, true
+	case F6E2M3:
+		return kernel.F6E2M3, true
+	}
+	if F4 <= d && d <= INT8 {
+		return kernel.F4 + kernel.Format(d-F4), true
 	}
 	return 0, false
 }
@@ -50,11 +51,37 @@ func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 	return dst, nil
 }
 
-// The values of the codes of four bits.
+// The values of the codes of E2M1 and E2M3.
 var (
-	valuesINT4 = [16]float64{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}
-	valuesE2M1 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
+	valuesE2M1 = valuesFloat(2, 1)
+	valuesE2M3 = valuesFloat(2, 3)
 )
+
+// valuesFloat returns what floats without infinities and NaN stand for: of a sign, so many bits of exponent with the
+// bias 2^(exponent-1) - 1, and of fraction.
+func valuesFloat(exponent, fraction int) (values []float64) {
+	steps := 1 << fraction
+	for code := range 2 << (exponent + fraction) {
+		e, f := code>>fraction&(1<<exponent-1), float64(code%steps)
+		if e > 0 {
+			f += float64(steps)
+		}
+		v := math.Ldexp(f, max(e, 1)-(1<<(exponent-1)-1)-fraction)
+		if code>>(exponent+fraction) == 1 {
+			v = -v
+		}
+		values = append(values, v)
+	}
+	return values
+}
+
+// valuesInteger returns what codes of so many bits stand for: integers from -2^(bits-1) on, with that added.
+func valuesInteger(bits int) (values []float64) {
+	for code := range 1 << bits {
+		values = append(values, float64(code-1<<(bits-1)))
+	}
+	return values
+}
 
 // eachDecoded calls f for parts of what the blocks of data stand for.
 func (d DType) eachDecoded(data []byte, f func(x []float32)) {

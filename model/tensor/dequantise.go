@@ -15,7 +15,8 @@ type Dequantiser struct {
 	From *Form // the form of the codes
 	To   DType // dtype of the products: F32, F16 or BF16
 
-	fractions [256]uint8 // of each code: bit f for ±(1 + f/8)·2ⁿ, none for 0
+	wide      bool       // some codes have more than 4 significant bits: what they lose is counted one by one
+	fractions [256]uint8 // of each code that is not wide: bit f for ±(1 + f/8)·2ⁿ, none for 0
 	all       uint8      // of all codes
 	kept      uint32     // bits of an F32 number, but for its exponent, that are zero where the dtype has it
 }
@@ -27,6 +28,7 @@ func (f *Form) Dequantiser(to DType) (*Dequantiser, error) {
 	}
 	q := &Dequantiser{From: f, To: to, kept: map[DType]uint32{F16: 1<<13 - 1, BF16: 1<<16 - 1}[to]}
 	for i, v := range f.values {
+		q.wide = q.wide || math.Float64bits(v)<<15 != 0
 		if v != 0 {
 			q.fractions[i] = 1 << (math.Float64bits(v) >> 49 & 7)
 		}
@@ -125,7 +127,7 @@ func (q *Dequantiser) byElement(known []lossy, b *Blocks, g Grid, col, n int) bo
 	for i := col / b.BlockCols; i <= (col+n-1)/b.BlockCols; i++ {
 		if known[i] == 0 {
 			known[i] = together
-			if abs32(g.Scales[i]) < 0x1p-117 || (q.To != F32 || g.Zeros != nil) && q.rounded(g.From(i)) != 0 {
+			if q.wide || abs32(g.Scales[i]) < 0x1p-117 || (q.To != F32 || g.Zeros != nil) && q.rounded(g.From(i)) != 0 {
 				known[i] = oneByOne
 			}
 		}

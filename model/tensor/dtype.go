@@ -3,8 +3,9 @@ package tensor
 import "fmt"
 
 // DType is the type of a tensor's elements. The names are those of the safetensors
-// format, and ggml's for the types that Blocked tells of, which only GGUF holds. INT4 is two codes to a
-// byte, the lower half first; files hold it in integers: see Form.
+// format, and ggml's for the types that Blocked tells of, which only GGUF holds. INT2 … UINT8 are
+// codes of that many bits, the lowest first, of integers from -2^(bits-1) on, with that added, and INT8 those of two's
+// complement; files hold them in integers: see Form.
 type DType uint8
 
 // The element types that a checkpoint can hold, those without a fraction last. Format
@@ -23,7 +24,14 @@ const (
 	F6E2M3
 	F6E3M2
 	F4
+	INT2
+	INT3
 	INT4
+	INT5
+	INT6
+	INT7
+	UINT8
+	INT8
 	Q4_0
 	Q5_0
 	Q5_1
@@ -65,7 +73,14 @@ var dtypes = [...]struct {
 	F6E2M3:     {"F6_E2M3", 4, 3},
 	F6E3M2:     {"F6_E3M2", 4, 3},
 	F4:         {"F4", 2, 1},
+	INT2:       {"INT2", 4, 1},
+	INT3:       {"INT3", 8, 3},
 	INT4:       {"INT4", 2, 1},
+	INT5:       {"INT5", 8, 5},
+	INT6:       {"INT6", 4, 3},
+	INT7:       {"INT7", 8, 7},
+	UINT8:      {"UINT8", 1, 1},
+	INT8:       {"INT8", 1, 1},
 	Q4_0:       {"Q4_0", 32, 18},
 	Q5_0:       {"Q5_0", 32, 22},
 	Q5_1:       {"Q5_1", 32, 24},
@@ -108,6 +123,12 @@ func (d DType) Block() (elements, bytes int) {
 // Blocked reports whether the elements of d lie in blocks that hold their own scales. A row,
 // the last axis, is a whole number of them, and no element can be had without its block.
 func (d DType) Blocked() bool { return Q4_0 <= d && d <= MXFP4 }
+
+// codes reports whether the elements of d are codes without a NaN, whose values a table has; bits is their size.
+func (d DType) codes() (bits int, ok bool) {
+	elements, bytes := d.Block()
+	return 8 * bytes / elements, d == F6E2M3 || F4 <= d && d <= INT8
+}
 
 // Bytes returns the size of n elements, which fill whole blocks: as many bits as Size
 // accepts do not overflow.

@@ -1,6 +1,7 @@
 package tensor
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,14 +19,21 @@ func TestForms(t *testing.T) {
 
 	all := FP8.Tensors("x.weight", []int{300, 130}, BF16, [2]int{128, 64})
 	require.Equal(t, []Info{{"x.weight", F8E4M3, []int{300, 130}}, {"x.weight_scale_inv", F32, []int{3, 3}}}, all)
+	headers := func(infos []Info) Headers {
+		return func(name string) (Info, bool) {
+			i := slices.IndexFunc(infos, func(info Info) bool { return info.Name == name })
+			return append(infos, Info{})[max(i, 0)], i >= 0
+		}
+	}
 	for i, info := range all {
-		_, part, _, _ := PartOf(info, "")
+		_, part, _, _ := PartOf(info, headers(all), nil, 0)
 		require.Equal(t, info.Name, "x.weight"+part)
 		require.Equal(t, i == 0, part == "")
 	}
 	for _, f := range []*Form{awq, gptq} {
-		for i, info := range f.Tensors("x.weight", []int{64, 128}, BF16, [2]int{1, 32}) {
-			got, part, form, places := PartOf(info, f.Method)
+		all := f.Tensors("x.weight", []int{64, 128}, BF16, [2]int{1, 32})
+		for i, info := range all {
+			got, part, form, places := PartOf(info, headers(all), f, 0)
 			require.Equal(t, info.Name, f.PartName("x.weight", part))
 			require.Equal(t, "x.weight"+part, got.Name)
 			require.Equal(t, part != OrderPart, places != nil && places.Bytes() == info.Bytes())

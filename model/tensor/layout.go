@@ -4,10 +4,11 @@ import "strings"
 
 // What the names of tensors beside a weight have behind its name.
 const (
-	scalePart = "_scale"
-	ZerosPart = "_zero_point" // zeros of the blocks
-	OrderPart = "_g_idx"      // groups of the columns
-	ShapePart = "_shape"      // rows and columns of the codes
+	scalePart  = "_scale"
+	ZerosPart  = "_zero_point" // zeros of the blocks
+	OrderPart  = "_g_idx"      // groups of the columns
+	ShapePart  = "_shape"      // rows and columns of the codes
+	InputParts = "_input"      // of activations, the begin of several: no part of what the weight is
 )
 
 // layout is how the tensors of a form lie in files that hold them transposed: codes of four bits in I32, [in,

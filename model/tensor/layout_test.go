@@ -41,7 +41,7 @@ func TestPlaces(t *testing.T) {
 			return word(g*rows/8+v) >> (4 * k) & 15
 		}},
 	} {
-		_, _, _, p := PartOf(Info{c.name, I32, c.shape}, c.form.Method)
+		_, _, p, _ := c.form.layout.partOf(Info{c.name, I32, c.shape})
 		n := I32.Elements(int64(c.shape[0]*c.shape[1]*4)) * 8
 		for _, pick := range []func([]byte, int64, []byte, int64, int64){p.Pick, p.PickByDefinition} {
 			for first := range int64(12) {
@@ -53,7 +53,7 @@ func TestPlaces(t *testing.T) {
 			}
 		}
 	}
-	_, _, _, p := PartOf(Info{"x.scales", F16, []int{groups, rows}}, awq.Method)
+	_, _, p, _ := awq.layout.partOf(Info{"x.scales", F16, []int{groups, rows}})
 	got := p.Part(nil, data, 2*groups, 8*groups, p.Pick)
 	for e := range 3 * groups {
 		o, g := 1+e/groups, e%groups

@@ -24,9 +24,10 @@ const (
 type Scaling struct {
 	Scales DType       `json:"scales"`                 // dtype of the scales, a row for each row of blocks
 	Second secondScale `json:"second_scale,omitempty"` // of an F32; the second side
-	// Zeros says that the next side has zeros, INT4 in I32 along the rows of the grid.
-	Zeros bool `json:"zeros,omitempty"`
-	Above int  `json:"above,omitempty"` // what is added to a stored zero
+	// Zeros is the dtype of the zeros in the next side: I8, or codes packed in I32 along the rows of the grid; Invalid if
+	// there are none.
+	Zeros DType `json:"zeros,omitempty"`
+	Above int   `json:"above,omitempty"` // what is added to a stored zero
 	// Shape is the dtype, I64 or I32, of the last side if that has the rows and columns, which compressed-tensors unpacks
 	// by; Invalid if it does not.
 	Shape DType `json:"shape,omitempty"`
@@ -96,8 +97,26 @@ func (g Grid) Values(i int, codes []float64) {
 	}
 }
 
-// zeroRows is the number of rows of the grid whose zeros an I32 holds.
-const zeroRows = 8
+// zeroRows returns the fewest rows of the grid whose zeros fill rows of stored elements, and how many of these.
+func (s *Scaling) zeroRows() (rows, stored int) {
+	bits, packed := s.Zeros.codes()
+	if !packed {
+		return 1, 1
+	}
+	for rows = 32; rows > 1 && rows/2*bits%32 == 0; rows /= 2 {
+	}
+	return rows, rows * bits / 32
+}
+
+// ZerosShape returns the dtype and shape of the stored zeros.
+func (s *Scaling) ZerosShape() (DType, []int) {
+	rows, _ := s.Blocks.Grid()
+	cols := s.width()
+	if bits, packed := s.Zeros.codes(); packed {
+		return I32, []int{(rows*bits + 31) / 32, cols}
+	}
+	return s.Zeros, []int{rows, cols}
+}
 
 // Spans calls do for each side with the bytes begin … end that rows first … last of the grid need.
 func (s *Scaling) Spans(first, last int, do func(begin, end int64)) {
@@ -107,9 +126,11 @@ func (s *Scaling) Spans(first, last int, do func(begin, end int64)) {
 	if s.Second != "" {
 		do(0, F32.Bytes(1))
 	}
-	if s.Zeros {
-		row := I32.Bytes(int64(width))
-		do(int64(first/zeroRows)*row, int64(last/zeroRows+1)*row)
+	if s.Zeros != Invalid {
+		d, shape := s.ZerosShape()
+		rows, stored := s.zeroRows()
+		row := d.Bytes(int64(width))
+		do(int64(first/rows*stored)*row, int64(min((last/rows+1)*stored, shape[0]))*row)
 	}
 	if s.Shape != Invalid {
 		do(0, s.Shape.Bytes(2))
@@ -152,7 +173,7 @@ func (s *Scaling) Grid(sides [][]byte, first int) (g Grid, err error) {
 			return g, err
 		}
 	}
-	if s.Zeros {
+	if s.Zeros != Invalid {
 		if g.Zeros, err = s.zeros(sides[1], first, len(g.Scales)/s.width()); err != nil {
 			return g, err
 		}
@@ -205,17 +226,29 @@ func (s *Scaling) ordered(stored Grid, index []byte) (g Grid, err error) {
 }
 
 // zeros decodes the zeros of n rows of the grid, and adds Above to each.
-func (s *Scaling) zeros(packed []byte, first, n int) (all []float32, err error) {
+func (s *Scaling) zeros(stored []byte, first, n int) (all []float32, err error) {
 	width := s.width()
-	for row := first; row < first+n; row++ {
-		words := packed[(row/zeroRows-first/zeroRows)*width*4:]
+	bits, packed := s.Zeros.codes()
+	if !packed {
+		for _, zero := range stored[:n*width] {
+			all = append(all, float32(int8(zero)))
+		}
+		return all, nil
+	}
+	rows, _ := s.zeroRows()
+	for row := range n {
+		at := (first%rows + row) * bits // the first bit of a column's zero
 		for i := range width {
-			code := binary.LittleEndian.Uint32(words[4*i:]) >> (row % zeroRows * 4) & 15
+			word := uint64(binary.LittleEndian.Uint32(stored[4*(at/32*width+i):]))
+			if at%32+bits > 32 {
+				word |= uint64(binary.LittleEndian.Uint32(stored[4*((at/32+1)*width+i):])) << 32
+			}
+			code := int(word >> (at % 32) & (1<<bits - 1))
 			if s.Above > 0 && code == 15 {
 				return nil, errors.New("a zero is stored as 15, less 1, which libraries read as 0 and as 16: " +
 					"dequantise it with the library that wrote it")
 			}
-			all = append(all, float32(valuesINT4[code])+float32(s.Above))
+			all = append(all, float32(code-1<<(bits-1)+s.Above))
 		}
 	}
 	return all, nil

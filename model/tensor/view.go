@@ -236,9 +236,12 @@ func (p *Places) at(index []int64) (place int64) {
 
 // put sets element i of dst to the stored element at place.
 func (p *Places) put(dst []byte, i int64, stored []byte, place int64) {
-	if p.Elements == INT4 || p.Elements == F4 {
-		code, shift := stored[place/2]>>(place%2*4)&15, i%2*4
-		dst[i/2] = dst[i/2]&(0xf0>>shift) | code<<shift
+	if bits, coded := p.Elements.codes(); coded && bits < 8 {
+		code, at, mask := codeAt(stored, bits, int(place)), int(i)*bits, byte(1<<bits-1)
+		dst[at/8] = dst[at/8]&^(mask<<(at%8)) | code<<(at%8)
+		if at%8+bits > 8 {
+			dst[at/8+1] = dst[at/8+1]&^(mask>>(8-at%8)) | code>>(8-at%8)
+		}
 		return
 	}
 	size := p.Elements.Bytes(1)

@@ -83,7 +83,8 @@ func (set *Set) Check(c *config.Config) error {
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: x.Info, Cause: x.Cause})
 	}
 	for _, w := range set.All() {
-		if !k.known[w.Name] && !f.Ignores(c, w.Name) && !f.HasUnknown(w.Stored) {
+		if !k.known[w.Name] && !f.Ignores(c, w.Name) && !f.HasUnknown(w.Stored) && !w.ScalesActivations() &&
+			!set.besideUnread(w) {
 			k.found.Unexpected = append(k.found.Unexpected, k.named(w))
 			k.found.nearest[w.Name] = k.set.Nearest(w.Name)
 		}
@@ -111,6 +112,8 @@ func (k *checker) check(s table.Slot) {
 	case w == nil:
 		s.Name = k.set.StoredName(k.c, s.Name)
 		k.found.Missing = append(k.found.Missing, s)
+	case w.Form() == tensor.Unread:
+		k.wrong(s, w, fmt.Sprintf("dtype %s, shape %v, with tensors beside it: no stored form that is read has these", w.DType, w.Shape))
 	case w.Unread(): // it may have any form
 		for _, part := range tensor.Parts() {
 			k.known[s.Name+part] = true
@@ -131,12 +134,8 @@ func (k *checker) check(s table.Slot) {
 		}
 	default:
 		if _, ok := w.DType.Format(); !ok {
-			computed := []string{"F32", "F16", "BF16"}
-			for _, f := range tensor.Forms() {
-				computed = append(computed, f.Codes.String())
-			}
-			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s and the blocks of GGUF", w.DType,
-				strings.Join(slices.Compact(computed), ", ")))
+			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16, codes with scales and the blocks of GGUF",
+				w.DType))
 		} else if _, err := tensor.Size(w.DType, w.Shape); err != nil {
 			k.wrong(s, w, err.Error())
 		}
@@ -159,18 +158,40 @@ func (k *checker) checkScaled(s table.Slot, w *Weight) {
 	for _, part := range k.set.partsOf(w) {
 		k.known[part] = true
 	}
-	if k.c.Quantization.Method == "" {
-		k.wrong(s, w, fmt.Sprintf("dtype %s, but config.json has no quantization_config", w.DType))
+	if cause := w.Disagreement(k.c, s); cause != "" {
+		k.wrong(s, w, cause)
 	} else if s.Row.LookedUp() {
 		k.wrong(s, w, fmt.Sprintf("dtype %s, which only matrix products take", w.DType))
-	} else if s.Excepted(k.c) {
-		k.wrong(s, w, fmt.Sprintf("dtype %s, but %s of quantization_config lists it", w.DType, k.c.Quantization.ExceptKey()))
 	} else if w.Scales != nil && w.Scales.Unread() {
 		return
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)
 	}
+}
+
+// Disagreement returns what quantization_config says otherwise of a weight of the slot that is codes; "" if it agrees. The
+// tensors decide how the weight is read, but engines may go by the config.
+func (w *Weight) Disagreement(c *config.Config, s table.Slot) string {
+	q, announced, scheme := &c.Quantization, s.Form(c), s.Scheme(c)
+	switch {
+	case !q.Announced():
+		return fmt.Sprintf("dtype %s, but config.json has no quantization_config", w.DType)
+	case s.Excepted(c):
+		return fmt.Sprintf("dtype %s, but %s of quantization_config lists it", w.DType, q.ExceptKey())
+	case q.Unread != nil || q.Unclear:
+	case scheme.Method == "":
+		return fmt.Sprintf("is %s, but no group of quantization_config names it", w.Form().Name)
+	case announced == tensor.Plain || announced.Name != w.Form().Name && announced.Method == w.Form().Method:
+	case announced.Name != w.Form().Name:
+		return fmt.Sprintf("is %s, but quantization_config says %s", w.Form().Name, announced.Name)
+	case scheme.Block != [2]int{} && len(w.Shape) == 2 && w.CheckScales() == nil:
+		b := announced.Blocks(w.Shape, scheme.Block)
+		if block := [2]int{b.BlockRows, b.BlockCols}; block != w.Block {
+			return fmt.Sprintf("has a scale for each block of %v, but quantization_config says %v", w.Block, block)
+		}
+	}
+	return ""
 }
 
 // Beside says how many of the weights are beside the language model, and which parts they are of, by the

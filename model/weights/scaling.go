@@ -64,9 +64,10 @@ func (w *Weight) checkParts() error {
 	if f.Second != "" {
 		return w.checkPart(f.Parts[1], tensor.F32, nil, []int{1})
 	}
-	if f.HasZeros() {
-		rows, cols := b.Grid()
-		return w.checkPart(tensor.ZerosPart, tensor.I32, []int{(rows + 7) / 8, cols})
+	if f.Zeros != tensor.Invalid {
+		scaling := w.Scaling()
+		d, shape := scaling.ZerosShape()
+		return w.checkPart(tensor.ZerosPart, d, shape)
 	}
 	if w.parts[tensor.ZerosPart] != nil {
 		return fmt.Errorf("%s is there, but quantization_config says symmetric", text.Quote(w.Name+tensor.ZerosPart))

@@ -31,8 +31,8 @@ func TestSides(t *testing.T) {
 		"w.weight_g_idx: columns in an order of their own (activation order) are not read": func(m memory) {
 			m["w.weight_g_idx"] = of(tensor.I32, 64)
 		},
-		"its scales have shape [9 1]: blocks of [1 32] give [9 2]": func(m memory) {
-			m["w.weight_scale"] = of(tensor.BF16, 9, 1)
+		"its scales have shape [9 4]: blocks of [1 32] give [9 2]": func(m memory) {
+			m["w.weight_scale"] = of(tensor.BF16, 9, 4)
 		},
 		"w.weight_shape has dtype I16 and shape [2]: I64 [2] is expected": func(m memory) {
 			m["w.weight_shape"] = of(tensor.I16, 2)

@@ -108,6 +108,18 @@ func (w *Weight) FusedName() string {
 // IsScales reports whether the weight is the Scales of another, or another part of its stored form.
 func (w *Weight) IsScales() bool { return w.scales }
 
+// ScalesActivations reports whether the weight is none, but scales what a running model computes: a cache, or the inputs
+// of a weight without scales of its own.
+func (w *Weight) ScalesActivations() bool {
+	return w.Row == nil && !w.scales && (strings.HasPrefix(w.Part, tensor.InputParts) || tensor.ScalesActivations(w.Name))
+}
+
+// besideUnread reports whether the weight lies beside one whose form is tensor.Unread.
+func (s *Set) besideUnread(w *Weight) bool {
+	owner := s.byName[w.Owner()]
+	return w.Part != "" && owner != nil && owner.Form() == tensor.Unread
+}
+
 // Form returns the stored form.
 func (w *Weight) Form() *tensor.Form {
 	if w.form != nil {
@@ -151,7 +163,7 @@ func (w *Weight) CheckScales() error {
 	if e.Missing() || e.Misshapen() {
 		return e
 	}
-	if d := w.Scales.DType; !d.Casts() && d != tensor.F8E8M0 && (d != tensor.F8E4M3 || w.Form().Second == "") {
+	if !w.Form().TakesScales(w.Scales.DType) {
 		return e
 	}
 	return w.checkParts()
@@ -175,7 +187,14 @@ func (e *ScalesError) Missing() bool { return e.Weight.Scales == nil }
 
 // Misshapen reports whether there are scales, of another shape.
 func (e *ScalesError) Misshapen() bool {
-	return !e.Missing() && !slices.Equal(e.Weight.Scales.Shape, e.Want)
+	if e.Missing() {
+		return false
+	}
+	got := e.Weight.Scales.Shape
+	if e.Want[0]*e.Want[1] == 1 && len(got) == 0 || e.Want[1] == 1 && len(got) == 1 { // of all, of a row each
+		got = []int{e.Weight.Scales.Len(), 1}
+	}
+	return !slices.Equal(got, e.Want)
 }
 
 // Error says what is wrong, as a fault of the weight.
@@ -194,8 +213,15 @@ func (e *ScalesError) Error() string {
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
 	f := table.FamilyOf(c)
-	info, part, _, _ := partOf(f, tensor.Info{Name: unprefixed(c, stored)}, c.Quantization.Method)
-	name := strings.TrimSuffix(info.Name, part)
+	name := unprefixed(c, stored)
+	for _, end := range []string{"weight_packed", "qweight", "qzeros", "scales", "g_idx"} { // codes, or beside them
+		if module, ok := strings.CutSuffix(name, "."+end); ok {
+			name = module + ".weight"
+		}
+	}
+	if name = OwnerOf(name); f.Place(unprefixed(c, stored)).Row != nil {
+		name = unprefixed(c, stored)
+	}
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
 		p = table.Place{Row: f.Row(table.RoutedExperts, fused.Roles[0]), Layer: layer}
@@ -260,11 +286,10 @@ type Set struct {
 
 	places map[placesKey]*tensor.Places // of the weights
 
+	config  *config.Config
 	family  *table.Family
-	namings uint   // a bit for each of the family's that has all names
-	experts int    // of a layer
-	method  string // of the config's quantization
-	block   [2]int // rows and columns that share a scale
+	namings uint                   // a bit for each of the family's that has all names
+	headers map[string]tensor.Info // of the stored tensors, by the table's names
 }
 
 // Misfit is a tensor that cannot be understood, and why.
@@ -273,11 +298,8 @@ type Misfit struct {
 	Cause       string // what is wrong: "shape [3 4]: 3 experts, config says 8"
 }
 
-// defaultBlock is the block of DeepSeek-V3, for a config that does not say.
-var defaultBlock = [2]int{128, 128}
-
 // New maps the tensors of h to the names of the table. c says how many experts a fused
-// tensor holds and how large the blocks with a scale are. These forms are known:
+// tensor holds and what form quantization_config announces; the tensors beside a weight decide its form. These are known:
 //
 //	language_model.model.layers.0.…         beside a vision tower: the prefix is cut off, see config.Config.Prefix
 //	layers.0.…                              the decoder saved without its head: "model." is put before
@@ -292,11 +314,7 @@ func New(c *config.Config, h Headers) *Set {
 		n++
 	}
 	s := &Set{list: make([]*Weight, 0, n), byName: make(map[string]*Weight, n), misfit: map[string]bool{}, places: map[placesKey]*tensor.Places{},
-		family: table.FamilyOf(c), experts: c.MoE.NRoutedExperts, method: c.Quantization.Method,
-		block: c.Quantization.Block}
-	if s.block == [2]int{} {
-		s.block = defaultBlock
-	}
+		config: c, family: table.FamilyOf(c), headers: make(map[string]tensor.Info, n)}
 	prefix := ""
 	for info := range h.Tensors() {
 		if strings.HasPrefix(info.Name, "model.") {
@@ -306,31 +324,35 @@ func New(c *config.Config, h Headers) *Set {
 			prefix = "model."
 		}
 	}
-	if s.family.Namings != nil {
-		s.spell(c, h)
-		s.linkScales()
-		return s
-	}
-	for stored := range h.Tensors() {
-		info := stored
-		if info.Name = unprefixed(c, info.Name); !strings.HasPrefix(info.Name, "lm_head.") {
+	named := func(info tensor.Info) tensor.Info {
+		info.Name = unprefixed(c, info.Name)
+		if s.family.Namings == nil && !strings.HasPrefix(info.Name, "lm_head.") {
 			info.Name = prefix + info.Name
 		}
-		s.take(info, stored.Name)
+		return info
+	}
+	for stored := range h.Tensors() {
+		info := named(stored)
+		s.headers[info.Name] = info
+	}
+	if s.family.Namings != nil {
+		s.compareNamings(h)
+	}
+	for stored := range h.Tensors() {
+		s.take(named(stored), stored.Name)
 	}
 	s.linkScales()
+	s.headers = nil
 	return s
 }
 
-// spell takes the tensors of h, whose names are those of one of the family's namings. Names that only other namings
-// than the first ones' have are misfits.
-func (s *Set) spell(c *config.Config, h Headers) {
+// compareNamings finds which of the family's namings the names of h are of. Names that only other namings than the first
+// ones' have are misfits.
+func (s *Set) compareNamings(h Headers) {
 	s.namings = 1<<len(s.family.Namings) - 1
 	first := map[uint]string{} // a tensor with names of these namings
 	for stored := range h.Tensors() {
-		info := stored
-		name, namings := s.family.Spell(c, stored.Name)
-		info.Name = name
+		_, namings := s.family.Spell(s.config, stored.Name)
 		if namings != 0 && s.namings&namings == 0 {
 			cause := fmt.Sprintf("is %s, but the other tensors have %s", s.whose(namings), s.whose(s.namings))
 			for _, others := range slices.Sorted(maps.Keys(first)) {
@@ -346,7 +368,6 @@ func (s *Set) spell(c *config.Config, h Headers) {
 				first[namings] = stored.Name
 			}
 		}
-		s.take(info, stored.Name)
 	}
 }
 
@@ -399,7 +420,16 @@ func unprefixed(c *config.Config, stored string) string {
 // take adds the weights of a stored tensor, which info names as the table does.
 func (s *Set) take(info tensor.Info, stored string) {
 	named := info
-	info, part, form, places := partOf(s.family, info, s.method)
+	part, form, places := "", (*tensor.Form)(nil), (*tensor.Places)(nil)
+	if strings.HasSuffix(info.Name, ".scale") && s.family.Place(info.Name).Row != nil { // a weight that is called as scales are
+	} else if !info.DType.Casts() && !info.DType.Blocked() || !strings.HasSuffix(info.Name, ".weight") {
+		slot := s.slotOf(tensor.OwnerOf(info.Name))
+		announced, columns := tensor.FormOf(slot.Scheme(s.config).Method), 0
+		if len(slot.Shape) == 2 {
+			columns = slot.Shape[1]
+		}
+		info, part, form, places = tensor.PartOf(info, s.header, announced, columns)
+	}
 	owner := strings.TrimSuffix(info.Name, part)
 	if places != nil { // tensors that are alike share one
 		key := placesKey{part, info.DType, [2]int(info.Shape)}
@@ -408,14 +438,9 @@ func (s *Set) take(info tensor.Info, stored string) {
 		}
 		places = s.places[key]
 	}
-	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block, Places: places,
-		form: form}
+	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Places: places, form: form}
 	if info.Name != named.Name || info.DType != named.DType {
 		w.Header = &named
-	}
-	if part == "" && len(info.Shape) == 2 && w.Scaled() {
-		b := w.Form().Blocks(info.Shape, s.block)
-		w.Block = [2]int{b.BlockRows, b.BlockCols}
 	}
 	if w.Row == nil && w.Expert < 0 {
 		if f, _ := table.FusedAt(owner); f != nil {
@@ -427,14 +452,27 @@ func (s *Set) take(info tensor.Info, stored string) {
 	s.add(s.place(w))
 }
 
-// partOf is tensor.PartOf for tensors of a family, which may have a weight that is called as scales are.
-func partOf(f *table.Family, info tensor.Info, method string) (
-	tensor.Info, string, *tensor.Form, *tensor.Places,
-) {
-	if f.Namings != nil && strings.HasSuffix(info.Name, ".scale") && f.Place(info.Name).Row != nil {
-		return info, "", nil, nil
+// header returns the header entry of the stored tensor that the table calls name.
+func (s *Set) header(name string) (tensor.Info, bool) {
+	info, ok := s.headers[name]
+	return info, ok
+}
+
+// slotOf returns the slot of the weight that owns a tensor, with the shape that the config implies; one without a row if
+// the table does not know it.
+func (s *Set) slotOf(owner string) table.Slot {
+	for _, end := range []string{"weight_packed", "qweight"} {
+		if module, ok := strings.CutSuffix(owner, end); ok {
+			owner = module + "weight"
+		}
 	}
-	return tensor.PartOf(info, method)
+	slot := table.Slot{Name: owner, Place: s.family.Place(owner)}
+	if slot.Row != nil {
+		for _, d := range slot.Row.Shape {
+			slot.Shape = append(slot.Shape, d.Size(s.config, slot.Layer))
+		}
+	}
+	return slot
 }
 
 // placesKey is what Places depend on in a checkpoint.
@@ -474,8 +512,8 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 	case len(shape) != 3 || shape[1]%n != 0:
 		s.refuse(fused.Info, fmt.Sprintf("shape %v is not that of fused experts", shape))
 		return
-	case shape[0] != s.experts:
-		s.refuse(fused.Info, fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], s.experts))
+	case shape[0] != s.config.MoE.NRoutedExperts:
+		s.refuse(fused.Info, fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], s.config.MoE.NRoutedExperts))
 		return
 	}
 	size := int64(0)
@@ -483,7 +521,7 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 		fused.Shape = []int{shape[1] / n, shape[2]}
 		size = int64(fused.Len())
 	}
-	for e := range s.experts {
+	for e := range s.config.MoE.NRoutedExperts {
 		for i, role := range f.Roles {
 			w := fused
 			w.Place = table.Place{Row: s.family.Row(table.RoutedExperts, role), Layer: fused.Layer, Expert: e}
@@ -512,15 +550,27 @@ func (s *Set) linkScales() {
 			continue
 		}
 		if part.scales = true; part.Part == w.Form().Parts[0] {
-			if w.Scales = part; s.family.Unknown != nil && len(part.Shape) == 2 && part.Shape[0] == w.Shape[0] {
-				w.Block[0] = 1 // a table: its rows have scales of their own
-			}
+			w.Scales = part
 			continue
 		}
 		if w.parts == nil {
 			w.parts = map[string]*Weight{}
 		}
 		w.parts[part.Part] = part
+	}
+	for _, w := range s.list {
+		if !w.Scaled() || len(w.Shape) != 2 {
+			continue
+		}
+		block := s.slotOf(w.Name).Scheme(s.config).Block
+		b := w.Form().Blocks(w.Shape, block)
+		if w.Scales != nil && !w.Scales.Unread() {
+			if scales := w.Scales.Shape; s.family.Unknown != nil && len(scales) == 2 && scales[0] == w.Shape[0] {
+				block[0] = 1 // a table: its rows have scales of their own
+			}
+			b = w.Form().BlocksOf(w.Shape, w.Scales.Shape, block)
+		}
+		w.Block = [2]int{b.BlockRows, b.BlockCols}
 	}
 }
 

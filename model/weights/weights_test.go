@@ -273,7 +273,7 @@ func TestCheckScales(t *testing.T) {
 	}
 	src := fp8(t, tensor.F32)
 	require.NoError(t, New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
-	require.Equal(t, [2]int{128, 128}, New(&config.Config{ModelType: "deepseek_v3"}, src).Find("w").Block, "DeepSeek-V3's, if the config does not say")
+	require.Equal(t, [2]int{2, 2}, New(&config.Config{ModelType: "deepseek_v3"}, src).Find("w").Block, "as the scales divide the matrix, if the config does not say")
 }
 
 // failing is a source whose reads of one tensor fail.

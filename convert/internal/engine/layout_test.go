@@ -66,7 +66,7 @@ func TestEveryDTypeIsCopied(t *testing.T) {
 		if d.Blocked() {
 			continue // safetensors, which the test writes, does not have it
 		}
-		span := operation.Span{Begin: int64(d), End: int64(d) + size}
+		span := operation.Span{Begin: int64(d), End: int64(d) + d.Bytes(d.Elements(size))}
 		tensors = append(tensors, copied(d.String(), d, span))
 		want[d.String()] = src[span.Begin:span.End]
 	}

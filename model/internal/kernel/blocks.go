@@ -14,18 +14,26 @@ var blocks = [...]struct {
 	numbers, bytes int
 	widen          func(dst []float32, src []byte)
 }{
-	INT4:  {2, 1, nil}, // WidenBlocks decodes these two
-	F4:    {2, 1, nil},
-	Q4_0:  {32, 18, widenQ4_0},
-	Q5_0:  {32, 22, widenQ5_0},
-	Q5_1:  {32, 24, widenQ5_1},
-	Q8_0:  {32, 34, widenQ8_0},
-	Q2_K:  {256, 84, widenQ2_K},
-	Q3_K:  {256, 110, widenQ3_K},
-	Q4_K:  {256, 144, widenQ4_K},
-	Q5_K:  {256, 176, widenQ5_K},
-	Q6_K:  {256, 210, widenQ6_K},
-	MXFP4: {32, 17, widenMXFP4},
+	F6E2M3: {4, 3, nil}, // WidenBlocks decodes codes
+	F4:     {2, 1, nil},
+	INT2:   {4, 1, nil},
+	INT3:   {8, 3, nil},
+	INT4:   {2, 1, nil},
+	INT5:   {8, 5, nil},
+	INT6:   {4, 3, nil},
+	INT7:   {8, 7, nil},
+	UINT8:  {1, 1, nil},
+	INT8:   {1, 1, nil},
+	Q4_0:   {32, 18, widenQ4_0},
+	Q5_0:   {32, 22, widenQ5_0},
+	Q5_1:   {32, 24, widenQ5_1},
+	Q8_0:   {32, 34, widenQ8_0},
+	Q2_K:   {256, 84, widenQ2_K},
+	Q3_K:   {256, 110, widenQ3_K},
+	Q4_K:   {256, 144, widenQ4_K},
+	Q5_K:   {256, 176, widenQ5_K},
+	Q6_K:   {256, 210, widenQ6_K},
+	MXFP4:  {32, 17, widenMXFP4},
 }
 
 // Bytes returns the size of n numbers in bytes; n numbers of a block format are whole blocks.

@@ -26,7 +26,7 @@ var unscaled = []float32{1}
 func Widen(dst []float32, src []byte, f Format) {
 	src = src[:f.Bytes(len(dst))]
 	switch {
-	case f == F8E4M3 || f == INT4 || f == F4:
+	case f == F8E4M3 || f.coded():
 		WidenBlocks(dst, src, f, unscaled, nil, max(1, len(dst)))
 		return
 	case f == F8E8M0:
@@ -52,15 +52,19 @@ func Widen(dst []float32, src []byte, f Format) {
 }
 
 // WidenBlocks is Widen with number i multiplied by scales[i/block], the product rounded
-// once to float32. If f is INT4, zeros[i/block] is subtracted before; zeros may be nil.
+// once to float32. If f is one of codes of integers, zeros[i/block] is subtracted before; zeros may be nil.
 func WidenBlocks(dst []float32, src []byte, f Format, scales, zeros []float32, block int) {
 	if f == INT4 || f == F4 { // the last code may be half a byte
-		widenNibbles(dst, src, nibbleValues[f], scales, zeros, block)
+		widenNibbles(dst, src, (*[16]float32)(codeValues[f]), scales, zeros, block)
 		return
 	}
 	src = src[:f.Bytes(len(dst))]
 	if f == F8E4M3 {
 		widenE4M3Blocks(dst, src, scales, block)
+		return
+	}
+	if f.coded() {
+		widenCodes(dst, src, f, scales, zeros, block)
 		return
 	}
 	for i := 0; i*block < len(dst); i++ {

@@ -7,7 +7,7 @@
 //
 // The package reads from the definitions to what is built on them:
 //
-//	kernel.go, scalar.go, nibbles.go, blocks.go   the formats, by the conversion of one number or block
+//	kernel.go, scalar.go, codes.go, blocks.go   the formats, by the conversion of one number or block
 //	dot.go, exp.go                                the order of every sum; exponentials
 //	matrix.go, matmul.go, portable.go             MatMul, which takes most of the time, in portable Go
 //	codec.go, encode.go, fit.go, lines.go, …      conversions, encoders, counts and comparisons

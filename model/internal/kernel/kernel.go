@@ -20,10 +20,17 @@ const (
 	// F8E8M0 is 2^(b-127), of 8 bits, as scales are; 255 is NaN. It is read only.
 	F8E8M0
 
-	// INT4 and F4 have two codes to a byte, the lower half first, times a scale: see nibbles.go.
-	// They are read only, by whole bytes.
-	INT4
+	// Codes of 2 to 8 bits, the lowest first, times a scale: see codes.go. They are read only, by whole bytes.
+	F6E2M3
 	F4
+	INT2
+	INT3
+	INT4
+	INT5
+	INT6
+	INT7
+	UINT8
+	INT8
 
 	// The block formats of ggml: see blocks.go. They are read only, by whole blocks.
 	Q4_0
@@ -38,8 +45,8 @@ const (
 	MXFP4
 )
 
-// Blocked reports whether f is a block format: only its whole blocks have a size. A block of INT4 and
-// F4 is a byte.
+// Blocked reports whether f is a block format: only its whole blocks have a size. A block of codes is the fewest that
+// fill bytes.
 func (f Format) Blocked() bool { return f > F8E8M0 }
 
 // Size returns the size of one number in bytes; f is not a block format.
@@ -48,8 +55,8 @@ func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1,
 // String returns the name that safetensors or ggml uses; F8_E4M3 loses its underscore.
 func (f Format) String() string {
 	return [...]string{
-		"F32", "F16", "BF16", "F8E4M3", "F8E8M0", "INT4", "F4", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
-		"Q5_K", "Q6_K", "MXFP4",
+		"F32", "F16", "BF16", "F8E4M3", "F8E8M0", "F6E2M3", "F4", "INT2", "INT3", "INT4", "INT5", "INT6", "INT7",
+		"UINT8", "INT8", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
 	}[f]
 }
 

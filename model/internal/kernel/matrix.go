@@ -15,11 +15,11 @@ type Matrix struct {
 	Rows int // r < Rows; the output features of weights
 	Cols int // c < Cols; the input features of weights
 
-	Format Format // format of Data; rows of a block format are whole blocks, without Scales but for INT4 and F4
+	Format Format // format of Data; rows of a block format are whole blocks, without Scales but for codes
 	Data   []byte // at least Rows × Cols numbers of Format, at any alignment
 
 	Scales    []float32 // [⌈Rows/BlockRows⌉, ⌈Cols/BlockCols⌉], one factor per block; may be nil
-	Zeros     []float32 // of INT4, like Scales: what is subtracted from the codes of a block; may be nil
+	Zeros     []float32 // of codes of integers, like Scales: what is subtracted from the codes of a block; may be nil
 	BlockRows int       // rows of a block, fewer at the lower edge
 	BlockCols int       // columns of a block, fewer at the right edge
 
