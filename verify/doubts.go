@@ -44,7 +44,7 @@ func (e *evidence) doubts(r *report.Report) []report.Doubt {
 	}
 	add(true, ofInput, e.fewTokens(r.Places)...)
 	add(true, allZero, e.zeros...)
-	add(true, ofConfig, configReasons(&j.settings)...)
+	add(true, ofConfig, configReasons(&j.settings, j.options.StrictConfig)...)
 	add(true, ofConfig, e.untrained()...)
 	add(true, ofConfig, e.undecided(r.Checks)...)
 	for _, c := range r.Checks {

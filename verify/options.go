@@ -39,9 +39,10 @@ type Options struct {
 	// Part selects the layers that are part Index of Of, balanced by the bytes of their weights; nil selects all.
 	// The embedding, the head and prediction layers go together, and so do layers with a layer whose input the
 	// pack lacks and that gives it. Parts need local mode, and a pack that was not recorded in training mode.
-	Part        *report.Part
-	FailFast    bool // the run ends with the first stage that fails
-	Undiagnosed bool // the cause of a failure is not looked for
+	Part         *report.Part
+	StrictConfig bool // a config.json that is not the pack's is no pass; how weights are stored does not count
+	FailFast     bool // the run ends with the first stage that fails
+	Undiagnosed  bool // the cause of a failure is not looked for
 	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -129,8 +130,8 @@ func meaningful(differ []pack.Difference) []pack.Difference {
 }
 
 // configReasons lists why there can be no verdict about the checkpoint: keys with which the reference ran
-// otherwise, or by the pack's config did.
-func configReasons(s *report.Settings) (reasons []string) {
+// otherwise, or by the pack's config did. If strict, any other config.json is a reason.
+func configReasons(s *report.Settings, strict bool) (reasons []string) {
 	for _, o := range s.Overridden {
 		if !o.Training {
 			reasons = append(reasons, fmt.Sprintf("config.json has %s %s, the reference ran with %s: this is no verdict about "+
@@ -142,6 +143,10 @@ func configReasons(s *report.Settings) (reasons []string) {
 			reasons = append(reasons, text.Line(fmt.Sprintf("config.json has %s %s, the pack's config has %s: correct config.json, "+
 				"or record the pack from this checkpoint", d.Key, d.Checkpoint, d.Pack)))
 		}
+	}
+	if keys := s.Changed(); strict && (keys != nil || s.Unknown) {
+		reasons = append(reasons, fmt.Sprintf("config.json differs from the pack's in %s (--strict-config)",
+			cmp.Or(strings.Join(keys, ", "), "keys that the pack does not tell")))
 	}
 	return reasons
 }

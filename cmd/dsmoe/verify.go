@@ -63,6 +63,8 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
+	cmd.Flags().BoolVar(&o.strictConfig, "strict-config", false,
+		"no pass where config.json differs from the pack's, other than in how weights are stored")
 	cmd.Flags().StringVar(&o.against, "against", "", "another trace `TRACE` of the same tokens, such as a rollout's beside a "+
 		"trainer's: verify it, too, and compare choices of experts")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
@@ -156,6 +158,7 @@ type verifyOptions struct {
 	layers             text.Spans
 	stages             []string
 	failFast, hash     bool
+	strictConfig       bool
 	against            string // another trace
 	part               cli.Part
 }
@@ -163,7 +166,7 @@ type verifyOptions struct {
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
 	options := verify.Options{Mode: o.mode, Limits: o.limits, Layers: o.layers, Stages: o.stages,
-		FailFast: o.failFast, Progress: progress}
+		FailFast: o.failFast, StrictConfig: o.strictConfig, Progress: progress}
 	if o.part.Of > 0 {
 		options.Part = &report.Part{Index: o.part.Index, Of: o.part.Of}
 	}

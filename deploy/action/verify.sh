@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs dsmoe verify in a GitHub job. CHECKPOINT, GOLDEN and FLAGS (split at white space) are the action's
 # inputs; $RUNNER_TEMP/dsmoe-report receives report.txt, report.xml (JUnit) and report.html. The report is
-# also printed and put into the job's summary; a verdict that is not a pass becomes an annotation. The exit
-# status is that of dsmoe.
+# also printed and put into the job's summary; a verdict that is not a pass becomes an annotation, and so does
+# a config.json that differs from the pack's. The exit status is that of dsmoe.
 set -euo pipefail
 reports=$RUNNER_TEMP/dsmoe-report
 rm -rf "$reports"
@@ -34,6 +34,8 @@ if [[ $verdict != pass ]]; then
   why=${why//'%'/%25}
   why=${why//$'\r'/%0D}
   echo "::error title=dsmoe verify: $verdict::${why//$'\n'/%0A}"
+elif other=$(grep '^verdict .*; config\.json ' "$reports/report.txt"); then
+  echo "::warning title=dsmoe verify: pass::${other//'%'/%25}"
 fi
 
 {

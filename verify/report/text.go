@@ -111,8 +111,23 @@ func (r *Report) verdict() string {
 	if n := len(c.WeightsUnpinned); n > 0 {
 		unpinned = fmt.Sprintf(", %s not pinned", text.Grouped(n))
 	}
-	return fmt.Sprintf("%s (%s%s of %s exercised%s)", verdict, experts, text.Grouped(c.WeightsChecked),
+	verdict = fmt.Sprintf("%s (%s%s of %s exercised%s)", verdict, experts, text.Grouped(c.WeightsChecked),
 		text.Plural(c.Weights, "weight"), unpinned)
+	if keys := r.Config.Changed(); keys != nil {
+		verdict += "; config.json differs from the pack's in " + strings.Join(keys, ", ")
+	}
+	return verdict
+}
+
+// Changed are the keys of config.json whose values are not those of the pack's, but for those that say how weights are
+// stored.
+func (s *Settings) Changed() (keys []string) {
+	for _, d := range s.Differ {
+		if !slices.Contains([]string{"torch_dtype", "dtype", "quantization_config", "expert_dtype"}, d.Key) {
+			keys = append(keys, d.Key)
+		}
+	}
+	return keys
 }
 
 // head says what was compared, and how.
