@@ -71,54 +71,57 @@ func TestWrongEnginesFail(t *testing.T) {
 	t.Parallel()
 	const layer = "model.layers.2."
 	for name := range engines16 {
-		c, p := traced(t, name)
-		experts := reachedMost(t, p, layer)
-		down := layer + "mlp.experts." + experts + ".down_proj.weight"
-		scale := func(of string, factor float32, elements func(w tensor.Tensor) []int) weights.Source {
-			w := get(t, c, of)
-			return replace(c, of, scaled(t, w, factor, elements(w)...))
-		}
-		all := func(w tensor.Tensor) (elements []int) {
-			for i := range int(w.Len()) {
-				elements = append(elements, i)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, p := traced(t, name)
+			experts := reachedMost(t, p, layer)
+			down := layer + "mlp.experts." + experts + ".down_proj.weight"
+			scale := func(of string, factor float32, elements func(w tensor.Tensor) []int) weights.Source {
+				w := get(t, c, of)
+				return replace(c, of, scaled(t, w, factor, elements(w)...))
 			}
-			return elements
-		}
-		some := func(n int) func(tensor.Tensor) []int { return func(tensor.Tensor) []int { return []int{n} } }
-		channel := func(w tensor.Tensor) []int { return row(w, 3) }
-		rows := func(of string) weights.Source {
-			w := get(t, c, of)
-			return replace(c, of, rowsBy(w, func(i int) int {
-				if i < 2 {
-					return 1 - i
+			all := func(w tensor.Tensor) (elements []int) {
+				for i := range int(w.Len()) {
+					elements = append(elements, i)
 				}
-				return i
-			}))
-		}
-		for fault, test := range map[string]struct {
-			src   weights.Source
-			stage string
-		}{
-			"one channel of a norm": {scale(layer+"post_attention_layernorm.weight", 1.01, some(5)), layer + "post_attention_layernorm.output"},
-			"one norm":              {scale(layer+"input_layernorm.weight", 1.01, all), layer + "input_layernorm.output"},
-			"another norm's weight": {replace(c, layer+"input_layernorm.weight", get(t, c, layer+"post_attention_layernorm.weight")),
-				layer + "input_layernorm.output"},
-			"an expert is nothing":        {scale(down, 0, all), layer + "mlp."},
-			"two rows exchanged":          {rows(down), layer + "mlp."},
-			"one expert":                  {scale(down, 1.02, all), layer + "mlp."},
-			"one channel of an expert":    {scale(down, 1.02, channel), layer + "mlp."},
-			"one channel of o_proj":       {scale(layer+"self_attn.o_proj.weight", 1.02, channel), layer + "self_attn.o"},
-			"one channel of kv_a_proj":    {scale(layer+"self_attn.kv_a_proj_with_mqa.weight", 1.02, channel), layer + "self_attn.kv_a_proj_with_mqa.output"},
-			"a channel of the final norm": {scale("model.norm.weight", 1.02, some(5)), "model.norm.output"},
-		} {
-			r := run(t, c.Config, test.src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, report.Fail, r.Verdict, "%s: %s", name, fault)
-			require.True(t, strings.HasPrefix(*r.FirstDivergence, test.stage), "%s: %s: %s", name, fault, *r.FirstDivergence)
-		}
-		for key, value := range map[string]string{"rms_norm_eps": "1e-2", "routed_scaling_factor": "2.53"} {
-			r := run(t, override(t, c.Config, key, value), c, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, report.Fail, r.Verdict, "%s: %s", name, key)
-		}
+				return elements
+			}
+			some := func(n int) func(tensor.Tensor) []int { return func(tensor.Tensor) []int { return []int{n} } }
+			channel := func(w tensor.Tensor) []int { return row(w, 3) }
+			rows := func(of string) weights.Source {
+				w := get(t, c, of)
+				return replace(c, of, rowsBy(w, func(i int) int {
+					if i < 2 {
+						return 1 - i
+					}
+					return i
+				}))
+			}
+			for fault, test := range map[string]struct {
+				src   weights.Source
+				stage string
+			}{
+				"one channel of a norm": {scale(layer+"post_attention_layernorm.weight", 1.01, some(5)), layer + "post_attention_layernorm.output"},
+				"one norm":              {scale(layer+"input_layernorm.weight", 1.01, all), layer + "input_layernorm.output"},
+				"another norm's weight": {replace(c, layer+"input_layernorm.weight", get(t, c, layer+"post_attention_layernorm.weight")),
+					layer + "input_layernorm.output"},
+				"an expert is nothing":        {scale(down, 0, all), layer + "mlp."},
+				"two rows exchanged":          {rows(down), layer + "mlp."},
+				"one expert":                  {scale(down, 1.02, all), layer + "mlp."},
+				"one channel of an expert":    {scale(down, 1.02, channel), layer + "mlp."},
+				"one channel of o_proj":       {scale(layer+"self_attn.o_proj.weight", 1.02, channel), layer + "self_attn.o"},
+				"one channel of kv_a_proj":    {scale(layer+"self_attn.kv_a_proj_with_mqa.weight", 1.02, channel), layer + "self_attn.kv_a_proj_with_mqa.output"},
+				"a channel of the final norm": {scale("model.norm.weight", 1.02, some(5)), "model.norm.output"},
+			} {
+				r := run(t, c.Config, test.src, p, verify.Options{Undiagnosed: true})
+				require.Equal(t, report.Fail, r.Verdict, fault)
+				require.True(t, strings.HasPrefix(*r.FirstDivergence, test.stage), "%s: %s", fault, *r.FirstDivergence)
+			}
+			for key, value := range map[string]string{"rms_norm_eps": "1e-2", "routed_scaling_factor": "2.53"} {
+				r := run(t, override(t, c.Config, key, value), c, p, verify.Options{Undiagnosed: true})
+				require.Equal(t, report.Fail, r.Verdict, "%s: %s", name, key)
+			}
+		})
 	}
 }
 
