@@ -49,6 +49,17 @@ func (d *decoding) fail(key string, err error) {
 	*list = append(*list, p)
 }
 
+// notRead is why a quantization_config that may be right is not read. fail keeps it apart from what is wrong.
+type notRead struct{ error }
+
+// unread marks err as notRead; nil stays nil.
+func unread(err error) error {
+	if err == nil {
+		return nil
+	}
+	return notRead{err}
+}
+
 // valid reports whether no problem was found with the key or a part of it.
 func (d *decoding) valid(key string) bool {
 	return !slices.ContainsFunc(d.problems, func(p problem.Problem) bool {

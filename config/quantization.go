@@ -38,17 +38,6 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 	})
 }
 
-// notRead is why a quantization_config that may be right is not read. decoding.fail keeps it apart from what is wrong.
-type notRead struct{ error }
-
-// unread marks err as notRead; nil stays nil.
-func unread(err error) error {
-	if err == nil {
-		return nil
-	}
-	return notRead{err}
-}
-
 // quantMethods lists what reads the quantization_config of each quant_method.
 var quantMethods = map[string]func(d *decoding, key string, o map[string]jsontext.Value){
 	"fp8": readFP8, "compressed-tensors": readCompressed, "modelopt": readModelOpt, "awq": readAWQ, "gptq": readGPTQ,

@@ -180,15 +180,15 @@ func FormOf(method string) *Form {
 	return Plain
 }
 
-// Headers returns the header entry of the tensor of that name in a checkpoint, if there is one.
-type Headers func(name string) (Info, bool)
+// headers returns the header entry of the tensor of that name in a checkpoint, if there is one.
+type headers func(name string) (Info, bool)
 
 // PartOf tells what a stored tensor is, by the tensors beside it: part is "" for a weight, or what the name of a tensor
 // beside it has behind the weight's name. info is its header entry as form has it, which the tensor is the codes of; nil
 // for tensors that have their own dtype. places is where its elements lie, if the form has them transposed. announced is
 // the form that the config has for the weight, which decides where the tensors leave several; columns are those of its
 // matrix, 0 if they are not known.
-func PartOf(stored Info, all Headers, announced *Form, columns int) (info Info, part string, form *Form, places *Places) {
+func PartOf(stored Info, all headers, announced *Form, columns int) (info Info, part string, form *Form, places *Places) {
 	dot := strings.LastIndexByte(stored.Name, '.') + 1
 	module := stored.Name[:dot]
 	if transposed, ok := all(module + "qweight"); ok {
@@ -224,7 +224,7 @@ func PartOf(stored Info, all Headers, announced *Form, columns int) (info Info, 
 
 // formOf returns the form of the weight whose own tensor is stored; Unread if that has something beside it that no form
 // has, nil if it is numbers.
-func formOf(own Info, all Headers, announced *Form, columns int) (form *Form) {
+func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 	if own.DType.Casts() || own.DType.Blocked() {
 		return nil
 	}
@@ -234,7 +234,7 @@ func formOf(own Info, all Headers, announced *Form, columns int) (form *Form) {
 		weight, named = module+"weight", true
 	}
 	sides := 0
-	side := func(part string) (Info, bool) { return SideOf(weight, part, all) }
+	side := func(part string) (Info, bool) { return sideOf(weight, part, all) }
 	for _, part := range Parts() {
 		if _, ok := side(part); ok && !strings.HasPrefix(part, InputParts) {
 			sides++
@@ -261,8 +261,8 @@ func formOf(own Info, all Headers, announced *Form, columns int) (form *Form) {
 	return Unread
 }
 
-// SideOf returns the header entry of the stored tensor that is a part of a weight, whatever files call it.
-func SideOf(weight, part string, all Headers) (info Info, ok bool) {
+// sideOf returns the header entry of the stored tensor that is a part of a weight, whatever files call it.
+func sideOf(weight, part string, all headers) (info Info, ok bool) {
 	module, isModule := strings.CutSuffix(weight, "weight")
 	if info, ok = all(weight + part); !ok && isModule {
 		for _, b := range beside {

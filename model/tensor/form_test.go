@@ -19,7 +19,7 @@ func TestForms(t *testing.T) {
 
 	all := FP8.Tensors("x.weight", []int{300, 130}, BF16, [2]int{128, 64})
 	require.Equal(t, []Info{{"x.weight", F8E4M3, []int{300, 130}}, {"x.weight_scale_inv", F32, []int{3, 3}}}, all)
-	headers := func(infos []Info) Headers {
+	headers := func(infos []Info) headers {
 		return func(name string) (Info, bool) {
 			i := slices.IndexFunc(infos, func(info Info) bool { return info.Name == name })
 			return append(infos, Info{})[max(i, 0)], i >= 0
