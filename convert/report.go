@@ -225,10 +225,11 @@ func (r *Report) writeErrors(w io.Writer) {
 	slices.SortStableFunc(quantised, func(a, b *engine.LostTensor) int { return cmp.Compare(b.RelRMS(), a.RelRMS()) })
 	var most []string
 	for _, t := range quantised[:min(len(quantised), 3)] {
-		most = append(most, fmt.Sprintf("%s (%.2e)", text.Quote(t.Name), t.RelRMS()))
+		most = append(most, fmt.Sprintf("%s (%.2g %%)", text.Quote(t.Name), 100*t.RelRMS()))
 	}
-	fmt.Fprintf(w, "error of quantised numbers: %.2e of their RMS, most in %s; at most %.2e, in %s\n", all.RelRMS(),
-		strings.Join(most, ", "), all.Largest, text.Quote(largest))
+	fmt.Fprintf(w, "quantised weights are off by %.2g %% of their root mean square, most in %s; the largest error is %.2e, "+
+		"in %s; dsmoe verify says what that does to the model\n", 100*all.RelRMS(), strings.Join(most, ", "), all.Largest,
+		text.Quote(largest))
 }
 
 // CheckReport is what Check found. It is JSON as it stands.

@@ -28,6 +28,6 @@ elements that became infinite: 64, in b (64)
 elements that became zero: 3, in cast (3)
 elements that became zero with their whole block: 32, in a (32)
 elements that are infinite or NaN in the source: 1, in cast (1)
-error of quantised numbers: 2.57e-01 of their RMS, most in b (3.00e-01), a (1.00e-01), exact (0.00e+00); at most 5.00e-01, in a
+quantised weights are off by 26 % of their root mean square, most in b (30 %), a (10 %), exact (0 %); the largest error is 5.00e-01, in a; dsmoe verify says what that does to the model
 `, b.String())
 }

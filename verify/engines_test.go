@@ -381,7 +381,7 @@ func TestEngineFaults_every(t *testing.T) {
 		golden, cause string
 		engine
 	}{
-		"scale twice": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 6.25, here it is 2.5",
+		"scale twice": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 6.25, here it is 2.5: 2.5 × 2.5, it was applied twice",
 			engine{config: func(c *config.Config) { c.Router.RoutedScalingFactor *= c.Router.RoutedScalingFactor }}},
 		"no scale": {"v3-trained/golden-f32", "routed-scale: the engine ran with routed_scaling_factor 1, here it is 2.5",
 			engine{config: func(c *config.Config) { c.Router.RoutedScalingFactor = 1 }}},
@@ -393,7 +393,7 @@ func TestEngineFaults_every(t *testing.T) {
 			engine{best: 1}},
 		"no groups": {"v3-trained/golden-f32", "group-mask: the engine chose among all experts, here there are ",
 			engine{config: func(c *config.Config) { c.Router.NGroup, c.Router.TopKGroup = 1, 1 }}},
-		"bias in BF16": {"v3-trained/golden-f32", "router-bias: the engine chose experts as with model.layers.1.mlp.gate.e_score_correction_bias rounded to BF16",
+		"bias in BF16": {"v3-trained/golden-f32", "router-bias: with model.layers.1.mlp.gate.e_score_correction_bias rounded to BF16, experts are chosen as the engine chose them",
 			engine{model: func(m *model.DeepseekForCausalLM) {
 				gates(m, func(g *model.MoEGate) {
 					values := must(g.EScoreCorrectionBias.Float32s(nil))

@@ -171,8 +171,8 @@ func TestReadOffTheNumbers(t *testing.T) {
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, "model.layers.1.self_attn.o_proj.weight", attn+"o_proj.weight")
 			}},
-		{"v3/golden-f32", "router-bias", "the reference chose experts as with the other sign of model.layers.2.mlp.gate.e_score_correction_bias", times(bias, -1)},
-		{"v3/golden-f32", "router-bias", "the reference chose experts as with model.layers.3.mlp.gate.e_score_correction_bias in the place of",
+		{"v3/golden-f32", "router-bias", "with the other sign of model.layers.2.mlp.gate.e_score_correction_bias, experts are chosen as the reference chose them", times(bias, -1)},
+		{"v3/golden-f32", "router-bias", "with model.layers.3.mlp.gate.e_score_correction_bias in the place of",
 			func(t *testing.T, src weights.Source) altered {
 				return swap(t, src, bias, "model.layers.3.mlp.gate.e_score_correction_bias")
 			}},

@@ -168,10 +168,10 @@ func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError, layers i
 				about("not-finite", inspect.Finite(float64(m.NotFinite)), inspect.Finite(0),
 					"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
 			case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
-				about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
+				about("conversion-error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
 			case p != nil && m.RelativeRMS != nil && *m.RelativeRMS > p.Median &&
 				p.Odd(*m.RelativeRMS, (errorFactor-1)*p.Median):
-				about("error", m.RelativeRMS, &p.Median, "relative RMS error %.4g, the layer's median is %.4g",
+				about("conversion-error", m.RelativeRMS, &p.Median, "relative RMS error %.4g, the layer's median is %.4g",
 					*m.RelativeRMS, p.Median)
 			}
 		}

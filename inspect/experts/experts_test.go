@@ -461,7 +461,7 @@ func TestExpertsAgainst(t *testing.T) {
 	b.Put(inspecttest.ExpertName(1, 2, "gate"), 3, 0x7f80, 0x7fc1)
 	r, err := Against(t.Context(), a.Weights(), b.Weights(), Options{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"not-finite 1 [0 1]", "error 2 [4]", "error 3 [9]"},
+	require.Equal(t, []string{"not-finite 1 [0 1]", "conversion-error 2 [4]", "conversion-error 3 [9]"},
 		inspecttest.Kinds(r.Findings))
 	require.Equal(t, inspecttest.ExpertName(2, 4, "up"), r.Findings[1].Tensor)
 	var squares, off float64
@@ -484,7 +484,7 @@ func TestExpertsAgainst(t *testing.T) {
 	a.Zero(inspecttest.ExpertName(2, 4, "up"))
 	zeroed, err := Against(t.Context(), b.Weights(), a.Weights(), Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}})
 	require.NoError(t, err)
-	require.Equal(t, []string{"error 2 [4]"}, inspecttest.Kinds(zeroed.Findings))
+	require.Equal(t, []string{"conversion-error 2 [4]"}, inspecttest.Kinds(zeroed.Findings))
 	require.Contains(t, zeroed.Findings[0].Text, "the original is all zero")
 }
 

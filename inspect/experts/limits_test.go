@@ -57,7 +57,7 @@ func TestLimitOfErrors(t *testing.T) {
 		}
 		r, err := Against(t.Context(), a.Weights(), b.Weights(), Options{})
 		require.NoError(t, err)
-		require.Len(t, inspecttest.With(r.Findings, "error"), want, "%v", inspecttest.Kinds(r.Findings))
+		require.Len(t, inspecttest.With(r.Findings, "conversion-error"), want, "%v", inspecttest.Kinds(r.Findings))
 	}
 }
 

@@ -235,9 +235,12 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 			text.Plural(x.Shards, "file")))
 	}
 	if len(c.Files) > 0 {
+		size := int64(0)
+		for _, f := range c.Files {
+			size += f.Size
+		}
 		checked = append(checked, fmt.Sprintf("headers of %s: %s, %s", text.Plural(len(c.Files), "file"),
-			text.Plural(len(tensors), "tensor"),
-			text.Bytes(bytesOf(tensors))))
+			text.Plural(len(tensors), "tensor"), bytesIn(bytesOf(tensors), size)))
 	}
 	switch {
 	case c.Config == nil:
@@ -294,6 +297,14 @@ func bytesOf(tensors []inspect.Tensor) (n int64) {
 		n += t.Bytes
 	}
 	return n
+}
+
+// bytesIn are the bytes of tensors in words, behind those of their files where these hold blocks that decode to more.
+func bytesIn(n, files int64) string {
+	if n > files {
+		return fmt.Sprintf("%s (%s once decoded)", text.Bytes(files), text.Bytes(n))
+	}
+	return text.Bytes(n)
 }
 
 // Passes reports whether there are no problems.

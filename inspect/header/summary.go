@@ -140,8 +140,12 @@ func (s *Summary) WriteText(w io.Writer) error {
 			t.Add("parameters", s.Parameters.String())
 		}
 	}
+	size := int64(0)
+	for _, f := range s.Files {
+		size += f.Size
+	}
 	t.Add("weights", fmt.Sprintf("%s in %s, %s", text.Plural(s.Tensors, "tensor"), text.Plural(len(s.Files), "file"),
-		text.Bytes(s.Bytes)))
+		bytesIn(s.Bytes, size)))
 	for i, d := range s.DTypes {
 		t.Add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, text.Plural(d.Tensors, "tensor"),
 			text.Bytes(d.Bytes)))

@@ -26,7 +26,7 @@ func biasMistakes(f *Failure) (list []mistake) {
 			if bias.Name == "" || change(x, bias) != nil {
 				return ""
 			}
-			return fmt.Sprintf("the reference chose experts as "+words, bias.Name)
+			return fmt.Sprintf(words+", experts are chosen as the reference chose them", bias.Name)
 		}})
 	}
 	for _, known := range []struct {

@@ -58,7 +58,12 @@ func gateMistakes(f *Failure) []mistake {
 			if !(scale > 0) {
 				return ""
 			}
-			return ran("routed_scaling_factor", &x.Config.Router.RoutedScalingFactor, scale)
+			here := x.Config.Router.RoutedScalingFactor
+			words := ran("routed_scaling_factor", &x.Config.Router.RoutedScalingFactor, scale)
+			if words != "" && math.Abs(scale-here*here) < 1e-3*scale {
+				words += fmt.Sprintf(": %g × %[1]g, it was applied twice", here)
+			}
+			return words
 		}},
 		{id: "bias-leak", kinds: weight, undo: undoBiasLeak},
 		{id: "aux-loss-form", kinds: loss, undo: func(x *Trial) string {

@@ -525,6 +525,8 @@ func (r *Report) cause() string {
 	switch {
 	case r.Cause != nil:
 		return r.Cause.String()
+	case r.Mode == Local && len(r.Hints) > 0:
+		return "none of the known mistakes explains all of it; a hint says what is known"
 	case r.Mode == Local:
 		return "none of the known mistakes explains it"
 	}
@@ -868,6 +870,9 @@ func (r *Report) summary() string {
 	switch r.Verdict {
 	case Fail:
 		parts := append(r.origin(), *r.FirstDivergence+": "+r.first().failureText(), r.cause())
+		for _, h := range r.Hints {
+			parts = append(parts, h.String())
+		}
 		if next := r.next(); next != nil {
 			parts = append(parts, strings.Join(next, " "))
 		}
