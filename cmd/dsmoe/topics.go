@@ -23,6 +23,8 @@ func addTopics(root *cobra.Command) {
 		data, _ := topics.ReadFile("topics/" + f.Name())
 		summary, body, _ := strings.Cut(string(data), "\n\n")
 		topic := &cobra.Command{Use: strings.TrimSuffix(f.Name(), ".txt"), Short: summary, Long: body}
+		topic.SuggestFor = map[string][]string{"conversions": {"gguf", "types", "quantise", "quantize", "quantization"},
+			"verdicts": {"limits", "tolerance", "exit"}, "traces": {"engines", "vllm", "llama"}}[topic.Name()]
 		topic.SetHelpFunc(func(cmd *cobra.Command, _ []string) { cmd.Print(cmd.Long) })
 		root.AddCommand(topic)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -8,6 +9,7 @@ import (
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/scripts"
+	"dsmoe/text"
 )
 
 func newTraceScript() *cobra.Command {
@@ -30,10 +32,20 @@ Its head says what it needs and how it is run, such as
 dsmoe help traces  what a trace is, and what verify says of it`,
 		Example: `  dsmoe trace-script llama > trace.py`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 || !slices.Contains(scripts.Engines, args[0]) {
-				return cli.Misuse(cmd, "want one of "+strings.Join(scripts.Engines, ", "))
+			cause := "want one of " + strings.Join(scripts.Engines, ", ")
+			switch {
+			case len(args) != 1:
+				return cli.Misuse(cmd, cause)
+			case slices.Contains(scripts.Engines, args[0]):
+				return nil
 			}
-			return nil
+			for _, of := range [][2]string{{"llama", "llama.cpp"}, {"mlx", "mlx-lm"},
+				{"torch", "transformers vllm sglang megatron-lm pytorch"}} {
+				if strings.Contains(of[1], strings.ToLower(args[0])) {
+					cause += fmt.Sprintf(": %s is the one for %s", of[0], text.Quote(args[0]))
+				}
+			}
+			return cli.Misuse(cmd, cause)
 		},
 		ValidArgsFunction: cobra.FixedCompletions(scripts.Engines, cobra.ShellCompDirectiveNoFileComp),
 		Annotations:       cli.Exits("done", ""),

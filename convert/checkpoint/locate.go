@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"dsmoe/convert/format"
+	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 	"dsmoe/text"
 	"dsmoe/text/problem"
@@ -43,7 +44,11 @@ func locateOnDisk(path string) (*location, error) {
 	if err != nil {
 		// OpenRegular words the error, a dangling link among others.
 		_, _, err = format.OpenRegular(path)
-		return nil, problem.In(path, problem.Of("", err)...)
+		problems := problem.Of("", err)
+		if host, model, _ := strings.Cut(path, "/"); slices.Contains(remote.HubHosts, host) {
+			problems[0].Hint = "hf://" + model + " is the model in the hub"
+		}
+		return nil, problem.In(path, problems...)
 	}
 	switch {
 	case stat.IsDir():
@@ -132,6 +137,9 @@ func (l *location) search(path string) (*location, error) {
 			foreignKind(entries[foreign]) + ", which cannot be read", Hint: foreignHint}
 	case len(entries) == 0:
 		found = problem.Problem{Cause: "directory is empty"}
+	}
+	if below, _ := filepath.Glob(filepath.Join(path, "*", ConfigName)); len(below) > 0 && found.Hint == "" {
+		found.Hint = "a checkpoint may be below: " + text.Quote(filepath.Dir(below[0]))
 	}
 	l.problems = append(l.problems, found)
 	return l, nil

@@ -3,6 +3,7 @@ package remote
 import (
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,6 +15,12 @@ func Is(path string) bool {
 	scheme, _, ok := strings.Cut(path, "://")
 	return ok && scheme != "" && strings.Trim(strings.ToLower(scheme), "abcdefghijklmnopqrstuvwxyz0123456789+-.") == ""
 }
+
+// HubHosts are the names of the hub's server, whose pages are no directories.
+var HubHosts = []string{"huggingface.co", "www.huggingface.co", "hf.co"}
+
+// hubPage splits the path of a model's page: /ORG/NAME[/tree/REVISION].
+var hubPage = regexp.MustCompile(`^/([\w.-]+/[\w.-]+)(?:/(?:tree/([^/]+))?)?/?$`)
 
 // Open opens the directory at a URL. last is the name of the file that the URL ends in, or "". names are the files that
 // a checkpoint may consist of: without a listing only these are found. An error is of type *problem.Error.
@@ -38,6 +45,13 @@ func (c *Client) Open(at string, isFile func(name string) bool, names []string) 
 		base, invalid := url.Parse(at)
 		if invalid != nil || base.Host == "" {
 			return nil, "", final("is not the URL of a directory")
+		}
+		if m := hubPage.FindStringSubmatch(base.Path); m != nil && slices.Contains(HubHosts, base.Host) {
+			model := "hf://" + m[1]
+			if m[2] != "" {
+				model += "@" + m[2]
+			}
+			return nil, "", &failure{cause: "is a page of the hub", hint: model + " is the model itself", final: true}
 		}
 		o, below = &web{base: base, names: names}, base.Path
 	}

@@ -214,18 +214,41 @@ func nearCommands(cmd *cobra.Command, word string) string {
 		return "" // which every name begins with
 	}
 	cmd.SuggestionsMinimumDistance = 2
-	return strings.Join(cmd.SuggestionsFor(word), " or ")
+	names := cmd.SuggestionsFor(word)
+	for _, sub := range cmd.Commands() {
+		isNear := strings.HasPrefix(sub.Name(), word) || slices.Contains(sub.SuggestFor, word)
+		if sub.IsAdditionalHelpTopicCommand() && isNear && len(word) > 2 {
+			names = append(names, "help "+sub.Name())
+		}
+		for _, below := range sub.Commands() {
+			if below.Name() == word && sub.IsAvailableCommand() {
+				names = append(names, sub.Name()+" "+word)
+			}
+		}
+	}
+	return strings.Join(names, " or ")
 }
 
-// otherFlags are flags that a user knows of llama.cpp's converter or of golden, by the command that lacks them, and
+// otherFlags are flags that a user knows of another tool or command, by the command that lacks them, "" for all, and
 // what the command has in their places.
 var otherFlags = map[string]map[string]string{
-	"convert": {"outtype": ", is it --type?", "outfile": ", is it DST, the argument behind SRC?"},
+	"": {"threads": ": GOMAXPROCS=4 in the environment sets the number of threads"},
+	"convert": {"outtype": isType, "quantize": isType, "quantise": isType, "dtype": isType, "outfile": isDST, "output": isDST,
+		"force": isOverwrite, "update": isOverwrite, "split-max-size": ", is it --max-shard-size?"},
+	"synth":   {"output": isDST, "force": isOverwrite},
+	"golden":  {"output": ", is it PACK, the argument behind CHECKPOINT?", "force": ": an existing PACK is not replaced; remove it"},
+	"verify":  {"output": ", is it --html, --junit or --json?", "tolerance": areBounds, "atol": areBounds, "rtol": areBounds},
 	"routing": {"text": textFlag},
 	"report":  {"text": textFlag},
 }
 
-const textFlag = ": --tokens takes a file; dsmoe help routing makes one of a text"
+const (
+	textFlag    = ": --tokens takes a file; dsmoe help routing makes one of a text"
+	isType      = ", is it --type?"
+	isDST       = ", is it DST, the argument behind SRC?"
+	isOverwrite = ", is it --overwrite?"
+	areBounds   = ": limits follow from rounding; --limit STAGE=FACTOR widens those of a stage"
+)
 
 // NearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
 func NearFlags(cmd *cobra.Command, err error) string {
@@ -233,7 +256,8 @@ func NearFlags(cmd *cobra.Command, err error) string {
 	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
 		return ""
 	}
-	if ours := otherFlags[cmd.Name()][unknown.GetSpecifiedName()]; ours != "" {
+	name := unknown.GetSpecifiedName()
+	if ours := cmp.Or(otherFlags[cmd.Name()][name], otherFlags[""][name]); ours != "" {
 		return ours
 	}
 	names := &cobra.Command{} // which knows how near names are
