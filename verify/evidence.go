@@ -89,6 +89,10 @@ func (e *evidence) add(c report.Check) error {
 		c.Failed = c.Exceeded()
 	}
 	e.checks = append(e.checks, c)
+	if _, noted := e.misses[c.Tensor]; e.job.counts && c.Verdict == report.Fail && !noted { // of another dtype or shape
+		golden := e.job.pack.Manifest.Tensors[c.Tensor]
+		e.misses[c.Tensor] = allMissed(golden.Elements())
+	}
 	if e.job.options.Progress != nil {
 		e.job.options.Progress(len(e.checks), e.job.expected)
 	}

@@ -86,7 +86,7 @@ func observeLayer(ctx context.Context, e *evidence, layer int, r *report.Report)
 	best, least := e.job.engine, len(failing)
 	for improved := true; improved && least > 0; {
 		improved = false
-		for _, part.engine = range candidates(best, forms) {
+		for _, part.engine = range candidates(best, forms, e.job.recognises) {
 			found, err := part.gather(ctx)
 			if err != nil {
 				return nil, err
@@ -106,8 +106,8 @@ func observeLayer(ctx context.Context, e *evidence, layer int, r *report.Report)
 }
 
 // candidates are other arithmetics of an engine, each with one more rounding that it does not declare: of products with
-// weights of one form, or of the cache.
-func candidates(how *pack.Arithmetic, forms []string) (list []*pack.Arithmetic) {
+// weights of one form, of norms' sums, or of attention, unless that is recognised.
+func candidates(how *pack.Arithmetic, forms []string, recognised bool) (list []*pack.Arithmetic) {
 	for _, form := range forms {
 		if _, declared := how.Activations[form]; declared {
 			continue
@@ -126,6 +126,9 @@ func candidates(how *pack.Arithmetic, forms []string) (list []*pack.Arithmetic) 
 		other := *how
 		other.Sums = pack.SerialSums
 		list = append(list, &other)
+	}
+	if recognised {
+		return list
 	}
 	attentions := [][]string{how.Attention}
 	if how.Attention == nil {

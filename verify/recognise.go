@@ -156,6 +156,9 @@ func (j *job) tryKinds(ctx context.Context, open []*kind, r *report.Report, ever
 	for len(open) > 0 {
 		now, later := j.separable(open, r)
 		found, err := j.tryWays(ctx, now, later, r, everywhere)
+		if err == nil && !j.trial {
+			err = j.tryRecorded(ctx, found, later, r, everywhere)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -164,8 +167,40 @@ func (j *job) tryKinds(ctx context.Context, open []*kind, r *report.Report, ever
 	return j, nil
 }
 
-// recognising returns the job with the ways of rounding that were found.
+// tryRecorded tries the ways of the kinds that were not recognised again, with the config that the trace holds, if that is
+// another one. A way that explains all elements then is the engine's: what it does not explain with the checkpoint's config
+// is wrong.
+func (j *job) tryRecorded(ctx context.Context, found []recognised, later []*kind, r *report.Report, everywhere bool) error {
+	if len(meaningful(j.settings.Differ)) == 0 {
+		return nil
+	}
+	var open []*kind
+	for _, f := range found {
+		if f.unexplained() {
+			open = append(open, f.kind)
+		}
+	}
+	recorded, err := j.pack.RecordedConfig(j.model.Config.Reference)
+	if err != nil || open == nil {
+		return err
+	}
+	other, m := *j, *j.model
+	m.Config, other.model = recorded, &m
+	with, err := other.tryWays(ctx, open, later, r, everywhere)
+	for _, f := range with {
+		if f.decided && f.missed == 0 {
+			i := slices.IndexFunc(found, func(ours recognised) bool { return ours.kind == f.kind })
+			f.missed, f.recorded = found[i].misses[f.way], true
+			found[i] = f
+		}
+	}
+	return err
+}
+
+// recognising returns the job with the ways of rounding that were found. Of kinds whose ways all explain the same part
+// nothing was found.
 func (j *job) recognising(found []recognised) *job {
+	found = slices.DeleteFunc(slices.Clone(found), func(f recognised) bool { return f.decided && f.unexplained() })
 	again := j.rounding(func(ways map[string]string) {
 		for _, f := range found {
 			maps.Copy(ways, f.ways())

@@ -90,6 +90,15 @@ type misses []uint64
 // set notes element i.
 func (m misses) set(i int) { m[i/64] |= 1 << (i % 64) }
 
+// allMissed returns the misses of a stage of n elements that cannot be compared.
+func allMissed(n int) misses {
+	m := make(misses, n/64+1)
+	for i := range n {
+		m.set(i)
+	}
+	return m
+}
+
 // count returns how many elements there are.
 func (m misses) count() (n int) {
 	for _, w := range m {
@@ -120,11 +129,14 @@ func total(stages map[string]misses) (n int) {
 // recognised is what the numbers of a run say of a kind.
 type recognised struct {
 	kind    *kind
-	way     int  // of the kind, which most elements fit
-	missed  int  // elements that way does not explain
-	rival   int  // the way that comes nearest among those that predict other numbers; -1 if all predict the same
-	alone   int  // elements that way explains and the rival does not
-	decided bool // way is the engine's; if not, its way is not known
+	way     int   // of the kind, which most elements fit
+	missed  int   // elements that way does not explain
+	rival   int   // the way that comes nearest among those that predict other numbers; -1 if all predict the same
+	alone   int   // elements that way explains and the rival does not
+	decided bool  // way is the engine's; if not, its way is not known
+	misses  []int // the same of all ways
+	// recorded says that way explains all elements with the config that the trace holds; missed are those of ours
+	recorded bool
 	// layers have another way, as kernels may be chosen by the shapes of a layer.
 	layers map[int]int
 }
@@ -142,8 +154,9 @@ const (
 // show enough: what it misses then is wrong.
 func decide(k *kind, by []map[string]misses) recognised {
 	r := recognised{kind: k, missed: total(by[0]), rival: -1}
-	for i := 1; i < len(by); i++ {
-		if n := total(by[i]); n < r.missed {
+	for i := range by {
+		n := total(by[i])
+		if r.misses = append(r.misses, n); n < r.missed {
 			r.way, r.missed = i, n
 		}
 	}
@@ -176,6 +189,11 @@ func decide(k *kind, by []map[string]misses) recognised {
 		r.mix(by)
 	}
 	return r
+}
+
+// unexplained reports whether the numbers do not show a way: none explains enough, or all explain the same part.
+func (r *recognised) unexplained() bool {
+	return !r.decided || r.rival < 0 && r.missed > 0 && !r.kind.declared
 }
 
 // mix gives the layers in which elements miss another way, if that explains all of a layer's elements and the way of
@@ -215,7 +233,7 @@ func (r *recognised) ways() map[string]string {
 
 // reported is what a report says of a kind.
 func (r *recognised) reported() report.Recognised {
-	says := report.Recognised{Kind: r.kind.name, Ways: r.ways(), Missed: r.missed, Alone: r.alone}
+	says := report.Recognised{Kind: r.kind.name, Ways: r.ways(), Missed: r.missed, Alone: r.alone, WithRecorded: r.recorded}
 	for layer, way := range r.layers {
 		if says.Layers == nil {
 			says.Layers = map[string]map[string]string{}

@@ -550,6 +550,8 @@ type Recognised struct {
 	Alone int `json:"alone"`
 	// these next best ways, likewise; absent if all others predict the same numbers
 	Rival map[string]string `json:"rival,omitempty"`
+	// the ways explain all elements with the config that the trace holds, not with the checkpoint's
+	WithRecorded bool `json:"with_recorded_config,omitempty"`
 	// the ways of layers that round otherwise, by the layer's number; absent if there are none
 	Layers map[string]map[string]string `json:"layers,omitempty"`
 }

@@ -231,7 +231,7 @@ func (g *Golden) writeRecognised(f *facts) {
 
 // recognised returns the lines of writeRecognised: the ways that were read off the numbers.
 func (g *Golden) recognised() (f facts) {
-	var known, unknown, same []string
+	var known, unknown, same, recorded []string
 	least := math.MaxInt
 	for _, k := range g.Recognised {
 		if slices.Contains(slices.Collect(maps.Values(k.Ways)), bounds.Unknown) {
@@ -243,6 +243,9 @@ func (g *Golden) recognised() (f facts) {
 			says += fmt.Sprintf(", but in layer %s %s", layer, waysInWords(k.Layers[layer]))
 		}
 		known = append(known, says)
+		if k.WithRecorded {
+			recorded = append(recorded, k.Kind)
+		}
 		if k.Rival == nil {
 			same = append(same, k.Kind)
 		} else {
@@ -258,6 +261,9 @@ func (g *Golden) recognised() (f facts) {
 	}
 	if least < math.MaxInt {
 		f.add("", "each explains at least %s that the nearest other way does not", text.Plural(least, "element"))
+	}
+	if recorded != nil {
+		f.add("", "with the config that the trace holds, not with the checkpoint's: %s", strings.Join(recorded, ", "))
 	}
 	if same != nil {
 		f.add("", "other ways give the same numbers: %s", strings.Join(same, ", "))
