@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -26,6 +27,8 @@ type job struct {
 	recognises bool
 	found      []recognised
 	trial      bool // a mistake is undone: no numbers of config.json are tried
+	// places are those of the weights of the layer in which the mistake is undone; nil otherwise
+	places map[*model.Weight]table.Place
 
 	// watch is called with each stage that is held to the error analysis; may be nil
 	watch func(stage string, x *bounds.Value, rows *bounds.Rows)

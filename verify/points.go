@@ -19,7 +19,7 @@ import (
 func (j *job) points() bounds.Points {
 	p := bounds.Points{Ways: j.engine.Rounding, Layers: map[int]map[string]string{}, Weights: j.weightsOf,
 		Factor: j.model.Config.Router.RoutedScalingFactor, Of: func(w *model.Weight) (string, int) {
-			at := table.PlaceOf(j.model.Config, w.Name)
+			at := j.placeOf(w)
 			return operationOf(at, j.model.Config.NumHiddenLayers), at.Layer
 		}}
 	for _, f := range j.found {
@@ -66,10 +66,18 @@ func operationOf(at table.Place, layers int) string {
 	return ""
 }
 
+// placeOf returns the place of a weight in the model. A trial may have a weight elsewhere than its name says.
+func (j *job) placeOf(w *model.Weight) table.Place {
+	if at, moved := j.places[w]; moved {
+		return at
+	}
+	return table.PlaceOf(j.model.Config, w.Name)
+}
+
 // weightsOf returns topk_weight of the tokens that chose the expert a weight belongs to, as the pack has it; nil if the
 // pack lacks it.
 func (j *job) weightsOf(w *model.Weight) []float32 {
-	at := table.PlaceOf(j.model.Config, w.Name)
+	at := j.placeOf(w)
 	idx, err := j.pack.Ints(pack.StageOf(at.Layer, pack.TopKIdx))
 	weights, failed := j.pack.Float32s(pack.StageOf(at.Layer, pack.TopKWeight))
 	if err != nil || failed != nil {

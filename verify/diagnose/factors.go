@@ -173,7 +173,7 @@ func (f *Failure) columnFactors() (factors, errors []float64) {
 		stored = bounds.PrecisionOf(d).Ulp(1) / 2
 	}
 	for i, want := range f.Want {
-		y, g := float64(f.Unrounded[i]), float64(want)
+		y, g := float64(f.Unrounded[i])-f.beside(i), float64(want)-f.beside(i)
 		unit := math.Hypot(f.tolerance(i, i), stored*size[i/n])
 		columns[i%n].add(y/unit, g/unit)
 		all.add(y/unit, g/unit)
@@ -270,10 +270,16 @@ func (f *Failure) describeFactors(factors, errors []float64) (id, words string, 
 		return id, "is " + by + " times the reference's", exact
 	case same:
 		return id, fmt.Sprintf("has %s times the reference's numbers in %s %s", by, of, ranges(changed)), exact
-	case len(changed) <= bounds.Few:
-		return id, fmt.Sprintf("has other multiples of the reference's numbers in %s %s", of, ranges(changed)), false
 	case f.isNorm():
-		return id, f.normInWords(factors, len(changed)), false
+		if words := f.normInWords(factors); words != "" {
+			return id, words, false
+		}
+	}
+	if len(changed) <= bounds.Few {
+		return id, fmt.Sprintf("has other multiples of the reference's numbers in %s %s", of, ranges(changed)), false
+	} else if f.isNorm() {
+		return id, fmt.Sprintf("is not the reference's: %d of %d channels are off, each by a factor of its own", len(changed),
+			len(factors)), false
 	}
 	var numbers []float64
 	for _, factor := range factors {
@@ -340,11 +346,11 @@ func (f *Failure) factorInWords(by, deviation float64) string {
 	return unlike(by, digits, 1)
 }
 
-// normInWords describes a norm's weight with a factor of its own in some channels.
-func (f *Failure) normInWords(factors []float64, changed int) string {
+// normInWords says what a norm's weight is, with a factor of its own in some channels; "" if that is nothing known.
+func (f *Failure) normInWords(factors []float64) string {
 	ours, err := f.numbers(f.Weights[0])
 	if err != nil {
-		return "is not the reference's"
+		return ""
 	}
 	reference := make([]float64, len(ours))
 	for c, w := range ours {
@@ -377,7 +383,7 @@ func (f *Failure) normInWords(factors []float64, changed int) string {
 	if is(func(c int) float64 { return reference[c] }) {
 		return "holds the reference's numbers in another order: the hidden channels may be permuted"
 	}
-	return fmt.Sprintf("is not the reference's: %d of %d channels are off, each by a factor of its own", changed, len(ours))
+	return ""
 }
 
 // numbers returns the numbers of a vector.

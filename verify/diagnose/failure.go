@@ -34,7 +34,7 @@ type Failure struct {
 
 	Layer      int               // -1 for the final norm and the head
 	Name       string            // of the golden tensor
-	Kind       string            // of the stage
+	Kind       string            // of the stage; of the routed sum if that shows in the layer's output alone
 	Got        *model.Activation // compared rows of the stage [compared, width], with its DType
 	Unrounded  []float32         // got before its last rounding
 	Deviations []float64         // standard deviation of each element of got
@@ -48,6 +48,7 @@ type Failure struct {
 	BeyondColumns []bool    // the same of columns
 	Want          []float32 // golden tensor, as got
 	Idx           []int     // golden choice of experts of got's rows, if the routed sum failed and the pack has it
+	Beside        []float32 // golden output of shared experts, if the routed sum shows in the sum with it; as got
 	Scores        []float32 // that experts are chosen by, if their choice failed
 
 	wrong   *token    // of a failed routed sum; nil of other stages
@@ -296,6 +297,14 @@ func (f *Failure) isFinite() bool { return bounds.AllFinite(f.Want) && bounds.Al
 
 // residual is how far element i of the golden is from ours.
 func (f *Failure) residual(i int) float64 { return float64(f.Want[i]) - float64(f.Unrounded[i]) }
+
+// beside is what element i of the golden has beside the routed sum.
+func (f *Failure) beside(i int) float64 {
+	if f.Beside == nil {
+		return 0
+	}
+	return float64(f.Beside[i])
+}
 
 // goldenWidth is the last dimension of the failed stage's golden; 0 if the pack has no shape of it.
 func (f *Failure) goldenWidth() int {

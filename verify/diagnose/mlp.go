@@ -545,6 +545,9 @@ func (f *Failure) nearSum(x *Trial) bool {
 	defer plain.Close(nil)
 	n := f.Got.Width()
 	sum := make([]float64, n)
+	for c := range sum {
+		sum[c] = f.beside(w.row*n + c)
+	}
 	for i, e := range w.experts {
 		m := &x.layer.MoE.Experts[e]
 		var of mlpData
