@@ -3,13 +3,11 @@ package verify
 import (
 	"context"
 	"math"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
@@ -56,15 +54,13 @@ func (e rounding) Linear(x *model.Activation, l *model.Linear) *model.Activation
 // much that alone moves a stage, and which choices differ for the router's precision and which for its inputs.
 func TestAgainstRoundsDifferently(t *testing.T) {
 	t.Parallel()
-	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3-trained", "checkpoint"))
-	require.NoError(t, err)
-	defer c.Close()
-	in := &model.Input{Batch: 1, Seq: 192}
-	for i := range in.Seq {
-		in.InputIDs = append(in.InputIDs, i*89%251)
+	ids := make([]int, 192)
+	for i := range ids {
+		ids[i] = i * 89 % 251
 	}
+	c, in, record := recordingTrained(t, ids)
 	trace := func(of rounding) *Trace {
-		p := recordedBy(t, c.Config, c, in, tensor.BF16, func(p *model.Plain) model.Arithmetic[*model.Activation] {
+		p := record(func(p *model.Plain) model.Arithmetic[*model.Activation] {
 			of.Plain = p
 			return of
 		})

@@ -2,13 +2,11 @@ package verify
 
 import (
 	"context"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
@@ -49,15 +47,13 @@ func (p inFloat32) Context(probs, vT *model.Activation) *model.Activation {
 // 0.3 % too large, which is less than roundings of scores explain.
 func TestSdpaInFloat32(t *testing.T) {
 	t.Parallel()
-	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3-trained", "checkpoint"))
-	require.NoError(t, err)
-	defer c.Close()
-	in := &model.Input{Batch: 1, Seq: 96}
-	for _, b := range []byte(strings.Repeat("func (a *analysis) Close() {\n\ta.plain.Close(nil)\n", 2)[:in.Seq]) {
-		in.InputIDs = append(in.InputIDs, int(b))
+	var ids []int
+	for _, b := range []byte(strings.Repeat("func (a *analysis) Close() {\n\ta.plain.Close(nil)\n", 2)[:96]) {
+		ids = append(ids, int(b))
 	}
+	c, _, record := recordingTrained(t, ids)
 	for factor, want := range map[float32]report.Verdict{1: report.Pass, 1.003: report.Inconclusive} {
-		p := recordedBy(t, c.Config, c, in, tensor.BF16, func(p *model.Plain) model.Arithmetic[*model.Activation] { return inFloat32{p, factor} })
+		p := record(func(p *model.Plain) model.Arithmetic[*model.Activation] { return inFloat32{p, factor} })
 		p.Manifest.Reference.Attention, p.Manifest.Partial = pack.Sdpa, "one text"
 		r, err := Run(context.Background(), c.Config, c, p, Options{})
 		require.NoError(t, err)

@@ -88,6 +88,18 @@ func recordedBy(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *
 	return r.Pack
 }
 
+// recordingTrained opens a trained model and returns what records its packs of some tokens in BF16.
+func recordingTrained(t *testing.T, ids []int) (c *checkpoint.Checkpoint, in *model.Input,
+	record func(around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack) {
+	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3-trained", "checkpoint"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	in = &model.Input{Batch: 1, Seq: len(ids), InputIDs: ids}
+	return c, in, func(around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
+		return recordedBy(t, c.Config, c, in, tensor.BF16, around)
+	}
+}
+
 // TestRepeatedTokensWithoutAStage_every: batches of two ids are right references whatever the pack lacks
 // of attention. Where rows share the errors of what it lacks, columns have the limit of rows.
 func TestRepeatedTokensWithoutAStage_every(t *testing.T) {
