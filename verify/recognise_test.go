@@ -88,6 +88,14 @@ func TestWrongEnginesFail(t *testing.T) {
 			}
 			some := func(n int) func(tensor.Tensor) []int { return func(tensor.Tensor) []int { return []int{n} } }
 			channel := func(w tensor.Tensor) []int { return row(w, 3) }
+			half := func(w tensor.Tensor) (elements []int) { // of the columns
+				for i := range int(w.Len()) {
+					if i%w.Shape[1] < w.Shape[1]/2 {
+						elements = append(elements, i)
+					}
+				}
+				return elements
+			}
 			rows := func(of string) weights.Source {
 				w := get(t, c, of)
 				return replace(c, of, rowsBy(w, func(i int) int {
@@ -107,20 +115,32 @@ func TestWrongEnginesFail(t *testing.T) {
 					layer + "input_layernorm.output"},
 				"an expert is nothing":        {scale(down, 0, all), layer + "mlp."},
 				"two rows exchanged":          {rows(down), layer + "mlp."},
-				"one expert":                  {scale(down, 1.02, all), layer + "mlp."},
-				"one channel of an expert":    {scale(down, 1.02, channel), layer + "mlp."},
+				"one expert":                  {scale(down, 1.01, all), layer + "mlp."},
+				"one channel of an expert":    {scale(down, 1.01, channel), layer + "mlp."},
 				"one channel of o_proj":       {scale(layer+"self_attn.o_proj.weight", 1.02, channel), layer + "self_attn.o"},
 				"one channel of kv_a_proj":    {scale(layer+"self_attn.kv_a_proj_with_mqa.weight", 1.02, channel), layer + "self_attn.kv_a_proj_with_mqa.output"},
 				"a channel of the final norm": {scale("model.norm.weight", 1.02, some(5)), "model.norm.output"},
+				"one rank's half of o_proj":   {scale(layer+"self_attn.o_proj.weight", 1.01, half), layer + "self_attn.o"},
 			} {
 				r := run(t, c.Config, test.src, p, verify.Options{Undiagnosed: true})
 				require.Equal(t, report.Fail, r.Verdict, fault)
 				require.True(t, strings.HasPrefix(*r.FirstDivergence, test.stage), "%s: %s", fault, *r.FirstDivergence)
 			}
-			for key, value := range map[string]string{"rms_norm_eps": "1e-2", "routed_scaling_factor": "2.53"} {
-				r := run(t, override(t, c.Config, key, value), c, p, verify.Options{Undiagnosed: true})
-				require.Equal(t, report.Fail, r.Verdict, "%s: %s", name, key)
+			for key, fault := range map[string][2]string{"rms_norm_eps": {"1e-5", "model.layers.0.input_layernorm.output"},
+				"routed_scaling_factor": {"2.525", "mlp.gate.topk_weight"}} {
+				r := run(t, override(t, c.Config, key, fault[0]), c, p, verify.Options{Undiagnosed: true})
+				require.Equal(t, report.Fail, r.Verdict, key)
+				require.True(t, strings.HasSuffix(*r.FirstDivergence, fault[1]), "%s: %s", key, *r.FirstDivergence)
 			}
+			residual, own := must(p.Float32s("model.layers.1.output")), must(p.Float32s("model.layers.2.output"))
+			before := must(p.Float32s("model.layers.0.output"))
+			p.Replaced = map[string]tensor.Tensor{layer + "output": in16(p, layer+"output", func(yield func(float64)) {
+				for i, y := range own {
+					yield(float64(y) - float64(residual[i]) + float64(before[i]))
+				}
+			})}
+			r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true})
+			require.Equal(t, layer+"output", *r.FirstDivergence, "the residual of another layer")
 		})
 	}
 }
@@ -322,4 +342,93 @@ func TestDeclaredRoundings(t *testing.T) {
 	_, err := verify.Run(t.Context(), c.Config, c, p, verify.Options{})
 	require.ErrorContains(t, err, `arithmetic.rounding: final-add-norm: "thrice" is not one of rounded, twice; rounded, once`)
 	require.ErrorContains(t, err, `arithmetic.rounding: norms: no operation`)
+}
+
+// TestMistakesOfEnginesAreNamed: what is wrong with a checkpoint is named beside an engine that rounds in ways of its own:
+// in all layers, which the config that the trace holds explains; in a sum that is recorded with shared experts alone; in a
+// router whose logits are rounded, and in a norm that reads a sum before it is rounded.
+func TestMistakesOfEnginesAreNamed(t *testing.T) {
+	t.Parallel()
+	const layer, moe = "model.layers.1.", "model.layers.1.mlp."
+	for name, of := range map[string]map[string]string{
+		"sglang-v3-trained-bf16":   {"rope_theta": "10100", "norm_topk_prob": "false"},
+		"megatron-v3-trained-bf16": {"rope_theta": "10100"},
+	} {
+		for key, value := range of {
+			c, p := traced(t, name)
+			r := run(t, override(t, c.Config, key, value), c, p, verify.Options{})
+			require.Equal(t, report.Fail, r.Verdict, "%s: %s: %v", name, key, r.Reasons)
+			require.Equal(t, []string{map[string]string{"rope_theta": "rope-theta", "norm_topk_prob": "norm-topk"}[key]}, causesOf(r))
+			has(t, printed(t, r), "\n           with the config that the trace holds, not with the checkpoint's: ")
+			stage := map[string]string{"rope_theta": "model.layers.0.self_attn.o_proj.input", "norm_topk_prob": moe + "gate.topk_weight"}[key]
+			require.Equal(t, stage, *r.FirstDivergence, name)
+		}
+		c, p := traced(t, name)
+		chosen, exchanged := must(p.Ints(moe+"gate.topk_idx")), map[string]tensor.Tensor{}
+		for _, role := range []string{"gate_proj", "up_proj", "down_proj"} {
+			a, b := moe+"experts."+strconv.Itoa(chosen[0])+"."+role+".weight", moe+"experts."+strconv.Itoa(chosen[1])+"."+role+".weight"
+			exchanged[a], exchanged[b] = get(t, c, b), get(t, c, a)
+		}
+		r := run(t, c.Config, altered{Source: c, tensors: exchanged}, p, verify.Options{})
+		require.Equal(t, moe+"output", *r.FirstDivergence)
+		require.Equal(t, []string{"experts-swapped"}, causesOf(r), name)
+	}
+	c, p := traced(t, "sglang-v3-trained-bf16")
+	p.Manifest.Config = nil // what is wrong with the attention of all layers is not told from its roundings
+	r := run(t, override(t, c.Config, "rope_theta", "50000"), c, p, verify.Options{})
+	require.Equal(t, report.Fail, r.Verdict)
+	require.NotContains(t, causesOf(r), "cache-rounded")
+	c, p = traced(t, "sglang-v3-trained-bf16")
+	w := get(t, c, moe+"gate.weight")
+	r = run(t, c.Config, replace(c, moe+"gate.weight", rowsBy(w, func(i int) int { return w.Shape[0] - 1 - i })), p, verify.Options{})
+	require.Equal(t, moe+"gate.logits", *r.FirstDivergence)
+	require.Equal(t, []string{"router-rows"}, causesOf(r))
+	for _, check := range r.Checks {
+		require.False(t, check.Verdict == report.Fail && check.Layer() != 1, "%s: the other routers are right", check.Tensor)
+	}
+	const norm = layer + "input_layernorm.weight"
+	r = run(t, c.Config, replace(c, norm, scaled(t, get(t, c, norm), 1.01, 3)), p, verify.Options{})
+	require.Equal(t, []string{"norm-weight"}, causesOf(r))
+}
+
+// causesOf are the ids of a report's causes.
+func causesOf(r *report.Report) (ids []string) {
+	for _, c := range r.Causes {
+		ids = append(ids, c.ID)
+	}
+	return ids
+}
+
+// TestSumsOfUnknownOrder: an engine that declares that the order of its experts' sum is not known passes, with limits that
+// allow for any order. A wrong factor fails beyond these.
+func TestSumsOfUnknownOrder(t *testing.T) {
+	t.Parallel()
+	const stage = "model.layers.2.mlp.output"
+	c, p := traced(t, "megatron-v3-trained-bf16")
+	sees := map[string]float64{}
+	for _, order := range []string{"f32", "unknown order"} {
+		p.Manifest.Arithmetic = &pack.Arithmetic{Rounding: map[string]string{"experts.sum": order}}
+		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: []string{"*.mlp.output"}})
+		require.Nil(t, r.FirstDivergence, "%s: %v", order, r.Reasons)
+		for _, check := range r.Checks {
+			if check.Tensor == stage {
+				require.Equal(t, report.Pass, check.Verdict)
+				sees[order] = float64(*check.Sees)
+			}
+		}
+	}
+	require.Greater(t, sees["unknown order"], 2*sees["f32"])
+	require.Less(t, sees["unknown order"], 0.1)
+	experts := map[string]tensor.Tensor{}
+	for e := range c.Config.MoE.NRoutedExperts {
+		name := "model.layers.2.mlp.experts." + strconv.Itoa(e) + ".down_proj.weight"
+		w := get(t, c, name)
+		all := make([]int, w.Len())
+		for i := range all {
+			all[i] = i
+		}
+		experts[name] = scaled(t, w, 1.1, all...)
+	}
+	r := run(t, c.Config, altered{Source: c, tensors: experts}, p, verify.Options{Undiagnosed: true, Stages: []string{"*.mlp.output"}})
+	require.Equal(t, stage, *r.FirstDivergence)
 }
