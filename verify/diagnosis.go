@@ -263,7 +263,8 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	if starts < 0 {
 		starts = len(j.model.Model.Layers)
 	}
-	begin := j.exactStart(starts, &model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: j.pack.DType})
+	begin := j.exactStart(starts,
+		&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: j.pack.DType})
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, begin)

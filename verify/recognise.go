@@ -167,10 +167,11 @@ func (j *job) tryKinds(ctx context.Context, open []*kind, r *report.Report, ever
 	return j, nil
 }
 
-// tryRecorded tries the ways of the kinds that were not recognised again, with the config that the trace holds, if that is
-// another one. A way that explains all elements then is the engine's: what it does not explain with the checkpoint's config
-// is wrong.
-func (j *job) tryRecorded(ctx context.Context, found []recognised, later []*kind, r *report.Report, everywhere bool) error {
+// tryRecorded tries the ways of the kinds that were not recognised again, with the config that the trace holds, if that
+// is another one. A way that explains all elements then is the engine's: what it does not explain with the checkpoint's
+// config is wrong.
+func (j *job) tryRecorded(ctx context.Context, found []recognised, later []*kind, r *report.Report,
+	everywhere bool) error {
 	if len(meaningful(j.settings.Differ)) == 0 {
 		return nil
 	}

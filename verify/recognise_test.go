@@ -344,29 +344,31 @@ func TestDeclaredRoundings(t *testing.T) {
 	require.ErrorContains(t, err, `arithmetic.rounding: norms: no operation`)
 }
 
-// TestMistakesOfEnginesAreNamed: what is wrong with a checkpoint is named beside an engine that rounds in ways of its own:
-// in all layers, which the config that the trace holds explains; in a sum that is recorded with shared experts alone; in a
-// router whose logits are rounded, and in a norm that reads a sum before it is rounded.
+// TestMistakesOfEnginesAreNamed: what is wrong with a checkpoint is named beside an engine that rounds in ways of its
+// own: in all layers, which the config that the trace holds explains; in a sum that is recorded with shared experts
+// alone; in a router whose logits are rounded, and in a norm that reads a sum before it is rounded.
 func TestMistakesOfEnginesAreNamed(t *testing.T) {
 	t.Parallel()
 	const layer, moe = "model.layers.1.", "model.layers.1.mlp."
-	for name, of := range map[string]map[string]string{
-		"sglang-v3-trained-bf16":   {"rope_theta": "10100", "norm_topk_prob": "false"},
-		"megatron-v3-trained-bf16": {"rope_theta": "10100"},
+	type setting struct{ key, value, cause, stage string }
+	theta := setting{"rope_theta", "10100", "rope-theta", "model.layers.0.self_attn.o_proj.input"}
+	for name, settings := range map[string][]setting{
+		"sglang-v3-trained-bf16":   {theta, {"norm_topk_prob", "false", "norm-topk", moe + "gate.topk_weight"}},
+		"megatron-v3-trained-bf16": {theta},
 	} {
-		for key, value := range of {
+		for _, s := range settings {
 			c, p := traced(t, name)
-			r := run(t, override(t, c.Config, key, value), c, p, verify.Options{})
-			require.Equal(t, report.Fail, r.Verdict, "%s: %s: %v", name, key, r.Reasons)
-			require.Equal(t, []string{map[string]string{"rope_theta": "rope-theta", "norm_topk_prob": "norm-topk"}[key]}, causesOf(r))
+			r := run(t, override(t, c.Config, s.key, s.value), c, p, verify.Options{})
+			require.Equal(t, report.Fail, r.Verdict, "%s: %s: %v", name, s.key, r.Reasons)
+			require.Equal(t, []string{s.cause}, causesOf(r))
 			has(t, printed(t, r), "\n           with the config that the trace holds, not with the checkpoint's: ")
-			stage := map[string]string{"rope_theta": "model.layers.0.self_attn.o_proj.input", "norm_topk_prob": moe + "gate.topk_weight"}[key]
-			require.Equal(t, stage, *r.FirstDivergence, name)
+			require.Equal(t, s.stage, *r.FirstDivergence, name)
 		}
 		c, p := traced(t, name)
 		chosen, exchanged := must(p.Ints(moe+"gate.topk_idx")), map[string]tensor.Tensor{}
 		for _, role := range []string{"gate_proj", "up_proj", "down_proj"} {
-			a, b := moe+"experts."+strconv.Itoa(chosen[0])+"."+role+".weight", moe+"experts."+strconv.Itoa(chosen[1])+"."+role+".weight"
+			a := moe + "experts." + strconv.Itoa(chosen[0]) + "." + role + ".weight"
+			b := moe + "experts." + strconv.Itoa(chosen[1]) + "." + role + ".weight"
 			exchanged[a], exchanged[b] = get(t, c, b), get(t, c, a)
 		}
 		r := run(t, c.Config, altered{Source: c, tensors: exchanged}, p, verify.Options{})
@@ -380,7 +382,8 @@ func TestMistakesOfEnginesAreNamed(t *testing.T) {
 	require.NotContains(t, causesOf(r), "cache-rounded")
 	c, p = traced(t, "sglang-v3-trained-bf16")
 	w := get(t, c, moe+"gate.weight")
-	r = run(t, c.Config, replace(c, moe+"gate.weight", rowsBy(w, func(i int) int { return w.Shape[0] - 1 - i })), p, verify.Options{})
+	reversed := rowsBy(w, func(i int) int { return w.Shape[0] - 1 - i })
+	r = run(t, c.Config, replace(c, moe+"gate.weight", reversed), p, verify.Options{})
 	require.Equal(t, moe+"gate.logits", *r.FirstDivergence)
 	require.Equal(t, []string{"router-rows"}, causesOf(r))
 	for _, check := range r.Checks {
@@ -399,16 +402,16 @@ func causesOf(r *report.Report) (ids []string) {
 	return ids
 }
 
-// TestSumsOfUnknownOrder: an engine that declares that the order of its experts' sum is not known passes, with limits that
-// allow for any order. A wrong factor fails beyond these.
+// TestSumsOfUnknownOrder: an engine that declares that the order of its experts' sum is not known passes, with limits
+// that allow for any order. A wrong factor fails beyond these.
 func TestSumsOfUnknownOrder(t *testing.T) {
 	t.Parallel()
 	const stage = "model.layers.2.mlp.output"
 	c, p := traced(t, "megatron-v3-trained-bf16")
-	sees := map[string]float64{}
+	o, sees := verify.Options{Undiagnosed: true, Stages: []string{"*.mlp.output"}}, map[string]float64{}
 	for _, order := range []string{"f32", "unknown order"} {
 		p.Manifest.Arithmetic = &pack.Arithmetic{Rounding: map[string]string{"experts.sum": order}}
-		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: []string{"*.mlp.output"}})
+		r := run(t, c.Config, c, p, o)
 		require.Nil(t, r.FirstDivergence, "%s: %v", order, r.Reasons)
 		for _, check := range r.Checks {
 			if check.Tensor == stage {
@@ -429,6 +432,6 @@ func TestSumsOfUnknownOrder(t *testing.T) {
 		}
 		experts[name] = scaled(t, w, 1.1, all...)
 	}
-	r := run(t, c.Config, altered{Source: c, tensors: experts}, p, verify.Options{Undiagnosed: true, Stages: []string{"*.mlp.output"}})
+	r := run(t, c.Config, altered{Source: c, tensors: experts}, p, o)
 	require.Equal(t, stage, *r.FirstDivergence)
 }

@@ -233,7 +233,8 @@ func (r *recognised) ways() map[string]string {
 
 // reported is what a report says of a kind.
 func (r *recognised) reported() report.Recognised {
-	says := report.Recognised{Kind: r.kind.name, Ways: r.ways(), Missed: r.missed, Alone: r.alone, WithRecorded: r.recorded}
+	says := report.Recognised{Kind: r.kind.name, Ways: r.ways(), Missed: r.missed, Alone: r.alone,
+		WithRecorded: r.recorded}
 	for layer, way := range r.layers {
 		if says.Layers == nil {
 			says.Layers = map[string]map[string]string{}
