@@ -42,10 +42,11 @@ func recogniseFused(ctx context.Context, e *evidence, r *report.Report) (*eviden
 // recognise looks for an engine's ways of rounding if stages of a trace in a 16-bit dtype fail. It returns the run with the
 // ways that were found.
 func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
-	j, user := e.job, e.job.options
-	if !j.recognises || r.Verdict != report.Fail {
+	if !e.job.recognises || r.Verdict != report.Fail {
 		return e, r, nil
 	}
+	again, user := *e.job, e.job.options
+	j := &again
 	seen, all := r, *user
 	if all.FailFast = false; e.stopped { // all stages that fail are looked at
 		again, err := j.with(&all, j.rounded).gather(ctx)
@@ -63,10 +64,17 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		if len(open) == 0 {
 			break
 		}
+		for _, k := range open {
+			k.leaveOut(j.tried[k.name])
+		}
+		if !everywhere && j.in.Batch*j.in.Seq <= sharedTokens {
+			j.seen = &bounds.Seen{}
+		}
 		var err error
 		if j, err = j.tryKinds(ctx, open, seen, everywhere); err != nil {
 			return e, r, err
 		}
+		j.seen = nil
 		if e, err = j.with(&all, j.rounded).gather(ctx); err != nil {
 			return e, r, err
 		}
@@ -84,6 +92,9 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 	}
 	return e, r, nil
 }
+
+// sharedTokens is of how many tokens trials keep their products: of DeepSeek-V3's widths they take 170 MB for each layer.
+const sharedTokens = 64
 
 // sampleElements is how many elements of a stage as wide as the stream tell ways of rounding apart: of engines that round
 // otherwise, at least .002 of the elements were seen to differ.
@@ -147,7 +158,9 @@ func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	return j.recognising(slices.DeleteFunc(found.found, func(f recognised) bool { return !f.decided || f.missed > 0 })), nil
+	j = j.recognising(slices.DeleteFunc(found.found, func(f recognised) bool { return !f.decided || f.missed > 0 }))
+	j.tried = nil // in few tokens
+	return j, nil
 }
 
 // tryKinds returns the job with what the ways of the open kinds say, of which stages fail: everywhere, or in the first
@@ -210,7 +223,12 @@ func (j *job) recognising(found []recognised) *job {
 	again.found = slices.DeleteFunc(slices.Clone(j.found), func(old recognised) bool {
 		return slices.ContainsFunc(found, func(f recognised) bool { return f.kind.name == old.kind.name })
 	})
+	again.tried = maps.Clone(j.tried)
+	if again.tried == nil {
+		again.tried = map[string][]int{}
+	}
 	for _, f := range found {
+		again.tried[f.kind.name] = f.misses
 		if f.way > 0 || f.missed > 0 || len(f.layers) > 0 { // otherwise as HuggingFace's eager classes
 			again.found = append(again.found, f)
 		}
