@@ -67,14 +67,14 @@ checkpoints`,
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(cli.WordFlag(&f.Format, checkpoint.WrittenNames()...), "to",
-		"`format` of the output: safetensors or gguf (default safetensors)")
-	flags.StringVar(&f.Name, "name", "", "`name` of the model and its files")
+		"write this `format`: safetensors or gguf (default safetensors)")
+	flags.StringVar(&f.Name, "name", "", "call the model and its files by this `name`")
 	flags.Var(cli.TypeFlag(&f.dtype), "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; for gguf also a mixture such as q4_k_m")
 	flags.Var(cli.WordFlag(&f.scales, "f32", "ue8m0"), "scales",
-		"`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
+		"scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(cli.WordFlag(&f.Experts, plan.FusedExperts, plan.PerExpert, plan.KeepExperts), "experts",
-		"`layout` of routed experts: fused, per-expert or keep")
+		"write routed experts in this `layout`: fused, per-expert or keep")
 	flags.Var(cli.WordFlag(&f.Names, "published", "transformers"), "names",
 		"whose `names` tensors get where a family has several: published or transformers (default SRC's)")
 	flags.Var(cli.ShardFlag(&f.MaxShardBytes), "max-shard-size",

@@ -68,7 +68,7 @@ rounded weights is refused.`,
 	prune.add(cmd)
 	in := routingFlags{random: tokenBatch{4, 32}}
 	flags := cmd.Flags()
-	flags.StringVar(&in.tokens, "tokens", "", "`file` of token ids to run on")
+	flags.StringVar(&in.tokens, "tokens", "", "run on the token ids of a `file`")
 	flags.Var(batchFlag(&in.random), "random", "random tokens to run on: `BxT`, such as 2x17")
 	cli.NumberFlag(flags, &in.seed, "seed", "", "seed of --random")
 	cli.InGroup(flags, cli.Tokens, "tokens", "random", "seed")

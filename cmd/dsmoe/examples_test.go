@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -73,8 +74,8 @@ func everyCommand(cmd *cobra.Command) []*cobra.Command {
 	return all
 }
 
-// TestHelp: what --help prints fits a terminal of 80 columns, no list of flags is long, and topics are those that it
-// names.
+// TestHelp: what --help prints fits a terminal of 80 columns, no list of flags is long, no flag's text begins with the
+// name of its value, which stands before it, and topics are those that it names.
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	named, topics := map[string]bool{}, map[string]bool{}
@@ -83,6 +84,10 @@ func TestHelp(t *testing.T) {
 		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
 		require.Zero(t, run(t.Context(), remote.NewClient(), args, &out, io.Discard))
 		requireWidth(t, out.String())
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			name, usage := pflag.UnquoteUsage(f)
+			assert.False(t, name != "" && name != f.Value.Type() && strings.HasPrefix(usage, name), "%s --%s: %s", cmd.Name(), f.Name, usage)
+		})
 		for list := range strings.SplitSeq(out.String(), "\n\n") {
 			assert.LessOrEqual(t, len(regexp.MustCompile(`(?m)^ +(-\w, )?--`).FindAllString(list, -1)), 10, list)
 		}

@@ -57,7 +57,7 @@ dsmoe help packs  what a pack holds, and what it proves`,
 		Args:        cli.Expect("CHECKPOINT", "PACK"),
 		Annotations: cli.Exits("PACK is written, complete", ""),
 	}
-	python := cmd.Flags().String("python", "python3", "`path` of the Python that runs golden.py")
+	python := cmd.Flags().String("python", "python3", "run golden.py with the Python at this `path`")
 	r := newRecorderFlags()
 	cmd.Flags().AddFlagSet(r.flags)
 	cli.InGroup(r.flags, cli.Tokens, "random", "tokens", "text", "seed", "mask")
@@ -96,27 +96,28 @@ func newRecorderFlags() *recorderFlags {
 	r := &recorderFlags{flags: f, threads: 1, dtype: "float32", device: "cpu", by: pack.Eager, experts: pack.Eager}
 	f.Var(batchFlag(&r.random), "random", "`BxT`: B sequences of T tokens drawn from the whole vocabulary")
 	r.tokens = f.String("tokens", "", "JSON or safetensors `file` with input_ids, and attention_mask if any")
-	r.texts = f.StringArray("text", nil, "`string` for the checkpoint's tokenizer; again for more sequences")
-	cli.NumberFlag(f, &r.seed, "seed", "", "`number` that --random and seeded inputs of layers follow from")
+	r.texts = f.StringArray("text", nil, "record a `string`, by the checkpoint's tokenizer; again for more sequences")
+	cli.NumberFlag(f, &r.seed, "seed", "", "draw --random, and inputs of layers, from this `number`")
 	f.Bool("mask", false, "with --random: all sequences but the first begin with padding")
 	f.Var(cli.WordFlag(&r.reference, "remote", "native"), "reference",
-		"`kind`: remote or native (default native where transformers has the class)")
+		"run the checkpoint's own code, remote, or transformers' class, native "+
+			"(default native where there is one)")
 	f.Bool("trust-remote-code", false, "allow Python code of the checkpoint to run")
-	f.String("code", "", "`directory` with the files of auto_map (default CHECKPOINT)")
+	f.String("code", "", "take the files of auto_map from a `directory` (default CHECKPOINT)")
 	f.Var(cli.WordFlag(&r.dtype, "float32", "bfloat16", "float16"), "dtype",
-		"compute `dtype`: float32, bfloat16 or float16; bf16, fp16, half, … will do")
-	f.Var(cli.WordFlag(&r.device, "cpu", "cuda"), "device", "`device` of the reference: cpu or cuda")
-	f.Var(cli.WordFlag(&r.by, pack.Eager, pack.Sdpa), "attn", "`kind` of attention: eager or sdpa")
+		"compute in float32, bfloat16 or float16; bf16, fp16, half, … will do")
+	f.Var(cli.WordFlag(&r.device, "cpu", "cuda"), "device", "run the reference on cpu or cuda")
+	f.Var(cli.WordFlag(&r.by, pack.Eager, pack.Sdpa), "attn", "attention of the reference: eager or sdpa")
 	f.Var(cli.WordFlag(&r.experts, pack.Eager, pack.GroupedMM, pack.BatchedMM), "experts",
-		"`kind` of routed experts: eager, grouped_mm or batched_mm")
+		"routed experts of the reference: eager, grouped_mm or batched_mm")
 	f.Bool("cast", false, "load in float32, then cast with model.to(dtype); otherwise from_pretrained(dtype) loads")
 	f.Var(cli.SpansFlag(&r.layers, "layers"), "layers", "record only these `layers`: 0,3-5,60")
-	r.stages = f.String("stages", "standard,grad", "`list` of standard, inner, grad, all, or patterns of stages")
+	r.stages = f.String("stages", "standard,grad", "record these: a `list` of standard, inner, grad, all, or patterns of stages")
 	f.Bool("no-probes", false, "do not run the experts that no token chose")
 	f.Bool("mtp", false, "record the multi-token prediction layers (native V3)")
 	f.Bool("train", false, "training mode: losses and gradients (first DeepSeekMoE)")
-	r.overrides = f.StringArray("override", nil, "`KEY=JSON`: run with another value in config.json; may be repeated")
-	cli.NumberFlag(f, &r.threads, "threads", "", "`number` of torch's threads")
+	r.overrides = f.StringArray("override", nil, "run with another value in config.json, `KEY=JSON`; may be repeated")
+	cli.NumberFlag(f, &r.threads, "threads", "", "threads of torch, a `number`")
 	f.Bool("repeat", false, "run each layer again in another way and note the differences")
 	f.Bool("untried-versions", false, "accept versions of torch and transformers that were not tried")
 	return r

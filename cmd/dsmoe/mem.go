@@ -43,8 +43,8 @@ dsmoe help memory  the formulas`,
 		plot:    "bars of what each context and batch takes",
 		flags: func(q *query) {
 			cli.NumbersFlag(q.Flags(), &contexts, "context",
-				"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
-			cli.NumbersFlag(q.Flags(), &batches, "batch", "`sequences` at once: 1,8")
+				"sequences of so many `tokens`: 4096,32768 (default max_position_embeddings)")
+			cli.NumbersFlag(q.Flags(), &batches, "batch", "so many `sequences` at once: 1,8")
 			q.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
 			q.Flags().Var(cli.SizeFlag(&fit), "fit", "list the types of GGUF files that fit into a `size` of memory: 16GiB")
 			q.MarkFlagsMutuallyExclusive("fit", "type")

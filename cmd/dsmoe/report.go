@@ -51,8 +51,8 @@ dsmoe help findings  the kinds of findings`,
 			flags.StringVar(&f.against, "against", "",
 				"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
 			flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
-			flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
-			flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
+			flags.StringVar(&f.tokens, "tokens", "", "show the routing of the token ids of a `file`, by a forward pass")
+			flags.Var(batchFlag(&f.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 			cli.NumberFlag(flags, &f.seed, "seed", "", "seed of --random")
 			cli.InGroup(flags, cli.Tokens, "golden", "tokens", "random", "seed")
 		},

@@ -55,15 +55,15 @@ dsmoe help routing  the measures, where choices come from, memory`,
 			flags.Var(cli.SpansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
 			flags.Var(cli.SpansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
 			flags.StringArrayVar(&sets, "tokens", nil,
-				"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
+				"token ids for a forward pass, from a `file`; NAME=FILE several times: sets side by side")
 			flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 			cli.NumberFlag(flags, &o.seed, "seed", "", "seed of --random")
 			flags.Var(cli.WordFlag(&o.reference, config.Remote, config.Native), "reference",
-				"`whose` rules a forward pass follows: remote or native code's (default "+
+				"follow the `rules` of remote or native code (default "+
 					"remote for the first DeepSeekMoE and where auto_map names code, else native)")
 			q.files.Flag(q.Command, choicesFlag, "jsonl",
 				"write the experts that each token got, too, as lines of JSON, into a `file`")
-			flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
+			flags.StringVar(&o.config, "config", "", "of what was recorded: the `path` of its config.json or checkpoint")
 			cli.InGroup(flags, cli.Tokens, "tokens", "random", "seed")
 			cli.InGroup(flags, cli.Selection, "layers", "experts")
 		},

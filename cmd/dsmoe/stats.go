@@ -30,7 +30,7 @@ dsmoe help statistics  the columns`,
 		flags: func(q *query) {
 			show := func(q []stats.Quantile) string { return text.Some(q, len(q), ",") }
 			q.Flags().Var(cli.ValueOf(&quantiles, "shares", stats.ParseQuantiles, show), "quantiles",
-				"`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
+				"give the quantiles of `shares` from 0 to 1: 0.01,0.5,0.99")
 		},
 		run: func(q *query) (cli.Result, error) {
 			return q.examine(q.selected, func(w inspect.Weights) (cli.Result, error) {

@@ -46,7 +46,7 @@ dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 	o := synthOptions{gates: syntheticGates}
 	cli.NumberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(cli.WordFlag(&o.gates, syntheticGates, torchGates), "init",
-		"`rule` of the gates: synthetic as all other tensors, or torch")
+		"draw the gates by this `rule`: synthetic as all other tensors, or torch")
 	cmd.Flags().Var(cli.ShardFlag(&o.maxShard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
 	cli.OverwriteFlag(cmd, &o.replace)

@@ -53,11 +53,11 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 	cmd.Flags().Var(cli.WordFlag(&o.accumulate, "f64", "f32"), "accumulate",
 		"precision of the sums: f64, or f32 with wider bounds")
 	cmd.Flags().Var(cli.WordFlag(&o.rotary, "golden", "compute", "float32"), "rotary-dtype",
-		"`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
+		"compute RoPE's angles in the `dtype` that the golden names, the compute dtype, or float32")
 	cmd.Flags().Var(cli.WordFlag(&o.reference, "golden", config.Remote, config.Native), "reference",
-		"`whose` rules to follow: the golden's, or those of remote or native code")
-	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; "+
-		"repeatable")
+		"follow the `rules` of what the golden names, or of remote or native code")
+	cmd.Flags().Var(&o.limits, "limit", "widen the bounds of a stage, or of those that end in .STAGE: "+
+		"`STAGE=FACTOR`; repeatable")
 	cmd.Flags().Var(cli.SpansFlag(&o.layers, "layers"), "layers", "compare stages of these `layers` only: 0,3-5")
 	cmd.Flags().StringSliceVar(&o.stages, "stages", nil,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
@@ -65,8 +65,8 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	cmd.Flags().BoolVar(&o.strictConfig, "strict-config", false,
 		"no pass where config.json differs from the pack's, other than in how weights are stored")
-	cmd.Flags().StringVar(&o.against, "against", "", "another trace `TRACE` of the same tokens, such as a rollout's beside a "+
-		"trainer's: verify it, too, and compare choices of experts")
+	cmd.Flags().StringVar(&o.against, "against", "", "verify another `TRACE` of the same tokens, too, such as a rollout's beside a "+
+		"trainer's, and compare the choices of experts")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
 	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
 	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
