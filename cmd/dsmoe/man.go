@@ -76,7 +76,7 @@ func manual(cmd *cobra.Command) string {
 		cmd.InitDefaultHelpFlag()
 		for line := range strings.SplitSeq(strings.TrimSpace(cmd.UsageString()), "\n") {
 			title, heading := strings.CutSuffix(line, ":")
-			if heading && !strings.HasPrefix(line, " ") || line == "EXIT STATUS" {
+			if heading && !strings.HasPrefix(line, " ") || line == "EXIT STATUS" || line == cli.EnvironmentTitle {
 				page += ".fi\n.SH " + strings.ToUpper(title) + "\n.nf\n"
 			} else {
 				page += roff(line) + "\n"

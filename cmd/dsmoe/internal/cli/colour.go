@@ -12,7 +12,7 @@ import (
 // The words of --color.
 const (
 	ColourFlag   = "color"
-	colourAuto   = "auto" // on a terminal, unless NO_COLOR is set or TERM is dumb
+	colourAuto   = "auto" // on a terminal or with FORCE_COLOR, unless NO_COLOR is set or TERM is dumb
 	colourAlways = "always"
 	colourNever  = "never"
 )
@@ -40,7 +40,8 @@ func isColoured(cmd *cobra.Command) bool {
 	case f != nil && f.Value.String() == colourNever, os.Getenv("NO_COLOR") != "", os.Getenv("TERM") == "dumb":
 		return false
 	}
-	return columnsOf(cmd.OutOrStdout()) > 0
+	force := os.Getenv("FORCE_COLOR")
+	return force != "" && force != "0" || columnsOf(cmd.OutOrStdout()) > 0
 }
 
 // IsTerminal reports whether w is a terminal.
