@@ -191,6 +191,8 @@ func parseWeightType(word string) (t WeightType, err error) {
 		t.DType = tensor.FP8.Codes
 	case slices.Contains(checkpoint.Mixtures(), mixture):
 		t.Mixture = mixture
+	case slices.Contains(checkpoint.Mixtures(), mixture+"_m"): // llama.cpp's q4_k is q4_k_m
+		t.Mixture = mixture + "_m"
 	default:
 		err = fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s%s", strings.Join(checkpoint.Mixtures(), ", "),
 			near(word, typeWords()))

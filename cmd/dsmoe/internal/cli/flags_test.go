@@ -25,7 +25,7 @@ func TestFlagValues(t *testing.T) {
 	}{
 		"dtype": {func() flagValue { return TypeFlag(new(WeightType)) },
 			map[string]string{"keep": "keep", "f32": "F32", "f16": "F16", "bf16": "BF16", "F32": "F32", "fp32": "F32", "float32": "F32", "torch.float32": "F32",
-				"fp16": "F16", "float16": "F16", "half": "F16", "bfloat16": "BF16", "torch.bfloat16": "BF16", "fp8": "fp8", "FP8": "fp8"}, []string{"", "Keep", "f64", "double", "q8", "fp16x"}},
+				"fp16": "F16", "float16": "F16", "half": "F16", "bfloat16": "BF16", "torch.bfloat16": "BF16", "fp8": "fp8", "FP8": "fp8", "q3_k": "q3_k_m", "Q4_K": "q4_k_m", "q5_k": "q5_k_m", "q6_k": "q6_k"}, []string{"", "Keep", "f64", "double", "q8", "fp16x"}},
 		"shard": {func() flagValue { return ShardFlag(new(int64)) },
 			map[string]string{"none": "none", "5GB": "5GB", "2GiB": "2GiB", "1500001": "1500001B"}, []string{"", "0", "None", "-1", "x"}},
 		"layers": {func() flagValue { return SpansFlag(new(text.Spans), "layers") },
