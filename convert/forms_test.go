@@ -26,23 +26,30 @@ import (
 var hostileConfigs = map[string]string{
 	"fp8":            `{"quant_method": "fp8", "weight_block_size": [8, 16]}`,
 	"nvfp4":          `{"quant_method": "modelopt", "quant_algo": "NVFP4"}`,
-	"pack-quantized": compressed("pack-quantized", "int", "group", 32),
-	"zeros": strings.Replace(compressed("pack-quantized", "int", "group", 32), `"num_bits"`,
+	"pack-quantized": compressed(4, "pack-quantized", "int", "group", 32),
+	"zeros": strings.Replace(compressed(4, "pack-quantized", "int", "group", 32), `"num_bits"`,
 		`"symmetric": false, "num_bits"`, 1),
-	"nvfp4-pack-quantized": compressed("nvfp4-pack-quantized", "float", "tensor_group", 16),
-	"channel":              compressed("pack-quantized", "int", "channel", 0),
-	"mxfp4-pack-quantized": compressed("mxfp4-pack-quantized", "float", "group", 32),
+	"nvfp4-pack-quantized": compressed(4, "nvfp4-pack-quantized", "float", "tensor_group", 16),
+	"channel":              compressed(4, "pack-quantized", "int", "channel", 0),
+	"mxfp4-pack-quantized": compressed(4, "mxfp4-pack-quantized", "float", "group", 32),
 	"awq":                  `{"quant_method": "awq", "bits": 4, "group_size": 16}`,
 	"gptq":                 `{"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": false}`,
 	"gptq-v2":              `{"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"}`,
 	"gptq-row":             `{"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": true}`,
-	"gptq-desc-act":        `{"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": true}`,
+	"float":                compressed(8, "float-quantized", "float", "tensor", 0),
+	"int8":                 compressed(8, "int-quantized", "int", "channel", 0),
+	"mxfp8":                compressed(8, "mxfp8-quantized", "float", "group", 32),
+	"mxfp6":                compressed(6, "mxfp6-pack-quantized", "float", "group", 32),
+	"packed-2":             compressed(2, "pack-quantized", "int", "group", 32), "packed-3": compressed(3, "pack-quantized", "int", "group", 32),
+	"packed-5": compressed(5, "pack-quantized", "int", "group", 32), "packed-6": compressed(6, "pack-quantized", "int", "group", 32),
+	"packed-7": compressed(7, "pack-quantized", "int", "group", 32), "packed-8": compressed(8, "pack-quantized", "int", "group", 32),
+	"gptq-desc-act": `{"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": true}`,
 }
 
 // compressed returns a quantization_config of compressed-tensors.
-func compressed(format, kind, strategy string, group int) string {
+func compressed(bits int, format, kind, strategy string, group int) string {
 	return fmt.Sprintf(`{"quant_method": "compressed-tensors", "format": %q, "config_groups": {"group_0": {"weights":
-		{"num_bits": 4, "type": %q, "strategy": %q, "group_size": %d}}}}`, format, kind, strategy, group)
+		{"num_bits": %d, "type": %q, "strategy": %q, "group_size": %d}}}}`, format, bits, kind, strategy, group)
 }
 
 // TestNumbersAreTheLibraries: matrices with scales that no model should have stand for the numbers that the
@@ -62,6 +69,9 @@ func TestNumbersAreTheLibraries(t *testing.T) {
 		c := open(t, dir)
 		set, found := weights.New(c.Config, c), 0
 		for _, w := range set.All() {
+			if strings.HasSuffix(w.Name, ".numbers") {
+				require.True(t, set.Find(strings.TrimSuffix(w.Name, "numbers")+"weight").Scaled(), w.Name)
+			}
 			if w.Scaled() {
 				found++
 				unrounded += requireNumbers(t, c, w, set.Find(w.Name[:len(w.Name)-len(".weight")]+".numbers"))

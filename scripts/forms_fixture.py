@@ -10,7 +10,10 @@ scales-*.safetensors hold single matrices with scales that no model should have 
 negative, NaN) and, as NAME.numbers, what the library makes of them in BF16 (F32 of `.f32`).
 
   int4, int4-zeros, int4-channel, nvfp4, mxfp4    compressed-tensors packs and unpacks
+  mixed, float, int8, mxfp8, mxfp6, packed-2 …    likewise: one checkpoint of several forms, and matrices of each
   nvfp4-modelopt                                  ModelOpt's NVFP4QTensor
+  float-modelopt, mxfp8-modelopt                  of float and mxfp8: ModelOpt's FP8QTensor and MXFP8QTensor
+  block                                           of int8: INT8 in blocks, whose formula torch computes
   fp8-e8m0, fp4                                   transformers' Fp8Dequantize unpacks; packed here
   awq                                             AutoRound's WQLinear_GEMM, which is AutoAWQ's, packs and unpacks
   gptq, gptq-v2                                   AutoRound's QuantLinear, with zeros less 1 and as they are
@@ -31,6 +34,8 @@ from safetensors.torch import save_file
 
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from modelopt.torch.quantization.qtensor.fp8_tensor import FP8QTensor
+from modelopt.torch.quantization.qtensor.mxfp8_tensor import MXFP8QTensor
 from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -110,7 +115,21 @@ SCHEMES = {
     "int4-channel": ("pack-quantized", scheme(4, "int", "channel", None)),
     "nvfp4": ("nvfp4-pack-quantized", scheme(4, "float", "tensor_group", 16)),
     "mxfp4": ("mxfp4-pack-quantized", scheme(4, "float", "group", 32)),
+    "mxfp6": ("mxfp6-pack-quantized", scheme(6, "float", "group", 32)),
+    "mxfp8": ("mxfp8-quantized", scheme(8, "float", "group", 32)),
+    "float-row": ("float-quantized", scheme(8, "float", "channel", None)),
+    "float-tensor": ("float-quantized", scheme(8, "float", "tensor", None)),
+    "int8-row": ("int-quantized", scheme(8, "int", "channel", None)),
+    "int8-zeros": ("int-quantized", scheme(8, "int", "channel", None, False)),
 }
+BITS = (2, 3, 5, 6, 7, 8)
+for bits in BITS:
+    SCHEMES[f"packed-{bits}"] = ("pack-quantized", scheme(bits, "int", "group", 32))
+    SCHEMES[f"packed-{bits}-zeros"] = ("pack-quantized", scheme(bits, "int", "group", 32, False))
+
+# The forms of the modules of the checkpoint mixed.
+MIXED = {r"re:.*self_attn\..*": "float-row", r"re:.*layers\.0\.mlp\..*": "mxfp8", r"re:.*shared_experts\..*": "int8-row",
+         r"re:.*experts\..*\.(gate|up)_proj": "packed-8", r"re:.*experts\..*\.down_proj": "packed-5"}
 
 
 def compress(form, weight, scale, **more):
@@ -210,6 +229,8 @@ def stored(form, q, s):
         numbers = t.dequantize(torch.bfloat16, scale=scale, double_scale=second, block_sizes={-1: 16})
         return {"weight": t._quantized_data, "weight_scale": scale, "weight_scale_2": second,
                 "input_scale": torch.tensor(0.5)}, numbers
+    if form.endswith("-row"):  # one scale for each row: codes are up to 48
+        return compress(form, w.bfloat16(), torch.full((len(q), 1), 2.0**-6).bfloat16())
     if form == "int4-zeros":
         zeros = torch.arange(q.shape[0] * s.shape[1]).view(s.shape) % 3 - 1
         zeros = torch.where((q.view(*s.shape, 32) + zeros[..., None]).abs().amax(-1) > 7, 0, zeros).to(torch.int8)
@@ -217,7 +238,7 @@ def stored(form, q, s):
     if form == "nvfp4":
         globe = torch.tensor([4.0])
         return compress(form, w, s.repeat_interleave(2, 1) * globe, weight_global_scale=globe)
-    return compress(form, w.bfloat16(), s if form == "mxfp4" else s.bfloat16())
+    return compress(form, w.bfloat16(), s if form.startswith("mxfp") else s.bfloat16())
 
 
 def quantization(form, ignore):
@@ -233,6 +254,12 @@ def quantization(form, ignore):
         return {"quant_method": "gptq", "bits": 4, "group_size": GPTQ[form][1], "desc_act": form == "gptq-desc-act",
                 "sym": False, "lm_head": False, "checkpoint_format": "gptq_v2" if form == "gptq-v2" else "gptq",
                 "pack_dtype": "int32", "dynamic": {"-:" + m: {} for m in PLAIN}}
+    if form == "mixed":
+        groups = {f"group_{i}": {"format": SCHEMES[of][0], "targets": [target], "input_activations": None,
+                                 "weights": json.loads(SCHEMES[of][1].weights.model_dump_json())}
+                  for i, (target, of) in enumerate(MIXED.items())}
+        return {"quant_method": "compressed-tensors", "format": "mixed-precision", "quantization_status": "compressed",
+                "config_groups": groups, "ignore": ["lm_head"], "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     name, s = SCHEMES[form]
     weights = json.loads(s.weights.model_dump_json())
     return {"quant_method": "compressed-tensors", "format": name, "quantization_status": "compressed",
@@ -266,13 +293,15 @@ def checkpoints():
     plain, codes = model(torch.Generator().manual_seed(31))
     write(ROOT + "/bf16", CONFIG, [plain])
     ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
-    for form in ("fp8-e8m0", "fp4", "int4", "int4-zeros", "nvfp4", "mxfp4", "nvfp4-modelopt", "awq", *GPTQ):
+    for form in ("fp8-e8m0", "fp4", "int4", "int4-zeros", "nvfp4", "mxfp4", "nvfp4-modelopt", "awq", *GPTQ, "mixed"):
         first, scales = dict(plain), {}
         for name, (q, s) in codes.items():
             kind = form
             if form == "awq" or form in GPTQ:
                 if any(re.match(m, name) for m in PLAIN):
                     continue
+            elif form == "mixed":
+                kind = next(of for target, of in MIXED.items() if re.match(target[3:], name))
             elif ".experts." not in name:
                 if form == "fp4":
                     kind = "fp8-e8m0"
@@ -287,6 +316,11 @@ def checkpoints():
                 (first if "packed" in end or end in ("weight", "qweight") else scales)[f"{name}.{end}"] = t
         q = quantization(form, ["lm_head", "model.layers.*.self_attn*", "*shared_experts*", "model.layers.0.mlp*"]
                          if form == "nvfp4-modelopt" else ignore)
+        if form == "mixed":  # with scales of activations and of the cache
+            for l in range(CONFIG["num_hidden_layers"]):
+                at = f"model.layers.{l}.self_attn."
+                scales |= {at + "k_scale": torch.tensor(0.5), at + "v_scale": torch.tensor(0.25),
+                           at + "o_proj.input_scale": torch.tensor([0.125]), at + "attn.q_scale": torch.tensor(1.5)}
         config = dict(CONFIG, quantization_config=q)
         if form == "int4":  # as Kimi-K2.5 is published
             config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25",
@@ -360,8 +394,47 @@ def hostile():
                     t["g_idx"] = t["g_idx"][torch.randperm(96, generator=r)]
                 numbers = gptq(form, 40, 96, group, t)
             add(method, f"{method}-{kind}", t, numbers)
+    others(r, files, add, noise)
     for method, tensors in files.items():
         save_file(tensors, f"{ROOT}/scales-{method}.safetensors")
+
+
+def others(r, files, add, noise):
+    """What hostile adds of the forms that came later."""
+    files |= {name: {} for name in ("float", "int8", "mxfp8", "mxfp6", *(f"packed-{bits}" for bits in BITS))}
+    e4m3 = lambda: noise(20, 96).view(torch.float8_e4m3fn)
+    for kind in ("bf16", "f16", "f32"):
+        t = {"weight": e4m3(), "weight_scale": scales(r, kind, 20, 1)}
+        add("float", "row-" + kind, t, unpack("float-row", t))
+        add("float", "flat-" + kind, dict(t, weight_scale=t["weight_scale"][:, 0]), unpack("float-row", t))
+        t = {"weight": noise(20, 96).view(torch.int8), "weight_scale": scales(r, kind, 20, 1)}
+        add("int8", "row-" + kind, t, unpack("int8-row", t))
+        t = dict(t, weight_zero_point=noise(20, 1).view(torch.int8))
+        add("int8", "zeros-" + kind, t, unpack("int8-zeros", t))
+        for bits in BITS:
+            form = f"packed-{bits}"
+            t = {"weight_packed": noise(20, 16 * bits).view(torch.int32), "weight_scale": scales(r, kind, 20, 4),
+                 "weight_shape": torch.tensor([20, 128])}
+            add(form, f"{form}-{kind}", t, unpack(form, t))
+            t = dict(t, weight_zero_point=noise((20 * bits + 31) // 32, 16).view(torch.int32))
+            add(form, f"{form}-zeros-{kind}", t, unpack(form + "-zeros", t))
+    for scale in (0.75, 3e38, -1e-40, 0.0):
+        t = {"weight": e4m3(), "weight_scale": torch.tensor([scale])}
+        add("float", f"tensor-{scale:g}", t, unpack("float-tensor", t))
+        q, s = e4m3(), torch.tensor(scale)
+        numbers = FP8QTensor(q.shape, torch.bfloat16, q).dequantize(torch.bfloat16, scale=s)
+        if scale == 0.75:  # of others ModelOpt rounds the scale to BF16 first
+            add("float", f"float-modelopt-{scale:g}", {"weight": q, "weight_scale": s}, numbers)
+    q, s = noise(24, 96).view(torch.int8), scales(r, "f32", 3, 6)
+    numbers = q.float() * s.repeat_interleave(8, 0).repeat_interleave(16, 1)
+    add("int8", "block", {"weight": q, "weight_scale_inv": s}, numbers)
+    s = noise(20, 3).clamp(max=254)
+    t = {"weight": e4m3(), "weight_scale": s}
+    add("mxfp8", "mxfp8", t, unpack("mxfp8", t))
+    numbers = MXFP8QTensor(t["weight"].shape, torch.float32, t["weight"]).dequantize(torch.float32, scale=s)
+    add("mxfp8", "mxfp8-modelopt", t, numbers)
+    t = {"weight_packed": noise(20, 72), "weight_scale": s}
+    add("mxfp6", "mxfp6", t, unpack("mxfp6", t))
 
 
 if __name__ == "__main__":

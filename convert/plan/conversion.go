@@ -22,7 +22,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	}
 	changes := c.format.Dialect != nil || o.DType != tensor.Invalid || o.Mixture != "" || o.Names != "" ||
 		o.Experts == FusedExperts || o.Experts == PerExpert || len(o.Layers) > 0 || o.MTP || o.NoMTP || o.Prune.some()
-	if changes && src.Config.Computable() != nil { // more than files of other sizes and fewer tensors
+	if (changes || src.Config.Quantization.Unread != nil) && src.Config.Computable() != nil { // more than files of other sizes and fewer tensors
 		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, src.Config.Computable())...)
 	}
 	chosen := c.choose()

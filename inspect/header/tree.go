@@ -129,7 +129,7 @@ func (n *treeNode) total(times int, headers map[string]tensor.Info, c *config.Co
 			announced = tensor.FormOf(c.SchemeOf(t.Name[:max(strings.LastIndexByte(t.Name, '.'), 0)]).Method)
 		}
 		find := func(name string) (tensor.Info, bool) { info, ok := headers[name]; return info, ok }
-		if info, part, _, _ := tensor.PartOf(headers[t.Name], find, announced, 0); part == "" {
+		if info, part, _, _ := tensor.PartOf(headers[t.Name], find, announced, 0); part == "" && !tensor.ScalesActivations(t.Name) {
 			n.Parameters = int64(times) * int64(info.Len())
 		}
 		n.DTypes = []dtypeSum{{t.DType, n.Tensors, n.Bytes}}

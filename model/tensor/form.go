@@ -240,7 +240,13 @@ func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 			sides++
 		}
 	}
-	for _, f := range slices.Concat([]*Form{announced}, scaled) {
+	candidates := []*Form{announced}
+	for _, f := range scaled { // first with the codes that are announced, which other tensors may lie beside
+		if announced != nil && f.Codes == announced.Codes {
+			candidates = append(candidates, f)
+		}
+	}
+	for _, f := range append(candidates, scaled...) {
 		info, ok := Info{}, f != nil && f.Parts != nil
 		if ok {
 			info, ok = f.codesOf(own)

@@ -562,7 +562,10 @@ func (s *Set) linkScales() {
 		if !w.Scaled() || len(w.Shape) != 2 {
 			continue
 		}
-		block := s.slotOf(w.Name).Scheme(s.config).Block
+		block := [2]int{}
+		if scheme := s.slotOf(w.Name).Scheme(s.config); scheme.Method == w.Form().Method {
+			block = scheme.Block
+		}
 		b := w.Form().Blocks(w.Shape, block)
 		if w.Scales != nil && !w.Scales.Unread() {
 			if scales := w.Scales.Shape; s.family.Unknown != nil && len(scales) == 2 && scales[0] == w.Shape[0] {
