@@ -256,7 +256,7 @@ func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 		}
 		if ok && form == nil && (own.DType == f.Codes || named || sides > 0) { // for what is wrong with the scales
 			scales, has := side(f.Parts[0])
-			if f == announced || has && f.TakesScales(scales.DType) && (columns == 0 || info.Shape == nil || info.Shape[1] == columns) {
+			if f == announced || has && f.TakesScales(scales.DType) && (columns == 0 || len(info.Shape) != 2 || info.Shape[1] == columns) {
 				form = f
 			}
 		}

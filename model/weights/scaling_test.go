@@ -2,6 +2,8 @@ package weights
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -98,4 +100,53 @@ func TestWrongShapes(t *testing.T) {
 		require.Equal(t, causes[name+".weight"] != "", err != nil, name)
 	}
 	require.Empty(t, set.WrongShapes(func(*Weight) ([]byte, error) { return nil, nil }))
+}
+
+// TestHostileForms: whatever tensors lie beside each other, with whatever config, the set is made and checked, and what
+// CheckScales takes can be read, all of it.
+func TestHostileForms(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	ends := []string{"weight", "weight_packed", "qweight", "weight_scale_inv", "weight_scale", "scale", "weight_scale_2",
+		"weight_global_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "scales", "qzeros", "g_idx", "k_scale"}
+	dtypes := []tensor.DType{tensor.F8E4M3, tensor.I8, tensor.U8, tensor.I32, tensor.BF16, tensor.F32, tensor.F8E8M0, tensor.I64, tensor.Invalid}
+	methods := []string{"", "fp8", "float-quantized", "nvfp4", "awq", "no such form"}
+	for _, f := range tensor.Forms() {
+		methods = append(methods, f.Method)
+	}
+	dims, read := []int{0, 1, 2, 8, 16, 64, 3}, 0
+	likely := [][]int{{}, {64}, {64, 64}, {64, 1}, {64, 8}, {64, 16}, {64, 2}, {64, 4}, {64, 32}, {8, 64}, {2, 64}, {2}, {16, 4}}
+	for range 20000 {
+		m := memory{}
+		for _, end := range ends {
+			if r.IntN(3) > 0 && end != "weight" {
+				continue
+			}
+			x := tensor.Tensor{DType: dtypes[r.IntN(len(dtypes))]}
+			for range min(r.IntN(5), 3) {
+				x.Shape = append(x.Shape, dims[r.IntN(len(dims))])
+			}
+			if r.IntN(2) == 0 {
+				x.Shape = likely[r.IntN(len(likely))]
+			}
+			if x.DType != tensor.Invalid {
+				x.Data = make([]byte, tensor.Info{DType: x.DType, Shape: x.Shape}.Bytes())
+			}
+			m["model.layers.0.self_attn.o_proj."+end] = x
+		}
+		c, err := config.Parse(strings.NewReader(`{"model_type":"deepseek_v3","hidden_size":64,"num_hidden_layers":1,` +
+			`"num_attention_heads":4,"num_key_value_heads":4,"v_head_dim":16}`))
+		require.NoError(t, err)
+		c.Quantization.Method, c.Quantization.Block = methods[r.IntN(len(methods))], [2]int{r.IntN(3) * 8, r.IntN(3) * 8}
+		set := New(c, m)
+		_ = set.Check(c)
+		for _, w := range set.All() {
+			if w.Scaled() && w.CheckScales() == nil && w.Sides() != nil && !w.Sides()[0].Unread() {
+				values, err := NewStream(m, w).Part(0, w.Len())
+				if err == nil && len(values) > 0 {
+					read++
+				}
+			}
+		}
+	}
+	require.Greater(t, read, 20)
 }

@@ -468,9 +468,7 @@ func (s *Set) slotOf(owner string) table.Slot {
 	}
 	slot := table.Slot{Name: owner, Place: s.family.Place(owner)}
 	if slot.Row != nil {
-		for _, d := range slot.Row.Shape {
-			slot.Shape = append(slot.Shape, d.Size(s.config, slot.Layer))
-		}
+		slot.Shape = slot.Row.Sizes(s.config, slot.Layer)
 	}
 	return slot
 }
