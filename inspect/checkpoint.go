@@ -21,6 +21,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 	"dsmoe/text/problem"
 )
 
@@ -89,19 +90,24 @@ func (c *Checkpoint) Weights() *weights.Set {
 	return weights.New(c.Config, c)
 }
 
-// WrongShapes finds the weights whose weight_shape is not the shape of their codes; see weights.Set.WrongShapes.
-func (c *Checkpoint) WrongShapes(read func(shape *weights.Weight) ([]byte, error)) (found []Finding) {
+// WrongSides finds what the few bytes beside codes say wrong; see weights.Set.WrongShapes and UnequalSeconds.
+func (c *Checkpoint) WrongSides(read func(side *weights.Weight) ([]byte, error)) (found []Finding) {
 	set := c.Weights()
 	if set == nil {
 		return nil
 	}
-	wrong := set.WrongShapes(read)
-	if wrong == nil {
+	shapes, seconds := set.WrongShapes(read), set.UnequalSeconds(read)
+	if shapes == nil && seconds == nil {
 		return nil
 	}
 	files := c.Holders(set)
-	for _, w := range wrong {
+	for _, w := range shapes {
 		found = append(found, Shape.Of(problem.Problem{File: files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}))
+	}
+	if n := len(seconds); n > 0 {
+		w := seconds[0]
+		found = append(found, Note.Of(problem.Problem{File: files[w.Got.Name], Tensor: set.StoredName(c.Config, w.Got.Name),
+			Cause: w.Cause, Hint: text.Plural(n, "weight") + " like this: see that the engine has a scale for each"}))
 	}
 	return found
 }

@@ -129,7 +129,7 @@ dsmoe help findings  the kinds of findings`,
 				return nil, err
 			}
 			a := header.Audit(c)
-			a.Add(c.WrongShapes(weights.Mapped(src))...)
+			a.Add(c.WrongSides(weights.Mapped(src))...)
 			return a, nil
 		},
 	}

@@ -49,6 +49,7 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
+		a.Add(x.withoutInputScales()...)
 		want, dtypes := table.TorchDType(c.Config), []string{}
 		for t := range c.Tensors() {
 			dtypes = append(dtypes, t.DType.String())
@@ -198,6 +199,34 @@ func (x *auditor) unquantised() (found []inspect.Finding) {
 				Cause:  fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
 				Hint: "take quantization_config out of config.json, or list the module in its " +
 					x.Config.Quantization.ExceptKey()}))
+		}
+	}
+	return found
+}
+
+// withoutInputScales finds the weights that lack the scale of their inputs, which others of their role and form have: an
+// engine that quantises activations takes it for 1, or does not load them.
+func (x *auditor) withoutInputScales() (found []inspect.Finding) {
+	type kind struct {
+		row  *table.Row
+		form *tensor.Form
+	}
+	with, without := map[kind]string{}, []*weights.Weight{}
+	for _, w := range x.weights.All() {
+		if !w.Scaled() || w.Row == nil || !x.Complete() {
+			continue
+		}
+		if input := w.Input(); input != nil {
+			with[kind{w.Row, w.Form()}] = input.Stored
+		} else {
+			without = append(without, w)
+		}
+	}
+	for _, w := range without {
+		if like := with[kind{w.Row, w.Form()}]; like != "" {
+			found = append(found, inspect.Missing.Of(problem.Problem{File: x.files()[w.Name],
+				Tensor: x.weights.StoredName(x.Config, w.Name), Hint: "calibrate it, or take the scale of a like weight",
+				Cause: fmt.Sprintf("has no scale of its inputs, but other %s weights have one, such as %s", w.Form().Name, text.Quote(like))}))
 		}
 	}
 	return found

@@ -51,7 +51,7 @@ func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.
 	}
 	a := header.Audit(c)
 	a.Add(x.findings()...)
-	a.Add(x.WrongShapes(func(shape *weights.Weight) ([]byte, error) {
+	a.Add(x.WrongSides(func(shape *weights.Weight) ([]byte, error) {
 		if !x.Selection.Has(shape.Owner()) {
 			return nil, nil
 		}

@@ -1,9 +1,15 @@
 package weights
 
 import (
+	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -104,6 +110,27 @@ func (s *Set) WrongShapes(read func(shape *Weight) ([]byte, error)) (wrong []Wro
 		}
 		if err != nil {
 			wrong = append(wrong, Wrong{Got: w.Info, Want: w.Shape, Cause: err.Error()})
+		}
+	}
+	return wrong
+}
+
+// UnequalSeconds lists the gates of experts and MLPs whose second scale is another than that of up_proj beside them: engines
+// run both as one matrix, and keep one of the two. read is that of WrongShapes.
+func (s *Set) UnequalSeconds(read func(second *Weight) ([]byte, error)) (wrong []Wrong) {
+	for _, w := range s.list {
+		up := s.byName[strings.TrimSuffix(w.Name, "gate_proj.weight")+"up_proj.weight"]
+		if w.Part != "" || w.Form().Second == "" || up == nil || up.Form() != w.Form() || w.CheckScales() != nil || up.CheckScales() != nil {
+			continue
+		}
+		a, errA := read(w.Sides()[1])
+		b, errB := read(up.Sides()[1])
+		if err := errors.Join(errA, errB); err != nil {
+			wrong = append(wrong, Wrong{Got: w.Info, Want: w.Shape, Cause: err.Error()})
+		} else if a != nil && b != nil && !bytes.Equal(a, b) {
+			number := func(data []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(data)) }
+			wrong = append(wrong, Wrong{Got: w.Info, Want: w.Shape, Cause: fmt.Sprintf("%s is %v, but that of %s is %v: "+
+				"engines that run both as one matrix keep one of the two", "weight"+w.Form().Parts[1], number(a), table.UpProj, number(b))})
 		}
 	}
 	return wrong

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
 )
 
 // TestSides: a packed weight has the form's name, dtype and shape, its sides in order, and is given back as
@@ -149,4 +150,23 @@ func TestHostileForms(t *testing.T) {
 		}
 	}
 	require.Greater(t, read, 20)
+}
+
+// TestUnequalSeconds: of gate and up with other second scales the gate is listed, with both numbers.
+func TestUnequalSeconds(t *testing.T) {
+	c, err := config.Parse(strings.NewReader(`{"model_type":"deepseek_v3"}`))
+	require.NoError(t, err)
+	c.Quantization.Method = "nvfp4"
+	m := memory{}
+	for expert, second := range map[string]float32{"0.gate": 0.5, "0.up": 0.25, "1.gate": 2, "1.up": 2, "2.gate": 3} {
+		at := "model.layers.3.mlp.experts." + expert + "_proj.weight"
+		m[at] = tensor.Tensor{DType: tensor.U8, Shape: []int{2, 8}, Data: make([]byte, 16)}
+		m[at+"_scale"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{2, 1}, Data: make([]byte, 2)}
+		m[at+"_scale_2"] = tensortest.New(t, tensor.F32, []int{}, []float32{second})
+	}
+	wrong := New(c, m).UnequalSeconds(Mapped(m))
+	require.Len(t, wrong, 1)
+	require.Equal(t, "model.layers.3.mlp.experts.0.gate_proj.weight", wrong[0].Got.Name)
+	require.Equal(t, "weight_scale_2 is 0.5, but that of up_proj is 0.25: engines that run both as one matrix keep one of the two", wrong[0].Cause)
+	require.Empty(t, New(c, m).UnequalSeconds(func(*Weight) ([]byte, error) { return nil, nil }))
 }

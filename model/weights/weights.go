@@ -6,6 +6,7 @@
 package weights
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"maps"
@@ -112,6 +113,11 @@ func (w *Weight) IsScales() bool { return w.scales }
 // of a weight without scales of its own.
 func (w *Weight) ScalesActivations() bool {
 	return w.Row == nil && !w.scales && (strings.HasPrefix(w.Part, tensor.InputParts) || tensor.ScalesActivations(w.Name))
+}
+
+// Input returns the scale of the inputs that the weight is multiplied with; nil if there is none.
+func (w *Weight) Input() *Weight {
+	return cmp.Or(w.parts[tensor.InputParts+"_scale"], w.parts[tensor.InputParts+"_global_scale"])
 }
 
 // besideUnread reports whether the weight lies beside one whose form is tensor.Unread.
