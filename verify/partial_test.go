@@ -58,9 +58,9 @@ func TestPartialPacksPass(t *testing.T) {
 				require.Equal(t, want, r.Scope)
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
 				require.Empty(t, r.Coverage.WeightsUnchecked)
-				verdict := "\nverdict    PASS: " + want.Text + " (" + exercised(r) + ")\n"
+				verdict := "verdict    PASS: " + want.Text + " (" + exercised(r) + ")\n"
 				if want.Whole {
-					verdict = "\nverdict    PASS (" + exercised(r) + ")\n"
+					verdict = "verdict    PASS (" + exercised(r) + ")\n"
 				}
 				require.Contains(t, printed(t, r), verdict)
 			})
@@ -445,7 +445,7 @@ func TestSelection(t *testing.T) {
 			}
 			require.Equal(t, len(r.Checks), r.Coverage.GoldenChecked)
 			require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked+r.Scope.NotLooked)
-			require.Contains(t, printed(t, r), "\nverdict    PASS: "+r.Scope.Text+" ("+exercised(r)+")\n")
+			require.Contains(t, printed(t, r), "verdict    PASS: "+r.Scope.Text+" ("+exercised(r)+")\n")
 		})
 	}
 }
@@ -505,7 +505,7 @@ func TestFailFast(t *testing.T) {
 		require.Equal(t, at+1, looked)
 		require.Equal(t, len(r.Checks)-looked, r.Scope.NotLooked)
 		require.NotContains(t, printed(t, r), "no token reached")
-		require.Contains(t, printed(t, r), "\nverdict    FAIL\n           stopped at the first failing stage: ")
+		require.Contains(t, printed(t, r), "verdict    FAIL\n           stopped at the first failing stage: ")
 		right := run(t, c.Config, c, p, verify.Options{Mode: mode, FailFast: true})
 		require.Equal(t, run(t, c.Config, c, p, verify.Options{Mode: mode}), right)
 	}
@@ -578,7 +578,7 @@ func TestGivenInputsAreNoWhole(t *testing.T) {
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	require.False(t, r.Scope.Whole)
-	require.Contains(t, printed(t, r), "\nverdict    PASS: the embedding, layers 0-3 of 4, the head ("+exercised(r)+")\n")
+	require.Contains(t, printed(t, r), "verdict    PASS: the embedding, layers 0-3 of 4, the head ("+exercised(r)+")\n")
 }
 
 // TestTiedHeadAlone: the head's weight is the embedding's, which is not said to be verified as

@@ -62,7 +62,7 @@ func TestBiasesThatDecideNothing(t *testing.T) {
 			require.Equal(t, same, r.Routing.Biases[0].Same)
 			require.Contains(t, printed(t, r), "\n           layer 1: all choices are the same without e_score_correction_bias"+
 				others+": not counted as exercised\n")
-			require.Contains(t, printed(t, r), "\nverdict    PASS (3 of 6 experts, 47 of 57 weights exercised, 1 not pinned)\n")
+			require.Contains(t, printed(t, r), "verdict    PASS (3 of 6 experts, 47 of 57 weights exercised, 1 not pinned)\n")
 
 			c, p = open(t, "v3/golden-f32")
 			r = run(t, c.Config, biased(t, c.Config, c, by), p, verify.Options{Mode: mode, Undiagnosed: true})

@@ -380,7 +380,7 @@ func TestLimitOverride(t *testing.T) {
 	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
 	require.Equal(t, report.Pass, r.Verdict)
 	require.True(t, r.UserLimits)
-	require.Contains(t, printed(t, r), "\nverdict    PASS (user-supplied limits) ("+exercised(r)+")\n")
+	require.Contains(t, printed(t, r), "verdict    PASS (user-supplied limits) ("+exercised(r)+")\n")
 	require.False(t, own.UserLimits)
 }
 

@@ -31,14 +31,14 @@ type verified struct {
 
 // WriteText writes the report, and what it took.
 func (r *verified) WriteText(w io.Writer) error {
+	if err := r.Report.WriteText(w); err != nil {
+		return err
+	}
 	fmt.Fprintf(w, "%-11s%s", "checkpoint", text.Quote(r.Checkpoint.Path))
 	if files := r.Checkpoint.String(); files != "" {
 		fmt.Fprintf(w, ": %s", files)
 	}
 	fmt.Fprintln(w)
-	if err := r.Report.WriteText(w); err != nil {
-		return err
-	}
 	if r.Merged != nil {
 		_, err := fmt.Fprintf(w, "%-11s%.2f s in all; %s\n", "merged", r.Duration, &r.merging)
 		return err

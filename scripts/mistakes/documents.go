@@ -103,7 +103,7 @@ func sameVerdict(j *jsonReport, x *junitReport, page []string, printed string) e
 		caused = caused || s == cause
 	}
 	switch {
-	case !strings.Contains(printed, "\nverdict    "+verdict):
+	case !strings.HasPrefix(printed, "verdict    "+verdict):
 		return fmt.Errorf("text: verdict is not %s", verdict)
 	case cause != "" && !strings.Contains(printed, "\ncause      "+cause+"\n"):
 		return fmt.Errorf("text: cause is not %s", cause)

@@ -19,21 +19,21 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// WriteText writes the report for people: what was compared, a line per layer with
-// its worst stage, the first divergence in full, coverage and the verdict.
+// WriteText writes the report for people: the verdict, the first divergence in full, a line per layer with its worst
+// stage, coverage, and what was compared, how.
 func (r *Report) WriteText(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	fmt.Fprintln(b, r.head())
-	screen, _ := w.(text.Screen)
-	r.writeLayers(text.Screen{Writer: b, Columns: screen.Columns})
+	fmt.Fprintln(b, r.answer())
 	if r.FirstDivergence != nil {
 		fmt.Fprintln(b, r.divergence())
 	}
+	screen, _ := w.(text.Screen)
+	r.writeLayers(text.Screen{Writer: b, Columns: screen.Columns})
 	f := r.coverage()
 	if r.Against != nil {
 		r.Against.writeArithmetics(&f)
 	}
-	fmt.Fprintf(b, "%s%s", f, r.answer())
+	fmt.Fprintf(b, "%s\n%s", f, r.head())
 	return b.Flush()
 }
 
@@ -50,14 +50,14 @@ func (r *Report) WriteQuiet(w io.Writer) error {
 	return err
 }
 
-// answer is the verdict and its reasons, behind those of another trace.
+// answer is the verdict and its reasons, before those of another trace.
 func (r *Report) answer() (f facts) {
-	if r.Against != nil {
-		r.Against.write(&f)
-	}
 	f.add("verdict", "%s", r.verdict())
 	for _, reason := range r.Reasons {
 		f.add("", "%s", reason)
+	}
+	if r.Against != nil {
+		r.Against.write(&f)
 	}
 	return f
 }
