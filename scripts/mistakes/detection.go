@@ -83,7 +83,7 @@ func newStudy(fixtures, only string, packs []string) (*study, error) {
 
 // tryAll fills the column of a pack.
 func (t *study) tryAll(fixtures string, j int) error {
-	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(t.packs[j]), "checkpoint"))
+	c, err := checkpoint.Open(filepath.Join(fixtures, checkpointOf(t.packs[j]), "checkpoint"))
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,7 @@ var packs = []string{
 	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
 	"v32/golden-f32", "v32/golden-bf16", "glm5/golden-f32", "v4/golden-f32", "v4/golden-bf16", "v4-fp4/golden-f32",
 	"glm4-moe/golden-f32", "minimax-m2/golden-f32", "exaone-moe/golden-f32", "ernie45-moe-clamp/golden-f32",
+	"engines/sglang-v3-trained-bf16", "engines/megatron-v3-trained-bf16",
 }
 
 func main() {
@@ -147,14 +148,27 @@ func shares(cells [][]string) string {
 func headings(packs []string) (names []string) {
 	for _, p := range packs {
 		dir, pack := filepath.Split(p)
-		names = append(names, strings.TrimSuffix(dir, "/")+" "+strings.ToUpper(strings.TrimPrefix(pack, "golden-")))
+		of, dtype, _ := strings.Cut(pack, "-"+checkpointOf(p)+"-") // of a trace: engine-checkpoint-dtype
+		if dtype == "" {
+			of, dtype = strings.TrimSuffix(dir, "/"), strings.TrimPrefix(pack, "golden-")
+		}
+		names = append(names, of+" "+strings.ToUpper(dtype))
 	}
 	return names
 }
 
+// checkpointOf returns the fixture whose checkpoint a pack is of.
+func checkpointOf(pack string) string {
+	dir, name := filepath.Split(pack)
+	if dir != "engines/" {
+		return strings.TrimSuffix(dir, "/")
+	}
+	return name[strings.Index(name, "-")+1 : strings.LastIndex(name, "-")]
+}
+
 // try makes the mistake in the checkpoint of a pack, and grades what is said of it.
 func try(m mistake, fixtures, golden string, chained bool) (grade, said string, err error) {
-	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(golden), "checkpoint"))
+	c, err := checkpoint.Open(filepath.Join(fixtures, checkpointOf(golden), "checkpoint"))
 	if err != nil {
 		return "", "", err
 	}
@@ -167,17 +181,24 @@ func try(m mistake, fixtures, golden string, chained bool) (grade, said string, 
 	if !s.make(m) {
 		return "·", "", s.err
 	}
+	first, err := m.first(s)
+	if err == nil && p.IsTrace() {
+		err = s.declare(first)
+	}
+	if err != nil {
+		return "", "", err
+	}
 	r, printed, err := s.report()
 	if err != nil {
 		return "", "", err
 	}
-	if chained {
+	if chained && !p.IsTrace() {
 		s.options.Mode = report.Chained
 		if _, _, err := s.report(); err != nil {
 			return "", "", fmt.Errorf("chained mode: %w", err)
 		}
 	}
-	return m.grade(s, r, printed), fmt.Sprintf("== %s, %s\n%s\n", m.name, golden, printed), nil
+	return m.grade(s, first, r, printed), fmt.Sprintf("== %s, %s\n%s\n", m.name, golden, printed), nil
 }
 
 // report verifies the subject, and returns the report and its text. The error may be that the
@@ -193,14 +214,17 @@ func (s *subject) report() (r *report.Report, printed string, err error) {
 	return r, b.String(), documents(r, b.String())
 }
 
-// grade says how much of the mistake was found: in words that MISTAKES.md explains.
-func (m *mistake) grade(s *subject, r *report.Report, text string) string {
+// grade says how much was found of the mistake, which is to be seen first at a stage: in words that MISTAKES.md explains.
+func (m *mistake) grade(s *subject, first string, r *report.Report, text string) string {
+	own := first == s.expand(m.stage) // where rows, neurons and experts are known
 	switch {
+	case first == "" && s.unseen(r):
+		return "unseen"
 	case r.Verdict == report.Pass:
 		return "MISSED"
 	case r.Verdict == report.Inconclusive:
 		return "inconclusive"
-	case *r.FirstDivergence != s.expand(m.stage) || m.where != "" && !strings.Contains(text, s.expand(m.where)):
+	case *r.FirstDivergence != first || own && m.where != "" && !strings.Contains(text, s.expand(m.where)):
 		return "fails"
 	case r.Cause == nil && slices.ContainsFunc(r.Hints, func(h report.Cause) bool { return h.ID == m.cause }):
 		return "hinted"
@@ -208,7 +232,7 @@ func (m *mistake) grade(s *subject, r *report.Report, text string) string {
 		return "located"
 	case r.Cause == nil:
 		return "unnamed"
-	case r.Cause.ID != m.cause:
+	case r.Cause.ID != m.cause && (own || !s.blamed(r)):
 		return "misnamed"
 	case len(r.Causes) > 1:
 		return fmt.Sprintf("named of %d", len(r.Causes))

@@ -53,7 +53,7 @@ func TestNearMistakesHaveNoName_every(t *testing.T) {
 // tryNear makes the mistake in a pack's checkpoint, and another difference in the first stage that shows it. It returns whether the
 // mistake can be made, and an error if it is named.
 func tryNear(m mistake, fixtures, golden string) (made bool, err error) {
-	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(golden), "checkpoint"))
+	c, err := checkpoint.Open(filepath.Join(fixtures, checkpointOf(golden), "checkpoint"))
 	if err != nil {
 		return false, err
 	}
