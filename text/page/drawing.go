@@ -157,8 +157,8 @@ func drawingStyle() string {
 	var light, dark strings.Builder
 	for i := range steps {
 		t := (float64(i) + 0.5) / steps
-		fmt.Fprintf(&light, ".s%d{fill:%[2]s;color:%[2]s}.d%[1]d{fill:%[3]s;color:%[3]s}", i, viridis.at(t),
-			lightDiverging.at(t))
+		fmt.Fprintf(&light, ".s%d{fill:%[2]s;color:%[2]s}.d%[1]d{fill:%[3]s;color:%[3]s}.w%[1]d{fill:%[4]s;color:%[4]s}", i,
+			viridis.at(t), lightDiverging.at(t), warm.at(t))
 		fmt.Fprintf(&dark, ".d%d{fill:%[2]s;color:%[2]s}", i, darkDiverging.at(t))
 	}
 	return drawingRules + light.String() + "\n@media screen and (prefers-color-scheme: dark) {" + dark.String() +

@@ -20,7 +20,7 @@ type Heatmap struct {
 	Values            [][]float64 // [row][column]
 	Scale             Scale
 	Min, Max          float64                   // ends of the scale; both 0: ends of the values, but see Fences
-	Limit             float64                   // a number that the legend marks; 0 is none
+	Limit             float64                   // a number that the legend marks, and beyond which colours are warm; 0 is none
 	LimitName         string                    // what the legend says there
 	Dividers          []float64                 // lines across, at so many rows from the top
 	Tip               func(row, col int) string // text under the pointer; nil means row, column and number
@@ -112,7 +112,7 @@ func (m Heatmap) span() span {
 	if m.Scale != Log {
 		low, high = Fences(slices.Concat(m.Values...))
 	}
-	return spanOf(m.Scale, m.Min, m.Max, func(yield func(float64)) {
+	s := spanOf(m.Scale, m.Min, m.Max, func(yield func(float64)) {
 		for _, row := range m.Values {
 			for _, v := range row {
 				if !math.IsInf(v, 0) {
@@ -121,6 +121,8 @@ func (m Heatmap) span() span {
 			}
 		}
 	})
+	s.limit = m.Limit
+	return s
 }
 
 // Fences returns the ends that a scale has at most, so that the few numbers far outside do not take all colours: three

@@ -302,15 +302,15 @@ func area(t *testing.T, drawing string) (sum float64) {
 
 func TestTicks(t *testing.T) {
 	for want, s := range map[string]span{
-		"1 2 3":                           {Linear, 1, 3, true},
-		"0 20 40 60 80 100":               {Linear, 0, 100, false},
-		"-1 -0.5 0 0.5 1":                 {Diverging, -1, 1, false},
-		"0.001 0.01 0.1 1 10 100":         {Log, 1e-3, 100, false},
-		"1e-12 1e-09 1e-06 0.001 1":       {Log, 1e-12, 100, false},
-		"1e+11 1e+12":                     {Log, 1e11, 1e12, false},
-		"0 2e-05 4e-05 6e-05":             {Linear, 0, 6.5e-5, false},
-		"1e+308":                          {Log, 1e308, 1.5e308, false},
-		"-1e+308 -5e+307 0 5e+307 1e+308": {Linear, -math.MaxFloat64 / 1.5, math.MaxFloat64 / 1.5, false},
+		"1 2 3":                           {Linear, 1, 3, true, 0},
+		"0 20 40 60 80 100":               {Linear, 0, 100, false, 0},
+		"-1 -0.5 0 0.5 1":                 {Diverging, -1, 1, false, 0},
+		"0.001 0.01 0.1 1 10 100":         {Log, 1e-3, 100, false, 0},
+		"1e-12 1e-09 1e-06 0.001 1":       {Log, 1e-12, 100, false, 0},
+		"1e+11 1e+12":                     {Log, 1e11, 1e12, false, 0},
+		"0 2e-05 4e-05 6e-05":             {Linear, 0, 6.5e-5, false, 0},
+		"1e+308":                          {Log, 1e308, 1.5e308, false, 0},
+		"-1e+308 -5e+307 0 5e+307 1e+308": {Linear, -math.MaxFloat64 / 1.5, math.MaxFloat64 / 1.5, false, 0},
 	} {
 		var got []string
 		for _, v := range s.ticks(5) {
@@ -448,4 +448,18 @@ func TestLargestPages(t *testing.T) {
 	p := New("x")
 	p.Figure(m, "")
 	assert.Less(t, len(html(t, p)), 2_000_000/7)
+}
+
+// TestBeyondALimitColoursAreWarm: what lies beyond a limit is never green.
+func TestBeyondALimitColoursAreWarm(t *testing.T) {
+	s := Heatmap{Values: [][]float64{{1, 1e6}}, Scale: Log, Limit: 8}.span()
+	assert.Equal(t, "s0", s.classOf(s.cell(1)))
+	assert.Equal(t, "s4", s.classOf(s.cell(6)))
+	assert.Equal(t, "w5", s.classOf(s.cell(10)))
+	assert.Equal(t, "w31", s.classOf(s.cell(1e6)))
+	s.limit = 0
+	assert.Equal(t, "s31", s.classOf(s.cell(1e6)))
+	for _, colour := range warm {
+		assert.Greater(t, colour[0], 1.3*colour[1])
+	}
 }

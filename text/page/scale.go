@@ -21,14 +21,15 @@ const (
 type span struct {
 	Scale
 	min, max float64
-	whole    bool // values and ticks are whole numbers
+	whole    bool    // values and ticks are whole numbers
+	limit    float64 // numbers beyond it have warm colours; 0 is none
 }
 
 // spanOf returns the span of the finite values, or the span min … max unless both are 0. The span is
 // never empty. A logarithmic span of values ends at powers of ten.
 func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	if min != 0 || max != 0 {
-		return span{s, min, max, false}
+		return span{Scale: s, min: min, max: max}
 	}
 	whole := true
 	min, max = math.Inf(1), math.Inf(-1)
@@ -52,7 +53,7 @@ func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	} else if min == max {
 		min, max = min-math.Max(1, math.Abs(min)), max+math.Max(1, math.Abs(max))
 	}
-	return span{s, min, max, whole && s != Log}
+	return span{Scale: s, min: min, max: max, whole: whole && s != Log}
 }
 
 // exponent returns the decimal logarithm, exactly whole for powers of ten.
@@ -128,6 +129,8 @@ var (
 		{68, 1, 84}, {72, 40, 120}, {62, 73, 137}, {49, 104, 142}, {38, 130, 142},
 		{31, 158, 137}, {53, 183, 121}, {110, 206, 88}, {181, 222, 43}, {253, 231, 37},
 	}
+	// warm is what lies beyond a limit, beside viridis.
+	warm = ramp{{254, 190, 90}, {253, 141, 60}, {252, 78, 42}, {227, 26, 28}, {177, 0, 38}}
 	// The diverging ramps go from blue to orange through the colour of the background.
 	lightDiverging = ramp{
 		{8, 64, 129}, {67, 133, 190}, {158, 199, 226}, {240, 240, 240}, {250, 190, 130}, {222, 115, 30}, {140, 60, 0},
@@ -161,6 +164,8 @@ func (s span) classOf(step int) string {
 		return "none"
 	case s.Scale == Diverging:
 		return fmt.Sprintf("d%d", step)
+	case s.limit > 0 && (float64(step)+.5)/steps > s.at(s.limit):
+		return fmt.Sprintf("w%d", step)
 	}
 	return fmt.Sprintf("s%d", step)
 }

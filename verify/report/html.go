@@ -279,6 +279,7 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 	if judged {
 		m.NoValue = "not there, not checked, or without a bound"
 		m.Min, m.Max = 1e-3, ceiling(m.Values)
+		m.Limit, m.LimitName = 1, "limit"
 	}
 	m.Marked = func(i, j int) bool { c := worst[[2]int{i, j}]; return c.Verdict == Fail }
 	m.Tip = func(i, j int) string {
