@@ -81,7 +81,12 @@ func (s Slot) Excepted(c *config.Config) bool {
 }
 
 // Scheme returns how quantization_config says that the weight's module is stored.
-func (s Slot) Scheme(c *config.Config) config.Scheme { return c.SchemeOf(s.modules(c)...) }
+func (s Slot) Scheme(c *config.Config) config.Scheme {
+	if c.Quantization.Groups == nil { // all have one
+		return c.SchemeOf()
+	}
+	return c.SchemeOf(s.modules(c)...)
+}
 
 // modules returns what the table and files call the weight's module.
 func (s Slot) modules(c *config.Config) []string {

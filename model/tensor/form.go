@@ -233,13 +233,16 @@ func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 	if end := own.Name[len(module):]; end == "weight_packed" || end == "qweight" {
 		weight, named = module+"weight", true
 	}
-	sides := 0
 	side := func(part string) (Info, bool) { return sideOf(weight, part, all) }
-	for _, part := range Parts() {
-		if _, ok := side(part); ok && !strings.HasPrefix(part, InputParts) {
-			sides++
+	if announced != nil && announced.Parts != nil {
+		if info, ok := announced.codesOf(own); ok && announced.fits(info, side, columns, true) {
+			return announced
 		}
 	}
+	beside := slices.ContainsFunc(Parts(), func(part string) bool {
+		_, ok := side(part)
+		return ok && !strings.HasPrefix(part, InputParts)
+	})
 	candidates := []*Form{announced}
 	for _, f := range scaled { // first with the codes that are announced, which other tensors may lie beside
 		if announced != nil && f.Codes == announced.Codes {
@@ -251,17 +254,17 @@ func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 		if ok {
 			info, ok = f.codesOf(own)
 		}
-		if ok && f.fits(info, side, columns, f == announced) {
+		if ok && f.fits(info, side, columns, false) {
 			return f
 		}
-		if ok && form == nil && (own.DType == f.Codes || named || sides > 0) { // for what is wrong with the scales
+		if ok && form == nil && (own.DType == f.Codes || named || beside) { // for what is wrong with the scales
 			scales, has := side(f.Parts[0])
 			if f == announced || has && f.TakesScales(scales.DType) && (columns == 0 || len(info.Shape) != 2 || info.Shape[1] == columns) {
 				form = f
 			}
 		}
 	}
-	if form != nil || own.DType.Scaled() || own.DType == Invalid || !named && sides == 0 {
+	if form != nil || own.DType.Scaled() || own.DType == Invalid || !named && !beside {
 		return form
 	}
 	return Unread

@@ -177,7 +177,7 @@ func (w *Weight) Disagreement(c *config.Config, s table.Slot) string {
 	switch {
 	case !q.Announced():
 		return fmt.Sprintf("dtype %s, but config.json has no quantization_config", w.DType)
-	case s.Excepted(c):
+	case announced == tensor.Plain && s.Excepted(c):
 		return fmt.Sprintf("dtype %s, but %s of quantization_config lists it", w.DType, q.ExceptKey())
 	case q.Unread != nil || q.Unclear:
 	case scheme.Method == "":
