@@ -21,7 +21,7 @@ THEMES = {
     "dark": ("#0d1117", "#30363d", "#e6edf3", {"1": "#e6edf3", "31": "#ff7b72", "32": "#3fb950", "33": "#d29922", "2": "#9198a1"}),
 }
 WIDTH, SIZE, LINE = 112, 13, 18  # columns, pixels of a letter, pixels of a line
-SHOWN = r"^(golden |embedding|layer|head|           checked|$|DIVERGES|           all in|also|cause|coverage|verdict)"
+SHOWN = r"^(embedding|layer|head|           checked|$|DIVERGES|           all in|also|cause|coverage|verdict)"
 
 
 def spans(line, colours, plain):
@@ -80,6 +80,8 @@ def main():
                              cwd=work, capture_output=True, text=True)
         bare = lambda line: re.sub(r"\x1b\[[0-9;]*m", "", line)
         lines = ["$ dsmoe verify --html=page.html broken demo/golden", ""] + [clip(l) for l in ran.stdout.splitlines() if re.match(SHOWN, bare(l))]
+        while not bare(lines[-1]):
+            lines.pop()
         for theme in THEMES:
             (IMAGES / f"verify-{theme}.svg").write_text(terminal(lines, theme))
         for theme in THEMES:

@@ -41,8 +41,8 @@ DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
            z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.21; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.81
            at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
            1856 of 1856 elements are beyond 8 σ
-also       model.layers.{0-3}.post_attention_layernorm.output
-           model.layers.{1-3}.input_layernorm.output
+also       model.layers.{0..3}.post_attention_layernorm.output
+           model.layers.{1..3}.input_layernorm.output
            model.norm.output
 cause      norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05
 

@@ -556,7 +556,8 @@ func (r *Report) grouped(are func(c *Check) bool) (names []string) {
 		name, at := text.Line(kind), layers[kind]
 		switch {
 		case len(at) > 1:
-			name = fmt.Sprintf("model.layers.{%s}.%s", text.Ranges(at), name)
+			numbers := strings.NewReplacer("-", "..", " ", "").Replace(text.Ranges(at))
+			name = fmt.Sprintf("model.layers.{%s}.%s", numbers, name)
 		case at[0] >= 0:
 			name = fmt.Sprintf("model.layers.%d.%s", at[0], name)
 		}
