@@ -40,7 +40,8 @@ dsmoe help memory  the formulas`,
 			flags, f := q.Flags(), compare
 			cli.NumberFlag(flags, &seq, "seq", "",
 				"so many `positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
-			flags.StringVar(&f.layers, "compare", "", "compare these `layers` instead: any of top2,fine,shared, in the order to print")
+			flags.StringVar(&f.layers, "compare", "",
+				"compare these `layers` instead: any of top2,fine,shared, in the order to print")
 			q.RegisterFlagCompletionFunc("compare", cli.CompleteList(header.Top2, header.Fine, header.Shared))
 			cli.NumberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
 			cli.NumberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")

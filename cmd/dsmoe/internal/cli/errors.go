@@ -233,10 +233,11 @@ func nearCommands(cmd *cobra.Command, word string) string {
 // what the command has in their places.
 var otherFlags = map[string]map[string]string{
 	"": {"threads": ": GOMAXPROCS=4 in the environment sets the number of threads"},
-	"convert": {"outtype": isType, "quantize": isType, "quantise": isType, "dtype": isType, "outfile": isDST, "output": isDST,
-		"force": isOverwrite, "update": isOverwrite, "split-max-size": ", is it --max-shard-size?"},
-	"synth":   {"output": isDST, "force": isOverwrite},
-	"golden":  {"output": ", is it PACK, the argument behind CHECKPOINT?", "force": ": an existing PACK is not replaced; remove it"},
+	"convert": {"outtype": isType, "quantize": isType, "quantise": isType, "dtype": isType, "outfile": isDST,
+		"output": isDST, "force": isOverwrite, "update": isOverwrite, "split-max-size": ", is it --max-shard-size?"},
+	"synth": {"output": isDST, "force": isOverwrite},
+	"golden": {"output": ", is it PACK, the argument behind CHECKPOINT?",
+		"force": ": an existing PACK is not replaced; remove it"},
 	"verify":  {"output": ", is it --html, --junit or --json?", "tolerance": areBounds, "atol": areBounds, "rtol": areBounds},
 	"routing": {"text": textFlag},
 	"report":  {"text": textFlag},
