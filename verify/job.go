@@ -27,7 +27,7 @@ type job struct {
 	recognises bool
 	found      []recognised
 	tried      map[string][]int // elements of the first layers that each way of a kind misses
-	trial      bool // a mistake is undone: no numbers of config.json are tried
+	trial      bool             // a mistake is undone: no numbers of config.json are tried
 	// places are those of the weights of the layer in which the mistake is undone; nil otherwise
 	places map[*model.Weight]table.Place
 
