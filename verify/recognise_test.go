@@ -267,6 +267,79 @@ func TestLayersThatRoundOtherwise(t *testing.T) {
 	}
 }
 
+// TestRanksOfExperts: routed experts that are cut over ranks, or shared out among them, with sums that are rounded on each
+// rank, are inconclusive by name; a factor of 1.02 fails.
+func TestRanksOfExperts(t *testing.T) {
+	t.Parallel()
+	c, p := traced(t, "sglang-v3-trained-bf16")
+	const width, hidden, k = 160, 32, 4
+	matrices := map[string][]float32{}
+	product := func(name string, x []float64, row, first, last int) (sum float64) {
+		if matrices[name] == nil {
+			matrices[name] = must(get(t, c, name).Float32s(nil))
+		}
+		for i := first; i < last; i++ {
+			sum += x[i] * float64(matrices[name][row*len(x)+i])
+		}
+		return sum
+	}
+	for _, test := range []struct {
+		ranks   int
+		parts   bool // experts are whole
+		factor  float64
+		verdict report.Verdict
+	}{{2, false, 1, report.Inconclusive}, {4, false, 1, report.Inconclusive}, {8, false, 1, report.Inconclusive},
+		{2, true, 1, report.Inconclusive}, {8, true, 1, report.Inconclusive}, {2, false, 1.02, report.Fail}, {8, true, 1.02, report.Fail}} {
+		p.Replaced = map[string]tensor.Tensor{}
+		for _, layer := range []string{"model.layers.1.", "model.layers.2.", "model.layers.3."} {
+			in, shared := must(p.Float32s(layer+"post_attention_layernorm.output")), must(p.Float32s(layer+"mlp.shared_experts.output"))
+			chosen, weights := must(p.Ints(layer+"mlp.gate.topk_idx")), must(p.Float32s(layer+"mlp.gate.topk_weight"))
+			p.Replaced[layer+"mlp.output"] = in16(p, layer+"mlp.output", func(yield func(float64)) {
+				for token := range len(in) / width {
+					x := make([]float64, width)
+					for i := range x {
+						x[i] = float64(in[token*width+i])
+					}
+					ranks := make([][]float64, test.ranks)
+					for rank := range ranks {
+						ranks[rank] = make([]float64, width)
+					}
+					for slot := token * k; slot < (token+1)*k; slot++ {
+						expert, h := layer+"mlp.experts."+strconv.Itoa(chosen[slot])+".", make([]float64, hidden)
+						for n := range h {
+							gate, up := to16(product(expert+"gate_proj.weight", x, n, 0, width)), to16(product(expert+"up_proj.weight", x, n, 0, width))
+							h[n] = to16(to16(gate/(1+math.Exp(-gate))) * up)
+						}
+						for rank := range ranks {
+							first, last := rank*hidden/test.ranks, (rank+1)*hidden/test.ranks
+							if test.parts {
+								if first, last = 0, hidden; chosen[slot]*test.ranks/32 != rank {
+									continue
+								}
+							}
+							for column := range width {
+								ranks[rank][column] += float64(weights[slot]) / 2.5 * to16(product(expert+"down_proj.weight", h, column, first, last))
+							}
+						}
+					}
+					for column := range width {
+						sum := 0.0
+						for _, rank := range ranks {
+							sum += to16(to16(rank[column]) * 2.5 * test.factor)
+						}
+						yield(to16(sum) + float64(shared[token*width+column]))
+					}
+				}
+			})
+		}
+		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: []string{"model.layers.*.mlp.output"}})
+		require.Equal(t, test.verdict, r.Verdict, "%+v: %v", test, r.Reasons)
+		if test.verdict == report.Inconclusive {
+			require.Contains(t, printed(t, r), "the engine rounds experts and shared in a way that is not known")
+		}
+	}
+}
+
 // TestStagesOfTwoKinds: without the input of down_proj, an MLP's output shows the roundings of SwiGLU and of ranks. SwiGLU is
 // recognised, and no doubt is left of the ranks.
 func TestStagesOfTwoKinds(t *testing.T) {
