@@ -184,11 +184,15 @@ type recorder32 struct{ golden *pack.Pack }
 
 func (r *recorder32) Stage(name string, x *model.Activation) error {
 	if r.golden.Has(name) {
-		t := tensor.Tensor{DType: tensor.F32, Shape: x.Shape}
+		t := tensor.Tensor{DType: x.DType, Shape: x.Shape}
 		for _, v := range x.Values {
-			t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(v))
+			if x.DType == tensor.BF16 {
+				t.Data = binary.LittleEndian.AppendUint16(t.Data, uint16(math.Float32bits(v)>>16))
+			} else {
+				t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(v))
+			}
 		}
-		r.golden.Replaced[name] = t
+		r.golden.Replaced[name], r.golden.Manifest.Tensors[name] = t, pack.Entry{DType: t.DType, Shape: t.Shape}
 	}
 	return nil
 }
@@ -211,6 +215,7 @@ type engine struct {
 	best     int                                // see emulated
 	serial   bool                               // see emulated
 	declares *pack.Arithmetic                   // nil: what it does
+	bf16     bool                               // computes in BF16; else in float32
 }
 
 // trace is what the engine records of src on a pack's tokens, in the pack's place.
@@ -232,6 +237,10 @@ func (e engine) trace(t *testing.T, c *config.Config, src weights.Source, golden
 		e.model(m)
 	}
 	o := model.Options{DType: tensor.F32}
+	if e.bf16 {
+		o.DType, golden.DType, golden.Manifest.ComputeDType = tensor.BF16, tensor.BF16, "bfloat16"
+		o.RotaryDType = golden.Manifest.RotaryDType()
+	}
 	plain := model.NewPlain(o)
 	net := &model.Network[*model.Activation]{Model: m, Input: must(golden.Input()), Options: o,
 		Arithmetic: &emulated{plain, e.inputs, e.f16, e.best, e.serial}, Trace: &recorder32{golden}}
@@ -324,6 +333,28 @@ func TestEnginesInFP8_every(t *testing.T) {
 				Attention: []string{pack.Eager}}}
 			r := run(t, c.Config, c, e.trace(t, c.Config, c, p), verify.Options{Undiagnosed: true})
 			require.Equal(t, verdict, r.Verdict, "%s, declared %s: %v %v", did, declared, r.FirstDivergence, r.Reasons)
+		}
+	}
+}
+
+// TestEnginesInFP8AndBF16: what an engine in BF16 rounds the inputs of FP8 products to is recognised before where it rounds
+// between operations. A wrong row of such a product fails, and a wrong channel of a norm.
+func TestEnginesInFP8AndBF16(t *testing.T) {
+	t.Parallel()
+	for _, did := range []string{"fp8-1x128", "fp8-tensor"} {
+		c, p := open(t, "v3-fp8/golden-f32")
+		p = engine{inputs: map[string]string{"F8_E4M3": did}, bf16: true, declares: &pack.Arithmetic{}}.trace(t, c.Config, c, p)
+		r := run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v %v", did, r.FirstDivergence, r.Reasons)
+		require.Equal(t, &pack.Arithmetic{Activations: map[string]string{"F8_E4M3": did}}, r.Golden.Observed)
+		const norm, product = "model.layers.1.input_layernorm.", "model.layers.1.self_attn.q_a_proj."
+		for name, w := range map[string]tensor.Tensor{
+			norm:    scaled(t, get(t, c, norm+"weight"), 1.02, 5),
+			product: rowsBy(get(t, c, product+"weight"), func(i int) int { return max(i, 1) }),
+		} {
+			r := run(t, c.Config, replace(c, name+"weight", w), p, verify.Options{Undiagnosed: true})
+			require.Equal(t, report.Fail, r.Verdict)
+			require.Equal(t, name+"output", *r.FirstDivergence)
 		}
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -47,13 +49,20 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 	}
 	again, user := *e.job, e.job.options
 	j := &again
-	seen, all := r, *user
+	all, seen, ran := *user, r, e
 	if all.FailFast = false; e.stopped { // all stages that fail are looked at
-		again, err := j.with(&all, j.rounded).gather(ctx)
-		if err != nil {
+		var err error
+		if ran, err = j.with(&all, j.rounded).gather(ctx); err != nil {
 			return e, r, err
 		}
-		seen = conclude(again.project())
+		seen = conclude(ran.project())
+	}
+	ran, seen, err := recogniseInputs(ctx, ran, seen)
+	if err != nil {
+		return e, r, err
+	}
+	if ran.job.engine != j.engine {
+		j.engine, e, r = ran.job.engine, ran, seen
 	}
 	for _, everywhere := range []bool{false, true} {
 		open := slices.DeleteFunc(j.openKinds(seen), func(k *kind) bool { // what the first layers said to be wrong is wrong
@@ -70,7 +79,6 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		if !everywhere && j.in.Batch*j.in.Seq <= sharedTokens {
 			j.seen = &bounds.Seen{}
 		}
-		var err error
 		if j, err = j.tryKinds(ctx, open, seen, everywhere); err != nil {
 			return e, r, err
 		}
@@ -84,7 +92,6 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		seen = r
 	}
 	if r.Verdict == report.Fail && user.FailFast && !e.stopped {
-		var err error
 		if e, err = j.gather(ctx); err != nil {
 			return e, r, err
 		}
@@ -125,7 +132,7 @@ func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
 		for name := range j.pack.Manifest.Tensors {
 			all := j.kindsOf(name)
 			if pack.Parse(name).Layer == l && j.scope.compares(name) &&
-				slices.ContainsFunc(all, func(k string) bool { return !shown[k] }) {
+				(slices.ContainsFunc(all, func(k string) bool { return !shown[k] }) || j.scaledForm(name) != "") {
 				o.Stages, of = append(o.Stages, name), append(of, all...)
 			}
 		}
@@ -153,12 +160,17 @@ func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := conclude(e.project())
-	found, err := sample.tryKinds(ctx, sample.openKinds(r), r, false)
+	e, r, err := recogniseInputs(ctx, e, conclude(e.project()))
 	if err != nil {
 		return nil, err
 	}
-	j = j.recognising(slices.DeleteFunc(found.found, func(f recognised) bool { return !f.decided || f.missed > 0 }))
+	found, err := e.job.tryKinds(ctx, e.job.openKinds(r), r, false)
+	if err != nil {
+		return nil, err
+	}
+	whole := *j
+	whole.engine = e.job.engine
+	j = whole.recognising(slices.DeleteFunc(found.found, func(f recognised) bool { return !f.decided || f.missed > 0 }))
 	j.tried = nil // in few tokens
 	return j, nil
 }
@@ -335,28 +347,21 @@ func (j *job) tryWays(ctx context.Context, open, later []*kind, r *report.Report
 		if len(left) == 0 {
 			break
 		}
-		o := *j.options
-		o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, j.stagesOf(left, later, r, everywhere)
-		s, err := newScope(j.model.Config, j.pack, &o)
-		if err != nil {
-			return nil, err
-		}
-		part := *j.rounding(func(ways map[string]string) {
+		part := j.rounding(func(ways map[string]string) {
 			for _, k := range left {
 				maps.Copy(ways, k.waysOf(i))
 			}
 		})
-		part.options, part.scope, part.trial, part.counts = &o, s, true, true
 		part.found = slices.DeleteFunc(slices.Clone(j.found), func(f recognised) bool { // their layers have no way of their own
 			return slices.ContainsFunc(open, func(k *kind) bool { return k.name == f.kind.name })
 		})
-		found, err := part.gather(ctx)
+		missed, err := part.missesOf(ctx, j.stagesOf(left, later, r, everywhere))
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range left {
 			of := map[string]misses{}
-			for stage, m := range found.misses {
+			for stage, m := range missed {
 				if j.shows(stage, []*kind{k}) {
 					of[stage] = m
 				}
@@ -370,3 +375,80 @@ func (j *job) tryWays(ctx context.Context, open, later []*kind, r *report.Report
 	}
 	return found, nil
 }
+
+// missesOf returns which elements of some stages miss, each computed from goldens.
+func (j *job) missesOf(ctx context.Context, stages []string) (map[string]misses, error) {
+	o := *j.options
+	o.Progress, o.FailFast, o.Part, o.Stages = nil, false, nil, stages
+	s, err := newScope(j.model.Config, j.pack, &o)
+	if err != nil {
+		return nil, err
+	}
+	part := *j
+	part.options, part.scope, part.trial, part.counts = &o, s, true, true
+	found, err := part.gather(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return found.misses, nil
+}
+
+// recogniseInputs looks for what an engine that declares nothing rounds the inputs of products with FP8 weights to, where
+// such products fail whose sums are rounded in one way alone. It returns the run with what it found.
+func recogniseInputs(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
+	j, stages := *e.job, map[string][]string{}
+	for _, c := range r.Checks {
+		form := j.scaledForm(c.Tensor)
+		if form != "" && c.Verdict == report.Fail && j.engine.Activations[form] == "" && len(stages[form]) < recognisedProducts {
+			stages[form] = append(stages[form], c.Tensor)
+		}
+	}
+	for _, form := range slices.Sorted(maps.Keys(stages)) {
+		k, by := kind{ways: [][]string{{"f32"}}}, []map[string]misses{}
+		for _, to := range usualRoundings(form) {
+			k.ways = append(k.ways, []string{to})
+		}
+		tried := func(way int) *job {
+			other, engine := j, *j.engine
+			engine.Activations = maps.Clone(engine.Activations)
+			if engine.Activations == nil {
+				engine.Activations = map[string]string{}
+			}
+			engine.Activations[form] = k.ways[way][0]
+			other.engine = &engine
+			return &other
+		}
+		for i := range k.ways {
+			missed, err := tried(i).missesOf(ctx, stages[form])
+			if err != nil {
+				return nil, nil, err
+			}
+			by = append(by, missed)
+		}
+		if f := decide(&k, by); f.decided && f.way > 0 {
+			j = *tried(f.way)
+		}
+	}
+	if j.engine == e.job.engine {
+		return e, r, nil
+	}
+	found, err := j.gather(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return found, conclude(found.project()), nil
+}
+
+// scaledForm returns the form of the weight with scales whose product a stage is, if sums of it are rounded in one way
+// alone; else "".
+func (j *job) scaledForm(stage string) string {
+	for _, form := range j.weights.forms(strings.TrimSuffix(stage, ".output") + ".weight") {
+		if d, _ := tensor.ParseDType(form); d.Scaled() && j.kindsOf(stage) == nil {
+			return form
+		}
+	}
+	return ""
+}
+
+// recognisedProducts is the number of failing products in which roundings of their inputs are tried.
+const recognisedProducts = 4
