@@ -180,7 +180,14 @@ func brokenIndexes() []broken {
 		{"value is a number", sharded, entry("3"), []string{"weight_map: lm_head.weight: file name is not a string"}, nil},
 		{"path traversal", sharded, entry(`"../other/model.safetensors"`), []string{"../other/model.safetensors leads out"}, nil},
 		{"absolute path", sharded, entry(`"/etc/model.safetensors"`), []string{"/etc/model.safetensors leads out"}, nil},
-		{"subdirectory", sharded, entry(`"sub/model.safetensors"`), []string{"leads out"}, nil},
+		{"subdirectory", sharded, entry(`"sub/model.safetensors"`), []string{"is in a directory of its own; move it beside the index"}, nil},
+		{"here", sharded, func(t *testing.T, dir string) {
+			fixture.Replace(t, dir, "model.safetensors.index.json", `"`+shard1+`"`, `"./`+shard1+`"`)
+			fixture.Replace(t, dir, "model.safetensors.index.json", `"`+shard2+`"`, `".\\`+shard2+`"`)
+		}, nil, nil},
+		{"part of a rank", whole, func(t *testing.T, dir string) {
+			require.NoError(t, os.Rename(filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "model0-mp4.safetensors")))
+		}, []string{"missing, but there is model0-mp4.safetensors"}, nil},
 		{"backslash", sharded, entry(`"..\\model.safetensors"`), []string{"leads out"}, nil},
 		{"dots", sharded, entry(`".."`), []string{"is not the name of a safetensors file"}, nil},
 		{"extension only", sharded, entry(`".safetensors"`), []string{"is not the name of a safetensors file"}, nil},
@@ -371,3 +378,16 @@ type errReader struct{}
 
 // Read implements io.Reader.
 func (errReader) Read([]byte) (int, error) { return 0, errors.New("disk on fire") }
+
+// TestOtherTools: what another tool left has a hint that says how to make a checkpoint of it.
+func TestOtherTools(t *testing.T) {
+	for file, want := range map[string]string{"zero_to_fp32.py": "python zero_to_fp32.py", ".metadata": "dcp_to_torch",
+		"model3-mp4.safetensors": "one rank's part", "model-rank-1-part-0.safetensors": "one rank's part"} {
+		dir := t.TempDir()
+		fixture.Write(t, dir, file, "")
+		_, err := Open(dir)
+		var all *problem.Error
+		require.ErrorAs(t, err, &all)
+		require.True(t, slices.ContainsFunc(all.Problems, func(p problem.Problem) bool { return strings.Contains(p.Hint, want) }), file)
+	}
+}

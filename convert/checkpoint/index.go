@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -143,9 +144,15 @@ func (p *indexParser) weight(name string) {
 		p.fail("weight_map: %s: file name is not a string", text.Quote(name))
 	}
 	file := tok.String()
+	if local := path.Clean(strings.ReplaceAll(file, `\`, "/")); !strings.Contains(local, "/") { // "./x", as some tools write it
+		file = local
+	}
 	switch {
 	case !p.format.Recognise(file) || filepath.Ext(file) == file:
 		p.fail("weight_map: %s: %s is not the name of a %s file", text.Quote(name), text.Quote(file), p.format.Name)
+	case strings.ContainsAny(file, `/\`) && filepath.IsLocal(strings.ReplaceAll(file, `\`, "/")):
+		p.fail("weight_map: %s: %s is in a directory of its own; move it beside the index, and leave out the directory there",
+			text.Quote(name), text.Quote(file))
 	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file):
 		p.fail("weight_map: %s: %s leads out of the checkpoint's directory", text.Quote(name), text.Quote(file))
 	case len(file) > 255 || format.CheckName(file) != nil:

@@ -138,6 +138,11 @@ func (l *location) search(path string) (*location, error) {
 	case len(entries) == 0:
 		found = problem.Problem{Cause: "directory is empty"}
 	}
+	for _, t := range otherTools {
+		if slices.Contains(entries, t.file) {
+			found.Hint = t.hint
+		}
+	}
 	if below, _ := filepath.Glob(filepath.Join(path, "*", ConfigName)); len(below) > 0 && found.Hint == "" {
 		found.Hint = "a checkpoint may be below: " + text.Quote(filepath.Dir(below[0]))
 	}
@@ -270,8 +275,21 @@ func (l *location) unnamed(hasVariant bool) {
 
 // misnamed is the problem of a weight file with a name that no loader looks for.
 func misnamed(f *format.Format, name string) problem.Problem {
-	return problem.Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name),
-		Hint: "rename the file, or give its own path"}
+	hint := "rename the file, or give its own path"
+	if partOfRank.MatchString(name) {
+		hint = "each such file has one rank's part of the matrices: convert the checkpoint that they were cut from"
+	}
+	return problem.Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name), Hint: hint}
+}
+
+// partOfRank matches the files of DeepSeek's convert.py, and of vLLM's save_sharded_state.
+var partOfRank = regexp.MustCompile(`^model\d+-mp\d+\.|^model-rank-\d+-part-\d+\.`)
+
+// otherTools says how to make a checkpoint of a directory that another tool left, by a file in it.
+var otherTools = []struct{ file, hint string }{
+	{"zero_to_fp32.py", "a DeepSpeed checkpoint: python zero_to_fp32.py . OUT writes a state dict, which is read with config.json beside it"},
+	{".metadata", "a distributed checkpoint of torch: python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR " +
+		"pytorch_model.bin writes a state dict, which is read with config.json beside it"},
 }
 
 // isWholeSet reports whether the files are exactly the shards 1 to M "of M".

@@ -347,6 +347,13 @@ func New(c *config.Config, h Headers) *Set {
 	for stored := range h.Tensors() {
 		s.take(named(stored), stored.Name)
 	}
+	if head := s.byName[table.HeadName]; head != nil && c.TieWordEmbeddings {
+		if row := s.family.Row(table.Embedding, table.EmbedTokens); s.byName[row.Name] == nil { // left out as it is the same
+			head.Name, head.Row, head.row = row.Name, row, row
+			s.byName[row.Name] = head
+			delete(s.byName, table.HeadName)
+		}
+	}
 	s.linkScales()
 	s.headers = nil
 	return s

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/config/configtest"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 )
@@ -392,5 +393,21 @@ func TestFusedScales(t *testing.T) {
 		require.NoError(t, err)
 		scale := []float32{1, 2, 4, 8}[i]
 		require.Equal(t, []float32{tensor.E4M3(byte(4*i+1)) * scale, tensor.E4M3(byte(4*i+2)) * scale}, values)
+	}
+}
+
+// TestHeadStandsForEmbedding: of tied weights a file may hold the head alone, under its name; untied it is the head.
+func TestHeadStandsForEmbedding(t *testing.T) {
+	for _, tied := range []bool{true, false} {
+		m := memory{"lm_head.weight": tensortest.New(t, tensor.F32, []int{1, 2}, []float32{1, 2})}
+		s := New(&config.Config{ModelType: "deepseek_v3", TieWordEmbeddings: tied}, m)
+		require.Equal(t, tied, s.Has("model.embed_tokens.weight"))
+		require.Equal(t, !tied, s.Has("lm_head.weight"))
+		require.Equal(t, tied, s.All()[0].Is(table.Embedding, table.EmbedTokens))
+		values, err := NewStream(m, s.All()[0]).Part(0, 2)
+		require.NoError(t, err)
+		require.Equal(t, []float32{1, 2}, values)
+		m["model.embed_tokens.weight"] = m["lm_head.weight"]
+		require.True(t, New(s.config, m).Has("lm_head.weight"), "both are stored")
 	}
 }
