@@ -160,7 +160,7 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 			beyond++
 		}
 	}
-	disagreeing, first := 0, ""
+	disagreeing, first, missing := 0, "", -1
 	for slot := range table.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
 		if !s.filter.keeps(slot.Name, slot.Place) {
 			continue
@@ -168,6 +168,9 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 		switch w := c.set.Find(slot.Name); {
 		case w == nil && c.set.InMisfit(slot.Name): // reported already
 		case w == nil:
+			if missing < 0 {
+				missing = len(c.problems)
+			}
 			c.problem(slot.Name, "missing%s", slot.Expected())
 		case slot.Row.Shape != nil && !slices.Equal(w.Shape, slot.Shape):
 			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
@@ -181,10 +184,45 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 			}
 		}
 	}
+	if missing >= 0 {
+		c.problems[missing].Hint = c.unknownNames(s)
+	}
 	if disagreeing > 0 {
 		c.note("%s read as their tensors say, and not as config.json does: %s", text.Plural(disagreeing, "weight"), first)
 	}
 	return beyond
+}
+
+// wrappers are parts of names that other tools put into them.
+var wrappers = []struct{ part, cause string }{
+	{"lora_", "an adapter is not merged: merge it with peft's merge_and_unload(), and save that"},
+	{".base_layer.", "an adapter is not merged: merge it with peft's merge_and_unload(), and save that"},
+	{".switch_mlp.", "these are MLX's names: convert the checkpoint that it was made from"},
+	{".mlp.router.", "these are Megatron's names: export the model as HuggingFace has it"},
+	{"_orig_mod.", "_orig_mod. is of torch.compile: save the module of that name"},
+	{"base_model.model.", "base_model.model. is of peft: save the model in it"},
+	{"module.", "module. is of DistributedDataParallel: save the model in it"},
+}
+
+// unknownNames tells of tensors that the table does not know, where weights are missing; "" if there are none.
+func (c *conversion) unknownNames(s selection) (hint string) {
+	var unknown []string
+	for _, w := range s.kept {
+		if w.OwnerPlace().Row == nil && !w.ScalesActivations() && !table.FamilyOf(c.src.Config).Ignores(c.src.Config, w.Name) {
+			unknown = append(unknown, w.Stored)
+		}
+	}
+	if unknown == nil {
+		return ""
+	}
+	hint = fmt.Sprintf("the files hold %s that model_type %s has none of, such as %s", text.Plural(len(unknown), "tensor"),
+		c.src.Config.ModelType, text.Quote(unknown[0]))
+	for _, w := range wrappers {
+		if i := slices.IndexFunc(unknown, func(name string) bool { return strings.Contains(name, w.part) }); i >= 0 {
+			return fmt.Sprintf("%s; %s (%s)", hint, w.cause, text.Quote(unknown[i]))
+		}
+	}
+	return hint
 }
 
 // checkPrune reduces the kept experts to the layers that are converted, and checks them.
