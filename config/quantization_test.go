@@ -189,3 +189,30 @@ func TestQuantization(t *testing.T) {
 		}
 	}
 }
+
+// TestGroups: modules of several schemes, by names, patterns and what the rest has; targets that name experts leave the
+// rest plain.
+func TestGroups(t *testing.T) {
+	const nvfp4 = `{"weights":{"num_bits":4,"type":"float","strategy":"tensor_group","group_size":16},"targets":["re:.*experts.*"]}`
+	for _, c := range []struct{ config, attention, expert string }{
+		{`"quant_method":"fp8","weight_block_size":[128,128],"quant_algo":"MIXED_PRECISION","ignore":["*.attn.*"],` +
+			`"quantized_layers":{"model.layers.3.mlp.experts":{"quant_algo":"NVFP4","group_size":16}}`, "{fp8 [128 128]}", "{nvfp4 [1 16]}"},
+		{`"quant_method":"modelopt","quant_algo":"MIXED_PRECISION","quantized_layers":{"model.layers.3.self_attn.o_proj":{"quant_algo":"FP8"},` +
+			`"model.layers.3.mlp.experts.*":{"quant_algo":"MXFP8","group_size":32}}`, "{float-quantized [0 0]}", "{mxfp8-quantized [1 32]}"},
+		{`"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized","config_groups":{"a":` + nvfp4 + `}`, "{ [0 0]}", "{nvfp4-pack-quantized [1 16]}"},
+		{`"quant_method":"compressed-tensors","format":"mixed-precision","config_groups":{"a":` +
+			strings.Replace(nvfp4, `{"weights"`, `{"format":"nvfp4-pack-quantized","weights"`, 1) + `,"b":{"format":"int-quantized",` +
+			`"weights":{"num_bits":8,"type":"int","strategy":"channel"},"targets":["Linear"]}}`, "{int-quantized [1 0]}", "{nvfp4-pack-quantized [1 16]}"},
+	} {
+		got, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":{` + c.config + `}}`)
+		require.NoError(t, err, c.config)
+		require.True(t, got.Quantization.Announced())
+		require.Equal(t, c.attention, fmt.Sprint(got.SchemeOf("model.layers.3.self_attn.o_proj")), c.config)
+		require.Equal(t, c.expert, fmt.Sprint(got.SchemeOf("no such name", "model.layers.3.mlp.experts.1.up_proj")), c.config)
+		require.False(t, got.StaysUnquantised("model.layers.3.self_attn.o_proj"))
+	}
+	_, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":{"quant_method":"modelopt","quant_algo":"MIXED_PRECISION",` +
+		`"quantized_layers":{"a":{"quant_algo":"NVFP4_SVD"},"b":{"quant_algo":"NVFP4","group_size":32}}}}`)
+	require.ErrorContains(t, err, `quantization_config.quantized_layers.b.group_size: 32 is not that of NVFP4, 16`)
+	require.ErrorContains(t, err, `quantization_config.quantized_layers.a: "NVFP4_SVD" is not one of FP8,`)
+}
