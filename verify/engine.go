@@ -45,7 +45,9 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 	points := j.points()
 	if c := j.model.Config; (slices.Contains(j.engine.Attention, pack.Absorbed) || points.Absorbs()) && c.LatentAttention() {
 		e.Absorbs = func(w *model.Weight) (keys, values int) {
-			if table.PlaceOf(c, w.Name).Is(table.Attention, table.KVBProj) {
+			at := table.PlaceOf(c, w.Name)
+			recorded := j.pack.Has(pack.StageOf(at.Layer, pack.InAttention(table.KVBProj))) // so that it was not absorbed
+			if at.Is(table.Attention, table.KVBProj) && !(recorded && points.Ways[bounds.AbsorbedQuery] == bounds.Unknown) {
 				return c.Attention.QKNopeHeadDim, c.ValueHeadDim()
 			}
 			return 0, 0

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -122,6 +123,18 @@ func TestSamplesOfTraces(t *testing.T) {
 		for _, f := range r.Golden.Recognised {
 			all[f.Kind] = f.Ways
 		}
+		unknown := jobOf(t, c.Config, c, golden, &Options{Mode: report.Local, Stages: []string{pack.Attended}})
+		unknown = unknown.rounding(func(ways map[string]string) {
+			for _, way := range all {
+				maps.Copy(ways, way)
+			}
+			for operation := range all[attention] {
+				ways[operation] = bounds.Unknown
+			}
+		})
+		e, err := unknown.gather(t.Context())
+		require.NoError(t, err)
+		require.NotEqual(t, report.Fail, conclude(e.project()).Verdict, "attention that is not known, absorbed or not: %s", name)
 		sample := func(elements int) (found []string) {
 			j, err := jobOf(t, c.Config, c, golden, &Options{Mode: report.Local}).recogniseSample(t.Context(), elements)
 			require.NoError(t, err)

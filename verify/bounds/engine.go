@@ -261,8 +261,8 @@ func (e *engine) absorbedQueries(q *Value) *Value {
 	absorbed := e.perHead(columns(q, 0, keys), to, rank, func(head int) []float32 {
 		return matrix{rows: keys, cols: rank, y: weights[head*each*rank : (head*each+keys)*rank]}.transposed().y
 	})
-	absorbed.roundLater = e.way(AbsorbedQuery) != InF32
-	return beside(rotated, e.settle(absorbed))
+	absorbed.roundLater = true
+	return beside(rotated, e.between(absorbed, AbsorbedQuery))
 }
 
 // latentKeys are the part of keys with RoPE, of which all heads have the same, and the latent: [batch, 1, seq, rope +
@@ -284,16 +284,25 @@ func (e *engine) values(context *Value) *Value {
 	rank := e.latent.Width()
 	weights := e.weights()
 	_, to := e.Inputs(&e.up.Weight)
-	if e.way(AbsorbedContext) == InF32 {
-		context = context.unrounded()
-	} else {
-		context = e.settle(context)
-	}
+	context = e.between(context, AbsorbedContext)
 	y := e.perHead(context, to, each-keys, func(head int) []float32 {
 		return weights[(head*each+keys)*rank : (head+1)*each*rank]
 	})
 	y.roundLater = true
 	return y.inherit(context)
+}
+
+// between is x, which an absorbed weight made or is about to multiply, rounded in the operation's way.
+func (e *engine) between(x *Value, operation string) *Value {
+	switch d := x.DType; e.way(operation) {
+	case InF32:
+		return x.unrounded()
+	case Unknown:
+		x = e.mayRound(x, d)
+		x.DType = d
+		return x
+	}
+	return e.settle(x)
 }
 
 // rows are the rows of a head of the absorbed weight: those of keys, and all.

@@ -133,11 +133,8 @@ func WaysOf(operation string) []string {
 	return nil
 }
 
-// Absorbs reports whether the weights of latent attention are multiplied into queries and contexts.
-func (p *Points) Absorbs() bool {
-	way := p.Ways[AbsorbedQuery]
-	return way == InT || way == InF32
-}
+// Absorbs reports whether the weights of latent attention are multiplied into queries and contexts, or may be.
+func (p *Points) Absorbs() bool { return !slices.Contains([]string{"", none}, p.Ways[AbsorbedQuery]) }
 
 // ExpertsWays are the ways in which engines round experts: of ExpertsGLU, ExpertsWeight, ExpertsW and ExpertsSum,
 // HuggingFace's eager ones first.
