@@ -126,9 +126,9 @@ type Trace[V any] interface {
 	TopK(name string, choice *Choice[V]) error
 }
 
-// A RowTrace is a Trace that may see the logits in blocks of rows: they are larger than anything else of a pass, and
+// A rowTrace is a Trace that may see the logits in blocks of rows: they are larger than anything else of a pass, and
 // no module multiplies with them.
-type RowTrace[V any] interface {
+type rowTrace[V any] interface {
 	Trace[V]
 	// StageRows is Stage for logits of the given shape, whose n rows from first on are rows(first, n). If it reports
 	// false, Stage is called with all rows.
@@ -330,10 +330,10 @@ func (p *pass[V]) linear(name string, l *Linear, x V) V {
 	return p.stage(name+".output", p.Linear(x, l))
 }
 
-// logits is linear for the product of x [batch, seq, hidden_size] and a head. A RowTrace may see it in blocks of rows:
+// logits is linear for the product of x [batch, seq, hidden_size] and a head. A rowTrace may see it in blocks of rows:
 // then the result is nothing.
 func (p *pass[V]) logits(name string, l *Linear, x V) (y V) {
-	if t, ok := p.trace.(RowTrace[V]); ok {
+	if t, ok := p.trace.(rowTrace[V]); ok {
 		p.stopIf(p.ctx.Err())
 		in, shape := l.Weight.Shape[1], []int{p.in.Batch, p.in.Seq, l.Weight.Shape[0]}
 		seen, err := t.StageRows(name+".output", shape, func(first, n int) V {

@@ -77,16 +77,16 @@ func (p *Plain) Scope(x *Activation, f func(x *Activation) *Activation) *Activat
 	return y
 }
 
-// Entered is a Scope that has begun.
-type Entered struct {
+// entered is a Scope that has begun.
+type entered struct {
 	arena   *arena.Arena
 	mark    int
 	dropped []float32
 }
 
 // Enter begins a Scope of x, which may be nil.
-func (p *Plain) Enter(x *Activation) Entered {
-	s := Entered{arena: p.arena, mark: p.arena.Mark()}
+func (p *Plain) Enter(x *Activation) entered {
+	s := entered{arena: p.arena, mark: p.arena.Mark()}
 	if x != nil {
 		s.dropped = p.arena.Own(x.Values)
 	}
@@ -94,7 +94,7 @@ func (p *Plain) Enter(x *Activation) Entered {
 }
 
 // Leave ends a Scope whose result is y, which may be nil.
-func (s Entered) Leave(y *Activation) {
+func (s entered) Leave(y *Activation) {
 	var kept []float32
 	if y != nil {
 		kept = y.Values

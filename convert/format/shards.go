@@ -16,8 +16,8 @@ import (
 	"dsmoe/text"
 )
 
-// Shard is one weight file to be written.
-type Shard struct {
+// shard is one weight file to be written.
+type shard struct {
 	Name   string  // of the file
 	Layout *Layout // its header and the places of its tensors
 }
@@ -25,7 +25,7 @@ type Shard struct {
 // Shards divides tensors, given in the order of the model, among files of at most maxBytes
 // of tensor data, and lays out each. It refuses a name that occurs twice and a shape of no size. The zero
 // Described gives the files the format's own keys and names.
-func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]Shard, error) {
+func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]shard, error) {
 	if len(tensors) == 0 {
 		return nil, errors.New("no tensors to write")
 	}
@@ -42,13 +42,13 @@ func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]S
 	ending := filepath.Ext(f.Single)
 	stem := cmp.Or(d.Stem, strings.TrimSuffix(f.Single, ending))
 	groups := divide(tensors, maxBytes)
-	shards := make([]Shard, len(groups))
+	shards := make([]shard, len(groups))
 	for i, group := range groups {
 		l, err := f.Layout(group, Head{d.Keys, i, len(groups), len(tensors)})
 		if err != nil {
 			return nil, err
 		}
-		shards[i] = Shard{stem + ending, l}
+		shards[i] = shard{stem + ending, l}
 		if len(groups) > 1 {
 			shards[i].Name = fmt.Sprintf("%s-%05d-of-%05d%s", stem, i+1, len(groups), ending)
 		}

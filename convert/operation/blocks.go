@@ -32,9 +32,9 @@ func (d *DequantiseBlocks) Name() string {
 }
 
 // Unit returns a block.
-func (d *DequantiseBlocks) Unit() Unit {
+func (d *DequantiseBlocks) Unit() unit {
 	elements, bytes := d.From.Block()
-	return Unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
+	return unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
 }
 
 // Apply decodes every block.

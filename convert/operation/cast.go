@@ -29,7 +29,7 @@ func NewCast(from, to tensor.DType) (*Cast, error) {
 func (c *Cast) Name() string { return "cast " + c.To.String() }
 
 // Unit returns one element.
-func (c *Cast) Unit() Unit { return Unit{1, int(c.From.Bytes(1)), int(c.To.Bytes(1))} }
+func (c *Cast) Unit() unit { return unit{1, int(c.From.Bytes(1)), int(c.To.Bytes(1))} }
 
 // Apply rounds every element.
 func (c *Cast) Apply(dst []byte, in Input, lost *tensor.Loss) error {

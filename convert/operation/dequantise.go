@@ -32,9 +32,9 @@ func (d *Dequantise) Name() string {
 }
 
 // Unit returns the fewest codes that fill whole bytes.
-func (d *Dequantise) Unit() Unit {
+func (d *Dequantise) Unit() unit {
 	elements, bytes := d.codec.From.Codes.Block()
-	return Unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
+	return unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
 }
 
 // Sides returns the rows of the sides that the elements need.

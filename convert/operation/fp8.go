@@ -106,7 +106,7 @@ func (s *scaling) eachRow(data []byte, at int64, decode decoding,
 	return nil
 }
 
-// unit returns the elements of a row, or of an equal part of one that is at most 16,384 long.
+// Unit returns the elements of a row, or of an equal part of one that is at most 16,384 long.
 // A row of more elements without such a part has units of one element.
 func (s *scaling) unit() int64 {
 	n := int64(s.Blocks.Cols)
@@ -141,9 +141,9 @@ func NewEncode(from, to tensor.DType, b tensor.Blocks, powersOfTwo bool) (*Encod
 func (e *Encode) Name() string { return e.name("fp8-quantise") }
 
 // Unit returns a row, or a part of one.
-func (e *Encode) Unit() Unit {
+func (e *Encode) Unit() unit {
 	n := e.unit()
-	return Unit{int(n), int(e.From.Bytes(n)), int(e.To.Bytes(n))}
+	return unit{int(n), int(e.From.Bytes(n)), int(e.To.Bytes(n))}
 }
 
 // GridRows returns the rows of the grid that the elements lie in.
@@ -241,7 +241,7 @@ func NewScales(from, to tensor.DType, b tensor.Blocks, powersOfTwo bool) (*Scale
 func (s *Scales) Name() string { return s.name("fp8-scales") }
 
 // Unit returns one scale: all that it needs of the source are the largest magnitudes.
-func (*Scales) Unit() Unit { return Unit{1, 0, int(tensor.F32.Bytes(1))} }
+func (*Scales) Unit() unit { return unit{1, 0, int(tensor.F32.Bytes(1))} }
 
 // GridRows returns the rows of the grid that the scales lie in.
 func (s *Scales) GridRows(at, n int64) (first, end int) {

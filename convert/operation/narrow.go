@@ -27,7 +27,7 @@ func NewNarrow(to tensor.DType) (*Narrow, error) {
 func (n *Narrow) Name() string { return "narrow " + n.To.String() }
 
 // Unit returns one element.
-func (n *Narrow) Unit() Unit { return Unit{1, int(tensor.F32.Bytes(1)), int(n.To.Bytes(1))} }
+func (n *Narrow) Unit() unit { return unit{1, int(tensor.F32.Bytes(1)), int(n.To.Bytes(1))} }
 
 // Apply drops the bits that are all zero.
 func (n *Narrow) Apply(dst []byte, in Input, lost *tensor.Loss) error {

@@ -22,7 +22,7 @@ type Operation interface {
 	// Name is what plans and manifests call it: "cast BF16".
 	Name() string
 	// Unit is the least that it works on.
-	Unit() Unit
+	Unit() unit
 	// Apply fills dst with the result of in, and adds its losses to lost. Both are whole units.
 	Apply(dst []byte, in Input, lost *tensor.Loss) error
 	// Prove checks that out, as it was read again, can be the result of in. An element that
@@ -58,8 +58,8 @@ func Counts(o Operation) bool {
 	return true
 }
 
-// Unit is the least number of elements that an operation works on.
-type Unit struct {
+// unit is the least number of elements that an operation works on.
+type unit struct {
 	Elements int // of the source and of the output alike
 	In       int // bytes of the source; 0 for synthetic elements
 	Out      int // bytes of the output
@@ -116,9 +116,9 @@ type Copy struct {
 func (Copy) Name() string { return "copy" }
 
 // Unit returns the fewest elements that fill whole bytes, or a block.
-func (c Copy) Unit() Unit {
+func (c Copy) Unit() unit {
 	elements, size := c.DType.Block()
-	return Unit{elements, size, size}
+	return unit{elements, size, size}
 }
 
 // Apply copies, unless dst is the piece of the source itself.
@@ -157,9 +157,9 @@ type Make struct {
 func (m Make) Name() string { return "make " + m.Rule }
 
 // Unit returns the fewest elements that fill whole bytes, with no source.
-func (m Make) Unit() Unit {
+func (m Make) Unit() unit {
 	elements, size := m.Info.DType.Block()
-	return Unit{elements, 0, size}
+	return unit{elements, 0, size}
 }
 
 // Apply fills dst.

@@ -132,10 +132,10 @@ func TestNames(t *testing.T) {
 
 // TestUnits: the fewest elements that fill whole bytes.
 func TestUnits(t *testing.T) {
-	for d, want := range map[tensor.DType]Unit{tensor.F64: {1, 8, 8}, tensor.Bool: {1, 1, 1}, tensor.F6E3M2: {4, 3, 3}, tensor.F4: {2, 1, 1}} {
+	for d, want := range map[tensor.DType]unit{tensor.F64: {1, 8, 8}, tensor.Bool: {1, 1, 1}, tensor.F6E3M2: {4, 3, 3}, tensor.F4: {2, 1, 1}} {
 		require.Equal(t, want, Copy{d}.Unit(), d)
 		made := Make{Info: tensor.Info{DType: d}}.Unit()
-		require.Equal(t, Unit{want.Elements, 0, want.Out}, made, d)
+		require.Equal(t, unit{want.Elements, 0, want.Out}, made, d)
 	}
 }
 

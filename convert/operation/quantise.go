@@ -55,13 +55,13 @@ func NewQuantise(from, to tensor.DType, s tensor.Scaling) (*Quantise, error) {
 func (q *Quantise) Name() string { return "quantise " + q.To.String() }
 
 // Unit returns a block, or a row with importance.
-func (q *Quantise) Unit() Unit {
+func (q *Quantise) Unit() unit {
 	elements, _ := q.To.Block()
 	if q.Importance != nil {
 		elements = q.Importance.Row
 	}
 	n := int64(elements)
-	return Unit{elements, int(q.From.Bytes(n)), int(q.To.Bytes(n))}
+	return unit{elements, int(q.From.Bytes(n)), int(q.To.Bytes(n))}
 }
 
 // Sides returns the rows of the scales that the elements need.

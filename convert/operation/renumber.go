@@ -27,7 +27,7 @@ func (r *Renumber) Name() string {
 }
 
 // Unit returns a row.
-func (r *Renumber) Unit() Unit { return Unit{r.Row, 8 * r.Row, int(r.To.Bytes(int64(r.Row)))} }
+func (r *Renumber) Unit() unit { return unit{r.Row, 8 * r.Row, int(r.To.Bytes(int64(r.Row)))} }
 
 // eachRow calls do for every row of the source: the index of its first element in the piece, and its entries.
 func (r *Renumber) eachRow(in Input, do func(at int, row []int) error) error {

@@ -45,9 +45,9 @@ func (e *scaleError) Error() string {
 func (r *Repack) Name() string { return "repack " + r.To.String() }
 
 // Unit returns a block.
-func (r *Repack) Unit() Unit {
+func (r *Repack) Unit() unit {
 	_, size := r.To.Block()
-	return Unit{repacked, int(r.From.Bytes(repacked)), size}
+	return unit{repacked, int(r.From.Bytes(repacked)), size}
 }
 
 // Sides returns the rows of the scales that the elements need.

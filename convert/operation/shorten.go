@@ -14,7 +14,7 @@ type Shorten struct{}
 func (Shorten) Name() string { return "shorten I32" }
 
 // Unit returns one number.
-func (Shorten) Unit() Unit { return Unit{1, 8, 4} }
+func (Shorten) Unit() unit { return unit{1, 8, 4} }
 
 // Apply stores every number.
 func (Shorten) Apply(dst []byte, in Input, _ *tensor.Loss) error {

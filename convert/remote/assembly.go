@@ -11,15 +11,15 @@ import (
 // Assembly is an upload whose bytes are written in any order, each once. A part stays in memory from its first
 // byte to its last.
 type Assembly struct {
-	*Upload
+	*upload
 	mu      sync.Mutex
 	missing []int64        // bytes of each part that are not written yet
 	open    map[int][]byte // parts with missing bytes
 }
 
 // Assemble has an upload be written in these spans, from begin to end; the bytes between them are zeros.
-func Assemble(u *Upload, spans iter.Seq2[int64, int64]) *Assembly {
-	a := &Assembly{Upload: u, missing: make([]int64, len(u.parts)), open: map[int][]byte{}}
+func Assemble(u *upload, spans iter.Seq2[int64, int64]) *Assembly {
+	a := &Assembly{upload: u, missing: make([]int64, len(u.parts)), open: map[int][]byte{}}
 	for begin, end := range spans {
 		for i := begin / u.part; begin < end; i++ {
 			next := min(end, (i+1)*u.part)
@@ -104,12 +104,12 @@ func (a *Assembly) Finish() error {
 			}
 		}
 	}
-	return a.Upload.Finish()
+	return a.upload.Finish()
 }
 
 // Write writes an object of the bytes that fill writes. It appears when it is complete.
 func (s *Store) Write(name string, fill func(io.Writer) error) error {
-	w := &writer{Upload: Upload{s: s, name: name, part: s.c.Part}}
+	w := &writer{upload: upload{s: s, name: name, part: s.c.Part}}
 	if err := fill(w); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (s *Store) Write(name string, fill func(io.Writer) error) error {
 
 // writer is an upload of bytes in their order.
 type writer struct {
-	Upload
+	upload
 	data []byte // of the next part
 }
 

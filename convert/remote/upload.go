@@ -153,8 +153,8 @@ func (s *Store) Delete(name string) error {
 	return err
 }
 
-// Upload is an object on its way: parts of one size, the last one may be smaller.
-type Upload struct {
+// upload is an object on its way: parts of one size, the last one may be smaller.
+type upload struct {
 	s          *Store
 	name       string
 	size, part int64
@@ -178,8 +178,8 @@ const maxParts = 10_000
 
 // Upload is the upload of an object of size bytes. It goes on with the unfinished one of this id, of Uploads; with
 // "" it begins anew. The store keeps the hashes of its parts. A part of another size than planned is sent again.
-func (s *Store) Upload(name string, size, part int64, id string) (*Upload, error) {
-	u := &Upload{s: s, name: name, size: size, part: part, id: id, parts: make([]uploaded, max((size+part-1)/part, 1)),
+func (s *Store) Upload(name string, size, part int64, id string) (*upload, error) {
+	u := &upload{s: s, name: name, size: size, part: part, id: id, parts: make([]uploaded, max((size+part-1)/part, 1)),
 		header: http.Header{"X-Amz-Checksum-Algorithm": {"SHA256"}, "X-Amz-Checksum-Type": {"COMPOSITE"}}}
 	if len(u.parts) > maxParts {
 		return nil, about(s.Path(name), final(fmt.Sprintf("would have more than %d parts of %s", maxParts, text.Bytes(part))))
@@ -255,7 +255,7 @@ func (s *Store) Abort(name, id string) error {
 }
 
 // begin makes the store expect parts.
-func (u *Upload) begin() error {
+func (u *upload) begin() error {
 	u.beginning.Lock()
 	defer u.beginning.Unlock()
 	if u.id != "" {
@@ -281,17 +281,17 @@ func (s *Store) ask(method, name string, query url.Values, header http.Header, b
 	return err
 }
 
-func (u *Upload) partSize(i int) int64 { return min(u.part, u.size-int64(i)*u.part) }
+func (u *upload) partSize(i int) int64 { return min(u.part, u.size-int64(i)*u.part) }
 
 // Has reports whether a part is there.
-func (u *Upload) Has(i int) bool {
+func (u *upload) Has(i int) bool {
 	u.sent.Lock()
 	defer u.sent.Unlock()
 	return u.parts[i].ETag != ""
 }
 
 // Send sends a part. Parts are safe to send at once, each once.
-func (u *Upload) Send(i int, data []byte) error {
+func (u *upload) Send(i int, data []byte) error {
 	if err := u.begin(); err != nil {
 		return err
 	}
@@ -307,7 +307,7 @@ func (u *Upload) Send(i int, data []byte) error {
 }
 
 // Finish makes the object of its parts.
-func (u *Upload) Finish() error {
+func (u *upload) Finish() error {
 	list := struct {
 		XMLName xml.Name `xml:"CompleteMultipartUpload"`
 		Part    []uploaded
@@ -350,7 +350,7 @@ func (s *Store) Copy(from Entry, to string) error {
 	if from.Size <= copyPart {
 		return s.copied(to, nil, source(), &uploaded{})
 	}
-	u := &Upload{s: s, name: to, size: from.Size, part: copyPart, parts: make([]uploaded, (from.Size+copyPart-1)/copyPart)}
+	u := &upload{s: s, name: to, size: from.Size, part: copyPart, parts: make([]uploaded, (from.Size+copyPart-1)/copyPart)}
 	if err := u.begin(); err != nil {
 		return err
 	}

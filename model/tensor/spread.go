@@ -2,11 +2,8 @@ package tensor
 
 import "dsmoe/model/internal/kernel"
 
-// Extremes are the least and the largest of some numbers.
-type Extremes = kernel.Extremes
-
 // ExtremesOf returns the extremes of fewer than 2³² numbers; Least and Most of none are 0.
-func ExtremesOf(x []float32) Extremes { return kernel.ExtremesOf(x) }
+func ExtremesOf(x []float32) kernel.Extremes { return kernel.ExtremesOf(x) }
 
 // Runs is how many runs of numbers Moments and Powers add up side by side.
 const Runs = kernel.Runs

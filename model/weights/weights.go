@@ -284,7 +284,7 @@ func (w *Weight) Offset() int64 { return w.DType.Bytes(w.First) }
 type Set struct {
 	// Misfits are stored tensors that look like fused experts but cannot be taken apart,
 	// and weights that are there twice.
-	Misfits []Misfit
+	Misfits []misfit
 
 	list   []*Weight
 	byName map[string]*Weight
@@ -298,8 +298,8 @@ type Set struct {
 	headers map[string]tensor.Info // of the stored tensors, by the table's names
 }
 
-// Misfit is a tensor that cannot be understood, and why.
-type Misfit struct {
+// misfit is a tensor that cannot be understood, and why.
+type misfit struct {
 	tensor.Info        // the table's name; the dtype and shape as they are stored
 	Cause       string // what is wrong: "shape [3 4]: 3 experts, config says 8"
 }
@@ -511,7 +511,7 @@ func (s *Set) add(w *Weight) {
 }
 
 func (s *Set) refuse(t tensor.Info, cause string) {
-	s.Misfits = append(s.Misfits, Misfit{t, cause})
+	s.Misfits = append(s.Misfits, misfit{t, cause})
 	s.misfit[t.Name] = true
 }
 

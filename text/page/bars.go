@@ -9,7 +9,7 @@ import (
 type Bars struct {
 	Title    string  // description for screen readers
 	Name     string  // name of the numbers, with their unit
-	Scale    Scale   // Linear or Log
+	Scale    scale   // Linear or Log
 	Min, Max float64 // ends of the scale; both 0: ends of the values, and 0 on a Linear scale
 	Limit    float64 // position of a line; 0 draws no line
 	Rows     []Bar

@@ -10,7 +10,7 @@ import (
 type Lines struct {
 	Title          string // description for screen readers
 	XName, YName   string // names of the axes, with units
-	XScale, YScale Scale
+	XScale, YScale scale
 	Series         []Series
 }
 
@@ -21,7 +21,7 @@ type Series struct {
 }
 
 // span returns the scale of one coordinate of the points.
-func (l Lines) span(s Scale, coordinate int) span {
+func (l Lines) span(s scale, coordinate int) span {
 	return spanOf(s, 0, 0, func(yield func(float64)) {
 		for _, one := range l.Series {
 			for _, p := range one.Points {

@@ -18,7 +18,7 @@ type Heatmap struct {
 	RowName, ColName  string      // what rows and columns are
 	Rows, Columns     []string    // labels; crowded labels are thinned out
 	Values            [][]float64 // [row][column]
-	Scale             Scale
+	Scale             scale
 	Min, Max          float64                   // ends of the scale; both 0: ends of the values, but see Fences
 	Limit             float64                   // a number that the legend marks, and beyond which colours are warm; 0 is none
 	LimitName         string                    // what the legend says there
@@ -282,7 +282,7 @@ func (m Heatmap) legend(d *drawing, s span, far bool, x, y float64) float64 {
 	}
 	end := x + swatch*steps
 	d.text("soft", x, y+2*fontHeight, beyond("≤ ", low)+shown(s.min))
-	if s.Scale == Diverging {
+	if s.scale == Diverging {
 		d.text("soft mid", (x+end)/2, y+2*fontHeight, "0")
 	}
 	d.text("soft end", end, y+2*fontHeight, beyond("≥ ", high)+shown(s.max))

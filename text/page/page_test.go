@@ -336,7 +336,7 @@ func FuzzPage(f *testing.F) {
 		p := New(name)
 		p.Verdict(Good, name, name)
 		p.Facts(Fact{name, name})
-		for _, scale := range []Scale{Linear, Log, Diverging} {
+		for _, scale := range []scale{Linear, Log, Diverging} {
 			p.Figure(Bars{Title: name, Scale: scale, Rows: []Bar{{Label: name, Value: a}, {Value: b}}}, name)
 			p.Figure(Heatmap{Scale: scale, Rows: []string{name}, Columns: []string{name, name}, Values: [][]float64{{a, b}}}, name)
 			p.Figure(Lines{XScale: scale, YScale: scale, Series: []Series{{name, [][2]float64{{a, b}, {b, a}}}}}, name)

@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// Scale maps numbers to positions or colours.
-type Scale int
+// scale maps numbers to positions or colours.
+type scale int
 
 const (
-	Linear Scale = iota
+	Linear scale = iota
 	// Log is the decimal logarithm. Numbers of at most 0 are at its lower end.
 	Log
 	// Diverging is linear and symmetric about 0, with a hue for each sign.
@@ -19,7 +19,7 @@ const (
 
 // span is a scale between two numbers, min < max.
 type span struct {
-	Scale
+	scale
 	min, max float64
 	whole    bool    // values and ticks are whole numbers
 	limit    float64 // numbers beyond it have warm colours; 0 is none
@@ -27,9 +27,9 @@ type span struct {
 
 // spanOf returns the span of the finite values, or the span min … max unless both are 0. The span is
 // never empty. A logarithmic span of values ends at powers of ten.
-func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
+func spanOf(s scale, min, max float64, values func(yield func(float64))) span {
 	if min != 0 || max != 0 {
-		return span{Scale: s, min: min, max: max}
+		return span{scale: s, min: min, max: max}
 	}
 	whole := true
 	min, max = math.Inf(1), math.Inf(-1)
@@ -53,7 +53,7 @@ func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	} else if min == max {
 		min, max = min-math.Max(1, math.Abs(min)), max+math.Max(1, math.Abs(max))
 	}
-	return span{Scale: s, min: min, max: max, whole: whole && s != Log}
+	return span{scale: s, min: min, max: max, whole: whole && s != Log}
 }
 
 // exponent returns the decimal logarithm, exactly whole for powers of ten.
@@ -68,7 +68,7 @@ func power(n float64) float64 { return math.Pow10(int(math.Max(-307, math.Min(30
 // at returns the position of v, from 0 to 1; numbers beyond an end have its position. v is not NaN.
 func (s span) at(v float64) float64 {
 	min, max := s.min, s.max
-	if s.Scale == Log {
+	if s.scale == Log {
 		if v <= min {
 			return 0
 		}
@@ -83,7 +83,7 @@ func (s span) at(v float64) float64 {
 
 // ticks returns round numbers within the span, about n at most.
 func (s span) ticks(n int) (at []float64) {
-	if s.Scale == Log {
+	if s.scale == Log {
 		from, to := math.Ceil(exponent(s.min)), math.Floor(exponent(s.max))
 		by := math.Max(1, math.Ceil((to-from)/float64(n)))
 		for e := from; e <= to; e += by {
@@ -162,7 +162,7 @@ func (s span) classOf(step int) string {
 	switch {
 	case step == steps:
 		return "none"
-	case s.Scale == Diverging:
+	case s.scale == Diverging:
 		return fmt.Sprintf("d%d", step)
 	case s.limit > 0 && (float64(step)+.5)/steps > s.at(s.limit):
 		return fmt.Sprintf("w%d", step)

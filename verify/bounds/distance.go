@@ -13,7 +13,7 @@ import (
 type Distances struct {
 	Largest   float64 // z
 	Worst     int     // flat index of largest, or of the first element that is not finite
-	At        At      // the element Worst
+	At        element // the element Worst
 	Finite    bool    // both tensors are; if not, only Worst and At are set
 	Rms       float64 // of z, over distinct rows
 	RowRMS    float64 // the largest of a row
@@ -26,8 +26,8 @@ type Distances struct {
 	Ambiguous float64 // share of elements that may round to either neighbour
 }
 
-// At is an element of a stage and its golden.
-type At struct {
+// element is an element of a stage and its golden.
+type element struct {
 	Got   float32 // what was computed, unrounded
 	Want  float32
 	Sigma float64 // Got's standard deviation
@@ -53,8 +53,8 @@ func (a *Analysis) Measure(x *Value, want []float32, selected *Rows, factor floa
 	return m, d
 }
 
-// A Meter finds the Distances of the selected rows of a stage that comes in blocks of rows, in their order.
-type Meter struct {
+// A meter finds the Distances of the selected rows of a stage that comes in blocks of rows, in their order.
+type meter struct {
 	selected  *Rows
 	width     int
 	dtype     tensor.DType
@@ -71,9 +71,9 @@ type Meter struct {
 	ambiguous int       // elements
 }
 
-// NewMeter is the Meter of a stage of dtype d whose rows have width elements.
-func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *Meter {
-	m := &Meter{selected: selected, width: width, dtype: d, factor: factor, z: make([]float64, width),
+// NewMeter is the meter of a stage of dtype d whose rows have width elements.
+func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *meter {
+	m := &meter{selected: selected, width: width, dtype: d, factor: factor, z: make([]float64, width),
 		zeros: make([]float32, width), sums: make([]float64, width)}
 	m.d = Distances{Finite: true, Largest: -1, Columns: make([]bool, width),
 		Rows: make([]bool, selected.Padding+len(selected.Compared))}
@@ -84,7 +84,7 @@ func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *Meter 
 }
 
 // Add measures x against want, the rows from first on.
-func (m *Meter) Add(first int, x *Value, want []float32) {
+func (m *meter) Add(first int, x *Value, want []float32) {
 	d, width := &m.d, m.width
 	for m.compared < len(m.selected.Compared) && d.Finite {
 		row := m.selected.Compared[m.compared]
@@ -100,7 +100,7 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 		if m.dtype != tensor.F32 {
 			measure = m.measure
 		}
-		at := func(c int) At { return At{values[c], golden[c], m.sigma(deviations[c])} }
+		at := func(c int) element { return element{values[c], golden[c], m.sigma(deviations[c])} }
 		if c := measure(values, golden, deviations); c >= 0 {
 			*d = Distances{Worst: row*width + c, At: at(c)}
 			return
@@ -131,7 +131,7 @@ func (m *Meter) Add(first int, x *Value, want []float32) {
 
 // sigma is the σ that a distance is measured in, of a standard deviation in units of u: 0 if that is not finite, which
 // excuses nothing.
-func (m *Meter) sigma(deviation float32) float64 {
+func (m *meter) sigma(deviation float32) float64 {
 	if s := m.factor * Unit * math.Abs(float64(deviation)); tensor.IsFinite(s) {
 		return s
 	}
@@ -140,7 +140,7 @@ func (m *Meter) sigma(deviation float32) float64 {
 
 // measure sets m.z to the distances of a row, and adds to the other sums. It returns the first element that is not
 // finite, or -1.
-func (m *Meter) measure(values, golden, deviations []float32) int {
+func (m *meter) measure(values, golden, deviations []float32) int {
 	p := PrecisionOf(m.dtype)
 	m.nonzero = m.nonzero[:0]
 	for c := 0; ; c++ {
@@ -165,7 +165,7 @@ func (m *Meter) measure(values, golden, deviations []float32) int {
 
 // measureUsual is measure of the elements before the first that is not usual, or does not round to the golden. It
 // returns their number.
-func (m *Meter) measureUsual(values, golden, deviations []float32) int {
+func (m *meter) measureUsual(values, golden, deviations []float32) int {
 	p, sigmas, goldens, ambiguous, unit := PrecisionOf(m.dtype), m.sigmas, m.goldens, uint64(0), m.factor*Unit
 	golden, deviations = golden[:len(values)], deviations[:len(values)]
 	n := len(values)
@@ -187,7 +187,7 @@ func (m *Meter) measureUsual(values, golden, deviations []float32) int {
 
 // measureFloat32 is measure of float32, where values are rounded already. It does not ask whether values are equal:
 // half of the guesses would be wrong.
-func (m *Meter) measureFloat32(values, golden, deviations []float32) int {
+func (m *meter) measureFloat32(values, golden, deviations []float32) int {
 	p, zs, sigmas, goldens, unit := PrecisionOf(tensor.F32), m.z[:len(values)], m.sigmas, m.goldens, m.factor*Unit
 	golden, deviations = golden[:len(values)], deviations[:len(values)]
 	for c, value := range values {
@@ -216,7 +216,7 @@ func positive(x float64) float64 {
 }
 
 // Distances are those of all rows that were added.
-func (m *Meter) Distances() *Distances {
+func (m *meter) Distances() *Distances {
 	d := &m.d
 	if !d.Finite {
 		return d

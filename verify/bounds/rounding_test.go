@@ -317,8 +317,8 @@ func TestQuickDistances(t *testing.T) {
 	}
 }
 
-// measured is a Meter of values, rows of width elements, to which all were added.
-func measured(values, deviations, want []float32, width int, d tensor.DType, factor float64) *Meter {
+// measured is a meter of values, rows of width elements, to which all were added.
+func measured(values, deviations, want []float32, width int, d tensor.DType, factor float64) *meter {
 	x := &Value{Activation: &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: d},
 		sigma: &model.Activation{Values: deviations}}
 	m := NewMeter(allRows(want, x), width, d, factor)

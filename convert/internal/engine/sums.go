@@ -15,22 +15,22 @@ import (
 	"dsmoe/text/problem"
 )
 
-// FileSum is a file of an output.
-type FileSum struct {
+// fileSum is a file of an output.
+type fileSum struct {
 	Name   string // in the output's directory
 	SHA256 string // of its bytes, in hexadecimal digits
 }
 
-// Summed is an output whose files were hashed and then compared with its manifest.
-type Summed struct {
+// summed is an output whose files were hashed and then compared with its manifest.
+type summed struct {
 	*checked
 	Manifest *manifest.Manifest // without its tensors
-	Files    []FileSum          // all files of the output, the manifest last
+	Files    []fileSum          // all files of the output, the manifest last
 }
 
 // Sum takes the SHA-256 of every file of the output at path, then compares the output with its manifest, as Check does.
 // A file whose state changes in between is an error.
-func Sum(ctx context.Context, path string, s Settings) (*Summed, error) {
+func Sum(ctx context.Context, path string, s Settings) (*summed, error) {
 	s = s.withDefaults()
 	t, err := output.At(path, s.Client)
 	if err != nil {
@@ -45,7 +45,7 @@ func Sum(ctx context.Context, path string, s Settings) (*Summed, error) {
 		return nil, err
 	}
 	names := append(m.FileNames(), t.ManifestName())
-	states, r := make([]string, len(names)), &Summed{Manifest: m}
+	states, r := make([]string, len(names)), &summed{Manifest: m}
 	for i, name := range names {
 		if states[i], err = dir.State(name); err != nil {
 			return nil, err
@@ -55,7 +55,7 @@ func Sum(ctx context.Context, path string, s Settings) (*Summed, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.Files = append(r.Files, FileSum{name, sum})
+		r.Files = append(r.Files, fileSum{name, sum})
 	}
 	if r.checked, err = Check(ctx, path, s); err != nil {
 		return nil, err

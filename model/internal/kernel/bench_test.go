@@ -36,7 +36,7 @@ func BenchmarkMatMul(b *testing.B) {
 	}
 }
 
-// BenchmarkPartial is BenchmarkMatMul of PartialSums, by themselves and beside a product with
+// BenchmarkPartial is BenchmarkMatMul of partialSums, by themselves and beside a product with
 // float64 sums: two multiply-adds, or three, are counted of each number of a token and a row.
 func BenchmarkPartial(b *testing.B) {
 	for _, name := range Implementations() {

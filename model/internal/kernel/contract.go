@@ -123,11 +123,11 @@ type partialKernels struct {
 	sums        [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing
 }
 
-// partialKernel continues PartialSums of a panel of weights and a panel of tokens by a number of
+// partialKernel continues partialSums of a panel of weights and a panel of tokens by a number of
 // steps of 4·turns terms. w is a panel, and x holds for each k, or pair of them, the numbers of all tokens, then
 // their terms. state is [s, squares, start and sum of each plan][token][row of the panel]:
 //
-//	for each step { s, squares as in PartialSums; sum = fma32(n*r, r, sum) with r = power(s-start) }
+//	for each step { s, squares as in partialSums; sum = fma32(n*r, r, sum) with r = power(s-start) }
 //	for each plan whose bit is set in ends { r = power(s); sum = fma32(r, r, sum); start = s }
 //
 // plans is the number of plans; steps and turns are at least 1.

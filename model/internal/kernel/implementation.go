@@ -21,7 +21,7 @@ type implementation struct {
 	panels32 panelKernels[float32] // float32 sums
 	panels64 panelKernels[float64] // float64 sums
 
-	partial partialKernels // PartialSums
+	partial partialKernels // partialSums
 
 	// The kernels below convert n numbers, a multiple of lanes.
 	element elementKernels

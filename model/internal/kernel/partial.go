@@ -37,7 +37,7 @@ const (
 	leastSquares = 0x1p-90
 )
 
-// PartialSums returns the sum Σ terms·w², and the largest of the plans' sums of squares of powers
+// partialSums returns the sum Σ terms·w², and the largest of the plans' sums of squares of powers
 // of two below the partial sums of start + Σ x·w. All sums are float32 and in the order of k:
 //
 //	s = short(start, leastStart), squares = squaresStart, each plan's start = s
@@ -62,7 +62,7 @@ const (
 // Where these results are not ordinary, weights are too large or too small for them. They are computed again with the
 // weights, and start, times a power of two by which the largest weight is at least 1/2 and less than 1, or start is less
 // than 2^60.
-func PartialSums(x, terms, w []float32, start float64, plans []int) (partial, squares float64) {
+func partialSums(x, terms, w []float32, start float64, plans []int) (partial, squares float64) {
 	numbers, of := make([]float32, len(w)), make([]float32, len(w))
 	for k := range w {
 		numbers[k], of[k] = shortNumber(x[k]), shortTerm(terms[k])
@@ -79,7 +79,7 @@ func ordinary(partial, squares float32) bool {
 	return squares >= leastSquares && squares <= math.MaxFloat32 && partial <= math.MaxFloat32
 }
 
-// scaledSums is PartialSums, of short numbers and terms, where results are not ordinary.
+// scaledSums is partialSums, of short numbers and terms, where results are not ordinary.
 func scaledSums(x, terms, w []float32, start float64, plans []int) (partial, squares float64) {
 	if start == 0 && (allZero(w) || allZero(x) && allZero(terms)) {
 		return 0, 0
@@ -108,7 +108,7 @@ func scaleOf(numbers []float32) float64 {
 	return math.Ldexp(1, e)
 }
 
-// shortWeights appends to dst what PartialSums takes of the weights times scale.
+// shortWeights appends to dst what partialSums takes of the weights times scale.
 func shortWeights(dst, w []float32, scale float64) []float32 {
 	for _, v := range w {
 		dst = append(dst, shortWeight(float32(float64(v)*scale)))
@@ -116,7 +116,7 @@ func shortWeights(dst, w []float32, scale float64) []float32 {
 	return dst
 }
 
-// shortSums returns the largest sum and squares of the definition of PartialSums, of numbers that are short already.
+// shortSums returns the largest sum and squares of the definition of partialSums, of numbers that are short already.
 func shortSums(x, terms, w []float32, begin float32, plans []int) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
 	s, squares := short(begin, leastStart), float32(squaresStart)
@@ -145,7 +145,7 @@ func shortSums(x, terms, w []float32, begin float32, plans []int) (partial, squa
 	return partial, squares
 }
 
-// sumOfTerms returns Σ terms·w² from squares in the definition of PartialSums.
+// sumOfTerms returns Σ terms·w² from squares in the definition of partialSums.
 func sumOfTerms(squares float32) float32 { return (squares - squaresStart) / termScale }
 
 // short returns v rounded to 8 bits, ties away from 0; 0 if |v| < least.
@@ -157,7 +157,7 @@ func short(v, least float32) float32 {
 	return math.Float32frombits((b + 1<<15) >> 16 << 16)
 }
 
-// shortNumber, shortTerm and shortWeight are what PartialSums takes of x, terms and w.
+// shortNumber, shortTerm and shortWeight are what partialSums takes of x, terms and w.
 func shortNumber(v float32) float32 { return short(v, leastNumber) }
 func shortTerm(v float32) float32   { return short(v*termScale, leastTerm) }
 func shortWeight(v float32) float32 { return short(v, leastWeight) }
@@ -199,8 +199,8 @@ func chainEnds(plans []int, k, n int) (ends int) {
 // Partial requests sums of rows of X and V with the rows of a matrix w. Each receives the sums of
 // a token with the rows of w from row on:
 //
-//	partial, squares = PartialSums(x, x∘x, w, start, Plans), x the token's row of X
-//	carried          = Σ v·w², v the token's row of V: the squares of PartialSums
+//	partial, squares = partialSums(x, x∘x, w, start, Plans), x the token's row of X
+//	carried          = Σ v·w², v the token's row of V: the squares of partialSums
 //
 // x and start are multiplied with a power of two, so that the largest number of x is at least 1/2 and less than 1, and
 // the sums are divided by its square.
@@ -388,7 +388,7 @@ func (q *partialJob) pack(panel []float32, token, width int) {
 	}
 }
 
-// short sets the numbers and terms that PartialSums takes of a token of the block. It returns what they were divided by.
+// short sets the numbers and terms that partialSums takes of a token of the block. It returns what they were divided by.
 func (q *partialJob) short(numbers, terms []float32, token int) (scale float64) {
 	all := token + q.first
 	from, to := all/q.kinds*q.w.Cols, (all/q.kinds+1)*q.w.Cols

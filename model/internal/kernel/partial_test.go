@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPartialSumsAreTheDefinition: MatMulPartial and MatPartial give the bits of PartialSums, for
+// TestPartialSumsAreTheDefinition: MatMulPartial and MatPartial give the bits of partialSums, for
 // all implementations, formats, offsets and lengths around a step, a chain and a panel, for one plan to
 // three, few tokens and several blocks of them, and write nothing beside their results.
 func TestPartialSumsAreTheDefinition(t *testing.T) {
@@ -50,7 +50,7 @@ func decodedRows(w Matrix) (values []float32) {
 	return values
 }
 
-// requirePartial compares with PartialSums of each token and row.
+// requirePartial compares with partialSums of each token and row.
 func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, plans []int) {
 	t.Helper()
 	for _, numbers := range []func(r *rand.Rand, n int) []float32{random, awkward} {
@@ -62,7 +62,7 @@ func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, plans []in
 	}
 }
 
-// requirePartialOf compares with PartialSums of each token of x and v and each row.
+// requirePartialOf compares with partialSums of each token of x and v and each row.
 func requirePartialOf(t *testing.T, x, v, start []float32, w Matrix, plans []int) {
 	t.Helper()
 	tokens := len(x) / w.Cols
@@ -79,8 +79,8 @@ func requirePartialOf(t *testing.T, x, v, start []float32, w Matrix, plans []int
 			squared[c] = scaled[c] * scaled[c]
 		}
 		for all, start := range map[*[3][]float64]float64{&want: float64(start[i%w.Rows]), &without: 0} {
-			partial, squares := PartialSums(scaled, squared, row, start/scale, plans)
-			_, carried := PartialSums(scaled, v, row, 0, plans)
+			partial, squares := partialSums(scaled, squared, row, start/scale, plans)
+			_, carried := partialSums(scaled, v, row, 0, plans)
 			all[0], all[1], all[2] = append(all[0], partial*scale*scale), append(all[1], squares*scale*scale), append(all[2], carried)
 		}
 	}
@@ -211,9 +211,9 @@ func TestTotalsBeginWithTheStart(t *testing.T) {
 	for k := range x {
 		x[k], w[k] = 1, 0x1p-10
 	}
-	chains, _ := PartialSums(x, x, w, 0, []int{256})
+	chains, _ := partialSums(x, x, w, 0, []int{256})
 	for _, start := range []float64{96, -96} {
-		partial, _ := PartialSums(x, x, w, start, []int{256})
+		partial, _ := partialSums(x, x, w, start, []int{256})
 		require.InDelta(t, chains-(1+4+4+16)/16.0+4*64*64, partial, 0.01) // totals 1/4, 2/4, 3/4 and 1, whose powers are 1/4, 1/2, 1/2 and 1; 64 of 96 more
 	}
 }
@@ -228,7 +228,7 @@ func TestPartialTokensMayBeOthers(t *testing.T) {
 			MatMul(want, x, w, nil, Float64, 1)
 			v, sums := random(r, tokens*40), []float64{}
 			for i := range tokens * 20 {
-				_, carried := PartialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), 0, nil)
+				_, carried := partialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), 0, nil)
 				sums = append(sums, carried)
 			}
 			requireGiven(t, [3][]float64{2: sums}, &Partial{V: v}, tokens*20, 20, func(p *Partial) { MatMulPartial(dst, x, w, nil, Float64, p, 1) })
@@ -250,7 +250,7 @@ func TestPartialSumsOfOneTermAreNotLess(t *testing.T) {
 	for range 10_000 {
 		x[0] = 1 + r.Float32()
 		w[0] = (1 + r.Float32()*0x1p-9) / x[0]
-		partial, _ := PartialSums(x, x, w, 0, []int{512})
+		partial, _ := partialSums(x, x, w, 0, []int{512})
 		if x[0]*w[0] >= 1 {
 			require.GreaterOrEqual(t, partial, 513.0, "%v, %v", x[0], w[0])
 		}
@@ -300,15 +300,15 @@ func TestPartialSumsArePowersOfPrefixes(t *testing.T) {
 						sum = 0
 					}
 				}
-				partial, squares := PartialSums(x, x, w, 0, []int{length})
+				partial, squares := partialSums(x, x, w, 0, []int{length})
 				require.InDelta(t, 1, math.Sqrt(partial/want), 1.3, "%d terms, chains of %d", n, length)
 				if turns == n && n >= 512 && length >= 512 {
 					require.InEpsilon(t, want, partial, 0.2, "%d terms, chains of %d", n, length)
 				}
 				require.InEpsilon(t, float64(Dot32(w, w)), squares, 0x1p-7) // of weights, twice, their squares and terms
 				if length%sampleStep(n) == 0 {                              // one plan does not change where the other's sums are sampled
-					both, _ := PartialSums(x, x, w, 0, []int{n, length})
-					one, _ := PartialSums(x, x, w, 0, []int{n})
+					both, _ := partialSums(x, x, w, 0, []int{n, length})
+					one, _ := partialSums(x, x, w, 0, []int{n})
 					require.Equal(t, max(partial, one), both)
 				}
 			}
