@@ -35,9 +35,7 @@ func (n Number) With(c *Config, v float64) *Config {
 }
 
 // NormEps is rms_norm_eps.
-func NormEps() Number {
-	return Number{Key: "rms_norm_eps", real: func(c *Config) *float64 { return &c.RMSNormEps }}
-}
+var NormEps = Number{Key: "rms_norm_eps", real: func(c *Config) *float64 { return &c.RMSNormEps }}
 
 // RotationNumbers returns the numbers that RoPE's tables and the scale of scores are made of, in layers without entries,
 // or in those with entries.

@@ -205,7 +205,7 @@ func (p *pass[V]) layer(l int, x V) V {
 	x = p.connected(name+".attn_hc", d.AttnHC, x, func(x V) V {
 		x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
 		name := name + ".self_attn"
-		return p.whole(l, name, func() V {
+		return p.section(p.wholeOf(l, name), func() V {
 			if d.Windowed != nil {
 				return p.windowedAttention(l, name, d.Windowed, x)
 			}
@@ -217,7 +217,7 @@ func (p *pass[V]) layer(l int, x V) V {
 	}
 	x = p.connected(name+".ffn_hc", d.FFNHC, x, func(x V) V {
 		x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
-		return p.whole(l, name+".mlp", func() V {
+		return p.section(p.wholeOf(l, name+".mlp"), func() V {
 			if d.MoE != nil {
 				return p.moe(l, name+".mlp", d.MoE, x)
 			}
@@ -227,9 +227,7 @@ func (p *pass[V]) layer(l int, x V) V {
 	return p.stage(name+".output", x)
 }
 
-// whole is the part of a layer that is the module name.
-func (p *pass[V]) whole(l int, name string, f func() V) V { return p.section(p.wholeOf(l, name), f) }
-
+// wholeOf is the part of a layer that is the module name.
 func (p *pass[V]) wholeOf(l int, name string) Section {
 	return Section{l, name + ".output", []int{p.in.Batch, p.in.Seq, p.config.HiddenSize}, name + ".", nil}
 }

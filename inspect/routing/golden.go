@@ -55,7 +55,7 @@ func OfGolden(g Golden, o Options) (*Report, error) {
 	if err := p.countTokens(g.Input); err != nil {
 		return nil, err
 	}
-	if p.choosesByBias() && g.Weights != nil {
+	if p.Config != nil && p.Config.ChoosesByBias() && g.Weights != nil {
 		p.biases = weights.New(g.Config, g.Weights)
 	}
 	for info := range p.Recording.Tensors() { // the stages of the gates
@@ -127,11 +127,6 @@ func (p *goldenPack) measure(o Options) error {
 		return fmt.Errorf("no %s: how many experts there are is not known without the model's config", gateLogits)
 	}
 	return o.check("the pack", routed, p.Experts)
-}
-
-// choosesByBias reports whether selection scores depend on e_score_correction_bias.
-func (p *goldenPack) choosesByBias() bool {
-	return p.Config != nil && p.Config.ChoosesByBias()
 }
 
 // byTable reports whether a table gives each token its experts in a layer.
@@ -210,7 +205,7 @@ func (p *goldenPack) unscored() string {
 	switch {
 	case p.Config == nil:
 		return "they need the model's config (--config)"
-	case p.choosesByBias() && p.biases == nil:
+	case p.Config.ChoosesByBias() && p.biases == nil:
 		return "experts are chosen with e_score_correction_bias, which is a weight of the checkpoint"
 	}
 	return ""

@@ -66,7 +66,7 @@ func (b Bars) draw() *drawing {
 		if math.IsNaN(r.Value) {
 			d.path("none", crossed(left, y+3, barHeight, barHeight-6), tip)
 		} else {
-			d.rect(class, left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6, tip)
+			d.path(class, box(left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6), tip)
 		}
 		d.text(text, left+plotWidth+8, y+13, r.number())
 	}

@@ -75,11 +75,6 @@ func (d *drawing) text(class string, x, y float64, s string) *shape {
 	return &d.Shapes[len(d.Shapes)-1]
 }
 
-// rect adds a rectangle.
-func (d *drawing) rect(class string, x, y, w, h float64, tip string) {
-	d.path(class, box(x, y, w, h), tip)
-}
-
 // line adds a line.
 func (d *drawing) line(class string, x1, y1, x2, y2 float64) {
 	d.path(class, fmt.Sprintf("M%s %sL%s %s", length(x1), length(y1), length(x2), length(y2)), "")

@@ -278,7 +278,7 @@ func (m Heatmap) legend(d *drawing, s span, far bool, x, y float64) float64 {
 	d.text("soft", x, y+fontHeight-3, label(m.Name))
 	y += fontHeight + 2
 	for i := range steps {
-		d.rect(s.classOf(i), x+float64(swatch*float64(i)), y, swatch, swatchHeight, "")
+		d.path(s.classOf(i), box(x+float64(swatch*float64(i)), y, swatch, swatchHeight), "")
 	}
 	end := x + swatch*steps
 	d.text("soft", x, y+2*fontHeight, beyond("≤ ", low)+shown(s.min))

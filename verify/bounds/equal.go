@@ -45,7 +45,9 @@ func classesOf(x *Value) *classes {
 				kept = append(kept, i)
 			}
 		}
-		slices.SortFunc(other, differing.compare)
+		slices.SortFunc(other, func(a, b differing) int {
+			return cmp.Or(a.first-b.first, cmp.Compare(a.element, b.element), a.column-b.column)
+		})
 		for n, d := range other {
 			if leader[d.column] = d.column; n > 0 && other[n-1].first == d.first && other[n-1].element == d.element {
 				leader[d.column] = leader[other[n-1].column]
@@ -75,10 +77,6 @@ type differing struct {
 	element       uint64 // bits of the number and of its deviation
 }
 
-func (d differing) compare(e differing) int {
-	return cmp.Or(d.first-e.first, cmp.Compare(d.element, e.element), d.column-e.column)
-}
-
 // ascending returns the numbers 0 … n-1.
 func ascending(n int) []int {
 	numbers := make([]int, n)
@@ -87,9 +85,6 @@ func ascending(n int) []int {
 	}
 	return numbers
 }
-
-// compareBits orders numbers by their bits.
-func compareBits(a, b float32) int { return cmp.Compare(math.Float32bits(a), math.Float32bits(b)) }
 
 // carried returns the variances of products of w with rows whose columns have the variances v [rows, in]: [rows, out].
 // Each is the larger of two sums:
@@ -179,7 +174,7 @@ func (a *Analysis) relatedExperts(parts []model.Part[*Value], terms [][]weighted
 
 // sameRow reports whether row i of x and row j of z have equal numbers and equal deviations, not all 0.
 func sameRow(x *Value, i int, z *Value, j int) bool {
-	same := func(x, z float32) bool { return compareBits(x, z) == 0 }
+	same := func(x, z float32) bool { return math.Float32bits(x) == math.Float32bits(z) }
 	return x.sigma != nil && z.sigma != nil && slices.EqualFunc(x.Row(i), z.Row(j), same) &&
 		slices.EqualFunc(x.sigma.Row(i), z.sigma.Row(j), same) && largest(x.sigma.Row(i)) > 0
 }

@@ -107,7 +107,7 @@ func (f *Failure) shownNumbers() (list []number) {
 	c := f.Model.Config
 	isNorm := func(w string) bool { return strings.HasSuffix(w, "norm.weight") }
 	if slices.ContainsFunc(f.Weights, isNorm) || slices.Contains(streamStages, f.kind()) {
-		list = append(list, number{config.NormEps(), c, powers(1e-12, 10, 10), true, 2})
+		list = append(list, number{config.NormEps, c, powers(1e-12, 10, 10), true, 2})
 	}
 	if !slices.Contains(rotationStages, f.kind()) {
 		return list
