@@ -65,7 +65,8 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		j.engine, e, r = ran.job.engine, ran, seen
 	}
 	for _, everywhere := range []bool{false, true} {
-		open := slices.DeleteFunc(j.openKinds(seen), func(k *kind) bool { // what the first layers said to be wrong is wrong
+		tries := &trials{j, seen.Checks, everywhere}
+		open := slices.DeleteFunc(tries.open(), func(k *kind) bool { // what the first layers said to be wrong is wrong
 			return slices.ContainsFunc(j.found, func(f recognised) bool {
 				return f.kind.name == k.name && f.decided && f.missed > 0
 			})
@@ -79,7 +80,7 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 		if !everywhere && j.in.Batch*j.in.Seq <= sharedTokens {
 			j.seen = &bounds.Seen{}
 		}
-		if j, err = j.tryKinds(ctx, open, seen, everywhere); err != nil {
+		if j, err = tries.kinds(ctx, open); err != nil {
 			return e, r, err
 		}
 		j.seen = nil
@@ -164,7 +165,8 @@ func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := e.job.tryKinds(ctx, e.job.openKinds(r), r, false)
+	tries := &trials{job: e.job, checks: r.Checks}
+	found, err := tries.kinds(ctx, tries.open())
 	if err != nil {
 		return nil, err
 	}
@@ -175,28 +177,34 @@ func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
 	return j, nil
 }
 
-// tryKinds returns the job with what the ways of the open kinds say, of which stages fail: everywhere, or in the first
-// layers.
-func (j *job) tryKinds(ctx context.Context, open []*kind, r *report.Report, everywhere bool) (*job, error) {
+// trials are runs of a job with ways of rounding whose kinds fail, everywhere or in the first layers.
+type trials struct {
+	job        *job
+	checks     []report.Check // of the whole job
+	everywhere bool
+}
+
+// kinds returns the job with what the ways of the open kinds say.
+func (t *trials) kinds(ctx context.Context, open []*kind) (*job, error) {
 	for len(open) > 0 {
-		now, later := j.separable(open, r)
-		found, err := j.tryWays(ctx, now, later, r, everywhere)
-		if err == nil && !j.trial {
-			err = j.tryRecorded(ctx, found, later, r, everywhere)
+		now, later := t.separable(open)
+		found, err := t.ways(ctx, now, later)
+		if err == nil && !t.job.trial {
+			err = t.recorded(ctx, found, later)
 		}
 		if err != nil {
 			return nil, err
 		}
-		j, open = j.recognising(found), later
+		t.job, open = t.job.recognising(found), later
 	}
-	return j, nil
+	return t.job, nil
 }
 
-// tryRecorded tries the ways of the kinds that were not recognised again, with the config that the trace holds, if that
+// recorded tries the ways of the kinds that were not recognised again, with the config that the trace holds, if that
 // is another one. A way that explains all elements then is the engine's: what it does not explain with the checkpoint's
 // config is wrong.
-func (j *job) tryRecorded(ctx context.Context, found []recognised, later []*kind, r *report.Report,
-	everywhere bool) error {
+func (t *trials) recorded(ctx context.Context, found []recognised, later []*kind) error {
+	j := t.job
 	if len(meaningful(j.settings.Differ)) == 0 {
 		return nil
 	}
@@ -212,7 +220,7 @@ func (j *job) tryRecorded(ctx context.Context, found []recognised, later []*kind
 	}
 	other, m := *j, *j.model
 	m.Config, other.model = recorded, &m
-	with, err := other.tryWays(ctx, open, later, r, everywhere)
+	with, err := (&trials{&other, t.checks, t.everywhere}).ways(ctx, open, later)
 	for _, f := range with {
 		if f.decided && f.missed == 0 {
 			i := slices.IndexFunc(found, func(ours recognised) bool { return ours.kind == f.kind })
@@ -260,18 +268,17 @@ func (j *job) rounding(set func(ways map[string]string)) *job {
 	return &again
 }
 
-// openKinds returns the kinds of the stages that fail, with the ways that agree with what is declared, if there are
-// several.
-func (j *job) openKinds(r *report.Report) (open []*kind) {
+// open returns the kinds of the stages that fail, with the ways that agree with what is declared, if there are several.
+func (t *trials) open() (open []*kind) {
 	failing, declared := map[string]bool{}, map[string]string{}
-	for _, c := range r.Checks {
+	for _, c := range t.checks {
 		if c.Verdict == report.Fail {
-			for _, name := range j.kindsOf(c.Tensor) {
+			for _, name := range t.job.kindsOf(c.Tensor) {
 				failing[name] = true
 			}
 		}
 	}
-	if a := j.pack.Manifest.Arithmetic; a != nil {
+	if a := t.job.pack.Manifest.Arithmetic; a != nil {
 		declared = a.Rounding
 	}
 	for _, k := range kinds {
@@ -285,13 +292,13 @@ func (j *job) openKinds(r *report.Report) (open []*kind) {
 // separable splits the open kinds. A kind can be tried now if a stage fails that shows this kind alone. The stages of the
 // others show several kinds: they are tried later, when the former are known. If all failing stages show several kinds, the
 // first kind is tried now.
-func (j *job) separable(open []*kind, r *report.Report) (now, later []*kind) {
+func (t *trials) separable(open []*kind) (now, later []*kind) {
 	for _, k := range open {
 		others := slices.DeleteFunc(slices.Clone(open), func(other *kind) bool { return other == k })
 		alone := func(c report.Check) bool {
-			return c.Verdict == report.Fail && j.shows(c.Tensor, []*kind{k}) && !j.shows(c.Tensor, others)
+			return c.Verdict == report.Fail && t.shows(c.Tensor, []*kind{k}) && !t.shows(c.Tensor, others)
 		}
-		if slices.ContainsFunc(r.Checks, alone) {
+		if slices.ContainsFunc(t.checks, alone) {
 			now = append(now, k)
 		} else {
 			later = append(later, k)
@@ -304,30 +311,31 @@ func (j *job) separable(open []*kind, r *report.Report) (now, later []*kind) {
 }
 
 // shows reports whether a stage shows the roundings of one of some kinds.
-func (j *job) shows(stage string, some []*kind) bool {
-	names := j.kindsOf(stage)
+func (t *trials) shows(stage string, some []*kind) bool {
+	names := t.job.kindsOf(stage)
 	return slices.ContainsFunc(some, func(k *kind) bool { return slices.Contains(names, k.name) })
 }
 
-// stagesOf returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one fails. If
+// stages returns the stages of the open kinds that are compared: everywhere, or in the first layers in which one fails. If
 // some show none of the later kinds, these alone.
-func (j *job) stagesOf(open, later []*kind, r *report.Report, everywhere bool) (stages []string) {
+func (t *trials) stages(open, later []*kind) (stages []string) {
+	j := t.job
 	for _, k := range open {
-		of := func(stage string) bool { return j.shows(stage, []*kind{k}) && !j.shows(stage, later) }
+		of := func(stage string) bool { return t.shows(stage, []*kind{k}) && !t.shows(stage, later) }
 		layers := map[int]bool{}
-		for _, c := range r.Checks {
+		for _, c := range t.checks {
 			if c.Verdict == report.Fail && of(c.Tensor) && len(layers) < recognisedLayers {
 				layers[c.Layer()] = true
 			}
 		}
 		for name := range j.pack.Manifest.Tensors {
-			if of(name) && j.scope.compares(name) && (everywhere || layers[pack.Parse(name).Layer]) {
+			if of(name) && j.scope.compares(name) && (t.everywhere || layers[pack.Parse(name).Layer]) {
 				stages = append(stages, name)
 			}
 		}
 	}
 	if slices.Sort(stages); stages == nil && later != nil {
-		return j.stagesOf(open, nil, r, everywhere)
+		return t.stages(open, nil)
 	}
 	return slices.Compact(stages)
 }
@@ -336,10 +344,10 @@ func (j *job) stagesOf(open, later []*kind, r *report.Report, everywhere bool) (
 // all.
 const recognisedLayers = 2
 
-// tryWays runs the layers in which stages of the open kinds fail with each of their ways, all kinds at once: each is
+// ways runs the layers in which stages of the open kinds fail with each of their ways, all kinds at once: each is
 // computed from goldens, so that they do not depend on one another. A kind whose first way explains all is tried in no other.
-func (j *job) tryWays(ctx context.Context, open, later []*kind, r *report.Report, everywhere bool) ([]recognised, error) {
-	by := map[string][]map[string]misses{}
+func (t *trials) ways(ctx context.Context, open, later []*kind) ([]recognised, error) {
+	j, by := t.job, map[string][]map[string]misses{}
 	for i := 0; ; i++ {
 		left := slices.DeleteFunc(slices.Clone(open), func(k *kind) bool {
 			return i >= len(k.ways) || i > 0 && total(by[k.name][0]) == 0
@@ -355,14 +363,14 @@ func (j *job) tryWays(ctx context.Context, open, later []*kind, r *report.Report
 		part.found = slices.DeleteFunc(slices.Clone(j.found), func(f recognised) bool { // their layers have no way of their own
 			return slices.ContainsFunc(open, func(k *kind) bool { return k.name == f.kind.name })
 		})
-		missed, err := part.missesOf(ctx, j.stagesOf(left, later, r, everywhere))
+		missed, err := part.missesOf(ctx, t.stages(left, later))
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range left {
 			of := map[string]misses{}
 			for stage, m := range missed {
-				if j.shows(stage, []*kind{k}) {
+				if t.shows(stage, []*kind{k}) {
 					of[stage] = m
 				}
 			}

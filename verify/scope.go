@@ -1,7 +1,6 @@
 package verify
 
 import (
-	"cmp"
 	"fmt"
 	"iter"
 	"maps"
@@ -63,8 +62,14 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 			s.present[at.Layer-1] = true // it is what that layer gives
 		}
 	}
-	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
+	if err := s.checkSelection(); err != nil {
 		return nil, err
+	}
+	for _, number := range slices.Sorted(maps.Keys(golden.Manifest.LayerInputs)) {
+		if l, _ := strconv.Atoi(number); l >= c.NumHiddenLayers {
+			return nil, golden.Fault("manifest.json", fmt.Sprintf("layer_inputs: layer %d: the decoder has layers 0-%d", l,
+				c.NumHiddenLayers-1))
+		}
 	}
 	all := s // a run of everything
 	if o.Part != nil || s.picks() {
@@ -263,17 +268,6 @@ func (s *scope) checkSelection() error {
 		return s.pack.Fault("", "nothing is selected: the pack has none of these stages in these layers")
 	}
 	return problem.In(s.pack.Dir, problems...)
-}
-
-// checkInputs refuses inputs of layers that the decoder has not.
-func (s *scope) checkInputs() error {
-	for _, number := range slices.Sorted(maps.Keys(s.pack.Manifest.LayerInputs)) {
-		if l, _ := strconv.Atoi(number); l >= s.config.NumHiddenLayers {
-			return s.pack.Fault("manifest.json", fmt.Sprintf("layer_inputs: layer %d: the decoder has layers 0-%d", l,
-				s.config.NumHiddenLayers-1))
-		}
-	}
-	return nil
 }
 
 // selectsStage reports whether the user selects a stage that a part of the model gives: not RoPE's tables,
