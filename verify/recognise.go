@@ -104,13 +104,13 @@ func recognise(ctx context.Context, e *evidence, r *report.Report) (*evidence, *
 // sharedTokens is of how many tokens trials keep their products: of DeepSeek-V3's widths they take 170 MB for each layer.
 const sharedTokens = 64
 
-// sampleElements is how many elements of a stage as wide as the stream tell ways of rounding apart: of engines that round
-// otherwise, at least .002 of the elements were seen to differ.
+// sampleElements is how many elements of a stage tell ways of rounding apart. Measured: two ways that differ at all differ in
+// at least .002 of the elements.
 const sampleElements = 1 << 16
 
 // recogniseSample returns the job with the ways of rounding that explain all of the first tokens in one MoE layer, one dense
-// layer and the head, in about so many elements of a stage. Most of an engine's ways are known then before all is run. A
-// short trace is no larger than its sample.
+// layer and the head, in about so many elements of a stage. Most of an engine's ways are known then before all is run. It
+// looks at no trace of fewer than twice these tokens, nor where tokens see others than all before them.
 func (j *job) recogniseSample(ctx context.Context, elements int) (*job, error) {
 	c := j.model.Config
 	n := 1 + elements/(c.HiddenSize*j.in.Batch)

@@ -75,8 +75,8 @@ func (k kind) with(declared map[string]string) kind {
 	return k
 }
 
-// leaveOut leaves out ways that miss far more elements than another one does in the first layers. Of a fault of all
-// elements of a layer the right way misses at least 1 / 1.5 of what others miss.
+// leaveOut leaves out ways that miss far more elements in the first layers than the way that misses fewest. The engine's
+// way stays: with a routed sum × 1.01, which moves all elements, it missed at most 1.32 times as many as the best other way.
 func (k *kind) leaveOut(misses []int) {
 	if len(misses) != len(k.ways) {
 		return

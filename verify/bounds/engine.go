@@ -106,9 +106,9 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 			e.latent, e.up = x, l
 		}
 	}
+	e.last, e.lastWeight = e.operation(&l.Weight), &l.Weight
 	if e.Given != nil {
 		shape := slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])
-		e.last, e.lastWeight = e.operation(&l.Weight), &l.Weight
 		if y := e.Given(&l.Weight); len(y) == x.Rows()*shape[len(shape)-1] {
 			return Exact(&model.Activation{Shape: shape, Values: y, DType: x.DType})
 		}
@@ -116,7 +116,7 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	to, _ := e.Inputs(&l.Weight)
 	rounded := e.rounded(x, to)
 	seen := e.Seen
-	if e.last, e.lastWeight = e.operation(&l.Weight), &l.Weight; e.last == Ranks { // rounded in a way of the run
+	if e.last == Ranks { // its sums are rounded in the way of this run
 		seen = nil
 	}
 	y := seen.product(l.Weight.Name, rounded, func() *Value { return e.Analysis.Linear(rounded, l) })
@@ -126,7 +126,8 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 	return y
 }
 
-// Seen are the products that several runs of an engine in different ways compute of equal numbers.
+// Seen holds products for runs of an engine that differ in where they round: what one run multiplied, another run with
+// equal numbers need not. The weights of all runs are the same.
 type Seen struct{ products map[seenProduct]*Value }
 
 // seenProduct is a weight, or a part of one, and the SHA-256 of what it was multiplied with.

@@ -374,16 +374,18 @@ func (p *Pack) Input() (*model.Input, error) {
 	return in, nil
 }
 
-// First returns the pack of the first n tokens of each sequence. Of the stages it has those that keep selects, in every
-// row of which is a token, and RoPE's tables.
+// First returns the pack of the first n tokens of each sequence: its inputs, RoPE's tables, and the stages that keep
+// selects and whose rows are tokens. It has no stages of single experts, no attention probabilities, and no tensors whose
+// columns the file has in another order.
 func (p *Pack) First(c *config.Config, n int, keep func(Stage) bool) (*Pack, error) {
 	ids := p.Manifest.Tensors[inputIDs].Shape
 	batch, seq := elements(ids[:len(ids)-1]), ids[len(ids)-1]
 	cut := &Pack{Dir: p.Dir, Manifest: p.Manifest, Hash: p.Hash, DType: p.DType, Replaced: map[string]tensor.Tensor{}}
 	cut.Manifest.Tensors = map[string]Entry{}
 	for name, e := range p.Manifest.Tensors {
-		s, axis := Parse(name), 0
-		switch axis = s.tokenAxis(c, len(e.Shape)); {
+		s := Parse(name)
+		axis := s.tokenAxis(c, len(e.Shape))
+		switch {
 		case s.IsTable():
 			axis = len(e.Shape) - 2
 		case s.IsInput():
