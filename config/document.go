@@ -7,9 +7,10 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text"
 )
 
 const (
@@ -139,9 +140,5 @@ func (s *scanner) syntaxError(err error) error {
 		return documentError("key %s appears twice at byte %d", quote(syntactic.JSONPointer.LastToken()),
 			syntactic.ByteOffset)
 	}
-	cause := syntactic.Err.Error()
-	if strings.Contains(cause, `'\ufeff'`) {
-		cause = "a byte order mark (BOM), which JSON does not allow; save the file as UTF-8 without one"
-	}
-	return documentError("byte %d: %s", syntactic.ByteOffset, clip(cause))
+	return documentError("byte %d: %s", syntactic.ByteOffset, clip(text.SyntaxCause(syntactic)))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -40,4 +41,13 @@ func Figure(format string, v float64) string {
 		return "-infinite"
 	}
 	return fmt.Sprintf(format, v)
+}
+
+// SyntaxCause returns why a text is no JSON.
+func SyntaxCause(err *jsontext.SyntacticError) string {
+	cause := err.Err.Error()
+	if strings.Contains(cause, `'\ufeff'`) {
+		cause = "a byte order mark (BOM), which JSON does not allow; save the file as UTF-8 without one"
+	}
+	return cause
 }

@@ -173,6 +173,7 @@ func brokenIndexes() []broken {
 		{"tensor twice", sharded, entry(`"` + shard3 + `", "lm_\u0068ead.weight": "` + shard3 + `"`), []string{"key lm_head.weight occurs twice"}, nil},
 		{"key twice in unknown object", sharded, index(`{"x":{"a":[1,{"b":1,"b":1}]},"weight_map":{}}`), []string{"key b occurs twice"}, nil},
 		{"deep", sharded, index(`{"x":` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `}`), []string{"nested more than 64 levels"}, nil},
+		{"byte order mark", sharded, index("\ufeff{}"), []string{"model.safetensors.index.json" + ": byte 0", "a byte order mark (BOM)"}, nil},
 		{"truncated", sharded, index(`{"weight_map":{"a":`), []string{"model.safetensors.index.json" + ": byte", "not valid JSON"}, nil},
 		{"two objects", sharded, index(`{"weight_map":{}}{}`), []string{"text after the end"}, nil},
 		{"bad UTF-8", sharded, index("{\"weight_map\":{\"\xff\":\"a\"}}"), []string{"invalid UTF-8"}, nil},

@@ -76,7 +76,7 @@ func parseIndex(r io.Reader, file string, of *format.Format) (*index, error) {
 	case errors.Is(err, jsontext.ErrDuplicateName):
 		return nil, fmt.Errorf("key %s occurs twice", text.Quote(syntactic.JSONPointer.LastToken()))
 	}
-	cause := syntactic.Err.Error()
+	cause := text.SyntaxCause(syntactic)
 	if !text.Printable(cause) || len(cause) > 200 {
 		cause = text.Quote(cause)
 	}
