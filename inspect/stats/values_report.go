@@ -5,6 +5,7 @@ package stats
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -155,7 +156,7 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 	}
 	if w.IsScales() {
 		if w.notPositive > 0 {
-			add(inspect.Value, fmt.Sprintf("the scales of %s weights are above 0", x.scaledForm()),
+			add(inspect.Value, fmt.Sprintf("the scales of %s weights are above 0", x.scaledForms()),
 				"%d of %d scales are 0 or below", w.notPositive, n)
 		}
 		return found
@@ -177,14 +178,15 @@ func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Findi
 	return found
 }
 
-// scaledForm returns the name of the stored form of the weights that have scales; "" if none has.
-func (x *valueAudit) scaledForm() string {
+// scaledForms returns the names of the stored forms of the weights that have scales.
+func (x *valueAudit) scaledForms() string {
+	forms := map[string]bool{}
 	for _, w := range x.weights {
 		if w.Scaled() {
-			return w.Form().Name
+			forms[w.Form().Name] = true
 		}
 	}
-	return ""
+	return strings.Join(slices.Sorted(maps.Keys(forms)), ", ")
 }
 
 // expertOf returns the layer and the number of the routed expert that a weight belongs to; -1 outside the experts.
@@ -266,7 +268,7 @@ func (x *valueAudit) scope() (checked, not []string) {
 		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
 	say(&checked, t.blocked > 0, "the blocks of %s: that they use half of the range of their codes",
 		text.Plural(t.blocked, "weight"))
-	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForm(),
+	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForms(),
 		text.Plural(t.scales, "tensor"))
 	say(&checked, t.tables > 0, "every number of %s of experts: that an expert has it", text.Plural(t.tables, "table"))
 	say(&checked, compared, "%s against %s, which it is tied to", head, embedding)
@@ -275,7 +277,7 @@ func (x *valueAudit) scope() (checked, not []string) {
 	say(&not, t.broken > 0, "%s of archive entries that cannot be read", text.Plural(t.broken, "CRC-32 checksum"))
 	say(&not, t.unread > 0, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
 	say(&not, t.withoutScales > 0, "the range of F16 for %s without usable scales",
-		text.Plural(t.withoutScales, x.scaledForm()+" weight"))
+		text.Plural(t.withoutScales, x.scaledForms()+" weight"))
 	say(&not, x.skipped > 0, "the values of %s of dtypes that the model does not compute with",
 		text.Plural(x.skipped, "tensor"))
 	say(&not, x.duplicates > 0, "the values of %s that a second file holds too, there",
