@@ -54,6 +54,20 @@ func TestPrunedExceptions(t *testing.T) {
 	}
 }
 
+// TestPrunedForms: the same of groups that are stored in several forms.
+func TestPrunedForms(t *testing.T) {
+	for experts, refused := range map[string]bool{"0-3": false, "3": true, "0": false} {
+		dir := fixture.Clone(t, fixture.Path(t, "forms/mixed"))
+		fixture.Replace(t, dir, checkpoint.ConfigName, `"re:.*experts\\..*\\.down_proj"`, `"re:.*experts\\.[`+experts+`]\\.down_proj"`)
+		_, err := planOf(t, dir, Options{Prune: Prune{All: text.Spans{{0, 0}, {3, 3}}}})
+		if refused {
+			require.ErrorContains(t, err, "quantization_config stores some experts in another form, by their numbers, which change")
+		} else {
+			require.NoError(t, err)
+		}
+	}
+}
+
 // TestPrunedNeeds: the shards of dropped experts need not be there, and layers that config.json does not imply are
 // refused.
 func TestPrunedNeeds(t *testing.T) {

@@ -142,18 +142,24 @@ func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
 	return nil
 }
 
-// checkExceptions refuses a quantization_config that excepts experts by numbers that change.
+// checkExceptions refuses a quantization_config that tells experts apart by numbers that change.
 func (c *conversion) checkExceptions(written *config.Config, chosen selection) {
-	from := c.src.Config
-	if c.kept == nil || len(from.Quantization.Except) == 0 || written.Quantization.Method == "" {
+	from, has := c.src.Config, &c.src.Config.Quantization
+	if c.kept == nil || len(has.Except) == 0 && has.Groups == nil || !written.Quantization.Announced() {
 		return
 	}
 	for _, w := range chosen.kept {
 		slot := table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}
-		if excepted := slot.Excepted(from); w.Expert >= 0 && w.Part == "" {
-			if slot.Name = c.kept.Smaller(w.Name); slot.Excepted(written) != excepted {
-				c.problem(w.Name, "quantization_config excepts some experts by their numbers, which change: "+
-					"--type bf16 decodes the weights")
+		if excepted, scheme := slot.Excepted(from), slot.Scheme(from); w.Expert >= 0 && w.Part == "" {
+			slot.Name = c.kept.Smaller(w.Name)
+			cause := ""
+			if slot.Excepted(written) != excepted {
+				cause = "excepts some experts"
+			} else if slot.Scheme(written) != scheme {
+				cause = "stores some experts in another form,"
+			}
+			if cause != "" {
+				c.problem(w.Name, "quantization_config %s by their numbers, which change: --type bf16 decodes the weights", cause)
 				return
 			}
 		}
