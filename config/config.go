@@ -172,6 +172,8 @@ type Quantization struct {
 	Experts    string // expert_dtype: of routed experts beside FP8, "fp4" or "fp8"; "" is as all matrices
 	PowerOfTwo bool   // scale_fmt is ue8m0: scales are powers of two
 
+	first     map[string]int   // by a name that groups have, as StaysUnquantised has names, the first such group
+	patterned []int            // groups with patterns
 	patterns  []*regexp.Regexp // of Except's entries that are patterns
 	exceptKey string           // the key of AWQ, GPTQ and AutoRound that Except was read from
 	// Unclear says that an entry of Except is a pattern of a syntax that this package does not have.
@@ -187,8 +189,7 @@ type Scheme struct {
 // Group is modules that share a Scheme.
 type Group struct {
 	Scheme
-	Targets  []string // names, or patterns, of modules: see StaysUnquantised
-	patterns []*regexp.Regexp
+	patterns []*regexp.Regexp // of names
 }
 
 // Announced reports whether config.json has a quantization_config.

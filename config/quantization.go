@@ -167,7 +167,7 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 				return !strings.ContainsAny(target, ".:*") && target != "Linear"
 			})
 			if len(g.Targets) > 0 && !slices.Contains(classes, "Linear") {
-				q.Groups = append(q.Groups, Group{scheme, classes, q.compile(classes)})
+				q.add(scheme, classes)
 			} else if q.Method == "" {
 				q.Method, q.Block = scheme.Method, scheme.Block
 			} else if (scheme != Scheme{q.Method, q.Block}) {
@@ -285,7 +285,7 @@ func readAlgorithms(d *decoding, key string, o map[string]jsontext.Value) {
 			for _, name := range slices.Sorted(maps.Keys(layers)) {
 				a, err := readAlgorithm(layers[name]["quant_algo"])
 				if d.fail(key+".quantized_layers."+name, err); err == nil {
-					q.Groups = append(q.Groups, Group{a.Scheme, []string{name}, q.compile([]string{name})})
+					q.add(a.Scheme, []string{name})
 					a.require(d, key+".quantized_layers."+name, layers[name])
 				}
 			}
@@ -460,13 +460,49 @@ func (c *Config) StaysUnquantised(names ...string) bool {
 
 // SchemeOf returns how quantization_config says that the module is stored that has these names; the zero Scheme is plain.
 func (c *Config) SchemeOf(names ...string) Scheme {
-	q := &c.Quantization
-	for _, g := range q.Groups {
-		if c.matches(g.Targets, g.patterns, names) {
-			return g.Scheme
+	q, first := &c.Quantization, len(c.Quantization.Groups)
+	look := func(part string) {
+		for _, target := range []string{part, c.Prefix() + part} {
+			if i, ok := q.first[target]; ok {
+				first = min(first, i)
+			}
 		}
 	}
+	for _, module := range names { // as matches does, but there may be a group for each of 45,000 modules
+		look(module)
+		for i, char := range module {
+			if char == '.' {
+				look(module[:i])
+				look(module[i+1:])
+			}
+		}
+	}
+	for _, i := range q.patterned {
+		if i < first && c.matches(nil, q.Groups[i].patterns, names) {
+			first = i
+		}
+	}
+	if first < len(q.Groups) {
+		return q.Groups[first].Scheme
+	}
 	return Scheme{q.Method, q.Block}
+}
+
+// add adds a group of modules.
+func (q *Quantization) add(scheme Scheme, targets []string) {
+	if q.first == nil {
+		q.first = map[string]int{}
+	}
+	i, g := len(q.Groups), Group{scheme, q.compile(targets)}
+	for _, target := range targets {
+		if _, named := q.first[target]; !named {
+			q.first[target] = i
+		}
+	}
+	if g.patterns != nil {
+		q.patterned = append(q.patterned, i)
+	}
+	q.Groups = append(q.Groups, g)
 }
 
 // matches reports whether a module of these names is one that entries and patterns name: an entry is the module's name,

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -215,4 +216,21 @@ func TestGroups(t *testing.T) {
 		`"quantized_layers":{"a":{"quant_algo":"NVFP4_SVD"},"b":{"quant_algo":"NVFP4","group_size":32}}}}`)
 	require.ErrorContains(t, err, `quantization_config.quantized_layers.b.group_size: 32 is not that of NVFP4, 16`)
 	require.ErrorContains(t, err, `quantization_config.quantized_layers.a: "NVFP4_SVD" is not one of FP8,`)
+}
+
+// TestFirstGroupOfAModule: of the groups that name a module, its beginning, its end or a pattern of it the first counts.
+func TestFirstGroupOfAModule(t *testing.T) {
+	var c Config
+	q := &c.Quantization
+	q.Method = "rest"
+	for i, targets := range [][]string{{"model.layers.3"}, {"model.layers.4.mlp", "lm_head"}, {"re:.*layers\\.[45]\\."}, {"model.layers.4.mlp"},
+		{"down_proj"}} {
+		q.add(Scheme{Method: strconv.Itoa(i)}, targets)
+	}
+	for module, method := range map[string]string{"model.layers.3.mlp.down_proj": "0", "model.layers.3": "0",
+		"model.layers.30.q": "rest", "model.layers.4.mlp.gate_proj": "1", "model.lm_head": "1", "model.layers.4.mlps": "2",
+		"model.layers.6.mlp.down_proj": "4", "model.layers.6.mlp.updown_proj": "rest", "model.layers.5.mlp.down_proj": "2"} {
+		require.Equal(t, method, c.SchemeOf(module).Method, module)
+		require.Equal(t, method, c.SchemeOf("another", module).Method, module)
+	}
 }
