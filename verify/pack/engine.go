@@ -93,6 +93,9 @@ func (a *Arithmetic) String() string {
 // checkEngine adds what is wrong with what the manifest says of an engine.
 func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 	a := m.Arithmetic
+	if m.Reference.Kind != Engine && m.Steps != nil {
+		add("steps: of an engine only, and reference.kind is %.40q", m.Reference.Kind)
+	}
 	switch {
 	case m.Reference.Kind != Engine && a != nil:
 		add("arithmetic: of an engine only, and reference.kind is %.40q", m.Reference.Kind)

@@ -45,6 +45,8 @@ type Manifest struct {
 	MadeBy      string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", "model.to(dtype)"
 	Files       map[string]string `json:"files"`   // file -> "sha256:…"
 	Tensors     map[string]Entry  `json:"tensors"` // by name: HuggingFace's module and what it gave
+	// Steps are the steps of an engine that computed the rows of its trace; nil if the manifest does not say.
+	Steps []Step `json:"steps"`
 }
 
 // Absent is what a pack leaves out on purpose.

@@ -371,6 +371,9 @@ func (p *Pack) Input() (*model.Input, error) {
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}
+	if problems := p.Manifest.checkSteps(in); problems != nil {
+		return nil, problem.In(p.Dir, problems...)
+	}
 	return in, nil
 }
 
@@ -381,7 +384,7 @@ func (p *Pack) First(c *config.Config, n int, keep func(Stage) bool) (*Pack, err
 	ids := p.Manifest.Tensors[inputIDs].Shape
 	batch, seq := elements(ids[:len(ids)-1]), ids[len(ids)-1]
 	cut := &Pack{Dir: p.Dir, Manifest: p.Manifest, Hash: p.Hash, DType: p.DType, Replaced: map[string]tensor.Tensor{}}
-	cut.Manifest.Tensors = map[string]Entry{}
+	cut.Manifest.Tensors, cut.Manifest.Steps = map[string]Entry{}, nil
 	for name, e := range p.Manifest.Tensors {
 		s := Parse(name)
 		axis := s.tokenAxis(c, len(e.Shape))

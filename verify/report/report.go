@@ -532,10 +532,11 @@ type Golden struct {
 	Recognised []Recognised `json:"recognised,omitempty"`
 	// why it proves less on purpose; empty if it does not
 	Partial    string            `json:"partial"`
-	Absent     pack.Absent       `json:"absent"`     // what it says it has not
-	Batch      int               `json:"batch"`      // sequences
-	Seq        int               `json:"seq"`        // tokens of each
-	Checkpoint map[string]string `json:"checkpoint"` // file -> hash
+	Absent     pack.Absent       `json:"absent"`          // what it says it has not
+	Batch      int               `json:"batch"`           // sequences
+	Seq        int               `json:"seq"`             // tokens of each
+	Steps      *pack.StepCounts  `json:"steps,omitempty"` // of the engine that computed the rows; absent if the pack does not say
+	Checkpoint map[string]string `json:"checkpoint"`      // file -> hash
 	// hash of manifest.json, which has those of all other files
 	Manifest string `json:"manifest"`
 }

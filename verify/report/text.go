@@ -113,6 +113,9 @@ func (r *Report) verdict() string {
 	}
 	verdict = fmt.Sprintf("%s (%s%s of %s exercised%s)", verdict, experts, text.Grouped(c.WeightsChecked),
 		text.Plural(c.Weights, "weight"), unpinned)
+	if r.Golden.Steps != nil {
+		verdict += "; " + r.Golden.Steps.String()
+	}
 	if keys := r.Config.Changed(); keys != nil {
 		verdict += "; config.json differs from the pack's in " + strings.Join(keys, ", ")
 	}
@@ -136,7 +139,11 @@ func (r *Report) head() (f facts) {
 	if ref.Kind == pack.Engine {
 		f.add("engine", "%s", text.Line(ref.String()))
 		r.Golden.writeArithmetic(&f, "arithmetic")
-		f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
+		if r.Golden.Steps.Decodes() {
+			f.add("", "not seen in this trace: batches of other sizes, parallel ranks, other kernels")
+		} else {
+			f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
+		}
 	} else {
 		f.add("reference", "%s", text.Line(ref.String()))
 	}
@@ -160,6 +167,9 @@ func (r *Report) head() (f facts) {
 	}
 	f.add("golden", "%d × %d tokens in %s, %d tensors, files match their hashes", r.Golden.Batch,
 		r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
+	if r.Golden.Steps != nil {
+		f.add("", "%s, computed in %s", r.Golden.Steps, text.Plural(r.Golden.Steps.Steps, "step"))
+	}
 	if r.Golden.Partial != "" {
 		f.add("", "partial: %s", text.Line(r.Golden.Partial))
 	}
