@@ -193,6 +193,10 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 	if err != nil {
 		return nil, err
 	}
+	if trained := c.Config.RoPE.MaxPositionEmbeddings; in.Seq > trained {
+		fmt.Fprintf(cmd.ErrOrStderr(), "note: %s: sequences of %s, but max_position_embeddings is %s: the model was not trained on "+
+			"the later positions\n", text.Quote(path), text.Plural(in.Seq, "token"), text.Grouped(trained))
+	}
 	rules := c.Config
 	if o.reference != "" {
 		if rules, err = c.Config.As(o.reference); err != nil {

@@ -59,9 +59,8 @@ type brief struct{ *verified }
 // WriteText writes the verdict and, of a failure, the first divergence, its cause and what to do.
 func (b brief) WriteText(w io.Writer) error { return b.WriteQuiet(w) }
 
-// errInconclusive ends a verification that found no difference but did not check
-// everything; its report has said what.
-var errInconclusive = errors.New("inconclusive: not everything could be checked")
+// errInconclusive ends a verification that is no pass and found no difference in the numbers; its report has said why.
+var errInconclusive = errors.New("inconclusive: the report says why")
 
 // err is the verdict as the command's outcome.
 func (r *verified) err() error {
