@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains a tiny mixture of experts on the Go files of this repository, for fixtures/v1-trained, v3-trained and
-glm4-moe-lite-trained.
+glm4-moe-lite-trained, or on the beginning of a book, for fixtures/v3-alice.
 
 Random weights are no test of limits: trained ones have decaying singular values, channels that stand out, experts that
 are rarely chosen, and numbers near zero. The reference's own class is trained on bytes, some hundred steps of AdamW with
@@ -10,13 +10,15 @@ weight decay, and its weights are written in BF16 (router biases in float32) as 
   v3    transformers' DeepseekV3ForCausalLM in bfloat16 (requirements-native.txt); e_score_correction_bias is moved after
         each step towards the experts that got fewer tokens than the mean, as the paper does
   glm   transformers' Glm4MoeLiteForCausalLM, as v3: o_proj sums 200 terms, in float32 two chains of 100 in torch
+  alice a smaller v3, which learns BOOK by heart, and so writes fluent text: README's picture shows it
 
   python scripts/train_tiny.py v1 fixtures/v1-trained/checkpoint --code DIR
   python scripts/train_tiny.py v3 fixtures/v3-trained/checkpoint
   python scripts/train_tiny.py glm fixtures/glm4-moe-lite-trained/checkpoint
+  python scripts/train_tiny.py alice fixtures/v3-alice/checkpoint
 
 The same versions on the same kind of processor give the same bytes. It takes some minutes on one core and prints the
-loss as it goes and, at the end, the loss of text that it was not trained on, and what the weights look like.
+loss as it goes and, at the end, the loss of text that it was not trained on (not of the book), and what the weights look like.
 """
 import argparse
 import json
@@ -34,7 +36,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMIT = "aecf0abd9a21"  # the Go files are those of this commit
 HELD_OUT = "verify/inspect/"  # files under it are not trained on
 SEED, BATCH, SEQ = 23, 4, 160
-STEPS = {"v1": 700, "v3": 700, "glm": 300}
+STEPS = {"v1": 700, "v3": 700, "glm": 300, "alice": 900}
 RATE, WARM_UP, DECAY = 3e-3, 30, 0.1  # AdamW's
 BIAS_STEP = 1e-3  # of e_score_correction_bias
 
@@ -68,14 +70,31 @@ CONFIGS = {
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "dtype": "bfloat16", "transformers_version": "5.23.0",
     },
 }
+CONFIGS["alice"] = CONFIGS["v3"] | {
+    "num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 96, "moe_intermediate_size": 16, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+}
+BOOK = b"""Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or \
+twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, "and what is the \
+use of a book," thought Alice "without pictures or conversations?"
+So she was considering in her own mind (as well as she could, for the hot day made her feel very sleepy and stupid), whether \
+the pleasure of making a daisy-chain would be worth the trouble of getting up and picking the daisies, when suddenly a White \
+Rabbit with pink eyes ran close by her.
+There was nothing so very remarkable in that; nor did Alice think it so very much out of the way to hear the Rabbit say to \
+itself, "Oh dear! Oh dear! I shall be late!"
+"""  # Lewis Carroll, 1865
 
 PATTERNS = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
             "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|"
             "\\s*[\r\n]+|\\s+(?!\\S)|\\s+"]  # with which DeepSeek-V3's tokenizer splits texts
 
 
-def text(held_out):
-    """The bytes of the Go files, a zero byte before each, as int64."""
+def text(kind, held_out):
+    """The bytes of the book, or of the Go files, a zero byte before each, as int64."""
+    if kind == "alice":  # no part of it is held out
+        return torch.frombuffer(bytearray(BOOK), dtype=torch.uint8).long()
+
     def git(*args):
         return subprocess.run(["git", "-C", ROOT, *args], check=True, capture_output=True).stdout
     names = git("ls-tree", "-r", "--name-only", COMMIT).decode().split("\n")
@@ -142,8 +161,8 @@ def rate(step, steps):
     return RATE * (0.55 + 0.45 * math.cos(math.pi * (step - WARM_UP) / (steps - WARM_UP)))
 
 
-def train(model, loads, steps):
-    data, generator, optimizer = text(False), torch.Generator().manual_seed(SEED), optimiser(model)
+def train(model, kind, loads, steps):
+    data, generator, optimizer = text(kind, False), torch.Generator().manual_seed(SEED), optimiser(model)
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -160,12 +179,12 @@ def train(model, loads, steps):
 
 
 @torch.no_grad()
-def describe(model, loads):
-    """Prints the loss of held-out text, the loads of experts on it and the spectra of some matrices."""
+def describe(model, kind, loads):
+    """Prints the loss of held-out text, or of the book, the loads of experts on it and the spectra of some matrices."""
     model.eval()
-    data, generator = text(True), torch.Generator().manual_seed(SEED)
+    data, generator = text(kind, True), torch.Generator().manual_seed(SEED)
     losses = [model(input_ids=b, labels=b, use_cache=False).loss.item() for b in crops(data, 16, generator).split(4)]
-    print(f"held-out text: loss {sum(losses) / len(losses):.3f}")
+    print(f"{'the book' if kind == 'alice' else 'held-out text'}: loss {sum(losses) / len(losses):.3f}")
     for i, load in loads.items():
         print(f"layer {i}: tokens of each expert over the mean: {' '.join(f'{x:.2f}' for x in (load / load.mean()).sort().values)}")
     for name, w in model.state_dict().items():
@@ -242,8 +261,8 @@ def main():
     torch.manual_seed(SEED)
     model = build(a.kind, a.code)
     loads = watch_loads(model)
-    train(model, loads, a.steps or STEPS[a.kind])
-    describe(model, loads)
+    train(model, a.kind, loads, a.steps or STEPS[a.kind])
+    describe(model, a.kind, loads)
     save(model, a.kind, a.checkpoint, torch.bfloat16)
     if a.master:
         save(model, a.kind, a.master, torch.float32)

@@ -29,7 +29,7 @@ import (
 	"dsmoe/inspect/matrix"
 )
 
-var update = flag.Bool("update", false, "TestSchemas writes docs/schemas")
+var update = flag.Bool("update", false, "TestSchemas writes docs/schemas, TestPicture docs/images")
 
 // TestSchemas: docs/schemas has the schema of each document, as the Go types give it, and no other file;
 // docs/json.md has a link to each.
