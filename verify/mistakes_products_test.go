@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 	"dsmoe/verify/verifytest"
@@ -52,7 +53,7 @@ func (s *shortened) Linear(x *model.Activation, l *model.Linear) *model.Activati
 // changed is l with each element of its weight changed, in F32.
 func changed(p *model.Plain, l *model.Linear, change func(v float32, column int) float32) *model.Linear {
 	other, w := *l, &l.Weight
-	other.Weight = model.Weight{Name: w.Name, Tensor: tensor.Tensor{DType: tensor.F32, Shape: w.Shape}}
+	other.Weight = model.Weight{Name: w.Name, InFloat32: w.InFloat32, Tensor: tensor.Tensor{DType: tensor.F32, Shape: w.Shape}}
 	for i, v := range p.Values(w) {
 		bits := math.Float32bits(change(v, i%w.Shape[1]))
 		other.Weight.Data = binary.LittleEndian.AppendUint32(other.Weight.Data, bits)
@@ -100,6 +101,47 @@ func TestShortProductsAreNamed_every(t *testing.T) {
 				require.NotContains(t, ids(failing(t, src, wrong).Causes), r.Causes[0].ID)
 			}
 		})
+	}
+}
+
+// widened is Plain with a weight of which a function makes other numbers in F32.
+type widened struct {
+	*model.Plain
+	name   string
+	change func(v float32, column int) float32
+}
+
+func (w *widened) Linear(x *model.Activation, l *model.Linear) *model.Activation {
+	if l.Weight.Name == w.name {
+		l = changed(w.Plain, l, w.change)
+	}
+	return w.Plain.Linear(x, l)
+}
+
+// TestRoundedRouter: a router rounded to BF16, whose reference kept it in F32, is named, and explained by a conversion
+// that says so. One that is further off is not put down to that.
+func TestRoundedRouter(t *testing.T) {
+	t.Parallel()
+	const gate = "model.layers.2.mlp.gate."
+	src := reopened(t, filepath.Join("..", "fixtures", "v3-trained", "checkpoint"))
+	for _, d := range []tensor.DType{tensor.F32, tensor.BF16} {
+		for by, causes := range map[float32][]string{0x1p-9: {"router-rounded"}, 0x1p-6: nil} {
+			c := src.Config.WithRules(func(r *config.Rules) { r.Router.KeepsGate = true })
+			golden := recordedBy(t, c, src, inputOfTokens(12, c), d, func(p *model.Plain) model.Arithmetic[*model.Activation] {
+				return &widened{p, gate + "weight", func(v float32, column int) float32 {
+					return v * (1 + by*float32(column*37%64-32)/32)
+				}}
+			})
+			golden.Manifest.KeptFloat32 = []string{"mlp.gate.weight", "mlp.gate.e_score_correction_bias"}
+			r := failing(t, src, golden)
+			require.Equal(t, gate+"logits", *r.FirstDivergence)
+			require.Equal(t, causes, ids(r.Causes), "%v", d)
+			r, err := Run(context.Background(), src.Config, src, golden, Options{Rounded: func() (map[string]tensor.Rounding, error) {
+				return map[string]tensor.Rounding{gate + "weight": bounds.AllRounded("cast")}, nil
+			}})
+			require.NoError(t, err)
+			require.Equal(t, len(causes) == 0, r.Verdict == report.Fail, "%v %v", d, r.FirstDivergence)
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // Of a block type half a unit is what tensor.HalfSteps says, of codes that times their scale.
 
 // roundings asks whoever knows, and gives stored tensors the names of the table. What is
-// cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
+// cast to the compute dtype anyway was rounded in the reference, too, unless that kept it in float32. Weights of a block type
 // were rounded whoever made them, and are known without being asked for.
 func (j *job) roundings(by func() (map[string]tensor.Rounding, error)) (rounded bounds.Roundings, err error) {
 	if j.options.Mode != report.Local || j.pack.IsTrace() { // whose weights these are
@@ -34,7 +34,7 @@ func (j *job) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 			rounded[w.Name] = bounds.AllRounded("quantise " + from)
 		case w.DType.Blocked():
 			rounded[w.Name] = bounds.AllRounded("quantise " + w.DType.String())
-		case how.By != "" && narrow && w.DType != j.pack.DType:
+		case how.By != "" && narrow && (w.DType != j.pack.DType || model.InFloat32(j.model.Config, w.Place)):
 			rounded[w.Name] = how
 		}
 	}

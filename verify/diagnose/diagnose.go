@@ -70,7 +70,8 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 		err = try(together, false)
 	}
 	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes,
-		elementMistakes, exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes} {
+		elementMistakes, exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes,
+		roundedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)
 		}

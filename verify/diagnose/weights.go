@@ -10,6 +10,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
@@ -66,8 +67,7 @@ func sameModules(c *config.Config, a, b int) bool {
 // offsetNorm has a trial add a number to the weight of a norm. What the weight lost when it was stored off by that
 // number is an error of half a unit.
 func (x *Trial) offsetNorm(name string, by float32) {
-	x.Rounded = bounds.Roundings{name: bounds.AllRounded("stored off by 1")}
-	maps.Copy(x.Rounded, x.failed.Rounded)
+	x.round(name, "stored off by 1")
 	x.change(func(a bounds.Arithmetic, o *operations) {
 		o.rmsNorm = func(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
 			if weight.Name != name {
@@ -85,6 +85,24 @@ func (x *Trial) offsetNorm(name string, by float32) {
 			return y
 		}
 	})
+}
+
+// round has a trial take a weight for the reference's, rounded by an operation.
+func (x *Trial) round(name, by string) {
+	x.Rounded = bounds.Roundings{name: bounds.AllRounded(by)}
+	maps.Copy(x.Rounded, x.failed.Rounded)
+}
+
+// roundedMistakes is a router whose weight of 16 bits was rounded, and the reference's was not.
+func roundedMistakes(*Failure) []mistake {
+	return []mistake{{id: "router-rounded", kinds: []string{pack.GateLogits}, undo: func(x *Trial) string {
+		w := &x.layer.MoE.Gate.Weight
+		if w.DType != tensor.BF16 && w.DType != tensor.F16 {
+			return ""
+		}
+		x.round(w.Name, "cast")
+		return fmt.Sprintf("%s was rounded to %s: the reference's, in F32, differs by no more than that", w.Name, w.DType)
+	}}}
 }
 
 // mlpsOf returns the MLPs behind the failed stage: the layer's MLP, the shared experts or all routed experts.
