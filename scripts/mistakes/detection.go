@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -27,7 +28,7 @@ var detectionPacks = []string{
 	"v1-trained/golden-f32", "v1-trained/golden-bf16", "v3-trained/golden-f32", "v3-trained/golden-bf16",
 }
 
-// detectionText is docs/detection.md with names in braces in place of its tables.
+// detectionText is docs/detection.md with names in braces in place of its two tables.
 //
 //go:embed detection.tmpl
 var detectionText string
@@ -133,33 +134,36 @@ func (s *subject) attempt(float32s bool) (*attempt, error) {
 	return a, nil
 }
 
-// detectionPage returns docs/detection.md.
-func detectionPage(fixtures string) (string, error) {
+// detectionFiles returns docs/detection.md and the tables beside it, by their paths below docs.
+func detectionFiles(fixtures string) (map[string]string, error) {
 	t, err := newStudy(fixtures, "", detectionPacks)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return t.page(), nil
-}
-
-// page fills in the tables of detectionText.
-func (t *study) page() string {
 	known := rightModels + len(mistakes())
-	var details strings.Builder
-	for j, heading := range headings(t.packs) {
-		fmt.Fprintf(&details, "\n### %s\n\n```text\n%s```\n", heading, t.detail(j))
-	}
-	return strings.NewReplacer("{packs}\n", t.byPack(known), "{known}\n", t.byMistake(rightModels, known),
-		"{out of reach}\n", t.byMistake(known, len(t.mistakes)), "{details}\n", details.String()).Replace(detectionText)
+	page := strings.NewReplacer("{packs}\n", written(t.byPack(known), text.Markdown),
+		"{out of reach}\n", written(t.byMistake(known, len(t.mistakes)), text.Markdown)).Replace(detectionText)
+	return map[string]string{
+		"detection.md":           page,
+		"detection/mistakes.tsv": written(t.byMistake(rightModels, known), text.TSV),
+		"detection/values.tsv":   written(t.values(), text.TSV),
+	}, nil
 }
 
-// checkNames are the heads of columns.
-func checkNames() []string {
-	names := []string{"dsmoe"}
+// written returns a sheet in a form.
+func written(s *text.Sheet, f text.Form) string {
+	var b strings.Builder
+	s.WriteAs(&b, f) // a Builder does not fail
+	return b.String()
+}
+
+// sheet returns a sheet with these columns before dsmoe and the checks of logits.
+func sheet(columns ...string) *text.Sheet {
+	columns = append(columns, "dsmoe")
 	for _, check := range logitChecks() {
-		names = append(names, check.name)
+		columns = append(columns, check.name)
 	}
-	return names
+	return text.NewSheet(columns...)
 }
 
 // tally counts attempts, and those of them in which each check sees the mistake.
@@ -182,36 +186,28 @@ func (n *tally) add(a *attempt, alarms []bool) {
 	}
 }
 
-// heading starts a table of tallies.
-func heading(rows, made string) string {
-	return fmt.Sprintf("| %s | %s | %s |\n|---|---%s|\n", rows, made, strings.Join(checkNames(), " | "),
-		strings.Repeat("|---", len(checkNames())))
-}
-
 // byPack counts, for each pack, the known mistakes that each check sees, and marks false alarms.
-func (t *study) byPack(known int) string {
-	var b strings.Builder
-	b.WriteString(heading("pack", "mistakes"))
+func (t *study) byPack(known int) *text.Sheet {
+	s := sheet("pack", "mistakes")
 	for j, name := range headings(t.packs) {
 		var n tally
 		for i := rightModels; i < known; i++ {
-			n.add(t.attempts[i][j], make([]bool, len(checkNames())))
+			n.add(t.attempts[i][j], make([]bool, 1+len(logitChecks())))
 		}
-		fmt.Fprintf(&b, "| %s | %d", name, n.made)
 		alarms, float32s := t.attempts[0][j].seen(), t.attempts[inFloat32][j].seen()
+		var cells []text.Cell
 		for k, n := range n.counts {
-			fmt.Fprintf(&b, " | %d%s%s", n, strings.Repeat(" !", count(alarms[k])), strings.Repeat(" ~", count(float32s[k])))
+			cells = append(cells, text.Plain(fmt.Sprint(n)+strings.Repeat(" !", count(alarms[k]))+strings.Repeat(" ~", count(float32s[k]))))
 		}
-		b.WriteString(" |\n")
+		s.Row(name, n.made, cells)
 	}
-	return b.String()
+	return s
 }
 
 // byMistake counts, for each mistake of a range, the packs on which each check sees it and
 // passes the right model.
-func (t *study) byMistake(from, to int) string {
-	var b strings.Builder
-	b.WriteString(heading("mistake", "packs"))
+func (t *study) byMistake(from, to int) *text.Sheet {
+	s := sheet("mistake", "packs")
 	for i := from; i < to; i++ {
 		var n tally
 		for j, a := range t.attempts[i] {
@@ -220,13 +216,13 @@ func (t *study) byMistake(from, to int) string {
 		if n.made == 0 {
 			continue // no pack here is of a model that could have it
 		}
-		fmt.Fprintf(&b, "| %s | %d", t.mistakes[i].name, n.made)
+		var cells []text.Cell
 		for _, n := range n.counts {
-			fmt.Fprintf(&b, " | %d", n)
+			cells = append(cells, text.Whole(n))
 		}
-		b.WriteString(" |\n")
+		s.Row(t.mistakes[i].name, n.made, cells)
 	}
-	return b.String()
+	return s
 }
 
 // count is 1 for true.
@@ -237,25 +233,21 @@ func count(is bool) int {
 	return 0
 }
 
-// detail lists the attempts on a pack, with the measured values and a star where a check sees
-// the mistake.
-func (t *study) detail(j int) string {
-	var b strings.Builder
-	line := func(name string, cells []string) {
-		fmt.Fprintf(&b, "%-52s  %-12s %6s %8s %9s %9s %9s %11s\n", name, cells[0], cells[1], cells[2], cells[3], cells[4],
-			cells[5], cells[6])
-	}
-	line("mistake", checkNames())
-	for i, m := range t.mistakes {
-		a := t.attempts[i][j]
-		if a == nil {
-			continue
+// values lists the attempts pack by pack, with the measured values and a star where a check of logits sees the mistake.
+func (t *study) values() *text.Sheet {
+	s := sheet("pack", "mistake")
+	for j, pack := range headings(t.packs) {
+		for i, m := range t.mistakes {
+			a := t.attempts[i][j]
+			if a == nil {
+				continue
+			}
+			var cells []text.Cell
+			for k, check := range logitChecks() {
+				cells = append(cells, text.Plain(check.show(a.values[k])+strings.Repeat("*", count(a.seen()[k+1]))))
+			}
+			s.Row(pack, m.name, cmp.Or(string(a.verdict), "-"), cells)
 		}
-		cells := []string{cmp.Or(string(a.verdict), "-")}
-		for k, check := range logitChecks() {
-			cells = append(cells, check.show(a.values[k])+strings.Repeat("*", count(a.seen()[k+1])))
-		}
-		line(m.name, cells)
 	}
-	return b.String()
+	return s
 }

@@ -11,45 +11,40 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model"
+	"dsmoe/text"
 )
 
-// detailLines returns the lines of docs/detection.md with all values, by the heading of a pack.
-func detailLines(t *testing.T) map[string][]string {
-	page := string(must(os.ReadFile(filepath.Join("..", "..", "docs", "detection.md"))))
-	lines := map[string][]string{}
-	for _, section := range strings.Split(page, "\n### ")[1:] {
-		name, text, found := strings.Cut(section, "\n\n```text\n")
-		require.True(t, found, name)
-		lines[name] = strings.Split(strings.TrimSuffix(strings.TrimSpace(text), "\n```"), "\n")
-	}
-	return lines
-}
-
-// TestDetectionPage: docs/detection.md has the packs and mistakes of this command; dsmoe fails all
-// known mistakes, passes the right model, and passes some of each kind out of reach. The values of
-// some mistakes are those of a run; scripts/check.sh compares all.
+// TestDetectionPage: the table of docs/detection has the packs and mistakes of this command; dsmoe fails all known
+// mistakes, passes the right model, and passes some of each kind out of reach. The values of some mistakes are those of a
+// run; scripts/nightly.sh compares all.
 func TestDetectionPage(t *testing.T) {
 	t.Parallel()
-	lines, missed := detailLines(t), map[string]bool{}
+	table := string(must(os.ReadFile(filepath.Join("..", "..", "docs", "detection", "values.tsv"))))
+	verdicts, missed := map[string]map[string]string{}, map[string]bool{}
+	for line := range strings.Lines(table) {
+		fields := strings.Split(line, "\t") // pack, mistake, dsmoe, …
+		pack, name, verdict := fields[0], fields[1], fields[2]
+		if verdicts[pack] == nil {
+			verdicts[pack] = map[string]string{}
+		}
+		verdicts[pack][name] = verdict
+		missed[name] = missed[name] || verdict == "pass" && name != "none"
+	}
 	for _, pack := range headings(detectionPacks) {
-		require.Regexp(t, `^none +pass `, lines[pack][1])
-		for _, line := range lines[pack][3:] {
-			name := strings.TrimSpace(string([]rune(line)[:52]))
-			if slices.ContainsFunc(mistakes(), func(m mistake) bool { return m.name == name }) {
-				require.Equal(t, "fail", strings.Fields(string([]rune(line)[52:]))[0], "%s: %s", pack, name)
-			} else if strings.Contains(line, "  pass  ") {
-				missed[name] = true
-			}
+		require.Equal(t, "pass", verdicts[pack]["none"], pack)
+		for _, m := range mistakes() {
+			require.Contains(t, []string{"fail", ""}, verdicts[pack][m.name], "%s: %s", pack, m.name) // "": cannot be made
 		}
 	}
-	require.Len(t, missed, len(outOfReach()))
+	for _, m := range outOfReach() {
+		require.True(t, missed[m.name], m.name)
+	}
 
 	study, err := newStudy(filepath.Join("..", "..", "fixtures"), "router", []string{"v1-base/golden-bf16"})
 	require.NoError(t, err)
-	got := strings.Split(strings.TrimSpace(study.detail(0)), "\n")
-	require.Len(t, got, 1+rightModels+6, got)
-	for _, line := range got {
-		require.True(t, slices.Contains(lines["v1-base BF16"], line), line)
+	require.Len(t, study.values().Rows(), rightModels+6)
+	for line := range strings.Lines(written(study.values(), text.TSV)) {
+		require.Contains(t, table, line)
 	}
 }
 

@@ -1,16 +1,17 @@
 // Command mistakes makes known mistakes in checkpoints that verify, one at a time, and prints
-// what the verification says of each, as the table of MISTAKES.md; or, with -detection, what it and
-// checks of logits see, as docs/detection.md.
+// what the verification says of each, as the table of MISTAKES.md; or, with -detection, writes what it and
+// checks of logits see: docs/detection.md, and tables in docs/detection.
 //
 //	go run ./scripts/mistakes [-only SUBSTRING] [-check MISTAKES.md]
-//	go run ./scripts/mistakes -detection [-check docs/detection.md]
+//	go run ./scripts/mistakes -detection [-check docs]
 //
-// With -check it compares the table or the page with the one in the file instead, and exits with
-// status 1 if they differ. For MISTAKES.md it then makes each mistake in chained mode, too. The text,
+// With -check it compares the table with the one in the file, or the page and its tables with those in the directory,
+// and exits with status 1 if they differ. For MISTAKES.md it then makes each mistake in chained mode, too. The text,
 // the JSON, the JUnit document and the page of each report must agree.
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -42,43 +43,57 @@ func main() {
 	log.SetFlags(0)
 	fixtures := flag.String("fixtures", "fixtures", "where the checkpoints and packs are")
 	only := flag.String("only", "", "mistakes whose name contains this, with what is said of each")
-	check := flag.String("check", "", "file whose table is to be the same")
-	detection := flag.Bool("detection", false, "print docs/detection.md instead")
+	check := flag.String("check", "", "file whose table, or directory whose files are to be the same")
+	detection := flag.Bool("detection", false, "write docs/detection.md and the tables beside it instead")
 	flag.Parse()
-	var printed, said string
 	var err error
 	if *detection {
-		printed, err = detectionPage(*fixtures)
+		err = detect(*fixtures, *check)
 	} else {
-		printed, said, err = run(*fixtures, *only, packs, *check != "")
+		err = tabulate(*fixtures, *only, *check)
 	}
-	if err == nil && *check != "" {
-		err = compare(*check, printed, *detection)
-	}
-	switch {
-	case err != nil:
+	if err != nil {
 		log.Fatal(err)
-	case *check != "":
-	case *only != "":
-		fmt.Print(said)
-		fallthrough
-	default:
-		fmt.Print(printed)
 	}
 }
 
-// compare returns an error if a file does not contain, or is not the whole of, what is printed.
-func compare(file, printed string, whole bool) error {
-	text, err := os.ReadFile(file)
+// detect writes docs/detection.md and the tables beside it, or compares them with those in a directory, check.
+func detect(fixtures, check string) error {
+	files, err := detectionFiles(fixtures)
 	if err != nil {
 		return err
 	}
-	switch {
-	case whole && string(text) != printed:
-		return fmt.Errorf("%s: a run gives another page; write it with -detection and without -check", file)
-	case !strings.Contains(string(text), printed):
-		return fmt.Errorf("%s holds another table than\n\n%s", file, printed)
+	for name, made := range files {
+		path := filepath.Join(cmp.Or(check, "docs"), name)
+		if check == "" {
+			if err := os.WriteFile(path, []byte(made), 0o666); err != nil {
+				return err
+			}
+		} else if kept, err := os.ReadFile(path); err != nil || string(kept) != made {
+			return cmp.Or(err, fmt.Errorf("%s: a run gives another file; write it without -check", path))
+		}
 	}
+	return nil
+}
+
+// tabulate prints the table of MISTAKES.md, of the mistakes whose name contains only, or compares it with that of a file,
+// check.
+func tabulate(fixtures, only, check string) error {
+	table, said, err := run(fixtures, only, packs, check != "")
+	if err != nil {
+		return err
+	}
+	if check != "" {
+		kept, err := os.ReadFile(check)
+		if err == nil && !strings.Contains(string(kept), table) {
+			err = fmt.Errorf("%s holds another table than\n\n%s", check, table)
+		}
+		return err
+	}
+	if only != "" {
+		fmt.Print(said)
+	}
+	fmt.Print(table)
 	return nil
 }
 
