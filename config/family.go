@@ -1,9 +1,13 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/text/problem"
 )
@@ -20,6 +24,7 @@ type family struct {
 	rules     []rule
 	rope      *ropeForm
 	renamed   map[string]string // the keys that stand here for others', by those: rules and Config.Key take these
+	aliases   map[string]string // other names of keys, with the keys: a document that has both says the same twice
 
 	references map[Reference]Rules // what each implementation does in its own way
 
@@ -33,6 +38,7 @@ type delta struct {
 	before  map[string]field  // put before the row of a key
 	unread  []string          // keys of the base that the reference does not read
 	renamed map[string]string // keys of the base that have other names: these, by the base's
+	aliases map[string]string // other names of keys, with the keys as they are called here
 
 	// In place of the base's, where they are set.
 	class      string
@@ -47,7 +53,7 @@ type delta struct {
 func (f *family) derive(modelType string, d delta) family {
 	derived := *f
 	derived.modelType, derived.reference = modelType, cmp.Or(d.reference, f.reference)
-	derived.class, derived.renamed = cmp.Or(d.class, f.class), d.renamed
+	derived.class, derived.renamed, derived.aliases = cmp.Or(d.class, f.class), d.renamed, d.aliases
 	derived.fields, derived.unread = slices.Clone(f.fields), slices.Clone(f.unread)
 	derived.rope, derived.within = cmp.Or(d.rope, f.rope), d.within
 	if d.rules != nil {
@@ -137,16 +143,27 @@ func (f *family) decode(doc document) (*Config, error) {
 	d := &decoding{config: f.defaults(), rope: f.rope, values: doc.values()}
 	d.config.doc = doc
 	for _, row := range f.fields {
-		if v, ok := d.values[row.key]; ok {
-			row.read(d, row.key, v)
+		said := d.values[row.key]
+		if said != nil {
+			row.read(d, row.key, said)
+		}
+		for _, alias := range f.aliasesOf(row.key) {
+			switch v := d.values[alias]; {
+			case v == nil:
+			case said != nil && !bytes.Equal(v, said):
+				d.fail(alias, fmt.Errorf("%s; %s, another name of it, is %s", show(v), row.key, show(said)))
+			default:
+				row.read(d, alias, v)
+				said = v
+			}
 		}
 	}
 	if d.config.Attention.NumKeyValueHeads == 0 {
 		d.config.Attention.NumKeyValueHeads = d.config.Attention.NumAttentionHeads
 	}
 	for _, r := range f.rules {
-		if !slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(f.keyOf(key)) }) {
-			d.fail(f.keyOf(r.fields[0]), r.check(&d.config))
+		if !slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(f.keyIn(d.values, key)) }) {
+			d.fail(f.keyIn(d.values, r.fields[0]), r.check(&d.config))
 		}
 	}
 	if d.problems == nil {
@@ -160,8 +177,28 @@ func (f *family) decode(doc document) (*Config, error) {
 // position is the place of a problem's field in the table.
 func (f *family) position(p problem.Problem) int {
 	key, _, _ := strings.Cut(p.Field, ".")
-	return f.index(key)
+	return f.index(cmp.Or(f.aliases[key], key))
 }
 
-// keyOf returns the key of the family that stands for another family's.
-func (f *family) keyOf(key string) string { return cmp.Or(f.renamed[key], key) }
+// aliasesOf lists the other names of a key.
+func (f *family) aliasesOf(key string) []string {
+	return slices.Sorted(func(yield func(string) bool) {
+		for alias, of := range f.aliases {
+			if of == key && !yield(alias) {
+				return
+			}
+		}
+	})
+}
+
+// keyIn returns the key of the family that stands for another family's, by the name that a document with these values has
+// for it.
+func (f *family) keyIn(values map[string]jsontext.Value, key string) string {
+	key = cmp.Or(f.renamed[key], key)
+	for _, alias := range f.aliasesOf(key) {
+		if values[key] == nil && values[alias] != nil {
+			return alias
+		}
+	}
+	return key
+}

@@ -16,10 +16,10 @@ import (
 var v32 = layerTyped.derive("deepseek_v32", delta{
 	class:   "DeepseekV32ForCausalLM",
 	missing: map[string]any{"max_position_embeddings": 163840, "num_nextn_predict_layers": 0},
+	aliases: map[string]string{"num_experts": "n_routed_experts"},
 	fields: []field{
 		{"first_k_dense_replace", nil, readBy(readDenseWithoutTypes)},
 		{"rope_interleave", nil, interleaved},
-		{"num_experts", nil, readBy(integer(func(c *Config) *int { return &c.MoE.NRoutedExperts }, 1, maxExperts).read)},
 		{"index_topk", 2048, integer(func(c *Config) *int { return &c.Indexer.IndexTopK }, 1, maxDim)},
 		{"index_head_dim", 128, integer(func(c *Config) *int { return &c.Indexer.IndexHeadDim }, 1, maxDim)},
 		{"index_n_heads", 64, integer(func(c *Config) *int { return &c.Indexer.IndexNHeads }, 1, maxDim)},

@@ -120,6 +120,16 @@ func TestQuantizationBeside(t *testing.T) {
 	assert.NotContains(t, problems(t, of("", `,"quantization_config":{"quant_method":"x"}`))[0].String(), "text_config")
 }
 
+// TestSarvamMLA: other names of keys, a head_dim that the reference does not read, and a name of YaRN.
+func TestSarvamMLA(t *testing.T) {
+	sarvam, err := Parse(strings.NewReader(`{"model_type":"sarvam_mla","head_dim":576,"auto_map":{},"num_experts":64,
+		"rope_scaling":{"type":"deepseek_yarn","factor":40,"original_max_position_embeddings":4096}}`))
+	require.NoError(t, err)
+	assert.Equal(t, []any{64, 64, 0, "yarn", Native, "num_experts"}, []any{sarvam.MoE.NRoutedExperts,
+		sarvam.Attention.NumKeyValueHeads, sarvam.Attention.QLoraRank, sarvam.RoPE.RopeScaling.Type, sarvam.Reference,
+		sarvam.Key("n_routed_experts")})
+}
+
 // TestAXK1: without mlp_layer_types first_k_dense_replace says which layers are dense; experts are chosen by the scores.
 func TestAXK1(t *testing.T) {
 	const axk1 = `{"model_type":"axk1","num_hidden_layers":3`

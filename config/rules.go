@@ -18,6 +18,8 @@ type attentionRules struct {
 	AbsorbsKVB bool
 	// QKNorm is how queries and keys are normed with use_qk_norm.
 	QKNorm QKNorm
+	// QKV is where files and the reference's modules have queries, keys and values.
+	QKV QKV
 	// OutputUnbiased: attention_bias gives o_proj no bias.
 	OutputUnbiased bool
 	// ScalesScores: scores are multiplied with 1/sqrt(head_dim), not divided by sqrt(head_dim).
@@ -80,6 +82,16 @@ type moeRules struct {
 	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].
 	FlatShared bool
 }
+
+// QKV is where files and modules have the matrices of queries, keys and values in plain attention.
+type QKV uint8
+
+// The matrices of queries, keys and values. Of one matrix the rows of all queries are first, then those of all keys.
+const (
+	QKVApart   QKV = iota // three matrices, three modules
+	QKVInFiles            // one matrix, three modules
+	QKVJoined             // one matrix, one module
+)
 
 // QKNorm is how queries and keys are normed, and how the reference's module shows them.
 type QKNorm uint8

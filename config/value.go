@@ -21,7 +21,8 @@ func (c *Config) Key(key string) string {
 	if c.family == nil {
 		return key
 	}
-	return c.family.keyOf(key)
+	doc, _ := c.wrapper.inner(c.doc) // it was read before
+	return c.family.keyIn(doc.values(), key)
 }
 
 // row returns the row of a key in the table of c's family; nil without one.

@@ -29,9 +29,7 @@ func (p *pass[V]) attention(l int, name string, d *DeepseekDecoderLayer, x V) V 
 
 // context is what attention gives before o_proj.
 func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
-	q := p.linear(name+".q_proj", &a.QProj, x)
-	k := p.linear(name+".k_proj", &a.KProj, x)
-	v := p.linear(name+".v_proj", &a.VProj, x)
+	q, k, v := p.projected(name, a, x)
 	context := p.Scope(q, func(q V) V {
 		c := p.config
 		groups, width := c.Attention.NumKeyValueHeads, c.ValueHeadDim()
@@ -47,6 +45,30 @@ func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 		return p.attend(name, c.Attention.NumAttentionHeads, q, k, vT, scoring)
 	})
 	return p.stage(name+".o_proj.input", context)
+}
+
+// projected returns the queries, keys and values of x, which have a matrix each or rows of one matrix.
+func (p *pass[V]) projected(name string, a *DeepseekAttention, x V) (q, k, v V) {
+	heads, groups := p.config.Attention.NumAttentionHeads, p.config.Attention.NumKeyValueHeads
+	q0, k0 := heads*p.config.QKHeadDim(), (heads+groups)*p.config.QKHeadDim()
+	ends := [4]int{0, q0, k0, k0 + groups*p.config.ValueHeadDim()}
+	part := func(i int, proj string, whole *Linear) V { return p.linear(name+proj, whole, x) }
+	switch p.rules.Attention.QKV {
+	case config.QKVInFiles:
+		part = func(i int, proj string, _ *Linear) V {
+			l := Linear{Weight: a.QKVProj.Weight.Rows(ends[i], ends[i+1])}
+			if a.QKVProj.Bias.Name != "" {
+				l.Bias = a.QKVProj.Bias.Rows(ends[i], ends[i+1])
+			}
+			return p.linear(name+proj, &l, x)
+		}
+	case config.QKVJoined:
+		joined := p.linear(name+".qkv_proj", &a.QKVProj, x)
+		part = func(i int, _ string, _ *Linear) V {
+			return p.Move(TakeColumns(p.in, ends[3], ends[i], ends[i+1]), joined)
+		}
+	}
+	return part(0, ".q_proj", &a.QProj), part(1, ".k_proj", &a.KProj), part(2, ".v_proj", &a.VProj)
 }
 
 // headsOf cuts queries or keys [batch, seq, heads·head_dim] into heads, [batch, heads, seq, head_dim], and norms them

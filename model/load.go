@@ -212,7 +212,8 @@ func (x *DeepseekDecoderLayer) Projection(r table.Role) *Linear {
 	}
 	a := x.SelfAttn
 	return map[table.Role]*Linear{
-		table.QProj: &a.QProj, table.KProj: &a.KProj, table.VProj: &a.VProj, table.OProj: &a.OProj}[r]
+		table.QProj: &a.QProj, table.KProj: &a.KProj, table.VProj: &a.VProj, table.QKVProj: &a.QKVProj,
+		table.OProj: &a.OProj}[r]
 }
 
 // Linear returns the MLP's matrix with a role, gate_proj, up_proj or down_proj; nil for other roles.

@@ -50,10 +50,11 @@ func (w *Weight) Keep() {
 // setAside moves a weight that was read out of memory, until it is let go.
 func (w *Weight) setAside() { w.Data, w.unread.free = w.unread.src.Aside(w.Data) }
 
-// Rows returns rows from … to-1 of a matrix, under the name of the whole. Each has scales of its own.
+// Rows returns rows from … to-1 of a matrix, or such elements of a bias, under the name of the whole. Each row has scales
+// of its own.
 func (w *Weight) Rows(from, to int) Weight {
 	rows, bytes := *w, len(w.Data)/w.Shape[0]
-	rows.Shape, rows.FirstRow, rows.Data = []int{to - from, w.Shape[1]}, from, w.Data[from*bytes:to*bytes]
+	rows.Shape, rows.FirstRow, rows.Data = append([]int{to - from}, w.Shape[1:]...), from, w.Data[from*bytes:to*bytes]
 	if w.Scales == nil {
 		return rows
 	}
@@ -146,6 +147,9 @@ type DeepseekAttention struct {
 	KProj Linear // [kv_heads·head_dim, hidden_size]
 	VProj Linear // [kv_heads·head_dim, hidden_size]
 	OProj Linear // [hidden_size, heads·head_dim]
+
+	// QKVProj is the rows of QProj, KProj and VProj in one matrix, which stands for these unless config.Rules has QKVApart.
+	QKVProj Linear
 
 	QNorm, KNorm DeepseekRMSNorm // with use_qk_norm, [head_dim], or of all heads: see config.QKNorm
 }

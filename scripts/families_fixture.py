@@ -37,6 +37,7 @@ ERNIE = {
     "rope_theta": 500000.0, "tie_word_embeddings": True, "use_bias": False,
 }
 ERNIE |= {k: v for k, v in COMMON.items() if k not in {*ERNIE, "num_experts_per_tok"}}
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "vocab_size": 64}
 SLIDING, FULL = "sliding_attention", "full_attention"
 CONFIGS = {
     "glm4-moe": GLM | {
@@ -89,9 +90,21 @@ CONFIGS = {
         "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "attention_bias": True, "head_dim": 24, "intermediate_size": 96,
         "moe_intermediate_size": 32, "num_experts": 8, "num_hidden_layers": 2, "rope_theta": 10000.0,
     },
+    # Of transformers 5.24 (requirements-native-next.txt).
+    "sarvam-moe": GLM | SMALL | {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "sarvam_moe", "head_dim": 12, "n_group": 4, "num_experts": 8, "num_hidden_layers": 2,
+        "num_shared_experts": 1, "rope_theta": 8000000, "topk_group": 2, "use_qk_norm": True, "use_qkv_bias": True,
+    },
+    "sarvam-mla": GLM | SMALL | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "sarvam_mla", "head_dim": 24, "kv_lora_rank": 16, "n_group": 1, "num_experts": 8,
+        "num_hidden_layers": 2, "num_key_value_heads": 4, "num_shared_experts": 1, "q_head_dim": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "rope_theta": 10000, "topk_group": 1, "v_head_dim": 8, "q_lora_rank": None, "max_position_embeddings": 2048,
+        "rope_scaling": {"type": "deepseek_yarn", "factor": 40, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                         "mscale_all_dim": 1.0},
+    },
 }
 for key in ("n_routed_experts", "n_shared_experts"):
-    del CONFIGS["exaone-moe"][key]
+    del CONFIGS["exaone-moe"][key], CONFIGS["sarvam-moe"][key], CONFIGS["sarvam-mla"][key]
 # Weights that are published in float32.
 FLOATS = r"e_score_correction_bias$|expert_bias$"
 # Names of a prediction layer: what its decoder layer is called, and the weights around it. The last two are copies.
@@ -119,7 +132,7 @@ def saved(config):
     """The names and shapes of what save_pretrained writes."""
     cls = getattr(transformers, config["architectures"][0])
     with tempfile.TemporaryDirectory() as tmp:
-        cls(cls.config_class.from_dict(dict(config))).save_pretrained(tmp)
+        cls(transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))).save_pretrained(tmp)
         return {k: tuple(t.shape) for k, t in load_file(tmp + "/model.safetensors").items()}
 
 
@@ -140,7 +153,7 @@ def predicting(config):
 
 def weights(config, seed):
     g, found = torch.Generator().manual_seed(seed), {}
-    floats = FLOATS + (r"|mlp\.gate\.weight$" if config["model_type"] == "ernie4_5_moe" else "")
+    floats = FLOATS + (r"|mlp\.gate\.weight$" if config["model_type"] in ("ernie4_5_moe", "sarvam_moe", "sarvam_mla") else "")
     for name, shape in sorted(predicting(config).items()):
         x = value(name if "norm.0" not in name else "norm.weight", shape, g)
         found[name] = x if re.search(floats, name) else x.bfloat16()
@@ -165,6 +178,8 @@ def main():
         save_file(weights(config, seed), root + "/checkpoint/model.safetensors", {"format": "pt"})
         os.chmod(root + "/checkpoint/model.safetensors", 0o644)
         packs = {"f32": ["1x24"], "bf16": ["1x24", "--dtype", "bfloat16"], "padded-f32": ["2x15", "--mask"]}
+        if "sarvam" in name:
+            packs = {"f32": ["1x16"], "bf16": ["1x16", "--dtype", "bfloat16"]}
         for pack, flags in packs.items() if not name.endswith(("bias", "clamp", "window")) else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
             flags = [*flags, *(["--mtp"] if (name, pack) == ("glm4-moe", "f32") else []), "--seed", str(seed)]
             sys.argv[1:] = [root + "/checkpoint", f"{root}/golden-{pack}", "--random", *flags]

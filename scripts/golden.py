@@ -116,7 +116,7 @@ KNOWN = {
 }
 INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"]  # of these, classes with an indexer
 PREDICTING = ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"]  # of these, classes whose prediction layers MtpModel runs
-RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe"]  # model_types whose files have other names than the modules
+RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe", "sarvam_moe"]  # model_types whose files have other names than the modules
 
 # Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
 # reference that it has.
@@ -286,6 +286,7 @@ class Checkpoint:
             raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
         self.native = self.native_names() if self.config.get("model_type") in RENAMED else {}
+        self.rows = self.rows_of_parts()  # of weights that are a part of a stored tensor
 
     def native_names(self):
         """Stored names by those of transformers' modules, which has renamings for published and for saved names."""
@@ -294,7 +295,9 @@ class Checkpoint:
         renamings = [r for r in get_checkpoint_conversion_mapping(self.config["model_type"]) if isinstance(r, WeightRenaming)]
         native, problems = {}, []
         for stored in self.where:
-            name = apply_renamings(stored.removeprefix("model."), renamings)
+            short = stored.removeprefix("model.")
+            name = apply_renamings(short, renamings)  # some patterns begin with "model."
+            name = apply_renamings("model." + short, renamings).removeprefix("model.") if name == short else name
             for short, part in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
                 name = name.replace(f".{short}.", f".{part}.")
             first = native.setdefault(name if name.startswith("lm_head.") else "model." + name, stored)
@@ -302,6 +305,18 @@ class Checkpoint:
                 problems.append(f"{self.path}: {first} and {stored} are the same weight")
         together(problems)
         return native
+
+    def rows_of_parts(self):
+        """Rows of queries, keys and values, which transformers' modules have apart, in one stored matrix; it finds that, too."""
+        rows = {}
+        for name, stored in [n for n in self.native.items() if ".query_key_value." in n[0]]:
+            heads, groups = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+            counted, width = 0, self.header(self.where[stored])[stored][0][0] // (heads + 2 * groups)
+            for part, n in (("q_proj", heads), ("k_proj", groups), ("v_proj", groups)):
+                own = name.replace("query_key_value", part)
+                self.native[own], rows[own] = stored, slice(counted * width, (counted + n) * width)
+                counted += n
+        return rows
 
     def at(self, file):
         return os.path.join(self.path, file)
@@ -368,6 +383,7 @@ class Checkpoint:
 
     def problem(self, name, want):
         """What is wrong with a weight of which the reference has the shape want; a file's own problem once."""
+        rows = self.rows.get(name)
         name = self.resolve(name)
         if name not in self.where:
             return f"{self.path}: there is no tensor {name}"
@@ -384,7 +400,7 @@ class Checkpoint:
         shape, dtype = header[name]
         if dtype == "I8":
             shape = [*shape[:-1], 2 * shape[-1]]
-        if shape != want:
+        if ([rows.stop - rows.start, *shape[1:]] if rows else shape) != want:
             return f"{self.at(file)}: {name}: shape {shape}, the reference has {want}"
         if dtype in ("F8_E4M3", "I8"):
             scales = self.scales(name)
@@ -425,6 +441,8 @@ class Checkpoint:
             return t
         if t.dtype in (FP8, torch.int8):
             t = self.dequantise(t, name, part)
+        if name in self.rows:
+            t = t[self.rows[name]]
         cast = t.to(dtype)
         if not torch.isfinite(cast).all():
             cause = "not finite" if not torch.isfinite(t).all() else f"too large for {dtype}"

@@ -73,6 +73,7 @@ var models = []model{
 	{modelType: "minimax_m2", arch: minimaxM2, class: "MiniMaxM2ForCausalLM", scoring: sigmoid},
 	{modelType: "exaone_moe", arch: exaoneMoE, class: "ExaoneMoeForCausalLM", scoring: sigmoid, predicts: true},
 	{modelType: "ernie4_5_moe", arch: ernie45MoE, class: "Ernie4_5_MoeForCausalLM", scoring: softmax},
+	{modelType: "sarvam_mla", cause: "llama.cpp's converter has no Sarvam-105B"},
 	{modelType: "deepseek_vl_v2", cause: "llama.cpp's converter has no DeepSeek-VL2, and deepseek2-ocr, its name for " +
 		"DeepSeek-OCR's language model, is not written"},
 }

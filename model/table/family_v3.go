@@ -1,8 +1,8 @@
 package table
 
-// familyV3 is the table of DeepSeek-V3 and R1, Kimi-K2 and GLM-4.7-Flash.
+// familyV3 is the table of DeepSeek-V3 and R1, Kimi-K2, GLM-4.7-Flash and Sarvam-105B.
 var familyV3 = Family{
-	ModelTypes: []string{"deepseek_v3", "kimi_k2", "glm4_moe_lite"},
+	ModelTypes: []string{"deepseek_v3", "kimi_k2", "glm4_moe_lite", "sarvam_mla"},
 	Rows:       behind(familyV2.Rows, Gate, routerBias(moe)),
 	Ignored:    familyV1.Ignored,
 	// A multi-token prediction layer is a decoder layer with these beside it. It

@@ -38,6 +38,24 @@ func namedInGGUF(rows []Row, role Role, name string) []Row {
 	return rows
 }
 
+// fusedQKV returns rows with queries, keys and values of attention in one matrix, which llama.cpp's files have as weight.
+func fusedQKV(rows []Row, weight gguf) (all []Row) {
+	for _, row := range rows {
+		switch row.Role {
+		case QProj:
+			all = append(all, Row{"model.layers.{l}.self_attn.qkv_proj.weight", Attention, QKVProj, nil,
+				[]dim{fusedWidths, hidden}, weight})
+		case qProjBias:
+			all = append(all, Row{"model.layers.{l}.self_attn.qkv_proj.bias", Attention, qkvProjBias, bias,
+				[]dim{fusedWidths}, stored("blk.{l}.attn_qkv.bias")})
+		case KProj, kProjBias, VProj, vProjBias:
+		default:
+			all = append(all, row)
+		}
+	}
+	return all
+}
+
 // headNorms are the norms of queries and keys.
 var headNorms = []Row{
 	{"model.layers.{l}.self_attn.q_norm.weight", Norms, QNorm, headsNormed, []dim{normedQueries},
@@ -98,6 +116,11 @@ var (
 		func(c *config.Config, _ int) int { return c.Attention.NumKeyValueHeads * c.QKHeadDim() }}
 	valueWidths = dim{[]string{"num_key_value_heads", "head_dim"},
 		func(c *config.Config, _ int) int { return c.Attention.NumKeyValueHeads * c.ValueHeadDim() }}
+	fusedWidths = dim{[]string{"num_attention_heads", "num_key_value_heads", "head_dim"},
+		func(c *config.Config, _ int) int {
+			return (c.Attention.NumAttentionHeads+c.Attention.NumKeyValueHeads)*c.QKHeadDim() +
+				c.Attention.NumKeyValueHeads*c.ValueHeadDim()
+		}}
 	contextWidths = dim{[]string{"num_attention_heads", "head_dim"},
 		func(c *config.Config, _ int) int { return c.Attention.NumAttentionHeads * c.ValueHeadDim() }}
 	normedQueries = dim{[]string{"num_attention_heads", "head_dim"}, func(c *config.Config, _ int) int {
