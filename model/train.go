@@ -88,7 +88,7 @@ func (t *Tape) crossEntropy(logits *Activation, in *Input) float64 {
 		for pos := range in.Seq - 1 {
 			row := b*in.Seq + pos
 			label := in.InputIDs[row+1]
-			prob, logSum := probabilities(logits.Row(row))
+			prob, logSum := Probabilities(logits.Row(row))
 			sum += logSum - float64(logits.Row(row)[label])
 			prob[label]--
 			grad := t.of(logits).row(row, logits)
@@ -100,8 +100,8 @@ func (t *Tape) crossEntropy(logits *Activation, in *Input) float64 {
 	return sum / float64(n)
 }
 
-// probabilities returns softmax(x) and log Σ exp(x), in float64.
-func probabilities(x []float32) (prob []float64, logSum float64) {
+// Probabilities returns softmax(x) and log Σ exp(x), in float64.
+func Probabilities(x []float32) (prob []float64, logSum float64) {
 	top := math.Inf(-1)
 	for _, v := range x {
 		top = max(top, float64(v))

@@ -3,11 +3,15 @@ package verify
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
+	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -25,9 +29,8 @@ func (e *evidence) against(ctx context.Context, r *report.Report) (*report.Again
 		!slices.Equal(j.in.AttentionMask, its.AttentionMask) {
 		return nil, other.Pack.Fault("", "its tokens are not those of the trace that it is to be held against")
 	}
-	a := &report.Against{Golden: other.Pack.Dir, Verdict: other.Report.Verdict, Cause: other.Report.Cause,
-		FirstDivergence: other.Report.FirstDivergence, Reasons: other.Report.Reasons, Other: other.Report.Golden,
-		Arithmetics: j.differences(r, other), Layers: []report.AgainstChoices{}}
+	a := report.NewAgainst(other.Pack.Dir, other.Report)
+	a.Arithmetics = j.differences(r, other)
 	if a.Moved, err = j.moved(ctx, a.Arithmetics); err != nil {
 		return nil, err
 	}
@@ -36,20 +39,21 @@ func (e *evidence) against(ctx context.Context, r *report.Report) (*report.Again
 		if i < 0 {
 			continue
 		}
-		l, err := j.compareChoices(layer, other.Report.Routing.Layers[i], r, other)
+		l, err := j.compareChoices(a, layer, other.Report.Routing.Layers[i], r, other)
 		if err != nil {
 			return nil, err
 		}
 		a.Add(l)
 	}
-	return a, nil
+	a.Logits, err = j.compareLogits(r, other)
+	return a, err
 }
 
 // compareChoices compares the experts that the two traces chose in a layer. Of each token's experts that differ it says
 // why: an engine chose what rounding does not explain; the routers would choose the same in float32; else their inputs
-// differ.
-func (j *job) compareChoices(here, there report.LayerRouting, r *report.Report, other *Trace) (report.AgainstChoices,
-	error) {
+// differ. It notes the first of all layers in a.
+func (j *job) compareChoices(a *report.Against, here, there report.LayerRouting, r *report.Report, other *Trace) (
+	report.AgainstChoices, error) {
 	l := report.AgainstChoices{Layer: here.Layer, Choices: here.Choices}
 	name, logits := here.Layer+"."+pack.TopKIdx, here.Layer+"."+pack.GateLogits
 	ours, err := j.pack.Ints(name)
@@ -87,27 +91,115 @@ func (j *job) compareChoices(here, there report.LayerRouting, r *report.Report, 
 			return of(recorded)
 		}
 		differ := without(of(ours), of(theirs), make([]float32, experts))
-		l.Differ += len(differ)
+		if l.Differ += len(differ); len(differ) == 0 {
+			continue
+		}
+		first := &report.OtherExperts{Layer: here.Layer, Sequence: t / (rows / j.in.Batch), Position: t % (rows / j.in.Batch),
+			Here: differ, There: without(of(theirs), of(ours), make([]float32, experts))}
 		switch {
 		case here.Wrong[t]:
-			l.WrongHere += len(differ)
+			first.Why, l.WrongHere = report.WrongHere, l.WrongHere+len(differ)
 		case there.Wrong[t]:
-			l.WrongThere += len(differ)
+			first.Why, l.WrongThere = report.WrongThere, l.WrongThere+len(differ)
 		case !told:
-			l.Untold += len(differ)
+			first.Why, l.Untold = report.Untold, l.Untold+len(differ)
 		case slices.Equal(ofLogits(ourLogits), ofLogits(theirLogits)):
-			l.Tied += len(differ)
+			first.Why, l.Tied = report.Tied, l.Tied+len(differ)
 		default:
+			first.Why = report.Precision
 			for _, e := range differ {
 				if slices.Contains(inFloat32(here, ours), e) != slices.Contains(inFloat32(there, theirs), e) {
+					first.Why = report.Inputs
 					l.Inputs++
 				} else {
 					l.Precision++
 				}
 			}
 		}
+		a.First = cmp.Or(a.First, first)
+		if here.Wrong[t] || there.Wrong[t] {
+			a.FirstBeyond = cmp.Or(a.FirstBeyond, first)
+		}
 	}
 	return l, nil
+}
+
+// compareLogits compares what the logits of two traces say of each next token, some rows at a time. A token is left out
+// if a logit of it is not finite.
+func (j *job) compareLogits(r *report.Report, other *Trace) (*report.AgainstLogits, error) {
+	l, shape := &report.AgainstLogits{}, []int{j.in.Batch, j.in.Seq, j.model.Config.VocabSize}
+	for _, trace := range []*Trace{{j.pack, r}, other} {
+		switch e := trace.Pack.Manifest.Tensors[pack.Logits]; {
+		case !trace.Pack.Has(pack.Logits):
+			l.Missing = text.Quote(trace.Pack.Dir) + " has no " + pack.Logits
+		case !j.scope.selects(pack.Logits):
+			l.Missing = pack.Logits + " is not selected"
+		case !slices.Equal(e.Shape, shape) || !e.DType.Casts():
+			l.Missing = fmt.Sprintf("%s has %s %v, not floats %v", text.Quote(trace.Pack.Dir), e.DType, e.Shape, shape)
+		}
+	}
+	if l.Missing != "" {
+		return l, nil
+	}
+	var kl, logProb []float64 // of tokens, in order; the largest is that of the figure so far
+	width, rows, padded := shape[2], len(j.in.InputIDs), pack.PaddedTokens(j.in, len(j.in.InputIDs))
+	size := max(1, cmp.Or(j.options.block, logitsAtOnce)/(4*width)) // four arrays of a row, two of them in float64
+	for first := 0; first < rows; first += size {
+		n := min(size, rows-first)
+		ours, err := j.pack.Elements(pack.Logits, first*width, n*width)
+		if err != nil {
+			return nil, err
+		}
+		theirs, err := other.Pack.Elements(pack.Logits, first*width, n*width)
+		if err != nil {
+			return nil, err
+		}
+		for t := first; t < first+n; t++ {
+			a, b := ours[(t-first)*width:(t-first+1)*width], theirs[(t-first)*width:(t-first+1)*width]
+			switch {
+			case padded.Has(t):
+				continue
+			case !bounds.AllFinite(a) || !bounds.AllFinite(b):
+				l.NotFinite++
+				continue
+			}
+			l.Tokens++
+			p, logA := model.Probabilities(a)
+			_, logB := model.Probabilities(b)
+			sum := logB - logA
+			for i, share := range p {
+				sum += float64(share * (float64(a[i]) - float64(b[i])))
+			}
+			kl = append(kl, max(0, sum))
+			if at := j.tokenFigure(t); l.KL == nil || kl[len(kl)-1] > l.KL.Max {
+				at.Max, l.KL = kl[len(kl)-1], at
+			}
+			if t%j.in.Seq == j.in.Seq-1 || padded.Has(t+1) {
+				continue
+			}
+			at := j.tokenFigure(t + 1)
+			here, there := float64(a[at.Token])-logA, float64(b[at.Token])-logB
+			logProb = append(logProb, math.Abs(here-there))
+			if at.Max, at.Here, at.There = logProb[len(logProb)-1], &here, &there; l.LogProb == nil || at.Max > l.LogProb.Max {
+				l.LogProb = at
+			}
+		}
+	}
+	for _, of := range []struct {
+		figure *report.TokenFigure
+		values []float64
+	}{{l.KL, kl}, {l.LogProb, logProb}} {
+		if of.figure != nil {
+			slices.Sort(of.values)
+			of.figure.Median = of.values[(len(of.values)-1)/2]
+		}
+	}
+	return l, nil
+}
+
+// tokenFigure is a figure of token t.
+func (j *job) tokenFigure(t int) *report.TokenFigure {
+	return &report.TokenFigure{Sequence: t / j.in.Seq, Position: t % j.in.Seq, Token: j.in.InputIDs[t]}
 }
 
 // compares reports whether a stage was compared.

@@ -48,6 +48,14 @@ func conclude(evidence report.Report) *report.Report {
 	return r
 }
 
+// joinVerdicts makes the verdict of a report that of both traces: the worse one.
+func joinVerdicts(r *report.Report) {
+	a := r.Against
+	if a.This = r.Verdict; a.Verdict == report.Fail || a.Verdict == report.Inconclusive && r.Verdict == report.Pass {
+		r.Verdict = a.Verdict
+	}
+}
+
 // isEmptyPart reports whether the user's part has nothing to verify.
 func isEmptyPart(r *report.Report) bool {
 	selected := func(p report.Place) bool { return p.Selected }

@@ -528,6 +528,9 @@ func TestAgainst(t *testing.T) {
 	require.NoError(t, r.WriteQuiet(&quiet))
 	require.NoError(t, r.WriteJUnit(&junit, report.About{Name: "m"}))
 	require.Contains(t, quiet.String(), "FAIL at model.layers.1.mlp.gate.topk_idx")
-	require.Contains(t, junit.String(), `failures="1"`)
+	require.Equal(t, []report.Verdict{report.Fail, report.Pass, report.Fail}, []report.Verdict{r.Verdict, a.This, a.Verdict})
+	require.Equal(t, &report.OtherExperts{Layer: "model.layers.1", Position: 17, Here: []int{7}, There: []int{8}, Why: report.WrongThere},
+		a.FirstBeyond)
+	require.Contains(t, junit.String(), `failures="2"`, "the verdict, and that of the other trace")
 	require.Contains(t, html(t, r), "FAIL at model.layers.1.mlp.gate.topk_idx")
 }

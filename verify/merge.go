@@ -30,6 +30,8 @@ func Unmergeable(r *report.Report) error {
 	case r.Golden.Mode == "train":
 		return errors.New("made with a pack of training, whose losses and gradients go through all layers; one run " +
 			"verifies it")
+	case r.Against != nil:
+		return errors.New("made with --against, which compares whole traces; one run compares them")
 	case !r.Fits():
 		return errors.New("its shapes, patterns or loads of experts do not fit each other: it was changed")
 	case unknown:

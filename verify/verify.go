@@ -95,7 +95,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 		err = advise(found, r)
 	}
 	if err == nil && o.Against != nil {
-		r.Against, err = found.against(ctx, r)
+		if r.Against, err = found.against(ctx, r); err == nil {
+			joinVerdicts(r)
+		}
 	}
 	return r, err
 }

@@ -28,7 +28,7 @@ echo "::$token::"
 
 # The divergence with its causes, the reasons of an inconclusive run, and errors: what the annotation says.
 if [[ $verdict != pass ]]; then
-  why=$(awk '/^[^ ]|^$/ {wanted = /^(pack|DIVERGES|cause|or|hint|verdict) /} wanted' "$reports/report.txt"
+  why=$(awk '/^[^ ]|^$/ {wanted = /^(pack|DIVERGES|cause|or|hint|verdict|this trace|against) /} wanted' "$reports/report.txt"
     cat "$reports/errors.txt")
   why=${why:-dsmoe left no verdict, status $status}
   why=${why//'%'/%25}

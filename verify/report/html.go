@@ -24,6 +24,9 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 			p.Facts(page.Fact{Name: "reason", Value: reason})
 		}
 	}
+	if r.Against != nil {
+		p.Facts(page.Fact{Name: "against", Value: r.Against.verdict()})
+	}
 	if !r.unfinished {
 		p.Facts(r.ofArithmetic()...)
 		r.pageDivergence(p)

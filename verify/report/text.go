@@ -53,6 +53,9 @@ func (r *Report) WriteQuiet(w io.Writer) error {
 // answer is the verdict and its reasons, before those of another trace.
 func (r *Report) answer() (f facts) {
 	f.add("verdict", "%s", r.verdict())
+	if r.Against.decides(r.Verdict) {
+		f.add("this trace", "%s", r.verdictOf(r.Against.This))
+	}
 	for _, reason := range r.Reasons {
 		f.add("", "%s", reason)
 	}
@@ -81,11 +84,19 @@ func (f facts) String() string {
 
 // verdict is the verdict with its limitations and, for a pass, the weights exercised.
 func (r *Report) verdict() string {
-	verdict := strings.ToUpper(string(r.Verdict))
+	if r.Against.decides(r.Verdict) {
+		return strings.ToUpper(string(r.Verdict)) + ": the verdict of the other trace"
+	}
+	return r.verdictOf(r.Verdict)
+}
+
+// verdictOf is verdict for a verdict that follows from this trace alone.
+func (r *Report) verdictOf(v Verdict) string {
+	verdict := strings.ToUpper(string(v))
 	if r.UserLimits {
 		verdict += " (user-supplied limits)"
 	}
-	switch r.Verdict {
+	switch v {
 	case Pass:
 	case Skipped:
 		return verdict + ": " + r.summary()
@@ -884,6 +895,9 @@ func LimitsOf(checks []Check) []string {
 // summary is the verdict in a sentence.
 func (r *Report) summary() string {
 	c := r.Coverage
+	if r.Against.decides(r.Verdict) {
+		return r.Against.verdict()
+	}
 	switch r.Verdict {
 	case Fail:
 		parts := append(r.origin(), *r.FirstDivergence+": "+r.first().failureText(), r.cause())
