@@ -12,6 +12,7 @@ class Pack:
     """Files under a hidden sibling of the pack's name, which becomes the pack when it is complete."""
 
     DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
+    SIZES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}  # bytes of an element
 
     def __init__(self, path):
         self.path = os.path.normpath(path)
@@ -28,9 +29,19 @@ class Pack:
         dtype = dtype or self.DTYPES.get(str(array.dtype))
         if dtype is None:
             raise Trouble(f"{name}: dtype {array.dtype}: a pack holds {', '.join(self.DTYPES)}")
+        self.put(name, dtype, array.shape, [array])
+
+    def put(self, name, dtype, shape, pieces):
+        """Takes a tensor whose bytes are read off pieces when flush writes them."""
         if name in self.tensors or name in self.pending:
             raise Trouble(f"{name}: the engine gave this stage twice: the tokens must run as one batch")
-        self.pending[name] = (array, dtype)
+        self.pending[name] = (dtype, list(shape), pieces)
+
+    def directory(self):
+        """The directory that becomes the pack. It is made when the engine gave results: one that aborts leaves nothing."""
+        if self.work is None:
+            self.work = tempfile.mkdtemp(prefix=f".{os.path.basename(self.path)}.partial-", dir=self.parent)
+        return self.work
 
     def flush(self, file):
         """Writes the tensors taken since the last call to one safetensors file."""
@@ -38,18 +49,17 @@ class Pack:
             return
         file += ".safetensors"
         header, offset = {}, 0
-        for name, (array, dtype) in self.pending.items():
-            header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-            self.tensors[name] = {"file": file, "dtype": dtype, "shape": list(array.shape)}
-            offset += array.nbytes
+        for name, (dtype, shape, _) in self.pending.items():
+            end = offset + int(np.prod(shape)) * self.SIZES[dtype]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+            self.tensors[name] = {"file": file, "dtype": dtype, "shape": shape}
+            offset = end
         head = json.dumps(header).encode()
         head += b" " * (-len(head) % 8)
         digest = hashlib.sha256()
         try:
-            if self.work is None:  # not before the engine gave results: one that aborts leaves nothing
-                self.work = tempfile.mkdtemp(prefix=f".{os.path.basename(self.path)}.partial-", dir=self.parent)
-            with open(os.path.join(self.work, file), "wb") as f:
-                for piece in [len(head).to_bytes(8, "little"), head, *(a.tobytes() for a, _ in self.pending.values())]:
+            with open(os.path.join(self.directory(), file), "wb") as f:
+                for piece in itertools.chain([len(head).to_bytes(8, "little"), head], *(pieces for _, _, pieces in self.pending.values())):
                     f.write(piece)
                     digest.update(piece)
                 f.flush()

@@ -20,6 +20,7 @@ exit status:
 import argparse
 import ctypes
 import hashlib
+import itertools
 import json
 import os
 import re

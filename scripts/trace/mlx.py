@@ -16,6 +16,7 @@ exit status:
 """
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import pathlib
