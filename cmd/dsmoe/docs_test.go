@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 
 	"dsmoe/scripts"
 )
@@ -28,7 +29,7 @@ type markdown struct {
 //
 //	console  lines after "$ " are commands, the lines below are what each prints; see transcript
 //	sh       a script, which ends with exit status 0
-//	yaml     a job of a CI, whose steps that begin with dsmoe are run
+//	yaml     a job of a CI, whose lines that begin with dsmoe are run
 //	go       a part of a tested example, or a program, which prints the lines behind its "// Output:"
 //	text     not run: it needs a cluster, a network, Python or a compiler
 type block struct {
@@ -122,7 +123,12 @@ func (b block) run(t *testing.T, dir string) {
 		out, err := paste(dir, "set -e\n"+b.text)
 		assert.NoError(t, err, "%s%s", b.text, out)
 	case "yaml":
-		for _, step := range regexp.MustCompile(`(?m)^ +- (?:run: )?(dsmoe .*)$`).FindAllStringSubmatch(b.text, -1) {
+		var job any
+		require.NoError(t, yaml.Unmarshal([]byte(b.text), &job), b.text)
+		if strings.Contains(b.text, "dsmoe golden ") { // nothing has recorded the pack before
+			require.NoError(t, os.Remove(filepath.Join(dir, "golden")))
+		}
+		for _, step := range regexp.MustCompile(`(?m)^ +(?:- )?(?:run: )?(dsmoe .*)$`).FindAllStringSubmatch(b.text, -1) {
 			out, err := paste(dir, step[1])
 			assert.NoError(t, err, "%s\n%s", step[1], out)
 		}

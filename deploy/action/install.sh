@@ -4,6 +4,7 @@
 # builds the action's own sources with Go.
 set -euo pipefail
 source=${GITHUB_ACTION_PATH//\\//}
+source=${source%/deploy/install} # the action that only installs lies there
 bin=$RUNNER_TEMP/dsmoe-bin
 mkdir -p "$bin"
 
