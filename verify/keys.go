@@ -135,6 +135,7 @@ func keysOf(idx []int, row, k int) []int {
 // only the golden chose are paired by score, best with best, and every pair has to tie. Padding does not count.
 func (t *pass) compareKeys(c *report.Check, rows *keyRows, want []int, padded pack.Padding) {
 	count, wrong, seq := &report.KeyChoices{}, 0, t.job.in.Seq
+	var compared, failing []int
 	t.evidence.keys[c.Layer()] = count
 	for row := range rows.Scores.Rows() {
 		if padded.Has(row) {
@@ -152,6 +153,9 @@ func (t *pass) compareKeys(c *report.Check, rows *keyRows, want []int, padded pa
 			c.Index = []int{row / seq, row % seq, slices.Index(theirs, found.wrong[0])}
 			c.Want, c.Got = fmt.Sprintf("key %d", found.wrong[0]), fmt.Sprintf("keys %v", found.ours)
 		}
+		if compared = append(compared, row); len(found.wrong) > 0 {
+			failing = append(failing, row)
+		}
 		wrong += len(found.wrong)
 		count.ExactTies += found.exactTies
 		count.NearTies += found.nearTies
@@ -163,7 +167,9 @@ func (t *pass) compareKeys(c *report.Check, rows *keyRows, want []int, padded pa
 			skip = "end to end, without " + pack.IndexerScores + " in the pack, how far scores are off is not known"
 		}
 	}
-	judgeChoices(c, rows.Scores.Rows()-c.Padding, wrong, skip, "key")
+	if judgeChoices(c, rows.Scores.Rows()-c.Padding, wrong, skip, "key"); c.Verdict == report.Fail {
+		c.Rows = t.failingRows(c.Tensor, rows.Scores.Shape, compared, failing)
+	}
 }
 
 // countCut counts a query that sees more keys than are chosen, and whether the choice falls among equal

@@ -18,7 +18,7 @@ import (
 func passOf(d tensor.DType, o Options) *pass {
 	m := &model.DeepseekForCausalLM{Config: config.Defaults("deepseek_v3")}
 	m.Model.Layers = make([]model.DeepseekDecoderLayer, 1)
-	return newPass(&job{pack: &pack.Pack{DType: d}, in: &model.Input{}, rows: &model.Input{}, model: m, options: &o})
+	return newPass(&job{pack: &pack.Pack{DType: d}, in: &model.Input{Batch: 1}, rows: &model.Input{}, model: m, options: &o})
 }
 
 // TestMetricLimits: relative RMS, that of a row, and the largest difference over the RMS.

@@ -153,9 +153,10 @@ func (t *localTrace) showLogits(b *logits[*bounds.Value]) error {
 		if err != nil {
 			return err
 		}
-		b.record(t.pass.evidence, c, comparison)
+		m := b.record(t.pass.evidence, c, comparison)
 		d := meter.Distances()
-		if setVerdict(c, d, rows, t.judgeDistances(c, x, d, rows, x.Width(), "")); c.Verdict == report.Fail {
+		if setVerdict(c, d, t.judgeDistances(c, x, d, rows, x.Width(), "")); c.Verdict == report.Fail {
+			c.Rows = t.failingRows(c, c.Shape, d, m, rows)
 			c.Pattern = t.pass.evidence.pattern(b.rows, b.width, rows, report.Sigmas,
 				b.distance(func(x *bounds.Value, want []float32) func(i int) float64 { return deviations(x, want, factor) }))
 		}
@@ -177,6 +178,7 @@ func (t *chainedTrace) StageRows(name string, shape []int, part func(first, n in
 		}
 		m := b.record(t.pass.evidence, c, comparison)
 		if t.pass.judgeEndToEnd(c, m); c.Verdict == report.Fail {
+			c.Rows = t.pass.failingRows(c.Tensor, c.Shape, rows.Compared, m.FailingRows(rows, c.Limits.RelRMS))
 			c.Pattern = t.pass.evidence.pattern(b.rows, b.width, rows, ofGolden,
 				b.distance(func(a *model.Activation, want []float32) func(i int) float64 { return shares(a, want, m.Scale) }))
 		}

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"weak"
@@ -117,27 +118,65 @@ func (t *pass) goldenRows(name string, a *model.Activation) ([]float32, *bounds.
 	return want, bounds.SelectRows(want, a.Width(), padded), nil
 }
 
-// paddedRows marks the rows of padding of a stage; it is nil without a mask. Rows of a routed expert are the tokens
-// that chose it at the last gate.
-func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) {
+// tokensOf returns the token of each row of a stage, and the number of tokens in the order of the stage's rows; nil for
+// stages whose rows are not tokens. Rows of a routed expert are the tokens that chose it at the last gate, those of a
+// probe the tokens that it ran on.
+func (t *pass) tokensOf(name string, shape []int) (tokens []int, of int) {
 	j, s := t.job, pack.Parse(name)
 	if s.IsStageGradient() {
 		s = pack.Parse(strings.TrimSuffix(name, pack.Grad))
 	}
-	if s.Expert < 0 || s.IsLossOrGradient() || s.IsProbe() {
-		return pack.PaddedRows(j.model.Config, j.rows, s.Name, a.Shape)
-	}
-	if j.rows.AttentionMask == nil {
-		return nil
+	switch {
+	case s.IsProbe():
+		return j.pack.Manifest.Probes[strconv.Itoa(s.Layer)].Rows, len(j.in.InputIDs)
+	case s.Expert < 0 || s.IsLossOrGradient():
+		return pack.TokensOf(j.model.Config, s.Name, shape)
 	}
 	k := j.model.Config.MoE.NumExpertsPerTok
-	tokens := pack.PaddedTokens(j.rows, len(t.chosen)/k)
+	tokens = []int{}
 	for slot, e := range t.chosen {
 		if e == s.Expert {
-			rows = append(rows, tokens.Has(slot/k))
+			tokens = append(tokens, slot/k)
 		}
 	}
+	return tokens, len(t.chosen) / k
+}
+
+// paddedRows marks the rows of padding of a stage; it is nil without a mask, and of probes.
+func (t *pass) paddedRows(name string, a *model.Activation) (rows pack.Padding) {
+	if t.job.rows.AttentionMask == nil || pack.Parse(name).IsProbe() {
+		return nil
+	}
+	tokens, of := t.tokensOf(name, a.Shape)
+	padded := pack.PaddedTokens(t.job.rows, of)
+	for _, token := range tokens {
+		rows = append(rows, padded.Has(token))
+	}
 	return rows
+}
+
+// failingRows describes the failing rows of a stage of a shape, of those compared.
+func (t *pass) failingRows(name string, shape, compared, failing []int) string {
+	j := t.job
+	tokens, of := t.tokensOf(name, shape)
+	r := &pack.Rows{Length: max(1, of/j.in.Batch)}
+	if tokens == nil { // rows of a weight's gradient or of a table
+		r.Length = compared[len(compared)-1] + 1
+	} else if r.Length == j.in.Seq {
+		r.Steps = j.pack.Manifest.Steps
+	}
+	at := func(rows []int) (at []int) {
+		if tokens == nil {
+			return rows
+		}
+		for _, row := range rows {
+			at = append(at, tokens[row])
+		}
+		slices.Sort(at)
+		return slices.Compact(at)
+	}
+	r.Compared = at(compared)
+	return r.Describe(at(failing))
 }
 
 // cover notes what a checked stage x shows: the weights behind it, the expert that it is of, and the numbers that the

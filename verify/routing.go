@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -178,7 +179,17 @@ func (t *pass) compareTopK(c *report.Check, ours *choice, want []int, k int, pad
 	if j.options.Mode == report.Chained && j.pack.DType != tensor.F32 {
 		skip = j.unjudged(c.Tensor)
 	}
-	if judgeChoices(c, tokens, l.Mismatches, skip, "expert"); c.Verdict == report.Fail && ours.Table != nil {
+	judgeChoices(c, tokens, l.Mismatches, skip, "expert")
+	if c.Verdict == report.Fail {
+		var compared []int
+		for row := range ours.Scores.Rows() {
+			if !padded.Has(row) {
+				compared = append(compared, row)
+			}
+		}
+		c.Rows = t.failingRows(c.Tensor, []int{ours.Scores.Rows(), k}, compared, slices.Sorted(maps.Keys(l.Wrong)))
+	}
+	if c.Verdict == report.Fail && ours.Table != nil {
 		c.Reason = fmt.Sprintf("%s of another expert than %s lists for the token", text.Plural(l.Mismatches, "choice"),
 			ours.Table.Name)
 	}

@@ -39,6 +39,7 @@ func TestTextOfAFailure(t *testing.T) {
 DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
            off by 0.18 % of its RMS, at most 0.0078 at [0 3 47]
            z 2.24e+04, limit 8; RMS of z 1.71e+04, limit 1.21; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.71e+04, limit 1.81
+           in all 29 rows
            at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
            1856 of 1856 elements are beyond 8 σ
 also       model.layers.{0..3}.post_attention_layernorm.output

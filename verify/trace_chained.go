@@ -127,6 +127,7 @@ func (t *chainedTrace) compare(c *report.Check, a *model.Activation, want []floa
 	}
 	if c.Verdict == report.Fail {
 		scale := bounds.RMS(rows.Gather(want, a.Width()))
+		c.Rows = t.pass.failingRows(c.Tensor, a.Shape, rows.Compared, m.FailingRows(rows, c.Limits.RelRMS))
 		c.Pattern = t.pass.evidence.pattern(a.Rows(), a.Width(), rows, ofGolden, shares(a, want, scale))
 	}
 }

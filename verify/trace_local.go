@@ -151,7 +151,9 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 		if pack.Parse(name).IsLossOrGradient() {
 			m := rows.Metrics(x.Values, want, x.Width(), x.DType)
 			record(&c, m)
-			judge(&c, m, t.pass.metricLimits(name), "")
+			if judge(&c, m, t.pass.metricLimits(name), ""); c.Verdict == report.Fail {
+				c.Rows = t.pass.failingRows(name, x.Shape, rows.Compared, m.FailingRows(rows, c.Limits.RelRMS))
+			}
 		} else {
 			t.judgeErrors(&c, x, want, rows)
 			_, unknown := t.attribution.sets[weak.Make(x)][unknownRounding]
@@ -209,6 +211,7 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 		t.pass.job.watch(c.Tensor, x, rows)
 	}
 	if x = t.judgeMeasured(c, x, d, want, rows); c.Verdict == report.Fail {
+		c.Rows = t.failingRows(c, x.Shape, d, m, rows)
 		c.Pattern = t.pass.evidence.pattern(x.Rows(), x.Width(), rows, report.Sigmas, deviations(x, want, factor))
 	}
 }
@@ -244,7 +247,7 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 		c.Slope, c.Limits.Slope = report.JSONFloat(slope), bounds.SlopeLimit
 		margin = max(margin, rms/bounds.RoundingRMSLimit, slope/bounds.SlopeLimit)
 	}
-	setVerdict(c, d, rows, margin)
+	setVerdict(c, d, margin)
 	if c.ProbeRows != nil && c.Verdict == report.Pass && c.Blind && bounds.AllBelow(want, report.DeadOutput) {
 		c.Dead, c.Blind = true, false
 	}
@@ -291,7 +294,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 }
 
 // setVerdict sets the verdict of a stage whose distances reach a share of a limit.
-func setVerdict(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin float64) {
+func setVerdict(c *report.Check, d *bounds.Distances, margin float64) {
 	c.Verdict = report.Fail
 	if !d.Finite {
 		return
@@ -300,8 +303,21 @@ func setVerdict(c *report.Check, d *bounds.Distances, rows *bounds.Rows, margin 
 	if margin <= 1 {
 		c.Verdict, c.Neuron = report.Pass, nil
 	} else {
-		c.Where = d.Where(len(rows.Compared))
+		c.Where = d.Where()
 	}
+}
+
+// failingRows describes the rows of a failed stage of a shape that are beyond a limit or not finite, given its distances and
+// metrics; of a neuron beyond its limit the row of its token.
+func (t *localTrace) failingRows(c *report.Check, shape []int, d *bounds.Distances, m bounds.Metrics, rows *bounds.Rows) string {
+	failing := m.FailingRows(rows, math.MaxFloat64) // not finite
+	if d.Finite {
+		failing = d.FailingRows(c.Limits.RowZ)
+	}
+	if n := c.Neuron; failing == nil && n != nil && n.Z > bounds.NeuronLimit {
+		failing = []int{n.Token}
+	}
+	return t.pass.failingRows(c.Tensor, shape, rows.Compared, failing)
 }
 
 // limitsInWords are those of a stage of dtype d, with weights that were rounded or not.

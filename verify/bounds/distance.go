@@ -11,19 +11,20 @@ import (
 // standard deviations: z = d/σ of each element, d the distance of the value from the reals
 // that round to the golden's. Where σ = 0 the two must be equal.
 type Distances struct {
-	Largest   float64 // z
-	Worst     int     // flat index of largest, or of the first element that is not finite
-	At        element // the element Worst
-	Finite    bool    // both tensors are; if not, only Worst and At are set
-	Rms       float64 // of z, over distinct rows
-	RowRMS    float64 // the largest of a row
-	WorstRow  int     // of RowRMS
-	ColumnRMS float64 // the largest of a column, over distinct rows
-	Beyond    int     // elements further than Lambda
-	Columns   []bool  // that have such elements
-	Rows      []bool  // likewise
-	Sees      float64 // Lambda·rms(σ)/rms(golden): what a deviation must be to be seen; infinite if some σ is no number
-	Ambiguous float64 // share of elements that may round to either neighbour
+	Largest   float64   // z
+	Worst     int       // flat index of largest, or of the first element that is not finite
+	At        element   // the element Worst
+	Finite    bool      // both tensors are; if not, only Worst and At are set
+	Rms       float64   // of z, over distinct rows
+	RowRMS    float64   // the largest of a row
+	WorstRow  int       // of RowRMS
+	ColumnRMS float64   // the largest of a column, over distinct rows
+	Beyond    int       // elements further than Lambda
+	Columns   []bool    // that have such elements
+	Rows      []bool    // likewise
+	rowsRMS   []float64 // of each row
+	Sees      float64   // Lambda·rms(σ)/rms(golden): what a deviation must be to be seen; infinite if some σ is no number
+	Ambiguous float64   // share of elements that may round to either neighbour
 }
 
 // element is an element of a stage and its golden.
@@ -76,7 +77,7 @@ func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *meter 
 	m := &meter{selected: selected, width: width, dtype: d, factor: factor, z: make([]float64, width),
 		zeros: make([]float32, width), sums: make([]float64, width)}
 	m.d = Distances{Finite: true, Largest: -1, Columns: make([]bool, width),
-		Rows: make([]bool, selected.Padding+len(selected.Compared))}
+		Rows: make([]bool, selected.Padding+len(selected.Compared)), rowsRMS: make([]float64, selected.Padding+len(selected.Compared))}
 	for c := range width {
 		m.nonzero = append(m.nonzero, c)
 	}
@@ -122,8 +123,9 @@ func (m *meter) Add(first int, x *Value, want []float32) {
 			sums[c] += float64(weight * float64(z*z))
 		}
 		m.total += float64(weight * rowSum)
-		if rms := math.Sqrt(rowSum / float64(width)); rms > d.RowRMS {
-			d.RowRMS, d.WorstRow = rms, row
+		d.rowsRMS[row] = math.Sqrt(rowSum / float64(width))
+		if d.rowsRMS[row] > d.RowRMS {
+			d.RowRMS, d.WorstRow = d.rowsRMS[row], row
 		}
 		m.compared++
 	}
@@ -319,23 +321,25 @@ const (
 	ExactTie                // equal
 )
 
-// Where names the columns, or the rows of so many compared, that hold all elements beyond the limit, if they
-// are few.
-func (d *Distances) Where(rows int) string {
-	for _, axis := range []struct {
-		name   string
-		marked []bool
-		of     int
-	}{{"column", d.Columns, len(d.Columns)}, {"row", d.Rows, rows}} {
-		at := Marked(axis.marked)
-		switch {
-		case len(at) == 1:
-			return "all in " + axis.name + " " + text.Ranges(at)
-		case len(at) > 1 && len(at) <= Few && 2*len(at) < axis.of:
-			return "all in " + axis.name + "s " + text.Ranges(at)
-		}
+// Where names the columns that hold all elements beyond the limit, if they are few.
+func (d *Distances) Where() string {
+	switch at := Marked(d.Columns); {
+	case len(at) == 1:
+		return "all in column " + text.Ranges(at)
+	case len(at) > 1 && len(at) <= Few && 2*len(at) < len(d.Columns):
+		return "all in columns " + text.Ranges(at)
 	}
 	return ""
+}
+
+// FailingRows returns the rows with an element beyond the limit, or with an RMS beyond theirs; 0 is no limit.
+func (d *Distances) FailingRows(limit float64) (rows []int) {
+	for row, beyond := range d.Rows {
+		if beyond || limit > 0 && d.rowsRMS[row] > limit {
+			rows = append(rows, row)
+		}
+	}
+	return rows
 }
 
 // Few is how many rows, columns or experts are named.

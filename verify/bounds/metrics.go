@@ -11,18 +11,19 @@ import (
 // the tensor's average is measured against an eighth of that: it is the difference of
 // larger numbers, and carries their rounding errors.
 type Metrics struct {
-	RelRMS   float64 // rms(d) / rms(want)
-	RowRMS   float64 // the largest rms(d[row]) / max(rms(want[row]), rms(want)/8)
-	MaxRMS   float64 // max|d| / rms(want)
-	MaxAbs   float64 // max|d|
-	BitEqual float64 // share of elements that are equal
-	OneULP   float64 // share of elements that are equal or neighbours in the dtype
-	WorstRow int     // of RowRMS
-	Worst    int     // flat index of MaxAbs, or of the first non-finite element
-	Got      float32 // element Worst of got, rounded
-	Want     float32 // of want
-	Scale    float64 // rms(want)
-	Finite   bool    // got and want are finite everywhere; if not, only Worst, Got, Want and Scale are set
+	RelRMS   float64   // rms(d) / rms(want)
+	RowRMS   float64   // the largest rms(d[row]) / max(rms(want[row]), rms(want)/8)
+	MaxRMS   float64   // max|d| / rms(want)
+	MaxAbs   float64   // max|d|
+	BitEqual float64   // share of elements that are equal
+	OneULP   float64   // share of elements that are equal or neighbours in the dtype
+	WorstRow int       // of RowRMS
+	Rows     []float64 // the same of each compared row; of a tensor that is not finite, infinite for rows that are not, else 0
+	Worst    int       // flat index of MaxAbs, or of the first non-finite element
+	Got      float32   // element Worst of got, rounded
+	Want     float32   // of want
+	Scale    float64   // rms(want)
+	Finite   bool      // got and want are finite everywhere; if not, only Worst, Got, Want, Scale and FailingRows are set
 }
 
 // rowFloor is the share of the tensor's RMS below which a row's own is not used.
@@ -85,8 +86,8 @@ func (c *Comparison) Add(first int, got, want []float32) {
 	}
 }
 
-// add compares a row, and returns the sums of its squared differences, 0 once some are not finite, and of its wants'
-// squares.
+// add compares a row, and returns the sums of its squared differences, infinite if one is not finite, and of its wants'
+// squares. Behind a row that is not finite it looks for more such rows alone.
 func (c *Comparison) add(row int, g, w []float32) (differences, wants float64) {
 	m, all, d, p, equal := &c.m, c.wants, c.dtype, PrecisionOf(c.dtype), 0
 	g = g[:len(w)]
@@ -97,16 +98,18 @@ func (c *Comparison) add(row int, g, w []float32) (differences, wants float64) {
 			equal++
 			continue
 		}
-		if !m.Finite {
-			continue
-		}
 		r := rounded(g[i], d)
 		diff := float64(r) - float64(y)
-		if !tensor.IsFinite(diff) { // r or y is not
-			*m, differences = Metrics{Worst: row*c.width + i, Got: r, Want: y}, 0
+		switch {
+		case !tensor.IsFinite(diff): // r or y is not
+			if m.Finite {
+				*m = Metrics{Worst: row*c.width + i, Got: r, Want: y}
+			}
+			differences = math.Inf(1)
 			continue
-		}
-		if diff == 0 {
+		case !m.Finite:
+			continue
+		case diff == 0:
 			equal++
 			continue
 		}
@@ -166,11 +169,18 @@ func ordinal(v float32) uint32 {
 func (c *Comparison) Metrics() Metrics {
 	m, n := c.m, float64(len(c.rows)*c.width)
 	if m.Scale = math.Sqrt(c.wants / n); !m.Finite {
+		for _, s := range c.rows {
+			if !math.IsInf(s.differences, 1) {
+				s.differences = 0
+			}
+			m.Rows = append(m.Rows, s.differences)
+		}
 		return m
 	}
 	for i, s := range c.rows {
 		ratio := Ratio(math.Sqrt(s.differences/float64(c.width)),
 			max(math.Sqrt(s.want/float64(c.width)), m.Scale*rowFloor))
+		m.Rows = append(m.Rows, ratio)
 		if ratio > m.RowRMS {
 			m.RowRMS, m.WorstRow = ratio, c.selected.Compared[i]
 		}
@@ -179,6 +189,16 @@ func (c *Comparison) Metrics() Metrics {
 	m.MaxRMS = Ratio(m.MaxAbs, m.Scale)
 	m.BitEqual, m.OneULP = float64(c.steps[0])/n, float64(c.steps[0]+c.steps[1])/n
 	return m
+}
+
+// FailingRows returns which of the compared rows are further off than the limit of their RMS, or are not finite.
+func (m *Metrics) FailingRows(r *Rows, limit float64) (rows []int) {
+	for i, ratio := range m.Rows {
+		if ratio > limit {
+			rows = append(rows, r.Compared[i])
+		}
+	}
+	return rows
 }
 
 // RMS is the root of the mean of squares.

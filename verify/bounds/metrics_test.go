@@ -18,7 +18,7 @@ func TestCompare(t *testing.T) {
 	got := slices.Clone(want)
 	m := bounds.Compare(got, want, 4, tensor.F32)
 	require.InEpsilon(t, math.Sqrt((4+0.0001)/8), m.Scale, 1e-6)
-	require.Equal(t, bounds.Metrics{BitEqual: 1, OneULP: 1, Finite: true, Got: 1, Want: 1, Scale: m.Scale}, m)
+	require.Equal(t, bounds.Metrics{BitEqual: 1, OneULP: 1, Finite: true, Got: 1, Want: 1, Scale: m.Scale, Rows: []float64{0, 0}}, m)
 
 	got[2] += 0x1p-23
 	m = bounds.Compare(got, want, 4, tensor.F32)
@@ -34,7 +34,7 @@ func TestCompare(t *testing.T) {
 	scale, m := m.Scale, bounds.Compare(got, want, 4, tensor.F32)
 	require.True(t, math.IsNaN(float64(m.Got)))
 	m.Got = 0
-	require.Equal(t, bounds.Metrics{Worst: 6, Scale: scale}, m)
+	require.Equal(t, bounds.Metrics{Worst: 6, Scale: scale, Rows: []float64{0, math.Inf(1)}}, m, "of the first row nothing counts any more")
 
 	zero := make([]float32, 4)
 	m = bounds.Compare([]float32{0, 0, 1e-30, 0}, zero, 4, tensor.F32)

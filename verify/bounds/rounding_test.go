@@ -95,7 +95,7 @@ func TestDistances(t *testing.T) {
 	d := Measure(x, want, each, 1)
 	require.True(t, d.Finite)
 	require.Zero(t, d.Largest)
-	require.Equal(t, "", d.Where(x.Rows()))
+	require.Equal(t, "", d.Where())
 	require.InEpsilon(t, Lambda*Unit/0.75, d.Sees, 1e-9)
 
 	want[6] += 21 * Unit // the golden's own rounding takes half a unit of 2u
@@ -103,13 +103,15 @@ func TestDistances(t *testing.T) {
 	require.InDelta(t, 21, d.Largest, 1.01)
 	require.Equal(t, 6, d.Worst)
 	require.Equal(t, 1, d.Beyond)
-	require.Equal(t, "all in column 2", d.Where(x.Rows()))
+	require.Equal(t, "all in column 2", d.Where())
 	require.InEpsilon(t, d.Largest/math.Sqrt(width), d.RowRMS, 1e-9)
 	require.InEpsilon(t, d.Largest/math.Sqrt(rows), d.ColumnRMS, 1e-9)
 	require.InEpsilon(t, d.Largest/math.Sqrt(width*rows), d.Rms, 1e-9)
 	require.InEpsilon(t, d.Largest/4, Measure(x, want, each, 4).Largest, 1e-9)
 	want[7] = 1
-	require.Equal(t, "all in row 1", Measure(x, want, each, 1).Where(x.Rows()))
+	d = Measure(x, want, each, 1)
+	require.Empty(t, d.Where(), "half of the columns")
+	require.Equal(t, []int{1}, d.FailingRows(0))
 
 	x.sigma.Values[9] = 0
 	require.Equal(t, 0.0, Measure(x, x.Values, each, 1).Largest)

@@ -39,22 +39,36 @@ func PaddedTokens(in *model.Input, n int) Padding {
 	return padded
 }
 
-// PaddedRows marks the rows of padding of a stage of a model of c, of this shape. It is nil without a mask, and for stages
-// whose rows are not tokens.
-func PaddedRows(c *config.Config, in *model.Input, name string, shape []int) Padding {
+// TokensOf returns the token of each row of a stage of a model of c, of this shape, and the number of tokens in the order
+// of the stage's rows. It is nil for stages whose rows are not tokens.
+func TokensOf(c *config.Config, name string, shape []int) (tokens []int, of int) {
 	axis := Parse(name).tokenAxis(c, len(shape))
-	if in.AttentionMask == nil || axis < 0 {
-		return nil
+	if axis < 0 {
+		return nil, 0
 	}
 	batch := 1
 	if axis > 0 {
 		batch = shape[0]
 	}
-	tokens, each := shape[axis], elements(shape[axis+1:len(shape)-1])
-	padded, rows := PaddedTokens(in, batch*tokens), make(Padding, elements(shape[:len(shape)-1]))
-	sequence := len(rows) / batch
-	for i := range rows {
-		rows[i] = padded[i/sequence*tokens+i/each%tokens]
+	seq, each := shape[axis], elements(shape[axis+1:len(shape)-1])
+	tokens = make([]int, elements(shape[:len(shape)-1]))
+	sequence := len(tokens) / batch
+	for i := range tokens {
+		tokens[i] = i/sequence*seq + i/each%seq
+	}
+	return tokens, batch * seq
+}
+
+// PaddedRows marks the rows of padding of a stage of a model of c, of this shape. It is nil without a mask, and for stages
+// whose rows are not tokens.
+func PaddedRows(c *config.Config, in *model.Input, name string, shape []int) (rows Padding) {
+	tokens, of := TokensOf(c, name, shape)
+	if in.AttentionMask == nil {
+		return nil
+	}
+	padded := PaddedTokens(in, of)
+	for _, token := range tokens {
+		rows = append(rows, padded.Has(token))
 	}
 	return rows
 }

@@ -30,11 +30,14 @@ func (c *Check) Exceeded() (beyond []Measure) {
 func (c *Check) inSigmas() bool { return c.Limits != nil && c.Limits.Z > 0 && c.Reason == "" }
 
 // failureText is one line: how far the golden is off, then each measure beyond its limit, or the reason of a failure
-// that no measure shows. It is empty if the check did not fail.
+// that no measure shows, then the rows. It is empty if the check did not fail.
 func (c *Check) failureText() string { return strings.Join(c.failureLines(), "; ") }
 
 // failureLines are the parts of failureText.
 func (c *Check) failureLines() (lines []string) {
+	if c.Rows != "" {
+		defer func() { lines = append(lines, c.Rows) }()
+	}
 	if c.Reason != "" {
 		return []string{c.Reason}
 	}

@@ -263,7 +263,9 @@ type Check struct {
 	Sees      *float64 `json:"sees"`
 	Ambiguous *float64 `json:"ambiguous"`       // BF16, F16: share of elements that may round to either neighbour
 	Beyond    int      `json:"beyond"`          // elements beyond their limit
-	Where     string   `json:"where,omitempty"` // rows or columns that they all lie in, if few
+	Where     string   `json:"where,omitempty"` // columns that they all lie in, if few
+	// Rows says which rows are beyond a limit, and what these alone have in common; of failed checks of stages and choices
+	Rows string `json:"rows,omitempty"`
 
 	// Of the first divergence, if they are few.
 	// routed experts that account for all tokens beyond a limit, together
@@ -335,7 +337,7 @@ func rectangular[T any](rows [][]T) bool {
 }
 
 // Skip makes c a skipped check with a status.
-func (c *Check) Skip(s Status) { c.Verdict, c.Status, c.Reason = Skipped, s, s.Words() }
+func (c *Check) Skip(s Status) { c.Verdict, c.Status, c.Reason, c.Rows = Skipped, s, s.Words(), "" }
 
 // Stage is what the tensor's name says.
 func (c *Check) Stage() pack.Stage { return pack.Parse(c.Tensor) }

@@ -42,7 +42,12 @@ func (r *Report) WriteQuiet(w io.Writer) error {
 	f := r.answer()
 	if first := r.first(); first != nil {
 		f.add("DIVERGES", "%s  %s %v", text.Line(first.Tensor), first.DType, first.Shape)
-		f.add("", "%s", strings.Join(first.failureLines()[:min(1, len(first.failureLines()))], ""))
+		if lines := first.failureLines(); len(lines) > 0 {
+			f.add("", "%s", lines[0])
+		}
+		if first.Rows != "" {
+			f.add("", "%s", first.Rows)
+		}
 		r.writeOrigin(&f)
 		r.writeCauses(&f)
 	}
