@@ -16,7 +16,10 @@ import (
 
 // arithmetic is the analysis, or around it the arithmetic of the pack's engine.
 func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
-	if !j.pack.IsTrace() {
+	switch {
+	case j.operands != bounds.Whole:
+		return bounds.NewShortProducts(a, bounds.TF32Bits, j.operands)
+	case !j.pack.IsTrace():
 		return a
 	}
 	e := &bounds.Engine{Seen: j.seen, Inputs: func(w *model.Weight) (keys, values *bounds.Rounding) {

@@ -12,17 +12,18 @@ import (
 
 // job is what a verification compares, and how. It does not change while the model runs.
 type job struct {
-	pack    *pack.Pack
-	in      *model.Input // of the pack
-	rows    *model.Input // in, without its mask if rows of padding are compared, too
-	model   *model.DeepseekForCausalLM
-	weights *storedWeights   // that the model is made of
-	scope   *scope           // parts of the model that are run, and stages that are compared
-	options *Options         // of the user
-	engine  *pack.Arithmetic // of an engine, as it is reproduced
-	rounded bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
-	counts  bool             // of stages that are held to the error analysis, only elements that miss are noted
-	seen    *bounds.Seen     // products of trials; nil if each computes its own
+	pack     *pack.Pack
+	in       *model.Input // of the pack
+	rows     *model.Input // in, without its mask if rows of padding are compared, too
+	model    *model.DeepseekForCausalLM
+	weights  *storedWeights   // that the model is made of
+	scope    *scope           // parts of the model that are run, and stages that are compared
+	options  *Options         // of the user
+	engine   *pack.Arithmetic // of an engine, as it is reproduced
+	rounded  bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
+	operands bounds.Operands  // what a GPU did to those of float32 products
+	counts   bool             // of stages that are held to the error analysis, only elements that miss are noted
+	seen     *bounds.Seen     // products of trials; nil if each computes its own
 	// recognises says that ways of rounding are read off the numbers; found are those that were.
 	recognises bool
 	found      []recognised

@@ -8,6 +8,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 
@@ -112,6 +113,8 @@ func union(reports []*report.Report) (r report.Report, disputed []string) {
 		r.Coverage.OutsideForward = min(r.Coverage.OutsideForward, one.Coverage.OutsideForward)
 		r.Coverage.EmbeddingRows = max(r.Coverage.EmbeddingRows, one.Coverage.EmbeddingRows)
 	}
+	products := joinStrings(reports, func(r *report.Report) []string { return []string{r.Golden.Products} })
+	r.Golden.Products = strings.TrimPrefix(strings.Join(products, "; "), "; ")
 	r.Golden.Recognised = nil
 	for _, one := range reports {
 		for _, k := range one.Golden.Recognised {

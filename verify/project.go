@@ -45,6 +45,7 @@ func (e *evidence) project() report.Report {
 	if j.pack.IsTrace() {
 		r.Golden.Observed = undeclared(j.engine, m.Arithmetic)
 	}
+	r.Golden.Products = tf32Words[j.operands]
 	for i := range j.found {
 		r.Golden.Recognised = append(r.Golden.Recognised, j.found[i].reported())
 	}

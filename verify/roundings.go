@@ -119,7 +119,8 @@ func (t *pass) analysis(o model.Options) *bounds.Analysis {
 	j := t.job
 	a, ref, engine := bounds.NewAnalysis(o, j.rounded), &j.pack.Manifest.Reference, j.engine
 	fused := ref.Attention == pack.Sdpa || engine != nil && len(engine.Attention) > 0 && engine.Attention[0] != pack.Eager
-	a.SetReference(ref.Threads, ref.GPU == "" && !slices.Contains([]string{"", "highest"}, ref.MatmulPrecision()), fused)
+	a.SetReference(bounds.Reference{Threads: max(1, ref.Threads), Fused: fused, GPU: ref.OnGPU(), TF32: ref.TF32(),
+		OneDNN: !ref.OnGPU() && !slices.Contains([]string{"", "highest"}, ref.MatmulPrecision())})
 	if j.recognises {
 		a.SetPoints(j.points())
 	}

@@ -357,6 +357,9 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 // rounded and of the forms to which an engine rounds the inputs of products.
 func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
 	if !t.pass.job.pack.IsTrace() {
+		if t.pass.job.operands != bounds.Whole && rounded == tensor.F32 {
+			return tensor.F16 // which has as many bits as TF32
+		}
 		return rounded
 	}
 	is := func(to string) {

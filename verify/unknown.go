@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -61,6 +62,10 @@ func (j *job) unknownReasons(checks []report.Check) (reasons []string) {
 		reasons = append(reasons, fmt.Sprintf(ran+"eager, grouped_mm or batched_mm", "experts_implementation",
 			text.Quote(r.Experts)))
 	}
+	if j.operands == bounds.SomeRounded {
+		reasons = append(reasons, "products in TF32: of which products the GPU rounded the operands to 10 bits of mantissa is "+
+			"not known: record the pack with torch.backends.cuda.matmul.allow_tf32 off")
+	}
 	if !unknown.fused || !slices.ContainsFunc(checks, excused) {
 		return reasons
 	}
@@ -73,4 +78,33 @@ func (j *job) unknownReasons(checks []report.Check) (reasons []string) {
 			"known: record the pack without that", text.Quote(class), text.Quote(r.Replaced[class])))
 	}
 	return reasons
+}
+
+// withTF32 repeats a run that failed, if the manifest says that a GPU may have rounded the operands of float32 products to
+// TF32. It returns the first run that does not fail: with all of them rounded to nearest, all cut off, or some rounded.
+func withTF32(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
+	j := e.job
+	if r.Verdict != report.Fail || !j.pack.Manifest.Reference.TF32() || j.pack.IsTrace() || j.options.Mode != report.Local {
+		return e, r, nil
+	}
+	for _, how := range []bounds.Operands{bounds.Nearest, bounds.CutOff, bounds.SomeRounded} {
+		again := *j
+		again.operands, again.rounded = how, nil
+		found, err := again.gather(ctx)
+		if err != nil {
+			return e, r, err
+		}
+		found, with, err := withRoundings(ctx, found, conclude(found.project()))
+		if err != nil || with.Verdict != report.Fail {
+			return found, with, err
+		}
+	}
+	return e, r, nil
+}
+
+// tf32Words say what was done to the operands of products.
+var tf32Words = map[bounds.Operands]string{
+	bounds.Nearest:     "operands rounded to TF32, 10 bits of mantissa",
+	bounds.CutOff:      "operands cut off to TF32, 10 bits of mantissa",
+	bounds.SomeRounded: "operands may be rounded to TF32, 10 bits of mantissa",
 }

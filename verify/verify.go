@@ -80,9 +80,10 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	}
 	r := conclude(found.project())
 	if r.Verdict == report.Fail {
-		if found, r, err = withRoundings(ctx, found, r); err == nil {
-			if found, r, err = recognise(ctx, found, r); err == nil {
-				found, r, err = observe(ctx, found, r)
+		for _, look := range []func(context.Context, *evidence, *report.Report) (*evidence, *report.Report, error){withRoundings,
+			withTF32, recognise, observe} {
+			if err == nil {
+				found, r, err = look(ctx, found, r)
 			}
 		}
 	} else {

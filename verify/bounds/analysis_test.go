@@ -281,7 +281,7 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 	l := &model.Linear{Weight: model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, width}, Data: data}}}
 	rms := func(threads int) float64 {
 		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
-		a.threads = threads
+		a.reference.Threads = threads
 		defer a.Close()
 		y := a.Linear(Exact(&model.Activation{DType: tensor.F32, Shape: []int{1, width}, Values: x}), l)
 		y.DistributeShared()
@@ -304,7 +304,7 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 	require.Equal(t, newSums(2048, a.kappa(2048), 1, true), a.linear(of(1, 2048), 64), "blocks are no better there")
 	a.chain = true
 	require.Equal(t, newSums(7168, 7168.0/6, 1, true), a.linear(of(1, 7168), 64))
-	a.chain, a.threads = false, 4
+	a.chain, a.reference.Threads = false, 4
 	require.Equal(t, few, a.linear(of(12, 7168), 64))
 	require.Equal(t, few, a.linear(of(64, 7168), 17), "one thread has the last output")
 	require.Equal(t, blocks, a.linear(of(64, 7168), 64))

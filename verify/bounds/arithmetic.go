@@ -17,17 +17,15 @@ type Arithmetic = model.Arithmetic[*Value]
 // An operation's last rounding is put off until its result is used: a trace sees what was
 // computed before it, with its variance.
 type Analysis struct {
-	plain   *model.Plain // computes values, unrounded
-	errors  *model.Plain // computes variances, in float32
-	chain   bool         // the reference sums in one chain, not in blocks
-	serial  bool         // sums of norms are one chain of float32, in order
-	fused   bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
-	oneDNN  bool         // oneDNN may compute the reference's products in float32
-	threads int          // of the reference
-	noise   float64      // factor on the variance of products: 2 if our own sums are float32
-	t       *precision   // of the compute dtype
-	points  Points       // where the reference, or an engine, rounds
-	last    string       // the operation of the last product's weight
+	plain     *model.Plain // computes values, unrounded
+	errors    *model.Plain // computes variances, in float32
+	chain     bool         // the reference sums in one chain, not in blocks
+	serial    bool         // sums of norms are one chain of float32, in order
+	reference Reference
+	noise     float64    // factor on the variance of products: 2 if our own sums are float32
+	t         *precision // of the compute dtype
+	points    Points     // where the reference, or an engine, rounds
+	last      string     // the operation of the last product's weight
 	// lastWeight is that weight.
 	lastWeight *model.Weight
 	layer      int // of the last weight that was read
@@ -41,7 +39,7 @@ type Analysis struct {
 // NewAnalysis returns an arithmetic for one pass of a reference of dtype o.DType, with
 // weights some of which were rounded since.
 func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
-	a := &Analysis{t: PrecisionOf(o.DType), plain: model.NewPlain(o), chain: o.DType == tensor.F16, threads: 1, noise: 1, rounded: rounded}
+	a := &Analysis{t: PrecisionOf(o.DType), plain: model.NewPlain(o), chain: o.DType == tensor.F16, reference: Reference{Threads: 1}, noise: 1, rounded: rounded}
 	if o.Accumulate == model.Float32 {
 		a.noise = 2
 	}
@@ -50,11 +48,17 @@ func NewAnalysis(o model.Options, rounded Roundings) *Analysis {
 	return a
 }
 
-// SetReference sets the reference's number of threads, whether oneDNN may compute its products in float32, as it does
-// on a CPU with the float32_matmul_precision "medium", and whether its attention is fused, as sdpa is.
-func (a *Analysis) SetReference(threads int, oneDNN, fused bool) {
-	a.threads, a.oneDNN, a.fused = max(1, threads), oneDNN, fused
+// Reference is how the reference computes products, as far as that is known of it.
+type Reference struct {
+	Threads int  // of a CPU
+	OneDNN  bool // may compute products in float32, as it does on a CPU with the float32_matmul_precision "medium"
+	Fused   bool // attention is, as sdpa is: it may leave out roundings of scores and probabilities
+	GPU     bool
+	TF32    bool // the GPU rounds the operands of float32 products to TF32
 }
+
+// SetReference sets how the reference computes products.
+func (a *Analysis) SetReference(r Reference) { a.reference = r }
 
 // SetPoints sets where the reference, or an engine, rounds.
 func (a *Analysis) SetPoints(p Points) { a.points = p }
@@ -97,16 +101,33 @@ func (a *Analysis) kappa(k int) float64 {
 // 512 up to 1055, and of 1024 beyond, as was found of torch 2.8 and 2.15; it computes all products in BF16. Terms in
 // random order have no more variance in these than κ says. Processors' products of BF16 numbers (AVX512_BF16, AMX) turn
 // denormal sums into 0: K partial sums lose less than the least normal number each, a quarter of which is a deviation.
+//
+// A GPU adds float32 terms in one chain. Its tensor cores, which compute products of 16 bits and of TF32, add L terms or
+// more to a sum S at a time and cut it off toward zero: half a spacing is lost on average, u·r with r = power(S), with the
+// sign of S each time. The square of what K/L partial sums lose is a variance:
+//
+//	(Σ u·r)² ≤ K/L · Σ (u·r)² = K/L² · u²·Σ r² of the partial sums of one chain of K terms, an L-th of which is there
+//
+// L is 4, in Volta, or more. Products of F16 and TF32 numbers have 22 bits and are cut off, too: terms of one sign lose
+// then what L = 2 says.
 func (a *Analysis) gemm(d tensor.DType, k int) *sums {
 	s := a.sums(k)
 	if d == tensor.BF16 {
 		s.least = Sq(float64(k) * leastNormal / 4 / Unit)
 	}
 	switch {
+	case a.reference.GPU:
+		s.kappa, s.plans = max(s.kappa, a.noise*float64(k)/6), plans(k, true)
+		switch {
+		case d == tensor.BF16:
+			s.ordered = max(s.ordered, a.noise*float64(k)/(4*4))
+		case d == tensor.F16 || a.reference.TF32:
+			s.ordered = max(s.ordered, a.noise*float64(k)/(2*2))
+		}
 	case k <= 512:
 	case d == tensor.BF16:
 		s.plans = []int{512, 1024}
-	case d == tensor.F32 && a.oneDNN:
+	case d == tensor.F32 && a.reference.OneDNN:
 		s.plans = append(s.plans, 1024)
 	}
 	return s
@@ -128,8 +149,8 @@ func (a *Analysis) linear(x *Value, outputs int) *sums {
 func (a *Analysis) few(rows, outputs int) bool {
 	const fewRows, fewOutputs, shared = 3, 11, 16
 	remain := outputs % shared
-	return rows <= fewRows*a.threads || outputs <= fewOutputs ||
-		a.threads >= 4 && outputs < 256 && remain > 0 && remain <= fewOutputs
+	return rows <= fewRows*a.reference.Threads || outputs <= fewOutputs ||
+		a.reference.Threads >= 4 && outputs < 256 && remain > 0 && remain <= fewOutputs
 }
 
 // plans returns the lengths of chains in which libraries add up k terms: torch 2.8, whose MKL was reproduced

@@ -73,7 +73,7 @@ func (x *Value) rotate(i int, p, inner *precision, a, cos, b, sin uncertain) {
 // If attention is fused both roundings may happen or not; in Float32Scores they do not.
 func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 	p := PrecisionOf(q.DType)
-	if a.fused && p != f32 {
+	if a.reference.Fused && p != f32 {
 		y := a.scores(q, k, first, n, &scoring{s, f32, p.mayRound, p.mayRound})
 		y.Float32Scores = a.scores(q, k, first, n, &scoring{s, f32, f32.keep, f32.keep})
 		return y
@@ -303,7 +303,7 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 		probs.roundLater = false
 	case a.way(Probs) == ofExponentials:
 		probs.roundExponentials()
-	case (a.fused || a.way(Probs) == Unknown) && probs.sigma != nil: // golden probabilities are rounded
+	case (a.reference.Fused || a.way(Probs) == Unknown) && probs.sigma != nil: // golden probabilities are rounded
 		probs.roundLater = false
 		for i, p := range probs.Values {
 			y, v := PrecisionOf(probs.DType).mayRound(float64(p), probs.Variance(i))

@@ -9,17 +9,34 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// shortProducts is an arithmetic whose products, scores and contexts round their operands first.
+// Operands is what a reference does to float32 operands of products.
+type Operands int
+
+// The ways of operands.
+const (
+	Whole       Operands = iota // takes them as they are
+	Nearest                     // rounds them to nearest, ties to even
+	CutOff                      // rounds them toward zero
+	SomeRounded                 // rounds some of them in a way that is not known
+)
+
+// TF32Bits and BF16Bits are the significant bits of such operands.
+const TF32Bits, BF16Bits = 11, 8
+
+// shortProducts is an arithmetic whose products, scores and contexts round their operands first, if these are float32.
 type shortProducts struct {
 	Arithmetic
 	operands *precision
-	cut      bool // toward zero; to nearest, ties to even, if not
+	how      Operands
 }
 
 // Linear rounds x and the weight.
 func (s *shortProducts) Linear(x *Value, l *model.Linear) *Value {
+	if x.DType != tensor.F32 {
+		return s.Arithmetic.Linear(x, l)
+	}
 	rounded := *l
-	if f := l.Weight.DType; !(f == tensor.BF16 || f == tensor.F16 && s.operands.bits == 11) { // of no more bits
+	if f := l.Weight.DType; s.how != SomeRounded && !(f == tensor.BF16 || f == tensor.F16 && s.operands.bits == 11) { // of no more bits
 		values := model.NewPlain(model.Options{DType: tensor.F32}).Values(&l.Weight)
 		rounded.Weight = model.Weight{Name: l.Weight.Name, Tensor: tensor.Tensor{DType: tensor.F32, Shape: l.Weight.Shape}}
 		for _, v := range values {
@@ -32,11 +49,17 @@ func (s *shortProducts) Linear(x *Value, l *model.Linear) *Value {
 
 // Scores rounds queries and keys.
 func (s *shortProducts) Scores(q, k *Value, first, n int, by *model.Scoring) *Value {
+	if q.DType != tensor.F32 {
+		return s.Arithmetic.Scores(q, k, first, n, by)
+	}
 	return s.sums(s.Arithmetic.Scores(s.round(q), s.round(k), first, n, by))
 }
 
 // Context rounds probabilities and values.
 func (s *shortProducts) Context(probs, vT *Value) *Value {
+	if probs.DType != tensor.F32 {
+		return s.Arithmetic.Context(probs, vT)
+	}
 	return s.sums(s.Arithmetic.Context(s.round(probs), s.round(vT)))
 }
 
@@ -54,13 +77,12 @@ func (s *shortProducts) round(x *Value) *Value {
 	y, a := *x, *x.Activation
 	y.squared, y.alike = nil, nil
 	a.Values, y.Activation = slices.Clone(a.Values), &a
-	if x.sigma != nil {
-		sigma := *x.sigma
-		sigma.Values, y.sigma = slices.Clone(sigma.Values), &sigma
+	if x.sigma != nil || s.how == SomeRounded {
+		y.sigma = &model.Activation{Shape: a.Shape, Values: make([]float32, len(a.Values))}
 	}
 	for i, v := range a.Values {
 		r, variance := s.point(float64(v), x.Variance(i))
-		if a.Values[i] = float32(r); x.sigma != nil {
+		if a.Values[i] = float32(r); y.sigma != nil {
 			y.sigma.Values[i] = float32(math.Sqrt(variance))
 		}
 	}
@@ -68,10 +90,14 @@ func (s *shortProducts) round(x *Value) *Value {
 }
 
 // point rounds y of variance v, in units of u². Where y may be off by so much that it is cut to
-// another number, the result carries the variance of that.
+// another number, the result carries the variance of that. An operand that may have been rounded, as may the weight that
+// it is multiplied with, loses up to 2^-(bits-1) of itself, of which a third is the mean square.
 func (s *shortProducts) point(y, v float64) (float64, float64) {
-	if !s.cut {
+	switch s.how {
+	case Nearest:
 		return s.operands.point(y, v)
+	case SomeRounded:
+		return y, v + Sq(math.Ldexp(y, 1-s.operands.bits)/Unit)*2/3
 	}
 	r, off := s.cutOff(y), Lambda*Unit*math.Sqrt(v)
 	if s.cutOff(y-off) == r && s.cutOff(y+off) == r {
@@ -86,9 +112,9 @@ func (s *shortProducts) cutOff(y float64) float64 {
 	return math.Trunc(y/u) * u
 }
 
-// NewShortProducts rounds the operands of products to so many significant bits, toward zero or to nearest.
-func NewShortProducts(a Arithmetic, bits int, cut bool) model.Arithmetic[*Value] {
-	return &shortProducts{a, newPrecision(bits, -126, math.MaxFloat32), cut}
+// NewShortProducts rounds float32 operands of products to so many significant bits.
+func NewShortProducts(a Arithmetic, bits int, how Operands) Arithmetic {
+	return &shortProducts{a, newPrecision(bits, -126, math.MaxFloat32), how}
 }
 
 // coarser is by how much the sums of such products may have larger errors than float32 sums, as

@@ -184,7 +184,7 @@ func TestSumsOfLinears(t *testing.T) {
 			}
 			a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 			defer a.Close()
-			a.SetReference(1, test.oneDNN, false)
+			a.SetReference(Reference{Threads: 1, OneDNN: test.oneDNN})
 			y := a.Linear(Exact(&model.Activation{DType: tensor.F32, Shape: []int{rows, test.k}, Values: x}), l)
 			d := Measure(y, golden, allRows(golden, y), 1)
 			require.Less(t, d.Largest, 5.5)

@@ -19,20 +19,20 @@ var productStages = slices.Concat(pack.MLPOutputs, gateStages, upStages, attendS
 
 // productMistakes are products of TF32 and of BF16 numbers, to nearest or cut off.
 func productMistakes(f *Failure) (list []mistake) {
-	for _, cut := range []bool{false, true} {
+	for _, how := range []bounds.Operands{bounds.Nearest, bounds.CutOff} {
 		for _, short := range []struct {
 			id      string
 			bits    int // significant ones of the operands
 			numbers string
 		}{
-			{"tf32-products", 11, "TF32 numbers, of 10 bits of mantissa (allow_tf32, or float32_matmul_precision high)"},
-			{"bf16-products", 8, "BF16 numbers, of 7 bits of mantissa (float32_matmul_precision medium)"},
+			{"tf32-products", bounds.TF32Bits, "TF32 numbers, of 10 bits of mantissa (allow_tf32, or float32_matmul_precision high)"},
+			{"bf16-products", bounds.BF16Bits, "BF16 numbers, of 7 bits of mantissa (float32_matmul_precision medium)"},
 		} {
 			list = append(list, mistake{id: short.id, kinds: productStages, unless: short.id, undo: func(x *Trial) string {
 				if f.Pack.DType != tensor.F32 || f.exceedsRounding() {
 					return ""
 				}
-				x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return bounds.NewShortProducts(a, short.bits, cut) }
+				x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return bounds.NewShortProducts(a, short.bits, how) }
 				return "the reference ran in float32, but its products are those of " + short.numbers
 			}})
 		}

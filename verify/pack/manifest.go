@@ -163,6 +163,12 @@ func (r *Reference) MatmulPrecision() string {
 	return r.Precision.Float32
 }
 
+// OnGPU reports whether the reference, or the engine, ran on a GPU.
+func (r *Reference) OnGPU() bool { return r.GPU != "" || strings.HasPrefix(r.Device, "cuda") }
+
+// TF32 reports whether the GPU may have rounded the operands of float32 products to TF32, of 10 bits of mantissa.
+func (r *Reference) TF32() bool { return r.OnGPU() && r.Precision != nil && r.Precision.MatmulTF32 }
+
 // DeviceText names the GPU that the reference ran on, and its settings; for a CPU float32 products of less than the
 // highest precision. It is empty if there is nothing to say.
 func (r *Reference) DeviceText() string {

@@ -529,6 +529,8 @@ type Golden struct {
 	Arithmetic *pack.Arithmetic `json:"arithmetic,omitempty"`
 	// what an engine does not declare and the numbers show, which is reproduced, too; absent if nothing is
 	Observed *pack.Arithmetic `json:"observed,omitempty"`
+	// how a GPU rounded the operands of float32 products, read off the numbers; absent if it did not
+	Products string `json:"products,omitempty"`
 	// how an engine in a 16-bit dtype, or compiled or replaced code of a reference, rounds where that is not as
 	// HuggingFace's eager classes do; read off the numbers
 	Recognised []Recognised `json:"recognised,omitempty"`

@@ -166,6 +166,9 @@ func (r *Report) head() (f facts) {
 	if on := ref.DeviceText(); on != "" {
 		f.add("", "%s", text.Line(on))
 	}
+	if r.Golden.Products != "" {
+		f.add("", "float32 products: %s", r.Golden.Products)
+	}
 	if ref.Attention != "" && ref.Attention != pack.Eager {
 		f.add("", "attention %s", text.Line(ref.Attention))
 	}
