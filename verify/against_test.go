@@ -58,7 +58,7 @@ func (e rounding) Linear(x *model.Activation, l *model.Linear) *model.Activation
 // much that alone moves a stage, and which choices differ for the router's precision and which for its inputs.
 func TestAgainstRoundsDifferently(t *testing.T) {
 	t.Parallel()
-	ids := make([]int, 192)
+	ids := make([]int, 96)
 	for i := range ids {
 		ids[i] = i * 89 % 251
 	}
@@ -90,7 +90,7 @@ func TestAgainstRoundsDifferently(t *testing.T) {
 	require.Contains(t, text, `they round differently: final-add-norm, input-add-norm, post-add-norm: "rounded, twice" here, `+
 		`"rounded, once" there; latent-norm, norm: "twice" here, "once" there`)
 	require.Contains(t, text, "\nother      engine, 1\n           declared, and reproduced: nothing\n           recognised: norm: once; ")
-	require.Contains(t, text, "these roundings alone move stages of the first layers, as shares of their RMS: input_layernorm.output 4.1e-04, ")
+	require.Contains(t, text, "these roundings alone move stages of the first layers, as shares of their RMS: input_layernorm.output 3.8e-04, ")
 	require.NotZero(t, a.Inputs)
 	require.Zero(t, a.Precision)
 	require.Equal(t, report.Inputs, a.First.Why)

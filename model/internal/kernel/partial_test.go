@@ -12,34 +12,32 @@ import (
 // all implementations, formats, offsets and lengths around a step, a chain and a panel, for one plan to
 // three, few tokens and several blocks of them, and write nothing beside their results.
 func TestPartialSumsAreTheDefinition(t *testing.T) {
-	each(t, func(t *testing.T) {
-		r := rand.New(rand.NewPCG(1, 2))
-		for _, shape := range [][3]int{
-			{1, 5, 16}, {2, 7, 33}, {3, 70, 15}, {4, 33, 1}, {5, 34, 100}, {7, 3, 511}, {2, 150, 512}, {3, 17, 513}, {4, 9, 1055},
-			{partialTokens/2 + 3, 4, 35},
-		} {
-			tokens, rows, cols := shape[0], shape[1], shape[2]
-			w := stored(r, rows, cols, BF16, 3)
-			for _, plans := range [][]int{{cols}, {512, 192}, {512, 192, max(4, cols/8*4)}, {20, 48, 2048}} {
-				requirePartial(t, r, w, tokens, plans)
-			}
-			values := append(random(r, 1), decodedRows(w)...)[1:]
-			requirePartial(t, r, Matrix{Rows: rows, Cols: cols, Values: values}, tokens, []int{512, 192})
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, shape := range [][3]int{
+		{1, 5, 16}, {2, 7, 33}, {3, 70, 15}, {4, 33, 1}, {5, 34, 100}, {7, 3, 511}, {2, 150, 512}, {3, 17, 513}, {4, 9, 1055},
+		{partialTokens/2 + 3, 4, 35},
+	} {
+		tokens, rows, cols := shape[0], shape[1], shape[2]
+		w := stored(r, rows, cols, BF16, 3)
+		for _, plans := range [][]int{{cols}, {512, 192}, {512, 192, max(4, cols/8*4)}, {20, 48, 2048}} {
+			requirePartial(t, r, w, tokens, plans)
 		}
-		for _, f := range []Format{F32, F16, F8E4M3} {
-			w := stored(r, 20, 600, f, 1)
-			requirePartial(t, r, w, 3, []int{512})
-			w.Round, w.Via = true, BF16
-			requirePartial(t, r, w, 2, []int{192, 300})
-			if f == F8E4M3 {
-				for _, block := range []int{48, 32} {
-					w.BlockRows, w.BlockCols = 4, block
-					w.Scales = random(r, 5*ceilDiv(600, block))
-					requirePartial(t, r, w, 2, []int{600, 300})
-				}
+		values := append(random(r, 1), decodedRows(w)...)[1:]
+		requirePartial(t, r, Matrix{Rows: rows, Cols: cols, Values: values}, tokens, []int{512, 192})
+	}
+	for _, f := range []Format{F32, F16, F8E4M3} {
+		w := stored(r, 20, 600, f, 1)
+		requirePartial(t, r, w, 3, []int{512})
+		w.Round, w.Via = true, BF16
+		requirePartial(t, r, w, 2, []int{192, 300})
+		if f == F8E4M3 {
+			for _, block := range []int{48, 32} {
+				w.BlockRows, w.BlockCols = 4, block
+				w.Scales = random(r, 5*ceilDiv(600, block))
+				requirePartial(t, r, w, 2, []int{600, 300})
 			}
 		}
-	})
+	}
 }
 
 // decodedRows are all numbers of w.
@@ -62,7 +60,7 @@ func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, plans []in
 	}
 }
 
-// requirePartialOf compares with partialSums of each token of x and v and each row.
+// requirePartialOf compares every implementation with partialSums of each token of x and v and each row.
 func requirePartialOf(t *testing.T, x, v, start []float32, w Matrix, plans []int) {
 	t.Helper()
 	tokens := len(x) / w.Cols
@@ -84,23 +82,25 @@ func requirePartialOf(t *testing.T, x, v, start []float32, w Matrix, plans []int
 			all[0], all[1], all[2] = append(all[0], partial*scale*scale), append(all[1], squares*scale*scale), append(all[2], carried)
 		}
 	}
-	product := make([]float32, n)
-	MatMul(product, x, w, start, Float64, 1)
-	all, dst := guarded[float32](n), guarded[float32](n)
-	requireGiven(t, want, &Partial{X: x, Start: start, V: v, Plans: plans}, n, w.Rows, func(p *Partial) {
-		each := p.Each
-		p.Each = func(token, row int, partial, squares, carried []float64) {
-			each(token, row, partial, squares, carried)
-			copy(all[token*w.Rows+row:], dst[token*w.Rows+row:][:len(partial)])
-		}
-		MatMulPartial(dst, x, w, start, Float64, p, 2)
+	each(t, func(t *testing.T) {
+		product := make([]float32, n)
+		MatMul(product, x, w, start, Float64, 1)
+		all, dst := guarded[float32](n), guarded[float32](n)
+		requireGiven(t, want, &Partial{X: x, Start: start, V: v, Plans: plans}, n, w.Rows, func(p *Partial) {
+			each := p.Each
+			p.Each = func(token, row int, partial, squares, carried []float64) {
+				each(token, row, partial, squares, carried)
+				copy(all[token*w.Rows+row:], dst[token*w.Rows+row:][:len(partial)])
+			}
+			MatMulPartial(dst, x, w, start, Float64, p, 2)
+		})
+		requireSame(t, product, dst)
+		requireSame(t, product, all) // the product's results are there before
+		requireGuarded(t, all, dst)
+		requireGiven(t, want, &Partial{X: x, Start: start, V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
+		requireGiven(t, [3][]float64{2: want[2]}, &Partial{V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
+		requireGiven(t, [3][]float64{without[0], without[1]}, &Partial{X: x, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
 	})
-	requireSame(t, product, dst)
-	requireSame(t, product, all) // the product's results are there before
-	requireGuarded(t, all, dst)
-	requireGiven(t, want, &Partial{X: x, Start: start, V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
-	requireGiven(t, [3][]float64{2: want[2]}, &Partial{V: v, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
-	requireGiven(t, [3][]float64{without[0], without[1]}, &Partial{X: x, Plans: plans}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
 }
 
 // guarded are n numbers with others before and behind them, which requireGuarded looks at.
@@ -198,11 +198,11 @@ func TestPartialSumsHaveNoScale(t *testing.T) {
 				}
 			}
 		}
-		requirePartialOf(t, x, v, scaled(start, 100), Matrix{Rows: rows, Cols: cols, Values: w}, plans)
-		requirePartialOf(t, scaled(x, -100), v, start, Matrix{Rows: rows, Cols: cols, Values: scaled(w, -40)}, plans)
 		zeros := make([]float32, rows*cols)
 		require.Equal(t, [3][]float64{make([]float64, 3*rows), make([]float64, 3*rows), make([]float64, 3*rows)}, sums(x, zeros, nil))
 	})
+	requirePartialOf(t, x, v, scaled(start, 100), Matrix{Rows: rows, Cols: cols, Values: w}, plans)
+	requirePartialOf(t, scaled(x, -100), v, start, Matrix{Rows: rows, Cols: cols, Values: scaled(w, -40)}, plans)
 }
 
 // TestTotalsBeginWithTheStart: each chain's partial sums begin with 0, and the totals of the chains with the start.
@@ -254,7 +254,7 @@ func TestPartialSumsOfOneTermAreNotLess(t *testing.T) {
 		if x[0]*w[0] >= 1 {
 			require.GreaterOrEqual(t, partial, 513.0, "%v, %v", x[0], w[0])
 		}
-		if shortNumber(x[0])*shortWeight(w[0]) < 1 {
+		if short(x[0], leastNumber)*short(w[0], leastWeight) < 1 {
 			below++
 		}
 	}
