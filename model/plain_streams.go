@@ -82,40 +82,29 @@ func sinkhorn(logits []float64, n, iters int, eps float64) []float64 {
 			row[i] = kernel.Exp(v - top)
 		}
 	}
-	divideRows(c, n, 0)
+	divideLines(c, n, 1, 0)
 	for i := range c {
 		c[i] += eps
 	}
-	divideColumns(c, n, eps)
+	divideLines(c, 1, n, eps)
 	for range iters - 1 {
-		divideRows(c, n, eps)
-		divideColumns(c, n, eps)
+		divideLines(c, n, 1, eps)
+		divideLines(c, 1, n, eps)
 	}
 	return c
 }
 
-// divideRows divides each row of c by its sum + eps.
-func divideRows(c []float64, n int, eps float64) {
-	for r := range n {
+// divideLines divides each row or column of c by its sum + eps: lines begin apart from one another, and their numbers
+// are step apart.
+func divideLines(c []float64, apart, step int, eps float64) {
+	n := max(apart, step)
+	for first := 0; first < n*apart; first += apart {
 		sum := eps
-		for _, v := range c[r*n : (r+1)*n] {
-			sum += v
+		for i := range n {
+			sum += c[first+i*step]
 		}
 		for i := range n {
-			c[r*n+i] /= sum
-		}
-	}
-}
-
-// divideColumns divides each column of c by its sum + eps.
-func divideColumns(c []float64, n int, eps float64) {
-	for i := range n {
-		sum := eps
-		for r := range n {
-			sum += c[r*n+i]
-		}
-		for r := range n {
-			c[r*n+i] /= sum
+			c[first+i*step] /= sum
 		}
 	}
 }

@@ -270,7 +270,7 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 		n := &MatrixNumbers{Shape: w.Shape}
 		*e.facts.matrices.Of(role), *e.Of(role) = measure(values, n, role), n
 		if first && w.DType.Casts() {
-			e.facts.matrices.Of(role).bits = values.CodeBits()
+			e.facts.matrices.Of(role).bits = matrix.CodeBits(values.Rows, values.Row)
 		}
 		if first && n.Norm != nil {
 			n.SpectralNorm = inspect.Finite(values.SpectralNorm())

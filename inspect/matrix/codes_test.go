@@ -56,7 +56,8 @@ func TestCodeBits(t *testing.T) {
 		}},
 	} {
 		for seed := range uint64(20) {
-			require.Equal(t, c.want, quantised(seed, c.group, c.code).CodeBits(), name)
+			m := quantised(seed, c.group, c.code)
+			require.Equal(t, c.want, CodeBits(m.Rows, m.Row), name)
 		}
 	}
 }

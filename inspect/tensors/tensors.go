@@ -95,7 +95,7 @@ func (m *measured) add(values []float32) (logs matrix.LogSum) {
 // measureBlock fills in what the first rows and columns say.
 func (m *measured) measureBlock(b *matrix.Matrix) {
 	if m.DType.Casts() {
-		m.codeBits = b.CodeBits()
+		m.codeBits = matrix.CodeBits(b.Rows, b.Row)
 	}
 	p := matrix.Arithmetic()
 	defer p.Close(nil)

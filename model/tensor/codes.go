@@ -87,7 +87,7 @@ func CodeRuns(rows int, row func(i int) []float32) (all [][]float32) {
 	n := min(codeRows, rows)
 	for i := range n {
 		numbers := row(i * rows / n)
-		all = append(all, numbers[:min(codeRun, len(numbers))])
+		all = append(all, slices.Clone(numbers[:min(codeRun, len(numbers))])) // row may use its memory again
 	}
 	return all
 }

@@ -17,9 +17,21 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Embed implements model.Arithmetic. Casting a weight to the compute dtype is exact.
+// Embed implements model.Arithmetic. Casting a weight to the compute dtype is exact; rows of an embedding that was
+// rounded have their variances.
 func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
-	return a.embedded(a.plain.Embed(w, ids), w, ids)
+	y, how := a.plain.Embed(w, ids), a.rounded[w.Name]
+	if how.By == "" {
+		return Exact(y)
+	}
+	x := a.computed(y, y.DType)
+	for t, id := range ids {
+		for i, h := range how.HalfSteps(nil, w.Row(id)) {
+			i += t * y.Width()
+			x.Set(i, float64(y.Values[i]), Sq(float64(h)/Unit)/3)
+		}
+	}
+	return x
 }
 
 // Linear implements model.Arithmetic:

@@ -376,7 +376,12 @@ func (a *Analysis) gatherAlike(squares *model.Activation, probs, vT *Value) bool
 		return false
 	}
 	if vT.alike == nil {
-		vT.alike = alikeKeys(vT)
+		vT.alike = make([][][]int, vT.Shape[0]*vT.Shape[1])
+		for i := range vT.alike {
+			values := vT.matrixAt(i).transposed()
+			vT.alike[i] = slices.DeleteFunc(alikeGroups(values.rows, func(key int) []float32 { return values.part(key, 1).y }),
+				func(group []int) bool { return len(group) == 1 })
+		}
 	}
 	n, keys, alike := probs.Shape[2], probs.Width(), vT.alike
 	a.plain.Each(probs.Rows(), len(probs.Values), func(t int) {
@@ -399,17 +404,6 @@ func gather(squares []float32, group []int) {
 		squares[i] = 0
 	}
 	squares[group[0]] = float32(Sq(sum))
-}
-
-// alikeKeys returns of each head of vT the groups of at least two keys whose values are alike.
-func alikeKeys(vT *Value) [][][]int {
-	heads := make([][][]int, vT.Shape[0]*vT.Shape[1])
-	for i := range heads {
-		values := vT.matrixAt(i).transposed()
-		heads[i] = slices.DeleteFunc(alikeGroups(values.rows, func(key int) []float32 { return values.part(key, 1).y }),
-			func(group []int) bool { return len(group) == 1 })
-	}
-	return heads
 }
 
 // groupOf returns which matrix of shared belongs to matrix i of x.

@@ -49,22 +49,6 @@ func delta(deltas []float64, i int) float64 {
 	return deltas[i]
 }
 
-// embedded gives rows of an embedding that was rounded their variances.
-func (a *Analysis) embedded(y *model.Activation, w *model.Weight, ids []int) *Value {
-	how := a.rounded[w.Name]
-	if how.By == "" {
-		return Exact(y)
-	}
-	x := a.computed(y, y.DType)
-	for t, id := range ids {
-		for i, h := range how.HalfSteps(nil, w.Row(id)) {
-			i += t * y.Width()
-			x.Set(i, float64(y.Values[i]), Sq(float64(h)/Unit)/3)
-		}
-	}
-	return x
-}
-
 // blockElements is how many elements of a weight are taken at a time.
 const blockElements = 1 << 22
 

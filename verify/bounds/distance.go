@@ -247,7 +247,7 @@ func (p *precision) z(g, y, r, s float64) float64 {
 	case s == 0:
 		return math.Inf(1)
 	}
-	return p.distance(g, y) / s
+	return max(0, math.Abs(g-y)-p.Ulp(g)/2) / s // the distance from the reals that round to g
 }
 
 // Blindness is the share of a golden's RMS that bounds may have at most, where numbers were rounded to

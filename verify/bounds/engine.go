@@ -271,7 +271,9 @@ func (e *engine) absorbedQueries(q *Value) *Value {
 func (e *engine) latentKeys(k *Value) *Value {
 	keys, _ := e.rows()
 	k = e.settle(k)
-	rotated := columns(firstHeads(k), keys, k.Width())
+	n := k.Shape[2] * k.Shape[3]
+	first := moved(k, []int{k.Shape[0], 1, k.Shape[2], k.Shape[3]}, func(i int) int { return i/n*n*k.Shape[1] + i%n })
+	rotated := columns(first, keys, k.Width())
 	latent := *e.settle(e.latent)
 	a := *latent.Activation
 	a.Shape = []int{k.Shape[0], 1, k.Shape[2], latent.Width()}
@@ -377,12 +379,6 @@ func columns(x *Value, first, last int) *Value {
 	shape, n := slices.Clone(x.Shape), last-first
 	shape[len(shape)-1] = n
 	return moved(x, shape, func(i int) int { return i/n*x.Width() + first + i%n })
-}
-
-// firstHeads are the first heads of x [batch, heads, seq, width]: [batch, 1, seq, width].
-func firstHeads(x *Value) *Value {
-	n := x.Shape[2] * x.Shape[3]
-	return moved(x, []int{x.Shape[0], 1, x.Shape[2], x.Shape[3]}, func(i int) int { return i/n*n*x.Shape[1] + i%n })
 }
 
 // turned is x with its last two axes exchanged.

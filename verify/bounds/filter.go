@@ -63,7 +63,15 @@ func (a *Analysis) filter(x *Value, want []float32) *filter {
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
 		related: make([]bool, x.Rows())}
 	for i := range x.Products {
-		f.add(&x.Products[i])
+		p := &x.Products[i]
+		if p.tokens == nil { // all tokens take part in it
+			for t := range x.Rows() {
+				p.tokens = append(p.tokens, t)
+			}
+		}
+		for row, t := range p.tokens {
+			f.terms[t] = append(f.terms[t], term{p, row})
+		}
 	}
 	for t, terms := range f.terms {
 		for i, x := range terms {
@@ -73,18 +81,6 @@ func (a *Analysis) filter(x *Value, want []float32) *filter {
 		}
 	}
 	return f
-}
-
-// add notes which tokens a product takes part in: all, unless it says which.
-func (f *filter) add(p *product) {
-	if p.tokens == nil {
-		for t := range f.x.Rows() {
-			p.tokens = append(p.tokens, t)
-		}
-	}
-	for row, t := range p.tokens {
-		f.terms[t] = append(f.terms[t], term{p, row})
-	}
 }
 
 // inScope calls do, and takes back what it took from the arithmetic of errors.

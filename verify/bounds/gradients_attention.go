@@ -133,7 +133,11 @@ func (g *Gradients) Context(probs, vT *Value) *Value {
 		dp, dv := g.Adjoint(probs), g.Adjoint(vT)
 		dp.addWeights(by)
 		dv.addWeights(by)
-		p := probs.distributed()
+		p := probs
+		if probs.shared != nil { // the elements get the errors that their rows share
+			p = &Value{Activation: probs.Activation, sigma: copied(probs.sigma), shared: probs.shared}
+			p.DistributeShared()
+		}
 		n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
 		for i := range probs.Shape[0] * probs.Shape[1] {
 			d, group := dy.matrixAt(i), groupOf(i, probs, vT)
@@ -144,14 +148,4 @@ func (g *Gradients) Context(probs, vT *Value) *Value {
 		}
 		return nil
 	})
-}
-
-// distributed is x with the errors that its rows share given to their elements; x itself is unchanged.
-func (x *Value) distributed() *Value {
-	if x.shared == nil {
-		return x
-	}
-	y := &Value{Activation: x.Activation, sigma: copied(x.sigma), shared: x.shared}
-	y.DistributeShared()
-	return y
 }

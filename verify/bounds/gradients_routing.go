@@ -22,35 +22,31 @@ func (g *Gradients) Normalise(w *Value, d model.Divisor) *Value {
 		dw := g.Adjoint(w)
 		dw.addWeights(by)
 		for t := range w.Rows() {
-			g.normaliseBackward(dw, w, y, dy, t)
+			from, width, total := t*w.Width(), w.Width(), 0.0
+			for _, v := range w.Row(t) {
+				total += float64(v)
+			}
+			var sum, squares, carried float64
+			relative := 2.25
+			for i := from; i < from+width; i++ {
+				term := float64(dy.Values[i]) * float64(y.Values[i]) / total
+				sum += term
+				squares += Sq(term)
+				carried += Sq(float64(y.Values[i])) * dy.Variance(i)
+				relative += w.Variance(i) / Sq(total)
+			}
+			for i := from; i < from+width; i++ {
+				a := float64(dy.Values[i]) / total
+				v := Sq(a)*(relative+1.0/3) + 2*squares + g.kappa(width)*(squares+Sq(sum)) +
+					((1-2*float64(y.Values[i]))*dy.Variance(i)+carried)/Sq(total)
+				for m := from; m < from+width; m++ {
+					v += w.Variance(m) * Sq((a-sum)+(float64(dy.Values[m])/total-sum)) / Sq(total)
+				}
+				dw.add(i, a-sum, roughly(a-sum, v))
+			}
 		}
 		return nil
 	})
-}
-
-func (g *Gradients) normaliseBackward(dw *adjoint, w, y, dy *Value, t int) {
-	from, width, total := t*w.Width(), w.Width(), 0.0
-	for _, v := range w.Row(t) {
-		total += float64(v)
-	}
-	var sum, squares, carried float64
-	relative := 2.25
-	for i := from; i < from+width; i++ {
-		term := float64(dy.Values[i]) * float64(y.Values[i]) / total
-		sum += term
-		squares += Sq(term)
-		carried += Sq(float64(y.Values[i])) * dy.Variance(i)
-		relative += w.Variance(i) / Sq(total)
-	}
-	for i := from; i < from+width; i++ {
-		a := float64(dy.Values[i]) / total
-		v := Sq(a)*(relative+1.0/3) + 2*squares + g.kappa(width)*(squares+Sq(sum)) +
-			((1-2*float64(y.Values[i]))*dy.Variance(i)+carried)/Sq(total)
-		for m := from; m < from+width; m++ {
-			v += w.Variance(m) * Sq((a-sum)+(float64(dy.Values[m])/total-sum)) / Sq(total)
-		}
-		dw.add(i, a-sum, roughly(a-sum, v))
-	}
 }
 
 // Scale passes ∂y·factor on, exact.
@@ -76,26 +72,22 @@ func (g *Gradients) Combine(weight *Value, parts []model.Part[*Value], order con
 	y := g.Analysis.Combine(weight, parts, order)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		for _, part := range parts {
-			g.combineBackward(weight, part, dy, by)
+			dw, dout, k, width := g.Adjoint(weight), g.Adjoint(part.Out), weight.Width(), dy.Width()
+			dw.addWeights(by)
+			dout.addWeights(by)
+			d, out, neurons := matrixOf(dy), matrixOf(part.Out), g.neuronErrors(part, dy, k)
+			for i, slot := range part.Slots {
+				row := d.part(slot/k, 1)
+				into := g.product(row, out.part(i, 1), width)
+				dw.add(slot, into.y[0], into.v[0]+neurons[i])
+				for c, v := range row.y {
+					product, vp := times(float64(v), variance(row.sigma, c), float64(weight.Values[slot]), weight.Variance(slot))
+					dout.add(i*width+c, product, vp)
+				}
+			}
 		}
 		return nil
 	})
-}
-
-func (g *Gradients) combineBackward(weight *Value, part model.Part[*Value], dy *Value, by WeightSet) {
-	dw, dout, k, width := g.Adjoint(weight), g.Adjoint(part.Out), weight.Width(), dy.Width()
-	dw.addWeights(by)
-	dout.addWeights(by)
-	d, out, neurons := matrixOf(dy), matrixOf(part.Out), g.neuronErrors(part, dy, k)
-	for i, slot := range part.Slots {
-		row := d.part(slot/k, 1)
-		into := g.product(row, out.part(i, 1), width)
-		dw.add(slot, into.y[0], into.v[0]+neurons[i])
-		for c, v := range row.y {
-			product, vp := times(float64(v), variance(row.sigma, c), float64(weight.Values[slot]), weight.Variance(slot))
-			dout.add(i*width+c, product, vp)
-		}
-	}
 }
 
 // neuronErrors is, for each token of an expert, Σ v_h·(∂y·down)² over its neurons, 0 if these are

@@ -200,7 +200,13 @@ func (s *reducedSums) Linear(x *Value, l *model.Linear) *Value {
 // added in float32.
 func (s *reducedSums) product(x *Value, w *model.Weight, from, to int) *Value {
 	columns := s.Move(model.TakeColumns(&model.Input{Batch: 1, Seq: x.Rows()}, x.Width(), from, to), x)
-	y := s.Arithmetic.Linear(columns, &model.Linear{Weight: weightColumns(w, from, to)})
+	rows, size := w.Shape[0], int(w.DType.Bytes(1))
+	data := make([]byte, 0, rows*(to-from)*size)
+	for r := range rows {
+		data = append(data, w.Row(r).Data[from*size:to*size]...)
+	}
+	part := model.Weight{Tensor: tensor.Tensor{DType: w.DType, Shape: []int{rows, to - from}, Data: data}} // no name: no half steps
+	y := s.Arithmetic.Linear(columns, &model.Linear{Weight: part})
 	if y.Products = nil; s.Terms == 0 && !s.Narrow {
 		return s.Float32(y)
 	}
@@ -232,14 +238,4 @@ func repeated(row []float32, shape []int) *Value {
 		y.Values = append(y.Values, row...)
 	}
 	return Exact(y)
-}
-
-// weightColumns is w's columns from:to without w's name, so that no conversion's half steps apply.
-func weightColumns(w *model.Weight, from, to int) model.Weight {
-	rows, size := w.Shape[0], int(w.DType.Bytes(1))
-	data := make([]byte, 0, rows*(to-from)*size)
-	for r := range rows {
-		data = append(data, w.Row(r).Data[from*size:to*size]...)
-	}
-	return model.Weight{Tensor: tensor.Tensor{DType: w.DType, Shape: []int{rows, to - from}, Data: data}}
 }

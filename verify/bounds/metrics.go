@@ -117,7 +117,8 @@ func (c *Comparison) add(row int, g, w []float32) (differences, wants float64) {
 		if math.Abs(diff) > m.MaxAbs {
 			m.MaxAbs, m.Worst, m.Got, m.Want = math.Abs(diff), row*c.width+i, r, y
 		}
-		c.steps[min(apart(r, y, d), 2)]++
+		steps := tensor.Ordinal(r, d) - tensor.Ordinal(y, d)
+		c.steps[min(max(steps, -steps), 2)]++
 	}
 	c.wants = all
 	c.steps[0] += equal
@@ -219,10 +220,4 @@ func Ratio(diff, scale float64) float64 {
 		return math.Inf(1)
 	}
 	return diff / scale
-}
-
-// apart returns how many steps of dtype d lie between two of its values.
-func apart(a, b float32, d tensor.DType) int64 {
-	n := tensor.Ordinal(a, d) - tensor.Ordinal(b, d)
-	return max(n, -n)
 }

@@ -105,9 +105,10 @@ func (f *filter) noises(tokens []int) []noise {
 		for i, r := range rows {
 			r.variances(terms.Row(i), all[r.at].least)
 		}
-		for i, own := range f.rows(f.carried(terms, &p.down.Weight, p.equal)) {
-			for c, v := range own {
-				all[rows[i].at].rest[c] -= float64(v)
+		own := f.carried(terms, &p.down.Weight, p.equal)
+		for i, r := range rows {
+			for c, v := range own.Row(i) {
+				all[r.at].rest[c] -= float64(v)
 			}
 		}
 	})
@@ -250,12 +251,4 @@ func (n *noise) project(dst, column []float32, weight float64, equal *classes) (
 		common += float64(a * n.common[o])
 	}
 	return sum, equal.squares(deviations) + Sq(common)
-}
-
-// rows are the rows of x.
-func (f *filter) rows(x *model.Activation) (rows [][]float32) {
-	for i := range x.Rows() {
-		rows = append(rows, x.Row(i))
-	}
-	return rows
 }

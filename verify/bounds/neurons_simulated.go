@@ -70,7 +70,16 @@ func (f *filter) draw(tokens []int) (*model.Activation, []noise) {
 	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
 	for i, t := range tokens {
 		next := newSigns(t, -2)
-		noises[i].drawOutputs(residuals, i, next(), f.outputs.signs(f.x.Width(), next))
+		common, signs := next(), f.outputs.signs(f.x.Width(), next)
+		n, first := &noises[i], i*(draws+1)
+		for o, q := range n.rest { // the outputs' own errors and their common one
+			s := float32(math.Sqrt(q))
+			for d := range draws {
+				e := &residuals.Row(first + d)[o]
+				*e = (*e + signed(s, signs[o]>>d) + signed(float32(n.common[o]), common>>d)) * n.inverse[o]
+			}
+		}
+		copy(residuals.Row(first+draws), n.scaled)
 	}
 	return residuals, noises
 }
@@ -125,20 +134,6 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 			}
 		}
 	}
-}
-
-// drawOutputs adds the outputs' own errors and their common one to the draws of token i, multiplies them by w, and
-// sets the row after them to the real residual.
-func (n *noise) drawOutputs(residuals *model.Activation, i int, common uint64, signs []uint64) {
-	first := i * (draws + 1)
-	for o, q := range n.rest {
-		s := float32(math.Sqrt(q))
-		for d := range draws {
-			e := &residuals.Row(first + d)[o]
-			*e = (*e + signed(s, signs[o]>>d) + signed(float32(n.common[o]), common>>d)) * n.inverse[o]
-		}
-	}
-	copy(residuals.Row(first+draws), n.scaled)
 }
 
 // suspectAgain estimates the z of neurons from … of the projections of draws, and of the real

@@ -155,10 +155,6 @@ func (x *Value) RoundsTo(i int) (float32, bool) {
 	return float32(r), v == 0
 }
 
-// distance is how far y is from the reals that round to the golden g: |g - y| - ulp(g)/2,
-// or 0 among them.
-func (p *precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.Ulp(g)/2) }
-
 // rounded is x rounded to d.
 func rounded(x float32, d tensor.DType) float32 {
 	if d == tensor.F32 {

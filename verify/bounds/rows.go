@@ -31,17 +31,6 @@ func SelectRowsOf(n int, row func(i int) []float32, padded []bool) *Rows {
 			r.Compared = append(r.Compared, row)
 		}
 	}
-	r.weigh(row)
-	return r
-}
-
-// alikeRows is the largest difference of two rows' elements, as a share of the largest element,
-// up to which the rows are one observation: sums of terms so alike round alike. Equal tokens in
-// equal contexts differ by some units of float32, 2^-20 after some layers; other tokens by far more.
-const alikeRows = 0x1p-16
-
-// weigh finds groups of rows that are alike.
-func (r *Rows) weigh(row func(int) []float32) {
 	r.Weights = make([]float64, len(r.Compared))
 	groups := alikeGroups(len(r.Compared), func(i int) []float32 { return row(r.Compared[i]) })
 	for _, group := range groups {
@@ -50,7 +39,13 @@ func (r *Rows) weigh(row func(int) []float32) {
 		}
 	}
 	r.Distinct = len(groups)
+	return r
 }
+
+// alikeRows is the largest difference of two rows' elements, as a share of the largest element,
+// up to which the rows are one observation: sums of terms so alike round alike. Equal tokens in
+// equal contexts differ by some units of float32, 2^-20 after some layers; other tokens by far more.
+const alikeRows = 0x1p-16
 
 // alikeGroups groups n rows that are alike: sorted by their elements they are neighbours. The first elements of all
 // rows are kept, and nearly always put them in order: a row is asked for about twice.

@@ -107,29 +107,23 @@ func (s *sinkhorn) add(i, j int, v float64) { s.cov[i*s.all+j] += v }
 
 // mix carries out the iterations, from the softmax of rows on.
 func (s *sinkhorn) mix(iters int, eps float64) {
-	s.divideRows(0)
+	rows, columns := s.n*s.n, 2*s.n*s.n // where the errors of their divisions stand
+	s.divideLines(s.n, 1, rows, 0)
 	for i := range s.c {
 		s.c[i] += eps
 		s.add(i, i, Sq(s.c[i])/3)
 	}
-	s.divideColumns(eps)
+	s.divideLines(1, s.n, columns, eps)
 	for range iters - 1 {
-		s.divideRows(eps)
-		s.divideColumns(eps)
+		s.divideLines(s.n, 1, rows, eps)
+		s.divideLines(1, s.n, columns, eps)
 	}
 }
 
-// divideRows divides each number by the sum of its row.
-func (s *sinkhorn) divideRows(eps float64) {
-	for r := range s.n {
-		s.divide(r*s.n, 1, s.n*s.n, eps)
-	}
-}
-
-// divideColumns divides each number by the sum of its column.
-func (s *sinkhorn) divideColumns(eps float64) {
-	for c := range s.n {
-		s.divide(c, s.n, 2*s.n*s.n, eps)
+// divideLines divides each number by the sum of its row or column: lines begin apart from one another.
+func (s *sinkhorn) divideLines(apart, step, rounding int, eps float64) {
+	for i := range s.n {
+		s.divide(i*apart, step, rounding, eps)
 	}
 }
 

@@ -102,26 +102,21 @@ func widenE4M3Blocks(dst []float32, src []byte, scales []float32, block int) {
 func NarrowBlocks(dst, src []byte, scales []float32, block int) (rounded int, ok bool) {
 	const leastNormal, infinite = 2 * 0x00800000, 2 * 0x7f7f8000
 	narrow, n := current().narrowE4M3, len(src)
+	// The number of products that BF16 holds, and of their bits the least of 2·|product| - 1 and the largest of 2·|product|.
 	sums := [3]uint32{0, math.MaxUint32, 0}
 	if narrow != nil && n > 0 && n <= chunk && n%lanes == 0 && block%lanes == 0 {
 		narrow(&dst[:2*n][0], &src[0], n, &scales[:(n-1)/block+1][0], block, &sums[0])
 	} else {
-		narrowE4M3(dst, src, scales, block, &sums)
+		for i, code := range src {
+			bits := math.Float32bits(float32FromE4M3(code) * scales[i/block])
+			binary.LittleEndian.PutUint16(dst[2*i:], encodeBF16(bits))
+			if bits<<16 == 0 {
+				sums[0]++
+			}
+			sums[1], sums[2] = min(sums[1], bits<<1-1), max(sums[2], bits<<1)
+		}
 	}
 	return n - int(sums[0]), sums[1] >= leastNormal-1 && sums[2] < infinite
-}
-
-// narrowE4M3 is NarrowBlocks in portable Go. It counts the products that BF16 holds, and finds the least of
-// 2·|product| - 1 and the largest of 2·|product|, of their bits.
-func narrowE4M3(dst, src []byte, scales []float32, block int, sums *[3]uint32) {
-	for i, code := range src {
-		bits := math.Float32bits(float32FromE4M3(code) * scales[i/block])
-		binary.LittleEndian.PutUint16(dst[2*i:], encodeBF16(bits))
-		if bits<<16 == 0 {
-			sums[0]++
-		}
-		sums[1], sums[2] = min(sums[1], bits<<1-1), max(sums[2], bits<<1)
-	}
 }
 
 // multiply multiplies each x by scale.

@@ -86,9 +86,6 @@ func (j *job) prepare(dst, x []float32, w Matrix, bias []float32, acc Accumulato
 	j.cut()
 }
 
-// release forgets the caller's memory.
-func (j *job) release() { *j = job{} }
-
 // cut chooses the grid of items: tokens that fit a cache against all rows, and smaller
 // blocks of both if workers would have nothing to do.
 func (j *job) cut() {

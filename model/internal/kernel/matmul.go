@@ -11,7 +11,7 @@ func MatMul(dst, x []float32, w Matrix, bias []float32, acc Accumulator, workers
 	defer jobs.Put(j)
 	j.prepare(dst, x, w, bias, acc, workers)
 	j.run()
-	j.release()
+	*j = job{} // the pool keeps none of the caller's memory
 }
 
 // run computes all items.

@@ -42,8 +42,8 @@ const (
 //
 //	s = short(start, leastStart), squares = squaresStart, each plan's start = s
 //	for k := range w {
-//		weight := shortWeight(w[k])
-//		s = fma32(shortNumber(x[k]), weight, s)
+//		weight := short(w[k], leastWeight)
+//		s = fma32(short(x[k], leastNumber), weight, s)
 //		squares = fma32(shortTerm(terms[k]), short(weight*weight, 0), squares)
 //		n++
 //		end := plan by plan, whether k+1 is a multiple of its chain's length, or k is the last
@@ -65,7 +65,7 @@ const (
 func partialSums(x, terms, w []float32, start float64, plans []int) (partial, squares float64) {
 	numbers, of := make([]float32, len(w)), make([]float32, len(w))
 	for k := range w {
-		numbers[k], of[k] = shortNumber(x[k]), shortTerm(terms[k])
+		numbers[k], of[k] = short(x[k], leastNumber), shortTerm(terms[k])
 	}
 	partial32, squares32 := shortSums(numbers, of, shortWeights(nil, w, 1), float32(start), plans)
 	if squares32 = sumOfTerms(squares32); ordinary(partial32, squares32) {
@@ -111,7 +111,7 @@ func scaleOf(numbers []float32) float64 {
 // shortWeights appends to dst what partialSums takes of the weights times scale.
 func shortWeights(dst, w []float32, scale float64) []float32 {
 	for _, v := range w {
-		dst = append(dst, shortWeight(float32(float64(v)*scale)))
+		dst = append(dst, short(float32(float64(v)*scale), leastWeight))
 	}
 	return dst
 }
@@ -157,10 +157,8 @@ func short(v, least float32) float32 {
 	return math.Float32frombits((b + 1<<15) >> 16 << 16)
 }
 
-// shortNumber, shortTerm and shortWeight are what partialSums takes of x, terms and w.
-func shortNumber(v float32) float32 { return short(v, leastNumber) }
-func shortTerm(v float32) float32   { return short(v*termScale, leastTerm) }
-func shortWeight(v float32) float32 { return short(v, leastWeight) }
+// shortTerm is what partialSums takes of a term.
+func shortTerm(v float32) float32 { return short(v*termScale, leastTerm) }
 
 // sampleStep returns the number of terms from one squared partial sum to the next, in a sum of n terms. Few terms of one
 // sign and nearly one size may double their sum within 16 terms.
@@ -224,7 +222,7 @@ func MatMulPartial(dst, x []float32, w Matrix, bias []float32, acc Accumulator, 
 	j := jobs.Get().(*job)
 	defer jobs.Put(j)
 	j.prepare(dst, x, w, bias, acc, workers)
-	defer j.release()
+	defer func() { *j = job{} }() // the pool keeps none of the caller's memory
 	q := p.prepare(w)
 	if j.tokenBlocks != 1 || q.blocks() != 1 {
 		j.run()
@@ -403,7 +401,7 @@ func (q *partialJob) short(numbers, terms []float32, token int) (scale float64) 
 	numbers, terms, inverse := numbers[:len(x)], terms[:len(x)], 1/scale
 	for c, v := range x {
 		v = float32(float64(v) * inverse)
-		numbers[c], terms[c] = shortNumber(v), shortTerm(v*v)
+		numbers[c], terms[c] = short(v, leastNumber), shortTerm(v*v)
 	}
 	return scale
 }
@@ -634,6 +632,7 @@ func (q *partialJob) results(p *partialScratch, state []float32, size, token, r 
 	for plan := range plans {
 		plans[plan] = state[(2*plan+3)*size:][:len(partial)]
 	}
+	var x, terms []float32 // the token's short numbers, if one of its sums is computed again
 	for i, sum := range squared {
 		sum, most := sumOfTerms(sum), uint32(0) // bits of sums, which are not negative; those of NaN are more than all
 		for _, s := range plans {
@@ -641,11 +640,14 @@ func (q *partialJob) results(p *partialScratch, state []float32, size, token, r 
 		}
 		partial64, squares64 := float64(math.Float32frombits(most)), float64(sum)
 		if !ordinary(math.Float32frombits(most), sum) {
-			x := make([]float32, 2*q.w.Cols) // short numbers and terms
-			q.short(x[:q.w.Cols], x[q.w.Cols:], token)
+			if x == nil {
+				p.again = grow(p.again, 2*q.w.Cols)
+				x, terms = p.again[:q.w.Cols], p.again[q.w.Cols:]
+				clear(x) // short leaves it alone where the token carries errors
+				q.short(x, terms, token)
+			}
 			p.row = grow(p.row, q.w.Cols)
-			row := q.w.Row(p.row, r+i)
-			partial64, squares64 = scaledSums(x[:q.w.Cols], x[q.w.Cols:], row, q.start(token, r+i), q.plans)
+			partial64, squares64 = scaledSums(x, terms, q.w.Row(p.row, r+i), q.start(token, r+i), q.plans)
 		}
 		partial[i] = float64(partial64 * unit)
 		squares[i] = float64(squares64 * unit)

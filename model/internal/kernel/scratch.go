@@ -109,6 +109,7 @@ type partialScratch struct {
 	w     []float32                           // panels of weights; in portable Go a token
 	short []float32                           // in portable Go a row of short weights
 	row   []float32                           // a row that is computed again
+	again []float32                           // the short numbers and terms of a token that is computed again
 	sums  []float64                           // results of a token and some rows
 	group [maxGroup * panelTerms]float32      // a packed group of a panel, before its numbers are made short
 	state []float32                           // state of each panel of weights and of tokens
