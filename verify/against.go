@@ -21,16 +21,12 @@ import (
 // engines compute, and in their choices of experts. The error says why the traces cannot be compared.
 func (e *evidence) against(ctx context.Context, r *report.Report) (*report.Against, error) {
 	j, other := e.job, e.job.options.Against
-	its, err := other.Pack.Input()
-	if err != nil {
+	if err := sameTokens(j.in, other.Pack); err != nil {
 		return nil, err
-	}
-	if j.in.Batch != its.Batch || !slices.Equal(j.in.InputIDs, its.InputIDs) ||
-		!slices.Equal(j.in.AttentionMask, its.AttentionMask) {
-		return nil, other.Pack.Fault("", "its tokens are not those of the trace that it is to be held against")
 	}
 	a := report.NewAgainst(other.Pack.Dir, other.Report)
 	a.Arithmetics = j.differences(r, other)
+	var err error
 	if a.Moved, err = j.moved(ctx, a.Arithmetics); err != nil {
 		return nil, err
 	}

@@ -24,8 +24,11 @@ func findCauses(ctx context.Context, e *evidence, r *report.Report) error {
 	if r.FirstDivergence == nil || e.job.options.Mode != report.Local {
 		return nil
 	}
-	if *r.FirstDivergence == pack.Embedded {
+	switch first := *r.FirstDivergence; {
+	case first == pack.Embedded:
 		return diagnoseEmbedding(e.job, r)
+	case e.job.replays(first):
+		return e.replayCauses(r)
 	}
 	f, err := rerunFailure(ctx, e, *r.FirstDivergence)
 	if err != nil || f == nil {

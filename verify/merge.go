@@ -59,6 +59,13 @@ func Differences(a, b *report.Report) (list []string) {
 	if differ("the pack's manifest", a.Golden.Manifest, b.Golden.Manifest); list != nil {
 		return list
 	}
+	replayed := func(r *report.Report) string {
+		if r.Replay == nil {
+			return "nothing"
+		}
+		return r.Replay.Manifest
+	}
+	differ("the trace to replay", replayed(a), replayed(b))
 	differ("the rules", a.Rules, b.Rules)
 	differ("the config", a.Config, b.Config)
 	differ("the number of layers", a.Scope.Of, b.Scope.Of)
@@ -97,6 +104,9 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 	}
 	if !r.Fits() {
 		return r, disputed, errors.New("the loads of experts in these reports do not fit each other: one was changed")
+	}
+	if r.Replay != nil && !slices.ContainsFunc(r.Routing.Layers, func(l report.LayerRouting) bool { return l.Replayed }) {
+		return r, disputed, errors.New("no report compares choices of experts: there is nothing to replay")
 	}
 	return r, disputed, unusedLimits(r.Options.Limits, r.Checks)
 }

@@ -58,6 +58,8 @@ type Options struct {
 
 	// Against is another trace of the same tokens, such as a rollout's beside a trainer's: see report.Against.
 	Against *Trace
+	// Replay is a trace of the same tokens whose choices of experts the golden replays, in local mode; may be nil
+	Replay *pack.Pack
 
 	block int // logits that are in memory at once; 0 for logitsAtOnce
 }
@@ -82,6 +84,9 @@ type Decoded interface {
 func (o *Options) check() error {
 	if o.Mode != report.Local && o.Mode != report.Chained {
 		return fmt.Errorf("mode %q: not local or chained", o.Mode)
+	}
+	if o.Mode != report.Local && o.Replay != nil {
+		return errors.New("chained mode takes the golden's choices of experts as they are: replayed ones are compared in local mode")
 	}
 	switch p := o.Part; {
 	case p == nil:

@@ -182,6 +182,9 @@ func (j *job) kindsOf(stage string) []string {
 	case pack.GateLogits:
 		return []string{bounds.Router}
 	case pack.TopKIdx:
+		if j.replays(stage) {
+			return nil
+		}
 		return []string{bounds.ChoiceScore}
 	case pack.TopKWeight:
 		return []string{bounds.Score}

@@ -35,6 +35,9 @@ func (e *evidence) project() report.Report {
 		Causes:     []report.Cause{},
 		Hints:      []report.Cause{},
 	}
+	if o.Replay != nil {
+		r.Replay = &report.Replay{Golden: o.Replay.Dir, Manifest: o.Replay.Hash}
+	}
 	r.Rules.NormaliseTopK, r.Rules.TopKScale = c.TopKWeights()
 	if r.Rules.IgnoresMoELayerFreq {
 		r.Rules.MoELayerFreq = 1

@@ -43,7 +43,14 @@ func (t *pass) topK(name string, ours *choice) error {
 			return err
 		}
 		c.Padding = padded.Count()
-		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
+		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" && j.replays(name) {
+			layer, err := t.compareReplayed(&c, ours, want, k, padded)
+			if err != nil {
+				return err
+			}
+			addLayer(&t.evidence.routing, layer)
+			copy(ours.Idx, want)
+		} else if c.Reason == "" {
 			layer := t.compareTopK(&c, ours, want, k, padded)
 			if layer.InFloat32 = t.inFloat32; t.roundsLogits {
 				n := 0

@@ -68,6 +68,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err != nil {
 		return nil, err
 	}
+	if err := j.checkReplay(); err != nil {
+		return nil, err
+	}
 	if j, err = j.recogniseSample(ctx, sampleElements); err != nil {
 		return nil, err
 	}

@@ -67,6 +67,8 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		"no pass where config.json differs from the pack's, other than in how weights are stored")
 	cmd.Flags().StringVar(&o.against, "against", "", "verify another `TRACE` of the same tokens, too, such as a rollout's beside a "+
 		"trainer's, and compare the choices of experts")
+	cmd.Flags().StringVar(&o.replay, "replay", "", "judge a trainer that replays the choices of experts of a `TRACE` of the same "+
+		"tokens, such as a rollout's")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
 	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
 	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
@@ -93,6 +95,9 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		}
 		if o.against != "" && (p.Of > 0 || o.mode != report.Local) {
 			return cli.Misuse(cmd, "--against compares whole traces, in local mode: not with --part or --mode")
+		}
+		if o.replay != "" && o.mode != report.Local {
+			return cli.Misuse(cmd, "--replay compares choices in local mode: not with --mode")
 		}
 		return finishVerify(cmd, &files, func() (*verified, error) {
 			start := time.Now()
@@ -160,6 +165,7 @@ type verifyOptions struct {
 	failFast, hash     bool
 	strictConfig       bool
 	against            string // another trace
+	replay             string // a trace whose choices are replayed
 	part               cli.Part
 }
 
@@ -188,22 +194,34 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 // verifyBoth is verify, with the other trace if there is one.
 func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
 	p, unopened := pack.Open(golden)
-	if unopened != nil || o.against == "" {
-		return o.verify(ctx, path, golden, p, unopened, nil, stderr)
+	var other, replayed *pack.Pack
+	for _, trace := range []struct {
+		path string
+		to   **pack.Pack
+	}{{o.against, &other}, {o.replay, &replayed}} {
+		if trace.path != "" && unopened == nil {
+			*trace.to, unopened = pack.Open(trace.path)
+		}
 	}
-	other, unopened := pack.Open(o.against)
-	its, err := o.verify(ctx, path, o.against, other, unopened, nil, stderr)
+	if unopened != nil || o.against == "" {
+		return o.verify(ctx, path, golden, p, unopened, nil, replayed, stderr)
+	}
+	if replayed != nil && replayed.Hash != other.Hash {
+		return &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}, errors.New("--replay and --against: two " +
+			"traces; the choices of a trace that replays are compared with those that it replays")
+	}
+	its, err := o.verify(ctx, path, o.against, other, nil, nil, nil, stderr)
 	if err != nil {
 		its.Checkpoint.Golden = golden
 		return its, err
 	}
-	return o.verify(ctx, path, golden, p, nil, &verify.Trace{Pack: other, Report: its.Report}, stderr)
+	return o.verify(ctx, path, golden, p, nil, &verify.Trace{Pack: other, Report: its.Report}, replayed, stderr)
 }
 
 // verify returns the report or, with the error, what was to be verified. The pack may be nil: unopened says why. The other
-// trace may be nil.
+// trace and the one that is replayed may be nil.
 func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack.Pack, unopened error,
-	other *verify.Trace, stderr io.Writer) (*verified, error) {
+	other *verify.Trace, replayed *pack.Pack, stderr io.Writer) (*verified, error) {
 	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	if isFile(filepath.Join(path, "manifest.json")) && !isFile(filepath.Join(path, checkpoint.ConfigName)) {
 		return r, problem.New(path, "a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN", "")
@@ -221,7 +239,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack
 	b := cli.Bar{To: stderr, Counts: true}
 	defer b.Remove()
 	options := o.options(p.DType, func(done, total int) { b.Set("verifying", int64(done), int64(total)) })
-	options.Pages, options.Decoded, options.Against = c, c, other
+	options.Pages, options.Decoded, options.Against, options.Replay = c, c, other, replayed
 	if !c.ConfigInside() {
 		if options.ConfigHash, err = hashFile(c, checkpoint.ConfigName); err != nil {
 			return r, err

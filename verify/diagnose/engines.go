@@ -54,6 +54,7 @@ func engineMistakes(f *Failure) []mistake {
 	if f.How == nil {
 		return list
 	}
+	list = append(list, mistake{id: "replay-zeros", kinds: []string{pack.TopKWeight}, undo: undoReplayedZeros})
 	for _, form := range f.Forms {
 		for _, to := range pack.Roundings(form) {
 			list = append(list, mistake{id: "products-rounded", kinds: productStages, unless: "products-rounded",
@@ -77,6 +78,34 @@ func engineMistakes(f *Failure) []mistake {
 			}})
 	}
 	return list
+}
+
+// undoReplayedZeros takes scores that are 0 but for the experts that the router chooses by itself, whatever experts it
+// then has to give weights for.
+func undoReplayedZeros(x *Trial) string {
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		var own []int
+		o.topK = func(scores *bounds.Value, k int) []int {
+			chosen := a.TopK(scores, k)
+			own = slices.Clone(chosen)
+			return chosen
+		}
+		o.move = func(m *model.Move, operands ...*bounds.Value) *bounds.Value {
+			scores, k := operands[0], x.Config.MoE.NumExpertsPerTok
+			if width := scores.Width(); len(own) == k*scores.Rows() && width == x.Config.MoE.NRoutedExperts {
+				zeroed := a.Move(model.OrderColumns(scores.Shape, indices(width)), scores)
+				for i := range zeroed.Values {
+					if row := i / width; !slices.Contains(own[row*k:(row+1)*k], i%width) {
+						zeroed.Set(i, 0, 0)
+					}
+				}
+				operands, own = []*bounds.Value{zeroed}, nil
+			}
+			return a.Move(m, operands...)
+		}
+	})
+	return "the engine replays choices, and the weights of experts that its router does not choose by itself are 0: their " +
+		"scores were taken from those of its own choice"
 }
 
 // rounded says that the engine rounded numbers to another dtype than it declares; "" if it declares that dtype.

@@ -25,6 +25,7 @@ type operations struct {
 	addBias     func(scores *bounds.Value, bias *model.Weight) *bounds.Value
 	groupWorth  func(scores *bounds.Value, groups, best int) *bounds.Value
 	maskGroups  func(scores *bounds.Value, groups int, chosen []int, masked float32) *bounds.Value
+	topK        func(scores *bounds.Value, k int) []int
 	combine     func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value
 }
 
@@ -35,7 +36,7 @@ func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		a = before(a)
 		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax,
-			a.Pool, a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.Combine}
+			a.Pool, a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.TopK, a.Combine}
 		of(a, o)
 		return o
 	}
@@ -114,6 +115,8 @@ func (o *operations) GroupWorth(scores *bounds.Value, groups, best int) *bounds.
 func (o *operations) MaskGroups(scores *bounds.Value, groups int, chosen []int, masked float32) *bounds.Value {
 	return o.maskGroups(scores, groups, chosen, masked)
 }
+
+func (o *operations) TopK(scores *bounds.Value, k int) []int { return o.topK(scores, k) }
 
 func (o *operations) Combine(weight *bounds.Value, parts []model.Part[*bounds.Value],
 	order config.RoutedSum) *bounds.Value {

@@ -57,6 +57,7 @@ type Report struct {
 	Coverage   Coverage `json:"coverage"`          // what was checked
 	Routing    Routing  `json:"routing"`           // how experts were chosen
 	Golden     Golden   `json:"golden"`            // the pack
+	Replay     *Replay  `json:"replay,omitempty"`  // the trace whose choices of experts are replayed; absent without one
 	Against    *Against `json:"against,omitempty"` // another trace of the same tokens; absent without one
 	Rules      Rules    `json:"rules"`             // of the reference
 	Config     Settings `json:"config"`            // how config.json and what the reference ran with go together
@@ -455,10 +456,19 @@ type LayerRouting struct {
 	// TableRows counts the rows of tid2eid that the tokens read, where it lists the experts of each token id.
 	TableRows int  `json:"table_rows,omitempty"`
 	Rounded   *int `json:"rounded,omitempty"` // of Routing
+	// the choices are compared with those of the trace that is replayed: Mismatches are others, and Same are the router's own
+	Replayed bool `json:"replayed,omitempty"`
 
 	Wrong map[int]bool `json:"-"` // tokens with a choice that rounding does not explain
 	// experts that the gate chooses in float32, if the engine rounds its logits or scores to 16 bits [tokens × k]
 	InFloat32 []int `json:"-"`
+	Own       []int `json:"-"` // of Replayed: experts that the router chooses by itself [tokens × k]
+}
+
+// Replay is a trace whose choices of experts are replayed.
+type Replay struct {
+	Golden   string `json:"golden"`   // its path
+	Manifest string `json:"manifest"` // hash of its manifest.json
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much

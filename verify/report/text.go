@@ -111,6 +111,9 @@ func (r *Report) verdictOf(v Verdict) string {
 	if r.Rounding != nil {
 		verdict += " within the rounding of the weights"
 	}
+	if r.Replay != nil {
+		verdict += " with replayed choices of experts"
+	}
 	if !r.Scope.Whole {
 		verdict += ": " + r.Scope.Text
 	}
@@ -739,9 +742,11 @@ func (r *Report) coverage() (f facts) {
 	for _, l := range c.Unreached {
 		f.add("", "%s: %s reached experts %s", l.Layer, nothing, text.Ranges(l.Experts))
 	}
-	if x := r.Routing; x.Choices > 0 {
-		f.add("routing", "%d %s of experts: %d differ%s; %d could not be changed by rounding", x.Choices,
-			text.Noun(x.Choices, "choice"), x.Mismatches, excused(x.ExactTies, x.NearTies), x.Pinned)
+	replayed := r.writeReplay(&f)
+	if x := r.Routing; x.Choices > replayed.Choices {
+		f.add("routing", "%d %s of experts: %d differ%s; %d could not be changed by rounding", x.Choices-replayed.Choices,
+			text.Noun(x.Choices-replayed.Choices, "choice"), x.Mismatches-replayed.Mismatches, excused(x.ExactTies, x.NearTies),
+			x.Pinned-replayed.Pinned)
 		if x.Rounded != nil {
 			f.add("", "the router's logits are rounded to %s: %d of %d choices are not those of a router in float32",
 				r.Golden.ComputeDType, *x.Rounded, x.Choices)
@@ -754,6 +759,22 @@ func (r *Report) coverage() (f facts) {
 			"%d of them among zeros", x.Queries, x.Mismatches, excused(x.ExactTies, x.NearTies), x.TiedCuts, x.ZeroCuts)
 	}
 	return f
+}
+
+// writeReplay writes how choices compare with those that are replayed, and with the router's own, and returns their counts.
+func (r *Report) writeReplay(f *facts) (all LayerRouting) {
+	for _, l := range r.Routing.Layers {
+		if l.Replayed {
+			all.Choices, all.Same, all.Pinned = all.Choices+l.Choices, all.Same+l.Same, all.Pinned+l.Pinned
+			all.Mismatches += l.Mismatches
+		}
+	}
+	if r.Replay != nil {
+		f.add("replay", "%s of experts: %d differ from those of %s; %d are not the router's own", text.Plural(all.Choices, "choice"),
+			all.Mismatches, text.Quote(r.Replay.Golden), all.Choices-all.Same)
+		f.add("", "what decides the router's own choices, such as e_score_correction_bias, was not exercised")
+	}
+	return all
 }
 
 // writeDead writes the experts whose outputs are too small to matter.
