@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the block types of model/tensor with llama.cpp's own C code, and Q4_0, Q5_0, Q5_1,
-Q8_0 and all decoding with the gguf package too: random and hostile rows, byte for byte.
+"""Compares the block types of model/tensor with llama.cpp's own C code, and Q4_0, Q4_1, Q5_0,
+Q5_1, Q8_0 and all decoding with the gguf package too: random and hostile rows, byte for byte.
 
     scripts/gguf_blocks.py                compares some million elements of each type; exits 1 on a difference
     scripts/gguf_blocks.py --fixture      writes fixtures/gguf-blocks/blocks.safetensors, for the tests
@@ -24,7 +24,8 @@ import llama_cpp
 import numpy as np
 from safetensors.numpy import save_file
 
-TYPES = {"Q4_0": 2, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "MXFP4": 39}
+TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39}
+READ = ("IQ4_NL", "IQ4_XS", "MXFP4")  # and not written
 BLOCK = 256
 
 ggml = ctypes.CDLL(os.path.join(os.path.dirname(llama_cpp.__file__), "lib", "libggml-base.so"))
@@ -38,7 +39,7 @@ def size_of(name):
     return BLOCK // elements * size
 
 
-WEIGHED = [name for name in TYPES if name not in ("MXFP4", "Q8_0")]
+WEIGHED = [name for name in TYPES if name not in (*READ, "Q8_0")]
 
 
 def encode(name, rows, importance=None):
@@ -141,7 +142,7 @@ def importances(r, width):
 
 def weighted_rows(r, name, rows):
     """Rows of another width than a block, without those whose scales are NaN."""
-    width = 352 if name in ("Q4_0", "Q5_0", "Q5_1") else 768
+    width = 352 if name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1") else 768
     rows = rows[(np.abs(rows) < 1e17).all(1)]
     return np.ascontiguousarray(np.concatenate([rows[r.permutation(len(rows))] for _ in range(3)], 1)[:, :width])
 
@@ -150,10 +151,10 @@ def compare(binary, n):
     r, good = np.random.default_rng(18), True
     rows = rows_of(r, n)
     for name in TYPES:
-        if name != "MXFP4":
+        if name not in READ:
             want = encode(name, rows)
             good &= same(name, "encoded as ggml", want, ours(binary, rows.tobytes(), name), rows)
-            if name in ("Q8_0", "Q4_0", "Q5_0", "Q5_1"):
+            if name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
                 # the sign of a zero that is a scale or a minimum, and sums beyond float32, differ between ggml and gguf
                 largest = np.abs(rows).reshape(len(rows), -1, 32).max(2)
                 fine = ((largest > 1e-30) & (largest < 1e30)).all(1)
@@ -207,7 +208,7 @@ def rates(binary, n):
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     for name in TYPES:
-        if name == "MXFP4":
+        if name in READ:
             continue
         more = 4 if name in ("Q2_K", "Q4_K", "Q5_K", "Q6_K") else 40
         for _ in range(3):

@@ -52,7 +52,7 @@ LIMIT = 1e-5
 # llama.cpp takes rms_norm_eps in q_a_layernorm and kv_a_layernorm, where the reference has 1e-6. The reference's own
 # logits of glm4-moe-lite move by 2.3e-5 if both norms get 1e-5.
 LIMIT_OTHER_EPS = 5e-5
-MIXTURES = {"q8_0": 7, "q4_0": 2, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15,
+MIXTURES = {"q8_0": 7, "q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15,
             "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18}
 
 

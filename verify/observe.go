@@ -20,9 +20,9 @@ func usualRoundings(form string) []string {
 		return []string{"bf16"}
 	case d == tensor.F16:
 		return []string{"f16", "bf16"}
-	case strings.HasSuffix(form, "_K") || strings.HasPrefix(form, "IQ"):
+	case strings.HasSuffix(form, "_K") || d == tensor.IQ4_XS:
 		return []string{"q8_k"}
-	case d == tensor.Q5_1:
+	case d.HasMinimum():
 		return []string{"q8_1", "bf16"}
 	case d.Blocked():
 		return []string{"q8_0", "bf16"}

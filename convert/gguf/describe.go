@@ -177,7 +177,7 @@ func warnings(c *config.Config) (notes []string) {
 const quantisationVersion = uint32(2)
 
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
-var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12,
+var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12,
 	"q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "BF16": 32,
 	"mxfp4": 38}
 

@@ -176,8 +176,8 @@ func hostile() map[string]struct {
 	add("five dimensions", newHeader().tensor("a", 0, 0, 1, 1, 1, 1, 1), "tensor a", "5 dimensions, more than the limit of 4")
 	add("a name that is too long", newHeader().tensor(string(bytes.Repeat([]byte("a"), 64)), 0, 0, 1), "a tensor's name has 64 bytes, more than the limit of 63")
 	add("what is wrong with tensors, all of it",
-		newHeader().tensor("a", 0, 0, 1<<41).tensor("b", 99, 0, 1).tensor("c", 3, 0, 256).tensor("d", 2, 0, 33).tensor("d", 0, 0, 4).tensor("", 0, 0, 1).tensor("e", 0, 0, 1<<39, 1<<39),
-		"tensor a: dimension 2199023255552 exceeds the limit", "tensor b: type 99 is not a type of ggml", "tensor c: type Q4_1 cannot be read",
+		newHeader().tensor("a", 0, 0, 1<<41).tensor("b", 99, 0, 1).tensor("c", 16, 0, 256).tensor("C", 16, 0, 256).tensor("d", 2, 0, 33).tensor("d", 0, 0, 4).tensor("", 0, 0, 1).tensor("e", 0, 0, 1<<39, 1<<39),
+		"tensor a: dimension 2199023255552 exceeds the limit", "tensor b: type 99 is not a type of ggml", "type IQ2_XXS of ggml is not read here: 2 tensors, the first c",
 		"tensor d: ", "tensor d: name occurs twice", "name is empty", "tensor e: number of")
 	h = newHeader().tensor("a", 0, 0, 8).tensor("b", 0, 0, 8)
 	h.data = 64

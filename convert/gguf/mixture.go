@@ -17,6 +17,9 @@ var mixtures = []struct {
 }{
 	{"q8_0", tensor.Q8_0, false},
 	{"q4_0", tensor.Q4_0, false},
+	{"q4_1", tensor.Q4_1, false},
+	{"q5_0", tensor.Q5_0, false},
+	{"q5_1", tensor.Q5_1, false},
 	{"q2_k", tensor.Q2_K, false},
 	{"q3_k_s", tensor.Q3_K, false},
 	{"q3_k_m", tensor.Q3_K, false},

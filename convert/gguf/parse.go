@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 
@@ -55,6 +56,8 @@ type parser struct {
 	size int64 // of the file
 	h    *Header
 	bad  []problem.Problem // of tensors; any other problem ends the reading
+
+	unread map[string][]string // tensors of each type whose blocks are not decoded
 }
 
 // fail ends the reading with an error at a byte of the file.
@@ -166,6 +169,12 @@ func (p *parser) parse() error {
 		for range tensors {
 			offsets = append(offsets, p.tensor())
 		}
+		for _, kind := range slices.Sorted(maps.Keys(p.unread)) {
+			names := p.unread[kind]
+			p.bad = append(p.bad, problem.Problem{Cause: fmt.Sprintf("type %s of ggml is not read here: %s, the first %s",
+				kind, text.Plural(len(names), "tensor"), text.Quote(names[0])),
+				Hint: "the file may be whole; give one of other types, such as Q4_K"})
+		}
 		p.h.DataStart = padded(p.at, p.h.alignment)
 		p.places(offsets)
 	})
@@ -276,7 +285,10 @@ func (p *parser) tensor() (offset uint64) {
 	if !known {
 		p.failTensor(name, "type %d is not a type of ggml", number)
 	} else if t.dtype == tensor.Invalid {
-		p.failTensor(name, "type %s cannot be read", t.name)
+		if p.unread == nil {
+			p.unread = map[string][]string{}
+		}
+		p.unread[t.name] = append(p.unread[t.name], name)
 	} else if _, err := tensor.Size(t.dtype, shape); err != nil {
 		p.failTensor(name, "%v", err)
 	}

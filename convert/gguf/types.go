@@ -19,13 +19,12 @@ var types = map[uint32]ggmlType{
 	24: {"I8", tensor.I8}, 25: {"I16", tensor.I16}, 26: {"I32", tensor.I32}, 27: {"I64", tensor.I64},
 
 	2: {"Q4_0", tensor.Q4_0}, 6: {"Q5_0", tensor.Q5_0}, 7: {"Q5_1", tensor.Q5_1}, 8: {"Q8_0", tensor.Q8_0},
-	10: {"Q2_K", tensor.Q2_K}, 11: {"Q3_K", tensor.Q3_K}, 12: {"Q4_K", tensor.Q4_K}, 13: {"Q5_K", tensor.Q5_K},
+	3: {"Q4_1", tensor.Q4_1}, 20: {"IQ4_NL", tensor.IQ4_NL}, 23: {"IQ4_XS", tensor.IQ4_XS}, 10: {"Q2_K", tensor.Q2_K}, 11: {"Q3_K", tensor.Q3_K}, 12: {"Q4_K", tensor.Q4_K}, 13: {"Q5_K", tensor.Q5_K},
 	14: {"Q6_K", tensor.Q6_K}, 39: {"MXFP4", tensor.MXFP4},
 
-	3: {name: "Q4_1"}, 9: {name: "Q8_1"},
-	15: {name: "Q8_K"},
-	16: {name: "IQ2_XXS"}, 17: {name: "IQ2_XS"}, 18: {name: "IQ3_XXS"}, 19: {name: "IQ1_S"}, 20: {name: "IQ4_NL"},
-	21: {name: "IQ3_S"}, 22: {name: "IQ2_S"}, 23: {name: "IQ4_XS"}, 29: {name: "IQ1_M"},
+	9: {name: "Q8_1"}, 15: {name: "Q8_K"},
+	16: {name: "IQ2_XXS"}, 17: {name: "IQ2_XS"}, 18: {name: "IQ3_XXS"}, 19: {name: "IQ1_S"},
+	21: {name: "IQ3_S"}, 22: {name: "IQ2_S"}, 29: {name: "IQ1_M"},
 	34: {name: "TQ1_0"}, 35: {name: "TQ2_0"}, 40: {name: "NVFP4"}, 41: {name: "Q1_0"}, 42: {name: "Q2_0"},
 }
 

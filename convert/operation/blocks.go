@@ -82,6 +82,19 @@ func blockValues(v []float32, b []byte, d tensor.DType) {
 		for i := range v {
 			v[i] = float32(float64(low(b[6:], i)+fifth(b[2:], i)-16) * scale)
 		}
+	case tensor.Q4_1:
+		for i, least := 0, float64(f16(b[2:])); i < len(v); i++ {
+			v[i] = float32(float64(float64(low(b[4:], i))*scale) + least)
+		}
+	case tensor.IQ4_NL, tensor.IQ4_XS:
+		values := [...]float64{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
+		for i := range v {
+			q, factor := b[2:], 1.0
+			if part := i / 32; d == tensor.IQ4_XS { // of six bits: four are half a byte, two of a uint16
+				q, factor = b[8+16*part:], float64(int(b[4+part/2]>>(4*(part%2))&15)+int(b[2+part/4]>>(2*(part%4))&3)*16-32)
+			}
+			v[i] = float32(values[low(q, i%32)] * float64(factor*scale))
+		}
 	case tensor.Q5_1:
 		for i, least := 0, float64(f16(b[2:])); i < len(v); i++ {
 			v[i] = float32(float64(float64(low(b[8:], i)+fifth(b[4:], i))*scale) + least)

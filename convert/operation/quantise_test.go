@@ -17,7 +17,7 @@ import (
 )
 
 // quantised are the types that there is an encoder of.
-var quantised = []tensor.DType{tensor.Q4_0, tensor.Q5_0, tensor.Q5_1, tensor.Q8_0, tensor.Q2_K, tensor.Q3_K, tensor.Q4_K, tensor.Q5_K, tensor.Q6_K}
+var quantised = []tensor.DType{tensor.Q4_0, tensor.Q4_1, tensor.Q5_0, tensor.Q5_1, tensor.Q8_0, tensor.Q2_K, tensor.Q3_K, tensor.Q4_K, tensor.Q5_K, tensor.Q6_K}
 
 // blocks reads what scripts/gguf_blocks.py had llama.cpp make.
 func blocks(t *testing.T) *safetensors.SafeTensors {

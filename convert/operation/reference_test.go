@@ -30,6 +30,14 @@ func referenceBlock(block []byte, x []float32, d tensor.DType) {
 		for i, v := range x {
 			setFifth(block[2:], i, code(v*reciprocal(scale), 16.5, 31))
 		}
+	case tensor.Q4_1:
+		low, high := extent(x)
+		scale := (high - low) / 15
+		setF16(block, scale)
+		setF16(block[2:], low)
+		for i, v := range x {
+			block[4+i%16] |= code((v-low)*reciprocal(scale), 0.5, 15) << (i / 16 * 4)
+		}
 	case tensor.Q5_1:
 		low, high := extent(x)
 		scale := (high - low) / 31

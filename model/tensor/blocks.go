@@ -80,8 +80,9 @@ func encodeQ5_0(dst []byte, x []float32) {
 	binary.LittleEndian.PutUint32(dst[2:], high)
 }
 
-// encodeQ5_1 is quantize_row_q5_1_ref: d = (max - min)/31, q = trunc((x - min)·(1/d) + 0.5).
-func encodeQ5_1(dst []byte, x []float32) {
+// encodeLine sets the scale and minimum of a block of Q4_1 or Q5_1, and codes to most: d = (max - min)/most,
+// q = trunc((x - min)·(1/d) + 0.5). It returns the fifth bits of all codes.
+func encodeLine(dst []byte, x []float32, most float32) (fifth uint32) {
 	low, high := float32(math.MaxFloat32), float32(-math.MaxFloat32)
 	for _, v := range x {
 		if v < low {
@@ -91,16 +92,24 @@ func encodeQ5_1(dst []byte, x []float32) {
 			high = v
 		}
 	}
-	d := (high - low) / 31
+	d := (high - low) / most
 	PutF16(dst, d)
 	PutF16(dst[2:], low)
-	id, fifth := inverse(d), uint32(0)
-	for j, q := 0, dst[8:24]; j < 16; j++ {
+	id := inverse(d)
+	for j, q := 0, dst[len(dst)-16:]; j < 16; j++ {
 		a, b := byte(truncated(float32((x[j]-low)*id)+0.5)), byte(truncated(float32((x[j+16]-low)*id)+0.5))
 		q[j] = a&15 | b&15<<4
 		fifth |= uint32(a>>4&1)<<j | uint32(b>>4&1)<<(j+16)
 	}
-	binary.LittleEndian.PutUint32(dst[4:], fifth)
+	return fifth
+}
+
+// encodeQ4_1 is quantize_row_q4_1_ref.
+func encodeQ4_1(dst []byte, x []float32) { encodeLine(dst[:20], x, 15) }
+
+// encodeQ5_1 is quantize_row_q5_1_ref.
+func encodeQ5_1(dst []byte, x []float32) {
+	binary.LittleEndian.PutUint32(dst[4:], encodeLine(dst[:24], x, 31))
 }
 
 func abs32(v float32) float32 { return math.Float32frombits(math.Float32bits(v) &^ (1 << 31)) }

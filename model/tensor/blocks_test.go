@@ -15,7 +15,7 @@ import (
 )
 
 // blockTypes are those that Blocked tells of.
-var blockTypes = []DType{Q4_0, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4}
+var blockTypes = []DType{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4}
 
 // ggml reads what scripts/gguf_blocks.py had llama.cpp make: rows of numbers, their blocks
 // of each type, and blocks of noise with the numbers they stand for.
@@ -61,7 +61,7 @@ func TestBlocksAreGGML(t *testing.T) {
 	read := ggml(t)
 	rows := float32s(read("rows"))
 	for _, d := range blockTypes {
-		if d != MXFP4 {
+		if d.Quantises() {
 			want, _ := quantise(t, d, rows)
 			elements, bytes := d.Block()
 			for i, block := 0, read(d.String()); len(block) > 0; i, block = i+1, block[bytes:] {
@@ -115,7 +115,7 @@ func TestQuantiseLoss(t *testing.T) {
 	for i := range x {
 		x[i] = float32(r.NormFloat64())
 	}
-	for _, d := range blockTypes[:9] {
+	for _, d := range blockTypes[:10] {
 		out, lost := quantise(t, d, x)
 		y := dequantise(t, d, out)
 		var squares, errors, largest float64
@@ -185,7 +185,7 @@ func TestHalfSteps(t *testing.T) {
 		for i := range x {
 			x[i] = float32(scale * r.NormFloat64() / (0.1 + math.Abs(r.NormFloat64())))
 		}
-		for _, d := range blockTypes[:9] {
+		for _, d := range blockTypes[:10] {
 			out, _ := quantise(t, d, x)
 			h, y, sum := Tensor{DType: d, Shape: []int{len(x)}, Data: out}.HalfSteps([]float32{7}), dequantise(t, d, out), 0.0
 			require.Len(t, h, 1+len(x))
@@ -206,6 +206,31 @@ func TestHalfSteps(t *testing.T) {
 	require.Equal(t, []float32{0.5, 0.5, 1, 4}, h[16:20])              // of 1, 3, 6, 12, …
 }
 
+// TestHalfStepsOfIQ4: what llama.cpp encoded lies within the half steps, but for few numbers beyond the ends of the
+// codes, and fills them.
+func TestHalfStepsOfIQ4(t *testing.T) {
+	read := ggml(t)
+	rows := float32s(read("rows"))
+	for _, d := range []DType{IQ4_NL, IQ4_XS} {
+		far, all, squares := 0, 0, 0.0
+		for r := range len(rows) / 256 {
+			x, data := rows[256*r:][:256], read(d.String())[d.Bytes(int64(256*r)):][:d.Bytes(256)]
+			y, h := dequantise(t, d, data), Tensor{DType: d, Shape: []int{256}, Data: data}.HalfSteps(nil)
+			for i := range x {
+				ratio := math.Abs(float64(y[i])-float64(x[i])) / float64(h[i])
+				if all++; ratio > 1 {
+					far++
+				}
+				if r < 4 { // normally distributed
+					squares += 3 * ratio * ratio / (4 * 256)
+				}
+			}
+		}
+		require.Less(t, far, all/100, d)
+		require.InDelta(t, 0.9, math.Sqrt(squares), 0.12, d)
+	}
+}
+
 // TestFaultyBlocks: an encoder whose block does not stand for its numbers is found out: by a code
 // that is off by two, by a scale that is half or twice what it should be.
 func TestFaultyBlocks(t *testing.T) {
@@ -215,7 +240,7 @@ func TestFaultyBlocks(t *testing.T) {
 		x[i] = float32(r.NormFloat64() / (0.1 + math.Abs(r.NormFloat64())))
 	}
 	places := map[DType]struct{ scale, code int }{ // bytes of a block: the upper one of its scale, one of a code in its lower bits
-		Q4_0: {1, 9}, Q5_0: {1, 13}, Q5_1: {1, 15}, Q8_0: {1, 13}, Q2_K: {81, 30}, Q3_K: {109, 60}, Q4_K: {1, 77}, Q5_K: {1, 99}, Q6_K: {209, 60},
+		Q4_0: {1, 9}, Q4_1: {1, 11}, Q5_0: {1, 13}, Q5_1: {1, 15}, Q8_0: {1, 13}, Q2_K: {81, 30}, Q3_K: {109, 60}, Q4_K: {1, 77}, Q5_K: {1, 99}, Q6_K: {209, 60},
 	}
 	for d, at := range places {
 		q, err := NewQuantiser(d)
@@ -339,7 +364,7 @@ func FuzzBlocks(f *testing.F) {
 					x[i] = float32(i)
 				}
 			}
-			if d == MXFP4 {
+			if !d.Quantises() {
 				continue
 			}
 			out := make([]byte, bytes+1)
@@ -361,7 +386,7 @@ func BenchmarkQuantise(b *testing.B) {
 	for i := range x {
 		x[i] = float32(r.NormFloat64())
 	}
-	for _, d := range blockTypes[:9] {
+	for _, d := range blockTypes[:10] {
 		b.Run(d.String(), func(b *testing.B) {
 			out, q, lost := make([]byte, d.Bytes(int64(len(x)))), Quantiser{d, d.encodeBlocks}, Loss{}
 			b.SetBytes(int64(4 * len(x)))

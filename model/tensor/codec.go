@@ -9,8 +9,10 @@ import (
 )
 
 // blockFormats holds how the kernels read the block types.
-var blockFormats = [...]kernel.Format{Q4_0: kernel.Q4_0, Q5_0: kernel.Q5_0, Q5_1: kernel.Q5_1, Q8_0: kernel.Q8_0,
-	Q2_K: kernel.Q2_K, Q3_K: kernel.Q3_K, Q4_K: kernel.Q4_K, Q5_K: kernel.Q5_K, Q6_K: kernel.Q6_K, MXFP4: kernel.MXFP4}
+var blockFormats = [...]kernel.Format{Q4_0: kernel.Q4_0, Q4_1: kernel.Q4_1, Q5_0: kernel.Q5_0, Q5_1: kernel.Q5_1,
+	Q8_0: kernel.Q8_0,
+	Q2_K: kernel.Q2_K, Q3_K: kernel.Q3_K, Q4_K: kernel.Q4_K, Q5_K: kernel.Q5_K, Q6_K: kernel.Q6_K,
+	IQ4_NL: kernel.IQ4_NL, IQ4_XS: kernel.IQ4_XS, MXFP4: kernel.MXFP4}
 
 // Format returns how the kernels read elements of d, and whether they can.
 func (d DType) Format() (kernel.Format, bool) {

@@ -33,6 +33,7 @@ const (
 	UINT8
 	INT8
 	Q4_0
+	Q4_1
 	Q5_0
 	Q5_1
 	Q8_0
@@ -41,6 +42,8 @@ const (
 	Q4_K
 	Q5_K
 	Q6_K
+	IQ4_NL
+	IQ4_XS
 	MXFP4
 	C64
 	I64
@@ -82,6 +85,7 @@ var dtypes = [...]struct {
 	UINT8:      {"UINT8", 1, 1},
 	INT8:       {"INT8", 1, 1},
 	Q4_0:       {"Q4_0", 32, 18},
+	Q4_1:       {"Q4_1", 32, 20},
 	Q5_0:       {"Q5_0", 32, 22},
 	Q5_1:       {"Q5_1", 32, 24},
 	Q8_0:       {"Q8_0", 32, 34},
@@ -90,6 +94,8 @@ var dtypes = [...]struct {
 	Q4_K:       {"Q4_K", 256, 144},
 	Q5_K:       {"Q5_K", 256, 176},
 	Q6_K:       {"Q6_K", 256, 210},
+	IQ4_NL:     {"IQ4_NL", 32, 18},
+	IQ4_XS:     {"IQ4_XS", 256, 136},
 	MXFP4:      {"MXFP4", 32, 17},
 	C64:        {"C64", 1, 8},
 	I64:        {"I64", 1, 8},
@@ -123,6 +129,9 @@ func (d DType) Block() (elements, bytes int) {
 // Blocked reports whether the elements of d lie in blocks that hold their own scales. A row,
 // the last axis, is a whole number of them, and no element can be had without its block.
 func (d DType) Blocked() bool { return Q4_0 <= d && d <= MXFP4 }
+
+// HasMinimum reports whether the blocks of d have one scale and one minimum.
+func (d DType) HasMinimum() bool { return d == Q4_1 || d == Q5_1 }
 
 // codes reports whether the elements of d are codes without a NaN, whose values a table has; bits is their size.
 func (d DType) codes() (bits int, ok bool) {

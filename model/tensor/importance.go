@@ -13,7 +13,7 @@ import (
 // encodeRow encodes a row of whole blocks of a type that Weighs, with the importance of each column.
 func (d DType) encodeRow(dst []byte, x, importance []float32) {
 	switch d {
-	case Q4_0, Q5_0, Q5_1:
+	case Q4_0, Q4_1, Q5_0, Q5_1:
 		encodeSmallBlocks(dst, x, importance, d)
 		return
 	}
@@ -247,7 +247,7 @@ func symmetricCode(per, v float32, most int32) byte {
 	return byte(kernel.Clamp(kernel.Nearest(per*v), -most, most-1) + most)
 }
 
-// encodeSmallBlocks is quantize_row_q4_0_impl, quantize_row_q5_0_impl and quantize_row_q5_1_impl,
+// encodeSmallBlocks is quantize_row_q4_0_impl, and that of Q4_1, Q5_0 and Q5_1,
 // kernel.FitGroups blocks at a time.
 func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
 	e := encoding.Get().(*encoder)
@@ -266,6 +266,8 @@ func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
 			fit.Symmetric(32, 8, triesQ4_0)
 		case Q5_0:
 			fit.Symmetric(32, 16, triesQ5_0)
+		case Q4_1:
+			fit.Minimums(32, weightedQ4_K.most, weightedQ4_K.tries, false)
 		default:
 			fit.Minimums(32, weightedQ5_K.most, weightedQ5_K.tries, false)
 		}
@@ -277,15 +279,15 @@ func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
 	}
 }
 
-// packSmallBlock sets a block of Q4_0, Q5_0 or Q5_1 to the fit of a group.
+// packSmallBlock sets a block of Q4_0, Q4_1, Q5_0 or Q5_1 to the fit of a group.
 func packSmallBlock(dst []byte, x []float32, fit *kernel.Fit, g int, d DType) {
 	var l [32]byte
 	PutF16(dst, fit.Scale[g])
 	switch most := int32(8); d {
-	case Q5_1:
+	case Q4_1, Q5_1:
 		PutF16(dst[2:], fit.Low[g])
 		for j, v := range x {
-			l[j] = byte(kernel.Clamp(kernel.Nearest(fit.Per[g]*(v-fit.From[g])), 0, 31))
+			l[j] = byte(kernel.Clamp(kernel.Nearest(fit.Per[g]*(v-fit.From[g])), 0, int32(weighings[d].most)))
 		}
 	case Q5_0:
 		most = 16
@@ -300,7 +302,7 @@ func packSmallBlock(dst []byte, x []float32, fit *kernel.Fit, g int, d DType) {
 		codes[j] = l[j]&15 | l[j+16]&15<<4
 		high |= uint32(l[j]>>4)<<j | uint32(l[j+16]>>4)<<(j+16)
 	}
-	if d != Q4_0 {
+	if d == Q5_0 || d == Q5_1 {
 		binary.LittleEndian.PutUint32(dst[len(dst)-20:], high)
 	}
 }

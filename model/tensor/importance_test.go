@@ -3,20 +3,21 @@ package tensor
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
 // weighed are the types that Weighs tells of.
-var weighed = []DType{Q4_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K}
+var weighed = []DType{Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K}
 
 // TestImportanceIsGGML: byte for byte the rows of llama.cpp's encoders with importance.
 func TestImportanceIsGGML(t *testing.T) {
 	read := ggml(t)
 	rows, importance := float32s(read("weighted.rows")), float32s(read("weighted.importance"))
 	for _, d := range blockTypes {
-		require.Equal(t, d != Q8_0 && d != MXFP4, d.Weighs(), d)
+		require.Equal(t, slices.Contains(weighed, d), d.Weighs(), d)
 	}
 	for _, d := range weighed {
 		q, err := NewQuantiser(d)
@@ -49,7 +50,7 @@ func importantRow(r *rand.Rand) (x, importance []float32) {
 // TestImportanceBounds: all rows are within their bounds, whatever the importance, and scales that are a
 // sixteenth of what they should be, or sixteen times that, nearly always are not.
 func TestImportanceBounds(t *testing.T) {
-	scale := map[DType]int{Q4_0: 1, Q5_0: 1, Q5_1: 1, Q2_K: 81, Q3_K: 109, Q4_K: 1, Q5_K: 1, Q6_K: 209} // upper byte
+	scale := map[DType]int{Q4_0: 1, Q4_1: 1, Q5_0: 1, Q5_1: 1, Q2_K: 81, Q3_K: 109, Q4_K: 1, Q5_K: 1, Q6_K: 209} // upper byte
 	for _, d := range weighed {
 		r := rand.New(rand.NewPCG(3, 4))
 		q, err := NewQuantiser(d)

@@ -11,12 +11,12 @@ import (
 // Quantiser encodes numbers in a block type, byte for byte as ggml's reference encoder
 // does without an importance matrix. It is safe for concurrent use.
 type Quantiser struct {
-	To     DType                         // a block type other than MXFP4
+	To     DType                         // a block type that Quantises
 	encode func(dst []byte, x []float32) // encodes whole blocks
 }
 
 // NewQuantiser prepares the conversion, or says that there is none: of the block types,
-// MXFP4 is only read.
+// IQ4_NL, IQ4_XS and MXFP4 are only read.
 func NewQuantiser(to DType) (*Quantiser, error) {
 	if !to.Quantises() {
 		return nil, fmt.Errorf("nothing can be quantised to dtype %s", to)
@@ -187,7 +187,7 @@ func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 
 // encoders holds the encoder of encodedAtOnce numbers of each type that can be written; nil for others.
 var encoders = [...]func(dst []byte, x []float32){
-	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
+	Q4_0: encodeQ4_0, Q4_1: encodeQ4_1, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
 	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K,
 	Q4_K:  func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ4_K, Q4_K) },
 	Q5_K:  func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5_K) },

@@ -19,9 +19,10 @@ type weighing struct {
 }
 
 var weighings = [...]weighing{
-	Q8_0: {32, 127, false, 0}, Q4_0: {32, 8, false, 0}, Q5_0: {32, 16, false, 0}, Q5_1: {32, 31, true, 0},
+	Q8_0: {32, 127, false, 0}, Q4_0: {32, 8, false, 0}, Q4_1: {32, 15, true, 0}, Q5_0: {32, 16, false, 0},
+	Q5_1: {32, 31, true, 0},
 	Q2_K: {16, 3, true, 15}, Q3_K: {16, 4, false, 32}, Q4_K: {32, 15, true, 63}, Q5_K: {32, 31, true, 63},
-	Q6_K: {16, 32, false, 128}, MXFP4: {32, 6, false, 0},
+	Q6_K: {16, 32, false, 128}, IQ4_NL: {32, 127, false, 0}, IQ4_XS: {32, 127, false, 32}, MXFP4: {32, 6, false, 0},
 }
 
 // storedBlock is a block and its scales.
@@ -43,7 +44,7 @@ func blockOf(data []byte, d DType) storedBlock {
 		at = 108
 	case Q6_K:
 		at = 208
-	case Q5_1, Q4_K, Q5_K:
+	case Q4_1, Q5_1, Q4_K, Q5_K:
 		least = 2
 	}
 	if b.scale = getF16(data[at:]); d == MXFP4 {
@@ -66,6 +67,8 @@ func (b *storedBlock) line(p int) (step, least float32) {
 		return b.scale * float32(kernel.ScaleQ3(p, (*[12]byte)(b.data[96:]))), 0
 	case Q6_K:
 		return b.scale * float32(int8(b.data[192+p])), 0
+	case IQ4_XS:
+		return b.scale * float32(kernel.ScaleIQ4(p, b.data)), 0
 	}
 	scale, low := kernel.ScaleMin(p, (*[12]byte)(b.data[4:]))
 	return b.scale * float32(scale), b.minimum * float32(low)

@@ -42,7 +42,7 @@ func blockNumbers(r *rand.Rand, kind int) []float32 {
 // TestRightBlocksUseTheirRange: whatever the numbers, and their importance, no encoder of ggml wastes the range of a
 // block, and the half steps are those of its scale.
 func TestRightBlocksUseTheirRange(t *testing.T) {
-	for _, d := range blockTypes[:9] {
+	for _, d := range blockTypes[:10] {
 		r := rand.New(rand.NewPCG(8, 9))
 		elements, size := d.Block()
 		for round := range 2700 {
@@ -74,7 +74,7 @@ func TestRightBlocksUseTheirRange(t *testing.T) {
 // the rest needs are wasted, and have half steps below those of their scale; those at 1.2 times are not wasted.
 func TestWastedRange(t *testing.T) {
 	r := rand.New(rand.NewPCG(10, 11))
-	for _, d := range []DType{Q4_0, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K} {
+	for _, d := range []DType{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K} {
 		k := weighings[d]
 		for _, times := range []float32{1.2, 4} {
 			found := 0

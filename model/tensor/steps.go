@@ -92,8 +92,12 @@ func halfSteps(h []float32, data []byte, y []float32, d DType) {
 		b.oneScale(h, func(i int) int { return low(data[2:], i) - 8 }, 7)
 	case Q5_0:
 		b.oneScale(h, func(i int) int { return low(data[6:], i) + fifth(data[2:], i) - 16 }, 15)
+	case Q4_1:
+		b.oneScale(h, func(i int) int { return low(data[4:], i) }, math.MaxInt)
 	case Q5_1:
 		b.oneScale(h, func(i int) int { return low(data[8:], i) + fifth(data[4:], i) }, math.MaxInt)
+	case IQ4_NL, IQ4_XS:
+		b.unevenCodes(h)
 	case MXFP4:
 		var unit [32]float32
 		kernel.Widen(unit[:], append([]byte{data[0]},
@@ -145,7 +149,7 @@ func (e *BeyondError) Error() string {
 // finite is not checked.
 func (m *measure) beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	half := float32(0) // a step of a block of one scale; of Q8_0 the kernel knows it
-	if d == Q4_0 || d == Q5_0 || d == Q5_1 {
+	if d == Q4_0 || d == Q4_1 || d == Q5_0 || d == Q5_1 {
 		half = 0.5 * abs32(getF16(block))
 	}
 	if largest >= infinityBits || math.Float32frombits(largest) <= half {
@@ -352,6 +356,32 @@ func (b *storedBlock) oneScale(h []float32, code func(i int) int, largest int) {
 			step = 1
 		}
 		h[i] = float32(b.super*step) + float32((abs32(float32(q))+1)*ofScale) + ofMinimum
+	}
+}
+
+// unevenCodes sets h for the codes of IQ4_NL and IQ4_XS, whose values are not evenly spaced: half the wider gap to a
+// neighbour. Encoders try scales under which the number of largest magnitude is up to endIQ4, and round the scales of
+// parts: the outermost codes also stand for numbers as far beyond them. Added are the errors of the scale as F16.
+func (b *storedBlock) unevenCodes(h []float32) {
+	const endIQ4 = 134 // 127 + ntry of quantize_row_iq4_nl_impl
+	values := &kernel.ValuesIQ4
+	for i := range h {
+		step, rounded, q := b.super, float32(0), low(b.data[2:], i)
+		if b.dtype == IQ4_XS {
+			step, q = b.step(i/32), low(b.data[8+i/32*16:], i%32)
+			rounded = float32(0.5*b.super) + float32(b.levels*errorF16(b.super))
+		}
+		half, beyond := float32(0), float32(0)
+		if q > 0 {
+			half = 0.5 * (values[q] - values[q-1])
+		}
+		if q < len(values)-1 {
+			half = max(half, 0.5*(values[q+1]-values[q]))
+		}
+		if isEnd(q, len(values)-1) || step == 0 { // without a scale all codes are one number
+			half, beyond = max(half, endIQ4-abs32(values[q])), float32(endIQ4*rounded)
+		}
+		h[i] = float32(step*half) + beyond + float32((abs32(values[q])+1)*errorF16(step))
 	}
 }
 

@@ -47,7 +47,7 @@ func TestDTypes(t *testing.T) {
 	require.False(t, F64.Integer() || C64.Integer() || Invalid.Integer() || DType(99).Integer())
 	require.Equal(t, "DType(99)", DType(99).String())
 	require.Zero(t, DType(99).Bytes(8)+DType(99).Elements(8)+Invalid.Bytes(8)+Invalid.Elements(8))
-	require.Equal(t, []string{"Q4_0 32 18", "Q5_0 32 22", "Q5_1 32 24", "Q8_0 32 34", "Q2_K 256 84", "Q3_K 256 110", "Q4_K 256 144", "Q5_K 256 176", "Q6_K 256 210", "MXFP4 32 17"}, blocked)
+	require.Equal(t, []string{"Q4_0 32 18", "Q4_1 32 20", "Q5_0 32 22", "Q5_1 32 24", "Q8_0 32 34", "Q2_K 256 84", "Q3_K 256 110", "Q4_K 256 144", "Q5_K 256 176", "Q6_K 256 210", "IQ4_NL 32 18", "IQ4_XS 256 136", "MXFP4 32 17"}, blocked)
 	for _, name := range []string{"", "invalid", "f32", "F32 ", "DType(99)"} {
 		_, err := ParseDType(name)
 		require.ErrorContains(t, err, "unknown dtype")

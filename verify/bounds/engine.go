@@ -514,16 +514,17 @@ func addSums(y *Value, all []blockSum, weight *model.Weight) {
 	y.roundLater = true
 }
 
-// minima are the stored minima of a weight's blocks of Q5_1. Of a weight that was decoded they are the least number of
-// each block: the encoder gives that the code 0.
+// minima are the stored minima of a weight's blocks of Q4_1 or Q5_1. Of a weight that was decoded they are the
+// least number of each block: the encoder gives that the code 0.
 func minima(w *model.Weight) (all []float32) {
-	block, size := tensor.Q5_1.Block()
-	if w.DType == tensor.Q5_1 {
+	if w.DType.HasMinimum() {
+		_, size := w.DType.Block()
 		for b := range slices.Chunk(w.Data, size) { // d, m, codes
 			all, _ = tensor.Tensor{DType: tensor.F16, Shape: []int{1}, Data: b[2:4]}.Float32s(all) // F16 decodes
 		}
 		return all
 	}
+	block, _ := tensor.Q5_1.Block()
 	for row := range slices.Chunk(model.NewPlain(model.Options{DType: tensor.F32}).Values(w), w.Shape[1]) {
 		for b := range slices.Chunk(row, block) {
 			all = append(all, slices.Min(b))

@@ -40,9 +40,9 @@ type Arithmetic struct {
 var roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
 
 // Roundings are what an Arithmetic may name for the inputs of products with weights of a form, "" for the cache: q8_1
-// is of blocks with a minimum, those of Q5_1.
+// is of blocks with a minimum, those of Q4_1 and Q5_1.
 func Roundings(form string) []string {
-	if form == tensor.Q5_1.String() {
+	if d, _ := tensor.ParseDType(form); d.HasMinimum() {
 		return roundings
 	}
 	return slices.DeleteFunc(slices.Clone(roundings), func(to string) bool { return to == "q8_1" })

@@ -25,6 +25,7 @@ var blocks = [...]struct {
 	UINT8:  {1, 1, nil},
 	INT8:   {1, 1, nil},
 	Q4_0:   {32, 18, widenQ4_0},
+	Q4_1:   {32, 20, widenQ4_1},
 	Q5_0:   {32, 22, widenQ5_0},
 	Q5_1:   {32, 24, widenQ5_1},
 	Q8_0:   {32, 34, widenQ8_0},
@@ -33,6 +34,8 @@ var blocks = [...]struct {
 	Q4_K:   {256, 144, widenQ4_K},
 	Q5_K:   {256, 176, widenQ5_K},
 	Q6_K:   {256, 210, widenQ6_K},
+	IQ4_NL: {32, 18, widenIQ4_NL},
+	IQ4_XS: {256, 136, widenIQ4_XS},
 	MXFP4:  {32, 17, widenMXFP4},
 }
 
@@ -62,6 +65,19 @@ func widenQ4_0(dst []float32, src []byte) {
 		for j, q := range (*[16]byte)(src[2:]) {
 			y[j] = float32(int32(q&15)-8) * d
 			y[j+16] = float32(int32(q>>4)-8) * d
+		}
+	}
+}
+
+// widenQ4_1 decodes blocks of
+//
+//	d F16; m F16; qs[16]    y[j] = (qs[j]&15)·d + m,  y[j+16] = (qs[j]>>4)·d + m
+func widenQ4_1(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[20:] {
+		d, m, y := f16At(src), f16At(src[2:]), (*[32]float32)(dst)
+		for j, q := range (*[16]byte)(src[4:]) {
+			y[j] = float32(float32(q&15)*d) + m
+			y[j+16] = float32(float32(q>>4)*d) + m
 		}
 	}
 }
@@ -242,6 +258,46 @@ func widenQ6_K(dst []float32, src []byte) {
 	})
 }
 
+// ValuesIQ4 are the values of the codes of IQ4_NL and IQ4_XS: kvalues_iq4nl.
+var ValuesIQ4 = [16]float32{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
+
+// halves sets y to values of the low and the high halves of 16 bytes, times d.
+func halves(y *[32]float32, q *[16]byte, values *[16]float32, d float32) {
+	for j, q := range q {
+		y[j] = values[q&15] * d
+		y[j+16] = values[q>>4] * d
+	}
+}
+
+// widenIQ4_NL decodes blocks of
+//
+//	d F16; qs[16]       y[j] = v(qs[j]&15)·d,  y[j+16] = v(qs[j]>>4)·d
+func widenIQ4_NL(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[18:] {
+		halves((*[32]float32)(dst), (*[16]byte)(src[2:]), &ValuesIQ4, f16At(src))
+	}
+}
+
+// ScaleIQ4 returns the scale of part p of 8, -32 … 31, of an IQ4_XS block: its low four bits are half a byte, the high
+// ones two bits of a uint16.
+func ScaleIQ4(p int, block []byte) int {
+	return int(block[4+p/2]>>(p%2*4)&15|block[2+p/4]>>(p%4*2)&3<<4) - 32
+}
+
+// widenIQ4_XS decodes blocks of
+//
+//	d F16; scales_h uint16; scales_l[4]; qs[128]
+//
+// in 8 parts as IQ4_NL's, of d·scale with the part's scale.
+func widenIQ4_XS(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[136:] {
+		d := f16At(src)
+		for p := range 8 {
+			halves((*[32]float32)(dst[32*p:]), (*[16]byte)(src[8+16*p:]), &ValuesIQ4, d*float32(ScaleIQ4(p, src)))
+		}
+	}
+}
+
 // valuesMXFP4 holds twice the values of E2M1, as ggml has them: -0 is +0.
 var valuesMXFP4 = [16]float32{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}
 
@@ -256,10 +312,6 @@ func widenMXFP4(dst []float32, src []byte) {
 		if src[0] >= 2 {
 			d = math.Float32frombits(uint32(src[0]-1) << 23)
 		}
-		y := (*[32]float32)(dst)
-		for j, q := range (*[16]byte)(src[1:]) {
-			y[j] = valuesMXFP4[q&15] * d
-			y[j+16] = valuesMXFP4[q>>4] * d
-		}
+		halves((*[32]float32)(dst), (*[16]byte)(src[1:]), &valuesMXFP4, d)
 	}
 }

@@ -34,6 +34,7 @@ const (
 
 	// The block formats of ggml: see blocks.go. They are read only, by whole blocks.
 	Q4_0
+	Q4_1
 	Q5_0
 	Q5_1
 	Q8_0
@@ -42,6 +43,8 @@ const (
 	Q4_K
 	Q5_K
 	Q6_K
+	IQ4_NL
+	IQ4_XS
 	MXFP4
 )
 
@@ -56,7 +59,8 @@ func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1,
 func (f Format) String() string {
 	return [...]string{
 		"F32", "F16", "BF16", "F8E4M3", "F8E8M0", "F6E2M3", "F4", "INT2", "INT3", "INT4", "INT5", "INT6", "INT7",
-		"UINT8", "INT8", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
+		"UINT8", "INT8", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+		"MXFP4",
 	}[f]
 }
 
