@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes a release of the working tree, v1.2.3 in a repository of its own, without publishing it; and shows that its
 # binary names the tag and the commit, that a build in another directory and without the build cache gives the same
-# bytes, that the action installs the archive, and that pip installs the wheel, which is packed to the same bytes again.
+# bytes, that the action installs the archive, that pip installs the wheel, which is packed to the same bytes again, and
+# that the pages are built as a site without a dead link.
 # Without goreleaser, which is built from the module proxy if it is not installed, the binary is built by hand and there
-# are no archives and wheels; without syft there is no SBOM.
+# are no archives, wheels and pages; without syft there is no SBOM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -14,7 +15,7 @@ export CGO_ENABLED=0
 
 checkout() { # DIRECTORY
   mkdir -p "$1"
-  tar -c --exclude=./.git --exclude=./out --exclude=./fixtures . | tar -x -C "$1"
+  tar -c --exclude=./.git --exclude=./out --exclude='./fixtures/*/*' . | tar -x -C "$1"
   git -C "$1" init -q
   git -C "$1" remote add origin https://github.com/OWNER/dsmoe
   git -C "$1" add .
@@ -58,8 +59,9 @@ echo "built twice, the same bytes: $(sha256sum < "$work/again" | cut -c 1-64)"
 
 if [ -n "$goreleaser" ]; then
   cd "$work/a/out/dist"
-  cp ../wheels/*.whl . # a release has all files in one place
+  cp ../wheels/*.whl ../docs/*.tar.gz . # a release has all files in one place
   sha256sum -c checksums.txt
+  tar -xzf dsmoe-docs.tar.gz -C "$work" dsmoe-docs/index.html dsmoe-docs/search.json
   tar -xzf "dsmoe_1.2.3_$machine.tar.gz" -C "$work" README.md CHANGELOG.md man/dsmoe.1 completions/dsmoe.bash
   mkdir -p "$work/OWNER/dsmoe/releases/download" "$work/_actions/OWNER/dsmoe/v1.2.3"
   ln -s "$PWD" "$work/OWNER/dsmoe/releases/download/v1.2.3"

@@ -266,18 +266,22 @@ func (p markdown) anchors() map[string]bool {
 	return all
 }
 
-// TestLinks: every link inside of the repository leads to a file, and to a heading where it names
-// one.
+// TestLinks: every link inside of the repository leads to a file, and to a heading where it names one; scripts/site.yml has
+// a place for every page.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	others, err := filepath.Glob(filepath.Join(repository, "*.md"))
 	require.NoError(t, err)
-	pages := append(documents(t), readPage(t, filepath.Join("fixtures", "README.md")))
+	pages := append(documents(t), readPage(t, filepath.Join("fixtures", "README.md")),
+		readPage(t, filepath.Join("model", "internal", "kernel", "KERNELS.md")))
+	site, err := os.ReadFile(filepath.Join(repository, "scripts", "site.yml"))
+	require.NoError(t, err)
 	for _, path := range others {
 		pages = append(pages, readPage(t, filepath.Base(path)))
 	}
 	links := 0
 	for _, p := range pages {
+		assert.Contains(t, string(site), ": "+p.path+"\n")
 		for _, link := range linkTarget.FindAllStringSubmatch(p.prose, -1) {
 			if strings.Contains(link[1], ":") {
 				continue
