@@ -28,7 +28,8 @@ type family struct {
 
 	references map[Reference]Rules // what each implementation does in its own way
 
-	within bool // only a wrapper's: model_type alone does not name it
+	also   string // another family's model_type, which files of this one have whose architectures name its class
+	within bool   // only a wrapper's: model_type alone does not name it
 }
 
 // delta is how a family differs from the one that it derives from.
@@ -42,6 +43,7 @@ type delta struct {
 
 	// In place of the base's, where they are set.
 	class      string
+	also       string
 	reference  Reference
 	rules      []rule
 	rope       *ropeForm
@@ -55,7 +57,7 @@ func (f *family) derive(modelType string, d delta) family {
 	derived.modelType, derived.reference = modelType, cmp.Or(d.reference, f.reference)
 	derived.class, derived.renamed, derived.aliases = cmp.Or(d.class, f.class), d.renamed, d.aliases
 	derived.fields, derived.unread = slices.Clone(f.fields), slices.Clone(f.unread)
-	derived.rope, derived.within = cmp.Or(d.rope, f.rope), d.within
+	derived.rope, derived.also, derived.within = cmp.Or(d.rope, f.rope), d.also, d.within
 	if d.rules != nil {
 		derived.rules = d.rules
 	}

@@ -135,6 +135,14 @@ func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) 
 	}
 }
 
+// ofModel is the row of model_type of a family whose files have other names for it.
+func ofModel(names ...string) field {
+	return field{"model_type", nil, refusal(func(value jsontext.Value) error {
+		_, err := parseOneOf(value, names...)
+		return err
+	})}
+}
+
 // dtypes are the torch_dtype that a checkpoint's own weights can have.
 var dtypes = []string{"bfloat16", "float16", "float32", "float64"}
 

@@ -10,7 +10,7 @@ import (
 
 // groupedFamilies are those with DeepSeek-V3's mixture behind plain attention, each with what has no default.
 var groupedFamilies = map[string]string{"glm4_moe": "", "dots1": `,"n_routed_experts":8,"num_experts_per_tok":2,"n_shared_experts":1`,
-	"solar_open": "", "hy_v3": "", "minimax_m2": "", "exaone_moe": "", "ernie4_5_moe": "", "sarvam_moe": ""}
+	"solar_open": "", "hy_v3": "", "minimax_m2": "", "exaone_moe": "", "ernie4_5_moe": "", "sarvam_moe": "", "bailing_moe_v2": ""}
 
 // TestGroupedHeads: a head has its own width, of which RoPE rotates a share, the first channels.
 func TestGroupedHeads(t *testing.T) {
@@ -30,6 +30,8 @@ func TestGroupedHeads(t *testing.T) {
 		{"minimax_m2", `,"rotary_dim":64`, 128, 64},
 		{"minimax_m2", `,"rotary_dim":64,"partial_rotary_factor":0.25`, 128, 32},
 		{"minimax_m2", ``, 128, 128},
+		{"bailing_moe_v2", ``, 128, 128},
+		{"bailing_moe_v2", `,"partial_rotary_factor":0.5`, 128, 64},
 		{"sarvam_moe", ``, 64, 64},
 		{"sarvam_moe", `,"partial_rotary_factor":0.5`, 64, 32},
 	} {
@@ -80,14 +82,15 @@ func TestGroupedGates(t *testing.T) {
 		limits, normal    bool
 		scale, eps, least float64
 	}{
-		"glm4_moe":     {"sigmoid", true, true, 1, 1e-20, 0},
-		"dots1":        {"sigmoid", true, false, 1, 1e-20, 0},
-		"solar_open":   {"sigmoid", true, true, 1, 1e-20, 0},
-		"hy_v3":        {"sigmoid", false, true, 2.826, 1e-20, 0},
-		"minimax_m2":   {"sigmoid", false, true, 1, 0, 0},
-		"exaone_moe":   {"sigmoid", true, true, 2.5, 1e-20, 0},
-		"ernie4_5_moe": {"softmax", false, true, 1, 0, 1e-12},
-		"sarvam_moe":   {"sigmoid", true, true, 2.5, 1e-20, 0},
+		"glm4_moe":       {"sigmoid", true, true, 1, 1e-20, 0},
+		"dots1":          {"sigmoid", true, false, 1, 1e-20, 0},
+		"solar_open":     {"sigmoid", true, true, 1, 1e-20, 0},
+		"hy_v3":          {"sigmoid", false, true, 2.826, 1e-20, 0},
+		"minimax_m2":     {"sigmoid", false, true, 1, 0, 0},
+		"exaone_moe":     {"sigmoid", true, true, 2.5, 1e-20, 0},
+		"ernie4_5_moe":   {"softmax", false, true, 1, 0, 1e-12},
+		"bailing_moe_v2": {"sigmoid", true, true, 1, 1e-20, 0},
+		"sarvam_moe":     {"sigmoid", true, true, 2.5, 1e-20, 0},
 	} {
 		c := parse(t, `{"model_type":"`+model+`"`+groupedFamilies[model]+`,"head_dim":128,"scoring_func":"noaux_tc","topk_method":"none"}`)
 		normal, scale := c.TopKWeights()
@@ -117,6 +120,7 @@ func TestGroupedKeys(t *testing.T) {
 		`"exaone_moe","layer_types":["sliding_attention"]`:                                                       "layer_types: 1 layers; num_hidden_layers is 32",
 		`"exaone_moe","mlp_layer_types":["moe"]`:                                                                 `mlp_layer_types: layer 0: "moe" is not one of dense, sparse`,
 		`"dots1","n_routed_experts":8,"num_experts_per_tok":2,"num_hidden_layers":1,"sliding_window":null,"layer_types":["sliding_attention"]`: "layer_types: has layers with a window, and sliding_window is null",
+		`"bailing_moe","architectures":["BailingMoeV2ForCausalLM"],"use_bias":true`:                                                            "use_bias: true: a bias of attention's output is not supported",
 		`"sarvam_moe","num_experts":4`:                        "num_experts_per_tok: 6 is more than num_experts 4",
 		`"sarvam_moe","num_experts":0`:                        "num_experts: 0 is not in 1..",
 		`"sarvam_moe","num_experts":64,"n_routed_experts":32`: "num_experts: 64; n_routed_experts, another name of it, is 32",

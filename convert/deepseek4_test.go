@@ -42,7 +42,7 @@ func TestTablesOfExpertsInGGUF(t *testing.T) {
 func TestTensorsAreLlamaCpps(t *testing.T) {
 	t.Parallel()
 	tensorsAreLlamaCpps(t, "v4-gguf", "deepseek4", plan.Options{Mixture: "q8_0", NoVocab: true})
-	for _, name := range []string{"glm4-moe", "dots1", "solar-open", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe"} {
+	for _, name := range []string{"glm4-moe", "dots1", "solar-open", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe", "ling-2"} {
 		tensorsAreLlamaCpps(t, name, "families/"+name, plan.Options{DType: tensor.BF16, NoVocab: true})
 	}
 }

@@ -2,6 +2,7 @@
 """Makes the fixtures of models with plain attention and a mixture of experts like DeepSeek-V3's.
 
     python scripts/families_fixture.py [NAME ...]      in the root of the repository (requirements-native.txt)
+    CODE=DIRECTORY python scripts/families_fixture.py ling-2   with Ling 2's published code (transformers 4.56.2)
 
 A checkpoint of each family as it is published: the names that save_pretrained writes, the keys of the published
 config.json, weights in BF16 but for those that are published in F32, prediction layers under their published names.
@@ -102,9 +103,16 @@ CONFIGS = {
         "rope_scaling": {"type": "deepseek_yarn", "factor": 40, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
                          "mscale_all_dim": 1.0},
     },
+    "ling-2": GLM | SMALL | {
+        "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "head_dim": 12, "moe_router_enable_expert_bias": True, "n_group": 4,
+        "auto_map": {"AutoConfig": "configuration_bailing_moe_v2.BailingMoeV2Config", "AutoModelForCausalLM": "modeling_bailing_moe_v2.BailingMoeV2ForCausalLM"},
+        "num_experts": 8, "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "num_shared_experts": 1, "pad_token_id": 1, "partial_rotary_factor": 0.5,
+        "rope_scaling": None, "rope_theta": 600000.0, "score_function": "sigmoid", "topk_group": 2, "use_bias": False, "use_qk_norm": True, "use_qkv_bias": False,
+        "use_rmsnorm": True,
+    },
 }
 for key in ("n_routed_experts", "n_shared_experts"):
-    del CONFIGS["exaone-moe"][key], CONFIGS["sarvam-moe"][key], CONFIGS["sarvam-mla"][key]
+    del CONFIGS["exaone-moe"][key], CONFIGS["sarvam-moe"][key], CONFIGS["sarvam-mla"][key], CONFIGS["ling-2"][key]
 # Weights that are published in float32.
 FLOATS = r"e_score_correction_bias$|expert_bias$"
 # Names of a prediction layer: what its decoder layer is called, and the weights around it. The last two are copies.
@@ -130,15 +138,19 @@ def value(name, shape, g):
 
 def saved(config):
     """The names and shapes of what save_pretrained writes."""
-    cls = getattr(transformers, config["architectures"][0])
+    if "auto_map" in config:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+        known, cls = (get_class_from_dynamic_module(name, os.environ["CODE"]) for name in config["auto_map"].values())
+    else:
+        known, cls = transformers.CONFIG_MAPPING[config["model_type"]], getattr(transformers, config["architectures"][0])
     with tempfile.TemporaryDirectory() as tmp:
-        cls(transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))).save_pretrained(tmp)
+        cls(known.from_dict(dict(config))).save_pretrained(tmp)
         return {k: tuple(t.shape) for k, t in load_file(tmp + "/model.safetensors").items()}
 
 
 def predicting(config):
     """The names and shapes of a checkpoint with its prediction layer, which is saved as one layer more."""
-    if not config.get("num_nextn_predict_layers"):
+    if not config.get("num_nextn_predict_layers") or "auto_map" in config:
         return saved(config)
     last, (layer, around) = config["num_hidden_layers"], PREDICTION[config["model_type"]]
     longer = {k: v + [v[0]] if k.endswith("layer_types") else v for k, v in config.items()} | {"num_hidden_layers": last + 1}
@@ -178,10 +190,11 @@ def main():
         save_file(weights(config, seed), root + "/checkpoint/model.safetensors", {"format": "pt"})
         os.chmod(root + "/checkpoint/model.safetensors", 0o644)
         packs = {"f32": ["1x24"], "bf16": ["1x24", "--dtype", "bfloat16"], "padded-f32": ["2x15", "--mask"]}
-        if "sarvam" in name:
+        if "sarvam" in name or "ling" in name:
             packs = {"f32": ["1x16"], "bf16": ["1x16", "--dtype", "bfloat16"]}
         for pack, flags in packs.items() if not name.endswith(("bias", "clamp", "window")) else [("f32", ["1x24"]), ("bf16", packs["bf16"])]:
             flags = [*flags, *(["--mtp"] if (name, pack) == ("glm4-moe", "f32") else []), "--seed", str(seed)]
+            flags += ["--reference", "remote", "--trust-remote-code", "--code", os.environ["CODE"]] if "auto_map" in config else []
             sys.argv[1:] = [root + "/checkpoint", f"{root}/golden-{pack}", "--random", *flags]
             if golden.main():
                 sys.exit(2)

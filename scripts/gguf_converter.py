@@ -32,7 +32,7 @@ OURS = {
     "glm-dsa.expert_gating_func": "the same",
     "deepseek4.vocab_size": "a file without a vocabulary has no other place for it",
     "deepseek2.attention.q_lora_rank": "0: llama.cpp takes no model but those of V2-Lite's sizes without the key",
-    **{f"{arch}.{key}": why for arch in ("glm4moe", "dots1", "hy_v3", "minimax-m2", "exaone-moe", "ernie4_5-moe") for key, why in {
+    **{f"{arch}.{key}": why for arch in ("glm4moe", "dots1", "hy_v3", "minimax-m2", "exaone-moe", "ernie4_5-moe", "bailingmoe2") for key, why in {
         "vocab_size": "a file without a vocabulary has no other place for it",
         "attention.key_length": "without head_dim in config.json llama.cpp takes each head's share",
         "attention.value_length": "the same",
@@ -59,7 +59,7 @@ KNOWN = {
        for key, name in {"padding": "pad", "unknown": "unk"}.items()},
     **{f"{arch}.nextn_predict_layers": (
         lambda config, ours, theirs: ours is None and theirs == 0,
-        "0 is what llama.cpp takes without the key") for arch in ("glm4moe", "exaone-moe")},
+        "0 is what llama.cpp takes without the key") for arch in ("glm4moe", "exaone-moe", "bailingmoe2")},
 }
 
 GLM = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -9,9 +9,12 @@ when it is its turn, so that never more than one decoder layer is in memory, and
 the expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
-for transformers' classes (V2, V3, V3.2, V4, GLM-4.5 to GLM-5, A.X-K1, dots.llm1, Solar-Open, Hy3, MiniMax-M2, K-EXAONE, ERNIE-4.5;
+for transformers' classes (V2, V3, V3.2, V4, GLM-4.5 to GLM-5, A.X-K1, dots.llm1, Solar-Open, Hy3, MiniMax-M2, K-EXAONE, ERNIE-4.5, and with
+5.24.0, see scripts/requirements-native-next.txt, Sarvam;
 Python 3.10 or later):
   pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
+for the published code of Ling 2 (--reference remote --code DIRECTORY; Python 3.10 or later):
+  pip install torch==2.8.0 transformers==4.56.2 safetensors==0.8.0 numpy==1.26.4
 for the published code of the first DeepSeekMoE and of DeepSeek-VL2 (Python 3.8 to 3.12; VL2's needs einops, too):
   pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
 
@@ -101,15 +104,15 @@ try:
     from safetensors.torch import save_file
     from torch.overrides import TorchFunctionMode
 except (ImportError, OSError) as e:  # OSError: a library of the system that torch needs
-    native, published = re.findall("pip install .*", __doc__)
+    native, _, published = re.findall("pip install .*", __doc__)
     print(f"{CLEAR}golden.py: {' '.join(str(e).split())}: {native}, or for the published code of the first DeepSeekMoE {published}", file=sys.stderr)
     sys.exit(2)
 
 # (torch, transformers) with which packs were made and verified.
-TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0"), ("2.15.0", "5.24.0")]}
+TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0"), ("2.15.0", "5.24.0")], "BailingMoeV2ForCausalLM": [("2.8.0", "4.56.2")]}
 # Classes whose modules have the names below.
 KNOWN = {
-    "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+    "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "BailingMoeV2ForCausalLM"],
     "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "AXK1ForCausalLM", "DeepseekV32ForCausalLM",
                "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM", "HYV3ForCausalLM",
                "MiniMaxM2ForCausalLM", "ExaoneMoeForCausalLM", "Ernie4_5_MoeForCausalLM"],
@@ -132,7 +135,10 @@ FP4_GROUP = 32  # elements of a row that share a scale
 
 # Kinds of stages: names without "model.layers.N.", the number of an expert being *.
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
-               "kv_a_layernorm", "kv_b_proj", "o_proj", "q_norm", "k_norm", "q_a_norm", "kv_proj", "kv_norm", "o_a_proj"]
+               "kv_a_layernorm", "kv_b_proj", "o_proj", "q_norm", "k_norm", "q_a_norm", "kv_proj", "kv_norm", "o_a_proj", "qkv_proj"]
+# What modules of Ling are called here, by their names in its code.
+LING = {"word_embeddings": "embed_tokens", "attention": "self_attn", "query_key_value": "qkv_proj", "query_layernorm": "q_norm",
+        "key_layernorm": "k_norm", "dense": "o_proj"}
 INDEXER = ["wq_b", "wk", "k_norm", "weights_proj"]
 COMPRESSOR = ["kv_proj", "gate_proj", "kv_norm"]
 HEAD = ["model.norm.output", "lm_head.output"]
@@ -286,6 +292,8 @@ class Checkpoint:
             raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
         self.native = self.native_names() if self.config.get("model_type") in RENAMED else {}
+        if "model.word_embeddings.weight" in self.where:
+            self.native["model.embed_tokens.weight"] = "model.word_embeddings.weight"
         self.rows = self.rows_of_parts()  # of weights that are a part of a stored tensor
 
     def native_names(self):
@@ -571,8 +579,12 @@ class Reference:
         self.cls, config = self.load_class(a, checkpoint)
         if hasattr(config, "quantization_config"):
             del config.quantization_config  # weights are dequantised when they are read
+        if self.cls.__name__ in TRIED:
+            config.num_nextn_predict_layers = 0  # Ling's code would run them
         self.model = self.build(config)
         self.model.train(a.train)
+        for module in self.model.modules() if self.cls.__name__ in TRIED else []:  # beside its own names, which weights have
+            vars(module).update({LING[n]: m for n, m in module.named_children() if n in LING})
         self.config = self.model.config
         self.layers = self.model.model.layers
         self.one_rotary = getattr(self.model.model, "rotary_emb", None) is not None
@@ -598,8 +610,9 @@ class Reference:
                             f"another model: give --reference {checkpoint.only}")
         if checkpoint.only and a.dtype != "float32" and checkpoint.config.get("use_mla", True):
             problems.append("--dtype: the attention of DeepSeek-VL2's code rounds where dsmoe does not: float32 only")
-        if versions not in TRIED[self.kind] and not a.untried_versions:
-            tried = " or ".join(f"torch {t} with transformers {v}" for t, v in TRIED[self.kind])
+        known = TRIED.get(name, TRIED[self.kind])
+        if versions not in known and not a.untried_versions:
+            tried = " or ".join(f"torch {t} with transformers {v}" for t, v in known)
             problems.append(f"torch {versions[0]} with transformers {versions[1]} was not tried with the {self.kind} reference: install "
                             f"{tried}, or give --untried-versions")
         if self.kind == "remote" and not a.trust_remote_code:
@@ -1243,7 +1256,7 @@ class Hooks:
 
         self.before(moe, begin)
         self.before(moe.gate, lambda x: setattr(w, "gating", True))
-        biased = any(hasattr(m, "e_score_correction_bias") for m in (moe, *moe.gate.modules()))
+        biased = any(hasattr(m, b) for m in (moe, *moe.gate.modules()) for b in ("e_score_correction_bias", "expert_bias"))
         self.after(moe.gate, lambda out: w.gate(out, biased))
         if getattr(moe, "shared_experts", None) is not None:
             self.mlp(moe.shared_experts, base + "shared_experts.")
@@ -1590,7 +1603,7 @@ class Run:
         if 0 in self.layers:
             self.run_as_one(self.embedding, lambda out: self.embed(out))
         else:
-            self.base.embed_tokens = Blank(self.reference)
+            setattr(self.base, "word_embeddings" if hasattr(self.base, "word_embeddings") else "embed_tokens", Blank(self.reference))
         if self.last and self.streams:
             self.base.hc_head.register_forward_pre_hook(lambda m, x: setattr(self.watch, "mixing", "model.hc_head"))
             self.run_as_one(self.streams, self.collapsed)

@@ -48,6 +48,7 @@ var packs = []string{
 	"ernie45-moe/golden-f32", "ernie45-moe/golden-bf16", "ernie45-moe/golden-padded-f32",
 	"ernie45-moe-clamp/golden-f32", "ernie45-moe-clamp/golden-bf16",
 	"sarvam-moe/golden-f32", "sarvam-moe/golden-bf16", "sarvam-mla/golden-f32", "sarvam-mla/golden-bf16",
+	"ling-2/golden-f32", "ling-2/golden-bf16",
 }
 
 // coherentHeads is a pack whose sums drift as far as is known.

@@ -39,6 +39,9 @@ var architectures = []architecture{
 		keys: []string{gatingFunc, sharedCount, sharedFF, denseCount, weightsScale, weightsNorm, window, windowPattern}}),
 	ofGrouped(ernie45MoE, nil, softmax, grouped{leads: true, normalises: true, read: readErnie45MoE,
 		keys: []string{sharedCount, sharedFF, denseCount, moeStep}}),
+	ofGrouped(bailing2, nil, sigmoid, grouped{leads: true, untied: true, shares: true, normed: true, normalises: true,
+		rotary: "partial_rotary_factor", read: readBailing2,
+		keys: []string{ropeDims, gatingFunc, sharedCount, sharedFF, denseCount, weightsScale, weightsNorm}}),
 }
 
 // ofGrouped returns an architecture of models with plain attention and head_dim.

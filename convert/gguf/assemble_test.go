@@ -122,7 +122,7 @@ func (f *file) assembled(t testing.TB) (*format.Assembly, []problem.Problem) {
 func TestConfigsComeBack(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-massive", "v2-lite", "v2-group-yarn", "v3", "v3-yarn",
 		"kimi-k2", "v32", "v32-yarn", "glm5", "glm4-moe-lite", "glm4-moe", "solar-open", "dots1", "hy-v3", "minimax-m2",
-		"exaone-moe", "ernie45-moe"} {
+		"exaone-moe", "ernie45-moe", "ling-2"} {
 		f := fileOf(t, name, tensor.BF16)
 		a, wrong := f.assembled(t)
 		require.Empty(t, wrong, name)

@@ -32,6 +32,8 @@ type grouped struct {
 	untied       bool     // the head is a tensor of its own
 	equal        bool     // keys have as many heads as queries
 	biased       bool     // q_proj, k_proj and v_proj may have biases
+	shares       bool     // one shared expert, no more and no less
+	normed       bool     // queries and keys are normed
 	sparse       bool     // no layer is dense: feed_forward_length is that of experts
 	normalises   bool     // weights of experts are always normalised: norm_topk_prob has no key
 	saysUnscaled bool     // a key says that RoPE is not scaled
@@ -106,11 +108,16 @@ func (w *keyWriter) grouped(c *config.Config, a *architecture) {
 // unsayable gives refuse the reasons why llama.cpp would not load a model, or compute something else.
 func (g *grouped) unsayable(c *config.Config, arch string, refuse func(is bool, reason string, args ...any)) {
 	refuse(c.Attention.AttentionBias && !(g.biased && c.Rules().Attention.OutputUnbiased),
-		"attention_bias is true: llama.cpp's %s has no such biases", arch)
+		"%s is true: llama.cpp's %s has no such biases", c.Key("attention_bias"), arch)
 	refuse(c.TieWordEmbeddings && g.untied, "tie_word_embeddings is true: llama.cpp's %s demands a head", arch)
 	refuse(g.equal && c.Attention.NumKeyValueHeads != c.Attention.NumAttentionHeads,
 		"num_key_value_heads is %d of %d heads: llama.cpp's %s has as many", c.Attention.NumKeyValueHeads,
 		c.Attention.NumAttentionHeads, arch)
+	refuse(g.shares && c.MoE.NSharedExperts != 1, "%s is %d: llama.cpp's %s has one shared expert",
+		c.Key("n_shared_experts"), c.MoE.NSharedExperts, arch)
+	refuse(g.normed && !c.Attention.UseQKNorm, "use_qk_norm is false: llama.cpp's %s norms queries and keys", arch)
+	normalise, _ := c.TopKWeights()
+	refuse(g.normalises && !normalise, "norm_topk_prob is false: weights of experts are always normalised with %s", arch)
 	for l := 1; l < c.NumHiddenLayers && g.leads; l++ {
 		if c.IsMoE(l-1) && !c.IsMoE(l) {
 			refuse(true, "layer %d is dense, and a layer before it is not: to llama.cpp's %s all behind the first dense layers "+
@@ -215,6 +222,11 @@ func readExaoneMoE(r *keyReader, layers int, _ func(name string) bool) {
 		r.fail(r.arch+"."+windowPattern, "is not a list of booleans, one per layer")
 	}
 	r.put("layer_types", "["+strings.Join(types, ",")+"]")
+	r.groups()
+}
+
+func readBailing2(r *keyReader, _ int, _ func(name string) bool) {
+	r.leading("first_k_dense_replace")
 	r.groups()
 }
 

@@ -27,8 +27,10 @@ func TestGroupedRefusals(t *testing.T) {
 		"exaone-moe":        {"tie_word_embeddings", "true", []string{"llama.cpp's exaone-moe demands a head"}},
 		"solar-open": {"rope_scaling", `{"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024, "mscale": 1.0, "mscale_all_dim": 0.5}`,
 			[]string{"rope_scaling has mscale 1 and mscale_all_dim 0.5: llama.cpp's glm4moe has none"}},
-		"glm4-moe": {"n_routed_experts", "1026", []string{"n_routed_experts is 1026: llama.cpp takes 1024 at most"}},
-		"hy-v3":    {"num_experts", "1026", []string{"num_experts is 1026: llama.cpp takes 1024 at most"}},
+		"sarvam-moe": {causes: []string{"use_qkv_bias is true: llama.cpp's bailingmoe2 has no such biases"}},
+		"ling-2":     {"num_shared_experts", "2", []string{"num_shared_experts is 2: llama.cpp's bailingmoe2 has one shared expert"}},
+		"glm4-moe":   {"n_routed_experts", "1026", []string{"n_routed_experts is 1026: llama.cpp takes 1024 at most"}},
+		"hy-v3":      {"num_experts", "1026", []string{"num_experts is 1026: llama.cpp takes 1024 at most"}},
 	} {
 		c := configtest.Fixture(t, name+"/checkpoint")
 		if x.key != "" {
@@ -58,6 +60,7 @@ func TestGroupedKeys(t *testing.T) {
 			`{"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024, "beta_fast": 32.0, "beta_slow": 1.0}`},
 		"dots1":      {`"n_shared_experts": 2`, `"routed_scaling_factor": 2.5`, `"sliding_window": null`},
 		"hy-v3":      {`"num_experts": 8`, `"num_shared_experts": 1`, `"router_scaling_factor": 2.826`, `"mlp_layer_types": ["dense","sparse","sparse"]`},
+		"ling-2":     {`"model_type": "bailing_moe_v2"`, `"num_experts": 8`, `"partial_rotary_factor": 0.5`, `"n_group": 4`},
 		"minimax-m2": {`"num_local_experts": 8`, `"intermediate_size": 32`, `"rotary_dim": 12`},
 		"exaone-moe": {`"sliding_window": 7`, `"layer_types": ["sliding_attention","sliding_attention","sliding_attention","full_attention"]`},
 		"ernie45-moe": {`"moe_num_experts": 8`, `"moe_k": 3`, `"moe_num_shared_experts": 2`, `"moe_layer_start_index": 1`, `"moe_layer_interval": 1`,
@@ -84,6 +87,7 @@ func TestGroupedKeys(t *testing.T) {
 		{"exaone-moe", nextnLayers, uint32(2), "num_nextn_predict_layers: 2 is not in 0..1"},
 		{"ernie45-moe", nextnLayers, uint32(1), "1: this reads no prediction layers of ernie4_5-moe"},
 		{"hy-v3", weightsNorm, false, "false, but this architecture normalises the weights of experts"},
+		{"ling-2", weightsNorm, false, "false, but this architecture normalises the weights of experts"},
 		{"hy-v3", sharedFF, uint32(33), "33 is not a multiple of expert_feed_forward_length 32"},
 		{"exaone-moe", windowPattern, []bool{true}, "is not a list of booleans, one per layer"},
 		{"exaone-moe", windowPattern, []int32{1, 1, 1, 0}, "is not a list of booleans, one per layer"},

@@ -18,6 +18,7 @@ const (
 	minimaxM2  = "minimax-m2"   // MiniMax-M2
 	exaoneMoE  = "exaone-moe"   // K-EXAONE
 	ernie45MoE = "ernie4_5-moe" // ERNIE-4.5
+	bailing2   = "bailingmoe2"  // Ling 2, Sarvam-30B
 )
 
 // Scoring functions, as config.json names them.
@@ -73,6 +74,8 @@ var models = []model{
 	{modelType: "minimax_m2", arch: minimaxM2, class: "MiniMaxM2ForCausalLM", scoring: sigmoid},
 	{modelType: "exaone_moe", arch: exaoneMoE, class: "ExaoneMoeForCausalLM", scoring: sigmoid, predicts: true},
 	{modelType: "ernie4_5_moe", arch: ernie45MoE, class: "Ernie4_5_MoeForCausalLM", scoring: softmax},
+	{modelType: "bailing_moe_v2", arch: bailing2, class: "BailingMoeV2ForCausalLM", scoring: sigmoid, predicts: true},
+	{modelType: "sarvam_moe", arch: bailing2},
 	{modelType: "sarvam_mla", cause: "llama.cpp's converter has no Sarvam-105B"},
 	{modelType: "deepseek_vl_v2", cause: "llama.cpp's converter has no DeepSeek-VL2, and deepseek2-ocr, its name for " +
 		"DeepSeek-OCR's language model, is not written"},

@@ -176,8 +176,9 @@ func TestGrouped(t *testing.T) {
 		`"hy_v3"`:        {295_033_543_488, 20_675_730_240}, // Hy3, 295B A21B
 		`"minimax_m2"`:   {228_689_764_864, 11_030_553_088}, // MiniMax-M2, 229B A10B
 		`"ernie4_5_moe"`: {21_825_437_888, 3_352_150_208},   // ERNIE-4.5, 21B A3B
-		`"sarvam_moe"`:   {32_152_650_368, 4_520_575_616},   // Sarvam-30B, 32B A2.4B and embeddings
-		`"sarvam_mla"`:   {106_031_767_424, 12_414_902_144}, // Sarvam-105B
+		`"bailing_moe","architectures":["BailingMoeV2ForCausalLM"]`: {16_255_643_392, 1_432_973_056}, // Ling-mini-2.0, 16B A1.4B
+		`"sarvam_moe"`: {32_152_650_368, 4_520_575_616},   // Sarvam-30B, 32B A2.4B and embeddings
+		`"sarvam_mla"`: {106_031_767_424, 12_414_902_144}, // Sarvam-105B
 	} {
 		sum := Modules(configtest.Parse(t, `{"model_type":`+keys+`}`)).Sum()
 		assert.Equal(t, want, [2]int64{sum.Parameters, sum.Activated}, keys)
