@@ -301,9 +301,11 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	switch {
 	case probs.DType == tensor.F32, a.way(Probs) == InF32:
 		probs.roundLater = false
+	case probs.sigma == nil: // golden ones, and those that are rounded to a cache's dtype, are rounded
+		a.settle(probs)
 	case a.way(Probs) == ofExponentials:
 		probs.roundExponentials()
-	case (a.reference.Fused || a.way(Probs) == Unknown) && probs.sigma != nil: // golden probabilities are rounded
+	case a.reference.Fused || a.way(Probs) == Unknown:
 		probs.roundLater = false
 		for i, p := range probs.Values {
 			y, v := PrecisionOf(probs.DType).mayRound(float64(p), probs.Variance(i))
