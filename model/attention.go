@@ -40,7 +40,7 @@ func (p *pass[V]) context(l int, name string, a *DeepseekAttention, x V) V {
 		mask.Window = c.Window(l)
 		scoring := &Scoring{By: float32(math.Sqrt(float64(c.QKHeadDim()))), Divides: true, Mask: &mask}
 		if p.rules.Attention.ScalesScores {
-			scoring.By, scoring.Divides = softmaxScale(c), false
+			scoring.By, scoring.Divides = SoftmaxScale(c), false
 		}
 		return p.attend(name, c.Attention.NumAttentionHeads, q, k, vT, scoring)
 	})
@@ -102,7 +102,7 @@ func (p *pass[V]) positioned(l int, heads V) V {
 //	[latent, k_rope] = kv_a_proj_with_mqa(x)           kv_lora_rank and qk_rope_head_dim wide
 //	[k_nope, v]      = kv_b_proj(kv_a_layernorm(latent))    of each head
 //	k                = [k_nope, rotated k_rope]; the last qk_rope_head_dim of q rotated
-//	context          = softmax(q·kᵀ · softmaxScale + mask)·v    mask: see indexed
+//	context          = softmax(q·kᵀ · SoftmaxScale + mask)·v    mask: see indexed
 func (p *pass[V]) latentContext(l int, name string, a *DeepseekV2Attention, x V) V {
 	c := p.config
 	var q V
@@ -149,7 +149,7 @@ func (p *pass[V]) attendLatent(name string, heads int, q, kv, kRope V, mask *Mas
 	kNope := p.Move(splitHeads(p.in, heads, nope+c.Attention.VHeadDim, 0, nope), kv)
 	k := p.Move(joinHeads(p.in, heads, nope, c.Attention.QKRopeHeadDim), kNope, kRope)
 	vT := p.Move(splitHeadsT(p.in, heads, nope+c.Attention.VHeadDim, nope, nope+c.Attention.VHeadDim), kv)
-	return p.attend(name, heads, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
+	return p.attend(name, heads, q, k, vT, &Scoring{By: SoftmaxScale(c), Mask: mask})
 }
 
 // rotated rotates heads by their positions.

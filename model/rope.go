@@ -209,10 +209,10 @@ func yarnMScale(factor, mscale float64) float64 {
 	return float64(0.1*mscale*math.Log(factor)) + 1
 }
 
-// softmaxScale returns the factor of attention's scores, 1/sqrt(qk_head_dim); mirroring
+// SoftmaxScale returns the factor of attention's scores, 1/sqrt(qk_head_dim); mirroring
 // DeepseekV2Attention.__init__, that of latent attention is times yarnMScale² with YaRN's
 // mscale_all_dim.
-func softmaxScale(c *config.Config) float32 {
+func SoftmaxScale(c *config.Config) float32 {
 	scale := 1 / math.Sqrt(float64(c.QKHeadDim()))
 	if s := c.RoPE.RopeScaling; c.LatentAttention() && s != nil && s.MScaleAllDim != 0 {
 		m := yarnMScale(s.Factor, s.MScaleAllDim)
@@ -232,7 +232,7 @@ func RotatesAlike(a, b *config.Config, compressed bool, seq int, o *Options) boo
 		return newRotary(c, mainRope(c), seq, compute, angles)
 	}
 	x, y := of(a), of(b)
-	return slices.Equal(x.Cos, y.Cos) && slices.Equal(x.Sin, y.Sin) && softmaxScale(a) == softmaxScale(b)
+	return slices.Equal(x.Cos, y.Cos) && slices.Equal(x.Sin, y.Sin) && SoftmaxScale(a) == SoftmaxScale(b)
 }
 
 // Part returns where in a head of a width the rotated values begin and end.

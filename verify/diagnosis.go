@@ -268,6 +268,9 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 	}
 	begin := j.exactStart(starts,
 		&model.Activation{Shape: hidden.Shape, Values: slices.Clone(hidden.Values), DType: j.pack.DType})
+	for i, row := range x.Rows {
+		copy(begin.Values[i*begin.Width():(i+1)*begin.Width()], hidden.Row(row))
+	}
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, begin)

@@ -3,6 +3,7 @@ package verify_test
 import (
 	"context"
 	"encoding/binary"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -216,6 +217,8 @@ type engine struct {
 	serial   bool                               // see emulated
 	declares *pack.Arithmetic                   // nil: what it does
 	bf16     bool                               // computes in BF16; else in float32
+	fault    func(f *faulty)                    // in an operation
+	recorded func(t *testing.T, p *pack.Pack)   // changes the trace
 }
 
 // trace is what the engine records of src on a pack's tokens, in the pack's place.
@@ -244,9 +247,20 @@ func (e engine) trace(t *testing.T, c *config.Config, src weights.Source, golden
 	plain := model.NewPlain(o)
 	net := &model.Network[*model.Activation]{Model: m, Input: must(golden.Input()), Options: o,
 		Arithmetic: &emulated{plain, e.inputs, e.f16, e.best, e.serial}, Trace: &recorder32{golden}}
+	if e.fault != nil {
+		f := newFaulty(net.Arithmetic, net.Input)
+		e.fault(f)
+		net.Arithmetic = f
+	}
 	_, err := net.Forward(context.Background())
 	require.NoError(t, err)
 	plain.Close(nil)
+	maps.DeleteFunc(golden.Manifest.Tensors, func(name string, e pack.Entry) bool { // probes, which lie in the pack's files
+		return strings.HasPrefix(name, "model.") && e.File != "" && golden.Replaced[name].DType != tensor.I64
+	})
+	if e.recorded != nil {
+		e.recorded(t, golden)
+	}
 	return golden
 }
 

@@ -47,9 +47,8 @@ func biasMistakes(f *Failure) (list []mistake) {
 	}
 	add("with %s added to the scores in BF16", func(x *Trial, _ *model.Weight) error {
 		x.change(func(a bounds.Arithmetic, o *operations) {
-			narrow := func(x *bounds.Value) *bounds.Value { return a.Float32(a.Cast(x, tensor.BF16)) }
 			o.addBias = func(scores *bounds.Value, bias *model.Weight) *bounds.Value {
-				return narrow(a.AddBias(narrow(scores), bias))
+				return inBF16(a, a.AddBias(inBF16(a, scores), bias))
 			}
 		})
 		return nil

@@ -57,9 +57,12 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	recorded, together := f.recordedMistakes()
 	err = try(recorded, false)
 	known = slices.Clone(causes)
-	if err == nil && len(known) == 0 {
+	if err == nil && len(known) == 0 { // first, as they are few, and read off the rows that are wrong
+		err = try(maskMistakes(f), false)
+	}
+	if err == nil && len(causes) == 0 {
 		var solved []mistake
-		if solved, err = f.numberMistakes(ctx); err == nil {
+		if solved, err = f.numberMistakes(ctx, f.shownNumbers()); err == nil {
 			err = try(solved, false)
 		}
 	}
@@ -69,9 +72,15 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 	if err == nil && len(causes) == 0 {
 		err = try(together, false)
 	}
-	for _, read := range []func(*Failure) []mistake{biasOffMistakes, orderMistakes, factorMistakes, otherMistakes,
-		elementMistakes, exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes,
-		roundedMistakes} {
+	if err == nil && len(causes) == 0 {
+		var scale []mistake
+		if scale, err = f.numberMistakes(ctx, f.scoreScales()); err == nil {
+			err = try(scale, false)
+		}
+	}
+	for _, read := range []func(*Failure) []mistake{slotMistakes, tokenMistakes, biasOffMistakes, orderMistakes,
+		summedMistakes, sharedMistakes, factorMistakes, otherMistakes, elementMistakes, exchangeMistakes, rankMistakes,
+		codedMistakes, fusedMistakes, mlpMistakes, roundedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)
 		}
@@ -136,7 +145,7 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cau
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) (list []mistake) {
 	for _, of := range []func(f *Failure) []mistake{gateMistakes, attentionMistakes, productMistakes, sumMistakes,
-		biasMistakes, engineMistakes, weightMistakes, predictionMistakes, expertMistakes, projectionMistakes, scaleMistakes,
+		biasMistakes, engineMistakes, headMistakes, wiringMistakes, weightMistakes, predictionMistakes, expertMistakes, projectionMistakes, scaleMistakes,
 		indexerMistakes, streamMistakes, entryMistakes, tableMistakes, publishedMistakes, groupedMistakes} {
 		list = append(list, of(f)...)
 	}

@@ -212,6 +212,7 @@ type Trial struct {
 	Rounded bounds.Roundings // weights that the reference had before they were rounded
 	How     *pack.Arithmetic // of an engine
 	Own     []string         // stages in whose place the golden is not put
+	Rows    []int            // row of the layer's input in the place of each token's; nil if it is its own
 }
 
 // NewTrial returns a trial in which nothing is undone yet.

@@ -484,12 +484,13 @@ func (o *neuronOrder) undo(name string, m *model.DeepseekMLP) string {
 	return name + ": " + o.words
 }
 
-// fusedMistakes are experts whose gate_proj and up_proj were cut out of one matrix in another way.
+// fusedMistakes are experts whose gate_proj and up_proj were cut out of one matrix in another way, or whose neurons are in
+// another order in some of their projections.
 func fusedMistakes(f *Failure) (list []mistake) {
 	if f.Kind != pack.ExpertsOutput || f.wrong == nil {
 		return nil
 	}
-	for _, order := range neuronOrders(f.Model.Config.MoE.MoEIntermediateSize)[:2] {
+	for _, order := range neuronOrders(f.Model.Config.MoE.MoEIntermediateSize) {
 		list = append(list, mistake{id: "rows-permuted", kinds: []string{pack.ExpertsOutput}, undo: func(x *Trial) string {
 			others := indices(len(x.layer.MoE.Experts))
 			for _, of := range f.wrong.experts { // whose rows are copied first

@@ -44,7 +44,7 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 		}
 		reflect.ValueOf(&all).Elem().FieldByIndex(field.Index).Set(from)
 		d := differ[0]
-		words = append(words, fmt.Sprintf("%s %s, here it is %s", d.Key, inConfig(d.B), inConfig(d.A)))
+		words = append(words, fmt.Sprintf("%s %s, here it is %s", d.Key, asWritten(d.B), asWritten(d.A)))
 		if _, err := c.Override(map[string]jsontext.Value{d.Key: d.B}); err == nil { // else it is none by itself
 			single = append(single, f.configMistake(causeOf(d.Key), &one, "the reference ran with "+words[len(words)-1]))
 		}
@@ -55,8 +55,8 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 	return single, together
 }
 
-// inConfig writes a value of config.json, a number as Go does.
-func inConfig(v []byte) string {
+// asWritten writes a value of config.json, a number as Go does.
+func asWritten(v []byte) string {
 	if x, err := strconv.ParseFloat(string(v), 64); err == nil {
 		return fmt.Sprintf("%g", x)
 	}
@@ -93,13 +93,26 @@ func causeOf(key string) string {
 	return "config-values"
 }
 
-// number is a number of config.json that may be solved for.
+// number is a number that may be solved for.
 type number struct {
-	config.Number
-	base   *config.Config // with this number as it is; its rope_scaling may be one to try
-	starts []float64      // values to begin with
-	smooth bool           // the stage depends on it continuously
-	digits int            // most that it is written with
+	key     string
+	ours    float64 // its value here
+	mistake func(value float64) mistake
+	starts  []float64 // values to begin with
+	smooth  bool      // the stage depends on it continuously
+	digits  int       // most that it is written with
+}
+
+// inConfig is a number of config.json. The number stands in base, whose rope_scaling may be one to try.
+func (f *Failure) inConfig(n config.Number, base *config.Config, starts []float64, smooth bool, digits int) number {
+	return number{n.Key, n.Value(base), func(value float64) mistake {
+		c := n.With(base, value)
+		if base != f.Model.Config {
+			return f.configMistake(causeOf(n.Key), c, missingScaling(c.RoPE.RopeScaling))
+		}
+		return f.configMistake(causeOf(n.Key), c,
+			fmt.Sprintf("the reference ran with %s %g, here it is %g", n.Key, value, n.Value(base)))
+	}, starts, smooth, digits}
 }
 
 // shownNumbers are those that the failed stage may show.
@@ -107,7 +120,7 @@ func (f *Failure) shownNumbers() (list []number) {
 	c := f.Model.Config
 	isNorm := func(w string) bool { return strings.HasSuffix(w, "norm.weight") }
 	if slices.ContainsFunc(f.Weights, isNorm) || slices.Contains(streamStages, f.kind()) {
-		list = append(list, number{config.NormEps, c, powers(1e-12, 10, 10), true, 2})
+		list = append(list, f.inConfig(config.NormEps, c, powers(1e-12, 10, 10), true, 2))
 	}
 	if !slices.Contains(rotationStages, f.kind()) {
 		return list
@@ -126,23 +139,23 @@ func (f *Failure) shownNumbers() (list []number) {
 		}
 		switch n.Key {
 		case "rope_theta", "compress_rope_theta":
-			list = append(list, number{n, c, append(powers(1e3, 4, 10), usual[n.Key]...), true, 4})
+			list = append(list, f.inConfig(n, c, append(powers(1e3, 4, 10), usual[n.Key]...), true, 4))
 		case "rope_scaling.factor":
-			list = append(list, number{n, c, around, true, 4})
+			list = append(list, f.inConfig(n, c, around, true, 4))
 		case "rope_scaling.mscale", "rope_scaling.mscale_all_dim":
-			list = append(list, number{n, c, powers(n.Value(c)/4, 2, 5), true, 3})
+			list = append(list, f.inConfig(n, c, powers(n.Value(c)/4, 2, 5), true, 3))
 		default: // rounded to whole pairs
 			if n.Key == "rope_scaling.original_max_position_embeddings" {
 				around = slices.DeleteFunc(around, func(v float64) bool { return v < 2 || v != math.Trunc(v) })
 			}
-			list = append(list, number{n, c, around, false, 0})
+			list = append(list, f.inConfig(n, c, around, false, 0))
 		}
 	}
 	for _, kind := range []string{"linear", "dynamic"} {
 		if c.RoPE.RopeScaling == nil && !c.Windowed() && (kind == "linear" || f.In.Seq > c.RoPE.MaxPositionEmbeddings) {
 			scaled := *c
 			scaled.RoPE.RopeScaling = &config.RopeScaling{Type: kind, Factor: 1}
-			list = append(list, number{config.RotationNumbers(&scaled, false)[1], &scaled, powers(1, 2, 8), true, 4})
+			list = append(list, f.inConfig(config.RotationNumbers(&scaled, false)[1], &scaled, powers(1, 2, 8), true, 4))
 		}
 	}
 	return list
@@ -154,7 +167,7 @@ var usual = map[string][]float64{"rms_norm_eps": {1e-6, 1e-5}, "rope_theta": {1e
 
 // rank is 0 for a value that most configs have, else 1.
 func (n number) rank(v float64) int {
-	if slices.Contains(usual[n.Key], v) {
+	if slices.Contains(usual[n.key], v) {
 		return 0
 	}
 	return 1
@@ -170,8 +183,8 @@ func powers(first, by float64, n int) (list []float64) {
 }
 
 // numberMistakes are the values of numbers that bring the failed stage nearest to the golden, the nearest first.
-func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error) {
-	if f.Want == nil || !f.isFinite() {
+func (f *Failure) numberMistakes(ctx context.Context, numbers []number) (list []mistake, err error) {
+	if f.Want == nil || !f.isFinite() || len(numbers) == 0 {
 		return nil, nil
 	}
 	type fitted struct {
@@ -179,15 +192,15 @@ func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error
 		value, left float64
 	}
 	var found []fitted
-	for _, n := range f.shownNumbers() {
+	for _, n := range numbers {
 		value, left, err := f.solve(ctx, n)
 		if err != nil {
 			return nil, err
 		}
-		if n.Key == "rope_scaling.factor" && value <= 1 { // no scaling, which has a name of its own
+		if n.key == "rope_scaling.factor" && value <= 1 { // no scaling, which has a name of its own
 			continue
 		}
-		if f.isNearer(left, f.left(f.Unrounded)) && value != n.Value(n.base) {
+		if f.isNearer(left, f.left(f.Unrounded)) && value != n.ours {
 			found = append(found, fitted{n, value, left})
 		}
 	}
@@ -205,26 +218,18 @@ func (f *Failure) numberMistakes(ctx context.Context) (list []mistake, err error
 		if f.isNearer(least, x.left) {
 			continue
 		}
-		ran := func(value float64) mistake {
-			c := x.With(x.base, value)
-			if x.base != f.Model.Config {
-				return f.configMistake(causeOf(x.Key), c, missingScaling(c.RoPE.RopeScaling))
-			}
-			words := fmt.Sprintf("the reference ran with %s %g, here it is %g", x.Key, value, x.Value(x.base))
-			return f.configMistake(causeOf(x.Key), c, words)
-		}
-		m := ran(x.value)
+		m := x.mistake(x.value)
 		m.unless = "rope-tables"
-		if x.Key == "rms_norm_eps" { // where rounding leaves it open
-			for _, value := range usual[x.Key] {
-				if value != x.Value(x.base) {
-					list = append(list, ran(value))
+		if x.key == "rms_norm_eps" { // where rounding leaves it open
+			for _, value := range usual[x.key] {
+				if value != x.ours {
+					list = append(list, x.mistake(value))
 				}
 				if f.How != nil { // llama.cpp has one eps for all norms
-					everywhere := ran(value)
-					everywhere.undo = func(x *Trial) string {
-						said := ran(value).undo(x)
-						if undoLatentEps(true, true)(x) == "" {
+					everywhere := x.mistake(value)
+					everywhere.undo = func(trial *Trial) string {
+						said := x.mistake(value).undo(trial)
+						if undoLatentEps(true, true)(trial) == "" {
 							return ""
 						}
 						return said + ", and norms inside latent attention have it, too"
@@ -248,12 +253,11 @@ func (f *Failure) isNearer(a, b float64) bool {
 // solve returns the value of a number, written with few digits, that brings the failed stage nearest to the golden, and
 // the sum of squares that is left.
 func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err error) {
-	c := n.base
-	value, left = n.Value(c), f.left(f.Unrounded)
+	value, left = n.ours, f.left(f.Unrounded)
 	// try returns the failed stage with another number, before its last rounding; nil if not reached or not finite
 	try := func(v float64) (got []float32, err error) {
 		x := f.NewTrial()
-		x.Config = *n.With(c, v)
+		n.mistake(v).undo(x)
 		x.Proves = func(y *bounds.Value, first int) bool {
 			for _, row := range f.Rows {
 				got = append(got, y.Row(row-first)...)
@@ -265,7 +269,7 @@ func (f *Failure) solve(ctx context.Context, n number) (value, left float64, err
 		}
 		return got, err
 	}
-	far := func(v float64) float64 { return math.Abs(math.Log(v / n.Value(c))) }
+	far := func(v float64) float64 { return math.Abs(math.Log(v / n.ours)) }
 	slices.SortFunc(n.starts, func(a, b float64) int { return cmp.Compare(far(a), far(b)) }) // of equals the nearest counts
 	shows := false
 	for i, v := range n.starts {

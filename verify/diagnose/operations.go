@@ -15,6 +15,11 @@ type operations struct {
 	relu        func(x *bounds.Value) *bounds.Value
 	clamp       func(x *bounds.Value, low, high float32) *bounds.Value
 	scale       func(x *bounds.Value, factor float32) *bounds.Value
+	add         func(x, z *bounds.Value) *bounds.Value
+	swiGLU      func(gate, up *bounds.Value) *bounds.Value
+	tables      func(r *model.Rotary) (cos, sin *bounds.Value)
+	scores      func(q, k *bounds.Value, first, n int, s *model.Scoring) *bounds.Value
+	context     func(probs, vT *bounds.Value) *bounds.Value
 	move        func(m *model.Move, operands ...*bounds.Value) *bounds.Value
 	rope        func(x, cos, sin *bounds.Value, r *model.Rotary) *bounds.Value
 	sinkSoftmax func(scores *bounds.Value, sinks *model.Weight) *bounds.Value
@@ -35,8 +40,9 @@ func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
 	before := x.Around
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 		a = before(a)
-		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Move, a.RoPE, a.SinkSoftmax,
-			a.Pool, a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth, a.MaskGroups, a.TopK, a.Combine}
+		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Add, a.SwiGLU, a.Tables, a.Scores,
+			a.Context, a.Move, a.RoPE, a.SinkSoftmax, a.Pool, a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth,
+			a.MaskGroups, a.TopK, a.Combine}
 		of(a, o)
 		return o
 	}
@@ -75,6 +81,18 @@ func (o *operations) Clamp(x *bounds.Value, low, high float32) *bounds.Value {
 }
 
 func (o *operations) Scale(x *bounds.Value, factor float32) *bounds.Value { return o.scale(x, factor) }
+
+func (o *operations) Add(x, z *bounds.Value) *bounds.Value { return o.add(x, z) }
+
+func (o *operations) SwiGLU(gate, up *bounds.Value) *bounds.Value { return o.swiGLU(gate, up) }
+
+func (o *operations) Tables(r *model.Rotary) (cos, sin *bounds.Value) { return o.tables(r) }
+
+func (o *operations) Scores(q, k *bounds.Value, first, n int, s *model.Scoring) *bounds.Value {
+	return o.scores(q, k, first, n, s)
+}
+
+func (o *operations) Context(probs, vT *bounds.Value) *bounds.Value { return o.context(probs, vT) }
 
 func (o *operations) Move(m *model.Move, operands ...*bounds.Value) *bounds.Value {
 	return o.move(m, operands...)

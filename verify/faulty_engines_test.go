@@ -1,0 +1,408 @@
+package verify_test
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+type (
+	activation = model.Activation
+	parts      = []model.Part[*activation]
+)
+
+// faulty is an arithmetic in which an engine's fault changes some operations: each is the field of its name.
+type faulty struct {
+	model.Arithmetic[*activation]
+	in      *model.Input
+	linear  func(x *activation, l *model.Linear) *activation
+	rmsNorm func(x *activation, w *model.Weight, eps float64) *activation
+	add     func(x, z *activation) *activation
+	swiGLU  func(gate, up *activation) *activation
+	tables  func(r *model.Rotary) (cos, sin *activation)
+	scores  func(q, k *activation, first, n int, s *model.Scoring) *activation
+	context func(probs, vT *activation) *activation
+	combine func(weight *activation, p parts, order config.RoutedSum) *activation
+	move    func(m *model.Move, operands ...*activation) *activation
+}
+
+func newFaulty(a model.Arithmetic[*activation], in *model.Input) *faulty {
+	return &faulty{a, in, a.Linear, a.RMSNorm, a.Add, a.SwiGLU, a.Tables, a.Scores, a.Context, a.Combine, a.Move}
+}
+
+func (f *faulty) Linear(x *activation, l *model.Linear) *activation { return f.linear(x, l) }
+
+func (f *faulty) RMSNorm(x *activation, w *model.Weight, eps float64) *activation {
+	return f.rmsNorm(x, w, eps)
+}
+
+func (f *faulty) Add(x, z *activation) *activation { return f.add(x, z) }
+
+func (f *faulty) SwiGLU(gate, up *activation) *activation { return f.swiGLU(gate, up) }
+
+func (f *faulty) Tables(r *model.Rotary) (cos, sin *activation) { return f.tables(r) }
+
+func (f *faulty) Scores(q, k *activation, first, n int, s *model.Scoring) *activation {
+	return f.scores(q, k, first, n, s)
+}
+
+func (f *faulty) Context(probs, vT *activation) *activation { return f.context(probs, vT) }
+
+func (f *faulty) Combine(weight *activation, p parts, order config.RoutedSum) *activation {
+	return f.combine(weight, p, order)
+}
+
+func (f *faulty) Move(m *model.Move, operands ...*activation) *activation {
+	return f.move(m, operands...)
+}
+
+// TestFaultyEnginesAreNamed: what an engine computes wrongly in attention, in sums of experts, in its choice of rows and in
+// what it gives its modules is named at the first stage that shows it, and nothing else is.
+func TestFaultyEnginesAreNamed(t *testing.T) {
+	t.Parallel()
+	const v3, glm, attended, routed = "v3-trained", "glm4-moe", "model.layers.0.self_attn.o_proj.input", moe1 + "experts.output"
+	// hiding hides keys from queries
+	hiding := func(hides func(query, key int) bool) func(f *faulty) { // beside padding
+		return func(f *faulty) {
+			scores := f.scores
+			f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+				y := scores(q, k, first, n, &model.Scoring{By: s.By, Divides: s.Divides})
+				for row := range y.Rows() {
+					for key := range y.Row(row) {
+						if hides(first+row%n, key) || s.Mask.Masked(row/(y.Shape[1]*n), max(first+row%n, key), key) {
+							y.Row(row)[key] = -math.MaxFloat32
+						}
+					}
+				}
+				return y
+			}
+		}
+	}
+	scaling := func(by float64) func(f *faulty) {
+		return func(f *faulty) {
+			scores := f.scores
+			f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+				return scores(q, k, first, n, &model.Scoring{By: float32(by), Mask: s.Mask})
+			}
+		}
+	}
+	// weighing gives each pair of a token and an expert another weight
+	weighing := func(of func(w []float32, experts []int, slot, k int) float32) func(f *faulty) {
+		return func(f *faulty) {
+			combine := f.combine
+			f.combine = func(weight *activation, p parts, order config.RoutedSum) *activation {
+				experts, k := make([]int, len(weight.Values)), weight.Width()
+				for _, part := range p {
+					for _, slot := range part.Slots {
+						experts[slot] = part.Expert
+					}
+				}
+				other := each(weight, func(v float32) float32 { return v })
+				for slot := range other.Values {
+					other.Values[slot] = of(weight.Values, experts, slot, k)
+				}
+				return combine(other, p, order)
+			}
+		}
+	}
+	dropping := func(drops func(experts []int, slot, k int) bool) func(f *faulty) {
+		return weighing(func(w []float32, experts []int, slot, k int) float32 {
+			if drops(experts, slot, k) {
+				return 0
+			}
+			return w[slot]
+		})
+	}
+	inRow := func(w []float32, slot, k int) []float32 { return slices.Clone(w[slot/k*k:][:k]) }
+	order := func(experts []int, slot int) (n int) { // of the pair among its expert's
+		for _, e := range experts[:slot] {
+			if e == experts[slot] {
+				n++
+			}
+		}
+		return n
+	}
+	shared := func(by float32) func(f *faulty) {
+		return func(f *faulty) {
+			var routed *activation
+			combine, add := f.combine, f.add
+			f.combine = func(weight *activation, p parts, order config.RoutedSum) *activation {
+				routed = combine(weight, p, order)
+				return routed
+			}
+			f.add = func(x, z *activation) *activation {
+				if routed != nil && slices.Equal(x.Values, routed.Values) {
+					z = f.Scale(z, by)
+				}
+				return add(x, z)
+			}
+		}
+	}
+	activating := func(in string, of func(g float64) float64) func(f *faulty) {
+		return func(f *faulty) {
+			linear, swiGLU, last := f.linear, f.swiGLU, ""
+			f.linear = func(x *activation, l *model.Linear) *activation {
+				last = l.Weight.Name
+				return linear(x, l)
+			}
+			f.swiGLU = func(gate, up *activation) *activation {
+				if !strings.Contains(last, in) {
+					return swiGLU(gate, up)
+				}
+				y := each(gate, func(v float32) float32 { return float32(of(float64(v))) })
+				for i := range y.Values {
+					y.Values[i] *= up.Values[i]
+				}
+				return y
+			}
+		}
+	}
+	positions := func(of func(i int) int) func(f *faulty) {
+		return func(f *faulty) {
+			tables := f.tables
+			f.tables = func(r *model.Rotary) (cos, sin *activation) {
+				other := *r
+				other.Cos, other.Sin = slices.Clone(r.Cos), slices.Clone(r.Sin)
+				for i, angle := range r.Angles[r.Half : 2*r.Half] {
+					for t := range len(r.Cos) / r.Half {
+						sin, cos := math.Sincos(float64(float32(of(t)) * angle))
+						other.Cos[t*r.Half+i], other.Sin[t*r.Half+i] = float32(cos), float32(sin)
+					}
+				}
+				return tables(&other)
+			}
+		}
+	}
+	// normIn hands on what the layer's norm of that name reads
+	normIn := func(f *faulty, norm string, keep func(x, y *activation)) {
+		rmsNorm := f.rmsNorm
+		f.rmsNorm = func(x *activation, w *model.Weight, eps float64) *activation {
+			y := rmsNorm(x, w, eps)
+			if strings.HasSuffix(w.Name, norm+".weight") {
+				keep(x, y)
+			}
+			return y
+		}
+	}
+	for name, c := range map[string]struct {
+		fixture, stage, cause string
+		engine
+	}{
+		"the scale of absorbed heads": {v3, attended, "attention-scale: the engine multiplied scores by 0.111803, here they are by 0.144338: " +
+			"1/√(kv_lora_rank + qk_rope_head_dim)", engine{fault: scaling(math.Pow(80, -0.5))}},
+		"the scale twice": {v3, attended, "attention-scale: the engine multiplied scores by 0.0208333, here they are by 0.144338: " +
+			"1/qk_head_dim: 1/√qk_head_dim, twice", engine{fault: scaling(1.0 / 48)}},
+		"another scale": {v3, attended, "attention-scale: the engine multiplied scores by 0.15, here they are by 0.144338",
+			engine{fault: scaling(0.15)}},
+		"a cap": {v3, attended, "logit-softcap: the engine's scores s are 30·tanh(s/30)", engine{fault: func(f *faulty) {
+			scores := f.scores
+			f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+				return each(scores(q, k, first, n, s), func(v float32) float32 {
+					if v < -1e30 {
+						return v
+					}
+					return float32(30 * math.Tanh(float64(v)/30))
+				})
+			}
+		}}},
+		"the next key": {v3, attended, "causal-mask: the engine's queries see the key of the next token, too",
+			engine{fault: hiding(func(query, key int) bool { return key > query+1 })}},
+		"all keys": {v3, attended, "causal-mask: the engine's queries see the keys of all later tokens",
+			engine{fault: hiding(func(query, key int) bool { return false })}},
+		"a window": {v3, attended, "sliding-window: the engine's queries see 7 keys at most, themselves among them",
+			engine{fault: hiding(func(query, key int) bool { return key > query || query-key >= 7 })}},
+		"a lost chunk": {v3, attended, "prefix-lost: the engine's queries from token 8 on see no key before it: the first chunk is lost",
+			engine{fault: hiding(func(query, key int) bool { return key > query || query >= 8 && key < 8 })}},
+		"chunks alone": {v3, attended, "prefix-lost: the engine's queries see the keys of their chunk of 5 tokens alone",
+			engine{fault: hiding(func(query, key int) bool { return key > query || query/5 != key/5 })}},
+		"without the newest key": {v3, attended, "newest-key: the engine's queries from token 9 on do not see their own key",
+			engine{fault: hiding(func(query, key int) bool { return key > query || query >= 9 && key == query })}},
+		"experts of a rank": {v3, routed, "experts-missing: the engine's routed sums lack experts ",
+			engine{fault: dropping(func(experts []int, slot, k int) bool { return experts[slot] >= 16 })}},
+		"one expert": {v3, routed, "experts-missing: the engine's routed sums lack expert 3",
+			engine{fault: dropping(func(experts []int, slot, k int) bool { return experts[slot] == 3 })}},
+		"the last choice": {v3, routed, "experts-missing: the engine's routed sums lack the experts in place 3 of topk_idx",
+			engine{fault: dropping(func(experts []int, slot, k int) bool { return slot%k == 3 })}},
+		"a capacity": {v3, routed, "experts-missing: the engine's routed sums lack an expert's tokens behind its first 2, as with a capacity",
+			engine{fault: dropping(func(experts []int, slot, k int) bool { return order(experts, slot) >= 2 })}},
+		"two pairs": {v3, routed, "experts-missing: the engine's routed sums lack expert ",
+			engine{fault: dropping(func(experts []int, slot, k int) bool { return slot == 2 || slot == 5*k })}},
+		"nothing": {v3, routed, "experts-missing: the engine's routed sums lack the outputs of all experts",
+			engine{fault: dropping(func(experts []int, slot, k int) bool { return true })}},
+		"experts twice": {v3, routed, "experts-repeated: the engine's routed sums have twice experts ",
+			engine{fault: weighing(func(w []float32, experts []int, slot, k int) float32 {
+				if experts[slot] < 8 {
+					return 2 * w[slot]
+				}
+				return w[slot]
+			})}},
+		"no weights": {v3, routed, "experts-unweighted: the engine adds up the experts' outputs without their weights",
+			engine{fault: weighing(func(w []float32, experts []int, slot, k int) float32 { return 1 })}},
+		"weights by expert": {v3, routed, "weights-of-others: the engine gives the experts in ascending order the weights in the order of topk_idx",
+			engine{fault: weighing(func(w []float32, experts []int, slot, k int) float32 {
+				at, _ := slices.BinarySearch(slices.Sorted(slices.Values(experts[slot/k*k:][:k])), experts[slot])
+				return inRow(w, slot, k)[at]
+			})}},
+		"weights by size": {v3, routed, "weights-of-others: the engine gives the experts in the order of topk_idx the weights in descending order",
+			engine{fault: weighing(func(w []float32, experts []int, slot, k int) float32 {
+				row := inRow(w, slot, k)
+				slices.SortFunc(row, func(a, b float32) int { return cmp.Compare(b, a) })
+				return row[slot%k]
+			})}},
+		"weights of the token before": {v3, routed, "weights-of-others: the engine gives the experts of a token the weights of the token before it",
+			engine{fault: weighing(func(w []float32, experts []int, slot, k int) float32 { return w[max(slot-k, slot%k)] })}},
+		"shared experts twice":  {v3, moe1 + "output", "shared-experts: the engine adds shared experts twice", engine{fault: shared(2)}},
+		"shared experts absent": {v3, moe1 + "output", "shared-experts: the engine leaves out shared experts", engine{fault: shared(0)}},
+		"shared experts scaled": {v3, moe1 + "output", "shared-experts: the engine multiplies shared experts with routed_scaling_factor",
+			engine{fault: shared(2.5)}},
+		"GELU": {v3, "model.layers.0.mlp.output", "activation: the engine's activation is GELU, here it is SiLU",
+			engine{fault: activating("", func(g float64) float64 { return g / 2 * math.Erfc(-g/math.Sqrt2) })}},
+		"ReLU of experts": {v3, routed, "activation: the engine's activation is ReLU, here it is SiLU",
+			engine{fault: activating(".mlp.experts.", func(g float64) float64 { return max(0, g) })}},
+		"positions again": {glm, pack.RotaryCos, "positions: the engine's positions begin again at 0 at token 9",
+			engine{fault: positions(func(i int) int { return i % 9 })}},
+		"positions from 1": {glm, pack.RotaryCos, "positions: the engine's positions begin at 1",
+			engine{fault: positions(func(i int) int { return i + 1 })}},
+		"the residual normed": {v3, "model.layers.0.post_attention_layernorm.output",
+			"residual-normed: the engine adds the output of attention to its normed input, here to the input before input_layernorm",
+			engine{fault: func(f *faulty) {
+				var in, normed *activation
+				normIn(f, "input_layernorm", func(x, y *activation) { in, normed = x, y })
+				add := f.add
+				f.add = func(x, z *activation) *activation {
+					if x == in {
+						x = normed
+					}
+					return add(x, z)
+				}
+			}}},
+		"the router before the norm": {v3, moe1 + "gate.logits",
+			"router-input: the engine's router reads its input before post_attention_layernorm, here behind it",
+			engine{fault: func(f *faulty) {
+				var in *activation
+				normIn(f, "post_attention_layernorm", func(x, _ *activation) { in = f.Reshape(x, x.Rows(), x.Width()) })
+				linear := f.linear
+				f.linear = func(x *activation, l *model.Linear) *activation {
+					if strings.HasSuffix(l.Weight.Name, "mlp.gate.weight") {
+						x = in
+					}
+					return linear(x, l)
+				}
+			}}},
+		"the router's logits in BF16": {v3, moe1 + "gate.logits",
+			"router-bf16: the engine rounds the router's logits to BF16, here they are in float32",
+			engine{fault: func(f *faulty) {
+				linear := f.linear
+				f.linear = func(x *activation, l *model.Linear) *activation {
+					if y := linear(x, l); !strings.HasSuffix(l.Weight.Name, "mlp.gate.weight") {
+						return y
+					} else {
+						return each(y, func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
+					}
+				}
+			}}},
+		"rows of the token before": {glm, "model.layers.1.input_layernorm.output",
+			"rows-of-others: the engine's layer 1 reads the rows of other tokens: each that of the token before it",
+			engine{fault: func(f *faulty) {
+				rmsNorm := f.rmsNorm
+				f.rmsNorm = func(x *activation, w *model.Weight, eps float64) *activation {
+					if w.Name == "model.layers.1.input_layernorm.weight" {
+						for t := x.Rows() - 1; t > 0; t-- { // the residual, too
+							copy(x.Row(t), x.Row(t-1))
+						}
+					}
+					return rmsNorm(x, w, eps)
+				}
+			}}},
+		"physical slots": {v3, moe1 + "gate.topk_idx", "expert-slots: the engine's topk_idx has other numbers than the router's rows, " +
+			"such as physical slots of a load balancer: ", engine{recorded: func(t *testing.T, p *pack.Pack) {
+			for name, e := range p.Replaced {
+				if strings.HasSuffix(name, "topk_idx") {
+					var data []byte
+					for _, id := range must(p.Ints(name)) {
+						data = binary.LittleEndian.AppendUint64(data, uint64((id*5+3)%32))
+					}
+					e.Data = data
+					p.Replaced[name] = e
+				}
+			}
+		}}},
+		"no norms of heads": {glm, "model.layers.0.self_attn.q_norm.output", "qk-norm: the engine has no norms of queries and keys", engine{fault: func(f *faulty) {
+			rmsNorm := f.rmsNorm
+			f.rmsNorm = func(x *activation, w *model.Weight, eps float64) *activation {
+				if strings.HasSuffix(w.Name, "q_norm.weight") || strings.HasSuffix(w.Name, "k_norm.weight") {
+					return each(x, func(v float32) float32 { return v })
+				}
+				return rmsNorm(x, w, eps)
+			}
+		}}},
+		"heads by turns": {glm, attended, "kv-heads: the engine's head h reads the keys and values of head h mod 2, here of head h div 2",
+			engine{fault: func(f *faulty) { // groups of 2 heads
+				turned := func(x *activation) *activation {
+					y := each(x, func(v float32) float32 { return v })
+					n := len(x.Values) / x.Shape[0] / x.Shape[1]
+					for b := range x.Shape[0] {
+						at := b * x.Shape[1] * n
+						copy(y.Values[at+n:at+2*n], x.Values[at+2*n:])
+						copy(y.Values[at+2*n:at+3*n], x.Values[at+n:])
+					}
+					return y
+				}
+				scores, context := f.scores, f.context
+				f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+					return scores(turned(q), k, first, n, s)
+				}
+				f.context = func(probs, vT *activation) *activation { return turned(context(probs, vT)) }
+			}}},
+		"norms by rank": {"minimax-m2", "model.layers.0.self_attn.q_norm.output", "qk-norm: the engine's norms of queries and keys are of each of 2 parts of the heads by itself",
+			engine{fault: func(f *faulty) {
+				rmsNorm := f.rmsNorm
+				f.rmsNorm = func(x *activation, w *model.Weight, eps float64) *activation {
+					y := rmsNorm(x, w, eps)
+					if strings.HasSuffix(w.Name, "q_norm.weight") || strings.HasSuffix(w.Name, "k_norm.weight") {
+						of, n := must(w.Float32s(nil)), x.Width()/2
+						for row := range x.Rows() {
+							for part := range 2 {
+								sum := 0.0
+								for _, v := range x.Row(row)[part*n:][:n] {
+									sum += float64(v) * float64(v)
+								}
+								r := 1 / math.Sqrt(sum/float64(n)+eps)
+								for i := part * n; i < (part+1)*n; i++ {
+									y.Row(row)[i] = float32(float64(x.Row(row)[i])*r) * of[i]
+								}
+							}
+						}
+					}
+					return y
+				}
+			}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkpoint, p := open(t, c.fixture+"/golden-f32")
+			c.inputs = engineForms["F32"]
+			r := run(t, checkpoint.Config, checkpoint, c.trace(t, checkpoint.Config, checkpoint, p), verify.Options{})
+			require.Equal(t, report.Fail, r.Verdict)
+			require.Equal(t, c.stage, *r.FirstDivergence)
+			var causes []string
+			for _, cause := range r.Causes {
+				causes = append(causes, cause.String())
+			}
+			require.Len(t, causes, 1, "%v %v", causes, r.Hints)
+			require.True(t, strings.HasPrefix(causes[0], c.cause), "%v", causes)
+		})
+	}
+}
