@@ -16,6 +16,7 @@ examples:
 
   LLM(..., enforce_eager=True, worker_extension_cls="dsmoe_trace.VLLMWorker")
   llm.collective_rpc("dsmoe_start", args=("pack",)); llm.generate(...); llm.collective_rpc("dsmoe_stop")
+  DSMOE_TRACE=pack DSMOE_STEPS=20 python -m sglang.launch_server ...    # with sglang() below as an entry point
 
 arguments:
   stages="router"        each gate's input, logits, choices and weights alone
@@ -128,6 +129,11 @@ class Recorder:
             self.watch(self.runner, "execute_model", None, before=self.schedule)
             if hasattr(self.runner, "prepare_inputs"):
                 self.watch(self.runner, "prepare_inputs", lambda out, *_: self.given.update(batch=out))
+        if self.engine == "sglang":
+            with contextlib.suppress(ImportError):
+                from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+                self.watch(ForwardBatch, "init_new", lambda _, batch, *rest: self.prompts.update(
+                    {r.rid: [*r.origin_input_ids, *r.output_ids] for r in getattr(batch, "reqs", ())}))
 
     def experts(self, name, module, mlp):
         """Sees choices that a function of experts or of their router makes, and where routed_scaling_factor comes in: the
@@ -138,14 +144,15 @@ class Recorder:
                 self.watch(owner, "select_experts", lambda out, *_: self.choices(gate, out[1], out[0]))
         if hasattr(module, "_maybe_apply_routed_scale_to_output"):  # vLLM: not 1 where the sum is scaled
             self.factors[gate] = module.routed_scaling_factor
-            self.watch(module, "_maybe_apply_routed_scale_to_output", lambda out, *_: self.take(name + ".output", out[1]))
-        topk = getattr(getattr(mlp, "topk", None), "topk_config", None)
+            self.watch(module, "_maybe_apply_routed_scale_to_output", lambda out, *_: self.module(name, out[1]))
+        topk = getattr(mlp, "topk", None)
+        topk = getattr(topk, "topk_config", topk)
         if hasattr(topk, "apply_routed_scaling_factor_on_output"):  # SGLang
             self.factors[gate] = 1 if topk.apply_routed_scaling_factor_on_output else factor
 
     def watch(self, owner, method, after, before=None):
         """Calls functions around a method of an instance: before(*args), after(result, *args)."""
-        original, own = getattr(owner, method), method in vars(owner)
+        original, own = getattr(owner, method), vars(owner).get(method)
 
         @functools.wraps(original)
         def watched(*args, **kwargs):
@@ -158,7 +165,7 @@ class Recorder:
             return out
 
         setattr(owner, method, watched)
-        self.undo.append(lambda: setattr(owner, method, original) if own else delattr(owner, method))
+        self.undo.append(lambda: delattr(owner, method) if own is None else setattr(owner, method, own))
 
     def safely(self, f):
         def hook(*args):
@@ -207,9 +214,11 @@ class Recorder:
             chosen = [t for t in given[1:3] if isinstance(t, torch.Tensor) and t.dim() == 2]
             if len(chosen) == 2 and not chosen[0].is_floating_point():  # transformers' experts are given choices, and sum
                 self.choices(gate, *chosen)
-                self.take(name + ".output", out)
-            elif len(given) > 1 and hasattr(given[1], "topk_ids") and isinstance(out, torch.Tensor):  # SGLang's, unscaled
-                self.take(name + ".output", out * self.factors.get(gate, 1))
+                self.module(name, out)
+            elif len(given) > 1 and hasattr(given[1], "topk_ids") and isinstance(out, torch.Tensor):
+                factor = self.factors.get(gate, 1)  # SGLang scales the sum after this on a CPU; elsewhere its kernels may have
+                if factor == 1 or self.device == "cpu":
+                    self.module(name, out * factor)
         elif name.endswith(".indexer") and isinstance(out, torch.Tensor) and not out.is_floating_point():
             self.keys(name + ".topk_idx", out)
         elif name == "model.rotary_emb":
@@ -456,6 +465,8 @@ class Recorder:
         layout = Layout(self.rows)
         if self.tokens is not None and [r.tokens[:len(row)] for r, row in zip(layout.requests, self.tokens)] != self.tokens:
             raise Trouble("the engine ran other tokens than the given ones")
+        if not layout.mask.all() and "compress_rates" in self.config:
+            raise Trouble("of DeepSeek-V4, whose compressors read padding, requests of one length are recorded")
         left = self.spool.finish(layout)
         self.pack.add("input_ids", layout.ids)
         if not layout.mask.all():
@@ -487,6 +498,33 @@ class Recorder:
             return None
         form = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[self.dtype]
         return {"activations": {form: form.lower()}, "cache": form.lower(), "attention": [attention]}
+
+
+def sglang():
+    """SGLang's plugin, an entry point of sglang.srt.plugins: in the process that runs the model it records the first
+    DSMOE_STEPS steps (default: 1) to the pack DSMOE_TRACE, of DSMOE_STAGES."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    if os.environ.get("DSMOE_TRACE"):
+        HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs", started_sglang, HookType.AFTER)
+
+
+def started_sglang(_, runner, *args, **kwargs):
+    """Records a model that SGLang has loaded."""
+    try:
+        if runner.is_draft_worker or torch.distributed.is_initialized() and torch.distributed.get_rank():
+            return
+        import sglang as package
+        with open(os.path.join(runner.model_config.model_path, "config.json"), encoding="utf-8") as f:
+            recorder = Recorder(runner.model, os.environ["DSMOE_TRACE"], engine="sglang", version=package.__version__,
+                                stages=os.environ.get("DSMOE_STAGES", "all"), config=json.load(f))
+    except Exception as e:
+        return print(f"dsmoe_trace: not recorded: {reason(e)}", file=sys.stderr, flush=True)
+
+    def ran(*_):
+        if recorder.trouble or len(recorder.rows.counts) >= int(os.environ.get("DSMOE_STEPS", "1")):
+            print(f"dsmoe_trace: {told(recorder)}", file=sys.stderr, flush=True)
+
+    recorder.watch(runner, "forward", ran)
 
 
 class VLLMWorker:
