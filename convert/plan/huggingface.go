@@ -107,10 +107,12 @@ func (c *conversion) naming() *table.Naming {
 		}
 		c.problems = append(c.problems, problem.Problem{Cause: "files with these names hold each expert apart", Hint: hint})
 	}
-	if c.o.Experts == PerExpert && n.Fuses {
-		c.problems = append(c.problems, problem.Problem{
-			Cause: "transformers 5.23 does not find experts that are apart under its own names, and makes up random ones",
-			Hint:  "--names published writes each expert apart"})
+	switch apart := c.o.Experts != FusedExperts && c.o.Names == "" && c.set.Unfound(c.src.Config) != nil; {
+	case c.o.Experts == PerExpert && n.Fuses && f.Joined:
+		c.problems = append(c.problems, problem.Problem{Cause: "transformers " + table.Unfound,
+			Hint: "--names published writes each expert apart"})
+	case apart && n.Fuses:
+		c.notes = append(c.notes, "transformers "+table.Unfound+": --experts fused writes them together")
 	}
 	if n.Fuses && c.o.cast() == tensor.Invalid && (c.o.encodes() || slices.ContainsFunc(c.set.All(), (*weights.Weight).Scaled)) {
 		cause := "transformers 5.23 takes attn_hc.scale for scales of quantised weights where names are its own"
@@ -126,7 +128,7 @@ func (c *conversion) naming() *table.Naming {
 // transformers reads under its own names is fused; prediction layers have none of these.
 func (c *conversion) fuses(n *table.Naming, w *weights.Weight, shared bool) bool {
 	if n != nil {
-		return n.Fuses && w.Layer < c.src.Config.NumHiddenLayers && (shared || c.o.Names != "" || c.o.Experts == FusedExperts)
+		return n.Fuses && c.o.Experts != PerExpert && w.Layer < c.src.Config.NumHiddenLayers && (shared || c.o.Names != "" || c.o.Experts == FusedExperts)
 	}
 	return c.o.Experts != PerExpert && !c.o.encodes() && (c.o.Experts == FusedExperts || shared)
 }

@@ -49,6 +49,10 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
+		if w := set.Unfound(c.Config); w != nil {
+			a.Add(inspect.Missing.Of(problem.Problem{Tensor: w.Stored, Cause: "transformers " + table.Unfound,
+				Hint: "dsmoe convert --experts fused writes them together, --names published each apart"}))
+		}
 		a.Add(x.withoutInputScales()...)
 		want, dtypes := table.TorchDType(c.Config), []string{}
 		for t := range c.Tensors() {

@@ -5,6 +5,7 @@ var familyMiniMaxM2 = otherNames(Family{
 	ModelTypes: []string{"minimax_m2"},
 	Rows:       groupedRows(routerBias(moe)),
 	Ignored:    familyV1.Ignored,
+	Joined:     true,
 }, map[string]string{"mlp.gate.weight": "block_sparse_moe.gate.weight",
 	"mlp.gate.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
 	"mlp.experts.{e}.gate_proj":        "block_sparse_moe.experts.{e}.w1",

@@ -8,6 +8,7 @@ var familyV4 = Family{
 	Rows:       rowsOf(v4Rows),
 	MTP:        rowsOf(v4MTP),
 	CarriesMTP: true,
+	Joined:     true,
 	Namings:    v4Names,
 	spelled:    spellings(v4Names),
 }

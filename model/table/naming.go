@@ -18,6 +18,9 @@ type Naming struct {
 	published bool              // scales are called "scale"
 }
 
+// Unfound says what transformers does with routed experts of a family whose are Joined.
+const Unfound = "does not find experts that are apart under its own names, and makes up random ones"
+
 // spelling is what a pattern of a stored name stands for.
 type spelling struct {
 	row      string // the name of a row

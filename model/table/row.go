@@ -26,6 +26,9 @@ type Family struct {
 	// Namings are the ways in which files name the weights; nil: as the table does. The first is the one that
 	// checkpoints are published with.
 	Namings []Naming
+	// Joined says that transformers, under its own names, finds routed experts that are fused, and makes up random ones
+	// where they are apart: tried with 5.23 and 5.24.
+	Joined  bool
 	spelled func() map[string]spelling // by the patterns of Namings; nil without Namings
 	// MTP are the rows of a multi-token prediction layer beside those of a decoder
 	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or

@@ -41,6 +41,8 @@ func TestNamings(t *testing.T) {
 			s := New(c, h)
 			require.NoError(t, s.Check(c), "%s, %s", fixture, f.Namings[i].Whose)
 			assert.Equal(t, f.Namings[i].Whose, s.Naming().Whose)
+			fusedAlone := strings.HasPrefix(fixture, "v4") || fixture == "minimax-m2" // as transformers 5.23 and 5.24 load them
+			assert.Equal(t, fusedAlone && f.Namings[i].Name == "transformers", s.Unfound(c) != nil, fixture)
 			for _, w := range s.All() {
 				stored := w.Name
 				if w.Header != nil {

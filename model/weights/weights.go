@@ -405,6 +405,22 @@ func (s *Set) Naming() *table.Naming {
 	return nil
 }
 
+// Unfound returns the first routed expert's weight that transformers does not find: it lies apart under names with which
+// that finds fused ones alone. It returns nil if there is none.
+func (s *Set) Unfound(c *config.Config) *Weight {
+	n := s.Naming()
+	if n == nil || !n.Fuses || !s.family.Joined {
+		return nil
+	}
+	all := s.All()
+	if i := slices.IndexFunc(all, func(w *Weight) bool {
+		return w.Module() == table.RoutedExperts && !w.Shared && w.Layer < c.NumHiddenLayers
+	}); i >= 0 {
+		return all[i]
+	}
+	return nil
+}
+
 // StoredName returns what the checkpoint calls, or would call, the tensor of the table's name.
 func (s *Set) StoredName(c *config.Config, name string) string {
 	if n := s.Naming(); n != nil {
