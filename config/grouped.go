@@ -34,7 +34,8 @@ var grouped = family{
 		v3.row("initializer_range", 0.02),
 		v3.row("rms_norm_eps", nil),
 		v3.row("tie_word_embeddings", nil),
-		{"partial_rotary_factor", nil, number(func(c *Config) *float64 { return &c.RoPE.RotaryShare }, positive).ifSet()},
+		{"partial_rotary_factor", nil, number(func(c *Config) *float64 { return &c.RoPE.RotaryShare }, positive).ifSet().
+			deciding(func(a, b *Config) bool { return a.Attention.QKRopeHeadDim != b.Attention.QKRopeHeadDim })},
 		v3.row("rope_theta", 10000.0),
 		v3.row("rope_scaling", nil),
 		v3.row("rope_parameters", nil),

@@ -1,9 +1,6 @@
 package verify
 
 import (
-	"fmt"
-	"strings"
-
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -32,20 +29,19 @@ func (s *storedWeights) findContradictions() (lines []string, err error) {
 // isRead reports whether the weight is there, in a file whose header was read.
 func isRead(w *weights.Weight) bool { return w != nil && !w.Unread() }
 
-// storedFrequencies describes the layers whose rotary_emb.inv_freq, which transformers before 4.32 stored, is not that
-// of config.json.
+// storedFrequencies describes the layers whose tensors that follow from config.json have other numbers.
 func (s *storedWeights) storedFrequencies() (lines []string, err error) {
 	layers := map[string][]string{} // by what they hold
 	var order []string
 	for _, w := range s.All() {
-		if !strings.HasSuffix(w.Name, table.InvFreqName) || !isRead(w) || !table.HoldsFrequencies(s.config, w.Info) {
+		if !isRead(w) || !table.Follows(s.config, w.Info) {
 			continue
 		}
 		for row, err := range s.rowsOf(w) {
 			if err != nil {
 				return nil, err
 			}
-			if other := table.OtherFrequencies(s.config, row, w.DType); other != "" {
+			if other := table.Contradiction(s.config, w.Name, row, w.DType); other != "" {
 				if layers[other] == nil {
 					order = append(order, other)
 				}
@@ -59,8 +55,7 @@ func (s *storedWeights) storedFrequencies() (lines []string, err error) {
 		if len(names) > 1 {
 			what += " and " + text.Plural(len(names)-1, "other")
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s: the reference computes RoPE from config.json, and so does this verification",
-			what, other))
+		lines = append(lines, what+": "+other)
 	}
 	return lines, nil
 }

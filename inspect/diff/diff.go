@@ -41,6 +41,7 @@ const (
 	statusShape   Status = "shape"   // not comparable
 	statusRemoved Status = "removed" // in A alone
 	statusAdded   Status = "added"   // in B alone
+	statusUnused  Status = "unused"  // on one side alone; the reference computes the same without it
 )
 
 // Options are the options of Compare; the zero value is the default.
@@ -135,7 +136,18 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 		}
 	}
 	err := each(ctx, a, b, len(pairs), progress, func(w *weights.Walk, i int) (err error) {
-		findings[i], err = compare(w, pairs[i])
+		p := pairs[i]
+		if findings[i], err = compare(w, p); err != nil || p.A != nil && p.B != nil {
+			return err
+		}
+		s, one := a, p.A
+		if one == nil {
+			s, one = b, p.B
+		}
+		unused, err := s.isUnused(one)
+		if unused {
+			findings[i].Status = statusUnused
+		}
 		return err
 	})
 	if err != nil {
@@ -152,6 +164,20 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 		return nil, err
 	}
 	return r, nil
+}
+
+// isUnused reports whether the reference computes the same without a weight: a scale of a cache, or what it derives anew.
+func (s *Side) isUnused(w *weights.Weight) (bool, error) {
+	switch {
+	case w.ScalesActivations():
+		return true, nil
+	case s.Config == nil || !table.FamilyOf(s.Config).Unused(s.Config, w.Name):
+		return false, nil
+	case !table.Follows(s.Config, w.Info):
+		return true, nil
+	}
+	values, err := weights.NewStream(s.Reader, w).Part(0, w.Len())
+	return err == nil && table.Contradiction(s.Config, w.Name, values, w.DType) == "", err
 }
 
 // each calls f for 0 … n-1, several at once, until one fails.
@@ -183,12 +209,12 @@ func compare(w *weights.Walk, p weights.Pair) (Finding, error) {
 	switch {
 	case p.B == nil:
 		f.Status = statusRemoved
-		return f, nil
 	case p.A == nil:
 		f.Status = statusAdded
-		return f, nil
 	case !slices.Equal(p.A.Shape, p.B.Shape):
 		f.Status = statusShape
+	}
+	if f.Status != statusEqual {
 		return f, nil
 	}
 	f.Elements = int64(p.A.Len())
@@ -272,7 +298,8 @@ func summarise(findings []Finding, o Options) *Report {
 		if f.Status == statusEqual || f.Status == statusClose || f.Status == statusDiffers {
 			r.Compared++
 		}
-		if f.Status != statusEqual && (f.Status != statusClose || o.Exact) || dtypes && o.Exact {
+		alike := f.Status == statusEqual || !o.Exact && (f.Status == statusClose || f.Status == statusUnused)
+		if !alike || dtypes && o.Exact {
 			r.Verdict = "differs"
 		}
 		if f.Status != statusEqual || dtypes {

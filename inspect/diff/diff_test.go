@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 	"dsmoe/model/weights"
@@ -326,6 +327,33 @@ differs: 4 tensors compared: 2 equal, 0 close, 2 differ; 0 of another dtype, 0 o
 
 // TestOrderOfLines: a line per kind, the worst first, whatever the order of the tensors; a line per kind of
 // cast comes last, and names are folded only where every named layer has every named expert.
+// TestUnused: a scale of a cache, the norm of A.X-K1's dense layers and the bias of 0 that save_pretrained adds, on one
+// side alone, make no difference; with Exact they do, and so does a bias that is not 0.
+func TestUnused(t *testing.T) {
+	c := configtest.Fixture(t, "axk1/checkpoint")
+	side := func(m *memory) Side { return Side{Weights: weights.New(c, m).All(), Reader: m, Config: c} }
+	vector := func(v float32) tensor.Tensor { return tensortest.Vector(t, tensor.F32, v, v, v) }
+	const norm, bias, cache = "model.layers.0.post_mlp_layernorm.weight", "model.layers.1.mlp.gate.e_score_correction_bias",
+		"model.layers.0.self_attn.k_proj.k_scale"
+	a := func() *memory { return new(memory).add("lm_head.weight", vector(1)) }
+	for _, test := range []struct {
+		b     *memory
+		exact bool
+		want  string
+	}{
+		{a().add(norm, vector(2)).add(bias, vector(0)).add(cache, vector(3)), false, "same"},
+		{a().add(norm, vector(2)), true, "differs"},
+		{a().add(bias, vector(0.5)), false, "differs"},
+		{a().add("model.layers.1.post_mlp_layernorm.weight", vector(2)), false, "differs"},
+	} {
+		for _, sides := range [][2]Side{{side(a()), side(test.b)}, {side(test.b), side(a())}} {
+			r, err := Compare(t.Context(), sides[0], sides[1], Options{Exact: test.exact})
+			require.NoError(t, err)
+			require.Equal(t, test.want, r.Verdict, "%v", r.Findings)
+		}
+	}
+}
+
 func TestOrderOfLines(t *testing.T) {
 	a, b := new(memory), new(memory)
 	add := func(name string, x, y tensor.Tensor) {

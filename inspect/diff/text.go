@@ -28,7 +28,7 @@ type group struct {
 }
 
 // order is the order of the lines: what really differs, then what is only cast.
-var order = []Status{statusDiffers, statusShape, statusRemoved, statusAdded, statusClose, statusEqual}
+var order = []Status{statusDiffers, statusShape, statusRemoved, statusAdded, statusUnused, statusClose, statusEqual}
 
 // isCast reports whether values are the same but for their dtype.
 func (f *Finding) isCast() bool { return f.Status == statusClose || f.Status == statusEqual }
@@ -152,6 +152,12 @@ func (g *group) String() string {
 		return fmt.Sprintf("%s: %s %v", line, *f.DTypeA, f.ShapeA)
 	case statusAdded:
 		return fmt.Sprintf("%s: %s %v", line, *f.DTypeB, f.ShapeB)
+	case statusUnused:
+		side, d, shape := "A", f.DTypeA, f.ShapeA
+		if d == nil {
+			side, d, shape = "B", f.DTypeB, f.ShapeB
+		}
+		return fmt.Sprintf("%s: in %s alone, %s %v: the reference computes the same without it", line, side, d, shape)
 	case statusShape:
 		return fmt.Sprintf("%s: %v, then %v", line, f.ShapeA, f.ShapeB)
 	}

@@ -107,22 +107,21 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 	return found
 }
 
-// aboutFrequencies returns the findings about stored inv_freq that are not the config's. Readers compute their own.
+// aboutFrequencies returns the findings about stored tensors that follow from the config and have other numbers.
 func (x *valueAudit) aboutFrequencies() (found []inspect.Finding) {
 	for _, w := range x.weights {
-		if x.Config == nil || !strings.HasSuffix(w.Name, table.InvFreqName) || w.err != nil ||
-			!table.HoldsFrequencies(x.Config, w.Info) {
+		if x.Config == nil || w.err != nil || !table.Follows(x.Config, w.Info) {
 			continue
 		}
 		values, err := weights.NewStream(x.Reader, w.Weight).Part(0, w.Len())
 		cause := ""
 		if err != nil {
 			cause = fmt.Sprintf("cannot be read: %v", err)
-		} else if cause = table.OtherFrequencies(x.Config, values, w.DType); cause == "" {
+		} else if cause = table.Contradiction(x.Config, w.Name, values, w.DType); cause == "" {
 			continue
 		}
 		found = append(found, inspect.Value.Of(problem.Problem{File: x.holders[w.Name], Tensor: w.Name,
-			Cause: cause, Hint: "readers compute RoPE from config.json: set rope_theta to that of the training"}))
+			Cause: cause, Hint: "readers derive it from config.json: give that what the weights were trained with"}))
 	}
 	return found
 }

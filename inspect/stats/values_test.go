@@ -167,7 +167,7 @@ func TestValues(t *testing.T) {
 // tensors that cannot be taken apart.
 // TestStoredFrequencies: inv_freq of another theta is found, the config's own is not.
 func TestStoredFrequencies(t *testing.T) {
-	for theta, want := range map[float64]string{10000: "", 500000: "is that of rope_theta 500000, config.json has 10000"} {
+	for theta, want := range map[float64]string{10000: "", 500000: "is that of rope_theta 500000, config.json has 10000: the reference computes RoPE from config.json, and so does dsmoe"} {
 		s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
 		n, data := s.Config.HeadDim()/2, []byte(nil)
 		for i := range n {

@@ -54,9 +54,11 @@ func Outside(c *config.Config, name string) bool {
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
-	if Outside(c, name) || f.Leaves(name) {
-		return true
-	}
+	return Outside(c, name) || f.Leaves(name) || f.Unused(c, name)
+}
+
+// Unused reports whether the reference computes nothing with the tensor of that name, or derives it anew.
+func (f *Family) Unused(c *config.Config, name string) bool {
 	pattern, layer, _ := Cut(name)
 	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
 		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, layer) })
