@@ -6,6 +6,7 @@ import (
 	"iter"
 	"runtime"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -147,11 +148,12 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 		if role == table.Sinks {
 			return &x.Windowed.Sinks
 		}
-		projection, bias := role.Projection()
+		name, bias := strings.CutSuffix(string(role), ".bias")
+		projection := x.Projection(table.Role(name))
 		if bias {
-			return &x.Projection(projection).Bias
+			return &projection.Bias
 		}
-		return &x.Projection(projection).Weight
+		return &projection.Weight
 	case table.AttnHC:
 		return x.AttnHC.at(role)
 	case table.FFNHC:

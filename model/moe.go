@@ -271,7 +271,13 @@ func ChooseBy[V any](a Arithmetic[V], c *config.Config, g *MoEGate, logits V) *C
 // name.E.probe.output [rows, hidden_size]; the pass does not use it.
 func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 	probe := p.o.Probes[l]
-	p.stopIf(probe.check(l, p.in.Batch*p.in.Seq, len(m.Experts)))
+	tokens, experts := p.in.Batch*p.in.Seq, len(m.Experts)
+	if i := slices.IndexFunc(probe.Rows, func(row int) bool { return row < 0 || row >= tokens }); i >= 0 {
+		p.stopIf(fmt.Errorf("probes of layer %d: row %d is not one of %d", l, probe.Rows[i], tokens))
+	}
+	if i := slices.IndexFunc(probe.Experts, func(e int) bool { return e < 0 || e >= experts }); i >= 0 {
+		p.stopIf(fmt.Errorf("probes of layer %d: expert %d is not one of %d", l, probe.Experts[i], experts))
+	}
 	for e := range p.experts(l, m, probe.Experts, true) {
 		p.Scope(x, func(x V) V {
 			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)

@@ -61,17 +61,6 @@ type Probe struct {
 	Experts []int // numbers of the experts
 }
 
-// check returns an error if a row or an expert does not exist.
-func (probe *Probe) check(l, tokens, experts int) error {
-	if i := slices.IndexFunc(probe.Rows, func(row int) bool { return row < 0 || row >= tokens }); i >= 0 {
-		return fmt.Errorf("probes of layer %d: row %d is not one of %d", l, probe.Rows[i], tokens)
-	}
-	if i := slices.IndexFunc(probe.Experts, func(e int) bool { return e < 0 || e >= experts }); i >= 0 {
-		return fmt.Errorf("probes of layer %d: expert %d is not one of %d", l, probe.Experts[i], experts)
-	}
-	return nil
-}
-
 // dtypes returns the compute dtype and the dtype of RoPE's angles.
 func (o *Options) dtypes() (compute, angles tensor.DType) {
 	compute, angles = o.DType, o.RotaryDType

@@ -60,38 +60,32 @@ func (p *Plain) StreamGate(z *Activation, a *Affine, times, plus float32) *Activ
 	return y
 }
 
-// sinkhorn implements Arithmetic. It is computed in float64 behind the affine function.
+// Sinkhorn implements Arithmetic. It is computed in float64 behind the affine function.
 func (p *Plain) Sinkhorn(z *Activation, a *Affine, iters int, eps float32) *Activation {
 	n := int(math.Sqrt(float64(z.Width())))
 	y := p.Make(tensor.F32, slices.Concat(z.Shape[:len(z.Shape)-1], []int{n, n})...)
 	p.Each(z.Rows(), 8*iters*len(z.Values), func(t int) {
-		for i, c := range sinkhorn(a.Of(z.Row(t)), n, iters, float64(eps)) {
-			y.Values[t*n*n+i] = float32(c)
+		c := slices.Clone(a.Of(z.Row(t)))
+		for row := range slices.Chunk(c, n) {
+			top := slices.Max(row)
+			for i, v := range row {
+				row[i] = kernel.Exp(v - top)
+			}
+		}
+		divideLines(c, n, 1, 0)
+		for i := range c {
+			c[i] += float64(eps)
+		}
+		divideLines(c, 1, n, float64(eps))
+		for range iters - 1 {
+			divideLines(c, n, 1, float64(eps))
+			divideLines(c, 1, n, float64(eps))
+		}
+		for i, v := range c {
+			y.Values[t*n*n+i] = float32(v)
 		}
 	})
 	return y
-}
-
-// sinkhorn returns the n×n matrix that Arithmetic.Sinkhorn makes of logits, row by row.
-func sinkhorn(logits []float64, n, iters int, eps float64) []float64 {
-	c := slices.Clone(logits)
-	for r := range n {
-		row := c[r*n : (r+1)*n]
-		top := slices.Max(row)
-		for i, v := range row {
-			row[i] = kernel.Exp(v - top)
-		}
-	}
-	divideLines(c, n, 1, 0)
-	for i := range c {
-		c[i] += eps
-	}
-	divideLines(c, 1, n, eps)
-	for range iters - 1 {
-		divideLines(c, n, 1, eps)
-		divideLines(c, 1, n, eps)
-	}
-	return c
 }
 
 // divideLines divides each row or column of c by its sum + eps: lines begin apart from one another, and their numbers

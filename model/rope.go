@@ -131,14 +131,33 @@ func (by ropeParameters) inverseFrequencies(c *config.Config, seq int) (freq, ot
 	return freq, other
 }
 
-// invert turns theta^(2i/dim) into inv_freq.
+// invert turns theta^(2i/dim) into inv_freq. With YaRN it mirrors _compute_yarn_parameters: fast pairs
+// keep their frequency, the frequency of slow pairs is divided by the factor, with a ramp between
+// the pairs that turn beta_fast and beta_slow times over the original length:
+//
+//	pair(b)  = dim · ln(original/(b·2π)) / (2·ln theta)
+//	ramp[i]  = clamp((i - low)/(high - low), 0, 1),  low = ⌊pair(beta_fast)⌋, high = ⌈pair(beta_slow)⌉
+//	inv_freq = 1/(factor·p) · ramp + 1/p · (1 - ramp),  p = theta^(2i/dim)
 func (by ropeParameters) invert(freq []float32, theta float64) {
-	if s := by.scaling; s != nil && s.Type == "yarn" {
-		yarn(freq, s, theta)
+	s := by.scaling
+	if s == nil || s.Type != "yarn" {
+		for i, f := range freq {
+			freq[i] = 1 / f
+		}
 		return
 	}
-	for i, f := range freq {
-		freq[i] = 1 / f
+	dim := float64(2 * len(freq))
+	pair := func(rotations float64) float64 {
+		return dim * math.Log(float64(s.OriginalMaxPositionEmbeddings)/(rotations*2*math.Pi)) / (2 * math.Log(theta))
+	}
+	low, high := max(math.Floor(pair(s.BetaFast)), 0), min(math.Ceil(pair(s.BetaSlow)), dim-1)
+	if low == high {
+		high += 0.001
+	}
+	for i, p := range freq {
+		ramp := min(max((float32(i)-float32(low))/float32(high-low), 0), 1)
+		keep := 1 - ramp
+		freq[i] = float32(1/float32(float32(s.Factor)*p)*(1-keep)) + float32(1/p*keep)
 	}
 }
 
@@ -176,29 +195,6 @@ func sleefPower(base, x float32) float64 {
 		polynomial = float32(float64(polynomial)*float64(float32(s)) + float64(c))
 	}
 	return math.Ldexp(1+s+float64(s*s*float64(polynomial)), int(q))
-}
-
-// yarn turns theta^(2i/dim) into YaRN's inv_freq, mirroring _compute_yarn_parameters: fast pairs
-// keep their frequency, the frequency of slow pairs is divided by the factor, with a ramp between
-// the pairs that turn beta_fast and beta_slow times over the original length:
-//
-//	pair(b)  = dim · ln(original/(b·2π)) / (2·ln theta)
-//	ramp[i]  = clamp((i - low)/(high - low), 0, 1),  low = ⌊pair(beta_fast)⌋, high = ⌈pair(beta_slow)⌉
-//	inv_freq = 1/(factor·p) · ramp + 1/p · (1 - ramp),  p = theta^(2i/dim)
-func yarn(freq []float32, s *config.RopeScaling, theta float64) {
-	dim := float64(2 * len(freq))
-	pair := func(rotations float64) float64 {
-		return dim * math.Log(float64(s.OriginalMaxPositionEmbeddings)/(rotations*2*math.Pi)) / (2 * math.Log(theta))
-	}
-	low, high := max(math.Floor(pair(s.BetaFast)), 0), min(math.Ceil(pair(s.BetaSlow)), dim-1)
-	if low == high {
-		high += 0.001
-	}
-	for i, p := range freq {
-		ramp := min(max((float32(i)-float32(low))/float32(high-low), 0), 1)
-		keep := 1 - ramp
-		freq[i] = float32(1/float32(float32(s.Factor)*p)*(1-keep)) + float32(1/p*keep)
-	}
 }
 
 // yarnMScale mirrors yarn_get_mscale: 0.1·mscale·ln(factor) + 1.

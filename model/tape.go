@@ -148,7 +148,17 @@ func (t *Tape) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
 	return t.record(y, func(dy gradient) {
 		sum := make([]float64, x.Width()) // ∂weight
 		for i := range x.Rows() {
-			normBackward(t.of(x).row(i, x), sum, x.Row(i), dy.row(i, x), w, inverseRMS(x.Row(i), eps))
+			row, dx, dy, r, mean := x.Row(i), t.of(x).row(i, x), dy.row(i, x), inverseRMS(x.Row(i), eps), 0.0
+			for k, v := range row {
+				norm := float64(v) * r
+				mean += float64(float64(dy[k]) * float64(w[k]) * norm)
+				sum[k] += float64(float64(dy[k]) * norm)
+			}
+			mean /= float64(len(row))
+			for k, v := range row {
+				g := float64(dy[k]) * float64(w[k])
+				dx[k] += float32(r * (g - float64(float64(v)*r*mean)))
+			}
 		}
 		if dw != nil {
 			for k, v := range sum {
@@ -157,21 +167,6 @@ func (t *Tape) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
 			t.outstanding--
 		}
 	})
-}
-
-// normBackward adds the contributions of one row of an RMSNorm to ∂x and ∂weight.
-func normBackward(dx gradient, dw []float64, x, dy, weight []float32, r float64) {
-	mean := 0.0
-	for k, v := range x {
-		norm := float64(v) * r
-		mean += float64(float64(dy[k]) * float64(weight[k]) * norm)
-		dw[k] += float64(float64(dy[k]) * norm)
-	}
-	mean /= float64(len(x))
-	for k, v := range x {
-		g := float64(dy[k]) * float64(weight[k])
-		dx[k] += float32(r * (g - float64(float64(v)*r*mean)))
-	}
 }
 
 // Add adds

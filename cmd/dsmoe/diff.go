@@ -88,7 +88,7 @@ rounded weights is refused.`,
 			if err != nil {
 				return err
 			}
-			return cli.Answer(diffDocuments.Print(cmd, r), r.Same())
+			return cli.Answer(diffDocuments.Print(cmd, r), r.First == nil)
 		case flags.Changed("tokens") || flags.Changed("random") || flags.Changed("seed"):
 			return cli.Misuse(cmd, "--tokens, --random and --seed are for --keep-experts or --prune")
 		}

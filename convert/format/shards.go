@@ -23,7 +23,7 @@ type shard struct {
 }
 
 // Shards divides tensors, given in the order of the model, among files of at most maxBytes
-// of tensor data, and lays out each. It refuses a name that occurs twice and a shape of no size. The zero
+// of tensor data, and lays out each: a shard has a Name and a Layout. It refuses a name that occurs twice and a shape of no size. The zero
 // Described gives the files the format's own keys and names.
 func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]shard, error) {
 	if len(tensors) == 0 {

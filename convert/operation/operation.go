@@ -21,7 +21,7 @@ import (
 type Operation interface {
 	// Name is what plans and manifests call it: "cast BF16".
 	Name() string
-	// Unit is the least that it works on.
+	// Unit is the least that it works on: Elements, of In bytes of the source and Out bytes of the output.
 	Unit() unit
 	// Apply fills dst with the result of in, and adds its losses to lost. Both are whole units.
 	Apply(dst []byte, in Input, lost *tensor.Loss) error

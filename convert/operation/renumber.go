@@ -88,24 +88,17 @@ func (r *Renumber) Prove(out []byte, in Input) error {
 			if n < 0 || n >= int64(len(r.Kept)) {
 				return &Mismatch{at + i, fmt.Sprint(n), fmt.Sprintf("one of %d experts", len(r.Kept))}
 			}
-			got := r.Kept[n]
-			if want, kept := r.standIn(e, had); got != want {
-				return &Mismatch{at + i, fmt.Sprintf("%d for expert %d", n, got), fmt.Sprintf("expert %d", want)}
-			} else if !kept {
+			want := e // or, counting up, the next kept one that the row does not have
+			if !slices.Contains(r.Kept, e) {
+				for want = (e + 1) % r.Experts; had[want] || !slices.Contains(r.Kept, want); {
+					want = (want + 1) % r.Experts
+				}
 				had[want] = true
+			}
+			if got := r.Kept[n]; got != want {
+				return &Mismatch{at + i, fmt.Sprintf("%d for expert %d", n, got), fmt.Sprintf("expert %d", want)}
 			}
 		}
 		return nil
 	})
-}
-
-// standIn counts up from an expert to the first kept one, itself included, or to the first that the row does not have.
-func (r *Renumber) standIn(e int, had map[int]bool) (expert int, kept bool) {
-	if slices.Contains(r.Kept, e) {
-		return e, true
-	}
-	for expert = (e + 1) % r.Experts; had[expert] || !slices.Contains(r.Kept, expert); {
-		expert = (expert + 1) % r.Experts
-	}
-	return expert, false
 }

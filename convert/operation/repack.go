@@ -78,8 +78,16 @@ func (r *Repack) Apply(dst []byte, in Input, _ *tensor.Loss) error {
 	u := r.Unit()
 	return r.eachBlock(in, func(i int, grid tensor.Grid) error {
 		block, codes := dst[i*u.Out:(i+1)*u.Out], in.Data[i*u.In:]
-		if !r.putScale(block, grid.Scales[0]) {
-			return &scaleError{grid.Scales[0], r.To}
+		scale, fits := grid.Scales[0], false // the block begins with it
+		if r.To == tensor.MXFP4 {
+			block[0] = byte(math.Float32bits(scale) >> 23) // 2^-127, denormal, is 0
+			fits = scale > 0 && scale <= math.MaxFloat32/6 // the largest code is 6
+		} else {
+			tensor.PutF16(block, scale)
+			fits = isFinite(scale) && f16(block) == scale
+		}
+		if !fits {
+			return &scaleError{scale, r.To}
 		}
 		halves := block[u.Out-u.In:]
 		for k := range u.In {
@@ -88,17 +96,6 @@ func (r *Repack) Apply(dst []byte, in Input, _ *tensor.Loss) error {
 		}
 		return nil
 	})
-}
-
-// putScale writes the scale that a block begins with; it reports whether the block can have it.
-func (r *Repack) putScale(block []byte, scale float32) bool {
-	bits := math.Float32bits(scale)
-	if r.To == tensor.MXFP4 {
-		block[0] = byte(bits >> 23)                    // 2^-127, denormal, is 0
-		return scale > 0 && scale <= math.MaxFloat32/6 // the largest code is 6
-	}
-	tensor.PutF16(block, scale)
-	return isFinite(scale) && f16(block) == scale
 }
 
 // Prove decodes every element by the definition of the block and demands the number that the codes stand

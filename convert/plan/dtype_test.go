@@ -45,7 +45,8 @@ func put(infos map[string]tensor.Info, name string, d tensor.DType, shape ...int
 // dtypesOf returns the dtype of each output.
 func dtypesOf(p *Plan) map[string]tensor.DType {
 	dtypes := map[string]tensor.DType{}
-	for x := range p.InOrder() {
+	for _, i := range p.order {
+		x := &p.Tensors[i]
 		dtypes[x.Name] = x.DType
 	}
 	return dtypes

@@ -92,8 +92,8 @@ func (p *Plan) WriteOther(w io.Writer, f Other) error {
 func (p *Plan) writeIndex(w io.Writer) error {
 	_, total := p.Bytes()
 	return format.WriteIndex(w, total, func(yield func(name, file string) bool) {
-		for t := range p.InOrder() {
-			if !yield(t.Name, p.Files[t.File].Name) {
+		for _, i := range p.order {
+			if t := &p.Tensors[i]; !yield(t.Name, p.Files[t.File].Name) {
 				return
 			}
 		}

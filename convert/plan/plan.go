@@ -7,7 +7,6 @@ package plan
 import (
 	"encoding/json"
 	"io"
-	"iter"
 	"slices"
 	"time"
 
@@ -174,17 +173,6 @@ func (s *Segment) Places() *tensor.Placement {
 		return op.Places()
 	}
 	return &tensor.Placement{}
-}
-
-// InOrder yields the tensors in the order of the model.
-func (p *Plan) InOrder() iter.Seq[*Tensor] {
-	return func(yield func(*Tensor) bool) {
-		for _, i := range p.order {
-			if !yield(&p.Tensors[i]) {
-				return
-			}
-		}
-	}
 }
 
 // Bytes returns the bytes of weights that are read, sides left out, and written.

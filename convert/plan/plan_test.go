@@ -55,10 +55,12 @@ func TestFilters(t *testing.T) {
 		p, err := planOf(t, src, c.o)
 		require.NoError(t, err, name)
 		var got, want []string
-		for x := range p.InOrder() {
+		for _, i := range p.order {
+			x := &p.Tensors[i]
 			got = append(got, x.Name)
 		}
-		for x := range all.InOrder() {
+		for _, i := range all.order {
+			x := &all.Tensors[i]
 			if c.keep(x.Name) {
 				want = append(want, x.Name)
 			}

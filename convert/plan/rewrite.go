@@ -29,14 +29,15 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	if at >= 0 {
 		inner = raw[members[at].value:members[at].end]
 		within, _ := documentMembers(inner)
-		if inner, err = editDocument(inner, c.edits(valuesOf(inner, within), chosen)); err != nil {
+		if inner, err = editDocument(inner, c.edits(inner, within, chosen)); err != nil {
 			return d, err
 		}
 	}
-	values := valuesOf(raw, members)
-	edits := c.edits(values, chosen)
+	edits := c.edits(raw, members, chosen)
 	if at >= 0 { // what stands around it says the dtype once more
-		edits = slices.DeleteFunc(edits, func(e edit) bool { return values[e.key] == "" })
+		edits = slices.DeleteFunc(edits, func(e edit) bool {
+			return !slices.ContainsFunc(members, func(m documentMember) bool { return m.key == e.key })
+		})
 		edits = append(edits, edit{members[at].key, inner})
 	}
 	if d.text, err = editDocument(raw, edits); err != nil {
@@ -50,18 +51,13 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	return d, nil
 }
 
-// edits are the changes to a document with these values.
-func (c *conversion) edits(values map[string]string, chosen selection) []edit {
-	return slices.Concat(c.dtypeEdits(values), c.layerEdits(values, chosen), c.expertEdits(values))
-}
-
-// valuesOf returns the values of a document's members by key.
-func valuesOf(document []byte, members []documentMember) map[string]string {
-	values := map[string]string{}
+// edits are the changes to a document with these members.
+func (c *conversion) edits(document []byte, members []documentMember, chosen selection) []edit {
+	values := map[string]string{} // by key
 	for _, m := range members {
 		values[m.key] = string(document[m.value:m.end])
 	}
-	return values
+	return slices.Concat(c.dtypeEdits(values), c.layerEdits(values, chosen), c.expertEdits(values))
 }
 
 // dtypeEdits are the changes that say in which dtypes and forms the weights are stored. values are the

@@ -178,6 +178,7 @@ const maxParts = 10_000
 
 // Upload is the upload of an object of size bytes. It goes on with the unfinished one of this id, of Uploads; with
 // "" it begins anew. The store keeps the hashes of its parts. A part of another size than planned is sent again.
+// Send(i, data) sends part i, Has(i) reports whether the store has it, and Finish makes the object of all parts.
 func (s *Store) Upload(name string, size, part int64, id string) (*upload, error) {
 	u := &upload{s: s, name: name, size: size, part: part, id: id, parts: make([]uploaded, max((size+part-1)/part, 1)),
 		header: http.Header{"X-Amz-Checksum-Algorithm": {"SHA256"}, "X-Amz-Checksum-Type": {"COMPOSITE"}}}

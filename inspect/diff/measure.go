@@ -104,8 +104,18 @@ func (m *Measures) add(a, b []float32, at int64, da, db tensor.DType) {
 			m.values(x, y, first, da, db)
 			continue
 		case da != db:
-			m.maxULP = before.maxULP
-			m.roundings(u, v)
+			// The values that round to the same, and the steps between them, which are fewer in BF16 than in F32.
+			shift := stepShift(tensor.BF16)
+			most := before.maxULP << shift
+			for i, u := range u {
+				if v := v[i]; u != v {
+					u, v = nearestBF16(u), nearestBF16(v)
+					if most = max(most, apart(u, v)); u == v {
+						m.rounded++
+					}
+				}
+			}
+			m.maxULP = most >> shift
 		}
 		if before.different == 0 && m.different > 0 {
 			for m.first = first; sameBits(x[m.first-first], y[m.first-first]); m.first++ {
@@ -153,22 +163,6 @@ func (m *Measures) finite(a, b []uint32, at int64, d tensor.DType) bool {
 	}
 	m.SumA, m.SumB, m.sumAB, m.SumD, m.different, m.zeros, m.maxULP = aa, bb, ab, dd, different, zeros, most>>shift
 	return !m.skipped
-}
-
-// roundings counts the values of F32 and BF16 that round to the same, and the steps between them, which are
-// fewer in BF16 than in F32.
-func (m *Measures) roundings(a, b []uint32) {
-	shift := stepShift(tensor.BF16)
-	most := m.maxULP << shift
-	for i, u := range a {
-		if v := b[i]; u != v {
-			u, v = nearestBF16(u), nearestBF16(v)
-			if most = max(most, apart(u, v)); u == v {
-				m.rounded++
-			}
-		}
-	}
-	m.maxULP = most >> shift
 }
 
 // stepShift returns by how many bits a step of F32 or BF16 is shifted in what apart returns.

@@ -314,6 +314,3 @@ func (r *PrunedReport) WriteText(w io.Writer) error {
 	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
 	return err
 }
-
-// Same is the answer.
-func (r *PrunedReport) Same() bool { return r.First == nil }

@@ -111,11 +111,20 @@ func sketch(x *matrix.Reader, l *layerMLPs) (*sketched, error) {
 			if !m.isWhole() {
 				return nil
 			}
-			output, err := function(x, m)
-			if err == nil {
-				functions[i] = summedUp(output)
+			space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
+			defer x.Spaces.Put(space)
+			defer p.Close(nil)
+			var f facts
+			probes := probesOf(m.weights.Gate.Shape[1], nil)
+			for role, w := range present(&m.weights) {
+				values, err := x.Stored(x.Reading, w, p, space)
+				if err != nil {
+					return err
+				}
+				f.respond(p, role, values, probes)
 			}
-			return err
+			functions[i] = summedUp(f.output)
+			return nil
 		})
 	}
 	if err := x.Wait(); err != nil {
@@ -132,23 +141,6 @@ func sketch(x *matrix.Reader, l *layerMLPs) (*sketched, error) {
 		}
 	}
 	return k, nil
-}
-
-// function reads an expert, and returns what it makes of the probes.
-func function(x *matrix.Reader, m *mlp) ([]float32, error) {
-	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
-	defer x.Spaces.Put(space)
-	defer p.Close(nil)
-	var f facts
-	probes := probesOf(m.weights.Gate.Shape[1], nil)
-	for role, w := range present(&m.weights) {
-		values, err := x.Stored(x.Reading, w, p, space)
-		if err != nil {
-			return nil, err
-		}
-		f.respond(p, role, values, probes)
-	}
-	return f.output, nil
 }
 
 // summedUp returns a function as at most sketchSize numbers of norm 1: numbers are added up, each times ±1, which keeps

@@ -50,7 +50,11 @@ func Modules(c *config.Config) Totals {
 			if !p.Holds(c, l) {
 				continue
 			}
-			if t := totals.of(p.Module); p.Integer() {
+			at := slices.IndexFunc(totals, func(t Total) bool { return t.Module == p.Module })
+			if at < 0 {
+				at, totals = len(totals), append(totals, Total{Module: p.Module})
+			}
+			if t := &totals[at]; p.Integer() {
 				t.Tensors++
 			} else {
 				t.add(p.Sizes(c, l), n, used, multiplies)
@@ -82,16 +86,6 @@ func (ts Totals) Sum(except ...table.Module) Total {
 		}
 	}
 	return sum
-}
-
-// of returns the module's total, and appends a new total if the module has none yet.
-func (ts *Totals) of(m table.Module) *Total {
-	i := slices.IndexFunc(*ts, func(t Total) bool { return t.Module == m })
-	if i < 0 {
-		i = len(*ts)
-		*ts = append(*ts, Total{Module: m})
-	}
-	return &(*ts)[i]
 }
 
 // add counts n tensors of the given shape, of which a token uses used; multiply reports whether

@@ -1,7 +1,5 @@
 package table
 
-import "strings"
-
 // Role is what a weight is in its module, spelled as HuggingFace does. A module of a layer
 // has at most one weight of a role; of the routed experts, each has one.
 type Role string
@@ -72,13 +70,6 @@ const (
 	SharedHeadNorm Role = "shared_head.norm"
 	SharedHeadHead Role = "shared_head.head"
 )
-
-// Projection returns the projection that a role of attention belongs to, and whether it is that
-// projection's bias.
-func (r Role) Projection() (projection Role, bias bool) {
-	name, bias := strings.CutSuffix(string(r), ".bias")
-	return Role(name), bias
-}
 
 // CountsExperts reports whether row e of the weight belongs to routed expert e of its layer: where the expert is
 // dropped, so is the row.

@@ -437,11 +437,8 @@ func (f *Form) Scaling(scales DType, b Blocks, ordered bool, shape DType) Scalin
 	return s
 }
 
-// NeedsOrder reports whether the part OrderPart may not be missing, and TakesOrder whether it may be there.
+// NeedsOrder reports whether the part OrderPart may not be missing.
 func (f *Form) NeedsOrder() bool { return f.layout != nil && f.layout.ordered }
-
-// TakesOrder reports whether the form knows the part OrderPart.
-func (f *Form) TakesOrder() bool { return slices.Contains(f.Parts, OrderPart) }
 
 // Blocks returns how a matrix of the form is divided, if the config has this block for forms without one
 // of their own. A config without rows, or columns, has one block of all.

@@ -83,8 +83,9 @@ func (set *Set) Check(c *config.Config) error {
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: x.Info, Cause: x.Cause})
 	}
 	for _, w := range set.All() {
-		if !k.known[w.Name] && !f.Ignores(c, w.Name) && !f.HasUnknown(w.Stored) && !w.ScalesActivations() &&
-			!set.besideUnread(w) {
+		owner := set.byName[w.Owner()]
+		besideUnread := w.Part != "" && owner != nil && owner.Form() == tensor.Unread
+		if !k.known[w.Name] && !f.Ignores(c, w.Name) && !f.HasUnknown(w.Stored) && !w.ScalesActivations() && !besideUnread {
 			k.found.Unexpected = append(k.found.Unexpected, k.named(w))
 			k.found.nearest[w.Name] = k.set.Nearest(w.Name)
 		}

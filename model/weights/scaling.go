@@ -49,7 +49,7 @@ func (w *Weight) checkParts() error {
 		return fmt.Errorf("dtype %s, shape %v in blocks of %v: a row or a block does not end with a byte", w.DType, w.Shape,
 			w.Block)
 	}
-	if w.parts[tensor.OrderPart] != nil && !f.TakesOrder() {
+	if w.parts[tensor.OrderPart] != nil && !slices.Contains(f.Parts, tensor.OrderPart) {
 		return fmt.Errorf("%s: columns in an order of their own (activation order) are not read; "+
 			"dequantise it with compressed-tensors", text.Quote(f.PartName(w.Name, tensor.OrderPart)))
 	}

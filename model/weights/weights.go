@@ -120,12 +120,6 @@ func (w *Weight) Input() *Weight {
 	return cmp.Or(w.parts[tensor.InputParts+"_scale"], w.parts[tensor.InputParts+"_global_scale"])
 }
 
-// besideUnread reports whether the weight lies beside one whose form is tensor.Unread.
-func (s *Set) besideUnread(w *Weight) bool {
-	owner := s.byName[w.Owner()]
-	return w.Part != "" && owner != nil && owner.Form() == tensor.Unread
-}
-
 // Form returns the stored form.
 func (w *Weight) Form() *tensor.Form {
 	if w.form != nil {

@@ -72,7 +72,8 @@ type meter struct {
 	ambiguous int       // elements
 }
 
-// NewMeter is the meter of a stage of dtype d whose rows have width elements.
+// NewMeter returns the meter of a stage of dtype d whose rows have width elements: Add(first, x, want) takes the rows
+// from first on, and Distances returns the Distances of all.
 func NewMeter(selected *Rows, width int, d tensor.DType, factor float64) *meter {
 	m := &meter{selected: selected, width: width, dtype: d, factor: factor, z: make([]float64, width),
 		zeros: make([]float32, width), sums: make([]float64, width)}

@@ -218,8 +218,18 @@ func (e *engine) Context(probs, vT *Value) *Value {
 		probs.queries = moved
 	}
 	y := e.Analysis.Context(probs, e.v)
-	if e.Flash && e.Narrow {
-		e.narrow(y, probs)
+	if e.Flash && e.Narrow { // what sums in F16 may do, those of one chain: u² times that of sums in float32
+		p, v := *probs, *e.v
+		p.sigma, p.shared, v.sigma, v.squared = nil, nil, nil, nil
+		k := probs.Width()
+		chain := newSums(k, float64(k)/6, 1, true)
+		wide := Sq(0x1p-11 / Unit)
+		e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float64) {
+			for i := range partial {
+				more := wide * chain.variance(float64(y.Values[at+i]), partial[i], squares[i])
+				y.Set(at+i, float64(y.Values[at+i]), y.Variance(at+i)+more)
+			}
+		})
 	}
 	if e.latent != nil {
 		y = e.values(y)
@@ -233,21 +243,6 @@ func (e *engine) Combine(weight *Value, parts []model.Part[*Value], order config
 		order = config.ByChoice
 	}
 	return e.Analysis.Combine(weight, parts, order)
-}
-
-// narrow adds to y = p·v what sums in F16 may do, those of one chain: u² times that of sums in float32.
-func (e *engine) narrow(y, probs *Value) {
-	p, v := *probs, *e.v
-	p.sigma, p.shared, v.sigma, v.squared = nil, nil, nil, nil
-	k := probs.Width()
-	chain := newSums(k, float64(k)/6, 1, true)
-	wide := Sq(0x1p-11 / Unit)
-	e.plain.ContextPartial(p.Activation, v.Activation, chain.plans, func(at int, partial, squares []float64) {
-		for i := range partial {
-			more := wide * chain.variance(float64(y.Values[at+i]), partial[i], squares[i])
-			y.Set(at+i, float64(y.Values[at+i]), y.Variance(at+i)+more)
-		}
-	})
 }
 
 // absorbedQueries are the parts of queries with RoPE, then those without times the weights of the keys: [batch, heads,

@@ -99,22 +99,16 @@ func (t term) weight() float64 {
 	return float64(t.weights[t.row])
 }
 
-// addCommon adds the row's deviations by the common error to dst, times the row's weight and scale.
-func (t term) addCommon(dst []float64, scale float64) {
-	if t.common != nil {
-		for c, s := range t.common[t.row*len(dst) : (t.row+1)*len(dst)] {
-			dst[c] += float64(scale * t.weight() * float64(s))
-		}
-	}
-}
-
 // deviations are the standard deviations of the row's neurons, in units of u.
 func (t term) deviations() []float32 { return t.neurons(t.row) }
 
-// consider takes note of a neuron's z.
+// consider takes note of a neuron's z, and names the better suspect: beyond the limit, with the larger share of the
+// residual, then with the larger explained part, then with the larger z.
 func (f *filter) consider(n Neuron) {
 	f.z = max(f.z, n.Z)
-	if n.clearer(f.named) {
+	over, m := n.Z > NeuronLimit, f.named
+	clearer := cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.explained, m.explained), cmp.Compare(n.Z, m.Z)) > 0
+	if beyond := m.Z > NeuronLimit; over && !beyond || over == beyond && clearer {
 		f.named = &n
 	}
 }
@@ -229,12 +223,3 @@ const mostSuspects = 64
 
 // examinedAtOnce is how many neurons are examined with one reading of down_proj: of DeepSeek-V3 they take 100 MB.
 const examinedAtOnce = 8 * mostSuspects
-
-// clearer reports whether n is the better suspect: beyond the limit, with the larger share of the residual,
-// then with the larger explained part, then with the larger z.
-func (n *Neuron) clearer(m *Neuron) bool {
-	if over := n.Z > NeuronLimit; over != (m.Z > NeuronLimit) {
-		return over
-	}
-	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.explained, m.explained), cmp.Compare(n.Z, m.Z)) > 0
-}

@@ -190,7 +190,11 @@ func (s *reducedSums) Linear(x *Value, l *model.Linear) *Value {
 		})
 	}
 	if l.Bias.Name != "" {
-		sum = s.Add(s.Float32(sum), repeated(model.NewPlain(model.Options{DType: d}).Values(&l.Bias), sum.Shape))
+		bias, rows := model.NewPlain(model.Options{DType: d}).Values(&l.Bias), &model.Activation{Shape: sum.Shape, DType: tensor.F32}
+		for len(rows.Values) < len(sum.Values) {
+			rows.Values = append(rows.Values, bias...)
+		}
+		sum = s.Add(s.Float32(sum), Exact(rows))
 	}
 	sum.Shape, sum.DType, sum.roundLater = shape, d, true
 	return sum
@@ -229,13 +233,4 @@ func (s *reducedSums) add(sum, part *Value, d tensor.DType) *Value {
 		y.Set(i, float64(v), roughly(float64(v), y.Variance(i))) // the reference may add in another order
 	}
 	return y
-}
-
-// repeated is an exact value all of whose rows are row.
-func repeated(row []float32, shape []int) *Value {
-	y := &model.Activation{Shape: shape, DType: tensor.F32}
-	for n := (tensor.Tensor{Shape: shape}).Len(); len(y.Values) < n; {
-		y.Values = append(y.Values, row...)
-	}
-	return Exact(y)
 }

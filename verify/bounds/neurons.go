@@ -18,21 +18,14 @@ func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64)
 		f.inScope(func() { f.screen(&x.Products[i]) })
 		a.errors.DontNeed(&x.Products[i].down.Weight)
 	}
-	f.examine()
-	return f.named, f.z
-}
-
-// examine computes the exact z of the neurons that are suspected, until one is beyond the
-// limit.
-func (f *filter) examine() {
 	all := f.sorted()
 	if !slices.Contains(f.crowded, true) {
 		f.examineInTurn(all)
-		return
+		return f.named, f.z
 	}
 	first := all[:mostSuspects] // a crowded token has as many
 	if f.examineInTurn(first); f.z > NeuronLimit {
-		return
+		return f.named, f.z
 	}
 	for _, s := range first {
 		same := func(other suspect) bool { return other.key() == s.key() }
@@ -40,6 +33,7 @@ func (f *filter) examine() {
 	}
 	f.simulate()
 	f.examineInTurn(f.sorted())
+	return f.named, f.z
 }
 
 // examineInTurn computes the exact z of suspects, and takes note of mostSuspects of them at a time until a neuron is
@@ -93,7 +87,12 @@ func (f *filter) noises(tokens []int) []noise {
 			rest: make([]float64, width), common: make([]float64, width)}
 		n.least, _ = f.residual(n.scaled, n.inverse, t)
 		for _, term := range f.terms[t] {
-			term.addCommon(n.common, Unit/math.Sqrt(n.least))
+			if term.common != nil {
+				scale := Unit / math.Sqrt(n.least)
+				for c, s := range term.common[term.row*width : (term.row+1)*width] {
+					n.common[c] += float64(scale * term.weight() * float64(s))
+				}
+			}
 		}
 		for c := range n.rest {
 			n.rest[c] = float64(f.x.Variance(t*width+c)*(Unit*Unit)) / n.least

@@ -50,7 +50,17 @@ func (a *Analysis) Sinkhorn(z *Value, g *model.Affine, iters int, eps float32) *
 			shared[i] = float64(zi) * scale
 		}
 		s := newSinkhorn(n, logits, v, shared)
-		s.mix(iters, float64(eps))
+		rows, columns := n*n, 2*n*n // where the errors of their divisions stand
+		s.divideLines(n, 1, rows, 0)
+		for i := range s.c {
+			s.c[i] += float64(eps)
+			s.add(i, i, Sq(s.c[i])/3)
+		}
+		s.divideLines(1, n, columns, float64(eps))
+		for range iters - 1 {
+			s.divideLines(n, 1, rows, float64(eps))
+			s.divideLines(1, n, columns, float64(eps))
+		}
 		for i := range s.c {
 			c := float64(y.Values[t*n*n+i])
 			y.Set(t*n*n+i, c, roughly(c, max(0, s.cov[i*s.all+i])))
@@ -104,21 +114,6 @@ func newSinkhorn(n int, x, v, shared []float64) *sinkhorn {
 
 // add adds to a covariance.
 func (s *sinkhorn) add(i, j int, v float64) { s.cov[i*s.all+j] += v }
-
-// mix carries out the iterations, from the softmax of rows on.
-func (s *sinkhorn) mix(iters int, eps float64) {
-	rows, columns := s.n*s.n, 2*s.n*s.n // where the errors of their divisions stand
-	s.divideLines(s.n, 1, rows, 0)
-	for i := range s.c {
-		s.c[i] += eps
-		s.add(i, i, Sq(s.c[i])/3)
-	}
-	s.divideLines(1, s.n, columns, eps)
-	for range iters - 1 {
-		s.divideLines(s.n, 1, rows, eps)
-		s.divideLines(1, s.n, columns, eps)
-	}
-}
 
 // divideLines divides each number by the sum of its row or column: lines begin apart from one another.
 func (s *sinkhorn) divideLines(apart, step, rounding int, eps float64) {

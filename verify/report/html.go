@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -59,14 +60,18 @@ func (r *Report) pageDivergence(p *page.Page) {
 	if r.FirstDivergence == nil {
 		return
 	}
-	facts, also := cutFacts(r.divergence().onPage(), "also")
-	p.Facts(facts...)
-	if len(also) > 0 {
-		s := text.NewSheet("stages")
-		for _, f := range also {
-			s.Add(text.Plain(f.Value))
+	var facts []page.Fact
+	name, also := "", text.NewSheet("stages")
+	for _, f := range r.divergence().onPage() {
+		if name = cmp.Or(f.Name, name); name == "also" {
+			also.Add(text.Plain(f.Value))
+		} else {
+			facts = append(facts, f)
 		}
-		p.Fold("Other stages that fail", s)
+	}
+	p.Facts(facts...)
+	if len(also.Rows()) > 0 {
+		p.Fold("Other stages that fail", also)
 	}
 	if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Pattern != nil }); i >= 0 {
 		c := &r.Checks[i]
@@ -81,22 +86,6 @@ func (r *Report) pageDivergence(p *page.Page) {
 		}
 		p.Figure(c.heatmap(), caption)
 	}
-}
-
-// cutFacts takes the facts of a name, and those behind it that have none, out of a list.
-func cutFacts(facts []page.Fact, name string) (rest, taken []page.Fact) {
-	current := ""
-	for _, f := range facts {
-		if f.Name != "" {
-			current = f.Name
-		}
-		if current == name {
-			taken = append(taken, f)
-		} else {
-			rest = append(rest, f)
-		}
-	}
-	return rest, taken
 }
 
 // heatmap draws the pattern of a check.

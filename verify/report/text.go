@@ -636,12 +636,12 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 		at += ", which rounds to " + strings.Join(c.Rounds, " or ")
 	}
 	line("%s", at)
-	n := 1
+	elements := 1
 	for _, dim := range c.Shape {
-		n *= dim
+		elements *= dim
 	}
-	n -= c.Padding * c.Shape[len(c.Shape)-1]
-	beyond := fmt.Sprintf("%d of %d elements are beyond %d σ", c.Beyond, n, bounds.Lambda)
+	elements -= c.Padding * c.Shape[len(c.Shape)-1]
+	beyond := fmt.Sprintf("%d of %d elements are beyond %d σ", c.Beyond, elements, bounds.Lambda)
 	if c.Where != "" {
 		beyond += ", " + c.Where
 	}
@@ -655,17 +655,12 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 	if len(c.ExpertOneOf) > 0 {
 		line("all in tokens of expert %s", strings.ReplaceAll(strings.Trim(fmt.Sprint(c.ExpertOneOf), "[]"), " ", " or "))
 	}
-	c.writeNeuron(line)
-}
-
-// writeNeuron names the neuron that the residual lies on or, where no other measure is beyond its
-// limit, one whose z is.
-func (c *Check) writeNeuron(line func(format string, args ...any)) {
+	// The neuron that the residual lies on or, where no other measure is beyond its limit, one whose z is.
 	n, alone := c.Neuron, len(c.Failed) == 1
 	if n == nil || !(n.Z > c.Limits.NeuronZ) || n.Share < bounds.Certain && !alone {
 		return
 	}
-	at := fmt.Sprintf("neuron %d: z %s, limit %d", n.Index, text.Figure("%.3g", n.Z), bounds.NeuronLimit)
+	at = fmt.Sprintf("neuron %d: z %s, limit %d", n.Index, text.Figure("%.3g", n.Z), bounds.NeuronLimit)
 	if n.Expert >= 0 {
 		at = fmt.Sprintf("expert %d, %s", n.Expert, at)
 	}
@@ -895,19 +890,6 @@ func (c *Coverage) byExperts() string {
 		c.ExpertsProbed)
 }
 
-// String describes the limits and their reason.
-func (l *Limits) String() string {
-	if l.Z == 0 {
-		figure := func(limit float64) string { return text.Figure("%.2g", limit) }
-		if l.RowRMS == 0 {
-			return l.From
-		}
-		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS),
-			figure(l.MaxRMS))
-	}
-	return l.From
-}
-
 // LimitsOf lists the distinct reasons of the limits that were applied, and what they are.
 func LimitsOf(checks []Check) []string {
 	from, seen := []string{}, map[string]bool{}
@@ -915,8 +897,14 @@ func LimitsOf(checks []Check) []string {
 		if c.Limits == nil || seen[c.Limits.From] {
 			continue
 		}
-		seen[c.Limits.From] = true
-		from = append(from, c.Limits.String())
+		l := c.Limits
+		seen[l.From] = true
+		if l.Z != 0 || l.RowRMS == 0 {
+			from = append(from, l.From)
+			continue
+		}
+		from = append(from, fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, text.Figure("%.2g", l.RelRMS),
+			text.Figure("%.2g", l.RowRMS), text.Figure("%.2g", l.MaxRMS)))
 	}
 	return from
 }

@@ -26,7 +26,8 @@ type checked struct {
 }
 
 // Check hashes every byte of the output at path and compares it with its manifest, which it
-// reads one tensor at a time. An error means that the comparison was not possible.
+// reads one tensor at a time. An error means that the comparison was not possible. The result has the hash of the Plan,
+// whether the output was Verified, its Tensors and Bytes, and Problems: what differs from the manifest.
 func Check(ctx context.Context, path string, s Settings) (*checked, error) {
 	s = s.withDefaults()
 	t, err := output.At(path, s.Client)

@@ -29,7 +29,8 @@ type summed struct {
 }
 
 // Sum takes the SHA-256 of every file of the output at path, then compares the output with its manifest, as Check does.
-// A file whose state changes in between is an error.
+// A file whose state changes in between is an error. The result has what Check's has, the Manifest without its tensors,
+// and Files, with the Name and SHA256 of each.
 func Sum(ctx context.Context, path string, s Settings) (*summed, error) {
 	s = s.withDefaults()
 	t, err := output.At(path, s.Client)
