@@ -35,29 +35,9 @@ type box [][]int
 // the first and the last are written.
 func (b box) fill(template string, most int) string {
 	for _, set := range b {
-		template = strings.Replace(template, hole, FormatSet(set, most), 1)
+		template = strings.Replace(template, hole, text.Set(set, most), 1)
 	}
 	return template
-}
-
-// FormatSet writes ascending numbers as "3", "{0..63}" or "{0,2..5}"; of more than most
-// runs, "{0,2,4,…,62}".
-func FormatSet(set []int, most int) string {
-	if len(set) == 1 {
-		return strconv.Itoa(set[0])
-	}
-	var runs []string
-	for first, last := range text.Runs(set) {
-		if first == last {
-			runs = append(runs, strconv.Itoa(first))
-		} else {
-			runs = append(runs, fmt.Sprintf("%d..%d", first, last))
-		}
-	}
-	if n := len(runs); n > most {
-		runs = append(runs[:most-1], "…", runs[n-1])
-	}
-	return "{" + strings.Join(runs, ",") + "}"
 }
 
 // boxes divides tuples of the same length, ascending and distinct, into boxes:

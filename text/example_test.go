@@ -20,6 +20,14 @@ func ExampleRanges() {
 	// Output: no token reached experts 0-3, 7
 }
 
+func ExampleSet() {
+	fmt.Println("model.layers." + text.Set([]int{1, 2, 3, 7}, 2) + ".mlp.gate")
+	fmt.Println("model.layers." + text.Set([]int{0, 2, 4, 6, 8}, 3) + ".mlp.gate")
+	// Output:
+	// model.layers.{1..3,7}.mlp.gate
+	// model.layers.{0,2,…,8}.mlp.gate
+}
+
 func ExampleTable() {
 	t := text.Table{Align: "lr"}
 	t.Add("MODULE", "PARAMETERS")

@@ -24,6 +24,26 @@ func Ranges(n []int) string {
 	return strings.Join(parts, ", ")
 }
 
+// Set writes ascending numbers as a part of a name: "3", "{0..63}" or "{0,2..5}"; of more than most
+// runs, "{0,2,4,…,62}".
+func Set(set []int, most int) string {
+	if len(set) == 1 {
+		return strconv.Itoa(set[0])
+	}
+	var runs []string
+	for first, last := range Runs(set) {
+		if first == last {
+			runs = append(runs, strconv.Itoa(first))
+		} else {
+			runs = append(runs, fmt.Sprintf("%d..%d", first, last))
+		}
+	}
+	if n := len(runs); n > most {
+		runs = append(runs[:most-1], "…", runs[n-1])
+	}
+	return "{" + strings.Join(runs, ",") + "}"
+}
+
 // Runs yields the first and the last number of each run of consecutive numbers in the ascending
 // list n: 0, 1, 2, 7 gives (0, 2) and (7, 7).
 func Runs(n []int) iter.Seq2[int, int] {

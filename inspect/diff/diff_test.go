@@ -382,9 +382,9 @@ func TestOrderOfLines(t *testing.T) {
 	require.NoError(t, r.WriteText(&text))
 	got := strings.Split(text.String(), "\n")
 	for i, want := range []string{
-		"model.layers.{0,1}.mlp.experts.{0,1}.gate_proj.weight: differs, at worst in model.layers.0.mlp.experts.0.gate_proj.weight: 1 of 2 values, rel RMS 3.13, ",
-		"model.layers.{0,1}.input_layernorm.weight: differs, at worst in model.layers.1.input_layernorm.weight: ",
-		"3 of model.layers.{0,1}.mlp.experts.{0,1}.down_proj.weight: shape: [2], then [1]",
+		"model.layers.{0..1}.mlp.experts.{0..1}.gate_proj.weight: differs, at worst in model.layers.0.mlp.experts.0.gate_proj.weight: 1 of 2 values, rel RMS 3.13, ",
+		"model.layers.{0..1}.input_layernorm.weight: differs, at worst in model.layers.1.input_layernorm.weight: ",
+		"3 of model.layers.{0..1}.mlp.experts.{0..1}.down_proj.weight: shape: [2], then [1]",
 		"model.layers.0.self_attn.q_proj.bias: F32 in A, BF16 in B, equal after the cast, which rounds: 1 of 2 values, ",
 		"7 weights of 5 modules: BF16 in A, F32 in B, equal after the cast",
 		"differs: 14 tensors compared: 7 equal, 1 close, 6 differ; 8 of another dtype, 3 of another shape, 0 removed, 0 added",

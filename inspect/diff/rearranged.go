@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/inspect"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -329,7 +330,7 @@ func (r *Rearranged) lines() (lines []string) {
 		}
 		if len(experts) > 1 {
 			folded, _ := table.CutExpert(name)
-			name = strings.Replace(folded, "{e}", "{"+strings.ReplaceAll(text.Ranges(experts), " ", "")+"}", 1)
+			name = strings.Replace(folded, "{e}", text.Set(experts, inspect.AllRuns), 1)
 		}
 		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", text.Quote(name)))
 	}

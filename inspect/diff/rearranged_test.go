@@ -82,7 +82,7 @@ func TestRearranged(t *testing.T) {
 		"cast": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.BF16},
 			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: this alone changes nothing"},
 		"exchanged": {layer{experts: []int{0, 1, 2, 3}, rows: []int{0, 1, 2, 3}, dtype: tensor.F32, exchanged: map[int]bool{0: true, 1: true, 2: true}},
-			"model.layers.1.mlp.experts.{0-2}: gate_proj and up_proj are exchanged in B"},
+			"model.layers.1.mlp.experts.{0..2}: gate_proj and up_proj are exchanged in B"},
 		"both": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F16, exchanged: map[int]bool{1: true}},
 			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: this alone changes nothing\n" +
 				"model.layers.1.mlp.experts.0: gate_proj and up_proj are exchanged in B"},

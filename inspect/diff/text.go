@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/inspect"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -140,8 +141,10 @@ func (g *group) String() string {
 		return line
 	}
 	if g.count > 1 {
-		name = strings.Replace(text.Quote(g.name), "{l}", numbers(g.layers), 1)
-		name = strings.Replace(name, "{e}", numbers(g.experts), 1)
+		name = text.Quote(g.name)
+		for hole, set := range map[string]map[int]bool{"{l}": g.layers, "{e}": g.experts} {
+			name = strings.Replace(name, hole, text.Set(slices.Sorted(maps.Keys(set)), inspect.AllRuns), 1)
+		}
 	}
 	if g.count < max(len(g.layers), 1)*max(len(g.experts), 1) {
 		name = fmt.Sprintf("%d of %s", g.count, name)
@@ -165,15 +168,6 @@ func (g *group) String() string {
 		line += fmt.Sprintf(", %s then %s", *f.DTypeA, *f.DTypeB)
 	}
 	return line + g.values()
-}
-
-// numbers names numbers in one word: "7", "{0-3,7}".
-func numbers(set map[int]bool) string {
-	list := strings.ReplaceAll(text.Ranges(slices.Sorted(maps.Keys(set))), " ", "")
-	if len(set) == 1 {
-		return list
-	}
-	return "{" + list + "}"
 }
 
 // values says how the values of the worst of the group differ.

@@ -114,7 +114,7 @@ func foldNodes(nodes []*treeNode) []*treeNode {
 		}
 	}
 	for n, set := range numbers {
-		n.Name, n.Count = inspect.FormatSet(set, inspect.AllRuns), len(set)
+		n.Name, n.Count = text.Set(set, inspect.AllRuns), len(set)
 	}
 	return kept
 }

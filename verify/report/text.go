@@ -586,12 +586,8 @@ func (r *Report) grouped(are func(c *Check) bool) (names []string) {
 	}
 	for _, kind := range kinds {
 		name, at := text.Line(kind), layers[kind]
-		switch {
-		case len(at) > 1:
-			numbers := strings.NewReplacer("-", "..", " ", "").Replace(text.Ranges(at))
-			name = fmt.Sprintf("model.layers.{%s}.%s", numbers, name)
-		case at[0] >= 0:
-			name = fmt.Sprintf("model.layers.%d.%s", at[0], name)
+		if at[0] >= 0 {
+			name = fmt.Sprintf("model.layers.%s.%s", text.Set(at, math.MaxInt), name)
 		}
 		names = append(names, name)
 	}
