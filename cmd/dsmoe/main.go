@@ -175,7 +175,7 @@ func newHelp() *cobra.Command {
 				return err
 			}
 			if len(rest) > 0 {
-				return cli.Misuse(cmd, cli.UnknownCommand(topic, rest[0]))
+				return cli.Misuse(topic, cli.UnknownCommand(topic, rest[0])) // whose --help lists topics, and the environment
 			}
 			if topic.Runnable() {
 				topic.InitDefaultHelpFlag()
