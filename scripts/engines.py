@@ -23,9 +23,12 @@ PLANTED = {"v3-trained": {"routed-scale": {"routed_scaling_factor": 6.25}, "norm
                           "experts-per-token": {"num_experts_per_tok": 3}, "norm-eps": {"rms_norm_eps": 1e-5}},
            "hy-v3": {"norm-eps": {"rms_norm_eps": 1e-6}, "rope-theta": ROPE}, "exaone-moe": {"norm-eps": {"rms_norm_eps": 1e-6}, "rope-theta": ROPE}}
 FORMS = ["f32", "bf16", "q8_0", "q4_k_m", "q6_k"]
+STEPS = [], ["--prefill", "24"]  # one step, and 24 tokens with 24 decode steps
 # The traces of fixtures/engines: recorder, model, form, flags.
 SMALL = {
     "llama-v3-trained-q8_0": ("llama", "v3-trained", "q8_0", "--random", "1x10", "--flash"),
+    "llama-v3-steps": ("llama", "v3", "f32", "--random", "2x4", "--prefill", "2", "--chunk", "2", "--greedy", "2", "--stagger", "1",
+                       "--cache", "f32"),
     "llama-v3-trained-router": ("llama", "v3-trained", "q8_0", "--random", "1x16", "--stages", "router"),
     "llama-v1-base-bf16": ("llama", "v1-base", "bf16", "--random", "1x10", "--cache", "f32"),
     "llama-kimi-k2-q8_0": ("llama", "kimi-k2", "q8_0", "--random", "1x10", "--cache", "f32"),
@@ -109,10 +112,11 @@ class Engines:
         gguf = self.gguf(model, form)
         for cache in ("f32", "f16"):
             for flags in ([], ["--flash"]):
-                name = f"llama.cpp {model} {form} cache {cache}{' flash' if flags else ''}"
-                pack = self.at(name.replace(" ", "-"))
-                self.record("llama", gguf, pack, "--random", "1x48", "--cache", cache, *flags)
-                self.judge(gguf, pack, name, cause, (form, f"{cache}{', flash' if flags else ''}"))
+                for steps in STEPS:
+                    name = " ".join(["llama.cpp", model, form, "cache", cache, *flags, *steps])
+                    pack = self.at(name.replace(" ", "-"))
+                    self.record("llama", gguf, pack, "--random", "1x48", "--cache", cache, *flags, *steps)
+                    self.judge(gguf, pack, name, cause, (form, f"{cache}{', flash' if flags else ''}"))
         if (model, form) == ("v3-trained", "q8_0"):
             self.record("llama", gguf, self.at("router"), "--random", "1x48", "--stages", "router")
             self.judge(gguf, self.at("router"), f"llama.cpp {model} {form} router", cause)
@@ -132,9 +136,11 @@ class Engines:
 
     def mlx(self, model, cause):
         checkpoint = self.convert(model, self.at(f"{model}-f32"), "--type", "f32")
-        pack = self.at(f"mlx-{model}")
-        self.record("mlx", checkpoint, pack, "--random", "1x48")
-        self.judge(checkpoint, pack, f"mlx-lm {model} f32", cause)
+        for steps in STEPS:
+            name = " ".join(["mlx-lm", model, "f32", *steps])
+            pack = self.at(name.replace(" ", "-"))
+            self.record("mlx", checkpoint, pack, "--random", "1x48", *steps)
+            self.judge(checkpoint, pack, name, cause)
 
     def torch(self, model):
         for sequences in ("24,24", "24,17"):

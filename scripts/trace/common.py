@@ -104,14 +104,94 @@ MODULE = re.compile(
 GIVEN = re.compile(r"model\.layers\.\d+\.(self_attn\.o_proj|mlp\.(shared_experts\.)?down_proj)")
 
 
+class Batch:
+    """Tokens [batch, seq] that an engine runs in one step or in several, and the rows of stages that the steps give: in
+    files beside the pack until all steps ran, and of one step of all tokens in the pack at once."""
+
+    def __init__(self, pack, ids, a):
+        prompt, greedy = ids.shape[1], getattr(a, "greedy", 0)
+        self.pack, self.prompt, self.ids = pack, prompt, np.pad(ids, ((0, 0), (0, greedy)))
+        self.first, self.chunk, self.stagger = a.prefill or prompt, a.chunk, getattr(a, "stagger", 0)
+        self.entries, self.rows, self.waiting, self.left = [], [], {}, {}
+
+    def steps(self):
+        """Yields the rows of each step, spans (sequence, from, to), and notes them for the manifest. Behind the prompt comes
+        a token at a time, which the engine's user puts into ids."""
+        (batch, seq), done, turn, number = self.ids.shape, [0] * len(self.ids), 0, 0
+        while min(done) < seq:
+            spans = []
+            for b in range(batch):
+                if turn >= b * self.stagger and done[b] < seq:
+                    to = min(self.prompt, done[b] + (self.chunk if done[b] else self.first)) if done[b] < self.prompt else done[b] + 1
+                    spans.append((b, done[b], to))
+                    done[b] = to
+            turn += 1
+            if spans:
+                self.rows = [b * seq + i for b, begin, end in spans for i in range(begin, end)]
+                for b, begin, end in spans:
+                    phase = "prefill" if not begin else "decode" if self.chunk == 1 or begin >= self.prompt else "chunk"
+                    self.entries.append({"sequence": b, "from": begin, "to": end, "phase": phase, "step": number, "rows": len(self.rows),
+                                         "requests": len(spans)})
+                yield spans
+                number += 1
+
+    def add(self, name, array, dtype=None, flat=False, again=False):
+        """Takes the step's rows of a stage [rows, ...]; flat: the pack has the tokens of all sequences in one axis; again: in
+        the place of those that the step gave before."""
+        lead = (self.ids.size,) if flat else self.ids.shape
+        array = np.ascontiguousarray(array).reshape(len(self.rows), *array.shape[1:])
+        if len(self.rows) == self.ids.size:
+            if again:
+                self.pack.pending.pop(name, None)
+            return self.pack.add(name, array.reshape(*lead, *array.shape[1:]), dtype)
+        path = os.path.join(self.pack.directory(), f"{len(self.waiting)}.rows")
+        path, _, kind, shape, _, there = stage = self.waiting.setdefault(
+            name, (path, dtype, array.dtype, array.shape[1:], lead, np.zeros(self.ids.size, bool)))
+        if (dtype, array.dtype, array.shape[1:]) != stage[1:4]:
+            self.left[name] = "its dtype or width changes"
+            return
+        if there[self.rows].any() and not again:
+            raise Trouble(f"{name}: the engine gave this stage twice in a step")
+        there[self.rows] = True
+        np.memmap(path, kind, "r+" if os.path.exists(path) else "w+", shape=(self.ids.size, *shape))[self.rows] = array
+
+    def finish(self):
+        """Writes the stages that several steps gave, by layers, and returns why others are left out, by name."""
+        groups = {}
+        for name, (path, dtype, kind, shape, lead, there) in self.waiting.items():
+            if not there.all():
+                self.left.setdefault(name, f"{there.size - there.sum()} of {there.size} rows were not computed")
+            layer = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
+            groups.setdefault(f"layer-{int(layer[1]):03d}" if layer else "rest", []).append(name)
+        for group, names in sorted(groups.items()):
+            for name in names:
+                path, dtype, kind, shape, lead, _ = self.waiting[name]
+                if name not in self.left:
+                    self.pack.put(name, dtype or Pack.DTYPES[str(kind)], (*lead, *shape), (np.memmap(p, np.uint8, "r") for p in [path]))
+            self.pack.flush(group)
+            for name in names:
+                os.remove(self.waiting[name][0])
+        self.pack.flush("rest")
+        self.pack.add("input_ids", self.ids)
+        self.pack.flush("inputs")
+        return self.left
+
+    def told(self):
+        """What was recorded and left out, in words."""
+        steps = len({e["step"] for e in self.entries})
+        words = f"{self.pack.path}: {self.ids.shape[0]} x {self.ids.shape[1]} tokens in {steps} step{'s' * (steps > 1)}, {len(self.pack.tensors)} tensors"
+        kinds = {re.sub(r"^(model\.layers|blk)\.\d+\.", "", name): why for name, why in self.left.items()}
+        return "\n".join([words, *(f"left out: {kind}: {why}" for kind, why in sorted(kinds.items()))])
+
+
 class Stages:
     """Puts what modules gave into a pack: [batch, seq, width], of gates and experts [tokens, width]."""
 
-    def __init__(self, pack, shape, stages):
-        self.pack, self.shape, self.router = pack, shape, stages == "router"
+    def __init__(self, batch, stages):
+        self.batch, self.router = batch, stages == "router"
 
     def module(self, name, output, given):
-        """Takes a module's output and input, where they are stages; the functions return arguments of Pack.add."""
+        """Takes a module's output and input, where they are stages; the functions return arguments of tokens."""
         if self.router:
             return
         if MODULE.fullmatch(name):
@@ -126,22 +206,17 @@ class Stages:
 
     def tokens(self, name, array, dtype=None):
         """Takes a row for each token."""
-        if name.endswith(".experts.output"):
-            return self.rows(name, array, dtype)
-        self.pack.add(name, array.reshape(*self.shape, -1), dtype)
+        self.batch.add(name, array.reshape(len(self.batch.rows), -1), dtype, flat=name.endswith(".experts.output") or ".mlp.gate." in name)
 
     def keep(self, name, array, dtype=None):
-        """Takes what router-only traces lack, in the shape that it has."""
+        """Takes what router-only traces lack, [batch, tokens, ...] in the shape that it has."""
         if not self.router:
-            self.pack.add(name, array, dtype)
+            self.batch.add(name, array.reshape(-1, *array.shape[2:]), dtype)
 
     def keys(self, name, chosen):
-        """Takes an indexer's choice of keys [batch, seq, k]; -1 stands for keys that causality hides."""
-        hidden = chosen > np.arange(chosen.shape[1])[None, :, None]
-        self.keep(name + ".topk_idx", np.where(hidden, -1, chosen))
-
-    def rows(self, name, array, dtype=None):
-        self.pack.add(name, array.reshape(-1, array.shape[-1]), dtype)
+        """Takes an indexer's choice of keys [batch, tokens, k]; -1 stands for keys that causality hides."""
+        positions = np.array(self.batch.rows).reshape(*chosen.shape[:2], 1) % self.batch.ids.shape[1]
+        self.keep(name + ".topk_idx", np.where(chosen > positions, -1, chosen))
 
 
 def reason(e):
@@ -233,9 +308,19 @@ def parser(model, usage):
     tokens.add_argument("--random", metavar="BxT", help="B sequences of T tokens drawn from the whole vocabulary, always the same")
     tokens.add_argument("--tokens", metavar="FILE", help="JSON, [[ids], ...] or {\"input_ids\": ...}, or a safetensors file with input_ids, "
                         "such as a pack's inputs.safetensors")
+    p.add_argument("--prefill", type=count, metavar="N", help="tokens of each sequence that run in its first step (default all)")
+    p.add_argument("--chunk", type=count, metavar="M", default=1, help="tokens of each sequence that run in each later step (default 1)")
+    p.add_argument("--greedy", type=count, metavar="G", default=0, help="tokens that follow, each the likeliest, in steps of their own")
     p.add_argument("--stages", choices=["all", "router"], default="all", help="router: each gate's input, logits, choices and weights alone")
     p.add_argument("--untried-versions", action="store_true", help="go on with versions of the engine not tried with this")
     return p
+
+
+def count(word):
+    """A number of at least 1, for argparse."""
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word!r}: a number from 1 on expected")
+    return int(word)
 
 
 def tried(a, name, version, versions):

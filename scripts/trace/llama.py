@@ -1,6 +1,6 @@
 """Records a trace of llama.cpp: what it computes on a GGUF file, as a pack that `dsmoe verify MODEL.gguf PACK` judges.
 
-llama.cpp runs the tokens in one batch on the CPU. Its eval callback (cb_eval) shows the result of each operation: of each
+llama.cpp runs the tokens on the CPU, in one batch or in steps. Its eval callback (cb_eval) shows the result of each operation: of each
 product and norm under the name of its weight, of the gates the choices and weights, of the layers the outputs. Needs
 llama-cpp-python and numpy. The pack declares what llama.cpp rounds the inputs of products to, for each stored form, and
 how its cache and attention round.
@@ -10,6 +10,8 @@ how its cache and attention round.
 examples:
   python trace.py model.gguf pack --random 1x48
   python trace.py model.gguf pack --tokens tokens.json --cache f32
+  python trace.py model.gguf pack --random 1x48 --prefill 24              24 tokens at once, then 24 steps of one
+  python trace.py model.gguf pack --random 3x16 --greedy 8 --stagger 2    three prompts, two steps apart, then 8 tokens each
   python trace.py model.gguf pack --random 1x48 --stages router
 
 exit status:
@@ -107,10 +109,10 @@ class Ggml:
 class Graph:
     """The eval callback: which results are taken, and under which names."""
 
-    def __init__(self, ggml, pack, ids, stages):
-        self.ggml, self.pack, self.ids, self.stages = ggml, pack, ids, stages
+    def __init__(self, ggml, batch, stages):
+        self.ggml, self.batch, self.stages = ggml, batch, stages
         self.problem, self.forms, self.absorbed = None, set(), False
-        self.routed = set()  # layers whose choices were taken
+        self.routed = set()  # layers whose choices of this step were taken
 
     def callback(self, address, ask, _):
         """llama.cpp's question whether a node's result is wanted, and then its result; False ends the run."""
@@ -166,40 +168,39 @@ class Graph:
 
     def biased(self, node, name):
         """Takes a product with its bias, in place of the product."""
-        self.pack.pending.pop(name, None)
-        self.take(name, self.ggml.array(node))
+        self.take(name, self.ggml.array(node), again=True)
 
     def tokens(self, ran):
-        """Refuses a run of other tokens, or in another order: another batch than one of all tokens."""
-        if not np.array_equal(ran.reshape(-1), self.ids.reshape(-1)):
-            raise Trouble("llama.cpp cut the tokens into several batches, or changed their order")
+        """Refuses a run of other tokens than the step's, or in another order."""
+        if not np.array_equal(ran.reshape(-1), self.batch.ids.reshape(-1)[self.batch.rows]):
+            raise Trouble("llama.cpp cut the tokens of a step into several batches, or changed their order")
 
-    def take(self, name, array, last=None):
-        gate = ".ffn_gate_inp." in name or ".experts." in name
-        heads = re.search(r"\.attn_[qk]_norm\.output$", name) and array.shape[-3] == self.ids.size  # a norm of each head
-        rest = array.shape[-2:] if heads else (array.size // self.ids.size,)
-        self.pack.add(name, array.reshape((-1, array.shape[-1]) if gate else (*self.ids.shape, *rest)))
+    def take(self, name, array, last=None, again=False):
+        rows = len(self.batch.rows)
+        heads = re.search(r"\.attn_[qk]_norm\.output$", name) and array.shape[-3] == rows  # a norm of each head
+        rest = array.shape[-2:] if heads else (array.size // rows,)
+        self.batch.add(name, array.reshape(rows, *rest), flat=".ffn_gate_inp." in name or ".mlp.gate." in name or ".experts." in name,
+                       again=again)
         if last:
-            self.pack.flush(f"layer-{int(last):03d}")
+            self.batch.pack.flush(f"layer-{int(last):03d}")
 
     def choices(self, layer, chosen):
         """Takes the choices of experts, which three products of a layer are given."""
         if layer not in self.routed:
-            self.pack.add(f"model.layers.{layer}.mlp.gate.topk_idx", self.ggml.array(chosen).reshape(self.ids.size, -1).astype(np.int64))
+            self.take(f"model.layers.{layer}.mlp.gate.topk_idx", self.ggml.array(chosen).astype(np.int64))
             self.routed.add(layer)
 
     def weights(self, t):
         """Takes the weights that the experts' outputs are multiplied with."""
         layer = t.src[0].contents.name.decode().rpartition("-")[2]
-        self.pack.add(f"model.layers.{layer}.mlp.gate.topk_weight", self.ggml.array(t.src[1]).reshape(self.ids.size, -1))
-        if self.stages == "router":
-            self.pack.flush(f"layer-{int(layer):03d}")
+        self.take(f"model.layers.{layer}.mlp.gate.topk_weight", self.ggml.array(t.src[1]), last=self.stages == "router" and layer)
 
 
 def arguments():
     p = parser("MODEL.gguf", "trace.py MODEL.gguf PACK (--random BxT | --tokens FILE) [flags]")
     p.add_argument("--cache", choices=list(CACHES), default="f16", help="dtype of the KV cache (default f16, as llama.cpp's)")
     p.add_argument("--flash", action="store_true", help="flash attention")
+    p.add_argument("--stagger", type=count, metavar="K", default=0, help="each sequence begins K steps after the one before (default: together)")
     return p.parse_args()
 
 
@@ -217,19 +218,19 @@ def record(a):
         if not model:
             raise Trouble(f"{a.model}: llama.cpp does not load it: {reason(''.join(log) or 'no reason given')}")
         ids, origin = tokens_of(a, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)))
-        graph = Graph(ggml, pack, ids, a.stages)
+        batch = Batch(pack, ids, a)
+        graph = Graph(ggml, batch, a.stages)
         threads = os.cpu_count() or 1
         run(a, model, graph, threads, log)
-        pack.flush("rest")
-        pack.add("input_ids", ids)
-        pack.flush("inputs")
+        batch.finish()
         pack.finish(manifest(a, graph, origin, threads))
-    print(f"{pack.path}: {ids.shape[0]} x {ids.shape[1]} tokens, {len(pack.tensors)} tensors of llama.cpp")
+    print(batch.told())
 
 
 def run(a, model, graph, threads, log):
-    """Runs the tokens as one batch, a sequence each."""
-    batch_size, seq = graph.ids.shape
+    """Runs the steps, each as one batch."""
+    ids, steps = graph.batch.ids, graph.batch.steps()
+    batch_size, seq = ids.shape
     callback = llama.ggml_backend_sched_eval_callback(graph.callback)
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.kv_unified = batch_size * seq, batch_size, True
@@ -242,32 +243,41 @@ def run(a, model, graph, threads, log):
     context = llama.llama_init_from_model(model, params)
     if not context:
         raise Trouble(f"{a.model}: llama.cpp does not run it so: {reason(''.join(log) or 'no reason given')}")
-    batch = llama.llama_batch_init(batch_size * seq, 0, 1)
-    batch.n_tokens = batch_size * seq
-    for i, token in enumerate(graph.ids.reshape(-1)):
-        batch.token[i], batch.pos[i], batch.logits[i] = int(token), i % seq, 1
-        batch.n_seq_id[i], batch.seq_id[i][0] = 1, i // seq
-    status = llama.llama_decode(context, batch)
-    if graph.problem:
-        raise graph.problem
-    if status != 0:
-        raise Trouble(f"{a.model}: llama_decode: status {status}: {reason(''.join(log) or 'no reason given')}")
+    vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    for spans in steps:
+        graph.routed.clear()
+        batch = llama.llama_batch_init(len(graph.batch.rows), 0, 1)
+        batch.n_tokens = len(graph.batch.rows)
+        for i, row in enumerate(graph.batch.rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = int(ids.flat[row]), row % seq, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, row // seq
+        status = llama.llama_decode(context, batch)
+        llama.llama_batch_free(batch)
+        if graph.problem:
+            raise graph.problem
+        if status != 0:
+            raise Trouble(f"{a.model}: llama_decode: status {status}: {reason(''.join(log) or 'no reason given')}")
+        ends = np.cumsum([end - begin for _, begin, end in spans])
+        for (sequence, _, end), last in zip(spans, ends):
+            if graph.batch.prompt <= end < seq:
+                logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(context, int(last) - 1), (vocab,))
+                ids[sequence, end] = logits.argmax()
 
 
 def manifest(a, graph, origin, threads):
     attention = ["flash" if a.flash else "eager"] + ["absorbed"] * graph.absorbed
     m = {"reference": {"kind": "engine", "name": "llama.cpp", "version": f"llama-cpp-python {llama.__version__}", "device": "cpu",
-                       "threads": threads, "recorded": "cb_eval, one batch of all tokens"},
+                       "threads": threads, "recorded": "cb_eval"},
          "compute_dtype": "float32", "recorder": {"name": "trace.py", "sha256": "sha256:" + sha256(__file__), "arguments": sys.argv[1:]},
-         "input": origin, "checkpoint": {os.path.basename(a.model): "sha256:" + sha256(a.model)}}
+         "input": origin, "steps": graph.batch.entries, "checkpoint": {os.path.basename(a.model): "sha256:" + sha256(a.model)}}
     if a.stages == "router":
         return m | {"partial": "router only"}
     rounds = {form: ROUNDS[form] for form in sorted(graph.forms) if form in ROUNDS}
     # Flash attention casts K and V of F32 to F16; the CPU backend's keeps the running context, and takes queries, in F16 below
     # 64 tokens (GGML_FA_TILE_Q).
-    sums = "f16" if a.flash and a.cache != "q8_0" and graph.ids.size < 64 else "f32"
+    sums = {"f16" if a.flash and a.cache != "q8_0" and e["rows"] < 64 else "f32" for e in graph.batch.entries}
     cache = "f16" if a.flash and a.cache == "f32" else a.cache
-    m["arithmetic"] = {"activations": rounds, "cache": cache, "attention": attention, "sums": sums}
+    m["arithmetic"] = {"activations": rounds, "cache": cache, "attention": attention} | ({"sums": sums.pop()} if len(sums) == 1 else {})
     return m
 
 

@@ -1,13 +1,14 @@
 """Records a trace of MLX: what mlx-lm computes on a checkpoint, as a pack that `dsmoe verify MODEL_DIR PACK` judges.
 
-mlx-lm's model runs the tokens as one prompt, and the results of its modules are taken under their names, those of its gates
-as choices and weights. MODEL_DIR is a directory of safetensors that mlx-lm loads; the weights' dtype is what it computes in.
+mlx-lm's model runs the tokens as one prompt, or in steps with its cache, and the results of its modules are taken under
+their names, those of its gates as choices and weights. MODEL_DIR is a directory of safetensors that mlx-lm loads; the weights' dtype is what it computes in.
 
   pip install mlx-lm==0.32.2 mlx==0.32.4 (on Linux "mlx[cpu]==0.32.4")
 
 examples:
   python trace.py model pack --random 1x48
   python trace.py model pack --tokens tokens.json --stages router
+  python trace.py model pack --random 1x48 --prefill 24    24 tokens at once, then 24 steps of one
 
 exit status:
   0    PACK is written, complete
@@ -30,6 +31,7 @@ TRIED = ["0.32.2"]  # versions of mlx-lm with which traces were recorded and jud
 try:
     import mlx.core as mx
     import mlx_lm
+    import mlx_lm.models.cache
     import mlx_lm.utils
     import numpy as np
 except (ImportError, OSError) as e:
@@ -70,7 +72,7 @@ class Watch:
         if name and name.endswith(".mlp.gate"):
             self.gate(name, out, args[0])
         elif name and re.fullmatch(r".*\.mlp\.(switch_mlp|experts)", name):  # given choices; its outputs are no sums yet
-            self.stages.rows(name.rpartition(".")[0] + ".gate.topk_idx", values(args[1])[0].astype(np.int64))
+            self.stages.tokens(name.rpartition(".")[0] + ".gate.topk_idx", values(args[1])[0].astype(np.int64))
         elif name and name.endswith(".indexer") and isinstance(out, mx.array):
             self.stages.keys(name, values(out)[0][:, 0].astype(np.int64))
         elif name and name.endswith(".indexer.rope"):  # of queries [batch, heads, seq, dim], then of keys, which have one head
@@ -86,9 +88,9 @@ class Watch:
         if isinstance(out, mx.array):
             self.logits = out
         else:
-            self.stages.rows(name + ".topk_weight", *values(out[1]))
+            self.stages.tokens(name + ".topk_weight", *values(out[1]))
         if self.logits is not None:
-            self.stages.rows(name + ".logits", *values(self.logits))
+            self.stages.tokens(name + ".logits", *values(self.logits))
         self.logits = None
 
 
@@ -114,28 +116,39 @@ def record(a):
         if embedding is None:
             raise Trouble(f"{a.model}: mlx-lm's {type(model).__name__} has no model.embed_tokens")
         ids, origin = tokens_of(a, config["vocab_size"])
-        stages = Stages(pack, ids.shape, a.stages)
+        batch = Batch(pack, ids, a)
         try:
-            with Watch(model, stages):
-                mx.eval(model(mx.array(ids)))
+            with Watch(model, Stages(batch, a.stages)):
+                run(model, batch)
         except (RuntimeError, ValueError) as e:  # MLX's own
             cure = ": on a CPU MLX multiplies with experts in float32 only: dsmoe convert MODEL_DIR DST --type f32 first" if "GatherMM" in str(e) else ""
             raise Trouble(f"{a.model}: mlx-lm does not run it: {reason(e).rstrip('.')}{cure}") from None
-        pack.flush("stages")
-        pack.add("input_ids", ids)
-        pack.flush("inputs")
+        batch.finish()
         dtype = str(embedding(mx.array([[0]])).dtype).removeprefix("mlx.core.")
-        pack.finish(manifest(a, dtype, origin))
-    print(f"{pack.path}: {ids.shape[0]} x {ids.shape[1]} tokens in {dtype}, {len(pack.tensors)} tensors of mlx-lm")
+        pack.finish(manifest(a, dtype, origin, batch.entries))
+    print(batch.told())
 
 
-def manifest(a, dtype, origin):
+def run(model, batch):
+    """Runs the steps; one step needs no cache."""
+    cache = None
+    for spans in batch.steps():
+        _, begin, end = spans[0]
+        if end < batch.ids.shape[1] and cache is None:
+            cache = mlx_lm.models.cache.make_prompt_cache(model)
+        logits = model(mx.array(batch.ids[:, begin:end]), cache=cache)
+        mx.eval(logits)
+        if batch.prompt <= end < batch.ids.shape[1]:
+            batch.ids[:, end] = np.array(mx.argmax(logits[:, -1], axis=-1))
+
+
+def manifest(a, dtype, origin, steps):
     with open(os.path.join(a.model, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
     form = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
     m = {"reference": {"kind": "engine", "name": "mlx-lm", "version": f"{mlx_lm.__version__}, mlx {mx.__version__}", "device": device,
-                       "recorded": "calls of modules, one prompt"}, "compute_dtype": dtype,
+                       "recorded": "calls of modules"}, "compute_dtype": dtype, "steps": steps,
          "recorder": {"name": "trace.py", "sha256": "sha256:" + sha256(__file__), "arguments": sys.argv[1:]}, "input": origin, "config": config}
     if a.stages == "router":
         return m | {"partial": "router only"}

@@ -29,20 +29,20 @@ func (r *Rows) Describe(failing []int) string {
 	case n == all:
 		return fmt.Sprintf("in all %d rows", n)
 	}
-	words, least, steps := []string{"in " + r.places(failing) + " alone"}, len(r.Compared), r.stepOf()
+	words, alike, steps := []string{"in " + r.places(failing) + " alone"}, r.Compared, r.stepOf() // alike have all traits so far
 	for _, t := range r.traits(failing, steps) {
-		with := 0 // rows that have the trait
-		for _, row := range r.Compared {
+		var with []int
+		for _, row := range alike {
 			if t.has(row) {
-				with++
+				with = append(with, row)
 			}
 		}
 		switch {
-		case with >= least || slices.ContainsFunc(failing, func(row int) bool { return !t.has(row) }):
+		case len(with) == len(alike) || slices.ContainsFunc(failing, func(row int) bool { return !t.has(row) }):
 		case !t.shape:
-			words, least = append(words, fmt.Sprintf("%s (%d of %d)", t.words, len(failing), with)), with
-		case with == len(failing):
-			words, least = append(words, t.words), with
+			words, alike = append(words, fmt.Sprintf("%s (%d of %d)", t.words, len(failing), len(with))), with
+		case len(with) == len(failing):
+			words, alike = append(words, t.words), with
 		}
 	}
 	phases := func(rows []int) map[string]int {
@@ -116,10 +116,10 @@ func (r *Rows) of(rows []int, sequence int) []int {
 type trait struct {
 	words string
 	has   func(row int) bool
-	shape bool // the trait holds of failing rows as they are made: it says something only if no other row has it
+	shape bool // the trait is made to hold of the failing rows: it says something only if no other row has it
 }
 
-// traits are those that failing rows may have in common, from those of many rows to those of few.
+// traits are those that failing rows may have in common; each is counted among the rows that have those before it.
 func (r *Rows) traits(failing []int, steps map[int]*Step) (list []trait) {
 	add := func(words string, is func(position int, s *Step) bool) {
 		list = append(list, trait{words: words, has: func(row int) bool { return steps[row] != nil && is(row%r.Length, steps[row]) }})
@@ -133,9 +133,9 @@ func (r *Rows) traits(failing []int, steps map[int]*Step) (list []trait) {
 	}
 	add(all+"in steps of several requests", func(_ int, s *Step) bool { return s.Requests > 1 && s.Phase != cachedPhase })
 	add(all+"in steps of one request", func(_ int, s *Step) bool { return s.Requests == 1 && s.Phase != cachedPhase })
-	add(each+"the first of its step", func(at int, s *Step) bool { return at == s.From && s.To > s.From+1 })
-	add(each+"the last of its step", func(at int, s *Step) bool { return at == s.To-1 && s.To > s.From+1 })
 	if first := steps[failing[0]]; first != nil {
+		add(each+"the first of its step", func(at int, s *Step) bool { return at == s.From && s.To > s.From+1 })
+		add(each+"the last of its step", func(at int, s *Step) bool { return at == s.To-1 && s.To > s.From+1 })
 		add(fmt.Sprintf("%sof step %d", all, first.Step), func(_ int, s *Step) bool { return s.Step == first.Step })
 	}
 	// the failing rows of a row's sequence, if others of it pass

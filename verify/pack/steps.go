@@ -21,7 +21,7 @@ type Step struct {
 	Requests int    `json:"requests"` // in the step
 }
 
-// Phases are how an engine comes to rows: a prompt in one step, a piece of a prompt, tokens behind the prompt, and rows
+// Phases are how an engine comes to rows: a prompt or its first piece, a later piece, tokens behind the prompt, and rows
 // that the engine took from the request that had computed them.
 var Phases = []string{"prefill", "chunk", decodePhase, cachedPhase}
 
