@@ -21,8 +21,10 @@ type assembler struct {
 	files  []*File
 	where  map[string]int // stored tensor to file
 	config *config.Config
+	arch   string
 	used   map[string]bool // stored tensors that are a part of something
 	found  []format.Assembled
+	twice  []string // stored tensors whose weights lie in pieces too
 	wrong  []problem.Problem
 }
 
@@ -58,11 +60,11 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 		return nil, a.wrong
 	}
 	r := keyReader{File: a.files[0], arch: arch}
-	document, c := r.config(table.TorchName(most(infos)), func(name string) bool { _, ok := a.where[name]; return ok })
+	document, c := r.config(table.TorchName(most(infos)), a.has)
 	if a.wrong = append(a.wrong, r.wrong...); a.wrong != nil {
 		return nil, a.wrong
 	}
-	a.config = c
+	a.config, a.arch = c, arch
 	a.tensors()
 	a.widened()
 	slices.SortStableFunc(a.found, func(x, y format.Assembled) int { return x.Parts[0].File - y.Parts[0].File })
@@ -75,6 +77,10 @@ func assemble(opened []format.File) (*format.Assembly, []problem.Problem) {
 	if decoded > 0 {
 		notes = append(notes, text.Plural(decoded, "weight")+
 			", stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file")
+	}
+	if len(a.twice) > 0 {
+		notes = append(notes, fmt.Sprintf("%s whole and in pieces, the first %s: what llama.cpp takes is read, the other not",
+			text.Plural(len(a.twice), "weight")+" stored", text.Quote(a.twice[0])))
 	}
 	return &format.Assembly{Config: document, Tensors: a.found, Notes: notes}, a.wrong
 }
@@ -143,12 +149,80 @@ func (a *assembler) tensors() {
 	}
 }
 
+// fusions are the tensors of llama.cpp's --fuse-qkv and --fuse-gate-up-exps, by a part of the name of one of their
+// weights: rows before that weight's, and of all.
+var fusions = []struct {
+	part, fused string
+	rows        func(c *config.Config) (before, all int)
+}{
+	{".attn_q.", ".attn_qkv.", func(c *config.Config) (int, int) { q, kv := headRows(c); return 0, q + 2*kv }},
+	{".attn_k.", ".attn_qkv.", func(c *config.Config) (int, int) { q, kv := headRows(c); return q, q + 2*kv }},
+	{".attn_v.", ".attn_qkv.", func(c *config.Config) (int, int) { q, kv := headRows(c); return q + kv, q + 2*kv }},
+	{".ffn_gate_exps.", ".ffn_gate_up_exps.", func(c *config.Config) (int, int) { n := c.MoE.MoEIntermediateSize; return 0, 2 * n }},
+	{".ffn_up_exps.", ".ffn_gate_up_exps.", func(c *config.Config) (int, int) { n := c.MoE.MoEIntermediateSize; return n, 2 * n }},
+}
+
+// headRows returns the rows of q_proj, and of k_proj or v_proj, of plain attention.
+func headRows(c *config.Config) (q, kv int) {
+	return c.Attention.NumAttentionHeads * c.Attention.VHeadDim, c.Attention.NumKeyValueHeads * c.Attention.VHeadDim
+}
+
+// has reports whether a tensor is stored, alone or in a fused one.
+func (a *assembler) has(name string) bool {
+	_, ok := a.where[name]
+	for _, f := range fusions {
+		if _, fused := a.where[strings.Replace(name, f.part, f.fused, 1)]; fused {
+			ok = true
+		}
+	}
+	return ok
+}
+
+// cutOut adds a weight that is a run of rows of a fused tensor, and reports whether that is there.
+func (a *assembler) cutOut(s table.Slot) bool {
+	name := s.InLayer(s.Row.GGUF.Name)
+	for _, f := range fusions {
+		info, file, ok := a.stored(strings.Replace(name, f.part, f.fused, 1))
+		if !strings.Contains(name, f.part) || !ok {
+			continue
+		}
+		before, all := f.rows(a.config)
+		part := format.Part{File: file, Tensor: info.Name, N: int64(s.Info(info.DType).Len())}
+		row, want := part.N/int64(s.Shape[0]), append([]int{all}, s.Shape[1:]...)
+		if part.First = int64(before) * row; s.Expert >= 0 {
+			part.First += int64(s.Expert) * int64(all) * row
+			want = append([]int{a.config.MoE.NRoutedExperts}, want...)
+		}
+		if slices.Equal(info.Shape, want) || s.Expert <= 0 && a.fits(info, file, want) {
+			a.found = append(a.found, format.Assembled{Info: s.Info(info.DType), Parts: []format.Part{part}})
+		}
+		return true
+	}
+	return false
+}
+
 // slot finds one weight of the table. A missing weight is left out. Pieces of several dtypes, and pieces cut across
-// blocks, are decoded to F32.
+// blocks, are decoded to F32. Of a weight that is stored whole and in pieces that is read which llama.cpp takes.
 func (a *assembler) slot(s table.Slot) {
 	g := s.Row.GGUF
 	if info, file, ok := a.stored(s.InLayer(g.Name)); ok {
-		a.whole(s, info, file)
+		twice := len(g.Pieces) > 0
+		for _, p := range g.Pieces {
+			_, has := a.where[s.InLayer(p.Name)]
+			twice = twice && has
+		}
+		_, split := a.files[0].values[a.arch+"."+keyMLA] // from these pieces llama.cpp takes kv_b_proj then
+		if twice {
+			a.twice = append(a.twice, s.InLayer(g.Name))
+		}
+		if !twice || !split {
+			a.whole(s, info, file)
+			for _, p := range g.Pieces {
+				a.used[s.InLayer(p.Name)] = true
+			}
+			return
+		}
+	} else if a.cutOut(s) {
 		return
 	}
 	orders := make([]table.Order, len(g.Pieces))

@@ -188,6 +188,75 @@ func TestOlderFiles(t *testing.T) {
 	require.Contains(t, string(a.Config), `"model_type": "deepseek_v3"`)
 }
 
+// TestFusedTensors: queries, keys and values in one tensor, and gates with ups, as --fuse-qkv and
+// --fuse-gate-up-exps write them, are cut out of it.
+func TestFusedTensors(t *testing.T) {
+	f := fileOf(t, "glm4-moe", tensor.Q8_0)
+	c, h := f.config, f.config.HiddenSize
+	q, kv := headRows(c)
+	for i := range f.tensors {
+		x := &f.tensors[i]
+		before := x.Name
+		x.Name = strings.Replace(x.Name, ".attn_q.", ".attn_qkv.", 1)
+		x.Name = strings.Replace(x.Name, ".ffn_gate_exps.", ".ffn_gate_up_exps.", 1)
+		switch {
+		case strings.Contains(x.Name, "_exps") && x.Name != before:
+			x.Shape[1] *= 2
+		case x.Name != before:
+			x.Shape[0] = q + 2*kv
+		}
+	}
+	f.tensors = slices.DeleteFunc(f.tensors, func(x tensor.Info) bool {
+		return strings.Contains(x.Name, ".attn_k.") || strings.Contains(x.Name, ".attn_v.") || strings.Contains(x.Name, ".ffn_up_exps.")
+	})
+	a, wrong := f.assembled(t)
+	require.Empty(t, wrong)
+	require.Contains(t, string(a.Config), `"attention_bias": true`)
+	places := map[string]format.Part{}
+	for _, x := range a.Tensors {
+		require.NotContains(t, x.Name, "blk.")
+		places[x.Name] = x.Parts[0]
+	}
+	for s := range table.FamilyOf(c).Slots(c) {
+		require.Contains(t, places, s.Name)
+	}
+	n := c.MoE.MoEIntermediateSize
+	for name, want := range map[string][2]int{
+		"self_attn.q_proj.weight": {0, q * h}, "self_attn.k_proj.weight": {q * h, kv * h}, "self_attn.v_proj.bias": {q + kv, kv},
+		"mlp.experts.0.gate_proj.weight": {0, n * h}, "mlp.experts.3.up_proj.weight": {7 * n * h, n * h},
+	} {
+		part := places["model.layers.1."+name]
+		require.Equal(t, want, [2]int{int(part.First), int(part.N)}, name)
+	}
+	_, wrong = f.tensor(t, "blk.1.ffn_gate_up_exps.weight", func(i *tensor.Info) { i.Shape[1]-- }).assembled(t)
+	require.Len(t, wrong, 2, "of gates and ups, once each")
+}
+
+// TestStoredTwice: of attn_kv_b beside its pieces what llama.cpp takes is read, and a note says so.
+func TestStoredTwice(t *testing.T) {
+	const name = "blk.1.attn_kv_b.weight"
+	for _, split := range []bool{true, false} {
+		f := fileOf(t, "v3", tensor.BF16)
+		c := f.config
+		f.tensors = append(f.tensors, tensor.Info{Name: name, DType: tensor.BF16, Shape: []int{c.Attention.NumAttentionHeads *
+			(c.Attention.QKNopeHeadDim + c.Attention.VHeadDim), c.Attention.KVLoraRank}})
+		if !split {
+			f.without(t, keyMLA).without(t, valueMLA)
+			f.with(t, keyLength, uint32(c.QKHeadDim())).with(t, valueLength, uint32(c.Attention.VHeadDim)).with(t, headCountKV,
+				uint32(c.Attention.NumKeyValueHeads))
+		}
+		a, wrong := f.assembled(t)
+		require.Empty(t, wrong)
+		require.Contains(t, strings.Join(a.Notes, "\n"), "1 weight stored whole and in pieces, the first "+name)
+		for _, x := range a.Tensors {
+			require.NotContains(t, x.Name, "blk.")
+			if x.Name == "model.layers.1.self_attn.kv_b_proj.weight" {
+				require.Equal(t, split, x.Parts[0].Tensor != name)
+			}
+		}
+	}
+}
+
 // TestOtherWriters: what keys can say that this program does not write.
 func TestOtherWriters(t *testing.T) {
 	v1 := func() *file { return fileOf(t, "v1-base", tensor.BF16) }
