@@ -28,8 +28,10 @@ type family struct {
 
 	references map[Reference]Rules // what each implementation does in its own way
 
-	also   string // another family's model_type, which files of this one have whose architectures name its class
-	within bool   // only a wrapper's: model_type alone does not name it
+	also string // another family's model_type, which files of this one have whose architectures name its class
+	// blockOnly: of layers the mixtures of experts and dense MLPs alone are computed, see Config.BlockOnly
+	blockOnly bool
+	within    bool // only a wrapper's: model_type alone does not name it
 }
 
 // delta is how a family differs from the one that it derives from.

@@ -82,14 +82,17 @@ var groupedRules = []rule{
 		return errorIf(c.MoE.NRoutedExperts == 0, "missing: the reference has no default for it")
 	}},
 	topKFitsExperts,
-	{[]string{"n_routed_experts", "n_group", "topk_group", "num_experts_per_tok"}, func(c *Config) error {
+	groupsAreEqual,
+	activationIsSiLU,
+}
+
+var groupsAreEqual = rule{[]string{"n_routed_experts", "n_group", "topk_group", "num_experts_per_tok"},
+	func(c *Config) error {
 		if c.Router.NGroup == 0 && c.Router.TopKGroup == 0 {
 			return nil // no groups
 		}
 		return groupsFit(c, 2) // a group is worth its two best
-	}},
-	activationIsSiLU,
-}
+	}}
 
 // headsAreSet gives heads their width, and RoPE its part of it: the first channels of a head, all without
 // partial_rotary_factor and rotary_dim.

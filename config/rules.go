@@ -52,6 +52,8 @@ type routerRules struct {
 	RouterFloat32 bool
 	// ScoresInFloat32: the gate's scores are float32, whatever its logits are.
 	ScoresInFloat32 bool
+	// WidensLogits: the gate's module gives its logits in float32, whatever dtype they are computed in.
+	WidensLogits bool
 	// KeepsGate: the gate's weight stays float32, whatever the compute dtype.
 	KeepsGate bool
 	// CastsRouterBias: e_score_correction_bias is cast to the compute dtype, as other weights are.
@@ -79,6 +81,8 @@ type moeRules struct {
 	RoutedSum RoutedSum
 	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
 	NormsExperts bool
+	// NormsBlock: an RMSNorm stands behind the MLP of a layer, before the residual is added.
+	NormsBlock bool
 	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].
 	FlatShared bool
 }

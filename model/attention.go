@@ -187,6 +187,9 @@ func (p *pass[V]) shownWeights(name string, probs V) V {
 
 // tables makes RoPE's tables, as stages.
 func (p *pass[V]) tables() {
+	if p.config.BlockOnly() {
+		return
+	}
 	if p.config.Windowed() {
 		p.makeTables(&p.main, "main.")
 		p.makeTables(&p.coarse, "compress.")

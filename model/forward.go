@@ -145,7 +145,8 @@ func (p *pass[V]) hold(l int) {
 	}
 }
 
-// Layer runs decoder layer l alone on x, [batch, seq, hidden_size] or its streams, as Forward would.
+// Layer runs decoder layer l alone on x, [batch, seq, hidden_size] or its streams, as Forward would. Where attention is not
+// computed, x is what the MLP takes.
 func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
 	return n.run(ctx, func(p *pass[V]) V {
 		p.stopIf(p.m.Hold(l))
@@ -198,8 +199,11 @@ func (p *pass[V]) embed() V {
 	return x
 }
 
-// layer mirrors DeepseekDecoderLayer.forward.
+// layer mirrors DeepseekDecoderLayer.forward. Where attention is not computed, it is block.
 func (p *pass[V]) layer(l int, x V) V {
+	if p.config.BlockOnly() {
+		return p.block(l, x)
+	}
 	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
 	x = p.stage(name+".input", x)
 	x = p.connected(name+".attn_hc", d.AttnHC, x, func(x V) V {
@@ -216,15 +220,24 @@ func (p *pass[V]) layer(l int, x V) V {
 		x = p.stage(name+".ffn_hc.input", x)
 	}
 	x = p.connected(name+".ffn_hc", d.FFNHC, x, func(x V) V {
-		x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
-		return p.section(p.wholeOf(l, name+".mlp"), func() V {
-			if d.MoE != nil {
-				return p.moe(l, name+".mlp", d.MoE, x)
-			}
-			return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
-		})
+		return p.block(l, p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x))
 	})
 	return p.stage(name+".output", x)
+}
+
+// block is the MLP of layer l, and the norm behind it, on x, the output of post_attention_layernorm.
+func (p *pass[V]) block(l int, x V) V {
+	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
+	x = p.section(p.wholeOf(l, name+".mlp"), func() V {
+		if d.MoE != nil {
+			return p.moe(l, name+".mlp", d.MoE, x)
+		}
+		return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+	})
+	if d.PostMLPLayernorm != nil {
+		x = p.norm(name+".post_mlp_layernorm", d.PostMLPLayernorm, x)
+	}
+	return x
 }
 
 // wholeOf is the part of a layer that is the module name.

@@ -137,7 +137,10 @@ func (m *DeepseekForCausalLM) at(p table.Place) *Weight {
 func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 	switch role := p.Role(); p.Module() {
 	case table.Norms:
-		return &x.norm(role).Weight
+		if norm := x.norm(role); norm != nil {
+			return &norm.Weight
+		}
+		return new(Weight) // of attention that is not computed
 	case table.DenseMLP:
 		return &x.MLP.Linear(role).Weight
 	case table.RoutedExperts:
@@ -185,6 +188,9 @@ func (x *DeepseekDecoderLayer) norm(r table.Role) *DeepseekRMSNorm {
 	case table.PostAttentionLayernorm:
 		return &x.PostAttentionLayernorm
 	case table.PostMLPLayernorm:
+		if x.PostMLPLayernorm != nil {
+			return x.PostMLPLayernorm
+		}
 		return x.MoE.PostMLPLayernorm
 	case table.QNorm:
 		return &x.SelfAttn.QNorm

@@ -136,6 +136,7 @@ type DeepseekDecoderLayer struct {
 	Windowed               *DeepseekV4Attention // self_attn of DeepSeek-V4
 	Indexer                *Indexer             // self_attn.indexer; nil in a layer without one of its own
 	PostAttentionLayernorm DeepseekRMSNorm      // before the MLP
+	PostMLPLayernorm       *DeepseekRMSNorm     // behind the MLP; nil unless config.Rules has NormsBlock
 	MLP                    *DeepseekMLP         // mlp of a dense layer
 	MoE                    *DeepseekMoE         // mlp of a layer with experts
 }
@@ -303,6 +304,9 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 // newLayer returns the modules of decoder layer l.
 func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	layer.AttnHC, layer.FFNHC = hyperOf(c), hyperOf(c)
+	if c.Rules().MoE.NormsBlock {
+		layer.PostMLPLayernorm = &DeepseekRMSNorm{}
+	}
 	switch {
 	case c.Windowed():
 		layer.Windowed = &DeepseekV4Attention{}

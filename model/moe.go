@@ -106,7 +106,11 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	if p.rules.Router.RouterFloat32 {
 		x = p.Float32(x)
 	}
-	logits := p.stage(name+".logits", p.Linear(x, &Linear{Weight: g.Weight}))
+	logits := p.Linear(x, &Linear{Weight: g.Weight})
+	if p.rules.Router.WidensLogits {
+		logits = p.Float32(logits)
+	}
+	logits = p.stage(name+".logits", logits)
 	scores, choice := p.choose(g, logits)
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))

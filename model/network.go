@@ -236,8 +236,11 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	}
 	p := &pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
-		o: &n.Options, trace: n.Trace, main: rope[V]{Rotary: newRotary(c, mainRope(c), n.Input.Seq, compute, angles)},
+		o: &n.Options, trace: n.Trace,
 		mask: &Mask{Lowest: lowest[compute], In: n.Input, Window: c.Windows.SlidingWindow}, keysOf: n.Keys, given: n.Given,
+	}
+	if !c.BlockOnly() {
+		p.main.Rotary = newRotary(c, mainRope(c), n.Input.Seq, compute, angles)
 	}
 	if c.Windowed() {
 		p.coarse.Rotary = newRotary(c, compressRope(c), n.Input.Seq, compute, angles)

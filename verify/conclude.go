@@ -87,7 +87,7 @@ func countPlaces(r *report.Report) {
 	c.WeightsUnpinned = []string{}
 	c.Experts, c.ExpertsReached, c.ExpertsProbed, c.Unreached = 0, 0, 0, []report.LayerExperts{}
 	s.Weights, s.ByName, s.LeftOut, s.Bytes, s.Layers, s.Unread = 0, 0, 0, 0, []int{}, []int{}
-	s.UnreadParts, s.Routers, r.Routing.Keys = []string{}, nil, nil
+	s.UnreadParts, s.Routers, s.Blocks, r.Routing.Keys = []string{}, nil, nil, nil
 	for _, p := range r.Places {
 		if !p.Ran {
 			s.Weights, s.ByName = s.Weights+p.Weights, s.ByName+p.ByName
@@ -107,7 +107,10 @@ func countPlaces(r *report.Report) {
 		if p.Layer() >= 0 && p.Checked > 0 {
 			s.Layers = append(s.Layers, p.Layer())
 		}
-		if p.Unread > 0 {
+		switch {
+		case p.Block:
+			s.Weights, s.Blocks = s.Weights+p.Unread, append(s.Blocks, p.Layer())
+		case p.Unread > 0:
 			s.Weights, s.Routers = s.Weights+p.Unread, append(s.Routers, p.Layer())
 		}
 		s.LeftOut, s.Bytes = s.LeftOut+p.LeftOut, s.Bytes+p.Bytes
@@ -125,6 +128,9 @@ func countPlaces(r *report.Report) {
 	}
 	if len(s.Routers) > 0 {
 		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Routers)+" but for the routers")
+	}
+	if len(s.Blocks) > 0 {
+		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Blocks)+" but for the MLPs")
 	}
 	if len(s.Unread) > 0 {
 		s.UnreadParts = slices.Insert(s.UnreadParts, 0, report.LayersText(s.Unread))

@@ -198,7 +198,7 @@ func (t *rerun) input() (*model.Activation, error) {
 	switch {
 	case f.Layer >= 0 && f.Layer < len(m.Model.Layers) && golden.Has(pack.OwnInput(f.Layer)):
 		name = pack.OwnInput(f.Layer)
-	case t.job.scope.isRouter(f.Layer):
+	case t.job.scope.startsBehindAttention(f.Layer):
 		name = pack.StageOf(f.Layer, pack.AttentionNorm)
 	case before < 0:
 		name = pack.Embedded
@@ -217,7 +217,7 @@ func (t *rerun) input() (*model.Activation, error) {
 		return nil, err
 	}
 	values = pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedRows(m.Config, t.job.rows, name, shape))
-	if t.job.scope.isRouter(f.Layer) {
+	if t.job.scope.startsBehindAttention(f.Layer) {
 		return &model.Activation{Shape: shape, Values: values, DType: golden.DType}, nil
 	}
 	return t.job.scope.asInput(shape, values), nil

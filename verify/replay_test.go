@@ -168,8 +168,8 @@ func TestReplayedSequences(t *testing.T) {
 	}
 	for want, layer := range map[string]*replayedLayer{
 		"replay-sequence: each sequence has the choices of the one 1 place behind it, cyclically": l(3, 4, 5, 0, 1, 2),
-		"replay-shift: each token has the choices of the one 1 place behind it":                  l(1, 2, 0, 4, 5, 4),
-		"replay-stale: has choices again that are stale: row 1's from row 2 on":                  l(0, 1, 1, 3, 4, 5),
+		"replay-shift: each token has the choices of the one 1 place behind it":                   l(1, 2, 0, 4, 5, 4),
+		"replay-stale: has choices again that are stale: row 1's from row 2 on":                   l(0, 1, 1, 3, 4, 5),
 		"": l(0, 1, 2, 2, 4, 5), // the first token of the second sequence
 	} {
 		var found []string

@@ -41,6 +41,7 @@ type scope struct {
 type unit struct {
 	runs       bool // it is computed
 	routerOnly bool // if it runs: of the layer the router alone
+	blockOnly  bool // of the layer the MLP alone can run: attention is not computed
 	given      bool // it begins with a tensor of the pack although the unit before it runs
 	wanted     bool // it has, or should have, a stage that is compared
 	needed     bool // a run of everything computes it
@@ -290,6 +291,7 @@ func (s *scope) settle() error {
 	for l := range layers {
 		layers[l].wanted = s.wants(l)
 		layers[l].runs, layers[l].routerOnly = layers[l].wanted, s.routesOnly(l)
+		layers[l].blockOnly = s.config.BlockOnly() && !layers[l].routerOnly
 		if layers[l].runs && !s.present[l] {
 			s.absent = append(s.absent, l)
 		}
@@ -346,6 +348,11 @@ func (s *scope) provideInput(l int) error {
 	switch {
 	case own && (in.Kind == pack.Seeded || s.picks()):
 		s.units[1+l].given = true
+	case s.units[1+l].blockOnly && !s.pack.Has(pack.StageOf(l, pack.AttentionNorm)):
+		return s.pack.Fault(fmt.Sprint("layer ", l), fmt.Sprintf("what its MLP takes is not there: %s; attention is not "+
+			"computed for %s", pack.StageOf(l, pack.AttentionNorm), s.config.ModelType))
+	case s.units[1+l].blockOnly:
+		s.units[1+l].given = true
 	case s.units[1+l].routerOnly:
 	case s.restricted() && s.pack.Has(pack.InputStage(l)):
 	case l == 0 || !own && !before.runs && !s.pack.Has(pack.InputStage(l)):
@@ -366,7 +373,7 @@ func (s *scope) wants(l int) bool {
 	case s.picks():
 		return s.selected[l]
 	}
-	return s.inPart(l) && !s.namesAbsent(l) && (s.present[l] || !s.pack.IsTrace())
+	return s.inPart(l) && !s.namesAbsent(l) && (s.present[l] || !s.pack.IsTrace() && !s.config.BlockOnly())
 }
 
 // wantsEnd reports whether one of these stages outside the layers is compared, or should be in the pack.
@@ -375,7 +382,7 @@ func (s *scope) wantsEnd(names ...string) bool {
 		switch {
 		case s.pack.Manifest.Mode == "train":
 			return true
-		case !s.inPart(ends):
+		case !s.inPart(ends) || s.config.BlockOnly():
 			return false
 		case s.pack.Has(name) || s.picks():
 			return s.pack.Has(name) && s.selectsStage(name)
@@ -390,7 +397,21 @@ func (s *scope) runs(slot table.Slot) bool {
 	if slot.Layer < 0 && slot.Row.LookedUp() {
 		return u.runs || s.predictions > 0 || s.units[1+s.config.NumHiddenLayers].runs && s.config.TieWordEmbeddings
 	}
+	if u.runs && u.blockOnly {
+		return inBlock(slot.Place)
+	}
 	return u.runs && (!u.routerOnly || slot.Module() == table.Router)
+}
+
+// inBlock reports whether a weight of a layer takes part in its MLP, or in the norm behind it.
+func inBlock(p table.Place) bool {
+	return slices.Contains([]table.Module{table.DenseMLP, table.Router, table.RoutedExperts, table.SharedExperts}, p.Module()) ||
+		p.Role() == table.PostMLPLayernorm
+}
+
+// startsBehindAttention reports whether layer l begins with what its MLP takes.
+func (s *scope) startsBehindAttention(l int) bool {
+	return l >= 0 && l < s.config.NumHiddenLayers && (s.units[1+l].routerOnly || s.units[1+l].blockOnly)
 }
 
 // reads reports whether a weight is read, if only to look for a NaN: weights of the parts that are run, and of
@@ -402,7 +423,7 @@ func (s *scope) reads(slot table.Slot) bool {
 
 // compares reports whether a stage of the pack is compared: the user selects it, and it is no given input.
 func (s *scope) compares(name string) bool {
-	if at := pack.Parse(name); s.isRouter(at.Layer) && at.Within == pack.AttentionNorm {
+	if at := pack.Parse(name); s.startsBehindAttention(at.Layer) && at.Within == pack.AttentionNorm {
 		return false
 	} else if at.IsOwnInput() {
 		in := s.pack.Manifest.LayerInputs[strconv.Itoa(at.Layer)]
@@ -415,7 +436,7 @@ func (s *scope) compares(name string) bool {
 // the tensor of the pack that it is.
 func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error) {
 	name := pack.InputStage(l)
-	if s.isRouter(l) {
+	if s.startsBehindAttention(l) {
 		name = pack.StageOf(l, pack.AttentionNorm)
 	}
 	if l < s.config.NumHiddenLayers && s.pack.Has(pack.OwnInput(l)) {
@@ -433,7 +454,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	if !bounds.AllFinite(values) {
 		return nil, name, s.pack.Fault(text.Quote(name), "not finite, and a layer begins with it")
 	}
-	if s.isRouter(l) {
+	if s.startsBehindAttention(l) {
 		return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, nil
 	}
 	return s.asInput(shape, values), name, nil

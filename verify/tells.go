@@ -77,7 +77,10 @@ func triedNumbers(c *config.Config, mode report.Mode) []string {
 			keys = append(keys, hcEps, hcSinkhornIters)
 		}
 	}
-	numbers := rotationNumbers(c, false)
+	var numbers []config.Number
+	if !c.BlockOnly() {
+		numbers = rotationNumbers(c, false)
+	}
 	if c.Windowed() {
 		numbers = append(numbers, rotationNumbers(c, true)...)
 	}

@@ -154,6 +154,9 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err := cmp.Or(o.check(), golden.CheckFamily(c), golden.Spell(c)); err != nil {
 		return nil, err
 	}
+	if c.BlockOnly() && o.Mode != report.Local {
+		return nil, golden.Fault("chained mode", c.Attends().Error())
+	}
 	if golden.IsTrace() && o.Mode != report.Local {
 		return nil, golden.Fault("chained mode", "a trace of an engine is verified in local mode, where what the engine rounds "+
 			"is reproduced: leave out --mode")

@@ -61,7 +61,7 @@ func fixture(name string) string { return filepath.Join("..", "fixtures", filepa
 
 func open(t *testing.T, golden string) (*checkpoint.Checkpoint, *pack.Pack) {
 	t.Helper()
-	c, err := checkpoint.Open(fixture(filepath.Dir(golden) + "/checkpoint"))
+	c, err := checkpoint.Opener{}.OpenPart(fixture(filepath.Dir(golden)+"/checkpoint"), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	p, err := pack.Open(fixture(golden))

@@ -136,15 +136,16 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 
 // openSide opens a checkpoint as far as the comparison reads it.
 func openSide(ctx context.Context, path string, o diff.Options) (*checkpoint.Checkpoint, error) {
-	if len(o.Include) == 0 {
-		return openerOf(ctx).Open(path)
-	}
-	c, err := openerOf(ctx).OpenPart(path, func(c *config.Config, all weights.Headers) (map[string]bool, error) {
-		if c == nil {
-			return nil, nil
+	var need checkpoint.Need
+	if len(o.Include) > 0 {
+		need = func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+			if c == nil {
+				return nil, nil
+			}
+			return weights.Holders(c, all, func(w *weights.Weight) bool { return o.Selects(c, w) }), nil
 		}
-		return weights.Holders(c, all, func(w *weights.Weight) bool { return o.Selects(c, w) }), nil
-	})
+	}
+	c, err := openerOf(ctx).OpenPart(path, need)
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
 		return nil, problem.In(c.Path, problem.Of(checkpoint.ConfigName, c.Config.Computable())...)

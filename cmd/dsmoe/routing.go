@@ -242,7 +242,7 @@ func (o *routingFlags) golden(ctx context.Context, path string) (*routing.Report
 	}
 	if o.config != "" {
 		g.Model = o.config
-		stored, _, err := configOf(ctx, o.config)
+		stored, _, err := gateConfigOf(ctx, o.config)
 		if err != nil {
 			return nil, err
 		}
@@ -250,7 +250,7 @@ func (o *routingFlags) golden(ctx context.Context, path string) (*routing.Report
 			return nil, err
 		}
 		if g.Config.ChoosesByBias() && configPath(o.config) != o.config { // a checkpoint, for the gates' biases alone
-			c, err := openerOf(ctx).Open(o.config)
+			c, err := openerOf(ctx).OpenPart(o.config, nil)
 			if err != nil {
 				return nil, err
 			}

@@ -139,6 +139,8 @@ func (c *conversion) refusesForms(chosen selection) bool {
 	if have := c.src.Config; c.o.encodes() && !have.HasReference(config.Native) {
 		c.problem("", "nothing can read FP8 of model_type %s: no transformers with FP8 runs its published code "+
 			"or has a class for it", have.ModelType)
+	} else if c.o.encodes() && have.BlockOnly() {
+		c.problem("", "which matrices of attention files of model_type %s have in FP8 is not known", have.ModelType)
 	} else if f := tensor.FormOf(have.Quantization.Method); c.o.encodes() && f != tensor.Plain && f != tensor.FP8 {
 		c.problem("", "its weights are quantised already (%s); --type bf16 decodes them", f.Name)
 	}

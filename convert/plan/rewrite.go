@@ -130,8 +130,8 @@ func (c *conversion) expertEdits(values map[string]string) (edits []edit) {
 		}
 		if have := c.src.Config; have.LimitsGroups() && have.Router.NGroup > 1 {
 			groups := len(groupSizes(have, experts))
-			edits = append(edits, edit{"n_group", []byte(strconv.Itoa(groups))},
-				edit{"topk_group", []byte(strconv.Itoa(min(have.Router.TopKGroup, groups)))})
+			edits = append(edits, edit{have.Key("n_group"), []byte(strconv.Itoa(groups))},
+				edit{have.Key("topk_group"), []byte(strconv.Itoa(min(have.Router.TopKGroup, groups)))})
 		}
 		return edits // all layers are alike
 	}

@@ -293,6 +293,16 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
 			text.Plural(required(c, set), "weight")))
+		if parts := table.FamilyOf(c.Config).Opaque; parts != nil {
+			opaque := 0
+			for _, w := range set.All() {
+				if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
+					opaque++
+				}
+			}
+			not = append(not, fmt.Sprintf("%s of parts that are not computed for %s (%s): any names and shapes are taken",
+				text.Plural(opaque, "tensor"), c.Config.ModelType, strings.Join(parts, ", ")))
+		}
 		if beside := weights.Beside(c.Config, set.All()); beside != "" {
 			not = append(not, "names and shapes of "+beside)
 		}

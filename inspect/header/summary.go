@@ -79,7 +79,7 @@ func Summarize(c *inspect.Checkpoint) *Summary {
 	if c.Config != nil {
 		s.ModelType = c.Config.ModelType
 		s.Layers, s.Experts = layersOf(c.Config), expertsOf(c.Config)
-		if table.FamilyOf(c.Config).Unknown == nil {
+		if c.Config.Attends() == nil || table.FamilyOf(c.Config).Unknown == nil && !c.Config.BlockOnly() {
 			sum := count.Modules(c.Config).Sum()
 			s.Parameters = &Parameters{sum.Parameters, sum.Activated}
 		}

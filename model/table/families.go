@@ -11,7 +11,8 @@ import (
 // families is the list of all tables; a new family is a file and a line here.
 var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL2, &familyV32, &familyV4, &familyV41,
 	&familyDots1, &familyGLM4MoE, &familyHYV3, &familyMiniMaxM2, &familyExaoneMoE, &familyErnie45MoE,
-	&familySarvamMoE, &familyLing2}
+	&familySarvamMoE, &familyLing2,
+	&familyKimiLinear, &familyBailingHybrid, &familyMiMoV2Flash, &familyAfmoe}
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
 // config accepts has one.

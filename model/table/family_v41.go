@@ -31,7 +31,7 @@ func named(f Family) Family {
 
 // HasUnknown reports whether the family has tensors of such names, but it is not known which.
 func (f *Family) HasUnknown(stored string) bool {
-	return slices.ContainsFunc(f.Unknown, func(part string) bool {
+	return slices.ContainsFunc(slices.Concat(f.Unknown, f.Opaque), func(part string) bool {
 		return strings.HasPrefix(stored, part) || part[0] == '.' && strings.Contains(stored, part)
 	})
 }

@@ -64,18 +64,20 @@ var headNorms = []Row{
 		stored("blk.{l}.attn_k_norm.weight")},
 }
 
-// otherNames returns f with the names of its published files, and of transformers' modules: what parts of the table's
-// names are called there. own is nil if transformers has no names of its own, empty if it has the table's.
+// otherNames returns f with the names of its published files, and of transformers' modules: what the longest part of each of
+// the table's names that has another one is called there. own is nil if transformers has no names of its own, empty if it has the table's.
 func otherNames(f Family, published, own map[string]string) Family {
 	naming := func(name, whose string, called map[string]string) Naming {
 		rows := slices.Concat(f.Rows, f.MTP)
 		names := make(map[string]string, len(rows))
 		for _, row := range rows {
-			of := row.Name
-			for part, as := range called {
-				of = strings.Replace(of, part, as, 1)
+			longest := ""
+			for part := range called {
+				if strings.Contains(row.Name, part) && len(part) > len(longest) {
+					longest = part
+				}
 			}
-			names[row.Name] = of
+			names[row.Name] = strings.Replace(row.Name, longest, called[longest], 1)
 		}
 		return Naming{Name: name, Whose: whose, Fuses: name != "published", names: names}
 	}

@@ -13,6 +13,7 @@ const (
 	InputLayernorm         Role = "input_layernorm"
 	PostAttentionLayernorm Role = "post_attention_layernorm"
 	PostMLPLayernorm       Role = "post_mlp_layernorm"
+	attentionLayernorm     Role = "attention_layernorm" // behind attention
 
 	QProj       Role = "q_proj"
 	qProjBias   Role = "q_proj.bias"

@@ -37,6 +37,9 @@ type Family struct {
 	// Unknown are beginnings of stored names, and parts of them that begin with a dot, that the family has without it
 	// being known which: a checkpoint may hold such tensors.
 	Unknown []string
+	// Opaque are such parts of names of attention's tensors, in families whose attention is not computed: a checkpoint
+	// may hold such tensors of any shape, and they are copied as they are.
+	Opaque []string
 	// Left are beginnings of the names of prediction layers that the reference leaves out, whose weights are not known.
 	// A checkpoint may hold such tensors.
 	Left []string

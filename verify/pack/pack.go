@@ -74,6 +74,7 @@ func Open(dir string) (*Pack, error) {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	p.DType = table.ParseTorch(p.Manifest.ComputeDType)
+	p.nameBlockInputs()
 	problems := p.Manifest.check()
 	if len(problems) == 0 {
 		problems = p.rehash()
@@ -82,6 +83,26 @@ func Open(dir string) (*Pack, error) {
 		return nil, problem.In(dir, problems...)
 	}
 	return p, nil
+}
+
+// nameBlockInputs gives what the mixtures of a pack of mixtures begin with the name that it has in DeepSeek's models.
+func (p *Pack) nameBlockInputs() {
+	b := p.Manifest.Block
+	if b == nil || b.Input == AttentionNorm {
+		return
+	}
+	for _, l := range b.Layers {
+		stored, name := StageOf(l, b.Input), StageOf(l, AttentionNorm)
+		if e, ok := p.Manifest.Tensors[stored]; ok {
+			e.storedName, e.storedShape = stored, e.Shape
+			delete(p.Manifest.Tensors, stored)
+			p.Manifest.Tensors[name] = e
+			if p.stages == nil {
+				p.stages = map[string]string{}
+			}
+			p.stages[stored] = name
+		}
+	}
 }
 
 // wrap is an error about something in the pack.

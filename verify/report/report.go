@@ -114,6 +114,7 @@ type Scope struct {
 	// with a weight that took part in a checked stage, prediction layers among them
 	Layers    []int `json:"layers"`
 	Routers   []int `json:"routers,omitempty"` // of these, layers of which the router alone was run
+	Blocks    []int `json:"blocks,omitempty"`  // of these, layers of which the MLP alone was run: attention is not computed
 	Of        int   `json:"of"`                // layers of the decoder
 	Embedding bool  `json:"embedding"`         // likewise
 	Head      bool  `json:"head"`              // likewise, the final norm or lm_head
@@ -151,6 +152,8 @@ type Place struct {
 	Needed   bool   `json:"needed"`   // a run of everything compares stages of it
 	Selected bool   `json:"selected"` // this run compares stages of it
 	Ran      bool   `json:"ran"`      // this run computed it, if only for a stage elsewhere
+	// of the layer the MLP alone is computed, not attention
+	Block bool `json:"block,omitempty"`
 	// Weights of it that the checkpoint must hold
 	Weights int `json:"weights"`
 	ByName  int `json:"by_name"`          // of these, known by name only: the header of their file was not read

@@ -20,11 +20,14 @@ func (s *Scope) Describe() string {
 			parts = append(parts, part)
 		}
 	}
-	layers := slices.DeleteFunc(slices.Clone(s.Layers), func(l int) bool { return slices.Contains(s.Routers, l) })
+	layers := slices.DeleteFunc(slices.Clone(s.Layers), func(l int) bool {
+		return slices.Contains(s.Routers, l) || slices.Contains(s.Blocks, l)
+	})
 	n, _ := slices.BinarySearch(layers, s.Of)
 	add(s.Embedding, "the embedding")
 	add(n > 0, fmt.Sprintf("%s of %d", LayersText(layers[:n]), s.Of))
 	add(len(s.Routers) > 0, fmt.Sprintf("the routing alone of %s of %d", LayersText(s.Routers), s.Of))
+	add(len(s.Blocks) > 0, fmt.Sprintf("the MLPs of %s of %d, attention is not computed", LayersText(s.Blocks), s.Of))
 	add(n < len(layers), "prediction "+LayersText(layers[n:]))
 	add(s.Head, "the head")
 	if parts == nil {

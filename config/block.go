@@ -1,0 +1,62 @@
+package config
+
+import "fmt"
+
+// block is what the families share whose attention is not computed: the keys that their mixtures of experts and dense
+// layers depend on, with DeepSeek-V3's gate. transformers' class is the only reference, in 5.24 and later.
+var block = family{
+	reference: Native, blockOnly: true,
+	fields: []field{
+		v3.row("model_type", nil),
+		v3.row("vocab_size", nil),
+		v3.row("hidden_size", nil),
+		v3.row("intermediate_size", nil),
+		v3.row("moe_intermediate_size", nil),
+		v3.row("num_hidden_layers", nil),
+		{"n_shared_experts", 1, natural(func(c *Config) *int { return &c.MoE.NSharedExperts }, maxExperts)},
+		grouped.row("n_routed_experts", 256),
+		grouped.row("num_experts_per_tok", 8),
+		v3.row("first_k_dense_replace", 0),
+		v3.row("n_group", 1),
+		v3.row("topk_group", 1),
+		v3.row("norm_topk_prob", true),
+		{"routed_scaling_factor", 1.0, v3.row("routed_scaling_factor", nil).ifSet()},
+		v3.row("hidden_act", "silu"),
+		v3.row("initializer_range", 0.02),
+		v3.row("rms_norm_eps", nil),
+		v3.row("tie_word_embeddings", nil),
+		v3.row("torch_dtype", nil),
+		v3.row("dtype", nil),
+		v3.row("quantization_config", nil),
+		v3.row("quantization", nil),
+		v3.row("rotation_config", nil),
+		v3.row("spinquant_config", nil),
+		grouped.row("mlp_layer_types", nil),
+	},
+	unread: []field{
+		v3.row("scoring_func", "sigmoid"), v3.row("topk_method", "noaux_tc"), v3.row("moe_layer_freq", 1),
+		v3.row("pretraining_tp", 1), v3.row("num_attention_heads", 1), v3.row("num_key_value_heads", 1),
+		v3.row("num_nextn_predict_layers", 0),
+	},
+	rules: []rule{
+		{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
+			"n_shared_experts", "n_routed_experts"}, sizeIsSane},
+		topKFitsExperts,
+		groupsAreEqual,
+		activationIsSiLU,
+	},
+	references: v3.native(func(r *Rules) { r.Router.KeepsGate = true }),
+}
+
+// BlockOnly reports whether of the decoder's layers the mixtures of experts and the dense MLPs alone are computed, not
+// attention.
+func (c *Config) BlockOnly() bool { return c.family != nil && c.family.blockOnly }
+
+// Attends returns why no forward pass is computed: Computable's reason, or that of BlockOnly. It is nil for most.
+func (c *Config) Attends() error {
+	if c.BlockOnly() {
+		return fmt.Errorf("model_type %s: attention is not computed for it; verify in local mode, inspect (summary, ls, tree, "+
+			"audit, stats, experts, router, routing, hash), diff and convert to safetensors are for it", c.ModelType)
+	}
+	return c.Computable()
+}
