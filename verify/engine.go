@@ -30,6 +30,16 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 		return keys, values
 	}}
 	e.Cache, _ = bounds.RoundingOf(j.engine.Cache)
+	if words := j.engine.LatentCache; len(words) > 0 && j.model.Config.LatentAttention() {
+		latents, _ := bounds.RoundingOf(words[0])
+		rotated, _ := bounds.RoundingOf(words[len(words)-1])
+		e.Latents = func(w *model.Weight) (*bounds.Rounding, *bounds.Rounding, int) {
+			if !table.PlaceOf(j.model.Config, w.Name).Is(table.Attention, table.KVBProj) {
+				return nil, nil, 0
+			}
+			return latents, rotated, j.model.Config.Attention.QKNopeHeadDim
+		}
+	}
 	e.Flash = slices.Contains(j.engine.Attention, pack.Flash)
 	e.Narrow, e.Serial = j.engine.Sums == pack.F16Sums, j.engine.Sums == pack.SerialSums
 	if j.counts { // of the other stages the goldens are taken
@@ -70,6 +80,9 @@ func undeclared(how, declared *pack.Arithmetic) *pack.Arithmetic {
 	maps.DeleteFunc(seen.Activations, func(form, _ string) bool { return declared.Activations[form] != "" })
 	if seen.Cache == declared.Cache {
 		seen.Cache = ""
+	}
+	if slices.Equal(seen.LatentCache, declared.LatentCache) {
+		seen.LatentCache = nil
 	}
 	if declared.Attention != nil {
 		seen.Attention = nil

@@ -406,3 +406,67 @@ func TestFaultyEnginesAreNamed(t *testing.T) {
 		})
 	}
 }
+
+// cachingLatents rounds latents to E4M3 in steps, and the key's part with RoPE unless that stays as it is.
+func cachingLatents(step float64, rotated bool) func(f *faulty) {
+	code := func(v float32) float32 {
+		code := max(-448, min(float64(v)/step, 448))
+		if code == 0 {
+			return 0
+		}
+		unit := math.Exp2(max(math.Floor(math.Log2(math.Abs(code))), -6) - 3)
+		return float32(math.RoundToEven(code/unit) * unit * step)
+	}
+	return func(f *faulty) {
+		linear, scores := f.linear, f.scores
+		f.linear = func(x *activation, l *model.Linear) *activation {
+			if strings.HasSuffix(l.Weight.Name, "kv_b_proj.weight") {
+				x = each(x, code)
+			}
+			return linear(x, l)
+		}
+		f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+			if rotated {
+				k = each(k, func(v float32) float32 { return v })
+				for row := range k.Rows() {
+					for i, v := range k.Row(row)[32:] {
+						k.Row(row)[32+i] = code(v)
+					}
+				}
+			}
+			return scores(q, k, first, n, s)
+		}
+	}
+}
+
+// TestLatentCaches: a cache of latents in E4M3 passes if it is declared; else it is the cause, with its step, with the
+// numbers that it clips, and with what is not rounded.
+func TestLatentCaches(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		step     float64
+		rotated  bool
+		declares []string
+		cause    string
+	}{
+		{1, true, []string{"fp8"}, ""},
+		{1, true, nil, "latent-cache: the engine rounded latents to fp8, as a cache of latents holds them, and declares nothing"},
+		{0.0123, true, []string{"fp8:0.0123"}, ""},
+		{0.0123, true, []string{"f32"}, "latent-cache: the engine rounded latents to fp8:0.0123, as a cache of latents holds them, and declares f32"},
+		{0.25, false, []string{"fp8:0.25", "f32"}, ""},
+		{0.25, false, []string{"fp8:0.25"}, "cache of latents holds them, and not the key's part with RoPE, and declares fp8:0.25"},
+		{0.001, true, nil, " numbers are beyond 0.448, the largest number there, and clipped, and declares nothing"},
+	} {
+		checkpoint, p := open(t, "v3-trained/golden-f32")
+		e := engine{inputs: engineForms["F32"], fault: cachingLatents(c.step, c.rotated), declares: &pack.Arithmetic{
+			Activations: engineForms["F32"], Cache: "f32", Attention: []string{pack.Eager}, LatentCache: c.declares}}
+		r := run(t, checkpoint.Config, checkpoint, e.trace(t, checkpoint.Config, checkpoint, p), verify.Options{})
+		if c.cause == "" {
+			require.Equal(t, report.Pass, r.Verdict, "%v: %v %v", c, r.FirstDivergence, r.Reasons)
+			continue
+		}
+		require.Equal(t, report.Fail, r.Verdict)
+		require.Len(t, r.Causes, 1, "%v", c)
+		require.Contains(t, r.Causes[0].String(), c.cause)
+	}
+}

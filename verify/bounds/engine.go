@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -19,6 +21,9 @@ type Engine struct {
 	// keys, and of the one that gives values, else both are the same.
 	Inputs func(w *model.Weight) (keys, values *Rounding)
 	Cache  *Rounding // what keys and values are rounded to, and with them queries and probabilities
+	// Latents returns, of the weight that makes keys and values of latents, what latents are rounded to, and the key's part
+	// with RoPE behind so many columns, as a cache of latents holds them. It is nil if nothing is.
+	Latents func(w *model.Weight) (latents, rotated *Rounding, columns int)
 	// Flash says that probabilities are not rounded, as there are none; queries are if the cache is of blocks, or with
 	// Narrow, which says that the sum over keys is kept in F16.
 	Flash, Narrow bool
@@ -41,6 +46,7 @@ type Rounding struct {
 	block int        // numbers of a block; 0 for numbers by themselves, -1 for all numbers of a tensor
 	most  float64    // the largest code
 	half  bool       // steps are stored in F16
+	each  float64    // what numbers by themselves are codes of; 0 is 1
 	sums  bool       // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
 }
 
@@ -53,7 +59,11 @@ type Rounding struct {
 //	q8_k        blocks of 256, d in float32
 //	fp8-1x128   E4M3 times max/448, blocks of 128
 //	fp8-tensor  the same of a whole tensor
+//	fp8-token   the same of each row
 //	fp8         E4M3
+//	fp8:STEP    E4M3 times a step
+//
+// Numbers beyond the largest of E4M3, 448, become 448.
 func RoundingOf(name string) (r *Rounding, known bool) {
 	const integer, largest = 127, 448 // no code is larger
 	codes, fp8 := newPrecision(8, 7, math.MaxFloat32), newPrecision(4, -6, math.MaxFloat32)
@@ -65,19 +75,25 @@ func RoundingOf(name string) (r *Rounding, known bool) {
 	case "f16":
 		r = &Rounding{to: f16}
 	case "q8_0":
-		r = &Rounding{codes, 32, integer, true, false}
+		r = &Rounding{to: codes, block: 32, most: integer, half: true}
 	case "q8_1":
-		r = &Rounding{codes, 32, integer, true, true}
+		r = &Rounding{to: codes, block: 32, most: integer, half: true, sums: true}
 	case "q8_k":
-		r = &Rounding{codes, 256, integer, false, false}
+		r = &Rounding{to: codes, block: 256, most: integer}
 	case "fp8":
-		r = &Rounding{to: newPrecision(4, -6, largest)}
+		r = &Rounding{to: fp8, most: largest}
 	case "fp8-1x128":
-		r = &Rounding{fp8, 128, largest, false, false}
+		r = &Rounding{to: fp8, block: 128, most: largest}
 	case "fp8-tensor":
-		r = &Rounding{fp8, -1, largest, false, false}
+		r = &Rounding{to: fp8, block: -1, most: largest}
+	case "fp8-token":
+		r = &Rounding{to: fp8, block: math.MaxInt32, most: largest}
 	default:
-		known = false
+		step, of := strings.CutPrefix(name, "fp8:")
+		each, err := strconv.ParseFloat(step, 32)
+		if known = of && err == nil && each > 0; known {
+			r = &Rounding{to: fp8, most: largest, each: each}
+		}
 	}
 	return r, known
 }
@@ -88,6 +104,9 @@ type engine struct {
 	*Engine
 	latent *Value        // what the last absorbed weight multiplied
 	up     *model.Linear // that weight
+
+	rotated *Rounding // of the key's part with RoPE, see Latents
+	columns int       // of a key, before that part
 
 	seenQ, seenV *Value // operands of the last scores and context
 	q, k, v      *Value // the same as the engine has them
@@ -101,6 +120,11 @@ func NewEngine(a *Analysis, e *Engine) Arithmetic {
 
 // Linear rounds x.
 func (e *engine) Linear(x *Value, l *model.Linear) *Value {
+	if e.Latents != nil {
+		if latents, rotated, n := e.Latents(&l.Weight); n > 0 {
+			x, e.rotated, e.columns = e.kept(x, latents), rotated, n
+		}
+	}
 	if e.Absorbs != nil {
 		if keys, _ := e.Absorbs(&l.Weight); keys > 0 {
 			e.latent, e.up = x, l
@@ -184,6 +208,9 @@ func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 		return e.Analysis.Scores(q, k, first, n, s)
 	}
 	if e.seenQ != q {
+		if e.rotated != nil {
+			k = beside(columns(k, 0, e.columns), e.kept(columns(k, e.columns, k.Width()), e.rotated))
+		}
 		e.seenQ, e.seenV, e.q, e.k = q, nil, q, k
 		if e.latent != nil {
 			e.q, e.k = e.absorbedQueries(q), e.latentKeys(k)
@@ -428,6 +455,16 @@ func (e *engine) rounded(x *Value, to *Rounding) *Value {
 	return y.inherit(x)
 }
 
+// kept is x as a cache of latents gives it back: rounded, and cast to x's dtype.
+func (e *engine) kept(x *Value, to *Rounding) *Value {
+	if to == nil {
+		return x
+	}
+	y := *e.rounded(x, to)
+	y.roundLater = true
+	return e.settle(&y)
+}
+
 // tieUlps is within how many spacings of float32 of a tie a code may be either one, as builds compute it by a division,
 // or by a product with a rounded reciprocal.
 const tieUlps = 4
@@ -436,6 +473,9 @@ const tieUlps = 4
 func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	step, unsure := 1.0, 0.0 // what codes are of, and its relative standard deviation
 	stored, off := 1.0, 0.0  // what they are multiplied with, and how far it may be off
+	if r.each > 0 {
+		step, stored = r.each, r.each
+	}
 	if r.block != 0 {
 		step, unsure = r.step(x, from, to)
 		if stored, off = step, step*unsure; r.half {
@@ -447,9 +487,9 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	}
 	exact = true
 	for i := from; i < to; i++ {
-		code := float64(x.Values[i]) / step
+		code := r.within(float64(x.Values[i]) / step)
 		s, tie := Unit*math.Sqrt(x.Variance(i))/step, 0.0
-		if r.block != 0 {
+		if r.block != 0 || r.each > 0 {
 			s, tie = math.Hypot(s, math.Abs(code)*unsure), tieUlps*f32.Ulp(code)
 		}
 		c, of := r.to.either(code, s, tie)
@@ -459,6 +499,17 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	}
 	return exact
 }
+
+// within is a code, the largest one in the place of larger ones of numbers by themselves.
+func (r *Rounding) within(code float64) float64 {
+	if r.block != 0 || r.most == 0 {
+		return code
+	}
+	return max(-r.most, min(code, r.most))
+}
+
+// Code returns the code that a number in steps is rounded to, if each number is by itself.
+func (r *Rounding) Code(number float64) float64 { return r.to.Round(r.within(number)) }
 
 // A blockSum is the sum of a block's rounded numbers as it is stored, and how much more that is than their sum, with
 // the variance of both.

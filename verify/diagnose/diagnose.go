@@ -78,7 +78,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 			err = try(scale, false)
 		}
 	}
-	for _, read := range []func(*Failure) []mistake{slotMistakes, tokenMistakes, biasOffMistakes, orderMistakes,
+	for _, read := range []func(*Failure) []mistake{slotMistakes, tokenMistakes, latentMistakes, biasOffMistakes, orderMistakes,
 		summedMistakes, sharedMistakes, factorMistakes, otherMistakes, elementMistakes, exchangeMistakes, rankMistakes,
 		codedMistakes, fusedMistakes, mlpMistakes, roundedMistakes} {
 		if err == nil && len(causes) == 0 { // what is known by name says more

@@ -252,7 +252,7 @@ func (f *Failure) changedPairs(tokens []fitted, times float64) (words string, ch
 			others = append(others, slot)
 		}
 	}
-	if len(pairs) == 0 {
+	if len(pairs) == 0 || len(others) == 0 && times != 0 { // a factor of the sum
 		return "", nil
 	}
 	if len(others) == 0 {

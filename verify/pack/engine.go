@@ -3,7 +3,9 @@ package pack
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"dsmoe/config"
@@ -24,10 +26,13 @@ func (p *Pack) IsTrace() bool { return p.Manifest.Reference.Kind == Engine }
 // Arithmetic is what an engine declares of how it computes. A member that is absent is undeclared.
 type Arithmetic struct {
 	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_1,
-	// q8_k, fp8, fp8-1x128 or fp8-tensor
+	// q8_k, fp8, fp8-1x128, fp8-token or fp8-tensor
 	Activations map[string]string `json:"activations,omitempty"`
 	// what keys and values are rounded to, and with them queries and probabilities: likewise
 	Cache string `json:"cache,omitempty"`
+	// what latents are rounded to, and the key's part with RoPE, before kv_b_proj and scores read them: likewise, or
+	// fp8:STEP, E4M3 in steps of a number; one word is for both
+	LatentCache []string `json:"latent_cache,omitempty"`
 	// eager, sdpa or flash, and absorbed where the weights of latent attention are multiplied into queries and contexts
 	Attention []string `json:"attention,omitempty"`
 	// of flash attention over the keys: f32 or f16; or serial: those of norms are one chain of float32, in order
@@ -37,7 +42,7 @@ type Arithmetic struct {
 }
 
 // roundings are what an Arithmetic may name: see bounds.RoundingOf.
-var roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-tensor"}
+var roundings = []string{"f32", "bf16", "f16", "q8_0", "q8_1", "q8_k", "fp8", "fp8-1x128", "fp8-token", "fp8-tensor"}
 
 // Roundings are what an Arithmetic may name for the inputs of products with weights of a form, "" for the cache: q8_1
 // is of blocks with a minimum, those of Q4_1 and Q5_1.
@@ -74,6 +79,9 @@ func (a *Arithmetic) String() string {
 	}
 	if a.Cache != "" {
 		words = append(words, "cache "+a.Cache)
+	}
+	if a.LatentCache != nil {
+		words = append(words, "latent cache "+strings.Join(a.LatentCache, ", "))
 	}
 	if a.Attention != nil {
 		words = append(words, "attention "+strings.Join(a.Attention, ", "))
@@ -123,6 +131,15 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 	}
 	if a.Cache != "" {
 		one("cache", a.Cache, Roundings("")...)
+	}
+	for _, word := range a.LatentCache {
+		step, scaled := strings.CutPrefix(word, "fp8:")
+		if v, err := strconv.ParseFloat(step, 64); !scaled || err != nil || !(v > 0) || v > math.MaxFloat32 {
+			one("latent_cache", word, append(Roundings(""), "fp8:STEP")...)
+		}
+	}
+	if len(a.LatentCache) > 2 {
+		add("arithmetic: latent_cache: %d words, at most one for latents and one for keys with RoPE", len(a.LatentCache))
 	}
 	if len(a.Attention) > 0 {
 		one("attention", a.Attention[0], Eager, Sdpa, Flash)
