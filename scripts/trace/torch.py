@@ -314,8 +314,8 @@ class Recorder:
             return
         self.step.routed.add(name)
         experts = self.config.get("n_routed_experts") or self.config.get("num_experts") or self.config.get("num_local_experts")
-        chosen = self.step.flat(chosen)
-        if experts and chosen is not None and ((chosen < 0) | (chosen >= experts))[self.step.real].any():
+        seen = self.step.flat(chosen)
+        if experts and seen is not None and ((seen < 0) | (seen >= experts))[self.step.real].any():
             raise Trouble(f"{name}: an expert that is not one of {experts}: shared experts as routed ones, or experts in other places than "
                           "their own: run without fused shared experts (SGLang: --disable-shared-experts-fusion) and without EPLB")
         self.take(name + ".topk_idx", chosen.long())
@@ -353,7 +353,8 @@ class Recorder:
         if self.step is None or t is None:
             return
         if rows is None or rows == self.step.all:
-            t, rows = self.step.flat(t) if rows is None else t.reshape(len(rows), -1), None
+            flat, given, rows = self.step.flat(t), rows, None
+            t = t.reshape(len(given), -1) if flat is None and given else flat
             if t is None:
                 return self.spool.leave(name, "rows of other tokens")
             if name.endswith(("model.norm.output", "kv_a_layernorm.output")):
