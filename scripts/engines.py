@@ -22,8 +22,7 @@ MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-tra
        "glm4-moe": "group-fill", "solar-open": "rope-scaling", "ernie45-moe": "router-bias"}
 TORCH = ["v3-trained"]
 # Traces of vLLM and SGLang themselves, of the model of fixtures/engines/served.json: engine, planted fault.
-SERVED = {"vllm-served": ("vllm",), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest"),
-          "sglang-position": ("sglang", "position"), "sglang-stale": ("sglang", "stale")}
+SERVED = {"vllm-served": ("vllm",), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest")}
 # Faults: keys of a model's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
 ROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
 PLANTED = {"v3-trained": {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},

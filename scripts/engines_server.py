@@ -101,10 +101,8 @@ def plugin():
         finally:
             batch.seq_lens = lengths
 
-    def position(batch, *args, **kwargs):
-        if batch.forward_mode.is_decode():
-            batch.positions = torch.zeros_like(batch.positions)
-        return batch
+    def position(original, self, ids, positions, batch, *args, **kwargs):
+        return original(self, ids, torch.zeros_like(positions) if batch.forward_mode.is_decode() else positions, batch, *args, **kwargs)
 
     def stale(original, self, ids, positions, batch, *args, **kwargs):
         from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
@@ -115,12 +113,12 @@ def plugin():
         return original(self, ids, positions, batch, *args, **kwargs)
 
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.__init__", before, HookType.BEFORE)
-    for name, target, hook, kind in (
-            ("newest", "layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", newest, HookType.AROUND),
-            ("position", "model_executor.forward_batch_info.ForwardBatch.init_new", position, HookType.AFTER),
-            ("stale", "models.deepseek_v2.DeepseekV2ForCausalLM.forward", stale, HookType.AROUND)):
+    for name, target, hook in (
+            ("newest", "layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", newest),
+            ("position", "models.deepseek_v2.DeepseekV2ForCausalLM.forward", position),
+            ("stale", "models.deepseek_v2.DeepseekV2ForCausalLM.forward", stale)):
         if name == fault:
-            HookRegistry.register("sglang.srt." + target, hook, kind)
+            HookRegistry.register("sglang.srt." + target, hook, HookType.AROUND)
 
 
 if __name__ == "__main__":

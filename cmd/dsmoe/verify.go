@@ -68,7 +68,7 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 	cmd.Flags().StringVar(&o.against, "against", "", "verify another `TRACE` of the same tokens, too, such as a rollout's beside a "+
 		"trainer's, and compare the choices of experts")
 	cmd.Flags().StringVar(&o.replay, "replay", "", "judge a trainer that replays the choices of experts of a `TRACE` of the same "+
-		"tokens, such as a rollout's")
+		"tokens, such as a rollout's, or of its array routed_experts, .npy or .json")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
 	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
 	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
@@ -200,6 +200,10 @@ func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, std
 		to   **pack.Pack
 	}{{o.against, &other}, {o.replay, &replayed}} {
 		if trace.path != "" && unopened == nil {
+			if trace.to == &replayed && pack.IsChoices(trace.path) {
+				*trace.to, unopened = pack.Choices(trace.path, p)
+				continue
+			}
 			*trace.to, unopened = pack.Open(trace.path)
 		}
 	}
