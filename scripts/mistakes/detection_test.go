@@ -14,9 +14,9 @@ import (
 	"dsmoe/text"
 )
 
-// TestDetectionPage: the table of docs/detection has the packs and mistakes of this command; dsmoe fails all known
-// mistakes, passes the right model, and passes some of each kind out of reach. The values of some mistakes are those of a
-// run; scripts/nightly.sh compares all.
+// TestDetectionPage: the table of docs/detection has the packs and mistakes of this command. dsmoe fails all known
+// mistakes, passes the right model, and passes each mistake out of reach in some pack. A run gives the same values for some
+// mistakes; scripts/nightly.sh compares all.
 func TestDetectionPage(t *testing.T) {
 	t.Parallel()
 	table := string(must(os.ReadFile(filepath.Join("..", "..", "docs", "detection", "values.tsv"))))
