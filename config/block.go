@@ -1,6 +1,12 @@
 package config
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
 
 // block is what the families share whose attention is not computed: the keys that their mixtures of experts and dense
 // layers depend on, with DeepSeek-V3's gate. transformers' class is the only reference, in 5.24 and later.
@@ -47,6 +53,35 @@ var block = family{
 	},
 	references: v3.native(func(r *Rules) { r.Router.KeepsGate = true }),
 }
+
+// sharedWidth is the row of the width of shared experts, which are one.
+func sharedWidth(missing int) field {
+	return field{"shared_expert_intermediate_size", missing,
+		integer(func(c *Config) *int { return &c.MoE.SharedIntermediateSize }, 1, maxDim)}
+}
+
+// denseLayers is the row of mlp_only_layers.
+func denseLayers(missing []int) field {
+	return field{"mlp_only_layers", missing, single(func(c *Config) *[]int { return &c.Layers.MLPOnly },
+		func(v jsontext.Value) (layers []int, err error) {
+			if json.Unmarshal(v, &layers) != nil {
+				return nil, fmt.Errorf("%s is not a list of layers", show(v))
+			}
+			return layers, nil
+		}).ifSet().deciding(layersDiffer)}
+}
+
+// sparseStep is the row of decoder_sparse_step.
+var sparseStep = field{"decoder_sparse_step", 1,
+	integer(func(c *Config) *int { return &c.Layers.MoEInterval }, 1, maxLayers).deciding(layersDiffer)}
+
+// sparseBySteps: each decoder_sparse_step-th layer has experts, unless mlp_only_layers lists it.
+var sparseBySteps = rule{[]string{"mlp_only_layers", "decoder_sparse_step", "num_hidden_layers"}, func(c *Config) error {
+	c.Layers.MLPLayerTypes = typed(c.NumHiddenLayers, sparseMLP, denseMLP, func(l int) bool {
+		return (l+1)%c.Layers.MoEInterval == 0 && !slices.Contains(c.Layers.MLPOnly, l)
+	})
+	return nil
+}}
 
 // BlockOnly reports whether of the decoder's layers the mixtures of experts and the dense MLPs alone are computed, not
 // attention.

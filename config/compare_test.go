@@ -98,6 +98,8 @@ func compareFields(t *testing.T, base Config, compared map[string]bool) {
 			*v += "x"
 		case *[]string:
 			*v = []string{"full", sharedIndexer}
+		case *[]int:
+			*v = []int{7}
 		case *Reference:
 			*v = Remote
 		case **RopeScaling:

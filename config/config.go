@@ -90,7 +90,8 @@ type Layers struct {
 	MoELayerFreq       int      // moe_layer_freq: see IsMoE
 	FirstKDenseReplace int      // first_k_dense_replace: see IsMoE
 	MoEStart, MoEEnd   int      // moe_layer_start_index, moe_layer_end_index: first and last layer with experts; -1: of all
-	MoEInterval        int      // moe_layer_interval: every so many layers one has experts
+	MLPOnly            []int    // mlp_only_layers: layers without experts
+	MoEInterval        int      // decoder_sparse_step, or moe_layer_interval: every so many layers one has experts
 }
 
 // Windows are windows of the latest tokens, see Window; and the compressed entries of DeepSeek-V4, with one head of
@@ -117,6 +118,9 @@ type MoE struct {
 	NSharedExperts      int // n_shared_experts; 0 is null: DeepseekMoE has no shared_experts
 	NumExpertsPerTok    int // num_experts_per_tok: MoEGate.top_k; 0 is null, then NRoutedExperts is 0 too
 	MoEIntermediateSize int // moe_intermediate_size: width of one expert's DeepseekMLP
+	// SharedIntermediateSize is shared_expert_intermediate_size: the width of the shared experts; 0 where it is that of
+	// NSharedExperts experts.
+	SharedIntermediateSize int
 }
 
 // Router is the gate of the mixture of experts: MoEGate.

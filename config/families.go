@@ -13,7 +13,7 @@ import (
 // families lists every model_type that Parse accepts, in the order in which errors name them.
 var families = []*family{&v1, &v2, &v3, &kimiK2, &glm4MoELite, &axk1, &vl2, &v32, &glmMoEDsa, &v4, &v41,
 	&glm4MoE, &dots1, &solarOpen, &hyV3, &minimaxM2, &exaoneMoE, &ernie45MoE, &sarvamMLA, &sarvamMoE, &ling2,
-	&kimiLinear, &bailingHybrid, &mimoV2Flash, &afmoe}
+	&kimiLinear, &bailingHybrid, &mimoV2Flash, &afmoe, &qwen3Next, &flint, &ling1}
 
 // Defaults returns the Config of a config.json that names a family and says no more. No rule is checked.
 func Defaults(modelType string) *Config {

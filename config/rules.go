@@ -81,6 +81,8 @@ type moeRules struct {
 	RoutedSum RoutedSum
 	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
 	NormsExperts bool
+	// GatesShared: the output of the shared experts is multiplied with the sigmoid of a row's product with the token.
+	GatesShared bool
 	// NormsBlock: an RMSNorm stands behind the MLP of a layer, before the residual is added.
 	NormsBlock bool
 	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].

@@ -175,7 +175,7 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 	case table.Router:
 		g := &x.MoE.Gate
 		return map[table.Role]*Weight{table.Gate: &g.Weight, table.EScoreCorrectionBias: &g.EScoreCorrectionBias,
-			table.TID2EID: g.TID2EID}[role]
+			table.TID2EID: g.TID2EID, table.SharedExpertGate: &x.MoE.SharedGate.Weight}[role]
 	}
 	return nil
 }

@@ -254,6 +254,7 @@ type DeepseekMoE struct {
 	Gate          MoEGate       // the router
 	Experts       []DeepseekMLP // n_routed_experts, of width moe_intermediate_size
 	SharedExperts *DeepseekMLP  // for every token
+	SharedGate    Linear        // [1, hidden_size], with config.Rules.GatesShared
 	// PostMLPLayernorm is behind the sum of both; nil but in A.X-K1.
 	PostMLPLayernorm *DeepseekRMSNorm
 }

@@ -35,18 +35,31 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	p.probe(l, name+".experts", m, flat)
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
-		name := name + ".shared_experts"
-		part := p.wholeOf(l, name)
+		within := name + ".shared_experts"
+		part := p.wholeOf(l, within)
 		if p.rules.MoE.FlatShared {
 			x, part.Shape = flat, []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}
 		}
-		shared := p.section(part, func() V { return p.stage(name+".output", p.mlp(name, m.SharedExperts, x)) })
+		shared := p.section(part, func() V { return p.stage(within+".output", p.mlp(within, m.SharedExperts, x)) })
+		if p.rules.MoE.GatesShared {
+			shared = p.gatedShared(name, m, flat, shared)
+		}
 		y = p.Add(y, p.Reshape(shared, p.in.Batch, p.in.Seq, p.config.HiddenSize))
 	}
 	if m.PostMLPLayernorm != nil {
 		y = p.normed(m.PostMLPLayernorm, y)
 	}
 	return p.stage(name+".output", y)
+}
+
+// gatedShared is sigmoid(shared_expert_gate(x)) · shared of each token, [tokens, hidden_size]: the weighted sum of one expert.
+func (p *pass[V]) gatedShared(block string, m *DeepseekMoE, x, shared V) V {
+	share := p.Sigmoid(p.linear(block+".shared_expert_gate", &m.SharedGate, x))
+	slots := make([]int, p.in.Batch*p.in.Seq)
+	for token := range slots {
+		slots[token] = token
+	}
+	return p.Combine(share, []Part[V]{{0, slots, shared}}, config.ByExpert)
 }
 
 // moeInfer returns each token's routed sum [tokens, hidden_size], mirroring moe_infer:

@@ -14,7 +14,7 @@ import (
 )
 
 // blockFamilies have packs of mixtures alone.
-var blockFamilies = []string{"afmoe", "bailing-hybrid", "kimi-linear", "mimo-v2-flash"}
+var blockFamilies = []string{"afmoe", "bailing-hybrid", "kimi-linear", "mimo-v2-flash", "flint", "ling-1", "qwen3-next"}
 
 // TestBlocksPass: of a family whose attention is not computed the mixtures pass, and the verdict says that it is of these.
 func TestBlocksPass(t *testing.T) {
@@ -23,10 +23,12 @@ func TestBlocksPass(t *testing.T) {
 			c, p := open(t, "blocks/"+family+golden)
 			r := run(t, c.Config, c, p, verify.Options{})
 			assert.Equal(t, report.Pass, r.Verdict, family+golden)
-			assert.Equal(t, "the MLPs of layers 1, 2 of 3, attention is not computed", r.Scope.Text, family)
-			assert.Equal(t, [][]int{{1, 2}, {0}}, [][]int{r.Scope.Blocks, r.Scope.Unread}, family)
+			layers := p.Manifest.Block.Layers
+			assert.Equal(t, "the MLPs of "+report.LayersText(layers)+" of 3, attention is not computed", r.Scope.Text, family)
+			assert.Equal(t, layers, r.Scope.Blocks, family)
+			assert.Len(t, r.Scope.Unread, 3-len(layers), family)
 			assert.False(t, r.Scope.Whole || r.Scope.Head || r.Scope.Embedding, family)
-			assert.Equal(t, len(p.Manifest.Tensors)-3, r.Coverage.GoldenChecked, family) // all but the tokens and two inputs
+			assert.Equal(t, len(p.Manifest.Tensors)-1-len(layers), r.Coverage.GoldenChecked, family) // not tokens and inputs
 		}
 	}
 }
@@ -37,6 +39,9 @@ func TestBlocksFail(t *testing.T) {
 		"kimi-linear":    {"moe_renormalize", "false", "mlp.gate.topk_weight", "norm-topk"},
 		"bailing-hybrid": {"topk_group", "4", "mlp.gate.topk_idx", "topk-group"},
 		"mimo-v2-flash":  {"routed_scaling_factor", "1.0", "mlp.gate.topk_weight", "routed-scale"},
+		"flint":          {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+		"qwen3-next":     {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+		"ling-1":         {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
 		"afmoe":          {"rms_norm_eps", "0.01", "post_mlp_layernorm.output", "norm-eps"},
 	} {
 		c, p := open(t, "blocks/"+family+"/golden-f32")
@@ -44,7 +49,7 @@ func TestBlocksFail(t *testing.T) {
 		require.NoError(t, err)
 		r := run(t, changed, c, p, verify.Options{})
 		require.Equal(t, report.Fail, r.Verdict, family)
-		assert.Equal(t, pack.StageOf(1, x.stage), *r.FirstDivergence, family)
+		assert.Equal(t, pack.StageOf(p.Manifest.Block.Layers[0], x.stage), *r.FirstDivergence, family)
 		require.NotEmpty(t, r.Causes, family)
 		assert.Equal(t, x.cause, r.Causes[0].ID, family)
 	}

@@ -134,7 +134,7 @@ func imports(t *testing.T, root string) map[string][]string {
 // TestFamiliesStayInTheirFiles: no code asks for a family by its name. Names stand where families are declared.
 func TestFamiliesStayInTheirFiles(t *testing.T) {
 	names := regexp.MustCompile(`"(deepseek(_v[0-9]+|_vl_v2)|kimi_k2|axk1|glm4_moe(_lite)?|glm_moe_dsa|dots1|solar_open|hy_v3|` +
-		`minimax_m2|exaone_moe|ernie4_5_moe|sarvam_m(la|oe)|bailing_(moe(_v2)?|hybrid)|kimi_linear|mimo_v2_flash|afmoe)"`)
+		`minimax_m2|exaone_moe|ernie4_5_moe|sarvam_m(la|oe)|bailing_(moe(_v2)?|hybrid)|kimi_linear|mimo_v2_flash|afmoe|qwen3_next|flint)"`)
 	declared := regexp.MustCompile(`^(config|model/table|convert/gguf)/family_\w+\.go$|^config/wrapper\.go$|` +
 		`^convert/gguf/(architecture|models)\.go$|_test\.go$`)
 	root := filepath.Join("..", "..")

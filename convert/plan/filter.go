@@ -238,7 +238,7 @@ func (c *conversion) checkPrune(s selection) {
 	unknown := map[int]bool{}
 	for _, w := range s.kept {
 		p := w.OwnerPlace()
-		router := p.Module() == table.Router || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
+		router := p.Module() == table.Router && p.Role() != table.SharedExpertGate || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
 		divides := w.Role().CountsExperts() && w.Part == "" && !w.Scaled() // it has a row for each expert
 		if w.Is(table.Router, table.TID2EID) {
 			divides = w.DType == tensor.I64 && len(w.Shape) == 2 && w.Shape[1] <= c.src.Config.MoE.NumExpertsPerTok

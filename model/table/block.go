@@ -1,5 +1,7 @@
 package table
 
+import "dsmoe/config"
+
 // blockRows are the rows of the families whose attention is not computed: the first DeepSeekMoE's but for attention, and a
 // router bias. Tensors of attention are known by their names alone: see Family.Opaque.
 func blockRows(behind ...Row) (rows []Row) {
@@ -9,7 +11,7 @@ func blockRows(behind ...Row) (rows []Row) {
 		}
 		switch row.Role {
 		case Gate:
-			rows = append(rows, routerBias(moe))
+			rows = append(rows, routerBias(chosenByBias))
 			rows[len(rows)-1].GGUF = gguf{}
 		case PostAttentionLayernorm:
 			rows = append(rows, behind...)
@@ -17,6 +19,31 @@ func blockRows(behind ...Row) (rows []Row) {
 	}
 	return rows
 }
+
+// sharedOfOneWidth returns rows with one shared expert of a width of its own.
+func sharedOfOneWidth(rows []Row) []Row {
+	for i := range rows {
+		at := Place{Row: &rows[i]}
+		switch {
+		case at.Is(SharedExperts, DownProj):
+			rows[i].Shape = []dim{hidden, oneSharedFF}
+		case at.Module() == SharedExperts:
+			rows[i].Shape = []dim{oneSharedFF, hidden}
+		}
+	}
+	return rows
+}
+
+// Conditions and dimensions of these rows.
+var (
+	chosenByBias = &when{moeLayers, func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.ChoosesByBias() }}
+
+	oneSharedFF = dim{[]string{"shared_expert_intermediate_size"},
+		func(c *config.Config, _ int) int { return c.MoE.SharedIntermediateSize }}
+)
+
+// oneShared is what some files call the shared expert.
+var oneShared = map[string]string{"mlp.shared_experts": "mlp.shared_expert"}
 
 // expertsOfMixtral are what some files call routed experts and their matrices.
 var expertsOfMixtral = map[string]string{"mlp.gate.": "block_sparse_moe.gate.",

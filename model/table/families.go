@@ -12,7 +12,8 @@ import (
 var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL2, &familyV32, &familyV4, &familyV41,
 	&familyDots1, &familyGLM4MoE, &familyHYV3, &familyMiniMaxM2, &familyExaoneMoE, &familyErnie45MoE,
 	&familySarvamMoE, &familyLing2,
-	&familyKimiLinear, &familyBailingHybrid, &familyMiMoV2Flash, &familyAfmoe}
+	&familyKimiLinear, &familyBailingHybrid, &familyMiMoV2Flash, &familyAfmoe, &familyQwen3Next, &familyFlint,
+	&familyLing1}
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
 // config accepts has one.

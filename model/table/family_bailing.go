@@ -20,6 +20,14 @@ var familyLing2 = otherNames(Family{
 	CarriesMTP: true,
 }, bailingNames, nil)
 
+// familyLing1 is the table of Ling-lite and Ling-plus, whose attention is not computed.
+var familyLing1 = otherNames(Family{
+	ModelTypes: []string{"bailing_moe"},
+	Rows:       blockRows(),
+	Ignored:    familyV1.Ignored,
+	Opaque:     []string{".attention."},
+}, bailingNames, nil)
+
 // bailingNames are what files of Ling and Sarvam call parts of the table's names.
 var bailingNames = map[string]string{"model.embed_tokens": "model.word_embeddings",
 	"self_attn.qkv_proj": "attention.query_key_value", "self_attn.o_proj": "attention.dense",

@@ -61,7 +61,8 @@ const (
 
 	Gate                 Role = "gate"
 	EScoreCorrectionBias Role = "e_score_correction_bias"
-	TID2EID              Role = "tid2eid" // experts by token id, integers
+	SharedExpertGate     Role = "shared_expert_gate" // of the shared expert's output
+	TID2EID              Role = "tid2eid"            // experts by token id, integers
 
 	ENorm          Role = "enorm"
 	HNorm          Role = "hnorm"
