@@ -5,7 +5,8 @@ import "slices"
 // axk1 is transformers' AXK1Config, A.X-K1's: DeepSeek-V3's network with a norm behind the experts, no router bias in the
 // files and no prediction layers. mlp_layer_types, where it is set, says which layers are dense.
 var axk1 = layerTyped.derive("axk1", delta{
-	class: "AXK1ForCausalLM",
+	aliases: localExperts,
+	class:   "AXK1ForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 163840, "n_routed_experts": 192, "first_k_dense_replace": 1, "num_attention_heads": 64,
 		"num_key_value_heads": 64, "max_position_embeddings": 32768, "num_nextn_predict_layers": 0,

@@ -3,7 +3,8 @@ package config
 // dots1 is transformers' Dots1Config. Without layer_types the layers from max_window_layers on have a window; it does not
 // read use_sliding_window.
 var dots1 = grouped.derive("dots1", delta{
-	class: "Dots1ForCausalLM",
+	aliases: localExperts,
+	class:   "Dots1ForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944, "moe_intermediate_size": 1408,
 		"num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 32, "n_shared_experts": 0,

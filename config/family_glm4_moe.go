@@ -2,7 +2,8 @@ package config
 
 // glm4MoE is transformers' Glm4MoeConfig, GLM-4.5's, 4.6's and 4.7's.
 var glm4MoE = grouped.derive("glm4_moe", delta{
-	class: "Glm4MoeForCausalLM",
+	aliases: localExperts,
+	class:   "Glm4MoeForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
 		"num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "n_routed_experts": 128,

@@ -2,7 +2,8 @@ package config
 
 // glm4MoELite is transformers' Glm4MoeLiteConfig, GLM-4.7-Flash's: DeepSeek-V3's network.
 var glm4MoELite = layerTyped.derive("glm4_moe_lite", delta{
-	class: "Glm4MoeLiteForCausalLM",
+	aliases: localExperts,
+	class:   "Glm4MoeLiteForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 154880, "hidden_size": 2048, "num_hidden_layers": 47, "intermediate_size": 10240,
 		"moe_intermediate_size": 1536, "num_attention_heads": 20, "num_key_value_heads": 20, "n_routed_experts": 64,

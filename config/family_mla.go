@@ -51,10 +51,14 @@ var v2 = v1.derive("deepseek_v2", delta{
 	},
 })
 
+// localExperts is the other name that transformers' configs have for n_routed_experts.
+var localExperts = map[string]string{"num_local_experts": "n_routed_experts"}
+
 // v3 is DeepSeek-V3: the keys of transformers' DeepseekV3Config with its defaults. It has head_dim, which DeepSeek-V2's
 // configuration replaces by qk_rope_head_dim.
 var v3 = v2.derive("deepseek_v3", delta{
-	class: "DeepseekV3ForCausalLM",
+	aliases: localExperts,
+	class:   "DeepseekV3ForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61, "intermediate_size": 18432,
 		"moe_intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,
@@ -81,7 +85,7 @@ var v3 = v2.derive("deepseek_v3", delta{
 })
 
 // kimiK2 is the configuration_deepseek.py that is published with Kimi-K2: DeepSeek-V3's.
-var kimiK2 = v3.derive("kimi_k2", delta{})
+var kimiK2 = v3.derive("kimi_k2", delta{aliases: localExperts})
 
 // groupKeys are the keys that the choice among groups of experts depends on.
 var groupKeys = []string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}

@@ -16,7 +16,7 @@ import (
 var v32 = layerTyped.derive("deepseek_v32", delta{
 	class:   "DeepseekV32ForCausalLM",
 	missing: map[string]any{"max_position_embeddings": 163840, "num_nextn_predict_layers": 0},
-	aliases: map[string]string{"num_experts": "n_routed_experts"},
+	aliases: map[string]string{"num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"},
 	fields: []field{
 		{"first_k_dense_replace", nil, readBy(readDenseWithoutTypes)},
 		{"rope_interleave", nil, interleaved},
@@ -41,7 +41,8 @@ var v32 = layerTyped.derive("deepseek_v32", delta{
 
 // glmMoEDsa is transformers' GlmMoeDsaConfig, GLM-5's: DeepSeek-V3.2's, and which layers have an indexer of their own.
 var glmMoEDsa = v32.derive("glm_moe_dsa", delta{
-	class: "GlmMoeDsaForCausalLM",
+	aliases: localExperts,
+	class:   "GlmMoeDsaForCausalLM",
 	missing: map[string]any{
 		"vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
 		"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "qk_nope_head_dim": 192,

@@ -121,10 +121,11 @@ func TestGroupedKeys(t *testing.T) {
 		`"exaone_moe","mlp_layer_types":["moe"]`:                                                                 `mlp_layer_types: layer 0: "moe" is not one of dense, sparse`,
 		`"dots1","n_routed_experts":8,"num_experts_per_tok":2,"num_hidden_layers":1,"sliding_window":null,"layer_types":["sliding_attention"]`: "layer_types: has layers with a window, and sliding_window is null",
 		`"bailing_moe","architectures":["BailingMoeV2ForCausalLM"],"use_bias":true`:                                                            "use_bias: true: a bias of attention's output is not supported",
-		`"sarvam_moe","num_experts":4`:                        "num_experts_per_tok: 6 is more than num_experts 4",
-		`"sarvam_moe","num_experts":0`:                        "num_experts: 0 is not in 1..",
-		`"sarvam_moe","num_experts":64,"n_routed_experts":32`: "num_experts: 64; n_routed_experts, another name of it, is 32",
-		`"glm4_moe","head_dim":128,"n_group":3`:               "n_routed_experts: n_group 3 does not divide n_routed_experts 128",
+		`"sarvam_moe","num_experts":4`:                                          "num_experts_per_tok: 6 is more than num_experts 4",
+		`"sarvam_moe","num_experts":0`:                                          "num_experts: 0 is not in 1..",
+		`"sarvam_moe","num_experts":64,"n_routed_experts":32`:                   "num_experts: 64; n_routed_experts, another name of it, is 32",
+		`"glm4_moe","head_dim":128,"num_local_experts":8,"n_routed_experts":16`: "num_local_experts: 8; n_routed_experts, another name of it, is 16",
+		`"glm4_moe","head_dim":128,"n_group":3`:                                 "n_routed_experts: n_group 3 does not divide n_routed_experts 128",
 	} {
 		got := problems(t, `{"model_type":`+text+"}")
 		if assert.Len(t, got, 1, text) {

@@ -173,7 +173,11 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 			}
 			c.problem(slot.Name, "missing%s", slot.Expected())
 		case slot.Row.Shape != nil && !slices.Equal(w.Shape, slot.Shape):
-			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
+			cause := fmt.Sprintf("shape %v, config says %v", w.Shape, slot.Shape)
+			if slices.Equal(w.Shape, []int{0}) {
+				cause = weights.Placeholder
+			}
+			c.problem(slot.Name, "%s", cause)
 		default:
 			beyond--
 			if !w.Scaled() {

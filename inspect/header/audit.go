@@ -129,6 +129,8 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 			f.Cause = fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want)
 		case w.Want == nil:
 			f.Kind = inspect.Unexpected
+		case slices.Equal(w.Got.Shape, []int{0}):
+			f.Kind = inspect.Shape
 		}
 		found = append(found, f)
 	}

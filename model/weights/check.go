@@ -96,6 +96,10 @@ func (set *Set) Check(c *config.Config) error {
 	return nil
 }
 
+// Placeholder says what a tensor without elements in a weight's place is.
+const Placeholder = "shape [0], a placeholder: the ranks of DeepSpeed's ZeRO-3 have the numbers, which its " +
+	"zero_to_fp32.py gathers, or stage3_gather_16bit_weights_on_model_save"
+
 // checker compares weights with slots.
 type checker struct {
 	c     *config.Config
@@ -125,6 +129,8 @@ func (k *checker) check(s table.Slot) {
 		for _, part := range k.set.partsOf(w) {
 			k.known[part] = true
 		}
+	case slices.Equal(w.Shape, []int{0}): // as ranks under ZeRO-3 see a parameter
+		k.wrong(s, w, Placeholder)
 	case !slices.Equal(w.Shape, s.Shape):
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: k.named(w), Want: s.Shape})
 	case w.Scaled():

@@ -87,6 +87,8 @@ func TestNamingsDoNotMix(t *testing.T) {
 		"prediction layer": {without("mtp.0.e_proj.weight", "mtp.0.ffn.experts.3.w1.weight"), []string{
 			"mtp.0.e_proj.weight: missing, shape [24 24] is expected",
 			"mtp.0.ffn.experts.3.w1.weight: missing, shape [16 24] is expected"}},
+		"placeholder": {append(without("layers.0.attn.wq_a.weight"), tensor.Info{Name: "layers.0.attn.wq_a.weight",
+			DType: tensor.BF16, Shape: []int{0}}), []string{"layers.0.attn.wq_a.weight: shape [0], a placeholder: the ranks"}},
 		"entries": {append(slices.Clone(whole), as("layers.1.attn.indexer.wq_b.weight", "layers.0.attn.indexer.wq_b.weight")),
 			[]string{"layers.0.attn.indexer.wq_b.weight: unexpected"}},
 	} {
