@@ -31,7 +31,7 @@ const (
 // model without anything to verify is skipped.
 func conclude(evidence report.Report) *report.Report {
 	r := &evidence
-	r.Limits = report.LimitsOf(r.Checks)
+	r.Limits, r.Accepted = report.LimitsOf(r.Checks), acceptedCauses(r.Checks)
 	countChecks(r)
 	countPlaces(r)
 	r.Coverage.Untold = unexercisedNumbers(r)
@@ -46,6 +46,21 @@ func conclude(evidence report.Report) *report.Report {
 		r.Verdict, r.FirstDivergence = report.Fail, &r.Checks[i].Tensor
 	}
 	return r
+}
+
+// acceptedCauses lists the causes of accepted checks, each with its stages.
+func acceptedCauses(checks []report.Check) (list []report.AcceptedCause) {
+	for _, c := range checks {
+		if c.Accepted == nil {
+			continue
+		}
+		i := slices.IndexFunc(list, func(a report.AcceptedCause) bool { return a.ID == c.Accepted.ID && a.Text == c.Accepted.Text })
+		if i < 0 {
+			i, list = len(list), append(list, report.AcceptedCause{ID: c.Accepted.ID, Text: c.Accepted.Text})
+		}
+		list[i].Stages = append(list[i].Stages, c.Tensor)
+	}
+	return list
 }
 
 // joinVerdicts makes the verdict of a report that of both traces: the worse one.

@@ -230,7 +230,7 @@ var errKnown = errors.New("known")
 // when all of them are known, when the failed stage fails again, or when one fails that did not.
 func (t *rerun) run(ctx context.Context, x *diagnose.Trial, watched []string) (passes map[string]bool, err error) {
 	w := &witness{rerun: t, watched: watched, own: x.Own, passes: map[string]bool{}, proves: x.Proves,
-		rounds: x.How != t.failure.How}
+		rounds: x.How != t.failure.How || t.failure.Strict}
 	err = t.watch(ctx, x, &x.In, t.hidden, watched, func(net *network, trace *localTrace) {
 		w.local, net.Trace = trace, w
 		net.Arithmetic = &knownProducts{net.Arithmetic, t.job.pack, x.Projections(), watched}
@@ -414,7 +414,7 @@ type witness struct {
 	own     []string                              // of the trial
 	passes  map[string]bool                       // verdict on each watched stage that was shown
 	proves  func(x *bounds.Value, first int) bool // of the trial
-	rounds  bool                                  // the trial's engine rounds otherwise
+	rounds  bool                                  // the trial's engine rounds otherwise: no stage passes whose bounds say nothing
 }
 
 // Stage implements model.Trace.

@@ -10,8 +10,8 @@ import (
 	"dsmoe/verify/report"
 )
 
-// evidence is what the passes of a job have found so far. They append to it and take nothing back; the report follows
-// from it alone: see project and conclude.
+// evidence is what the passes of a job have found so far. They append to it and take nothing back; accept marks checks
+// after them. The report follows from it alone: see project and conclude.
 type evidence struct {
 	job       *job
 	checks    []report.Check

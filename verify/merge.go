@@ -19,8 +19,11 @@ import (
 // Unmergeable returns why a report cannot be joined with others: how it was made, or that it was changed since. nil if
 // it can.
 func Unmergeable(r *report.Report) error {
-	verdicts := []report.Verdict{report.Pass, report.Fail, report.Skipped}
-	unknown := slices.ContainsFunc(r.Checks, func(c report.Check) bool { return !slices.Contains(verdicts, c.Verdict) }) ||
+	verdicts := []report.Verdict{report.Pass, report.Fail, report.Skipped, report.Accepted}
+	unknown := slices.ContainsFunc(r.Checks, func(c report.Check) bool {
+		return !slices.Contains(verdicts, c.Verdict) || (c.Verdict == report.Accepted) != (c.Accepted != nil) ||
+			c.Accepted != nil && !slices.Contains(r.Options.Accept, c.Accepted.ID)
+	}) ||
 		slices.ContainsFunc(r.Doubts, func(d report.Doubt) bool { return !slices.Contains(doubtKinds(), d.Kind) })
 	switch {
 	case r.Mode != report.Local:
@@ -70,7 +73,7 @@ func Differences(a, b *report.Report) (list []string) {
 	differ("the config", a.Config, b.Config)
 	differ("the number of layers", a.Scope.Of, b.Scope.Of)
 	differ("--accumulate", a.Accumulate, b.Accumulate)
-	differ("--limit and --rotary-dtype", a.Options, b.Options)
+	differ("--limit, --accept and --rotary-dtype", a.Options, b.Options)
 	return list
 }
 
@@ -108,7 +111,7 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 	if r.Replay != nil && !slices.ContainsFunc(r.Routing.Layers, func(l report.LayerRouting) bool { return l.Replayed }) {
 		return r, disputed, errors.New("no report compares choices of experts: there is nothing to replay")
 	}
-	return r, disputed, unusedLimits(r.Options.Limits, r.Checks)
+	return r, disputed, cmp.Or(unusedLimits(r.Options.Limits, r.Checks), UnusedAcceptances(r))
 }
 
 // union joins what the reports show, without what follows from it, and returns the tensors that have several checks.

@@ -6,11 +6,13 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify/diagnose"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -39,7 +41,10 @@ type Options struct {
 	// Part selects the layers that are part Index of Of, balanced by the bytes of their weights; nil selects all.
 	// The embedding, the head and prediction layers go together, and so do layers with a layer whose input the
 	// pack lacks and that gives it. Parts need local mode, and a pack that was not recorded in training mode.
-	Part         *report.Part
+	Part *report.Part
+	// Accept are ids of causes, of diagnose.Acceptable, that do not fail the run: a stage is accepted if it is within its
+	// limits with such a cause undone, and no other stage of the layer is beyond its limits for that. Local mode.
+	Accept       []string
 	StrictConfig bool // a config.json that is not the pack's is no pass; how weights are stored does not count
 	FailFast     bool // the run ends with the first stage that fails
 	Undiagnosed  bool // the cause of a failure is not looked for
@@ -87,6 +92,18 @@ func (o *Options) check() error {
 	}
 	if o.Mode != report.Local && o.Replay != nil {
 		return errors.New("chained mode takes the golden's choices of experts as they are: replayed ones are compared in local mode")
+	}
+	for _, id := range o.Accept {
+		if !slices.Contains(diagnose.Acceptable, id) {
+			return fmt.Errorf("accept %s: not a cause that can be accepted, which are %s", text.Quote(id),
+				strings.Join(diagnose.Acceptable, ", "))
+		}
+	}
+	switch {
+	case o.Accept != nil && o.Mode != report.Local:
+		return errors.New("chained mode looks for no causes that could be accepted: use local mode")
+	case o.Accept != nil && o.FailFast:
+		return errors.New("a cause is accepted after all stages were looked at: leave out --fail-fast or --accept")
 	}
 	switch p := o.Part; {
 	case p == nil:

@@ -30,10 +30,11 @@ func (e *evidence) project() report.Report {
 		Beside:     j.contradictions,
 		Free:       append([]string{}, slices.Sorted(maps.Keys(e.lacked))...),
 		UserLimits: len(o.Limits) > 0,
-		Options:    report.Options{Limits: o.Limits, RotaryDType: cmp.Or(j.modelOptions().RotaryDType, j.pack.DType).String()},
-		Checks:     e.inOrder(),
-		Causes:     []report.Cause{},
-		Hints:      []report.Cause{},
+		Options: report.Options{Limits: o.Limits, Accept: o.Accept,
+			RotaryDType: cmp.Or(j.modelOptions().RotaryDType, j.pack.DType).String()},
+		Checks: e.inOrder(),
+		Causes: []report.Cause{},
+		Hints:  []report.Cause{},
 	}
 	if o.Replay != nil {
 		r.Replay = &report.Replay{Golden: o.Replay.Dir, Manifest: o.Replay.Hash}

@@ -92,6 +92,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	} else {
 		found, r, err = recogniseFused(ctx, found, r)
 	}
+	if err == nil && r.Verdict == report.Fail {
+		r, err = accept(ctx, found, r)
+	}
 	if err == nil && !o.Undiagnosed {
 		err = findCauses(ctx, found, r)
 	}

@@ -38,7 +38,7 @@ dsmoe help verdicts  what PASS covers, how limits are derived, parts and
                      gradients
 dsmoe help packs     what a golden pack is, and which settings it records
 dsmoe help traces    what an engine computed, as a pack; two traces of the same
-                     tokens`,
+                     tokens; replayed choices; deviations that are accepted`,
 		Example: `  dsmoe demo
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --html page.html
   dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden --layers 2 --quiet`,
@@ -69,6 +69,8 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		"trainer's, and compare the choices of experts")
 	cmd.Flags().StringVar(&o.replay, "replay", "", "judge a trainer that replays the choices of experts of a `TRACE` of the same "+
 		"tokens, such as a rollout's, or of its array routed_experts, .npy or .json")
+	cmd.Flags().StringSliceVar(&o.accept, "accept", nil, "do not fail for stages that a known deviation, the id of a `CAUSE`, "+
+		"explains; with commas, or repeatable")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
 	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
 	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
@@ -86,6 +88,9 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		if cmd.Flags().Changed("stages") && len(o.stages) == 0 {
 			return cli.Misuse(cmd, "--stages: no stage is named")
 		}
+		if cmd.Flags().Changed("accept") && (len(o.accept) == 0 || o.failFast || o.mode != report.Local) {
+			return cli.Misuse(cmd, "--accept: names causes, and looks at all stages in local mode: not with --fail-fast or --mode")
+		}
 		p, err := share.Read(cmd)
 		if err != nil {
 			return err
@@ -102,6 +107,9 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		return finishVerify(cmd, &files, func() (*verified, error) {
 			start := time.Now()
 			r, err := o.verifyBoth(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
+			if err == nil && o.part.Of == 0 { // of a part, a merge sees what was accepted
+				err = verify.UnusedAcceptances(r.Report)
+			}
 			r.Version, r.Duration = version(), time.Since(start).Seconds()
 			return r, err
 		})
@@ -166,13 +174,14 @@ type verifyOptions struct {
 	strictConfig       bool
 	against            string // another trace
 	replay             string // a trace whose choices are replayed
+	accept             []string
 	part               cli.Part
 }
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
 	options := verify.Options{Mode: o.mode, Limits: o.limits, Layers: o.layers, Stages: o.stages,
-		FailFast: o.failFast, StrictConfig: o.strictConfig, Progress: progress}
+		FailFast: o.failFast, Accept: o.accept, StrictConfig: o.strictConfig, Progress: progress}
 	if o.part.Of > 0 {
 		options.Part = &report.Part{Index: o.part.Index, Of: o.part.Of}
 	}

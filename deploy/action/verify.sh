@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs dsmoe verify in a GitHub job. CHECKPOINT, GOLDEN and FLAGS (split at white space) are the action's
 # inputs; $RUNNER_TEMP/dsmoe-report receives report.txt, report.xml (JUnit) and report.html. The report is
-# also printed and put into the job's summary; a verdict that is not a pass becomes an annotation, and so does
-# a config.json that differs from the pack's. The exit status is that of dsmoe.
+# also printed and put into the job's summary; a verdict that is not a pass becomes an annotation, and so do
+# a config.json that differs from the pack's and accepted causes. The exit status is that of dsmoe.
 set -euo pipefail
 reports=$RUNNER_TEMP/dsmoe-report
 rm -rf "$reports"
@@ -28,13 +28,13 @@ echo "::$token::"
 
 # The divergence with its causes, the reasons of an inconclusive run, and errors: what the annotation says.
 if [[ $verdict != pass ]]; then
-  why=$(awk '/^[^ ]|^$/ {wanted = /^(pack|DIVERGES|cause|or|hint|verdict|this trace|against) /} wanted' "$reports/report.txt"
+  why=$(awk '/^[^ ]|^$/ {wanted = /^(pack|DIVERGES|cause|or|hint|verdict|accepted|this trace|against) /} wanted' "$reports/report.txt"
     cat "$reports/errors.txt")
   why=${why:-dsmoe left no verdict, status $status}
   why=${why//'%'/%25}
   why=${why//$'\r'/%0D}
   echo "::error title=dsmoe verify: $verdict::${why//$'\n'/%0A}"
-elif other=$(grep '^verdict .*; config\.json ' "$reports/report.txt"); then
+elif other=$(grep -E '^verdict .*(; config\.json | but for .*, accepted)' "$reports/report.txt"); then
   echo "::warning title=dsmoe verify: pass::${other//'%'/%25}"
 fi
 

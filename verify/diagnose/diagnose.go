@@ -25,6 +25,39 @@ func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, e
 	return causes, hints, err
 }
 
+// readOff are the mistakes that are read off the numbers of a failed stage.
+var readOff = []func(*Failure) []mistake{slotMistakes, tokenMistakes, latentMistakes, biasOffMistakes, orderMistakes,
+	summedMistakes, sharedMistakes, factorMistakes, otherMistakes, elementMistakes, exchangeMistakes, rankMistakes,
+	codedMistakes, fusedMistakes, mlpMistakes, roundedMistakes}
+
+// Explain returns the first known mistake of these ids that explains the failed stage, and the failed stages of the layer
+// that pass with it undone; nil if none does. A stage whose bounds say nothing with the mistake undone does not pass.
+func (f *Failure) Explain(ctx context.Context, ids []string) (*report.Cause, []string, error) {
+	f.Strict, f.wrong = true, f.wrongToken()
+	recorded, _ := f.recordedMistakes()
+	solved, err := f.numberMistakes(ctx, slices.Concat(f.shownNumbers(), f.scoreScales()))
+	if err != nil {
+		return nil, nil, err
+	}
+	list := slices.Concat(recorded, mistakes(f), solved)
+	for _, read := range readOff {
+		list = append(list, read(f)...)
+	}
+	for _, m := range list {
+		if !slices.Contains(ids, m.id) || !slices.Contains(m.kinds, f.kind()) {
+			continue
+		}
+		cause, explained, err := f.try(ctx, m, false)
+		if cause != nil && f.How != nil {
+			cause = &ofEngine([]report.Cause{*cause})[0]
+		}
+		if cause != nil || err != nil {
+			return cause, explained, err
+		}
+	}
+	return nil, nil, nil
+}
+
 // explanations returns the causes: weights that are not finite, overflow, then mistakes that explain every failed stage
 // of the layer. Mistakes that explain only some of these stages are hints.
 func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Cause, err error) {
@@ -41,7 +74,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 				m.guess && len(causes) > 0 || hasCause(known, m.id) {
 				continue
 			}
-			c, err := f.try(ctx, m, readOff)
+			c, _, err := f.try(ctx, m, readOff)
 			switch {
 			case err != nil:
 				return err
@@ -78,9 +111,7 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 			err = try(scale, false)
 		}
 	}
-	for _, read := range []func(*Failure) []mistake{slotMistakes, tokenMistakes, latentMistakes, biasOffMistakes, orderMistakes,
-		summedMistakes, sharedMistakes, factorMistakes, otherMistakes, elementMistakes, exchangeMistakes, rankMistakes,
-		codedMistakes, fusedMistakes, mlpMistakes, roundedMistakes} {
+	for _, read := range readOff {
 		if err == nil && len(causes) == 0 { // what is known by name says more
 			err = try(read(f), true)
 		}
@@ -92,13 +123,13 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 }
 
 // try undoes the mistake and runs the layer. It returns the mistake with the number of failed stages that pass then;
-// nil if the failed stage still fails, or if another stage fails that passed. A mistake that was not read off the
-// failed stage is first tried on that stage alone.
-func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cause, error) {
+// nil if the failed stage still fails, or if another stage fails that passed. explained are those that pass. A mistake that
+// was not read off the failed stage is first tried on that stage alone.
+func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (cause *report.Cause, explained []string, err error) {
 	x := f.NewTrial()
 	text := m.undo(x)
 	if text == "" || m.experts && f.Kind == pack.ExpertsOutput && !f.nearSum(x) {
-		return nil, ctx.Err()
+		return nil, nil, ctx.Err()
 	}
 	if !readOff { // the failed stage first, in one row if that tells
 		known, passes, err := f.Sample(ctx, x)
@@ -108,37 +139,38 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (*report.Cau
 			passes = stages[f.Name]
 		}
 		if err != nil || !passes {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	failed := map[string]bool{}
 	for _, c := range f.Checks {
-		if c.Layer() == f.Layer && f.Pack.Has(c.Tensor) && c.Verdict != report.Skipped {
+		if c.Layer() == f.Layer && f.Pack.Has(c.Tensor) && c.Verdict != report.Skipped && c.Accepted == nil {
 			failed[c.Tensor] = c.Verdict == report.Fail
 		}
 	}
 	passes, err := f.Rerun(ctx, x, slices.Sorted(maps.Keys(failed)))
 	if err != nil || !passes[f.Name] {
-		return nil, err
+		return nil, nil, err
 	}
-	cause := &report.Cause{ID: m.id, Text: text}
+	cause = &report.Cause{ID: m.id, Text: text}
 	for name, pass := range passes {
 		switch {
 		case failed[name]:
 			cause.Failing++
 			if pass {
 				cause.Explains++
+				explained = append(explained, name)
 			}
 		case !pass:
-			return nil, nil
+			return nil, nil, nil
 		}
 	}
 	if m.more != nil {
 		words, err := m.more(ctx)
 		cause.Text += words
-		return cause, err
+		return cause, explained, err
 	}
-	return cause, nil
+	return cause, explained, nil
 }
 
 // mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of

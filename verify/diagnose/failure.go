@@ -51,6 +51,8 @@ type Failure struct {
 	Beside        []float32 // golden output of shared experts, if the routed sum shows in the sum with it; as got
 	Scores        []float32 // that experts are chosen by, if their choice failed
 
+	Strict bool // a stage whose bounds say nothing does not pass in a trial
+
 	wrong   *token    // of a failed routed sum; nil of other stages
 	weights []float64 // see residualWeights
 

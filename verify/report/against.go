@@ -18,7 +18,9 @@ type Against struct {
 	FirstDivergence *string  `json:"first_divergence"`  // of that verdict
 	Cause           *Cause   `json:"cause"`             // likewise
 	Reasons         []string `json:"reasons,omitempty"` // likewise
-	Other           Golden   `json:"other"`             // how its engine computes, among others
+	// what the user accepts of the other trace; see Report
+	Accepted []AcceptedCause `json:"accepted,omitempty"`
+	Other    Golden          `json:"other"` // how its engine computes, among others
 	// what the two engines compute differently, as far as they declare it or a stage of both shows it
 	Arithmetics []TwoWays `json:"arithmetics"`
 	// what the roundings among these do by themselves to stages of this trace; empty if none of them shows in a stage
@@ -35,7 +37,7 @@ type Against struct {
 // NewAgainst returns what a report of the other trace, at a path, says.
 func NewAgainst(path string, other *Report) *Against {
 	return &Against{Golden: path, Verdict: other.Verdict, Text: other.verdict(), FirstDivergence: other.FirstDivergence,
-		Cause: other.Cause, Reasons: other.Reasons, Other: other.Golden, Layers: []AgainstChoices{}}
+		Cause: other.Cause, Reasons: other.Reasons, Accepted: other.Accepted, Other: other.Golden, Layers: []AgainstChoices{}}
 }
 
 // decides reports whether the verdict of a report is that of the other trace, not of this one. a may be nil.

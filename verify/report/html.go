@@ -25,6 +25,9 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 			p.Facts(page.Fact{Name: "reason", Value: reason})
 		}
 	}
+	var accepted facts
+	r.writeAccepted(&accepted)
+	p.Facts(accepted...)
 	if r.Against != nil {
 		p.Facts(page.Fact{Name: "against", Value: r.Against.verdict()})
 	}
@@ -172,7 +175,7 @@ func (r *Report) pageBounds(p *page.Page) {
 		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
 		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ),
 			text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
-			text.Plain(c.DType), text.Plain(shape), text.Plain(c.failureText()))
+			text.Plain(c.DType), text.Plain(shape), text.Plain(strings.Join(append(c.acceptance(), c.failureLines()...), "; ")))
 	}
 	p.Fold(fmt.Sprintf("All %s", text.Plural(len(r.Checks), "check")), s)
 }
@@ -185,6 +188,8 @@ func (c *Check) boundShare(judged bool) float64 {
 		v = c.RelRMS
 	}
 	switch {
+	case c.Verdict == Accepted: // it was measured without the cause undone
+		return math.NaN()
 	case v != nil:
 		return *v
 	case judged && c.Verdict == Fail:

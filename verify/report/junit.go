@@ -70,13 +70,15 @@ type (
 
 // WriteJUnit writes the report as a JUnit document: a test case per golden tensor, and one
 // for the verdict, and for that of another trace. A check that failed is a failure with its measures; one that was not
-// judged is skipped. The verdict's case is a failure if a check failed, with the cause, and
+// judged is skipped, and so is one that the user accepts: its message names the cause. The verdict's case is a failure if a check failed, with the cause, and
 // an error if the run is inconclusive, with the reasons, skipped if a part has nothing to verify: only a pass is green.
 //
 // A case has no time of its own, since stages are not timed.
 func (r *Report) WriteJUnit(w io.Writer, about About) error {
+	var accepted facts
+	r.writeAccepted(&accepted)
 	s := junitSuite{Name: text.Line(about.Name), Time: fmt.Sprintf("%.3f", about.Duration)}
-	for _, f := range slices.Concat([]page.Fact{{Name: "verdict", Value: r.verdict()}}, r.ofArithmetic(), about.Facts) {
+	for _, f := range slices.Concat([]page.Fact{{Name: "verdict", Value: r.verdict()}}, accepted, r.ofArithmetic(), about.Facts) {
 		s.Properties = append(s.Properties, junitProperty{text.Line(f.Name), text.Line(f.Value)})
 	}
 	for _, c := range r.Checks {
@@ -124,6 +126,8 @@ func (c *Check) junit(suite string) junitCase {
 	switch c.Verdict {
 	case Skipped:
 		j.Skipped = &junitResult{Type: "skipped", Message: text.Line(c.Reason)}
+	case Accepted:
+		j.Skipped = &junitResult{Type: "accepted", Message: text.Line(strings.Join(append(c.acceptance(), c.failureLines()...), "; "))}
 	case Fail:
 		var why []string
 		c.explain(func(format string, args ...any) { why = append(why, text.Line(fmt.Sprintf(format, args...))) })
@@ -132,6 +136,14 @@ func (c *Check) junit(suite string) junitCase {
 		j.Failure = &junitResult{"fail", strings.Join(why, "; "), block(f.String())}
 	}
 	return j
+}
+
+// acceptance names the accepted cause of a check; empty without one.
+func (c *Check) acceptance() (words []string) {
+	if c.Accepted != nil {
+		words = append(words, "accepted: "+c.Accepted.String())
+	}
+	return words
 }
 
 // junit is the case of the verdict.

@@ -19,12 +19,14 @@ import (
 type Verdict string
 
 // The verdicts. Inconclusive is never a pass: something was not checked. Skipped is one of checks, and of a run of
-// a part of the model that has nothing to verify.
+// a part of the model that has nothing to verify. Accepted is one of checks: beyond its limits, and within them with an
+// accepted cause undone.
 const (
 	Pass         Verdict = "pass"
 	Fail         Verdict = "fail"
 	Skipped      Verdict = "skipped"
 	Inconclusive Verdict = "inconclusive"
+	Accepted     Verdict = "accepted"
 )
 
 // Report is what a verification found. Its JSON is the command's --json document. The run shows Checks, Places, Doubts,
@@ -39,6 +41,8 @@ type Report struct {
 	Causes []Cause `json:"causes"`
 	// Hints are what is odd about the first divergence's weights but explains nothing by itself.
 	Hints []Cause `json:"hints"`
+	// what the user accepts, and what it explains: without these stages the verdict stands; absent if nothing is accepted
+	Accepted []AcceptedCause `json:"accepted,omitempty"`
 	// OtherWeights says that the pack was recorded from other weights, and what shows that; empty if nothing does
 	OtherWeights string `json:"other_weights,omitempty"`
 	// weight files with the name of one of the pack's checkpoint and another hash, each with the parts of the model that
@@ -142,8 +146,9 @@ type ScopeInput struct {
 
 // Options are choices of the user that change what checks are held to.
 type Options struct {
-	Limits      map[string]float64 `json:"limits"`       // factors of stages
-	RotaryDType string             `json:"rotary_dtype"` // of the reference's angles
+	Limits      map[string]float64 `json:"limits"`           // factors of stages
+	RotaryDType string             `json:"rotary_dtype"`     // of the reference's angles
+	Accept      []string           `json:"accept,omitempty"` // ids of causes that do not fail the run
 }
 
 // Place is a part of the model: the embedding, a layer, or the head.
@@ -224,6 +229,13 @@ func (c *Cause) String() string {
 	return words
 }
 
+// AcceptedCause is a cause that the user accepts.
+type AcceptedCause struct {
+	ID     string   `json:"id"`     // of the cause
+	Text   string   `json:"text"`   // of the cause, for people
+	Stages []string `json:"stages"` // that are within their limits with the cause undone
+}
+
 // Next is what to do about a first divergence without a cause.
 type Next struct {
 	Text    string   `json:"text"`    // for people
@@ -234,10 +246,12 @@ type Next struct {
 // Check is one golden tensor against the model's.
 type Check struct {
 	Tensor  string  `json:"tensor"`           // as the pack names it
-	Verdict Verdict `json:"verdict"`          // Pass, Fail or Skipped
+	Verdict Verdict `json:"verdict"`          // Pass, Fail, Skipped or Accepted
 	Reason  string  `json:"reason,omitempty"` // why it failed other than by a limit, or was skipped
 	// Status is the kind of some Reasons, such as "not-looked-at"
 	Status Status `json:"status,omitempty"`
+	// Accepted is the cause that explains an accepted check.
+	Accepted *Cause `json:"accepted,omitempty"`
 	// Failed are the measures beyond their limits, in the order of the fields below. A check that
 	// failed otherwise, such as by its shape, has none, but a Reason.
 	Failed []Measure `json:"failed,omitempty"`

@@ -64,10 +64,41 @@ func (r *Report) answer() (f facts) {
 	for _, reason := range r.Reasons {
 		f.add("", "%s", reason)
 	}
+	r.writeAccepted(&f)
 	if r.Against != nil {
 		r.Against.write(&f)
 	}
 	return f
+}
+
+// acceptedIDs are the ids of accepted causes, each once.
+func acceptedIDs(accepted []AcceptedCause) (ids []string) {
+	for _, a := range accepted {
+		if !slices.Contains(ids, a.ID) {
+			ids = append(ids, a.ID)
+		}
+	}
+	return ids
+}
+
+// UnusedAcceptances are the ids that the user accepts and that explain nothing, in another trace either.
+func (r *Report) UnusedAcceptances() []string {
+	used := acceptedIDs(r.Accepted)
+	if r.Against != nil {
+		used = append(used, acceptedIDs(r.Against.Accepted)...)
+	}
+	return slices.DeleteFunc(slices.Clone(r.Options.Accept), func(id string) bool { return slices.Contains(used, id) })
+}
+
+// writeAccepted writes what the user accepts, and which stages that explains.
+func (r *Report) writeAccepted(f *facts) {
+	for _, a := range r.Accepted {
+		f.add("accepted", "%s: %s", a.ID, a.Text)
+		f.add("", "explains %s", text.Some(r.grouped(func(c *Check) bool { return slices.Contains(a.Stages, c.Tensor) }), 4, ", "))
+	}
+	if unused := r.UnusedAcceptances(); unused != nil && r.Verdict == Fail {
+		f.add("accepted", "%s explains no stage completely", strings.Join(unused, ", "))
+	}
 }
 
 // facts are lines: what each is about, "" for what the line before is about, and what it says.
@@ -113,6 +144,9 @@ func (r *Report) verdictOf(v Verdict) string {
 	}
 	if r.Replay != nil {
 		verdict += " with replayed choices of experts"
+	}
+	if ids := acceptedIDs(r.Accepted); ids != nil {
+		verdict += " but for " + strings.Join(ids, ", ") + ", accepted"
 	}
 	if !r.Scope.Whole {
 		verdict += ": " + r.Scope.Text
@@ -386,7 +420,7 @@ func (r Rules) String() string {
 
 // writeLayers writes a line per layer: its stages and the one nearest to its limit, what matters most first.
 func (r *Report) writeLayers(w io.Writer) {
-	failed := slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Verdict == Fail })
+	failed := slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Verdict == Fail || c.Verdict == Accepted })
 	columns := []string{"", "checked", "failed", "nearest to its limit", "of limit", "z", "RMS", "sees", "open"}
 	if r.Mode != Local {
 		columns = append(columns[:5], "rel RMS", "max/RMS", "equal")
@@ -405,6 +439,8 @@ func (r *Report) writeLayers(w io.Writer) {
 		mark := ""
 		if failed > 0 {
 			mark = fmt.Sprintf("%d FAIL", failed)
+		} else if n := acceptedOf(checks); n > 0 {
+			mark = fmt.Sprintf("%d accepted", n)
 		}
 		row := []string{placeOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), mark, worst.kindOf(),
 			percent(worst.Margin)}
@@ -468,6 +504,16 @@ func worstOf(checks []Check) (worst Check, failed, checked int) {
 	return worst, failed, checked
 }
 
+// acceptedOf counts the accepted ones of some checks.
+func acceptedOf(checks []Check) (n int) {
+	for _, c := range checks {
+		if c.Verdict == Accepted {
+			n++
+		}
+	}
+	return n
+}
+
 // kindOf is what a check is of, within its place.
 func (c *Check) kindOf() string {
 	kind := c.Stage().Within
@@ -481,6 +527,8 @@ func (c *Check) kindOf() string {
 func worse(a, b Check) bool {
 	rank := func(c Check) float64 {
 		switch {
+		case c.Verdict == Accepted: // its measures are those without the cause undone
+			return -1
 		case c.Margin != nil:
 			return *c.Margin
 		case c.Verdict == Fail:
@@ -926,8 +974,12 @@ func (r *Report) summary() string {
 	case Skipped:
 		return fmt.Sprintf("part %d of %d has no layer to verify", r.Scope.Part.Index, r.Scope.Part.Of)
 	}
-	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part",
-		c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
+	none := "none is beyond"
+	if n := acceptedOf(r.Checks); n > 0 {
+		none = text.Plural(n, "accepted one") + " beyond"
+	}
+	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and %s; %d of %d weights took part",
+		c.GoldenChecked, c.GoldenTensors, none, c.WeightsChecked, c.Weights)
 	if c.Experts > 0 {
 		s += fmt.Sprintf("; %s were reached", c.byExperts())
 	}
