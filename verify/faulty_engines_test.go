@@ -470,3 +470,61 @@ func TestLatentCaches(t *testing.T) {
 		require.Contains(t, r.Causes[0].String(), c.cause)
 	}
 }
+
+// TestNextOfEngines: without a cause the report advises about the engine's operation where all layers differ, and where no
+// weight took part; about weights that an engine kept where one layer differs.
+func TestNextOfEngines(t *testing.T) {
+	t.Parallel()
+	noisy := func(w *model.Weight) {
+		w.Data = slices.Clone(w.Data)
+		for i := 0; i < len(w.Data); i += 2 {
+			w.Data[i] ^= byte(i*i>>3) & 15
+		}
+	}
+	noisyExperts := func(layers ...int) func(m *model.DeepseekForCausalLM) {
+		return func(m *model.DeepseekForCausalLM) {
+			for _, l := range layers {
+				for e := range m.Model.Layers[l].MoE.Experts {
+					noisy(&m.Model.Layers[l].MoE.Experts[e].DownProj.Weight)
+				}
+			}
+		}
+	}
+	for _, c := range []struct {
+		engine
+		text, command string
+	}{
+		{engine{model: noisyExperts(2)}, "the stage differs in 1 of 3 layers: if the engine got new weights while it ran, it may have " +
+			"kept old ones: verify OLD, the checkpoint before; else compare ", "dsmoe verify OLD TRACE --layers 2"},
+		{engine{model: noisyExperts(1, 2, 3)}, "the stage differs in all 3 layers that have it: look at the engine's operation first; " +
+			"then compare ", "dsmoe diff ORIGINAL CHECKPOINT --include 'model.layers.1.mlp.experts.*'"},
+		{engine{fault: func(f *faulty) {
+			scores := f.scores
+			f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+				return each(scores(q, k, first, n, s), func(v float32) float32 { return v + float32(math.Sin(float64(9*max(v, -99))))/4 })
+			}
+		}}, "no weight took part in this stage: look at the engine's operation, and at what it makes of config.json", ""},
+	} {
+		checkpoint, p := open(t, "v3-trained/golden-f32")
+		c.inputs = engineForms["F32"]
+		r := run(t, checkpoint.Config, checkpoint, c.trace(t, checkpoint.Config, checkpoint, p), verify.Options{})
+		require.Empty(t, r.Causes)
+		require.True(t, strings.HasPrefix(r.Next.Text, c.text), r.Next.Text)
+		require.Equal(t, c.command, r.Next.Command)
+	}
+}
+
+// TestSkippedLayer: a trace that has a layer's output alone, equal to its input, is refused with that.
+func TestSkippedLayer(t *testing.T) {
+	t.Parallel()
+	checkpoint, p := open(t, "v3-trained/golden-f32")
+	p = engine{inputs: engineForms["F32"]}.trace(t, checkpoint.Config, checkpoint, p)
+	for name := range p.Manifest.Tensors {
+		if strings.HasPrefix(name, "model.layers.2.") && name != "model.layers.2.output" {
+			delete(p.Manifest.Tensors, name)
+		}
+	}
+	p.Replaced["model.layers.2.output"] = p.Replaced["model.layers.1.output"]
+	_, err := verify.Run(t.Context(), checkpoint.Config, checkpoint, p, verify.Options{})
+	require.ErrorContains(t, err, "model.layers.2.output: the only stage of the layer, and equal to its input: the engine skipped the layer")
+}

@@ -33,7 +33,42 @@ func advise(e *evidence, r *report.Report) (err error) {
 		}
 	}
 	r.Next = nextOf(names, r.OtherWeights != "")
+	if e.job.pack.IsTrace() && r.OtherWeights == "" {
+		e.adviseOfEngine(r, &first)
+	}
 	return err
+}
+
+// adviseOfEngine has the next step of an engine's trace say whether the operation or the weights are at fault: weights of
+// stages that pass are right, and an operation is the same in all layers.
+func (e *evidence) adviseOfEngine(r *report.Report, first *report.Check) {
+	n, of := r.Next, first.Stage().Within
+	layers, failed := 0, 0 // that have the stage
+	for _, c := range r.Checks {
+		if c.Stage().Within == of && c.Layer() >= 0 && c.Verdict != report.Skipped {
+			if layers++; c.Verdict == report.Fail {
+				failed++
+			}
+		}
+	}
+	proven := !slices.ContainsFunc(n.Weights, func(name string) bool {
+		_, passed := e.passed[name]
+		return !passed
+	})
+	switch {
+	case len(n.Weights) == 0:
+		n.Text = "no weight took part in this stage: look at the engine's operation, and at what it makes of config.json"
+	case proven:
+		n.Text = "the weights of this stage took part in stages that pass, too: look at the engine's operation, not at the weights"
+		n.Command = ""
+	case layers > 1 && failed == layers && len(r.Hints) == 0:
+		n.Text = fmt.Sprintf("the stage differs in all %d layers that have it: look at the engine's operation first; then "+
+			"%s", layers, n.Text)
+	case first.Layer() >= 0 && failed < layers:
+		n.Text = fmt.Sprintf("the stage differs in %d of %s: if the engine got new weights while it ran, it may have kept old "+
+			"ones: verify OLD, the checkpoint before; else %s", failed, text.Plural(layers, "layer"), n.Text)
+		n.Command = fmt.Sprintf("dsmoe verify OLD TRACE --layers %d", first.Layer())
+	}
 }
 
 // nextOf returns what to do about a first divergence without a cause, of these weights. others: all weights are others.

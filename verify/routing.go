@@ -127,7 +127,19 @@ func notRouting(ids []int, k int, ours *choice, padded pack.Padding) string {
 func notExperts(ids []int, k, experts int, repeats bool) string {
 	for i, e := range ids {
 		if e < 0 || e >= experts {
-			return fmt.Sprintf("golden expert %d of token %d is not one of %d", e, i/k, experts)
+			words := fmt.Sprintf("golden expert %d of token %d is not one of %d", e, i/k, experts)
+			if e >= experts {
+				return words + fmt.Sprintf("; the largest is %d: record the numbers of the router's rows, not of a load "+
+					"balancer's physical slots or of fused shared experts", slices.Max(ids))
+			}
+			tokens := 0
+			for row := range slices.Chunk(ids, k) {
+				if slices.Min(row) < 0 {
+					tokens++
+				}
+			}
+			return words + fmt.Sprintf("; %d of %s have negative numbers, as those have that an engine did not route", tokens,
+				text.Plural(len(ids)/k, "token"))
 		}
 		if !repeats && slices.Contains(ids[i/k*k:i], e) {
 			return fmt.Sprintf("golden expert %d of token %d appears twice", e, i/k)

@@ -528,10 +528,27 @@ func (s *scope) checkChoices(in *model.Input) error {
 		}
 		if c.IsMoE(l) && !c.Hashes(l) && !has(pack.TopKIdx) &&
 			slices.ContainsFunc([]string{pack.ExpertsOutput, "mlp.output", pack.LayerOutput}, has) {
+			if s.isSkipped(l) {
+				problems = append(problems, problem.Problem{File: "manifest.json", Tensor: pack.StageOf(l, pack.LayerOutput),
+					Cause: "the only stage of the layer, and equal to its input: the engine skipped the layer"})
+				continue
+			}
 			lacks(pack.TopKIdx, "")
 		}
 	}
 	return problem.In(s.pack.Dir, problems...)
+}
+
+// isSkipped reports whether a layer's output is all that the pack has of the layer, and is its input.
+func (s *scope) isSkipped(l int) bool {
+	for name := range s.pack.Manifest.Tensors {
+		if at := pack.Parse(name); at.Layer == l && at.Within != pack.LayerOutput && !at.IsOwnInput() {
+			return false
+		}
+	}
+	in, err := s.pack.Float32s(pack.InputStage(l))
+	out, err2 := s.pack.Float32s(pack.StageOf(l, pack.LayerOutput))
+	return err == nil && err2 == nil && slices.Equal(in, out)
 }
 
 // checkProbes refuses probes of experts that the model has not, and on rows of padding.

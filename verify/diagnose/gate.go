@@ -66,6 +66,25 @@ func gateMistakes(f *Failure) []mistake {
 			return words
 		}},
 		{id: "bias-leak", kinds: weight, undo: undoBiasLeak},
+		{id: "scores-of-groups", kinds: weight, undo: func(x *Trial) string {
+			if !hasGroups(&x.Config) || x.Config.Router.ScoringFunc != "softmax" {
+				return ""
+			}
+			x.change(func(a bounds.Arithmetic, o *operations) {
+				var scores, shares *bounds.Value
+				o.maskGroups = func(of *bounds.Value, groups int, chosen []int, masked float32) *bounds.Value {
+					scores, shares = of, a.Normalise(a.MaskGroups(of, groups, chosen, 0), model.Divisor{})
+					return a.MaskGroups(of, groups, chosen, masked)
+				}
+				o.move = func(m *model.Move, operands ...*bounds.Value) *bounds.Value {
+					if scores != nil && operands[0] == scores {
+						operands = []*bounds.Value{shares}
+					}
+					return a.Move(m, operands...)
+				}
+			})
+			return "the reference's softmax is over the experts of the chosen groups, here over all experts"
+		}},
 		{id: "aux-loss-form", kinds: loss, undo: func(x *Trial) string {
 			return ran("seq_aux", &x.Config.Router.SeqAux, !x.Config.Router.SeqAux)
 		}},

@@ -71,6 +71,9 @@ func (p *Pack) checkChoices(recorded *config.Config) error {
 		case other == "":
 			other = fmt.Sprintf("manifest.json contradicts itself: config has num_experts_per_tok %d, %s has the shape %v",
 				recorded.MoE.NumExpertsPerTok, name, shape)
+			if p.IsTrace() && shape[len(shape)-1] == recorded.MoE.NumExpertsPerTok+recorded.MoE.NSharedExperts {
+				other += ": record without shared experts that are fused into routed ones"
+			}
 		}
 	}
 	if other == "" {

@@ -240,7 +240,7 @@ type AcceptedCause struct {
 type Next struct {
 	Text    string   `json:"text"`    // for people
 	Weights []string `json:"weights"` // that took part in the first divergence
-	Command string   `json:"command"` // to run; ORIGINAL and CHECKPOINT stand for paths; empty without one
+	Command string   `json:"command"` // to run; ORIGINAL, CHECKPOINT, OLD and TRACE stand for paths; empty without one
 }
 
 // Check is one golden tensor against the model's.
