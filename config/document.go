@@ -75,11 +75,18 @@ func readDocument(data []byte) (document, error) {
 	}
 	var doc document
 	for s.decoder.PeekKind() != '}' {
-		m, err := s.member()
+		raw, err := s.decoder.ReadValue()
 		if err != nil {
-			return nil, err
+			return nil, s.syntaxError(err)
 		}
-		doc = append(doc, m)
+		key, level, start := unquote(raw), s.decoder.StackDepth(), s.decoder.InputOffset()
+		for more := true; more; more = s.decoder.StackDepth() > level {
+			if err := s.token(); err != nil {
+				return nil, err
+			}
+		}
+		value := bytes.TrimLeft(data[start:s.decoder.InputOffset()], jsonSpace+":")
+		doc = append(doc, member{key, data[start-int64(len(raw)) : start], value})
 	}
 	if err := s.token(); err != nil {
 		return nil, err
@@ -95,22 +102,6 @@ func readDocument(data []byte) (document, error) {
 type scanner struct {
 	data    []byte
 	decoder *jsontext.Decoder
-}
-
-// member reads a key and its value.
-func (s *scanner) member() (member, error) {
-	raw, err := s.decoder.ReadValue()
-	if err != nil {
-		return member{}, s.syntaxError(err)
-	}
-	key, level, start := unquote(raw), s.decoder.StackDepth(), s.decoder.InputOffset()
-	for more := true; more; more = s.decoder.StackDepth() > level {
-		if err := s.token(); err != nil {
-			return member{}, err
-		}
-	}
-	value := bytes.TrimLeft(s.data[start:s.decoder.InputOffset()], jsonSpace+":")
-	return member{key, s.data[start-int64(len(raw)) : start], value}, nil
 }
 
 // token reads one token and checks the depth and the object it leads to.

@@ -134,8 +134,13 @@ func (p *pass[V]) hold(l int) {
 		p.stopIf(p.m.Hold(l))
 	}
 	p.stopIf(read(l, p.m.layer(l, func(of table.Place) bool { return of.Expert < 0 })))
-	next := p.course.next(l, len(p.m.Model.Layers))
-	if p.o.Pages == nil || next < 0 {
+	next, layers := max(len(p.m.Model.Layers), l+1), p.course.Layers // a prediction layer, if no layer of the decoder follows
+	if i, _ := slices.BinarySearch(layers, l+1); i < len(layers) {
+		next = layers[i]
+	} else if next >= len(p.m.Model.Layers)+p.course.Predictions {
+		return
+	}
+	if p.o.Pages == nil {
 		return
 	}
 	for place, w := range p.m.LayerWeights(next) {
@@ -259,8 +264,16 @@ func (p *pass[V]) wholeOf(l int, name string) Section {
 func (p *pass[V]) predict(k int, h V) V {
 	l, width := len(p.m.Model.Layers)+k, p.config.HiddenSize
 	d, name := &p.m.Model.MTP[k], fmt.Sprintf("model.layers.%d", l)
-	later := p.from(1 + k)
-	in := later.in
+	later, first := *p, 1+k // the pass for the tokens from there on, without a padding mask
+	in := &Input{Batch: p.in.Batch, Seq: p.in.Seq - first}
+	rows := make([]int, in.Seq)
+	for i := range rows {
+		rows[i] = first + i
+	}
+	for b := range in.Batch {
+		in.InputIDs = append(in.InputIDs, p.in.InputIDs[b*p.in.Seq+first:(b+1)*p.in.Seq]...)
+	}
+	later.in, later.main, later.mask = in, p.at(p.main, rows), &Mask{Lowest: p.mask.Lowest, In: in}
 	e := p.Reshape(p.Embed(&d.EmbedTokens, in.InputIDs), in.Batch, in.Seq, width)
 	e = p.norm(name+".enorm", &d.ENorm, e)
 	h = p.norm(name+".hnorm", &d.HNorm, p.Move(takeFirst(in, in.Seq+1, width), h))
@@ -268,22 +281,6 @@ func (p *pass[V]) predict(k int, h V) V {
 	h = p.norm(name+".shared_head.norm", &d.SharedHead.Norm, later.layer(l, h))
 	later.logits(name+".shared_head.head", &d.SharedHead.Head, h)
 	return h
-}
-
-// from returns the pass for the tokens of each sequence from position first on, without a padding mask.
-func (p *pass[V]) from(first int) *pass[V] {
-	later := *p
-	later.in = &Input{Batch: p.in.Batch, Seq: p.in.Seq - first}
-	for b := range p.in.Batch {
-		later.in.InputIDs = append(later.in.InputIDs, p.in.InputIDs[b*p.in.Seq+first:(b+1)*p.in.Seq]...)
-	}
-	rows := make([]int, later.in.Seq)
-	for i := range rows {
-		rows[i] = first + i
-	}
-	later.main = p.at(p.main, rows)
-	later.mask = &Mask{Lowest: p.mask.Lowest, In: later.in}
-	return &later
 }
 
 // at returns the tables of some positions.

@@ -2,6 +2,7 @@ package model
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/config"
 )
@@ -74,7 +75,16 @@ func (p *pass[V]) indexScores(q, k, weights V, keys int, mask *Mask) V {
 func (p *pass[V]) chosenKeys(name string, scores V, keys, k int, mask *Mask) []int {
 	choice := &Choice[V]{Scores: p.Reshape(p.MaskKeys(scores, mask), p.in.Batch*p.in.Seq, keys), Mask: mask}
 	choice.Idx = p.TopK(choice.Scores, k)
-	mask.hide(choice.Idx, k)
+	for row := range len(choice.Idx) / k { // hidden keys become -1; the others of a query ascend, and stand before them
+		keys := choice.Idx[row*k : (row+1)*k]
+		slices.Sort(keys)
+		seen := slices.DeleteFunc(slices.Clone(keys), func(key int) bool {
+			return mask.Masked(row/mask.In.Seq, row%mask.In.Seq, key)
+		})
+		for i := copy(keys, seen); i < k; i++ {
+			keys[i] = -1
+		}
+	}
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}

@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"dsmoe/model/tensor"
 )
@@ -113,19 +112,4 @@ func (m *Mask) of(idx []int, k int) *Mask {
 	masked := *m
 	masked.chosen = chosen
 	return &masked
-}
-
-// hide sets the keys of idx [batch, seq, k] that the mask hides to -1. The others of a query ascend,
-// and stand before them.
-func (m *Mask) hide(idx []int, k int) {
-	for row := range len(idx) / k {
-		keys := idx[row*k : (row+1)*k]
-		slices.Sort(keys)
-		seen := slices.DeleteFunc(slices.Clone(keys), func(key int) bool {
-			return m.Masked(row/m.In.Seq, row%m.In.Seq, key)
-		})
-		for i := copy(keys, seen); i < k; i++ {
-			keys[i] = -1
-		}
-	}
 }

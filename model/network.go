@@ -173,19 +173,6 @@ func firstLayers(n int) (layers []int) {
 	return layers
 }
 
-// next returns the layer that runs after layer l of a decoder with the given number of layers, or
-// -1 if l is the last.
-func (c *Course[V]) next(l, layers int) int {
-	i, _ := slices.BinarySearch(c.Layers, l+1)
-	switch prediction := max(layers, l+1); {
-	case i < len(c.Layers):
-		return c.Layers[i]
-	case prediction < layers+c.Predictions:
-		return prediction
-	}
-	return -1
-}
-
 // pass is one run of a network: its arithmetic, and the state that its modules share.
 type pass[V any] struct {
 	Arithmetic[V]

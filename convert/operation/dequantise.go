@@ -201,9 +201,8 @@ func (p *products) rounded(v []float32, i int) {
 		block, _, n := p.run(i)
 		n = min(n, len(v), len(values))
 		p.form.Values(values[:n], p.codes, p.begin+i)
-		p.grid.Values(block, values[:n])
-		for k, value := range values[:n] {
-			v[k] = float32(value)
+		for k, code := range values[:n] {
+			v[k] = float32(p.grid.Value(block, code))
 		}
 		v, i = v[n:], i+n
 	}

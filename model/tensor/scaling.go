@@ -89,14 +89,6 @@ func (g Grid) Value(i int, code float64) float64 {
 	return (code - float64(g.zero(i))) * float64(g.Scales[i])
 }
 
-// Values puts what codes of block i stand for in the place of their values without scale.
-func (g Grid) Values(i int, codes []float64) {
-	scale, zero := float64(g.Scales[i]), float64(g.zero(i))
-	for k, code := range codes {
-		codes[k] = (code - zero) * scale
-	}
-}
-
 // zeroRows returns the fewest rows of the grid whose zeros fill rows of stored elements, and how many of these.
 func (s *Scaling) zeroRows() (rows, stored int) {
 	bits, packed := s.Zeros.codes()

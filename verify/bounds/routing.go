@@ -225,8 +225,16 @@ type combination struct {
 
 // combination returns how experts' outputs of dtype d are added up.
 func (a *Analysis) combination(weight *Value, d tensor.DType, order config.RoutedSum) *combination {
-	c := &combination{analysis: a, weight: a.expertWeights(weight, d)}
-	p, sum := PrecisionOf(d), a.way(ExpertsSum)
+	weight = a.settle(weight)
+	c, p, sum := &combination{analysis: a, weight: weight}, PrecisionOf(d), a.way(ExpertsSum)
+	if d != tensor.F32 && !(a.way(ExpertsFactor) == inWeight && a.way(ExpertsW) == InF32) {
+		c.weight = a.result(tensor.F32, weight.Shape...) // without the factor if an engine applies that to the sum
+		for i, w := range weight.Values {
+			own, v := a.ownWeight(float64(w), weight.Variance(i), p)
+			c.weight.Set(i, own, v)
+		}
+		c.weight.roundLater = false
+	}
 	if _, known := a.points.Ways[ExpertsSum]; !known && order == config.ByChoice {
 		sum = InF32
 	}
@@ -249,22 +257,6 @@ func (a *Analysis) combination(weight *Value, d tensor.DType, order config.Route
 		c.weighed = p != f32
 	}
 	return c
-}
-
-// expertWeights are the weights of experts' outputs of dtype d, without the factor if an engine applies that to the
-// sum.
-func (a *Analysis) expertWeights(weight *Value, d tensor.DType) *Value {
-	weight = a.settle(weight)
-	if d == tensor.F32 || a.way(ExpertsFactor) == inWeight && a.way(ExpertsW) == InF32 {
-		return weight
-	}
-	y := a.result(tensor.F32, weight.Shape...)
-	for i, w := range weight.Values {
-		own, v := a.ownWeight(float64(w), weight.Variance(i), PrecisionOf(d))
-		y.Set(i, own, v)
-	}
-	y.roundLater = false
-	return y
 }
 
 // ownWeight is the weight that an engine multiplies an expert's numbers of precision p with, of topk_weight w of variance
