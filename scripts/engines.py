@@ -21,8 +21,9 @@ MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-tra
        "v32": "indexer-eps", "v3-yarn": "rope-scaling", "glm4-moe-lite": "latent-eps", "dots1": None, "minimax-m2": None,
        "glm4-moe": "group-fill", "solar-open": "rope-scaling", "ernie45-moe": "router-bias"}
 TORCH = ["v3-trained"]
-# Traces of vLLM and SGLang themselves, of the model of fixtures/engines/served.json: engine, planted fault.
-SERVED = {"vllm-served": ("vllm",), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest")}
+# Traces of vLLM, SGLang and transformers, of the model of fixtures/engines/served.json: engine, planted fault.
+SERVED = {"vllm-served": ("vllm",), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest"),
+          "torch-position": ("torch", "position"), "torch-stale": ("torch", "stale")}
 # Faults: keys of a model's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
 ROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
 PLANTED = {"v3-trained": {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},

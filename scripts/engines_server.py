@@ -1,10 +1,10 @@
-"""Records vLLM and SGLang themselves on a CPU, for scripts/engines.sh and fixtures/engines: several requests, prompts and
+"""Records vLLM, SGLang and transformers themselves on a CPU, for scripts/engines.sh and fixtures/engines: prompts and
 decode steps with the engine's cache.
 
-    python scripts/engines_server.py vllm|sglang CHECKPOINT PACK [FAULT]
+    python scripts/engines_server.py vllm|sglang|torch CHECKPOINT PACK [FAULT]
 
-FAULT is planted in SGLang: newest (decode steps leave out the newest key), position (decode steps begin at position 0
-again), stale (keys of a cached prefix lie in the wrong order). Needs what scripts/requirements-servers.txt installs; the
+FAULT is planted: newest in SGLang (decode steps leave out the newest key); in transformers position (decode steps begin at
+position 0 again) and stale (the keys of a prefix lie in the wrong order). Needs what scripts/requirements-servers.txt installs; the
 recorder is what `dsmoe trace-script torch` prints, as dsmoe_trace.py in PYTHONPATH."""
 import json
 import os
@@ -76,9 +76,7 @@ def sglang(checkpoint, pack, fault=""):
 
 def plugin():
     """SGLang's plugin: what SGLang 0.5.23 lacks to run DeepSeek's models on a CPU, and the planted fault."""
-    import torch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    fault = os.environ.get("ENGINES_FAULT")
 
     def before(*args, **kwargs):
         import sglang.srt.layers.rotary_embedding.factory as factory
@@ -101,25 +99,29 @@ def plugin():
         finally:
             batch.seq_lens = lengths
 
-    def position(original, self, ids, positions, batch, *args, **kwargs):
-        return original(self, ids, torch.zeros_like(positions) if batch.forward_mode.is_decode() else positions, batch, *args, **kwargs)
-
-    def stale(original, self, ids, positions, batch, *args, **kwargs):
-        from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
-        if batch.forward_mode.is_extend() and int(batch.extend_prefix_lens[0]):
-            at = get_req_to_token_pool().req_to_token[batch.req_pool_indices[0], :int(batch.extend_prefix_lens[0])].long()
-            for keys in get_token_to_kv_pool().kv_buffer:
-                keys[at] = keys[at].flip(0)
-        return original(self, ids, positions, batch, *args, **kwargs)
-
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.__init__", before, HookType.BEFORE)
-    for name, target, hook in (
-            ("newest", "layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", newest),
-            ("position", "models.deepseek_v2.DeepseekV2ForCausalLM.forward", position),
-            ("stale", "models.deepseek_v2.DeepseekV2ForCausalLM.forward", stale)):
-        if name == fault:
-            HookRegistry.register("sglang.srt." + target, hook, HookType.AROUND)
+    if os.environ.get("ENGINES_FAULT") == "newest":
+        HookRegistry.register("sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", newest, HookType.AROUND)
+
+
+def transformers(checkpoint, pack, fault=""):
+    """A prompt in two chunks, and decode steps."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from dsmoe_trace import recording
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    ids = torch.tensor([prompts(checkpoint)[0]])
+    with recording(model, pack), torch.no_grad():
+        out = model(ids[:, :4], use_cache=True)
+        if fault == "stale":
+            for layer in out.past_key_values.layers:
+                layer.keys = layer.keys.flip(2)
+        out = model(ids[:, 4:], past_key_values=out.past_key_values)
+        for _ in range(3):
+            positions = torch.zeros(1, 1, dtype=torch.long) if fault == "position" else None
+            out = model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, position_ids=positions)
 
 
 if __name__ == "__main__":
-    {"vllm": vllm, "sglang": sglang}[sys.argv[1]](*sys.argv[2:])
+    {"vllm": vllm, "sglang": sglang, "torch": transformers}[sys.argv[1]](*sys.argv[2:])

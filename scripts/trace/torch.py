@@ -388,6 +388,8 @@ class Recorder:
         before = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         if cache is not None and not hasattr(cache, "get_seq_length"):
             raise Trouble("past_key_values: not a Cache of transformers: its length is not known")
+        if hasattr(cache, "reorder_cache") and not hasattr(cache.reorder_cache, "__wrapped__"):
+            self.watch(cache, "reorder_cache", self.reordered)
         if self.layout == "sequence" or mask is None:
             mask = torch.ones(batch, before + seq)  # Megatron-LM's mask is causal
         if not isinstance(mask, torch.Tensor) or tuple(mask.shape) != (batch, before + seq):
@@ -409,6 +411,11 @@ class Recorder:
                     spans.append(Span((b, n) if cuts else b, start, [ids[b][i] for i in rows], [b * seq + i for i in rows],
                                       offset=position - start, shift=before + rows[0] - position))
         return [span._replace(request=self.rows.again(span)) for span in spans]
+
+    @staticmethod
+    def reordered(_, order, *rest):
+        if order.tolist() != list(range(len(order))):
+            raise Trouble("beam search: the sequences of the batch change places: record with num_beams=1")
 
     def vllm(self, ids, given):
         """Spans of vLLM's batch: the scheduler says how many tokens of a request were computed before."""
