@@ -49,7 +49,8 @@ func Audit(c *inspect.Checkpoint) *AuditReport {
 		a.Add(x.mismatches()...)
 		a.Add(x.unquantised()...)
 		a.Add(x.otherExperts()...)
-		if w := set.Unfound(c.Config); w != nil {
+		isGGUF := func(f inspect.File) bool { return strings.HasSuffix(f.Name, ".gguf") } // its experts lie together
+		if w := set.Unfound(c.Config); w != nil && !slices.ContainsFunc(c.Files, isGGUF) {
 			a.Add(inspect.Missing.Of(problem.Problem{Tensor: w.Stored, Cause: "transformers " + table.Unfound,
 				Hint: "dsmoe convert --experts fused writes them together, --names published each apart"}))
 		}
