@@ -5,6 +5,7 @@ package gguf
 
 import (
 	"encoding/json"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -194,11 +195,22 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 		if id < 0 && named.content != "" {
 			id = slices.Index(tokens, named.content)
 		}
-		if id >= 0 {
+		ends := endsOf(d, ids)
+		if s.name == "eos" && id < 0 && len(ends) > 0 && 0 <= ends[0] && ends[0] < len(tokens) {
+			id = ends[0]
+		}
+		switch {
+		case id >= 0:
 			w.put("tokenizer.ggml."+s.key+"_token_id", uint32(id))
-		} else if m.add[s.name] {
+			if s.name == "eos" && len(ends) > 1 {
+				notes = append(notes, fmt.Sprintf("eos_token_id lists %d tokens that end a text, %d is written: a file has one; "+
+					"give the others to the program as stop words", len(ends), id))
+			}
+		case m.add[s.name]:
 			notes = append(notes, s.name+
 				" is added to texts, but no file says which token it is: llama.cpp takes a number of its own")
+		case s.name == "bos":
+			notes = append(notes, "no file says which token begins a text: no BOS is written, and llama.cpp takes a number of its own")
 		}
 	}
 	for _, name := range addable {
@@ -207,6 +219,19 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 		}
 	}
 	return notes
+}
+
+// endsOf returns the tokens that eos_token_id of config.json or generation_config.json lists; nil if it is one number.
+func endsOf(d format.Description, ids map[string]json.RawMessage) (ends []int) {
+	const key = "eos_token_id"
+	generation := map[string]json.RawMessage{}
+	json.Unmarshal(slurp(d, samplingName), &generation) // of one that cannot be read another note tells
+	for _, said := range []json.RawMessage{ids[key], generation[key]} {
+		if ends = nil; json.Unmarshal(said, &ends) == nil && len(ends) > 0 {
+			return ends
+		}
+	}
+	return nil
 }
 
 // addedNumber returns the number of an added token of tokenizer.json; -1 if there is no such token.
@@ -252,14 +277,20 @@ func (w *keyWriter) templates(d format.Description, settings map[string]json.Raw
 	}
 	w.putSome("tokenizer.chat_templates", names)
 	w.putSome("tokenizer.chat_template", texts[defaultTemplate])
-	if bad != "" {
+	switch {
+	case bad != "":
 		notes = append(notes, bad+
 			" has a chat_template that is neither a text nor a list of named texts: it is not written")
+	case len(texts) == 0:
+		notes = append(notes, noTemplate)
 	}
 	return notes
 }
 
-const defaultTemplate = "default"
+const (
+	defaultTemplate = "default"
+	noTemplate      = "no file has a chat template: programs that chat take one of their own"
+)
 
 // templatesOf finds the chat templates: chat_template.jinja with additional_chat_templates, or
 // chat_template of tokenizer_config.json, or chat_template.json. bad is the file whose

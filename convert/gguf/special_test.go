@@ -3,12 +3,14 @@ package gguf
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
 	"dsmoe/text/problem"
 )
 
@@ -74,7 +76,8 @@ func TestMeanings(t *testing.T) {
 	} {
 		values, notes, err := described(t, map[string]string{tokenizerName: withProcessor(t, c.processor), settingsName: "{" + c.settings + "}"})
 		require.NoError(t, err, name)
-		require.Equal(t, name == "unknown separator", len(notes) > 1, name)
+		require.Equal(t, name == "unknown separator", len(notes) > 2, name)
+		require.Contains(t, notes, noTemplate)
 		got := ""
 		for _, s := range specials {
 			if v, ok := values["tokenizer.ggml."+s.key+"_token_id"]; ok {
@@ -179,6 +182,26 @@ func TestChatTemplates(t *testing.T) {
 	}
 }
 
+// TestSeveralEnds: a note says how many ends a list has, and which one is written.
+func TestSeveralEnds(t *testing.T) {
+	for generation, want := range map[string]string{`{"eos_token_id": [3, 4, 99]}`: "lists 3 tokens that end a text, 10 is written",
+		`{"eos_token_id": 3}`: "", `{"eos_token_id": ["a"]}`: "", `[`: "", `{"eos_token_id": [3]}`: ""} {
+		values, notes, err := described(t, map[string]string{tokenizerName: withProcessor(t, "null"), settingsName: "{}", samplingName: generation})
+		require.NoError(t, err)
+		require.Equal(t, want != "", strings.Contains(strings.Join(notes, "\n"), "eos_token_id lists"), generation)
+		require.Contains(t, strings.Join(notes, "\n"), want)
+		require.Contains(t, values, "tokenizer.ggml.eos_token_id")
+	}
+	d := description(t, fstest.MapFS{tokenizerName: {Data: []byte(withProcessor(t, "null"))}, settingsName: {Data: []byte("{}")}})
+	var err error
+	d.Config, err = config.Parse(strings.NewReader(regexp.MustCompile(`"eos_token_id":[^,}]*`).ReplaceAllString(string(d.Config.JSON()), `"eos_token_id":[4,3]`)))
+	require.NoError(t, err)
+	values, notes, err := describedAs(t, d)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, values["tokenizer.ggml.eos_token_id"].one)
+	require.Contains(t, strings.Join(notes, "\n"), "eos_token_id lists 2 tokens that end a text, 4 is written")
+}
+
 // TestPreAndNoVocab: a name is for an unknown pre-tokenizer of bytes; a file without a vocabulary
 // has no key of one but the model.
 func TestPreAndNoVocab(t *testing.T) {
@@ -199,7 +222,7 @@ func TestPreAndNoVocab(t *testing.T) {
 	values, notes, err = with(known, "deepseek-coder", false)
 	require.NoError(t, err)
 	require.Equal(t, "deepseek-coder", values["tokenizer.ggml.pre"].one)
-	require.Equal(t, []string{"the vocabulary comes from tokenizer.json"}, notes)
+	require.Equal(t, []string{"the vocabulary comes from tokenizer.json", noTemplate}, notes)
 	for want, c := range map[string]struct{ tokens, pre string }{
 		"its pre_tokenizer is deepseek-coder, and not qwen2":                             {known, "qwen2"},
 		"its pre_tokenizer has no ByteLevel":                                             {`{"model": {"type": "BPE"}}`, "qwen2"},

@@ -172,7 +172,7 @@ func TestTiktoken(t *testing.T) {
 	values, notes, err := of(lines, `{`+kimi+`, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "<p>",
 		"added_tokens_decoder": {"8": {"content": "<p>"}, "10": {"content": "[BOS]", "special": true}}}`)
 	require.NoError(t, err)
-	require.Equal(t, []string{"the vocabulary comes from tiktoken.model"}, notes)
+	require.Equal(t, []string{"the vocabulary comes from tiktoken.model", noTemplate}, notes)
 	require.Equal(t, "kimi-k2", values["tokenizer.ggml.pre"].one)
 	require.Equal(t, []any{"a", "Ġ", "ä", "Ā", "aa", "Ġaa", "aaaa", "äā", "<p>", "<|reserved_token_9|>", "[BOS]", "<|reserved_token_11|>"}, values[tokensKey].many)
 	require.Equal(t, []any{"a a", "Ġ aa", "aa aa", "ä ā"}, values["tokenizer.ggml.merges"].many)
