@@ -25,10 +25,11 @@ func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, e
 	return causes, hints, err
 }
 
-// readOff are the mistakes that are read off the numbers of a failed stage.
-var readOff = []func(*Failure) []mistake{slotMistakes, tokenMistakes, latentMistakes, biasOffMistakes, orderMistakes,
-	summedMistakes, sharedMistakes, factorMistakes, otherMistakes, elementMistakes, exchangeMistakes, rankMistakes,
-	codedMistakes, fusedMistakes, mlpMistakes, roundedMistakes}
+// readOff are the mistakes that are read off the numbers of a failed stage, those of which rows of zeros may be one first.
+var readOff = [][]func(*Failure) []mistake{
+	{slotMistakes, tokenMistakes, latentMistakes, biasOffMistakes, orderMistakes, summedMistakes, sharedMistakes},
+	{factorMistakes, otherMistakes, elementMistakes, exchangeMistakes, rankMistakes, codedMistakes, fusedMistakes, mlpMistakes,
+		roundedMistakes}}
 
 // Explain returns the first known mistake of these ids that explains the failed stage, and the failed stages of the layer
 // that pass with it undone; nil if none does. A stage whose bounds say nothing with the mistake undone does not pass.
@@ -40,7 +41,7 @@ func (f *Failure) Explain(ctx context.Context, ids []string) (*report.Cause, []s
 		return nil, nil, err
 	}
 	list := slices.Concat(recorded, mistakes(f), solved)
-	for _, read := range readOff {
+	for _, read := range slices.Concat(readOff...) {
 		list = append(list, read(f)...)
 	}
 	for _, m := range list {
@@ -58,8 +59,8 @@ func (f *Failure) Explain(ctx context.Context, ids []string) (*report.Cause, []s
 	return nil, nil, nil
 }
 
-// explanations returns the causes: weights that are not finite, overflow, then mistakes that explain every failed stage
-// of the layer. Mistakes that explain only some of these stages are hints.
+// explanations returns the causes: weights that are not finite, overflow, rows of zeros, then mistakes that explain every
+// failed stage of the layer. Mistakes that explain only some of these stages are hints.
 func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Cause, err error) {
 	causes, err = f.notFiniteWeights()
 	if err != nil || len(causes) > 0 {
@@ -111,9 +112,14 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 			err = try(scale, false)
 		}
 	}
-	for _, read := range readOff {
-		if err == nil && len(causes) == 0 { // what is known by name says more
-			err = try(read(f), true)
+	for _, list := range readOff {
+		for _, read := range list {
+			if err == nil && len(causes) == 0 { // what is known by name says more
+				err = try(read(f), true)
+			}
+		}
+		if len(causes) == 0 { // before factors, of which 0 would be one
+			causes = append(causes, f.noResult()...)
 		}
 	}
 	if err != nil {

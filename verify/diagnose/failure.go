@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -123,13 +125,60 @@ func (f *Failure) overflows() (causes []report.Cause) {
 				report.Number(scores[i]))})
 	}
 	if i := find(f.Want); i >= 0 {
-		words := fmt.Sprintf("the golden holds %s", report.Number(f.Want[i]))
-		if f.Want[i] == f.Want[i] {
-			words += fmt.Sprintf(": the reference exceeded %s", f.Pack.DType)
+		most := 0.0 // of the numbers computed here in the golden's places
+		for i, want := range f.Want {
+			if !tensor.IsFinite(want) && !(math.Abs(float64(f.Unrounded[i])) <= most) {
+				most = math.Abs(float64(f.Unrounded[i]))
+			}
 		}
-		causes = append(causes, report.Cause{ID: "reference-overflow", Text: words})
+		id, words := "reference-not-finite", fmt.Sprintf(", where the numbers computed here are at most %s", text.Figure("%.2g", most))
+		if f.Want[i] == f.Want[i] && !tensor.IsFinite(tensor.Rounded(float32(2*most), f.Got.DType)) {
+			id, words = "reference-overflow", fmt.Sprintf(": the reference exceeded %s", f.Got.DType)
+		}
+		causes = append(causes, report.Cause{ID: id, Text: f.giver() + report.Number(f.Want[i]) + " " + f.failingRows() + words})
 	}
 	return causes
+}
+
+// noResult returns the cause that all failing rows of the golden hold only zeros, where the numbers computed here do not:
+// nothing was computed or stored for these rows, or the reference's weights are zero.
+func (f *Failure) noResult() []report.Cause {
+	if len(f.Beyond) == 0 || !f.isFinite() {
+		return nil
+	}
+	n, squares, zeros := f.Got.Width(), 0.0, 0
+	for row, beyond := range f.Beyond {
+		if !beyond {
+			continue
+		}
+		if slices.ContainsFunc(f.Want[row*n:(row+1)*n], func(v float32) bool { return v != 0 }) {
+			return nil
+		}
+		zeros++
+		for _, v := range f.Unrounded[row*n : (row+1)*n] {
+			squares += bounds.Sq(float64(v)) / float64(n)
+		}
+	}
+	if zeros == 0 {
+		return nil
+	}
+	words := "%sonly zeros %s, where the numbers computed here have an RMS of %s: nothing was computed or stored there, or " +
+		"weights are zero"
+	return []report.Cause{{ID: "reference-zeros", Text: fmt.Sprintf(words, f.giver(), f.failingRows(),
+		text.Figure("%.2g", math.Sqrt(squares/float64(zeros))))}}
+}
+
+// giver begins a sentence of the failed stage's golden.
+func (f *Failure) giver() string {
+	if f.Pack.IsTrace() {
+		return "the engine gave "
+	}
+	return "the golden holds "
+}
+
+// failingRows describes the rows of the failed stage that are beyond a limit, or not finite.
+func (f *Failure) failingRows() string {
+	return f.Checks[slices.IndexFunc(f.Checks, func(c report.Check) bool { return c.Tensor == f.Name })].Rows
 }
 
 // oddWeights looks for weights of zeros, pruned or not filled by a conversion, and for matrices that hold another
