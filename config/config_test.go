@@ -308,6 +308,7 @@ func TestOverrideRefuses(t *testing.T) {
 		"key not UTF-8":  {map[string]jsontext.Value{"\xff": jsontext.Value(`1`)}, `"\xff": the key is not valid UTF-8`},
 		"two at once":    {map[string]jsontext.Value{"a": nil, "b": nil}, `2 problems: "a": `},
 		"other spelling": {map[string]jsontext.Value{"rope_parameters": jsontext.Value(`{"rope_theta":5.0}`)}, `rope_parameters.rope_theta: 5 disagrees with rope_theta 10000`},
+		"other mixture":  {map[string]jsontext.Value{"model_type": jsontext.Value(`"kimi_k3"`)}, `model_type: "kimi_k3", whose mixture is another: its routed experts have a hidden size of their own, and the activation situ; supported: deepseek`},
 		"other family":   {map[string]jsontext.Value{"model_type": jsontext.Value(`"llama"`)}, `model_type: "llama"; supported: deepseek`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -66,6 +66,13 @@ func familyOf(w wrapper, values map[string]jsontext.Value) (*family, error) {
 	return nil, unsupported(quote(name))
 }
 
+// otherMixtures are model_types whose mixture of experts is like DeepSeek-V3's at first sight, and why it is not that.
+var otherMixtures = map[string]string{
+	"kimi_k3":  "its routed experts have a hidden size of their own, and the activation situ",
+	"youtu":    "it has none, all layers are dense",
+	"minicpm3": "it has none, all layers are dense",
+}
+
 // unsupported is the *problem.Error for a model_type that no family has.
 func unsupported(cause string) error {
 	var names []string
@@ -78,6 +85,9 @@ func unsupported(cause string) error {
 		if !slices.Contains(names, w.modelType) {
 			names = append(names, w.modelType)
 		}
+	}
+	if why := otherMixtures[strings.Trim(cause, `"`)]; why != "" {
+		cause += ", whose mixture is another: " + why
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
 	return problem.In("", problem.Problem{Field: "model_type", Cause: cause, Hint: "dsmoe does not know other models: " +
