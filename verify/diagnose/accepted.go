@@ -11,6 +11,6 @@ var Acceptable = []string{"activation", "attention-scale", "attention-sink", "au
 	"mtp-halves", "norm-after-rope", "norm-eps", "norm-topk", "output-groups", "padding-mask", "qk-norm",
 	"reduced-precision-sums", "reference", "replay-zeros", "residual-normed", "rope-in-layer", "rope-layout",
 	"rope-scaling", "rope-tables", "rope-theta", "rotary-dtype", "routed-scale", "routed-sum-scaled", "router-bf16",
-	"router-bias", "router-input", "router-rounded", "scoring-func", "shared-experts", "sinkhorn-iterations",
-	"sinkhorn-order", "sliding-window", "streams-transposed", "sum-normalised", "swiglu-clamp", "tf32-products",
-	"topk-group", "yarn-mscale"}
+	"router-bias", "router-input", "router-rounded", "scores-of-groups", "scoring-func", "shared-experts",
+	"sinkhorn-iterations", "sinkhorn-order", "sliding-window", "streams-transposed", "sum-normalised", "swiglu-clamp",
+	"tf32-products", "topk-group", "yarn-mscale"}
