@@ -113,7 +113,6 @@ func maskMistakes(f *Failure) (list []mistake) {
 	if !f.plainScores() || before < 0 {
 		return nil
 	}
-	seq := f.Seq()
 	add := func(id, words string, hides func(m *model.Mask, batch, query, key int) bool) {
 		list = append(list, mistake{id: id, kinds: []string{f.kind()}, unless: id, undo: func(x *Trial) string {
 			x.change(func(a bounds.Arithmetic, o *operations) {
@@ -122,9 +121,9 @@ func maskMistakes(f *Failure) (list []mistake) {
 					open.Mask = nil
 					y := a.Scores(q, k, first, n, &open)
 					for row := range y.Rows() {
-						for key := range seq {
+						for key := range y.Width() { // a prediction layer has fewer than f.Seq()
 							if hides(s.Mask, row/(y.Shape[1]*n), first+row%n, key) {
-								y.Set(row*seq+key, float64(s.Mask.Lowest), 0)
+								y.Set(row*y.Width()+key, float64(s.Mask.Lowest), 0)
 							}
 						}
 					}
@@ -164,7 +163,7 @@ func maskMistakes(f *Failure) (list []mistake) {
 	if f.In.AttentionMask != nil {
 		add("padding-mask", "the reference hid the keys of as many tokens on the other side as are padding",
 			func(m *model.Mask, batch, query, key int) bool {
-				return key > query || m.In.AttentionMask[batch*seq+seq-1-key] == 0
+				return key > query || m.In.AttentionMask[(batch+1)*m.In.Seq-1-key] == 0
 			})
 	}
 	return list
