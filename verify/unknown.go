@@ -1,7 +1,6 @@
 package verify
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -78,28 +77,6 @@ func (j *job) unknownReasons(checks []report.Check) (reasons []string) {
 			"known: record the pack without that", text.Quote(class), text.Quote(r.Replaced[class])))
 	}
 	return reasons
-}
-
-// withTF32 repeats a run that failed, if the manifest says that a GPU may have rounded the operands of float32 products to
-// TF32. It returns the first run that does not fail: with all of them rounded to nearest, all cut off, or some rounded.
-func withTF32(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
-	j := e.job
-	if r.Verdict != report.Fail || !j.pack.Manifest.Reference.TF32() || j.pack.IsTrace() || j.options.Mode != report.Local {
-		return e, r, nil
-	}
-	for _, how := range []bounds.Operands{bounds.Nearest, bounds.CutOff, bounds.SomeRounded} {
-		again := *j
-		again.operands, again.rounded = how, nil
-		found, err := again.gather(ctx)
-		if err != nil {
-			return e, r, err
-		}
-		found, with, err := withRoundings(ctx, found, conclude(found.project()))
-		if err != nil || with.Verdict != report.Fail {
-			return found, with, err
-		}
-	}
-	return e, r, nil
 }
 
 // tf32Words say what was done to the operands of products.

@@ -9,7 +9,6 @@ package verify
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -207,90 +206,3 @@ func checkKept(c *config.Config, golden *pack.Pack) error {
 
 // mostStreams is how many streams a model may have: the memory for each token grows with the fourth power, to 300 KB.
 const mostStreams = 8
-
-// gather runs the model once, and looks for NaNs and infinities where that showed none.
-func (j *job) gather(ctx context.Context) (*evidence, error) {
-	t := newPass(j)
-	e := t.evidence
-	if !j.scope.units[0].runs { // prediction layers without one of their own look tokens up in it
-		e.leaveOut(embeddingName)
-	}
-	for _, name := range []string{pack.LastNorm, pack.Logits} {
-		if !j.scope.units[1+j.model.Config.NumHiddenLayers].runs && j.scope.wantsEnd(name) { // behind a layer that is absent
-			e.lacked[name] = true
-		}
-	}
-	if err := t.run(ctx); errors.Is(err, errStopped) {
-		return e, nil
-	} else if err != nil {
-		return e, err
-	}
-	if j.counts { // a trial: only misses are looked at
-		return e, nil
-	}
-	return e, e.scan(ctx)
-}
-
-// run runs the model over the input, and backward if the pack is one of training. In local mode
-// that is a pass of its own.
-func (t *pass) run(ctx context.Context) error {
-	j := t.job
-	if j.options.Mode == report.Chained {
-		return t.chained(ctx, false)
-	}
-	o := j.modelOptions()
-	analysis := t.analysis(o)
-	defer analysis.Close()
-	net, _ := t.local(j.in, o, analysis)
-	_, err := net.Run(ctx, newCourse(t, j.exactStart))
-	err = cmp.Or(t.evidence.stepsErr, err) // without the steps, a failure says nothing
-	comparesLoss := func(name string) bool { return pack.Parse(name).IsLoss() && j.scope.compares(name) }
-	if err != nil || !o.Training || !slices.ContainsFunc(slices.Collect(maps.Keys(j.pack.Manifest.Tensors)), comparesLoss) {
-		return err
-	}
-	if j.pack.HasStageGradients(j.model.Config.NumHiddenLayers) {
-		return t.learn(ctx)
-	}
-	return t.chained(ctx, true)
-}
-
-// withRoundings repeats a run that failed with report plain, if weights were rounded.
-func withRoundings(ctx context.Context, e *evidence, plain *report.Report) (*evidence, *report.Report, error) {
-	j := e.job
-	rounded, err := j.roundings(j.options.Rounded)
-	if err != nil {
-		plain.Hints = append(plain.Hints, report.Cause{ID: "rounding", Text: "whether weights were rounded is not known: " +
-			err.Error()})
-	}
-	if len(rounded) == 0 {
-		return e, plain, ctx.Err()
-	}
-	o, all, allFailed := *j.options, e, plain
-	o.Progress = nil
-	if e.stopped { // all stages that fail are counted
-		every := o
-		every.FailFast = false
-		if all, err = j.with(&every, nil).gather(ctx); err != nil {
-			return e, nil, err
-		}
-		allFailed = conclude(all.project())
-	}
-	// Blocks may hold the reference's own numbers, as those that FP4 was repacked to: then every stage behind them
-	// passed.
-	maps.DeleteFunc(rounded, func(name string, _ tensor.Rounding) bool {
-		w := j.weights.Find(name)
-		_, exercised := all.exercised[name]
-		_, failed := all.failed[name]
-		return exercised && !failed && (w.DType.Blocked() || j.weights.decodedFrom(w) != "")
-	})
-	if len(rounded) == 0 {
-		return e, plain, ctx.Err()
-	}
-	again, err := j.with(&o, rounded).gather(ctx)
-	if err != nil {
-		return e, nil, err
-	}
-	r := conclude(again.project())
-	explain(r, rounded, allFailed)
-	return again, r, nil
-}
