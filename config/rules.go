@@ -94,7 +94,7 @@ type QKV uint8
 
 // The matrices of queries, keys and values. Of one matrix the rows of all queries are first, then those of all keys.
 const (
-	QKVApart   QKV = iota // three matrices, three modules
+	_          QKV = iota // three matrices, three modules
 	QKVInFiles            // one matrix, three modules
 	QKVJoined             // one matrix, one module
 )

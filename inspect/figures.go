@@ -72,13 +72,13 @@ func (c *cells) SetExpert(layer, expert int, v *float64, mark bool) {
 	}
 }
 
-// OutsideRow is the row of tensors outside the layers.
-const OutsideRow = "no layer"
+// outsideRow is the row of tensors outside the layers.
+const outsideRow = "no layer"
 
 // LayerLabel returns the name of a layer's row; -1 stands for no layer.
 func LayerLabel(layer int) string {
 	if layer < 0 {
-		return OutsideRow
+		return outsideRow
 	}
 	return strconv.Itoa(layer)
 }

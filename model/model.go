@@ -149,7 +149,7 @@ type DeepseekAttention struct {
 	VProj Linear // [kv_heads·head_dim, hidden_size]
 	OProj Linear // [hidden_size, heads·head_dim]
 
-	// QKVProj is the rows of QProj, KProj and VProj in one matrix, which stands for these unless config.Rules has QKVApart.
+	// QKVProj is the rows of QProj, KProj and VProj in one matrix, which stands for these where config.Rules says so.
 	QKVProj Linear
 
 	QNorm, KNorm DeepseekRMSNorm // with use_qk_norm, [head_dim], or of all heads: see config.QKNorm

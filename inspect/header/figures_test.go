@@ -39,7 +39,7 @@ func TestManyFilesAreDrawn(t *testing.T) {
 		m := f.(page.Heatmap)
 		assert.LessOrEqual(t, len(m.Rows), maxFiles)
 		assert.LessOrEqual(t, len(m.Columns), maxLayers+1)
-		assert.Equal(t, inspect.OutsideRow, m.Columns[len(m.Columns)-1])
+		assert.Equal(t, "no layer", m.Columns[len(m.Columns)-1])
 		mib := 0.0
 		for _, row := range m.Values {
 			for _, v := range row {

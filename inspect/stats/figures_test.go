@@ -42,7 +42,7 @@ func TestTensorsOfStatsAreDrawn(t *testing.T) {
 		tensor("model.layers.1.mlp.experts.0.up_proj.weight", 2),
 		tensor("model.layers.1.mlp.experts.1.up_proj.weight", 5), tensor("model.layers.1.mlp.experts.2.up_proj.weight", 3)}}
 	m := r.Figure().(page.Heatmap)
-	assert.Equal(t, []string{"1", inspect.OutsideRow}, m.Rows)
+	assert.Equal(t, []string{"1", "no layer"}, m.Rows)
 	assert.Equal(t, []string{"embed_tokens", "mlp.experts.*.up_proj"}, m.Columns)
 	assert.Equal(t, "[[NaN 5] [9 NaN]]", fmt.Sprint(m.Values))
 	for i := range 1000 {

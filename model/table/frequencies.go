@@ -11,14 +11,14 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// InvFreqName ends the names of tensors that hold RoPE's inv_freq, which transformers before 4.32 stored.
-const InvFreqName = ".rotary_emb.inv_freq"
+// invFreqName ends the names of tensors that hold RoPE's inv_freq, which transformers before 4.32 stored.
+const invFreqName = ".rotary_emb.inv_freq"
 
 // Follows reports whether the numbers of a tensor follow from c: inv_freq, or a bias that save_pretrained adds to the
 // files of a family without one, whose numbers are 0. Tensors of other sizes are not read.
 func Follows(c *config.Config, info tensor.Info) bool {
 	switch vector := info.DType.Casts() && len(info.Shape) == 1; {
-	case strings.HasSuffix(info.Name, InvFreqName):
+	case strings.HasSuffix(info.Name, invFreqName):
 		return vector && info.Shape[0] == c.HeadDim()/2
 	case strings.HasSuffix(info.Name, addedBias):
 		return vector && FamilyOf(c).Unused(c, info.Name)

@@ -45,16 +45,13 @@ type Manifest struct {
 	MadeBy      string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", "model.to(dtype)"
 	Files       map[string]string `json:"files"`   // file -> "sha256:…"
 	Tensors     map[string]Entry  `json:"tensors"` // by name: HuggingFace's module and what it gave
-	// Block is of a pack of mixtures of experts alone; nil of others.
-	Block *Block `json:"block"`
+	// Block says what the mixtures of a pack of mixtures of experts alone begin with; nil of others.
+	Block *struct {
+		Layers []int  `json:"layers"` // of the model
+		Input  string `json:"input"`  // kind of stage, whatever the module is called: see AttentionNorm
+	} `json:"block"`
 	// Steps are the steps of an engine that computed the rows of its trace; nil if the manifest does not say.
 	Steps []Step `json:"steps"`
-}
-
-// Block says what the mixtures of a pack of mixtures alone begin with.
-type Block struct {
-	Layers []int  `json:"layers"` // of the model
-	Input  string `json:"input"`  // kind of stage, whatever the module is called: see AttentionNorm
 }
 
 // Absent is what a pack leaves out on purpose.

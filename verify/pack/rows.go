@@ -55,7 +55,7 @@ func (r *Rows) Describe(failing []int) string {
 		return count
 	}
 	if found, all := phases(failing), phases(r.Compared); len(found) > 1 {
-		for _, phase := range Phases {
+		for _, phase := range allPhases {
 			if found[phase] > 0 {
 				words = append(words, fmt.Sprintf("%d of %d %s", found[phase], all[phase], phase))
 			}
@@ -128,7 +128,7 @@ func (r *Rows) traits(failing []int, steps map[int]*Step) (list []trait) {
 	if len(failing) == 1 {
 		all, each = "", ""
 	}
-	for _, phase := range Phases {
+	for _, phase := range allPhases {
 		add(all+phase, func(_ int, s *Step) bool { return s.Phase == phase })
 	}
 	add(all+"in steps of several requests", func(_ int, s *Step) bool { return s.Requests > 1 && s.Phase != cachedPhase })

@@ -15,15 +15,15 @@ type Step struct {
 	Sequence int    `json:"sequence"` // of the trace's batch: a request
 	From     int    `json:"from"`     // first row, a position in input_ids
 	To       int    `json:"to"`       // position behind the last row
-	Phase    string `json:"phase"`    // one of Phases
+	Phase    string `json:"phase"`    // one of allPhases
 	Step     int    `json:"step"`     // number of the step
 	Rows     int    `json:"rows"`     // of all requests in the step
 	Requests int    `json:"requests"` // in the step
 }
 
-// Phases are how an engine comes to rows: a prompt or its first piece, a later piece, tokens behind the prompt, and rows
+// allPhases are how an engine comes to rows: a prompt or its first piece, a later piece, tokens behind the prompt, and rows
 // that the engine took from the request that had computed them.
-var Phases = []string{"prefill", "chunk", decodePhase, cachedPhase}
+var allPhases = []string{"prefill", "chunk", decodePhase, cachedPhase}
 
 const decodePhase, cachedPhase = "decode", "cached"
 
@@ -56,7 +56,7 @@ func (m *Manifest) StepCounts() *StepCounts {
 // String counts the rows in words: "12 prefill rows, 36 decode rows of 3 requests, up to 3 in one step".
 func (c *StepCounts) String() string {
 	var parts []string
-	for _, phase := range Phases {
+	for _, phase := range allPhases {
 		if n := c.Rows[phase]; n > 0 {
 			parts = append(parts, text.Plural(n, phase+" row"))
 		}
@@ -95,8 +95,8 @@ func (m *Manifest) checkSteps(in *model.Input) (problems []problem.Problem) {
 		case s.From < 0 || s.To <= s.From || s.To > in.Seq:
 			add("%s: from %d to %d are no rows of a sequence of %d", entry, s.From, s.To, in.Seq)
 			continue
-		case !slices.Contains(Phases, s.Phase):
-			add("%s: phase %.40q, not one of %s", entry, s.Phase, strings.Join(Phases, ", "))
+		case !slices.Contains(allPhases, s.Phase):
+			add("%s: phase %.40q, not one of %s", entry, s.Phase, strings.Join(allPhases, ", "))
 		case s.Step < 0 || s.Requests < 1 || s.Rows < s.Requests:
 			add("%s: step %d of %d rows of %d requests", entry, s.Step, s.Rows, s.Requests)
 		}
