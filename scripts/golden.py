@@ -1577,6 +1577,9 @@ class Run:
     def go(self, pack):
         self.pack = pack
         torch.set_num_threads(self.a.threads)
+        if self.a.device == "cuda":  # no partial sums in 16 bits: which of a product's are, torch does not tell
+            matmul = torch.backends.cuda.matmul
+            matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
         self.install()
         self.progress.begin("recording", len(self.chosen) * (2 if self.training else 1) + (len(self.mtp.layers) if self.mtp else 0))
         try:
