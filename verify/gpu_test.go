@@ -117,7 +117,7 @@ func TestReferencesOnAGPU_every(t *testing.T) {
 		{fixture: "minimax-m2", d: tensor.BF16, core: ampere},
 		{fixture: "minimax-m2", d: tensor.F32, core: hopper, tf32: true, products: "operands rounded to TF32, 10 bits of mantissa"},
 	} {
-		if i > 3 && !configtest.Every(t) {
+		if i > 1 && !configtest.Every(t) {
 			continue
 		}
 		t.Run(test.fixture+" "+test.d.String()+test.whole, func(t *testing.T) {
