@@ -12,7 +12,7 @@ import (
 // layers depend on, with DeepSeek-V3's gate. transformers' class is the only reference, in 5.24 and later.
 var block = family{
 	reference: Native, blockOnly: true,
-	fields: []field{
+	fields: slices.Concat([]field{
 		v3.row("model_type", nil),
 		v3.row("vocab_size", nil),
 		v3.row("hidden_size", nil),
@@ -31,14 +31,7 @@ var block = family{
 		v3.row("initializer_range", 0.02),
 		v3.row("rms_norm_eps", nil),
 		v3.row("tie_word_embeddings", nil),
-		v3.row("torch_dtype", nil),
-		v3.row("dtype", nil),
-		v3.row("quantization_config", nil),
-		v3.row("quantization", nil),
-		v3.row("rotation_config", nil),
-		v3.row("spinquant_config", nil),
-		grouped.row("mlp_layer_types", nil),
-	},
+	}, storedFields, []field{grouped.row("mlp_layer_types", nil)}),
 	unread: []field{
 		v3.row("scoring_func", "sigmoid"), v3.row("topk_method", "noaux_tc"), v3.row("moe_layer_freq", 1),
 		v3.row("pretraining_tp", 1), v3.row("num_attention_heads", 1), v3.row("num_key_value_heads", 1),

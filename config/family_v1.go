@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -18,7 +19,7 @@ var v1 = family{
 	references: map[Reference]Rules{Remote: {}},
 }
 
-var v1Fields = []field{
+var v1Fields = slices.Concat([]field{
 	{"model_type", nil, str(func(c *Config) *string { return &c.ModelType }).deciding(networksDiffer)},
 	{"vocab_size", 102400, integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
 	{"hidden_size", 4096, integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
@@ -58,6 +59,10 @@ var v1Fields = []field{
 	})},
 	{"rope_parameters", nil, readBy(readRopeParameters).ifSet()},
 	{"attention_bias", nil, boolean(func(c *Config) *bool { return &c.Attention.AttentionBias })},
+}, storedFields)
+
+// storedFields are the keys of how weights are stored, the same in all families but V4.1.
+var storedFields = []field{
 	{"torch_dtype", nil, readBy(readTorchDType).ifSet().showing(func(c *Config) jsontext.Value {
 		if c.TorchDType == "" {
 			return jsontext.Value("null")

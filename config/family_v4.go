@@ -13,7 +13,7 @@ import (
 // their keys: see layersAreTyped.
 var v4 = family{
 	modelType: "deepseek_v4", class: "DeepseekV4ForCausalLM", reference: Native,
-	fields: []field{
+	fields: slices.Concat([]field{
 		{"head_dim", 512, integer(func(c *Config) *int { return &c.Attention.VHeadDim }, 1, maxDim)},
 		v2.row("model_type", nil),
 		v2.row("vocab_size", 129280),
@@ -67,14 +67,7 @@ var v4 = family{
 		v2.row("routed_scaling_factor", 1.5),
 		v2.row("num_nextn_predict_layers", 1),
 		v2.row("mlp_bias", nil),
-		v2.row("torch_dtype", nil),
-		v2.row("dtype", nil),
-		v2.row("quantization_config", nil),
-		v2.row("quantization", nil),
-		v2.row("rotation_config", nil),
-		v2.row("spinquant_config", nil),
-		{"expert_dtype", nil, readBy(readExpertDType).ifSet()},
-	},
+	}, storedFields, []field{{"expert_dtype", nil, readBy(readExpertDType).ifSet()}}),
 	// The reference always normalises the weights of the chosen experts, and knows one method and one layout.
 	unread: []field{v2.row("norm_topk_prob", true), v2.row("topk_method", "noaux_tc"), v2.row("moe_layer_freq", 1),
 		v2.row("pretraining_tp", 1), v2.row("rope_interleave", true)},

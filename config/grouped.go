@@ -10,7 +10,7 @@ import (
 // heads is head_dim. transformers' class is the only reference. It reads neither topk_method nor scoring_func.
 var grouped = family{
 	reference: Native,
-	fields: []field{
+	fields: slices.Concat([]field{
 		v3.row("model_type", nil),
 		v3.row("vocab_size", nil),
 		v3.row("hidden_size", nil),
@@ -41,13 +41,7 @@ var grouped = family{
 		v3.row("rope_parameters", nil),
 		v3.row("attention_bias", nil),
 		v3.row("mlp_bias", nil),
-		v3.row("torch_dtype", nil),
-		v3.row("dtype", nil),
-		v3.row("quantization_config", nil),
-		v3.row("quantization", nil),
-		v3.row("rotation_config", nil),
-		v3.row("spinquant_config", nil),
-	},
+	}, storedFields),
 	unread: []field{
 		v3.row("scoring_func", "sigmoid"), v3.row("topk_method", "noaux_tc"), v3.row("moe_layer_freq", 1),
 		v3.row("pretraining_tp", 1), v3.row("rope_interleave", false),
