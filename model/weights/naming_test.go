@@ -33,7 +33,8 @@ func named(c *config.Config, n *table.Naming) (h headers) {
 // TestNamings: each naming spells every weight, scales and prediction layers too, in a way of its own that is read
 // back.
 func TestNamings(t *testing.T) {
-	for _, fixture := range []string{"v4", "v4-128", "v4-fp4", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe", "sarvam-moe", "ling-2"} {
+	for _, fixture := range []string{"v4", "v4-128", "v4-fp4", "hy-v3", "minimax-m2", "exaone-moe", "ernie45-moe", "sarvam-moe", "ling-2",
+		"blocks/kimi-linear"} {
 		c := configtest.Fixture(t, fixture+"/checkpoint")
 		f := table.FamilyOf(c)
 		for i := range f.Namings {
