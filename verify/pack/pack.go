@@ -365,6 +365,11 @@ func (p *Pack) follow(r *config.Rules) {
 	if slices.Contains([]string{GroupedMM, BatchedMM}, m.Reference.Experts) {
 		r.MoE.RoutedSum = config.ByChoice
 	}
+	major, minor := 0, 0
+	fmt.Sscanf(m.Reference.Transformers, "%d.%d", &major, &minor)
+	if 100*major+minor >= 524 && references[m.Reference.Kind] == config.Native && r.Router.RouterFloat32 && !r.NormsOnce {
+		r.Router.KeepsGate = true // classes keep it since 5.24, but for DeepSeek-V4's
+	}
 	if kept := m.KeptFloat32; kept != nil { // models have the bias in modules of several names
 		r.Router.KeepsGate = slices.Contains(kept, "mlp.gate.weight")
 		r.Router.CastsRouterBias = !slices.ContainsFunc(kept, func(kind string) bool {
