@@ -88,6 +88,10 @@ func modelOf(c *config.Config) model {
 			return m
 		}
 	}
+	if c.BlockOnly() {
+		return model{cause: "its attention is not computed, so that dsmoe does not know what llama.cpp's files call its tensors: " +
+			"convert_hf_to_gguf.py of llama.cpp writes what it knows"}
+	}
 	return model{cause: "no architecture of llama.cpp is known for it"}
 }
 
