@@ -35,6 +35,7 @@ import argparse
 import contextlib
 import copy
 import fnmatch
+import functools
 import hashlib
 import inspect
 import json
@@ -117,9 +118,16 @@ KNOWN = {
                "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM", "HYV3ForCausalLM",
                "MiniMaxM2ForCausalLM", "ExaoneMoeForCausalLM", "Ernie4_5_MoeForCausalLM"],
 }
+# Classes of which dsmoe computes the mixtures and dense MLPs alone, --block: the norm before an MLP, and the norms behind it.
+BLOCKS = {"AfmoeForCausalLM": ("pre_mlp_layernorm", "post_mlp_layernorm"),
+          **dict.fromkeys(["KimiLinearForCausalLM", "BailingHybridForCausalLM", "MiMoV2FlashForCausalLM", "Qwen3NextForCausalLM",
+                           "FlintForCausalLM"], ("post_attention_layernorm",))}
+KNOWN["native"] += BLOCKS
+PUBLISHED = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}  # other names of classes in published files
 INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"]  # of these, classes with an indexer
 PREDICTING = ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"]  # of these, classes whose prediction layers MtpModel runs
-RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe", "sarvam_moe"]  # model_types whose files have other names than the modules
+RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe", "sarvam_moe", "kimi_linear",
+           "bailing_hybrid"]  # model_types whose files have other names than the modules
 
 # Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
 # reference that it has.
@@ -151,7 +159,8 @@ STANDARD = [
     *(f"self_attn.compressor.{m}.output" for m in COMPRESSOR), "self_attn.compressor.entries",
     *(f"self_attn.compressor.indexer.{m}.output" for m in ("q_b_proj", *COMPRESSOR, "scorer.weights_proj")),
     *(f"self_attn.compressor.indexer.{s}" for s in ("q", "entries", "scores", "topk_idx")),
-    *(f"self_attn.{s}" for s in ("query", "kv", "context")), "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
+    *(f"self_attn.{s}" for s in ("query", "kv", "context")), "self_attn.output", "pre_mlp_layernorm.output", "post_attention_layernorm.output",
+    "mlp.gate.logits", "mlp.gate.topk_idx", "mlp.shared_expert_gate.output", "post_mlp_layernorm.output",
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
 ]
@@ -214,6 +223,8 @@ def arguments(argv):
                    "patterns of stages such as 'self_attn.*,output' (default standard,grad)")
     p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
                    f"up to {PROBE_ROWS} rows of post_attention_layernorm.output, so that verify can hold its weights, too")
+    p.add_argument("--block", action="store_true", help="record the MLPs alone, each on seeded random numbers that its norm has seen: of "
+                   "classes whose attention dsmoe does not compute")
     p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3 and GLM-4.5)")
     p.add_argument("--train", action="store_true", help="training mode: loss, auxiliary losses, gradients of the weights and of the recorded stages "
                    "(first DeepSeekMoE)")
@@ -233,6 +244,8 @@ def arguments(argv):
         p.error("--mask: with --random only")
     if a.train and (a.dtype != "float32" or a.layers or a.mtp):
         p.error("--train: float32, all layers, without --mtp")
+    if a.block and (a.mtp or a.train or a.cast):
+        p.error("--block: without --mtp, --train and --cast")
     if a.mtp and (a.mask or a.layers):
         p.error("--mtp: all layers, without --mask: the reference's prediction layers know no padding")
     if a.repeat and a.device != "cpu":
@@ -588,12 +601,13 @@ class Reference:
         self.config = self.model.config
         self.layers = self.model.model.layers
         self.one_rotary = getattr(self.model.model, "rotary_emb", None) is not None
-        if self.one_rotary:
+        if self.one_rotary and not a.block:
             self.model.model.rotary_emb = self.real(lambda: type(self.model.model.rotary_emb)(self.config))
 
     @staticmethod
     def architecture(checkpoint):
-        return (checkpoint.config.get("architectures") or ["none"])[0]
+        name = (checkpoint.config.get("architectures") or ["none"])[0]
+        return PUBLISHED.get(name, name)
 
     def check(self, a, checkpoint):
         problems, versions = [], tuple(m.__version__.split("+")[0] for m in (torch, transformers))
@@ -610,7 +624,10 @@ class Reference:
                             f"another model: give --reference {checkpoint.only}")
         if checkpoint.only and a.dtype != "float32" and checkpoint.config.get("use_mla", True):
             problems.append("--dtype: the attention of DeepSeek-VL2's code rounds where dsmoe does not: float32 only")
-        known = TRIED.get(name, TRIED[self.kind])
+        if a.block != (name in BLOCKS):
+            problems.append(f"{checkpoint.at('config.json')}: architectures {name}: dsmoe does not compute its attention: give --block"
+                            if name in BLOCKS else f"--block: dsmoe computes all of {name}: record it without")
+        known = TRIED["native"][-1:] if name in BLOCKS else TRIED.get(name, TRIED[self.kind])
         if versions not in known and not a.untried_versions:
             tried = " or ".join(f"torch {t} with transformers {v}" for t, v in known)
             problems.append(f"torch {versions[0]} with transformers {versions[1]} was not tried with the {self.kind} reference: install "
@@ -1032,8 +1049,8 @@ class Watch(TorchFunctionMode):
             self.scores.append((args[0], out[0].shape[-1]))
         elif func is F.linear and self.expert and args[1] is self.expert[2]:
             self.stacked(args[0], out)
-        elif name == "float" and args[0] is self.shared:  # Hy3 adds in float32
-            self.shared = out
+        elif name in ("float", "view", "mul") and any(x is self.shared for x in args[:2]) and self.shared is not None:
+            self.shared = out  # Hy3 adds in float32, Qwen3-Next multiplies with a gate
         elif name in ("add", "__add__") and self.shared is not None and any(x is self.shared for x in args):
             routed = args[1] if args[0] is self.shared else args[0]
             dtype = self.hidden.dtype  # a gradient comes when hidden is forgotten
@@ -1083,7 +1100,8 @@ class Watch(TorchFunctionMode):
         weight = next(t for t in parts if t.is_floating_point() and t.shape == self.choice.shape and t is not self.logits)
         self.routing = self.choice, weight
         name = self.base + "gate"
-        self.recorder.take(name + ".logits", self.logits)
+        same = lambda t: t is not weight and t.shape == self.logits.shape and torch.equal(t, self.logits.to(t.dtype))
+        self.recorder.take(name + ".logits", next(filter(same, parts), self.logits))  # Trinity's gate widens them
         self.recorder.take(name + ".topk_idx", self.choice.long())
         self.recorder.take(name + ".topk_weight", weight)
         for t in parts:
@@ -1135,9 +1153,10 @@ class Hooks:
 
     def __init__(self, layer, name, recorder, watch, rotary):
         self.recorder, self.watch, self.rotary, self.handles = recorder, watch, rotary, []
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in getattr(layer, "norms", ("input_layernorm", "post_attention_layernorm")):
             self.output(getattr(layer, norm), f"{name}.{norm}.output")
-        self.attention(layer.self_attn, name + ".self_attn")
+        if not isinstance(layer, Block):
+            self.attention(layer.self_attn, name + ".self_attn")
         for hc in ("attn_hc", "ffn_hc") if hasattr(layer, "attn_hc") else ():
             self.mixes(getattr(layer, hc), f"{name}.{hc}")
         mlp = layer.mlp
@@ -1240,13 +1259,13 @@ class Hooks:
         self.before(mlp.down_proj, lambda x: self.recorder.take(base + "down_proj.input", x))
 
     def mixture(self, moe, base):
-        w = self.watch
+        w, common = self.watch, getattr(moe, "shared_experts", getattr(moe, "shared_expert", None))
 
         def begin(x):
             w.base, w.hidden = base, x.reshape(-1, x.shape[-1])
 
         def end(out):
-            if getattr(moe, "shared_experts", None) is None:
+            if common is None:
                 self.recorder.take(base + "experts.output", first(out), lambda t: t.reshape(-1, t.shape[-1]))
             w.forget()
 
@@ -1255,12 +1274,15 @@ class Hooks:
             w.shared = out
 
         self.before(moe, begin)
-        self.before(moe.gate, lambda x: setattr(w, "gating", True))
-        biased = any(hasattr(m, b) for m in (moe, *moe.gate.modules()) for b in ("e_score_correction_bias", "expert_bias"))
-        self.after(moe.gate, lambda out: w.gate(out, biased))
-        if getattr(moe, "shared_experts", None) is not None:
-            self.mlp(moe.shared_experts, base + "shared_experts.")
-            self.after(moe.shared_experts, shared)
+        router = moe.router if hasattr(moe, "router") else moe.gate
+        self.before(router, lambda x: setattr(w, "gating", True))
+        biased = any(hasattr(m, b) for m in (moe, *router.modules()) for b in ("e_score_correction_bias", "expert_bias"))
+        self.after(router, lambda out: w.gate(out, biased))
+        if common is not None:
+            self.mlp(common, base + "shared_experts.")
+            self.after(common, shared)
+        if hasattr(moe, "shared_expert_gate"):
+            self.output(moe.shared_expert_gate, base + "shared_expert_gate.output")
         if isinstance(moe.experts, torch.nn.ModuleList):
             for number, expert in enumerate(moe.experts):
                 self.apart(expert, number)
@@ -1430,6 +1452,22 @@ class Unit:
             self.module.self_attn.rotary_emb.to("meta")
 
 
+class Block(torch.nn.Module):
+    """The MLP of a decoder layer, the norm before it and the norms behind it."""
+
+    def __init__(self, layer, norms):
+        super().__init__()
+        self.norms, self.mlp = norms, layer.mlp
+        for norm in norms:
+            setattr(self, norm, getattr(layer, norm))
+
+    def forward(self, x):
+        x = self.mlp(getattr(self, self.norms[0])(x))
+        for norm in self.norms[1:]:
+            x = getattr(self, norm)(x)
+        return x
+
+
 class Skipped(torch.nn.Module):
     """Stands for a layer that is not recorded."""
 
@@ -1489,17 +1527,19 @@ class Run:
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
         self.kept = set()  # weights in float32 beside a narrower compute dtype, as kinds
         self.tied = {}  # in training the embedding's weight, which a tied head shares
+        self.norms = BLOCKS[reference.cls.__name__] if a.block else None  # of --block
         self.ends = (STREAMS if hasattr(self.base, "hc_head") else []) + HEAD  # stages behind the last layer
-        ends = self.training or a.mtp or any(map(self.recorder.wanted, self.ends))
+        ends = not a.block and (self.training or a.mtp or any(map(self.recorder.wanted, self.ends)))
         self.head_name, self.last = "lm_head.output", ends and self.count - 1 in self.chosen
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
         self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
         self.streams = Unit(self, self.base.hc_head, "model.hc_head.", "head", ends_file=False) if len(self.ends) > len(HEAD) else None
-        self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if (self.last or 0 in self.chosen) and self.ties() else "lm_head.",
-                         "head")
+        tied = not a.block and (self.last or 0 in self.chosen) and self.ties()
+        self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if tied else "lm_head.", "head")
         stored = lambda path: path.replace("mlp.post_mlp_layernorm", "post_mlp_layernorm")  # A.X-K1's name in files
-        self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}", stored) for n in self.chosen}
+        of = lambda layer: Block(layer, self.norms) if a.block else layer
+        self.layers = {n: Unit(self, of(reference.layers[n]), f"model.layers.{n}.", f"layer-{n:03d}", stored) for n in self.chosen}
         self.check()
 
     def ties(self):
@@ -1549,7 +1589,7 @@ class Run:
             if full not in self.chosen:
                 raise Trouble(f"--layers: layer {n} shares the keys that layer {full}'s indexer chooses: record that layer, too")
         units = list(self.layers.values()) + [self.prediction(k) for k in range(len(self.mtp.layers) if self.mtp else 0)]
-        if 0 in self.layers or self.mtp:
+        if 0 in self.layers and not self.a.block or self.mtp:
             units.append(self.embedding)
         if self.last:
             units += [u for u in (self.streams, self.norm, self.head) if u]
@@ -1598,6 +1638,10 @@ class Run:
 
     def install(self):
         """Puts stand-ins and hooks into the model."""
+        if self.a.block:
+            for n, unit in self.layers.items():
+                self.run_as_one(unit, lambda out: None, functools.partial(self.hooks, unit.module, f"model.layers.{n}"), self.progress.add)
+            return
         for n in range(self.count):
             if n in self.layers:
                 self.install_layer(n)
@@ -1682,7 +1726,7 @@ class Run:
     def probe(self, unit, taken, routing):
         """Runs the experts that no token chose on some rows of what the layer gave its experts, one after
         the other. An expert needs no router, and what it gives no hooks: those are off by now."""
-        normed = taken.get(unit.prefix + "post_attention_layernorm.output")
+        normed = taken.get(f"{unit.prefix}{self.norms[0] if self.norms else 'post_attention_layernorm'}.output")
         if unit.experts is None or normed is None or self.training or self.a.no_probes or not self.recorder.wanted(PROBE):
             return {}
         x, real = normed.reshape(-1, normed.shape[-1]), self.real_rows(normed.shape[1])
@@ -1737,7 +1781,7 @@ class Run:
     def seeded(self, unit, args, kwargs):
         """Gives a layer its input where no recorded one leads to it, and notes it."""
         m = re.fullmatch(r"model\.layers\.(\d+)\.", unit.prefix)
-        if not m or int(m[1]) >= self.count:
+        if not m or int(m[1]) >= self.count or self.a.block:
             return None
         n = int(m[1])
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -1757,6 +1801,11 @@ class Run:
     def forward(self):
         device = self.reference.device
         ids, mask = self.ids.to(device), None if self.mask is None else self.mask.to(device)
+        if self.a.block:
+            for n, unit in self.layers.items():
+                g = torch.Generator().manual_seed(self.a.seed + n)
+                unit.module(torch.randn(*ids.shape, self.reference.config.hidden_size, generator=g).to(device, self.reference.dtype))
+            return None
         options = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
         if self.reference.kind == "remote" and not self.training:
             options["output_attentions"] = self.a.attn == "eager" and self.recorder.wanted("self_attn.attn_weights")
@@ -1860,12 +1909,17 @@ class Run:
         if self.mtp:
             m["mtp"] = {"layers": [self.count + k for k in range(len(self.mtp.layers))],
                         "tokens": "depth k: previous hidden state of position t, embedding of token t+1+k, rope position t+1+k, t = 0..seq-2-k"}
-        ends = ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else self.ends)
+        if a.block:
+            m["block"] = {"layers": self.chosen, "input": self.norms[0] + ".output",
+                          "values": f"of {self.norms[0]} on torch.randn, mean 0 and deviation 1, seeded with seed + layer"}
+        ends = [] if a.block else ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else self.ends)
         absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent() + r.absorbed())) if v}
         if absent:
             m["absent"] = absent
         if set(absent.get("layers", [])) & set(range(self.count)) or set(absent.get("stages", [])) - {*INNER, *r.absorbed()}:
             m["partial"] = "layers or stages were left out on purpose: see absent"
+        if a.block:
+            m["partial"] = "the MLPs alone: dsmoe does not compute attention of this class"
         if self.layer_inputs:
             m["layer_inputs"] = self.layer_inputs
         if self.probes:
