@@ -58,6 +58,11 @@ NAMES = {"megatron": [
     (r"\.linear_q_proj$", ".q_proj"), (r"\.linear_q_down_proj$", ".q_a_proj"), (r"\.linear_q_up_proj$", ".q_b_proj"),
     (r"\.q_layernorm$", ".q_a_layernorm"), (r"\.linear_kv_down_proj$", ".kv_a_proj_with_mqa"), (r"\.linear_kv_up_proj$", ".kv_b_proj"),
     (r"\.kv_layernorm$", ".kv_a_layernorm"), (r"\.linear_proj$", ".o_proj"), (r"\.linear_fc1$", ".gate_up_proj"), (r"\.linear_fc2$", ".down_proj")]}
+# Models of which dsmoe computes the MLPs alone, by model_type: the norm before an MLP. Of these nothing else is recorded.
+BLOCKS = {"afmoe": "pre_mlp_layernorm", **dict.fromkeys(["kimi_linear", "bailing_hybrid", "mimo_v2_flash", "qwen3_next", "flint"],
+                                                        "post_attention_layernorm")}
+PARTS = [(r"\.word_embeddings$", ".embed_tokens"), (r"\.block_sparse_moe", ".mlp"), (r"\.mlp\.router$", ".mlp.gate"),
+         (r"\.mlp\.shared_expert(?=$|\.)", ".mlp.shared_experts")]  # names of theirs
 EAGER = {"torch": "without torch.compile", "vllm": "with enforce_eager=True", "megatron": "without CUDA graphs",
          "sglang": "with --disable-cuda-graph and without --enable-torch-compile"}
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -95,6 +100,7 @@ class Recorder:
         self.config = config or config_of(self.model)
         if not isinstance(self.config, dict) or "num_hidden_layers" not in self.config:
             raise Trouble("config: config.json of the checkpoint expected, as a dict")
+        self.norm = BLOCKS.get(self.config.get("model_type"))
         self.tokens = None if tokens is None else [[int(t) for t in row] for row in tokens]
         if self.tokens is not None and not (self.tokens and all(self.tokens)):
             raise Trouble("tokens: lists of ids expected")
@@ -138,7 +144,8 @@ class Recorder:
     def experts(self, name, module, mlp):
         """Sees choices that a function of experts or of their router makes, and where routed_scaling_factor comes in: the
         weights of the pack have it."""
-        gate, factor = name.removesuffix("experts") + "gate", self.config.get("routed_scaling_factor") or 1
+        gate = name.removesuffix("experts") + "gate"
+        factor = self.config.get("routed_scaling_factor") or self.config.get("route_scale") or 1
         for owner in (module, getattr(module, "router", None)):
             if hasattr(owner, "select_experts"):
                 self.watch(owner, "select_experts", lambda out, *_: self.choices(gate, out[1], out[0]))
@@ -179,7 +186,7 @@ class Recorder:
 
     def named(self, path):
         """HuggingFace's name of a module; None of one outside the language model."""
-        for pattern, to in NAMES.get(self.engine, []):
+        for pattern, to in NAMES.get(self.engine, []) + (PARTS if self.norm else []):
             path = re.sub(pattern, to, path)
         m = re.search(r"(?:^|\.)((?:model\.(?:layers\.|embed_tokens$|norm$|rotary_emb$)|lm_head$).*)", path)
         return m and m[1]
@@ -208,7 +215,7 @@ class Recorder:
         elif name.endswith(".mlp.gate"):
             self.gates.add(name)
             if self.router:
-                self.take(name.removesuffix("mlp.gate") + "post_attention_layernorm.output", given[0])
+                self.take(f"{name.removesuffix('mlp.gate')}{self.norm or 'post_attention_layernorm'}.output", given[0])
             self.gate(name, out)
         elif name.endswith(".mlp.experts"):
             chosen = [t for t in given[1:3] if isinstance(t, torch.Tensor) and t.dim() == 2]
@@ -232,6 +239,8 @@ class Recorder:
         elif re.fullmatch(r"model\.layers\.\d+", name) and (self.layout == "packed" or isinstance(out, tuple) and len(out) > 1
                                                             and isinstance(out[1], torch.Tensor) and out[1].shape == out[0].shape):
             pass  # without the residual stream, which the next norm adds
+        elif getattr(module, "expert_gate", None) is not None:
+            pass  # vLLM's Qwen3-Next multiplies with the gate of the shared expert in it
         else:
             self.plain(name, role, given, out[0] if isinstance(out, tuple) else out)
 
@@ -350,7 +359,7 @@ class Recorder:
 
     def take(self, name, t, rows=None):
         """Takes a tensor with a row for each token of the step, or for those of the given rows."""
-        if self.step is None or t is None:
+        if self.step is None or t is None or self.norm and not re.match(rf"model\.layers\.\d+\.(mlp|{self.norm}|post_mlp_layernorm)\.", name):
             return
         if rows is None or rows == self.step.all:
             flat, given, rows = self.step.flat(t), rows, None
@@ -487,6 +496,11 @@ class Recorder:
                     "compute_dtype": DTYPES[self.dtype], "config": json.loads(json.dumps(self.config, default=str)), "steps": steps}
         if self.device == "cpu":
             manifest["reference"]["precision"] = {"float32_matmul_precision": float32_precision()}
+        if self.dtype != torch.float32 and type(self.model).__module__.startswith("transformers."):
+            manifest["kept_float32"] = self.kept()
+        if self.norm:
+            norms = filter(None, (re.fullmatch(rf"model\.layers\.(\d+)\.{self.norm}\.output", name) for name in self.pack.tensors))
+            manifest["block"] = {"layers": sorted(int(m[1]) for m in norms), "input": self.norm + ".output"}
         if self.router:
             manifest["partial"] = "router only"
         elif arithmetic := self.arithmetic or self.known():
@@ -498,6 +512,12 @@ class Recorder:
         if unseen := self.gates - {name.removesuffix(".topk_idx") for name in self.spool.stages}:
             told.append(f"no module or router showed the choices of experts of {len(unseen)} gates")
         return "\n".join(told)
+
+    def kept(self):
+        """Kinds of routers' weights that transformers keeps in float32, in each version others."""
+        names = [n for n, t in (*self.model.named_parameters(), *self.model.named_buffers()) if t.dtype == torch.float32]
+        kinds = {"mlp.gate.weight": r".*\.gate\.weight", "mlp.gate.e_score_correction_bias": r".*\.(e_score_correction|expert)_bias"}
+        return [kind for kind, pattern in kinds.items() if any(re.fullmatch(pattern, n) for n in names)]
 
     def known(self):
         """The arithmetic of transformers' models on a CPU; None of what is not known."""
