@@ -83,8 +83,7 @@ func (c *Config) BlockOnly() bool { return c.family != nil && c.family.blockOnly
 // Attends returns why no forward pass is computed: Computable's reason, or that of BlockOnly. It is nil for most.
 func (c *Config) Attends() error {
 	if c.BlockOnly() {
-		return fmt.Errorf("model_type %s: attention is not computed for it; verify in local mode, inspect (summary, ls, tree, "+
-			"audit, stats, experts, router, routing, hash), diff and convert to safetensors are for it", c.ModelType)
+		return fmt.Errorf("model_type %s: attention is not computed for it; its mixtures of experts and dense MLPs are", c.ModelType)
 	}
 	return c.Computable()
 }

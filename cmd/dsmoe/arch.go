@@ -64,6 +64,9 @@ dsmoe help memory  the formulas`,
 				return nil, err
 			}
 			defer src.Close()
+			if seq > 0 && src.Config.BlockOnly() {
+				return nil, cli.Misuse(q.Command, "--seq: "+src.Config.Attends().Error())
+			}
 			w, err := weightsOf(src, imagined, cli.WeightType{})
 			if err != nil {
 				return nil, err

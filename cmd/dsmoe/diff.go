@@ -203,7 +203,7 @@ func comparePruned(ctx context.Context, a, b string, prune plan.Prune, tokens *r
 
 // runnable loads a model that follows the rules of a reference.
 func runnable(c *checkpoint.Checkpoint, reference config.Reference) (r diff.Runnable, err error) {
-	r.Pages = c
+	r.Pages, r.Reader = c, c
 	rules, err := c.Config.As(reference)
 	if err == nil {
 		r.Model, err = model.Load(rules, c)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
@@ -43,7 +44,7 @@ dsmoe help memory  the formulas`,
 		plot:    "bars of what each context and batch takes",
 		flags: func(q *query) {
 			cli.NumbersFlag(q.Flags(), &contexts, "context",
-				"sequences of so many `tokens`: 4096,32768 (default max_position_embeddings)")
+				"sequences of so many `tokens`: 4096,32768 (default max_position_embeddings, or 4096 where attention is not computed)")
 			cli.NumbersFlag(q.Flags(), &batches, "batch", "so many `sequences` at once: 1,8")
 			q.Flags().Var(cli.TypeFlag(&dtype), "type", "weights as convert --type writes them")
 			q.Flags().Var(cli.SizeFlag(&fit), "fit", "list the types of GGUF files that fit into a `size` of memory: 16GiB")
@@ -60,7 +61,7 @@ dsmoe help memory  the formulas`,
 				return fitting(q, src, fit, contexts, batches)
 			}
 			if len(contexts) == 0 {
-				contexts = []int{src.Config.RoPE.MaxPositionEmbeddings}
+				contexts = []int{cmp.Or(src.Config.RoPE.MaxPositionEmbeddings, 4096)}
 			}
 			w, err := weightsOf(src, imagined, dtype)
 			if err != nil {
@@ -77,6 +78,9 @@ dsmoe help memory  the formulas`,
 
 // fitting works out which of the types of GGUF files that convert writes of src fit into so many bytes of memory.
 func fitting(q *query, src *checkpoint.Checkpoint, memory int64, contexts, batches []int) (cli.Result, error) {
+	if err := src.Config.Attends(); err != nil {
+		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, err)...)
+	}
 	if len(contexts) > 1 || len(batches) != 1 {
 		return nil, cli.Misuse(q.Command, "--fit takes one --context and one --batch")
 	}

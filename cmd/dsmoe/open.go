@@ -33,17 +33,8 @@ func clientOf(ctx context.Context) *remote.Client { return ctx.Value(clientKey{}
 
 func openerOf(ctx context.Context) checkpoint.Opener { return checkpoint.Opener{Client: clientOf(ctx)} }
 
-// configOf is gateConfigOf, and refuses the config of a model whose attention is not computed.
+// configOf reads the config of a checkpoint, or a config, and returns its text too.
 func configOf(ctx context.Context, path string) (*config.Config, []byte, error) {
-	c, document, err := gateConfigOf(ctx, path)
-	if err == nil && c.Attends() != nil {
-		err = problem.In(path, problem.Of(checkpoint.ConfigName, c.Attends())...)
-	}
-	return c, document, err
-}
-
-// gateConfigOf reads the config of a checkpoint, or a config, and returns its text too.
-func gateConfigOf(ctx context.Context, path string) (*config.Config, []byte, error) {
 	o := openerOf(ctx)
 	if checkpoint.IsRemote(path) {
 		return o.RemoteConfig(path)

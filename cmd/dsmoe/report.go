@@ -124,8 +124,8 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 	if in.Checkpoint, in.Values, err = valuesOf(src); err != nil {
 		return nil, err
 	}
-	if c := in.Checkpoint.Config; c != nil && c.Attends() != nil {
-		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, c.Attends())...)
+	if c := in.Checkpoint.Config; c != nil && c.Computable() != nil {
+		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, c.Computable())...)
 	}
 	if in.Weights, err = usableWeights(src); err != nil {
 		in.Unusable = err

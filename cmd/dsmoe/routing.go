@@ -16,12 +16,14 @@ import (
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
+	"dsmoe/text/problem"
 	"dsmoe/verify/pack"
 )
 
@@ -189,6 +191,9 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 		return nil, err
 	}
 	defer c.Close()
+	if err := c.Config.Attends(); err != nil {
+		return nil, problem.In(path, problem.Of(checkpoint.ConfigName, err)...)
+	}
 	in, err := o.input(c.Config.VocabSize)
 	if err != nil {
 		return nil, err
@@ -242,7 +247,7 @@ func (o *routingFlags) golden(ctx context.Context, path string) (*routing.Report
 	}
 	if o.config != "" {
 		g.Model = o.config
-		stored, _, err := gateConfigOf(ctx, o.config)
+		stored, _, err := configOf(ctx, o.config)
 		if err != nil {
 			return nil, err
 		}

@@ -147,6 +147,10 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 	if n := c.NumNextNPredictLayers; n > 0 && len(table.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))
 	}
+	if c.BlockOnly() {
+		r.Notes = append(r.Notes, fmt.Sprintf("attention is not computed for %s: its tensors were not written, so that no engine "+
+			"loads this checkpoint", c.ModelType))
+	}
 	bytes := map[tensor.DType]int64{}
 	for _, t := range tensors {
 		bytes[t.DType] += t.Bytes()

@@ -30,12 +30,12 @@ func Open(path string) (*Checkpoint, error) { return Opener{}.Open(path) }
 // It returns all problems of all files in one *problem.Error: a bad config, index or header, a
 // missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
 // index. Open does not compare tensors and shapes with the config; model.Load does.
-// A model of which no forward pass is computed is refused: see config.Config.Attends.
+// A model that is not computed is refused: see config.Config.Computable.
 func (o Opener) Open(path string) (*Checkpoint, error) {
 	c, err := o.OpenPart(path, nil)
-	if err == nil && c.Config.Attends() != nil {
+	if err == nil && c.Config.Computable() != nil {
 		c.Close()
-		return nil, problem.In(c.Path, problem.Of(ConfigName, c.Config.Attends())...)
+		return nil, problem.In(c.Path, problem.Of(ConfigName, c.Config.Computable())...)
 	}
 	return c, err
 }

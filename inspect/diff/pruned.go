@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -24,6 +25,7 @@ type Runnable struct {
 	Model   *model.DeepseekForCausalLM
 	Weights []*weights.Weight // of the checkpoint
 	Pages   model.Pages       // memory that the weights are mapped into; may be nil
+	Reader  weights.ReaderAt  // of the weights' bytes
 }
 
 // PrunedReport is how B computes against A, in which the logits and the scores of all experts but Kept are -inf. It is
@@ -35,6 +37,10 @@ type PrunedReport struct {
 	Kept    table.Kept `json:"kept"`    // A's numbers of B's experts, by layer
 	Tokens  int        `json:"tokens"`  // that both computed, padding included
 	Layers  int        `json:"layers"`  // of the decoder that were run, in A without those behind
+	// Alone says that of these layers the MLPs alone were run, since attention is not computed: each on the embeddings of
+	// the tokens, divided by their RMS. All other weights were compared: Weights of them are equal
+	Alone   bool `json:"mlps_alone,omitempty"`
+	Weights int  `json:"weights,omitempty"`
 	// Predictions is the number of multi-token prediction layers that were run
 	Predictions int `json:"prediction_layers"`
 	// Tables counts the layers whose table of experts names only Kept in A, others standing in for the rest: see
@@ -82,6 +88,11 @@ func Pruned(ctx context.Context, a, b Runnable, kept table.Kept, in *model.Input
 			r.Unchosen[l] = append(r.Unchosen[l], e)
 		}
 	}
+	if r.Alone = large.Config.BlockOnly(); r.Alone {
+		if err := r.compareOthers(ctx, a, b); err != nil || r.First != nil {
+			return r, err
+		}
+	}
 	next, stop := iter.Pull2(stages(ctx, &large, a.Pages, in, r.Predictions))
 	defer stop()
 	done := 0
@@ -92,12 +103,34 @@ func Pruned(ctx context.Context, a, b Runnable, kept table.Kept, in *model.Input
 		if err != nil || r.First != nil {
 			return r, err
 		}
-		if s.name == fmt.Sprintf("model.layers.%d.output", done) {
+		if name := fmt.Sprintf("model.layers.%d.", done); s.name == name+"output" || r.Alone && s.name == name+"mlp.output" {
 			done++
 			progress(done, layers)
 		}
 	}
 	return r, nil
+}
+
+// compareOthers compares the weights that no MLP has.
+func (r *PrunedReport) compareOthers(ctx context.Context, a, b Runnable) error {
+	others := func(s Runnable) Side {
+		return Side{Reader: s.Reader, Weights: slices.DeleteFunc(slices.Clone(s.Weights), func(w *weights.Weight) bool {
+			return w.Layer >= r.Layers || slices.Contains([]table.Module{table.DenseMLP, table.Router, table.RoutedExperts,
+				table.SharedExperts}, w.OwnerPlace().Module())
+		})}
+	}
+	all, err := Compare(ctx, others(a), others(b), Options{})
+	if err != nil {
+		return err
+	}
+	for _, f := range all.Findings {
+		if f.Status != statusEqual {
+			r.Verdict, r.First = "differs", &Divergence{f.Name, "the weight: " + string(f.Status)}
+			return nil
+		}
+	}
+	r.Weights = all.Compared
+	return nil
 }
 
 // stage is what a pass shows its trace: numbers, or a choice.
@@ -116,10 +149,41 @@ func stages(ctx context.Context, m *model.DeepseekForCausalLM, pages model.Pages
 		defer plain.Close(nil)
 		net := model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: plain,
 			Trace: yielding{m, func(s stage) bool { return yield(s, nil) }}}
-		if _, err := net.ForwardMTP(ctx, predictions); err != nil && !errors.Is(err, errEnough) {
+		run := func() error {
+			_, err := net.ForwardMTP(ctx, predictions)
+			return err
+		}
+		if m.Config.BlockOnly() {
+			run = func() error { return runAlone(ctx, &net) }
+		}
+		if err := run(); err != nil && !errors.Is(err, errEnough) {
 			yield(stage{}, err)
 		}
 	}
+}
+
+// runAlone runs the MLP of each layer on the embeddings of the tokens, each divided by its RMS.
+func runAlone(ctx context.Context, net *model.Network[*model.Activation]) error {
+	x, err := net.Run(ctx, &model.Course[*model.Activation]{Embedding: true})
+	if err != nil {
+		return err
+	}
+	for t := range x.Rows() {
+		row, squares := x.Row(t), 0.0
+		for _, v := range row {
+			squares += float64(float64(v) * float64(v))
+		}
+		rms := float32(math.Sqrt(squares / float64(len(row))))
+		for i := range row {
+			row[i] /= max(rms, math.SmallestNonzeroFloat32)
+		}
+	}
+	for l := range net.Model.Model.Layers {
+		if _, err := net.Layer(ctx, l, x); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errEnough ends a pass whose further stages are not wanted.
@@ -288,6 +352,10 @@ func checkExact(a, b Runnable, kept table.Kept) error {
 // WriteText writes what was compared, and what was not.
 func (r *PrunedReport) WriteText(w io.Writer) error {
 	ran := fmt.Sprintf("%s of the decoder, the head", text.Plural(r.Layers, "layer"))
+	if r.Alone {
+		ran = fmt.Sprintf("the MLPs of %s alone, since attention is not computed, each on the embeddings divided by their RMS",
+			text.Plural(r.Layers, "layer"))
+	}
 	if r.Predictions > 0 {
 		ran += " and " + text.Plural(r.Predictions, "prediction layer")
 	}
@@ -297,6 +365,9 @@ func (r *PrunedReport) WriteText(w io.Writer) error {
 	if r.Tables > 0 {
 		lines = append(lines, "tid2eid of "+text.Plural(r.Tables, "layer")+" of A: an entry of another expert is the next expert "+
 			"of B, cyclically, that its row lacks; all rows compared")
+	}
+	if r.Alone && r.Weights > 0 {
+		lines = append(lines, text.Plural(r.Weights, "weight")+" of no MLP compared: equal")
 	}
 	if r.First != nil {
 		lines = append(lines, fmt.Sprintf("first difference: %s: %s; nothing behind it was compared", r.First.Stage,

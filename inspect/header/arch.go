@@ -15,22 +15,25 @@ import (
 
 // Arch is what a config implies, exactly and with no weight at hand.
 type Arch struct {
-	Path      string          `json:"path"`               // of the config, as the user gave it
-	ModelType string          `json:"model_type"`         // the family
-	Layers    *layers         `json:"layers"`             // the decoder's
-	Modules   []moduleTotal   `json:"modules"`            // in the order of the table of weights
-	Total     moduleTotal     `json:"total"`              // of Modules; its Module is "total"
-	Activated activatedCounts `json:"activated"`          // of all modules
-	Weights   weightBytes     `json:"weights"`            // of all modules but MTP
-	Forward   forwardFLOPs    `json:"flops_per_token"`    // compute of one token
-	Training  trainingFLOPs   `json:"training_flops"`     // compute of one sequence
-	KVCache   kvCache         `json:"kv_cache"`           // memory of one sequence
-	Windowed  *windowed       `json:"windowed,omitempty"` // absent without a window of attention
-	Indexers  *indexers       `json:"indexers,omitempty"` // absent if each token attends to all before it
-	Experts   *experts        `json:"experts,omitempty"`  // absent if the model is dense
-	Choice    *choice         `json:"choice,omitempty"`   // absent if the model is dense
-	MTP       *moduleTotal    `json:"mtp,omitempty"`      // prediction layers, not part of the forward pass nor of Total
-	Assumed   bool            `json:"dtype_assumed"`      // the config has no torch_dtype, so that it is taken for BF16
+	Path      string          `json:"path"`            // of the config, as the user gave it
+	ModelType string          `json:"model_type"`      // the family
+	Layers    *layers         `json:"layers"`          // the decoder's
+	Modules   []moduleTotal   `json:"modules"`         // in the order of the table of weights
+	Total     moduleTotal     `json:"total"`           // of Modules; its Module is "total"
+	Activated activatedCounts `json:"activated"`       // of all modules
+	Weights   weightBytes     `json:"weights"`         // of all modules but MTP
+	Forward   forwardFLOPs    `json:"flops_per_token"` // compute of one token
+	// Training and KVCache are of one sequence, compute and memory; absent where attention is not computed
+	Training *trainingFLOPs `json:"training_flops,omitempty"`
+	KVCache  *kvCache       `json:"kv_cache,omitempty"`
+	// LeftOut says what is not counted because attention is not computed; absent where it is
+	LeftOut  string       `json:"left_out,omitempty"`
+	Windowed *windowed    `json:"windowed,omitempty"` // absent without a window of attention
+	Indexers *indexers    `json:"indexers,omitempty"` // absent if each token attends to all before it
+	Experts  *experts     `json:"experts,omitempty"`  // absent if the model is dense
+	Choice   *choice      `json:"choice,omitempty"`   // absent if the model is dense
+	MTP      *moduleTotal `json:"mtp,omitempty"`      // prediction layers, not part of the forward pass nor of Total
+	Assumed  bool         `json:"dtype_assumed"`      // the config has no torch_dtype, so that it is taken for BF16
 }
 
 // moduleTotal is one module over all layers.
@@ -53,10 +56,10 @@ type activatedCounts struct {
 // per multiply-add: matrix products with the activated weights, router and head
 // included, and attention. Norms, softmax, activations and biases are not counted.
 type forwardFLOPs struct {
-	Positions int   `json:"positions"` // tokens of the sequence whose last token it is
-	Matmul    int64 `json:"matmul"`    // of the products with weights
-	Attention int64 `json:"attention"` // 2 · count.AttentionMACs over Positions
-	Total     int64 `json:"total"`     // Matmul + Attention
+	Positions int   `json:"positions,omitzero"` // tokens of the sequence whose last token it is; absent with Attention
+	Matmul    int64 `json:"matmul"`             // of the products with weights
+	Attention int64 `json:"attention,omitzero"` // 2 · count.AttentionMACs over Positions; absent where it is not computed
+	Total     int64 `json:"total"`              // Matmul + Attention
 }
 
 // trainingFLOPs are the floating point operations of training on one sequence, counted
@@ -173,9 +176,14 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a.Activated = activatedCounts{total.Activated, counts.Sum(table.Embedding).Activated,
 		counts.Sum(table.Embedding, table.Head).Activated}
 	a.Weights = w.or(c).sum()
+	if c.BlockOnly() {
+		a.Forward = forwardFLOPs{Matmul: 2 * total.MACs, Total: 2 * total.MACs}
+		a.LeftOut = leftOut(c, "its parameters, FLOPs and KV cache are not counted")
+		return a
+	}
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = forwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
-	a.Training = trainingFLOPs{Positions: seq, Exact: 3 * float64(seq) * float64(a.Forward.Total),
+	a.Training = &trainingFLOPs{Positions: seq, Exact: 3 * float64(seq) * float64(a.Forward.Total),
 		Paper: count.PaperModelOf(c, seq).FLOPs()}
 	if a.Layers.MoE > 0 {
 		a.Training.PaperExpert = count.StandardFFNs(c.MoE.MoEIntermediateSize, c.HiddenSize)
@@ -184,11 +192,16 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 		a.Training.PaperDense = count.StandardFFNs(c.IntermediateSize, c.HiddenSize)
 	}
 	cache := count.CacheOf(c, int64(seq))
-	a.KVCache = kvCache{DType: d, BytesPerToken: count.KVBytes(c), Positions: seq, Bytes: cache.Sum()}
+	a.KVCache = &kvCache{DType: d, BytesPerToken: count.KVBytes(c), Positions: seq, Bytes: cache.Sum()}
 	if a.Windowed = windowedOf(c); a.Windowed != nil {
 		a.KVCache.Parts = &cache
 	}
 	return a
+}
+
+// leftOut says of a model whose attention is not computed what is not counted.
+func leftOut(c *config.Config, what string) string {
+	return fmt.Sprintf("attention is not computed for %s: %s", c.ModelType, what)
 }
 
 func moduleCount(x count.Total) moduleTotal {
@@ -234,6 +247,33 @@ func (a *Arch) facts() *text.Table {
 	t := &text.Table{Align: "ll"}
 	add := func(name, format string, args ...any) { t.Add(name, fmt.Sprintf(format, args...)) }
 	add("weights", "%s %s", text.Bytes(a.Weights.Bytes), a.Weights)
+	if a.LeftOut == "" {
+		a.ofAttention(add)
+	} else {
+		add("forward", "%s a token, without attention", text.FLOP(float64(a.Forward.Total)))
+		add("left out", "%s", a.LeftOut)
+	}
+	add("experts", "%s", a.Experts)
+	if w := a.Windowed; w != nil && w.Hashes > 0 {
+		add("", "%s of them chosen by a table of tokens", text.Plural(w.Hashes, "layer"))
+	}
+	if c := a.Choice; c != nil {
+		add("routing", "%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*c.Sparsity)
+		add("choices", "C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", a.Experts.Routed, a.Experts.PerToken,
+			digits(c.Combinations), c.Log2)
+		if c.Groups > 0 {
+			add("", "fewer of them occur: a token chooses from %d of %d groups", c.TopKGroup, c.Groups)
+		}
+	}
+	if a.MTP != nil {
+		add("MTP", "%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
+			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor"))
+	}
+	return t
+}
+
+// ofAttention adds the lines of what attention is part of.
+func (a *Arch) ofAttention(add func(name, format string, args ...any)) {
 	add("forward", "%s a token, %s of it attention over %s positions", text.FLOP(float64(a.Forward.Total)),
 		text.FLOP(float64(a.Forward.Attention)), text.Grouped(a.Forward.Positions))
 	add("training", "%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact),
@@ -267,23 +307,6 @@ func (a *Arch) facts() *text.Table {
 	if x := a.Indexers; x != nil {
 		add("indexers", "%d, each token attends to the %s %s that one chooses", x.Layers, text.Grouped(x.Keys), x.chosen)
 	}
-	add("experts", "%s", a.Experts)
-	if w := a.Windowed; w != nil && w.Hashes > 0 {
-		add("", "%s of them chosen by a table of tokens", text.Plural(w.Hashes, "layer"))
-	}
-	if c := a.Choice; c != nil {
-		add("routing", "%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*c.Sparsity)
-		add("choices", "C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", a.Experts.Routed, a.Experts.PerToken,
-			digits(c.Combinations), c.Log2)
-		if c.Groups > 0 {
-			add("", "fewer of them occur: a token chooses from %d of %d groups", c.TopKGroup, c.Groups)
-		}
-	}
-	if a.MTP != nil {
-		add("MTP", "%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
-			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor"))
-	}
-	return t
 }
 
 // fraction returns a whole number as it is, and one below 1 as 1/n.

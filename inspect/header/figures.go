@@ -43,6 +43,9 @@ func (r *MemoryReport) Figure() page.Figure {
 			name  string
 			bytes int64
 		}{{"weights", m.Weights}, {"KV cache", m.KVCache}, {"prefill", m.Prefill}, {"total", m.Total}} {
+			if r.LeftOut != "" && part.name == "KV cache" {
+				continue
+			}
 			bars.Rows = append(bars.Rows, page.Bar{Label: fmt.Sprintf("%s × %d: %s", text.Grouped(m.Context), m.Batch,
 				part.name),
 				Value: float64(part.bytes) / (1 << 30), Shown: text.Bytes(part.bytes)})

@@ -82,7 +82,7 @@ func TestArchOf16B(t *testing.T) {
 	assert.Equal(t, activatedCounts{2_828_650_496, 2_618_935_296, 2_409_220_096}, a.Activated)
 	assert.Equal(t, weightBytes{fromConfig, 32_751_456_256, []dtypeBytes{{tensor.BF16, 32_751_456_256}}}, a.Weights)
 	assert.Equal(t, forwardFLOPs{4096, 5_237_637_120, 939_524_096, 6_177_161_216}, a.Forward)
-	assert.Equal(t, kvCache{DType: tensor.BF16, BytesPerToken: 229_376, Positions: 4096, Bytes: 896 << 20}, a.KVCache)
+	assert.Equal(t, &kvCache{DType: tensor.BF16, BytesPerToken: 229_376, Positions: 4096, Bytes: 896 << 20}, a.KVCache)
 	assert.Equal(t, "74974368", a.Choice.Combinations)
 	assert.InDelta(t, 26.16, a.Choice.Log2, 0.005)
 	assert.Equal(t, 6.0/64, a.Choice.Sparsity)

@@ -1,6 +1,7 @@
 package header
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -23,17 +24,19 @@ type MemoryReport struct {
 	Weights   weightBytes    `json:"weights"`       // of all modules but MTP
 	Modules   []moduleMemory `json:"modules"`       // in the order of the table, MTP last if there is any
 	Rows      []memory       `json:"rows"`          // for each context each batch
+	// LeftOut says what is not counted because attention is not computed; absent where it is
+	LeftOut string `json:"left_out,omitempty"`
 }
 
 // memory is what batch sequences of context tokens take, in bytes.
 type memory struct {
-	Context int   `json:"context"`  // tokens of a sequence
-	Batch   int   `json:"batch"`    // sequences at once
-	Weights int64 `json:"weights"`  // MemoryReport.Weights.Bytes
-	KVCache int64 `json:"kv_cache"` // count.CacheOf Context tokens · Batch
-	Prefill int64 `json:"prefill"`  // activations of all tokens at once, or the logits of the last of each sequence
-	Decode  int64 `json:"decode"`   // activations of one token of each sequence, or its logits
-	Total   int64 `json:"total"`    // Weights + KVCache + Prefill
+	Context int   `json:"context"`           // tokens of a sequence
+	Batch   int   `json:"batch"`             // sequences at once
+	Weights int64 `json:"weights"`           // MemoryReport.Weights.Bytes
+	KVCache int64 `json:"kv_cache,omitzero"` // count.CacheOf Context tokens · Batch; absent where attention is not computed
+	Prefill int64 `json:"prefill"`           // activations of all tokens at once, or the logits of the last of each sequence
+	Decode  int64 `json:"decode"`            // activations of one token of each sequence, or its logits
+	Total   int64 `json:"total"`             // Weights + KVCache + Prefill
 
 	Cache *count.Cache `json:"kv_cache_parts,omitempty"` // of KVCache; absent where it is all tokens'
 }
@@ -47,6 +50,13 @@ func MemoryOf(path string, c *config.Config, w Weights, contexts, batches []int)
 	w = w.or(c)
 	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "",
 		Weights: w.sum(), Modules: w.modules(c), Rows: []memory{}}
+	if c.BlockOnly() {
+		what := "its KV cache and activations are not counted"
+		if w.From == fromConfig {
+			what = "its weights, KV cache and activations are not counted"
+		}
+		r.LeftOut = leftOut(c, what)
+	}
 	var errs []error
 	for _, context := range contexts {
 		for _, batch := range batches {
@@ -75,6 +85,9 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, erro
 		}
 	}
 	cache := count.CacheOf(c, context)
+	if c.BlockOnly() {
+		cache = count.Cache{}
+	}
 	m := memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: cache.Sum() * batch,
 		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
 	if c.HasWindows() {
@@ -93,7 +106,7 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, erro
 //	indexer   = 2·index_n_heads·index_head_dim
 //	dense     = 3·intermediate_size
 //	routed    = num_experts_per_tok · (2·hidden_size + 3·moe_intermediate_size)
-//	shared    = n_shared_experts · 3·moe_intermediate_size + hidden_size
+//	shared    = n_shared_experts · 3·moe_intermediate_size + hidden_size, or 3·shared_expert_intermediate_size + hidden_size
 //	logits    = hidden_size · bytes of torch_dtype + 4·vocab_size
 //
 // 2·hidden_size is the residual stream and its norm; with hyper-connections it is
@@ -109,13 +122,17 @@ func activations(c *config.Config) (token, logits int64) {
 		widest = int64(2*c.Attention.NumAttentionHeads+1)*int64(c.ValueHeadDim()) +
 			int64(c.Windows.OGroups)*int64(c.Windows.OLoraRank)
 	}
+	if c.BlockOnly() { // attention's are not known
+		widest = 0
+	}
 	widest = max(widest, 2*int64(c.Indexer.IndexNHeads)*int64(c.Indexer.IndexHeadDim))
 	layers := layersOf(c)
 	if layers.Dense > 0 {
 		widest = max(widest, 3*int64(c.IntermediateSize))
 	}
 	if layers.MoE > 0 {
-		widest = max(widest, int64(c.MoE.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.MoE.NSharedExperts)*expert+hidden)
+		shared := cmp.Or(int64(c.MoE.SharedIntermediateSize), int64(c.MoE.NSharedExperts)*expert)
+		widest = max(widest, int64(c.MoE.NumExpertsPerTok)*(2*hidden+3*expert), 3*shared+hidden)
 	}
 	size := table.TorchDType(c).Bytes(1)
 	return (int64(max(c.HyperConnections.HCMult, 1)+1)*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
@@ -123,13 +140,19 @@ func activations(c *config.Config) (token, logits int64) {
 
 // Sheet is a row per context and batch.
 func (r *MemoryReport) Sheet() *text.Sheet {
-	columns := []string{">context", ">batch", ">weights", ">kv_cache"}
+	columns := []string{">context", ">batch", ">weights"}
+	if r.LeftOut == "" {
+		columns = append(columns, ">kv_cache")
+	}
 	if len(r.Rows) > 0 && r.Rows[0].Cache != nil {
 		columns = append(columns, ">kv_window", ">kv_entries", ">kv_indexer")
 	}
 	s := text.NewSheet(append(columns, ">prefill", ">decode", ">total", "weights_dtypes", "compute_dtype")...)
 	for _, m := range r.Rows {
-		row := []any{m.Context, m.Batch, text.Size(m.Weights), text.Size(m.KVCache)}
+		row := []any{m.Context, m.Batch, text.Size(m.Weights)}
+		if r.LeftOut == "" {
+			row = append(row, text.Size(m.KVCache))
+		}
 		if x := m.Cache; x != nil {
 			row = append(row, text.Size(x.Window), text.Size(x.Entries), text.Size(x.Indexer))
 		}
@@ -153,5 +176,14 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 		r.DType, assumed(r.Assumed))
 	modules.WriteAs(&b, text.AsTable)
 	fmt.Fprintln(w, b.String())
-	return r.Sheet().WriteAs(w, text.AsTable)
+	r.Sheet().WriteAs(w, text.AsTable)
+	return r.WriteNotes(w)
+}
+
+// WriteNotes writes what is left out.
+func (r *MemoryReport) WriteNotes(w io.Writer) (err error) {
+	if r.LeftOut != "" {
+		_, err = fmt.Fprintln(w, "left out: "+r.LeftOut)
+	}
+	return err
 }

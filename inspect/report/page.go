@@ -19,7 +19,9 @@ import (
 // Page draws the report, which was made at that time.
 func (r *Report) Page(made time.Time) *page.Page {
 	title := text.Word(r.Path)
-	if r.Arch != nil {
+	if r.Arch != nil && r.Arch.LeftOut != "" {
+		title += ": " + r.Arch.ModelType
+	} else if r.Arch != nil {
 		title += fmt.Sprintf(": %s, %s parameters", r.Arch.ModelType, text.Grouped(r.Arch.Total.Parameters))
 	}
 	if r.Summary != nil {
@@ -115,6 +117,9 @@ func (r *Report) pageParameters(p *page.Page) {
 		page.Fact{Name: "experts", Value: r.Arch.Experts.String()},
 		page.Fact{Name: "parameters", Value: (&header.Parameters{Total: r.Arch.Total.Parameters,
 			Activated: r.Arch.Total.Activated}).String()})
+	if r.Arch.LeftOut != "" {
+		p.Facts(page.Fact{Name: "left out", Value: r.Arch.LeftOut})
+	}
 	p.Figure(r.Arch.Figure(),
 		"What the config implies, by module over all layers; with experts, also what one token uses.")
 }

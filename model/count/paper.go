@@ -74,6 +74,10 @@ func SegmentationOf(c *config.Config, m int) (Segmentation, error) {
 	if c.MoE.NRoutedExperts == 0 {
 		return Segmentation{}, errors.New("the model is dense: it has no experts to compare")
 	}
+	if width := c.MoE.SharedIntermediateSize; width != 0 && width != c.MoE.MoEIntermediateSize {
+		return Segmentation{}, fmt.Errorf("the shared expert is %d wide, a routed one %d: the paper's are equally wide", width,
+			c.MoE.MoEIntermediateSize)
+	}
 	s := Segmentation{Experts: c.MoE.NRoutedExperts + c.MoE.NSharedExperts, PerToken: c.MoE.NumExpertsPerTok +
 		c.MoE.NSharedExperts,
 		Shared: c.MoE.NSharedExperts, Hidden: c.HiddenSize}
