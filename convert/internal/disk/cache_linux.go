@@ -21,6 +21,11 @@ func directFlag(f *os.File) int {
 // read comes from the disk.
 func (f *File) DropCache() { unix.Fadvise(int(f.file.Fd()), 0, 0, unix.FADV_DONTNEED) }
 
+// startWriting asks the system to begin to write n bytes of the file to the disk. Sync waits for them, and has the errors.
+func (f *File) startWriting(at, n int64) {
+	unix.SyncFileRange(int(f.file.Fd()), at, n, unix.SYNC_FILE_RANGE_WRITE)
+}
+
 // largePage is the size of a large page of x86-64 and of most others. The system ignores a request that it cannot fulfil.
 const largePage = 2 << 20
 

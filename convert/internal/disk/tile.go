@@ -1,11 +1,13 @@
 package disk
 
-// Files of tiles. Tiles bypass the page cache where the system allows it: that saves a copy,
-// and reading again returns the bytes on the disk.
+// Files of tiles. A file that is only read, or that other machines write to as well, is opened past the page cache
+// where the system allows it: reading returns the bytes on the disk. A file that this process alone writes
+// goes through the cache: tiles are read again from memory while the disk is still writing them.
 
 import (
 	"errors"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -24,14 +26,16 @@ const (
 // TileFile is a file that is written and read in tiles.
 type TileFile struct {
 	*File
-	direct  *File       // the same file, opened past the cache; nil if the system has no such mode
+	direct  *File       // the same file, opened past the cache; nil if it is not, or the system has no such mode
 	refused atomic.Bool // the system has the mode, but not for this file
+	writing sync.Mutex  // held while a tile is written through the cache
 }
 
 // OpenTiles is Open for a file of tiles. A file that other machines write to, too, needs O_SYNC: what goes through the
 // cache is then written at once, and alone. A network file system may otherwise write what it has of the rest of the
 // page, which another machine has written since.
 func (d *Disk) OpenTiles(path string, flag int) (*TileFile, error) {
+	past := flag == os.O_RDONLY || flag&os.O_SYNC != 0
 	if d.NoSync {
 		flag &^= os.O_SYNC
 	}
@@ -41,7 +45,7 @@ func (d *Disk) OpenTiles(path string, flag int) (*TileFile, error) {
 	}
 	t := &TileFile{File: f}
 	direct := directFlag(f.file)
-	if direct == 0 {
+	if !past || direct == 0 {
 		return t, nil
 	}
 	t.direct, err = d.Open(path, flag&^os.O_CREATE|direct)
@@ -57,9 +61,21 @@ func refuses(err error) bool {
 	return errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported)
 }
 
-// WriteTile writes a tile at an offset of the file.
+// WriteTile writes a tile at an offset of the file. Through the cache one tile of a file is written at a time: other
+// writers would spin on the system's lock. Then the disk begins to write the tile's whole blocks: the
+// system alone would wait until memory is full of them.
 func (f *TileFile) WriteTile(tile []byte, at int64) error {
-	return f.transfer(tile, at, (*File).WriteAt)
+	if f.direct != nil {
+		return f.transfer(tile, at, (*File).WriteAt)
+	}
+	f.writing.Lock()
+	_, err := f.WriteAt(tile, at)
+	f.writing.Unlock()
+	begin, end := (at+Block-1)&^(Block-1), (at+int64(len(tile)))&^(Block-1)
+	if err == nil && begin < end && !f.disk.NoSync {
+		f.startWriting(begin, end-begin)
+	}
+	return err
 }
 
 // ReadTile reads a tile at an offset of the file.

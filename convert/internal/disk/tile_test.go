@@ -31,8 +31,12 @@ func TestTilesPassTheCacheBy(t *testing.T) {
 	for i, r := 0, rand.NewChaCha8([32]byte{}); i < size; i++ {
 		want[i] = byte(r.Uint64())
 	}
-	for _, allowed := range []int64{0, 1, 5, 1 << 60} {
+	for _, allowed := range []int64{-1, 0, 1, 5, 1 << 60} {
 		t.Run(fmt.Sprintf("%d direct calls", allowed), func(t *testing.T) {
+			flag := ReadWrite | os.O_SYNC
+			if allowed < 0 { // a file of this process alone
+				flag = ReadWrite
+			}
 			var calls atomic.Int64
 			d := &Disk{Fail: func(call, _ string) error {
 				if call == "direct" && calls.Add(1) > allowed {
@@ -40,7 +44,7 @@ func TestTilesPassTheCacheBy(t *testing.T) {
 				}
 				return nil
 			}}
-			f, err := d.OpenTiles(filepath.Join(t.TempDir(), "weights"), ReadWrite)
+			f, err := d.OpenTiles(filepath.Join(t.TempDir(), "weights"), flag)
 			require.NoError(t, err)
 			defer f.Close()
 			require.NoError(t, f.Reserve(size))
@@ -51,6 +55,7 @@ func TestTilesPassTheCacheBy(t *testing.T) {
 				return f.WriteTile(tile, at)
 			})
 			require.Equal(t, f.direct != nil && allowed < 1<<60, f.refused.Load())
+			require.False(t, allowed < 0 && f.direct != nil)
 			written, err := os.ReadFile(f.Name())
 			require.NoError(t, err)
 			require.Equal(t, string(want), string(written))

@@ -26,10 +26,7 @@ type execution struct {
 	out      output.Output       // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
-	queue    *queue              // the spans left to write and prove
 	flushing sync.Mutex          // held during flush
-	// writesOnly is set while tensors are written that can be proven when all of them are.
-	writesOnly bool
 	*progress.Ledger
 	carried map[string]string // hashes of the files copied from the source, by name
 	remade  bool              // the target is a finished output of the plan, which StartOver makes anew
@@ -96,23 +93,15 @@ func (e *execution) checkSource() error {
 	return err
 }
 
-// flush makes the written bytes durable, then records them in the journal and hands their
-// tensors to the proof.
+// flush makes the written bytes durable, then records them in the journal.
 func (e *execution) flush() error {
 	e.flushing.Lock()
 	defer e.flushing.Unlock()
-	n := e.Take(e.Unverified || e.writesOnly)
+	n := e.Take()
 	if n.Lines == nil {
 		return nil
 	}
-	if err := e.out.Record(n); err != nil {
-		return err
-	}
-	e.queue.update(func() {
-		e.queue.volatile -= len(n.Written)
-		e.queue.proving = append(e.queue.proving, n.Written...)
-	})
-	return nil
+	return e.out.Record(n)
 }
 
 // lost lists the tensors with elements that changed or are not finite.

@@ -31,7 +31,7 @@ func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof boo
 		if r.codes != t || r.row != row {
 			*r = gridRow{row: row, largest: append(r.largest[:0], make([]float32, width)...)}
 			begin, end := int64(row*b.BlockRows)*int64(b.Cols), int64(min((row+1)*b.BlockRows, b.Rows))*int64(b.Cols)
-			err := pieces(t, begin, end-begin, buffered, func(p piece) error {
+			err := pieces(t, begin, end-begin, func(p piece) error {
 				src := w.room(p)
 				if err := w.gather(p, src, proof); err != nil {
 					return err

@@ -75,7 +75,7 @@ func TestOneFile_every(t *testing.T) {
 				require.ErrorIs(t, err, boom)
 				seen[fixture.Sums(t, dir)[oneFile] == want[oneFile]]++
 			}
-			s.Disk = &disk.Disk{NoSync: true, Fail: refuseDirect}
+			s.Disk = &disk.Disk{NoSync: true}
 			r, err := intoFile(t, dir, src, tensor.BF16, s)
 			require.NoError(t, err, "call %d", n)
 			require.True(t, r.Verified)

@@ -20,12 +20,13 @@ type piece struct {
 }
 
 // pieces calls do for the pieces of n bytes of t from offset on. Offset and n are whole units
-// of the segments' operations; most bounds the bytes of a segment's pieces.
-func pieces(t *plan.Tensor, offset, n int64, most func(*plan.Segment) int64, do func(piece) error) error {
+// of the segments' operations. A piece and its source each have at most maxPiece bytes, unless a unit has more.
+func pieces(t *plan.Tensor, offset, n int64, do func(piece) error) error {
 	begin := int64(0) // of the segment in the tensor
 	for i := range t.Segments {
 		s := &t.Segments[i]
-		u, most := s.Operation.Unit(), most(s)
+		u := s.Operation.Unit()
+		most := int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
 		for at := max(offset, begin); at < min(offset+n, begin+s.Bytes); {
 			p := piece{segment: s, index: i, offset: at, size: min(offset+n-at, begin+s.Bytes-at, most)}
 			p.from = (at - begin) / int64(u.Out) * int64(u.Elements)
@@ -38,20 +39,6 @@ func pieces(t *plan.Tensor, offset, n int64, most func(*plan.Segment) int64, do 
 		begin += s.Bytes
 	}
 	return nil
-}
-
-// buffered bounds the bytes of a piece whose source goes through a worker's buffer.
-func buffered(s *plan.Segment) int64 {
-	u := s.Operation.Unit()
-	return int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
-}
-
-// direct is buffered, except that a plain copy is one piece: it is read straight into the tile.
-func direct(s *plan.Segment) int64 {
-	if s.Copies() && s.View == nil {
-		return s.Bytes
-	}
-	return buffered(s)
 }
 
 // elementBytes returns the bytes of n elements of the segment in the source: 0 for

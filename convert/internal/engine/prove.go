@@ -35,12 +35,15 @@ func (w *worker) proveSpan(ctx context.Context, i int) error {
 		if err := w.out.ReadTile(t.File, tile, t.Offset+from); err != nil {
 			return err
 		}
-		err := w.computing(ctx, func() error { h.output.Write(tile); return nil })
-		if err == nil && !encoded {
-			err = pieces(t.Tensor, from, end-from, buffered, func(p piece) error {
-				return w.comparePiece(ctx, t.Tensor, p, tile[p.offset-from:][:p.size], h)
-			})
-		}
+		err := pieces(t.Tensor, from, end-from, func(p piece) error {
+			out := tile[p.offset-from:][:p.size]
+			if !encoded {
+				if err := w.comparePiece(ctx, t.Tensor, p, out, h); err != nil {
+					return err
+				}
+			}
+			return w.computing(ctx, func() error { h.output.Write(out); return nil })
+		})
 		if err != nil {
 			return w.reject(i, err)
 		}

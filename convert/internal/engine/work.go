@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -57,13 +58,15 @@ func (e *execution) writeAndProve(ctx context.Context) error {
 	return errors.Join(err, e.flush())
 }
 
-// work writes and proves all unfinished spans.
+// work writes and proves all unfinished spans. A worker proves a span when it has written it, while others write theirs:
+// the source's bytes are still in memory, and so are the output's.
 func (e *execution) work(ctx context.Context) error {
 	readable, err := e.out.Start()
 	if err != nil {
 		return err
 	}
-	writing, proving := e.openSpans()
+	writing, _ := e.openSpans()
+	do := (*worker).writeSpan // without readable in their order: few parts are begun at once
 	if readable {
 		// Spans larger than a worker's share of all bytes go first: one worker writes a span from begin to end.
 		share := int64(0)
@@ -74,36 +77,46 @@ func (e *execution) work(ctx context.Context) error {
 		slices.SortStableFunc(writing, func(a, b int) int {
 			return cmp.Compare(max(e.Spans[b].Size(), share), max(e.Spans[a].Size(), share))
 		})
-		return e.workThrough(ctx, newQueue(writing, proving), false)
+		if !e.Unverified {
+			do = func(w *worker, ctx context.Context, i int) error {
+				if err := w.writeSpan(ctx, i); err != nil {
+					return err
+				}
+				return w.proveSpan(ctx, i)
+			}
+		}
 	}
-	err = e.workThrough(ctx, newQueue(writing, nil), true) // in their order: few parts are begun at once
-	if err == nil {
+	err = e.workThrough(ctx, writing, do)
+	if err == nil && !readable {
 		err = e.flush()
-	}
-	if err == nil {
-		err = e.out.CompleteFiles()
+		if err == nil {
+			err = e.out.CompleteFiles()
+		}
+		e.shape = ofStore(e.plan, e.Settings)
 	}
 	if err != nil {
 		return err
 	}
-	e.shape = ofStore(e.plan, e.Settings)
-	_, proving = e.openSpans()
-	return e.workThrough(ctx, newQueue(nil, proving), false)
+	_, proving := e.openSpans()
+	return e.workThrough(ctx, proving, (*worker).proveSpan)
 }
 
-// workThrough does the work of a queue; writesOnly says that what it writes is proven later.
-func (e *execution) workThrough(ctx context.Context, q *queue, writesOnly bool) error {
-	e.flushing.Lock()
-	e.queue, e.writesOnly = q, writesOnly
-	e.flushing.Unlock()
+// workThrough has the workers take one of the spans after the other.
+func (e *execution) workThrough(ctx context.Context, spans []int, do func(*worker, context.Context, int) error) error {
+	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
-	for _, memory := range disk.NewTileMemories(min(e.shape.workers, e.queue.open), e.shape.largest) {
+	for _, memory := range disk.NewTileMemories(min(e.shape.workers, len(spans)), e.shape.largest) {
 		g.Go(func() error {
-			err := e.newWorker(memory).work(ctx)
-			if err != nil {
-				q.update(func() { q.stopped = true })
+			w := e.newWorker(memory)
+			for {
+				n := int(next.Add(1)) - 1
+				if err := ctx.Err(); err != nil || n >= len(spans) {
+					return err
+				}
+				if err := do(w, ctx, spans[n]); err != nil {
+					return fmt.Errorf("tensor %s: %w", text.Quote(w.Spans[spans[n]].Name), err)
+				}
 			}
-			return err
 		})
 	}
 	return g.Wait()
@@ -122,41 +135,4 @@ func (e *execution) openSpans() (writing, proving []int) {
 		}
 	}
 	return writing, proving
-}
-
-// work does jobs until the queue is empty.
-func (w *worker) work(ctx context.Context) error {
-	q := w.queue
-	for {
-		do, i := q.next()
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		var err error
-		switch do {
-		case noJob:
-			return nil
-		case flushAll:
-			if err := w.flush(); err != nil {
-				return err
-			}
-			continue
-		case writeSpan:
-			if err = w.writeSpan(ctx, i); err == nil {
-				q.update(func() {
-					if w.Unverified || w.writesOnly {
-						q.open--
-					} else {
-						q.volatile++
-					}
-				})
-			}
-		case proveSpan:
-			err = w.proveSpan(ctx, i)
-			q.update(func() { q.open-- })
-		}
-		if err != nil {
-			return fmt.Errorf("tensor %s: %w", text.Quote(w.Spans[i].Name), err)
-		}
-	}
 }

@@ -86,7 +86,7 @@ func (w *worker) hashPartial(ctx context.Context, t *plan.Span, s *progress.Stat
 		begin += t.Segments[i].Bytes
 	}
 	begin = max(begin, t.From)
-	return h, pieces(t.Tensor, begin, t.From+s.Done-begin, buffered, func(p piece) error {
+	return h, pieces(t.Tensor, begin, t.From+s.Done-begin, func(p piece) error {
 		src := w.room(p)
 		if err := w.gather(p, src, false); err != nil {
 			return err
@@ -114,7 +114,7 @@ func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, off
 // verification it hashes the source's bytes; hash may be nil.
 func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64,
 	all *progress.Losses, hash *hasher) error {
-	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
+	return pieces(t, offset, int64(len(dst)), func(p piece) error {
 		if err := w.measure(ctx, t, p, false); err != nil {
 			return err
 		}

@@ -326,13 +326,12 @@ func (o *diskOutput) writeHeader(i int) error {
 }
 
 // Record makes the data of these files durable, then appends the lines about them to the
-// journal. Later reads come from the disk.
+// journal.
 func (o *diskOutput) Record(n progress.Unrecorded) error {
 	for _, i := range n.Files {
 		if err := o.weights[i].Sync(); err != nil {
 			return err
 		}
-		o.weights[i].DropCache()
 	}
 	return o.journal.Append(n.Lines...)
 }

@@ -113,13 +113,12 @@ func (l *Ledger) Unflushed() int64 {
 
 // Unrecorded is the progress that the journal does not record.
 type Unrecorded struct {
-	Lines   []Record // for the journal
-	Files   []int    // weight files with their bytes
-	Written []int    // complete spans that still need a proof
+	Lines []Record // for the journal
+	Files []int    // weight files with their bytes
 }
 
 // Take returns the progress that the journal does not record, and counts it as recorded.
-func (l *Ledger) Take(unverified bool) (n Unrecorded) {
+func (l *Ledger) Take() (n Unrecorded) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	inFile := map[int]bool{}
@@ -127,9 +126,6 @@ func (l *Ledger) Take(unverified bool) (n Unrecorded) {
 		s, t := &l.States[i], &l.Spans[i]
 		n.Lines = append(n.Lines, s.Record(t.Index))
 		inFile[t.File] = true
-		if !unverified && s.Done == t.Size() && !s.Proven() {
-			n.Written = append(n.Written, i)
-		}
 	}
 	clear(l.changed)
 	l.ahead = 0
