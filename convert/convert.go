@@ -135,7 +135,11 @@ func convert(ctx context.Context, dst string, src *checkpoint.Checkpoint, o *Opt
 	if p, err = Plan(src, *o); err != nil {
 		return nil, nil, err
 	}
-	r, err = execute(ctx, dst, target, p, src, o.Settings)
+	var files engine.Source = src
+	if o.Adapter != nil {
+		files = checkpoint.Adapted{Checkpoint: src, Adapter: o.Adapter}
+	}
+	r, err = execute(ctx, dst, target, p, files, o.Settings)
 	return p, r, err
 }
 

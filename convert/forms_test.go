@@ -151,7 +151,7 @@ func TestTransposedMatrixFitsMemory(t *testing.T) {
 		p, err := Plan(src, Options{o, Settings{}})
 		require.NoError(t, err)
 		err = Settings{Memory: 64 << 20}.CheckPlan("out", p)
-		require.ErrorContains(t, err, "a matrix that is stored transposed does not fit in 64.00 MiB of memory")
+		require.ErrorContains(t, err, "a matrix that is stored transposed or that an adapter changes does not fit in 64.00 MiB of memory")
 		var e *problem.Error
 		require.ErrorAs(t, err, &e)
 		var enough int64

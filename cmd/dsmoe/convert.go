@@ -22,6 +22,7 @@ type convertFlags struct {
 	dtype     cli.WeightType
 	scales    string
 	imatrix   string
+	adapter   string
 	prune     pruneFlags
 	verify    bool
 	overwrite cli.Overwriting
@@ -88,6 +89,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.Pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown here")
 	flags.BoolVar(&f.NoVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
+	flags.StringVar(&f.adapter, "adapter", "", "merge the LoRA of peft in this `directory` into the weights")
 	flags.Var(cli.SizeFlag(&f.Memory), "max-memory", "most memory to use, a `size`: 512MiB, 2G")
 	flags.BoolVar(&f.AllowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.AllowFP8Fused, "allow-fp8-fused", false,
@@ -102,7 +104,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.discard, "discard", false,
 		"remove what an unfinished run to DST, the only argument, left; with --dry-run list it, and others in DST")
 	cli.InGroup(flags, cli.Selection, "layers", "keep-experts", "prune", "include", "exclude", "no-mtp")
-	cli.InGroup(flags, cli.Numbers, "type", "scales", "imatrix", "allow-overflow", "allow-fp8-fused", "verify")
+	cli.InGroup(flags, cli.Numbers, "adapter", "type", "scales", "imatrix", "allow-overflow", "allow-fp8-fused", "verify")
 	cli.InGroup(flags, cli.GGUF, "name", "pre", "no-vocab", "mtp")
 	cli.InGroup(flags, cli.Existing, "no-resume", "overwrite", "check", "discard")
 	cli.InGroup(flags, cli.Parts, "finish")
@@ -177,6 +179,14 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		defer m.Close()
 		f.Imatrix = m
+	}
+	if f.adapter != "" {
+		a, err := checkpoint.OpenAdapter(f.adapter)
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		f.Adapter = a
 	}
 	var r cli.Result
 	switch {

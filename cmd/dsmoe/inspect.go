@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/cmd/dsmoe/internal/cli"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/stats"
 	"dsmoe/model/weights"
@@ -31,7 +32,8 @@ func summaryInspection() *inspection {
 		short: "Say what is in a checkpoint",
 		long: `Sums up a checkpoint: its family, layers and experts, parameters in total and
 used by one token, tensors, dtypes, sizes, and the first findings of inspect
-audit. Only headers are read, never a weight.
+audit. Only headers are read, never a weight. Of a LoRA, a directory of peft, it
+says what that changes, and reads all of it.
 
 dsmoe help checkpoints  what CHECKPOINT may be
 dsmoe help findings     what the commands below call a finding`,
@@ -40,11 +42,16 @@ dsmoe help findings     what the commands below call a finding`,
   dsmoe inspect --json dsmoe-demo/checkpoint`,
 		yes:       "the checkpoint can be used",
 		no:        "it was read, and there are problems",
-		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1")},
+		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1"),
+			cli.DocumentOf[*checkpoint.AdapterSummary]("dsmoe.inspect.adapter/1")},
 		run: func(q *query) (cli.Result, error) {
 			defer collectAt(400)() // a list of tensors is all that is kept
 			c, err := scan(q.Context(), q.path, nil)
 			if err != nil {
+				if a, adapterErr := checkpoint.OpenAdapter(q.path); adapterErr == nil {
+					defer a.Close()
+					return a.Summary(), nil
+				}
 				return nil, err
 			}
 			return header.Summarize(c), nil

@@ -173,7 +173,11 @@ func (c *Checkpoint) Place(stored string) (file int, offset int64, err error) {
 // ReadFile fills dst from a weight file, an index in Inventory.Files. A file that became
 // shorter is an error.
 func (c *Checkpoint) ReadFile(file int, dst []byte, offset int64) error {
-	f := c.files[file]
+	return readFull(c.files[file], dst, offset)
+}
+
+// readFull fills dst from f.
+func readFull(f format.File, dst []byte, offset int64) error {
 	n, err := f.ReadAt(dst, offset)
 	if err == io.EOF {
 		if err = nil; n < len(dst) {

@@ -313,7 +313,7 @@ const (
 	isAdapter     = "belongs to a PEFT adapter such as LoRA, not to a model: it holds changes to the weights of another"
 	besideAdapter = "belongs to a PEFT adapter such as LoRA: transformers applies it to the weights beside it if peft is installed; " +
 		"dsmoe reads those weights without it"
-	adapterHint = "merge it into its base model first, with merge_and_unload() of peft, and give what that saves"
+	adapterHint = "dsmoe convert BASE DST --adapter DIR merges it into its base model; give DST"
 )
 
 // IsAdapter recognises the files of a PEFT adapter by name: its config and its weights.

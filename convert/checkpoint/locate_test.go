@@ -75,7 +75,7 @@ func TestAdapters(t *testing.T) {
 		require.ErrorAs(t, err, &e)
 		last := e.Problems[len(e.Problems)-1]
 		require.Contains(t, last.Cause, "belongs to a PEFT adapter")
-		require.Contains(t, last.Hint, "merge it into its base model first")
+		require.Contains(t, last.Hint, "merges it into its base model")
 		require.NotContains(t, err.Error(), "rename")
 	}
 	model := fixture.Clone(t, whole)

@@ -7,13 +7,15 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Tables hold what codes of FP8 may be written as, for the block of each column of the grid that was checked last. The zero
-// value holds none. They are for one goroutine.
+// Tables hold what codes of FP8 may be written as, for the block of each column of the grid that was checked last, and
+// memory for pieces of a Merge. The zero value holds none. They are for one goroutine.
 type Tables struct {
 	dtype  tensor.DType
 	scales []uint64           // by column: made, and the bits of the scale that its table was made with; 0 for no table
 	words  []tensor.CodeTable // for 16-bit dtypes. A code whose product rounds twice has other patterns, too
 	whole  [][256]uint32      // for F32
+
+	merging merging
 }
 
 // row makes the tables of blocks with these scales, which lie in a row of the grid from a column on, for the dtype of b:

@@ -46,11 +46,11 @@ func SidesOf(o Operation, at, n int64) []Span {
 }
 
 // Counts reports whether the losses that o counts are of every element that is not the source's value. They are not
-// where elements are made, and where products of codes and scales are quantised, in which products that F32
+// where elements are made or changed, and where products of codes and scales are quantised, in which products that F32
 // rounds do not show.
 func Counts(o Operation) bool {
 	switch o := o.(type) {
-	case Make, *Scales, *Encode:
+	case Make, *Scales, *Encode, *Merge:
 		return false
 	case *Quantise:
 		return o.Scaled == nil
@@ -84,7 +84,7 @@ type Input struct {
 	// Largest holds the largest magnitudes of the blocks of the rows that GridRows of a Blockwise
 	// operation returns, row by row; a block with an infinity or NaN has that.
 	Largest []float32
-	// Tables serve the proof of piece after piece by one goroutine; nil: they are made anew for this piece.
+	// Tables serve piece after piece of one goroutine; nil: they are made anew for this piece.
 	Tables *Tables
 }
 

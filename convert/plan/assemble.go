@@ -27,8 +27,10 @@ const (
 // assembler fills in the segments of a conversion's tensors.
 type assembler struct {
 	src      *checkpoint.Checkpoint
-	kept     table.Kept // the conversion's
-	segments []Segment  // segments of all tensors, in order
+	adapter  *checkpoint.Adapter // nil for none
+	changes  map[string]*change  // the conversion's
+	kept     table.Kept          // the conversion's
+	segments []Segment           // segments of all tensors, in order
 	// powersOfTwo is the conversion's.
 	powersOfTwo bool
 	sides       []Side // room for the sides of further segments
@@ -45,6 +47,9 @@ type elementwise struct {
 	ofScales   bool           // it makes scales, whose codes have dtype to
 	importance *operation.Importance
 	renumber   *operation.Renumber
+	adapter    bool // it reads a tensor of the adapter
+	product    operation.Product
+	shape      [2]int // of the matrix that product is added to
 }
 
 // assemble fills in a tensor's segments and operations.
@@ -99,17 +104,21 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 // segment adds the segments of a weight on its way to an output of dtype to: one, but of a
 // weight that is stored in parts one for each.
 func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) error {
-	order := out.order
+	order, x := out.order, a.changes[w.Name]
 	parts, err := a.src.Parts(w.Stored)
 	if err != nil {
 		return err
 	}
-	if w.Places != nil && (len(parts) != 1 || parts[0].View != nil) {
+	whole := x != nil && x.whole != nil
+	if whole {
+		parts, w = []format.Part{{Tensor: x.whole.Name, N: int64(w.Len())}}, &weights.Weight{Info: *x.whole, Place: w.Place}
+	} else if w.Places != nil && (len(parts) != 1 || parts[0].View != nil) {
 		return errors.New("its codes are stored in two orders: convert the files to safetensors first")
 	}
-	if len(parts) == 1 {
+	if len(parts) == 1 && !whole {
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
+	begins := []int64(nil) // of the parts in the matrix, where these are not all of it
 	if experts, pruned := a.kept[w.Layer]; pruned && w.Role().CountsExperts() {
 		if len(parts) != 1 || parts[0].View != nil {
 			return errors.New("is stored in an order of its own, and its rows cannot be taken apart: " +
@@ -118,6 +127,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 		whole, width := parts[0], int64(w.Len()/w.Shape[0])
 		parts = nil
 		for first, last := range text.Runs(experts) {
+			begins = append(begins, int64(first)*width)
 			parts = append(parts, run(whole, int64(first)*width, int64(last-first+1)*width))
 		}
 	}
@@ -133,8 +143,8 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 			parts[0].Decode, from = from, tensor.F32
 		}
 	}
-	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to,
-		importance: out.importance}, []Side(nil)
+	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to && x == nil,
+		importance: out.importance, adapter: whole}, []Side(nil)
 	if w.Scaled() && to != w.DType {
 		key.scaling = w.Scaling()
 		key.scaling.Placement = a.placement(w, parts[0].View)
@@ -148,12 +158,33 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 	if kept, pruned := a.kept[w.Layer]; pruned && w.Is(table.Router, table.TID2EID) {
 		key.renumber = &operation.Renumber{Experts: a.src.Config.MoE.NRoutedExperts, Kept: kept, Row: w.Shape[1], To: to}
 	}
-	for _, part := range parts {
+	if x != nil && x.Rank > 0 {
+		key.product, key.shape = x.Product, [2]int(w.Shape)
+		for _, name := range []string{x.right, x.left} {
+			file, offset, _ := a.place(name, true)
+			sides = append(slices.Clip(sides), Side{name, file, offset})
+		}
+	}
+	for i, part := range parts {
+		if key.product.Rank > 0 && begins != nil {
+			first = begins[i]
+		}
 		if err := a.part(part, key, first, sides); err != nil {
 			return err
 		}
+		if key.product.Rank > 0 {
+			first += a.segments[len(a.segments)-1].Bytes / key.to.Bytes(1)
+		}
 	}
 	return nil
+}
+
+// place returns the file that holds a stored tensor, of the checkpoint or of the adapter, and where it begins there.
+func (a *assembler) place(stored string, ofAdapter bool) (file int, offset int64, err error) {
+	if ofAdapter {
+		return len(a.src.Inventory.Files), a.adapter.Place(stored), nil
+	}
+	return a.src.Place(stored)
 }
 
 // placement returns where the elements of a weight and its sides lie, the same for weights that are alike; nil if
@@ -180,7 +211,7 @@ func (a *assembler) placement(w *weights.Weight, view *tensor.View) *tensor.Plac
 
 // part adds the segment of a part, put through an operation.
 func (a *assembler) part(part format.Part, key elementwise, first int64, sides []Side) error {
-	file, start, err := a.src.Place(part.Tensor)
+	file, start, err := a.place(part.Tensor, key.adapter)
 	if err != nil {
 		return err
 	}
@@ -251,6 +282,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	switch {
 	case key.renumber != nil:
 		op = key.renumber
+	case key.product.Rank > 0:
+		op, err = operation.NewMerge(key.from, key.to, key.scaling, key.shape, key.product)
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
 	case key.from == tensor.I64 && key.to == tensor.I32:

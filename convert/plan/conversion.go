@@ -21,7 +21,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 		return nil, err
 	}
 	changes := c.format.Dialect != nil || o.DType != tensor.Invalid || o.Mixture != "" || o.Names != "" ||
-		o.Experts == FusedExperts || o.Experts == PerExpert || len(o.Layers) > 0 || o.MTP || o.NoMTP || o.Prune.some()
+		o.Adapter != nil || o.Experts == FusedExperts || o.Experts == PerExpert || len(o.Layers) > 0 || o.MTP || o.NoMTP || o.Prune.some()
 	if (changes || src.Config.Quantization.Unread != nil) && src.Config.Computable() != nil { // more than files of other sizes and fewer tensors
 		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, src.Config.Computable())...)
 	}
@@ -49,6 +49,12 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 			return nil, err
 		}
 		p.Sources = append(p.Sources, Source{f.Name, f.Size, identity})
+	}
+	if o.Adapter != nil {
+		p.source += o.Adapter.Memory()
+		for i, f := range o.Adapter.Files {
+			p.Sources = append(p.Sources, Source{f.Name, f.Size, o.Adapter.Hashes[i]})
+		}
 	}
 	if err := c.layOut(p, outputs); err != nil {
 		return nil, err
@@ -87,6 +93,9 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	if o.Imatrix != nil && !strings.Contains(o.Mixture, "_k") {
 		return nil, fmt.Errorf("type %s: only the mixtures of types K use an importance matrix", text.Quote(o.kind()))
 	}
+	if o.Adapter != nil && (f.Dialect != nil || o.encodes()) {
+		return nil, fmt.Errorf("an adapter is merged into safetensors in F32, F16 or BF16: convert the merged checkpoint to %s", o.kind())
+	}
 	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
 		findings: &findings{notes: []string{}}}
 	for _, w := range c.set.WrongShapes(weights.Mapped(src)) {
@@ -110,7 +119,7 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
-	a := assembler{src: c.src, kept: c.kept, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n),
+	a := assembler{src: c.src, adapter: c.o.Adapter, changes: c.changes, kept: c.kept, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n),
 		operations: map[elementwise]operation.Operation{}}
 	for i := range p.Tensors {
 		if err := a.assemble(&p.Tensors[i], &outputs[sources[i]]); err != nil {

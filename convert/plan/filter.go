@@ -104,6 +104,7 @@ func (c *conversion) choose() selection {
 	for _, m := range c.set.Misfits {
 		c.findings.problem(m.Name, "%s", m.Cause)
 	}
+	c.adapt()
 	s := selection{filter: newFilter(c.src.Config, c.o), set: c.set}
 	activations, changes := 0, c.format.Dialect != nil || c.o.DType != tensor.Invalid
 	for _, w := range c.set.Ordered(c.src.Config) {
@@ -142,6 +143,7 @@ func (c *conversion) choose() selection {
 		}
 	}
 	c.checkPrune(s)
+	c.noteUnmerged(s)
 	beyond := c.checkSlots(s)
 	if len(s.kept) == 0 && len(c.problems) == 0 {
 		c.problem("", "the filters leave no tensor")
@@ -199,8 +201,8 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 
 // wrappers are parts of names that other tools put into them.
 var wrappers = []struct{ part, cause string }{
-	{"lora_", "an adapter is not merged: merge it with peft's merge_and_unload(), and save that"},
-	{".base_layer.", "an adapter is not merged: merge it with peft's merge_and_unload(), and save that"},
+	{"lora_", "an adapter lies among the weights: save it apart, and merge it with --adapter"},
+	{".base_layer.", "an adapter lies among the weights: save it apart, and merge it with --adapter"},
 	{".switch_mlp.", "these are MLX's names: convert the checkpoint that it was made from"},
 	{".mlp.router.", "these are Megatron's names: export the model as HuggingFace has it"},
 	{"_orig_mod.", "_orig_mod. is of torch.compile: save the module of that name"},

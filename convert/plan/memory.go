@@ -54,6 +54,10 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 			}
 		}
 	}
+	if o.Adapter != nil {
+		names += o.Adapter.Memory()
+		n += int64(len(o.Adapter.Changes))
+	}
 	return src.Memory() + n*perWeight + names
 }
 
@@ -70,6 +74,7 @@ func (p *Plan) Memory() int64 {
 		perSegment = int64(unsafe.Sizeof(Segment{}))
 		perSide    = int64(unsafe.Sizeof(Side{}))
 		perRule    = int64(unsafe.Sizeof(operation.Make{}))
+		perMerge   = int64(unsafe.Sizeof(operation.Merge{}))
 	)
 	n := p.source + 3*int64(len(p.described.Keys)) // kept, and twice more while a header is made
 	for _, f := range p.Others {
@@ -83,8 +88,11 @@ func (p *Plan) Memory() int64 {
 		}
 		for j := range t.Segments {
 			n += int64(len(t.Segments[j].Sides)) * perSide
-			if _, made := t.Segments[j].Operation.(operation.Make); made {
+			switch t.Segments[j].Operation.(type) {
+			case operation.Make:
 				n += perRule
+			case *operation.Merge:
+				n += perMerge
 			}
 		}
 	}

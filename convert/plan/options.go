@@ -38,6 +38,7 @@ type Options struct {
 	NoVocab       bool         // leave the vocabulary out of a format that has it in its files
 
 	Imatrix *checkpoint.Imatrix // importance of columns, for mixtures of types K; nil for none
+	Adapter *checkpoint.Adapter // a LoRA that is merged into the weights; nil for none
 }
 
 // Into returns o for an output at dst: one file if the name ends as the weight files of a format

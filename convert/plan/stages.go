@@ -25,6 +25,8 @@ type conversion struct {
 	// kept is set by choose: the routed experts of the layers that are converted; nil keeps all under their
 	// numbers. Weights, outputs and findings have the source's numbers until an output gets its name.
 	kept table.Kept
+	// changes is set by choose: what the adapter changes, by the table's names of the weights.
+	changes map[string]*change
 	// powersOfTwo is set by rewrite: scales that are written are powers of two.
 	powersOfTwo bool
 	*findings

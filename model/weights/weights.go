@@ -213,14 +213,14 @@ func (e *ScalesError) Error() string {
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
 	f := table.FamilyOf(c)
-	name := unprefixed(c, stored)
+	name := TableName(c, stored)
 	for _, end := range []string{"weight_packed", "qweight", "qzeros", "scales", "g_idx"} { // codes, or beside them
 		if module, ok := strings.CutSuffix(name, "."+end); ok {
 			name = module + ".weight"
 		}
 	}
-	if name = OwnerOf(name); f.Place(unprefixed(c, stored)).Row != nil {
-		name = unprefixed(c, stored)
+	if name = OwnerOf(name); f.Place(TableName(c, stored)).Row != nil {
+		name = TableName(c, stored)
 	}
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
@@ -325,7 +325,7 @@ func New(c *config.Config, h Headers) *Set {
 		}
 	}
 	named := func(info tensor.Info) tensor.Info {
-		info.Name = unprefixed(c, info.Name)
+		info.Name = TableName(c, info.Name)
 		if s.family.Namings == nil && !strings.HasPrefix(info.Name, "lm_head.") {
 			info.Name = prefix + info.Name
 		}
@@ -427,9 +427,9 @@ func (s *Set) StoredName(c *config.Config, name string) string {
 // family has no namings.
 func (s *Set) Nearest(stored string) string { return s.family.Nearest(stored, s.namings) }
 
-// unprefixed returns the table's name of a stored tensor: without the prefix that c gives the language
+// TableName returns the table's name of a stored tensor: without the prefix that c gives the language
 // model's, and of the family's own where files call it otherwise. Other names stay.
-func unprefixed(c *config.Config, stored string) string {
+func TableName(c *config.Config, stored string) string {
 	if f := table.FamilyOf(c); f.Namings != nil {
 		name, _ := f.Spell(c, stored)
 		return name

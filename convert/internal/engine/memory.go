@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/remote"
 	"dsmoe/text"
@@ -51,7 +52,7 @@ func (s Settings) CheckPlan(path string, p *plan.Plan) error {
 	need, s := fixed(p)+leastBuffers, s.withDefaults()
 	err := s.check(path, listOfTensors, need)
 	if n := largestMatrix(p); err == nil && n > 0 { // half the memory is for buffers: see newShape
-		err = s.check(path, "a matrix that is stored transposed", max(need+n, 2*usable(leastBuffers+n)))
+		err = s.check(path, "a matrix that is stored transposed or that an adapter changes", max(need+n, 2*usable(leastBuffers+n)))
 	}
 	if err == nil && remote.Is(path) {
 		lists, ofWorker := uploads(p, s.Client)
@@ -82,7 +83,8 @@ func fixed(p *plan.Plan) int64 {
 	return n
 }
 
-// largestMatrix returns the bytes that a worker holds at most of a segment whose tensors lie in another order.
+// largestMatrix returns the bytes that a worker holds at most of a segment whose tensors lie in another order, or beside
+// one that an adapter is merged into.
 func largestMatrix(p *plan.Plan) (most int64) {
 	for i := range p.Tensors {
 		for _, s := range p.Tensors[i].Segments {
@@ -91,6 +93,10 @@ func largestMatrix(p *plan.Plan) (most int64) {
 				if p != nil {
 					n += p.Bytes()
 				}
+			}
+			if op, is := s.Operation.(*operation.Merge); is {
+				u := op.Unit()
+				n += op.Room(int64(max(maxPiece/max(u.In, u.Out), 1) * u.Elements))
 			}
 			most = max(most, n)
 		}

@@ -173,7 +173,7 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 	}
 	in := operation.Input{Data: src, At: s.First + p.from, Into: p.at()}
 	end := s.First + p.to
-	if s.View != nil && len(s.Sides) > 0 {
+	if _, merges := s.Operation.(*operation.Merge); s.View != nil && len(s.Sides) > 0 && !merges {
 		first, last := s.View.Extent(p.from, p.to)
 		in.At, end = s.First+first, s.First+last
 		in.Runs = func(yield func(tensor.Run) bool) {
@@ -190,7 +190,8 @@ func (w *worker) withSides(p piece, src []byte, proof bool, do func(in operation
 	}
 	for i, span := range spans {
 		side := s.Sides[i]
-		if p := s.Places().Sides[i]; p != nil {
+		if places := s.Places().Sides; i < len(places) && places[i] != nil {
+			p := places[i]
 			stored, pick, err := w.matrix(1+i, side.File, side.Offset, p, proof)
 			if err != nil {
 				return err
