@@ -124,7 +124,7 @@ func (m *Merge) Room(n int64) int64 {
 // merging is the memory for a piece of a Merge: the numbers of the matrix, and of the factors, by direction.
 type merging struct {
 	numbers     []float32
-	wide        []byte    // numbers or sums in F32
+	wide        []byte    // dequantised weights in F32
 	sums        []float64 // of a row
 	left, right []float64
 	lines, cols int // of left and right
@@ -198,9 +198,7 @@ func (m *Merge) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 		tensor.PutFloat32s(dst, t.numbers)
 		return err
 	}
-	t.wide = sized(t.wide, 4*len(t.numbers))
-	tensor.PutFloat32s(t.wide, t.numbers)
-	lost.Add((&tensor.Cast{From: tensor.F32, To: m.To}).Convert(dst, t.wide))
+	lost.Add((&tensor.Cast{From: tensor.F32, To: m.To}).Convert(dst, tensor.Float32Bytes(t.numbers)))
 	return nil
 }
 

@@ -3,10 +3,10 @@ package stats
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 
@@ -120,22 +120,21 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 		}
 		return sum.Name(), nil
 	}
-	var buffer [4 * pieceElements]byte
+	var canonical [pieceElements]float32
 	for values, err := range r.Numbers(w.Reader, x, 0, int64(x.Len())) {
 		if err != nil {
 			return "", err
 		}
 		for piece := range slices.Chunk(values, pieceElements) {
-			data := buffer[:4*len(piece)]
-			tensor.PutFloat32s(data, piece)
 			if largest := tensor.ExtremesOf(piece).Largest; largest != largest { // there are NaN
+				piece = canonical[:copy(canonical[:], piece)]
 				for i, v := range piece {
 					if v != v {
-						binary.LittleEndian.PutUint32(data[4*i:], canonicalNaN)
+						piece[i] = math.Float32frombits(canonicalNaN)
 					}
 				}
 			}
-			sum.Write(data)
+			sum.Write(tensor.Float32Bytes(piece))
 		}
 	}
 	return sum.Name(), nil
@@ -144,7 +143,7 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 // canonicalNaN is what every NaN is hashed as.
 const canonicalNaN = 0x7fc00000
 
-// pieceElements is how many numbers are made bytes at a time: both stay in the nearest cache.
+// pieceElements is how many numbers are looked at and hashed at a time: they stay in the nearest cache.
 const pieceElements = 2048
 
 // modulesOf names the modules with a hash for each of their tensors, and the model if every tensor has one. all are the

@@ -1,9 +1,11 @@
 package tensor
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
+	"unsafe"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -104,3 +106,13 @@ const piece = 2048
 
 // PutFloat32s writes x to dst, four bytes each, the lowest first.
 func PutFloat32s(dst []byte, x []float32) { kernel.Narrow(dst, x, kernel.F32) }
+
+// Float32Bytes returns the bytes of x, four each, the lowest first: x itself where the machine has them in that order.
+func Float32Bytes(x []float32) []byte {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+	}
+	data := make([]byte, 4*len(x))
+	PutFloat32s(data, x)
+	return data
+}
