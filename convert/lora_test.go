@@ -22,6 +22,7 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // adapterOf opens an adapter.
@@ -110,7 +111,7 @@ func writeAdapter(t *testing.T, rank int, shapes map[string][2]int, config map[s
 		infos = append(infos, tensor.Info{Name: module + ".lora_A.weight", DType: tensor.F32, Shape: []int{rank, shapes[module][1]}},
 			tensor.Info{Name: module + ".lora_B.weight", DType: tensor.F32, Shape: []int{shapes[module][0], rank}})
 	}
-	writeFactors(t, dir, infos)
+	writeFactors(t, dir, infos, nil)
 	all := map[string]any{"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": []string{}}
 	maps.Copy(all, config)
 	text, err := json.Marshal(all)
@@ -119,9 +120,9 @@ func writeAdapter(t *testing.T, rank int, shapes map[string][2]int, config map[s
 	return dir
 }
 
-// writeFactors writes an adapter's tensors, with random numbers.
-func writeFactors(t *testing.T, dir string, infos []tensor.Info) {
-	l, err := safetensors.Format().Layout(infos, format.Head{})
+// writeFactors writes an adapter's tensors, with these numbers, or random ones.
+func writeFactors(t *testing.T, dir string, infos []tensor.Info, numbers map[string][]float32) {
+	l, err := safetensors.Format().Layout(slices.Clone(infos), format.Head{})
 	require.NoError(t, err)
 	data := bytes.Clone(l.Header())
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -130,6 +131,7 @@ func writeFactors(t *testing.T, dir string, infos []tensor.Info) {
 		for i := range x {
 			x[i] = float32(0.1 * rng.NormFloat64())
 		}
+		copy(x, numbers[info.Name])
 		at := len(data)
 		data = append(data, make([]byte, 4*len(x))...)
 		tensor.PutFloat32s(data[at:], x)
@@ -273,4 +275,118 @@ func TestLoRAIsBound(t *testing.T) {
 	fixture.Replace(t, dir, checkpoint.AdapterConfig, `"lora_alpha":6`, `"lora_alpha":7`)
 	_, err = run()
 	require.ErrorContains(t, err, "adapter_config.json: has another header in the source")
+}
+
+// TestLoRAWherever: an adapter gives the same weights before experts are dropped or after, in a GGUF file of the same
+// numbers, in parts and in little memory.
+func TestLoRAWherever(t *testing.T) {
+	src, fused := fixture.Path(t, "v3/checkpoint"), fixture.Path(t, "lora/fused")
+	o := merging(t, fused)
+	o.DType = tensor.F32
+	want := converted(t, src, o)
+
+	pruned := o
+	pruned.Prune = plan.Prune{All: text.Spans{{0, 3}, {8, 11}}}
+	later := pruned
+	later.Adapter = nil
+	fixture.RequireSameTensors(t, open(t, converted(t, want, later)), open(t, converted(t, src, pruned)))
+
+	file := converted(t, src, plan.Options{Format: "gguf", DType: tensor.F32, NoVocab: true, MaxShardBytes: -1})
+	got := open(t, converted(t, file, o))
+	for info := range got.Tensors() {
+		if !strings.HasSuffix(info.Name, "e_score_correction_bias") { // F32 in GGUF
+			x, err := open(t, want).Tensor(info.Name)
+			require.NoError(t, err)
+			y, err := got.Tensor(info.Name)
+			require.NoError(t, err)
+			require.Equal(t, x, y, info.Name)
+		}
+	}
+
+	dst, parts := filepath.Join(t.TempDir(), "out"), 7
+	for i := range parts {
+		s := inMemory()
+		s.Part = plan.Part{I: i + 1, N: parts}
+		_, err := RunPart(t.Context(), dst, open(t, src), Options{o, s})
+		require.NoError(t, err)
+	}
+	s := inMemory()
+	s.Finish, s.Memory = true, 64<<20
+	_, err := Run(t.Context(), dst, open(t, src), Options{o, s})
+	require.NoError(t, err)
+	require.Equal(t, fixture.Sums(t, want), fixture.Sums(t, dst))
+
+	some := o
+	some.Layers = plan.Layers{{0, 1}}
+	p, err := Plan(open(t, src), Options{Options: some})
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(p.Notes, "\n"), "the adapter changes 49 weights that are left out")
+}
+
+// TestLoRAOfOlderPeft: before peft 0.19, A of fused experts is of the rows of their matrices, and B of the columns.
+func TestLoRAOfOlderPeft(t *testing.T) {
+	const experts, rank = 16, 2
+	src, module := fixture.Path(t, "v3/checkpoint"), peftPrefix+"model.layers.2.mlp.experts"
+	dir := writeAdapter(t, rank*experts, map[string][2]int{module: {64, 24}, module + ".base_layer": {48, 64}}, map[string]any{"r": rank})
+	f, err := format.OpenFile(filepath.Join(dir, "adapter_model.safetensors"), safetensors.Format().Open)
+	require.NoError(t, err)
+	defer f.Close()
+	older := map[string][]float32{}
+	var infos []tensor.Info
+	for _, m := range []string{module, module + ".base_layer"} {
+		a, b := numbers(t, f, m+".lora_A.weight"), numbers(t, f, m+".lora_B.weight")
+		all := rank * experts
+		cols, rows := len(a)/all, len(b)/all
+		left, right := make([]float32, len(b)), make([]float32, len(a))
+		for e := range experts {
+			for k := range rank {
+				for i := range rows {
+					left[(e*rank+k)*rows+i] = b[i*all+k*experts+e]
+				}
+				for i := range cols {
+					right[i*all+k*experts+e] = a[(e*rank+k)*cols+i]
+				}
+			}
+		}
+		older[m+".lora_A.weight"], older[m+".lora_B.weight"] = left, right
+		infos = append(infos, tensor.Info{Name: m + ".lora_A.weight", DType: tensor.F32, Shape: []int{all, rows}},
+			tensor.Info{Name: m + ".lora_B.weight", DType: tensor.F32, Shape: []int{cols, all}})
+	}
+	want := converted(t, src, merging(t, dir))
+	writeFactors(t, dir, infos, older)
+	fixture.RequireSameTensors(t, open(t, want), open(t, converted(t, src, merging(t, dir))))
+}
+
+// TestLoRAOfEmbedding: peft saves an embedding, and perhaps the head, with the factors: the product is added to what it
+// saved. Where embedding and head are one weight, a change of one of two stored tensors is refused.
+func TestLoRAOfEmbedding(t *testing.T) {
+	src, dir := fixture.Path(t, "v3/checkpoint"), t.TempDir()
+	infos := []tensor.Info{{Name: peftPrefix + "model.embed_tokens.base_layer.weight", DType: tensor.F32, Shape: []int{256, 64}},
+		{Name: peftPrefix + "model.embed_tokens.lora_embedding_A", DType: tensor.F32, Shape: []int{2, 256}},
+		{Name: peftPrefix + "model.embed_tokens.lora_embedding_B", DType: tensor.F32, Shape: []int{64, 2}},
+		{Name: peftPrefix + "lm_head.weight", DType: tensor.F32, Shape: []int{256, 64}}}
+	fixture.Write(t, dir, checkpoint.AdapterConfig, `{"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["embed_tokens"]}`)
+	writeFactors(t, dir, infos, nil)
+	f, err := format.OpenFile(filepath.Join(dir, "adapter_model.safetensors"), safetensors.Format().Open)
+	require.NoError(t, err)
+	defer f.Close()
+	o := merging(t, dir)
+	o.DType = tensor.F32
+	out, err := format.OpenFile(converted(t, src, o)+"/model.safetensors", safetensors.Format().Open)
+	require.NoError(t, err)
+	defer out.Close()
+	w, a, b := numbers(t, f, infos[0].Name), numbers(t, f, infos[1].Name), numbers(t, f, infos[2].Name)
+	for i, got := range numbers(t, out, "model.embed_tokens.weight") {
+		sum := float64(w[i])
+		for k := range 2 {
+			sum += 1.5 * float64(b[i%64*2+k]) * float64(a[k*256+i/64])
+		}
+		require.Equal(t, float32(sum), got)
+	}
+	require.Equal(t, numbers(t, f, infos[3].Name), numbers(t, out, "lm_head.weight"))
+
+	tied := fixture.Clone(t, src)
+	fixture.Replace(t, tied, "config.json", `"tie_word_embeddings": false`, `"tie_word_embeddings": true`)
+	_, err = Plan(open(t, tied), Options{Options: merging(t, dir)})
+	require.ErrorContains(t, err, "embedding and head are one weight (tie_word_embeddings)")
 }

@@ -11,7 +11,8 @@ ADAPTER/NAME, and ADAPTER/NAME.at their places.
   mla       DeepSeek-V3: all projections of MLA, shared experts, with rank_pattern and alpha_pattern; a norm whole
   fused     DeepSeek-V3: target_parameters, gate_up_proj and down_proj of one layer's experts, and the router
   experts   DeepSeek-V2-Lite: each expert apart, as transformers 4 names them, and q_proj
-  square    GLM-4.5: rsLoRA; gate_up_proj is square; shared experts, k_proj, and the embedding
+  square    GLM-4.5: rsLoRA; gate_up_proj is square; shared experts, k_proj, and the embedding;
+            adapter_model.bin
 """
 import argparse
 import json
@@ -29,7 +30,7 @@ ROOT = "fixtures/lora"
 MLA = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 # as modules they would stand for the routed experts': peft converts these names for transformers 5
 SHARED = [f"{layer}.mlp.shared_experts.{p}_proj.weight" for layer in (2,) for p in ("gate", "up", "down")]
-SAMPLES = 16  # numbers of each weight that a fixture has
+SAMPLES = 12  # numbers of each weight that a fixture has
 
 
 def base(name):
@@ -42,13 +43,16 @@ def draw(state, r):
             for n, t in sorted(state.items())}
 
 
-def save(out, name, rng, **config):
+def save(out, name, rng, pickle=False, **config):
     """An adapter that peft saves, with random factors."""
     model = get_peft_model(base(name), LoraConfig(bias="none", task_type="CAUSAL_LM", **config))
     model.save_pretrained(out, save_embedding_layers=False)
     file = out + "/adapter_model.safetensors"
     state = {n: t.bfloat16().contiguous() for n, t in draw(load_file(file), rng).items()}
     save_file(state, file, metadata={"format": "pt"})
+    if pickle:
+        os.remove(file)
+        torch.save(state, out + "/adapter_model.bin")
     if os.path.exists(out + "/README.md"):
         os.remove(out + "/README.md")
 
@@ -85,7 +89,7 @@ ADAPTERS = {
     "fused": ("v3", lambda out, r: save(out, "v3", r, r=1, lora_alpha=3, target_modules=[], target_parameters=[
         "2.mlp.experts.gate_up_proj", "2.mlp.experts.down_proj", "2.mlp.gate.weight"])),
     "experts": ("v2-lite", apart),
-    "square": ("glm4-moe", lambda out, r: save(out, "glm4-moe", r, r=2, lora_alpha=4, use_rslora=True,
+    "square": ("glm4-moe", lambda out, r: save(out, "glm4-moe", r, True, r=2, lora_alpha=4, use_rslora=True,
                                                target_modules=["k_proj", "embed_tokens"],
                                                target_parameters=["1.mlp.experts.gate_up_proj"] + SHARED)),
 }
