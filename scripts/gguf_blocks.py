@@ -25,7 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39}
-READ = ("IQ4_NL", "IQ4_XS", "MXFP4")  # and not written
+READ = ("MXFP4",)  # and not written
 BLOCK = 256
 
 ggml = ctypes.CDLL(os.path.join(os.path.dirname(llama_cpp.__file__), "lib", "libggml-base.so"))
@@ -39,7 +39,7 @@ def size_of(name):
     return BLOCK // elements * size
 
 
-WEIGHED = [name for name in TYPES if name not in (*READ, "Q8_0")]
+WEIGHED = [name for name in TYPES if name not in (*READ, "Q8_0", "IQ4_NL", "IQ4_XS")]
 
 
 def encode(name, rows, importance=None):

@@ -53,7 +53,7 @@ LIMIT = 1e-5
 # logits of glm4-moe-lite move by 2.3e-5 if both norms get 1e-5.
 LIMIT_OTHER_EPS = 5e-5
 MIXTURES = {"q8_0": 7, "q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15,
-            "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18}
+            "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30}
 
 
 def bf16(words):

@@ -29,6 +29,8 @@ var mixtures = []struct {
 	{"q5_k_s", tensor.Q5_K, false},
 	{"q5_k_m", tensor.Q5_K, true},
 	{"q6_k", tensor.Q6_K, false},
+	{"iq4_nl", tensor.IQ4_NL, false},
+	{"iq4_xs", tensor.IQ4_XS, false},
 }
 
 // mixer chooses the types of a model's tensors, in the order of their layers.
@@ -64,7 +66,7 @@ func hasMore(i, n int) bool { return i < n/8 || i >= 7*n/8 || (i-n/8)%3 == 2 }
 
 // dtype returns the type of the next tensor that is quantised: of a weight with that place, in rows of so many elements.
 func (m *mixer) dtype(p table.Place, row int) tensor.DType {
-	d := m.most
+	d, uneven := m.most, m.most == tensor.IQ4_NL || m.most == tensor.IQ4_XS
 	switch role := p.Role(); {
 	case role == table.LMHead, m.tied && p.Module() == table.Embedding:
 		if elements, _ := d.Block(); row%elements != 0 {
@@ -82,7 +84,7 @@ func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 			d = tensor.Q4_K
 		case m.word == "q2_k":
 			d = tensor.Q3_K
-		case m.word == "q3_k_m", m.word == "q3_k_l", m.word == "q4_k_s" && m.value < 4:
+		case m.word == "q3_k_m", m.word == "q3_k_l", m.word == "q4_k_s" && m.value < 4, uneven && m.shared >= 4:
 			d = tensor.Q5_K
 		}
 		m.value++
@@ -90,7 +92,7 @@ func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 		d = tensor.Q8_0
 	case role == table.OProj && m.eight:
 		switch m.word {
-		case "q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m":
+		case "q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m", "iq4_nl", "iq4_xs":
 			d = tensor.Q5_K
 		}
 	case role == table.OProj:
@@ -106,7 +108,7 @@ func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 		switch l := p.Layer; {
 		case m.more && hasMore(l, m.blocks):
 			d = tensor.Q6_K
-		case m.word == "q3_k_m" && l < m.blocks/16, m.word == "q3_k_l", m.word == "q4_k_s" && l < m.blocks/8:
+		case m.word == "q3_k_m" && l < m.blocks/16, m.word == "q3_k_l", (m.word == "q4_k_s" || uneven) && l < m.blocks/8:
 			d = tensor.Q5_K
 		case m.word == "q3_k_m":
 			d = tensor.Q4_K
@@ -126,6 +128,8 @@ func fitting(d tensor.DType, row int) tensor.DType {
 	switch d {
 	case tensor.Q2_K, tensor.Q3_K:
 		d = tensor.Q4_0
+	case tensor.IQ4_XS:
+		d = tensor.IQ4_NL
 	case tensor.Q4_K:
 		d = tensor.Q5_0
 	case tensor.Q5_K:

@@ -231,6 +231,38 @@ func TestHalfStepsOfIQ4(t *testing.T) {
 	}
 }
 
+// TestPastUnevenEnds: a number of the largest magnitude beside others that are nearer to the last code of IQ4 under a smaller
+// scale is left farther past it than HalfSteps says; a scale that is half of what it should be is found there too.
+func TestPastUnevenEnds(t *testing.T) {
+	for _, d := range []DType{IQ4_NL, IQ4_XS} {
+		far := 0
+		for k := range 64 {
+			x := make([]float32, 256)
+			for i := range x {
+				x[i] = (113 + float32(k)/8) / 127
+				if i%32 == k%32 {
+					x[i] = 1
+				}
+			}
+			block, _ := quantise(t, d, x)
+			h, y := Tensor{DType: d, Shape: []int{256}, Data: block}.HalfSteps(nil), dequantise(t, d, block)
+			for i, v := range x {
+				if abs32(y[i]-v) > h[i] {
+					far++
+				}
+			}
+			_, size := d.Block()
+			for b := range len(block) / size {
+				block[b*size+1] -= 4
+			}
+			n := int(d.Elements(int64(size)))
+			y = dequantise(t, d, block)
+			require.GreaterOrEqual(t, new(measure).beyond(y[:n], x[:n], block[:size], d, math.Float32bits(1)), 0, "%s %d", d, k)
+		}
+		require.Equal(t, d == IQ4_NL, far > 0)
+	}
+}
+
 // TestFaultyBlocks: an encoder whose block does not stand for its numbers is found out: by a code
 // that is off by two, by a scale that is half or twice what it should be.
 func TestFaultyBlocks(t *testing.T) {
@@ -241,6 +273,7 @@ func TestFaultyBlocks(t *testing.T) {
 	}
 	places := map[DType]struct{ scale, code int }{ // bytes of a block: the upper one of its scale, one of a code in its lower bits
 		Q4_0: {1, 9}, Q4_1: {1, 11}, Q5_0: {1, 13}, Q5_1: {1, 15}, Q8_0: {1, 13}, Q2_K: {81, 30}, Q3_K: {109, 60}, Q4_K: {1, 77}, Q5_K: {1, 99}, Q6_K: {209, 60},
+		IQ4_NL: {1, 9}, IQ4_XS: {1, 60},
 	}
 	for d, at := range places {
 		q, err := NewQuantiser(d)

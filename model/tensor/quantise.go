@@ -15,8 +15,7 @@ type Quantiser struct {
 	encode func(dst []byte, x []float32) // encodes whole blocks
 }
 
-// NewQuantiser prepares the conversion, or says that there is none: of the block types,
-// IQ4_NL, IQ4_XS and MXFP4 are only read.
+// NewQuantiser prepares the conversion, or says that there is none: of the block types, MXFP4 is only read.
 func NewQuantiser(to DType) (*Quantiser, error) {
 	if !to.Quantises() {
 		return nil, fmt.Errorf("nothing can be quantised to dtype %s", to)
@@ -189,11 +188,12 @@ func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 var encoders = [...]func(dst []byte, x []float32){
 	Q4_0: encodeQ4_0, Q4_1: encodeQ4_1, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
 	Q2_K: encodeQ2_K, Q3_K: encodeQ3_K,
-	Q4_K:  func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ4_K, Q4_K) },
-	Q5_K:  func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5_K) },
-	Q6_K:  func(dst []byte, x []float32) { encodeQ6_K(dst, x, nil) },
+	Q4_K:   func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ4_K, Q4_K) },
+	Q5_K:   func(dst []byte, x []float32) { encodeMinimums(dst, x, searchQ5_K, Q5_K) },
+	Q6_K:   func(dst []byte, x []float32) { encodeQ6_K(dst, x, nil) },
+	IQ4_NL: encodeIQ4_NL, IQ4_XS: encodeIQ4_XS,
 	MXFP4: nil,
 }
 
 // Weighs reports whether the encoder of d uses importance.
-func (d DType) Weighs() bool { return d.Quantises() && d != Q8_0 }
+func (d DType) Weighs() bool { return d.Quantises() && d != Q8_0 && d != IQ4_NL && d != IQ4_XS }

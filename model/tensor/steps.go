@@ -169,8 +169,10 @@ func (m *measure) beyond(y, x []float32, block []byte, d DType, largest uint32) 
 	var steps [256]float32
 	h := steps[:len(x)]
 	halfSteps(h, block, y, d)
+	b := blockOf(block, d)
+	uneven := d == IQ4_NL || d == IQ4_XS
 	for i, v := range x {
-		if !(abs32(y[i]-v) <= h[i]+slack) {
+		if !(abs32(y[i]-v) <= h[i]+slack) && !(uneven && b.leftBeyond(i, y, x, slack)) {
 			return i
 		}
 	}
@@ -366,9 +368,9 @@ func (b *storedBlock) unevenCodes(h []float32) {
 	const endIQ4 = 134 // 127 + ntry of quantize_row_iq4_nl_impl
 	values := &kernel.ValuesIQ4
 	for i := range h {
-		step, rounded, q := b.super, float32(0), low(b.data[2:], i)
+		step, rounded, q := b.super, float32(0), b.codeIQ4(i)
 		if b.dtype == IQ4_XS {
-			step, q = b.step(i/32), low(b.data[8+i/32*16:], i%32)
+			step = b.step(i / 32)
 			rounded = float32(0.5*b.super) + float32(b.levels*errorF16(b.super))
 		}
 		half, beyond := float32(0), float32(0)
