@@ -164,7 +164,7 @@ var fusions = []struct {
 
 // headRows returns the rows of q_proj, and of k_proj or v_proj, of plain attention.
 func headRows(c *config.Config) (q, kv int) {
-	return c.Attention.NumAttentionHeads * c.Attention.VHeadDim, c.Attention.NumKeyValueHeads * c.Attention.VHeadDim
+	return c.Attention.NumAttentionHeads * c.ValueHeadDim(), c.Attention.NumKeyValueHeads * c.ValueHeadDim()
 }
 
 // has reports whether a tensor is stored, alone or in a fused one.
@@ -178,9 +178,9 @@ func (a *assembler) has(name string) bool {
 	return ok
 }
 
-// cutOut adds a weight that is a run of rows of a fused tensor, and reports whether that is there.
-func (a *assembler) cutOut(s table.Slot) bool {
-	name := s.InLayer(s.Row.GGUF.Name)
+// cutOut returns a weight, or the piece of one, of that name and shape that is a run of rows of a fused tensor, and that
+// tensor; fits is false if the tensor has another shape.
+func (a *assembler) cutOut(s table.Slot, name string, shape []int) (part format.Part, info tensor.Info, fits, ok bool) {
 	for _, f := range fusions {
 		info, file, ok := a.stored(strings.Replace(name, f.part, f.fused, 1))
 		if !strings.Contains(name, f.part) || !ok {
@@ -188,17 +188,14 @@ func (a *assembler) cutOut(s table.Slot) bool {
 		}
 		before, all := f.rows(a.config)
 		part := format.Part{File: file, Tensor: info.Name, N: int64(s.Info(info.DType).Len())}
-		row, want := part.N/int64(s.Shape[0]), append([]int{all}, s.Shape[1:]...)
+		row, want := part.N/int64(shape[0]), append([]int{all}, shape[1:]...)
 		if part.First = int64(before) * row; s.Expert >= 0 {
 			part.First += int64(s.Expert) * int64(all) * row
 			want = append([]int{a.config.MoE.NRoutedExperts}, want...)
 		}
-		if slices.Equal(info.Shape, want) || s.Expert <= 0 && a.fits(info, file, want) {
-			a.found = append(a.found, format.Assembled{Info: s.Info(info.DType), Parts: []format.Part{part}})
-		}
-		return true
+		return part, info, slices.Equal(info.Shape, want) || s.Expert <= 0 && a.fits(info, file, want), true
 	}
-	return false
+	return part, info, false, false
 }
 
 // slot finds one weight of the table. A missing weight is left out. Pieces of several dtypes, and pieces cut across
@@ -222,21 +219,28 @@ func (a *assembler) slot(s table.Slot) {
 			}
 			return
 		}
-	} else if a.cutOut(s) {
+	} else if part, info, fits, ok := a.cutOut(s, s.InLayer(g.Name), s.Shape); ok {
+		if fits {
+			a.found = append(a.found, format.Assembled{Info: s.Info(info.DType), Parts: []format.Part{part}})
+		}
 		return
 	}
 	orders := make([]table.Order, len(g.Pieces))
 	pieces := make([]format.Part, len(g.Pieces))
 	for i := range g.Pieces {
-		info, file, ok := a.stored(s.InLayer(g.Pieces[i].Name))
+		name := s.InLayer(g.Pieces[i].Name)
+		info, file, ok := a.stored(name)
+		orders[i] = g.Pieces[i].Order(a.config, s.Shape)
+		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len())}
+		if fits := ok && a.fits(info, file, orders[i].Shape); !ok {
+			pieces[i], info, ok, _ = a.cutOut(s, name, orders[i].Shape)
+		} else {
+			ok = fits
+		}
 		if !ok {
 			return
 		}
-		orders[i] = g.Pieces[i].Order(a.config, s.Shape)
-		if !a.fits(info, file, orders[i].Shape) {
-			return
-		}
-		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len()), Decode: info.DType}
+		pieces[i].Decode = info.DType
 	}
 	if len(pieces) > 0 {
 		dtype := pieces[0].Decode

@@ -232,6 +232,41 @@ func TestFusedTensors(t *testing.T) {
 	require.Len(t, wrong, 2, "of gates and ups, once each")
 }
 
+// TestFusedRotated: of the first DeepSeekMoE, whose queries and keys have their rows in llama.cpp's order, these are cut out
+// of a fused tensor and put in order; of a fused tensor of another shape nothing is read.
+func TestFusedRotated(t *testing.T) {
+	f := fileOf(t, "v1-base", tensor.BF16)
+	plain, wrong := f.assembled(t)
+	require.Empty(t, wrong)
+	q, kv := headRows(f.config)
+	for i := range f.tensors {
+		if x := &f.tensors[i]; strings.Contains(x.Name, ".attn_q.") {
+			x.Name, x.Shape[0] = strings.Replace(x.Name, ".attn_q.", ".attn_qkv.", 1), q+2*kv
+		}
+	}
+	f.tensors = slices.DeleteFunc(f.tensors, func(x tensor.Info) bool {
+		return strings.Contains(x.Name, ".attn_k.") || strings.Contains(x.Name, ".attn_v.")
+	})
+	a, wrong := f.assembled(t)
+	require.Empty(t, wrong)
+	want := map[string]format.Assembled{}
+	for _, x := range plain.Tensors {
+		want[x.Name] = x
+	}
+	h := f.config.HiddenSize
+	for _, x := range a.Tensors {
+		same := want[x.Name]
+		require.Equal(t, same.Info, x.Info)
+		if before, is := map[string]int{"q_proj": 0, "k_proj": q, "v_proj": q + kv}[strings.Split(x.Name+"....", ".")[4]]; is {
+			same.Parts[0].Tensor, same.Parts[0].First = x.Parts[0].Tensor, int64(before*h)
+			require.Contains(t, x.Parts[0].Tensor, ".attn_qkv.weight")
+		}
+		require.Equal(t, same.Parts, x.Parts, x.Name)
+	}
+	_, wrong = f.tensor(t, "blk.1.attn_qkv.weight", func(i *tensor.Info) { i.Shape[0]-- }).assembled(t)
+	require.Len(t, wrong, 3)
+}
+
 // TestStoredTwice: of attn_kv_b beside its pieces what llama.cpp takes is read, and a note says so.
 func TestStoredTwice(t *testing.T) {
 	const name = "blk.1.attn_kv_b.weight"
