@@ -493,3 +493,38 @@ func TestProgress(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2*(2*weights.TileElements+3)+8+weights.TileElements+1, last)
 }
+
+// TestPredictionLayersOnOneSide: a prediction layer of which the other side has nothing makes no difference, unless Exact asks
+// for one, and has one line; of one that the other side has in part every missing weight is a difference.
+func TestPredictionLayersOnOneSide(t *testing.T) {
+	c := configtest.Parse(t, configtest.Published(t, "deepseek-v3", func(keys map[string]any) {
+		keys["num_hidden_layers"], keys["quantization_config"] = 2, nil
+	}))
+	model := func(names ...string) Side {
+		m := &memory{}
+		for _, name := range names {
+			m.add(name, tensor.Tensor{DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4)})
+		}
+		return Side{Weights: weights.New(c, m).All(), Reader: m, Config: c}
+	}
+	const decoder, own, attention = "model.norm.weight", "model.layers.2.enorm.weight", "model.layers.2.self_attn.o_proj.weight"
+	compared := func(a, b Side, o Options) *Report {
+		r, err := Compare(t.Context(), a, b, o)
+		require.NoError(t, err)
+		return r
+	}
+	for side, r := range map[string]*Report{"A": compared(model(decoder, own, attention), model(decoder), Options{}),
+		"B": compared(model(decoder), model(decoder, own, attention), Options{})} {
+		assert.True(t, r.Same())
+		assert.Equal(t, map[Status]int{statusEqual: 1, statusPredicts: 2}, r.Counts)
+		var b strings.Builder
+		require.NoError(t, r.WriteText(&b))
+		assert.Equal(t, "2 weights of 2 modules: in "+side+" alone: of prediction layers, which transformers drops, and no forward pass of the "+
+			"decoder reads\nsame: 1 tensor compared: 1 equal, 0 close, 0 differ; 0 of another dtype, 0 of another shape, 0 removed, 0 added; "+
+			"2 of prediction layers on one side alone\n", b.String())
+	}
+	assert.False(t, compared(model(decoder, own), model(decoder), Options{Exact: true}).Same())
+	part := compared(model(decoder, own, attention), model(decoder, own), Options{})
+	assert.False(t, part.Same())
+	assert.Equal(t, 1, part.Counts[statusRemoved])
+}

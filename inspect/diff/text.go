@@ -29,10 +29,18 @@ type group struct {
 }
 
 // order is the order of the lines: what really differs, then what is only cast.
-var order = []Status{statusDiffers, statusShape, statusRemoved, statusAdded, statusUnused, statusClose, statusEqual}
+var order = []Status{statusDiffers, statusShape, statusRemoved, statusAdded, statusUnused, statusPredicts, statusClose, statusEqual}
 
 // isCast reports whether values are the same but for their dtype.
 func (f *Finding) isCast() bool { return f.Status == statusClose || f.Status == statusEqual }
+
+// side returns the side that alone has the weight, and what the weight is there.
+func (f *Finding) side() (name string, d tensor.DType, shape []int) {
+	if f.DTypeA == nil {
+		return "B", *f.DTypeB, f.ShapeB
+	}
+	return "A", *f.DTypeA, f.ShapeA
+}
 
 // compare orders findings by how much differs: by elements that are not finite, then by relative RMS.
 func (f *Finding) compare(g *Finding) int {
@@ -69,6 +77,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
 		r.Counts[statusEqual], r.Counts[statusClose], r.Counts[statusDiffers], r.DTypes, r.Counts[statusShape],
 		r.Counts[statusRemoved], r.Counts[statusAdded])
+	if n := r.Counts[statusPredicts]; n > 0 {
+		last += fmt.Sprintf("; %s of prediction layers on one side alone", text.Grouped(n))
+	}
 	if meaning > 0 {
 		last += "; config.json differs in " + text.Plural(meaning, "key")
 	}
@@ -89,7 +100,10 @@ func (r *Report) groups() []*group {
 	for _, f := range r.Findings {
 		name, layer, expert := table.Cut(f.Name)
 		key := fmt.Sprint(f.Status, dtype(f.DTypeA), dtype(f.DTypeB))
-		if !f.isCast() {
+		switch {
+		case f.Status == statusPredicts:
+			key = string(f.Status)
+		case !f.isCast():
 			key = fmt.Sprint(key, name, layer >= 0, expert >= 0, f.ShapeA, f.ShapeB, f.Measured)
 		}
 		g := at[key]
@@ -130,9 +144,13 @@ func dtype(d *tensor.DType) string {
 // if not every named layer has every named expert in the group.
 func (g *group) String() string {
 	f, name := &g.first, text.Quote(g.first.Name)
-	if f.isCast() {
+	if f.isCast() || f.Status == statusPredicts {
 		if g.count > 1 {
 			name = text.Plural(g.count, "weight") + " of " + text.Plural(len(g.modules), "module")
+		}
+		if side, _, _ := f.side(); f.Status == statusPredicts {
+			return fmt.Sprintf("%s: in %s alone: of prediction layers, which transformers drops, and no forward pass of the "+
+				"decoder reads", name, side)
 		}
 		line := fmt.Sprintf("%s: %s in A, %s in B, equal after the cast", name, *f.DTypeA, *f.DTypeB)
 		if f.Status == statusClose {
@@ -156,10 +174,7 @@ func (g *group) String() string {
 	case statusAdded:
 		return fmt.Sprintf("%s: %s %v", line, *f.DTypeB, f.ShapeB)
 	case statusUnused:
-		side, d, shape := "A", f.DTypeA, f.ShapeA
-		if d == nil {
-			side, d, shape = "B", f.DTypeB, f.ShapeB
-		}
+		side, d, shape := f.side()
 		return fmt.Sprintf("%s: in %s alone, %s %v: the reference computes the same without it", line, side, d, shape)
 	case statusShape:
 		return fmt.Sprintf("%s: %v, then %v", line, f.ShapeA, f.ShapeB)
