@@ -99,6 +99,11 @@ func batched(shape []int) []int {
 func tokensOfJSON(data []byte) (*model.Input, error) {
 	var members map[string]jsontext.Value
 	value := jsontext.Value(data)
+	var wrong *jsontext.SyntacticError
+	if err := json.Unmarshal(data, new(jsontext.Value)); errors.As(err, &wrong) {
+		return nil, fmt.Errorf("byte %d: %s; tokens are JSON, such as [[3, 14, 15]], or a .safetensors file", wrong.ByteOffset,
+			text.SyntaxCause(wrong))
+	}
 	if value.Kind() == '{' {
 		if err := json.Unmarshal(data, &members); err != nil {
 			return nil, err
@@ -129,8 +134,8 @@ func lists(value jsontext.Value) (all, shape []int, err error) {
 		return row, []int{1, len(row)}, nil
 	}
 	var rows [][]int
-	if err := json.Unmarshal(value, &rows); err != nil {
-		return nil, nil, fmt.Errorf("neither whole numbers nor lists of them: %w", err)
+	if json.Unmarshal(value, &rows) != nil {
+		return nil, nil, fmt.Errorf("neither whole numbers nor lists of them: %s", text.Quote(text.Clip(string(value), 40)))
 	}
 	for i, row := range rows {
 		if len(row) != len(rows[0]) {

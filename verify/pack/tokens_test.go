@@ -83,9 +83,10 @@ func TestReadTokens(t *testing.T) {
 // TestReadTokensRefuses what is no batch of tokens, and names the file.
 func TestReadTokensRefuses(t *testing.T) {
 	for data, want := range map[string]string{
-		"":                       "neither whole numbers nor lists of them",
-		"[":                      "neither whole numbers nor lists of them",
-		"[1.5]":                  "neither whole numbers nor lists of them",
+		"":                       "byte 0: unexpected EOF; tokens are JSON, such as [[3, 14, 15]], or a .safetensors file",
+		"[":                      "byte 1: unexpected EOF",
+		"the text itself":        "byte 1: ",
+		"[1.5]":                  "neither whole numbers nor lists of them: [1.5]",
 		`["a"]`:                  "neither whole numbers nor lists of them",
 		"[99999999999999999999]": "neither whole numbers nor lists of them",
 		"[[[1]]]":                "neither whole numbers nor lists of them",
