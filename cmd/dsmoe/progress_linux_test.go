@@ -65,6 +65,24 @@ func TestProgressIsDrawnFromTheStart(t *testing.T) {
 	assert.Contains(t, drawn, "1.0 GiB/1.0 TiB")
 }
 
+// TestHelpFits: helps and topics have no line that is longer than the terminal, but for commands and words, and no fewer words.
+func TestHelpFits(t *testing.T) {
+	for _, command := range [][]string{{"--help"}, {"convert", "--help"}, {"inspect", "mem", "--help"}, {"help", "conversions"},
+		{"help", "memory"}, {"help", "verdicts"}} {
+		_, wide, _ := dsmoe(t.Context(), command...)
+		x := openTerminal(t)
+		require.NoError(t, unix.IoctlSetWinsize(int(x.File.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 60}))
+		require.Zero(t, run(t.Context(), remote.NewClient(), command, x.File, x.File))
+		narrow := strings.ReplaceAll(x.close(t), "\r", "")
+		assert.Equal(t, strings.Fields(wide), strings.Fields(narrow))
+		for line := range strings.SplitSeq(narrow, "\n") {
+			if !strings.HasPrefix(strings.TrimSpace(line), "dsmoe ") && strings.Contains(strings.TrimSpace(line), " ") {
+				assert.LessOrEqual(t, utf8.RuneCountInString(line), 60, line)
+			}
+		}
+	}
+}
+
 // TestProgressFits: no line of a bar is longer than the terminal, whose width may change.
 func TestProgressFits(t *testing.T) {
 	x := openTerminal(t)

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"dsmoe/cmd/dsmoe/internal/cli"
 )
 
 // topics are the texts of `dsmoe help TOPIC`: NAME.txt, whose first line is its summary.
@@ -25,7 +27,7 @@ func addTopics(root *cobra.Command) {
 		topic := &cobra.Command{Use: strings.TrimSuffix(f.Name(), ".txt"), Short: summary, Long: body}
 		topic.SuggestFor = map[string][]string{"conversions": {"gguf", "types", "quantise", "quantize", "quantization"},
 			"verdicts": {"limits", "tolerance", "exit"}, "traces": {"engines", "vllm", "llama"}}[topic.Name()]
-		topic.SetHelpFunc(func(cmd *cobra.Command, _ []string) { cmd.Print(cmd.Long) })
+		topic.SetHelpFunc(func(cmd *cobra.Command, _ []string) { cmd.Print(cli.Narrow(cmd.OutOrStdout(), cmd.Long)) })
 		root.AddCommand(topic)
 	}
 }
