@@ -27,8 +27,8 @@ func memInspection() *inspection {
 --context with each --batch. The weights are those of the CHECKPOINT's files, or
 of a CONFIG in torch_dtype and as its quantization_config says. --type gives
 them as convert would write them, by the same plan. --fit lists the types of
-GGUF files with which all of it fits into a memory, each with the longest
-context. No weight is read.
+GGUF files with which llama.cpp fits into a memory, each with the longest
+context, and says which one to take. No weight is read.
 
 dsmoe help memory  the formulas`,
 		example: `  dsmoe demo
@@ -37,7 +37,7 @@ dsmoe help memory  the formulas`,
 		no: "with --fit: no type fits",
 		documents: cli.Documents{
 			cli.DocumentOf[*header.MemoryReport]("dsmoe.inspect.mem/1"),
-			cli.DocumentOf[*header.FitReport]("dsmoe.inspect.mem.fit/1"),
+			cli.DocumentOf[*header.FitReport]("dsmoe.inspect.mem.fit/2"),
 		},
 		expects: "CONFIG or CHECKPOINT",
 		pipe:    text.TSV,

@@ -11,20 +11,19 @@ import (
 	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
 // FitReport lists the types of GGUF files with which a model fits into a memory.
 type FitReport struct {
-	Path      string       `json:"path"`       // of the config, as the user gave it
-	ModelType string       `json:"model_type"` // the family
-	DType     tensor.DType `json:"dtype"`      // torch_dtype: of cache and activations
-	Memory    int64        `json:"memory"`     // bytes that weights, cache and activations may take
-	Context   int          `json:"context"`    // tokens of a sequence that a type must leave room for
-	Batch     int          `json:"batch"`      // sequences at once
-	Fits      []fit        `json:"fits"`       // types that fit, with the longest context; most bytes of weights first
-	TooLarge  []fit        `json:"too_large"`  // types that do not, with Context tokens
+	Path      string `json:"path"`       // of the config, as the user gave it
+	ModelType string `json:"model_type"` // the family
+	Memory    int64  `json:"memory"`     // bytes that weights, cache and activations may take
+	Context   int    `json:"context"`    // tokens of a sequence that a type must leave room for
+	Batch     int    `json:"batch"`      // sequences at once
+	Fits      []fit  `json:"fits"`       // types that fit, with the longest context; most bytes of weights first
+	TooLarge  []fit  `json:"too_large"`  // types that do not, with Context tokens
+	Take      string `json:"take"`       // the type of Fits with most bits, of bf16, q8_0 and those with a _k; empty if there is none
 }
 
 // fit is what a model takes with one type of weights, in bytes.
@@ -32,9 +31,9 @@ type fit struct {
 	Type    string `json:"type"`     // convert --type
 	Context int    `json:"context"`  // tokens of a sequence
 	Weights int64  `json:"weights"`  // of the GGUF file, prediction layers left out
-	KVCache int64  `json:"kv_cache"` // as MemoryReport has it
-	Prefill int64  `json:"prefill"`  // as MemoryReport has it
-	Total   int64  `json:"total"`    // Weights + KVCache + Prefill
+	KVCache int64  `json:"kv_cache"` // llama.cpp's, in F16
+	Compute int64  `json:"compute"`  // llama.cpp's buffer of activations, at most
+	Total   int64  `json:"total"`    // Weights + KVCache + Compute
 }
 
 // FitOf works out for each type of weights, which types yields with the bytes of the weights, whether the model c fits
@@ -42,13 +41,15 @@ type fit struct {
 // max_position_embeddings. 0 is a context of 4,096 tokens, or max_position_embeddings if that is less.
 func FitOf(path string, c *config.Config, types map[string]Weights, memory int64, context, batch int) (*FitReport, error) {
 	context = cmp.Or(context, min(4096, c.RoPE.MaxPositionEmbeddings))
-	r := &FitReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Memory: memory, Context: context, Batch: batch,
+	r := &FitReport{Path: path, ModelType: c.ModelType, Memory: memory, Context: context, Batch: batch,
 		Fits: []fit{}, TooLarge: []fit{}}
 	for name, w := range types {
 		m := &MemoryReport{Weights: w.sum()}
 		take := func(context int) (fit, error) {
-			row, err := m.row(c, int64(context), int64(batch))
-			return fit{name, context, row.Weights, row.KVCache, row.Prefill, row.Total}, err
+			row, err := m.row(c, int64(context+255)/256*256, int64(batch))
+			x := fit{name, context, row.Weights, row.KVCache / table.TorchDType(c).Bytes(1) * 2, compute(c, row), 0}
+			x.Total = x.Weights + x.KVCache + x.Compute
+			return x, err
 		}
 		least, err := take(context)
 		if err != nil {
@@ -73,7 +74,36 @@ func FitOf(path string, c *config.Config, types map[string]Weights, memory int64
 			return cmp.Or(cmp.Compare(b.Weights, a.Weights), cmp.Compare(a.Type, b.Type))
 		})
 	}
+	for _, f := range r.Fits {
+		if r.Take == "" && (strings.Contains(f.Type, "_k") || f.Type == "q8_0" || f.Type == "bf16") {
+			r.Take = f.Type
+		}
+	}
 	return r, nil
+}
+
+// compute is what llama.cpp's buffer of activations takes at most, which it uses for 512 tokens at a time, in F32:
+//
+//	512 · (vocab_size + (hc_mult + 1)·hidden_size + widest) · 4 + 512 · tokens · 2
+//	widest = the larger of num_experts_per_tok · (hidden_size + moe_intermediate_size) and 2·intermediate_size of dense layers
+//
+// vocab_size are the logits, and the last product is the mask of attention in F16, with indexers three times as large. The
+// buffer is not a sum of these, because tensors take each other's places; with 4,096 and 32,768 tokens llama.cpp 0c1e57098
+// reserves 72 to 99 % of this for eleven models.
+func compute(c *config.Config, m memory) int64 {
+	hidden, tokens := int64(c.HiddenSize), int64(m.Context)*int64(m.Batch)
+	widest, mask, layers := int64(0), int64(2), layersOf(c)
+	if layers.MoE > 0 {
+		widest = int64(c.MoE.NumExpertsPerTok) * (hidden + int64(c.MoE.MoEIntermediateSize))
+	}
+	if layers.Dense > 0 {
+		widest = max(widest, 2*int64(c.IntermediateSize))
+	}
+	if c.HasIndexer() {
+		mask = 6
+	}
+	n := min(512, tokens)
+	return n*(int64(c.VocabSize)+int64(max(c.HyperConnections.HCMult, 1)+1)*hidden+widest)*4 + n*tokens*mask
 }
 
 // Passes reports whether a type fits.
@@ -81,9 +111,9 @@ func (r *FitReport) Passes(inspect.Level) bool { return len(r.Fits) > 0 }
 
 // Sheet is a row for each type that fits.
 func (r *FitReport) Sheet() *text.Sheet {
-	s := text.NewSheet("type", ">context", ">weights", ">kv_cache", ">prefill", ">total")
+	s := text.NewSheet("type", ">context", ">weights", ">kv_cache", ">compute", ">total")
 	for _, f := range r.Fits {
-		s.Row(f.Type, f.Context, text.Size(f.Weights), text.Size(f.KVCache), text.Size(f.Prefill), text.Size(f.Total))
+		s.Row(f.Type, f.Context, text.Size(f.Weights), text.Size(f.KVCache), text.Size(f.Compute), text.Size(f.Total))
 	}
 	return s
 }
@@ -96,20 +126,23 @@ func (r *FitReport) WriteText(w io.Writer) error {
 	if n > 0 {
 		fmt.Fprintln(w)
 		r.Sheet().WriteAs(w, text.AsTable)
-		fmt.Fprintln(w, "\ncontext is the longest that fits, up to max_position_embeddings; cache and activations are in "+r.DType.String())
+		fmt.Fprintln(w, "\ncontext is the longest that fits, up to max_position_embeddings; cache and compute buffer are those of llama.cpp")
 	}
 	return r.WriteNotes(w)
 }
 
-// WriteNotes writes the types that do not fit.
+// WriteNotes writes the types that do not fit, and the one to take.
 func (r *FitReport) WriteNotes(w io.Writer) error {
-	if len(r.TooLarge) == 0 {
-		return nil
-	}
-	var list []string
+	var lines, list []string
 	for _, f := range r.TooLarge {
 		list = append(list, f.Type+" ("+text.Bytes(f.Total)+")")
 	}
-	_, err := fmt.Fprintln(w, "too large: "+strings.Join(list, ", "))
+	if list != nil {
+		lines = append(lines, "too large: "+strings.Join(list, ", ")+"\n")
+	}
+	if r.Take != "" {
+		lines = append(lines, "take "+r.Take+": it has the most bits of bf16, q8_0 and the types with a _k that fit\n")
+	}
+	_, err := io.WriteString(w, strings.Join(lines, ""))
 	return err
 }
