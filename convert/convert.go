@@ -79,6 +79,14 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 		return nil, err
 	}
 	r := newReport(dst, p, done)
+	r.Next = append(r.Next, "dsmoe verify "+text.Word(dst)+" PACK")
+	if file := r.local(0); r.Vocabulary != nil && len(r.Missing) == 0 && file != "" {
+		run := "llama-cli -m " + text.Word(file)
+		if !r.Vocabulary.Template { // llama-cli chats
+			run = "llama-completion -m " + text.Word(file) + " -p TEXT"
+		}
+		r.Next = append(r.Next, run)
+	}
 	if o.Origin != "" && r.Verified && !r.Already {
 		r.Notes = append(slices.Clone(r.Notes), "SRC is "+o.Origin+": the output was compared with its bytes when it was "+
 			"written, and with the hashes of that when it was read again")

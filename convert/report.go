@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/engine"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -29,6 +30,7 @@ type Report struct {
 	Verified   bool                `json:"verified"`         // read again and compared with the source; of joined parts when each was written
 	Tensors    int                 `json:"tensors"`          // that were written
 	Bytes      int64               `json:"bytes"`            // of their data
+	DTypes     []TypeBytes         `json:"dtypes"`           // of their data, most bytes first
 	Files      []string            `json:"files"`            // that hold them
 	Carried    []string            `json:"carried"`          // files copied from the source's directory
 	Left       []string            `json:"left_behind"`      // files neither copied nor read whole
@@ -38,6 +40,15 @@ type Report struct {
 	Exact      int                 `json:"exact"`            // tensors whose elements were all found to be finite and the source's values
 	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that changed or are not finite
 	Notes      []string            `json:"notes"`            // for the user
+	Next       []string            `json:"next"`             // commands that check and run the output
+	// Vocabulary is what the files tell programs that read and write texts; null if they hold no tokens.
+	Vocabulary *format.Vocabulary `json:"vocabulary"`
+}
+
+// TypeBytes is the bytes of the tensors of one dtype.
+type TypeBytes struct {
+	DType tensor.DType `json:"dtype"`
+	Bytes int64        `json:"bytes"`
 }
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
@@ -45,8 +56,18 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		Resumed: done.Resumed, Parts: done.Parts, Verified: done.Verified,
 		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
 		Dropped: p.Dropped, Missing: p.Missing,
-		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
+		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes, Next: []string{}, Vocabulary: p.Vocabulary}
 	_, r.Bytes = p.Bytes()
+	sizes := map[tensor.DType]int64{}
+	for i := range p.Tensors {
+		sizes[p.Tensors[i].DType] += p.Tensors[i].Bytes()
+	}
+	for d, n := range sizes {
+		r.DTypes = append(r.DTypes, TypeBytes{d, n})
+	}
+	slices.SortFunc(r.DTypes, func(a, b TypeBytes) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.DType, b.DType))
+	})
 	lossy := map[string]bool{}
 	for i := range done.Lost {
 		lossy[done.Lost[i].Name] = !done.Lost[i].Exact()
@@ -83,6 +104,12 @@ func (r *Report) WriteText(w io.Writer) error {
 	if len(r.Files) > 0 && filepath.Ext(r.Files[0]) == ".gguf" && filepath.Base(r.Path) != r.Files[0] { // a name that dsmoe made
 		plan.WriteNames(&b, text.Noun(len(r.Files), "file"), r.Files)
 	}
+	var types []string
+	for _, t := range r.DTypes {
+		types = append(types, fmt.Sprintf("%s %s", t.DType, text.Bytes(t.Bytes)))
+	}
+	fmt.Fprintf(&b, "dtypes: %s\n", strings.Join(types, ", "))
+	plan.WriteVocabulary(&b, r.Vocabulary)
 	if r.Replaced {
 		b.WriteString("replaced: an older output\n")
 	}
@@ -106,6 +133,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.writeLost(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	if len(r.Next) > 0 {
+		fmt.Fprintf(&b, "next: %s\n", strings.Join(r.Next, "; "))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -111,9 +112,12 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	cli.InGroup(flags, cli.Resources, "max-memory")
 	f.files.Flag(cmd, attestFlag, "json",
 		"with --check: write an in-toto statement of the output to `FILE`, to be signed")
-	for _, other := range []string{"finish", "no-resume", "dry-run"} {
+	f.files.Flag(cmd, modelfileFlag, "", "also write a Modelfile, with which Ollama runs DST, to `FILE`")
+	cli.InGroup(flags, cli.GGUF, modelfileFlag)
+	cmd.MarkFlagsMutuallyExclusive("dry-run", modelfileFlag)
+	for _, other := range []string{"finish", "no-resume", "dry-run", modelfileFlag} {
 		cmd.MarkFlagsMutuallyExclusive("part", other)
-		if other != "finish" {
+		if other != "finish" && other != modelfileFlag {
 			cmd.MarkFlagsMutuallyExclusive("finish", other)
 		}
 	}
@@ -167,6 +171,9 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		f.Options.Options = f.Into(args[1])
 	}
+	if cmd.Flags().Changed(modelfileFlag) && (f.Format != ggufFormat || f.NoVocab || checkpoint.IsRemote(args[1])) {
+		return cli.Misuse(cmd, "--modelfile is of a GGUF file on a disk, with its vocabulary")
+	}
 	src, err := openerOf(cmd.Context()).OpenPart(args[0], f.Needed)
 	if err != nil {
 		return err
@@ -189,13 +196,20 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 		f.Adapter = a
 	}
 	var r cli.Result
+	var whole *convert.Report
 	switch {
 	case f.dryRun:
 		r, err = convert.Plan(src, f.Options)
 	case f.Part.N > 0:
 		r, err = convert.RunPart(cmd.Context(), args[1], src, f.Options)
 	default:
-		r, err = convert.Run(cmd.Context(), args[1], src, f.Options)
+		whole, err = convert.Run(cmd.Context(), args[1], src, f.Options)
+		r = whole
+	}
+	if err == nil && whole != nil {
+		err = f.files.Write(modelfileFlag, func(w io.Writer) error {
+			return whole.Modelfile(w, cmd.Flags().Lookup(modelfileFlag).Value.String())
+		})
 	}
 	if err != nil {
 		return err
@@ -216,8 +230,11 @@ func useEngine(ctx context.Context, s *convert.Settings, o cli.Overwriting, prog
 	}
 }
 
-// attestFlag names the file of a statement.
-const attestFlag = "attest"
+// Flags that name a file to be written: of a statement, of Ollama's Modelfile.
+const (
+	attestFlag    = "attest"
+	modelfileFlag = "modelfile"
+)
 
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *cli.Bar) error {
 	var r *convert.CheckReport

@@ -28,7 +28,7 @@ func TestLayers(t *testing.T) {
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts", "text/problem"},
 		"cmd/dsmoe/internal/cli": {"text/page", "text/problem", "convert", "convert/checkpoint", "convert/remote", "model/weights", "model/tensor"},
 
-		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/source", "model/tensor", "text/problem"},
+		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "model/tensor", "text/problem"},
 		"convert/internal/engine":   {"convert/internal/output", "convert/internal/progress", "convert/plan", "convert/operation", "convert/checkpoint", "convert/source", "convert/format", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "model/digest", "model/tensor", "text/problem"},
 		"convert/internal/output":   {"convert/internal/progress", "convert/plan", "convert/checkpoint", "convert/format", "convert/source", "convert/remote", "convert/internal/disk", "convert/internal/manifest", "model/digest", "text/problem"},
 		"convert/internal/progress": {"convert/plan", "convert/internal/disk", "model/tensor"},

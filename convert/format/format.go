@@ -103,9 +103,33 @@ type Description struct {
 
 // Described is the result of Describe.
 type Described struct {
-	Keys  []byte   // the encoded content
-	Stem  string   // of the files' names
-	Notes []string // warnings for readers of the files
+	Keys       []byte      // the encoded content
+	Stem       string      // of the files' names
+	Notes      []string    // warnings for readers of the files
+	Vocabulary *Vocabulary // what Keys say of texts; nil if they hold no tokens
+}
+
+// Vocabulary is what the keys of a written file tell a program that reads and writes texts.
+type Vocabulary struct {
+	From     string      `json:"from"`          // the file that it was made of
+	Tokens   int         `json:"tokens"`        // number of tokens
+	Pre      string      `json:"pre"`           // llama.cpp's name of the pre-tokenizer; empty if the keys name none
+	Begin    *Token      `json:"bos"`           // begins a text; null if the keys name none
+	Ends     []Token     `json:"eos"`           // end a text: the keys' first, then others that eos_token_id lists
+	Template bool        `json:"chat_template"` // the keys have one
+	Sampling []Parameter `json:"sampling"`      // recommended by generation_config.json
+}
+
+// Token is an entry of a vocabulary.
+type Token struct {
+	ID   int    `json:"id"`
+	Text string `json:"text"`
+}
+
+// Parameter is a parameter of sampling.
+type Parameter struct {
+	Name  string `json:"name"`  // that Ollama has for it
+	Value string `json:"value"` // as a Modelfile spells it
 }
 
 // Text is a file without weights.

@@ -37,13 +37,14 @@ func describe(d format.Description) (described format.Described, err error) {
 			}
 			w.putSome(widenedKey+was.String(), names)
 		}
-		notes := w.putTokenizer(d)
+		from, notes := w.putTokenizer(d)
 		w.importanceKeys(d.Imatrix)
-		if _, _, err := w.header(); err != nil { // texts from files beside the weights can exceed a reader's limits
-			format.Fail(fmt.Errorf("the keys of the output: %w", err))
+		vocabulary, err := vocabularyOf(w.b, from, endsOf(d))
+		if err != nil { // texts from files beside the weights can exceed a reader's limits
+			format.Fail(err)
 		}
 		described = format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
-			Notes: slices.Concat(warnings(c), notes, metadataNotes)}
+			Notes: slices.Concat(warnings(c), notes, metadataNotes), Vocabulary: vocabulary}
 	})
 	return described, err
 }
@@ -178,7 +179,7 @@ const quantisationVersion = uint32(2)
 
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
 var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12,
-	"q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "BF16": 32,
+	"q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30, "BF16": 32,
 	"mxfp4": 38}
 
 // fileType returns general.file_type: the type asked for, or the dtype of most elements. llama.cpp's converter has one

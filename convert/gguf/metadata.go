@@ -62,19 +62,20 @@ func (w *keyWriter) metadata(d format.Description) (notes []string) {
 	return append(notes, c.notes...)
 }
 
-// samplers are the keys of recommended samplers, and their fields in generation_config.json:
-// the first that is there counts.
+// samplers are the keys of recommended samplers, and their fields in generation_config.json: the first that is there
+// counts.
 var samplers = []struct {
 	key    string
 	kind   kind
+	ollama string // the parameter of a Modelfile; empty if Ollama has none
 	fields []string
 }{
-	{"sequence", str, []string{"sequence"}}, {"top_k", i32, []string{"top_k"}}, {"top_p", f32, []string{"top_p"}},
-	{"min_p", f32, []string{"min_p"}}, {"xtc_probability", f32, []string{"xtc_probability"}},
-	{"xtc_threshold", f32, []string{"xtc_threshold"}}, {"temp", f32, []string{"temperature"}},
-	{"penalty_last_n", i32, []string{"penalty_last_n"}},
-	{"penalty_repeat", f32, []string{"penalty_repeat", "repetition_penalty"}}, {"mirostat", i32, []string{"mirostat"}},
-	{"mirostat_tau", f32, []string{"mirostat_tau"}}, {"mirostat_eta", f32, []string{"mirostat_eta"}},
+	{"sequence", str, "", []string{"sequence"}}, {"top_k", i32, "top_k", []string{"top_k"}}, {"top_p", f32, "top_p", []string{"top_p"}},
+	{"min_p", f32, "min_p", []string{"min_p"}}, {"xtc_probability", f32, "", []string{"xtc_probability"}},
+	{"xtc_threshold", f32, "", []string{"xtc_threshold"}}, {"temp", f32, "temperature", []string{"temperature"}},
+	{"penalty_last_n", i32, "repeat_last_n", []string{"penalty_last_n"}},
+	{"penalty_repeat", f32, "repeat_penalty", []string{"penalty_repeat", "repetition_penalty"}}, {"mirostat", i32, "", []string{"mirostat"}},
+	{"mirostat_tau", f32, "", []string{"mirostat_tau"}}, {"mirostat_eta", f32, "", []string{"mirostat_eta"}},
 }
 
 // sampling writes the recommended samplers.

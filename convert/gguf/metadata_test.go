@@ -41,7 +41,7 @@ func metadataOf(t *testing.T, readme, generation string) (map[string]string, []s
 		delete(got, "size_label")
 	}
 	notes = slices.DeleteFunc(notes, func(n string) bool { return n == noTemplate || strings.HasPrefix(n, "no file says which token begins") })
-	return got, notes[1:] // the first is where the vocabulary comes from
+	return got, notes
 }
 
 // TestSampling: generation_config.json's parameters become keys; those of another type are

@@ -77,7 +77,8 @@ func rekeyed(d format.Description) (format.Described, error) {
 		s, _ := f.values[key].one.(string)
 		return s
 	})
-	return format.Described{Keys: keys, Stem: stem, Notes: append(warnings(d.Config), note)}, nil
+	vocabulary, err := vocabularyOf(keys, "the source's keys", nil)
+	return format.Described{Keys: keys, Stem: stem, Notes: append(warnings(d.Config), note), Vocabulary: vocabulary}, err
 }
 
 // replacedPairs puts the pairs of a description in the places of the source's. changed names the keys of

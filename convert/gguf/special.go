@@ -20,12 +20,12 @@ func consumes(file string) bool {
 		samplingName}, file)
 }
 
-// putTokenizer writes the tokenizer, or that a file has none as asked for. It refuses to write a file without one
-// otherwise: llama.cpp then takes numbers of tokens only.
-func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
+// putTokenizer writes the tokenizer of the file from, or that a file has none as asked for. It refuses to write a file
+// without one otherwise: llama.cpp then takes numbers of tokens only.
+func (w *keyWriter) putTokenizer(d format.Description) (from string, notes []string) {
 	if d.NoVocab {
 		w.put("tokenizer.ggml.model", "none")
-		return []string{"the file has no vocabulary, as asked for: llama.cpp takes numbers of tokens only"}
+		return "", []string{"the file has no vocabulary, as asked for: llama.cpp takes numbers of tokens only"}
 	}
 	t, settings := &tokenizer{file: tokenizerName}, map[string]json.RawMessage{}
 	found := readJSON(d, tokenizerName, t)
@@ -54,8 +54,7 @@ func (w *keyWriter) putTokenizer(d format.Description) (notes []string) {
 		merges[i] = string(m)
 	}
 	w.put("tokenizer.ggml.merges", merges)
-	return slices.Concat([]string{"the vocabulary comes from " + t.file}, notes, w.meanings(d, t, settings, tokens),
-		w.templates(d, settings))
+	return t.file, slices.Concat(notes, w.meanings(d, t, settings, tokens), w.templates(d, settings))
 }
 
 // meanings are the tokens with a meaning, and which of them llama.cpp adds to texts.
@@ -171,7 +170,7 @@ func (m *meanings) template(p processor) {
 // meanings writes which tokens have a meaning, and which of them are added to texts.
 func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[string]json.RawMessage,
 	tokens []string) (notes []string) {
-	m, ids := t.meaningsOf(settings), map[string]json.RawMessage{}
+	m, ids, ends := t.meaningsOf(settings), map[string]json.RawMessage{}, endsOf(d)
 	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
 	if modelOf(d.Config).glm {            // names without a token in config.json: _set_vocab_glm of llama.cpp's converter
 		for name, content := range map[string]string{"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>",
@@ -195,7 +194,6 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 		if id < 0 && named.content != "" {
 			id = slices.Index(tokens, named.content)
 		}
-		ends := endsOf(d, ids)
 		if s.name == "eos" && id < 0 && len(ends) > 0 && 0 <= ends[0] && ends[0] < len(tokens) {
 			id = ends[0]
 		}
@@ -222,12 +220,11 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 }
 
 // endsOf returns the tokens that eos_token_id of config.json or generation_config.json lists; nil if it is one number.
-func endsOf(d format.Description, ids map[string]json.RawMessage) (ends []int) {
-	const key = "eos_token_id"
-	generation := map[string]json.RawMessage{}
-	json.Unmarshal(slurp(d, samplingName), &generation) // of one that cannot be read another note tells
-	for _, said := range []json.RawMessage{ids[key], generation[key]} {
-		if ends = nil; json.Unmarshal(said, &ends) == nil && len(ends) > 0 {
+func endsOf(d format.Description) []int {
+	for _, data := range [][]byte{d.Config.JSON(), slurp(d, samplingName)} { // of one that cannot be read another note tells
+		fields, ends := map[string]json.RawMessage{}, []int{}
+		json.Unmarshal(data, &fields)
+		if json.Unmarshal(fields["eos_token_id"], &ends) == nil && len(ends) > 0 {
 			return ends
 		}
 	}

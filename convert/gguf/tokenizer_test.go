@@ -92,7 +92,7 @@ func TestTokenizer(t *testing.T) {
 			settingsName:  `{"bos_token": {"content": "<s>"}, "eos_token": "<｜end｜>", "pad_token": null, "add_bos_token": true, "chat_template": [{"name": "default", "template": "{{x}}"}]}`,
 		})
 		require.NoError(t, err)
-		require.Equal(t, []string{"the vocabulary comes from tokenizer.json"}, notes)
+		require.Empty(t, notes)
 		require.Equal(t, "gpt2", values["tokenizer.ggml.model"].one)
 		require.Equal(t, "deepseek-coder", values["tokenizer.ggml.pre"].one)
 		require.Equal(t, []any{"a", "b", "ab", "Ġ", "Ġa", "[PAD5]", "[PAD6]", "<pad>", " user", "<s>", "<｜end｜>", "[PAD11]"}, values["tokenizer.ggml.tokens"].many)
@@ -172,7 +172,7 @@ func TestTiktoken(t *testing.T) {
 	values, notes, err := of(lines, `{`+kimi+`, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "<p>",
 		"added_tokens_decoder": {"8": {"content": "<p>"}, "10": {"content": "[BOS]", "special": true}}}`)
 	require.NoError(t, err)
-	require.Equal(t, []string{"the vocabulary comes from tiktoken.model", noTemplate}, notes)
+	require.Equal(t, []string{noTemplate}, notes)
 	require.Equal(t, "kimi-k2", values["tokenizer.ggml.pre"].one)
 	require.Equal(t, []any{"a", "Ġ", "ä", "Ā", "aa", "Ġaa", "aaaa", "äā", "<p>", "<|reserved_token_9|>", "[BOS]", "<|reserved_token_11|>"}, values[tokensKey].many)
 	require.Equal(t, []any{"a a", "Ġ aa", "aa aa", "ä ā"}, values["tokenizer.ggml.merges"].many)

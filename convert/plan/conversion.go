@@ -42,7 +42,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{Format: c.format, Options: c.o.recorded(c.format, c.kept), Missing: doc.missing, File: o.File,
-		described: described, source: src.Memory()}
+		described: described, Vocabulary: described.Vocabulary, source: src.Memory()}
 	for i, f := range src.Inventory.Files {
 		identity, err := src.Identity(i)
 		if err != nil {

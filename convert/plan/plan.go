@@ -42,6 +42,8 @@ type Plan struct {
 	Others  []Other  `json:"others"`          // config.json, the index and the copied files
 	Left    []string `json:"left_behind"`     // files of the source that are neither copied nor read whole
 	Dropped int      `json:"dropped_tensors"` // left out on request
+	// Vocabulary is what the files tell programs that read and write texts; null if they hold no tokens.
+	Vocabulary *format.Vocabulary `json:"vocabulary"`
 	// Missing counts the weights that the output's config.json implies and the output lacks.
 	// An output with missing weights is part of a model and does not load.
 	Missing []Missing `json:"missing"`

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/convert/format"
 	"dsmoe/text"
 )
 
@@ -28,6 +29,7 @@ func (p *Plan) WriteText(w io.Writer) error {
 	WriteMissing(&b, p.Missing)
 	WriteNames(&b, "carries along", p.CarriedNames())
 	WriteNames(&b, "leaves behind", p.Left)
+	WriteVocabulary(&b, p.Vocabulary)
 	for _, n := range p.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
@@ -96,6 +98,33 @@ func WriteMissing(b *strings.Builder, missing []Missing) {
 	}
 	fmt.Fprintf(b, "not a whole model: %s that config.json implies are not there (%s); it will not load as one\n",
 		text.Plural(sum, "weight"), strings.Join(parts, ", "))
+}
+
+// WriteVocabulary writes one line about the tokens of the files, and which of them have a meaning; nothing without tokens.
+func WriteVocabulary(b *strings.Builder, v *format.Vocabulary) {
+	if v == nil {
+		return
+	}
+	word := func(t format.Token) string { return fmt.Sprintf("%d %s", t.ID, text.Quote(t.Text)) }
+	parts := []string{fmt.Sprintf("vocabulary: %s from %s", text.Plural(v.Tokens, "token"), v.From), "no pre-tokenizer", "no BOS",
+		"no EOS", "no chat template"}
+	if v.Pre != "" {
+		parts[1] = "pre-tokenizer " + text.Quote(v.Pre)
+	}
+	if v.Begin != nil {
+		parts[2] = "BOS " + word(*v.Begin)
+	}
+	for i, end := range v.Ends {
+		if i == 0 {
+			parts[3] = "EOS " + word(end)
+		} else {
+			parts[3] += " or " + word(end)
+		}
+	}
+	if v.Template {
+		parts[4] = "a chat template"
+	}
+	fmt.Fprintln(b, strings.Join(parts, ", "))
 }
 
 // WriteNames writes one line with the names of files; nothing for an empty list.

@@ -28,7 +28,7 @@ type Files struct {
 // Flag adds a flag that names a file.
 func (f *Files) Flag(cmd *cobra.Command, name, ending, usage string) {
 	cmd.Flags().String(name, "", usage)
-	cmd.MarkFlagFilename(name, ending)
+	cmd.MarkFlagFilename(name, strings.Fields(ending)...) // any file without an ending
 	InGroup(cmd.Flags(), Reporting, name)
 	f.flags = append(f.flags, outFlag{name, ending})
 }
