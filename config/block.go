@@ -3,9 +3,6 @@ package config
 import (
 	"fmt"
 	"slices"
-
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 // block is what the families share whose attention is not computed: the keys that their mixtures of experts and dense
@@ -28,6 +25,7 @@ var block = family{
 		v3.row("norm_topk_prob", true),
 		{"routed_scaling_factor", 1.0, v3.row("routed_scaling_factor", nil).ifSet()},
 		v3.row("hidden_act", "silu"),
+		v3.row("mlp_bias", nil),
 		v3.row("initializer_range", 0.02),
 		v3.row("rms_norm_eps", nil),
 		v3.row("tie_word_embeddings", nil),
@@ -47,34 +45,24 @@ var block = family{
 	references: v3.native(func(r *Rules) { r.Router.KeepsGate = true }),
 }
 
+// sumScaled has the rules of the mixtures that have a sigmoid in float32 over logits in the weights' dtype, a cast bias, weights
+// that are normalised without an addend, and a factor of the routed sum.
+var sumScaled = family{references: v3.native(func(r *Rules) {
+	r.Router.RouterFloat32, r.Router.ScoresInFloat32, r.Router.CastsRouterBias, r.Router.NormsBare, r.MoE.ScalesSum,
+		r.MoE.FlatShared = false, true, true, true, true, true
+})}
+
 // sharedWidth is the row of the width of shared experts, which are one.
 func sharedWidth(missing int) field {
 	return field{"shared_expert_intermediate_size", missing,
 		integer(func(c *Config) *int { return &c.MoE.SharedIntermediateSize }, 1, maxDim)}
 }
 
-// denseLayers is the row of mlp_only_layers.
-func denseLayers(missing []int) field {
-	return field{"mlp_only_layers", missing, single(func(c *Config) *[]int { return &c.Layers.MLPOnly },
-		func(v jsontext.Value) (layers []int, err error) {
-			if json.Unmarshal(v, &layers) != nil {
-				return nil, fmt.Errorf("%s is not a list of layers", show(v))
-			}
-			return layers, nil
-		}).ifSet().deciding(layersDiffer)}
+// named returns the row under another key.
+func (row field) named(key string) field {
+	row.key = key
+	return row
 }
-
-// sparseStep is the row of decoder_sparse_step.
-var sparseStep = field{"decoder_sparse_step", 1,
-	integer(func(c *Config) *int { return &c.Layers.MoEInterval }, 1, maxLayers).deciding(layersDiffer)}
-
-// sparseBySteps: each decoder_sparse_step-th layer has experts, unless mlp_only_layers lists it.
-var sparseBySteps = rule{[]string{"mlp_only_layers", "decoder_sparse_step", "num_hidden_layers"}, func(c *Config) error {
-	c.Layers.MLPLayerTypes = typed(c.NumHiddenLayers, sparseMLP, denseMLP, func(l int) bool {
-		return (l+1)%c.Layers.MoEInterval == 0 && !slices.Contains(c.Layers.MLPOnly, l)
-	})
-	return nil
-}}
 
 // BlockOnly reports whether of the decoder's layers the mixtures of experts and the dense MLPs alone are computed, not
 // attention.

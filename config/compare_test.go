@@ -100,6 +100,8 @@ func compareFields(t *testing.T, base Config, compared map[string]bool) {
 			*v = []string{"full", sharedIndexer}
 		case *[]int:
 			*v = []int{7}
+		case *[]float64:
+			*v = []float64{7}
 		case *Reference:
 			*v = Remote
 		case **RopeScaling:

@@ -32,6 +32,10 @@ type Config struct {
 	TorchDType        string  // torch_dtype, or dtype, such as "bfloat16"; "" is null
 
 	SwiGLULimit float64 // swiglu_limit L of an MLP: gate ≤ L, -L ≤ up ≤ L; 0 sets no limit
+	SwiGLUAlpha float64 // swiglu_alpha: see SwiGLUShifted
+	// SwiGLULimits and SharedSwiGLULimits are swiglu_limits, of routed experts by layer, and swiglu_limits_shared, of other
+	// MLPs; nil: SwiGLULimit is that of all layers.
+	SwiGLULimits, SharedSwiGLULimits []float64
 
 	NumNextNPredictLayers int // num_nextn_predict_layers: MTP layers behind the decoder's
 
@@ -121,6 +125,8 @@ type MoE struct {
 	// SharedIntermediateSize is shared_expert_intermediate_size: the width of the shared experts; 0 where it is that of
 	// NSharedExperts experts.
 	SharedIntermediateSize int
+	LatentSize             int // moe_latent_size: width of what routed experts take and give; 0 is HiddenSize
+	ZeroExperts            int // zero_expert_num: experts behind the routed ones that give what they take
 }
 
 // Router is the gate of the mixture of experts: MoEGate.
@@ -132,6 +138,7 @@ type Router struct {
 	NormTopKProb        bool    // norm_topk_prob: MoEGate divides the weights by their sum + 1e-20 if top_k > 1
 	RoutedScalingFactor float64 // routed_scaling_factor: see TopKWeights
 	MoENormMin          float64 // moe_norm_min: see TopKDivisor
+	LogitCap            float64 // moe_router_logit_softcapping c: logits become c·tanh(logits/c); 0 leaves them
 	AuxLossAlpha        float64 // aux_loss_alpha: MoEGate.alpha, the weight of the auxiliary loss in training
 	SeqAux              bool    // seq_aux: the auxiliary loss is per sequence, not per batch
 }

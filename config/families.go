@@ -13,7 +13,9 @@ import (
 // families lists every model_type that Parse accepts, in the order in which errors name them.
 var families = []*family{&v1, &v2, &v3, &kimiK2, &glm4MoELite, &axk1, &vl2, &v32, &glmMoEDsa, &v4, &v41,
 	&glm4MoE, &dots1, &solarOpen, &hyV3, &minimaxM2, &exaoneMoE, &ernie45MoE, &sarvamMLA, &sarvamMoE, &ling2,
-	&kimiLinear, &bailingHybrid, &mimoV2Flash, &afmoe, &qwen3Next, &flint, &ling1}
+	&kimiLinear, &bailingHybrid, &mimoV2Flash, &afmoe, &qwen3Next, &flint, &ling1,
+	&mistral4, &axk2, &laguna, &kolibri1, &laraMini, &dots3Note,
+	&beam, &step3p5, &minimaxM3, &glm5Next, &qwen35MoE, &hyV4, &mistralLarge4, &nemotronH, &longcatFlash}
 
 // Defaults returns the Config of a config.json that names a family and says no more. No rule is checked.
 func Defaults(modelType string) *Config {
@@ -39,10 +41,8 @@ func OfClass(class string) (modelTypes []string) {
 
 // familyOf finds the family of a language model: the wrapper's, or the one that model_type names.
 func familyOf(w wrapper, values map[string]jsontext.Value) (*family, error) {
-	for _, f := range families {
-		if f.within && f.modelType == w.family {
-			return f, nil
-		}
+	if f := w.inside(); f != nil {
+		return f, nil
 	}
 	v, ok := values["model_type"]
 	if !ok {
@@ -68,9 +68,15 @@ func familyOf(w wrapper, values map[string]jsontext.Value) (*family, error) {
 
 // otherMixtures are model_types whose mixture of experts is like DeepSeek-V3's at first sight, and why it is not that.
 var otherMixtures = map[string]string{
-	"kimi_k3":  "its routed experts have a hidden size of their own, and the activation situ",
-	"youtu":    "it has none, all layers are dense",
-	"minicpm3": "it has none, all layers are dense",
+	"kimi_k3":     "its routed experts have a hidden size of their own, and the activation situ",
+	"muse_spark":  "its experts have a norm behind each, and stand between two projections",
+	"inkling":     "its gate weighs the shared experts, too",
+	"zaya":        "its gate is an MLP that sees the gate of the layer before",
+	"cohere2_moe": "its weights are those of the chosen logits alone",
+	"gemma4":      "its gate has a norm, and a factor of each expert",
+	"llama4":      "it multiplies what its experts take with the weights, not what they give",
+	"youtu":       "it has none, all layers are dense",
+	"minicpm3":    "it has none, all layers are dense",
 }
 
 // unsupported is the *problem.Error for a model_type that no family has.

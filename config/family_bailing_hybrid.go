@@ -9,13 +9,16 @@ var bailingHybrid = block.derive("bailing_hybrid", delta{
 		"routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6,
 	},
 	fields: []field{
-		{"num_nextn_predict_layers", 0, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, maxLayers).
-			deciding(never)},
+		carriedPredictions,
 		{"expert_swiglu_limit_list", nil, refused(limitedExperts)},
 		{"share_expert_swiglu_limit_list", nil, refused(limitedExperts)},
 	},
 	aliases: namesOfLinear,
 	rules:   append([]rule{sparseFrom(func(c *Config) int { return c.Layers.FirstKDenseReplace })}, block.rules...),
 })
+
+// carriedPredictions is the row of num_nextn_predict_layers of families whose prediction layers are not computed.
+var carriedPredictions = field{"num_nextn_predict_layers", 0,
+	natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, maxLayers).deciding(never)}
 
 const limitedExperts = "transformers' class does not clamp experts, and engines do: no reference is known to be right"

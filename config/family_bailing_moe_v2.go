@@ -12,7 +12,7 @@ var ling2 = grouped.derive("bailing_moe_v2", delta{
 		"topk_group": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 600000.0,
 	},
 	fields: []field{
-		ofModel("bailing_moe", "bailing_moe_v2"),
+		oneOf("model_type", "bailing_moe", "bailing_moe_v2"),
 		grouped.row("use_qk_norm", true),
 		{"n_shared_experts", nil, optional(func(c *Config) *int { return &c.MoE.NSharedExperts }, maxExperts)},
 		{"num_nextn_predict_layers", 0, natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, maxLayers).

@@ -14,7 +14,7 @@ var vl2 = v2.derive(modelTypeVL2, delta{
 	missing: map[string]any{"num_hidden_layers": 30, "num_key_value_heads": 32, "n_shared_experts": 0,
 		"n_routed_experts": 0, "topk_method": "gready"},
 	fields: []field{
-		ofModel("deepseek_v2"),
+		oneOf("model_type", "deepseek_v2"),
 		{"kv_lora_rank", nil, natural(func(c *Config) *int { return &c.Attention.KVLoraRank }, maxDim)},
 		{"qk_nope_head_dim", nil, natural(func(c *Config) *int { return &c.Attention.QKNopeHeadDim }, maxDim)},
 		{"qk_rope_head_dim", nil, natural(func(c *Config) *int { return &c.Attention.QKRopeHeadDim }, maxDim)},

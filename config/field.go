@@ -135,9 +135,9 @@ func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) 
 	}
 }
 
-// ofModel is the row of model_type of a family whose files have other names for it.
-func ofModel(names ...string) field {
-	return field{"model_type", nil, refusal(func(value jsontext.Value) error {
+// oneOf is the row of a key without a field whose value is one of these.
+func oneOf(key string, names ...string) field {
+	return field{key, nil, refusal(func(value jsontext.Value) error {
 		_, err := parseOneOf(value, names...)
 		return err
 	})}

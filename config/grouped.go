@@ -148,13 +148,14 @@ func windowed(missing func(c *Config, n int) []string) rule {
 	}}
 }
 
-// sparseFrom is the rule of mlp_layer_types; missing returns the first layer that has experts without the key.
+// sparseFrom is the rule of mlp_layer_types; missing returns the first layer that has experts without the key. Of the layers
+// from there on each moe_layer_freq-th has them.
 func sparseFrom(missing func(c *Config) int) rule {
 	return rule{[]string{"mlp_layer_types", "num_hidden_layers", "first_k_dense_replace"}, func(c *Config) error {
 		first := missing(c)
 		c.Layers.FirstKDenseReplace = 0
 		return layersHave(&c.Layers.MLPLayerTypes, c.NumHiddenLayers, func(n int) []string {
-			return typed(n, denseMLP, sparseMLP, func(l int) bool { return l < first })
+			return typed(n, denseMLP, sparseMLP, func(l int) bool { return l < first || l%c.Layers.MoELayerFreq != 0 })
 		})
 	}}
 }

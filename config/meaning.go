@@ -47,7 +47,7 @@ func haveMoELayer(a, b *Config) bool { return len(a.MoELayers())+len(b.MoELayers
 func topKWeightsDiffer(a, b *Config) bool {
 	normA, scaleA := a.TopKWeights()
 	normB, scaleB := b.TopKWeights()
-	return normA != normB || scaleA != scaleB
+	return normA != normB || scaleA != scaleB || a.SumScale() != b.SumScale()
 }
 
 // layersDiffer reports whether a layer that both configs have is dense in one of them.

@@ -51,8 +51,12 @@ func decode(doc document) (c *Config, err error) {
 	}
 	values := inner.values()
 	for _, m := range doc {
-		if _, said := values[m.key]; !said && slices.Contains(beside, m.key) {
+		_, said := values[m.key]
+		switch f := w.inside(); {
+		case !said && slices.Contains(beside, m.key):
 			inner = append(inner, m)
+		case m.key == "dtype" && f != nil && !f.within: // save_pretrained writes another one inside
+			inner = inner.put(m)
 		}
 	}
 	f, err := familyOf(w, inner.values())
@@ -114,7 +118,7 @@ func (w wrapper) contradictions(doc document, inner map[string]jsontext.Value) (
 // says reports whether a key around the language model's configuration is one of it.
 func (w wrapper) says(key string) bool {
 	f, err := familyOf(w, nil)
-	return err == nil && w.prefix == "" && key != "model_type" && f.index(key) >= 0
+	return err == nil && f.within && w.prefix == "" && key != "model_type" && f.index(key) >= 0
 }
 
 // Override returns a copy in which the given config.json keys have the given JSON

@@ -49,6 +49,7 @@ const (
 	hashMoE          = "hash_moe"
 	denseMLP         = "dense"
 	sparseMLP        = "sparse"
+	noMLP            = "none"
 )
 
 // Windowed reports whether queries attend to a window of the latest tokens and to entries that stand for several
@@ -111,7 +112,7 @@ func (c *Config) layerType(l int) string {
 // Hashes reports whether layer l chooses experts by tid2eid, a table with a row of experts for each token of the
 // vocabulary.
 func (c *Config) Hashes(l int) bool {
-	return l >= 0 && l < min(len(c.Layers.MLPLayerTypes), c.NumHiddenLayers) && c.Layers.MLPLayerTypes[l] == hashMoE
+	return l < c.NumHiddenLayers && c.mlpType(l) == hashMoE
 }
 
 // HasIndexer reports whether an indexer chooses the keys that each query attends to.

@@ -2,7 +2,10 @@ package config
 
 // What a Config says by its family and reference.
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // ChoosesByBias reports whether experts are chosen by scores to which e_score_correction_bias is added.
 func (c *Config) ChoosesByBias() bool {
@@ -61,10 +64,18 @@ func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	case normAlways:
 		normalise = c.Router.NormTopKProb
 	}
-	if normalise && !rules.Router.ScalesNormalised {
-		return true, 1
+	if normalise && !rules.Router.ScalesNormalised || rules.MoE.ScalesSum {
+		return normalise, 1
 	}
 	return normalise, c.Router.RoutedScalingFactor
+}
+
+// SumScale returns the factor of the routed sum: see Rules.ScalesSum.
+func (c *Config) SumScale() float64 {
+	if c.Rules().MoE.ScalesSum {
+		return c.Router.RoutedScalingFactor
+	}
+	return 1
 }
 
 // TopKDivisor returns what a gate does to the sum of the weights of the chosen experts before it divides them by it: it
@@ -74,6 +85,21 @@ func (c *Config) TopKDivisor() (eps, least float64) {
 		eps = 1e-20
 	}
 	return eps, c.Router.MoENormMin
+}
+
+// Limit returns the limit of the routed experts of layer l, or of its other MLPs; 0 sets none.
+func (c *Config) Limit(l int, routed bool) float64 {
+	limits := c.SharedSwiGLULimits
+	if routed {
+		limits = c.SwiGLULimits
+	}
+	switch {
+	case l >= 0 && l < len(limits):
+		return limits[l]
+	case !routed && c.Rules().MoE.LimitsRouted:
+		return 0
+	}
+	return c.SwiGLULimit
 }
 
 // IsMoE reports whether a layer, counted from 0, has a DeepseekMoE where a dense
@@ -86,9 +112,26 @@ func (c *Config) TopKDivisor() (eps, least float64) {
 func (c *Config) IsMoE(layer int) bool {
 	return c.MoE.NRoutedExperts > 0 && layer >= c.Layers.FirstKDenseReplace &&
 		(c.Rules().MoE.IgnoresMoELayerFreq || layer%c.Layers.MoELayerFreq == 0) &&
-		!(layer >= 0 && layer < len(c.Layers.MLPLayerTypes) && c.Layers.MLPLayerTypes[layer] == denseMLP) &&
+		c.mlpType(layer) != denseMLP && c.HasMLP(layer) &&
 		!(layer >= c.NumHiddenLayers && c.Rules().MoE.DensePredictions)
 }
+
+// mlpType is "" where no list has the layer.
+func (c *Config) mlpType(layer int) string {
+	if layer >= 0 && layer < len(c.Layers.MLPLayerTypes) {
+		return c.Layers.MLPLayerTypes[layer]
+	}
+	return ""
+}
+
+// HasMLP reports whether a layer has an MLP or a mixture of experts. In some models others have attention alone.
+func (c *Config) HasMLP(layer int) bool { return c.mlpType(layer) != noMLP }
+
+// Choices returns the number of experts that a gate chooses from.
+func (c *Config) Choices() int { return c.MoE.NRoutedExperts + c.MoE.ZeroExperts }
+
+// ExpertWidth returns the width of what routed experts take and give.
+func (c *Config) ExpertWidth() int { return cmp.Or(c.MoE.LatentSize, c.HiddenSize) }
 
 // MoELayers lists the layers of the decoder that have a DeepseekMoE.
 func (c *Config) MoELayers() (layers []int) {

@@ -60,6 +60,10 @@ type routerRules struct {
 	CastsRouterBias bool
 	// UnbiasedChoice: noaux_tc chooses by the scores alone, for the files have no e_score_correction_bias.
 	UnbiasedChoice bool
+	// MasksToZero: noaux_tc sets the scores of groups that are not chosen to 0, not to -inf.
+	MasksToZero bool
+	// ChoosesByLogits: experts are chosen by the logits, to which e_score_correction_bias is added, not by the scores.
+	ChoosesByLogits bool
 	// NormTopK is when norm_topk_prob normalises the top-k weights, see TopKWeights.
 	NormTopK normTopK
 	// NormsBare: nothing is added to the sum that top-k weights are divided by, see TopKDivisor.
@@ -79,12 +83,20 @@ type moeRules struct {
 	DensePredictions bool
 	// RoutedSum is the order in which the experts' outputs are added.
 	RoutedSum RoutedSum
+	// ScalesSum: routed_scaling_factor multiplies the routed sum, not the top-k weights.
+	ScalesSum bool
 	// NormsExperts: an RMSNorm stands behind the sum of routed and shared experts, A.X-K1's.
 	NormsExperts bool
 	// GatesShared: the output of the shared experts is multiplied with the sigmoid of a row's product with the token.
 	GatesShared bool
 	// NormsBlock: an RMSNorm stands behind the MLP of a layer, before the residual is added.
 	NormsBlock bool
+	// Activation is what MLPs make of their projections.
+	Activation Activation
+	// LimitsRouted: swiglu_limit is of routed experts alone.
+	LimitsRouted bool
+	// SumsInFloat32: routed experts' outputs are added in float32, and the sum is rounded once.
+	SumsInFloat32 bool
 	// FlatShared: the shared experts see [tokens, hidden_size], as the routed ones do, not [batch, seq, hidden_size].
 	FlatShared bool
 }
@@ -107,6 +119,18 @@ const (
 	PerHead           QKNorm = iota // each head, [batch, seq, heads, head_dim]
 	PerHeadTransposed               // each head, [batch, heads, seq, head_dim]
 	AllHeads                        // all heads of a token together, [batch, seq, heads·head_dim]
+)
+
+// Activation is what an MLP makes of the outputs of its projections, gate and up.
+type Activation uint8
+
+// The activations. A limit is Config.Limit; it clamps the outputs but where another place is said.
+const (
+	SwiGLU        Activation = iota // silu(gate) · up
+	SwiGLUOnce                      // the same in float32, rounded once
+	SwiGLULimited                   // the same with a limit of silu(gate), not of gate
+	SwiGLUShifted                   // gate · sigmoid(swiglu_alpha · gate) · (up + 1)
+	SquaredReLU                     // relu(up)², without a gate
 )
 
 // normTopK is the condition under which norm_topk_prob has an effect.

@@ -135,7 +135,7 @@ func supported() string {
 }
 
 func TestModelType(t *testing.T) {
-	assert.Regexp(t, "^; supported: deepseek, deepseek_v2, .*, kimi_k25, deepseek_vl_v2, deepseek_v41$", supported())
+	assert.Regexp(t, "^; supported: deepseek, deepseek_v2, .*, kimi_k25, deepseek_vl_v2, deepseek_v41, .*, hy_v4_vl$", supported())
 	for name, test := range map[string]struct{ text, want string }{
 		"missing":  {`{"hidden_size":0}`, `model_type: missing` + supported()},
 		"null":     {`{"model_type":null}`, `model_type: null is not a string` + supported()},

@@ -37,6 +37,10 @@ type Arithmetic[V any] interface {
 	Add(a, b V) V
 	// SwiGLU is silu(gate) · up, exact, with silu(g) = g / (1 + e^-g) a rounding point.
 	SwiGLU(gate, up V) V
+	// SiLU is x·s, exact, with s = 1 / (1 + e^-(alpha·x)); with an alpha other than 1 alpha·x and s are rounding points.
+	SiLU(x V, alpha float32) V
+	// Multiply is a·(b + shift), exact, with the sum a rounding point. a and b may be the same value.
+	Multiply(a, b V, shift float32) V
 	// Softmax is e^(x - max) / Σ e^(x - max) of each row, in float32 or better. The network
 	// applies it to scores of attention and to logits of a gate.
 	Softmax(x V) V
@@ -149,6 +153,8 @@ type Scoring struct {
 type routingArithmetic[V any] interface {
 	// Sigmoid is 1 / (1 + e^-x).
 	Sigmoid(x V) V
+	// SoftCap is limit·tanh(x/limit), with x/limit and tanh rounding points.
+	SoftCap(x V, limit float32) V
 	// SqrtSoftplus is sqrt(s), exact, with s = log(1 + e^x) a rounding point.
 	SqrtSoftplus(x V) V
 	// TableExperts returns the experts that table [vocab, k] lists for each token id, [tokens, k]:

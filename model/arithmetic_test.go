@@ -61,6 +61,8 @@ func (a *shapes) Linear(x shape, l *model.Linear) shape {
 func (a *shapes) RMSNorm(x shape, _ *model.Weight, _ float64) shape { return x }
 func (a *shapes) Add(x, _ shape) shape                              { return x }
 func (a *shapes) SwiGLU(gate, _ shape) shape                        { return gate }
+func (a *shapes) SiLU(x shape, _ float32) shape                     { return x }
+func (a *shapes) Multiply(x, _ shape, _ float32) shape              { return x }
 func (a *shapes) Softmax(x shape) shape                             { return x }
 func (a *shapes) Float32(x shape) shape                             { return x }
 func (a *shapes) Cast(x shape, _ tensor.DType) shape                { return x }
@@ -111,6 +113,7 @@ func (a *shapes) IndexScores(_, s shape, _ int, _ *model.Mask) shape {
 }
 
 func (a *shapes) Sigmoid(x shape) shape                    { return x }
+func (a *shapes) SoftCap(x shape, _ float32) shape         { return x }
 func (a *shapes) AddBias(x shape, _ *model.Weight) shape   { return x }
 func (a *shapes) GroupWorth(x shape, groups, _ int) shape  { return x.sized(groups) }
 func (a *shapes) Normalise(w shape, _ model.Divisor) shape { return w }

@@ -237,7 +237,7 @@ func (p *pass[V]) block(l int, x V) V {
 		if d.MoE != nil {
 			return p.moe(l, name+".mlp", d.MoE, x)
 		}
-		return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+		return p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x, p.config.Limit(l, false)))
 	})
 	if d.PostMLPLayernorm != nil {
 		x = p.norm(name+".post_mlp_layernorm", d.PostMLPLayernorm, x)

@@ -172,6 +172,9 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 		ix := x.Indexer
 		return map[table.Role]*Weight{table.WQB: &ix.WQB.Weight, table.WK: &ix.WK.Weight, table.KNorm: &ix.KNorm.Weight,
 			table.KNormBias: &ix.KNorm.Bias, table.WeightsProj: &ix.WeightsProj.Weight}[role]
+	case table.Latent:
+		return map[table.Role]*Weight{table.FC1LatentProj: &x.MoE.Latent[0].Weight,
+			table.FC2LatentProj: &x.MoE.Latent[1].Weight}[role]
 	case table.Router:
 		g := &x.MoE.Gate
 		return map[table.Role]*Weight{table.Gate: &g.Weight, table.EScoreCorrectionBias: &g.EScoreCorrectionBias,

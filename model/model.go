@@ -255,6 +255,7 @@ type DeepseekMoE struct {
 	Experts       []DeepseekMLP // n_routed_experts, of width moe_intermediate_size
 	SharedExperts *DeepseekMLP  // for every token
 	SharedGate    Linear        // [1, hidden_size], with config.Rules.GatesShared
+	Latent        [2]Linear     // fc1_latent_proj and fc2_latent_proj around the experts, with moe_latent_size
 	// PostMLPLayernorm is behind the sum of both; nil but in A.X-K1.
 	PostMLPLayernorm *DeepseekRMSNorm
 }

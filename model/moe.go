@@ -28,11 +28,21 @@ import (
 func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
 	idx, weight := p.gate(name+".gate", &m.Gate, flat)
-	routed := Section{l, name + ".experts.output", []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}, name + ".experts.", nil}
+	taken, width := flat, p.config.ExpertWidth()
+	if p.config.MoE.LatentSize > 0 {
+		taken = p.linear(name+".fc1_latent_proj", &m.Latent[0], flat)
+	}
+	routed := Section{l, name + ".experts.output", []int{p.in.Batch * p.in.Seq, width}, name + ".experts.", nil}
 	y := p.section(routed, func() V {
-		return p.stage(name+".experts.output", p.moeInfer(l, name+".experts", m, flat, idx, weight))
+		return p.stage(name+".experts.output", p.moeInfer(l, name+".experts", m, taken, idx, weight))
 	})
-	p.probe(l, name+".experts", m, flat)
+	if scale := p.config.SumScale(); scale != 1 {
+		y = p.Scale(y, float32(scale))
+	}
+	p.probe(l, name+".experts", m, taken)
+	if p.config.MoE.LatentSize > 0 {
+		y = p.linear(name+".fc2_latent_proj", &m.Latent[1], y)
+	}
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
 		within := name + ".shared_experts"
@@ -40,7 +50,9 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 		if p.rules.MoE.FlatShared {
 			x, part.Shape = flat, []int{p.in.Batch * p.in.Seq, p.config.HiddenSize}
 		}
-		shared := p.section(part, func() V { return p.stage(within+".output", p.mlp(within, m.SharedExperts, x)) })
+		shared := p.section(part, func() V {
+			return p.stage(within+".output", p.mlp(within, m.SharedExperts, x, p.config.Limit(l, false)))
+		})
 		if p.rules.MoE.GatesShared {
 			shared = p.gatedShared(name, m, flat, shared)
 		}
@@ -74,33 +86,49 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 		order = config.ByChoice
 	}
 	k := p.config.MoE.NumExpertsPerTok
-	byExpert := make([][]int, len(m.Experts)) // slots of topk_idx [tokens, k], ascending
+	byExpert := make([][]int, p.config.Choices()) // slots of topk_idx [tokens, k], ascending
 	for slot, e := range idx {
 		byExpert[e] = append(byExpert[e], slot)
 	}
 	var used []int
-	for e, slots := range byExpert {
+	for e, slots := range byExpert[:len(m.Experts)] {
 		if len(slots) > 0 {
 			used = append(used, e)
 		}
 	}
 	p.fetchExperts(l, used)
 	var parts []Part[V]
-	for e := range p.experts(l, m, used, false) {
-		tokens := make([]int, len(byExpert[e]))
-		for i, slot := range byExpert[e] {
-			tokens[i] = slot / k
+	tokens := func(e int) (rows []int) {
+		for _, slot := range byExpert[e] {
+			rows = append(rows, slot/k)
 		}
-		out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokens)
+		return rows
+	}
+	for e := range p.experts(l, m, used, false) {
+		out := p.expert(l, fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokens(e))
 		parts = append(parts, Part[V]{e, byExpert[e], out})
 	}
-	return p.Combine(weight, parts, order)
+	for e := len(m.Experts); e < len(byExpert); e++ { // they give what they take
+		if rows := tokens(e); rows != nil {
+			parts = append(parts, Part[V]{e, byExpert[e], p.Move(takeRows(rows, p.config.ExpertWidth()), x)})
+		}
+	}
+	if !p.rules.MoE.SumsInFloat32 {
+		return p.Combine(weight, parts, order)
+	}
+	for i := range parts {
+		parts[i].Out = p.Float32(parts[i].Out)
+	}
+	compute, _ := p.o.dtypes()
+	return p.Cast(p.Combine(weight, parts, order), compute)
 }
 
-// expert runs a routed expert on rows of x [tokens, hidden_size]: [len(rows), hidden_size].
-func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
-	in := p.Move(takeRows(rows, p.config.HiddenSize), x)
-	return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
+// expert runs a routed expert of layer l on rows of x [tokens, hidden_size]: [len(rows), hidden_size].
+func (p *pass[V]) expert(l int, name string, m *DeepseekMLP, x V, rows []int) V {
+	in := p.Move(takeRows(rows, p.config.ExpertWidth()), x)
+	return p.stage(name+".output", p.Scope(in, func(in V) V {
+		return p.mlp(name, m, in, p.config.Limit(l, true))
+	}))
 }
 
 // gate routes each row of x, mirroring MoEGate.forward and DeepseekV3TopkRouter:
@@ -123,12 +151,15 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	if p.rules.Router.WidensLogits {
 		logits = p.Float32(logits)
 	}
+	if limit := c.Router.LogitCap; limit > 0 {
+		logits = p.SoftCap(logits, float32(limit))
+	}
 	logits = p.stage(name+".logits", logits)
 	scores, choice := p.choose(g, logits)
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}
-	weight = p.Move(gather(choice.Idx, k, c.MoE.NRoutedExperts), scores)
+	weight = p.Move(gather(choice.Idx, k, c.Choices()), scores)
 	normalise, scale := c.TopKWeights()
 	if normalise {
 		eps, least := c.TopKDivisor()
@@ -180,21 +211,33 @@ func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
 	if p.rules.Router.ScoresInFloat32 {
 		logits = p.Float32(logits)
 	}
-	switch p.config.Router.ScoringFunc {
-	case "sigmoid":
-		scores = p.Sigmoid(logits)
-	case "sqrtsoftplus":
-		scores = p.SqrtSoftplus(logits)
-	default:
-		scores = p.Softmax(logits)
+	if p.rules.Router.ChoosesByLogits { // the scores are made of these later, as what decides the choice has a weight in both
+		choice = p.chosen(g, logits)
+		return p.scores(logits), choice
 	}
-	if g.TID2EID != nil {
+	if scores = p.scores(logits); g.TID2EID != nil {
 		return scores, p.fromTable(g, scores)
 	}
-	choice = p.choice(g, p.masked(g, scores))
+	return scores, p.chosen(g, scores)
+}
+
+// scores are those of a gate's logits.
+func (p *pass[V]) scores(logits V) V {
+	switch p.config.Router.ScoringFunc {
+	case "sigmoid":
+		return p.Sigmoid(logits)
+	case "sqrtsoftplus":
+		return p.SqrtSoftplus(logits)
+	}
+	return p.Softmax(logits)
+}
+
+// chosen is the choice of a gate without a table by its scores, or logits.
+func (p *pass[V]) chosen(g *MoEGate, by V) *Choice[V] {
+	choice := p.choice(g, p.masked(g, by))
 	choice.Scores = p.masked(g, choice.Scores) // scores of groups that are not chosen may have become 0
 	choice.Idx = p.TopK(choice.Scores, p.config.MoE.NumExpertsPerTok)
-	return scores, choice
+	return choice
 }
 
 // fromTable returns the experts that a table has for the token ids.
@@ -240,7 +283,7 @@ func (g *MoEGate) StandIns(row []int) {
 //
 //	group_limited_greedy  its best score; other groups' scores become 0
 //	noaux_tc              the sum of its two best of scores + e_score_correction_bias;
-//	                      other groups' scores become -inf
+//	                      other groups' scores become -inf, or 0 with Rules.MasksToZero
 func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 	switch p.config.Router.TopKMethod {
 	case "group_limited_greedy":
@@ -250,7 +293,11 @@ func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 			scores = p.AddBias(scores, &g.EScoreCorrectionBias)
 		}
 		if p.config.LimitsGroups() {
-			return p.limited(scores, 2, float32(math.Inf(-1)))
+			masked := float32(math.Inf(-1))
+			if p.rules.Router.MasksToZero {
+				masked = 0
+			}
+			return p.limited(scores, 2, masked)
 		}
 	}
 	return &Choice[V]{Scores: scores}
@@ -297,7 +344,7 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 	}
 	for e := range p.experts(l, m, probe.Experts, true) {
 		p.Scope(x, func(x V) V {
-			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
+			p.expert(l, fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
 			return x
 		})
 		for _, w := range m.Experts[e].weights() {

@@ -326,13 +326,37 @@ func (p *pass[V]) logits(name string, l *Linear, x V) (y V) {
 	return p.linear(name, l, x)
 }
 
-// mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)). swiglu_limit clamps the gate
-// from above, and up from both sides.
-func (p *pass[V]) mlp(name string, m *DeepseekMLP, x V) V {
-	gate := p.linear(name+".gate_proj", &m.GateProj, x)
-	up := p.linear(name+".up_proj", &m.UpProj, x)
-	if limit := float32(p.config.SwiGLULimit); limit > 0 {
-		gate, up = p.Clamp(gate, float32(math.Inf(-1)), limit), p.Clamp(up, -limit, limit)
+// mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)), or another config.Activation.
+func (p *pass[V]) mlp(name string, m *DeepseekMLP, x V, limit float64) V {
+	var gate V
+	if p.rules.MoE.Activation != config.SquaredReLU {
+		gate = p.linear(name+".gate_proj", &m.GateProj, x)
 	}
-	return p.Linear(p.stage(name+".down_proj.input", p.SwiGLU(gate, up)), &m.DownProj)
+	up := p.linear(name+".up_proj", &m.UpProj, x)
+	compute, _ := p.o.dtypes()
+	hidden := Activated(p.Arithmetic, p.config, compute, float32(limit), gate, up)
+	return p.Linear(p.stage(name+".down_proj.input", hidden), &m.DownProj)
+}
+
+// Activated returns what down_proj of an MLP of c takes, in dtype d, of the outputs of gate_proj and up_proj. A limit that is
+// not 0 clamps the gate from above, and up from both sides.
+func Activated[V any](a Arithmetic[V], c *config.Config, d tensor.DType, limit float32, gate, up V) V {
+	kind, lowest := c.Rules().MoE.Activation, float32(math.Inf(-1))
+	if limit > 0 {
+		up = a.Clamp(up, -limit, limit)
+		if kind == config.SwiGLULimited {
+			return a.Multiply(a.Clamp(a.SiLU(gate, 1), lowest, limit), up, 0)
+		}
+		gate = a.Clamp(gate, lowest, limit)
+	}
+	switch kind {
+	case config.SwiGLUOnce:
+		return a.Cast(a.SwiGLU(a.Float32(gate), a.Float32(up)), d)
+	case config.SwiGLUShifted:
+		return a.Multiply(a.SiLU(gate, float32(c.SwiGLUAlpha)), up, 1)
+	case config.SquaredReLU:
+		up = a.ReLU(up)
+		return a.Multiply(up, up, 0)
+	}
+	return a.SwiGLU(gate, up)
 }

@@ -8,12 +8,31 @@ import (
 // Products for an arithmetic around Plain that computes an error with each value.
 
 // SiLU is x / (1 + e^-x), rounded once to x's dtype. The exponential is computed in float64.
-func (p *Plain) SiLU(x *Activation) *Activation {
+func (p *Plain) SiLU(x *Activation, alpha float32) *Activation {
 	y := p.Make(x.DType, x.Shape...)
 	p.Each(x.Rows(), 8*len(y.Values), func(t int) {
-		kernel.SiLU(y.Row(t), x.Row(t))
-		kernel.RoundTo(y.Row(t), y.format())
+		out := y.Row(t)
+		if alpha == 1 {
+			kernel.SiLU(out, x.Row(t))
+		}
+		for i, v := range x.Row(t) {
+			if alpha != 1 {
+				s := 1 / (1 + kernel.Exp(-float64(kernel.Rounded(v*alpha, y.format()))))
+				out[i] = v * kernel.Rounded(float32(s), y.format())
+			}
+		}
+		kernel.RoundTo(out, y.format())
 	})
+	return y
+}
+
+// Multiply implements Arithmetic.
+func (p *Plain) Multiply(a, b *Activation, shift float32) *Activation {
+	y := p.Make(a.DType, a.Shape...)
+	for i, v := range a.Values {
+		y.Values[i] = v * kernel.Rounded(b.Values[i]+shift, y.format())
+	}
+	kernel.RoundTo(y.Values, y.format())
 	return y
 }
 

@@ -19,6 +19,24 @@ func (p *Plain) Sigmoid(x *Activation) *Activation {
 	return y
 }
 
+// SoftCap implements Arithmetic. The exponential is computed in float64.
+func (p *Plain) SoftCap(x *Activation, limit float32) *Activation {
+	y := p.Make(x.DType, x.Shape...)
+	for i, v := range x.Values {
+		y.Values[i] = kernel.Rounded(float32(tanh(float64(kernel.Rounded(v/limit, y.format())))), y.format()) * limit
+	}
+	kernel.RoundTo(y.Values, y.format())
+	return y
+}
+
+// tanh is the hyperbolic tangent, with the same bits on all machines.
+func tanh(z float64) float64 {
+	if math.Abs(z) < 1e-3 { // where the difference below has few digits
+		return z - float64(z*z*z)/3
+	}
+	return 1 - 2/(1+kernel.Exp(2*z))
+}
+
 // SqrtSoftplus implements Arithmetic. Exponential and logarithm are computed in float64.
 func (p *Plain) SqrtSoftplus(x *Activation) *Activation {
 	y := p.Make(x.DType, x.Shape...)

@@ -195,6 +195,33 @@ func (t *Tape) SwiGLU(gate, up *Activation) *Activation {
 	})
 }
 
+// SiLU adds, with s = σ(alpha·x),
+//
+//	∂x += ∂y · s · (1 + alpha·x·(1 - s))
+func (t *Tape) SiLU(x *Activation, alpha float32) *Activation {
+	return t.record(t.Plain.SiLU(x, alpha), func(dy gradient) {
+		dx := t.of(x)
+		for i, d := range dy {
+			z := float64(x.Values[i]) * float64(alpha)
+			s := 1 / (1 + kernel.Exp(-z))
+			dx[i] += float32(float64(d) * s * (1 + float64(z*(1-s))))
+		}
+	})
+}
+
+// Multiply adds
+//
+//	∂a += ∂y · (b + shift),  ∂b += ∂y · a
+func (t *Tape) Multiply(a, b *Activation, shift float32) *Activation {
+	return t.record(t.Plain.Multiply(a, b, shift), func(dy gradient) {
+		da, db := t.of(a), t.of(b)
+		for i, d := range dy {
+			da[i] += d * (b.Values[i] + shift)
+			db[i] += d * a.Values[i]
+		}
+	})
+}
+
 // Softmax adds, row by row,
 //
 //	∂x += y · (∂y - Σ y·∂y)
@@ -281,6 +308,20 @@ func (t *Tape) Context(probs, vT *Activation) *Activation {
 			dv := t.of(vT)[group*width*seq:]
 			dv.add(t.Product(transposed(d, n, width), transposed(probs.Matrix(i), n, seq), n))
 			t.of(probs)[i*n*seq:].add(t.Product(d, transposed(vT.Matrix(group), width, seq), width))
+		}
+	})
+}
+
+// SoftCap adds
+//
+//	∂x += ∂y · (1 - (y/limit)²)
+func (t *Tape) SoftCap(x *Activation, limit float32) *Activation {
+	y := t.Plain.SoftCap(x, limit)
+	return t.record(y, func(dy gradient) {
+		dx := t.of(x)
+		for i, d := range dy {
+			share := float64(y.Values[i] / limit)
+			dx[i] += float32(float64(d) * (1 - float64(share*share)))
 		}
 	})
 }

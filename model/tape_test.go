@@ -34,12 +34,16 @@ func TestGradientsOfOperations(t *testing.T) {
 		shapes [][]int
 		run    operation
 	}{
-		"add":     {[][]int{{2, 3}, {2, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Add(x[0], x[1]) }},
-		"twice":   {[][]int{{2, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Add(x[0], x[0]) }},
-		"swiglu":  {[][]int{{2, 3}, {2, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.SwiGLU(x[0], x[1]) }},
-		"softmax": {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Softmax(x[0]) }},
-		"sigmoid": {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Sigmoid(x[0]) }},
-		"scale":   {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Scale(x[0], 2.5) }},
+		"add":      {[][]int{{2, 3}, {2, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Add(x[0], x[1]) }},
+		"twice":    {[][]int{{2, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Add(x[0], x[0]) }},
+		"swiglu":   {[][]int{{2, 3}, {2, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.SwiGLU(x[0], x[1]) }},
+		"softmax":  {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Softmax(x[0]) }},
+		"silu":     {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.SiLU(x[0], 1.7) }},
+		"multiply": {[][]int{{2, 5}, {2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Multiply(x[0], x[1], 1) }},
+		"square":   {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Multiply(x[0], x[0], 0) }},
+		"softcap":  {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.SoftCap(x[0], 1.5) }},
+		"sigmoid":  {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Sigmoid(x[0]) }},
+		"scale":    {[][]int{{2, 5}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Scale(x[0], 2.5) }},
 		"views": {[][]int{{2, 6}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			return a.Add(a.Reshape(a.Float32(x[0]), 3, 4), a.Reshape(x[0], 3, 4))
 		}},

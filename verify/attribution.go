@@ -149,6 +149,16 @@ func (a *attributed[V]) RMSNorm(x *V, weight *model.Weight, eps float64) *V {
 // Add gives its result the weights of both operands.
 func (a *attributed[V]) Add(x, y *V) *V { return a.by.union(a.Arithmetic.Add(x, y), x, y) }
 
+// SiLU gives its result the weights of x.
+func (a *attributed[V]) SiLU(x *V, alpha float32) *V {
+	return a.by.inherit(a.Arithmetic.SiLU(x, alpha), x)
+}
+
+// Multiply gives its result the weights of both operands.
+func (a *attributed[V]) Multiply(x, z *V, shift float32) *V {
+	return a.by.union(a.Arithmetic.Multiply(x, z, shift), x, z)
+}
+
 // SwiGLU gives its result the weights of both operands.
 func (a *attributed[V]) SwiGLU(gate, up *V) *V {
 	return a.by.union(a.Arithmetic.SwiGLU(gate, up), gate, up)
@@ -253,6 +263,11 @@ func (a *attributed[V]) SqrtSoftplus(x *V) *V { return a.by.inherit(a.Arithmetic
 func (a *attributed[V]) TableExperts(scores *V, table *model.Weight, ids []int) []int {
 	a.by.adding(scores, table)
 	return a.Arithmetic.TableExperts(scores, table, ids)
+}
+
+// SoftCap gives its result the weights of x.
+func (a *attributed[V]) SoftCap(x *V, limit float32) *V {
+	return a.by.inherit(a.Arithmetic.SoftCap(x, limit), x)
 }
 
 // Sigmoid gives its result the weights of x.

@@ -2,6 +2,7 @@ package verify_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -14,7 +15,9 @@ import (
 )
 
 // blockFamilies have packs of mixtures alone.
-var blockFamilies = []string{"afmoe", "bailing-hybrid", "kimi-linear", "mimo-v2-flash", "flint", "ling-1", "qwen3-next"}
+var blockFamilies = []string{"afmoe", "bailing-hybrid", "kimi-linear", "mimo-v2-flash", "flint", "ling-1", "qwen3-next",
+	"mistral4", "axk2", "laguna", "kolibri1", "lara-mini", "dots3-note", "beam", "step3p7", "minimax-m3", "glm5-next", "qwen3-5",
+	"hy-v4", "mistral-large4", "nemotron-h", "longcat-flash"}
 
 // TestBlocksPass: of a family whose attention is not computed the mixtures pass, and the verdict says that it is of these.
 func TestBlocksPass(t *testing.T) {
@@ -23,10 +26,11 @@ func TestBlocksPass(t *testing.T) {
 			c, p := open(t, "blocks/"+family+golden)
 			r := run(t, c.Config, c, p, verify.Options{})
 			assert.Equal(t, report.Pass, r.Verdict, family+golden)
-			layers := p.Manifest.Block.Layers
-			assert.Equal(t, "the MLPs of "+report.LayersText(layers)+" of 3, attention is not computed", r.Scope.Text, family)
+			layers, of := p.Manifest.Block.Layers, c.Config.NumHiddenLayers
+			assert.Equal(t, fmt.Sprintf("the MLPs of %s of %d, attention is not computed", report.LayersText(layers), of),
+				r.Scope.Text, family)
 			assert.Equal(t, layers, r.Scope.Blocks, family)
-			assert.Len(t, r.Scope.Unread, 3-len(layers), family)
+			assert.Len(t, r.Scope.Unread, of-len(layers), family)
 			assert.False(t, r.Scope.Whole || r.Scope.Head || r.Scope.Embedding, family)
 			assert.Equal(t, len(p.Manifest.Tensors)-1-len(layers), r.Coverage.GoldenChecked, family) // not tokens and inputs
 		}
@@ -43,6 +47,20 @@ func TestBlocksFail(t *testing.T) {
 		"qwen3-next":     {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
 		"ling-1":         {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
 		"afmoe":          {"rms_norm_eps", "0.01", "post_mlp_layernorm.output", "norm-eps"},
+		"mistral4":       {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+		"axk2":           {"routed_scaling_factor", "1.0", "mlp.gate.topk_weight", "routed-scale"},
+		"laguna":         {"moe_routed_scaling_factor", "1.0", "mlp.output", "routed-scale"},
+		"kolibri1":       {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+		"lara-mini":      {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+		"dots3-note":     {"routed_scaling_factor", "1.0", "mlp.gate.topk_weight", "routed-scale"},
+		"beam":           {"routed_scaling_factor", "1.0", "mlp.output", "routed-scale"},
+		"step3p7":        {"moe_router_scaling_factor", "1.0", "mlp.output", "routed-scale"},
+		"minimax-m3":     {"routed_scaling_factor", "1.0", "mlp.output", "routed-scale"},
+		"glm5-next":      {"topk_group", "4", "mlp.gate.topk_idx", "topk-group"},
+		"hy-v4":          {"topk_group", "4", "mlp.gate.topk_idx", "topk-group"},
+		"mistral-large4": {"topk_group", "4", "mlp.gate.topk_idx", "topk-group"},
+		"nemotron-h":     {"topk_group", "4", "mlp.gate.topk_idx", "topk-group"},
+		"longcat-flash":  {"routed_scaling_factor", "1.0", "mlp.gate.topk_weight", "routed-scale"},
 	} {
 		c, p := open(t, "blocks/"+family+"/golden-f32")
 		changed, err := c.Config.Override(map[string]jsontext.Value{x.key: jsontext.Value(x.value)})

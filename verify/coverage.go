@@ -127,7 +127,7 @@ func (e *evidence) countTells(p *report.Place) {
 func (e *evidence) countExperts(p *report.Place, experts map[expert]bool) {
 	c, l, shown := e.job.model.Config, p.Layer(), 0
 	p.Keys = e.keys[l]
-	if clamped := e.clamped[l]; p.Ran && l >= 0 && c.SwiGLULimit > 0 {
+	if clamped := e.clamped[l]; p.Ran && l >= 0 && max(c.Limit(l, true), c.Limit(l, false)) > 0 {
 		p.Clamped = &clamped
 	}
 	for n := range c.MoE.NRoutedExperts {

@@ -3,6 +3,7 @@ package verify
 import (
 	"errors"
 	"slices"
+	"strings"
 
 	"dsmoe/model/table"
 	"dsmoe/verify/bounds"
@@ -115,7 +116,7 @@ func (e *evidence) noteZeros(name string, want []float32) {
 // noteClamped notes a layer with a neuron beyond swiglu_limit: above it, or of up_proj below its negative, too.
 func (e *evidence) noteClamped(s pack.Stage, values []float32) {
 	up := slices.Contains(pack.InMLPs(table.UpProj), s.Kind)
-	limit := float32(e.job.model.Config.SwiGLULimit)
+	limit := float32(e.job.model.Config.Limit(s.Layer, strings.HasPrefix(s.Kind, "mlp.experts.")))
 	if beyond := func(v float32) bool { return v > limit || up && v < -limit }; limit > 0 && !e.clamped[s.Layer] &&
 		(up || slices.Contains(pack.InMLPs(table.GateProj), s.Kind)) {
 		e.clamped[s.Layer] = slices.ContainsFunc(values, beyond)

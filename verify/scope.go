@@ -405,7 +405,8 @@ func (s *scope) runs(slot table.Slot) bool {
 
 // inBlock reports whether a weight of a layer takes part in its MLP, or in the norm behind it.
 func inBlock(p table.Place) bool {
-	return slices.Contains([]table.Module{table.DenseMLP, table.Router, table.RoutedExperts, table.SharedExperts}, p.Module()) ||
+	return slices.Contains([]table.Module{table.DenseMLP, table.Router, table.RoutedExperts, table.SharedExperts, table.Latent},
+		p.Module()) ||
 		p.Role() == table.PostMLPLayernorm
 }
 

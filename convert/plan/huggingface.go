@@ -40,7 +40,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 		return nil, 0
 	}
 	e := encoder{conversion: c, written: written}
-	a := arrangement{conversion: c, groups: map[string]fusedGroup{}}
+	a := arrangement{conversion: c, naming: naming, groups: map[string]fusedGroup{}}
 	for i, w := range chosen.kept {
 		if c.o.cast() != tensor.Invalid && w.IsScales() {
 			continue // it goes into the weight
@@ -55,8 +55,8 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 			parts = []*weights.Weight{w}
 		}
 		to := c.target(w)
-		f, _ := w.Fused()
-		if f == nil || !c.fuses(naming, w, shared[w.FusedName()]) {
+		f, _ := a.fused(w)
+		if f == nil || !c.fuses(naming, w, shared[f.NameIn(w.Layer)+w.Part]) {
 			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, parts: parts})
 			continue
 		}
@@ -109,8 +109,11 @@ func (c *conversion) naming() *table.Naming {
 	}
 	switch apart := c.o.Experts != FusedExperts && c.o.Names == "" && c.set.Unfound(c.src.Config) != nil; {
 	case c.o.Experts == PerExpert && n.Fuses && f.Joined:
-		c.problems = append(c.problems, problem.Problem{Cause: "transformers " + table.Unfound,
-			Hint: "--names published writes each expert apart"})
+		hint := "leave the experts as they are"
+		if len(f.Namings) > 1 {
+			hint = "--names published writes each expert apart"
+		}
+		c.problems = append(c.problems, problem.Problem{Cause: "transformers " + table.Unfound, Hint: hint})
 	case apart && n.Fuses:
 		c.notes = append(c.notes, "transformers "+table.Unfound+": --experts fused writes them together")
 	}
@@ -161,8 +164,17 @@ func (c *conversion) refusesForms(chosen selection) bool {
 // arrangement is the tensors to be written while experts are collected into fused tensors.
 type arrangement struct {
 	*conversion
+	naming  *table.Naming
 	outputs []output
 	groups  map[string]fusedGroup // by the name of the fused tensor
+}
+
+// fused returns the fused tensor that a weight goes into under the output's names, and its index among the roles; nil for others.
+func (a *arrangement) fused(w *weights.Weight) (f *table.Fused, index int) {
+	if f, index = a.naming.FusedOf(w.OwnerPlace()); f != nil {
+		return f, index
+	}
+	return w.Fused()
 }
 
 // target is the dtype that a weight is written in.
@@ -197,8 +209,8 @@ type fusedGroup struct {
 // collect adds a weight to its fused tensor, which is written at the position of its first
 // part.
 func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
-	f, index := w.Fused()
-	name, experts := w.FusedName(), a.experts(w.Layer)
+	f, index := a.fused(w)
+	name, experts := f.NameIn(w.Layer)+w.Part, a.fusedExperts(f, w.Layer)
 	g, seen := a.groups[name]
 	if !seen {
 		g = fusedGroup{len(a.outputs), w}
@@ -206,8 +218,8 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 		a.outputs = append(a.outputs, output{Info: tensor.Info{Name: name},
 			parts: make([]*weights.Weight, experts*len(f.Roles))})
 	}
-	expert, _ := a.kept.Renumber(w.Layer, w.Expert)
-	if expert >= experts {
+	expert := max(0, w.Expert) // of an MLP there is one
+	if expert, _ = a.kept.Renumber(w.Layer, expert); expert >= experts {
 		a.problem(w.Name, "cannot be fused: config says %d experts", experts)
 		return
 	}
@@ -217,6 +229,14 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 	}
 	out.DType = to
 	out.parts[expert*len(f.Roles)+index] = w
+}
+
+// fusedExperts returns the number of experts in a layer's fused tensor of the output; 1 if it is of one MLP.
+func (c *conversion) fusedExperts(f *table.Fused, layer int) int {
+	if f.Module != table.RoutedExperts {
+		return 1
+	}
+	return c.experts(layer)
 }
 
 // experts returns the number of routed experts that a layer of the output has.
@@ -237,15 +257,15 @@ func (a *arrangement) fuseGroups() {
 			continue
 		}
 		first = cmp.Or(first, out.Name)
-		f, _ := g.first.Fused()
+		f, _ := a.fused(g.first)
 		if absent := slices.Index(out.parts, nil); absent >= 0 {
 			n := len(f.Roles)
-			row := table.FamilyOf(a.src.Config).Row(table.RoutedExperts, f.Roles[absent%n])
+			row := table.FamilyOf(a.src.Config).Row(f.Module, f.Roles[absent%n])
 			a.problem(out.Name, "cannot be fused: %s is not among the tensors",
 				text.Quote(a.kept.Larger(row.NameIn(g.first.Layer, absent/n)+g.first.Part)))
 			continue
 		}
-		part, experts := out.parts[0], a.experts(g.first.Layer)
+		part, experts := out.parts[0], a.fusedExperts(f, g.first.Layer)
 		if i := slices.IndexFunc(out.parts, func(p *weights.Weight) bool {
 			return len(p.Shape) != 2 || !slices.Equal(p.Shape, part.Shape)
 		}); i >= 0 {
@@ -254,6 +274,9 @@ func (a *arrangement) fuseGroups() {
 			continue
 		}
 		out.Shape = []int{experts, part.Shape[0] * len(out.parts) / experts, part.Shape[1]}
+		if f.Module != table.RoutedExperts {
+			out.Shape = out.Shape[1:]
+		}
 		w := a.set.Find(part.Owner())
 		if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
 			a.note("%s: %d rows per projection are not whole blocks of %d: "+

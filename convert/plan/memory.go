@@ -43,7 +43,8 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 		if !strings.HasPrefix(info.Name, "model.") || o.Prune.some() {
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
-		if f, _ := table.FusedAt(weights.OwnerOf(info.Name)); f != nil {
+		name, _ := table.FamilyOf(src.Config).Spell(src.Config, weights.OwnerOf(info.Name))
+		if f, _ := table.FusedAt(name); f != nil {
 			experts := src.Config.MoE.NRoutedExperts
 			if len(info.Shape) > 0 {
 				experts = min(experts, info.Shape[0])

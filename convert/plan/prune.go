@@ -70,6 +70,9 @@ func (p Prune) Check(c *config.Config, layers []int) (problems []string) {
 	if len(layers) == 0 {
 		return []string{"there is no layer with routed experts to keep some of"}
 	}
+	if c.MoE.ZeroExperts > 0 {
+		return []string{"the gate chooses from experts without weights, too, which have no numbers to keep"}
+	}
 	present := map[int]bool{}
 	for e := range c.MoE.NRoutedExperts {
 		present[e] = true

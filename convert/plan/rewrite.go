@@ -94,8 +94,8 @@ func (c *conversion) layerEdits(values map[string]string, chosen selection) (edi
 	have := c.src.Config
 	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }
 	if n, ok := c.o.Layers.Prefix(); ok && n < have.NumHiddenLayers {
-		put("num_hidden_layers", n)
-		for _, key := range []string{"mlp_layer_types", "layer_types", "indexer_types"} {
+		put(have.Key("num_hidden_layers"), n)
+		for _, key := range []string{"mlp_layer_types", "layer_types", "indexer_types", "layers_block_type"} {
 			var types []jsontext.Value
 			if json.Unmarshal([]byte(values[key]), &types) == nil && len(types) > n {
 				kept, _ := json.Marshal(types[:n]) // they were parsed

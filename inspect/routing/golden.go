@@ -103,7 +103,7 @@ func (p *goldenPack) has(layer int, stage string) bool {
 func (p *goldenPack) measure(o Options) error {
 	c := p.Config
 	if c != nil {
-		p.Experts, p.PerToken = c.MoE.NRoutedExperts, c.MoE.NumExpertsPerTok
+		p.Experts, p.PerToken = c.Choices(), c.MoE.NumExpertsPerTok
 	}
 	var routed []int
 	for _, l := range slices.Sorted(maps.Keys(p.stages)) {

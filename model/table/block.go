@@ -1,6 +1,10 @@
 package table
 
-import "dsmoe/config"
+import (
+	"slices"
+
+	"dsmoe/config"
+)
 
 // blockRows are the rows of the families whose attention is not computed: the first DeepSeekMoE's but for attention, and a
 // router bias. Tensors of attention are known by their names alone: see Family.Opaque.
@@ -34,13 +38,40 @@ func sharedOfOneWidth(rows []Row) []Row {
 	return rows
 }
 
+// inLatent returns rows with routed experts in a latent space, if the config has one.
+func inLatent(rows []Row) []Row {
+	for i := range rows {
+		at := Place{Row: &rows[i]}
+		switch {
+		case at.Is(RoutedExperts, DownProj):
+			rows[i].Shape = []dim{expertWidth, expertFF}
+		case at.Module() == RoutedExperts:
+			rows[i].Shape = []dim{expertFF, expertWidth}
+		}
+	}
+	return behind(behind(rows, Gate,
+		Row{"model.layers.{l}.mlp.fc2_latent_proj.weight", Latent, FC2LatentProj, latent, []dim{hidden, expertWidth}, gguf{}}), Gate,
+		Row{"model.layers.{l}.mlp.fc1_latent_proj.weight", Latent, FC1LatentProj, latent, []dim{expertWidth, hidden}, gguf{}})
+}
+
 // Conditions and dimensions of these rows.
 var (
+	latent = &when{append(slices.Clip(moeLayers), "moe_latent_size"),
+		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.MoE.LatentSize > 0 }}
+
+	expertWidth  = dim{[]string{"hidden_size", "moe_latent_size"}, func(c *config.Config, _ int) int { return c.ExpertWidth() }}
+	choices      = dim{[]string{"n_routed_experts", "zero_expert_num"}, func(c *config.Config, _ int) int { return c.Choices() }}
 	chosenByBias = &when{moeLayers, func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.ChoosesByBias() }}
 
-	oneSharedFF = dim{[]string{"shared_expert_intermediate_size"},
-		func(c *config.Config, _ int) int { return c.MoE.SharedIntermediateSize }}
+	oneSharedFF = dim{[]string{"shared_expert_intermediate_size", "n_shared_experts"},
+		func(c *config.Config, _ int) int { return c.MoE.SharedIntermediateSize * c.MoE.NSharedExperts }}
 )
+
+// fourNorms are the rows of the norms behind attention and MLP.
+var fourNorms = []Row{
+	{"model.layers.{l}.post_mlp_layernorm.weight", Norms, PostMLPLayernorm, nil, []dim{hidden}, gguf{}},
+	{"model.layers.{l}.attention_layernorm.weight", Norms, attentionLayernorm, nil, []dim{hidden}, gguf{}},
+}
 
 // oneShared is what some files call the shared expert.
 var oneShared = map[string]string{"mlp.shared_experts": "mlp.shared_expert"}

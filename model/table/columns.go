@@ -12,7 +12,7 @@ var moeLayers = []string{"n_routed_experts", "first_k_dense_replace", "moe_layer
 
 // Conditions of the table.
 var (
-	dense  = &when{moeLayers, func(c *config.Config, layer int) bool { return !c.IsMoE(layer) }}
+	dense  = &when{moeLayers, func(c *config.Config, layer int) bool { return !c.IsMoE(layer) && c.HasMLP(layer) }}
 	moe    = &when{moeLayers, (*config.Config).IsMoE}
 	hashed = &when{[]string{"mlp_layer_types"}, (*config.Config).Hashes}
 	scored = &when{[]string{"mlp_layer_types"}, func(c *config.Config, layer int) bool { return !c.Hashes(layer) }}

@@ -13,7 +13,9 @@ var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL
 	&familyDots1, &familyGLM4MoE, &familyHYV3, &familyMiniMaxM2, &familyExaoneMoE, &familyErnie45MoE,
 	&familySarvamMoE, &familyLing2,
 	&familyKimiLinear, &familyBailingHybrid, &familyMiMoV2Flash, &familyAfmoe, &familyQwen3Next, &familyFlint,
-	&familyLing1}
+	&familyLing1, &familyMistral4, &familyAXK2, &familyLaguna, &familyKolibri1, &familyLaraMini, &familyDots3Note,
+	&familyBeam, &familyStep3p5, &familyMiniMaxM3, &familyGLM5Next, &familyQwen35MoE, &familyHYV4, &familyMistralLarge4,
+	&familyNemotronH, &familyLongcatFlash}
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
 // config accepts has one.
@@ -48,8 +50,7 @@ func Outside(c *config.Config, name string) bool {
 	case c.Within() == "" || FamilyOf(c).Unknown != nil:
 		return false
 	case c.Prefix() == "": // towers beside the decoder's layers
-		return !slices.ContainsFunc([]string{"model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."},
-			func(module string) bool { return strings.HasPrefix(name, module) })
+		return !ofDecoder(name) && !strings.HasPrefix(name, "lm_head.")
 	}
 	return !InModel(name) && !strings.HasPrefix(name, c.Prefix())
 }
@@ -61,8 +62,8 @@ func (f *Family) Ignores(c *config.Config, name string) bool {
 
 // Unused reports whether the reference computes nothing with the tensor of that name, or derives it anew.
 func (f *Family) Unused(c *config.Config, name string) bool {
-	pattern, layer, _ := Cut(name)
-	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
+	pattern, layer, expert := Cut(name)
+	return layer < c.NumHiddenLayers+c.NumNextNPredictLayers && expert < c.Choices() &&
 		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, layer) })
 }
 

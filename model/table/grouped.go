@@ -79,6 +79,11 @@ func otherNames(f Family, published, own map[string]string) Family {
 			}
 			names[row.Name] = strings.Replace(row.Name, longest, called[longest], 1)
 		}
+		for _, f := range fused {
+			if name := called[f.Name]; name != "" {
+				names[f.Name] = layerPrefix + name
+			}
+		}
 		return Naming{Name: name, Whose: whose, Fuses: name != "published", names: names}
 	}
 	f.Namings = []Naming{naming("published", "a published name", published)}

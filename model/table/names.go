@@ -15,8 +15,9 @@ import (
 // Fused is a tensor with matrices of all routed experts of a layer, as transformers 5 writes
 // them: [experts, rows of all its roles, columns].
 type Fused struct {
-	Name  string // "{l}" stands for a decoder layer
-	Roles []Role // the matrices of an expert, in the order of its rows
+	Name   string // "{l}" stands for a decoder layer
+	Roles  []Role // the matrices of an expert, in the order of its rows
+	Module Module // RoutedExperts, or that of one MLP, whose tensor has no axis of experts
 }
 
 // fused are the tensors that hold the routed experts of a layer if these are not apart:
@@ -25,11 +26,26 @@ type Fused struct {
 //	….mlp.experts.{e}.up_proj.weight   [I, H]    expert e is gate's rows, then up's
 //	….mlp.experts.{e}.down_proj.weight [H, I]    ….mlp.experts.down_proj    [E, H, I]
 //
-// The weight of an expert is one run of the fused tensor's elements.
+// The weight of an expert is one run of the fused tensor's elements. Files of a few families have others, which only their
+// Namings lead to.
 var fused = [...]Fused{
-	{"model.layers.{l}.mlp.experts.gate_up_proj", []Role{GateProj, UpProj}},
-	{"model.layers.{l}.mlp.experts.down_proj", []Role{DownProj}},
+	{"model.layers.{l}.mlp.experts.gate_up_proj", []Role{GateProj, UpProj}, RoutedExperts},
+	{"model.layers.{l}.mlp.experts.down_proj", []Role{DownProj}, RoutedExperts},
+	{stackedGates, []Role{GateProj}, RoutedExperts},
+	{stackedUps, []Role{UpProj}, RoutedExperts},
+	{stackedDowns, []Role{DownProj}, RoutedExperts},
+	{joinedDense, []Role{GateProj, UpProj}, DenseMLP},
+	{joinedShared, []Role{GateProj, UpProj}, SharedExperts},
 }
+
+// The table's names of fused tensors of a few families, which no file has.
+const (
+	stackedGates = layerPrefix + "mlp.experts.(gate_proj).weight"
+	stackedUps   = layerPrefix + "mlp.experts.(up_proj).weight"
+	stackedDowns = layerPrefix + "mlp.experts.(down_proj).weight"
+	joinedDense  = layerPrefix + "mlp.(gate_up_proj).weight"
+	joinedShared = layerPrefix + "mlp.shared_experts.(gate_up_proj).weight"
+)
 
 // FusedAt returns the fused tensor of that name and its layer; nil if the name is another's.
 func FusedAt(name string) (f *Fused, layer int) {
@@ -43,7 +59,7 @@ func FusedAt(name string) (f *Fused, layer int) {
 	return nil, -1
 }
 
-// FusedOf returns the fused tensor that a routed expert's matrix goes into and its index among
+// FusedOf returns the fused tensor that a routed expert's matrix goes into, in transformers' files, and its index among
 // Roles; nil for other weights.
 func FusedOf(p Place) (f *Fused, index int) {
 	if p.Module() != RoutedExperts {
@@ -78,13 +94,19 @@ func (f *Family) Spell(c *config.Config, stored string) (name string, namings ui
 	if f.spelled == nil {
 		return stored, 0
 	}
-	if fused, _ := FusedAt(tensor.OwnerOf(stored)); fused != nil {
+	name = stored // the table's, if no row has another one
+	for i, n := range f.Namings {
+		if within, ok := strings.CutPrefix(stored, n.prefix); n.prefix != "" && ok && ofDecoder(inModel+within) {
+			name, namings = inModel+within, 1<<i
+		}
+	}
+	if fused, _ := FusedAt(tensor.OwnerOf(name)); fused != nil {
 		for i, n := range f.Namings {
-			if n.Fuses {
+			if n.Fuses && (namings == 0 || name == stored) {
 				namings |= 1 << i
 			}
 		}
-		return stored, namings
+		return name, namings
 	}
 	var r room
 	pattern, layer, expert := r.cutStored(stored)
@@ -96,7 +118,7 @@ func (f *Family) Spell(c *config.Config, stored string) (name string, namings ui
 		s = spelled[string(weight)]
 	}
 	if s.namings == 0 {
-		return stored, 0
+		return name, namings
 	}
 	if s.predicts {
 		layer = c.NumHiddenLayers + max(layer, 0)

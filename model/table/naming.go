@@ -1,6 +1,8 @@
 package table
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 
@@ -16,6 +18,7 @@ type Naming struct {
 	names     map[string]string // what stands for a row's name: "layers.{l}.attn.wq_a.weight"
 	predicted map[string]string // the same in a prediction layer: "mtp.{l}.attn.wq_a.weight", counted from 0
 	published bool              // scales are called "scale"
+	prefix    string            // of the decoder's names, in place of "model."; "" if that is it
 }
 
 // Unfound says what transformers does with routed experts of a family whose are Joined.
@@ -44,6 +47,56 @@ func spellings(namings []Naming) func() map[string]spelling {
 	})
 }
 
+// publishedFused returns f, whose published files have routed experts fused.
+func (f Family) publishedFused() Family {
+	f.Namings[0].Fuses = true
+	return f
+}
+
+// under returns f, whose published files have another prefix in place of "model.".
+func (f Family) under(prefix string) Family {
+	published := &f.Namings[0]
+	published.prefix = prefix
+	for row, name := range published.names {
+		if within, ok := strings.CutPrefix(name, inModel); ok {
+			published.names[row] = prefix + within
+		}
+	}
+	return f
+}
+
+// orPlain returns f, whose files may also have the names without the prefix.
+func (f Family) orPlain() Family {
+	plain := Naming{Whose: "a name of a language model alone", names: maps.Clone(f.Namings[0].names)}
+	for row, name := range plain.names {
+		plain.names[row] = strings.Replace(name, f.Namings[0].prefix, inModel, 1)
+	}
+	f.Namings = append(f.Namings, plain)
+	f.spelled = spellings(f.Namings)
+	return f
+}
+
+// ofDecoder reports whether a name of the table is one of the decoder, and not of a tower beside its layers.
+func ofDecoder(name string) bool {
+	return slices.ContainsFunc([]string{"model.layers.", "model.embed_tokens.", "model.norm."},
+		func(module string) bool { return strings.HasPrefix(name, module) })
+}
+
+// inModel begins the decoder's names.
+const inModel = "model."
+
+// FusedOf returns the fused tensor that files with these names have a matrix in where transformers' have another or none, and its
+// index among the roles; nil for other weights, and without a naming.
+func (n *Naming) FusedOf(p Place) (f *Fused, index int) {
+	for i := range fused {
+		if at := slices.Index(fused[i].Roles, p.Role()); n != nil && at >= 0 && p.Module() == fused[i].Module &&
+			n.names[fused[i].Name] != "" {
+			return &fused[i], at
+		}
+	}
+	return nil, -1
+}
+
 // Of returns what files of c call the tensor of the table's name. A name that no row has stays.
 func (n *Naming) Of(c *config.Config, name string) string {
 	var r room
@@ -58,7 +111,10 @@ func (n *Naming) Of(c *config.Config, name string) string {
 	pattern := string(cut)
 	at := strings.LastIndexByte(pattern, '.')
 	of, ok := names[pattern[:max(at, 0)]+".weight"]
-	if !ok {
+	switch {
+	case !ok && n.prefix != "" && ofDecoder(name):
+		return n.prefix + strings.TrimPrefix(name, inModel)
+	case !ok:
 		return name
 	}
 	rest := pattern[at:]

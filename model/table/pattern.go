@@ -48,7 +48,8 @@ func (r *room) cut(name string) (pattern []byte, layer, expert int) {
 // its expert; they are -1 without one.
 func (r *room) cutStored(name string) (pattern []byte, layer, expert int) {
 	pattern, layer = r[:0], -1
-	for _, before := range [...]string{"layers.", "model.layers.", predictions, "model." + predictions, predictions + "layers."} {
+	for _, before := range [...]string{"layers.", "model.layers.", predictions, "model." + predictions, predictions + "layers.",
+		"model.language_model.layers.", "language_model.model.layers.", "backbone.layers."} {
 		if !strings.HasPrefix(name, before) {
 			continue
 		}

@@ -64,6 +64,9 @@ const (
 	SharedExpertGate     Role = "shared_expert_gate" // of the shared expert's output
 	TID2EID              Role = "tid2eid"            // experts by token id, integers
 
+	FC1LatentProj Role = "fc1_latent_proj"
+	FC2LatentProj Role = "fc2_latent_proj"
+
 	ENorm          Role = "enorm"
 	HNorm          Role = "hnorm"
 	EHProj         Role = "eh_proj"

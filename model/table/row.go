@@ -87,6 +87,7 @@ const (
 	Router        Module = "mlp.gate"
 	RoutedExperts Module = "mlp.experts"
 	SharedExperts Module = "mlp.shared_experts"
+	Latent        Module = "mlp.latent" // around the routed experts
 	Head          Module = "lm_head"
 	MTP           Module = "mtp" // of prediction layers, which the logits do not depend on
 )

@@ -64,13 +64,14 @@ type Weight struct {
 	tensor.Info // the table's name and the shape of this weight alone; the dtype as it is stored
 	table.Place // where in the model it belongs; scales have the layer and expert of their weight, but no row
 
-	Part   string  // what its name has behind that of the weight it belongs to: see tensor.PartOf
-	Stored string  // name of the tensor that holds it, as it is in the file
-	First  int64   // its first element there
-	Shared bool    // Stored holds other weights too: experts that are fused
-	scales bool    // it is a part of another weight
-	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
-	Block  [2]int  // rows and columns of such a weight that share a scale
+	Part   string       // what its name has behind that of the weight it belongs to: see tensor.PartOf
+	Stored string       // name of the tensor that holds it, as it is in the file
+	First  int64        // its first element there
+	Shared bool         // Stored holds other weights too: experts that are fused
+	fused  *table.Fused // Stored, if Shared
+	scales bool         // it is a part of another weight
+	Scales *Weight      // of a weight whose stored form has scales; nil if it has none, or they are absent
+	Block  [2]int       // rows and columns of such a weight that share a scale
 
 	// Places is where its elements lie in Stored, which holds nothing else, if not in order; else nil.
 	Places *tensor.Places
@@ -93,7 +94,12 @@ func OwnerOf(name string) string { return tensor.OwnerOf(name) }
 
 // Fused returns the fused tensor that holds the weight, or its scales, where experts are not
 // apart, and the index of its matrix there; nil for other weights.
-func (w *Weight) Fused() (f *table.Fused, index int) { return table.FusedOf(w.OwnerPlace()) }
+func (w *Weight) Fused() (f *table.Fused, index int) {
+	if w.Shared {
+		return w.fused, slices.Index(w.fused.Roles, w.OwnerPlace().Role())
+	}
+	return table.FusedOf(w.OwnerPlace())
+}
 
 // OwnerPlace returns the place of the weight that it belongs to: of scales, of what they scale.
 func (w *Weight) OwnerPlace() table.Place {
@@ -224,7 +230,7 @@ func Implied(c *config.Config, stored string) bool {
 	}
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
-		p = table.Place{Row: f.Row(table.RoutedExperts, fused.Roles[0]), Layer: layer}
+		p = table.Place{Row: f.Row(fused.Module, fused.Roles[0]), Layer: layer}
 	}
 	return p.Row != nil && p.Layer < c.NumHiddenLayers+f.PredictionLayers(c) && p.Expert < c.MoE.NRoutedExperts &&
 		(p.Row.Holds(c, p.Layer) || p.Is(table.Head, table.LMHead)) // a tied head may be stored
@@ -467,7 +473,7 @@ func (s *Set) take(info tensor.Info, stored string) {
 	}
 	if w.Row == nil && w.Expert < 0 {
 		if f, _ := table.FusedAt(owner); f != nil {
-			w.Shared = true
+			w.Shared, w.fused = true, f
 			s.split(f, w)
 			return
 		}
@@ -527,27 +533,40 @@ func (s *Set) refuse(t tensor.Info, cause string) {
 
 // split adds the weights that a fused tensor consists of, in the order of its elements.
 func (s *Set) split(f *table.Fused, fused Weight) {
-	shape, n := fused.Shape, len(f.Roles)
+	shape, n, axes, first, end := fused.Shape, len(f.Roles), 3, 0, s.config.MoE.NRoutedExperts
+	if f.Module != table.RoutedExperts {
+		axes, first, end = 2, -1, 0
+	}
+	cause := ""
 	switch {
 	case fused.Unread():
-	case len(shape) != 3 || shape[1]%n != 0:
-		s.refuse(fused.Info, fmt.Sprintf("shape %v is not that of fused experts", shape))
-		return
-	case shape[0] != s.config.MoE.NRoutedExperts:
-		s.refuse(fused.Info, fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], s.config.MoE.NRoutedExperts))
+	case s.family.Row(f.Module, f.Roles[0]) == nil:
+		cause = fmt.Sprintf("model_type %s has no %s", s.config.ModelType, f.Roles[0])
+	case len(shape) != axes || shape[axes-2]%n != 0:
+		cause = fmt.Sprintf("shape %v is not that of fused experts", shape)
+	case axes == 3 && shape[0] != end:
+		cause = fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], end)
+	}
+	if cause != "" {
+		s.refuse(fused.Info, cause)
+		for _, role := range f.Roles {
+			if usual, _ := table.FusedOf(table.Place{Row: s.family.Row(f.Module, role)}); usual != nil {
+				s.misfit[usual.NameIn(fused.Layer)] = true
+			}
+		}
 		return
 	}
 	size := int64(0)
 	if !fused.Unread() {
-		fused.Shape = []int{shape[1] / n, shape[2]}
+		fused.Shape = []int{shape[axes-2] / n, shape[axes-1]}
 		size = int64(fused.Len())
 	}
-	for e := range s.config.MoE.NRoutedExperts {
+	for e := first; e < end; e++ {
 		for i, role := range f.Roles {
 			w := fused
-			w.Place = table.Place{Row: s.family.Row(table.RoutedExperts, role), Layer: fused.Layer, Expert: e}
+			w.Place = table.Place{Row: s.family.Row(f.Module, role), Layer: fused.Layer, Expert: e}
 			w.Name = w.Row.NameIn(w.Layer, e) + w.Part
-			w.First = int64(e*n+i) * size
+			w.First = int64(max(e, 0)*n+i) * size
 			s.add(s.place(w))
 		}
 	}

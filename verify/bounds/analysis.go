@@ -325,7 +325,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 		}
 	}
 	gate, up = a.settle(gate), a.settle(up)
-	y := a.computed(a.plain.SiLU(gate.wide()), d)
+	y := a.computed(a.plain.SiLU(gate.wide(), 1), d)
 	limit := highest(gate.Values)
 	if d == tensor.F32 && gate.limited(limit) {
 		y.common, y.ColumnsShare = a.errors.Make(tensor.F32, y.Shape...), true
@@ -362,6 +362,50 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 		y.DType = d
 	}
 	return y.inherit(gate, up)
+}
+
+// SiLU implements model.Arithmetic: with alpha 1 as SwiGLU. Otherwise, with s = σ(alpha·x),
+//
+//	alpha·x:  exact, a rounding point
+//	s:        v = (s·(1-s))²·v of alpha·x + (1.5s)², a rounding point
+//	x·s:      σ = s·σ_x + |x|·σ_s, as both may err together, exact
+func (a *Analysis) SiLU(x *Value, alpha float32) *Value {
+	x = a.settle(x)
+	y, p, by := a.computed(a.plain.SiLU(x.wide(), alpha), x.DType), PrecisionOf(x.DType), float64(alpha)
+	for i, n := range x.Values {
+		if alpha == 1 {
+			s, v := siluErrors(x.element(i), float64(y.Values[i]))
+			y.Set(i, s, v)
+			continue
+		}
+		n, z := float64(n), float64(n*alpha)
+		z, v := point(p, z, exactly(z, x.Variance(i)*Sq(by)))
+		s := float64(float32(1 / (1 + math.Exp(-z))))
+		s, v = point(p, s, roughly(s, float64(Sq(s*(1-s))*v)+float64(2.25*Sq(s))))
+		product := float64(float32(n * s))
+		y.Set(i, product, exactly(product, Sq(s*math.Sqrt(x.Variance(i))+math.Abs(n)*math.Sqrt(v))))
+	}
+	return y.inherit(x)
+}
+
+// Multiply implements model.Arithmetic. The square of an uncertain value has twice the deviation of its product with
+// another one.
+func (a *Analysis) Multiply(x, z *Value, shift float32) *Value {
+	x, z = a.settle(x), a.settle(z)
+	y, p := a.result(x.DType, x.Shape...), PrecisionOf(x.DType)
+	for i := range x.Values {
+		b := z.element(i)
+		if shift != 0 {
+			b.y = float64(float32(b.y + float64(shift)))
+			b.y, b.v = point(p, b.y, exactly(b.y, b.v))
+		}
+		product, v := times(float64(x.Values[i]), x.Variance(i), b.y, b.v)
+		if x == z {
+			v = exactly(product, 4*Sq(b.y)*b.v+3*Sq(b.v)*(Unit*Unit))
+		}
+		y.Set(i, product, v)
+	}
+	return y.inherit(x, z)
 }
 
 // limited reports whether a limit cut elements of x: at least two are exactly limit.

@@ -381,7 +381,7 @@ func (g *Gradients) SwiGLU(gate, up *Value) *Value {
 		dgate, dup := g.Adjoint(gate), g.Adjoint(up)
 		dgate.addWeights(by)
 		dup.addWeights(by)
-		silu := g.plain.SiLU(gate.wide())
+		silu := g.plain.SiLU(gate.wide(), 1)
 		g.plain.Each(y.Rows(), 16*len(y.Values), func(t int) {
 			for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
 				d, u, x := dy.element(i), up.element(i), gate.element(i)

@@ -40,6 +40,23 @@ func (x *Value) choosing() *Value {
 	return x
 }
 
+// SoftCap implements model.Arithmetic, with t = tanh(x/limit), whose derivative is 1 - t²:
+//
+//	x/limit:  exact, a rounding point;  t:  v = (1-t²)²·v_x/limit² + (1.5t)², a rounding point;  limit·t, exact
+func (a *Analysis) SoftCap(x *Value, limit float32) *Value {
+	x = a.settle(x)
+	y, p, by := a.computed(a.plain.SoftCap(x.wide(), limit), x.DType), PrecisionOf(x.DType), float64(limit)
+	for i, capped := range y.Values {
+		z := float64(float32(float64(x.Values[i]) / by))
+		_, v := point(p, z, exactly(z, x.Variance(i)/Sq(by)))
+		t := float64(capped) / by
+		t, v = point(p, t, roughly(t, float64(Sq(1-float64(t*t))*v)+float64(2.25*Sq(t))))
+		product := float64(float32(t * by))
+		y.Set(i, product, exactly(product, v*Sq(by)))
+	}
+	return y.inherit(x)
+}
+
 // SqrtSoftplus implements model.Arithmetic, with s = log(1 + e^x), whose derivative is 1 - e^-s:
 //
 //	s:   v = (1-e^-s)²·(v_x + 1) + (1.5s)², a rounding point

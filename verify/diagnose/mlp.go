@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -88,7 +89,7 @@ func (f *Failure) inside(name string, expert int, besides []int, in func(d *mode
 	if expert >= 0 {
 		rows, at, shares = f.rowsOf(expert, besides)
 	}
-	if all == nil || len(rows) == 0 {
+	if all == nil || len(rows) == 0 || f.Model.Config.Rules().MoE.Activation == config.SquaredReLU { // no gate_proj
 		return nil
 	}
 	of, down := in(f.Model.Layer(f.Layer)), *f
@@ -102,7 +103,7 @@ func (f *Failure) inside(name string, expert int, besides []int, in func(d *mode
 	defer plain.Close(nil)
 	m.x = rowsAt(all, tokens)
 	m.gate, m.up = copyOf(plain.Linear(m.x, &of.GateProj)), copyOf(plain.Linear(m.x, &of.UpProj))
-	hidden := f.hidden(plain, m.gate, m.up)
+	hidden := down.hidden(plain, m.gate, m.up)
 	down.Rows, down.Input = at, copyOf(hidden)
 	if expert >= 0 {
 		down.alone(f, rows, shares, plain.Linear(hidden, &of.DownProj))
@@ -225,10 +226,10 @@ func (m *mlp) exchanged() (list []mistake) {
 		list[i].undo = func(x *Trial) string { return known.undo(x) + ", or the same rows of gate_proj and up_proj" }
 	}
 	x := newExchange(m.down)
-	if x == nil {
+	if x == nil || m.down.Model.Config.Rules().MoE.Activation != config.SwiGLU {
 		return list
 	}
-	gates, ups, limit := make([][]float64, len(x.rows)), make([][]float64, len(x.rows)), m.down.Model.Config.SwiGLULimit
+	gates, ups, limit := make([][]float64, len(x.rows)), make([][]float64, len(x.rows)), m.down.limit()
 	for t, row := range x.rows {
 		for k, v := range m.gate.Row(row) {
 			gate, up := float64(v), float64(m.up.Row(row)[k])
@@ -379,10 +380,21 @@ func (m *mlp) isNear(plain *model.Plain, gate, up *model.Activation, down *model
 
 // hidden is the input of down_proj for what gate_proj and up_proj gave.
 func (f *Failure) hidden(plain *model.Plain, gate, up *model.Activation) *model.Activation {
-	if limit := float32(f.Model.Config.SwiGLULimit); limit > 0 {
-		gate, up = plain.Clamp(gate, float32(math.Inf(-1)), limit), plain.Clamp(up, -limit, limit)
+	return model.Activated(plain, f.Model.Config, gate.DType, float32(f.limit()), gate, up)
+}
+
+// inExpert is the input of down_proj of a routed expert of the failed layer that takes x.
+func (f *Failure) inExpert(plain *model.Plain, m *model.DeepseekMLP, x *model.Activation) *model.Activation {
+	c, gate := f.Model.Config, (*model.Activation)(nil)
+	if m.GateProj.Weight.Name != "" {
+		gate = plain.Linear(x, &m.GateProj)
 	}
-	return plain.SwiGLU(gate, up)
+	return model.Activated(plain, c, x.DType, float32(c.Limit(f.Layer, true)), gate, plain.Linear(x, &m.UpProj))
+}
+
+// limit is that of the failed MLP.
+func (f *Failure) limit() float64 {
+	return f.Model.Config.Limit(f.Layer, strings.Contains(f.Name, ".experts."))
 }
 
 // reordered are the rows of gate_proj, of up_proj or of both in another order than the columns of down_proj.
@@ -556,8 +568,7 @@ func (f *Failure) nearSum(x *Trial) bool {
 			of.codes[i], of.scales[i] = unsafe.SliceData(w.Data), unsafe.SliceData(w.Scales)
 		}
 		if w.outputs[of] == nil {
-			hidden := f.hidden(plain, plain.Linear(w.x, &m.GateProj), plain.Linear(w.x, &m.UpProj))
-			w.outputs[of] = slices.Clone(plain.Linear(hidden, &m.DownProj).Values)
+			w.outputs[of] = slices.Clone(plain.Linear(f.inExpert(plain, m, w.x), &m.DownProj).Values)
 		}
 		for c, v := range w.outputs[of] {
 			sum[c] += float64(float64(w.weights[i]) * float64(v))

@@ -46,7 +46,7 @@ func (f *Failure) recordedMistakes() (single, together []mistake) {
 		d := differ[0]
 		words = append(words, fmt.Sprintf("%s %s, here it is %s", d.Key, asWritten(d.B), asWritten(d.A)))
 		if _, err := c.Override(map[string]jsontext.Value{d.Key: d.B}); err == nil { // else it is none by itself
-			single = append(single, f.configMistake(causeOf(d.Key), &one, "the reference ran with "+words[len(words)-1]))
+			single = append(single, f.configMistake(causeOf(c, d.Key), &one, "the reference ran with "+words[len(words)-1]))
 		}
 	}
 	if len(words) > 1 {
@@ -71,19 +71,19 @@ func (f *Failure) configMistake(id string, c *config.Config, words string) mista
 	}}
 }
 
-// causeOf returns the id of the mistake that a key of config.json has another value.
-func causeOf(key string) string {
+// causeOf returns the id of the mistake that a key of config.json has another value, as c's family calls the key.
+func causeOf(c *config.Config, key string) string {
 	for _, known := range []struct{ key, id string }{
 		{"rms_norm_eps", "norm-eps"}, {"rope_theta", "rope-theta"}, {"compress_rope_theta", "rope-theta"},
 		{"rope_scaling.mscale", "yarn-mscale"}, {"rope_scaling.mscale_all_dim", "yarn-mscale"},
 		{"routed_scaling_factor", "routed-scale"}, {"aux_loss_alpha", "aux-loss-alpha"}, {"seq_aux", "aux-loss-form"},
 		{"norm_topk_prob", "norm-topk"}, {"num_experts_per_tok", "experts-per-token"}, {"n_group", "group-count"},
 		{"topk_group", "topk-group"}, {"num_attention_heads", "head-count"}, {"rope_interleave", "rope-layout"},
-		{"moe_k", "experts-per-token"}, {"router_scaling_factor", "routed-scale"}, {"moe_norm_min", "norm-topk"},
+		{"moe_norm_min", "norm-topk"},
 		{"layer_types", "sliding-window"},
 		{"index_topk", "index-topk"}, {"sliding_window", "sliding-window"}, {"hc_sinkhorn_iters", "sinkhorn-iterations"},
 	} {
-		if key == known.key {
+		if key == known.key || key == c.Key(known.key) {
 			return known.id
 		}
 	}
@@ -108,9 +108,9 @@ func (f *Failure) inConfig(n config.Number, base *config.Config, starts []float6
 	return number{n.Key, n.Value(base), func(value float64) mistake {
 		c := n.With(base, value)
 		if base != f.Model.Config {
-			return f.configMistake(causeOf(n.Key), c, missingScaling(c.RoPE.RopeScaling))
+			return f.configMistake(causeOf(f.Model.Config, n.Key), c, missingScaling(c.RoPE.RopeScaling))
 		}
-		return f.configMistake(causeOf(n.Key), c,
+		return f.configMistake(causeOf(f.Model.Config, n.Key), c,
 			fmt.Sprintf("the reference ran with %s %g, here it is %g", n.Key, value, n.Value(base)))
 	}, starts, smooth, digits}
 }

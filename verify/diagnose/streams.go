@@ -247,7 +247,7 @@ func publishedMistakes(f *Failure) []mistake {
 				o.clamp = func(x *bounds.Value, _, _ float32) *bounds.Value { return x }
 			})
 			return fmt.Sprintf("the reference did not clamp the outputs of gate_proj and up_proj by swiglu_limit %g",
-				x.Config.SwiGLULimit)
+				max(x.Config.SwiGLULimit, x.Config.Limit(x.failed.Layer, true), x.Config.Limit(x.failed.Layer, false)))
 		}},
 		mistake{id: "swiglu-clamp", kinds: clamped, undo: func(x *Trial) string {
 			x.change(func(a bounds.Arithmetic, o *operations) {

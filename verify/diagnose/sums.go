@@ -58,8 +58,7 @@ func (f *Failure) fittedTokens() (tokens []fitted) {
 		var outputs [][]float64
 		for _, e := range idx[token*k:][:k] {
 			m := &experts[e]
-			hidden := f.hidden(plain, plain.Linear(in, &m.GateProj), plain.Linear(in, &m.UpProj))
-			y := plain.Linear(hidden, &m.DownProj).Values
+			y := plain.Linear(f.inExpert(plain, m, in), &m.DownProj).Values
 			wide := make([]float64, n)
 			for c, v := range y {
 				wide[c] = float64(v)

@@ -74,7 +74,7 @@ func Open(dir string) (*Pack, error) {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	p.DType = table.ParseTorch(p.Manifest.ComputeDType)
-	p.nameBlockInputs()
+	p.nameBlockEnds()
 	problems := p.Manifest.check()
 	if len(problems) == 0 {
 		problems = p.rehash()
@@ -85,22 +85,23 @@ func Open(dir string) (*Pack, error) {
 	return p, nil
 }
 
-// nameBlockInputs gives what the mixtures of a pack of mixtures begin with the name that it has in DeepSeek's models.
-func (p *Pack) nameBlockInputs() {
+// nameBlockEnds gives what the mixtures of a pack of mixtures begin with, and what the norm behind them gives, the names that
+// these have in DeepSeek's models and Trinity.
+func (p *Pack) nameBlockEnds() {
 	b := p.Manifest.Block
-	if b == nil || b.Input == AttentionNorm {
+	if b == nil {
 		return
 	}
+	p.stages = map[string]string{}
 	for _, l := range b.Layers {
-		stored, name := StageOf(l, b.Input), StageOf(l, AttentionNorm)
-		if e, ok := p.Manifest.Tensors[stored]; ok {
-			e.storedName, e.storedShape = stored, e.Shape
-			delete(p.Manifest.Tensors, stored)
-			p.Manifest.Tensors[name] = e
-			if p.stages == nil {
-				p.stages = map[string]string{}
+		for of, kind := range map[string]string{b.Input: AttentionNorm, "post_feedforward_layernorm.output": behindMLP} {
+			stored, name := StageOf(l, of), StageOf(l, kind)
+			if e, ok := p.Manifest.Tensors[stored]; ok && stored != name {
+				e.storedName, e.storedShape = stored, e.Shape
+				delete(p.Manifest.Tensors, stored)
+				p.Manifest.Tensors[name] = e
+				p.stages[stored] = name
 			}
-			p.stages[stored] = name
 		}
 	}
 }
@@ -367,7 +368,8 @@ func (p *Pack) follow(r *config.Rules) {
 	}
 	major, minor := 0, 0
 	fmt.Sscanf(m.Reference.Transformers, "%d.%d", &major, &minor)
-	if 100*major+minor >= 524 && references[m.Reference.Kind] == config.Native && r.Router.RouterFloat32 && !r.NormsOnce {
+	if 100*major+minor >= 524 && m.Block == nil && references[m.Reference.Kind] == config.Native &&
+		r.Router.RouterFloat32 && !r.NormsOnce {
 		r.Router.KeepsGate = true // classes keep it since 5.24, but for DeepSeek-V4's
 	}
 	if kept := m.KeptFloat32; kept != nil { // models have the bias in modules of several names

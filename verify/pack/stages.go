@@ -43,6 +43,7 @@ const (
 	ExpertOutput = "mlp.experts.*.output" // of one, before its weight
 
 	AttentionNorm = "post_attention_layernorm.output"
+	behindMLP     = "post_mlp_layernorm.output"
 	ProbeOutput   = "mlp.experts.*.probe.output" // of one on rows that did not choose it: see Probe
 
 	PredictedFrom   = "eh_proj.output" // of prediction layers, as those below
