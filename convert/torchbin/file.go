@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"dsmoe/convert/format"
@@ -63,45 +64,109 @@ const hintSafe = "save the model with safe_serialization=True, or load it where 
 // file's name and, where only the file can be at fault, a hint.
 func readData(d format.Data) (*file, error) {
 	opened, err := read(d, d.Size())
+	if err != nil {
+		return nil, of(d.Path(), err)
+	}
+	opened.Data = d
+	return opened, nil
+}
+
+// of is an error about the file at path.
+func of(path string, err error) error {
 	var known *problem.Error
 	var system *fs.PathError
 	switch {
-	case err == nil:
-		opened.Data = d
-		return opened, nil
 	case errors.As(err, &known):
-		known.Path = d.Path()
-		return nil, known
+		known.Path = path
+		return known
 	case errors.As(err, &system):
-		return nil, problem.System(d.Path(), "", err)
+		return problem.System(path, "", err)
 	}
-	return nil, problem.New(d.Path(), err.Error(), hintDamaged)
+	return problem.New(path, err.Error(), hintDamaged)
 }
 
 const hintDownload = "the download did not finish: fetch the file again"
 
 const hintDamaged = "the file is damaged, or another program than torch.save wrote it: fetch it again"
 
-// read checks the storages and the pickle, and finds every tensor's bytes.
-func read(f io.ReaderAt, size int64) (*file, error) {
-	z, err := openArchive(f, size)
-	if err != nil {
-		return nil, err
+// unpickle reads the archive and the pickle in it.
+func unpickle(f io.ReaderAt, size int64) (z *archive, value any, err error) {
+	if z, err = openArchive(f, size); err != nil {
+		return nil, nil, err
 	}
 	pickle := z.entries["data.pkl"]
 	if pickle == nil {
-		return nil, errors.New("archive holds no data.pkl: not written by torch.save")
+		return nil, nil, errors.New("archive holds no data.pkl: not written by torch.save")
 	}
 	program, err := z.content(pickle, maxPickle)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	value, end, err := execute(program)
+	if rest := len(program) - end; rest > 0 && err == nil {
+		err = fmt.Errorf("data.pkl: byte %d: the pickle ends here, and %d bytes follow", end, rest)
+	}
+	return z, value, err
+}
+
+// Leaves reads the file at path, which torch.save wrote of any value, and calls f for each tensor, text and number in its
+// dicts and lists. A leaf's name is the keys and positions that lead to it, joined by dots. Of a tensor f gets dtype and shape,
+// and where its elements begin in the file, or as value the error that says why they cannot be read.
+func Leaves(path string, f func(name string, t *tensor.Info, offset int64, value any)) error {
+	m, err := format.NewMapping(path)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	z, value, err := unpickle(m, m.Size())
+	left := format.MaxTensors
+	var visit func(name string, v any, depth int) error
+	visit = func(name string, v any, depth int) (err error) {
+		if left--; left < 0 || depth > maxRank {
+			return fmt.Errorf("data.pkl: more than %d values, or in more than %d lists in one another", format.MaxTensors, maxRank)
+		}
+		items, names := []any(nil), []any(nil)
+		switch v := v.(type) {
+		case *dict:
+			items, names = v.values, v.keys
+		case *list:
+			items = v.items
+		case tuple:
+			items = v
+		case *pickled:
+			if e, err := z.place(*v); err != nil {
+				f(name, nil, 0, err)
+			} else {
+				f(name, &e.Info, e.Offset, nil)
+			}
+		default:
+			f(name, nil, 0, v)
+		}
+		for i, item := range items {
+			within := strconv.Itoa(i)
+			if names != nil {
+				within = fmt.Sprint(names[i])
+			}
+			if err = visit(strings.TrimPrefix(name+"."+within, "."), item, depth+1); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err == nil {
+		err = visit("", value, 0)
+	}
+	if err != nil {
+		return of(path, err)
+	}
+	return nil
+}
+
+// read checks the storages and the pickle, and finds every tensor's bytes.
+func read(f io.ReaderAt, size int64) (*file, error) {
+	z, value, err := unpickle(f, size)
 	if err != nil {
 		return nil, err
-	}
-	if rest := len(program) - end; rest > 0 {
-		return nil, fmt.Errorf("data.pkl: byte %d: the pickle ends here, and %d bytes follow", end, rest)
 	}
 	s, err := stateDict(value)
 	if err != nil {

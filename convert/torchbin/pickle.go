@@ -63,30 +63,33 @@ type pickled struct {
 // Names that a pickle may refer to. Storages and dtypes stand for an element type;
 // the others are calls that this package answers by itself.
 var globals = map[string]tensor.DType{
-	"collections.OrderedDict":         tensor.Invalid,
-	"torch._utils._rebuild_tensor_v2": tensor.Invalid,
-	"torch._utils._rebuild_tensor_v3": tensor.Invalid,
-	"torch._utils._rebuild_parameter": tensor.Invalid,
-	"torch.storage.UntypedStorage":    tensor.Invalid,
-	"torch.UntypedStorage":            tensor.Invalid,
-	"torch.DoubleStorage":             tensor.F64,
-	"torch.FloatStorage":              tensor.F32,
-	"torch.HalfStorage":               tensor.F16,
-	"torch.BFloat16Storage":           tensor.BF16,
-	"torch.LongStorage":               tensor.I64,
-	"torch.IntStorage":                tensor.I32,
-	"torch.ShortStorage":              tensor.I16,
-	"torch.CharStorage":               tensor.I8,
-	"torch.ByteStorage":               tensor.U8,
-	"torch.BoolStorage":               tensor.Bool,
-	"torch.float8_e4m3fn":             tensor.F8E4M3,
-	"torch.float8_e5m2":               tensor.F8E5M2,
-	"torch.float8_e4m3fnuz":           tensor.F8E4M3FNUZ,
-	"torch.float8_e5m2fnuz":           tensor.F8E5M2FNUZ,
-	"torch.float8_e8m0fnu":            tensor.F8E8M0,
-	"torch.uint16":                    tensor.U16,
-	"torch.uint32":                    tensor.U32,
-	"torch.uint64":                    tensor.U64,
+	"collections.OrderedDict":             tensor.Invalid,
+	"torch._utils._rebuild_tensor_v2":     tensor.Invalid,
+	"torch._utils._rebuild_tensor_v3":     tensor.Invalid,
+	"torch._utils._rebuild_parameter":     tensor.Invalid,
+	"torch._tensor._rebuild_from_type_v2": tensor.Invalid, // of a tensor with attributes
+	"torch.Tensor":                        tensor.Invalid,
+	"__builtin__.set":                     tensor.Invalid,
+	"torch.storage.UntypedStorage":        tensor.Invalid,
+	"torch.UntypedStorage":                tensor.Invalid,
+	"torch.DoubleStorage":                 tensor.F64,
+	"torch.FloatStorage":                  tensor.F32,
+	"torch.HalfStorage":                   tensor.F16,
+	"torch.BFloat16Storage":               tensor.BF16,
+	"torch.LongStorage":                   tensor.I64,
+	"torch.IntStorage":                    tensor.I32,
+	"torch.ShortStorage":                  tensor.I16,
+	"torch.CharStorage":                   tensor.I8,
+	"torch.ByteStorage":                   tensor.U8,
+	"torch.BoolStorage":                   tensor.Bool,
+	"torch.float8_e4m3fn":                 tensor.F8E4M3,
+	"torch.float8_e5m2":                   tensor.F8E5M2,
+	"torch.float8_e4m3fnuz":               tensor.F8E4M3FNUZ,
+	"torch.float8_e5m2fnuz":               tensor.F8E5M2FNUZ,
+	"torch.float8_e8m0fnu":                tensor.F8E8M0,
+	"torch.uint16":                        tensor.U16,
+	"torch.uint32":                        tensor.U32,
+	"torch.uint64":                        tensor.U64,
 }
 
 // The limits on a tensor, the same as for safetensors.
@@ -386,6 +389,17 @@ func (m *machine) reduce() {
 	case "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3":
 		m.rebuild(string(name), args)
 		return
+	case "torch._tensor._rebuild_from_type_v2": // the function, the type, its arguments, attributes, which are dropped
+		of, args := slices.Concat(args, tuple{nil, nil, nil, nil})[:4], tuple(nil)
+		if args, okArgs = of[2].(tuple); okArgs && of[1] == global("torch.Tensor") && of[0] == global("torch._utils._rebuild_tensor_v2") {
+			m.rebuild("torch._utils._rebuild_tensor_v2", args)
+			return
+		}
+	case "__builtin__.set":
+		if len(args) == 1 {
+			m.push(args[0])
+			return
+		}
 	case "torch._utils._rebuild_parameter":
 		if len(args) >= 1 {
 			if t, ok := args[0].(*pickled); ok {

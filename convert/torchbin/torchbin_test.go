@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -276,5 +277,43 @@ func TestIdentify(t *testing.T) {
 	} {
 		require.False(t, seen[identity(other)], other)
 		seen[identity(other)] = true
+	}
+}
+
+// TestLeaves: tensors, texts and numbers of any value have the names that lead to them; a value that contains itself is refused.
+func TestLeaves(t *testing.T) {
+	leaves := func(program string) (found []string, err error) {
+		path := filepath.Join(t.TempDir(), "file.pt")
+		data := archiveOf(t, program, map[string]string{"archive/data/0": "0123456789abcdef"})
+		require.NoError(t, os.WriteFile(path, data, 0o666))
+		err = Leaves(path, func(name string, x *tensor.Info, offset int64, value any) {
+			if x != nil {
+				value = string(data[offset:][:x.Bytes()])
+			}
+			found = append(found, fmt.Sprintf("%s=%v", name, value))
+		})
+		return found, err
+	}
+	one := tensorOf("FloatStorage", "0", 1, "K\x01", "K\x01") // the second of four numbers
+	for program, want := range map[string][]string{
+		"K\x05.": {"=5"},
+		"}(" + utf8("a") + "]K\x01a" + utf8("b") + one + "u.":           {"a.0=1", "b=4567"},
+		"(" + one + utf8("x") + "t.":                                    {"0=4567", "1=x"},
+		"(" + tensorOf("FloatStorage", "0", 1, "K\x04", "K\x01") + "t.": {"0=it needs 16 bytes from element 1 of its storage data/0 on, which has 16 bytes"},
+		// attributes of a tensor are dropped
+		"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_v2\nctorch\nTensor\n" +
+			strings.TrimSuffix(strings.TrimPrefix(one, "ctorch._utils\n_rebuild_tensor_v2\n"), "R") + "}tR.": {"=4567"},
+	} {
+		got, err := leaves(program)
+		require.NoError(t, err, "%q", program)
+		require.Equal(t, want, got, "%q", program)
+	}
+	for program, cause := range map[string]string{
+		"]q\x00h\x00a.": "in more than 16 lists in one another",
+		"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch\nTensor\nctorch\nTensor\n)}tR.": "makes no tensor",
+		"cos\nsystem\n)R.": "os.system",
+	} {
+		_, err := leaves(program)
+		require.ErrorContains(t, err, cause, "%q", program)
 	}
 }
