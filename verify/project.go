@@ -21,7 +21,7 @@ func (e *evidence) project() report.Report {
 		Accumulate: "float64",
 		Routing:    e.routing,
 		Golden: report.Golden{Reference: m.Reference, Mode: m.Mode, ConfigOverrides: m.ConfigOverrides,
-			ComputeDType: m.ComputeDType, Partial: m.Partial, Arithmetic: m.Arithmetic, Absent: m.Absent, Batch: j.in.Batch,
+			ComputeDType: m.ComputeDType, Partial: m.Partial, Arithmetic: m.Arithmetic, Unread: j.pack.Unread, Absent: m.Absent, Batch: j.in.Batch,
 			Seq: j.in.Seq, Steps: m.StepCounts(), Checkpoint: m.Checkpoint, Manifest: j.pack.Hash},
 		Stopped: e.stopped,
 		Rules: report.Rules{Reference: c.Reference, MoELayerFreq: c.Layers.MoELayerFreq,

@@ -72,6 +72,9 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 	case err != nil:
 		return err
 	case !has:
+		if s.Within == pack.GateLogits && x.DType == tensor.F32 && j.roundsUnknown(name) {
+			t.analysis.RoundTo(x, bounds.Router)
+		}
 		t.trustReadings(name, x)
 		if j.pack.MayLack(name) {
 			e.leaveOut(t.attribution.weights(x)...)

@@ -19,6 +19,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -117,6 +118,14 @@ func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 		engine:     cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
 		recognises: s.pack.IsTrace() && s.pack.DType != tensor.F32,
 		settings:   settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
+	if s.pack.IsRouting() { // what an engine rounds before a choice nothing tells
+		j.recognises, j.engine = false, &pack.Arithmetic{Rounding: map[string]string{}}
+		for _, k := range kinds {
+			for _, operation := range k.operations {
+				j.engine.Rounding[operation] = bounds.Unknown
+			}
+		}
+	}
 	if m.Config.Windowed() { // entries are made of padding, too, and all later tokens see them
 		rows := *in
 		rows.AttentionMask = nil

@@ -23,7 +23,7 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report",
+		"cmd/dsmoe": {"cmd/dsmoe/internal/cli", "text/page", "convert", "convert/checkpoint", "convert/torchbin", "convert/remote", "convert/plan", "verify", "verify/pack", "verify/report",
 			"inspect", "inspect/diff", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts", "text/problem"},
 		"cmd/dsmoe/internal/cli": {"text/page", "text/problem", "convert", "convert/checkpoint", "convert/remote", "model/weights", "model/tensor"},

@@ -13,6 +13,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/torchbin"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -47,7 +48,7 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 			"fail: the first stage that differs is named"),
 	}
 	cli.JSONFlag(cmd)
-	o := verifyOptions{mode: report.Local, accumulate: "f64", rotary: "golden", reference: "golden", limits: cli.Limits{}}
+	o := verifyOptions{dtype: "bfloat16", mode: report.Local, accumulate: "f64", rotary: "golden", reference: "golden", limits: cli.Limits{}}
 	cmd.Flags().Var(cli.WordFlag(&o.mode, report.Local, report.Chained), "mode",
 		"how stages are fed: local or chained")
 	cmd.Flags().Var(cli.WordFlag(&o.accumulate, "f64", "f32"), "accumulate",
@@ -71,6 +72,10 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		"tokens, such as a rollout's, or of its array routed_experts, .npy or .json")
 	cmd.Flags().StringSliceVar(&o.accept, "accept", nil, "do not fail for stages that a known deviation, the id of a `CAUSE`, "+
 		"explains; with commas, or repeatable")
+	cmd.Flags().StringVar(&o.tokens, "tokens", "", "the tokens of GOLDEN if that is an array routed_experts, .npy or .json: a `FILE` "+
+		"as dsmoe golden takes it")
+	cmd.Flags().Var(cli.WordFlag(&o.dtype, "bfloat16", "float16", "float32"), "dtype",
+		"the dtype that the engine of such an array computes in")
 	share := cli.AddPart(cmd, "one of N parts of the layers")
 	cli.InGroup(cmd.Flags(), cli.Selection, "layers", "stages", "fail-fast")
 	cli.InGroup(cmd.Flags(), cli.Numbers, "mode", "accumulate", "rotary-dtype", "reference", "limit")
@@ -175,6 +180,7 @@ type verifyOptions struct {
 	against            string // another trace
 	replay             string // a trace whose choices are replayed
 	accept             []string
+	tokens, dtype      string // of an array of choices
 	part               cli.Part
 }
 
@@ -200,20 +206,47 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 	return options
 }
 
+// openGolden opens GOLDEN: a trace, or an array of choices of experts.
+func (o *verifyOptions) openGolden(path string) (*pack.Pack, error) {
+	switch {
+	case !pack.IsChoices(path) && o.tokens != "":
+		return nil, errors.New("--tokens: of an array of choices of experts, .npy or .json; a pack has its tokens")
+	case !pack.IsChoices(path):
+		return openTrace(path)
+	case o.tokens == "":
+		return nil, problem.New(path, "choices of experts without their tokens", "name them with --tokens FILE")
+	}
+	in, err := pack.ReadTokens(o.tokens)
+	if err != nil {
+		return nil, err
+	}
+	return pack.Choices(path, in, map[string]tensor.DType{"bfloat16": tensor.BF16, "float16": tensor.F16, "float32": tensor.F32}[o.dtype])
+}
+
+// openTrace opens a golden pack, or files that SGLang dumped as one.
+func openTrace(path string) (*pack.Pack, error) {
+	if pack.IsDump(path) {
+		return pack.OpenDump(path, torchbin.Leaves)
+	}
+	return pack.Open(path)
+}
+
 // verifyBoth is verify, with the other trace if there is one.
 func (o *verifyOptions) verifyBoth(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
-	p, unopened := pack.Open(golden)
+	p, unopened := o.openGolden(golden)
 	var other, replayed *pack.Pack
 	for _, trace := range []struct {
 		path string
 		to   **pack.Pack
 	}{{o.against, &other}, {o.replay, &replayed}} {
 		if trace.path != "" && unopened == nil {
-			if trace.to == &replayed && pack.IsChoices(trace.path) {
-				*trace.to, unopened = pack.Choices(trace.path, p)
-				continue
+			if trace.to != &replayed || !pack.IsChoices(trace.path) {
+				*trace.to, unopened = openTrace(trace.path)
+			} else if in, err := p.Input(); err != nil {
+				unopened = err
+			} else {
+				*trace.to, unopened = pack.Choices(trace.path, in, p.DType)
 			}
-			*trace.to, unopened = pack.Open(trace.path)
 		}
 	}
 	if unopened != nil || o.against == "" {

@@ -6,8 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
-	"math"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,19 +15,22 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"dsmoe/config"
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
 // IsChoices reports whether a path names an array of choices of experts, see Choices, and not a pack.
 func IsChoices(path string) bool {
-	return slices.Contains([]string{".npy", ".json"}, filepath.Ext(path))
+	return slices.Contains([]string{".npy", ".json"}, filepath.Ext(path)) && filepath.Base(path) != manifestName
 }
 
 // Choices reads the choices of experts that a rollout engine returns (routed_experts): [tokens, layers, k], in a .npy file of
-// integers, or in JSON, as lists or as base64 of int32. They are of the tokens of the pack of, without padding, and are
-// returned as a trace of these tokens. layers counts the decoder's layers, or those that have a gate in of.
-func Choices(path string, of *Pack) (*Pack, error) {
+// integers, or in JSON, as lists or as base64 of int32. They are those of the tokens of an input, without padding, by an engine
+// that computes in a dtype, and are returned as a trace, which has them after Spell. layers counts the decoder's layers, or
+// those that have a gate.
+func Choices(path string, in *model.Input, computes tensor.DType) (*Pack, error) {
 	data, err := readSmall(path, maxTokensFile)
 	if err != nil {
 		return nil, err
@@ -43,65 +44,56 @@ func Choices(path string, of *Pack) (*Pack, error) {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	hash := sha256.Sum256(data)
-	p := &Pack{Dir: path, Hash: "sha256:" + hex.EncodeToString(hash[:]), DType: of.DType, Replaced: map[string]tensor.Tensor{}}
-	p.Manifest.Reference = Reference{Kind: Engine, Name: "routed_experts", Version: filepath.Base(path)}
-	p.Manifest.Tensors = map[string]Entry{}
-	return p, p.addChoices(ids, shape, of)
+	p := &Pack{Dir: path, Hash: "sha256:" + hex.EncodeToString(hash[:]), DType: computes, choices: &choices{ids, shape},
+		Replaced: map[string]tensor.Tensor{}}
+	p.Manifest = Manifest{Mode: "eval", ComputeDType: torchNames[computes], Tensors: map[string]Entry{},
+		Reference: Reference{Kind: Engine, Name: "routed_experts", Version: filepath.Base(path)}}
+	p.addInts(inputIDs, []int{in.Batch, in.Seq}, in.InputIDs)
+	if in.AttentionMask != nil {
+		p.addInts(attentionMask, []int{in.Batch, in.Seq}, in.AttentionMask)
+	}
+	return p, nil
 }
 
-// addChoices adds the inputs of another pack, and for each of its gates the choices of its layer.
-func (p *Pack) addChoices(ids, shape []int, of *Pack) error {
-	in, err := of.Input()
+// choices are the numbers of a file of choices, and their shape.
+type choices struct{ ids, shape []int }
+
+// IsRouting reports whether the pack has choices of experts alone, of the layers of a model.
+func (p *Pack) IsRouting() bool { return p.choices != nil }
+
+// spellChoices gives each layer of a model of configuration c that has a gate its choices.
+func (p *Pack) spellChoices(c *config.Config) error {
+	in, err := p.Input()
 	if err != nil {
 		return err
 	}
-	add := func(name string, shape, values []int) {
-		data := make([]byte, 0, 8*len(values))
-		for _, v := range values {
-			data = binary.LittleEndian.AppendUint64(data, uint64(v))
-		}
-		p.Manifest.Tensors[name] = Entry{DType: tensor.I64, Shape: shape}
-		p.Replaced[name] = tensor.Tensor{DType: tensor.I64, Shape: shape, Data: data}
-	}
-	add(inputIDs, []int{in.Batch, in.Seq}, in.InputIDs)
-	if in.AttentionMask != nil {
-		add(attentionMask, []int{in.Batch, in.Seq}, in.AttentionMask)
-	}
-	var decoder struct {
-		Layers int `json:"num_hidden_layers"`
-	}
-	if err := json.Unmarshal(of.Manifest.Config, &decoder); err != nil || decoder.Layers == 0 {
-		decoder.Layers = math.MaxInt // not known
-	}
-	var gates []Stage
-	for _, name := range slices.Sorted(maps.Keys(of.Manifest.Tensors)) {
-		if s := Parse(name); s.Within == TopKIdx && s.Layer < decoder.Layers { // prediction layers have none
-			gates = append(gates, s)
+	var gates []int
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) {
+			gates = append(gates, l)
 		}
 	}
-	if len(gates) == 0 {
-		return of.Fault("", "it has no choices of experts: there is nothing to replay")
-	}
-	slices.SortFunc(gates, func(a, b Stage) int { return a.Layer - b.Layer })
-	chosen := of.Manifest.Tensors[gates[0].Name].Shape
-	k, tokens := chosen[len(chosen)-1], len(in.InputIDs)-PaddedTokens(in, len(in.InputIDs)).Count()
-	if len(shape) == 1 && shape[0]%(tokens*k) == 0 { // base64 has no shape
+	ids, shape := p.choices.ids, p.choices.shape
+	k, tokens := c.MoE.NumExpertsPerTok, len(in.InputIDs)-PaddedTokens(in, len(in.InputIDs)).Count()
+	if len(shape) == 1 && tokens*k > 0 && shape[0]%(tokens*k) == 0 { // base64 has no shape
 		shape = []int{tokens, shape[0] / (tokens * k), k}
 	}
 	switch {
+	case len(gates) == 0:
+		return p.Fault("", "the model has no routed experts")
 	case len(shape) != 3 || shape[2] != k:
 		return p.Fault("", fmt.Sprintf("shape %v, [tokens, layers, %d] expected", shape, k))
 	case shape[0] != tokens:
-		return p.Fault("", fmt.Sprintf("choices of %d tokens, the golden has %d: an engine gives none for the last token that it "+
-			"generated; leave that token out of the golden", shape[0], tokens))
-	case shape[1] != len(gates) && shape[1] != decoder.Layers:
-		return p.Fault("", fmt.Sprintf("choices of %d layers: the golden has %d gates; the choices of all layers are read where its "+
-			"manifest has the config", shape[1], len(gates)))
+		return p.Fault("", fmt.Sprintf("choices of %d tokens, there are %d: an engine gives none for the last token that it "+
+			"generated; leave that token out", shape[0], tokens))
+	case shape[1] != len(gates) && shape[1] != c.NumHiddenLayers:
+		return p.Fault("", fmt.Sprintf("choices of %d layers: the model has %d, and %d with routed experts", shape[1],
+			c.NumHiddenLayers, len(gates)))
 	}
-	for n, gate := range gates {
-		layer := gate.Layer
+	for n, layer := range gates {
+		at := layer
 		if shape[1] == len(gates) {
-			layer = n
+			at = n
 		}
 		values, row := make([]int, 0, len(in.InputIDs)*k), 0
 		for token := range in.InputIDs {
@@ -109,12 +101,22 @@ func (p *Pack) addChoices(ids, shape []int, of *Pack) error {
 				values = append(values, ids[:k]...) // any experts: they are not compared
 				continue
 			}
-			values = append(values, ids[(row*shape[1]+layer)*k:][:k]...)
+			values = append(values, ids[(row*shape[1]+at)*k:][:k]...)
 			row++
 		}
-		add(gate.Name, []int{len(in.InputIDs), k}, values)
+		p.addInts(StageOf(layer, TopKIdx), []int{len(in.InputIDs), k}, values)
 	}
 	return nil
+}
+
+// addInts adds a tensor of whole numbers.
+func (p *Pack) addInts(name string, shape, values []int) {
+	data := make([]byte, 0, 8*len(values))
+	for _, v := range values {
+		data = binary.LittleEndian.AppendUint64(data, uint64(v))
+	}
+	p.Manifest.Tensors[name] = Entry{DType: tensor.I64, Shape: shape}
+	p.Replaced[name] = tensor.Tensor{DType: tensor.I64, Shape: shape, Data: data}
 }
 
 // numpyHeader is what numpy's format says of an array, as Python writes it.

@@ -11,12 +11,16 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
 )
 
 // TestChoices: choices of experts as rollout engines return them are those of a trace's gates; others are refused.
 func TestChoices(t *testing.T) {
 	t.Parallel()
 	of, err := Open("../../fixtures/engines/sglang-served") // 24 tokens and 3 of padding; layer 1 of 2 has a gate
+	require.NoError(t, err)
+	c, err := of.RecordedConfig(config.Native)
 	require.NoError(t, err)
 	const gate = "model.layers.1." + TopKIdx
 	want, err := of.Ints(gate)
@@ -75,7 +79,11 @@ func TestChoices(t *testing.T) {
 		path := filepath.Join(t.TempDir(), name)
 		require.NoError(t, os.WriteFile(path, data, 0o666))
 		require.True(t, IsChoices(path))
-		return Choices(path, of)
+		p, err := Choices(path, in, of.DType)
+		if err == nil {
+			err = p.Spell(c)
+		}
+		return p, err
 	}
 	for _, file := range []struct {
 		name string
@@ -102,13 +110,13 @@ func TestChoices(t *testing.T) {
 	}
 	whole := numpy("|u1", fmt.Sprintf("%d, 2, 2", tokens), of8(all(chosen)))
 	for cause, file := range map[string][]byte{
-		"leave that token out of the golden": numpy("|u1", fmt.Sprintf("%d, 2, 2", tokens-1), of8(all(chosen[2:]))),
-		"choices of 3 layers":                numpy("|u1", fmt.Sprintf("%d, 3, 2", tokens), make([]uint8, 6*tokens)),
-		"[tokens, layers, 2] expected":       numpy("|u1", fmt.Sprintf("%d, 2, 1", tokens), make([]uint8, 2*tokens)),
-		"little-endian integers":             numpy("<f4", fmt.Sprintf("%d, 2, 2", tokens), make([]float32, 4*tokens)),
-		"bytes, shape":                       whole[:len(whole)-1],
-		"header ends too early":              whole[:20],
-		"not a .npy file":                    bytes.Repeat([]byte("x"), 40),
+		"leave that token out":         numpy("|u1", fmt.Sprintf("%d, 2, 2", tokens-1), of8(all(chosen[2:]))),
+		"choices of 3 layers":          numpy("|u1", fmt.Sprintf("%d, 3, 2", tokens), make([]uint8, 6*tokens)),
+		"[tokens, layers, 2] expected": numpy("|u1", fmt.Sprintf("%d, 2, 1", tokens), make([]uint8, 2*tokens)),
+		"little-endian integers":       numpy("<f4", fmt.Sprintf("%d, 2, 2", tokens), make([]float32, 4*tokens)),
+		"bytes, shape":                 whole[:len(whole)-1],
+		"header ends too early":        whole[:20],
+		"not a .npy file":              bytes.Repeat([]byte("x"), 40),
 	} {
 		_, err := read("wrong.npy", file)
 		require.ErrorContains(t, err, cause)

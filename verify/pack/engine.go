@@ -156,7 +156,12 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 // that they are in a model of configuration c, and their columns and heads the order that they have there. Other
 // tensors keep their names.
 func (p *Pack) Spell(c *config.Config) error {
-	if !p.IsTrace() {
+	switch {
+	case p.dump != nil:
+		return p.spellDump(c)
+	case p.choices != nil:
+		return p.spellChoices(c)
+	case !p.IsTrace():
 		return nil
 	}
 	var problems []problem.Problem

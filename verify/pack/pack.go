@@ -43,6 +43,11 @@ type Pack struct {
 	// mistake would have recorded.
 	Replaced map[string]tensor.Tensor
 
+	Unread   []Unread             // tensors of a dump that are no part of the trace
+	dump     *dump                // that the trace is read from; nil of others
+	choices  *choices             // that are all that the trace has; nil of others
+	gathered map[string]*gathered // stages whose rows lie in files of the dump
+
 	stages map[string]string // by the names of tensors in files: stages that have other names there, see Spell
 
 	mu      sync.Mutex
@@ -196,6 +201,12 @@ func (p *Pack) Has(name string) bool {
 	return ok
 }
 
+// Width is the length of the rows of a golden tensor.
+func (p *Pack) Width(name string) int {
+	shape := p.Manifest.Tensors[name].Shape
+	return shape[len(shape)-1]
+}
+
 // Tensor reads a golden tensor.
 func (p *Pack) Tensor(name string) (t tensor.Tensor, err error) {
 	if t, ok := p.Replaced[name]; ok {
@@ -216,11 +227,42 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 	if !ok {
 		return p.Fault("", "there is no tensor "+text.Quote(name))
 	}
+	at, end := e.DType.Bytes(first), e.DType.Bytes(min(last, int64(e.Elements())))
+	data := make([]byte, min(most, end-at))
+	read := func(data []byte, at int64) error { return p.gathered[name].read(data, at) }
+	if p.gathered[name] == nil {
+		file, from, err := p.open(name)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		read = func(data []byte, at int64) error {
+			_, err := file.ReadAt(data, from+at)
+			return err
+		}
+	}
+	for ; ; at += int64(len(data)) {
+		data = data[:min(int64(len(data)), end-at)]
+		if len(data) > 0 {
+			if err := read(data, at); err != nil {
+				return p.wrap(cmp.Or(e.File, name), err)
+			}
+		}
+		err := f(tensor.Tensor{DType: e.DType, Shape: []int{int(e.DType.Elements(int64(len(data))))}, Data: data})
+		if err != nil || at+int64(len(data)) >= end {
+			return err
+		}
+	}
+}
+
+// open opens the file of a golden tensor, and returns where its elements begin.
+func (p *Pack) open(name string) (file *os.File, from int64, err error) {
+	e := p.Manifest.Tensors[name]
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.file != e.File {
 		if err := p.readHeader(e.File); err != nil {
-			return p.wrap(e.File, err)
+			return nil, 0, p.wrap(e.File, err)
 		}
 	}
 	stored, shape := name, e.Shape
@@ -229,25 +271,13 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 	}
 	x, ok := p.extents[stored]
 	if !ok || x.DType != e.DType || !slices.Equal(x.Shape, shape) {
-		return p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name), x.DType, x.Shape, e.DType, shape))
+		return nil, 0, p.Fault(text.Quote(e.File), fmt.Sprintf("%s: file has %s %v, manifest.json says %s %v", text.Quote(name),
+			x.DType, x.Shape, e.DType, shape))
 	}
-	file, err := os.Open(filepath.Join(p.Dir, e.File))
-	if err != nil {
-		return p.wrap(e.File, err)
+	if file, err = os.Open(filepath.Join(p.Dir, e.File)); err != nil {
+		return nil, 0, p.wrap(e.File, err)
 	}
-	defer file.Close()
-	at, end := x.DType.Bytes(first), x.DType.Bytes(min(last, int64(e.Elements())))
-	data := make([]byte, min(most, end-at))
-	for ; ; at += int64(len(data)) {
-		data = data[:min(int64(len(data)), end-at)]
-		if _, err := file.ReadAt(data, p.from+x.from+at); err != nil && len(data) > 0 {
-			return p.wrap(e.File, err)
-		}
-		err := f(tensor.Tensor{DType: x.DType, Shape: []int{int(x.DType.Elements(int64(len(data))))}, Data: data})
-		if err != nil || at+int64(len(data)) >= end {
-			return err
-		}
-	}
+	return file, p.from + x.from, nil
 }
 
 // readHeader reads the header of one file of the pack.

@@ -53,6 +53,26 @@ func (m *Manifest) StepCounts() *StepCounts {
 	return c
 }
 
+// DecodeRows returns which rows of an input decode steps computed, by themselves or for the request that has them from a
+// cache; nil if the steps are of one sort.
+func (m *Manifest) DecodeRows(in *model.Input) []bool {
+	rows, n := make([]bool, in.Batch*in.Seq), 0
+	for _, s := range m.Steps {
+		for row := s.From; row < s.To; row++ {
+			rows[s.Sequence*in.Seq+row] = slices.ContainsFunc(m.Steps, func(by Step) bool {
+				return by.Phase == decodePhase && by.Step == s.Step && by.From <= row && row < by.To
+			}) && s.Phase != "prefill" && s.Phase != "chunk"
+			if rows[s.Sequence*in.Seq+row] {
+				n++
+			}
+		}
+	}
+	if n == 0 || n == len(rows) {
+		return nil
+	}
+	return rows
+}
+
 // String counts the rows in words: "12 prefill rows, 36 decode rows of 3 requests, up to 3 in one step".
 func (c *StepCounts) String() string {
 	var parts []string

@@ -117,6 +117,7 @@ type Scope struct {
 	Stages   []string `json:"stages"`   // globs of stages that the user selects; empty if all are
 	// with a weight that took part in a checked stage, prediction layers among them
 	Layers    []int `json:"layers"`
+	Chosen    int   `json:"chosen,omitempty"`  // tokens whose choices of experts alone were compared; absent of others
 	Routers   []int `json:"routers,omitempty"` // of these, layers of which the router alone was run
 	Blocks    []int `json:"blocks,omitempty"`  // of these, layers of which the MLP alone was run: attention is not computed
 	Of        int   `json:"of"`                // layers of the decoder
@@ -561,6 +562,8 @@ type Golden struct {
 	// how an engine in a 16-bit dtype, or compiled or replaced code of a reference, rounds where that is not as
 	// HuggingFace's eager classes do; read off the numbers
 	Recognised []Recognised `json:"recognised,omitempty"`
+	// tensors that an engine dumped and that are no part of the trace; absent of packs
+	Unread []pack.Unread `json:"unread,omitempty"`
 	// why it proves less on purpose; empty if it does not
 	Partial    string            `json:"partial"`
 	Absent     pack.Absent       `json:"absent"`          // what it says it has not
@@ -586,6 +589,8 @@ type Recognised struct {
 	WithRecorded bool `json:"with_recorded_config,omitempty"`
 	// the ways of layers that round otherwise, by the layer's number; absent if there are none
 	Layers map[string]map[string]string `json:"layers,omitempty"`
+	// the ways of the rows of decode steps, if these are others
+	Decode map[string]string `json:"decode,omitempty"`
 }
 
 // Mode is how a run feeds its stages.

@@ -23,6 +23,9 @@ func (s *Scope) Describe() string {
 	layers := slices.DeleteFunc(slices.Clone(s.Layers), func(l int) bool {
 		return slices.Contains(s.Routers, l) || slices.Contains(s.Blocks, l)
 	})
+	if s.Chosen > 0 {
+		return fmt.Sprintf("the routing alone: choices of %s in %s", text.Plural(s.Chosen, "token"), LayersText(s.Layers))
+	}
 	n, _ := slices.BinarySearch(layers, s.Of)
 	add(s.Embedding, "the embedding")
 	add(n > 0, fmt.Sprintf("%s of %d", LayersText(layers[:n]), s.Of))

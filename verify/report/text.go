@@ -151,6 +151,10 @@ func (r *Report) verdictOf(v Verdict) string {
 	if !r.Scope.Whole {
 		verdict += ": " + r.Scope.Text
 	}
+	if r.Scope.Chosen > 0 {
+		return fmt.Sprintf("%s (of %s rounding could not change %s)", verdict, text.Plural(r.Routing.Choices, "choice"),
+			text.Grouped(r.Routing.Pinned))
+	}
 	c, experts := r.Coverage, ""
 	if c.Experts > 0 {
 		experts = fmt.Sprintf("%s of %s", text.Grouped(c.ExpertsReached+c.ExpertsProbed),
@@ -191,8 +195,14 @@ func (r *Report) head() (f facts) {
 	ref := r.Golden.Reference
 	if ref.Kind == pack.Engine {
 		f.add("engine", "%s", text.Line(ref.String()))
-		r.Golden.writeArithmetic(&f, "arithmetic")
-		if r.Golden.Steps.Decodes() {
+		if r.Scope.Chosen > 0 {
+			f.add("arithmetic", "not known: each rounding to %s that engines do may have happened or not", r.Golden.ComputeDType)
+		} else {
+			r.Golden.writeArithmetic(&f, "arithmetic")
+		}
+		if r.Scope.Chosen > 0 {
+			f.add("", "not seen: what gates take and give, but for their choices")
+		} else if r.Golden.Steps.Decodes() {
 			f.add("", "not seen in this trace: batches of other sizes, parallel ranks, other kernels")
 		} else {
 			f.add("", "not seen in a trace of prompts: decoding, batches of other sizes, parallel ranks, other kernels")
@@ -221,8 +231,21 @@ func (r *Report) head() (f facts) {
 	if ref.Kind != pack.Engine {
 		r.Golden.writeRecognised(&f)
 	}
-	f.add("golden", "%d × %d tokens in %s, %d tensors, files match their hashes", r.Golden.Batch,
-		r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
+	hashed := ", files match their hashes"
+	if r.Scope.Chosen > 0 {
+		hashed = " of one file"
+	} else if r.Golden.Unread != nil {
+		hashed = " of files without recorded hashes"
+	}
+	f.add("golden", "%d × %d tokens in %s, %d tensors%s", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType,
+		r.Coverage.GoldenTensors, hashed)
+	unread := map[string][]string{}
+	for _, u := range r.Golden.Unread {
+		unread[u.Why] = append(unread[u.Why], fmt.Sprintf("%s (%d)", u.Kind, u.Count))
+	}
+	for _, why := range slices.Sorted(maps.Keys(unread)) {
+		f.add("not read", "%s", text.Line(why+": "+strings.Join(unread[why], ", ")))
+	}
 	if r.Golden.Steps != nil {
 		f.add("", "%s, computed in %s", r.Golden.Steps, text.Plural(r.Golden.Steps.Steps, "step"))
 	}
@@ -244,7 +267,7 @@ func (r *Report) head() (f facts) {
 		how = "stages are fed the golden's own input; over what it lacks, errors are carried on: " +
 			strings.Join(r.Free, ", ")
 	}
-	if r.Mode == Chained {
+	if r.Mode == Chained || r.Scope.Chosen > 0 {
 		how = "end to end, with the golden's choice of experts"
 	}
 	f.add("mode", "%s: %s; %s sums", r.Mode, how, r.Accumulate)
@@ -307,6 +330,9 @@ func (g *Golden) recognised() (f facts) {
 		says := k.Kind + ": " + waysInWords(k.Ways)
 		for _, layer := range slices.Sorted(maps.Keys(k.Layers)) {
 			says += fmt.Sprintf(", but in layer %s %s", layer, waysInWords(k.Layers[layer]))
+		}
+		if k.Decode != nil {
+			says += ", but in decode steps " + waysInWords(k.Decode)
 		}
 		known = append(known, says)
 		if k.WithRecorded {
