@@ -257,6 +257,11 @@ func (j *job) waysShown(r *report.Report) map[string]string {
 	}
 	for _, k := range r.Golden.Recognised {
 		maps.Copy(found, k.Ways)
+		for operation, way := range k.Decode {
+			if way != k.Ways[operation] {
+				found[operation] += ", in decode steps " + way
+			}
+		}
 		for _, layer := range slices.Sorted(maps.Keys(k.Layers)) {
 			for operation, way := range k.Layers[layer] {
 				if way != k.Ways[operation] {

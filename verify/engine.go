@@ -55,18 +55,31 @@ func (j *job) arithmetic(a *bounds.Analysis) bounds.Arithmetic {
 			return values
 		}
 	}
-	points := j.points()
-	if c := j.model.Config; (slices.Contains(j.engine.Attention, pack.Absorbed) || points.Absorbs()) && c.LatentAttention() {
-		e.Absorbs = func(w *model.Weight) (keys, values int) {
-			at := table.PlaceOf(c, w.Name)
-			recorded := j.pack.Has(pack.StageOf(at.Layer, pack.InAttention(table.KVBProj))) // so that it was not absorbed
-			if at.Is(table.Attention, table.KVBProj) && !(recorded && points.Ways[bounds.AbsorbedQuery] == bounds.Unknown) {
-				return c.Attention.QKNopeHeadDim, c.ValueHeadDim()
+	c, points := j.model.Config, j.points()
+	absorbing := func(points bounds.Points) *bounds.Engine {
+		how := *e
+		if (slices.Contains(j.engine.Attention, pack.Absorbed) || points.Absorbs()) && c.LatentAttention() {
+			how.Absorbs = func(w *model.Weight) (keys, values int) {
+				at := table.PlaceOf(c, w.Name)
+				recorded := j.pack.Has(pack.StageOf(at.Layer, pack.InAttention(table.KVBProj))) // so that it was not absorbed
+				if at.Is(table.Attention, table.KVBProj) && !(recorded && points.Ways[bounds.AbsorbedQuery] == bounds.Unknown) {
+					return c.Attention.QKNopeHeadDim, c.ValueHeadDim()
+				}
+				return 0, 0
 			}
-			return 0, 0
+		}
+		return &how
+	}
+	engine := bounds.NewEngine(a, absorbing(points))
+	for _, f := range j.found {
+		if rows := j.pack.Manifest.DecodeRows(j.in); f.decode >= 0 && rows != nil {
+			points.Ways = maps.Clone(points.Ways)
+			maps.Copy(points.Ways, f.kind.waysOf(f.decode))
+			return bounds.NewPhases(engine, bounds.NewEngine(a.WithPoints(points), absorbing(points)),
+				func(batch, row int) bool { return rows[batch*j.in.Seq+row] })
 		}
 	}
-	return bounds.NewEngine(a, e)
+	return engine
 }
 
 // undeclared is what of how an engine computes it does not declare; nil if that is nothing.

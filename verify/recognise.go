@@ -249,7 +249,7 @@ func (j *job) recognising(found []recognised) *job {
 	}
 	for _, f := range found {
 		again.tried[f.kind.name] = f.misses
-		if f.way > 0 || f.missed > 0 || len(f.layers) > 0 { // otherwise as HuggingFace's eager classes
+		if f.way > 0 || f.missed > 0 || len(f.layers) > 0 || f.decode >= 0 { // otherwise as HuggingFace's eager classes
 			again.found = append(again.found, f)
 		}
 	}
@@ -379,7 +379,7 @@ func (t *trials) ways(ctx context.Context, open, later []*kind) ([]recognised, e
 	}
 	var found []recognised
 	for _, k := range open {
-		found = append(found, decide(k, by[k.name]))
+		found = append(found, j.decide(k, by[k.name]))
 	}
 	return found, nil
 }

@@ -45,7 +45,13 @@ var kinds = func() []kind {
 		all = append(all, single(operation))
 	}
 	operations := []string{bounds.ExpertsGLU, bounds.ExpertsWeight, bounds.ExpertsW, bounds.ExpertsSum}
-	all = append(all, kind{name: routedSums, operations: operations, ways: bounds.ExpertsWays})
+	sums := kind{name: routedSums, operations: append(slices.Clone(operations), bounds.ExpertsFactor)}
+	for _, sum := range bounds.SharedWays[:2] {
+		for _, way := range bounds.ExpertsWays {
+			sums.ways = append(sums.ways, append(slices.Clone(way), sum[0]))
+		}
+	}
+	all = append(all, sums)
 	mixed := kind{name: mixtures, operations: append(slices.Clone(operations), bounds.ExpertsFactor, bounds.ExpertsShared)}
 	for i, sum := range bounds.SharedWays {
 		for n, way := range bounds.ExpertsWays {
@@ -154,6 +160,7 @@ type recognised struct {
 	recorded bool
 	// layers have another way, as kernels may be chosen by the shapes of a layer.
 	layers map[int]int
+	decode int // way of the rows of decode steps; -1 if that is way
 }
 
 // The limits of recognition. Measured: of traces with a fault in one norm, one expert or eps the right way explains at least
@@ -168,7 +175,7 @@ const (
 // is if it explains nearly all elements on which it differs from each rival, in the stages that it explains if these
 // show enough: what it misses then is wrong.
 func decide(k *kind, by []map[string]misses) recognised {
-	r := recognised{kind: k, missed: total(by[0]), rival: -1}
+	r := recognised{kind: k, missed: total(by[0]), rival: -1, decode: -1}
 	for i := range by {
 		n := total(by[i])
 		if r.misses = append(r.misses, n); n < r.missed {
@@ -204,6 +211,45 @@ func decide(k *kind, by []map[string]misses) recognised {
 		r.mix(by)
 	}
 	return r
+}
+
+// decide is decide, with a way of its own for attention in the rows of decode steps if no way explains these and the others:
+// one with the same RoPE, in which keys of both are.
+func (j *job) decide(k *kind, by []map[string]misses) recognised {
+	r, decodes := decide(k, by), j.pack.Manifest.DecodeRows(j.in)
+	if k.name != attention || r.missed == 0 || decodes == nil {
+		return r
+	}
+	var of [2][]map[string]misses // of prompts, of decode steps
+	for _, stages := range by {
+		for phase := range of {
+			part := map[string]misses{}
+			for stage, m := range stages {
+				rows := make(misses, len(m))
+				for i, width := 0, j.pack.Width(stage); i < 64*len(m); i++ {
+					if row := i / width; m[i/64]>>(i%64)&1 > 0 && row < len(decodes) && decodes[row] == (phase == 1) {
+						rows.set(i)
+					}
+				}
+				part[stage] = rows
+			}
+			of[phase] = append(of[phase], part)
+		}
+	}
+	prompts, same, at := decide(k, of[0]), *k, []int(nil)
+	same.ways = nil
+	var rotated []map[string]misses
+	for i, way := range k.ways {
+		if slices.Equal(way[:2], k.ways[prompts.way][:2]) { // RoPE, RoPETables
+			same.ways, at, rotated = append(same.ways, way), append(at, i), append(rotated, of[1][i])
+		}
+	}
+	steps := decide(&same, rotated)
+	if prompts.unexplained() || steps.unexplained() || at[steps.way] == prompts.way {
+		return r
+	}
+	prompts.decode, prompts.missed, prompts.alone = at[steps.way], prompts.missed+steps.missed, min(prompts.alone, steps.alone)
+	return prompts
 }
 
 // unexplained reports whether the numbers do not show a way: none explains enough, or all explain the same part.
@@ -255,6 +301,9 @@ func (r *recognised) reported() report.Recognised {
 			says.Layers = map[string]map[string]string{}
 		}
 		says.Layers[strconv.Itoa(layer)] = r.kind.waysOf(way)
+	}
+	if r.decode >= 0 {
+		says.Decode = r.kind.waysOf(r.decode)
 	}
 	if r.rival >= 0 {
 		says.Rival = r.kind.waysOf(r.rival)

@@ -120,16 +120,7 @@ func NewEngine(a *Analysis, e *Engine) Arithmetic {
 
 // Linear rounds x.
 func (e *engine) Linear(x *Value, l *model.Linear) *Value {
-	if e.Latents != nil {
-		if latents, rotated, n := e.Latents(&l.Weight); n > 0 {
-			x, e.rotated, e.columns = e.kept(x, latents), rotated, n
-		}
-	}
-	if e.Absorbs != nil {
-		if keys, _ := e.Absorbs(&l.Weight); keys > 0 {
-			e.latent, e.up = x, l
-		}
-	}
+	x = e.keepLatent(x, l)
 	e.last, e.lastWeight = e.operation(&l.Weight), &l.Weight
 	if e.Given != nil {
 		shape := slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])
@@ -148,6 +139,21 @@ func (e *engine) Linear(x *Value, l *model.Linear) *Value {
 		addSums(y, to.blockSums(x, rounded), &l.Weight)
 	}
 	return y
+}
+
+// keepLatent keeps x for scores and contexts, if l makes keys and values of it, and returns it as a cache holds it.
+func (e *engine) keepLatent(x *Value, l *model.Linear) *Value {
+	if e.Latents != nil {
+		if latents, rotated, n := e.Latents(&l.Weight); n > 0 {
+			x, e.rotated, e.columns = e.kept(x, latents), rotated, n
+		}
+	}
+	if e.Absorbs != nil {
+		if keys, _ := e.Absorbs(&l.Weight); keys > 0 {
+			e.latent, e.up = x, l
+		}
+	}
+	return x
 }
 
 // Seen holds products for runs of an engine that differ in where they round: what one run multiplied, another run with
