@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -115,19 +116,9 @@ func maskMistakes(f *Failure) (list []mistake) {
 	}
 	add := func(id, words string, hides func(m *model.Mask, batch, query, key int) bool) {
 		list = append(list, mistake{id: id, kinds: []string{f.kind()}, unless: id, undo: func(x *Trial) string {
-			x.change(func(a bounds.Arithmetic, o *operations) {
-				o.scores = func(q, k *bounds.Value, first, n int, s *model.Scoring) *bounds.Value {
-					open := *s
-					open.Mask = nil
-					y := a.Scores(q, k, first, n, &open)
-					for row := range y.Rows() {
-						for key := range y.Width() { // a prediction layer has fewer than f.Seq()
-							if hides(s.Mask, row/(y.Shape[1]*n), first+row%n, key) {
-								y.Set(row*y.Width()+key, float64(s.Mask.Lowest), 0)
-							}
-						}
-					}
-					return y
+			x.scored(nil, func(y *bounds.Value, m *model.Mask, batch, query, key, at int) {
+				if hides(m, batch, query, key) {
+					y.Set(at, float64(m.Lowest), 0)
 				}
 			})
 			return words
@@ -165,8 +156,97 @@ func maskMistakes(f *Failure) (list []mistake) {
 			func(m *model.Mask, batch, query, key int) bool {
 				return key > query || m.In.AttentionMask[(batch+1)*m.In.Seq-1-key] == 0
 			})
+		for _, less := range []float64{1, 10, 100} {
+			list = append(list, mistake{id: "padding-mask", kinds: []string{f.kind()}, unless: "padding-mask", undo: func(x *Trial) string {
+				x.scored(nil, func(y *bounds.Value, m *model.Mask, batch, query, key, at int) {
+					if key <= query && m.In.IsPadding(batch*m.In.Seq+key) {
+						y.Set(at, float64(y.Values[at])-less, y.Variance(at))
+					} else if m.Masked(batch, query, key) {
+						y.Set(at, float64(m.Lowest), 0)
+					}
+				})
+				return fmt.Sprintf("the reference lessens the scores of padding by %g: its queries see padding", less)
+			}})
+		}
+	}
+	keys := f.In.Batch * f.In.Batch * f.Seq() * f.Model.Config.Attention.NumAttentionHeads * f.Model.Config.QKHeadDim()
+	if begins := f.wrongSequence(); begins > 0 && keys <= mostMixed {
+		list = append(list, mistake{id: "sequences-mixed", kinds: []string{f.kind()}, undo: func(x *Trial) string {
+			if x.How != nil { // absorbed weights make keys of one sequence
+				how := *x.How
+				how.Attention = slices.DeleteFunc(slices.Clone(how.Attention), func(word string) bool { return word == pack.Absorbed })
+				how.Rounding = maps.Clone(how.Rounding)
+				delete(how.Rounding, bounds.AbsorbedQuery)
+				x.How = &how
+			}
+			x.scored(everySequence, func(y *bounds.Value, m *model.Mask, batch, query, key, at int) {
+				of := key / m.In.Seq
+				if of > batch || m.In.IsPadding(key) || of == batch && m.Masked(batch, query, key%m.In.Seq) {
+					y.Set(at, float64(m.Lowest), 0)
+				}
+			})
+			return "the reference's queries see the keys of the sequences before theirs, too: packed sequences are not kept apart"
+		}})
 	}
 	return list
+}
+
+// mostMixed is how many numbers keys of all sequences may have for each: 64 MB, and as much for their deviations.
+const mostMixed = 1 << 24
+
+// wrongSequence returns the first sequence with a wrong row; -1 if rows are not known.
+func (f *Failure) wrongSequence() int {
+	if i := slices.Index(f.Beyond, true); i >= 0 {
+		return f.Rows[i] / f.Seq()
+	}
+	return -1
+}
+
+// scored has scores of all keys, or of the keys and values that of makes of them, each changed by change: y's element at is
+// that of a query and a key.
+func (x *Trial) scored(of func(a bounds.Arithmetic, x *bounds.Value, keys int) *bounds.Value,
+	change func(y *bounds.Value, m *model.Mask, batch, query, key, at int)) {
+	x.change(func(a bounds.Arithmetic, o *operations) {
+		o.scores = func(q, k *bounds.Value, first, n int, s *model.Scoring) *bounds.Value {
+			open := *s
+			if open.Mask = nil; of != nil {
+				k = of(a, k, 2)
+			}
+			y := a.Scores(q, k, first, n, &open)
+			for row := range y.Rows() {
+				for key := range y.Width() { // a prediction layer has fewer than the input
+					change(y, s.Mask, row/(y.Shape[1]*n), first+row%n, key, row*y.Width()+key)
+				}
+			}
+			return y
+		}
+		if of != nil {
+			o.context = func(probs, vT *bounds.Value) *bounds.Value { return a.Context(probs, of(a, vT, 3)) }
+		}
+	})
+}
+
+// everySequence gives each sequence of the batch the keys, or the values, of all sequences, one behind the other: x's axis keys
+// counts them, behind those of the batch and of the heads.
+func everySequence(a bounds.Arithmetic, x *bounds.Value, keys int) *bounds.Value {
+	batch, heads, shape := x.Shape[0], x.Shape[1], slices.Clone(x.Shape)
+	shape[keys] *= batch
+	inner, each := 1, x.Shape[keys] // elements behind the axis
+	for _, n := range x.Shape[keys+1:] {
+		inner *= n
+	}
+	outer := x.Shape[2] * x.Shape[3] / inner / each // between heads and keys
+	var order []int
+	for i := range batch * heads * outer {
+		for b := range batch {
+			from := (b*heads*outer + i%(heads*outer)) * each * inner
+			for at := range each * inner {
+				order = append(order, from+at)
+			}
+		}
+	}
+	flat := a.Reshape(x, 1, len(x.Values))
+	return a.Reshape(a.Move(model.OrderColumns([]int{1, len(order)}, order), flat), shape...)
 }
 
 // headMistakes are queries that read the keys and values of other heads, and norms of other parts of queries and keys.

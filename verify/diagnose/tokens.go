@@ -40,6 +40,28 @@ func tokenMistakes(f *Failure) []mistake {
 				return "the reference's routed sums are those of other tokens: " + f.describeRows(order)
 			}}}
 		}
+		more := *f // by how much sums are larger
+		more.Want = slices.Clone(f.Want)
+		for i, y := range f.Unrounded {
+			more.Want[i] -= y
+		}
+		if order := more.rowOrder(); order != nil {
+			return []mistake{{id: "rows-of-others", kinds: []string{f.kind()}, undo: func(x *Trial) string {
+				x.change(func(a bounds.Arithmetic, o *operations) {
+					o.combine = func(weight *bounds.Value, parts []model.Part[*bounds.Value], sum config.RoutedSum) *bounds.Value {
+						y := a.Combine(weight, parts, sum)
+						z := a.Reshape(headsInOrder(a, a.Reshape(y, 1, y.Rows(), 1, y.Width()), order), y.Shape...)
+						for i := range z.Values {
+							if row := i / z.Width(); order[row] == row {
+								z.Set(i, 0, 0)
+							}
+						}
+						return a.Add(y, z)
+					}
+				})
+				return "the reference adds the routed sums of other tokens to those of its tokens: " + f.describeRows(order)
+			}}}
+		}
 	case pack.Parse(f.Name).IsTable():
 		return f.positionMistakes()
 	}
