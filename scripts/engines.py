@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 
 FIXTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fixtures")
 # The cause that explains the engine's known deviation; None of models that it computes as the reference does.
@@ -22,8 +22,11 @@ MLX = {"v3": None, "v3-trained": None, "kimi-k2": None, "v1-base": None, "v1-tra
        "glm4-moe": "group-fill", "solar-open": "rope-scaling", "ernie45-moe": "router-bias"}
 TORCH = ["v3-trained"]
 # Traces of vLLM, SGLang and transformers, of the model of fixtures/engines/served.json: engine, planted fault.
-SERVED = {"vllm-served": ("vllm",), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest"),
+SERVED = {"vllm-served": ("vllm",), "vllm-steps-bf16": ("vllm", "bfloat16"), "sglang-served": ("sglang",), "sglang-newest": ("sglang", "newest"),
           "torch-position": ("torch", "position"), "torch-stale": ("torch", "stale")}
+KEPT = r"input_ids|attention_mask|model\.embed|model\.layers\.0\.(input|self)"  # of traces that are cut
+# What SGLang dumps by itself, and the choices of experts that it returns, of the model of fixtures/engines/dumped.json.
+DUMPED = {"sglang-dump": "passes", "sglang-dumper": "dumper"}
 # Faults: keys of a model's config that a GGUF file is made with, which llama.cpp runs; the original file is judged.
 ROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
 PLANTED = {"v3-trained": {"routed-scale": {"routed_scaling_factor": 6.25}, "norm-topk": {"norm_topk_prob": False}, "topk-group": {"topk_group": 1},
@@ -105,14 +108,19 @@ class Engines:
             if len(engine) > 1:
                 self.cut(self.at(name))
             shutil.move(self.at(name), os.path.join(FIXTURES, "engines", name))
+        self.serve("sglang-dump", "sglang", DUMPED["sglang-dump"], model="dumped")
+        for file in os.listdir(self.at("sglang-dump")):  # named by the process
+            shutil.move(self.at("sglang-dump", file), os.path.join(FIXTURES, "engines", "sglang-dump"))
+        for end in (".json", "-tokens.json"):
+            shutil.move(self.at("sglang-dump-choices-1-0" + end), os.path.join(FIXTURES, "engines", "sglang-choices" + end))
 
-    def serve(self, name, *engine):
+    def serve(self, name, *engine, model="served"):
         """Records a server; returns the checkpoint that it served."""
-        if not os.path.exists(self.at("served")):
-            self.run(self.at("dsmoe"), "synth", os.path.join(FIXTURES, "engines", "served.json"), self.at("served"), "--seed", "3")
+        if not os.path.exists(self.at(model)):
+            self.run(self.at("dsmoe"), "synth", os.path.join(FIXTURES, "engines", model + ".json"), self.at(model), "--seed", "3")
         script = os.path.join(os.path.dirname(FIXTURES), "scripts", "engines_server.py")
-        self.run(os.environ["SERVERS_PYTHON"], script, engine[0], "served", name, *engine[1:], env={"PYTHONPATH": self.work})
-        return self.at("served")
+        self.run(os.environ["SERVERS_PYTHON"], script, engine[0], model, name, *engine[1:], env={"PYTHONPATH": self.work})
+        return self.at(model)
 
     @staticmethod
     def cut(pack):
@@ -120,7 +128,7 @@ class Engines:
         path = os.path.join(pack, "manifest.json")
         with open(path, encoding="utf-8") as f:
             m = json.load(f)
-        kept = {name: e for name, e in m["tensors"].items() if re.match(r"input_ids|attention_mask|model\.embed|model\.layers\.0\.(input|self)", name)}
+        kept = {name: e for name, e in m["tensors"].items() if re.match(KEPT, name) and not (m["compute_dtype"] == "bfloat16" and re.search(r"q_a|attn\.(output|o_proj\.output)", name))}
         for file in list(m["files"]):
             at = os.path.join(pack, file)
             tensors = load_file(at)
@@ -190,7 +198,7 @@ class Engines:
             self.judge(self.source(model), pack, f"torch with vLLM's shapes, {model}, sequences of {sequences}", None)
 
     def server(self, name, *engine):
-        self.judge(self.serve(name, *engine), self.at(name), f"{' '.join(engine)}, three requests, prompts and decode steps", None, fails=len(engine) > 1)
+        self.judge(self.serve(name, *engine), self.at(name), f"{' '.join(engine)}, three requests, prompts and decode steps", None, fails=len(engine) > 1 and engine[0] != "vllm")
 
     def summary(self):
         """Prints the table of docs/engines.md."""
@@ -226,6 +234,8 @@ def main(work, *selected):
     if not selected:
         for name, engine in SERVED.items():
             e.server(name, *engine)
+        for name, how in DUMPED.items():
+            e.judge(e.serve(name, "sglang", how, model="dumped"), e.at(name), f"sglang's own {how}", None)
     e.summary()
     if e.bad:
         sys.exit(f"{e.bad} verdicts are not as expected")

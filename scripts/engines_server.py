@@ -3,8 +3,10 @@ decode steps with the engine's cache.
 
     python scripts/engines_server.py vllm|sglang|torch CHECKPOINT PACK [FAULT]
 
-FAULT is planted: newest in SGLang (decode steps leave out the newest key); in transformers position (decode steps begin at
-position 0 again) and stale (the keys of a prefix lie in the wrong order). Needs what scripts/requirements-servers.txt installs; the
+With vLLM FAULT is its dtype (default float32), else it is planted: newest in SGLang (decode steps leave out the newest key); in transformers position (decode steps begin at
+position 0 again) and stale (the keys of a prefix lie in the wrong order). SGLang's "faults" dumper and passes are none: PACK is
+what SGLang dumps by itself, in either format, of layer 1 alone with passes; beside it are the choices of experts that it
+returned, and their tokens. Needs what scripts/requirements-servers.txt installs; the
 recorder is what `dsmoe trace-script torch` prints, as dsmoe_trace.py in PYTHONPATH."""
 import json
 import os
@@ -30,13 +32,13 @@ def prompts(checkpoint):
     return ids[:6], ids[:4] + ids[6:8], ids[8:11]  # the second begins as the first does
 
 
-def vllm(checkpoint, pack):
+def vllm(checkpoint, pack, dtype="float32"):
     """Three requests that begin one after the other, so that prompts and decode steps are in one batch."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm import LLM, SamplingParams
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
     RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native  # 0.32's kernel for CPUs is wrong for queries of three axes
-    llm = LLM(checkpoint, skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=64, max_num_seqs=8,
+    llm = LLM(checkpoint, skip_tokenizer_init=True, enforce_eager=True, dtype=dtype, max_model_len=64, max_num_seqs=8,
               max_num_batched_tokens=64, enable_prefix_caching=False, worker_extension_cls="dsmoe_trace.VLLMWorker")
     print(*llm.collective_rpc("dsmoe_start", args=(pack,)))
     for n, ids in enumerate(prompts(checkpoint)):
@@ -63,14 +65,32 @@ def sglang(checkpoint, pack, fault=""):
         sys.path[:0] = [plugins]
         os.environ |= {"PYTHONPATH": os.pathsep.join([plugins, HERE, os.environ.get("PYTHONPATH", "")]), "SGLANG_USE_CPU_ENGINE": "1",
                        "DSMOE_TRACE": os.path.abspath(pack), "DSMOE_STEPS": "8", "ENGINES_FAULT": fault}
+        dump, flags = fault in ("dumper", "passes"), {}
+        if dump:  # SGLang's own files, without a recorder
+            del os.environ["DSMOE_TRACE"]
+            flags = {"disable_radix_cache": True, "enable_return_routed_experts": True}
+        if fault == "dumper":
+            os.environ |= {"DUMPER_ENABLE": "1", "DUMPER_NON_INTRUSIVE_MODE": "all", "DUMPER_DIR": os.path.abspath(pack),
+                           "DUMPER_ENABLE_OUTPUT_CONSOLE": "0"}
+        elif dump:
+            flags |= {"debug_tensor_dump_output_folder": os.path.abspath(pack), "debug_tensor_dump_layers": [1]}
         import sglang as package
         engine = package.Engine(
-            model_path=checkpoint, skip_tokenizer_init=True, device="cpu", dtype="float32", attention_backend="torch_native",
-            sampling_backend="pytorch", max_total_tokens=256, max_running_requests=8, mem_fraction_static=0.05, disable_cuda_graph=True,
-            disable_overlap_schedule=True, disable_shared_experts_fusion=True, log_level="error")
+            model_path=checkpoint, skip_tokenizer_init=True, device="cpu", dtype="float32",
+            attention_backend="torch_native", sampling_backend="pytorch", max_total_tokens=256, max_running_requests=8,
+            mem_fraction_static=0.3, disable_cuda_graph=True, disable_overlap_schedule=True, disable_shared_experts_fusion=True,
+            log_level="error", **flags)
         first, *others = prompts(checkpoint)
-        for batch in ([first], others):
-            engine.generate(input_ids=batch, sampling_params={"max_new_tokens": 4, "temperature": 0, "ignore_eos": True})
+        sampling = {"max_new_tokens": 2 if fault == "passes" else 4, "temperature": 0, "ignore_eos": True}
+        for batch in [[first[:4]]] if fault == "passes" else ([first], others):
+            out = engine.generate(input_ids=batch, sampling_params=sampling, **({"return_routed_experts": True} if dump else {}))
+            for n, (ids, of) in enumerate(zip(batch, out)):
+                if dump:  # the choices alone: of all tokens but the last
+                    name = f"{pack}-choices-{len(batch)}-{n}"
+                    with open(name + ".json", "w", encoding="utf-8") as f:
+                        json.dump({"routed_experts": of["meta_info"]["routed_experts"]}, f)
+                    with open(name + "-tokens.json", "w", encoding="utf-8") as f:
+                        json.dump([*ids, *of["output_ids"]][:-1], f)
         engine.shutdown()
 
 
@@ -90,6 +110,8 @@ def plugin():
             return factory.get_rope(head, rotary, longest, base, neox, None, dtype, partial)
 
         factory.get_rope_cpu = rope
+        import sglang.srt.mem_cache.pool_host.common as host
+        host._cuda_host_register = lambda *_: None  # of the buffer of chosen experts
         AttentionBackendRegistry.register("torch_native", lambda attn, batch: AttnForwardMethod.MLA)
 
     def newest(original, self, q, k, v, layer, batch, *args, **kwargs):
