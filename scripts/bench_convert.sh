@@ -4,7 +4,7 @@
 # times (default 5), each round cp, re-shard, cp, cast, cp, …. Prints each median, its ratio to the median of its cp
 # (1 is as fast as cp, more is faster; dequantising writes twice what it reads, and is
 # held against cp of what it writes), the mean of its processor seconds, and the peak
-# memory under --max-memory 128MiB. "unproven" re-shards with --verify=false.
+# memory under --max-memory 128MiB. Lines with "unproven" are those of --verify=false.
 # Needs 17 GB of disk in $TMPDIR, and Python. DSMOE names another binary to measure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,18 +39,20 @@ copy() { timed "${2:-cp}" cp -r "$work/${1:-src}" "$work/out"; } # SOURCE NAME
 convert() { timed "$1" "$binary" convert "$work/$2" "$work/out" "${@:3}"; } # NAME SOURCE OPTION…
 timed warm cp -r "$work/src" "$work/out"
 for _ in $(seq "${ROUNDS:-5}"); do
-  copy; convert reshard src --max-shard-size 500MB
-  copy; convert cast src --type f16 --allow-overflow
-  copy v2 cp2; convert fuse v2 --experts fused
-  copy; convert dequantise fp8 --type bf16
-  copy; convert unproven src --verify=false --max-shard-size 500MB
+  for verify in true false; do
+    name=$([ $verify = true ] || echo unproven-)
+    copy; convert ${name}reshard src --verify=$verify --max-shard-size 500MB
+    copy; convert ${name}cast src --verify=$verify --type f16 --allow-overflow
+    copy v2 cp2; convert ${name}fuse v2 --verify=$verify --experts fused
+    copy; convert ${name}dequantise fp8 --verify=$verify --type bf16
+  done
 done
 median() { sort -n "$work/$1" | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
-for name in cp reshard cast fuse dequantise unproven; do
-  base=$(median $([ $name = fuse ] && echo cp2 || echo cp))
+for name in cp {,unproven-}{reshard,cast,fuse,dequantise}; do
+  base=$(median $([[ $name = *fuse ]] && echo cp2 || echo cp))
   cpu=$(awk '{n += $2 + $3} END {print n / NR}' "$work/$name")
   awk -v n=$name -v t="$(median $name)" -v b="$base" -v c="$cpu" \
-    'BEGIN {printf "%-10s %6.2f s  %.2f × cp  %5.2f CPU s\n", n, t / 1000, b / t, c}'
+    'BEGIN {printf "%-20s %6.2f s  %.2f × cp  %5.2f CPU s\n", n, t / 1000, b / t, c}'
 done
 peak=$( { /usr/bin/time -f %M "$binary" convert "$work/src" "$work/out" --max-memory 128MiB > /dev/null; } 2>&1 )
-echo "peak       $((peak / 1024)) MiB with --max-memory 128MiB"
+echo "peak                 $((peak / 1024)) MiB with --max-memory 128MiB"

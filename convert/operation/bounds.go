@@ -131,24 +131,51 @@ var (
 	boundsBF16 = sync.OnceValue(func() *bounds { return newBounds(tensor.BF16) })
 
 	// valuesF16 lists the values of all F16 bit patterns.
-	valuesF16 = sync.OnceValue(func() []float64 {
-		values := make([]float64, 1<<16)
-		for i := range values {
-			abs := i & 0x7fff
-			values[i] = math.NaN()
-			switch {
-			case abs < 0x7c00:
-				values[i] = magnitude(abs, tensor.F16)
-			case abs == 0x7c00:
-				values[i] = math.Inf(1)
-			}
-			if i&0x8000 != 0 {
-				values[i] = -values[i]
-			}
-		}
-		return values
-	})
+	valuesF16 = sync.OnceValue(func() []float64 { return valuesOf(tensor.F16) })
 )
+
+// valuesOf lists the values of all bit patterns of F16 or BF16, by the definition of the dtype.
+func valuesOf(d tensor.DType) []float64 {
+	mantissa, bias := mantissaAndBias(d)
+	infinity := (2*bias + 1) << mantissa
+	values := make([]float64, 1<<16)
+	for i := range values {
+		abs := i & 0x7fff
+		values[i] = math.NaN()
+		switch {
+		case abs < infinity:
+			values[i] = magnitude(abs, d)
+		case abs == infinity:
+			values[i] = math.Inf(1)
+		}
+		if i&0x8000 != 0 {
+			values[i] = -values[i]
+		}
+	}
+	return values
+}
+
+// roundings list, by two dtypes, for every bit pattern of F16 or BF16 the pattern that its value rounds to in the other
+// dtype. A NaN has its payload in F32, and none in the others.
+var roundings = func() map[[2]tensor.DType]func() *[1 << 16]uint32 {
+	made := map[[2]tensor.DType]func() *[1 << 16]uint32{}
+	for _, from := range []tensor.DType{tensor.F16, tensor.BF16} {
+		for _, to := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
+			made[[2]tensor.DType{from, to}] = sync.OnceValue(func() *[1 << 16]uint32 {
+				list, b := new([1 << 16]uint32), boundsOf(to)
+				mantissa, _ := mantissaAndBias(from)
+				for i, v := range valuesOf(from) {
+					list[i] = b.pattern(v)
+					if v != v && to == tensor.F32 {
+						list[i] = uint32(i&0x8000)<<16 | 0xff<<23 | uint32(i&(1<<mantissa-1))<<(23-mantissa)
+					}
+				}
+				return list
+			})
+		}
+	}
+	return made
+}()
 
 // boundsOf returns the bounds of F32, F16 or BF16.
 func boundsOf(d tensor.DType) *bounds {

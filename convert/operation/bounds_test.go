@@ -2,7 +2,9 @@ package operation
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -129,6 +131,61 @@ func TestWideningProof(t *testing.T) {
 			out[i] ^= 4
 			require.Error(t, proveWidening(d, out, src), "%s byte %d", d, i)
 			out[i] ^= 4
+		}
+	}
+}
+
+// TestCastsOf16Bits: every pattern of F16 and BF16 as the other, and two patterns off.
+func TestCastsOf16Bits(t *testing.T) {
+	for from, to := range map[tensor.DType]tensor.DType{tensor.F16: tensor.BF16, tensor.BF16: tensor.F16} {
+		c, err := NewCast(from, to)
+		require.NoError(t, err)
+		src, out, lost := make([]byte, 2<<16), make([]byte, 2<<16), tensor.Loss{}
+		for i := range 1 << 16 {
+			binary.LittleEndian.PutUint16(src[2*i:], uint16(i))
+		}
+		require.NoError(t, c.Apply(out, Input{Data: src}, &lost))
+		require.NoError(t, c.Prove(out, Input{Data: src}))
+		for i := 0; i < len(out); i += 254 {
+			if in := binary.LittleEndian.Uint16(src[i:]) & 0x7fff; to == tensor.BF16 && in > 0x7c00 || in > 0x7f80 {
+				continue // NaN has many patterns
+			}
+			out[i] ^= 2
+			err := c.Prove(out, Input{Data: src})
+			require.ErrorAs(t, err, new(*Mismatch), "%s %04x", from, i/2)
+			out[i] ^= 2
+		}
+	}
+}
+
+// BenchmarkProveCasts proves casts of numbers like weights, in nanoseconds an element.
+func BenchmarkProveCasts(b *testing.B) {
+	const n = 1 << 17
+	r := rand.New(rand.NewPCG(1, 2))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(.02 * r.NormFloat64())
+	}
+	dtypes := []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}
+	for _, from := range dtypes {
+		src, lost := make([]byte, from.Bytes(n)), tensor.Loss{}
+		if copy(src, tensor.Float32Bytes(x)); from != tensor.F32 {
+			(&tensor.Cast{From: tensor.F32, To: from}).Convert(src, tensor.Float32Bytes(x))
+		}
+		for _, to := range dtypes {
+			if to == from {
+				continue
+			}
+			c, err := NewCast(from, to)
+			require.NoError(b, err)
+			out := make([]byte, to.Bytes(n))
+			require.NoError(b, c.Apply(out, Input{Data: src}, &lost))
+			b.Run(fmt.Sprintf("%s to %s", from, to), func(b *testing.B) {
+				for b.Loop() {
+					require.NoError(b, c.Prove(out, Input{Data: src}))
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/element")
+			})
 		}
 	}
 }

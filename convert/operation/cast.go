@@ -37,19 +37,29 @@ func (c *Cast) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	return nil
 }
 
-// Prove decodes the written numbers and checks that the source's could have been rounded to
-// them. A cast to F32 must be exact.
+// Prove demands the pattern that the value of the source's rounds to, or one of two that are as near. A cast to F32 must
+// be exact.
 func (c *Cast) Prove(out []byte, in Input) error {
 	if c.To == tensor.F32 {
 		return proveWidening(c.From, out, in.Data)
 	}
-	exact := exactValues(c.From, in.Data)
-	return boundsOf(c.To).checkAll(out, int(c.From.Elements(int64(len(in.Data)))), 0,
-		func(i int) float64 {
-			var v [1]float32
-			exact(v[:], i)
-			return float64(v[0])
-		}, exact)
+	b, n, exact := boundsOf(c.To), int(c.From.Elements(int64(len(in.Data)))), exactValues(c.From, in.Data)
+	exactAt := func(i int) float64 {
+		var v [1]float32
+		exact(v[:], i)
+		return float64(v[0])
+	}
+	if c.From == tensor.F32 {
+		return b.checkAll(out, n, 0, exactAt, exact)
+	}
+	patterns := roundings[[2]tensor.DType{c.From, c.To}]()
+	for i := range n {
+		got := binary.LittleEndian.Uint16(out[2*i:])
+		if uint32(got) != patterns[binary.LittleEndian.Uint16(in.Data[2*i:])] && !b.check(exactAt(i), out, i, 0) {
+			return &Mismatch{i, hexOf(out[2*i:][:2]), fmt.Sprint(exactAt(i))}
+		}
+	}
+	return nil
 }
 
 // exactValues returns a function that sets v to the values of the elements of src from i
@@ -77,32 +87,14 @@ func exactValues(from tensor.DType, src []byte) func(v []float32, i int) {
 	}
 }
 
-// proveWidening narrows every F32 and demands the source to the bit.
+// proveWidening demands the F32 of every value, with the payload of NaN.
 func proveWidening(from tensor.DType, out, src []byte) error {
+	patterns := roundings[[2]tensor.DType{from, tensor.F32}]()
 	for i := range len(src) / 2 {
-		got, want := binary.LittleEndian.Uint32(out[4*i:]), binary.LittleEndian.Uint16(src[2*i:])
-		same := got == uint32(want)<<16
-		if from == tensor.F16 {
-			same = narrows(got, want)
-		}
-		if !same {
-			return &Mismatch{i, fmt.Sprintf("%08x", got), fmt.Sprintf("%s %04x", from, want)}
+		got, value := binary.LittleEndian.Uint32(out[4*i:]), binary.LittleEndian.Uint16(src[2*i:])
+		if got != patterns[value] {
+			return &Mismatch{i, fmt.Sprintf("%08x", got), fmt.Sprintf("%s %04x", from, value)}
 		}
 	}
 	return nil
-}
-
-// narrows reports whether F32 bits are the value of an F16, with its NaN's payload.
-func narrows(got uint32, want uint16) bool {
-	v := float64(math.Float32frombits(got))
-	abs := int(want & 0x7fff)
-	switch {
-	case got>>31 != uint32(want>>15):
-		return false
-	case abs == 0x7c00:
-		return math.IsInf(v, 0)
-	case abs > 0x7c00:
-		return v != v && got&0x7fffff == uint32(want&0x3ff)<<13
-	}
-	return math.Abs(v) == magnitude(abs, tensor.F16)
 }
