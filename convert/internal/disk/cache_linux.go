@@ -17,9 +17,9 @@ func directFlag(f *os.File) int {
 	return unix.O_DIRECT
 }
 
-// DropCache asks the system to drop the file's clean pages from the cache, so that the next
-// read comes from the disk.
-func (f *File) DropCache() { unix.Fadvise(int(f.file.Fd()), 0, 0, unix.FADV_DONTNEED) }
+// DropCache asks the system to drop the clean pages of n bytes of the file from the cache, so that the next read comes
+// from the disk; n = 0 is all bytes from at on.
+func (f *File) DropCache(at, n int64) { unix.Fadvise(int(f.file.Fd()), at, n, unix.FADV_DONTNEED) }
 
 // startWriting asks the system to begin to write n bytes of the file to the disk. Sync waits for them, and has the errors.
 func (f *File) startWriting(at, n int64) {

@@ -8,7 +8,7 @@ import "os"
 func directFlag(*os.File) int { return 0 }
 
 // DropCache does nothing on this system.
-func (f *File) DropCache() {}
+func (f *File) DropCache(at, n int64) {}
 
 // wantLargePages does nothing on this system.
 func wantLargePages([]byte) {}

@@ -144,7 +144,7 @@ func (o *diskOutput) ReadTile(file int, tile []byte, at int64) error {
 func (o *diskOutput) Start() (readable bool, err error) {
 	for _, f := range o.weights {
 		if f != nil { // a part has not all
-			f.DropCache()
+			f.DropCache(0, 0)
 		}
 	}
 	return true, nil
@@ -326,11 +326,17 @@ func (o *diskOutput) writeHeader(i int) error {
 }
 
 // Record makes the data of these files durable, then appends the lines about them to the
-// journal.
+// journal. Finished tensors leave the page cache: the next ones take their memory, and not that of other files.
 func (o *diskOutput) Record(n progress.Unrecorded) error {
 	for _, i := range n.Files {
 		if err := o.weights[i].Sync(); err != nil {
 			return err
+		}
+	}
+	for _, r := range n.Lines {
+		if r.Proof != nil {
+			t := &o.plan.Tensors[r.Tensor]
+			o.weights[t.File].DropCache(t.Offset, t.Bytes())
 		}
 	}
 	return o.journal.Append(n.Lines...)
