@@ -2,13 +2,16 @@ package verify_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/model/tensor"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -81,4 +84,25 @@ func TestBlocksAreNotRunWhole(t *testing.T) {
 	delete(p.Manifest.Tensors, pack.StageOf(2, pack.AttentionNorm))
 	_, err = verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 	require.ErrorContains(t, err, "layer 2: what its MLP takes is not there: model.layers.2.post_attention_layernorm.output")
+}
+
+// TestBlocksOfTraces: a trace of an engine may have the stages of shared experts with a batch before their rows.
+func TestBlocksOfTraces(t *testing.T) {
+	c, p := open(t, "blocks/flint/golden-f32")
+	p.Replaced = map[string]tensor.Tensor{}
+	p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "torch"}
+	for name, e := range p.Manifest.Tensors {
+		if strings.HasSuffix(name, "shared_experts.output") {
+			values, err := p.Float32s(name)
+			require.NoError(t, err)
+			e.Shape = append([]int{1}, e.Shape...)
+			x := tensor.Tensor{DType: e.DType, Shape: e.Shape}
+			x.Data, err = binary.Append(nil, binary.LittleEndian, values)
+			require.NoError(t, err)
+			p.Manifest.Tensors[name], p.Replaced[name] = e, x
+		}
+	}
+	r := run(t, c.Config, c, p, verify.Options{})
+	assert.Equal(t, report.Pass, r.Verdict)
+	assert.Equal(t, []int{1, 2}, r.Scope.Blocks)
 }

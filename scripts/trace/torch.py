@@ -393,7 +393,8 @@ class Recorder:
     def batch(self, ids, given):
         """Spans of a batch [batch, seq], as transformers and Megatron-LM run it."""
         (batch, seq), ids = ids.shape, ids.tolist()
-        cache, mask, positions = given.get("past_key_values"), given.get("attention_mask"), given.get("position_ids")
+        mask, positions = given.get("attention_mask"), given.get("position_ids")
+        cache = next((given[key] for key in ("past_key_values", "cache") if given.get(key) is not None), None)  # "cache" since 5.24
         before = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         if cache is not None and not hasattr(cache, "get_seq_length"):
             raise Trouble("past_key_values: not a Cache of transformers: its length is not known")
