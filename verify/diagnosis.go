@@ -160,6 +160,15 @@ func (p *products) Linear(x *bounds.Value, l *model.Linear) *bounds.Value {
 	return p.y
 }
 
+// Float32 implements model.Arithmetic: a product that is widened stays the product.
+func (p *products) Float32(x *bounds.Value) *bounds.Value {
+	y := p.Arithmetic.Float32(x)
+	if x == p.y {
+		p.y = y
+	}
+	return y
+}
+
 // choices are the golden's choices of experts of the compared rows.
 func (t *rerun) choices(routing string) (idx []int, err error) {
 	all, err := t.job.pack.Ints(routing)

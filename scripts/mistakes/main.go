@@ -36,6 +36,7 @@ var packs = []string{
 	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
 	"v32/golden-f32", "v32/golden-bf16", "glm5/golden-f32", "v4/golden-f32", "v4/golden-bf16", "v4-fp4/golden-f32",
 	"glm4-moe/golden-f32", "minimax-m2/golden-f32", "exaone-moe/golden-f32", "ernie45-moe-clamp/golden-f32",
+	"blocks/afmoe/golden-f32", "blocks/kimi-linear/golden-f32", "blocks/qwen3-next/golden-f32",
 	"engines/sglang-v3-trained-bf16", "engines/megatron-v3-trained-bf16",
 }
 
@@ -165,7 +166,7 @@ func headings(packs []string) (names []string) {
 		dir, pack := filepath.Split(p)
 		of, dtype, _ := strings.Cut(pack, "-"+checkpointOf(p)+"-") // of a trace: engine-checkpoint-dtype
 		if dtype == "" {
-			of, dtype = strings.TrimSuffix(dir, "/"), strings.TrimPrefix(pack, "golden-")
+			of, dtype = filepath.Base(dir), strings.TrimPrefix(pack, "golden-")
 		}
 		names = append(names, of+" "+strings.ToUpper(dtype))
 	}
@@ -193,7 +194,7 @@ func try(m mistake, fixtures, golden string, chained bool) (grade, said string, 
 		return "", "", err
 	}
 	s := newSubject(c, p)
-	if !s.make(m) {
+	if c.Config.BlockOnly() && !p.Has(s.expand(m.stage)) || !s.make(m) {
 		return "·", "", s.err
 	}
 	first, err := m.first(s)
@@ -207,7 +208,7 @@ func try(m mistake, fixtures, golden string, chained bool) (grade, said string, 
 	if err != nil {
 		return "", "", err
 	}
-	if chained && !p.IsTrace() {
+	if chained && !p.IsTrace() && !c.Config.BlockOnly() {
 		s.options.Mode = report.Chained
 		if _, _, err := s.report(); err != nil {
 			return "", "", fmt.Errorf("chained mode: %w", err)

@@ -116,7 +116,8 @@ func ofExperts() []mistake {
 			if s.err = err; err != nil {
 				return false
 			}
-			return s.swapMLPs("{moe}experts.{e}.", "{moe}experts."+strconv.Itoa(chosen[1])+".")
+			other := slices.IndexFunc(chosen[1:], func(e int) bool { return e != s.expert })
+			return s.swapMLPs("{moe}experts.{e}.", "{moe}experts."+strconv.Itoa(chosen[1+other])+".")
 		}},
 		{"experts in the order of their names", "expert-order", experts, "", func(s *subject) bool {
 			var names []string

@@ -12,6 +12,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/diagnose"
+	"dsmoe/verify/pack"
 )
 
 // ofStreams are mistakes of DeepSeek-V4.
@@ -110,9 +111,24 @@ func planted(variant int) func(*subject) bool {
 		defer analysis.Close()
 		net := &model.Network[*bounds.Value]{Model: &x.Model, Input: &x.In, Options: x.Options, Arithmetic: x.Around(analysis),
 			Trace: &rerecorder{s}}
-		_, s.err = net.Forward(context.Background())
+		_, s.err = net.Run(context.Background(), s.course(m))
 		return s.err == nil
 	}
+}
+
+// course is the whole decoder; where attention is not computed the layers whose MLPs have an input in the pack.
+func (s *subject) course(m *model.DeepseekForCausalLM) *model.Course[*bounds.Value] {
+	whole := model.WholeCourse[*bounds.Value](m, 0)
+	if !m.Config.BlockOnly() {
+		return whole
+	}
+	input := func(l int) string { return pack.StageOf(l, pack.AttentionNorm) }
+	layers := slices.DeleteFunc(whole.Layers, func(l int) bool { return !s.golden.Has(input(l)) })
+	return &model.Course[*bounds.Value]{Layers: layers, Given: layers, Start: func(l int) (*bounds.Value, error) {
+		values, err := s.golden.Float32s(input(l))
+		return bounds.Exact(&model.Activation{Shape: s.golden.Manifest.Tensors[input(l)].Shape, Values: values,
+			DType: s.golden.DType}), err
+	}}
 }
 
 // rerecorder is a trace that puts what it sees in the place of golden tensors.

@@ -31,7 +31,7 @@ type subject struct {
 	options    verify.Options
 	changed    map[string]tensor.Tensor
 	moe        int          // the first layer with experts
-	expert     int          // of that layer, which the first token chose
+	expert     int          // of that layer, which the first token chose; another one chose neither it nor the next
 	names      *weights.Set // of the checkpoint
 	planting   string       // cause of the mistake that is made
 	err        error
@@ -47,6 +47,15 @@ func newSubject(c *checkpoint.Checkpoint, p *pack.Pack) *subject {
 	if err != nil {
 		s.err = err
 		return s
+	}
+	k := c.Config.MoE.NumExpertsPerTok
+	for i := range k {
+		s.expert = chosen[i]
+		for row := range slices.Chunk(chosen, k) {
+			if !slices.Contains(row, s.expert) && !slices.Contains(row, (s.expert+1)%c.Config.MoE.NRoutedExperts) {
+				return s
+			}
+		}
 	}
 	s.expert = chosen[0]
 	return s
