@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
@@ -105,4 +107,65 @@ func TestBlocksOfTraces(t *testing.T) {
 	r := run(t, c.Config, c, p, verify.Options{})
 	assert.Equal(t, report.Pass, r.Verdict)
 	assert.Equal(t, []int{1, 2}, r.Scope.Blocks)
+}
+
+// planted is a trace that puts what a pass computes into a pack, in the place of what the reference did.
+type planted struct{ *pack.Pack }
+
+// Stage implements model.Trace.
+func (r planted) Stage(name string, x *model.Activation) error {
+	if !r.Has(name) {
+		return nil
+	}
+	data := make([]byte, 0, 4*len(x.Values))
+	for _, v := range x.Values {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	r.Replaced[name] = tensor.Tensor{DType: tensor.F32, Shape: x.Shape, Data: data}
+	return nil
+}
+
+// TopK implements model.Trace.
+func (r planted) TopK(name string, choice *model.Choice[*model.Activation]) error {
+	data := make([]byte, 0, 8*len(choice.Idx))
+	for _, e := range choice.Idx {
+		data = binary.LittleEndian.AppendUint64(data, uint64(e))
+	}
+	r.Replaced[name] = tensor.Tensor{DType: tensor.I64, Shape: r.Manifest.Tensors[name].Shape, Data: data}
+	return nil
+}
+
+// TestFaultyBlocks: a mixture that was computed with a mistake fails at its stage, and the mistake is named.
+func TestFaultyBlocks(t *testing.T) {
+	for family, x := range map[string]struct{ key, value, stage, cause string }{
+		"laguna":        {"moe_router_logit_softcapping", "0.0", "mlp.gate.logits", "logit-softcap"},
+		"beam":          {"routed_scaling_factor", "1.0", "mlp.output", "routed-scale"},
+		"glm5-next":     {"swiglu_limit", "1e9", "mlp.experts.output", "swiglu-clamp"},
+		"minimax-m3":    {"swiglu_limit", "1e9", "mlp.experts.output", "swiglu-clamp"},
+		"nemotron-h":    {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+		"longcat-flash": {"routed_scaling_factor", "1.0", "mlp.gate.topk_weight", "routed-scale"},
+		"kolibri1":      {"norm_topk_prob", "false", "mlp.gate.topk_weight", "norm-topk"},
+	} {
+		c, p := open(t, "blocks/"+family+"/golden-f32")
+		l := p.Manifest.Block.Layers[0]
+		in, err := p.Input()
+		require.NoError(t, err)
+		taken, err := p.Float32s(pack.StageOf(l, pack.AttentionNorm))
+		require.NoError(t, err)
+		changed, err := c.Config.Override(map[string]jsontext.Value{x.key: jsontext.Value(x.value)})
+		require.NoError(t, err)
+		m, err := model.Load(changed, c)
+		require.NoError(t, err)
+		p.Replaced = map[string]tensor.Tensor{}
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: model.NewPlain(model.Options{}), Trace: planted{p}}
+		_, err = net.Layer(context.Background(), l, &model.Activation{Shape: []int{in.Batch, in.Seq, changed.HiddenSize},
+			Values: taken, DType: tensor.F32})
+		require.NoError(t, err)
+		r := run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, family)
+		assert.Equal(t, pack.StageOf(l, x.stage), *r.FirstDivergence, family)
+		if assert.NotEmpty(t, r.Causes, family) {
+			assert.Equal(t, x.cause, r.Causes[0].ID, family)
+		}
+	}
 }

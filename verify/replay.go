@@ -53,7 +53,7 @@ func (j *job) checkReplay() error {
 		if err != nil {
 			return err
 		}
-		if cause := notExperts(ids, its.Shape[len(its.Shape)-1], j.model.Config.MoE.NRoutedExperts, false); cause != "" {
+		if cause := notExperts(ids, its.Shape[len(its.Shape)-1], j.model.Config.Choices(), false); cause != "" {
 			return other.Fault(name, cause)
 		}
 	}

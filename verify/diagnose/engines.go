@@ -92,7 +92,7 @@ func undoReplayedZeros(x *Trial) string {
 		}
 		o.move = func(m *model.Move, operands ...*bounds.Value) *bounds.Value {
 			scores, k := operands[0], x.Config.MoE.NumExpertsPerTok
-			if width := scores.Width(); len(own) == k*scores.Rows() && width == x.Config.MoE.NRoutedExperts {
+			if width := scores.Width(); len(own) == k*scores.Rows() && width == x.Config.Choices() {
 				zeroed := a.Move(model.OrderColumns(scores.Shape, indices(width)), scores)
 				for i := range zeroed.Values {
 					if row := i / width; !slices.Contains(own[row*k:(row+1)*k], i%width) {

@@ -24,7 +24,7 @@ func gateMistakes(f *Failure) []mistake {
 	list := []mistake{
 		{id: "experts-per-token", kinds: choice, undo: func(x *Trial) string {
 			n := x.failed.goldenWidth()
-			if n == 0 || n > x.Config.MoE.NRoutedExperts {
+			if n == 0 || n > x.Config.Choices() {
 				return ""
 			}
 			return ran("num_experts_per_tok", &x.Config.MoE.NumExpertsPerTok, n)
@@ -64,6 +64,15 @@ func gateMistakes(f *Failure) []mistake {
 				words += fmt.Sprintf(": %g × %[1]g, it was applied twice", here)
 			}
 			return words
+		}},
+		{id: "routed-scale", kinds: []string{"mlp.output"}, undo: func(x *Trial) string {
+			if !x.Config.Rules().MoE.ScalesSum {
+				return ""
+			}
+			return ran(x.Config.Key("routed_scaling_factor"), &x.Config.Router.RoutedScalingFactor, 1)
+		}},
+		{id: "logit-softcap", kinds: []string{pack.GateLogits}, undo: func(x *Trial) string {
+			return ran("moe_router_logit_softcapping", &x.Config.Router.LogitCap, 0)
 		}},
 		{id: "bias-leak", kinds: weight, undo: undoBiasLeak},
 		{id: "scores-of-groups", kinds: weight, undo: func(x *Trial) string {

@@ -28,8 +28,12 @@ type mlp struct {
 	down     *Failure                                               // of down_proj, as a product of its own
 }
 
-// mlpInput returns the input of the failed layer's MLPs, [tokens, hidden_size]; nil if the pack does not hold it.
+// mlpInput returns the input of the failed layer's MLPs, [tokens, hidden_size]; nil if the pack does not hold it, or if experts
+// take another one or are chosen that have no weights.
 func (f *Failure) mlpInput() *model.Activation {
+	if moe := f.Model.Config.MoE; moe.LatentSize > 0 || moe.ZeroExperts > 0 {
+		return nil
+	}
 	name, width := pack.StageOf(f.Layer, "post_attention_layernorm.output"), f.Model.Config.HiddenSize
 	values, err := f.Pack.Float32s(name)
 	if err != nil || len(values) < width*(slices.Max(f.Rows)+1) {
@@ -67,7 +71,7 @@ func (f *Failure) failedMLPs() (list []*mlp, together bool) {
 		add(layer+"mlp", -1, nil, func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP { return d.MLP })
 	case f.Kind == pack.SharedOutput:
 		add(layer+sharedMLP, -1, nil, func(d *model.DeepseekDecoderLayer) *model.DeepseekMLP { return d.MoE.SharedExperts })
-	case f.Kind == pack.ExpertsOutput:
+	case f.Kind == pack.ExpertsOutput && f.mlpInput() != nil:
 		all, oneOf := f.culprits()
 		if len(all)+len(oneOf) > bounds.Few {
 			break

@@ -187,9 +187,10 @@ func tableMistakes(f *Failure) (list []mistake) {
 	return list
 }
 
-// publishedMistakes are mistakes in weights as DeepSeek-V4 is published, and in the limits of its MLPs.
+// publishedMistakes are mistakes in weights as DeepSeek-V4 is published, and in limits of MLPs.
 func publishedMistakes(f *Failure) []mistake {
-	if !f.isWindowed() {
+	limit := max(f.Model.Config.Limit(f.Layer, true), f.Model.Config.Limit(f.Layer, false))
+	if limit == 0 {
 		return nil
 	}
 	list := []mistake{{id: "fp4-nibbles", kinds: slices.Concat(pack.MLPOutputs, gateStages), undo: func(x *Trial) string {
@@ -247,7 +248,7 @@ func publishedMistakes(f *Failure) []mistake {
 				o.clamp = func(x *bounds.Value, _, _ float32) *bounds.Value { return x }
 			})
 			return fmt.Sprintf("the reference did not clamp the outputs of gate_proj and up_proj by swiglu_limit %g",
-				max(x.Config.SwiGLULimit, x.Config.Limit(x.failed.Layer, true), x.Config.Limit(x.failed.Layer, false)))
+				limit)
 		}},
 		mistake{id: "swiglu-clamp", kinds: clamped, undo: func(x *Trial) string {
 			x.change(func(a bounds.Arithmetic, o *operations) {

@@ -247,7 +247,7 @@ func slotMistakes(f *Failure) []mistake {
 // numbersOfExperts returns the number in the golden's choices of each expert that the golden's logits choose, -1 of
 // others; nil if no order explains them. Of a token's experts the one with the largest logit has the largest weight.
 func (f *Failure) numbersOfExperts() []int {
-	gate, k, n := &f.Model.Layer(f.Layer).MoE.Gate, f.Model.Config.MoE.NumExpertsPerTok, f.Model.Config.MoE.NRoutedExperts
+	gate, k, n := &f.Model.Layer(f.Layer).MoE.Gate, f.Model.Config.MoE.NumExpertsPerTok, f.Model.Config.Choices()
 	logits, err := f.Pack.Float32s(pack.StageOf(f.Layer, pack.GateLogits))
 	idx, weights := f.routing()
 	if err != nil || gate.TID2EID != nil || len(idx) == 0 || len(logits)/n*k != len(idx) {

@@ -127,7 +127,11 @@ func undoGateUp(x *Trial) string {
 		of = append(of, x.layer.MoE.SharedExperts)
 	}
 	for _, m := range of {
-		if m != nil {
+		switch {
+		case m == nil:
+		case m.GateProj.Weight.Name == "": // there is none
+			return ""
+		default:
 			m.GateProj, m.UpProj = m.UpProj, m.GateProj
 		}
 	}
