@@ -528,3 +528,12 @@ func TestPredictionLayersOnOneSide(t *testing.T) {
 	assert.False(t, part.Same())
 	assert.Equal(t, 1, part.Counts[statusRemoved])
 }
+
+// TestPredictionLayersThatTheTableLeavesOut: ERNIE-4.5's prediction layers go by their names alone.
+func TestPredictionLayersThatTheTableLeavesOut(t *testing.T) {
+	s := Side{Config: configtest.Fixture(t, "ernie45-moe/checkpoint")}
+	for name, want := range map[string]bool{"model.mtp_block.0.mlp.up_proj.weight": true, "model.layers.1.mlp.gate.weight": false} {
+		m := new(memory).add(name, tensor.Tensor{DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4)})
+		require.Equal(t, want, s.predicts(weights.New(s.Config, m).All()[0]), name)
+	}
+}

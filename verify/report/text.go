@@ -987,7 +987,11 @@ func (r *Report) summary() string {
 	}
 	switch r.Verdict {
 	case Fail:
-		parts := append(r.origin(), *r.FirstDivergence+": "+r.first().failureText(), r.cause())
+		found := []string{*r.FirstDivergence + ": " + r.first().failureText(), r.cause()}
+		if r.Cause != nil { // before the numbers
+			found = []string{*r.FirstDivergence + ": " + r.cause(), r.first().failureText()}
+		}
+		parts := append(r.origin(), found...)
 		for _, h := range r.Hints {
 			parts = append(parts, h.String())
 		}
