@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -171,8 +174,17 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		f.Options.Options = f.Into(args[1])
 	}
-	if cmd.Flags().Changed(modelfileFlag) && (f.Format != ggufFormat || f.NoVocab || checkpoint.IsRemote(args[1])) {
-		return cli.Misuse(cmd, "--modelfile is of a GGUF file on a disk, with its vocabulary")
+	if cmd.Flags().Changed(modelfileFlag) {
+		file, err := filepath.Abs(f.files.Path(modelfileFlag))
+		dst, wrong := filepath.Abs(args[1])
+		switch {
+		case f.Format != ggufFormat || f.NoVocab || checkpoint.IsRemote(args[1]):
+			return cli.Misuse(cmd, "--modelfile is of a GGUF file on a disk, with its vocabulary")
+		case err != nil || wrong != nil:
+			return errors.Join(err, wrong)
+		case file == dst || file == dst+plan.FileManifest || strings.HasPrefix(file, dst+string(filepath.Separator)):
+			return cli.Misuse(cmd, "--modelfile names a file of DST: give another name, beside it")
+		}
 	}
 	src, err := openerOf(cmd.Context()).OpenPart(args[0], f.Needed)
 	if err != nil {
@@ -208,7 +220,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	if err == nil && whole != nil {
 		err = f.files.Write(modelfileFlag, func(w io.Writer) error {
-			return whole.Modelfile(w, cmd.Flags().Lookup(modelfileFlag).Value.String())
+			return whole.Modelfile(w, f.files.Path(modelfileFlag))
 		})
 	}
 	if err != nil {

@@ -35,12 +35,15 @@ func vocabularyOf(keys []byte, from string, more []int) (*format.Vocabulary, err
 		}
 	}
 	for _, s := range samplers {
-		value := h.values["general.sampling."+s.key].one
-		if number, is := value.(float64); is { // that a float32 has
+		value := ""
+		switch number := h.values["general.sampling."+s.key].one.(type) {
+		case float64: // that a float32 has
 			value = strconv.FormatFloat(number, 'g', -1, 32)
+		case int64, uint64:
+			value = fmt.Sprint(number)
 		}
-		if value != nil && s.ollama != "" {
-			x.Sampling = append(x.Sampling, format.Parameter{Name: s.ollama, Value: fmt.Sprint(value)})
+		if s.ollama != "" && value != "" && value[len(value)-1] <= '9' { // not NaN or Inf
+			x.Sampling = append(x.Sampling, format.Parameter{Name: s.ollama, Value: value})
 		}
 	}
 	return x, nil

@@ -1,6 +1,7 @@
 package gguf
 
 import (
+	"math"
 	"testing"
 	"testing/fstest"
 
@@ -20,6 +21,15 @@ func TestVocabulary(t *testing.T) {
 		Begin: &format.Token{ID: 2, Text: "<s>"}, Ends: []format.Token{{ID: 3, Text: "</s>"}, {ID: 5, Text: "<mask>"}},
 		Sampling: []format.Parameter{{Name: "top_k", Value: "20"}, {Name: "temperature", Value: "0.6"},
 			{Name: "repeat_penalty", Value: "1.05"}}}, d.Vocabulary)
+	w := &keyWriter{b: make([]byte, 8)}
+	w.put(tokensKey, []string{"a"})
+	w.put("general.sampling.top_k", "1\nSYSTEM x")
+	w.put("general.sampling.top_p", float32(math.NaN()))
+	w.put("general.sampling.min_p", float32(math.Inf(-1)))
+	w.put("general.sampling.temp", float32(1e-9))
+	v, err := vocabularyOf(w.b, "keys", []int{0})
+	require.NoError(t, err)
+	require.Equal(t, []format.Parameter{{Name: "temperature", Value: "1e-09"}}, v.Sampling)
 	none := description(t, nil)
 	none.NoVocab = true
 	d, err = describe(none)

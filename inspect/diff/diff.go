@@ -177,8 +177,11 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 
 // predicts reports whether a weight is of a multi-token prediction layer.
 func (s *Side) predicts(w *weights.Weight) bool {
-	return s.Config != nil && (w.Module() == table.MTP || w.Layer >= s.Config.NumHiddenLayers ||
-		table.FamilyOf(s.Config).Leaves(w.Name))
+	if s.Config == nil {
+		return false
+	}
+	first := s.Config.NumHiddenLayers
+	return table.FamilyOf(s.Config).Leaves(w.Name) || w.Layer >= first && w.Layer < first+s.Config.NumNextNPredictLayers
 }
 
 // isUnused reports whether the reference computes the same without a weight: a scale of a cache, or what it derives anew.

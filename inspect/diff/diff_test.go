@@ -524,6 +524,9 @@ func TestPredictionLayersOnOneSide(t *testing.T) {
 			"2 of prediction layers on one side alone\n", b.String())
 	}
 	assert.False(t, compared(model(decoder, own), model(decoder), Options{Exact: true}).Same())
+	c.NumNextNPredictLayers = 0 // a config that has fewer layers than the files says nothing of prediction layers
+	assert.Equal(t, 1, compared(model(decoder, attention), model(decoder), Options{}).Counts[statusRemoved])
+	c.NumNextNPredictLayers = 1
 	part := compared(model(decoder, own, attention), model(decoder, own), Options{})
 	assert.False(t, part.Same())
 	assert.Equal(t, 1, part.Counts[statusRemoved])

@@ -263,6 +263,21 @@ func TestPastUnevenEnds(t *testing.T) {
 	}
 }
 
+// TestUnevenScalesOfFewBits: numbers halfway between two codes, under scales that F16 rounds to few bits or to 0, are within
+// the half steps of IQ4.
+func TestUnevenScalesOfFewBits(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	for n := range 400 {
+		x := make([]float32, 256)
+		for i := range x {
+			x[i] = float32((float64(r.IntN(5)-2) + r.NormFloat64()*1e-3) * math.Pow(10, -4-float64(n%5)))
+		}
+		for _, d := range []DType{IQ4_NL, IQ4_XS} {
+			quantise(t, d, x)
+		}
+	}
+}
+
 // TestFaultyBlocks: an encoder whose block does not stand for its numbers is found out: by a code
 // that is off by two, by a scale that is half or twice what it should be.
 func TestFaultyBlocks(t *testing.T) {

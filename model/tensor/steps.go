@@ -368,9 +368,9 @@ func (b *storedBlock) unevenCodes(h []float32) {
 	const endIQ4 = 134 // 127 + ntry of quantize_row_iq4_nl_impl
 	values := &kernel.ValuesIQ4
 	for i := range h {
-		step, rounded, q := b.super, float32(0), b.codeIQ4(i)
+		step, times, rounded, q := b.super, float32(1), float32(0), b.codeIQ4(i)
 		if b.dtype == IQ4_XS {
-			step = b.step(i / 32)
+			step, times = b.step(i/32), abs32(float32(kernel.ScaleIQ4(i/32, b.data)))
 			rounded = float32(0.5*b.super) + float32(b.levels*errorF16(b.super))
 		}
 		half, beyond := float32(0), float32(0)
@@ -383,7 +383,7 @@ func (b *storedBlock) unevenCodes(h []float32) {
 		if isEnd(q, len(values)-1) || step == 0 { // without a scale all codes are one number
 			half, beyond = max(half, endIQ4-abs32(values[q])), float32(endIQ4*rounded)
 		}
-		h[i] = float32(step*half) + beyond + float32((abs32(values[q])+1)*errorF16(step))
+		h[i] = float32(step*half) + beyond + float32(float32((abs32(values[q])+half)*times)*errorF16(b.super))
 	}
 }
 

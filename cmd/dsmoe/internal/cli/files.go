@@ -88,6 +88,9 @@ func (f *Files) Around(run func(cmd *cobra.Command, args []string) error) func(c
 	}
 }
 
+// Path returns the name of the file of a flag that was asked for.
+func (f *Files) Path(flag string) string { return f.open[flag].path }
+
 // Write writes the file of a flag, if it is asked for. fill returns an error if there is nothing to write.
 func (f *Files) Write(flag string, fill func(w io.Writer) error) error {
 	if out := f.open[flag]; out != nil {
