@@ -18,6 +18,16 @@ type Tables struct {
 	merging merging
 }
 
+// merging is the memory for a piece of a Merge: the numbers of the matrix, and of the factors, by direction.
+type merging struct {
+	numbers     []float32
+	wide        []byte    // dequantised weights in F32
+	sums        []float64 // of a row
+	left, right []float64
+	lines, cols int // of left and right
+	row         int // that left begins with
+}
+
 // row makes the tables of blocks with these scales, which lie in a row of the grid from a column on, for the dtype of b:
 // the patterns of the products of all codes.
 func (t *Tables) row(scales []float32, column int, b *bounds) {

@@ -121,16 +121,6 @@ func (m *Merge) Room(n int64) int64 {
 	return left.End - left.Begin + right.End - right.Begin + 8*(int64(m.Rank)*(rows+cols)+cols) + 8*n
 }
 
-// merging is the memory for a piece of a Merge: the numbers of the matrix, and of the factors, by direction.
-type merging struct {
-	numbers     []float32
-	wide        []byte    // dequantised weights in F32
-	sums        []float64 // of a row
-	left, right []float64
-	lines, cols int // of left and right
-	row         int // that left begins with
-}
-
 // room returns the memory of in's Tables.
 func (in *Input) room() *merging {
 	if in.Tables == nil {
