@@ -253,7 +253,7 @@ func (e engine) trace(t *testing.T, c *config.Config, src weights.Source, golden
 		e.fault(f)
 		net.Arithmetic = f
 	}
-	_, err := net.Forward(context.Background())
+	_, err := net.ForwardMTP(context.Background(), pack.Predictions(&ran, golden))
 	require.NoError(t, err)
 	plain.Close(nil)
 	maps.DeleteFunc(golden.Manifest.Tensors, func(name string, e pack.Entry) bool { // probes, which lie in the pack's files

@@ -229,6 +229,108 @@ func TestFaultyEnginesAreNamed(t *testing.T) {
 			engine{fault: hiding(func(query, key int) bool { return key > query || query/5 != key/5 })}},
 		"without the newest key": {v3, attended, "newest-key: the engine's queries from token 9 on do not see their own key",
 			engine{fault: hiding(func(query, key int) bool { return key > query || query >= 9 && key == query })}},
+		"padding seen": {v3, attended, "padding-mask: the engine lessens the scores of padding by 10: its queries see padding",
+			engine{fault: func(f *faulty) {
+				scores := f.scores
+				f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+					y := scores(q, k, first, n, &model.Scoring{By: s.By})
+					for row := range y.Rows() {
+						b, query := row/(y.Shape[1]*n), first+row%n
+						for key := range y.Row(row) {
+							if key > query {
+								y.Row(row)[key] = -math.MaxFloat32
+							} else if f.in.IsPadding(b*f.in.Seq + key) {
+								y.Row(row)[key] -= 10
+							}
+						}
+					}
+					return y
+				}
+			}}},
+		"packed sequences": {v3, attended, "sequences-mixed: the engine's queries see the keys of the sequences before theirs, too: packed",
+			engine{fault: func(f *faulty) {
+				// joined has the matrices of all sequences, [rows, width], one behind or beside the other, in each one's place
+				joined := func(x *activation, beside bool) *activation {
+					batch, heads, rows, width := x.Shape[0], x.Shape[1], x.Shape[2], x.Shape[3]
+					y := &activation{Shape: []int{batch, heads, batch * rows, width}, DType: x.DType}
+					if beside {
+						y.Shape = []int{batch, heads, rows, batch * width}
+					}
+					for h := range batch * heads {
+						of := func(b int) []float32 { return x.Values[(b*heads+h%heads)*rows*width:][:rows*width] }
+						for row := range rows {
+							for b := range batch {
+								if beside {
+									y.Values = append(y.Values, of(b)[row*width:][:width]...)
+								} else if row == 0 {
+									y.Values = append(y.Values, of(b)...)
+								}
+							}
+						}
+					}
+					return y
+				}
+				scores, context := f.scores, f.context
+				f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+					y := scores(q, joined(k, false), first, n, &model.Scoring{By: s.By, Divides: s.Divides})
+					for row := range y.Rows() {
+						b, query := row/(y.Shape[1]*n), first+row%n
+						for key := range y.Row(row) {
+							if of := key / f.in.Seq; of > b || f.in.IsPadding(key) || of == b && key%f.in.Seq > query {
+								y.Row(row)[key] = -math.MaxFloat32
+							}
+						}
+					}
+					return y
+				}
+				f.context = func(probs, vT *activation) *activation { return context(probs, joined(vT, true)) }
+			}}},
+		"sums of two tokens": {glm, routed, "rows-of-others: the engine adds the routed sums of other tokens to those of its tokens: ",
+			engine{fault: func(f *faulty) {
+				combine := f.combine
+				f.combine = func(weight *activation, p parts, order config.RoutedSum) *activation {
+					y := combine(weight, p, order)
+					both := each(y, func(v float32) float32 { return v })
+					for row := range y.Rows() {
+						for i, v := range y.Row((row + y.Rows()/2) % y.Rows()) {
+							both.Row(row)[i] += v
+						}
+					}
+					return both
+				}
+			}}},
+		"the token itself": {"v3-mtp", mtp2 + "enorm.output", "mtp-token: the engine's prediction layer embeds the token before the one",
+			engine{fault: func(f *faulty) {
+				rmsNorm := f.rmsNorm
+				f.rmsNorm = func(x *activation, w *model.Weight, eps float64) *activation {
+					if strings.HasSuffix(w.Name, "enorm.weight") {
+						rolled := each(x, func(v float32) float32 { return v })
+						seq := x.Rows() / f.in.Batch
+						for row := range x.Rows() {
+							copy(rolled.Row(row), x.Row(row/seq*seq+(row+seq-1)%seq))
+						}
+						x = rolled
+					}
+					return rmsNorm(x, w, eps)
+				}
+			}}},
+		"the hidden state before the norm": {"v3-mtp", mtp2 + "hnorm.output", "mtp-carry: the engine's prediction layer gets the hidden state without model.norm",
+			engine{fault: func(f *faulty) {
+				var raw *activation
+				rmsNorm := f.rmsNorm
+				f.rmsNorm = func(x *activation, w *model.Weight, eps float64) *activation {
+					if strings.HasSuffix(w.Name, "model.norm.weight") {
+						raw = each(x, func(v float32) float32 { return v })
+					} else if strings.HasSuffix(w.Name, "hnorm.weight") {
+						other, seq := each(x, func(v float32) float32 { return v }), f.in.Seq
+						for row := range x.Rows() {
+							copy(other.Row(row), raw.Row(row/(seq-1)*seq+row%(seq-1)))
+						}
+						x = other
+					}
+					return rmsNorm(x, w, eps)
+				}
+			}}},
 		"experts of a rank": {v3, routed, "experts-missing: the engine's routed sums lack experts ",
 			engine{fault: dropping(func(experts []int, slot, k int) bool { return experts[slot] >= 16 })}},
 		"one expert": {v3, routed, "experts-missing: the engine's routed sums lack expert 3",
