@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"reflect"
@@ -22,7 +23,17 @@ import (
 // rounding is an engine in BF16 whose norms round once, or whose router rounds its logits.
 type rounding struct {
 	*model.Plain
-	normsOnce, router bool
+	normsOnce, router, weights bool
+}
+
+func (e rounding) Scale(x *model.Activation, factor float32) *model.Activation {
+	y := e.Plain.Scale(x, factor)
+	for i, v := range y.Values {
+		if e.weights && x.Width() == 4 { // of the experts of a token
+			y.Values[i] = tensor.Rounded(v, tensor.BF16)
+		}
+	}
+	return y
 }
 
 func (e rounding) RMSNorm(x *model.Activation, weight *model.Weight, eps float64) *model.Activation {
@@ -225,4 +236,36 @@ func operationsOf(list []report.TwoWays) (of []string) {
 		of = append(of, d.Of)
 	}
 	return of
+}
+
+// TestRoundedWeights: weights of experts that an engine rounds to BF16 are recognised as that, and wrong ones fail.
+func TestRoundedWeights(t *testing.T) {
+	t.Parallel()
+	ids := make([]int, 48)
+	for i := range ids {
+		ids[i] = i * 89 % 251
+	}
+	c, _, record := recordingTrained(t, ids)
+	const stage = "model.layers.2." + pack.TopKWeight
+	for _, odd := range []bool{false, true} {
+		p := record(func(p *model.Plain) model.Arithmetic[*model.Activation] { return rounding{Plain: p, weights: true} })
+		p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "engine", Version: "1"}
+		if odd {
+			w := p.Replaced[stage]
+			w.Data = slices.Clone(w.Data)
+			w.Data[4*21+2] ^= 1 // the last bit of BF16, of token 5
+			p.Replaced[stage] = w
+		}
+		r, err := Run(context.Background(), c.Config, c, p, Options{Undiagnosed: true, RotaryDType: tensor.BF16})
+		require.NoError(t, err)
+		i := slices.IndexFunc(r.Golden.Recognised, func(k report.Recognised) bool { return k.Kind == "score" })
+		require.GreaterOrEqual(t, i, 0)
+		require.Equal(t, "weights t", r.Golden.Recognised[i].Ways["score"])
+		if want := map[bool]report.Verdict{false: report.Pass, true: report.Fail}[odd]; true {
+			require.Equal(t, want, r.Verdict, "%v %v", *cmp.Or(r.FirstDivergence, new(string)), r.Reasons)
+		}
+		if odd {
+			require.Equal(t, stage, *r.FirstDivergence)
+		}
+	}
 }

@@ -90,6 +90,8 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 			if x.DType == tensor.F32 && j.roundsUnknown(name) {
 				t.analysis.RoundTo(x, bounds.Router)
 			}
+		} else if s.Within == pack.TopKWeight && x.DType == tensor.F32 && j.pack.DType != tensor.F32 {
+			t.analysis.RoundWeights(x)
 		}
 		c, err := t.compare(name, x)
 		if err != nil {

@@ -44,7 +44,7 @@ fi
 } >> "$GITHUB_STEP_SUMMARY"
 {
   echo "verdict=$verdict"
-  echo "first-divergence=$(awk '/^DIVERGES/ {print $2; exit}' "$reports/report.txt")"
+  echo "first-divergence=$(sed -n 's/^DIVERGES *\([^ ]*\).*/\1/p; s/^against .*: FAIL at \([^ ;]*\).*/\1/p' "$reports/report.txt" | head -1)"
   echo "report=$reports"
 } >> "$GITHUB_OUTPUT"
 exit "$status"

@@ -43,7 +43,7 @@ const (
 	Ranks = "ranks" // tensor parallelism of o_proj and of down_proj, but of routed experts
 
 	Router      = "router"       // the dtype of the router's logits
-	Score       = "score"        // the dtype of scores that become topk_weight
+	Score       = "score"        // the dtype of scores that become topk_weight, or of that alone
 	ChoiceScore = "choice-score" // the dtype of scores that choose experts
 
 	RoPE            = "rope"
@@ -58,6 +58,8 @@ const (
 const (
 	InF32 = "f32"
 	InT   = "t"
+
+	weightsInT = "weights t" // scores in float32, topk_weight rounded to T
 
 	twice  = "twice"  // w·R(n), or R(silu(gate))·up
 	once   = "once"   // w·n, or silu(gate)·up
@@ -117,7 +119,9 @@ func WaysOf(operation string) []string {
 		return []string{"apart", oneSum}
 	case Ranks:
 		return []string{"1", "2", "4", "8"}
-	case ExpertsW, Router, Score, ChoiceScore:
+	case Score:
+		return []string{InF32, InT, weightsInT}
+	case ExpertsW, Router, ChoiceScore:
 		return dtypes
 	case RoPE:
 		return []string{"each", once}
@@ -235,11 +239,17 @@ func rounds(p *precision, way string, left ...string) *precision {
 }
 
 // RoundTo rounds each element of x, which is F32, to T if the way of the operation is InT, or perhaps if it is not known.
-func (a *Analysis) RoundTo(x *Value, operation string) {
+func (a *Analysis) RoundTo(x *Value, operation string) { a.roundIf(x, operation, InT) }
+
+// RoundWeights rounds topk_weight likewise.
+func (a *Analysis) RoundWeights(x *Value) { a.roundIf(x, Score, weightsInT) }
+
+func (a *Analysis) roundIf(x *Value, operation, way string) {
 	t := a.t
 	switch a.way(operation) {
-	case InF32:
+	default:
 		return
+	case way:
 	case Unknown:
 		t = optional(t)
 	}
