@@ -74,6 +74,14 @@ func readSparseLayers(d *decoding, key string, value jsontext.Value) {
 	}
 }
 
+// limitsOfLayers refuses a list of limits for fewer layers.
+func limitsOfLayers(list func(c *Config) []float64) func(c *Config) error {
+	return func(c *Config) error {
+		n := len(list(c))
+		return errorIf(n > 0 && n < c.NumHiddenLayers, "%d layers; num_hidden_layers is %d", n, c.NumHiddenLayers)
+	}
+}
+
 // limits reads a limit for each layer; null and 0 set none.
 func limits(get func(*Config) *[]float64) reader {
 	return single(get, func(v jsontext.Value) (list []float64, err error) {

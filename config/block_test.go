@@ -53,18 +53,21 @@ func TestLimitsOfMLPs(t *testing.T) {
 // TestBlockProblems: what transformers' classes would refuse, or compute otherwise than the key says.
 func TestBlockProblems(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"model_type":"laguna","moe_apply_router_weight_on_input":true}`:                 "moe_apply_router_weight_on_input: true: transformers' class refuses it",
-		`{"model_type":"nemotron_h"}`:                                                     "layers_block_type: missing: transformers' class would have four layers without it",
-		`{"model_type":"nemotron_h","hybrid_override_pattern":"MX"}`:                      "layer 1: \"X\" is not a module of this family",
-		`{"model_type":"nemotron_h","layers_block_type":["moe"],"mlp_hidden_act":"silu"}`: "mlp_hidden_act: \"silu\" is not one of relu2",
-		`{"model_type":"step3p5","swiglu_limits":[-1]}`:                                   "swiglu_limits: layer 0: -1 is below 0",
-		`{"model_type":"step3p5","moe_layers_enum":"3,x"}`:                                "is not a list of layers",
-		`{"model_type":"dots3_note_text","moe_layer_freq":["a"]}`:                         "is not a number or a list of numbers",
-		`{"model_type":"dots3_note_text","mlp_bias":true}`:                                "biases of the MLPs are not supported",
-		`{"model_type":"axk2","n_group":4}`:                                               "needs n_group and topk_group",
-		`{"model_type":"step3p7"}`:                                                        "",
-		`{"model_type":"zaya"}`:                                                           "whose mixture is another: its gate is an MLP",
-		`{"model_type":"kimi_k3"}`:                                                        "whose mixture is another",
+		`{"model_type":"laguna","moe_apply_router_weight_on_input":true}`:                       "moe_apply_router_weight_on_input: true: transformers' class refuses it",
+		`{"model_type":"nemotron_h"}`:                                                           "layers_block_type: missing: transformers' class would have four layers without it",
+		`{"model_type":"nemotron_h","hybrid_override_pattern":"MX"}`:                            "layer 1: \"X\" is not a module of this family",
+		`{"model_type":"nemotron_h","layers_block_type":["moe"],"mlp_hidden_act":"silu"}`:       "mlp_hidden_act: \"silu\" is not one of relu2",
+		`{"model_type":"step3p5","swiglu_limits":[7]}`:                                          "swiglu_limits: 1 layers; num_hidden_layers is 45",
+		`{"model_type":"hy_v4","swiglu_limit":0}`:                                               "swiglu_limit: 0 is not above 0",
+		`{"model_type":"longcat_flash","n_routed_experts":8,"zero_expert_num":4,"moe_topk":13}`: "moe_topk: 13 is more than n_routed_experts 8 and zero_expert_num 4",
+		`{"model_type":"step3p5","swiglu_limits":[-1]}`:                                         "swiglu_limits: layer 0: -1 is below 0",
+		`{"model_type":"step3p5","moe_layers_enum":"3,x"}`:                                      "is not a list of layers",
+		`{"model_type":"dots3_note_text","moe_layer_freq":["a"]}`:                               "is not a number or a list of numbers",
+		`{"model_type":"dots3_note_text","mlp_bias":true}`:                                      "biases of the MLPs are not supported",
+		`{"model_type":"axk2","n_group":4}`:                                                     "needs n_group and topk_group",
+		`{"model_type":"step3p7"}`:                                                              "",
+		`{"model_type":"zaya"}`:                                                                 "whose mixture is another: its gate is an MLP",
+		`{"model_type":"kimi_k3"}`:                                                              "whose mixture is another",
 	} {
 		_, err := Parse(strings.NewReader(text))
 		if want == "" {

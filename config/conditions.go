@@ -53,8 +53,12 @@ var topKFitsExperts = rule{[]string{"num_experts_per_tok", "n_routed_experts"}, 
 	case c.MoE.NumExpertsPerTok == 0:
 		return fmt.Errorf("null, but %s is %d", c.Key("n_routed_experts"), c.MoE.NRoutedExperts)
 	}
-	return errorIf(c.MoE.NumExpertsPerTok > c.Choices(), "%d is more than %s %d", c.MoE.NumExpertsPerTok,
-		c.Key("n_routed_experts"), c.Choices())
+	others := ""
+	if c.MoE.ZeroExperts > 0 {
+		others = fmt.Sprintf(" and zero_expert_num %d", c.MoE.ZeroExperts)
+	}
+	return errorIf(c.MoE.NumExpertsPerTok > c.Choices(), "%d is more than %s %d%s", c.MoE.NumExpertsPerTok,
+		c.Key("n_routed_experts"), c.MoE.NRoutedExperts, others)
 }}
 
 // scoringIsSoftmax: MoEGate.forward raises NotImplementedError otherwise; a model

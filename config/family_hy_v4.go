@@ -9,7 +9,7 @@ var hyV4 = block.derive("hy_v4", delta{
 	},
 	fields: []field{
 		oneOf("model_type", "hy_v4", "hy_v4_vl", "hy_v4_vl_text"),
-		{"swiglu_limit", 10.0, number(func(c *Config) *float64 { return &c.SwiGLULimit }, notNegative)},
+		v4.row("swiglu_limit", 10.0),
 	},
 	unread:     []string{"first_k_dense_replace"},
 	aliases:    localExperts,

@@ -18,6 +18,11 @@ var step3p5 = block.derive("step3p5", delta{
 	renamed: map[string]string{"routed_scaling_factor": "moe_router_scaling_factor"},
 	aliases: map[string]string{"num_local_experts": "n_routed_experts", "moe_num_experts": "n_routed_experts",
 		"moe_top_k": "num_experts_per_tok", "share_expert_dims": "share_expert_dim"},
-	rules:      append([]rule{sparseFrom(func(*Config) int { return 3 })}, block.rules...),
+	rules: append([]rule{
+		sparseFrom(func(*Config) int { return 3 }),
+		{[]string{"swiglu_limits", "num_hidden_layers"}, limitsOfLayers(func(c *Config) []float64 { return c.SwiGLULimits })},
+		{[]string{"swiglu_limits_shared", "num_hidden_layers"},
+			limitsOfLayers(func(c *Config) []float64 { return c.SharedSwiGLULimits })},
+	}, block.rules...),
 	references: sumScaled.native(func(r *Rules) { r.MoE.Activation = SwiGLULimited }),
 })

@@ -233,6 +233,9 @@ func (p *pass[V]) layer(l int, x V) V {
 // block is the MLP of layer l, and the norm behind it, on x, the output of post_attention_layernorm.
 func (p *pass[V]) block(l int, x V) V {
 	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
+	if d.MoE == nil && d.MLP == nil {
+		p.stopIf(fmt.Errorf("layer %d has no MLP, and attention is not computed", l))
+	}
 	x = p.section(p.wholeOf(l, name+".mlp"), func() V {
 		if d.MoE != nil {
 			return p.moe(l, name+".mlp", d.MoE, x)

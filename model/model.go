@@ -127,7 +127,7 @@ func (m *DeepseekForCausalLM) PredictionLayers() int {
 
 // DeepseekDecoderLayer is x + self_attn(input_layernorm(x)), then the same with the
 // MLP: a mixture of experts in the layers of config.IsMoE, else a dense MLP. One of MLP and
-// MoE is nil, and two of SelfAttn, MLA and Windowed. With hyper-connections x is not a row per token, but several.
+// MoE is nil, both in layers without an MLP, and two of SelfAttn, MLA and Windowed. With hyper-connections x is not a row per token, but several.
 type DeepseekDecoderLayer struct {
 	AttnHC, FFNHC          *HyperConnection     // attn_hc and ffn_hc, around attention and MLP; nil without
 	InputLayernorm         DeepseekRMSNorm      // before attention
@@ -329,7 +329,10 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	if c.HasIndexer() && !c.Windowed() && c.IndexerOf(l) == l {
 		layer.Indexer = &Indexer{}
 	}
-	if !c.IsMoE(l) {
+	switch {
+	case !c.HasMLP(l):
+		return layer
+	case !c.IsMoE(l):
 		layer.MLP = &DeepseekMLP{}
 		return layer
 	}

@@ -179,6 +179,9 @@ func runAlone(ctx context.Context, net *model.Network[*model.Activation]) error 
 		}
 	}
 	for l := range net.Model.Model.Layers {
+		if !net.Model.Config.HasMLP(l) {
+			continue
+		}
 		if _, err := net.Layer(ctx, l, x); err != nil {
 			return err
 		}

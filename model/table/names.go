@@ -154,7 +154,7 @@ func (f *Family) Nearest(stored string, namings uint) (nearest string) {
 			strings.Contains(known, expertHole) != (expert >= 0) {
 			continue
 		}
-		if n := edits(string(pattern), known); n < least {
+		if n := edits(string(pattern), known); n < least && n > 0 { // 0: a row that the config has no use for
 			least, nearest = n, fillHoles(known, layer, expert)
 		}
 	}

@@ -548,7 +548,7 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 		cause = fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], end)
 	}
 	if cause != "" {
-		s.refuse(fused.Info, cause)
+		s.refuse(tensor.Info{Name: s.StoredName(s.config, fused.Name), DType: fused.DType, Shape: shape}, cause)
 		for _, role := range f.Roles {
 			if usual, _ := table.FusedOf(table.Place{Row: s.family.Row(f.Module, role)}); usual != nil {
 				s.misfit[usual.NameIn(fused.Layer)] = true
