@@ -30,7 +30,7 @@ type Report struct {
 	Verified   bool                `json:"verified"`         // read again and compared with the source; of joined parts when each was written
 	Tensors    int                 `json:"tensors"`          // that were written
 	Bytes      int64               `json:"bytes"`            // of their data
-	DTypes     []TypeBytes         `json:"dtypes"`           // of their data, most bytes first
+	DTypes     []typeBytes         `json:"dtypes"`           // of their data, most bytes first
 	Files      []string            `json:"files"`            // that hold them
 	Carried    []string            `json:"carried"`          // files copied from the source's directory
 	Left       []string            `json:"left_behind"`      // files neither copied nor read whole
@@ -45,8 +45,8 @@ type Report struct {
 	Vocabulary *format.Vocabulary `json:"vocabulary"`
 }
 
-// TypeBytes is the bytes of the tensors of one dtype.
-type TypeBytes struct {
+// typeBytes is the bytes of the tensors of one dtype.
+type typeBytes struct {
 	DType tensor.DType `json:"dtype"`
 	Bytes int64        `json:"bytes"`
 }
@@ -63,9 +63,9 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		sizes[p.Tensors[i].DType] += p.Tensors[i].Bytes()
 	}
 	for d, n := range sizes {
-		r.DTypes = append(r.DTypes, TypeBytes{d, n})
+		r.DTypes = append(r.DTypes, typeBytes{d, n})
 	}
-	slices.SortFunc(r.DTypes, func(a, b TypeBytes) int {
+	slices.SortFunc(r.DTypes, func(a, b typeBytes) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.DType, b.DType))
 	})
 	lossy := map[string]bool{}

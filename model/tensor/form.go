@@ -154,6 +154,20 @@ var beside = []struct{ stored, part string }{
 	{".input_global_scale", InputParts + "_global_scale"},
 }
 
+// besideModule lists what files call a part in place of "weight".
+var besideModule = func() map[string][]string {
+	all := map[string][]string{}
+	for _, b := range beside {
+		if b.stored[0] == '.' {
+			all[b.part] = append(all[b.part], b.stored[1:])
+		}
+	}
+	for end, part := range ends {
+		all[part] = append(all[part], end)
+	}
+	return all
+}()
+
 // Form returns the stored form of weights whose elements are of dtype d.
 func (d DType) Form() *Form {
 	if d.Blocked() {
@@ -224,7 +238,7 @@ func PartOf(stored Info, all headers, announced *Form, columns int) (info Info, 
 
 // formOf returns the form of the weight whose own tensor is stored; Unread if that has something beside it that no form
 // has, nil if it is numbers.
-func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
+func formOf(own Info, all headers, announced *Form, columns int) *Form {
 	if own.DType.Casts() || own.DType.Blocked() {
 		return nil
 	}
@@ -234,38 +248,40 @@ func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 		weight, named = module+"weight", true
 	}
 	side := func(part string) (Info, bool) { return sideOf(weight, part, all) }
+	candidates := scaled
 	if announced != nil && announced.Parts != nil {
 		if info, ok := announced.codesOf(own); ok && announced.fits(info, side, columns, true) {
 			return announced
+		}
+		candidates = []*Form{announced}
+		for _, f := range scaled { // before others those with the codes that are announced, which other tensors may lie beside
+			if f.Codes == announced.Codes {
+				candidates = append(candidates, f)
+			}
+		}
+		candidates = append(candidates, scaled...)
+	}
+	for _, f := range candidates {
+		if info, ok := f.codesOf(own); ok && f.fits(info, side, columns, false) {
+			return f
 		}
 	}
 	beside := slices.ContainsFunc(Parts(), func(part string) bool {
 		_, ok := side(part)
 		return ok && !strings.HasPrefix(part, InputParts)
 	})
-	candidates := []*Form{announced}
-	for _, f := range scaled { // first with the codes that are announced, which other tensors may lie beside
-		if announced != nil && f.Codes == announced.Codes {
-			candidates = append(candidates, f)
+	for _, f := range candidates { // none fits: for what is wrong with the scales
+		info, ok := f.codesOf(own)
+		if !ok || own.DType != f.Codes && !named && !beside {
+			continue
 		}
-	}
-	for _, f := range append(candidates, scaled...) {
-		info, ok := Info{}, f != nil && f.Parts != nil
-		if ok {
-			info, ok = f.codesOf(own)
-		}
-		if ok && f.fits(info, side, columns, false) {
+		wide := columns == 0 || len(info.Shape) != 2 || info.Shape[1] == columns
+		if scales, has := side(f.Parts[0]); f == announced || has && wide && f.TakesScales(scales.DType) {
 			return f
 		}
-		if ok && form == nil && (own.DType == f.Codes || named || beside) { // for what is wrong with the scales
-			scales, has := side(f.Parts[0])
-			if f == announced || has && f.TakesScales(scales.DType) && (columns == 0 || len(info.Shape) != 2 || info.Shape[1] == columns) {
-				form = f
-			}
-		}
 	}
-	if form != nil || own.DType.Scaled() || own.DType == Invalid || !named && !beside {
-		return form
+	if own.DType.Scaled() || own.DType == Invalid || !named && !beside {
+		return nil
 	}
 	return Unread
 }
@@ -273,17 +289,9 @@ func formOf(own Info, all headers, announced *Form, columns int) (form *Form) {
 // sideOf returns the header entry of the stored tensor that is a part of a weight, whatever files call it.
 func sideOf(weight, part string, all headers) (info Info, ok bool) {
 	module, isModule := strings.CutSuffix(weight, "weight")
-	if info, ok = all(weight + part); !ok && isModule {
-		for _, b := range beside {
-			if b.part == part && b.stored[0] == '.' && !ok {
-				info, ok = all(module + b.stored[1:])
-			}
-		}
-		for end, of := range ends {
-			if of == part && !ok {
-				info, ok = all(module + end)
-			}
-		}
+	info, ok = all(weight + part)
+	for i := 0; isModule && !ok && i < len(besideModule[part]); i++ {
+		info, ok = all(module + besideModule[part][i])
 	}
 	if info.DType == U8 && part == scalePart {
 		info.DType = F8E8M0
