@@ -1,7 +1,11 @@
 package config
 
 import (
+	"slices"
+
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text/problem"
 )
 
 // HasKey reports whether a key of config.json is one that c's family reads, or that c's document has. The keys are the
@@ -44,4 +48,17 @@ func (c *Config) Value(key string) jsontext.Value {
 		return nil
 	}
 	return toJSON(row.value(c))
+}
+
+// inner returns a copy of the language model's document: the object that holds it, or doc itself.
+func (w wrapper) inner(doc document) (document, error) {
+	if w.key == "" {
+		return slices.Clone(doc), nil
+	}
+	value := doc.values()[w.key]
+	if value.Kind() != '{' {
+		return nil, problem.In("", problem.Problem{Field: w.key,
+			Cause: "is not an object with the language model's configuration"})
+	}
+	return readDocument(value)
 }

@@ -4,8 +4,6 @@ import (
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
-
-	"dsmoe/text/problem"
 )
 
 // modelTypeVL2 is the model_type of DeepSeek-VL2 and DeepSeek-OCR, and here of their language models.
@@ -51,17 +49,4 @@ func (w wrapper) inside() *family {
 		}
 	}
 	return nil
-}
-
-// inner returns a copy of the language model's document: the object that holds it, or doc itself.
-func (w wrapper) inner(doc document) (document, error) {
-	if w.key == "" {
-		return slices.Clone(doc), nil
-	}
-	value := doc.values()[w.key]
-	if value.Kind() != '{' {
-		return nil, problem.In("", problem.Problem{Field: w.key,
-			Cause: "is not an object with the language model's configuration"})
-	}
-	return readDocument(value)
 }
