@@ -32,7 +32,7 @@ type fit struct {
 	Context int    `json:"context"`  // tokens of a sequence
 	Weights int64  `json:"weights"`  // of the GGUF file, prediction layers left out
 	KVCache int64  `json:"kv_cache"` // llama.cpp's, in F16
-	Compute int64  `json:"compute"`  // llama.cpp's buffer of activations, at most
+	Compute int64  `json:"compute"`  // llama.cpp's buffer of activations, estimated
 	Total   int64  `json:"total"`    // Weights + KVCache + Compute
 }
 
@@ -82,14 +82,14 @@ func FitOf(path string, c *config.Config, types map[string]Weights, memory int64
 	return r, nil
 }
 
-// compute is what llama.cpp's buffer of activations takes at most, which it uses for 512 tokens at a time, in F32:
+// compute estimates llama.cpp's buffer of activations, which it uses for 512 tokens at a time, in F32:
 //
 //	512 · (vocab_size + (hc_mult + 1)·hidden_size + widest) · 4 + 512 · tokens · 2
 //	widest = the larger of num_experts_per_tok · (hidden_size + moe_intermediate_size) and 2·intermediate_size of dense layers
 //
 // vocab_size are the logits, and the last product is the mask of attention in F16, with indexers three times as large. The
 // buffer is not a sum of these, because tensors take each other's places; with 4,096 and 32,768 tokens llama.cpp 0c1e57098
-// reserves 72 to 99 % of this for eleven models.
+// reserves 72 to 99 % of this for eleven published models, and up to a fifth more for fixtures of some 100 channels.
 func compute(c *config.Config, m memory) int64 {
 	hidden, tokens := int64(c.HiddenSize), int64(m.Context)*int64(m.Batch)
 	widest, mask, layers := int64(0), int64(2), layersOf(c)
