@@ -120,14 +120,17 @@ KNOWN = {
 }
 # Classes of which dsmoe computes the mixtures and dense MLPs alone, --block: the norm before an MLP, and the norms behind it.
 BLOCKS = {"AfmoeForCausalLM": ("pre_mlp_layernorm", "post_mlp_layernorm"),
-          **dict.fromkeys(["KimiLinearForCausalLM", "BailingHybridForCausalLM", "MiMoV2FlashForCausalLM", "Qwen3NextForCausalLM",
-                           "FlintForCausalLM"], ("post_attention_layernorm",))}
+          "Kolibri1ForCausalLM": ("post_attention_layernorm", "post_mlp_layernorm"),
+          "BeamForCausalLM": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+          **dict.fromkeys([
+              "KimiLinearForCausalLM", "BailingHybridForCausalLM", "MiMoV2FlashForCausalLM", "Qwen3NextForCausalLM", "FlintForCausalLM",
+              "AXK2ForCausalLM", "Mistral4ForCausalLM", "LagunaForCausalLM", "HYV4ForCausalLM", "Qwen3_5MoeForCausalLM", "LaraMiniForCausalLM",
+              "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"], ("post_attention_layernorm",))}
 KNOWN["native"] += BLOCKS
 PUBLISHED = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}  # other names of classes in published files
 INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"]  # of these, classes with an indexer
 PREDICTING = ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"]  # of these, classes whose prediction layers MtpModel runs
-RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe", "sarvam_moe", "kimi_linear",
-           "bailing_hybrid"]  # model_types whose files have other names than the modules
+RENAMED = ["deepseek_v4", "hy_v3", "minimax_m2", "exaone_moe", "ernie4_5_moe", "sarvam_moe"]  # model_types whose files have other names than the modules
 
 # Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
 # reference that it has.
@@ -304,7 +307,8 @@ class Checkpoint:
         if not self.where:
             raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
-        self.native = self.native_names() if self.config.get("model_type") in RENAMED else {}
+        block = (self.config.get("architectures") or [""])[0] in [*BLOCKS, *PUBLISHED]
+        self.native = self.native_names() if block or self.config.get("model_type") in RENAMED else {}
         if "model.word_embeddings.weight" in self.where:
             self.native["model.embed_tokens.weight"] = "model.word_embeddings.weight"
         self.rows = self.rows_of_parts()  # of weights that are a part of a stored tensor
@@ -313,7 +317,7 @@ class Checkpoint:
         """Stored names by those of transformers' modules, which has renamings for published and for saved names."""
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import WeightRenaming, apply_renamings
-        renamings = [r for r in get_checkpoint_conversion_mapping(self.config["model_type"]) if isinstance(r, WeightRenaming)]
+        renamings = [r for r in get_checkpoint_conversion_mapping(self.config["model_type"]) or () if isinstance(r, WeightRenaming)]
         native, problems = {}, []
         for stored in self.where:
             short = stored.removeprefix("model.")
@@ -983,6 +987,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, recorder):
         super().__init__()
         self.recorder = recorder
+        self.block = False  # an MLP runs alone
         self.routing = None  # topk_idx and topk_weight [tokens, k] that a gate gave last
         self.forget()
 
@@ -1049,8 +1054,8 @@ class Watch(TorchFunctionMode):
             self.scores.append((args[0], out[0].shape[-1]))
         elif func is F.linear and self.expert and args[1] is self.expert[2]:
             self.stacked(args[0], out)
-        elif name in ("float", "view", "mul") and any(x is self.shared for x in args[:2]) and self.shared is not None:
-            self.shared = out  # Hy3 adds in float32, Qwen3-Next multiplies with a gate
+        elif name == "float" and args[0] is self.shared:  # Hy3 adds in float32
+            self.shared = out
         elif name in ("add", "__add__") and self.shared is not None and any(x is self.shared for x in args):
             routed = args[1] if args[0] is self.shared else args[0]
             dtype = self.hidden.dtype  # a gradient comes when hidden is forgotten
@@ -1100,8 +1105,8 @@ class Watch(TorchFunctionMode):
         weight = next(t for t in parts if t.is_floating_point() and t.shape == self.choice.shape and t is not self.logits)
         self.routing = self.choice, weight
         name = self.base + "gate"
-        same = lambda t: t is not weight and t.shape == self.logits.shape and torch.equal(t, self.logits.to(t.dtype))
-        self.recorder.take(name + ".logits", next(filter(same, parts), self.logits))  # Trinity's gate widens them
+        own = next((t for t in parts if self.block and t is not weight and t.shape == self.logits.shape), self.logits)
+        self.recorder.take(name + ".logits", own)  # some gates widen or cap them
         self.recorder.take(name + ".topk_idx", self.choice.long())
         self.recorder.take(name + ".topk_weight", weight)
         for t in parts:
@@ -1254,8 +1259,9 @@ class Hooks:
             self.recorder.take(name + ".attn_weights", out[1])
 
     def mlp(self, mlp, base):
-        self.output(mlp.gate_proj, base + "gate_proj.output")
-        self.output(mlp.up_proj, base + "up_proj.output")
+        if hasattr(mlp, "gate_proj"):  # MiniMax-M3's has one matrix
+            self.output(mlp.gate_proj, base + "gate_proj.output")
+            self.output(mlp.up_proj, base + "up_proj.output")
         self.before(mlp.down_proj, lambda x: self.recorder.take(base + "down_proj.input", x))
 
     def mixture(self, moe, base):
@@ -1265,13 +1271,13 @@ class Hooks:
             w.base, w.hidden = base, x.reshape(-1, x.shape[-1])
 
         def end(out):
-            if common is None:
+            if common is None and not w.block:
                 self.recorder.take(base + "experts.output", first(out), lambda t: t.reshape(-1, t.shape[-1]))
             w.forget()
 
         def shared(out):
             self.recorder.take(base + "shared_experts.output", out)
-            w.shared = out
+            w.shared = None if w.block else out
 
         self.before(moe, begin)
         router = moe.router if hasattr(moe, "router") else moe.gate
@@ -1281,6 +1287,8 @@ class Hooks:
         if common is not None:
             self.mlp(common, base + "shared_experts.")
             self.after(common, shared)
+        if w.block:
+            self.output(moe.experts, base + "experts.output")
         if hasattr(moe, "shared_expert_gate"):
             self.output(moe.shared_expert_gate, base + "shared_expert_gate.output")
         if isinstance(moe.experts, torch.nn.ModuleList):
@@ -1519,6 +1527,7 @@ class Run:
         self.ids, self.mask, self.training = ids, mask, a.train
         self.recorder = Recorder(a.stages, reference.dtype, ids.shape[1], a.attn)
         self.watch = Watch(self.recorder)
+        self.watch.block = a.block
         self.model, self.base = reference.model, reference.model.model
         self.count = reference.config.num_hidden_layers
         self.chosen = layer_list(a.layers, self.count)

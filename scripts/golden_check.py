@@ -50,6 +50,10 @@ PATHS = {
         ("minimax-m2", "--random 2x12 --experts batched_mm --dtype float16"),
         *((name, "--random 2x12 --dtype bfloat16") for name in (
             "v2-lite", "glm4-moe-lite", "axk1", "v32", "glm5", "v4", "dots1", "solar-open", "hy-v3", "exaone-moe", "ernie45-moe")),
+        *((f"blocks/{name}", f"--block --random 1x24{dtype}") for name in (
+            "afmoe", "axk2", "bailing-hybrid", "beam", "dots3-note", "flint", "hy-v4", "kimi-linear", "kolibri1", "laguna", "lara-mini",
+            "mimo-v2-flash", "minimax-m3", "mistral4", "qwen3-5", "qwen3-next")
+          for dtype in ("", " --dtype bfloat16") if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)),
     ],
     "remote": [
         ("v1-base", "--random 2x17 --mask --stages all"), ("v1-base", "--random 2x17 --dtype bfloat16 --repeat"),
