@@ -193,6 +193,9 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 		return to
 	case w.Row != nil && (w.Row.Float32(c.src.Config) || w.Row.Integer()): // as in transformers
 		return from
+	case from == tensor.F32 && c.src.Config.BlockOnly() && table.FamilyOf(c.src.Config).HasUnknown(w.Stored) && !w.IsScales() &&
+		(slices.Max(append([]int{1}, w.Shape...)) == w.Len() || table.TorchDType(c.src.Config) != tensor.F32):
+		return from // linear attention has vectors that transformers keeps in float32
 	case from.Casts(), from.Blocked():
 		return to
 	}
