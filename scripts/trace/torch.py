@@ -59,8 +59,9 @@ NAMES = {"megatron": [
     (r"\.q_layernorm$", ".q_a_layernorm"), (r"\.linear_kv_down_proj$", ".kv_a_proj_with_mqa"), (r"\.linear_kv_up_proj$", ".kv_b_proj"),
     (r"\.kv_layernorm$", ".kv_a_layernorm"), (r"\.linear_proj$", ".o_proj"), (r"\.linear_fc1$", ".gate_up_proj"), (r"\.linear_fc2$", ".down_proj")]}
 # Models of which dsmoe computes the MLPs alone, by model_type: the norm before an MLP. Of these nothing else is recorded.
-BLOCKS = {"afmoe": "pre_mlp_layernorm", **dict.fromkeys(["kimi_linear", "bailing_hybrid", "mimo_v2_flash", "qwen3_next", "flint"],
-                                                        "post_attention_layernorm")}
+BLOCKS = {"afmoe": "pre_mlp_layernorm", "beam": "pre_feedforward_layernorm", **dict.fromkeys([
+    "kimi_linear", "bailing_hybrid", "mimo_v2_flash", "qwen3_next", "flint", "axk2", "mistral4", "laguna", "hy_v4", "qwen3_5_moe_text", "lara_mini",
+    "dots3_note_text", "minimax_m3_vl_text", "kolibri1"], "post_attention_layernorm")}
 PARTS = [(r"\.word_embeddings$", ".embed_tokens"), (r"\.block_sparse_moe", ".mlp"), (r"\.mlp\.router$", ".mlp.gate"),
          (r"\.mlp\.shared_expert(?=$|\.)", ".mlp.shared_experts")]  # names of theirs
 EAGER = {"torch": "without torch.compile", "vllm": "with enforce_eager=True", "megatron": "without CUDA graphs",
@@ -359,7 +360,7 @@ class Recorder:
 
     def take(self, name, t, rows=None):
         """Takes a tensor with a row for each token of the step, or for those of the given rows."""
-        if self.step is None or t is None or self.norm and not re.match(rf"model\.layers\.\d+\.(mlp|{self.norm}|post_mlp_layernorm)\.", name):
+        if self.step is None or t is None or self.norm and not re.match(rf"model\.layers\.\d+\.(mlp|{self.norm}|post_(mlp|feedforward)_layernorm)\.", name):
             return
         if rows is None or rows == self.step.all:
             flat, given, rows = self.step.flat(t), rows, None
