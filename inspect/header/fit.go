@@ -23,7 +23,7 @@ type FitReport struct {
 	Batch     int    `json:"batch"`      // sequences at once
 	Fits      []fit  `json:"fits"`       // types that fit, with the longest context; most bytes of weights first
 	TooLarge  []fit  `json:"too_large"`  // types that do not, with Context tokens
-	Take      string `json:"take"`       // the type of Fits with most bits, of bf16, q8_0 and those with a _k; empty if there is none
+	Take      string `json:"take"`       // the type with most bits of Fits, of bf16, q8_0 and types with a _k; empty if none of them fits
 }
 
 // fit is what a model takes with one type of weights, in bytes.

@@ -232,7 +232,7 @@ func TestHalfStepsOfIQ4(t *testing.T) {
 }
 
 // TestPastUnevenEnds: a number of the largest magnitude beside others that are nearer to the last code of IQ4 under a smaller
-// scale is left farther past it than HalfSteps says; a scale that is half of what it should be is found there too.
+// scale is left farther past it than HalfSteps says; a scale of half the right size is found there too.
 func TestPastUnevenEnds(t *testing.T) {
 	for _, d := range []DType{IQ4_NL, IQ4_XS} {
 		far := 0

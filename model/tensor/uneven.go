@@ -10,23 +10,18 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// between are the numbers halfway between the values of neighbouring codes; below[i] counts those up to i - 128. No two
-// lie within one unit.
-var between, below = func() (between [15]float32, below [257]byte) {
-	for i := range between {
-		between[i] = (kernel.ValuesIQ4[i] + kernel.ValuesIQ4[i+1]) / 2
-	}
-	for i := range below {
-		for _, b := range between {
-			if b <= float32(i-128) {
-				below[i]++
-			}
+// nearest are the codes nearest to numbers from (i - 256)/2 on, the upper one of two as near: halfway between the values of two
+// codes lies a multiple of 1/2.
+var nearest = func() (codes [512]byte) {
+	for i := range codes {
+		for k := 1; k < len(kernel.ValuesIQ4) && float32(i-256) >= kernel.ValuesIQ4[k-1]+kernel.ValuesIQ4[k]; k++ {
+			codes[i] = byte(k)
 		}
 	}
-	return between, below
+	return codes
 }()
 
-// nearestIQ4 is best_index_int8: the code nearest to v, the upper one of two as near, the last one of NaN.
+// nearestIQ4 is best_index_int8: the code nearest to v, the last one of NaN.
 func nearestIQ4(v float32) byte {
 	switch {
 	case v <= kernel.ValuesIQ4[0]:
@@ -34,15 +29,7 @@ func nearestIQ4(v float32) byte {
 	case !(v < kernel.ValuesIQ4[15]):
 		return 15
 	}
-	unit := int(v)
-	if float32(unit) > v {
-		unit--
-	}
-	code := below[unit+128]
-	if int(code) < len(between) && v >= between[code] {
-		code++
-	}
-	return code
+	return nearest[int(float64(2*float64(v))+256)] // exact, and positive
 }
 
 // scaleIQ4 returns the scale of a part: of those that map its number of largest magnitude to -134 … -120, or first to 127,
