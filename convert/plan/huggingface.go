@@ -131,7 +131,8 @@ func (c *conversion) naming() *table.Naming {
 // transformers reads under its own names is fused; prediction layers have none of these.
 func (c *conversion) fuses(n *table.Naming, w *weights.Weight, shared bool) bool {
 	if n != nil {
-		return n.Fuses && c.o.Experts != PerExpert && w.Layer < c.src.Config.NumHiddenLayers && (shared || c.o.Names != "" || c.o.Experts == FusedExperts)
+		return n.Fuses && c.o.Experts != PerExpert && (w.Shared || w.Layer < c.src.Config.NumHiddenLayers) &&
+			(shared || c.o.Names != "" || c.o.Experts == FusedExperts)
 	}
 	return c.o.Experts != PerExpert && !c.o.encodes() && (c.o.Experts == FusedExperts || shared)
 }

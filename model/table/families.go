@@ -57,7 +57,8 @@ func Outside(c *config.Config, name string) bool {
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
-	return Outside(c, name) || f.Leaves(name) || f.Unused(c, name)
+	_, layer, _ := Cut(name)
+	return Outside(c, name) || f.Leaves(name) || f.LeavesLayers && layer >= c.NumHiddenLayers || f.Unused(c, name)
 }
 
 // Unused reports whether the reference computes nothing with the tensor of that name, or derives it anew.

@@ -202,6 +202,8 @@ func TestTensorsThatAreLeft(t *testing.T) {
 		"exaone_moe":   {"mtp.other.weight": false, "model.layers.32.enorm.weight": false},
 		"ernie4_5_moe": {"model.mtp_block.0.mlp.up_proj.weight": true, "model.mtp_linear_proj.0.weight": true, "model.layers.28.enorm.weight": false},
 		"glm4_moe":     {"model.layers.46.final_layernorm.weight": false, "mtp.fc.weight": false},
+		"step3p5":      {"model.layers.45.transformer.shared_head.norm.weight": true, "model.layers.44.transformer.shared_head.norm.weight": false},
+		"mistral4":     {"model.layers.36.enorm.weight": false},
 	} {
 		c := configtest.Parse(t, `{"model_type":"`+model+`","head_dim":128}`)
 		for name, left := range names {

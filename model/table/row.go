@@ -43,6 +43,8 @@ type Family struct {
 	// Left are beginnings of the names of prediction layers that the reference leaves out, whose weights are not known.
 	// A checkpoint may hold such tensors.
 	Left []string
+	// LeavesLayers says so of the layers behind the decoder's.
+	LeavesLayers bool
 	// CarriesMTP says that prediction layers are no part of the model: the reference leaves them out.
 	CarriesMTP bool
 }
