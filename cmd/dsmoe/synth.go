@@ -84,6 +84,10 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, fmt.Errorf("%s: quantization_config: synth does not write %s; leave quantization_config out",
 			text.Quote(configFile), f.Name)
 	}
+	if f := table.FamilyOf(c); f.Joined && f.Namings[0].Fuses {
+		return nil, fmt.Errorf("%s: files of model_type %s hold experts fused, and synth writes them apart",
+			text.Quote(configFile), c.ModelType)
+	}
 	if c.Windowed() && o.gates == torchGates {
 		return nil, fmt.Errorf("--init torch: the gates of model_type %s are not drawn so", c.ModelType)
 	}

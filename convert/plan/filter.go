@@ -241,7 +241,7 @@ func (c *conversion) checkPrune(s selection) {
 	for _, problem := range c.o.Prune.Check(c.src.Config, slices.Sorted(maps.Keys(c.kept))) {
 		c.problem("", "%s", problem)
 	}
-	unknown := map[int]bool{}
+	unknown, outside := map[int]bool{}, ""
 	for _, w := range s.kept {
 		p := w.OwnerPlace()
 		router := p.Module() == table.Router && p.Role() != table.SharedExpertGate || p.Row == nil && strings.Contains(w.Name, ".mlp.gate.")
@@ -251,11 +251,16 @@ func (c *conversion) checkPrune(s selection) {
 		}
 		switch _, listed := c.kept[p.Layer]; {
 		case p.Expert < 0 && !router:
+		case !listed && p.Layer < 0:
+			outside = cmp.Or(outside, w.Name)
 		case !listed:
 			unknown[p.Layer] = true
 		case router && !divides:
 			c.problem(w.Name, "cannot be divided among the experts")
 		}
+	}
+	if outside != "" {
+		c.problem(outside, "belongs to experts outside the decoder, which are not pruned; leave them out with --exclude")
 	}
 	if len(unknown) > 0 {
 		c.problem("", "config.json does not imply that these layers have routed experts: %s; leave them out with --layers",

@@ -87,6 +87,10 @@ func TestPrunedNeeds(t *testing.T) {
 	require.ErrorContains(t, err, "config.json does not imply that these layers have routed experts: 2; leave them out with --layers")
 	_, err = planOf(t, dir, Options{Prune: Prune{All: text.Spans{{0, 7}}}, Layers: Layers{{0, 1}}})
 	require.NoError(t, err)
+	dir = fixture.Clone(t, fixture.Path(t, "blocks/qwen3-next/checkpoint"))
+	fixture.Replace(t, dir, "model.safetensors", "model.layers.2.", "mtp.x.layers.2.")
+	_, err = planOf(t, dir, Options{Prune: Prune{All: text.Spans{{0, 5}}}})
+	require.ErrorContains(t, err, "belongs to experts outside the decoder, which are not pruned; leave them out with --exclude")
 }
 
 // TestTablesOfExperts: numbers of experts are cast to nothing, whatever dtype they have, and only I64 is renumbered.

@@ -132,14 +132,17 @@ type indexers struct {
 
 // choice is how many ways a gate has to route a token.
 type choice struct {
-	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: may exceed 64 bits
-	Log2         float64 `json:"log2"`         // of Combinations
-	Sparsity     float64 `json:"sparsity"`     // num_experts_per_tok / n_routed_experts, the share of nonzero gates
+	// C(n_routed_experts, num_experts_per_tok), in digits: may exceed 64 bits. Experts without weights are counted
+	Combinations string  `json:"combinations"`
+	Log2         float64 `json:"log2"`     // of Combinations
+	Sparsity     float64 `json:"sparsity"` // num_experts_per_tok / n_routed_experts, the share of nonzero gates
 	// Groups is n_group with a group-limited method, by which a token chooses from
 	// TopKGroup of the groups, so that some of the combinations do not occur; 0 without
 	// groups.
 	Groups    int `json:"groups,omitempty"`
 	TopKGroup int `json:"topk_group,omitempty"` // topk_group; 0 without groups
+
+	gates int // experts that a gate chooses from, those without weights among them
 }
 
 // Describe works out what c implies, with the weights w. seq is the number of positions that attention
@@ -155,8 +158,8 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	if n := count.Combinations(c); n != nil {
-		a.Choice = &choice{Combinations: n.String(), Log2: log2(n),
-			Sparsity: float64(c.MoE.NumExpertsPerTok) / float64(c.MoE.NRoutedExperts)}
+		a.Choice = &choice{Combinations: n.String(), Log2: log2(n), gates: c.Choices(),
+			Sparsity: float64(c.MoE.NumExpertsPerTok) / float64(c.Choices())}
 		if c.LimitsGroups() && c.Router.NGroup > c.Router.TopKGroup {
 			a.Choice.Groups, a.Choice.TopKGroup = c.Router.NGroup, c.Router.TopKGroup
 		}
@@ -179,6 +182,9 @@ func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	if c.BlockOnly() {
 		a.Forward = forwardFLOPs{Matmul: 2 * total.MACs, Total: 2 * total.MACs}
 		a.LeftOut = leftOut(c, "its parameters, FLOPs and KV cache are not counted")
+		if c.MoE.ZeroExperts > 0 {
+			a.LeftOut += "; a token that chooses experts without weights uses fewer parameters"
+		}
 		return a
 	}
 	attention := 2 * count.AttentionMACs(c, seq)
@@ -227,8 +233,7 @@ func (a *Arch) Sheet() *text.Sheet {
 
 // WriteText writes the table of modules and a line per derived number.
 func (a *Arch) WriteText(w io.Writer) error {
-	fmt.Fprintf(w, "%s: %s, %d layers (%d dense, %d MoE)\n\n", text.Word(a.Path), a.ModelType, a.Layers.Total,
-		a.Layers.Dense, a.Layers.MoE)
+	fmt.Fprintf(w, "%s: %s, %d layers (%s)\n\n", text.Word(a.Path), a.ModelType, a.Layers.Total, a.Layers.kinds())
 	t := text.Table{Align: "lrrrrr"}
 	t.Add("MODULE", "TENSORS", "PARAMETERS", "SHARE", "ACTIVATED", "FLOP A TOKEN")
 	for _, x := range append(a.Modules, a.Total) {
@@ -258,8 +263,8 @@ func (a *Arch) facts() *text.Table {
 		add("", "%s of them chosen by a table of tokens", text.Plural(w.Hashes, "layer"))
 	}
 	if c := a.Choice; c != nil {
-		add("routing", "%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*c.Sparsity)
-		add("choices", "C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", a.Experts.Routed, a.Experts.PerToken,
+		add("routing", "%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, c.gates, 100*c.Sparsity)
+		add("choices", "C(%d,%d) = %s2^%.1f sets of experts in each MoE layer", c.gates, a.Experts.PerToken,
 			digits(c.Combinations), c.Log2)
 		if c.Groups > 0 {
 			add("", "fewer of them occur: a token chooses from %d of %d groups", c.TopKGroup, c.Groups)

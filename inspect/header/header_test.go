@@ -60,7 +60,7 @@ func TestSummary(t *testing.T) {
 	c := inspecttest.Whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Files[0].Tensors[0].DType = tensor.F32
 	s := Summarize(c)
-	assert.Equal(t, &layers{4, 1, 3}, s.Layers)
+	assert.Equal(t, &layers{4, 1, 3, 0}, s.Layers)
 	assert.Equal(t, &experts{16, 4, 2}, s.Experts)
 	assert.Equal(t, []dtypeSum{{tensor.BF16, s.Tensors - 1, s.Bytes - 256*64*4}, {tensor.F32, 1, 256 * 64 * 4}}, s.DTypes)
 	assert.Zero(t, s.Problems)

@@ -32,9 +32,10 @@ type Summary struct {
 
 // layers counts the decoder layers.
 type layers struct {
-	Total int `json:"total"` // num_hidden_layers
-	Dense int `json:"dense"` // with a DeepseekMLP
-	MoE   int `json:"moe"`   // with a DeepseekMoE: see config.Config.IsMoE
+	Total int `json:"total"`                 // num_hidden_layers
+	Dense int `json:"dense"`                 // with a DeepseekMLP
+	MoE   int `json:"moe"`                   // with a DeepseekMoE: see config.Config.IsMoE
+	Bare  int `json:"without_mlp,omitempty"` // with attention or a state space alone
 }
 
 // experts is the shape of a mixture.
@@ -90,8 +91,14 @@ func Summarize(c *inspect.Checkpoint) *Summary {
 }
 
 func layersOf(c *config.Config) *layers {
-	moe := len(c.MoELayers())
-	return &layers{Total: c.NumHiddenLayers, Dense: c.NumHiddenLayers - moe, MoE: moe}
+	n := &layers{Total: c.NumHiddenLayers, MoE: len(c.MoELayers())}
+	for l := range c.NumHiddenLayers {
+		if !c.HasMLP(l) {
+			n.Bare++
+		}
+	}
+	n.Dense = n.Total - n.MoE - n.Bare
+	return n
 }
 
 func expertsOf(c *config.Config) *experts {
@@ -156,8 +163,15 @@ func (s *Summary) WriteText(w io.Writer) error {
 }
 
 // String returns "28: 1 dense, 27 MoE".
-func (l *layers) String() string {
-	return fmt.Sprintf("%d: %d dense, %d MoE", l.Total, l.Dense, l.MoE)
+func (l *layers) String() string { return fmt.Sprintf("%d: %s", l.Total, l.kinds()) }
+
+// kinds returns "1 dense, 27 MoE", with the layers without an MLP if there are any.
+func (l *layers) kinds() string {
+	kinds := fmt.Sprintf("%d dense, %d MoE", l.Dense, l.MoE)
+	if l.Bare > 0 {
+		kinds += fmt.Sprintf(", %d without an MLP", l.Bare)
+	}
+	return kinds
 }
 
 // String returns "64 routed, 6 per token, 2 shared"; nil is "none".

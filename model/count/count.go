@@ -213,11 +213,11 @@ func KVBytes(c *config.Config) (n int64) {
 	return table.TorchDType(c).Bytes(n)
 }
 
-// Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets
-// of experts that a gate can choose for a token, or nil for a dense model.
+// Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets of experts, those without weights
+// among them, that a gate can choose for a token, or nil for a dense model.
 func Combinations(c *config.Config) *big.Int {
 	if c.MoE.NRoutedExperts == 0 {
 		return nil
 	}
-	return new(big.Int).Binomial(int64(c.MoE.NRoutedExperts), int64(c.MoE.NumExpertsPerTok))
+	return new(big.Int).Binomial(int64(c.Choices()), int64(c.MoE.NumExpertsPerTok))
 }
