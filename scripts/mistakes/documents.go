@@ -93,7 +93,7 @@ func sameVerdict(j *jsonReport, x *junitReport, page []string, printed string) e
 	var failed, unclear bool
 	switch {
 	case last.Failure != nil:
-		failed = strings.HasSuffix(last.Failure.Message, cause)
+		failed = strings.Contains(last.Failure.Message, cause)
 	case last.Error != nil:
 		unclear = true
 	}
