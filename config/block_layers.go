@@ -97,7 +97,8 @@ func limits(get func(*Config) *[]float64) reader {
 	}).ifSet()
 }
 
-// readModules reads the modules of the layers: a list of names, or a letter each. Their number is that of the layers.
+// readModules reads the modules of the layers: a list of names, or a letter for each layer. Their count is the
+// number of layers.
 func readModules(d *decoding, key string, value jsontext.Value) {
 	modules, err := parseNames(value)
 	if letters, bad := parseString(value); bad == nil {

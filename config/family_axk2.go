@@ -1,6 +1,6 @@
 package config
 
-// axk2 is transformers' AXK2Config, A.X-K2's: DeepSeek-V3's mixture, but other groups get 0. A null n_group is no groups.
+// axk2 is transformers' AXK2Config, A.X-K2's: DeepSeek-V3's mixture, but other groups get 0. Without n_group there are no groups.
 var axk2 = block.derive("axk2", delta{
 	class: "AXK2ForCausalLM",
 	missing: map[string]any{

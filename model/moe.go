@@ -221,7 +221,7 @@ func (p *pass[V]) choose(g *MoEGate, logits V) (scores V, choice *Choice[V]) {
 	return scores, p.chosen(g, scores)
 }
 
-// scores are those of a gate's logits.
+// scores returns the scores of a gate's logits.
 func (p *pass[V]) scores(logits V) V {
 	switch p.config.Router.ScoringFunc {
 	case "sigmoid":
@@ -232,7 +232,7 @@ func (p *pass[V]) scores(logits V) V {
 	return p.Softmax(logits)
 }
 
-// chosen is the choice of a gate without a table by its scores, or logits.
+// chosen returns the choice of a gate without a table, by its scores or its logits.
 func (p *pass[V]) chosen(g *MoEGate, by V) *Choice[V] {
 	choice := p.choice(g, p.masked(g, by))
 	choice.Scores = p.masked(g, choice.Scores) // scores of groups that are not chosen may have become 0

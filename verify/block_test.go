@@ -109,7 +109,7 @@ func TestBlocksOfTraces(t *testing.T) {
 	assert.Equal(t, []int{1, 2}, r.Scope.Blocks)
 }
 
-// planted is a trace that puts what a pass computes into a pack, in the place of what the reference did.
+// planted is a trace that replaces the stages of a pack with those that a pass computes.
 type planted struct{ *pack.Pack }
 
 // Stage implements model.Trace.
