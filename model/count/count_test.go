@@ -298,3 +298,16 @@ func TestMTP(t *testing.T) {
 	assert.Equal(t, Total{Module: table.MTP, Tensors: 6 + 7 + 2 + 2 + 257*3, Parameters: attention + experts + 2*d + 2*129280*d + 3*d + 2*d*d}, got)
 	assert.Zero(t, MTP(configtest.Fixture(t, "states/deepseek-v2-lite")).Tensors)
 }
+
+// TestMixtures: where attention is not computed, the mixtures of the classes' defaults count to these billions of parameters.
+func TestMixtures(t *testing.T) {
+	for modelType, want := range map[string]string{
+		"kimi_linear": "47.3", "bailing_hybrid": "121.1", "mimo_v2_flash": "302.8", "qwen3_next": "77.5", "axk2": "19.1",
+		"mistral4": "116.9", "hy_v4": "55.0", "beam": "493.3", "kolibri1": "75.7", "laguna": "31.6", "lara_mini": "6.9",
+		"longcat_flash": "541.3", "step3p5": "191.0",
+	} {
+		modules := Modules(configtest.Parse(t, `{"model_type":"`+modelType+`"}`))
+		mixtures := modules.Sum(table.Embedding, table.DenseMLP, table.Norms, table.Head)
+		assert.Equal(t, want, strconv.FormatFloat(float64(mixtures.Parameters)/1e9, 'f', 1, 64), modelType)
+	}
+}
