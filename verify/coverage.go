@@ -152,7 +152,7 @@ func (e *evidence) describeScope(checks []report.Check) report.Scope {
 	j := e.job
 	s := report.Scope{Of: j.model.Config.NumHiddenLayers, Selected: j.scope.restricted(), Part: j.options.Part,
 		Stages: append([]string{}, j.options.Stages...), Inputs: e.inputs()}
-	if j.pack.IsRouting() {
+	if j.pack.Routing {
 		s.Chosen = len(j.in.InputIDs) - pack.PaddedTokens(j.in, len(j.in.InputIDs)).Count()
 	}
 	for name := range e.exercised {

@@ -35,7 +35,7 @@ func usualRoundings(form string) []string {
 // observe looks for roundings that an engine does not declare, in the first layer with a stage that fails, and in
 // others that fail with what was found. It returns the run with these roundings reproduced.
 func observe(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
-	if !e.job.pack.IsTrace() || e.job.pack.IsRouting() {
+	if !e.job.pack.IsTrace() || e.job.pack.Routing {
 		return e, r, nil
 	}
 	for observed := map[int]bool{}; r.Verdict == report.Fail; {

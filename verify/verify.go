@@ -118,7 +118,7 @@ func newJob(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 		engine:     cmp.Or(s.pack.Manifest.Arithmetic, &pack.Arithmetic{}),
 		recognises: s.pack.IsTrace() && s.pack.DType != tensor.F32,
 		settings:   settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
-	if s.pack.IsRouting() { // what an engine rounds before a choice nothing tells
+	if s.pack.Routing { // what an engine rounds before a choice nothing tells
 		j.recognises, j.engine = false, &pack.Arithmetic{Rounding: map[string]string{}}
 		for _, k := range kinds {
 			for _, operation := range k.operations {

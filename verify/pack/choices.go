@@ -44,7 +44,7 @@ func Choices(path string, in *model.Input, computes tensor.DType) (*Pack, error)
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	hash := sha256.Sum256(data)
-	p := &Pack{Dir: path, Hash: "sha256:" + hex.EncodeToString(hash[:]), DType: computes, choices: &choices{ids, shape},
+	p := &Pack{Dir: path, Hash: "sha256:" + hex.EncodeToString(hash[:]), DType: computes, Routing: true,
 		Replaced: map[string]tensor.Tensor{}}
 	p.Manifest = Manifest{Mode: "eval", ComputeDType: torchNames[computes], Tensors: map[string]Entry{},
 		Reference: Reference{Kind: Engine, Name: "routed_experts", Version: filepath.Base(path)}}
@@ -52,28 +52,18 @@ func Choices(path string, in *model.Input, computes tensor.DType) (*Pack, error)
 	if in.AttentionMask != nil {
 		p.addInts(attentionMask, []int{in.Batch, in.Seq}, in.AttentionMask)
 	}
+	p.complete = func(c *config.Config) error { return p.addChoices(c, in, ids, shape) }
 	return p, nil
 }
 
-// choices are the numbers of a file of choices, and their shape.
-type choices struct{ ids, shape []int }
-
-// IsRouting reports whether the pack has choices of experts alone, of the layers of a model.
-func (p *Pack) IsRouting() bool { return p.choices != nil }
-
-// spellChoices gives each layer of a model of configuration c that has a gate its choices.
-func (p *Pack) spellChoices(c *config.Config) error {
-	in, err := p.Input()
-	if err != nil {
-		return err
-	}
+// addChoices gives each layer of a model of configuration c that has a gate its choices, those of an input.
+func (p *Pack) addChoices(c *config.Config, in *model.Input, ids, shape []int) error {
 	var gates []int
 	for l := range c.NumHiddenLayers {
 		if c.IsMoE(l) {
 			gates = append(gates, l)
 		}
 	}
-	ids, shape := p.choices.ids, p.choices.shape
 	k, tokens := c.MoE.NumExpertsPerTok, len(in.InputIDs)-PaddedTokens(in, len(in.InputIDs)).Count()
 	if len(shape) == 1 && tokens*k > 0 && shape[0]%(tokens*k) == 0 { // base64 has no shape
 		shape = []int{tokens, shape[0] / (tokens * k), k}

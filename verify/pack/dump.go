@@ -30,13 +30,6 @@ import (
 // tensor with its dtype and shape and where its elements begin in the file, or with the error that says why they cannot be read.
 type Leaves func(path string, f func(name string, t *tensor.Info, offset int64, value any)) error
 
-// Unread are tensors of a dump that are no part of the trace.
-type Unread struct {
-	Kind  string `json:"kind"`  // their name, with * for the number of a layer
-	Count int    `json:"count"` // of tensors
-	Why   string `json:"why"`   // they are no part
-}
-
 // dump is the files of a dump, while it is read.
 type dump struct {
 	files  []string
@@ -106,7 +99,7 @@ func IsDump(dir string) bool {
 
 // OpenDump reads the steps of a dump of SGLang, and hashes its files. Its stages have their names after Spell.
 func OpenDump(dir string, leaves Leaves) (*Pack, error) {
-	p := &Pack{Dir: dir, Replaced: map[string]tensor.Tensor{}, gathered: map[string]*gathered{}}
+	p := &Pack{Dir: dir, Replaced: map[string]tensor.Tensor{}, elsewhere: map[string]func([]byte, int64) error{}}
 	files, dirs, err := dumpFiles(dir)
 	switch {
 	case err != nil:
@@ -160,7 +153,8 @@ func OpenDump(dir string, leaves Leaves) (*Pack, error) {
 			d.leave("step "+strconv.Itoa(number), len(s.tensors), "it has no input_ids")
 		}
 	}
-	p.Hash, p.dump = "sha256:"+hex.EncodeToString(hash.Sum(nil)), d
+	p.Hash = "sha256:" + hex.EncodeToString(hash.Sum(nil))
+	p.complete = func(c *config.Config) error { return p.addStages(c, d) }
 	how := "DUMPER_NON_INTRUSIVE_MODE=all"
 	if passFile.MatchString(filepath.Base(files[0])) {
 		how = "--debug-tensor-dump-output-folder"
@@ -169,7 +163,7 @@ func OpenDump(dir string, leaves Leaves) (*Pack, error) {
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}
-	p.layOut(requests)
+	p.layOut(requests, d)
 	p.DType = tensor.F32
 	for _, s := range d.steps {
 		for _, name := range slices.Sorted(maps.Keys(s.tensors)) {
@@ -284,9 +278,8 @@ func (g *gathered) read(data []byte, at int64) error {
 	return nil
 }
 
-// spellDump gives the tensors of a dump the names of the stages that they are in a model of configuration c.
-func (p *Pack) spellDump(c *config.Config) error {
-	d := p.dump
+// addStages adds the tensors of a dump, with the names of the stages that they are in a model of configuration c.
+func (p *Pack) addStages(c *config.Config, d *dump) error {
 	if d.unread == nil {
 		return nil // done
 	}
@@ -345,7 +338,7 @@ func (p *Pack) spellDump(c *config.Config) error {
 // addDumped adds a stage if the dump has all of its rows.
 func (p *Pack) addDumped(c *config.Config, name string, g *gathered) error {
 	missing, last := 0, -1
-	for _, place := range p.dump.places {
+	for _, place := range g.places {
 		if g.parts[place.step] == nil {
 			missing++
 		} else {
@@ -353,7 +346,7 @@ func (p *Pack) addDumped(c *config.Config, name string, g *gathered) error {
 		}
 	}
 	if missing > 0 {
-		p.dump.leave(name, len(p.dump.steps), fmt.Sprintf("%d of %d rows are not there", missing, len(p.dump.places)))
+		g.leave(name, len(g.steps), fmt.Sprintf("%d of %d rows are not there", missing, len(g.places)))
 		return nil
 	}
 	one, of := g.parts[last], p.Manifest.Tensors[inputIDs].Shape
@@ -362,27 +355,27 @@ func (p *Pack) addDumped(c *config.Config, name string, g *gathered) error {
 	switch {
 	case kind == TopKIdx:
 		k := c.MoE.NumExpertsPerTok
-		ids := make([]int, 0, len(p.dump.places)*k)
-		for _, place := range p.dump.places {
+		ids := make([]int, 0, len(g.places)*k)
+		for _, place := range g.places {
 			t := *g.parts[place.step]
 			t.offset, t.Shape = t.offset+int64(place.row)*g.size, []int{width}
-			row, err := p.dump.integers(t)
+			row, err := g.integers(t)
 			if err != nil || width < k {
 				return p.Fault(name, fmt.Sprintf("choices of %d experts in %s: %v", width, t.DType, err))
 			}
 			ids = append(ids, row...)
 		}
-		p.addInts(name, []int{len(p.dump.places), width}, ids)
+		p.addInts(name, []int{len(g.places), width}, ids)
 		return nil
 	case !one.DType.Casts():
-		p.dump.leave(name, len(p.dump.steps), one.DType.String()+", not F32, BF16 or F16")
+		g.leave(name, len(g.steps), one.DType.String()+", not F32, BF16 or F16")
 		return nil
 	case kind == TopKWeight && scale != 1:
-		data := make([]byte, int64(len(p.dump.places))*g.size)
+		data := make([]byte, int64(len(g.places))*g.size)
 		if err := g.read(data, 0); err != nil {
 			return err
 		}
-		shape := []int{len(p.dump.places), width}
+		shape := []int{len(g.places), width}
 		weights, err := tensor.Tensor{DType: one.DType, Shape: shape, Data: data}.Float32s(nil)
 		if err != nil {
 			return err
@@ -397,7 +390,7 @@ func (p *Pack) addDumped(c *config.Config, name string, g *gathered) error {
 				weights[i] = w * float32(scale)
 			}
 		case !normalises || math.Abs(sum/scale-1) >= leastFactor:
-			p.dump.leave(name, len(p.dump.steps), "whether routed_scaling_factor is in it is not known")
+			g.leave(name, len(g.steps), "whether routed_scaling_factor is in it is not known")
 			return nil
 		}
 		p.Manifest.Tensors[name] = Entry{DType: tensor.F32, Shape: shape}
@@ -407,10 +400,10 @@ func (p *Pack) addDumped(c *config.Config, name string, g *gathered) error {
 	}
 	shape := []int{of[0], of[1], width}
 	if strings.HasPrefix(kind, "mlp.gate.") {
-		shape = []int{len(p.dump.places), width}
+		shape = []int{len(g.places), width}
 	}
 	p.Manifest.Tensors[name] = Entry{DType: one.DType, Shape: shape}
-	p.gathered[name] = g
+	p.elsewhere[name] = g.read
 	return nil
 }
 

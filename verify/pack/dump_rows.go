@@ -120,7 +120,7 @@ func matched(before []*dumpedRequest, starts []int) ([]*dumpedRequest, error) {
 }
 
 // layOut makes the trace's batch of the requests: a sequence of each. Padding has the row of the last token.
-func (p *Pack) layOut(requests []*dumpedRequest) {
+func (p *Pack) layOut(requests []*dumpedRequest, d *dump) {
 	seq, padded := 0, false
 	for _, r := range requests {
 		padded = padded || seq > 0 && len(r.tokens) != seq
@@ -131,7 +131,7 @@ func (p *Pack) layOut(requests []*dumpedRequest) {
 	for n, r := range requests {
 		for i := range seq {
 			at := min(i, len(r.tokens)-1)
-			ids, p.dump.places = append(ids, r.tokens[at]), append(p.dump.places, r.rows[at])
+			ids, d.places = append(ids, r.tokens[at]), append(d.places, r.rows[at])
 			mask = append(mask, 1)
 			if at < i {
 				mask[len(mask)-1] = 0

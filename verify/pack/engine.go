@@ -157,10 +157,8 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 // tensors keep their names.
 func (p *Pack) Spell(c *config.Config) error {
 	switch {
-	case p.dump != nil:
-		return p.spellDump(c)
-	case p.choices != nil:
-		return p.spellChoices(c)
+	case p.complete != nil:
+		return p.complete(c)
 	case !p.IsTrace():
 		return nil
 	}

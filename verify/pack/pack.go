@@ -43,10 +43,14 @@ type Pack struct {
 	// mistake would have recorded.
 	Replaced map[string]tensor.Tensor
 
-	Unread   []Unread             // tensors of a dump that are no part of the trace
-	dump     *dump                // that the trace is read from; nil of others
-	choices  *choices             // that are all that the trace has; nil of others
-	gathered map[string]*gathered // stages whose rows lie in files of the dump
+	Unread []Unread // tensors of a dump that are no part of the trace
+	// Routing says that the trace has choices of experts alone.
+	Routing bool
+
+	// adds what a trace without a manifest has in a model of configuration c; nil of packs
+	complete func(c *config.Config) error
+	// read bytes of stages that lie elsewhere, from a byte of the stage on
+	elsewhere map[string]func(data []byte, at int64) error
 
 	stages map[string]string // by the names of tensors in files: stages that have other names there, see Spell
 
@@ -54,6 +58,13 @@ type Pack struct {
 	file    string // whose header was read last
 	extents map[string]extent
 	from    int64 // where its tensors begin
+}
+
+// Unread are tensors of a dump that are no part of the trace.
+type Unread struct {
+	Kind  string `json:"kind"`  // their name, with * for the number of a layer
+	Count int    `json:"count"` // of tensors
+	Why   string `json:"why"`   // they are no part
 }
 
 const (
@@ -229,8 +240,8 @@ func (p *Pack) pieces(name string, first, last, most int64, f func(tensor.Tensor
 	}
 	at, end := e.DType.Bytes(first), e.DType.Bytes(min(last, int64(e.Elements())))
 	data := make([]byte, min(most, end-at))
-	read := func(data []byte, at int64) error { return p.gathered[name].read(data, at) }
-	if p.gathered[name] == nil {
+	read := p.elsewhere[name]
+	if read == nil {
 		file, from, err := p.open(name)
 		if err != nil {
 			return err
