@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -58,11 +59,12 @@ func accept(ctx context.Context, e *evidence, r *report.Report) (*report.Report,
 }
 
 // passWith notes that a check passes with a cause undone. How a gate chose by rules that are not the model's tells neither
-// its biases nor its numbers of groups from others.
+// its biases nor its numbers of groups from others. Nor does a stage tell numbers with others of which it passes.
 func (e *evidence) passWith(c *report.Check) {
 	for _, w := range e.behind[c.Tensor] {
 		e.passed[w] = struct{}{}
 	}
+	maps.DeleteFunc(e.tells, func(_ tell, from string) bool { return from == c.Tensor })
 	s := c.Stage()
 	if s.Within != pack.TopKIdx {
 		return

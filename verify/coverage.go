@@ -114,10 +114,10 @@ func (e *evidence) countTells(p *report.Place) {
 		return
 	}
 	for _, key := range e.job.settings.Tried {
-		if e.tells[tell{p.Layer(), key, 0.5}] {
+		if _, told := e.tells[tell{p.Layer(), key, 0.5}]; told {
 			p.TellsHalf = append(p.TellsHalf, key)
 		}
-		if e.tells[tell{p.Layer(), key, 2}] {
+		if _, told := e.tells[tell{p.Layer(), key, 2}]; told {
 			p.TellsTwice = append(p.TellsTwice, key)
 		}
 	}

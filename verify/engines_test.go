@@ -500,7 +500,7 @@ func TestEngineFaults_every(t *testing.T) {
 					return slices.ContainsFunc(causes, func(c string) bool { return strings.HasPrefix(c, fault.cause) })
 				}, "%v: %v %v", *r.FirstDivergence, causes, r.Hints)
 				id, _, _ := strings.Cut(fault.cause, ":")
-				if slices.Contains(diagnose.Acceptable, id) && (name == "best of groups" || configtest.Every(t)) {
+				if slices.Contains(diagnose.Acceptable, id) && (name == "best of groups" || name == "theta" || configtest.Every(t)) {
 					requireAccepted(t, run(t, c.Config, src, p, verify.Options{Accept: []string{id}}), id)
 				}
 			})
@@ -526,6 +526,8 @@ func requireAccepted(t *testing.T, r *report.Report, id string) {
 	require.Len(t, r.Coverage.WeightsUnpinned, unpinned)
 	groups := slices.ContainsFunc(r.Coverage.Untold, func(u report.Unexercised) bool { return u.Key == "topk_group" })
 	require.Equal(t, unpinned > 0, groups, "by other rules they are not told")
+	theta := slices.ContainsFunc(r.Coverage.Untold, func(u report.Unexercised) bool { return u.Key == "rope_theta" })
+	require.Equal(t, id == "rope-theta", theta, "a stage that is accepted with another number does not tell it")
 }
 
 // TestAgainst: of two packs of the same tokens, each choice that differs is counted, in prediction layers too, which

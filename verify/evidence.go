@@ -26,7 +26,7 @@ type evidence struct {
 	behind    map[string][]string // weights behind each checked stage that failed
 	leftOut   bounds.WeightSet    // weights behind a stage that is absent on purpose, or not selected
 	unpinned  bounds.WeightSet    // weights that decide choices which are the same without them, or were not compared
-	tells     map[tell]bool       // numbers of config.json that a compared stage tells from others
+	tells     map[tell]string     // numbers that a compared stage tells from others: the stage if only one that fails does
 	stepsErr  error               // why half steps of a weight could not be read
 	stopped   bool                // at the first failing stage, because the user asked for that
 	misses    map[string]misses   // elements beyond the limit, by stage, if the job counts them
@@ -132,3 +132,12 @@ func (e *evidence) leaveOut(weights ...string) {
 
 // allPadding is why a stage is not checked.
 const allPadding = "all its rows are padding"
+
+// tell notes that the stage of a check tells a number of config.json from another one.
+func (e *evidence) tell(c *report.Check, at tell) {
+	if _, told := e.tells[at]; c.Verdict != report.Fail {
+		e.tells[at] = ""
+	} else if !told {
+		e.tells[at] = c.Tensor
+	}
+}

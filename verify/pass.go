@@ -36,7 +36,7 @@ func newPass(j *job) *pass {
 	return &pass{job: j, rotations: map[string]map[tell]bool{}, evidence: &evidence{job: j,
 		shown: map[string]bool{"input_ids": true, "attention_mask": true}, lacked: map[string]bool{},
 		exercised: bounds.WeightSet{}, failed: bounds.WeightSet{}, passed: bounds.WeightSet{}, behind: map[string][]string{},
-		leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, tells: map[tell]bool{}, misses: map[string]misses{},
+		leftOut: bounds.WeightSet{}, unpinned: bounds.WeightSet{}, tells: map[tell]string{}, misses: map[string]misses{},
 		reached: map[expert]bool{}, probed: map[expert]bool{},
 		routing: report.Routing{Biases: []report.BiasPins{}, Layers: []report.LayerRouting{}},
 		keys:    map[int]*report.KeyChoices{}, clamped: map[int]bool{}}}
@@ -212,7 +212,7 @@ func cover[V any](t *pass, c report.Check, by *attribution[V], x *V) {
 				t.rotations[name] = t.job.rotationTells(name == compressedRotation)
 			}
 			for at := range t.rotations[name] {
-				e.tells[tell{c.Layer(), at.key, at.by}] = true
+				e.tell(&c, tell{c.Layer(), at.key, at.by})
 			}
 		}
 	}

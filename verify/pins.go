@@ -76,7 +76,7 @@ func (t *pass) tellGroups(layer, wrong int, want []int, k int, padded pack.Paddi
 				t.rechoose(other, &t.job.model.Layer(layer).MoE.Gate, func(c *choice) { differ = !sameChoices(c, want, k, padded) })
 			}
 			if differ {
-				t.evidence.tells[tell{layer, key, by}] = true
+				t.evidence.tells[tell{layer, key, by}] = ""
 			}
 		}
 	}

@@ -429,7 +429,10 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 	for _, r := range t.attribution.readings(x) {
 		for _, by := range halfAndTwice {
 			at, other := tell{c.Layer(), r.key, by}, *c
-			if !e.tells[at] && c.Verdict == report.Pass {
+			if from, told := e.tells[at]; told && from == "" {
+				continue
+			}
+			if c.Verdict == report.Pass {
 				t.analysis.Try(func() {
 					y := r.again(by)
 					y.DistributeShared()
@@ -438,7 +441,7 @@ func (t *localTrace) tryReadings(c *report.Check, x *bounds.Value, want []float3
 				})
 			}
 			if other.Verdict == report.Fail {
-				e.tells[at] = true
+				e.tell(c, at)
 			}
 		}
 	}
@@ -452,7 +455,7 @@ func (t *localTrace) trustReadings(name string, x *bounds.Value) {
 	layer := pack.Parse(name).Layer
 	for _, r := range t.attribution.readings(x) {
 		for _, by := range halfAndTwice {
-			t.pass.evidence.tells[tell{layer, r.key, by}] = true
+			t.pass.evidence.tells[tell{layer, r.key, by}] = ""
 		}
 	}
 }

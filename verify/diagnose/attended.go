@@ -170,7 +170,7 @@ func maskMistakes(f *Failure) (list []mistake) {
 		}
 	}
 	keys := f.In.Batch * f.In.Batch * f.Seq() * f.Model.Config.Attention.NumAttentionHeads * f.Model.Config.QKHeadDim()
-	if begins := f.wrongSequence(); begins > 0 && keys <= mostMixed {
+	if i := slices.Index(f.Beyond, true); i >= 0 && f.Rows[i] >= f.Seq() && keys <= mostMixed { // the first sequence is right
 		list = append(list, mistake{id: "sequences-mixed", kinds: []string{f.kind()}, undo: func(x *Trial) string {
 			if x.How != nil { // absorbed weights make keys of one sequence
 				how := *x.How
@@ -193,14 +193,6 @@ func maskMistakes(f *Failure) (list []mistake) {
 
 // mostMixed is how many numbers keys of all sequences may have for each: 64 MB, and as much for their deviations.
 const mostMixed = 1 << 24
-
-// wrongSequence returns the first sequence with a wrong row; -1 if rows are not known.
-func (f *Failure) wrongSequence() int {
-	if i := slices.Index(f.Beyond, true); i >= 0 {
-		return f.Rows[i] / f.Seq()
-	}
-	return -1
-}
 
 // scored has scores of all keys, or of the keys and values that of makes of them, each changed by change: y's element at is
 // that of a query and a key.
