@@ -92,7 +92,7 @@ type moeRules struct {
 	// NormsBlock: an RMSNorm stands behind the MLP of a layer, before the residual is added.
 	NormsBlock bool
 	// Activation is what MLPs make of their projections.
-	Activation Activation
+	Activation activation
 	// LimitsRouted: swiglu_limit is of routed experts alone.
 	LimitsRouted bool
 	// SumsInFloat32: routed experts' outputs are added in float32, and the sum is rounded once.
@@ -121,12 +121,12 @@ const (
 	AllHeads                        // all heads of a token together, [batch, seq, heads·head_dim]
 )
 
-// Activation is what an MLP makes of the outputs of its projections, gate and up.
-type Activation uint8
+// activation is what an MLP makes of the outputs of its projections, gate and up.
+type activation uint8
 
 // The activations. A limit is Config.Limit; it clamps the outputs but where another place is said.
 const (
-	SwiGLU        Activation = iota // silu(gate) · up
+	SwiGLU        activation = iota // silu(gate) · up
 	SwiGLUOnce                      // the same in float32, rounded once
 	SwiGLULimited                   // the same with a limit of silu(gate), not of gate
 	SwiGLUShifted                   // gate · sigmoid(swiglu_alpha · gate) · (up + 1)

@@ -25,7 +25,7 @@ import (
 
 // Adapter is an open LoRA of peft: a directory with a config and a file of tensors. It is safe for concurrent use.
 type Adapter struct {
-	LoRA
+	lora
 	Path     string            // of the directory
 	Files    []FileInfo        // the file of tensors and the config, without Infos
 	Hashes   []string          // of the bytes of Files
@@ -82,7 +82,7 @@ func (a *Adapter) read(weights string) error {
 	defer f.Close()
 	document, err := io.ReadAll(io.LimitReader(f, config.MaxSize))
 	if err == nil {
-		err = json.Unmarshal(document, &a.LoRA)
+		err = json.Unmarshal(document, &a.lora)
 	}
 	if err != nil {
 		return problem.In(a.Path, problem.Problem{File: AdapterConfig, Cause: text.Line(err.Error())})

@@ -20,8 +20,8 @@ import (
 // AdapterConfig is the name of an adapter's config.
 const AdapterConfig = "adapter_config.json"
 
-// LoRA is what adapter_config.json says.
-type LoRA struct {
+// lora is what adapter_config.json says.
+type lora struct {
 	Type       string         `json:"peft_type"`
 	Base       string         `json:"base_model_name_or_path"` // model that it was trained on
 	Rank       int            `json:"r"`
@@ -59,7 +59,7 @@ var variants = map[string]string{
 }
 
 // check lists what keeps the adapter from being merged, and unknown keys, which may.
-func (l *LoRA) check() (problems []problem.Problem) {
+func (l *lora) check() (problems []problem.Problem) {
 	refuse := func(cause string, args ...any) {
 		problems = append(problems, problem.Problem{File: AdapterConfig, Cause: fmt.Sprintf(cause, args...)})
 	}
@@ -89,7 +89,7 @@ func (l *LoRA) check() (problems []problem.Problem) {
 }
 
 // Of returns the rank of a module's factors, and what their product is multiplied with.
-func (l *LoRA) Of(module string) (rank int, scale float64) {
+func (l *lora) Of(module string) (rank int, scale float64) {
 	r, alpha := l.Ranks.of(module, float64(l.Rank)), l.Alphas.of(module, l.Alpha)
 	if l.RSLoRA {
 		return int(r), alpha / math.Sqrt(r)
@@ -98,7 +98,7 @@ func (l *LoRA) Of(module string) (rank int, scale float64) {
 }
 
 // Since reports whether peft 0.minor or a later one wrote the adapter.
-func (l *LoRA) Since(minor int) bool {
+func (l *lora) Since(minor int) bool {
 	var major, of int
 	fmt.Sscanf(l.Version, "%d.%d", &major, &of) // 0.0 of what is no version
 	return major > 0 || of >= minor

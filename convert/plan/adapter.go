@@ -90,7 +90,7 @@ func (c *conversion) replace(x *checkpoint.Change) string {
 
 // add adds a product to a weight.
 func (c *conversion) add(x *checkpoint.Change, w *weights.Weight) string {
-	l, a, b := &c.o.Adapter.LoRA, x.A.Shape, x.B.Shape
+	l, a, b := c.o.Adapter, x.A.Shape, x.B.Shape
 	module := x.Module
 	if l.Parameters.Selects(module + ".weight") {
 		module += ".weight"
@@ -152,7 +152,7 @@ func (c *conversion) addToExperts(x *checkpoint.Change) string {
 
 // addFused adds the products to the weights in a fused tensor, which peft calls parameter.
 func (c *conversion) addFused(x *checkpoint.Change, f *table.Fused, layer int, parameter string, swapped bool) string {
-	experts, l := c.src.Config.MoE.NRoutedExperts, &c.o.Adapter.LoRA
+	experts, l := c.src.Config.MoE.NRoutedExperts, c.o.Adapter
 	rank, scale := l.Of(parameter)
 	if x.A.Shape[0] != rank*experts {
 		return fmt.Sprintf("has %d rows, but rank %d of %d experts gives %d", x.A.Shape[0], rank, experts, rank*experts)
@@ -185,7 +185,7 @@ func (c *conversion) addFused(x *checkpoint.Change, f *table.Fused, layer int, p
 // checkTargets names the first module that the adapter's config selects, and that the adapter lacks, though it has others
 // of the same place in the model.
 func (c *conversion) checkTargets() {
-	l, rows, lacking := &c.o.Adapter.LoRA, map[*table.Row]bool{}, []string(nil)
+	l, rows, lacking := c.o.Adapter, map[*table.Row]bool{}, []string(nil)
 	for name, x := range c.changes {
 		rows[c.set.Find(name).Row] = x.Rank > 0
 	}

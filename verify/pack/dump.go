@@ -26,9 +26,9 @@ import (
 // module (DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all), the older dumper one for each step
 // (--debug-tensor-dump-output-folder). Tensors stay in these files until a stage needs them.
 
-// Leaves reads a file that torch.save wrote, and runs nothing of it. It calls f for each tensor, text and number in it: of a
+// leavesOf reads a file that torch.save wrote, and runs nothing of it. It calls f for each tensor, text and number in it: of a
 // tensor with its dtype and shape and where its elements begin in the file, or with the error that says why they cannot be read.
-type Leaves func(path string, f func(name string, t *tensor.Info, offset int64, value any)) error
+type leavesOf func(path string, f func(name string, t *tensor.Info, offset int64, value any)) error
 
 // dump is the files of a dump, while it is read.
 type dump struct {
@@ -98,7 +98,7 @@ func IsDump(dir string) bool {
 }
 
 // OpenDump reads the steps of a dump of SGLang, and hashes its files. Its stages have their names after Spell.
-func OpenDump(dir string, leaves Leaves) (*Pack, error) {
+func OpenDump(dir string, leaves leavesOf) (*Pack, error) {
 	p := &Pack{Dir: dir, Replaced: map[string]tensor.Tensor{}, elsewhere: map[string]func([]byte, int64) error{}}
 	files, dirs, err := dumpFiles(dir)
 	switch {
